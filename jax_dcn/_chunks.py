@@ -1,0 +1,21 @@
+"""Loops over runs of an axis, so that what a step of them needs stays small however long the axis is."""
+
+from jax import lax
+
+
+def balanced(total, most: int) -> int:
+    """The length of runs that cover `total` in as few of at most `most` as it takes, nearly equal."""
+    if not isinstance(total, int):  # a symbolic dimension, of an exported function
+        return 1
+    runs = -(-total // max(most, 1))
+    return -(-total // max(runs, 1)) or 1
+
+
+def fold(body, total, size: int, carry):
+    """`carry = body(start, length, carry)` over [0, total), in runs of `size` and what is left."""
+    if size == total:
+        return body(0, size, carry)
+    runs = total // size
+    carry = lax.fori_loop(0, runs, lambda n, carry: body(n * size, size, carry), carry)
+    rest = total - runs * size
+    return body(runs * size, rest, carry) if size > 1 and rest else carry

@@ -1,0 +1,46 @@
+"""Finds the compiled modules and registers their handlers with XLA."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+import jax
+
+_PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}  # lowering platform and module name: FFI platform
+
+
+def _load() -> dict[str, ModuleType]:
+    modules = {}
+    for platform, ffi_platform in _PLATFORMS.items():
+        # A module that is absent was not built; one that is there and cannot be imported is an error to show.
+        if find_spec(f"{__package__}._{platform}") is None:
+            continue
+        modules[platform] = import_module(f"{__package__}._{platform}")
+        for name, handler in modules[platform].handlers.items():
+            jax.ffi.register_ffi_target(name, handler, platform=ffi_platform)
+    return modules
+
+
+modules = _load()
+
+BUILD_CUDA = (
+    'pip install "cuda-toolkit[nvcc,cccl]==13.*" scikit-build-core nanobind && '
+    "pip install --no-build-isolation --force-reinstall --no-deps jax_dcn -Ccmake.define.JAX_DCN_CUDA=ON"
+)
+
+
+def require(platform: str) -> None:
+    """Raises if a computation is about to run on `platform` without its kernels.
+
+    Lowering for a platform this machine has not got (`jax.export`) needs no kernels here.
+    """
+    if platform in modules:
+        return
+    try:
+        jax.devices(platform)
+    except RuntimeError:
+        return
+    raise RuntimeError(
+        f"jax_dcn was built without its {platform} kernels, and this computation is to run on a {platform} device. "
+        f"Build them:\n  {BUILD_CUDA}\nor pass backend='reference' to run the slow jax.numpy form there."
+    )

@@ -1,0 +1,205 @@
+"""Registers an operator with JAX: a family of three primitives from one reference and its kernels.
+
+    forward    operands → result           kernel; JVP: tangent
+    tangent    operands, tangents → result jvp of the reference; transpose: cotangent
+    cotangent  operands, cotangent → the cotangents wanted   kernel; elsewhere vjp of the reference
+
+So the value and the first reverse derivative run in kernels, and every other derivative comes out of the reference.
+On a platform without kernels the reference is all there is.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from jax_dcn import _kernels
+
+
+@dataclass(frozen=True)
+class Family:
+    """The primitives of one operator. Operands that the operator may do without are passed as None."""
+
+    forward_p: Primitive
+    cotangent_p: Primitive
+
+    def __call__(self, *operands, spec):
+        given, arrays = _split(operands)
+        return self.forward_p.bind(*arrays, given=given, spec=spec)
+
+    def cotangents(self, *operands, cotangent, wanted: tuple[int, ...], spec) -> tuple:
+        """The cotangents of the operands numbered in `wanted`."""
+        given, arrays = _split(operands)
+        positions = tuple(given.index(k) for k in wanted)
+        return tuple(self.cotangent_p.bind(*arrays, cotangent, given=given, wanted=positions, spec=spec))
+
+
+def register_family(
+    name: str,
+    *,
+    result: Callable,
+    reference: Callable,
+    forward: Callable,
+    cotangent: Callable,
+    operands: int,
+    shared: tuple[int, ...],
+) -> Family:
+    """Makes and registers the primitives of an operator.
+
+    Args:
+      name: of the operator; the primitives are called after it.
+      result: `result(*avals, spec)`, the type of the result; raises where the operands do not fit.
+      reference: `reference(*operands, spec)`, the operator in `jax.numpy`: its meaning, and its derivatives.
+      forward: as `reference`, by the kernels.
+      cotangent: `cotangent(*operands, ct, wanted, spec)`, the cotangents of the operands numbered in `wanted`, by
+        the kernels.
+      operands: how many operands there are. All functions get None for those that are not given.
+      shared: the operands that carry no batch dimensions, as weights; all others may have any number of leading ones.
+    """
+
+    def fill(given, arrays):
+        full = [None] * operands
+        for k, array in zip(given, arrays, strict=True):
+            full[k] = array
+        return full
+
+    def of_some(arrays, moving, given, spec):
+        """The reference as a function of the arrays at the positions in `moving`, and these arrays."""
+
+        def function(*moved):
+            full = list(arrays)
+            for position, array in zip(moving, moved, strict=True):
+                full[position] = array
+            return reference(*fill(given, full), spec=spec)
+
+        return function, tuple(arrays[position] for position in moving)
+
+    def reference_forward(*arrays, given, spec):
+        return reference(*fill(given, arrays), spec=spec)
+
+    def reference_tangent(*arrays, given, moving, spec):
+        arrays, tangents = arrays[: len(given)], arrays[len(given) :]
+        function, primals = of_some(arrays, moving, given, spec)
+        return jax.jvp(function, primals, tangents)[1]
+
+    def reference_cotangent(*arrays, given, wanted, spec):
+        *arrays, ct = arrays
+        function, primals = of_some(arrays, wanted, given, spec)
+        return jax.vjp(function, *primals)[1](ct)
+
+    def kernel_forward(*arrays, given, spec):
+        return forward(*fill(given, arrays), spec=spec)
+
+    def kernel_cotangent(*arrays, given, wanted, spec):
+        *arrays, ct = arrays
+        return cotangent(*fill(given, arrays), ct, wanted=tuple(given[k] for k in wanted), spec=spec)
+
+    def forward_aval(*avals, given, spec):
+        return result(*fill(given, avals), spec=spec)
+
+    def tangent_aval(*avals, given, moving, spec):
+        return forward_aval(*avals[: len(given)], given=given, spec=spec)
+
+    def cotangent_avals(*avals, given, wanted, spec):
+        return tuple(avals[k].update(weak_type=False) for k in wanted)
+
+    forward_p = _primitive(name, forward_aval, reference_forward, kernel_forward)
+    tangent_p = _primitive(f"{name}_tangent", tangent_aval, reference_tangent)
+    cotangent_p = _primitive(f"{name}_cotangent", cotangent_avals, reference_cotangent, kernel_cotangent, many=True)
+
+    def forward_jvp(arrays, tangents, *, given, spec):
+        moving = tuple(k for k, t in enumerate(tangents) if type(t) is not ad.Zero)
+        tangent = tangent_p.bind(*arrays, *(tangents[k] for k in moving), given=given, moving=moving, spec=spec)
+        return forward_p.bind(*arrays, given=given, spec=spec), tangent
+
+    def tangent_transpose(ct, *arrays, given, moving, spec):
+        arrays, tangents = arrays[: len(given)], arrays[len(given) :]
+        # A tangent may be known here (a zero that scan made concrete): it gets None.
+        asked = [ad.is_undefined_primal(t) for t in tangents]
+        none = [None] * len(given)
+        if type(ct) is ad.Zero:
+            return [*none, *(ad.Zero(t.aval) if a else None for t, a in zip(tangents, asked, strict=True))]
+        wanted = tuple(k for k, a in zip(moving, asked, strict=True) if a)
+        cts = iter(cotangent_p.bind(*arrays, ct, given=given, wanted=wanted, spec=spec))
+        return [*none, *(next(cts) if a else None for a in asked)]
+
+    ad.primitive_jvps[forward_p] = forward_jvp
+    ad.primitive_transposes[tangent_p] = tangent_transpose
+    ad.primitive_jvps[tangent_p] = _jvp_of(reference_tangent, tangent_p)
+    ad.primitive_jvps[cotangent_p] = _jvp_of(reference_cotangent, cotangent_p)
+
+    def is_shared(position, given, moving=()):
+        """Whether an argument of a primitive, or a result numbered like one, carries no batch dimensions."""
+        slots = (*given, *(given[k] for k in moving))
+        return position < len(slots) and slots[position] in shared
+
+    batching.primitive_batchers[forward_p] = _batcher(forward_p, is_shared)
+    batching.primitive_batchers[tangent_p] = _batcher(tangent_p, is_shared)
+    batching.primitive_batchers[cotangent_p] = _batcher(cotangent_p, is_shared)
+    return Family(forward_p, cotangent_p)
+
+
+def _split(operands):
+    given = tuple(k for k, operand in enumerate(operands) if operand is not None)
+    return given, [operands[k] for k in given]
+
+
+def _primitive(name, avals, reference, kernel=None, many=False):
+    primitive = Primitive(name)
+    primitive.multiple_results = many
+    primitive.def_impl(partial(xla.apply_primitive, primitive))
+    primitive.def_abstract_eval(avals)
+    mlir.register_lowering(primitive, mlir.lower_fun(reference, multiple_results=many))
+    for platform in ("cpu", "cuda") if kernel else ():
+
+        def lower(ctx, *args, platform=platform, **params):
+            _kernels.require(platform)
+            return mlir.lower_fun(kernel, multiple_results=many)(ctx, *args, **params)
+
+        mlir.register_lowering(primitive, lower, platform=platform)
+    return primitive
+
+
+def _jvp_of(reference, primitive):
+    def jvp(arrays, tangents, **params):
+        tangents = tuple(map(ad.instantiate_zeros, tangents))
+        return primitive.bind(*arrays, **params), jax.jvp(partial(reference, **params), tuple(arrays), tangents)[1]
+
+    return jvp
+
+
+def _batcher(primitive, is_shared):
+    """Batches by one more leading dimension; by one call an example where a shared operand or result is mapped."""
+
+    def batch(arrays, dims, *, wanted=(), **params):
+        shared = partial(is_shared, given=params["given"], moving=params.get("moving", ()))
+        if primitive.multiple_results:
+            params["wanted"] = wanted
+        mapped = any(d is not None and shared(k) for k, d in enumerate(dims))
+        if mapped or any(shared(k) for k in wanted):
+            out = _one_by_one(partial(primitive.bind, **params), arrays, dims)
+        else:
+            (size,) = {a.shape[d] for a, d in zip(arrays, dims, strict=True) if d is not None}
+
+            def lead(array, dim):
+                if dim is None:
+                    return jnp.broadcast_to(array, (size, *array.shape))
+                return jnp.moveaxis(array, dim, 0)
+
+            pairs = enumerate(zip(arrays, dims, strict=True))
+            out = primitive.bind(*(a if shared(k) else lead(a, d) for k, (a, d) in pairs), **params)
+        return (out, [0] * len(out)) if primitive.multiple_results else (out, 0)
+
+    return batch
+
+
+def _one_by_one(function, arrays, dims):
+    def one(mapped):
+        mapped = iter(mapped)
+        return function(*(a if d is None else next(mapped) for a, d in zip(arrays, dims, strict=True)))
+
+    return jax.lax.map(one, [jnp.moveaxis(a, d, 0) for a, d in zip(arrays, dims, strict=True) if d is not None])

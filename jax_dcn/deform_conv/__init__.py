@@ -1,0 +1,17 @@
+"""Deformable convolution."""
+
+from jax_dcn.deform_conv.functions import (
+    deform_conv2d,
+    deform_conv2d_input_grad,
+    deform_conv2d_mask_grad,
+    deform_conv2d_offset_grad,
+    deform_conv2d_weight_grad,
+)
+
+__all__ = [
+    "deform_conv2d",
+    "deform_conv2d_input_grad",
+    "deform_conv2d_mask_grad",
+    "deform_conv2d_offset_grad",
+    "deform_conv2d_weight_grad",
+]

@@ -1,0 +1,151 @@
+"""From what users pass to the canonical operands: channels last, and of the types that kernels take."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from jax_dcn import _check, _compat
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The static parameters of a deformable convolution, resolved."""
+
+    strides: tuple[int, int]
+    padding: tuple[tuple[int, int], tuple[int, int]]
+    kernel_dilation: tuple[int, int]
+    circular: bool
+    feature_group_count: int
+    precision: Any
+    dtype: Any  # of the result
+
+    def output_size(self, image_size, kernel_size):
+        parts = zip(image_size, kernel_size, self.strides, self.padding, self.kernel_dilation, strict=True)
+        return tuple(max((n + sum(pads) - (k - 1) * d - 1) // s + 1, 0) for n, k, s, pads, d in parts)
+
+
+OPERANDS = ("x", "offset", "weight", "bias", "mask")
+
+
+class Problem(NamedTuple):
+    operands: list
+    spec: Spec
+
+
+def canonicalize(
+    x,
+    offset,
+    weight,
+    bias,
+    mask,
+    *,
+    strides=1,
+    padding="SAME",
+    kernel_dilation=1,
+    feature_group_count=1,
+    data_format="NHWC",
+    precision=None,
+    preferred_element_type=None,
+    deterministic=None,
+    backend=None,
+):
+    _check.choice("data_format", data_format, ("NHWC", "NCHW"))
+    _check.choice("deterministic", deterministic, (None, True, False))
+    _check.choice("backend", backend, (None, "reference"))
+    first = data_format == "NCHW"
+    x = _check.array("x", x)
+    offset = _check.array("offset", offset)
+    weight = _check.array("weight", weight)
+    bias = None if bias is None else _check.array("bias", bias)
+    mask = None if mask is None else _check.array("mask", mask)
+    _check.rank("x", x, 3, "[..., Cin, H, W]" if first else "[..., H, W, Cin]", least=True)
+    _check.rank("weight", weight, 4, "[Cout, Cin/groups, kh, kw]" if first else "[kh, kw, Cin/groups, Cout]")
+    for name, array in (("offset", offset), ("mask", mask)):
+        if array is not None:
+            _check.rank(name, array, x.ndim, f"as x, whose shape is {x.shape}")
+    if bias is not None:
+        _check.rank("bias", bias, 1, "[Cout]")
+
+    dtype = jnp.promote_types(x.dtype, weight.dtype)
+    positions = [array.dtype for array in (offset, mask) if array is not None]
+    sum_dtype = jnp.result_type(dtype, jnp.float32, *positions)
+    # The kernels take positions of float64 for data of float64 alone.
+    data_dtype = sum_dtype if sum_dtype == jnp.float64 else dtype
+    if first:
+        x, offset = channels_last(x), channels_last(offset)
+        mask = None if mask is None else channels_last(mask)
+        weight = jnp.transpose(weight, (2, 3, 1, 0))
+    strides, kernel_dilation = _check.pair("strides", strides), _check.pair("kernel_dilation", kernel_dilation)
+    pads, circular = _check.padding(padding, x.shape[-3:-1], weight.shape[:2], strides, kernel_dilation)
+    spec = Spec(
+        strides=strides,
+        padding=pads,
+        kernel_dilation=kernel_dilation,
+        circular=circular,
+        feature_group_count=_check.positive("feature_group_count", feature_group_count),
+        precision=precision,
+        dtype=dtype if preferred_element_type is None else _check.dtype("preferred_element_type", preferred_element_type),
+    )
+    check_operands(x, offset, weight, bias, mask, spec=spec, channels_first=first)
+    operands = (
+        x.astype(data_dtype),
+        offset.astype(sum_dtype),
+        weight.astype(data_dtype),
+        None if bias is None else bias.astype(sum_dtype),
+        None if mask is None else mask.astype(sum_dtype),
+    )
+    return Problem(_compat.vary_alike(operands), spec)
+
+
+def check_operands(x, offset, weight, bias, mask, *, spec, channels_first=False):
+    """Raises ValueError unless the canonical operands fit; speaks of their shapes in the user's layout."""
+
+    def shown(*shape):
+        order = (*shape[:-3], shape[-1], *shape[-3:-1]) if channels_first else shape
+        return f"({', '.join(map(str, order))}{',' if len(order) == 1 else ''})"
+
+    def shown_weight(shape):
+        return str(tuple(shape[k] for k in (3, 2, 0, 1)) if channels_first else tuple(shape))
+
+    *batch, height, width, channels = x.shape
+    kernel_size, features = weight.shape[:2], weight.shape[3]
+    taps, groups = kernel_size[0] * kernel_size[1], spec.feature_group_count
+    if taps < 1:
+        raise ValueError(f"weight must have a kernel of one tap or more, got shape {shown_weight(weight.shape)}")
+    if weight.shape[2] * groups != channels:
+        raise ValueError(
+            f"weight must have Cin/groups = {channels}/{groups} input channels for x of shape {shown(*x.shape)} and "
+            f"feature_group_count={groups}, got shape {shown_weight(weight.shape)}"
+        )
+    if features % groups:
+        raise ValueError(f"weight's output channels must be divisible by feature_group_count={groups}, got {features}")
+    if height * width >= 2**31 - height - width - 1:
+        raise ValueError(f"x must have fewer than 2**31 pixels an image, got shape {shown(*x.shape)}")
+    size = spec.output_size((height, width), kernel_size)
+    offset_groups = offset.shape[-1] // (2 * taps)
+    if offset.shape[:-1] != (*batch, *size) or offset_groups < 1 or offset.shape[-1] % (2 * taps):
+        raise ValueError(
+            f"offset must have shape {shown(*batch, *size, f'G·{2 * taps}')} for x of shape {shown(*x.shape)} and a "
+            f"{kernel_size[0]}x{kernel_size[1]} kernel, G the number of offset groups, got {shown(*offset.shape)}"
+        )
+    if channels % offset_groups:
+        raise ValueError(
+            f"offset's channels must make a number of offset groups that divides x's {channels} channels, got "
+            f"{offset_groups} groups from shape {shown(*offset.shape)}"
+        )
+    if mask is not None and mask.shape != (*offset.shape[:-1], offset_groups * taps):
+        raise ValueError(
+            f"mask must have shape {shown(*offset.shape[:-1], offset_groups * taps)}, half the channels of offset, "
+            f"got {shown(*mask.shape)}"
+        )
+    if bias is not None and bias.shape != (features,):
+        raise ValueError(f"bias must have shape ({features},), one value for each output channel, got {bias.shape}")
+
+
+def channels_last(array):
+    return jnp.moveaxis(array, -3, -1)
+
+
+def channels_first(array):
+    return jnp.moveaxis(array, -1, -3)

@@ -1,0 +1,214 @@
+"""The operator by kernels: custom calls take the samples, XLA multiplies them, a run of output rows at a time."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_dcn import _compat
+from jax_dcn._chunks import balanced, fold
+from jax_dcn.deform_conv.arguments import OPERANDS
+from jax_dcn.deform_conv.reference import groups_and_taps, product, sum_dtype
+
+_COLUMN_BYTES = 64 * 2**20  # of samples, with their cotangents, held at a time
+
+
+def forward(x, offset, weight, bias, mask, *, spec):
+    batch = x.shape[:-3]
+    x, offset, mask = map(_flat, (x, offset, mask))
+    images, rows, width = offset.shape[:3]
+    run = _run_lengths(offset, _row_bytes(x, offset, weight))
+
+    def images_at(first, count, y):
+        xs, offsets, masks = (_slice(a, first, count, axis=0) for a in (x, offset, mask))
+
+        def rows_at(row, count, y):
+            columns = _Tile.at(row, count, offsets, masks, weight, spec).columns(xs)
+            part = product(columns, weight, spec)
+            part = (part if bias is None else part + bias).astype(spec.dtype)
+            return lax.dynamic_update_slice(y, part, (first, row, 0, 0))
+
+        return fold(rows_at, rows, run.rows, y)
+
+    y = _zeros(x, (images, rows, width, weight.shape[-1]), spec.dtype)
+    return fold(images_at, images, run.images, y).reshape(*batch, *y.shape[1:])
+
+
+def cotangent(x, offset, weight, bias, mask, ct, *, wanted, spec):
+    batch = x.shape[:-3]
+    wanted = [OPERANDS[k] for k in wanted]
+    shapes = {"x": x, "offset": offset, "weight": weight, "bias": bias, "mask": mask}
+    x, offset, mask, ct = map(_flat, (x, offset, mask, ct))
+    sums = offset.dtype
+    through_samples = not {"x", "offset", "mask"}.isdisjoint(wanted)
+    held = through_samples + ("weight" in wanted)
+    run = _run_lengths(offset, held * _row_bytes(x, offset, weight))
+
+    def images_at(first, count, out):
+        xs, offsets, masks, cts = (_slice(a, first, count, axis=0) for a in (x, offset, mask, ct))
+
+        def rows_at(row, count, carry):
+            out, d_xs = carry
+            out = dict(out)
+            tile = _Tile.at(row, count, offsets, masks, weight, spec)
+            part = _slice(cts, row, count, axis=1)
+            if through_samples:
+                d_columns = _columns_cotangent(part, weight, spec)
+                if positions := [name for name in ("offset", "mask") if name in wanted]:
+                    for name, d in zip(positions, tile.position_cotangents(xs, d_columns, positions), strict=True):
+                        out[name] = lax.dynamic_update_slice(out[name], d, (first, row, 0, 0))
+                if "x" in wanted:
+                    d_xs = tile.add_input_cotangent(d_columns, d_xs)
+            if "weight" in wanted:
+                out["weight"] += _weight_cotangent(part, tile.columns(xs), weight, spec)
+            return out, d_xs
+
+        d_xs = _zeros(x, xs.shape, sums) if "x" in wanted else None
+        out, d_xs = fold(rows_at, offset.shape[1], run.rows, (out, d_xs))
+        if "x" in wanted:
+            out["x"] = lax.dynamic_update_slice(out["x"], d_xs.astype(x.dtype), (first, 0, 0, 0))
+        return out
+
+    canonical = {"x": x, "offset": offset, "mask": mask}
+    zeros = {name: _zeros(x, a.shape, a.dtype) for name, a in canonical.items() if name in wanted}
+    if "weight" in wanted:
+        zeros["weight"] = _zeros(x, weight.shape, sums)
+    out = fold(images_at, offset.shape[0], run.images, zeros) if zeros else {}
+    if "bias" in wanted:
+        out["bias"] = ct.sum((0, 1, 2), dtype=sums)
+    return tuple(out[name].astype(shapes[name].dtype).reshape(shapes[name].shape) for name in wanted)
+
+
+def _columns_cotangent(ct, weight, spec):
+    """[n, rows, width, Cout] by [kh, kw, Cin/groups, Cout]: [n, rows, width, K, Cin], in the sums' type."""
+    *pixels, features = ct.shape
+    groups, group_channels = spec.feature_group_count, weight.shape[2]
+    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=sum_dtype(weight.dtype))
+    if groups == 1:
+        d_columns = dot("...o,do->...d", ct, weight.reshape(-1, features))
+    else:
+        ct = ct.reshape(*pixels, groups, features // groups)
+        d_columns = dot("...go,kcgo->...kgc", ct, weight.reshape(-1, group_channels, groups, features // groups))
+    return d_columns.reshape(*pixels, -1, groups * group_channels)
+
+
+def _weight_cotangent(ct, columns, weight, spec):
+    """[n, rows, width, Cout] by [n, rows, width, K, Cin]: [kh, kw, Cin/groups, Cout], in the sums' type."""
+    taps, features = columns.shape[3], ct.shape[-1]
+    groups, group_channels = spec.feature_group_count, weight.shape[2]
+    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=sum_dtype(weight.dtype))
+    if groups == 1:
+        d_weight = dot("pd,po->do", columns.reshape(-1, taps * group_channels), ct.reshape(-1, features))
+    else:
+        columns = columns.reshape(-1, taps, groups, group_channels)
+        d_weight = dot("pkgc,pgo->kcgo", columns, ct.reshape(-1, groups, features // groups))
+    return d_weight.reshape(weight.shape)
+
+
+class _Tile(NamedTuple):
+    """Some rows of the output of some images: what one round of custom calls works on."""
+
+    offset: jax.Array  # [n, rows, width, G·K·2]
+    mask: jax.Array | None
+    origin: jax.Array  # the first row and column
+    attributes: dict
+
+    @classmethod
+    def at(cls, row, count, offset, mask, weight, spec):
+        kernel_size = weight.shape[:2]
+        pair = partial(np.array, dtype=np.int64)
+        attributes = {
+            "kernel_size": pair(kernel_size),
+            "strides": pair(spec.strides),
+            "padding": pair([low for low, _ in spec.padding]),
+            "kernel_dilation": pair(spec.kernel_dilation),
+            "circular": spec.circular,
+            "offset_groups": groups_and_taps(offset, kernel_size)[0],
+        }
+        origin = jnp.stack([jnp.asarray(row, jnp.int32), jnp.zeros((), jnp.int32)])
+        return cls(_slice(offset, row, count, axis=1), _slice(mask, row, count, axis=1), origin, attributes)
+
+    def columns(self, x):
+        """The samples [n, rows, width, K, Cin], of x's type."""
+        shape = (*self.offset.shape[:3], self._taps(), x.shape[-1])
+        return self._call("dcn_sample", x, self.offset, self.origin, results=_result(x, shape, x.dtype))
+
+    def position_cotangents(self, x, d_columns, wanted):
+        """The cotangents of offset and mask, or the one of them that is wanted."""
+        shape = self.offset.shape
+        shapes = {"offset": shape, "mask": (*shape[:-1], shape[-1] // 2)}
+        return self._call(
+            "dcn_offset_cotangent",
+            *(x, self.offset, self.origin, d_columns),
+            results=[_result(x, shapes[name], self.offset.dtype) for name in wanted],
+            offset_wanted="offset" in wanted,
+            mask_wanted="mask" in wanted,
+        )
+
+    def add_input_cotangent(self, d_columns, d_x):
+        """`d_x` and what these rows add to it, in place."""
+        n, rows, width = self.offset.shape[:3]
+        height, columns = d_x.shape[1:3]
+        groups, samples = self.attributes["offset_groups"], rows * width * self._taps()
+        order = _result(d_x, (n, groups, samples), jnp.int32)
+        starts = _result(d_x, (n, groups, (height + 1) * (columns + 1) + 1), jnp.int32)
+        image_size = np.array([height, columns], np.int64)
+        operands = (self.offset, self.origin)
+        order, starts, _ = self._call(
+            "dcn_bin", *operands, results=[order, starts, order], with_mask=False, image_size=image_size
+        )
+        return self._call(
+            "dcn_input_cotangent",
+            *(*operands, order, starts, d_columns, d_x),
+            results=_result(d_x, d_x.shape, d_x.dtype),
+            aliases={5: 0},
+        )
+
+    def _taps(self):
+        return int(np.prod(self.attributes["kernel_size"]))
+
+    def _call(self, name, *operands, results, with_mask=True, aliases=None, **attributes):
+        if with_mask and self.mask is not None:
+            operands = (*operands, self.mask)
+        call = jax.ffi.ffi_call(name, results, input_output_aliases=aliases)
+        return call(*_compat.vary_alike(operands), **self.attributes, **attributes)
+
+
+class _RunLengths(NamedTuple):
+    images: int
+    rows: int
+
+
+def _run_lengths(offset, row_bytes):
+    """How many images, or else how many rows of one image, hold no more than `_COLUMN_BYTES`."""
+    images, rows = offset.shape[:2]
+    most = _COLUMN_BYTES // max(row_bytes, 1)
+    if most < 2 * rows:
+        return _RunLengths(1, balanced(rows, most))
+    return _RunLengths(balanced(images, most // max(rows, 1)), rows)
+
+
+def _row_bytes(x, offset, weight):
+    taps, width = weight.shape[0] * weight.shape[1], offset.shape[2]
+    return width * taps * x.shape[-1] * offset.dtype.itemsize
+
+
+def _result(like, shape, dtype):
+    return _compat.result_aval(jax.typeof(like), shape, dtype)
+
+
+def _zeros(like, shape, dtype):
+    """Zeros that vary over the mesh as `like` does, as the carry of a loop must."""
+    return _compat.vary_alike([jnp.zeros(shape, dtype), like])[0]
+
+
+def _flat(array):
+    """`array` with its batch dimensions as one."""
+    return None if array is None else array.reshape(-1, *array.shape[-3:])
+
+
+def _slice(array, first, count, axis):
+    return None if array is None else lax.dynamic_slice_in_dim(array, first, count, axis)

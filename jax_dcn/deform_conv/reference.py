@@ -1,0 +1,101 @@
+"""The operator in `jax.numpy`: its meaning, its derivatives of every order, and its form on any platform."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+def reference(x, offset, weight, bias, mask, *, spec):
+    sample = partial(_sample, kernel_size=weight.shape[:2], spec=spec)
+    for _ in x.shape[:-3]:
+        sample = jax.vmap(sample, in_axes=(0, 0, None if mask is None else 0))
+    y = product(sample(x, offset, mask), weight.astype(offset.dtype), spec)
+    return (y if bias is None else y + bias).astype(spec.dtype)
+
+
+def _sample(x, offset, mask, *, kernel_size, spec):
+    """The columns [Ho, Wo, K, C] of one image: x, bilinearly at every tap's position, times the mask."""
+    height, width, channels = x.shape
+    rows, columns = offset.shape[:2]
+    groups, taps = groups_and_taps(offset, kernel_size)
+    # [Ho, Wo, K, G, 2]
+    offset = jnp.swapaxes(offset.reshape(rows, columns, groups, taps, 2), 2, 3)
+    tap_y, tap_x = np.divmod(np.arange(taps), kernel_size[1])
+    grid_y = _grid(rows, spec.strides[0], spec.padding[0][0], tap_y * spec.kernel_dilation[0])
+    grid_x = _grid(columns, spec.strides[1], spec.padding[1][0], tap_x * spec.kernel_dilation[1])
+    y = _locate(grid_y[:, None, :, None] + offset[..., 0], height, spec.circular)
+    x_ = _locate(grid_x[None, :, :, None] + offset[..., 1], width, spec.circular)
+    inside, nan = y.inside & x_.inside, y.nan | x_.nan
+
+    pixels = x.astype(offset.dtype).reshape(height * width, groups, channels // groups)
+    sampled = 0
+    for i, j in np.ndindex(2, 2):
+        touches = inside & (y.pixel[i] >= 0) & (x_.pixel[j] >= 0)
+        index = jnp.where(touches, y.pixel[i] * width + x_.pixel[j], height * width)
+        corner = pixels.at[index, np.arange(groups)].get(mode="fill", fill_value=0)
+        corner = jnp.where(nan[..., None], jnp.nan, corner)
+        sampled += (y.weight(i) * x_.weight(j))[..., None] * corner
+    if mask is not None:
+        sampled *= jnp.swapaxes(mask.reshape(rows, columns, groups, taps), 2, 3)[..., None]
+    return sampled.reshape(rows, columns, taps, channels)
+
+
+def _grid(length, stride, padding, taps):
+    """Where a kernel's taps lie along one axis, without offsets: [length, taps]."""
+    return (np.arange(length) * stride - padding)[:, None] + taps
+
+
+class _Axis(NamedTuple):
+    """What a coordinate touches: the pixels on both sides, -1 where there is none, and how far it is between them."""
+
+    pixel: tuple[jax.Array, jax.Array]
+    fraction: jax.Array
+    inside: jax.Array
+    nan: jax.Array
+
+    def weight(self, i):
+        return self.fraction if i else 1 - self.fraction
+
+
+def _locate(position, size, circular):
+    nan = jnp.isnan(position)
+    inside = jnp.isfinite(position) & (size > 0) if circular else (position > -1) & (position < size)
+    # Outside, nothing depends on the position; not-a-number stays, for its derivatives are not-a-number too.
+    position = jnp.where(inside | nan, position, 0)
+    low = jnp.floor(position)
+    fraction = position - low
+    low = jnp.where(inside, low, -1)
+    if circular:
+        low = lax.rem(low, jnp.full_like(low, max(size, 1)))
+        low = jnp.where(low < 0, low + size, low)
+    low = low.astype(jnp.int32)
+    high = jnp.where(low + 1 < size, low + 1, 0 if circular else -1)
+    return _Axis((low, high), fraction, inside, nan)
+
+
+def groups_and_taps(offset, kernel_size):
+    taps = kernel_size[0] * kernel_size[1]
+    return offset.shape[-1] // (2 * taps), taps
+
+
+def product(columns, weight, spec):
+    """The convolution that is left to do: columns [..., K, C] by weight [kh, kw, C/groups, Cout], in the sums' type."""
+    *lead, taps, channels = columns.shape
+    groups, features = spec.feature_group_count, weight.shape[-1]
+    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=sum_dtype(columns.dtype))
+    if groups == 1:
+        return dot("...d,do->...o", columns.reshape(*lead, taps * channels), weight.reshape(-1, features))
+    y = dot(
+        "...kgc,kcgo->...go",
+        columns.reshape(*lead, taps, groups, channels // groups),
+        weight.reshape(taps, channels // groups, groups, features // groups),
+    )
+    return y.reshape(*lead, features)
+
+
+def sum_dtype(dtype):
+    return jnp.promote_types(dtype, jnp.float32)

@@ -1,0 +1,65 @@
+// The 16-bit element types, stored as XLA passes them. Conversions are written without branches, so that loops over
+// channels become vector code, and round to nearest, ties to even.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace dcn {
+
+template <typename To, typename From>
+inline __attribute__((always_inline)) To BitCast(From from) {
+  static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+struct BF16 {
+  uint16_t bits;
+
+  BF16() = default;
+  inline __attribute__((always_inline)) explicit BF16(float value) {
+    const uint32_t u = BitCast<uint32_t>(value);
+    const uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    const uint32_t quiet_nan = (u >> 16) | 0x40;
+    bits = uint16_t((u & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded);
+  }
+  inline __attribute__((always_inline)) operator float() const { return BitCast<float>(uint32_t{bits} << 16); }
+};
+
+struct F16 {
+  uint16_t bits;
+
+  F16() = default;
+  inline __attribute__((always_inline)) explicit F16(float value) {
+    const uint32_t u = BitCast<uint32_t>(value);
+    const uint32_t sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffff;
+    const uint32_t normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+    // Below 2^-14, adding 1/2 leaves the half's subnormal in the low bits of the sum, rounded by the addition.
+    const uint32_t subnormal = BitCast<uint32_t>(BitCast<float>(magnitude) + 0.5f) - 0x3f000000;
+    const uint32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
+    const uint32_t finite = magnitude < 0x38800000 ? subnormal : normal;
+    bits = uint16_t(sign | (magnitude >= 0x477ff000 ? special : finite));
+  }
+  inline __attribute__((always_inline)) operator float() const {
+    const uint32_t sign = uint32_t(bits & 0x8000) << 16, magnitude = bits & 0x7fff;
+    const uint32_t subnormal = BitCast<uint32_t>(float(int32_t(magnitude)) * 0x1p-24f);
+    const uint32_t normal = (magnitude << 13) + (magnitude < 0x7c00 ? 0x38000000 : 0x70000000);
+    return BitCast<float>(sign | (magnitude < 0x400 ? subnormal : normal));
+  }
+};
+
+// What positions are computed and sums accumulated in.
+template <typename T>
+struct AccumulatorOf {
+  using type = float;
+};
+template <>
+struct AccumulatorOf<double> {
+  using type = double;
+};
+template <typename T>
+using Accumulator = typename AccumulatorOf<T>::type;
+
+}  // namespace dcn

@@ -1,0 +1,60 @@
+// The sampling half of a deformable convolution; the products are XLA's. Each backend implements these functions for
+// its own Device and returns nullptr, or what went wrong.
+//
+//   columns[p, k, c] = mask[p, g, k] · bilinear(x[image of p], position of tap k of p + offset[p, g, k])[c]
+//
+// p runs over the images, rows and columns of the output tile at hand, g is the offset group of channel c.
+#pragma once
+
+#include <cstdint>
+
+#include "geometry.h"
+
+namespace dcn {
+
+struct Device;
+
+enum class DType { kF16, kBF16, kF32, kF64 };
+
+struct Sizes {
+  Window window;
+  int64_t images, height, width, channels;
+  int64_t rows, columns;  // of the tile of the output that a call covers, in every image
+  int64_t offset_groups;
+
+  DCN_HOST_DEVICE int32_t taps() const { return window.kernel[0] * window.kernel[1]; }
+  DCN_HOST_DEVICE int64_t pixels() const { return images * rows * columns; }
+  DCN_HOST_DEVICE int64_t group_channels() const { return channels / offset_groups; }
+  // Of one image and offset group: the tile's positions by taps.
+  DCN_HOST_DEVICE int64_t samples() const { return rows * columns * taps(); }
+  DCN_HOST_DEVICE int64_t cells() const { return CellCount(height, width); }
+};
+
+// The DType below is that of x. A is float, or double where x is. `mask` may be null. `origin` is the tile's first row and column.
+struct Positions {
+  const void* offset;     // A[images, rows, columns, offset_groups, taps, 2]
+  const void* mask;       // A[images, rows, columns, offset_groups, taps]
+  const int32_t* origin;  // [2]
+};
+
+// Samples in the order of the cells they touch, so that a pixel can gather what scatters to it.
+struct Bins {
+  int32_t* order;   // [images, offset_groups, samples]: sample numbers, ascending in each cell
+  int32_t* starts;  // [images, offset_groups, cells + 1]: where each cell's samples start in `order`
+};
+
+// columns: T[images, rows, columns, taps, channels], of x's type.
+const char* SampleColumns(Device&, DType, const Sizes&, const Positions&, const void* x, void* columns);
+
+// The cotangents of offset and mask, in A; either may be null. d_columns: A, shaped as columns.
+const char* OffsetCotangent(Device&, DType, const Sizes&, const Positions&, const void* x, const void* d_columns,
+                            void* d_offset, void* d_mask);
+
+// workspace: int32 [images, offset_groups, samples].
+const char* BinSamples(Device&, DType, const Sizes&, const Positions&, const Bins&, int32_t* workspace);
+
+// Adds the cotangent of x to d_x: A[images, height, width, channels].
+const char* InputCotangent(Device&, DType, const Sizes&, const Positions&, const Bins&, const void* d_columns,
+                           void* d_x);
+
+}  // namespace dcn

@@ -1,0 +1,86 @@
+// Checks of what XLA hands over. They repeat the Python layer's, which a caller of the bare handlers does not pass.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <string>
+#include <string_view>
+
+#include "deform_conv.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace dcn {
+
+namespace ffi = xla::ffi;
+
+template <typename Range>
+std::string ToString(const Range& values) {
+  std::string text = "[";
+  for (const int64_t value : values) text += (text.size() > 1 ? ", " : "") + std::to_string(value);
+  return text + "]";
+}
+
+// Collects the first complaint about one call of a handler.
+class Checks {
+ public:
+  explicit Checks(std::string_view handler) : handler_(handler) {}
+
+  bool ok() const { return message_.empty(); }
+  ffi::Error error() const { return ok() ? ffi::Error::Success() : ffi::Error::InvalidArgument(message_); }
+
+  void Require(bool condition, std::string_view complaint) {
+    if (ok() && !condition) message_ = std::string(handler_) + ": " + std::string(complaint);
+  }
+
+  void Rank(std::string_view operand, ffi::AnyBuffer buffer, size_t rank) {
+    Require(buffer.dimensions().size() == rank, std::string(operand) + " has shape " +
+                                                     ToString(buffer.dimensions()) + ", must have " +
+                                                     std::to_string(rank) + " dimensions");
+  }
+
+  void Shape(std::string_view operand, ffi::AnyBuffer buffer, std::initializer_list<int64_t> shape) {
+    const auto dimensions = buffer.dimensions();
+    bool same = dimensions.size() == shape.size();
+    for (size_t i = 0; same && i < shape.size(); ++i) same = dimensions[i] == shape.begin()[i];
+    Require(same, std::string(operand) + " has shape " + ToString(dimensions) + ", must be " + ToString(shape));
+  }
+
+  void Type(std::string_view operand, ffi::AnyBuffer buffer, ffi::DataType type) {
+    Require(buffer.element_type() == type, std::string(operand) + " has element type " +
+                                               std::to_string(int(buffer.element_type())) + ", must be " +
+                                               std::to_string(int(type)));
+  }
+
+  void FitsInt32(std::string_view what, int64_t value) {
+    Require(0 <= value && value <= std::numeric_limits<int32_t>::max(),
+            std::string(what) + " is " + std::to_string(value) + ", must fit in 32 bits");
+  }
+
+  // The value of an attribute, or `fallback` with a complaint.
+  template <typename T>
+  T Attribute(const ffi::Dictionary& attributes, std::string_view name, T fallback) {
+    const auto value = attributes.get<T>(name);
+    Require(value.has_value(), "attribute " + std::string(name) + " is missing or of the wrong type");
+    return value.has_value() ? *value : fallback;
+  }
+
+  // A pair of integers, each at least `least`.
+  void Pair(const ffi::Dictionary& attributes, std::string_view name, int64_t least, int32_t pair[2]) {
+    const auto values = Attribute(attributes, name, ffi::Span<const int64_t>());
+    Require(values.size() == 2, "attribute " + std::string(name) + " must have two values");
+    for (size_t i = 0; ok() && i < 2; ++i) {
+      const int64_t value = values[i];
+      Require(least <= value && value <= std::numeric_limits<int32_t>::max(),
+              "attribute " + std::string(name) + " is " + ToString(values) + ", must be at least " +
+                  std::to_string(least) + " and fit in 32 bits");
+      pair[i] = int32_t(value);
+    }
+  }
+
+ private:
+  std::string_view handler_;
+  std::string message_;
+};
+
+}  // namespace dcn

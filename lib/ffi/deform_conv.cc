@@ -1,0 +1,261 @@
+// XLA FFI handlers of the sampling operations: decode, check, call. Each module compiles them for its own Device.
+#include "deform_conv.h"
+
+#include <limits>
+#include <optional>
+
+#include "device.h"
+#include "ffi/checks.h"
+#include "ffi/handlers.h"
+
+namespace dcn {
+namespace {
+
+ffi::DataType AccumulatorType(ffi::DataType type) { return type == ffi::F64 ? ffi::F64 : ffi::F32; }
+
+DType CheckedDType(Checks& checks, ffi::AnyBuffer x) {
+  switch (x.element_type()) {
+    case ffi::F16:
+      return DType::kF16;
+    case ffi::BF16:
+      return DType::kBF16;
+    case ffi::F32:
+      return DType::kF32;
+    case ffi::F64:
+      return DType::kF64;
+    default:
+      checks.Require(false, "the element type must be float16, bfloat16, float32 or float64");
+      return DType::kF32;
+  }
+}
+
+// One call's operands, checked against each other as far as every handler has them.
+struct Decoded {
+  Sizes sizes = {};
+  Positions positions = {};
+};
+
+// The mask is the last operand, or absent.
+std::optional<ffi::AnyBuffer> OptionalMask(Checks& checks, ffi::RemainingArgs rest) {
+  checks.Require(rest.size() <= 1, "has operands after the mask");
+  if (rest.size() != 1) return std::nullopt;
+  const auto mask = rest.get<ffi::AnyBuffer>(0);
+  checks.Require(mask.has_value(), "mask must be an array");
+  return mask.has_value() ? std::optional(*mask) : std::nullopt;
+}
+
+Decoded Decode(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+               std::optional<ffi::AnyBuffer> mask) {
+  Decoded decoded;
+  Sizes& sizes = decoded.sizes;
+  Window& window = sizes.window;
+  checks.Pair(attributes, "kernel_size", 1, window.kernel);
+  checks.Pair(attributes, "strides", 1, window.strides);
+  checks.Pair(attributes, "padding", std::numeric_limits<int32_t>::min(), window.padding);
+  checks.Pair(attributes, "kernel_dilation", 1, window.dilation);
+  window.circular = checks.Attribute(attributes, "circular", false);
+  sizes.offset_groups = checks.Attribute(attributes, "offset_groups", int64_t{1});
+  checks.Require(sizes.offset_groups >= 1, "attribute offset_groups must be positive");
+  checks.Rank("offset", offset, 4);
+  checks.FitsInt32("the number of taps", int64_t{window.kernel[0]} * window.kernel[1]);
+  checks.Type("origin", origin, ffi::S32);
+  checks.Shape("origin", origin, {2});
+  if (!checks.ok()) return decoded;
+
+  const auto shape = offset.dimensions();
+  sizes.images = shape[0];
+  sizes.rows = shape[1];
+  sizes.columns = shape[2];
+  checks.Require(shape[3] % (2 * sizes.taps()) == 0 && shape[3] / (2 * sizes.taps()) == sizes.offset_groups,
+                 "offset has shape " + ToString(shape) + ", must have two channels for each of " +
+                     std::to_string(sizes.offset_groups) + " offset groups and " + std::to_string(sizes.taps()) +
+                     " taps");
+  decoded.positions = {offset.untyped_data(), nullptr, static_cast<const int32_t*>(origin.untyped_data())};
+  if (mask) {
+    checks.Shape("mask", *mask, {shape[0], shape[1], shape[2], shape[3] / 2});
+    checks.Type("mask", *mask, offset.element_type());
+    decoded.positions.mask = mask->untyped_data();
+  }
+  return decoded;
+}
+
+void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer x, Sizes& sizes) {
+  checks.Rank(operand, x, 4);
+  if (!checks.ok()) return;
+  const auto shape = x.dimensions();
+  sizes.height = shape[1];
+  sizes.width = shape[2];
+  sizes.channels = shape[3];
+  checks.Require(shape[0] == sizes.images, std::string(operand) + " and offset differ in the number of images");
+  checks.Require(sizes.channels % sizes.offset_groups == 0,
+                 std::string(operand) + "'s channels must be divisible by the offset groups");
+  checks.FitsInt32("the image's height", sizes.height);
+  checks.FitsInt32("the image's width", sizes.width);
+}
+
+void CheckBins(Checks& checks, const Sizes& sizes, ffi::AnyBuffer order, ffi::AnyBuffer starts) {
+  checks.FitsInt32("the number of an image's pixels", sizes.height < std::numeric_limits<int32_t>::max() /
+                                                                         (sizes.width + 1)
+                                                          ? sizes.cells()
+                                                          : std::numeric_limits<int64_t>::max());
+  checks.FitsInt32("the number of an image's samples", sizes.samples());
+  checks.Type("order", order, ffi::S32);
+  checks.Shape("order", order, {sizes.images, sizes.offset_groups, sizes.samples()});
+  checks.Type("starts", starts, ffi::S32);
+  checks.Shape("starts", starts, {sizes.images, sizes.offset_groups, sizes.cells() + 1});
+}
+
+ffi::Error Result(const char* failure) {
+  return failure ? ffi::Error::Internal(failure) : ffi::Error::Success();
+}
+
+ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+                      ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> columns, ffi::Dictionary attributes) {
+  Checks checks("dcn_sample");
+  Decoded call = Decode(checks, attributes, offset, origin, OptionalMask(checks, mask));
+  Sizes& sizes = call.sizes;
+  const DType dtype = CheckedDType(checks, x);
+  DecodeImage(checks, "x", x, sizes);
+  checks.Type("offset", offset, AccumulatorType(x.element_type()));
+  checks.Type("columns", *columns, x.element_type());
+  checks.Shape("columns", *columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return Result(
+      SampleColumns(device, dtype, sizes, call.positions, x.untyped_data(), columns->untyped_data()));
+}
+
+ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset,
+                               ffi::AnyBuffer origin, ffi::AnyBuffer d_columns, ffi::RemainingArgs mask,
+                               ffi::RemainingRets results, ffi::Dictionary attributes) {
+  Checks checks("dcn_offset_cotangent");
+  Decoded call = Decode(checks, attributes, offset, origin, OptionalMask(checks, mask));
+  Sizes& sizes = call.sizes;
+  const DType dtype = CheckedDType(checks, x);
+  DecodeImage(checks, "x", x, sizes);
+  checks.Type("offset", offset, AccumulatorType(x.element_type()));
+  checks.Type("d_columns", d_columns, offset.element_type());
+  checks.Shape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
+  const bool wanted[] = {checks.Attribute(attributes, "offset_wanted", false),
+                         checks.Attribute(attributes, "mask_wanted", false)};
+  checks.Require(results.size() == size_t(wanted[0]) + wanted[1], "must have one result for each wanted cotangent");
+  if (!checks.ok()) return checks.error();
+  void* cotangents[2] = {};
+  size_t next = 0;
+  for (int i = 0; i < 2; ++i) {
+    if (!wanted[i]) continue;
+    auto result = results.get<ffi::AnyBuffer>(next++);
+    if (!result.has_value()) return result.error();
+    checks.Type("a result", **result, offset.element_type());
+    checks.Shape("a result", **result,
+                 {sizes.images, sizes.rows, sizes.columns, sizes.offset_groups * sizes.taps() * (i == 0 ? 2 : 1)});
+    cotangents[i] = (*result)->untyped_data();
+  }
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return Result(OffsetCotangent(device, dtype, sizes, call.positions, x.untyped_data(), d_columns.untyped_data(),
+                                cotangents[0], cotangents[1]));
+}
+
+ffi::Error BinImpl(Device::Context context, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+                   ffi::Result<ffi::AnyBuffer> order, ffi::Result<ffi::AnyBuffer> starts,
+                   ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
+  Checks checks("dcn_bin");
+  Decoded call = Decode(checks, attributes, offset, origin, std::nullopt);
+  Sizes& sizes = call.sizes;
+  const DType dtype = CheckedDType(checks, offset);
+  checks.Type("offset", offset, AccumulatorType(offset.element_type()));
+  int32_t image[2] = {};
+  checks.Pair(attributes, "image_size", 0, image);
+  sizes.height = image[0];
+  sizes.width = image[1];
+  CheckBins(checks, sizes, *order, *starts);
+  checks.Type("workspace", *workspace, ffi::S32);
+  checks.Shape("workspace", *workspace, {sizes.images, sizes.offset_groups, sizes.samples()});
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return Result(BinSamples(device, dtype, sizes, call.positions,
+                           {order->typed_data<int32_t>(), starts->typed_data<int32_t>()},
+                           workspace->typed_data<int32_t>()));
+}
+
+ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+                              ffi::AnyBuffer order, ffi::AnyBuffer starts, ffi::AnyBuffer d_columns,
+                              ffi::AnyBuffer d_x_so_far, ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> d_x,
+                              ffi::Dictionary attributes) {
+  Checks checks("dcn_input_cotangent");
+  Decoded call = Decode(checks, attributes, offset, origin, OptionalMask(checks, mask));
+  Sizes& sizes = call.sizes;
+  const DType dtype = CheckedDType(checks, offset);
+  checks.Type("offset", offset, AccumulatorType(offset.element_type()));
+  DecodeImage(checks, "d_x", *d_x, sizes);
+  checks.Type("d_x", *d_x, offset.element_type());
+  checks.Require(d_x->untyped_data() == d_x_so_far.untyped_data(), "d_x must be added to in place");
+  CheckBins(checks, sizes, order, starts);
+  checks.Type("d_columns", d_columns, offset.element_type());
+  checks.Shape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return Result(InputCotangent(device, dtype, sizes, call.positions,
+                               {order.typed_data<int32_t>(), starts.typed_data<int32_t>()},
+                               d_columns.untyped_data(), d_x->untyped_data()));
+}
+
+XLA_FFI_DEFINE_HANDLER(kSample, SampleImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // offset
+                           .Arg<ffi::AnyBuffer>()  // origin
+                           .RemainingArgs()        // mask
+                           .Ret<ffi::AnyBuffer>()  // columns
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kOffsetCotangent, OffsetCotangentImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // offset
+                           .Arg<ffi::AnyBuffer>()  // origin
+                           .Arg<ffi::AnyBuffer>()  // d_columns
+                           .RemainingArgs()        // mask
+                           .RemainingRets()        // d_offset, d_mask
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kBin, BinImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // offset
+                           .Arg<ffi::AnyBuffer>()  // origin
+                           .Ret<ffi::AnyBuffer>()  // order
+                           .Ret<ffi::AnyBuffer>()  // starts
+                           .Ret<ffi::AnyBuffer>()  // workspace
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kInputCotangent, InputCotangentImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // offset
+                           .Arg<ffi::AnyBuffer>()  // origin
+                           .Arg<ffi::AnyBuffer>()  // order
+                           .Arg<ffi::AnyBuffer>()  // starts
+                           .Arg<ffi::AnyBuffer>()  // d_columns
+                           .Arg<ffi::AnyBuffer>()  // d_x so far
+                           .RemainingArgs()        // mask
+                           .Ret<ffi::AnyBuffer>()  // d_x
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+}  // namespace
+
+std::vector<Handler> DeformConvHandlers() {
+  return {{"dcn_sample", kSample},
+          {"dcn_offset_cotangent", kOffsetCotangent},
+          {"dcn_bin", kBin},
+          {"dcn_input_cotangent", kInputCotangent}};
+}
+
+}  // namespace dcn
