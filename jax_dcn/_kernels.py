@@ -6,12 +6,12 @@ from types import ModuleType
 
 import jax
 
-_PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}  # lowering platform and module name: FFI platform
+PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}  # lowering platform and module name: FFI platform
 
 
 def _load() -> dict[str, ModuleType]:
     modules = {}
-    for platform, ffi_platform in _PLATFORMS.items():
+    for platform, ffi_platform in PLATFORMS.items():
         # A module that is absent was not built; one that is there and cannot be imported is an error to show.
         if find_spec(f"{__package__}._{platform}") is None:
             continue

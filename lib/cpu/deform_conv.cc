@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "device.h"
@@ -188,13 +189,12 @@ DCN_VECTORIZED void BinSamplesOf(const Call<A>& call, int64_t image, int64_t g, 
       if (cell >= 0) ++starts[cell + 1];
     }
   }
-  for (int64_t cell = 0; cell < cells; ++cell) starts[cell + 1] += starts[cell];
+  // starts[c + 1] becomes cell c's start, and then, a sample at a time, its end: the start of cell c + 1.
+  int32_t start = 0;
+  for (int64_t cell = 0; cell < cells; ++cell) start += std::exchange(starts[cell + 1], start);
   for (int64_t s = 0; s < pixels * taps; ++s) {
-    if (cell_of[s] >= 0) order[starts[cell_of[s]]++] = int32_t(s);
+    if (cell_of[s] >= 0) order[starts[cell_of[s] + 1]++] = int32_t(s);
   }
-  // Each start has moved on to its cell's end, which is the next cell's start.
-  std::copy_backward(starts, starts + cells, starts + cells + 1);
-  starts[0] = 0;
 }
 
 template <typename A>

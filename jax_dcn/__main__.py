@@ -1,0 +1,34 @@
+"""`python -m jax_dcn`: what was built, and what a computation on this machine's default device will run."""
+
+from importlib.metadata import version
+
+import jax
+
+from jax_dcn import _kernels
+
+
+def main() -> None:
+    versions = ", ".join(f"{name} {version(name)}" for name in ("jax_dcn", "jax", "jaxlib", "flax"))
+    print(versions)
+    for platform in _kernels.PLATFORMS:
+        module = _kernels.modules.get(platform)
+        if module is None:
+            print(f"{platform} kernels: not built")
+        else:
+            api = ".".join(map(str, module.ffi_api_version))
+            print(f"{platform} kernels: built by {module.compiler}, XLA FFI API {api}")
+    device = jax.devices()[0]
+    print(f"default device: {device.device_kind} ({device.platform}), which will run {_running_on(device.platform)}")
+
+
+def _running_on(platform: str) -> str:
+    platform = "cuda" if platform == "gpu" and "cuda" in jax.devices()[0].client.platform_version.lower() else platform
+    if platform in _kernels.modules:
+        return f"the {platform} kernels"
+    if platform in _kernels.PLATFORMS:
+        return f"nothing of jax_dcn until the {platform} kernels are built:\n  {_kernels.BUILD_CUDA}"
+    return "the jax.numpy reference"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,353 @@
+#include "deform_conv.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cmath>
+
+#include "device.h"
+#include "launch.h"
+
+namespace dcn {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr unsigned kWholeWarp = 0xffffffff;
+
+template <typename T>
+struct AccumulatorOf {
+  using type = float;
+};
+template <>
+struct AccumulatorOf<double> {
+  using type = double;
+};
+template <typename T>
+using Accumulator = typename AccumulatorOf<T>::type;
+
+// N neighbouring channels, read and written 16 bytes at a time.
+template <typename T, int N>
+struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Vector {
+  T value[N];
+};
+
+template <int N, typename T>
+__device__ const Vector<T, N>& AsVector(const T* address) {
+  return *reinterpret_cast<const Vector<T, N>*>(address);
+}
+template <int N, typename T>
+__device__ Vector<T, N>& AsVector(T* address) {
+  return *reinterpret_cast<Vector<T, N>*>(address);
+}
+
+__device__ int64_t FirstThing() { return int64_t(blockIdx.x) * blockDim.x + threadIdx.x; }
+__device__ int64_t ThingsAtOnce() { return int64_t(gridDim.x) * blockDim.x; }
+
+// Where offset group g of tap k of output pixel p stands in `offset` (by two) and `mask`.
+__device__ int64_t Position(const Sizes& sizes, int64_t p, int64_t g, int32_t k) {
+  return (p * sizes.offset_groups + g) * sizes.taps() + k;
+}
+
+template <typename A>
+__device__ A Mask(const Positions& positions, int64_t position) {
+  return positions.mask ? static_cast<const A*>(positions.mask)[position] : A(1);
+}
+
+// `p` counts the pixels of the tile, through all images.
+template <typename A>
+__device__ Sample<A> LocateSample(const Sizes& sizes, const Positions& positions, int64_t p, int64_t position,
+                                  int32_t k) {
+  const int64_t row = p / sizes.columns % sizes.rows, column = p % sizes.columns;
+  return Locate(sizes.window, sizes.height, sizes.width, positions.origin[0] + row, positions.origin[1] + column, k,
+                static_cast<const A*>(positions.offset) + 2 * position);
+}
+
+// The address of channel c at corner (i, j) of a sample of output pixel p.
+template <typename T, typename A>
+__device__ const T* Corner(const Sizes& sizes, const T* x, const Sample<A>& sample, int64_t p, int i, int j,
+                           int64_t c) {
+  const int64_t image = p / (sizes.rows * sizes.columns);
+  const int64_t pixel = (image * sizes.height + sample.y.pixel[i]) * sizes.width + sample.x.pixel[j];
+  return x + pixel * sizes.channels + c;
+}
+
+// A thread for N channels of a tap of an output pixel.
+template <typename T, int N>
+__global__ void SampleColumnsKernel(Sizes sizes, Positions positions, const T* x, T* columns) {
+  using A = Accumulator<T>;
+  const int64_t vectors = sizes.channels / N, n = sizes.pixels() * sizes.taps() * vectors;
+  for (int64_t thing = FirstThing(); thing < n; thing += ThingsAtOnce()) {
+    const int64_t c = thing % vectors * N, p = thing / vectors / sizes.taps();
+    const int32_t k = int32_t(thing / vectors % sizes.taps());
+    const int64_t position = Position(sizes, p, c / sizes.group_channels(), k);
+    const Sample<A> sample = LocateSample<A>(sizes, positions, p, position, k);
+    A sum[N];
+    for (int v = 0; v < N; ++v) sum[v] = sample.nan() ? A(NAN) : A(0);
+    for (int corner = 0; corner < 4; ++corner) {
+      const int i = corner / 2, j = corner % 2;
+      if (!sample.inside() || !sample.touches(i, j)) continue;
+      const Vector<T, N> pixel = AsVector<N>(Corner(sizes, x, sample, p, i, j, c));
+      for (int v = 0; v < N; ++v) sum[v] += sample.weight(i, j) * A(pixel.value[v]);
+    }
+    Vector<T, N> out;
+    for (int v = 0; v < N; ++v) out.value[v] = T(sum[v] * Mask<A>(positions, position));
+    AsVector<N>(columns + thing * N) = out;
+  }
+}
+
+// A warp for a position: its lanes share the sum over channels.
+template <typename T, int N>
+__global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, const T* x, const Accumulator<T>* d_columns,
+                                      Accumulator<T>* d_offset, Accumulator<T>* d_mask) {
+  using A = Accumulator<T>;
+  const int64_t n = sizes.pixels() * sizes.offset_groups * sizes.taps();
+  const int lane = threadIdx.x % kWarp;
+  for (int64_t position = FirstThing() / kWarp; position < n; position += ThingsAtOnce() / kWarp) {
+    const int32_t k = int32_t(position % sizes.taps());
+    const int64_t g = position / sizes.taps() % sizes.offset_groups;
+    const int64_t p = position / sizes.taps() / sizes.offset_groups;
+    const Sample<A> sample = LocateSample<A>(sizes, positions, p, position, k);
+    A dot[4] = {};
+    if (sample.inside()) {
+      for (int64_t within = lane * N; within < sizes.group_channels(); within += kWarp * N) {
+        const int64_t c = g * sizes.group_channels() + within;
+        const Vector<A, N> d = AsVector<N>(d_columns + (p * sizes.taps() + k) * sizes.channels + c);
+        for (int corner = 0; corner < 4; ++corner) {
+          const int i = corner / 2, j = corner % 2;
+          if (!sample.touches(i, j)) continue;
+          const Vector<T, N> pixel = AsVector<N>(Corner(sizes, x, sample, p, i, j, c));
+          for (int v = 0; v < N; ++v) dot[corner] += d.value[v] * A(pixel.value[v]);
+        }
+      }
+    }
+    for (int corner = 0; corner < 4; ++corner) {
+      for (int lanes = kWarp / 2; lanes; lanes /= 2) dot[corner] += __shfl_xor_sync(kWholeWarp, dot[corner], lanes);
+    }
+    if (lane != 0) continue;
+    A dy = 0, dx = 0, dm = 0;
+    if (sample.nan()) {
+      dy = dx = dm = A(NAN);
+    } else if (sample.inside()) {
+      const A mask = Mask<A>(positions, position);
+      for (int corner = 0; corner < 4; ++corner) {
+        const int i = corner / 2, j = corner % 2;
+        dy += sample.weight_dy(i, j) * dot[corner] * mask;
+        dx += sample.weight_dx(i, j) * dot[corner] * mask;
+        dm += sample.weight(i, j) * dot[corner];
+      }
+    }
+    if (d_offset) {
+      d_offset[2 * position] = dy;
+      d_offset[2 * position + 1] = dx;
+    }
+    if (d_mask) d_mask[position] = dm;
+  }
+}
+
+// The sample numbered `thing` through all images and offset groups.
+struct SampleNumber {
+  int64_t bin;  // image · offset_groups + group
+  int32_t sample;
+  int64_t p, position;
+  int32_t k;
+
+  __device__ SampleNumber(const Sizes& sizes, int64_t thing)
+      : bin(thing / sizes.samples()), sample(int32_t(thing % sizes.samples())) {
+    const int64_t image = bin / sizes.offset_groups, g = bin % sizes.offset_groups;
+    p = image * sizes.rows * sizes.columns + sample / sizes.taps();
+    k = sample % sizes.taps();
+    position = Position(sizes, p, g, k);
+  }
+};
+
+template <typename A>
+__device__ int64_t CellOfSample(const Sizes& sizes, const Positions& positions, const SampleNumber& number) {
+  return CellOf(LocateSample<A>(sizes, positions, number.p, number.position, number.k), sizes.width);
+}
+
+// Counts cell c's samples in starts[c + 1], which is zero before.
+template <typename A>
+__global__ void CountKernel(Sizes sizes, Positions positions, Bins bins) {
+  const int64_t n = sizes.images * sizes.offset_groups * sizes.samples();
+  for (int64_t thing = FirstThing(); thing < n; thing += ThingsAtOnce()) {
+    const SampleNumber number(sizes, thing);
+    const int64_t cell = CellOfSample<A>(sizes, positions, number);
+    if (cell >= 0) atomicAdd(&bins.starts[number.bin * (sizes.cells() + 1) + cell + 1], 1);
+  }
+}
+
+// One block a bin: turns the counts into the cells' starts, still one place late.
+__global__ void ScanKernel(Sizes sizes, Bins bins) {
+  __shared__ int32_t sums[kThreads];
+  const int64_t n = sizes.images * sizes.offset_groups;
+  for (int64_t bin = blockIdx.x; bin < n; bin += gridDim.x) {
+    int32_t* counts = bins.starts + bin * (sizes.cells() + 1) + 1;
+    int32_t before = 0;
+    for (int64_t first = 0; first < sizes.cells(); first += kThreads) {
+      const int64_t cell = first + threadIdx.x;
+      const int32_t count = cell < sizes.cells() ? counts[cell] : 0;
+      sums[threadIdx.x] = count;
+      __syncthreads();
+      for (int reach = 1; reach < kThreads; reach *= 2) {
+        const int32_t other = int(threadIdx.x) >= reach ? sums[threadIdx.x - reach] : 0;
+        __syncthreads();
+        sums[threadIdx.x] += other;
+        __syncthreads();
+      }
+      if (cell < sizes.cells()) counts[cell] = before + sums[threadIdx.x] - count;
+      before += sums[kThreads - 1];
+      __syncthreads();
+    }
+  }
+}
+
+// Puts every sample into its cell's place, in any order; moves starts[c + 1] on from cell c's start to its end.
+template <typename A>
+__global__ void FillKernel(Sizes sizes, Positions positions, Bins bins, int32_t* unordered) {
+  const int64_t n = sizes.images * sizes.offset_groups * sizes.samples();
+  for (int64_t thing = FirstThing(); thing < n; thing += ThingsAtOnce()) {
+    const SampleNumber number(sizes, thing);
+    const int64_t cell = CellOfSample<A>(sizes, positions, number);
+    if (cell < 0) continue;
+    const int32_t place = atomicAdd(&bins.starts[number.bin * (sizes.cells() + 1) + cell + 1], 1);
+    unordered[number.bin * sizes.samples() + place] = number.sample;
+  }
+}
+
+// Orders the samples of each cell: a sample goes behind those of its cell with a smaller number.
+template <typename A>
+__global__ void RankKernel(Sizes sizes, Positions positions, Bins bins, const int32_t* unordered) {
+  const int64_t n = sizes.images * sizes.offset_groups * sizes.samples();
+  for (int64_t thing = FirstThing(); thing < n; thing += ThingsAtOnce()) {
+    const SampleNumber number(sizes, thing);
+    const int64_t cell = CellOfSample<A>(sizes, positions, number);
+    if (cell < 0) continue;
+    const int32_t* starts = bins.starts + number.bin * (sizes.cells() + 1);
+    const int32_t* samples = unordered + number.bin * sizes.samples();
+    int32_t rank = starts[cell];
+    for (int32_t i = starts[cell]; i < starts[cell + 1]; ++i) rank += samples[i] < number.sample;
+    bins.order[number.bin * sizes.samples() + rank] = number.sample;
+  }
+}
+
+// A thread for N channels of a pixel of the input, which gathers what the samples around it scatter.
+template <typename A, int N>
+__global__ void InputCotangentKernel(Sizes sizes, Positions positions, Bins bins, const A* d_columns, A* d_x) {
+  const int64_t vectors = sizes.channels / N, n = sizes.images * sizes.height * sizes.width * vectors;
+  for (int64_t thing = FirstThing(); thing < n; thing += ThingsAtOnce()) {
+    const int64_t c = thing % vectors * N, pixel = thing / vectors, g = c / sizes.group_channels();
+    const int64_t x = pixel % sizes.width, y = pixel / sizes.width % sizes.height;
+    const int64_t image = pixel / sizes.width / sizes.height;
+    const int64_t bin = image * sizes.offset_groups + g, first_pixel = image * sizes.rows * sizes.columns;
+    const int32_t* order = bins.order + bin * sizes.samples();
+    const int32_t* starts = bins.starts + bin * (sizes.cells() + 1);
+    Vector<A, N> sum = AsVector<N>(d_x + pixel * sizes.channels + c);
+    for (int corner = 0; corner < 4; ++corner) {
+      const int i = corner / 2, j = corner % 2;
+      const int64_t cell = CellWithCorner(y, x, i, j, sizes.height, sizes.width, sizes.window.circular);
+      for (int32_t entry = starts[cell]; entry < starts[cell + 1]; ++entry) {
+        const int64_t p = first_pixel + order[entry] / sizes.taps();
+        const int32_t k = order[entry] % sizes.taps();
+        const int64_t position = Position(sizes, p, g, k);
+        const A weight = LocateSample<A>(sizes, positions, p, position, k).weight(i, j) * Mask<A>(positions, position);
+        const Vector<A, N> d = AsVector<N>(d_columns + (p * sizes.taps() + k) * sizes.channels + c);
+        for (int v = 0; v < N; ++v) sum.value[v] += weight * d.value[v];
+      }
+    }
+    AsVector<N>(d_x + pixel * sizes.channels + c) = sum;
+  }
+}
+
+template <int N>
+struct Width {
+  static constexpr int value = N;
+};
+
+// Calls f with a value of the C++ type of `dtype`.
+template <typename F>
+const char* DispatchAccumulator(DType dtype, const F& f) {
+  return dtype == DType::kF64 ? f(double()) : f(float());
+}
+
+template <typename F>
+const char* Dispatch(DType dtype, const F& f) {
+  switch (dtype) {
+    case DType::kF16:
+      return f(__half());
+    case DType::kBF16:
+      return f(__nv_bfloat16());
+    case DType::kF32:
+      return f(float());
+    case DType::kF64:
+      return f(double());
+  }
+  return "unknown element type";
+}
+
+// Calls f with the channels a thread takes: 16 bytes of T, or one where that does not divide an offset group.
+template <typename T, typename F>
+const char* DispatchWidth(const Sizes& sizes, const F& f) {
+  constexpr int kWide = 16 / sizeof(T);
+  return sizes.group_channels() % kWide == 0 ? f(Width<kWide>()) : f(Width<1>());
+}
+
+}  // namespace
+
+const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
+                          void* columns) {
+  return Dispatch(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    return DispatchWidth<T>(sizes, [&](auto width) {
+      constexpr int N = decltype(width)::value;
+      return Launch(device, SampleColumnsKernel<T, N>, BlocksFor(sizes.pixels() * sizes.taps() * sizes.channels / N),
+                    sizes, positions, static_cast<const T*>(x), static_cast<T*>(columns));
+    });
+  });
+}
+
+const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
+                            const void* x, const void* d_columns, void* d_offset, void* d_mask) {
+  return Dispatch(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = Accumulator<T>;
+    return DispatchWidth<T>(sizes, [&](auto width) {
+      constexpr int N = decltype(width)::value;
+      return Launch(device, OffsetCotangentKernel<T, N>,
+                    BlocksFor(sizes.pixels() * sizes.offset_groups * sizes.taps() * kWarp), sizes, positions,
+                    static_cast<const T*>(x), static_cast<const A*>(d_columns), static_cast<A*>(d_offset),
+                    static_cast<A*>(d_mask));
+    });
+  });
+}
+
+const char* BinSamples(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const Bins& bins,
+                       int32_t* workspace) {
+  const int64_t count = sizes.images * sizes.offset_groups;
+  if (count == 0) return nullptr;
+  return DispatchAccumulator(dtype, [&](auto tag) {
+    using A = decltype(tag);
+    const int64_t blocks = BlocksFor(count * sizes.samples());
+    const char* failure = Failure(
+        cudaMemsetAsync(bins.starts, 0, count * (sizes.cells() + 1) * sizeof(int32_t), device.stream));
+    if (!failure) failure = Launch(device, CountKernel<A>, blocks, sizes, positions, bins);
+    if (!failure) failure = Launch(device, ScanKernel, count, sizes, bins);
+    if (!failure) failure = Launch(device, FillKernel<A>, blocks, sizes, positions, bins, workspace);
+    if (!failure) failure = Launch(device, RankKernel<A>, blocks, sizes, positions, bins, workspace);
+    return failure;
+  });
+}
+
+const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
+                           const Bins& bins, const void* d_columns, void* d_x) {
+  return DispatchAccumulator(dtype, [&](auto tag) {
+    using A = decltype(tag);
+    return DispatchWidth<A>(sizes, [&](auto width) {
+      constexpr int N = decltype(width)::value;
+      return Launch(device, InputCotangentKernel<A, N>,
+                    BlocksFor(sizes.images * sizes.height * sizes.width * sizes.channels / N), sizes, positions, bins,
+                    static_cast<const A*>(d_columns), static_cast<A*>(d_x));
+    });
+  });
+}
+
+}  // namespace dcn

@@ -1,0 +1,25 @@
+// How kernels are started: a thread for each of n things, in a loop where the grid is smaller.
+#pragma once
+
+#include <cstdint>
+
+#include "device.h"
+
+namespace dcn {
+
+constexpr int kThreads = 256;
+
+inline const char* Failure(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
+
+template <typename... Parameters, typename... Arguments>
+const char* Launch(const Device& device, void (*kernel)(Parameters...), int64_t blocks, Arguments... arguments) {
+  constexpr int64_t kMostBlocks = 1 << 20;
+  if (blocks == 0) return nullptr;  // which CUDA takes for an error
+  kernel<<<unsigned(blocks < kMostBlocks ? blocks : kMostBlocks), kThreads, 0, device.stream>>>(arguments...);
+  return Failure(cudaGetLastError());
+}
+
+// As many blocks as give every one of n things a thread.
+inline int64_t BlocksFor(int64_t n) { return (n + kThreads - 1) / kThreads; }
+
+}  // namespace dcn
