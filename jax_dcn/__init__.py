@@ -1,4 +1,11 @@
-"""Deformable convolution for JAX and Flax."""
+"""Deformable convolution for JAX and Flax.
+
+`deform_conv2d` and its explicit gradients are the operator; `jax_dcn.linen.DeformConv` and `jax_dcn.nnx.DeformConv` are
+the layers; `offset_labels` and `jax_dcn.quantize` help to train them.
+"""
+
+from importlib import import_module
+from types import ModuleType
 
 from jax_dcn.deform_conv import (
     deform_conv2d,
@@ -7,6 +14,7 @@ from jax_dcn.deform_conv import (
     deform_conv2d_offset_grad,
     deform_conv2d_weight_grad,
 )
+from jax_dcn.optim import offset_labels
 
 __all__ = [
     "deform_conv2d",
@@ -14,4 +22,15 @@ __all__ = [
     "deform_conv2d_mask_grad",
     "deform_conv2d_offset_grad",
     "deform_conv2d_weight_grad",
+    "linen",
+    "nnx",
+    "offset_labels",
+    "quantize",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    # Flax takes longer to import than jax: only who uses the layers pays for it.
+    if name in ("linen", "nnx", "quantize"):
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,13 +8,13 @@ def balanced(total, most: int) -> int:
     if not isinstance(total, int):  # a symbolic dimension, of an exported function
         return 1
     runs = -(-total // max(most, 1))
-    return -(-total // max(runs, 1)) or 1
+    return -(-total // max(runs, 1))
 
 
 def fold(body, total, size: int, carry):
     """`carry = body(start, length, carry)` over [0, total), in runs of `size` and what is left."""
-    if size == total:
-        return body(0, size, carry)
+    if isinstance(total, int) and total <= size:
+        return body(0, total, carry) if total else carry
     runs = total // size
     carry = lax.fori_loop(0, runs, lambda n, carry: body(n * size, size, carry), carry)
     rest = total - runs * size

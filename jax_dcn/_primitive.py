@@ -54,9 +54,9 @@ def register_family(
       name: of the operator; the primitives are called after it.
       result: `result(*avals, spec)`, the type of the result; raises where the operands do not fit.
       reference: `reference(*operands, spec)`, the operator in `jax.numpy`: its meaning, and its derivatives.
-      forward: as `reference`, by the kernels.
-      cotangent: `cotangent(*operands, ct, wanted, spec)`, the cotangents of the operands numbered in `wanted`, by
-        the kernels.
+      forward: `forward(*operands, spec, platform)`, as `reference`, by the kernels of the platform.
+      cotangent: `cotangent(*operands, ct, wanted, spec, platform)`, the cotangents of the operands numbered in
+        `wanted`, by the kernels.
       operands: how many operands there are. All functions get None for those that are not given.
       shared: the operands that carry no batch dimensions, as weights; all others may have any number of leading ones.
     """
@@ -81,22 +81,22 @@ def register_family(
     def reference_forward(*arrays, given, spec):
         return reference(*fill(given, arrays), spec=spec)
 
-    def reference_tangent(*arrays, given, moving, spec):
-        arrays, tangents = arrays[: len(given)], arrays[len(given) :]
+    def reference_tangent(*args, given, moving, spec):
+        arrays, tangents = args[: len(given)], args[len(given) :]
         function, primals = of_some(arrays, moving, given, spec)
         return jax.jvp(function, primals, tangents)[1]
 
-    def reference_cotangent(*arrays, given, wanted, spec):
-        *arrays, ct = arrays
+    def reference_cotangent(*args, given, wanted, spec):
+        *arrays, ct = args
         function, primals = of_some(arrays, wanted, given, spec)
         return jax.vjp(function, *primals)[1](ct)
 
-    def kernel_forward(*arrays, given, spec):
-        return forward(*fill(given, arrays), spec=spec)
+    def kernel_forward(*arrays, given, **params):
+        return forward(*fill(given, arrays), **params)
 
-    def kernel_cotangent(*arrays, given, wanted, spec):
-        *arrays, ct = arrays
-        return cotangent(*fill(given, arrays), ct, wanted=tuple(given[k] for k in wanted), spec=spec)
+    def kernel_cotangent(*args, given, wanted, **params):
+        *arrays, ct = args
+        return cotangent(*fill(given, arrays), ct, wanted=tuple(given[k] for k in wanted), **params)
 
     def forward_aval(*avals, given, spec):
         return result(*fill(given, avals), spec=spec)
@@ -158,7 +158,7 @@ def _primitive(name, avals, reference, kernel=None, many=False):
 
         def lower(ctx, *args, platform=platform, **params):
             _kernels.require(platform)
-            return mlir.lower_fun(kernel, multiple_results=many)(ctx, *args, **params)
+            return mlir.lower_fun(kernel, multiple_results=many)(ctx, *args, platform=platform, **params)
 
         mlir.register_lowering(primitive, lower, platform=platform)
     return primitive

@@ -30,7 +30,8 @@ struct Sizes {
   DCN_HOST_DEVICE int64_t cells() const { return CellCount(height, width); }
 };
 
-// The DType below is that of x. A is float, or double where x is. `mask` may be null. `origin` is the tile's first row and column.
+// The DType below is that of x. A is float, or double where x is. `mask` may be null. `origin` is the tile's first row
+// and column.
 struct Positions {
   const void* offset;     // A[images, rows, columns, offset_groups, taps, 2]
   const void* mask;       // A[images, rows, columns, offset_groups, taps]

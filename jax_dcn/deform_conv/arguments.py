@@ -85,7 +85,9 @@ def canonicalize(
         circular=circular,
         feature_group_count=_check.positive("feature_group_count", feature_group_count),
         precision=precision,
-        dtype=dtype if preferred_element_type is None else _check.dtype("preferred_element_type", preferred_element_type),
+        dtype=dtype
+        if preferred_element_type is None
+        else _check.dtype("preferred_element_type", preferred_element_type),
     )
     check_operands(x, offset, weight, bias, mask, spec=spec, channels_first=first)
     operands = (

@@ -63,9 +63,11 @@ def deform_conv2d(
     reads zero; a not-a-number offset makes its sample and its own gradients not-a-number, and adds nothing to the
     gradient of x.
 
-    Memory: on CPU and CUDA the samples are taken and multiplied in runs of output rows. At most 64 MiB of samples (or
-    those of one output row) are held at a time, counted in the sums' type and with their cotangents; a gradient of
-    16-bit data needs the float32 sum of the images of one run besides.
+    Memory: the samples are taken and multiplied in runs of output rows. At most 16 MiB of them on CPU, 128 MiB on
+    CUDA (or the samples of one output row, where these are more) are held at a time, counted with their cotangents and
+    in the type of the sums, float32 or wider; a grouped convolution rearranges them, which takes as much again. The
+    gradient of x is summed in that type for the images of one run at a time, and the gradient of weight for all.
+    None of this grows with the batch.
 
     Args:
       x: [..., H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
@@ -225,7 +227,15 @@ def deform_conv2d_weight_grad(
     return _gradient("weight", cotangent, x, offset, weight, mask, options)
 
 
-def _gradient(name, cotangent, x, offset, weight, mask, options):
+def _gradient(
+    name: str,
+    cotangent: ArrayLike,
+    x: ArrayLike,
+    offset: ArrayLike,
+    weight: ArrayLike,
+    mask: ArrayLike | None,
+    options: Options,
+) -> jax.Array:
     problem = canonicalize(x, offset, weight, None, mask, **options)
     first = options.get("data_format") == "NCHW"
     cotangent = _check.array("cotangent", cotangent)
@@ -239,16 +249,18 @@ def _gradient(name, cotangent, x, offset, weight, mask, options):
     wanted = OPERANDS.index(name)
     if options.get("backend") == "reference":
 
-        def of_wanted(operand):
-            return reference(*operands[:wanted], operand, *operands[wanted + 1 :], spec=problem.spec)
+        def of_wanted(operand: jax.Array) -> jax.Array:
+            replaced = [operand if k == wanted else other for k, other in enumerate(operands)]
+            return reference(*replaced, spec=problem.spec)
 
         (gradient,) = jax.vjp(of_wanted, operands[wanted])[1](cotangent)
     else:
         (gradient,) = deform_conv.cotangents(*operands, cotangent=cotangent, wanted=(wanted,), spec=problem.spec)
     if first:
         gradient = jnp.transpose(gradient, (3, 2, 0, 1)) if name == "weight" else channels_first(gradient)
-    return gradient.astype({"x": x, "offset": offset, "weight": weight, "mask": mask}[name].dtype)
+    wanted_for = {"x": x, "offset": offset, "weight": weight, "mask": mask}[name]
+    return gradient.astype(_check.array(name, wanted_for).dtype)
 
 
-def _aval(operand):
+def _aval(operand: jax.Array | None) -> Any:
     return None if operand is None else jax.typeof(operand)

@@ -13,14 +13,15 @@ from jax_dcn._chunks import balanced, fold
 from jax_dcn.deform_conv.arguments import OPERANDS
 from jax_dcn.deform_conv.reference import groups_and_taps, product, sum_dtype
 
-_COLUMN_BYTES = 64 * 2**20  # of samples, with their cotangents, held at a time
+# Of samples, with their cotangents, held at a time. On a CPU more would leave the caches; a GPU wants large products.
+COLUMN_BYTES = {"cpu": 16 * 2**20, "cuda": 128 * 2**20}
 
 
-def forward(x, offset, weight, bias, mask, *, spec):
+def forward(x, offset, weight, bias, mask, *, spec, platform):
     batch = x.shape[:-3]
     x, offset, mask = map(_flat, (x, offset, mask))
     images, rows, width = offset.shape[:3]
-    run = _run_lengths(offset, _row_bytes(x, offset, weight))
+    run = _run_lengths(offset, _row_bytes(x, offset, weight), COLUMN_BYTES[platform])
 
     def images_at(first, count, y):
         xs, offsets, masks = (_slice(a, first, count, axis=0) for a in (x, offset, mask))
@@ -37,15 +38,14 @@ def forward(x, offset, weight, bias, mask, *, spec):
     return fold(images_at, images, run.images, y).reshape(*batch, *y.shape[1:])
 
 
-def cotangent(x, offset, weight, bias, mask, ct, *, wanted, spec):
-    batch = x.shape[:-3]
+def cotangent(x, offset, weight, bias, mask, ct, *, wanted, spec, platform):
     wanted = [OPERANDS[k] for k in wanted]
     shapes = {"x": x, "offset": offset, "weight": weight, "bias": bias, "mask": mask}
     x, offset, mask, ct = map(_flat, (x, offset, mask, ct))
     sums = offset.dtype
     through_samples = not {"x", "offset", "mask"}.isdisjoint(wanted)
     held = through_samples + ("weight" in wanted)
-    run = _run_lengths(offset, held * _row_bytes(x, offset, weight))
+    run = _run_lengths(offset, held * _row_bytes(x, offset, weight), COLUMN_BYTES[platform])
 
     def images_at(first, count, out):
         xs, offsets, masks, cts = (_slice(a, first, count, axis=0) for a in (x, offset, mask, ct))
@@ -182,10 +182,10 @@ class _RunLengths(NamedTuple):
     rows: int
 
 
-def _run_lengths(offset, row_bytes):
-    """How many images, or else how many rows of one image, hold no more than `_COLUMN_BYTES`."""
+def _run_lengths(offset, row_bytes, limit):
+    """How many images, or else how many rows of one image, hold no more than `limit` bytes."""
     images, rows = offset.shape[:2]
-    most = _COLUMN_BYTES // max(row_bytes, 1)
+    most = limit // max(row_bytes, 1)
     if most < 2 * rows:
         return _RunLengths(1, balanced(rows, most))
     return _RunLengths(balanced(images, most // max(rows, 1)), rows)

@@ -27,12 +27,16 @@ def _sample(x, offset, mask, *, kernel_size, spec):
     tap_y, tap_x = np.divmod(np.arange(taps), kernel_size[1])
     grid_y = _grid(rows, spec.strides[0], spec.padding[0][0], tap_y * spec.kernel_dilation[0])
     grid_x = _grid(columns, spec.strides[1], spec.padding[1][0], tap_x * spec.kernel_dilation[1])
-    y = _locate(grid_y[:, None, :, None] + offset[..., 0], height, spec.circular)
-    x_ = _locate(grid_x[None, :, :, None] + offset[..., 1], width, spec.circular)
-    inside, nan = y.inside & x_.inside, y.nan | x_.nan
+    position_y = grid_y[:, None, :, None] + offset[..., 0]
+    position_x = grid_x[None, :, :, None] + offset[..., 1]
+    # One coordinate that is not a number makes the other so, wherever it lies.
+    nan = jnp.isnan(position_y) | jnp.isnan(position_x)
+    y = _locate(jnp.where(nan, jnp.nan, 0) + position_y, height, spec.circular)
+    x_ = _locate(jnp.where(nan, jnp.nan, 0) + position_x, width, spec.circular)
+    inside = y.inside & x_.inside
 
     pixels = x.astype(offset.dtype).reshape(height * width, groups, channels // groups)
-    sampled = 0
+    sampled = jnp.zeros((rows, columns, taps, groups, channels // groups), offset.dtype)
     for i, j in np.ndindex(2, 2):
         touches = inside & (y.pixel[i] >= 0) & (x_.pixel[j] >= 0)
         index = jnp.where(touches, y.pixel[i] * width + x_.pixel[j], height * width)
@@ -55,7 +59,6 @@ class _Axis(NamedTuple):
     pixel: tuple[jax.Array, jax.Array]
     fraction: jax.Array
     inside: jax.Array
-    nan: jax.Array
 
     def weight(self, i):
         return self.fraction if i else 1 - self.fraction
@@ -74,7 +77,7 @@ def _locate(position, size, circular):
         low = jnp.where(low < 0, low + size, low)
     low = low.astype(jnp.int32)
     high = jnp.where(low + 1 < size, low + 1, 0 if circular else -1)
-    return _Axis((low, high), fraction, inside, nan)
+    return _Axis((low, high), fraction, inside)
 
 
 def groups_and_taps(offset, kernel_size):

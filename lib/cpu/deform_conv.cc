@@ -30,8 +30,8 @@ struct Corners {
 template <typename T, typename A>
 DCN_INLINE void Blend(T* out, const Corners<T>& corners, const A weight[4], int64_t channels) {
   for (int64_t c = 0; c < channels; ++c) {
-    out[c] = T(weight[0] * A(corners.row[0][c]) + weight[1] * A(corners.row[1][c]) +
-               weight[2] * A(corners.row[2][c]) + weight[3] * A(corners.row[3][c]));
+    out[c] = T(weight[0] * A(corners.row[0][c]) + weight[1] * A(corners.row[1][c]) + weight[2] * A(corners.row[2][c]) +
+               weight[3] * A(corners.row[3][c]));
   }
 }
 
@@ -94,8 +94,7 @@ struct Call {
     for (int corner = 0; corner < 4; ++corner) {
       const int i = corner / 2, j = corner % 2;
       const int64_t pixel = sample.y.pixel[i] * sizes.width + sample.x.pixel[j];
-      corners.row[corner] =
-          sample.touches(i, j) ? image + pixel * sizes.channels + g * sizes.group_channels() : zeros;
+      corners.row[corner] = sample.touches(i, j) ? image + pixel * sizes.channels + g * sizes.group_channels() : zeros;
     }
     return corners;
   }
@@ -106,13 +105,12 @@ template <typename Body>
 void ParallelRanges(Device& device, int64_t n, int64_t work_each, const Body& body) {
   constexpr int64_t kGrain = 1 << 16;
   const int64_t length = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, work_each));
-  device.ParallelFor((n + length - 1) / length,
-                     [&](int64_t i) { body(i * length, std::min(n, (i + 1) * length)); });
+  device.ParallelFor((n + length - 1) / length, [&](int64_t i) { body(i * length, std::min(n, (i + 1) * length)); });
 }
 
 template <typename T>
-DCN_VECTORIZED void SamplePixels(const Call<Accumulator<T>>& call, const T* x, const T* zeros, T* columns, int64_t begin,
-                                 int64_t end) {
+DCN_VECTORIZED void SamplePixels(const Call<Accumulator<T>>& call, const T* x, const T* zeros, T* columns,
+                                 int64_t begin, int64_t end) {
   using A = Accumulator<T>;
   const Sizes& sizes = call.sizes;
   const int32_t taps = sizes.taps();
@@ -124,8 +122,7 @@ DCN_VECTORIZED void SamplePixels(const Call<Accumulator<T>>& call, const T* x, c
         const A nothing = sample.nan() ? std::numeric_limits<A>::quiet_NaN() : A(0);
         A weight[4];
         for (int corner = 0; corner < 4; ++corner) {
-          weight[corner] =
-              (sample.inside() ? sample.weight(corner / 2, corner % 2) : nothing) * call.Mask(position);
+          weight[corner] = (sample.inside() ? sample.weight(corner / 2, corner % 2) : nothing) * call.Mask(position);
         }
         Blend(columns + (p * taps + k) * sizes.channels + g * sizes.group_channels(),
               call.CornersOf(sample, x, zeros, p, g), weight, sizes.group_channels());
@@ -198,8 +195,7 @@ DCN_VECTORIZED void BinSamplesOf(const Call<A>& call, int64_t image, int64_t g, 
 }
 
 template <typename A>
-DCN_VECTORIZED void GatherRow(const Call<A>& call, const Bins& bins, const A* d_columns, A* d_x,
-                              int64_t image_row) {
+DCN_VECTORIZED void GatherRow(const Call<A>& call, const Bins& bins, const A* d_columns, A* d_x, int64_t image_row) {
   const Sizes& sizes = call.sizes;
   const int32_t taps = sizes.taps();
   const int64_t image = image_row / sizes.height, y = image_row % sizes.height;
@@ -261,8 +257,8 @@ const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const
   return nullptr;
 }
 
-const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                            const void* x, const void* d_columns, void* d_offset, void* d_mask) {
+const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
+                            const void* d_columns, void* d_offset, void* d_mask) {
   Dispatch(dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = Accumulator<T>;

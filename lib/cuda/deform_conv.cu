@@ -305,8 +305,8 @@ const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const
   });
 }
 
-const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                            const void* x, const void* d_columns, void* d_offset, void* d_mask) {
+const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
+                            const void* d_columns, void* d_offset, void* d_mask) {
   return Dispatch(dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = Accumulator<T>;
@@ -327,8 +327,8 @@ const char* BinSamples(Device& device, DType dtype, const Sizes& sizes, const Po
   return DispatchAccumulator(dtype, [&](auto tag) {
     using A = decltype(tag);
     const int64_t blocks = BlocksFor(count * sizes.samples());
-    const char* failure = Failure(
-        cudaMemsetAsync(bins.starts, 0, count * (sizes.cells() + 1) * sizeof(int32_t), device.stream));
+    const char* failure =
+        Failure(cudaMemsetAsync(bins.starts, 0, count * (sizes.cells() + 1) * sizeof(int32_t), device.stream));
     if (!failure) failure = Launch(device, CountKernel<A>, blocks, sizes, positions, bins);
     if (!failure) failure = Launch(device, ScanKernel, count, sizes, bins);
     if (!failure) failure = Launch(device, FillKernel<A>, blocks, sizes, positions, bins, workspace);

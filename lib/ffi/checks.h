@@ -34,9 +34,8 @@ class Checks {
   }
 
   void Rank(std::string_view operand, ffi::AnyBuffer buffer, size_t rank) {
-    Require(buffer.dimensions().size() == rank, std::string(operand) + " has shape " +
-                                                     ToString(buffer.dimensions()) + ", must have " +
-                                                     std::to_string(rank) + " dimensions");
+    Require(buffer.dimensions().size() == rank, std::string(operand) + " has shape " + ToString(buffer.dimensions()) +
+                                                    ", must have " + std::to_string(rank) + " dimensions");
   }
 
   void Shape(std::string_view operand, ffi::AnyBuffer buffer, std::initializer_list<int64_t> shape) {

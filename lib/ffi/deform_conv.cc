@@ -94,10 +94,10 @@ void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer x, Siz
 }
 
 void CheckBins(Checks& checks, const Sizes& sizes, ffi::AnyBuffer order, ffi::AnyBuffer starts) {
-  checks.FitsInt32("the number of an image's pixels", sizes.height < std::numeric_limits<int32_t>::max() /
-                                                                         (sizes.width + 1)
-                                                          ? sizes.cells()
-                                                          : std::numeric_limits<int64_t>::max());
+  checks.FitsInt32("the number of an image's pixels",
+                   sizes.height < std::numeric_limits<int32_t>::max() / (sizes.width + 1)
+                       ? sizes.cells()
+                       : std::numeric_limits<int64_t>::max());
   checks.FitsInt32("the number of an image's samples", sizes.samples());
   checks.Type("order", order, ffi::S32);
   checks.Shape("order", order, {sizes.images, sizes.offset_groups, sizes.samples()});
@@ -105,9 +105,7 @@ void CheckBins(Checks& checks, const Sizes& sizes, ffi::AnyBuffer order, ffi::An
   checks.Shape("starts", starts, {sizes.images, sizes.offset_groups, sizes.cells() + 1});
 }
 
-ffi::Error Result(const char* failure) {
-  return failure ? ffi::Error::Internal(failure) : ffi::Error::Success();
-}
+ffi::Error Result(const char* failure) { return failure ? ffi::Error::Internal(failure) : ffi::Error::Success(); }
 
 ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                       ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> columns, ffi::Dictionary attributes) {
@@ -121,13 +119,12 @@ ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer 
   checks.Shape("columns", *columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return Result(
-      SampleColumns(device, dtype, sizes, call.positions, x.untyped_data(), columns->untyped_data()));
+  return Result(SampleColumns(device, dtype, sizes, call.positions, x.untyped_data(), columns->untyped_data()));
 }
 
-ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset,
-                               ffi::AnyBuffer origin, ffi::AnyBuffer d_columns, ffi::RemainingArgs mask,
-                               ffi::RemainingRets results, ffi::Dictionary attributes) {
+ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+                               ffi::AnyBuffer d_columns, ffi::RemainingArgs mask, ffi::RemainingRets results,
+                               ffi::Dictionary attributes) {
   Checks checks("dcn_offset_cotangent");
   Decoded call = Decode(checks, attributes, offset, origin, OptionalMask(checks, mask));
   Sizes& sizes = call.sizes;
@@ -197,8 +194,8 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
   if (!checks.ok()) return checks.error();
   Device device(context);
   return Result(InputCotangent(device, dtype, sizes, call.positions,
-                               {order.typed_data<int32_t>(), starts.typed_data<int32_t>()},
-                               d_columns.untyped_data(), d_x->untyped_data()));
+                               {order.typed_data<int32_t>(), starts.typed_data<int32_t>()}, d_columns.untyped_data(),
+                               d_x->untyped_data()));
 }
 
 XLA_FFI_DEFINE_HANDLER(kSample, SampleImpl,

@@ -1,0 +1,35 @@
+# `make demo` and `make test` do everything from creating the virtual environment on.
+
+PYTHON ?= python3
+BIN := .venv/bin
+SOURCES := $(shell find lib -name '*.h' -o -name '*.cc' -o -name '*.cu')
+
+.PHONY: demo test lint format benchmark clean
+
+demo: .venv/installed
+	$(BIN)/python -m examples.detector
+
+test: lint
+	$(BIN)/python -m pytest -n 2
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES)
+	$(BIN)/mypy
+
+format: .venv/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(SOURCES)
+
+benchmark: .venv/installed
+	$(BIN)/python -m benchmarks
+
+.venv/installed: pyproject.toml CMakeLists.txt $(wildcard cmake/*.cmake) $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --editable ".[test,examples]" --config-settings=cmake.define.JAX_DCN_WERROR=ON
+	touch $@
+
+clean:
+	rm -rf .venv build out

@@ -1,0 +1,320 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from jax import lax
+from jax.test_util import check_grads
+
+from jax_dcn import deform_conv2d
+from jax_dcn.linen import DeformConv
+from jax_dcn.quantize import power_of_two
+
+GEOMETRIES = [
+    {},
+    {"strides": 2},
+    {"strides": (2, 1), "padding": "VALID"},
+    {"padding": "CIRCULAR", "kernel_dilation": (1, 2)},
+    {"padding": "CIRCULAR", "strides": 2},
+    {"padding": 2, "kernel_dilation": 2},
+    {"padding": (1, 0)},
+    {"padding": ((2, 0), (1, 3)), "strides": (1, 2)},
+    {"kernel_size": (1, 4)},
+    {"feature_group_count": 2, "use_bias": False},
+]
+
+
+def normal(seed, shape, dtype=jnp.float32):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def random_variables(layer, *inputs, scale=0.2):
+    """Variables of which none is zero: offsets of about a pixel at this scale."""
+    shapes = jax.eval_shape(layer.init, jax.random.key(0), *inputs)
+    return jax.tree.map(lambda leaf: scale * normal(len(leaf.shape), leaf.shape, leaf.dtype), shapes)
+
+
+@pytest.mark.parametrize(
+    "arguments, channels", [({}, 27), ({"modulated": False}, 18), ({"offset_groups": 2, "feature_group_count": 4}, 54)]
+)
+def test_parameters(arguments, channels):
+    layer = DeformConv(features=8, kernel_size=3, **arguments)
+    params = jax.eval_shape(layer.init, jax.random.key(0), jnp.ones([5, 6, 4]))["params"]
+    assert jax.tree.map(jnp.shape, params) == {
+        "kernel": (3, 3, 4 // layer.feature_group_count, 8),
+        "bias": (8,),
+        "conv_offset": {"kernel": (3, 3, 4, channels), "bias": (channels,)},
+    }
+
+
+def test_initialised_like_an_ordinary_convolution():
+    arguments = {"features": 6, "kernel_size": (3, 3), "bias_init": nn.initializers.normal()}
+    layers = DeformConv(**arguments), nn.Conv(**arguments)
+    params, expected = (jax.jit(layer.init)(jax.random.key(0), jnp.ones([9, 8, 4]))["params"] for layer in layers)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(params.pop("conv_offset")))
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+@pytest.mark.parametrize("modulated", [False, True])
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_an_ordinary_convolution_until_offsets_are_learned(geometry, modulated):
+    arguments = {"features": 6, "kernel_size": (3, 3), **geometry}
+    x = normal(1, [2, 9, 8, 4])
+    layer = DeformConv(**arguments, modulated=modulated, mask_scale=2.0, offset_groups=2)
+    params = random_variables(layer, x)["params"]
+    y = layer.apply({"params": {**params, "conv_offset": jax.tree.map(jnp.zeros_like, params.pop("conv_offset"))}}, x)
+    expected = nn.Conv(**arguments).apply({"params": params}, x)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bound", [None, 1.5])
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_prediction(geometry, bound):
+    """The first 2·G·K channels of conv_offset are the offsets, the next G·K the logits of the mask."""
+    arguments = {"features": 6, "kernel_size": 3, **geometry}
+    layer = DeformConv(**arguments, offset_groups=2, mask_scale=3.0, offset_bound=bound)
+    x = normal(1, [2, 9, 8, 4])
+    variables = random_variables(layer, x)
+    params = variables["params"]
+    y, offset, mask = jax.jit(partial(layer.apply, return_offsets=True))(variables, x)
+
+    taps = np.prod(params["kernel"].shape[:2])
+    geometry = {name: getattr(layer, name) for name in ("strides", "padding", "kernel_dilation")}
+    raw = nn.Conv(6 * taps, params["kernel"].shape[:2], **geometry).apply({"params": params["conv_offset"]}, x)
+    raw_offset, logits = raw[..., : 4 * taps], raw[..., 4 * taps :]
+    assert jnp.abs(raw_offset).max() > 1
+    bounded = bound * np.tanh(raw_offset / bound) if bound else raw_offset
+    np.testing.assert_allclose(offset, bounded, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(mask, 3 / (1 + np.exp(-logits)), rtol=1e-5)
+    expected = deform_conv2d(
+        x, offset, params["kernel"], params.get("bias"), mask, **geometry, feature_group_count=layer.feature_group_count
+    )
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_offset_bound_holds_for_diverging_offsets():
+    layer = DeformConv(features=2, kernel_size=3, offset_bound=4.0, return_offsets=True)
+    x = normal(1, [6, 6, 3])
+    variables = random_variables(layer, x, scale=1e4)
+    _, offset, _ = layer.apply(variables, x)
+    assert jnp.abs(offset).max() == 4.0
+    gradient = jax.jit(jax.grad(lambda variables: layer.apply(variables, x)[0].sum()))(variables)
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+def test_offsets_from_outside():
+    layer = DeformConv(features=2, kernel_size=3, offset_bound=0.1)
+    x, offset, mask = normal(1, [2, 6, 6, 4]), normal(2, [2, 6, 6, 36]), normal(3, [2, 6, 6, 18])
+    variables = layer.init(jax.random.key(0), x, offset, mask)
+    assert set(variables["params"]) == {"kernel", "bias"}
+    kernel = variables["params"]["kernel"]
+
+    np.testing.assert_array_equal(layer.apply(variables, x, offset, mask), deform_conv2d(x, offset, kernel, mask=mask))
+    y, used_offset, used_mask = layer.apply(variables, x, offset, return_offsets=True)
+    np.testing.assert_array_equal(y, deform_conv2d(x, offset, kernel))
+    np.testing.assert_array_equal(used_offset, offset)
+    assert used_mask is None
+
+
+def test_return_offsets():
+    x = normal(1, [5, 5, 3])
+    layer = DeformConv(features=2, kernel_size=3, modulated=False, return_offsets=True)
+    variables = random_variables(layer, x)
+    y, offset, mask = layer.apply(variables, x)
+    assert offset.shape == (5, 5, 18) and mask is None
+    np.testing.assert_array_equal(layer.apply(variables, x, return_offsets=False), y)
+
+
+@pytest.mark.parametrize("batch", [(), (0,), (2, 3), (2, 1, 2)])
+def test_batch_dimensions(batch):
+    layer = DeformConv(features=5, kernel_size=3, strides=2, return_offsets=True)
+    x = normal(1, [*batch, 6, 7, 4])
+    variables = random_variables(layer, x)
+    flat = layer.apply(variables, x.reshape(-1, 6, 7, 4))
+    for got, expected in zip(layer.apply(variables, x), flat, strict=True):
+        assert got.shape[:-3] == batch
+        np.testing.assert_allclose(got, expected.reshape(got.shape), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_low_precision(dtype):
+    """Offsets and masks are those of the float32 layer, whatever dtype the convolution has."""
+    x = normal(1, [2, 6, 6, 4])
+    layer = DeformConv(features=3, kernel_size=3, return_offsets=True)
+    variables = random_variables(layer, x)
+    y, offset, mask = layer.apply(variables, x)
+    low_y, low_offset, low_mask = layer.clone(dtype=dtype).apply(variables, x)
+    assert low_y.dtype == dtype
+    assert low_offset.dtype == low_mask.dtype == jnp.float32
+    np.testing.assert_array_equal(low_offset, offset)
+    np.testing.assert_array_equal(low_mask, mask)
+    np.testing.assert_allclose(low_y.astype(jnp.float32), y, rtol=0.05, atol=0.1)
+
+    in_low = layer.clone(param_dtype=dtype)
+    y, offset, _ = in_low.apply(in_low.init(jax.random.key(0), x.astype(dtype)), x.astype(dtype))
+    assert (y.dtype, offset.dtype) == (dtype, jnp.float32)
+    wide = layer.clone(dtype=dtype, preferred_element_type=jnp.float32)
+    assert wide.apply(variables, x)[0].dtype == jnp.float32
+
+
+def test_double_precision(x64):
+    x = normal(1, [5, 5, 2], jnp.float64)
+    layer = DeformConv(features=2, kernel_size=3, param_dtype=jnp.float64, return_offsets=True)
+    variables = random_variables(layer, x)
+    assert {array.dtype for array in layer.apply(variables, x)} == {jnp.dtype(jnp.float64)}
+    check_grads(lambda variables, x: layer.apply(variables, x)[0], (variables, x), 1, atol=1e-7, rtol=1e-7, eps=1e-6)
+
+
+def test_kernel_transform():
+    x = normal(1, [2, 6, 6, 4])
+    plain = DeformConv(features=3, kernel_size=3)
+    variables = random_variables(plain, x)
+    quantised = plain.clone(kernel_transform=partial(power_of_two, min_exponent=-5))
+    params = variables["params"]
+    expected = {"params": {**params, "kernel": power_of_two(params["kernel"], min_exponent=-5)}}
+    np.testing.assert_array_equal(quantised.apply(variables, x), plain.apply(expected, x))
+
+    def loss(layer, variables):
+        return (layer.apply(variables, x) ** 2).sum()
+
+    gradient = jax.jit(jax.grad(partial(loss, quantised)))(variables)
+    through = jax.jit(jax.grad(partial(loss, plain)))(expected)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), gradient, through)
+
+
+class Tower(nn.Module):
+    """Three layers by nn.scan, each rematerialised if asked for."""
+
+    layer: type[nn.Module] = DeformConv
+
+    @nn.compact
+    def __call__(self, x):
+        scanned = nn.scan(
+            lambda layer, x, _: (layer(x), None), variable_axes={"params": 0}, split_rngs={"params": True}, length=3
+        )
+        return scanned(self.layer(features=4, kernel_size=3, name="layer"), x, None)[0]
+
+
+@pytest.mark.parametrize("layer", [DeformConv, nn.remat(DeformConv), nn.jit(DeformConv)], ids=["plain", "remat", "jit"])
+def test_scan_remat_and_jit(layer):
+    x = normal(1, [2, 6, 6, 4])
+    tower = Tower(layer)
+    variables = random_variables(tower, x)
+
+    def scanned_loss(variables):
+        return (tower.apply(variables, x) ** 2).sum()
+
+    def unrolled_loss(variables):
+        y = x
+        for i in range(3):
+            params = jax.tree.map(lambda leaf, i=i: leaf[i], variables["params"]["layer"])
+            y = DeformConv(features=4, kernel_size=3).apply({"params": params}, y)
+        return (y**2).sum()
+
+    both = (jax.jit(jax.value_and_grad(loss))(variables) for loss in (scanned_loss, unrolled_loss))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), *both)
+
+
+def test_vmap_over_an_ensemble():
+    x = normal(1, [3, 2, 6, 6, 4])
+    ensemble = nn.vmap(DeformConv, variable_axes={"params": 0}, split_rngs={"params": True})(features=5, kernel_size=3)
+    variables = random_variables(ensemble, x)
+    for i, y in enumerate(ensemble.apply(variables, x)):
+        member = jax.tree.map(lambda leaf, i=i: leaf[i], variables)
+        expected = DeformConv(features=5, kernel_size=3).apply(member, x[i])
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_partitioning_metadata():
+    init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, None, None, "model"))
+    layer = DeformConv(features=4, kernel_size=3, kernel_init=init)
+    x = jnp.ones([5, 5, 3])
+    variables = layer.init(jax.random.key(0), x)
+    spec = nn.get_partition_spec(variables)["params"]["kernel"]
+    assert spec == jax.sharding.PartitionSpec(None, None, None, "model")
+    assert layer.apply(variables, x).shape == (5, 5, 4)
+
+
+def test_bfloat16_training():
+    x = normal(1, [4, 8, 8, 3])
+    target = jnp.roll(x, (1, 2), (1, 2))
+    layer = DeformConv(features=3, kernel_size=3, dtype=jnp.bfloat16)
+    params = layer.init(jax.random.key(0), x)["params"]
+    optimizer = optax.adam(1e-2)
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params, state):
+        def loss(params):
+            return ((layer.apply({"params": params}, x).astype(jnp.float32) - target) ** 2).mean()
+
+        value, gradient = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(gradient, state)
+        return optax.apply_updates(params, updates), state, value, gradient
+
+    losses = []
+    for _ in range(20):
+        params, state, value, gradient = step(params, state)
+        losses.append(value)
+        assert all(leaf.dtype == jnp.float32 and jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+    assert losses[-1] < 0.8 * losses[0]
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
+    assert all(leaf.any() for leaf in jax.tree.leaves(params["conv_offset"]))
+
+
+def test_offsets_are_learned():
+    """A layer of one tap with an identity kernel finds, by its offset alone, how far an image was moved."""
+    rows, columns = jnp.mgrid[:12, :12]
+    wave = jnp.stack([jnp.sin(rows / 3), jnp.cos(columns / 4)], -1)
+    moved = jnp.stack([jnp.sin((rows + 1.3) / 3), jnp.cos((columns - 0.7) / 4)], -1)
+    layer = DeformConv(features=2, kernel_size=1, modulated=False, use_bias=False)
+    params = {**layer.init(jax.random.key(0), wave)["params"], "kernel": jnp.eye(2)[None, None]}
+    optimizer = optax.adam(0.05)
+
+    def loss(conv_offset):
+        y = layer.apply({"params": {**params, "conv_offset": conv_offset}}, wave)
+        return ((y - moved)[2:-2, 2:-2] ** 2).mean()
+
+    def step(carry, _):
+        conv_offset, state = carry
+        gradient = {**jax.grad(loss)(conv_offset), "kernel": jnp.zeros([1, 1, 2, 2])}
+        updates, state = optimizer.update(gradient, state)
+        return (optax.apply_updates(conv_offset, updates), state), None
+
+    start = params["conv_offset"]
+    (found, _), _ = lax.scan(step, (start, optimizer.init(start)), length=200)
+    np.testing.assert_allclose(found["bias"], [1.3, -0.7], atol=0.05)
+
+
+@pytest.mark.parametrize(
+    "arguments, shape, message",
+    [
+        ({"features": 0}, [6, 6, 4], "features must be a positive int, got 0"),
+        ({"features": 2.5}, [6, 6, 4], "features must be a positive int, got 2.5"),
+        ({"kernel_size": (3, 3, 3)}, [6, 6, 4], r"kernel_size must be .* got \(3, 3, 3\)"),
+        ({"kernel_size": 0}, [6, 6, 4], "kernel_size must be .* got 0"),
+        ({"strides": (1, 2, 1)}, [6, 6, 4], r"strides must be .* got \(1, 2, 1\)"),
+        ({"padding": "REFLECT"}, [6, 6, 4], "padding must be .* got 'REFLECT'"),
+        ({"backend": "gpu"}, [6, 6, 4], "backend must be .* got 'gpu'"),
+        ({"offset_groups": 3}, [6, 6, 4], "channel count of x must be a multiple of offset_groups=3, got 4"),
+        ({"offset_groups": 0}, [6, 6, 4], "offset_groups must be a positive int, got 0"),
+        ({"feature_group_count": 3}, [6, 6, 4], "count of x must be a multiple of feature_group_count=3, got 4"),
+        ({"feature_group_count": 4}, [6, 6, 4], "features must be a multiple of feature_group_count=4, got 6"),
+        ({"offset_bound": 0.0}, [6, 6, 4], "offset_bound must be .* got 0.0"),
+        ({"offset_bound": jnp.inf}, [6, 6, 4], "offset_bound must be .* got inf"),
+        ({"offset_bound": "3"}, [6, 6, 4], "offset_bound must be .* got '3'"),
+        ({}, [6, 4], r"x must have the shape \[\.\.\., height, width, channels\], got \[6, 4\]"),
+    ],
+)
+def test_errors(arguments, shape, message):
+    layer = DeformConv(**{"features": 6, "kernel_size": 3, **arguments})
+    with pytest.raises((TypeError, ValueError), match=message):
+        jax.eval_shape(layer.init, jax.random.key(0), jnp.ones(shape))
+
+
+def test_a_mask_needs_an_offset():
+    with pytest.raises(ValueError, match="mask was given without an offset"):
+        DeformConv(features=6, kernel_size=3).init(jax.random.key(0), jnp.ones([6, 6, 4]), mask=jnp.ones([6, 6, 9]))
