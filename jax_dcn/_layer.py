@@ -71,6 +71,9 @@ def apply(
     return_offsets: bool | None,
 ) -> Any:
     """The layer's output, with the offset and mask beside it if asked for."""
+    # Before the offset convolution, which would complain of the same mistakes in other words.
+    strides, dilation = _check.pair("strides", layer.strides), _check.pair("kernel_dilation", layer.kernel_dilation)
+    _check.padding(layer.padding, x.shape[-3:-1], kernel.shape[:2], strides, dilation)
     if offset is None:
         if mask is not None:
             raise ValueError("mask was given without an offset: give both, or neither to have both predicted")
@@ -86,9 +89,9 @@ def apply(
         kernel,
         bias,
         mask,
-        strides=layer.strides,
+        strides=strides,
         padding=layer.padding,
-        kernel_dilation=layer.kernel_dilation,
+        kernel_dilation=dilation,
         feature_group_count=layer.feature_group_count,
         precision=layer.precision,
         preferred_element_type=layer.preferred_element_type,
