@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, use_abstract_mesh
 
 
 def result_aval(like, shape, dtype, leading: int = 0):
@@ -16,6 +16,19 @@ def result_aval(like, shape, dtype, leading: int = 0):
         return aval
     spec = (*tuple(like.sharding.spec)[:leading], *[None] * (len(shape) - leading))
     return aval.update(sharding=NamedSharding(like.sharding.mesh, PartitionSpec(*spec)))
+
+
+def lower_apart_from_explicit_mesh(lower, ctx, *args, **params):
+    """`lower(ctx, *args, **params)`, written as for one device where the mesh is Explicit: XLA's partitioner splits it.
+
+    Under such a mesh every reshape and slice of a split dimension would have to say how its result is split.
+    """
+    meshes = [aval.sharding.mesh for aval in ctx.avals_in]
+    if not any(AxisType.Explicit in mesh.axis_types for mesh in meshes):
+        return lower(ctx, *args, **params)
+    with use_abstract_mesh(AbstractMesh((), ())):
+        avals = [aval.update(sharding=None) for aval in ctx.avals_in]
+        return lower(ctx.replace(avals_in=avals), *args, **params)
 
 
 def _varying(array) -> frozenset:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
-from jax_dcn import _kernels
+from jax_dcn import _compat, _kernels
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,8 @@ def _primitive(name, avals, reference, kernel=None, many=False):
 
         def lower(ctx, *args, platform=platform, **params):
             _kernels.require(platform)
-            return mlir.lower_fun(kernel, multiple_results=many)(ctx, *args, platform=platform, **params)
+            kernel_lowering = mlir.lower_fun(kernel, multiple_results=many)
+            return _compat.lower_apart_from_explicit_mesh(kernel_lowering, ctx, *args, platform=platform, **params)
 
         mlir.register_lowering(primitive, lower, platform=platform)
     return primitive

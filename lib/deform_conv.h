@@ -8,13 +8,12 @@
 
 #include <cstdint>
 
+#include "dtype.h"
 #include "geometry.h"
 
 namespace dcn {
 
 struct Device;
-
-enum class DType { kF16, kBF16, kF32, kF64 };
 
 struct Sizes {
   Window window;

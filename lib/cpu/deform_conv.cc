@@ -222,31 +222,11 @@ DCN_VECTORIZED void GatherRow(const Call<A>& call, const Bins& bins, const A* d_
   }
 }
 
-// Calls f with a value of the C++ type of `dtype`.
-template <typename F>
-void DispatchAccumulator(DType dtype, const F& f) {
-  return dtype == DType::kF64 ? f(double()) : f(float());
-}
-
-template <typename F>
-void Dispatch(DType dtype, const F& f) {
-  switch (dtype) {
-    case DType::kF16:
-      return f(F16());
-    case DType::kBF16:
-      return f(BF16());
-    case DType::kF32:
-      return f(float());
-    case DType::kF64:
-      return f(double());
-  }
-}
-
 }  // namespace
 
 const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
                           void* columns) {
-  Dispatch(dtype, [&](auto tag) {
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     const Call<Accumulator<T>> call(sizes, positions);
     const std::vector<T> zeros(sizes.group_channels(), T(0));
@@ -259,7 +239,7 @@ const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const
 
 const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
                             const void* d_columns, void* d_offset, void* d_mask) {
-  Dispatch(dtype, [&](auto tag) {
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = Accumulator<T>;
     const Call<Accumulator<T>> call(sizes, positions);

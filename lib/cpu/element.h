@@ -50,16 +50,4 @@ struct F16 {
   }
 };
 
-// What positions are computed and sums accumulated in.
-template <typename T>
-struct AccumulatorOf {
-  using type = float;
-};
-template <>
-struct AccumulatorOf<double> {
-  using type = double;
-};
-template <typename T>
-using Accumulator = typename AccumulatorOf<T>::type;
-
 }  // namespace dcn

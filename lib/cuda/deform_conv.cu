@@ -14,17 +14,6 @@ namespace {
 constexpr int kWarp = 32;
 constexpr unsigned kWholeWarp = 0xffffffff;
 
-template <typename T>
-struct AccumulatorOf {
-  using type = float;
-};
-template <>
-struct AccumulatorOf<double> {
-  using type = double;
-};
-template <typename T>
-using Accumulator = typename AccumulatorOf<T>::type;
-
 // N neighbouring channels, read and written 16 bytes at a time.
 template <typename T, int N>
 struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Vector {
@@ -263,27 +252,6 @@ struct Width {
   static constexpr int value = N;
 };
 
-// Calls f with a value of the C++ type of `dtype`.
-template <typename F>
-const char* DispatchAccumulator(DType dtype, const F& f) {
-  return dtype == DType::kF64 ? f(double()) : f(float());
-}
-
-template <typename F>
-const char* Dispatch(DType dtype, const F& f) {
-  switch (dtype) {
-    case DType::kF16:
-      return f(__half());
-    case DType::kBF16:
-      return f(__nv_bfloat16());
-    case DType::kF32:
-      return f(float());
-    case DType::kF64:
-      return f(double());
-  }
-  return "unknown element type";
-}
-
 // Calls f with the channels a thread takes: 16 bytes of T, or one where that does not divide an offset group.
 template <typename T, typename F>
 const char* DispatchWidth(const Sizes& sizes, const F& f) {
@@ -295,7 +263,7 @@ const char* DispatchWidth(const Sizes& sizes, const F& f) {
 
 const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
                           void* columns) {
-  return Dispatch(dtype, [&](auto tag) {
+  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     return DispatchWidth<T>(sizes, [&](auto width) {
       constexpr int N = decltype(width)::value;
@@ -307,7 +275,7 @@ const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const
 
 const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
                             const void* d_columns, void* d_offset, void* d_mask) {
-  return Dispatch(dtype, [&](auto tag) {
+  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = Accumulator<T>;
     return DispatchWidth<T>(sizes, [&](auto width) {

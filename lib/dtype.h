@@ -1,0 +1,42 @@
+// Element types, and the step from a value of DType to a C++ type.
+#pragma once
+
+namespace dcn {
+
+enum class DType { kF16, kBF16, kF32, kF64 };
+
+// What positions are computed and sums taken in.
+template <typename T>
+struct AccumulatorOf {
+  using type = float;
+};
+template <>
+struct AccumulatorOf<double> {
+  using type = double;
+};
+template <typename T>
+using Accumulator = typename AccumulatorOf<T>::type;
+
+// Calls f with a value of the C++ type of `dtype`. F16 and BF16 are the backend's own.
+template <typename F16, typename BF16, typename F>
+auto Dispatch(DType dtype, const F& f) {
+  switch (dtype) {
+    case DType::kF16:
+      return f(F16());
+    case DType::kBF16:
+      return f(BF16());
+    case DType::kF32:
+      return f(float());
+    case DType::kF64:
+      break;
+  }
+  return f(double());
+}
+
+// Calls f with a value of the type that sums of `dtype` are taken in.
+template <typename F>
+auto DispatchAccumulator(DType dtype, const F& f) {
+  return dtype == DType::kF64 ? f(double()) : f(float());
+}
+
+}  // namespace dcn
