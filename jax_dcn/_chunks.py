@@ -4,11 +4,17 @@ from jax import lax
 
 
 def balanced(total, most: int) -> int:
-    """The length of runs that cover `total` in as few of at most `most` as it takes, nearly equal."""
+    """The length, at most `most`, of runs that cover `total`.
+
+    Equal ones where these need not be shorter than half of `most`, for the last of unequal ones is compiled apart, with
+    memory of its own; else as few as it takes.
+    """
     if not isinstance(total, int):  # a symbolic dimension, of an exported function
         return 1
-    runs = -(-total // max(most, 1))
-    return -(-total // max(runs, 1))
+    most = max(min(total, most), 1)
+    equal = (length for length in range(most, most // 2, -1) if total % length == 0)
+    runs = -(-total // most)
+    return next(equal, -(-total // max(runs, 1)))
 
 
 def fold(body, total, size: int, carry):

@@ -20,21 +20,27 @@ struct Sizes {
   int64_t images, height, width, channels;
   int64_t rows, columns;  // of the tile of the output that a call covers, in every image
   int64_t offset_groups;
+  int64_t images_of_x;  // which may have more than the tile: the operations that read x take the images they want
 
   DCN_HOST_DEVICE int32_t taps() const { return window.kernel[0] * window.kernel[1]; }
   DCN_HOST_DEVICE int64_t pixels() const { return images * rows * columns; }
   DCN_HOST_DEVICE int64_t group_channels() const { return channels / offset_groups; }
+  // A tile that would reach beyond x is moved back, as a dynamic slice is.
+  DCN_HOST_DEVICE int64_t first_image(int32_t wanted) const {
+    const int64_t last = images_of_x - images;
+    return wanted < 0 ? 0 : wanted < last ? wanted : last;
+  }
   // Of one image and offset group: the tile's positions by taps.
   DCN_HOST_DEVICE int64_t samples() const { return rows * columns * taps(); }
   DCN_HOST_DEVICE int64_t cells() const { return CellCount(height, width); }
 };
 
-// The DType below is that of x. A is float, or double where x is. `mask` may be null. `origin` is the tile's first row
-// and column.
+// The DType below is that of x. A is float, or double where x is. `mask` may be null. `origin` is the tile's first
+// image among those of x, and its first row and column in the output.
 struct Positions {
   const void* offset;     // A[images, rows, columns, offset_groups, taps, 2]
   const void* mask;       // A[images, rows, columns, offset_groups, taps]
-  const int32_t* origin;  // [2]
+  const int32_t* origin;  // [3]
 };
 
 // Samples in the order of the cells they touch, so that a pixel can gather what scatters to it.

@@ -65,9 +65,10 @@ def deform_conv2d(
 
     Memory: the samples are taken and multiplied in runs of output rows. At most 16 MiB of them on CPU, 128 MiB on
     CUDA (or the samples of one output row, where these are more) are held at a time, counted with their cotangents and
-    in the type of the sums, float32 or wider; a grouped convolution rearranges them, which takes as much again. The
-    gradient of x is summed in that type for the images of one run at a time, and the gradient of weight for all.
-    None of this grows with the batch.
+    in the type of the sums, float32 or wider. A last run of another length has memory of its own, and a grouped
+    convolution rearranges the samples: each takes as much again. The gradient of x is summed in the sums' type for the
+    images of one run at a time, and the gradient of weight for all. None of this grows with the batch, but where data
+    must first be converted: 16-bit offsets and masks to float32, and everything to float64 where anything is.
 
     Args:
       x: [..., H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.

@@ -24,13 +24,13 @@ def forward(x, offset, weight, bias, mask, *, spec, platform):
     run = _run_lengths(offset, _row_bytes(x, offset, weight), COLUMN_BYTES[platform])
 
     def images_at(first, count, y):
-        xs, offsets, masks = (_slice(a, first, count, axis=0) for a in (x, offset, mask))
+        offsets, masks = (_slice(a, first, count, axis=0) for a in (offset, mask))
 
         def rows_at(row, count, y):
-            columns = _Tile.at(row, count, offsets, masks, weight, spec).columns(xs)
+            columns = _Tile.at(first, row, count, offsets, masks, weight, spec).columns(x)
             part = product(columns, weight, spec)
             part = (part if bias is None else part + bias).astype(spec.dtype)
-            return lax.dynamic_update_slice(y, part, (first, row, 0, 0))
+            return _update(y, part, (first, row, 0, 0))
 
         return fold(rows_at, rows, run.rows, y)
 
@@ -48,28 +48,28 @@ def cotangent(x, offset, weight, bias, mask, ct, *, wanted, spec, platform):
     run = _run_lengths(offset, held * _row_bytes(x, offset, weight), COLUMN_BYTES[platform])
 
     def images_at(first, count, out):
-        xs, offsets, masks, cts = (_slice(a, first, count, axis=0) for a in (x, offset, mask, ct))
+        offsets, masks, cts = (_slice(a, first, count, axis=0) for a in (offset, mask, ct))
 
         def rows_at(row, count, carry):
             out, d_xs = carry
             out = dict(out)
-            tile = _Tile.at(row, count, offsets, masks, weight, spec)
+            tile = _Tile.at(first, row, count, offsets, masks, weight, spec)
             part = _slice(cts, row, count, axis=1)
             if through_samples:
                 d_columns = _columns_cotangent(part, weight, spec)
                 if positions := [name for name in ("offset", "mask") if name in wanted]:
-                    for name, d in zip(positions, tile.position_cotangents(xs, d_columns, positions), strict=True):
-                        out[name] = lax.dynamic_update_slice(out[name], d, (first, row, 0, 0))
+                    for name, d in zip(positions, tile.position_cotangents(x, d_columns, positions), strict=True):
+                        out[name] = _update(out[name], d, (first, row, 0, 0))
                 if "x" in wanted:
                     d_xs = tile.add_input_cotangent(d_columns, d_xs)
             if "weight" in wanted:
-                out["weight"] += _weight_cotangent(part, tile.columns(xs), weight, spec)
+                out["weight"] += _weight_cotangent(part, tile.columns(x), weight, spec)
             return out, d_xs
 
-        d_xs = _zeros(x, xs.shape, sums) if "x" in wanted else None
+        d_xs = _zeros(x, (count, *x.shape[1:]), sums) if "x" in wanted else None
         out, d_xs = fold(rows_at, offset.shape[1], run.rows, (out, d_xs))
         if "x" in wanted:
-            out["x"] = lax.dynamic_update_slice(out["x"], d_xs.astype(x.dtype), (first, 0, 0, 0))
+            out["x"] = _update(out["x"], d_xs.astype(x.dtype), (first, 0, 0, 0))
         return out
 
     canonical = {"x": x, "offset": offset, "mask": mask}
@@ -113,11 +113,11 @@ class _Tile(NamedTuple):
 
     offset: jax.Array  # [n, rows, width, G·K·2]
     mask: jax.Array | None
-    origin: jax.Array  # the first row and column
+    origin: jax.Array  # the first image, of x; the first row and column
     attributes: dict
 
     @classmethod
-    def at(cls, row, count, offset, mask, weight, spec):
+    def at(cls, image, row, count, offset, mask, weight, spec):
         kernel_size = weight.shape[:2]
         pair = partial(np.array, dtype=np.int64)
         attributes = {
@@ -128,7 +128,7 @@ class _Tile(NamedTuple):
             "circular": spec.circular,
             "offset_groups": groups_and_taps(offset, kernel_size)[0],
         }
-        origin = jnp.stack([jnp.asarray(row, jnp.int32), jnp.zeros((), jnp.int32)])
+        origin = jnp.stack([jnp.asarray(first, jnp.int32) for first in (image, row, 0)])
         return cls(_slice(offset, row, count, axis=1), _slice(mask, row, count, axis=1), origin, attributes)
 
     def columns(self, x):
@@ -211,4 +211,21 @@ def _flat(array):
 
 
 def _slice(array, first, count, axis):
-    return None if array is None else lax.dynamic_slice_in_dim(array, first, count, axis)
+    if array is None:
+        return None
+    # In a loop over `first`, the barrier keeps XLA from changing all of `array` into words beforehand.
+    array, first = lax.optimization_barrier((array, first))
+    return _in_words(partial(lax.dynamic_slice_in_dim, start_index=first, slice_size=count, axis=axis), array)
+
+
+def _update(array, part, start):
+    return _in_words(partial(lax.dynamic_update_slice, start_indices=start), array, part)
+
+
+def _in_words(move, *arrays):
+    """`move(*arrays)`, where 16-bit floats move as integers: XLA's CPU compiler would widen them, all of an array."""
+    dtype = arrays[0].dtype
+    if dtype.itemsize != 2:
+        return move(*arrays)
+    words = (lax.bitcast_convert_type(array, jnp.uint16) for array in arrays)
+    return lax.bitcast_convert_type(move(*words), dtype)

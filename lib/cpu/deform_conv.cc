@@ -66,13 +66,15 @@ template <typename A>
 struct Call {
   Sizes sizes;
   const A *offset, *mask;
-  int64_t origin[2];
+  int64_t first_image, first_row, first_column;
 
   Call(const Sizes& sizes, const Positions& positions)
       : sizes(sizes),
         offset(static_cast<const A*>(positions.offset)),
         mask(static_cast<const A*>(positions.mask)),
-        origin{positions.origin[0], positions.origin[1]} {}
+        first_image(sizes.first_image(positions.origin[0])),
+        first_row(positions.origin[1]),
+        first_column(positions.origin[2]) {}
 
   // Where offset group g of tap k of output pixel p stands in `offset` (by two) and `mask`.
   DCN_INLINE int64_t Position(int64_t p, int64_t g, int32_t k) const {
@@ -83,18 +85,18 @@ struct Call {
   // `p` counts the pixels of the tile, through all images.
   DCN_INLINE Sample<A> LocateSample(int64_t p, int64_t position, int32_t k) const {
     const int64_t row = p / sizes.columns % sizes.rows, column = p % sizes.columns;
-    return Locate(sizes.window, sizes.height, sizes.width, origin[0] + row, origin[1] + column, k,
+    return Locate(sizes.window, sizes.height, sizes.width, first_row + row, first_column + column, k,
                   offset + 2 * position);
   }
 
   template <typename T>
   DCN_INLINE Corners<T> CornersOf(const Sample<A>& sample, const T* x, const T* zeros, int64_t p, int64_t g) const {
-    const T* image = x + p / (sizes.rows * sizes.columns) * sizes.height * sizes.width * sizes.channels;
+    const int64_t image = first_image + p / (sizes.rows * sizes.columns);
     Corners<T> corners;
     for (int corner = 0; corner < 4; ++corner) {
       const int i = corner / 2, j = corner % 2;
-      const int64_t pixel = sample.y.pixel[i] * sizes.width + sample.x.pixel[j];
-      corners.row[corner] = sample.touches(i, j) ? image + pixel * sizes.channels + g * sizes.group_channels() : zeros;
+      const int64_t pixel = (image * sizes.height + sample.y.pixel[i]) * sizes.width + sample.x.pixel[j];
+      corners.row[corner] = sample.touches(i, j) ? x + pixel * sizes.channels + g * sizes.group_channels() : zeros;
     }
     return corners;
   }

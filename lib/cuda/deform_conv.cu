@@ -47,15 +47,15 @@ template <typename A>
 __device__ Sample<A> LocateSample(const Sizes& sizes, const Positions& positions, int64_t p, int64_t position,
                                   int32_t k) {
   const int64_t row = p / sizes.columns % sizes.rows, column = p % sizes.columns;
-  return Locate(sizes.window, sizes.height, sizes.width, positions.origin[0] + row, positions.origin[1] + column, k,
+  return Locate(sizes.window, sizes.height, sizes.width, positions.origin[1] + row, positions.origin[2] + column, k,
                 static_cast<const A*>(positions.offset) + 2 * position);
 }
 
 // The address of channel c at corner (i, j) of a sample of output pixel p.
 template <typename T, typename A>
-__device__ const T* Corner(const Sizes& sizes, const T* x, const Sample<A>& sample, int64_t p, int i, int j,
-                           int64_t c) {
-  const int64_t image = p / (sizes.rows * sizes.columns);
+__device__ const T* Corner(const Sizes& sizes, const Positions& positions, const T* x, const Sample<A>& sample,
+                           int64_t p, int i, int j, int64_t c) {
+  const int64_t image = sizes.first_image(positions.origin[0]) + p / (sizes.rows * sizes.columns);
   const int64_t pixel = (image * sizes.height + sample.y.pixel[i]) * sizes.width + sample.x.pixel[j];
   return x + pixel * sizes.channels + c;
 }
@@ -75,7 +75,7 @@ __global__ void SampleColumnsKernel(Sizes sizes, Positions positions, const T* x
     for (int corner = 0; corner < 4; ++corner) {
       const int i = corner / 2, j = corner % 2;
       if (!sample.inside() || !sample.touches(i, j)) continue;
-      const Vector<T, N> pixel = AsVector<N>(Corner(sizes, x, sample, p, i, j, c));
+      const Vector<T, N> pixel = AsVector<N>(Corner(sizes, positions, x, sample, p, i, j, c));
       for (int v = 0; v < N; ++v) sum[v] += sample.weight(i, j) * A(pixel.value[v]);
     }
     Vector<T, N> out;
@@ -104,7 +104,7 @@ __global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, const T*
         for (int corner = 0; corner < 4; ++corner) {
           const int i = corner / 2, j = corner % 2;
           if (!sample.touches(i, j)) continue;
-          const Vector<T, N> pixel = AsVector<N>(Corner(sizes, x, sample, p, i, j, c));
+          const Vector<T, N> pixel = AsVector<N>(Corner(sizes, positions, x, sample, p, i, j, c));
           for (int v = 0; v < N; ++v) dot[corner] += d.value[v] * A(pixel.value[v]);
         }
       }

@@ -59,7 +59,7 @@ Decoded Decode(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset
   checks.Rank("offset", offset, 4);
   checks.FitsInt32("the number of taps", int64_t{window.kernel[0]} * window.kernel[1]);
   checks.Type("origin", origin, ffi::S32);
-  checks.Shape("origin", origin, {2});
+  checks.Shape("origin", origin, {3});
   if (!checks.ok()) return decoded;
 
   const auto shape = offset.dimensions();
@@ -86,7 +86,8 @@ void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer x, Siz
   sizes.height = shape[1];
   sizes.width = shape[2];
   sizes.channels = shape[3];
-  checks.Require(shape[0] == sizes.images, std::string(operand) + " and offset differ in the number of images");
+  sizes.images_of_x = shape[0];
+  checks.Require(shape[0] >= sizes.images, std::string(operand) + " has fewer images than offset");
   checks.Require(sizes.channels % sizes.offset_groups == 0,
                  std::string(operand) + "'s channels must be divisible by the offset groups");
   checks.FitsInt32("the image's height", sizes.height);
@@ -186,6 +187,7 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
   const DType dtype = CheckedDType(checks, offset);
   checks.Type("offset", offset, AccumulatorType(offset.element_type()));
   DecodeImage(checks, "d_x", *d_x, sizes);
+  checks.Require(sizes.images_of_x == sizes.images, "d_x must have as many images as offset");
   checks.Type("d_x", *d_x, offset.element_type());
   checks.Require(d_x->untyped_data() == d_x_so_far.untyped_data(), "d_x must be added to in place");
   CheckBins(checks, sizes, order, starts);
