@@ -1,5 +1,6 @@
 """The operator by kernels: custom calls take the samples, XLA multiplies them, a run of output rows at a time."""
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -85,26 +86,26 @@ def cotangent(x, offset, weight, bias, mask, ct, *, wanted, spec, platform):
 def _columns_cotangent(ct, weight, spec):
     """[n, rows, width, Cout] by [kh, kw, Cin/groups, Cout]: [n, rows, width, K, Cin], in the sums' type."""
     *pixels, features = ct.shape
-    groups, group_channels = spec.feature_group_count, weight.shape[2]
+    taps, groups, group_channels = math.prod(weight.shape[:2]), spec.feature_group_count, weight.shape[2]
     dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=sum_dtype(weight.dtype))
     if groups == 1:
-        d_columns = dot("...o,do->...d", ct, weight.reshape(-1, features))
+        d_columns = dot("...o,do->...d", ct, weight.reshape(taps * group_channels, features))
     else:
         ct = ct.reshape(*pixels, groups, features // groups)
-        d_columns = dot("...go,kcgo->...kgc", ct, weight.reshape(-1, group_channels, groups, features // groups))
-    return d_columns.reshape(*pixels, -1, groups * group_channels)
+        d_columns = dot("...go,kcgo->...kgc", ct, weight.reshape(taps, group_channels, groups, features // groups))
+    return d_columns.reshape(*pixels, taps, groups * group_channels)
 
 
 def _weight_cotangent(ct, columns, weight, spec):
     """[n, rows, width, Cout] by [n, rows, width, K, Cin]: [kh, kw, Cin/groups, Cout], in the sums' type."""
-    taps, features = columns.shape[3], ct.shape[-1]
+    pixels, taps, features = math.prod(ct.shape[:3]), columns.shape[3], ct.shape[-1]
     groups, group_channels = spec.feature_group_count, weight.shape[2]
     dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=sum_dtype(weight.dtype))
     if groups == 1:
-        d_weight = dot("pd,po->do", columns.reshape(-1, taps * group_channels), ct.reshape(-1, features))
+        d_weight = dot("pd,po->do", columns.reshape(pixels, taps * group_channels), ct.reshape(pixels, features))
     else:
-        columns = columns.reshape(-1, taps, groups, group_channels)
-        d_weight = dot("pkgc,pgo->kcgo", columns, ct.reshape(-1, groups, features // groups))
+        columns = columns.reshape(pixels, taps, groups, group_channels)
+        d_weight = dot("pkgc,pgo->kcgo", columns, ct.reshape(pixels, groups, features // groups))
     return d_weight.reshape(weight.shape)
 
 
@@ -168,7 +169,7 @@ class _Tile(NamedTuple):
         )
 
     def _taps(self):
-        return int(np.prod(self.attributes["kernel_size"]))
+        return math.prod(map(int, self.attributes["kernel_size"]))
 
     def _call(self, name, *operands, results, with_mask=True, aliases=None, **attributes):
         if with_mask and self.mask is not None:
@@ -207,7 +208,7 @@ def _zeros(like, shape, dtype):
 
 def _flat(array):
     """`array` with its batch dimensions as one."""
-    return None if array is None else array.reshape(-1, *array.shape[-3:])
+    return None if array is None else array.reshape(math.prod(array.shape[:-3]), *array.shape[-3:])
 
 
 def _slice(array, first, count, axis):

@@ -91,7 +91,7 @@ def product(columns, weight, spec):
     groups, features = spec.feature_group_count, weight.shape[-1]
     dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=sum_dtype(columns.dtype))
     if groups == 1:
-        return dot("...d,do->...o", columns.reshape(*lead, taps * channels), weight.reshape(-1, features))
+        return dot("...d,do->...o", columns.reshape(*lead, taps * channels), weight.reshape(taps * channels, features))
     y = dot(
         "...kgc,kcgo->...go",
         columns.reshape(*lead, taps, groups, channels // groups),
