@@ -1,0 +1,1 @@
+"""Programs that use jax_dcn on real tasks."""

@@ -1,0 +1,1 @@
+"""A small anchor-free detector with plain or deformable convolutions: ``python -m examples.detector``."""

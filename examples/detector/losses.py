@@ -1,0 +1,46 @@
+"""Which location learns which object, and the losses of scores and boxes."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .boxes import area, generalised_iou, iou
+from .model import STRIDE, Predictions
+
+CENTRE_RADIUS = 1.5 * STRIDE
+FOCUS = 2.0
+NEGATIVE_WEIGHT = 0.75
+BOX_WEIGHT = 2.0
+
+
+def assign(locations: jax.Array, boxes: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The object every location has to find.
+
+    locations [cells, 2] as (x, y); boxes [objects, 4] and labels [objects] of one image, label -1 for no object.
+    A location is responsible for an object when it lies in the object's box and near its centre, or in the cell that
+    holds the centre; of several objects it takes the smallest. Returns the object's index and whether there is one,
+    [cells].
+    """
+    points = locations[:, None]
+    distance = jnp.abs(points - (boxes[:, :2] + boxes[:, 2:]) / 2).max(-1)
+    inside = jnp.all((points > boxes[:, :2]) & (points < boxes[:, 2:]), -1)
+    responsible = ((inside & (distance < CENTRE_RADIUS)) | (distance <= STRIDE / 2)) & (labels >= 0)
+    smallest_first = jnp.where(responsible, area(boxes), jnp.inf)
+    return smallest_first.argmin(-1), responsible.any(-1)
+
+
+def detection_loss(predictions: Predictions, locations: jax.Array, boxes: jax.Array, labels: jax.Array) -> jax.Array:
+    """Mean loss per responsible location of a batch: boxes [batch, objects, 4], labels [batch, objects].
+
+    Scores learn the IoU of the box they come with, by a focal loss that keeps its full weight on objects (varifocal
+    loss, arXiv 2008.13367); boxes learn by their generalised IoU.
+    """
+    objects, found = jax.vmap(assign, (None, 0, 0))(locations, boxes, labels)
+    targets = jnp.take_along_axis(boxes, objects[..., None], 1)
+    classes = jax.nn.one_hot(jnp.take_along_axis(labels, objects, 1), predictions.logits.shape[-1])
+    overlap = jax.lax.stop_gradient(iou(predictions.boxes, targets))
+    wanted = classes * jnp.where(found, overlap, 0)[..., None]
+    weight = jnp.where(wanted > 0, wanted, NEGATIVE_WEIGHT * jax.nn.sigmoid(predictions.logits) ** FOCUS)
+    score_loss = weight * optax.sigmoid_binary_cross_entropy(predictions.logits, wanted)
+    box_loss = jnp.where(found, 1 - generalised_iou(predictions.boxes, targets), 0)
+    return (score_loss.sum() + BOX_WEIGHT * box_loss.sum()) / jnp.maximum(found.sum(), 1)

@@ -1,0 +1,139 @@
+"""Training: one jitted step, data that depends on (seed, step) alone, checkpoints that resume."""
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+import orbax.checkpoint as ocp
+from flax import struct
+from tqdm import tqdm
+
+import jax_dcn
+
+from . import scenes
+from .losses import detection_loss
+from .model import Detector, locations
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train; offset layers learn at `offset_rate` times the rate of all others."""
+
+    steps: int
+    batch_size: int = 8
+    learning_rate: float = 2e-3
+    offset_rate: float = 0.3
+    warmup: float = 0.05
+    weight_decay: float = 1e-2
+    clip_norm: float = 5.0
+    checkpoint_every: int = 250
+
+
+@struct.dataclass
+class State:
+    """All that a step changes. The data of a step and all randomness follow from the seed and `step`."""
+
+    step: jax.Array
+    params: dict
+    optimiser: optax.OptState
+
+
+class Run(NamedTuple):
+    """A finished training: the last state, the loss of every step, and every step's wall time in milliseconds."""
+
+    state: State
+    losses: list[float]
+    milliseconds: list[float]
+
+
+def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
+    """AdamW with warm-up and cosine decay; offset layers have their own learning rate."""
+
+    def adamw(peak):
+        warmup_steps = max(1, round(recipe.warmup * recipe.steps))
+        rate = optax.warmup_cosine_decay_schedule(0, peak, warmup_steps, max(recipe.steps, warmup_steps + 1))
+        return optax.adamw(rate, weight_decay=recipe.weight_decay)
+
+    rates = {"default": adamw(recipe.learning_rate), "offset": adamw(recipe.offset_rate * recipe.learning_rate)}
+    return optax.chain(optax.clip_by_global_norm(recipe.clip_norm), optax.partition(rates, jax_dcn.offset_labels))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def initial_state(model: Detector, recipe: Recipe, image_size: int, seed: int) -> State:
+    """The state before the first step."""
+    images = jnp.zeros((1, image_size, image_size, 3), jnp.uint8)
+    params = model.init(jax.random.key(seed), images)["params"]
+    return State(jnp.zeros((), jnp.int32), params, make_optimiser(recipe).init(params))
+
+
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def train_step(model: Detector, recipe: Recipe, state: State, batch: scenes.Scenes) -> tuple[State, jax.Array]:
+    """One step of the optimiser on one batch: the new state, and the loss before it."""
+    cells = locations(*batch.images.shape[1:3])
+
+    def loss(params):
+        return detection_loss(model.apply({"params": params}, batch.images), cells, batch.boxes, batch.labels)
+
+    value, gradient = jax.value_and_grad(loss)(state.params)
+    updates, optimiser_state = make_optimiser(recipe).update(gradient, state.optimiser, state.params)
+    return State(state.step + 1, optax.apply_updates(state.params, updates), optimiser_state), value
+
+
+def train(
+    model: Detector,
+    recipe: Recipe,
+    seed: int,
+    directory: Path,
+    *,
+    resume: bool = False,
+    stop_after: int | None = None,
+    image_size: int = scenes.IMAGE_SIZE,
+    title: str = "training",
+) -> Run:
+    """Train for `recipe.steps` steps, with checkpoints in `directory`.
+
+    resume: go on from the newest checkpoint there, if any, as if never interrupted; otherwise old ones are deleted.
+    stop_after: stop early, after that many steps, as an interruption would.
+    """
+    # Committed to a device as a restored state is, so that both kinds take the same compiled step.
+    state = jax.device_put(initial_state(model, recipe, image_size, seed), jax.devices()[0])
+    losses, milliseconds = [], []
+    options = ocp.CheckpointManagerOptions(max_to_keep=1, save_interval_steps=recipe.checkpoint_every, create=True)
+    with ocp.CheckpointManager(directory.absolute(), options=options) as checkpoints:
+        if not resume:
+            for step in checkpoints.all_steps():
+                checkpoints.delete(step)
+        elif checkpoints.latest_step() is not None:
+            state, losses, milliseconds = _restore(checkpoints, state)
+        last = min(recipe.steps, stop_after or recipe.steps)
+        remaining = range(len(losses), last)
+        progress = tqdm(remaining, title, last, initial=remaining.start, mininterval=1)
+        for batch in scenes.training_batches(seed, remaining, recipe.batch_size, image_size):
+            start = time.perf_counter()
+            state, loss = train_step(model, recipe, state, batch)
+            losses.append(loss.item())
+            milliseconds.append(1e3 * (time.perf_counter() - start))
+            progress.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
+            progress.update()
+            _save(checkpoints, state, losses, milliseconds, force=len(losses) == last)
+        progress.close()
+    return Run(state, losses, milliseconds)
+
+
+def _save(checkpoints, state, losses, milliseconds, force):
+    if not (force or checkpoints.should_save(len(losses))):
+        return
+    history = {"losses": losses, "milliseconds": milliseconds}
+    items = ocp.args.Composite(state=ocp.args.StandardSave(state), history=ocp.args.JsonSave(history))
+    checkpoints.save(len(losses), args=items, force=force)
+
+
+def _restore(checkpoints, like):
+    items = ocp.args.Composite(state=ocp.args.StandardRestore(like), history=ocp.args.JsonRestore())
+    restored = checkpoints.restore(checkpoints.latest_step(), args=items)
+    return restored.state, restored.history["losses"], restored.history["milliseconds"]

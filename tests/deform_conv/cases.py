@@ -1,0 +1,189 @@
+"""The shapes that the tests share, operands for them, and the numpy reference's answers."""
+
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import numpy_reference
+from numpy_reference import Convolution
+
+import jax_dcn
+
+BACKENDS = (None, "reference")
+GOLDEN_FILES = sorted(pathlib.Path(__file__).parents[1].glob("golden/deform_conv/*.npz"))
+
+
+class Operands(NamedTuple):
+    """deform_conv2d's array arguments in its own order, or one gradient for each of them."""
+
+    x: Any
+    offset: Any
+    weight: Any
+    bias: Any = None
+    mask: Any = None
+
+
+def to_nchw(operands):
+    """Operands (or their gradients) of NHWC layout in that of data_format="NCHW"; None stays None."""
+    x, offset, weight, bias, mask = operands
+    x, offset, mask = (None if a is None else np.moveaxis(a, -1, -3) for a in (x, offset, mask))
+    return Operands(x, offset, np.transpose(weight, (3, 2, 0, 1)), bias, mask)
+
+
+def to_nhwc(operands):
+    """The inverse of `to_nchw`."""
+    x, offset, weight, bias, mask = operands
+    x, offset, mask = (None if a is None else np.moveaxis(a, -3, -1) for a in (x, offset, mask))
+    return Operands(x, offset, np.transpose(weight, (2, 3, 1, 0)), bias, mask)
+
+
+def cast(operands, dtype):
+    return jax.tree.map(lambda array: np.asarray(array, dtype), operands)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One static configuration of deform_conv2d."""
+
+    name: str
+    image: tuple[int, int]
+    cin: int
+    cout: int
+    kernel: tuple[int, int]
+    offset_groups: int = 1
+    batch: tuple[int, ...] = (2,)
+    convolution: Convolution = Convolution()  # noqa: RUF009, it is frozen
+
+    def __str__(self):
+        return self.name
+
+    @property
+    def keywords(self):
+        return dataclasses.asdict(self.convolution)
+
+    @property
+    def output_size(self):
+        return self.convolution.output_size(self.image, self.kernel)
+
+    @property
+    def is_empty(self):
+        return 0 in (*self.batch, *self.output_size)
+
+    def operands(self, seed=0, offset_scale=2.0, grid=64, masked=True):
+        """Random float64 operands, offsets on multiples of 1/grid: exact in float32, and on kinks now and then."""
+        rng = np.random.default_rng(seed)
+        samples = (*self.batch, *self.output_size, self.offset_groups * self.kernel[0] * self.kernel[1])
+        return Operands(
+            rng.normal(size=(*self.batch, *self.image, self.cin)),
+            np.round(rng.normal(size=(*samples[:-1], 2 * samples[-1])) * offset_scale * grid) / grid,
+            rng.normal(size=(*self.kernel, self.cin // self.convolution.feature_group_count, self.cout)),
+            rng.normal(size=self.cout),
+            rng.uniform(0, 2, samples) if masked else None,
+        )
+
+    def smooth_operands(self, seed=0, masked=True):
+        """Operands whose samples all lie at least 0.2 pixels away from the kinks of bilinear interpolation."""
+        operands = self.operands(seed, masked=masked)
+        rng = np.random.default_rng(seed + 1)
+        whole = rng.integers(-2, 2, operands.offset.shape)
+        return operands._replace(offset=whole + rng.uniform(0.2, 0.8, whole.shape))
+
+    def cotangent(self, seed=0):
+        return np.random.default_rng(seed + 2).normal(size=(*self.batch, *self.output_size, self.cout))
+
+    def expected(self, cotangent, operands):
+        """The numpy reference's (y, gradients), any number of batch dimensions folded into its one."""
+        x, offset, weight, bias, mask = operands
+        images = math.prod(self.batch)
+        fold = lambda array: None if array is None else array.reshape(images, *array.shape[len(self.batch) :])  # noqa: E731
+        x, offset, mask = map(fold, (x, offset, mask))
+        y = numpy_reference.deform_conv2d(x, offset, weight, bias, mask, convolution=self.convolution)
+        gradients = numpy_reference.gradients(fold(cotangent), x, offset, weight, mask, convolution=self.convolution)
+        gradients = Operands(**gradients)
+        unfold = lambda array: array.reshape(*self.batch, *array.shape[1:])  # noqa: E731
+        return unfold(y), Operands(
+            unfold(gradients.x),
+            unfold(gradients.offset),
+            gradients.weight,
+            None if bias is None else gradients.bias,
+            None if mask is None else unfold(gradients.mask),
+        )
+
+
+CASES = [
+    Case("plain", (5, 6), 4, 3, (3, 3), convolution=Convolution(padding="SAME")),
+    Case("valid", (5, 4), 2, 3, (3, 2), batch=(3,), convolution=Convolution(padding="VALID")),
+    Case("strided_dilated", (8, 7), 3, 4, (3, 2), convolution=Convolution((2, 1), ((2, 0), (0, 1)), (2, 1))),
+    Case("even_kernel_same_strided", (7, 6), 2, 3, (2, 4), 2, convolution=Convolution((2, 3), "SAME")),
+    Case("one_by_one", (4, 5), 6, 5, (1, 1), 3, convolution=Convolution((1, 2), 1)),
+    Case("4_groups_6_offset_groups", (3, 5), 12, 8, (2, 2), 6, convolution=Convolution((1, 1), (1, 0), (1, 1), 4)),
+    Case("6_groups_4_offset_groups", (3, 4), 12, 6, (2, 1), 4, convolution=Convolution((1, 1), "SAME", (1, 1), 6)),
+    Case("depthwise", (4, 4), 5, 10, (3, 3), convolution=Convolution((1, 1), "SAME", (1, 1), 5)),
+    Case("depthwise_own_offsets", (4, 3), 4, 4, (3, 1), 4, convolution=Convolution((1, 1), "SAME", (1, 1), 4)),
+    Case("circular", (4, 5), 4, 3, (3, 3), 2, convolution=Convolution(padding="CIRCULAR")),
+    Case("circular_beyond_the_image", (3, 4), 2, 2, (2, 5), convolution=Convolution((2, 1), "CIRCULAR", (3, 2))),
+    Case("circular_one_column", (3, 1), 2, 2, (3, 2), convolution=Convolution(padding="CIRCULAR")),
+    Case("one_row", (1, 7), 2, 2, (3, 3), convolution=Convolution(padding="SAME")),
+    Case("one_pixel", (1, 1), 2, 3, (3, 3), 2, convolution=Convolution(padding=1)),
+    Case("many_channels", (3, 4), 46, 19, (1, 3), 2, convolution=Convolution(padding="SAME")),
+    Case("unbatched", (4, 5), 3, 2, (3, 3), batch=(), convolution=Convolution(padding=((1, 2), (0, 1)))),
+    Case("two_batch_dimensions", (3, 4), 4, 2, (2, 2), 2, batch=(2, 3), convolution=Convolution(padding="SAME")),
+    Case("empty_batch", (4, 5), 3, 2, (3, 3), batch=(0,), convolution=Convolution(padding="SAME")),
+    Case("empty_output", (2, 5), 3, 2, (3, 3), convolution=Convolution(padding="VALID")),
+]
+CASE = {case.name: case for case in CASES}
+
+
+def read_golden(path):
+    """(operands, y, cotangent, gradients, keywords of deform_conv2d) of a golden file, all NCHW."""
+    with np.load(path) as file:
+        arrays = dict(file)
+    attributes = json.loads(str(arrays["meta"]))["attrs"]
+    keywords = {
+        "strides": tuple(attributes["stride"]),
+        "padding": tuple((p, p) for p in attributes["padding"]),
+        "kernel_dilation": tuple(attributes["dilation"]),
+        "feature_group_count": attributes["groups"],
+    }
+    operands = Operands(*(arrays.get(name) for name in Operands._fields))
+    gradients = Operands(*(arrays.get(f"g{name}") for name in Operands._fields))
+    return operands, arrays["y"], arrays["gy"], gradients, keywords
+
+
+def convolve(operands, **keywords):
+    return jax_dcn.deform_conv2d(*operands, **keywords)
+
+
+def pull_back(cotangent, operands, **keywords):
+    """(y, gradients in every operand that is there)."""
+    y, pullback = jax.vjp(functools.partial(convolve, **keywords), operands)
+    return y, *pullback(cotangent)
+
+
+def explicit_gradients(cotangent, operands, **keywords):
+    """What the functions named after one gradient give; none is for the bias."""
+    x, offset, weight, _, mask = operands
+    arguments = cotangent, x, offset, weight, mask
+    return Operands(
+        jax_dcn.deform_conv2d_input_grad(*arguments, **keywords),
+        jax_dcn.deform_conv2d_offset_grad(*arguments, **keywords),
+        jax_dcn.deform_conv2d_weight_grad(*arguments, **keywords),
+        mask=None if mask is None else jax_dcn.deform_conv2d_mask_grad(*arguments, **keywords),
+    )
+
+
+@functools.cache
+def compiled_pull_back(case, backend):
+    return jax.jit(functools.partial(pull_back, backend=backend, **case.keywords))
+
+
+def assert_close(actual, expected, rtol=1e-10, atol=1e-10):
+    """Equal trees of arrays, within the tolerance; a NaN equals a NaN."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(e, np.float64), rtol, atol)

@@ -1,0 +1,62 @@
+"""The same bits on every run, whatever the number of threads."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from numpy_reference import Convolution
+
+from .cases import Case, cast, compiled_pull_back
+
+# Many samples fall on few pixels, so that an order of summation left to the threads would show.
+CROWDED = Case("crowded", (24, 24), 32, 8, (3, 3), 2, (4,), Convolution(padding="SAME"))
+
+PROGRAM = """
+import os, sys
+os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:int(sys.argv[1])]))
+import numpy as np, jax, jax_dcn
+with np.load(sys.argv[2]) as file:
+    arguments = [file[name] for name in ("cotangent", "x", "offset", "weight", "mask")]
+gradients = {
+    name: getattr(jax_dcn, f"deform_conv2d_{name}_grad")(*arguments) for name in ("input", "offset", "mask")
+}
+# A 1x1 kernel of the identity leaves the samples as they are: no matrix product rounds them.
+identity = np.eye(arguments[1].shape[-1], dtype=np.float32)[None, None]
+_, x, offset, _, mask = arguments
+samples = jax_dcn.deform_conv2d(x, offset[..., :2], identity, mask=mask[..., :1])
+np.savez(sys.argv[3], samples=samples, **gradients)
+"""
+
+
+def crowded_arguments():
+    return cast((CROWDED.cotangent(), CROWDED.operands(offset_scale=6.0)), np.float32)
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_repeated_runs_agree_to_the_last_bit(backend):
+    run = compiled_pull_back(CROWDED, backend)
+    first = run(*crowded_arguments())
+    for _ in range(5 if backend is None else 1):
+        jax.tree.map(np.testing.assert_array_equal, run(*crowded_arguments()), first)
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores to choose from"
+)
+def test_results_do_not_depend_on_the_number_of_threads(tmp_path):
+    cotangent, operands = crowded_arguments()
+    inputs = tmp_path / "inputs.npz"
+    np.savez(inputs, cotangent=cotangent, **{k: v for k, v in operands._asdict().items() if k != "bias"})
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    results = []
+    for cores in (1, 2):
+        output = tmp_path / f"{cores}.npz"
+        command = [sys.executable, "-c", PROGRAM, str(cores), str(inputs), str(output)]
+        subprocess.run(command, check=True, env=environment)
+        with np.load(output) as file:
+            results.append(dict(file))
+    for name, one_core in results[0].items():
+        np.testing.assert_array_equal(results[1][name], one_core, err_msg=name)

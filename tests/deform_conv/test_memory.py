@@ -1,0 +1,87 @@
+"""What is held besides operands and results stays small, however large the batch; and chunks add up to the whole."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_dcn.deform_conv import kernels
+
+from .cases import CASE, Operands, assert_close, convolve, pull_back
+
+MIB = 2**20
+HELD_SAMPLES = {"cpu": 16 * MIB, "gpu": 128 * MIB}  # as deform_conv2d documents
+MANY_ROWS = (128, 256, 128)  # the samples of one image: 144 MiB in float32
+ONE_LARGE_ROW = (3, 4096, 1024)  # those of one row: 144 MiB
+
+
+def shapes(batch, image, dtype, features=32, taps=9):
+    *size, cin = image
+    samples = (batch, *size, taps)
+    wide = jnp.promote_types(dtype, jnp.float32)
+    struct = jax.ShapeDtypeStruct
+    operands = Operands(
+        x=struct((batch, *image), dtype),
+        offset=struct((*samples[:-1], 2 * taps), wide),
+        weight=struct((3, 3, cin, features), dtype),
+        bias=struct((features,), dtype),
+        mask=struct(samples, wide),
+    )
+    return struct((batch, *size, features), dtype), operands
+
+
+def forward(_, operands):
+    return convolve(operands)
+
+
+def backward(cotangent, operands):
+    return pull_back(cotangent, operands)[1]
+
+
+def temporary_bytes(function, *arguments):
+    compiled = jax.jit(function).lower(*arguments).compile()
+    assert "dcn_" in compiled.as_text()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("image", [MANY_ROWS, ONE_LARGE_ROW], ids=["many_rows", "one_large_row"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("function, arrays_of_samples", [(forward, 1), (backward, 2)], ids=["forward", "backward"])
+def test_temporary_memory_is_bounded(function, arrays_of_samples, dtype, image):
+    """By the documented limit, or the samples of one row and their cotangents, and by what one image itself takes."""
+    with jax.enable_x64(dtype == "float64"):
+        sizes = {batch: temporary_bytes(function, *shapes(batch, image, dtype)) for batch in (1, 4, 16)}
+    item = 8 if dtype == "float64" else 4
+    one_row = arrays_of_samples * 9 * math.prod(image[1:]) * item
+    one_image = math.prod(image) * item
+    assert sizes[16] <= sizes[4] + MIB, sizes
+    assert max(sizes.values()) <= max(HELD_SAMPLES[jax.default_backend()], one_row) + 3 * one_image + 4 * MIB, sizes
+
+
+def limit_samples(monkeypatch, held):
+    for platform in kernels.COLUMN_BYTES:
+        monkeypatch.setitem(kernels.COLUMN_BYTES, platform, held)
+
+
+CHUNKED = ["plain", "valid", "strided_dilated", "4_groups_6_offset_groups", "circular", "two_batch_dimensions"]
+
+
+@pytest.mark.parametrize("held", [1, 2**11, 2**13])
+@pytest.mark.parametrize("name", CHUNKED)
+def test_chunks_add_up(name, held, monkeypatch, x64):
+    """Runs of a row, of some rows, of some images: with so little memory allowed that small arrays need them."""
+    limit_samples(monkeypatch, held)
+    case = CASE[name]
+    operands, cotangent = case.operands(), case.cotangent()
+    answer = jax.jit(lambda *a: pull_back(*a, **case.keywords))(cotangent, operands)
+    assert_close(answer, case.expected(cotangent, operands))
+
+
+@pytest.mark.parametrize("held, loops", [(1, True), (2**20, False)])
+def test_a_low_limit_makes_chunks(held, loops, monkeypatch):
+    """What the test above relies on."""
+    limit_samples(monkeypatch, held)
+    case = CASE["plain"]
+    lowered = jax.jit(lambda operands: convolve(operands, **case.keywords)).lower(case.operands())
+    assert ("stablehlo.while" in lowered.as_text()) == loops

@@ -1,0 +1,403 @@
+"""Every JAX transformation of the operator, against the same thing without it."""
+
+import functools
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from numpy_reference import Convolution
+
+from .cases import (
+    CASE,
+    Case,
+    Operands,
+    assert_close,
+    cast,
+    convolve,
+    pull_back,
+)
+
+# Its output has the shape of its input, so that it can be iterated.
+LAYER = Case("layer", (3, 4), 2, 2, (2, 3), 2, (2,), Convolution(padding="SAME", feature_group_count=2))
+apply = functools.partial(convolve, **LAYER.keywords)
+reference = functools.partial(apply, backend="reference")
+OPERANDS, TANGENTS = (cast(LAYER.operands(seed, offset_scale=1.0), np.float32) for seed in (0, 1))
+assert_near = functools.partial(assert_close, rtol=1e-4, atol=1e-4)
+
+
+def loss(operands, function=apply):
+    return jnp.sin(function(operands)).sum()
+
+
+@functools.cache
+def expected():
+    """(value, gradients) of the loss, by the reference."""
+    return jax.jit(jax.value_and_grad(functools.partial(loss, function=reference)))(OPERANDS)
+
+
+def test_jit_and_eager():
+    assert_near(jax.value_and_grad(loss)(OPERANDS), expected())
+    assert_near(jax.jit(jax.value_and_grad(loss))(OPERANDS), expected())
+
+
+def test_disable_jit():
+    with jax.disable_jit():
+        value = loss(OPERANDS)
+    assert_near(value, expected()[0])
+
+
+def test_debug_nans():
+    with jax.debug_nans(True):
+        assert_near(jax.value_and_grad(loss)(OPERANDS), expected())
+        with pytest.raises(FloatingPointError):
+            apply(OPERANDS._replace(offset=np.full_like(OPERANDS.offset, np.nan)))
+
+
+def test_eval_shape():
+    shapes = jax.eval_shape(jax.value_and_grad(loss), OPERANDS)
+    assert jax.tree.map(lambda s: (s.shape, s.dtype), shapes[1]) == jax.tree.map(lambda a: (a.shape, a.dtype), OPERANDS)
+    struct = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), OPERANDS)
+    assert jax.eval_shape(apply, struct).shape == (2, 3, 4, 2)
+
+
+@pytest.mark.parametrize(
+    "names", [("x",), ("offset",), ("weight",), ("bias",), ("mask",), Operands._fields], ids="+".join
+)
+def test_jvp(names):
+    """Tangents of some operands; the others' are symbolic zeros."""
+    vary = lambda f: lambda *some: f(OPERANDS._replace(**dict(zip(names, some, strict=True))))  # noqa: E731
+    primals, tangents = (tuple(getattr(tree, name) for name in names) for tree in (OPERANDS, TANGENTS))
+    push = lambda f: jax.jit(lambda *a: jax.jvp(vary(f), *a))(primals, tangents)  # noqa: E731
+    assert_near(push(apply), push(reference))
+
+
+TINY = Case("tiny", (2, 2), 1, 2, (1, 2), 1, (), Convolution(padding="SAME"))
+
+
+@pytest.mark.parametrize("jacobian", [jax.jacfwd, jax.jacrev], ids=["jacfwd", "jacrev"])
+def test_jacobians(jacobian, x64):
+    operands = TINY.smooth_operands()
+    by = lambda backend: jax.jit(jacobian(functools.partial(convolve, backend=backend, **TINY.keywords)))(operands)  # noqa: E731
+    assert_close(by(None), by("reference"))
+
+
+def test_hessian(x64):
+    """Of the kernels' function against two derivatives of the reference that take the other two modes."""
+    operands = TINY.smooth_operands()._replace(bias=None)
+    by = lambda backend: functools.partial(loss, function=functools.partial(convolve, backend=backend, **TINY.keywords))  # noqa: E731
+    assert_close(jax.jit(jax.hessian(by(None)))(operands), jax.jit(jax.jacrev(jax.jacfwd(by("reference"))))(operands))
+
+
+def test_gradient_of_a_gradient():
+    """A gradient penalty, as training does it: reverse over reverse."""
+
+    def penalty(operands, function=apply):
+        return sum(jnp.sum(g**2) for g in jax.tree.leaves(jax.grad(loss)(operands, function)))
+
+    grad = jax.jit(jax.grad(penalty))(OPERANDS)
+    wanted = jax.jit(jax.grad(functools.partial(penalty, function=reference)))(OPERANDS)
+    assert_close(grad, wanted, 1e-3, 1e-3)
+
+
+def test_linearize_and_linear_transpose():
+    y, push = jax.linearize(apply, OPERANDS)
+    _, tangent = jax.jvp(apply, (OPERANDS,), (TANGENTS,))
+    assert_near(push(TANGENTS), tangent)
+    (pulled,) = jax.linear_transpose(push, OPERANDS)(jnp.cos(y))
+    assert_near(pulled, expected()[1])
+
+
+@pytest.mark.parametrize("name", ["x", "weight", "mask"])
+def test_linear_transpose_in_one_operand(name):
+    cotangent = LAYER.cotangent().astype(np.float32)
+    _, gradients = pull_back(cotangent, OPERANDS, **LAYER.keywords)
+    operand = getattr(OPERANDS, name)
+    _, push = jax.linearize(lambda moved: apply(OPERANDS._replace(**{name: moved})), operand)
+    (pulled,) = jax.linear_transpose(push, operand)(cotangent)
+    assert_near(pulled, getattr(gradients, name))
+
+
+@pytest.mark.parametrize(
+    "policy", [None, jax.checkpoint_policies.nothing_saveable, jax.checkpoint_policies.dots_saveable]
+)
+def test_remat(policy):
+    assert_near(jax.jit(jax.value_and_grad(jax.checkpoint(loss, policy=policy)))(OPERANDS), expected())
+
+
+def iterated(step, function):
+    """A recurrent layer: three steps of it, by scan; the bias stays, so its tangent as a carry starts at zero."""
+
+    def run(operands):
+        def body(carry, _):
+            x, total = carry
+            x = jnp.tanh(step(function)(operands._replace(x=x)))
+            return (x, total + x.sum()), x.sum()
+
+        (x, total), each = jax.lax.scan(body, (operands.x, 0.0), None, length=3)
+        return (x**2).sum() + total + (each**2).sum()
+
+    return run
+
+
+@pytest.mark.parametrize("step", [lambda f: f, jax.checkpoint], ids=["scan", "remat_in_scan"])
+def test_scan(step):
+    value_and_grad = lambda function: jax.jit(jax.value_and_grad(iterated(step, function)))(OPERANDS)  # noqa: E731
+    assert_close(value_and_grad(apply), value_and_grad(reference), 1e-3, 1e-3)
+
+
+def test_scan_over_layers():
+    weights = np.stack([OPERANDS.weight, -OPERANDS.weight])
+
+    def run(weights, function):
+        body = lambda x, weight: (jnp.tanh(function(OPERANDS._replace(x=x, weight=weight))), None)  # noqa: E731
+        return jax.lax.scan(body, OPERANDS.x, weights)[0].sum()
+
+    grad = jax.jit(jax.grad(run), static_argnums=1)
+    assert_close(grad(weights, apply), grad(weights, reference), 1e-3, 1e-3)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_cond(sign):
+    def branching(operands):
+        return jax.lax.cond(sign > operands.bias[0] * 0, loss, lambda o: 2 * loss(o), operands)
+
+    scale = 1 if sign > 0 else 2
+    assert_near(jax.jit(jax.value_and_grad(branching))(OPERANDS), jax.tree.map(lambda a: scale * a, expected()))
+
+
+def test_while_loop():
+    def run(function):
+        body = lambda state: (state[0] + 1, jnp.tanh(function(OPERANDS._replace(x=state[1]))))  # noqa: E731
+        return jax.jit(lambda x: jax.lax.while_loop(lambda state: state[0] < 3, body, (0, x))[1])(OPERANDS.x)
+
+    assert_near(run(apply), run(reference))
+
+
+def test_custom_vjp_around_it():
+    @jax.custom_vjp
+    def halved(operands):
+        return loss(operands)
+
+    def forward(operands):
+        value, pullback = jax.vjp(loss, operands)
+        return value, pullback
+
+    def backward(pullback, cotangent):
+        return pullback(cotangent / 2)
+
+    halved.defvjp(forward, backward)
+    value, gradients = expected()
+    assert_near(jax.jit(jax.value_and_grad(halved))(OPERANDS), (value, jax.tree.map(lambda g: g / 2, gradients)))
+
+
+SUBSETS = [subset for size in range(1, 6) for subset in itertools.combinations(range(5), size)]
+MAPPED_AXES = Operands(x=1, offset=0, weight=2, bias=1, mask=3)
+SIZE = 3
+
+
+@functools.cache
+def one_by_one():
+    return jax.jit(jax.value_and_grad(loss))
+
+
+@pytest.mark.parametrize("subset", SUBSETS, ids=lambda subset: "+".join(Operands._fields[k] for k in subset))
+def test_vmap(subset):
+    """vmap, vmap of grad and grad of vmap, over some operands at odd axes, against a Python loop."""
+    axes = Operands(*(MAPPED_AXES[k] if k in subset else None for k in range(5)))
+    scales = (1.0, -0.5, 0.7)
+    examples = [
+        Operands(*(a * scale if k in subset else a for k, a in enumerate(OPERANDS))) for scale in np.float32(scales)
+    ]
+    stacked = Operands(
+        *(
+            a if axis is None else np.stack([e[k] for e in examples], axis)
+            for k, (a, axis) in enumerate(zip(OPERANDS, axes, strict=True))
+        )
+    )
+
+    @jax.jit
+    def mapped(stacked):
+        in_axes = (axes,)
+        outside = jax.grad(lambda stacked: jax.vmap(loss, in_axes)(stacked).sum())
+        return jax.vmap(jax.value_and_grad(loss), in_axes)(stacked), outside(stacked)
+
+    (values, inside), outside = mapped(stacked)
+    looped_values, looped = zip(*map(one_by_one(), examples), strict=True)
+    assert_near(values, np.stack(looped_values))
+    assert_near(inside, jax.tree.map(lambda *g: np.stack(g), *looped))
+    for k, axis in enumerate(axes):
+        gradients = [g[k] for g in looped]
+        assert_near(outside[k], sum(gradients) if axis is None else np.stack(gradients, axis))
+
+
+def test_vmap_of_vmap_and_of_jvp():
+    """Two mapped axes become two more batch dimensions; the tangents are mapped where the primals are not."""
+    offsets = np.stack([np.stack([OPERANDS.offset * a * b for a in (1, 0.5)]) for b in (1, -1, 2)])
+    double = jax.vmap(jax.vmap(lambda offset: apply(OPERANDS._replace(offset=offset))))(offsets)
+    looped = [[apply(OPERANDS._replace(offset=offset)) for offset in row] for row in offsets]
+    assert_near(double, np.array(looped))
+    push = jax.jit(lambda tangent: jax.jvp(apply, (OPERANDS,), (tangent,))[1])
+    tangents = jax.tree.map(lambda t: np.stack([t, 2 * t]), TANGENTS)
+    once = push(TANGENTS)
+    assert_near(jax.vmap(push)(tangents), np.stack([once, 2 * once]))
+
+
+def test_vmap_of_nothing_mapped_inside():
+    """A mapped value that the operator does not see leaves it alone."""
+    y = jax.vmap(lambda scale: scale * apply(OPERANDS))(np.array([1.0, 2.0], np.float32))
+    assert_near(y[1], 2 * apply(OPERANDS))
+
+
+def test_vmap_with_batches_of_none(x64):
+    case = CASE["unbatched"]
+    operands = case.operands()
+    batched = jax.tree.map(lambda a: np.stack([a, 2 * a]), operands)
+    y = jax.vmap(functools.partial(convolve, **case.keywords))(batched)
+    for k in range(2):
+        one = jax.tree.map(lambda a, k=k: a[k], batched)
+        assert_close(y[k], convolve(one, **case.keywords))
+
+
+BATCHED = ("x", "offset", "mask")
+SPECS = Operands(*(P("data") if name in BATCHED else P() for name in Operands._fields))
+
+
+def of_batch(count):
+    return cast(Case("sharded", (3, 4), 2, 2, (2, 3), 2, (count,), LAYER.convolution).operands(), np.float32)
+
+
+def split_over(devices, axis_type="Auto"):
+    """(mesh, operands with one image a device, the same not split), on CPU devices: any machine can have eight."""
+    axis_types = (getattr(jax.sharding.AxisType, axis_type),)
+    mesh = jax.make_mesh((devices,), ("data",), axis_types=axis_types, devices=jax.devices("cpu")[:devices])
+    operands = of_batch(devices)
+    placed = (jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(operands, SPECS, strict=True))
+    return mesh, Operands(*placed), operands
+
+
+value_and_grad_of_reference = jax.jit(jax.value_and_grad(functools.partial(loss, function=reference)))
+
+
+@pytest.mark.parametrize("axis_type, check_vma", [("Auto", True), ("Auto", False), ("Explicit", True)])
+def test_shard_map(axis_type, check_vma):
+    """Each device has its images; the gradient of the replicated weight sums over the devices."""
+    mesh, placed, operands = split_over(8, axis_type)
+    split = jax.shard_map(
+        lambda operands: jax.lax.psum(loss(operands), "data"),
+        mesh=mesh,
+        in_specs=(SPECS,),
+        out_specs=P(),
+        check_vma=check_vma,
+    )
+    assert_near(jax.jit(jax.value_and_grad(split))(placed), value_and_grad_of_reference(operands))
+
+
+def test_grad_inside_shard_map():
+    """There the gradient of a replicated operand is replicated: summed already."""
+    mesh, placed, operands = split_over(4)
+    inside = jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=(SPECS,), out_specs=SPECS)
+    assert_near(jax.jit(inside)(placed), value_and_grad_of_reference(operands)[1])
+
+
+def test_jvp_inside_shard_map():
+    mesh, placed, operands = split_over(4)
+    push = lambda f: lambda o: jax.jvp(f, (o,), (o,))[1]  # noqa: E731
+    split = jax.shard_map(push(apply), mesh=mesh, in_specs=(SPECS,), out_specs=P("data"))
+    assert_near(jax.jit(split)(placed), jax.jit(push(reference))(operands))
+
+
+def test_hessian_of_shard_map():
+    mesh, placed, operands = split_over(4)
+
+    def curvature(function):
+        return jax.jit(jax.hessian(lambda bias, o: function(o._replace(bias=bias, mask=o.mask * bias[0]))))
+
+    split = jax.shard_map(lambda o: jax.lax.psum(loss(o), "data"), mesh=mesh, in_specs=(SPECS,), out_specs=P())
+    by_reference = functools.partial(loss, function=reference)
+    assert_near(curvature(split)(placed.bias, placed), curvature(by_reference)(operands.bias, operands))
+
+
+@pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
+def test_jit_over_split_operands(axis_type):
+    """Plain jit over arrays split by image is right, however the work is then divided."""
+    mesh, placed, operands = split_over(4, axis_type)
+    with jax.set_mesh(mesh):
+        answer = jax.jit(jax.value_and_grad(loss))(placed)
+    assert_near(answer, value_and_grad_of_reference(operands))
+
+
+def leaves_of_pull_back(*operands):
+    cotangent = jnp.ones((2, 3, 4, 2))
+    return jax.tree.leaves(pull_back(cotangent, Operands(*operands), **LAYER.keywords))
+
+
+@functools.cache
+def custom_calls():
+    """The names of the package's custom calls, which an export has to declare stable."""
+    lowered = jax.jit(leaves_of_pull_back).trace(*OPERANDS).lower(lowering_platforms=("cpu",))
+    return set(re.findall(r"@(dcn_\w+)", lowered.as_text()))
+
+
+def exported(function, *arguments, platforms, vjp_order=0):
+    """`function` through a file and back."""
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in custom_calls()]
+    artifact = export.export(jax.jit(function), platforms=platforms, disabled_checks=checks)(*arguments)
+    return artifact, export.deserialize(artifact.serialize(vjp_order=vjp_order))
+
+
+def flat_apply(*operands):
+    return apply(Operands(*operands))
+
+
+def current_platform():
+    return jax.default_backend().replace("gpu", "cuda")
+
+
+def test_export_with_its_gradient():
+    _, restored = exported(flat_apply, *OPERANDS, platforms=(current_platform(),), vjp_order=1)
+    assert_near(restored.call(*OPERANDS), apply(OPERANDS))
+    grad = jax.grad(lambda *operands: jnp.sin(restored.call(*operands)).sum(), tuple(range(5)))(*OPERANDS)
+    assert_near(Operands(*grad), expected()[1])
+
+
+@pytest.mark.parametrize("platforms", [("tpu",), ("cuda",), ("tpu", "cpu"), ("tpu", "cpu", "cuda")], ids="+".join)
+def test_export_for_other_platforms(platforms):
+    """From any machine: kernels for those platforms that have them, jax.numpy for the rest."""
+    artifact, restored = exported(leaves_of_pull_back, *OPERANDS, platforms=platforms)
+    assert restored.platforms == platforms
+    assert ("dcn_" in artifact.mlir_module()) == (platforms != ("tpu",))
+    if current_platform() in platforms:
+        assert_near(restored.call(*OPERANDS), leaves_of_pull_back(*OPERANDS))
+
+
+def test_export_of_any_batch_size():
+    (n,) = export.symbolic_shape("n")
+    shapes = [
+        jax.ShapeDtypeStruct((n, *a.shape[1:]) if name in BATCHED else a.shape, a.dtype)
+        for name, a in zip(Operands._fields, OPERANDS, strict=True)
+    ]
+    _, restored = exported(flat_apply, *shapes, platforms=("cpu",), vjp_order=1)
+    with jax.default_device(jax.devices("cpu")[0]):
+        for count in (1, 5):
+            operands = of_batch(count)
+            grad = jax.jit(jax.grad(lambda *operands: jnp.sin(restored.call(*operands)).sum(), tuple(range(5))))
+            assert_near(Operands(*grad(*operands)), value_and_grad_of_reference(operands)[1])
+
+
+def test_jitted_calls_are_cached():
+    traced = []
+
+    @jax.jit
+    def counted(operands):
+        traced.append(None)
+        return apply(operands)
+
+    counted(OPERANDS)
+    counted(TANGENTS)
+    assert len(traced) == 1

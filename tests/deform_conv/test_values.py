@@ -1,0 +1,208 @@
+"""Values and gradients against golden files, the numpy reference and jax's own convolution."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jax_dcn
+
+from .cases import (
+    BACKENDS,
+    CASE,
+    CASES,
+    GOLDEN_FILES,
+    Operands,
+    assert_close,
+    cast,
+    compiled_pull_back,
+    convolve,
+    explicit_gradients,
+    pull_back,
+    read_golden,
+    to_nchw,
+    to_nhwc,
+)
+
+GOLDEN_VARIANTS = [
+    ("float64", "NHWC", None),
+    ("float64", "NCHW", None),
+    ("float32", "NHWC", None),
+    ("float32", "NCHW", None),
+    ("float64", "NCHW", "reference"),
+]
+
+
+@pytest.mark.parametrize("dtype, data_format, backend", GOLDEN_VARIANTS)
+@pytest.mark.parametrize("path", GOLDEN_FILES, ids=lambda path: path.stem)
+def test_golden_files(path, dtype, data_format, backend):
+    operands, y, cotangent, gradients, keywords = read_golden(path)
+    if data_format == "NHWC":
+        operands, gradients = to_nhwc(operands), to_nhwc(gradients)
+        y, cotangent = np.moveaxis(y, 1, -1), np.moveaxis(cotangent, 1, -1)
+    keywords |= {"data_format": data_format, "backend": backend, "precision": "highest"}
+
+    @jax.jit
+    def answers(cotangent, operands):
+        explicit = explicit_gradients(cotangent, operands, **keywords) if backend is None else ()
+        return pull_back(cotangent, operands, **keywords), explicit
+
+    with jax.enable_x64(dtype == "float64"):
+        (actual_y, implicit), explicit = answers(*cast((cotangent, operands), dtype))
+    tolerance = {"float64": 1e-10, "float32": 1e-4}[dtype]
+    assert_close(actual_y, y, tolerance, tolerance)
+    assert_close(implicit, gradients, tolerance, tolerance)
+    if backend is None:
+        assert_close(explicit, gradients._replace(bias=None), tolerance, tolerance)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_numpy_reference(case, backend):
+    run = compiled_pull_back(case, backend)
+
+    @settings(max_examples=4)
+    @given(
+        seed=st.integers(0, 2**32 - 1),
+        offset_scale=st.sampled_from([0.5, 2.0, 20.0]),
+        grid=st.sampled_from([1, 2, 64]),
+        masked=st.booleans() if backend is None else st.just(True),
+    )
+    def check(seed, offset_scale, grid, masked):
+        operands, cotangent = case.operands(seed, offset_scale, grid, masked), case.cotangent(seed)
+        with jax.enable_x64(True):
+            assert_close(run(cotangent, operands), case.expected(cotangent, operands))
+
+    check()
+
+
+@pytest.mark.parametrize("case", [CASE["unbatched"], CASE["two_batch_dimensions"], CASE["empty_batch"]], ids=str)
+def test_data_formats_agree_over_any_batch_dimensions(case, x64):
+    operands, cotangent = case.operands(), case.cotangent()
+    y, gradients = compiled_pull_back(case, None)(cotangent, operands)
+    nchw_y, nchw_gradients = pull_back(
+        np.moveaxis(cotangent, -1, -3), to_nchw(operands), data_format="NCHW", **case.keywords
+    )
+    assert_close(jnp.moveaxis(nchw_y, -3, -1), y)
+    assert_close(to_nhwc(jax.tree.map(np.asarray, nchw_gradients)), gradients)
+
+
+def test_an_empty_batch_has_zero_weight_gradients(x64):
+    case = CASE["empty_batch"]
+    _, gradients = compiled_pull_back(case, None)(case.cotangent(), case.operands())
+    assert gradients.x.shape == (0, 4, 5, 3)
+    np.testing.assert_array_equal(gradients.weight, np.zeros((3, 3, 3, 2)))
+    np.testing.assert_array_equal(gradients.bias, np.zeros(2))
+
+
+PADDINGS = ["SAME", "SAME_LOWER", "VALID", "CIRCULAR", 0, 2, (2, 1), ((1, 0), (0, 2)), ((-1, 1), (2, -2))]
+
+
+def plain_convolution(x, weight, padding, strides, dilation, groups):
+    """jax's own convolution; a torus is made by copying the opposite margins."""
+    if padding == "CIRCULAR":
+        reaches = [(taps - 1) * d for taps, d in zip(weight.shape[:2], dilation, strict=True)]
+        margins = [(reach // 2, reach - reach // 2) for reach in reaches]
+        x, padding = jnp.pad(x, [(0, 0), *margins, (0, 0)], mode="wrap"), "VALID"
+    elif not isinstance(padding, str):
+        per_axis = (padding,) * 2 if isinstance(padding, int) else padding
+        padding = [(p, p) if isinstance(p, int) else p for p in per_axis]
+    return jax.lax.conv_general_dilated(
+        x,
+        weight,
+        strides,
+        padding,
+        rhs_dilation=dilation,
+        feature_group_count=groups,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+
+
+@pytest.mark.parametrize("strides, dilation", [((1, 1), (1, 1)), ((2, 1), (1, 2))])
+@pytest.mark.parametrize("groups, offset_groups", [(1, 1), (2, 3), (6, 1), (3, 2)])
+@pytest.mark.parametrize("padding", PADDINGS, ids=str)
+def test_zero_offsets_are_a_plain_convolution(padding, groups, offset_groups, strides, dilation, x64):
+    rng = np.random.default_rng(0)
+    x, weight = rng.normal(size=(2, 7, 8, 6)), rng.normal(size=(3, 2, 6 // groups, 12))
+
+    @jax.jit
+    def both(x, weight):
+        y, pullback = jax.vjp(lambda *a: plain_convolution(*a, padding, strides, dilation, groups), x, weight)
+        offset = jnp.zeros((*y.shape[:3], offset_groups * 12))
+        keywords = {
+            "strides": strides,
+            "padding": padding,
+            "kernel_dilation": dilation,
+            "feature_group_count": groups,
+        }
+        deformed, deformed_pullback = jax.vjp(
+            lambda x, weight: jax_dcn.deform_conv2d(x, offset, weight, **keywords), x, weight
+        )
+        cotangent = jnp.cos(jnp.arange(y.size)).reshape(y.shape)
+        return (y, *pullback(cotangent)), (deformed, *deformed_pullback(cotangent))
+
+    plain, deformed = both(x, weight)
+    assert_close(deformed, plain)
+
+
+def test_numbers_stand_for_pairs(x64):
+    rng = np.random.default_rng(0)
+    x, weight = rng.normal(size=(1, 8, 7, 2)), rng.normal(size=(2, 2, 2, 3))
+    offset = rng.normal(size=(1, 4, 4, 8))
+    short = jax_dcn.deform_conv2d(x, offset, weight, strides=2, padding=1, kernel_dilation=2)
+    long = jax_dcn.deform_conv2d(x, offset, weight, strides=(2, 2), padding=((1, 1), (1, 1)), kernel_dilation=(2, 2))
+    np.testing.assert_array_equal(short, long)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", [CASE["plain"], CASE["even_kernel_same_strided"], CASE["circular"]], ids=str)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_nonfinite_offsets(value, case, backend, x64):
+    """NaN: the sample and its gradients are NaN; infinite: they are zero. Neither reaches x's gradient."""
+    operands, cotangent = case.operands(), case.cotangent()
+    hit = np.random.default_rng(0).uniform(size=operands.offset.shape) < 0.01
+    assert hit.any()
+    operands = operands._replace(offset=np.where(hit, value, operands.offset))
+    y, gradients = compiled_pull_back(case, backend)(cotangent, operands)
+    assert_close((y, gradients), case.expected(cotangent, operands))
+    assert np.isfinite(gradients.x).all()
+    assert np.isnan(y).any() == np.isnan(value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("value", [1e30, -1e30, 3e9, -3e9, 2.0**31, -(2.0**63), np.inf, -np.inf])
+def test_samples_far_outside_are_zero(value, dtype, backend):
+    case = CASE["plain"]
+    with jax.enable_x64(dtype == "float64"):
+        operands = cast(case.operands(), dtype)
+        operands = operands._replace(offset=np.full_like(operands.offset, value))
+        y, gradients = compiled_pull_back(case, backend)(cast(case.cotangent(), dtype), operands)
+    np.testing.assert_array_equal(y, np.broadcast_to(operands.bias, y.shape))
+    for gradient in gradients._replace(bias=None):
+        assert gradient is None or not np.any(gradient)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("value", [1e30, -3e9, -(2.0**63)])
+def test_huge_offsets_stay_on_the_torus(value, backend):
+    """A huge float32 position has lost its place among the pixels, but it still is one of them."""
+    case = CASE["circular"]
+    operands = cast(case.operands(masked=False), np.float32)
+    operands = Operands(np.ones_like(operands.x), np.full_like(operands.offset, value), operands.weight, operands.bias)
+    y, gradients = compiled_pull_back(case, backend)(cast(case.cotangent(), np.float32), operands)
+    on_every_pixel = operands.weight.sum((0, 1, 2)) + operands.bias
+    np.testing.assert_allclose(y, np.broadcast_to(on_every_pixel, y.shape), rtol=1e-4, atol=1e-4)
+    assert all(np.isfinite(gradient).all() for gradient in gradients if gradient is not None)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_mask_is_used_as_it_is(backend, x64):
+    case = CASE["plain"]
+    operands = case.operands()
+    apply = jax.jit(lambda mask: convolve(operands._replace(bias=None, mask=mask), backend=backend, **case.keywords))
+    negative = apply(-3 * operands.mask)
+    assert_close(negative, -3 * apply(operands.mask))
+    assert_close(apply(np.ones_like(operands.mask)), convolve(case.operands(masked=False)._replace(bias=None)))
