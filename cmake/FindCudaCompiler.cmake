@@ -4,6 +4,7 @@
 # Out: JAX_DCN_WITH_CUDA, CMAKE_CUDA_COMPILER, CMAKE_CUDA_ARCHITECTURES; JAX_DCN_CUDA_ABSENT says why there is none
 
 set(JAX_DCN_WITH_CUDA OFF)
+string(TOUPPER "${JAX_DCN_CUDA}" JAX_DCN_CUDA)
 if(NOT JAX_DCN_CUDA)
   set(JAX_DCN_CUDA_ABSENT "CUDA was switched off")
   return()
@@ -42,7 +43,7 @@ endif()
 set(JAX_DCN_WITH_CUDA ON)
 
 # Machine code for the generations the compiler knows, and PTX for later ones.
-if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
   set(compiler "${CMAKE_CUDA_COMPILER}")
   if(NOT compiler)
     set(compiler "$ENV{CUDACXX}")

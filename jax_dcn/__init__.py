@@ -1,7 +1,7 @@
 """Deformable convolution for JAX and Flax.
 
-`deform_conv2d` and its explicit gradients are the operator; `jax_dcn.linen.DeformConv` and `jax_dcn.nnx.DeformConv` are
-the layers; `offset_labels` and `jax_dcn.quantize` help to train them.
+`deform_conv2d` with its explicit gradients and `deform_psroi_pool` are the operators; `jax_dcn.linen.DeformConv` and
+`jax_dcn.nnx.DeformConv` are the layers; `offset_labels` and `jax_dcn.quantize` help to train them.
 """
 
 from importlib import import_module
@@ -14,6 +14,7 @@ from jax_dcn.deform_conv import (
     deform_conv2d_offset_grad,
     deform_conv2d_weight_grad,
 )
+from jax_dcn.deform_psroi_pool import deform_psroi_pool, psroi_pool
 from jax_dcn.optim import offset_labels
 
 __all__ = [
@@ -22,9 +23,11 @@ __all__ = [
     "deform_conv2d_mask_grad",
     "deform_conv2d_offset_grad",
     "deform_conv2d_weight_grad",
+    "deform_psroi_pool",
     "linen",
     "nnx",
     "offset_labels",
+    "psroi_pool",
     "quantize",
 ]
 

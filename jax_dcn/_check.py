@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 FLOATS = tuple(map(jnp.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)))
+_LIMIT = 2**31  # the kernels count positions on the grid in 32 bits
 _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
 
 
@@ -22,18 +23,35 @@ def array(name: str, value: Any) -> jax.Array:
 
 
 def dtype(name: str, value: Any) -> np.dtype:
+    """`value` as one of the four floating types; float64 is float32 unless jax has it enabled, as in all of jax."""
     try:
         converted = jnp.dtype(value)
-    except TypeError:
-        converted = None
+    except TypeError as error:
+        raise TypeError(f"{name} must be {_FLOAT_NAMES}, got {value!r}") from error
     if converted not in FLOATS:
         raise TypeError(f"{name} must be {_FLOAT_NAMES}, got {value!r}")
-    return converted
+    return jax.dtypes.canonicalize_dtype(converted)
+
+
+def precision(value: Any) -> Any:
+    """`value` as `jax.lax.dot_general` takes it, and hashable."""
+    kinds = (jax.lax.Precision, jax.lax.DotAlgorithm, jax.lax.DotAlgorithmPreset)
+
+    def of_one(value):
+        if value is None or isinstance(value, kinds):
+            return value
+        for kind in (jax.lax.Precision, jax.lax.DotAlgorithmPreset):
+            if isinstance(value, str) and value.upper() in kind.__members__:
+                return kind[value.upper()]
+        names = "None, a jax.lax.Precision, a jax.lax.DotAlgorithmPreset, the name of one, or a pair of precisions"
+        raise ValueError(f"precision must be {names}, got {value!r}")
+
+    return tuple(map(of_one, value)) if isinstance(value, tuple | list) and len(value) == 2 else of_one(value)
 
 
 def rank(name: str, value: jax.Array, ndim: int, axes: str, least: bool = False) -> None:
     if value.ndim != ndim and not (least and value.ndim > ndim):
-        raise ValueError(f"{name} must have {'at least ' * least}{ndim} dimensions {axes}, got shape {value.shape}")
+        raise ValueError(f"{name} must have shape {axes}, got {value.shape}")
 
 
 def choice(name: str, value: Any, choices: Sequence) -> None:
@@ -50,28 +68,31 @@ def positive(name: str, value: Any) -> int:
 def pair(name: str, value: Any) -> tuple[int, int]:
     """A positive int or two, as two."""
     values = (value, value) if _is_int(value) else value
-    if not _are_ints(values) or min(values) < 1:
-        raise _wrong(name, "a positive int or a pair of them", value)
+    if not _are_ints(values) or not 1 <= min(values) <= max(values) < _LIMIT:
+        raise _wrong(name, "a positive int or a pair of them, less than 2**31", value)
     return int(values[0]), int(values[1])
 
 
 def padding(value: Any, image_size, kernel_size, strides, kernel_dilation):
     """((top, bottom), (left, right)), and whether the image is a torus."""
     reach = [(k - 1) * d + 1 for k, d in zip(kernel_size, kernel_dilation, strict=True)]
-    if isinstance(value, str):
-        if value in ("SAME", "SAME_LOWER", "VALID"):
-            pads = jax.lax.padtype_to_pads(image_size, reach, strides, value)
-            return tuple((int(low), int(high)) for low, high in pads), False
-        if value == "CIRCULAR":
-            return tuple(((r - 1) // 2, r // 2) for r in reach), True
-    elif _is_int(value):
-        return ((int(value), int(value)),) * 2, False
-    elif isinstance(value, Sequence) and len(value) == 2:
-        sides = [(v, v) if _is_int(v) else v for v in value]
-        if all(map(_are_ints, sides)):
-            return tuple((int(low), int(high)) for low, high in sides), False
-    expected = "'SAME', 'SAME_LOWER', 'VALID', 'CIRCULAR', an int, a pair of ints or ((top, bottom), (left, right))"
-    raise _wrong("padding", expected, value)
+    if max(reach) >= _LIMIT:
+        raise _wrong("kernel_dilation", "so small that the kernel reaches less than 2**31 pixels", kernel_dilation)
+    given = value.tolist() if isinstance(value, np.ndarray) else value
+    sides: Sequence = ()
+    if isinstance(given, str):
+        if given in ("SAME", "SAME_LOWER", "VALID"):
+            sides = jax.lax.padtype_to_pads(image_size, reach, strides, given)
+        elif given == "CIRCULAR":
+            sides = [((r - 1) // 2, r // 2) for r in reach]
+    elif _is_int(given):
+        sides = [(given, given)] * 2
+    elif isinstance(given, Sequence) and len(given) == 2:
+        sides = [(side, side) if _is_int(side) else side for side in given]
+    if len(sides) != 2 or not all(map(_are_ints, sides)) or max(abs(int(n)) for pair in sides for n in pair) >= _LIMIT:
+        expected = "'SAME', 'SAME_LOWER', 'VALID', 'CIRCULAR', an int, a pair of ints or ((top, bottom), (left, right))"
+        raise _wrong("padding", expected, value)
+    return tuple((int(low), int(high)) for low, high in sides), given == "CIRCULAR"
 
 
 def _is_int(value) -> bool:

@@ -47,6 +47,7 @@ def register_family(
     cotangent: Callable,
     operands: int,
     shared: tuple[int, ...],
+    linear: tuple[int, ...],
 ) -> Family:
     """Makes and registers the primitives of an operator.
 
@@ -59,6 +60,7 @@ def register_family(
         `wanted`, by the kernels.
       operands: how many operands there are. All functions get None for those that are not given.
       shared: the operands that carry no batch dimensions, as weights; all others may have any number of leading ones.
+      linear: the operands that the result is linear in, each by itself.
     """
 
     def fill(given, arrays):
@@ -67,29 +69,18 @@ def register_family(
             full[k] = array
         return full
 
-    def of_some(arrays, moving, given, spec):
-        """The reference as a function of the arrays at the positions in `moving`, and these arrays."""
-
-        def function(*moved):
-            full = list(arrays)
-            for position, array in zip(moving, moved, strict=True):
-                full[position] = array
-            return reference(*fill(given, full), spec=spec)
-
-        return function, tuple(arrays[position] for position in moving)
-
     def reference_forward(*arrays, given, spec):
         return reference(*fill(given, arrays), spec=spec)
 
     def reference_tangent(*args, given, moving, spec):
         arrays, tangents = args[: len(given)], args[len(given) :]
-        function, primals = of_some(arrays, moving, given, spec)
-        return jax.jvp(function, primals, tangents)[1]
+        function = _of_some(partial(reference_forward, given=given, spec=spec), arrays, moving)
+        return jax.jvp(function, tuple(arrays[k] for k in moving), tangents)[1]
 
     def reference_cotangent(*args, given, wanted, spec):
         *arrays, ct = args
-        function, primals = of_some(arrays, wanted, given, spec)
-        return jax.vjp(function, *primals)[1](ct)
+        function = _of_some(partial(reference_forward, given=given, spec=spec), arrays, wanted)
+        return jax.vjp(function, *(arrays[k] for k in wanted))[1](ct)
 
     def kernel_forward(*arrays, given, **params):
         return forward(*fill(given, arrays), **params)
@@ -127,7 +118,24 @@ def register_family(
         cts = iter(cotangent_p.bind(*arrays, ct, given=given, wanted=wanted, spec=spec))
         return [*none, *(next(cts) if a else None for a in asked)]
 
+    def cotangent_transpose(cts, *args, given, wanted, spec):
+        *arrays, _ = args
+        moving = tuple(k for k, ct in zip(wanted, cts, strict=True) if type(ct) is not ad.Zero)
+        tangents = (ct for ct in cts if type(ct) is not ad.Zero)
+        return [*[None] * len(given), tangent_p.bind(*arrays, *tangents, given=given, moving=moving, spec=spec)]
+
+    def forward_transpose(ct, *arrays, given, spec):
+        asked = [k for k, a in enumerate(arrays) if ad.is_undefined_primal(a)]
+        if len(asked) != 1 or given[asked[0]] not in linear:
+            raise NotImplementedError(f"{name} is not linear in its operands {[given[k] for k in asked]}")
+        # The cotangent of what the result is linear in does not depend on its value.
+        known = [jnp.zeros(a.aval.shape, a.aval.dtype) if ad.is_undefined_primal(a) else a for a in arrays]
+        (out,) = cotangent_p.bind(*known, ct, given=given, wanted=tuple(asked), spec=spec)
+        return [out if k in asked else None for k in range(len(given))]
+
     ad.primitive_jvps[forward_p] = forward_jvp
+    ad.primitive_transposes[forward_p] = forward_transpose
+    ad.primitive_transposes[cotangent_p] = cotangent_transpose
     ad.primitive_transposes[tangent_p] = tangent_transpose
     ad.primitive_jvps[tangent_p] = _jvp_of(reference_tangent, tangent_p)
     ad.primitive_jvps[cotangent_p] = _jvp_of(reference_cotangent, cotangent_p)
@@ -153,7 +161,8 @@ def _primitive(name, avals, reference, kernel=None, many=False):
     primitive.multiple_results = many
     primitive.def_impl(partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(avals)
-    mlir.register_lowering(primitive, mlir.lower_fun(reference, multiple_results=many))
+    reference_lowering = mlir.lower_fun(reference, multiple_results=many)
+    mlir.register_lowering(primitive, partial(_compat.lower_apart_from_explicit_mesh, reference_lowering))
     for platform in ("cpu", "cuda") if kernel else ():
 
         def lower(ctx, *args, platform=platform, **params):
@@ -167,10 +176,24 @@ def _primitive(name, avals, reference, kernel=None, many=False):
 
 def _jvp_of(reference, primitive):
     def jvp(arrays, tangents, **params):
-        tangents = tuple(map(ad.instantiate_zeros, tangents))
-        return primitive.bind(*arrays, **params), jax.jvp(partial(reference, **params), tuple(arrays), tangents)[1]
+        moving = [k for k, t in enumerate(tangents) if type(t) is not ad.Zero]
+        function = _of_some(partial(reference, **params), arrays, moving)
+        tangent = jax.jvp(function, tuple(arrays[k] for k in moving), tuple(tangents[k] for k in moving))[1]
+        return primitive.bind(*arrays, **params), tangent
 
     return jvp
+
+
+def _of_some(function, arrays, moving):
+    """`function(*arrays)` as a function of the arrays numbered in `moving`."""
+
+    def of_moving(*moved):
+        full = list(arrays)
+        for k, array in zip(moving, moved, strict=True):
+            full[k] = array
+        return function(*full)
+
+    return of_moving
 
 
 def _batcher(primitive, is_shared):

@@ -84,7 +84,7 @@ def canonicalize(
         kernel_dilation=kernel_dilation,
         circular=circular,
         feature_group_count=_check.positive("feature_group_count", feature_group_count),
-        precision=precision,
+        precision=_check.precision(precision),
         dtype=dtype
         if preferred_element_type is None
         else _check.dtype("preferred_element_type", preferred_element_type),

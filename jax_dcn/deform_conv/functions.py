@@ -63,12 +63,13 @@ def deform_conv2d(
     reads zero; a not-a-number offset makes its sample and its own gradients not-a-number, and adds nothing to the
     gradient of x.
 
-    Memory: the samples are taken and multiplied in runs of output rows. At most 16 MiB of them on CPU, 128 MiB on
-    CUDA (or the samples of one output row, where these are more) are held at a time, counted with their cotangents and
-    in the type of the sums, float32 or wider. A last run of another length has memory of its own, and a grouped
-    convolution rearranges the samples: each takes as much again. The gradient of x is summed in the sums' type for the
-    images of one run at a time, and the gradient of weight for all. None of this grows with the batch, but where data
-    must first be converted: 16-bit offsets and masks to float32, and everything to float64 where anything is.
+    Memory: on CPU and CUDA the samples are taken and multiplied in runs of output rows or of images. What a run holds
+    (samples, their cotangents, and for the gradient of x its sums and the samples' order, all in float32 or wider)
+    takes at most 16 MiB on CPU and 128 MiB on CUDA, or what one output row takes besides one image's gradient, where
+    that is more. A last run of another length has memory of its own, and a grouped convolution rearranges the samples:
+    each takes as much again. None of this grows with the batch. What does is a conversion of whole arrays: to channels
+    last from "NCHW", of 16-bit offsets and masks to float32, of everything to float64 where anything is. Forward mode
+    and second derivatives run the reference, which holds the samples of the whole batch.
 
     Args:
       x: [..., H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
@@ -84,7 +85,8 @@ def deform_conv2d(
         weight [Cout, Cin/groups, kh, kw] and a result [..., Cout, Ho, Wo], the layout of torchvision and ONNX.
       precision: of the matrix products, as in `jax.lax.dot_general`.
       preferred_element_type: the result's type; the common type of x and weight by default. Sums are always taken in
-        float32 or wider, and rounded once.
+        float32 or wider and rounded once. Samples of 16-bit data, times their masks, are rounded to 16 bits before the
+        product, as matrix units take them, and must lie in their range.
       deterministic: whether the result must repeat to the last bit. The kernels' always does, so on CPU and CUDA both
         values mean the same.
       backend: None for the kernels of the platform the computation runs on, "reference" for the `jax.numpy` form.
@@ -237,6 +239,9 @@ def _gradient(
     mask: ArrayLike | None,
     options: Options,
 ) -> jax.Array:
+    if unknown := options.keys() - Options.__annotations__.keys():
+        function = f"deform_conv2d_{'input' if name == 'x' else name}_grad"
+        raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
     problem = canonicalize(x, offset, weight, None, mask, **options)
     first = options.get("data_format") == "NCHW"
     cotangent = _check.array("cotangent", cotangent)

@@ -14,7 +14,7 @@ from jax_dcn._chunks import balanced, fold
 from jax_dcn.deform_conv.arguments import OPERANDS
 from jax_dcn.deform_conv.reference import groups_and_taps, product, sum_dtype
 
-# Of samples, with their cotangents, held at a time. On a CPU more would leave the caches; a GPU wants large products.
+# What is held at a time. On a CPU more samples would leave the caches; a GPU wants large products.
 COLUMN_BYTES = {"cpu": 16 * 2**20, "cuda": 128 * 2**20}
 
 
@@ -22,16 +22,14 @@ def forward(x, offset, weight, bias, mask, *, spec, platform):
     batch = x.shape[:-3]
     x, offset, mask = map(_flat, (x, offset, mask))
     images, rows, width = offset.shape[:3]
-    run = _run_lengths(offset, _row_bytes(x, offset, weight), COLUMN_BYTES[platform])
+    run = _run_lengths(offset, COLUMN_BYTES[platform], row_bytes=_row_bytes(x, offset, weight))
 
-    def images_at(first, count, y):
-        offsets, masks = (_slice(a, first, count, axis=0) for a in (offset, mask))
-
-        def rows_at(row, count, y):
-            columns = _Tile.at(first, row, count, offsets, masks, weight, spec).columns(x)
-            part = product(columns, weight, spec)
+    def images_at(image, count, y):
+        def rows_at(row, height, y):
+            tile = _Tile.at((image, row), (count, height), offset, mask, weight, spec)
+            part = product(tile.columns(x), weight, spec)
             part = (part if bias is None else part + bias).astype(spec.dtype)
-            return _update(y, part, (first, row, 0, 0))
+            return _update(y, part, (image, row))
 
         return fold(rows_at, rows, run.rows, y)
 
@@ -40,27 +38,29 @@ def forward(x, offset, weight, bias, mask, *, spec, platform):
 
 
 def cotangent(x, offset, weight, bias, mask, ct, *, wanted, spec, platform):
+    canonical = dict(zip(OPERANDS, (x, offset, weight, bias, mask), strict=True))
     wanted = [OPERANDS[k] for k in wanted]
-    shapes = {"x": x, "offset": offset, "weight": weight, "bias": bias, "mask": mask}
     x, offset, mask, ct = map(_flat, (x, offset, mask, ct))
     sums = offset.dtype
     through_samples = not {"x", "offset", "mask"}.isdisjoint(wanted)
-    held = through_samples + ("weight" in wanted)
-    run = _run_lengths(offset, held * _row_bytes(x, offset, weight), COLUMN_BYTES[platform])
+    row_bytes = (through_samples + ("weight" in wanted)) * _row_bytes(x, offset, weight)
+    image_bytes = 0
+    if "x" in wanted:
+        row_bytes += _order_bytes(offset)
+        image_bytes = _cell_bytes(x, offset, weight) + math.prod(x.shape[1:]) * sums.itemsize
+    run = _run_lengths(offset, COLUMN_BYTES[platform], row_bytes=row_bytes, image_bytes=image_bytes)
 
-    def images_at(first, count, out):
-        offsets, masks, cts = (_slice(a, first, count, axis=0) for a in (offset, mask, ct))
-
-        def rows_at(row, count, carry):
+    def images_at(image, count, out):
+        def rows_at(row, height, carry):
             out, d_xs = carry
             out = dict(out)
-            tile = _Tile.at(first, row, count, offsets, masks, weight, spec)
-            part = _slice(cts, row, count, axis=1)
+            tile = _Tile.at((image, row), (count, height), offset, mask, weight, spec)
+            part = _slice(ct, (image, row), (count, height))
             if through_samples:
                 d_columns = _columns_cotangent(part, weight, spec)
                 if positions := [name for name in ("offset", "mask") if name in wanted]:
                     for name, d in zip(positions, tile.position_cotangents(x, d_columns, positions), strict=True):
-                        out[name] = _update(out[name], d, (first, row, 0, 0))
+                        out[name] = _update(out[name], d, (image, row))
                 if "x" in wanted:
                     d_xs = tile.add_input_cotangent(d_columns, d_xs)
             if "weight" in wanted:
@@ -70,17 +70,21 @@ def cotangent(x, offset, weight, bias, mask, ct, *, wanted, spec, platform):
         d_xs = _zeros(x, (count, *x.shape[1:]), sums) if "x" in wanted else None
         out, d_xs = fold(rows_at, offset.shape[1], run.rows, (out, d_xs))
         if "x" in wanted:
-            out["x"] = _update(out["x"], d_xs.astype(x.dtype), (first, 0, 0, 0))
+            out["x"] = _update(out["x"], d_xs.astype(x.dtype), (image, 0))
         return out
 
-    canonical = {"x": x, "offset": offset, "mask": mask}
-    zeros = {name: _zeros(x, a.shape, a.dtype) for name, a in canonical.items() if name in wanted}
+    out = {
+        name: _zeros(x, a.shape, a.dtype)
+        for name, a in (("x", x), ("offset", offset), ("mask", mask))
+        if name in wanted
+    }
     if "weight" in wanted:
-        zeros["weight"] = _zeros(x, weight.shape, sums)
-    out = fold(images_at, offset.shape[0], run.images, zeros) if zeros else {}
+        out["weight"] = _zeros(x, weight.shape, sums)
+    if out:
+        out = fold(images_at, offset.shape[0], run.images, out)
     if "bias" in wanted:
         out["bias"] = ct.sum((0, 1, 2), dtype=sums)
-    return tuple(out[name].astype(shapes[name].dtype).reshape(shapes[name].shape) for name in wanted)
+    return tuple(out[name].astype(canonical[name].dtype).reshape(canonical[name].shape) for name in wanted)
 
 
 def _columns_cotangent(ct, weight, spec):
@@ -118,7 +122,8 @@ class _Tile(NamedTuple):
     attributes: dict
 
     @classmethod
-    def at(cls, image, row, count, offset, mask, weight, spec):
+    def at(cls, start, size, offset, mask, weight, spec):
+        """The tile of `size` (images, rows) from `start` on; `offset` and `mask` are those of all."""
         kernel_size = weight.shape[:2]
         pair = partial(np.array, dtype=np.int64)
         attributes = {
@@ -129,8 +134,8 @@ class _Tile(NamedTuple):
             "circular": spec.circular,
             "offset_groups": groups_and_taps(offset, kernel_size)[0],
         }
-        origin = jnp.stack([jnp.asarray(first, jnp.int32) for first in (image, row, 0)])
-        return cls(_slice(offset, row, count, axis=1), _slice(mask, row, count, axis=1), origin, attributes)
+        origin = jnp.stack([jnp.asarray(first, jnp.int32) for first in (*start, 0)])
+        return cls(_slice(offset, start, size), _slice(mask, start, size), origin, attributes)
 
     def columns(self, x):
         """The samples [n, rows, width, K, Cin], of x's type."""
@@ -183,18 +188,29 @@ class _RunLengths(NamedTuple):
     rows: int
 
 
-def _run_lengths(offset, row_bytes, limit):
+def _run_lengths(offset, limit, *, row_bytes, image_bytes=0):
     """How many images, or else how many rows of one image, hold no more than `limit` bytes."""
     images, rows = offset.shape[:2]
-    most = limit // max(row_bytes, 1)
-    if most < 2 * rows:
-        return _RunLengths(1, balanced(rows, most))
-    return _RunLengths(balanced(images, most // max(rows, 1)), rows)
+    most = limit // max(rows * row_bytes + image_bytes, 1)
+    if most < 2:
+        return _RunLengths(1, balanced(rows, max(limit - image_bytes, 0) // max(row_bytes, 1)))
+    return _RunLengths(balanced(images, most), rows)
 
 
 def _row_bytes(x, offset, weight):
-    taps, width = weight.shape[0] * weight.shape[1], offset.shape[2]
-    return width * taps * x.shape[-1] * offset.dtype.itemsize
+    """Of the samples of one output row, in the sums' type."""
+    return offset.shape[2] * math.prod(weight.shape[:2]) * x.shape[-1] * offset.dtype.itemsize
+
+
+def _order_bytes(offset):
+    """Of the order of the samples of one output row, and of the workspace to find it."""
+    return offset.shape[2] * offset.shape[3] // 2 * 2 * 4
+
+
+def _cell_bytes(x, offset, weight):
+    """Of where the samples of each cell of one image start."""
+    groups, _ = groups_and_taps(offset, weight.shape[:2])
+    return groups * ((x.shape[1] + 1) * (x.shape[2] + 1) + 1) * 4
 
 
 def _result(like, shape, dtype):
@@ -211,16 +227,18 @@ def _flat(array):
     return None if array is None else array.reshape(math.prod(array.shape[:-3]), *array.shape[-3:])
 
 
-def _slice(array, first, count, axis):
+def _slice(array, start, size):
+    """Images and rows from `start` on."""
     if array is None:
         return None
-    # In a loop over `first`, the barrier keeps XLA from changing all of `array` into words beforehand.
-    array, first = lax.optimization_barrier((array, first))
-    return _in_words(partial(lax.dynamic_slice_in_dim, start_index=first, slice_size=count, axis=axis), array)
+    # In a loop over `start`, the barrier keeps XLA from changing all of `array` into words beforehand.
+    array, start = lax.optimization_barrier((array, start))
+    sizes = (*size, *array.shape[2:])
+    return _in_words(partial(lax.dynamic_slice, start_indices=(*start, 0, 0), slice_sizes=sizes), array)
 
 
 def _update(array, part, start):
-    return _in_words(partial(lax.dynamic_update_slice, start_indices=start), array, part)
+    return _in_words(partial(lax.dynamic_update_slice, start_indices=(*start, 0, 0)), array, part)
 
 
 def _in_words(move, *arrays):

@@ -21,4 +21,5 @@ deform_conv = register_family(
     cotangent=kernels.cotangent,
     operands=len(OPERANDS),
     shared=(OPERANDS.index("weight"), OPERANDS.index("bias")),
+    linear=(OPERANDS.index("x"), OPERANDS.index("weight"), OPERANDS.index("mask")),
 )

@@ -7,14 +7,7 @@
 
 #include "device.h"
 #include "element.h"
-
-// Compiled for several instruction sets; the loader picks the best one. Sanitizers do not understand its resolvers.
-#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define DCN_VECTORIZED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define DCN_VECTORIZED
-#endif
-#define DCN_INLINE inline __attribute__((always_inline))
+#include "vectorize.h"
 
 namespace dcn {
 namespace {
@@ -28,14 +21,14 @@ struct Corners {
 };
 
 template <typename T, typename A>
-DCN_INLINE void Blend(T* out, const Corners<T>& corners, const A weight[4], int64_t channels) {
+DCN_INLINE void Blend(T* out, const Corners<T>& corners, const A weight[4], A mask, int64_t channels) {
   for (int64_t c = 0; c < channels; ++c) {
-    out[c] = T(weight[0] * A(corners.row[0][c]) + weight[1] * A(corners.row[1][c]) + weight[2] * A(corners.row[2][c]) +
-               weight[3] * A(corners.row[3][c]));
+    out[c] = T(mask * (weight[0] * A(corners.row[0][c]) + weight[1] * A(corners.row[1][c]) +
+                       weight[2] * A(corners.row[2][c]) + weight[3] * A(corners.row[3][c])));
   }
 }
 
-// dot[i] = sum over channels of v · corner i, in an order that does not depend on the instruction set.
+// dot[i] = sum over channels of v · corner i, in the same order for every instruction set.
 template <typename T, typename A>
 DCN_INLINE void Dot(A dot[4], const A* v, const Corners<T>& corners, int64_t channels) {
   A sum[4][kLanes] = {};
@@ -124,10 +117,10 @@ DCN_VECTORIZED void SamplePixels(const Call<Accumulator<T>>& call, const T* x, c
         const A nothing = sample.nan() ? std::numeric_limits<A>::quiet_NaN() : A(0);
         A weight[4];
         for (int corner = 0; corner < 4; ++corner) {
-          weight[corner] = (sample.inside() ? sample.weight(corner / 2, corner % 2) : nothing) * call.Mask(position);
+          weight[corner] = sample.inside() ? sample.weight(corner / 2, corner % 2) : nothing;
         }
         Blend(columns + (p * taps + k) * sizes.channels + g * sizes.group_channels(),
-              call.CornersOf(sample, x, zeros, p, g), weight, sizes.group_channels());
+              call.CornersOf(sample, x, zeros, p, g), weight, call.Mask(position), sizes.group_channels());
       }
     }
   }

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <cstring>
 
+#include "vectorize.h"
+
 namespace dcn {
 
 template <typename To, typename From>
-inline __attribute__((always_inline)) To BitCast(From from) {
+DCN_INLINE To BitCast(From from) {
   static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
   To to;
   std::memcpy(&to, &from, sizeof to);
@@ -19,20 +21,20 @@ struct BF16 {
   uint16_t bits;
 
   BF16() = default;
-  inline __attribute__((always_inline)) explicit BF16(float value) {
+  DCN_INLINE explicit BF16(float value) {
     const uint32_t u = BitCast<uint32_t>(value);
     const uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
     const uint32_t quiet_nan = (u >> 16) | 0x40;
     bits = uint16_t((u & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded);
   }
-  inline __attribute__((always_inline)) operator float() const { return BitCast<float>(uint32_t{bits} << 16); }
+  DCN_INLINE operator float() const { return BitCast<float>(uint32_t{bits} << 16); }
 };
 
 struct F16 {
   uint16_t bits;
 
   F16() = default;
-  inline __attribute__((always_inline)) explicit F16(float value) {
+  DCN_INLINE explicit F16(float value) {
     const uint32_t u = BitCast<uint32_t>(value);
     const uint32_t sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffff;
     const uint32_t normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
@@ -42,7 +44,7 @@ struct F16 {
     const uint32_t finite = magnitude < 0x38800000 ? subnormal : normal;
     bits = uint16_t(sign | (magnitude >= 0x477ff000 ? special : finite));
   }
-  inline __attribute__((always_inline)) operator float() const {
+  DCN_INLINE operator float() const {
     const uint32_t sign = uint32_t(bits & 0x8000) << 16, magnitude = bits & 0x7fff;
     const uint32_t subnormal = BitCast<uint32_t>(float(int32_t(magnitude)) * 0x1p-24f);
     const uint32_t normal = (magnitude << 13) + (magnitude < 0x7c00 ? 0x38000000 : 0x70000000);

@@ -29,9 +29,6 @@ __device__ Vector<T, N>& AsVector(T* address) {
   return *reinterpret_cast<Vector<T, N>*>(address);
 }
 
-__device__ int64_t FirstThing() { return int64_t(blockIdx.x) * blockDim.x + threadIdx.x; }
-__device__ int64_t ThingsAtOnce() { return int64_t(gridDim.x) * blockDim.x; }
-
 // Where offset group g of tap k of output pixel p stands in `offset` (by two) and `mask`.
 __device__ int64_t Position(const Sizes& sizes, int64_t p, int64_t g, int32_t k) {
   return (p * sizes.offset_groups + g) * sizes.taps() + k;

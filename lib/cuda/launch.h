@@ -22,4 +22,8 @@ const char* Launch(const Device& device, void (*kernel)(Parameters...), int64_t 
 // As many blocks as give every one of n things a thread.
 inline int64_t BlocksFor(int64_t n) { return (n + kThreads - 1) / kThreads; }
 
+// A thread's loop over the things that are its: from the first on, by as many as there are threads.
+__device__ inline int64_t FirstThing() { return int64_t(blockIdx.x) * blockDim.x + threadIdx.x; }
+__device__ inline int64_t ThingsAtOnce() { return int64_t(gridDim.x) * blockDim.x; }
+
 }  // namespace dcn

@@ -1,13 +1,15 @@
-// Checks of what XLA hands over. They repeat the Python layer's, which a caller of the bare handlers does not pass.
+// Checks of what XLA hands over. They repeat the Python layer's, which a caller of the bare handlers does not pass:
+// shapes, types and attributes, not what arrays hold.
 #pragma once
 
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 
-#include "deform_conv.h"
+#include "dtype.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace dcn {
@@ -81,5 +83,38 @@ class Checks {
   std::string_view handler_;
   std::string message_;
 };
+
+inline ffi::DataType AccumulatorType(ffi::DataType type) { return type == ffi::F64 ? ffi::F64 : ffi::F32; }
+
+inline DType CheckedDType(Checks& checks, ffi::AnyBuffer x) {
+  switch (x.element_type()) {
+    case ffi::F16:
+      return DType::kF16;
+    case ffi::BF16:
+      return DType::kBF16;
+    case ffi::F32:
+      return DType::kF32;
+    case ffi::F64:
+      return DType::kF64;
+    default:
+      checks.Require(false, "the element type must be float16, bfloat16, float32 or float64");
+      return DType::kF32;
+  }
+}
+
+// The last operand, which may be absent.
+inline std::optional<ffi::AnyBuffer> OptionalOperand(Checks& checks, std::string_view operand,
+                                                     ffi::RemainingArgs rest) {
+  checks.Require(rest.size() <= 1, "has operands after " + std::string(operand));
+  if (rest.size() != 1) return std::nullopt;
+  const auto buffer = rest.get<ffi::AnyBuffer>(0);
+  checks.Require(buffer.has_value(), std::string(operand) + " must be an array");
+  return buffer.has_value() ? std::optional(*buffer) : std::nullopt;
+}
+
+// What a handler returns once the device has been asked.
+inline ffi::Error Result(const char* failure) {
+  return failure ? ffi::Error::Internal(failure) : ffi::Error::Success();
+}
 
 }  // namespace dcn

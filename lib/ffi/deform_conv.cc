@@ -11,38 +11,11 @@
 namespace dcn {
 namespace {
 
-ffi::DataType AccumulatorType(ffi::DataType type) { return type == ffi::F64 ? ffi::F64 : ffi::F32; }
-
-DType CheckedDType(Checks& checks, ffi::AnyBuffer x) {
-  switch (x.element_type()) {
-    case ffi::F16:
-      return DType::kF16;
-    case ffi::BF16:
-      return DType::kBF16;
-    case ffi::F32:
-      return DType::kF32;
-    case ffi::F64:
-      return DType::kF64;
-    default:
-      checks.Require(false, "the element type must be float16, bfloat16, float32 or float64");
-      return DType::kF32;
-  }
-}
-
 // One call's operands, checked against each other as far as every handler has them.
 struct Decoded {
   Sizes sizes = {};
   Positions positions = {};
 };
-
-// The mask is the last operand, or absent.
-std::optional<ffi::AnyBuffer> OptionalMask(Checks& checks, ffi::RemainingArgs rest) {
-  checks.Require(rest.size() <= 1, "has operands after the mask");
-  if (rest.size() != 1) return std::nullopt;
-  const auto mask = rest.get<ffi::AnyBuffer>(0);
-  checks.Require(mask.has_value(), "mask must be an array");
-  return mask.has_value() ? std::optional(*mask) : std::nullopt;
-}
 
 Decoded Decode(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                std::optional<ffi::AnyBuffer> mask) {
@@ -66,7 +39,8 @@ Decoded Decode(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset
   sizes.images = shape[0];
   sizes.rows = shape[1];
   sizes.columns = shape[2];
-  checks.Require(shape[3] % (2 * sizes.taps()) == 0 && shape[3] / (2 * sizes.taps()) == sizes.offset_groups,
+  const int64_t group_channels = int64_t{2} * sizes.taps();
+  checks.Require(shape[3] % group_channels == 0 && shape[3] / group_channels == sizes.offset_groups,
                  "offset has shape " + ToString(shape) + ", must have two channels for each of " +
                      std::to_string(sizes.offset_groups) + " offset groups and " + std::to_string(sizes.taps()) +
                      " taps");
@@ -106,12 +80,10 @@ void CheckBins(Checks& checks, const Sizes& sizes, ffi::AnyBuffer order, ffi::An
   checks.Shape("starts", starts, {sizes.images, sizes.offset_groups, sizes.cells() + 1});
 }
 
-ffi::Error Result(const char* failure) { return failure ? ffi::Error::Internal(failure) : ffi::Error::Success(); }
-
 ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                       ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> columns, ffi::Dictionary attributes) {
   Checks checks("dcn_sample");
-  Decoded call = Decode(checks, attributes, offset, origin, OptionalMask(checks, mask));
+  Decoded call = Decode(checks, attributes, offset, origin, OptionalOperand(checks, "mask", mask));
   Sizes& sizes = call.sizes;
   const DType dtype = CheckedDType(checks, x);
   DecodeImage(checks, "x", x, sizes);
@@ -127,7 +99,7 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
                                ffi::AnyBuffer d_columns, ffi::RemainingArgs mask, ffi::RemainingRets results,
                                ffi::Dictionary attributes) {
   Checks checks("dcn_offset_cotangent");
-  Decoded call = Decode(checks, attributes, offset, origin, OptionalMask(checks, mask));
+  Decoded call = Decode(checks, attributes, offset, origin, OptionalOperand(checks, "mask", mask));
   Sizes& sizes = call.sizes;
   const DType dtype = CheckedDType(checks, x);
   DecodeImage(checks, "x", x, sizes);
@@ -182,7 +154,7 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
                               ffi::AnyBuffer d_x_so_far, ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> d_x,
                               ffi::Dictionary attributes) {
   Checks checks("dcn_input_cotangent");
-  Decoded call = Decode(checks, attributes, offset, origin, OptionalMask(checks, mask));
+  Decoded call = Decode(checks, attributes, offset, origin, OptionalOperand(checks, "mask", mask));
   Sizes& sizes = call.sizes;
   const DType dtype = CheckedDType(checks, offset);
   checks.Type("offset", offset, AccumulatorType(offset.element_type()));

@@ -13,5 +13,6 @@ struct Handler {
 };
 
 std::vector<Handler> DeformConvHandlers();
+std::vector<Handler> PsRoiPoolHandlers();
 
 }  // namespace dcn

@@ -8,8 +8,10 @@ namespace nb = nanobind;
 
 NB_MODULE(DCN_MODULE, module) {
   nb::dict handlers;
-  for (const dcn::Handler& handler : dcn::DeformConvHandlers()) {
-    handlers[handler.name] = nb::capsule(reinterpret_cast<void*>(handler.call));
+  for (const auto& of_operator : {dcn::DeformConvHandlers(), dcn::PsRoiPoolHandlers()}) {
+    for (const dcn::Handler& handler : of_operator) {
+      handlers[handler.name] = nb::capsule(reinterpret_cast<void*>(handler.call));
+    }
   }
   module.attr("handlers") = handlers;
   module.attr("ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);

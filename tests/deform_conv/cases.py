@@ -99,13 +99,18 @@ class Case:
     def expected(self, cotangent, operands):
         """The numpy reference's (y, gradients), any number of batch dimensions folded into its one."""
         x, offset, weight, bias, mask = operands
-        images = math.prod(self.batch)
-        fold = lambda array: None if array is None else array.reshape(images, *array.shape[len(self.batch) :])  # noqa: E731
+
+        def fold(array):
+            if array is not None:
+                return array.reshape(math.prod(self.batch), *array.shape[len(self.batch) :])
+
+        def unfold(array):
+            return array.reshape(*self.batch, *array.shape[1:])
+
         x, offset, mask = map(fold, (x, offset, mask))
         y = numpy_reference.deform_conv2d(x, offset, weight, bias, mask, convolution=self.convolution)
         gradients = numpy_reference.gradients(fold(cotangent), x, offset, weight, mask, convolution=self.convolution)
         gradients = Operands(**gradients)
-        unfold = lambda array: array.reshape(*self.batch, *array.shape[1:])  # noqa: E731
         return unfold(y), Operands(
             unfold(gradients.x),
             unfold(gradients.offset),

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from numpy_reference import Convolution
 
 from .cases import (
+    BACKENDS,
     CASE,
     Case,
     Operands,
@@ -71,27 +72,37 @@ def test_eval_shape():
 )
 def test_jvp(names):
     """Tangents of some operands; the others' are symbolic zeros."""
-    vary = lambda f: lambda *some: f(OPERANDS._replace(**dict(zip(names, some, strict=True))))  # noqa: E731
     primals, tangents = (tuple(getattr(tree, name) for name in names) for tree in (OPERANDS, TANGENTS))
-    push = lambda f: jax.jit(lambda *a: jax.jvp(vary(f), *a))(primals, tangents)  # noqa: E731
+
+    def push(function):
+        def vary(*some):
+            return function(OPERANDS._replace(**dict(zip(names, some, strict=True))))
+
+        return jax.jit(lambda *a: jax.jvp(vary, *a))(primals, tangents)
+
     assert_near(push(apply), push(reference))
 
 
 TINY = Case("tiny", (2, 2), 1, 2, (1, 2), 1, (), Convolution(padding="SAME"))
 
 
+def tiny(backend):
+    return functools.partial(convolve, backend=backend, **TINY.keywords)
+
+
 @pytest.mark.parametrize("jacobian", [jax.jacfwd, jax.jacrev], ids=["jacfwd", "jacrev"])
 def test_jacobians(jacobian, x64):
     operands = TINY.smooth_operands()
-    by = lambda backend: jax.jit(jacobian(functools.partial(convolve, backend=backend, **TINY.keywords)))(operands)  # noqa: E731
-    assert_close(by(None), by("reference"))
+    by_kernels, by_reference = (jax.jit(jacobian(tiny(backend)))(operands) for backend in BACKENDS)
+    assert_close(by_kernels, by_reference)
 
 
 def test_hessian(x64):
     """Of the kernels' function against two derivatives of the reference that take the other two modes."""
     operands = TINY.smooth_operands()._replace(bias=None)
-    by = lambda backend: functools.partial(loss, function=functools.partial(convolve, backend=backend, **TINY.keywords))  # noqa: E731
-    assert_close(jax.jit(jax.hessian(by(None)))(operands), jax.jit(jax.jacrev(jax.jacfwd(by("reference"))))(operands))
+    by_kernels, by_reference = (functools.partial(loss, function=tiny(backend)) for backend in BACKENDS)
+    forward_over_reverse = jax.jit(jax.hessian(by_kernels))(operands)
+    assert_close(forward_over_reverse, jax.jit(jax.jacrev(jax.jacfwd(by_reference)))(operands))
 
 
 def test_gradient_of_a_gradient():
@@ -147,15 +158,17 @@ def iterated(step, function):
 
 @pytest.mark.parametrize("step", [lambda f: f, jax.checkpoint], ids=["scan", "remat_in_scan"])
 def test_scan(step):
-    value_and_grad = lambda function: jax.jit(jax.value_and_grad(iterated(step, function)))(OPERANDS)  # noqa: E731
-    assert_close(value_and_grad(apply), value_and_grad(reference), 1e-3, 1e-3)
+    kernels, jnp_only = (jax.jit(jax.value_and_grad(iterated(step, f)))(OPERANDS) for f in (apply, reference))
+    assert_close(kernels, jnp_only, 1e-3, 1e-3)
 
 
 def test_scan_over_layers():
     weights = np.stack([OPERANDS.weight, -OPERANDS.weight])
 
     def run(weights, function):
-        body = lambda x, weight: (jnp.tanh(function(OPERANDS._replace(x=x, weight=weight))), None)  # noqa: E731
+        def body(x, weight):
+            return jnp.tanh(function(OPERANDS._replace(x=x, weight=weight))), None
+
         return jax.lax.scan(body, OPERANDS.x, weights)[0].sum()
 
     grad = jax.jit(jax.grad(run), static_argnums=1)
@@ -173,7 +186,10 @@ def test_cond(sign):
 
 def test_while_loop():
     def run(function):
-        body = lambda state: (state[0] + 1, jnp.tanh(function(OPERANDS._replace(x=state[1]))))  # noqa: E731
+        def body(state):
+            count, x = state
+            return count + 1, jnp.tanh(function(OPERANDS._replace(x=x)))
+
         return jax.jit(lambda x: jax.lax.while_loop(lambda state: state[0] < 3, body, (0, x))[1])(OPERANDS.x)
 
     assert_near(run(apply), run(reference))
@@ -307,7 +323,10 @@ def test_grad_inside_shard_map():
 
 def test_jvp_inside_shard_map():
     mesh, placed, operands = split_over(4)
-    push = lambda f: lambda o: jax.jvp(f, (o,), (o,))[1]  # noqa: E731
+
+    def push(function):
+        return lambda operands: jax.jvp(function, (operands,), (operands,))[1]
+
     split = jax.shard_map(push(apply), mesh=mesh, in_specs=(SPECS,), out_specs=P("data"))
     assert_near(jax.jit(split)(placed), jax.jit(push(reference))(operands))
 

@@ -1,0 +1,121 @@
+"""From what users pass to the canonical operands: channels last, and of the types that kernels take."""
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_dcn import _check, _compat
+
+OPERANDS = ("x", "rois", "offset")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The static parameters of a pooling; sizes are (rows, columns)."""
+
+    output_size: tuple[int, int]
+    spatial_scale: float
+    group_size: tuple[int, int]
+    part_size: tuple[int, int]
+    sample_per_part: tuple[int, int]
+    trans_std: float
+
+
+class Problem(NamedTuple):
+    operands: list[jax.Array | None]
+    spec: Spec
+
+
+def canonicalize(
+    x,
+    rois,
+    offset,
+    *,
+    output_size,
+    spatial_scale,
+    group_size,
+    part_size,
+    sample_per_part,
+    trans_std,
+    data_format,
+    deterministic,
+    backend,
+):
+    _check.choice("data_format", data_format, ("NHWC", "NCHW"))
+    _check.choice("deterministic", deterministic, (None, True, False))
+    _check.choice("backend", backend, (None, "reference"))
+    first = data_format == "NCHW"
+    x = _check.array("x", x)
+    rois = _check.array("rois", rois)
+    offset = None if offset is None else _check.array("offset", offset)
+    _check.rank("x", x, 4, "[..., N, C, H, W]" if first else "[..., N, H, W, C]", least=True)
+    _check.rank("rois", rois, x.ndim - 2, f"[..., R, 5] for x of shape {x.shape}")
+    if offset is not None:
+        layout = "[..., R, 2·classes, part, part]" if first else "[..., R, part, part, 2·classes]"
+        _check.rank("offset", offset, x.ndim, f"{layout} for x of shape {x.shape}")
+    positions = [array.dtype for array in (rois, offset) if array is not None]
+    sum_dtype = jnp.result_type(x.dtype, jnp.float32, *positions)
+    # The kernels take positions of float64 for data of float64 alone.
+    data_dtype = sum_dtype if sum_dtype == jnp.float64 else x.dtype
+    if first:
+        x = jnp.moveaxis(x, -3, -1)
+        offset = None if offset is None else jnp.moveaxis(offset, -3, -1)
+    output_size = _check.pair("output_size", output_size)
+    spec = Spec(
+        output_size=output_size,
+        spatial_scale=_number("spatial_scale", spatial_scale),
+        group_size=_check.pair("group_size", group_size),
+        part_size=output_size if part_size is None else _check.pair("part_size", part_size),
+        sample_per_part=_check.pair("sample_per_part", sample_per_part),
+        trans_std=_number("trans_std", trans_std),
+    )
+    check_operands(x, rois, offset, spec=spec, channels_first=first)
+    operands = (
+        x.astype(data_dtype),
+        jax.lax.stop_gradient(rois.astype(sum_dtype)),
+        None if offset is None else offset.astype(sum_dtype),
+    )
+    return Problem(_compat.vary_alike(operands), spec)
+
+
+def check_operands(x, rois, offset, *, spec, channels_first=False):
+    """Raises ValueError unless the canonical operands fit; speaks of their shapes in the user's layout."""
+
+    def shown(*shape):
+        order = (*shape[:-3], shape[-1], *shape[-3:-1]) if channels_first else shape
+        return f"({', '.join(map(str, order))})"
+
+    *batch, _, height, width, channels = x.shape
+    groups = math.prod(spec.group_size)
+    if channels % groups:
+        raise ValueError(
+            f"x's channels must be divisible by the {groups} cells of group_size={spec.group_size}, got {channels}"
+        )
+    if height * width >= 2**31:
+        raise ValueError(f"x must have fewer than 2**31 pixels an image, got shape {shown(*x.shape)}")
+    if rois.shape[-1] != 5 or rois.shape[:-2] != tuple(batch):
+        expected = ", ".join(map(str, (*batch, "R", 5)))
+        raise ValueError(f"rois must have shape ({expected}) for x of shape {shown(*x.shape)}, got {rois.shape}")
+    if offset is None:
+        return
+    features, classes = channels // groups, offset.shape[-1] // 2
+    if offset.shape[:-1] != (*rois.shape[:-1], *spec.part_size) or offset.shape[-1] % 2 or classes < 1:
+        raise ValueError(
+            f"offset must have shape {shown(*rois.shape[:-1], *spec.part_size, '2·classes')} for rois of shape "
+            f"{rois.shape} and part_size={spec.part_size}, got {shown(*offset.shape)}"
+        )
+    if features % classes:
+        raise ValueError(
+            f"offset's channels must make a number of classes that divides the {features} features of the result, got "
+            f"{classes} classes from shape {shown(*offset.shape)}"
+        )
+
+
+def _number(name, value):
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise (ValueError if isinstance(value, Real) else TypeError)(f"{name} must be a finite number, got {value!r}")
+    return float(value)

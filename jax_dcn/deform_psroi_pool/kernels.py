@@ -1,0 +1,61 @@
+"""The operator by kernels: one custom call each for the result and for the cotangents of x and offset."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_dcn import _compat
+from jax_dcn.deform_psroi_pool.arguments import OPERANDS
+
+
+def forward(x, rois, offset, *, spec, platform):
+    batch = x.shape[:-4]
+    x, rois, offset = _flat(x, 4), _flat(rois, 2), _flat(offset, 4)
+    features = x.shape[-1] // math.prod(spec.group_size)
+    shape = (*rois.shape[:2], *spec.output_size, features)
+    pooled = _call("dcn_psroi_pool", x, rois, offset, spec=spec, shape=shape, dtype=x.dtype)
+    return pooled.reshape(*batch, *shape[1:])
+
+
+def cotangent(x, rois, offset, ct, *, wanted, spec, platform):
+    canonical = dict(zip(OPERANDS, (x, rois, offset), strict=True))
+    x, rois, offset, ct = _flat(x, 4), _flat(rois, 2), _flat(offset, 4), _flat(ct, 4)
+
+    def of(name):
+        if name == "x":
+            name = "dcn_psroi_pool_input_cotangent"
+            return _call(name, rois, ct, offset, spec=spec, shape=x.shape, dtype=rois.dtype).astype(x.dtype)
+        if name == "offset":
+            name = "dcn_psroi_pool_offset_cotangent"
+            return _call(name, x, rois, ct, offset, spec=spec, shape=offset.shape, dtype=rois.dtype)
+        return jnp.zeros_like(rois)
+
+    return tuple(of(OPERANDS[k]).reshape(canonical[OPERANDS[k]].shape) for k in wanted)
+
+
+def _call(name, *operands, spec, shape, dtype):
+    arrays = _compat.vary_alike([operand for operand in operands if operand is not None])
+    result = _compat.result_aval(jax.typeof(arrays[0]), shape, dtype)
+
+    def pair(value):
+        return np.array(value, np.int64)
+
+    return jax.ffi.ffi_call(name, result)(
+        *arrays,
+        output_size=pair(spec.output_size),
+        group_size=pair(spec.group_size),
+        part_size=pair(spec.part_size),
+        sample_per_part=pair(spec.sample_per_part),
+        spatial_scale=spec.spatial_scale,
+        trans_std=spec.trans_std,
+    )
+
+
+def _flat(array, dimensions):
+    """`array` with all but its last `dimensions` as one."""
+    if array is None:
+        return None
+    lead, rest = array.shape[:-dimensions], array.shape[-dimensions:]
+    return array.reshape(math.prod(lead), *rest)

@@ -1,0 +1,80 @@
+// Which points a bin of a region averages. Host and device, the only copy.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "geometry.h"
+
+namespace dcn {
+
+struct PoolSizes {
+  int64_t batches, images, height, width, channels, regions, classes;
+  int32_t output[2], group[2], part[2], points[2];  // rows and columns; points are those of a bin
+  double spatial_scale, trans_std;
+
+  DCN_HOST_DEVICE int64_t groups() const { return int64_t{group[0]} * group[1]; }
+  DCN_HOST_DEVICE int64_t bins() const { return int64_t{output[0]} * output[1]; }
+  DCN_HOST_DEVICE int64_t features() const { return channels / groups(); }
+  DCN_HOST_DEVICE int64_t class_features() const { return features() / classes; }
+  // Where bin p of an axis lies among its parts or groups.
+  DCN_HOST_DEVICE int64_t Scaled(int axis, int64_t p, const int32_t size[2]) const {
+    return p * size[axis] / output[axis];
+  }
+};
+
+enum class RegionState { kPooled, kOutsideBatch, kNotFinite };
+
+template <typename A>
+struct Region {
+  RegionState state;
+  int64_t image;
+  A start[2], extent[2];  // y, x
+};
+
+// roi: image index, x1, y1, x2, y2.
+template <typename A>
+DCN_HOST_DEVICE Region<A> LocateRegion(const PoolSizes& sizes, const A* roi) {
+  Region<A> region = {RegionState::kPooled, 0, {0, 0}, {0, 0}};
+  if (!(roi[0] >= A(0) && roi[0] < A(sizes.images))) {
+    region.state = RegionState::kOutsideBatch;
+    return region;
+  }
+  region.image = int64_t(roi[0]);
+  const A scale = A(sizes.spatial_scale);
+  for (int axis = 0; axis < 2; ++axis) {
+    const A first = roi[2 - axis], last = roi[4 - axis];
+    if (!(first - first == A(0) && last - last == A(0))) region.state = RegionState::kNotFinite;
+    region.start[axis] = std::round(first) * scale - A(0.5);
+    const A extent = (std::round(last) + A(1)) * scale - A(0.5) - region.start[axis];
+    region.extent[axis] = extent > A(0.1) ? extent : A(0.1);
+  }
+  return region;
+}
+
+// A point of a bin along one axis: between pixel[0] and pixel[1], which are the same where it lies on one.
+template <typename A>
+struct PoolPoint {
+  bool kept;
+  int32_t pixel[2];
+  A fraction;
+
+  DCN_HOST_DEVICE A weight(int i) const { return i ? fraction : A(1) - fraction; }
+  // The weight's derivative in the position.
+  DCN_HOST_DEVICE A slope(int i) const { return pixel[0] == pixel[1] ? A(0) : i ? A(1) : A(-1); }
+};
+
+// Point i of bin p, moved by `shift` (a fraction of the region).
+template <typename A>
+DCN_HOST_DEVICE PoolPoint<A> LocatePoint(const PoolSizes& sizes, const Region<A>& region, int axis, int64_t p,
+                                         int32_t i, A shift) {
+  const int64_t size = axis == 0 ? sizes.height : sizes.width;
+  const A bin = region.extent[axis] / A(sizes.output[axis]);
+  A position = region.start[axis] + A(p) * bin + shift * region.extent[axis] + A(i) * (bin / A(sizes.points[axis]));
+  if (!(size > 0 && position >= A(-0.5) && position <= A(size) - A(0.5))) return {false, {0, 0}, A(0)};
+  position = position < A(0) ? A(0) : position > A(size - 1) ? A(size - 1) : position;
+  const A low = std::floor(position);
+  return {true, {int32_t(low), int32_t(std::ceil(position))}, position - low};
+}
+
+}  // namespace dcn
