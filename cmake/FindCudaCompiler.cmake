@@ -5,11 +5,14 @@
 
 set(JAX_DCN_WITH_CUDA OFF)
 string(TOUPPER "${JAX_DCN_CUDA}" JAX_DCN_CUDA)
-if(NOT JAX_DCN_CUDA)
+if(NOT JAX_DCN_CUDA AND NOT JAX_DCN_CUDA STREQUAL "AUTO")
   set(JAX_DCN_CUDA_ABSENT "CUDA was switched off")
   return()
 endif()
 
+if(NOT CMAKE_CUDA_COMPILER)
+  unset(CMAKE_CUDA_COMPILER CACHE)  # an earlier configuration may have found none
+endif()
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   execute_process(
     COMMAND "${Python_EXECUTABLE}" -c "import nvidia; print(*nvidia.__path__, sep=';')"
@@ -17,7 +20,7 @@ if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   list(TRANSFORM nvidia_wheels APPEND /cu13)
   find_program(nvcc nvcc HINTS ENV CUDA_PATH PATHS /usr/local/cuda ${nvidia_wheels} PATH_SUFFIXES bin NO_CACHE)
   if(nvcc)
-    set(CMAKE_CUDA_COMPILER "${nvcc}" CACHE FILEPATH "CUDA compiler")
+    set(ENV{CUDACXX} "${nvcc}")
     cmake_path(GET nvcc PARENT_PATH toolkit)
     cmake_path(GET toolkit PARENT_PATH toolkit)
     if(toolkit IN_LIST nvidia_wheels)
@@ -26,35 +29,32 @@ if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     endif()
   endif()
 endif()
+include(CheckLanguage)
+check_language(CUDA)
 
-if(JAX_DCN_CUDA STREQUAL "AUTO")
-  include(CheckLanguage)
-  check_language(CUDA)
-  if(NOT CMAKE_CUDA_COMPILER)
-    set(JAX_DCN_CUDA_ABSENT "no CUDA compiler found")
-    return()
-  endif()
-elseif(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
-  message(FATAL_ERROR
-    "jax_dcn: JAX_DCN_CUDA=${JAX_DCN_CUDA} asks for the CUDA kernels, but there is no CUDA compiler. Install one "
-    "(pip install \"cuda-toolkit[nvcc,cccl]==13.*\", then build with --no-build-isolation), name it "
-    "(CUDACXX=/path/to/nvcc), or build without it (-Ccmake.define.JAX_DCN_CUDA=OFF).")
-endif()
-set(JAX_DCN_WITH_CUDA ON)
-
-# Machine code for the generations the compiler knows, and PTX for later ones.
-if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
-  set(compiler "${CMAKE_CUDA_COMPILER}")
-  if(NOT compiler)
-    set(compiler "$ENV{CUDACXX}")
-  endif()
-  execute_process(COMMAND "${compiler}" --list-gpu-code OUTPUT_VARIABLE known COMMAND_ERROR_IS_FATAL ANY)
-  set(CMAKE_CUDA_ARCHITECTURES)
+if(NOT CMAKE_CUDA_COMPILER)
+  set(JAX_DCN_CUDA_ABSENT "no working CUDA compiler found")
+elseif(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
+  # Machine code for the generations the compiler knows, and PTX for later ones.
+  execute_process(COMMAND "${CMAKE_CUDA_COMPILER}" --list-gpu-code OUTPUT_VARIABLE known ERROR_QUIET)
   foreach(architecture 80 90 100 120)
     if(known MATCHES "sm_${architecture}\n")
       list(APPEND CMAKE_CUDA_ARCHITECTURES ${architecture}-real)
       set(newest ${architecture})
     endif()
   endforeach()
-  list(APPEND CMAKE_CUDA_ARCHITECTURES ${newest}-virtual)
+  if(newest)
+    list(APPEND CMAKE_CUDA_ARCHITECTURES ${newest}-virtual)
+  else()
+    set(JAX_DCN_CUDA_ABSENT "${CMAKE_CUDA_COMPILER} knows none of sm_80, sm_90, sm_100 and sm_120")
+  endif()
+endif()
+
+if(NOT JAX_DCN_CUDA_ABSENT)
+  set(JAX_DCN_WITH_CUDA ON)
+elseif(NOT JAX_DCN_CUDA STREQUAL "AUTO")
+  message(FATAL_ERROR
+    "jax_dcn: JAX_DCN_CUDA=${JAX_DCN_CUDA} asks for the CUDA kernels, but: ${JAX_DCN_CUDA_ABSENT}. Install one "
+    "(pip install \"cuda-toolkit[nvcc,cccl]==13.*\" scikit-build-core nanobind cmake ninja, then build with "
+    "--no-build-isolation), name it (CUDACXX=/path/to/nvcc), or build without it (-Ccmake.define.JAX_DCN_CUDA=OFF).")
 endif()

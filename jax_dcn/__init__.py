@@ -7,6 +7,7 @@
 from importlib import import_module
 from types import ModuleType
 
+from jax_dcn._kernels import custom_calls
 from jax_dcn.deform_conv import (
     deform_conv2d,
     deform_conv2d_input_grad,
@@ -18,6 +19,7 @@ from jax_dcn.deform_psroi_pool import deform_psroi_pool, psroi_pool
 from jax_dcn.optim import offset_labels
 
 __all__ = [
+    "custom_calls",
     "deform_conv2d",
     "deform_conv2d_input_grad",
     "deform_conv2d_mask_grad",

@@ -26,7 +26,9 @@ def _running_on(platform: str) -> str:
     if platform in _kernels.modules:
         return f"the {platform} kernels"
     if platform in _kernels.PLATFORMS:
-        return f"nothing of jax_dcn until the {platform} kernels are built:\n  {_kernels.BUILD_CUDA}"
+        return (
+            f"nothing of jax_dcn until the {platform} kernels are built, in its source folder:\n  {_kernels.BUILD_CUDA}"
+        )
     return "the jax.numpy reference"
 
 

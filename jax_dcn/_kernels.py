@@ -22,10 +22,11 @@ def _load() -> dict[str, ModuleType]:
 
 
 modules = _load()
+custom_calls = tuple(modules["cpu"].handlers)  # the names are the same on every platform
 
 BUILD_CUDA = (
-    'pip install "cuda-toolkit[nvcc,cccl]==13.*" scikit-build-core nanobind && '
-    "pip install --no-build-isolation --force-reinstall --no-deps jax_dcn -Ccmake.define.JAX_DCN_CUDA=ON"
+    'pip install "cuda-toolkit[nvcc,cccl]==13.*" scikit-build-core nanobind cmake ninja && '
+    "pip install --no-build-isolation --force-reinstall --no-deps . -Ccmake.define.JAX_DCN_CUDA=ON"
 )
 
 
@@ -42,5 +43,6 @@ def require(platform: str) -> None:
         return
     raise RuntimeError(
         f"jax_dcn was built without its {platform} kernels, and this computation is to run on a {platform} device. "
-        f"Build them:\n  {BUILD_CUDA}\nor pass backend='reference' to run the slow jax.numpy form there."
+        f"In jax_dcn's source folder, build them:\n  {BUILD_CUDA}\n"
+        "or pass backend='reference' to run the slow jax.numpy form there."
     )

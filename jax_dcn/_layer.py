@@ -25,6 +25,7 @@ class Settings(Protocol):
     feature_group_count: int
     dtype: Dtype | None
     precision: PrecisionLike
+    offset_groups: int
     preferred_element_type: Dtype | None
     modulated: bool
     mask_scale: float
@@ -48,6 +49,7 @@ def check_offset_bound(offset_bound: float | None) -> None:
 
 
 def channels_of(x: jax.Array) -> int:
+    x = _check.array("x", x)
     if jnp.ndim(x) < 3:
         raise ValueError(f"x must have the shape [..., height, width, channels], got {list(jnp.shape(x))}")
     return int(jnp.shape(x)[-1])
@@ -80,8 +82,16 @@ def apply(
         if conv_offset is None:
             raise ValueError("offset must be given to a layer whose conv_offset is None")
         offset, mask = _predict(layer, conv_offset, x)
+    elif offset.shape[-1] != (features := 2 * layer.offset_groups * math.prod(kernel.shape[:2])):
+        raise ValueError(
+            f"offset must have {features} channels, two for each tap of offset_groups={layer.offset_groups}, got shape "
+            f"{offset.shape}"
+        )
     if layer.kernel_transform is not None:
+        shape = kernel.shape
         kernel = layer.kernel_transform(kernel)
+        if kernel.shape != shape:
+            raise ValueError(f"kernel_transform must keep the kernel's shape {shape}, got {kernel.shape}")
     x, kernel, bias = promote(x, kernel, bias)
     y = deform_conv2d(
         x,

@@ -106,7 +106,7 @@ def test_offset_bound_holds_for_diverging_offsets():
 
 
 def test_offsets_from_outside():
-    layer = DeformConv(features=2, kernel_size=3, offset_bound=0.1)
+    layer = DeformConv(features=2, kernel_size=3, offset_bound=0.1, offset_groups=2)
     x, offset, mask = normal(1, [2, 6, 6, 4]), normal(2, [2, 6, 6, 36]), normal(3, [2, 6, 6, 18])
     variables = layer.init(jax.random.key(0), x, offset, mask)
     assert set(variables["params"]) == {"kernel", "bias"}
@@ -117,6 +117,14 @@ def test_offsets_from_outside():
     np.testing.assert_array_equal(y, deform_conv2d(x, offset, kernel))
     np.testing.assert_array_equal(used_offset, offset)
     assert used_mask is None
+    with pytest.raises(ValueError, match=r"offset must have 36 channels.* got shape \(2, 6, 6, 18\)"):
+        layer.apply(variables, x, offset[..., :18])
+
+
+def test_a_kernel_transform_must_keep_the_shape():
+    layer = DeformConv(features=2, kernel_size=3, kernel_transform=lambda kernel: kernel[:2])
+    with pytest.raises(ValueError, match=r"kernel_transform must keep .* got \(2, 3, 4, 2\)"):
+        layer.init(jax.random.key(0), jnp.ones([6, 6, 4]))
 
 
 def test_return_offsets():

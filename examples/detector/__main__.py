@@ -54,7 +54,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     table = report.markdown_table(results)
     print(f"\n{table}")
-    (options.out / "results.md").write_text(table)
+    print(report.LEGEND)
+    (options.out / "results.md").write_text(f"{table}\n{report.LEGEND}\n")
     (options.out / "results.json").write_text(json.dumps({"options": vars(options), "runs": results}, default=str))
     pictures.draw_detections(options.out / "detections.png", pictured, found)
     if deformable:
@@ -65,27 +66,33 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _parse(arguments):
+    summary, examples = __doc__.split("\n\n")
     parser = argparse.ArgumentParser(
         prog="python -m examples.detector",
-        description=__doc__.splitlines()[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description=summary,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="what to train")
-    add("--steps", type=int, default=1600, help="training steps of each run")
-    add("--seeds", type=int, default=1, help="runs of each variant")
-    add("--batch-size", type=int, default=Recipe.batch_size, help="scenes in a step")
-    add("--learning-rate", type=float, default=Recipe.learning_rate, help="peak learning rate")
-    add(
-        "--offset-rate",
-        type=float,
-        default=Recipe.offset_rate,
-        help="learning rate of offset layers over that of others",
-    )
-    add("--validation-images", type=int, default=320, help="scenes to evaluate on")
-    add("--out", type=Path, default=Path("out/detector"), help="folder to write to")
-    add("--resume", action="store_true", help="go on from the checkpoints in OUT, which are overwritten otherwise")
+    add("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="what to train (both)")
+    add("--steps", type=_positive, default=1600, help="training steps of each run (%(default)s)")
+    add("--seeds", type=_positive, default=1, help="runs of each variant (%(default)s)")
+    add("--batch-size", type=_positive, default=Recipe.batch_size, help="scenes in a step (%(default)s)")
+    add("--learning-rate", type=float, default=Recipe.learning_rate, help="peak learning rate (%(default)s)")
+    offset_help = "learning rate of offset layers, as a fraction of that of all others (%(default)s)"
+    add("--offset-rate", type=float, default=Recipe.offset_rate, help=offset_help)
+    add("--validation-images", type=_positive, default=320, help="scenes to evaluate on (%(default)s)")
+    add("--out", type=Path, default=Path("out/detector"), help="folder to write to (%(default)s)")
+    resume_help = "go on from the checkpoints in OUT, made with the same options; otherwise they are overwritten"
+    add("--resume", action="store_true", help=resume_help)
     return parser.parse_args(arguments)
+
+
+def _positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be positive, got {value}")
+    return value
 
 
 if __name__ == "__main__":

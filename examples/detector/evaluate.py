@@ -35,9 +35,10 @@ class Detections(NamedTuple):
 
 
 def validation_batches(images: int, batch_size: int, image_size: int = scenes.IMAGE_SIZE) -> Iterator[scenes.Scenes]:
-    """The first `images` validation scenes, the same for every run, in batches of one size."""
-    for start in range(0, images - images % batch_size, batch_size):
-        yield scenes.make_batch("validation", VALIDATION_SEED, range(start, start + batch_size), image_size)
+    """The first `images` validation scenes, the same for every run; the last batch may be smaller."""
+    for start in range(0, images, batch_size):
+        numbers = range(start, min(start + batch_size, images))
+        yield scenes.make_batch("validation", VALIDATION_SEED, numbers, image_size)
 
 
 @partial(jax.jit, static_argnums=0)

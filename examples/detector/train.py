@@ -1,7 +1,7 @@
 """Training: one jitted step, data that depends on (seed, step) alone, checkpoints that resume."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -109,7 +109,7 @@ def train(
             for step in checkpoints.all_steps():
                 checkpoints.delete(step)
         elif checkpoints.latest_step() is not None:
-            state, losses, milliseconds = _restore(checkpoints, state)
+            state, losses, milliseconds = _restore(checkpoints, state, recipe)
         last = min(recipe.steps, stop_after or recipe.steps)
         remaining = range(len(losses), last)
         progress = tqdm(remaining, title, last, initial=remaining.start, mininterval=1)
@@ -120,20 +120,25 @@ def train(
             milliseconds.append(1e3 * (time.perf_counter() - start))
             progress.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
             progress.update()
-            _save(checkpoints, state, losses, milliseconds, force=len(losses) == last)
+            _save(checkpoints, recipe, state, losses, milliseconds, force=len(losses) == last)
         progress.close()
     return Run(state, losses, milliseconds)
 
 
-def _save(checkpoints, state, losses, milliseconds, force):
+def _save(checkpoints, recipe, state, losses, milliseconds, force):
     if not (force or checkpoints.should_save(len(losses))):
         return
-    history = {"losses": losses, "milliseconds": milliseconds}
+    history = {"recipe": asdict(recipe), "losses": losses, "milliseconds": milliseconds}
     items = ocp.args.Composite(state=ocp.args.StandardSave(state), history=ocp.args.JsonSave(history))
     checkpoints.save(len(losses), args=items, force=force)
 
 
-def _restore(checkpoints, like):
+def _restore(checkpoints, like, recipe):
     items = ocp.args.Composite(state=ocp.args.StandardRestore(like), history=ocp.args.JsonRestore())
     restored = checkpoints.restore(checkpoints.latest_step(), args=items)
+    for name, value in restored.history["recipe"].items():
+        if value != getattr(recipe, name):
+            raise ValueError(
+                f"{name} must be {value} to go on from {checkpoints.directory}, got {getattr(recipe, name)}"
+            )
     return restored.state, restored.history["losses"], restored.history["milliseconds"]

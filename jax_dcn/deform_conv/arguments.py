@@ -61,9 +61,10 @@ def canonicalize(
     mask = None if mask is None else _check.array("mask", mask)
     _check.rank("x", x, 3, "[..., Cin, H, W]" if first else "[..., H, W, Cin]", least=True)
     _check.rank("weight", weight, 4, "[Cout, Cin/groups, kh, kw]" if first else "[kh, kw, Cin/groups, Cout]")
-    for name, array in (("offset", offset), ("mask", mask)):
+    for name, array, per_sample in (("offset", offset, "G·K·2"), ("mask", mask, "G·K")):
         if array is not None:
-            _check.rank(name, array, x.ndim, f"as x, whose shape is {x.shape}")
+            axes = f"{per_sample}, Ho, Wo" if first else f"Ho, Wo, {per_sample}"
+            _check.rank(name, array, x.ndim, f"[..., {axes}] and as many dimensions as x of shape {x.shape}")
     if bias is not None:
         _check.rank("bias", bias, 1, "[Cout]")
 
@@ -122,7 +123,8 @@ def check_operands(x, offset, weight, bias, mask, *, spec, channels_first=False)
         )
     if features % groups:
         raise ValueError(f"weight's output channels must be divisible by feature_group_count={groups}, got {features}")
-    if height * width >= 2**31 - height - width - 1:
+    known = isinstance(height, int) and isinstance(width, int)  # an exported function may have symbolic sizes
+    if known and height * width >= 2**31 - height - width - 1:
         raise ValueError(f"x must have fewer than 2**31 pixels an image, got shape {shown(*x.shape)}")
     size = spec.output_size((height, width), kernel_size)
     offset_groups = offset.shape[-1] // (2 * taps)

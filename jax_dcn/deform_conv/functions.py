@@ -91,6 +91,9 @@ def deform_conv2d(
         values mean the same.
       backend: None for the kernels of the platform the computation runs on, "reference" for the `jax.numpy` form.
 
+    From torchvision: stride and dilation are strides and kernel_dilation; padding is 0 by default there; groups are
+    read off the weight there, and given as feature_group_count here; at a position of -1 its derivatives differ.
+
     Returns:
       [..., Ho, Wo, Cout].
 

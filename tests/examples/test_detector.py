@@ -1,5 +1,6 @@
 """The example detector: its data, its training and its scores."""
 
+import dataclasses
 import json
 from functools import partial
 
@@ -154,6 +155,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, uninterrupted, trac
     resumed = train(MODEL, RECIPE, 0, tmp_path, image_size=IMAGE_SIZE, resume=True)
     assert_allclose(resumed.losses, uninterrupted.losses, rtol=1e-5)
     jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-4, atol=1e-5), resumed.state, uninterrupted.state)
+    with pytest.raises(ValueError, match="steps must be"):
+        train(MODEL, dataclasses.replace(RECIPE, steps=99), 0, tmp_path, image_size=IMAGE_SIZE, resume=True)
     assert len(traces) == 1
 
 
