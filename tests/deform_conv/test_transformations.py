@@ -321,6 +321,26 @@ def test_grad_inside_shard_map():
     assert_near(jax.jit(inside)(placed), value_and_grad_of_reference(operands)[1])
 
 
+def test_pmap():
+    operands = of_batch(4)
+    axes = Operands(*(0 if name in BATCHED else None for name in Operands._fields))
+    each = jax.pmap(jax.grad(loss), in_axes=(axes,), devices=jax.devices("cpu")[:4])(operands)
+    whole = value_and_grad_of_reference(operands)[1]
+    assert_near(each.x, whole.x)
+    assert_near(each.weight.sum(0), whole.weight)
+
+
+def test_linear_transpose():
+    """Of the operator in x, and of its gradient in the cotangent."""
+    linear = OPERANDS._replace(bias=None)
+    y = apply(linear)
+    pulled, pull = jax.vjp(lambda x: apply(linear._replace(x=x)), linear.x)
+    assert_near(jax.linear_transpose(lambda x: apply(linear._replace(x=x)), linear.x)(y), pull(y))
+    assert_near(jax.linear_transpose(lambda ct: pull(ct)[0], pulled)(linear.x)[0], y)
+    with pytest.raises(NotImplementedError, match="not linear"):
+        jax.linear_transpose(lambda offset: apply(linear._replace(offset=offset)), linear.offset)(y)
+
+
 def test_jvp_inside_shard_map():
     mesh, placed, operands = split_over(4)
 
