@@ -1,6 +1,16 @@
-"""Loops over runs of an axis, so that what a step of them needs stays small however long the axis is."""
+"""Batch dimensions as one axis, and loops over runs of it, each of which needs little however long the axis is."""
+
+import math
 
 from jax import lax
+
+
+def flat(array, dimensions: int):
+    """`array` with all but its last `dimensions` as one; None stays None."""
+    if array is None:
+        return None
+    lead, rest = array.shape[:-dimensions], array.shape[-dimensions:]
+    return array.reshape(math.prod(lead), *rest)
 
 
 def balanced(total, most: int) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from jax_dcn import _compat
-from jax_dcn._chunks import balanced, fold
+from jax_dcn._chunks import balanced, flat, fold
 from jax_dcn.deform_conv.arguments import OPERANDS
 from jax_dcn.deform_conv.reference import groups_and_taps, product, sum_dtype
 
@@ -20,7 +20,7 @@ COLUMN_BYTES = {"cpu": 16 * 2**20, "cuda": 128 * 2**20}
 
 def forward(x, offset, weight, bias, mask, *, spec, platform):
     batch = x.shape[:-3]
-    x, offset, mask = map(_flat, (x, offset, mask))
+    x, offset, mask = (flat(array, 3) for array in (x, offset, mask))
     images, rows, width = offset.shape[:3]
     run = _run_lengths(offset, COLUMN_BYTES[platform], row_bytes=_row_bytes(x, offset, weight))
 
@@ -40,7 +40,7 @@ def forward(x, offset, weight, bias, mask, *, spec, platform):
 def cotangent(x, offset, weight, bias, mask, ct, *, wanted, spec, platform):
     canonical = dict(zip(OPERANDS, (x, offset, weight, bias, mask), strict=True))
     wanted = [OPERANDS[k] for k in wanted]
-    x, offset, mask, ct = map(_flat, (x, offset, mask, ct))
+    x, offset, mask, ct = (flat(array, 3) for array in (x, offset, mask, ct))
     sums = offset.dtype
     through_samples = not {"x", "offset", "mask"}.isdisjoint(wanted)
     row_bytes = (through_samples + ("weight" in wanted)) * _row_bytes(x, offset, weight)
@@ -204,7 +204,8 @@ def _row_bytes(x, offset, weight):
 
 def _order_bytes(offset):
     """Of the order of the samples of one output row, and of the workspace to find it."""
-    return offset.shape[2] * offset.shape[3] // 2 * 2 * 4
+    samples = offset.shape[2] * offset.shape[3] // 2
+    return samples * 2 * np.dtype(np.int32).itemsize
 
 
 def _cell_bytes(x, offset, weight):
@@ -220,11 +221,6 @@ def _result(like, shape, dtype):
 def _zeros(like, shape, dtype):
     """Zeros that vary over the mesh as `like` does, as the carry of a loop must."""
     return _compat.vary_alike([jnp.zeros(shape, dtype), like])[0]
-
-
-def _flat(array):
-    """`array` with its batch dimensions as one."""
-    return None if array is None else array.reshape(math.prod(array.shape[:-3]), *array.shape[-3:])
 
 
 def _slice(array, start, size):

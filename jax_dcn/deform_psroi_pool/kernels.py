@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_dcn import _compat
+from jax_dcn._chunks import flat
 from jax_dcn.deform_psroi_pool.arguments import OPERANDS
 
 
 def forward(x, rois, offset, *, spec, platform):
     batch = x.shape[:-4]
-    x, rois, offset = _flat(x, 4), _flat(rois, 2), _flat(offset, 4)
+    x, rois, offset = flat(x, 4), flat(rois, 2), flat(offset, 4)
     features = x.shape[-1] // math.prod(spec.group_size)
     shape = (*rois.shape[:2], *spec.output_size, features)
     pooled = _call("dcn_psroi_pool", x, rois, offset, spec=spec, shape=shape, dtype=x.dtype)
@@ -21,7 +22,7 @@ def forward(x, rois, offset, *, spec, platform):
 
 def cotangent(x, rois, offset, ct, *, wanted, spec, platform):
     canonical = dict(zip(OPERANDS, (x, rois, offset), strict=True))
-    x, rois, offset, ct = _flat(x, 4), _flat(rois, 2), _flat(offset, 4), _flat(ct, 4)
+    x, rois, offset, ct = flat(x, 4), flat(rois, 2), flat(offset, 4), flat(ct, 4)
 
     def of(name):
         if name == "x":
@@ -51,11 +52,3 @@ def _call(name, *operands, spec, shape, dtype):
         spatial_scale=spec.spatial_scale,
         trans_std=spec.trans_std,
     )
-
-
-def _flat(array, dimensions):
-    """`array` with all but its last `dimensions` as one."""
-    if array is None:
-        return None
-    lead, rest = array.shape[:-dimensions], array.shape[-dimensions:]
-    return array.reshape(math.prod(lead), *rest)
