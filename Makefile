@@ -5,9 +5,12 @@ BIN := .venv/bin
 WERROR ?= OFF# warnings of the compiler as errors
 SOURCES := $(shell find lib -name '*.h' -o -name '*.cc' -o -name '*.cu')
 
-.PHONY: demo test lint format benchmark clean
+.PHONY: demo detector test lint format benchmark clean
 
 demo: .venv/installed
+	$(BIN)/python -m examples.rfcn
+
+detector: .venv/installed
 	$(BIN)/python -m examples.detector
 
 test: lint

@@ -4,8 +4,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .boxes import area, generalised_iou, iou
-from .model import STRIDE, Predictions
+from examples.digits.backbone import STRIDE, locations
+from examples.digits.boxes import area, generalised_iou, iou
+from examples.digits.scenes import Scenes
+
+from .model import Detector, Predictions
 
 CENTRE_RADIUS = 1.5 * STRIDE
 FOCUS = 2.0
@@ -27,6 +30,12 @@ def assign(locations: jax.Array, boxes: jax.Array, labels: jax.Array) -> tuple[j
     responsible = ((inside & (distance < CENTRE_RADIUS)) | (distance <= STRIDE / 2)) & (labels >= 0)
     smallest_first = jnp.where(responsible, area(boxes), jnp.inf)
     return smallest_first.argmin(-1), responsible.any(-1)
+
+
+def loss(model: Detector, params: dict, batch: Scenes) -> jax.Array:
+    """The loss of a model on a batch of scenes."""
+    predictions = model.apply({"params": params}, batch.images)
+    return detection_loss(predictions, locations(*batch.images.shape[1:3]), batch.boxes, batch.labels)
 
 
 def detection_loss(predictions: Predictions, locations: jax.Array, boxes: jax.Array, labels: jax.Array) -> jax.Array:

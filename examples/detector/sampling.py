@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import scenes
-from .evaluate import SIZE_LIMITS, size_class
-from .model import STRIDE, Detector
+from examples.digits import scenes
+from examples.digits.backbone import STRIDE
+from examples.digits.evaluate import SIZE_LIMITS, size_class
+
+from .model import Detector
 
 KERNEL = np.stack(np.meshgrid([-1, 0, 1], [-1, 0, 1], indexing="ij"), -1)
 
@@ -33,7 +35,7 @@ def effective_dilation(offset: jax.Array) -> jax.Array:
 def deformable_layers(model: Detector, params: dict, images: jax.Array) -> list[dict[str, jax.Array]]:
     """`offset` [batch, height, width, 18] and `mask` [..., 9] of every deformable layer, first layer first."""
     _, sown = model.apply({"params": params}, images, mutable=["intermediates"])
-    blocks = sown.get("intermediates", {})
+    blocks = sown.get("intermediates", {}).get("backbone", {})
     return [
         {kind: values for kind, (values,) in blocks[block][conv].items()}
         for block in sorted(blocks)
@@ -47,11 +49,10 @@ def centre_cells(boxes: np.ndarray, image_size: int) -> np.ndarray:
     return np.clip(centres // STRIDE, 0, image_size // STRIDE - 1).astype(int)
 
 
-def mean_dilations(model: Detector, params: dict, batches: list[scenes.Scenes]) -> dict[str, list[float]]:
-    """Effective dilation of every layer of the last stage at the centres of objects, by the objects' size."""
-    plain_layers = 2 * model.blocks[-1]
+def mean_dilations(model: Detector, params: dict, batches: list[scenes.Scenes]) -> dict[str, float]:
+    """Mean effective dilation of the last stage's layers at the centres of objects, by the objects' size."""
     if not model.deformable:
-        return {name: [1.0] * plain_layers for name in SIZE_LIMITS}
+        return {f"dilation {name}": 1.0 for name in SIZE_LIMITS}
     sizes, dilations = [], []
     for batch in batches:
         image, which = np.nonzero(batch.labels >= 0)
@@ -61,7 +62,7 @@ def mean_dilations(model: Detector, params: dict, batches: list[scenes.Scenes]) 
         offsets = [layer["offset"][image, rows, columns] for layer in deformable_layers(model, params, batch.images)]
         dilations.append([np.asarray(effective_dilation(offset)) for offset in offsets])
     sizes, dilations = np.concatenate(sizes), np.concatenate(dilations, axis=1)
-    return {name: dilations[:, sizes == i].mean(1).tolist() for i, name in enumerate(SIZE_LIMITS)}
+    return {f"dilation {name}": float(dilations[:, sizes == i].mean()) for i, name in enumerate(SIZE_LIMITS)}
 
 
 def sampled_points(layers: list[dict[str, np.ndarray]], image: int, cell: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,11 +1,13 @@
 """Training: one jitted step, data that depends on (seed, step) alone, checkpoints that resume."""
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -16,8 +18,9 @@ from tqdm import tqdm
 import jax_dcn
 
 from . import scenes
-from .losses import detection_loss
-from .model import Detector, locations
+
+# loss(model, params, batch): a number to be made smaller.
+Loss = Callable[[nn.Module, dict, scenes.Scenes], jax.Array]
 
 
 @dataclass(frozen=True)
@@ -64,28 +67,26 @@ def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def initial_state(model: Detector, recipe: Recipe, image_size: int, seed: int) -> State:
+def initial_state(model: nn.Module, recipe: Recipe, image_size: int, seed: int) -> State:
     """The state before the first step."""
     images = jnp.zeros((1, image_size, image_size, 3), jnp.uint8)
     params = model.init(jax.random.key(seed), images)["params"]
     return State(jnp.zeros((), jnp.int32), params, make_optimiser(recipe).init(params))
 
 
-@partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
-def train_step(model: Detector, recipe: Recipe, state: State, batch: scenes.Scenes) -> tuple[State, jax.Array]:
+@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)
+def train_step(
+    model: nn.Module, loss: Loss, recipe: Recipe, state: State, batch: scenes.Scenes
+) -> tuple[State, jax.Array]:
     """One step of the optimiser on one batch: the new state, and the loss before it."""
-    cells = locations(*batch.images.shape[1:3])
-
-    def loss(params):
-        return detection_loss(model.apply({"params": params}, batch.images), cells, batch.boxes, batch.labels)
-
-    value, gradient = jax.value_and_grad(loss)(state.params)
+    value, gradient = jax.value_and_grad(loss, argnums=1)(model, state.params, batch)
     updates, optimiser_state = make_optimiser(recipe).update(gradient, state.optimiser, state.params)
     return State(state.step + 1, optax.apply_updates(state.params, updates), optimiser_state), value
 
 
 def train(
-    model: Detector,
+    model: nn.Module,
+    loss: Loss,
     recipe: Recipe,
     seed: int,
     directory: Path,
@@ -95,7 +96,7 @@ def train(
     image_size: int = scenes.IMAGE_SIZE,
     title: str = "training",
 ) -> Run:
-    """Train for `recipe.steps` steps, with checkpoints in `directory`.
+    """Train a model that takes images to make `loss` small, for `recipe.steps` steps, with checkpoints in `directory`.
 
     resume: go on from the newest checkpoint there, if any, as if never interrupted; otherwise old ones are deleted.
     stop_after: stop early, after that many steps, as an interruption would.
@@ -115,8 +116,8 @@ def train(
         progress = tqdm(remaining, title, last, initial=remaining.start, mininterval=1)
         for batch in scenes.training_batches(seed, remaining, recipe.batch_size, image_size):
             start = time.perf_counter()
-            state, loss = train_step(model, recipe, state, batch)
-            losses.append(loss.item())
+            state, value = train_step(model, loss, recipe, state, batch)
+            losses.append(value.item())
             milliseconds.append(1e3 * (time.perf_counter() - start))
             progress.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
             progress.update()

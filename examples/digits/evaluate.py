@@ -1,10 +1,9 @@
-"""Detections of a trained model and their COCO average precision."""
+"""Detections and their COCO average precision."""
 
 import contextlib
 import io
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,7 +13,6 @@ from pycocotools.cocoeval import COCOeval
 
 from . import scenes
 from .boxes import suppress
-from .model import Detector
 
 VALIDATION_SEED = 1
 MAX_DETECTIONS = 100
@@ -41,11 +39,12 @@ def validation_batches(images: int, batch_size: int, image_size: int = scenes.IM
         yield scenes.make_batch("validation", VALIDATION_SEED, numbers, image_size)
 
 
-@partial(jax.jit, static_argnums=0)
-def detect(model: Detector, params: dict, images: jax.Array) -> Detections:
-    """The objects that a trained model sees in images [batch, height, width, 3]."""
-    logits, boxes = model.apply({"params": params}, images)
-    return jax.vmap(_strongest)(jax.nn.sigmoid(logits), boxes)
+def strongest(scores: jax.Array, boxes: jax.Array) -> Detections:
+    """The detections of one image: scores [n, classes] of boxes [n, 4], strongest first, rivals suppressed."""
+    strength, flat = jax.lax.top_k(scores.reshape(-1), MAX_DETECTIONS)
+    location, classes = flat // scores.shape[-1], flat % scores.shape[-1]
+    chosen = boxes[location]
+    return Detections(chosen, suppress(chosen, strength, classes, NMS_THRESHOLD), classes)
 
 
 def size_class(boxes: np.ndarray) -> np.ndarray:
@@ -79,13 +78,6 @@ def average_precision(truth: list[scenes.Scenes], found: list[Detections]) -> di
         "AP75": _mean_of_known(precision[5, ..., 0]),
         **{f"AP {label}": mean[label] for label in SIZE_LIMITS},
     }
-
-
-def _strongest(scores, boxes):
-    strength, flat = jax.lax.top_k(scores.reshape(-1), MAX_DETECTIONS)
-    location, classes = flat // scores.shape[-1], flat % scores.shape[-1]
-    chosen = boxes[location]
-    return Detections(chosen, suppress(chosen, strength, classes, NMS_THRESHOLD), classes)
 
 
 def _coco(batches):

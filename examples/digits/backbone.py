@@ -1,0 +1,98 @@
+"""A ResNet-like backbone of total stride 8, with plain or deformable convolutions in its last stage.
+
+Every downsampling is symmetric (an even kernel at stride 2), so cell (i, j) of the feature map looks at the image
+around position (8 i + 4, 8 j + 4) exactly, which is what `locations` returns.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jax_dcn.linen import DeformConv
+
+STRIDE = 8
+
+
+def locations(height: int, width: int) -> jax.Array:
+    """Centres (x, y) in pixels of the feature map's cells for an image of the given size: float32 [cells, 2].
+
+    >>> locations(8, 16).tolist()
+    [[4.0, 4.0], [12.0, 4.0]]
+    """
+    y, x = jnp.meshgrid(*(jnp.arange(extent // STRIDE) for extent in (height, width)), indexing="ij")
+    return (jnp.stack([x, y], -1).reshape(-1, 2) + 0.5) * STRIDE
+
+
+def norm(name: str) -> nn.GroupNorm:
+    """The normalisation between the layers of all the detectors."""
+    return nn.GroupNorm(num_groups=8, name=name)
+
+
+class Conv3x3(nn.Module):
+    """A 3x3 convolution, plain or deformable; a deformable one sows its `offset` and `mask` as intermediates."""
+
+    features: int
+    deformable: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        if not self.deformable:
+            return nn.Conv(self.features, (3, 3), use_bias=False, name="conv")(x)
+        # With zero offsets and masks of 1, as at the start of the training, it is exactly the plain convolution.
+        conv = DeformConv(self.features, (3, 3), use_bias=False, mask_scale=2.0, return_offsets=True, name="conv")
+        y, offset, mask = conv(x)
+        self.sow("intermediates", "offset", offset)
+        self.sow("intermediates", "mask", mask)
+        return y
+
+
+class Block(nn.Module):
+    """A residual block of two 3x3 convolutions; with `halve` the first one is a 4x4 of stride 2."""
+
+    features: int
+    halve: bool = False
+    deformable: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        shortcut = _mean_2x2(x) if self.halve else x
+        if x.shape[-1] != self.features:
+            shortcut = nn.Conv(self.features, (1, 1), use_bias=False, name="project")(shortcut)
+        y = _halving_conv(self.features, "conv1")(x) if self.halve else self._conv("conv1")(x)
+        y = self._conv("conv2")(nn.relu(norm("norm1")(y)))
+        return nn.relu(shortcut + norm("norm2")(y))
+
+    def _conv(self, name):
+        return Conv3x3(self.features, self.deformable, name=name)
+
+
+class Backbone(nn.Module):
+    """uint8 images [batch, height, width, 3], sides divisible by 8, to features [batch, height/8, width/8, widths[-1]].
+
+    deformable: whether the last stage samples with deformable convolutions; everything else is the same.
+    widths: channels of the stem and of the stages of stride 4, 8 and 8; blocks: residual blocks in each stage.
+    """
+
+    deformable: bool = False
+    widths: tuple[int, int, int, int] = (24, 32, 64, 64)
+    blocks: tuple[int, int, int] = (1, 2, 3)
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        x = images.astype(jnp.float32) / 127.5 - 1
+        x = nn.relu(norm("stem_norm")(_halving_conv(self.widths[0], "stem")(x)))
+        stages = zip(self.widths[1:], self.blocks, (True, True, False), (False, False, self.deformable), strict=True)
+        for stage, (features, blocks, halve, deformable) in enumerate(stages, start=1):
+            for block in range(blocks):
+                name = f"stage{stage}_block{block}"
+                x = Block(features, halve and block == 0, deformable, name=name)(x)
+        return x
+
+
+def _halving_conv(features, name):
+    return nn.Conv(features, (4, 4), strides=2, padding=1, use_bias=False, name=name)
+
+
+def _mean_2x2(x):
+    batch, height, width, channels = x.shape
+    return x.reshape(batch, height // 2, 2, width // 2, 2, channels).mean((2, 4))

@@ -1,0 +1,113 @@
+"""Trains variants of a detector alike and scores them: what the command lines of the examples share."""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from . import evaluate, report, scenes
+from .train import Loss, Recipe, train
+
+PICTURED_SCENES = 8
+
+
+class Method(NamedTuple):
+    """How a kind of detector learns and is measured.
+
+    loss: as `train` takes it. detect(model, params, images): its `Detections`. measure(model, params, batches): named
+    numbers beside the scores.
+    """
+
+    loss: Loss
+    detect: Callable[[nn.Module, dict, jax.Array], evaluate.Detections]
+    measure: Callable[[nn.Module, dict, list[scenes.Scenes]], dict[str, float]] = lambda *_: {}
+
+
+class Comparison(NamedTuple):
+    """What came of it: a result for every run; and of every variant's first run its parameters and what it finds in
+    the `pictured` scenes."""
+
+    results: list[dict[str, Any]]
+    params: dict[str, dict]
+    found: dict[str, evaluate.Detections]
+    pictured: scenes.Scenes
+
+
+def compare(models: dict[str, nn.Module], method: Method, options: argparse.Namespace) -> Comparison:
+    """Train every model with every seed, score it on the validation scenes and print the scores."""
+    print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}")
+    truth = list(evaluate.validation_batches(options.validation_images, options.batch_size))
+    pictured = scenes.make_batch("validation", evaluate.VALIDATION_SEED, range(PICTURED_SCENES))
+    recipe = Recipe(options.steps, options.batch_size, options.learning_rate, options.offset_rate)
+    comparison = Comparison([], {}, {}, pictured)
+    for seed in range(options.seeds):
+        for variant, model in models.items():
+            name = f"{variant}-{seed}"
+            directory = options.out / "checkpoints" / name
+            run = train(model, method.loss, recipe, seed, directory, resume=options.resume, title=name)
+            params = run.state.params
+            detections = [jax.device_get(method.detect(model, params, batch.images)) for batch in truth]
+            scores = evaluate.average_precision(truth, detections)
+            print(f"{name}: " + ", ".join(f"{score} {100 * scores[score]:.1f}" for score in ("AP", "AP50", "AP75")))
+            comparison.results.append(
+                {
+                    "variant": variant,
+                    "seed": seed,
+                    **scores,
+                    "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
+                    "ms per step": float(np.median(run.milliseconds)),
+                    **method.measure(model, params, truth),
+                    "losses": run.losses,
+                }
+            )
+            if variant not in comparison.found:
+                comparison.params[variant] = params
+                comparison.found[variant] = jax.device_get(method.detect(model, params, pictured.images))
+    return comparison
+
+
+def write_results(results: list[dict], text: str, options: argparse.Namespace) -> None:
+    """Print the text, with a legend, and write it and the results to the output folder."""
+    text = f"{text}\n{report.LEGEND}\n"
+    print(f"\n{text}", end="")
+    (options.out / "results.md").write_text(text)
+    (options.out / "results.json").write_text(json.dumps({"options": vars(options), "runs": results}, default=str))
+
+
+def parse(
+    doc: str, variants: Sequence[str], defaults: dict[str, Any], arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    """The options of a comparison; `doc` is the program's docstring: a summary, then examples."""
+    summary, examples = doc.split("\n\n")
+    parser = argparse.ArgumentParser(
+        prog=examples.split(" #")[0].strip(),
+        description=summary,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--variants", nargs="+", choices=variants, default=variants, help="what to train (%(default)s)")
+    add("--steps", type=_positive, help="training steps of each run (%(default)s)")
+    add("--seeds", type=_positive, default=1, help="runs of each variant (%(default)s)")
+    add("--batch-size", type=_positive, default=Recipe.batch_size, help="scenes in a step (%(default)s)")
+    add("--learning-rate", type=float, default=Recipe.learning_rate, help="peak learning rate (%(default)s)")
+    offset_help = "learning rate of offset layers, as a fraction of that of all others (%(default)s)"
+    add("--offset-rate", type=float, default=Recipe.offset_rate, help=offset_help)
+    add("--validation-images", type=_positive, default=320, help="scenes to evaluate on (%(default)s)")
+    add("--out", type=Path, help="folder to write to (%(default)s)")
+    resume_help = "go on from the checkpoints in OUT, made with the same options; otherwise they are overwritten"
+    add("--resume", action="store_true", help=resume_help)
+    parser.set_defaults(**defaults)
+    return parser.parse_args(arguments)
+
+
+def _positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be positive, got {value}")
+    return value
