@@ -91,15 +91,27 @@ class _Axis(NamedTuple):
 def _locate(first, last, shift, size, axis, spec):
     """[R, out, out, classes, S] from the region's edges [R] and its bins' shifts [R, out, out, classes]."""
     bins, samples = spec.output_size[axis], spec.sample_per_part[axis]
-    start = first * spec.spatial_scale - 0.5
-    extent = jnp.maximum((last + 1) * spec.spatial_scale - 0.5 - start, 0.1)
-    bin_ = extent / bins
+    start = _product(first, spec.spatial_scale) - 0.5
+    extent = jnp.maximum(_product(last + 1, spec.spatial_scale) - 0.5 - start, 0.1)
+    bin_ = _quotient(extent, bins)
     number = np.arange(bins).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
-    bin_start = (start[:, None, None, None] + number * bin_[:, None, None, None]) + shift * extent[:, None, None, None]
-    step = (bin_ / samples)[:, None, None, None, None]
-    position = bin_start[..., None] + np.arange(samples) * step
+    start, extent, step = (array[:, None, None, None] for array in (start, extent, _quotient(bin_, samples)))
+    bin_start = start + _product(number, bin_[:, None, None, None]) + _product(shift, extent)
+    position = bin_start[..., None] + _product(np.arange(samples), step[..., None])
     kept = (position >= -0.5) & (position <= size - 0.5) & (size > 0)
     position = jnp.clip(jnp.where(kept, position, 0), 0, max(size - 1, 0))
     low = jnp.floor(position)
     pixel = (low.astype(jnp.int32), jnp.ceil(position).astype(jnp.int32))
     return _Axis(pixel, position - low, kept)
+
+
+# Whether a position is an integer, where derivatives jump, is decided by its last bit. XLA would fuse a product with the
+# sum that uses it and multiply by a reciprocal instead of dividing, both of which round otherwise; not so behind a
+# choice that it cannot foresee.
+def _product(a, b):
+    product = a * b
+    return jnp.where(jnp.isfinite(product), product, jnp.nan)
+
+
+def _quotient(a, b):
+    return a / jnp.where(jnp.isfinite(a), b, jnp.nan)

@@ -1,0 +1,48 @@
+"""Anchors, and boxes as differences from other boxes."""
+
+import jax
+import jax.numpy as jnp
+
+from examples.digits.backbone import locations
+
+SIDES = (10.0, 18.0, 32.0, 56.0)
+MAX_LOG_SCALE = 2.0
+
+
+def anchors(height: int, width: int) -> jax.Array:
+    """A square of every one of `SIDES` around every cell: [cells · sides, 4] as (x0, y0, x1, y1), cell by cell.
+
+    >>> anchors(8, 8)[:2].tolist()
+    [[-1.0, -1.0, 9.0, 9.0], [-5.0, -5.0, 13.0, 13.0]]
+    """
+    centres = locations(height, width)[:, None]
+    half = jnp.array(SIDES)[:, None] / 2
+    return jnp.concatenate([centres - half, centres + half], -1).reshape(-1, 4)
+
+
+def encode(boxes: jax.Array, base: jax.Array) -> jax.Array:
+    """Boxes [..., 4] seen from base [..., 4]: the centre's shift (x, y) in sides of the base, log scales (x, y).
+
+    The parametrisation of R-CNN (arXiv 1311.2524, equations 6 to 9). Boxes are taken to have sides of a pixel at least.
+    """
+    centre, size = _centre_and_size(boxes)
+    base_centre, base_size = _centre_and_size(base)
+    return jnp.concatenate([(centre - base_centre) / base_size, jnp.log(size / base_size)], -1)
+
+
+def decode(deltas: jax.Array, base: jax.Array) -> jax.Array:
+    """The boxes that `encode` made deltas of, enlarged by no more than exp(`MAX_LOG_SCALE`).
+
+    >>> base = jnp.array([0.0, 0.0, 8.0, 4.0])
+    >>> decode(encode(jnp.array([2.0, 1.0, 6.0, 9.0]), base), base).round(3).tolist()
+    [2.0, 1.0, 6.0, 9.0]
+    """
+    base_centre, base_size = _centre_and_size(base)
+    centre = base_centre + deltas[..., :2] * base_size
+    half = base_size * jnp.exp(jnp.minimum(deltas[..., 2:], MAX_LOG_SCALE)) / 2
+    return jnp.concatenate([centre - half, centre + half], -1)
+
+
+def _centre_and_size(boxes):
+    low, high = boxes[..., :2], boxes[..., 2:]
+    return (low + high) / 2, jnp.maximum(high - low, 1)

@@ -1,0 +1,137 @@
+"""R-FCN (Dai et al., arXiv 1605.06409): regions are proposed, then classified by position-sensitive maps.
+
+A region's bin (i, j) of a class averages a map of its own for that bin and class, so the maps vote for "the top left of
+a 7 lies here"; the class's score is the mean of its bins. Deformable pooling (arXiv 1703.06211) lets each bin move.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from examples.digits.backbone import STRIDE, Backbone, norm
+from examples.digits.boxes import suppress
+from examples.digits.evaluate import Detections, strongest
+from jax_dcn import psroi_pool
+from jax_dcn.linen import DeformPSRoIPool
+
+from .anchors import SIDES, anchors, decode
+
+CANDIDATES, PROPOSALS = 192, 64
+PROPOSAL_THRESHOLD = 0.7
+OBJECT_PRIOR = 0.01
+DELTA_SCALE = (0.1, 0.1, 0.2, 0.2)
+SAMPLES_PER_PART, TRANS_STD = 4, 0.1
+
+
+class Boxes(NamedTuple):
+    """A fixed number of boxes an image, some of which are padding.
+
+    boxes: [batch, n, 4] as (x0, y0, x1, y1) in pixels; valid: bool [batch, n].
+    """
+
+    boxes: jax.Array
+    valid: jax.Array
+
+
+class Predictions(NamedTuple):
+    """What both stages say.
+
+    anchor_logits [batch, anchors]: whether an anchor holds an object; anchor_deltas [batch, anchors, 4]: the object's
+    box as seen from the anchor. regions: the proposals. logits [batch, regions, classes + 1]: of each class and, last,
+    of no object; deltas [batch, regions, 4]: the object's box as seen from the region, in units of `DELTA_SCALE`.
+    """
+
+    anchor_logits: jax.Array
+    anchor_deltas: jax.Array
+    regions: Boxes
+    logits: jax.Array
+    deltas: jax.Array
+
+
+class RFCN(nn.Module):
+    """uint8 images [batch, height, width, 3], sides divisible by 8, to `Predictions`.
+
+    deformable_convolution: in the last stage of the backbone; deformable_pooling: of classes and boxes.
+    bins: into how many a region is cut along each axis; width: channels of the head; widths, blocks: as in `Backbone`.
+    """
+
+    classes: int
+    deformable_convolution: bool = False
+    deformable_pooling: bool = False
+    bins: int = 3
+    width: int = 128
+    widths: tuple[int, int, int, int] = Backbone.widths
+    blocks: tuple[int, int, int] = Backbone.blocks
+
+    @nn.compact
+    def __call__(self, images: jax.Array, true_boxes: Boxes | None = None) -> Predictions:
+        """With `true_boxes`, as in training, they are regions beside the proposals."""
+        batch, height, width, _ = images.shape
+        features = Backbone(self.deformable_convolution, self.widths, self.blocks, name="backbone")(images)
+
+        hidden = nn.Conv(self.widths[-1], (3, 3), use_bias=False, name="rpn_conv")(features)
+        hidden = nn.relu(norm("rpn_norm")(hidden))
+        prior = nn.initializers.constant(jnp.log(OBJECT_PRIOR / (1 - OBJECT_PRIOR)))
+        anchor_logits = nn.Conv(len(SIDES), (1, 1), bias_init=prior, name="rpn_object")(hidden).reshape(batch, -1)
+        anchor_deltas = nn.Conv(4 * len(SIDES), (1, 1), name="rpn_box")(hidden).reshape(batch, -1, 4)
+        regions = jax.vmap(partial(propose, height, width))(*jax.lax.stop_gradient((anchor_logits, anchor_deltas)))
+        if true_boxes is not None:
+            regions = Boxes(*(jnp.concatenate(pair, 1) for pair in zip(regions, true_boxes, strict=True)))
+
+        features = nn.relu(norm("head_norm")(nn.Conv(self.width, (1, 1), use_bias=False, name="head_conv")(features)))
+        rois = as_rois(regions)
+        logits = self._vote("class", features, rois, self.classes + 1, classes=self.classes + 1)
+        deltas = self._vote("box", features, rois, 4, classes=1)
+        shape = regions.valid.shape
+        return Predictions(anchor_logits, anchor_deltas, regions, logits.reshape(*shape, -1), deltas.reshape(*shape, 4))
+
+    def _vote(self, name, features, rois, outputs, classes):
+        """The mean over the bins of position-sensitive maps: [regions of all images, outputs]."""
+        maps = nn.Conv(outputs * self.bins**2, (1, 1), name=f"{name}_maps")(features)
+        options = {
+            "output_size": self.bins,
+            "group_size": self.bins,
+            "spatial_scale": 1 / STRIDE,
+            "sample_per_part": SAMPLES_PER_PART,
+        }
+        if not self.deformable_pooling:
+            return psroi_pool(maps, rois, **options).mean((1, 2))
+        options |= {"classes": classes, "trans_std": TRANS_STD, "return_offsets": True}
+        pool = DeformPSRoIPool(**options, name=f"{name}_pool")
+        pooled, offset, _ = pool(maps, rois, features)
+        self.sow("intermediates", f"{name}_offset", offset)
+        return pooled.mean((1, 2))
+
+
+def propose(height: int, width: int, logits: jax.Array, deltas: jax.Array) -> Boxes:
+    """The `PROPOSALS` strongest boxes of one image [anchors] that do not repeat each other, padded."""
+    strength, chosen = jax.lax.top_k(logits, CANDIDATES)
+    boxes = clip(decode(deltas[chosen], anchors(height, width)[chosen]), height, width)
+    kept = suppress(boxes, jax.nn.sigmoid(strength), jnp.zeros_like(chosen), PROPOSAL_THRESHOLD)
+    kept, best = jax.lax.top_k(kept, PROPOSALS)
+    return Boxes(boxes[best], kept > 0)
+
+
+def clip(boxes: jax.Array, height: int, width: int) -> jax.Array:
+    """Boxes [..., 4], cut at the image's border."""
+    return jnp.clip(boxes, 0, jnp.array([width, height, width, height]))
+
+
+def as_rois(regions: Boxes) -> jax.Array:
+    """[batch · n, 5] as pooling takes them: image index, or -1 for padding, and the first and last pixel."""
+    batch, number = regions.valid.shape
+    image = jnp.where(regions.valid, jnp.arange(batch)[:, None], -1)[..., None]
+    last = jnp.array([0, 0, 1, 1])
+    return jnp.concatenate([image, regions.boxes - last], -1).reshape(batch * number, 5)
+
+
+@partial(jax.jit, static_argnums=0)
+def detect(model: RFCN, params: dict, images: jax.Array) -> Detections:
+    """The objects that a trained model sees in images [batch, height, width, 3]."""
+    found = model.apply({"params": params}, images)
+    scores = jax.nn.softmax(found.logits)[..., :-1] * found.regions.valid[..., None]
+    boxes = decode(found.deltas * jnp.array(DELTA_SCALE), found.regions.boxes)
+    return jax.vmap(strongest)(scores, clip(boxes, *images.shape[1:3]))

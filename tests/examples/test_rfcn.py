@@ -1,0 +1,165 @@
+"""R-FCN: its regions, its losses, one compiled training step, and where its bins look."""
+
+import json
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+pytest.importorskip("sklearn")
+pytest.importorskip("pycocotools")
+pytest.importorskip("orbax.checkpoint")
+
+from examples.digits import scenes
+from examples.digits.backbone import STRIDE
+from examples.digits.boxes import iou
+from examples.digits.train import Recipe, train
+from examples.rfcn.__main__ import VARIANTS, main, two_by_two
+from examples.rfcn.anchors import anchors, decode, encode
+from examples.rfcn.losses import loss, match_anchors, region_loss
+from examples.rfcn.model import PROPOSALS, RFCN, Boxes, Predictions, as_rois, detect, propose
+from examples.rfcn.sampling import bin_points
+from jax_dcn import deform_psroi_pool
+
+IMAGE_SIZE = 64
+TINY = {"widths": (8, 8, 16, 16), "blocks": (1, 1, 1), "width": 16}
+MODEL = RFCN(10, deformable_convolution=True, deformable_pooling=True, **TINY)
+RECIPE = Recipe(steps=50, batch_size=4, learning_rate=1e-2)
+TRACES = []
+
+
+def counted_loss(model, params, batch):
+    """The loss; `TRACES` grows by one element whenever the training step is traced."""
+    TRACES.append(1)
+    return loss(model, params, batch)
+
+
+def test_decoding_undoes_encoding():
+    random = np.random.default_rng(0)
+    corner, size = random.uniform(0, 50, (2, 20, 2)), random.uniform(5, 30, (2, 20, 2))
+    boxes, base = np.concatenate([corner, corner + size], -1)
+    assert_allclose(decode(encode(boxes, base), base), boxes, rtol=1e-4, atol=1e-3)
+
+
+def test_every_object_has_an_anchor_and_padding_has_none():
+    boxes = np.array([[3, 3, 9, 8], [8, 8, 60, 60], [0, 0, 0, 0]], np.float32)
+    bases = anchors(IMAGE_SIZE, IMAGE_SIZE)
+    objects, is_object, is_background = map(np.asarray, match_anchors(bases, boxes, np.array([3, 4, -1])))
+    assert set(objects[is_object]) == {0, 1}
+    assert not (is_object & is_background).any()
+    assert (np.asarray(iou(bases, boxes[0]))[is_object & (objects == 0)] > 0.1).all()
+
+
+def test_proposals_are_few_distinct_boxes_in_the_image_and_padded():
+    number = len(anchors(IMAGE_SIZE, IMAGE_SIZE))
+    deltas = 0.1 * np.random.default_rng(0).normal(size=(number, 4)).astype(np.float32)
+    regions = propose(IMAGE_SIZE, IMAGE_SIZE, jnp.zeros(number), deltas)
+    assert regions.boxes.shape == (PROPOSALS, 4)
+    assert regions.boxes.min() >= 0 and regions.boxes.max() <= IMAGE_SIZE
+    overlap = np.asarray(iou(regions.boxes[:, None], regions.boxes))[np.ix_(regions.valid, regions.valid)]
+    assert np.triu(overlap, 1).max() <= 0.7
+    one_place = propose(IMAGE_SIZE, IMAGE_SIZE, jnp.zeros(number), encode(jnp.array([8.0, 8, 40, 40]), anchors(64, 64)))
+    assert one_place.valid.sum() == 1
+    assert_allclose(one_place.boxes[0], [8, 8, 40, 40], atol=1e-3)
+
+
+def test_regions_end_at_their_last_pixel_and_padding_has_no_image():
+    regions = Boxes(jnp.array([[[0.0, 8, 16, 32], [1, 1, 2, 2]]] * 2), jnp.array([[True, False], [True, True]]))
+    expected = [[0, 0, 8, 15, 31], [-1, 1, 1, 1, 1], [1, 0, 8, 15, 31], [1, 1, 1, 1, 1]]
+    assert_array_equal(as_rois(regions), expected)
+
+
+def test_right_regions_have_a_small_loss_and_padding_none():
+    batch = scenes.make_batch("train", 0, range(2), IMAGE_SIZE)
+    objects = batch.labels.shape[1]
+    boxes = np.zeros((2, 40, 4), np.float32)
+    boxes[:, :objects] = batch.boxes
+    valid = np.arange(40) < objects
+    valid = valid & np.pad(batch.labels >= 0, ((0, 0), (0, 40 - objects)))
+    classes = np.where(batch.labels >= 0, batch.labels, 10)
+    logits = np.full((2, 40, 11), -20, np.float32)
+    np.put_along_axis(logits[:, :objects], classes[..., None], 20, -1)
+
+    def loss_of(logits, valid):
+        return region_loss(Predictions(None, None, Boxes(boxes, valid), logits, np.zeros((2, 40, 4))), batch)
+
+    assert loss_of(logits, valid) < 1e-6
+    wrong = np.roll(logits, 1, -1)
+    assert loss_of(wrong, valid) > 1
+    assert loss_of(wrong, np.zeros_like(valid)) == 0
+
+
+def test_a_deformable_rfcn_starts_as_the_plain_one():
+    images = scenes.make_batch("train", 0, range(2), IMAGE_SIZE).images
+    params = jax.jit(MODEL.init)(jax.random.key(0), images)["params"]
+    flat = jax.tree_util.tree_flatten_with_path(params)[0]
+    assert any("pool" in jax.tree_util.keystr(path) for path, _ in flat)
+    plain = RFCN(10, **TINY)
+
+    def strip(tree):
+        dropped = ("conv_offset", "class_pool", "box_pool")
+        return {k: strip(v) if isinstance(v, dict) else v for k, v in tree.items() if k not in dropped}
+
+    expected = jax.jit(plain.apply)({"params": strip(params)}, images)
+    got = jax.jit(MODEL.apply)({"params": params}, images)
+    jax.tree.map(partial(assert_allclose, atol=1e-4), got, expected)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return train(MODEL, counted_loss, RECIPE, 0, tmp_path_factory.mktemp("checkpoints"), image_size=IMAGE_SIZE)
+
+
+def test_the_training_step_compiles_once(trained):
+    assert len(trained.losses) == RECIPE.steps and len(TRACES) == 1
+
+
+def test_loss_falls(trained):
+    assert np.mean(trained.losses[-10:]) < 0.9 * np.mean(trained.losses[:10])
+
+
+def test_offsets_of_convolutions_and_pooling_move(trained):
+    params = trained.state.params
+    layers = (params["backbone"]["stage3_block0"]["conv1"]["conv"], params["class_pool"], params["box_pool"])
+    assert all(np.abs(layer["conv_offset"]["kernel"]).max() > 0 for layer in layers)
+
+
+def test_detections_lie_in_the_image(trained):
+    batch = scenes.make_batch("validation", 0, range(2), IMAGE_SIZE)
+    boxes, scores, classes = detect(MODEL, trained.state.params, batch.images)
+    assert boxes.min() >= 0 and boxes.max() <= IMAGE_SIZE
+    assert scores.min() >= 0 and scores.max() <= 1 and scores.any()
+    assert set(np.unique(classes)) <= set(range(10))
+
+
+def test_bin_points_are_where_the_pooling_looks():
+    """On maps that rise by one a column or row a bin is the mean coordinate of its points."""
+    height, width, bins = 16, 20, 3
+    rows, columns = np.mgrid[:height, :width].astype(np.float32)
+    box = np.array([33.0, 24, 103, 84], np.float32)
+    offset = np.random.default_rng(0).uniform(-1, 1, (bins, bins, 2)).astype(np.float32)
+    rois = as_rois(Boxes(jnp.array([[box]]), jnp.array([[True]])))
+    options = {"output_size": bins, "spatial_scale": 1 / STRIDE}
+    pooled = deform_psroi_pool(np.stack([columns, rows], -1)[None], rois, offset[None], **options)[0]
+    assert_allclose(bin_points(box, offset).mean(2) / STRIDE - 0.5, pooled, rtol=1e-4)
+
+
+def test_the_two_by_two_table_holds_every_variant():
+    runs = [{"variant": name, "AP": 0.1 * i + seed / 50} for i, name in enumerate(VARIANTS) for seed in (0, 1)]
+    cells = [[cell.strip() for cell in line.split("|")[2:4]] for line in two_by_two(runs).splitlines()[2:]]
+    assert cells == [["1.0 ± 1.4", "21.0 ± 1.4"], ["11.0 ± 1.4", "31.0 ± 1.4"]]
+
+
+def test_the_command_writes_tables_json_and_pictures(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("examples.rfcn.__main__.RFCN", partial(RFCN, **TINY))
+    main(["--steps", "2", "--batch-size", "4", "--validation-images", "4", "--out", str(tmp_path)])
+    table = (tmp_path / "results.md").read_text()
+    assert table in capsys.readouterr().out
+    assert all(word in table for word in ("| plain ", "| deformable ", " AP75 ", "ms per step", "deformable pooling"))
+    plain, deformable = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert deformable["parameters"] > plain["parameters"]
+    for picture in ("detections.png", "bins.png"):
+        assert (tmp_path / picture).stat().st_size > 10_000
