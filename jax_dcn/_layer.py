@@ -1,126 +1,58 @@
-"""What the linen and the nnx layer have in common: checks of their arguments, and the computation."""
+"""What all layers have in common: how they predict offsets and masks, or take those they are given."""
 
-import math
-from collections.abc import Callable, Sequence
-from numbers import Real
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from flax.typing import Dtype, PrecisionLike
+from flax.typing import Dtype
 
-from jax_dcn import _check
-from jax_dcn.deform_conv import deform_conv2d
-from jax_dcn.deform_conv.functions import Padding, Pair
-
-KernelTransform = Callable[[jax.Array], jax.Array]
+Branch = Callable[[jax.Array], jax.Array]
 
 
 class Settings(Protocol):
-    """The attributes of either layer that say how it computes."""
+    """The attributes of any layer that say how it predicts."""
 
-    strides: Pair
-    padding: Padding
-    kernel_dilation: Pair
-    feature_group_count: int
     dtype: Dtype | None
-    precision: PrecisionLike
-    offset_groups: int
-    preferred_element_type: Dtype | None
     modulated: bool
     mask_scale: float
-    offset_bound: float | None
-    kernel_transform: KernelTransform | None
     return_offsets: bool
-    backend: Literal["reference"] | None
 
 
-def check_channels(name: str, channels: int, **groups: int) -> None:
-    """Checks a channel count and that each of the named group counts divides it."""
-    _check.positive(name, channels)
-    for group_name, count in groups.items():
-        if channels % _check.positive(group_name, count):
-            raise ValueError(f"{name} must be a multiple of {group_name}={count}, got {channels}")
+def numbers_per_sample(modulated: bool) -> int:
+    """How many a branch predicts: two coordinates and, if modulated, a mask logit."""
+    return 3 if modulated else 2
 
 
-def check_offset_bound(offset_bound: float | None) -> None:
-    if offset_bound is not None and not (isinstance(offset_bound, Real) and 0 < offset_bound < math.inf):
-        raise ValueError(f"offset_bound must be None or a positive finite number of pixels, got {offset_bound!r}")
+def check_branch(name: str, branch: Branch | None, mask: jax.Array | None) -> Branch:
+    """The branch, which a call without an offset needs."""
+    if mask is not None:
+        raise ValueError("mask was given without an offset: give both, or neither to have both predicted")
+    if branch is None:
+        raise ValueError(f"offset must be given to a layer whose {name} is None")
+    return branch
 
 
-def channels_of(x: jax.Array) -> int:
-    x = _check.array("x", x)
-    if jnp.ndim(x) < 3:
-        raise ValueError(f"x must have the shape [..., height, width, channels], got {list(jnp.shape(x))}")
-    return int(jnp.shape(x)[-1])
+def check_offset(offset: jax.Array, channels: int, owners: str) -> None:
+    if jnp.shape(offset)[-1:] != (channels,):
+        raise ValueError(f"offset must have {channels} channels, two for each {owners}, got shape {jnp.shape(offset)}")
 
 
-def conv_offset_features(kernel_size: tuple[int, int], offset_groups: int, modulated: bool) -> int:
-    """How many channels the offset convolution puts out: dy, dx and, if modulated, a mask logit for each tap."""
-    return (3 if modulated else 2) * offset_groups * math.prod(kernel_size)
+def widen(layer: Settings, inputs: jax.Array) -> jax.Array:
+    """The inputs as a branch reads them: a 16-bit offset places samples only to a fraction of a pixel that grows."""
+    dtype = inputs.dtype if layer.dtype is None else layer.dtype
+    return jnp.asarray(inputs, jnp.promote_types(dtype, jnp.float32))
 
 
-def apply(
-    layer: Settings,
-    x: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
-    offset: jax.Array | None,
-    mask: jax.Array | None,
-    *,
-    conv_offset: Callable[[jax.Array], jax.Array] | None,
-    promote: Callable[..., Sequence[Any]],
-    return_offsets: bool | None,
-) -> Any:
+def offset_and_mask(layer: Settings, raw: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """What a branch has predicted: first all coordinates, then all logits."""
+    samples = raw.shape[-1] // numbers_per_sample(layer.modulated)
+    offset, logits = jnp.split(raw, [2 * samples], axis=-1)
+    return offset, layer.mask_scale * jax.nn.sigmoid(logits) if layer.modulated else None
+
+
+def result(layer: Settings, y: jax.Array, offset: Any, mask: Any, return_offsets: bool | None) -> Any:
     """The layer's output, with the offset and mask beside it if asked for."""
-    # Before the offset convolution, which would complain of the same mistakes in other words.
-    strides, dilation = _check.pair("strides", layer.strides), _check.pair("kernel_dilation", layer.kernel_dilation)
-    _check.padding(layer.padding, x.shape[-3:-1], kernel.shape[:2], strides, dilation)
-    if offset is None:
-        if mask is not None:
-            raise ValueError("mask was given without an offset: give both, or neither to have both predicted")
-        if conv_offset is None:
-            raise ValueError("offset must be given to a layer whose conv_offset is None")
-        offset, mask = _predict(layer, conv_offset, x)
-    elif offset.shape[-1] != (features := 2 * layer.offset_groups * math.prod(kernel.shape[:2])):
-        raise ValueError(
-            f"offset must have {features} channels, two for each tap of offset_groups={layer.offset_groups}, got shape "
-            f"{offset.shape}"
-        )
-    if layer.kernel_transform is not None:
-        shape = kernel.shape
-        kernel = layer.kernel_transform(kernel)
-        if kernel.shape != shape:
-            raise ValueError(f"kernel_transform must keep the kernel's shape {shape}, got {kernel.shape}")
-    x, kernel, bias = promote(x, kernel, bias)
-    y = deform_conv2d(
-        x,
-        offset,
-        kernel,
-        bias,
-        mask,
-        strides=strides,
-        padding=layer.padding,
-        kernel_dilation=dilation,
-        feature_group_count=layer.feature_group_count,
-        precision=layer.precision,
-        preferred_element_type=layer.preferred_element_type,
-        backend=layer.backend,
-    )
     if return_offsets is None:
         return_offsets = layer.return_offsets
     return (y, offset, mask) if return_offsets else y
-
-
-def _predict(
-    layer: Settings, conv_offset: Callable[[jax.Array], jax.Array], x: jax.Array
-) -> tuple[jax.Array, jax.Array | None]:
-    # A 16-bit offset would place samples only to a fraction of a pixel that grows with the offset.
-    dtype = jnp.promote_types(x.dtype if layer.dtype is None else layer.dtype, jnp.float32)
-    raw = conv_offset(jnp.asarray(x, dtype))
-    samples = raw.shape[-1] // (3 if layer.modulated else 2)
-    offset, logits = jnp.split(raw, [2 * samples], axis=-1)
-    if layer.offset_bound is not None:
-        offset = layer.offset_bound * jnp.tanh(offset / layer.offset_bound)
-    mask = layer.mask_scale * jax.nn.sigmoid(logits) if layer.modulated else None
-    return offset, mask

@@ -11,7 +11,7 @@ from flax.linen.dtypes import promote_dtype
 from flax.linen.linear import PromoteDtypeFn
 from flax.typing import Dtype, Initializer, PrecisionLike
 
-from jax_dcn import _check, _layer
+from jax_dcn import _check, _conv_layer
 from jax_dcn.deform_conv.functions import Padding, Pair
 
 
@@ -88,7 +88,7 @@ class DeformConv(nn.Module):
     modulated: bool = True
     mask_scale: float = 1.0
     offset_bound: float | None = None
-    kernel_transform: _layer.KernelTransform | None = None
+    kernel_transform: _conv_layer.KernelTransform | None = None
     return_offsets: bool = False
     backend: Literal["reference"] | None = None
 
@@ -120,15 +120,15 @@ class DeformConv(nn.Module):
           ValueError: For a wrong shape or value, or a mask without an offset.
         """
         kernel_size = _check.pair("kernel_size", self.kernel_size)
-        in_features = _layer.channels_of(x)
-        _layer.check_channels("features", self.features, feature_group_count=self.feature_group_count)
-        _layer.check_channels(
+        in_features = _conv_layer.channels_of(x)
+        _conv_layer.check_channels("features", self.features, feature_group_count=self.feature_group_count)
+        _conv_layer.check_channels(
             "the channel count of x",
             in_features,
             feature_group_count=self.feature_group_count,
             offset_groups=self.offset_groups,
         )
-        _layer.check_offset_bound(self.offset_bound)
+        _conv_layer.check_offset_bound(self.offset_bound)
 
         kernel_shape = (*kernel_size, in_features // self.feature_group_count, self.features)
         kernel = self.param("kernel", self.kernel_init, kernel_shape, self.param_dtype)
@@ -136,7 +136,7 @@ class DeformConv(nn.Module):
 
         def conv_offset(inputs: jax.Array) -> jax.Array:
             return nn.Conv(
-                _layer.conv_offset_features(kernel_size, self.offset_groups, self.modulated),
+                _conv_layer.conv_offset_features(kernel_size, self.offset_groups, self.modulated),
                 kernel_size,
                 strides=_check.pair("strides", self.strides),
                 padding=self.padding,
@@ -147,7 +147,7 @@ class DeformConv(nn.Module):
                 name="conv_offset",
             )(inputs)
 
-        return _layer.apply(
+        return _conv_layer.apply(
             self,
             x,
             kernel,

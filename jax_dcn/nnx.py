@@ -10,7 +10,7 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from flax.typing import Dtype, Initializer, PrecisionLike, PromoteDtypeFn
 
-from jax_dcn import _check, _layer
+from jax_dcn import _check, _conv_layer
 from jax_dcn.deform_conv.functions import Padding, Pair
 
 _default_kernel_init = nnx.initializers.lecun_normal()
@@ -100,7 +100,7 @@ class DeformConv(nnx.Module):
         modulated: bool = True,
         mask_scale: float = 1.0,
         offset_bound: float | None = None,
-        kernel_transform: _layer.KernelTransform | None = None,
+        kernel_transform: _conv_layer.KernelTransform | None = None,
         return_offsets: bool = False,
         backend: Literal["reference"] | None = None,
         rngs: nnx.Rngs,
@@ -110,11 +110,11 @@ class DeformConv(nnx.Module):
         kernel_size = _check.pair("kernel_size", kernel_size)
         strides = _check.pair("strides", strides)
         kernel_dilation = _check.pair("kernel_dilation", kernel_dilation)
-        _layer.check_channels("out_features", out_features, feature_group_count=feature_group_count)
-        _layer.check_channels(
+        _conv_layer.check_channels("out_features", out_features, feature_group_count=feature_group_count)
+        _conv_layer.check_channels(
             "in_features", in_features, feature_group_count=feature_group_count, offset_groups=offset_groups
         )
-        _layer.check_offset_bound(offset_bound)
+        _conv_layer.check_offset_bound(offset_bound)
 
         self.in_features = in_features
         self.out_features = out_features
@@ -144,7 +144,7 @@ class DeformConv(nnx.Module):
             self.bias = nnx.Param(bias_init(rngs.params(), (out_features,), param_dtype), **bias_metadata)
         self.conv_offset: nnx.Conv | None = nnx.Conv(
             in_features,
-            _layer.conv_offset_features(kernel_size, offset_groups, modulated),
+            _conv_layer.conv_offset_features(kernel_size, offset_groups, modulated),
             kernel_size,
             strides,
             padding=padding,
@@ -181,9 +181,9 @@ class DeformConv(nnx.Module):
           TypeError: For an argument of the wrong kind or dtype.
           ValueError: For a wrong shape or value, or a mask without an offset.
         """
-        if _layer.channels_of(x) != self.in_features:
+        if _conv_layer.channels_of(x) != self.in_features:
             raise ValueError(f"x must have in_features={self.in_features} channels, got {x.shape[-1]}")
-        return _layer.apply(
+        return _conv_layer.apply(
             self,
             x,
             self.kernel[...],

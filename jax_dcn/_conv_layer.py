@@ -1,0 +1,103 @@
+"""What the linen and the nnx `DeformConv` have in common: checks of their arguments, and the computation."""
+
+import math
+from collections.abc import Callable, Sequence
+from numbers import Real
+from typing import Any, Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax.typing import Dtype, PrecisionLike
+
+from jax_dcn import _check, _layer
+from jax_dcn.deform_conv import deform_conv2d
+from jax_dcn.deform_conv.functions import Padding, Pair
+
+KernelTransform = Callable[[jax.Array], jax.Array]
+
+
+class Settings(_layer.Settings, Protocol):
+    """The attributes of either layer that say how it computes."""
+
+    strides: Pair
+    padding: Padding
+    kernel_dilation: Pair
+    feature_group_count: int
+    precision: PrecisionLike
+    offset_groups: int
+    preferred_element_type: Dtype | None
+    offset_bound: float | None
+    kernel_transform: KernelTransform | None
+    backend: Literal["reference"] | None
+
+
+def check_channels(name: str, channels: int, **groups: int) -> None:
+    """Checks a channel count and that each of the named group counts divides it."""
+    _check.positive(name, channels)
+    for group_name, count in groups.items():
+        if channels % _check.positive(group_name, count):
+            raise ValueError(f"{name} must be a multiple of {group_name}={count}, got {channels}")
+
+
+def check_offset_bound(offset_bound: float | None) -> None:
+    if offset_bound is not None and not (isinstance(offset_bound, Real) and 0 < offset_bound < math.inf):
+        raise ValueError(f"offset_bound must be None or a positive finite number of pixels, got {offset_bound!r}")
+
+
+def channels_of(x: jax.Array) -> int:
+    x = _check.array("x", x)
+    if jnp.ndim(x) < 3:
+        raise ValueError(f"x must have the shape [..., height, width, channels], got {list(jnp.shape(x))}")
+    return int(jnp.shape(x)[-1])
+
+
+def conv_offset_features(kernel_size: tuple[int, int], offset_groups: int, modulated: bool) -> int:
+    """How many channels the offset convolution puts out: dy, dx and, if modulated, a mask logit for each tap."""
+    return _layer.numbers_per_sample(modulated) * offset_groups * math.prod(kernel_size)
+
+
+def apply(
+    layer: Settings,
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    offset: jax.Array | None,
+    mask: jax.Array | None,
+    *,
+    conv_offset: _layer.Branch | None,
+    promote: Callable[..., Sequence[Any]],
+    return_offsets: bool | None,
+) -> Any:
+    """The layer's output, with the offset and mask beside it if asked for."""
+    # Before the offset convolution, which would complain of the same mistakes in other words.
+    strides, dilation = _check.pair("strides", layer.strides), _check.pair("kernel_dilation", layer.kernel_dilation)
+    _check.padding(layer.padding, x.shape[-3:-1], kernel.shape[:2], strides, dilation)
+    if offset is None:
+        branch = _layer.check_branch("conv_offset", conv_offset, mask)
+        offset, mask = _layer.offset_and_mask(layer, branch(_layer.widen(layer, x)))
+        if layer.offset_bound is not None:
+            offset = layer.offset_bound * jnp.tanh(offset / layer.offset_bound)
+    else:
+        taps = layer.offset_groups * math.prod(kernel.shape[:2])
+        _layer.check_offset(offset, 2 * taps, f"tap of offset_groups={layer.offset_groups}")
+    if layer.kernel_transform is not None:
+        shape = kernel.shape
+        kernel = layer.kernel_transform(kernel)
+        if kernel.shape != shape:
+            raise ValueError(f"kernel_transform must keep the kernel's shape {shape}, got {kernel.shape}")
+    x, kernel, bias = promote(x, kernel, bias)
+    y = deform_conv2d(
+        x,
+        offset,
+        kernel,
+        bias,
+        mask,
+        strides=strides,
+        padding=layer.padding,
+        kernel_dilation=dilation,
+        feature_group_count=layer.feature_group_count,
+        precision=layer.precision,
+        preferred_element_type=layer.preferred_element_type,
+        backend=layer.backend,
+    )
+    return _layer.result(layer, y, offset, mask, return_offsets)
