@@ -1,7 +1,7 @@
 """Deformable convolution for JAX and Flax.
 
-`deform_conv2d` with its explicit gradients and `deform_psroi_pool` are the operators; `jax_dcn.linen.DeformConv` and
-`jax_dcn.nnx.DeformConv` are the layers; `offset_labels` and `jax_dcn.quantize` help to train them.
+`deform_conv2d` with its explicit gradients and `deform_psroi_pool` are the operators; `jax_dcn.linen` and `jax_dcn.nnx`
+each have the layers `DeformConv` and `DeformPSRoIPool`; `offset_labels` and `jax_dcn.quantize` help to train them.
 """
 
 from importlib import import_module

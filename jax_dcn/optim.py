@@ -4,16 +4,18 @@ from typing import Any
 
 import jax
 
+_BRANCHES = frozenset({"conv_offset", "fc_offset"})
+
 
 def offset_labels(params: Any) -> Any:
-    """Labels parameters for :func:`optax.multi_transform`, so that the offset convolutions can learn at their own rate.
+    """Labels parameters for :func:`optax.multi_transform`, so that what predicts offsets can learn at its own rate.
 
     Args:
       params: Any tree of parameters: a Linen ``params`` dictionary, an NNX state, or a model's whole variables.
 
     Returns:
       A tree of the same structure, with the string "offset" for every leaf under a key or attribute called
-      ``conv_offset`` and "default" for all others.
+      ``conv_offset`` or ``fc_offset``, as the layers have them, and "default" for all others.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -31,4 +33,4 @@ def offset_labels(params: Any) -> Any:
 
 def _label(path: tuple[Any, ...]) -> str:
     names = (jax.tree_util.keystr((key,), simple=True) for key in path)
-    return "offset" if "conv_offset" in names else "default"
+    return "default" if _BRANCHES.isdisjoint(names) else "offset"

@@ -53,10 +53,18 @@ def test_linen(variables):
 
 
 def test_only_a_whole_name_counts():
-    assert jax_dcn.offset_labels({"conv_offset_2": 1, "my_conv_offset": 2}) == {
-        "conv_offset_2": "default",
-        "my_conv_offset": "default",
-    }
+    labels = jax_dcn.offset_labels({"conv_offset_2": 1, "my_conv_offset": 2, "fc_offset_": 3, "offset": 4})
+    assert set(labels.values()) == {"default"}
+
+
+@pytest.mark.parametrize("branch, leaves", [("conv", 2), ("fc", 6)])
+def test_all_of_a_pooling_layer_predicts_offsets(branch, leaves):
+    x, rois = jnp.ones([1, 8, 8, 4]), jnp.ones([1, 5])
+    arguments = {"output_size": 2, "offset_branch": branch, "hidden_features": 3}
+    params = jax_dcn.linen.DeformPSRoIPool(**arguments).init(jax.random.key(0), x, rois)
+    state = nnx.state(jax_dcn.nnx.DeformPSRoIPool(4, **arguments, rngs=nnx.Rngs(0)), nnx.Param)
+    for tree in (params, state):
+        assert jax.tree.leaves(jax_dcn.offset_labels(tree)) == ["offset"] * leaves
 
 
 def test_freezing_the_offsets_of_a_linen_model(variables):

@@ -1,0 +1,145 @@
+"""What the linen and the nnx `DeformPSRoIPool` have in common: checks of their arguments, and the computation."""
+
+import math
+from typing import Any, Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_dcn import _check, _layer
+from jax_dcn.deform_psroi_pool import deform_psroi_pool, psroi_pool
+from jax_dcn.deform_psroi_pool.arguments import canonicalize
+from jax_dcn.deform_psroi_pool.functions import Pair
+
+OffsetBranch = Literal["conv", "fc"]
+
+
+class Settings(_layer.Settings, Protocol):
+    """The attributes of either layer that say how it computes."""
+
+    output_size: Pair
+    offset_branch: OffsetBranch
+    spatial_scale: float
+    group_size: Pair
+    part_size: Pair | None
+    sample_per_part: Pair
+    trans_std: float
+    classes: int
+    hidden_features: int
+    backend: Literal["reference"] | None
+
+
+def check(layer: Settings) -> None:
+    """Checks what pooling itself does not know of."""
+    _check.choice("offset_branch", layer.offset_branch, ("conv", "fc"))
+    _check.positive("classes", layer.classes)
+    _check.positive("hidden_features", layer.hidden_features)
+    if layer.dtype is not None:
+        _check.dtype("dtype", layer.dtype)
+
+
+def check_channels(layer: Settings, name: str, channels: int) -> None:
+    group_size = _check.pair("group_size", layer.group_size)
+    divisor = layer.classes * math.prod(group_size)
+    if channels % divisor:
+        raise ValueError(
+            f"{name} must be a multiple of {divisor}, for classes={layer.classes} and group_size={group_size}, "
+            f"got {channels}"
+        )
+
+
+def region_features(layer: Settings, channels: int) -> int:
+    """How many numbers are pooled for each region from this many channels."""
+    features = channels // math.prod(_check.pair("group_size", layer.group_size))
+    return features * math.prod(_check.pair("output_size", layer.output_size))
+
+
+def part_size(layer: Settings) -> tuple[int, int]:
+    if layer.part_size is None:
+        return _check.pair("output_size", layer.output_size)
+    return _check.pair("part_size", layer.part_size)
+
+
+def offset_features(layer: Settings) -> int:
+    """How many channels the branch puts out: dx, dy and, if modulated, a mask logit for each part and class."""
+    return _layer.numbers_per_sample(layer.modulated) * layer.classes * math.prod(part_size(layer))
+
+
+def apply(
+    layer: Settings,
+    x: jax.Array,
+    rois: jax.Array,
+    features: jax.Array | None,
+    offset: jax.Array | None,
+    mask: jax.Array | None,
+    *,
+    branch: _layer.Branch | None,
+    in_features: int | None = None,
+    return_offsets: bool | None,
+) -> Any:
+    """The pooled regions, with the offset and mask beside them if asked for; the branch may insist on `in_features`."""
+    options: dict[str, Any] = {**_binning(layer), "part_size": layer.part_size, "trans_std": layer.trans_std}
+    # Before the branch, which would complain of the same mistakes in other words.
+    canonicalize(x, rois, offset, data_format="NHWC", deterministic=None, **options)
+    x = jnp.asarray(x)
+    check_channels(layer, "the channel count of x", x.shape[-1])
+    if features is not None:
+        features = _check.array("features", features)
+        if layer.offset_branch == "fc":
+            raise ValueError(
+                f"features must be None with offset_branch='fc', which reads x, got shape {features.shape}"
+            )
+        if features.shape[:-1] != x.shape[:-1]:
+            raise ValueError(f"features must be as many and as large as x, of shape {x.shape}, got {features.shape}")
+
+    if offset is None:
+        branch = _layer.check_branch(f"{layer.offset_branch}_offset", branch, mask)
+        name, inputs = ("x", x) if features is None else ("features", features)
+        if in_features not in (None, inputs.shape[-1]):
+            raise ValueError(f"{name} must have in_features={in_features} channels, got {inputs.shape[-1]}")
+        raw = _predict(layer, branch, _layer.widen(layer, inputs), rois)
+        offset, mask = _layer.offset_and_mask(layer, raw)
+    else:
+        _layer.check_offset(offset, 2 * layer.classes, f"of classes={layer.classes}")
+
+    x = x if layer.dtype is None else x.astype(layer.dtype)
+    pooled = deform_psroi_pool(x, rois, offset, **options)
+    if mask is not None:
+        mask = _check.array("mask", mask)
+        expected = (*offset.shape[:-1], layer.classes)
+        if mask.shape != expected:
+            raise ValueError(f"mask must have the shape {expected}, one for each part and class, got {mask.shape}")
+        pooled = (pooled * _of_bins(mask, pooled)).astype(pooled.dtype)
+    return _layer.result(layer, pooled, offset, mask, return_offsets)
+
+
+def _sampling(layer: Settings) -> dict[str, Any]:
+    return {
+        "spatial_scale": layer.spatial_scale,
+        "sample_per_part": layer.sample_per_part,
+        "backend": layer.backend,
+    }
+
+
+def _binning(layer: Settings) -> dict[str, Any]:
+    return {"output_size": layer.output_size, "group_size": layer.group_size, **_sampling(layer)}
+
+
+def _predict(layer: Settings, branch: _layer.Branch, inputs: jax.Array, rois: jax.Array) -> jax.Array:
+    """Offsets and mask logits of every region's parts: [..., R, part, part, 2·classes or 3·classes]."""
+    parts = part_size(layer)
+    if layer.offset_branch == "conv":
+        return psroi_pool(branch(inputs), rois, output_size=parts, group_size=parts, **_sampling(layer))
+    pooled = psroi_pool(inputs, rois, **_binning(layer))
+    regions = pooled.shape[:-3]
+    raw = branch(pooled.reshape(*regions, region_features(layer, inputs.shape[-1])))
+    return raw.reshape(*regions, *parts, offset_features(layer) // math.prod(parts))
+
+
+def _of_bins(mask: jax.Array, pooled: jax.Array) -> jax.Array:
+    """The mask of every bin and feature, which is that of its part and class."""
+    rows, columns = (
+        np.arange(bins) * parts // bins for bins, parts in zip(pooled.shape[-3:-1], mask.shape[-3:-1], strict=True)
+    )
+    return jnp.repeat(mask[..., rows[:, None], columns, :], pooled.shape[-1] // mask.shape[-1], axis=-1)
