@@ -46,10 +46,10 @@ def show(axes: Axes, image: np.ndarray) -> None:
     axes.set_axis_off()
 
 
-def zoom(axes: Axes, box: np.ndarray, image_size: int) -> None:
-    """Show a square of `WINDOW` pixels around the box, as far as the image reaches."""
-    left, top = np.clip((box[:2] + box[2:] - WINDOW) / 2, 0, image_size - WINDOW)
-    axes.set(xlim=(left, left + WINDOW), ylim=(top + WINDOW, top))
+def zoom(axes: Axes, box: np.ndarray, image_size: int, window: float = WINDOW) -> None:
+    """Show a square of `window` pixels around the box, moved to lie in the image."""
+    left, top = np.clip((box[:2] + box[2:] - window) / 2, 0, image_size - window)
+    axes.set(xlim=(left, left + window), ylim=(top + window, top))
 
 
 def draw_box(axes: Axes, box: np.ndarray, label: int, score: float | None = None) -> None:

@@ -29,7 +29,7 @@ VARIANTS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, by default that of the process."""
-    defaults = {"steps": 2000, "out": Path("out/rfcn"), "variants": ["plain", "deformable"]}
+    defaults = {"steps": 1600, "out": Path("out/rfcn"), "variants": ["plain", "deformable"]}
     options = compare.parse(__doc__, tuple(VARIANTS), defaults, arguments)
     models = {name: RFCN(len(scenes.CLASSES), *VARIANTS[name]) for name in options.variants}
     results, params, found, pictured = compare.compare(models, compare.Method(loss, detect), options)

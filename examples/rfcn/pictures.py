@@ -22,14 +22,14 @@ def draw_bins(path: Path, batch: scenes.Scenes, found: Moves) -> None:
     axes = figure.subplots(2, len(SIZE_LIMITS), squeeze=False)
     for size, name in enumerate(SIZE_LIMITS):
         image, which = clearest_object(batch, size)
-        label = int(batch.labels[image, which])
-        region = region_of(found, image, batch.boxes[image, which], label)
+        label, true_box = int(batch.labels[image, which]), batch.boxes[image, which]
+        region = region_of(found, image, true_box, label)
         box = found.regions.boxes[image, region]
         shifts = found.of_class[image, region, :, :, label], found.of_box[image, region]
         titles = f"is it a {scenes.CLASSES[label]}?", "where are its sides?"
         for panel, title, shift in zip(axes[:, size], titles, shifts, strict=True):
             show(panel, batch.images[image])
-            zoom(panel, box, batch.images.shape[1])
+            zoom(panel, true_box, batch.images.shape[1], window=1.8 * (true_box[2:] - true_box[:2]).max())
             _draw_region(panel, box, bin_points(box, np.zeros_like(shift)), bin_points(box, shift))
             panel.set_title(f"{name} object: {title}", fontsize=14)
     figure.suptitle("The bins of a region, and the points that each averages: moved as learnt", fontsize=16)
