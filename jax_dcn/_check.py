@@ -1,6 +1,9 @@
 """Checks of what a user passes. Each names the argument, says what it must be and what it is."""
 
+import math
+import operator
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import jax
@@ -10,16 +13,32 @@ import numpy as np
 FLOATS = tuple(map(jnp.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)))
 _LIMIT = 2**31  # the kernels count positions on the grid in 32 bits
 _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
+_KNOWN = " that is known when the function is traced, as a Python number is"
 
 
 def array(name: str, value: Any) -> jax.Array:
     """`value` as an array of one of the four floating types."""
-    if not isinstance(value, jax.Array | np.ndarray | np.generic) and not hasattr(value, "__jax_array__"):
-        raise TypeError(f"{name} must be an array, got {value!r} of type {type(value).__name__}")
-    converted = jnp.asarray(value)
+    converted = _as_array(name, value)
     if converted.dtype not in FLOATS:
         raise TypeError(f"{name} must be of type {_FLOAT_NAMES}, got {converted.dtype}")
     return converted
+
+
+def coordinates(name: str, value: Any) -> jax.Array:
+    """`value` as an array of float32, float64 or integers: 16 bits cannot tell the pixels of a large image apart."""
+    converted = _as_array(name, value)
+    expected = f"{name} must be of type float32, float64 or an integer one, got {converted.dtype}"
+    if converted.dtype in (jnp.float16, jnp.bfloat16):
+        raise TypeError(f"{expected}, which loses whole pixels: pass float32 that was never rounded to 16 bits")
+    if converted.dtype not in FLOATS and not jnp.issubdtype(converted.dtype, jnp.integer):
+        raise TypeError(expected)
+    return converted
+
+
+def _as_array(name, value):
+    if not isinstance(value, jax.Array | np.ndarray | np.generic) and not hasattr(value, "__jax_array__"):
+        raise TypeError(f"{name} must be an array, got {value!r} of type {type(value).__name__}")
+    return jnp.asarray(value)
 
 
 def dtype(name: str, value: Any) -> np.dtype:
@@ -59,6 +78,18 @@ def choice(name: str, value: Any, choices: Sequence) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
+def number(name: str, value: Any) -> float:
+    """`value`, a real number or an array of no dimensions, as a finite float."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{name} must be a number{_KNOWN}, got {value!r}")
+    scalar = value.item() if isinstance(value, jax.Array | np.ndarray | np.generic) and value.ndim == 0 else value
+    if not isinstance(scalar, Real) or isinstance(scalar, bool):
+        raise TypeError(f"{name} must be a finite number, got {value!r}")
+    if not math.isfinite(scalar):
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
+    return float(scalar)
+
+
 def positive(name: str, value: Any) -> int:
     if not _is_int(value) or value < 1:
         raise _wrong(name, "a positive int", value)
@@ -68,7 +99,7 @@ def positive(name: str, value: Any) -> int:
 def pair(name: str, value: Any) -> tuple[int, int]:
     """A positive int or two, as two."""
     values = (value, value) if _is_int(value) else value
-    if not _are_ints(values) or not 1 <= min(values) <= max(values) < _LIMIT:
+    if not _are_ints(values) or not all(1 <= int(v) < _LIMIT for v in values):
         raise _wrong(name, "a positive int or a pair of them, less than 2**31", value)
     return int(values[0]), int(values[1])
 
@@ -96,13 +127,23 @@ def padding(value: Any, image_size, kernel_size, strides, kernel_dilation):
 
 
 def _is_int(value) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    """Whether `value` is an int, or an integer of numpy or jax that is known while tracing."""
+    if isinstance(value, bool):
+        return False
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _are_ints(values) -> bool:
-    return isinstance(values, Sequence | np.ndarray) and len(values) == 2 and all(map(_is_int, values))
+    a_sequence = isinstance(values, Sequence) or (isinstance(values, np.ndarray) and values.ndim == 1)
+    return a_sequence and len(values) == 2 and all(map(_is_int, values))
 
 
 def _wrong(name, expected, value) -> Exception:
+    if isinstance(value, jax.core.Tracer):
+        expected += _KNOWN
     error = ValueError if _is_int(value) or isinstance(value, str | Sequence | np.ndarray) else TypeError
     return error(f"{name} must be {expected}, got {value!r}")

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from numbers import Real
 from typing import NamedTuple
 
 import jax
@@ -50,7 +49,7 @@ def canonicalize(
     _check.choice("backend", backend, (None, "reference"))
     first = data_format == "NCHW"
     x = _check.array("x", x)
-    rois = _check.array("rois", rois)
+    rois = _check.coordinates("rois", rois)
     offset = None if offset is None else _check.array("offset", offset)
     _check.rank("x", x, 4, "[..., N, C, H, W]" if first else "[..., N, H, W, C]", least=True)
     _check.rank("rois", rois, x.ndim - 2, f"[..., R, 5] for x of shape {x.shape}")
@@ -67,11 +66,11 @@ def canonicalize(
     output_size = _check.pair("output_size", output_size)
     spec = Spec(
         output_size=output_size,
-        spatial_scale=_number("spatial_scale", spatial_scale),
+        spatial_scale=_check.number("spatial_scale", spatial_scale),
         group_size=_check.pair("group_size", group_size),
         part_size=output_size if part_size is None else _check.pair("part_size", part_size),
         sample_per_part=_check.pair("sample_per_part", sample_per_part),
-        trans_std=_number("trans_std", trans_std),
+        trans_std=_check.number("trans_std", trans_std),
     )
     check_operands(x, rois, offset, spec=spec, channels_first=first)
     operands = (
@@ -113,9 +112,3 @@ def check_operands(x, rois, offset, *, spec, channels_first=False):
             f"offset's channels must make a number of classes that divides the {features} features of the result, got "
             f"{classes} classes from shape {shown(*offset.shape)}"
         )
-
-
-def _number(name, value):
-    if not isinstance(value, Real) or not math.isfinite(value):
-        raise (ValueError if isinstance(value, Real) else TypeError)(f"{name} must be a finite number, got {value!r}")
-    return float(value)

@@ -49,15 +49,21 @@ def deform_psroi_pool(
     finite gives not-a-number; neither has gradients nor reads x. An offset that is not a number makes its bins so; an
     infinite one moves them out of the image.
 
+    docs/deform_psroi_pool.md, beside the sources, takes all of this step by step, compares it with RoI pooling and
+    RoIAlign, and says how to bring boxes and MXNet's arguments here.
+
     Args:
       x: [..., N, H, W, D·group_size²]; float16, bfloat16, float32 or float64. Batch dimensions may stand in front of
         all arrays.
-      rois: [..., R, 5]: image index, x1, y1, x2, y2 in pixels of the input image, as float32 or wider.
-      offset: [..., R, part_size, part_size, 2·classes], dx before dy; feature d belongs to class d // (D/classes).
+      rois: [..., R, 5]: image index, x1, y1, x2, y2 in pixels of the input image, the last one included; float32,
+        float64 or integers. 16-bit types are refused: they cannot tell the pixels of a large image apart.
+      offset: [..., R, part_size, part_size, 2·classes], dx before dy, of any type that x may have; feature d belongs to
+        class d // (D/classes). None is the same as zeros.
       output_size, group_size, part_size, sample_per_part: an int, or one each for rows and columns. part_size is
         output_size by default.
       spatial_scale: of x to the input image: 1/16 for features of stride 16.
-      trans_std: what fraction of the region's size an offset of 1 is.
+      trans_std: what fraction of the region's size an offset of 1 is. Like spatial_scale it is a number, not a traced
+        array.
       data_format: "NHWC", or "NCHW" for x [..., N, C, H, W], offset [..., R, 2·classes, part_size, part_size] and a
         result [..., R, D, output_size, output_size], the layout of MXNet.
       deterministic: whether the result must repeat to the last bit. The kernels' always does, so on CPU and CUDA both
@@ -78,8 +84,8 @@ def deform_psroi_pool(
     Example:
       >>> import jax.numpy as jnp, jax_dcn
       >>> x = jnp.broadcast_to(jnp.arange(8.0), (1, 8, 8))[..., None]  # rises by 1 a column
-      >>> rois = jnp.array([[0, 2, 2, 5, 5], [-1, 0, 0, 0, 0]])
-      >>> jax_dcn.deform_psroi_pool(x, rois.astype(float), output_size=2)[..., 0]
+      >>> rois = jnp.array([[0, 2, 2, 5, 5], [-1, 0, 0, 0, 0]])  # the second is padding
+      >>> jax_dcn.deform_psroi_pool(x, rois, output_size=2)[..., 0]
       Array([[[2.25, 4.25],
               [2.25, 4.25]],
       <BLANKLINE>

@@ -1,0 +1,153 @@
+"""The operands that the tests share, random problems of any shape, and the golden files."""
+
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from hypothesis import strategies as st
+
+import jax_dcn
+
+from .numpy_reference import Pooling
+
+BACKENDS = (None, "reference")
+GOLDEN_FILES = sorted(pathlib.Path(__file__).parents[1].glob("golden/deform_psroi_pool/*.npz"))
+# 6 features in cells of 3 x 2, bins that are neither square nor as many as parts, 3 classes
+POOLING = Pooling((5, 4), (3, 2), (2, 3), (3, 2), spatial_scale=0.5, trans_std=0.2)
+COTANGENT = np.random.default_rng(9).normal(size=(6, 5, 4, 6))
+
+
+class Operands(NamedTuple):
+    """deform_psroi_pool's array arguments in its own order."""
+
+    x: Any
+    rois: Any
+    offset: Any = None
+
+
+def operands(seed=0, lead=()):
+    """For POOLING."""
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(*lead, 2, 9, 8, 36))
+    corner = random.uniform(-4, 12, size=(*lead, 6, 2))
+    size = random.uniform(-1, 14, size=(*lead, 6, 2))  # some inverted, some reach outside
+    image = random.integers(-1, 3, size=(*lead, 6, 1))  # some are padding
+    rois = np.concatenate([image, corner, corner + size], -1)
+    return Operands(x, rois, random.normal(size=(*lead, 6, 2, 3, 6)) * 2)
+
+
+def pool(x, rois, offset=None, *, pooling=POOLING, **options):
+    return jax_dcn.deform_psroi_pool(x, rois, offset, **dataclasses.asdict(pooling) | options)
+
+
+@functools.partial(jax.jit, static_argnames=("pooling", "backend"))
+def pull_back(cotangent, x, rois, offset=None, pooling=POOLING, backend=None):
+    """(pooled, gradient in x, gradient in offset)."""
+
+    def of(x, offset):
+        return pool(x, rois, offset, pooling=pooling, backend=backend)
+
+    pooled, pullback = jax.vjp(of, x, offset)
+    return pooled, *pullback(cotangent)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A pooling of any shape, with regions and offsets of every kind.
+
+    On a grid all coordinates are exact, and often on pixels and on the border. Elsewhere a random offset keeps them
+    away from where rounding would decide.
+    """
+
+    seed: int
+    on_grid: bool
+    images: int
+    image: tuple[int, int]
+    classes: int
+    class_features: int
+    has_offset: bool
+    pooling: Pooling
+
+    def operands(self):
+        random = np.random.default_rng(self.seed)
+        channels = math.prod(self.pooling.group_size) * self.classes * self.class_features
+        x = random.normal(size=(self.images, *self.image, channels))
+        rois = random_regions(random, 6, self.images, max(self.image) / self.pooling.spatial_scale, self.on_grid)
+        shape = (len(rois), *self.pooling.part_size, 2 * self.classes)
+        offset = random.integers(-8, 9, shape) / 8.0 if self.on_grid else random.normal(size=shape) * 2
+        finite = np.isfinite(rois[:, 1:]).all(1)
+        offset[finite] = sometimes(random, 0.03, [np.nan, np.inf, -np.inf], offset[finite])
+        return Operands(x, rois, offset if self.has_offset else None)
+
+    def cotangent(self):
+        shape = (6, *self.pooling.output_size, self.classes * self.class_features)
+        return np.random.default_rng(self.seed + 1).normal(size=shape)
+
+
+@st.composite
+def problems(draw):
+    def pair(most):
+        return draw(st.tuples(st.integers(1, most), st.integers(1, most)))
+
+    def bins():
+        return draw(st.tuples(*[st.sampled_from([1, 2, 4])] * 2)) if on_grid else pair(5)
+
+    on_grid = draw(st.booleans())
+    scale = st.sampled_from([0.25, 0.5, 1.0]) if on_grid else st.sampled_from([0.2718, 0.7071, 1.2357])
+    trans_std = st.sampled_from([0.0, 0.25, 1.0]) if on_grid else st.sampled_from([0.0577, 0.3141])
+    return Problem(
+        seed=draw(st.integers(0, 2**32 - 1)),
+        on_grid=on_grid,
+        images=draw(st.integers(1, 2)),
+        image=pair(6),
+        classes=draw(st.integers(1, 3)),
+        class_features=draw(st.integers(1, 2)),
+        has_offset=not on_grid or draw(st.booleans()),
+        pooling=Pooling(bins(), pair(3), pair(4), bins(), draw(scale), draw(trans_std)),
+    )
+
+
+def sometimes(random, share, values, array):
+    """`array` with this share of it replaced by any of the values."""
+    return np.where(random.uniform(size=array.shape) < share, random.choice(values, array.shape), array)
+
+
+def random_regions(random, count, images, reach, positive):
+    """Of images of `reach` input pixels, within and beyond; upside down unless `positive`; padding; some not finite."""
+    image = random.integers(0, images, (count, 1)).astype(float)
+    image = sometimes(random, 0.2, [-1, -0.5, 0.5, images, np.nan], image)
+    first = random.uniform(-0.5, 1.1, (count, 2)) * reach
+    last = first + random.uniform(0 if positive else -0.3, 1.5, (count, 2)) * reach
+    corners = np.round(np.concatenate([first, last], 1) * 2) / 2
+    return np.concatenate([image, sometimes(random, 0.03, [np.nan, np.inf, -np.inf], corners)], 1)
+
+
+def read_golden(path):
+    """(operands, pooled, cotangent, gradients in x and offset, Pooling) of a golden file, all NCHW."""
+    with np.load(path) as file:
+        arrays = dict(file)
+    attributes = json.loads(str(arrays["meta"]))["attrs"]
+    pooled_size, group_size, part_size, samples = (
+        (attributes[name],) * 2 for name in ("pooled_size", "group_size", "part_size", "sample_per_part")
+    )
+    pooling = Pooling(
+        pooled_size,
+        group_size,
+        part_size if part_size[0] else None,
+        samples,
+        float(np.float32(attributes["spatial_scale"])),
+        float(np.float32(attributes["trans_std"])),
+    )
+    if attributes["no_trans"]:
+        arrays["trans"] = arrays["gtrans"] = None
+    given = Operands(arrays["x"], arrays["rois"], arrays["trans"])
+    return given, arrays["y"], arrays["gy"], (arrays["gx"], arrays["gtrans"]), pooling
+
+
+def to_nhwc(array):
+    return None if array is None else np.moveaxis(array, 1, -1)

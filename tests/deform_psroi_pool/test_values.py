@@ -1,0 +1,147 @@
+"""Values and first derivatives against golden files and the numpy reference; types, memory, kinship with RoIAlign."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from deform_conv.cases import assert_close
+from hypothesis import given, settings
+from jax.scipy.ndimage import map_coordinates
+
+import jax_dcn
+
+from . import numpy_reference
+from .cases import BACKENDS, COTANGENT, GOLDEN_FILES, POOLING, operands, pool, problems, pull_back, read_golden, to_nhwc
+
+GOLDEN_VARIANTS = [
+    ("float64", "NHWC", None),
+    ("float64", "NCHW", None),
+    ("float32", "NHWC", None),
+    ("float32", "NCHW", None),
+    ("float64", "NCHW", "reference"),
+]
+
+
+@pytest.mark.parametrize("dtype, data_format, backend", GOLDEN_VARIANTS)
+@pytest.mark.parametrize("path", GOLDEN_FILES, ids=lambda path: path.stem)
+def test_golden_files(path, dtype, data_format, backend):
+    given, pooled, cotangent, gradients, pooling = read_golden(path)
+    arrays = given.x, given.offset, cotangent, pooled, *gradients
+    if data_format == "NHWC":
+        arrays = jax.tree.map(to_nhwc, arrays)
+
+    @jax.jit
+    def run(cotangent, x, rois, offset):
+        def of(x, offset):
+            return pool(x, rois, offset, pooling=pooling, data_format=data_format, backend=backend)
+
+        pooled, pullback = jax.vjp(of, x, offset)
+        return pooled, *pullback(cotangent)
+
+    with jax.enable_x64(dtype == "float64"):
+        x, offset, cotangent, *expected = jax.tree.map(lambda array: np.asarray(array, dtype), arrays)
+        actual = run(cotangent, x, np.asarray(given.rois, dtype), offset)
+    tolerance = {"float64": 1e-10, "float32": 1e-4}[dtype]
+    assert_close(actual, tuple(expected), tolerance, tolerance)
+
+
+@pytest.mark.parametrize("path", GOLDEN_FILES, ids=lambda path: path.stem)
+def test_the_oracle_is_right(path):
+    given, pooled, cotangent, gradients, pooling = read_golden(path)
+    x, offset, cotangent, *expected = map(to_nhwc, (given.x, given.offset, cotangent, pooled, *gradients))
+    assert_close(numpy_reference.pool(x, given.rois, offset, cotangent, pooling), tuple(expected))
+
+
+@settings(max_examples=20)
+@given(problems())
+def test_any_shape(problem):
+    cotangent, given, pooling = problem.cotangent(), problem.operands(), problem.pooling
+    expected = numpy_reference.pool(*given, cotangent, pooling)
+    with jax.enable_x64(True):
+        for backend in BACKENDS:
+            assert_close(pull_back(cotangent, *given, pooling=pooling, backend=backend), expected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_kernels_are_the_reference(seed, x64):
+    given = operands(seed)
+    assert_close(pull_back(COTANGENT, *given), pull_back(COTANGENT, *given, backend="reference"))
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-4), ("bfloat16", 3e-2), ("float16", 4e-3)])
+@pytest.mark.parametrize("offset_dtype", ["float32", "bfloat16"])
+def test_dtypes(dtype, tolerance, offset_dtype):
+    x, rois, offset = operands()
+    x, offset = jnp.asarray(x, dtype), jnp.asarray(offset, offset_dtype)
+    cotangent = jnp.asarray(COTANGENT, dtype)
+    actual = pull_back(cotangent, x, np.float32(rois), offset)
+    assert [array.dtype.name for array in actual] == [dtype, dtype, offset_dtype]
+    with jax.enable_x64(True):
+        exact = pull_back(*(np.asarray(array, np.float64) for array in (cotangent, x, rois, offset)))
+    for a, e, name in zip(actual, exact, (dtype, dtype, offset_dtype), strict=True):
+        within = max(tolerance, 3e-2 if name == "bfloat16" else 0)
+        assert_close(a, e, within, within * np.abs(e).max())
+
+
+def test_integer_regions():
+    x, rois, offset = map(np.float32, operands())
+    expected = pull_back(np.float32(COTANGENT), x, np.trunc(rois), offset)
+    for dtype in ("int32", "int16"):
+        actual = pull_back(np.float32(COTANGENT), x, rois.astype(dtype), offset)
+        for a, e in zip(actual, expected, strict=True):
+            np.testing.assert_array_equal(a, e)
+
+
+def test_coordinates_keep_their_precision_in_half_precision_images():
+    x = jnp.broadcast_to(jnp.arange(4096.0), (1, 1, 4096))[..., None].astype(jnp.float16)
+    rois = jnp.array([[0, 3001, 0, 3001, 0]])
+    assert jax_dcn.psroi_pool(x, rois, output_size=1, sample_per_part=1)[0, 0, 0, 0] == 3000.5 // 2 * 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_pooling_without_offset_is_that_with_zero_offset(backend):
+    x, rois, offset = map(np.float32, operands())
+    plain = {k: v for k, v in dataclasses.asdict(POOLING).items() if k not in ("part_size", "trans_std")}
+    without = jax.jit(lambda: jax_dcn.psroi_pool(x, rois, backend=backend, **plain))()
+    assert_close(without, jax.jit(lambda: pool(x, rois, np.zeros_like(offset), backend=backend))(), 1e-6, 1e-6)
+
+
+def test_an_offset_of_half_a_step_makes_it_roi_align(x64):
+    """RoIAlign averages the middles of its sub-bins, of a box [x0, x1) in continuous coordinates, over all channels."""
+    x, box = np.random.default_rng(0).normal(size=(1, 12, 14, 2)), (2, 1, 11, 10)
+    output_size, samples, scale, trans_std = 3, 2, 0.5, 0.1
+    offset = jnp.full((1, output_size, output_size, 2), 1 / (2 * output_size * samples * trans_std))
+    options = {"output_size": output_size, "sample_per_part": samples, "spatial_scale": scale, "trans_std": trans_std}
+    roi = jnp.array([[0, box[0], box[1], box[2] - 1, box[3] - 1]])
+    pooled = jax_dcn.deform_psroi_pool(x, roi, offset, **options)[0]
+
+    count = output_size * samples
+    columns, rows = (
+        (np.arange(count) + 0.5) * (box[2 + k] - box[k]) * scale / count + box[k] * scale - 0.5 for k in range(2)
+    )
+    middles = jnp.stack(jnp.meshgrid(rows, columns, indexing="ij"))
+    read = jnp.stack([map_coordinates(x[0, ..., c], middles, 1, "nearest") for c in range(2)], -1)
+    assert_close(pooled, read.reshape(output_size, samples, output_size, samples, 2).mean((1, 3)))
+
+
+def test_no_regions_and_no_pixels():
+    x, _, _ = map(np.float32, operands())
+    none = jnp.zeros((0, 5)), jnp.zeros((0, 2, 3, 6))
+    assert pool(x, *none).shape == (0, 5, 4, 6)
+    assert not jax.grad(lambda x: pool(x, *none).sum())(x).any()
+    rois = jnp.array([[0.0, -1.0, -1.0, 3.0, 3.0]])
+    assert not jax_dcn.psroi_pool(jnp.zeros((1, 0, 4, 2)), rois, output_size=2).any()
+
+
+def temporary_bytes(samples, backend):
+    x, rois, offset = map(np.float32, operands())
+    options = {"pooling": dataclasses.replace(POOLING, sample_per_part=samples), "backend": backend}
+    compiled = pull_back.lower(np.float32(COTANGENT), x, rois, offset, **options).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_memory_does_not_grow_with_the_points():
+    assert temporary_bytes((8, 8), None) == temporary_bytes((1, 1), None)
+    assert temporary_bytes((8, 8), "reference") > 10 * temporary_bytes((1, 1), "reference")
