@@ -33,7 +33,7 @@ def _pool(x, rois, offset, spec):
 
     in_batch = (rois[:, 0] >= 0) & (rois[:, 0] < images)
     # Every index into [N, H, W, classes, features of a class, groups_y, groups_x] is [R, out, out, classes, Sy, Sx].
-    pixels = x.astype(rois.dtype).reshape(images, height, width, classes, -1, groups_y, groups_x)
+    pixels = x.astype(rois.dtype).reshape(images, height, width, classes, features // classes, groups_y, groups_x)
     image = jnp.where(in_batch, rois[:, 0], -1).astype(jnp.int32)[:, None, None, None, None, None]
     class_ = np.arange(classes)[:, None, None]
     group_y = _scaled(spec.output_size[0], groups_y)[:, None, None, None, None]
@@ -50,7 +50,7 @@ def _pool(x, rois, offset, spec):
     count = kept.sum((4, 5), dtype=rois.dtype)[..., None]
     pooled = total / jnp.maximum(count, 1)
     # A shift that is not a number makes its bin so, and its own derivatives too.
-    nan = jnp.isnan(shift).any(-1) & in_batch[:, None, None, None]
+    nan = jnp.isnan(shift).any(-1) & (in_batch & finite)[:, None, None, None]
     pooled += (jnp.where(nan[..., None], shift, 0).sum(-1) ** 2)[..., None]
     pooled = pooled.reshape(*pooled.shape[:3], features)
     not_finite = (in_batch & ~finite)[:, None, None, None]
@@ -64,7 +64,7 @@ def _shift_of_bins(offset, rois, spec):
         return jnp.zeros((rois.shape[0], rows, columns, 1, 2), rois.dtype)
     part_y, part_x = _scaled(rows, spec.part_size[0]), _scaled(columns, spec.part_size[1])
     shift = offset[:, part_y[:, None], part_x] * spec.trans_std
-    return shift.reshape(*shift.shape[:3], -1, 2)
+    return shift.reshape(*shift.shape[:3], shift.shape[-1] // 2, 2)
 
 
 def _scaled(length, size):

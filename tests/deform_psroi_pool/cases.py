@@ -80,8 +80,7 @@ class Problem:
         rois = random_regions(random, 6, self.images, max(self.image) / self.pooling.spatial_scale, self.on_grid)
         shape = (len(rois), *self.pooling.part_size, 2 * self.classes)
         offset = random.integers(-8, 9, shape) / 8.0 if self.on_grid else random.normal(size=shape) * 2
-        finite = np.isfinite(rois[:, 1:]).all(1)
-        offset[finite] = sometimes(random, 0.03, [np.nan, np.inf, -np.inf], offset[finite])
+        offset = sometimes(random, 0.03, [np.nan, np.inf, -np.inf], offset)
         return Operands(x, rois, offset if self.has_offset else None)
 
     def cotangent(self):

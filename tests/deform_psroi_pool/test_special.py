@@ -35,6 +35,7 @@ def test_regions_that_are_not_finite(backend, x64):
     x, rois, offset = operands()
     rois[:, 0] = [0, 1, 0, 0, 1, 0]
     rois[2, 3], rois[3, 2] = np.nan, np.inf
+    offset[2] = np.nan
     pooled, d_x, d_offset = pull_back(COTANGENT, x, rois, offset, backend=backend)
     bad, good = np.array([2, 3]), np.array([0, 1, 4, 5])
     assert np.isnan(pooled[bad]).all()
