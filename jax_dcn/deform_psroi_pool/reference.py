@@ -34,6 +34,8 @@ def _pool(x, rois, offset, spec):
     in_batch = (rois[:, 0] >= 0) & (rois[:, 0] < images)
     # Every index into [N, H, W, classes, features of a class, groups_y, groups_x] is [R, out, out, classes, Sy, Sx].
     pixels = x.astype(rois.dtype).reshape(images, height, width, classes, features // classes, groups_y, groups_x)
+    # A gather wants something to gather from, even if no index asks for it.
+    pixels = jnp.pad(pixels, [(0, int(not size)) for size in pixels.shape[:3]] + [(0, 0)] * 4)
     image = jnp.where(in_batch, rois[:, 0], -1).astype(jnp.int32)[:, None, None, None, None, None]
     class_ = np.arange(classes)[:, None, None]
     group_y = _scaled(spec.output_size[0], groups_y)[:, None, None, None, None]
@@ -105,8 +107,8 @@ def _locate(first, last, shift, size, axis, spec):
     return _Axis(pixel, position - low, kept)
 
 
-# Whether a position is an integer, where derivatives jump, is decided by its last bit. XLA would fuse a product with the
-# sum that uses it and multiply by a reciprocal instead of dividing, both of which round otherwise; not so behind a
+# Whether a position is an integer, where derivatives jump, is decided by its last bit. XLA would fuse a product with
+# the sum that uses it, and multiply by a reciprocal instead of dividing, both of which round otherwise; not so behind a
 # choice that it cannot foresee.
 def _product(a, b):
     product = a * b

@@ -138,9 +138,17 @@ def test_no_regions(backend):
     assert not jax.grad(lambda x: of(x).sum())(x).any()
 
 
-def test_no_pixels():
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", [(0, 3, 4, 2), (1, 0, 4, 2), (1, 3, 0, 2)])
+def test_no_pixels(shape, backend):
     rois = jnp.array([[0.0, -1.0, -1.0, 3.0, 3.0]])
-    assert not jax_dcn.psroi_pool(jnp.zeros((1, 0, 4, 2)), rois, output_size=2).any()
+
+    def of(x, offset):
+        return jax_dcn.deform_psroi_pool(x, rois, offset, output_size=2, backend=backend)
+
+    primals = jnp.zeros(shape), jnp.ones((1, 2, 2, 2))
+    for result in (*jax.jvp(of, primals, primals), *jax.grad(lambda *p: of(*p).sum(), (0, 1))(*primals)):
+        assert not result.any()
 
 
 def temporary_bytes(samples, backend):
