@@ -1,4 +1,4 @@
-"""Deformable convolution for JAX and Flax.
+"""Deformable convolution and deformable position-sensitive RoI pooling for JAX and Flax.
 
 `deform_conv2d` with its explicit gradients and `deform_psroi_pool` are the operators; `jax_dcn.linen` and `jax_dcn.nnx`
 each have the layers `DeformConv` and `DeformPSRoIPool`; `offset_labels` and `jax_dcn.quantize` help to train them.

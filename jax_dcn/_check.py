@@ -85,9 +85,13 @@ def number(name: str, value: Any) -> float:
     scalar = value.item() if isinstance(value, jax.Array | np.ndarray | np.generic) and value.ndim == 0 else value
     if not isinstance(scalar, Real) or isinstance(scalar, bool):
         raise TypeError(f"{name} must be a finite number, got {value!r}")
-    if not math.isfinite(scalar):
+    try:
+        converted = float(scalar)
+    except OverflowError:
+        converted = math.inf
+    if not math.isfinite(converted):
         raise ValueError(f"{name} must be a finite number, got {value!r}")
-    return float(scalar)
+    return converted
 
 
 def positive(name: str, value: Any) -> int:

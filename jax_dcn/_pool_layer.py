@@ -41,7 +41,7 @@ def check(layer: Settings) -> None:
 
 def check_channels(layer: Settings, name: str, channels: int) -> None:
     group_size = _check.pair("group_size", layer.group_size)
-    divisor = layer.classes * math.prod(group_size)
+    divisor = int(layer.classes) * math.prod(group_size)
     if channels % divisor:
         raise ValueError(
             f"{name} must be a multiple of {divisor}, for classes={layer.classes} and group_size={group_size}, "
@@ -63,7 +63,7 @@ def part_size(layer: Settings) -> tuple[int, int]:
 
 def offset_features(layer: Settings) -> int:
     """How many channels the branch puts out: dx, dy and, if modulated, a mask logit for each part and class."""
-    return _layer.numbers_per_sample(layer.modulated) * layer.classes * math.prod(part_size(layer))
+    return _layer.numbers_per_sample(layer.modulated) * int(layer.classes) * math.prod(part_size(layer))
 
 
 def apply(
@@ -132,6 +132,8 @@ def _predict(layer: Settings, branch: _layer.Branch, inputs: jax.Array, rois: ja
     if layer.offset_branch == "conv":
         return psroi_pool(branch(inputs), rois, output_size=parts, group_size=parts, **_sampling(layer))
     pooled = psroi_pool(inputs, rois, **_binning(layer))
+    # A region that is not finite is pooled to NaN, which must not reach the gradients of the branch.
+    pooled = jnp.where(jnp.isfinite(rois).all(-1)[..., None, None, None], pooled, 0)
     regions = pooled.shape[:-3]
     raw = branch(pooled.reshape(*regions, region_features(layer, inputs.shape[-1])))
     return raw.reshape(*regions, *parts, offset_features(layer) // math.prod(parts))

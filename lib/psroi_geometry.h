@@ -29,13 +29,13 @@ template <typename A>
 struct Region {
   RegionState state;
   int64_t image;
-  A start[2], extent[2];  // y, x
+  A start[2], extent[2], bin[2], step[2];  // y, x: where it begins, its size, a bin's, and from point to point of a bin
 };
 
 // roi: image index, x1, y1, x2, y2.
 template <typename A>
 DCN_HOST_DEVICE Region<A> LocateRegion(const PoolSizes& sizes, const A* roi) {
-  Region<A> region = {RegionState::kPooled, 0, {0, 0}, {0, 0}};
+  Region<A> region = {RegionState::kPooled, 0, {0, 0}, {0, 0}, {0, 0}, {0, 0}};
   if (!(roi[0] >= A(0) && roi[0] < A(sizes.images))) {
     region.state = RegionState::kOutsideBatch;
     return region;
@@ -43,11 +43,12 @@ DCN_HOST_DEVICE Region<A> LocateRegion(const PoolSizes& sizes, const A* roi) {
   region.image = int64_t(roi[0]);
   const A scale = A(sizes.spatial_scale);
   for (int axis = 0; axis < 2; ++axis) {
-    const A first = roi[2 - axis], last = roi[4 - axis];
-    if (!(first - first == A(0) && last - last == A(0))) region.state = RegionState::kNotFinite;
-    region.start[axis] = std::round(first) * scale - A(0.5);
-    const A extent = (std::round(last) + A(1)) * scale - A(0.5) - region.start[axis];
+    region.start[axis] = std::round(roi[2 - axis]) * scale - A(0.5);
+    const A extent = (std::round(roi[4 - axis]) + A(1)) * scale - A(0.5) - region.start[axis];
+    if (!(extent - extent == A(0))) region.state = RegionState::kNotFinite;
     region.extent[axis] = extent > A(0.1) ? extent : A(0.1);
+    region.bin[axis] = region.extent[axis] / A(sizes.output[axis]);
+    region.step[axis] = region.bin[axis] / A(sizes.points[axis]);
   }
   return region;
 }
@@ -69,8 +70,7 @@ template <typename A>
 DCN_HOST_DEVICE PoolPoint<A> LocatePoint(const PoolSizes& sizes, const Region<A>& region, int axis, int64_t p,
                                          int32_t i, A shift) {
   const int64_t size = axis == 0 ? sizes.height : sizes.width;
-  const A bin = region.extent[axis] / A(sizes.output[axis]);
-  A position = region.start[axis] + A(p) * bin + shift * region.extent[axis] + A(i) * (bin / A(sizes.points[axis]));
+  A position = region.start[axis] + A(p) * region.bin[axis] + shift * region.extent[axis] + A(i) * region.step[axis];
   if (!(size > 0 && position >= A(-0.5) && position <= A(size) - A(0.5))) return {false, {0, 0}, A(0)};
   position = position < A(0) ? A(0) : position > A(size - 1) ? A(size - 1) : position;
   const A low = std::floor(position);

@@ -41,7 +41,7 @@ def validation_batches(images: int, batch_size: int, image_size: int = scenes.IM
 
 def strongest(scores: jax.Array, boxes: jax.Array) -> Detections:
     """The detections of one image: scores [n, classes] of boxes [n, 4], strongest first, rivals suppressed."""
-    strength, flat = jax.lax.top_k(scores.reshape(-1), MAX_DETECTIONS)
+    strength, flat = jax.lax.top_k(scores.reshape(-1), min(MAX_DETECTIONS, scores.size))
     location, classes = flat // scores.shape[-1], flat % scores.shape[-1]
     chosen = boxes[location]
     return Detections(chosen, suppress(chosen, strength, classes, NMS_THRESHOLD), classes)

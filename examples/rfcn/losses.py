@@ -38,7 +38,7 @@ def proposal_loss(predictions: Predictions, batch: Scenes) -> jax.Array:
 def match_anchors(bases: jax.Array, boxes: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The object of each anchor [anchors] of one image, whether it has one, and whether it surely has none.
 
-    An anchor has the object that it overlaps most if that is enough, or if no anchor overlaps the object more.
+    An anchor has an object that no other anchor overlaps more, or else the one it overlaps most, if that is enough.
     """
     overlap = jnp.where(labels >= 0, iou(bases[:, None], boxes), 0)
     best_of_object = (overlap == overlap.max(0)) & (overlap > 0)
@@ -60,5 +60,5 @@ def region_loss(predictions: Predictions, batch: Scenes) -> jax.Array:
     score = optax.softmax_cross_entropy_with_integer_labels(logits, classes)
     box = jnp.where(is_object, optax.huber_loss(predictions.deltas, targets).sum(-1), 0)
     each = jnp.where(regions.valid, score + BOX_WEIGHT * box, 0)
-    hardest, _ = jax.lax.top_k(each, HARD_REGIONS)
+    hardest, _ = jax.lax.top_k(each, min(HARD_REGIONS, each.shape[1]))
     return hardest.mean()

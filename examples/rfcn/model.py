@@ -107,11 +107,11 @@ class RFCN(nn.Module):
 
 
 def propose(height: int, width: int, logits: jax.Array, deltas: jax.Array) -> Boxes:
-    """The `PROPOSALS` strongest boxes of one image [anchors] that do not repeat each other, padded."""
-    strength, chosen = jax.lax.top_k(logits, CANDIDATES)
+    """The strongest boxes of one image [anchors] that do not repeat each other, padded to `PROPOSALS`."""
+    strength, chosen = jax.lax.top_k(logits, min(CANDIDATES, len(logits)))
     boxes = clip(decode(deltas[chosen], anchors(height, width)[chosen]), height, width)
     kept = suppress(boxes, jax.nn.sigmoid(strength), jnp.zeros_like(chosen), PROPOSAL_THRESHOLD)
-    kept, best = jax.lax.top_k(kept, PROPOSALS)
+    kept, best = jax.lax.top_k(kept, min(PROPOSALS, len(kept)))
     return Boxes(boxes[best], kept > 0)
 
 
@@ -133,5 +133,9 @@ def detect(model: RFCN, params: dict, images: jax.Array) -> Detections:
     """The objects that a trained model sees in images [batch, height, width, 3]."""
     found = model.apply({"params": params}, images)
     scores = jax.nn.softmax(found.logits)[..., :-1] * found.regions.valid[..., None]
-    boxes = decode(found.deltas * jnp.array(DELTA_SCALE), found.regions.boxes)
-    return jax.vmap(strongest)(scores, clip(boxes, *images.shape[1:3]))
+    return jax.vmap(strongest)(scores, clip(refine(found.regions.boxes, found.deltas), *images.shape[1:3]))
+
+
+def refine(regions: jax.Array, deltas: jax.Array) -> jax.Array:
+    """The objects' boxes [..., 4] as the second stage sees them from its regions."""
+    return decode(deltas * jnp.array(DELTA_SCALE), regions)

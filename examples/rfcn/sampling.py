@@ -13,7 +13,7 @@ from .model import RFCN, SAMPLES_PER_PART, TRANS_STD, Boxes
 
 
 class Moves(NamedTuple):
-    """The regions of images and how their bins move, in fractions of the region times `TRANS_STD`.
+    """The regions of images and how their bins move, in units of `TRANS_STD` times the region's size.
 
     of_class: [batch, regions, bins, bins, classes + 1, 2] as (dx, dy); of_box: [batch, regions, bins, bins, 2];
     probability: [batch, regions, classes + 1].
@@ -36,9 +36,9 @@ def moves(model: RFCN, params: dict, images: jax.Array) -> Moves:
 
 
 def region_of(found: Moves, image: int, box: np.ndarray, label: int) -> int:
-    """The region that is surest of an object of an image, among those that hold it."""
-    holds = found.regions.valid[image] & (np.asarray(iou(found.regions.boxes[image], box)) > 0.5)
-    return int(np.where(holds, found.probability[image, :, label], -1).argmax())
+    """The region that is surest of an object of an image, among those that hold it; or the one nearest to doing so."""
+    overlap = np.where(found.regions.valid[image], iou(found.regions.boxes[image], box), 0)
+    return int((found.probability[image, :, label] * (overlap > 0.5) + 1e-6 * overlap).argmax())
 
 
 def bin_points(box: np.ndarray, offset: np.ndarray) -> np.ndarray:

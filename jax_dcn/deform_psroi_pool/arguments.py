@@ -94,7 +94,8 @@ def check_operands(x, rois, offset, *, spec, channels_first=False):
         raise ValueError(
             f"x's channels must be divisible by the {groups} cells of group_size={spec.group_size}, got {channels}"
         )
-    if height * width >= 2**31:
+    known = isinstance(height, int) and isinstance(width, int)  # an exported function may have symbolic sizes
+    if known and height * width >= 2**31:
         raise ValueError(f"x must have fewer than 2**31 pixels an image, got shape {shown(*x.shape)}")
     if rois.shape[-1] != 5 or rois.shape[:-2] != tuple(batch):
         expected = ", ".join(map(str, (*batch, "R", 5)))

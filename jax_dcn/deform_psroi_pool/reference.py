@@ -26,7 +26,8 @@ def _pool(x, rois, offset, spec):
     shift = _shift_of_bins(offset, rois, spec)
     classes = shift.shape[3]
     rois = lax.stop_gradient(rois)
-    finite = jnp.isfinite(rois[:, 1:]).all(1)
+    corners = rois[:, 1:] * spec.spatial_scale
+    finite = jnp.isfinite(corners[:, 2:] - corners[:, :2]).all(1)
     edges = jnp.where(finite[:, None], _round_half_away(rois[:, 1:]), 0)
     y = _locate(edges[:, 1], edges[:, 3], shift[..., 1], height, 0, spec)
     x_ = _locate(edges[:, 0], edges[:, 2], shift[..., 0], width, 1, spec)
@@ -35,7 +36,7 @@ def _pool(x, rois, offset, spec):
     # Every index into [N, H, W, classes, features of a class, groups_y, groups_x] is [R, out, out, classes, Sy, Sx].
     pixels = x.astype(rois.dtype).reshape(images, height, width, classes, features // classes, groups_y, groups_x)
     # A gather wants something to gather from, even if no index asks for it.
-    pixels = jnp.pad(pixels, [(0, int(not size)) for size in pixels.shape[:3]] + [(0, 0)] * 4)
+    pixels = jnp.pad(pixels, [(0, int(size == 0)) for size in pixels.shape[:3]] + [(0, 0)] * 4)
     image = jnp.where(in_batch, rois[:, 0], -1).astype(jnp.int32)[:, None, None, None, None, None]
     class_ = np.arange(classes)[:, None, None]
     group_y = _scaled(spec.output_size[0], groups_y)[:, None, None, None, None]

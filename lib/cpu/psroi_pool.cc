@@ -11,89 +11,102 @@
 namespace dcn {
 namespace {
 
+// Where a bin lies, and which cell of the parts and of the groups it takes, as one number each.
+struct Cell {
+  int64_t row, column, part, group;
+};
+
+// Those of all bins in turn, made once a call, for they take divisions.
+std::vector<Cell> CellsOf(const PoolSizes& sizes) {
+  const auto within = [&](int64_t row, int64_t column, const int32_t size[2]) {
+    return sizes.Scaled(0, row, size) * size[1] + sizes.Scaled(1, column, size);
+  };
+  std::vector<Cell> cells;
+  for (int64_t row = 0; row < sizes.output[0]; ++row) {
+    for (int64_t column = 0; column < sizes.output[1]; ++column) {
+      cells.push_back({row, column, within(row, column, sizes.part), within(row, column, sizes.group)});
+    }
+  }
+  return cells;
+}
+
 // The points of a bin are the product of those along its two axes, and so are their weights: a bin is a sum over the
 // pixels touched along y by those touched along x, however many points there are.
 template <typename A>
 class Profile {
  public:
   struct Touch {
-    int32_t pixel;
-    A weight, slope;  // summed over the points; the slope is in the position
+    int32_t pixel = 0;
+    A weight = 0, slope = 0;  // summed over the points; the slope is in the position
   };
 
-  explicit Profile(int32_t points) { touches_.reserve(2 * points); }
+  // Along an axis of `size` pixels.
+  Profile(int32_t points, int64_t size) : touches_(std::min(2 * int64_t{points}, size + 1)), end_(touches_.data()) {}
 
   DCN_INLINE void Fill(const PoolSizes& sizes, const Region<A>& region, int axis, int64_t p, A shift) {
-    touches_.clear();
+    std::fill(touches_.begin(), touches_.end(), Touch());
+    Touch* touch = touches_.data();
     kept_ = 0;
     for (int32_t i = 0; i < sizes.points[axis]; ++i) {
       const PoolPoint<A> point = LocatePoint(sizes, region, axis, p, i, shift);
       if (!point.kept) continue;
-      ++kept_;
-      for (int side = 0; side < 2; ++side) Add(point.pixel[side], point.weight(side), point.slope(side));
+      // After a point between 2 and 3, one between 2 and 3 too, between 3 and 4, or further up.
+      if (kept_++) touch += std::min(point.pixel[0] - touch->pixel, 2);
+      for (int side = 0; side < 2; ++side) {
+        touch[side].pixel = point.pixel[side];
+        touch[side].weight += point.weight(side);
+        touch[side].slope += point.slope(side);
+      }
     }
+    end_ = kept_ ? touch + 2 : touch;
   }
 
-  const std::vector<Touch>& touches() const { return touches_; }
+  const Touch* begin() const { return touches_.data(); }
+  const Touch* end() const { return end_; }
   int32_t kept() const { return kept_; }
 
  private:
-  // Points go up, so only the last two pixels can come again.
-  DCN_INLINE void Add(int32_t pixel, A weight, A slope) {
-    const size_t n = touches_.size();
-    for (size_t i = n < 2 ? 0 : n - 2; i < n; ++i) {
-      if (touches_[i].pixel != pixel) continue;
-      touches_[i].weight += weight;
-      touches_[i].slope += slope;
-      return;
-    }
-    touches_.push_back({pixel, weight, slope});
-  }
-
   std::vector<Touch> touches_;
+  const Touch* end_;
   int32_t kept_ = 0;
 };
 
-// The bin at (row, column) of a region, for the features of one class.
+// A bin of a region, for the features of one class.
 template <typename A>
 struct Bin {
   Profile<A> y, x;
   bool nan = false;
-  int64_t part = 0;  // where the bin's shift stands in the region's offsets, by two
+  A scale = 0;  // one over the number of points kept, or 0
 
-  explicit Bin(const PoolSizes& sizes) : y(sizes.points[0]), x(sizes.points[1]) {}
+  explicit Bin(const PoolSizes& sizes) : y(sizes.points[0], sizes.height), x(sizes.points[1], sizes.width) {}
 
-  // `offset` are the region's, or null.
-  DCN_INLINE void Locate(const PoolSizes& sizes, const Region<A>& region, const A* offset, int64_t row, int64_t column,
-                         int64_t class_) {
-    A shift[2] = {0, 0};  // x, y
-    if (offset) {
-      const int64_t cell = sizes.Scaled(0, row, sizes.part) * sizes.part[1] + sizes.Scaled(1, column, sizes.part);
-      part = cell * sizes.classes + class_;
-      for (int axis = 0; axis < 2; ++axis) shift[axis] = offset[2 * part + axis] * A(sizes.trans_std);
-    }
-    nan = shift[0] != shift[0] || shift[1] != shift[1];
-    y.Fill(sizes, region, 0, row, shift[1]);
-    x.Fill(sizes, region, 1, column, shift[0]);
+  // `offset` is that of the bin's part, x before y, or null.
+  DCN_INLINE void Locate(const PoolSizes& sizes, const Region<A>& region, const Cell& cell, const A* offset) {
+    const A shift_x = offset ? offset[0] * A(sizes.trans_std) : A(0);
+    const A shift_y = offset ? offset[1] * A(sizes.trans_std) : A(0);
+    nan = shift_x != shift_x || shift_y != shift_y;
+    y.Fill(sizes, region, 0, cell.row, shift_y);
+    x.Fill(sizes, region, 1, cell.column, shift_x);
+    const A count = A(y.kept()) * A(x.kept());
+    scale = count > A(0) ? A(1) / count : A(0);
   }
-
-  A count() const { return A(y.kept()) * A(x.kept()); }
 };
-
-// The cell of the groups, (gh, gw) as one number, that a bin reads.
-DCN_INLINE int64_t GroupOf(const PoolSizes& sizes, int64_t row, int64_t column) {
-  return sizes.Scaled(0, row, sizes.group) * sizes.group[1] + sizes.Scaled(1, column, sizes.group);
-}
-
-template <typename A>
-DCN_INLINE const A* OffsetsOf(const PoolSizes& sizes, const Regions& regions, int64_t region) {
-  if (!regions.offset) return nullptr;
-  return static_cast<const A*>(regions.offset) + region * sizes.part[0] * sizes.part[1] * sizes.classes * 2;
-}
 
 template <typename A>
 DCN_INLINE Region<A> RegionOf(const PoolSizes& sizes, const Regions& regions, int64_t region) {
   return LocateRegion(sizes, static_cast<const A*>(regions.rois) + region * 5);
+}
+
+// Where a part's offset stands in the offsets, or in their cotangent, of all regions.
+DCN_INLINE int64_t OffsetIndex(const PoolSizes& sizes, int64_t region, int64_t part, int64_t class_) {
+  return ((region * sizes.part[0] * sizes.part[1] + part) * sizes.classes + class_) * 2;
+}
+
+template <typename A>
+DCN_INLINE const A* OffsetOf(const PoolSizes& sizes, const Regions& regions, int64_t region, int64_t part,
+                             int64_t class_) {
+  if (!regions.offset) return nullptr;
+  return static_cast<const A*>(regions.offset) + OffsetIndex(sizes, region, part, class_);
 }
 
 // `region` counts through all batches.
@@ -102,126 +115,142 @@ DCN_INLINE const T* ImageOf(const PoolSizes& sizes, const T* x, int64_t region, 
   return x + (region / sizes.regions * sizes.images + image) * sizes.height * sizes.width * sizes.channels;
 }
 
+// A task of the result and of the offset cotangent is one class of one region. Tasks go class by class: the channels of
+// one are a small part of x, which stays in the cache while all regions read it.
 template <typename T>
-DCN_VECTORIZED void PoolRegion(const PoolSizes& sizes, const Regions& regions, const T* x, T* pooled, int64_t index) {
+DCN_VECTORIZED void PoolRegion(const PoolSizes& sizes, const Regions& regions, const std::vector<Cell>& cells,
+                               const T* x, T* pooled, int64_t index, int64_t class_) {
   using A = Accumulator<T>;
   const int64_t features = sizes.features(), class_features = sizes.class_features(), stride = sizes.groups();
-  T* out = pooled + index * sizes.bins() * features;
   const Region<A> region = RegionOf<A>(sizes, regions, index);
+  T* out = pooled + index * sizes.bins() * features + class_ * class_features;
   if (region.state != RegionState::kPooled) {
     const A fill = region.state == RegionState::kNotFinite ? std::numeric_limits<A>::quiet_NaN() : A(0);
-    std::fill_n(out, sizes.bins() * features, T(fill));
+    for (int64_t bin = 0; bin < sizes.bins(); ++bin) std::fill_n(out + bin * features, class_features, T(fill));
     return;
   }
-  const T* image = ImageOf(sizes, x, index, region.image);
-  const A* offset = OffsetsOf<A>(sizes, regions, index);
+  const T* image = ImageOf(sizes, x, index, region.image) + class_ * class_features * stride;
   Bin<A> bin(sizes);
   std::vector<A> sums(class_features);
-  for (int64_t row = 0; row < sizes.output[0]; ++row) {
-    for (int64_t column = 0; column < sizes.output[1]; ++column) {
-      for (int64_t class_ = 0; class_ < sizes.classes; ++class_, out += class_features) {
-        bin.Locate(sizes, region, offset, row, column, class_);
-        std::fill(sums.begin(), sums.end(), bin.nan ? std::numeric_limits<A>::quiet_NaN() : A(0));
-        A* sum = sums.data();
-        for (const auto& y : bin.y.touches()) {
-          for (const auto& x : bin.x.touches()) {
-            const T* pixel = image + (y.pixel * sizes.width + x.pixel) * sizes.channels +
-                             class_ * class_features * stride + GroupOf(sizes, row, column);
-            const A weight = y.weight * x.weight / bin.count();
-            if (stride == 1) {
-              for (int64_t f = 0; f < class_features; ++f) sum[f] += weight * A(pixel[f]);
-            } else {
-              for (int64_t f = 0; f < class_features; ++f) sum[f] += weight * A(pixel[f * stride]);
-            }
-          }
+  A* sum = sums.data();
+  for (const Cell& cell : cells) {
+    bin.Locate(sizes, region, cell, OffsetOf<A>(sizes, regions, index, cell.part, class_));
+    std::fill(sums.begin(), sums.end(), bin.nan ? std::numeric_limits<A>::quiet_NaN() : A(0));
+    for (const auto& y : bin.y) {
+      for (const auto& x : bin.x) {
+        const T* pixel = image + (y.pixel * sizes.width + x.pixel) * sizes.channels + cell.group;
+        const A weight = bin.scale * y.weight * x.weight;
+        if (stride == 1) {
+          for (int64_t f = 0; f < class_features; ++f) sum[f] += weight * A(pixel[f]);
+        } else {
+          for (int64_t f = 0; f < class_features; ++f) sum[f] += weight * A(pixel[f * stride]);
         }
-        for (int64_t f = 0; f < class_features; ++f) out[f] = T(sum[f]);
       }
     }
+    for (int64_t f = 0; f < class_features; ++f) out[f] = T(sum[f]);
+    out += features;
   }
 }
 
-// Features that are gathered at once; a task owns these of one image and group, so that no two tasks add to one value.
-constexpr int64_t kBlock = 32;
+// What a task of the input cotangent owns, so that no two add to one value: of an image, which counts through all
+// batches, some features in some groups.
+struct Block {
+  int64_t image, first_feature, features, first_group, groups;
+};
 
 template <typename T>
-DCN_VECTORIZED void GatherFeatures(const PoolSizes& sizes, const Regions& regions, const T* d_pooled,
-                                   Accumulator<T>* d_x, int64_t batch, int64_t image, int64_t group, int64_t first) {
+DCN_VECTORIZED void GatherBlock(const PoolSizes& sizes, const Regions& regions, const std::vector<Cell>& cells,
+                                const T* d_pooled, Accumulator<T>* d_x, const Block& block) {
   using A = Accumulator<T>;
   const int64_t features = sizes.features(), class_features = sizes.class_features();
-  const int64_t block = std::min(kBlock, features - first), pixels = sizes.height * sizes.width;
-  std::vector<A> sums(pixels * block, A(0));
+  const int64_t pixels = sizes.height * sizes.width;
+  const int64_t first_region = block.image / sizes.images * sizes.regions;
+  std::vector<A> sums(pixels * block.groups * block.features, A(0)), d(block.features);
   Bin<A> bin(sizes);
-  for (int64_t index = batch * sizes.regions; index < (batch + 1) * sizes.regions; ++index) {
+  for (int64_t index = first_region; index < first_region + sizes.regions; ++index) {
     const Region<A> region = RegionOf<A>(sizes, regions, index);
-    if (region.state != RegionState::kPooled || region.image != image) continue;
-    const A* offset = OffsetsOf<A>(sizes, regions, index);
-    for (int64_t row = 0; row < sizes.output[0]; ++row) {
-      for (int64_t column = 0; column < sizes.output[1]; ++column) {
-        if (GroupOf(sizes, row, column) != group) continue;
-        const T* d = d_pooled + ((index * sizes.output[0] + row) * sizes.output[1] + column) * features;
-        for (int64_t class_ = first / class_features; class_ * class_features < first + block; ++class_) {
-          const int64_t begin = std::max(first, class_ * class_features);
-          const int64_t end = std::min(first + block, (class_ + 1) * class_features);
-          bin.Locate(sizes, region, offset, row, column, class_);
-          for (const auto& y : bin.y.touches()) {
-            for (const auto& x : bin.x.touches()) {
-              A* sum = sums.data() + (y.pixel * sizes.width + x.pixel) * block;
-              const A weight = y.weight * x.weight / bin.count();
-              for (int64_t f = begin; f < end; ++f) sum[f - first] += weight * A(d[f]);
-            }
+    if (region.state != RegionState::kPooled || region.image != block.image % sizes.images) continue;
+    const T* from = d_pooled + index * sizes.bins() * features + block.first_feature;
+    for (int64_t i = 0; i < sizes.bins(); ++i) {
+      const int64_t group = cells[i].group - block.first_group;
+      if (group < 0 || group >= block.groups) continue;
+      for (int64_t f = 0; f < block.features; ++f) d[f] = A(from[i * features + f]);
+      for (int64_t begin = 0, end; begin < block.features; begin = end) {
+        const int64_t class_ = (block.first_feature + begin) / class_features;
+        end = std::min(block.features, (class_ + 1) * class_features - block.first_feature);
+        bin.Locate(sizes, region, cells[i], OffsetOf<A>(sizes, regions, index, cells[i].part, class_));
+        for (const auto& y : bin.y) {
+          for (const auto& x : bin.x) {
+            A* sum = sums.data() + ((y.pixel * sizes.width + x.pixel) * block.groups + group) * block.features;
+            const A weight = bin.scale * y.weight * x.weight;
+            for (int64_t f = begin; f < end; ++f) sum[f] += weight * d[f];
           }
         }
       }
     }
   }
-  A* out = d_x + (batch * sizes.images + image) * pixels * sizes.channels + first * sizes.groups() + group;
+  const A* sum = sums.data();
+  A* out = d_x + block.image * pixels * sizes.channels + block.first_feature * sizes.groups() + block.first_group;
   for (int64_t pixel = 0; pixel < pixels; ++pixel) {
-    for (int64_t f = 0; f < block; ++f) {
-      out[pixel * sizes.channels + f * sizes.groups()] = sums[pixel * block + f];
+    for (int64_t f = 0; f < block.features; ++f) {
+      for (int64_t g = 0; g < block.groups; ++g) out[f * sizes.groups() + g] = sum[g * block.features + f];
     }
+    sum += block.groups * block.features;
+    out += sizes.channels;
   }
 }
 
+// The same for every instruction set: a sum for each of 16 lanes, and the lanes' sums in pairs.
+template <typename A, typename T>
+DCN_INLINE A Dot(const T* d, const T* pixel, int64_t stride, int64_t n) {
+  constexpr int kLanes = 16;
+  A dot = 0;
+  int64_t f = 0;
+  if (stride == 1 && n >= kLanes) {
+    A lanes[kLanes] = {};
+    for (; f + kLanes <= n; f += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += A(d[f + lane]) * A(pixel[f + lane]);
+    }
+    for (int half = kLanes / 2; half; half /= 2) {
+      for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    }
+    dot = lanes[0];
+  }
+  for (; f < n; ++f) dot += A(d[f]) * A(pixel[f * stride]);
+  return dot;
+}
+
 template <typename T>
-DCN_VECTORIZED void OffsetCotangentOfRegion(const PoolSizes& sizes, const Regions& regions, const T* x,
-                                            const T* d_pooled, Accumulator<T>* d_offset, int64_t index) {
+DCN_VECTORIZED void OffsetCotangentOfRegion(const PoolSizes& sizes, const Regions& regions,
+                                            const std::vector<Cell>& cells, const T* x, const T* d_pooled,
+                                            Accumulator<T>* d_offset, int64_t index, int64_t class_) {
   using A = Accumulator<T>;
   const int64_t features = sizes.features(), class_features = sizes.class_features(), stride = sizes.groups();
-  const int64_t offsets = int64_t{sizes.part[0]} * sizes.part[1] * sizes.classes * 2;
-  A* out = d_offset + index * offsets;
-  std::fill_n(out, offsets, A(0));
+  const int64_t parts = int64_t{sizes.part[0]} * sizes.part[1];
+  for (int64_t part = 0; part < parts; ++part) {
+    std::fill_n(d_offset + OffsetIndex(sizes, index, part, class_), 2, A(0));
+  }
   const Region<A> region = RegionOf<A>(sizes, regions, index);
   if (region.state != RegionState::kPooled) return;
-  const T* image = ImageOf(sizes, x, index, region.image);
-  const T* d = d_pooled + index * sizes.bins() * features;
-  const A* offset = OffsetsOf<A>(sizes, regions, index);
+  const T* image = ImageOf(sizes, x, index, region.image) + class_ * class_features * stride;
+  const T* d = d_pooled + index * sizes.bins() * features + class_ * class_features;
   Bin<A> bin(sizes);
-  for (int64_t row = 0; row < sizes.output[0]; ++row) {
-    for (int64_t column = 0; column < sizes.output[1]; ++column) {
-      for (int64_t class_ = 0; class_ < sizes.classes; ++class_, d += class_features) {
-        bin.Locate(sizes, region, offset, row, column, class_);
-        A dy = 0, dx = 0;
-        for (const auto& y : bin.y.touches()) {
-          for (const auto& x : bin.x.touches()) {
-            const T* pixel = image + (y.pixel * sizes.width + x.pixel) * sizes.channels +
-                             class_ * class_features * stride + GroupOf(sizes, row, column);
-            A dot = 0;
-            for (int64_t f = 0; f < class_features; ++f) dot += A(d[f]) * A(pixel[f * stride]);
-            dy += y.slope * x.weight * dot;
-            dx += y.weight * x.slope * dot;
-          }
-        }
-        if (bin.nan) {
-          dy = dx = std::numeric_limits<A>::quiet_NaN();
-        } else if (bin.count() == A(0)) {
-          continue;
-        }
-        const A scale = A(sizes.trans_std) / std::max(bin.count(), A(1));
-        out[2 * bin.part] += dx * region.extent[1] * scale;
-        out[2 * bin.part + 1] += dy * region.extent[0] * scale;
+  for (int64_t i = 0; i < sizes.bins(); ++i) {
+    bin.Locate(sizes, region, cells[i], OffsetOf<A>(sizes, regions, index, cells[i].part, class_));
+    if (bin.scale == A(0) && !bin.nan) continue;
+    A dy = bin.nan ? std::numeric_limits<A>::quiet_NaN() : A(0), dx = dy;
+    for (const auto& y : bin.y) {
+      for (const auto& x : bin.x) {
+        const T* pixel = image + (y.pixel * sizes.width + x.pixel) * sizes.channels + cells[i].group;
+        const A dot = Dot<A>(d + i * features, pixel, stride, class_features);
+        dy += y.slope * x.weight * dot;
+        dx += y.weight * x.slope * dot;
       }
     }
+    A* out = d_offset + OffsetIndex(sizes, index, cells[i].part, class_);
+    const A scale = bin.scale * A(sizes.trans_std);
+    out[0] += dx * region.extent[1] * scale;
+    out[1] += dy * region.extent[0] * scale;
   }
 }
 
@@ -229,10 +258,12 @@ DCN_VECTORIZED void OffsetCotangentOfRegion(const PoolSizes& sizes, const Region
 
 const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Regions& regions, const void* x,
                  void* pooled) {
+  const std::vector<Cell> cells = CellsOf(sizes);
+  const int64_t n = sizes.batches * sizes.regions;
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
-    device.ParallelFor(sizes.batches * sizes.regions, [&](int64_t region) {
-      PoolRegion(sizes, regions, static_cast<const T*>(x), static_cast<T*>(pooled), region);
+    device.ParallelFor(n * sizes.classes, [&](int64_t task) {
+      PoolRegion(sizes, regions, cells, static_cast<const T*>(x), static_cast<T*>(pooled), task % n, task / n);
     });
   });
   return nullptr;
@@ -240,13 +271,22 @@ const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Regi
 
 const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Regions& regions,
                                const void* d_pooled, void* d_x) {
-  const int64_t groups = sizes.groups(), blocks = (sizes.features() + kBlock - 1) / kBlock;
+  // About as many channels make a block, fewer where there would be too few blocks. A class is not cut smaller, for each
+  // piece locates its bins anew; nor is a row of groups, whose channels stand side by side.
+  const int64_t channels = std::clamp<int64_t>(sizes.batches * sizes.images * sizes.channels / 8, 8, 32);
+  const int64_t features = sizes.features(), groups = sizes.groups();
+  const int64_t block_features = std::max({int64_t{1}, channels / groups, std::min(channels, sizes.class_features())});
+  const int64_t block_groups = std::min(groups, std::max<int64_t>(sizes.group[1], channels / block_features));
+  const int64_t across = (features + block_features - 1) / block_features;
+  const int64_t down = (groups + block_groups - 1) / block_groups;
+  const std::vector<Cell> cells = CellsOf(sizes);
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
-    device.ParallelFor(sizes.batches * sizes.images * groups * blocks, [&](int64_t task) {
-      const int64_t first = task % blocks * kBlock, group = task / blocks % groups, image = task / blocks / groups;
-      GatherFeatures(sizes, regions, static_cast<const T*>(d_pooled), static_cast<Accumulator<T>*>(d_x),
-                     image / sizes.images, image % sizes.images, group, first);
+    device.ParallelFor(sizes.batches * sizes.images * down * across, [&](int64_t task) {
+      const int64_t f = task % across * block_features, g = task / across % down * block_groups;
+      const Block block = {task / across / down, f, std::min(block_features, features - f), g,
+                           std::min(block_groups, groups - g)};
+      GatherBlock(sizes, regions, cells, static_cast<const T*>(d_pooled), static_cast<Accumulator<T>*>(d_x), block);
     });
   });
   return nullptr;
@@ -254,11 +294,13 @@ const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& siz
 
 const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Regions& regions,
                                 const void* x, const void* d_pooled, void* d_offset) {
+  const std::vector<Cell> cells = CellsOf(sizes);
+  const int64_t n = sizes.batches * sizes.regions;
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
-    device.ParallelFor(sizes.batches * sizes.regions, [&](int64_t region) {
-      OffsetCotangentOfRegion(sizes, regions, static_cast<const T*>(x), static_cast<const T*>(d_pooled),
-                              static_cast<Accumulator<T>*>(d_offset), region);
+    device.ParallelFor(n * sizes.classes, [&](int64_t task) {
+      OffsetCotangentOfRegion(sizes, regions, cells, static_cast<const T*>(x), static_cast<const T*>(d_pooled),
+                              static_cast<Accumulator<T>*>(d_offset), task % n, task / n);
     });
   });
   return nullptr;

@@ -13,7 +13,19 @@ from jax.scipy.ndimage import map_coordinates
 import jax_dcn
 
 from . import numpy_reference
-from .cases import BACKENDS, COTANGENT, GOLDEN_FILES, POOLING, operands, pool, problems, pull_back, read_golden, to_nhwc
+from .cases import (
+    BACKENDS,
+    COTANGENT,
+    GOLDEN_FILES,
+    POOLING,
+    Problem,
+    operands,
+    pool,
+    problems,
+    pull_back,
+    read_golden,
+    to_nhwc,
+)
 
 GOLDEN_VARIANTS = [
     ("float64", "NHWC", None),
@@ -68,6 +80,15 @@ def test_any_shape(problem):
 def test_kernels_are_the_reference(seed, x64):
     given = operands(seed)
     assert_close(pull_back(COTANGENT, *given), pull_back(COTANGENT, *given, backend="reference"))
+
+
+@pytest.mark.parametrize("classes, class_features, group_size", [(4, 20, (1, 1)), (2, 33, (1, 2)), (1, 70, (1, 1))])
+def test_kernels_are_the_reference_for_many_features(classes, class_features, group_size, x64):
+    """They work on blocks of features, across classes, and add up features in lanes."""
+    pooling = dataclasses.replace(POOLING, group_size=group_size, output_size=(2, 3))
+    problem = Problem(1, False, 2, (9, 8), classes, class_features, has_offset=True, pooling=pooling)
+    arguments = problem.cotangent(), *problem.operands()
+    assert_close(*(pull_back(*arguments, pooling=pooling, backend=backend) for backend in BACKENDS))
 
 
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-4), ("bfloat16", 3e-2), ("float16", 4e-3)])

@@ -16,11 +16,11 @@ pytest.importorskip("orbax.checkpoint")
 from examples.digits import scenes
 from examples.digits.backbone import STRIDE
 from examples.digits.boxes import iou
-from examples.digits.train import Recipe, train
+from examples.digits.train import Recipe, train, train_step
 from examples.rfcn.__main__ import VARIANTS, main, two_by_two
 from examples.rfcn.anchors import anchors, decode, encode
-from examples.rfcn.losses import loss, match_anchors, region_loss
-from examples.rfcn.model import PROPOSALS, RFCN, Boxes, Predictions, as_rois, detect, propose
+from examples.rfcn.losses import loss, match_anchors, proposal_loss, region_loss
+from examples.rfcn.model import DELTA_SCALE, PROPOSALS, RFCN, Boxes, Predictions, as_rois, detect, propose, refine
 from examples.rfcn.sampling import bin_points
 from jax_dcn import deform_psroi_pool
 
@@ -72,24 +72,48 @@ def test_regions_end_at_their_last_pixel_and_padding_has_no_image():
     assert_array_equal(as_rois(regions), expected)
 
 
-def test_right_regions_have_a_small_loss_and_padding_none():
-    batch = scenes.make_batch("train", 0, range(2), IMAGE_SIZE)
-    objects = batch.labels.shape[1]
-    boxes = np.zeros((2, 40, 4), np.float32)
-    boxes[:, :objects] = batch.boxes
-    valid = np.arange(40) < objects
-    valid = valid & np.pad(batch.labels >= 0, ((0, 0), (0, 40 - objects)))
-    classes = np.where(batch.labels >= 0, batch.labels, 10)
-    logits = np.full((2, 40, 11), -20, np.float32)
-    np.put_along_axis(logits[:, :objects], classes[..., None], 20, -1)
+@pytest.fixture
+def batch():
+    return scenes.make_batch("train", 0, range(2), IMAGE_SIZE)
 
-    def loss_of(logits, valid):
-        return region_loss(Predictions(None, None, Boxes(boxes, valid), logits, np.zeros((2, 40, 4))), batch)
 
-    assert loss_of(logits, valid) < 1e-6
-    wrong = np.roll(logits, 1, -1)
-    assert loss_of(wrong, valid) > 1
-    assert loss_of(wrong, np.zeros_like(valid)) == 0
+@pytest.fixture
+def near_objects(batch):
+    """Regions that nearly hold the objects, and what the second stage ought to say of them."""
+    valid = batch.labels >= 0
+    near = batch.boxes + np.array([1, -1, 2, 1], np.float32) * valid[..., None]
+    logits = np.full((*valid.shape, 11), -20, np.float32)
+    np.put_along_axis(logits, np.where(valid, batch.labels, 10)[..., None], 20, -1)
+    deltas = np.asarray(encode(batch.boxes, near)) / np.array(DELTA_SCALE, np.float32)
+    return Predictions(None, None, Boxes(near, valid), logits, deltas)
+
+
+def test_right_regions_have_a_small_loss_and_padding_none(batch, near_objects):
+    right = near_objects
+    assert region_loss(right, batch) < 1e-6
+    assert region_loss(right._replace(logits=np.roll(right.logits, 1, -1)), batch) > 1
+    assert region_loss(right._replace(deltas=np.zeros_like(right.deltas)), batch) > 0.05
+    assert region_loss(right._replace(deltas=0.5 * right.deltas), batch) > 0.02
+    padding = Boxes(right.regions.boxes, np.zeros_like(right.regions.valid))
+    assert region_loss(right._replace(logits=-right.logits, regions=padding), batch) == 0
+
+
+def test_refining_undoes_what_the_loss_asks_for(batch, near_objects):
+    boxes = refine(near_objects.regions.boxes, near_objects.deltas)
+    objects = near_objects.regions.valid
+    assert_allclose(boxes[objects], batch.boxes[objects], atol=1e-3)
+
+
+def test_right_anchors_have_a_small_loss(batch):
+    bases = anchors(IMAGE_SIZE, IMAGE_SIZE)
+    objects, is_object, _ = jax.vmap(match_anchors, (None, 0, 0))(bases, batch.boxes, batch.labels)
+    boxes = np.take_along_axis(batch.boxes, np.asarray(objects)[..., None], 1)
+    right = Predictions(
+        np.where(is_object, np.float32(20), np.float32(-20)), np.asarray(encode(boxes, bases)), None, None, None
+    )
+    assert proposal_loss(right, batch) < 1e-6
+    assert proposal_loss(right._replace(anchor_logits=-right.anchor_logits), batch) > 1
+    assert proposal_loss(right._replace(anchor_deltas=right.anchor_deltas + 1), batch) > 1
 
 
 def test_a_deformable_rfcn_starts_as_the_plain_one():
@@ -110,11 +134,12 @@ def test_a_deformable_rfcn_starts_as_the_plain_one():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
+    train_step.clear_cache()
     return train(MODEL, counted_loss, RECIPE, 0, tmp_path_factory.mktemp("checkpoints"), image_size=IMAGE_SIZE)
 
 
 def test_the_training_step_compiles_once(trained):
-    assert len(trained.losses) == RECIPE.steps and len(TRACES) == 1
+    assert len(trained.losses) == RECIPE.steps and len(TRACES) == 1 and train_step._cache_size() == 1
 
 
 def test_loss_falls(trained):
