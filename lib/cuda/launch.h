@@ -1,6 +1,9 @@
 // How kernels are started: a thread for each of n things, in a loop where the grid is smaller.
 #pragma once
 
+#include <cuda_runtime.h>
+
+#include <algorithm>
 #include <cstdint>
 
 #include "device.h"
@@ -15,8 +18,11 @@ template <typename... Parameters, typename... Arguments>
 const char* Launch(const Device& device, void (*kernel)(Parameters...), int64_t blocks, Arguments... arguments) {
   constexpr int64_t kMostBlocks = 1 << 20;
   if (blocks == 0) return nullptr;  // which CUDA takes for an error
-  kernel<<<unsigned(blocks < kMostBlocks ? blocks : kMostBlocks), kThreads, 0, device.stream>>>(arguments...);
-  return Failure(cudaGetLastError());
+  cudaLaunchConfig_t config = {};
+  config.gridDim = unsigned(std::min(blocks, kMostBlocks));
+  config.blockDim = kThreads;
+  config.stream = device.stream;
+  return Failure(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
 // As many blocks as give every one of n things a thread.

@@ -1,0 +1,94 @@
+"""Compiles the CUDA kernels' own source for the CPU, with the execution model in the toolkit's place.
+
+What is built stays in the build folder, under a name that says what it was built from.
+"""
+
+import functools
+import hashlib
+import os
+import pathlib
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+LIB = ROOT / "lib"
+CACHE = ROOT / "build" / "emulation"
+KERNELS = {path.stem: path for path in sorted((LIB / "cuda").glob("*.cu"))}
+
+COMPILER = "g++"
+# As in the package, no product may be fused with a sum.
+FLAGS = ["-std=c++17", "-O1", "-g", "-fPIC", "-ffp-contract=off"]
+INCLUDE = [f"-I{HERE / 'cuda'}", f"-I{LIB}", f"-I{LIB / 'cuda'}", f"-I{HERE}", f"-isystem{jax.ffi.include_dir()}"]
+SANITIZERS = {
+    "none": [],
+    "memory": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "threads": ["-fsanitize=thread"],
+}
+
+
+def module() -> pathlib.Path:
+    """The handlers of lib/ffi, on emulated kernels, as a shared library."""
+    handlers = [(path, ["-include", "stream.h"]) for path in sorted(LIB.glob("ffi/*.cc")) if path.stem != "module"]
+    return _link("module.so", [*handlers, (HERE / "module.cc", []), *((path, []) for path in KERNELS.values())], "none")
+
+
+def program(name: str, sanitizer: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
+    """`name`, a file beside this one, and `kernels`, under a sanitizer."""
+    sources = [HERE / name, *kernels.values()]
+    return _link(pathlib.Path(name).stem, [(path, []) for path in sources], sanitizer)
+
+
+@functools.cache
+def has(sanitizer: str) -> bool:
+    """Whether the compiler has it, with its library."""
+    command = [COMPILER, *SANITIZERS[sanitizer], "-x", "c++", "-", "-o", os.devnull]
+    return subprocess.run(command, input="int main() {}", text=True, capture_output=True).returncode == 0
+
+
+def _link(name, sources, sanitizer):
+    """`sources` are pairs of a path and its own flags. The execution model stays without a sanitizer."""
+    flags = SANITIZERS[sanitizer]
+    sources = [(path, [*flags, *own]) for path, own in sources]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(_compile, [*sources, (HERE / "execution.cc", [])]))
+    kind = ["-shared"] if name.endswith(".so") else []
+    return _cached(name, [COMPILER, *flags, *kind, "-pthread", *objects], [])
+
+
+def _compile(source_and_flags):
+    path, flags = source_and_flags
+    command = [COMPILER, *FLAGS, *INCLUDE, *flags, "-x", "c++", "-c"]
+    return _cached(f"{path.stem}.o", [*command, path], [path, *_headers()])
+
+
+def _cached(name, command, inputs):
+    """What `command` writes to the file that `-o` names; all it depends on is `inputs` and its own words."""
+    words = [str(word) for word in command]
+    contents = [
+        _compiler_version().encode(),
+        *(word.encode() for word in words),
+        *(path.read_bytes() for path in inputs),
+    ]
+    target = CACHE / hashlib.sha256(b"\0".join(contents)).hexdigest()[:16] / name
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+            written = pathlib.Path(folder) / name
+            result = subprocess.run([*words, "-o", str(written)], capture_output=True, text=True)
+            assert result.returncode == 0, result.stderr
+            written.replace(target)  # at once, for others may be building it too
+    return target
+
+
+@functools.cache
+def _headers():
+    return [*sorted(LIB.rglob("*.h")), *sorted(HERE.rglob("*.h"))]
+
+
+@functools.cache
+def _compiler_version():
+    return subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,58 @@
+import ctypes
+import pathlib
+import shutil
+import sys
+
+import jax
+import pytest
+from jax._src.interpreters import mlir  # no public name tells which lowering a platform has
+
+import jax_dcn
+
+from . import build
+
+HERE = pathlib.Path(__file__).parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiler():
+    if sys.platform != "linux" or shutil.which(build.COMPILER) is None:
+        pytest.skip(f"kernels are emulated on Linux, with {build.COMPILER}")
+
+
+@pytest.fixture(scope="session")
+def emulated_handlers(compiler):
+    """What the custom calls are named that run the CUDA kernels' source on the CPU."""
+    library = ctypes.CDLL(str(build.module()))
+    library.FindHandler.restype = ctypes.c_void_p
+    names = {name: f"emulated_{name}" for name in jax_dcn.custom_calls}
+    for name, emulated in names.items():
+        handler = jax.ffi.pycapsule(library.FindHandler(name.encode()))
+        jax.ffi.register_ffi_target(emulated, handler, platform="cpu")
+    return names
+
+
+@pytest.fixture(scope="module")
+def emulated_kernels(emulated_handlers):
+    """All of jax_dcn on the CPU is lowered as for CUDA, and its kernels emulated."""
+    real_call = jax.ffi.ffi_call
+
+    def emulated_call(name, *args, **kwargs):
+        return real_call(emulated_handlers[name], *args, **kwargs)
+
+    lowerings = mlir._platform_specific_lowerings
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.ffi, "ffi_call", emulated_call)
+        for primitive, rule in lowerings["cuda"].items():
+            if primitive.name.startswith("deform"):
+                patch.setitem(lowerings["cpu"], primitive, rule)
+        jax.clear_caches()
+        yield
+    jax.clear_caches()
+
+
+def pytest_collection_modifyitems(items):
+    """Drops what is borrowed from other tests to run without kernels."""
+    borrowed = [item for item in items if item.path.parent == HERE and hasattr(item, "callspec")]
+    without_kernels = {item for item in borrowed if item.callspec.params.get("backend") == "reference"}
+    items[:] = [item for item in items if item not in without_kernels]

@@ -1,0 +1,5 @@
+#pragma once
+
+#include "cpu/element.h"
+
+using __half = dcn::F16;

@@ -1,0 +1,336 @@
+// The scheduler. It is compiled without sanitizers, for its own state is not under test, and works with each of them.
+#include "execution.h"
+
+#include <link.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+extern "C" {  // null where the sanitizer is not linked
+__attribute__((weak)) void* __tsan_get_current_fiber();
+__attribute__((weak)) void* __tsan_create_fiber(unsigned flags);
+__attribute__((weak)) void __tsan_switch_to_fiber(void* fiber, unsigned flags);
+__attribute__((weak)) void __tsan_acquire(void* address);
+__attribute__((weak)) void __tsan_release(void* address);
+__attribute__((weak)) void __asan_poison_memory_region(const volatile void* address, size_t size);
+__attribute__((weak)) void __asan_unpoison_memory_region(const volatile void* address, size_t size);
+}
+
+namespace execution {
+namespace {
+
+constexpr size_t kStack = 64 << 10;
+constexpr int kPoison = 0xff;  // NaN in every floating-point type, -1 in every integer
+constexpr uint64_t kUnknown = ~uint64_t{0};
+
+// What a thread has done, and what that was ordered by, as ThreadSanitizer knows it.
+class History {
+ public:
+  static History Current() { return History(__tsan_get_current_fiber ? __tsan_get_current_fiber() : nullptr); }
+  static History Create() { return History(__tsan_create_fiber ? __tsan_create_fiber(0) : nullptr); }
+
+  // What is done from now on belongs here, and is not ordered after what was done before.
+  void Continue() const {
+    if (fiber_) __tsan_switch_to_fiber(fiber_, 1);
+  }
+  // All that is acquired from an address is ordered after all that was released to it.
+  void Acquire(void* address) const {
+    if (fiber_) As(&__tsan_acquire, address);
+  }
+  void Release(void* address) const {
+    if (fiber_) As(&__tsan_release, address);
+  }
+
+ private:
+  explicit History(void* fiber) : fiber_(fiber) {}
+
+  void As(void (*order)(void*), void* address) const {
+    const History mine = Current();
+    Continue();
+    order(address);
+    mine.Continue();
+  }
+
+  void* fiber_;
+};
+
+// What a thread waits for: some threads of its block, at one place of the source.
+struct Meeting {
+  int first = 0;      // the number of the first thread
+  unsigned mask = 0;  // those of its warp; 0: the whole block
+  Place place = {};
+  bool orders = false;  // memory
+
+  bool operator==(const Meeting& other) const {
+    return first == other.first && mask == other.mask && place.line == other.place.line &&
+           std::strcmp(place.file, other.place.file) == 0;
+  }
+};
+
+unsigned Volume(const dim3& size) { return size.x * size.y * size.z; }
+dim3 Index(unsigned i, const dim3& size) { return {i % size.x, i / size.x % size.y, i / size.x / size.y}; }
+
+struct Thread {
+  enum State { kNew, kReady, kWaiting, kEnded };
+
+  Thread(int number, dim3 index, History history) : number(number), index(index), history(history) {}
+
+  int number;
+  dim3 index;
+  History history;
+  State state = kNew;
+  Meeting meeting;
+  uint64_t offer = 0;
+  void* left_at[5];  // for __builtin_longjmp
+};
+
+class Block {
+ public:
+  // `histories` has one for each thread.
+  Block(const std::function<void()>& kernel, char* stacks, const History* histories)
+      : kernel_(kernel), stacks_(stacks), scheduler_history_(History::Current()) {
+    for (int i = 0; i < int(Volume(blockDim)); ++i) threads_.emplace_back(i, Index(i, blockDim), histories[i]);
+    offers_.resize((threads_.size() + kWarp - 1) / kWarp * kWarp, kUnknown);
+  }
+
+  const Thread& current() const { return *current_; }
+  // What a lane of the current warp offered when it last met others. It holds until those meet again.
+  uint64_t Offer(int lane) const { return offers_[warp() + lane]; }
+  Meeting OfWarp(unsigned mask, Place place, bool orders) const {
+    return {warp() + __builtin_ctz(mask), mask, place, orders};
+  }
+
+  // Runs all threads to their ends; or says why that cannot be.
+  std::string Run() {
+    scheduler_history_.Release(this);
+    for (const Thread& thread : threads_) thread.history.Acquire(this);
+    do {
+      for (Thread& thread : threads_) {
+        if (thread.state == Thread::kNew || thread.state == Thread::kReady) Resume(thread);
+      }
+    } while (Meet());
+    for (const Thread& thread : threads_) {
+      if (thread.state == Thread::kWaiting) return Describe(thread);
+    }
+    return "";
+  }
+
+  // In a CUDA thread: leaves until all of `meeting` are there.
+  void Wait(const Meeting& meeting, uint64_t offer = 0) {
+    current_->meeting = meeting;
+    current_->offer = offer;
+    Leave(Thread::kWaiting);
+  }
+
+ private:
+  int warp() const { return current_->number / kWarp * kWarp; }
+
+  void Resume(Thread& thread) {
+    current_ = &thread;
+    threadIdx = thread.index;
+    thread.history.Continue();
+    if (thread.state == Thread::kNew) {
+      Start(thread);
+    } else {
+      Switch(scheduler_left_at_, thread.left_at);
+    }
+    scheduler_history_.Continue();
+  }
+
+  void Leave(Thread::State state) {
+    current_->state = state;
+    Switch(current_->left_at, scheduler_left_at_);
+  }
+
+  // Much faster than swapcontext, which makes system calls.
+  __attribute__((noipa)) static void Switch(void** here, void** there) {
+    if (__builtin_setjmp(here) == 0) Jump(there);
+  }
+  __attribute__((noipa, noreturn)) static void Jump(void** there) { __builtin_longjmp(there, 1); }
+
+  __attribute__((noipa)) void Start(Thread& thread) {
+    static Block* starting;
+    starting = this;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stacks_ + thread.number * kStack;
+    context.uc_stack.ss_size = kStack;
+    makecontext(&context, [] { starting->Enter(); }, 0);
+    if (__builtin_setjmp(scheduler_left_at_) == 0) setcontext(&context);
+  }
+
+  void Enter() {
+    kernel_();
+    Leave(Thread::kEnded);
+  }
+
+  std::vector<Thread*> Members(const Meeting& meeting) {
+    std::vector<Thread*> members;
+    const size_t warp = meeting.first / kWarp * kWarp, end = meeting.mask ? warp + kWarp : threads_.size();
+    for (size_t i = warp; i < std::min(end, threads_.size()); ++i) {
+      if (!meeting.mask || meeting.mask >> (i - warp) & 1) members.push_back(&threads_[i]);
+    }
+    return members;
+  }
+
+  // Makes the threads ready that all others wait for with them; false if there are none.
+  bool Meet() {
+    bool any = false;
+    for (const Thread& first : threads_) {
+      if (first.state != Thread::kWaiting || first.meeting.first != first.number) continue;
+      const Meeting meeting = first.meeting;
+      const std::vector<Thread*> members = Members(meeting);
+      bool complete = true;
+      for (const Thread* t : members) complete &= t->state == Thread::kWaiting && t->meeting == meeting;
+      if (!complete) continue;
+      // Its address stands for the first thread's meetings: what others released to it before, that thread has
+      // acquired.
+      for (const Thread* t : members) {
+        if (meeting.orders) t->history.Release(members[0]);
+      }
+      for (Thread* t : members) {
+        if (meeting.orders) t->history.Acquire(members[0]);
+        offers_[t->number] = t->offer;
+        t->state = Thread::kReady;
+      }
+      any = true;
+    }
+    return any;
+  }
+
+  static std::string Describe(const Place& place) {
+    const std::string path = place.file;
+    return path.substr(path.rfind('/') + 1) + ":" + std::to_string(place.line);
+  }
+
+  std::string Describe(const Thread& waiting) {
+    const std::string text =
+        "thread " + std::to_string(waiting.number) + " waits at " + Describe(waiting.meeting.place) + " for thread ";
+    for (const Thread* t : Members(waiting.meeting)) {
+      if (t->state == Thread::kEnded) return text + std::to_string(t->number) + ", which has ended";
+      if (!(t->meeting == waiting.meeting)) {
+        return text + std::to_string(t->number) + ", which waits at " + Describe(t->meeting.place);
+      }
+    }
+    return text + "none";
+  }
+
+  const std::function<void()>& kernel_;
+  char* stacks_;
+  History scheduler_history_;
+  std::vector<Thread> threads_;
+  std::vector<uint64_t> offers_;
+  Thread* current_ = nullptr;
+  void* scheduler_left_at_[5];
+};
+
+Block* block;
+std::string failure;
+
+// The storage of this thread that the kernels' module calls thread_local: their shared memory, and nothing else.
+std::pair<char*, size_t> SharedMemory() {
+  std::pair<char*, size_t> shared;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* shared) {
+        const auto* known = reinterpret_cast<char*>(dynamic_shared);
+        auto* data = static_cast<char*>(info->dlpi_tls_data);
+        for (int i = 0; data && i < info->dlpi_phnum; ++i) {
+          const auto& segment = info->dlpi_phdr[i];
+          if (segment.p_type != PT_TLS || known < data || known >= data + segment.p_memsz) continue;
+          *static_cast<std::pair<char*, size_t>*>(shared) = {data, segment.p_memsz};
+        }
+        return 0;
+      },
+      &shared);
+  return shared;
+}
+
+// Every block starts with unknown shared memory, of which it may use what the launch asks for.
+class Poison {
+ public:
+  explicit Poison(size_t used)
+      : end_(reinterpret_cast<char*>(dynamic_shared) + used), excess_(sizeof dynamic_shared - used) {
+    const auto [shared, size] = SharedMemory();
+    std::memset(shared, kPoison, size);
+    if (__asan_poison_memory_region) __asan_poison_memory_region(end_, excess_);
+  }
+  ~Poison() {
+    if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(end_, excess_);
+  }
+
+ private:
+  char* end_;
+  size_t excess_;
+};
+
+// The same memory for every block, and yet new to ThreadSanitizer.
+char* NewStacks() {
+  static void* stacks = nullptr;
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (stacks ? MAP_FIXED : 0);
+  stacks = mmap(stacks, kMostThreads * kStack, PROT_READ | PROT_WRITE, flags, -1, 0);
+  return static_cast<char*>(stacks);
+}
+
+}  // namespace
+
+cudaError_t Launch(const cudaLaunchConfig_t& config, const std::function<void()>& kernel) {
+  static std::mutex one_at_a_time;
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  const unsigned blocks = Volume(config.gridDim), threads = Volume(config.blockDim);
+  if (blocks == 0 || threads == 0 || threads > kMostThreads || config.dynamicSmemBytes > kMostShared) {
+    return cudaErrorInvalidConfiguration;
+  }
+  gridDim = config.gridDim;
+  blockDim = config.blockDim;
+  failure.clear();
+  // One for each thread of all blocks. They are costly, and the next launch, which is ordered after this, may go on
+  // with them.
+  static std::vector<History> histories;
+  while (histories.size() < size_t{blocks} * threads) histories.push_back(History::Create());
+  for (unsigned i = 0; i < blocks && failure.empty(); ++i) {
+    blockIdx = Index(i, gridDim);
+    std::thread([&] {
+      const Poison poison(config.dynamicSmemBytes);
+      // On the heap: with an address that is freed, ThreadSanitizer forgets what it ordered.
+      const auto running = std::make_unique<Block>(kernel, NewStacks(), &histories[i * threads]);
+      block = running.get();
+      failure = block->Run();
+    }).join();
+  }
+  for (unsigned i = 0; i < blocks * threads; ++i) histories[i].Release(&histories);
+  History::Current().Acquire(&histories);
+  return failure.empty() ? cudaSuccess : cudaErrorLaunchFailure;
+}
+
+int Lane() { return block->current().number % kWarp; }
+
+void WaitForBlock(Place place) { block->Wait({0, 0, place, true}); }
+
+void WaitForWarp(unsigned mask, Place place) { block->Wait(block->OfWarp(mask, place, true)); }
+
+uint64_t Exchange(unsigned mask, uint64_t offer, int from, Place place) {
+  block->Wait(block->OfWarp(mask, place, false), offer);
+  return mask >> from & 1 ? block->Offer(from) : kUnknown;
+}
+
+unsigned Vote(unsigned mask, bool yes, Place place) {
+  block->Wait(block->OfWarp(mask, place, false), yes);
+  unsigned ballot = 0;
+  for (int lane = 0; lane < kWarp; ++lane) {
+    if (mask >> lane & 1) ballot |= unsigned(block->Offer(lane) & 1) << lane;
+  }
+  return ballot;
+}
+
+}  // namespace execution
+
+const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaErrorInvalidConfiguration ? "invalid configuration argument" : execution::failure.c_str();
+}

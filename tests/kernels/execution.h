@@ -1,0 +1,128 @@
+// Runs the source of CUDA kernels on a CPU: as much of CUDA as kernels use, under CUDA's names.
+//
+// One block runs after another, each in a thread of its own; a CUDA thread is a fiber that runs until it waits for
+// others. Finds what a GPU keeps to itself: threads that wait for some that never come, and shared memory read before
+// it is written. ThreadSanitizer sees CUDA threads as CUDA does, ordered by barriers alone, and blocks by nothing.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+#define __global__
+#define __device__
+// A block's shared memory is the storage of the thread it runs in. UndefinedBehaviorSanitizer knows the bounds.
+#define __shared__ thread_local
+
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes = 0;
+  struct CUstream_st* stream = nullptr;
+};
+using cudaStream_t = CUstream_st*;
+enum cudaError_t { cudaSuccess, cudaErrorInvalidConfiguration, cudaErrorLaunchFailure };
+
+const char* cudaGetErrorString(cudaError_t);
+
+inline dim3 gridDim, blockDim, blockIdx, threadIdx;
+
+namespace execution {
+
+constexpr int kWarp = 32;
+constexpr int kMostThreads = 1024;
+constexpr size_t kMostShared = 227 << 10;
+
+// In a kernel's source.
+struct Place {
+  const char* file;
+  int line;
+};
+
+cudaError_t Launch(const cudaLaunchConfig_t&, const std::function<void()>& kernel);
+
+// Until all threads of the block are here; until those of `mask` in the warp are.
+void WaitForBlock(Place);
+void WaitForWarp(unsigned mask, Place);
+
+int Lane();
+
+// Both once those of `mask` in the warp are here: what lane `from` offers, unknown if it is none of these; the lanes
+// that vote yes.
+uint64_t Exchange(unsigned mask, uint64_t offer, int from, Place);
+unsigned Vote(unsigned mask, bool yes, Place);
+
+int Lane();
+
+// A shuffle within `width` lanes, which gives one's own value where lane `from` is none of them.
+template <typename T>
+T Shuffle(unsigned mask, T value, int from, int width, Place place) {
+  static_assert(sizeof value <= sizeof(uint64_t));
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  bits = Exchange(mask, bits, from >= 0 && from / width == Lane() / width ? from : Lane(), place);
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+}  // namespace execution
+
+// The one name that `extern __shared__` may have here, at namespace scope.
+inline thread_local uint4 dynamic_shared[execution::kMostShared / sizeof(uint4)];
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               const Arguments&... arguments) {
+  return execution::Launch(*config, [&] { kernel(arguments...); });
+}
+
+inline cudaError_t cudaMemsetAsync(void* address, int byte, size_t count, cudaStream_t) {
+  std::memset(address, byte, count);
+  return cudaSuccess;
+}
+
+inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  execution::WaitForBlock({file, line});
+}
+
+inline void __syncwarp(unsigned mask = ~0u, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  execution::WaitForWarp(mask, {file, line});
+}
+
+template <typename T>
+T __shfl_sync(unsigned mask, T value, int lane, int width = 32, const char* file = __builtin_FILE(),
+              int line = __builtin_LINE()) {
+  return execution::Shuffle(mask, value, execution::Lane() / width * width + lane % width, width, {file, line});
+}
+
+template <typename T>
+T __shfl_up_sync(unsigned mask, T value, unsigned lanes, int width = 32, const char* file = __builtin_FILE(),
+                 int line = __builtin_LINE()) {
+  return execution::Shuffle(mask, value, execution::Lane() - int(lanes), width, {file, line});
+}
+
+template <typename T>
+T __shfl_down_sync(unsigned mask, T value, unsigned lanes, int width = 32, const char* file = __builtin_FILE(),
+                   int line = __builtin_LINE()) {
+  return execution::Shuffle(mask, value, execution::Lane() + int(lanes), width, {file, line});
+}
+
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32, const char* file = __builtin_FILE(),
+                  int line = __builtin_LINE()) {
+  return execution::Shuffle(mask, value, execution::Lane() ^ lanes, width, {file, line});
+}
+
+inline unsigned __ballot_sync(unsigned mask, int vote, const char* file = __builtin_FILE(),
+                              int line = __builtin_LINE()) {
+  return execution::Vote(mask, vote != 0, {file, line});
+}
+
+inline int atomicAdd(int* address, int value) { return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); }

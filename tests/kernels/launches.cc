@@ -1,0 +1,191 @@
+// Calls every function of the kernels' headers on small operands, for a sanitizer to look on: random ones, of every
+// type, with all edges that shapes and positions have. Each operand is an allocation of its own size.
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cuda/device.h"
+#include "deform_conv.h"
+#include "psroi_pool.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace dcn {
+namespace {
+
+constexpr DType kTypes[] = {DType::kF16, DType::kBF16, DType::kF32, DType::kF64};
+
+std::mt19937 generator;
+
+double Uniform(double low, double high) { return std::uniform_real_distribution<double>(low, high)(generator); }
+
+// Far outside, on the border, and no number at all.
+double Odd() {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  constexpr double kOdd[] = {-1, 0, 1, 5, 1e30, -3e9, infinity, -infinity, std::numeric_limits<double>::quiet_NaN()};
+  return kOdd[generator() % (sizeof kOdd / sizeof *kOdd)];
+}
+
+class Array {
+ public:
+  template <typename T>
+  static Array Of(const std::vector<T>& values) {
+    Array array(values.size(), sizeof(T));
+    if (!values.empty()) std::memcpy(array.data(), values.data(), array.bytes_.size());
+    return array;
+  }
+
+  // Of numbers from -limit to limit, and `odd` of them odd.
+  static Array Random(DType dtype, int64_t size, double limit, double odd = 0) {
+    return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+      std::vector<decltype(tag)> values;
+      for (int64_t i = 0; i < size; ++i) {
+        values.push_back(decltype(tag)(Uniform(0, 1) < odd ? Odd() : Uniform(-limit, limit)));
+      }
+      return Of(values);
+    });
+  }
+
+  static Array Unwritten(DType dtype, int64_t size) {
+    return Array(size, Dispatch<__half, __nv_bfloat16>(dtype, [](auto tag) { return sizeof tag; }));
+  }
+
+  static Array Integers(int64_t size) { return Array(size, sizeof(int32_t)); }
+
+  template <typename T = void>
+  T* data() {
+    return reinterpret_cast<T*>(bytes_.data());
+  }
+
+  // Nothing that is computed has ones in all its bits, not even a NaN.
+  void CheckWritten(const char* name) const {
+    const std::vector<unsigned char> unwritten(element_, 0xff);
+    for (size_t i = 0; i < bytes_.size(); i += element_) {
+      if (std::memcmp(&bytes_[i], unwritten.data(), element_) != 0) continue;
+      std::printf("element %zu of %s is not written\n", i / element_, name);
+      std::exit(1);
+    }
+  }
+
+ private:
+  Array(size_t size, size_t element) : element_(element), bytes_(size * element, 0xff) {}
+
+  size_t element_;
+  std::vector<unsigned char> bytes_;
+};
+
+void Check(const char* failure) {
+  if (!failure) return;
+  std::printf("%s\n", failure);
+  std::exit(1);
+}
+
+DType AccumulatorType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
+
+void CallDeformConv(DType dtype, const Sizes& sizes, bool masked) {
+  const DType wide = AccumulatorType(dtype);
+  const int64_t positions_size = sizes.pixels() * sizes.offset_groups * sizes.taps();
+  const int64_t columns_size = sizes.pixels() * sizes.taps() * sizes.channels;
+  const int64_t pixels = sizes.height * sizes.width * sizes.channels;
+  Device device(nullptr);
+
+  Array x = Array::Random(dtype, sizes.images_of_x * pixels, 1);
+  Array offset = Array::Random(wide, 2 * positions_size, 3, 0.1);
+  Array mask = Array::Random(wide, positions_size, 1);
+  Array origin = Array::Of<int32_t>({1, 0, 1});
+  const Positions positions = {offset.data(), masked ? mask.data() : nullptr, origin.data<int32_t>()};
+
+  Array columns = Array::Unwritten(dtype, columns_size);
+  Check(SampleColumns(device, dtype, sizes, positions, x.data(), columns.data()));
+  columns.CheckWritten("columns");
+
+  Array d_columns = Array::Random(wide, columns_size, 1);
+  Array d_offset = Array::Unwritten(wide, 2 * positions_size), d_mask = Array::Unwritten(wide, positions_size);
+  Check(OffsetCotangent(device, dtype, sizes, positions, x.data(), d_columns.data(), d_offset.data(),
+                        masked ? d_mask.data() : nullptr));
+  d_offset.CheckWritten("d_offset");
+  if (masked) d_mask.CheckWritten("d_mask");
+
+  const int64_t bins_size = sizes.images * sizes.offset_groups;
+  Array order = Array::Integers(bins_size * sizes.samples()), workspace = Array::Integers(bins_size * sizes.samples());
+  Array starts = Array::Integers(bins_size * (sizes.cells() + 1));
+  const Bins bins = {order.data<int32_t>(), starts.data<int32_t>()};
+  Check(BinSamples(device, dtype, sizes, positions, bins, workspace.data<int32_t>()));
+  starts.CheckWritten("starts");
+
+  Array d_x = Array::Random(wide, sizes.images * pixels, 1);
+  Check(InputCotangent(device, dtype, sizes, positions, bins, d_columns.data(), d_x.data()));
+}
+
+void CallPool(DType dtype, const PoolSizes& sizes, bool shifted) {
+  const DType wide = AccumulatorType(dtype);
+  const int64_t x_size = sizes.batches * sizes.images * sizes.height * sizes.width * sizes.channels;
+  const int64_t regions_size = sizes.batches * sizes.regions,
+                pooled_size = regions_size * sizes.bins() * sizes.features();
+  const int64_t offset_size = regions_size * sizes.part[0] * sizes.part[1] * sizes.classes * 2;
+  Device device(nullptr);
+
+  Array x = Array::Random(dtype, x_size, 1), d_pooled = Array::Random(dtype, pooled_size, 1);
+  Array rois = Array::Random(wide, regions_size * 5, 8, 0.05), offset = Array::Random(wide, offset_size, 2, 0.1);
+  for (int64_t region = 0; region < regions_size; ++region) {
+    const double image = double(region % (sizes.images + 2)) - 1;  // among them one before the first, and one behind
+    DispatchAccumulator(wide, [&](auto tag) {
+      rois.data<decltype(tag)>()[region * 5] = decltype(tag)(image);
+      return 0;
+    });
+  }
+  const Regions regions = {rois.data(), shifted ? offset.data() : nullptr};
+
+  Array pooled = Array::Unwritten(dtype, pooled_size);
+  Check(Pool(device, dtype, sizes, regions, x.data(), pooled.data()));
+  pooled.CheckWritten("pooled");
+  Array d_x = Array::Unwritten(wide, x_size);
+  Check(PoolInputCotangent(device, dtype, sizes, regions, d_pooled.data(), d_x.data()));
+  d_x.CheckWritten("d_x");
+  if (!shifted) return;
+  Array d_offset = Array::Unwritten(wide, offset_size);
+  Check(PoolOffsetCotangent(device, dtype, sizes, regions, x.data(), d_pooled.data(), d_offset.data()));
+  d_offset.CheckWritten("d_offset");
+}
+
+// Window: kernel, strides, padding, dilation, circular. Then images, height, width, channels, rows, columns, offset
+// groups, images of x.
+const Sizes kConvolutions[] = {
+    {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 8, 2, 2, 1, 1},
+    {{{2, 1}, {2, 1}, {0, 1}, {1, 2}, false}, 2, 4, 3, 48, 2, 2, 3, 4},
+    {{{1, 3}, {1, 2}, {-1, 0}, {1, 1}, false}, 2, 3, 5, 20, 2, 2, 2, 3},
+    {{{2, 2}, {1, 1}, {1, 1}, {2, 3}, true}, 1, 3, 4, 15, 2, 2, 3, 2},
+    {{{2, 2}, {1, 1}, {0, 0}, {1, 1}, true}, 2, 1, 1, 1, 1, 1, 1, 2},
+    {{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 17, 16, 16, 1, 2, 1, 1},  // more cells than threads in a block
+    {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 0, 3, 4, 8, 3, 4, 1, 2},
+    {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 0, 4, 8, 2, 4, 1, 2},
+    {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 0, 3, 4, 1, 2},
+    {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 8, 0, 4, 1, 2},
+};
+
+// Batches, images, height, width, channels, regions, classes; output, group, part, points; scale and trans_std.
+const PoolSizes kPools[] = {
+    {1, 2, 5, 6, 12, 4, 1, {2, 3}, {1, 2}, {2, 2}, {2, 3}, 0.5, 0.2},
+    {2, 1, 4, 7, 36, 3, 3, {3, 2}, {3, 2}, {2, 3}, {2, 2}, 1, 0.1},
+    {1, 1, 1, 1, 3, 5, 3, {1, 1}, {1, 1}, {1, 1}, {1, 1}, 0.25, 0.5},
+    {1, 1, 0, 6, 4, 2, 1, {2, 2}, {1, 1}, {1, 1}, {2, 2}, 1, 0.1},
+    {1, 2, 5, 6, 4, 0, 1, {2, 2}, {1, 1}, {1, 1}, {2, 2}, 1, 0.1},
+    {0, 2, 5, 6, 4, 3, 1, {2, 2}, {1, 1}, {1, 1}, {2, 2}, 1, 0.1},
+};
+
+}  // namespace
+}  // namespace dcn
+
+int main() {
+  int turn = 0;
+  for (const dcn::DType dtype : dcn::kTypes) {
+    for (const dcn::Sizes& sizes : dcn::kConvolutions) dcn::CallDeformConv(dtype, sizes, turn++ % 2);
+    for (const dcn::PoolSizes& sizes : dcn::kPools) dcn::CallPool(dtype, sizes, turn++ % 2);
+    ++turn;  // what goes without its optional operand in one type has it in the next
+  }
+  std::puts("every launch is done");
+}

@@ -1,0 +1,13 @@
+// The FFI handlers on emulated kernels, for Python to find by their names.
+#include <cstring>
+
+#include "ffi/handlers.h"
+
+extern "C" XLA_FFI_Handler* FindHandler(const char* name) {
+  for (const auto& of_operator : {dcn::DeformConvHandlers(), dcn::PsRoiPoolHandlers()}) {
+    for (const dcn::Handler& handler : of_operator) {
+      if (std::strcmp(handler.name, name) == 0) return handler.call;
+    }
+  }
+  return nullptr;
+}

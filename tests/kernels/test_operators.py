@@ -1,0 +1,47 @@
+"""The operators' own tests of values, types and edges once more, on the CUDA kernels' source."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from deform_conv import test_dtypes as conv_types
+from deform_conv import test_values as conv_values
+from deform_psroi_pool import test_deform_psroi_pool as pool
+from deform_psroi_pool import test_kinks as pool_kinks
+
+import jax_dcn
+
+pytestmark = pytest.mark.usefixtures("emulated_kernels")
+
+
+def test_these_tests_run_emulated_kernels(emulated_handlers):
+    def both(x, offset, shift):
+        weight, rois = jnp.ones((1, 1, 4, 1)), jnp.ones((1, 5))
+        return (
+            jax_dcn.deform_conv2d(x, offset, weight).sum()
+            + jax_dcn.deform_psroi_pool(x, rois, shift, output_size=1).sum()
+        )
+
+    operands = jnp.ones((2, 5, 6, 4)), jnp.ones((2, 5, 6, 2)), jnp.ones((1, 1, 1, 2))
+    text = jax.jit(jax.grad(both, (0, 1, 2))).lower(*operands).as_text() + jax.jit(both).lower(*operands).as_text()
+    assert {name for name in emulated_handlers.values() if f"@{name}(" in text} == set(emulated_handlers.values())
+
+
+test_conv_golden_files = conv_values.test_golden_files
+test_conv_numpy_reference = conv_values.test_numpy_reference
+test_conv_empty_batch = conv_values.test_an_empty_batch_has_zero_weight_gradients
+test_conv_nonfinite_offsets = conv_values.test_nonfinite_offsets
+test_conv_far_outside = conv_values.test_samples_far_outside_are_zero
+test_conv_far_on_the_torus = conv_values.test_huge_offsets_stay_on_the_torus
+test_conv_types = conv_types.test_against_float64
+test_conv_sums_over_channels = conv_types.test_sums_over_channels_are_wide
+test_conv_sums_over_pixels = conv_types.test_sums_over_pixels_are_wide
+test_conv_positions = conv_types.test_positions_are_wide
+
+test_pool_golden_files = pool.test_golden_files
+test_pool_reference = pool.test_kernels_are_the_reference
+test_pool_types = pool.test_dtypes
+test_pool_coordinates = pool.test_coordinates_keep_their_precision_in_half_precision_images
+test_pool_padding = pool.test_padding_and_regions_that_are_not_finite
+test_pool_nonfinite_offsets = pool.test_offsets_that_are_not_finite
+test_pool_nothing = pool.test_no_regions_and_no_pixels
+test_pool_positions = pool_kinks.test_positions_round_as_they_are_written

@@ -1,0 +1,148 @@
+"""What sanitizers and the execution model find in the kernels: nothing.
+
+And that they would: in kernels made for it, right and wrong, and in the package's own with a line changed.
+"""
+
+import os
+import re
+import subprocess
+
+import pytest
+
+from . import build
+
+
+@pytest.fixture(scope="session")
+def run():
+    """`run(program, sanitizer, *arguments)`: its exit status, and all that it writes."""
+    without_randomness = ["setarch", "-R"]  # where ThreadSanitizer may not find its addresses free
+    try:
+        subprocess.run([*without_randomness, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        without_randomness = []
+
+    def run(program, sanitizer, *arguments, kernels=build.KERNELS):
+        if not build.has(sanitizer):
+            pytest.skip(f"{build.COMPILER} has not got {' '.join(build.SANITIZERS[sanitizer])}")
+        command = [*without_randomness, build.program(program, sanitizer, kernels), *arguments]
+        environment = os.environ | {"TSAN_OPTIONS": "halt_on_error=1"}
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        if "ThreadSanitizer: unexpected memory mapping" in result.stdout:
+            pytest.skip("ThreadSanitizer finds its addresses taken, and setarch -R is not allowed here")
+        return result.returncode, result.stdout
+
+    return run
+
+
+@pytest.fixture(params=["memory", "threads"])
+def sanitizer(request):
+    return request.param
+
+
+def test_kernels_are_clean(sanitizer, run):
+    status, output = run("launches.cc", sanitizer)
+    assert (status, output) == (0, "every launch is done\n")
+
+
+SCAN_ROUND = "sums[threadIdx.x] += other;\n        __syncthreads();"
+MISTAKES = {
+    "missing barrier": (
+        ("deform_conv", SCAN_ROUND, "sums[threadIdx.x] += other;"),
+        ("threads", r"data race.*ScanKernel"),
+    ),
+    "another missing barrier": (
+        ("deform_conv", "before += sums[kThreads - 1];\n      __syncthreads();", "before += sums[kThreads - 1];"),
+        ("threads", r"data race.*ScanKernel"),
+    ),
+    "barrier that not all reach": (
+        ("deform_conv", SCAN_ROUND, "sums[threadIdx.x] += other;\n        if (cell < sizes.cells()) __syncthreads();"),
+        ("memory", r"thread 0 waits at deform_conv.cu:\d+ for thread \d+, which waits at deform_conv.cu:\d+"),
+    ),
+    "off by one in shared memory": (
+        ("deform_conv", "int(threadIdx.x) >= reach", "int(threadIdx.x) >= reach - 1"),
+        ("memory", r"index \d+ out of bounds for type 'int \[256\]'"),
+    ),
+    "off by one in global memory": (
+        ("deform_conv", "cell < sizes.cells() ? counts[cell] : 0", "cell <= sizes.cells() ? counts[cell] : 0"),
+        ("memory", r"heap-buffer-overflow.*ScanKernel"),
+    ),
+    "overlapping writes of threads": (
+        ("deform_conv", "AsVector<N>(columns + thing * N) = out", "AsVector<N>(columns + thing / 2 * N) = out"),
+        ("threads", r"data race.*SampleColumnsKernel"),
+    ),
+    "overlapping writes of blocks": (
+        ("deform_conv", "if (d_mask) d_mask[position] = dm", "if (d_mask) d_mask[position % 8] = dm"),
+        ("threads", r"data race.*OffsetCotangentKernel"),
+    ),
+    "sum that is not atomic": (
+        ("deform_conv", "if (cell >= 0) atomicAdd(&bins.starts[number.bin * (sizes.cells() + 1) + cell + 1], 1)",
+         "if (cell >= 0) ++bins.starts[number.bin * (sizes.cells() + 1) + cell + 1]"),
+        ("threads", r"data race.*CountKernel"),
+    ),
+    "misaligned vector": (
+        ("deform_conv", "sizes.group_channels() % kWide == 0", "sizes.group_channels() % 2 == 0"),
+        ("memory", r"misaligned address"),
+    ),
+    "unwritten result": (
+        ("psroi_pool", "T(region.state == RegionState::kNotFinite ? A(NAN) : A(0));", "pooled[thing];"),
+        ("memory", r"element \d+ of pooled is not written"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_in_kernels_are_found(name, run, tmp_path):
+    (kernel, right, wrong), (sanitizer, complaint) = MISTAKES[name]
+    source = build.KERNELS[kernel].read_text()
+    assert source.count(right) == 1, f"{build.KERNELS[kernel]} has changed: it must have the line {right!r} once"
+    changed = tmp_path / build.KERNELS[kernel].name
+    changed.write_text(source.replace(right, wrong))
+    status, output = run("launches.cc", sanitizer, kernels=build.KERNELS | {kernel: changed})
+    assert status != 0
+    assert re.search(complaint, output, re.DOTALL), output
+
+
+RIGHT = ["rotate", "dynamic", "shuffle", "warp", "atomic", "separate_blocks"]
+WRONG = [
+    ("memory", "dynamic_beyond", "use-after-poison"),
+    ("memory", "static_beyond", "index 64 out of bounds"),
+    ("memory", "misaligned", "misaligned address"),
+    ("memory", "divergent_barrier", "thread 0 waits at toys.cu:.* for thread 5, which has ended"),
+    ("memory", "two_barriers", "thread 0 waits at toys.cu:.* for thread 32, which waits at toys.cu:"),
+    ("memory", "divergent_shuffle", "thread 0 waits at toys.cu:.* for thread 5, which has ended"),
+    ("memory", "no_blocks", "invalid configuration argument"),
+    ("memory", "too_much_shared_memory", "invalid configuration argument"),
+    ("threads", "rotate_without_first_barrier", "data race"),
+    ("threads", "rotate_without_second_barrier", "data race"),
+    ("threads", "warp_without_barrier", "data race"),
+    ("threads", "overlapping_blocks", "data race"),
+]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_toys_are_clean(name, sanitizer, run):
+    status, output = run("toys.cu", sanitizer, name)
+    assert status == 0, output
+
+
+@pytest.mark.parametrize("sanitizer, name, complaint", WRONG)
+def test_wrong_toys_are_found(sanitizer, name, complaint, run):
+    status, output = run("toys.cu", sanitizer, name)
+    assert status != 0
+    assert re.search(complaint, output), output
+
+
+def test_what_toys_compute(run):
+    def values(name):
+        status, output = run("toys.cu", "none", name)
+        assert status == 0, output
+        return [int(value) for value in output.split()][:64]
+
+    lanes = range(64)
+    assert values("rotate") == [100 + (i + 1) % 64 for i in lanes]
+    assert values("dynamic") == [63 - i for i in lanes]
+    assert values("shuffle") == [7 if i % 32 < 16 else 6 for i in lanes]
+    assert values("atomic")[:2] == [64, 64]
+    unknown = -1
+    assert values("unwritten") == [1 if i < 10 else unknown for i in lanes]
+    assert values("excluded_lane") == [unknown if i % 32 < 16 else 0 for i in lanes]

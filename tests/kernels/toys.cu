@@ -1,0 +1,151 @@
+// Small kernels, right and wrong, that show what the execution model finds: `toys NAME` runs one and prints what it
+// got.
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <map>
+#include <string>
+#include <vector>
+
+extern __shared__ uint4 dynamic_shared[];
+
+namespace {
+
+constexpr int kThreads = 64;
+
+// Every thread reads what its neighbour wrote.
+template <bool kFirstBarrier, bool kSecondBarrier>
+__global__ void RotateKernel(int* out) {
+  __shared__ int values[kThreads];
+  for (int round = 0; round < 2; ++round) {
+    values[threadIdx.x] = round * 100 + int(threadIdx.x);
+    if (kFirstBarrier) __syncthreads();
+    out[threadIdx.x] = values[(threadIdx.x + 1) % kThreads];
+    if (kSecondBarrier) __syncthreads();
+  }
+}
+
+__global__ void UnwrittenKernel(int* out) {
+  __shared__ int values[kThreads];
+  if (threadIdx.x < 10) values[threadIdx.x] = 1;
+  __syncthreads();
+  out[threadIdx.x] = values[threadIdx.x];
+}
+
+template <int kBeyond>
+__global__ void DynamicKernel(int* out) {
+  int* values = reinterpret_cast<int*>(dynamic_shared);
+  values[threadIdx.x + kBeyond] = int(threadIdx.x);
+  __syncthreads();
+  out[threadIdx.x] = values[kThreads - 1 - threadIdx.x + kBeyond];
+}
+
+__global__ void StaticBeyondKernel(int* out) {
+  __shared__ int values[kThreads];
+  values[threadIdx.x] = 1;
+  __syncthreads();
+  out[threadIdx.x] = values[threadIdx.x + 1];
+}
+
+__global__ void DivergentBarrierKernel(int*) {
+  if (threadIdx.x != 5) __syncthreads();
+}
+
+__global__ void TwoBarriersKernel(int*) {
+  if (threadIdx.x < 32) {
+    __syncthreads();
+  } else {
+    __syncthreads();
+  }
+}
+
+__global__ void DivergentShuffleKernel(int* out) {
+  if (threadIdx.x != 5) out[threadIdx.x] = __shfl_xor_sync(~0u, int(threadIdx.x), 1);
+}
+
+__global__ void ShuffleKernel(int* out) {
+  const int me = int(threadIdx.x), lane = me % 32;
+  out[me] = __shfl_xor_sync(~0u, me, 3) == (me ^ 3);
+  out[me] += __shfl_up_sync(~0u, me, 2) == (lane < 2 ? me : me - 2);
+  out[me] += __shfl_down_sync(~0u, me, 2, 8) == (lane % 8 > 5 ? me : me + 2);
+  out[me] += __shfl_sync(~0u, double(me), 9, 16) == me / 16 * 16 + 9;
+  out[me] += __ballot_sync(~0u, lane % 2) == 0xaaaaaaaa;
+  // Halves of a warp that meet on their own, one of them twice.
+  const unsigned half = lane < 16 ? 0xffff : 0xffff0000;
+  for (int round = 0; round < (lane < 16 ? 2 : 1); ++round) out[me] += __ballot_sync(half, 1) == half;
+}
+
+__global__ void ExcludedLaneKernel(int* out) {
+  out[threadIdx.x] = threadIdx.x % 32 < 16 ? __shfl_sync(0xffff, int(threadIdx.x), 20) : 0;
+}
+
+template <bool kSyncWarp>
+__global__ void WarpKernel(int* out) {
+  __shared__ int values[kThreads];
+  values[threadIdx.x] = int(threadIdx.x);
+  if (kSyncWarp) __syncwarp();
+  out[threadIdx.x] = __shfl_xor_sync(~0u, values[threadIdx.x ^ 1], 1);  // which orders no memory
+}
+
+__global__ void AtomicKernel(int* out) { atomicAdd(&out[threadIdx.x % 2], 1); }
+
+// Both blocks write the same words.
+__global__ void OverlappingBlocksKernel(int* out) { out[threadIdx.x] = int(blockIdx.x); }
+
+// Blocks use shared memory in turn: that is no race.
+__global__ void SeparateBlocksKernel(int* out) {
+  __shared__ int values[kThreads];
+  values[threadIdx.x] = int(blockIdx.x);
+  __syncthreads();
+  out[blockIdx.x * kThreads + threadIdx.x] = values[kThreads - 1 - threadIdx.x];
+}
+
+__global__ void MisalignedKernel(int* out) {
+  if (threadIdx.x == 0) *reinterpret_cast<uint4*>(out + 1) = uint4{1, 2, 3, 4};
+}
+
+struct Toy {
+  void (*kernel)(int*);
+  unsigned blocks = 1;
+  size_t shared_bytes = 0;
+};
+
+const std::map<std::string, Toy> kToys = {
+    {"rotate", {RotateKernel<true, true>}},
+    {"rotate_without_first_barrier", {RotateKernel<false, true>}},
+    {"rotate_without_second_barrier", {RotateKernel<true, false>}},
+    {"unwritten", {UnwrittenKernel}},
+    {"dynamic", {DynamicKernel<0>, 1, kThreads * sizeof(int)}},
+    {"dynamic_beyond", {DynamicKernel<1>, 1, kThreads * sizeof(int)}},
+    {"static_beyond", {StaticBeyondKernel}},
+    {"divergent_barrier", {DivergentBarrierKernel}},
+    {"two_barriers", {TwoBarriersKernel}},
+    {"divergent_shuffle", {DivergentShuffleKernel}},
+    {"shuffle", {ShuffleKernel}},
+    {"excluded_lane", {ExcludedLaneKernel}},
+    {"warp", {WarpKernel<true>}},
+    {"warp_without_barrier", {WarpKernel<false>}},
+    {"atomic", {AtomicKernel, 2}},
+    {"overlapping_blocks", {OverlappingBlocksKernel, 2}},
+    {"separate_blocks", {SeparateBlocksKernel, 2}},
+    {"misaligned", {MisalignedKernel}},
+    {"no_blocks", {AtomicKernel, 0}},
+    {"too_much_shared_memory", {AtomicKernel, 1, 1 << 20}},
+};
+
+}  // namespace
+
+int main(int, char** arguments) {
+  const Toy& toy = kToys.at(arguments[1]);
+  std::vector<int> out(2 * kThreads);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = toy.blocks;
+  config.blockDim = kThreads;
+  config.dynamicSmemBytes = toy.shared_bytes;
+  const cudaError_t error = cudaLaunchKernelEx(&config, toy.kernel, out.data());
+  if (error != cudaSuccess) {
+    std::printf("error: %s\n", cudaGetErrorString(error));
+    return 1;
+  }
+  for (const int value : out) std::printf("%d ", value);
+}
