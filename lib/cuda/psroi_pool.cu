@@ -129,11 +129,15 @@ __global__ void OffsetCotangentKernel(PoolSizes sizes, Regions regions, const T*
   for (int64_t thing = FirstThing(); thing < n; thing += ThingsAtOnce()) {
     const int64_t index = thing / parts, class_ = thing % sizes.classes;
     const Region<A> region = RegionOf<A>(sizes, regions, index);
+    if (region.state != RegionState::kPooled) {
+      d_offset[2 * thing] = d_offset[2 * thing + 1] = A(0);
+      continue;
+    }
     const A shift_y = ShiftOf<A>(sizes, regions, 0, thing), shift_x = ShiftOf<A>(sizes, regions, 1, thing);
     const bool nan = shift_x != shift_x || shift_y != shift_y;
     const int64_t image = (index / sizes.regions * sizes.images + region.image) * sizes.height;
     A dy = 0, dx = 0;
-    for (int64_t bin = 0; region.state == RegionState::kPooled && bin < sizes.bins(); ++bin) {
+    for (int64_t bin = 0; bin < sizes.bins(); ++bin) {
       const int64_t row = bin / sizes.output[1], column = bin % sizes.output[1];
       if (PartOf(sizes, index, row, column, class_) != thing) continue;
       if (nan) dy = dx = A(NAN);

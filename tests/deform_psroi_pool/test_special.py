@@ -7,9 +7,10 @@ from deform_conv.cases import assert_close
 from .cases import BACKENDS, COTANGENT, operands, pull_back
 from .numpy_reference import Pooling
 
-pytestmark = pytest.mark.parametrize("backend", BACKENDS)
+on_both = pytest.mark.parametrize("backend", BACKENDS)
 
 
+@on_both
 def test_padding_anywhere_is_zero_and_reads_nothing(backend, x64):
     x, rois, offset = operands()
     padding = np.array([0, 3, 5])
@@ -24,6 +25,7 @@ def test_padding_anywhere_is_zero_and_reads_nothing(backend, x64):
     assert_close(d_x, pull_back(COTANGENT[kept], x, rois[kept], offset[kept], backend=backend)[1])
 
 
+@on_both
 def test_all_padding(backend):
     x, rois, offset = map(np.float32, operands())
     rois[:, 0] = -1
@@ -31,6 +33,7 @@ def test_all_padding(backend):
         assert not result.any()
 
 
+@on_both
 def test_regions_that_are_not_finite(backend, x64):
     x, rois, offset = operands()
     rois[:, 0] = [0, 1, 0, 0, 1, 0]
@@ -43,6 +46,7 @@ def test_regions_that_are_not_finite(backend, x64):
     assert_close((pooled[good], d_x, d_offset[good]), pull_back(COTANGENT[good], x, rois[good], offset[good]))
 
 
+@on_both
 def test_offsets_that_are_not_finite(backend):
     x, rois, offset = map(np.float32, operands())
     rois[0] = 0, 2, 2, 12, 12
@@ -57,6 +61,7 @@ def test_offsets_that_are_not_finite(backend):
     assert np.isfinite(d_x).all()
 
 
+@on_both
 def test_only_pixels_with_a_weight_are_read(backend, x64):
     """All others may be NaN."""
     x, rois, offset = operands()
@@ -69,6 +74,7 @@ def test_only_pixels_with_a_weight_are_read(backend, x64):
         np.testing.assert_array_equal(result, same)
 
 
+@on_both
 @pytest.mark.parametrize(
     "shift, value, slope",
     [

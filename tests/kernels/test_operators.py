@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import pytest
 from deform_conv import test_dtypes as conv_types
 from deform_conv import test_values as conv_values
-from deform_psroi_pool import test_deform_psroi_pool as pool
 from deform_psroi_pool import test_kinks as pool_kinks
+from deform_psroi_pool import test_special as pool_special
+from deform_psroi_pool import test_values as pool_values
 
 import jax_dcn
 
@@ -37,11 +38,17 @@ test_conv_sums_over_channels = conv_types.test_sums_over_channels_are_wide
 test_conv_sums_over_pixels = conv_types.test_sums_over_pixels_are_wide
 test_conv_positions = conv_types.test_positions_are_wide
 
-test_pool_golden_files = pool.test_golden_files
-test_pool_reference = pool.test_kernels_are_the_reference
-test_pool_types = pool.test_dtypes
-test_pool_coordinates = pool.test_coordinates_keep_their_precision_in_half_precision_images
-test_pool_padding = pool.test_padding_and_regions_that_are_not_finite
-test_pool_nonfinite_offsets = pool.test_offsets_that_are_not_finite
-test_pool_nothing = pool.test_no_regions_and_no_pixels
+test_pool_golden_files = pool_values.test_golden_files
+test_pool_reference = pool_values.test_kernels_are_the_reference
+test_pool_many_features = pool_values.test_kernels_are_the_reference_for_many_features
+test_pool_types = pool_values.test_dtypes
+test_pool_coordinates = pool_values.test_coordinates_keep_their_precision_in_half_precision_images
+test_pool_no_regions = pool_values.test_no_regions
+test_pool_no_pixels = pool_values.test_no_pixels
+test_pool_padding = pool_special.test_padding_anywhere_is_zero_and_reads_nothing
+test_pool_all_padding = pool_special.test_all_padding
+test_pool_nonfinite_regions = pool_special.test_regions_that_are_not_finite
+test_pool_nonfinite_offsets = pool_special.test_offsets_that_are_not_finite
+test_pool_reads = pool_special.test_only_pixels_with_a_weight_are_read
+test_pool_kinks = pool_special.test_kinks
 test_pool_positions = pool_kinks.test_positions_round_as_they_are_written
