@@ -271,8 +271,8 @@ const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Regi
 
 const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Regions& regions,
                                const void* d_pooled, void* d_x) {
-  // About as many channels make a block, fewer where there would be too few blocks. A class is not cut smaller, for each
-  // piece locates its bins anew; nor is a row of groups, whose channels stand side by side.
+  // About as many channels make a block, fewer where there would be too few blocks. A class is not cut smaller, for
+  // each piece locates its bins anew; nor is a row of groups, whose channels stand side by side.
   const int64_t channels = std::clamp<int64_t>(sizes.batches * sizes.images * sizes.channels / 8, 8, 32);
   const int64_t features = sizes.features(), groups = sizes.groups();
   const int64_t block_features = std::max({int64_t{1}, channels / groups, std::min(channels, sizes.class_features())});
