@@ -36,8 +36,8 @@ TIMED_POINTS = 4  # sample_per_part
 POINTS = (2, 4, 8)  # for which memory is measured
 KEYS = ("forward", "forward + backward")
 # The reference may hold this much; where it would hold more, both are timed on fewer regions.
-MOST_BYTES = 12 * 2**30
-SECONDS = 90  # a row: the reference takes up to half a minute a call
+MOST_BYTES = 6 * 2**30
+SECONDS = 40  # a row: a call of the reference takes seconds
 
 
 def measure(name, dtype, repeats):
