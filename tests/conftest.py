@@ -1,7 +1,12 @@
+import functools
 import os
 
-# Before jax is imported: the sharding tests need several devices, on any machine.
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {os.environ.get('XLA_FLAGS', '')}".strip()
+# Before jax is imported: the sharding tests need several devices, on any machine; a GPU's time goes to tests rather
+# than to tuning of what runs once, and its memory to all processes that test.
+os.environ["XLA_FLAGS"] = " ".join(
+    ["--xla_force_host_platform_device_count=8", "--xla_gpu_autotune_level=0", os.environ.get("XLA_FLAGS", "")]
+)
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 
 import hypothesis
 import jax
@@ -16,6 +21,31 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("jax_dcn")
+
+PLATFORMS = ("cpu", "cuda")
+
+
+def pytest_generate_tests(metafunc):
+    """Every test runs on every platform, but for those that name the platforms they are about."""
+    marker = metafunc.definition.get_closest_marker("platforms")
+    metafunc.parametrize("platform", marker.args if marker else PLATFORMS, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def platform(request):
+    """What the test runs on; all products in full precision, as the references they are compared with."""
+    if request.param == "cuda" and not has_gpu():
+        pytest.skip("no NVIDIA GPU here")
+    with jax.default_device(jax.devices(request.param)[0]), jax.default_matmul_precision("highest"):
+        yield request.param
+
+
+@functools.cache
+def has_gpu():
+    try:
+        return bool(jax.devices("cuda"))
+    except RuntimeError:
+        return False
 
 
 @pytest.fixture

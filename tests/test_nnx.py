@@ -107,9 +107,10 @@ def test_metadata_of_the_parameters():
     assert layer.bias.get_metadata("role") == "bias"
 
 
+@pytest.mark.platforms("cpu")
 def test_sharded_parameters():
     init = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, None, None, "model"))
-    with jax.set_mesh(jax.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,))):
+    with jax.set_mesh(jax.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu")[:2])):
         layer = DeformConv(4, 6, 3, kernel_init=init, rngs=nnx.Rngs(0))
         assert layer.kernel[...].sharding.spec == jax.P(None, None, None, "model")
         assert layer(jnp.ones([2, 6, 6, 4])).shape == (2, 6, 6, 6)

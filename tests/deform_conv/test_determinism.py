@@ -43,6 +43,7 @@ def test_repeated_runs_agree_to_the_last_bit(backend):
         jax.tree.map(np.testing.assert_array_equal, run(*crowded_arguments()), first)
 
 
+@pytest.mark.platforms("cpu")
 @pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores to choose from"
 )

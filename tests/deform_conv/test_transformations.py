@@ -9,8 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 from numpy_reference import Convolution
 
 from .cases import (
@@ -19,21 +17,21 @@ from .cases import (
     Case,
     Operands,
     assert_close,
-    cast,
     convolve,
     pull_back,
 )
-
-# Its output has the shape of its input, so that it can be iterated.
-LAYER = Case("layer", (3, 4), 2, 2, (2, 3), 2, (2,), Convolution(padding="SAME", feature_group_count=2))
-apply = functools.partial(convolve, **LAYER.keywords)
-reference = functools.partial(apply, backend="reference")
-OPERANDS, TANGENTS = (cast(LAYER.operands(seed, offset_scale=1.0), np.float32) for seed in (0, 1))
-assert_near = functools.partial(assert_close, rtol=1e-4, atol=1e-4)
-
-
-def loss(operands, function=apply):
-    return jnp.sin(function(operands)).sum()
+from .layer import (
+    BATCHED,
+    LAYER,
+    OPERANDS,
+    TANGENTS,
+    apply,
+    assert_near,
+    loss,
+    of_batch,
+    reference,
+    value_and_grad_of_reference,
+)
 
 
 @functools.cache
@@ -280,56 +278,6 @@ def test_vmap_with_batches_of_none(x64):
         assert_close(y[k], convolve(one, **case.keywords))
 
 
-BATCHED = ("x", "offset", "mask")
-SPECS = Operands(*(P("data") if name in BATCHED else P() for name in Operands._fields))
-
-
-def of_batch(count):
-    return cast(Case("sharded", (3, 4), 2, 2, (2, 3), 2, (count,), LAYER.convolution).operands(), np.float32)
-
-
-def split_over(devices, axis_type="Auto"):
-    """(mesh, operands with one image a device, the same not split), on CPU devices: any machine can have eight."""
-    axis_types = (getattr(jax.sharding.AxisType, axis_type),)
-    mesh = jax.make_mesh((devices,), ("data",), axis_types=axis_types, devices=jax.devices("cpu")[:devices])
-    operands = of_batch(devices)
-    placed = (jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(operands, SPECS, strict=True))
-    return mesh, Operands(*placed), operands
-
-
-value_and_grad_of_reference = jax.jit(jax.value_and_grad(functools.partial(loss, function=reference)))
-
-
-@pytest.mark.parametrize("axis_type, check_vma", [("Auto", True), ("Auto", False), ("Explicit", True)])
-def test_shard_map(axis_type, check_vma):
-    """Each device has its images; the gradient of the replicated weight sums over the devices."""
-    mesh, placed, operands = split_over(8, axis_type)
-    split = jax.shard_map(
-        lambda operands: jax.lax.psum(loss(operands), "data"),
-        mesh=mesh,
-        in_specs=(SPECS,),
-        out_specs=P(),
-        check_vma=check_vma,
-    )
-    assert_near(jax.jit(jax.value_and_grad(split))(placed), value_and_grad_of_reference(operands))
-
-
-def test_grad_inside_shard_map():
-    """There the gradient of a replicated operand is replicated: summed already."""
-    mesh, placed, operands = split_over(4)
-    inside = jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=(SPECS,), out_specs=SPECS)
-    assert_near(jax.jit(inside)(placed), value_and_grad_of_reference(operands)[1])
-
-
-def test_pmap():
-    operands = of_batch(4)
-    axes = Operands(*(0 if name in BATCHED else None for name in Operands._fields))
-    each = jax.pmap(jax.grad(loss), in_axes=(axes,), devices=jax.devices("cpu")[:4])(operands)
-    whole = value_and_grad_of_reference(operands)[1]
-    assert_near(each.x, whole.x)
-    assert_near(each.weight.sum(0), whole.weight)
-
-
 def test_linear_transpose():
     """Of the operator in x, and of its gradient in the cotangent."""
     linear = OPERANDS._replace(bias=None)
@@ -339,36 +287,6 @@ def test_linear_transpose():
     assert_near(jax.linear_transpose(lambda ct: pull(ct)[0], pulled)(linear.x)[0], y)
     with pytest.raises(NotImplementedError, match="not linear"):
         jax.linear_transpose(lambda offset: apply(linear._replace(offset=offset)), linear.offset)(y)
-
-
-def test_jvp_inside_shard_map():
-    mesh, placed, operands = split_over(4)
-
-    def push(function):
-        return lambda operands: jax.jvp(function, (operands,), (operands,))[1]
-
-    split = jax.shard_map(push(apply), mesh=mesh, in_specs=(SPECS,), out_specs=P("data"))
-    assert_near(jax.jit(split)(placed), jax.jit(push(reference))(operands))
-
-
-def test_hessian_of_shard_map():
-    mesh, placed, operands = split_over(4)
-
-    def curvature(function):
-        return jax.jit(jax.hessian(lambda bias, o: function(o._replace(bias=bias, mask=o.mask * bias[0]))))
-
-    split = jax.shard_map(lambda o: jax.lax.psum(loss(o), "data"), mesh=mesh, in_specs=(SPECS,), out_specs=P())
-    by_reference = functools.partial(loss, function=reference)
-    assert_near(curvature(split)(placed.bias, placed), curvature(by_reference)(operands.bias, operands))
-
-
-@pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
-def test_jit_over_split_operands(axis_type):
-    """Plain jit over arrays split by image is right, however the work is then divided."""
-    mesh, placed, operands = split_over(4, axis_type)
-    with jax.set_mesh(mesh):
-        answer = jax.jit(jax.value_and_grad(loss))(placed)
-    assert_near(answer, value_and_grad_of_reference(operands))
 
 
 def leaves_of_pull_back(*operands):
@@ -394,39 +312,34 @@ def flat_apply(*operands):
     return apply(Operands(*operands))
 
 
-def current_platform():
-    return jax.default_backend().replace("gpu", "cuda")
-
-
-def test_export_with_its_gradient():
-    _, restored = exported(flat_apply, *OPERANDS, platforms=(current_platform(),), vjp_order=1)
+def test_export_with_its_gradient(platform):
+    _, restored = exported(flat_apply, *OPERANDS, platforms=(platform,), vjp_order=1)
     assert_near(restored.call(*OPERANDS), apply(OPERANDS))
     grad = jax.grad(lambda *operands: jnp.sin(restored.call(*operands)).sum(), tuple(range(5)))(*OPERANDS)
     assert_near(Operands(*grad), expected()[1])
 
 
 @pytest.mark.parametrize("platforms", [("tpu",), ("cuda",), ("tpu", "cpu"), ("tpu", "cpu", "cuda")], ids="+".join)
-def test_export_for_other_platforms(platforms):
+def test_export_for_other_platforms(platforms, platform):
     """From any machine: kernels for those platforms that have them, jax.numpy for the rest."""
     artifact, restored = exported(leaves_of_pull_back, *OPERANDS, platforms=platforms)
     assert restored.platforms == platforms
     assert ("dcn_" in artifact.mlir_module()) == (platforms != ("tpu",))
-    if current_platform() in platforms:
+    if platform in platforms:
         assert_near(restored.call(*OPERANDS), leaves_of_pull_back(*OPERANDS))
 
 
-def test_export_of_any_batch_size():
+def test_export_of_any_batch_size(platform):
     (n,) = export.symbolic_shape("n")
     shapes = [
         jax.ShapeDtypeStruct((n, *a.shape[1:]) if name in BATCHED else a.shape, a.dtype)
         for name, a in zip(Operands._fields, OPERANDS, strict=True)
     ]
-    _, restored = exported(flat_apply, *shapes, platforms=("cpu",), vjp_order=1)
-    with jax.default_device(jax.devices("cpu")[0]):
-        for count in (1, 5):
-            operands = of_batch(count)
-            grad = jax.jit(jax.grad(lambda *operands: jnp.sin(restored.call(*operands)).sum(), tuple(range(5))))
-            assert_near(Operands(*grad(*operands)), value_and_grad_of_reference(operands)[1])
+    _, restored = exported(flat_apply, *shapes, platforms=(platform,), vjp_order=1)
+    for count in (1, 5):
+        operands = of_batch(count)
+        grad = jax.jit(jax.grad(lambda *operands: jnp.sin(restored.call(*operands)).sum(), tuple(range(5))))
+        assert_near(Operands(*grad(*operands)), value_and_grad_of_reference(operands)[1])
 
 
 def test_jitted_calls_are_cached():

@@ -11,7 +11,7 @@ from deform_psroi_pool import test_values as pool_values
 
 import jax_dcn
 
-pytestmark = pytest.mark.usefixtures("emulated_kernels")
+pytestmark = [pytest.mark.usefixtures("emulated_kernels"), pytest.mark.platforms("cpu")]
 
 
 def test_these_tests_run_emulated_kernels(emulated_handlers):

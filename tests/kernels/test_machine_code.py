@@ -1,0 +1,64 @@
+"""What the compiler made of the CUDA kernels, read from the module that was built."""
+
+import re
+
+import pytest
+
+from benchmarks import machine_code
+from benchmarks.machine_code import WARPS
+
+pytestmark = [
+    pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing())),
+    pytest.mark.platforms("cpu"),
+]
+
+ARCHITECTURES = machine_code.architectures() if machine_code.missing() is None else ()
+MOST_REGISTERS = 128  # so that two blocks of 256 threads share a multiprocessor
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def kernels(request):
+    found = machine_code.kernels(request.param)
+    assert {kernel.source for kernel in found} == {"deform_conv.cu", "psroi_pool.cu"}
+    return found
+
+
+def test_every_kernel_is_read(kernels):
+    for kernel in kernels:
+        assert kernel.instructions["EXIT"] >= 1, kernel.name
+        assert kernel.accesses("global loads"), kernel.name
+
+
+def test_nothing_is_spilled(kernels):
+    spilled = {k.name: k for k in kernels if k.stack or k.local or k.accesses("local accesses")}
+    assert not spilled
+
+
+def test_registers_leave_room_for_two_blocks(kernels):
+    assert {kernel.name: kernel.registers for kernel in kernels if kernel.registers > MOST_REGISTERS} == {}
+
+
+def test_vectors_of_channels_are_loaded_at_once(kernels):
+    vectors = [kernel for kernel in kernels if re.search(r", [248]>", kernel.name)]
+    assert len(vectors) >= 10
+    for kernel in vectors:
+        assert 16 in kernel.widths("global loads"), kernel.name
+        assert "OffsetCotangent" in kernel.name or 16 in kernel.widths("global stores"), kernel.name
+
+
+def test_instructions_are_told_apart():
+    code = """
+        /*0110*/              @!P0 LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ;  /* 0x1 */
+        /*0120*/                   LDG.E.U16 R8, desc[UR4][R2.64] ;
+        /*0130*/              @UP1 LDG.E R9, desc[UR4][R2.64] ;
+        /*0140*/                   STL.64 [R1], R8 ;
+        /*0150*/                   HMMA.16816.F32 R4, R8, R10, R4 ;
+        /*0160*/                   LDGSTS.E.BYPASS.128 [R1], desc[UR4][R2.64] ;
+    """
+    kernel = machine_code.Kernel("a.cu", "k", 32, 0, 0, 0, machine_code.Counter(machine_code.opcodes(code)))
+    assert kernel.widths("global loads") == {16: 1, 4: 1, 2: 1}
+    assert list(kernel.accesses("local accesses")) == ["STL.64"]
+    assert list(kernel.accesses("matrix instructions")) == ["HMMA.16816.F32"]
+    assert list(kernel.accesses("asynchronous copies")) == ["LDGSTS.E.BYPASS.128"]
+    assert kernel.resident_warps == WARPS
+    assert kernel._replace(registers=65).resident_warps == 28
