@@ -1,4 +1,4 @@
-"""Compiles the CUDA kernels' own source for the CPU, with the execution model in the toolkit's place.
+"""Compiles the CUDA kernels' own source for the CPU, with the execution model in the toolkit's place, and for a GPU.
 
 What is built stays in the build folder, under a name that says what it was built from.
 """
@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import pathlib
+import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,18 @@ def program(name: str, sanitizer: str, kernels: dict[str, pathlib.Path]) -> path
     return _link(pathlib.Path(name).stem, [(path, []) for path in sources], sanitizer)
 
 
+def device_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
+    """The same program on the GPU that is here."""
+    sources = [HERE / name, *kernels.values()]
+    command = [_nvcc(), "-std=c++17", "-arch=native", "-lineinfo", f"-I{LIB}", f"-I{LIB / 'cuda'}", "-x", "cu"]
+    return _cached(pathlib.Path(name).stem, [*command, *sources], [*sources, *_headers()])
+
+
+@functools.cache
+def _nvcc():
+    return shutil.which("nvcc", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"]))
+
+
 @functools.cache
 def has(sanitizer: str) -> bool:
     """Whether the compiler has it, with its library."""
@@ -69,7 +82,7 @@ def _cached(name, command, inputs):
     """What `command` writes to the file that `-o` names; all it depends on is `inputs` and its own words."""
     words = [str(word) for word in command]
     contents = [
-        _compiler_version().encode(),
+        _version(words[0]).encode(),
         *(word.encode() for word in words),
         *(path.read_bytes() for path in inputs),
     ]
@@ -90,5 +103,5 @@ def _headers():
 
 
 @functools.cache
-def _compiler_version():
-    return subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True).stdout
+def _version(compiler):
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout

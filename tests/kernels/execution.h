@@ -28,7 +28,7 @@ struct cudaLaunchConfig_t {
   struct CUstream_st* stream = nullptr;
 };
 using cudaStream_t = CUstream_st*;
-enum cudaError_t { cudaSuccess, cudaErrorInvalidConfiguration, cudaErrorLaunchFailure };
+enum cudaError_t { cudaSuccess, cudaErrorInvalidConfiguration, cudaErrorMemoryAllocation, cudaErrorLaunchFailure };
 
 const char* cudaGetErrorString(cudaError_t);
 
@@ -59,8 +59,6 @@ int Lane();
 uint64_t Exchange(unsigned mask, uint64_t offer, int from, Place);
 unsigned Vote(unsigned mask, bool yes, Place);
 
-int Lane();
-
 // A shuffle within `width` lanes, which gives one's own value where lane `from` is none of them.
 template <typename T>
 T Shuffle(unsigned mask, T value, int from, int width, Place place) {
@@ -83,10 +81,34 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   return execution::Launch(*config, [&] { kernel(arguments...); });
 }
 
-inline cudaError_t cudaMemsetAsync(void* address, int byte, size_t count, cudaStream_t) {
+inline cudaError_t cudaMalloc(void** address, size_t count) {
+  constexpr size_t kAlignment = 256;
+  *address = nullptr;
+  return count == 0 || posix_memalign(address, kAlignment, count) == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+inline cudaError_t cudaFree(void* address) {
+  std::free(address);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaMemset(void* address, int byte, size_t count) {
   std::memset(address, byte, count);
   return cudaSuccess;
 }
+
+inline cudaError_t cudaMemsetAsync(void* address, int byte, size_t count, cudaStream_t) {
+  return cudaMemset(address, byte, count);
+}
+
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t count, cudaMemcpyKind) {
+  if (count) std::memcpy(to, from, count);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 
 inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   execution::WaitForBlock({file, line});

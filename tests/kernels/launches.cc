@@ -1,18 +1,21 @@
 // Calls every function of the kernels' headers on small operands, for a sanitizer to look on: random ones, of every
-// type, with all edges that shapes and positions have. Each operand is an allocation of its own size.
+// type, with all edges that shapes and positions have. Each operand is an allocation of its own size. On a GPU, or on
+// the CPU with the execution model.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
+#include <memory>
 #include <random>
-#include <string>
 #include <vector>
-
-#include "cuda/device.h"
-#include "deform_conv.h"
-#include "psroi_pool.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "cuda/launch.h"
+#include "deform_conv.h"
+#include "psroi_pool.h"
 
 namespace dcn {
 namespace {
@@ -30,24 +33,34 @@ double Odd() {
   return kOdd[generator() % (sizeof kOdd / sizeof *kOdd)];
 }
 
+void Check(const char* failure) {
+  if (!failure) failure = Failure(cudaDeviceSynchronize());
+  if (!failure) return;
+  std::printf("%s\n", failure);
+  std::exit(1);
+}
+
+// Numbers from -limit to limit, and `odd` of them odd.
+template <typename T>
+std::vector<T> RandomNumbers(int64_t size, double limit, double odd = 0) {
+  std::vector<T> values;
+  for (int64_t i = 0; i < size; ++i) values.push_back(T(Uniform(0, 1) < odd ? Odd() : Uniform(-limit, limit)));
+  return values;
+}
+
+// In the device's memory. No number has ones in all its bits, as what is not written does, not even a NaN.
 class Array {
  public:
   template <typename T>
   static Array Of(const std::vector<T>& values) {
     Array array(values.size(), sizeof(T));
-    if (!values.empty()) std::memcpy(array.data(), values.data(), array.bytes_.size());
+    Check(Failure(cudaMemcpy(array.data(), values.data(), array.bytes_, cudaMemcpyHostToDevice)));
     return array;
   }
 
-  // Of numbers from -limit to limit, and `odd` of them odd.
   static Array Random(DType dtype, int64_t size, double limit, double odd = 0) {
-    return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
-      std::vector<decltype(tag)> values;
-      for (int64_t i = 0; i < size; ++i) {
-        values.push_back(decltype(tag)(Uniform(0, 1) < odd ? Odd() : Uniform(-limit, limit)));
-      }
-      return Of(values);
-    });
+    return Dispatch<__half, __nv_bfloat16>(
+        dtype, [&](auto tag) { return Of(RandomNumbers<decltype(tag)>(size, limit, odd)); });
   }
 
   static Array Unwritten(DType dtype, int64_t size) {
@@ -58,30 +71,43 @@ class Array {
 
   template <typename T = void>
   T* data() {
-    return reinterpret_cast<T*>(bytes_.data());
+    return static_cast<T*>(memory_.get());
   }
 
-  // Nothing that is computed has ones in all its bits, not even a NaN.
   void CheckWritten(const char* name) const {
+    std::vector<unsigned char> bytes(bytes_);
     const std::vector<unsigned char> unwritten(element_, 0xff);
-    for (size_t i = 0; i < bytes_.size(); i += element_) {
-      if (std::memcmp(&bytes_[i], unwritten.data(), element_) != 0) continue;
+    Check(Failure(cudaMemcpy(bytes.data(), memory_.get(), bytes_, cudaMemcpyDeviceToHost)));
+    for (size_t i = 0; i < bytes_; i += element_) {
+      if (std::memcmp(&bytes[i], unwritten.data(), element_) != 0) continue;
       std::printf("element %zu of %s is not written\n", i / element_, name);
       std::exit(1);
     }
   }
 
  private:
-  Array(size_t size, size_t element) : element_(element), bytes_(size * element, 0xff) {}
+  struct Free {
+    void operator()(void* address) const { cudaFree(address); }
+  };
 
-  size_t element_;
-  std::vector<unsigned char> bytes_;
+  Array(size_t size, size_t element) : element_(element), bytes_(size * element) {
+    void* address = nullptr;
+    Check(Failure(cudaMalloc(&address, bytes_)));
+    memory_.reset(address);
+    if (bytes_) Check(Failure(cudaMemset(address, 0xff, bytes_)));
+  }
+
+  size_t element_, bytes_;
+  std::unique_ptr<void, Free> memory_;
 };
 
-void Check(const char* failure) {
-  if (!failure) return;
-  std::printf("%s\n", failure);
-  std::exit(1);
+// Boxes of all sizes, some of them no numbers, in the images there are, one before the first and one behind the last.
+Array RandomRois(DType dtype, int64_t count, int64_t images) {
+  return DispatchAccumulator(dtype, [&](auto tag) {
+    std::vector<decltype(tag)> rois = RandomNumbers<decltype(tag)>(count * 5, 8, 0.05);
+    for (int64_t roi = 0; roi < count; ++roi) rois[roi * 5] = decltype(tag)(roi % (images + 2) - 1);
+    return Array::Of(rois);
+  });
 }
 
 DType AccumulatorType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
@@ -96,7 +122,7 @@ void CallDeformConv(DType dtype, const Sizes& sizes, bool masked) {
   Array x = Array::Random(dtype, sizes.images_of_x * pixels, 1);
   Array offset = Array::Random(wide, 2 * positions_size, 3, 0.1);
   Array mask = Array::Random(wide, positions_size, 1);
-  Array origin = Array::Of<int32_t>({1, 0, 1});
+  Array origin = Array::Of(std::vector<int32_t>{1, 0, 1});
   const Positions positions = {offset.data(), masked ? mask.data() : nullptr, origin.data<int32_t>()};
 
   Array columns = Array::Unwritten(dtype, columns_size);
@@ -130,14 +156,7 @@ void CallPool(DType dtype, const PoolSizes& sizes, bool shifted) {
   Device device(nullptr);
 
   Array x = Array::Random(dtype, x_size, 1), d_pooled = Array::Random(dtype, pooled_size, 1);
-  Array rois = Array::Random(wide, regions_size * 5, 8, 0.05), offset = Array::Random(wide, offset_size, 2, 0.1);
-  for (int64_t region = 0; region < regions_size; ++region) {
-    const double image = double(region % (sizes.images + 2)) - 1;  // among them one before the first, and one behind
-    DispatchAccumulator(wide, [&](auto tag) {
-      rois.data<decltype(tag)>()[region * 5] = decltype(tag)(image);
-      return 0;
-    });
-  }
+  Array rois = RandomRois(wide, regions_size, sizes.images), offset = Array::Random(wide, offset_size, 2, 0.1);
   const Regions regions = {rois.data(), shifted ? offset.data() : nullptr};
 
   Array pooled = Array::Unwritten(dtype, pooled_size);

@@ -11,6 +11,8 @@ import pytest
 
 from . import build
 
+pytestmark = pytest.mark.platforms("cpu")
+
 
 @pytest.fixture(scope="session")
 def run():
@@ -90,14 +92,20 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_in_kernels_are_found(name, run, tmp_path):
-    (kernel, right, wrong), (sanitizer, complaint) = MISTAKES[name]
+def with_mistake(name, folder):
+    """The kernels' sources, one with a line changed."""
+    (kernel, right, wrong), _ = MISTAKES[name]
     source = build.KERNELS[kernel].read_text()
     assert source.count(right) == 1, f"{build.KERNELS[kernel]} has changed: it must have the line {right!r} once"
-    changed = tmp_path / build.KERNELS[kernel].name
+    changed = folder / build.KERNELS[kernel].name
     changed.write_text(source.replace(right, wrong))
-    status, output = run("launches.cc", sanitizer, kernels=build.KERNELS | {kernel: changed})
+    return build.KERNELS | {kernel: changed}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_in_kernels_are_found(name, run, tmp_path):
+    _, (sanitizer, complaint) = MISTAKES[name]
+    status, output = run("launches.cc", sanitizer, kernels=with_mistake(name, tmp_path))
     assert status != 0
     assert re.search(complaint, output, re.DOTALL), output
 

@@ -1,0 +1,53 @@
+"""The kernels on a GPU, by themselves and under NVIDIA's sanitizer."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from . import build
+from .test_sanitizers import with_mistake
+
+pytestmark = pytest.mark.platforms("cuda")
+
+CLEAN = {
+    "memcheck": "ERROR SUMMARY: 0 errors",
+    "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
+    "synccheck": "ERROR SUMMARY: 0 errors",
+}
+
+
+def run(*command):
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return result.returncode, result.stdout
+
+
+def check(tool, program):
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
+    sanitizer = shutil.which("compute-sanitizer", path=path)
+    if sanitizer is None:
+        pytest.skip("compute-sanitizer not found")
+    status, output = run(sanitizer, "--tool", tool, "--error-exitcode", "1", program)
+    if "Device not supported" in output:
+        pytest.skip("compute-sanitizer does not support this device")
+    return status, output
+
+
+def test_launches():
+    assert run(build.device_program("launches.cc", build.KERNELS)) == (0, "every launch is done\n")
+
+
+@pytest.mark.parametrize("tool", CLEAN)
+def test_kernels_are_clean(tool):
+    status, output = check(tool, build.device_program("launches.cc", build.KERNELS))
+    assert status == 0, output
+    assert "every launch is done" in output
+    assert CLEAN[tool] in output
+
+
+@pytest.mark.parametrize("tool, name", [("memcheck", "off by one in global memory"), ("racecheck", "missing barrier")])
+def test_mistakes_in_kernels_are_found(tool, name, tmp_path):
+    status, output = check(tool, build.device_program("launches.cc", with_mistake(name, tmp_path)))
+    assert status != 0
+    assert "ScanKernel" in output
