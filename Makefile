@@ -6,7 +6,7 @@ WERROR ?= OFF# warnings of the compiler as errors
 SOURCES := $(shell find lib -name '*.h' -o -name '*.cc' -o -name '*.cu')
 FORMATTED := $(SOURCES) $(wildcard tests/kernels/*.h tests/kernels/*.cc tests/kernels/*.cu)
 
-.PHONY: demo detector test lint format benchmark clean
+.PHONY: demo detector test lint format benchmark gpu-check clean
 
 demo: .venv/installed
 	$(BIN)/python -m examples.rfcn
@@ -30,6 +30,16 @@ format: .venv/installed
 
 benchmark: .venv/installed
 	$(BIN)/python -m benchmarks
+
+# Takes $(PYTHON) as it is where that has all it needs, for a GPU machine may have no network.
+gpu-check:
+	if ! nvidia-smi -L || $(PYTHON) -c "import jax_cuda13_plugin, flax, nanobind, scikit_build_core, hypothesis" 2>/dev/null; \
+	then $(PYTHON) -m benchmarks.gpu_check; \
+	else $(MAKE) .venv/gpu && $(BIN)/python -m benchmarks.gpu_check; fi
+
+.venv/gpu: .venv/installed
+	$(BIN)/python -m pip install "jax[cuda13]" --editable ".[test,examples,benchmarks]" scikit-build-core nanobind cmake ninja
+	touch $@
 
 .venv/installed: pyproject.toml CMakeLists.txt $(wildcard cmake/*.cmake) $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -1,3 +1,4 @@
+import collections
 import functools
 import os
 
@@ -32,8 +33,10 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture(autouse=True)
-def platform(request):
+def platform(request, record_property):
     """What the test runs on; all products in full precision, as the references they are compared with."""
+    reference = request.node.callspec.params.get("backend") == "reference"
+    record_property("backend", "reference" if reference else request.param)
     if request.param == "cuda" and not has_gpu():
         pytest.skip("no NVIDIA GPU here")
     with jax.default_device(jax.devices(request.param)[0]), jax.default_matmul_precision("highest"):
@@ -53,3 +56,11 @@ def x64():
     """float64 for one test; all others see jax's default, as users do."""
     with jax.enable_x64(True):
         yield
+
+
+def pytest_terminal_summary(terminalreporter):
+    """One line a reason, where pytest's own summary has one a test."""
+    reports = terminalreporter.stats.get("skipped", ())
+    reasons = collections.Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}")

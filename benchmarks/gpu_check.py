@@ -1,0 +1,162 @@
+"""`make gpu-check`: builds for the GPU that is here, tests on it and on the CPU, measures, and writes a report.
+
+Takes the Python that runs it as it is and fetches nothing, so that it works without a network.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from datetime import date
+from importlib.util import find_spec
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results"
+MINUTES = 9
+LIMITS = {"build": 120, "tests": 270}  # seconds; the benchmark has what is left
+LEAST_SECONDS = 60
+WORKERS = 8  # processes that share the GPU
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="make gpu-check", description=__doc__)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON file, the table and the plots")
+    args = parser.parse_args()
+    begin = time.perf_counter()
+    gpu = query_gpu()
+    if gpu is None:
+        print("Skipped: no NVIDIA GPU here (nvidia-smi finds none).")
+        return 0
+
+    report = {"gpu": gpu, "date": str(date.today()), "build": build(gpu["compute capability"])}
+    if report["build"]["ok"]:
+        report["tests"] = run_tests()
+        left = MINUTES * 60 - (time.perf_counter() - begin)
+        report["benchmark"] = run_benchmark(max(left - 15, LEAST_SECONDS), args.out)
+    report["seconds"] = round(time.perf_counter() - begin)
+    args.out.mkdir(parents=True, exist_ok=True)
+    stem = args.out / f"{date.today()}-gpu"
+    stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    stem.with_suffix(".md").write_text(text := page(report))
+    print(text)
+    return 0 if all(report.get(step, {}).get("ok") for step in ("build", "tests", "benchmark")) else 1
+
+
+def query_gpu():
+    fields = {"name": "name", "compute capability": "compute_cap", "driver": "driver_version", "memory": "memory.total"}
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields.values())}", "--format=csv,noheader"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode or not result.stdout.strip():
+        return None
+    return dict(zip(fields, result.stdout.splitlines()[0].split(", "), strict=True))
+
+
+def build(compute_capability):
+    architecture = f"{compute_capability.replace('.', '')}-real"
+    return run(
+        *(sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "--editable", "."),
+        "-Ccmake.define.JAX_DCN_CUDA=ON",
+        f"-Ccmake.define.CMAKE_CUDA_ARCHITECTURES={architecture}",
+        limit=LIMITS["build"],
+    )
+
+
+def run_tests():
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results.xml"
+        options = ["-q", f"--junitxml={results}"]
+        if find_spec("xdist"):
+            options += ["-n", str(min(WORKERS, os.cpu_count()))]
+        step = run(sys.executable, "-m", "pytest", *options, limit=LIMITS["tests"])
+        if results.exists():
+            step |= read_tests(ElementTree.parse(results))
+    return step
+
+
+def read_tests(results):
+    """How many tests of each backend came out how, why some were skipped, and what the others failed with."""
+    outcomes, reasons, failures = {}, Counter(), {}
+    for case in results.iter("testcase"):
+        properties = {p.get("name"): p.get("value") for p in case.iter("property")}
+        counts = outcomes.setdefault(properties.get("backend", "none"), Counter())
+        name = f"{case.get('classname')}::{case.get('name')}"
+        failed = [problem for kind in ("failure", "error") for problem in case.iter(kind)]
+        skipped = case.find("skipped")
+        if failed:
+            failures[name] = (failed[0].get("message") or failed[0].text or "")[:500]
+        elif skipped is not None:
+            reasons[skipped.get("message")] += 1
+        counts["failed" if failed else "passed" if skipped is None else "skipped"] += 1
+    return {"backends": outcomes, "reasons to skip": reasons, "failures": failures}
+
+
+def run_benchmark(limit, out):
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "benchmarks", "operators", "dispatch"]
+        step = run(*command, "--seconds", str(round(limit - 20)), "--out", folder, limit=limit)
+        out.mkdir(parents=True, exist_ok=True)
+        for path in Path(folder).iterdir():
+            if path.suffix == ".json":
+                step["results"] = json.loads(path.read_text())
+            elif path.suffix == ".md":
+                step["page"] = path.read_text()
+            else:
+                shutil.copy(path, out)
+    return step
+
+
+def run(*command, limit):
+    """Runs a step, shows what it writes, and stops it at its limit: first kindly, so that it can write its results."""
+    begin = time.perf_counter()
+    print(f"$ {' '.join(map(str, command))}", flush=True)
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    stopped = False
+    for wait, stop in ((limit, signal.SIGINT), (15, signal.SIGKILL), (None, None)):
+        try:
+            process.wait(wait)
+            break
+        except subprocess.TimeoutExpired:
+            stopped = True
+            if stop == signal.SIGINT:
+                process.send_signal(stop)
+            else:
+                os.killpg(process.pid, stop)
+    seconds = round(time.perf_counter() - begin)
+    return {"ok": process.returncode == 0, "seconds": seconds, "stopped at its limit": stopped}
+
+
+def page(report):
+    gpu = ", ".join(f"{key} {value}" for key, value in report["gpu"].items())
+    lines = [f"# GPU check\n\n{report['date']}, {gpu}; {report['seconds']} s in all.\n"]
+    lines += ["| step | result | seconds |", "|---|---|---|"]
+    for name in ("build", "tests", "benchmark"):
+        step = report.get(name)
+        state = "not reached" if step is None else "passed" if step["ok"] else "**failed**"
+        if step and step["stopped at its limit"]:
+            state += ", stopped at its limit"
+        lines.append(f"| {name} | {state} | {step['seconds'] if step else ''} |")
+    tests = report.get("tests", {})
+    if "backends" in tests:
+        lines += ["\n| tests of | passed | failed | skipped |", "|---|---|---|---|"]
+        for backend, counts in sorted(tests["backends"].items()):
+            lines.append(f"| {backend} | {' | '.join(str(counts[k]) for k in ('passed', 'failed', 'skipped'))} |")
+        lines.append("")
+        lines += [f"- {count} skipped: {reason}" for reason, count in tests["reasons to skip"].items()]
+        lines += [f"- **failed** `{name}`: {' '.join(message.split())}" for name, message in tests["failures"].items()]
+    if "page" in report.get("benchmark", {}):
+        lines += ["", report["benchmark"].pop("page")]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
