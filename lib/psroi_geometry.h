@@ -77,4 +77,37 @@ DCN_HOST_DEVICE PoolPoint<A> LocatePoint(const PoolSizes& sizes, const Region<A>
   return {true, {int32_t(low), int32_t(std::ceil(position))}, position - low};
 }
 
+// Calls touch(pixel, weight, slope) for every pixel that bin p's points touch along an axis, in ascending order, with
+// the sums over the points, and returns how many points are kept. The points of a bin are the product of those along
+// its two axes, and so are their weights: a bin is a sum over a few pixels, however many points there are.
+template <typename A, typename F>
+DCN_HOST_DEVICE int32_t ForEachTouch(const PoolSizes& sizes, const Region<A>& region, int axis, int64_t p, A shift,
+                                     const F& touch) {
+  int32_t kept = 0, pixel = 0;
+  A weight[2] = {0, 0}, slope[2] = {0, 0};  // of `pixel` and of the one behind it
+  const auto flush = [&](int side) {
+    if (weight[side] != A(0) || slope[side] != A(0)) touch(pixel + side, weight[side], slope[side]);
+  };
+  for (int32_t i = 0; i < sizes.points[axis]; ++i) {
+    const PoolPoint<A> point = LocatePoint(sizes, region, axis, p, i, shift);
+    if (!point.kept) continue;
+    if (kept++ && point.pixel[0] != pixel) {
+      flush(0);
+      const bool next = point.pixel[0] == pixel + 1;
+      if (!next) flush(1);
+      weight[0] = next ? weight[1] : A(0);
+      slope[0] = next ? slope[1] : A(0);
+      weight[1] = slope[1] = A(0);
+    }
+    pixel = point.pixel[0];
+    for (int side = 0; side < 2; ++side) {
+      weight[side] += point.weight(side);
+      slope[side] += point.slope(side);
+    }
+  }
+  flush(0);
+  flush(1);
+  return kept;
+}
+
 }  // namespace dcn

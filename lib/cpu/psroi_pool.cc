@@ -30,35 +30,22 @@ std::vector<Cell> CellsOf(const PoolSizes& sizes) {
   return cells;
 }
 
-// The points of a bin are the product of those along its two axes, and so are their weights: a bin is a sum over the
-// pixels touched along y by those touched along x, however many points there are.
+// The pixels that a bin touches along an axis.
 template <typename A>
 class Profile {
  public:
   struct Touch {
-    int32_t pixel = 0;
-    A weight = 0, slope = 0;  // summed over the points; the slope is in the position
+    int32_t pixel;
+    A weight, slope;  // summed over the points; the slope is in the position
   };
 
   // Along an axis of `size` pixels.
-  Profile(int32_t points, int64_t size) : touches_(std::min(2 * int64_t{points}, size + 1)), end_(touches_.data()) {}
+  Profile(int32_t points, int64_t size) : touches_(std::min(2 * int64_t{points}, size)), end_(touches_.data()) {}
 
   DCN_INLINE void Fill(const PoolSizes& sizes, const Region<A>& region, int axis, int64_t p, A shift) {
-    std::fill(touches_.begin(), touches_.end(), Touch());
-    Touch* touch = touches_.data();
-    kept_ = 0;
-    for (int32_t i = 0; i < sizes.points[axis]; ++i) {
-      const PoolPoint<A> point = LocatePoint(sizes, region, axis, p, i, shift);
-      if (!point.kept) continue;
-      // After a point between 2 and 3, one between 2 and 3 too, between 3 and 4, or further up.
-      if (kept_++) touch += std::min(point.pixel[0] - touch->pixel, 2);
-      for (int side = 0; side < 2; ++side) {
-        touch[side].pixel = point.pixel[side];
-        touch[side].weight += point.weight(side);
-        touch[side].slope += point.slope(side);
-      }
-    }
-    end_ = kept_ ? touch + 2 : touch;
+    end_ = touches_.data();
+    kept_ = ForEachTouch(sizes, region, axis, p, shift,
+                         [&](int32_t pixel, A weight, A slope) { *end_++ = {pixel, weight, slope}; });
   }
 
   const Touch* begin() const { return touches_.data(); }
@@ -67,7 +54,7 @@ class Profile {
 
  private:
   std::vector<Touch> touches_;
-  const Touch* end_;
+  Touch* end_;
   int32_t kept_ = 0;
 };
 

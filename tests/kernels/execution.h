@@ -12,6 +12,7 @@
 
 #define __global__
 #define __device__
+#define __launch_bounds__(...)
 // A block's shared memory is the storage of the thread it runs in. UndefinedBehaviorSanitizer knows the bounds.
 #define __shared__ thread_local
 
@@ -113,6 +114,8 @@ inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   execution::WaitForBlock({file, line});
 }
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 inline void __syncwarp(unsigned mask = ~0u, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   execution::WaitForWarp(mask, {file, line});

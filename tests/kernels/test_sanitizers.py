@@ -81,12 +81,16 @@ MISTAKES = {
          "if (cell >= 0) ++bins.starts[number.bin * (sizes.cells() + 1) + cell + 1]"),
         ("threads", r"data race.*CountKernel"),
     ),
+    "list read while it is written": (
+        ("psroi_pool", "if (touches) list[place] = item;\n      __syncthreads();", "if (touches) list[place] = item;"),
+        ("threads", r"data race.*InputCotangentKernel"),
+    ),
     "misaligned vector": (
         ("deform_conv", "sizes.group_channels() % kWide == 0", "sizes.group_channels() % 2 == 0"),
         ("memory", r"misaligned address"),
     ),
     "unwritten result": (
-        ("psroi_pool", "T(region.state == RegionState::kNotFinite ? A(NAN) : A(0));", "pooled[thing];"),
+        ("psroi_pool", "AsVector<N>(pooled + thing * N) = out", "if (f > 0) AsVector<N>(pooled + thing * N) = out"),
         ("memory", r"element \d+ of pooled is not written"),
     ),
 }  # fmt: skip
