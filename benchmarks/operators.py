@@ -1,0 +1,74 @@
+"""Each operator beside what one would use without it."""
+
+from functools import partial
+
+from benchmarks import deform_conv, deform_psroi_pool
+from benchmarks.contenders import PASSES
+from benchmarks.measure import measure
+from benchmarks.report import list_reasons, markdown, mebibytes, milliseconds, paragraph, ratio
+
+OPERATORS = {operator.NAME: operator for operator in (deform_conv, deform_psroi_pool)}
+
+RATIOS = (
+    "How many times faster jax_dcn is, by medians of calls that took turns; below 1 it is slower. {floor}"
+    "A contender was timed once its results agreed with jax_dcn's."
+)
+FLOOR = "First column: jax_dcn's time by that of {}, which samples nothing, the floor. "
+TIMES = "Milliseconds, median (min to max)."
+MEMORY = (
+    "MiB that a call holds besides its operands, its results included. JAX: temporaries and results as XLA planned "
+    "them, without what custom calls and libraries take for themselves. torchvision on a GPU: its allocator's peak. "
+    "torchvision and onnxruntime on a CPU: how much the process grew around the first call."
+)
+
+
+def shapes():
+    return [name for operator in OPERATORS.values() for name in operator.SHAPES]
+
+
+def tasks(args):
+    for dtype in args.dtypes:
+        for name in args.shapes or shapes():
+            operator = next(operator for operator in OPERATORS.values() if name in operator.SHAPES)
+            yield f"{name} {dtype}", partial(rows_of, operator, name, dtype, args.repeats)
+
+
+def rows_of(operator, name, dtype, repeats):
+    row = {"operator": operator.NAME, "shape": name, "dtype": dtype}
+    problem = operator.problem(operator.SHAPES[name], dtype)
+    return [row | measured for measured in measure(problem, operator.CONTENDERS, repeats)]
+
+
+def tables(rows):
+    for name, operator in OPERATORS.items():
+        if own := [row for row in rows if row["operator"] == name]:
+            dtypes = list(dict.fromkeys(row["dtype"] for row in own))
+            own.sort(key=lambda row: (dtypes.index(row["dtype"]), PASSES.index(row["pass"])))
+            yield f"## {name}\n\n{table_set(operator, own)}"
+
+
+def table_set(operator, rows):
+    floor, others = operator.FLOOR, [name for name in operator.CONTENDERS if name not in ("jax_dcn", operator.FLOOR)]
+    floors = [floor] if floor else []
+
+    def table(columns, cell):
+        head = ["shape", "type", "pass", *columns]
+        return markdown([head, *([r["shape"], r["dtype"], r["pass"], *(cell(r, c) for c in columns)] for r in rows)])
+
+    def ratios(row, name):
+        return ratio(row, "jax_dcn", name) if name == floor else ratio(row, name, "jax_dcn")
+
+    everyone = list(operator.CONTENDERS)
+    named = dict.fromkeys(row["shape"] for row in rows)
+    return "\n\n".join(
+        [
+            "\n".join(f"- {name}: {operator.SHAPES[name]}" for name in named),
+            paragraph(RATIOS.format(floor=FLOOR.format(floor) if floor else "")),
+            table([*floors, *others], ratios),
+            *list_reasons(rows, everyone),
+            TIMES,
+            table(everyone, milliseconds),
+            paragraph(MEMORY),
+            table(everyone, mebibytes),
+        ]
+    )
