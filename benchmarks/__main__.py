@@ -38,9 +38,9 @@ def main(arguments=None):
             start = time.monotonic()
             results[name] += task()
             print(f"{label}: {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
-            report.write(results, chosen, stem)  # what is there outlives the run
+            report.write(results, BENCHMARKS, stem)  # what is there outlives the run
     results["machine"]["load average after"] = load()
-    print(report.write(results, chosen, stem))
+    print(report.write(results, BENCHMARKS, stem))
     if args.plot:
         plot.draw(results, stem)
     return 1 if any(row.get("refused") for name in chosen for row in results[name]) else 0

@@ -110,13 +110,8 @@ def shown(slopes):
 
 def detail(rows, axis):
     head = [rows[0]["axis"], "pass", *(f"{name}, {unit}" for unit in ("ms", "MiB") for name in axis.contenders)]
-    return markdown(
-        [
-            head,
-            *(
-                [str(row["value"]), row["pass"]]
-                + [cell(row, name) for cell in (milliseconds, mebibytes) for name in axis.contenders]
-                for row in rows
-            ),
-        ]
+    body = (
+        [str(row["value"]), row["pass"], *(cell(row, n) for cell in (milliseconds, mebibytes) for n in axis.contenders)]
+        for row in rows
     )
+    return markdown([head, *body])

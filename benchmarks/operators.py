@@ -10,10 +10,10 @@ from benchmarks.report import list_reasons, markdown, mebibytes, milliseconds, p
 OPERATORS = {operator.NAME: operator for operator in (deform_conv, deform_psroi_pool)}
 
 RATIOS = (
-    "How many times faster jax_dcn is, by medians of calls that took turns; below 1 it is slower. {floor}"
-    "A contender was timed once its results agreed with jax_dcn's."
+    "jax_dcn beside the others, by medians of calls that took turns. {floor}Speed: how many times faster jax_dcn is. "
+    "Each was timed once its results agreed with jax_dcn's."
 )
-FLOOR = "First column: jax_dcn's time by that of {}, which samples nothing, the floor. "
+FLOOR = "Time: as a multiple of the ordinary convolution's, which samples nothing, the floor. "
 TIMES = "Milliseconds, median (min to max)."
 MEMORY = (
     "MiB that a call holds besides its operands, its results included. JAX: temporaries and results as XLA planned "
@@ -23,12 +23,14 @@ MEMORY = (
 
 
 def shapes():
-    return [name for operator in OPERATORS.values() for name in operator.SHAPES]
+    """Those that matter most first: a time limit falls on the last ones."""
+    first = [name for operator in OPERATORS.values() for name in list(operator.SHAPES)[:4]]
+    return list(dict.fromkeys([*first, *(name for operator in OPERATORS.values() for name in operator.SHAPES)]))
 
 
 def tasks(args):
-    for dtype in args.dtypes:
-        for name in args.shapes or shapes():
+    for name in args.shapes or shapes():
+        for dtype in args.dtypes:
             operator = next(operator for operator in OPERATORS.values() if name in operator.SHAPES)
             yield f"{name} {dtype}", partial(rows_of, operator, name, dtype, args.repeats)
 
@@ -48,23 +50,22 @@ def tables(rows):
 
 
 def table_set(operator, rows):
-    floor, others = operator.FLOOR, [name for name in operator.CONTENDERS if name not in ("jax_dcn", operator.FLOOR)]
-    floors = [floor] if floor else []
+    floor, everyone = operator.FLOOR, list(operator.CONTENDERS)
 
-    def table(columns, cell):
-        head = ["shape", "type", "pass", *columns]
-        return markdown([head, *([r["shape"], r["dtype"], r["pass"], *(cell(r, c) for c in columns)] for r in rows)])
+    def table(names, cell, title=str):
+        head = ["shape", "type", "pass", *map(title, names)]
+        body = ([row["shape"], row["dtype"], row["pass"], *(cell(row, name) for name in names)] for row in rows)
+        return markdown([head, *body])
 
-    def ratios(row, name):
+    def to_jax_dcn(row, name):
         return ratio(row, "jax_dcn", name) if name == floor else ratio(row, name, "jax_dcn")
 
-    everyone = list(operator.CONTENDERS)
     named = dict.fromkeys(row["shape"] for row in rows)
     return "\n\n".join(
         [
             "\n".join(f"- {name}: {operator.SHAPES[name]}" for name in named),
-            paragraph(RATIOS.format(floor=FLOOR.format(floor) if floor else "")),
-            table([*floors, *others], ratios),
+            paragraph(RATIOS.format(floor=FLOOR if floor else "")),
+            table(everyone[1:], to_jax_dcn, lambda name: f"{'time' if name == floor else 'speed'} / {name}"),
             *list_reasons(rows, everyone),
             TIMES,
             table(everyone, milliseconds),

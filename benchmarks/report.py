@@ -81,12 +81,5 @@ def mebibytes(row, name):
 
 def digits(value):
     """Two or three digits that count."""
-    return (
-        f"{value:.0f}"
-        if value >= 20
-        else f"{value:.1f}"
-        if value >= 10
-        else f"{value:.2f}"
-        if value >= 0.1
-        else f"{value:.3f}"
-    )
+    places = 0 if value >= 20 else 1 if value >= 10 else 2 if value >= 0.1 else 3
+    return f"{value:.{places}f}"
