@@ -27,7 +27,8 @@ def main(arguments=None):
         from benchmarks import plot  # before the work: it needs matplotlib
     clock = Clock(math.inf if args.seconds is None else args.seconds)
     stem = args.out / f"{date.today()}-{jax.default_backend()}"
-    results = {"machine": machine() | {"load average before": load()}, "limit": args.seconds, "not reached": []}
+    results = {"machine": machine() | {"load average before": load()}, "note": args.note}
+    results |= {"limit": args.seconds, "not reached": []}
     chosen = {name: BENCHMARKS[name] for name in args.benchmarks}
     for name, benchmark in chosen.items():
         results[name] = []
@@ -58,6 +59,7 @@ def parse(arguments):
     parser.add_argument("--repeats", type=int, default=15, help="turns that a contender takes, if it is fast enough")
     parser.add_argument("--seconds", type=float, help="after which nothing more is begun")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder written to")
+    parser.add_argument("--note", default="", help="said at the head of the tables")
     parser.add_argument("--no-plot", dest="plot", action="store_false", help="needs no matplotlib")
     args = parser.parse_args(arguments)
     args.benchmarks = args.benchmarks or list(BENCHMARKS)

@@ -1,5 +1,6 @@
 """What a call holds besides its operands, its results included, at its peak."""
 
+import ctypes
 import os
 import re
 from pathlib import Path
@@ -24,12 +25,13 @@ def of_compiled(executable):
 def of_process(call):
     """A first call's result and how far the process grew meanwhile, None where that is not to be had."""
     try:
+        ctypes.CDLL(None).malloc_trim(0)  # or the call would take pages that others left, and grow nothing
         CLEAR.write_text("5")  # the peak starts anew
         before = _kibibytes("VmRSS")
-    except OSError:
+    except (AttributeError, OSError):
         return call(), None
     result = call()
-    return result, (_kibibytes("VmHWM") - before) * 1024
+    return result, max(_kibibytes("VmHWM") - before, 0) * 1024
 
 
 def _kibibytes(field):

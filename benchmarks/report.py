@@ -16,8 +16,11 @@ def write(report, benchmarks, stem):
 def sections(report, benchmarks):
     machine = {key: value for key, value in report["machine"].items() if value is not None}
     yield paragraph(", ".join(f"{key} {value}" for key, value in machine.items()))
+    if report["note"]:
+        yield paragraph(report["note"])
     if report["not reached"]:
-        yield paragraph(f"Not reached in {report['limit']:.0f} s: {', '.join(report['not reached'])}.")
+        limit = "" if report["limit"] is None else f" in {report['limit']:.0f} s"
+        yield paragraph(f"Not reached{limit}: {', '.join(report['not reached'])}.")
     for name, benchmark in benchmarks.items():
         if report.get(name):
             yield from benchmark.tables(report[name])
@@ -71,7 +74,7 @@ def milliseconds(row, name):
     if name not in row["seconds"]:
         return "-"
     middle, low, high = (digits(row["seconds"][name][key] * 1e3) for key in ("median", "min", "max"))
-    return f"{middle} ({low} to {high})"
+    return f"{middle} (once)" if row["seconds"][name]["turns"] == 1 else f"{middle} ({low} to {high})"
 
 
 def mebibytes(row, name):

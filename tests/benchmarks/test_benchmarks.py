@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="the extra 'benchmarks' is not installed")
 
-from benchmarks import deform_conv, deform_psroi_pool, dispatch, growth
+from benchmarks import deform_conv, deform_psroi_pool, dispatch, growth, memory
 from benchmarks.__main__ import main
 from benchmarks.contenders import PASSES, compiled
 from benchmarks.measure import measure
@@ -120,6 +120,14 @@ def test_a_contender_that_would_hold_too_much_is_left_out(monkeypatch):
     monkeypatch.setattr("benchmarks.memory.most_bytes", lambda: 1)
     (forward, _) = measure(deform_conv.problem(TINY, "float32"), {"jax_dcn": deform_conv.CONTENDERS["jax_dcn"]}, 1)
     assert forward["without"] == {"jax_dcn": "would hold more than 0.0 GiB"}
+
+
+def test_the_process_is_seen_to_grow():
+    result, held = memory.of_process(lambda: np.ones(2**23))
+    assert result.nbytes == 2**26
+    if held is None:
+        pytest.skip("how far the process grows is not to be had here")
+    assert 0.98 * 2**26 < held < 1.2 * 2**26
 
 
 def test_slopes():
