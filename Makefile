@@ -43,7 +43,7 @@ gpu-check:
 
 .venv/installed: pyproject.toml CMakeLists.txt $(wildcard cmake/*.cmake) $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --editable ".[test,examples]" --config-settings=cmake.define.JAX_DCN_WERROR=$(WERROR)
+	$(BIN)/python -m pip install --editable ".[test,examples,benchmarks]" --config-settings=cmake.define.JAX_DCN_WERROR=$(WERROR)
 	touch $@
 
 clean:

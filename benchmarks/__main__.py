@@ -1,71 +1,72 @@
-"""`python -m benchmarks`: each operator beside what one would use without it, in one run."""
+"""`python -m benchmarks`: the operators beside what one would use without them, how they grow, what a call costs.
+
+Writes <date>-<platform>.json, the same as tables, .md, and plots, .png, into a folder.
+"""
 
 import argparse
-import json
-import os
-import platform
-import subprocess
+import math
+import sys
+import time
 from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 import jax
 
-from benchmarks import deform_conv, deform_psroi_pool
+from benchmarks import dispatch, growth, operators, report
+from benchmarks.machine import load, machine
+from benchmarks.timing import Clock
 
 RESULTS = Path(__file__).parent / "results"
-OPERATORS = {"deform_conv2d": deform_conv, "deform_psroi_pool": deform_psroi_pool}
+BENCHMARKS = {"operators": operators, "growth": growth, "dispatch": dispatch}
+DTYPES = {"cpu": ["float32", "bfloat16"], "gpu": ["bfloat16", "float16", "float32"]}
 
 
-def main():
+def main(arguments=None):
+    args = parse(arguments)
+    if args.plot:
+        from benchmarks import plot  # before the work: it needs matplotlib
+    clock = Clock(math.inf if args.seconds is None else args.seconds)
+    stem = args.out / f"{date.today()}-{jax.default_backend()}"
+    results = {"machine": machine() | {"load average before": load()}, "note": args.note}
+    results |= {"limit": args.seconds, "not reached": []}
+    chosen = {name: BENCHMARKS[name] for name in args.benchmarks}
+    for name, benchmark in chosen.items():
+        results[name] = []
+        for label, task in benchmark.tasks(args):
+            if clock.over():
+                results["not reached"].append(label)
+                continue
+            start = time.monotonic()
+            results[name] += task()
+            print(f"{label}: {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
+            report.write(results, BENCHMARKS, stem)  # what is there outlives the run
+    results["machine"]["load average after"] = load()
+    print(report.write(results, BENCHMARKS, stem))
+    if args.plot:
+        plot.draw(results, stem)
+    return 1 if any(row.get("refused") for name in chosen for row in results[name]) else 0
+
+
+def parse(arguments):
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    shapes = [name for operator in OPERATORS.values() for name in operator.SHAPES]
-    default = ["A", "B", "C", "D", "P1", "P2", "P3", "P4"]
-    parser.add_argument("--shapes", nargs="+", choices=shapes, default=default)
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON file and the tables")
-    args = parser.parse_args()
-
-    report, sections = {"machine": machine()}, []
-    sections.append(", ".join(f"{key} {value}" for key, value in report["machine"].items()))
-    for title, operator in OPERATORS.items():
-        names = [name for name in args.shapes if name in operator.SHAPES]
-        rows = [operator.measure(name, dtype, args.repeats) for dtype in args.dtypes for name in names]
-        if rows:
-            report[title] = rows
-            sections.append(f"## {title}\n\n{operator.table(rows)}")
-    text = "\n\n".join(sections) + "\n"
-    print(text)
-    args.out.mkdir(parents=True, exist_ok=True)
-    stem = args.out / f"{date.today()}-{jax.devices()[0].platform}"
-    stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(text)
-
-
-def machine():
-    def commit():
-        command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
-
-    return {
-        "date": str(date.today()),
-        "commit": commit(),
-        "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}, {cpu_name()}, {cpu_count()} cores",
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("jax_dcn", "jax", "jaxlib")},
-    }
-
-
-def cpu_name():
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def cpu_count():
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    parser.add_argument(
+        "benchmarks", nargs="*", metavar="BENCHMARK", help=f"of {', '.join(BENCHMARKS)}; all by default"
+    )
+    parser.add_argument("--shapes", nargs="+", choices=operators.shapes(), help="of `operators`, in this order")
+    parser.add_argument(
+        "--dtypes", nargs="+", choices=DTYPES["gpu"], default=DTYPES.get(jax.default_backend(), DTYPES["cpu"])
+    )
+    parser.add_argument("--repeats", type=int, default=15, help="turns that a contender takes, if it is fast enough")
+    parser.add_argument("--seconds", type=float, help="after which nothing more is begun")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder written to")
+    parser.add_argument("--note", default="", help="said at the head of the tables")
+    parser.add_argument("--no-plot", dest="plot", action="store_false", help="needs no matplotlib")
+    args = parser.parse_args(arguments)
+    args.benchmarks = args.benchmarks or list(BENCHMARKS)
+    if unknown := set(args.benchmarks) - set(BENCHMARKS):
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
+    return args
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,5 @@
-"""Deformable convolution beside XLA's ordinary convolution of the same shape."""
+"""Deformable convolution: shapes, operands, and who is timed with it."""
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -8,11 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dcn
-from benchmarks.timing import compile_for, interleaved, shown, summary
+from benchmarks.contenders import Contender, Problem, compiled, onnxruntime, pure_jax, torchvision
+
+NAME = "deform_conv2d"
+FLOOR = "XLA convolution"
+VARIED = ("x", "offset", "weight", "mask")
 
 
 class Shape(NamedTuple):
-    """x [batch, height, width, channels] to `features` channels, 3x3."""
+    """x [batch, height, width, channels] to `features` channels, 3x3, modulated."""
 
     batch: int
     height: int
@@ -24,6 +27,13 @@ class Shape(NamedTuple):
     groups: int = 1
     offset_groups: int = 1
 
+    def __str__(self):
+        said = [f"{self.batch} x {self.height} x {self.width} x {self.channels} to {self.features}"]
+        for name in ("stride", "dilation", "groups", "offset_groups"):
+            if getattr(self, name) != 1:
+                said.append(f"{name.replace('_', ' ')} {getattr(self, name)}")
+        return ", ".join(said)
+
 
 # Layers of published detectors and video models.
 SHAPES = {
@@ -31,87 +41,83 @@ SHAPES = {
     "B": Shape(2, 50, 84, 256, 256),  # c4
     "C": Shape(2, 25, 42, 512, 512),  # c5
     "D": Shape(1, 38, 63, 512, 512, dilation=2, offset_groups=4),  # R-FCN res5
+    "A2": Shape(2, 200, 336, 128, 128, stride=2),  # c3, the first block
     "E": Shape(32, 32, 32, 256, 128),  # CenterNet
+    "E2": Shape(32, 64, 64, 128, 64),
     "F": Shape(32, 64, 64, 64, 64, offset_groups=8),  # EDVR
     "G": Shape(8, 64, 64, 128, 64, offset_groups=16),  # BasicVSR++
     "H": Shape(2, 100, 168, 256, 256, groups=32),  # ResNeXt-101 c3
 }
+SHAPES |= {f"{name}16": SHAPES[name]._replace(batch=16) for name in "ABCD"}
 
 
-def measure(name, dtype, repeats):
-    shape = SHAPES[name]
-    operands = make_operands(shape, dtype)
-    x, offset, weight, mask, cotangent = operands
-    options = dict(strides=shape.stride, kernel_dilation=shape.dilation, feature_group_count=shape.groups)
-    deformable = partial(jax_dcn.deform_conv2d, padding=shape.dilation, **options)
-    plain = partial(
-        jax.lax.conv_general_dilated,
-        window_strides=(shape.stride,) * 2,
-        padding=[(shape.dilation,) * 2] * 2,
-        rhs_dilation=(shape.dilation,) * 2,
-        feature_group_count=shape.groups,
+def problem(shape, dtype):
+    random = np.random.default_rng(0)
+    size = (shape.batch, -(-shape.height // shape.stride), -(-shape.width // shape.stride))
+    samples = 9 * shape.offset_groups
+
+    def normal(*size, scale=1.0):
+        return jnp.asarray(random.standard_normal(size, np.float32) * np.float32(scale), dtype)
+
+    # A quarter of a pixel away from the kinks of the interpolation, and exact in 16 bits, so that all agree on what a
+    # sample touches.
+    offset = np.round(random.standard_normal((*size, 2 * samples), np.float32) * 4) / 2 + 0.25
+    return Problem(
+        operands={
+            "x": normal(shape.batch, shape.height, shape.width, shape.channels),
+            "offset": jnp.asarray(offset, jnp.float32),
+            "weight": normal(3, 3, shape.channels // shape.groups, shape.features, scale=0.02),
+            "mask": jnp.asarray(random.random((*size, samples), np.float32)),
+        },
+        varied=VARIED,
+        cotangent=normal(*size, shape.features),
+        dtype=dtype,
+        options={"stride": shape.stride, "dilation": shape.dilation, "groups": shape.groups},
+    )
+
+
+def deformable(x, offset, weight, mask, *, stride, dilation, groups, backend=None):
+    return jax_dcn.deform_conv2d(
+        x,
+        offset,
+        weight,
+        mask=mask,
+        strides=stride,
+        padding=dilation,
+        kernel_dilation=dilation,
+        feature_group_count=groups,
+        backend=backend,
+    )
+
+
+def reference(**arguments):
+    return deformable(**arguments, backend="reference")
+
+
+def ordinary(x, weight, *, stride, dilation, groups):
+    return jax.lax.conv_general_dilated(
+        x,
+        weight,
+        window_strides=(stride,) * 2,
+        padding=[(dilation,) * 2] * 2,
+        rhs_dilation=(dilation,) * 2,
+        feature_group_count=groups,
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
-    check(partial(deformable, x, jnp.zeros_like(offset), weight), partial(plain, x, weight))
-
-    def both(function, *operands):
-        y, pull_back = jax.vjp(function, *operands)
-        return y, pull_back(cotangent)
-
-    def with_mask(x, offset, weight, mask):
-        return deformable(x, offset, weight, mask=mask)
-
-    compiled = {
-        "plain forward": compile_for(plain, x, weight),
-        "forward": compile_for(with_mask, x, offset, weight, mask),
-        "plain forward + backward": compile_for(partial(both, plain), x, weight),
-        "forward + backward": compile_for(partial(both, with_mask), x, offset, weight, mask),
-    }
-    times = interleaved({key: call for key, (call, _) in compiled.items()}, repeats)
-    return {
-        "shape": name,
-        "dtype": dtype,
-        "seconds": {key: summary(values) for key, values in times.items()},
-        "temporary bytes": {key: bytes_ for key, (_, bytes_) in compiled.items()},
-    }
 
 
-def make_operands(shape, dtype):
-    random = np.random.default_rng(0)
-    height, width = -(-shape.height // shape.stride), -(-shape.width // shape.stride)
-    out, samples = (shape.batch, height, width), 9 * shape.offset_groups
-
-    def normal(*size, scale=1.0, dtype=dtype):
-        return jnp.asarray(random.normal(size=size) * scale, dtype)
-
-    x = normal(shape.batch, shape.height, shape.width, shape.channels)
-    weight = normal(3, 3, shape.channels // shape.groups, shape.features, scale=0.02)
-    offset = normal(*out, 2 * samples, scale=2.0, dtype=jnp.float32)
-    mask = jnp.asarray(random.uniform(size=(*out, samples)), jnp.float32)
-    return x, offset, weight, mask, normal(*out, shape.features)
+def undeformed(problem):
+    """Where an ordinary convolution is the same function."""
+    offset, mask = problem.operands["offset"], problem.operands["mask"]
+    still = {"offset": jnp.zeros_like(offset), "mask": jnp.ones_like(mask)}
+    return problem._replace(operands={**problem.operands, **still})
 
 
-def check(deformable, plain):
-    """With zero offsets the two are the same function; a wrong one is not worth timing."""
-    y, expected = np.asarray(deformable(), np.float32), np.asarray(plain(), np.float32)
-    np.testing.assert_allclose(y, expected, atol=0.02 * np.abs(expected).max())
-
-
-def table(rows):
-    lines = [
-        "Ratios of medians to XLA's ordinary convolution of the same shape, timed in turns; median (min to max) in ms;",
-        "temporary memory of the compiled call in MiB, ours and the ordinary convolution's.",
-        "",
-        "| shape | type | forward | | forward + backward | | temporary forward | temporary forward + backward |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        cells = [row["shape"], row["dtype"]]
-        for key in ("forward", "forward + backward"):
-            ours, plain = row["seconds"][key], row["seconds"][f"plain {key}"]
-            cells += [f"**{ours['median'] / plain['median']:.2f}**", f"{shown(ours)} against {shown(plain)}"]
-        for key in ("forward", "forward + backward"):
-            sizes = row["temporary bytes"]
-            cells.append(f"{sizes[key] / 2**20:.0f} against {sizes[f'plain {key}'] / 2**20:.0f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+CONTENDERS = {
+    "jax_dcn": compiled.contender(deformable, VARIED),
+    FLOOR: compiled.contender(ordinary, ("x", "weight"), agrees_at=undeformed),
+    "pure JAX": compiled.contender(pure_jax.deform_conv2d, VARIED),
+    "torchvision": Contender(torchvision.prepare, compiles=False),
+    "onnxruntime": Contender(onnxruntime.prepare, compiles=False),
+    "reference": compiled.contender(reference, VARIED),
+}

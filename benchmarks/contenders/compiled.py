@@ -1,0 +1,53 @@
+"""Functions of JAX, compiled."""
+
+from functools import partial
+
+import jax
+import numpy as np
+
+from benchmarks import memory
+from benchmarks.contenders import Call, Contender, Unavailable
+
+
+def contender(function, takes, agrees_at=None):
+    """Of `function(**operands, **options)`, with those operands that it takes."""
+    return Contender(partial(prepare, function, takes), agrees_at)
+
+
+def prepare(function, takes, problem, backward):
+    operands = {name: problem.operands[name] for name in takes}
+    executable = compile_for(partial(function, **problem.options), operands, problem, backward)
+    held, most = memory.of_compiled(executable), memory.most_bytes()
+    if held > most:
+        raise Unavailable(f"would hold more than {most / 2**30:.1f} GiB")
+
+    def at(problem):
+        return to_numpy(executable({name: problem.operands[name] for name in takes}, problem.cotangent))
+
+    return Call(
+        start=partial(executable, operands, problem.cotangent),
+        wait=jax.block_until_ready,
+        arrays=to_numpy,
+        held=lambda call: (call(), held),
+        queued=jax.default_backend() != "cpu",
+        at=at,
+    )
+
+
+def compile_for(function, operands, problem, backward):
+    varied = [name for name in problem.varied if name in operands]
+
+    def run(operands, cotangent):
+        def of_varied(moved):
+            return function(**{**operands, **moved})
+
+        if not backward:
+            return {"y": of_varied({})}
+        y, pull_back = jax.vjp(of_varied, {name: operands[name] for name in varied})
+        return {"y": y, **pull_back(cotangent)[0]}
+
+    return jax.jit(run).lower(operands, problem.cotangent).compile()
+
+
+def to_numpy(result):
+    return {name: np.asarray(array, np.float32) for name, array in result.items()}

@@ -1,0 +1,12 @@
+"""Between channels last and the layout of torchvision and ONNX."""
+
+import numpy as np
+
+
+def to_nchw(name, array):
+    """Of deform_conv2d's operand, or its result "y"."""
+    return np.ascontiguousarray(np.transpose(array, (3, 2, 0, 1) if name == "weight" else (0, 3, 1, 2)))
+
+
+def to_nhwc(name, array):
+    return np.transpose(array, (2, 3, 1, 0) if name == "weight" else (0, 2, 3, 1))

@@ -1,0 +1,83 @@
+"""The operators as one writes them in `jax.numpy` today, differentiated by JAX.
+
+All samples are gathered at once, corner by corner, from pixels laid flat: of the ways to write it, loops over taps
+among them, the fastest or close to it on a CPU.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+
+def deform_conv2d(x, offset, weight, mask, *, stride, dilation, groups):
+    batch, height, width, channels = x.shape
+    rows, columns = offset.shape[1:3]
+    kernel, taps = weight.shape[0], weight.shape[0] * weight.shape[1]
+    offset_groups = mask.shape[-1] // taps
+    tap_y, tap_x = np.divmod(np.arange(taps), kernel)
+    offset = offset.reshape(batch, rows, columns, offset_groups, taps, 2)
+    mask = mask.reshape(batch, rows, columns, offset_groups, taps)
+    y = (np.arange(rows) * stride - dilation)[:, None, None, None] + tap_y * dilation + offset[..., 0]
+    x_ = (np.arange(columns) * stride - dilation)[:, None, None] + tap_x * dilation + offset[..., 1]
+    low_y, low_x = jnp.floor(y), jnp.floor(x_)
+
+    pixels = x.reshape(-1, channels // offset_groups)
+    image, group = np.arange(batch)[:, None, None, None, None], np.arange(offset_groups)[:, None]
+    samples = 0
+    for corner_y, weight_y in ((low_y, low_y + 1 - y), (low_y + 1, y - low_y)):
+        for corner_x, weight_x in ((low_x, low_x + 1 - x_), (low_x + 1, x_ - low_x)):
+            inside = (corner_y >= 0) & (corner_y < height) & (corner_x >= 0) & (corner_x < width)
+            row, column = (
+                jnp.clip(corner, 0, size - 1).astype(jnp.int32)
+                for corner, size in ((corner_y, height), (corner_x, width))
+            )
+            index = ((image * height + row) * width + column) * offset_groups + group
+            share = jnp.where(inside, weight_y * weight_x * mask, 0).astype(x.dtype)
+            samples += share[..., None] * jnp.take(pixels, index, axis=0, mode="clip")
+    samples = jnp.moveaxis(samples, 3, 4)  # [batch, rows, columns, taps, offset groups, channels of one]
+    if groups == 1:
+        return samples.reshape(batch, rows, columns, taps * channels) @ weight.reshape(taps * channels, -1)
+    samples = samples.reshape(batch, rows, columns, taps, groups, channels // groups)
+    weight = weight.reshape(taps, channels // groups, groups, -1)
+    return jnp.einsum("nhwkgc,kcgo->nhwgo", samples, weight).reshape(batch, rows, columns, -1)
+
+
+def deform_psroi_pool(x, rois, offset, *, output_size, spatial_scale, group_size, sample_per_part, trans_std=0.1):
+    images, height, width, channels = x.shape
+    classes = offset.shape[-1] // 2
+    features = channels // group_size**2 // classes  # of a class
+    first = jnp.round(rois[:, 1:3]) * spatial_scale - 0.5
+    size = jnp.maximum((jnp.round(rois[:, 3:]) + 1) * spatial_scale - 0.5 - first, 0.1)
+    offset = offset.reshape(*offset.shape[:3], classes, 2)
+
+    def axis(k, number, pixels):
+        """Along one axis, [R, out, out, classes, points]: low and high pixel, the way between, and which count."""
+        start, extent = first[:, k, None, None, None], size[:, k, None, None, None]
+        bin_ = extent / output_size
+        start = (start + number * bin_ + offset[..., k] * trans_std * extent)[..., None]
+        position = start + np.arange(sample_per_part) * (bin_ / sample_per_part)[..., None]
+        kept = (position >= -0.5) & (position <= pixels - 0.5)
+        position = jnp.clip(position, 0, pixels - 1)
+        low = jnp.floor(position)
+        return low.astype(jnp.int32), jnp.ceil(position).astype(jnp.int32), position - low, kept
+
+    number = np.arange(output_size)
+    low_x, high_x, way_x, kept_x = (a[..., None, :] for a in axis(0, number[:, None], width))
+    low_y, high_y, way_y, kept_y = (a[..., :, None] for a in axis(1, number[:, None, None], height))
+    kept = kept_y & kept_x
+
+    # Every index is [R, out, out, classes, points, points].
+    pixels = x.reshape(images, height, width, classes, features, group_size, group_size)
+    pixels = jnp.moveaxis(pixels, (5, 6), (3, 4)).reshape(-1, features)
+    image = rois[:, 0].astype(jnp.int32)[:, None, None, None, None, None]
+    group = number * group_size // output_size
+    group_y, group_x = group[:, None, None, None, None], group[:, None, None, None]
+    class_ = np.arange(classes)[:, None, None]
+    total = 0
+    for row, weight_y in ((low_y, 1 - way_y), (high_y, way_y)):
+        for column, weight_x in ((low_x, 1 - way_x), (high_x, way_x)):
+            index = ((image * height + row) * width + column) * group_size + group_y
+            index = (index * group_size + group_x) * classes + class_
+            share = jnp.where(kept, weight_y * weight_x, 0)
+            total += (share[..., None] * jnp.take(pixels, index, axis=0, mode="clip")).sum((4, 5))
+    pooled = total / jnp.maximum(kept.sum((4, 5)), 1)[..., None]
+    return pooled.reshape(*pooled.shape[:3], classes * features).astype(x.dtype)

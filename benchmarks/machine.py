@@ -1,0 +1,50 @@
+"""What the figures were measured on."""
+
+import os
+import platform
+import subprocess
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import jax
+
+PACKAGES = ("jax_dcn", "jax", "jaxlib", "torch", "torchvision", "onnxruntime")
+
+
+def machine():
+    return {
+        "date": str(date.today()),
+        "commit": commit(),
+        "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
+        "processor": f"{processor()}, {cores()} cores",
+        "python": platform.python_version(),
+        **{name: found for name in PACKAGES if (found := installed(name))},
+    }
+
+
+def commit():
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
+
+
+def processor():
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def cores():
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def load():
+    """How many processes wanted a core, on average over the last minute; None where it is not told."""
+    return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
+
+
+def installed(package):
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

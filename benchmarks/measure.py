@@ -1,0 +1,81 @@
+"""Measures the contenders of one problem beside each other, in time and memory, once their results agree."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from benchmarks.contenders import PASSES, Unavailable
+from benchmarks.machine import cores
+from benchmarks.timing import interleaved
+
+# Of a result as a whole, to jax_dcn's. In float32 a GPU multiplies by default with the fraction of 16 bits.
+TOLERANCE = {"float32": 5e-3, "bfloat16": 5e-2, "float16": 5e-2}
+
+
+def measure(problem, contenders, repeats):
+    """A row a pass: seconds and bytes of the contenders, why some are without, and what was wrong with others."""
+    prepared = prepare_all(problem, contenders)
+    return [measure_pass(problem, contenders, calls, repeats) | {"pass": name} for name, calls in prepared.items()]
+
+
+def prepare_all(problem, contenders):
+    """The calls of each pass, or reasons for there being none."""
+
+    def prepare(contender, backward):
+        try:
+            return contender.prepare(problem, backward)
+        except Unavailable as reason:
+            return reason
+
+    jobs = [(pass_, name) for pass_ in PASSES for name in contenders]
+    prepared = {pass_: dict.fromkeys(contenders) for pass_ in PASSES}
+    with ThreadPoolExecutor(cores()) as pool:
+        compiling = {}
+        for job in jobs:
+            pass_, name = job
+            if contenders[name].compiles:
+                compiling[job] = pool.submit(prepare, contenders[name], pass_ != PASSES[0])
+            else:
+                prepared[pass_][name] = prepare(contenders[name], pass_ != PASSES[0])
+        for (pass_, name), future in compiling.items():
+            prepared[pass_][name] = future.result()
+    return prepared
+
+
+def measure_pass(problem, contenders, calls, repeats):
+    without = {name: str(reason) for name, reason in calls.items() if isinstance(reason, Unavailable)}
+    calls = {name: call for name, call in calls.items() if name not in without}
+    held, refused = check(problem, contenders, calls)
+    calls = {name: call for name, call in calls.items() if name not in refused}
+    return {
+        "seconds": interleaved(calls, repeats),
+        "bytes": {name: held[name] for name in calls},
+        "notes": {name: call.note for name, call in calls.items() if call.note},
+        "without": without,
+        "refused": refused,
+    }
+
+
+def check(problem, contenders, calls):
+    """Calls each once: the bytes held, and what is wrong with those that fail or that jax_dcn does not agree with."""
+    held, refused, ours = {}, {}, None
+    for name, call in calls.items():
+        try:
+            result, held[name] = call.held(call)
+            arrays = call.arrays(result)
+        except Exception as error:  # whatever it is, the others can still be timed
+            refused[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            continue
+        if name == "jax_dcn":
+            ours = arrays
+        elif ours is not None:
+            agrees_at = contenders[name].agrees_at
+            expected = calls["jax_dcn"].at(agrees_at(problem)) if agrees_at else ours
+            errors = {key: relative_error(arrays[key], expected[key]) for key in arrays}
+            if wrong := [f"{k} by {e:.2%}" for k, e in errors.items() if not e <= TOLERANCE[problem.dtype]]:
+                refused[name] = f"differs from jax_dcn in {', '.join(wrong)}"
+    return held, refused
+
+
+def relative_error(actual, expected):
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))

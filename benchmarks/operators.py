@@ -1,0 +1,78 @@
+"""Each operator beside what one would use without it."""
+
+from functools import partial
+
+from benchmarks import deform_conv, deform_psroi_pool
+from benchmarks.contenders import PASSES
+from benchmarks.measure import measure
+from benchmarks.report import list_reasons, markdown, mebibytes, milliseconds, paragraph, ratio
+
+OPERATORS = {operator.NAME: operator for operator in (deform_conv, deform_psroi_pool)}
+
+RATIOS = (
+    "jax_dcn beside the others, by medians of calls that took turns. {floor}Speed: how many times faster jax_dcn is. "
+    "Each was timed once its results agreed with jax_dcn's."
+)
+FLOOR = "Time: as a multiple of the ordinary convolution's, which samples nothing, the floor. "
+TIMES = "Milliseconds, median (min to max); once: so slow that it was timed only once."
+MEMORY = (
+    "MiB that a call holds besides its operands, its results included. JAX: temporaries and results as XLA planned "
+    "them, without what custom calls and libraries take for themselves. "
+)
+MEMORY_OF_OTHERS = (
+    "torchvision on a GPU: its allocator's peak. torchvision and onnxruntime on a CPU: how much the process grew "
+    "around the first call."
+)
+
+
+def shapes():
+    """Those that matter most first: a time limit falls on the last ones."""
+    first = [name for operator in OPERATORS.values() for name in list(operator.SHAPES)[:4]]
+    return list(dict.fromkeys([*first, *(name for operator in OPERATORS.values() for name in operator.SHAPES)]))
+
+
+def tasks(args):
+    for name in args.shapes or shapes():
+        for dtype in args.dtypes:
+            operator = next(operator for operator in OPERATORS.values() if name in operator.SHAPES)
+            yield f"{name} {dtype}", partial(rows_of, operator, name, dtype, args.repeats)
+
+
+def rows_of(operator, name, dtype, repeats):
+    row = {"operator": operator.NAME, "shape": name, "dtype": dtype}
+    problem = operator.problem(operator.SHAPES[name], dtype)
+    return [row | measured for measured in measure(problem, operator.CONTENDERS, repeats)]
+
+
+def tables(rows):
+    for name, operator in OPERATORS.items():
+        if own := [row for row in rows if row["operator"] == name]:
+            dtypes = list(dict.fromkeys(row["dtype"] for row in own))
+            own.sort(key=lambda row: (dtypes.index(row["dtype"]), PASSES.index(row["pass"])))
+            yield f"## {name}\n\n{table_set(operator, own)}"
+
+
+def table_set(operator, rows):
+    floor, everyone = operator.FLOOR, list(operator.CONTENDERS)
+
+    def table(names, cell, title=str):
+        head = ["shape", "type", "pass", *map(title, names)]
+        body = ([row["shape"], row["dtype"], row["pass"], *(cell(row, name) for name in names)] for row in rows)
+        return markdown([head, *body])
+
+    def to_jax_dcn(row, name):
+        return ratio(row, "jax_dcn", name) if name == floor else ratio(row, name, "jax_dcn")
+
+    named = dict.fromkeys(row["shape"] for row in rows)
+    return "\n\n".join(
+        [
+            "\n".join(f"- {name}: {operator.SHAPES[name]}" for name in named),
+            paragraph(RATIOS.format(floor=FLOOR if floor else "")),
+            table(everyone[1:], to_jax_dcn, lambda name: f"{'time' if name == floor else 'speed'} / {name}"),
+            *list_reasons(rows, everyone),
+            TIMES,
+            table(everyone, milliseconds),
+            paragraph(MEMORY + (MEMORY_OF_OTHERS if "torchvision" in everyone else "")),
+            table(everyone, mebibytes),
+        ]
+    )

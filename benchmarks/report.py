@@ -1,0 +1,88 @@
+"""The results as a JSON file and as tables."""
+
+import json
+from textwrap import fill
+
+
+def write(report, benchmarks, stem):
+    """`report` and its tables at `stem`.json and .md; the text of the latter."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    text = "\n\n".join(sections(report, benchmarks)) + "\n"
+    stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    stem.with_suffix(".md").write_text(text)
+    return text
+
+
+def sections(report, benchmarks):
+    machine = {key: value for key, value in report["machine"].items() if value is not None}
+    yield paragraph(", ".join(f"{key} {value}" for key, value in machine.items()))
+    if report["note"]:
+        yield paragraph(report["note"])
+    if report["not reached"]:
+        limit = "" if report["limit"] is None else f" in {report['limit']:.0f} s"
+        yield paragraph(f"Not reached{limit}: {', '.join(report['not reached'])}.")
+    for name, benchmark in benchmarks.items():
+        if report.get(name):
+            yield from benchmark.tables(report[name])
+
+
+def paragraph(text):
+    return fill(text, 120)
+
+
+def markdown(rows):
+    """A table of cells, the first row its head."""
+    head, *body = rows
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rule = ["-" * width for width in widths]
+    lines = (
+        " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, rule, *body)
+    )
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def list_reasons(rows, names):
+    """What is to be said of contenders, each sentence once, with the rows that it is true of."""
+    for key, before in (("without", ""), ("notes", "in "), ("refused", "**refused**: ")):
+        said = {}
+        for row in rows:
+            for name, reason in row[key].items():
+                said.setdefault((names.index(name), f"{name} {before}{reason}"), []).append(row)
+        if said:
+            yield "\n".join(f"- {text}: {rows_named(rows)}" for (_, text), rows in sorted(said.items()))
+
+
+def rows_named(rows):
+    shapes = {}
+    for row in rows:
+        shapes.setdefault((row["dtype"], row["pass"]), []).append(row["shape"])
+    return "; ".join(f"{' '.join(names)} ({dtype}, {pass_})" for (dtype, pass_), names in shapes.items())
+
+
+def median(row, name):
+    return row["seconds"][name]["median"] if name in row["seconds"] else None
+
+
+def ratio(row, of, by):
+    """Of two contenders' times."""
+    if not (median(row, of) and median(row, by)):
+        return "-"
+    return f"**{digits(median(row, of) / median(row, by))}**"
+
+
+def milliseconds(row, name):
+    if name not in row["seconds"]:
+        return "-"
+    middle, low, high = (digits(row["seconds"][name][key] * 1e3) for key in ("median", "min", "max"))
+    return f"{middle} (once)" if row["seconds"][name]["turns"] == 1 else f"{middle} ({low} to {high})"
+
+
+def mebibytes(row, name):
+    held = row["bytes"].get(name)
+    return "-" if held is None else digits(held / 2**20)
+
+
+def digits(value):
+    """Two or three digits that count."""
+    places = 0 if value >= 20 else 1 if value >= 10 else 2 if value >= 0.1 else 3
+    return f"{value:.{places}f}"

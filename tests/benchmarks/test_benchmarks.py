@@ -1,0 +1,142 @@
+"""The suite on tiny shapes: what it writes, and what it refuses."""
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib", reason="the extra 'benchmarks' is not installed")
+
+from benchmarks import deform_conv, deform_psroi_pool, dispatch, growth, memory
+from benchmarks.__main__ import main
+from benchmarks.contenders import PASSES, compiled
+from benchmarks.measure import measure
+
+TINY = deform_conv.Shape(1, 4, 5, 8, 4)
+TINY_POOL = deform_psroi_pool.Shape(2, 4, 5, 2, rois=3, group=7, classes=2)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setattr(deform_conv, "SHAPES", {"A": TINY})
+    monkeypatch.setattr(deform_psroi_pool, "SHAPES", {"P": TINY_POOL})
+    axis = growth.AXES["batch"]._replace(values=(1, 2), shape=lambda n: TINY._replace(batch=n))
+    monkeypatch.setattr(growth, "AXES", {"batch": axis})
+    monkeypatch.setattr(dispatch, "KINDS", [("deform_psroi_pool", "forward")])
+    monkeypatch.setattr(dispatch, "CALLS", {"jitted": 2, "eager": 1})
+    monkeypatch.setattr(dispatch, "IMPORTS", 1)
+
+
+def run(folder, *arguments):
+    """The exit status, the JSON file and the tables."""
+    status = main([*arguments, "--repeats", "1", "--out", str(folder)])
+    (written,) = folder.glob("*.json")
+    return status, json.loads(written.read_text(), parse_constant=pytest.fail), written.with_suffix(".md").read_text()
+
+
+def test_end_to_end(tiny, tmp_path):
+    status, results, text = run(tmp_path, "--dtypes", "float32")
+    assert status == 0
+    assert results["not reached"] == []
+    rows = {(row["shape"], row["pass"]): row for row in results["operators"]}
+    assert set(rows) == {(shape, pass_) for shape in ("A", "P") for pass_ in PASSES}
+    assert len(results["growth"]) == 2 * len(PASSES)
+    for row in (*rows.values(), *results["growth"]):
+        assert {"jax_dcn", "reference"} & set(row["seconds"])
+        assert not row["refused"]
+        assert all(held is None or held >= 0 for held in row["bytes"].values())
+        for times in row["seconds"].values():
+            assert 0 < times["min"] <= times["median"] <= times["max"] < math.inf
+    assert {"jax_dcn", deform_conv.FLOOR, "pure JAX", "reference"} <= set(rows["A", "forward"]["seconds"])
+    for part in ("deform_conv2d", "deform_psroi_pool", "Growth", "Dispatch", "Importing jax_dcn"):
+        assert part in text
+    assert {path.name.rsplit("-", 1)[1] for path in tmp_path.glob("*.png")} == {
+        "deform_conv2d.png",
+        "deform_psroi_pool.png",
+        "growth.png",
+    }
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_contenders_agree_on_groups_and_strides(dtype):
+    shape = TINY._replace(stride=2, dilation=2, groups=2, offset_groups=4)
+    contenders = {name: c for name, c in deform_conv.CONTENDERS.items() if name != "reference"}
+    for row in measure(deform_conv.problem(shape, dtype), contenders, 1):
+        assert {"jax_dcn", deform_conv.FLOOR, "pure JAX"} <= set(row["seconds"])
+        assert not row["refused"]
+
+
+def test_onnxruntime_agrees():
+    pytest.importorskip("onnxruntime")
+    contenders = {name: deform_conv.CONTENDERS[name] for name in ("jax_dcn", "onnxruntime")}
+    forward, backward = measure(deform_conv.problem(TINY, "float32"), contenders, 1)
+    assert "onnxruntime" in forward["seconds"]
+    assert backward["without"] == {"onnxruntime": "has no backward pass"}
+
+
+def test_the_time_limit_names_what_was_not_reached(tiny, tmp_path):
+    _, results, text = run(tmp_path, "operators", "--dtypes", "float32", "--seconds", "0")
+    assert results["operators"] == []
+    assert results["not reached"] == ["A float32", "P float32"]
+    assert "Not reached in 0 s: A float32, P float32." in text
+
+
+@pytest.mark.parametrize("wrong", [lambda y: y + 1, lambda y: y * math.nan], ids=["values", "nan"])
+def test_a_wrong_contender_is_refused(tiny, wrong, tmp_path, monkeypatch):
+    def deformable(**arguments):
+        return wrong(deform_conv.deformable(**arguments))
+
+    contenders = {
+        "jax_dcn": deform_conv.CONTENDERS["jax_dcn"],
+        "pure JAX": compiled.contender(deformable, deform_conv.VARIED),
+    }
+    monkeypatch.setattr(deform_conv, "CONTENDERS", contenders)
+    status, results, text = run(tmp_path, "operators", "--shapes", "A", "--dtypes", "float32", "--no-plot")
+    assert status == 1
+    forward = results["operators"][0]
+    assert set(forward["seconds"]) == {"jax_dcn"}
+    assert forward["refused"]["pure JAX"].startswith("differs from jax_dcn in y by ")
+    assert "**refused**" in text
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_a_wrong_gradient_is_refused():
+    def deformable(x, **arguments):
+        return deform_conv.deformable(2 * x - jax.lax.stop_gradient(x), **arguments)  # twice the gradient
+
+    contenders = {
+        "jax_dcn": deform_conv.CONTENDERS["jax_dcn"],
+        "other": compiled.contender(deformable, deform_conv.VARIED),
+    }
+    forward, backward = measure(deform_conv.problem(TINY, "float32"), contenders, 1)
+    assert "other" in forward["seconds"]
+    assert backward["refused"] == {"other": "differs from jax_dcn in x by 100.00%"}
+
+
+def test_a_contender_that_would_hold_too_much_is_left_out(monkeypatch):
+    monkeypatch.setattr("benchmarks.memory.most_bytes", lambda: 1)
+    (forward, _) = measure(deform_conv.problem(TINY, "float32"), {"jax_dcn": deform_conv.CONTENDERS["jax_dcn"]}, 1)
+    assert forward["without"] == {"jax_dcn": "would hold more than 0.0 GiB"}
+
+
+def test_the_process_is_seen_to_grow():
+    result, held = memory.of_process(lambda: np.ones(2**23))
+    assert result.nbytes == 2**26
+    if held is None:
+        pytest.skip("how far the process grows is not to be had here")
+    assert 0.98 * 2**26 < held < 1.2 * 2**26
+
+
+def test_slopes():
+    values = 2 ** np.arange(7)
+    assert growth.slope(values, 3e-4 * values**1.5) == pytest.approx(1.5)
+    everything, half = growth.slopes(zip(values, np.maximum(values, 8), strict=True))
+    assert half == pytest.approx(1)
+    assert 0 < everything < 1
+
+
+def test_slopes_of_too_few():
+    assert growth.slopes([(1, None), (2, 0.5)]) == (None, None)
