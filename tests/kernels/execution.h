@@ -12,6 +12,7 @@
 
 #define __global__
 #define __device__
+#define __launch_bounds__(...)
 // A block's shared memory is the storage of the thread it runs in. UndefinedBehaviorSanitizer knows the bounds.
 #define __shared__ thread_local
 
@@ -29,6 +30,7 @@ struct cudaLaunchConfig_t {
 };
 using cudaStream_t = CUstream_st*;
 enum cudaError_t { cudaSuccess, cudaErrorInvalidConfiguration, cudaErrorLaunchFailure };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 
 const char* cudaGetErrorString(cudaError_t);
 
@@ -46,7 +48,11 @@ struct Place {
   int line;
 };
 
-cudaError_t Launch(const cudaLaunchConfig_t&, const std::function<void()>& kernel);
+// `address` is the kernel's, which tells what it was allowed.
+cudaError_t Launch(const cudaLaunchConfig_t&, const void* address, const std::function<void()>& kernel);
+
+// Allows a kernel more dynamic shared memory than all have.
+cudaError_t AllowShared(const void* kernel, int bytes);
 
 // Until all threads of the block are here; until those of `mask` in the warp are.
 void WaitForBlock(Place);
@@ -54,12 +60,25 @@ void WaitForWarp(unsigned mask, Place);
 
 int Lane();
 
+// What a lane lets others read.
+struct Offer {
+  uint32_t words[6];
+};
+// Once the whole warp is here: what each lane offers, until they meet again.
+const Offer* OffersOfWarp(const Offer&, Place);
+
+// 16 bytes that a thread copies once it waits for them; zeros from nowhere.
+struct Copy {
+  void* to;
+  const void* from;
+};
+void Postpone(const Copy&);
+bool TakePostponed(Copy*);  // false if this thread has postponed no more
+
 // Both once those of `mask` in the warp are here: what lane `from` offers, unknown if it is none of these; the lanes
 // that vote yes.
 uint64_t Exchange(unsigned mask, uint64_t offer, int from, Place);
 unsigned Vote(unsigned mask, bool yes, Place);
-
-int Lane();
 
 // A shuffle within `width` lanes, which gives one's own value where lane `from` is none of them.
 template <typename T>
@@ -80,7 +99,12 @@ inline thread_local uint4 dynamic_shared[execution::kMostShared / sizeof(uint4)]
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                const Arguments&... arguments) {
-  return execution::Launch(*config, [&] { kernel(arguments...); });
+  return execution::Launch(*config, reinterpret_cast<const void*>(kernel), [&] { kernel(arguments...); });
+}
+
+template <typename... Parameters>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute, int value) {
+  return execution::AllowShared(reinterpret_cast<const void*>(kernel), value);
 }
 
 inline cudaError_t cudaMemsetAsync(void* address, int byte, size_t count, cudaStream_t) {
