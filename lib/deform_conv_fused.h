@@ -8,7 +8,7 @@ namespace dcn {
 
 struct Product {
   int64_t features, groups;  // the output's channels; groups of the convolution
-  int32_t tile_features;     // how many of a group's features a block computes: 64, 128 or 256
+  int32_t tile_features;     // at most so many of a group's features a block computes: 64, 128 or 256
   bool wide;                 // whether y is float where x is not
 
   DCN_HOST_DEVICE int64_t group_features() const { return features / groups; }

@@ -80,9 +80,21 @@ __device__ Corners FindCorners(const Sizes& sizes, const Positions& positions, i
   return corners;
 }
 
+// What a call's blocks have in common, which costs no registers here.
+struct Call {
+  Sizes sizes;
+  Positions positions;
+  int32_t channels, group_channels, offset_group_channels;
+  int32_t taps, taps_held;  // held at a time, or fewer
+  int32_t features, group_features, groups;
+  int32_t feature_tiles;  // of a group
+  int64_t depth, blocks;
+  bool wide;
+};
+
 // The depth of the product, taps by channels of a group, stage by stage: for each offset group, as many taps as have
 // their corners held; for them, channels of up to a stage's width; and of these, taps by vectors.
-template <int kVector, int kTaps>
+template <int kVector>
 class Depth {
  public:
   // A vector of a stage.
@@ -92,18 +104,18 @@ class Depth {
     int32_t channel;
   };
 
-  __device__ Depth(const Sizes& sizes, int32_t first_channel, int32_t channels)
-      : taps_(sizes.taps()),
-        most_held_((taps_ + (taps_ + kTaps - 1) / kTaps - 1) / ((taps_ + kTaps - 1) / kTaps)),
-        offset_group_channels_(int32_t(sizes.group_channels())),
-        end_(first_channel + channels) {
-    EnterOffsetGroup(first_channel);
+  __device__ Depth(const Call& call, int32_t group)
+      : call_(call), end_((group + 1) * call.group_channels), channel_(group * call.group_channels) {
+    FindOffsetGroup();
   }
 
   __device__ bool done() const { return channel_ == end_; }
-  __device__ int32_t offset_group() const { return channel_ / offset_group_channels_; }
+  __device__ int32_t offset_group() const { return channel_ / call_.offset_group_channels; }
   __device__ int32_t first_tap() const { return first_tap_; }
-  __device__ int32_t held() const { return most_held_ < taps_ - first_tap_ ? most_held_ : taps_ - first_tap_; }
+  __device__ int32_t held() const {
+    const int32_t left = call_.taps - first_tap_;
+    return left < call_.taps_held ? left : call_.taps_held;
+  }
 
   __device__ Part PartOf(int lane) const {
     if (done()) return {false, 0, 0};
@@ -114,37 +126,42 @@ class Depth {
 
   // To the next stage; true if it needs other corners.
   __device__ bool Advance() {
+    if (done()) return false;
     vector_ += kDepth;
     if (vector_ < held() * width()) return false;
     vector_ = 0;
     channel_ += width() * kVector;
     if (channel_ < offset_group_end_) return false;
-    first_tap_ += most_held_;
-    if (first_tap_ < taps_) {
-      channel_ = offset_group_begin_;
-    } else {
-      EnterOffsetGroup(offset_group_end_);
+    first_tap_ += call_.taps_held;
+    if (first_tap_ < call_.taps) {
+      const int32_t of_group = end_ - call_.group_channels, of_offset_group = offset_group_end_ - 1;
+      channel_ = of_offset_group / call_.offset_group_channels * call_.offset_group_channels;
+      if (channel_ < of_group) channel_ = of_group;
+      return true;
     }
+    first_tap_ = 0;
+    FindOffsetGroup();
     return !done();
   }
 
  private:
+  // Vectors of a tap in the stages from here on.
   __device__ int32_t width() const {
     const int32_t left = (offset_group_end_ - channel_) / kVector;
     return left < kDepth ? left : kDepth;
   }
 
-  __device__ void EnterOffsetGroup(int32_t channel) {
-    offset_group_begin_ = channel_ = channel;
-    first_tap_ = vector_ = 0;
+  __device__ void FindOffsetGroup() {
     if (done()) return;
-    offset_group_end_ = (channel / offset_group_channels_ + 1) * offset_group_channels_;
+    offset_group_end_ = (offset_group() + 1) * call_.offset_group_channels;
     if (offset_group_end_ > end_) offset_group_end_ = end_;
   }
 
-  int32_t taps_, most_held_, offset_group_channels_, end_;
-  int32_t offset_group_begin_, offset_group_end_, first_tap_;  // first of those held
-  int32_t channel_, vector_;                                   // first of the stage, vectors within taps by channels
+  const Call& call_;
+  int32_t end_, offset_group_end_;  // of the group's channels, and of those that share the offset group
+  int32_t channel_;
+  int32_t first_tap_ = 0;  // of those held
+  int32_t vector_ = 0;     // the stage's first, of the held taps by `width`
 };
 
 // 16 bytes of channels of a sample, on their way to shared memory.
@@ -153,28 +170,27 @@ class Gather {
  public:
   __device__ Gather(const Corners& corners, const T* x, int32_t channels, bool there) {
     for (int corner = 0; corner < 4; ++corner) {
-      pixel_[corner] = {};
       weight_[corner] = corners.weight[corner];
       const int32_t pixel = corners.pixel[corner];
-      if (there && pixel >= 0) pixel_[corner] = AsVector<kVector>(x + int64_t{pixel} * channels);
+      pixel_[corner] = LoadWords(x + int64_t{pixel} * channels, there && pixel >= 0);
     }
   }
 
-  __device__ uint4 Blend() const {
-    float sum[kVector];
-    for (int v = 0; v < kVector; ++v) sum[v] = weight_[0] * float(pixel_[0].value[v]);
-    for (int corner = 1; corner < 4; ++corner) {
-      for (int v = 0; v < kVector; ++v) sum[v] += weight_[corner] * float(pixel_[corner].value[v]);
-    }
-    constexpr int kWord = 4 / sizeof(T);
-    return {RoundToWord<T>(sum), RoundToWord<T>(sum + kWord), RoundToWord<T>(sum + 2 * kWord),
-            RoundToWord<T>(sum + 3 * kWord)};
-  }
+  __device__ uint4 Blend() const { return {BlendWord(0), BlendWord(1), BlendWord(2), BlendWord(3)}; }
 
  private:
-  static constexpr int kVector = 16 / sizeof(T);
+  __device__ uint32_t BlendWord(int word) const {
+    float sum[kWordSize<T>], value[kWordSize<T>];
+    for (int corner = 0; corner < 4; ++corner) {
+      WordToFloats<T>(pixel_[corner].word[word], value);
+      for (int i = 0; i < kWordSize<T>; ++i) {
+        sum[i] = (corner == 0 ? 0 : sum[i]) + weight_[corner] * value[i];
+      }
+    }
+    return RoundToWord<T>(sum);
+  }
 
-  Vector<T, kVector> pixel_[4];
+  Words pixel_[4];
   float weight_[4];
 };
 
@@ -190,8 +206,8 @@ __device__ void StorePair(void* y, int64_t index, bool wide, float first, float 
 // A block for kPixels of the output by kFeatures of a group.
 template <typename T, int kFeatures>
 __global__ void __launch_bounds__(Tile<kFeatures>::kWarps* kWarp, Tile<kFeatures>::kBlocks)
-    FusedForwardKernel(Sizes sizes, Positions positions, Product product, const T* __restrict__ x,
-                       const T* __restrict__ weight, const float* __restrict__ bias, void* y) {
+    FusedForwardKernel(Call call, const T* __restrict__ x, const T* __restrict__ weight, const float* __restrict__ bias,
+                       void* y) {
   using Tile = Tile<kFeatures>;
   constexpr int kVector = 16 / sizeof(T), kThreads = Tile::kWarps * kWarp;
   constexpr int kRowsAtOnce = kThreads / kDepth, kGathers = kPixels / kRowsAtOnce, kPasses = kGathers / kSteps;
@@ -205,40 +221,36 @@ __global__ void __launch_bounds__(Tile<kFeatures>::kWarps* kWarp, Tile<kFeatures
   const int samples_at = Place(first_pixel + lane % 16, lane / 16);
   const int weight_at = Place(first_feature + lane / 16 * 8 + lane % 8, lane / 8 % 2);
 
-  const int32_t channels = int32_t(sizes.channels), group_channels = int32_t(sizes.channels / product.groups);
-  const int64_t depth_size = int64_t{sizes.taps()} * group_channels;
-  const int64_t feature_tiles = (product.group_features() + kFeatures - 1) / kFeatures;
-  const int64_t blocks = (sizes.pixels() + kPixels - 1) / kPixels * product.groups * feature_tiles;
-  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const int32_t group = int32_t(block / feature_tiles % product.groups);
-    const int32_t tile_feature = int32_t(block % feature_tiles) * kFeatures;
+  for (int64_t block = blockIdx.x; block < call.blocks; block += gridDim.x) {
+    const int32_t group = int32_t(block / call.feature_tiles % call.groups);
+    const int32_t tile_feature = int32_t(block % call.feature_tiles) * kFeatures;
     if (thread < kPixels) {
-      const int64_t i = block / feature_tiles / product.groups * kPixels + thread;
-      shared.pixels[thread] = i < sizes.pixels() ? PixelInStrips(sizes, i) : -1;
+      const int64_t i = block / call.feature_tiles / call.groups * kPixels + thread;
+      shared.pixels[thread] = i < call.sizes.pixels() ? PixelInStrips(call.sizes, i) : -1;
     }
     __syncthreads();
 
-    Depth<kVector, Tile::kTaps> depth(sizes, group * group_channels, group_channels);
+    Depth<kVector> depth(call, group);
     auto find_corners = [&] {
       const int64_t p = shared.pixels[thread % kPixels];
       for (int k = thread / kPixels; k < depth.held(); k += kThreads / kPixels) {
         shared.corners[k * kPixels + thread % kPixels] =
-            FindCorners(sizes, positions, p, depth.offset_group(), depth.first_tap() + k);
+            FindCorners(call.sizes, call.positions, p, depth.offset_group(), depth.first_tap() + k);
       }
       __syncthreads();
     };
     auto copy_weight = [&](int stage, const auto& part) {
-      const T* from = weight + (group * product.group_features() + tile_feature) * depth_size +
-                      int64_t{depth.first_tap() + part.tap} * group_channels + part.channel - group * group_channels;
+      const int32_t tap = depth.first_tap() + part.tap, channel = part.channel - group * call.group_channels;
+      const T* from = weight + (group * call.group_features + tile_feature + row) * call.depth +
+                      int64_t{tap} * call.group_channels + channel;
       for (int i = 0; i < kFeatures / kRowsAtOnce; ++i) {
-        const int feature = row + i * kRowsAtOnce;
-        const bool there = part.there && tile_feature + feature < product.group_features();
+        const bool there = part.there && tile_feature + row + i * kRowsAtOnce < call.group_features;
         CopyLater(&shared.stages[stage].weight[kept_at + i * kRowsAtOnce * kDepth],
-                  there ? from + feature * depth_size : weight, !there);
+                  there ? from + i * kRowsAtOnce * call.depth : weight, !there);
       }
     };
     auto gather = [&](const auto& part, int i) {
-      return Gather<T>(shared.corners[part.tap * kPixels + row + i * kRowsAtOnce], x + part.channel, channels,
+      return Gather<T>(shared.corners[part.tap * kPixels + row + i * kRowsAtOnce], x + part.channel, call.channels,
                        part.there);
     };
     auto keep = [&](int stage, int i, const Gather<T>& gathered) {
@@ -246,58 +258,61 @@ __global__ void __launch_bounds__(Tile<kFeatures>::kWarps* kWarp, Tile<kFeatures
     };
 
     float sum[Tile::kPixelTiles][Tile::kFeatureTiles][4] = {};
-    int stage = 0;
-    if (!depth.done()) {
-      find_corners();
-      const auto part = depth.PartOf(vector);
-      copy_weight(stage, part);
-      for (int i = 0; i < kGathers; ++i) keep(stage, i, gather(part, i));
-      WaitForCopies();
-      __syncthreads();
-    }
-    while (!depth.done()) {
-      if (depth.Advance()) find_corners();
+    auto load_samples = [&](int stage, int step, auto& a) {
+      for (int i = 0; i < Tile::kPixelTiles; ++i) {
+        LoadMatrices(a[i], &shared.stages[stage].samples[(samples_at ^ 2 * step) + i * 16 * kDepth]);
+      }
+    };
+    auto multiply = [&](int stage, int step, const auto& a, int pass) {
+      constexpr int kTiles = Tile::kFeatureTiles / kPasses;
+#pragma unroll
+      for (int j = pass * kTiles; j < (pass + 1) * kTiles; j += 2) {
+        uint32_t b[4];
+        LoadMatrices(b, &shared.stages[stage].weight[(weight_at ^ 2 * step) + j * 8 * kDepth]);
+        for (int i = 0; i < Tile::kPixelTiles; ++i) {
+          MultiplyAdd<T>(sum[i][j], a[i], {b[0], b[1]});
+          MultiplyAdd<T>(sum[i][j + 1], a[i], {b[2], b[3]});
+        }
+      }
+    };
+    // Each round brings a stage, or zeros behind the last, while that before is multiplied.
+    bool first = true, last = false, other_corners = !depth.done();
+    for (int stage = 0; !last; stage = 1 - stage) {
+      last = depth.done();
+      if (other_corners) find_corners();
       const auto part = depth.PartOf(vector);
       copy_weight(1 - stage, part);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        uint32_t a[Tile::kPixelTiles][4];
-        for (int i = 0; i < Tile::kPixelTiles; ++i) {
-          LoadMatrices(a[i], &shared.stages[stage].samples[(samples_at ^ 2 * step) + i * 16 * kDepth]);
-        }
-        // The next stage's samples are on their way while this one's are multiplied.
+        uint32_t a[Tile::kPixelTiles][4] = {};
 #pragma unroll
         for (int pass = 0; pass < kPasses; ++pass) {
           const Gather<T> gathered = gather(part, step * kPasses + pass);
-#pragma unroll
-          for (int j = pass * Tile::kFeatureTiles / kPasses; j < (pass + 1) * Tile::kFeatureTiles / kPasses; j += 2) {
-            uint32_t b[4];
-            LoadMatrices(b, &shared.stages[stage].weight[(weight_at ^ 2 * step) + j * 8 * kDepth]);
-            for (int i = 0; i < Tile::kPixelTiles; ++i) {
-              MultiplyAdd<T>(sum[i][j], a[i], {b[0], b[1]});
-              MultiplyAdd<T>(sum[i][j + 1], a[i], {b[2], b[3]});
-            }
+          if (!first) {  // a branch, across which the compiler moves none of the loads and their uses
+            if (pass == 0) load_samples(stage, step, a);
+            multiply(stage, step, a, pass);
           }
           keep(1 - stage, step * kPasses + pass, gathered);
         }
       }
+      other_corners = depth.Advance();
+      first = false;
       WaitForCopies();
       __syncthreads();
-      stage = 1 - stage;
     }
 
 #pragma unroll
     for (int j = 0; j < Tile::kFeatureTiles; ++j) {
-      const int64_t within = tile_feature + first_feature + j * 8 + lane % 4 * 2;
-      if (within >= product.group_features()) continue;
-      const int64_t feature = group * product.group_features() + within;
+      const int32_t within = tile_feature + first_feature + j * 8 + lane % 4 * 2;
+      if (within >= call.group_features) continue;
+      const int32_t feature = group * call.group_features + within;
 #pragma unroll
       for (int i = 0; i < Tile::kPixelTiles; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int64_t p = shared.pixels[first_pixel + i * 16 + half * 8 + lane / 4];
           if (p < 0) continue;
-          StorePair<T>(y, p * product.features + feature, product.wide, sum[i][j][2 * half] + bias[feature],
+          StorePair<T>(y, p * call.features + feature, call.wide, sum[i][j][2 * half] + bias[feature],
                        sum[i][j][2 * half + 1] + bias[feature + 1]);
         }
       }
@@ -307,40 +322,54 @@ __global__ void __launch_bounds__(Tile<kFeatures>::kWarps* kWarp, Tile<kFeatures
 }
 
 template <typename T, int kFeatures>
-const char* LaunchFused(Device& device, const Sizes& sizes, const Positions& positions, const Product& product,
+const char* LaunchFused(const Product& product, const Device& device, const Sizes& sizes, const Positions& positions,
                         const void* x, const void* weight, const void* bias, void* y) {
-  const int64_t feature_tiles = (product.group_features() + kFeatures - 1) / kFeatures;
-  const int64_t blocks = (sizes.pixels() + kPixels - 1) / kPixels * product.groups * feature_tiles;
+  Call call = {};
+  call.sizes = sizes;
+  call.positions = positions;
+  call.channels = int32_t(sizes.channels);
+  call.group_channels = int32_t(sizes.channels / product.groups);
+  call.offset_group_channels = int32_t(sizes.group_channels());
+  call.taps = sizes.taps();
+  const int32_t rounds = (call.taps + Tile<kFeatures>::kTaps - 1) / Tile<kFeatures>::kTaps;
+  call.taps_held = (call.taps + rounds - 1) / rounds;
+  call.features = int32_t(product.features);
+  call.group_features = int32_t(product.group_features());
+  call.groups = int32_t(product.groups);
+  call.feature_tiles = (call.group_features + kFeatures - 1) / kFeatures;
+  call.depth = int64_t{call.taps} * call.group_channels;
+  call.blocks = (sizes.pixels() + kPixels - 1) / kPixels * call.groups * call.feature_tiles;
+  call.wide = product.wide;
   return Launch(device, FusedForwardKernel<T, kFeatures>,
-                {blocks, Tile<kFeatures>::kWarps * kWarp, sizeof(Shared<kFeatures>)}, sizes, positions, product,
+                {call.blocks, Tile<kFeatures>::kWarps * kWarp, sizeof(Shared<kFeatures>)}, call,
                 static_cast<const T*>(x), static_cast<const T*>(weight), static_cast<const float*>(bias), y);
 }
 
-template <typename T, typename... Arguments>
-const char* DispatchFeatures(int32_t features, Arguments&&... arguments) {
-  switch (features) {
-    case 64:
-      return LaunchFused<T, 64>(arguments...);
-    case 128:
-      return LaunchFused<T, 128>(arguments...);
-    case 256:
-      return LaunchFused<T, 256>(arguments...);
+// In narrower tiles than asked for where the device has too little shared memory for them.
+template <typename T, int kFeatures, typename... Arguments>
+const char* LaunchInTiles(size_t most_shared, const Product& product, Arguments... arguments) {
+  if constexpr (kFeatures > 64) {
+    if (product.tile_features < kFeatures || sizeof(Shared<kFeatures>) > most_shared) {
+      return LaunchInTiles<T, kFeatures / 2>(most_shared, product, arguments...);
+    }
   }
-  return "a block computes 64, 128 or 256 features";
+  return LaunchFused<T, kFeatures>(product, arguments...);
 }
 
 }  // namespace
 
 const char* FusedForward(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                          const Product& product, const void* x, const void* weight, const void* bias, void* y) {
+  const auto launch = [&](auto tag) {
+    return LaunchInTiles<decltype(tag), 256>(MostShared(), product, device, sizes, positions, x, weight, bias, y);
+  };
   switch (dtype) {
     case DType::kF16:
-      return DispatchFeatures<__half>(product.tile_features, device, sizes, positions, product, x, weight, bias, y);
+      return launch(__half());
     case DType::kBF16:
-      return DispatchFeatures<__nv_bfloat16>(product.tile_features, device, sizes, positions, product, x, weight, bias,
-                                             y);
+      return launch(__nv_bfloat16());
     case DType::kF32:
-      return DispatchFeatures<float>(product.tile_features, device, sizes, positions, product, x, weight, bias, y);
+      return launch(float());
     case DType::kF64:
       break;
   }

@@ -14,6 +14,14 @@ constexpr int kThreads = 256;
 
 inline const char* Failure(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
 
+// What a block may have of shared memory, where the kernel asks for it.
+inline size_t MostShared() {
+  int device = 0, bytes = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return size_t(bytes);
+}
+
 struct Grid {
   int64_t blocks;
   int threads = kThreads;   // of a block

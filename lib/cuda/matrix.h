@@ -40,7 +40,53 @@ DCN_MULTIPLY_ADD(__nv_bfloat16, "m16n8k16.row.col.f32.bf16.bf16.f32")
 DCN_MULTIPLY_ADD(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
 #undef DCN_MULTIPLY_ADD
 
-// The next word of a matrix, rounded to what its product takes: T, or tf32 where T is float.
+struct alignas(16) Words {
+  uint32_t word[4];
+};
+
+// 16 bytes of global memory that no one writes, or zeros. Volatile, so that it stays where it is put: loads are to be
+// on their way while matrices are multiplied, and no more of them than there are registers for.
+__device__ inline Words LoadWords(const void* global, bool there) {
+  Words words;
+  asm volatile(
+      "{\n"
+      "  .reg .pred there;\n"
+      "  setp.ne.u32 there, %5, 0;\n"
+      "  mov.u32 %0, 0;\n"
+      "  mov.u32 %1, 0;\n"
+      "  mov.u32 %2, 0;\n"
+      "  mov.u32 %3, 0;\n"
+      "  @there ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "=&r"(words.word[0]), "=&r"(words.word[1]), "=&r"(words.word[2]), "=&r"(words.word[3])
+      : "l"(global), "r"(uint32_t{there}));
+  return words;
+}
+
+// A word of neighbouring numbers as floats, kWordSize<T> of them.
+template <typename T>
+constexpr int kWordSize = 4 / sizeof(T);
+
+template <typename T>
+__device__ void WordToFloats(uint32_t word, float* values);
+
+template <>
+__device__ inline void WordToFloats<__half>(uint32_t word, float* values) {
+  const float2 pair = __half22float2(reinterpret_cast<const __half2&>(word));
+  values[0] = pair.x;
+  values[1] = pair.y;
+}
+template <>
+__device__ inline void WordToFloats<__nv_bfloat16>(uint32_t word, float* values) {
+  values[0] = __uint_as_float(word << 16);
+  values[1] = __uint_as_float(word & 0xffff0000);
+}
+template <>
+__device__ inline void WordToFloats<float>(uint32_t word, float* values) {
+  values[0] = __uint_as_float(word);
+}
+
+// The other way, rounded to what products take: T, or tf32 where T is float.
 template <typename T>
 __device__ uint32_t RoundToWord(const float* values);
 

@@ -289,7 +289,7 @@ std::map<const void*, size_t> allowed_shared;
 }  // namespace
 
 cudaError_t AllowShared(const void* kernel, int bytes) {
-  if (bytes < 0 || size_t(bytes) > kMostShared) return cudaErrorInvalidConfiguration;
+  if (bytes < 0 || size_t(bytes) > most_shared) return cudaErrorInvalidConfiguration;
   std::lock_guard<std::mutex> lock(one_at_a_time);
   allowed_shared[kernel] = size_t(bytes);
   return cudaSuccess;

@@ -79,6 +79,22 @@ void MultiplyAdd(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]
   }
 }
 
+struct alignas(16) Words {
+  uint32_t word[4];
+};
+
+inline Words LoadWords(const void* global, bool there) { return there ? *static_cast<const Words*>(global) : Words{}; }
+
+template <typename T>
+constexpr int kWordSize = 4 / sizeof(T);
+
+template <typename T>
+void WordToFloats(uint32_t word, float* values) {
+  T numbers[kWordSize<T>];
+  std::memcpy(numbers, &word, sizeof word);
+  for (int i = 0; i < kWordSize<T>; ++i) values[i] = float(numbers[i]);
+}
+
 template <typename T>
 uint32_t RoundToWord(const float* values) {
   const T rounded[2] = {T(values[0]), T(values[1])};
