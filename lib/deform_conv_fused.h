@@ -18,7 +18,8 @@ struct Product {
 constexpr int64_t FusedVector(DType dtype) { return dtype == DType::kF32 ? 4 : 8; }
 
 // x is float16, bfloat16 or float32, multiplied as tf32. The channels of a group and those of an offset group are
-// multiples of FusedVector, and a group's features are even; all pixels of x can be counted in 31 bits.
+// multiples of FusedVector, and a group's features are even; all pixels of x can be counted in 31 bits,
+// and the bytes of one.
 // weight: x's type, [features, taps, channels / groups]; bias: float[features]; y: [images, rows, columns, features].
 // positions.origin is not read: the call covers the whole output of all images.
 const char* FusedForward(Device&, DType, const Sizes&, const Positions&, const Product&, const void* x,

@@ -89,6 +89,6 @@ def _allows_tf32(precision) -> bool:
     """Whether XLA's own products of float32 may be tf32, by the precision asked for or jax's default."""
     default = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     asked = default if precision is None else precision
-    presets = (lax.DotAlgorithmPreset.TF32_TF32_F32, lax.DotAlgorithmPreset.TF32_TF32_F32.name)
-    defaults = (None, lax.Precision.DEFAULT, "default", "fastest")
-    return asked in presets or all(one in defaults for one in (asked if isinstance(asked, tuple) else (asked,)))
+    tf32 = (lax.DotAlgorithmPreset.TF32_TF32_F32, "TF32_TF32_F32", "tensorfloat32")
+    lowest = (None, lax.Precision.DEFAULT, "default", "fastest", "bfloat16")  # "bfloat16" where there is such a mode
+    return asked in tf32 or all(one in lowest for one in (asked if isinstance(asked, tuple) else (asked,)))

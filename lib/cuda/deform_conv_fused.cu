@@ -84,7 +84,7 @@ __device__ Corners FindCorners(const Sizes& sizes, const Positions& positions, i
 struct Call {
   Sizes sizes;
   Positions positions;
-  int32_t channels, group_channels, offset_group_channels;
+  int32_t pixel_bytes, group_channels, offset_group_channels;
   int32_t taps, taps_held;  // held at a time, or fewer
   int32_t features, group_features, groups;
   int32_t feature_tiles;  // of a group
@@ -168,11 +168,11 @@ class Depth {
 template <typename T>
 class Gather {
  public:
-  __device__ Gather(const Corners& corners, const T* x, int32_t channels, bool there) {
+  __device__ Gather(const Corners& corners, const T* x, int32_t pixel_bytes, bool there) {
     for (int corner = 0; corner < 4; ++corner) {
       weight_[corner] = corners.weight[corner];
       const int32_t pixel = corners.pixel[corner];
-      pixel_[corner] = LoadWords(x + int64_t{pixel} * channels, there && pixel >= 0);
+      pixel_[corner] = LoadWords(x, int64_t{pixel} * pixel_bytes, there && pixel >= 0);
     }
   }
 
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(Tile<kFeatures>::kWarps* kWarp, Tile<kFeatures
       }
     };
     auto gather = [&](const auto& part, int i) {
-      return Gather<T>(shared.corners[part.tap * kPixels + row + i * kRowsAtOnce], x + part.channel, call.channels,
+      return Gather<T>(shared.corners[part.tap * kPixels + row + i * kRowsAtOnce], x + part.channel, call.pixel_bytes,
                        part.there);
     };
     auto keep = [&](int stage, int i, const Gather<T>& gathered) {
@@ -327,7 +327,7 @@ const char* LaunchFused(const Product& product, const Device& device, const Size
   Call call = {};
   call.sizes = sizes;
   call.positions = positions;
-  call.channels = int32_t(sizes.channels);
+  call.pixel_bytes = int32_t(sizes.channels * sizeof(T));
   call.group_channels = int32_t(sizes.channels / product.groups);
   call.offset_group_channels = int32_t(sizes.group_channels());
   call.taps = sizes.taps();

@@ -44,9 +44,10 @@ struct alignas(16) Words {
   uint32_t word[4];
 };
 
-// 16 bytes of global memory that no one writes, or zeros. Volatile, so that it stays where it is put: loads are to be
-// on their way while matrices are multiplied, and no more of them than there are registers for.
-__device__ inline Words LoadWords(const void* global, bool there) {
+// 16 bytes of global memory that no one writes, so many bytes behind `base`, or zeros. Volatile, so that it stays where
+// it is put: loads are to be on their way while matrices are multiplied, and no more of them than there are registers
+// for.
+__device__ inline Words LoadWords(const void* base, int64_t bytes, bool there) {
   Words words;
   asm volatile(
       "{\n"
@@ -59,7 +60,7 @@ __device__ inline Words LoadWords(const void* global, bool there) {
       "  @there ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n"
       "}"
       : "=&r"(words.word[0]), "=&r"(words.word[1]), "=&r"(words.word[2]), "=&r"(words.word[3])
-      : "l"(global), "r"(uint32_t{there}));
+      : "l"(static_cast<const char*>(base) + bytes), "r"(uint32_t{there}));
   return words;
 }
 

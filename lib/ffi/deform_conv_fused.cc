@@ -28,7 +28,7 @@ Product DecodeProduct(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer
 // What the kernel does not take; Python decides by the same rule, and does not call it then.
 void CheckVectors(Checks& checks, DType dtype, const Sizes& sizes, const Product& product) {
   checks.Require(dtype != DType::kF64, "x must not be float64");
-  checks.FitsInt32("the number of channels", sizes.channels);
+  checks.FitsInt32("the number of bytes of a pixel", sizes.channels / FusedVector(dtype) * 16);
   const int64_t pixels = sizes.images_of_x * sizes.height;
   checks.FitsInt32("the number of pixels", sizes.width && pixels > std::numeric_limits<int64_t>::max() / sizes.width
                                                ? std::numeric_limits<int64_t>::max()

@@ -6,6 +6,8 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -30,6 +32,7 @@ namespace {
 constexpr size_t kStack = 64 << 10;
 constexpr int kPoison = 0xff;  // NaN in every floating-point type, -1 in every integer
 constexpr uint64_t kUnknown = ~uint64_t{0};
+constexpr size_t kMostPostponed = 64;      // copies of one thread at a time
 constexpr size_t kSharedOfAll = 48 << 10;  // which every kernel may use
 
 // What a thread has done, and what that was ordered by, as ThreadSanitizer knows it.
@@ -90,7 +93,8 @@ struct Thread {
   State state = kNew;
   Meeting meeting;
   Offer offer = {};
-  std::vector<Copy> postponed;
+  std::array<Copy, kMostPostponed> postponed;
+  size_t postponed_count = 0;
   void* left_at[5];  // for __builtin_longjmp
 };
 
@@ -100,9 +104,7 @@ class Block {
   Block(const std::function<void()>& kernel, char* stacks, const History* histories)
       : kernel_(kernel), stacks_(stacks), scheduler_history_(History::Current()) {
     for (int i = 0; i < int(Volume(blockDim)); ++i) threads_.emplace_back(i, Index(i, blockDim), histories[i]);
-    Offer unknown;
-    std::memset(&unknown, 0xff, sizeof unknown);
-    offers_.resize((threads_.size() + kWarp - 1) / kWarp * kWarp, unknown);
+    for (Offer& offer : offers_) std::fill(std::begin(offer.words), std::end(offer.words), ~0u);
   }
 
   Thread& current() const { return *current_; }
@@ -231,7 +233,7 @@ class Block {
   char* stacks_;
   History scheduler_history_;
   std::vector<Thread> threads_;
-  std::vector<Offer> offers_;
+  inline static Offer offers_[kMostThreads];  // static: CUDA threads read it, unordered with its end
   Thread* current_ = nullptr;
   void* scheduler_left_at_[5];
 };
@@ -335,13 +337,15 @@ const Offer* OffersOfWarp(const Offer& offer, Place place) {
   return block->Offers();
 }
 
-void Postpone(const Copy& copy) { block->current().postponed.push_back(copy); }
+void Postpone(const Copy& copy) {
+  Thread& thread = block->current();
+  thread.postponed.at(thread.postponed_count++) = copy;
+}
 
 bool TakePostponed(Copy* copy) {
-  std::vector<Copy>& postponed = block->current().postponed;
-  if (postponed.empty()) return false;
-  *copy = postponed.back();
-  postponed.pop_back();
+  Thread& thread = block->current();
+  if (thread.postponed_count == 0) return false;
+  *copy = thread.postponed[--thread.postponed_count];
   return true;
 }
 

@@ -7,6 +7,9 @@
 
 #include "../execution.h"
 
+// Of a product ThreadSanitizer would see registers alone, slowly.
+#define DCN_REGISTERS_ALONE __attribute__((no_sanitize_thread, always_inline)) inline
+
 namespace dcn {
 
 // How the numbers of a matrix lie in the lanes: `number` is the i-th that lane 4 · group + member holds.
@@ -16,10 +19,12 @@ struct Fragments;
 template <typename T>
 struct Fragments16 {
   static constexpr int kDepth = 16;
-  static int RowOfA(int group, int, int i) { return i < 2 || (i >= 4 && i < 6) ? group : group + 8; }
-  static int ColumnOfA(int, int member, int i) { return member * 2 + (i & 1) + (i < 4 ? 0 : 8); }
-  static int RowOfB(int, int member, int i) { return member * 2 + (i & 1) + (i < 2 ? 0 : 8); }
-  static float Number(const uint32_t* words, int i) {
+  DCN_REGISTERS_ALONE static int RowOfA(int group, int, int i) {
+    return i < 2 || (i >= 4 && i < 6) ? group : group + 8;
+  }
+  DCN_REGISTERS_ALONE static int ColumnOfA(int, int member, int i) { return member * 2 + (i & 1) + (i < 4 ? 0 : 8); }
+  DCN_REGISTERS_ALONE static int RowOfB(int, int member, int i) { return member * 2 + (i & 1) + (i < 2 ? 0 : 8); }
+  DCN_REGISTERS_ALONE static float Number(const uint32_t* words, int i) {
     T value;
     std::memcpy(&value, reinterpret_cast<const char*>(words) + i * sizeof value, sizeof value);
     return float(value);
@@ -32,10 +37,10 @@ struct Fragments<__nv_bfloat16> : Fragments16<__nv_bfloat16> {};
 template <>
 struct Fragments<float> {
   static constexpr int kDepth = 8;
-  static int RowOfA(int group, int, int i) { return i % 2 == 0 ? group : group + 8; }
-  static int ColumnOfA(int, int member, int i) { return i < 2 ? member : member + 4; }
-  static int RowOfB(int, int member, int i) { return i == 0 ? member : member + 4; }
-  static float Number(const uint32_t* words, int i) {
+  DCN_REGISTERS_ALONE static int RowOfA(int group, int, int i) { return i % 2 == 0 ? group : group + 8; }
+  DCN_REGISTERS_ALONE static int ColumnOfA(int, int member, int i) { return i < 2 ? member : member + 4; }
+  DCN_REGISTERS_ALONE static int RowOfB(int, int member, int i) { return i == 0 ? member : member + 4; }
+  DCN_REGISTERS_ALONE static float Number(const uint32_t* words, int i) {
     const uint32_t tf32 = words[i] & ~uint32_t{0x1fff};  // the units do not read the rest
     float value;
     std::memcpy(&value, &tf32, sizeof value);
@@ -54,8 +59,8 @@ inline void LoadMatrices(uint32_t (&words)[4], const void* row, const char* file
 }
 
 template <typename T>
-void MultiplyAdd(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const char* file = __builtin_FILE(),
-                 int line = __builtin_LINE()) {
+__attribute__((no_sanitize_thread)) void MultiplyAdd(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                                     const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   using Lies = Fragments<T>;
   constexpr int kDepth = Lies::kDepth;
   execution::Offer offer;
@@ -83,7 +88,9 @@ struct alignas(16) Words {
   uint32_t word[4];
 };
 
-inline Words LoadWords(const void* global, bool there) { return there ? *static_cast<const Words*>(global) : Words{}; }
+inline Words LoadWords(const void* base, int64_t bytes, bool there) {
+  return there ? *reinterpret_cast<const Words*>(static_cast<const char*>(base) + bytes) : Words{};
+}
 
 template <typename T>
 constexpr int kWordSize = 4 / sizeof(T);
