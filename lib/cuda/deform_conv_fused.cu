@@ -234,8 +234,9 @@ __global__ void __launch_bounds__(Tile<kFeatures>::kWarps* kWarp, Tile<kFeatures
     auto find_corners = [&] {
       const int64_t p = shared.pixels[thread % kPixels];
       for (int k = thread / kPixels; k < depth.held(); k += kThreads / kPixels) {
-        shared.corners[k * kPixels + thread % kPixels] =
-            FindCorners(call.sizes, call.positions, p, depth.offset_group(), depth.first_tap() + k);
+        const int32_t tap = depth.first_tap() + k;
+        const Corners corners = FindCorners(call.sizes, call.positions, p, depth.offset_group(), tap);
+        shared.corners[k * kPixels + thread % kPixels] = corners;
       }
       __syncthreads();
     };

@@ -93,7 +93,7 @@ MISTAKES = {
         ("threads", r"data race.*FusedForwardKernel"),
     ),
     "samples taken before their corners are there": (
-        ("deform_conv_fused", "first_tap() + k);\n      }\n      __syncthreads();", "first_tap() + k);\n      }"),
+        ("deform_conv_fused", "= corners;\n      }\n      __syncthreads();", "= corners;\n      }"),
         ("threads", r"data race.*FusedForwardKernel"),
     ),
     "pixel behind the last": (
@@ -102,7 +102,7 @@ MISTAKES = {
     ),
     "feature behind a group's last": (
         ("deform_conv_fused", "if (within >= call.group_features) continue;", ""),
-        ("threads", r"data race.*FusedForwardKernel"),
+        ("memory", r"heap-buffer-overflow.*FusedForwardKernel"),
     ),
     "vector of weights behind the last": (
         ("deform_conv_fused", "if (vector >= held() * width()) return {false, 0, 0};", ""),
