@@ -90,6 +90,7 @@ struct Call {
   int32_t feature_tiles;  // of a group
   int64_t depth, blocks;
   bool wide;
+  int32_t zero;  // which the compiler does not know
 };
 
 // The depth of the product, taps by channels of a group, stage by stage: for each offset group, as many taps as have
@@ -168,30 +169,34 @@ class Depth {
 template <typename T>
 class Gather {
  public:
-  __device__ Gather(const Corners& corners, const T* x, int32_t pixel_bytes, bool there) {
+  __device__ Gather(const Corners& corners, const T* x, int32_t pixel_bytes, bool there) : corners_(corners) {
     for (int corner = 0; corner < 4; ++corner) {
-      weight_[corner] = corners.weight[corner];
       const int32_t pixel = corners.pixel[corner];
       pixel_[corner] = LoadWords(x, int64_t{pixel} * pixel_bytes, there && pixel >= 0);
     }
   }
 
-  __device__ uint4 Blend() const { return {BlendWord(0), BlendWord(1), BlendWord(2), BlendWord(3)}; }
+  // `later` is zero, of a product that is to be on its way before anything waits for the pixels.
+  __device__ uint4 Blend(int later) const {
+    const Vector<float, 4> weight = AsVector<4>(corners_.weight + later);
+    return {BlendWord(0, weight.value), BlendWord(1, weight.value), BlendWord(2, weight.value),
+            BlendWord(3, weight.value)};
+  }
 
  private:
-  __device__ uint32_t BlendWord(int word) const {
+  __device__ uint32_t BlendWord(int word, const float (&weight)[4]) const {
     float sum[kWordSize<T>], value[kWordSize<T>];
     for (int corner = 0; corner < 4; ++corner) {
       WordToFloats<T>(pixel_[corner].word[word], value);
       for (int i = 0; i < kWordSize<T>; ++i) {
-        sum[i] = (corner == 0 ? 0 : sum[i]) + weight_[corner] * value[i];
+        sum[i] = (corner == 0 ? 0 : sum[i]) + weight[corner] * value[i];
       }
     }
     return RoundToWord<T>(sum);
   }
 
+  const Corners& corners_;
   Words pixel_[4];
-  float weight_[4];
 };
 
 template <typename T>
@@ -254,8 +259,8 @@ __global__ void __launch_bounds__(Tile<kFeatures>::kWarps* kWarp, Tile<kFeatures
       return Gather<T>(shared.corners[part.tap * kPixels + row + i * kRowsAtOnce], x + part.channel, call.pixel_bytes,
                        part.there);
     };
-    auto keep = [&](int stage, int i, const Gather<T>& gathered) {
-      shared.stages[stage].samples[kept_at + i * kRowsAtOnce * kDepth] = gathered.Blend();
+    auto keep = [&](int stage, int i, const Gather<T>& gathered, int later) {
+      shared.stages[stage].samples[kept_at + i * kRowsAtOnce * kDepth] = gathered.Blend(later);
     };
 
     float sum[Tile::kPixelTiles][Tile::kFeatureTiles][4] = {};
@@ -276,6 +281,16 @@ __global__ void __launch_bounds__(Tile<kFeatures>::kWarps* kWarp, Tile<kFeatures
         }
       }
     };
+    // Zero, once the last products of a pass are done: what needs it stays behind them, where the compiler would wait
+    // for the samples first.
+    auto zero_after = [&](int pass) {
+      const int j = (pass + 1) * Tile::kFeatureTiles / kPasses - 2;
+      int bits = 0;
+      for (int i = 0; i < Tile::kPixelTiles; ++i)
+        bits |= __float_as_int(sum[i][j][0]) | __float_as_int(sum[i][j + 1][0]);
+      return bits & call.zero;
+    };
+
     // Each round brings a stage, or zeros behind the last, while that before is multiplied.
     bool first = true, last = false, other_corners = !depth.done();
     for (int stage = 0; !last; stage = 1 - stage) {
@@ -289,11 +304,11 @@ __global__ void __launch_bounds__(Tile<kFeatures>::kWarps* kWarp, Tile<kFeatures
 #pragma unroll
         for (int pass = 0; pass < kPasses; ++pass) {
           const Gather<T> gathered = gather(part, step * kPasses + pass);
-          if (!first) {  // a branch, across which the compiler moves none of the loads and their uses
+          if (!first) {
             if (pass == 0) load_samples(stage, step, a);
             multiply(stage, step, a, pass);
           }
-          keep(1 - stage, step * kPasses + pass, gathered);
+          keep(1 - stage, step * kPasses + pass, gathered, zero_after(pass));
         }
       }
       other_corners = depth.Advance();

@@ -161,4 +161,10 @@ inline unsigned __ballot_sync(unsigned mask, int vote, const char* file = __buil
   return execution::Vote(mask, vote != 0, {file, line});
 }
 
+inline int __float_as_int(float value) {
+  int bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
 inline int atomicAdd(int* address, int value) { return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); }
