@@ -22,7 +22,7 @@ def _load() -> dict[str, ModuleType]:
 
 
 modules = _load()
-custom_calls = tuple(modules["cpu"].handlers)  # the names are the same on every platform
+custom_calls = (*modules["cpu"].handlers, "dcn_fused_forward")  # all platforms have the same, CUDA one more
 
 BUILD_CUDA = (
     'pip install "cuda-toolkit[nvcc,cccl]==13.*" scikit-build-core nanobind cmake ninja && '

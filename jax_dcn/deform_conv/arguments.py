@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from jax_dcn import _check, _compat
 
@@ -145,6 +146,19 @@ def check_operands(x, offset, weight, bias, mask, *, spec, channels_first=False)
         )
     if bias is not None and bias.shape != (features,):
         raise ValueError(f"bias must have shape ({features},), one value for each output channel, got {bias.shape}")
+
+
+def attributes_of(offset, weight, spec):
+    """What every custom call is told, in the types that XLA hands on."""
+    taps = weight.shape[0] * weight.shape[1]
+    return {
+        "kernel_size": np.array(weight.shape[:2], np.int64),
+        "strides": np.array(spec.strides, np.int64),
+        "padding": np.array([low for low, _ in spec.padding], np.int64),
+        "kernel_dilation": np.array(spec.kernel_dilation, np.int64),
+        "circular": spec.circular,
+        "offset_groups": offset.shape[-1] // (2 * taps),
+    }
 
 
 def channels_last(array):

@@ -63,13 +63,16 @@ def deform_conv2d(
     reads zero; a not-a-number offset makes its sample and its own gradients not-a-number, and adds nothing to the
     gradient of x.
 
-    Memory: on CPU and CUDA the samples are taken and multiplied in runs of output rows or of images. What a run holds
-    (samples, their cotangents, and for the gradient of x its sums and the samples' order, all in float32 or wider)
-    takes at most 16 MiB on CPU and 128 MiB on CUDA, or what one output row takes besides one image's gradient, where
-    that is more. A last run of another length has memory of its own, and a grouped convolution rearranges the samples:
-    each takes as much again. None of this grows with the batch. What does is a conversion of whole arrays: to channels
-    last from "NCHW", of 16-bit offsets and masks to float32, of everything to float64 where anything is. Forward mode
-    and second derivatives run the reference, which holds the samples of the whole batch.
+    Memory: the forward of 16-bit data on CUDA, and of float32 where the precision lets products be tf32, as jax's
+    default does, holds no samples, only a copy of the weight: where the channels of each group and offset group are
+    multiples of 16 bytes, and the output channels of each group even. Else, and in all gradients, on CPU and CUDA the
+    samples are taken and multiplied in runs of output rows or of images. What a run holds (samples, their cotangents,
+    and for the gradient of x its sums and the samples' order, all in float32 or wider) takes at most 16 MiB on CPU and
+    128 MiB on CUDA, or what one output row takes besides one image's gradient, where that is more. A last run of
+    another length has memory of its own, and a grouped convolution rearranges the samples: each takes as much again.
+    None of this grows with the batch. What does is a conversion of whole arrays: to channels last from "NCHW", of
+    16-bit offsets and masks to float32, of everything to float64 where anything is. Forward mode and second derivatives
+    run the reference, which holds the samples of the whole batch.
 
     Args:
       x: [..., H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.

@@ -1,4 +1,7 @@
-"""The operator by kernels: custom calls take the samples, XLA multiplies them, a run of output rows at a time."""
+"""The operator by kernels: custom calls take the samples, XLA multiplies them, a run of output rows at a time.
+
+Forwards that CUDA's matrix units take are one custom call instead, in `fused`.
+"""
 
 import math
 from functools import partial
@@ -11,7 +14,8 @@ from jax import lax
 
 from jax_dcn import _compat
 from jax_dcn._chunks import balanced, flat, fold
-from jax_dcn.deform_conv.arguments import OPERANDS
+from jax_dcn.deform_conv import fused
+from jax_dcn.deform_conv.arguments import OPERANDS, attributes_of
 from jax_dcn.deform_conv.reference import groups_and_taps, product, sum_dtype
 
 # What is held at a time. On a CPU more samples would leave the caches; a GPU wants large products.
@@ -19,6 +23,8 @@ COLUMN_BYTES = {"cpu": 16 * 2**20, "cuda": 128 * 2**20}
 
 
 def forward(x, offset, weight, bias, mask, *, spec, platform):
+    if fused.takes(x, offset, weight, spec, platform):
+        return fused.forward(x, offset, weight, bias, mask, spec=spec)
     batch = x.shape[:-3]
     x, offset, mask = (flat(array, 3) for array in (x, offset, mask))
     images, rows, width = offset.shape[:3]
@@ -124,18 +130,8 @@ class _Tile(NamedTuple):
     @classmethod
     def at(cls, start, size, offset, mask, weight, spec):
         """The tile of `size` (images, rows) from `start` on; `offset` and `mask` are those of all."""
-        kernel_size = weight.shape[:2]
-        pair = partial(np.array, dtype=np.int64)
-        attributes = {
-            "kernel_size": pair(kernel_size),
-            "strides": pair(spec.strides),
-            "padding": pair([low for low, _ in spec.padding]),
-            "kernel_dilation": pair(spec.kernel_dilation),
-            "circular": spec.circular,
-            "offset_groups": groups_and_taps(offset, kernel_size)[0],
-        }
         origin = jnp.stack([jnp.asarray(first, jnp.int32) for first in (*start, 0)])
-        return cls(_slice(offset, start, size), _slice(mask, start, size), origin, attributes)
+        return cls(_slice(offset, start, size), _slice(mask, start, size), origin, attributes_of(offset, weight, spec))
 
     def columns(self, x):
         """The samples [n, rows, width, K, Cin], of x's type."""

@@ -7,27 +7,12 @@
 
 #include "device.h"
 #include "launch.h"
+#include "vector.h"
 
 namespace dcn {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr unsigned kWholeWarp = 0xffffffff;
-
-// N neighbouring channels, read and written 16 bytes at a time.
-template <typename T, int N>
-struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Vector {
-  T value[N];
-};
-
-template <int N, typename T>
-__device__ const Vector<T, N>& AsVector(const T* address) {
-  return *reinterpret_cast<const Vector<T, N>*>(address);
-}
-template <int N, typename T>
-__device__ Vector<T, N>& AsVector(T* address) {
-  return *reinterpret_cast<Vector<T, N>*>(address);
-}
 
 // Where offset group g of tap k of output pixel p stands in `offset` (by two) and `mask`.
 __device__ int64_t Position(const Sizes& sizes, int64_t p, int64_t g, int32_t k) {

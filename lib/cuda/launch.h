@@ -14,13 +14,38 @@ constexpr int kThreads = 256;
 
 inline const char* Failure(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
 
+// What a block may have of shared memory, where the kernel asks for it.
+inline size_t MostShared() {
+  int device = 0, bytes = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return size_t(bytes);
+}
+
+struct Grid {
+  int64_t blocks;
+  int threads = kThreads;   // of a block
+  size_t shared_bytes = 0;  // of a block, besides what the kernel itself declares
+
+  Grid(int64_t blocks) : blocks(blocks) {}
+  Grid(int64_t blocks, int threads, size_t shared_bytes)
+      : blocks(blocks), threads(threads), shared_bytes(shared_bytes) {}
+};
+
 template <typename... Parameters, typename... Arguments>
-const char* Launch(const Device& device, void (*kernel)(Parameters...), int64_t blocks, Arguments... arguments) {
+const char* Launch(const Device& device, void (*kernel)(Parameters...), const Grid& grid, Arguments... arguments) {
   constexpr int64_t kMostBlocks = 1 << 20;
-  if (blocks == 0) return nullptr;  // which CUDA takes for an error
+  constexpr size_t kUnasked = 48 << 10;  // shared memory that every kernel may use
+  if (grid.blocks == 0) return nullptr;  // which CUDA takes for an error
+  if (grid.shared_bytes > kUnasked) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(grid.shared_bytes));
+    if (error != cudaSuccess) return Failure(error);
+  }
   cudaLaunchConfig_t config = {};
-  config.gridDim = unsigned(std::min(blocks, kMostBlocks));
-  config.blockDim = kThreads;
+  config.gridDim = unsigned(std::min(grid.blocks, kMostBlocks));
+  config.blockDim = unsigned(grid.threads);
+  config.dynamicSmemBytes = grid.shared_bytes;
   config.stream = device.stream;
   return Failure(cudaLaunchKernelEx(&config, kernel, arguments...));
 }

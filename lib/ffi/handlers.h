@@ -1,4 +1,4 @@
-// The handlers that a module offers to XLA, one function an operator.
+// The handlers that a module offers to XLA: those of each operator, and all that a backend has.
 #pragma once
 
 #include <vector>
@@ -13,6 +13,9 @@ struct Handler {
 };
 
 std::vector<Handler> DeformConvHandlers();
+std::vector<Handler> FusedDeformConvHandlers();
 std::vector<Handler> PsRoiPoolHandlers();
+
+std::vector<std::vector<Handler>> BackendHandlers();
 
 }  // namespace dcn

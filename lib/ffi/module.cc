@@ -8,7 +8,7 @@ namespace nb = nanobind;
 
 NB_MODULE(DCN_MODULE, module) {
   nb::dict handlers;
-  for (const auto& of_operator : {dcn::DeformConvHandlers(), dcn::PsRoiPoolHandlers()}) {
+  for (const auto& of_operator : dcn::BackendHandlers()) {
     for (const dcn::Handler& handler : of_operator) {
       handlers[handler.name] = nb::capsule(reinterpret_cast<void*>(handler.call));
     }

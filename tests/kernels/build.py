@@ -33,7 +33,8 @@ SANITIZERS = {
 
 def module() -> pathlib.Path:
     """The handlers of lib/ffi, on emulated kernels, as a shared library."""
-    handlers = [(path, ["-include", "stream.h"]) for path in sorted(LIB.glob("ffi/*.cc")) if path.stem != "module"]
+    sources = [*sorted(LIB.glob("ffi/*.cc")), LIB / "cuda" / "handlers.cc"]
+    handlers = [(path, ["-include", "stream.h"]) for path in sources if path.name != "module.cc"]
     return _link("module.so", [*handlers, (HERE / "module.cc", []), *((path, []) for path in KERNELS.values())], "none")
 
 

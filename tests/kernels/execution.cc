@@ -6,6 +6,9 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -29,6 +32,8 @@ namespace {
 constexpr size_t kStack = 64 << 10;
 constexpr int kPoison = 0xff;  // NaN in every floating-point type, -1 in every integer
 constexpr uint64_t kUnknown = ~uint64_t{0};
+constexpr size_t kMostPostponed = 64;      // copies of one thread at a time
+constexpr size_t kSharedOfAll = 48 << 10;  // which every kernel may use
 
 // What a thread has done, and what that was ordered by, as ThreadSanitizer knows it.
 class History {
@@ -87,7 +92,9 @@ struct Thread {
   History history;
   State state = kNew;
   Meeting meeting;
-  uint64_t offer = 0;
+  Offer offer = {};
+  std::array<Copy, kMostPostponed> postponed;
+  size_t postponed_count = 0;
   void* left_at[5];  // for __builtin_longjmp
 };
 
@@ -97,12 +104,12 @@ class Block {
   Block(const std::function<void()>& kernel, char* stacks, const History* histories)
       : kernel_(kernel), stacks_(stacks), scheduler_history_(History::Current()) {
     for (int i = 0; i < int(Volume(blockDim)); ++i) threads_.emplace_back(i, Index(i, blockDim), histories[i]);
-    offers_.resize((threads_.size() + kWarp - 1) / kWarp * kWarp, kUnknown);
+    for (Offer& offer : offers_) std::fill(std::begin(offer.words), std::end(offer.words), ~0u);
   }
 
-  const Thread& current() const { return *current_; }
-  // What a lane of the current warp offered when it last met others. It holds until those meet again.
-  uint64_t Offer(int lane) const { return offers_[warp() + lane]; }
+  Thread& current() const { return *current_; }
+  // What the lanes of the current warp offered when they last met others. It holds until those meet again.
+  const Offer* Offers() const { return &offers_[warp()]; }
   Meeting OfWarp(unsigned mask, Place place, bool orders) const {
     return {warp() + __builtin_ctz(mask), mask, place, orders};
   }
@@ -123,7 +130,7 @@ class Block {
   }
 
   // In a CUDA thread: leaves until all of `meeting` are there.
-  void Wait(const Meeting& meeting, uint64_t offer = 0) {
+  void Wait(const Meeting& meeting, const Offer& offer = {}) {
     current_->meeting = meeting;
     current_->offer = offer;
     Leave(Thread::kWaiting);
@@ -226,7 +233,7 @@ class Block {
   char* stacks_;
   History scheduler_history_;
   std::vector<Thread> threads_;
-  std::vector<uint64_t> offers_;
+  inline static Offer offers_[kMostThreads];  // static: CUDA threads read it, unordered with its end
   Thread* current_ = nullptr;
   void* scheduler_left_at_[5];
 };
@@ -278,13 +285,23 @@ char* NewStacks() {
   return static_cast<char*>(stacks);
 }
 
+std::mutex one_at_a_time;
+std::map<const void*, size_t> allowed_shared;
+
 }  // namespace
 
-cudaError_t Launch(const cudaLaunchConfig_t& config, const std::function<void()>& kernel) {
-  static std::mutex one_at_a_time;
+cudaError_t AllowShared(const void* kernel, int bytes) {
+  if (bytes < 0 || size_t(bytes) > most_shared) return cudaErrorInvalidConfiguration;
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  allowed_shared[kernel] = size_t(bytes);
+  return cudaSuccess;
+}
+
+cudaError_t Launch(const cudaLaunchConfig_t& config, const void* address, const std::function<void()>& kernel) {
   std::lock_guard<std::mutex> lock(one_at_a_time);
   const unsigned blocks = Volume(config.gridDim), threads = Volume(config.blockDim);
-  if (blocks == 0 || threads == 0 || threads > kMostThreads || config.dynamicSmemBytes > kMostShared) {
+  const size_t allowed = std::max(kSharedOfAll, allowed_shared[address]);
+  if (blocks == 0 || threads == 0 || threads > kMostThreads || config.dynamicSmemBytes > allowed) {
     return cudaErrorInvalidConfiguration;
   }
   gridDim = config.gridDim;
@@ -315,16 +332,37 @@ void WaitForBlock(Place place) { block->Wait({0, 0, place, true}); }
 
 void WaitForWarp(unsigned mask, Place place) { block->Wait(block->OfWarp(mask, place, true)); }
 
-uint64_t Exchange(unsigned mask, uint64_t offer, int from, Place place) {
+const Offer* OffersOfWarp(const Offer& offer, Place place) {
+  block->Wait(block->OfWarp(~0u, place, false), offer);
+  return block->Offers();
+}
+
+void Postpone(const Copy& copy) {
+  Thread& thread = block->current();
+  thread.postponed.at(thread.postponed_count++) = copy;
+}
+
+bool TakePostponed(Copy* copy) {
+  Thread& thread = block->current();
+  if (thread.postponed_count == 0) return false;
+  *copy = thread.postponed[--thread.postponed_count];
+  return true;
+}
+
+uint64_t Exchange(unsigned mask, uint64_t value, int from, Place place) {
+  Offer offer = {};
+  std::memcpy(offer.words, &value, sizeof value);
   block->Wait(block->OfWarp(mask, place, false), offer);
-  return mask >> from & 1 ? block->Offer(from) : kUnknown;
+  if (!(mask >> from & 1)) return kUnknown;
+  std::memcpy(&value, block->Offers()[from].words, sizeof value);
+  return value;
 }
 
 unsigned Vote(unsigned mask, bool yes, Place place) {
-  block->Wait(block->OfWarp(mask, place, false), yes);
+  block->Wait(block->OfWarp(mask, place, false), {{yes}});
   unsigned ballot = 0;
   for (int lane = 0; lane < kWarp; ++lane) {
-    if (mask >> lane & 1) ballot |= unsigned(block->Offer(lane) & 1) << lane;
+    if (mask >> lane & 1) ballot |= (block->Offers()[lane].words[0] & 1) << lane;
   }
   return ballot;
 }

@@ -30,6 +30,8 @@ struct cudaLaunchConfig_t {
 };
 using cudaStream_t = CUstream_st*;
 enum cudaError_t { cudaSuccess, cudaErrorInvalidConfiguration, cudaErrorMemoryAllocation, cudaErrorLaunchFailure };
+enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 
 const char* cudaGetErrorString(cudaError_t);
 
@@ -40,6 +42,7 @@ namespace execution {
 constexpr int kWarp = 32;
 constexpr int kMostThreads = 1024;
 constexpr size_t kMostShared = 227 << 10;
+inline size_t most_shared = kMostShared;  // of the device at hand
 
 // In a kernel's source.
 struct Place {
@@ -47,13 +50,32 @@ struct Place {
   int line;
 };
 
-cudaError_t Launch(const cudaLaunchConfig_t&, const std::function<void()>& kernel);
+// `address` is the kernel's, which tells what it was allowed.
+cudaError_t Launch(const cudaLaunchConfig_t&, const void* address, const std::function<void()>& kernel);
+
+// Allows a kernel more dynamic shared memory than all have.
+cudaError_t AllowShared(const void* kernel, int bytes);
 
 // Until all threads of the block are here; until those of `mask` in the warp are.
 void WaitForBlock(Place);
 void WaitForWarp(unsigned mask, Place);
 
 int Lane();
+
+// What a lane lets others read.
+struct Offer {
+  uint32_t words[6];
+};
+// Once the whole warp is here: what each lane offers, until they meet again.
+const Offer* OffersOfWarp(const Offer&, Place);
+
+// 16 bytes that a thread copies once it waits for them; zeros from nowhere.
+struct Copy {
+  void* to;
+  const void* from;
+};
+void Postpone(const Copy&);
+bool TakePostponed(Copy*);  // false if this thread has postponed no more
 
 // Both once those of `mask` in the warp are here: what lane `from` offers, unknown if it is none of these; the lanes
 // that vote yes.
@@ -79,7 +101,22 @@ inline thread_local uint4 dynamic_shared[execution::kMostShared / sizeof(uint4)]
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                const Arguments&... arguments) {
-  return execution::Launch(*config, [&] { kernel(arguments...); });
+  return execution::Launch(*config, reinterpret_cast<const void*>(kernel), [&] { kernel(arguments...); });
+}
+
+template <typename... Parameters>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute, int value) {
+  return execution::AllowShared(reinterpret_cast<const void*>(kernel), value);
+}
+
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = int(execution::most_shared);
+  return cudaSuccess;
 }
 
 inline cudaError_t cudaMalloc(void** address, size_t count) {
@@ -148,6 +185,12 @@ T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32, const char*
 inline unsigned __ballot_sync(unsigned mask, int vote, const char* file = __builtin_FILE(),
                               int line = __builtin_LINE()) {
   return execution::Vote(mask, vote != 0, {file, line});
+}
+
+inline int __float_as_int(float value) {
+  int bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
 }
 
 inline int atomicAdd(int* address, int value) { return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); }

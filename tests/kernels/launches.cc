@@ -1,6 +1,7 @@
 // Calls every function of the kernels' headers on small operands, for a sanitizer to look on: random ones, of every
 // type, with all edges that shapes and positions have. Each operand is an allocation of its own size. On a GPU, or on
 // the CPU with the execution model.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +16,7 @@
 
 #include "cuda/launch.h"
 #include "deform_conv.h"
+#include "deform_conv_fused.h"
 #include "psroi_pool.h"
 
 namespace dcn {
@@ -147,6 +149,22 @@ void CallDeformConv(DType dtype, const Sizes& sizes, bool masked) {
   Check(InputCotangent(device, dtype, sizes, positions, bins, d_columns.data(), d_x.data()));
 }
 
+void CallFused(DType dtype, const Sizes& sizes, const Product& product, bool masked) {
+  const int64_t positions_size = sizes.pixels() * sizes.offset_groups * sizes.taps();
+  const int64_t weight_size = product.features * sizes.taps() * sizes.channels / product.groups;
+  Device device(nullptr);
+
+  const int64_t x_size = sizes.images * sizes.height * sizes.width * sizes.channels;
+  Array x = Array::Random(dtype, std::max(x_size, int64_t{1}), 1);  // which has an address, even without pixels
+  Array offset = Array::Random(DType::kF32, 2 * positions_size, 3, 0.1);
+  Array mask = Array::Random(DType::kF32, positions_size, 1);
+  Array weight = Array::Random(dtype, weight_size, 1), bias = Array::Random(DType::kF32, product.features, 1);
+  Array y = Array::Unwritten(product.wide ? DType::kF32 : dtype, sizes.pixels() * product.features);
+  const Positions positions = {offset.data(), masked ? mask.data() : nullptr, nullptr};
+  Check(FusedForward(device, dtype, sizes, positions, product, x.data(), weight.data(), bias.data(), y.data()));
+  y.CheckWritten("y");
+}
+
 void CallPool(DType dtype, const PoolSizes& sizes, bool shifted) {
   const DType wide = AccumulatorType(dtype);
   const int64_t x_size = sizes.batches * sizes.images * sizes.height * sizes.width * sizes.channels;
@@ -186,6 +204,24 @@ const Sizes kConvolutions[] = {
     {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 8, 0, 4, 1, 2},
 };
 
+struct FusedCall {
+  Sizes sizes;
+  Product product;  // features, groups, features of a tile, wide
+};
+
+const FusedCall kFusedCalls[] = {
+    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 2, 9, 8, 16, 9, 8, 1, 2},
+     {10, 1, 64, false}},  // a ragged strip and tile
+    {{{{2, 2}, {1, 1}, {1, 1}, {2, 3}, true}, 1, 3, 4, 48, 3, 4, 3, 1}, {36, 2, 64, true}},
+    {{{{4, 3}, {2, 1}, {0, 1}, {1, 2}, false}, 1, 7, 4, 24, 2, 2, 1, 1},
+     {140, 1, 128, false}},  // two tiles of features
+    {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 3, 4, 8, 3, 4, 1, 1}, {180, 1, 256, true}},
+    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 0, 3, 4, 8, 3, 4, 1, 0}, {8, 1, 64, false}},
+    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 0, 4, 8, 2, 4, 1, 1}, {8, 1, 64, false}},
+    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 0, 3, 4, 1, 1}, {8, 1, 64, false}},
+    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 8, 3, 4, 1, 1}, {0, 1, 64, false}},
+};
+
 // Batches, images, height, width, channels, regions, classes; output, group, part, points; scale and trans_std.
 const PoolSizes kPools[] = {
     {1, 2, 5, 6, 12, 4, 1, {2, 3}, {1, 2}, {2, 2}, {2, 3}, 0.5, 0.2},
@@ -204,8 +240,17 @@ int main() {
   int turn = 0;
   for (const dcn::DType dtype : dcn::kTypes) {
     for (const dcn::Sizes& sizes : dcn::kConvolutions) dcn::CallDeformConv(dtype, sizes, turn++ % 2);
+    for (const dcn::FusedCall& call : dcn::kFusedCalls) {
+      if (dtype != dcn::DType::kF64) dcn::CallFused(dtype, call.sizes, call.product, turn++ % 2);
+    }
     for (const dcn::PoolSizes& sizes : dcn::kPools) dcn::CallPool(dtype, sizes, turn++ % 2);
     ++turn;  // what goes without its optional operand in one type has it in the next
   }
+#ifndef __CUDACC__                    // a GPU has what it has
+  execution::most_shared = 99 << 10;  // too little for the widest tiles
+  for (const dcn::FusedCall& call : dcn::kFusedCalls) {
+    dcn::CallFused(dcn::DType::kBF16, call.sizes, call.product, true);
+  }
+#endif
   std::puts("every launch is done");
 }

@@ -4,7 +4,7 @@
 #include "ffi/handlers.h"
 
 extern "C" XLA_FFI_Handler* FindHandler(const char* name) {
-  for (const auto& of_operator : {dcn::DeformConvHandlers(), dcn::PsRoiPoolHandlers()}) {
+  for (const auto& of_operator : dcn::BackendHandlers()) {
     for (const dcn::Handler& handler : of_operator) {
       if (std::strcmp(handler.name, name) == 0) return handler.call;
     }

@@ -20,7 +20,7 @@ MOST_REGISTERS = 128  # so that two blocks of 256 threads share a multiprocessor
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def kernels(request):
     found = machine_code.kernels(request.param)
-    assert {kernel.source for kernel in found} == {"deform_conv.cu", "psroi_pool.cu"}
+    assert {kernel.source for kernel in found} == {"deform_conv.cu", "deform_conv_fused.cu", "psroi_pool.cu"}
     return found
 
 
@@ -35,9 +35,24 @@ def test_nothing_is_spilled(kernels):
     assert not spilled
 
 
+def fused(kernels):
+    return [kernel for kernel in kernels if kernel.source == "deform_conv_fused.cu"]
+
+
 def test_registers_leave_room_for_two_blocks(kernels):
-    greedy = {kernel.name: kernel.registers for kernel in kernels if kernel.registers > MOST_REGISTERS}
+    greedy = {k.name: k.registers for k in kernels if k not in fused(kernels) and k.registers > MOST_REGISTERS}
     assert {name: registers for name, registers in greedy.items() if "double" not in name} == {}
+    # Of the fused forward two blocks of 4 warps, or one of the widest tile's 8, which hold all its sums.
+    assert all(kernel.resident_warps >= 8 for kernel in fused(kernels))
+
+
+def test_the_fused_forward_multiplies_on_matrix_units(kernels):
+    of_type = {"half": "HMMA.16816.F32", "bfloat16": "HMMA.16816.F32.BF16", "float": "HMMA.1688.F32.TF32"}
+    assert len(fused(kernels)) == 9
+    for kernel in fused(kernels):
+        assert list(kernel.accesses("matrix instructions")) == [of_type[re.search(r"<(\w+)", kernel.name)[1]]]
+        assert all(".128" in opcode for opcode in kernel.accesses("asynchronous copies"))
+        assert kernel.accesses("asynchronous copies") and 16 in kernel.widths("global loads")
 
 
 def cut(kernel):

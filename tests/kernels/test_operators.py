@@ -4,21 +4,24 @@ import jax
 import jax.numpy as jnp
 import pytest
 from deform_conv import test_dtypes as conv_types
+from deform_conv import test_fused as conv_fused
 from deform_conv import test_values as conv_values
 from deform_psroi_pool import test_kinks as pool_kinks
 from deform_psroi_pool import test_special as pool_special
 from deform_psroi_pool import test_values as pool_values
 
 import jax_dcn
+from jax_dcn.deform_conv import fused
 
 pytestmark = [pytest.mark.usefixtures("emulated_kernels"), pytest.mark.platforms("cpu")]
 
 
 def test_these_tests_run_emulated_kernels(emulated_handlers):
     def both(x, offset, shift):
-        weight, rois = jnp.ones((1, 1, 4, 1)), jnp.ones((1, 5))
+        weight, rois = jnp.ones((1, 1, 4, 2)), jnp.ones((1, 5))
         return (
             jax_dcn.deform_conv2d(x, offset, weight).sum()
+            + jax_dcn.deform_conv2d(x, offset, weight, precision="highest").sum()
             + jax_dcn.deform_psroi_pool(x, rois, shift, output_size=1).sum()
         )
 
@@ -37,6 +40,34 @@ test_conv_types = conv_types.test_against_float64
 test_conv_sums_over_channels = conv_types.test_sums_over_channels_are_wide
 test_conv_sums_over_pixels = conv_types.test_sums_over_pixels_are_wide
 test_conv_positions = conv_types.test_positions_are_wide
+
+test_conv_fused_values = conv_fused.test_values
+test_conv_fused_without_mask_and_bias = conv_fused.test_without_mask_and_bias
+test_conv_fused_unrounded_sums = conv_fused.test_the_sum_leaves_unrounded
+test_conv_fused_nonfinite_offsets = conv_fused.test_nonfinite_offsets
+test_conv_fused_reads = conv_fused.test_only_pixels_that_samples_touch_are_read
+
+TILED = ["ragged_strip_and_tile", "several_tiles_of_features", "2_groups_3_offset_groups", "many_taps", "torus"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", TILED)
+@pytest.mark.parametrize("tile", fused.TILE_FEATURES[1:])
+def test_conv_fused_tiles(tile, name, dtype, monkeypatch):
+    """Tiles that small shapes do not take of themselves."""
+    monkeypatch.setattr(fused, "tile_features", lambda *_: tile)
+    case = conv_fused.CASE[name]
+    conv_fused.check_values(case, dtype, conv_fused.cast(case, dtype))
+
+
+def test_conv_fused_memory():
+    """Besides operands and result, a copy of the weight."""
+    case = conv_fused.with_channels(256, 256)
+    operands = conv_fused.cast(case, "bfloat16")
+    compiled = jax.jit(lambda operands: conv_fused.convolve(operands, **case.keywords)).lower(operands).compile()
+    assert "dcn_fused_forward" in compiled.as_text()
+    assert compiled.memory_analysis().temp_size_in_bytes <= operands.weight.nbytes + 2**12
+
 
 test_pool_golden_files = pool_values.test_golden_files
 test_pool_reference = pool_values.test_kernels_are_the_reference

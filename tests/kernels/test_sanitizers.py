@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 
+import numpy as np
 import pytest
 
 from . import build
@@ -89,6 +90,30 @@ MISTAKES = {
         ("deform_conv", "sizes.group_channels() % kWide == 0", "sizes.group_channels() % 2 == 0"),
         ("memory", r"misaligned address"),
     ),
+    "copy that is not waited for": (
+        ("deform_conv_fused", "      WaitForCopies();\n", ""),
+        ("memory", r"element \d+ of y is not written"),
+    ),
+    "stage that is multiplied before it is there": (
+        ("deform_conv_fused", "WaitForCopies();\n      __syncthreads();", "WaitForCopies();"),
+        ("threads", r"data race.*FusedForwardKernel"),
+    ),
+    "samples taken before their corners are there": (
+        ("deform_conv_fused", "= corners;\n      }\n      __syncthreads();", "= corners;\n      }"),
+        ("threads", r"data race.*FusedForwardKernel"),
+    ),
+    "pixel behind the last": (
+        ("deform_conv_fused", "i < call.sizes.pixels()", "i <= call.sizes.pixels()"),
+        ("memory", r"heap-buffer-overflow.*FusedForwardKernel"),
+    ),
+    "feature behind a group's last": (
+        ("deform_conv_fused", "if (within >= call.group_features) continue;", ""),
+        ("memory", r"heap-buffer-overflow.*FusedForwardKernel"),
+    ),
+    "vector of weights behind the last": (
+        ("deform_conv_fused", "if (vector >= held() * width()) return {false, 0, 0};", ""),
+        ("memory", r"index \d+ out of bounds for type 'Corners"),
+    ),
     "unwritten result": (
         ("psroi_pool", "AsVector<N>(pooled + thing * N) = out", "if (f > 0) AsVector<N>(pooled + thing * N) = out"),
         ("memory", r"element \d+ of pooled is not written"),
@@ -114,7 +139,8 @@ def test_mistakes_in_kernels_are_found(name, run, tmp_path):
     assert re.search(complaint, output, re.DOTALL), output
 
 
-RIGHT = ["rotate", "dynamic", "shuffle", "warp", "atomic", "separate_blocks"]
+PRODUCTS = {"product_f16": 16, "product_bf16": 16, "product_tf32": 8}  # and their depths
+RIGHT = ["rotate", "dynamic", "shuffle", "warp", "atomic", "separate_blocks", "copy", *PRODUCTS]
 WRONG = [
     ("memory", "dynamic_beyond", "use-after-poison"),
     ("memory", "static_beyond", "index 64 out of bounds"),
@@ -124,6 +150,7 @@ WRONG = [
     ("memory", "divergent_shuffle", "thread 0 waits at toys.cu:.* for thread 5, which has ended"),
     ("memory", "no_blocks", "invalid configuration argument"),
     ("memory", "too_much_shared_memory", "invalid configuration argument"),
+    ("memory", "shared_memory_not_asked_for", "invalid configuration argument"),
     ("threads", "rotate_without_first_barrier", "data race"),
     ("threads", "rotate_without_second_barrier", "data race"),
     ("threads", "warp_without_barrier", "data race"),
@@ -148,13 +175,19 @@ def test_what_toys_compute(run):
     def values(name):
         status, output = run("toys.cu", "none", name)
         assert status == 0, output
-        return [int(value) for value in output.split()][:64]
+        return [int(value) for value in output.split()]
 
     lanes = range(64)
-    assert values("rotate") == [100 + (i + 1) % 64 for i in lanes]
-    assert values("dynamic") == [63 - i for i in lanes]
-    assert values("shuffle") == [7 if i % 32 < 16 else 6 for i in lanes]
+    assert values("rotate")[:64] == [100 + (i + 1) % 64 for i in lanes]
+    assert values("dynamic")[:64] == [63 - i for i in lanes]
+    assert values("shuffle")[:64] == [7 if i % 32 < 16 else 6 for i in lanes]
     assert values("atomic")[:2] == [64, 64]
     unknown = -1
-    assert values("unwritten") == [1 if i < 10 else unknown for i in lanes]
-    assert values("excluded_lane") == [unknown if i % 32 < 16 else 0 for i in lanes]
+    assert values("unwritten")[:64] == [1 if i < 10 else unknown for i in lanes]
+    assert values("excluded_lane")[:64] == [unknown if i % 32 < 16 else 0 for i in lanes]
+    assert values("copy")[:64] == [0 if i % 2 else 7 for i in lanes]
+    assert values("copy_without_wait")[:64] == [unknown] * 64
+    for name, depth in PRODUCTS.items():
+        row, k = np.ogrid[:16, :depth]
+        a, b = row - 2 * k, (row**2 % 7 + k % 5)[:8]
+        assert values(name) == (1 + a @ b.T).ravel().tolist()

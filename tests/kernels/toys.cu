@@ -1,6 +1,7 @@
 // Small kernels, right and wrong, that show what the execution model finds: `toys NAME` runs one and prints what it
 // got.
 #include <cuda_runtime.h>
+#include <matrix.h>
 
 #include <cstdio>
 #include <map>
@@ -104,6 +105,37 @@ __global__ void MisalignedKernel(int* out) {
   if (threadIdx.x == 0) *reinterpret_cast<uint4*>(out + 1) = uint4{1, 2, 3, 4};
 }
 
+// Matrices [16, depth] and [8, depth]: their product, from shared memory through the matrix units.
+template <typename T>
+__global__ void ProductKernel(int* out) {
+  constexpr int kDepth = 32 / sizeof(T);
+  alignas(16) __shared__ T a[16][kDepth];
+  alignas(16) __shared__ T b[16][kDepth];  // of which only the first eight rows are multiplied
+  if (threadIdx.x >= 32) return;
+  const int lane = int(threadIdx.x);
+  for (int i = lane; i < 16 * kDepth; i += 32) {
+    const int row = i / kDepth, k = i % kDepth;
+    a[row][k] = T(float(row - 2 * k));
+    b[row][k] = T(float(row * row % 7 + k % 5));
+  }
+  __syncwarp();
+  uint32_t a_words[4], b_words[4];
+  dcn::LoadMatrices(a_words, &a[lane % 16][lane / 16 * (kDepth / 2)]);
+  dcn::LoadMatrices(b_words, &b[lane / 16 * 8 + lane % 8][lane / 8 % 2 * (kDepth / 2)]);
+  float sum[4] = {1, 1, 1, 1};
+  dcn::MultiplyAdd<T>(sum, a_words, {b_words[0], b_words[1]});
+  for (int i = 0; i < 4; ++i) out[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = int(sum[i]);
+}
+
+template <bool kWait>
+__global__ void CopyKernel(int* out) {
+  __shared__ uint4 words[kThreads];
+  const uint4 global = {5, 6, 7, 8};
+  dcn::CopyLater(&words[threadIdx.x], &global, threadIdx.x % 2 == 1);
+  if (kWait) dcn::WaitForCopies();
+  out[threadIdx.x] = int(words[threadIdx.x].z);
+}
+
 struct Toy {
   void (*kernel)(int*);
   unsigned blocks = 1;
@@ -129,6 +161,12 @@ const std::map<std::string, Toy> kToys = {
     {"overlapping_blocks", {OverlappingBlocksKernel, 2}},
     {"separate_blocks", {SeparateBlocksKernel, 2}},
     {"misaligned", {MisalignedKernel}},
+    {"product_f16", {ProductKernel<__half>}},
+    {"product_bf16", {ProductKernel<__nv_bfloat16>}},
+    {"product_tf32", {ProductKernel<float>}},
+    {"copy", {CopyKernel<true>}},
+    {"copy_without_wait", {CopyKernel<false>}},
+    {"shared_memory_not_asked_for", {AtomicKernel, 1, 64 << 10}},
     {"no_blocks", {AtomicKernel, 0}},
     {"too_much_shared_memory", {AtomicKernel, 1, 1 << 20}},
 };

@@ -1,0 +1,9 @@
+#include "ffi/handlers.h"
+
+namespace dcn {
+
+std::vector<std::vector<Handler>> BackendHandlers() {
+  return {DeformConvHandlers(), FusedDeformConvHandlers(), PsRoiPoolHandlers()};
+}
+
+}  // namespace dcn

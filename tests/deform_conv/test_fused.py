@@ -1,0 +1,180 @@
+"""The fused forward: which calls take it, and its values over the shapes that its tiles and stages have edges in."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy_reference import Convolution
+
+from jax_dcn.deform_conv import fused
+
+from .cases import Case, Operands, assert_close, convolve, pull_back
+
+# Channels are vectors of 16 bytes in every type. Stages have eight of them: whole taps, parts of taps, several taps.
+CASES = [
+    Case("one_stage", (5, 6), 8, 2, (1, 1)),
+    Case("ragged_strip_and_tile", (9, 17), 16, 10, (3, 3), convolution=Convolution(padding="SAME")),
+    Case("several_tiles_of_features", (3, 4), 24, 300, (3, 3), convolution=Convolution(padding="SAME")),
+    Case("several_stages_a_tap", (4, 5), 144, 6, (2, 2), convolution=Convolution(padding="VALID")),
+    Case("many_taps", (6, 5), 16, 4, (5, 5), convolution=Convolution((1, 1), "SAME", (2, 1))),
+    Case("2_groups_3_offset_groups", (3, 5), 48, 36, (2, 3), 3, convolution=Convolution((2, 1), 1, (1, 2), 2)),
+    Case("3_groups_2_offset_groups", (4, 3), 48, 12, (3, 3), 2, convolution=Convolution((1, 1), "SAME", (1, 1), 3)),
+    Case("group_of_one_vector", (4, 3), 32, 8, (3, 3), 1, convolution=Convolution((1, 1), "SAME", (1, 1), 4)),
+    Case("torus", (3, 4), 16, 6, (3, 2), 2, convolution=Convolution((2, 1), "CIRCULAR", (3, 2))),
+    Case("one_pixel", (1, 1), 8, 4, (3, 3), convolution=Convolution(padding=1)),
+    Case("two_batch_dimensions", (3, 4), 8, 4, (2, 2), batch=(2, 3), convolution=Convolution(padding="SAME")),
+    Case("unbatched", (4, 5), 8, 2, (3, 3), batch=(), convolution=Convolution(padding=((1, 2), (0, 1)))),
+    Case("empty_batch", (4, 5), 8, 2, (3, 3), batch=(0,), convolution=Convolution(padding="SAME")),
+    Case("empty_output", (2, 5), 8, 2, (3, 3), convolution=Convolution(padding="VALID")),
+]
+CASE = {case.name: case for case in CASES}
+PLAIN = Case("plain", (4, 5), 16, 8, (3, 3), 2, convolution=Convolution((1, 1), "SAME", (1, 1), 2))
+RESOLUTION = {"float16": 2**-10, "bfloat16": 2**-7, "float32": 2**-10}  # of what is multiplied: float32 may be tf32
+TYPES = tuple(RESOLUTION)
+
+
+def cast(case, dtype, **kwargs):
+    x, offset, weight, bias, mask = case.operands(grid=8, **kwargs)
+    x, weight = jnp.asarray(x, dtype), jnp.asarray(weight, dtype)
+    offset, bias, mask = (None if a is None else jnp.asarray(a, jnp.float32) for a in (offset, bias, mask))
+    return Operands(x, offset, weight, bias, mask)
+
+
+def widened(operands):
+    return Operands(*(None if a is None else np.asarray(a, np.float64) for a in operands))
+
+
+def check_values(case, dtype, operands, of_result=None):
+    """Value and gradients, the former as exact as the data's type lets products be."""
+    cotangent = jnp.asarray(case.cotangent(), of_result or dtype)
+    run = functools.partial(pull_back, preferred_element_type=of_result, **case.keywords)
+    y, gradients = jax.jit(run)(cotangent, operands)
+    exact_y, exact_gradients = case.expected(np.asarray(cotangent, np.float64), widened(operands))
+    assert y.dtype == (of_result or dtype)
+    for actual, exact in zip((y, *gradients), (exact_y, *exact_gradients), strict=True):
+        if exact is not None and exact.size:
+            assert_close(actual, exact, 0, 4 * RESOLUTION[dtype] * np.nanmax(np.abs(exact), initial=1))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_values(case, dtype):
+    check_values(case, dtype, cast(case, dtype))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_without_mask_and_bias(dtype):
+    check_values(PLAIN, dtype, cast(PLAIN, dtype, masked=False)._replace(bias=None))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_sum_leaves_unrounded(dtype):
+    """In float32, where that is asked for: one and a little, which 16 bits do not tell from one."""
+    x, offset = jnp.full((1, 1, 1, 8), 1 / 8, dtype), jnp.zeros((1, 1, 1, 2))
+    y = jax.jit(functools.partial(convolve, preferred_element_type=jnp.float32))(
+        Operands(x, offset, jnp.ones((1, 1, 8, 2), dtype), jnp.full(2, 2.0**-20))
+    )
+    np.testing.assert_array_equal(y, np.full((1, 1, 1, 2), 1 + 2.0**-20, np.float32))
+
+
+@pytest.mark.parametrize("case", [CASE["ragged_strip_and_tile"], CASE["torus"]], ids=str)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_nonfinite_offsets(value, case):
+    operands = cast(case, "bfloat16")
+    hit = np.random.default_rng(0).uniform(size=operands.offset.shape) < 0.01
+    assert hit.any()
+    check_values(case, "bfloat16", operands._replace(offset=jnp.where(hit, value, operands.offset)))
+
+
+def test_only_pixels_that_samples_touch_are_read():
+    """Samples on the border read one or two pixels, not those whose place the others' weights of zero would have."""
+    x = jnp.full((1, 4, 4, 8), jnp.inf, jnp.bfloat16).at[0, 0, 0].set(1)
+    at = {"corner": (-0.5, -0.5), "outside": (-1, 0), "far": (1e30, 0)}
+    offset = jnp.asarray(list(at.values()), jnp.float32).reshape(1, 1, 3, 2) - jnp.asarray([[0, 0], [0, 1], [0, 2]])
+    weight = jnp.ones((1, 1, 8, 2), jnp.bfloat16)
+    y = jax.jit(lambda *a: convolve(Operands(*a), padding=((0, -3), (0, -1))))(x, offset, weight)
+    np.testing.assert_array_equal(y[0, 0, :, 0], [2, 0, 0])
+
+
+def lowered(operands, platform="cuda", case=PLAIN, **keywords):
+    run = functools.partial(convolve, **case.keywords | keywords)
+    return jax.jit(run).trace(operands).lower(lowering_platforms=(platform,)).as_text()
+
+
+def custom_call(*args, **kwargs):
+    """The only one of a forward."""
+    (name,) = set(re.findall(r"@\w*(dcn_\w+)\(", lowered(*args, **kwargs)))
+    return name
+
+
+def with_channels(channels, features=8, groups=1, offset_groups=1):
+    convolution = Convolution(padding="SAME", feature_group_count=groups)
+    return Case("", (4, 5), channels, features, (3, 3), offset_groups, convolution=convolution)
+
+
+FUSED = [
+    *((PLAIN, dtype, {}) for dtype in TYPES),
+    (PLAIN, "float32", {"precision": "default"}),
+    (PLAIN, "float32", {"precision": "TF32_TF32_F32"}),
+    (PLAIN, "bfloat16", {"precision": "highest"}),
+    (PLAIN, "bfloat16", {"preferred_element_type": jnp.float32}),
+    (with_channels(12), "float32", {}),
+]
+NOT_FUSED = [
+    (PLAIN, "float32", {"precision": "high"}),
+    (PLAIN, "float32", {"precision": ("default", "highest")}),
+    (PLAIN, "float32", {"preferred_element_type": jnp.bfloat16}),
+    (PLAIN, "float16", {"preferred_element_type": jnp.bfloat16}),
+    (with_channels(12), "bfloat16", {}),
+    (with_channels(16, groups=4), "bfloat16", {}),
+    (with_channels(16, offset_groups=4), "bfloat16", {}),
+    (with_channels(16, features=7), "bfloat16", {}),
+    (with_channels(16, features=6, groups=2), "bfloat16", {}),
+]
+
+
+@pytest.mark.parametrize("case, dtype, keywords", FUSED)
+def test_what_is_fused(case, dtype, keywords):
+    operands = cast(case, dtype)
+    assert custom_call(operands, case=case, **keywords) == "dcn_fused_forward"
+    elsewhere = keywords | {"precision": None}  # a CPU's products are not tf32, even when asked
+    assert custom_call(operands, "cpu", case=case, **elsewhere) == "dcn_sample"
+
+
+@pytest.mark.parametrize("case, dtype, keywords", NOT_FUSED)
+def test_what_is_not_fused(case, dtype, keywords):
+    assert custom_call(cast(case, dtype), case=case, **keywords) == "dcn_sample"
+
+
+def test_float64_is_not_fused(x64):
+    assert custom_call(cast(PLAIN, "float64")) == "dcn_sample"
+
+
+@pytest.mark.parametrize("precision, name", [("highest", "dcn_sample"), ("default", "dcn_fused_forward")])
+def test_the_default_precision_counts(precision, name):
+    with jax.default_matmul_precision(precision):
+        assert custom_call(cast(PLAIN, "float32")) == name
+        assert custom_call(cast(PLAIN, "bfloat16")) == "dcn_fused_forward"
+
+
+def test_tiles():
+    assert fused.tile_features(pixels=10**6, features=300, groups=1) == 256
+    assert fused.tile_features(pixels=10**6, features=256, groups=2) == 128
+    assert fused.tile_features(pixels=10**6, features=32, groups=1) == 64
+    assert fused.tile_features(pixels=128 * 127, features=256, groups=1) == 128
+    assert fused.tile_features(pixels=128 * 127, features=256, groups=2) == 128
+    assert fused.tile_features(pixels=1, features=512, groups=1) == 64
+
+
+def test_no_columns_are_held():
+    """Nothing larger than the operands, the result and a copy of the weight is in the program."""
+    struct = jax.ShapeDtypeStruct
+    x, weight = struct((16, 50, 84, 256), jnp.bfloat16), struct((3, 3, 256, 256), jnp.bfloat16)
+    offset, mask = struct((16, 50, 84, 18), jnp.float32), struct((16, 50, 84, 9), jnp.float32)
+    text = lowered(Operands(x, offset, weight, None, mask), case=with_channels(256, 256))
+    assert "while" not in text
+    sizes = [np.prod([int(n) for n in shape.split("x") if n]) for shape in re.findall(r"tensor<((?:\d+x)+)", text)]
+    assert max(sizes) == np.prod(x.shape)

@@ -1,0 +1,133 @@
+// lib/cuda/matrix.h for the CPU. Fragments lie in the lanes as PTX ISA defines them, "Matrix Fragments for mma.m16n8k16
+// with floating point type" and "mma.m16n8k8" (tf32); "ldmatrix"; "cp.async".
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "../execution.h"
+
+// Of a product ThreadSanitizer would see registers alone, slowly.
+#define DCN_REGISTERS_ALONE __attribute__((no_sanitize_thread, always_inline)) inline
+
+namespace dcn {
+
+// How the numbers of a matrix lie in the lanes: `number` is the i-th that lane 4 · group + member holds.
+template <typename T>
+struct Fragments;
+
+template <typename T>
+struct Fragments16 {
+  static constexpr int kDepth = 16;
+  DCN_REGISTERS_ALONE static int RowOfA(int group, int, int i) {
+    return i < 2 || (i >= 4 && i < 6) ? group : group + 8;
+  }
+  DCN_REGISTERS_ALONE static int ColumnOfA(int, int member, int i) { return member * 2 + (i & 1) + (i < 4 ? 0 : 8); }
+  DCN_REGISTERS_ALONE static int RowOfB(int, int member, int i) { return member * 2 + (i & 1) + (i < 2 ? 0 : 8); }
+  DCN_REGISTERS_ALONE static float Number(const uint32_t* words, int i) {
+    T value;
+    std::memcpy(&value, reinterpret_cast<const char*>(words) + i * sizeof value, sizeof value);
+    return float(value);
+  }
+};
+template <>
+struct Fragments<__half> : Fragments16<__half> {};
+template <>
+struct Fragments<__nv_bfloat16> : Fragments16<__nv_bfloat16> {};
+template <>
+struct Fragments<float> {
+  static constexpr int kDepth = 8;
+  DCN_REGISTERS_ALONE static int RowOfA(int group, int, int i) { return i % 2 == 0 ? group : group + 8; }
+  DCN_REGISTERS_ALONE static int ColumnOfA(int, int member, int i) { return i < 2 ? member : member + 4; }
+  DCN_REGISTERS_ALONE static int RowOfB(int, int member, int i) { return i == 0 ? member : member + 4; }
+  DCN_REGISTERS_ALONE static float Number(const uint32_t* words, int i) {
+    const uint32_t tf32 = words[i] & ~uint32_t{0x1fff};  // the units do not read the rest
+    float value;
+    std::memcpy(&value, &tf32, sizeof value);
+    return value;
+  }
+};
+
+inline void LoadMatrices(uint32_t (&words)[4], const void* row, const char* file = __builtin_FILE(),
+                         int line = __builtin_LINE()) {
+  const uint4 mine = *static_cast<const uint4*>(row);
+  execution::Offer offer = {};
+  std::memcpy(offer.words, &mine, sizeof mine);
+  const execution::Offer* of_lane = execution::OffersOfWarp(offer, {file, line});
+  const int lane = execution::Lane();
+  for (int matrix = 0; matrix < 4; ++matrix) words[matrix] = of_lane[matrix * 8 + lane / 4].words[lane % 4];
+}
+
+template <typename T>
+__attribute__((no_sanitize_thread)) void MultiplyAdd(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                                     const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  using Lies = Fragments<T>;
+  constexpr int kDepth = Lies::kDepth;
+  execution::Offer offer;
+  std::memcpy(offer.words, a, sizeof a);
+  std::memcpy(offer.words + 4, b, sizeof b);
+  const execution::Offer* of_lane = execution::OffersOfWarp(offer, {file, line});
+  const int mine = execution::Lane();
+  float rows[2][kDepth], columns[2][kDepth];  // all of a and b that this lane's sums are of
+  for (int lane = 0; lane < execution::kWarp; ++lane) {
+    const int group = lane / 4, member = lane % 4;
+    const uint32_t* words = of_lane[lane].words;
+    for (int i = 0; i < kDepth / 2 && group == mine / 4; ++i) {
+      rows[Lies::RowOfA(group, member, i) / 8][Lies::ColumnOfA(group, member, i)] = Lies::Number(words, i);
+    }
+    for (int i = 0; i < kDepth / 4 && group / 2 == mine % 4; ++i) {
+      columns[group % 2][Lies::RowOfB(group, member, i)] = Lies::Number(words + 4, i);
+    }
+  }
+  for (int i = 0; i < 4; ++i) {
+    for (int k = 0; k < kDepth; ++k) sum[i] += rows[i / 2][k] * columns[i % 2][k];
+  }
+}
+
+struct alignas(16) Words {
+  uint32_t word[4];
+};
+
+inline Words LoadWords(const void* base, int64_t bytes, bool there) {
+  return there ? *reinterpret_cast<const Words*>(static_cast<const char*>(base) + bytes) : Words{};
+}
+
+template <typename T>
+constexpr int kWordSize = 4 / sizeof(T);
+
+template <typename T>
+void WordToFloats(uint32_t word, float* values) {
+  T numbers[kWordSize<T>];
+  std::memcpy(numbers, &word, sizeof word);
+  for (int i = 0; i < kWordSize<T>; ++i) values[i] = float(numbers[i]);
+}
+
+template <typename T>
+uint32_t RoundToWord(const float* values) {
+  const T rounded[2] = {T(values[0]), T(values[1])};
+  uint32_t word;
+  std::memcpy(&word, rounded, sizeof word);
+  return word;
+}
+// To the nearest tf32, ties away from zero.
+template <>
+inline uint32_t RoundToWord<float>(const float* values) {
+  uint32_t word;
+  std::memcpy(&word, values, sizeof word);
+  const bool finite = (word & 0x7f800000) != 0x7f800000;
+  return finite ? (word + 0x1000) & ~uint32_t{0x1fff} : word;
+}
+
+// Until the copy is waited for, nothing of use is there.
+inline void CopyLater(void* shared, const void* global, bool zeros) {
+  std::memset(shared, 0xff, sizeof(uint4));
+  execution::Postpone({shared, zeros ? nullptr : global});
+}
+
+inline void WaitForCopies() {
+  for (execution::Copy copy; execution::TakePostponed(&copy);) {
+    *static_cast<uint4*>(copy.to) = copy.from ? *static_cast<const uint4*>(copy.from) : uint4{};
+  }
+}
+
+}  // namespace dcn
