@@ -33,12 +33,12 @@ benchmark: .venv/installed
 
 # Takes $(PYTHON) as it is where that has all it needs, for a GPU machine may have no network.
 gpu-check:
-	if ! nvidia-smi -L || $(PYTHON) -c "import jax_cuda13_plugin, flax, nanobind, scikit_build_core, hypothesis" 2>/dev/null; \
+	if ! nvidia-smi -L || $(PYTHON) -c "import jax_cuda13_plugin, flax, optax, nanobind, scikit_build_core, pytest, hypothesis" 2>/dev/null; \
 	then $(PYTHON) -m benchmarks.gpu_check; \
 	else $(MAKE) .venv/gpu && $(BIN)/python -m benchmarks.gpu_check; fi
 
 .venv/gpu: .venv/installed
-	$(BIN)/python -m pip install "jax[cuda13]" --editable ".[test,examples,benchmarks]" scikit-build-core nanobind cmake ninja
+	$(BIN)/python -m pip install "jax[cuda13]" "cuda-toolkit[nvcc,cccl]==13.*" scikit-build-core nanobind cmake ninja
 	touch $@
 
 .venv/installed: pyproject.toml CMakeLists.txt $(wildcard cmake/*.cmake) $(SOURCES)

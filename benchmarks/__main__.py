@@ -16,7 +16,6 @@ from benchmarks import dispatch, growth, operators, report
 from benchmarks.machine import load, machine
 from benchmarks.timing import Clock
 
-RESULTS = Path(__file__).parent / "results"
 BENCHMARKS = {"operators": operators, "growth": growth, "dispatch": dispatch}
 DTYPES = {"cpu": ["float32", "bfloat16"], "gpu": ["bfloat16", "float16", "float32"]}
 
@@ -58,7 +57,7 @@ def parse(arguments):
     )
     parser.add_argument("--repeats", type=int, default=15, help="turns that a contender takes, if it is fast enough")
     parser.add_argument("--seconds", type=float, help="after which nothing more is begun")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder written to")
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="the folder written to")
     parser.add_argument("--note", default="", help="said at the head of the tables")
     parser.add_argument("--no-plot", dest="plot", action="store_false", help="needs no matplotlib")
     args = parser.parse_args(arguments)

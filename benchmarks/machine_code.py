@@ -13,7 +13,7 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.__main__ import RESULTS
+from benchmarks.report import RESULTS
 from jax_dcn import _kernels
 
 TOOLS = ("cuobjdump", "nvdisasm", "c++filt")
@@ -91,8 +91,8 @@ def kernels(architecture):
 
 
 def architectures():
-    files = _read("cuobjdump", "--list-elf", _kernels.modules["cuda"].__file__)
-    return sorted(set(re.findall(r"sm_\d+\w?", files)), key=lambda name: (len(name), name))
+    """Those that the module has machine code for."""
+    return [f"sm_{number}" for number in re.findall(r"(\w+)-real", _kernels.modules["cuda"].compiler)]
 
 
 def _read(tool, *arguments):

@@ -1,15 +1,20 @@
 """The results as a JSON file and as tables."""
 
 import json
+from pathlib import Path
 from textwrap import fill
+
+RESULTS = Path(__file__).parent / "results"
 
 
 def write(report, benchmarks, stem):
     """`report` and its tables at `stem`.json and .md; the text of the latter."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     text = "\n\n".join(sections(report, benchmarks)) + "\n"
-    stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(text)
+    for suffix, content in ((".json", json.dumps(report, indent=1) + "\n"), (".md", text)):
+        draft = stem.with_suffix(f"{suffix}.draft")
+        draft.write_text(content)
+        draft.replace(stem.with_suffix(suffix))  # at once: a run may be stopped at any time
     return text
 
 

@@ -52,8 +52,15 @@ def dtype(name: str, value: Any) -> np.dtype:
     return jax.dtypes.canonicalize_dtype(converted)
 
 
+# Of jax.default_matmul_precision, beside the names of precisions and algorithms.
+_OLDER_NAMES = ("bfloat16", "tensorfloat32", "float32", "bfloat16_3x", "fastest")
+
+
 def precision(value: Any) -> Any:
-    """`value` as `jax.lax.dot_general` takes it, and hashable."""
+    """`value`, or jax's default, as `jax.lax.dot_general` takes it, and hashable."""
+    if value is None:  # now, as jax's own products do: what is lowered later may find another default
+        default = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+        return jax.lax.Precision(default) if default in _OLDER_NAMES else precision(default) if default else None
     kinds = (jax.lax.Precision, jax.lax.DotAlgorithm, jax.lax.DotAlgorithmPreset)
 
     def of_one(value):

@@ -32,11 +32,16 @@ def pytest_generate_tests(metafunc):
     metafunc.parametrize("platform", marker.args if marker else PLATFORMS, indirect=True)
 
 
+def pytest_collection_modifyitems(items):
+    """The GPU's tests first: a run that is stopped has done those."""
+    items.sort(key=lambda item: getattr(item, "callspec", None) is None or item.callspec.params["platform"] != "cuda")
+
+
 @pytest.fixture(autouse=True)
 def platform(request, record_property):
     """What the test runs on; all products in full precision, as the references they are compared with."""
     reference = request.node.callspec.params.get("backend") == "reference"
-    record_property("backend", "reference" if reference else request.param)
+    record_property("backend", f"reference on {request.param}" if reference else request.param)
     if request.param == "cuda" and not has_gpu():
         pytest.skip("no NVIDIA GPU here")
     with jax.default_device(jax.devices(request.param)[0]), jax.default_matmul_precision("highest"):

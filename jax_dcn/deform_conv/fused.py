@@ -1,6 +1,7 @@
 """The forward in one custom call, for CUDA: samples are multiplied on the matrix units where they are taken.
 
-Which calls it takes, and in tiles of what size, is decided here; what it does not take goes by `kernels.forward`.
+Which calls it takes, and in tiles of what size, is decided here; what it does not take goes by `kernels.forward`. The
+two differ in an infinite mask, which here is NaN where a sample has a corner of weight 0.
 """
 
 import math
@@ -86,9 +87,8 @@ def _float32_bias(bias, features):
 
 
 def _allows_tf32(precision) -> bool:
-    """Whether XLA's own products of float32 may be tf32, by the precision asked for or jax's default."""
-    default = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    asked = default if precision is None else precision
-    tf32 = (lax.DotAlgorithmPreset.TF32_TF32_F32, "TF32_TF32_F32", "tensorfloat32")
-    lowest = (None, lax.Precision.DEFAULT, "default", "fastest", "bfloat16")  # "bfloat16" where there is such a mode
-    return asked in tf32 or all(one in lowest for one in (asked if isinstance(asked, tuple) else (asked,)))
+    """Whether XLA's own products of float32 may be tf32."""
+    if precision == lax.DotAlgorithmPreset.TF32_TF32_F32:
+        return True
+    both = precision if isinstance(precision, tuple) else (precision,)
+    return all(one in (None, lax.Precision.DEFAULT) for one in both)

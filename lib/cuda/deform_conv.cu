@@ -12,8 +12,6 @@
 namespace dcn {
 namespace {
 
-constexpr unsigned kWholeWarp = 0xffffffff;
-
 // Where offset group g of tap k of output pixel p stands in `offset` (by two) and `mask`.
 __device__ int64_t Position(const Sizes& sizes, int64_t p, int64_t g, int32_t k) {
   return (p * sizes.offset_groups + g) * sizes.taps() + k;
@@ -147,26 +145,40 @@ __global__ void CountKernel(Sizes sizes, Positions positions, Bins bins) {
   }
 }
 
+constexpr int kScanThreads = 1024, kScanCells = 8;  // a thread's, in a row
+
 // One block a bin: turns the counts into the cells' starts, still one place late.
 __global__ void ScanKernel(Sizes sizes, Bins bins) {
-  __shared__ int32_t sums[kThreads];
+  __shared__ int32_t sums[kScanThreads / kWarp];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t n = sizes.images * sizes.offset_groups;
   for (int64_t bin = blockIdx.x; bin < n; bin += gridDim.x) {
     int32_t* counts = bins.starts + bin * (sizes.cells() + 1) + 1;
     int32_t before = 0;
-    for (int64_t first = 0; first < sizes.cells(); first += kThreads) {
-      const int64_t cell = first + threadIdx.x;
-      const int32_t count = cell < sizes.cells() ? counts[cell] : 0;
-      sums[threadIdx.x] = count;
-      __syncthreads();
-      for (int reach = 1; reach < kThreads; reach *= 2) {
-        const int32_t other = int(threadIdx.x) >= reach ? sums[threadIdx.x - reach] : 0;
-        __syncthreads();
-        sums[threadIdx.x] += other;
-        __syncthreads();
+    for (int64_t first = 0; first < sizes.cells(); first += kScanThreads * kScanCells) {
+      const int64_t own = first + threadIdx.x * kScanCells;
+      int32_t count[kScanCells], sum = 0;
+      for (int i = 0; i < kScanCells; ++i) {
+        const int64_t cell = own + i;
+        count[i] = cell < sizes.cells() ? counts[cell] : 0;
+        sum += count[i];
       }
-      if (cell < sizes.cells()) counts[cell] = before + sums[threadIdx.x] - count;
-      before += sums[kThreads - 1];
+      int32_t through = sum;  // from the warp's first lane on
+      for (int reach = 1; reach < kWarp; reach *= 2) {
+        const int32_t other = __shfl_up_sync(kWholeWarp, through, reach);
+        if (lane >= reach) through += other;
+      }
+      if (lane == kWarp - 1) sums[warp] = through;
+      __syncthreads();
+      int32_t start = before + through - sum;
+      for (int other = 0; other < kScanThreads / kWarp; ++other) {
+        if (other < warp) start += sums[other];
+        before += sums[other];
+      }
+      for (int i = 0; i < kScanCells && own + i < sizes.cells(); ++i) {
+        counts[own + i] = start;
+        start += count[i];
+      }
       __syncthreads();
     }
   }
@@ -280,7 +292,7 @@ const char* BinSamples(Device& device, DType dtype, const Sizes& sizes, const Po
     const char* failure =
         Failure(cudaMemsetAsync(bins.starts, 0, count * (sizes.cells() + 1) * sizeof(int32_t), device.stream));
     if (!failure) failure = Launch(device, CountKernel<A>, blocks, sizes, positions, bins);
-    if (!failure) failure = Launch(device, ScanKernel, count, sizes, bins);
+    if (!failure) failure = Launch(device, ScanKernel, {count, kScanThreads, 0}, sizes, bins);
     if (!failure) failure = Launch(device, FillKernel<A>, blocks, sizes, positions, bins, workspace);
     if (!failure) failure = Launch(device, RankKernel<A>, blocks, sizes, positions, bins, workspace);
     return failure;

@@ -10,7 +10,8 @@
 
 namespace dcn {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kWarp = 32;
+constexpr unsigned kWholeWarp = 0xffffffff;
 
 inline const char* Failure(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
 

@@ -12,8 +12,6 @@
 namespace dcn {
 namespace {
 
-constexpr unsigned kWholeWarp = 0xffffffff;
-
 template <typename A>
 __device__ Region<A> RegionOf(const PoolSizes& sizes, const Regions& regions, int64_t region) {
   return LocateRegion(sizes, static_cast<const A*>(regions.rois) + region * 5);
@@ -187,6 +185,7 @@ __global__ __launch_bounds__(kThreads, 2) void InputCotangentKernel(PoolSizes si
         const Vector<T, N> d = AsVector<N>(d_pooled + bin * sizes.features() + f);
         const A scale = weight_y / (A(kept_y) * A(kept_x));
         for (int i = 0; i < kOwned; ++i) {
+          if (weight_x[i] == A(0)) continue;  // which an infinite cotangent would make a NaN
           for (int v = 0; v < N; ++v) sum[i].value[v] += scale * weight_x[i] * A(d.value[v]);
         }
       }

@@ -3,8 +3,6 @@
 
 namespace dcn {
 
-constexpr int kWarp = 32;
-
 template <typename T, int N>
 struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Vector {
   T value[N];

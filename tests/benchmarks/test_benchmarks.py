@@ -14,6 +14,8 @@ from benchmarks.__main__ import main
 from benchmarks.contenders import PASSES, compiled
 from benchmarks.measure import measure
 
+pytestmark = pytest.mark.platforms("cpu")  # whatever jax's default is: threads of the suite know of no other
+
 TINY = deform_conv.Shape(1, 4, 5, 8, 4)
 TINY_POOL = deform_psroi_pool.Shape(2, 4, 5, 2, rois=3, group=7, classes=2)
 

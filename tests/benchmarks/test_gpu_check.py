@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -63,16 +64,30 @@ def test_a_step_is_stopped_at_its_limit():
     assert not gpu_check.run(sys.executable, "-c", "raise SystemExit(3)", limit=600)["ok"]
 
 
+RESULTS = """<testsuites><testsuite>
+  <testcase classname="test" name="cuda"><properties><property name="backend" value="{}"/></properties></testcase>
+</testsuite></testsuites>"""
+
+
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """`machine(line)`: one whose nvidia-smi writes the line, or fails; the steps of the check are recorded."""
+    """`machine(line)`: one whose nvidia-smi writes the line, or fails. Steps are recorded, and write what is asked."""
     steps = []
 
-    def run(*command, limit):
-        steps.append((command, limit))
-        return {"ok": "pytest" not in command, "seconds": 1, "stopped at its limit": False}
+    def make(line, tested="cuda", refused=(), fails=()):
+        def run(*command, limit):
+            name = next(name for name in ("pip", "pytest", "benchmarks") if name in command)
+            steps.append((name, command, limit))
+            if name == "pytest":
+                (path,) = (Path(word.removeprefix("--junitxml=")) for word in command if word.startswith("--junitxml="))
+                path.write_text(RESULTS.format(tested))
+            elif name == "benchmarks":
+                folder = Path(command[command.index("--out") + 1])
+                (folder / "results.json").write_text(json.dumps({"operators": [{"refused": dict(refused)}]}))
+                (folder / "results.md").write_text("as tables")
+                (folder / "plot.png").touch()
+            return {"ok": name not in fails, "seconds": 1, "stopped at its limit": False}
 
-    def make(line):
         script = tmp_path / "nvidia-smi"
         script.write_text(f"#!/bin/sh\necho '{line}'\n" if line else "#!/bin/sh\nexit 9\n")
         script.chmod(0o755)
@@ -91,13 +106,38 @@ def test_without_a_gpu_nothing_is_run(machine, capsys, tmp_path):
     assert not steps and not (tmp_path / "out").exists()
 
 
+GPU = "Fast GPU, 12.0, 600.1, 1 MiB"
+
+
 def test_on_a_gpu_all_steps_fit_the_time_and_are_written_down(machine, capsys, tmp_path):
-    steps = machine("Fast GPU, 12.0, 600.1, 1 MiB")
-    assert gpu_check.main() == 1  # its tests failed
-    (build, _), _, (benchmark, _) = steps
-    assert "-Ccmake.define.CMAKE_CUDA_ARCHITECTURES=120-real" in build
-    assert "benchmarks" in benchmark
-    assert sum(limit for _, limit in steps[:2]) + gpu_check.LEAST_SECONDS < gpu_check.MINUTES * 60
+    steps = machine(GPU)
+    assert gpu_check.main() == 0
+    assert [name for name, *_ in steps] == ["pip", "pytest", "benchmarks"]
+    assert "-Ccmake.define.CMAKE_CUDA_ARCHITECTURES=120-real" in steps[0][1]
+    assert sum(limit for *_, limit in steps[:2]) + gpu_check.LEAST_SECONDS < gpu_check.MINUTES * 60
     (written,) = (tmp_path / "out").glob("*-gpu.json")
     assert json.loads(written.read_text())["gpu"]["name"] == "Fast GPU"
     assert written.with_suffix(".md").read_text() in capsys.readouterr().out
+    assert "as tables" in written.with_suffix(".md").read_text()
+    assert (tmp_path / "out" / "plot.png").exists()
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        {"fails": ["pip"]},
+        {"fails": ["pytest"]},
+        {"tested": "cpu"},  # all that needs the GPU was skipped
+        {"refused": {"jax_dcn": "MemoryError: no"}},
+        {"refused": {"pure JAX": "differs from jax_dcn in y by 40%"}},
+    ],
+    ids=str,
+)
+def test_what_fails_the_check(machine, what):
+    machine(GPU, **what)
+    assert gpu_check.main() == 1
+
+
+def test_a_contender_that_fails_or_a_limit_does_not_fail_the_check(machine):
+    machine(GPU, refused={"torchvision": "MemoryError: no"}, fails=["benchmarks"])
+    assert gpu_check.main() == 0

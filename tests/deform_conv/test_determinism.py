@@ -36,7 +36,9 @@ def crowded_arguments():
 
 
 @pytest.mark.parametrize("backend", [None, "reference"])
-def test_repeated_runs_agree_to_the_last_bit(backend):
+def test_repeated_runs_agree_to_the_last_bit(backend, platform):
+    if (backend, platform) == ("reference", "cuda"):
+        pytest.skip("XLA's scatter adds in any order on a GPU")
     run = compiled_pull_back(CROWDED, backend)
     first = run(*crowded_arguments())
     for _ in range(5 if backend is None else 1):

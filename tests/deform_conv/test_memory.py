@@ -12,6 +12,7 @@ from .cases import CASE, Operands, assert_close, convolve, pull_back
 
 MIB = 2**20
 HELD_SAMPLES = {"cpu": 16 * MIB, "cuda": 128 * MIB}  # as deform_conv2d documents
+LIBRARIES = {"cpu": 0, "cuda": 64 * MIB}  # what their matrix products ask for
 MANY_ROWS = (128, 256, 128)  # the samples of one image: 144 MiB in float32
 ONE_LARGE_ROW = (3, 4096, 1024)  # those of one row: 144 MiB
 
@@ -56,7 +57,9 @@ def test_temporary_memory_is_bounded(function, arrays_of_samples, dtype, image, 
     one_row = arrays_of_samples * 9 * math.prod(image[1:]) * item
     one_image = math.prod(image) * item
     assert sizes[16] <= sizes[4] + MIB, sizes
-    assert max(sizes.values()) <= max(HELD_SAMPLES[platform], one_row) + 3 * one_image + 4 * MIB, sizes
+    assert (
+        max(sizes.values()) <= max(HELD_SAMPLES[platform], one_row) + 3 * one_image + LIBRARIES[platform] + 4 * MIB
+    ), sizes
 
 
 def limit_samples(monkeypatch, held):

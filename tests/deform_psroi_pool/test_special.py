@@ -71,7 +71,15 @@ def test_only_pixels_with_a_weight_are_read(backend, x64):
         pull_back(COTANGENT, np.where(touched, x, other), rois, offset, backend=backend) for other in (0, np.nan)
     )
     for result, same in zip(results, with_nan, strict=True):
-        np.testing.assert_array_equal(result, same)
+        assert_close(result, same)
+
+
+def test_an_infinite_cotangent_reaches_what_its_bin_reads(x64):
+    x, rois, offset = operands()
+    cotangent = np.zeros_like(COTANGENT)
+    cotangent[0, 1, 1] = 1
+    reached, infinite = (pull_back(c, x, rois, offset)[1] for c in (cotangent, cotangent * np.inf))
+    np.testing.assert_array_equal(infinite, np.where(np.asarray(reached) > 0, np.inf, 0))
 
 
 @on_both

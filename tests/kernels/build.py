@@ -7,12 +7,13 @@ import functools
 import hashlib
 import os
 import pathlib
-import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+
+from benchmarks import machine_code
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -23,6 +24,7 @@ KERNELS = {path.stem: path for path in sorted((LIB / "cuda").glob("*.cu"))}
 COMPILER = "g++"
 # As in the package, no product may be fused with a sum.
 FLAGS = ["-std=c++17", "-O1", "-g", "-fPIC", "-ffp-contract=off"]
+DEVICE_FLAGS = {"psroi_pool": ["--fmad=false"]}
 INCLUDE = [f"-I{HERE / 'cuda'}", f"-I{LIB}", f"-I{LIB / 'cuda'}", f"-I{HERE}", f"-isystem{jax.ffi.include_dir()}"]
 SANITIZERS = {
     "none": [],
@@ -45,15 +47,17 @@ def program(name: str, sanitizer: str, kernels: dict[str, pathlib.Path]) -> path
 
 
 def device_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
-    """The same program on the GPU that is here."""
-    sources = [HERE / name, *kernels.values()]
-    command = [_nvcc(), "-std=c++17", "-arch=native", "-lineinfo", f"-I{LIB}", f"-I{LIB / 'cuda'}", "-x", "cu"]
-    return _cached(pathlib.Path(name).stem, [*command, *sources], [*sources, *_headers()])
+    """The same program on the GPU that is here, compiled as in the package."""
+    nvcc = machine_code.find("nvcc")
+    command = [nvcc, "-std=c++17", "-arch=native", "-lineinfo", f"-I{LIB}", f"-I{LIB / 'cuda'}"]
 
+    def compile_(path):
+        own = DEVICE_FLAGS.get(path.stem, [])
+        return _cached(f"{path.stem}.o", [*command, *own, "-x", "cu", "-c", path], [path, *_headers()])
 
-@functools.cache
-def _nvcc():
-    return shutil.which("nvcc", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"]))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compile_, [HERE / name, *kernels.values()]))
+    return _cached(pathlib.Path(name).stem, [nvcc, "-arch=native", *objects], [])
 
 
 @functools.cache

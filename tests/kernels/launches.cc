@@ -155,10 +155,12 @@ void CallFused(DType dtype, const Sizes& sizes, const Product& product, bool mas
   Device device(nullptr);
 
   const int64_t x_size = sizes.images * sizes.height * sizes.width * sizes.channels;
-  Array x = Array::Random(dtype, std::max(x_size, int64_t{1}), 1);  // which has an address, even without pixels
+  Array x =
+      Array::Random(dtype, std::max(x_size, int64_t{1}), 1);  // which has an address, even without pixels or channels
   Array offset = Array::Random(DType::kF32, 2 * positions_size, 3, 0.1);
   Array mask = Array::Random(DType::kF32, positions_size, 1);
-  Array weight = Array::Random(dtype, weight_size, 1), bias = Array::Random(DType::kF32, product.features, 1);
+  Array weight = Array::Random(dtype, std::max(weight_size, int64_t{1}), 1),
+        bias = Array::Random(DType::kF32, product.features, 1);
   Array y = Array::Unwritten(product.wide ? DType::kF32 : dtype, sizes.pixels() * product.features);
   const Positions positions = {offset.data(), masked ? mask.data() : nullptr, nullptr};
   Check(FusedForward(device, dtype, sizes, positions, product, x.data(), weight.data(), bias.data(), y.data()));
@@ -197,7 +199,7 @@ const Sizes kConvolutions[] = {
     {{{1, 3}, {1, 2}, {-1, 0}, {1, 1}, false}, 2, 3, 5, 20, 2, 2, 2, 3},
     {{{2, 2}, {1, 1}, {1, 1}, {2, 3}, true}, 1, 3, 4, 15, 2, 2, 3, 2},
     {{{2, 2}, {1, 1}, {0, 0}, {1, 1}, true}, 2, 1, 1, 1, 1, 1, 1, 2},
-    {{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 17, 16, 16, 1, 2, 1, 1},  // more cells than threads in a block
+    {{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 90, 91, 1, 1, 2, 1, 1},  // more cells than a block scans at once
     {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 0, 3, 4, 8, 3, 4, 1, 2},
     {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 0, 4, 8, 2, 4, 1, 2},
     {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 0, 3, 4, 1, 2},

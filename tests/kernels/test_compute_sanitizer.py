@@ -1,10 +1,10 @@
 """The kernels on a GPU, by themselves and under NVIDIA's sanitizer."""
 
-import os
-import shutil
 import subprocess
 
 import pytest
+
+from benchmarks import machine_code
 
 from . import build
 from .test_sanitizers import with_mistake
@@ -18,14 +18,21 @@ CLEAN = {
 }
 
 
+@pytest.fixture(autouse=True)
+def nvcc(platform):
+    if machine_code.find("nvcc") is None:
+        pytest.skip("nvcc not found")
+
+
 def run(*command):
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    """Its exit status, and all that it writes. A kernel that waits for ever is stopped."""
+    seconds = 90
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds)
     return result.returncode, result.stdout
 
 
 def check(tool, program):
-    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
-    sanitizer = shutil.which("compute-sanitizer", path=path)
+    sanitizer = machine_code.find("compute-sanitizer")
     if sanitizer is None:
         pytest.skip("compute-sanitizer not found")
     status, output = run(sanitizer, "--tool", tool, "--error-exitcode", "1", program)

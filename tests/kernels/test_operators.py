@@ -20,7 +20,7 @@ def test_these_tests_run_emulated_kernels(emulated_handlers):
     def both(x, offset, shift):
         weight, rois = jnp.ones((1, 1, 4, 2)), jnp.ones((1, 5))
         return (
-            jax_dcn.deform_conv2d(x, offset, weight).sum()
+            jax_dcn.deform_conv2d(x, offset, weight, precision="default").sum()
             + jax_dcn.deform_conv2d(x, offset, weight, precision="highest").sum()
             + jax_dcn.deform_psroi_pool(x, rois, shift, output_size=1).sum()
         )
@@ -80,6 +80,7 @@ test_pool_padding = pool_special.test_padding_anywhere_is_zero_and_reads_nothing
 test_pool_all_padding = pool_special.test_all_padding
 test_pool_nonfinite_regions = pool_special.test_regions_that_are_not_finite
 test_pool_nonfinite_offsets = pool_special.test_offsets_that_are_not_finite
+test_pool_infinite_cotangent = pool_special.test_an_infinite_cotangent_reaches_what_its_bin_reads
 test_pool_reads = pool_special.test_only_pixels_with_a_weight_are_read
 test_pool_kinks = pool_special.test_kinks
 test_pool_positions = pool_kinks.test_positions_round_as_they_are_written

@@ -47,23 +47,24 @@ def test_kernels_are_clean(sanitizer, run):
     assert (status, output) == (0, "every launch is done\n")
 
 
-SCAN_ROUND = "sums[threadIdx.x] += other;\n        __syncthreads();"
+SCAN_SUMS = "if (lane == kWarp - 1) sums[warp] = through;\n      __syncthreads();"
+SCAN_END = "start += count[i];\n      }\n      __syncthreads();"
 MISTAKES = {
     "missing barrier": (
-        ("deform_conv", SCAN_ROUND, "sums[threadIdx.x] += other;"),
+        ("deform_conv", SCAN_SUMS, "if (lane == kWarp - 1) sums[warp] = through;"),
         ("threads", r"data race.*ScanKernel"),
     ),
     "another missing barrier": (
-        ("deform_conv", "before += sums[kThreads - 1];\n      __syncthreads();", "before += sums[kThreads - 1];"),
+        ("deform_conv", SCAN_END, "start += count[i];\n      }"),
         ("threads", r"data race.*ScanKernel"),
     ),
     "barrier that not all reach": (
-        ("deform_conv", SCAN_ROUND, "sums[threadIdx.x] += other;\n        if (cell < sizes.cells()) __syncthreads();"),
-        ("memory", r"thread 0 waits at deform_conv.cu:\d+ for thread \d+, which waits at deform_conv.cu:\d+"),
+        ("deform_conv", SCAN_END, "start += count[i];\n      }\n      if (own < sizes.cells()) __syncthreads();"),
+        ("memory", r"thread 0 waits at deform_conv.cu:\d+ for thread \d+, which (waits|has ended)"),
     ),
     "off by one in shared memory": (
-        ("deform_conv", "int(threadIdx.x) >= reach", "int(threadIdx.x) >= reach - 1"),
-        ("memory", r"index \d+ out of bounds for type 'int \[256\]'"),
+        ("deform_conv", "sums[warp] = through", "sums[warp + 1] = through"),
+        ("memory", r"index \d+ out of bounds for type 'int \[32\]'"),
     ),
     "off by one in global memory": (
         ("deform_conv", "cell < sizes.cells() ? counts[cell] : 0", "cell <= sizes.cells() ? counts[cell] : 0"),
