@@ -185,11 +185,14 @@ class _RunLengths(NamedTuple):
 
 
 def _run_lengths(offset, limit, *, row_bytes, image_bytes=0):
-    """How many images, or else how many rows of one image, hold no more than `limit` bytes."""
+    """How many images, or else how many rows of one image, hold no more than `limit` bytes.
+
+    Rows have half of it where an image itself leaves less: with every run, all of the image's cells are gone through.
+    """
     images, rows = offset.shape[:2]
     most = limit // max(rows * row_bytes + image_bytes, 1)
     if most < 2:
-        return _RunLengths(1, balanced(rows, max(limit - image_bytes, 0) // max(row_bytes, 1)))
+        return _RunLengths(1, balanced(rows, max(limit - image_bytes, limit // 2) // max(row_bytes, 1)))
     return _RunLengths(balanced(images, most), rows)
 
 

@@ -164,29 +164,50 @@ DCN_VECTORIZED void OffsetCotangentOfPixels(const Call<Accumulator<T>>& call, co
   }
 }
 
-// A counting sort of one image's samples in one offset group.
+// A counting sort of one image's samples in one offset group. A few rows of samples touch few of the cells of a large
+// image: only these are counted.
 template <typename A>
 DCN_VECTORIZED void BinSamplesOf(const Call<A>& call, int64_t image, int64_t g, int32_t* order, int32_t* starts,
                                  int32_t* cell_of) {
   const Sizes& sizes = call.sizes;
   const int32_t taps = sizes.taps();
   const int64_t pixels = sizes.rows * sizes.columns, cells = sizes.cells();
-  std::fill_n(starts, cells + 1, 0);
+  int32_t first = int32_t(cells), last = -1;
   for (int64_t p = 0; p < pixels; ++p) {
     for (int32_t k = 0; k < taps; ++k) {
       const int64_t p_of_all = image * pixels + p;
       const auto sample = call.LocateSample(p_of_all, call.Position(p_of_all, g, k), k);
       const int32_t cell = int32_t(CellOf(sample, sizes.width));
       cell_of[p * taps + k] = cell;
-      if (cell >= 0) ++starts[cell + 1];
+      if (cell < 0) continue;
+      first = std::min(first, cell);
+      last = std::max(last, cell);
     }
+  }
+  std::fill_n(starts, last + 2, 0);
+  for (int64_t s = 0; s < pixels * taps; ++s) {
+    if (cell_of[s] >= 0) ++starts[cell_of[s] + 1];
   }
   // starts[c + 1] becomes cell c's start, and then, a sample at a time, its end: the start of cell c + 1.
   int32_t start = 0;
-  for (int64_t cell = 0; cell < cells; ++cell) start += std::exchange(starts[cell + 1], start);
+  for (int64_t cell = first; cell <= last; ++cell) start += std::exchange(starts[cell + 1], start);
+  std::fill(starts + last + 2, starts + cells + 1, start);
   for (int64_t s = 0; s < pixels * taps; ++s) {
     if (cell_of[s] >= 0) order[starts[cell_of[s] + 1]++] = int32_t(s);
   }
+}
+
+// Whether there are samples in the cells around a row of pixels.
+bool RowIsTouched(const Sizes& sizes, const Bins& bins, int64_t image, int64_t y) {
+  for (int64_t g = 0; g < sizes.offset_groups; ++g) {
+    const int32_t* starts = bins.starts + (image * sizes.offset_groups + g) * (sizes.cells() + 1);
+    for (int i = 0; i < 2; ++i) {
+      // A row of cells begins one before that of its first pixel.
+      const int64_t cell = CellWithCorner(y, 0, i, 0, sizes.height, sizes.width, sizes.window.circular) - 1;
+      if (starts[cell + sizes.width + 1] > starts[cell]) return true;
+    }
+  }
+  return false;
 }
 
 template <typename A>
@@ -195,6 +216,7 @@ DCN_VECTORIZED void GatherRow(const Call<A>& call, const Bins& bins, const A* d_
   const int32_t taps = sizes.taps();
   const int64_t image = image_row / sizes.height, y = image_row % sizes.height;
   const int64_t first_pixel = image * sizes.rows * sizes.columns;
+  if (!RowIsTouched(sizes, bins, image, y)) return;
   for (int64_t x = 0; x < sizes.width; ++x) {
     for (int64_t g = 0; g < sizes.offset_groups; ++g) {
       const int64_t bin = image * sizes.offset_groups + g;

@@ -145,17 +145,17 @@ __global__ void CountKernel(Sizes sizes, Positions positions, Bins bins) {
   }
 }
 
-constexpr int kScanThreads = 1024, kScanCells = 8;  // a thread's, in a row
+constexpr int kScanCells = 16;  // a thread's, in a row
 
 // One block a bin: turns the counts into the cells' starts, still one place late.
 __global__ void ScanKernel(Sizes sizes, Bins bins) {
-  __shared__ int32_t sums[kScanThreads / kWarp];
+  __shared__ int32_t sums[kThreads / kWarp];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t n = sizes.images * sizes.offset_groups;
   for (int64_t bin = blockIdx.x; bin < n; bin += gridDim.x) {
     int32_t* counts = bins.starts + bin * (sizes.cells() + 1) + 1;
     int32_t before = 0;
-    for (int64_t first = 0; first < sizes.cells(); first += kScanThreads * kScanCells) {
+    for (int64_t first = 0; first < sizes.cells(); first += kThreads * kScanCells) {
       const int64_t own = first + threadIdx.x * kScanCells;
       int32_t count[kScanCells], sum = 0;
       for (int i = 0; i < kScanCells; ++i) {
@@ -171,7 +171,7 @@ __global__ void ScanKernel(Sizes sizes, Bins bins) {
       if (lane == kWarp - 1) sums[warp] = through;
       __syncthreads();
       int32_t start = before + through - sum;
-      for (int other = 0; other < kScanThreads / kWarp; ++other) {
+      for (int other = 0; other < kThreads / kWarp; ++other) {
         if (other < warp) start += sums[other];
         before += sums[other];
       }
@@ -292,7 +292,7 @@ const char* BinSamples(Device& device, DType dtype, const Sizes& sizes, const Po
     const char* failure =
         Failure(cudaMemsetAsync(bins.starts, 0, count * (sizes.cells() + 1) * sizeof(int32_t), device.stream));
     if (!failure) failure = Launch(device, CountKernel<A>, blocks, sizes, positions, bins);
-    if (!failure) failure = Launch(device, ScanKernel, {count, kScanThreads, 0}, sizes, bins);
+    if (!failure) failure = Launch(device, ScanKernel, count, sizes, bins);
     if (!failure) failure = Launch(device, FillKernel<A>, blocks, sizes, positions, bins, workspace);
     if (!failure) failure = Launch(device, RankKernel<A>, blocks, sizes, positions, bins, workspace);
     return failure;

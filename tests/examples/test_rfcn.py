@@ -1,5 +1,6 @@
 """R-FCN: its regions, its losses, one compiled training step, and where its bins look."""
 
+import functools
 import json
 from functools import partial
 
@@ -133,9 +134,20 @@ def test_a_deformable_rfcn_starts_as_the_plain_one():
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def checkpoints(tmp_path_factory):
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@functools.cache
+def train_into(folder):
+    TRACES.clear()
     train_step.clear_cache()
-    return train(MODEL, counted_loss, RECIPE, 0, tmp_path_factory.mktemp("checkpoints"), image_size=IMAGE_SIZE)
+    return train(MODEL, counted_loss, RECIPE, 0, folder, image_size=IMAGE_SIZE)
+
+
+@pytest.fixture
+def trained(checkpoints, platform):
+    return train_into(checkpoints / platform)
 
 
 def test_the_training_step_compiles_once(trained):

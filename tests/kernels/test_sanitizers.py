@@ -64,7 +64,7 @@ MISTAKES = {
     ),
     "off by one in shared memory": (
         ("deform_conv", "sums[warp] = through", "sums[warp + 1] = through"),
-        ("memory", r"index \d+ out of bounds for type 'int \[32\]'"),
+        ("memory", r"index \d+ out of bounds for type 'int \[8\]'"),
     ),
     "off by one in global memory": (
         ("deform_conv", "cell < sizes.cells() ? counts[cell] : 0", "cell <= sizes.cells() ? counts[cell] : 0"),
@@ -85,7 +85,7 @@ MISTAKES = {
     ),
     "list read while it is written": (
         ("psroi_pool", "if (touches) list[place] = item;\n      __syncthreads();", "if (touches) list[place] = item;"),
-        ("threads", r"data race.*InputCotangentKernel"),
+        ("threads", r"ThreadSanitizer: .*InputCotangentKernel"),
     ),
     "misaligned vector": (
         ("deform_conv", "sizes.group_channels() % kWide == 0", "sizes.group_channels() % 2 == 0"),
