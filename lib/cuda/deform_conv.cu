@@ -241,25 +241,13 @@ __global__ void InputCotangentKernel(Sizes sizes, Positions positions, Bins bins
   }
 }
 
-template <int N>
-struct Width {
-  static constexpr int value = N;
-};
-
-// Calls f with the channels a thread takes: 16 bytes of T, or one where that does not divide an offset group.
-template <typename T, typename F>
-const char* DispatchWidth(const Sizes& sizes, const F& f) {
-  constexpr int kWide = 16 / sizeof(T);
-  return sizes.group_channels() % kWide == 0 ? f(Width<kWide>()) : f(Width<1>());
-}
-
 }  // namespace
 
 const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
                           void* columns) {
   return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
     using T = decltype(tag);
-    return DispatchWidth<T>(sizes, [&](auto width) {
+    return DispatchWidth<T>(sizes.group_channels(), [&](auto width) {
       constexpr int N = decltype(width)::value;
       return Launch(device, SampleColumnsKernel<T, N>, BlocksFor(sizes.pixels() * sizes.taps() * sizes.channels / N),
                     sizes, positions, static_cast<const T*>(x), static_cast<T*>(columns));
@@ -272,7 +260,7 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, con
   return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = Accumulator<T>;
-    return DispatchWidth<T>(sizes, [&](auto width) {
+    return DispatchWidth<T>(sizes.group_channels(), [&](auto width) {
       constexpr int N = decltype(width)::value;
       return Launch(device, OffsetCotangentKernel<T, N>,
                     BlocksFor(sizes.pixels() * sizes.offset_groups * sizes.taps() * kWarp), sizes, positions,
@@ -303,7 +291,7 @@ const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, cons
                            const Bins& bins, const void* d_columns, void* d_x) {
   return DispatchAccumulator(dtype, [&](auto tag) {
     using A = decltype(tag);
-    return DispatchWidth<A>(sizes, [&](auto width) {
+    return DispatchWidth<A>(sizes.group_channels(), [&](auto width) {
       constexpr int N = decltype(width)::value;
       return Launch(device, InputCotangentKernel<A, N>,
                     BlocksFor(sizes.images * sizes.height * sizes.width * sizes.channels / N), sizes, positions, bins,

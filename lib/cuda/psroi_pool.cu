@@ -256,18 +256,8 @@ __global__ void OffsetCotangentKernel(PoolSizes sizes, Regions regions, const T*
   }
 }
 
-template <int N>
-struct Width {
-  static constexpr int value = N;
-};
-
-// Calls f with the channels a thread takes: 16 bytes of T where the features of a class stand side by side and can be
-// cut so, or one.
-template <typename T, typename F>
-const char* DispatchWidth(const PoolSizes& sizes, const F& f) {
-  constexpr int kWide = 16 / sizeof(T);
-  return sizes.groups() == 1 && sizes.class_features() % kWide == 0 ? f(Width<kWide>()) : f(Width<1>());
-}
+// How many features of a class stand side by side.
+int64_t Neighbours(const PoolSizes& sizes) { return sizes.groups() == 1 ? sizes.class_features() : 1; }
 
 }  // namespace
 
@@ -275,7 +265,7 @@ const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Regi
                  void* pooled) {
   return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
     using T = decltype(tag);
-    return DispatchWidth<T>(sizes, [&](auto width) {
+    return DispatchWidth<T>(Neighbours(sizes), [&](auto width) {
       constexpr int N = decltype(width)::value;
       const int64_t n = sizes.batches * sizes.regions * sizes.bins() * sizes.features() / N;
       return Launch(device, PoolKernel<T, N>, BlocksFor(n), sizes, regions, static_cast<const T*>(x),
@@ -288,7 +278,7 @@ const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& siz
                                const void* d_pooled, void* d_x) {
   return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
     using T = decltype(tag);
-    return DispatchWidth<Accumulator<T>>(sizes, [&](auto width) {
+    return DispatchWidth<Accumulator<T>>(Neighbours(sizes), [&](auto width) {
       constexpr int N = decltype(width)::value;
       const auto pieces = [](int64_t n, int64_t size) { return (n + size - 1) / size; };
       const int64_t blocks = sizes.batches * sizes.images * pieces(sizes.height, kRows) *
@@ -304,7 +294,7 @@ const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& si
                                 const void* x, const void* d_pooled, void* d_offset) {
   return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
     using T = decltype(tag);
-    return DispatchWidth<T>(sizes, [&](auto width) {
+    return DispatchWidth<T>(Neighbours(sizes), [&](auto width) {
       constexpr int N = decltype(width)::value;
       int team = 1;
       while (team < kWarp && team * N < sizes.class_features()) team *= 2;

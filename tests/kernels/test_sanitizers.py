@@ -88,7 +88,7 @@ MISTAKES = {
         ("threads", r"ThreadSanitizer: .*InputCotangentKernel"),
     ),
     "misaligned vector": (
-        ("deform_conv", "sizes.group_channels() % kWide == 0", "sizes.group_channels() % 2 == 0"),
+        ("deform_conv", "DispatchWidth<A>(sizes.group_channels(),", "DispatchWidth<A>(2 * sizes.group_channels(),"),
         ("memory", r"misaligned address"),
     ),
     "copy that is not waited for": (
