@@ -22,7 +22,8 @@ def _load() -> dict[str, ModuleType]:
 
 
 modules = _load()
-custom_calls = (*modules["cpu"].handlers, "dcn_fused_forward")  # all platforms have the same, CUDA one more
+FUSED = [f"dcn_fused_{name}" for name in ("forward", "input_cotangent", "offset_cotangent", "weight_cotangent")]
+custom_calls = (*modules["cpu"].handlers, *FUSED)  # all platforms have the same, CUDA these too
 
 BUILD_CUDA = (
     'pip install "cuda-toolkit[nvcc,cccl]==13.*" scikit-build-core nanobind cmake ninja && '

@@ -63,16 +63,19 @@ def deform_conv2d(
     reads zero; a not-a-number offset makes its sample and its own gradients not-a-number, and adds nothing to the
     gradient of x.
 
-    Memory: the forward of 16-bit data on CUDA, and of float32 where the precision lets products be tf32, as jax's
-    default does, holds no samples, only a copy of the weight: where the channels of each group and offset group are
-    multiples of 16 bytes, and the output channels of each group even. Else, and in all gradients, on CPU and CUDA the
-    samples are taken and multiplied in runs of output rows or of images. What a run holds (samples, their cotangents,
-    and for the gradient of x its sums and the samples' order, all in float32 or wider) takes at most 16 MiB on CPU and
-    128 MiB on CUDA; or half of that, or one output row, besides one image's gradient, where that is more. A last run of
-    another length has memory of its own, and a grouped convolution rearranges the samples: each takes as much again.
-    None of this grows with the batch. What does is a conversion of whole arrays: to channels last from "NCHW", of
-    16-bit offsets and masks to float32, of everything to float64 where anything is. Forward mode and second derivatives
-    run the reference, which holds the samples of the whole batch.
+    Memory: of 16-bit data on CUDA, and of float32 where the precision lets products be tf32, as jax's default does, the
+    forward and its gradients hold no samples: where the channels of each group and offset group, and for gradients the
+    output channels of each group, are multiples of 16 bytes; where these channels are 32 or more, and the fewer divide
+    the others, for gradients; and the output channels of each group even. They hold copies of the weight; for the
+    gradient of x, the order of the samples of as many images as fit 128 MiB; for that of the weight, parts to be summed
+    of at most 64 MiB, or as large as it. Else, and in the gradients of x where one image's order takes more, and of the
+    weight in float32, on CPU and CUDA the samples are taken and multiplied in runs of output rows or of images. What a
+    run holds (samples, their cotangents, and for the gradient of x its sums and the samples' order, all in float32 or
+    wider) takes at most 16 MiB on CPU and 128 MiB on CUDA; or half of that, or one output row, besides one image's
+    gradient, where that is more. A last run of another length has memory of its own, and a grouped convolution
+    rearranges the samples: each takes as much again. None of this grows with the batch. What does is a conversion of
+    whole arrays: to channels last from "NCHW", of 16-bit offsets and masks to float32, of everything to float64 where
+    anything is. Forward mode and second derivatives run the reference, which holds the samples of the whole batch.
 
     Args:
       x: [..., H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
@@ -89,7 +92,8 @@ def deform_conv2d(
       precision: of the matrix products, as in `jax.lax.dot_general`.
       preferred_element_type: the result's type; the common type of x and weight by default. Sums are always taken in
         float32 or wider and rounded once. Samples of 16-bit data, times their masks, are rounded to 16 bits before the
-        product, as matrix units take them, and must lie in their range.
+        product, as matrix units take them, and must lie in their range. So are, where gradients hold no samples, the
+        sums of the cotangents that touch a pixel by one tap.
       deterministic: whether the result must repeat to the last bit. The kernels' always does, so on CPU and CUDA both
         values mean the same.
       backend: None for the kernels of the platform the computation runs on, "reference" for the `jax.numpy` form.

@@ -1,6 +1,6 @@
 """The operator by kernels: custom calls take the samples, XLA multiplies them, a run of output rows at a time.
 
-Forwards that CUDA's matrix units take are one custom call instead, in `fused`.
+What CUDA's matrix units take is one custom call instead, in `fused`.
 """
 
 import math
@@ -47,6 +47,16 @@ def cotangent(x, offset, weight, bias, mask, ct, *, wanted, spec, platform):
     canonical = dict(zip(OPERANDS, (x, offset, weight, bias, mask), strict=True))
     wanted = [OPERANDS[k] for k in wanted]
     x, offset, mask, ct = (flat(array, 3) for array in (x, offset, mask, ct))
+    taken = fused.takes_cotangents(wanted, x, offset, weight, spec, platform)
+    out = fused.cotangents(x, offset, weight, mask, ct, wanted=taken, spec=spec)
+    if rest := [name for name in wanted if name not in taken and name != "bias"]:
+        out |= _cotangents_in_runs(x, offset, weight, mask, ct, wanted=rest, spec=spec, platform=platform)
+    if "bias" in wanted:
+        out["bias"] = ct.sum((0, 1, 2), dtype=offset.dtype)
+    return tuple(out[name].astype(canonical[name].dtype).reshape(canonical[name].shape) for name in wanted)
+
+
+def _cotangents_in_runs(x, offset, weight, mask, ct, *, wanted, spec, platform):
     sums = offset.dtype
     through_samples = not {"x", "offset", "mask"}.isdisjoint(wanted)
     row_bytes = (through_samples + ("weight" in wanted)) * _row_bytes(x, offset, weight)
@@ -86,11 +96,7 @@ def cotangent(x, offset, weight, bias, mask, ct, *, wanted, spec, platform):
     }
     if "weight" in wanted:
         out["weight"] = _zeros(x, weight.shape, sums)
-    if out:
-        out = fold(images_at, offset.shape[0], run.images, out)
-    if "bias" in wanted:
-        out["bias"] = ct.sum((0, 1, 2), dtype=sums)
-    return tuple(out[name].astype(canonical[name].dtype).reshape(canonical[name].shape) for name in wanted)
+    return fold(images_at, offset.shape[0], run.images, out)
 
 
 def _columns_cotangent(ct, weight, spec):

@@ -7,29 +7,12 @@
 
 #include "device.h"
 #include "launch.h"
+#include "positions.h"
+#include "scan.h"
 #include "vector.h"
 
 namespace dcn {
 namespace {
-
-// Where offset group g of tap k of output pixel p stands in `offset` (by two) and `mask`.
-__device__ int64_t Position(const Sizes& sizes, int64_t p, int64_t g, int32_t k) {
-  return (p * sizes.offset_groups + g) * sizes.taps() + k;
-}
-
-template <typename A>
-__device__ A Mask(const Positions& positions, int64_t position) {
-  return positions.mask ? static_cast<const A*>(positions.mask)[position] : A(1);
-}
-
-// `p` counts the pixels of the tile, through all images.
-template <typename A>
-__device__ Sample<A> LocateSample(const Sizes& sizes, const Positions& positions, int64_t p, int64_t position,
-                                  int32_t k) {
-  const int64_t row = p / sizes.columns % sizes.rows, column = p % sizes.columns;
-  return Locate(sizes.window, sizes.height, sizes.width, positions.origin[1] + row, positions.origin[2] + column, k,
-                static_cast<const A*>(positions.offset) + 2 * position);
-}
 
 // The address of channel c at corner (i, j) of a sample of output pixel p.
 template <typename T, typename A>
@@ -145,45 +128,6 @@ __global__ void CountKernel(Sizes sizes, Positions positions, Bins bins) {
   }
 }
 
-constexpr int kScanCells = 16;  // a thread's, in a row
-
-// One block a bin: turns the counts into the cells' starts, still one place late.
-__global__ void ScanKernel(Sizes sizes, Bins bins) {
-  __shared__ int32_t sums[kThreads / kWarp];
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int64_t n = sizes.images * sizes.offset_groups;
-  for (int64_t bin = blockIdx.x; bin < n; bin += gridDim.x) {
-    int32_t* counts = bins.starts + bin * (sizes.cells() + 1) + 1;
-    int32_t before = 0;
-    for (int64_t first = 0; first < sizes.cells(); first += kThreads * kScanCells) {
-      const int64_t own = first + threadIdx.x * kScanCells;
-      int32_t count[kScanCells], sum = 0;
-      for (int i = 0; i < kScanCells; ++i) {
-        const int64_t cell = own + i;
-        count[i] = cell < sizes.cells() ? counts[cell] : 0;
-        sum += count[i];
-      }
-      int32_t through = sum;  // from the warp's first lane on
-      for (int reach = 1; reach < kWarp; reach *= 2) {
-        const int32_t other = __shfl_up_sync(kWholeWarp, through, reach);
-        if (lane >= reach) through += other;
-      }
-      if (lane == kWarp - 1) sums[warp] = through;
-      __syncthreads();
-      int32_t start = before + through - sum;
-      for (int other = 0; other < kThreads / kWarp; ++other) {
-        if (other < warp) start += sums[other];
-        before += sums[other];
-      }
-      for (int i = 0; i < kScanCells && own + i < sizes.cells(); ++i) {
-        counts[own + i] = start;
-        start += count[i];
-      }
-      __syncthreads();
-    }
-  }
-}
-
 // Puts every sample into its cell's place, in any order; moves starts[c + 1] on from cell c's start to its end.
 template <typename A>
 __global__ void FillKernel(Sizes sizes, Positions positions, Bins bins, int32_t* unordered) {
@@ -280,7 +224,7 @@ const char* BinSamples(Device& device, DType dtype, const Sizes& sizes, const Po
     const char* failure =
         Failure(cudaMemsetAsync(bins.starts, 0, count * (sizes.cells() + 1) * sizeof(int32_t), device.stream));
     if (!failure) failure = Launch(device, CountKernel<A>, blocks, sizes, positions, bins);
-    if (!failure) failure = Launch(device, ScanKernel, count, sizes, bins);
+    if (!failure) failure = Launch(device, ScanKernel, count, count, sizes.cells(), int64_t{0}, bins.starts);
     if (!failure) failure = Launch(device, FillKernel<A>, blocks, sizes, positions, bins, workspace);
     if (!failure) failure = Launch(device, RankKernel<A>, blocks, sizes, positions, bins, workspace);
     return failure;

@@ -1,9 +1,9 @@
 // The warp's matrix units, of sm_80 and later, and the copies that feed them. Kernels include this by the include
 // path, where the tests have a twin of it for the CPU.
 //
-// All 32 lanes call LoadMatrices and MultiplyAdd together. Depth goes by words of 4 bytes, two numbers of 16 bits or
-// one float, and a fragment lies alike in the lanes for all types. (PTX ISA, "Matrix Fragments for mma.m16n8k16" and
-// "mma.m16n8k8".)
+// All 32 lanes call LoadMatrices, LoadTransposed and MultiplyAdd together. Depth goes by words of 4 bytes, two numbers
+// of 16 bits or one float, and a fragment lies alike in the lanes for all types. (PTX ISA, "Matrix Fragments for
+// mma.m16n8k16" and "mma.m16n8k8".)
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,6 +20,13 @@ __device__ inline uint32_t SharedAddress(const void* shared) { return uint32_t(_
 // of each.
 __device__ inline void LoadMatrices(uint32_t (&words)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(SharedAddress(row)));
+}
+
+// The same of 16-bit numbers, transposed: lane 4r + c gets numbers r of rows 2c and 2c + 1.
+__device__ inline void LoadTransposed(uint32_t (&words)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                : "r"(SharedAddress(row)));
 }

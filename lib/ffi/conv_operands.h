@@ -64,4 +64,24 @@ inline void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer
   checks.FitsInt32("the image's width", sizes.width);
 }
 
+// The results that a handler writes the cotangents of offset and mask to, null where they are not wanted.
+inline void DecodePositionCotangents(Checks& checks, ffi::Dictionary attributes, const Sizes& sizes, ffi::DataType type,
+                                     ffi::RemainingRets results, void* (&cotangents)[2]) {
+  const bool wanted[] = {checks.Attribute(attributes, "offset_wanted", false),
+                         checks.Attribute(attributes, "mask_wanted", false)};
+  checks.Require(results.size() == size_t(wanted[0]) + wanted[1], "must have one result for each wanted cotangent");
+  size_t next = 0;
+  for (int i = 0; i < 2; ++i) {
+    cotangents[i] = nullptr;
+    if (!checks.ok() || !wanted[i]) continue;
+    auto result = results.get<ffi::AnyBuffer>(next++);
+    checks.Require(result.has_value(), "a result must be an array");
+    if (!checks.ok()) continue;
+    checks.Type("a result", **result, type);
+    checks.Shape("a result", **result,
+                 {sizes.images, sizes.rows, sizes.columns, sizes.offset_groups * sizes.taps() * (i == 0 ? 2 : 1)});
+    cotangents[i] = (*result)->untyped_data();
+  }
+}
+
 }  // namespace dcn

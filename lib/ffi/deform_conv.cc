@@ -59,21 +59,8 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
   checks.Type("offset", offset, AccumulatorType(x.element_type()));
   checks.Type("d_columns", d_columns, offset.element_type());
   checks.Shape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
-  const bool wanted[] = {checks.Attribute(attributes, "offset_wanted", false),
-                         checks.Attribute(attributes, "mask_wanted", false)};
-  checks.Require(results.size() == size_t(wanted[0]) + wanted[1], "must have one result for each wanted cotangent");
-  if (!checks.ok()) return checks.error();
-  void* cotangents[2] = {};
-  size_t next = 0;
-  for (int i = 0; i < 2; ++i) {
-    if (!wanted[i]) continue;
-    auto result = results.get<ffi::AnyBuffer>(next++);
-    if (!result.has_value()) return result.error();
-    checks.Type("a result", **result, offset.element_type());
-    checks.Shape("a result", **result,
-                 {sizes.images, sizes.rows, sizes.columns, sizes.offset_groups * sizes.taps() * (i == 0 ? 2 : 1)});
-    cotangents[i] = (*result)->untyped_data();
-  }
+  void* cotangents[2];
+  DecodePositionCotangents(checks, attributes, sizes, offset.element_type(), results, cotangents);
   if (!checks.ok()) return checks.error();
   Device device(context);
   return Result(OffsetCotangent(device, dtype, sizes, call.positions, x.untyped_data(), d_columns.untyped_data(),

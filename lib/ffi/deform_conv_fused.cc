@@ -1,4 +1,4 @@
-// The XLA FFI handler of the fused forward, for backends that have it.
+// The XLA FFI handlers of the fused convolution and its cotangents, for backends that have them.
 #include "deform_conv_fused.h"
 
 #include <limits>
@@ -10,59 +10,150 @@
 namespace dcn {
 namespace {
 
-Product DecodeProduct(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer y) {
+// One call's operands but weight and results, decoded and checked.
+struct FusedCall : Decoded {
   Product product = {};
-  product.groups = checks.Attribute(attributes, "feature_group_count", int64_t{1});
-  checks.Require(product.groups >= 1, "attribute feature_group_count must be positive");
-  const int64_t tile = checks.Attribute(attributes, "tile_features", int64_t{64});
-  checks.Require(tile == 64 || tile == 128 || tile == 256, "attribute tile_features must be 64, 128 or 256");
-  product.tile_features = int32_t(tile);
-  product.wide = y.element_type() != x.element_type();
-  checks.Type("y", y, product.wide ? ffi::F32 : x.element_type());
-  checks.Rank("y", y, 4);
-  if (checks.ok()) product.features = y.dimensions()[3];
-  checks.FitsInt32("the number of features", product.features);
-  return product;
+  DType dtype = DType::kF32;
+
+  int64_t group_channels() const { return sizes.channels / product.groups; }
+};
+
+int64_t Times(int64_t a, int64_t b) {
+  return b && a > std::numeric_limits<int64_t>::max() / b ? std::numeric_limits<int64_t>::max() : a * b;
 }
 
-// What the kernel does not take; Python decides by the same rule, and does not call it then.
-void CheckVectors(Checks& checks, DType dtype, const Sizes& sizes, const Product& product) {
-  checks.Require(dtype != DType::kF64, "x must not be float64");
-  checks.FitsInt32("the number of bytes of a pixel", sizes.channels / FusedVector(dtype) * 16);
-  const int64_t pixels = sizes.images_of_x * sizes.height;
-  checks.FitsInt32("the number of pixels", sizes.width && pixels > std::numeric_limits<int64_t>::max() / sizes.width
-                                               ? std::numeric_limits<int64_t>::max()
-                                               : pixels * sizes.width);
+// `x` and `y` are buffers of their shapes and types. What the kernels do not take is refused; Python decides by the
+// same rule, and does not call them then.
+FusedCall DecodeFused(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer offset,
+                      ffi::RemainingArgs mask, ffi::AnyBuffer y) {
+  FusedCall call = {Decode(checks, attributes, offset, OptionalOperand(checks, "mask", mask))};
+  Sizes& sizes = call.sizes;
+  Product& product = call.product;
+  call.dtype = CheckedDType(checks, x);
+  DecodeImage(checks, "x", x, sizes);
+  checks.Require(sizes.images_of_x == sizes.images, "x must have as many images as offset");
+  checks.Type("offset", offset, ffi::F32);
+  checks.Rank("y", y, 4);
+  product.groups = checks.Attribute(attributes, "feature_group_count", int64_t{1});
+  checks.Require(product.groups >= 1, "attribute feature_group_count must be positive");
+  if (!checks.ok()) return call;
+  product.features = y.dimensions()[3];
+  checks.Shape("y", y, {sizes.images, sizes.rows, sizes.columns, product.features});
+  checks.Require(call.dtype != DType::kF64, "x must not be float64");
+  const int64_t vector = FusedVector(call.dtype);
+  checks.FitsInt32("the number of features", product.features);
+  checks.FitsInt32("the number of bytes of a pixel", sizes.channels / vector * 16);
+  checks.FitsInt32("the number of pixels", Times(Times(sizes.images_of_x, sizes.height), sizes.width));
   checks.Require(product.features % product.groups == 0 && sizes.channels % product.groups == 0,
                  "feature_group_count must divide the channels and the features");
-  checks.Require(
-      sizes.channels / product.groups % FusedVector(dtype) == 0 && sizes.group_channels() % FusedVector(dtype) == 0,
-      "the channels of a group and of an offset group must be multiples of 16 bytes");
+  checks.Require(call.group_channels() % vector == 0 && sizes.group_channels() % vector == 0,
+                 "the channels of a group and of an offset group must be multiples of 16 bytes");
   checks.Require(product.group_features() % 2 == 0, "the features of a group must be even");
+  return call;
+}
+
+// The same for a cotangent, which asks for more.
+FusedCall DecodeCotangent(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer offset,
+                          ffi::RemainingArgs mask, ffi::AnyBuffer d_y) {
+  FusedCall call = DecodeFused(checks, attributes, x, offset, mask, d_y);
+  const Sizes& sizes = call.sizes;
+  checks.Type("d_y", d_y, x.element_type());
+  checks.Require(sizes.channels > 0 && call.product.features > 0, "there must be channels and features");
+  if (!checks.ok()) return call;
+  checks.FitsInt32("the number of bytes of a pixel of y", call.product.features / FusedVector(call.dtype) * 16);
+  checks.FitsInt32("the number of pixels of y", Times(Times(sizes.images, sizes.rows), sizes.columns));
+  checks.Require(call.product.group_features() % FusedVector(call.dtype) == 0,
+                 "the features of a group must be multiples of 16 bytes");
+  checks.Require(std::max(call.group_channels(), sizes.group_channels()) % SegmentChannels(sizes, call.product) == 0,
+                 "of the channels of a group and those of an offset group one must divide the other");
+  return call;
+}
+
+void CheckWeightByChannel(Checks& checks, const FusedCall& call, ffi::AnyBuffer weight, ffi::AnyBuffer x) {
+  checks.Type("weight", weight, x.element_type());
+  checks.Shape("weight", weight, {call.sizes.channels, call.sizes.taps(), call.product.group_features()});
 }
 
 ffi::Error FusedForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer weight,
                             ffi::AnyBuffer bias, ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> y,
                             ffi::Dictionary attributes) {
   Checks checks("dcn_fused_forward");
-  Decoded call = Decode(checks, attributes, offset, OptionalOperand(checks, "mask", mask));
-  Sizes& sizes = call.sizes;
-  const DType dtype = CheckedDType(checks, x);
-  DecodeImage(checks, "x", x, sizes);
-  checks.Require(sizes.images_of_x == sizes.images, "x must have as many images as offset");
-  checks.Type("offset", offset, ffi::F32);
-  const Product product = DecodeProduct(checks, attributes, x, *y);
+  const FusedCall call = DecodeFused(checks, attributes, x, offset, mask, *y);
+  const int64_t tile = checks.Attribute(attributes, "tile_features", int64_t{64});
+  checks.Require(tile == 64 || tile == 128 || tile == 256, "attribute tile_features must be 64, 128 or 256");
+  const bool wide = y->element_type() != x.element_type();
+  checks.Type("y", *y, wide ? ffi::F32 : x.element_type());
   if (!checks.ok()) return checks.error();
-  CheckVectors(checks, dtype, sizes, product);
   checks.Type("weight", weight, x.element_type());
-  checks.Shape("weight", weight, {product.features, sizes.taps(), sizes.channels / product.groups});
+  checks.Shape("weight", weight, {call.product.features, call.sizes.taps(), call.group_channels()});
   checks.Type("bias", bias, ffi::F32);
-  checks.Shape("bias", bias, {product.features});
-  checks.Shape("y", *y, {sizes.images, sizes.rows, sizes.columns, product.features});
+  checks.Shape("bias", bias, {call.product.features});
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return Result(FusedForward(device, dtype, sizes, call.positions, product, x.untyped_data(), weight.untyped_data(),
-                             bias.untyped_data(), y->untyped_data()));
+  return Result(FusedForward(device, call.dtype, call.sizes, call.positions, call.product, int32_t(tile), wide,
+                             x.untyped_data(), weight.untyped_data(), bias.untyped_data(), y->untyped_data()));
+}
+
+ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::AnyBuffer weight,
+                                   ffi::AnyBuffer d_y, ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> d_x,
+                                   ffi::Result<ffi::AnyBuffer> starts, ffi::Result<ffi::AnyBuffer> touches,
+                                   ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
+  Checks checks("dcn_fused_input_cotangent");
+  const FusedCall call = DecodeCotangent(checks, attributes, *d_x, offset, mask, d_y);
+  if (!checks.ok()) return checks.error();
+  CheckWeightByChannel(checks, call, weight, *d_x);
+  const Sizes& sizes = call.sizes;
+  const int64_t outputs = sizes.rows * sizes.columns, taps = sizes.taps();
+  const int64_t bins = Times(Times(sizes.images, sizes.offset_groups), taps);
+  checks.FitsInt32("the number of touches", Times(bins, Times(4, outputs)));
+  checks.FitsInt32("the number of their lists", Times(bins, sizes.height * sizes.width + 1));
+  checks.Type("starts", *starts, ffi::S32);
+  checks.Shape("starts", *starts, {sizes.images, sizes.offset_groups, taps, sizes.height * sizes.width + 1});
+  checks.Type("touches", *touches, ffi::S32);
+  checks.Shape("touches", *touches, {sizes.images, sizes.offset_groups, taps, 4 * outputs, 2});
+  checks.Type("workspace", *workspace, ffi::S32);
+  checks.Shape("workspace", *workspace, {sizes.images, sizes.offset_groups, taps, 4 * outputs});
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  const Transpose transpose = {starts->typed_data<int32_t>(), static_cast<Touch*>(touches->untyped_data()),
+                               workspace->typed_data<int32_t>()};
+  return Result(FusedInputCotangent(device, call.dtype, sizes, call.positions, call.product, transpose,
+                                    weight.untyped_data(), d_y.untyped_data(), d_x->untyped_data()));
+}
+
+ffi::Error FusedOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset,
+                                    ffi::AnyBuffer weight, ffi::AnyBuffer d_y, ffi::RemainingArgs mask,
+                                    ffi::RemainingRets results, ffi::Dictionary attributes) {
+  Checks checks("dcn_fused_offset_cotangent");
+  const FusedCall call = DecodeCotangent(checks, attributes, x, offset, mask, d_y);
+  if (!checks.ok()) return checks.error();
+  CheckWeightByChannel(checks, call, weight, x);
+  const int64_t block_taps = checks.Attribute(attributes, "block_taps", int64_t{1});
+  checks.Require(1 <= block_taps && block_taps <= call.sizes.taps(), "attribute block_taps must be a number of taps");
+  void* cotangents[2];
+  DecodePositionCotangents(checks, attributes, call.sizes, ffi::F32, results, cotangents);
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return Result(FusedOffsetCotangent(device, call.dtype, call.sizes, call.positions, call.product, int32_t(block_taps),
+                                     x.untyped_data(), weight.untyped_data(), d_y.untyped_data(),
+                                     static_cast<float*>(cotangents[0]), static_cast<float*>(cotangents[1])));
+}
+
+ffi::Error FusedWeightCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset,
+                                    ffi::AnyBuffer d_y, ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> parts,
+                                    ffi::Dictionary attributes) {
+  Checks checks("dcn_fused_weight_cotangent");
+  const FusedCall call = DecodeCotangent(checks, attributes, x, offset, mask, d_y);
+  checks.Rank("parts", *parts, 4);
+  if (!checks.ok()) return checks.error();
+  const int64_t splits = parts->dimensions()[0];
+  checks.Require(splits >= 1, "there must be a part");
+  checks.Type("parts", *parts, ffi::F32);
+  checks.Shape("parts", *parts, {splits, call.sizes.taps(), call.group_channels(), call.product.features});
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return Result(FusedWeightCotangent(device, call.dtype, call.sizes, call.positions, call.product, splits,
+                                     x.untyped_data(), d_y.untyped_data(), parts->typed_data<float>()));
 }
 
 XLA_FFI_DEFINE_HANDLER(kFusedForward, FusedForwardImpl,
@@ -77,8 +168,50 @@ XLA_FFI_DEFINE_HANDLER(kFusedForward, FusedForwardImpl,
                            .Attrs(),
                        {ffi::Traits::kCmdBufferCompatible});
 
+XLA_FFI_DEFINE_HANDLER(kFusedInputCotangent, FusedInputCotangentImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // offset
+                           .Arg<ffi::AnyBuffer>()  // weight
+                           .Arg<ffi::AnyBuffer>()  // d_y
+                           .RemainingArgs()        // mask
+                           .Ret<ffi::AnyBuffer>()  // d_x
+                           .Ret<ffi::AnyBuffer>()  // starts
+                           .Ret<ffi::AnyBuffer>()  // touches
+                           .Ret<ffi::AnyBuffer>()  // workspace
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kFusedOffsetCotangent, FusedOffsetCotangentImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // offset
+                           .Arg<ffi::AnyBuffer>()  // weight
+                           .Arg<ffi::AnyBuffer>()  // d_y
+                           .RemainingArgs()        // mask
+                           .RemainingRets()        // d_offset, d_mask
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kFusedWeightCotangent, FusedWeightCotangentImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // offset
+                           .Arg<ffi::AnyBuffer>()  // d_y
+                           .RemainingArgs()        // mask
+                           .Ret<ffi::AnyBuffer>()  // parts
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
 }  // namespace
 
-std::vector<Handler> FusedDeformConvHandlers() { return {{"dcn_fused_forward", kFusedForward}}; }
+std::vector<Handler> FusedDeformConvHandlers() {
+  return {{"dcn_fused_forward", kFusedForward},
+          {"dcn_fused_input_cotangent", kFusedInputCotangent},
+          {"dcn_fused_offset_cotangent", kFusedOffsetCotangent},
+          {"dcn_fused_weight_cotangent", kFusedWeightCotangent}};
+}
 
 }  // namespace dcn

@@ -1,5 +1,6 @@
-"""The fused forward: which calls take it, and its values over the shapes that its tiles and stages have edges in."""
+"""The fused kernels: which calls take them, and their values over the shapes that tiles and stages have edges in."""
 
+import dataclasses
 import functools
 import re
 
@@ -29,6 +30,19 @@ CASES = [
     Case("unbatched", (4, 5), 8, 2, (3, 3), batch=(), convolution=Convolution(padding=((1, 2), (0, 1)))),
     Case("empty_batch", (4, 5), 8, 2, (3, 3), batch=(0,), convolution=Convolution(padding="SAME")),
     Case("empty_output", (2, 5), 8, 2, (3, 3), convolution=Convolution(padding="VALID")),
+    # Of these the cotangents are fused too.
+    Case("one_stage_back", (5, 6), 32, 8, (1, 1)),
+    Case("ragged_strip_and_tile_back", (9, 17), 32, 16, (3, 3), convolution=Convolution(padding="SAME")),
+    Case("several_tiles_of_channels_back", (3, 4), 168, 8, (3, 3), convolution=Convolution(padding="SAME")),
+    Case("several_tiles_of_features_back", (3, 4), 32, 168, (2, 1), convolution=Convolution(padding="SAME")),
+    Case("4_offset_groups_in_2_groups_back", (3, 5), 128, 32, (2, 3), 4, convolution=Convolution((2, 1), 1, (1, 2), 2)),
+    Case("4_groups_in_2_offset_groups_back", (4, 3), 128, 32, (2, 2), 2, convolution=Convolution((1, 1), 1, (1, 1), 4)),
+    Case("torus_back", (3, 4), 64, 24, (3, 2), 2, convolution=Convolution((2, 1), "CIRCULAR", (3, 2))),
+    Case("torus_of_one_pixel_back", (1, 1), 32, 8, (2, 2), convolution=Convolution((1, 1), "CIRCULAR")),
+    Case("many_pixels_back", (33, 34), 32, 8, (1, 2), batch=(1,), convolution=Convolution(padding="SAME")),
+    Case("unbatched_back", (4, 5), 32, 8, (3, 3), batch=(), convolution=Convolution(padding=((1, 2), (0, 1)))),
+    Case("empty_batch_back", (4, 5), 32, 8, (3, 3), batch=(0,), convolution=Convolution(padding="SAME")),
+    Case("empty_output_back", (2, 5), 32, 8, (3, 3), convolution=Convolution(padding="VALID")),
 ]
 CASE = {case.name: case for case in CASES}
 PLAIN = Case("plain", (4, 5), 16, 8, (3, 3), 2, convolution=Convolution((1, 1), "SAME", (1, 1), 2))
@@ -80,9 +94,10 @@ def test_the_sum_leaves_unrounded(dtype):
     np.testing.assert_array_equal(y, np.full((1, 1, 1, 2), 1 + 2.0**-20, np.float32))
 
 
-@pytest.mark.parametrize("case", [CASE["ragged_strip_and_tile"], CASE["torus"]], ids=str)
+@pytest.mark.parametrize("name", ["ragged_strip_and_tile", "torus", "ragged_strip_and_tile_back", "torus_back"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_nonfinite_offsets(value, case):
+def test_nonfinite_offsets(value, name):
+    case = CASE[name]
     operands = cast(case, "bfloat16")
     hit = np.random.default_rng(0).uniform(size=operands.offset.shape) < 0.01
     assert hit.any()
@@ -99,14 +114,50 @@ def test_only_pixels_that_samples_touch_are_read():
     np.testing.assert_array_equal(y[0, 0, :, 0], [2, 0, 0])
 
 
-def lowered(operands, platform="cuda", case=PLAIN, **keywords):
-    run = functools.partial(convolve, **case.keywords | keywords)
+@pytest.mark.parametrize("dtype, precision", [("bfloat16", "default"), ("float32", "default"), ("float32", "highest")])
+def test_all_samples_in_one_pixel(dtype, precision):
+    """Whose gradient is the sum of all: the slowest case, and right."""
+    case = CASE["many_pixels_back"]
+    operands, cotangent = cast(case, dtype), jnp.asarray(case.cotangent(), dtype)
+    rows, columns = np.ogrid[:33, :34]
+    at = np.stack(np.broadcast_arrays(5.25 - rows, 7.5 - columns), -1)[None, :, :, None, :] - [[0, 0], [0, 1]]
+    operands = operands._replace(offset=jnp.asarray(at.reshape(1, 33, 34, 4), jnp.float32))
+    run = jax.jit(functools.partial(pull_back, precision=precision, **case.keywords))
+    d_x = run(cotangent, operands)[1].x
+    _, exact = case.expected(np.asarray(cotangent, np.float64), widened(operands))
+    assert np.count_nonzero(np.abs(exact.x).sum(-1)) == 4
+    assert_close(d_x, exact.x, 0, 4 * RESOLUTION[dtype] * np.abs(exact.x).max())
+
+
+@pytest.mark.parametrize("images", [0.5, 1, 2])
+def test_images_in_runs(images, monkeypatch):
+    """Their gradients one by one, two by two, or by the plain path, where less than one's order may be held."""
+    case = dataclasses.replace(CASE["torus_back"], batch=(4,))
+    operands = cast(case, "bfloat16")
+    limit = images * fused.transpose_bytes(operands.x, operands.offset)
+    monkeypatch.setattr(fused, "TRANSPOSE_BYTES", limit)
+    name = "dcn_fused_input_cotangent" if images >= 1 else "dcn_input_cotangent"
+    assert name in custom_calls(operands, case=case, of=gradient)
+    jax.clear_caches()
+    check_values(case, "bfloat16", operands)
+
+
+def gradient(operands, **keywords):
+    return jax.grad(lambda operands: convolve(operands, **keywords).astype(jnp.float32).sum())(operands)
+
+
+def lowered(operands, platform="cuda", case=PLAIN, of=convolve, **keywords):
+    run = functools.partial(of, **case.keywords | keywords)
     return jax.jit(run).trace(operands).lower(lowering_platforms=(platform,)).as_text()
+
+
+def custom_calls(*args, **kwargs):
+    return set(re.findall(r"@\w*(dcn_\w+)\(", lowered(*args, **kwargs)))
 
 
 def custom_call(*args, **kwargs):
     """The only one of a forward."""
-    (name,) = set(re.findall(r"@\w*(dcn_\w+)\(", lowered(*args, **kwargs)))
+    (name,) = custom_calls(*args, **kwargs)
     return name
 
 
@@ -148,6 +199,41 @@ def test_what_is_not_fused(case, dtype, keywords):
     assert custom_call(cast(case, dtype), case=case, **keywords) == "dcn_sample"
 
 
+INPUT, OFFSET, WEIGHT = (f"dcn_fused_{name}_cotangent" for name in ("input", "offset", "weight"))
+PLAIN_INPUT, PLAIN_OFFSET = {"dcn_bin", "dcn_input_cotangent"}, {"dcn_offset_cotangent"}
+COTANGENTS = [
+    (with_channels(32), "bfloat16", {}, {INPUT, OFFSET, WEIGHT}),
+    (with_channels(64, features=16, groups=2), "float16", {}, {INPUT, OFFSET, WEIGHT}),
+    (with_channels(64, offset_groups=2), "bfloat16", {}, {INPUT, OFFSET, WEIGHT}),
+    (with_channels(32), "float32", {"precision": "default"}, {INPUT, OFFSET, "dcn_sample"}),
+    (with_channels(32), "float32", {"precision": "highest"}, {"dcn_sample", *PLAIN_INPUT, *PLAIN_OFFSET}),
+    (with_channels(24), "bfloat16", {}, {"dcn_sample", *PLAIN_INPUT, *PLAIN_OFFSET}),
+    (with_channels(32, features=12), "bfloat16", {}, {"dcn_sample", *PLAIN_INPUT, *PLAIN_OFFSET}),
+    (with_channels(64, offset_groups=4), "bfloat16", {}, {"dcn_sample", *PLAIN_INPUT, *PLAIN_OFFSET}),
+    (with_channels(192, 24, 2, 3), "bfloat16", {}, {"dcn_sample", *PLAIN_INPUT, *PLAIN_OFFSET}),
+    (
+        with_channels(32),
+        "bfloat16",
+        {"preferred_element_type": jnp.float32},
+        {"dcn_sample", *PLAIN_INPUT, *PLAIN_OFFSET},
+    ),
+]
+
+
+@pytest.mark.parametrize("case, dtype, keywords, names", COTANGENTS)
+def test_which_cotangents_are_fused(case, dtype, keywords, names):
+    assert custom_calls(cast(case, dtype), case=case, of=gradient, **keywords) == names
+
+
+def test_only_the_cotangents_wanted_are_computed():
+    def gradient_of_weight(operands, **keywords):
+        run = jax.grad(lambda weight: convolve(operands._replace(weight=weight), **keywords).astype(jnp.float32).sum())
+        return run(operands.weight)
+
+    case = with_channels(32)
+    assert custom_calls(cast(case, "bfloat16"), case=case, of=gradient_of_weight) == {WEIGHT}
+
+
 def test_float64_is_not_fused(x64):
     assert custom_call(cast(PLAIN, "float64")) == "dcn_sample"
 
@@ -168,12 +254,28 @@ def test_tiles():
     assert fused.tile_features(pixels=1, features=512, groups=1) == 64
 
 
-def test_no_columns_are_held():
-    """Nothing larger than the operands, the result and a copy of the weight is in the program."""
+def test_taps_of_a_block():
+    assert fused.block_taps(pixels=128 * 1000, offset_groups=1, taps=9) == 9
+    assert fused.block_taps(pixels=128 * 100, offset_groups=1, taps=9) == 2
+    assert fused.block_taps(pixels=128 * 100, offset_groups=4, taps=9) == 9
+    assert fused.block_taps(pixels=1, offset_groups=1, taps=9) == fused.block_taps(0, 1, 9) == 1
+
+
+def test_weight_splits():
+    """Enough blocks to keep a GPU busy, of enough pixels each; so that parts take 64 MiB, or as much as one does."""
+    assert fused.weight_splits(pixels=10**6, channels=128, taps=9, group_features=128) == 56
+    assert fused.weight_splits(pixels=10**6, channels=512, taps=9, group_features=512) == 3
+    assert fused.weight_splits(pixels=1024, channels=32, taps=1, group_features=32) == 2
+    assert fused.weight_splits(pixels=0, channels=2**14, taps=9, group_features=2**12) == 1
+
+
+@pytest.mark.parametrize("of", [convolve, gradient])
+def test_no_columns_are_held(of):
+    """Nothing larger than the operands, results, an order of samples and parts of the weight is in the program."""
     struct = jax.ShapeDtypeStruct
     x, weight = struct((16, 50, 84, 256), jnp.bfloat16), struct((3, 3, 256, 256), jnp.bfloat16)
     offset, mask = struct((16, 50, 84, 18), jnp.float32), struct((16, 50, 84, 9), jnp.float32)
-    text = lowered(Operands(x, offset, weight, None, mask), case=with_channels(256, 256))
+    text = lowered(Operands(x, offset, weight, None, mask), case=with_channels(256, 256), of=of)
     assert "while" not in text
     sizes = [np.prod([int(n) for n in shape.split("x") if n]) for shape in re.findall(r"tensor<((?:\d+x)+)", text)]
-    assert max(sizes) == np.prod(x.shape)
+    assert max(sizes) == np.prod(x.shape) < 16 * 50 * 84 * 9 * 256

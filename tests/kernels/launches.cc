@@ -149,9 +149,57 @@ void CallDeformConv(DType dtype, const Sizes& sizes, bool masked) {
   Check(InputCotangent(device, dtype, sizes, positions, bins, d_columns.data(), d_x.data()));
 }
 
-void CallFused(DType dtype, const Sizes& sizes, const Product& product, bool masked) {
+struct FusedCall {
+  Sizes sizes;
+  Product product;
+  int32_t tile_features;
+  bool wide;
+
+  int64_t group_channels() const { return sizes.channels / product.groups; }
+  // Whether the cotangents are fused too.
+  bool both_ways(DType dtype) const {
+    const int64_t segment = SegmentChannels(sizes, product), vector = FusedVector(dtype);
+    return segment > 0 && std::max(group_channels(), sizes.group_channels()) % segment == 0 && product.features > 0 &&
+           product.group_features() % vector == 0;
+  }
+};
+
+void CallFusedCotangents(DType dtype, const FusedCall& call, const Positions& positions, Array& x, Array& weight,
+                         bool masked) {
+  const auto& [sizes, product, tile_features, wide] = call;
+  const int64_t bins = sizes.images * sizes.offset_groups * sizes.taps(), outputs = sizes.rows * sizes.columns;
+  const int64_t positions_size = bins * outputs;
+  Device device(nullptr);
+
+  Array d_y = Array::Random(dtype, std::max(sizes.pixels() * product.features, int64_t{1}), 1);
+  Array d_x = Array::Unwritten(dtype, sizes.images * sizes.height * sizes.width * sizes.channels);
+  Array starts = Array::Integers(bins * (sizes.height * sizes.width + 1));
+  Array touches = Array::Integers(2 * 4 * bins * outputs), workspace = Array::Integers(4 * bins * outputs);
+  const Transpose transpose = {starts.data<int32_t>(), touches.data<Touch>(), workspace.data<int32_t>()};
+  Check(
+      FusedInputCotangent(device, dtype, sizes, positions, product, transpose, weight.data(), d_y.data(), d_x.data()));
+  d_x.CheckWritten("d_x");
+
+  Array d_offset = Array::Unwritten(DType::kF32, 2 * positions_size);
+  Array d_mask = Array::Unwritten(DType::kF32, positions_size);
+  const int32_t block_taps = std::min(sizes.taps(), 2);
+  Check(FusedOffsetCotangent(device, dtype, sizes, positions, product, block_taps, x.data(), weight.data(), d_y.data(),
+                             d_offset.data<float>(), masked ? d_mask.data<float>() : nullptr));
+  d_offset.CheckWritten("d_offset");
+  if (masked) d_mask.CheckWritten("d_mask");
+
+  if (dtype == DType::kF32) return;
+  constexpr int64_t kSplits = 2;
+  Array parts = Array::Unwritten(DType::kF32, kSplits * sizes.taps() * call.group_channels() * product.features);
+  Check(FusedWeightCotangent(device, dtype, sizes, positions, product, kSplits, x.data(), d_y.data(),
+                             parts.data<float>()));
+  parts.CheckWritten("parts");
+}
+
+void CallFused(DType dtype, const FusedCall& call, bool masked) {
+  const auto& [sizes, product, tile_features, wide] = call;
   const int64_t positions_size = sizes.pixels() * sizes.offset_groups * sizes.taps();
-  const int64_t weight_size = product.features * sizes.taps() * sizes.channels / product.groups;
+  const int64_t weight_size = product.features * sizes.taps() * call.group_channels();
   Device device(nullptr);
 
   const int64_t x_size = sizes.images * sizes.height * sizes.width * sizes.channels;
@@ -161,10 +209,12 @@ void CallFused(DType dtype, const Sizes& sizes, const Product& product, bool mas
   Array mask = Array::Random(DType::kF32, positions_size, 1);
   Array weight = Array::Random(dtype, std::max(weight_size, int64_t{1}), 1),
         bias = Array::Random(DType::kF32, product.features, 1);
-  Array y = Array::Unwritten(product.wide ? DType::kF32 : dtype, sizes.pixels() * product.features);
+  Array y = Array::Unwritten(wide ? DType::kF32 : dtype, sizes.pixels() * product.features);
   const Positions positions = {offset.data(), masked ? mask.data() : nullptr, nullptr};
-  Check(FusedForward(device, dtype, sizes, positions, product, x.data(), weight.data(), bias.data(), y.data()));
+  Check(FusedForward(device, dtype, sizes, positions, product, tile_features, wide, x.data(), weight.data(),
+                     bias.data(), y.data()));
   y.CheckWritten("y");
+  if (call.both_ways(dtype)) CallFusedCotangents(dtype, call, positions, x, weight, masked);
 }
 
 void CallPool(DType dtype, const PoolSizes& sizes, bool shifted) {
@@ -206,22 +256,28 @@ const Sizes kConvolutions[] = {
     {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 8, 0, 4, 1, 2},
 };
 
-struct FusedCall {
-  Sizes sizes;
-  Product product;  // features, groups, features of a tile, wide
-};
-
+// Sizes; features and groups; features of a tile, wide.
 const FusedCall kFusedCalls[] = {
     {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 2, 9, 8, 16, 9, 8, 1, 2},
-     {10, 1, 64, false}},  // a ragged strip and tile
-    {{{{2, 2}, {1, 1}, {1, 1}, {2, 3}, true}, 1, 3, 4, 48, 3, 4, 3, 1}, {36, 2, 64, true}},
+     {10, 1},
+     64,
+     false},  // a ragged strip and tile
+    {{{{2, 2}, {1, 1}, {1, 1}, {2, 3}, true}, 1, 3, 4, 48, 3, 4, 3, 1}, {36, 2}, 64, true},
     {{{{4, 3}, {2, 1}, {0, 1}, {1, 2}, false}, 1, 7, 4, 24, 2, 2, 1, 1},
-     {140, 1, 128, false}},  // two tiles of features
-    {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 3, 4, 8, 3, 4, 1, 1}, {180, 1, 256, true}},
-    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 0, 3, 4, 8, 3, 4, 1, 0}, {8, 1, 64, false}},
-    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 0, 4, 8, 2, 4, 1, 1}, {8, 1, 64, false}},
-    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 0, 3, 4, 1, 1}, {8, 1, 64, false}},
-    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 8, 3, 4, 1, 1}, {0, 1, 64, false}},
+     {140, 1},
+     128,
+     false},  // two tiles of features
+    {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 3, 4, 8, 3, 4, 1, 1}, {180, 1}, 256, true},
+    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 0, 3, 4, 8, 3, 4, 1, 0}, {8, 1}, 64, false},
+    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 0, 4, 8, 2, 4, 1, 1}, {8, 1}, 64, false},
+    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 0, 3, 4, 1, 1}, {8, 1}, 64, false},
+    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 8, 3, 4, 1, 1}, {0, 1}, 64, false},
+    // The cotangents have edges elsewhere: ragged tiles of both images; groups and offset groups that share channels;
+    // two tiles of channels, and stages of several taps; two of features, and stages of one.
+    {{{{1, 2}, {1, 1}, {0, 1}, {1, 1}, false}, 2, 9, 8, 16, 9, 8, 1, 2}, {16, 1}, 64, false},
+    {{{{2, 1}, {1, 1}, {1, 0}, {2, 3}, true}, 1, 3, 4, 64, 3, 4, 4, 1}, {32, 2}, 64, false},
+    {{{{1, 2}, {2, 1}, {0, 1}, {1, 2}, false}, 1, 5, 4, 136, 2, 2, 1, 1}, {8, 1}, 64, false},
+    {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 3, 4, 32, 3, 4, 2, 1}, {272, 2}, 64, false},
 };
 
 // Batches, images, height, width, channels, regions, classes; output, group, part, points; scale and trans_std.
@@ -243,7 +299,7 @@ int main() {
   for (const dcn::DType dtype : dcn::kTypes) {
     for (const dcn::Sizes& sizes : dcn::kConvolutions) dcn::CallDeformConv(dtype, sizes, turn++ % 2);
     for (const dcn::FusedCall& call : dcn::kFusedCalls) {
-      if (dtype != dcn::DType::kF64) dcn::CallFused(dtype, call.sizes, call.product, turn++ % 2);
+      if (dtype != dcn::DType::kF64) dcn::CallFused(dtype, call, turn++ % 2);
     }
     for (const dcn::PoolSizes& sizes : dcn::kPools) dcn::CallPool(dtype, sizes, turn++ % 2);
     ++turn;  // what goes without its optional operand in one type has it in the next
@@ -251,7 +307,7 @@ int main() {
 #ifndef __CUDACC__                    // a GPU has what it has
   execution::most_shared = 99 << 10;  // too little for the widest tiles
   for (const dcn::FusedCall& call : dcn::kFusedCalls) {
-    dcn::CallFused(dcn::DType::kBF16, call.sizes, call.product, true);
+    dcn::CallFused(dcn::DType::kBF16, call, true);
   }
 #endif
   std::puts("every launch is done");

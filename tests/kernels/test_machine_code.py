@@ -7,6 +7,8 @@ import pytest
 from benchmarks import machine_code
 from benchmarks.machine_code import WARPS
 
+from . import build
+
 pytestmark = [
     pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing())),
     pytest.mark.platforms("cpu"),
@@ -20,7 +22,7 @@ MOST_REGISTERS = 128  # so that two blocks of 256 threads share a multiprocessor
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def kernels(request):
     found = machine_code.kernels(request.param)
-    assert {kernel.source for kernel in found} == {"deform_conv.cu", "deform_conv_fused.cu", "psroi_pool.cu"}
+    assert {kernel.source for kernel in found} == {path.name for path in (build.LIB / "cuda").glob("*.cu")}
     return found
 
 
@@ -36,19 +38,22 @@ def test_nothing_is_spilled(kernels):
 
 
 def fused(kernels):
-    return [kernel for kernel in kernels if kernel.source == "deform_conv_fused.cu"]
+    """Those that multiply on the matrix units, by `<type, width of a tile>`."""
+    return [kernel for kernel in kernels if kernel.name.startswith("Fused")]
 
 
 def test_registers_leave_room_for_two_blocks(kernels):
     greedy = {k.name: k.registers for k in kernels if k not in fused(kernels) and k.registers > MOST_REGISTERS}
     assert {name: registers for name, registers in greedy.items() if "double" not in name} == {}
-    # Of the fused forward two blocks of 4 warps, or one of the widest tile's 8, which hold all its sums.
-    assert all(kernel.resident_warps >= 8 for kernel in fused(kernels))
+    # Of the fused forward two blocks of 4 warps, or one of the widest tile's 8, which hold all its sums; of the fused
+    # cotangents two blocks of 8.
+    least = {kernel.name: 8 if "Forward" in kernel.name else 16 for kernel in fused(kernels)}
+    assert all(kernel.resident_warps >= least[kernel.name] for kernel in fused(kernels))
 
 
-def test_the_fused_forward_multiplies_on_matrix_units(kernels):
+def test_fused_kernels_multiply_on_matrix_units(kernels):
     of_type = {"half": "HMMA.16816.F32", "bfloat16": "HMMA.16816.F32.BF16", "float": "HMMA.1688.F32.TF32"}
-    assert len(fused(kernels)) == 9
+    assert len(fused(kernels)) == 9 + 6 + 6 + 4
     for kernel in fused(kernels):
         assert list(kernel.accesses("matrix instructions")) == [of_type[re.search(r"<(\w+)", kernel.name)[1]]]
         assert all(".128" in opcode for opcode in kernel.accesses("asynchronous copies"))

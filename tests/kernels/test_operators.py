@@ -45,6 +45,8 @@ test_conv_fused_values = conv_fused.test_values
 test_conv_fused_without_mask_and_bias = conv_fused.test_without_mask_and_bias
 test_conv_fused_unrounded_sums = conv_fused.test_the_sum_leaves_unrounded
 test_conv_fused_nonfinite_offsets = conv_fused.test_nonfinite_offsets
+test_conv_fused_one_pixel = conv_fused.test_all_samples_in_one_pixel
+test_conv_fused_runs = conv_fused.test_images_in_runs
 test_conv_fused_reads = conv_fused.test_only_pixels_that_samples_touch_are_read
 
 TILED = ["ragged_strip_and_tile", "several_tiles_of_features", "2_groups_3_offset_groups", "many_taps", "torus"]
@@ -58,6 +60,15 @@ def test_conv_fused_tiles(tile, name, dtype, monkeypatch):
     monkeypatch.setattr(fused, "tile_features", lambda *_: tile)
     case = conv_fused.CASE[name]
     conv_fused.check_values(case, dtype, conv_fused.cast(case, dtype))
+
+
+@pytest.mark.parametrize("name", ["ragged_strip_and_tile_back", "several_tiles_of_channels_back", "torus_back"])
+@pytest.mark.parametrize("taps", [2, 5])
+def test_conv_fused_taps_of_a_block(taps, name, monkeypatch):
+    """Of which small shapes would take one."""
+    monkeypatch.setattr(fused, "block_taps", lambda *_: taps)
+    case = conv_fused.CASE[name]
+    conv_fused.check_values(case, "bfloat16", conv_fused.cast(case, "bfloat16"))
 
 
 def test_conv_fused_memory():

@@ -5,6 +5,7 @@ And that they would: in kernels made for it, right and wrong, and in the package
 
 import os
 import re
+import shutil
 import subprocess
 
 import numpy as np
@@ -51,85 +52,119 @@ SCAN_SUMS = "if (lane == kWarp - 1) sums[warp] = through;\n      __syncthreads()
 SCAN_END = "start += count[i];\n      }\n      __syncthreads();"
 MISTAKES = {
     "missing barrier": (
-        ("deform_conv", SCAN_SUMS, "if (lane == kWarp - 1) sums[warp] = through;"),
+        ("scan.h", SCAN_SUMS, "if (lane == kWarp - 1) sums[warp] = through;"),
         ("threads", r"data race.*ScanKernel"),
     ),
     "another missing barrier": (
-        ("deform_conv", SCAN_END, "start += count[i];\n      }"),
+        ("scan.h", SCAN_END, "start += count[i];\n      }"),
         ("threads", r"data race.*ScanKernel"),
     ),
     "barrier that not all reach": (
-        ("deform_conv", SCAN_END, "start += count[i];\n      }\n      if (own < sizes.cells()) __syncthreads();"),
-        ("memory", r"thread 0 waits at deform_conv.cu:\d+ for thread \d+, which (waits|has ended)"),
+        ("scan.h", SCAN_END, "start += count[i];\n      }\n      if (own < cells) __syncthreads();"),
+        ("memory", r"thread 0 waits at scan.h:\d+ for thread \d+, which (waits|has ended)"),
     ),
     "off by one in shared memory": (
-        ("deform_conv", "sums[warp] = through", "sums[warp + 1] = through"),
+        ("scan.h", "sums[warp] = through", "sums[warp + 1] = through"),
         ("memory", r"index \d+ out of bounds for type 'int \[8\]'"),
     ),
     "off by one in global memory": (
-        ("deform_conv", "cell < sizes.cells() ? counts[cell] : 0", "cell <= sizes.cells() ? counts[cell] : 0"),
+        ("scan.h", "cell < cells ? counts[cell] : 0", "cell <= cells ? counts[cell] : 0"),
         ("memory", r"heap-buffer-overflow.*ScanKernel"),
     ),
     "overlapping writes of threads": (
-        ("deform_conv", "AsVector<N>(columns + thing * N) = out", "AsVector<N>(columns + thing / 2 * N) = out"),
+        ("deform_conv.cu", "AsVector<N>(columns + thing * N) = out", "AsVector<N>(columns + thing / 2 * N) = out"),
         ("threads", r"data race.*SampleColumnsKernel"),
     ),
     "overlapping writes of blocks": (
-        ("deform_conv", "if (d_mask) d_mask[position] = dm", "if (d_mask) d_mask[position % 8] = dm"),
+        ("deform_conv.cu", "if (d_mask) d_mask[position] = dm", "if (d_mask) d_mask[position % 8] = dm"),
         ("threads", r"data race.*OffsetCotangentKernel"),
     ),
     "sum that is not atomic": (
-        ("deform_conv", "if (cell >= 0) atomicAdd(&bins.starts[number.bin * (sizes.cells() + 1) + cell + 1], 1)",
+        ("deform_conv.cu", "if (cell >= 0) atomicAdd(&bins.starts[number.bin * (sizes.cells() + 1) + cell + 1], 1)",
          "if (cell >= 0) ++bins.starts[number.bin * (sizes.cells() + 1) + cell + 1]"),
         ("threads", r"data race.*CountKernel"),
     ),
     "list read while it is written": (
-        ("psroi_pool", "if (touches) list[place] = item;\n      __syncthreads();", "if (touches) list[place] = item;"),
+        ("psroi_pool.cu", "list[place] = item;\n      __syncthreads();", "list[place] = item;"),
         ("threads", r"ThreadSanitizer: .*InputCotangentKernel"),
     ),
     "misaligned vector": (
-        ("deform_conv", "DispatchWidth<A>(sizes.group_channels(),", "DispatchWidth<A>(2 * sizes.group_channels(),"),
+        ("deform_conv.cu", "DispatchWidth<A>(sizes.group_channels(),", "DispatchWidth<A>(2 * sizes.group_channels(),"),
         ("memory", r"misaligned address"),
     ),
     "copy that is not waited for": (
-        ("deform_conv_fused", "      WaitForCopies();\n", ""),
+        ("deform_conv_fused_forward.cu", "      WaitForCopies();\n", ""),
         ("memory", r"element \d+ of y is not written"),
     ),
     "stage that is multiplied before it is there": (
-        ("deform_conv_fused", "WaitForCopies();\n      __syncthreads();", "WaitForCopies();"),
+        ("deform_conv_fused_forward.cu", "WaitForCopies();\n      __syncthreads();", "WaitForCopies();"),
         ("threads", r"data race.*FusedForwardKernel"),
     ),
     "samples taken before their corners are there": (
-        ("deform_conv_fused", "= corners;\n      }\n      __syncthreads();", "= corners;\n      }"),
+        ("deform_conv_fused_forward.cu", "= corners;\n      }\n      __syncthreads();", "= corners;\n      }"),
         ("threads", r"data race.*FusedForwardKernel"),
     ),
     "pixel behind the last": (
-        ("deform_conv_fused", "i < call.sizes.pixels()", "i <= call.sizes.pixels()"),
+        ("deform_conv_fused_forward.cu", "i < call.sizes.pixels()", "i <= call.sizes.pixels()"),
         ("memory", r"heap-buffer-overflow.*FusedForwardKernel"),
     ),
     "feature behind a group's last": (
-        ("deform_conv_fused", "if (within >= call.group_features) continue;", ""),
+        ("deform_conv_fused_forward.cu", "if (within >= call.group_features) continue;", ""),
         ("memory", r"heap-buffer-overflow.*FusedForwardKernel"),
     ),
     "vector of weights behind the last": (
-        ("deform_conv_fused", "if (vector >= held() * width()) return {false, 0, 0};", ""),
+        ("deform_conv_fused_forward.cu", "if (vector >= held() * width()) return {false, 0, 0};", ""),
         ("memory", r"index \d+ out of bounds for type 'Corners"),
     ),
+    "touch that is counted in another list": (
+        ("deform_conv_fused_input.cu", "atomicAdd(&starts[list + 1], 1); }", "atomicAdd(&starts[list], 1); }"),
+        ("memory", r"heap-buffer-overflow.*SumTouches"),
+    ),
+    "touches gathered while the stage is multiplied": (
+        ("deform_conv_fused_input.cu", "Add(shared.stages[stage % 2]", "Add(shared.stages[1 - stage % 2]"),
+        ("threads", r"data race.*FusedInputCotangentKernel"),
+    ),
+    "pixel of x behind the last": (
+        ("deform_conv_fused_input.cu", "const bool there = i < call.pixels;", "const bool there = i <= call.pixels;"),
+        ("memory", r"heap-buffer-overflow.*FusedInputCotangentKernel"),
+    ),
+    "dots read before they are there": (
+        ("deform_conv_fused_offset.cu", "    __syncthreads();\n    finish(work", "    finish(work"),
+        ("threads", r"data race.*FusedOffsetCotangentKernel"),
+    ),
+    "corners of one tap for all": (
+        ("deform_conv_fused_offset.cu", "corners[turn.tap % 2][thread] = ", "corners[0][thread] = "),
+        ("threads", r"data race.*FusedOffsetCotangentKernel"),
+    ),
+    "corners found a stage too late": (
+        ("deform_conv_fused_weight.cu", "find_corners(stage + 2);", "find_corners(stage + 1);"),
+        ("threads", r"data race.*FusedWeightCotangentKernel"),
+    ),
+    "feature of the weight behind a group's last": (
+        ("deform_conv_fused_weight.cu", " || feature >= work.first_feature + work.features", ""),
+        ("memory", r"heap-buffer-overflow.*FusedWeightCotangentKernel"),
+    ),
     "unwritten result": (
-        ("psroi_pool", "AsVector<N>(pooled + thing * N) = out", "if (f > 0) AsVector<N>(pooled + thing * N) = out"),
+        ("psroi_pool.cu", "AsVector<N>(pooled + thing * N) = out", "if (f > 0) AsVector<N>(pooled + thing * N) = out"),
         ("memory", r"element \d+ of pooled is not written"),
     ),
 }  # fmt: skip
 
 
 def with_mistake(name, folder):
-    """The kernels' sources, one with a line changed."""
-    (kernel, right, wrong), _ = MISTAKES[name]
-    source = build.KERNELS[kernel].read_text()
-    assert source.count(right) == 1, f"{build.KERNELS[kernel]} has changed: it must have the line {right!r} once"
-    changed = folder / build.KERNELS[kernel].name
-    changed.write_text(source.replace(right, wrong))
-    return build.KERNELS | {kernel: changed}
+    """The kernels' sources, with a line of one changed, or of a header that stands beside those that include it."""
+    (file, right, wrong), _ = MISTAKES[name]
+    source = (build.LIB / "cuda" / file).read_text()
+    assert source.count(right) == 1, f"{file} has changed: it must have the line {right!r} once"
+    (folder / file).write_text(source.replace(right, wrong))
+    kernels = dict(build.KERNELS)
+    for kernel, path in build.KERNELS.items():
+        if path.name == file:
+            kernels[kernel] = folder / file
+        elif f'#include "{file}"' in path.read_text():
+            kernels[kernel] = folder / path.name
+            shutil.copy(path, kernels[kernel])
+    return kernels
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -1,5 +1,5 @@
 // lib/cuda/matrix.h for the CPU. Fragments lie in the lanes as PTX ISA defines them, "Matrix Fragments for mma.m16n8k16
-// with floating point type" and "mma.m16n8k8" (tf32); "ldmatrix"; "cp.async".
+// with floating point type" and "mma.m16n8k8" (tf32); "ldmatrix" (.trans); "cp.async".
 #pragma once
 
 #include <cuda_bf16.h>
@@ -48,14 +48,31 @@ struct Fragments<float> {
   }
 };
 
-inline void LoadMatrices(uint32_t (&words)[4], const void* row, const char* file = __builtin_FILE(),
-                         int line = __builtin_LINE()) {
+// The rows of four matrices, eight of each, as the lanes name them.
+inline const execution::Offer* RowsOfWarp(const void* row, execution::Place place) {
   const uint4 mine = *static_cast<const uint4*>(row);
   execution::Offer offer = {};
   std::memcpy(offer.words, &mine, sizeof mine);
-  const execution::Offer* of_lane = execution::OffersOfWarp(offer, {file, line});
+  return execution::OffersOfWarp(offer, place);
+}
+
+inline void LoadMatrices(uint32_t (&words)[4], const void* row, const char* file = __builtin_FILE(),
+                         int line = __builtin_LINE()) {
+  const execution::Offer* rows = RowsOfWarp(row, {file, line});
   const int lane = execution::Lane();
-  for (int matrix = 0; matrix < 4; ++matrix) words[matrix] = of_lane[matrix * 8 + lane / 4].words[lane % 4];
+  for (int matrix = 0; matrix < 4; ++matrix) words[matrix] = rows[matrix * 8 + lane / 4].words[lane % 4];
+}
+
+inline void LoadTransposed(uint32_t (&words)[4], const void* row, const char* file = __builtin_FILE(),
+                           int line = __builtin_LINE()) {
+  const execution::Offer* rows = RowsOfWarp(row, {file, line});
+  const int lane = execution::Lane();
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    for (int i = 0; i < 2; ++i) {
+      const auto* numbers = reinterpret_cast<const char*>(rows[matrix * 8 + lane % 4 * 2 + i].words);
+      std::memcpy(reinterpret_cast<char*>(&words[matrix]) + 2 * i, numbers + lane / 4 * 2, 2);
+    }
+  }
 }
 
 template <typename T>

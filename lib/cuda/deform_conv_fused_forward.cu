@@ -21,23 +21,15 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <matrix.h>
-
-#include <cmath>
 
 #include "device.h"
+#include "gather.h"
 #include "launch.h"
+#include "tiles.h"
 #include "vector.h"
-
-extern __shared__ uint4 dynamic_shared[];
 
 namespace dcn {
 namespace {
-
-constexpr int kPixels = 128;        // of the output, the rows of a block's product
-constexpr int kDepth = 8;           // of a stage, in vectors of 16 bytes
-constexpr int kSteps = kDepth / 2;  // the matrix units take two at a time
-constexpr int kStrip = 8;           // rows of the output whose pixels are counted column by column
 
 // How a block computes kPixels by kFeatures: in warps of 64 features, and 64 pixels or 32.
 template <int kFeatures>
@@ -52,12 +44,6 @@ struct Tile {
   static constexpr int kTaps = kFeatures == 256 ? 9 : kFeatures == 128 ? 5 : 3;
 };
 
-// What a sample reads: pixels of x, -1 for none, and their weights times the mask.
-struct alignas(16) Corners {
-  int32_t pixel[4];
-  float weight[4];
-};
-
 template <int kFeatures>
 struct Shared {
   struct {
@@ -66,38 +52,6 @@ struct Shared {
   Corners corners[Tile<kFeatures>::kTaps * kPixels];
   int64_t pixels[kPixels];  // of the output, -1 behind the last
 };
-
-// Vector `vector` of row `row` in shared memory. Eight rows have the same vector, and a row its eight vectors, in
-// different banks.
-__device__ int Place(int row, int vector) { return row * kDepth + (vector ^ row % kDepth); }
-
-// The number of the pixel that is the i-th strip by strip, column by column: neighbours in both directions follow each
-// other, so that their samples meet in the cache, and no tile of pixels is ragged but the last.
-__device__ int64_t PixelInStrips(const Sizes& sizes, int64_t i) {
-  const int64_t image = i / (sizes.rows * sizes.columns), within = i % (sizes.rows * sizes.columns);
-  const int64_t strip = within / (kStrip * sizes.columns), rest = within % (kStrip * sizes.columns);
-  const int64_t left = sizes.rows - strip * kStrip, height = left < kStrip ? left : kStrip;
-  return (image * sizes.rows + strip * kStrip + rest % height) * sizes.columns + rest / height;
-}
-
-__device__ Corners FindCorners(const Sizes& sizes, const Positions& positions, int64_t p, int64_t g, int32_t k) {
-  if (p < 0) return {{-1, -1, -1, -1}, {0, 0, 0, 0}};
-  const int64_t position = (p * sizes.offset_groups + g) * sizes.taps() + k;
-  const int64_t column = p % sizes.columns, row = p / sizes.columns % sizes.rows;
-  const int64_t image = p / sizes.columns / sizes.rows;
-  const Sample<float> sample = Locate(sizes.window, sizes.height, sizes.width, row, column, k,
-                                      static_cast<const float*>(positions.offset) + 2 * position);
-  const float mask = positions.mask ? static_cast<const float*>(positions.mask)[position] : 1;
-  const float nothing = sample.nan() ? NAN : 0;
-  Corners corners;
-  for (int corner = 0; corner < 4; ++corner) {
-    const int i = corner / 2, j = corner % 2;
-    const int64_t pixel = (image * sizes.height + sample.y.pixel[i]) * sizes.width + sample.x.pixel[j];
-    corners.pixel[corner] = sample.inside() && sample.touches(i, j) ? int32_t(pixel) : -1;
-    corners.weight[corner] = (sample.inside() ? sample.weight(i, j) : nothing) * mask;
-  }
-  return corners;
-}
 
 // What a call's blocks have in common, which costs no registers here.
 struct Call {
@@ -184,49 +138,6 @@ class Depth {
   int32_t vector_ = 0;     // the stage's first, of the held taps by `width`
 };
 
-// 16 bytes of channels of a sample, on their way to shared memory.
-template <typename T>
-class Gather {
- public:
-  __device__ Gather(const Corners& corners, const T* x, int32_t pixel_bytes, bool there) : corners_(corners) {
-    for (int corner = 0; corner < 4; ++corner) {
-      const int32_t pixel = corners.pixel[corner];
-      pixel_[corner] = LoadWords(x, int64_t{pixel} * pixel_bytes, there && pixel >= 0);
-    }
-  }
-
-  // `later` is zero, of a product that is to be on its way before anything waits for the pixels.
-  __device__ uint4 Blend(int later) const {
-    const Vector<float, 4> weight = AsVector<4>(corners_.weight + later);
-    return {BlendWord(0, weight.value), BlendWord(1, weight.value), BlendWord(2, weight.value),
-            BlendWord(3, weight.value)};
-  }
-
- private:
-  __device__ uint32_t BlendWord(int word, const float (&weight)[4]) const {
-    float sum[kWordSize<T>], value[kWordSize<T>];
-    for (int corner = 0; corner < 4; ++corner) {
-      WordToFloats<T>(pixel_[corner].word[word], value);
-      for (int i = 0; i < kWordSize<T>; ++i) {
-        sum[i] = (corner == 0 ? 0 : sum[i]) + weight[corner] * value[i];
-      }
-    }
-    return RoundToWord<T>(sum);
-  }
-
-  const Corners& corners_;
-  Words pixel_[4];
-};
-
-template <typename T>
-__device__ void StorePair(void* y, int64_t index, bool wide, float first, float second) {
-  if (wide) {
-    AsVector<2>(static_cast<float*>(y) + index) = {{first, second}};
-  } else {
-    AsVector<2>(static_cast<T*>(y) + index) = {{T(first), T(second)}};
-  }
-}
-
 // A block for kPixels of the output by kFeatures of a group.
 template <typename T, int kFeatures>
 __global__ void __launch_bounds__(Tile<kFeatures>::kWarps* kWarp, Tile<kFeatures>::kBlocks)
@@ -250,7 +161,7 @@ __global__ void __launch_bounds__(Tile<kFeatures>::kWarps* kWarp, Tile<kFeatures
     const int32_t tile_feature = int32_t(block % call.feature_tiles) * kFeatures;
     if (thread < kPixels) {
       const int64_t i = block / call.feature_tiles / call.groups * kPixels + thread;
-      shared.pixels[thread] = i < call.sizes.pixels() ? PixelInStrips(call.sizes, i) : -1;
+      shared.pixels[thread] = i < call.sizes.pixels() ? PixelInStrips(call.sizes.rows, call.sizes.columns, i) : -1;
     }
     __syncthreads();
 
@@ -357,8 +268,8 @@ __global__ void __launch_bounds__(Tile<kFeatures>::kWarps* kWarp, Tile<kFeatures
 }
 
 template <typename T, int kFeatures>
-const char* LaunchFused(const Product& product, const Device& device, const Sizes& sizes, const Positions& positions,
-                        const void* x, const void* weight, const void* bias, void* y) {
+const char* LaunchFused(const Device& device, const Sizes& sizes, const Positions& positions, const Product& product,
+                        bool wide, const void* x, const void* weight, const void* bias, void* y) {
   Call call = {};
   call.sizes = sizes;
   call.positions = positions;
@@ -374,7 +285,7 @@ const char* LaunchFused(const Product& product, const Device& device, const Size
   call.feature_tiles = (call.group_features + kFeatures - 1) / kFeatures;
   call.depth = int64_t{call.taps} * call.group_channels;
   call.blocks = (sizes.pixels() + kPixels - 1) / kPixels * call.groups * call.feature_tiles;
-  call.wide = product.wide;
+  call.wide = wide;
   return Launch(device, FusedForwardKernel<T, kFeatures>,
                 {call.blocks, Tile<kFeatures>::kWarps * kWarp, sizeof(Shared<kFeatures>)}, call,
                 static_cast<const T*>(x), static_cast<const T*>(weight), static_cast<const float*>(bias), y);
@@ -382,33 +293,24 @@ const char* LaunchFused(const Product& product, const Device& device, const Size
 
 // In narrower tiles than asked for where the device has too little shared memory for them.
 template <typename T, int kFeatures, typename... Arguments>
-const char* LaunchInTiles(size_t most_shared, const Product& product, Arguments... arguments) {
+const char* LaunchInTiles(int32_t tile_features, size_t most_shared, Arguments... arguments) {
   if constexpr (kFeatures > 64) {
-    if (product.tile_features < kFeatures || sizeof(Shared<kFeatures>) > most_shared) {
-      return LaunchInTiles<T, kFeatures / 2>(most_shared, product, arguments...);
+    if (tile_features < kFeatures || sizeof(Shared<kFeatures>) > most_shared) {
+      return LaunchInTiles<T, kFeatures / 2>(tile_features, most_shared, arguments...);
     }
   }
-  return LaunchFused<T, kFeatures>(product, arguments...);
+  return LaunchFused<T, kFeatures>(arguments...);
 }
 
 }  // namespace
 
 const char* FusedForward(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                         const Product& product, const void* x, const void* weight, const void* bias, void* y) {
-  const auto launch = [&](auto tag) {
-    return LaunchInTiles<decltype(tag), 256>(MostShared(), product, device, sizes, positions, x, weight, bias, y);
-  };
-  switch (dtype) {
-    case DType::kF16:
-      return launch(__half());
-    case DType::kBF16:
-      return launch(__nv_bfloat16());
-    case DType::kF32:
-      return launch(float());
-    case DType::kF64:
-      break;
-  }
-  return "the matrix units take no float64";
+                         const Product& product, int32_t tile_features, bool wide, const void* x, const void* weight,
+                         const void* bias, void* y) {
+  return DispatchMatrix(dtype, [&](auto tag) {
+    return LaunchInTiles<decltype(tag), 256>(tile_features, MostShared(), device, sizes, positions, product, wide, x,
+                                             weight, bias, y);
+  });
 }
 
 }  // namespace dcn

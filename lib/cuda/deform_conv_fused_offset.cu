@@ -1,0 +1,266 @@
+// The fused cotangents of offset and mask: the columns' cotangents, a matrix product of weight and output's cotangent,
+// are multiplied with x where they come out of the matrix units.
+//
+// A block takes 128 pixels of the output and some taps of one offset group, a tap after the other, by 64 or 128
+// channels at a time. Its columns are so ordered that a lane's sums are of 8 channels in a row, and so are the 16 bytes
+// it reads at each corner.
+//
+// What to expect of an H200 in bfloat16, counted and not yet measured, in the clocks of a multiprocessor for a tap of
+// 128 pixels, 128 channels and 128 features: products 1,650; for the corners, 1,400 of instructions and 1,000 of the
+// first cache. Two blocks share a multiprocessor: 35 to 45% of the dense peak, more of it where features are many.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "deform_conv_fused.h"
+#include "device.h"
+#include "gather.h"
+#include "launch.h"
+#include "tiles.h"
+
+namespace dcn {
+namespace {
+
+struct Call {
+  Sizes sizes;
+  Positions positions;
+  int32_t pixel_bytes, group_channels, offset_group_channels, segment_channels;
+  int32_t segment_tiles, tiles;  // of a segment, of an offset group
+  int32_t features, vectors;     // of the output; of 16 bytes in a group's
+  int32_t stages, depth;         // of a group's features; vectors of all taps
+  int32_t taps, block_taps;      // of which a block takes so many
+  int64_t blocks;
+};
+
+// What a block computes: some taps of an offset group.
+struct Work {
+  int64_t first_pixel;
+  int32_t offset_group, first_tap, taps;
+
+  Work() = default;
+  __device__ Work(const Call& call, int64_t block) {
+    const int32_t parts = (call.taps + call.block_taps - 1) / call.block_taps;
+    first_tap = int32_t(block % parts) * call.block_taps;
+    const int32_t left = call.taps - first_tap;
+    taps = left < call.block_taps ? left : call.block_taps;
+    offset_group = int32_t(block / parts % call.sizes.offset_groups);
+    first_pixel = block / parts / call.sizes.offset_groups * kPixels;
+  }
+};
+
+// Where a block is on its way: taps by tiles of channels by stages.
+struct Turn {
+  int32_t tap, tile, stage;
+
+  Turn() = default;
+  __device__ Turn(const Call& call, int32_t first_tap, int32_t turn) {
+    tap = first_tap + turn / call.stages / call.tiles;
+    tile = turn / call.stages % call.tiles;
+    stage = turn % call.stages;
+  }
+};
+
+template <int kChannels>
+struct Shared {
+  struct {
+    uint4 cotangent[kPixels * kDepth], weight[kChannels * kDepth];
+  } stages[2];
+  Turn turns[2];                 // of the stages
+  Corners corners[2][kPixels];   // of a tap and the next
+  float dots[2][2][kPixels][4];  // likewise: with the corners, of half the columns each
+  int32_t pixels[kPixels];       // of the output, -1 behind the last
+  Work work;                     // here, as the turns, for they would take registers that the sums need
+};
+
+// A tile of channels.
+struct Channels {
+  int32_t first, count;
+
+  __device__ Channels(const Call& call, int32_t g, int32_t tile, int32_t width) {
+    const int32_t within = tile % call.segment_tiles * width, left = call.segment_channels - within;
+    first = g * call.offset_group_channels + tile / call.segment_tiles * call.segment_channels + within;
+    count = left < width ? left : width;
+  }
+};
+
+// The channel, of 32, whose weights are row `row` of as many: in the lanes' sums, four tiles of 8 columns make 8
+// channels in a row.
+__device__ int ChannelOfRow(int row) { return row % 8 / 2 * 8 + row / 8 * 2 + row % 2; }
+
+// What the dots with its corners make of a sample.
+__device__ void StoreCotangents(const Call& call, int64_t p, int64_t g, int32_t k, const float (&dot)[4],
+                                float* d_offset, float* d_mask) {
+  const int64_t position = Position(call.sizes, p, g, k);
+  const Sample<float> sample = LocateSample<float>(call.sizes, call.positions, p, position, k);
+  float dy = 0, dx = 0, dm = 0;
+  if (sample.nan()) {
+    dy = dx = dm = NAN;
+  } else if (sample.inside()) {
+    const float mask = Mask<float>(call.positions, position);
+    for (int corner = 0; corner < 4; ++corner) {
+      const int i = corner / 2, j = corner % 2;
+      dy += sample.weight_dy(i, j) * dot[corner] * mask;
+      dx += sample.weight_dx(i, j) * dot[corner] * mask;
+      dm += sample.weight(i, j) * dot[corner];
+    }
+  }
+  if (d_offset) AsVector<2>(d_offset + 2 * position) = {{dy, dx}};
+  if (d_mask) d_mask[position] = dm;
+}
+
+// Adds to `dots`, or sets them, the dot products of a tile's sums with the corners of the samples: of `count` channels
+// of x from `x` on. Each half of the columns has its own dots, which the lanes that share a row put together.
+template <typename T, int kChannels>
+__device__ void TakeDots(const BlockProduct<T, kChannels>& product, const Corners* corners, const T* x, int32_t count,
+                         int32_t pixel_bytes, bool add, float (&dots)[2][kPixels][4]) {
+  using Product = BlockProduct<T, kChannels>;
+  constexpr int kVector = 16 / sizeof(T), kCornersAtOnce = kVector / 4;  // with four loads on their way
+  const int first_column = product.first_column() + product.lane() % 4 * 8;
+#pragma unroll
+  for (int i = 0; i < Product::kRowTiles * 2; ++i) {
+    const int row = product.first_row() + i * 8 + product.lane() / 4;
+    float dot = 0;  // with the corner that is the lane's in the end
+#pragma unroll kCornersAtOnce
+    for (int corner = 0; corner < 4; ++corner) {
+      const int32_t pixel = corners[row].pixel[corner];
+      float sum = 0;
+#pragma unroll
+      for (int part = 0; part < Product::kColumnTiles / 4; ++part) {
+        for (int within = 0; within < 8; within += kVector) {
+          const int channel = first_column + part * 32 + within;
+          const Words words = LoadWords(x + channel, int64_t{pixel} * pixel_bytes, pixel >= 0 && channel < count);
+          for (int word = 0; word < 4; ++word) {
+            float value[kWordSize<T>];
+            WordToFloats<T>(words.word[word], value);
+            for (int v = 0; v < kWordSize<T>; ++v) {
+              const int column = within + word * kWordSize<T> + v;
+              sum += product.sum[i / 2][part * 4 + column / 2][i % 2 * 2 + column % 2] * value[v];
+            }
+          }
+        }
+      }
+      sum += __shfl_xor_sync(kWholeWarp, sum, 1);
+      sum += __shfl_xor_sync(kWholeWarp, sum, 2);
+      if (product.lane() % 4 == corner) dot = sum;
+    }
+    float& kept = dots[product.first_column() != 0][row][product.lane() % 4];
+    kept = add ? kept + dot : dot;
+  }
+}
+
+// A block for kPixels of the output and some taps of an offset group.
+template <typename T, int kChannels>
+__global__ void __launch_bounds__(BlockProduct<T, kChannels>::kThreads, 2)
+    FusedOffsetCotangentKernel(Call call, const T* __restrict__ x, const T* __restrict__ weight,
+                               const T* __restrict__ d_y, float* d_offset, float* d_mask) {
+  using Product = BlockProduct<T, kChannels>;
+  constexpr int kVector = 16 / sizeof(T), kRowsAtOnce = Product::kThreads / kDepth;
+  auto& shared = *reinterpret_cast<Shared<kChannels>*>(dynamic_shared);
+  const int thread = int(threadIdx.x), row = thread / kDepth, vector = thread % kDepth;
+  const Work& work = shared.work;
+
+  for (int64_t block = blockIdx.x; block < call.blocks; block += gridDim.x) {
+    if (thread == 0) shared.work = Work(call, block);
+    __syncthreads();
+    if (thread < kPixels) {
+      const int64_t i = work.first_pixel + thread;
+      const bool there = i < call.sizes.pixels();
+      shared.pixels[thread] = there ? int32_t(PixelInStrips(call.sizes.rows, call.sizes.columns, i)) : -1;
+    }
+    __syncthreads();
+
+    auto bring = [&](int32_t number) {
+      const Turn turn(call, work.first_tap, number);
+      if (thread == 0) shared.turns[number % 2] = turn;
+      const Channels channels(call, work.offset_group, turn.tile, kChannels);
+      auto& to = shared.stages[number % 2];
+      if (turn.tile == 0 && turn.stage == 0 && thread < kPixels) {
+        const Corners corners =
+            FindCorners(call.sizes, call.positions, shared.pixels[thread], work.offset_group, turn.tap);
+        shared.corners[turn.tap % 2][thread] = corners;
+      }
+      const int32_t at = turn.stage * kDepth + vector;
+#pragma unroll 1
+      for (int i = 0; i < kChannels / kRowsAtOnce; ++i) {
+        const int to_row = row + i * kRowsAtOnce, channel = to_row / 32 * 32 + ChannelOfRow(to_row % 32);
+        const bool used = at < call.vectors && channel < channels.count;
+        const int64_t from = (int64_t{channels.first} + channel) * call.depth + turn.tap * call.vectors + at;
+        CopyLater(&to.weight[Place(to_row, vector)], used ? weight + from * kVector : weight, !used);
+      }
+      const int64_t first_feature = int64_t{channels.first / call.group_channels} * call.vectors * kVector;
+#pragma unroll 1
+      for (int i = 0; i < kPixels / kRowsAtOnce; ++i) {
+        const int64_t p = shared.pixels[row + i * kRowsAtOnce];
+        const bool used = at < call.vectors && p >= 0;
+        CopyLater(&to.cotangent[Place(row + i * kRowsAtOnce, vector)],
+                  used ? d_y + p * call.features + first_feature + at * kVector : d_y, !used);
+      }
+    };
+    auto finish = [&](int32_t tap) {
+      if (thread >= kPixels || shared.pixels[thread] < 0) return;
+      const auto& halves = shared.dots[tap % 2];
+      float dot[4];
+      for (int corner = 0; corner < 4; ++corner) dot[corner] = halves[0][thread][corner] + halves[1][thread][corner];
+      StoreCotangents(call, shared.pixels[thread], work.offset_group, tap, dot, d_offset, d_mask);
+    };
+
+    Product product;
+    const int32_t turns = work.taps * call.tiles * call.stages;
+    bring(0);
+    for (int32_t number = 0; number < turns; ++number) {
+      WaitForCopies();
+      __syncthreads();
+      const Turn& turn = shared.turns[number % 2];
+      if (turn.tile == 0 && turn.stage == 0 && turn.tap > work.first_tap) finish(turn.tap - 1);
+      if (number + 1 < turns) bring(number + 1);
+      product.Add(shared.stages[number % 2].cotangent, shared.stages[number % 2].weight);
+      if (turn.stage < call.stages - 1) continue;
+      const Channels channels(call, work.offset_group, turn.tile, kChannels);
+      TakeDots(product, shared.corners[turn.tap % 2], x + channels.first, channels.count, call.pixel_bytes,
+               turn.tile > 0, shared.dots[turn.tap % 2]);
+      product.Clear();
+    }
+    __syncthreads();
+    finish(work.first_tap + work.taps - 1);
+    __syncthreads();
+  }
+}
+
+template <typename T, int kChannels>
+const char* LaunchProduct(const Device& device, const Sizes& sizes, const Positions& positions, const Product& product,
+                          int32_t block_taps, const void* x, const void* weight, const void* d_y, float* d_offset,
+                          float* d_mask) {
+  Call call = {};
+  call.sizes = sizes;
+  call.positions = positions;
+  call.pixel_bytes = int32_t(sizes.channels * sizeof(T));
+  call.group_channels = int32_t(sizes.channels / product.groups);
+  call.offset_group_channels = int32_t(sizes.group_channels());
+  call.segment_channels = int32_t(SegmentChannels(sizes, product));
+  call.segment_tiles = (call.segment_channels + kChannels - 1) / kChannels;
+  call.tiles = call.offset_group_channels / call.segment_channels * call.segment_tiles;
+  call.features = int32_t(product.features);
+  call.vectors = int32_t(product.group_features() * sizeof(T) / 16);
+  call.stages = (call.vectors + kDepth - 1) / kDepth;
+  call.taps = sizes.taps();
+  call.depth = call.taps * call.vectors;
+  const int64_t tiles = (sizes.pixels() + kPixels - 1) / kPixels * sizes.offset_groups;
+  call.block_taps = block_taps;
+  call.blocks = tiles * ((call.taps + call.block_taps - 1) / call.block_taps);
+  return Launch(device, FusedOffsetCotangentKernel<T, kChannels>,
+                {call.blocks, BlockProduct<T, kChannels>::kThreads, sizeof(Shared<kChannels>)}, call,
+                static_cast<const T*>(x), static_cast<const T*>(weight), static_cast<const T*>(d_y), d_offset, d_mask);
+}
+
+}  // namespace
+
+const char* FusedOffsetCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
+                                 const Product& product, int32_t block_taps, const void* x, const void* weight,
+                                 const void* d_y, float* d_offset, float* d_mask) {
+  return DispatchMatrix(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const auto launch = SegmentChannels(sizes, product) > 64 ? LaunchProduct<T, 128> : LaunchProduct<T, 64>;
+    return launch(device, sizes, positions, product, block_taps, x, weight, d_y, d_offset, d_mask);
+  });
+}
+
+}  // namespace dcn
