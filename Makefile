@@ -14,7 +14,7 @@ demo: .venv/installed
 detector: .venv/installed
 	$(BIN)/python -m examples.detector
 
-test: lint
+test: lint .venv/gpu-compiler
 	$(BIN)/python -m pytest -n 2
 
 lint: .venv/installed
@@ -44,6 +44,12 @@ gpu-check:
 .venv/installed: pyproject.toml CMakeLists.txt $(wildcard cmake/*.cmake) $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --editable ".[test,examples,benchmarks]" --config-settings=cmake.define.JAX_DCN_WERROR=$(WERROR)
+	touch $@
+
+# XLA's compiler for GPUs, which needs none. In the environment itself it would be taken for a GPU's whole software.
+.venv/gpu-compiler: pyproject.toml | .venv/installed
+	$(BIN)/python -m pip install --upgrade --target $@ \
+	  "jax-cuda13-plugin==$$($(BIN)/python -c 'import jaxlib; print(jaxlib.__version__)'); sys_platform == 'linux'"
 	touch $@
 
 clean:

@@ -1,0 +1,82 @@
+"""Programs for a GPU, compiled without one: that XLA takes them, and the memory they would need."""
+
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import topologies
+
+import jax_dcn
+from jax_dcn import _kernels
+
+from .cases import explicit_gradients, pull_back
+from .test_memory import MIB, forward, shapes, temporary_bytes
+
+pytestmark = pytest.mark.platforms("cpu")
+TARGET = pathlib.Path(__file__).with_name("h100.txtpb").read_text()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler():
+    """XLA's for GPUs: this environment's, or else the one that `make test` installs beside it."""
+    if "cuda" not in _kernels.modules:
+        pytest.skip("jax_dcn was built without its CUDA kernels")
+    try:
+        gpu()
+    except NotImplementedError:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # cuDNN and the like are needed to run, not to compile
+            patch.syspath_prepend(pathlib.Path(sys.prefix) / "gpu-compiler")
+            plugin = pytest.importorskip("jax_plugins.xla_cuda13", reason="no jax-cuda13-plugin to compile for GPUs")
+            plugin.initialize()
+
+
+def gpu(major=9):
+    """One of a compute capability."""
+    target = TARGET.replace("major: 9 }", f"major: {major} }}")
+    (device,) = topologies.get_topology_desc(platform="cuda", target_config=target, topology="1x1x1").devices
+    return jax.sharding.SingleDeviceSharding(device)
+
+
+def on(device, arguments):
+    return jax.tree.map(lambda struct: struct.update(sharding=device), arguments)
+
+
+PROGRAMS = {"forward": forward, "step": pull_back} | {
+    f"{name}_gradient": lambda *arguments, name=name: getattr(explicit_gradients(*arguments), name)
+    for name in ("x", "offset", "weight")
+}
+
+
+@pytest.mark.parametrize("dtype, precision", [("bfloat16", None), ("float32", None), ("float32", "highest")])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_workspace_is_bounded_at_any_batch_size(program, dtype, precision):
+    """A training step holds its operands, its results, and this much besides."""
+    with jax.default_matmul_precision(precision):
+        sizes = {
+            batch: temporary_bytes(PROGRAMS[program], *on(gpu(), shapes(batch, (100, 168, 128), dtype, features=128)))
+            for batch in (1, 16, 64, 1024)
+        }
+    assert max(sizes.values()) <= 256 * MIB, sizes
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_pooling_holds_no_more_than_the_sums_of_a_gradient(dtype):
+    def step(cotangent, x, rois, offset):
+        def pool(x, offset):
+            return jax_dcn.deform_psroi_pool(x, rois, offset, output_size=7, group_size=1, spatial_scale=1 / 16)
+
+        pooled, pullback = jax.vjp(pool, x, offset)
+        return pooled, pullback(cotangent)
+
+    struct = jax.ShapeDtypeStruct
+    x, rois = struct((2, 38, 63, 256), dtype), struct((4096, 5), jnp.float32)
+    pooled, offset = struct((4096, 7, 7, 256), dtype), struct((4096, 7, 7, 2), jnp.float32)
+    assert temporary_bytes(step, *on(gpu(), (pooled, x, rois, offset))) <= x.size * 4 + MIB
+
+
+@pytest.mark.parametrize("major", [8, 9, 10, 12])
+def test_programs_compile_for_compute_capability(major):
+    temporary_bytes(pull_back, *on(gpu(major), shapes(1, (8, 8, 16), "bfloat16")))
