@@ -232,8 +232,9 @@ def _slice(array, start, size):
     """Images and rows from `start` on."""
     if array is None:
         return None
-    # In a loop over `start`, the barrier keeps XLA from changing all of `array` into words beforehand.
-    array, start = lax.optimization_barrier((array, start))
+    # In a loop over `start`, the barrier keeps XLA from changing all of `array` into words beforehand. `start` itself
+    # does not come out of it: XLA for GPUs may want to evaluate it, which fails at a barrier.
+    array, _ = lax.optimization_barrier((array, start))
     sizes = (*size, *array.shape[2:])
     return _in_words(partial(lax.dynamic_slice, start_indices=(*start, 0, 0), slice_sizes=sizes), array)
 

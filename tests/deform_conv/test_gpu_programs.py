@@ -11,7 +11,7 @@ from jax.experimental import topologies
 import jax_dcn
 from jax_dcn import _kernels
 
-from .cases import explicit_gradients, pull_back
+from .cases import convolve, explicit_gradients, pull_back
 from .test_memory import MIB, forward, shapes, temporary_bytes
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -60,6 +60,13 @@ def test_workspace_is_bounded_at_any_batch_size(program, dtype, precision):
             for batch in (1, 16, 64, 1024)
         }
     assert max(sizes.values()) <= 256 * MIB, sizes
+
+
+@pytest.mark.parametrize("batch, image", [(1, (100, 168, 128)), (8, (64, 64, 64))])
+def test_gradients_of_a_sum_compile(batch, image):
+    """Their cotangent is constant, so that XLA evaluates more of the program."""
+    _, operands = on(gpu(), shapes(batch, image, "float32", features=image[-1]))
+    temporary_bytes(jax.grad(lambda operands: convolve(operands).sum()), operands)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
