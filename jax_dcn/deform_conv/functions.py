@@ -63,19 +63,21 @@ def deform_conv2d(
     reads zero; a not-a-number offset makes its sample and its own gradients not-a-number, and adds nothing to the
     gradient of x.
 
-    Memory: of 16-bit data on CUDA, and of float32 where the precision lets products be tf32, as jax's default does, the
-    forward and its gradients hold no samples: where the channels of each group and offset group, and for gradients the
-    output channels of each group, are multiples of 16 bytes; where these channels are 32 or more, and the fewer divide
-    the others, for gradients; and the output channels of each group even. They hold copies of the weight; for the
-    gradient of x, the order of the samples of as many images as fit 128 MiB; for that of the weight, parts to be summed
-    of at most 64 MiB, or as large as it. Else, and in the gradients of x where one image's order takes more, and of the
-    weight in float32, on CPU and CUDA the samples are taken and multiplied in runs of output rows or of images. What a
-    run holds (samples, their cotangents, and for the gradient of x its sums and the samples' order, all in float32 or
-    wider) takes at most 16 MiB on CPU and 128 MiB on CUDA; or half of that, or one output row, besides one image's
-    gradient, where that is more. A last run of another length has memory of its own, and a grouped convolution
-    rearranges the samples: each takes as much again. None of this grows with the batch. What does is a conversion of
-    whole arrays: to channels last from "NCHW", of 16-bit offsets and masks to float32, of everything to float64 where
-    anything is. Forward mode and second derivatives run the reference, which holds the samples of the whole batch.
+    Memory: on CUDA the forward of 16-bit data holds no samples, only a copy of the weight, and so does that of float32
+    where the precision lets products be tf32, as jax's default does: if the channels of each group and offset group are
+    multiples of 16 bytes, and the output channels of each group even. Nor do their gradients, if the latter are
+    multiples of 16 bytes too, the former 32 or more and the fewer a divisor of the others; but that of a weight of
+    float32 does, and that of x where the lists of what touches one image's pixels take more than 128 MiB. These lists
+    are held for as many images as fit that limit; for the gradient of the weight, parts of it of 64 MiB in all, or of
+    its own size.
+    Else, on CPU and CUDA, the samples are taken and multiplied in runs of output rows or of images. What a run holds
+    (samples, their cotangents, and for the gradient of x its sums and the samples' order, all in float32 or wider)
+    takes at most 16 MiB on CPU and 128 MiB on CUDA; or half of that, or one output row, besides one image's gradient,
+    where that is more. A last run of another length has memory of its own, and a grouped convolution rearranges the
+    samples: each takes as much again.
+    None of this grows with the batch. What does is a conversion of whole arrays: to channels last from "NCHW", of
+    16-bit offsets and masks to float32, of everything to float64 where anything is. Forward mode and second derivatives
+    run the reference, which holds the samples of the whole batch.
 
     Args:
       x: [..., H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.

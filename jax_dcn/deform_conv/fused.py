@@ -20,7 +20,7 @@ from jax_dcn.deform_conv.reference import groups_and_taps
 VECTOR_BYTES = 16
 TILE_PIXELS = 128
 TILE_FEATURES = (64, 128, 256)
-TRANSPOSE_BYTES = 128 * 2**20  # held at a time, to find what touches an input's pixels
+RUN_BYTES = 128 * 2**20  # held at a time for the input's cotangent: what touches each pixel, and images' copies
 FEW_BLOCKS = 128  # about the multiprocessors of a large GPU
 MANY_BLOCKS = 512  # as many as keep them busy to the end
 FEWEST_CHANNELS = 32  # of a segment, for the cotangents: a block computes 64 or 128, whether they are there or not
@@ -52,8 +52,8 @@ def takes_cotangents(wanted, x, offset, weight, spec, platform) -> set[str]:
 
     the result is of the data's type; features come 16 bytes by 16 bytes in each group; of the channels of a group and
     those of an offset group one divides the other, and the fewer are at least FEWEST_CHANNELS; and the output's pixels
-    are fewer than 2**31. The weight's, of 16-bit data; the input's, where one image's samples are put in order in
-    TRANSPOSE_BYTES.
+    are fewer than 2**31. The weight's, of 16-bit data; the input's, where what touches one image's pixels is
+    held in RUN_BYTES.
     """
     offset_groups, _ = groups_and_taps(offset, weight.shape[:2])
     channels = [x.shape[-1] // groups for groups in (spec.feature_group_count, offset_groups)]
@@ -72,7 +72,7 @@ def takes_cotangents(wanted, x, offset, weight, spec, platform) -> set[str]:
     if x.dtype.itemsize == 2:
         taken.add("weight")
     known = all(isinstance(size, int) for size in (*x.shape[-3:], *offset.shape[-3:]))
-    if known and transpose_bytes(x, offset) <= TRANSPOSE_BYTES:
+    if known and transpose_bytes(x, offset) <= RUN_BYTES:
         taken.add("x")
     return taken.intersection(wanted)
 
@@ -92,8 +92,6 @@ def forward(x, offset, weight, bias, mask, *, spec):
 def cotangents(x, offset, weight, mask, ct, *, wanted, spec):
     """A dictionary of those `wanted`, in the sums' type or that of the operand. All arrays have one batch dimension."""
     out = {}
-    if spec.dtype == jnp.float32:
-        ct = _as_tf32(ct)
     if "x" in wanted:
         out["x"] = _input_cotangent(x, offset, weight, mask, ct, spec)
     if positions := [name for name in ("offset", "mask") if name in wanted]:
@@ -129,7 +127,8 @@ def _input_cotangent(x, offset, weight, mask, ct, spec):
         part, *_ = call(*_operands(of_images[0], weight_by_channel, of_images[2], of_images[1]))
         return part if count == x.shape[0] else lax.dynamic_update_slice_in_dim(d_x, part, image, 0)
 
-    most = TRANSPOSE_BYTES // max(transpose_bytes(x, offset), 1)
+    copies = sum(math.prod(a.shape[1:]) * a.dtype.itemsize for a in (x, offset, mask, ct) if a is not None)
+    most = RUN_BYTES // max(transpose_bytes(x, offset) + copies, 1)
     zeros, _ = _compat.vary_alike([jnp.zeros(x.shape, x.dtype), x])
     return fold(images_at, x.shape[0], balanced(x.shape[0], most), zeros)
 
@@ -210,7 +209,7 @@ def _float32_bias(bias, features):
 
 
 def transpose_bytes(x, offset):
-    """Of the order of one image's samples by what they touch: each four pixels, with a place, a weight and a number."""
+    """Of what touches one image's pixels: each sample four of them, with a number, an output, and a weight."""
     samples = math.prod(offset.shape[-3:]) // 2
     lists = offset.shape[-1] // 2 * (math.prod(x.shape[-3:-1]) + 1)
     return 4 * (12 * samples + lists)

@@ -4,6 +4,7 @@
 #include <matrix.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "dtype.h"
 #include "launch.h"
@@ -86,14 +87,23 @@ class BlockProduct {
     }
   }
 
-  // A stage whose rows and columns both lie along the depth: rows[kRows · kDepth], columns[kColumns · kDepth].
+  // A stage whose rows and columns both lie along the depth: rows[kRows · kDepth], columns[kColumns · kDepth]. Rows of
+  // float need not be rounded to tf32, columns are.
   __device__ void Add(const uint4* rows, const uint4* columns) {
     const int row_at = Place(first_row() + lane() % 16, lane() / 16);
     const int column_at = Place(first_column() + lane() / 16 * 8 + lane() % 8, lane() / 8 % 2);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       uint32_t a[kRowTiles][4];
-      for (int i = 0; i < kRowTiles; ++i) LoadMatrices(a[i], &rows[(row_at ^ 2 * step) + i * 16 * kDepth]);
+      for (int i = 0; i < kRowTiles; ++i) {
+        LoadMatrices(a[i], &rows[(row_at ^ 2 * step) + i * 16 * kDepth]);
+        if constexpr (std::is_same_v<T, float>) {
+          for (uint32_t& word : a[i]) {
+            const float number = __uint_as_float(word);
+            word = RoundToWord<float>(&number);
+          }
+        }
+      }
 #pragma unroll
       for (int j = 0; j < kColumnTiles; j += 2) {
         uint32_t b[4];

@@ -129,13 +129,12 @@ def test_all_samples_in_one_pixel(dtype, precision):
     assert_close(d_x, exact.x, 0, 4 * RESOLUTION[dtype] * np.abs(exact.x).max())
 
 
-@pytest.mark.parametrize("images", [0.5, 1, 2])
+@pytest.mark.parametrize("images", [0.5, 1, 3])
 def test_images_in_runs(images, monkeypatch):
-    """Their gradients one by one, two by two, or by the plain path, where less than one's order may be held."""
+    """Their gradients one by one, some at a time, or by the plain path, where even one's lists are too long."""
     case = dataclasses.replace(CASE["torus_back"], batch=(4,))
     operands = cast(case, "bfloat16")
-    limit = images * fused.transpose_bytes(operands.x, operands.offset)
-    monkeypatch.setattr(fused, "TRANSPOSE_BYTES", limit)
+    monkeypatch.setattr(fused, "RUN_BYTES", images * fused.transpose_bytes(operands.x, operands.offset))
     name = "dcn_fused_input_cotangent" if images >= 1 else "dcn_input_cotangent"
     assert name in custom_calls(operands, case=case, of=gradient)
     jax.clear_caches()

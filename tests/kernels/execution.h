@@ -187,6 +187,12 @@ inline unsigned __ballot_sync(unsigned mask, int vote, const char* file = __buil
   return execution::Vote(mask, vote != 0, {file, line});
 }
 
+inline float __uint_as_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
 inline int __float_as_int(float value) {
   int bits;
   std::memcpy(&bits, &value, sizeof bits);
