@@ -17,16 +17,16 @@ pytestmark = [pytest.mark.usefixtures("emulated_kernels"), pytest.mark.platforms
 
 
 def test_these_tests_run_emulated_kernels(emulated_handlers):
-    def both(x, offset, shift):
-        weight, rois = jnp.ones((1, 1, 4, 2)), jnp.ones((1, 5))
+    def all_of_them(x, offset, weight, shift):
         return (
-            jax_dcn.deform_conv2d(x, offset, weight, precision="default").sum()
+            jax_dcn.deform_conv2d(x.astype(jnp.bfloat16), offset, weight.astype(jnp.bfloat16)).astype(jnp.float32).sum()
             + jax_dcn.deform_conv2d(x, offset, weight, precision="highest").sum()
-            + jax_dcn.deform_psroi_pool(x, rois, shift, output_size=1).sum()
+            + jax_dcn.deform_psroi_pool(x, jnp.ones((1, 5)), shift, output_size=1).sum()
         )
 
-    operands = jnp.ones((2, 5, 6, 4)), jnp.ones((2, 5, 6, 2)), jnp.ones((1, 1, 1, 2))
-    text = jax.jit(jax.grad(both, (0, 1, 2))).lower(*operands).as_text() + jax.jit(both).lower(*operands).as_text()
+    operands = jnp.ones((2, 5, 6, 32)), jnp.ones((2, 5, 6, 2)), jnp.ones((1, 1, 32, 8)), jnp.ones((1, 1, 1, 2))
+    programs = jax.jit(jax.grad(all_of_them, (0, 1, 2, 3))), jax.jit(all_of_them)
+    text = "".join(program.lower(*operands).as_text() for program in programs)
     assert {name for name in emulated_handlers.values() if f"@{name}(" in text} == set(emulated_handlers.values())
 
 
