@@ -73,7 +73,7 @@ def cotangent(x, offset, weight, bias, mask, ct, *, wanted, spec, platform):
             elif "weight" in wanted:
                 columns = tile.columns(x)
             if "weight" in wanted:
-                out["weight"] += _weight_cotangent(part, columns, groups, spec)
+                out["weight"] += _weight_cotangent(part, columns, groups, spec, platform)
             return out, d_xs
 
         d_xs = _zeros(x, (count, *x.shape[1:]), sums) if "x" in wanted else None
@@ -113,12 +113,16 @@ def _columns_cotangent(ct, weight, spec):
     return d_columns.reshape(*pixels, taps, groups * group_channels)
 
 
-def _weight_cotangent(ct, columns, groups, spec):
+def _weight_cotangent(ct, columns, groups, spec, platform):
     """[n, rows, width, Cout] by [n, rows, width, K, Cin]: [groups, Cout/groups, K, Cin/groups], in the sums' type."""
     pixels, (taps, channels), features = math.prod(ct.shape[:3]), columns.shape[3:], ct.shape[-1]
     dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=sum_dtype(ct.dtype))
     if groups == 1:
         ct = ct.reshape(pixels, features).T
+        if platform == "cpu":
+            # XLA's fast products, those of 16 bits among them, do not take a transposed first operand. Flat behind a
+            # barrier, it is one in memory.
+            ct = lax.optimization_barrier(ct.reshape(-1)).reshape(features, pixels)
         d_weight = dot("op,pd->od", ct, columns.reshape(pixels, taps * channels))
     else:
         columns = columns.reshape(pixels, taps, groups, channels // groups)
