@@ -68,7 +68,7 @@ def deform_conv2d(
     multiples of 16 bytes, and the output channels of each group even. Else, and in all gradients, on CPU and CUDA the
     samples are taken and multiplied in runs of output rows or of images. What a run holds (samples, their cotangents,
     and for the gradient of x its sums and on CUDA the samples' order, all in float32 or wider) takes at most 16 MiB on
-    CPU and 128 MiB on CUDA; or half of that, or one output
+    CPU and 128 MiB on CUDA, and half of that in the forward, which has samples alone; or half of that, or one output
     row, besides one image's gradient, where that is more. A last run of another length has memory of its own, and a
     grouped convolution rearranges the samples: each takes as much again. None of this grows with the batch. What does
     is a conversion of whole arrays: to channels last from "NCHW", of 16-bit offsets and masks to float32, of everything

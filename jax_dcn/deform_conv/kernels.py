@@ -17,7 +17,8 @@ from jax_dcn.deform_conv import fused
 from jax_dcn.deform_conv.arguments import OPERANDS, attributes_of
 from jax_dcn.deform_conv.reference import groups_and_taps, product, sum_dtype
 
-# What is held at a time. On a CPU more samples would leave the caches; a GPU wants large products.
+# What is held at a time of samples and their cotangents, and half of it of samples alone. On a CPU more would leave the
+# caches; a GPU wants large products.
 COLUMN_BYTES = {"cpu": 16 * 2**20, "cuda": 128 * 2**20}
 
 
@@ -27,7 +28,7 @@ def forward(x, offset, weight, bias, mask, *, spec, platform):
     batch = x.shape[:-3]
     x, offset, mask = (flat(array, 3) for array in (x, offset, mask))
     images, rows, width = offset.shape[:3]
-    run = _run_lengths(offset, COLUMN_BYTES[platform], row_bytes=_row_bytes(x, offset, weight))
+    run = _run_lengths(offset, COLUMN_BYTES[platform] // 2, row_bytes=_row_bytes(x, offset, weight))
 
     def images_at(image, count, y):
         def rows_at(row, height, y):
