@@ -43,24 +43,17 @@ struct Positions {
   const int32_t* origin;  // [3]
 };
 
-// Samples in the order of the cells they touch, so that a pixel can gather what scatters to it.
-struct Bins {
-  int32_t* order;   // [images, offset_groups, samples]: sample numbers, ascending in each cell
-  int32_t* starts;  // [images, offset_groups, cells + 1]: where each cell's samples start in `order`
-};
-
 // columns: T[images, rows, columns, taps, channels], of x's type.
 const char* SampleColumns(Device&, DType, const Sizes&, const Positions&, const void* x, void* columns);
 
-// The cotangents of offset and mask, in A; either may be null. d_columns: A, shaped as columns.
+// The cotangents of offset and mask, in A, and the columns, which take the same reads of x; any may be null.
+// d_columns: A, shaped as columns.
 const char* OffsetCotangent(Device&, DType, const Sizes&, const Positions&, const void* x, const void* d_columns,
-                            void* d_offset, void* d_mask);
+                            void* d_offset, void* d_mask, void* columns);
 
-// workspace: int32 [images, offset_groups, samples].
-const char* BinSamples(Device&, DType, const Sizes&, const Positions&, const Bins&, int32_t* workspace);
-
-// Adds the cotangent of x to d_x: A[images, height, width, channels].
-const char* InputCotangent(Device&, DType, const Sizes&, const Positions&, const Bins&, const void* d_columns,
-                           void* d_x);
+// Adds the cotangent of x to d_x: A[images, height, width, channels]. The workspace holds WorkspaceSize numbers.
+int64_t WorkspaceSize(const Sizes&);
+const char* InputCotangent(Device&, DType, const Sizes&, const Positions&, const void* d_columns, void* d_x,
+                           int32_t* workspace);
 
 }  // namespace dcn

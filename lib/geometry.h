@@ -33,17 +33,19 @@ struct Axis {
 template <typename A>
 DCN_HOST_DEVICE Axis<A> LocateOnAxis(A position, int64_t size, bool circular) {
   const bool nan = position != position;
-  const bool inside = circular ? size > 0 && position - position == A(0) : position > A(-1) && position < A(size);
-  if (nan || !inside) return {{-1, -1}, position, false, nan};
-  A low = std::floor(position);
-  const A fraction = position - low;
   if (circular) {
+    if (size == 0 || !(position - position == A(0))) return {{-1, -1}, position, false, nan};
+    A low = std::floor(position);
+    const A fraction = position - low;
     if (low < A(0) || low >= A(size)) low = std::fmod(low, A(size));
     const int64_t pixel = int64_t(low) + (low < A(0) ? size : 0);
     return {{int32_t(pixel), int32_t(pixel + 1 == size ? 0 : pixel + 1)}, fraction, true, false};
   }
-  const int32_t pixel = int32_t(low);
-  return {{pixel, pixel + 1 < size ? pixel + 1 : -1}, fraction, true, false};
+  // Without branches, for a compiler to take several at once.
+  const bool inside = (position > A(-1)) & (position < A(size));
+  const A within = inside ? position : A(-1), low = std::floor(within);
+  const int32_t pixel = int32_t(low), next = pixel + 1 < int32_t(size) ? pixel + 1 : -1;
+  return {{pixel, inside ? next : -1}, nan ? position : within - low, inside, nan};
 }
 
 // A sample's four corners (i below, j right of the top left one), their weights, and the weights' derivatives.
@@ -62,15 +64,21 @@ struct Sample {
   DCN_HOST_DEVICE static A along(const Axis<A>& axis, int i) { return i ? axis.fraction : A(1) - axis.fraction; }
 };
 
-// Tap `tap` (row-major in the kernel) of the output at (row, column), moved by `offset` = (dy, dx).
+// The point (y, x) of the grid, moved by `offset` = (dy, dx).
+template <typename A>
+DCN_HOST_DEVICE Sample<A> Locate(const Window& window, int64_t height, int64_t width, int64_t y, int64_t x,
+                                 const A* offset) {
+  return {LocateOnAxis(A(y) + offset[0], height, window.circular),
+          LocateOnAxis(A(x) + offset[1], width, window.circular)};
+}
+
+// Tap `tap` (row-major in the kernel) of the output at (row, column), moved by `offset`.
 template <typename A>
 DCN_HOST_DEVICE Sample<A> Locate(const Window& window, int64_t height, int64_t width, int64_t row, int64_t column,
                                  int32_t tap, const A* offset) {
   const int64_t i = tap / window.kernel[1], j = tap % window.kernel[1];
-  const int64_t y = row * window.strides[0] - window.padding[0] + i * window.dilation[0];
-  const int64_t x = column * window.strides[1] - window.padding[1] + j * window.dilation[1];
-  return {LocateOnAxis(A(y) + offset[0], height, window.circular),
-          LocateOnAxis(A(x) + offset[1], width, window.circular)};
+  return Locate(window, height, width, row * window.strides[0] - window.padding[0] + i * window.dilation[0],
+                column * window.strides[1] - window.padding[1] + j * window.dilation[1], offset);
 }
 
 // Samples that touch the same four pixels share a cell, named by its top left pixel. An image has a row and a column

@@ -71,10 +71,10 @@ def deform_conv2d(
     are held for as many images as fit that limit; for the gradient of the weight, parts of it of 64 MiB in all, or of
     its own size.
     Else, on CPU and CUDA, the samples are taken and multiplied in runs of output rows or of images. What a run holds
-    (samples, their cotangents, and for the gradient of x its sums and the samples' order, all in float32 or wider)
-    takes at most 16 MiB on CPU and 128 MiB on CUDA; or half of that, or one output row, besides one image's gradient,
-    where that is more. A last run of another length has memory of its own, and a grouped convolution rearranges the
-    samples: each takes as much again.
+    (samples, their cotangents, and for the gradient of x its sums and on CUDA the samples' order, all in float32 or
+    wider) takes at most 16 MiB on CPU and 128 MiB on CUDA, and half of that in the forward, which has samples alone; or
+    half of that, or one output row, besides one image's gradient, where that is more. A last run of another length has
+    memory of its own, and a grouped convolution rearranges the samples: each takes as much again.
     None of this grows with the batch. What does is a conversion of whole arrays: to channels last from "NCHW", of
     16-bit offsets and masks to float32, of everything to float64 where anything is. Forward mode and second derivatives
     run the reference, which holds the samples of the whole batch.

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jax_dcn import _compat
@@ -18,7 +17,8 @@ from jax_dcn.deform_conv import fused
 from jax_dcn.deform_conv.arguments import OPERANDS, attributes_of
 from jax_dcn.deform_conv.reference import groups_and_taps, product, sum_dtype
 
-# What is held at a time. On a CPU more samples would leave the caches; a GPU wants large products.
+# What is held at a time of samples and their cotangents, and half of it of samples alone. On a CPU more would leave the
+# caches; a GPU wants large products.
 COLUMN_BYTES = {"cpu": 16 * 2**20, "cuda": 128 * 2**20}
 
 
@@ -28,7 +28,7 @@ def forward(x, offset, weight, bias, mask, *, spec, platform):
     batch = x.shape[:-3]
     x, offset, mask = (flat(array, 3) for array in (x, offset, mask))
     images, rows, width = offset.shape[:3]
-    run = _run_lengths(offset, COLUMN_BYTES[platform], row_bytes=_row_bytes(x, offset, weight))
+    run = _run_lengths(offset, COLUMN_BYTES[platform] // 2, row_bytes=_row_bytes(x, offset, weight))
 
     def images_at(image, count, y):
         def rows_at(row, height, y):
@@ -57,13 +57,14 @@ def cotangent(x, offset, weight, bias, mask, ct, *, wanted, spec, platform):
 
 
 def _cotangents_in_runs(x, offset, weight, mask, ct, *, wanted, spec, platform):
-    sums = offset.dtype
+    sums, groups = offset.dtype, spec.feature_group_count
     through_samples = not {"x", "offset", "mask"}.isdisjoint(wanted)
     row_bytes = (through_samples + ("weight" in wanted)) * _row_bytes(x, offset, weight)
     image_bytes = 0
     if "x" in wanted:
-        row_bytes += _order_bytes(offset)
-        image_bytes = _cell_bytes(x, offset, weight) + math.prod(x.shape[1:]) * sums.itemsize
+        workspace = _Workspace.of(x, offset, weight, platform)
+        row_bytes += workspace.row * 4
+        image_bytes = workspace.image * 4 + math.prod(x.shape[1:]) * sums.itemsize
     run = _run_lengths(offset, COLUMN_BYTES[platform], row_bytes=row_bytes, image_bytes=image_bytes)
 
     def images_at(image, count, out):
@@ -74,13 +75,16 @@ def _cotangents_in_runs(x, offset, weight, mask, ct, *, wanted, spec, platform):
             part = _slice(ct, (image, row), (count, height))
             if through_samples:
                 d_columns = _columns_cotangent(part, weight, spec)
-                if positions := [name for name in ("offset", "mask") if name in wanted]:
-                    for name, d in zip(positions, tile.position_cotangents(x, d_columns, positions), strict=True):
-                        out[name] = _update(out[name], d, (image, row))
                 if "x" in wanted:
-                    d_xs = tile.add_input_cotangent(d_columns, d_xs)
+                    d_xs = tile.add_input_cotangent(d_columns, d_xs, count * (height * workspace.row + workspace.image))
+            if positions := [name for name in ("offset", "mask") if name in wanted]:
+                *cotangents, columns = tile.position_cotangents(x, d_columns, positions, "weight" in wanted)
+                for name, d in zip(positions, cotangents, strict=True):
+                    out[name] = _update(out[name], d, (image, row))
+            elif "weight" in wanted:
+                columns = tile.columns(x)
             if "weight" in wanted:
-                out["weight"] += _weight_cotangent(part, tile.columns(x), weight, spec)
+                out["weight"] += _weight_cotangent(part, columns, groups, spec, platform)
             return out, d_xs
 
         d_xs = _zeros(x, (count, *x.shape[1:]), sums) if "x" in wanted else None
@@ -95,8 +99,12 @@ def _cotangents_in_runs(x, offset, weight, mask, ct, *, wanted, spec, platform):
         if name in wanted
     }
     if "weight" in wanted:
-        out["weight"] = _zeros(x, weight.shape, sums)
-    return fold(images_at, offset.shape[0], run.images, out)
+        shape = (groups, weight.shape[3] // groups, math.prod(weight.shape[:2]), weight.shape[2])
+        out["weight"] = _zeros(x, shape, sums)
+    out = fold(images_at, offset.shape[0], run.images, out)
+    if "weight" in wanted:
+        out["weight"] = out["weight"].transpose(2, 3, 0, 1)
+    return out
 
 
 def _columns_cotangent(ct, weight, spec):
@@ -112,17 +120,21 @@ def _columns_cotangent(ct, weight, spec):
     return d_columns.reshape(*pixels, taps, groups * group_channels)
 
 
-def _weight_cotangent(ct, columns, weight, spec):
-    """[n, rows, width, Cout] by [n, rows, width, K, Cin]: [kh, kw, Cin/groups, Cout], in the sums' type."""
-    pixels, taps, features = math.prod(ct.shape[:3]), columns.shape[3], ct.shape[-1]
-    groups, group_channels = spec.feature_group_count, weight.shape[2]
-    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=sum_dtype(weight.dtype))
+def _weight_cotangent(ct, columns, groups, spec, platform):
+    """[n, rows, width, Cout] by [n, rows, width, K, Cin]: [groups, Cout/groups, K, Cin/groups], in the sums' type."""
+    pixels, (taps, channels), features = math.prod(ct.shape[:3]), columns.shape[3:], ct.shape[-1]
+    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=sum_dtype(ct.dtype))
     if groups == 1:
-        d_weight = dot("pd,po->do", columns.reshape(pixels, taps * group_channels), ct.reshape(pixels, features))
+        ct = ct.reshape(pixels, features).T
+        if platform == "cpu":
+            # XLA's fast products, those of 16 bits among them, do not take a transposed first operand. Flat behind a
+            # barrier, it is one in memory.
+            ct = lax.optimization_barrier(ct.reshape(-1)).reshape(features, pixels)
+        d_weight = dot("op,pd->od", ct, columns.reshape(pixels, taps * channels))
     else:
-        columns = columns.reshape(pixels, taps, groups, group_channels)
-        d_weight = dot("pkgc,pgo->kcgo", columns, ct.reshape(pixels, groups, features // groups))
-    return d_weight.reshape(weight.shape)
+        columns = columns.reshape(pixels, taps, groups, channels // groups)
+        d_weight = dot("pkgc,pgo->gokc", columns, ct.reshape(pixels, groups, features // groups))
+    return d_weight.reshape(groups, features // groups, taps, channels // groups)
 
 
 class _Tile(NamedTuple):
@@ -141,45 +153,41 @@ class _Tile(NamedTuple):
 
     def columns(self, x):
         """The samples [n, rows, width, K, Cin], of x's type."""
-        shape = (*self.offset.shape[:3], self._taps(), x.shape[-1])
-        return self._call("dcn_sample", x, self.offset, self.origin, results=_result(x, shape, x.dtype))
+        return self._call("dcn_sample", x, self.offset, self.origin, results=self._columns(x))
 
-    def position_cotangents(self, x, d_columns, wanted):
-        """The cotangents of offset and mask, or the one of them that is wanted."""
+    def position_cotangents(self, x, d_columns, wanted, columns_wanted):
+        """The cotangents of offset and mask, or the one that is wanted; and, in passing, the samples, or else None."""
         shape = self.offset.shape
         shapes = {"offset": shape, "mask": (*shape[:-1], shape[-1] // 2)}
-        return self._call(
+        results = [_result(x, shapes[name], self.offset.dtype) for name in wanted]
+        answer = self._call(
             "dcn_offset_cotangent",
             *(x, self.offset, self.origin, d_columns),
-            results=[_result(x, shapes[name], self.offset.dtype) for name in wanted],
+            results=[*results, self._columns(x)] if columns_wanted else results,
             offset_wanted="offset" in wanted,
             mask_wanted="mask" in wanted,
+            columns_wanted=columns_wanted,
         )
+        return answer if columns_wanted else (*answer, None)
 
-    def add_input_cotangent(self, d_columns, d_x):
+    def add_input_cotangent(self, d_columns, d_x, workspace):
         """`d_x` and what these rows add to it, in place."""
-        n, rows, width = self.offset.shape[:3]
-        height, columns = d_x.shape[1:3]
-        groups, samples = self.attributes["offset_groups"], rows * width * self._taps()
-        order = _result(d_x, (n, groups, samples), jnp.int32)
-        starts = _result(d_x, (n, groups, (height + 1) * (columns + 1) + 1), jnp.int32)
-        image_size = np.array([height, columns], np.int64)
-        operands = (self.offset, self.origin)
-        order, starts, _ = self._call(
-            "dcn_bin", *operands, results=[order, starts, order], with_mask=False, image_size=image_size
-        )
-        return self._call(
+        d_x, _ = self._call(
             "dcn_input_cotangent",
-            *(*operands, order, starts, d_columns, d_x),
-            results=_result(d_x, d_x.shape, d_x.dtype),
-            aliases={5: 0},
+            *(self.offset, self.origin, d_columns, d_x),
+            results=[_result(d_x, d_x.shape, d_x.dtype), _result(d_x, (workspace,), jnp.int32)],
+            aliases={3: 0},
         )
+        return d_x
+
+    def _columns(self, x):
+        return _result(x, (*self.offset.shape[:3], self._taps(), x.shape[-1]), x.dtype)
 
     def _taps(self):
         return math.prod(map(int, self.attributes["kernel_size"]))
 
-    def _call(self, name, *operands, results, with_mask=True, aliases=None, **attributes):
-        if with_mask and self.mask is not None:
+    def _call(self, name, *operands, results, aliases=None, **attributes):
+        if self.mask is not None:
             operands = (*operands, self.mask)
         call = jax.ffi.ffi_call(name, results, input_output_aliases=aliases)
         return call(*_compat.vary_alike(operands), **self.attributes, **attributes)
@@ -207,16 +215,18 @@ def _row_bytes(x, offset, weight):
     return offset.shape[2] * math.prod(weight.shape[:2]) * x.shape[-1] * offset.dtype.itemsize
 
 
-def _order_bytes(offset):
-    """Of the order of the samples of one output row, and of the workspace to find it."""
-    samples = offset.shape[2] * offset.shape[3] // 2
-    return samples * 2 * np.dtype(np.int32).itemsize
+class _Workspace(NamedTuple):
+    """How many int32 numbers the cotangent of x takes to sort the samples, as a CPU need not."""
 
+    row: int  # for the samples of an output row
+    image: int  # for the cells of an image
 
-def _cell_bytes(x, offset, weight):
-    """Of where the samples of each cell of one image start."""
-    groups, _ = groups_and_taps(offset, weight.shape[:2])
-    return groups * ((x.shape[1] + 1) * (x.shape[2] + 1) + 1) * 4
+    @classmethod
+    def of(cls, x, offset, weight, platform):
+        if platform == "cpu":
+            return cls(0, 0)
+        groups, _ = groups_and_taps(offset, weight.shape[:2])
+        return cls(offset.shape[2] * offset.shape[3], groups * ((x.shape[1] + 1) * (x.shape[2] + 1) + 1))
 
 
 def _result(like, shape, dtype):

@@ -2,96 +2,148 @@
 
 #include <algorithm>
 #include <limits>
-#include <utility>
 #include <vector>
 
 #include "device.h"
 #include "element.h"
+#include "lanes.h"
 #include "vectorize.h"
 
 namespace dcn {
 namespace {
 
-constexpr int kLanes = 16;
+// One axis of up to kMost samples, as arrays, so that locating them is vector code.
+template <typename A>
+struct Axes {
+  static constexpr int kMost = 32;
+  int32_t pixel[2][kMost];
+  A fraction[kMost];
 
-// The channels of one offset group at a sample's four corners, top left, top right, bottom left, bottom right.
-template <typename T>
-struct Corners {
-  const T* row[4];
+  DCN_INLINE void Locate(int count, A origin, const A* grid, const A* offset, int64_t size, bool circular) {
+    for (int i = 0; i < count; ++i) {
+      const Axis<A> axis = LocateOnAxis(origin + grid[i] + offset[2 * i], size, circular);
+      pixel[0][i] = axis.pixel[0];
+      pixel[1][i] = axis.pixel[1];
+      fraction[i] = axis.fraction;
+    }
+  }
+
+  DCN_INLINE Axis<A> operator[](int i) const {
+    const bool inside = (pixel[0][i] & pixel[1][i]) >= 0;  // one at least is not -1
+    return {{pixel[0][i], pixel[1][i]}, fraction[i], inside, fraction[i] != fraction[i]};
+  }
 };
 
-template <typename T, typename A>
-DCN_INLINE void Blend(T* out, const Corners<T>& corners, const A weight[4], A mask, int64_t channels) {
-  for (int64_t c = 0; c < channels; ++c) {
-    out[c] = T(mask * (weight[0] * A(corners.row[0][c]) + weight[1] * A(corners.row[1][c]) +
-                       weight[2] * A(corners.row[2][c]) + weight[3] * A(corners.row[3][c])));
-  }
-}
-
-// dot[i] = sum over channels of v · corner i, in the same order for every instruction set.
-template <typename T, typename A>
-DCN_INLINE void Dot(A dot[4], const A* v, const Corners<T>& corners, int64_t channels) {
-  A sum[4][kLanes] = {};
-  int64_t c = 0;
-  for (; c + kLanes <= channels; c += kLanes) {
-    for (int i = 0; i < 4; ++i) {
-      for (int l = 0; l < kLanes; ++l) sum[i][l] += v[c + l] * A(corners.row[i][c + l]);
-    }
-  }
-  for (int l = 0; c < channels; ++c, ++l) {
-    for (int i = 0; i < 4; ++i) sum[i][l] += v[c] * A(corners.row[i][c]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    for (int half = kLanes / 2; half; half /= 2) {
-      for (int l = 0; l < half; ++l) sum[i][l] += sum[i][l + half];
-    }
-    dot[i] = sum[i][0];
-  }
-}
-
-template <typename A>
-DCN_INLINE void AddScaled(A* __restrict__ out, const A* __restrict__ v, A weight, int64_t channels) {
-  for (int64_t c = 0; c < channels; ++c) out[c] += weight * v[c];
-}
+// Where a sample belongs.
+struct Place {
+  int64_t image;     // of the tile
+  int64_t position;  // in `mask`, and by two in `offset`
+  int64_t channel;   // the first of its offset group
+  int64_t column;    // where that channel is in the columns
+};
 
 // The positions of one call, typed, and the addresses within its operands. A is the accumulator type.
 template <typename A>
 struct Call {
   Sizes sizes;
+  int64_t group_channels;
   const A *offset, *mask;
   int64_t first_image, first_row, first_column;
+  std::vector<A> grid[2];  // where the taps are, y and x, for every offset group
 
   Call(const Sizes& sizes, const Positions& positions)
       : sizes(sizes),
+        group_channels(sizes.group_channels()),
         offset(static_cast<const A*>(positions.offset)),
         mask(static_cast<const A*>(positions.mask)),
         first_image(sizes.first_image(positions.origin[0])),
         first_row(positions.origin[1]),
-        first_column(positions.origin[2]) {}
-
-  // Where offset group g of tap k of output pixel p stands in `offset` (by two) and `mask`.
-  DCN_INLINE int64_t Position(int64_t p, int64_t g, int32_t k) const {
-    return (p * sizes.offset_groups + g) * sizes.taps() + k;
+        first_column(positions.origin[2]) {
+    const int32_t* kernel = sizes.window.kernel;
+    for (int64_t g = 0; g < sizes.offset_groups; ++g) {
+      for (int32_t k = 0; k < sizes.taps(); ++k) {
+        grid[0].push_back(A(int64_t{k / kernel[1]} * sizes.window.dilation[0]));
+        grid[1].push_back(A(int64_t{k % kernel[1]} * sizes.window.dilation[1]));
+      }
+    }
   }
+
   DCN_INLINE A Mask(int64_t position) const { return mask ? mask[position] : A(1); }
 
-  // `p` counts the pixels of the tile, through all images.
-  DCN_INLINE Sample<A> LocateSample(int64_t p, int64_t position, int32_t k) const {
-    const int64_t row = p / sizes.columns % sizes.rows, column = p % sizes.columns;
-    return Locate(sizes.window, sizes.height, sizes.width, first_row + row, first_column + column, k,
-                  offset + 2 * position);
+  // Calls body(sample, place) for the samples of pixels [begin, end) of the tile, through all images, in offset groups
+  // [first, last].
+  template <typename Body>
+  DCN_INLINE void ForEachSample(int64_t begin, int64_t end, int64_t first, int64_t last, const Body& body) const {
+    const Window& window = sizes.window;
+    const int64_t taps = sizes.taps(), positions = sizes.offset_groups * taps;
+    Axes<A> y, x;
+    for (int64_t p = begin; p < end; ++p) {
+      const int64_t row = p / sizes.columns, image = row / sizes.rows;
+      const int64_t top = (first_row + row % sizes.rows) * window.strides[0] - window.padding[0];
+      const int64_t left = (first_column + p % sizes.columns) * window.strides[1] - window.padding[1];
+      int64_t g = first, k = 0;
+      for (int64_t j = first * taps; j < (last + 1) * taps; j += Axes<A>::kMost) {
+        const int count = int(std::min<int64_t>(Axes<A>::kMost, (last + 1) * taps - j));
+        const A* moved = offset + 2 * (p * positions + j);
+        if (window.circular) {
+          y.Locate(count, A(top), &grid[0][j], moved, sizes.height, true);
+          x.Locate(count, A(left), &grid[1][j], moved + 1, sizes.width, true);
+        } else {
+          y.Locate(count, A(top), &grid[0][j], moved, sizes.height, false);
+          x.Locate(count, A(left), &grid[1][j], moved + 1, sizes.width, false);
+        }
+        for (int i = 0; i < count; ++i) {
+          const int64_t channel = g * group_channels;
+          body(Sample<A>{y[i], x[i]},
+               Place{image, p * positions + j + i, channel, (p * taps + k) * sizes.channels + channel});
+          if (++k == taps) {
+            k = 0;
+            ++g;
+          }
+        }
+      }
+    }
   }
+};
 
-  template <typename T>
-  DCN_INLINE Corners<T> CornersOf(const Sample<A>& sample, const T* x, const T* zeros, int64_t p, int64_t g) const {
-    const int64_t image = first_image + p / (sizes.rows * sizes.columns);
-    Corners<T> corners;
+// The channels of a sample's offset group at its four corners, top left, top right, bottom left, bottom right, and the
+// corners' weights.
+template <typename T>
+struct Corners {
+  using A = Accumulator<T>;
+  const T* row[4];
+  A weight[4];
+
+  DCN_INLINE Corners(const Call<A>& call, const Sample<A>& sample, const Place& place, const T* x, const T* zeros) {
+    const Sizes& sizes = call.sizes;
+    const A nothing = sample.nan() ? std::numeric_limits<A>::quiet_NaN() : A(0);
+    x += (call.first_image + place.image) * sizes.height * sizes.width * sizes.channels + place.channel;
     for (int corner = 0; corner < 4; ++corner) {
       const int i = corner / 2, j = corner % 2;
-      const int64_t pixel = (image * sizes.height + sample.y.pixel[i]) * sizes.width + sample.x.pixel[j];
-      corners.row[corner] = sample.touches(i, j) ? x + pixel * sizes.channels + g * sizes.group_channels() : zeros;
+      const int64_t pixel = sample.y.pixel[i] * sizes.width + sample.x.pixel[j];
+      row[corner] = sample.touches(i, j) ? x + pixel * sizes.channels : zeros;
+      weight[corner] = sample.inside() ? sample.weight(i, j) : nothing;
     }
-    return corners;
+  }
+
+  DCN_INLINE Lanes<A> At(int corner, int64_t c, int count) const { return Lanes<A>(row[corner] + c, count); }
+
+  DCN_INLINE void Blend(A mask, int64_t channels, T* out) const {
+    ForEachLanes(channels, [&](int64_t c, int count) DCN_INLINED {
+      Lanes<A> sum;
+      for (int corner = 0; corner < 4; ++corner) sum.value += weight[corner] * At(corner, c, count).value;
+      sum.value *= mask;
+      sum.Store(out + c, count);
+    });
+  }
+
+  DCN_INLINE void Dot(const A* d, int64_t channels, A dot[4]) const {
+    Lanes<A> sum[4];
+    ForEachLanes(channels, [&](int64_t c, int count) DCN_INLINED {
+      const Lanes<A> own(d + c, count);
+      for (int corner = 0; corner < 4; ++corner) sum[corner].value += own.value * At(corner, c, count).value;
+    });
+    for (int corner = 0; corner < 4; ++corner) dot[corner] = sum[corner].Sum();
   }
 };
 
@@ -106,137 +158,64 @@ void ParallelRanges(Device& device, int64_t n, int64_t work_each, const Body& bo
 template <typename T>
 DCN_VECTORIZED void SamplePixels(const Call<Accumulator<T>>& call, const T* x, const T* zeros, T* columns,
                                  int64_t begin, int64_t end) {
-  using A = Accumulator<T>;
-  const Sizes& sizes = call.sizes;
-  const int32_t taps = sizes.taps();
-  for (int64_t p = begin; p < end; ++p) {
-    for (int32_t k = 0; k < taps; ++k) {
-      for (int64_t g = 0; g < sizes.offset_groups; ++g) {
-        const int64_t position = call.Position(p, g, k);
-        const Sample<A> sample = call.LocateSample(p, position, k);
-        const A nothing = sample.nan() ? std::numeric_limits<A>::quiet_NaN() : A(0);
-        A weight[4];
-        for (int corner = 0; corner < 4; ++corner) {
-          weight[corner] = sample.inside() ? sample.weight(corner / 2, corner % 2) : nothing;
-        }
-        Blend(columns + (p * taps + k) * sizes.channels + g * sizes.group_channels(),
-              call.CornersOf(sample, x, zeros, p, g), weight, call.Mask(position), sizes.group_channels());
-      }
-    }
-  }
+  const auto one = [&](const auto& sample, const Place& place) DCN_INLINED {
+    const Corners<T> corners(call, sample, place, x, zeros);
+    corners.Blend(call.Mask(place.position), call.group_channels, columns + place.column);
+  };
+  call.ForEachSample(begin, end, 0, call.sizes.offset_groups - 1, one);
 }
 
 template <typename T>
 DCN_VECTORIZED void OffsetCotangentOfPixels(const Call<Accumulator<T>>& call, const T* x, const T* zeros,
                                             const Accumulator<T>* d_columns, Accumulator<T>* d_offset,
-                                            Accumulator<T>* d_mask, int64_t begin, int64_t end) {
+                                            Accumulator<T>* d_mask, T* columns, int64_t begin, int64_t end) {
   using A = Accumulator<T>;
-  const Sizes& sizes = call.sizes;
-  const int32_t taps = sizes.taps();
-  for (int64_t p = begin; p < end; ++p) {
-    for (int64_t g = 0; g < sizes.offset_groups; ++g) {
-      for (int32_t k = 0; k < taps; ++k) {
-        const int64_t position = call.Position(p, g, k);
-        const Sample<A> sample = call.LocateSample(p, position, k);
-        A dy = 0, dx = 0, dm = 0;
-        if (sample.nan()) {
-          dy = dx = dm = std::numeric_limits<A>::quiet_NaN();
-        } else if (sample.inside()) {
-          A dot[4];
-          Dot(dot, d_columns + (p * taps + k) * sizes.channels + g * sizes.group_channels(),
-              call.CornersOf(sample, x, zeros, p, g), sizes.group_channels());
-          for (int corner = 0; corner < 4; ++corner) {
-            const int i = corner / 2, j = corner % 2;
-            dy += sample.weight_dy(i, j) * dot[corner];
-            dx += sample.weight_dx(i, j) * dot[corner];
-            dm += sample.weight(i, j) * dot[corner];
-          }
-          dy *= call.Mask(position);
-          dx *= call.Mask(position);
-        }
-        if (d_offset) {
-          d_offset[2 * position] = dy;
-          d_offset[2 * position + 1] = dx;
-        }
-        if (d_mask) d_mask[position] = dm;
-      }
+  const auto one = [&](const Sample<A>& sample, const Place& place) DCN_INLINED {
+    const Corners<T> corners(call, sample, place, x, zeros);
+    const A mask = call.Mask(place.position);
+    if (columns) corners.Blend(mask, call.group_channels, columns + place.column);
+    A dot[4], dy = 0, dx = 0, dm = 0;
+    corners.Dot(d_columns + place.column, call.group_channels, dot);
+    for (int corner = 0; corner < 4; ++corner) {
+      const int i = corner / 2, j = corner % 2;
+      dy += sample.weight_dy(i, j) * dot[corner];
+      dx += sample.weight_dx(i, j) * dot[corner];
+      dm += corners.weight[corner] * dot[corner];
     }
-  }
+    if (d_offset) {
+      d_offset[2 * place.position] = sample.inside() ? mask * dy : dm;
+      d_offset[2 * place.position + 1] = sample.inside() ? mask * dx : dm;
+    }
+    if (d_mask) d_mask[place.position] = dm;
+  };
+  call.ForEachSample(begin, end, 0, call.sizes.offset_groups - 1, one);
 }
 
-// A counting sort of one image's samples in one offset group. A few rows of samples touch few of the cells of a large
-// image: only these are counted.
+// Adds to channels [first, end) of an image what its samples scatter there.
 template <typename A>
-DCN_VECTORIZED void BinSamplesOf(const Call<A>& call, int64_t image, int64_t g, int32_t* order, int32_t* starts,
-                                 int32_t* cell_of) {
+DCN_VECTORIZED void ScatterSamples(const Call<A>& call, const A* d_columns, A* d_x, int64_t image, int64_t first,
+                                   int64_t end) {
   const Sizes& sizes = call.sizes;
-  const int32_t taps = sizes.taps();
-  const int64_t pixels = sizes.rows * sizes.columns, cells = sizes.cells();
-  int32_t first = int32_t(cells), last = -1;
-  for (int64_t p = 0; p < pixels; ++p) {
-    for (int32_t k = 0; k < taps; ++k) {
-      const int64_t p_of_all = image * pixels + p;
-      const auto sample = call.LocateSample(p_of_all, call.Position(p_of_all, g, k), k);
-      const int32_t cell = int32_t(CellOf(sample, sizes.width));
-      cell_of[p * taps + k] = cell;
-      if (cell < 0) continue;
-      first = std::min(first, cell);
-      last = std::max(last, cell);
+  const int64_t pixels = sizes.rows * sizes.columns;
+  d_x += image * sizes.height * sizes.width * sizes.channels;
+  const auto one = [&](const Sample<A>& sample, const Place& place) DCN_INLINED {
+    const int64_t channel = std::max(first, place.channel);
+    const int64_t channels = std::min(end, place.channel + call.group_channels) - channel;
+    const A* d = d_columns + place.column + channel - place.channel;
+    for (int corner = 0; corner < 4; ++corner) {
+      const int i = corner / 2, j = corner % 2;
+      if (!sample.touches(i, j)) continue;
+      const A weight = sample.weight(i, j) * call.Mask(place.position);
+      A* out = d_x + (sample.y.pixel[i] * sizes.width + sample.x.pixel[j]) * sizes.channels + channel;
+      ForEachLanes(channels, [&](int64_t c, int count) DCN_INLINED {
+        Lanes<A> sum(out + c, count);
+        sum.value += weight * Lanes<A>(d + c, count).value;
+        sum.Store(out + c, count);
+      });
     }
-  }
-  std::fill_n(starts, last + 2, 0);
-  for (int64_t s = 0; s < pixels * taps; ++s) {
-    if (cell_of[s] >= 0) ++starts[cell_of[s] + 1];
-  }
-  // starts[c + 1] becomes cell c's start, and then, a sample at a time, its end: the start of cell c + 1.
-  int32_t start = 0;
-  for (int64_t cell = first; cell <= last; ++cell) start += std::exchange(starts[cell + 1], start);
-  std::fill(starts + last + 2, starts + cells + 1, start);
-  for (int64_t s = 0; s < pixels * taps; ++s) {
-    if (cell_of[s] >= 0) order[starts[cell_of[s] + 1]++] = int32_t(s);
-  }
-}
-
-// Whether there are samples in the cells around a row of pixels.
-bool RowIsTouched(const Sizes& sizes, const Bins& bins, int64_t image, int64_t y) {
-  for (int64_t g = 0; g < sizes.offset_groups; ++g) {
-    const int32_t* starts = bins.starts + (image * sizes.offset_groups + g) * (sizes.cells() + 1);
-    for (int i = 0; i < 2; ++i) {
-      // A row of cells begins one before that of its first pixel.
-      const int64_t cell = CellWithCorner(y, 0, i, 0, sizes.height, sizes.width, sizes.window.circular) - 1;
-      if (starts[cell + sizes.width + 1] > starts[cell]) return true;
-    }
-  }
-  return false;
-}
-
-template <typename A>
-DCN_VECTORIZED void GatherRow(const Call<A>& call, const Bins& bins, const A* d_columns, A* d_x, int64_t image_row) {
-  const Sizes& sizes = call.sizes;
-  const int32_t taps = sizes.taps();
-  const int64_t image = image_row / sizes.height, y = image_row % sizes.height;
-  const int64_t first_pixel = image * sizes.rows * sizes.columns;
-  if (!RowIsTouched(sizes, bins, image, y)) return;
-  for (int64_t x = 0; x < sizes.width; ++x) {
-    for (int64_t g = 0; g < sizes.offset_groups; ++g) {
-      const int64_t bin = image * sizes.offset_groups + g;
-      const int32_t* order = bins.order + bin * sizes.samples();
-      const int32_t* starts = bins.starts + bin * (sizes.cells() + 1);
-      A* out = d_x + (image_row * sizes.width + x) * sizes.channels + g * sizes.group_channels();
-      for (int corner = 0; corner < 4; ++corner) {
-        const int i = corner / 2, j = corner % 2;
-        const int64_t cell = CellWithCorner(y, x, i, j, sizes.height, sizes.width, sizes.window.circular);
-        for (int32_t entry = starts[cell]; entry < starts[cell + 1]; ++entry) {
-          const int64_t p = first_pixel + order[entry] / taps;
-          const int32_t k = order[entry] % taps;
-          const int64_t position = call.Position(p, g, k);
-          const A weight = call.LocateSample(p, position, k).weight(i, j) * call.Mask(position);
-          AddScaled(out, d_columns + (p * taps + k) * sizes.channels + g * sizes.group_channels(), weight,
-                    sizes.group_channels());
-        }
-      }
-    }
-  }
+  };
+  call.ForEachSample(image * pixels, (image + 1) * pixels, first / call.group_channels, (end - 1) / call.group_channels,
+                     one);
 }
 
 }  // namespace
@@ -255,7 +234,7 @@ const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const
 }
 
 const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
-                            const void* d_columns, void* d_offset, void* d_mask) {
+                            const void* d_columns, void* d_offset, void* d_mask, void* columns) {
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = Accumulator<T>;
@@ -263,31 +242,29 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, con
     const std::vector<T> zeros(sizes.group_channels(), T(0));
     ParallelRanges(device, sizes.pixels(), sizes.taps() * sizes.channels, [&](int64_t begin, int64_t end) {
       OffsetCotangentOfPixels(call, static_cast<const T*>(x), zeros.data(), static_cast<const A*>(d_columns),
-                              static_cast<A*>(d_offset), static_cast<A*>(d_mask), begin, end);
+                              static_cast<A*>(d_offset), static_cast<A*>(d_mask), static_cast<T*>(columns), begin, end);
     });
   });
   return nullptr;
 }
 
-const char* BinSamples(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const Bins& bins,
-                       int32_t* workspace) {
-  DispatchAccumulator(dtype, [&](auto tag) {
-    const Call<decltype(tag)> call(sizes, positions);
-    device.ParallelFor(sizes.images * sizes.offset_groups, [&](int64_t bin) {
-      BinSamplesOf(call, bin / sizes.offset_groups, bin % sizes.offset_groups, bins.order + bin * sizes.samples(),
-                   bins.starts + bin * (sizes.cells() + 1), workspace + bin * sizes.samples());
-    });
-  });
-  return nullptr;
-}
+int64_t WorkspaceSize(const Sizes&) { return 0; }
 
+// Each thread has channels of its own, so that all add in the order of the samples, however many threads there are.
 const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                           const Bins& bins, const void* d_columns, void* d_x) {
+                           const void* d_columns, void* d_x, int32_t*) {
+  constexpr int64_t kCacheLine = 16;  // channels
+  const int64_t threads = std::max<int64_t>(1, device.threads() / std::max<int64_t>(1, sizes.images));
+  const int64_t lines = (sizes.channels + kCacheLine - 1) / kCacheLine;
+  const int64_t width = std::max<int64_t>(1, (lines + threads - 1) / threads) * kCacheLine;
+  const int64_t slices = (sizes.channels + width - 1) / width;
   DispatchAccumulator(dtype, [&](auto tag) {
     using A = decltype(tag);
     const Call<A> call(sizes, positions);
-    device.ParallelFor(sizes.images * sizes.height, [&](int64_t image_row) {
-      GatherRow(call, bins, static_cast<const A*>(d_columns), static_cast<A*>(d_x), image_row);
+    device.ParallelFor(sizes.images * slices, [&](int64_t i) {
+      const int64_t first = i % slices * width;
+      ScatterSamples(call, static_cast<const A*>(d_columns), static_cast<A*>(d_x), i / slices, first,
+                     std::min(first + width, sizes.channels));
     });
   });
   return nullptr;

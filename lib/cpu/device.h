@@ -19,6 +19,8 @@ struct Device {
 
   explicit Device(Context pool) : pool(pool) {}
 
+  int64_t threads() const { return pool.num_threads(); }
+
   // Calls body(i) once for every i in [0, n). The caller works too, so a busy pool cannot make it wait for ever.
   template <typename Body>
   void ParallelFor(int64_t n, const Body& body) {
@@ -38,7 +40,7 @@ struct Device {
         }
       }
     };
-    const int64_t helpers = std::min<int64_t>(n, pool.num_threads()) - 1;
+    const int64_t helpers = std::min(n, threads()) - 1;
     for (int64_t i = 0; i < helpers; ++i) pool.Schedule(std::function<void()>(work));
     work();
     std::unique_lock<std::mutex> lock(progress->mutex);

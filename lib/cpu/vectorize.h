@@ -10,3 +10,4 @@
 
 // Whatever a vectorized function calls must be inlined into each of its versions.
 #define DCN_INLINE inline __attribute__((always_inline))
+#define DCN_INLINED __attribute__((always_inline))  // of a lambda, behind its parameters

@@ -96,6 +96,18 @@ __global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, const T*
   }
 }
 
+// Samples in the order of the cells they touch, so that a pixel can gather what scatters to it.
+struct Bins {
+  int32_t* order;      // [images, offset_groups, samples]: sample numbers, ascending in each cell
+  int32_t* unordered;  // the same, while they are sorted
+  int32_t* starts;     // [images, offset_groups, cells + 1]: where each cell's samples start in `order`
+
+  Bins(const Sizes& sizes, int32_t* workspace)
+      : order(workspace),
+        unordered(order + sizes.images * sizes.offset_groups * sizes.samples()),
+        starts(unordered + sizes.images * sizes.offset_groups * sizes.samples()) {}
+};
+
 // The sample numbered `thing` through all images and offset groups.
 struct SampleNumber {
   int64_t bin;  // image · offset_groups + group
@@ -130,27 +142,27 @@ __global__ void CountKernel(Sizes sizes, Positions positions, Bins bins) {
 
 // Puts every sample into its cell's place, in any order; moves starts[c + 1] on from cell c's start to its end.
 template <typename A>
-__global__ void FillKernel(Sizes sizes, Positions positions, Bins bins, int32_t* unordered) {
+__global__ void FillKernel(Sizes sizes, Positions positions, Bins bins) {
   const int64_t n = sizes.images * sizes.offset_groups * sizes.samples();
   for (int64_t thing = FirstThing(); thing < n; thing += ThingsAtOnce()) {
     const SampleNumber number(sizes, thing);
     const int64_t cell = CellOfSample<A>(sizes, positions, number);
     if (cell < 0) continue;
     const int32_t place = atomicAdd(&bins.starts[number.bin * (sizes.cells() + 1) + cell + 1], 1);
-    unordered[number.bin * sizes.samples() + place] = number.sample;
+    bins.unordered[number.bin * sizes.samples() + place] = number.sample;
   }
 }
 
 // Orders the samples of each cell: a sample goes behind those of its cell with a smaller number.
 template <typename A>
-__global__ void RankKernel(Sizes sizes, Positions positions, Bins bins, const int32_t* unordered) {
+__global__ void RankKernel(Sizes sizes, Positions positions, Bins bins) {
   const int64_t n = sizes.images * sizes.offset_groups * sizes.samples();
   for (int64_t thing = FirstThing(); thing < n; thing += ThingsAtOnce()) {
     const SampleNumber number(sizes, thing);
     const int64_t cell = CellOfSample<A>(sizes, positions, number);
     if (cell < 0) continue;
     const int32_t* starts = bins.starts + number.bin * (sizes.cells() + 1);
-    const int32_t* samples = unordered + number.bin * sizes.samples();
+    const int32_t* samples = bins.unordered + number.bin * sizes.samples();
     int32_t rank = starts[cell];
     for (int32_t i = starts[cell]; i < starts[cell + 1]; ++i) rank += samples[i] < number.sample;
     bins.order[number.bin * sizes.samples() + rank] = number.sample;
@@ -185,6 +197,18 @@ __global__ void InputCotangentKernel(Sizes sizes, Positions positions, Bins bins
   }
 }
 
+template <typename A>
+const char* BinSamples(Device& device, const Sizes& sizes, const Positions& positions, const Bins& bins) {
+  const int64_t count = sizes.images * sizes.offset_groups, blocks = BlocksFor(count * sizes.samples());
+  const char* failure =
+      Failure(cudaMemsetAsync(bins.starts, 0, count * (sizes.cells() + 1) * sizeof(int32_t), device.stream));
+  if (!failure) failure = Launch(device, CountKernel<A>, blocks, sizes, positions, bins);
+  if (!failure) failure = Launch(device, ScanKernel, count, count, sizes.cells(), int64_t{0}, bins.starts);
+  if (!failure) failure = Launch(device, FillKernel<A>, blocks, sizes, positions, bins);
+  if (!failure) failure = Launch(device, RankKernel<A>, blocks, sizes, positions, bins);
+  return failure;
+}
+
 }  // namespace
 
 const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
@@ -200,7 +224,9 @@ const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const
 }
 
 const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
-                            const void* d_columns, void* d_offset, void* d_mask) {
+                            const void* d_columns, void* d_offset, void* d_mask, void* columns) {
+  const char* failure = columns ? SampleColumns(device, dtype, sizes, positions, x, columns) : nullptr;
+  if (failure) return failure;
   return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = Accumulator<T>;
@@ -214,27 +240,18 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, con
   });
 }
 
-const char* BinSamples(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const Bins& bins,
-                       int32_t* workspace) {
-  const int64_t count = sizes.images * sizes.offset_groups;
-  if (count == 0) return nullptr;
-  return DispatchAccumulator(dtype, [&](auto tag) {
-    using A = decltype(tag);
-    const int64_t blocks = BlocksFor(count * sizes.samples());
-    const char* failure =
-        Failure(cudaMemsetAsync(bins.starts, 0, count * (sizes.cells() + 1) * sizeof(int32_t), device.stream));
-    if (!failure) failure = Launch(device, CountKernel<A>, blocks, sizes, positions, bins);
-    if (!failure) failure = Launch(device, ScanKernel, count, count, sizes.cells(), int64_t{0}, bins.starts);
-    if (!failure) failure = Launch(device, FillKernel<A>, blocks, sizes, positions, bins, workspace);
-    if (!failure) failure = Launch(device, RankKernel<A>, blocks, sizes, positions, bins, workspace);
-    return failure;
-  });
+int64_t WorkspaceSize(const Sizes& sizes) {
+  return sizes.images * sizes.offset_groups * (2 * sizes.samples() + sizes.cells() + 1);
 }
 
 const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                           const Bins& bins, const void* d_columns, void* d_x) {
+                           const void* d_columns, void* d_x, int32_t* workspace) {
+  if (sizes.images == 0) return nullptr;
+  const Bins bins(sizes, workspace);
   return DispatchAccumulator(dtype, [&](auto tag) {
     using A = decltype(tag);
+    const char* failure = BinSamples<A>(device, sizes, positions, bins);
+    if (failure) return failure;
     return DispatchWidth<A>(sizes.group_channels(), [&](auto width) {
       constexpr int N = decltype(width)::value;
       return Launch(device, InputCotangentKernel<A, N>,

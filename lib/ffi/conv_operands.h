@@ -64,24 +64,32 @@ inline void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer
   checks.FitsInt32("the image's width", sizes.width);
 }
 
-// The results that a handler writes the cotangents of offset and mask to, null where they are not wanted.
-inline void DecodePositionCotangents(Checks& checks, ffi::Dictionary attributes, const Sizes& sizes, ffi::DataType type,
-                                     ffi::RemainingRets results, void* (&cotangents)[2]) {
-  const bool wanted[] = {checks.Attribute(attributes, "offset_wanted", false),
-                         checks.Attribute(attributes, "mask_wanted", false)};
-  checks.Require(results.size() == size_t(wanted[0]) + wanted[1], "must have one result for each wanted cotangent");
-  size_t next = 0;
-  for (int i = 0; i < 2; ++i) {
-    cotangents[i] = nullptr;
-    if (!checks.ok() || !wanted[i]) continue;
-    auto result = results.get<ffi::AnyBuffer>(next++);
-    checks.Require(result.has_value(), "a result must be an array");
-    if (!checks.ok()) continue;
-    checks.Type("a result", **result, type);
-    checks.Shape("a result", **result,
-                 {sizes.images, sizes.rows, sizes.columns, sizes.offset_groups * sizes.taps() * (i == 0 ? 2 : 1)});
-    cotangents[i] = (*result)->untyped_data();
+// The results of a handler that has those alone that its attributes ask for.
+class WantedResults {
+ public:
+  WantedResults(Checks& checks, ffi::Dictionary attributes, ffi::RemainingRets results)
+      : checks_(checks), attributes_(attributes), results_(results) {}
+
+  // Where the next result is to be written, or null if it is not wanted.
+  void* Next(const std::string& name, ffi::DataType type, std::initializer_list<int64_t> shape) {
+    if (!checks_.Attribute(attributes_, name + "_wanted", false)) return nullptr;
+    checks_.Require(next_ < results_.size(), "has no result for " + name + ", which is wanted");
+    if (!checks_.ok()) return nullptr;
+    auto result = results_.get<ffi::AnyBuffer>(next_++);
+    checks_.Require(result.has_value(), "the result for " + name + " must be an array");
+    if (!checks_.ok()) return nullptr;
+    checks_.Type("the result for " + name, **result, type);
+    checks_.Shape("the result for " + name, **result, shape);
+    return (*result)->untyped_data();
   }
-}
+
+  void CheckEnd() const { checks_.Require(next_ == results_.size(), "has more results than are wanted"); }
+
+ private:
+  Checks& checks_;
+  ffi::Dictionary attributes_;
+  ffi::RemainingRets results_;
+  size_t next_ = 0;
+};
 
 }  // namespace dcn

@@ -21,18 +21,6 @@ Decoded Decode(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset
   return decoded;
 }
 
-void CheckBins(Checks& checks, const Sizes& sizes, ffi::AnyBuffer order, ffi::AnyBuffer starts) {
-  checks.FitsInt32("the number of an image's pixels",
-                   sizes.height < std::numeric_limits<int32_t>::max() / (sizes.width + 1)
-                       ? sizes.cells()
-                       : std::numeric_limits<int64_t>::max());
-  checks.FitsInt32("the number of an image's samples", sizes.samples());
-  checks.Type("order", order, ffi::S32);
-  checks.Shape("order", order, {sizes.images, sizes.offset_groups, sizes.samples()});
-  checks.Type("starts", starts, ffi::S32);
-  checks.Shape("starts", starts, {sizes.images, sizes.offset_groups, sizes.cells() + 1});
-}
-
 ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                       ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> columns, ffi::Dictionary attributes) {
   Checks checks("dcn_sample");
@@ -59,39 +47,23 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
   checks.Type("offset", offset, AccumulatorType(x.element_type()));
   checks.Type("d_columns", d_columns, offset.element_type());
   checks.Shape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
-  void* cotangents[2];
-  DecodePositionCotangents(checks, attributes, sizes, offset.element_type(), results, cotangents);
+  WantedResults wanted(checks, attributes, results);
+  const int64_t positions = sizes.offset_groups * sizes.taps();
+  void* d_offset =
+      wanted.Next("offset", offset.element_type(), {sizes.images, sizes.rows, sizes.columns, 2 * positions});
+  void* d_mask = wanted.Next("mask", offset.element_type(), {sizes.images, sizes.rows, sizes.columns, positions});
+  void* columns =
+      wanted.Next("columns", x.element_type(), {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
+  wanted.CheckEnd();
   if (!checks.ok()) return checks.error();
   Device device(context);
   return Result(OffsetCotangent(device, dtype, sizes, call.positions, x.untyped_data(), d_columns.untyped_data(),
-                                cotangents[0], cotangents[1]));
-}
-
-ffi::Error BinImpl(Device::Context context, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
-                   ffi::Result<ffi::AnyBuffer> order, ffi::Result<ffi::AnyBuffer> starts,
-                   ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
-  Checks checks("dcn_bin");
-  Decoded call = Decode(checks, attributes, offset, origin, std::nullopt);
-  Sizes& sizes = call.sizes;
-  const DType dtype = CheckedDType(checks, offset);
-  checks.Type("offset", offset, AccumulatorType(offset.element_type()));
-  int32_t image[2] = {};
-  checks.Pair(attributes, "image_size", 0, image);
-  sizes.height = image[0];
-  sizes.width = image[1];
-  CheckBins(checks, sizes, *order, *starts);
-  checks.Type("workspace", *workspace, ffi::S32);
-  checks.Shape("workspace", *workspace, {sizes.images, sizes.offset_groups, sizes.samples()});
-  if (!checks.ok()) return checks.error();
-  Device device(context);
-  return Result(BinSamples(device, dtype, sizes, call.positions,
-                           {order->typed_data<int32_t>(), starts->typed_data<int32_t>()},
-                           workspace->typed_data<int32_t>()));
+                                d_offset, d_mask, columns));
 }
 
 ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
-                              ffi::AnyBuffer order, ffi::AnyBuffer starts, ffi::AnyBuffer d_columns,
-                              ffi::AnyBuffer d_x_so_far, ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> d_x,
+                              ffi::AnyBuffer d_columns, ffi::AnyBuffer d_x_so_far, ffi::RemainingArgs mask,
+                              ffi::Result<ffi::AnyBuffer> d_x, ffi::Result<ffi::AnyBuffer> workspace,
                               ffi::Dictionary attributes) {
   Checks checks("dcn_input_cotangent");
   Decoded call = Decode(checks, attributes, offset, origin, OptionalOperand(checks, "mask", mask));
@@ -102,14 +74,19 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
   checks.Require(sizes.images_of_x == sizes.images, "d_x must have as many images as offset");
   checks.Type("d_x", *d_x, offset.element_type());
   checks.Require(d_x->untyped_data() == d_x_so_far.untyped_data(), "d_x must be added to in place");
-  CheckBins(checks, sizes, order, starts);
+  checks.FitsInt32("the number of an image's pixels",
+                   sizes.height < std::numeric_limits<int32_t>::max() / (sizes.width + 1)
+                       ? sizes.cells()
+                       : std::numeric_limits<int64_t>::max());
+  checks.FitsInt32("the number of an image's samples", sizes.samples());
+  checks.Type("workspace", *workspace, ffi::S32);
+  checks.Shape("workspace", *workspace, {WorkspaceSize(sizes)});
   checks.Type("d_columns", d_columns, offset.element_type());
   checks.Shape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return Result(InputCotangent(device, dtype, sizes, call.positions,
-                               {order.typed_data<int32_t>(), starts.typed_data<int32_t>()}, d_columns.untyped_data(),
-                               d_x->untyped_data()));
+  return Result(InputCotangent(device, dtype, sizes, call.positions, d_columns.untyped_data(), d_x->untyped_data(),
+                               workspace->typed_data<int32_t>()));
 }
 
 XLA_FFI_DEFINE_HANDLER(kSample, SampleImpl,
@@ -131,18 +108,7 @@ XLA_FFI_DEFINE_HANDLER(kOffsetCotangent, OffsetCotangentImpl,
                            .Arg<ffi::AnyBuffer>()  // origin
                            .Arg<ffi::AnyBuffer>()  // d_columns
                            .RemainingArgs()        // mask
-                           .RemainingRets()        // d_offset, d_mask
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kBin, BinImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // offset
-                           .Arg<ffi::AnyBuffer>()  // origin
-                           .Ret<ffi::AnyBuffer>()  // order
-                           .Ret<ffi::AnyBuffer>()  // starts
-                           .Ret<ffi::AnyBuffer>()  // workspace
+                           .RemainingRets()        // d_offset, d_mask, columns
                            .Attrs(),
                        {ffi::Traits::kCmdBufferCompatible});
 
@@ -151,22 +117,19 @@ XLA_FFI_DEFINE_HANDLER(kInputCotangent, InputCotangentImpl,
                            .Ctx<Device::Binding>()
                            .Arg<ffi::AnyBuffer>()  // offset
                            .Arg<ffi::AnyBuffer>()  // origin
-                           .Arg<ffi::AnyBuffer>()  // order
-                           .Arg<ffi::AnyBuffer>()  // starts
                            .Arg<ffi::AnyBuffer>()  // d_columns
                            .Arg<ffi::AnyBuffer>()  // d_x so far
                            .RemainingArgs()        // mask
                            .Ret<ffi::AnyBuffer>()  // d_x
+                           .Ret<ffi::AnyBuffer>()  // workspace
                            .Attrs(),
                        {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 
 std::vector<Handler> DeformConvHandlers() {
-  return {{"dcn_sample", kSample},
-          {"dcn_offset_cotangent", kOffsetCotangent},
-          {"dcn_bin", kBin},
-          {"dcn_input_cotangent", kInputCotangent}};
+  return {
+      {"dcn_sample", kSample}, {"dcn_offset_cotangent", kOffsetCotangent}, {"dcn_input_cotangent", kInputCotangent}};
 }
 
 }  // namespace dcn

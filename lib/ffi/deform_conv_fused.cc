@@ -130,13 +130,17 @@ ffi::Error FusedOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, f
   CheckWeightByChannel(checks, call, weight, x);
   const int64_t block_taps = checks.Attribute(attributes, "block_taps", int64_t{1});
   checks.Require(1 <= block_taps && block_taps <= call.sizes.taps(), "attribute block_taps must be a number of taps");
-  void* cotangents[2];
-  DecodePositionCotangents(checks, attributes, call.sizes, ffi::F32, results, cotangents);
+  const Sizes& sizes = call.sizes;
+  const int64_t positions = sizes.offset_groups * sizes.taps();
+  WantedResults wanted(checks, attributes, results);
+  void* d_offset = wanted.Next("offset", ffi::F32, {sizes.images, sizes.rows, sizes.columns, 2 * positions});
+  void* d_mask = wanted.Next("mask", ffi::F32, {sizes.images, sizes.rows, sizes.columns, positions});
+  wanted.CheckEnd();
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return Result(FusedOffsetCotangent(device, call.dtype, call.sizes, call.positions, call.product, int32_t(block_taps),
+  return Result(FusedOffsetCotangent(device, call.dtype, sizes, call.positions, call.product, int32_t(block_taps),
                                      x.untyped_data(), weight.untyped_data(), d_y.untyped_data(),
-                                     static_cast<float*>(cotangents[0]), static_cast<float*>(cotangents[1])));
+                                     static_cast<float*>(d_offset), static_cast<float*>(d_mask)));
 }
 
 ffi::Error FusedWeightCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset,

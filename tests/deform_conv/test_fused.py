@@ -199,22 +199,22 @@ def test_what_is_not_fused(case, dtype, keywords):
 
 
 INPUT, OFFSET, WEIGHT = (f"dcn_fused_{name}_cotangent" for name in ("input", "offset", "weight"))
-PLAIN_INPUT, PLAIN_OFFSET = {"dcn_bin", "dcn_input_cotangent"}, {"dcn_offset_cotangent"}
+PLAIN_COTANGENTS = {"dcn_input_cotangent", "dcn_offset_cotangent"}  # and the samples, in passing
 COTANGENTS = [
     (with_channels(32), "bfloat16", {}, {INPUT, OFFSET, WEIGHT}),
     (with_channels(64, features=16, groups=2), "float16", {}, {INPUT, OFFSET, WEIGHT}),
     (with_channels(64, offset_groups=2), "bfloat16", {}, {INPUT, OFFSET, WEIGHT}),
     (with_channels(32), "float32", {"precision": "default"}, {INPUT, OFFSET, "dcn_sample"}),
-    (with_channels(32), "float32", {"precision": "highest"}, {"dcn_sample", *PLAIN_INPUT, *PLAIN_OFFSET}),
-    (with_channels(24), "bfloat16", {}, {"dcn_sample", *PLAIN_INPUT, *PLAIN_OFFSET}),
-    (with_channels(32, features=12), "bfloat16", {}, {"dcn_sample", *PLAIN_INPUT, *PLAIN_OFFSET}),
-    (with_channels(64, offset_groups=4), "bfloat16", {}, {"dcn_sample", *PLAIN_INPUT, *PLAIN_OFFSET}),
-    (with_channels(192, 24, 2, 3), "bfloat16", {}, {"dcn_sample", *PLAIN_INPUT, *PLAIN_OFFSET}),
+    (with_channels(32), "float32", {"precision": "highest"}, PLAIN_COTANGENTS),
+    (with_channels(24), "bfloat16", {}, PLAIN_COTANGENTS),
+    (with_channels(32, features=12), "bfloat16", {}, PLAIN_COTANGENTS),
+    (with_channels(64, offset_groups=4), "bfloat16", {}, PLAIN_COTANGENTS),
+    (with_channels(192, 24, 2, 3), "bfloat16", {}, PLAIN_COTANGENTS),
     (
         with_channels(32),
         "bfloat16",
         {"preferred_element_type": jnp.float32},
-        {"dcn_sample", *PLAIN_INPUT, *PLAIN_OFFSET},
+        PLAIN_COTANGENTS,
     ),
 ]
 

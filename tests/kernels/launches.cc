@@ -134,19 +134,13 @@ void CallDeformConv(DType dtype, const Sizes& sizes, bool masked) {
   Array d_columns = Array::Random(wide, columns_size, 1);
   Array d_offset = Array::Unwritten(wide, 2 * positions_size), d_mask = Array::Unwritten(wide, positions_size);
   Check(OffsetCotangent(device, dtype, sizes, positions, x.data(), d_columns.data(), d_offset.data(),
-                        masked ? d_mask.data() : nullptr));
+                        masked ? d_mask.data() : nullptr, nullptr));
   d_offset.CheckWritten("d_offset");
   if (masked) d_mask.CheckWritten("d_mask");
 
-  const int64_t bins_size = sizes.images * sizes.offset_groups;
-  Array order = Array::Integers(bins_size * sizes.samples()), workspace = Array::Integers(bins_size * sizes.samples());
-  Array starts = Array::Integers(bins_size * (sizes.cells() + 1));
-  const Bins bins = {order.data<int32_t>(), starts.data<int32_t>()};
-  Check(BinSamples(device, dtype, sizes, positions, bins, workspace.data<int32_t>()));
-  starts.CheckWritten("starts");
-
   Array d_x = Array::Random(wide, sizes.images * pixels, 1);
-  Check(InputCotangent(device, dtype, sizes, positions, bins, d_columns.data(), d_x.data()));
+  Array workspace = Array::Integers(WorkspaceSize(sizes));
+  Check(InputCotangent(device, dtype, sizes, positions, d_columns.data(), d_x.data(), workspace.data<int32_t>()));
 }
 
 struct FusedCall {
