@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dcn
-from benchmarks.contenders import Contender, Problem, compiled, onnxruntime, pure_jax, torchvision
+from benchmarks.contenders import Contender, Problem, compiled, onnxruntime, products, pure_jax, torchvision
 
 NAME = "deform_conv2d"
 FLOOR = "XLA convolution"
+FLOORS = (FLOOR, "matrix products")
 VARIED = ("x", "offset", "weight", "mask")
 
 
@@ -26,6 +27,7 @@ class Shape(NamedTuple):
     dilation: int = 1
     groups: int = 1
     offset_groups: int = 1
+    deviation: float = 2  # of offsets, in pixels
 
     def __str__(self):
         said = [f"{self.batch} x {self.height} x {self.width} x {self.channels} to {self.features}"]
@@ -61,7 +63,8 @@ def problem(shape, dtype):
 
     # A quarter of a pixel away from the kinks of the interpolation, and exact in 16 bits, so that all agree on what a
     # sample touches.
-    offset = np.round(random.standard_normal((*size, 2 * samples), np.float32) * 4) / 2 + 0.25
+    offset = random.standard_normal((*size, 2 * samples), np.float32) * shape.deviation
+    offset = np.round(2 * offset) / 2 + 0.25
     return Problem(
         operands={
             "x": normal(shape.batch, shape.height, shape.width, shape.channels),
@@ -116,6 +119,7 @@ def undeformed(problem):
 CONTENDERS = {
     "jax_dcn": compiled.contender(deformable, VARIED),
     FLOOR: compiled.contender(ordinary, ("x", "weight"), agrees_at=undeformed),
+    "matrix products": Contender(products.prepare, agrees_at=undeformed),
     "pure JAX": compiled.contender(pure_jax.deform_conv2d, VARIED),
     "torchvision": Contender(torchvision.prepare, compiles=False),
     "onnxruntime": Contender(onnxruntime.prepare, compiles=False),

@@ -10,7 +10,7 @@ import jax_dcn
 from benchmarks.contenders import Problem, compiled, pure_jax
 
 NAME = "deform_psroi_pool"
-FLOOR = None
+FLOORS = ()
 OPERANDS = ("x", "rois", "offset")
 BINS = 7
 

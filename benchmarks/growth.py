@@ -36,6 +36,11 @@ AXES = {
         lambda n: deform_conv.Shape(1, n, n, 64, 64),
         "side of a square image of 64 channels",
     ),
+    "offset": Axis(
+        *(deform_conv, CONVOLUTION, (1, 4, 16, 64, 256)),
+        lambda n: deform_conv.Shape(2, 128, 128, 128, 128, deviation=n),
+        "pixels by which offsets deviate, of images 128 x 128",
+    ),
     "points": Axis(
         *(deform_psroi_pool, POOLING, (1, 2, 4, 8)),
         lambda n: deform_psroi_pool.Shape(1, 38, 63, 64, rois=64, points=n),

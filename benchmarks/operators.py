@@ -10,10 +10,13 @@ from benchmarks.report import list_reasons, markdown, mebibytes, milliseconds, p
 OPERATORS = {operator.NAME: operator for operator in (deform_conv, deform_psroi_pool)}
 
 RATIOS = (
-    "jax_dcn beside the others, by medians of calls that took turns. {floor}Speed: how many times faster jax_dcn is. "
+    "jax_dcn beside the others, by medians of calls that took turns. {floors}Speed: how many times faster jax_dcn is. "
     "Each was timed once its results agreed with jax_dcn's."
 )
-FLOOR = "Time: as a multiple of the ordinary convolution's, which samples nothing, the floor. "
+FLOORS = (
+    "Time: as a multiple of the ordinary convolution's, which samples nothing, and of the matrix products' alone, of "
+    "samples that lie ready. "
+)
 TIMES = "Milliseconds, median (min to max); once: so slow that it was timed only once."
 MEMORY = (
     "MiB that a call holds besides its operands, its results included. JAX: temporaries and results as XLA planned "
@@ -53,7 +56,7 @@ def tables(rows):
 
 
 def table_set(operator, rows):
-    floor, everyone = operator.FLOOR, list(operator.CONTENDERS)
+    floors, everyone = operator.FLOORS, list(operator.CONTENDERS)
 
     def table(names, cell, title=str):
         head = ["shape", "type", "pass", *map(title, names)]
@@ -61,14 +64,14 @@ def table_set(operator, rows):
         return markdown([head, *body])
 
     def to_jax_dcn(row, name):
-        return ratio(row, "jax_dcn", name) if name == floor else ratio(row, name, "jax_dcn")
+        return ratio(row, "jax_dcn", name) if name in floors else ratio(row, name, "jax_dcn")
 
     named = dict.fromkeys(row["shape"] for row in rows)
     return "\n\n".join(
         [
             "\n".join(f"- {name}: {operator.SHAPES[name]}" for name in named),
-            paragraph(RATIOS.format(floor=FLOOR if floor else "")),
-            table(everyone[1:], to_jax_dcn, lambda name: f"{'time' if name == floor else 'speed'} / {name}"),
+            paragraph(RATIOS.format(floors=FLOORS if floors else "")),
+            table(everyone[1:], to_jax_dcn, lambda name: f"{'time' if name in floors else 'speed'} / {name}"),
             *list_reasons(rows, everyone),
             TIMES,
             table(everyone, milliseconds),

@@ -51,7 +51,7 @@ def test_end_to_end(tiny, tmp_path):
         assert all(held is None or held >= 0 for held in row["bytes"].values())
         for times in row["seconds"].values():
             assert 0 < times["min"] <= times["median"] <= times["max"] < math.inf
-    assert {"jax_dcn", deform_conv.FLOOR, "pure JAX", "reference"} <= set(rows["A", "forward"]["seconds"])
+    assert {"jax_dcn", *deform_conv.FLOORS, "pure JAX", "reference"} <= set(rows["A", "forward"]["seconds"])
     for part in ("deform_conv2d", "deform_psroi_pool", "Growth", "Dispatch", "Importing jax_dcn"):
         assert part in text
     assert {path.name.rsplit("-", 1)[1] for path in tmp_path.glob("*.png")} == {
@@ -60,6 +60,14 @@ def test_end_to_end(tiny, tmp_path):
         "growth.png",
     }
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_agree_on_strides(dtype):
+    shape = TINY._replace(stride=2, dilation=2, offset_groups=4)
+    contenders = {name: deform_conv.CONTENDERS[name] for name in ("jax_dcn", "matrix products")}
+    for row in measure(deform_conv.problem(shape, dtype), contenders, 1):
+        assert set(row["seconds"]) == set(contenders), row
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
