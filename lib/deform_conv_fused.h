@@ -3,7 +3,8 @@
 //
 // x is float16, bfloat16 or float32, multiplied as tf32; weight, y and their cotangents are of x's type except where
 // said otherwise, a float weight of numbers that tf32 has. The calls cover the whole output of all images:
-// positions.origin is not read. All pixels of x can be counted in 31 bits, and the bytes of one; so can those of y.
+// positions.origin is null. The pixels of x and of y are fewer than kMostPixels, and the bytes of one can be counted in
+// 31 bits.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +12,8 @@
 #include "deform_conv.h"
 
 namespace dcn {
+
+constexpr int64_t kMostPixels = (int64_t{1} << 31) - 256;  // so that a tile behind the last can be counted
 
 struct Product {
   int64_t features, groups;  // the output's channels; groups of the convolution

@@ -64,21 +64,15 @@ struct Sample {
   DCN_HOST_DEVICE static A along(const Axis<A>& axis, int i) { return i ? axis.fraction : A(1) - axis.fraction; }
 };
 
-// The point (y, x) of the grid, moved by `offset` = (dy, dx).
-template <typename A>
-DCN_HOST_DEVICE Sample<A> Locate(const Window& window, int64_t height, int64_t width, int64_t y, int64_t x,
-                                 const A* offset) {
-  return {LocateOnAxis(A(y) + offset[0], height, window.circular),
-          LocateOnAxis(A(x) + offset[1], width, window.circular)};
-}
-
-// Tap `tap` (row-major in the kernel) of the output at (row, column), moved by `offset`.
+// Tap `tap` (row-major in the kernel) of the output at (row, column), moved by `offset` = (dy, dx).
 template <typename A>
 DCN_HOST_DEVICE Sample<A> Locate(const Window& window, int64_t height, int64_t width, int64_t row, int64_t column,
                                  int32_t tap, const A* offset) {
   const int64_t i = tap / window.kernel[1], j = tap % window.kernel[1];
-  return Locate(window, height, width, row * window.strides[0] - window.padding[0] + i * window.dilation[0],
-                column * window.strides[1] - window.padding[1] + j * window.dilation[1], offset);
+  const int64_t y = row * window.strides[0] - window.padding[0] + i * window.dilation[0];
+  const int64_t x = column * window.strides[1] - window.padding[1] + j * window.dilation[1];
+  return {LocateOnAxis(A(y) + offset[0], height, window.circular),
+          LocateOnAxis(A(x) + offset[1], width, window.circular)};
 }
 
 // Samples that touch the same four pixels share a cell, named by its top left pixel. An image has a row and a column

@@ -63,13 +63,13 @@ def deform_conv2d(
     reads zero; a not-a-number offset makes its sample and its own gradients not-a-number, and adds nothing to the
     gradient of x.
 
-    Memory: on CUDA the forward of 16-bit data holds no samples, only a copy of the weight, and so does that of float32
-    where the precision lets products be tf32, as jax's default does: if the channels of each group and offset group are
-    multiples of 16 bytes, and the output channels of each group even. Nor do their gradients, if the latter are
-    multiples of 16 bytes too, the former 32 or more and the fewer a divisor of the others; but that of a weight of
-    float32 does, and that of x where the lists of what touches one image's pixels take more than 128 MiB. These lists
-    are held for as many images as fit that limit; for the gradient of the weight, parts of it of 64 MiB in all, or of
-    its own size.
+    Memory: on CUDA no samples are held of 16-bit data, or of float32 where the precision lets products be tf32, as
+    jax's default does. Forward, this asks for channels of each group and each offset group in multiples of 16 bytes,
+    and for an even number of output channels in a group; a copy of the weight is held. Gradients ask besides for a
+    result of x's type, output channels of a group in multiples of 16 bytes, and at least 32 channels in each group and
+    each offset group, of which one number divides the other. They hold, for x, lists of what touches its pixels, with
+    copies of operands, for as many images as fit 128 MiB, and not for images whose own lists take more; for the weight,
+    parts of it of 32 MiB in all, or of its own size in float32, and not for one of float32.
     Else, on CPU and CUDA, the samples are taken and multiplied in runs of output rows or of images. What a run holds
     (samples, their cotangents, and for the gradient of x its sums and on CUDA the samples' order, all in float32 or
     wider) takes at most 16 MiB on CPU and 128 MiB on CUDA, and half of that in the forward, which has samples alone; or
@@ -94,8 +94,8 @@ def deform_conv2d(
       precision: of the matrix products, as in `jax.lax.dot_general`.
       preferred_element_type: the result's type; the common type of x and weight by default. Sums are always taken in
         float32 or wider and rounded once. Samples of 16-bit data, times their masks, are rounded to 16 bits before the
-        product, as matrix units take them, and must lie in their range. So are, where gradients hold no samples, the
-        sums of the cotangents that touch a pixel by one tap.
+        product, as matrix units take them, and must lie in their range. So are, where the gradient of x holds no
+        samples, the sums of the cotangents that touch a pixel by one tap.
       deterministic: whether the result must repeat to the last bit. The kernels' always does, so on CPU and CUDA both
         values mean the same.
       backend: None for the kernels of the platform the computation runs on, "reference" for the `jax.numpy` form.

@@ -18,12 +18,13 @@ from jax_dcn.deform_conv.arguments import attributes_of
 from jax_dcn.deform_conv.reference import groups_and_taps
 
 VECTOR_BYTES = 16
+MOST_PIXELS = 2**31 - 2**8
 TILE_PIXELS = 128
 TILE_FEATURES = (64, 128, 256)
 RUN_BYTES = 128 * 2**20  # held at a time for the input's cotangent: what touches each pixel, and images' copies
 FEW_BLOCKS = 128  # about the multiprocessors of a large GPU
 MANY_BLOCKS = 512  # as many as keep them busy to the end
-FEWEST_CHANNELS = 32  # of a segment, for the cotangents: a block computes 64 or 128, whether they are there or not
+FEWEST_CHANNELS = 32  # of each group and offset group: a block takes 64 or 128, whether they are there or not
 FEWEST_PIXELS = 512  # of a part of the weight's cotangent
 
 
@@ -32,7 +33,7 @@ def takes(x, offset, weight, spec, platform) -> bool:
 
     on CUDA, of 16-bit data, or of float32 where the precision asked for lets products be tf32; for a result of the
     data's type or float32; with channels of 16 bytes by 16 bytes in each group and offset group, and an even number of
-    features in each group; and, as far as sizes are known, fewer than 2**31 pixels in all images.
+    features in each group; and, as far as sizes are known, fewer than MOST_PIXELS in all images.
     """
     offset_groups, _ = groups_and_taps(offset, weight.shape[:2])
     vector = VECTOR_BYTES // x.dtype.itemsize
@@ -43,7 +44,7 @@ def takes(x, offset, weight, spec, platform) -> bool:
         and x.shape[-1] // spec.feature_group_count % vector == 0
         and x.shape[-1] // offset_groups % vector == 0
         and weight.shape[-1] // spec.feature_group_count % 2 == 0
-        and _pixels(x) < 2**31
+        and _pixels(x) < MOST_PIXELS
     )
 
 
@@ -52,8 +53,8 @@ def takes_cotangents(wanted, x, offset, weight, spec, platform) -> set[str]:
 
     the result is of the data's type; features come 16 bytes by 16 bytes in each group; of the channels of a group and
     those of an offset group one divides the other, and the fewer are at least FEWEST_CHANNELS; and the output's pixels
-    are fewer than 2**31. The weight's, of 16-bit data; the input's, where what touches one image's pixels is
-    held in RUN_BYTES.
+    are fewer than MOST_PIXELS too. The weight's, of 16-bit data; the input's, where what touches one image's pixels is
+    held in RUN_BYTES; copies of one image's operands may come besides.
     """
     offset_groups, _ = groups_and_taps(offset, weight.shape[:2])
     channels = [x.shape[-1] // groups for groups in (spec.feature_group_count, offset_groups)]
@@ -65,7 +66,7 @@ def takes_cotangents(wanted, x, offset, weight, spec, platform) -> set[str]:
         and group_features % (VECTOR_BYTES // x.dtype.itemsize) == 0
         and min(channels) >= FEWEST_CHANNELS
         and max(channels) % min(channels) == 0
-        and _pixels(offset) < 2**31
+        and max(_pixels(x), _pixels(offset)) < MOST_PIXELS
     ):
         return set()
     taken = {"offset", "mask"}
@@ -127,8 +128,7 @@ def _input_cotangent(x, offset, weight, mask, ct, spec):
         part, *_ = call(*_operands(of_images[0], weight_by_channel, of_images[2], of_images[1]))
         return part if count == x.shape[0] else lax.dynamic_update_slice_in_dim(d_x, part, image, 0)
 
-    copies = sum(math.prod(a.shape[1:]) * a.dtype.itemsize for a in (x, offset, mask, ct) if a is not None)
-    most = RUN_BYTES // max(transpose_bytes(x, offset) + copies, 1)
+    most = RUN_BYTES // max(run_bytes(x, offset, mask, ct), 1)
     zeros, _ = _compat.vary_alike([jnp.zeros(x.shape, x.dtype), x])
     return fold(images_at, x.shape[0], balanced(x.shape[0], most), zeros)
 
@@ -164,7 +164,7 @@ def _call(name, results, offset, weight, spec):
 
 
 def _operands(*operands):
-    """Without those that are absent."""
+    """Those that are there, varying over the mesh alike."""
     return _compat.vary_alike([operand for operand in operands if operand is not None])
 
 
@@ -213,6 +213,13 @@ def transpose_bytes(x, offset):
     samples = math.prod(offset.shape[-3:]) // 2
     lists = offset.shape[-1] // 2 * (math.prod(x.shape[-3:-1]) + 1)
     return 4 * (12 * samples + lists)
+
+
+def run_bytes(*arrays):
+    """Of a run, for each of its images: besides, copies of its x, offset, mask and cotangent."""
+    x, offset, *_ = arrays
+    copies = sum(math.prod(a.shape[1:]) * a.dtype.itemsize for a in arrays if a is not None)
+    return transpose_bytes(x, offset) + copies
 
 
 def _pixels(array):

@@ -254,7 +254,7 @@ int64_t WorkspaceSize(const Sizes&) { return 0; }
 const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                            const void* d_columns, void* d_x, int32_t*) {
   constexpr int64_t kCacheLine = 16;  // channels
-  const int64_t threads = std::max<int64_t>(1, device.threads() / std::max<int64_t>(1, sizes.images));
+  const int64_t images = std::max<int64_t>(1, sizes.images), threads = (device.threads() + images - 1) / images;
   const int64_t lines = (sizes.channels + kCacheLine - 1) / kCacheLine;
   const int64_t width = std::max<int64_t>(1, (lines + threads - 1) / threads) * kCacheLine;
   const int64_t slices = (sizes.channels + width - 1) / width;

@@ -156,8 +156,8 @@ __device__ uint4 SumTouches(const Touch* touches, int32_t begin, int32_t end, co
 template <typename T, int kChannels>
 __global__ void __launch_bounds__(BlockProduct<T, kChannels>::kThreads, 2)
     FusedInputCotangentKernel(Call call, const T* __restrict__ weight, const T* __restrict__ d_y, T* d_x) {
-  using Product = BlockProduct<T, kChannels>;
-  constexpr int kVector = 16 / sizeof(T), kRowsAtOnce = Product::kThreads / kDepth;
+  using Sums = BlockProduct<T, kChannels>;
+  constexpr int kVector = 16 / sizeof(T), kRowsAtOnce = Sums::kThreads / kDepth;
   auto& shared = *reinterpret_cast<Shared<kChannels>*>(dynamic_shared);
   const int thread = int(threadIdx.x), row = thread / kDepth, vector = thread % kDepth;
   const int32_t depth = call.taps * call.vectors, stages = (depth + kDepth - 1) / kDepth;
@@ -202,16 +202,16 @@ __global__ void __launch_bounds__(BlockProduct<T, kChannels>::kThreads, 2)
       }
     };
 
-    Product product;
+    Sums sums;
     bring(0);
 #pragma unroll 1
     for (int32_t stage = 0; stage < stages; ++stage) {
       WaitForCopies();
       __syncthreads();
       if (stage + 1 < stages) bring(stage + 1);
-      product.Add(shared.stages[stage % 2].gathered, shared.stages[stage % 2].weight);
+      sums.Add(shared.stages[stage % 2].gathered, shared.stages[stage % 2].weight);
     }
-    product.ForEachPair(work.first_channel, [&](int pixel, int32_t channel, float first, float second) {
+    sums.ForEachPair(work.first_channel, [&](int pixel, int32_t channel, float first, float second) {
       const int64_t q = shared.pixels[pixel];
       if (q < 0 || channel >= work.first_channel + work.channels) return;
       StorePair<T>(d_x + q * call.channels, channel, false, first, second);
@@ -240,7 +240,7 @@ const char* LaunchProduct(const Device& device, const Sizes& sizes, const Produc
   call.vectors = int32_t(product.group_features() * sizeof(T) / 16);
   call.starts = transpose.starts;
   call.touches = transpose.touches;
-  const int64_t pixel_tiles = (call.pixels + kPixels - 1) / kPixels;
+  const int64_t pixel_tiles = (int64_t{call.pixels} + kPixels - 1) / kPixels;
   call.blocks = pixel_tiles * (call.channels / call.segment_channels) * call.tiles;
   return Launch(device, FusedInputCotangentKernel<T, kChannels>,
                 {call.blocks, BlockProduct<T, kChannels>::kThreads, sizeof(Shared<kChannels>)}, call,

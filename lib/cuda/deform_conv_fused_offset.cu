@@ -110,21 +110,21 @@ __device__ void StoreCotangents(const Call& call, int64_t p, int64_t g, int32_t 
 // Adds to `dots`, or sets them, the dot products of a tile's sums with the corners of the samples: of `count` channels
 // of x from `x` on. Each half of the columns has its own dots, which the lanes that share a row put together.
 template <typename T, int kChannels>
-__device__ void TakeDots(const BlockProduct<T, kChannels>& product, const Corners* corners, const T* x, int32_t count,
+__device__ void TakeDots(const BlockProduct<T, kChannels>& sums, const Corners* corners, const T* x, int32_t count,
                          int32_t pixel_bytes, bool add, float (&dots)[2][kPixels][4]) {
-  using Product = BlockProduct<T, kChannels>;
+  using Sums = BlockProduct<T, kChannels>;
   constexpr int kVector = 16 / sizeof(T), kCornersAtOnce = kVector / 4;  // with four loads on their way
-  const int first_column = product.first_column() + product.lane() % 4 * 8;
+  const int first_column = sums.first_column() + sums.lane() % 4 * 8;
 #pragma unroll
-  for (int i = 0; i < Product::kRowTiles * 2; ++i) {
-    const int row = product.first_row() + i * 8 + product.lane() / 4;
+  for (int i = 0; i < Sums::kRowTiles * 2; ++i) {
+    const int row = sums.first_row() + i * 8 + sums.lane() / 4;
     float dot = 0;  // with the corner that is the lane's in the end
 #pragma unroll kCornersAtOnce
     for (int corner = 0; corner < 4; ++corner) {
       const int32_t pixel = corners[row].pixel[corner];
       float sum = 0;
 #pragma unroll
-      for (int part = 0; part < Product::kColumnTiles / 4; ++part) {
+      for (int part = 0; part < Sums::kColumnTiles / 4; ++part) {
         for (int within = 0; within < 8; within += kVector) {
           const int channel = first_column + part * 32 + within;
           const Words words = LoadWords(x + channel, int64_t{pixel} * pixel_bytes, pixel >= 0 && channel < count);
@@ -133,16 +133,16 @@ __device__ void TakeDots(const BlockProduct<T, kChannels>& product, const Corner
             WordToFloats<T>(words.word[word], value);
             for (int v = 0; v < kWordSize<T>; ++v) {
               const int column = within + word * kWordSize<T> + v;
-              sum += product.sum[i / 2][part * 4 + column / 2][i % 2 * 2 + column % 2] * value[v];
+              sum += sums.sum[i / 2][part * 4 + column / 2][i % 2 * 2 + column % 2] * value[v];
             }
           }
         }
       }
       sum += __shfl_xor_sync(kWholeWarp, sum, 1);
       sum += __shfl_xor_sync(kWholeWarp, sum, 2);
-      if (product.lane() % 4 == corner) dot = sum;
+      if (sums.lane() % 4 == corner) dot = sum;
     }
-    float& kept = dots[product.first_column() != 0][row][product.lane() % 4];
+    float& kept = dots[sums.first_column() != 0][row][sums.lane() % 4];
     kept = add ? kept + dot : dot;
   }
 }
@@ -152,8 +152,8 @@ template <typename T, int kChannels>
 __global__ void __launch_bounds__(BlockProduct<T, kChannels>::kThreads, 2)
     FusedOffsetCotangentKernel(Call call, const T* __restrict__ x, const T* __restrict__ weight,
                                const T* __restrict__ d_y, float* d_offset, float* d_mask) {
-  using Product = BlockProduct<T, kChannels>;
-  constexpr int kVector = 16 / sizeof(T), kRowsAtOnce = Product::kThreads / kDepth;
+  using Sums = BlockProduct<T, kChannels>;
+  constexpr int kVector = 16 / sizeof(T), kRowsAtOnce = Sums::kThreads / kDepth;
   auto& shared = *reinterpret_cast<Shared<kChannels>*>(dynamic_shared);
   const int thread = int(threadIdx.x), row = thread / kDepth, vector = thread % kDepth;
   const Work& work = shared.work;
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(BlockProduct<T, kChannels>::kThreads, 2)
       StoreCotangents(call, shared.pixels[thread], work.offset_group, tap, dot, d_offset, d_mask);
     };
 
-    Product product;
+    Sums sums;
     const int32_t turns = work.taps * call.tiles * call.stages;
     bring(0);
     for (int32_t number = 0; number < turns; ++number) {
@@ -212,12 +212,12 @@ __global__ void __launch_bounds__(BlockProduct<T, kChannels>::kThreads, 2)
       const Turn& turn = shared.turns[number % 2];
       if (turn.tile == 0 && turn.stage == 0 && turn.tap > work.first_tap) finish(turn.tap - 1);
       if (number + 1 < turns) bring(number + 1);
-      product.Add(shared.stages[number % 2].cotangent, shared.stages[number % 2].weight);
+      sums.Add(shared.stages[number % 2].cotangent, shared.stages[number % 2].weight);
       if (turn.stage < call.stages - 1) continue;
       const Channels channels(call, work.offset_group, turn.tile, kChannels);
-      TakeDots(product, shared.corners[turn.tap % 2], x + channels.first, channels.count, call.pixel_bytes,
-               turn.tile > 0, shared.dots[turn.tap % 2]);
-      product.Clear();
+      TakeDots(sums, shared.corners[turn.tap % 2], x + channels.first, channels.count, call.pixel_bytes, turn.tile > 0,
+               shared.dots[turn.tap % 2]);
+      sums.Clear();
     }
     __syncthreads();
     finish(work.first_tap + work.taps - 1);

@@ -55,7 +55,7 @@ struct Work {
     features = call.group_features - tile_feature;
     first_pixel = part * call.part_pixels;
     const int64_t left = call.sizes.pixels() - first_pixel;
-    pixels = int32_t(left < call.part_pixels ? left : call.part_pixels);
+    pixels = int32_t(left < 0 ? 0 : left < call.part_pixels ? left : call.part_pixels);
     out = (part * call.taps + tap) * call.group_channels + first_channel % call.group_channels;
   }
 };
@@ -74,7 +74,7 @@ struct Shared {
 template <typename T, int kFeatures>
 __global__ void __launch_bounds__(BlockProduct<T, kFeatures>::kThreads, 2)
     FusedWeightCotangentKernel(Call call, const T* __restrict__ x, const T* __restrict__ d_y, float* parts) {
-  using Product = BlockProduct<T, kFeatures>;
+  using Sums = BlockProduct<T, kFeatures>;
   constexpr int kVector = 8, kSamples = kChannels / kVector, kCotangents = kFeatures / kVector;
   auto& shared = *reinterpret_cast<Shared<kFeatures>*>(dynamic_shared);
   const Work& work = shared.work;
@@ -95,23 +95,23 @@ __global__ void __launch_bounds__(BlockProduct<T, kFeatures>::kThreads, 2)
     auto bring = [&](int32_t stage) {
       auto& to = shared.stages[stage % 2];
 #pragma unroll 1
-      for (int i = 0; i < kStage * kCotangents / Product::kThreads; ++i) {
-        const int number = i * Product::kThreads + thread, row = number / kCotangents, vector = number % kCotangents;
+      for (int i = 0; i < kStage * kCotangents / Sums::kThreads; ++i) {
+        const int number = i * Sums::kThreads + thread, row = number / kCotangents, vector = number % kCotangents;
         const int64_t p = shared.pixels[stage % 2][row];
         const bool used = p >= 0 && vector * kVector < work.features;
         CopyLater(&to.cotangent[Place<kCotangents>(row, vector)],
                   used ? d_y + p * call.features + work.first_feature + vector * kVector : d_y, !used);
       }
 #pragma unroll 1
-      for (int i = 0; i < kStage * kSamples / Product::kThreads; ++i) {
-        const int number = i * Product::kThreads + thread, row = number / kSamples, vector = number % kSamples;
+      for (int i = 0; i < kStage * kSamples / Sums::kThreads; ++i) {
+        const int number = i * Sums::kThreads + thread, row = number / kSamples, vector = number % kSamples;
         const Gather<T> gathered(shared.corners[stage % 2][row], x + work.first_channel + vector * kVector,
                                  call.channels * int32_t(sizeof(T)), vector * kVector < work.channels);
         to.samples[Place<kSamples>(row, vector)] = gathered.Blend(0);
       }
     };
 
-    Product product;
+    Sums sums;
     find_corners(0);
     find_corners(1);
     __syncthreads();
@@ -121,13 +121,13 @@ __global__ void __launch_bounds__(BlockProduct<T, kFeatures>::kThreads, 2)
       __syncthreads();
       if ((stage + 1) * kStage < work.pixels) bring(stage + 1);
       find_corners(stage + 2);
-      product.AddAcross(shared.stages[stage % 2].samples, shared.stages[stage % 2].cotangent);
+      sums.AddAcross(shared.stages[stage % 2].samples, shared.stages[stage % 2].cotangent);
     }
-    product.ForEachPair(work.first_feature, [&](int channel, int32_t feature, float first, float second) {
+    sums.ForEachPair(work.first_feature, [&](int channel, int32_t feature, float first, float second) {
       if (channel >= work.channels || feature >= work.first_feature + work.features) return;
       AsVector<2>(parts + (work.out + channel) * call.features + feature) = {{first, second}};
     });
-    WaitForCopies();
+    WaitForCopies();  // those of a part without pixels
     __syncthreads();
   }
 }

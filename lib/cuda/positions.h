@@ -22,8 +22,9 @@ template <typename A>
 __device__ Sample<A> LocateSample(const Sizes& sizes, const Positions& positions, int64_t p, int64_t position,
                                   int32_t k) {
   const int64_t row = p / sizes.columns % sizes.rows, column = p % sizes.columns;
-  const int32_t *origin = positions.origin, first[] = {origin ? origin[1] : 0, origin ? origin[2] : 0};
-  return Locate(sizes.window, sizes.height, sizes.width, first[0] + row, first[1] + column, k,
+  const int32_t* origin = positions.origin;
+  const int64_t first_row = origin ? origin[1] : 0, first_column = origin ? origin[2] : 0;
+  return Locate(sizes.window, sizes.height, sizes.width, first_row + row, first_column + column, k,
                 static_cast<const A*>(positions.offset) + 2 * position);
 }
 

@@ -22,16 +22,16 @@ int64_t Times(int64_t a, int64_t b) {
   return b && a > std::numeric_limits<int64_t>::max() / b ? std::numeric_limits<int64_t>::max() : a * b;
 }
 
-// `x` and `y` are buffers of their shapes and types. What the kernels do not take is refused; Python decides by the
-// same rule, and does not call them then.
-FusedCall DecodeFused(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer offset,
-                      ffi::RemainingArgs mask, ffi::AnyBuffer y) {
+// `x`, called `name`, and `y` are buffers of their shapes and types. What the kernels do not take is refused; Python
+// decides by the same rule, and does not call them then.
+FusedCall DecodeFused(Checks& checks, ffi::Dictionary attributes, std::string_view name, ffi::AnyBuffer x,
+                      ffi::AnyBuffer offset, ffi::RemainingArgs mask, ffi::AnyBuffer y) {
   FusedCall call = {Decode(checks, attributes, offset, OptionalOperand(checks, "mask", mask))};
   Sizes& sizes = call.sizes;
   Product& product = call.product;
   call.dtype = CheckedDType(checks, x);
-  DecodeImage(checks, "x", x, sizes);
-  checks.Require(sizes.images_of_x == sizes.images, "x must have as many images as offset");
+  DecodeImage(checks, name, x, sizes);
+  checks.Require(sizes.images_of_x == sizes.images, std::string(name) + " must have as many images as offset");
   checks.Type("offset", offset, ffi::F32);
   checks.Rank("y", y, 4);
   product.groups = checks.Attribute(attributes, "feature_group_count", int64_t{1});
@@ -39,11 +39,11 @@ FusedCall DecodeFused(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer
   if (!checks.ok()) return call;
   product.features = y.dimensions()[3];
   checks.Shape("y", y, {sizes.images, sizes.rows, sizes.columns, product.features});
-  checks.Require(call.dtype != DType::kF64, "x must not be float64");
+  checks.Require(call.dtype != DType::kF64, std::string(name) + " must not be float64");
   const int64_t vector = FusedVector(call.dtype);
   checks.FitsInt32("the number of features", product.features);
   checks.FitsInt32("the number of bytes of a pixel", sizes.channels / vector * 16);
-  checks.FitsInt32("the number of pixels", Times(Times(sizes.images_of_x, sizes.height), sizes.width));
+  checks.Require(Times(Times(sizes.images_of_x, sizes.height), sizes.width) < kMostPixels, "has too many pixels");
   checks.Require(product.features % product.groups == 0 && sizes.channels % product.groups == 0,
                  "feature_group_count must divide the channels and the features");
   checks.Require(call.group_channels() % vector == 0 && sizes.group_channels() % vector == 0,
@@ -53,15 +53,16 @@ FusedCall DecodeFused(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer
 }
 
 // The same for a cotangent, which asks for more.
-FusedCall DecodeCotangent(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer offset,
-                          ffi::RemainingArgs mask, ffi::AnyBuffer d_y) {
-  FusedCall call = DecodeFused(checks, attributes, x, offset, mask, d_y);
+FusedCall DecodeCotangent(Checks& checks, ffi::Dictionary attributes, std::string_view name, ffi::AnyBuffer x,
+                          ffi::AnyBuffer offset, ffi::RemainingArgs mask, ffi::AnyBuffer d_y) {
+  FusedCall call = DecodeFused(checks, attributes, name, x, offset, mask, d_y);
   const Sizes& sizes = call.sizes;
   checks.Type("d_y", d_y, x.element_type());
   checks.Require(sizes.channels > 0 && call.product.features > 0, "there must be channels and features");
   if (!checks.ok()) return call;
   checks.FitsInt32("the number of bytes of a pixel of y", call.product.features / FusedVector(call.dtype) * 16);
-  checks.FitsInt32("the number of pixels of y", Times(Times(sizes.images, sizes.rows), sizes.columns));
+  const int64_t outputs = Times(sizes.rows, sizes.columns);
+  checks.Require(outputs < kMostPixels && Times(sizes.images, outputs) < kMostPixels, "has too many outputs");
   checks.Require(call.product.group_features() % FusedVector(call.dtype) == 0,
                  "the features of a group must be multiples of 16 bytes");
   checks.Require(std::max(call.group_channels(), sizes.group_channels()) % SegmentChannels(sizes, call.product) == 0,
@@ -78,7 +79,7 @@ ffi::Error FusedForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyB
                             ffi::AnyBuffer bias, ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> y,
                             ffi::Dictionary attributes) {
   Checks checks("dcn_fused_forward");
-  const FusedCall call = DecodeFused(checks, attributes, x, offset, mask, *y);
+  const FusedCall call = DecodeFused(checks, attributes, "x", x, offset, mask, *y);
   const int64_t tile = checks.Attribute(attributes, "tile_features", int64_t{64});
   checks.Require(tile == 64 || tile == 128 || tile == 256, "attribute tile_features must be 64, 128 or 256");
   const bool wide = y->element_type() != x.element_type();
@@ -99,7 +100,7 @@ ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offse
                                    ffi::Result<ffi::AnyBuffer> starts, ffi::Result<ffi::AnyBuffer> touches,
                                    ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
   Checks checks("dcn_fused_input_cotangent");
-  const FusedCall call = DecodeCotangent(checks, attributes, *d_x, offset, mask, d_y);
+  const FusedCall call = DecodeCotangent(checks, attributes, "d_x", *d_x, offset, mask, d_y);
   if (!checks.ok()) return checks.error();
   CheckWeightByChannel(checks, call, weight, *d_x);
   const Sizes& sizes = call.sizes;
@@ -125,7 +126,7 @@ ffi::Error FusedOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, f
                                     ffi::AnyBuffer weight, ffi::AnyBuffer d_y, ffi::RemainingArgs mask,
                                     ffi::RemainingRets results, ffi::Dictionary attributes) {
   Checks checks("dcn_fused_offset_cotangent");
-  const FusedCall call = DecodeCotangent(checks, attributes, x, offset, mask, d_y);
+  const FusedCall call = DecodeCotangent(checks, attributes, "x", x, offset, mask, d_y);
   if (!checks.ok()) return checks.error();
   CheckWeightByChannel(checks, call, weight, x);
   const int64_t block_taps = checks.Attribute(attributes, "block_taps", int64_t{1});
@@ -147,11 +148,13 @@ ffi::Error FusedWeightCotangentImpl(Device::Context context, ffi::AnyBuffer x, f
                                     ffi::AnyBuffer d_y, ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> parts,
                                     ffi::Dictionary attributes) {
   Checks checks("dcn_fused_weight_cotangent");
-  const FusedCall call = DecodeCotangent(checks, attributes, x, offset, mask, d_y);
+  const FusedCall call = DecodeCotangent(checks, attributes, "x", x, offset, mask, d_y);
   checks.Rank("parts", *parts, 4);
   if (!checks.ok()) return checks.error();
   const int64_t splits = parts->dimensions()[0];
-  checks.Require(splits >= 1, "there must be a part");
+  checks.Require(1 <= splits && splits <= std::max<int64_t>(call.sizes.pixels(), 1),
+                 "parts must be as many as there are pixels, or fewer");
+  checks.Require(call.dtype != DType::kF32, "x must be of 16 bits");
   checks.Type("parts", *parts, ffi::F32);
   checks.Shape("parts", *parts, {splits, call.sizes.taps(), call.group_channels(), call.product.features});
   if (!checks.ok()) return checks.error();

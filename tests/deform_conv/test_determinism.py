@@ -13,6 +13,8 @@ from .cases import Case, cast, compiled_pull_back
 
 # Many samples fall on few pixels, so that an order of summation left to the threads would show.
 CROWDED = Case("crowded", (24, 24), 32, 8, (3, 3), 2, (4,), Convolution(padding="SAME"))
+# One image, whose channels two threads share, and with them an offset group.
+ONE_IMAGE = Case("one_image", (24, 24), 40, 8, (3, 3), 2, (1,), Convolution(padding="SAME"))
 
 PROGRAM = """
 import os, sys
@@ -31,8 +33,8 @@ np.savez(sys.argv[3], samples=samples, **gradients)
 """
 
 
-def crowded_arguments():
-    return cast((CROWDED.cotangent(), CROWDED.operands(offset_scale=6.0)), np.float32)
+def crowded_arguments(case=CROWDED):
+    return cast((case.cotangent(), case.operands(offset_scale=6.0)), np.float32)
 
 
 @pytest.mark.parametrize("backend", [None, "reference"])
@@ -49,8 +51,9 @@ def test_repeated_runs_agree_to_the_last_bit(backend, platform):
 @pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores to choose from"
 )
-def test_results_do_not_depend_on_the_number_of_threads(tmp_path):
-    cotangent, operands = crowded_arguments()
+@pytest.mark.parametrize("case", [CROWDED, ONE_IMAGE], ids=str)
+def test_results_do_not_depend_on_the_number_of_threads(case, tmp_path):
+    cotangent, operands = crowded_arguments(case)
     inputs = tmp_path / "inputs.npz"
     np.savez(inputs, cotangent=cotangent, **{k: v for k, v in operands._asdict().items() if k != "bias"})
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}

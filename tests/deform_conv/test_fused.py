@@ -8,11 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
+from jax.sharding import PartitionSpec as P
 from numpy_reference import Convolution
 
+import jax_dcn
 from jax_dcn.deform_conv import fused
 
-from .cases import Case, Operands, assert_close, convolve, pull_back
+from .cases import Case, Operands, assert_close, convolve, explicit_gradients, pull_back
 
 # Channels are vectors of 16 bytes in every type. Stages have eight of them: whole taps, parts of taps, several taps.
 CASES = [
@@ -129,16 +132,88 @@ def test_all_samples_in_one_pixel(dtype, precision):
     assert_close(d_x, exact.x, 0, 4 * RESOLUTION[dtype] * np.abs(exact.x).max())
 
 
-@pytest.mark.parametrize("images", [0.5, 1, 3])
+@pytest.mark.parametrize("images", [0, 1, 3])
 def test_images_in_runs(images, monkeypatch):
-    """Their gradients one by one, some at a time, or by the plain path, where even one's lists are too long."""
-    case = dataclasses.replace(CASE["torus_back"], batch=(4,))
+    """Their gradients one by one, three and the rest, or by the plain path, where even one's lists are too long."""
+    case = dataclasses.replace(CASE["torus_back"], batch=(5,))
     operands = cast(case, "bfloat16")
-    monkeypatch.setattr(fused, "RUN_BYTES", images * fused.transpose_bytes(operands.x, operands.offset))
-    name = "dcn_fused_input_cotangent" if images >= 1 else "dcn_input_cotangent"
+    cotangent = jnp.asarray(case.cotangent(), "bfloat16")
+    of_image = fused.run_bytes(operands.x, operands.offset, operands.mask, cotangent)
+    monkeypatch.setattr(fused, "RUN_BYTES", images * of_image)
+    assert ("stablehlo.while" in lowered(operands, case=case, of=gradient)) == (images > 0)
+    name = "dcn_fused_input_cotangent" if images else "dcn_input_cotangent"
     assert name in custom_calls(operands, case=case, of=gradient)
     jax.clear_caches()
     check_values(case, "bfloat16", operands)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_gradients_are_wide(dtype):
+    """Over more pixels and channels than 16 bits count one by one."""
+
+    def gradients(x, offset, weight, mask):
+        def loss(x, weight, mask):
+            return jax_dcn.deform_conv2d(x, offset, weight, mask=mask).astype(jnp.float32).sum()
+
+        return jax.jit(jax.grad(loss, (0, 1, 2)))(x, weight, mask)
+
+    rows, columns = np.mgrid[:64, :64]
+    to_first = -jnp.asarray(np.stack([rows, columns], -1)[None], jnp.float32)
+    x, weight = jnp.ones((1, 64, 64, 32), dtype), jnp.ones((1, 1, 32, 8), dtype)
+    d_x, d_weight, _ = gradients(x, to_first, weight, jnp.ones((1, 64, 64, 1)))
+    np.testing.assert_array_equal(d_x[0, 0, 0].astype(jnp.float32), np.full(32, 4096 * 8))
+    np.testing.assert_array_equal(d_weight.astype(jnp.float32), np.full((1, 1, 32, 8), 4096))
+    x, weight = jnp.ones((1, 1, 1, 4096), dtype), jnp.ones((1, 1, 4096, 8), dtype)
+    _, _, d_mask = gradients(x, jnp.zeros((1, 1, 1, 2)), weight, jnp.ones((1, 1, 1, 1)))
+    np.testing.assert_array_equal(d_mask, np.full((1, 1, 1, 1), 4096 * 8, np.float32))
+
+
+def test_the_cotangent_of_the_mask_alone():
+    case = CASE["ragged_strip_and_tile_back"]
+    operands, cotangent = cast(case, "bfloat16"), jnp.asarray(case.cotangent(), "bfloat16")
+    run = functools.partial(explicit_gradients, **case.keywords)
+    d_mask = jax.jit(lambda *arguments: run(*arguments).mask)(cotangent, operands)
+    exact = case.expected(np.asarray(cotangent, np.float64), widened(operands))[1].mask
+    assert_close(d_mask, exact, 0, 4 * RESOLUTION["bfloat16"] * np.abs(exact).max())
+
+
+def per_image(operands, **keywords):
+    def of_one(x, offset, mask):
+        return gradient(operands._replace(x=x, offset=offset, mask=mask), **keywords)
+
+    return jax.vmap(of_one)(operands.x, operands.offset, operands.mask)
+
+
+def per_device(operands, **keywords):
+    mesh = jax.make_mesh((2,), ("images",), axis_types=(jax.sharding.AxisType.Auto,))
+    over_images = Operands(P("images"), P("images"), P(), P(), P("images"))
+    of_some = functools.partial(gradient, **keywords)
+    return jax.shard_map(of_some, mesh=mesh, in_specs=(over_images,), out_specs=over_images)(operands)
+
+
+@pytest.mark.platforms("cpu")
+@pytest.mark.parametrize("of", [per_image, per_device])
+def test_transformed_gradients_are_fused(of):
+    case = with_channels(32)
+    assert custom_calls(cast(case, "bfloat16"), case=case, of=of) == {INPUT, OFFSET, WEIGHT}
+
+
+@pytest.mark.platforms("cpu")
+def test_gradients_of_any_batch_are_fused():
+    """Exported, with a batch that is not known."""
+    case = with_channels(32)
+    operands = cast(case, "bfloat16")
+    (batch,) = export.symbolic_shape("batch")
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in operands]
+    for k in (0, 1, 4):
+        structs[k] = structs[k].update(shape=(batch, *structs[k].shape[1:]))
+    exporter = export.export(
+        jax.jit(functools.partial(gradient, **case.keywords)),
+        platforms=["cuda"],
+        disabled_checks=[export.DisabledSafetyCheck.custom_call(name) for name in jax_dcn.custom_calls],
+    )
+    text = exporter(Operands(*structs)).mlir_module()
+    assert set(re.findall(r"@\w*(dcn_\w+)\(", text)) == {INPUT, OFFSET, WEIGHT}
 
 
 def gradient(operands, **keywords):
@@ -261,11 +336,13 @@ def test_taps_of_a_block():
 
 
 def test_weight_splits():
-    """Enough blocks to keep a GPU busy, of enough pixels each; so that parts take 64 MiB, or as much as one does."""
+    """Enough blocks to keep a GPU busy, of enough pixels each; so that parts take 32 MiB, or one does more."""
     assert fused.weight_splits(pixels=10**6, channels=128, taps=9, group_features=128) == 56
     assert fused.weight_splits(pixels=10**6, channels=512, taps=9, group_features=512) == 3
     assert fused.weight_splits(pixels=1024, channels=32, taps=1, group_features=32) == 2
     assert fused.weight_splits(pixels=0, channels=2**14, taps=9, group_features=2**12) == 1
+    for channels, taps, features in ((128, 9, 128), (512, 9, 512), (32, 25, 64), (256, 1, 1024)):
+        assert fused.weight_splits(10**6, channels, taps, features) * channels * taps * features * 4 <= 32 * 2**20
 
 
 @pytest.mark.parametrize("of", [convolve, gradient])

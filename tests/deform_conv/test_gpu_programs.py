@@ -35,6 +35,7 @@ def compiler():
 
 def gpu(major=9):
     """One of a compute capability."""
+    assert TARGET.count("major: 9 }") == 1
     target = TARGET.replace("major: 9 }", f"major: {major} }}")
     (device,) = topologies.get_topology_desc(platform="cuda", target_config=target, topology="1x1x1").devices
     return jax.sharding.SingleDeviceSharding(device)

@@ -299,12 +299,13 @@ cudaError_t AllowShared(const void* kernel, int bytes) {
 
 cudaError_t Launch(const cudaLaunchConfig_t& config, const void* address, const std::function<void()>& kernel) {
   std::lock_guard<std::mutex> lock(one_at_a_time);
-  const unsigned blocks = Volume(config.gridDim), threads = Volume(config.blockDim);
+  const dim3 grid = {std::min(config.gridDim.x, most_blocks), config.gridDim.y, config.gridDim.z};
+  const unsigned blocks = Volume(grid), threads = Volume(config.blockDim);
   const size_t allowed = std::max(kSharedOfAll, allowed_shared[address]);
   if (blocks == 0 || threads == 0 || threads > kMostThreads || config.dynamicSmemBytes > allowed) {
     return cudaErrorInvalidConfiguration;
   }
-  gridDim = config.gridDim;
+  gridDim = grid;
   blockDim = config.blockDim;
   failure.clear();
   // One for each thread of all blocks. They are costly, and the next launch, which is ordered after this, may go on

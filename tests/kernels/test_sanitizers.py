@@ -144,6 +144,22 @@ MISTAKES = {
         ("deform_conv_fused_weight.cu", " || feature >= work.first_feature + work.features", ""),
         ("memory", r"heap-buffer-overflow.*FusedWeightCotangentKernel"),
     ),
+    "next block's pixels before the last's are stored, forward": (
+        ("deform_conv_fused_forward.cu", "    __syncthreads();\n  }\n}", "  }\n}"),
+        ("threads", r"data race.*FusedForwardKernel"),
+    ),
+    "next block's pixels before the last's are stored, input": (
+        ("deform_conv_fused_input.cu", "    __syncthreads();\n  }\n}", "  }\n}"),
+        ("threads", r"data race.*FusedInputCotangentKernel"),
+    ),
+    "next block's pixels before the last's are stored, offset": (
+        ("deform_conv_fused_offset.cu", "    __syncthreads();\n  }\n}", "  }\n}"),
+        ("threads", r"data race.*FusedOffsetCotangentKernel"),
+    ),
+    "next block's pixels before the last's are stored, weight": (
+        ("deform_conv_fused_weight.cu", "    __syncthreads();\n  }\n}", "  }\n}"),
+        ("threads", r"data race.*FusedWeightCotangentKernel"),
+    ),
     "unwritten result": (
         ("psroi_pool.cu", "AsVector<N>(pooled + thing * N) = out", "if (f > 0) AsVector<N>(pooled + thing * N) = out"),
         ("memory", r"element \d+ of pooled is not written"),
