@@ -10,8 +10,7 @@ import jax_dcn
 from benchmarks.contenders import Contender, Problem, compiled, onnxruntime, products, pure_jax, torchvision
 
 NAME = "deform_conv2d"
-FLOOR = "XLA convolution"
-FLOORS = (FLOOR, "matrix products")
+FLOOR, PRODUCTS = FLOORS = ("XLA convolution", "matrix products")
 VARIED = ("x", "offset", "weight", "mask")
 
 
@@ -119,7 +118,7 @@ def undeformed(problem):
 CONTENDERS = {
     "jax_dcn": compiled.contender(deformable, VARIED),
     FLOOR: compiled.contender(ordinary, ("x", "weight"), agrees_at=undeformed),
-    "matrix products": Contender(products.prepare, agrees_at=undeformed),
+    PRODUCTS: Contender(products.prepare, agrees_at=undeformed),
     "pure JAX": compiled.contender(pure_jax.deform_conv2d, VARIED),
     "torchvision": Contender(torchvision.prepare, compiles=False),
     "onnxruntime": Contender(onnxruntime.prepare, compiles=False),

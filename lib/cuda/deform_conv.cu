@@ -76,23 +76,7 @@ __global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, const T*
       for (int lanes = kWarp / 2; lanes; lanes /= 2) dot[corner] += __shfl_xor_sync(kWholeWarp, dot[corner], lanes);
     }
     if (lane != 0) continue;
-    A dy = 0, dx = 0, dm = 0;
-    if (sample.nan()) {
-      dy = dx = dm = A(NAN);
-    } else if (sample.inside()) {
-      const A mask = Mask<A>(positions, position);
-      for (int corner = 0; corner < 4; ++corner) {
-        const int i = corner / 2, j = corner % 2;
-        dy += sample.weight_dy(i, j) * dot[corner] * mask;
-        dx += sample.weight_dx(i, j) * dot[corner] * mask;
-        dm += sample.weight(i, j) * dot[corner];
-      }
-    }
-    if (d_offset) {
-      d_offset[2 * position] = dy;
-      d_offset[2 * position + 1] = dx;
-    }
-    if (d_mask) d_mask[position] = dm;
+    StorePositionCotangents(positions, position, sample, dot, d_offset, d_mask);
   }
 }
 

@@ -86,27 +86,6 @@ struct Channels {
 // channels in a row.
 __device__ int ChannelOfRow(int row) { return row % 8 / 2 * 8 + row / 8 * 2 + row % 2; }
 
-// What the dots with its corners make of a sample.
-__device__ void StoreCotangents(const Call& call, int64_t p, int64_t g, int32_t k, const float (&dot)[4],
-                                float* d_offset, float* d_mask) {
-  const int64_t position = Position(call.sizes, p, g, k);
-  const Sample<float> sample = LocateSample<float>(call.sizes, call.positions, p, position, k);
-  float dy = 0, dx = 0, dm = 0;
-  if (sample.nan()) {
-    dy = dx = dm = NAN;
-  } else if (sample.inside()) {
-    const float mask = Mask<float>(call.positions, position);
-    for (int corner = 0; corner < 4; ++corner) {
-      const int i = corner / 2, j = corner % 2;
-      dy += sample.weight_dy(i, j) * dot[corner] * mask;
-      dx += sample.weight_dx(i, j) * dot[corner] * mask;
-      dm += sample.weight(i, j) * dot[corner];
-    }
-  }
-  if (d_offset) AsVector<2>(d_offset + 2 * position) = {{dy, dx}};
-  if (d_mask) d_mask[position] = dm;
-}
-
 // Adds to `dots`, or sets them, the dot products of a tile's sums with the corners of the samples: of `count` channels
 // of x from `x` on. Each half of the columns has its own dots, which the lanes that share a row put together.
 template <typename T, int kChannels>
@@ -200,7 +179,9 @@ __global__ void __launch_bounds__(BlockProduct<T, kChannels>::kThreads, 2)
       const auto& halves = shared.dots[tap % 2];
       float dot[4];
       for (int corner = 0; corner < 4; ++corner) dot[corner] = halves[0][thread][corner] + halves[1][thread][corner];
-      StoreCotangents(call, shared.pixels[thread], work.offset_group, tap, dot, d_offset, d_mask);
+      const int64_t p = shared.pixels[thread], position = Position(call.sizes, p, work.offset_group, tap);
+      const Sample<float> sample = LocateSample<float>(call.sizes, call.positions, p, position, tap);
+      StorePositionCotangents(call.positions, position, sample, dot, d_offset, d_mask);
     };
 
     Sums sums;

@@ -1,6 +1,7 @@
 // Where the samples of a call lie, from its operands.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "deform_conv.h"
@@ -26,6 +27,30 @@ __device__ Sample<A> LocateSample(const Sizes& sizes, const Positions& positions
   const int64_t first_row = origin ? origin[1] : 0, first_column = origin ? origin[2] : 0;
   return Locate(sizes.window, sizes.height, sizes.width, first_row + row, first_column + column, k,
                 static_cast<const A*>(positions.offset) + 2 * position);
+}
+
+// What the dot products of a sample's cotangent with its corners make of the cotangents of its offset and mask, either
+// of which may be null.
+template <typename A>
+__device__ void StorePositionCotangents(const Positions& positions, int64_t position, const Sample<A>& sample,
+                                        const A (&dot)[4], A* d_offset, A* d_mask) {
+  A dy = 0, dx = 0, dm = 0;
+  if (sample.nan()) {
+    dy = dx = dm = A(NAN);
+  } else if (sample.inside()) {
+    const A mask = Mask<A>(positions, position);
+    for (int corner = 0; corner < 4; ++corner) {
+      const int i = corner / 2, j = corner % 2;
+      dy += sample.weight_dy(i, j) * dot[corner] * mask;
+      dx += sample.weight_dx(i, j) * dot[corner] * mask;
+      dm += sample.weight(i, j) * dot[corner];
+    }
+  }
+  if (d_offset) {
+    d_offset[2 * position] = dy;
+    d_offset[2 * position + 1] = dx;
+  }
+  if (d_mask) d_mask[position] = dm;
 }
 
 }  // namespace dcn

@@ -23,6 +23,11 @@ std::string ToString(const Range& values) {
   return text + "]";
 }
 
+// The product of sizes, or the largest number where it is larger.
+inline int64_t Times(int64_t a, int64_t b) {
+  return b && a > std::numeric_limits<int64_t>::max() / b ? std::numeric_limits<int64_t>::max() : a * b;
+}
+
 // Collects the first complaint about one call of a handler.
 class Checks {
  public:

@@ -1,7 +1,6 @@
 // XLA FFI handlers of the sampling operations: decode, check, call. Each module compiles them for its own Device.
 #include "deform_conv.h"
 
-#include <limits>
 #include <optional>
 
 #include "device.h"
@@ -74,10 +73,7 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
   checks.Require(sizes.images_of_x == sizes.images, "d_x must have as many images as offset");
   checks.Type("d_x", *d_x, offset.element_type());
   checks.Require(d_x->untyped_data() == d_x_so_far.untyped_data(), "d_x must be added to in place");
-  checks.FitsInt32("the number of an image's pixels",
-                   sizes.height < std::numeric_limits<int32_t>::max() / (sizes.width + 1)
-                       ? sizes.cells()
-                       : std::numeric_limits<int64_t>::max());
+  checks.FitsInt32("the number of an image's pixels", Times(sizes.height + 1, sizes.width + 1));
   checks.FitsInt32("the number of an image's samples", sizes.samples());
   checks.Type("workspace", *workspace, ffi::S32);
   checks.Shape("workspace", *workspace, {WorkspaceSize(sizes)});

@@ -1,8 +1,6 @@
 // The XLA FFI handlers of the fused convolution and its cotangents, for backends that have them.
 #include "deform_conv_fused.h"
 
-#include <limits>
-
 #include "device.h"
 #include "ffi/conv_operands.h"
 #include "ffi/handlers.h"
@@ -17,10 +15,6 @@ struct FusedCall : Decoded {
 
   int64_t group_channels() const { return sizes.channels / product.groups; }
 };
-
-int64_t Times(int64_t a, int64_t b) {
-  return b && a > std::numeric_limits<int64_t>::max() / b ? std::numeric_limits<int64_t>::max() : a * b;
-}
 
 // `x`, called `name`, and `y` are buffers of their shapes and types. What the kernels do not take is refused; Python
 // decides by the same rule, and does not call them then.

@@ -76,7 +76,7 @@ MISTAKES = {
         ("threads", r"data race.*SampleColumnsKernel"),
     ),
     "overlapping writes of blocks": (
-        ("deform_conv.cu", "if (d_mask) d_mask[position] = dm", "if (d_mask) d_mask[position % 8] = dm"),
+        ("positions.h", "if (d_mask) d_mask[position] = dm", "if (d_mask) d_mask[position % 8] = dm"),
         ("threads", r"data race.*OffsetCotangentKernel"),
     ),
     "sum that is not atomic": (
