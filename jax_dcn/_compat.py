@@ -3,19 +3,28 @@
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
+from jax import lax
+from jax._src.dispatch import prim_requires_devices_during_lowering
+from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, use_abstract_mesh
 
 
-def result_aval(like, shape, dtype, leading: int = 0):
-    """The type of a result: devices and varying axes as of `like`, its first `leading` dimensions split as those.
+def result_aval(like, shape, dtype, spec=None):
+    """The type of a result: devices and varying axes as of `like`, split by `spec`.
 
     A bare `ShapedArray(shape, dtype)` would lose the mesh under Explicit sharding and the varying axes in `shard_map`.
     """
     aval = like.update(shape=tuple(shape), dtype=dtype, weak_type=False)
     if like.sharding.mesh.empty:
         return aval
-    spec = (*tuple(like.sharding.spec)[:leading], *[None] * (len(shape) - leading))
-    return aval.update(sharding=NamedSharding(like.sharding.mesh, PartitionSpec(*spec)))
+    spec = PartitionSpec(*[None] * len(shape)) if spec is None else spec
+    return aval.update(sharding=NamedSharding(like.sharding.mesh, spec))
+
+
+def no_mesh():
+    """A context in which arrays are as on one device, whatever the mesh around it."""
+    return use_abstract_mesh(AbstractMesh((), ()))
 
 
 def lower_apart_from_explicit_mesh(lower, ctx, *args, **params):
@@ -26,9 +35,20 @@ def lower_apart_from_explicit_mesh(lower, ctx, *args, **params):
     meshes = [aval.sharding.mesh for aval in ctx.avals_in]
     if not any(AxisType.Explicit in mesh.axis_types for mesh in meshes):
         return lower(ctx, *args, **params)
-    with use_abstract_mesh(AbstractMesh((), ())):
+    with no_mesh():
         avals = [aval.update(sharding=None) for aval in ctx.avals_in]
         return lower(ctx.replace(avals_in=avals), *args, **params)
+
+
+def several_devices(ctx) -> bool:
+    """Whether XLA's partitioner will split what is lowered: not on one device, and not what `shard_map` has split."""
+    context = ctx.module_context.axis_context
+    return isinstance(context, mlir.ShardingContext) and context.num_devices > 1 and context.abstract_mesh is not None
+
+
+def tell_devices_when_lowered(primitive) -> None:
+    """Has jax tell a rule of `primitive` for lowering which devices there are, which `custom_partitioning` needs."""
+    prim_requires_devices_during_lowering.add(primitive)  # private: there is no public way
 
 
 def _varying(array) -> frozenset:
@@ -48,3 +68,25 @@ def vary_alike(arrays: Sequence) -> list:
         return jax.lax.pcast(array, missing, to="varying") if missing else array
 
     return [None if a is None else cast(a) for a in arrays]
+
+
+def lead(arrays: Sequence, dims: Sequence) -> list:
+    """`arrays` with the dimension that `vmap` maps in front; copies of one that is not mapped are split as the others.
+
+    So split, under an Explicit mesh, is what is computed of them, too.
+    """
+    mapped = [(array, dim) for array, dim in zip(arrays, dims, strict=True) if dim is not None]
+    (size,) = {array.shape[dim] for array, dim in mapped}
+    shardings = [(jax.typeof(array).sharding, dim) for array, dim in mapped]
+    split = next(((s.mesh, s.spec[dim]) for s, dim in shardings if s.spec[dim] is not None), None)
+
+    def of_one(array, dim):
+        if dim is not None:
+            return jnp.moveaxis(array, dim, 0)
+        if split is None:
+            return lax.broadcast(array, (size,))
+        mesh, entry = split
+        spec = PartitionSpec(entry, *jax.typeof(array).sharding.spec)
+        return lax.broadcast(array, (size,), out_sharding=NamedSharding(mesh, spec))
+
+    return list(map(of_one, arrays, dims))

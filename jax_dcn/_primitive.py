@@ -1,154 +1,226 @@
-"""Registers an operator with JAX: a family of three primitives from one reference and its kernels.
+"""Makes an operator a JAX primitive, with a rule for every transformation, from one reference and its kernels.
 
-    forward    operands → result           kernel; JVP: tangent
-    tangent    operands, tangents → result jvp of the reference; transpose: cotangent
-    cotangent  operands, cotangent → the cotangents wanted   kernel; elsewhere vjp of the reference
+The primitive stands for the operator and all its derivatives. Which of them is said by a chain of steps:
 
-So the value and the first reverse derivative run in kernels, and every other derivative comes out of the reference.
-On a platform without kernels the reference is all there is.
+    ()             operands → result                                 kernel
+    jvp            operands, tangents → tangent of the result        reference
+    vjp            operands, cotangent → cotangents of operands      kernel
+    vjp, jvp …     and so on: the step of a function's arguments     reference
+
+So the value and the first reverse derivative run in kernels, and every other derivative comes out of the reference. On
+a platform without kernels the reference is all there is. Every argument and result of a chain plays a role: that of an
+operand, whose shape it has, or that of the result. By its role it is batched, typed and split over devices.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
-from jax_dcn import _compat, _kernels
+from jax_dcn import _compat, _kernels, _partition
+
+RESULT = -1  # the role of what is not an operand
 
 
-@dataclass(frozen=True)
-class Family:
-    """The primitives of one operator. Operands that the operator may do without are passed as None."""
+class Step(NamedTuple):
+    """The derivative of a function in some of its arguments, by their numbers.
 
-    forward_p: Primitive
-    cotangent_p: Primitive
+    "jvp" takes their tangents behind the arguments, and gives the results' tangents; "vjp" takes the results'
+    cotangents, and gives theirs.
+    """
 
-    def __call__(self, *operands, spec):
-        given, arrays = _split(operands)
-        return self.forward_p.bind(*arrays, given=given, spec=spec)
-
-    def cotangents(self, *operands, cotangent, wanted: tuple[int, ...], spec) -> tuple:
-        """The cotangents of the operands numbered in `wanted`."""
-        given, arrays = _split(operands)
-        positions = tuple(given.index(k) for k in wanted)
-        return tuple(self.cotangent_p.bind(*arrays, cotangent, given=given, wanted=positions, spec=spec))
+    mode: str
+    arguments: tuple[int, ...]
 
 
-def register_family(
-    name: str,
-    *,
-    result: Callable,
-    reference: Callable,
-    forward: Callable,
-    cotangent: Callable,
-    operands: int,
-    shared: tuple[int, ...],
-    linear: tuple[int, ...],
-) -> Family:
-    """Makes and registers the primitives of an operator.
+class Axes(NamedTuple):
+    """How an operator may be split over devices.
+
+    operands, result: names for the dimensions of each operand and of the result, batch dimensions apart, as
+      `_partition` has them. sizes: into how many equal parts a name may be split at most.
+    """
+
+    operands: tuple[_partition.Names, ...]
+    result: _partition.Names
+    sizes: dict[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """An operator, called with its operands. Those that it may do without are None, in the functions below too.
 
     Args:
-      name: of the operator; the primitives are called after it.
-      result: `result(*avals, spec)`, the type of the result; raises where the operands do not fit.
-      reference: `reference(*operands, spec)`, the operator in `jax.numpy`: its meaning, and its derivatives.
-      forward: `forward(*operands, spec, platform)`, as `reference`, by the kernels of the platform.
-      cotangent: `cotangent(*operands, ct, wanted, spec, platform)`, the cotangents of the operands numbered in
-        `wanted`, by the kernels.
-      operands: how many operands there are. All functions get None for those that are not given.
-      shared: the operands that carry no batch dimensions, as weights; all others may have any number of leading ones.
+      name: of the operator and its primitive.
+      operands: how many there are.
+      result: `result(*operands, spec)`, from shapes and types to those of the result; raises where they do not fit.
+      reference: `reference(*operands, **keywords)`, the operator in `jax.numpy`: its meaning, and its derivatives.
+      forward: `forward(*operands, platform, **keywords)`, as `reference`, by the kernels of the platform.
+      cotangent: `cotangent(*operands, ct, wanted, platform, **keywords)`, the cotangents of the operands numbered in
+        `wanted`, by the kernels, in the operands' types or in those that sums are taken in.
+      axes: `axes(*operands, spec)`, how shapes may be split over devices.
+      keywords: `keywords(spec, parts)`, those of the functions above, where a device has these `_partition.Part`s.
+      shared: the operands that the examples of a batch share, as weights, and how many dimensions they have. Where they
+        are batched, it is by the first batch dimensions of the others, and all of them are.
       linear: the operands that the result is linear in, each by itself.
     """
 
-    def fill(given, arrays):
-        full = [None] * operands
+    name: str
+    operands: int
+    result: Callable
+    reference: Callable
+    forward: Callable
+    cotangent: Callable
+    axes: Callable
+    keywords: Callable
+    shared: Mapping[int, int]
+    linear: tuple[int, ...]
+    primitive: Primitive = field(init=False)
+
+    def __post_init__(self):
+        primitive = Primitive(self.name)
+        object.__setattr__(self, "primitive", primitive)
+        primitive.multiple_results = True
+        primitive.def_impl(partial(xla.apply_primitive, primitive))
+        primitive.def_abstract_eval(self._types)
+        ad.primitive_jvps[primitive] = self._jvp
+        ad.primitive_transposes[primitive] = self._transpose
+        batching.primitive_batchers[primitive] = self._batch
+        _compat.tell_devices_when_lowered(primitive)
+        for platform in (None, *_kernels.PLATFORMS):
+            rule = partial(_compat.lower_apart_from_explicit_mesh, partial(self._lower, platform))
+            mlir.register_lowering(primitive, rule, platform=platform)
+
+    def __call__(self, *operands, spec, backend=None):
+        given, arrays = _split(operands)
+        (result,) = self.primitive.bind(*arrays, given=given, chain=(), spec=spec, backend=backend)
+        return result
+
+    def cotangents(self, *operands, cotangent, wanted: tuple[int, ...], spec, backend=None) -> list:
+        """The cotangents of the operands numbered in `wanted`."""
+        given, arrays = _split(operands)
+        chain = (Step("vjp", tuple(map(given.index, wanted))),)
+        return self.primitive.bind(*arrays, cotangent, given=given, chain=chain, spec=spec, backend=backend)
+
+    def _types(self, *avals, given, chain, spec, backend):
+        arguments, results, sizes = self._arrays(avals, given, chain, spec)
+        like = next((aval for aval in avals if not aval.sharding.mesh.empty), avals[0])
+        specs = [aval.sharding.spec for aval in avals]
+        split = _partition.assign([array.names for array in arguments], specs, sizes, like.sharding.mesh)
+
+        def type_of(role, array):
+            if role != RESULT:
+                return avals[given.index(role)].update(weak_type=False)
+            return _compat.result_aval(like, array.shape, array.dtype, _partition.spec_of(array.names, split))
+
+        return list(map(type_of, _roles(given, chain)[1], results))
+
+    def _arrays(self, avals, given, chain, spec):
+        """Arguments and results as `_partition` has them, and into how many parts their names may be split."""
+        batch = avals[0].shape[: self._shared_batch(avals, given)]
+        shapes = [jax.ShapeDtypeStruct(aval.shape[len(batch) :], aval.dtype) for aval in avals[: len(given)]]
+        operands = self._filled(given, shapes)
+        axes, result = self.axes(*operands, spec=spec), self.result(*operands, spec=spec)
+
+        def array(names, like):
+            first = tuple(f"batch{k}" for k in range(len(batch) + len(like.shape) - len(names)))
+            return _partition.Array((*first, *names), (*batch, *like.shape), like.dtype)
+
+        arrays = {k: array(axes.operands[k], operands[k]) for k in given} | {RESULT: array(axes.result, result)}
+        batch_names = arrays[RESULT].names[: -len(axes.result)]
+        sizes = axes.sizes | dict(zip(batch_names, arrays[RESULT].shape, strict=False))
+        return *([arrays[role] for role in roles] for roles in _roles(given, chain)), sizes
+
+    def _shared_batch(self, arrays, given) -> int:
+        """How many batch dimensions the shared operands have."""
+        ranks = (array.ndim - self.shared[k] for k, array in zip(given, arrays, strict=False) if k in self.shared)
+        return next(ranks, 0)
+
+    def _filled(self, given, arrays):
+        full = [None] * self.operands
         for k, array in zip(given, arrays, strict=True):
             full[k] = array
         return full
 
-    def reference_forward(*arrays, given, spec):
-        return reference(*fill(given, arrays), spec=spec)
+    def _lower(self, platform, ctx, *args, given, chain, spec, backend):
+        by_kernel = platform is not None and backend is None and _has_kernel(chain)
+        if by_kernel:
+            _kernels.require(platform)
 
-    def reference_tangent(*args, given, moving, spec):
-        arrays, tangents = args[: len(given)], args[len(given) :]
-        function = _of_some(partial(reference_forward, given=given, spec=spec), arrays, moving)
-        return jax.jvp(function, tuple(arrays[k] for k in moving), tangents)[1]
+        def call(*args, parts):
+            keywords = self.keywords(spec, parts)
+            if by_kernel:
+                function = partial(self._by_kernel, given=given, chain=chain, platform=platform, **keywords)
+            else:
+                function = _derivative(partial(self._by_reference, given=given, **keywords), given, chain)
+            return _of_each(function, self._shared_batch(args, given))(*args)
 
-    def reference_cotangent(*args, given, wanted, spec):
+        arguments, results, sizes = self._arrays(ctx.avals_in, given, chain, spec)
+        if _compat.several_devices(ctx):
+            function = _partition.partitioned(call, arguments, results, sizes)
+        else:
+            function = _partition.whole(call, results)
+        return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
+
+    def _by_kernel(self, *args, given, chain, **keywords):
+        if not chain:
+            return (self.forward(*self._filled(given, args), **keywords),)
         *arrays, ct = args
-        function = _of_some(partial(reference_forward, given=given, spec=spec), arrays, wanted)
-        return jax.vjp(function, *(arrays[k] for k in wanted))[1](ct)
+        wanted = tuple(given[k] for k in chain[0].arguments)
+        return self.cotangent(*self._filled(given, arrays), ct, wanted=wanted, **keywords)
 
-    def kernel_forward(*arrays, given, **params):
-        return forward(*fill(given, arrays), **params)
+    def _by_reference(self, *arrays, given, **keywords):
+        return (self.reference(*self._filled(given, arrays), **keywords),)
 
-    def kernel_cotangent(*args, given, wanted, **params):
-        *arrays, ct = args
-        return cotangent(*fill(given, arrays), ct, wanted=tuple(given[k] for k in wanted), **params)
+    def _jvp(self, arrays, tangents, *, chain, **params):
+        moving = tuple(k for k, tangent in enumerate(tangents) if type(tangent) is not ad.Zero)
+        moved = [tangents[k] for k in moving]
+        return (
+            self.primitive.bind(*arrays, chain=chain, **params),
+            self.primitive.bind(*arrays, *moved, chain=(*chain, Step("jvp", moving)), **params),
+        )
 
-    def forward_aval(*avals, given, spec):
-        return result(*fill(given, avals), spec=spec)
+    def _transpose(self, cts, *args, given, chain, **params):
+        asked = [k for k, arg in enumerate(args) if ad.is_undefined_primal(arg)]
+        bind = partial(self.primitive.bind, given=given, **params)
+        earlier, last = chain[:-1], chain[-1:]
+        count = len(_roles(given, earlier)[0])
+        if all(type(ct) is ad.Zero for ct in cts):
+            answers = [ad.Zero(args[k].aval) for k in asked]
+        elif not chain and len(asked) == 1 and given[asked[0]] in self.linear:
+            # The cotangent of what the result is linear in does not depend on its value.
+            known = [ad.instantiate_zeros(ad.Zero(a.aval)) if k in asked else a for k, a in enumerate(args)]
+            answers = bind(*known, *cts, chain=(Step("vjp", tuple(asked)),))
+        elif not chain or asked[0] < count:
+            roles = [_roles(given, chain)[0][k] for k in asked]
+            raise NotImplementedError(f"{self.name} is not linear in its operands {roles}")
+        elif last[0].mode == "jvp":
+            # Other tangents may be known here (a zero that scan made concrete): they get None.
+            wanted = tuple(last[0].arguments[k - count] for k in asked)
+            answers = bind(*args[:count], *map(ad.instantiate_zeros, cts), chain=(*earlier, Step("vjp", wanted)))
+        else:
+            live = [k for k, ct in enumerate(cts) if type(ct) is not ad.Zero]
+            moving = tuple(last[0].arguments[k] for k in live)
+            moved = bind(*args[:count], *(cts[k] for k in live), chain=(*earlier, Step("jvp", moving)))
+            answers = [moved[k - count] for k in asked]
+        answer_of = dict(zip(asked, answers, strict=True))
+        return [answer_of.get(k) for k in range(len(args))]
 
-    def tangent_aval(*avals, given, moving, spec):
-        return forward_aval(*avals[: len(given)], given=given, spec=spec)
-
-    def cotangent_avals(*avals, given, wanted, spec):
-        return tuple(avals[k].update(weak_type=False) for k in wanted)
-
-    forward_p = _primitive(name, forward_aval, reference_forward, kernel_forward)
-    tangent_p = _primitive(f"{name}_tangent", tangent_aval, reference_tangent)
-    cotangent_p = _primitive(f"{name}_cotangent", cotangent_avals, reference_cotangent, kernel_cotangent, many=True)
-
-    def forward_jvp(arrays, tangents, *, given, spec):
-        moving = tuple(k for k, t in enumerate(tangents) if type(t) is not ad.Zero)
-        tangent = tangent_p.bind(*arrays, *(tangents[k] for k in moving), given=given, moving=moving, spec=spec)
-        return forward_p.bind(*arrays, given=given, spec=spec), tangent
-
-    def tangent_transpose(ct, *arrays, given, moving, spec):
-        arrays, tangents = arrays[: len(given)], arrays[len(given) :]
-        # A tangent may be known here (a zero that scan made concrete): it gets None.
-        asked = [ad.is_undefined_primal(t) for t in tangents]
-        none = [None] * len(given)
-        if type(ct) is ad.Zero:
-            return [*none, *(ad.Zero(t.aval) if a else None for t, a in zip(tangents, asked, strict=True))]
-        wanted = tuple(k for k, a in zip(moving, asked, strict=True) if a)
-        cts = iter(cotangent_p.bind(*arrays, ct, given=given, wanted=wanted, spec=spec))
-        return [*none, *(next(cts) if a else None for a in asked)]
-
-    def cotangent_transpose(cts, *args, given, wanted, spec):
-        *arrays, _ = args
-        moving = tuple(k for k, ct in zip(wanted, cts, strict=True) if type(ct) is not ad.Zero)
-        tangents = (ct for ct in cts if type(ct) is not ad.Zero)
-        return [*[None] * len(given), tangent_p.bind(*arrays, *tangents, given=given, moving=moving, spec=spec)]
-
-    def forward_transpose(ct, *arrays, given, spec):
-        asked = [k for k, a in enumerate(arrays) if ad.is_undefined_primal(a)]
-        if len(asked) != 1 or given[asked[0]] not in linear:
-            raise NotImplementedError(f"{name} is not linear in its operands {[given[k] for k in asked]}")
-        # The cotangent of what the result is linear in does not depend on its value.
-        known = [jnp.zeros(a.aval.shape, a.aval.dtype) if ad.is_undefined_primal(a) else a for a in arrays]
-        (out,) = cotangent_p.bind(*known, ct, given=given, wanted=tuple(asked), spec=spec)
-        return [out if k in asked else None for k in range(len(given))]
-
-    ad.primitive_jvps[forward_p] = forward_jvp
-    ad.primitive_transposes[forward_p] = forward_transpose
-    ad.primitive_transposes[cotangent_p] = cotangent_transpose
-    ad.primitive_transposes[tangent_p] = tangent_transpose
-    ad.primitive_jvps[tangent_p] = _jvp_of(reference_tangent, tangent_p)
-    ad.primitive_jvps[cotangent_p] = _jvp_of(reference_cotangent, cotangent_p)
-
-    def is_shared(position, given, moving=()):
-        """Whether an argument of a primitive, or a result numbered like one, carries no batch dimensions."""
-        slots = (*given, *(given[k] for k in moving))
-        return position < len(slots) and slots[position] in shared
-
-    batching.primitive_batchers[forward_p] = _batcher(forward_p, is_shared)
-    batching.primitive_batchers[tangent_p] = _batcher(tangent_p, is_shared)
-    batching.primitive_batchers[cotangent_p] = _batcher(cotangent_p, is_shared)
-    return Family(forward_p, cotangent_p)
+    def _batch(self, arrays, dims, *, given, chain, **params):
+        """Batches by one more leading dimension, of shared operands too if one is batched or has cotangents to give."""
+        roles, results = _roles(given, chain)
+        shared = [role in self.shared for role in roles]
+        mapped = any(dim is not None for dim, is_shared in zip(dims, shared, strict=True) if is_shared)
+        each = mapped or self._shared_batch(arrays, given) > 0 or any(role in self.shared for role in results)
+        moved = [k for k, is_shared in enumerate(shared) if each or not is_shared]
+        leading = list(arrays)
+        for k, array in zip(moved, _compat.lead([arrays[k] for k in moved], [dims[k] for k in moved]), strict=True):
+            leading[k] = array
+        out = self.primitive.bind(*leading, given=given, chain=chain, **params)
+        return out, [0] * len(out)
 
 
 def _split(operands):
@@ -156,74 +228,53 @@ def _split(operands):
     return given, [operands[k] for k in given]
 
 
-def _primitive(name, avals, reference, kernel=None, many=False):
-    primitive = Primitive(name)
-    primitive.multiple_results = many
-    primitive.def_impl(partial(xla.apply_primitive, primitive))
-    primitive.def_abstract_eval(avals)
-    reference_lowering = mlir.lower_fun(reference, multiple_results=many)
-    mlir.register_lowering(primitive, partial(_compat.lower_apart_from_explicit_mesh, reference_lowering))
-    for platform in ("cpu", "cuda") if kernel else ():
-
-        def lower(ctx, *args, platform=platform, **params):
-            _kernels.require(platform)
-            kernel_lowering = mlir.lower_fun(kernel, multiple_results=many)
-            return _compat.lower_apart_from_explicit_mesh(kernel_lowering, ctx, *args, platform=platform, **params)
-
-        mlir.register_lowering(primitive, lower, platform=platform)
-    return primitive
+def _has_kernel(chain) -> bool:
+    return not chain or (len(chain) == 1 and chain[0].mode == "vjp")
 
 
-def _jvp_of(reference, primitive):
-    def jvp(arrays, tangents, **params):
-        moving = [k for k, t in enumerate(tangents) if type(t) is not ad.Zero]
-        function = _of_some(partial(reference, **params), arrays, moving)
-        tangent = jax.jvp(function, tuple(arrays[k] for k in moving), tuple(tangents[k] for k in moving))[1]
-        return primitive.bind(*arrays, **params), tangent
-
-    return jvp
-
-
-def _of_some(function, arrays, moving):
-    """`function(*arrays)` as a function of the arrays numbered in `moving`."""
-
-    def of_moving(*moved):
-        full = list(arrays)
-        for k, array in zip(moving, moved, strict=True):
-            full[k] = array
-        return function(*full)
-
-    return of_moving
-
-
-def _batcher(primitive, is_shared):
-    """Batches by one more leading dimension; by one call an example where a shared operand or result is mapped."""
-
-    def batch(arrays, dims, *, wanted=(), **params):
-        shared = partial(is_shared, given=params["given"], moving=params.get("moving", ()))
-        if primitive.multiple_results:
-            params["wanted"] = wanted
-        mapped = any(d is not None and shared(k) for k, d in enumerate(dims))
-        if mapped or any(shared(k) for k in wanted):
-            out = _one_by_one(partial(primitive.bind, **params), arrays, dims)
+def _roles(given, chain) -> tuple[list[int], list[int]]:
+    """The roles of a chain's arguments and of its results."""
+    arguments, results = list(given), [RESULT]
+    for mode, numbers in chain:
+        moved = [arguments[k] for k in numbers]
+        if mode == "jvp":
+            arguments = arguments + moved
         else:
-            (size,) = {a.shape[d] for a, d in zip(arrays, dims, strict=True) if d is not None}
-
-            def lead(array, dim):
-                if dim is None:
-                    return jnp.broadcast_to(array, (size, *array.shape))
-                return jnp.moveaxis(array, dim, 0)
-
-            pairs = enumerate(zip(arrays, dims, strict=True))
-            out = primitive.bind(*(a if shared(k) else lead(a, d) for k, (a, d) in pairs), **params)
-        return (out, [0] * len(out)) if primitive.multiple_results else (out, 0)
-
-    return batch
+            arguments, results = arguments + results, moved
+    return arguments, results
 
 
-def _one_by_one(function, arrays, dims):
-    def one(mapped):
-        mapped = iter(mapped)
-        return function(*(a if d is None else next(mapped) for a, d in zip(arrays, dims, strict=True)))
+def _derivative(function, given, chain):
+    """What a chain makes of a function of arrays, which gives a tuple."""
+    if not chain:
+        return function
+    *earlier, (mode, numbers) = chain
+    inner = _derivative(function, given, earlier)
+    count = len(_roles(given, earlier)[0])
 
-    return jax.lax.map(one, [jnp.moveaxis(a, d, 0) for a, d in zip(arrays, dims, strict=True) if d is not None])
+    def derivative(*args):
+        arrays, directions = args[:count], args[count:]
+
+        def of_moving(*moved):
+            full = list(arrays)
+            for k, array in zip(numbers, moved, strict=True):
+                full[k] = array
+            return inner(*full)
+
+        primals = tuple(arrays[k] for k in numbers)
+        if mode == "jvp":
+            return jax.jvp(of_moving, primals, directions)[1]
+        return jax.vjp(of_moving, *primals)[1](directions)
+
+    return derivative
+
+
+def _of_each(function, dimensions):
+    """`function` of each example in so many leading dimensions, one by one."""
+    for _ in range(dimensions):
+        function = partial(_map, function)
+    return function
+
+
+def _map(function, *arrays):
+    return jax.lax.map(lambda args: function(*args), arrays)

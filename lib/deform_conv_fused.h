@@ -2,9 +2,8 @@
 // go from registers to the matrix units, and no columns array is held. Implemented for CUDA alone.
 //
 // x is float16, bfloat16 or float32, multiplied as tf32; weight, y and their cotangents are of x's type except where
-// said otherwise, a float weight of numbers that tf32 has. The calls cover the whole output of all images:
-// positions.origin is null. The pixels of x and of y are fewer than kMostPixels, and the bytes of one can be counted in
-// 31 bits.
+// said otherwise, a float weight of numbers that tf32 has. The calls cover all images. The pixels of x and of y are
+// fewer than kMostPixels, and the bytes of one can be counted in 31 bits.
 #pragma once
 
 #include <algorithm>

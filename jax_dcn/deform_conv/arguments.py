@@ -161,6 +161,11 @@ def attributes_of(offset, weight, spec):
     }
 
 
+def origin_of(image, row, column):
+    """Where a custom call begins: its first image among those of x, its first row and column in the output."""
+    return jnp.stack([jnp.asarray(first, jnp.int32) for first in (image, row, column)])
+
+
 def channels_last(array):
     return jnp.moveaxis(array, -3, -1)
 

@@ -9,7 +9,6 @@ from jax.typing import ArrayLike, DTypeLike
 from jax_dcn import _check, _compat
 from jax_dcn.deform_conv.arguments import OPERANDS, canonicalize, channels_first, channels_last
 from jax_dcn.deform_conv.primitives import deform_conv, result
-from jax_dcn.deform_conv.reference import reference
 
 Pair = int | tuple[int, int]
 Padding = str | int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]
@@ -137,8 +136,7 @@ def deform_conv2d(
         deterministic=deterministic,
         backend=backend,
     )
-    run = reference if backend == "reference" else deform_conv
-    y = run(*problem.operands, spec=problem.spec)
+    y = deform_conv(*problem.operands, spec=problem.spec, backend=backend)
     return channels_first(y) if data_format == "NCHW" else y
 
 
@@ -257,28 +255,21 @@ def _gradient(
     problem = canonicalize(x, offset, weight, None, mask, **options)
     first = options.get("data_format") == "NCHW"
     cotangent = _check.array("cotangent", cotangent)
-    expected = result(*map(_aval, problem.operands), spec=problem.spec).shape
+    expected = result(*problem.operands, spec=problem.spec).shape
     if first:
         expected = (*expected[:-3], expected[-1], *expected[-3:-1])
     if cotangent.shape != expected:
         raise ValueError(f"cotangent must have the result's shape {expected}, got {cotangent.shape}")
     cotangent = (channels_last(cotangent) if first else cotangent).astype(problem.spec.dtype)
     *operands, cotangent = _compat.vary_alike([*problem.operands, cotangent])
-    wanted = OPERANDS.index(name)
-    if options.get("backend") == "reference":
-
-        def of_wanted(operand: jax.Array) -> jax.Array:
-            replaced = [operand if k == wanted else other for k, other in enumerate(operands)]
-            return reference(*replaced, spec=problem.spec)
-
-        (gradient,) = jax.vjp(of_wanted, operands[wanted])[1](cotangent)
-    else:
-        (gradient,) = deform_conv.cotangents(*operands, cotangent=cotangent, wanted=(wanted,), spec=problem.spec)
+    (gradient,) = deform_conv.cotangents(
+        *operands,
+        cotangent=cotangent,
+        wanted=(OPERANDS.index(name),),
+        spec=problem.spec,
+        backend=options.get("backend"),
+    )
     if first:
         gradient = jnp.transpose(gradient, (3, 2, 0, 1)) if name == "weight" else channels_first(gradient)
     wanted_for = {"x": x, "offset": offset, "weight": weight, "mask": mask}[name]
     return gradient.astype(_check.array(name, wanted_for).dtype)
-
-
-def _aval(operand: jax.Array | None) -> Any:
-    return None if operand is None else jax.typeof(operand)

@@ -14,7 +14,7 @@ from jax import lax
 
 from jax_dcn import _compat
 from jax_dcn._chunks import balanced, flat, fold
-from jax_dcn.deform_conv.arguments import attributes_of
+from jax_dcn.deform_conv.arguments import attributes_of, origin_of
 from jax_dcn.deform_conv.reference import groups_and_taps
 
 VECTOR_BYTES = 16
@@ -78,23 +78,24 @@ def takes_cotangents(wanted, x, offset, weight, spec, platform) -> set[str]:
     return taken.intersection(wanted)
 
 
-def forward(x, offset, weight, bias, mask, *, spec):
+def forward(x, offset, weight, bias, mask, *, spec, origin):
     batch, features = x.shape[:-3], weight.shape[-1]
     x, offset, mask = (flat(array, 3) for array in (x, offset, mask))
+    origin = origin_of(0, *origin)
     shape = (*offset.shape[:3], features)
     call = _call("dcn_fused_forward", _compat.result_aval(jax.typeof(x), shape, spec.dtype), offset, weight, spec)
     y = call(
-        *_operands(x, offset, _by_feature(weight), _float32_bias(bias, features), mask),
+        *_operands(x, offset, origin, _by_feature(weight), _float32_bias(bias, features), mask),
         tile_features=tile_features(math.prod(shape[:3]), features, spec.feature_group_count),
     )
     return y.reshape(*batch, *y.shape[1:])
 
 
-def cotangents(x, offset, weight, mask, ct, *, wanted, spec):
+def cotangents(x, offset, weight, mask, ct, *, wanted, spec, origin):
     """A dictionary of those `wanted`, in the sums' type or that of the operand. All arrays have one batch dimension."""
-    out = {}
+    out, origin = {}, origin_of(0, *origin)
     if "x" in wanted:
-        out["x"] = _input_cotangent(x, offset, weight, mask, ct, spec)
+        out["x"] = _input_cotangent(x, offset, weight, mask, ct, spec, origin)
     if positions := [name for name in ("offset", "mask") if name in wanted]:
         results = [
             _compat.result_aval(jax.typeof(x), array.shape, array.dtype)
@@ -102,20 +103,22 @@ def cotangents(x, offset, weight, mask, ct, *, wanted, spec):
             if name in positions
         ]
         call = _call("dcn_fused_offset_cotangent", results, offset, weight, spec)
-        operands = _operands(x, offset, _by_channel(weight, spec), ct, mask)
+        operands = _operands(x, offset, origin, _by_channel(weight, spec), ct, mask)
         wants = {f"{name}_wanted": name in positions for name in ("offset", "mask")}
         taps = block_taps(_pixels(offset), *groups_and_taps(offset, weight.shape[:2]))
         out |= zip(positions, call(*operands, block_taps=taps, **wants), strict=True)
     if "weight" in wanted:
-        out["weight"] = _weight_cotangent(x, offset, weight, mask, ct, spec)
+        out["weight"] = _weight_cotangent(x, offset, weight, mask, ct, spec, origin)
     return out
 
 
-def _input_cotangent(x, offset, weight, mask, ct, spec):
+def _input_cotangent(x, offset, weight, mask, ct, spec, origin):
     weight_by_channel = _by_channel(weight, spec)
 
     def images_at(image, count, d_x):
-        of_images = [None if a is None else lax.dynamic_slice_in_dim(a, image, count) for a in (offset, mask, ct)]
+        offsets, masks, cts = (
+            None if a is None else lax.dynamic_slice_in_dim(a, image, count) for a in (offset, mask, ct)
+        )
         offset_groups, taps = groups_and_taps(offset, weight.shape[:2])
         bins, outputs = (count, offset_groups, taps), math.prod(offset.shape[1:3])
         shapes = [(*bins, math.prod(x.shape[1:3]) + 1), (*bins, 4 * outputs, 2), (*bins, 4 * outputs)]
@@ -125,7 +128,7 @@ def _input_cotangent(x, offset, weight, mask, ct, spec):
             *(_compat.result_aval(like, shape, jnp.int32) for shape in shapes),
         ]
         call = _call("dcn_fused_input_cotangent", results, offset, weight, spec)
-        part, *_ = call(*_operands(of_images[0], weight_by_channel, of_images[2], of_images[1]))
+        part, *_ = call(*_operands(offsets, origin, weight_by_channel, cts, masks))
         return part if count == x.shape[0] else lax.dynamic_update_slice_in_dim(d_x, part, image, 0)
 
     most = RUN_BYTES // max(run_bytes(x, offset, mask, ct), 1)
@@ -133,14 +136,14 @@ def _input_cotangent(x, offset, weight, mask, ct, spec):
     return fold(images_at, x.shape[0], balanced(x.shape[0], most), zeros)
 
 
-def _weight_cotangent(x, offset, weight, mask, ct, spec):
+def _weight_cotangent(x, offset, weight, mask, ct, spec, origin):
     taps, features = math.prod(weight.shape[:2]), weight.shape[-1]
     splits = weight_splits(_pixels(offset), x.shape[-1], taps, features // spec.feature_group_count)
     shape = (splits, taps, weight.shape[2], features)
     call = _call(
         "dcn_fused_weight_cotangent", _compat.result_aval(jax.typeof(x), shape, jnp.float32), offset, weight, spec
     )
-    return call(*_operands(x, offset, ct, mask)).sum(0).reshape(weight.shape)
+    return call(*_operands(x, offset, origin, ct, mask)).sum(0).reshape(weight.shape)
 
 
 def block_taps(pixels, offset_groups, taps) -> int:

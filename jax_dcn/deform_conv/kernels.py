@@ -14,7 +14,7 @@ from jax import lax
 from jax_dcn import _compat
 from jax_dcn._chunks import balanced, flat, fold
 from jax_dcn.deform_conv import fused
-from jax_dcn.deform_conv.arguments import OPERANDS, attributes_of
+from jax_dcn.deform_conv.arguments import OPERANDS, attributes_of, origin_of
 from jax_dcn.deform_conv.reference import groups_and_taps, product, sum_dtype
 
 # What is held at a time of samples and their cotangents, and half of it of samples alone. On a CPU more would leave the
@@ -22,9 +22,10 @@ from jax_dcn.deform_conv.reference import groups_and_taps, product, sum_dtype
 COLUMN_BYTES = {"cpu": 16 * 2**20, "cuda": 128 * 2**20}
 
 
-def forward(x, offset, weight, bias, mask, *, spec, platform):
+def forward(x, offset, weight, bias, mask, *, spec, origin, platform):
+    """The rows and columns of the output from `origin` on, as many as `offset` has."""
     if fused.takes(x, offset, weight, spec, platform):
-        return fused.forward(x, offset, weight, bias, mask, spec=spec)
+        return fused.forward(x, offset, weight, bias, mask, spec=spec, origin=origin)
     batch = x.shape[:-3]
     x, offset, mask = (flat(array, 3) for array in (x, offset, mask))
     images, rows, width = offset.shape[:3]
@@ -32,7 +33,7 @@ def forward(x, offset, weight, bias, mask, *, spec, platform):
 
     def images_at(image, count, y):
         def rows_at(row, height, y):
-            tile = _Tile.at((image, row), (count, height), offset, mask, weight, spec)
+            tile = _Tile.at((image, row), (count, height), origin, offset, mask, weight, spec)
             part = product(tile.columns(x), weight, spec)
             part = (part if bias is None else part + bias).astype(spec.dtype)
             return _update(y, part, (image, row))
@@ -43,20 +44,21 @@ def forward(x, offset, weight, bias, mask, *, spec, platform):
     return fold(images_at, images, run.images, y).reshape(*batch, *y.shape[1:])
 
 
-def cotangent(x, offset, weight, bias, mask, ct, *, wanted, spec, platform):
+def cotangent(x, offset, weight, bias, mask, ct, *, wanted, spec, origin, platform):
     canonical = dict(zip(OPERANDS, (x, offset, weight, bias, mask), strict=True))
     wanted = [OPERANDS[k] for k in wanted]
     x, offset, mask, ct = (flat(array, 3) for array in (x, offset, mask, ct))
     taken = fused.takes_cotangents(wanted, x, offset, weight, spec, platform)
-    out = fused.cotangents(x, offset, weight, mask, ct, wanted=taken, spec=spec)
+    out = fused.cotangents(x, offset, weight, mask, ct, wanted=taken, spec=spec, origin=origin)
     if rest := [name for name in wanted if name not in taken and name != "bias"]:
-        out |= _cotangents_in_runs(x, offset, weight, mask, ct, wanted=rest, spec=spec, platform=platform)
+        keywords = {"spec": spec, "origin": origin, "platform": platform}
+        out |= _cotangents_in_runs(x, offset, weight, mask, ct, wanted=rest, **keywords)
     if "bias" in wanted:
         out["bias"] = ct.sum((0, 1, 2), dtype=offset.dtype)
-    return tuple(out[name].astype(canonical[name].dtype).reshape(canonical[name].shape) for name in wanted)
+    return tuple(out[name].reshape(canonical[name].shape) for name in wanted)
 
 
-def _cotangents_in_runs(x, offset, weight, mask, ct, *, wanted, spec, platform):
+def _cotangents_in_runs(x, offset, weight, mask, ct, *, wanted, spec, origin, platform):
     sums, groups = offset.dtype, spec.feature_group_count
     through_samples = not {"x", "offset", "mask"}.isdisjoint(wanted)
     row_bytes = (through_samples + ("weight" in wanted)) * _row_bytes(x, offset, weight)
@@ -71,7 +73,7 @@ def _cotangents_in_runs(x, offset, weight, mask, ct, *, wanted, spec, platform):
         def rows_at(row, height, carry):
             out, d_xs = carry
             out = dict(out)
-            tile = _Tile.at((image, row), (count, height), offset, mask, weight, spec)
+            tile = _Tile.at((image, row), (count, height), origin, offset, mask, weight, spec)
             part = _slice(ct, (image, row), (count, height))
             if through_samples:
                 d_columns = _columns_cotangent(part, weight, spec)
@@ -142,14 +144,16 @@ class _Tile(NamedTuple):
 
     offset: jax.Array  # [n, rows, width, G·K·2]
     mask: jax.Array | None
-    origin: jax.Array  # the first image, of x; the first row and column
+    origin: jax.Array  # the first image, of x; the first row and column, of the whole output
     attributes: dict
 
     @classmethod
-    def at(cls, start, size, offset, mask, weight, spec):
-        """The tile of `size` (images, rows) from `start` on; `offset` and `mask` are those of all."""
-        origin = jnp.stack([jnp.asarray(first, jnp.int32) for first in (*start, 0)])
-        return cls(_slice(offset, start, size), _slice(mask, start, size), origin, attributes_of(offset, weight, spec))
+    def at(cls, start, size, origin, offset, mask, weight, spec):
+        """The tile of `size` (images, rows) from `start` on; `offset` and `mask` are of all, from `origin` on."""
+        image, row = start
+        attributes = attributes_of(offset, weight, spec)
+        first = origin_of(image, origin[0] + row, origin[1])
+        return cls(_slice(offset, start, size), _slice(mask, start, size), first, attributes)
 
     def columns(self, x):
         """The samples [n, rows, width, K, Cin], of x's type."""

@@ -1,25 +1,59 @@
-"""The primitives: forward, tangent and cotangent, from the reference and the kernels."""
+"""The operator as a JAX primitive, from the reference and the kernels."""
 
-from jax_dcn import _compat
-from jax_dcn._primitive import register_family
+import dataclasses
+import math
+
+import jax
+
+from jax_dcn._primitive import Axes, Operator
 from jax_dcn.deform_conv import kernels
 from jax_dcn.deform_conv.arguments import OPERANDS, check_operands
-from jax_dcn.deform_conv.reference import reference
+from jax_dcn.deform_conv.reference import groups_and_taps, reference
 
 
 def result(x, offset, weight, bias, mask, *, spec):
-    """The type of the result; raises ValueError where the operands do not fit."""
+    """The shape and type of the result; raises ValueError where the operands do not fit."""
     check_operands(x, offset, weight, bias, mask, spec=spec)
-    return _compat.result_aval(x, (*offset.shape[:-1], weight.shape[-1]), spec.dtype, leading=x.ndim - 3)
+    return jax.ShapeDtypeStruct((*offset.shape[:-1], weight.shape[-1]), spec.dtype)
 
 
-deform_conv = register_family(
+def axes(x, offset, weight, bias, mask, *, spec):
+    """Split over devices may be the output's rows, columns and features, these by whole groups if there are some.
+
+    With the features, then, go channels, and the offset groups if there are several.
+    """
+    (offset_groups, _), groups = groups_and_taps(offset, weight.shape[:2]), spec.feature_group_count
+    grouped = "groups" if groups > 1 else None
+    features = grouped or "features"
+    positions = ("rows", "columns", grouped if offset_groups > 1 else None)
+    return Axes(
+        operands=((None, None, grouped), positions, (None, None, None, features), (features,), positions),
+        result=("rows", "columns", features),
+        sizes={
+            "rows": offset.shape[-3],
+            "columns": offset.shape[-2],
+            "features": weight.shape[-1],
+            "groups": groups if offset_groups == 1 else math.gcd(groups, offset_groups),
+        },
+    )
+
+
+def keywords(spec, parts):
+    """Those of the reference and of the kernels, on a device that has these parts."""
+    if "groups" in parts:
+        spec = dataclasses.replace(spec, feature_group_count=spec.feature_group_count // parts["groups"].parts)
+    return {"spec": spec, "origin": tuple(parts[name].start if name in parts else 0 for name in ("rows", "columns"))}
+
+
+deform_conv = Operator(
     "deform_conv",
+    operands=len(OPERANDS),
     result=result,
     reference=reference,
     forward=kernels.forward,
     cotangent=kernels.cotangent,
-    operands=len(OPERANDS),
-    shared=(OPERANDS.index("weight"), OPERANDS.index("bias")),
+    axes=axes,
+    keywords=keywords,
+    shared={OPERANDS.index("weight"): 4, OPERANDS.index("bias"): 1},
     linear=(OPERANDS.index("x"), OPERANDS.index("weight"), OPERANDS.index("mask")),
 )

@@ -9,15 +9,16 @@ import numpy as np
 from jax import lax
 
 
-def reference(x, offset, weight, bias, mask, *, spec):
-    sample = partial(_sample, kernel_size=weight.shape[:2], spec=spec)
+def reference(x, offset, weight, bias, mask, *, spec, origin=(0, 0)):
+    """The rows and columns of the output from `origin` on, as many as `offset` has."""
+    sample = partial(_sample, kernel_size=weight.shape[:2], spec=spec, origin=origin)
     for _ in x.shape[:-3]:
         sample = jax.vmap(sample, in_axes=(0, 0, None if mask is None else 0))
     y = product(sample(x, offset, mask), weight.astype(offset.dtype), spec)
     return (y if bias is None else y + bias).astype(spec.dtype)
 
 
-def _sample(x, offset, mask, *, kernel_size, spec):
+def _sample(x, offset, mask, *, kernel_size, spec, origin):
     """The columns [Ho, Wo, K, C] of one image: x, bilinearly at every tap's position, times the mask."""
     height, width, channels = x.shape
     rows, columns = offset.shape[:2]
@@ -25,8 +26,8 @@ def _sample(x, offset, mask, *, kernel_size, spec):
     # [Ho, Wo, K, G, 2]
     offset = jnp.swapaxes(offset.reshape(rows, columns, groups, taps, 2), 2, 3)
     tap_y, tap_x = np.divmod(np.arange(taps), kernel_size[1])
-    grid_y = _grid(rows, spec.strides[0], spec.padding[0][0], tap_y * spec.kernel_dilation[0])
-    grid_x = _grid(columns, spec.strides[1], spec.padding[1][0], tap_x * spec.kernel_dilation[1])
+    grid_y = _grid(origin[0], rows, spec.strides[0], spec.padding[0][0], tap_y * spec.kernel_dilation[0])
+    grid_x = _grid(origin[1], columns, spec.strides[1], spec.padding[1][0], tap_x * spec.kernel_dilation[1])
     position_y = grid_y[:, None, :, None] + offset[..., 0]
     position_x = grid_x[None, :, :, None] + offset[..., 1]
     # One coordinate that is not a number makes the other so, wherever it lies.
@@ -48,9 +49,9 @@ def _sample(x, offset, mask, *, kernel_size, spec):
     return sampled.reshape(rows, columns, taps, channels)
 
 
-def _grid(length, stride, padding, taps):
+def _grid(first, length, stride, padding, taps):
     """Where a kernel's taps lie along one axis, without offsets: [length, taps]."""
-    return (np.arange(length) * stride - padding)[:, None] + taps
+    return ((first + np.arange(length)) * stride - padding)[:, None] + taps
 
 
 class _Axis(NamedTuple):

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_dcn.deform_psroi_pool.arguments import canonicalize
-from jax_dcn.deform_psroi_pool.primitives import deform_psroi_pool as pool_family
-from jax_dcn.deform_psroi_pool.reference import reference
+from jax_dcn.deform_psroi_pool.primitives import deform_psroi_pool as pool
 
 Pair = int | tuple[int, int]
 
@@ -106,8 +105,7 @@ def deform_psroi_pool(
         deterministic=deterministic,
         backend=backend,
     )
-    run = reference if backend == "reference" else pool_family
-    pooled = run(*problem.operands, spec=problem.spec).astype(jnp.asarray(x).dtype)
+    pooled = pool(*problem.operands, spec=problem.spec, backend=backend).astype(jnp.asarray(x).dtype)
     return jnp.moveaxis(pooled, -1, -3) if data_format == "NCHW" else pooled
 
 

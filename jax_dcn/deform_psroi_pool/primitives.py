@@ -1,26 +1,47 @@
-"""The primitives: forward, tangent and cotangent, from the reference and the kernels."""
+"""The operator as a JAX primitive, from the reference and the kernels."""
 
-from jax_dcn import _compat
-from jax_dcn._primitive import register_family
+import jax
+
+from jax_dcn._primitive import Axes, Operator
 from jax_dcn.deform_psroi_pool import kernels
 from jax_dcn.deform_psroi_pool.arguments import OPERANDS, check_operands
 from jax_dcn.deform_psroi_pool.reference import reference
 
 
 def result(x, rois, offset, *, spec):
-    """The type of the result; raises ValueError where the operands do not fit."""
+    """The shape and type of the result; raises ValueError where the operands do not fit."""
     check_operands(x, rois, offset, spec=spec)
     features = x.shape[-1] // (spec.group_size[0] * spec.group_size[1])
-    return _compat.result_aval(x, (*rois.shape[:-1], *spec.output_size, features), x.dtype, leading=x.ndim - 4)
+    return jax.ShapeDtypeStruct((*rois.shape[:-1], *spec.output_size, features), x.dtype)
 
 
-deform_psroi_pool = register_family(
+def axes(x, rois, offset, *, spec):
+    """Split over devices may be the regions, with the images whole, for a region may lie in any of them; and features.
+
+    Features go with their channels of the image; where there are several classes, whole classes with their offsets.
+    """
+    features = x.shape[-1] // (spec.group_size[0] * spec.group_size[1])
+    classes = 1 if offset is None else offset.shape[-1] // 2
+    return Axes(
+        operands=(
+            (None, None, None, "features"),
+            ("regions", None),
+            ("regions", None, None, "features" if classes > 1 else None),
+        ),
+        result=("regions", None, None, "features"),
+        sizes={"regions": rois.shape[-2], "features": classes if classes > 1 else features},
+    )
+
+
+deform_psroi_pool = Operator(
     "deform_psroi_pool",
+    operands=len(OPERANDS),
     result=result,
     reference=reference,
     forward=kernels.forward,
     cotangent=kernels.cotangent,
-    operands=len(OPERANDS),
-    shared=(),
+    axes=axes,
+    keywords=lambda spec, parts: {"spec": spec},
+    shared={},
     linear=(OPERANDS.index("x"),),
 )

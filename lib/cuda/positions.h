@@ -18,14 +18,13 @@ __device__ A Mask(const Positions& positions, int64_t position) {
   return positions.mask ? static_cast<const A*>(positions.mask)[position] : A(1);
 }
 
-// `p` counts the pixels of the tile, through all images; a call without an origin covers the whole output.
+// `p` counts the pixels of the tile, through all images.
 template <typename A>
 __device__ Sample<A> LocateSample(const Sizes& sizes, const Positions& positions, int64_t p, int64_t position,
                                   int32_t k) {
-  const int64_t row = p / sizes.columns % sizes.rows, column = p % sizes.columns;
-  const int32_t* origin = positions.origin;
-  const int64_t first_row = origin ? origin[1] : 0, first_column = origin ? origin[2] : 0;
-  return Locate(sizes.window, sizes.height, sizes.width, first_row + row, first_column + column, k,
+  const int64_t row = positions.origin[1] + p / sizes.columns % sizes.rows;
+  const int64_t column = positions.origin[2] + p % sizes.columns;
+  return Locate(sizes.window, sizes.height, sizes.width, row, column, k,
                 static_cast<const A*>(positions.offset) + 2 * position);
 }
 

@@ -15,8 +15,8 @@ struct Decoded {
   Positions positions = {};
 };
 
-inline Decoded Decode(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset,
-                      std::optional<ffi::AnyBuffer> mask) {
+inline Decoded Decode(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+                      ffi::RemainingArgs mask_if_given) {
   Decoded decoded;
   Sizes& sizes = decoded.sizes;
   Window& window = sizes.window;
@@ -28,6 +28,8 @@ inline Decoded Decode(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer
   sizes.offset_groups = checks.Attribute(attributes, "offset_groups", int64_t{1});
   checks.Require(sizes.offset_groups >= 1, "attribute offset_groups must be positive");
   checks.Rank("offset", offset, 4);
+  checks.Type("origin", origin, ffi::S32);
+  checks.Shape("origin", origin, {3});
   checks.FitsInt32("the number of taps", int64_t{window.kernel[0]} * window.kernel[1]);
   if (!checks.ok()) return decoded;
 
@@ -40,8 +42,8 @@ inline Decoded Decode(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer
                  "offset has shape " + ToString(shape) + ", must have two channels for each of " +
                      std::to_string(sizes.offset_groups) + " offset groups and " + std::to_string(sizes.taps()) +
                      " taps");
-  decoded.positions = {offset.untyped_data(), nullptr, nullptr};
-  if (mask) {
+  decoded.positions = {offset.untyped_data(), nullptr, static_cast<const int32_t*>(origin.untyped_data())};
+  if (const auto mask = OptionalOperand(checks, "mask", mask_if_given)) {
     checks.Shape("mask", *mask, {shape[0], shape[1], shape[2], shape[3] / 2});
     checks.Type("mask", *mask, offset.element_type());
     decoded.positions.mask = mask->untyped_data();

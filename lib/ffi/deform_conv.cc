@@ -1,8 +1,6 @@
 // XLA FFI handlers of the sampling operations: decode, check, call. Each module compiles them for its own Device.
 #include "deform_conv.h"
 
-#include <optional>
-
 #include "device.h"
 #include "ffi/conv_operands.h"
 #include "ffi/handlers.h"
@@ -10,20 +8,10 @@
 namespace dcn {
 namespace {
 
-// A call on a tile of the output, which starts at `origin`.
-Decoded Decode(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
-               std::optional<ffi::AnyBuffer> mask) {
-  checks.Type("origin", origin, ffi::S32);
-  checks.Shape("origin", origin, {3});
-  Decoded decoded = Decode(checks, attributes, offset, mask);
-  decoded.positions.origin = static_cast<const int32_t*>(origin.untyped_data());
-  return decoded;
-}
-
 ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                       ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> columns, ffi::Dictionary attributes) {
   Checks checks("dcn_sample");
-  Decoded call = Decode(checks, attributes, offset, origin, OptionalOperand(checks, "mask", mask));
+  Decoded call = Decode(checks, attributes, offset, origin, mask);
   Sizes& sizes = call.sizes;
   const DType dtype = CheckedDType(checks, x);
   DecodeImage(checks, "x", x, sizes);
@@ -39,7 +27,7 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
                                ffi::AnyBuffer d_columns, ffi::RemainingArgs mask, ffi::RemainingRets results,
                                ffi::Dictionary attributes) {
   Checks checks("dcn_offset_cotangent");
-  Decoded call = Decode(checks, attributes, offset, origin, OptionalOperand(checks, "mask", mask));
+  Decoded call = Decode(checks, attributes, offset, origin, mask);
   Sizes& sizes = call.sizes;
   const DType dtype = CheckedDType(checks, x);
   DecodeImage(checks, "x", x, sizes);
@@ -65,7 +53,7 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
                               ffi::Result<ffi::AnyBuffer> d_x, ffi::Result<ffi::AnyBuffer> workspace,
                               ffi::Dictionary attributes) {
   Checks checks("dcn_input_cotangent");
-  Decoded call = Decode(checks, attributes, offset, origin, OptionalOperand(checks, "mask", mask));
+  Decoded call = Decode(checks, attributes, offset, origin, mask);
   Sizes& sizes = call.sizes;
   const DType dtype = CheckedDType(checks, offset);
   checks.Type("offset", offset, AccumulatorType(offset.element_type()));

@@ -19,8 +19,8 @@ struct FusedCall : Decoded {
 // `x`, called `name`, and `y` are buffers of their shapes and types. What the kernels do not take is refused; Python
 // decides by the same rule, and does not call them then.
 FusedCall DecodeFused(Checks& checks, ffi::Dictionary attributes, std::string_view name, ffi::AnyBuffer x,
-                      ffi::AnyBuffer offset, ffi::RemainingArgs mask, ffi::AnyBuffer y) {
-  FusedCall call = {Decode(checks, attributes, offset, OptionalOperand(checks, "mask", mask))};
+                      ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask, ffi::AnyBuffer y) {
+  FusedCall call = {Decode(checks, attributes, offset, origin, mask)};
   Sizes& sizes = call.sizes;
   Product& product = call.product;
   call.dtype = CheckedDType(checks, x);
@@ -48,8 +48,8 @@ FusedCall DecodeFused(Checks& checks, ffi::Dictionary attributes, std::string_vi
 
 // The same for a cotangent, which asks for more.
 FusedCall DecodeCotangent(Checks& checks, ffi::Dictionary attributes, std::string_view name, ffi::AnyBuffer x,
-                          ffi::AnyBuffer offset, ffi::RemainingArgs mask, ffi::AnyBuffer d_y) {
-  FusedCall call = DecodeFused(checks, attributes, name, x, offset, mask, d_y);
+                          ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask, ffi::AnyBuffer d_y) {
+  FusedCall call = DecodeFused(checks, attributes, name, x, offset, origin, mask, d_y);
   const Sizes& sizes = call.sizes;
   checks.Type("d_y", d_y, x.element_type());
   checks.Require(sizes.channels > 0 && call.product.features > 0, "there must be channels and features");
@@ -69,11 +69,11 @@ void CheckWeightByChannel(Checks& checks, const FusedCall& call, ffi::AnyBuffer 
   checks.Shape("weight", weight, {call.sizes.channels, call.sizes.taps(), call.product.group_features()});
 }
 
-ffi::Error FusedForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer weight,
-                            ffi::AnyBuffer bias, ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> y,
-                            ffi::Dictionary attributes) {
+ffi::Error FusedForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+                            ffi::AnyBuffer weight, ffi::AnyBuffer bias, ffi::RemainingArgs mask,
+                            ffi::Result<ffi::AnyBuffer> y, ffi::Dictionary attributes) {
   Checks checks("dcn_fused_forward");
-  const FusedCall call = DecodeFused(checks, attributes, "x", x, offset, mask, *y);
+  const FusedCall call = DecodeFused(checks, attributes, "x", x, offset, origin, mask, *y);
   const int64_t tile = checks.Attribute(attributes, "tile_features", int64_t{64});
   checks.Require(tile == 64 || tile == 128 || tile == 256, "attribute tile_features must be 64, 128 or 256");
   const bool wide = y->element_type() != x.element_type();
@@ -89,12 +89,13 @@ ffi::Error FusedForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyB
                              x.untyped_data(), weight.untyped_data(), bias.untyped_data(), y->untyped_data()));
 }
 
-ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::AnyBuffer weight,
-                                   ffi::AnyBuffer d_y, ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> d_x,
-                                   ffi::Result<ffi::AnyBuffer> starts, ffi::Result<ffi::AnyBuffer> touches,
-                                   ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
+ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+                                   ffi::AnyBuffer weight, ffi::AnyBuffer d_y, ffi::RemainingArgs mask,
+                                   ffi::Result<ffi::AnyBuffer> d_x, ffi::Result<ffi::AnyBuffer> starts,
+                                   ffi::Result<ffi::AnyBuffer> touches, ffi::Result<ffi::AnyBuffer> workspace,
+                                   ffi::Dictionary attributes) {
   Checks checks("dcn_fused_input_cotangent");
-  const FusedCall call = DecodeCotangent(checks, attributes, "d_x", *d_x, offset, mask, d_y);
+  const FusedCall call = DecodeCotangent(checks, attributes, "d_x", *d_x, offset, origin, mask, d_y);
   if (!checks.ok()) return checks.error();
   CheckWeightByChannel(checks, call, weight, *d_x);
   const Sizes& sizes = call.sizes;
@@ -117,10 +118,10 @@ ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offse
 }
 
 ffi::Error FusedOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset,
-                                    ffi::AnyBuffer weight, ffi::AnyBuffer d_y, ffi::RemainingArgs mask,
-                                    ffi::RemainingRets results, ffi::Dictionary attributes) {
+                                    ffi::AnyBuffer origin, ffi::AnyBuffer weight, ffi::AnyBuffer d_y,
+                                    ffi::RemainingArgs mask, ffi::RemainingRets results, ffi::Dictionary attributes) {
   Checks checks("dcn_fused_offset_cotangent");
-  const FusedCall call = DecodeCotangent(checks, attributes, "x", x, offset, mask, d_y);
+  const FusedCall call = DecodeCotangent(checks, attributes, "x", x, offset, origin, mask, d_y);
   if (!checks.ok()) return checks.error();
   CheckWeightByChannel(checks, call, weight, x);
   const int64_t block_taps = checks.Attribute(attributes, "block_taps", int64_t{1});
@@ -139,10 +140,10 @@ ffi::Error FusedOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, f
 }
 
 ffi::Error FusedWeightCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset,
-                                    ffi::AnyBuffer d_y, ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> parts,
-                                    ffi::Dictionary attributes) {
+                                    ffi::AnyBuffer origin, ffi::AnyBuffer d_y, ffi::RemainingArgs mask,
+                                    ffi::Result<ffi::AnyBuffer> parts, ffi::Dictionary attributes) {
   Checks checks("dcn_fused_weight_cotangent");
-  const FusedCall call = DecodeCotangent(checks, attributes, "x", x, offset, mask, d_y);
+  const FusedCall call = DecodeCotangent(checks, attributes, "x", x, offset, origin, mask, d_y);
   checks.Rank("parts", *parts, 4);
   if (!checks.ok()) return checks.error();
   const int64_t splits = parts->dimensions()[0];
@@ -162,6 +163,7 @@ XLA_FFI_DEFINE_HANDLER(kFusedForward, FusedForwardImpl,
                            .Ctx<Device::Binding>()
                            .Arg<ffi::AnyBuffer>()  // x
                            .Arg<ffi::AnyBuffer>()  // offset
+                           .Arg<ffi::AnyBuffer>()  // origin
                            .Arg<ffi::AnyBuffer>()  // weight
                            .Arg<ffi::AnyBuffer>()  // bias
                            .RemainingArgs()        // mask
@@ -173,6 +175,7 @@ XLA_FFI_DEFINE_HANDLER(kFusedInputCotangent, FusedInputCotangentImpl,
                        ffi::Ffi::Bind()
                            .Ctx<Device::Binding>()
                            .Arg<ffi::AnyBuffer>()  // offset
+                           .Arg<ffi::AnyBuffer>()  // origin
                            .Arg<ffi::AnyBuffer>()  // weight
                            .Arg<ffi::AnyBuffer>()  // d_y
                            .RemainingArgs()        // mask
@@ -188,6 +191,7 @@ XLA_FFI_DEFINE_HANDLER(kFusedOffsetCotangent, FusedOffsetCotangentImpl,
                            .Ctx<Device::Binding>()
                            .Arg<ffi::AnyBuffer>()  // x
                            .Arg<ffi::AnyBuffer>()  // offset
+                           .Arg<ffi::AnyBuffer>()  // origin
                            .Arg<ffi::AnyBuffer>()  // weight
                            .Arg<ffi::AnyBuffer>()  // d_y
                            .RemainingArgs()        // mask
@@ -200,6 +204,7 @@ XLA_FFI_DEFINE_HANDLER(kFusedWeightCotangent, FusedWeightCotangentImpl,
                            .Ctx<Device::Binding>()
                            .Arg<ffi::AnyBuffer>()  // x
                            .Arg<ffi::AnyBuffer>()  // offset
+                           .Arg<ffi::AnyBuffer>()  // origin
                            .Arg<ffi::AnyBuffer>()  // d_y
                            .RemainingArgs()        // mask
                            .Ret<ffi::AnyBuffer>()  // parts

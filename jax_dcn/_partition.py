@@ -1,0 +1,147 @@
+"""Splits a function over devices, as XLA's partitioner asks for: each device computes a part of the result.
+
+The dimensions of arrays have names. What carries a name is split alike wherever it is split, into equal parts; a
+dimension without one is whole on every device. A device then applies the function to its parts of the arguments, and a
+result that lacks a name is the sum of what the devices have for it: as the weight's cotangent is, over the images.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule, custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jax_dcn import _compat
+
+Names = tuple[str | None, ...]
+
+
+class Array(NamedTuple):
+    """An argument or a result: the names of its dimensions, their lengths, and the type of its numbers."""
+
+    names: Names
+    shape: tuple[int, ...]
+    dtype: jnp.dtype
+
+
+class Part(NamedTuple):
+    """What a device has of a name that is split: one of so many equal parts, from position `start` on."""
+
+    parts: int
+    start: jax.Array
+
+
+def assign(names: Sequence[Names], specs: Sequence[PartitionSpec], sizes: dict[str, int], mesh) -> dict[str, tuple]:
+    """Which axes of the mesh each name is split over, by how arrays are split: the first that says so decides.
+
+    An axis splits one name. Where it would cut unequal parts it splits none: XLA would fill them up with anything, and
+    sums would take that in.
+    """
+    split: dict[str, tuple] = {}
+    free = set(mesh.axis_names)
+    for name, entry in _entries(names, specs):
+        axes: tuple = ()
+        for axis in entry:
+            if axis not in free or sizes[name] % _parts((*axes, axis), mesh):
+                break
+            axes = (*axes, axis)
+        if axes and name not in split:
+            split[name] = axes
+            free.difference_update(axes)
+    return split
+
+
+def spec_of(names: Names, split: dict[str, tuple]) -> PartitionSpec:
+    return PartitionSpec(*(None if name is None else split.get(name) for name in names))
+
+
+def whole(call: Callable, results: Sequence[Array]) -> Callable:
+    """`call` of all arguments, its results rounded to the types of `results`."""
+
+    def function(*args):
+        return tuple(out.astype(like.dtype) for out, like in zip(call(*args, parts={}), results, strict=True))
+
+    return function
+
+
+def partitioned(
+    call: Callable, arguments: Sequence[Array], results: Sequence[Array], sizes: dict[str, int]
+) -> Callable:
+    """`call(*arguments, parts)`, a tuple, as a function of the arguments that XLA may split.
+
+    Args:
+      call: takes the arguments, or equal parts of them, and a `Part` for each name that is split. What it returns is
+        summed in its type, or in float32 if that is wider, and then rounded to the type of `results`.
+      sizes: into how many parts each name may be split at most; the lengths of its dimensions are multiples of it.
+    """
+
+    def partition(mesh, args, outs):
+        names = [array.names for array in (*arguments, *results)]
+        split = assign(names, [array.sharding.spec for array in (*args, *outs)], sizes, mesh)
+
+        def part(name):
+            count = _parts(split[name], mesh)
+            return Part(count, jax.lax.axis_index(split[name]) * (sizes[name] // count))
+
+        def summed(out, like):
+            axes = tuple(axis for name in split if name not in like.names for axis in split[name])
+            if axes:
+                out = jax.lax.psum(out.astype(jnp.promote_types(out.dtype, jnp.float32)), axes)
+            return out.astype(like.dtype)
+
+        def of_device(*args):
+            # Under an Explicit mesh a sum would say how its terms are split, which XLA refuses.
+            with _compat.no_mesh():
+                return tuple(map(summed, call(*args, parts={name: part(name) for name in split}), results))
+
+        def shardings(arrays):
+            return tuple(NamedSharding(mesh, spec_of(array.names, split)) for array in arrays)
+
+        return mesh, of_device, shardings(results), shardings(arguments)
+
+    # jit, for a function to be partitioned must hold no arrays of its own.
+    function = custom_partitioning(jax.jit(whole(call, results)))
+    function.def_partition(partition, sharding_rule=_sharding_rule(arguments, results, sizes))
+    return function
+
+
+def _entries(names, specs) -> Iterator[tuple[str, tuple]]:
+    """Each name with the axes that a dimension of it is split over."""
+    for array_names, spec in zip(names, specs, strict=True):
+        for name, entry in zip(array_names, spec, strict=False):
+            if name is not None and entry is not None and entry is not PartitionSpec.UNCONSTRAINED:
+                yield name, entry if isinstance(entry, tuple) else (entry,)
+
+
+def _parts(axes, mesh) -> int:
+    return math.prod(mesh.shape[axis] for axis in axes)
+
+
+def _sharding_rule(arguments, results, sizes) -> SdyShardingRule:
+    """The names as Shardy's factors; what has none is a factor of its own that must be whole."""
+    unsplit: list[str] = []
+    lengths = {}
+    split = set()
+
+    def factor(name, length):
+        if name is not None and sizes[name] == length:
+            split.add(name)
+            return name
+        unsplit.append(f"unsplit{len(unsplit)}")
+        if name is None:
+            return unsplit[-1]
+        lengths.update({name: sizes[name], unsplit[-1]: length // sizes[name]})
+        return CompoundFactor(name, unsplit[-1])
+
+    def mappings(arrays):
+        return tuple(ArrayMapping(*map(factor, array.names, array.shape)) for array in arrays)
+
+    return SdyShardingRule(
+        mappings(arguments),
+        mappings(results),
+        need_replication_factors=tuple(unsplit),
+        **{name: length for name, length in lengths.items() if name not in split},
+    )

@@ -1,0 +1,259 @@
+"""Plain jit over split arrays: XLA's partitioner splits the operator by its rule, and nothing is gathered.
+
+A wrong rule is silent: the numbers stay right while devices exchange all they have or compute the same, or they are
+wrong on some devices alone. So every test compares both: what the compiled program communicates, and the values.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from numpy_reference import Convolution
+from splitting import AXIS_TYPES, check, is_split, make_mesh, place
+
+from benchmarks.collectives import collectives
+
+from .cases import Case, Operands, assert_close, cast, convolve
+
+pytestmark = pytest.mark.platforms("cpu")
+
+CASE = Case("split", (9, 7), 4, 4, (3, 3), 2, (8,), Convolution((2, 1), ((2, 1), (1, 2)), (1, 2)))
+GROUPED = Case("grouped", (9, 7), 8, 16, (3, 3), 4, (8,), Convolution(padding=((1, 0), (1, 2)), feature_group_count=4))
+SHARED_OFFSETS = Case("shared_offsets", (4, 5), 4, 8, (1, 3), 1, (8,), Convolution((1, 1), "SAME", (1, 1), 4))
+SAME = Case("rows", (16, 4), 2, 4, (3, 3), 1, (2,), Convolution(padding="SAME"))
+
+
+class Split(NamedTuple):
+    """How operands lie on a mesh of 4 x 2 devices, and what follows from it: the result's split, and the gradients
+    that are sums over devices."""
+
+    name: str
+    case: Case
+    operands: Operands
+    result: P
+    summed: tuple[str, ...]
+
+    def __str__(self):
+        return self.name
+
+
+def split(name, result, summed, case=CASE, **operands):
+    return Split(name, case, Operands(**dict.fromkeys(Operands._fields, P()) | operands), result, summed)
+
+
+def over_images(*axes):
+    return dict.fromkeys(("x", "offset", "mask"), P(*axes))
+
+
+SPATIAL = P(None, "a", "b")
+FEATURES = {"weight": P(None, None, None, "b"), "bias": P("b")}
+GROUPS = FEATURES | dict.fromkeys(("x", "offset", "mask"), P("a", None, None, "b"))
+SPLITS = [
+    split("images", P("a"), ("weight", "bias"), **over_images("a")),
+    split("images_over_both_axes", P(("b", "a")), ("weight", "bias"), **over_images(("b", "a"))),
+    split("features", P(None, None, None, "b"), ("x", "offset", "mask"), **FEATURES),
+    split("images_and_features", P("a", None, None, "b"), Operands._fields, **over_images("a") | FEATURES),
+    split("rows", P(None, "a"), ("x", "weight", "bias"), SAME, offset=P(None, "a"), mask=P(None, "a")),
+    split("rows_and_columns", SPATIAL, ("x", "weight", "bias"), SAME, offset=SPATIAL, mask=SPATIAL),
+    split(
+        "images_and_rows",
+        P("b", "a"),
+        ("x", "weight", "bias"),
+        SAME,
+        x=P("b"),
+        offset=P("b", "a"),
+        mask=P("b", "a"),
+    ),
+    split("groups", P("a", None, None, "b"), ("weight", "bias"), GROUPED, **GROUPS),
+    split(
+        "groups_of_common_offsets",
+        P(None, None, None, "b"),
+        ("offset", "mask"),
+        SHARED_OFFSETS,
+        x=P(None, None, None, "b"),
+        **FEATURES,
+    ),
+]
+
+
+def shared_by(case, backend=None):
+    return functools.partial(convolve, backend=backend, **case.keywords)
+
+
+def gradients(case, operands, backend=None):
+    return jax.grad(lambda operands: jnp.sin(shared_by(case, backend)(operands)).sum())(operands)
+
+
+@pytest.mark.parametrize("axis_type", AXIS_TYPES)
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_values_and_gradients(split, axis_type):
+    """Guards against: arrays gathered unseen, results whole on every device, sums that lack a device's part or count
+    it several times, rows that every device takes for the first ones."""
+    mesh, operands = make_mesh(axis_type), cast(split.case.operands(), np.float32)
+    placed = place(mesh, operands, split.operands)
+    exchanged, y = check(mesh, shared_by(split.case), placed, operands)
+    assert exchanged == []
+    assert is_split(y, mesh, split.result)
+    exchanged, grads = check(mesh, functools.partial(gradients, split.case), placed, operands, 1e-3)
+    assert {c.kind for c in exchanged} == {"all-reduce"}
+    own = {name: getattr(placed, name).sharding.shard_shape(getattr(placed, name).shape) for name in split.summed}
+    assert sorted(c.shape for c in exchanged) == sorted(own.values())
+    assert all(map(is_split, grads, [mesh] * 5, split.operands))
+
+
+def exchanged_by(split, function, axis_type="Auto", tolerance=1e-3):
+    """What `function` of a split's operands communicates, its values checked."""
+    mesh, operands = make_mesh(axis_type), cast(split.case.operands(), np.float32)
+    return check(mesh, function, place(mesh, operands, split.operands), operands, tolerance)
+
+
+def named(name):
+    return next(split for split in SPLITS if split.name == name)
+
+
+@pytest.mark.parametrize(
+    "name, axis_type", [("images", "Auto"), ("features", "Explicit"), ("rows", "Auto"), ("groups", "Explicit")]
+)
+def test_tangents(name, axis_type):
+    """Guards against: a forward derivative that gathers, where the value does not."""
+    split = named(name)
+    function = shared_by(split.case)
+
+    def push(operands):
+        return jax.jvp(function, (operands,), (jax.tree.map(jnp.cos, operands),))
+
+    exchanged, (_, tangent) = exchanged_by(split, push, axis_type)
+    assert exchanged == []
+    assert is_split(tangent, make_mesh(axis_type), split.result)
+
+
+@pytest.mark.parametrize("backend, axis_type", [(None, "Auto"), ("reference", "Explicit")])
+def test_second_derivatives(backend, axis_type):
+    """A gradient penalty. Guards against: a derivative of a sum over devices that sums again."""
+    split = named("images_and_features")
+
+    def penalty(operands):
+        return sum(jnp.sum(g**2) for g in jax.tree.leaves(gradients(split.case, operands, backend)))
+
+    exchanged, _ = exchanged_by(split, jax.grad(penalty), axis_type, 1e-2)
+    assert {c.kind for c in exchanged} == {"all-reduce"}
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_what_is_asked_for_is_all_that_is_summed(backend):
+    """Guards against: sums of gradients that nobody asked for."""
+    split = named("images_and_features")
+
+    def of_weight(operands):
+        return jax.grad(lambda w: jnp.sin(shared_by(split.case, backend)(operands._replace(weight=w))).sum())(
+            operands.weight
+        )
+
+    exchanged, _ = exchanged_by(split, of_weight)
+    assert [c.shape for c in exchanged] == [(3, 3, 4, 2)]
+
+
+def test_a_cotangent_that_is_not_split():
+    """Guards against: every device pulling back all of a whole cotangent with its part of x."""
+    split = named("images")
+    keywords = split.case.keywords
+    cotangent = split.case.cotangent().astype(np.float32)
+
+    def pull(operands):
+        return jax.vjp(lambda operands: convolve(operands, **keywords), operands)[1](cotangent)[0]
+
+    exchanged, grads = exchanged_by(split, pull)
+    assert sorted(c.shape for c in exchanged) == [(3, 3, 4, 4), (4,)]
+    assert is_split(grads.x, make_mesh(), P("a"))
+
+
+@pytest.mark.parametrize(
+    "name, spec", [("images", P("a")), ("rows", P(None, "a")), ("features", P(None, None, None, "a"))]
+)
+def test_uneven_parts(name, spec):
+    """Guards against: sums that take in what XLA fills up unequal parts with, which is wrong in the gradients alone."""
+    case = Case("uneven", (6, 4), 3, 5, (3, 3), 1, (7,), Convolution((1, 1), "SAME"))
+    mesh, operands = make_mesh(), cast(case.operands(), np.float32)
+
+    def loss(operands):
+        y = jax.lax.with_sharding_constraint(shared_by(case)(operands), NamedSharding(mesh, spec))
+        return jnp.sin(y).sum()
+
+    check(mesh, jax.value_and_grad(loss), place(mesh, operands, [P()] * 5), operands, 1e-3)
+
+
+def test_sums_are_taken_in_float32():
+    """Guards against: gradients rounded to 16 bits on every device before they are summed."""
+    split = named("images_and_features")
+    mesh, operands = make_mesh(), cast(split.case.operands(), jnp.bfloat16)
+    compiled = jax.jit(functools.partial(gradients, split.case)).lower(place(mesh, operands, split.operands)).compile()
+    assert {c.dtype for c in collectives(compiled)} == {"f32"}
+
+
+def test_the_first_array_decides():
+    """Images and features over the same axis, as where parameters are kept in parts (FSDP): the weight is gathered.
+
+    Guards against: an axis that splits two names, of which every device would compute the diagonal alone.
+    """
+    split = named("images")._replace(operands=Operands(P("a"), P("a"), P(None, None, None, "a"), P("a"), P("a")))
+    exchanged, y = exchanged_by(split, shared_by(split.case))
+    assert sorted(c.shape for c in exchanged) == [(3, 3, 4, 4), (4,)]
+    assert {c.kind for c in exchanged} == {"all-gather"}
+    assert is_split(y, make_mesh(), P("a"))
+    _, grads = exchanged_by(split, functools.partial(gradients, split.case))
+    assert all(map(is_split, grads, [make_mesh()] * 5, split.operands))
+
+
+@pytest.mark.parametrize("specs", [over_images("b") | {"offset": P(None, "b")}, {"x": P(None, "a", "b")}], ids=str)
+def test_operands_that_disagree(specs):
+    """Guards against: parts that do not belong together, where a user splits operands in ways that do not fit."""
+    split = named("rows")._replace(operands=Operands(**dict.fromkeys(Operands._fields, P()) | specs))
+    exchanged_by(split, functools.partial(gradients, split.case))
+
+
+@pytest.mark.parametrize("axis_type", AXIS_TYPES)
+@pytest.mark.parametrize("split_names", [("x", "offset", "mask"), Operands._fields], ids=["data", "all"])
+def test_gradients_of_examples(split_names, axis_type):
+    """vmap over a split dimension, weights with it or not. Guards against: examples gathered, or gone through by every
+    device, where vmap puts their dimension in front."""
+    case = Case("example", (4, 3), 2, 3, (2, 2), 1, (2,), Convolution(padding=1))
+    mesh = make_mesh(axis_type, (4,))
+    examples = [cast(case.operands(seed), np.float32) for seed in range(8)]
+    mapped = Operands(*(0 if name in split_names else None for name in Operands._fields))
+    arrays = zip(mapped, zip(*examples, strict=True), strict=True)
+    operands = Operands(*(np.stack(some) if axis == 0 else some[0] for axis, some in arrays))
+    placed = place(mesh, operands, [P() if axis is None else P("a") for axis in mapped])
+    exchanged, grads = check(mesh, jax.vmap(functools.partial(gradients, case), (mapped,)), placed, operands, 1e-3)
+    assert exchanged == []
+    assert all(is_split(grad, mesh, P("a")) for grad in grads)
+
+
+def test_in_loops_and_rematerialised():
+    """A recurrent layer. Guards against: a split that is lost at the border of a loop, and gathered every time."""
+    case = Case("recurrent", (4, 3), 2, 2, (3, 3), 1, (8,), Convolution(padding="SAME"))
+    mesh, operands = make_mesh(), cast(case.operands(), np.float32)
+
+    def loss(operands):
+        def body(x, _):
+            return jnp.tanh(shared_by(case)(operands._replace(x=x))), None
+
+        x, _ = jax.lax.scan(jax.checkpoint(body), operands.x, None, length=3)
+        return jnp.sum(x**2)
+
+    placed = place(mesh, operands, [P("a"), P("a"), P(), P(), P("a")])
+    exchanged, _ = check(mesh, jax.grad(loss), placed, operands, 1e-3)
+    assert {c.kind for c in exchanged} == {"all-reduce"}
+    assert (8, 4, 3, 2) not in {c.shape for c in exchanged}
+
+
+def test_eager_calls():
+    split = named("images_and_features")
+    operands = cast(split.case.operands(), np.float32)
+    y = shared_by(split.case)(place(make_mesh(), operands, split.operands))
+    assert is_split(y, make_mesh(), split.result)
+    assert_close(y, shared_by(split.case)(operands), 1e-4, 1e-4)

@@ -1,0 +1,99 @@
+"""Plain jit over split arrays, as in `deform_conv/test_partitioning.py`: what is communicated, and the values."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from splitting import AXIS_TYPES, check, is_split, make_mesh, place
+
+from .cases import Operands, operands, pool
+
+pytestmark = pytest.mark.platforms("cpu")
+
+
+class Split(NamedTuple):
+    """How operands lie on a mesh of 4 x 2 devices, the result's split, and the gradients that are sums over devices."""
+
+    name: str
+    classes: int
+    operands: Operands
+    result: P
+    summed: tuple[str, ...]
+
+    def __str__(self):
+        return self.name
+
+    def arrays(self):
+        x, rois, offset = operands(lead=(4,))
+        return Operands(*map(np.float32, (x, rois, offset[..., : 2 * self.classes])))
+
+
+BATCH = Operands(P("a"), P("a"), P("a"))
+FEATURES = P(None, None, None, None, "b")
+SPLITS = [
+    Split("batch", 3, BATCH, P("a"), ()),
+    Split("regions", 3, Operands(P(), P(None, "b"), P(None, "b")), P(None, "b"), ("x",)),
+    Split("batch_and_regions", 3, Operands(P("a"), P("a", "b"), P("a", "b")), P("a", "b"), ("x",)),
+    Split("features", 1, Operands(FEATURES, P(), P()), FEATURES, ("offset",)),
+    Split("classes", 2, Operands(FEATURES, P(), P(None, None, None, None, "b")), FEATURES, ()),
+]
+
+
+def apply(operands):
+    return pool(*operands)
+
+
+def gradients(operands):
+    return jax.grad(lambda operands: jnp.sin(apply(operands)).sum())(operands)
+
+
+@pytest.mark.parametrize("axis_type", AXIS_TYPES)
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_values_and_gradients(split, axis_type):
+    """Guards against: images or regions gathered unseen, features that meet the offsets of another class, and a
+    gradient of x that lacks the regions of other devices or counts them several times."""
+    mesh, arrays = make_mesh(axis_type), split.arrays()
+    placed = place(mesh, arrays, split.operands)
+    exchanged, pooled = check(mesh, apply, placed, arrays)
+    assert exchanged == []
+    assert is_split(pooled, mesh, split.result)
+    exchanged, grads = check(mesh, gradients, placed, arrays, 1e-3)
+    assert {c.kind for c in exchanged} <= {"all-reduce"}
+    own = [getattr(placed, name).sharding.shard_shape(getattr(placed, name).shape) for name in split.summed]
+    assert sorted(c.shape for c in exchanged) == sorted(own)
+    assert is_split(grads.x, mesh, split.operands.x)
+    assert is_split(grads.offset, mesh, split.operands.offset)
+
+
+@pytest.mark.parametrize("split", SPLITS[2:4], ids=str)
+def test_tangents(split):
+    """Guards against: a forward derivative that gathers, where the value does not."""
+    mesh, arrays = make_mesh(), split.arrays()
+
+    def push(operands):
+        return jax.jvp(apply, (operands,), (jax.tree.map(jnp.cos, operands),))
+
+    exchanged, _ = check(mesh, push, place(mesh, arrays, split.operands), arrays, 1e-3)
+    assert exchanged == []
+
+
+def test_uneven_regions():
+    """Guards against: a gradient of x that takes in what XLA fills up unequal parts of the regions with."""
+    mesh, arrays = make_mesh(), SPLITS[0].arrays()
+
+    def loss(operands):
+        pooled = jax.lax.with_sharding_constraint(apply(operands), NamedSharding(mesh, P(None, "a")))
+        return jnp.sin(pooled).sum()
+
+    check(mesh, jax.grad(loss), place(mesh, arrays, [P()] * 3), arrays, 1e-3)
+
+
+def test_regions_that_name_their_image():
+    """Images split by their own dimension, not by one in front of it: right, with all images gathered."""
+    mesh, arrays = make_mesh(), Operands(*map(np.float32, operands()))
+    exchanged, _ = check(mesh, apply, place(mesh, arrays, [P("b")] * 3), arrays)
+    assert [(c.kind, c.shape) for c in exchanged] == [("all-gather", arrays.x.shape)]

@@ -1,0 +1,36 @@
+"""Arrays split over devices: those of the CPU, for any machine can have eight."""
+
+import math
+
+import jax
+from deform_conv.cases import assert_close
+from jax.sharding import AxisType, NamedSharding
+
+from benchmarks.collectives import collectives
+
+AXIS_TYPES = ("Auto", "Explicit")
+
+
+def make_mesh(axis_type="Auto", shape=(4, 2)):
+    names = ("a", "b")[: len(shape)]
+    devices = jax.devices("cpu")[: math.prod(shape)]
+    return jax.make_mesh(shape, names, axis_types=(getattr(AxisType, axis_type),) * len(shape), devices=devices)
+
+
+def place(mesh, operands, specs):
+    """A named tuple of arrays, or of None, split as `specs` say."""
+    pairs = zip(operands, specs, strict=True)
+    return type(operands)(*(None if a is None else jax.device_put(a, NamedSharding(mesh, s)) for a, s in pairs))
+
+
+def check(mesh, function, placed, operands, tolerance=1e-4):
+    """What the program communicates, and what it computes from `placed`: the same as from `operands` on one device."""
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(function).lower(placed).compile()
+        answer = compiled(placed)
+    assert_close(answer, jax.jit(function)(operands), tolerance, tolerance)
+    return collectives(compiled), answer
+
+
+def is_split(array, mesh, spec):
+    return array.sharding.is_equivalent_to(NamedSharding(mesh, spec), array.ndim)
