@@ -1,17 +1,24 @@
 """Programs for a GPU, compiled without one: that XLA takes them, and the memory they would need."""
 
+import math
 import pathlib
+import re
 import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax._src import xla_bridge
 from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jax_dcn
+from benchmarks.collectives import collectives
 from jax_dcn import _kernels
 
-from .cases import convolve, explicit_gradients, pull_back
+from .cases import Operands, convolve, explicit_gradients, pull_back
 from .test_memory import MIB, forward, shapes, temporary_bytes
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -31,13 +38,20 @@ def compiler():
             patch.syspath_prepend(pathlib.Path(sys.prefix) / "gpu-compiler")
             plugin = pytest.importorskip("jax_plugins.xla_cuda13", reason="no jax-cuda13-plugin to compile for GPUs")
             plugin.initialize()
+        # What jax does for plugins that are there when it starts: the partitioner's callbacks, among others.
+        for callback in xla_bridge._plugin_callbacks:
+            callback(c_api=xla_bridge._backend_factories["cuda"].c_api)
+
+
+def gpus(count, major=9):
+    """So many of a compute capability."""
+    assert TARGET.count("major: 9 }") == 1
+    target = TARGET.replace("major: 9 }", f"major: {major} }}")
+    return topologies.get_topology_desc(platform="cuda", target_config=target, topology=f"1x1x{count}").devices
 
 
 def gpu(major=9):
-    """One of a compute capability."""
-    assert TARGET.count("major: 9 }") == 1
-    target = TARGET.replace("major: 9 }", f"major: {major} }}")
-    (device,) = topologies.get_topology_desc(platform="cuda", target_config=target, topology="1x1x1").devices
+    (device,) = gpus(1, major)
     return jax.sharding.SingleDeviceSharding(device)
 
 
@@ -88,3 +102,22 @@ def test_pooling_holds_no_more_than_the_sums_of_a_gradient(dtype):
 @pytest.mark.parametrize("major", [8, 9, 10, 12])
 def test_programs_compile_for_compute_capability(major):
     temporary_bytes(pull_back, *on(gpu(major), shapes(1, (8, 8, 16), "bfloat16")))
+
+
+def test_images_and_features_split_over_gpus():
+    """The fused calls take the parts as they take the whole; what devices exchange are sums of gradients in float32."""
+    mesh = Mesh(np.array(gpus(8)).reshape(4, 2), ("data", "model"))
+    images, features = P("data"), P(None, None, None, "model")
+    specs = Operands(images, images, features, P("model"), images)
+    cotangent, operands = shapes(8, (64, 64, 128), "bfloat16", features=128)
+    cotangent, *operands = (
+        struct.update(sharding=NamedSharding(mesh, spec))
+        for struct, spec in zip((cotangent, *operands), (P("data", None, None, "model"), *specs), strict=True)
+    )
+    compiled = jax.jit(pull_back).lower(cotangent, Operands(*operands)).compile()
+    calls = set(re.findall(r'custom_call_target="(dcn_\w+)"', compiled.as_text()))
+    assert calls == set(_kernels.FUSED)
+    exchanged = collectives(compiled)
+    assert {(c.kind, c.dtype) for c in exchanged} == {("all-reduce", "f32")}
+    own = [s.sharding.shard_shape(s.shape) for s in operands]
+    assert sum(c.bytes for c in exchanged) == 4 * sum(map(math.prod, own))

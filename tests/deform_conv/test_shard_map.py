@@ -1,27 +1,24 @@
-"""Arrays split over several devices: those of the CPU, for any machine can have eight."""
+"""The operator on the parts of arrays that `shard_map` and `pmap` give each device."""
 
 import functools
 
 import jax
 import pytest
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from splitting import make_mesh, place
 
 from .cases import Operands
 from .layer import BATCHED, apply, assert_near, loss, of_batch, reference, value_and_grad_of_reference
 
 pytestmark = pytest.mark.platforms("cpu")
 
-SPECS = Operands(*(P("data") if name in BATCHED else P() for name in Operands._fields))
+SPECS = Operands(*(P("a") if name in BATCHED else P() for name in Operands._fields))
 
 
 def split_over(devices, axis_type="Auto"):
     """(mesh, operands with one image a device, the same not split)."""
-    axis_types = (getattr(jax.sharding.AxisType, axis_type),)
-    mesh = jax.make_mesh((devices,), ("data",), axis_types=axis_types, devices=jax.devices("cpu")[:devices])
-    operands = of_batch(devices)
-    placed = (jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(operands, SPECS, strict=True))
-    return mesh, Operands(*placed), operands
+    mesh, operands = make_mesh(axis_type, (devices,)), of_batch(devices)
+    return mesh, place(mesh, operands, SPECS), operands
 
 
 @pytest.mark.parametrize("axis_type, check_vma", [("Auto", True), ("Auto", False), ("Explicit", True)])
@@ -29,7 +26,7 @@ def test_shard_map(axis_type, check_vma):
     """Each device has its images; the gradient of the replicated weight sums over the devices."""
     mesh, placed, operands = split_over(8, axis_type)
     split = jax.shard_map(
-        lambda operands: jax.lax.psum(loss(operands), "data"),
+        lambda operands: jax.lax.psum(loss(operands), "a"),
         mesh=mesh,
         in_specs=(SPECS,),
         out_specs=P(),
@@ -60,7 +57,7 @@ def test_jvp_inside_shard_map():
     def push(function):
         return lambda operands: jax.jvp(function, (operands,), (operands,))[1]
 
-    split = jax.shard_map(push(apply), mesh=mesh, in_specs=(SPECS,), out_specs=P("data"))
+    split = jax.shard_map(push(apply), mesh=mesh, in_specs=(SPECS,), out_specs=P("a"))
     assert_near(jax.jit(split)(placed), jax.jit(push(reference))(operands))
 
 
@@ -70,15 +67,24 @@ def test_hessian_of_shard_map():
     def curvature(function):
         return jax.jit(jax.hessian(lambda bias, o: function(o._replace(bias=bias, mask=o.mask * bias[0]))))
 
-    split = jax.shard_map(lambda o: jax.lax.psum(loss(o), "data"), mesh=mesh, in_specs=(SPECS,), out_specs=P())
+    split = jax.shard_map(lambda o: jax.lax.psum(loss(o), "a"), mesh=mesh, in_specs=(SPECS,), out_specs=P())
     by_reference = functools.partial(loss, function=reference)
     assert_near(curvature(split)(placed.bias, placed), curvature(by_reference)(operands.bias, operands))
 
 
-@pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
-def test_jit_over_split_operands(axis_type):
-    """Plain jit over arrays split by image is right, however the work is then divided."""
-    mesh, placed, operands = split_over(4, axis_type)
-    with jax.set_mesh(mesh):
-        answer = jax.jit(jax.value_and_grad(loss))(placed)
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_partial_manual_shard_map(check_vma):
+    """One axis of the mesh is the function's, the other is left to XLA's partitioner."""
+    mesh, operands = make_mesh(), of_batch(8)
+    specs = Operands(*(P(("a", "b")) if name in BATCHED else P() for name in Operands._fields))
+    manual = Operands(*(P("a") if name in BATCHED else P() for name in Operands._fields))
+    split = jax.shard_map(
+        lambda operands: jax.lax.psum(loss(operands), "a"),
+        mesh=mesh,
+        in_specs=(manual,),
+        out_specs=P(),
+        axis_names={"a"},
+        check_vma=check_vma,
+    )
+    answer = jax.jit(jax.value_and_grad(split))(place(mesh, operands, specs))
     assert_near(answer, value_and_grad_of_reference(operands))

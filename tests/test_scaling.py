@@ -1,0 +1,108 @@
+"""A Flax model with both layers, trained as it is on one device, over several by its arrays' placement alone."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from deform_conv.cases import assert_close
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from splitting import make_mesh
+
+import jax_dcn
+from benchmarks.collectives import collectives
+
+pytestmark = pytest.mark.platforms("cpu")
+
+IMAGES, REGIONS, CLASSES = 8, 4, 3
+POOLING = {"output_size": 2, "group_size": 2, "spatial_scale": 0.5, "sample_per_part": 2}
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, images, rois):
+        x = nn.relu(nn.Conv(8, (3, 3), (2, 2))(images))
+        x = nn.relu(jax_dcn.linen.DeformConv(8, (3, 3), modulated=True)(x))
+        maps = nn.Conv(CLASSES * 4, (1, 1))(x)
+        # Each image in a batch of its own, so that none is gathered for the regions of another.
+        pooled = jax_dcn.linen.DeformPSRoIPool(**POOLING)(maps[:, None], rois, x[:, None])
+        return pooled.mean((-3, -2))
+
+
+class NNX(nnx.Module):
+    def __init__(self, rngs):
+        self.stem = nnx.Conv(3, 8, (3, 3), (2, 2), rngs=rngs)
+        self.conv = jax_dcn.nnx.DeformConv(8, 8, (3, 3), modulated=True, rngs=rngs)
+        self.head = nnx.Conv(8, CLASSES * 4, (1, 1), rngs=rngs)
+        self.pool = jax_dcn.nnx.DeformPSRoIPool(8, **POOLING, rngs=rngs)
+
+    def __call__(self, images, rois):
+        x = nnx.relu(self.conv(nnx.relu(self.stem(images))))
+        return self.pool(self.head(x)[:, None], rois, x[:, None]).mean((-3, -2))
+
+
+def linen():
+    """(apply, params) of a model."""
+    model = Linen()
+    return model.apply, model.init(jax.random.key(0), *data()[:2])
+
+
+def nnx_():
+    graph, params = nnx.split(NNX(nnx.Rngs(0)))
+    return lambda params, *inputs: nnx.merge(graph, params)(*inputs), params
+
+
+def data():
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(IMAGES, 16, 12, 3)).astype(np.float32)
+    corners = np.sort(rng.uniform(0, 12, (IMAGES, REGIONS, 2, 2)), -2).reshape(IMAGES, REGIONS, 4)
+    rois = np.concatenate([np.zeros((IMAGES, REGIONS, 1)), corners], -1).astype(np.float32)
+    return images, rois, rng.integers(0, CLASSES, (IMAGES, REGIONS))
+
+
+def make_step(apply):
+    def loss(params, images, rois, labels):
+        logits = jax.nn.log_softmax(apply(params, images, rois))
+        return -jnp.take_along_axis(logits, labels[..., None], -1).mean()
+
+    @jax.jit
+    def step(params, *batch):
+        value, gradient = jax.value_and_grad(loss)(params, *batch)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), value
+
+    return step
+
+
+@pytest.mark.parametrize("make", [linen, nnx_])
+def test_data_parallel_step(make):
+    """What is communicated in a step is the gradients, once. Guards against: activations gathered by a layer."""
+    apply, params = make()
+    mesh, step = make_mesh(shape=(8,)), make_step(apply)
+    placed = jax.device_put(params, NamedSharding(mesh, P()))
+    batch = jax.device_put(data(), NamedSharding(mesh, P("a")))
+    exchanged = collectives(step.lower(placed, *batch).compile())
+    assert {c.kind for c in exchanged} == {"all-reduce"}
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert sum(c.bytes for c in exchanged) == 4 * (parameters + 1)  # and the loss
+    assert_close(step(placed, *batch), step(params, *data()), 1e-4, 1e-5)
+
+
+def features_of(leaf):
+    """Split by output features, where they are as many as two devices can share."""
+    return P(*[None] * (leaf.ndim - 1), "b") if leaf.shape[-1] % 2 == 0 else P()
+
+
+@pytest.mark.parametrize("name", ["rows", "features"])
+def test_other_splits(name):
+    """The same step on images split by rows too, or with parameters split by features. Guards against: a layer that is
+    right under one split alone."""
+    apply, params = linen()
+    mesh, step = make_mesh(), make_step(apply)
+    specs = jax.tree.map(features_of if name == "features" else lambda leaf: P(), params)
+    placed = jax.tree.map(lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec)), params, specs)
+    images, *rest = data()
+    images = jax.device_put(images, NamedSharding(mesh, P("a", "b") if name == "rows" else P("a")))
+    rest = jax.device_put(rest, NamedSharding(mesh, P("a")))
+    assert_close(step(placed, images, *rest), step(params, *data()), 1e-4, 1e-5)
