@@ -1,11 +1,13 @@
 """Everything that depends on how jax is built inside, each with its reason."""
 
 from collections.abc import Sequence
+from importlib.metadata import version
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax._src.dispatch import prim_requires_devices_during_lowering
+from jax.extend.mlir import ir
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, use_abstract_mesh
 
@@ -40,10 +42,19 @@ def lower_apart_from_explicit_mesh(lower, ctx, *args, **params):
         return lower(ctx.replace(avals_in=avals), *args, **params)
 
 
-def several_devices(ctx) -> bool:
-    """Whether XLA's partitioner will split what is lowered: not on one device, and not what `shard_map` has split."""
-    context = ctx.module_context.axis_context
-    return isinstance(context, mlir.ShardingContext) and context.num_devices > 1 and context.abstract_mesh is not None
+def is_partitioned(ctx) -> bool:
+    """Whether XLA's partitioner, of today, will split what is lowered.
+
+    It does not on one device, nor what `shard_map` has split. The one before Shardy, which jax still has for a while,
+    gathers around the calls instead.
+    """
+    context, shardy = ctx.module_context.axis_context, getattr(jax.config, "jax_use_shardy_partitioner", True)
+    return (
+        shardy
+        and isinstance(context, mlir.ShardingContext)
+        and context.num_devices > 1
+        and context.abstract_mesh is not None
+    )
 
 
 def tell_devices_when_lowered(primitive) -> None:
@@ -68,6 +79,16 @@ def vary_alike(arrays: Sequence) -> list:
         return jax.lax.pcast(array, missing, to="varying") if missing else array
 
     return [None if a is None else cast(a) for a in arrays]
+
+
+def annotate(results, text: str) -> None:
+    """Writes on a call that is to be partitioned what it computes, and by which version of this package.
+
+    It says so nowhere else: with `jax_remove_custom_partitioning_ptr_from_cache_key`, which has the persistent cache
+    take calls of the same shapes for the same, one would get the program of another.
+    """
+    attribute = ir.StringAttr.get(f"{version(__package__)} {text}")
+    results[0].owner.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get({__package__: attribute})
 
 
 def lead(arrays: Sequence, dims: Sequence) -> list:

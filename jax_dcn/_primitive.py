@@ -159,11 +159,12 @@ class Operator:
             return _of_each(function, self._shared_batch(args, given))(*args)
 
         arguments, results, sizes = self._arrays(ctx.avals_in, given, chain, spec)
-        if _compat.several_devices(ctx):
-            function = _partition.partitioned(call, arguments, results, sizes)
-        else:
-            function = _partition.whole(call, results)
-        return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
+        if not _compat.is_partitioned(ctx):
+            return mlir.lower_fun(_partition.whole(call, results), multiple_results=True)(ctx, *args)
+        function = _partition.partitioned(call, arguments, results, sizes)
+        lowered = mlir.lower_fun(function, multiple_results=True)(ctx, *args)
+        _compat.annotate(lowered, f"{self.name} {chain} {given} {spec} {platform} {backend}")
+        return lowered
 
     def _by_kernel(self, *args, given, chain, **keywords):
         if not chain:

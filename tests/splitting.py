@@ -23,12 +23,15 @@ def place(mesh, operands, specs):
     return type(operands)(*(None if a is None else jax.device_put(a, NamedSharding(mesh, s)) for a, s in pairs))
 
 
-def check(mesh, function, placed, operands, tolerance=1e-4):
-    """What the program communicates, and what it computes from `placed`: the same as from `operands` on one device."""
+def check(mesh, function, placed, operands, tolerance=1e-4, whole=None):
+    """What the program communicates, and what it computes from `placed`: the same as from `operands` on one device.
+
+    There it is computed by `whole`, for a `function` that itself says how to split.
+    """
     with jax.set_mesh(mesh):
         compiled = jax.jit(function).lower(placed).compile()
         answer = compiled(placed)
-    assert_close(answer, jax.jit(function)(operands), tolerance, tolerance)
+    assert_close(answer, jax.jit(whole or function)(operands), tolerance, tolerance)
     return collectives(compiled), answer
 
 

@@ -8,7 +8,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jax_dcn import _check, _compat
 from jax_dcn.deform_conv.arguments import OPERANDS, canonicalize, channels_first, channels_last
-from jax_dcn.deform_conv.primitives import deform_conv, result
+from jax_dcn.deform_conv.primitive import deform_conv, result
 
 Pair = int | tuple[int, int]
 Padding = str | int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_dcn.deform_psroi_pool.arguments import canonicalize
-from jax_dcn.deform_psroi_pool.primitives import deform_psroi_pool as pool
+from jax_dcn.deform_psroi_pool.primitive import deform_psroi_pool as pool
 
 Pair = int | tuple[int, int]
 
