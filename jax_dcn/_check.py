@@ -125,6 +125,9 @@ def padding(value: Any, image_size, kernel_size, strides, kernel_dilation):
     if isinstance(given, str):
         if given in ("SAME", "SAME_LOWER", "VALID"):
             sides = jax.lax.padtype_to_pads(image_size, reach, strides, given)
+            if not all(map(_are_ints, sides)):  # of symbolic dimensions, of an exported function
+                shown = ", ".join(map(str, image_size))
+                raise ValueError(f"padding must be given in ints for an image of size ({shown}), got {given!r}")
         elif given == "CIRCULAR":
             sides = [((r - 1) // 2, r // 2) for r in reach]
     elif _is_int(given):

@@ -208,6 +208,8 @@ def _run_lengths(offset, limit, *, row_bytes, image_bytes=0):
     Rows have half of it where an image itself leaves less: with every run, all of the image's cells are gone through.
     """
     images, rows = offset.shape[:2]
+    if not isinstance(rows * row_bytes + image_bytes, int):  # a symbolic dimension, of an exported function
+        return _RunLengths(1, 1)
     most = limit // max(rows * row_bytes + image_bytes, 1)
     if most < 2:
         return _RunLengths(1, balanced(rows, max(limit - image_bytes, limit // 2) // max(row_bytes, 1)))

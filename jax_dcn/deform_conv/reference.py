@@ -51,7 +51,8 @@ def _sample(x, offset, mask, *, kernel_size, spec, origin):
 
 def _grid(first, length, stride, padding, taps):
     """Where a kernel's taps lie along one axis, without offsets: [length, taps]."""
-    return ((first + np.arange(length)) * stride - padding)[:, None] + taps
+    arange = np.arange if isinstance(length, int) else jnp.arange  # a symbolic length, of an exported function
+    return ((first + arange(length)) * stride - padding)[:, None] + taps
 
 
 class _Axis(NamedTuple):
