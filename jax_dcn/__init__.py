@@ -1,13 +1,14 @@
 """Deformable convolution and deformable position-sensitive RoI pooling for JAX and Flax.
 
 `deform_conv2d` with its explicit gradients and `deform_psroi_pool` are the operators; `jax_dcn.linen` and `jax_dcn.nnx`
-each have the layers `DeformConv` and `DeformPSRoIPool`; `offset_labels` and `jax_dcn.quantize` help to train them.
+each have the layers `DeformConv` and `DeformPSRoIPool`; `offset_labels` and `jax_dcn.quantize` help to train them,
+`jax_dcn.export` to export them.
 """
 
 from importlib import import_module
 from types import ModuleType
 
-from jax_dcn._kernels import custom_calls
+from jax_dcn import export
 from jax_dcn.deform_conv import (
     deform_conv2d,
     deform_conv2d_input_grad,
@@ -19,13 +20,13 @@ from jax_dcn.deform_psroi_pool import deform_psroi_pool, psroi_pool
 from jax_dcn.optim import offset_labels
 
 __all__ = [
-    "custom_calls",
     "deform_conv2d",
     "deform_conv2d_input_grad",
     "deform_conv2d_mask_grad",
     "deform_conv2d_offset_grad",
     "deform_conv2d_weight_grad",
     "deform_psroi_pool",
+    "export",
     "linen",
     "nnx",
     "offset_labels",

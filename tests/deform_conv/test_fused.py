@@ -210,7 +210,7 @@ def test_gradients_of_any_batch_are_fused():
     exporter = export.export(
         jax.jit(functools.partial(gradient, **case.keywords)),
         platforms=["cuda"],
-        disabled_checks=[export.DisabledSafetyCheck.custom_call(name) for name in jax_dcn.custom_calls],
+        disabled_checks=jax_dcn.export.disabled_checks(),
     )
     text = exporter(Operands(*structs)).mlir_module()
     assert set(re.findall(r"@\w*(dcn_\w+)\(", text)) == {INPUT, OFFSET, WEIGHT}

@@ -2,13 +2,11 @@
 
 import functools
 import itertools
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
 from numpy_reference import Convolution
 
 from .cases import (
@@ -21,16 +19,13 @@ from .cases import (
     pull_back,
 )
 from .layer import (
-    BATCHED,
     LAYER,
     OPERANDS,
     TANGENTS,
     apply,
     assert_near,
     loss,
-    of_batch,
     reference,
-    value_and_grad_of_reference,
 )
 
 
@@ -287,59 +282,6 @@ def test_linear_transpose():
     assert_near(jax.linear_transpose(lambda ct: pull(ct)[0], pulled)(linear.x)[0], y)
     with pytest.raises(NotImplementedError, match="not linear"):
         jax.linear_transpose(lambda offset: apply(linear._replace(offset=offset)), linear.offset)(y)
-
-
-def leaves_of_pull_back(*operands):
-    cotangent = jnp.ones((2, 3, 4, 2))
-    return jax.tree.leaves(pull_back(cotangent, Operands(*operands), **LAYER.keywords))
-
-
-@functools.cache
-def custom_calls():
-    """The names of the package's custom calls, which an export has to declare stable."""
-    lowered = jax.jit(leaves_of_pull_back).trace(*OPERANDS).lower(lowering_platforms=("cpu",))
-    return set(re.findall(r"@(dcn_\w+)", lowered.as_text()))
-
-
-def exported(function, *arguments, platforms, vjp_order=0):
-    """`function` through a file and back."""
-    checks = [export.DisabledSafetyCheck.custom_call(name) for name in custom_calls()]
-    artifact = export.export(jax.jit(function), platforms=platforms, disabled_checks=checks)(*arguments)
-    return artifact, export.deserialize(artifact.serialize(vjp_order=vjp_order))
-
-
-def flat_apply(*operands):
-    return apply(Operands(*operands))
-
-
-def test_export_with_its_gradient(platform):
-    _, restored = exported(flat_apply, *OPERANDS, platforms=(platform,), vjp_order=1)
-    assert_near(restored.call(*OPERANDS), apply(OPERANDS))
-    grad = jax.grad(lambda *operands: jnp.sin(restored.call(*operands)).sum(), tuple(range(5)))(*OPERANDS)
-    assert_near(Operands(*grad), expected()[1])
-
-
-@pytest.mark.parametrize("platforms", [("tpu",), ("cuda",), ("tpu", "cpu"), ("tpu", "cpu", "cuda")], ids="+".join)
-def test_export_for_other_platforms(platforms, platform):
-    """From any machine: kernels for those platforms that have them, jax.numpy for the rest."""
-    artifact, restored = exported(leaves_of_pull_back, *OPERANDS, platforms=platforms)
-    assert restored.platforms == platforms
-    assert ("dcn_" in artifact.mlir_module()) == (platforms != ("tpu",))
-    if platform in platforms:
-        assert_near(restored.call(*OPERANDS), leaves_of_pull_back(*OPERANDS))
-
-
-def test_export_of_any_batch_size(platform):
-    (n,) = export.symbolic_shape("n")
-    shapes = [
-        jax.ShapeDtypeStruct((n, *a.shape[1:]) if name in BATCHED else a.shape, a.dtype)
-        for name, a in zip(Operands._fields, OPERANDS, strict=True)
-    ]
-    _, restored = exported(flat_apply, *shapes, platforms=(platform,), vjp_order=1)
-    for count in (1, 5):
-        operands = of_batch(count)
-        grad = jax.jit(jax.grad(lambda *operands: jnp.sin(restored.call(*operands)).sum(), tuple(range(5))))
-        assert_near(Operands(*grad(*operands)), value_and_grad_of_reference(operands)[1])
 
 
 def test_jitted_calls_are_cached():

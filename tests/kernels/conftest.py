@@ -7,7 +7,7 @@ import jax
 import pytest
 from jax._src.interpreters import mlir  # no public name tells which lowering a platform has
 
-import jax_dcn
+from jax_dcn._kernels import custom_calls
 
 from . import build
 
@@ -25,7 +25,7 @@ def emulated_handlers(compiler):
     """What the custom calls are named that run the CUDA kernels' source on the CPU."""
     library = ctypes.CDLL(str(build.module()))
     library.FindHandler.restype = ctypes.c_void_p
-    names = {name: f"emulated_{name}" for name in jax_dcn.custom_calls}
+    names = {name: f"emulated_{name}" for name in custom_calls}
     for name, emulated in names.items():
         handler = jax.ffi.pycapsule(library.FindHandler(name.encode()))
         jax.ffi.register_ffi_target(emulated, handler, platform="cpu")

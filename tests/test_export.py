@@ -1,0 +1,208 @@
+"""Exported, compiled ahead of time, and found in the compilation cache."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from deform_conv.cases import Operands, assert_close, cast
+from deform_conv.layer import LAYER, apply
+from deform_psroi_pool import cases as pooling
+from jax import export
+from run_exported import with_gradients
+
+import jax_dcn
+from jax_dcn import linen
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+HERE = pathlib.Path(__file__).parent
+assert_near = functools.partial(assert_close, rtol=1e-4, atol=1e-4)
+
+
+class Program(NamedTuple):
+    """A function of arrays, and what to call it with."""
+
+    function: Callable  # it takes `backend` too
+    arguments: Callable  # of the batch, height and width
+    shapes: tuple[str, ...]  # of the arguments, as `jax.export` reads them
+
+    def specs(self, sizes):
+        """The arguments' shapes where those of `sizes` are symbolic, and no others."""
+        some = self.arguments(2, 3, 4)
+        shapes = (re.sub(r"\w+", lambda name: name[0] if name[0] in sizes else "_", shape) for shape in self.shapes)
+        return export.symbolic_args_specs(some, tuple(shapes))
+
+    @functools.cache  # noqa: B019, programs are few and stay
+    def expected(self, *sizes):
+        """(value, gradients) by the reference."""
+        by_reference = functools.partial(self.function, backend="reference")
+        return jax.jit(with_gradients(by_reference))(*self.arguments(*sizes))
+
+
+def convolve(*operands, backend=None):
+    return apply(Operands(*operands), backend=backend)
+
+
+def of_convolution(n, height, width):
+    return tuple(cast(dataclasses.replace(LAYER, batch=(n,), image=(height, width)).operands(), np.float32))
+
+
+def of_pooling(n, height, width):
+    _, rois, offset = pooling.operands()
+    x = np.random.default_rng(0).normal(size=(n, height, width, 36))
+    return tuple(a.astype(np.float32) for a in (x, rois[: n + 3], offset[: n + 3]))
+
+
+CONVOLUTION_LAYER = linen.DeformConv(2, (3, 3), offset_groups=2)
+VARIABLES = jax.eval_shape(CONVOLUTION_LAYER.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 3, 4, 2), np.float32))
+
+
+def apply_layer(x, *leaves, backend=None):
+    variables = jax.tree.unflatten(jax.tree.structure(VARIABLES), leaves)
+    return CONVOLUTION_LAYER.clone(backend=backend).apply(variables, x)
+
+
+def of_layer(n, height, width):
+    random = np.random.default_rng(0)
+    shapes = (n, height, width, 2), *(leaf.shape for leaf in jax.tree.leaves(VARIABLES))
+    return tuple(random.normal(size=shape).astype(np.float32) for shape in shapes)
+
+
+IMAGES, WHOLE = "n, h, w, ...", "..."
+PROGRAMS = {
+    "deform_conv2d": Program(convolve, of_convolution, (IMAGES, IMAGES, WHOLE, WHOLE, IMAGES)),
+    "deform_psroi_pool": Program(pooling.pool, of_pooling, (IMAGES, "r, ...", "r, ...")),
+    "DeformConv": Program(apply_layer, of_layer, (IMAGES, *[WHOLE] * len(jax.tree.leaves(VARIABLES)))),
+}
+
+
+def exported(function, arguments, platforms=PLATFORMS):
+    exporter = export.export(jax.jit(function), platforms=platforms, disabled_checks=jax_dcn.export.disabled_checks())
+    return exporter(*arguments)
+
+
+def run(*command):
+    """In a process of its own; what it prints."""
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_run_in_another_process(program, platform, tmp_path):
+    """Of any batch and image size, for all platforms at once: the value, its gradients by jax, exported gradients."""
+    specs = program.specs("nhwr")
+    (tmp_path / "value").write_bytes(exported(program.function, specs).serialize(vjp_order=1))
+    (tmp_path / "gradients").write_bytes(exported(with_gradients(program.function), specs).serialize())
+    np.savez(tmp_path / "arguments.npz", *program.arguments(3, 5, 4))
+    run(HERE / "run_exported.py", tmp_path, platform)
+    with np.load(tmp_path / "results.npz") as file:
+        assert_near(tuple(file.values()), program.expected(3, 5, 4) * 2)
+
+
+@pytest.mark.parametrize("symbolic, sizes", [("", (2, 3, 4)), ("n", (1, 3, 4)), ("w", (2, 3, 7))])
+def test_sizes_some_of_which_are_symbolic(symbolic, sizes, platform):
+    program = PROGRAMS["deform_conv2d"]
+    artifact = exported(with_gradients(program.function), program.specs(symbolic))
+    assert_near(export.deserialize(artifact.serialize()).call(*program.arguments(*sizes)), program.expected(*sizes))
+
+
+@pytest.mark.platforms("cpu")
+def test_padding_that_depends_on_the_size():
+    """SAME does where strides are not 1; there it takes a multiple of them."""
+
+    def halve(x, offset):
+        return jax_dcn.deform_conv2d(x, offset, jnp.ones((3, 3, 1, 1)), strides=2)
+
+    def specs(*heights):
+        some = jnp.ones((4, 4, 1)), jnp.ones((2, 2, 18))
+        return export.symbolic_args_specs(some, tuple(f"{height}, ..." for height in heights))
+
+    with pytest.raises(ValueError, match=r"padding must be given in ints for an image of size \(h, 4\), got 'SAME'"):
+        exported(halve, specs("h", "floordiv(h + 1, 2)"))
+    restored = export.deserialize(exported(halve, specs("2*h", "h")).serialize())
+    arguments = jnp.ones((6, 4, 1)), jnp.zeros((3, 2, 18))
+    assert_near(restored.call(*arguments), halve(*arguments))
+
+
+def calls(platforms, dtype):
+    """The custom calls in exports of both operators with their gradients, of a convolution that may be fused."""
+    operands = tuple(jnp.ones(shape, dtype) for shape in ((1, 3, 3, 32), (1, 3, 3, 18), (3, 3, 32, 8)))
+    artifacts = [
+        exported(function, arguments, platforms)
+        for forward, arguments in ((jax_dcn.deform_conv2d, operands), (pooling.pool, of_pooling(1, 3, 4)))
+        for function in (forward, with_gradients(forward))
+    ]
+    return {name for artifact in artifacts for name in re.findall(r"@(dcn_\w+)", artifact.mlir_module())}
+
+
+SAMPLING = {"dcn_sample", "dcn_input_cotangent", "dcn_offset_cotangent"}
+POOLING = {"dcn_psroi_pool", "dcn_psroi_pool_input_cotangent", "dcn_psroi_pool_offset_cotangent"}
+FUSED = {f"dcn_fused_{name}" for name in ("forward", "input_cotangent", "offset_cotangent", "weight_cotangent")}
+
+
+@pytest.mark.platforms("cpu")
+@pytest.mark.parametrize(
+    "platforms, expected",
+    [(("tpu",), set()), (("tpu", "cpu"), SAMPLING | POOLING), (("cuda",), FUSED | POOLING)],
+    ids=["tpu", "tpu_and_cpu", "cuda"],
+)
+def test_kernels_where_there_are_some(platforms, expected):
+    """From any machine, and of 16-bit data for CUDA the fused ones."""
+    assert calls(platforms, jnp.bfloat16) == expected
+
+
+@pytest.mark.platforms("cpu")
+def test_all_custom_calls_may_be_exported():
+    names = [check.is_custom_call() for check in jax_dcn.export.disabled_checks()]
+    assert sorted(names) == sorted(calls(PLATFORMS, jnp.float32) | calls(PLATFORMS, jnp.bfloat16))
+
+
+WITHOUT_KERNELS = """
+import pathlib, sys, jax, numpy as np
+exported = jax.export.deserialize(pathlib.Path(sys.argv[1]).read_bytes())
+arguments = [np.ones(aval.shape, aval.dtype) for aval in exported.in_avals]
+try:
+    exported.call(*arguments)
+except jax.errors.JaxRuntimeError as error:
+    print(error)
+import jax_dcn
+exported.call(*arguments)
+"""
+
+
+@pytest.mark.platforms("cpu")
+def test_without_its_kernels(tmp_path):
+    """A process that has not imported the package is told what is missing, and may import it then."""
+    (tmp_path / "value").write_bytes(exported(convolve, of_convolution(2, 3, 4)).serialize())
+    message = run("-c", WITHOUT_KERNELS, tmp_path / "value")
+    assert "No FFI handler registered for dcn_sample on a platform Host" in message
+
+
+@pytest.mark.parametrize("name", ["deform_conv2d", "deform_psroi_pool"])
+def test_compiled_ahead_of_time(name):
+    program = PROGRAMS[name]
+    arguments, expected = program.arguments(2, 3, 4), program.expected(2, 3, 4)
+    for function, results in ((program.function, expected[0]), (with_gradients(program.function), expected)):
+        compiled = jax.jit(function).lower(*program.specs("")).compile()
+        assert_near(compiled(*arguments), results)
+        assert compiled.memory_analysis().argument_size_in_bytes == sum(a.nbytes for a in arguments)
+        assert "flops" in compiled.cost_analysis()
+
+
+@pytest.mark.platforms("cpu")
+def test_compilation_cache(tmp_path):
+    """What another process finds there."""
+    hits = {"jit": True, "exported": True, "shard_map": True}
+    first, second = (json.loads(run(HERE / "compile_cached.py", tmp_path)) for _ in range(2))
+    assert first == dict.fromkeys(hits, False)
+    assert second == hits
