@@ -11,8 +11,15 @@ from jax.sharding import PartitionSpec as P
 import jax_dcn
 
 
-def gradients(x, offset, weight):
-    return jax.grad(lambda *operands: jax_dcn.deform_conv2d(*operands).sum(), (0, 1, 2))(x, offset, weight)
+def gradients(x, offset, weight, padding=1):
+    def loss(*operands):
+        return jax_dcn.deform_conv2d(*operands, padding=padding).sum()
+
+    return jax.grad(loss, (0, 1, 2))(x, offset, weight)
+
+
+def gradients_of_another_padding(*operands):
+    return gradients(*operands, padding=((0, 2), (2, 0)))
 
 
 def programs():
@@ -26,6 +33,8 @@ def programs():
         "jit": (gradients, operands),
         "exported": (jax.export.deserialize(export(*operands).serialize()).call, operands),
         "shard_map": (jax.shard_map(gradients, mesh=mesh, in_specs=specs, out_specs=specs), split),
+        "split": (gradients, split),
+        "split_with_another_padding": (gradients_of_another_padding, split),
     }
 
 

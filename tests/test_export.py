@@ -200,9 +200,12 @@ def test_compiled_ahead_of_time(name):
 
 
 @pytest.mark.platforms("cpu")
-def test_compilation_cache(tmp_path):
-    """What another process finds there."""
+@pytest.mark.parametrize("without_addresses", [False, True])
+def test_compilation_cache(without_addresses, tmp_path, monkeypatch):
+    """What another process finds there, of its own programs alone."""
+    monkeypatch.setenv("JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY", str(without_addresses))
     hits = {"jit": True, "exported": True, "shard_map": True}
+    hits |= dict.fromkeys(("split", "split_with_another_padding"), without_addresses)
     first, second = (json.loads(run(HERE / "compile_cached.py", tmp_path)) for _ in range(2))
     assert first == dict.fromkeys(hits, False)
     assert second == hits
