@@ -18,7 +18,10 @@ from deform_conv.cases import Operands, assert_close, cast
 from deform_conv.layer import LAYER, apply
 from deform_psroi_pool import cases as pooling
 from jax import export
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from run_exported import with_gradients
+from splitting import make_mesh
 
 import jax_dcn
 from jax_dcn import linen
@@ -186,6 +189,18 @@ def test_without_its_kernels(tmp_path):
     (tmp_path / "value").write_bytes(exported(convolve, of_convolution(2, 3, 4)).serialize())
     message = run("-c", WITHOUT_KERNELS, tmp_path / "value")
     assert "No FFI handler registered for dcn_sample on a platform Host" in message
+
+
+@pytest.mark.platforms("cpu")
+def test_over_several_devices():
+    mesh, operands = make_mesh(shape=(4,)), of_convolution(4, 3, 4)
+    specs = tuple(P("a") if array.ndim == 4 and len(array) == 4 else P() for array in operands)
+    placed = [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(operands, specs, strict=True)]
+    split = jax.shard_map(with_gradients(convolve), mesh=mesh, in_specs=specs, out_specs=(P("a"), *specs))
+    restored = export.deserialize(exported(split, placed, ("cpu",)).serialize())
+    assert_near(jax.jit(restored.call)(*placed), with_gradients(convolve)(*operands))
+    with pytest.raises(NotImplementedError, match="host_callbacks"):
+        exported(convolve, placed, ("cpu",))
 
 
 @pytest.mark.parametrize("name", ["deform_conv2d", "deform_psroi_pool"])
