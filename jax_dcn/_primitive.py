@@ -49,7 +49,7 @@ class Axes(NamedTuple):
     sizes: dict[str, int]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Operator:
     """An operator, called with its operands. Those that it may do without are None, in the functions below too.
 
@@ -81,8 +81,7 @@ class Operator:
     primitive: Primitive = field(init=False)
 
     def __post_init__(self):
-        primitive = Primitive(self.name)
-        object.__setattr__(self, "primitive", primitive)
+        self.primitive = primitive = Primitive(self.name)
         primitive.multiple_results = True
         primitive.def_impl(partial(xla.apply_primitive, primitive))
         primitive.def_abstract_eval(self._types)

@@ -75,11 +75,11 @@ def make_step(apply):
     return step
 
 
-@pytest.mark.parametrize("make", [linen, nnx_])
-def test_data_parallel_step(make):
+@pytest.mark.parametrize("make, axis_type", [(linen, "Auto"), (nnx_, "Explicit")])
+def test_data_parallel_step(make, axis_type):
     """What is communicated in a step is the gradients, once. Guards against: activations gathered by a layer."""
     apply, params = make()
-    mesh, step = make_mesh(shape=(8,)), make_step(apply)
+    mesh, step = make_mesh(axis_type, (8,)), make_step(apply)
     placed = jax.device_put(params, NamedSharding(mesh, P()))
     batch = jax.device_put(data(), NamedSharding(mesh, P("a")))
     exchanged = collectives(step.lower(placed, *batch).compile())
