@@ -5,7 +5,7 @@ split share neither a digit nor a part of a photograph. A scene is a function of
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -95,18 +95,24 @@ def make_scene(split: Split, seed: int, index: int, size: int = IMAGE_SIZE) -> S
     return _padded(image, np.array(boxes, np.float32), np.array(labels, np.int32))
 
 
-def make_batch(split: Split, seed: int, indices: range, size: int = IMAGE_SIZE) -> Scenes:
+def make_batch(split: Split, seed: int, indices: Sequence[int], size: int = IMAGE_SIZE) -> Scenes:
     """The scenes of the given indices, stacked."""
     return Scenes(
         *(np.stack(parts) for parts in zip(*(make_scene(split, seed, i, size) for i in indices), strict=True))
     )
 
 
-def training_batches(seed: int, steps: range, batch_size: int, size: int = IMAGE_SIZE) -> Iterator[Scenes]:
-    """The training batch of every step in `steps`; the next one is made in a thread while the caller uses the last."""
+def training_batches(
+    seed: int, steps: range, batch_size: int, size: int = IMAGE_SIZE, rows: Sequence[int] | None = None
+) -> Iterator[Scenes]:
+    """The training batch of every step in `steps`; the next one is made in a thread while the caller uses the last.
+
+    rows: which scenes of a batch are wanted, by default all.
+    """
 
     def batch(step: int) -> Scenes:
-        return make_batch("train", seed, range(step * batch_size, (step + 1) * batch_size), size)
+        whole = range(step * batch_size, (step + 1) * batch_size)
+        return make_batch("train", seed, whole if rows is None else [whole[row] for row in rows], size)
 
     with ThreadPoolExecutor(1) as worker:
         upcoming = worker.submit(batch, steps.start) if steps else None

@@ -1,7 +1,7 @@
 """Training: one jitted step, data that depends on (seed, step) alone, checkpoints that resume."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import optax
 import orbax.checkpoint as ocp
 from flax import struct
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
 import jax_dcn
@@ -66,7 +68,8 @@ def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(recipe.clip_norm), optax.partition(rates, jax_dcn.offset_labels))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+# Every device of the mesh holds the whole state; how they share the work on a batch follows from its sharding.
+@partial(jax.jit, static_argnums=(0, 1, 2), out_shardings=P())
 def initial_state(model: nn.Module, recipe: Recipe, image_size: int, seed: int) -> State:
     """The state before the first step."""
     images = jnp.zeros((1, image_size, image_size, 3), jnp.uint8)
@@ -74,7 +77,7 @@ def initial_state(model: nn.Module, recipe: Recipe, image_size: int, seed: int) 
     return State(jnp.zeros((), jnp.int32), params, make_optimiser(recipe).init(params))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)
+@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3, out_shardings=P())
 def train_step(
     model: nn.Module, loss: Loss, recipe: Recipe, state: State, batch: scenes.Scenes
 ) -> tuple[State, jax.Array]:
@@ -94,28 +97,38 @@ def train(
     resume: bool = False,
     stop_after: int | None = None,
     image_size: int = scenes.IMAGE_SIZE,
+    devices: Sequence[jax.Device] | None = None,
     title: str = "training",
 ) -> Run:
     """Train a model that takes images to make `loss` small, for `recipe.steps` steps, with checkpoints in `directory`.
 
     resume: go on from the newest checkpoint there, if any, as if never interrupted; otherwise old ones are deleted.
     stop_after: stop early, after that many steps, as an interruption would.
+    devices: what shares every batch, by default one device; those of several processes where all of them call this.
+    What one set of devices began another may resume.
     """
-    # Committed to a device as a restored state is, so that both kinds take the same compiled step.
-    state = jax.device_put(initial_state(model, recipe, image_size, seed), jax.devices()[0])
-    losses, milliseconds = [], []
+    devices = devices or jax.devices()[:1]
+    if recipe.batch_size % len(devices):
+        raise ValueError(f"batch_size must be a multiple of {len(devices)}, the devices, got {recipe.batch_size}")
+    mesh = jax.make_mesh((len(devices),), ("data",), (AxisType.Auto,), devices=devices)
+    split = NamedSharding(mesh, P("data"))
+    origin = model, recipe, image_size, seed
     options = ocp.CheckpointManagerOptions(max_to_keep=1, save_interval_steps=recipe.checkpoint_every, create=True)
-    with ocp.CheckpointManager(directory.absolute(), options=options) as checkpoints:
-        if not resume:
+    with jax.set_mesh(mesh), ocp.CheckpointManager(directory.absolute(), options=options) as checkpoints:
+        if resume and checkpoints.latest_step() is not None:
+            state, losses, milliseconds = _restore(checkpoints, initial_state.eval_shape(*origin), recipe)
+        else:
             for step in checkpoints.all_steps():
                 checkpoints.delete(step)
-        elif checkpoints.latest_step() is not None:
-            state, losses, milliseconds = _restore(checkpoints, state, recipe)
+            state, losses, milliseconds = initial_state(*origin), [], []
         last = min(recipe.steps, stop_after or recipe.steps)
         remaining = range(len(losses), last)
-        progress = tqdm(remaining, title, last, initial=remaining.start, mininterval=1)
-        for batch in scenes.training_batches(seed, remaining, recipe.batch_size, image_size):
+        silent = jax.process_index() > 0
+        progress = tqdm(remaining, title, last, initial=remaining.start, mininterval=1, disable=silent)
+        rows = _own_rows(split, recipe.batch_size)
+        for own in scenes.training_batches(seed, remaining, recipe.batch_size, image_size, rows):
             start = time.perf_counter()
+            batch = jax.make_array_from_process_local_data(split, own)
             state, value = train_step(model, loss, recipe, state, batch)
             losses.append(value.item())
             milliseconds.append(1e3 * (time.perf_counter() - start))
@@ -124,6 +137,12 @@ def train(
             _save(checkpoints, recipe, state, losses, milliseconds, force=len(losses) == last)
         progress.close()
     return Run(state, losses, milliseconds)
+
+
+def _own_rows(split, batch_size):
+    """The rows of a batch that the devices of this process hold."""
+    slices = split.addressable_devices_indices_map((batch_size,)).values()
+    return sorted({row for (rows,) in slices for row in range(batch_size)[rows]})
 
 
 def _save(checkpoints, recipe, state, losses, milliseconds, force):
