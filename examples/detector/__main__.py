@@ -29,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     models = {name: Detector(len(scenes.CLASSES), deformable=name == "deformable") for name in options.variants}
     method = compare.Method(loss, detect, sampling.mean_dilations)
     results, params, found, pictured = compare.compare(models, method, options)
+    if jax.process_index() > 0:
+        return
     text = (
         f"{report.markdown_table(results, DILATIONS)}\n"
         "Dilation is the mean distance of neighbouring samples at their centres, in cells of 8 pixels."

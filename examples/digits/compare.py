@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from . import evaluate, report, scenes
+from . import distributed, evaluate, report, scenes
 from .train import Loss, Recipe, train
 
 PICTURED_SCENES = 8
@@ -39,21 +39,27 @@ class Comparison(NamedTuple):
 
 
 def compare(models: dict[str, nn.Module], method: Method, options: argparse.Namespace) -> Comparison:
-    """Train every model with every seed, score it on the validation scenes and print the scores."""
-    print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}")
+    """Train every model with every seed, score it on the validation scenes and print the scores.
+
+    Several processes train together; each then scores for itself, alike, so that none has to wait for another.
+    """
+    devices = distributed.start(options)
+    say = print if jax.process_index() == 0 else lambda *_: None
+    say(f"jax {jax.__version__} on {len(devices)} x {devices[0].device_kind}")
     truth = list(evaluate.validation_batches(options.validation_images, options.batch_size))
     pictured = scenes.make_batch("validation", evaluate.VALIDATION_SEED, range(PICTURED_SCENES))
-    recipe = Recipe(options.steps, options.batch_size, options.learning_rate, options.offset_rate)
+    rates = {"learning_rate": options.learning_rate, "offset_rate": options.offset_rate}
+    recipe = Recipe(options.steps, options.batch_size, **rates, checkpoint_every=options.checkpoint_every)
     comparison = Comparison([], {}, {}, pictured)
     for seed in range(options.seeds):
         for variant, model in models.items():
             name = f"{variant}-{seed}"
             directory = options.out / "checkpoints" / name
-            run = train(model, method.loss, recipe, seed, directory, resume=options.resume, title=name)
-            params = run.state.params
+            run = train(model, method.loss, recipe, seed, directory, resume=options.resume, devices=devices, title=name)
+            params = jax.device_get(run.state.params)
             detections = [jax.device_get(method.detect(model, params, batch.images)) for batch in truth]
             scores = evaluate.average_precision(truth, detections)
-            print(f"{name}: " + ", ".join(f"{score} {100 * scores[score]:.1f}" for score in ("AP", "AP50", "AP75")))
+            say(f"{name}: " + ", ".join(f"{score} {100 * scores[score]:.1f}" for score in ("AP", "AP50", "AP75")))
             comparison.results.append(
                 {
                     "variant": variant,
@@ -98,12 +104,17 @@ def parse(
     add("--learning-rate", type=float, default=Recipe.learning_rate, help="peak learning rate (%(default)s)")
     offset_help = "learning rate of offset layers, as a fraction of that of all others (%(default)s)"
     add("--offset-rate", type=float, default=Recipe.offset_rate, help=offset_help)
+    checkpoint_help = "steps from one checkpoint to the next (%(default)s)"
+    add("--checkpoint-every", type=_positive, default=Recipe.checkpoint_every, help=checkpoint_help)
     add("--validation-images", type=_positive, default=320, help="scenes to evaluate on (%(default)s)")
     add("--out", type=Path, help="folder to write to (%(default)s)")
     resume_help = "go on from the checkpoints in OUT, made with the same options; otherwise they are overwritten"
     add("--resume", action="store_true", help=resume_help)
+    distributed.add_arguments(parser)
     parser.set_defaults(**defaults)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    distributed.check(parser, options)
+    return options
 
 
 def _positive(text):

@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = compare.parse(__doc__, tuple(VARIANTS), defaults, arguments)
     models = {name: RFCN(len(scenes.CLASSES), *VARIANTS[name]) for name in options.variants}
     results, params, found, pictured = compare.compare(models, compare.Method(loss, detect), options)
+    if jax.process_index() > 0:
+        return
     compare.write_results(results, f"{report.markdown_table(results)}\n{two_by_two(results)}", options)
     draw_detections(options.out / "detections.png", pictured, found)
     if "deformable" in params:

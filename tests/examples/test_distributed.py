@@ -1,0 +1,141 @@
+"""Training by two processes of four CPU devices each, as it would go on two machines."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+from numpy.testing import assert_allclose
+
+pytest.importorskip("sklearn")
+pytest.importorskip("pycocotools")
+pytest.importorskip("orbax.checkpoint")
+
+import tensorstore
+
+from examples.detector.__main__ import main as detector
+from examples.detector.losses import loss
+from examples.detector.model import Detector
+from examples.digits.train import Recipe, train
+from examples.rfcn.__main__ import main as rfcn
+
+pytestmark = pytest.mark.platforms("cpu")
+
+TINY = {"widths": (8, 8, 8, 8), "blocks": (1, 1, 1)}
+MODEL = Detector(10, deformable=True, **TINY)
+RECIPE = Recipe(steps=10, learning_rate=1e-2, checkpoint_every=2)
+PROGRAM = f"""
+import sys
+from functools import partial
+from examples.detector import __main__ as detector
+detector.Detector = partial(detector.Detector, **{TINY})
+detector.main(sys.argv[1:])
+"""
+OPTIONS = [
+    *("--variants", "deformable", "--validation-images", "8"),
+    *("--steps", "10", "--learning-rate", "1e-2", "--checkpoint-every", "2"),
+]
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_NUM_PROCESSES": "2",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # they take longer than they save
+    "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+}
+
+
+@pytest.fixture
+def quick_compilation():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@contextlib.contextmanager
+def two_processes(out, *options):
+    with socket.create_server(("localhost", 0)) as server:
+        address = f"localhost:{server.getsockname()[1]}"
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        *OPTIONS,
+        *options,
+        "--out",
+        out,
+        "--distributed",
+        "--coordinator",
+        address,
+    ]
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for number in "01":
+            process = subprocess.Popen(
+                [*command, "--process-id", number],
+                cwd=Path(__file__).parents[2],
+                env=os.environ | ENVIRONMENT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            processes.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        yield processes
+
+
+def saved_steps(checkpoints):
+    return [int(folder.name) for folder in checkpoints.glob("*") if folder.name.isdigit()]
+
+
+def stored_keys(folder):
+    return set(tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{folder}/"}).result().list().result())
+
+
+def test_a_killed_run_goes_on_on_other_devices_as_if_never_interrupted(tmp_path, quick_compilation):
+    """Eight devices of two processes, one of which is killed; then one device; then eight again, to the end."""
+    checkpoints = tmp_path / "checkpoints" / "deformable-0"
+    with two_processes(tmp_path) as (first, second):
+        while not saved_steps(checkpoints) and first.poll() is second.poll() is None:
+            time.sleep(0.05)
+        second.kill()
+        uninterrupted = train(MODEL, loss, RECIPE, 0, tmp_path / "uninterrupted")
+        _, errors = first.communicate(timeout=120)
+    assert first.returncode != 0
+    assert saved_steps(checkpoints), errors
+
+    step = max(saved_steps(checkpoints))
+    history = json.loads((checkpoints / str(step) / "history" / "metadata").read_text())
+    resumed = train(MODEL, loss, RECIPE, 0, checkpoints, resume=True, stop_after=step + 2)
+    assert resumed.milliseconds[:step] == history["milliseconds"]
+
+    with two_processes(tmp_path, "--resume") as processes:
+        output, errors = zip(*(process.communicate(timeout=240) for process in processes), strict=True)
+    assert [process.returncode for process in processes] == [0, 0], errors
+    assert ["AP50" in text for text in output] == [True, False]
+    (run,) = json.loads((tmp_path / "results.json").read_text())["runs"]
+    # Sums over the batch round differently on several devices, and every update carries that on.
+    assert_allclose(run["losses"], uninterrupted.losses, rtol=1e-4)
+
+    assert [folder.name for folder in checkpoints.iterdir()] == ["10"]
+    parts = [stored_keys(part) for part in (checkpoints / "10" / "state").glob("ocdbt.process_*")]
+    assert parts and not set.intersection(*parts)
+
+
+def test_a_batch_that_the_devices_cannot_share_is_refused(tmp_path):
+    recipe = dataclasses.replace(RECIPE, batch_size=6)
+    with pytest.raises(ValueError, match="batch_size must be a multiple of 4, the devices, got 6"):
+        train(MODEL, loss, recipe, 0, tmp_path, devices=jax.devices()[:4])
+
+
+@pytest.mark.parametrize("main", [detector, rfcn])
+@pytest.mark.parametrize("option", ["--coordinator", "--processes", "--process-id"])
+def test_options_of_several_processes_alone_are_refused(main, option, capsys):
+    with pytest.raises(SystemExit):
+        main([option, "1"])
+    assert f"{option} needs --distributed" in capsys.readouterr().err
