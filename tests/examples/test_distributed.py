@@ -101,7 +101,8 @@ def test_a_killed_run_goes_on_on_other_devices_as_if_never_interrupted(tmp_path,
     """Eight devices of two processes, one of which is killed; then one device; then eight again, to the end."""
     checkpoints = tmp_path / "checkpoints" / "deformable-0"
     with two_processes(tmp_path) as (first, second):
-        while not saved_steps(checkpoints) and first.poll() is second.poll() is None:
+        patience = time.monotonic() + 120
+        while not saved_steps(checkpoints) and first.poll() is second.poll() is None and time.monotonic() < patience:
             time.sleep(0.05)
         second.kill()
         uninterrupted = train(MODEL, loss, RECIPE, 0, tmp_path / "uninterrupted")
