@@ -109,7 +109,7 @@ def train(
     """
     devices = devices or jax.devices()[:1]
     if recipe.batch_size % len(devices):
-        raise ValueError(f"batch_size must be a multiple of {len(devices)}, the devices, got {recipe.batch_size}")
+        raise ValueError(f"batch_size must be a multiple of the {len(devices)} devices, got {recipe.batch_size}")
     mesh = jax.make_mesh((len(devices),), ("data",), (AxisType.Auto,), devices=devices)
     split = NamedSharding(mesh, P("data"))
     origin = model, recipe, image_size, seed

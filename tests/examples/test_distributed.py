@@ -130,7 +130,7 @@ def test_a_killed_run_goes_on_on_other_devices_as_if_never_interrupted(tmp_path,
 
 def test_a_batch_that_the_devices_cannot_share_is_refused(tmp_path):
     recipe = dataclasses.replace(RECIPE, batch_size=6)
-    with pytest.raises(ValueError, match="batch_size must be a multiple of 4, the devices, got 6"):
+    with pytest.raises(ValueError, match="batch_size must be a multiple of the 4 devices, got 6"):
         train(MODEL, loss, recipe, 0, tmp_path, devices=jax.devices()[:4])
 
 
