@@ -85,12 +85,13 @@ class RFCN(nn.Module):
         rois = as_rois(regions)
         logits = self._vote("class", features, rois, self.classes + 1, classes=self.classes + 1)
         deltas = self._vote("box", features, rois, 4, classes=1)
-        shape = regions.valid.shape
-        return Predictions(anchor_logits, anchor_deltas, regions, logits.reshape(*shape, -1), deltas.reshape(*shape, 4))
+        return Predictions(anchor_logits, anchor_deltas, regions, logits, deltas)
 
     def _vote(self, name, features, rois, outputs, classes):
-        """The mean over the bins of position-sensitive maps: [regions of all images, outputs]."""
+        """The mean over the bins of position-sensitive maps: [batch, regions, outputs]."""
         maps = nn.Conv(outputs * self.bins**2, (1, 1), name=f"{name}_maps")(features)
+        # Each image is a batch of its own, so that where a batch is split over devices none is gathered.
+        features, maps = features[:, None], maps[:, None]
         options = {
             "output_size": self.bins,
             "group_size": self.bins,
@@ -98,12 +99,12 @@ class RFCN(nn.Module):
             "sample_per_part": SAMPLES_PER_PART,
         }
         if not self.deformable_pooling:
-            return psroi_pool(maps, rois, **options).mean((1, 2))
+            return psroi_pool(maps, rois, **options).mean((-3, -2))
         options |= {"classes": classes, "trans_std": TRANS_STD, "return_offsets": True}
         pool = DeformPSRoIPool(**options, name=f"{name}_pool")
         pooled, offset, _ = pool(maps, rois, features)
         self.sow("intermediates", f"{name}_offset", offset)
-        return pooled.mean((1, 2))
+        return pooled.mean((-3, -2))
 
 
 def propose(height: int, width: int, logits: jax.Array, deltas: jax.Array) -> Boxes:
@@ -121,11 +122,10 @@ def clip(boxes: jax.Array, height: int, width: int) -> jax.Array:
 
 
 def as_rois(regions: Boxes) -> jax.Array:
-    """[batch · n, 5] as pooling takes them: image index, or -1 for padding, and the first and last pixel."""
-    batch, number = regions.valid.shape
-    image = jnp.where(regions.valid, jnp.arange(batch)[:, None], -1)[..., None]
+    """[batch, n, 5] as pooling takes them: 0, the only image, or -1 for padding, and the first and last pixel."""
+    image = jnp.where(regions.valid, 0, -1)[..., None]
     last = jnp.array([0, 0, 1, 1])
-    return jnp.concatenate([image, regions.boxes - last], -1).reshape(batch * number, 5)
+    return jnp.concatenate([image, regions.boxes - last], -1)
 
 
 @partial(jax.jit, static_argnums=0)

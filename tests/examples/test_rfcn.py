@@ -8,7 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from numpy.testing import assert_allclose, assert_array_equal
+from splitting import make_mesh
+
+from benchmarks.collectives import collectives
 
 pytest.importorskip("sklearn")
 pytest.importorskip("pycocotools")
@@ -69,7 +74,7 @@ def test_proposals_are_few_distinct_boxes_in_the_image_and_padded():
 
 def test_regions_end_at_their_last_pixel_and_padding_has_no_image():
     regions = Boxes(jnp.array([[[0.0, 8, 16, 32], [1, 1, 2, 2]]] * 2), jnp.array([[True, False], [True, True]]))
-    expected = [[0, 0, 8, 15, 31], [-1, 1, 1, 1, 1], [1, 0, 8, 15, 31], [1, 1, 1, 1, 1]]
+    expected = [[[0, 0, 8, 15, 31], [-1, 1, 1, 1, 1]], [[0, 0, 8, 15, 31], [0, 1, 1, 1, 1]]]
     assert_array_equal(as_rois(regions), expected)
 
 
@@ -133,6 +138,20 @@ def test_a_deformable_rfcn_starts_as_the_plain_one():
     jax.tree.map(partial(assert_allclose, atol=1e-4), got, expected)
 
 
+@pytest.mark.platforms("cpu")
+def test_a_step_over_devices_gathers_no_maps(batch):
+    """Scores it does gather, for XLA does not split `top_k`. Guards against: regions that may lie in any image."""
+    mesh = make_mesh(shape=(2,))
+    params = jax.jit(MODEL.init)(jax.random.key(0), batch.images)["params"]
+    params, batch = jax.device_put((params, batch), (NamedSharding(mesh, P()), NamedSharding(mesh, P("a"))))
+    step = jax.jit(jax.value_and_grad(loss, argnums=1), static_argnums=0)
+    exchanged = collectives(step.lower(MODEL, params, batch).compile())
+    gathered = [c for c in exchanged if c.kind != "all-reduce"]
+    assert {(c.kind, len(c.shape)) for c in gathered} == {("all-gather", 2)}
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(params)) + 4  # of the loss: two sums, two counts
+    assert sum(c.bytes for c in exchanged) - sum(c.bytes for c in gathered) == 4 * numbers
+
+
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     return tmp_path_factory.mktemp("checkpoints")
@@ -178,7 +197,7 @@ def test_bin_points_are_where_the_pooling_looks():
     rows, columns = np.mgrid[:height, :width].astype(np.float32)
     box = np.array([33.0, 24, 103, 84], np.float32)
     offset = np.random.default_rng(0).uniform(-1, 1, (bins, bins, 2)).astype(np.float32)
-    rois = as_rois(Boxes(jnp.array([[box]]), jnp.array([[True]])))
+    (rois,) = as_rois(Boxes(jnp.array([[box]]), jnp.array([[True]])))
     options = {"output_size": bins, "spatial_scale": 1 / STRIDE}
     pooled = deform_psroi_pool(np.stack([columns, rows], -1)[None], rois, offset[None], **options)[0]
     assert_allclose(bin_points(box, offset).mean(2) / STRIDE - 0.5, pooled, rtol=1e-4)
