@@ -2,11 +2,14 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
 KINDS = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
 _CALL = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(?:-start)?\(")
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$", re.MULTILINE)
+_CALLEE = re.compile(r"(?:to_apply|calls|condition|body)=%?([\w.-]+)(?=(?:.*known_trip_count\D*(\d+))?)")
 _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 
 
@@ -20,8 +23,15 @@ class Collective(NamedTuple):
 
 
 def collectives(compiled) -> list[Collective]:
-    """Of a compiled function; those of a loop's body count once."""
-    return list(_of_text(compiled.as_text()))
+    """Of a compiled function; those of a loop as often as it runs, or once where that is not told."""
+    _, *texts = _COMPUTATION.split(compiled.as_text())
+    times = Counter({texts[-2]: 1})  # the last is the whole, and each stands before those that call it
+    found = []
+    for name, text in zip(texts[-2::-2], texts[::-2], strict=True):
+        for callee, trips in _CALLEE.findall(text):
+            times[callee] += times[name] * int(trips or 1)
+        found += max(times[name], 1) * list(_of_text(text))
+    return found
 
 
 def _of_text(text: str) -> Iterator[Collective]:
