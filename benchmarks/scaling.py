@@ -43,7 +43,8 @@ NOTE = (
     "ring of n devices sends 2(n-1)/n of an array that it sums and (n-1)/n of one that it gathers. At least: what a "
     "device needs all of and does not have, and in float32 the gradients of what it has all of; where it keeps only a "
     "part of such a sum, as of x that came split, a whole one still, though half would have to be sent. Without rules: "
-    "as custom calls that XLA's partitioner knows nothing of."
+    "as custom calls that XLA's partitioner knows nothing of. These convolutions go in runs of output rows, and XLA "
+    "gathers whole arrays again for each."
 )
 HELD = (
     "256 channels and features, bfloat16, offset and mask float32, in channel groups 8 of both. By XLA's account of "

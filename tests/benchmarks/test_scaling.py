@@ -1,0 +1,91 @@
+"""What devices exchange, on tiny shapes; the arithmetic; and the examples of the page."""
+
+import doctest
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+from splitting import make_mesh
+
+from benchmarks import deform_conv, deform_psroi_pool, links, scaling
+from benchmarks.collectives import collectives
+
+pytestmark = pytest.mark.platforms("cpu")
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "scaling.md"
+TINY = {
+    "convolution": deform_conv.Shape(4, 4, 5, 8, 6),
+    "large": deform_conv.Shape(1, 8, 5, 8, 6),
+    "pooling": deform_psroi_pool.Shape(4, 4, 5, 2, rois=8),
+}
+WEIGHT, BIAS, X, OFFSET, MASK = 9 * 8 * 6, 6, 4 * 4 * 5 * 8, 4 * 4 * 5 * 18, 4 * 4 * 5 * 9
+POOLED = 4 * 4 * 5 * 2
+
+
+@pytest.mark.parametrize(
+    "name, forward, both",
+    [
+        ("images, bfloat16", 0, WEIGHT + BIAS),
+        ("images, weight kept in parts", WEIGHT + BIAS, 2 * (WEIGHT + BIAS)),
+        ("images, and features in 2", 0, (WEIGHT + BIAS + X + OFFSET + MASK) / 2),
+        ("rows, x split too", X / 2, X + WEIGHT + BIAS),
+        ("images that regions name", POOLED, 2 * POOLED),
+    ],
+)
+def test_rows(name, forward, both, monkeypatch):
+    monkeypatch.setattr(scaling, "SHAPES", TINY)
+    (split,) = (split for split in (*scaling.CONVOLUTIONS, *scaling.POOLINGS) if split.name == name)
+    devices = 2 * split.b
+    row = scaling.row(name, devices, scaling.programs(split, devices))
+    assert scaling.total(row.forward) == 4 * forward
+    assert scaling.total(row.both) == row.least == 4 * both
+    assert row.unruled > row.least
+    assert name in scaling.table([row])
+
+
+def test_one_device_exchanges_nothing(monkeypatch):
+    monkeypatch.setattr(scaling, "SHAPES", TINY)
+    row = scaling.row("images", 1, scaling.programs(scaling.CONVOLUTIONS[0], 1))
+    assert row == ("images", 1, [], [], 0, 0)
+
+
+def test_a_loop_exchanges_whenever_it_runs():
+    mesh = make_mesh(shape=(2,))
+
+    def loop(x):
+        def step(carry, _):
+            return jax.lax.psum(jnp.cos(x * carry), "a"), None
+
+        return jax.lax.scan(step, jnp.ones(x.shape), length=3)[0]
+
+    function = jax.shard_map(loop, mesh=mesh, in_specs=P("a"), out_specs=P())
+    assert len(collectives(jax.jit(function).lower(jnp.ones(4)).compile())) == 3
+
+
+def test_thresholds_are_where_times_are_equal():
+    for link in links.LINKS:
+        pixels = links.pixels_from(link)
+        assert links.product_seconds(pixels, 1000) == pytest.approx(links.sum_seconds(1000, link))
+    pays, (nvlink, *_) = links.features_from(links.NVLINK, links.SUM), links.LINKS
+    image, channels = 10**6, 256
+    products = links.product_seconds(image, 9 * channels * 7 * pays) / 8
+    assert products == pytest.approx(links.sum_seconds(image * channels, nvlink))
+    assert links.faster(8, pays, pays) == pytest.approx(1)
+    assert links.faster(8, 7 * pays, pays) == pytest.approx(4)
+
+
+def test_the_page_has_this_arithmetic():
+    assert all(
+        table in PAGE.read_text() for table in (links.pixels_table(), links.weights_table(), links.features_table())
+    )
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the page's devices are those of a CPU")
+def test_examples_of_the_page():
+    examples = "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE))
+    test = doctest.DocTestParser().get_doctest(examples, {}, PAGE.name, None, None)
+    assert len(test.examples) > 10
+    assert doctest.DocTestRunner().run(test).failed == 0
