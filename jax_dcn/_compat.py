@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax._src.dispatch import prim_requires_devices_during_lowering
+from jax._src.sharding_impls import parse_flatten_op_sharding
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, use_abstract_mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 
 def result_aval(like, shape, dtype, spec=None):
@@ -38,7 +39,7 @@ def lower_apart_from_explicit_mesh(lower, ctx, *args, **params):
     if not any(AxisType.Explicit in mesh.axis_types for mesh in meshes):
         return lower(ctx, *args, **params)
     with no_mesh():
-        avals = [aval.update(sharding=None) for aval in ctx.avals_in]
+        avals = [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in ctx.avals_in]
         return lower(ctx.replace(avals_in=avals), *args, **params)
 
 
@@ -49,17 +50,43 @@ def is_partitioned(ctx) -> bool:
     gathers around the calls instead.
     """
     context, shardy = ctx.module_context.axis_context, getattr(jax.config, "jax_use_shardy_partitioner", True)
-    return (
-        shardy
-        and isinstance(context, mlir.ShardingContext)
-        and context.num_devices > 1
-        and context.abstract_mesh is not None
-    )
+    several = isinstance(context, mlir.ShardingContext) and context.num_devices > 1
+    return shardy and several and None not in (context.abstract_mesh, context.device_assignment)
 
 
 def tell_devices_when_lowered(primitive) -> None:
-    """Has jax tell a rule of `primitive` for lowering which devices there are, which `custom_partitioning` needs."""
-    prim_requires_devices_during_lowering.add(primitive)  # private: there is no public way
+    """Has jax tell a rule of `primitive` for lowering which devices there are, which `custom_partitioning` needs.
+
+    Such a primitive cannot be lowered for an AbstractMesh. There is no public way.
+    """
+    prim_requires_devices_during_lowering.add(primitive)
+
+
+def all_axes_are_manual() -> bool:
+    """Whether `shard_map` has split arrays over all axes of the mesh, so that nothing is left to the partitioner."""
+    axis_types = jax.sharding.get_abstract_mesh().axis_types
+    return bool(axis_types) and all(axis_type == AxisType.Manual for axis_type in axis_types)
+
+
+def mesh_of_primes(mesh: Mesh) -> Mesh:
+    """`mesh` with each axis as several, of prime lengths: Shardy may split a dimension over a part of an axis."""
+    lengths: dict[str, int] = {}
+    for name, length in mesh.shape.items():
+        factor = 2
+        while length > 1:
+            if length % factor:
+                factor += 1
+            else:
+                lengths[f"{name} {len(lengths)}"], length = factor, length // factor
+    return Mesh(mesh.devices.reshape(tuple(lengths.values())), tuple(lengths))
+
+
+def spec_of_gspmd(sharding, mesh: Mesh) -> PartitionSpec:
+    """How `custom_partitioning` says an array is split; as if whole where axes of `mesh` cannot say it."""
+    try:
+        return parse_flatten_op_sharding(sharding._hlo_sharding, mesh)[0]
+    except (AssertionError, NotImplementedError, StopIteration, ValueError):  # by how it cannot
+        return PartitionSpec()
 
 
 def _varying(array) -> frozenset:

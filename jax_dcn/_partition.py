@@ -59,10 +59,11 @@ def spec_of(names: Names, split: dict[str, tuple]) -> PartitionSpec:
 
 
 def whole(call: Callable, results: Sequence[Array]) -> Callable:
-    """`call` of all arguments, its results rounded to the types of `results`."""
+    """`call` of whole arguments, its results rounded to the types of `results`."""
 
     def function(*args):
-        return tuple(out.astype(like.dtype) for out, like in zip(call(*args, parts={}), results, strict=True))
+        outs = call(*args, parts={}, summed=[False] * len(results))
+        return tuple(out.astype(like.dtype) for out, like in zip(outs, results, strict=True))
 
     return function
 
@@ -70,32 +71,36 @@ def whole(call: Callable, results: Sequence[Array]) -> Callable:
 def partitioned(
     call: Callable, arguments: Sequence[Array], results: Sequence[Array], sizes: dict[str, int]
 ) -> Callable:
-    """`call(*arguments, parts)`, a tuple, as a function of the arguments that XLA may split.
+    """`call(*arguments, parts, summed)`, a tuple, as a function of the arguments that XLA may split.
 
     Args:
-      call: takes the arguments, or equal parts of them, and a `Part` for each name that is split. What it returns is
-        summed in its type, or in float32 if that is wider, and then rounded to the type of `results`.
+      call: takes the arguments, or equal parts of them; a `Part` for each name that is split; and for each result
+        whether it is summed over devices. It is summed in the type in which it is returned, or in float32 if that is
+        wider, and then rounded to the type of `results`.
       sizes: into how many parts each name may be split at most; the lengths of its dimensions are multiples of it.
     """
 
     def partition(mesh, args, outs):
+        mesh = _compat.mesh_of_primes(mesh)
         names = [array.names for array in (*arguments, *results)]
-        split = assign(names, [array.sharding.spec for array in (*args, *outs)], sizes, mesh)
+        specs = [_compat.spec_of_gspmd(array.sharding, mesh) for array in (*args, *outs)]
+        split = assign(names, specs, sizes, mesh)
+        sums = [tuple(axis for name in split if name not in like.names for axis in split[name]) for like in results]
 
         def part(name):
             count = _parts(split[name], mesh)
             return Part(count, jax.lax.axis_index(split[name]) * (sizes[name] // count))
 
-        def summed(out, like):
-            axes = tuple(axis for name in split if name not in like.names for axis in split[name])
+        def finished(out, axes, like):
             if axes:
                 out = jax.lax.psum(out.astype(jnp.promote_types(out.dtype, jnp.float32)), axes)
             return out.astype(like.dtype)
 
         def of_device(*args):
-            # Under an Explicit mesh a sum would say how its terms are split, which XLA refuses.
+            # Under an Explicit mesh a sum would say how its terms are split, which XLA refuses (by jax 0.11).
             with _compat.no_mesh():
-                return tuple(map(summed, call(*args, parts={name: part(name) for name in split}), results))
+                parts = {name: part(name) for name in split}
+                return tuple(map(finished, call(*args, parts=parts, summed=list(map(bool, sums))), sums, results))
 
         def shardings(arrays):
             return tuple(NamedSharding(mesh, spec_of(array.names, split)) for array in arrays)
@@ -104,7 +109,9 @@ def partitioned(
 
     # jit, for a function to be partitioned must hold no arrays of its own.
     function = custom_partitioning(jax.jit(whole(call, results)))
-    function.def_partition(partition, sharding_rule=_sharding_rule(arguments, results, sizes))
+    # jax's own decoding of shardings fails where a dimension is split over a part of an axis.
+    rule = _sharding_rule(arguments, results, sizes)
+    function.def_partition(partition, sharding_rule=rule, decode_shardings=False)
     return function
 
 
@@ -121,27 +128,26 @@ def _parts(axes, mesh) -> int:
 
 
 def _sharding_rule(arguments, results, sizes) -> SdyShardingRule:
-    """The names as Shardy's factors; what has none is a factor of its own that must be whole."""
+    """The names as Shardy's factors, the first ones of their dimensions; what else there is must be whole."""
+    dimensions = [pair for array in (*arguments, *results) for pair in zip(array.names, array.shape, strict=True)]
+    alone = {name for name, length in dimensions if name is not None and 1 < length == sizes[name]}
     unsplit: list[str] = []
     lengths = {}
-    split = set()
 
     def factor(name, length):
-        if name is not None and sizes[name] == length:
-            split.add(name)
+        if name in alone and length == sizes[name]:
             return name
-        unsplit.append(f"unsplit{len(unsplit)}")
-        if name is None:
-            return unsplit[-1]
-        lengths.update({name: sizes[name], unsplit[-1]: length // sizes[name]})
-        return CompoundFactor(name, unsplit[-1])
+        rest = f"unsplit{len(unsplit)}"
+        unsplit.append(rest)
+        if name is None or sizes[name] <= 1:
+            return rest
+        lengths[rest] = length // sizes[name]
+        if name not in alone:
+            lengths[name] = sizes[name]
+        return CompoundFactor(name, rest)
 
     def mappings(arrays):
         return tuple(ArrayMapping(*map(factor, array.names, array.shape)) for array in arrays)
 
-    return SdyShardingRule(
-        mappings(arguments),
-        mappings(results),
-        need_replication_factors=tuple(unsplit),
-        **{name: length for name, length in lengths.items() if name not in split},
-    )
+    arrays = mappings(arguments), mappings(results)
+    return SdyShardingRule(*arrays, need_replication_factors=tuple(unsplit), **lengths)

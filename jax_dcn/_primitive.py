@@ -13,11 +13,12 @@ operand, whose shape it has, or that of the result. By its role it is batched, t
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
@@ -59,8 +60,9 @@ class Operator:
       result: `result(*operands, spec)`, from shapes and types to those of the result; raises where they do not fit.
       reference: `reference(*operands, **keywords)`, the operator in `jax.numpy`: its meaning, and its derivatives.
       forward: `forward(*operands, platform, **keywords)`, as `reference`, by the kernels of the platform.
-      cotangent: `cotangent(*operands, ct, wanted, platform, **keywords)`, the cotangents of the operands numbered in
-        `wanted`, by the kernels, in the operands' types or in those that sums are taken in.
+      cotangent: `cotangent(*operands, ct, wanted, summed, platform, **keywords)`, the cotangents of the operands
+        numbered in `wanted`, by the kernels; in the operands' types or, better for those in `summed`, which are parts
+        of sums over devices, in the type that sums are taken in.
       axes: `axes(*operands, spec)`, how shapes may be split over devices.
       keywords: `keywords(spec, parts)`, those of the functions above, where a device has these `_partition.Part`s.
       shared: the operands that the examples of a batch share, as weights, and how many dimensions they have. Where they
@@ -78,31 +80,39 @@ class Operator:
     keywords: Callable
     shared: Mapping[int, int]
     linear: tuple[int, ...]
-    primitive: Primitive = field(init=False)
 
     def __post_init__(self):
-        self.primitive = primitive = Primitive(self.name)
+        # jax has to know the devices of what it is to partition; what `shard_map` has split may have none yet.
+        self._partitioned, self._manual = self._primitive(), self._primitive()
+        _compat.tell_devices_when_lowered(self._partitioned)
+
+    def _primitive(self):
+        primitive = Primitive(self.name)
         primitive.multiple_results = True
         primitive.def_impl(partial(xla.apply_primitive, primitive))
         primitive.def_abstract_eval(self._types)
         ad.primitive_jvps[primitive] = self._jvp
         ad.primitive_transposes[primitive] = self._transpose
         batching.primitive_batchers[primitive] = self._batch
-        _compat.tell_devices_when_lowered(primitive)
         for platform in (None, *_kernels.PLATFORMS):
             rule = partial(_compat.lower_apart_from_explicit_mesh, partial(self._lower, platform))
             mlir.register_lowering(primitive, rule, platform=platform)
+        return primitive
+
+    def _bind(self, *arrays, **params):
+        primitive = self._manual if _compat.all_axes_are_manual() else self._partitioned
+        return primitive.bind(*arrays, **params)
 
     def __call__(self, *operands, spec, backend=None):
         given, arrays = _split(operands)
-        (result,) = self.primitive.bind(*arrays, given=given, chain=(), spec=spec, backend=backend)
+        (result,) = self._bind(*arrays, given=given, chain=(), spec=spec, backend=backend)
         return result
 
     def cotangents(self, *operands, cotangent, wanted: tuple[int, ...], spec, backend=None) -> list:
         """The cotangents of the operands numbered in `wanted`."""
         given, arrays = _split(operands)
         chain = (Step("vjp", tuple(map(given.index, wanted))),)
-        return self.primitive.bind(*arrays, cotangent, given=given, chain=chain, spec=spec, backend=backend)
+        return self._bind(*arrays, cotangent, given=given, chain=chain, spec=spec, backend=backend)
 
     def _types(self, *avals, given, chain, spec, backend):
         arguments, results, sizes = self._arrays(avals, given, chain, spec)
@@ -149,12 +159,17 @@ class Operator:
         if by_kernel:
             _kernels.require(platform)
 
-        def call(*args, parts):
+        def call(*args, parts, summed):
             keywords = self.keywords(spec, parts)
             if by_kernel:
-                function = partial(self._by_kernel, given=given, chain=chain, platform=platform, **keywords)
+                keywords |= {"chain": chain, "summed": summed, "platform": platform}
+                function = partial(self._by_kernel, given=given, **keywords)
             else:
-                function = _derivative(partial(self._by_reference, given=given, **keywords), given, chain)
+                # What is summed over devices is rounded behind that alone.
+                widen = _widened if any(summed) else lambda array: array
+                args = tuple(map(widen, args))
+                function = partial(self._by_reference, given=given, widen=widen, **keywords)
+                function = _derivative(function, given, chain)
             return _of_each(function, self._shared_batch(args, given))(*args)
 
         arguments, results, sizes = self._arrays(ctx.avals_in, given, chain, spec)
@@ -165,27 +180,28 @@ class Operator:
         _compat.annotate(lowered, f"{self.name} {chain} {given} {spec} {platform} {backend}")
         return lowered
 
-    def _by_kernel(self, *args, given, chain, **keywords):
+    def _by_kernel(self, *args, given, chain, summed, **keywords):
         if not chain:
             return (self.forward(*self._filled(given, args), **keywords),)
         *arrays, ct = args
         wanted = tuple(given[k] for k in chain[0].arguments)
-        return self.cotangent(*self._filled(given, arrays), ct, wanted=wanted, **keywords)
+        summed = tuple(k for k, is_summed in zip(wanted, summed, strict=True) if is_summed)
+        return self.cotangent(*self._filled(given, arrays), ct, wanted=wanted, summed=summed, **keywords)
 
-    def _by_reference(self, *arrays, given, **keywords):
-        return (self.reference(*self._filled(given, arrays), **keywords),)
+    def _by_reference(self, *arrays, given, widen, **keywords):
+        return (widen(self.reference(*self._filled(given, arrays), **keywords)),)
 
     def _jvp(self, arrays, tangents, *, chain, **params):
         moving = tuple(k for k, tangent in enumerate(tangents) if type(tangent) is not ad.Zero)
         moved = [tangents[k] for k in moving]
         return (
-            self.primitive.bind(*arrays, chain=chain, **params),
-            self.primitive.bind(*arrays, *moved, chain=(*chain, Step("jvp", moving)), **params),
+            self._bind(*arrays, chain=chain, **params),
+            self._bind(*arrays, *moved, chain=(*chain, Step("jvp", moving)), **params),
         )
 
     def _transpose(self, cts, *args, given, chain, **params):
         asked = [k for k, arg in enumerate(args) if ad.is_undefined_primal(arg)]
-        bind = partial(self.primitive.bind, given=given, **params)
+        bind = partial(self._bind, given=given, **params)
         earlier, last = chain[:-1], chain[-1:]
         count = len(_roles(given, earlier)[0])
         if all(type(ct) is ad.Zero for ct in cts):
@@ -195,8 +211,9 @@ class Operator:
             known = [ad.instantiate_zeros(ad.Zero(a.aval)) if k in asked else a for k, a in enumerate(args)]
             answers = bind(*known, *cts, chain=(Step("vjp", tuple(asked)),))
         elif not chain or asked[0] < count:
+            kind = "a derivative of " if chain else ""
             roles = [_roles(given, chain)[0][k] for k in asked]
-            raise NotImplementedError(f"{self.name} is not linear in its operands {roles}")
+            raise NotImplementedError(f"{kind}{self.name} is not known to be linear in its operands {roles}")
         elif last[0].mode == "jvp":
             # Other tangents may be known here (a zero that scan made concrete): they get None.
             wanted = tuple(last[0].arguments[k - count] for k in asked)
@@ -219,7 +236,7 @@ class Operator:
         leading = list(arrays)
         for k, array in zip(moved, _compat.lead([arrays[k] for k in moved], [dims[k] for k in moved]), strict=True):
             leading[k] = array
-        out = self.primitive.bind(*leading, given=given, chain=chain, **params)
+        out = self._bind(*leading, given=given, chain=chain, **params)
         return out, [0] * len(out)
 
 
@@ -267,6 +284,10 @@ def _derivative(function, given, chain):
         return jax.vjp(of_moving, *primals)[1](directions)
 
     return derivative
+
+
+def _widened(array):
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
 def _of_each(function, dimensions):

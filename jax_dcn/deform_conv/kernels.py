@@ -44,21 +44,23 @@ def forward(x, offset, weight, bias, mask, *, spec, origin, platform):
     return fold(images_at, images, run.images, y).reshape(*batch, *y.shape[1:])
 
 
-def cotangent(x, offset, weight, bias, mask, ct, *, wanted, spec, origin, platform):
+def cotangent(x, offset, weight, bias, mask, ct, *, wanted, summed, spec, origin, platform):
+    """The cotangents in the sums' type, but for that of x, unless it is part of a sum and not fused."""
     canonical = dict(zip(OPERANDS, (x, offset, weight, bias, mask), strict=True))
     wanted = [OPERANDS[k] for k in wanted]
     x, offset, mask, ct = (flat(array, 3) for array in (x, offset, mask, ct))
     taken = fused.takes_cotangents(wanted, x, offset, weight, spec, platform)
     out = fused.cotangents(x, offset, weight, mask, ct, wanted=taken, spec=spec, origin=origin)
     if rest := [name for name in wanted if name not in taken and name != "bias"]:
-        keywords = {"spec": spec, "origin": origin, "platform": platform}
+        x_dtype = offset.dtype if OPERANDS.index("x") in summed else x.dtype
+        keywords = {"x_dtype": x_dtype, "spec": spec, "origin": origin, "platform": platform}
         out |= _cotangents_in_runs(x, offset, weight, mask, ct, wanted=rest, **keywords)
     if "bias" in wanted:
         out["bias"] = ct.sum((0, 1, 2), dtype=offset.dtype)
     return tuple(out[name].reshape(canonical[name].shape) for name in wanted)
 
 
-def _cotangents_in_runs(x, offset, weight, mask, ct, *, wanted, spec, origin, platform):
+def _cotangents_in_runs(x, offset, weight, mask, ct, *, wanted, x_dtype, spec, origin, platform):
     sums, groups = offset.dtype, spec.feature_group_count
     through_samples = not {"x", "offset", "mask"}.isdisjoint(wanted)
     row_bytes = (through_samples + ("weight" in wanted)) * _row_bytes(x, offset, weight)
@@ -92,12 +94,12 @@ def _cotangents_in_runs(x, offset, weight, mask, ct, *, wanted, spec, origin, pl
         d_xs = _zeros(x, (count, *x.shape[1:]), sums) if "x" in wanted else None
         out, d_xs = fold(rows_at, offset.shape[1], run.rows, (out, d_xs))
         if "x" in wanted:
-            out["x"] = _update(out["x"], d_xs.astype(x.dtype), (image, 0))
+            out["x"] = _update(out["x"], d_xs.astype(x_dtype), (image, 0))
         return out
 
     out = {
-        name: _zeros(x, a.shape, a.dtype)
-        for name, a in (("x", x), ("offset", offset), ("mask", mask))
+        name: _zeros(x, a.shape, dtype)
+        for name, a, dtype in (("x", x, x_dtype), ("offset", offset, sums), ("mask", mask, sums))
         if name in wanted
     }
     if "weight" in wanted:

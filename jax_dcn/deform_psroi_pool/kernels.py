@@ -20,14 +20,15 @@ def forward(x, rois, offset, *, spec, platform):
     return pooled.reshape(*batch, *shape[1:])
 
 
-def cotangent(x, rois, offset, ct, *, wanted, spec, platform):
+def cotangent(x, rois, offset, ct, *, wanted, summed, spec, platform):
+    """The cotangents in the sums' type, whether or not they are parts of sums."""
     canonical = dict(zip(OPERANDS, (x, rois, offset), strict=True))
     x, rois, offset, ct = flat(x, 4), flat(rois, 2), flat(offset, 4), flat(ct, 4)
 
     def of(name):
         if name == "x":
             name = "dcn_psroi_pool_input_cotangent"
-            return _call(name, rois, ct, offset, spec=spec, shape=x.shape, dtype=rois.dtype).astype(x.dtype)
+            return _call(name, rois, ct, offset, spec=spec, shape=x.shape, dtype=rois.dtype)
         if name == "offset":
             name = "dcn_psroi_pool_offset_cotangent"
             return _call(name, x, rois, ct, offset, spec=spec, shape=offset.shape, dtype=rois.dtype)

@@ -4,6 +4,7 @@ A wrong rule is silent: the numbers stay right while devices exchange all they h
 wrong on some devices alone. So every test compares both: what the compiled program communicates, and the values.
 """
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from numpy_reference import Convolution
 from splitting import AXIS_TYPES, check, is_split, make_mesh, place
+
+from benchmarks.collectives import collectives
 
 from .cases import Case, Operands, assert_close, cast, convolve
 
@@ -48,6 +51,12 @@ def over_images(*axes):
     return dict.fromkeys(("x", "offset", "mask"), P(*axes))
 
 
+def grouped(groups, offset_groups):
+    convolution = Convolution((1, 1), "SAME", (1, 1), groups)
+    return Case("grouped", (4, 3), 12, 12, (3, 1), offset_groups, (8,), convolution)
+
+
+CHANNELS = dict.fromkeys(("x", "offset", "weight", "mask"), P(None, None, None, "b")) | {"bias": P("b")}
 SPATIAL = P(None, "a", "b")
 FEATURES = {"weight": P(None, None, None, "b"), "bias": P("b")}
 GROUPS = FEATURES | dict.fromkeys(("x", "offset", "mask"), P("a", None, None, "b"))
@@ -68,6 +77,9 @@ SPLITS = [
         mask=P("b", "a"),
     ),
     split("groups", P("a", None, None, "b"), ("weight", "bias"), GROUPED, **GROUPS),
+    split("groups_and_half_as_many_offsets", P(None, None, None, "b"), (), grouped(4, 2), **CHANNELS),
+    split("groups_and_other_offset_groups", P(None, None, None, "b"), (), grouped(4, 6), **CHANNELS),
+    split("images_of_groups_that_do_not_split", P("a"), ("weight", "bias"), grouped(3, 2), **over_images("a")),
     split(
         "groups_of_common_offsets",
         P(None, None, None, "b"),
@@ -98,7 +110,7 @@ def test_values_and_gradients(split, axis_type):
     assert exchanged == []
     assert is_split(y, mesh, split.result)
     exchanged, grads = check(mesh, functools.partial(gradients, split.case), placed, operands, 1e-3)
-    assert {c.kind for c in exchanged} == {"all-reduce"}
+    assert {c.kind for c in exchanged} <= {"all-reduce"}
     own = {name: getattr(placed, name).sharding.shard_shape(getattr(placed, name).shape) for name in split.summed}
     assert sorted(c.shape for c in exchanged) == sorted(own.values())
     assert all(map(is_split, grads, [mesh] * 5, split.operands))
@@ -187,12 +199,53 @@ def test_uneven_parts(name, spec):
     check(mesh, jax.grad(split_loss), place(mesh, operands, [P()] * 5), operands, 1e-3, whole=jax.grad(loss))
 
 
-def test_sums_are_rounded_once():
+def test_more_devices_than_groups():
+    """Guards against: a program that does not compile where Shardy splits a dimension over a part of an axis."""
+    case = Case("grouped", (4, 3), 4, 8, (3, 1), 1, (4,), Convolution((1, 1), "SAME", (1, 1), 2))
+    split = Split("", case, Operands(P(), P(), P(None, None, None, "a"), P("a"), P()), P(), ())
+    exchanged_by(split, functools.partial(gradients, case))
+
+
+def test_accumulated_gradients():
+    """A loop over parts of a split batch. Guards against: as above, a part of an axis."""
+    mesh, operands = make_mesh(shape=(8,)), cast(dataclasses.replace(SAME, batch=(16,)).operands(), np.float32)
+
+    def accumulate(operands):
+        def body(total, part):
+            return total + gradients(SAME, operands._replace(**part)).weight, None
+
+        parts = {name: getattr(operands, name) for name in ("x", "offset", "mask")}
+        parts = jax.tree.map(lambda array: array.reshape(2, 8, *array.shape[1:]), parts)
+        return jax.lax.scan(body, jnp.zeros_like(operands.weight), parts)[0]
+
+    placed = place(mesh, operands, [P("a"), P("a"), P(), P(), P("a")])
+    check(mesh, accumulate, placed, operands, 1e-3)
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+@pytest.mark.parametrize("name", ["images_over_both_axes", "features", "rows"])
+def test_sums_are_rounded_once(name, backend):
     """Guards against: gradients rounded to 16 bits on every device before they are summed."""
-    split, operands = named("images_over_both_axes"), cast(CASE.operands(), jnp.bfloat16)
-    function = jax.jit(functools.partial(gradients, CASE))
-    ours, whole = (np.asarray(function(o).weight) for o in (place(make_mesh(), operands, split.operands), operands))
-    assert np.mean(ours == whole) > 0.95  # but for the order of the sums
+    split = named(name)
+    operands, cotangent = cast((split.case.operands(), split.case.cotangent()), jnp.bfloat16)
+    pull = jax.jit(lambda operands: jax.vjp(shared_by(split.case, backend), operands)[1](cotangent)[0])
+    ours, whole = (pull(o) for o in (place(make_mesh(), operands, split.operands), operands))
+    for summed in split.summed:
+        equal = np.asarray(getattr(ours, summed)) == np.asarray(getattr(whole, summed))
+        assert np.mean(equal) > 0.95, summed  # but for the order of the sums
+
+
+@pytest.mark.parametrize("axis_types", [("Auto", "Explicit", "Auto"), ("Explicit", "Auto", "Explicit")], ids="+".join)
+def test_three_axes_of_two_types(axis_types):
+    """Without `set_mesh`, by arrays alone. Guards against: axes taken for others."""
+    types = tuple(getattr(jax.sharding.AxisType, axis_type) for axis_type in axis_types)
+    mesh = jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=types, devices=jax.devices("cpu")[:8])
+    case = dataclasses.replace(SAME, batch=(2, 4))
+    operands, rows = cast(case.operands(), np.float32), P("b", "a", "c")
+    placed = place(mesh, operands, [P("b", "a"), rows, P(), P(), rows])
+    pull = jax.jit(functools.partial(gradients, case))
+    assert_close(pull(placed), pull(operands), 1e-3, 1e-3)
+    assert {c.kind for c in collectives(pull.lower(placed).compile())} == {"all-reduce"}
 
 
 @pytest.mark.skipif(not hasattr(jax.config, "jax_use_shardy_partitioner"), reason="this jax has no other partitioner")

@@ -72,10 +72,10 @@ def test_hessian_of_shard_map():
     assert_near(curvature(split)(placed.bias, placed), curvature(by_reference)(operands.bias, operands))
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_partial_manual_shard_map(check_vma):
+@pytest.mark.parametrize("axis_type, check_vma", [("Auto", True), ("Auto", False), ("Explicit", True)])
+def test_partial_manual_shard_map(axis_type, check_vma):
     """One axis of the mesh is the function's, the other is left to XLA's partitioner."""
-    mesh, operands = make_mesh(), of_batch(8)
+    mesh, operands = make_mesh(axis_type), of_batch(8)
     specs = Operands(*(P(("a", "b")) if name in BATCHED else P() for name in Operands._fields))
     manual = Operands(*(P("a") if name in BATCHED else P() for name in Operands._fields))
     split = jax.shard_map(

@@ -1,5 +1,6 @@
 """Plain jit over split arrays, as in `deform_conv/test_partitioning.py`: what is communicated, and the values."""
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from splitting import AXIS_TYPES, check, is_split, make_mesh, place
 
-from .cases import Operands, operands, pool
+from .cases import POOLING, Operands, operands, pool
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -90,6 +91,19 @@ def test_uneven_regions():
         return jnp.sin(pooled).sum()
 
     check(mesh, jax.grad(loss), place(mesh, arrays, [P()] * 3), arrays, 1e-3, whole=gradients)
+
+
+@pytest.mark.parametrize("spec", [P("a"), P(None, None, None, None, "a")], ids=["images", "features"])
+def test_one_feature(spec):
+    """Guards against: a program that does not compile where there is one feature, of several channels."""
+    mesh, arrays = make_mesh(), operands(lead=(4,))._replace(offset=None)
+    arrays = Operands(np.float32(arrays.x[..., :4]), np.float32(arrays.rois))
+    pooling = dataclasses.replace(POOLING, group_size=(2, 2))
+
+    def gradient(operands):
+        return jax.grad(lambda x: jnp.sin(pool(x, operands.rois, pooling=pooling)).sum())(operands.x)
+
+    check(mesh, gradient, place(mesh, arrays, [spec, P(), P()]), arrays, 1e-3)
 
 
 def test_regions_that_name_their_image():
