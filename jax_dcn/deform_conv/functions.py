@@ -62,6 +62,9 @@ def deform_conv2d(
     reads zero; a not-a-number offset makes its sample and its own gradients not-a-number, and adds nothing to the
     gradient of x.
 
+    Over several devices, `jit` splits it as its operands are split: by batch dimensions, by rows and columns of offset
+    and mask, by features of weight and bias, and with groups by channels of x. What is split otherwise is gathered.
+
     Memory: on CUDA no samples are held of 16-bit data, or of float32 where the precision lets products be tf32, as
     jax's default does. Forward, this asks for channels of each group and each offset group in multiples of 16 bytes,
     and for an even number of output channels in a group; a copy of the weight is held. Gradients ask besides for a

@@ -48,6 +48,10 @@ def deform_psroi_pool(
     finite gives not-a-number; neither has gradients nor reads x. An offset that is not a number makes its bins so; an
     infinite one moves them out of the image.
 
+    Over several devices, `jit` splits it as its operands are split: by batch dimensions in front of the images, by
+    regions, and by features. A region may lie in any of N images, so these are gathered where N is split: where each
+    device is to have its own, let every image be a batch.
+
     docs/deform_psroi_pool.md, beside the sources, takes all of this step by step, compares it with RoI pooling and
     RoIAlign, and says how to bring boxes and MXNet's arguments here.
 
