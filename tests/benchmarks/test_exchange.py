@@ -1,8 +1,6 @@
-"""What devices exchange, on tiny shapes; the arithmetic; and the examples of the page."""
+"""What devices exchange, on tiny shapes, and the arithmetic."""
 
-import doctest
 import pathlib
-import re
 
 import jax
 import jax.numpy as jnp
@@ -81,11 +79,3 @@ def test_the_page_has_this_arithmetic():
     assert all(
         table in PAGE.read_text() for table in (links.pixels_table(), links.weights_table(), links.features_table())
     )
-
-
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the page's devices are those of a CPU")
-def test_examples_of_the_page():
-    examples = "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE))
-    test = doctest.DocTestParser().get_doctest(examples, {}, PAGE.name, None, None)
-    assert len(test.examples) > 10
-    assert doctest.DocTestRunner().run(test).failed == 0
