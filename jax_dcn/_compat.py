@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax._src.sharding_impls import parse_flatten_op_sharding
@@ -43,15 +45,57 @@ def lower_apart_from_explicit_mesh(lower, ctx, *args, **params):
         return lower(ctx.replace(avals_in=avals), *args, **params)
 
 
-def is_partitioned(ctx) -> bool:
-    """Whether XLA's partitioner, of today, will split what is lowered.
+class Meshes(NamedTuple):
+    """What a partitioner's work is split over: all devices, for what they exchange, and those that split an array.
 
-    It does not on one device, nor what `shard_map` has split. The one before Shardy, which jax still has for a while,
-    gathers around the calls instead.
+    They are the same but inside a `shard_map` over some axes: there the devices that have these in common split.
     """
-    context, shardy = ctx.module_context.axis_context, getattr(jax.config, "jax_use_shardy_partitioner", True)
-    several = isinstance(context, mlir.ShardingContext) and context.num_devices > 1
-    return shardy and several and None not in (context.abstract_mesh, context.device_assignment)
+
+    everywhere: Mesh
+    splitting: Mesh
+
+
+def meshes_to_partition(ctx) -> Meshes | None:
+    """What XLA's partitioner, that of today, will split what is lowered over.
+
+    None on one device, and where `shard_map` has split arrays over all axes; for the partitioner before Shardy too,
+    which jax still has for a while: it gathers around the calls.
+    """
+    if not getattr(jax.config, "jax_use_shardy_partitioner", True):
+        return None
+    match ctx.module_context.axis_context:
+        case mlir.SPMDAxisContext(mesh=Mesh() as mesh, manual_axes=manual):
+            devices = mesh.devices
+        case mlir.ShardingContext(device_assignment=tuple(devices), abstract_mesh=AbstractMesh() as mesh):
+            manual = frozenset()
+        case _:
+            return None
+    axes = [axis for pair in mesh.shape.items() for axis in _primes(*pair)]
+    free = [name for axis, name, _ in axes if axis not in manual]
+    if not free:
+        return None
+    everywhere = Mesh(np.reshape(devices, [length for *_, length in axes]), [name for _, name, _ in axes])
+    first = tuple(0 if axis in manual else slice(None) for axis, *_ in axes)
+    return Meshes(everywhere, Mesh(everywhere.devices[first], free))
+
+
+def _primes(axis, length):
+    """An axis as several, of prime lengths: Shardy may split a dimension over a part of an axis."""
+    factor, number = 2, 0
+    while length > 1:
+        if length % factor:
+            factor += 1
+        else:
+            yield axis, f"{axis} {number}", factor
+            length, number = length // factor, number + 1
+
+
+def spec_of_gspmd(array, mesh: Mesh) -> PartitionSpec:
+    """How `custom_partitioning` says an array is split; as if whole where axes of `mesh` cannot say it."""
+    try:
+        return parse_flatten_op_sharding(array.sharding._hlo_sharding, mesh)[0]
+    except (AssertionError, NotImplementedError, StopIteration, ValueError):  # by how it cannot
+        return PartitionSpec()
 
 
 def tell_devices_when_lowered(primitive) -> None:
@@ -66,27 +110,6 @@ def all_axes_are_manual() -> bool:
     """Whether `shard_map` has split arrays over all axes of the mesh, so that nothing is left to the partitioner."""
     axis_types = jax.sharding.get_abstract_mesh().axis_types
     return bool(axis_types) and all(axis_type == AxisType.Manual for axis_type in axis_types)
-
-
-def mesh_of_primes(mesh: Mesh) -> Mesh:
-    """`mesh` with each axis as several, of prime lengths: Shardy may split a dimension over a part of an axis."""
-    lengths: dict[str, int] = {}
-    for name, length in mesh.shape.items():
-        factor = 2
-        while length > 1:
-            if length % factor:
-                factor += 1
-            else:
-                lengths[f"{name} {len(lengths)}"], length = factor, length // factor
-    return Mesh(mesh.devices.reshape(tuple(lengths.values())), tuple(lengths))
-
-
-def spec_of_gspmd(sharding, mesh: Mesh) -> PartitionSpec:
-    """How `custom_partitioning` says an array is split; as if whole where axes of `mesh` cannot say it."""
-    try:
-        return parse_flatten_op_sharding(sharding._hlo_sharding, mesh)[0]
-    except (AssertionError, NotImplementedError, StopIteration, ValueError):  # by how it cannot
-        return PartitionSpec()
 
 
 def _varying(array) -> frozenset:

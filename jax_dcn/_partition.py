@@ -69,7 +69,7 @@ def whole(call: Callable, results: Sequence[Array]) -> Callable:
 
 
 def partitioned(
-    call: Callable, arguments: Sequence[Array], results: Sequence[Array], sizes: dict[str, int]
+    call: Callable, arguments: Sequence[Array], results: Sequence[Array], sizes: dict[str, int], meshes: _compat.Meshes
 ) -> Callable:
     """`call(*arguments, parts, summed)`, a tuple, as a function of the arguments that XLA may split.
 
@@ -80,15 +80,14 @@ def partitioned(
       sizes: into how many parts each name may be split at most; the lengths of its dimensions are multiples of it.
     """
 
-    def partition(mesh, args, outs):
-        mesh = _compat.mesh_of_primes(mesh)
+    def partition(_, args, outs):
         names = [array.names for array in (*arguments, *results)]
-        specs = [_compat.spec_of_gspmd(array.sharding, mesh) for array in (*args, *outs)]
-        split = assign(names, specs, sizes, mesh)
+        specs = [_compat.spec_of_gspmd(array, meshes.splitting) for array in (*args, *outs)]
+        split = assign(names, specs, sizes, meshes.splitting)
         sums = [tuple(axis for name in split if name not in like.names for axis in split[name]) for like in results]
 
         def part(name):
-            count = _parts(split[name], mesh)
+            count = _parts(split[name], meshes.splitting)
             return Part(count, jax.lax.axis_index(split[name]) * (sizes[name] // count))
 
         def finished(out, axes, like):
@@ -103,9 +102,9 @@ def partitioned(
                 return tuple(map(finished, call(*args, parts=parts, summed=list(map(bool, sums))), sums, results))
 
         def shardings(arrays):
-            return tuple(NamedSharding(mesh, spec_of(array.names, split)) for array in arrays)
+            return tuple(NamedSharding(meshes.splitting, spec_of(array.names, split)) for array in arrays)
 
-        return mesh, of_device, shardings(results), shardings(arguments)
+        return meshes.everywhere, of_device, shardings(results), shardings(arguments)
 
     # jit, for a function to be partitioned must hold no arrays of its own.
     function = custom_partitioning(jax.jit(whole(call, results)))

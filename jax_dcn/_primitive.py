@@ -173,9 +173,10 @@ class Operator:
             return _of_each(function, self._shared_batch(args, given))(*args)
 
         arguments, results, sizes = self._arrays(ctx.avals_in, given, chain, spec)
-        if not _compat.is_partitioned(ctx):
+        meshes = _compat.meshes_to_partition(ctx)
+        if meshes is None:
             return mlir.lower_fun(_partition.whole(call, results), multiple_results=True)(ctx, *args)
-        function = _partition.partitioned(call, arguments, results, sizes)
+        function = _partition.partitioned(call, arguments, results, sizes, meshes)
         lowered = mlir.lower_fun(function, multiple_results=True)(ctx, *args)
         _compat.annotate(lowered, f"{self.name} {chain} {given} {spec} {platform} {backend}")
         return lowered

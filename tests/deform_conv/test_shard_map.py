@@ -1,14 +1,18 @@
 """The operator on the parts of arrays that `shard_map` and `pmap` give each device."""
 
+import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from splitting import make_mesh, place
+from splitting import check, make_mesh, place
 
-from .cases import Operands
+from .cases import Operands, cast
 from .layer import BATCHED, apply, assert_near, loss, of_batch, reference, value_and_grad_of_reference
+from .test_partitioning import SAME, gradients, shared_by
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -88,3 +92,27 @@ def test_partial_manual_shard_map(axis_type, check_vma):
     )
     answer = jax.jit(jax.value_and_grad(split))(place(mesh, operands, specs))
     assert_near(answer, value_and_grad_of_reference(operands))
+
+
+@pytest.mark.parametrize("manual, free", [("a", "b"), ("b", "a")])
+@pytest.mark.parametrize("kind", ["images", "rows", "features"])
+def test_what_a_partial_manual_shard_map_leaves(kind, manual, free):
+    """By the axis that is left the partitioner splits. Guards against: gathering there, and parts of other axes."""
+    mesh = make_mesh()
+    case = dataclasses.replace(SAME, batch=(8,))
+    operands, data = cast(case.operands(), np.float32), P(manual)
+    specs = {
+        "images": Operands(*[P((manual, free))] * 2, P(), P(), P((manual, free))),
+        "rows": Operands(data, P(manual, free), P(), P(), P(manual, free)),
+        "features": Operands(data, data, P(None, None, None, free), P(free), data),
+    }
+    split = jax.shard_map(
+        lambda operands: jax.lax.psum(jnp.sin(shared_by(case)(operands)).sum(), manual),
+        mesh=mesh,
+        in_specs=(Operands(data, data, P(), P(), data),),
+        out_specs=P(),
+        axis_names={manual},
+    )
+    placed = place(mesh, operands, specs[kind])
+    exchanged, _ = check(mesh, jax.grad(split), placed, operands, 1e-3, whole=functools.partial(gradients, case))
+    assert {c.kind for c in exchanged} == {"all-reduce"}
