@@ -206,7 +206,8 @@ void CallFused(DType dtype, const FusedCall& call, bool masked) {
   Array weight = Array::Random(dtype, std::max(weight_size, int64_t{1}), 1),
         bias = Array::Random(DType::kF32, product.features, 1);
   Array y = Array::Unwritten(wide ? DType::kF32 : dtype, sizes.pixels() * product.features);
-  const Positions positions = {offset.data(), masked ? mask.data() : nullptr, nullptr};
+  Array origin = Array::Of(std::vector<int32_t>{0, 0, 0});
+  const Positions positions = {offset.data(), masked ? mask.data() : nullptr, origin.data<int32_t>()};
   Check(FusedForward(device, dtype, sizes, positions, product, tile_features, wide, x.data(), weight.data(),
                      bias.data(), y.data()));
   y.CheckWritten("y");

@@ -11,7 +11,8 @@ from deform_psroi_pool import test_special as pool_special
 from deform_psroi_pool import test_values as pool_values
 
 import jax_dcn
-from jax_dcn.deform_conv import fused
+from jax_dcn.deform_conv import fused, kernels
+from jax_dcn.deform_conv.arguments import canonicalize
 
 pytestmark = [pytest.mark.usefixtures("emulated_kernels"), pytest.mark.platforms("cpu")]
 
@@ -71,6 +72,29 @@ def test_conv_fused_taps_of_a_block(taps, name, monkeypatch):
     monkeypatch.setattr(fused, "block_taps", lambda *_: taps)
     case = conv_fused.CASE[name]
     conv_fused.check_values(case, "bfloat16", conv_fused.cast(case, "bfloat16"))
+
+
+def test_conv_fused_parts_of_the_output():
+    """Some rows and columns, as a device has them: they begin at an origin."""
+    case = conv_fused.with_channels(64, 16, offset_groups=2)
+    problem = canonicalize(*conv_fused.cast(case, "bfloat16"), **case.keywords)
+    x, offset, weight, bias, mask = problem.operands
+    cotangent = jnp.asarray(case.cotangent(), x.dtype).at[:, :2].set(0).at[:, :, :1].set(0)
+    wanted = tuple(range(5))
+
+    @jax.jit
+    def run(offset, mask, cotangent, origin):
+        keywords = {"spec": problem.spec, "origin": origin, "platform": "cuda"}
+        y = kernels.forward(x, offset, weight, bias, mask, **keywords)
+        return y, *kernels.cotangent(x, offset, weight, bias, mask, cotangent, wanted=wanted, summed=(), **keywords)
+
+    def cut(array):
+        return array[:, 2:, 1:]
+
+    y, d_x, d_offset, d_weight, d_bias, d_mask = run(offset, mask, cotangent, (0, 0))
+    whole = cut(y), d_x, cut(d_offset), d_weight, d_bias, cut(d_mask)
+    part = run(cut(offset), cut(mask), cut(cotangent), (2, 1))
+    conv_fused.assert_close(part, whole, 2**-6, 2**-6)
 
 
 def test_conv_fused_memory():
