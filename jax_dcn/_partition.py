@@ -58,6 +58,11 @@ def spec_of(names: Names, split: dict[str, tuple]) -> PartitionSpec:
     return PartitionSpec(*(None if name is None else split.get(name) for name in names))
 
 
+def widened(array: jax.Array) -> jax.Array:
+    """In the type that sums are taken in."""
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+
+
 def whole(call: Callable, results: Sequence[Array]) -> Callable:
     """`call` of whole arguments, its results rounded to the types of `results`."""
 
@@ -92,7 +97,7 @@ def partitioned(
 
         def finished(out, axes, like):
             if axes:
-                out = jax.lax.psum(out.astype(jnp.promote_types(out.dtype, jnp.float32)), axes)
+                out = jax.lax.psum(widened(out), axes)
             return out.astype(like.dtype)
 
         def of_device(*args):

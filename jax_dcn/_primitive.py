@@ -18,7 +18,6 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
@@ -149,10 +148,7 @@ class Operator:
         return next(ranks, 0)
 
     def _filled(self, given, arrays):
-        full = [None] * self.operands
-        for k, array in zip(given, arrays, strict=True):
-            full[k] = array
-        return full
+        return _replaced([None] * self.operands, given, arrays)
 
     def _lower(self, platform, ctx, *args, given, chain, spec, backend):
         by_kernel = platform is not None and backend is None and _has_kernel(chain)
@@ -166,7 +162,7 @@ class Operator:
                 function = partial(self._by_kernel, given=given, **keywords)
             else:
                 # What is summed over devices is rounded behind that alone.
-                widen = _widened if any(summed) else lambda array: array
+                widen = _partition.widened if any(summed) else lambda array: array
                 args = tuple(map(widen, args))
                 function = partial(self._by_reference, given=given, widen=widen, **keywords)
                 function = _derivative(function, given, chain)
@@ -224,8 +220,7 @@ class Operator:
             moving = tuple(last[0].arguments[k] for k in live)
             moved = bind(*args[:count], *(cts[k] for k in live), chain=(*earlier, Step("jvp", moving)))
             answers = [moved[k - count] for k in asked]
-        answer_of = dict(zip(asked, answers, strict=True))
-        return [answer_of.get(k) for k in range(len(args))]
+        return _replaced([None] * len(args), asked, answers)
 
     def _batch(self, arrays, dims, *, given, chain, **params):
         """Batches by one more leading dimension, of shared operands too if one is batched or has cotangents to give."""
@@ -234,16 +229,22 @@ class Operator:
         mapped = any(dim is not None for dim, is_shared in zip(dims, shared, strict=True) if is_shared)
         each = mapped or self._shared_batch(arrays, given) > 0 or any(role in self.shared for role in results)
         moved = [k for k, is_shared in enumerate(shared) if each or not is_shared]
-        leading = list(arrays)
-        for k, array in zip(moved, _compat.lead([arrays[k] for k in moved], [dims[k] for k in moved]), strict=True):
-            leading[k] = array
-        out = self._bind(*leading, given=given, chain=chain, **params)
+        leading = _compat.lead([arrays[k] for k in moved], [dims[k] for k in moved])
+        out = self._bind(*_replaced(arrays, moved, leading), given=given, chain=chain, **params)
         return out, [0] * len(out)
 
 
 def _split(operands):
     given = tuple(k for k, operand in enumerate(operands) if operand is not None)
     return given, [operands[k] for k in given]
+
+
+def _replaced(items, numbers, others) -> list:
+    """`items` with `others` in the places of those numbers."""
+    full = list(items)
+    for k, other in zip(numbers, others, strict=True):
+        full[k] = other
+    return full
 
 
 def _has_kernel(chain) -> bool:
@@ -274,10 +275,7 @@ def _derivative(function, given, chain):
         arrays, directions = args[:count], args[count:]
 
         def of_moving(*moved):
-            full = list(arrays)
-            for k, array in zip(numbers, moved, strict=True):
-                full[k] = array
-            return inner(*full)
+            return inner(*_replaced(arrays, numbers, moved))
 
         primals = tuple(arrays[k] for k in numbers)
         if mode == "jvp":
@@ -285,10 +283,6 @@ def _derivative(function, given, chain):
         return jax.vjp(of_moving, *primals)[1](directions)
 
     return derivative
-
-
-def _widened(array):
-    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
 def _of_each(function, dimensions):

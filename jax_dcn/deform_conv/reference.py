@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 
-def reference(x, offset, weight, bias, mask, *, spec, origin=(0, 0)):
+def reference(x, offset, weight, bias, mask, *, spec, origin):
     """The rows and columns of the output from `origin` on, as many as `offset` has."""
     sample = partial(_sample, kernel_size=weight.shape[:2], spec=spec, origin=origin)
     for _ in x.shape[:-3]:
