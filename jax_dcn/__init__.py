@@ -2,7 +2,7 @@
 
 `deform_conv2d` with its explicit gradients and `deform_psroi_pool` are the operators; `jax_dcn.linen` and `jax_dcn.nnx`
 each have the layers `DeformConv` and `DeformPSRoIPool`; `offset_labels` and `jax_dcn.quantize` help to train them,
-`jax_dcn.export` to export them.
+`jax_dcn.export` to export them, and `jax_dcn.interop` takes weights from other libraries.
 """
 
 from importlib import import_module
@@ -27,6 +27,7 @@ __all__ = [
     "deform_conv2d_weight_grad",
     "deform_psroi_pool",
     "export",
+    "interop",
     "linen",
     "nnx",
     "offset_labels",
@@ -37,6 +38,6 @@ __all__ = [
 
 def __getattr__(name: str) -> ModuleType:
     # Flax takes longer to import than jax: only who uses the layers pays for it.
-    if name in ("linen", "nnx", "quantize"):
+    if name in ("interop", "linen", "nnx", "quantize"):
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,74 @@
+"""What modules and parameters are called in Flax, and in PyTorch's libraries."""
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+Path = tuple[str, ...]
+
+
+class Style(NamedTuple):
+    """What a library adds to the name of a deformable convolution, and what it calls the branch of a pooling layer."""
+
+    conv: str
+    conv_offset: str
+    offsets_and_masks: str | None  # of a region, where one branch predicts both
+
+
+STYLES = {
+    "mmcv": Style("", ".conv_offset", None),
+    "detectron2": Style("", "_offset", None),
+    "dcnv2": Style("", ".conv_offset_mask", "offset_mask_fc"),
+    "maskrcnn_benchmark": Style(".conv", ".offset", None),
+}
+_PARAMETERS = {
+    "kernel": "weight",
+    "scale": "weight",
+    "embedding": "weight",
+    "mean": "running_mean",
+    "var": "running_var",
+}
+
+
+def path_of(keys: Sequence[Any]) -> Path:
+    """The names of the modules that lead to a parameter, and its own."""
+    names = tuple(jax.tree_util.keystr((key,), simple=True) for key in keys)
+    if isinstance(keys[-1], jax.tree_util.GetAttrKey) and names[-1] in ("value", "raw_value"):
+        names = names[:-1]  # inside the box that holds a parameter
+    return names[1:] if names[0] in ("params", "batch_stats") else names
+
+
+def parameter(name: str) -> str:
+    return _PARAMETERS.get(name, name)
+
+
+def modules(path: Path, prefix: str = "") -> list[str]:
+    """What a module of Flax may be called in PyTorch, likeliest first.
+
+    >>> modules(("layer1_0", "conv1"), "backbone")
+    ['backbone.layer1.0.conv1', 'backbone.layer1_0.conv1']
+    >>> modules(("downsample", "layers_1"))
+    ['downsample.1', 'downsample.layers.1', 'downsample.layers_1']
+    """
+    start = (prefix,) if prefix else ()
+    return [".".join((*start, *itertools.chain(*names))) for names in itertools.product(*_choices(path))]
+
+
+def _choices(path: Path) -> Iterable[list[Path]]:
+    for name, following in itertools.zip_longest(path, path[1:], fillvalue=""):
+        item = re.fullmatch(r"(.+)_(\d+)", name)
+        choices: list[Path] = [(name,)]
+        if item:
+            choices.insert(0, (item[1], item[2]))
+        if item and item[1] == "layers":  # of a Sequential, in Linen
+            choices.insert(0, (item[2],))
+        if name == "layers" and following.isdigit():  # the same in NNX
+            choices.insert(0, ())
+        yield choices
+
+
+def joined(module: str, name: str) -> str:
+    return f"{module}.{name}" if module else name

@@ -1,0 +1,250 @@
+"""Parameters of Flax models from state dicts of PyTorch's, and back."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_dcn import _check
+from jax_dcn.interop import names, regions
+from jax_dcn.interop.checkpoint import to_array
+
+Tree = TypeVar("Tree")
+Style = Literal["mmcv", "detectron2", "dcnv2", "maskrcnn_benchmark"]
+
+
+def from_torch(
+    state_dict: Mapping[str, Any],
+    like: Tree,
+    *,
+    module: str = "",
+    strict: bool = True,
+    output_size: int | Sequence[int] | None = None,
+) -> Tree:
+    """The parameters of a Flax model, or a layer, with the values of a PyTorch model's state dict.
+
+    A parameter of ``like`` is looked up by the names of the modules that lead to it: ``layer1_0`` or ``layer1/0`` is
+    ``layer1.0``, an item of a ``Sequential`` goes by its number, ``kernel`` and ``scale`` are ``weight``, ``mean`` and
+    ``var`` the running ones. What predicts the offsets of the layer ``conv2`` is found as ``conv2.conv_offset`` (mmcv,
+    mmdet), ``conv2_offset`` (Detectron2, older mmdet), ``conv2.conv_offset_mask`` (DCNv2, CenterNet, EDVR) or
+    ``conv2.offset``, beside the weight ``conv2.conv`` (maskrcnn-benchmark); that of a pooling layer as ``offset_fc``,
+    ``offset_fc`` with ``mask_fc``, which become one branch with as many ``hidden_features`` as both have, or
+    ``offset_mask_fc``. torchvision's ``DeformConv2d`` has no such branch; give it to a layer without one.
+
+    Weights OIHW become HWIO, those of dense layers are transposed, and the branch of a pooling layer reads and writes
+    its bins in this package's order. The order of offsets and masks is the same everywhere. A weight of a transposed
+    convolution cannot be told from one of a convolution, and must be converted by hand.
+
+    Args:
+      state_dict: Arrays or tensors by name, as :func:`load` returns them.
+      like: The tree of parameters to fill, of arrays or ``jax.ShapeDtypeStruct``: Linen variables or one collection of
+        them, an NNX module or state.
+      module: What ``like`` is called in the state dict: "backbone" reads ``backbone.conv1.weight``.
+      strict: Whether to refuse parameters that the state dict lacks, and arrays of the module that ``like`` lacks.
+        Otherwise the former keep their values and the latter are left out.
+      output_size: Of the pooling layers whose branch is "fc", where their bins are not as many rows as columns.
+
+    Returns:
+      A tree like ``like``, of its dtypes. What is not of a floating type, such as random keys, stays.
+
+    Raises:
+      ValueError: If names are missing, unexpected or ambiguous, or shapes do not fit.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, numpy as np
+      >>> from jax_dcn import interop
+      >>> from jax_dcn.linen import DeformConv
+      >>> state_dict = {
+      ...     "conv2.weight": np.ones((8, 4, 3, 3)),
+      ...     "conv2.conv_offset.weight": np.zeros((27, 4, 3, 3)),
+      ...     "conv2.conv_offset.bias": np.zeros(27),
+      ... }
+      >>> layer = DeformConv(8, (3, 3), padding=1, use_bias=False)
+      >>> shapes = jax.eval_shape(layer.init, jax.random.key(0), jnp.ones((1, 6, 6, 4)))
+      >>> variables = interop.from_torch(state_dict, shapes, module="conv2")
+      >>> float(layer.apply(variables, jnp.ones((1, 6, 6, 4)))[0, 3, 3, 0])
+      18.0
+    """
+    source = _Source(state_dict)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    paths = [names.path_of(keys) for keys, _ in leaves]
+    deformable = _owners(paths, "conv_offset")
+    bins = _pair(output_size)
+    branches = {
+        owner: regions.read(source.take, names.modules(owner, module), bins) for owner in _owners(paths, "fc_offset")
+    }
+
+    values, missing = [], []
+    for path, (_, leaf) in zip(paths, leaves, strict=True):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            values.append(leaf)
+            continue
+        if "fc_offset" in path:
+            found = branches[path[: path.index("fc_offset")]].get((_index(path), path[-1]))
+        else:
+            found = source.take(_keys(path, deformable, module))
+        if found is None:
+            missing.append(_keys(path, deformable, module)[0])
+            if not strict and isinstance(leaf, jax.ShapeDtypeStruct):
+                raise ValueError(f"state_dict lacks {missing[-1]!r}, and like has no value for it either")
+            values.append(leaf)
+        else:
+            values.append(_fitted(*found, path, leaf))
+    unexpected = source.left(module)
+    if strict and (missing or unexpected):
+        raise ValueError(
+            f"state_dict does not fit the model: missing {_some(missing)}; unexpected {_some(unexpected)} "
+            "(strict=False takes what fits)"
+        )
+    return jax.tree_util.tree_unflatten(structure, values)
+
+
+def to_torch(
+    tree: Any, *, style: Style = "mmcv", module: str = "", output_size: int | Sequence[int] | None = None
+) -> dict[str, np.ndarray]:
+    """The state dict of a PyTorch model, or a layer, with the parameters of a Flax model: :func:`from_torch` reversed.
+
+    Args:
+      tree: Linen variables or one collection of them, an NNX module or state.
+      style: Whose names the deformable layers get: "mmcv", "detectron2", "dcnv2" (also CenterNet's and EDVR's) or
+        "maskrcnn_benchmark". A layer without a branch is torchvision's ``DeformConv2d`` in all but the last.
+      module: What the names begin with.
+      output_size: Of the pooling layers whose branch is "fc", where their bins are not as many rows as columns.
+
+    Returns:
+      NumPy arrays by name. ``load_state_dict`` takes them as tensors, and ``safetensors.numpy.save_file`` as they are.
+
+    Raises:
+      ValueError: For an unknown style, names that it cannot write, or a modulated pooling layer whose branch predicts
+        offsets and masks from the same numbers, in another style than "dcnv2".
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jax_dcn import interop
+      >>> from jax_dcn.linen import DeformConv
+      >>> variables = DeformConv(8, (3, 3)).init(jax.random.key(0), jnp.ones((1, 6, 6, 4)))
+      >>> for name, array in interop.to_torch(variables, style="detectron2", module="res3.0.conv2").items():
+      ...     print(name, array.shape)
+      res3.0.conv2.bias (8,)
+      res3.0.conv2_offset.bias (27,)
+      res3.0.conv2_offset.weight (27, 4, 3, 3)
+      res3.0.conv2.weight (8, 4, 3, 3)
+    """
+    _check.choice("style", style, tuple(names.STYLES))
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    arrays = {
+        names.path_of(keys): np.asarray(leaf) for keys, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)
+    }
+    deformable = _owners(list(arrays), "conv_offset")
+    if style == "detectron2" and () in deformable and not module:
+        raise ValueError("module must be given in the style 'detectron2', whose offsets' name begins with the layer's")
+    state: dict[str, np.ndarray] = {}
+    branches: dict[names.Path, dict[tuple[int, str], np.ndarray]] = {}
+    for path, array in arrays.items():
+        if "fc_offset" in path:
+            owner = path[: path.index("fc_offset")]
+            branches.setdefault(owner, {})[_index(path), path[-1]] = _torch_layout(path[-1], array)
+        else:
+            key = _keys(path, deformable, module, style)[0]
+            if key in state:
+                raise ValueError(f"{'/'.join(path)} and another parameter would both be called {key!r}")
+            state[key] = _torch_layout(path[-1], array)
+    for owner, parameters in branches.items():
+        name = names.modules(owner, module)[0]
+        written = regions.write(parameters, names.STYLES[style], _pair(output_size))
+        state |= {names.joined(name, key): array for key, array in written.items()}
+    return {key: np.array(array, order="C") for key, array in state.items()}
+
+
+class _Source:
+    """A state dict that knows what was taken from it."""
+
+    def __init__(self, state_dict: Mapping[str, Any]) -> None:
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"state_dict must be a mapping of names to arrays, got {type(state_dict).__name__}")
+        self._state_dict = state_dict
+        self._taken: set[str] = set()
+
+    def take(self, keys: Sequence[str]) -> tuple[str, np.ndarray] | None:
+        """The one of these names that is there, and its array."""
+        found = [key for key in dict.fromkeys(keys) if key in self._state_dict]
+        if len(found) > 1:
+            raise ValueError(f"state_dict has {' and '.join(map(repr, found))}, which name the same parameter")
+        if not found:
+            return None
+        self._taken.add(found[0])
+        return found[0], to_array(self._state_dict[found[0]])
+
+    def left(self, module: str) -> list[str]:
+        """What was not taken of a module, counters apart."""
+        start = names.joined(module, "")
+        left = (name for name in self._state_dict if name.startswith(start) and name not in self._taken)
+        return [name for name in left if not name.endswith("num_batches_tracked")]
+
+
+def _owners(paths: Sequence[names.Path], branch: str) -> set[names.Path]:
+    return {path[: path.index(branch)] for path in paths if branch in path}
+
+
+def _index(path: names.Path) -> int:
+    """The place in a `Sequential` of the layer that a parameter belongs to."""
+    return int(path[-2].removeprefix("layers_"))
+
+
+def _keys(path: names.Path, deformable: set[names.Path], module: str, style: str | None = None) -> list[str]:
+    """What a parameter may be called in the state dict, likeliest first."""
+    styles = [names.STYLES[style]] if style else list(names.STYLES.values())
+    owner, name = path[:-1], names.parameter(path[-1])
+    suffixes = [""]
+    if owner[-1:] == ("conv_offset",):
+        owner, suffixes = owner[:-1], [style.conv_offset for style in styles]
+    elif owner in deformable:
+        suffixes = [style.conv for style in styles]
+    elif "fc_offset" in owner:
+        owner = tuple("offset_fc" if one == "fc_offset" else one for one in owner)
+    modules = names.modules(owner, module)
+    return [names.joined((one + suffix).removeprefix("."), name) for suffix in suffixes for one in modules]
+
+
+def _pair(output_size: int | Sequence[int] | None) -> tuple[int, int] | None:
+    return None if output_size is None else _check.pair("output_size", output_size)
+
+
+def _fitted(key: str, array: np.ndarray, path: names.Path, leaf: Any) -> jax.Array:
+    value = _flax_layout(path[-1], array)
+    if value.shape != leaf.shape:
+        raise ValueError(
+            f"{key!r} has shape {array.shape}, of which {'/'.join(path)} would get {value.shape}, but it must be "
+            f"{leaf.shape}{_advice(path, value.shape, leaf.shape)}"
+        )
+    return jnp.asarray(value, leaf.dtype)
+
+
+def _advice(path: names.Path, found: Sequence[int], expected: Sequence[int]) -> str:
+    ratios = {(2, 3): "modulated=False", (3, 2): "modulated=True"}
+    for (theirs, ours), remedy in ratios.items():
+        predicts = path[-2:-1] == ("conv_offset",) or (path[-1:] and "fc_offset" in path)
+        if predicts and found[-1] * ours == expected[-1] * theirs:
+            return f": the layer should have {remedy}"
+    if "fc_offset" in path:
+        return ": see the layer's hidden_features, and its output_size"
+    return ""
+
+
+def _flax_layout(name: str, array: np.ndarray) -> np.ndarray:
+    if name != "kernel" or array.ndim < 2:
+        return array
+    return array.transpose(*range(2, array.ndim), 1, 0)
+
+
+def _torch_layout(name: str, array: np.ndarray) -> np.ndarray:
+    if name != "kernel" or array.ndim < 2:
+        return array
+    return array.transpose(-1, -2, *range(array.ndim - 2))
+
+
+def _some(keys: Sequence[str], most: int = 6) -> str:
+    shown = ", ".join(map(repr, keys[:most])) or "nothing"
+    return shown + (f" and {len(keys) - most} more" if len(keys) > most else "")

@@ -1,0 +1,136 @@
+"""The branch of a deformable RoI pooling layer, which PyTorch's packs name, flatten and split in another way.
+
+Theirs reads pooled regions flattened as (channel, row, column) and puts out (number, row, column); ours reads
+(row, column, channel) and puts out (row, column, number). The numbers are dx, dy and, if modulated, a mask's logit.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+
+from jax_dcn.interop import names
+
+Layer = tuple[np.ndarray, np.ndarray]  # weight [out, in] and bias [out]
+Layers = Sequence[Layer]
+Size = tuple[int, int] | None  # rows and columns of bins; None means as many of these as of those
+Take = Callable[[Sequence[str]], tuple[str, np.ndarray] | None]
+
+LAYERS = (0, 2, 4)  # where a branch has its linear layers
+_MASK_LAYERS = (0, 2)
+
+
+def read(take: Take, modules: Sequence[str], output_size: Size) -> dict[tuple[int, str], tuple[str, np.ndarray]]:
+    """The parameters of a branch by layer and name, each with the name it had; none where there is no such branch."""
+
+    def layers_of(branch: str, indices: Sequence[int]) -> dict[str, Layer]:
+        layers = {}
+        for i in indices:
+            weight, bias = (
+                take([names.joined(module, f"{branch}.{i}.{name}") for module in modules])
+                for name in ("weight", "bias")
+            )
+            if weight is None or bias is None:
+                return {}
+            layers[weight[0].removesuffix(".weight")] = (weight[1], bias[1])
+        return layers
+
+    found = layers_of("offset_mask_fc", LAYERS) or layers_of("offset_fc", LAYERS)
+    masks = layers_of("mask_fc", _MASK_LAYERS)
+    if not found:
+        return {}
+    theirs = list(found.values())
+    layers = _to_flax(_side_by_side(theirs, list(masks.values())) if masks else theirs, output_size)
+    return {
+        (i, kind): (f"{module}.{name}", array)
+        for i, module, layer in zip(LAYERS, found, layers, strict=True)
+        for kind, name, array in zip(("kernel", "bias"), ("weight", "bias"), layer, strict=True)
+    }
+
+
+def write(
+    parameters: Mapping[tuple[int, str], np.ndarray], style: names.Style, output_size: Size
+) -> dict[str, np.ndarray]:
+    """What `read` reads, of parameters by layer and name."""
+    layers = _from_flax([(parameters[i, "kernel"], parameters[i, "bias"]) for i in LAYERS], output_size)
+    branches = {"offset_fc": layers}
+    if _bins(layers[-1], output_size)[0] == 3:
+        branches = {style.offsets_and_masks: layers} if style.offsets_and_masks else _apart(layers)
+    return {
+        f"{branch}.{2 * i}.{name}": array
+        for branch, layers in branches.items()
+        for i, layer in enumerate(layers)
+        for name, array in zip(("weight", "bias"), layer, strict=True)
+    }
+
+
+def _to_flax(layers: Layers, output_size: Size) -> Layers:
+    (first, first_bias), *between, (last, last_bias) = layers
+    numbers, *bins = _bins(layers[-1], output_size)
+    first = _inputs(first, bins).reshape(len(first), -1, *bins).transpose(0, 2, 3, 1).reshape(first.shape)
+    last, last_bias = (
+        array.reshape(numbers, *bins, -1).transpose(1, 2, 0, 3).reshape(array.shape) for array in (last, last_bias)
+    )
+    return [(first, first_bias), *between, (last, last_bias)]
+
+
+def _from_flax(layers: Layers, output_size: Size) -> Layers:
+    (first, first_bias), *between, (last, last_bias) = layers
+    numbers, *bins = _bins(layers[-1], output_size)
+    first = _inputs(first, bins).reshape(len(first), *bins, -1).transpose(0, 3, 1, 2).reshape(first.shape)
+    last, last_bias = (
+        array.reshape(*bins, numbers, -1).transpose(2, 0, 1, 3).reshape(array.shape) for array in (last, last_bias)
+    )
+    return [(first, first_bias), *between, (last, last_bias)]
+
+
+def _side_by_side(offsets: Layers, masks: Layers) -> Layers:
+    """One branch that computes what two do: the masks' hidden numbers, none negative, pass its second layer."""
+    (offset0, offset1, offset2), (mask0, mask2) = offsets, masks
+    hidden = mask0[1].size
+    unchanged = np.eye(hidden, dtype=mask0[0].dtype), np.zeros_like(mask0[1])
+    first = np.concatenate([offset0[0], mask0[0]]), np.concatenate([offset0[1], mask0[1]])
+    return [first, _diagonal(offset1, unchanged), _diagonal(offset2, mask2)]
+
+
+def _apart(layers: Layers) -> dict[str, Layers]:
+    """The two branches, as large as each other, of which `_side_by_side` made this one."""
+    (weight0, bias0), (weight1, bias1), (weight2, bias2) = layers
+    hidden, outputs = bias0.size // 2, 2 * bias2.size // 3
+    offsets = [
+        (weight0[:hidden], bias0[:hidden]),
+        (weight1[:hidden, :hidden], bias1[:hidden]),
+        (weight2[:outputs, :hidden], bias2[:outputs]),
+    ]
+    masks = [(weight0[hidden:], bias0[hidden:]), (weight2[outputs:, hidden:], bias2[outputs:])]
+    if bias0.size % 2 or not jax.tree.all(jax.tree.map(np.array_equal, _side_by_side(offsets, masks), list(layers))):
+        raise ValueError(
+            "a pooling layer whose branch predicts offsets and masks from the same hidden numbers cannot be written as "
+            "offset_fc and mask_fc: style must be 'dcnv2', which has offset_mask_fc"
+        )
+    return {"offset_fc": offsets, "mask_fc": masks}
+
+
+def _diagonal(upper: Layer, lower: Layer) -> Layer:
+    above = np.zeros((len(upper[0]), lower[0].shape[1]), upper[0].dtype)
+    below = np.zeros((len(lower[0]), upper[0].shape[1]), lower[0].dtype)
+    return np.block([[upper[0], above], [below, lower[0]]]), np.concatenate([upper[1], lower[1]])
+
+
+def _bins(last: Layer, output_size: Size) -> tuple[int, int, int]:
+    """How many numbers the last layer predicts for a bin, and the rows and columns of bins."""
+    outputs = last[1].size
+    for numbers in (2, 3):
+        side = math.isqrt(outputs // numbers)
+        rows, columns = output_size or (side, side)
+        if numbers * rows * columns == outputs:
+            return numbers, rows, columns
+    bins = f"output_size={output_size}" if output_size else "as many rows as columns of bins (see output_size)"
+    raise ValueError(f"a branch with {outputs} outputs does not predict two or three numbers for {bins}")
+
+
+def _inputs(weight: np.ndarray, bins: Sequence[int]) -> np.ndarray:
+    if weight.shape[1] % math.prod(bins):
+        raise ValueError(f"a branch with {weight.shape[1]} inputs does not read the {math.prod(bins)} bins of a region")
+    return weight

@@ -1,0 +1,67 @@
+"""Checkpoint files."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jax_dcn import interop
+
+pytestmark = pytest.mark.platforms("cpu")
+
+
+@pytest.fixture
+def arrays():
+    weight = np.arange(6, dtype=np.float32).reshape(2, 3)
+    return {"conv.weight": weight, "conv.bias": weight[0].astype(ml_dtypes.bfloat16)}
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_safetensors(arrays, tmp_path):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    safetensors.save_file(arrays, tmp_path / "weights.safetensors")
+    assert_same(interop.load(tmp_path / "weights.safetensors"), arrays)
+
+
+def test_npz(arrays, tmp_path):
+    del arrays["conv.bias"]  # of a type that NumPy's files do not have
+    np.savez(tmp_path / "weights.npz", **arrays)
+    assert_same(interop.load(str(tmp_path / "weights.npz")), arrays)
+
+
+@pytest.mark.parametrize("inside", [None, "state_dict", "model"])
+def test_torch(inside, arrays, tmp_path):
+    torch = pytest.importorskip("torch")
+    tensors = {
+        "conv.weight": torch.nn.Parameter(torch.from_numpy(arrays["conv.weight"])),
+        "conv.bias": torch.arange(3).to(torch.bfloat16),
+    }
+    torch.save({"meta": {"epoch": 12}, inside: tensors} if inside else tensors, tmp_path / "weights.pth")
+    assert_same(interop.load(tmp_path / "weights.pth"), arrays)
+
+
+def test_torch_files_with_code(arrays, tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save({"model": {"a": torch.ones(2)}, "log": tmp_path}, tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match="pass weights_only=False"):
+        interop.load(tmp_path / "weights.pth")
+    assert interop.load(tmp_path / "weights.pth", weights_only=False)["a"].shape == (2,)
+
+
+def test_errors(tmp_path):
+    with pytest.raises(ValueError, match=r"path must end in .safetensors, .npz, .pth.*got .*weights.h5"):
+        interop.load(tmp_path / "weights.h5")
+    with pytest.raises(FileNotFoundError):
+        interop.load(tmp_path / "weights.npz")
+
+
+def test_torch_files_without_arrays(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save([1, 2], tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match="holds no arrays by name"):
+        interop.load(tmp_path / "weights.pth")

@@ -1,0 +1,85 @@
+"""ONNX models of layers, as onnxruntime runs them."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_dcn.linen
+import jax_dcn.nnx
+import jax_dcn.quantize
+from jax_dcn import interop
+
+pytestmark = pytest.mark.platforms("cpu")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+SETTINGS = {
+    "default": {},
+    "v1": dict(modulated=False, use_bias=False),
+    "groups": dict(offset_groups=2, feature_group_count=4, strides=2, padding=((0, 1), (2, 0)), kernel_dilation=(1, 2)),
+    "bounded": dict(offset_bound=1.5, mask_scale=2.0, padding="VALID"),
+    "bounded v1": dict(offset_bound=1.5, modulated=False),
+    "quantized": dict(kernel_transform=jax_dcn.quantize.power_of_two),
+}
+
+
+def run(model, **inputs):
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    inputs = {name: np.ascontiguousarray(array.transpose(0, 3, 1, 2)) for name, array in inputs.items()}
+    return session.run(None, inputs)[0].transpose(0, 2, 3, 1)
+
+
+def random(*shape):
+    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
+
+
+def made_up(tree):
+    """Random parameters: those of a new layer would sample the regular grid."""
+    leaves, structure = jax.tree.flatten(tree)
+    return jax.tree.unflatten(structure, [0.3 * random(*leaf.shape) for leaf in leaves])
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_layers(settings):
+    x = random(2, 9, 10, 8)
+    layer = jax_dcn.linen.DeformConv(12, (3, 2), **settings)
+    variables = made_up(layer.init(jax.random.key(0), x))
+    y, offset, _ = layer.apply(variables, x, return_offsets=True)
+    assert np.abs(offset).max() > 1
+    model = interop.to_onnx(layer, variables, image_size=(9, 10))
+    assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 22)]
+    np.testing.assert_allclose(run(model, x=x), y, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("modulated", [True, False])
+def test_given_offsets(modulated):
+    x, offset, mask = random(1, 7, 8, 4), random(1, 7, 8, 18), random(1, 7, 8, 9)
+    layer = jax_dcn.nnx.DeformConv(4, 6, 3, padding=1, modulated=modulated, rngs=nnx.Rngs(0))
+    layer.conv_offset = None
+    inputs = dict(x=x, offset=offset) | (dict(mask=mask) if modulated else {})
+    np.testing.assert_allclose(run(interop.to_onnx(layer), **inputs), layer(**inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_any_image_size():
+    layer = jax_dcn.nnx.DeformConv(4, 6, 3, strides=2, padding=1, rngs=nnx.Rngs(0))
+    model = interop.to_onnx(layer)
+    for x in (random(1, 7, 8, 4), random(3, 12, 5, 4)):
+        np.testing.assert_allclose(run(model, x=x), layer(x), rtol=1e-4, atol=1e-4)
+
+
+def test_what_onnx_cannot_express():
+    def layer(**settings):
+        return jax_dcn.nnx.DeformConv(4, 6, 3, **settings, rngs=nnx.Rngs(0))
+
+    with pytest.raises(ValueError, match="image_size must be given with padding='SAME'"):
+        interop.to_onnx(layer())
+    with pytest.raises(ValueError, match="neither circular nor negative, got 'CIRCULAR'"):
+        interop.to_onnx(layer(padding="CIRCULAR"), image_size=(8, 8))
+    with pytest.raises(ValueError, match="neither circular nor negative, got -1"):
+        interop.to_onnx(layer(padding=-1))
+    with pytest.raises(TypeError, match=r"layer must be a DeformConv .* got Linear"):
+        interop.to_onnx(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+    with pytest.raises(TypeError, match="variables must be given"):
+        interop.to_onnx(jax_dcn.linen.DeformConv(6, 3))
+    with pytest.raises(TypeError, match="variables must be None"):
+        interop.to_onnx(layer(), {})

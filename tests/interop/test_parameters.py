@@ -1,0 +1,172 @@
+"""How parameters are found, and what is said when they are not."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_dcn import interop
+from jax_dcn.linen import DeformConv, DeformPSRoIPool
+from jax_dcn.nnx import DeformConv as NnxDeformConv
+
+pytestmark = pytest.mark.platforms("cpu")
+
+
+class Model(nn.Module):
+    """Layers of all kinds, in lists and a Sequential."""
+
+    def setup(self):
+        self.layer1 = [DeformConv(8, (3, 3))]
+        self.bn1 = nn.BatchNorm(use_running_average=True)
+        self.head = nn.Sequential([nn.Conv(8, (1, 3)), nn.relu, nn.Dense(8)])
+        self.classes = nn.Embed(5, 8)
+
+    def __call__(self, x):
+        x = self.head(self.bn1(self.layer1[0](x)))
+        return self.classes(jnp.arange(5)) + x.mean((1, 2))[..., None, :]
+
+
+@pytest.fixture
+def variables():
+    return Model().init(jax.random.key(0), jnp.ones((1, 8, 8, 4)))
+
+
+def random(shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def test_names_and_layouts(variables):
+    state = interop.to_torch(variables, module="model")
+    assert {key: array.shape for key, array in state.items()} == {
+        "model.bn1.running_mean": (8,),
+        "model.bn1.running_var": (8,),
+        "model.bn1.weight": (8,),
+        "model.bn1.bias": (8,),
+        "model.classes.weight": (5, 8),
+        "model.head.0.weight": (8, 8, 1, 3),
+        "model.head.0.bias": (8,),
+        "model.head.2.weight": (8, 8),
+        "model.head.2.bias": (8,),
+        "model.layer1.0.weight": (8, 4, 3, 3),
+        "model.layer1.0.bias": (8,),
+        "model.layer1.0.conv_offset.weight": (27, 4, 3, 3),
+        "model.layer1.0.conv_offset.bias": (27,),
+    }
+    # As torch.from_numpy and safetensors want them.
+    assert all(array.flags.c_contiguous and array.flags.writeable for array in state.values())
+    kernel = variables["params"]["head"]["layers_0"]["kernel"]
+    np.testing.assert_array_equal(state["model.head.0.weight"][5, 3, 0, 2], kernel[0, 2, 3, 5])
+    state = {key: random(array.shape, i) for i, (key, array) in enumerate(state.items())}
+    again = interop.to_torch(interop.from_torch(state, variables, module="model"), module="model")
+    jax.tree.map(np.testing.assert_array_equal, again, state)
+
+
+def test_what_does_not_fit(variables):
+    state = interop.to_torch(variables)
+    state["bn1.num_batches_tracked"] = np.array(7)
+    interop.from_torch(state, variables)
+    del state["layer1.0.conv_offset.bias"], state["bn1.running_var"]
+    state["fc.weight"] = np.ones(3)
+    message = r"missing 'bn1.running_var', 'layer1.0.conv_offset.bias'; unexpected 'fc.weight' \(strict=False"
+    with pytest.raises(ValueError, match=message):
+        interop.from_torch(state, variables)
+    changed = jax.tree.map(lambda leaf: leaf + 1, variables)
+    kept = interop.from_torch(state, changed, strict=False)
+    np.testing.assert_array_equal(kept["batch_stats"]["bn1"]["var"], 2)
+    np.testing.assert_array_equal(kept["batch_stats"]["bn1"]["mean"], 0)
+    with pytest.raises(ValueError, match=r"lacks 'bn1.running_var', and like has no value"):
+        interop.from_torch(state, jax.eval_shape(lambda: variables), strict=False)
+    with pytest.raises(TypeError, match="state_dict must be a mapping of names to arrays, got list"):
+        interop.from_torch([], variables)
+
+
+def test_ambiguous_names():
+    params = DeformConv(8, (3, 3)).init(jax.random.key(0), jnp.ones((1, 8, 8, 4)))
+    state = interop.to_torch(params, module="conv2") | interop.to_torch(params, module="conv2", style="detectron2")
+    with pytest.raises(ValueError, match=r"'conv2.conv_offset.bias' and 'conv2_offset.bias', which name the same"):
+        interop.from_torch(state, params, module="conv2")
+
+
+@pytest.mark.parametrize("modulated", [True, False])
+def test_advice_on_masks(modulated):
+    x = jnp.ones((1, 8, 8, 4))
+    state = interop.to_torch(DeformConv(8, (3, 3), modulated=not modulated).init(jax.random.key(0), x))
+    params = DeformConv(8, (3, 3), modulated=modulated).init(jax.random.key(0), x)
+    with pytest.raises(ValueError, match=f"the layer should have modulated={not modulated}"):
+        interop.from_torch(state, params)
+
+
+def test_wrong_shape():
+    params = nn.Conv(8, (3, 3)).init(jax.random.key(0), jnp.ones((1, 8, 8, 4)))
+    state = {"weight": np.ones((8, 4, 5, 3)), "bias": np.ones(8)}
+    message = (
+        r"'weight' has shape \(8, 4, 5, 3\), of which kernel would get \(5, 3, 4, 8\), but it must be \(3, 3, 4, 8\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        interop.from_torch(state, params)
+
+
+def test_torchvision_names():
+    """Its layer has no branch; ours has none where it is always given offsets."""
+    state = {"weight": random((8, 4, 3, 3)), "bias": random(8)}
+    x, offset = random((1, 6, 6, 4)), random((1, 6, 6, 18))
+    layer = DeformConv(8, (3, 3))
+    variables = interop.from_torch(state, layer.init(jax.random.key(0), x, offset))
+    nnx_layer = NnxDeformConv(4, 8, (3, 3), rngs=nnx.Rngs(0))
+    nnx_layer.conv_offset = None
+    nnx_layer = interop.from_torch(state, nnx_layer)
+    np.testing.assert_array_equal(nnx_layer(x, offset), layer.apply(variables, x, offset))
+    assert interop.to_torch(variables).keys() == interop.to_torch(nnx_layer).keys() == state.keys()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_dtypes(dtype):
+    """Parameters get the dtype of those they replace, whatever the state dict has."""
+    layer = DeformConv(8, (3, 3), param_dtype=dtype)
+    like = jax.eval_shape(layer.init, jax.random.key(0), jnp.ones((1, 8, 8, 4)))
+    state = {key: array.astype(np.float64) for key, array in interop.to_torch(_zeros(like)).items()}
+    variables = interop.from_torch(state, like)
+    assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype(dtype)}
+
+
+def test_random_state_is_kept():
+    model = nnx.Sequential(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
+    filled = interop.from_torch({"0.weight": random((4, 4)), "0.bias": random(4)}, model)
+    assert filled.layers[1].rngs.key[...] == model.layers[1].rngs.key[...]
+
+
+def test_jit():
+    """What comes out is a tree like any other."""
+    x = jnp.ones((1, 8, 8, 4))
+    layer = DeformConv(8, (3, 3))
+    variables = layer.init(jax.random.key(0), x)
+    converted = interop.from_torch(interop.to_torch(variables), variables)
+    np.testing.assert_array_equal(jax.jit(layer.apply)(converted, x), jax.jit(layer.apply)(variables, x))
+
+
+def test_unknown_style():
+    with pytest.raises(ValueError, match=r"style must be one of 'mmcv', 'detectron2'.*got 'caffe'"):
+        interop.to_torch({}, style="caffe")
+
+
+def test_names_that_cannot_be_written():
+    params = DeformConv(8, (3, 3)).init(jax.random.key(0), jnp.ones((1, 8, 8, 4)))
+    with pytest.raises(ValueError, match="module must be given in the style 'detectron2'"):
+        interop.to_torch(params, style="detectron2")
+    with pytest.raises(ValueError, match="scale and another parameter would both be called 'weight'"):
+        interop.to_torch({"kernel": np.ones((2, 2)), "scale": np.ones(2)})
+
+
+def test_pooling_with_a_convolution():
+    """The branch of R-FCN is an ordinary convolution, whatever the style."""
+    pool = DeformPSRoIPool(3, group_size=3)
+    params = pool.init(jax.random.key(0), jnp.ones((1, 8, 8, 9)), jnp.zeros((1, 5)))
+    state = interop.to_torch(params, module="pool")
+    assert state["pool.conv_offset.weight"].shape == (18, 9, 1, 1)
+    jax.tree.map(np.testing.assert_array_equal, interop.from_torch(state, params, module="pool"), params)
+
+
+def _zeros(shapes):
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
