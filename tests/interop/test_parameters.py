@@ -59,6 +59,11 @@ def test_names_and_layouts(variables):
     kernel = variables["params"]["head"]["layers_0"]["kernel"]
     np.testing.assert_array_equal(state["model.head.0.weight"][5, 3, 0, 2], kernel[0, 2, 3, 5])
     state = {key: random(array.shape, i) for i, (key, array) in enumerate(state.items())}
+    other = {"models.weight": np.ones(2)}  # not of this module
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        *(interop.from_torch(s, variables, module="model") for s in (state, state | other)),
+    )
     again = interop.to_torch(interop.from_torch(state, variables, module="model"), module="model")
     jax.tree.map(np.testing.assert_array_equal, again, state)
 
