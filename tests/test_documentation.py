@@ -1,7 +1,11 @@
-"""The documentation's code runs; what it says of commands, options, files and errors is so."""
+"""The documentation's code runs, and the commands, options, files and links that it names exist.
+
+What its pages quote of errors is raised: in examples, and by `test_troubleshooting`.
+"""
 
 import ast
 import doctest
+import functools
 import importlib.util
 import itertools
 import pathlib
@@ -16,13 +20,21 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/*.md")))]
+TREE, ERRORS = "docs/contributing.md", "docs/troubleshooting.md"
 PEERS = {"detectron2", "mmcv", "mxnet", "paddle", "torch", "torchvision"}
+
+every_page = pytest.mark.parametrize("page", PAGES)
 
 
 class Block(NamedTuple):
+    """What a page has between fences, and the number of the line before it."""
+
     line: int
     language: str
     text: str
+
+
+FENCED = re.compile(r"^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
 
 
 def text_of(page):
@@ -31,145 +43,161 @@ def text_of(page):
 
 def blocks(page, *languages):
     text = text_of(page)
-    found = re.finditer(r"^```(.*)\n((?:.*\n)*?)```$", text, re.MULTILINE)
-    every = [Block(text.count("\n", 0, match.start(2)), *match.groups()) for match in found]
-    return [block for block in every if not languages or block.language in languages]
+    found = [Block(text.count("\n", 0, match.start(2)), *match.groups()) for match in FENCED.finditer(text)]
+    return [block for block in found if not languages or block.language in languages]
+
+
+@every_page
+def test_no_block_escapes(page):
+    """But directives of Sphinx, in braces, which it checks itself; what is only indented is no code."""
+    assert len(re.findall(r"^ *(?:```|~~~)", text_of(page), re.MULTILINE)) == 2 * len(blocks(page))
+    tested = {"python", "sh"} | ({"text"} if page in (TREE, ERRORS) else set())
+    assert {block.language for block in blocks(page) if not block.language.startswith("{")} <= tested
+    assert not re.search(r"^ {4,}(>>>|\$|import|from|make|pip|python)\b", FENCED.sub("", text_of(page)), re.MULTILINE)
 
 
 def peers_of(block):
-    """The other libraries that a block of Python imports."""
-    nodes = list(ast.walk(ast.parse(block.text))) if ">>>" not in block.text else []
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
-    return PEERS & {name.split(".")[0] for name in names}
+    """The other libraries that it imports."""
+    statements = ast.walk(ast.parse(block.text)) if ">>>" not in block.text else ()
+    names = set()
+    for statement in statements:
+        if isinstance(statement, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in statement.names}
+        elif isinstance(statement, ast.ImportFrom):
+            names.add(statement.module.split(".")[0])
+    return PEERS & names
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_block_is_of_a_kind_that_is_tested(page):
-    """Directives of Sphinx, in braces, are so by `make docs`, and formulas are indented."""
-    fences = re.findall(r"^ *(?:```|~~~)", text_of(page), re.MULTILINE)
-    assert len(fences) == 2 * len(blocks(page))
-    outputs = ("text",) if page in (*TREES, ERRORS) else ()
-    for block in blocks(page):
-        assert block.language in ("python", "sh", *outputs) or re.fullmatch(r"\{.+", block.language), block
-    for line in re.findall(r"^ {4}.*", re.sub(r"^```(.*\n)*?```$", "", text_of(page), flags=re.MULTILINE), re.MULTILINE):
-        assert not re.match(r" +(>>>|\$|make |pip |python |import )", line), line
+@pytest.fixture
+def whole_errors():
+    """Without jax's note that it has left out frames, which doctest would take for the message."""
+    usual = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
+    yield
+    jax.config.update("jax_traceback_filtering", usual)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.usefixtures("whole_errors")
+@pytest.mark.parametrize("page", PAGES[1:])
 def test_python(page):
-    """What other libraries compute is left out."""
-    run(page, lambda block: not peers_of(block))
-
-
-@pytest.mark.parametrize(
-    "page, peers", sorted({(page, peers) for page in PAGES for b in blocks(page, "python") if (peers := (*sorted(peers_of(b)),))})
-)
-def test_python_beside_other_libraries(page, peers):
-    for peer in peers:
-        pytest.importorskip(peer)
-    run(page, lambda block: peers_of(block) <= set(peers))
-
-
-def run(page, wanted):
-    if page == "docs/scaling.md" and jax.device_count() < 8:
-        pytest.skip("that page wants eight devices")
-    names = {"__name__": page}
-    for block in filter(wanted, blocks(page, "python")):
-        if ">>>" in block.text:
-            test = doctest.DocTestParser().get_doctest(block.text, names, page, page, block.line)
-            test.globs = names  # not a copy, or functions would not see what later blocks do
-            assert doctest.DocTestRunner().run(test, clear_globs=False).failed == 0
-        else:
-            exec(compile("\n" * block.line + block.text, page, "exec"), names)
-    return names
+    run(page)
 
 
 def test_readme():
-    names = run("README.md", lambda block: True)
+    names = run("README.md")
     assert names["y"].shape == (2, 32, 32, 8)
     assert names["restored"].platforms == ("cpu", "cuda", "tpu")
 
 
-@pytest.mark.parametrize("page", PAGES)
+BESIDE = {(page, *sorted(peers_of(block))) for page in PAGES for block in blocks(page, "python") if peers_of(block)}
+
+
+@pytest.mark.parametrize("page, peers", [(page, peers) for page, *peers in sorted(BESIDE)])
+def test_python_beside_other_libraries(page, peers):
+    """Their results are compared with ours, where they are installed; else their code is only parsed."""
+    for peer in peers:
+        pytest.importorskip(peer)
+    run(page, peers)
+
+
+def run(page, peers=()):
+    """All blocks but those of libraries other than `peers`, one after the other, and the names they leave."""
+    if page == "docs/scaling.md" and jax.device_count() < 8:
+        pytest.skip("that page wants eight devices")
+    names = {"__name__": page}
+    for block in blocks(page, "python"):
+        if ">>>" in block.text:
+            test = doctest.DocTestParser().get_doctest(block.text, {}, page, page, block.line)
+            test.globs = names  # not a copy, or functions would not see what later blocks do
+            assert doctest.DocTestRunner().run(test, clear_globs=False).failed == 0
+        elif peers_of(block) <= set(peers):
+            exec(compile("\n" * block.line + block.text, page, "exec"), names)
+    return names
+
+
+@every_page
 def test_commands(page):
     for block in blocks(page, "sh"):
         subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
-    in_text = re.findall(r"`((?:make|pip install|python -m) [^`]+)`", text_of(page))
-    for command in itertools.chain(in_text, *(commands(block.text) for block in blocks(page, "sh"))):
-        check_command(command)
+    in_text = re.findall(r"`((?:make|pip install|python -m) [^`]+)`", FENCED.sub("", text_of(page)))
+    for command in itertools.chain(in_text, *(commands_of(block.text) for block in blocks(page, "sh"))):
+        check(command)
 
 
-def commands(script):
-    """The simple commands of a script."""
+def commands_of(script):
+    """The simple commands of a script, without loops around them and variables set for them."""
     script = re.sub(r"(^|\s)#.*", "", script).replace("\\\n", " ")
-    parts = re.split(r"&&|\|\||[;|\n&]", script)
-    parts = (re.sub(r"^\s*(do\b|done\b|then\b|fi\b)?\s*(\w+=\S*\s+)*", "", part).strip() for part in parts)
-    return [part for part in parts if part and not re.match(r"(for|if|wait|export|\w+=)", part)]
+    parts = [re.sub(r"^\s*((do|done)\b)?\s*(\w+=\S*\s+)*", "", part) for part in re.split(r"&&|[;&\n]", script)]
+    return [part for part in parts if part and not part.startswith(("for ", "wait"))]
 
 
-def check_command(command):
-    program, *words = shlex.split(command, comments=True)
+def check(command):
+    """That what it names is there: modules, their options, targets of make, files, tests, extras, options of CMake."""
+    program, *words = shlex.split(command)
+    program = pathlib.Path(program).name
     if program == "make":
-        for word in words:
-            target = rf"^{word.split('=')[0]} \?=" if "=" in word else rf"^{word}:"
-            assert re.search(target, text_of("Makefile"), re.MULTILINE), command
-    elif pathlib.Path(program).name in ("python", "python3") and words[0] == "-m":
-        check_module(words[1], words[2:], command)
+        known = re.findall(r"^([\w-]+)(?::| \?=)", text_of("Makefile"), re.MULTILINE)
+        assert {word.split("=")[0] for word in words} <= set(known), command
     elif program == "pip":
-        check_module("pip", words, command)
+        check_installation(words, command)
+    elif program.startswith("python") and words[0] == "-m":
+        check_module(words[1], words[2:], command)
     else:
-        assert program in ("cd", "nvcc", "nvidia-smi", "which"), command
+        assert command == "nvcc --version", command
+
+
+def check_installation(words, command):
+    extras = tomllib.loads(text_of("pyproject.toml"))["project"]["optional-dependencies"]
+    for word in words:
+        if define := re.match(r"-Ccmake\.define\.(\w+)=", word):
+            assert define[1] in text_of("CMakeLists.txt"), command
+        elif ours := re.match(r"(?:\.|jax_dcn)\[(.*)\]", word):
+            assert set(ours[1].split(",")) <= extras.keys(), command
 
 
 def check_module(module, words, command):
-    assert module == "pip" or importlib.util.find_spec(module), command
-    package = module.split(".")[0]
-    if module == "pip":
-        for word in words:
-            if define := re.match(r"-Ccmake\.define\.(\w+)", word):
-                assert define[1] in text_of("CMakeLists.txt"), command
-            elif extras := re.match(r"(?:\.|jax_dcn)\[(.*)\]", word):
-                optional = tomllib.loads(text_of("pyproject.toml"))["project"]["optional-dependencies"]
-                assert set(extras[1].split(",")) <= optional.keys(), command
-    elif package == "pytest":
-        for word in words:
-            path, *names = word.split("::")
-            assert "/" not in path or (ROOT / path).exists(), command
-            assert all(f"def {name.split('[')[0]}(" in text_of(path) for name in names), command
-    elif (ROOT / package).is_dir():
-        source = "".join(path.read_text() for path in (ROOT / package).rglob("*.py"))
-        for word in words:
-            assert not word.startswith("--") or word == "--help" or f'"{word.split("=")[0]}"' in source, command
+    assert importlib.util.find_spec(module), command
+    package = ROOT / module.split(".")[0]
+    source = "".join(path.read_text() for path in package.rglob("*.py"))
+    for word in words:
+        path, *names = word.split("::")
+        assert "/" not in path or (ROOT / path).exists(), command
+        assert all(f"def {name}(" in text_of(path) for name in names), command
+        assert not (source and word.startswith("--")) or word == "--help" or f'"{word}"' in source, command
 
 
-@pytest.mark.parametrize("page", PAGES)
+@every_page
 def test_links(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
         path, _, anchor = target.partition("#")
-        if not re.match(r"https?:", target):
-            file = (ROOT / page).parent / path if path else ROOT / page
-            assert file.exists(), target
-            headings = re.findall(r"^#+ (.*)", file.read_text(), re.MULTILINE) if anchor else ()
-            assert not anchor or anchor in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings], target
+        if not target.startswith("https:"):
+            linked = (ROOT / page).parent / path if path else ROOT / page
+            assert linked.exists(), target
+            assert not anchor or anchor in anchors(linked.read_text()), target
 
 
-TREES = ("README.md", "docs/contributing.md")
+def anchors(text):
+    headings = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
 
 
-@pytest.mark.parametrize("page", TREES)
-def test_trees(page):
-    """Names of files and folders, behind at most one name and before what is said of them."""
-    for block in blocks(page, "text"):
-        names = re.findall(r"(?:^|(?<=\s))[\w/]+(?:/|\.(?:h|cc|cu|py|md|toml|txt|cmake))(?=\s|$)", block.text)
-        assert len(names) > 10
-        for name in names:
-            assert any(path.match(name.rstrip("/")) for path in tracked()), name
+def test_tree():
+    """Of files and folders, behind at most one name and before what is said of them."""
+    (block,) = blocks(TREE, "text")
+    names = re.findall(r"(?:^|(?<=\s))[\w/]+(?:/|\.(?:py|h|cc|cu))(?=\s|$)", block.text)
+    assert len(names) > 20
+    for name in names:
+        assert any(path.match(name.rstrip("/")) for path in files()), name
 
 
-def tracked():
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    return {folder for file in map(pathlib.Path, files) for folder in (file, *file.parents)}
+def test_files_in_text():
+    """Those that contributors are sent to."""
+    for name in re.findall(r"`((?:jax_dcn|lib|tests|docs|benchmarks|examples)/[\w/.]+)`", text_of(TREE)):
+        assert (ROOT / name).exists(), name
 
 
-ERRORS = "docs/troubleshooting.md"
+@functools.cache
+def files():
+    """And folders, of the sources."""
+    tops = [path for path in ROOT.iterdir() if not path.name.startswith((".", "build", "out"))]
+    return [*tops, *itertools.chain(*(top.rglob("*") for top in tops))]
