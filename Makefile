@@ -25,7 +25,7 @@ lint: .venv/installed
 
 # What Sphinx's source is, and why, is said in docs/conf.py.
 docs: .venv/installed
-	$(BIN)/python -m sphinx --quiet --nitpicky --fail-on-warning --keep-going -c docs . out/docs
+	$(BIN)/python -m sphinx --quiet --fresh-env --write-all --nitpicky --fail-on-warning --keep-going -c docs . out/docs
 	@echo "out/docs/docs/index.html"
 
 format: .venv/installed

@@ -22,10 +22,13 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = "jax_dcn"
 html_copy_source = False
+html_show_copyright = False
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 
 myst_heading_anchors = 3
 default_role = "literal"
-smartquotes = False
+smartquotes_action = "D"  # dashes alone: quotes and dots are those of Python
 napoleon_use_ivar = True
 napoleon_attr_annotations = False
 autodoc_default_options = {"special-members": "__call__"}
