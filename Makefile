@@ -6,7 +6,7 @@ WERROR ?= OFF# warnings of the compiler as errors
 SOURCES := $(shell find lib -name '*.h' -o -name '*.cc' -o -name '*.cu')
 FORMATTED := $(SOURCES) $(wildcard tests/kernels/*.h tests/kernels/*.cc tests/kernels/*.cu)
 
-.PHONY: demo detector test lint format benchmark gpu-check clean
+.PHONY: demo detector test lint docs format benchmark gpu-check clean
 
 demo: .venv/installed
 	$(BIN)/python -m examples.rfcn
@@ -14,7 +14,7 @@ demo: .venv/installed
 detector: .venv/installed
 	$(BIN)/python -m examples.detector
 
-test: lint .venv/gpu-compiler
+test: lint docs .venv/gpu-compiler
 	$(BIN)/python -m pytest -n 2
 
 lint: .venv/installed
@@ -22,6 +22,11 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 	$(BIN)/mypy
+
+# What Sphinx's source is, and why, is said in docs/conf.py.
+docs: .venv/installed
+	$(BIN)/python -m sphinx --quiet --fresh-env --write-all --nitpicky --fail-on-warning --keep-going -c docs . out/docs
+	@echo "out/docs/docs/index.html"
 
 format: .venv/installed
 	$(BIN)/ruff check --fix .
@@ -43,7 +48,7 @@ gpu-check:
 
 .venv/installed: pyproject.toml CMakeLists.txt $(wildcard cmake/*.cmake) $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --editable ".[test,examples,benchmarks]" --config-settings=cmake.define.JAX_DCN_WERROR=$(WERROR)
+	$(BIN)/python -m pip install --editable ".[test,examples,benchmarks,docs]" --config-settings=cmake.define.JAX_DCN_WERROR=$(WERROR)
 	touch $@
 
 # XLA's compiler for GPUs, which needs none. In the environment itself it would be taken for a GPU's whole software.

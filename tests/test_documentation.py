@@ -1,31 +1,204 @@
-"""The examples of the documentation run, and say what happens."""
+"""The documentation's code runs, and the commands, options, files and links that it names exist.
 
+What its pages quote of errors is raised: in examples, and by `test_troubleshooting`.
+"""
+
+import ast
 import doctest
+import functools
+import importlib.util
+import itertools
 import pathlib
 import re
+import shlex
+import subprocess
+import tomllib
+from typing import NamedTuple
 
 import jax
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
+PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/*.md")))]
+TREE, ERRORS = "docs/contributing.md", "docs/troubleshooting.md"
+PEERS = {"detectron2", "mmcv", "mxnet", "paddle", "torch", "torchvision"}
+
+every_page = pytest.mark.parametrize("page", PAGES)
 
 
-def examples(page):
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+class Block(NamedTuple):
+    """What a page has between fences, and the number of the line before it."""
+
+    line: int
+    language: str
+    text: str
 
 
-@pytest.mark.parametrize("page", ["docs/deform_psroi_pool.md", "docs/export.md", "docs/scaling.md"])
-def test_pages(page):
-    if page == "docs/scaling.md" and jax.device_count() < 8:
-        pytest.skip("that page wants eight devices")
-    test = doctest.DocTestParser().get_doctest("\n".join(examples(page)), {}, page, None, None)
-    assert len(test.examples) > 10
-    assert doctest.DocTestRunner().run(test).failed == 0
+FENCED = re.compile(r"^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
+
+
+def text_of(page):
+    return (ROOT / page).read_text()
+
+
+def blocks(page, *languages):
+    text = text_of(page)
+    found = [Block(text.count("\n", 0, match.start(2)), *match.groups()) for match in FENCED.finditer(text)]
+    return [block for block in found if not languages or block.language in languages]
+
+
+@every_page
+def test_no_block_escapes(page):
+    """But directives of Sphinx, in braces, which it checks itself; what is only indented is no code."""
+    assert len(re.findall(r"^ *(?:```|~~~)", text_of(page), re.MULTILINE)) == 2 * len(blocks(page))
+    tested = {"python", "sh"} | ({"text"} if page in (TREE, ERRORS) else set())
+    assert {block.language for block in blocks(page) if not block.language.startswith("{")} <= tested
+    assert not re.search(r"^ {4,}(>>>|\$|(import|from|make|pip|python)\b)", FENCED.sub("", text_of(page)), re.MULTILINE)
+
+
+def peers_of(block):
+    """The other libraries that it imports."""
+    statements = ast.walk(ast.parse(block.text)) if ">>>" not in block.text else ()
+    names = set()
+    for statement in statements:
+        if isinstance(statement, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in statement.names}
+        elif isinstance(statement, ast.ImportFrom):
+            names.add(statement.module.split(".")[0])
+    return PEERS & names
+
+
+@pytest.fixture
+def whole_errors():
+    """Without jax's note that it has left out frames, which doctest would take for the message."""
+    usual = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
+    yield
+    jax.config.update("jax_traceback_filtering", usual)
+
+
+@pytest.mark.usefixtures("whole_errors")
+@pytest.mark.parametrize("page", PAGES[1:])
+def test_python(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for what pages write
+    run(page)
 
 
 def test_readme():
-    names = {}
-    for example in examples("README.md"):
-        exec(example, names)
+    names = run("README.md")
     assert names["y"].shape == (2, 32, 32, 8)
     assert names["restored"].platforms == ("cpu", "cuda", "tpu")
+
+
+BESIDE = {(page, *sorted(peers_of(block))) for page in PAGES for block in blocks(page, "python") if peers_of(block)}
+
+
+@pytest.mark.parametrize("page, peers", [(page, peers) for page, *peers in sorted(BESIDE)])
+def test_python_beside_other_libraries(page, peers):
+    """Their results are compared with ours, where they are installed; else their code is only parsed."""
+    for peer in peers:
+        pytest.importorskip(peer)
+    run(page, peers)
+
+
+def run(page, peers=()):
+    """All blocks but those of libraries other than `peers`, one after the other, and the names they leave."""
+    if page == "docs/scaling.md" and jax.device_count() < 8:
+        pytest.skip("that page wants eight devices")
+    names = {"__name__": page}
+    for block in blocks(page, "python"):
+        if ">>>" in block.text:
+            test = doctest.DocTestParser().get_doctest(block.text, {}, page, page, block.line)
+            test.globs = names  # not a copy, or functions would not see what later blocks do
+            assert doctest.DocTestRunner().run(test, clear_globs=False).failed == 0
+        elif peers_of(block) <= set(peers):
+            exec(compile("\n" * block.line + block.text, page, "exec"), names)
+    return names
+
+
+@every_page
+def test_commands(page):
+    for block in blocks(page, "sh"):
+        subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
+    in_text = re.findall(r"`((?:make|pip install|python -m) [^`]+)`", FENCED.sub("", text_of(page)))
+    for command in itertools.chain(in_text, *(commands_of(block.text) for block in blocks(page, "sh"))):
+        check(command)
+
+
+def commands_of(script):
+    """The simple commands of a script, without loops around them and variables set for them."""
+    script = re.sub(r"(^|\s)#.*", "", script).replace("\\\n", " ")
+    parts = [re.sub(r"^\s*((do|done)\b)?\s*(\w+=\S*\s+)*", "", part) for part in re.split(r"&&|[;&\n]", script)]
+    return [part for part in parts if part and not part.startswith(("for ", "wait"))]
+
+
+def check(command):
+    """That what it names is there: modules, their options, targets of make, files, tests, extras, options of CMake."""
+    program, *words = shlex.split(command)
+    program = pathlib.Path(program).name
+    if program == "make":
+        known = re.findall(r"^([\w-]+)(?::| \?=)", text_of("Makefile"), re.MULTILINE)
+        assert {word.split("=")[0] for word in words} <= set(known), command
+    elif program == "pip":
+        check_installation(words, command)
+    elif program.startswith("python") and words[0] == "-m":
+        check_module(words[1], words[2:], command)
+    else:
+        assert command == "nvcc --version", command
+
+
+def check_installation(words, command):
+    extras = tomllib.loads(text_of("pyproject.toml"))["project"]["optional-dependencies"]
+    for word in words:
+        if define := re.match(r"-Ccmake\.define\.(\w+)=", word):
+            assert define[1] in text_of("CMakeLists.txt"), command
+        elif ours := re.match(r"(?:\.|jax_dcn)\[(.*)\]", word):
+            assert set(ours[1].split(",")) <= extras.keys(), command
+
+
+def check_module(module, words, command):
+    assert importlib.util.find_spec(module), command
+    package = ROOT / module.split(".")[0]
+    source = "".join(path.read_text() for path in package.rglob("*.py"))
+    for word in words:
+        path, *names = word.split("::")
+        assert "/" not in path or (ROOT / path).exists(), command
+        assert all(f"def {name}(" in text_of(path) for name in names), command
+        assert not (source and word.startswith("--")) or word == "--help" or f'"{word}"' in source, command
+
+
+@every_page
+def test_links(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        path, _, anchor = target.partition("#")
+        if not target.startswith("https:"):
+            linked = (ROOT / page).parent / path if path else ROOT / page
+            assert linked.exists(), target
+            assert not anchor or anchor in anchors(linked.read_text()), target
+
+
+def anchors(text):
+    headings = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
+
+
+def test_tree():
+    """Of files and folders, behind at most one name and before what is said of them."""
+    (block,) = blocks(TREE, "text")
+    names = re.findall(r"(?:^|(?<=\s))[\w/]+(?:/|\.(?:py|h|cc|cu))(?=\s|$)", block.text)
+    assert len(names) > 20
+    for name in names:
+        assert any(path.match(name.rstrip("/")) for path in files()), name
+
+
+def test_files_in_text():
+    """Those that contributors are sent to."""
+    for name in re.findall(r"`((?:jax_dcn|lib|tests|docs|benchmarks|examples)/[\w/.]+)`", text_of(TREE)):
+        assert (ROOT / name).exists(), name
+
+
+@functools.cache
+def files():
+    """And folders, of the sources."""
+    tops = [path for path in ROOT.iterdir() if not path.name.startswith((".", "build", "out"))]
+    return [*tops, *itertools.chain(*(top.rglob("*") for top in tops))]

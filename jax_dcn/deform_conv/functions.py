@@ -47,7 +47,7 @@ def deform_conv2d(
 ) -> jax.Array:
     """Deformable convolution, without a mask (v1) or with one (v2).
 
-    Tap k = (i, j) of the kernel, for output (ho, wo) and offset group g, reads x at
+    Tap k = (i, j) of the kernel, for output (ho, wo) and offset group g, reads x at::
 
         y = ho · strides[0] - top  + i · kernel_dilation[0] + offset[ho, wo, (g·K + k)·2]
         x = wo · strides[1] - left + j · kernel_dilation[1] + offset[ho, wo, (g·K + k)·2 + 1]

@@ -32,7 +32,7 @@ def deform_psroi_pool(
     A region of interest is cut into output_size bins. Bin (ph, pw) of feature d averages channel
     (d·group_size + gh)·group_size + gw of x over a grid of sample_per_part² points, where gh = ⌊ph·group_size /
     output_size⌋ and gw likewise; the points of a bin move by the offset of its part (⌊ph·part_size / output_size⌋, and
-    likewise), as a fraction trans_std of the region's size. In x's pixels, along each axis,
+    likewise), as a fraction trans_std of the region's size. In x's pixels, along each axis::
 
         start = round(x1) · spatial_scale - 0.5
         size  = max((round(x2) + 1) · spatial_scale - 0.5 - start, 0.1),  bin = size / output_size

@@ -1,0 +1,110 @@
+"""The errors that docs/troubleshooting.md shows as text, for no example can raise them, are raised so."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import export
+from jax.sharding import NamedSharding, PartitionSpec
+from test_documentation import ERRORS, blocks
+
+import jax_dcn
+from jax_dcn import _kernels
+
+pytestmark = pytest.mark.platforms("cpu")
+CMAKE = pathlib.Path(__file__).parents[1] / "cmake"
+OPERANDS = jnp.ones((2, 8, 8, 4)), jnp.zeros((2, 8, 8, 18)), jnp.ones((3, 3, 4, 6))
+
+
+def without_kernels(patch, folder):
+    patch.setattr(_kernels, "modules", {})
+    patch.setattr(jax, "devices", lambda platform: ["a GPU"])
+    jax.jit(jax_dcn.deform_conv2d).trace(*OPERANDS).lower(lowering_platforms=("cuda",))
+
+
+def without_compiler(patch, folder):
+    if shutil.which("cmake") is None:
+        pytest.skip("no cmake")
+    lines = ["cmake_minimum_required(VERSION 3.25)", "project(any LANGUAGES NONE)", "set(JAX_DCN_CUDA ON)"]
+    (folder / "CMakeLists.txt").write_text("\n".join([*lines, f"include({CMAKE / 'FindCudaCompiler.cmake'})"]))
+    patch.setenv("CUDACXX", str(folder / "nvcc"))
+    return errors_of("cmake", "-S", folder, "-B", folder / "build")
+
+
+OF_NEWER_API = """
+import ctypes, jax
+words = ctypes.POINTER(ctypes.c_void_p)
+@ctypes.CFUNCTYPE(ctypes.c_void_p, words)
+def handler(frame):  # which asks for the handler's version
+    metadata = ctypes.cast(ctypes.cast(frame[1], words)[3], ctypes.POINTER(ctypes.c_int))
+    metadata[6], metadata[7] = 0, 99
+jax.ffi.register_ffi_target("newer", jax.ffi.pycapsule(handler), platform="cpu")
+jax.devices()
+"""
+
+
+def of_newer_api(patch, folder):
+    return errors_of(sys.executable, "-c", OF_NEWER_API)
+
+
+def errors_of(*command):
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+    assert done.returncode != 0
+    return done.stderr
+
+
+def without_handler(patch, folder):
+    jax.ffi.ffi_call("dcn_of_nobody", jax.ShapeDtypeStruct((), jnp.float32))()
+
+
+def of_other_version(patch, folder):
+    x, offset, _ = OPERANDS
+    jax.ffi.ffi_call("dcn_sample", jax.ShapeDtypeStruct((2, 8, 8, 9, 4), x.dtype))(x, offset, jnp.zeros(3, jnp.int32))
+
+
+def with_checks(patch, folder):
+    export.export(jax.jit(jax_dcn.deform_conv2d))(*OPERANDS)
+
+
+def without_flatbuffers(patch, folder):
+    exported = export.export(jax.jit(jnp.sin))(1.0)
+    patch.setitem(sys.modules, "flatbuffers", None)
+    patch.delitem(sys.modules, "jax._src.export.serialization", raising=False)
+    patch.delattr("jax._src.export.serialization", raising=False)
+    exported.serialize()
+
+
+def over_devices(patch, folder):
+    split = NamedSharding(jax.make_mesh((2,), ("a",), devices=jax.devices()[:2]), PartitionSpec("a"))
+    x, offset, weight = OPERANDS
+    checks = jax_dcn.export.disabled_checks()
+    function = export.export(jax.jit(jax_dcn.deform_conv2d, in_shardings=(split, split, None)), disabled_checks=checks)
+    function(x, offset, weight).serialize()
+
+
+RAISED = [
+    without_kernels,
+    without_compiler,
+    of_newer_api,
+    without_handler,
+    of_other_version,
+    with_checks,
+    without_flatbuffers,
+    over_devices,
+]
+
+
+@pytest.mark.parametrize("function, shown", [*zip(RAISED, blocks(ERRORS, "text"), strict=True)])
+def test_messages(function, shown, monkeypatch, tmp_path):
+    try:
+        message = function(monkeypatch, tmp_path) or "no error"
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+    parts = (re.escape(part.strip()) for part in shown.text.split("…"))
+    assert re.search(".*".join(parts), " ".join(message.split()))
