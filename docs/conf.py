@@ -38,7 +38,7 @@ python_maximum_signature_line_length = 100
 python_use_unqualified_type_names = True
 
 # Without a network, what is not this package's cannot be linked to.
-nitpick_ignore_regex = [("py:.*", r"(?!jax_dcn\b).*"), ("py:class", r".*\.Options")]
+nitpick_ignore_regex = [("py:.*", r"(?!jax_dcn\b).*"), ("py:class", r".*\.(Options|Tree)")]
 # Results are written by programs; they are reached from the pages that quote them, not from the contents.
 suppress_warnings = ["toc.not_included", "myst.header"]
 
