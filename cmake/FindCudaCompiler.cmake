@@ -59,6 +59,6 @@ if(NOT JAX_DCN_CUDA_ABSENT)
 elseif(NOT JAX_DCN_CUDA STREQUAL "AUTO")
   message(FATAL_ERROR
     "jax_dcn: JAX_DCN_CUDA=${JAX_DCN_CUDA} asks for the CUDA kernels, but: ${JAX_DCN_CUDA_ABSENT}. Install one "
-    "(pip install \"cuda-toolkit[nvcc,cccl]==13.*\" scikit-build-core nanobind cmake ninja, then build with "
-    "--no-build-isolation), name it (CUDACXX=/path/to/nvcc), or build without it (-Ccmake.define.JAX_DCN_CUDA=OFF).")
+    "(JAX_DCN_CUDA=WHEELS pip install . takes NVIDIA's from PyPI), name it (CUDACXX=/path/to/nvcc), or build without it "
+    "(JAX_DCN_CUDA=OFF).")
 endif()
