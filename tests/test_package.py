@@ -1,5 +1,6 @@
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -25,3 +26,10 @@ def test_layers_are_imported_when_asked_for():
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
     with pytest.raises(AttributeError, match="'jax_dcn' has no attribute 'flex'"):
         _ = jax_dcn.flex
+
+
+def test_source_without_kernels(tmp_path):
+    shutil.copytree(ROOT / "jax_dcn", tmp_path / "jax_dcn", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    command = [sys.executable, "-S", "-c", f"import sys; sys.path += {sys.path}; import jax_dcn"]
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert f"ImportError: no compiled kernels in {tmp_path}" in process.stderr

@@ -8,7 +8,7 @@ import pathlib
 import re
 import subprocess
 
-BASELINE = 2, 17  # of the oldest systems that wheels can name
+BASELINE = 2, 17  # that of manylinux2014
 MOVED = 2, 34
 LIBRARIES = {"libdl.so.2": "dl", "librt.so.1": "shm_", "libpthread.so.0": "(pthread|sem)_"}  # names in them begin so
 # Whether locks may be left out, which code compiled beside glibc 2.32 or newer asks.
