@@ -6,7 +6,7 @@ WERROR ?= OFF# warnings of the compiler as errors
 SOURCES := $(shell find lib -name '*.h' -o -name '*.cc' -o -name '*.cu')
 FORMATTED := $(SOURCES) $(wildcard tests/kernels/*.h tests/kernels/*.cc tests/kernels/*.cu)
 
-.PHONY: demo detector test lint docs format benchmark gpu-check clean
+.PHONY: demo detector test lint docs format benchmark gpu-check wheel clean
 
 demo: .venv/installed
 	$(BIN)/python -m examples.rfcn
@@ -41,6 +41,10 @@ gpu-check:
 	if ! nvidia-smi -L || $(PYTHON) -c "import jax_cuda13_plugin, flax, optax, nanobind, scikit_build_core, pytest, hypothesis" 2>/dev/null; \
 	then $(PYTHON) -m benchmarks.gpu_check; \
 	else $(MAKE) .venv/gpu && $(BIN)/python -m benchmarks.gpu_check; fi
+
+# Wheels and the sdist they are built from, in out/wheels, for every Python that is called python3.11 or later here.
+wheel:
+	$(PYTHON) tests/wheels
 
 .venv/gpu: .venv/installed
 	$(BIN)/python -m pip install "jax[cuda13]" "cuda-toolkit[nvcc,cccl]==13.*" scikit-build-core nanobind cmake ninja

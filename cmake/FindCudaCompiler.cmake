@@ -1,6 +1,6 @@
 # Looks for a CUDA compiler: the system's nvcc, or the one in NVIDIA's wheels (pip install "cuda-toolkit[nvcc,cccl]").
 #
-# In:  JAX_DCN_CUDA
+# In:  JAX_DCN_CUDA, of which WHEELS prefers NVIDIA's wheels
 # Out: JAX_DCN_WITH_CUDA, CMAKE_CUDA_COMPILER, CMAKE_CUDA_ARCHITECTURES; JAX_DCN_CUDA_ABSENT says why there is none
 
 set(JAX_DCN_WITH_CUDA OFF)
@@ -18,7 +18,11 @@ if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     COMMAND "${Python_EXECUTABLE}" -c "import nvidia; print(*nvidia.__path__, sep=';')"
     OUTPUT_VARIABLE nvidia_wheels OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   list(TRANSFORM nvidia_wheels APPEND /cu13)
-  find_program(nvcc nvcc HINTS ENV CUDA_PATH PATHS /usr/local/cuda ${nvidia_wheels} PATH_SUFFIXES bin NO_CACHE)
+  if(JAX_DCN_CUDA STREQUAL "WHEELS")
+    set(preferred ${nvidia_wheels})
+  endif()
+  find_program(
+    nvcc nvcc HINTS ${preferred} ENV CUDA_PATH PATHS /usr/local/cuda ${nvidia_wheels} PATH_SUFFIXES bin NO_CACHE)
   if(nvcc)
     set(ENV{CUDACXX} "${nvcc}")
     cmake_path(GET nvcc PARENT_PATH toolkit)
@@ -55,6 +59,6 @@ if(NOT JAX_DCN_CUDA_ABSENT)
 elseif(NOT JAX_DCN_CUDA STREQUAL "AUTO")
   message(FATAL_ERROR
     "jax_dcn: JAX_DCN_CUDA=${JAX_DCN_CUDA} asks for the CUDA kernels, but: ${JAX_DCN_CUDA_ABSENT}. Install one "
-    "(pip install \"cuda-toolkit[nvcc,cccl]==13.*\" scikit-build-core nanobind cmake ninja, then build with "
-    "--no-build-isolation), name it (CUDACXX=/path/to/nvcc), or build without it (-Ccmake.define.JAX_DCN_CUDA=OFF).")
+    "(JAX_DCN_CUDA=WHEELS pip install . takes NVIDIA's from PyPI), name it (CUDACXX=/path/to/nvcc), or build without it "
+    "(JAX_DCN_CUDA=OFF).")
 endif()

@@ -6,7 +6,8 @@ each have the layers `DeformConv` and `DeformPSRoIPool`; `offset_labels` and `ja
 """
 
 from importlib import import_module
-from types import ModuleType
+from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from jax_dcn import export
 from jax_dcn.deform_conv import (
@@ -36,8 +37,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
-    # Flax takes longer to import than jax: only who uses the layers pays for it.
-    if name in ("interop", "linen", "nnx", "quantize"):
-        return import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__version__ = version(__name__)
+
+if TYPE_CHECKING:
+    from jax_dcn import interop, linen, nnx, quantize
+else:
+
+    def __getattr__(name):
+        # Flax takes longer to import than jax: only who uses the layers pays for it.
+        if name in ("interop", "linen", "nnx", "quantize"):
+            return import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

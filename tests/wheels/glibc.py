@@ -1,0 +1,48 @@
+"""Links with older versions of glibc's symbols, so that what is built here runs on older systems.
+
+glibc 2.34 moved dlopen, threads and shared memory from libraries of their own into libc.so.6, where the same functions
+have a new version beside the one they always had. A linker that finds stubs of those libraries first takes the old one.
+"""
+
+import pathlib
+import re
+import subprocess
+
+BASELINE = 2, 17  # that of manylinux2014
+MOVED = 2, 34
+LIBRARIES = {"libdl.so.2": "dl", "librt.so.1": "shm_", "libpthread.so.0": "(pthread|sem)_"}  # names in them begin so
+# Whether locks may be left out, which code compiled beside glibc 2.32 or newer asks.
+SINGLE_THREADED = '__attribute__((visibility("hidden"))) char __libc_single_threaded = 0;'
+
+
+def older_versions() -> dict[str, str]:
+    """Of the symbols that moved, the versions they had before."""
+    libc = subprocess.check_output(["gcc", "-print-file-name=libc.so.6"], text=True).strip()
+    symbols = subprocess.check_output(["objdump", "--dynamic-syms", libc], text=True)
+    versions: dict[str, set[tuple[int, ...]]] = {}
+    for version, name in re.findall(r"GLIBC_([\d.]+)\)?\s+(\w+)$", symbols, re.MULTILINE):
+        versions.setdefault(name, set()).add(tuple(map(int, version.split("."))))
+    older = {name: [v for v in of if v <= BASELINE] for name, of in versions.items() if MOVED in of}
+    return {name: f"GLIBC_{'.'.join(map(str, max(of)))}" for name, of in older.items() if of}
+
+
+def link_flags(folder: pathlib.Path) -> list[str]:
+    """Writes stubs to the folder, which a linker with these flags prefers."""
+    older = older_versions()
+    if not older:
+        return []
+    for soname, begin in LIBRARIES.items():
+        names = [name for name in older if re.match(begin, name)]
+        of_version = {older[name]: [n for n in names if older[n] == older[name]] for name in names}
+        script = folder / f"{soname}.map"
+        script.write_text("".join(f"{version} {{ {'; '.join(of)}; }};\n" for version, of in of_version.items()))
+        stubs = "".join(f"void {name}(void) {{}}\n" for name in names)
+        flags = "-shared", "-nostdlib", f"-Wl,-soname={soname},--version-script={script}"
+        gcc(stubs, folder / f"{soname.partition('.')[0]}.so", *flags)
+    gcc(SINGLE_THREADED, folder / "single_threaded.o", "-c")
+    return [f"-L{folder}", "-Wl,--push-state,--no-as-needed,-lpthread,--pop-state", f"{folder}/single_threaded.o"]
+
+
+def gcc(source: str, output: pathlib.Path, *flags: str) -> None:
+    command = ["gcc", "-fPIC", "-fno-builtin", *flags, "-x", "c", "-", "-o", str(output)]
+    subprocess.run(command, input=source, text=True, check=True)
