@@ -13,7 +13,6 @@ import jax_dcn
 from jax_dcn import viz
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
-pyplot.switch_backend("agg")
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -105,6 +104,18 @@ def test_below_a_sample_outside_there_is_nothing():
     nothing = np.arange(81) < 18
     assert_array_equal(samples.inside, ~nothing)
     assert_array_equal(np.isnan(samples.positions).all(1), nothing)
+
+
+def test_between_positions_of_a_layer_the_nearest_counts():
+    below, above = np.zeros((8, 8, 18)), np.zeros((4, 4, 18))
+    below[4, 4] = 1
+    above[2, 2] = -0.3
+    layers = [
+        viz.Layer(offset, image_size=size, kernel_size=3, strides=2, padding=1)
+        for offset, size in ((below, (16, 16)), (above, (8, 8)))
+    ]
+    middle = viz.sampling_positions(layers, (2, 2)).positions[40]
+    assert_allclose(middle, 2 * (2 * 2 - 0.3) + 1)
 
 
 def test_one_offset_group_of_several():

@@ -1,14 +1,19 @@
-"""Make the pictures of docs/pictures.md: python docs/images/make.py
+"""Make the pictures of docs/pictures.md: python docs/images/make.py [--steps 200] [--out docs/images]
 
-A small network of deformable convolutions learns, in seconds, how large the discs in noisy images are: once as it
-should, and once with offsets that learn a hundred times as fast.
+A small network of deformable convolutions learns, in seconds, how large the discs in noisy images are: once with
+offsets that learn slower than the rest, as they should, and once with offsets that learn faster, so that they diverge.
 """
+
+import argparse
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import matplotlib
 import numpy as np
 import optax
 from flax import linen as nn
+from matplotlib import pyplot
 
 import jax_dcn
 from jax_dcn import viz
@@ -16,7 +21,9 @@ from jax_dcn.linen import DeformConv
 
 IMAGE_SIZE, STRIDE, DEPTH, CHANNELS = 48, 2, 3, 16
 RADII = {"small": (2, 4), "medium": (5, 7), "large": (9, 12)}
+SIZES = {"small": 0, "medium": 9, "large": 16}  # by a box's side
 BATCH, LEARNING_RATE = 8, 5e-3
+SLOW, FAST = 0.1, 10  # of offsets, relative to all else
 
 
 class Net(nn.Module):
@@ -37,17 +44,27 @@ class Net(nn.Module):
 
 def scenes(random, number=BATCH):
     """Images with a disc of each size: images, radius at each pixel of half the size, boxes [number, 3, 4]."""
-    rows, columns = np.mgrid[:IMAGE_SIZE, :IMAGE_SIZE]
-    images = random.normal(0, 0.2, (number, IMAGE_SIZE, IMAGE_SIZE))
-    radius_at, boxes = np.zeros(images.shape), np.zeros((number, len(RADII), 4))
-    for image, disc in np.ndindex(number, len(RADII)):
-        radius = random.uniform(*list(RADII.values())[disc])
-        y, x = random.uniform(radius, IMAGE_SIZE - radius, 2)
-        covered = np.hypot(rows - y, columns - x) < radius
-        images[image, covered] += 1
-        radius_at[image, covered] = radius
-        boxes[image, disc] = x - radius, y - radius, x + radius, y + radius
-    return images.astype(np.float32), radius_at[:, ::STRIDE, ::STRIDE].astype(np.float32), boxes
+    pixels = np.mgrid[:IMAGE_SIZE, :IMAGE_SIZE]
+    images = random.normal(0, 0.2, (number, IMAGE_SIZE, IMAGE_SIZE)).astype(np.float32)
+    radius_at, boxes = np.zeros_like(images), np.zeros((number, len(RADII), 4))
+    for i in range(number):
+        centres, radii = place_discs(random)
+        for disc, (centre, radius) in enumerate(zip(centres, radii, strict=True)):
+            covered = np.hypot(*(pixels - centre[:, None, None])) < radius
+            images[i, covered] += 1
+            radius_at[i, covered] = radius
+            boxes[i, disc] = *(centre - radius)[::-1], *(centre + radius)[::-1]
+    return images, radius_at[:, ::STRIDE, ::STRIDE], boxes
+
+
+def place_discs(random):
+    """Centres (y, x) and radii of discs that do not touch."""
+    while True:
+        radii = np.array([random.uniform(*limits) for limits in RADII.values()])
+        centres = random.uniform(radii, IMAGE_SIZE - radii, (2, len(radii))).T
+        distances = np.hypot(*(centres[:, None] - centres).T) + np.diag(2 * radii + 1)
+        if (distances > radii[:, None] + radii).all():
+            return centres, radii
 
 
 def train(steps, offset_rate):
@@ -83,3 +100,101 @@ def layers_of(params, images):
         name: viz.Layer(*sampled, image_size=size, kernel_size=3)
         for name, (sampled,) in sorted(sown["intermediates"].items())
     }
+
+
+def draw_sampling(image, layers, boxes):
+    figure, axes = pyplot.subplots(1, 3, figsize=(12, 4.6), layout="constrained")
+    small, _, large = boxes
+    panels = {
+        "a small disc, last layer": (layers[-1:], small),
+        "a large disc, last layer": (layers[-1:], large),
+        "a large disc, three layers": (layers, large),
+    }
+    for ax, (title, (stack, box)) in zip(axes, panels.items(), strict=True):
+        viz.plot_sampling(stack, centre(box), image=image, ax=ax)
+        ax.set_title(title)
+    entries = (of_axes[:3] for of_axes in ax.get_legend_handles_labels())
+    figure.legend(*entries, loc="outside lower center", ncols=3, facecolor="dimgray", labelcolor="white")
+    figure.colorbar(ax.collections[0], ax=axes, label="weight: product of the masks", shrink=0.8)
+    return figure
+
+
+def centre(box):
+    """The output position (row, column) at the middle of a box."""
+    return tuple(((box[[1, 0]] + box[[3, 2]]) / 2 // STRIDE).astype(int))
+
+
+def draw_offsets(image, layer):
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+    for ax, tap, title in zip(axes, (None, 0), ("all taps", "tap 0, up and left"), strict=True):
+        viz.plot_offsets(layer, tap=tap, image=image, ax=ax)
+        figure.colorbar(ax.collections[0], ax=ax, label="length of the offset (pixels of the input)", shrink=0.8)
+        ax.set_title(title)
+    return figure
+
+
+def draw_bins(image, box):
+    roi = np.array([0, *box[:2], *(box[2:] - 1)])
+    offset = np.random.default_rng(0).normal(0, 1, (3, 3, 2))
+    ax = viz.plot_bins(roi, offset, output_size=3, spatial_scale=1 / STRIDE, image=image)
+    ax.figure.set_size_inches(4.6, 4.6)
+    return ax.figure
+
+
+def draw_dilation(params):
+    images, _, boxes = scenes(np.random.default_rng(2), 32)
+    which = np.repeat(np.arange(len(images)), len(RADII))
+    layers = layers_of(params, images)
+    ax = viz.plot_dilation(
+        viz.dilation_table(layers, boxes.reshape(-1, 4), which, image_size=(IMAGE_SIZE, IMAGE_SIZE), sizes=SIZES)
+    )
+    ax.figure.set_size_inches(5.6, 4)
+    return ax.figure
+
+
+def draw_diverging(image, runs):
+    """How long offsets are, and the field of the last layer, of one run that goes well and one that does not."""
+    figure, axes = pyplot.subplots(2, 2, figsize=(11, 8), width_ratios=(1.25, 1), layout="constrained")
+    for row, (title, layers) in zip(axes, runs.items(), strict=True):
+        viz.plot_offset_lengths(layers, ax=row[0])
+        viz.plot_offsets(list(layers.values())[-1][0], image=image, ax=row[1])
+        figure.colorbar(
+            row[1].collections[0], ax=row[1], label="mean length of offsets (pixels of the input)", shrink=0.8
+        )
+        row[0].set_title(title)
+        row[1].set_title("offsets of the last layer")
+    limits = max(ax.get_xlim()[1] for ax in axes[:, 0])
+    for ax in axes[:, 0]:
+        ax.set_xlim(0, limits)
+    axes[0, 0].legend(loc="lower right")
+    return figure
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=200, help="of training (%(default)s)")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder to write to (%(default)s)")
+    options = parser.parse_args(arguments)
+    matplotlib.use("agg")
+    slow, fast = (train(options.steps, rate) for rate in (SLOW, FAST))
+    images, _, boxes = scenes(np.random.default_rng(1), 1)
+    found = layers_of(slow, images)
+    layers = [layer[0] for layer in found.values()]
+    runs = {
+        f"offsets learn at {SLOW} times the rate": found,
+        f"offsets learn at {FAST} times the rate": layers_of(fast, images),
+    }
+    figures = {
+        "sampling_positions": draw_sampling(images[0], layers, boxes[0]),
+        "offset_field": draw_offsets(images[0], layers[-1]),
+        "bin_positions": draw_bins(images[0], boxes[0, 2]),
+        "effective_dilation": draw_dilation(slow),
+        "diverging": draw_diverging(images[0], runs),
+    }
+    for name, figure in figures.items():
+        figure.savefig(options.out / f"{name}.png", dpi=90)
+        pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    main()

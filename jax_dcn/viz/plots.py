@@ -92,9 +92,9 @@ def plot_offsets(
 ) -> "Axes":
     """Draws the field of a layer's offsets: an arrow from every output position, or every n-th if there are many.
 
-    An arrow is as long as the offset, the mean of taps and groups if several are drawn; its colour is the length, the
-    mean of their lengths. So taps that move apart, in all directions, have short arrows of a bright colour. Positions
-    with offsets that are not finite are red crosses.
+    An arrow leads from a dot as far as the offset, the mean of taps and groups if several are drawn; the colour of both
+    is the length, the mean of their lengths. So where taps move apart, in all directions, dots are bright and arrows
+    short. Positions with offsets that are not finite are red crosses.
 
     Args:
       layer: of one image.
@@ -136,6 +136,7 @@ def plot_offsets(
     style: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "scale": 1, "cmap": "viridis", "width": 0.004}
     length = np.linalg.norm(offset, axis=-1).mean(-1)
     arrows = ax.quiver(x, y, arrow[:, 1], arrow[:, 0], length, **style)
+    ax.scatter(x, y, c=length, s=9, cmap="viridis")
     if len(broken):
         _mark(ax, broken, scale, "x", color=TROUBLE, markersize=6, label="not finite")
     if new:

@@ -161,8 +161,8 @@ def sampling_positions(
 ) -> Samples:
     """Where one layer, or several stacked ones, look from one output position of one image.
 
-    A layer starts from the output position nearest to the point that the layer above it samples, so three layers of 3x3
-    taps make 9³ points, as in the figures of arXiv:1703.06211.
+    Where the layer above samples between a layer's output positions, that one goes on from there with the offsets and
+    masks of the nearest. Three layers of 3x3 taps make 9³ points, as in the figures of arXiv:1703.06211.
 
     Args:
       layers: of one image each, the first layer first; each takes what the one before puts out, perhaps after layers
@@ -193,9 +193,11 @@ def sampling_positions(
     for layer in reversed(stack):
         if not 0 <= (offset_group or 0) < layer.offset.shape[-3]:
             raise ValueError(f"offset_group must be one of {layer.offset.shape[-3]}, got {offset_group}")
-        cells = np.where(inside[:, None], points, 0).round().astype(int)
-        rows, columns = np.clip(cells, 0, np.subtract(layer.output_size, 1)).T
+        points = np.where(inside[:, None], points, 0)
+        nearest = np.clip(points.round().astype(int), 0, np.subtract(layer.output_size, 1))
+        rows, columns = nearest.T
         reached = layer.positions[rows, columns, chosen].reshape(len(points), -1, 2)
+        reached += ((points - nearest) * layer.geometry.strides)[:, None]
         points = np.where(inside[:, None, None], reached, np.nan).reshape(-1, 2)
         weights = (weights[:, None] * layer.mask[rows, columns, chosen].reshape(len(rows), -1)).ravel()
         inside = np.repeat(inside, reached.shape[1]) & layer.is_inside(points)
