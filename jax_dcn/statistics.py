@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -35,12 +36,12 @@ def offset_statistics(
     Returns:
       A dictionary of scalars:
 
-      - "mean_length", "max_length": of the offsets (dy, dx) that are finite, in pixels of the convolution's input,
+      - "max_length", "mean_length": of the offsets (dy, dx) that are finite, in pixels of the convolution's input,
         float32 (or wider)
+      - "not_finite": how many offsets are NaN or infinite in dy or dx, int32
       - "outside": the fraction of samples that offsets have moved out of the image, where they read zero and have no
         gradient to come back by; of those samples only that lie in the image without offsets, for at a border not all
         do. Always 0 with "CIRCULAR" padding, unless offsets are infinite
-      - "not_finite": how many offsets are NaN or infinite in dy or dx, int32
 
     Raises:
       TypeError, ValueError: the offset is no array of floats, or does not fit the other arguments.
@@ -51,7 +52,7 @@ def offset_statistics(
       >>> offset = jnp.zeros((8, 8, 9, 2)).at[..., 4, :].set(jnp.array([3.0, -4.0]))  # the middle tap's
       >>> statistics = offset_statistics(offset.reshape(8, 8, 18), (8, 8), 3)
       >>> {name: round(number.item(), 3) for name, number in statistics.items()}
-      {'mean_length': 0.556, 'max_length': 5.0, 'outside': 0.091, 'not_finite': 0}
+      {'max_length': 5.0, 'mean_length': 0.556, 'not_finite': 0, 'outside': 0.091}
     """
     kernel = _check.pair("kernel_size", kernel_size)
     size = _check.pair("image_size", image_size)
@@ -62,6 +63,7 @@ def offset_statistics(
     return statistics_of(offset, size, kernel, layer)
 
 
+@partial(jax.jit, static_argnums=(1, 2, 3))
 def statistics_of(
     offset: ArrayLike, image_size: tuple[int, int], kernel_size: tuple[int, int], layer: geometry.Geometry
 ) -> dict[str, jax.Array]:
@@ -85,10 +87,10 @@ def statistics_of(
         return total / jnp.maximum(count, 1)
 
     return {
-        "mean_length": ratio(length.sum(), finite.sum()),
         "max_length": length.max(initial=0),
-        "outside": ratio(lost.sum(dtype=length.dtype), jnp.broadcast_to(regular, lost.shape).sum()),
+        "mean_length": ratio(length.sum(), finite.sum()),
         "not_finite": (~finite).sum(dtype=jnp.int32),
+        "outside": ratio(lost.sum(dtype=length.dtype), jnp.broadcast_to(regular, lost.shape).sum()),
     }
 
 

@@ -42,6 +42,11 @@ class Net(nn.Module):
         return 10 * nn.Conv(1, (1, 1))(x)[..., 0]
 
 
+@jax.jit
+def initial(images):
+    return Net().init(jax.random.key(0), images)
+
+
 def scenes(random, number=BATCH):
     """Images with a disc of each size: images, radius at each pixel of half the size, boxes [number, 3, 4]."""
     pixels = np.mgrid[:IMAGE_SIZE, :IMAGE_SIZE]
@@ -72,7 +77,7 @@ def train(steps, offset_rate):
     net, random = Net(), np.random.default_rng(0)
     rates = {"default": LEARNING_RATE, "offset": offset_rate * LEARNING_RATE}
     optimizer = optax.multi_transform({name: optax.adam(rate) for name, rate in rates.items()}, jax_dcn.offset_labels)
-    params = net.init(jax.random.key(0), scenes(random)[0])["params"]
+    params = initial(scenes(random)[0])["params"]
     state = optimizer.init(params)
 
     @jax.jit

@@ -91,8 +91,9 @@ class Layer:
           >>> import jax, jax.numpy as jnp
           >>> from jax_dcn.linen import DeformConv
           >>> from jax_dcn.viz import Layer
-          >>> module, x = DeformConv(features=4, kernel_size=3, strides=2, return_offsets=True), jnp.ones((2, 8, 8, 3))
-          >>> (y, offset, mask), variables = module.init_with_output(jax.random.key(0), x)
+          >>> module = DeformConv(features=4, kernel_size=3, strides=2, return_offsets=True)
+          >>> x = jnp.ones((2, 8, 8, 3))
+          >>> (y, offset, mask), variables = jax.jit(module.init_with_output)(jax.random.key(0), x)
           >>> Layer.of(module, x, offset, mask)[0].positions.shape
           (4, 4, 1, 9, 2)
         """
@@ -140,7 +141,7 @@ class Layer:
     def statistics(self) -> dict[str, float]:
         """`jax_dcn.offset_statistics` of this layer."""
         flat = self.offset.reshape(*self.offset.shape[:-3], -1)
-        found = jax.jit(statistics_of, static_argnums=(1, 2, 3))(flat, self.image_size, self.kernel_size, self.geometry)
+        found = statistics_of(flat, self.image_size, self.kernel_size, self.geometry)
         return {name: number.item() for name, number in found.items()}
 
 
