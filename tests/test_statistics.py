@@ -142,4 +142,4 @@ def test_the_warning_comes_once_for_each_layer():
         warnings.simplefilter("default")
         for outside in (0.2, 0.3, 0.4):
             warn_of_offsets({name: FINE | {"outside": outside} for name in ("conv1", "conv2")})
-    assert len(shown) == 2
+    assert len(shown) == 2 and shown[0].filename == __file__

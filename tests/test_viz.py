@@ -221,6 +221,7 @@ def test_a_region_that_is_not_finite_lies_nowhere():
             lambda layer: viz.bin_positions(np.zeros((3, 5)), np.zeros((2, 7, 7, 2)), output_size=7),
             "offset must have sha",
         ),
+        (lambda layer: viz.plot_bins(np.zeros((1, 5)), output_size=7), r"roi must be one region .*, got \(1, 5\)"),
         (lambda layer: viz.bin_positions(np.zeros((3, 4)), output_size=7), "rois must have shape"),
     ],
 )
@@ -308,6 +309,9 @@ def test_plot_bins():
     (frame,) = {tuple(np.ptp(line.get_xydata(), 0).round(3)) for line in ax.lines if line.get_linestyle() == "-"}
     assert frame == (64, 32)
     assert ax.texts[1].xy == pytest.approx((39.5 + 6.4 + 8, 15.5 + 1.6 + 4), abs=1e-3)
+    offset[1, 0, 2] = np.inf
+    ax = viz.plot_bins(roi, offset, **options)
+    assert len(ax.texts) == 3 and np.isnan(points(ax.collections[2])).any()
     ax.figure.canvas.draw()
 
 

@@ -174,7 +174,7 @@ def plot_bins(
 
     Raises:
       ImportError: there is no matplotlib.
-      TypeError, ValueError: as `bin_positions`.
+      TypeError, ValueError: as `bin_positions`, and of several regions.
 
     Example:
       >>> import numpy as np
@@ -184,6 +184,8 @@ def plot_bins(
       9
     """
     roi = np.asarray(roi)
+    if roi.shape != (5,):
+        raise ValueError(f"roi must be one region of shape (5,), got {roi.shape}")
     offsets = None if offset is None else np.asarray(offset)[None]
 
     def of_bins(offset: ArrayLike | None, sample_per_part: Pair) -> Floats:
@@ -203,7 +205,8 @@ def plot_bins(
         ax.plot(*_outline(first[row, column], side, scale), color=colour, linewidth=1.2, linestyle=":")
         points = moved[row, column].reshape(-1, 2)
         x, y = _in_picture(np.stack([still[row, column].mean((0, 1)), points.mean(0)]), scale)
-        ax.annotate("", (x[1], y[1]), (x[0], y[0]), arrowprops={"arrowstyle": "->", "color": colour, "lw": 1.8})
+        if np.isfinite([x, y]).all():
+            ax.annotate("", (x[1], y[1]), (x[0], y[0]), arrowprops={"arrowstyle": "->", "color": colour, "lw": 1.8})
         ax.scatter(*_in_picture(points, scale), color=colour, s=16, edgecolors="black", linewidths=0.5, zorder=3)
     return ax
 
@@ -279,21 +282,14 @@ def plot_offset_lengths(layers: Mapping[str, Layer], *, most_outside: float = 0.
             ax.plot([first, third], [row, row], color="C0", linewidth=8, alpha=0.6, solid_capstyle="butt")
             ax.plot(middle, row, "o", color="C0", markeredgecolor="white")
             ax.plot(longest, row, "x", color="C0")
-        side = max(layer.image_size)
-        ax.plot(
-            side,
-            row,
-            "|",
-            color="black",
-            markersize=16,
-            markeredgewidth=2,
-            label="side of the input" if not row else "",
-        )
         told = f"{statistics['outside']:.1%} outside"
         if statistics["not_finite"]:
             told += f",\n{statistics['not_finite']} not finite"
         colour = TROUBLE if statistics["not_finite"] or statistics["outside"] > most_outside else "black"
         ax.text(1.02, row, told, color=colour, va="center", transform=ax.get_yaxis_transform())
+    sides = [max(layer.image_size) for layer in layers.values()]
+    style: dict[str, Any] = {"color": "black", "markersize": 16, "markeredgewidth": 2}
+    ax.plot(sides, range(len(layers)), "|", label="side of the input", **style)
     ax.set_yticks(range(len(layers)), list(layers))
     ax.set_ylim(len(layers) - 0.5, -0.5)
     ax.set_xscale("symlog", linthresh=1)
