@@ -10,6 +10,7 @@ import importlib.util
 import itertools
 import pathlib
 import re
+import runpy
 import shlex
 import subprocess
 import tomllib
@@ -21,6 +22,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/*.md")))]
 TREE, ERRORS = "docs/contributing.md", "docs/troubleshooting.md"
+NEEDED = {"docs/pictures.md": ["matplotlib"], "docs/interop.md": ["onnxruntime", "safetensors"]}
 PEERS = {"detectron2", "mmcv", "mxnet", "paddle", "torch", "torchvision"}
 
 every_page = pytest.mark.parametrize("page", PAGES)
@@ -84,6 +86,17 @@ def test_python(page, tmp_path, monkeypatch):
     run(page)
 
 
+@pytest.mark.platforms("cpu")
+def test_the_pictures_are_made(tmp_path):
+    """Those that the page shows, but for one of a detector that trains for minutes."""
+    pytest.importorskip("matplotlib")
+    main = runpy.run_path(str(ROOT / "docs/images/make.py"))["main"]
+    main(["--steps", "0", "--out", str(tmp_path)])
+    shown = re.findall(r"\(images/(.*?)\)", (ROOT / "docs/pictures.md").read_text())
+    assert {path.name for path in tmp_path.iterdir()} == set(shown) - {"bins.png"}
+    assert all((ROOT / "docs/images" / name).exists() for name in shown)
+
+
 def test_readme():
     names = run("README.md")
     assert names["y"].shape == (2, 32, 32, 8)
@@ -105,6 +118,8 @@ def run(page, peers=()):
     """All blocks but those of libraries other than `peers`, one after the other, and the names they leave."""
     if page == "docs/scaling.md" and jax.device_count() < 8:
         pytest.skip("that page wants eight devices")
+    for package in NEEDED.get(page, ()):
+        pytest.importorskip(package)
     names = {"__name__": page}
     for block in blocks(page, "python"):
         if ">>>" in block.text:

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     draw_detections(options.out / "detections.png", pictured, found)
     if "deformable" in params:
         layers = sampling.deformable_layers(models["deformable"], params["deformable"], pictured.images)
-        draw_sampling(options.out / "sampling.png", pictured, jax.device_get(layers))
+        draw_sampling(options.out / "sampling.png", pictured, list(layers.values()))
     print(f"Table and pictures are in {options.out}.")
 
 

@@ -40,21 +40,20 @@ def draw_detections(path: Path, batch: scenes.Scenes, found: dict[str, Detection
 
 
 def show(axes: Axes, image: np.ndarray) -> None:
-    """Fill a panel with an image, in its pixels."""
-    height, width = image.shape[:2]
-    axes.imshow(image, extent=(0, width, height, 0), interpolation="nearest")
+    """Fill a panel with an image."""
+    axes.imshow(image, interpolation="nearest")
     axes.set_axis_off()
 
 
 def zoom(axes: Axes, box: np.ndarray, image_size: int, window: float = WINDOW) -> None:
     """Show a square of `window` pixels around the box, moved to lie in the image."""
-    left, top = np.clip((box[:2] + box[2:] - window) / 2, 0, image_size - window)
+    left, top = np.clip((box[:2] + box[2:] - window) / 2, 0, image_size - window) - 0.5
     axes.set(xlim=(left, left + window), ylim=(top + window, top))
 
 
 def draw_box(axes: Axes, box: np.ndarray, label: int, score: float | None = None) -> None:
     """Draw a box and the name of its class, with its score if it has one."""
-    x0, y0, x1, y1 = box
+    x0, y0, x1, y1 = np.subtract(box, 0.5)  # in a picture the first pixel's middle lies at 0
     colour = PALETTE(label)
     axes.add_patch(
         Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=1.8, path_effects=OUTLINE)

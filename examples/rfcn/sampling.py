@@ -6,10 +6,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from examples.digits.backbone import STRIDE
 from examples.digits.boxes import iou
 
-from .model import RFCN, SAMPLES_PER_PART, TRANS_STD, Boxes
+from .model import RFCN, Boxes
 
 
 class Moves(NamedTuple):
@@ -39,20 +38,3 @@ def region_of(found: Moves, image: int, box: np.ndarray, label: int) -> int:
     """The region that is surest of an object of an image, among those that hold it; or the one nearest to doing so."""
     overlap = np.where(found.regions.valid[image], iou(found.regions.boxes[image], box), 0)
     return int((found.probability[image, :, label] * (overlap > 0.5) + 1e-6 * overlap).argmax())
-
-
-def bin_points(box: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    """Points (x, y) in pixels of the image at which the bins of a region sample: [bins, bins, `SAMPLES_PER_PART`², 2].
-
-    box: (x0, y0, x1, y1); offset: [bins, bins, 2] as (dx, dy). See `jax_dcn.deform_psroi_pool` for the formula.
-
-    >>> bin_points(np.array([0, 0, 32, 32]), np.zeros((2, 2, 2)))[1, 0, :3].tolist()
-    [[0.0, 16.0], [4.0, 16.0], [8.0, 16.0]]
-    """
-    bins = len(offset)
-    first, end = np.floor(box[:2] + 0.5), np.floor(box[2:] + 0.5)
-    size = np.maximum(end - first, 0.1 * STRIDE)
-    row, column = np.meshgrid(np.arange(bins), np.arange(bins), indexing="ij")
-    corner = first + np.stack([column, row], -1) * size / bins + offset * TRANS_STD * size
-    y, x = np.meshgrid(np.arange(SAMPLES_PER_PART), np.arange(SAMPLES_PER_PART), indexing="ij")
-    return corner[:, :, None] + np.stack([x, y], -1).reshape(-1, 2) * size / bins / SAMPLES_PER_PART

@@ -7,23 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_dcn import _check, _compat
+from jax_dcn.deform_conv.geometry import Geometry, resolve
 
 
 @dataclass(frozen=True)
-class Spec:
+class Spec(Geometry):
     """The static parameters of a deformable convolution, resolved."""
 
-    strides: tuple[int, int]
-    padding: tuple[tuple[int, int], tuple[int, int]]
-    kernel_dilation: tuple[int, int]
-    circular: bool
     feature_group_count: int
     precision: Any
     dtype: Any  # of the result
-
-    def output_size(self, image_size, kernel_size):
-        parts = zip(image_size, kernel_size, self.strides, self.padding, self.kernel_dilation, strict=True)
-        return tuple(max((n + sum(pads) - (k - 1) * d - 1) // s + 1, 0) for n, k, s, pads, d in parts)
 
 
 OPERANDS = ("x", "offset", "weight", "bias", "mask")
@@ -78,13 +71,11 @@ def canonicalize(
         x, offset = channels_last(x), channels_last(offset)
         mask = None if mask is None else channels_last(mask)
         weight = jnp.transpose(weight, (2, 3, 1, 0))
-    strides, kernel_dilation = _check.pair("strides", strides), _check.pair("kernel_dilation", kernel_dilation)
-    pads, circular = _check.padding(padding, x.shape[-3:-1], weight.shape[:2], strides, kernel_dilation)
+    geometry = resolve(
+        x.shape[-3:-1], weight.shape[:2], strides=strides, padding=padding, kernel_dilation=kernel_dilation
+    )
     spec = Spec(
-        strides=strides,
-        padding=pads,
-        kernel_dilation=kernel_dilation,
-        circular=circular,
+        **vars(geometry),
         feature_group_count=_check.positive("feature_group_count", feature_group_count),
         precision=_check.precision(precision),
         dtype=dtype

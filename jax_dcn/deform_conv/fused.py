@@ -15,7 +15,7 @@ from jax import lax
 from jax_dcn import _compat
 from jax_dcn._chunks import balanced, flat, fold
 from jax_dcn.deform_conv.arguments import attributes_of, origin_of
-from jax_dcn.deform_conv.reference import groups_and_taps
+from jax_dcn.deform_conv.geometry import groups_and_taps
 
 VECTOR_BYTES = 16
 MOST_PIXELS = 2**31 - 2**8

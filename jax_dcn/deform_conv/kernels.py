@@ -15,7 +15,8 @@ from jax_dcn import _compat
 from jax_dcn._chunks import balanced, flat, fold
 from jax_dcn.deform_conv import fused
 from jax_dcn.deform_conv.arguments import OPERANDS, attributes_of, origin_of
-from jax_dcn.deform_conv.reference import groups_and_taps, product, sum_dtype
+from jax_dcn.deform_conv.geometry import groups_and_taps
+from jax_dcn.deform_conv.reference import product, sum_dtype
 
 # What is held at a time of samples and their cotangents, and half of it of samples alone. On a CPU more would leave the
 # caches; a GPU wants large products.

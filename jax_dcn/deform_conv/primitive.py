@@ -8,7 +8,8 @@ import jax
 from jax_dcn._primitive import Axes, Operator
 from jax_dcn.deform_conv import kernels
 from jax_dcn.deform_conv.arguments import OPERANDS, check_operands
-from jax_dcn.deform_conv.reference import groups_and_taps, reference
+from jax_dcn.deform_conv.geometry import groups_and_taps
+from jax_dcn.deform_conv.reference import reference
 
 
 def result(x, offset, weight, bias, mask, *, spec):

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_dcn.deform_conv.geometry import groups_and_taps, is_inside, positions
+
 
 def reference(x, offset, weight, bias, mask, *, spec, origin):
     """The rows and columns of the output from `origin` on, as many as `offset` has."""
@@ -23,13 +25,7 @@ def _sample(x, offset, mask, *, kernel_size, spec, origin):
     height, width, channels = x.shape
     rows, columns = offset.shape[:2]
     groups, taps = groups_and_taps(offset, kernel_size)
-    # [Ho, Wo, K, G, 2]
-    offset = jnp.swapaxes(offset.reshape(rows, columns, groups, taps, 2), 2, 3)
-    tap_y, tap_x = np.divmod(np.arange(taps), kernel_size[1])
-    grid_y = _grid(origin[0], rows, spec.strides[0], spec.padding[0][0], tap_y * spec.kernel_dilation[0])
-    grid_x = _grid(origin[1], columns, spec.strides[1], spec.padding[1][0], tap_x * spec.kernel_dilation[1])
-    position_y = grid_y[:, None, :, None] + offset[..., 0]
-    position_x = grid_x[None, :, :, None] + offset[..., 1]
+    position_y, position_x = positions(offset, kernel_size, spec, origin)
     # One coordinate that is not a number makes the other so, wherever it lies.
     nan = jnp.isnan(position_y) | jnp.isnan(position_x)
     y = _locate(jnp.where(nan, jnp.nan, 0) + position_y, height, spec.circular)
@@ -49,12 +45,6 @@ def _sample(x, offset, mask, *, kernel_size, spec, origin):
     return sampled.reshape(rows, columns, taps, channels)
 
 
-def _grid(first, length, stride, padding, taps):
-    """Where a kernel's taps lie along one axis, without offsets: [length, taps]."""
-    arange = np.arange if isinstance(length, int) else jnp.arange  # a symbolic length, of an exported function
-    return ((first + arange(length)) * stride - padding)[:, None] + taps
-
-
 class _Axis(NamedTuple):
     """What a coordinate touches: the pixels on both sides, -1 where there is none, and how far it is between them."""
 
@@ -68,7 +58,7 @@ class _Axis(NamedTuple):
 
 def _locate(position, size, circular):
     nan = jnp.isnan(position)
-    inside = jnp.isfinite(position) & (size > 0) if circular else (position > -1) & (position < size)
+    inside = is_inside(position, size, circular)
     # Outside, nothing depends on the position; not-a-number stays, for its derivatives are not-a-number too.
     position = jnp.where(inside | nan, position, 0)
     low = jnp.floor(position)
@@ -80,11 +70,6 @@ def _locate(position, size, circular):
     low = low.astype(jnp.int32)
     high = jnp.where(low + 1 < size, low + 1, 0 if circular else -1)
     return _Axis((low, high), fraction, inside)
-
-
-def groups_and_taps(offset, kernel_size):
-    taps = kernel_size[0] * kernel_size[1]
-    return offset.shape[-1] // (2 * taps), taps
 
 
 def product(columns, weight, spec):

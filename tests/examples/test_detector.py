@@ -14,7 +14,6 @@ pytest.importorskip("sklearn")
 pytest.importorskip("pycocotools")
 pytest.importorskip("orbax.checkpoint")
 
-from examples.detector import sampling
 from examples.detector.__main__ import main
 from examples.detector.losses import assign, loss
 from examples.detector.model import Detector
@@ -41,17 +40,6 @@ def test_every_object_has_a_location_and_the_smallest_wins():
     chosen, found = map(np.asarray, assign(cells, objects, np.array([3, 4, -1])))
     assert set(chosen[found]) == {0, 1}
     assert_array_equal(cells[found & (chosen == 1)], [[28, 28]])
-
-
-def test_effective_dilation_of_a_spread_filter():
-    assert_allclose(sampling.effective_dilation((0.5 * sampling.KERNEL).ravel()), 1.5, rtol=1e-6)
-
-
-def test_stacked_layers_without_offsets_sample_five_by_five_cells():
-    layer = {"offset": np.zeros((1, 16, 16, 18)), "mask": np.ones((1, 16, 16, 9))}
-    points, weights = sampling.sampled_points([layer, layer], 0, np.array([8, 8]))
-    assert len(points) == 81 and weights.tolist() == [1] * 81
-    assert {tuple(point) for point in points.tolist()} == {(y, x) for y in range(6, 11) for x in range(6, 11)}
 
 
 def test_a_deformable_detector_starts_as_the_plain_one():

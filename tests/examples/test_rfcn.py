@@ -20,15 +20,12 @@ pytest.importorskip("pycocotools")
 pytest.importorskip("orbax.checkpoint")
 
 from examples.digits import scenes
-from examples.digits.backbone import STRIDE
 from examples.digits.boxes import iou
 from examples.digits.train import Recipe, train, train_step
 from examples.rfcn.__main__ import VARIANTS, main, two_by_two
 from examples.rfcn.anchors import anchors, decode, encode
 from examples.rfcn.losses import loss, match_anchors, proposal_loss, region_loss
 from examples.rfcn.model import DELTA_SCALE, PROPOSALS, RFCN, Boxes, Predictions, as_rois, detect, propose, refine
-from examples.rfcn.sampling import bin_points
-from jax_dcn import deform_psroi_pool
 
 IMAGE_SIZE = 64
 TINY = {"widths": (8, 8, 16, 16), "blocks": (1, 1, 1), "width": 16}
@@ -189,18 +186,6 @@ def test_detections_lie_in_the_image(trained):
     assert boxes.min() >= 0 and boxes.max() <= IMAGE_SIZE
     assert scores.min() >= 0 and scores.max() <= 1 and scores.any()
     assert set(np.unique(classes)) <= set(range(10))
-
-
-def test_bin_points_are_where_the_pooling_looks():
-    """On maps that rise by one a column or row a bin is the mean coordinate of its points."""
-    height, width, bins = 16, 20, 3
-    rows, columns = np.mgrid[:height, :width].astype(np.float32)
-    box = np.array([33.0, 24, 103, 84], np.float32)
-    offset = np.random.default_rng(0).uniform(-1, 1, (bins, bins, 2)).astype(np.float32)
-    (rois,) = as_rois(Boxes(jnp.array([[box]]), jnp.array([[True]])))
-    options = {"output_size": bins, "spatial_scale": 1 / STRIDE}
-    pooled = deform_psroi_pool(np.stack([columns, rows], -1)[None], rois, offset[None], **options)[0]
-    assert_allclose(bin_points(box, offset).mean(2) / STRIDE - 0.5, pooled, rtol=1e-4)
 
 
 def test_the_two_by_two_table_holds_every_variant():

@@ -11,6 +11,7 @@ import jax_dcn.quantize
 from jax_dcn import interop
 
 pytestmark = pytest.mark.platforms("cpu")
+pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 SETTINGS = {

@@ -1,0 +1,136 @@
+"""Numbers about offsets for a training's log, and a warning when they say that a model diverges."""
+
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jax_dcn import _check
+from jax_dcn.deform_conv import geometry
+from jax_dcn.deform_conv.functions import Padding, Pair
+
+
+def offset_statistics(
+    offset: jax.Array,
+    image_size: tuple[int, int],
+    kernel_size: Pair,
+    *,
+    strides: Pair = 1,
+    padding: Padding = "SAME",
+    kernel_dilation: Pair = 1,
+) -> dict[str, jax.Array]:
+    """How long the offsets of a deformable convolution are, and how many of its samples they have lost.
+
+    Plain `jax.numpy`, for inside and outside of `jit`, `grad` (no gradient flows through it), `scan` and `vmap`, and
+    split over devices as the offset is. `warn_of_offsets` tells a user what is wrong.
+
+    Args:
+      offset: [..., Ho, Wo, G·K·2], what `deform_conv2d` takes and layers return with ``return_offsets=True``.
+      image_size: height and width of the convolution's input.
+      kernel_size, strides, padding, kernel_dilation: the convolution's.
+
+    Returns:
+      A dictionary of scalars:
+
+      - "max_length", "mean_length": of the offsets (dy, dx) that are finite, in pixels of the convolution's input,
+        float32 (or wider)
+      - "not_finite": how many offsets are NaN or infinite in dy or dx, int32
+      - "outside": the fraction of samples that offsets have moved out of the image, where they read zero and have no
+        gradient to come back by; of those samples only that lie in the image without offsets, for at a border not all
+        do. Always 0 with "CIRCULAR" padding, unless offsets are infinite
+
+    Raises:
+      TypeError, ValueError: the offset is no array of floats, or does not fit the other arguments.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jax_dcn import offset_statistics
+      >>> offset = jnp.zeros((8, 8, 9, 2)).at[..., 4, :].set(jnp.array([3.0, -4.0]))  # the middle tap's
+      >>> statistics = offset_statistics(offset.reshape(8, 8, 18), (8, 8), 3)
+      >>> {name: round(number.item(), 3) for name, number in statistics.items()}
+      {'max_length': 5.0, 'mean_length': 0.556, 'not_finite': 0, 'outside': 0.091}
+    """
+    kernel = _check.pair("kernel_size", kernel_size)
+    size = _check.pair("image_size", image_size)
+    layer = geometry.resolve(size, kernel, strides=strides, padding=padding, kernel_dilation=kernel_dilation)
+    offset = jax.lax.stop_gradient(_check.array("offset", offset))
+    _check.rank("offset", offset, 3, "[..., Ho, Wo, G·K·2]", least=True)
+    geometry.check_offset(offset, size, kernel, layer)
+    return statistics_of(offset, size, kernel, layer)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def statistics_of(
+    offset: ArrayLike, image_size: tuple[int, int], kernel_size: tuple[int, int], layer: geometry.Geometry
+) -> dict[str, jax.Array]:
+    """`offset_statistics` of arguments that have been checked."""
+    offset = jnp.asarray(offset)
+    offset = offset.astype(jnp.promote_types(offset.dtype, jnp.float32))
+    vectors = offset.reshape(*offset.shape[:-1], offset.shape[-1] // 2, 2)
+    finite = jnp.isfinite(vectors).all(-1)
+    length = jnp.where(finite, jnp.linalg.norm(vectors, axis=-1), 0)
+
+    def reads(y: Any, x: Any) -> Any:
+        return geometry.is_inside(y, image_size[0], layer.circular) & geometry.is_inside(
+            x, image_size[1], layer.circular
+        )
+
+    y, x = geometry.positions(offset, kernel_size, layer)
+    regular = reads(*geometry.grid(offset.shape[-3:-1], kernel_size, layer))
+    lost = regular & ~reads(y, x) & ~jnp.isnan(y + x)
+
+    def ratio(total: jax.Array, count: jax.Array) -> jax.Array:
+        return total / jnp.maximum(count, 1)
+
+    return {
+        "max_length": length.max(initial=0),
+        "mean_length": ratio(length.sum(), finite.sum()),
+        "not_finite": (~finite).sum(dtype=jnp.int32),
+        "outside": ratio(lost.sum(dtype=length.dtype), jnp.broadcast_to(regular, lost.shape).sum()),
+    }
+
+
+def warn_of_offsets(layers: Mapping[str, Mapping[str, Any]], *, most_outside: float = 0.1) -> None:
+    """Warns of layers whose offsets diverge, and says what helps.
+
+    Called where a training is logged, outside of `jit`. Python shows a warning once for each layer and kind of trouble;
+    ``warnings.filterwarnings("error", "offsets")`` stops the training instead.
+
+    Args:
+      layers: what `offset_statistics` has said of each layer, by any names.
+      most_outside: the fraction of samples outside the image from which on to warn.
+
+    Raises:
+      TypeError: a statistic is traced: warn of what the jitted function returns.
+
+    Example:
+      >>> import jax.numpy as jnp, warnings
+      >>> from jax_dcn import offset_statistics, warn_of_offsets
+      >>> lost = offset_statistics(jnp.full((8, 8, 18), 20.0), (8, 8), 3)
+      >>> with warnings.catch_warnings(record=True) as shown:
+      ...     warnings.simplefilter("always")
+      ...     warn_of_offsets({"conv1": lost})
+      >>> print(shown[0].message)  # doctest: +ELLIPSIS
+      offsets of conv1 have moved more than 10% of its samples out of the image, where they read zero and have no ...
+    """
+    for name, statistics in layers.items():
+        if any(isinstance(number, jax.core.Tracer) for number in statistics.values()):
+            raise TypeError(f"the statistics of {name} must be known, got traced: warn of what the jitted step returns")
+        if statistics["not_finite"] > 0:
+            warnings.warn(
+                f"offsets of {name} are not finite: what the layer samples is NaN or zero, and training will not "
+                "recover from the parameters it has; lower the learning rate, at least that of offsets "
+                "(jax_dcn.offset_labels), or clip gradients",
+                stacklevel=2,
+            )
+        if statistics["outside"] > most_outside:
+            warnings.warn(
+                f"offsets of {name} have moved more than {most_outside:.0%} of its samples out of the image, where "
+                "they read zero and have no gradient to come back by; lower the learning rate of offsets "
+                "(jax_dcn.offset_labels, optax.multi_transform), or bound them (offset_bound of DeformConv)",
+                stacklevel=2,
+            )

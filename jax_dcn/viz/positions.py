@@ -1,0 +1,363 @@
+"""Where deformable layers sample, as numbers."""
+
+import copy
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from numpy.typing import NDArray
+
+from jax_dcn import _check
+from jax_dcn.deform_conv import geometry
+from jax_dcn.deform_conv.functions import Padding, Pair
+from jax_dcn.deform_psroi_pool import geometry as pool_geometry
+from jax_dcn.deform_psroi_pool.arguments import Spec
+from jax_dcn.statistics import statistics_of
+
+Floats = NDArray[np.floating[Any]]
+
+COCO_SIZES = {"small": 0.0, "medium": 32.0, "large": 96.0}
+
+
+class Layer:
+    """What a deformable convolution did to images: its offsets and masks, and the geometry to read them by.
+
+    ``layer[i]`` is the same for image ``i`` alone.
+
+    Args:
+      offset: [..., Ho, Wo, G·K·2], as `deform_conv2d` takes it and layers return it with ``return_offsets=True``.
+      mask: [..., Ho, Wo, G·K], or None where there is no modulation.
+      image_size: height and width of the convolution's input.
+      kernel_size, strides, padding, kernel_dilation: the convolution's.
+
+    Attributes:
+      offset: [..., Ho, Wo, G, K, 2] as (dy, dx), in pixels of the input.
+      mask: [..., Ho, Wo, G, K], ones where there is no modulation.
+      positions: [..., Ho, Wo, G, K, 2] as (y, x), where it samples its input; not wrapped for "CIRCULAR" padding.
+      image_size, output_size, kernel_size: (rows, columns).
+
+    Raises:
+      TypeError, ValueError: the arguments do not fit together.
+
+    Example:
+      >>> import numpy as np
+      >>> from jax_dcn.viz import Layer
+      >>> layer = Layer(np.zeros((4, 4, 18)), image_size=(8, 8), kernel_size=3, strides=2, padding=1)
+      >>> layer.positions.shape
+      (4, 4, 1, 9, 2)
+      >>> layer.positions[1, 0, 0, :3].tolist()  # of the output at (1, 0), the three taps above
+      [[1.0, -1.0], [1.0, 0.0], [1.0, 1.0]]
+    """
+
+    def __init__(
+        self,
+        offset: ArrayLike,
+        mask: ArrayLike | None = None,
+        *,
+        image_size: tuple[int, int],
+        kernel_size: Pair,
+        strides: Pair = 1,
+        padding: Padding = "SAME",
+        kernel_dilation: Pair = 1,
+    ):
+        self.image_size = _check.pair("image_size", image_size)
+        self.kernel_size = _check.pair("kernel_size", kernel_size)
+        self.geometry = geometry.resolve(
+            self.image_size, self.kernel_size, strides=strides, padding=padding, kernel_dilation=kernel_dilation
+        )
+        offset = _check.array("offset", offset)
+        _check.rank("offset", offset, 3, "[..., Ho, Wo, G·K·2]", least=True)
+        geometry.check_offset(offset, self.image_size, self.kernel_size, self.geometry)
+        groups, taps = geometry.groups_and_taps(offset, self.kernel_size)
+        *lead, _ = offset.shape
+        self.offset: Floats = np.asarray(offset, np.float64).reshape(*lead, groups, taps, 2)
+        self.mask: Floats = np.ones((*lead, groups, taps))
+        if mask is not None:
+            mask = _check.array("mask", mask)
+            if mask.shape != (*lead, groups * taps):
+                raise ValueError(f"mask must have shape {(*lead, groups * taps)}, half of offset's, got {mask.shape}")
+            self.mask = np.asarray(mask, np.float64).reshape(self.mask.shape)
+
+    @classmethod
+    def of(cls, module: Any, x: jax.Array, offset: jax.Array, mask: jax.Array | None = None) -> "Layer":
+        """What a ``DeformConv`` of `jax_dcn.linen` or `jax_dcn.nnx` did to ``x``, from what it returned.
+
+        Example:
+          >>> import jax, jax.numpy as jnp
+          >>> from jax_dcn.linen import DeformConv
+          >>> from jax_dcn.viz import Layer
+          >>> module = DeformConv(features=4, kernel_size=3, strides=2, return_offsets=True)
+          >>> x = jnp.ones((2, 8, 8, 3))
+          >>> (y, offset, mask), variables = jax.jit(module.init_with_output)(jax.random.key(0), x)
+          >>> Layer.of(module, x, offset, mask)[0].positions.shape
+          (4, 4, 1, 9, 2)
+        """
+        same = {name: getattr(module, name) for name in ("kernel_size", "strides", "padding", "kernel_dilation")}
+        return cls(offset, mask, image_size=(x.shape[-3], x.shape[-2]), **same)
+
+    def __getitem__(self, image: Any) -> "Layer":
+        if self.offset.ndim == 5:
+            raise IndexError("a layer of one image has no images to choose from")
+        one = copy.copy(self)
+        one.offset, one.mask = self.offset[image], self.mask[image]
+        return one
+
+    @property
+    def output_size(self) -> tuple[int, int]:
+        rows, columns = self.offset.shape[-5:-3]
+        return rows, columns
+
+    @property
+    def positions(self) -> Floats:
+        flat = self.offset.reshape(*self.offset.shape[:-3], -1)
+        along = geometry.positions(flat, self.kernel_size, self.geometry)
+        return np.stack(along, -1).swapaxes(-3, -2)
+
+    def undeformed(self) -> "Layer":
+        """The same without offsets and masks."""
+        plain = copy.copy(self)
+        plain.offset, plain.mask = np.zeros_like(self.offset), np.ones_like(self.mask)
+        return plain
+
+    def centre(self, position: ArrayLike) -> Floats:
+        """Where the middle of the kernel lies in the input, (y, x), for an output position (row, column) [..., 2]."""
+        reach = np.subtract(self.kernel_size, 1) * self.geometry.kernel_dilation
+        first = np.asarray(position) * self.geometry.strides - [low for low, _ in self.geometry.padding]
+        return np.asarray(first + reach / 2)
+
+    def is_inside(self, position: Floats) -> NDArray[np.bool_]:
+        """Whether samples at positions [..., 2] read the input."""
+        along = [
+            geometry.is_inside(position[..., axis], size, self.geometry.circular)
+            for axis, size in enumerate(self.image_size)
+        ]
+        return np.asarray(along[0] & along[1])
+
+    def statistics(self) -> dict[str, float]:
+        """`jax_dcn.offset_statistics` of this layer."""
+        flat = self.offset.reshape(*self.offset.shape[:-3], -1)
+        found = statistics_of(flat, self.image_size, self.kernel_size, self.geometry)
+        return {name: number.item() for name, number in found.items()}
+
+
+class Samples(NamedTuple):
+    """What an output position sees.
+
+    positions: [n, 2] as (y, x) in pixels of the first layer's input; weights: [n], the product of the masks on the way;
+    inside: [n], whether every layer on the way sampled inside its input. Below one that did not, positions are NaN.
+    """
+
+    positions: Floats
+    weights: Floats
+    inside: NDArray[np.bool_]
+
+
+def sampling_positions(
+    layers: Layer | Sequence[Layer], position: tuple[int, int], *, offset_group: int | None = None
+) -> Samples:
+    """Where one layer, or several stacked ones, look from one output position of one image.
+
+    Where the layer above samples between a layer's output positions, that one goes on from there with the offsets and
+    masks of the nearest. Three layers of 3x3 taps make 9³ points, as in the figures of arXiv:1703.06211.
+
+    Args:
+      layers: of one image each, the first layer first; each takes what the one before puts out, perhaps after layers
+        that keep the size.
+      position: (row, column) of the last layer's output.
+      offset_group: of every layer; None means all groups.
+
+    Returns:
+      `Samples`, with "CIRCULAR" padding of the first layer wrapped into its input.
+
+    Raises:
+      ValueError: the layers do not fit together, have several images, or the position or group is not theirs.
+
+    Example:
+      >>> import numpy as np
+      >>> from jax_dcn.viz import Layer, sampling_positions
+      >>> shifted = np.zeros((9, 9, 9, 2)) + [0.0, 0.5]  # every tap half a pixel to the right
+      >>> layer = Layer(shifted.reshape(9, 9, 18), image_size=(9, 9), kernel_size=3)
+      >>> sampling_positions(layer, (4, 4)).positions[0].tolist()
+      [3.0, 3.5]
+      >>> sampling_positions([layer] * 3, (4, 4)).positions.shape
+      (729, 2)
+    """
+    stack = [layers] if isinstance(layers, Layer) else list(layers)
+    _check_stack(stack, position)
+    chosen = slice(None) if offset_group is None else slice(offset_group, offset_group + 1)
+    points, weights, inside = np.array([position], np.float64), np.ones(1), np.ones(1, bool)
+    for layer in reversed(stack):
+        if not 0 <= (offset_group or 0) < layer.offset.shape[-3]:
+            raise ValueError(f"offset_group must be one of {layer.offset.shape[-3]}, got {offset_group}")
+        points = np.where(inside[:, None], points, 0)
+        nearest = np.clip(points.round().astype(int), 0, np.subtract(layer.output_size, 1))
+        rows, columns = nearest.T
+        reached = layer.positions[rows, columns, chosen].reshape(len(points), -1, 2)
+        reached += ((points - nearest) * layer.geometry.strides)[:, None]
+        points = np.where(inside[:, None, None], reached, np.nan).reshape(-1, 2)
+        weights = (weights[:, None] * layer.mask[rows, columns, chosen].reshape(len(rows), -1)).ravel()
+        inside = np.repeat(inside, reached.shape[1]) & layer.is_inside(points)
+        if layer.geometry.circular:
+            points = np.where(inside[:, None], (points + 0.5) % layer.image_size - 0.5, points)
+    return Samples(points, weights, inside)
+
+
+def _check_stack(stack: list[Layer], position: tuple[int, int]) -> None:
+    if not stack:
+        raise ValueError("layers must be one or more, got none")
+    for layer in stack:
+        if layer.offset.ndim != 5:
+            images = layer.offset.shape[:-5]
+            raise ValueError(f"layers must be of one image each, layer[i], got one of images {images}")
+    for below, above in itertools.pairwise(stack):
+        if below.output_size != above.image_size:
+            raise ValueError(
+                f"layers must be in order: the output size {below.output_size} of one is not the next one's image_size "
+                f"{above.image_size}"
+            )
+    if not all(0 <= cell < size for cell, size in zip(position, stack[-1].output_size, strict=True)):
+        raise ValueError(f"position must lie in the last layer's output of {stack[-1].output_size}, got {position}")
+
+
+def effective_dilation(layer: Layer) -> Floats:
+    """The mean distance of samples that are neighbours in the kernel, arXiv:1703.06211, section 4.2.
+
+    It says how far a filter has been spread: without offsets it is the kernel's dilation.
+
+    Args:
+      layer: of any number of images, with a kernel of two taps or more.
+
+    Returns:
+      [..., Ho, Wo, G], in pixels of the layer's input.
+
+    Raises:
+      ValueError: the kernel has a single tap.
+
+    Example:
+      >>> import numpy as np
+      >>> from jax_dcn.viz import Layer, effective_dilation
+      >>> layer = Layer(np.zeros((8, 8, 18)), image_size=(8, 8), kernel_size=3, kernel_dilation=2)
+      >>> effective_dilation(layer)[4, 4].tolist()
+      [2.0]
+    """
+    if layer.kernel_size == (1, 1):
+        raise ValueError("a kernel of a single tap has no neighbouring samples")
+    positions = layer.positions
+    positions = positions.reshape(*positions.shape[:-2], *layer.kernel_size, 2)
+    lead = positions.shape[:-3]
+    steps = [np.linalg.norm(np.diff(positions, axis=axis), axis=-1).reshape(*lead, -1) for axis in (-3, -2)]
+    return np.asarray(np.concatenate(steps, -1).mean(-1))
+
+
+def dilation_table(
+    layers: Mapping[str, Layer],
+    boxes: ArrayLike,
+    images: ArrayLike | None = None,
+    *,
+    image_size: tuple[int, int],
+    sizes: Mapping[str, float] = COCO_SIZES,
+) -> dict[str, dict[str, Floats]]:
+    """Effective dilation at the centres of objects, by layer and by the objects' size, for `plot_dilation`.
+
+    Args:
+      layers: by any names.
+      boxes: [n, 4], objects as (x0, y0, x1, y1) in pixels of a picture.
+      images: [n], each object's image among those of the layers; None where the layers are of one image.
+      image_size: height and width of the picture, over which the layers' outputs are spread evenly.
+      sizes: the classes' names, each with the smallest square root of an area in it; by default COCO's.
+
+    Returns:
+      For every layer and class the dilations of its objects, the mean of the layer's offset groups, in pixels of the
+      layer's input. A class without objects has none.
+
+    Example:
+      >>> import numpy as np
+      >>> from jax_dcn.viz import Layer, dilation_table
+      >>> layer = Layer(np.zeros((1, 16, 16, 18)), image_size=(16, 16), kernel_size=3)
+      >>> boxes = [[0, 0, 20, 20], [10, 10, 60, 50], [40, 30, 128, 128]]
+      >>> table = dilation_table({"conv": layer}, boxes, [0, 0, 0], image_size=(128, 128))
+      >>> {size: dilations.tolist() for size, dilations in table["conv"].items()}
+      {'small': [1.0], 'medium': [1.0, 1.0], 'large': []}
+    """
+    boxes = np.asarray(boxes, np.float64).reshape(-1, 4)
+    area = np.prod(boxes[:, 2:] - boxes[:, :2], 1)
+    size_class = np.digitize(np.sqrt(area), list(sizes.values())) - 1
+    middle = (boxes[:, :2] + boxes[:, 2:])[:, ::-1] / 2 / image_size
+
+    def of_objects(layer: Layer) -> Floats:
+        cells = (middle * layer.output_size).astype(int).clip(0, np.subtract(layer.output_size, 1))
+        index = () if images is None else (np.asarray(images),)
+        return np.asarray(effective_dilation(layer)[(*index, *cells.T)].mean(-1))
+
+    dilations = {name: of_objects(layer) for name, layer in layers.items()}
+    return {
+        name: {size: of_layer[size_class == i] for i, size in enumerate(sizes)} for name, of_layer in dilations.items()
+    }
+
+
+def bin_positions(
+    rois: ArrayLike,
+    offset: ArrayLike | None = None,
+    *,
+    output_size: Pair,
+    spatial_scale: float = 1.0,
+    sample_per_part: Pair = 4,
+    trans_std: float = 0.1,
+) -> Floats:
+    """Where the bins of `deform_psroi_pool` sample, before points outside are left out and others clamped.
+
+    Args:
+      rois: [..., R, 5], as the operator takes them.
+      offset: [..., R, part_size, part_size, 2·classes], or None.
+      output_size, spatial_scale, sample_per_part, trans_std: the operator's.
+
+    Returns:
+      [..., R, output_size, output_size, classes, sample_per_part, sample_per_part, 2] as (y, x) in pixels of the pooled
+      x; NaN for regions that are not finite.
+
+    Raises:
+      TypeError, ValueError: the arguments do not fit together.
+
+    Example:
+      >>> import numpy as np
+      >>> from jax_dcn.viz import bin_positions
+      >>> rois = np.array([[0.0, 0.0, 0.0, 63.0, 31.0]])  # image index, x1, y1, x2, y2
+      >>> bin_positions(rois, output_size=2, spatial_scale=1 / 16, sample_per_part=1)[0, :, :, 0, 0, 0].tolist()
+      [[[-0.5, -0.5], [-0.5, 1.5]], [[0.5, -0.5], [0.5, 1.5]]]
+    """
+    rois = _check.coordinates("rois", rois)
+    if rois.ndim < 2 or rois.shape[-1] != 5:
+        raise ValueError(f"rois must have shape [..., R, 5], got {rois.shape}")
+    lead = rois.shape[:-1]
+    output_size = _check.pair("output_size", output_size)
+    part_size = output_size
+    if offset is not None:
+        offset = _check.array("offset", offset)
+        _check.rank("offset", offset, rois.ndim + 2, "[..., R, part, part, 2·classes]")
+        if offset.shape[:-3] != lead or offset.shape[-1] % 2 or not offset.shape[-1]:
+            raise ValueError(f"offset must have shape {(*lead, 'part', 'part', '2·classes')}, got {offset.shape}")
+        part_size = (offset.shape[-3], offset.shape[-2])
+        offset = offset.reshape(-1, *offset.shape[-3:])
+    spec = Spec(
+        output_size=output_size,
+        spatial_scale=_check.number("spatial_scale", spatial_scale),
+        group_size=(1, 1),
+        part_size=part_size,
+        sample_per_part=_check.pair("sample_per_part", sample_per_part),
+        trans_std=_check.number("trans_std", trans_std),
+    )
+    positions = _bin_positions(rois.reshape(-1, 5).astype(np.float32), offset, spec)
+    return np.asarray(positions).reshape(*lead, *positions.shape[1:])
+
+
+@partial(jax.jit, static_argnums=2)
+def _bin_positions(rois: jax.Array, offset: jax.Array | None, spec: Spec) -> jax.Array:
+    y, x = pool_geometry.positions(rois, pool_geometry.shift_of_bins(offset, rois, spec), spec)
+    positions = jnp.stack(jnp.broadcast_arrays(y[..., :, None], x[..., None, :]), -1)
+    finite = pool_geometry.is_finite(rois, spec)
+    return jnp.where(finite[:, None, None, None, None, None, None], positions, jnp.nan)

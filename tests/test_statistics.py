@@ -1,0 +1,145 @@
+"""Statistics of offsets against counting sample by sample, within transformations, and the warning."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from numpy_reference import Convolution, axis_corners, samples
+
+from jax_dcn import offset_statistics, warn_of_offsets
+
+CONVOLUTIONS = [
+    ((3, 3), Convolution(padding="SAME")),
+    ((2, 3), Convolution((2, 1), "VALID", (1, 2))),
+    ((3, 2), Convolution((1, 2), ((2, 0), (1, 3)), (2, 1))),
+    ((3, 3), Convolution(padding="CIRCULAR")),
+]
+IMAGE_SIZE = (7, 9)
+
+
+def random_offset(kernel, convolution, seed=0):
+    """Of two images and two offset groups."""
+    size = convolution.output_size(IMAGE_SIZE, kernel)
+    return np.random.default_rng(seed).normal(0, 3, (2, *size, 4 * kernel[0] * kernel[1])).astype(np.float32)
+
+
+def arguments(kernel, convolution):
+    options = {name: getattr(convolution, name) for name in ("strides", "padding", "kernel_dilation")}
+    return {"image_size": IMAGE_SIZE, "kernel_size": kernel, **options}
+
+
+def counted(offset, kernel, convolution):
+    """The same, sample by sample."""
+
+    def reads(position):
+        if np.isinf(position).any():
+            return False
+        return all(axis_corners(p, n, convolution.wraps) for p, n in zip(position, IMAGE_SIZE, strict=True))
+
+    x = np.zeros((len(offset), *IMAGE_SIZE, 2))
+    plain = samples(x, np.zeros_like(offset), kernel, convolution)
+    lengths, lost, regular = [], 0, 0
+    for (n, ho, wo, _, _, channel, position), (*_, still) in zip(
+        samples(x, offset, kernel, convolution), plain, strict=True
+    ):
+        lengths.append(np.hypot(*offset[n, ho, wo, channel : channel + 2].astype(float)))
+        regular += reads(still)
+        lost += reads(still) and not np.isnan(position).any() and not reads(position)
+    finite = np.isfinite(lengths)
+    known = np.array(lengths)[finite]
+    return {
+        "mean_length": known.mean(),
+        "max_length": known.max(),
+        "outside": lost / regular,
+        "not_finite": len(lengths) - len(known),
+    }
+
+
+@pytest.mark.parametrize("kernel, convolution", CONVOLUTIONS)
+def test_statistics_are_what_counting_gives(kernel, convolution):
+    offset = random_offset(kernel, convolution)
+    offset[0, 1, 2, :4] = [np.nan, 1, 1, np.nan]
+    offset[1, 2, 1, :4] = [np.inf, 1, -np.inf, np.nan]
+    statistics = jax.jit(lambda offset: offset_statistics(offset, **arguments(kernel, convolution)))(offset)
+    expected = counted(offset, kernel, convolution)
+    assert statistics.keys() == expected.keys()
+    for name, number in expected.items():
+        assert_allclose(statistics[name], number, rtol=1e-5, err_msg=name)
+    assert expected["not_finite"] == 4 and (expected["outside"] > 0.1) is not convolution.wraps
+
+
+def test_a_new_layer_has_lost_nothing():
+    """At the border a plain convolution has samples in the padding too."""
+    statistics = offset_statistics(jnp.zeros((4, 4, 18)), (4, 4), 3)
+    assert {name: number.item() for name, number in statistics.items()} == dict.fromkeys(statistics, 0)
+    assert not jnp.isnan(jnp.stack(list(offset_statistics(jnp.zeros((0, 4, 4, 18)), (4, 4), 3).values()))).any()
+
+
+def test_within_transformations():
+    kernel, convolution = CONVOLUTIONS[0]
+    offset = random_offset(kernel, convolution)
+
+    def statistics(offset):
+        return offset_statistics(offset, **arguments(kernel, convolution))
+
+    eager = statistics(offset)
+    for each in (jax.vmap(statistics)(offset), jax.lax.scan(lambda carry, x: (carry, statistics(x)), 0, offset)[1]):
+        assert_allclose(each["mean_length"].mean(), eager["mean_length"], rtol=1e-5)
+        assert_allclose(each["outside"].mean(), eager["outside"], rtol=1e-5)
+
+    def loss(offset):
+        found = statistics(offset)
+        return (offset**2).sum() + found["mean_length"] + found["outside"], found
+
+    gradient, found = jax.jit(jax.grad(loss, has_aux=True))(offset)
+    assert_allclose(gradient, 2 * offset, rtol=1e-6)
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-5), found, eager)
+    half = statistics(jnp.asarray(offset, jnp.bfloat16))
+    assert half["mean_length"].dtype == jnp.float32
+    assert_allclose(half["mean_length"], eager["mean_length"], rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "offset, options, message",
+    [
+        (jnp.zeros((4, 4, 17)), {}, r"offset must have shape \(..., 4, 4, G·18\) .* got \(4, 4, 17\)"),
+        (jnp.zeros((3, 4, 18)), {}, r"offset must have shape \(..., 4, 4, G·18\) .* got \(3, 4, 18\)"),
+        (jnp.zeros((4, 18)), {}, r"offset must have shape \[..., Ho, Wo, G·K·2\]"),
+        (jnp.zeros((4, 4, 18)), {"strides": 2}, r"offset must have shape \(..., 2, 2, G·18\)"),
+        (jnp.zeros((4, 4, 18)), {"padding": "ODD"}, "padding must be"),
+    ],
+)
+@pytest.mark.platforms("cpu")
+def test_errors(offset, options, message):
+    with pytest.raises(ValueError, match=message):
+        offset_statistics(offset, (4, 4), 3, **options)
+
+
+FINE = {"mean_length": 1.0, "max_length": 2.0, "outside": 0.05, "not_finite": 0}
+
+
+@pytest.mark.platforms("cpu")
+def test_the_warning_names_the_layer_and_what_helps():
+    warn_of_offsets({"conv1": FINE})
+    with pytest.warns(
+        UserWarning, match=r"offsets of conv2 .* more than 10% .* \(jax_dcn.offset_labels, .*offset_bound"
+    ):
+        warn_of_offsets({"conv1": FINE, "conv2": FINE | {"outside": 0.11}})
+    with pytest.warns(UserWarning, match="offsets of conv1 are not finite"):
+        warn_of_offsets({"conv1": FINE | {"not_finite": jnp.int32(1)}})
+    with pytest.warns(UserWarning, match="more than 2%"):
+        warn_of_offsets({"conv1": FINE}, most_outside=0.02)
+    with pytest.raises(TypeError, match="the statistics of conv1 must be known, got traced"):
+        jax.jit(lambda outside: warn_of_offsets({"conv1": {"not_finite": 0, "outside": outside}}))(0.5)
+
+
+@pytest.mark.platforms("cpu")
+def test_the_warning_comes_once_for_each_layer():
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for outside in (0.2, 0.3, 0.4):
+            warn_of_offsets({name: FINE | {"outside": outside} for name in ("conv1", "conv2")})
+    assert len(shown) == 2 and shown[0].filename == __file__
