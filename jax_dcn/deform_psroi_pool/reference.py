@@ -104,7 +104,8 @@ def _locate(first, last, shift, size, axis, spec):
     kept = (position >= -0.5) & (position <= size - 0.5) & (size > 0)
     position = jnp.clip(jnp.where(kept, position, 0), 0, max(size - 1, 0))
     low = jnp.floor(position)
-    pixel = (low.astype(jnp.int32), jnp.ceil(position).astype(jnp.int32))
+    last = max(size - 1, 0)  # which a float may have rounded up
+    pixel = tuple(jnp.minimum(whole.astype(jnp.int32), last) for whole in (low, jnp.ceil(position)))
     return _Axis(pixel, position - low, kept)
 
 

@@ -132,7 +132,7 @@ inline cudaError_t cudaFree(void* address) {
 }
 
 inline cudaError_t cudaMemset(void* address, int byte, size_t count) {
-  std::memset(address, byte, count);
+  if (count) std::memset(address, byte, count);
   return cudaSuccess;
 }
 
