@@ -184,9 +184,7 @@ class Writer {
   }
   std::vector<int64_t> PoolImageShape() const { return {batches_, images_, height_, width_, channels_}; }
   std::vector<int64_t> PooledShape() const { return {batches_, regions_, output_[0], output_[1], features_}; }
-  std::vector<int64_t> PartsShape() const {
-    return {batches_, regions_, part_[0], part_[1], Product({2, classes_})};
-  }
+  std::vector<int64_t> PartsShape() const { return {batches_, regions_, part_[0], part_[1], Product({2, classes_})}; }
   void Rois() { Argument(Accumulator(type_), {batches_, regions_, 5}, Role::kRegions); }
   void PartsIfAny() {
     if (bytes_.Below(2)) Argument(Accumulator(type_), PartsShape());
@@ -224,8 +222,8 @@ class Writer {
     // Channels of which groups and offset groups each have the same whole number, or one that the other divides.
     const int64_t segment = Product({vector, Size(3, 1)});
     const bool nested = bytes_.Below(2);
-    channels_ = nested ? Product({segment, std::max(groups_, offset_groups_)})
-                       : Product({segment, groups_, offset_groups_});
+    channels_ =
+        nested ? Product({segment, std::max(groups_, offset_groups_)}) : Product({segment, groups_, offset_groups_});
     features_ = Product({groups_, vector, Size(3, 1)});
     if (offset_groups_ > 1 && groups_ > 1 && offset_groups_ != groups_) call_.right = false;
     call_.attributes["offset_groups"] = Attribute::Integer(offset_groups_);
@@ -327,9 +325,16 @@ class Change {
     if (size) *size = OddSize(*size);
   }
   void Type() {
-    static const std::vector<XLA_FFI_DataType> kTypes = {
-        kF32, kF64, kF16, kBF16, kS32, XLA_FFI_DataType_S64, XLA_FFI_DataType_PRED, XLA_FFI_DataType_C64,
-        XLA_FFI_DataType_INVALID, XLA_FFI_DataType_TOKEN};
+    static const std::vector<XLA_FFI_DataType> kTypes = {kF32,
+                                                         kF64,
+                                                         kF16,
+                                                         kBF16,
+                                                         kS32,
+                                                         XLA_FFI_DataType_S64,
+                                                         XLA_FFI_DataType_PRED,
+                                                         XLA_FFI_DataType_C64,
+                                                         XLA_FFI_DataType_INVALID,
+                                                         XLA_FFI_DataType_TOKEN};
     if (Buffer* buffer = One(Buffers())) buffer->dtype = bytes_.Of(kTypes);
   }
   void Rank() {

@@ -48,9 +48,7 @@ void CheckWindow(const Sizes& s) {
   REQUIRE(double(s.images) * s.rows * s.columns * s.taps() * Positive(s.channels) < k64);
 }
 
-double PositionCount(const Sizes& s) {
-  return double(s.images) * s.rows * s.columns * s.offset_groups * s.taps();
-}
+double PositionCount(const Sizes& s) { return double(s.images) * s.rows * s.columns * s.offset_groups * s.taps(); }
 double ColumnsCount(const Sizes& s) { return double(s.images) * s.rows * s.columns * s.taps() * s.channels; }
 double ImageCount(const Sizes& s, double images) { return images * s.height * s.width * s.channels; }
 
@@ -84,9 +82,7 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& s, const P
   return nullptr;
 }
 
-int64_t WorkspaceSize(const Sizes& s) {
-  return s.images * s.offset_groups * (2 * s.samples() + s.cells() + 1);
-}
+int64_t WorkspaceSize(const Sizes& s) { return s.images * s.offset_groups * (2 * s.samples() + s.cells() + 1); }
 
 const char* InputCotangent(Device&, DType dtype, const Sizes& s, const Positions& positions, const void* d_columns,
                            void* d_x, int32_t* workspace) {
@@ -149,8 +145,8 @@ const char* FusedForward(Device&, DType dtype, const Sizes& s, const Positions& 
 }
 
 const char* FusedInputCotangent(Device&, DType dtype, const Sizes& s, const Positions& positions,
-                                const Product& product, const Transpose& transpose, const void* weight,
-                                const void* d_y, void* d_x) {
+                                const Product& product, const Transpose& transpose, const void* weight, const void* d_y,
+                                void* d_x) {
   CheckFusedCotangent(dtype, s, positions, product, d_y);
   const double lists = double(s.images) * s.offset_groups * s.taps(), touches = 4. * s.rows * s.columns;
   const double starts = double(s.height) * s.width + 1;
@@ -168,7 +164,8 @@ const char* FusedOffsetCotangent(Device&, DType dtype, const Sizes& s, const Pos
                                  const void* d_y, float* d_offset, float* d_mask) {
   CheckFusedCotangent(dtype, s, positions, product, d_y);
   const double vectors = product.group_features() * SizeOf(dtype) / 16;
-  const double tiles = double(s.group_channels()) / SegmentChannels(s, product) * (SegmentChannels(s, product) + 63) / 64;
+  const double tiles =
+      double(s.group_channels()) / SegmentChannels(s, product) * (SegmentChannels(s, product) + 63) / 64;
   REQUIRE(1 <= block_taps && block_taps <= s.taps());
   REQUIRE(block_taps * tiles * (vectors + 7) / 8 < k32);  // a block's turns
   REQUIRE(contract.Holds(x, ImageCount(s, s.images), SizeOf(dtype)));

@@ -1,6 +1,6 @@
-// One call of a handler, from bytes: for libFuzzer, and for replay.cc. Whatever the bytes say, the handler has to return
-// an error, or to succeed and have written its results; a sanitizer looks on. On the kernels of the CPU, on those of
-// CUDA by the execution model, or, of any sizes and without memory, on contract.cc.
+// One call of a handler, from bytes: for libFuzzer, and for replay.cc. Whatever the bytes say, the handler has to
+// return an error, or to succeed and have written its results; a sanitizer looks on. On the kernels of the CPU, on
+// those of CUDA by the execution model, or, of any sizes and without memory, on contract.cc.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -157,9 +157,9 @@ class Numbers {
 
   double Next() {
     constexpr double kInfinity = std::numeric_limits<double>::infinity();
-    static const double kOdd[] = {0.,    -0.,   1e-310, 1e-42, -1e-42, 6e-8, 0.5,  2.5,       -0.5,      -1,       -1.5,
-                                  9,     1 << 24, 16777217, 2147483648., -2147483649., 65504, 1e38, -3.4e38,
-                                  1.7e308, kInfinity, -kInfinity, std::nan("")};
+    static const double kOdd[] = {0.,    -0.,  1e-310,  1e-42,   -1e-42,    6e-8,       0.5,         2.5,
+                                  -0.5,  -1,   -1.5,    9,       1 << 24,   16777217,   2147483648., -2147483649.,
+                                  65504, 1e38, -3.4e38, 1.7e308, kInfinity, -kInfinity, std::nan("")};
     if (generator_() % 8 == 0) return kOdd[generator_() % (sizeof kOdd / sizeof *kOdd)];
     return double(generator_() % 65) / 4 - 4;
   }
@@ -227,8 +227,9 @@ class Frame {
                   pointers_.data()};
     frame.rets = {XLA_FFI_Rets_STRUCT_SIZE, nullptr, int64_t(result_types_.size()), result_types_.data(),
                   pointers_.data() + argument_types_.size()};
-    frame.attrs = {XLA_FFI_Attrs_STRUCT_SIZE, nullptr, int64_t(attribute_types_.size()), attribute_types_.data(),
-                   name_pointers_.data(), attributes_.data()};
+    frame.attrs = {
+        XLA_FFI_Attrs_STRUCT_SIZE, nullptr,           int64_t(attribute_types_.size()), attribute_types_.data(),
+        name_pointers_.data(),     attributes_.data()};
     return handler(&frame);
   }
 
@@ -267,8 +268,8 @@ class Frame {
       if (memory_.size() <= call_.arguments.size()) numbers_.Fill(buffer, data, count);
       if (buffer.role == Role::kInPlace) in_place_ = data;
     }
-    buffers_.push_back({XLA_FFI_Buffer_STRUCT_SIZE, nullptr, buffer.dtype, data, int64_t(buffer.dims.size()),
-                        dims_.back().data()});
+    buffers_.push_back(
+        {XLA_FFI_Buffer_STRUCT_SIZE, nullptr, buffer.dtype, data, int64_t(buffer.dims.size()), dims_.back().data()});
   }
 
   void AddAttribute(const std::string& name, const Attribute& attribute) {
