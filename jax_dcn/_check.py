@@ -120,7 +120,7 @@ def padding(value: Any, image_size, kernel_size, strides, kernel_dilation):
     reach = [(k - 1) * d + 1 for k, d in zip(kernel_size, kernel_dilation, strict=True)]
     if max(reach) >= _LIMIT:
         raise _wrong("kernel_dilation", "so small that the kernel reaches less than 2**31 pixels", kernel_dilation)
-    given = value.tolist() if isinstance(value, np.ndarray) else value
+    given = np.asarray(value).tolist() if _is_array(value) else value
     sides: Sequence = ()
     if isinstance(given, str):
         if given in ("SAME", "SAME_LOWER", "VALID"):
@@ -151,13 +151,18 @@ def _is_int(value) -> bool:
     return True
 
 
+def _is_array(value) -> bool:
+    """Whether `value` is an array that is known while tracing."""
+    return isinstance(value, np.ndarray | jax.Array) and not isinstance(value, jax.core.Tracer)
+
+
 def _are_ints(values) -> bool:
-    a_sequence = isinstance(values, Sequence) or (isinstance(values, np.ndarray) and values.ndim == 1)
+    a_sequence = isinstance(values, Sequence) or (_is_array(values) and values.ndim == 1)
     return a_sequence and len(values) == 2 and all(map(_is_int, values))
 
 
 def _wrong(name, expected, value) -> Exception:
     if isinstance(value, jax.core.Tracer):
         expected += _KNOWN
-    error = ValueError if _is_int(value) or isinstance(value, str | Sequence | np.ndarray) else TypeError
+    error = ValueError if _is_int(value) or isinstance(value, str | Sequence) or _is_array(value) else TypeError
     return error(f"{name} must be {expected}, got {value!r}")

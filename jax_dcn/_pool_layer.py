@@ -35,6 +35,7 @@ def check(layer: Settings) -> None:
     _check.choice("offset_branch", layer.offset_branch, ("conv", "fc"))
     _check.positive("classes", layer.classes)
     _check.positive("hidden_features", layer.hidden_features)
+    _check.number("mask_scale", layer.mask_scale)
     if layer.dtype is not None:
         _check.dtype("dtype", layer.dtype)
 
@@ -102,14 +103,15 @@ def apply(
         offset, mask = _layer.offset_and_mask(layer, raw)
     else:
         _layer.check_offset(offset, 2 * layer.classes, f"of classes={layer.classes}")
+        if mask is not None:
+            mask = _check.array("mask", mask)
+            expected = (*offset.shape[:-1], layer.classes)
+            if mask.shape != expected:
+                raise ValueError(f"mask must have the shape {expected}, one for each part and class, got {mask.shape}")
 
     x = x if layer.dtype is None else x.astype(layer.dtype)
     pooled = deform_psroi_pool(x, rois, offset, **options)
     if mask is not None:
-        mask = _check.array("mask", mask)
-        expected = (*offset.shape[:-1], layer.classes)
-        if mask.shape != expected:
-            raise ValueError(f"mask must have the shape {expected}, one for each part and class, got {mask.shape}")
         pooled = (pooled * _of_bins(mask, pooled)).astype(pooled.dtype)
     return _layer.result(layer, pooled, offset, mask, return_offsets)
 

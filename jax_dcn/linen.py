@@ -129,6 +129,7 @@ class DeformConv(nn.Module):
             offset_groups=self.offset_groups,
         )
         _conv_layer.check_offset_bound(self.offset_bound)
+        _check.number("mask_scale", self.mask_scale)
 
         kernel_shape = (*kernel_size, in_features // self.feature_group_count, self.features)
         kernel = self.param("kernel", self.kernel_init, kernel_shape, self.param_dtype)

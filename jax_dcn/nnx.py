@@ -115,6 +115,7 @@ class DeformConv(nnx.Module):
             "in_features", in_features, feature_group_count=feature_group_count, offset_groups=offset_groups
         )
         _conv_layer.check_offset_bound(offset_bound)
+        _check.number("mask_scale", mask_scale)
 
         self.in_features = in_features
         self.out_features = out_features

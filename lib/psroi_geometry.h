@@ -74,7 +74,9 @@ DCN_HOST_DEVICE PoolPoint<A> LocatePoint(const PoolSizes& sizes, const Region<A>
   if (!(size > 0 && position >= A(-0.5) && position <= A(size) - A(0.5))) return {false, {0, 0}, A(0)};
   position = position < A(0) ? A(0) : position > A(size - 1) ? A(size - 1) : position;
   const A low = std::floor(position);
-  return {true, {int32_t(low), int32_t(std::ceil(position))}, position - low};
+  const int32_t last = int32_t(size - 1);  // which A may have rounded up, from 2^24 on
+  const auto pixel = [&](A whole) { return whole < A(last) ? int32_t(whole) : last; };
+  return {true, {pixel(low), pixel(std::ceil(position))}, position - low};
 }
 
 // Calls touch(pixel, weight, slope) for every pixel that bin p's points touch along an axis, in ascending order, with

@@ -314,6 +314,7 @@ def test_offsets_are_learned():
         ({"offset_bound": 0.0}, [6, 6, 4], "offset_bound must be .* got 0.0"),
         ({"offset_bound": jnp.inf}, [6, 6, 4], "offset_bound must be .* got inf"),
         ({"offset_bound": "3"}, [6, 6, 4], "offset_bound must be .* got '3'"),
+        ({"mask_scale": jnp.nan}, [6, 6, 4], "mask_scale must be a finite number, got nan"),
         ({}, [6, 4], r"x must have the shape \[\.\.\., height, width, channels\], got \[6, 4\]"),
     ],
 )

@@ -148,6 +148,7 @@ def test_bfloat16_training():
         ({"feature_group_count": 3}, "in_features must be a multiple of feature_group_count=3, got 4"),
         ({"feature_group_count": 4}, "out_features must be a multiple of feature_group_count=4, got 6"),
         ({"offset_bound": -1}, "offset_bound must be .* got -1"),
+        ({"mask_scale": jnp.inf}, "mask_scale must be a finite number, got inf"),
     ],
 )
 def test_errors_of_construction(arguments, message):

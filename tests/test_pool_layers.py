@@ -387,6 +387,7 @@ def test_nnx_jit_and_remat(branch):
         ({"offset_branch": "linear"}, "offset_branch must be one of 'conv', 'fc', got 'linear'"),
         ({"classes": 0}, "classes must be a positive int, got 0"),
         ({"hidden_features": 1.5}, "hidden_features must be a positive int, got 1.5"),
+        ({"mask_scale": "2"}, "mask_scale must be a finite number, got '2'"),
         ({"dtype": "int32"}, "dtype must be float16, .* got 'int32'"),
         ({"output_size": 0}, "output_size must be .* got 0"),
         ({"group_size": (1, 2, 3)}, r"group_size must be .* got \(1, 2, 3\)"),

@@ -72,7 +72,11 @@ class _Axis(NamedTuple):
 
 def _locate(position, size):
     kept = (position >= -0.5) & (position <= size - 0.5) & (size > 0)
-    position = jnp.clip(jnp.where(kept, position, 0), 0, max(size - 1, 0))
+    last = max(size - 1, 0)
+    position = jnp.clip(jnp.where(kept, position, 0), 0, last)
     low = jnp.floor(position)
-    pixel = (low.astype(jnp.int32), jnp.ceil(position).astype(jnp.int32))
-    return _Axis(pixel, position - low, kept)
+
+    def pixel(whole):
+        return jnp.minimum(whole.astype(jnp.int32), last)  # which a float may have rounded up
+
+    return _Axis((pixel(low), pixel(jnp.ceil(position))), position - low, kept)

@@ -222,6 +222,7 @@ DCN_VECTORIZED void ScatterSamples(const Call<A>& call, const A* d_columns, A* d
 
 const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
                           void* columns) {
+  if (sizes.pixels() == 0) return nullptr;
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     const Call<Accumulator<T>> call(sizes, positions);
@@ -235,6 +236,7 @@ const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const
 
 const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
                             const void* d_columns, void* d_offset, void* d_mask, void* columns) {
+  if (sizes.pixels() == 0) return nullptr;
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = Accumulator<T>;
@@ -253,8 +255,9 @@ int64_t WorkspaceSize(const Sizes&) { return 0; }
 // Each thread has channels of its own, so that all add in the order of the samples, however many threads there are.
 const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                            const void* d_columns, void* d_x, int32_t*) {
+  if (sizes.pixels() == 0) return nullptr;
   constexpr int64_t kCacheLine = 16;  // channels
-  const int64_t images = std::max<int64_t>(1, sizes.images), threads = (device.threads() + images - 1) / images;
+  const int64_t threads = (device.threads() + sizes.images - 1) / sizes.images;
   const int64_t lines = (sizes.channels + kCacheLine - 1) / kCacheLine;
   const int64_t width = std::max<int64_t>(1, (lines + threads - 1) / threads) * kCacheLine;
   const int64_t slices = (sizes.channels + width - 1) / width;

@@ -16,8 +16,9 @@ struct Cell {
   int64_t row, column, part, group;
 };
 
-// Those of all bins in turn, made once a call, for they take divisions.
+// Those of all bins in turn, made once a call, for they take divisions. None where no memory says that they are few.
 std::vector<Cell> CellsOf(const PoolSizes& sizes) {
+  if (sizes.batches * sizes.regions == 0 || sizes.features() == 0) return {};
   const auto within = [&](int64_t row, int64_t column, const int32_t size[2]) {
     return sizes.Scaled(0, row, size) * size[1] + sizes.Scaled(1, column, size);
   };
@@ -222,7 +223,7 @@ DCN_VECTORIZED void OffsetCotangentOfRegion(const PoolSizes& sizes, const Region
   const T* image = ImageOf(sizes, x, index, region.image) + class_ * class_features * stride;
   const T* d = d_pooled + index * sizes.bins() * features + class_ * class_features;
   Bin<A> bin(sizes);
-  for (int64_t i = 0; i < sizes.bins(); ++i) {
+  for (size_t i = 0; i < cells.size(); ++i) {
     bin.Locate(sizes, region, cells[i], OffsetOf<A>(sizes, regions, index, cells[i].part, class_));
     if (bin.scale == A(0) && !bin.nan) continue;
     A dy = bin.nan ? std::numeric_limits<A>::quiet_NaN() : A(0), dx = dy;
@@ -245,6 +246,7 @@ DCN_VECTORIZED void OffsetCotangentOfRegion(const PoolSizes& sizes, const Region
 
 const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Regions& regions, const void* x,
                  void* pooled) {
+  if (sizes.features() == 0) return nullptr;
   const std::vector<Cell> cells = CellsOf(sizes);
   const int64_t n = sizes.batches * sizes.regions;
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
@@ -258,6 +260,7 @@ const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Regi
 
 const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Regions& regions,
                                const void* d_pooled, void* d_x) {
+  if (sizes.height * sizes.width == 0) return nullptr;
   // About as many channels make a block, fewer where there would be too few blocks. A class is not cut smaller, for
   // each piece locates its bins anew; nor is a row of groups, whose channels stand side by side.
   const int64_t channels = std::clamp<int64_t>(sizes.batches * sizes.images * sizes.channels / 8, 8, 32);

@@ -292,6 +292,11 @@ const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& siz
 
 const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Regions& regions,
                                 const void* x, const void* d_pooled, void* d_offset) {
+  if (sizes.features() == 0) {
+    const int64_t n = sizes.batches * sizes.regions * sizes.part[0] * sizes.part[1] * sizes.classes * 2;
+    const size_t size = DispatchAccumulator(dtype, [](auto tag) { return sizeof tag; });
+    return Failure(cudaMemsetAsync(d_offset, 0, n * size, device.stream));
+  }
   return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     return DispatchWidth<T>(Neighbours(sizes), [&](auto width) {

@@ -23,7 +23,10 @@ std::string ToString(const Range& values) {
   return text + "]";
 }
 
-// The product of sizes, or the largest number where it is larger.
+// Of a buffer: more bytes than an address space has room for. Small multiples of it can be counted in 64 bits.
+constexpr int64_t kMostNumbers = int64_t{1} << 47;
+
+// The product of sizes that are not negative, or the largest number where it is larger.
 inline int64_t Times(int64_t a, int64_t b) {
   return b && a > std::numeric_limits<int64_t>::max() / b ? std::numeric_limits<int64_t>::max() : a * b;
 }
@@ -61,6 +64,10 @@ class Checks {
   void FitsInt32(std::string_view what, int64_t value) {
     Require(0 <= value && value <= std::numeric_limits<int32_t>::max(),
             std::string(what) + " is " + std::to_string(value) + ", must fit in 32 bits");
+  }
+
+  void Countable(std::string_view what, int64_t value) {
+    Require(value <= kMostNumbers, std::string(what) + " are too many");
   }
 
   // The value of an attribute, or `fallback` with a complaint.

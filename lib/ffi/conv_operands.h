@@ -31,12 +31,17 @@ inline Decoded Decode(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer
   checks.Type("origin", origin, ffi::S32);
   checks.Shape("origin", origin, {3});
   checks.FitsInt32("the number of taps", int64_t{window.kernel[0]} * window.kernel[1]);
+  for (int axis = 0; axis < 2; ++axis) {
+    checks.FitsInt32("the kernel's reach", (int64_t{window.kernel[axis]} - 1) * window.dilation[axis]);
+  }
   if (!checks.ok()) return decoded;
 
   const auto shape = offset.dimensions();
   sizes.images = shape[0];
   sizes.rows = shape[1];
   sizes.columns = shape[2];
+  checks.FitsInt32("the number of the output's rows", sizes.rows);
+  checks.FitsInt32("the number of the output's columns", sizes.columns);
   const int64_t group_channels = int64_t{2} * sizes.taps();
   checks.Require(shape[3] % group_channels == 0 && shape[3] / group_channels == sizes.offset_groups,
                  "offset has shape " + ToString(shape) + ", must have two channels for each of " +

@@ -3,6 +3,7 @@
 
 #include "device.h"
 #include "ffi/conv_operands.h"
+#include "ffi/guarded.h"
 #include "ffi/handlers.h"
 
 namespace dcn {
@@ -12,6 +13,7 @@ ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer 
                       ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> columns, ffi::Dictionary attributes) {
   Checks checks("dcn_sample");
   Decoded call = Decode(checks, attributes, offset, origin, mask);
+  if (!checks.ok()) return checks.error();
   Sizes& sizes = call.sizes;
   const DType dtype = CheckedDType(checks, x);
   DecodeImage(checks, "x", x, sizes);
@@ -28,6 +30,7 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
                                ffi::Dictionary attributes) {
   Checks checks("dcn_offset_cotangent");
   Decoded call = Decode(checks, attributes, offset, origin, mask);
+  if (!checks.ok()) return checks.error();
   Sizes& sizes = call.sizes;
   const DType dtype = CheckedDType(checks, x);
   DecodeImage(checks, "x", x, sizes);
@@ -54,6 +57,7 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
                               ffi::Dictionary attributes) {
   Checks checks("dcn_input_cotangent");
   Decoded call = Decode(checks, attributes, offset, origin, mask);
+  if (!checks.ok()) return checks.error();
   Sizes& sizes = call.sizes;
   const DType dtype = CheckedDType(checks, offset);
   checks.Type("offset", offset, AccumulatorType(offset.element_type()));
@@ -61,8 +65,13 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
   checks.Require(sizes.images_of_x == sizes.images, "d_x must have as many images as offset");
   checks.Type("d_x", *d_x, offset.element_type());
   checks.Require(d_x->untyped_data() == d_x_so_far.untyped_data(), "d_x must be added to in place");
+  checks.Type("d_x so far", d_x_so_far, offset.element_type());
+  checks.Shape("d_x so far", d_x_so_far, {sizes.images, sizes.height, sizes.width, sizes.channels});
   checks.FitsInt32("the number of an image's pixels", Times(sizes.height + 1, sizes.width + 1));
   checks.FitsInt32("the number of an image's samples", sizes.samples());
+  checks.Countable("samples and pixels of all images",
+                   Times(Times(sizes.images, sizes.offset_groups), sizes.samples() + sizes.cells()));
+  if (!checks.ok()) return checks.error();
   checks.Type("workspace", *workspace, ffi::S32);
   checks.Shape("workspace", *workspace, {WorkspaceSize(sizes)});
   checks.Type("d_columns", d_columns, offset.element_type());
@@ -112,8 +121,9 @@ XLA_FFI_DEFINE_HANDLER(kInputCotangent, InputCotangentImpl,
 }  // namespace
 
 std::vector<Handler> DeformConvHandlers() {
-  return {
-      {"dcn_sample", kSample}, {"dcn_offset_cotangent", kOffsetCotangent}, {"dcn_input_cotangent", kInputCotangent}};
+  return {{"dcn_sample", Guarded<kSample>},
+          {"dcn_offset_cotangent", Guarded<kOffsetCotangent>},
+          {"dcn_input_cotangent", Guarded<kInputCotangent>}};
 }
 
 }  // namespace dcn

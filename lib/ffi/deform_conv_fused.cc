@@ -3,6 +3,7 @@
 
 #include "device.h"
 #include "ffi/conv_operands.h"
+#include "ffi/guarded.h"
 #include "ffi/handlers.h"
 
 namespace dcn {
@@ -57,8 +58,9 @@ FusedCall DecodeCotangent(Checks& checks, ffi::Dictionary attributes, std::strin
   checks.FitsInt32("the number of bytes of a pixel of y", call.product.features / FusedVector(call.dtype) * 16);
   const int64_t outputs = Times(sizes.rows, sizes.columns);
   checks.Require(outputs < kMostPixels && Times(sizes.images, outputs) < kMostPixels, "has too many outputs");
-  checks.Require(call.product.group_features() % FusedVector(call.dtype) == 0,
-                 "the features of a group must be multiples of 16 bytes");
+  const int64_t vector = FusedVector(call.dtype);
+  checks.Require(call.product.group_features() % vector == 0, "the features of a group must be multiples of 16 bytes");
+  checks.FitsInt32("the depth of the products", Times(sizes.taps(), call.product.group_features() / vector + 16));
   checks.Require(std::max(call.group_channels(), sizes.group_channels()) % SegmentChannels(sizes, call.product) == 0,
                  "of the channels of a group and those of an offset group one must divide the other");
   return call;
@@ -126,6 +128,9 @@ ffi::Error FusedOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, f
   CheckWeightByChannel(checks, call, weight, x);
   const int64_t block_taps = checks.Attribute(attributes, "block_taps", int64_t{1});
   checks.Require(1 <= block_taps && block_taps <= call.sizes.taps(), "attribute block_taps must be a number of taps");
+  const int64_t vector = FusedVector(call.dtype), stages = call.product.group_features() / vector / 8 + 1;
+  checks.FitsInt32("the number of a block's products",
+                   Times(Times(call.sizes.taps(), call.sizes.group_channels() / vector), stages));
   const Sizes& sizes = call.sizes;
   const int64_t positions = sizes.offset_groups * sizes.taps();
   WantedResults wanted(checks, attributes, results);
@@ -214,10 +219,10 @@ XLA_FFI_DEFINE_HANDLER(kFusedWeightCotangent, FusedWeightCotangentImpl,
 }  // namespace
 
 std::vector<Handler> FusedDeformConvHandlers() {
-  return {{"dcn_fused_forward", kFusedForward},
-          {"dcn_fused_input_cotangent", kFusedInputCotangent},
-          {"dcn_fused_offset_cotangent", kFusedOffsetCotangent},
-          {"dcn_fused_weight_cotangent", kFusedWeightCotangent}};
+  return {{"dcn_fused_forward", Guarded<kFusedForward>},
+          {"dcn_fused_input_cotangent", Guarded<kFusedInputCotangent>},
+          {"dcn_fused_offset_cotangent", Guarded<kFusedOffsetCotangent>},
+          {"dcn_fused_weight_cotangent", Guarded<kFusedWeightCotangent>}};
 }
 
 }  // namespace dcn

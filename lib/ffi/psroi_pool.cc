@@ -5,6 +5,7 @@
 
 #include "device.h"
 #include "ffi/checks.h"
+#include "ffi/guarded.h"
 #include "ffi/handlers.h"
 
 namespace dcn {
@@ -31,6 +32,7 @@ Decoded Decode(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi
   checks.Rank("x", x, 5);
   checks.Rank("rois", rois, 3);
   checks.Type("rois", rois, AccumulatorType(pooled.element_type()));
+  checks.FitsInt32("the number of bins", int64_t{sizes.output[0]} * sizes.output[1]);
   if (!checks.ok()) return decoded;
 
   const auto shape = x.dimensions();
@@ -131,9 +133,9 @@ XLA_FFI_DEFINE_HANDLER(kOffsetCotangent, OffsetCotangentImpl,
 }  // namespace
 
 std::vector<Handler> PsRoiPoolHandlers() {
-  return {{"dcn_psroi_pool", kPool},
-          {"dcn_psroi_pool_input_cotangent", kInputCotangent},
-          {"dcn_psroi_pool_offset_cotangent", kOffsetCotangent}};
+  return {{"dcn_psroi_pool", Guarded<kPool>},
+          {"dcn_psroi_pool_input_cotangent", Guarded<kInputCotangent>},
+          {"dcn_psroi_pool_offset_cotangent", Guarded<kOffsetCotangent>}};
 }
 
 }  // namespace dcn

@@ -35,6 +35,8 @@ WRONG = [
     ({"output_size": (7, 2.0)}, ValueError, ["output_size must", "(7, 2.0)"]),
     ({"output_size": np.array(7.0)}, ValueError, ["output_size must", "array(7.)"]),
     ({"output_size": np.array([7, 7, 7])}, ValueError, ["output_size must", "[7, 7, 7]"]),
+    ({"output_size": jnp.array([7, 7, 7])}, ValueError, ["output_size must", "[7, 7, 7]"]),
+    ({"output_size": jnp.array([7.0, 7.0])}, ValueError, ["output_size must", "[7., 7.]"]),
     ({"group_size": 1.5}, TypeError, ["group_size must", "1.5"]),
     ({"sample_per_part": -1}, ValueError, ["sample_per_part must", "-1"]),
     ({"sample_per_part": 2**31}, ValueError, ["sample_per_part must", "less than 2**31"]),
@@ -80,7 +82,17 @@ def test_real_numbers(name, value):
 
 @pytest.mark.parametrize("name", ["output_size", "sample_per_part"])
 @pytest.mark.parametrize(
-    "two", [2, np.uint8(2), np.array(2), jnp.int32(2), [2, 2], np.array([2, 2]), (np.int8(2), jnp.int32(2))]
+    "two",
+    [
+        2,
+        np.uint8(2),
+        np.array(2),
+        jnp.int32(2),
+        [2, 2],
+        np.array([2, 2]),
+        jnp.array([2, 2]),
+        (np.int8(2), jnp.int32(2)),
+    ],
 )
 def test_whole_numbers(name, two):
     np.testing.assert_array_equal(result_of(**{name: two}), result_of(**{name: (2, 2)}))

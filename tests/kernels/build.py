@@ -19,6 +19,8 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
 LIB = ROOT / "lib"
 CACHE = ROOT / "build" / "emulation"
+CPU = LIB / "cpu"
+FUZZ = HERE.parent / "fuzz"
 KERNELS = {path.stem: path for path in sorted((LIB / "cuda").glob("*.cu"))}
 
 COMPILER = "g++"
@@ -44,6 +46,31 @@ def program(name: str, sanitizer: str, kernels: dict[str, pathlib.Path]) -> path
     """`name`, a file beside this one, and `kernels`, under a sanitizer."""
     sources = [HERE / name, *kernels.values()]
     return _link(pathlib.Path(name).stem, [(path, []) for path in sources], sanitizer)
+
+
+def last_task_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
+    """`name` and `kernels` of the CPU, which stand beside a device that runs a loop's last task alone."""
+    own = {path: ["-iquote", str(HERE / "last_task"), "-iquote", str(CPU)] for path in [HERE / name, *kernels.values()]}
+    return _link(pathlib.Path(name).stem, list(own.items()), "none")
+
+
+def fuzzer(backend: str, changed: pathlib.Path = LIB) -> pathlib.Path:
+    """The fuzzer's program, which replays what it has found: of "cpu", "cuda", or "contract".
+
+    What of lib/ffi stands in changed/ffi is taken from there.
+    """
+    ours = [(FUZZ / f"{name}.cc", []) for name in ("calls", "handlers", "replay")]
+    paths = [path for path in sorted((LIB / "ffi").glob("*.cc")) if path.name != "module.cc"]
+    if backend == "cpu":
+        paths = [*(path for path in paths if path.stem != "deform_conv_fused"), *sorted(CPU.glob("*.cc"))]
+        rest = [(path, ["-iquote", str(CPU)]) for path in paths]
+    else:
+        ffi = [(path, changed / "ffi" / path.name) for path in paths]
+        ffi = [(new, ["-iquote", str(changed)]) if new.exists() and new != old else (old, []) for old, new in ffi]
+        rest = [(path, [*own, "-include", "stream.h"]) for path, own in [*ffi, (LIB / "cuda" / "handlers.cc", [])]]
+        kernels = [FUZZ / "contract.cc"] if backend == "contract" else KERNELS.values()
+        rest += [(path, []) for path in kernels]
+    return _link(f"fuzz_{backend}", [*ours, *rest], "memory")
 
 
 def device_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
@@ -104,7 +131,7 @@ def _cached(name, command, inputs):
 
 @functools.cache
 def _headers():
-    return [*sorted(LIB.rglob("*.h")), *sorted(HERE.rglob("*.h"))]
+    return [*sorted(LIB.rglob("*.h")), *sorted(HERE.rglob("*.h")), *sorted(FUZZ.glob("*.h"))]
 
 
 @functools.cache

@@ -311,18 +311,19 @@ cudaError_t Launch(const cudaLaunchConfig_t& config, const void* address, const 
   // One for each thread of all blocks. They are costly, and the next launch, which is ordered after this, may go on
   // with them.
   static std::vector<History> histories;
-  while (histories.size() < size_t{blocks} * threads) histories.push_back(History::Create());
-  for (unsigned i = 0; i < blocks && failure.empty(); ++i) {
+  const unsigned first = last_block_alone ? blocks - 1 : 0;
+  while (histories.size() < size_t{blocks - first} * threads) histories.push_back(History::Create());
+  for (unsigned i = first; i < blocks && failure.empty(); ++i) {
     blockIdx = Index(i, gridDim);
     std::thread([&] {
       const Poison poison(config.dynamicSmemBytes);
       // On the heap: with an address that is freed, ThreadSanitizer forgets what it ordered.
-      const auto running = std::make_unique<Block>(kernel, NewStacks(), &histories[i * threads]);
+      const auto running = std::make_unique<Block>(kernel, NewStacks(), &histories[(i - first) * threads]);
       block = running.get();
       failure = block->Run();
     }).join();
   }
-  for (unsigned i = 0; i < blocks * threads; ++i) histories[i].Release(&histories);
+  for (unsigned i = 0; i < (blocks - first) * threads; ++i) histories[i].Release(&histories);
   History::Current().Acquire(&histories);
   return failure.empty() ? cudaSuccess : cudaErrorLaunchFailure;
 }

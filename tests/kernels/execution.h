@@ -44,6 +44,7 @@ constexpr int kMostThreads = 1024;
 constexpr size_t kMostShared = 227 << 10;
 inline size_t most_shared = kMostShared;  // of the device at hand
 inline unsigned most_blocks = ~0u;        // of a launch: more are left out, for kernels that take turns
+inline bool last_block_alone = false;     // the others of a launch do not run
 
 // In a kernel's source.
 struct Place {
@@ -132,7 +133,7 @@ inline cudaError_t cudaFree(void* address) {
 }
 
 inline cudaError_t cudaMemset(void* address, int byte, size_t count) {
-  std::memset(address, byte, count);
+  if (count) std::memset(address, byte, count);
   return cudaSuccess;
 }
 

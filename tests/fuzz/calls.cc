@@ -1,0 +1,411 @@
+// From bytes to calls: one that is right, of a handler that the bytes choose, and then some changes.
+#include <algorithm>
+#include <initializer_list>
+#include <utility>
+
+#include "call.h"
+
+namespace fuzz {
+
+const std::vector<int64_t> kOddSizes = {
+    0,
+    1,
+    -1,
+    (1 << 15) + 1,
+    (1 << 24) + 1,
+    INT32_MAX - 1,
+    INT32_MAX,
+    int64_t{INT32_MAX} + 1,
+    int64_t{1} << 32,
+    int64_t{1} << 40,
+    int64_t{1} << 47,
+    int64_t{1} << 61,
+    INT64_MAX - 1,
+    INT64_MAX,
+    INT32_MIN,
+    INT64_MIN,
+};
+
+namespace {
+
+constexpr auto kF16 = XLA_FFI_DataType_F16, kBF16 = XLA_FFI_DataType_BF16, kF32 = XLA_FFI_DataType_F32,
+               kF64 = XLA_FFI_DataType_F64, kS32 = XLA_FFI_DataType_S32;
+
+int64_t Product(std::initializer_list<int64_t> sizes) {  // which may be too large
+  uint64_t product = 1;
+  for (const int64_t size : sizes) product *= uint64_t(size);
+  return int64_t(product);
+}
+int64_t Sum(int64_t a, int64_t b) { return int64_t(uint64_t(a) + uint64_t(b)); }
+
+XLA_FFI_DataType Accumulator(XLA_FFI_DataType type) { return type == kF64 ? kF64 : kF32; }
+
+class Writer {
+ public:
+  Writer(Bytes& bytes, bool cpu) : bytes_(bytes), cpu_(cpu) {}
+
+  Call Write() {
+    using Write = void (Writer::*)();
+    const std::vector<std::pair<const char*, Write>> handlers = {
+        {"dcn_sample", &Writer::Sample},
+        {"dcn_offset_cotangent", &Writer::OffsetCotangent},
+        {"dcn_input_cotangent", &Writer::InputCotangent},
+        {"dcn_psroi_pool", &Writer::Pool},
+        {"dcn_psroi_pool_input_cotangent", &Writer::PoolInputCotangent},
+        {"dcn_psroi_pool_offset_cotangent", &Writer::PoolOffsetCotangent},
+        {"dcn_fused_forward", &Writer::FusedForward},
+        {"dcn_fused_input_cotangent", &Writer::FusedInputCotangent},
+        {"dcn_fused_offset_cotangent", &Writer::FusedOffsetCotangent},
+        {"dcn_fused_weight_cotangent", &Writer::FusedWeightCotangent},
+    };
+    const auto& [name, write] = bytes_.Of(handlers);
+    call_.handler = name;
+    (this->*write)();
+    return call_;
+  }
+
+ private:
+  // Mostly at most `most`.
+  int64_t Size(int64_t most, int64_t least = 0) {
+    const int64_t byte = bytes_.Next(), odd = byte - (256 - int64_t(kOddSizes.size()));
+    if (odd < 0) return least + byte % (most - least + 1);
+    call_.right = false;
+    return kOddSizes[odd];
+  }
+
+  void Argument(XLA_FFI_DataType dtype, std::vector<int64_t> dims, Role role = Role::kNumbers) {
+    call_.arguments.push_back({dtype, std::move(dims), role});
+  }
+  void Result(XLA_FFI_DataType dtype, std::vector<int64_t> dims, Role role = Role::kResult) {
+    call_.results.push_back({dtype, std::move(dims), role});
+  }
+  void Pair(const char* name, int64_t first, int64_t second) {
+    call_.attributes[name] = Attribute::Integers({first, second});
+  }
+
+  void Window(int64_t most_taps) {
+    kernel_[0] = Size(most_taps, 1);
+    kernel_[1] = Size(most_taps, 1);
+    taps_ = Product({kernel_[0], kernel_[1]});
+    Pair("kernel_size", kernel_[0], kernel_[1]);
+    Pair("strides", Size(3, 1), Size(3, 1));
+    Pair("padding", Size(3, -3), Size(3, -3));
+    Pair("kernel_dilation", Size(3, 1), Size(3, 1));
+    call_.attributes["circular"] = Attribute::Boolean(bytes_.Below(2));
+    images_ = Size(3);
+    height_ = Size(9);
+    width_ = Size(9);
+    rows_ = Size(4);
+    columns_ = Size(5);
+  }
+
+  // Of any number of channels, for handlers that take columns.
+  void Columns() {
+    Window(4);
+    type_ = bytes_.Of<XLA_FFI_DataType>({kF32, kF16, kBF16, kF64});
+    offset_groups_ = Size(4, 1);
+    channels_ = Product({offset_groups_, bytes_.Below(2) ? Size(3) : Product({4, Size(5)})});
+    call_.attributes["offset_groups"] = Attribute::Integer(offset_groups_);
+  }
+  std::vector<int64_t> ColumnsShape() const { return {images_, rows_, columns_, taps_, channels_}; }
+  std::vector<int64_t> ImageShape(int64_t images) const { return {images, height_, width_, channels_}; }
+  std::vector<int64_t> PositionsShape(int64_t numbers) const {
+    return {images_, rows_, columns_, Product({numbers, offset_groups_, taps_})};
+  }
+  void OffsetAndOrigin(XLA_FFI_DataType type) {
+    Argument(type, PositionsShape(2));
+    Argument(kS32, {3}, Role::kOrigin);
+  }
+  void MaskIfAny(XLA_FFI_DataType type) {
+    if (bytes_.Below(2)) Argument(type, PositionsShape(1));
+  }
+
+  void Sample() {
+    Columns();
+    Argument(type_, ImageShape(Sum(images_, Size(2))));
+    OffsetAndOrigin(Accumulator(type_));
+    MaskIfAny(Accumulator(type_));
+    Result(type_, ColumnsShape());
+  }
+
+  void OffsetCotangent() {
+    Columns();
+    Argument(type_, ImageShape(Sum(images_, Size(2))));
+    OffsetAndOrigin(Accumulator(type_));
+    Argument(Accumulator(type_), ColumnsShape());
+    MaskIfAny(Accumulator(type_));
+    PositionResults(Accumulator(type_));
+    if (Wanted("columns")) Result(type_, ColumnsShape());
+  }
+
+  bool Wanted(const std::string& name) {
+    const bool wanted = bytes_.Below(2);
+    call_.attributes[name + "_wanted"] = Attribute::Boolean(wanted);
+    return wanted;
+  }
+  void PositionResults(XLA_FFI_DataType type) {
+    if (Wanted("offset")) Result(type, PositionsShape(2));
+    if (Wanted("mask")) Result(type, PositionsShape(1));
+  }
+
+  void InputCotangent() {
+    Columns();
+    type_ = Accumulator(type_);
+    OffsetAndOrigin(type_);
+    Argument(type_, ColumnsShape());
+    Argument(type_, ImageShape(images_), Role::kInPlace);
+    MaskIfAny(type_);
+    Result(type_, ImageShape(images_), Role::kInPlace);
+    const int64_t samples = Product({2, rows_, columns_, taps_});
+    const int64_t cells = Product({Sum(height_, 1), Sum(width_, 1)});
+    const int64_t workspace = Product({images_, offset_groups_, Sum(samples, Sum(cells, 1))});
+    Result(kS32, {cpu_ ? 0 : workspace}, Role::kScratch);
+  }
+
+  void PoolSizes() {
+    for (const char* name : {"output_size", "group_size", "part_size", "sample_per_part"}) {
+      int64_t* pair = name[0] == 'o' ? output_ : name[0] == 'g' ? group_ : name[0] == 'p' ? part_ : points_;
+      pair[0] = Size(3, 1);
+      pair[1] = Size(3, 1);
+      Pair(name, pair[0], pair[1]);
+    }
+    const std::vector<double> scales = {0.5, 1, 0.0625, 0, -1, 1e300, 1e-300, 1. / 0, -1. / 0, 0. / 0};
+    call_.attributes["spatial_scale"] = Attribute::Number(bytes_.Of(scales));
+    call_.attributes["trans_std"] = Attribute::Number(bytes_.Of(scales));
+    type_ = bytes_.Of<XLA_FFI_DataType>({kF32, kF16, kBF16, kF64});
+    batches_ = Size(2);
+    images_ = Size(2);
+    height_ = Size(9);
+    width_ = Size(9);
+    regions_ = Size(5);
+    classes_ = Size(3, 1);
+    features_ = Product({classes_, bytes_.Below(2) ? Size(3) : Product({4, Size(5)})});
+    channels_ = Product({features_, group_[0], group_[1]});
+  }
+  std::vector<int64_t> PoolImageShape() const { return {batches_, images_, height_, width_, channels_}; }
+  std::vector<int64_t> PooledShape() const { return {batches_, regions_, output_[0], output_[1], features_}; }
+  std::vector<int64_t> PartsShape() const { return {batches_, regions_, part_[0], part_[1], Product({2, classes_})}; }
+  void Rois() { Argument(Accumulator(type_), {batches_, regions_, 5}, Role::kRegions); }
+  void PartsIfAny() {
+    if (bytes_.Below(2)) Argument(Accumulator(type_), PartsShape());
+  }
+
+  void Pool() {
+    PoolSizes();
+    Argument(type_, PoolImageShape());
+    Rois();
+    PartsIfAny();
+    Result(type_, PooledShape());
+  }
+  void PoolInputCotangent() {
+    PoolSizes();
+    Rois();
+    Argument(type_, PooledShape());
+    PartsIfAny();
+    Result(Accumulator(type_), PoolImageShape());
+  }
+  void PoolOffsetCotangent() {
+    PoolSizes();
+    Argument(type_, PoolImageShape());
+    Rois();
+    Argument(type_, PooledShape());
+    Argument(Accumulator(type_), PartsShape());
+    Result(Accumulator(type_), PartsShape());
+  }
+
+  void Fused() {
+    Window(3);
+    type_ = bytes_.Of<XLA_FFI_DataType>({kF32, kF16, kBF16});
+    const int64_t vector = type_ == kF32 ? 4 : 8;
+    offset_groups_ = Size(3, 1);
+    groups_ = Size(3, 1);
+    // Channels of which groups and offset groups each have the same whole number, or one that the other divides.
+    const int64_t segment = Product({vector, Size(3, 1)});
+    const bool nested = bytes_.Below(2);
+    channels_ =
+        nested ? Product({segment, std::max(groups_, offset_groups_)}) : Product({segment, groups_, offset_groups_});
+    features_ = Product({groups_, vector, Size(3, 1)});
+    if (offset_groups_ > 1 && groups_ > 1 && offset_groups_ != groups_) call_.right = false;
+    call_.attributes["offset_groups"] = Attribute::Integer(offset_groups_);
+    call_.attributes["feature_group_count"] = Attribute::Integer(groups_);
+  }
+  std::vector<int64_t> YShape() const { return {images_, rows_, columns_, features_}; }
+  int64_t Share(int64_t of) const { return groups_ ? (groups_ == -1 ? 0 : of / groups_) : 0; }
+  std::vector<int64_t> WeightByChannelShape() const { return {channels_, taps_, Share(features_)}; }
+
+  void FusedForward() {
+    Fused();
+    Argument(type_, ImageShape(images_));
+    OffsetAndOrigin(kF32);
+    Argument(type_, {features_, taps_, Share(channels_)});
+    Argument(kF32, {features_});
+    MaskIfAny(kF32);
+    Result(bytes_.Below(2) ? kF32 : type_, YShape());
+    call_.attributes["tile_features"] = Attribute::Integer(64 << bytes_.Below(3));
+  }
+  void FusedInputCotangent() {
+    Fused();
+    OffsetAndOrigin(kF32);
+    Argument(type_, WeightByChannelShape());
+    Argument(type_, YShape());
+    MaskIfAny(kF32);
+    const int64_t touches = Product({4, rows_, columns_});
+    Result(type_, ImageShape(images_));
+    Result(kS32, {images_, offset_groups_, taps_, Sum(Product({height_, width_}), 1)}, Role::kScratch);
+    Result(kS32, {images_, offset_groups_, taps_, touches, 2}, Role::kScratch);
+    Result(kS32, {images_, offset_groups_, taps_, touches}, Role::kScratch);
+  }
+  void FusedOffsetCotangent() {
+    Fused();
+    Argument(type_, ImageShape(images_));
+    OffsetAndOrigin(kF32);
+    Argument(type_, WeightByChannelShape());
+    Argument(type_, YShape());
+    MaskIfAny(kF32);
+    PositionResults(kF32);
+    const int64_t block_taps = Size(3, 1);
+    call_.attributes["block_taps"] = Attribute::Integer(block_taps);
+    call_.right &= block_taps <= taps_;
+  }
+  void FusedWeightCotangent() {
+    Fused();
+    const int64_t splits = Size(3, 1);
+    Argument(type_, ImageShape(images_));
+    OffsetAndOrigin(kF32);
+    Argument(type_, YShape());
+    MaskIfAny(kF32);
+    Result(kF32, {splits, taps_, Share(channels_), features_});
+    call_.right &= type_ != kF32 && splits <= std::max<int64_t>(1, Product({images_, rows_, columns_}));
+  }
+
+  Bytes& bytes_;
+  bool cpu_;
+  Call call_;
+  XLA_FFI_DataType type_;
+  int64_t kernel_[2], output_[2], group_[2], part_[2], points_[2];
+  int64_t taps_, images_, height_, width_, rows_, columns_, channels_, offset_groups_, groups_ = 1, features_;
+  int64_t batches_, regions_, classes_;
+};
+
+class Change {
+ public:
+  Change(Bytes& bytes, Call& call) : bytes_(bytes), call_(call) {}
+
+  void Apply() {
+    call_.right = false;
+    switch (bytes_.Below(8)) {
+      case 0:
+      case 1:
+        return Dimension();
+      case 2:
+        return Type();
+      case 3:
+        return Rank();
+      case 4:
+        return Number();
+      default:
+        return Attributes();
+    }
+  }
+
+ private:
+  std::vector<Buffer>& Buffers() { return bytes_.Below(2) ? call_.results : call_.arguments; }
+  template <typename T>
+  T* One(std::vector<T>& of) {
+    return of.empty() ? nullptr : &of[bytes_.Below(int64_t(of.size()))];
+  }
+  int64_t OddSize(int64_t now) {
+    const int64_t kind = bytes_.Below(4);
+    return kind == 0 ? Sum(now, 1) : kind == 1 ? Sum(now, -1) : kind == 2 ? Product({now, 2}) : bytes_.Of(kOddSizes);
+  }
+
+  void Dimension() {
+    Buffer* buffer = One(Buffers());
+    int64_t* size = buffer ? One(buffer->dims) : nullptr;
+    if (size) *size = OddSize(*size);
+  }
+  void Type() {
+    static const std::vector<XLA_FFI_DataType> kTypes = {kF32,
+                                                         kF64,
+                                                         kF16,
+                                                         kBF16,
+                                                         kS32,
+                                                         XLA_FFI_DataType_S64,
+                                                         XLA_FFI_DataType_PRED,
+                                                         XLA_FFI_DataType_C64,
+                                                         XLA_FFI_DataType_INVALID,
+                                                         XLA_FFI_DataType_TOKEN};
+    if (Buffer* buffer = One(Buffers())) buffer->dtype = bytes_.Of(kTypes);
+  }
+  void Rank() {
+    Buffer* buffer = One(Buffers());
+    if (!buffer) return;
+    const int64_t kind = bytes_.Below(3);
+    if (kind == 0) buffer->dims.push_back(1);
+    if (kind == 1 && !buffer->dims.empty()) buffer->dims.pop_back();
+    if (kind == 2) buffer->dims.clear();
+  }
+  // Of buffers.
+  void Number() {
+    std::vector<Buffer>& buffers = Buffers();
+    Buffer* one = One(buffers);
+    if (!one) return;
+    const int64_t kind = bytes_.Below(4);
+    if (kind == 0) buffers.erase(buffers.begin() + (one - buffers.data()));
+    if (kind == 1) buffers.push_back(Buffer(*one));
+    if (kind == 2) std::swap(*one, buffers.front());
+    if (kind == 3) one->role = Role::kNumbers;  // which is in no other's place
+  }
+  void Attributes() {
+    if (call_.attributes.empty()) return;
+    const auto one = std::next(call_.attributes.begin(), bytes_.Below(int64_t(call_.attributes.size())));
+    Attribute& attribute = one->second;
+    const size_t values = attribute.bytes.size() / sizeof(int64_t);
+    const auto odd = [&] {
+      if (values == 0) return;
+      const size_t which = size_t(bytes_.Below(int64_t(values)));
+      int64_t value;
+      std::memcpy(&value, &attribute.bytes[which * sizeof value], sizeof value);
+      value = OddSize(value);
+      std::memcpy(&attribute.bytes[which * sizeof value], &value, sizeof value);
+    };
+    switch (bytes_.Below(8)) {
+      case 0:
+        call_.attributes.erase(one);
+        return;
+      case 1:
+        attribute = Attribute::Integer(bytes_.Of(kOddSizes));
+        return;
+      case 2:
+        attribute = bytes_.Below(2) ? Attribute::Number(2) : Attribute::Boolean(true);
+        return;
+      case 3:
+        attribute = Attribute::Integers({1, 1, 1});
+        attribute.bytes.resize(size_t(bytes_.Below(4)) * sizeof(int64_t));
+        return;
+      case 4:
+        attribute = {XLA_FFI_AttrType(bytes_.Below(4) + 1), XLA_FFI_DataType_S32, std::vector<char>(8, 1)};
+        return;
+      case 5: {
+        const Attribute copy = attribute;
+        call_.attributes["other"] = copy;
+        return;
+      }
+      default:
+        return odd();
+    }
+  }
+
+  Bytes& bytes_;
+  Call& call_;
+};
+
+}  // namespace
+
+Call ReadCall(Bytes& bytes, bool cpu) {
+  Call call = Writer(bytes, cpu).Write();
+  for (int64_t changes = bytes.Below(4); changes > 0; --changes) Change(bytes, call).Apply();
+  return call;
+}
+
+}  // namespace fuzz

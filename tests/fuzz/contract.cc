@@ -1,0 +1,232 @@
+// Kernels that compute nothing, and only ask whether what the handlers let through is what kernels take it for: whether
+// all they would read and write is there, and all they would count in 32 and 64 bits fits. In double numbers, which do
+// not overflow.
+#include "contract.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "deform_conv.h"
+#include "deform_conv_fused.h"
+#include "device.h"
+#include "psroi_pool.h"
+
+namespace dcn {
+namespace {
+
+fuzz::Contract contract;
+const bool installed = (fuzz::contract = &contract, true);
+
+constexpr double k32 = 1u << 31, k64 = 9e18;
+
+void Require(bool condition, const char* what, int line) {
+  if (condition) return;
+  std::fprintf(stderr, "contract.cc:%d: %s\n", line, what);
+  std::abort();
+}
+#define REQUIRE(condition) Require(condition, #condition, __LINE__)
+
+double SizeOf(DType dtype) { return dtype == DType::kF64 ? 8 : dtype == DType::kF32 ? 4 : 2; }
+double AccumulatorSize(DType dtype) { return dtype == DType::kF64 ? 8 : 4; }
+double Positive(double size) { return std::max(size, 0.); }
+
+void CheckWindow(const Sizes& s) {
+  for (int axis = 0; axis < 2; ++axis) {
+    REQUIRE(s.window.kernel[axis] >= 1 && s.window.strides[axis] >= 1 && s.window.dilation[axis] >= 1);
+    // The farthest row or column: an origin and a tile of 31 bits, and the padding.
+    const double tile = axis == 0 ? s.rows : s.columns;
+    REQUIRE(0 <= tile && tile < k32);
+    const double reach = double(s.window.kernel[axis] - 1) * s.window.dilation[axis];
+    REQUIRE((k32 + tile) * s.window.strides[axis] + k32 + reach < 0x1p63);
+  }
+  REQUIRE(double(s.window.kernel[0]) * s.window.kernel[1] < k32);
+  REQUIRE(0 <= s.height && s.height < k32 && 0 <= s.width && s.width < k32);
+  REQUIRE(0 <= s.images && s.images <= s.images_of_x && s.offset_groups >= 1);
+  REQUIRE(s.channels >= 0 && s.channels % s.offset_groups == 0);
+  REQUIRE(double(s.images_of_x) * s.height * s.width * s.channels < k64);
+  REQUIRE(double(s.images) * s.rows * s.columns * s.taps() * Positive(s.channels) < k64);
+}
+
+double PositionCount(const Sizes& s) { return double(s.images) * s.rows * s.columns * s.offset_groups * s.taps(); }
+double ColumnsCount(const Sizes& s) { return double(s.images) * s.rows * s.columns * s.taps() * s.channels; }
+double ImageCount(const Sizes& s, double images) { return images * s.height * s.width * s.channels; }
+
+void CheckPositions(const Sizes& s, const Positions& positions, double size) {
+  CheckWindow(s);
+  REQUIRE(PositionCount(s) * 32 < k64);  // a warp for each
+  REQUIRE(contract.Holds(positions.offset, 2 * PositionCount(s), size));
+  REQUIRE(!positions.mask || contract.Holds(positions.mask, PositionCount(s), size));
+  REQUIRE(contract.Holds(positions.origin, 3, 4));
+}
+
+}  // namespace
+
+const char* SampleColumns(Device&, DType dtype, const Sizes& s, const Positions& positions, const void* x,
+                          void* columns) {
+  CheckPositions(s, positions, AccumulatorSize(dtype));
+  REQUIRE(contract.Holds(x, ImageCount(s, s.images_of_x), SizeOf(dtype)));
+  REQUIRE(contract.Holds(columns, ColumnsCount(s), SizeOf(dtype)));
+  return nullptr;
+}
+
+const char* OffsetCotangent(Device& device, DType dtype, const Sizes& s, const Positions& positions, const void* x,
+                            const void* d_columns, void* d_offset, void* d_mask, void* columns) {
+  const double wide = AccumulatorSize(dtype);
+  if (columns) SampleColumns(device, dtype, s, positions, x, columns);
+  CheckPositions(s, positions, wide);
+  REQUIRE(contract.Holds(x, ImageCount(s, s.images_of_x), SizeOf(dtype)));
+  REQUIRE(contract.Holds(d_columns, ColumnsCount(s), wide));
+  REQUIRE(!d_offset || contract.Holds(d_offset, 2 * PositionCount(s), wide));
+  REQUIRE(!d_mask || contract.Holds(d_mask, PositionCount(s), wide));
+  return nullptr;
+}
+
+int64_t WorkspaceSize(const Sizes& s) { return s.images * s.offset_groups * (2 * s.samples() + s.cells() + 1); }
+
+const char* InputCotangent(Device&, DType dtype, const Sizes& s, const Positions& positions, const void* d_columns,
+                           void* d_x, int32_t* workspace) {
+  const double wide = AccumulatorSize(dtype), bins = double(s.images) * s.offset_groups;
+  const double cells = (s.height + 1.) * (s.width + 1.), samples = double(s.rows) * s.columns * s.taps();
+  CheckPositions(s, positions, wide);
+  REQUIRE(s.images_of_x == s.images);
+  REQUIRE(cells < k32 && samples < k32);
+  REQUIRE(contract.Holds(d_columns, ColumnsCount(s), wide));
+  REQUIRE(contract.Holds(d_x, ImageCount(s, s.images), wide));
+  REQUIRE(contract.Holds(workspace, bins * (2 * samples + cells + 1), 4));
+  return nullptr;
+}
+
+namespace {
+
+void CheckFused(DType dtype, const Sizes& s, const Positions& positions, const Product& product) {
+  const double vector = 16 / SizeOf(dtype);
+  CheckPositions(s, positions, 4);
+  REQUIRE(dtype != DType::kF64);
+  REQUIRE(s.images_of_x == s.images);
+  REQUIRE(double(s.images) * s.height * s.width < k32 - 256);
+  REQUIRE(s.channels * SizeOf(dtype) < k32 && product.features < k32 && product.features >= 0);
+  REQUIRE(product.groups >= 1 && s.channels % product.groups == 0 && product.features % product.groups == 0);
+  REQUIRE(int64_t(s.channels / product.groups) % int64_t(vector) == 0);
+  REQUIRE(s.group_channels() % int64_t(vector) == 0 && product.group_features() % 2 == 0);
+}
+
+void CheckFusedCotangent(DType dtype, const Sizes& s, const Positions& positions, const Product& product,
+                         const void* d_y) {
+  CheckFused(dtype, s, positions, product);
+  const double outputs = double(s.images) * s.rows * s.columns, vectors = product.group_features() * SizeOf(dtype) / 16;
+  REQUIRE(product.features > 0 && s.channels > 0);
+  REQUIRE(product.features * SizeOf(dtype) < k32);
+  REQUIRE(product.group_features() % FusedVector(dtype) == 0);
+  REQUIRE(double(s.rows) * s.columns < k32 - 256 && outputs < k32 - 256);
+  const int64_t segment = SegmentChannels(s, product);
+  REQUIRE(segment > 0 && std::max(s.channels / product.groups, s.group_channels()) % segment == 0);
+  REQUIRE(s.taps() * (vectors + 16) < k32);  // depths are counted in 32 bits
+  REQUIRE(contract.Holds(d_y, outputs * product.features, SizeOf(dtype)));
+}
+
+double WeightCount(const Sizes& s, const Product& product) {
+  return double(s.channels) * s.taps() * product.group_features();
+}
+
+}  // namespace
+
+const char* FusedForward(Device&, DType dtype, const Sizes& s, const Positions& positions, const Product& product,
+                         int32_t tile_features, bool wide, const void* x, const void* weight, const void* bias,
+                         void* y) {
+  CheckFused(dtype, s, positions, product);
+  REQUIRE(tile_features == 64 || tile_features == 128 || tile_features == 256);
+  const double outputs = double(s.images) * s.rows * s.columns;
+  REQUIRE(contract.Holds(x, ImageCount(s, s.images), SizeOf(dtype)));
+  REQUIRE(contract.Holds(weight, WeightCount(s, product), SizeOf(dtype)));
+  REQUIRE(contract.Holds(bias, product.features, 4));
+  REQUIRE(contract.Holds(y, outputs * product.features, wide ? 4 : SizeOf(dtype)));
+  return nullptr;
+}
+
+const char* FusedInputCotangent(Device&, DType dtype, const Sizes& s, const Positions& positions,
+                                const Product& product, const Transpose& transpose, const void* weight, const void* d_y,
+                                void* d_x) {
+  CheckFusedCotangent(dtype, s, positions, product, d_y);
+  const double lists = double(s.images) * s.offset_groups * s.taps(), touches = 4. * s.rows * s.columns;
+  const double starts = double(s.height) * s.width + 1;
+  REQUIRE(lists * touches < k32 && lists * starts < k32);
+  REQUIRE(contract.Holds(weight, WeightCount(s, product), SizeOf(dtype)));
+  REQUIRE(contract.Holds(d_x, ImageCount(s, s.images), SizeOf(dtype)));
+  REQUIRE(contract.Holds(transpose.starts, lists * starts, 4));
+  REQUIRE(contract.Holds(transpose.touches, lists * touches, 8));
+  REQUIRE(contract.Holds(transpose.workspace, lists * touches, 4));
+  return nullptr;
+}
+
+const char* FusedOffsetCotangent(Device&, DType dtype, const Sizes& s, const Positions& positions,
+                                 const Product& product, int32_t block_taps, const void* x, const void* weight,
+                                 const void* d_y, float* d_offset, float* d_mask) {
+  CheckFusedCotangent(dtype, s, positions, product, d_y);
+  const double vectors = product.group_features() * SizeOf(dtype) / 16;
+  const double tiles =
+      double(s.group_channels()) / SegmentChannels(s, product) * (SegmentChannels(s, product) + 63) / 64;
+  REQUIRE(1 <= block_taps && block_taps <= s.taps());
+  REQUIRE(block_taps * tiles * (vectors + 7) / 8 < k32);  // a block's turns
+  REQUIRE(contract.Holds(x, ImageCount(s, s.images), SizeOf(dtype)));
+  REQUIRE(contract.Holds(weight, WeightCount(s, product), SizeOf(dtype)));
+  REQUIRE(!d_offset || contract.Holds(d_offset, 2 * PositionCount(s), 4));
+  REQUIRE(!d_mask || contract.Holds(d_mask, PositionCount(s), 4));
+  return nullptr;
+}
+
+const char* FusedWeightCotangent(Device&, DType dtype, const Sizes& s, const Positions& positions,
+                                 const Product& product, int64_t splits, const void* x, const void* d_y, float* parts) {
+  CheckFusedCotangent(dtype, s, positions, product, d_y);
+  const double outputs = double(s.images) * s.rows * s.columns;
+  REQUIRE(SizeOf(dtype) == 2);
+  REQUIRE(1 <= splits && splits <= std::max(outputs, 1.));
+  REQUIRE(contract.Holds(x, ImageCount(s, s.images), SizeOf(dtype)));
+  REQUIRE(contract.Holds(parts, double(splits) * s.taps() * (s.channels / product.groups) * product.features, 4));
+  return nullptr;
+}
+
+namespace {
+
+void CheckPool(DType dtype, const PoolSizes& s, const Regions& regions, const void* x, double x_size,
+               const void* pooled) {
+  const double wide = AccumulatorSize(dtype);
+  for (int axis = 0; axis < 2; ++axis) {
+    REQUIRE(s.output[axis] >= 1 && s.group[axis] >= 1 && s.part[axis] >= 1 && s.points[axis] >= 1);
+  }
+  REQUIRE(s.batches >= 0 && s.images >= 0 && s.regions >= 0 && s.channels >= 0 && s.classes >= 1);
+  REQUIRE(0 <= s.height && s.height < k32 && 0 <= s.width && s.width < k32);
+  REQUIRE(s.channels % s.groups() == 0 && s.features() % s.classes == 0);
+  const double pooled_count = double(s.batches) * s.regions * s.output[0] * s.output[1] * s.features();
+  const double parts = double(s.batches) * s.regions * s.part[0] * s.part[1] * s.classes;
+  const double image = double(s.height) * s.width * s.channels;
+  REQUIRE(contract.Holds(x, double(s.batches) * s.images * image, x_size));
+  REQUIRE(contract.Holds(pooled, pooled_count, SizeOf(dtype)));
+  REQUIRE(contract.Holds(regions.rois, double(s.batches) * s.regions * 5, wide));
+  REQUIRE(!regions.offset || contract.Holds(regions.offset, 2 * parts, wide));
+  REQUIRE(double(s.batches) * s.images * image < k64 && pooled_count < k64 && parts * 32 < k64);
+}
+
+}  // namespace
+
+const char* Pool(Device&, DType dtype, const PoolSizes& s, const Regions& regions, const void* x, void* pooled) {
+  CheckPool(dtype, s, regions, x, SizeOf(dtype), pooled);
+  return nullptr;
+}
+
+const char* PoolInputCotangent(Device&, DType dtype, const PoolSizes& s, const Regions& regions, const void* d_pooled,
+                               void* d_x) {
+  CheckPool(dtype, s, regions, d_x, AccumulatorSize(dtype), d_pooled);
+  return nullptr;
+}
+
+const char* PoolOffsetCotangent(Device&, DType dtype, const PoolSizes& s, const Regions& regions, const void* x,
+                                const void* d_pooled, void* d_offset) {
+  CheckPool(dtype, s, regions, x, SizeOf(dtype), d_pooled);
+  const double parts = double(s.batches) * s.regions * s.part[0] * s.part[1] * s.classes;
+  REQUIRE(regions.offset);
+  REQUIRE(contract.Holds(d_offset, 2 * parts, AccumulatorSize(dtype)));
+  return nullptr;
+}
+
+}  // namespace dcn

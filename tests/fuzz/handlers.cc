@@ -1,0 +1,369 @@
+// One call of a handler, from bytes: for libFuzzer, and for replay.cc. Whatever the bytes say, the handler has to
+// return an error, or to succeed and have written its results; a sanitizer looks on. On the kernels of the CPU, on
+// those of CUDA by the execution model, or, of any sizes and without memory, on contract.cc.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <new>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "call.h"
+#include "contract.h"
+#include "cpu/element.h"
+#include "ffi/handlers.h"
+
+struct XLA_FFI_Error {
+  std::string message;
+  XLA_FFI_Error_Code code;
+};
+
+namespace fuzz {
+
+Contract* contract = nullptr;
+
+namespace {
+
+[[noreturn]] void Fail(const Call& call, const std::string& why) {
+  std::fprintf(stderr, "%s: %s\n", call.handler.c_str(), why.c_str());
+  std::abort();
+}
+
+// For who looks into a finding.
+void Show(const Call& call) {
+  std::fprintf(stderr, "%s\n", call.handler.c_str());
+  for (const auto* buffers : {&call.arguments, &call.results}) {
+    for (const Buffer& buffer : *buffers) {
+      std::fprintf(stderr, "  type %d [", int(buffer.dtype));
+      for (const int64_t size : buffer.dims) std::fprintf(stderr, " %lld", static_cast<long long>(size));
+      std::fprintf(stderr, " ]\n");
+    }
+  }
+  for (const auto& [name, attribute] : call.attributes) {
+    std::fprintf(stderr, "  %s:", name.c_str());
+    for (size_t i = 0; i + 8 <= attribute.bytes.size(); i += 8) {
+      long long value;
+      std::memcpy(&value, &attribute.bytes[i], sizeof value);
+      std::fprintf(stderr, " %lld", value);
+    }
+    std::fprintf(stderr, "\n");
+  }
+}
+
+// Allocations until one fails; none does at less than zero. Those of this file are not counted.
+std::atomic<int64_t> allocations_left{-1};
+thread_local int uncounted = 0;  // or what the execution model makes of a thread's storage; 1 while it is so
+
+struct Uncounted {
+  int before = std::exchange(uncounted, 1);
+  ~Uncounted() { uncounted = before; }
+};
+
+// XLA, as handlers see it.
+std::vector<std::thread> threads;
+std::vector<std::pair<XLA_FFI_Task*, void*>> postponed;
+enum class Schedule { kAtOnce, kLater, kThreads } schedule;
+
+XLA_FFI_Error* CreateError(XLA_FFI_Error_Create_Args* args) {
+  const Uncounted uncounted;
+  return new XLA_FFI_Error{args->message, args->errc};
+}
+void GetMessage(XLA_FFI_Error_GetMessage_Args* args) { args->message = args->error->message.c_str(); }
+void DestroyError(XLA_FFI_Error_Destroy_Args* args) { delete args->error; }
+XLA_FFI_Error* NumThreads(XLA_FFI_ThreadPool_NumThreads_Args* args) {
+  *args->num_threads = 3;
+  return nullptr;
+}
+XLA_FFI_Error* ScheduleTask(XLA_FFI_ThreadPool_Schedule_Args* args) {
+  const Uncounted uncounted;
+  if (schedule == Schedule::kAtOnce) args->task(args->data);
+  if (schedule == Schedule::kLater) postponed.emplace_back(args->task, args->data);
+  if (schedule == Schedule::kThreads) threads.emplace_back(args->task, args->data);
+  return nullptr;
+}
+void FinishTasks() {
+  for (const auto& [task, data] : std::exchange(postponed, {})) task(data);
+  for (std::thread& thread : std::exchange(threads, {})) thread.join();
+}
+
+XLA_FFI_Api MakeApi() {
+  XLA_FFI_Api api = {};
+  api.struct_size = XLA_FFI_Api_STRUCT_SIZE;
+  api.api_version = {XLA_FFI_Api_Version_STRUCT_SIZE, nullptr, XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR};
+  api.XLA_FFI_Error_Create = CreateError;
+  api.XLA_FFI_Error_GetMessage = GetMessage;
+  api.XLA_FFI_Error_Destroy = DestroyError;
+  api.XLA_FFI_ThreadPool_Schedule = ScheduleTask;
+  api.XLA_FFI_ThreadPool_NumThreads = NumThreads;
+  return api;
+}
+
+constexpr int64_t kMostNumbers = 1 << 14;  // of a buffer that is there
+constexpr int64_t kMostPoints = 1 << 8;    // of a bin
+
+size_t SizeOf(XLA_FFI_DataType type) {
+  switch (type) {
+    case XLA_FFI_DataType_PRED:
+      return 1;
+    case XLA_FFI_DataType_F16:
+    case XLA_FFI_DataType_BF16:
+      return 2;
+    case XLA_FFI_DataType_F32:
+    case XLA_FFI_DataType_S32:
+      return 4;
+    case XLA_FFI_DataType_F64:
+    case XLA_FFI_DataType_S64:
+    case XLA_FFI_DataType_C64:
+      return 8;
+    default:
+      return 0;
+  }
+}
+
+// A signalling NaN, which no arithmetic results in.
+std::string Unwritten(XLA_FFI_DataType type) {
+  switch (type) {
+    case XLA_FFI_DataType_F16:
+      return "\xa5\xfd";
+    case XLA_FFI_DataType_BF16:
+      return "\xa5\xff";
+    case XLA_FFI_DataType_F32:
+      return "\xa5\xa5\xa5\xff";
+    case XLA_FFI_DataType_F64:
+      return "\xa5\xa5\xa5\xa5\xa5\xa5\xf4\xff";
+    default:
+      return std::string(SizeOf(type), '\xa5');
+  }
+}
+
+// The numbers of a shape; -1 if no memory has so many.
+int64_t Count(const std::vector<int64_t>& dims) {
+  int64_t count = 1, of_others = 1;  // than zero
+  for (const int64_t size : dims) {
+    if (size < 0 || __builtin_mul_overflow(of_others, std::max<int64_t>(size, 1), &of_others)) return -1;
+    count = size == 0 ? 0 : count;
+  }
+  return of_others > int64_t{1} << 47 ? -1 : count ? of_others : 0;
+}
+
+class Numbers {
+ public:
+  explicit Numbers(unsigned seed) : generator_(seed) {}
+
+  double Next() {
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    static const double kOdd[] = {0.,    -0.,  1e-310,  1e-42,   -1e-42,    6e-8,       0.5,         2.5,
+                                  -0.5,  -1,   -1.5,    9,       1 << 24,   16777217,   2147483648., -2147483649.,
+                                  65504, 1e38, -3.4e38, 1.7e308, kInfinity, -kInfinity, std::nan("")};
+    if (generator_() % 8 == 0) return kOdd[generator_() % (sizeof kOdd / sizeof *kOdd)];
+    return double(generator_() % 65) / 4 - 4;
+  }
+
+  void Fill(const Buffer& buffer, char* data, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (buffer.role == Role::kOrigin && buffer.dtype == XLA_FFI_DataType_S32) {
+        static const int32_t kOrigins[] = {0, 0, 1, 2, -1, INT32_MAX, INT32_MIN};
+        Put(data, i, kOrigins[generator_() % 7]);
+      } else if (buffer.role == Role::kRegions && i % 5 == 0 && generator_() % 4) {
+        PutNumber(buffer.dtype, data, i, double(generator_() % 2));
+      } else {
+        PutNumber(buffer.dtype, data, i, Next());
+      }
+    }
+  }
+
+ private:
+  template <typename T>
+  static void Put(char* data, int64_t i, T value) {
+    std::memcpy(data + i * sizeof value, &value, sizeof value);
+  }
+  static void PutNumber(XLA_FFI_DataType type, char* data, int64_t i, double value) {
+    switch (type) {
+      case XLA_FFI_DataType_F16:
+        return Put(data, i, dcn::F16(float(value)));
+      case XLA_FFI_DataType_BF16:
+        return Put(data, i, dcn::BF16(float(value)));
+      case XLA_FFI_DataType_F32:
+        return Put(data, i, float(value));
+      case XLA_FFI_DataType_F64:
+        return Put(data, i, value);
+      default:
+        std::memset(data + i * SizeOf(type), 1, SizeOf(type));
+    }
+  }
+
+  std::minstd_rand generator_;
+};
+
+// A call in XLA's words, with memory of exactly its size.
+class Frame {
+ public:
+  Frame(const Call& call, unsigned seed) : call_(call), numbers_(seed) {
+    for (const Buffer& buffer : call.arguments) AddBuffer(buffer);
+    for (const Buffer& buffer : call.results) AddBuffer(buffer);
+    for (const auto& [name, attribute] : call.attributes) AddAttribute(name, attribute);
+    for (XLA_FFI_Buffer& buffer : buffers_) pointers_.push_back(&buffer);
+    argument_types_.assign(call.arguments.size(), XLA_FFI_ArgType_BUFFER);
+    result_types_.assign(call.results.size(), XLA_FFI_RetType_BUFFER);
+    for (XLA_FFI_ByteSpan& name : names_) name_pointers_.push_back(&name);
+  }
+
+  // Whether the machine has what the call asks for. What no machine has, the handler must refuse.
+  bool possible() const { return possible_; }
+  bool right() const { return call_.right && !impossible_; }
+
+  XLA_FFI_Error* Run(XLA_FFI_Handler* handler) {
+    const XLA_FFI_Api api = MakeApi();
+    XLA_FFI_CallFrame frame = {};
+    frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
+    frame.api = &api;
+    frame.stage = XLA_FFI_ExecutionStage_EXECUTE;
+    frame.args = {XLA_FFI_Args_STRUCT_SIZE, nullptr, int64_t(argument_types_.size()), argument_types_.data(),
+                  pointers_.data()};
+    frame.rets = {XLA_FFI_Rets_STRUCT_SIZE, nullptr, int64_t(result_types_.size()), result_types_.data(),
+                  pointers_.data() + argument_types_.size()};
+    frame.attrs = {
+        XLA_FFI_Attrs_STRUCT_SIZE, nullptr,           int64_t(attribute_types_.size()), attribute_types_.data(),
+        name_pointers_.data(),     attributes_.data()};
+    return handler(&frame);
+  }
+
+  void CheckSuccess() const {
+    if (impossible_) Fail(call_, "takes shapes that no memory has");
+    if (contract) return;
+    for (size_t b = 0; b < call_.results.size(); ++b) {
+      const size_t size = SizeOf(call_.results[b].dtype);
+      if (call_.results[b].role != Role::kResult) continue;
+      const std::string unwritten = Unwritten(call_.results[b].dtype);
+      const std::unique_ptr<char[]>& memory = memory_[call_.arguments.size() + b];
+      for (int64_t i = 0; i < Count(call_.results[b].dims); ++i) {
+        if (std::memcmp(&memory[i * size], unwritten.data(), size) != 0) continue;
+        Fail(call_, "does not write element " + std::to_string(i) + " of result " + std::to_string(b));
+      }
+    }
+  }
+
+ private:
+  void AddBuffer(const Buffer& buffer) {
+    const int64_t count = Count(buffer.dims), bytes = count * int64_t(SizeOf(buffer.dtype));
+    impossible_ |= count < 0;
+    possible_ &= contract || count <= kMostNumbers;
+    memory_.emplace_back();
+    dims_.push_back(buffer.dims);
+    char* data = nullptr;
+    if (contract) {
+      data = contract->Address(memory_.size(), buffer.role == Role::kInPlace, bytes);
+    } else if (buffer.role == Role::kInPlace && in_place_) {
+      data = in_place_;
+    } else if (count >= 0 && possible_) {  // an address, even of nothing
+      memory_.back().reset(new char[bytes]);
+      data = memory_.back().get();
+      const std::string unwritten = Unwritten(buffer.dtype);
+      for (int64_t i = 0; i < count; ++i) std::memcpy(data + i * unwritten.size(), unwritten.data(), unwritten.size());
+      if (memory_.size() <= call_.arguments.size()) numbers_.Fill(buffer, data, count);
+      if (buffer.role == Role::kInPlace) in_place_ = data;
+    }
+    buffers_.push_back(
+        {XLA_FFI_Buffer_STRUCT_SIZE, nullptr, buffer.dtype, data, int64_t(buffer.dims.size()), dims_.back().data()});
+  }
+
+  void AddAttribute(const std::string& name, const Attribute& attribute) {
+    static XLA_FFI_Attrs nothing = {XLA_FFI_Attrs_STRUCT_SIZE, nullptr, 0, nullptr, nullptr, nullptr};
+    names_.push_back({name.data(), name.size()});
+    attribute_types_.push_back(attribute.type);
+    char* bytes = const_cast<char*>(attribute.bytes.data());
+    void* value = &nothing;
+    if (attribute.type == XLA_FFI_AttrType_ARRAY) {
+      const size_t count = attribute.bytes.size() / std::max<size_t>(1, SizeOf(attribute.dtype));
+      arrays_.push_back(std::make_unique<XLA_FFI_Array>(XLA_FFI_Array{attribute.dtype, count, bytes}));
+      value = arrays_.back().get();
+    } else if (attribute.type == XLA_FFI_AttrType_SCALAR) {
+      scalars_.push_back(std::make_unique<XLA_FFI_Scalar>(XLA_FFI_Scalar{attribute.dtype, bytes}));
+      value = scalars_.back().get();
+    } else if (attribute.type == XLA_FFI_AttrType_STRING) {
+      strings_.push_back(std::make_unique<XLA_FFI_ByteSpan>(XLA_FFI_ByteSpan{bytes, attribute.bytes.size()}));
+      value = strings_.back().get();
+    }
+    attributes_.push_back(value);
+    if (name == "sample_per_part" && attribute.bytes.size() >= sizeof(int64_t[2])) {  // which only takes long
+      int64_t points[2];
+      std::memcpy(points, bytes, sizeof points);
+      possible_ &= contract || std::max(points[0], points[1]) <= kMostPoints;
+    }
+  }
+
+  const Call& call_;
+  Numbers numbers_;
+  bool possible_ = true, impossible_ = false;
+  std::vector<std::unique_ptr<char[]>> memory_;
+  std::vector<std::vector<int64_t>> dims_;
+  std::vector<XLA_FFI_Buffer> buffers_;
+  std::vector<XLA_FFI_ArgType> argument_types_;
+  std::vector<XLA_FFI_RetType> result_types_;
+  std::vector<XLA_FFI_AttrType> attribute_types_;
+  std::vector<XLA_FFI_ByteSpan> names_;
+  std::vector<XLA_FFI_ByteSpan*> name_pointers_;
+  std::vector<void*> pointers_, attributes_;
+  std::vector<std::unique_ptr<XLA_FFI_Array>> arrays_;
+  std::vector<std::unique_ptr<XLA_FFI_Scalar>> scalars_;
+  std::vector<std::unique_ptr<XLA_FFI_ByteSpan>> strings_;
+  char* in_place_ = nullptr;
+};
+
+XLA_FFI_Handler* Find(const std::string& name) {
+  for (const auto& of_operator : dcn::BackendHandlers()) {
+    for (const dcn::Handler& handler : of_operator) {
+      if (handler.name == name) return handler.call;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+}  // namespace fuzz
+
+// Of libraries, some know these and some AddressSanitizer's.
+extern "C" const char* __asan_default_options() { return "alloc_dealloc_mismatch=0"; }
+
+void* operator new(size_t size) {
+  if (fuzz::uncounted != 1 && fuzz::allocations_left >= 0 && fuzz::allocations_left-- == 0) throw std::bad_alloc();
+  if (void* memory = std::malloc(size)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace fuzz;
+  static const bool cpu = !Find("dcn_fused_forward");
+  Bytes bytes(data, size);
+  const Call call = ReadCall(bytes, cpu);
+  if (std::getenv("SHOW_CALLS")) Show(call);
+  XLA_FFI_Handler* handler = Find(call.handler);
+  schedule = Schedule(bytes.Below(3));
+  const int64_t failing = int64_t{bytes.Next()} - 192;  // the allocation; mostly none
+  Frame frame(call, bytes.Next());
+  if (!handler || !frame.possible()) return 0;
+  // XLA's own words on a wrong attribute end the process where there is no memory for them.
+  const bool exhausted = (cpu || contract) && frame.right() && failing >= 0;
+  allocations_left = exhausted ? failing : -1;
+  const std::unique_ptr<XLA_FFI_Error> error(frame.Run(handler));
+  allocations_left = -1;
+  FinishTasks();
+  if (!error) {
+    frame.CheckSuccess();
+  } else if (error->message.empty()) {
+    Fail(call, "gives no reason");
+  } else if (error->code != XLA_FFI_Error_Code_INVALID_ARGUMENT &&
+             !(exhausted && error->code == XLA_FFI_Error_Code_RESOURCE_EXHAUSTED)) {
+    Fail(call, "fails: " + error->message);
+  } else if (frame.right() && !exhausted) {
+    Fail(call, "refuses what is right: " + error->message);
+  }
+  return 0;
+}

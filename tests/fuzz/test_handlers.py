@@ -1,0 +1,61 @@
+"""What the fuzzer has found of the FFI handlers' inputs, and some more, under sanitizers: errors or right results.
+
+corpus.bin has the inputs by which libFuzzer reached all that it reached: a length in two bytes, and the input.
+"""
+
+import hashlib
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+from kernels import build
+
+pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.usefixtures("compiler")]
+
+CORPUS = pathlib.Path(__file__).parent / "corpus.bin"
+# Of the inputs every how many are replayed, and how many changed ones.
+RUNS = {"contract": (1, 20_000), "cpu": (1, 2_000), "cuda": (8, 0)}
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    if shutil.which(build.COMPILER) is None or not build.has("memory"):
+        pytest.skip(f"the fuzzer is built with {build.COMPILER} and its sanitizers")
+
+
+def replay(backend, changed=build.LIB):
+    command = [build.fuzzer(backend, changed), CORPUS, *map(str, RUNS[backend])]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return result.returncode, result.stdout
+
+
+@pytest.mark.parametrize("backend", RUNS)
+def test_any_call_is_refused_or_succeeds(backend):
+    status, output = replay(backend)
+    assert status == 0, output
+    assert output.endswith("changed ones are done\n")
+
+
+# The check, and a handler's file that has it.
+MISTAKES = {
+    "d_x in another place": ("deform_conv.cc", r"checks\.Require\(d_x->untyped_data.*?;", "deform_conv.cc"),
+    "rows": ("conv_operands.h", r"checks\.FitsInt32\(\"the number of the output's rows.*?;", "deform_conv.cc"),
+    "touches": ("deform_conv_fused.cc", r"checks\.FitsInt32\(\"the number of touches.*?;", "deform_conv_fused.cc"),
+    "rois": ("psroi_pool.cc", r"checks\.Shape\(\"rois.*?;", "psroi_pool.cc"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_check_that_is_left_out_is_missed(name, tmp_path):
+    file, check, handlers = MISTAKES[name]
+    source, count = re.subn(check, ";", (build.LIB / "ffi" / file).read_text(), flags=re.DOTALL)
+    assert count == 1, f"{file} has changed: it must match {check} once"
+    changed = tmp_path / hashlib.sha256(source.encode()).hexdigest()[:16]  # which what is built is named after
+    (changed / "ffi").mkdir(parents=True)
+    shutil.copy(build.LIB / "ffi" / handlers, changed / "ffi")
+    (changed / "ffi" / file).write_text(source)
+    status, output = replay("contract", changed)
+    assert status != 0
+    assert re.search(r"runtime error|contract\.cc:\d+: |takes shapes that no memory has", output), output

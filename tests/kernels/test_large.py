@@ -1,0 +1,63 @@
+"""Operands of more than 2^32 numbers: what the last block or task computes stands in the last places."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from . import build
+
+pytestmark = pytest.mark.platforms("cpu")
+
+CPU = {name: build.CPU / f"{name}.cc" for name in ("deform_conv", "psroi_pool")}
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def backend(request):
+    return request.param
+
+
+def run(backend, folder, file=None, right="", wrong=""):
+    """The status and output with a line of one file changed."""
+    kernels = dict(build.KERNELS)
+    if backend == "cpu":
+        kernels = {name: folder / path.name for name, path in CPU.items()}
+        for name, path in CPU.items():
+            shutil.copy(path, kernels[name])
+        shutil.copy(build.HERE / "last_task" / "device.h", folder)
+    if file is not None:
+        source = (CPU if backend == "cpu" else build.KERNELS)[file].read_text()
+        assert source.count(right) == 1, f"{file} has changed: it must have the line {right!r} once"
+        kernels[file] = folder / build.KERNELS[file].with_suffix(".cc" if backend == "cpu" else ".cu").name
+        kernels[file].write_text(source.replace(right, wrong))
+    program = build.last_task_program if backend == "cpu" else lambda *rest: build.program(rest[0], "none", rest[1])
+    result = subprocess.run([program("large.cc", kernels)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if result.returncode == 2:
+        pytest.skip(result.stdout)
+    return result.returncode, result.stdout
+
+
+def test_last_places(backend, tmp_path):
+    assert run(backend, tmp_path) == (0, "all last places are right\n")
+
+
+# Where, and what is counted in 32 bits there.
+MISTAKES = {
+    "columns": ("cpu", "deform_conv", "(p * taps + k) * sizes.channels", "int32_t((p * taps + k) * sizes.channels)"),
+    "pooled": (
+        "cpu",
+        "psroi_pool",
+        "out = pooled + index * sizes.bins()",
+        "out = pooled + int32_t(index * 4096) / 4096",
+    ),
+    "pixel of x": ("cuda", "deform_conv", "x + pixel * sizes.channels", "x + int32_t(pixel * sizes.channels)"),
+    "fused output": ("cuda", "deform_conv_fused_forward", "y, p * call.features", "y, int32_t(p * call.features)"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_an_index_of_32_bits_is_found(name, tmp_path):
+    backend, file, right, wrong = MISTAKES[name]
+    status, output = run(backend, tmp_path, file, right, wrong)
+    assert status < 0 or re.search("the last .* is .*, must be", output), output
