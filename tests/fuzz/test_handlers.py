@@ -40,7 +40,7 @@ def test_any_call_is_refused_or_succeeds(backend):
 
 # The check, and a handler's file that has it.
 MISTAKES = {
-    "d_x in another place": ("deform_conv.cc", r"checks\.Require\(d_x->untyped_data.*?;", "deform_conv.cc"),
+    "workspace": ("deform_conv.cc", r"checks\.Shape\(\"workspace.*?;", "deform_conv.cc"),
     "rows": ("conv_operands.h", r"checks\.FitsInt32\(\"the number of the output's rows.*?;", "deform_conv.cc"),
     "touches": ("deform_conv_fused.cc", r"checks\.FitsInt32\(\"the number of touches.*?;", "deform_conv_fused.cc"),
     "rois": ("psroi_pool.cc", r"checks\.Shape\(\"rois.*?;", "psroi_pool.cc"),
