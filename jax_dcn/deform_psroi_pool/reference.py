@@ -105,8 +105,8 @@ def _locate(first, last, shift, size, axis, spec):
     position = jnp.clip(jnp.where(kept, position, 0), 0, max(size - 1, 0))
     low = jnp.floor(position)
     last = max(size - 1, 0)  # which a float may have rounded up
-    pixel = tuple(jnp.minimum(whole.astype(jnp.int32), last) for whole in (low, jnp.ceil(position)))
-    return _Axis(pixel, position - low, kept)
+    pixel, next_pixel = (jnp.minimum(whole.astype(jnp.int32), last) for whole in (low, jnp.ceil(position)))
+    return _Axis((pixel, next_pixel), position - low, kept)
 
 
 # Whether a position is an integer, where derivatives jump, is decided by its last bit. XLA would fuse a product with

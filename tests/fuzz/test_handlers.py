@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.usefixtures("compiler")]
 
 CORPUS = pathlib.Path(__file__).parent / "corpus.bin"
 # Of the inputs every how many are replayed, and how many changed ones.
-RUNS = {"contract": (1, 20_000), "cpu": (1, 2_000), "cuda": (8, 0)}
+RUNS = {"contract": (1, 20_000), "cpu": (1, 5_000), "cuda": (8, 0)}
 
 
 @pytest.fixture(scope="module")
