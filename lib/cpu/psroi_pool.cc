@@ -80,6 +80,16 @@ struct Bin {
   }
 };
 
+// What a task needs beside its operands. Made outside the vectorized functions, for an exception does not come out of
+// their clones.
+template <typename A>
+struct Scratch {
+  Bin<A> bin;
+  std::vector<A> sums, d;
+
+  Scratch(const PoolSizes& sizes, int64_t sums, int64_t d) : bin(sizes), sums(sums), d(d) {}
+};
+
 template <typename A>
 DCN_INLINE Region<A> RegionOf(const PoolSizes& sizes, const Regions& regions, int64_t region) {
   return LocateRegion(sizes, static_cast<const A*>(regions.rois) + region * 5);
@@ -107,7 +117,7 @@ DCN_INLINE const T* ImageOf(const PoolSizes& sizes, const T* x, int64_t region, 
 // one are a small part of x, which stays in the cache while all regions read it.
 template <typename T>
 DCN_VECTORIZED void PoolRegion(const PoolSizes& sizes, const Regions& regions, const std::vector<Cell>& cells,
-                               const T* x, T* pooled, int64_t index, int64_t class_) {
+                               const T* x, T* pooled, int64_t index, int64_t class_, Scratch<Accumulator<T>>& scratch) {
   using A = Accumulator<T>;
   const int64_t features = sizes.features(), class_features = sizes.class_features(), stride = sizes.groups();
   const Region<A> region = RegionOf<A>(sizes, regions, index);
@@ -118,12 +128,11 @@ DCN_VECTORIZED void PoolRegion(const PoolSizes& sizes, const Regions& regions, c
     return;
   }
   const T* image = ImageOf(sizes, x, index, region.image) + class_ * class_features * stride;
-  Bin<A> bin(sizes);
-  std::vector<A> sums(class_features);
-  A* sum = sums.data();
+  Bin<A>& bin = scratch.bin;
+  A* sum = scratch.sums.data();
   for (const Cell& cell : cells) {
     bin.Locate(sizes, region, cell, OffsetOf<A>(sizes, regions, index, cell.part, class_));
-    std::fill(sums.begin(), sums.end(), bin.nan ? std::numeric_limits<A>::quiet_NaN() : A(0));
+    std::fill_n(sum, class_features, bin.nan ? std::numeric_limits<A>::quiet_NaN() : A(0));
     for (const auto& y : bin.y) {
       for (const auto& x : bin.x) {
         const T* pixel = image + (y.pixel * sizes.width + x.pixel) * sizes.channels + cell.group;
@@ -148,13 +157,14 @@ struct Block {
 
 template <typename T>
 DCN_VECTORIZED void GatherBlock(const PoolSizes& sizes, const Regions& regions, const std::vector<Cell>& cells,
-                                const T* d_pooled, Accumulator<T>* d_x, const Block& block) {
+                                const T* d_pooled, Accumulator<T>* d_x, const Block& block,
+                                Scratch<Accumulator<T>>& scratch) {
   using A = Accumulator<T>;
   const int64_t features = sizes.features(), class_features = sizes.class_features();
   const int64_t pixels = sizes.height * sizes.width;
   const int64_t first_region = block.image / sizes.images * sizes.regions;
-  std::vector<A> sums(pixels * block.groups * block.features, A(0)), d(block.features);
-  Bin<A> bin(sizes);
+  A *sums = scratch.sums.data(), *d = scratch.d.data();
+  Bin<A>& bin = scratch.bin;
   for (int64_t index = first_region; index < first_region + sizes.regions; ++index) {
     const Region<A> region = RegionOf<A>(sizes, regions, index);
     if (region.state != RegionState::kPooled || region.image != block.image % sizes.images) continue;
@@ -169,7 +179,7 @@ DCN_VECTORIZED void GatherBlock(const PoolSizes& sizes, const Regions& regions, 
         bin.Locate(sizes, region, cells[i], OffsetOf<A>(sizes, regions, index, cells[i].part, class_));
         for (const auto& y : bin.y) {
           for (const auto& x : bin.x) {
-            A* sum = sums.data() + ((y.pixel * sizes.width + x.pixel) * block.groups + group) * block.features;
+            A* sum = sums + ((y.pixel * sizes.width + x.pixel) * block.groups + group) * block.features;
             const A weight = bin.scale * y.weight * x.weight;
             for (int64_t f = begin; f < end; ++f) sum[f] += weight * d[f];
           }
@@ -177,7 +187,7 @@ DCN_VECTORIZED void GatherBlock(const PoolSizes& sizes, const Regions& regions, 
       }
     }
   }
-  const A* sum = sums.data();
+  const A* sum = sums;
   A* out = d_x + block.image * pixels * sizes.channels + block.first_feature * sizes.groups() + block.first_group;
   for (int64_t pixel = 0; pixel < pixels; ++pixel) {
     for (int64_t f = 0; f < block.features; ++f) {
@@ -211,7 +221,8 @@ DCN_INLINE A Dot(const T* d, const T* pixel, int64_t stride, int64_t n) {
 template <typename T>
 DCN_VECTORIZED void OffsetCotangentOfRegion(const PoolSizes& sizes, const Regions& regions,
                                             const std::vector<Cell>& cells, const T* x, const T* d_pooled,
-                                            Accumulator<T>* d_offset, int64_t index, int64_t class_) {
+                                            Accumulator<T>* d_offset, int64_t index, int64_t class_,
+                                            Scratch<Accumulator<T>>& scratch) {
   using A = Accumulator<T>;
   const int64_t features = sizes.features(), class_features = sizes.class_features(), stride = sizes.groups();
   const int64_t parts = int64_t{sizes.part[0]} * sizes.part[1];
@@ -222,7 +233,7 @@ DCN_VECTORIZED void OffsetCotangentOfRegion(const PoolSizes& sizes, const Region
   if (region.state != RegionState::kPooled) return;
   const T* image = ImageOf(sizes, x, index, region.image) + class_ * class_features * stride;
   const T* d = d_pooled + index * sizes.bins() * features + class_ * class_features;
-  Bin<A> bin(sizes);
+  Bin<A>& bin = scratch.bin;
   for (size_t i = 0; i < cells.size(); ++i) {
     bin.Locate(sizes, region, cells[i], OffsetOf<A>(sizes, regions, index, cells[i].part, class_));
     if (bin.scale == A(0) && !bin.nan) continue;
@@ -252,7 +263,8 @@ const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Regi
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     device.ParallelFor(n * sizes.classes, [&](int64_t task) {
-      PoolRegion(sizes, regions, cells, static_cast<const T*>(x), static_cast<T*>(pooled), task % n, task / n);
+      Scratch<Accumulator<T>> scratch(sizes, sizes.class_features(), 0);
+      PoolRegion(sizes, regions, cells, static_cast<const T*>(x), static_cast<T*>(pooled), task % n, task / n, scratch);
     });
   });
   return nullptr;
@@ -276,7 +288,10 @@ const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& siz
       const int64_t f = task % across * block_features, g = task / across % down * block_groups;
       const Block block = {task / across / down, f, std::min(block_features, features - f), g,
                            std::min(block_groups, groups - g)};
-      GatherBlock(sizes, regions, cells, static_cast<const T*>(d_pooled), static_cast<Accumulator<T>*>(d_x), block);
+      Scratch<Accumulator<T>> scratch(sizes, sizes.height * sizes.width * block.groups * block.features,
+                                      block.features);
+      GatherBlock(sizes, regions, cells, static_cast<const T*>(d_pooled), static_cast<Accumulator<T>*>(d_x), block,
+                  scratch);
     });
   });
   return nullptr;
@@ -289,8 +304,9 @@ const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& si
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     device.ParallelFor(n * sizes.classes, [&](int64_t task) {
+      Scratch<Accumulator<T>> scratch(sizes, 0, 0);
       OffsetCotangentOfRegion(sizes, regions, cells, static_cast<const T*>(x), static_cast<const T*>(d_pooled),
-                              static_cast<Accumulator<T>*>(d_offset), task % n, task / n);
+                              static_cast<Accumulator<T>*>(d_offset), task % n, task / n, scratch);
     });
   });
   return nullptr;

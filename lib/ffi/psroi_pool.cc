@@ -58,6 +58,8 @@ Decoded Decode(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi
                    "offset must have two channels for each of a number of classes that divides the features");
     checks.Shape("offset", *offset, {sizes.batches, sizes.regions, sizes.part[0], sizes.part[1], channels});
     decoded.regions.offset = offset->untyped_data();
+  } else {
+    sizes.part[0] = sizes.part[1] = 1;  // no memory says that they are few
   }
   checks.Shape("pooled", pooled, {sizes.batches, sizes.regions, sizes.output[0], sizes.output[1], sizes.features()});
   return decoded;

@@ -79,18 +79,16 @@ class Writer {
   void Result(XLA_FFI_DataType dtype, std::vector<int64_t> dims, Role role = Role::kResult) {
     call_.results.push_back({dtype, std::move(dims), role});
   }
-  void Pair(const char* name, int64_t first, int64_t second) {
-    call_.attributes[name] = Attribute::Integers({first, second});
-  }
+  void Pair(const char* name, const std::vector<int64_t>& pair) { call_.attributes[name] = Attribute::Integers(pair); }
 
   void Window(int64_t most_taps) {
     kernel_[0] = Size(most_taps, 1);
     kernel_[1] = Size(most_taps, 1);
     taps_ = Product({kernel_[0], kernel_[1]});
-    Pair("kernel_size", kernel_[0], kernel_[1]);
-    Pair("strides", Size(3, 1), Size(3, 1));
-    Pair("padding", Size(3, -3), Size(3, -3));
-    Pair("kernel_dilation", Size(3, 1), Size(3, 1));
+    Pair("kernel_size", {kernel_[0], kernel_[1]});
+    Pair("strides", {Size(3, 1), Size(3, 1)});
+    Pair("padding", {Size(3, -3), Size(3, -3)});
+    Pair("kernel_dilation", {Size(3, 1), Size(3, 1)});
     call_.attributes["circular"] = Attribute::Boolean(bytes_.Below(2));
     images_ = Size(3);
     height_ = Size(9);
@@ -167,7 +165,7 @@ class Writer {
       int64_t* pair = name[0] == 'o' ? output_ : name[0] == 'g' ? group_ : name[0] == 'p' ? part_ : points_;
       pair[0] = Size(3, 1);
       pair[1] = Size(3, 1);
-      Pair(name, pair[0], pair[1]);
+      Pair(name, {pair[0], pair[1]});
     }
     const std::vector<double> scales = {0.5, 1, 0.0625, 0, -1, 1e300, 1e-300, 1. / 0, -1. / 0, 0. / 0};
     call_.attributes["spatial_scale"] = Attribute::Number(bytes_.Of(scales));

@@ -50,7 +50,10 @@ def program(name: str, sanitizer: str, kernels: dict[str, pathlib.Path]) -> path
 
 def last_task_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
     """`name` and `kernels` of the CPU, which stand beside a device that runs a loop's last task alone."""
-    own = {path: ["-iquote", str(HERE / "last_task"), "-iquote", str(CPU)] for path in [HERE / name, *kernels.values()]}
+    own = {
+        path: ["-O0", "-iquote", str(HERE / "last_task"), "-iquote", str(CPU)]
+        for path in [HERE / name, *kernels.values()]
+    }
     return _link(pathlib.Path(name).stem, list(own.items()), "none")
 
 
@@ -63,11 +66,13 @@ def fuzzer(backend: str, changed: pathlib.Path = LIB) -> pathlib.Path:
     paths = [path for path in sorted((LIB / "ffi").glob("*.cc")) if path.name != "module.cc"]
     if backend == "cpu":
         paths = [*(path for path in paths if path.stem != "deform_conv_fused"), *sorted(CPU.glob("*.cc"))]
-        rest = [(path, ["-iquote", str(CPU)]) for path in paths]
+        rest = [(path, ["-O0", "-iquote", str(CPU)]) for path in paths]
     else:
         ffi = [(path, changed / "ffi" / path.name) for path in paths]
         ffi = [(new, ["-iquote", str(changed)]) if new.exists() and new != old else (old, []) for old, new in ffi]
-        rest = [(path, [*own, "-include", "stream.h"]) for path, own in [*ffi, (LIB / "cuda" / "handlers.cc", [])]]
+        rest = [
+            (path, [*own, "-O0", "-include", "stream.h"]) for path, own in [*ffi, (LIB / "cuda" / "handlers.cc", [])]
+        ]
         kernels = [FUZZ / "contract.cc"] if backend == "contract" else KERNELS.values()
         rest += [(path, []) for path in kernels]
     return _link(f"fuzz_{backend}", [*ours, *rest], "memory")

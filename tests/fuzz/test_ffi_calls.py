@@ -1,0 +1,147 @@
+"""Calls of the bare handlers that the package would not make: XLA's runtime error or a result, and nothing worse."""
+
+import functools
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_dcn
+from jax_dcn import _kernels
+
+pytestmark = pytest.mark.platforms("cpu")
+
+NAMES = sorted(_kernels.modules["cpu"].handlers)
+SIZES = [0, 1, 2, 3, 7, 33]
+NUMBERS = [-(2**63), -(2**31), -1, 0, 1, 2, 3, 2**15 + 1, 2**31 - 1, 2**31, 2**63 - 1]
+TYPES = [jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64, jnp.int32, jnp.int64, jnp.bool_, jnp.complex64]
+ATTRIBUTES = [np.int32(1), np.float32(1), 1, 1.0, True, "1", np.zeros(0, np.int64), np.ones(3, np.int64)]
+
+
+@functools.cache
+def right_calls():
+    """By handler, one call that the package itself makes: (results, aliases, operands, attributes)."""
+    calls = {}
+
+    def record(name, results, input_output_aliases=None):
+        def call(*operands, **attributes):
+            shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jax.tree.leaves(results)]
+            operands = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in operands]
+            calls[name] = shapes, input_output_aliases, operands, attributes
+            return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), results)
+
+        return call
+
+    def both(x, offset, weight, mask, shift):
+        y = jax_dcn.deform_conv2d(x, offset, weight, mask=mask)
+        return y.sum() + jax_dcn.deform_psroi_pool(x, jnp.ones((3, 5)), shift, output_size=2).sum()
+
+    operands = [jnp.ones(s) for s in ((2, 5, 6, 4), (2, 5, 6, 36), (3, 3, 4, 2), (2, 5, 6, 18), (3, 2, 2, 4))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.ffi, "ffi_call", record)
+        jax.clear_caches()
+        jax.jit(jax.value_and_grad(both, (0, 1, 2, 3, 4))).lower(*operands)
+    jax.clear_caches()
+    return calls
+
+
+@st.composite
+def wrong_calls(draw):
+    name = draw(st.sampled_from(NAMES))
+    results, aliases, operands, attributes = right_calls()[name]
+    results, operands, attributes = list(results), list(operands), dict(attributes)
+    for _ in range(draw(st.integers(1, 2))):
+        buffers = draw(st.sampled_from([results, operands]))
+        kind = draw(st.sampled_from(["shape", "rank", "type", "number", "attribute", "attribute's number"]))
+        if kind == "attribute":
+            attribute = draw(st.sampled_from([*attributes, "other"]))
+            value = draw(st.sampled_from([None, *ATTRIBUTES]))
+            attributes.pop(attribute, None)
+            if value is not None:
+                attributes[attribute] = value
+        elif kind == "attribute's number":
+            attribute = draw(st.sampled_from(sorted(attributes)))
+            few = attribute == "sample_per_part"  # for so many points only take long
+            value, number = attributes[attribute], draw(st.sampled_from([n for n in NUMBERS if not few or n < 2**15]))
+            attributes[attribute] = np.array([number, *value[1:]]) if np.ndim(value) else type(value)(number)
+        elif buffers:
+            i = draw(st.integers(0, len(buffers) - 1))
+            shape, dtype = list(buffers[i].shape), buffers[i].dtype
+            if kind == "shape" and shape:
+                shape[draw(st.integers(0, len(shape) - 1))] = draw(st.sampled_from(SIZES))
+            elif kind == "rank":
+                shape = draw(st.sampled_from([[], shape[1:], [*shape, 1]]))
+            elif kind == "type":
+                dtype = draw(st.sampled_from(TYPES))
+            buffers[i] = jax.ShapeDtypeStruct(tuple(shape), dtype)
+            if kind == "number":
+                buffers[i:] = draw(st.sampled_from([[], [buffers[i]] * 2]))
+    # XLA itself insists on a result for every operand in place, of its shape.
+    for operand, result in (aliases or {}).items():
+        if operand >= len(operands) or result >= len(results) or operands[operand] != results[result]:
+            aliases = None
+    return name, results, aliases, operands, attributes
+
+
+def call(name, results, aliases, operands, attributes):
+    function = jax.ffi.ffi_call(name, results, input_output_aliases=aliases)
+    arrays = [jnp.ones(operand.shape, operand.dtype) for operand in operands]
+    return jax.block_until_ready(jax.jit(lambda *arrays: function(*arrays, **attributes))(*arrays))
+
+
+def test_the_packages_own_calls_are_right():
+    assert sorted(right_calls()) == NAMES
+    for name in NAMES:
+        call(name, *right_calls()[name])
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(wrong_calls())
+def test_wrong_calls(wrong):
+    with jax.enable_x64(True):
+        try:
+            for result in call(*wrong):
+                assert result is not None
+        except jax.errors.JaxRuntimeError as error:
+            assert "INVALID_ARGUMENT" in str(error), error
+
+
+SPECIAL = [0, -1, 1, 2**31, -(2**31), np.nan, np.inf, -np.inf, 1e-45, 3.4e38, 0.5, 2**24 + 1]
+
+
+@hypothesis.settings(max_examples=15)
+@hypothesis.given(st.data())
+def test_public_functions_of_any_arguments(data):
+    """A result, or an exception that the package raises on purpose."""
+    size = st.sampled_from([0, 1, 2, 3, 5])
+    number = st.sampled_from([*NUMBERS, 1.5, np.nan, None, "SAME", "CIRCULAR", (1, 2), (0, -1), np.ones(2, int)])
+
+    def array(*least):
+        dims = [data.draw(size) for _ in range(4)] if data.draw(st.booleans()) else least
+        values = data.draw(st.sampled_from(SPECIAL))
+        dtype = data.draw(st.sampled_from([jnp.float32, jnp.bfloat16, jnp.float16]))
+        return jnp.full(dims, values, jnp.float32).astype(dtype)
+
+    options = {
+        name: data.draw(number) for name in ("strides", "padding", "kernel_dilation") if data.draw(st.booleans())
+    }
+    try:
+        y = jax_dcn.deform_conv2d(array(1, 3, 3, 2), array(1, 3, 3, 8), array(2, 2, 2, 1), **options)
+        assert y.ndim == 4
+    except (TypeError, ValueError):
+        pass
+    options = {
+        name: data.draw(number)
+        for name in ("group_size", "part_size", "spatial_scale", "trans_std")
+        if data.draw(st.booleans())
+    }
+    try:
+        pooled = jax_dcn.deform_psroi_pool(
+            array(1, 4, 4, 2), jnp.ones((2, 5)), array(2, 1, 1, 2), output_size=1, **options
+        )
+        assert pooled.shape[:3] == (2, 1, 1)
+    except (TypeError, ValueError):
+        pass

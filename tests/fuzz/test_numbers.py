@@ -1,0 +1,82 @@
+"""Every kind of number in every operand: the kernels' results and gradients are the reference's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_dcn
+
+SIDE = 5  # of images, in which each kind has a pixel of its own
+DTYPES = ["float16", "bfloat16", "float32", "float64"]
+
+
+def kinds(dtype):
+    """25 numbers, of which some are outside every image, some on borders and pixels, and some none at all."""
+    info = jnp.finfo(dtype)
+    special = [np.inf, -np.inf, np.nan, info.max, info.min, info.tiny, -info.tiny, info.smallest_subnormal, 2**31]
+    near = [0.0, -0.0, 0.5, -0.5, 1, -1, -1.5, SIDE - 1, SIDE - 0.5, SIDE, -SIDE, 2.5, -2.5, 2**24 + 1, -(2**31), 1e-3]
+    with np.errstate(over="ignore"):
+        return np.array([*special, *near], np.float64).astype(dtype)
+
+
+def check_both(function, operands, dtype):
+    """What is neither finite nor of a size that sums of it would be is so in both: their order decides what it is."""
+
+    def results(backend):
+        y, pull = jax.vjp(lambda *operands: function(*operands, backend=backend), *operands)
+        return y, *pull(jnp.ones_like(y))
+
+    def ordinary(array):
+        array = np.asarray(array, np.float64)
+        return np.where(np.abs(array) < float(jnp.finfo(dtype).max) ** 0.5, array, np.nan)
+
+    tolerance = 8 * float(jnp.finfo(dtype).eps)
+    for result, expected in zip(*(jax.jit(results, static_argnums=0)(b) for b in (None, "reference")), strict=True):
+        np.testing.assert_allclose(ordinary(result), ordinary(expected), rtol=tolerance, atol=tolerance)
+
+
+OPERANDS = ["x", "offset", "mask", "weight"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("where, padding", [*((operand, 0) for operand in OPERANDS), ("offset", "CIRCULAR")])
+def test_convolution(where, padding, dtype, x64):
+    wide = jnp.promote_types(dtype, jnp.float32)
+    generator = np.random.default_rng(0)
+    operands = {
+        "x": generator.uniform(-1, 1, (1, SIDE, SIDE, 2)).astype(dtype),
+        "offset": generator.uniform(-1, 1, (1, SIDE, SIDE, 2)).astype(wide),
+        "weight": generator.uniform(-1, 1, (1, 1, 2, 25)).astype(dtype),
+        "mask": generator.uniform(0, 1, (1, SIDE, SIDE, 1)).astype(wide),
+    }
+    array = operands[where]
+    (array[0, 0, 0] if where == "weight" else array[..., 0]).flat = kinds(array.dtype)
+
+    def convolve(x, offset, weight, mask, backend):
+        options = {"padding": padding, "precision": "highest", "backend": backend}
+        return jax_dcn.deform_conv2d(x, offset, weight, mask=mask, **options)
+
+    check_both(convolve, list(map(jnp.asarray, operands.values())), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+@pytest.mark.parametrize("where", ["x", "offset", "image", "corner"])
+def test_pooling(where, dtype, x64):
+    wide = jnp.promote_types(dtype, jnp.float32)
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, (2, SIDE, SIDE, 2)).astype(dtype)
+    rois = np.tile(np.array([0, 1, 1, 3, 3], wide), (25, 1))
+    offset = generator.uniform(-1, 1, (25, 1, 1, 2)).astype(wide)
+    if where == "x":
+        x[1, ..., 0].flat = kinds(dtype)
+        rois[:, 0] = 1
+    elif where == "offset":
+        offset[..., 0].flat = kinds(wide)
+    else:
+        rois[:, 0 if where == "image" else 3] = kinds(wide)
+
+    def pool(x, offset, backend):
+        return jax_dcn.deform_psroi_pool(x, jnp.asarray(rois), offset, output_size=(1, 2), part_size=1, backend=backend)
+
+    check_both(pool, [jnp.asarray(x), jnp.asarray(offset)], dtype)

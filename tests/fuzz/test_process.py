@@ -1,0 +1,127 @@
+"""What becomes of the process: interrupts, no memory, and many threads at once leave JAX usable."""
+
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_dcn
+
+pytestmark = pytest.mark.platforms("cpu")
+
+
+def convolve(x, offset, weight):
+    return jax_dcn.deform_conv2d(x, offset, weight)
+
+
+def pooled(x, offset, weight):
+    rois = jnp.array([[0.0, 0, 0, 5, 5], [1, 2, 1, 7, 6]])
+    return jax_dcn.deform_psroi_pool(x, rois, offset[:, :2, :2, :2], output_size=2)
+
+
+def gradients(function):
+    return jax.jit(jax.grad(lambda *operands: (function(*operands) ** 2).sum(), (0, 1)))
+
+
+def operands(size, seed=0):
+    keys = jax.random.split(jax.random.key(seed), 3)
+    shapes = (2, size, size, 8), (2, size, size, 18), (3, 3, 8, 4)
+    return [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
+
+
+def test_many_threads_at_once():
+    """Every thread has the results that one alone has, to the last bit."""
+    work = [(gradients(f), operands(size)) for f in (convolve, pooled) for size in (8, 13, 24)] * 8
+    alone = [jax.device_get(f(*a)) for f, a in work]
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(lambda one: jax.device_get(one[0](*one[1])), work * 2))
+    for result, expected in zip(together, alone * 2, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, result, expected)
+
+
+def test_several_devices_in_several_threads():
+    devices = jax.device_count()
+    parts = [jnp.stack(arrays) for arrays in zip(*(operands(8, seed) for seed in range(devices)), strict=True)]
+    mapped = jax.pmap(gradients(jax.vmap(convolve)))
+    parts = [part[:, None] for part in parts]
+    alone = jax.device_get(mapped(*parts))
+    with ThreadPoolExecutor(4) as pool:
+        for result in pool.map(lambda _: jax.device_get(mapped(*parts)), range(8)):
+            jax.tree.map(np.testing.assert_array_equal, result, alone)
+
+
+def run(program):
+    """What a process of its own prints."""
+    start = """
+        import jax, jax.numpy as jnp, jax_dcn
+
+        def convolve(x, offset, weight):
+            return jax_dcn.deform_conv2d(x, offset, weight)
+
+        operands = jnp.ones((1, 16, 16, 4)), jnp.zeros((1, 16, 16, 18)), jnp.ones((3, 3, 4, 4))
+        expected = jax.jit(convolve)(*operands)
+    """
+    end = """
+        assert (jax.jit(convolve)(*operands) == expected).all()
+        print("usable")
+    """
+    command = [sys.executable, "-c", "\n".join(map(textwrap.dedent, (start, program, end)))]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.split()
+
+
+def test_an_interrupt_arrives_after_the_call():
+    program = """
+        import os, signal, threading, time
+        x, offset, weight = jnp.ones((4, 128, 128, 64)), jnp.zeros((4, 128, 128, 18)), jnp.ones((3, 3, 64, 64))
+        compiled = jax.jit(lambda *a: jax.lax.fori_loop(0, 30, lambda i, x: convolve(x, *a[1:]) / 600, a[0]))
+        compiled = compiled.lower(x, offset, weight).compile()
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        try:
+            for _ in range(100):
+                jax.block_until_ready(compiled(x, offset, weight))
+            print("never")
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    assert run(program) == ["interrupted", "usable"]
+
+
+def test_without_memory_a_call_raises():
+    """For the result, by XLA; for what a kernel needs itself, before its tasks, and in one of them."""
+    program = """
+        import resource
+
+        def large(scale):
+            offset = jnp.zeros((1, 2**13, 2**13, 2))
+            return jax_dcn.deform_conv2d(jnp.ones((1, 2**13, 2**13, 1)) * scale, offset, jnp.ones((1, 1, 1, 4)))
+
+        def pool(scale):
+            return jax_dcn.psroi_pool(jnp.ones((1, 4, 4, 1)) * scale, jnp.ones((1, 5)), output_size=(2**24, 1))
+
+        def pool_gradient(scale):
+            def total(x):
+                return jax_dcn.psroi_pool(x, jnp.ones((1, 5)), output_size=1).sum()
+
+            return jax.grad(total)(scale * jnp.ones((1, 2**13, 2**13, 1)))
+
+        scale = jnp.ones(())
+        compiled = [jax.jit(f).lower(scale).compile() for f in (large, pool, pool_gradient)]
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        for call, room in zip(compiled, (2**28, 2**28, 2**29 + 2**28 - 2**26)):
+            resource.setrlimit(resource.RLIMIT_AS, (used + room, resource.RLIM_INFINITY))
+            try:
+                jax.block_until_ready(call(scale))
+                print("enough")
+            except jax.errors.JaxRuntimeError as error:
+                print(str(error)[:35].replace(" ", "_"))
+            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+    """
+    ours = "RESOURCE_EXHAUSTED:_jax_dcn:_out_of"
+    assert run(program) == ["RESOURCE_EXHAUSTED:_Out_of_memory_a", ours, ours, "usable"]
