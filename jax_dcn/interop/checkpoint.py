@@ -1,6 +1,7 @@
 """Checkpoint files."""
 
 import os
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,19 @@ import ml_dtypes
 import numpy as np
 
 _TORCH = (".pth", ".pt", ".ckpt", ".bin")
+_KEYS = ("state_dict", "model", "params", "model_state_dict", "net")  # of dictionaries around state dicts
 
 
-def load(path: str | os.PathLike[str], *, weights_only: bool = True) -> dict[str, np.ndarray]:
+def load(path: str | os.PathLike[str], *, key: str | None = None, weights_only: bool = True) -> dict[str, np.ndarray]:
     """The arrays of a checkpoint file, by their names.
 
     Args:
       path: ``.safetensors``, read by the package safetensors; ``.pth``, ``.pt``, ``.ckpt`` or ``.bin``, read by torch;
-        or ``.npz``. A state dict inside a dictionary, under ``state_dict`` or ``model`` as mmdet, maskrcnn-benchmark
-        and others save it, is found.
+        Detectron2's ``.pkl``; or ``.npz``.
+      key: Under which of a file's names its state dict is, such as "params_ema". None finds "state_dict" (mmdet),
+        "model" (Detectron2, maskrcnn-benchmark), "params" (EDVR), "model_state_dict", "net", or none.
       weights_only: As in ``torch.load``: False reads files that hold other objects too, and runs code that they
-        contain. Only for files that you trust.
+        contain. Only for files that you trust. A ``.pkl`` is such a file.
 
     Returns:
       NumPy arrays; bfloat16 ones are of ml_dtypes' type.
@@ -38,16 +41,23 @@ def load(path: str | os.PathLike[str], *, weights_only: bool = True) -> dict[str
       (8, 4, 3, 3)
     """
     path = Path(path)
-    if path.suffix == ".safetensors":
+    suffix = path.suffix.lower()
+    if suffix == ".safetensors":
         from safetensors.numpy import load_file
 
         return dict(load_file(path))
-    if path.suffix == ".npz":
+    if suffix == ".npz":
         with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
-    if path.suffix not in _TORCH:
-        raise ValueError(f"path must end in .safetensors, .npz, {', '.join(_TORCH)}, got {str(path)!r}")
-    return _state_dict(_load_torch(path, weights_only), path)
+    if suffix == ".pkl":
+        if weights_only:
+            raise ValueError(
+                f"{str(path)!r} may hold code, as all of its kind: if you trust it, pass weights_only=False"
+            )
+        return _state_dict(pickle.loads(path.read_bytes(), encoding="latin1"), key, path)
+    if suffix not in _TORCH:
+        raise ValueError(f"path must end in .safetensors, .npz, .pkl, {', '.join(_TORCH)}, got {str(path)!r}")
+    return _state_dict(_load_torch(path, weights_only), key, path)
 
 
 def to_array(value: Any) -> np.ndarray:
@@ -63,25 +73,27 @@ def to_array(value: Any) -> np.ndarray:
 
 
 def _load_torch(path: Path, weights_only: bool) -> Any:
-    import pickle
-
     import torch
 
     try:
         return torch.load(path, map_location="cpu", weights_only=weights_only)
     except pickle.UnpicklingError as error:
+        if "Unsupported global" not in str(error):
+            raise ValueError(f"{str(path)!r} is not a file that torch has written") from error
         raise ValueError(
             f"{str(path)!r} holds more than arrays, which torch does not load unasked: if you trust the file, pass "
             "weights_only=False"
         ) from error
 
 
-def _state_dict(content: Any, path: Path) -> dict[str, np.ndarray]:
-    for name in ("state_dict", "model"):
-        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
-            content = content[name]
+def _state_dict(content: Any, key: str | None, path: Path) -> dict[str, np.ndarray]:
+    inside = [name for name in content if isinstance(content[name], Mapping)] if isinstance(content, Mapping) else []
+    if key is not None and key not in inside:
+        raise ValueError(f"key must be one of {inside}, which {str(path)!r} has, got {key!r}")
+    for name in [key] if key else [name for name in _KEYS if name in inside][:1]:
+        content = content[name]
     arrays = content if isinstance(content, Mapping) else {}
     state = {name: to_array(value) for name, value in arrays.items() if hasattr(value, "shape")}
     if not state:
-        raise ValueError(f"{str(path)!r} holds no arrays by name")
+        raise ValueError(f"{str(path)!r} holds no arrays by name; there may be some under {inside}, by key")
     return state

@@ -41,8 +41,9 @@ def path_of(keys: Sequence[Any]) -> Path:
     return names[1:] if names[0] in ("params", "batch_stats") else names
 
 
-def parameter(name: str) -> str:
-    return _PARAMETERS.get(name, name)
+def parameters(name: str) -> list[str]:
+    """What a parameter may be called in PyTorch, likeliest first."""
+    return list(dict.fromkeys([_PARAMETERS.get(name, name), name]))
 
 
 def modules(path: Path, prefix: str = "") -> list[str]:

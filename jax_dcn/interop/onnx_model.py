@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jax_dcn import _check
@@ -17,7 +18,7 @@ def to_onnx(layer: Any, variables: Any = None, *, image_size: Sequence[int] | No
 
     The model computes in float32 and has ONNX's layout. Its inputs are ``x`` [N, in, H, W] and, where the layer has no
     branch, ``offset`` [N, 2·G·K, Ho, Wo] and, if it is modulated, ``mask`` [N, G·K, Ho, Wo]. Its output is ``y``
-    [N, features, Ho, Wo]. ``to_onnx(...).graph`` may become a part of a larger model.
+    [N, features, Ho, Wo]. ``onnx.compose`` puts it into a larger model; its ``add_prefix`` keeps names apart.
 
     Args:
       layer: A :class:`jax_dcn.linen.DeformConv` or :class:`jax_dcn.nnx.DeformConv`.
@@ -30,8 +31,8 @@ def to_onnx(layer: Any, variables: Any = None, *, image_size: Sequence[int] | No
     Raises:
       ImportError: Without the package onnx.
       TypeError: For a layer of another kind, or variables where there must be none.
-      ValueError: For what ONNX cannot express: an image that is a torus, negative padding, or padding "SAME" of images
-        of any size.
+      ValueError: For variables of something else, and for what ONNX cannot express: an image that is a torus, negative
+        padding, or padding "SAME" of images of any size.
 
     References:
       DeformConv-22 of the ONNX operator schemas, https://onnx.ai/onnx/operators/onnx__DeformConv.html.
@@ -47,11 +48,15 @@ def to_onnx(layer: Any, variables: Any = None, *, image_size: Sequence[int] | No
     from onnx import TensorProto, checker, helper, numpy_helper
 
     arrays = {name: array.astype(np.float32) for name, array in to_torch(_parameters(layer, variables)).items()}
+    if "weight" not in arrays:
+        raise ValueError(f"variables must be those of the layer alone, with a kernel, got {', '.join(arrays)}")
     if layer.kernel_transform is not None:
-        kernel = arrays["weight"].transpose(2, 3, 1, 0)
+        kernel = jnp.asarray(arrays["weight"].transpose(2, 3, 1, 0), layer.param_dtype)
         arrays["weight"] = np.asarray(layer.kernel_transform(kernel), np.float32).transpose(3, 2, 0, 1)
     features, group_features, *kernel_size = arrays["weight"].shape
     samples = layer.offset_groups * math.prod(kernel_size)
+    if image_size is not None:
+        image_size = _check.pair("image_size", image_size)
     window = _window(layer, image_size, kernel_size)
     inputs = {"x": group_features * layer.feature_group_count}
     nodes, offset, mask = [], "offset", "mask" if layer.modulated else ""

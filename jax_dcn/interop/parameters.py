@@ -1,5 +1,6 @@
 """Parameters of Flax models from state dicts of PyTorch's, and back."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -43,14 +44,16 @@ def from_torch(
         them, an NNX module or state.
       module: What ``like`` is called in the state dict: "backbone" reads ``backbone.conv1.weight``.
       strict: Whether to refuse parameters that the state dict lacks, and arrays of the module that ``like`` lacks.
-        Otherwise the former keep their values and the latter are left out.
+        Otherwise the former keep their values and the latter are left out, with a warning. Running statistics and
+        counters of batches may always be left out.
       output_size: Of the pooling layers whose branch is "fc", where their bins are not as many rows as columns.
 
     Returns:
       A tree like ``like``, of its dtypes. What is not of a floating type, such as random keys, stays.
 
     Raises:
-      ValueError: If names are missing, unexpected or ambiguous, or shapes do not fit.
+      TypeError: For a state dict that is no mapping, or a tree of other things than arrays.
+      ValueError: If names are missing, unexpected or ambiguous, or a shape does not fit.
 
     Example:
       >>> import jax, jax.numpy as jnp, numpy as np
@@ -67,37 +70,39 @@ def from_torch(
       >>> float(layer.apply(variables, jnp.ones((1, 6, 6, 4)))[0, 3, 3, 0])
       18.0
     """
-    source = _Source(state_dict)
+    source = _Source(state_dict, module)
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    if not all(hasattr(leaf, "shape") for _, leaf in leaves):
+        raise TypeError(f"like must be a tree of arrays, as a Linen module's variables are, got {type(like).__name__}")
     paths = [names.path_of(keys) for keys, _ in leaves]
-    deformable = _owners(paths, "conv_offset")
+    layers = _DeformableLayers(paths)
     bins = _pair(output_size)
-    branches = {
-        owner: regions.read(source.take, names.modules(owner, module), bins) for owner in _owners(paths, "fc_offset")
-    }
+    branches = {owner: regions.read(source.find, names.modules(owner, module), bins) for owner in layers.pools}
 
     values, missing = [], []
     for path, (_, leaf) in zip(paths, leaves, strict=True):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            values.append(leaf)
-            continue
-        if "fc_offset" in path:
-            found = branches[path[: path.index("fc_offset")]].get((_index(path), path[-1]))
+        found = None
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                raise ValueError(f"like must have a value for {'/'.join(path)}, which no state dict has")
+        elif layers.in_branch(path):
+            found = branches[layers.owner(path)].get((layers.index(path), path[-1]))
         else:
-            found = source.take(_keys(path, deformable, module))
-        if found is None:
-            missing.append(_keys(path, deformable, module)[0])
+            found = source.find(layers.keys(path, module))
+        if found is not None:
+            source.take(found[0], layers.owner(path) if layers.in_branch(path) else path)
+            leaf = _fitted(found[0][0], found[1], path, leaf)
+        elif jnp.issubdtype(leaf.dtype, jnp.inexact):
+            missing.append(layers.keys(path, module)[0])
             if not strict and isinstance(leaf, jax.ShapeDtypeStruct):
                 raise ValueError(f"state_dict lacks {missing[-1]!r}, and like has no value for it either")
-            values.append(leaf)
-        else:
-            values.append(_fitted(*found, path, leaf))
-    unexpected = source.left(module)
-    if strict and (missing or unexpected):
-        raise ValueError(
-            f"state_dict does not fit the model: missing {_some(missing)}; unexpected {_some(unexpected)} "
-            "(strict=False takes what fits)"
-        )
+        values.append(leaf)
+    unexpected = source.left(statistics=any(path[-1] in ("mean", "var") for path in paths))
+    if missing or unexpected:
+        message = f"state_dict does not fit the model: missing {_some(missing)}; unexpected {_some(unexpected)}"
+        if strict:
+            raise ValueError(f"{message} (strict=False leaves them out)")
+        warnings.warn(message, stacklevel=2)
     return jax.tree_util.tree_unflatten(structure, values)
 
 
@@ -134,23 +139,21 @@ def to_torch(
     """
     _check.choice("style", style, tuple(names.STYLES))
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    arrays = {
-        names.path_of(keys): np.asarray(leaf) for keys, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)
-    }
-    deformable = _owners(list(arrays), "conv_offset")
-    if style == "detectron2" and () in deformable and not module:
+    arrays = {names.path_of(keys): np.asarray(leaf) for keys, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)}
+    layers = _DeformableLayers(list(arrays))
+    if style == "detectron2" and () in layers.convs and not module:
         raise ValueError("module must be given in the style 'detectron2', whose offsets' name begins with the layer's")
     state: dict[str, np.ndarray] = {}
     branches: dict[names.Path, dict[tuple[int, str], np.ndarray]] = {}
     for path, array in arrays.items():
-        if "fc_offset" in path:
-            owner = path[: path.index("fc_offset")]
-            branches.setdefault(owner, {})[_index(path), path[-1]] = _torch_layout(path[-1], array)
-        else:
-            key = _keys(path, deformable, module, style)[0]
-            if key in state:
-                raise ValueError(f"{'/'.join(path)} and another parameter would both be called {key!r}")
-            state[key] = _torch_layout(path[-1], array)
+        if layers.in_branch(path):
+            branch = branches.setdefault(layers.owner(path), {})
+            branch[layers.index(path), path[-1]] = _torch_layout(path[-1], array)
+            continue
+        key = layers.keys(path, module, style)[0]
+        if key in state:
+            raise ValueError(f"{'/'.join(path)} and another parameter would both be called {key!r}")
+        state[key] = _torch_layout(path[-1], array)
     for owner, parameters in branches.items():
         name = names.modules(owner, module)[0]
         written = regions.write(parameters, names.STYLES[style], _pair(output_size))
@@ -161,51 +164,70 @@ def to_torch(
 class _Source:
     """A state dict that knows what was taken from it."""
 
-    def __init__(self, state_dict: Mapping[str, Any]) -> None:
+    def __init__(self, state_dict: Mapping[str, Any], module: str) -> None:
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"state_dict must be a mapping of names to arrays, got {type(state_dict).__name__}")
         self._state_dict = state_dict
-        self._taken: set[str] = set()
+        self._taken: dict[str, names.Path] = {}
+        # Detectron2 has what predicts a layer's offsets beside it.
+        self._module = (f"{module}.", f"{module}_offset.") if module else ("",)
+        if module and not any(key.startswith(self._module) for key in state_dict):
+            elsewhere = sorted({key.partition(f".{module}.")[0] for key in state_dict if f".{module}." in key})
+            hint = f"did you mean {elsewhere[0]}.{module}?" if elsewhere else f"it has {_some(list(state_dict))}"
+            raise ValueError(f"state_dict has nothing of module={module!r}: {hint}")
 
-    def take(self, keys: Sequence[str]) -> tuple[str, np.ndarray] | None:
+    def find(self, keys: Sequence[str]) -> regions.Found | None:
         """The one of these names that is there, and its array."""
         found = [key for key in dict.fromkeys(keys) if key in self._state_dict]
         if len(found) > 1:
             raise ValueError(f"state_dict has {' and '.join(map(repr, found))}, which name the same parameter")
-        if not found:
-            return None
-        self._taken.add(found[0])
-        return found[0], to_array(self._state_dict[found[0]])
+        return (tuple(found), to_array(self._state_dict[found[0]])) if found else None
 
-    def left(self, module: str) -> list[str]:
-        """What was not taken of a module, counters apart."""
-        start = names.joined(module, "")
-        left = (name for name in self._state_dict if name.startswith(start) and name not in self._taken)
-        return [name for name in left if not name.endswith("num_batches_tracked")]
+    def take(self, keys: Sequence[str], taker: names.Path) -> None:
+        for key in keys:
+            if self._taken.setdefault(key, taker) != taker:
+                raise ValueError(f"{key!r} would be both {'/'.join(self._taken[key])} and {'/'.join(taker)}")
 
-
-def _owners(paths: Sequence[names.Path], branch: str) -> set[names.Path]:
-    return {path[: path.index(branch)] for path in paths if branch in path}
+    def left(self, statistics: bool) -> list[str]:
+        """What was not taken of the module: counters apart, and running statistics where the model has none."""
+        optional = ("num_batches_tracked",) if statistics else ("num_batches_tracked", "running_mean", "running_var")
+        left = (name for name in self._state_dict if name.startswith(self._module) and name not in self._taken)
+        return [name for name in left if not name.endswith(optional)]
 
 
-def _index(path: names.Path) -> int:
-    """The place in a `Sequential` of the layer that a parameter belongs to."""
-    return int(path[-2].removeprefix("layers_"))
+class _DeformableLayers:
+    """Which of a model's paths are those of deformable layers, whose names are the libraries' own."""
 
+    def __init__(self, paths: Sequence[names.Path]) -> None:
+        self.convs = {path[: path.index("conv_offset")] for path in paths if "conv_offset" in path}
+        self.pools = {self.owner(path) for path in paths if self.in_branch(path)}
 
-def _keys(path: names.Path, deformable: set[names.Path], module: str, style: str | None = None) -> list[str]:
-    """What a parameter may be called in the state dict, likeliest first."""
-    styles = [names.STYLES[style]] if style else list(names.STYLES.values())
-    owner, name = path[:-1], names.parameter(path[-1])
-    suffixes = [""]
-    if owner[-1:] == ("conv_offset",):
-        owner, suffixes = owner[:-1], [style.conv_offset for style in styles]
-    elif owner in deformable:
-        suffixes = [style.conv for style in styles]
-    elif "fc_offset" in owner:
-        owner = tuple("offset_fc" if one == "fc_offset" else one for one in owner)
-    modules = names.modules(owner, module)
-    return [names.joined((one + suffix).removeprefix("."), name) for suffix in suffixes for one in modules]
+    def in_branch(self, path: names.Path) -> bool:
+        """Whether it is a layer's of the `Sequential` with which a pooling layer predicts offsets."""
+        return "fc_offset" in path and path[-2].removeprefix("layers_").isdigit()
+
+    def owner(self, path: names.Path) -> names.Path:
+        return path[: path.index("fc_offset")]
+
+    def index(self, path: names.Path) -> int:
+        return int(path[-2].removeprefix("layers_"))
+
+    def keys(self, path: names.Path, module: str, style: str | None = None) -> list[str]:
+        """What a parameter may be called in the state dict, likeliest first."""
+        styles = [names.STYLES[style]] if style else list(names.STYLES.values())
+        owner, suffixes = path[:-1], [""]
+        if owner[-1:] == ("conv_offset",):
+            owner, suffixes = owner[:-1], [style.conv_offset for style in styles]
+        elif owner in self.convs:
+            suffixes = [style.conv for style in styles]
+        elif self.in_branch(path):
+            owner = tuple("offset_fc" if name == "fc_offset" else name for name in owner)
+        return [
+            names.joined((one + suffix).removeprefix("."), name)
+            for name in names.parameters(path[-1])
+            for suffix in suffixes
+            for one in names.modules(owner, module)
+        ]
 
 
 def _pair(output_size: int | Sequence[int] | None) -> tuple[int, int] | None:
@@ -219,17 +241,16 @@ def _fitted(key: str, array: np.ndarray, path: names.Path, leaf: Any) -> jax.Arr
             f"{key!r} has shape {array.shape}, of which {'/'.join(path)} would get {value.shape}, but it must be "
             f"{leaf.shape}{_advice(path, value.shape, leaf.shape)}"
         )
-    return jnp.asarray(value, leaf.dtype)
+    return jnp.asarray(value, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
 def _advice(path: names.Path, found: Sequence[int], expected: Sequence[int]) -> str:
+    if "fc_offset" in path:
+        return ": see the layer's modulated, hidden_features and output_size"
     ratios = {(2, 3): "modulated=False", (3, 2): "modulated=True"}
     for (theirs, ours), remedy in ratios.items():
-        predicts = path[-2:-1] == ("conv_offset",) or (path[-1:] and "fc_offset" in path)
-        if predicts and found[-1] * ours == expected[-1] * theirs:
+        if "conv_offset" in path and found[-1] * ours == expected[-1] * theirs:
             return f": the layer should have {remedy}"
-    if "fc_offset" in path:
-        return ": see the layer's hidden_features, and its output_size"
     return ""
 
 

@@ -15,37 +15,39 @@ from jax_dcn.interop import names
 Layer = tuple[np.ndarray, np.ndarray]  # weight [out, in] and bias [out]
 Layers = Sequence[Layer]
 Size = tuple[int, int] | None  # rows and columns of bins; None means as many of these as of those
-Take = Callable[[Sequence[str]], tuple[str, np.ndarray] | None]
+Found = tuple[tuple[str, ...], np.ndarray]  # an array, and the names of those that it was made of
 
 LAYERS = (0, 2, 4)  # where a branch has its linear layers
 _MASK_LAYERS = (0, 2)
 
 
-def read(take: Take, modules: Sequence[str], output_size: Size) -> dict[tuple[int, str], tuple[str, np.ndarray]]:
-    """The parameters of a branch by layer and name, each with the name it had; none where there is no such branch."""
+def read(
+    find: Callable[[Sequence[str]], Found | None], modules: Sequence[str], output_size: Size
+) -> dict[tuple[int, str], Found]:
+    """The parameters of a branch by layer and name; none where there is no such branch."""
+    keys: list[str] = []
 
-    def layers_of(branch: str, indices: Sequence[int]) -> dict[str, Layer]:
-        layers = {}
-        for i in indices:
-            weight, bias = (
-                take([names.joined(module, f"{branch}.{i}.{name}") for module in modules])
-                for name in ("weight", "bias")
-            )
-            if weight is None or bias is None:
-                return {}
-            layers[weight[0].removesuffix(".weight")] = (weight[1], bias[1])
-        return layers
+    def layers_of(branch: str, indices: Sequence[int]) -> Layers:
+        parts = [f"{branch}.{i}.{name}" for i in indices for name in ("weight", "bias")]
+        found = [find([names.joined(module, part) for module in modules]) for part in parts]
+        if not any(found):
+            return []
+        for part, one in zip(parts, found, strict=True):
+            if one is None:
+                raise ValueError(f"state_dict lacks {names.joined(modules[0], part)!r}, but has others of {branch}")
+            keys.extend(one[0])
+        arrays = [one[1] for one in found if one is not None]
+        return list(zip(arrays[::2], arrays[1::2], strict=True))
 
-    found = layers_of("offset_mask_fc", LAYERS) or layers_of("offset_fc", LAYERS)
+    theirs = layers_of("offset_mask_fc", LAYERS) or layers_of("offset_fc", LAYERS)
     masks = layers_of("mask_fc", _MASK_LAYERS)
-    if not found:
+    if not theirs:
         return {}
-    theirs = list(found.values())
-    layers = _to_flax(_side_by_side(theirs, list(masks.values())) if masks else theirs, output_size)
+    layers = _to_flax(_side_by_side(theirs, masks) if masks else theirs, output_size)
     return {
-        (i, kind): (f"{module}.{name}", array)
-        for i, module, layer in zip(LAYERS, found, layers, strict=True)
-        for kind, name, array in zip(("kernel", "bias"), ("weight", "bias"), layer, strict=True)
+        (i, name): ((keys[i + k], *keys), layer[k])  # its own name first, for messages
+        for i, layer in zip(LAYERS, layers, strict=True)
+        for k, name in enumerate(("kernel", "bias"))
     }
 
 

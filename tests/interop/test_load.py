@@ -1,5 +1,7 @@
 """Checkpoint files."""
 
+import pickle
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -34,7 +36,7 @@ def test_npz(arrays, tmp_path):
     assert_same(interop.load(str(tmp_path / "weights.npz")), arrays)
 
 
-@pytest.mark.parametrize("inside", [None, "state_dict", "model"])
+@pytest.mark.parametrize("inside", [None, "state_dict", "model", "params"])
 def test_torch(inside, arrays, tmp_path):
     torch = pytest.importorskip("torch")
     tensors = {
@@ -53,8 +55,32 @@ def test_torch_files_with_code(arrays, tmp_path):
     assert interop.load(tmp_path / "weights.pth", weights_only=False)["a"].shape == (2,)
 
 
+def test_pickles(arrays, tmp_path):
+    """Detectron2's files, with another state dict beside."""
+    content = {"model": arrays, "averaged": {"conv.weight": 2 * arrays["conv.weight"]}, "best": np.ones(1)}
+    path = tmp_path / "model.pkl"
+    path.write_bytes(pickle.dumps(content))
+    with pytest.raises(ValueError, match=r"may hold code.* pass weights_only=False"):
+        interop.load(path)
+    assert_same(interop.load(path, weights_only=False), arrays)
+    assert_same(interop.load(path, key="averaged", weights_only=False), content["averaged"])
+    with pytest.raises(ValueError, match=r"key must be one of \['model', 'averaged'\].* got 'best'"):
+        interop.load(path, key="best", weights_only=False)
+    path.write_bytes(pickle.dumps({"ema": arrays}))
+    with pytest.raises(ValueError, match=r"holds no arrays by name; there may be some under \['ema'\], by key"):
+        interop.load(path, weights_only=False)
+
+
+def test_what_torch_has_not_written(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "weights.PTH").write_text("<html>404</html>")
+    for weights_only in (True, False):
+        with pytest.raises(ValueError, match="is not a file that torch has written"):
+            interop.load(tmp_path / "weights.PTH", weights_only=weights_only)
+
+
 def test_errors(tmp_path):
-    with pytest.raises(ValueError, match=r"path must end in .safetensors, .npz, .pth.*got .*weights.h5"):
+    with pytest.raises(ValueError, match=r"path must end in .safetensors, .npz, .pkl, .pth.*got .*weights.h5"):
         interop.load(tmp_path / "weights.h5")
     with pytest.raises(FileNotFoundError):
         interop.load(tmp_path / "weights.npz")

@@ -74,17 +74,62 @@ def test_what_does_not_fit(variables):
     interop.from_torch(state, variables)
     del state["layer1.0.conv_offset.bias"], state["bn1.running_var"]
     state["fc.weight"] = np.ones(3)
-    message = r"missing 'bn1.running_var', 'layer1.0.conv_offset.bias'; unexpected 'fc.weight' \(strict=False"
-    with pytest.raises(ValueError, match=message):
+    message = r"missing 'bn1.running_var', 'layer1.0.conv_offset.bias'; unexpected 'fc.weight'"
+    with pytest.raises(ValueError, match=message + r" \(strict=False"):
         interop.from_torch(state, variables)
     changed = jax.tree.map(lambda leaf: leaf + 1, variables)
-    kept = interop.from_torch(state, changed, strict=False)
+    with pytest.warns(UserWarning, match=message):
+        kept = interop.from_torch(state, changed, strict=False)
     np.testing.assert_array_equal(kept["batch_stats"]["bn1"]["var"], 2)
     np.testing.assert_array_equal(kept["batch_stats"]["bn1"]["mean"], 0)
     with pytest.raises(ValueError, match=r"lacks 'bn1.running_var', and like has no value"):
         interop.from_torch(state, jax.eval_shape(lambda: variables), strict=False)
     with pytest.raises(TypeError, match="state_dict must be a mapping of names to arrays, got list"):
         interop.from_torch([], variables)
+    with pytest.raises(TypeError, match=r"like must be a tree of arrays.* got Model"):
+        interop.from_torch(state, Model())
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_wrong_module(variables, strict):
+    """Nothing may be found because the module has another name; that is always an error."""
+    state = interop.to_torch(variables, module="module.backbone")
+    with pytest.raises(ValueError, match=r"nothing of module='backbone': did you mean module.backbone\?"):
+        interop.from_torch(state, variables, module="backbone", strict=strict)
+    with pytest.raises(ValueError, match=r"nothing of module='neck': it has 'module.backbone.bn1.running_mean', "):
+        interop.from_torch(state, variables, module="neck", strict=strict)
+
+
+def test_parameters_alone(variables):
+    """Running statistics are not missed by a tree that has none."""
+    params = variables["params"]
+    jax.tree.map(np.testing.assert_array_equal, interop.from_torch(interop.to_torch(variables), params), params)
+
+
+def test_one_array_for_two_parameters():
+    with pytest.raises(ValueError, match="'weight' would be both kernel and scale"):
+        interop.from_torch({"weight": np.ones((2, 2))}, {"kernel": np.ones((2, 2)), "scale": np.ones((2, 2))})
+
+
+def test_offsets_of_a_layer_that_has_none():
+    x, offset = jnp.ones((1, 8, 8, 4)), jnp.ones((1, 8, 8, 18))
+    layer = DeformConv(8, (3, 3))
+    state = interop.to_torch(layer.init(jax.random.key(0), x), style="detectron2", module="res3.0.conv2")
+    with pytest.raises(ValueError, match=r"unexpected 'res3.0.conv2_offset.bias', 'res3.0.conv2_offset.weight'"):
+        interop.from_torch(state, layer.init(jax.random.key(0), x, offset), module="res3.0.conv2")
+
+
+def test_other_layers_called_fc_offset():
+    params = {"fc_offset": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}}
+    state = interop.to_torch(params)
+    assert state.keys() == {"fc_offset.weight", "fc_offset.bias"}
+    jax.tree.map(np.testing.assert_array_equal, interop.from_torch(state, params), params)
+
+
+def test_names_of_their_own():
+    """A parameter called scale need not be a norm's."""
+    found = interop.from_torch({"scales.0.scale": np.full(1, 3.0)}, {"scales_0": {"scale": np.ones(1)}})
+    assert found["scales_0"]["scale"] == 3
 
 
 def test_ambiguous_names():
@@ -140,6 +185,30 @@ def test_random_state_is_kept():
     model = nnx.Sequential(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
     filled = interop.from_torch({"0.weight": random((4, 4)), "0.bias": random(4)}, model)
     assert filled.layers[1].rngs.key[...] == model.layers[1].rngs.key[...]
+    shapes = nnx.eval_shape(lambda: nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
+    with pytest.raises(ValueError, match="like must have a value for rngs/count"):
+        interop.from_torch({}, shapes)
+
+
+class Tensor:
+    """What is used of torch's tensors, where torch is not installed."""
+
+    def __init__(self, array):
+        self.array, self.dtype = array, "torch.float32"
+
+    def detach(self):
+        return self
+
+    cpu = detach
+
+    def numpy(self):
+        return self.array
+
+
+def test_tensors(variables):
+    state = interop.to_torch(variables)
+    tensors = {name: Tensor(array) for name, array in state.items()}
+    jax.tree.map(np.testing.assert_array_equal, interop.from_torch(tensors, variables), variables)
 
 
 def test_jit():

@@ -104,10 +104,14 @@ def test_what_cannot_be_converted():
         interop.to_torch(layer)
     with pytest.raises(ValueError, match=r"27 outputs does not predict two or three numbers for output_size=\(2, 3\)"):
         interop.to_torch(layer, style="dcnv2", output_size=(2, 3))
-    with pytest.raises(ValueError, match=r"see the layer's hidden_features"):
+    with pytest.raises(ValueError, match=r"'offset_fc.0.bias' has shape .* see the layer's modulated, hidden_features"):
         interop.from_torch(pack("separate", (3, 3)), layer)
     with pytest.raises(ValueError, match=r"missing 'offset_fc.0.bias'"):
         interop.from_torch({}, layer)
+    halves = pack("separate", (3, 3))
+    del halves["mask_fc.2.bias"]
+    with pytest.raises(ValueError, match=r"lacks 'mask_fc.2.bias', but has others of mask_fc"):
+        interop.from_torch(halves, layer)
     oblong = jax_dcn.nnx.DeformPSRoIPool(CHANNELS, (2, 3), **settings, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="a branch with 24 inputs does not read the 9 bins of a region"):
         interop.from_torch(pack("joint", (2, 3)), oblong)
