@@ -14,10 +14,13 @@ import runpy
 import shlex
 import subprocess
 import tomllib
+import types
 from typing import NamedTuple
 
 import jax
 import pytest
+
+import jax_dcn
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/*.md")))]
@@ -59,15 +62,15 @@ def test_no_block_escapes(page):
 
 
 def peers_of(block):
-    """The other libraries that it imports."""
+    """The modules of other libraries that it imports."""
     statements = ast.walk(ast.parse(block.text)) if ">>>" not in block.text else ()
     names = set()
     for statement in statements:
         if isinstance(statement, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in statement.names}
+            names |= {alias.name for alias in statement.names}
         elif isinstance(statement, ast.ImportFrom):
-            names.add(statement.module.split(".")[0])
-    return PEERS & names
+            names.add(statement.module)
+    return {name for name in names if name.split(".")[0] in PEERS}
 
 
 @pytest.fixture
@@ -110,7 +113,7 @@ BESIDE = {(page, *sorted(peers_of(block))) for page in PAGES for block in blocks
 def test_python_beside_other_libraries(page, peers):
     """Their results are compared with ours, where they are installed; else their code is only parsed."""
     for peer in peers:
-        pytest.importorskip(peer)
+        pytest.importorskip(peer, exc_type=ImportError)  # also where its compiled part is missing
     run(page, peers)
 
 
@@ -129,6 +132,14 @@ def run(page, peers=()):
         elif peers_of(block) <= set(peers):
             exec(compile("\n" * block.line + block.text, page, "exec"), names)
     return names
+
+
+def test_api():
+    """All that is public is on the page."""
+    listed = set(re.findall(r":: jax_dcn\.(\S+)", text_of("docs/api.md")))
+    public = {name for name in jax_dcn.__all__ if not isinstance(getattr(jax_dcn, name), types.ModuleType)}
+    public |= {f"interop.{name}" for name in jax_dcn.interop.__all__} | {f"viz.{name}" for name in jax_dcn.viz.__all__}
+    assert public <= listed, public - listed
 
 
 @every_page
