@@ -26,7 +26,7 @@ def compiler():
 
 
 def replay(backend, changed=build.LIB):
-    command = [build.fuzzer(backend, changed), CORPUS, *map(str, RUNS[backend])]
+    command = [build.fuzzer(backend, changed=changed), CORPUS, *map(str, RUNS[backend])]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return result.returncode, result.stdout
 

@@ -32,7 +32,9 @@ SANITIZERS = {
     "none": [],
     "memory": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "threads": ["-fsanitize=thread"],
+    "fuzzer": ["-fsanitize=fuzzer,address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"],
 }
+COMPILERS = {sanitizer: "clang++" if sanitizer == "fuzzer" else COMPILER for sanitizer in SANITIZERS}
 
 
 def module() -> pathlib.Path:
@@ -57,12 +59,13 @@ def last_task_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Pa
     return _link(pathlib.Path(name).stem, list(own.items()), "none")
 
 
-def fuzzer(backend: str, changed: pathlib.Path = LIB) -> pathlib.Path:
-    """The fuzzer's program, which replays what it has found: of "cpu", "cuda", or "contract".
+def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB) -> pathlib.Path:
+    """The program that fuzzes "cpu", "cuda", or "contract", or but replays what was found, without "fuzzer".
 
     What of lib/ffi stands in changed/ffi is taken from there.
     """
-    ours = [(FUZZ / f"{name}.cc", []) for name in ("calls", "handlers", "replay")]
+    names = ["calls", "handlers", *(["replay"] if sanitizer != "fuzzer" else [])]
+    ours = [(FUZZ / f"{name}.cc", []) for name in names]
     paths = [path for path in sorted((LIB / "ffi").glob("*.cc")) if path.name != "module.cc"]
     if backend == "cpu":
         paths = [*(path for path in paths if path.stem != "deform_conv_fused"), *sorted(CPU.glob("*.cc"))]
@@ -75,7 +78,7 @@ def fuzzer(backend: str, changed: pathlib.Path = LIB) -> pathlib.Path:
         ]
         kernels = [FUZZ / "contract.cc"] if backend == "contract" else KERNELS.values()
         rest += [(path, []) for path in kernels]
-    return _link(f"fuzz_{backend}", [*ours, *rest], "memory")
+    return _link(f"fuzz_{backend}", [*ours, *rest], sanitizer)
 
 
 def device_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
@@ -95,23 +98,23 @@ def device_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
 @functools.cache
 def has(sanitizer: str) -> bool:
     """Whether the compiler has it, with its library."""
-    command = [COMPILER, *SANITIZERS[sanitizer], "-x", "c++", "-", "-o", os.devnull]
+    command = [COMPILERS[sanitizer], *SANITIZERS[sanitizer], "-x", "c++", "-", "-o", os.devnull]
     return subprocess.run(command, input="int main() {}", text=True, capture_output=True).returncode == 0
 
 
 def _link(name, sources, sanitizer):
     """`sources` are pairs of a path and its own flags. The execution model stays without a sanitizer."""
-    flags = SANITIZERS[sanitizer]
-    sources = [(path, [*flags, *own]) for path, own in sources]
+    compiler, flags = COMPILERS[sanitizer], SANITIZERS[sanitizer]
+    sources = [(compiler, path, [*flags, *own]) for path, own in sources]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(_compile, [*sources, (HERE / "execution.cc", [])]))
+        objects = list(pool.map(_compile, [*sources, (COMPILER, HERE / "execution.cc", [])]))
     kind = ["-shared"] if name.endswith(".so") else []
-    return _cached(name, [COMPILER, *flags, *kind, "-pthread", *objects], [])
+    return _cached(name, [compiler, *flags, *kind, "-pthread", *objects], [])
 
 
-def _compile(source_and_flags):
-    path, flags = source_and_flags
-    command = [COMPILER, *FLAGS, *INCLUDE, *flags, "-x", "c++", "-c"]
+def _compile(compiler_source_and_flags):
+    compiler, path, flags = compiler_source_and_flags
+    command = [compiler, *FLAGS, *INCLUDE, *flags, "-x", "c++", "-c"]
     return _cached(f"{path.stem}.o", [*command, path], [path, *_headers()])
 
 
