@@ -254,7 +254,7 @@ def plot_offset_lengths(layers: Mapping[str, Layer], *, most_outside: float = 0.
 
     Args:
       layers: of any number of images, by any names.
-      most_outside: the fraction of samples outside the image from which on it is red.
+      most_outside: more than this fraction of samples outside the image is red.
       ax: as in `plot_sampling`.
 
     Returns:
