@@ -206,8 +206,11 @@ def test_a_region_that_is_not_finite_lies_nowhere():
     [
         (lambda layer: layer_of(np.zeros((8, 8, 18)), np.zeros((8, 8, 8))), r"mask must have shape \(8, 8, 9\)"),
         (lambda layer: viz.sampling_positions([], (0, 0)), "layers must be one or more"),
-        (lambda layer: viz.sampling_positions(layer, (8, 0)), r"position must lie in .*\(8, 8\), got \(8, 0\)"),
-        (lambda layer: viz.sampling_positions(layer, (0, 0), offset_group=1), "offset_group must be one of 1, got 1"),
+        (lambda layer: viz.sampling_positions(layer, (8, 0)), r"position must be a .*\(8, 8\), got \(8, 0\)"),
+        (
+            lambda layer: viz.sampling_positions(layer, (0, 0), offset_group=1),
+            "offset_group must be an int from 0 to 0, got 1",
+        ),
         (
             lambda layer: viz.sampling_positions([layer_of(np.zeros((9, 9, 18))), layer], (0, 0)),
             "layers must be in ord",
