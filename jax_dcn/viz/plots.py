@@ -132,7 +132,7 @@ def plot_offsets(
         )
     )
     offset = layer.offset[:, :, groups][:, :, :, taps].reshape(*layer.output_size, -1, 2)
-    finite = np.isfinite(offset).all((-1, -2))
+    finite = np.asarray(np.isfinite(offset).all((-1, -2)))
     every = (_spaced(layer, offset[finite].mean(1)),) * 2
     # Without a tap of its own an arrow starts where the kernel's middle lies.
     start = layer.undeformed().positions[:, :, 0, taps][every].mean(-2)
