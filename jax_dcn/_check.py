@@ -107,6 +107,12 @@ def positive(name: str, value: Any) -> int:
     return int(value)
 
 
+def index(name: str, value: Any, count: int) -> int:
+    if not _is_int(value) or not 0 <= value < count:
+        raise _wrong(name, f"an int from 0 to {count - 1}", value)
+    return int(value)
+
+
 def pair(name: str, value: Any) -> tuple[int, int]:
     """A positive int or two, as two."""
     values = (value, value) if _is_int(value) else value

@@ -81,7 +81,7 @@ def statistics_of(
 
     y, x = geometry.positions(offset, kernel_size, layer)
     regular = reads(*geometry.grid(offset.shape[-3:-1], kernel_size, layer))
-    lost = regular & ~reads(y, x) & ~jnp.isnan(y + x)
+    lost = regular & ~reads(y, x) & ~(jnp.isnan(y) | jnp.isnan(x))
 
     def ratio(total: jax.Array, count: jax.Array) -> jax.Array:
         return total / jnp.maximum(count, 1)
@@ -102,7 +102,7 @@ def warn_of_offsets(layers: Mapping[str, Mapping[str, Any]], *, most_outside: fl
 
     Args:
       layers: what `offset_statistics` has said of each layer, by any names.
-      most_outside: the fraction of samples outside the image from which on to warn.
+      most_outside: warn of more than this fraction of samples outside the image.
 
     Raises:
       TypeError: a statistic is traced: warn of what the jitted function returns.

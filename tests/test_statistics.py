@@ -62,13 +62,13 @@ def counted(offset, kernel, convolution):
 def test_statistics_are_what_counting_gives(kernel, convolution):
     offset = random_offset(kernel, convolution)
     offset[0, 1, 2, :4] = [np.nan, 1, 1, np.nan]
-    offset[1, 2, 1, :4] = [np.inf, 1, -np.inf, np.nan]
+    offset[1, 2, 1, :6] = [np.inf, 1, -np.inf, np.nan, np.inf, -np.inf]
     statistics = jax.jit(lambda offset: offset_statistics(offset, **arguments(kernel, convolution)))(offset)
     expected = counted(offset, kernel, convolution)
     assert statistics.keys() == expected.keys()
     for name, number in expected.items():
         assert_allclose(statistics[name], number, rtol=1e-5, err_msg=name)
-    assert expected["not_finite"] == 4 and (expected["outside"] > 0.1) is not convolution.wraps
+    assert expected["not_finite"] == 5 and (expected["outside"] > 0.1) is not convolution.wraps
 
 
 def test_a_new_layer_has_lost_nothing():

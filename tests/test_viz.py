@@ -166,7 +166,7 @@ def test_dilation_of_objects():
         boxes,
         [0, 1, 0],
         image_size=(32, 64),
-        sizes={"s": 0, "l": 30},
+        sizes={"l": 30, "s": 0},
     )
     assert_allclose(table["a"]["s"], [1, 2.27])
     assert_allclose(table["a"]["l"], [1.24])
@@ -206,8 +206,12 @@ def test_a_region_that_is_not_finite_lies_nowhere():
     [
         (lambda layer: layer_of(np.zeros((8, 8, 18)), np.zeros((8, 8, 8))), r"mask must have shape \(8, 8, 9\)"),
         (lambda layer: viz.sampling_positions([], (0, 0)), "layers must be one or more"),
-        (lambda layer: viz.sampling_positions(layer, (8, 0)), r"position must lie in .*\(8, 8\), got \(8, 0\)"),
-        (lambda layer: viz.sampling_positions(layer, (0, 0), offset_group=1), "offset_group must be one of 1, got 1"),
+        (lambda layer: viz.sampling_positions(layer, (1, 1, 1)), r"position must be a \(row, column\)"),
+        (lambda layer: viz.sampling_positions(layer, (8, 0)), r"position must be a .*\(8, 8\), got \(8, 0\)"),
+        (
+            lambda layer: viz.sampling_positions(layer, (0, 0), offset_group=1),
+            "offset_group must be an int from 0 to 0, got 1",
+        ),
         (
             lambda layer: viz.sampling_positions([layer_of(np.zeros((9, 9, 18))), layer], (0, 0)),
             "layers must be in ord",
@@ -223,11 +227,38 @@ def test_a_region_that_is_not_finite_lies_nowhere():
         ),
         (lambda layer: viz.plot_bins(np.zeros((1, 5)), output_size=7), r"roi must be one region .*, got \(1, 5\)"),
         (lambda layer: viz.bin_positions(np.zeros((3, 4)), output_size=7), "rois must have shape"),
+        (lambda layer: viz.plot_bins(np.zeros(5), output_size=7, spatial_scale=0), "spatial_scale must not be zero"),
+        (
+            lambda layer: viz.plot_bins(np.zeros(5), output_size=7, class_index=1),
+            "class_index must be .* 0 to 0, got 1",
+        ),
+        (
+            lambda layer: viz.plot_bins(np.zeros(5), np.zeros((7, 7, 4)), output_size=7, class_index=-1),
+            "0 to 1, got -1",
+        ),
+        (lambda layer: viz.plot_offsets(layer, tap=9), "tap must be an int from 0 to 8, got 9"),
+        (lambda layer: viz.plot_offsets(layer, offset_group=5), "offset_group must be an int from 0 to 0, got 5"),
+        (lambda layer: viz.plot_offset_lengths({}), "layers must be one or more"),
+        (
+            lambda layer: viz.dilation_table({"a": layer}, np.zeros((1, 4)), [0], image_size=(8, 8)),
+            r"only there; a: \(\)",
+        ),
+        (
+            lambda layer: viz.dilation_table(
+                {"a": layer_of(np.zeros((2, 8, 8, 18)))}, np.zeros((1, 4)), image_size=(8, 8)
+            ),
+            r"images must be given .*; a: \(2,\)",
+        ),
     ],
 )
 def test_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call(layer_of(np.zeros((8, 8, 18))))
+
+
+def test_a_layer_is_made_outside_of_jit():
+    with pytest.raises(TypeError, match="offset must be known, got traced"):
+        jax.jit(lambda offset: layer_of(offset).mask)(jnp.zeros((8, 8, 18)))
 
 
 def points(artist):
@@ -253,6 +284,34 @@ def test_plot_sampling_in_pixels_of_the_image():
     assert ax.get_xlim() == (-0.5, 31.5) and ax.get_ylim() == (31.5, -0.5)
     assert len(ax.images) == 1 and ax.figure.legends and len(ax.figure.axes) == 2
     ax.figure.canvas.draw()
+
+
+def test_two_layers_of_two_groups():
+    """A second layer without padding above a first that halves the rows, in an image twice as large as its input."""
+
+    def layer(shift, size, image_size, **geometry):
+        offset, mask = np.zeros((*size, 2, 9, 2)), np.full((*size, 2, 9), 0.5)
+        offset[..., 1, :, :], mask[..., 1, :] = shift, 1.5
+        offset, mask = offset.reshape(*size, 36), mask.reshape(*size, 18)
+        return viz.Layer(offset, mask, image_size=image_size, kernel_size=3, **geometry)
+
+    first = layer([0, 0.5], (8, 8), (16, 8), strides=(2, 1))
+    second = layer([1, 0], (6, 6), (8, 8), padding="VALID")
+    image = RANDOM.uniform(-1, 3, (32, 16, 3))
+    ax = viz.plot_sampling([first, second], (2, 2), image=image, offset_group=1)
+    # The second sees rows and columns 2 to 4, the first from row r on rows 2r to 2r + 2.
+    assert_allclose(lines(ax, "output position")[0].get_xydata(), [[6.5, 14.5]])
+    squares = lines(ax, "plain convolution")[0].get_xydata()
+    assert_allclose(squares[[0, -1]], [[2.5, 8.5], [10.5, 20.5]])
+    assert len(squares) == 7 * 5
+    dots = ax.collections[0]
+    assert_allclose(points(dots)[[0, -1]], [[3.5, 12.5], [11.5, 24.5]])
+    assert_allclose(dots.get_array(), np.full(81, 2.25))
+    assert dots.get_clim() == (0, 2.25)
+    shown = ax.images[0].get_array()
+    assert_allclose(shown, (image - image.min()) / np.ptp(image))
+    arrows = viz.plot_offsets(first, offset_group=1, image=image).collections[0]
+    assert_allclose([arrows.U, arrows.V], np.broadcast_to([[1], [0]], (2, 64)), atol=1e-6)
 
 
 def test_plot_sampling_counts_what_is_outside():
@@ -292,6 +351,7 @@ def test_plot_offsets():
     assert arrows.N == 17**2 and set(arrows.V) == {2} and set(arrows.U) == {0}  # in pixels of the image, twice as many
     assert_allclose(arrows.XY[0], [2 * (1 + 1 + 0.5) - 0.5, 2 * (1 + 0.5) - 0.5])  # the tap to the right of (1, 1)
     assert len(lines(viz.plot_offsets(layer), "not finite")) == 1
+    assert viz.plot_offsets(layer_of(np.full((50, 50, 18), 30.0))).collections[0].N == 6**2  # long ones need room
     ax.figure.canvas.draw()
 
 
@@ -337,6 +397,15 @@ def test_plot_offset_lengths_shows_a_diverging_layer():
     length = np.linalg.norm(offset.reshape(2, 8, 8, 9, 2), axis=-1)
     assert_allclose(medians, [0.01 * np.median(length), 0, 100 * np.median(length[..., 1:])])
     ax.figure.canvas.draw()
+
+
+def test_plot_offset_lengths_draws_percentiles():
+    lengths = np.stack([np.arange(101.0), np.zeros(101)], -1)[None]
+    line, bar, median, longest, _ = viz.plot_offset_lengths(
+        {"conv": viz.Layer(lengths, image_size=(1, 101), kernel_size=1)}
+    ).lines
+    ends = [list(artist.get_xdata()) for artist in (line, bar, median, longest)]
+    assert ends == [[1, 99], [25, 75], [50], [100]]
 
 
 def test_without_matplotlib(monkeypatch):

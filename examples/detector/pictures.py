@@ -21,6 +21,7 @@ def draw_sampling(path: Path, batch: scenes.Scenes, layers: list[viz.Layer]) -> 
         for panel, depth, title in zip(axes[row], (1, 2), ("last layer", "last two layers"), strict=True):
             stack = [layer[image] for layer in layers[-depth:]]
             viz.plot_sampling(stack, (line, column), image=batch.images[image], ax=panel)
+            panel.collections[0].set_clim(0, 1)
             panel.set_axis_off()
             zoom(panel, box, batch.images.shape[1])
             draw_box(panel, box, int(batch.labels[image, which]))

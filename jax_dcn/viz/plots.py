@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.typing import ArrayLike
 
+from jax_dcn import _check
 from jax_dcn.deform_conv.functions import Pair
 from jax_dcn.viz.positions import Floats, Layer, bin_positions, sampling_positions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_ARROWS = 24  # along an axis
+MOST_ARROWS, FEWEST_ARROWS = 24, 6  # along an axis
 TROUBLE = "#d62728"
-WEIGHTS = {"cmap": "plasma", "vmin": 0, "vmax": 1, "edgecolors": "black", "linewidths": 0.7, "zorder": 3}
+WEIGHTS = {"cmap": "plasma", "edgecolors": "black", "linewidths": 0.7, "zorder": 3}
 
 
 def plot_sampling(
@@ -30,15 +31,18 @@ def plot_sampling(
 ) -> "Axes":
     """Draws where one layer, or several stacked ones, look from one output position.
 
-    Dots are samples, in the colour of their weights (the product of the masks on the way), squares where a plain
-    convolution would sample, the cross where the output position lies. Samples that read nothing, as they lie outside
-    the image, are red crosses, as far as they lie within half an image of it, and are counted in the legend.
+    Dots are samples, in the colour of their weights (the product of the masks on the way, from 0 to 1 or to the
+    largest), squares where a plain convolution would sample, the cross where the output position lies. Samples that
+    read nothing, as they lie outside the image, are red crosses, as far as they lie within half an image of it, and are
+    counted in the legend.
 
     Args:
       layers, position, offset_group: as `sampling_positions` takes them.
-      image: [height, width] or [height, width, 3 or 4], of any size: what the first layer's input was made from.
+      image: [height, width] or [height, width, 3 or 4], of any size: what the first layer's input was made from. If
+        floats leave [0, 1], their range is drawn.
       ax: where to draw; None makes a new figure, with a legend and a colour bar. Otherwise ``ax.legend()`` and
-        ``ax.figure.colorbar(ax.collections[0], ax=ax)`` make them.
+        ``ax.figure.colorbar(ax.collections[0], ax=ax)`` make them; for one bar of several Axes give all
+        ``ax.collections[0].set_clim`` the same range.
 
     Returns:
       The Axes.
@@ -72,7 +76,9 @@ def plot_sampling(
     _mark(ax, plain, scale, "s", color="white", markerfacecolor="none", markersize=6, label="plain convolution")
     x, y = _in_picture(samples.positions[samples.inside], scale)
     size = 46 if len(samples.weights) <= 9 else 20
-    dots = ax.scatter(x, y, c=samples.weights[samples.inside], s=size, label="deformable convolution", **WEIGHTS)  # type: ignore[arg-type]
+    weights = samples.weights[samples.inside]
+    colours: dict[str, Any] = {"c": weights, "vmin": 0, "vmax": np.fmax.reduce(weights, initial=1), **WEIGHTS}
+    dots = ax.scatter(x, y, s=size, label="deformable convolution", **colours)
     if len(lost):
         _mark(ax, lost, scale, "x", color=TROUBLE, markersize=6, label=f"outside: {len(lost)} of {len(samples.inside)}")
     if new:
@@ -90,7 +96,7 @@ def plot_offsets(
     image: ArrayLike | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draws the field of a layer's offsets: an arrow from every output position, or every n-th if there are many.
+    """Draws the field of a layer's offsets: an arrow from every output position, or every n-th if many or long.
 
     An arrow leads from a dot as far as the offset, the mean of taps and groups if several are drawn; the colour of both
     is the length, the mean of their lengths. So where taps move apart, in all directions, dots are bright and arrows
@@ -107,7 +113,7 @@ def plot_offsets(
 
     Raises:
       ImportError: there is no matplotlib.
-      ValueError: the layer has several images.
+      TypeError, ValueError: the layer has several images, or the tap or group is not its.
 
     Example:
       >>> import numpy as np
@@ -119,14 +125,18 @@ def plot_offsets(
     """
     if layer.offset.ndim != 5:
         raise ValueError(f"layer must be of one image, layer[i], got one of images {layer.offset.shape[:-5]}")
-    step = -(-max(layer.output_size) // MOST_ARROWS)
-    every = (slice(step // 2, None, step),) * 2
-    chosen = (slice(None) if offset_group is None else [offset_group], slice(None) if tap is None else [tap])
-    offset = layer.offset[(*every, *chosen)]
-    offset = offset.reshape(*offset.shape[:2], -1, 2)
+    groups, taps = (
+        slice(None) if number is None else [_check.index(name, number, count)]
+        for name, number, count in zip(
+            ("offset_group", "tap"), (offset_group, tap), layer.offset.shape[2:], strict=False
+        )
+    )
+    offset = layer.offset[:, :, groups][:, :, :, taps].reshape(*layer.output_size, -1, 2)
+    finite = np.asarray(np.isfinite(offset).all((-1, -2)))
+    every = (_spaced(layer, offset[finite].mean(1)),) * 2
     # Without a tap of its own an arrow starts where the kernel's middle lies.
-    start = layer.undeformed().positions[(*every, 0, chosen[1])].mean(-2)
-    finite = np.isfinite(offset).all((-1, -2))
+    start = layer.undeformed().positions[:, :, 0, taps][every].mean(-2)
+    offset, finite = offset[every], finite[every]
     start, offset, broken = start[finite], offset[finite], start[~finite]
 
     new, ax = ax is None, _axes(ax)
@@ -165,7 +175,7 @@ def plot_bins(
       roi: [5]: image index, x1, y1, x2, y2, as `deform_psroi_pool` takes it.
       offset: [part_size, part_size, 2·classes], or None.
       output_size, spatial_scale, sample_per_part, trans_std: the operator's.
-      class_index: whose offsets to draw.
+      class_index: whose offsets to draw; 0 without offsets.
       image: the input image, in whose pixels the region is.
       ax: as in `plot_sampling`.
 
@@ -174,7 +184,7 @@ def plot_bins(
 
     Raises:
       ImportError: there is no matplotlib.
-      TypeError, ValueError: as `bin_positions`, and of several regions.
+      TypeError, ValueError: as `bin_positions`, of several regions, of no such class, or of a scale of zero.
 
     Example:
       >>> import numpy as np
@@ -186,13 +196,16 @@ def plot_bins(
     roi = np.asarray(roi)
     if roi.shape != (5,):
         raise ValueError(f"roi must be one region of shape (5,), got {roi.shape}")
+    if _check.number("spatial_scale", spatial_scale) == 0:
+        raise ValueError("spatial_scale must not be zero, which leaves the picture no scale")
     offsets = None if offset is None else np.asarray(offset)[None]
 
     def of_bins(offset: ArrayLike | None, sample_per_part: Pair) -> Floats:
         scaled = {"spatial_scale": spatial_scale, "trans_std": trans_std}
         return bin_positions(roi[None], offset, output_size=output_size, sample_per_part=sample_per_part, **scaled)[0]
 
-    moved, still = of_bins(offsets, sample_per_part)[:, :, class_index], of_bins(None, sample_per_part)[:, :, 0]
+    moved, still = of_bins(offsets, sample_per_part), of_bins(None, sample_per_part)[:, :, 0]
+    moved = moved[:, :, _check.index("class_index", class_index, moved.shape[2])]
     halves = of_bins(None, 2)[:, :, 0]  # a bin's second point lies half the bin from the first
     first, side = halves[:, :, 0, 0], 2 * (halves[0, 0, 1, 1] - halves[0, 0, 0, 0])
     scale = np.full(2, 1 / spatial_scale)
@@ -254,7 +267,7 @@ def plot_offset_lengths(layers: Mapping[str, Layer], *, most_outside: float = 0.
 
     Args:
       layers: of any number of images, by any names.
-      most_outside: the fraction of samples outside the image from which on it is red.
+      most_outside: more than this fraction of samples outside the image is red.
       ax: as in `plot_sampling`.
 
     Returns:
@@ -262,6 +275,7 @@ def plot_offset_lengths(layers: Mapping[str, Layer], *, most_outside: float = 0.
 
     Raises:
       ImportError: there is no matplotlib.
+      ValueError: there is no layer.
 
     Example:
       >>> import numpy as np
@@ -272,6 +286,8 @@ def plot_offset_lengths(layers: Mapping[str, Layer], *, most_outside: float = 0.
       >>> [text.get_text() for text in ax.texts]
       ['4.8% outside', '88.6% outside', '99.8% outside']
     """
+    if not layers:
+        raise ValueError("layers must be one or more, got none")
     new, ax = ax is None, _axes(ax)
     for row, layer in enumerate(layers.values()):
         statistics = layer.statistics()
@@ -318,6 +334,8 @@ def _canvas(ax: "Axes", image: ArrayLike | None, input_size: tuple[int, int] | N
     ax.set_facecolor("dimgray")
     if image is not None:
         image = np.asarray(image)
+        if image.dtype.kind == "f" and (image.min() < 0 or image.max() > 1):  # imshow would clip colours
+            image = np.interp(image, (image.min(), image.max()), (0, 1))
         ax.imshow(image, cmap="gray" if image.ndim == 2 else None, interpolation="nearest")
         scale = np.divide(image.shape[:2], input_size or image.shape[:2])
     elif input_size is not None:
@@ -329,6 +347,14 @@ def _canvas(ax: "Axes", image: ArrayLike | None, input_size: tuple[int, int] | N
         return scale
     ax.autoscale(False)
     return scale
+
+
+def _spaced(layer: Layer, arrows: Floats) -> slice:
+    """Which output positions along an axis leave room for arrows [n, 2] of such lengths."""
+    room = np.quantile(np.linalg.norm(arrows, axis=-1), 0.9) / 2 / min(layer.geometry.strides) if len(arrows) else 0
+    fewest, most = (-(-max(layer.output_size) // number) for number in (MOST_ARROWS, FEWEST_ARROWS))
+    step = int(np.clip(np.ceil(room), fewest, most))
+    return slice(step // 2, None, step)
 
 
 def _make_room(ax: "Axes", positions: Floats, scale: Floats) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ COCO_SIZES = {"small": 0.0, "medium": 32.0, "large": 96.0}
 class Layer:
     """What a deformable convolution did to images: its offsets and masks, and the geometry to read them by.
 
-    ``layer[i]`` is the same for image ``i`` alone.
+    ``layer[i]`` is the same for image ``i`` alone. It is made outside of `jit`, of what a jitted function returns.
 
     Args:
       offset: [..., Ho, Wo, G·K·2], as `deform_conv2d` takes it and layers return it with ``return_offsets=True``.
@@ -42,7 +43,7 @@ class Layer:
       image_size, output_size, kernel_size: (rows, columns).
 
     Raises:
-      TypeError, ValueError: the arguments do not fit together.
+      TypeError, ValueError: the arguments do not fit together, or are traced.
 
     Example:
       >>> import numpy as np
@@ -65,6 +66,9 @@ class Layer:
         padding: Padding = "SAME",
         kernel_dilation: Pair = 1,
     ):
+        for name, value in {"offset": offset, "mask": mask}.items():
+            if isinstance(value, jax.core.Tracer):
+                raise TypeError(f"{name} must be known, got traced: make a Layer of what the jitted function returns")
         self.image_size = _check.pair("image_size", image_size)
         self.kernel_size = _check.pair("kernel_size", kernel_size)
         self.geometry = geometry.resolve(
@@ -192,8 +196,8 @@ def sampling_positions(
     chosen = slice(None) if offset_group is None else slice(offset_group, offset_group + 1)
     points, weights, inside = np.array([position], np.float64), np.ones(1), np.ones(1, bool)
     for layer in reversed(stack):
-        if not 0 <= (offset_group or 0) < layer.offset.shape[-3]:
-            raise ValueError(f"offset_group must be one of {layer.offset.shape[-3]}, got {offset_group}")
+        if offset_group is not None:
+            _check.index("offset_group", offset_group, layer.offset.shape[-3])
         points = np.where(inside[:, None], points, 0)
         nearest = np.clip(points.round().astype(int), 0, np.subtract(layer.output_size, 1))
         rows, columns = nearest.T
@@ -220,8 +224,9 @@ def _check_stack(stack: list[Layer], position: tuple[int, int]) -> None:
                 f"layers must be in order: the output size {below.output_size} of one is not the next one's image_size "
                 f"{above.image_size}"
             )
-    if not all(0 <= cell < size for cell, size in zip(position, stack[-1].output_size, strict=True)):
-        raise ValueError(f"position must lie in the last layer's output of {stack[-1].output_size}, got {position}")
+    size = stack[-1].output_size
+    if np.shape(position) != (2,) or not all(0 <= cell < n for cell, n in zip(position, size, strict=True)):
+        raise ValueError(f"position must be a (row, column) of the last layer's output of {size}, got {position}")
 
 
 def effective_dilation(layer: Layer) -> Floats:
@@ -267,13 +272,17 @@ def dilation_table(
     Args:
       layers: by any names.
       boxes: [n, 4], objects as (x0, y0, x1, y1) in pixels of a picture.
-      images: [n], each object's image among those of the layers; None where the layers are of one image.
+      images: [n], each object's image among those of the layers, [images, ...]; None where each is of one image.
       image_size: height and width of the picture, over which the layers' outputs are spread evenly.
-      sizes: the classes' names, each with the smallest square root of an area in it; by default COCO's.
+      sizes: the classes' names, each with the smallest square root of an area in it; by default `COCO_SIZES`.
 
     Returns:
-      For every layer and class the dilations of its objects, the mean of the layer's offset groups, in pixels of the
-      layer's input. A class without objects has none.
+      For every layer and class, the smallest first, the dilations of its objects, the mean of the layer's offset
+      groups, in pixels of the layer's input. A class without objects has none.
+
+    Raises:
+      ValueError: layers are of several images and ``images`` is None, or of one and it is not; a kernel has a single
+        tap.
 
     Example:
       >>> import numpy as np
@@ -284,7 +293,12 @@ def dilation_table(
       >>> {size: dilations.tolist() for size, dilations in table["conv"].items()}
       {'small': [1.0], 'medium': [1.0, 1.0], 'large': []}
     """
+    for name, layer in layers.items():
+        if layer.offset.ndim != (5 if images is None else 6):
+            many = layer.offset.shape[:-5]
+            raise ValueError(f"images must be given where layers are of several images, and only there; {name}: {many}")
     boxes = np.asarray(boxes, np.float64).reshape(-1, 4)
+    sizes = dict(sorted(sizes.items(), key=operator.itemgetter(1)))
     area = np.prod(boxes[:, 2:] - boxes[:, :2], 1)
     size_class = np.digitize(np.sqrt(area), list(sizes.values())) - 1
     middle = (boxes[:, :2] + boxes[:, 2:])[:, ::-1] / 2 / image_size
