@@ -6,7 +6,7 @@ WERROR ?= OFF# warnings of the compiler as errors
 SOURCES := $(shell find lib -name '*.h' -o -name '*.cc' -o -name '*.cu')
 FORMATTED := $(SOURCES) $(wildcard tests/kernels/*.h tests/kernels/*.cc tests/kernels/*.cu tests/kernels/last_task/*.h tests/fuzz/*.h tests/fuzz/*.cc)
 
-.PHONY: demo detector test lint docs format benchmark gpu-check wheel clean
+.PHONY: demo detector test thorough lint docs format benchmark gpu-check wheel clean
 
 demo: .venv/installed
 	$(BIN)/python -m examples.rfcn
@@ -16,6 +16,10 @@ detector: .venv/installed
 
 test: lint docs .venv/gpu-compiler
 	$(BIN)/python -m pytest -n 2
+
+# More planted mistakes, which the tests must find: for who changes kernels, handlers or their harness.
+thorough: .venv/installed
+	$(BIN)/python -m pytest -n 2 -m thorough
 
 lint: .venv/installed
 	$(BIN)/ruff check .

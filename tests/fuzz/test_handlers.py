@@ -47,7 +47,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", build.mistakes(MISTAKES, ["rows"]))
 def test_a_check_that_is_left_out_is_missed(name, tmp_path):
     file, check, handlers = MISTAKES[name]
     source, count = re.subn(check, ";", (build.LIB / "ffi" / file).read_text(), flags=re.DOTALL)

@@ -9,9 +9,11 @@ import os
 import pathlib
 import subprocess
 import tempfile
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import pytest
 
 from benchmarks import machine_code
 
@@ -35,6 +37,11 @@ SANITIZERS = {
     "fuzzer": ["-fsanitize=fuzzer,address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"],
 }
 COMPILERS = {sanitizer: "clang++" if sanitizer == "fuzzer" else COMPILER for sanitizer in SANITIZERS}
+
+
+def mistakes(names: Iterable[str], always: Collection[str]) -> list:
+    """Parameters of a test that plants mistakes: but for some it is left to `make thorough`."""
+    return [pytest.param(name, marks=[] if name in always else [pytest.mark.thorough]) for name in names]
 
 
 def module() -> pathlib.Path:

@@ -183,7 +183,7 @@ def with_mistake(name, folder):
     return kernels
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", build.mistakes(MISTAKES, ["missing barrier", "off by one in global memory"]))
 def test_mistakes_in_kernels_are_found(name, run, tmp_path):
     _, (sanitizer, complaint) = MISTAKES[name]
     status, output = run("launches.cc", sanitizer, kernels=with_mistake(name, tmp_path))
