@@ -72,7 +72,7 @@ def from_torch(
     """
     source = _Source(state_dict, module)
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-    if not all(hasattr(leaf, "shape") for _, leaf in leaves):
+    if not all(keys and hasattr(leaf, "shape") for keys, leaf in leaves):
         raise TypeError(f"like must be a tree of arrays, as a Linen module's variables are, got {type(like).__name__}")
     paths = [names.path_of(keys) for keys, _ in leaves]
     layers = _DeformableLayers(paths)

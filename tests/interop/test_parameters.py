@@ -88,6 +88,8 @@ def test_what_does_not_fit(variables):
         interop.from_torch([], variables)
     with pytest.raises(TypeError, match=r"like must be a tree of arrays.* got Model"):
         interop.from_torch(state, Model())
+    with pytest.raises(TypeError, match=r"like must be a tree of arrays.* got ndarray"):
+        interop.from_torch(state, np.ones(2))
 
 
 @pytest.mark.parametrize("strict", [True, False])
