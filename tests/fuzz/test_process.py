@@ -82,21 +82,13 @@ def test_an_interrupt_arrives_after_the_call():
         x, offset, weight = jnp.ones((4, 128, 128, 64)), jnp.zeros((4, 128, 128, 18)), jnp.ones((3, 3, 64, 64))
         compiled = jax.jit(lambda *a: jax.lax.fori_loop(0, 30, lambda i, x: convolve(x, *a[1:]) / 600, a[0]))
         compiled = compiled.lower(x, offset, weight).compile()
-        interrupted = []
-
-        def interrupt():  # again, for Python ignores what is raised while it destroys an object
-            time.sleep(0.2)
-            while not interrupted:
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(2)
-
-        threading.Thread(target=interrupt, daemon=True).start()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a process in the background does not have
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         try:
             for _ in range(20):
                 jax.block_until_ready(compiled(x, offset, weight))
             print("never")
         except KeyboardInterrupt:
-            interrupted.append(True)
             print("interrupted")
     """
     assert run(program) == ["interrupted", "usable"]
