@@ -74,14 +74,10 @@ def statistics_of(
     finite = jnp.isfinite(vectors).all(-1)
     length = jnp.where(finite, jnp.linalg.norm(vectors, axis=-1), 0)
 
-    def reads(y: Any, x: Any) -> Any:
-        return geometry.is_inside(y, image_size[0], layer.circular) & geometry.is_inside(
-            x, image_size[1], layer.circular
-        )
-
     y, x = geometry.positions(offset, kernel_size, layer)
-    regular = reads(*geometry.grid(offset.shape[-3:-1], kernel_size, layer))
-    lost = regular & ~reads(y, x) & ~(jnp.isnan(y) | jnp.isnan(x))
+    grid_y, grid_x = geometry.grid(offset.shape[-3:-1], kernel_size, layer)
+    regular = geometry.reads(grid_y, grid_x, image_size, layer)
+    lost = regular & ~geometry.reads(y, x, image_size, layer) & ~(jnp.isnan(y) | jnp.isnan(x))
 
     def ratio(total: jax.Array, count: jax.Array) -> jax.Array:
         return total / jnp.maximum(count, 1)

@@ -69,3 +69,8 @@ def grid(output_size, kernel_size, geometry, origin=(0, 0)):
 def is_inside(position, size, circular):
     """Whether a sample at this position along an axis reads the image."""
     return (abs(position) < np.inf) & (size > 0) if circular else (position > -1) & (position < size)
+
+
+def reads(y, x, image_size, geometry):
+    """Whether samples at these positions read the image."""
+    return is_inside(y, image_size[0], geometry.circular) & is_inside(x, image_size[1], geometry.circular)

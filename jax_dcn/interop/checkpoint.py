@@ -90,7 +90,8 @@ def _state_dict(content: Any, key: str | None, path: Path) -> dict[str, np.ndarr
     inside = [name for name in content if isinstance(content[name], Mapping)] if isinstance(content, Mapping) else []
     if key is not None and key not in inside:
         raise ValueError(f"key must be one of {inside}, which {str(path)!r} has, got {key!r}")
-    for name in [key] if key else [name for name in _KEYS if name in inside][:1]:
+    name = key or next((name for name in _KEYS if name in inside), None)
+    if name:
         content = content[name]
     arrays = content if isinstance(content, Mapping) else {}
     state = {name: to_array(value) for name, value in arrays.items() if hasattr(value, "shape")}

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_dcn import _check
-from jax_dcn.interop.parameters import to_torch
+from jax_dcn.deform_conv import geometry
+from jax_dcn.interop.parameters import flax_layout, to_torch, torch_layout
 
 _OPSET = 22
 
@@ -51,8 +52,8 @@ def to_onnx(layer: Any, variables: Any = None, *, image_size: Sequence[int] | No
     if "weight" not in arrays:
         raise ValueError(f"variables must be those of the layer alone, with a kernel, got {', '.join(arrays)}")
     if layer.kernel_transform is not None:
-        kernel = jnp.asarray(arrays["weight"].transpose(2, 3, 1, 0), layer.param_dtype)
-        arrays["weight"] = np.asarray(layer.kernel_transform(kernel), np.float32).transpose(3, 2, 0, 1)
+        kernel = jnp.asarray(flax_layout("kernel", arrays["weight"]), layer.param_dtype)
+        arrays["weight"] = torch_layout("kernel", np.asarray(layer.kernel_transform(kernel), np.float32))
     features, group_features, *kernel_size = arrays["weight"].shape
     samples = layer.offset_groups * math.prod(kernel_size)
     if image_size is not None:
@@ -121,10 +122,10 @@ def _window(layer: Any, image_size: Sequence[int] | None, kernel_size: Sequence[
     """The attributes that convolutions of ONNX have in common."""
     if image_size is None and layer.padding in ("SAME", "SAME_LOWER"):
         raise ValueError(f"image_size must be given with padding={layer.padding!r}, which depends on it")
-    strides, dilations = _check.pair("strides", layer.strides), _check.pair("kernel_dilation", layer.kernel_dilation)
-    sides, circular = _check.padding(layer.padding, image_size or (1, 1), kernel_size, strides, dilations)
-    (top, bottom), (left, right) = sides
+    settings = {name: getattr(layer, name) for name in ("strides", "padding", "kernel_dilation")}
+    found = geometry.resolve(image_size or (1, 1), kernel_size, **settings)
+    (top, bottom), (left, right) = found.padding
     pads = (top, left, bottom, right)
-    if circular or min(pads) < 0:
+    if found.circular or min(pads) < 0:
         raise ValueError(f"padding must be one that ONNX has, neither circular nor negative, got {layer.padding!r}")
-    return {"kernel_shape": kernel_size, "strides": strides, "dilations": dilations, "pads": pads}
+    return {"kernel_shape": kernel_size, "strides": found.strides, "dilations": found.kernel_dilation, "pads": pads}

@@ -81,18 +81,21 @@ def from_torch(
 
     values, missing = [], []
     for path, (_, leaf) in zip(paths, leaves, strict=True):
-        found = None
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             if isinstance(leaf, jax.ShapeDtypeStruct):
                 raise ValueError(f"like must have a value for {'/'.join(path)}, which no state dict has")
-        elif layers.in_branch(path):
-            found = branches[layers.owner(path)].get((layers.index(path), path[-1]))
+            values.append(leaf)
+            continue
+        if layers.in_branch(path):
+            taker = layers.owner(path)
+            found = branches[taker].get((layers.index(path), path[-1]))
         else:
-            found = source.find(layers.keys(path, module))
+            taker, found = path, source.find(layers.keys(path, module))
         if found is not None:
-            source.take(found[0], layers.owner(path) if layers.in_branch(path) else path)
-            leaf = _fitted(found[0][0], found[1], path, leaf)
-        elif jnp.issubdtype(leaf.dtype, jnp.inexact):
+            keys, array = found
+            source.take(keys, taker)
+            leaf = _fitted(keys[0], array, path, leaf)
+        else:
             missing.append(layers.keys(path, module)[0])
             if not strict and isinstance(leaf, jax.ShapeDtypeStruct):
                 raise ValueError(f"state_dict lacks {missing[-1]!r}, and like has no value for it either")
@@ -148,12 +151,12 @@ def to_torch(
     for path, array in arrays.items():
         if layers.in_branch(path):
             branch = branches.setdefault(layers.owner(path), {})
-            branch[layers.index(path), path[-1]] = _torch_layout(path[-1], array)
+            branch[layers.index(path), path[-1]] = torch_layout(path[-1], array)
             continue
         key = layers.keys(path, module, style)[0]
         if key in state:
             raise ValueError(f"{'/'.join(path)} and another parameter would both be called {key!r}")
-        state[key] = _torch_layout(path[-1], array)
+        state[key] = torch_layout(path[-1], array)
     for owner, parameters in branches.items():
         name = names.modules(owner, module)[0]
         written = regions.write(parameters, names.STYLES[style], _pair(output_size))
@@ -235,7 +238,7 @@ def _pair(output_size: int | Sequence[int] | None) -> tuple[int, int] | None:
 
 
 def _fitted(key: str, array: np.ndarray, path: names.Path, leaf: Any) -> jax.Array:
-    value = _flax_layout(path[-1], array)
+    value = flax_layout(path[-1], array)
     if value.shape != leaf.shape:
         raise ValueError(
             f"{key!r} has shape {array.shape}, of which {'/'.join(path)} would get {value.shape}, but it must be "
@@ -254,13 +257,13 @@ def _advice(path: names.Path, found: Sequence[int], expected: Sequence[int]) -> 
     return ""
 
 
-def _flax_layout(name: str, array: np.ndarray) -> np.ndarray:
+def flax_layout(name: str, array: np.ndarray) -> np.ndarray:
     if name != "kernel" or array.ndim < 2:
         return array
     return array.transpose(*range(2, array.ndim), 1, 0)
 
 
-def _torch_layout(name: str, array: np.ndarray) -> np.ndarray:
+def torch_layout(name: str, array: np.ndarray) -> np.ndarray:
     if name != "kernel" or array.ndim < 2:
         return array
     return array.transpose(-1, -2, *range(array.ndim - 2))

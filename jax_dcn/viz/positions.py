@@ -136,11 +136,7 @@ class Layer:
 
     def is_inside(self, position: Floats) -> NDArray[np.bool_]:
         """Whether samples at positions [..., 2] read the input."""
-        along = [
-            geometry.is_inside(position[..., axis], size, self.geometry.circular)
-            for axis, size in enumerate(self.image_size)
-        ]
-        return np.asarray(along[0] & along[1])
+        return np.asarray(geometry.reads(position[..., 0], position[..., 1], self.image_size, self.geometry))
 
     def statistics(self) -> dict[str, float]:
         """`jax_dcn.offset_statistics` of this layer."""
