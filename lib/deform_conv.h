@@ -26,9 +26,9 @@ struct Sizes {
   DCN_HOST_DEVICE int64_t pixels() const { return images * rows * columns; }
   DCN_HOST_DEVICE int64_t group_channels() const { return channels / offset_groups; }
   // A tile that would reach beyond x is moved back, as a dynamic slice is.
-  DCN_HOST_DEVICE int64_t first_image(int32_t wanted) const {
+  DCN_HOST_DEVICE int64_t first_image(int32_t requested) const {
     const int64_t last = images_of_x - images;
-    return wanted < 0 ? 0 : wanted < last ? wanted : last;
+    return requested < 0 ? 0 : requested < last ? requested : last;
   }
   // Of one image and offset group: the tile's positions by taps.
   DCN_HOST_DEVICE int64_t samples() const { return rows * columns * taps(); }

@@ -3,7 +3,7 @@
 //
 // x is float16, bfloat16 or float32, multiplied as tf32; weight, y and their cotangents are of x's type except where
 // said otherwise, a float weight of numbers that tf32 has. The calls cover all images. The pixels of x and of y are
-// fewer than kMostPixels, and the bytes of one can be counted in 31 bits.
+// fewer than kMaxPixels, and the bytes of one can be counted in 31 bits.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace dcn {
 
-constexpr int64_t kMostPixels = (int64_t{1} << 31) - 256;  // so that a tile behind the last can be counted
+constexpr int64_t kMaxPixels = (int64_t{1} << 31) - 256;  // so that a tile behind the last can be counted
 
 struct Product {
   int64_t features, groups;  // the output's channels; groups of the convolution
@@ -37,18 +37,18 @@ inline int64_t SegmentChannels(const Sizes& sizes, const Product& product) {
 
 // The sampling's transpose: which outputs touch a pixel of x by a tap, and with what weight, in the order of the
 // outputs.
-struct alignas(8) Touch {
-  int32_t pixel;  // of the output, through all images
-  float weight;   // times the mask
+struct alignas(8) Contribution {
+  int32_t output_pixel;  // of the output, through all images
+  float weight;          // times the mask
 };
-struct Transpose {
-  int32_t* starts;     // [images, offset_groups, taps, height · width + 1], pixels strip by strip: where theirs start
-  Touch* touches;      // [images, offset_groups, taps, 4 · rows · columns]
-  int32_t* workspace;  // as many
+struct ScatterLists {
+  int32_t* row_start;  // [images, offset_groups, taps, height · width + 1], pixels strip by strip: where theirs start
+  Contribution* contributions;  // [images, offset_groups, taps, 4 · rows · columns]
+  int32_t* workspace;           // as many
 };
 
 // weight: [channels, taps, features / groups]; d_x: [images, height, width, channels].
-const char* FusedInputCotangent(Device&, DType, const Sizes&, const Positions&, const Product&, const Transpose&,
+const char* FusedInputCotangent(Device&, DType, const Sizes&, const Positions&, const Product&, const ScatterLists&,
                                 const void* weight, const void* d_y, void* d_x);
 
 // weight: as for the input's cotangent. d_offset and d_mask: as offset and mask; either may be null. A block takes

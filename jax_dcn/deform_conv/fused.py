@@ -104,7 +104,7 @@ def cotangents(x, offset, weight, mask, ct, *, wanted, spec, origin):
         ]
         call = _call("dcn_fused_offset_cotangent", results, offset, weight, spec)
         operands = _operands(x, offset, origin, _by_channel(weight, spec), ct, mask)
-        wants = {f"{name}_wanted": name in positions for name in ("offset", "mask")}
+        wants = {f"{name}_requested": name in positions for name in ("offset", "mask")}
         taps = block_taps(_pixels(offset), *groups_and_taps(offset, weight.shape[:2]))
         out |= zip(positions, call(*operands, block_taps=taps, **wants), strict=True)
     if "weight" in wanted:

@@ -162,7 +162,7 @@ class _Tile(NamedTuple):
         """The samples [n, rows, width, K, Cin], of x's type."""
         return self._call("dcn_sample", x, self.offset, self.origin, results=self._columns(x))
 
-    def position_cotangents(self, x, d_columns, wanted, columns_wanted):
+    def position_cotangents(self, x, d_columns, wanted, columns_requested):
         """The cotangents of offset and mask, or the one that is wanted; and, in passing, the samples, or else None."""
         shape = self.offset.shape
         shapes = {"offset": shape, "mask": (*shape[:-1], shape[-1] // 2)}
@@ -170,12 +170,12 @@ class _Tile(NamedTuple):
         answer = self._call(
             "dcn_offset_cotangent",
             *(x, self.offset, self.origin, d_columns),
-            results=[*results, self._columns(x)] if columns_wanted else results,
-            offset_wanted="offset" in wanted,
-            mask_wanted="mask" in wanted,
-            columns_wanted=columns_wanted,
+            results=[*results, self._columns(x)] if columns_requested else results,
+            offset_requested="offset" in wanted,
+            mask_requested="mask" in wanted,
+            columns_requested=columns_requested,
         )
-        return answer if columns_wanted else (*answer, None)
+        return answer if columns_requested else (*answer, None)
 
     def add_input_cotangent(self, d_columns, d_x, workspace):
         """`d_x` and what these rows add to it, in place."""

@@ -12,12 +12,12 @@
 namespace dcn {
 namespace {
 
-// One axis of up to kMost samples, as arrays, so that locating them is vector code.
+// One axis of up to kMaxSamples samples, as arrays, so that locating them is vector code.
 template <typename A>
 struct Axes {
-  static constexpr int kMost = 32;
-  int32_t pixel[2][kMost];
-  A fraction[kMost];
+  static constexpr int kMaxSamples = 32;
+  int32_t pixel[2][kMaxSamples];
+  A fraction[kMaxSamples];
 
   DCN_INLINE void Locate(int count, A origin, const A* grid, const A* offset, int64_t size, bool circular) {
     for (int i = 0; i < count; ++i) {
@@ -82,8 +82,8 @@ struct Call {
       const int64_t top = (first_row + row % sizes.rows) * window.strides[0] - window.padding[0];
       const int64_t left = (first_column + p % sizes.columns) * window.strides[1] - window.padding[1];
       int64_t g = first, k = 0;
-      for (int64_t j = first * taps; j < (last + 1) * taps; j += Axes<A>::kMost) {
-        const int count = int(std::min<int64_t>(Axes<A>::kMost, (last + 1) * taps - j));
+      for (int64_t j = first * taps; j < (last + 1) * taps; j += Axes<A>::kMaxSamples) {
+        const int count = int(std::min<int64_t>(Axes<A>::kMaxSamples, (last + 1) * taps - j));
         const A* moved = offset + 2 * (p * positions + j);
         if (window.circular) {
           y.Locate(count, A(top), &grid[0][j], moved, sizes.height, true);

@@ -28,9 +28,9 @@ template <typename T, int N>
 __global__ void SampleColumnsKernel(Sizes sizes, Positions positions, const T* x, T* columns) {
   using A = Accumulator<T>;
   const int64_t vectors = sizes.channels / N, n = sizes.pixels() * sizes.taps() * vectors;
-  for (int64_t thing = FirstThing(); thing < n; thing += ThingsAtOnce()) {
-    const int64_t c = thing % vectors * N, p = thing / vectors / sizes.taps();
-    const int32_t k = int32_t(thing / vectors % sizes.taps());
+  for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
+    const int64_t c = work_item % vectors * N, p = work_item / vectors / sizes.taps();
+    const int32_t k = int32_t(work_item / vectors % sizes.taps());
     const int64_t position = Position(sizes, p, c / sizes.group_channels(), k);
     const Sample<A> sample = LocateSample<A>(sizes, positions, p, position, k);
     A sum[N];
@@ -43,7 +43,7 @@ __global__ void SampleColumnsKernel(Sizes sizes, Positions positions, const T* x
     }
     Vector<T, N> out;
     for (int v = 0; v < N; ++v) out.value[v] = T(sum[v] * Mask<A>(positions, position));
-    AsVector<N>(columns + thing * N) = out;
+    AsVector<N>(columns + work_item * N) = out;
   }
 }
 
@@ -54,7 +54,7 @@ __global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, const T*
   using A = Accumulator<T>;
   const int64_t n = sizes.pixels() * sizes.offset_groups * sizes.taps();
   const int lane = threadIdx.x % kWarp;
-  for (int64_t position = FirstThing() / kWarp; position < n; position += ThingsAtOnce() / kWarp) {
+  for (int64_t position = global_thread() / kWarp; position < n; position += grid_stride() / kWarp) {
     const int32_t k = int32_t(position % sizes.taps());
     const int64_t g = position / sizes.taps() % sizes.offset_groups;
     const int64_t p = position / sizes.taps() / sizes.offset_groups;
@@ -92,15 +92,15 @@ struct Bins {
         starts(unordered + sizes.images * sizes.offset_groups * sizes.samples()) {}
 };
 
-// The sample numbered `thing` through all images and offset groups.
+// The sample numbered `work_item` through all images and offset groups.
 struct SampleNumber {
   int64_t bin;  // image · offset_groups + group
   int32_t sample;
   int64_t p, position;
   int32_t k;
 
-  __device__ SampleNumber(const Sizes& sizes, int64_t thing)
-      : bin(thing / sizes.samples()), sample(int32_t(thing % sizes.samples())) {
+  __device__ SampleNumber(const Sizes& sizes, int64_t work_item)
+      : bin(work_item / sizes.samples()), sample(int32_t(work_item % sizes.samples())) {
     const int64_t image = bin / sizes.offset_groups, g = bin % sizes.offset_groups;
     p = image * sizes.rows * sizes.columns + sample / sizes.taps();
     k = sample % sizes.taps();
@@ -117,8 +117,8 @@ __device__ int64_t CellOfSample(const Sizes& sizes, const Positions& positions, 
 template <typename A>
 __global__ void CountKernel(Sizes sizes, Positions positions, Bins bins) {
   const int64_t n = sizes.images * sizes.offset_groups * sizes.samples();
-  for (int64_t thing = FirstThing(); thing < n; thing += ThingsAtOnce()) {
-    const SampleNumber number(sizes, thing);
+  for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
+    const SampleNumber number(sizes, work_item);
     const int64_t cell = CellOfSample<A>(sizes, positions, number);
     if (cell >= 0) atomicAdd(&bins.starts[number.bin * (sizes.cells() + 1) + cell + 1], 1);
   }
@@ -128,8 +128,8 @@ __global__ void CountKernel(Sizes sizes, Positions positions, Bins bins) {
 template <typename A>
 __global__ void FillKernel(Sizes sizes, Positions positions, Bins bins) {
   const int64_t n = sizes.images * sizes.offset_groups * sizes.samples();
-  for (int64_t thing = FirstThing(); thing < n; thing += ThingsAtOnce()) {
-    const SampleNumber number(sizes, thing);
+  for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
+    const SampleNumber number(sizes, work_item);
     const int64_t cell = CellOfSample<A>(sizes, positions, number);
     if (cell < 0) continue;
     const int32_t place = atomicAdd(&bins.starts[number.bin * (sizes.cells() + 1) + cell + 1], 1);
@@ -141,8 +141,8 @@ __global__ void FillKernel(Sizes sizes, Positions positions, Bins bins) {
 template <typename A>
 __global__ void RankKernel(Sizes sizes, Positions positions, Bins bins) {
   const int64_t n = sizes.images * sizes.offset_groups * sizes.samples();
-  for (int64_t thing = FirstThing(); thing < n; thing += ThingsAtOnce()) {
-    const SampleNumber number(sizes, thing);
+  for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
+    const SampleNumber number(sizes, work_item);
     const int64_t cell = CellOfSample<A>(sizes, positions, number);
     if (cell < 0) continue;
     const int32_t* starts = bins.starts + number.bin * (sizes.cells() + 1);
@@ -157,8 +157,8 @@ __global__ void RankKernel(Sizes sizes, Positions positions, Bins bins) {
 template <typename A, int N>
 __global__ void InputCotangentKernel(Sizes sizes, Positions positions, Bins bins, const A* d_columns, A* d_x) {
   const int64_t vectors = sizes.channels / N, n = sizes.images * sizes.height * sizes.width * vectors;
-  for (int64_t thing = FirstThing(); thing < n; thing += ThingsAtOnce()) {
-    const int64_t c = thing % vectors * N, pixel = thing / vectors, g = c / sizes.group_channels();
+  for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
+    const int64_t c = work_item % vectors * N, pixel = work_item / vectors, g = c / sizes.group_channels();
     const int64_t x = pixel % sizes.width, y = pixel / sizes.width % sizes.height;
     const int64_t image = pixel / sizes.width / sizes.height;
     const int64_t bin = image * sizes.offset_groups + g, first_pixel = image * sizes.rows * sizes.columns;

@@ -150,11 +150,11 @@ __global__ void __launch_bounds__(Tile<kFeatures>::kWarps* kWarp, Tile<kFeatures
 
   const int thread = int(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
   const int row = thread / kDepth, vector = thread % kDepth;  // of what the thread brings to shared memory
-  const int kept_at = Place(row, vector);
+  const int kept_at = swizzled_index(row, vector);
   const int first_pixel = warp / Tile::kWarpsOfFeatures * Tile::kPixelTiles * 16;  // of what its warp multiplies
   const int first_feature = warp % Tile::kWarpsOfFeatures * Tile::kFeatureTiles * 8;
-  const int samples_at = Place(first_pixel + lane % 16, lane / 16);
-  const int weight_at = Place(first_feature + lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  const int samples_at = swizzled_index(first_pixel + lane % 16, lane / 16);
+  const int weight_at = swizzled_index(first_feature + lane / 16 * 8 + lane % 8, lane / 8 % 2);
 
   for (int64_t block = blockIdx.x; block < call.blocks; block += gridDim.x) {
     const int32_t group = int32_t(block / call.feature_tiles % call.groups);
@@ -181,22 +181,22 @@ __global__ void __launch_bounds__(Tile<kFeatures>::kWarps* kWarp, Tile<kFeatures
                       int64_t{tap} * call.group_channels + channel;
       for (int i = 0; i < kFeatures / kRowsAtOnce; ++i) {
         const bool there = part.there && tile_feature + row + i * kRowsAtOnce < call.group_features;
-        CopyLater(&shared.stages[stage].weight[kept_at + i * kRowsAtOnce * kDepth],
-                  there ? from + i * kRowsAtOnce * call.depth : weight, !there);
+        copy_async(&shared.stages[stage].weight[kept_at + i * kRowsAtOnce * kDepth],
+                   there ? from + i * kRowsAtOnce * call.depth : weight, !there);
       }
     };
     auto gather = [&](const auto& part, int i) {
-      return Gather<T>(shared.corners[part.tap * kPixels + row + i * kRowsAtOnce], x + part.channel, call.pixel_bytes,
-                       part.there);
+      return CornerLoads<T>(shared.corners[part.tap * kPixels + row + i * kRowsAtOnce], x + part.channel,
+                            call.pixel_bytes, part.there);
     };
-    auto keep = [&](int stage, int i, const Gather<T>& gathered, int later) {
-      shared.stages[stage].samples[kept_at + i * kRowsAtOnce * kDepth] = gathered.Blend(later);
+    auto store_samples = [&](int stage, int i, const CornerLoads<T>& gathered, int zero_dependency) {
+      shared.stages[stage].samples[kept_at + i * kRowsAtOnce * kDepth] = gathered.Blend(zero_dependency);
     };
 
     float sum[Tile::kPixelTiles][Tile::kFeatureTiles][4] = {};
     auto load_samples = [&](int stage, int step, auto& a) {
       for (int i = 0; i < Tile::kPixelTiles; ++i) {
-        LoadMatrices(a[i], &shared.stages[stage].samples[(samples_at ^ 2 * step) + i * 16 * kDepth]);
+        load_matrix_fragments(a[i], &shared.stages[stage].samples[(samples_at ^ 2 * step) + i * 16 * kDepth]);
       }
     };
     auto multiply = [&](int stage, int step, const auto& a, int pass) {
@@ -204,10 +204,10 @@ __global__ void __launch_bounds__(Tile<kFeatures>::kWarps* kWarp, Tile<kFeatures
 #pragma unroll
       for (int j = pass * kTiles; j < (pass + 1) * kTiles; j += 2) {
         uint32_t b[4];
-        LoadMatrices(b, &shared.stages[stage].weight[(weight_at ^ 2 * step) + j * 8 * kDepth]);
+        load_matrix_fragments(b, &shared.stages[stage].weight[(weight_at ^ 2 * step) + j * 8 * kDepth]);
         for (int i = 0; i < Tile::kPixelTiles; ++i) {
-          MultiplyAdd<T>(sum[i][j], a[i], {b[0], b[1]});
-          MultiplyAdd<T>(sum[i][j + 1], a[i], {b[2], b[3]});
+          mma<T>(sum[i][j], a[i], {b[0], b[1]});
+          mma<T>(sum[i][j + 1], a[i], {b[2], b[3]});
         }
       }
     };
@@ -233,17 +233,17 @@ __global__ void __launch_bounds__(Tile<kFeatures>::kWarps* kWarp, Tile<kFeatures
         uint32_t a[Tile::kPixelTiles][4] = {};
 #pragma unroll
         for (int pass = 0; pass < kPasses; ++pass) {
-          const Gather<T> gathered = gather(part, step * kPasses + pass);
+          const CornerLoads<T> gathered = gather(part, step * kPasses + pass);
           if (!first) {
             if (pass == 0) load_samples(stage, step, a);
             multiply(stage, step, a, pass);
           }
-          keep(1 - stage, step * kPasses + pass, gathered, zero_after(pass));
+          store_samples(1 - stage, step * kPasses + pass, gathered, zero_after(pass));
         }
       }
       other_corners = depth.Advance();
       first = false;
-      WaitForCopies();
+      wait_async_copies();
       __syncthreads();
     }
 
@@ -293,10 +293,10 @@ const char* LaunchFused(const Device& device, const Sizes& sizes, const Position
 
 // In narrower tiles than asked for where the device has too little shared memory for them.
 template <typename T, int kFeatures, typename... Arguments>
-const char* LaunchInTiles(int32_t tile_features, size_t most_shared, Arguments... arguments) {
+const char* LaunchInTiles(int32_t tile_features, size_t max_shared_bytes, Arguments... arguments) {
   if constexpr (kFeatures > 64) {
-    if (tile_features < kFeatures || sizeof(Shared<kFeatures>) > most_shared) {
-      return LaunchInTiles<T, kFeatures / 2>(tile_features, most_shared, arguments...);
+    if (tile_features < kFeatures || sizeof(Shared<kFeatures>) > max_shared_bytes) {
+      return LaunchInTiles<T, kFeatures / 2>(tile_features, max_shared_bytes, arguments...);
     }
   }
   return LaunchFused<T, kFeatures>(arguments...);
@@ -308,8 +308,8 @@ const char* FusedForward(Device& device, DType dtype, const Sizes& sizes, const 
                          const Product& product, int32_t tile_features, bool wide, const void* x, const void* weight,
                          const void* bias, void* y) {
   return DispatchMatrix(dtype, [&](auto tag) {
-    return LaunchInTiles<decltype(tag), 256>(tile_features, MostShared(), device, sizes, positions, product, wide, x,
-                                             weight, bias, y);
+    return LaunchInTiles<decltype(tag), 256>(tile_features, MaxSharedBytes(), device, sizes, positions, product, wide,
+                                             x, weight, bias, y);
   });
 }
 

@@ -2,12 +2,12 @@
 // output's cotangents that touch it, each by its weight.
 //
 // The sampling's transpose is found first, by a counting sort: channels do not matter to it. A block computes 128
-// pixels of x, strip by strip, by 64 or 128 channels; every thread goes through the touches of a pixel by a tap for 16
-// bytes of features and keeps their sum, in float32 and rounded once, in shared memory. Two blocks share a
+// pixels of x, strip by strip, by 64 or 128 channels; every thread goes through the contributions of a pixel by a tap
+// for 16 bytes of features and keeps their sum, in float32 and rounded once, in shared memory. Two blocks share a
 // multiprocessor, so that one multiplies while the other gathers.
 //
 // What to expect of an H200 in bfloat16, counted and not yet measured, in the clocks of a multiprocessor for 16
-// features of 128 pixels by 128 channels, as for the fused forward: about 4 touches of 24 instructions each for 8
+// features of 128 pixels by 128 channels, as for the fused forward: about 4 contributions of 24 instructions each for 8
 // features make 270 clocks of instructions, 380 where the lanes of a warp wait for its longest list; products take 206.
 // So 25 to 35% of the dense peak.
 #include <cuda_bf16.h>
@@ -23,10 +23,10 @@
 namespace dcn {
 namespace {
 
-// f(list, id, weight) for each pixel of x that a sample touches: the list of the pixel's touches by the sample's tap,
-// the number of the touch among those of its image, offset group and tap, and its weight.
+// f(list, id, weight) for each pixel of x that a sample touches: the list of the pixel's contributions by the
+// sample's tap, the number of the touch among those of its image, offset group and tap, and its weight.
 template <typename F>
-__device__ void ForEachTouch(const Sizes& sizes, const Positions& positions, int64_t position, const F& f) {
+__device__ void ForEachContribution(const Sizes& sizes, const Positions& positions, int64_t position, const F& f) {
   const int64_t outputs = sizes.rows * sizes.columns, pixels = sizes.height * sizes.width;
   const int32_t k = int32_t(position % sizes.taps());
   const int64_t g = position / sizes.taps() % sizes.offset_groups, p = position / sizes.taps() / sizes.offset_groups;
@@ -43,48 +43,50 @@ __device__ void ForEachTouch(const Sizes& sizes, const Positions& positions, int
 
 __device__ int64_t PositionCount(const Sizes& sizes) { return sizes.pixels() * sizes.offset_groups * sizes.taps(); }
 
-// Counts the touches of a list one place further on.
-__global__ void CountTouchesKernel(Sizes sizes, Positions positions, int32_t* starts) {
-  for (int64_t position = FirstThing(); position < PositionCount(sizes); position += ThingsAtOnce()) {
-    ForEachTouch(sizes, positions, position, [&](int64_t list, int32_t, float) { atomicAdd(&starts[list + 1], 1); });
+// Counts the contributions of a list one place further on.
+__global__ void CountContributionsKernel(Sizes sizes, Positions positions, int32_t* row_start) {
+  for (int64_t position = global_thread(); position < PositionCount(sizes); position += grid_stride()) {
+    ForEachContribution(sizes, positions, position,
+                        [&](int64_t list, int32_t, float) { atomicAdd(&row_start[list + 1], 1); });
   }
 }
 
-// Puts every touch into its list, in any order; moves starts[list + 1] on from the list's start to its end.
-__global__ void FillTouchesKernel(Sizes sizes, Positions positions, int32_t* starts, int32_t* unordered) {
-  for (int64_t position = FirstThing(); position < PositionCount(sizes); position += ThingsAtOnce()) {
-    ForEachTouch(sizes, positions, position,
-                 [&](int64_t list, int32_t id, float) { unordered[atomicAdd(&starts[list + 1], 1)] = id; });
+// Puts every touch into its list, in any order; moves row_start[list + 1] on from the list's start to its end.
+__global__ void FillContributionsKernel(Sizes sizes, Positions positions, int32_t* row_start, int32_t* unordered) {
+  for (int64_t position = global_thread(); position < PositionCount(sizes); position += grid_stride()) {
+    ForEachContribution(sizes, positions, position,
+                        [&](int64_t list, int32_t id, float) { unordered[atomicAdd(&row_start[list + 1], 1)] = id; });
   }
 }
 
 // A touch goes behind those of its list with a smaller number.
-__global__ void OrderTouchesKernel(Sizes sizes, Positions positions, const int32_t* starts, const int32_t* unordered,
-                                   Touch* touches) {
-  for (int64_t position = FirstThing(); position < PositionCount(sizes); position += ThingsAtOnce()) {
-    ForEachTouch(sizes, positions, position, [&](int64_t list, int32_t id, float weight) {
-      int32_t place = starts[list];
-      for (int32_t i = starts[list]; i < starts[list + 1]; ++i) place += unordered[i] < id;
+__global__ void OrderContributionsKernel(Sizes sizes, Positions positions, const int32_t* row_start,
+                                         const int32_t* unordered, Contribution* contributions) {
+  for (int64_t position = global_thread(); position < PositionCount(sizes); position += grid_stride()) {
+    ForEachContribution(sizes, positions, position, [&](int64_t list, int32_t id, float weight) {
+      int32_t place = row_start[list];
+      for (int32_t i = row_start[list]; i < row_start[list + 1]; ++i) place += unordered[i] < id;
       const int64_t p = position / sizes.taps() / sizes.offset_groups;
-      touches[place] = {int32_t(p), weight * Mask<float>(positions, position)};
+      contributions[place] = {int32_t(p), weight * Mask<float>(positions, position)};
     });
   }
 }
 
-const char* FindTranspose(Device& device, const Sizes& sizes, const Positions& positions, const Transpose& transpose) {
+const char* BuildScatterLists(Device& device, const Sizes& sizes, const Positions& positions,
+                              const ScatterLists& lists) {
   const int64_t bins = sizes.images * sizes.offset_groups * sizes.taps(), pixels = sizes.height * sizes.width;
   const int64_t outputs = sizes.rows * sizes.columns, blocks = BlocksFor(bins * outputs);
   if (bins == 0) return nullptr;
   const char* failure =
-      Failure(cudaMemsetAsync(transpose.starts, 0, bins * (pixels + 1) * sizeof(int32_t), device.stream));
-  if (!failure) failure = Launch(device, CountTouchesKernel, blocks, sizes, positions, transpose.starts);
-  if (!failure) failure = Launch(device, ScanKernel, bins, bins, pixels, 4 * outputs, transpose.starts);
+      Failure(cudaMemsetAsync(lists.row_start, 0, bins * (pixels + 1) * sizeof(int32_t), device.stream));
+  if (!failure) failure = Launch(device, CountContributionsKernel, blocks, sizes, positions, lists.row_start);
+  if (!failure) failure = Launch(device, ScanKernel, bins, bins, pixels, 4 * outputs, lists.row_start);
   if (!failure) {
-    failure = Launch(device, FillTouchesKernel, blocks, sizes, positions, transpose.starts, transpose.workspace);
+    failure = Launch(device, FillContributionsKernel, blocks, sizes, positions, lists.row_start, lists.workspace);
   }
   if (!failure) {
-    failure = Launch(device, OrderTouchesKernel, blocks, sizes, positions, transpose.starts, transpose.workspace,
-                     transpose.touches);
+    failure = Launch(device, OrderContributionsKernel, blocks, sizes, positions, lists.row_start, lists.workspace,
+                     lists.contributions);
   }
   return failure;
 }
@@ -95,18 +97,18 @@ struct Call {
   int32_t tiles;  // of a segment
   int32_t offset_groups, taps;
   int32_t pixel_bytes, group_features, vectors;  // of the output; of 16 bytes in a group's features
-  const int32_t* starts;
-  const Touch* touches;
+  const int32_t* row_start;
+  const Contribution* contributions;
   int64_t blocks;
 };
 
 // What a block computes: all that there is of some channels.
-struct Work {
+struct BlockTile {
   int64_t first_pixel;
   int32_t first_channel, channels, offset_group, first_feature;
 
-  Work() = default;
-  __device__ Work(const Call& call, int64_t block, int32_t width) {
+  BlockTile() = default;
+  __device__ BlockTile(const Call& call, int64_t block, int32_t width) {
     const int32_t segments = call.channels / call.segment_channels, within = int32_t(block % call.tiles) * width;
     block /= call.tiles;
     first_channel = int32_t(block % segments) * call.segment_channels + within;
@@ -124,12 +126,13 @@ struct Shared {
   } stages[2];
   int32_t pixels[kPixels];  // of x, -1 behind the last
   int32_t lists[kPixels];   // of the pixels by the first tap
-  Work work;                // here, for it would take registers that the sums need
+  BlockTile block_tile;     // here, for it would take registers that the sums need
 };
 
-// The sum of what a list of touches finds in 16 bytes of features.
+// The sum of what a list of contributions finds in 16 bytes of features.
 template <typename T>
-__device__ uint4 SumTouches(const Touch* touches, int32_t begin, int32_t end, const T* d_y, int32_t pixel_bytes) {
+__device__ uint4 SumContributions(const Contribution* contributions, int32_t begin, int32_t end, const T* d_y,
+                                  int32_t pixel_bytes) {
   constexpr int kAtOnce = 2;  // loads on their way
   float sum[4][kWordSize<T>] = {}, value[kWordSize<T>];
 #pragma unroll 1
@@ -138,9 +141,9 @@ __device__ uint4 SumTouches(const Touch* touches, int32_t begin, int32_t end, co
     float weight[kAtOnce];
     for (int n = 0; n < kAtOnce; ++n) {
       const bool there = first + n < end;
-      const Touch touch = there ? touches[first + n] : Touch{0, 0};
-      words[n] = LoadWords(d_y, int64_t{touch.pixel} * pixel_bytes, there);
-      weight[n] = touch.weight;
+      const Contribution contribution = there ? contributions[first + n] : Contribution{0, 0};
+      words[n] = load_global_or_zeros(d_y, int64_t{contribution.output_pixel} * pixel_bytes, there);
+      weight[n] = contribution.weight;
     }
     for (int n = 0; n < kAtOnce; ++n) {
       for (int word = 0; word < 4; ++word) {
@@ -161,21 +164,21 @@ __global__ void __launch_bounds__(BlockProduct<T, kChannels>::kThreads, 2)
   auto& shared = *reinterpret_cast<Shared<kChannels>*>(dynamic_shared);
   const int thread = int(threadIdx.x), row = thread / kDepth, vector = thread % kDepth;
   const int32_t depth = call.taps * call.vectors, stages = (depth + kDepth - 1) / kDepth;
-  const Work& work = shared.work;
+  const BlockTile& block_tile = shared.block_tile;
 
   for (int64_t block = blockIdx.x; block < call.blocks; block += gridDim.x) {
-    if (thread == 0) shared.work = Work(call, block, kChannels);
+    if (thread == 0) shared.block_tile = BlockTile(call, block, kChannels);
     __syncthreads();
     if (thread < kPixels) {
-      const int64_t i = work.first_pixel + thread;
+      const int64_t i = block_tile.first_pixel + thread;
       const bool there = i < call.pixels;
-      const int32_t bin = (int32_t(i / call.image_pixels) * call.offset_groups + work.offset_group) * call.taps;
+      const int32_t bin = (int32_t(i / call.image_pixels) * call.offset_groups + block_tile.offset_group) * call.taps;
       shared.pixels[thread] = there ? int32_t(PixelInStrips(call.height, call.width, i)) : -1;
       shared.lists[thread] = there ? bin * (call.image_pixels + 1) + int32_t(i % call.image_pixels) : -1;
     }
     __syncthreads();
 
-    auto bring = [&](int32_t stage) {
+    auto load_stage = [&](int32_t stage) {
       auto& to = shared.stages[stage % 2];
       const int32_t at = stage * kDepth + vector;
       const bool there = at < depth;
@@ -183,37 +186,38 @@ __global__ void __launch_bounds__(BlockProduct<T, kChannels>::kThreads, 2)
 #pragma unroll 1
       for (int i = 0; i < kChannels / kRowsAtOnce; ++i) {
         const int channel = row + i * kRowsAtOnce;
-        const bool used = there && channel < work.channels;
-        const int64_t from = (int64_t{work.first_channel} + channel) * depth + at;
-        CopyLater(&to.weight[Place(channel, vector)], used ? weight + from * kVector : weight, !used);
+        const bool used = there && channel < block_tile.channels;
+        const int64_t from = (int64_t{block_tile.first_channel} + channel) * depth + at;
+        copy_async(&to.weight[swizzled_index(channel, vector)], used ? weight + from * kVector : weight, !used);
       }
-      const T* features = d_y + work.first_feature + within * kVector;
+      const T* features = d_y + block_tile.first_feature + within * kVector;
 #pragma unroll 1
       for (int i = 0; i < kPixels / kRowsAtOnce; ++i) {
         const int pixel = row + i * kRowsAtOnce;
         const int32_t list = shared.lists[pixel];
         int32_t begin = 0, end = 0;
         if (there && list >= 0) {
-          const int32_t* range = call.starts + list + tap * (call.image_pixels + 1);
+          const int32_t* range = call.row_start + list + tap * (call.image_pixels + 1);
           begin = range[0];
           end = range[1];
         }
-        to.gathered[Place(pixel, vector)] = SumTouches(call.touches, begin, end, features, call.pixel_bytes);
+        to.gathered[swizzled_index(pixel, vector)] =
+            SumContributions(call.contributions, begin, end, features, call.pixel_bytes);
       }
     };
 
     Sums sums;
-    bring(0);
+    load_stage(0);
 #pragma unroll 1
     for (int32_t stage = 0; stage < stages; ++stage) {
-      WaitForCopies();
+      wait_async_copies();
       __syncthreads();
-      if (stage + 1 < stages) bring(stage + 1);
+      if (stage + 1 < stages) load_stage(stage + 1);
       sums.Add(shared.stages[stage % 2].gathered, shared.stages[stage % 2].weight);
     }
-    sums.ForEachPair(work.first_channel, [&](int pixel, int32_t channel, float first, float second) {
+    sums.ForEachPair(block_tile.first_channel, [&](int pixel, int32_t channel, float first, float second) {
       const int64_t q = shared.pixels[pixel];
-      if (q < 0 || channel >= work.first_channel + work.channels) return;
+      if (q < 0 || channel >= block_tile.first_channel + block_tile.channels) return;
       StorePair<T>(d_x + q * call.channels, channel, false, first, second);
     });
     __syncthreads();
@@ -221,7 +225,7 @@ __global__ void __launch_bounds__(BlockProduct<T, kChannels>::kThreads, 2)
 }
 
 template <typename T, int kChannels>
-const char* LaunchProduct(const Device& device, const Sizes& sizes, const Product& product, const Transpose& transpose,
+const char* LaunchProduct(const Device& device, const Sizes& sizes, const Product& product, const ScatterLists& lists,
                           const void* weight, const void* d_y, void* d_x) {
   Call call = {};
   call.height = int32_t(sizes.height);
@@ -238,8 +242,8 @@ const char* LaunchProduct(const Device& device, const Sizes& sizes, const Produc
   call.pixel_bytes = int32_t(product.features * sizeof(T));
   call.group_features = int32_t(product.group_features());
   call.vectors = int32_t(product.group_features() * sizeof(T) / 16);
-  call.starts = transpose.starts;
-  call.touches = transpose.touches;
+  call.row_start = lists.row_start;
+  call.contributions = lists.contributions;
   const int64_t pixel_tiles = (int64_t{call.pixels} + kPixels - 1) / kPixels;
   call.blocks = pixel_tiles * (call.channels / call.segment_channels) * call.tiles;
   return Launch(device, FusedInputCotangentKernel<T, kChannels>,
@@ -250,13 +254,13 @@ const char* LaunchProduct(const Device& device, const Sizes& sizes, const Produc
 }  // namespace
 
 const char* FusedInputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                                const Product& product, const Transpose& transpose, const void* weight, const void* d_y,
+                                const Product& product, const ScatterLists& lists, const void* weight, const void* d_y,
                                 void* d_x) {
-  if (const char* failure = FindTranspose(device, sizes, positions, transpose)) return failure;
+  if (const char* failure = BuildScatterLists(device, sizes, positions, lists)) return failure;
   return DispatchMatrix(dtype, [&](auto tag) {
     using T = decltype(tag);
     const auto launch = SegmentChannels(sizes, product) > 64 ? LaunchProduct<T, 128> : LaunchProduct<T, 64>;
-    return launch(device, sizes, product, transpose, weight, d_y, d_x);
+    return launch(device, sizes, product, lists, weight, d_y, d_x);
   });
 }
 

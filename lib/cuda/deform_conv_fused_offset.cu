@@ -32,12 +32,12 @@ struct Call {
 };
 
 // What a block computes: some taps of an offset group.
-struct Work {
+struct BlockTile {
   int64_t first_pixel;
   int32_t offset_group, first_tap, taps;
 
-  Work() = default;
-  __device__ Work(const Call& call, int64_t block) {
+  BlockTile() = default;
+  __device__ BlockTile(const Call& call, int64_t block) {
     const int32_t parts = (call.taps + call.block_taps - 1) / call.block_taps;
     first_tap = int32_t(block % parts) * call.block_taps;
     const int32_t left = call.taps - first_tap;
@@ -48,14 +48,14 @@ struct Work {
 };
 
 // Where a block is on its way: taps by tiles of channels by stages.
-struct Turn {
+struct Iteration {
   int32_t tap, tile, stage;
 
-  Turn() = default;
-  __device__ Turn(const Call& call, int32_t first_tap, int32_t turn) {
-    tap = first_tap + turn / call.stages / call.tiles;
-    tile = turn / call.stages % call.tiles;
-    stage = turn % call.stages;
+  Iteration() = default;
+  __device__ Iteration(const Call& call, int32_t first_tap, int32_t iteration) {
+    tap = first_tap + iteration / call.stages / call.tiles;
+    tile = iteration / call.stages % call.tiles;
+    stage = iteration % call.stages;
   }
 };
 
@@ -64,11 +64,11 @@ struct Shared {
   struct {
     uint4 cotangent[kPixels * kDepth], weight[kChannels * kDepth];
   } stages[2];
-  Turn turns[2];                 // of the stages
+  Iteration iterations[2];       // of the stages
   Corners corners[2][kPixels];   // of a tap and the next
   float dots[2][2][kPixels][4];  // likewise: with the corners, of half the columns each
   int32_t pixels[kPixels];       // of the output, -1 behind the last
-  Work work;                     // here, as the turns, for they would take registers that the sums need
+  BlockTile block_tile;          // here, as the iterations, for they would take registers that the sums need
 };
 
 // A tile of channels.
@@ -106,7 +106,8 @@ __device__ void TakeDots(const BlockProduct<T, kChannels>& sums, const Corners* 
       for (int part = 0; part < Sums::kColumnTiles / 4; ++part) {
         for (int within = 0; within < 8; within += kVector) {
           const int channel = first_column + part * 32 + within;
-          const Words words = LoadWords(x + channel, int64_t{pixel} * pixel_bytes, pixel >= 0 && channel < count);
+          const Words words =
+              load_global_or_zeros(x + channel, int64_t{pixel} * pixel_bytes, pixel >= 0 && channel < count);
           for (int word = 0; word < 4; ++word) {
             float value[kWordSize<T>];
             WordToFloats<T>(words.word[word], value);
@@ -135,43 +136,43 @@ __global__ void __launch_bounds__(BlockProduct<T, kChannels>::kThreads, 2)
   constexpr int kVector = 16 / sizeof(T), kRowsAtOnce = Sums::kThreads / kDepth;
   auto& shared = *reinterpret_cast<Shared<kChannels>*>(dynamic_shared);
   const int thread = int(threadIdx.x), row = thread / kDepth, vector = thread % kDepth;
-  const Work& work = shared.work;
+  const BlockTile& block_tile = shared.block_tile;
 
   for (int64_t block = blockIdx.x; block < call.blocks; block += gridDim.x) {
-    if (thread == 0) shared.work = Work(call, block);
+    if (thread == 0) shared.block_tile = BlockTile(call, block);
     __syncthreads();
     if (thread < kPixels) {
-      const int64_t i = work.first_pixel + thread;
+      const int64_t i = block_tile.first_pixel + thread;
       const bool there = i < call.sizes.pixels();
       shared.pixels[thread] = there ? int32_t(PixelInStrips(call.sizes.rows, call.sizes.columns, i)) : -1;
     }
     __syncthreads();
 
-    auto bring = [&](int32_t number) {
-      const Turn turn(call, work.first_tap, number);
-      if (thread == 0) shared.turns[number % 2] = turn;
-      const Channels channels(call, work.offset_group, turn.tile, kChannels);
+    auto load_stage = [&](int32_t number) {
+      const Iteration iteration(call, block_tile.first_tap, number);
+      if (thread == 0) shared.iterations[number % 2] = iteration;
+      const Channels channels(call, block_tile.offset_group, iteration.tile, kChannels);
       auto& to = shared.stages[number % 2];
-      if (turn.tile == 0 && turn.stage == 0 && thread < kPixels) {
+      if (iteration.tile == 0 && iteration.stage == 0 && thread < kPixels) {
         const Corners corners =
-            FindCorners(call.sizes, call.positions, shared.pixels[thread], work.offset_group, turn.tap);
-        shared.corners[turn.tap % 2][thread] = corners;
+            FindCorners(call.sizes, call.positions, shared.pixels[thread], block_tile.offset_group, iteration.tap);
+        shared.corners[iteration.tap % 2][thread] = corners;
       }
-      const int32_t at = turn.stage * kDepth + vector;
+      const int32_t at = iteration.stage * kDepth + vector;
 #pragma unroll 1
       for (int i = 0; i < kChannels / kRowsAtOnce; ++i) {
         const int to_row = row + i * kRowsAtOnce, channel = to_row / 32 * 32 + ChannelOfRow(to_row % 32);
         const bool used = at < call.vectors && channel < channels.count;
-        const int64_t from = (int64_t{channels.first} + channel) * call.depth + turn.tap * call.vectors + at;
-        CopyLater(&to.weight[Place(to_row, vector)], used ? weight + from * kVector : weight, !used);
+        const int64_t from = (int64_t{channels.first} + channel) * call.depth + iteration.tap * call.vectors + at;
+        copy_async(&to.weight[swizzled_index(to_row, vector)], used ? weight + from * kVector : weight, !used);
       }
       const int64_t first_feature = int64_t{channels.first / call.group_channels} * call.vectors * kVector;
 #pragma unroll 1
       for (int i = 0; i < kPixels / kRowsAtOnce; ++i) {
         const int64_t p = shared.pixels[row + i * kRowsAtOnce];
         const bool used = at < call.vectors && p >= 0;
-        CopyLater(&to.cotangent[Place(row + i * kRowsAtOnce, vector)],
-                  used ? d_y + p * call.features + first_feature + at * kVector : d_y, !used);
+        copy_async(&to.cotangent[swizzled_index(row + i * kRowsAtOnce, vector)],
+                   used ? d_y + p * call.features + first_feature + at * kVector : d_y, !used);
       }
     };
     auto finish = [&](int32_t tap) {
@@ -179,29 +180,30 @@ __global__ void __launch_bounds__(BlockProduct<T, kChannels>::kThreads, 2)
       const auto& halves = shared.dots[tap % 2];
       float dot[4];
       for (int corner = 0; corner < 4; ++corner) dot[corner] = halves[0][thread][corner] + halves[1][thread][corner];
-      const int64_t p = shared.pixels[thread], position = Position(call.sizes, p, work.offset_group, tap);
+      const int64_t p = shared.pixels[thread], position = Position(call.sizes, p, block_tile.offset_group, tap);
       const Sample<float> sample = LocateSample<float>(call.sizes, call.positions, p, position, tap);
       StorePositionCotangents(call.positions, position, sample, dot, d_offset, d_mask);
     };
 
     Sums sums;
-    const int32_t turns = work.taps * call.tiles * call.stages;
-    bring(0);
-    for (int32_t number = 0; number < turns; ++number) {
-      WaitForCopies();
+    const int32_t iterations = block_tile.taps * call.tiles * call.stages;
+    load_stage(0);
+    for (int32_t number = 0; number < iterations; ++number) {
+      wait_async_copies();
       __syncthreads();
-      const Turn& turn = shared.turns[number % 2];
-      if (turn.tile == 0 && turn.stage == 0 && turn.tap > work.first_tap) finish(turn.tap - 1);
-      if (number + 1 < turns) bring(number + 1);
+      const Iteration& iteration = shared.iterations[number % 2];
+      if (iteration.tile == 0 && iteration.stage == 0 && iteration.tap > block_tile.first_tap)
+        finish(iteration.tap - 1);
+      if (number + 1 < iterations) load_stage(number + 1);
       sums.Add(shared.stages[number % 2].cotangent, shared.stages[number % 2].weight);
-      if (turn.stage < call.stages - 1) continue;
-      const Channels channels(call, work.offset_group, turn.tile, kChannels);
-      TakeDots(sums, shared.corners[turn.tap % 2], x + channels.first, channels.count, call.pixel_bytes, turn.tile > 0,
-               shared.dots[turn.tap % 2]);
+      if (iteration.stage < call.stages - 1) continue;
+      const Channels channels(call, block_tile.offset_group, iteration.tile, kChannels);
+      TakeDots(sums, shared.corners[iteration.tap % 2], x + channels.first, channels.count, call.pixel_bytes,
+               iteration.tile > 0, shared.dots[iteration.tap % 2]);
       sums.Clear();
     }
     __syncthreads();
-    finish(work.first_tap + work.taps - 1);
+    finish(block_tile.first_tap + block_tile.taps - 1);
     __syncthreads();
   }
 }

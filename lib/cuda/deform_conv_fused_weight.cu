@@ -32,15 +32,15 @@ struct Call {
 };
 
 // What a block computes: all that there is of kChannels by some features, from some pixels.
-struct Work {
+struct BlockTile {
   int32_t tap, offset_group;
   int32_t first_channel, channels, first_feature, features;
   int64_t first_pixel;
   int32_t pixels;
   int64_t out;  // the row of all parts that its first channel has
 
-  Work() = default;
-  __device__ Work(const Call& call, int64_t block, int32_t width) {
+  BlockTile() = default;
+  __device__ BlockTile(const Call& call, int64_t block, int32_t width) {
     const int32_t tile_feature = int32_t(block % call.feature_tiles) * width;
     block /= call.feature_tiles;
     const int32_t tile = int32_t(block % call.channel_tiles), tile_channel = tile % call.segment_tiles * kChannels;
@@ -67,7 +67,7 @@ struct Shared {
   } stages[2];
   Corners corners[2][kStage];
   int32_t pixels[2][kStage];  // of the output, -1 behind the last of the part
-  Work work;                  // here, for it would take registers that the sums need
+  BlockTile block_tile;       // here, for it would take registers that the sums need
 };
 
 // A block for kChannels of a segment by kFeatures of a group, of a tap and a part of the pixels.
@@ -77,37 +77,38 @@ __global__ void __launch_bounds__(BlockProduct<T, kFeatures>::kThreads, 2)
   using Sums = BlockProduct<T, kFeatures>;
   constexpr int kVector = 8, kSamples = kChannels / kVector, kCotangents = kFeatures / kVector;
   auto& shared = *reinterpret_cast<Shared<kFeatures>*>(dynamic_shared);
-  const Work& work = shared.work;
+  const BlockTile& block_tile = shared.block_tile;
   const int thread = int(threadIdx.x);
 
   for (int64_t block = blockIdx.x; block < call.blocks; block += gridDim.x) {
-    if (thread == 0) shared.work = Work(call, block, kFeatures);
+    if (thread == 0) shared.block_tile = BlockTile(call, block, kFeatures);
     __syncthreads();
 
     auto find_corners = [&](int32_t stage) {
       if (thread >= kStage) return;
       const int32_t i = stage * kStage + thread;
-      const int64_t p = i < work.pixels ? PixelInStrips(call.sizes.rows, call.sizes.columns, work.first_pixel + i) : -1;
-      const Corners corners = FindCorners(call.sizes, call.positions, p, work.offset_group, work.tap);
+      const int64_t p =
+          i < block_tile.pixels ? PixelInStrips(call.sizes.rows, call.sizes.columns, block_tile.first_pixel + i) : -1;
+      const Corners corners = FindCorners(call.sizes, call.positions, p, block_tile.offset_group, block_tile.tap);
       shared.pixels[stage % 2][thread] = int32_t(p);
       shared.corners[stage % 2][thread] = corners;
     };
-    auto bring = [&](int32_t stage) {
+    auto load_stage = [&](int32_t stage) {
       auto& to = shared.stages[stage % 2];
 #pragma unroll 1
       for (int i = 0; i < kStage * kCotangents / Sums::kThreads; ++i) {
         const int number = i * Sums::kThreads + thread, row = number / kCotangents, vector = number % kCotangents;
         const int64_t p = shared.pixels[stage % 2][row];
-        const bool used = p >= 0 && vector * kVector < work.features;
-        CopyLater(&to.cotangent[Place<kCotangents>(row, vector)],
-                  used ? d_y + p * call.features + work.first_feature + vector * kVector : d_y, !used);
+        const bool used = p >= 0 && vector * kVector < block_tile.features;
+        copy_async(&to.cotangent[swizzled_index<kCotangents>(row, vector)],
+                   used ? d_y + p * call.features + block_tile.first_feature + vector * kVector : d_y, !used);
       }
 #pragma unroll 1
       for (int i = 0; i < kStage * kSamples / Sums::kThreads; ++i) {
         const int number = i * Sums::kThreads + thread, row = number / kSamples, vector = number % kSamples;
-        const Gather<T> gathered(shared.corners[stage % 2][row], x + work.first_channel + vector * kVector,
-                                 call.channels * int32_t(sizeof(T)), vector * kVector < work.channels);
-        to.samples[Place<kSamples>(row, vector)] = gathered.Blend(0);
+        const CornerLoads<T> gathered(shared.corners[stage % 2][row], x + block_tile.first_channel + vector * kVector,
+                                      call.channels * int32_t(sizeof(T)), vector * kVector < block_tile.channels);
+        to.samples[swizzled_index<kSamples>(row, vector)] = gathered.Blend(0);
       }
     };
 
@@ -115,19 +116,19 @@ __global__ void __launch_bounds__(BlockProduct<T, kFeatures>::kThreads, 2)
     find_corners(0);
     find_corners(1);
     __syncthreads();
-    bring(0);
-    for (int32_t stage = 0; stage * kStage < work.pixels; ++stage) {
-      WaitForCopies();
+    load_stage(0);
+    for (int32_t stage = 0; stage * kStage < block_tile.pixels; ++stage) {
+      wait_async_copies();
       __syncthreads();
-      if ((stage + 1) * kStage < work.pixels) bring(stage + 1);
+      if ((stage + 1) * kStage < block_tile.pixels) load_stage(stage + 1);
       find_corners(stage + 2);
       sums.AddAcross(shared.stages[stage % 2].samples, shared.stages[stage % 2].cotangent);
     }
-    sums.ForEachPair(work.first_feature, [&](int channel, int32_t feature, float first, float second) {
-      if (channel >= work.channels || feature >= work.first_feature + work.features) return;
-      AsVector<2>(parts + (work.out + channel) * call.features + feature) = {{first, second}};
+    sums.ForEachPair(block_tile.first_feature, [&](int channel, int32_t feature, float first, float second) {
+      if (channel >= block_tile.channels || feature >= block_tile.first_feature + block_tile.features) return;
+      AsVector<2>(parts + (block_tile.out + channel) * call.features + feature) = {{first, second}};
     });
-    WaitForCopies();  // those of a part without pixels
+    wait_async_copies();  // those of a part without pixels
     __syncthreads();
   }
 }
@@ -167,7 +168,7 @@ const char* FusedWeightCotangent(Device& device, DType dtype, const Sizes& sizes
   };
   if (dtype == DType::kF16) return launch(__half());
   if (dtype == DType::kBF16) return launch(__nv_bfloat16());
-  return "the matrix units transpose 16-bit numbers alone";
+  return "the tensor cores transpose only 16-bit numbers";
 }
 
 }  // namespace dcn

@@ -37,12 +37,12 @@ __device__ inline Corners FindCorners(const Sizes& sizes, const Positions& posit
 
 // 16 bytes of channels of a sample, on their way to shared memory.
 template <typename T>
-class Gather {
+class CornerLoads {
  public:
-  __device__ Gather(const Corners& corners, const T* x, int32_t pixel_bytes, bool there) : corners_(corners) {
+  __device__ CornerLoads(const Corners& corners, const T* x, int32_t pixel_bytes, bool there) : corners_(corners) {
     for (int corner = 0; corner < 4; ++corner) {
       const int32_t pixel = corners.pixel[corner];
-      pixel_[corner] = LoadWords(x, int64_t{pixel} * pixel_bytes, there && pixel >= 0);
+      pixel_[corner] = load_global_or_zeros(x, int64_t{pixel} * pixel_bytes, there && pixel >= 0);
     }
   }
 

@@ -16,7 +16,7 @@ constexpr unsigned kWholeWarp = 0xffffffff;
 inline const char* Failure(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
 
 // What a block may have of shared memory, where the kernel asks for it.
-inline size_t MostShared() {
+inline size_t MaxSharedBytes() {
   int device = 0, bytes = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
@@ -35,7 +35,7 @@ struct Grid {
 
 template <typename... Parameters, typename... Arguments>
 const char* Launch(const Device& device, void (*kernel)(Parameters...), const Grid& grid, Arguments... arguments) {
-  constexpr int64_t kMostBlocks = 1 << 20;
+  constexpr int64_t kMaxBlocks = 1 << 20;
   constexpr size_t kUnasked = 48 << 10;  // shared memory that every kernel may use
   if (grid.blocks == 0) return nullptr;  // which CUDA takes for an error
   if (grid.shared_bytes > kUnasked) {
@@ -44,7 +44,7 @@ const char* Launch(const Device& device, void (*kernel)(Parameters...), const Gr
     if (error != cudaSuccess) return Failure(error);
   }
   cudaLaunchConfig_t config = {};
-  config.gridDim = unsigned(std::min(grid.blocks, kMostBlocks));
+  config.gridDim = unsigned(std::min(grid.blocks, kMaxBlocks));
   config.blockDim = unsigned(grid.threads);
   config.dynamicSmemBytes = grid.shared_bytes;
   config.stream = device.stream;
@@ -55,7 +55,7 @@ const char* Launch(const Device& device, void (*kernel)(Parameters...), const Gr
 inline int64_t BlocksFor(int64_t n) { return (n + kThreads - 1) / kThreads; }
 
 // A thread's loop over the things that are its: from the first on, by as many as there are threads.
-__device__ inline int64_t FirstThing() { return int64_t(blockIdx.x) * blockDim.x + threadIdx.x; }
-__device__ inline int64_t ThingsAtOnce() { return int64_t(gridDim.x) * blockDim.x; }
+__device__ inline int64_t global_thread() { return int64_t(blockIdx.x) * blockDim.x + threadIdx.x; }
+__device__ inline int64_t grid_stride() { return int64_t(gridDim.x) * blockDim.x; }
 
 }  // namespace dcn

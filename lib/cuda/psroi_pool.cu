@@ -57,8 +57,9 @@ template <typename T, int N>
 __global__ void PoolKernel(PoolSizes sizes, Regions regions, const T* x, T* pooled) {
   using A = Accumulator<T>;
   const int64_t vectors = sizes.features() / N, n = sizes.batches * sizes.regions * sizes.bins() * vectors;
-  for (int64_t thing = FirstThing(); thing < n; thing += ThingsAtOnce()) {
-    const int64_t f = thing % vectors * N, bin = thing / vectors % sizes.bins(), index = thing / vectors / sizes.bins();
+  for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
+    const int64_t f = work_item % vectors * N, bin = work_item / vectors % sizes.bins(),
+                  index = work_item / vectors / sizes.bins();
     const int64_t row = bin / sizes.output[1], column = bin % sizes.output[1];
     const Region<A> region = RegionOf<A>(sizes, regions, index);
     A sum[N];
@@ -84,7 +85,7 @@ __global__ void PoolKernel(PoolSizes sizes, Regions regions, const T* x, T* pool
     }
     Vector<T, N> out;
     for (int v = 0; v < N; ++v) out.value[v] = T(sum[v]);
-    AsVector<N>(pooled + thing * N) = out;
+    AsVector<N>(pooled + work_item * N) = out;
   }
 }
 
@@ -206,14 +207,14 @@ __global__ void OffsetCotangentKernel(PoolSizes sizes, Regions regions, const T*
   const int64_t parts = int64_t{sizes.part[0]} * sizes.part[1] * sizes.classes;
   const int64_t n = sizes.batches * sizes.regions * parts;
   const int64_t most = (n * team + kWarp - 1) / kWarp * kWarp;  // so that a warp stays together
-  for (int64_t thread = FirstThing(); thread < most; thread += ThingsAtOnce()) {
-    const int64_t thing = thread / team, index = thing / parts, class_ = thing % sizes.classes;
-    const Region<A> region = RegionOf<A>(sizes, regions, thing < n ? index : 0);
+  for (int64_t thread = global_thread(); thread < most; thread += grid_stride()) {
+    const int64_t work_item = thread / team, index = work_item / parts, class_ = work_item % sizes.classes;
+    const Region<A> region = RegionOf<A>(sizes, regions, work_item < n ? index : 0);
     A dy = 0, dx = 0;
-    if (thing < n && region.state == RegionState::kPooled) {
-      const A shift_y = ShiftOf<A>(sizes, regions, 0, thing), shift_x = ShiftOf<A>(sizes, regions, 1, thing);
+    if (work_item < n && region.state == RegionState::kPooled) {
+      const A shift_y = ShiftOf<A>(sizes, regions, 0, work_item), shift_x = ShiftOf<A>(sizes, regions, 1, work_item);
       const bool nan = shift_x != shift_x || shift_y != shift_y;
-      const int64_t part = thing % parts / sizes.classes, first_row = ImageRow(sizes, region, index);
+      const int64_t part = work_item % parts / sizes.classes, first_row = ImageRow(sizes, region, index);
       const Range rows = BinsOf(sizes, 0, sizes.part, part / sizes.part[1]);
       const Range columns = BinsOf(sizes, 1, sizes.part, part % sizes.part[1]);
       if (nan && rows.size() * columns.size() > 0) dy = dx = A(NAN);
@@ -250,9 +251,9 @@ __global__ void OffsetCotangentKernel(PoolSizes sizes, Regions regions, const T*
       dy += __shfl_xor_sync(kWholeWarp, dy, lanes);
       dx += __shfl_xor_sync(kWholeWarp, dx, lanes);
     }
-    if (thing >= n || thread % team != 0) continue;
-    d_offset[2 * thing] = dx;
-    d_offset[2 * thing + 1] = dy;
+    if (work_item >= n || thread % team != 0) continue;
+    d_offset[2 * work_item] = dx;
+    d_offset[2 * work_item + 1] = dy;
   }
 }
 

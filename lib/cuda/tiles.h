@@ -22,7 +22,7 @@ constexpr int kStrip = 8;           // rows of an image whose pixels are counted
 // Vector `vector` of row `row` in shared memory. Eight rows have the same vector, and a row eight vectors, in different
 // banks.
 template <int kVectors = kDepth>
-__device__ int Place(int row, int vector) {
+__device__ int swizzled_index(int row, int vector) {
   return row * kVectors + (vector ^ row % 8);
 }
 
@@ -55,7 +55,7 @@ const char* DispatchMatrix(DType dtype, const F& f) {
     case DType::kF64:
       break;
   }
-  return "the matrix units take no float64";
+  return "the tensor cores take no float64";
 }
 
 template <typename T>
@@ -90,13 +90,13 @@ class BlockProduct {
   // A stage whose rows and columns both lie along the depth: rows[kRows · kDepth], columns[kColumns · kDepth]. Rows of
   // float need not be rounded to tf32, columns are.
   __device__ void Add(const uint4* rows, const uint4* columns) {
-    const int row_at = Place(first_row() + lane() % 16, lane() / 16);
-    const int column_at = Place(first_column() + lane() / 16 * 8 + lane() % 8, lane() / 8 % 2);
+    const int row_at = swizzled_index(first_row() + lane() % 16, lane() / 16);
+    const int column_at = swizzled_index(first_column() + lane() / 16 * 8 + lane() % 8, lane() / 8 % 2);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       uint32_t a[kRowTiles][4];
       for (int i = 0; i < kRowTiles; ++i) {
-        LoadMatrices(a[i], &rows[(row_at ^ 2 * step) + i * 16 * kDepth]);
+        load_matrix_fragments(a[i], &rows[(row_at ^ 2 * step) + i * 16 * kDepth]);
         if constexpr (std::is_same_v<T, float>) {
           for (uint32_t& word : a[i]) {
             const float number = __uint_as_float(word);
@@ -107,7 +107,7 @@ class BlockProduct {
 #pragma unroll
       for (int j = 0; j < kColumnTiles; j += 2) {
         uint32_t b[4];
-        LoadMatrices(b, &columns[(column_at ^ 2 * step) + j * 8 * kDepth]);
+        load_matrix_fragments(b, &columns[(column_at ^ 2 * step) + j * 8 * kDepth]);
         Multiply(j, a, b);
       }
     }
@@ -116,16 +116,18 @@ class BlockProduct {
   // A stage of 64 numbers of depth, along which the rows and the columns lie side by side: rows[64 · kRows / 8],
   // columns[64 · kColumns / 8], of 16-bit numbers.
   __device__ void AddAcross(const uint4* rows, const uint4* columns) {
-    const int row_at = Place<kRows / 8>(lane() / 16 * 8 + lane() % 8, first_row() / 8 + lane() / 8 % 2);
-    const int column_at = Place<kColumns / 8>(lane() / 8 % 2 * 8 + lane() % 8, first_column() / 8 + lane() / 16);
+    const int row_at = swizzled_index<kRows / 8>(lane() / 16 * 8 + lane() % 8, first_row() / 8 + lane() / 8 % 2);
+    const int column_at =
+        swizzled_index<kColumns / 8>(lane() / 8 % 2 * 8 + lane() % 8, first_column() / 8 + lane() / 16);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       uint32_t a[kRowTiles][4];
-      for (int i = 0; i < kRowTiles; ++i) LoadTransposed(a[i], &rows[(row_at ^ 2 * i) + step * 16 * kRows / 8]);
+      for (int i = 0; i < kRowTiles; ++i)
+        load_matrix_fragments_transposed(a[i], &rows[(row_at ^ 2 * i) + step * 16 * kRows / 8]);
 #pragma unroll
       for (int j = 0; j < kColumnTiles; j += 2) {
         uint32_t b[4];
-        LoadTransposed(b, &columns[(column_at ^ j) + step * 16 * kColumns / 8]);
+        load_matrix_fragments_transposed(b, &columns[(column_at ^ j) + step * 16 * kColumns / 8]);
         Multiply(j, a, b);
       }
     }
@@ -152,8 +154,8 @@ class BlockProduct {
   // Column tiles j and j + 1.
   __device__ void Multiply(int j, const uint32_t (&a)[kRowTiles][4], const uint32_t (&b)[4]) {
     for (int i = 0; i < kRowTiles; ++i) {
-      MultiplyAdd<T>(sum[i][j], a[i], {b[0], b[1]});
-      MultiplyAdd<T>(sum[i][j + 1], a[i], {b[2], b[3]});
+      mma<T>(sum[i][j], a[i], {b[0], b[1]});
+      mma<T>(sum[i][j + 1], a[i], {b[2], b[3]});
     }
   }
 };

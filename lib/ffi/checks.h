@@ -24,10 +24,10 @@ std::string ToString(const Range& values) {
 }
 
 // Of a buffer: more bytes than an address space has room for. Small multiples of it can be counted in 64 bits.
-constexpr int64_t kMostNumbers = int64_t{1} << 47;
+constexpr int64_t kMaxElements = int64_t{1} << 47;
 
 // The product of sizes that are not negative, or the largest number where it is larger.
-inline int64_t Times(int64_t a, int64_t b) {
+inline int64_t SaturatingMultiply(int64_t a, int64_t b) {
   return b && a > std::numeric_limits<int64_t>::max() / b ? std::numeric_limits<int64_t>::max() : a * b;
 }
 
@@ -66,8 +66,8 @@ class Checks {
             std::string(what) + " is " + std::to_string(value) + ", must fit in 32 bits");
   }
 
-  void Countable(std::string_view what, int64_t value) {
-    Require(value <= kMostNumbers, std::string(what) + " are too many");
+  void ElementCount(std::string_view what, int64_t value) {
+    Require(value <= kMaxElements, std::string(what) + " are too many");
   }
 
   // The value of an attribute, or `fallback` with a complaint.

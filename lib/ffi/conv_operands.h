@@ -72,14 +72,14 @@ inline void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer
 }
 
 // The results of a handler that has those alone that its attributes ask for.
-class WantedResults {
+class RequestedResults {
  public:
-  WantedResults(Checks& checks, ffi::Dictionary attributes, ffi::RemainingRets results)
+  RequestedResults(Checks& checks, ffi::Dictionary attributes, ffi::RemainingRets results)
       : checks_(checks), attributes_(attributes), results_(results) {}
 
-  // Where the next result is to be written, or null if it is not wanted.
+  // Where the next result is to be written, or null if it is not requested.
   void* Next(const std::string& name, ffi::DataType type, std::initializer_list<int64_t> shape) {
-    if (!checks_.Attribute(attributes_, name + "_wanted", false)) return nullptr;
+    if (!checks_.Attribute(attributes_, name + "_requested", false)) return nullptr;
     checks_.Require(next_ < results_.size(), "has no result for " + name + ", which is wanted");
     if (!checks_.ok()) return nullptr;
     auto result = results_.get<ffi::AnyBuffer>(next_++);

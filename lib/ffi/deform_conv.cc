@@ -37,14 +37,14 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
   checks.Type("offset", offset, AccumulatorType(x.element_type()));
   checks.Type("d_columns", d_columns, offset.element_type());
   checks.Shape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
-  WantedResults wanted(checks, attributes, results);
+  RequestedResults requested(checks, attributes, results);
   const int64_t positions = sizes.offset_groups * sizes.taps();
   void* d_offset =
-      wanted.Next("offset", offset.element_type(), {sizes.images, sizes.rows, sizes.columns, 2 * positions});
-  void* d_mask = wanted.Next("mask", offset.element_type(), {sizes.images, sizes.rows, sizes.columns, positions});
-  void* columns =
-      wanted.Next("columns", x.element_type(), {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
-  wanted.CheckEnd();
+      requested.Next("offset", offset.element_type(), {sizes.images, sizes.rows, sizes.columns, 2 * positions});
+  void* d_mask = requested.Next("mask", offset.element_type(), {sizes.images, sizes.rows, sizes.columns, positions});
+  void* columns = requested.Next("columns", x.element_type(),
+                                 {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
+  requested.CheckEnd();
   if (!checks.ok()) return checks.error();
   Device device(context);
   return Result(OffsetCotangent(device, dtype, sizes, call.positions, x.untyped_data(), d_columns.untyped_data(),
@@ -67,10 +67,11 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
   checks.Require(d_x->untyped_data() == d_x_so_far.untyped_data(), "d_x must be added to in place");
   checks.Type("d_x so far", d_x_so_far, offset.element_type());
   checks.Shape("d_x so far", d_x_so_far, {sizes.images, sizes.height, sizes.width, sizes.channels});
-  checks.FitsInt32("the number of an image's pixels", Times(sizes.height + 1, sizes.width + 1));
+  checks.FitsInt32("the number of an image's pixels", SaturatingMultiply(sizes.height + 1, sizes.width + 1));
   checks.FitsInt32("the number of an image's samples", sizes.samples());
-  checks.Countable("samples and pixels of all images",
-                   Times(Times(sizes.images, sizes.offset_groups), sizes.samples() + sizes.cells()));
+  checks.ElementCount(
+      "samples and pixels of all images",
+      SaturatingMultiply(SaturatingMultiply(sizes.images, sizes.offset_groups), sizes.samples() + sizes.cells()));
   if (!checks.ok()) return checks.error();
   checks.Type("workspace", *workspace, ffi::S32);
   checks.Shape("workspace", *workspace, {WorkspaceSize(sizes)});

@@ -38,7 +38,8 @@ FusedCall DecodeFused(Checks& checks, ffi::Dictionary attributes, std::string_vi
   const int64_t vector = FusedVector(call.dtype);
   checks.FitsInt32("the number of features", product.features);
   checks.FitsInt32("the number of bytes of a pixel", sizes.channels / vector * 16);
-  checks.Require(Times(Times(sizes.images_of_x, sizes.height), sizes.width) < kMostPixels, "has too many pixels");
+  checks.Require(SaturatingMultiply(SaturatingMultiply(sizes.images_of_x, sizes.height), sizes.width) < kMaxPixels,
+                 "has too many pixels");
   checks.Require(product.features % product.groups == 0 && sizes.channels % product.groups == 0,
                  "feature_group_count must divide the channels and the features");
   checks.Require(call.group_channels() % vector == 0 && sizes.group_channels() % vector == 0,
@@ -56,11 +57,13 @@ FusedCall DecodeCotangent(Checks& checks, ffi::Dictionary attributes, std::strin
   checks.Require(sizes.channels > 0 && call.product.features > 0, "there must be channels and features");
   if (!checks.ok()) return call;
   checks.FitsInt32("the number of bytes of a pixel of y", call.product.features / FusedVector(call.dtype) * 16);
-  const int64_t outputs = Times(sizes.rows, sizes.columns);
-  checks.Require(outputs < kMostPixels && Times(sizes.images, outputs) < kMostPixels, "has too many outputs");
+  const int64_t outputs = SaturatingMultiply(sizes.rows, sizes.columns);
+  checks.Require(outputs < kMaxPixels && SaturatingMultiply(sizes.images, outputs) < kMaxPixels,
+                 "has too many outputs");
   const int64_t vector = FusedVector(call.dtype);
   checks.Require(call.product.group_features() % vector == 0, "the features of a group must be multiples of 16 bytes");
-  checks.FitsInt32("the depth of the products", Times(sizes.taps(), call.product.group_features() / vector + 16));
+  checks.FitsInt32("the depth of the products",
+                   SaturatingMultiply(sizes.taps(), call.product.group_features() / vector + 16));
   checks.Require(std::max(call.group_channels(), sizes.group_channels()) % SegmentChannels(sizes, call.product) == 0,
                  "of the channels of a group and those of an offset group one must divide the other");
   return call;
@@ -93,8 +96,8 @@ ffi::Error FusedForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyB
 
 ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                                    ffi::AnyBuffer weight, ffi::AnyBuffer d_y, ffi::RemainingArgs mask,
-                                   ffi::Result<ffi::AnyBuffer> d_x, ffi::Result<ffi::AnyBuffer> starts,
-                                   ffi::Result<ffi::AnyBuffer> touches, ffi::Result<ffi::AnyBuffer> workspace,
+                                   ffi::Result<ffi::AnyBuffer> d_x, ffi::Result<ffi::AnyBuffer> row_start,
+                                   ffi::Result<ffi::AnyBuffer> contributions, ffi::Result<ffi::AnyBuffer> workspace,
                                    ffi::Dictionary attributes) {
   Checks checks("dcn_fused_input_cotangent");
   const FusedCall call = DecodeCotangent(checks, attributes, "d_x", *d_x, offset, origin, mask, d_y);
@@ -102,20 +105,21 @@ ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offse
   CheckWeightByChannel(checks, call, weight, *d_x);
   const Sizes& sizes = call.sizes;
   const int64_t outputs = sizes.rows * sizes.columns, taps = sizes.taps();
-  const int64_t bins = Times(Times(sizes.images, sizes.offset_groups), taps);
-  checks.FitsInt32("the number of touches", Times(bins, Times(4, outputs)));
-  checks.FitsInt32("the number of their lists", Times(bins, sizes.height * sizes.width + 1));
-  checks.Type("starts", *starts, ffi::S32);
-  checks.Shape("starts", *starts, {sizes.images, sizes.offset_groups, taps, sizes.height * sizes.width + 1});
-  checks.Type("touches", *touches, ffi::S32);
-  checks.Shape("touches", *touches, {sizes.images, sizes.offset_groups, taps, 4 * outputs, 2});
+  const int64_t bins = SaturatingMultiply(SaturatingMultiply(sizes.images, sizes.offset_groups), taps);
+  checks.FitsInt32("the number of contributions", SaturatingMultiply(bins, SaturatingMultiply(4, outputs)));
+  checks.FitsInt32("the number of their lists", SaturatingMultiply(bins, sizes.height * sizes.width + 1));
+  checks.Type("row_start", *row_start, ffi::S32);
+  checks.Shape("row_start", *row_start, {sizes.images, sizes.offset_groups, taps, sizes.height * sizes.width + 1});
+  checks.Type("contributions", *contributions, ffi::S32);
+  checks.Shape("contributions", *contributions, {sizes.images, sizes.offset_groups, taps, 4 * outputs, 2});
   checks.Type("workspace", *workspace, ffi::S32);
   checks.Shape("workspace", *workspace, {sizes.images, sizes.offset_groups, taps, 4 * outputs});
   if (!checks.ok()) return checks.error();
   Device device(context);
-  const Transpose transpose = {starts->typed_data<int32_t>(), static_cast<Touch*>(touches->untyped_data()),
-                               workspace->typed_data<int32_t>()};
-  return Result(FusedInputCotangent(device, call.dtype, sizes, call.positions, call.product, transpose,
+  const ScatterLists lists = {row_start->typed_data<int32_t>(),
+                              static_cast<Contribution*>(contributions->untyped_data()),
+                              workspace->typed_data<int32_t>()};
+  return Result(FusedInputCotangent(device, call.dtype, sizes, call.positions, call.product, lists,
                                     weight.untyped_data(), d_y.untyped_data(), d_x->untyped_data()));
 }
 
@@ -129,14 +133,15 @@ ffi::Error FusedOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, f
   const int64_t block_taps = checks.Attribute(attributes, "block_taps", int64_t{1});
   checks.Require(1 <= block_taps && block_taps <= call.sizes.taps(), "attribute block_taps must be a number of taps");
   const int64_t vector = FusedVector(call.dtype), stages = call.product.group_features() / vector / 8 + 1;
-  checks.FitsInt32("the number of a block's products",
-                   Times(Times(call.sizes.taps(), call.sizes.group_channels() / vector), stages));
+  checks.FitsInt32(
+      "the number of a block's products",
+      SaturatingMultiply(SaturatingMultiply(call.sizes.taps(), call.sizes.group_channels() / vector), stages));
   const Sizes& sizes = call.sizes;
   const int64_t positions = sizes.offset_groups * sizes.taps();
-  WantedResults wanted(checks, attributes, results);
-  void* d_offset = wanted.Next("offset", ffi::F32, {sizes.images, sizes.rows, sizes.columns, 2 * positions});
-  void* d_mask = wanted.Next("mask", ffi::F32, {sizes.images, sizes.rows, sizes.columns, positions});
-  wanted.CheckEnd();
+  RequestedResults requested(checks, attributes, results);
+  void* d_offset = requested.Next("offset", ffi::F32, {sizes.images, sizes.rows, sizes.columns, 2 * positions});
+  void* d_mask = requested.Next("mask", ffi::F32, {sizes.images, sizes.rows, sizes.columns, positions});
+  requested.CheckEnd();
   if (!checks.ok()) return checks.error();
   Device device(context);
   return Result(FusedOffsetCotangent(device, call.dtype, sizes, call.positions, call.product, int32_t(block_taps),
@@ -185,8 +190,8 @@ XLA_FFI_DEFINE_HANDLER(kFusedInputCotangent, FusedInputCotangentImpl,
                            .Arg<ffi::AnyBuffer>()  // d_y
                            .RemainingArgs()        // mask
                            .Ret<ffi::AnyBuffer>()  // d_x
-                           .Ret<ffi::AnyBuffer>()  // starts
-                           .Ret<ffi::AnyBuffer>()  // touches
+                           .Ret<ffi::AnyBuffer>()  // row_start
+                           .Ret<ffi::AnyBuffer>()  // contributions
                            .Ret<ffi::AnyBuffer>()  // workspace
                            .Attrs(),
                        {ffi::Traits::kCmdBufferCompatible});

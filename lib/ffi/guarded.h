@@ -18,14 +18,14 @@ inline XLA_FFI_Error* MakeError(const XLA_FFI_CallFrame* frame, XLA_FFI_Error_Co
 }
 
 // A buffer whose shape cannot be, or null. Of all others any product of sizes can be counted, zeros or not.
-inline const XLA_FFI_Buffer* FindUncountable(int64_t count, void** buffers) {
+inline const XLA_FFI_Buffer* FindOversized(int64_t count, void** buffers) {
   for (int64_t i = 0; i < count; ++i) {
     const auto* buffer = static_cast<const XLA_FFI_Buffer*>(buffers[i]);
     int64_t product = 1;
     for (int64_t d = 0; d < buffer->rank; ++d) {
       const int64_t size = buffer->dims[d];
-      product = size < 0 ? kMostNumbers + 1 : Times(product, size == 0 ? 1 : size);
-      if (product > kMostNumbers) return buffer;
+      product = size < 0 ? kMaxElements + 1 : SaturatingMultiply(product, size == 0 ? 1 : size);
+      if (product > kMaxElements) return buffer;
     }
   }
   return nullptr;
@@ -37,8 +37,8 @@ XLA_FFI_Error* Guarded(XLA_FFI_CallFrame* frame) {
   const auto* extension = frame->extension_start;
   if (extension && extension->type == XLA_FFI_Extension_Metadata) return handler(frame);
   try {
-    const XLA_FFI_Buffer* wrong = FindUncountable(frame->args.size, frame->args.args);
-    if (!wrong) wrong = FindUncountable(frame->rets.size, frame->rets.rets);
+    const XLA_FFI_Buffer* wrong = FindOversized(frame->args.size, frame->args.args);
+    if (!wrong) wrong = FindOversized(frame->rets.size, frame->rets.rets);
     if (!wrong) return handler(frame);
     const std::string shape = ToString(ffi::Span<const int64_t>(wrong->dims, size_t(wrong->rank)));
     const std::string message = "jax_dcn: an operand or result has shape " + shape + ", which no memory can hold";

@@ -142,7 +142,7 @@ def kernels_in(text):
     return set(re.findall(r'custom_call_target="(dcn_\w+)"', text))
 
 
-def wanted_attribute(text, name):
+def requested_attribute(text, name):
     """The values of a boolean attribute of the package's custom calls."""
     return set(re.findall(rf"{name} = (true|false)", text))
 
@@ -171,8 +171,8 @@ def test_explicit_gradients_compute_only_themselves(name):
     )
     assert kernels_in(text) == BACKWARD_KERNELS[name]
     if name in ("offset", "mask"):
-        assert wanted_attribute(text, "offset_wanted") == {str(name == "offset").lower()}
-        assert wanted_attribute(text, "mask_wanted") == {str(name == "mask").lower()}
+        assert requested_attribute(text, "offset_requested") == {str(name == "offset").lower()}
+        assert requested_attribute(text, "mask_requested") == {str(name == "mask").lower()}
 
 
 def operands_without_bias(operands):
@@ -200,10 +200,10 @@ def test_grad_computes_only_what_is_asked(subset):
     expected = set().union(*(BACKWARD_KERNELS[NAMES[k]] for k in subset))
     if expected >= POSITION_KERNELS:  # which take the samples in passing
         expected -= SAMPLE_KERNELS
-        assert wanted_attribute(text, "columns_wanted") == {str(NAMES.index("weight") in subset).lower()}
+        assert requested_attribute(text, "columns_requested") == {str(NAMES.index("weight") in subset).lower()}
     assert kernels_in(text) == expected
     for name in {"offset", "mask"} if "dcn_offset_cotangent" in kernels_in(text) else ():
-        assert wanted_attribute(text, f"{name}_wanted") == {str(NAMES.index(name) in subset).lower()}
+        assert requested_attribute(text, f"{name}_requested") == {str(NAMES.index(name) in subset).lower()}
     _, gradients = compiled_pull_back(ASKED_CASE, None)(cotangent, operands)
     assert_close(compiled(*operands), tuple(gradients[k] for k in subset), 1e-5, 1e-5)
 

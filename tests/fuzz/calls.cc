@@ -137,9 +137,9 @@ class Writer {
   }
 
   bool Wanted(const std::string& name) {
-    const bool wanted = bytes_.Below(2);
-    call_.attributes[name + "_wanted"] = Attribute::Boolean(wanted);
-    return wanted;
+    const bool requested = bytes_.Below(2);
+    call_.attributes[name + "_requested"] = Attribute::Boolean(requested);
+    return requested;
   }
   void PositionResults(XLA_FFI_DataType type) {
     if (Wanted("offset")) Result(type, PositionsShape(2));

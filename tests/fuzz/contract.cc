@@ -145,17 +145,17 @@ const char* FusedForward(Device&, DType dtype, const Sizes& s, const Positions& 
 }
 
 const char* FusedInputCotangent(Device&, DType dtype, const Sizes& s, const Positions& positions,
-                                const Product& product, const Transpose& transpose, const void* weight, const void* d_y,
+                                const Product& product, const ScatterLists& lists, const void* weight, const void* d_y,
                                 void* d_x) {
   CheckFusedCotangent(dtype, s, positions, product, d_y);
-  const double lists = double(s.images) * s.offset_groups * s.taps(), touches = 4. * s.rows * s.columns;
+  const double list_count = double(s.images) * s.offset_groups * s.taps(), contributions = 4. * s.rows * s.columns;
   const double starts = double(s.height) * s.width + 1;
-  REQUIRE(lists * touches < k32 && lists * starts < k32);
+  REQUIRE(list_count * contributions < k32 && list_count * starts < k32);
   REQUIRE(contract.Holds(weight, WeightCount(s, product), SizeOf(dtype)));
   REQUIRE(contract.Holds(d_x, ImageCount(s, s.images), SizeOf(dtype)));
-  REQUIRE(contract.Holds(transpose.starts, lists * starts, 4));
-  REQUIRE(contract.Holds(transpose.touches, lists * touches, 8));
-  REQUIRE(contract.Holds(transpose.workspace, lists * touches, 4));
+  REQUIRE(contract.Holds(lists.row_start, list_count * starts, 4));
+  REQUIRE(contract.Holds(lists.contributions, list_count * contributions, 8));
+  REQUIRE(contract.Holds(lists.workspace, list_count * contributions, 4));
   return nullptr;
 }
 
@@ -167,7 +167,7 @@ const char* FusedOffsetCotangent(Device&, DType dtype, const Sizes& s, const Pos
   const double tiles =
       double(s.group_channels()) / SegmentChannels(s, product) * (SegmentChannels(s, product) + 63) / 64;
   REQUIRE(1 <= block_taps && block_taps <= s.taps());
-  REQUIRE(block_taps * tiles * (vectors + 7) / 8 < k32);  // a block's turns
+  REQUIRE(block_taps * tiles * (vectors + 7) / 8 < k32);  // a block's iterations
   REQUIRE(contract.Holds(x, ImageCount(s, s.images), SizeOf(dtype)));
   REQUIRE(contract.Holds(weight, WeightCount(s, product), SizeOf(dtype)));
   REQUIRE(!d_offset || contract.Holds(d_offset, 2 * PositionCount(s), 4));

@@ -103,8 +103,8 @@ XLA_FFI_Api MakeApi() {
   return api;
 }
 
-constexpr int64_t kMostNumbers = 1 << 14;  // of a buffer that is there
-constexpr int64_t kMostPoints = 1 << 8;    // of a bin
+constexpr int64_t kMaxElements = 1 << 14;  // of a buffer that is there
+constexpr int64_t kMaxPoints = 1 << 8;     // of a bin
 
 size_t SizeOf(XLA_FFI_DataType type) {
   switch (type) {
@@ -252,7 +252,7 @@ class Frame {
   void AddBuffer(const Buffer& buffer) {
     const int64_t count = Count(buffer.dims), bytes = count * int64_t(SizeOf(buffer.dtype));
     impossible_ |= count < 0;
-    possible_ &= contract || count <= kMostNumbers;
+    possible_ &= contract || count <= kMaxElements;
     memory_.emplace_back();
     dims_.push_back(buffer.dims);
     char* data = nullptr;
@@ -293,7 +293,7 @@ class Frame {
     if (name == "sample_per_part" && attribute.bytes.size() >= sizeof(int64_t[2])) {  // which only takes long
       int64_t points[2];
       std::memcpy(points, bytes, sizeof points);
-      possible_ &= contract || std::max(points[0], points[1]) <= kMostPoints;
+      possible_ &= contract || std::max(points[0], points[1]) <= kMaxPoints;
     }
   }
 

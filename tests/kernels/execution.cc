@@ -32,7 +32,7 @@ namespace {
 constexpr size_t kStack = 64 << 10;
 constexpr int kPoison = 0xff;  // NaN in every floating-point type, -1 in every integer
 constexpr uint64_t kUnknown = ~uint64_t{0};
-constexpr size_t kMostPostponed = 64;      // copies of one thread at a time
+constexpr size_t kMaxPendingCopies = 64;   // copies of one thread at a time
 constexpr size_t kSharedOfAll = 48 << 10;  // which every kernel may use
 
 // What a thread has done, and what that was ordered by, as ThreadSanitizer knows it.
@@ -70,7 +70,7 @@ class History {
 struct Meeting {
   int first = 0;      // the number of the first thread
   unsigned mask = 0;  // those of its warp; 0: the whole block
-  Place place = {};
+  swizzled_index place = {};
   bool orders = false;  // memory
 
   bool operator==(const Meeting& other) const {
@@ -93,7 +93,7 @@ struct Thread {
   State state = kNew;
   Meeting meeting;
   Offer offer = {};
-  std::array<Copy, kMostPostponed> postponed;
+  std::array<Copy, kMaxPendingCopies> postponed;
   size_t postponed_count = 0;
   void* left_at[5];  // for __builtin_longjmp
 };
@@ -110,7 +110,7 @@ class Block {
   Thread& current() const { return *current_; }
   // What the lanes of the current warp offered when they last met others. It holds until those meet again.
   const Offer* Offers() const { return &offers_[warp()]; }
-  Meeting OfWarp(unsigned mask, Place place, bool orders) const {
+  Meeting OfWarp(unsigned mask, swizzled_index place, bool orders) const {
     return {warp() + __builtin_ctz(mask), mask, place, orders};
   }
 
@@ -212,7 +212,7 @@ class Block {
     return any;
   }
 
-  static std::string Describe(const Place& place) {
+  static std::string Describe(const swizzled_index& place) {
     const std::string path = place.file;
     return path.substr(path.rfind('/') + 1) + ":" + std::to_string(place.line);
   }
@@ -233,7 +233,7 @@ class Block {
   char* stacks_;
   History scheduler_history_;
   std::vector<Thread> threads_;
-  inline static Offer offers_[kMostThreads];  // static: CUDA threads read it, unordered with its end
+  inline static Offer offers_[kMaxThreads];  // static: CUDA threads read it, unordered with its end
   Thread* current_ = nullptr;
   void* scheduler_left_at_[5];
 };
@@ -281,7 +281,7 @@ class Poison {
 char* NewStacks() {
   static void* stacks = nullptr;
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (stacks ? MAP_FIXED : 0);
-  stacks = mmap(stacks, kMostThreads * kStack, PROT_READ | PROT_WRITE, flags, -1, 0);
+  stacks = mmap(stacks, kMaxThreads * kStack, PROT_READ | PROT_WRITE, flags, -1, 0);
   return static_cast<char*>(stacks);
 }
 
@@ -291,7 +291,7 @@ std::map<const void*, size_t> allowed_shared;
 }  // namespace
 
 cudaError_t AllowShared(const void* kernel, int bytes) {
-  if (bytes < 0 || size_t(bytes) > most_shared) return cudaErrorInvalidConfiguration;
+  if (bytes < 0 || size_t(bytes) > max_shared_bytes) return cudaErrorInvalidConfiguration;
   std::lock_guard<std::mutex> lock(one_at_a_time);
   allowed_shared[kernel] = size_t(bytes);
   return cudaSuccess;
@@ -302,7 +302,7 @@ cudaError_t Launch(const cudaLaunchConfig_t& config, const void* address, const 
   const dim3 grid = {std::min(config.gridDim.x, most_blocks), config.gridDim.y, config.gridDim.z};
   const unsigned blocks = Volume(grid), threads = Volume(config.blockDim);
   const size_t allowed = std::max(kSharedOfAll, allowed_shared[address]);
-  if (blocks == 0 || threads == 0 || threads > kMostThreads || config.dynamicSmemBytes > allowed) {
+  if (blocks == 0 || threads == 0 || threads > kMaxThreads || config.dynamicSmemBytes > allowed) {
     return cudaErrorInvalidConfiguration;
   }
   gridDim = grid;
@@ -330,11 +330,11 @@ cudaError_t Launch(const cudaLaunchConfig_t& config, const void* address, const 
 
 int Lane() { return block->current().number % kWarp; }
 
-void WaitForBlock(Place place) { block->Wait({0, 0, place, true}); }
+void WaitForBlock(swizzled_index place) { block->Wait({0, 0, place, true}); }
 
-void WaitForWarp(unsigned mask, Place place) { block->Wait(block->OfWarp(mask, place, true)); }
+void WaitForWarp(unsigned mask, swizzled_index place) { block->Wait(block->OfWarp(mask, place, true)); }
 
-const Offer* OffersOfWarp(const Offer& offer, Place place) {
+const Offer* OffersOfWarp(const Offer& offer, swizzled_index place) {
   block->Wait(block->OfWarp(~0u, place, false), offer);
   return block->Offers();
 }
@@ -351,7 +351,7 @@ bool TakePostponed(Copy* copy) {
   return true;
 }
 
-uint64_t Exchange(unsigned mask, uint64_t value, int from, Place place) {
+uint64_t Exchange(unsigned mask, uint64_t value, int from, swizzled_index place) {
   Offer offer = {};
   std::memcpy(offer.words, &value, sizeof value);
   block->Wait(block->OfWarp(mask, place, false), offer);
@@ -360,7 +360,7 @@ uint64_t Exchange(unsigned mask, uint64_t value, int from, Place place) {
   return value;
 }
 
-unsigned Vote(unsigned mask, bool yes, Place place) {
+unsigned Vote(unsigned mask, bool yes, swizzled_index place) {
   block->Wait(block->OfWarp(mask, place, false), {{yes}});
   unsigned ballot = 0;
   for (int lane = 0; lane < kWarp; ++lane) {

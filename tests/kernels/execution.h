@@ -40,14 +40,14 @@ inline dim3 gridDim, blockDim, blockIdx, threadIdx;
 namespace execution {
 
 constexpr int kWarp = 32;
-constexpr int kMostThreads = 1024;
-constexpr size_t kMostShared = 227 << 10;
-inline size_t most_shared = kMostShared;  // of the device at hand
-inline unsigned most_blocks = ~0u;        // of a launch: more are left out, for kernels that take turns
-inline bool last_block_alone = false;     // the others of a launch do not run
+constexpr int kMaxThreads = 1024;
+constexpr size_t kMaxShared = 227 << 10;
+inline size_t max_shared_bytes = kMaxShared;  // of the device at hand
+inline unsigned most_blocks = ~0u;            // of a launch: more are left out, for kernels whose blocks loop
+inline bool last_block_alone = false;         // the others of a launch do not run
 
 // In a kernel's source.
-struct Place {
+struct swizzled_index {
   const char* file;
   int line;
 };
@@ -59,8 +59,8 @@ cudaError_t Launch(const cudaLaunchConfig_t&, const void* address, const std::fu
 cudaError_t AllowShared(const void* kernel, int bytes);
 
 // Until all threads of the block are here; until those of `mask` in the warp are.
-void WaitForBlock(Place);
-void WaitForWarp(unsigned mask, Place);
+void WaitForBlock(swizzled_index);
+void WaitForWarp(unsigned mask, swizzled_index);
 
 int Lane();
 
@@ -69,7 +69,7 @@ struct Offer {
   uint32_t words[6];
 };
 // Once the whole warp is here: what each lane offers, until they meet again.
-const Offer* OffersOfWarp(const Offer&, Place);
+const Offer* OffersOfWarp(const Offer&, swizzled_index);
 
 // 16 bytes that a thread copies once it waits for them; zeros from nowhere.
 struct Copy {
@@ -81,12 +81,12 @@ bool TakePostponed(Copy*);  // false if this thread has postponed no more
 
 // Both once those of `mask` in the warp are here: what lane `from` offers, unknown if it is none of these; the lanes
 // that vote yes.
-uint64_t Exchange(unsigned mask, uint64_t offer, int from, Place);
-unsigned Vote(unsigned mask, bool yes, Place);
+uint64_t Exchange(unsigned mask, uint64_t offer, int from, swizzled_index);
+unsigned Vote(unsigned mask, bool yes, swizzled_index);
 
 // A shuffle within `width` lanes, which gives one's own value where lane `from` is none of them.
 template <typename T>
-T Shuffle(unsigned mask, T value, int from, int width, Place place) {
+T Shuffle(unsigned mask, T value, int from, int width, swizzled_index place) {
   static_assert(sizeof value <= sizeof(uint64_t));
   uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof value);
@@ -98,7 +98,7 @@ T Shuffle(unsigned mask, T value, int from, int width, Place place) {
 }  // namespace execution
 
 // The one name that `extern __shared__` may have here, at namespace scope.
-inline thread_local uint4 dynamic_shared[execution::kMostShared / sizeof(uint4)];
+inline thread_local uint4 dynamic_shared[execution::kMaxShared / sizeof(uint4)];
 
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
@@ -117,7 +117,7 @@ inline cudaError_t cudaGetDevice(int* device) {
 }
 
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = int(execution::most_shared);
+  *value = int(execution::max_shared_bytes);
   return cudaSuccess;
 }
 

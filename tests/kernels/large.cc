@@ -1,5 +1,6 @@
 // Calls kernels on operands of more than 2^32 numbers, of which only those are in memory that the last of all tasks or
-// blocks reads or writes: what it computes must stand in the last places, and none of what it touches may lie outside.
+// blocks reads or writes: what it computes must stand in the last places, and none of what it touches may lie
+// outside.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -150,19 +151,19 @@ void Fused() {
   Expect("the last weight's cotangent", parts.last(), 15);
 }
 
-// Many groups of few channels, for only 2^31 touches are listed.
+// Many groups of few channels, for only 2^31 contributions are listed.
 void FusedGroups() {
   constexpr int64_t kSide = 1 << 8, kGroups = 1 << 14, kChannels = 8 * kGroups, kPixels = kSide * kSide;
   const Sizes sizes = {OneTap(), 1, kSide, kSide, kChannels, kSide, kSide, 1, 1};
   const Product product = {kChannels, kGroups};
   Large<BF16> weight(kChannels * 8), d_y(kPixels * kChannels), d_x(kPixels * kChannels);
   Large<float> offset(2 * kPixels);
-  Large<int32_t> origin(3), starts(kPixels + 1), touches(8 * kPixels), workspace(4 * kPixels);
+  Large<int32_t> origin(3), starts(kPixels + 1), contributions(8 * kPixels), workspace(4 * kPixels);
   weight.last() = BF16(2);
   d_y.last() = BF16(5);
-  const Transpose transpose = {starts.data(), reinterpret_cast<Touch*>(touches.data()), workspace.data()};
+  const ScatterLists lists = {starts.data(), reinterpret_cast<Contribution*>(contributions.data()), workspace.data()};
   Device device(nullptr);
-  Check(FusedInputCotangent(device, DType::kBF16, sizes, {offset.data(), nullptr, origin.data()}, product, transpose,
+  Check(FusedInputCotangent(device, DType::kBF16, sizes, {offset.data(), nullptr, origin.data()}, product, lists,
                             weight.data(), d_y.data(), d_x.data()));
   Expect("the last pixel's cotangent, fused,", d_x.last(), 10);
 }

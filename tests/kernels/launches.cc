@@ -170,10 +170,9 @@ void CallFusedCotangents(DType dtype, const FusedCall& call, const Positions& po
   Array d_y = Array::Random(dtype, std::max(sizes.pixels() * product.features, int64_t{1}), 1);
   Array d_x = Array::Unwritten(dtype, sizes.images * sizes.height * sizes.width * sizes.channels);
   Array starts = Array::Integers(bins * (sizes.height * sizes.width + 1));
-  Array touches = Array::Integers(2 * 4 * bins * outputs), workspace = Array::Integers(4 * bins * outputs);
-  const Transpose transpose = {starts.data<int32_t>(), touches.data<Touch>(), workspace.data<int32_t>()};
-  Check(
-      FusedInputCotangent(device, dtype, sizes, positions, product, transpose, weight.data(), d_y.data(), d_x.data()));
+  Array contributions = Array::Integers(2 * 4 * bins * outputs), workspace = Array::Integers(4 * bins * outputs);
+  const ScatterLists lists = {starts.data<int32_t>(), contributions.data<Contribution>(), workspace.data<int32_t>()};
+  Check(FusedInputCotangent(device, dtype, sizes, positions, product, lists, weight.data(), d_y.data(), d_x.data()));
   d_x.CheckWritten("d_x");
 
   Array d_offset = Array::Unwritten(DType::kF32, 2 * positions_size);
@@ -292,20 +291,20 @@ const PoolSizes kPools[] = {
 }  // namespace dcn
 
 int main() {
-  int turn = 0;
+  int iteration = 0;
   for (const dcn::DType dtype : dcn::kTypes) {
-    for (const dcn::Sizes& sizes : dcn::kConvolutions) dcn::CallDeformConv(dtype, sizes, turn++ % 2);
+    for (const dcn::Sizes& sizes : dcn::kConvolutions) dcn::CallDeformConv(dtype, sizes, iteration++ % 2);
     for (const dcn::FusedCall& call : dcn::kFusedCalls) {
-      if (dtype != dcn::DType::kF64) dcn::CallFused(dtype, call, turn++ % 2);
+      if (dtype != dcn::DType::kF64) dcn::CallFused(dtype, call, iteration++ % 2);
     }
-    for (const dcn::PoolSizes& sizes : dcn::kPools) dcn::CallPool(dtype, sizes, turn++ % 2);
-    ++turn;  // what goes without its optional operand in one type has it in the next
+    for (const dcn::PoolSizes& sizes : dcn::kPools) dcn::CallPool(dtype, sizes, iteration++ % 2);
+    ++iteration;  // what goes without its optional operand in one type has it in the next
   }
-#ifndef __CUDACC__                    // a GPU has what it has
-  execution::most_shared = 99 << 10;  // too little for the widest tiles
-  execution::most_blocks = 1;         // which so have to take turns
+#ifndef __CUDACC__                         // a GPU has what it has
+  execution::max_shared_bytes = 99 << 10;  // too little for the widest tiles
+  execution::most_blocks = 1;              // so that blocks loop
   for (const dcn::FusedCall& call : dcn::kFusedCalls) {
-    dcn::CallFused(dcn::DType::kBF16, call, turn++ % 2);
+    dcn::CallFused(dcn::DType::kBF16, call, iteration++ % 2);
   }
 #endif
   std::puts("every launch is done");

@@ -72,7 +72,7 @@ MISTAKES = {
         ("memory", r"heap-buffer-overflow.*ScanKernel"),
     ),
     "overlapping writes of threads": (
-        ("deform_conv.cu", "AsVector<N>(columns + thing * N) = out", "AsVector<N>(columns + thing / 2 * N) = out"),
+        ("deform_conv.cu", "AsVector<N>(columns + work_item * N) = out", "AsVector<N>(columns + work_item / 2 * N) = out"),
         ("threads", r"data race.*SampleColumnsKernel"),
     ),
     "overlapping writes of blocks": (
@@ -93,11 +93,11 @@ MISTAKES = {
         ("memory", r"misaligned address"),
     ),
     "copy that is not waited for": (
-        ("deform_conv_fused_forward.cu", "      WaitForCopies();\n", ""),
+        ("deform_conv_fused_forward.cu", "      wait_async_copies();\n", ""),
         ("memory", r"element \d+ of y is not written"),
     ),
     "stage that is multiplied before it is there": (
-        ("deform_conv_fused_forward.cu", "WaitForCopies();\n      __syncthreads();", "WaitForCopies();"),
+        ("deform_conv_fused_forward.cu", "wait_async_copies();\n      __syncthreads();", "wait_async_copies();"),
         ("threads", r"data race.*FusedForwardKernel"),
     ),
     "samples taken before their corners are there": (
@@ -118,7 +118,7 @@ MISTAKES = {
     ),
     "touch that is counted in another list": (
         ("deform_conv_fused_input.cu", "atomicAdd(&starts[list + 1], 1); }", "atomicAdd(&starts[list], 1); }"),
-        ("memory", r"heap-buffer-overflow.*SumTouches"),
+        ("memory", r"heap-buffer-overflow.*SumContributions"),
     ),
     "touches gathered while the stage is multiplied": (
         ("deform_conv_fused_input.cu", "Add(shared.stages[stage % 2]", "Add(shared.stages[1 - stage % 2]"),
@@ -129,11 +129,11 @@ MISTAKES = {
         ("memory", r"heap-buffer-overflow.*FusedInputCotangentKernel"),
     ),
     "dots read before they are there": (
-        ("deform_conv_fused_offset.cu", "    __syncthreads();\n    finish(work", "    finish(work"),
+        ("deform_conv_fused_offset.cu", "    __syncthreads();\n    finish(block_tile", "    finish(block_tile"),
         ("threads", r"data race.*FusedOffsetCotangentKernel"),
     ),
     "corners of one tap for all": (
-        ("deform_conv_fused_offset.cu", "corners[turn.tap % 2][thread] = ", "corners[0][thread] = "),
+        ("deform_conv_fused_offset.cu", "corners[iteration.tap % 2][thread] = ", "corners[0][thread] = "),
         ("threads", r"data race.*FusedOffsetCotangentKernel"),
     ),
     "corners found a stage too late": (
@@ -141,7 +141,7 @@ MISTAKES = {
         ("threads", r"data race.*FusedWeightCotangentKernel"),
     ),
     "feature of the weight behind a group's last": (
-        ("deform_conv_fused_weight.cu", " || feature >= work.first_feature + work.features", ""),
+        ("deform_conv_fused_weight.cu", " || feature >= block_tile.first_feature + block_tile.features", ""),
         ("memory", r"heap-buffer-overflow.*FusedWeightCotangentKernel"),
     ),
     "next block's pixels before the last's are stored, forward": (
@@ -161,7 +161,7 @@ MISTAKES = {
         ("threads", r"data race.*FusedWeightCotangentKernel"),
     ),
     "unwritten result": (
-        ("psroi_pool.cu", "AsVector<N>(pooled + thing * N) = out", "if (f > 0) AsVector<N>(pooled + thing * N) = out"),
+        ("psroi_pool.cu", "AsVector<N>(pooled + work_item * N) = out", "if (f > 0) AsVector<N>(pooled + work_item * N) = out"),
         ("memory", r"element \d+ of pooled is not written"),
     ),
 }  # fmt: skip

@@ -120,10 +120,10 @@ __global__ void ProductKernel(int* out) {
   }
   __syncwarp();
   uint32_t a_words[4], b_words[4];
-  dcn::LoadMatrices(a_words, &a[lane % 16][lane / 16 * (kDepth / 2)]);
-  dcn::LoadMatrices(b_words, &b[lane / 16 * 8 + lane % 8][lane / 8 % 2 * (kDepth / 2)]);
+  dcn::load_matrix_fragments(a_words, &a[lane % 16][lane / 16 * (kDepth / 2)]);
+  dcn::load_matrix_fragments(b_words, &b[lane / 16 * 8 + lane % 8][lane / 8 % 2 * (kDepth / 2)]);
   float sum[4] = {1, 1, 1, 1};
-  dcn::MultiplyAdd<T>(sum, a_words, {b_words[0], b_words[1]});
+  dcn::mma<T>(sum, a_words, {b_words[0], b_words[1]});
   for (int i = 0; i < 4; ++i) out[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = int(sum[i]);
 }
 
@@ -131,8 +131,8 @@ template <bool kWait>
 __global__ void CopyKernel(int* out) {
   __shared__ uint4 words[kThreads];
   const uint4 global = {5, 6, 7, 8};
-  dcn::CopyLater(&words[threadIdx.x], &global, threadIdx.x % 2 == 1);
-  if (kWait) dcn::WaitForCopies();
+  dcn::copy_async(&words[threadIdx.x], &global, threadIdx.x % 2 == 1);
+  if (kWait) dcn::wait_async_copies();
   out[threadIdx.x] = int(words[threadIdx.x].z);
 }
 

@@ -49,22 +49,22 @@ struct Fragments<float> {
 };
 
 // The rows of four matrices, eight of each, as the lanes name them.
-inline const execution::Offer* RowsOfWarp(const void* row, execution::Place place) {
+inline const execution::Offer* RowsOfWarp(const void* row, execution::swizzled_index place) {
   const uint4 mine = *static_cast<const uint4*>(row);
   execution::Offer offer = {};
   std::memcpy(offer.words, &mine, sizeof mine);
   return execution::OffersOfWarp(offer, place);
 }
 
-inline void LoadMatrices(uint32_t (&words)[4], const void* row, const char* file = __builtin_FILE(),
-                         int line = __builtin_LINE()) {
+inline void load_matrix_fragments(uint32_t (&words)[4], const void* row, const char* file = __builtin_FILE(),
+                                  int line = __builtin_LINE()) {
   const execution::Offer* rows = RowsOfWarp(row, {file, line});
   const int lane = execution::Lane();
   for (int matrix = 0; matrix < 4; ++matrix) words[matrix] = rows[matrix * 8 + lane / 4].words[lane % 4];
 }
 
-inline void LoadTransposed(uint32_t (&words)[4], const void* row, const char* file = __builtin_FILE(),
-                           int line = __builtin_LINE()) {
+inline void load_matrix_fragments_transposed(uint32_t (&words)[4], const void* row, const char* file = __builtin_FILE(),
+                                             int line = __builtin_LINE()) {
   const execution::Offer* rows = RowsOfWarp(row, {file, line});
   const int lane = execution::Lane();
   for (int matrix = 0; matrix < 4; ++matrix) {
@@ -76,8 +76,8 @@ inline void LoadTransposed(uint32_t (&words)[4], const void* row, const char* fi
 }
 
 template <typename T>
-__attribute__((no_sanitize_thread)) void MultiplyAdd(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                                                     const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+__attribute__((no_sanitize_thread)) void mma(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                             const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   using Lies = Fragments<T>;
   constexpr int kDepth = Lies::kDepth;
   execution::Offer offer;
@@ -105,7 +105,7 @@ struct alignas(16) Words {
   uint32_t word[4];
 };
 
-inline Words LoadWords(const void* base, int64_t bytes, bool there) {
+inline Words load_global_or_zeros(const void* base, int64_t bytes, bool there) {
   return there ? *reinterpret_cast<const Words*>(static_cast<const char*>(base) + bytes) : Words{};
 }
 
@@ -136,12 +136,12 @@ inline uint32_t RoundToWord<float>(const float* values) {
 }
 
 // Until the copy is waited for, nothing of use is there.
-inline void CopyLater(void* shared, const void* global, bool zeros) {
+inline void copy_async(void* shared, const void* global, bool zeros) {
   std::memset(shared, 0xff, sizeof(uint4));
   execution::Postpone({shared, zeros ? nullptr : global});
 }
 
-inline void WaitForCopies() {
+inline void wait_async_copies() {
   for (execution::Copy copy; execution::TakePostponed(&copy);) {
     *static_cast<uint4*>(copy.to) = copy.from ? *static_cast<const uint4*>(copy.from) : uint4{};
   }
