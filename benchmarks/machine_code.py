@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.report import RESULTS
-from jax_dcn import _kernels
+from jax_dcn._primitive import extension
 
 TOOLS = ("cuobjdump", "nvdisasm", "c++filt")
 # What a multiprocessor has, alike from sm_80 to sm_100: 32-bit registers, given to warps in units of 256.
@@ -58,7 +58,7 @@ class Kernel(NamedTuple):
 
 def missing():
     """What this machine has not got to look into the kernels, or None."""
-    if "cuda" not in _kernels.modules:
+    if "cuda" not in extension.modules:
         return "jax_dcn was built without its CUDA kernels"
     absent = [tool for tool in TOOLS if find(tool) is None]
     return f"{', '.join(absent)} not found" if absent else None
@@ -75,7 +75,7 @@ def _path():
 
 def kernels(architecture):
     """All kernels of the built module for an architecture, as `sm_90`."""
-    module = _kernels.modules["cuda"].__file__
+    module = extension.modules["cuda"].__file__
     resources = _read("cuobjdump", "--dump-resource-usage", "-arch", architecture, module)
     numbers = r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)"
     found = re.findall(rf"Function (\w+):\s+{numbers}", resources)
@@ -92,7 +92,7 @@ def kernels(architecture):
 
 def architectures():
     """Those that the module has machine code for."""
-    return [f"sm_{number}" for number in re.findall(r"(\w+)-real", _kernels.modules["cuda"].compiler)]
+    return [f"sm_{number}" for number in re.findall(r"(\w+)-real", extension.modules["cuda"].compiler)]
 
 
 def _read(tool, *arguments):
@@ -137,7 +137,7 @@ def table(found):
 def main():
     if reason := missing():
         raise SystemExit(reason)
-    compiler = _kernels.modules["cuda"].compiler
+    compiler = extension.modules["cuda"].compiler
     text = [
         f"# The CUDA kernels' machine code\n\n{date.today()}, {compiler}. From the built module, which needs no GPU:",
         "registers a thread, warps that a multiprocessor's registers have room for, bytes of stack and local memory a",

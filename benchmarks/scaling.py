@@ -242,7 +242,7 @@ def row(name, devices, programs):
 
 
 def exchanged(program, rules=True):
-    unruled = mock.patch("jax_dcn._compat.meshes_to_partition", return_value=None)
+    unruled = mock.patch("jax_dcn.jax_internals.meshes_to_partition", return_value=None)
     with nullcontext() if rules else unruled:
         return collectives(compiled(program))
 

@@ -11,14 +11,14 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from jax_dcn import export
-from jax_dcn.deform_conv import (
+from jax_dcn._operators.deform_conv import (
     deform_conv2d,
     deform_conv2d_input_grad,
     deform_conv2d_mask_grad,
     deform_conv2d_offset_grad,
     deform_conv2d_weight_grad,
 )
-from jax_dcn.deform_psroi_pool import deform_psroi_pool, psroi_pool
+from jax_dcn._operators.psroi_pool import deform_psroi_pool, psroi_pool
 from jax_dcn.optim import offset_labels
 from jax_dcn.statistics import offset_statistics, warn_of_offsets
 

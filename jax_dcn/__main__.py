@@ -4,14 +4,14 @@ from importlib.metadata import version
 
 import jax
 
-from jax_dcn import _kernels
+from jax_dcn._primitive import extension
 
 
 def main() -> None:
     versions = ", ".join(f"{name} {version(name)}" for name in ("jax_dcn", "jax", "jaxlib", "flax"))
     print(versions)
-    for platform in _kernels.PLATFORMS:
-        module = _kernels.modules.get(platform)
+    for platform in extension.PLATFORMS:
+        module = extension.modules.get(platform)
         if module is None:
             print(f"{platform} kernels: not built")
         else:
@@ -23,11 +23,12 @@ def main() -> None:
 
 def _running_on(platform: str) -> str:
     platform = "cuda" if platform == "gpu" and "cuda" in jax.devices()[0].client.platform_version.lower() else platform
-    if platform in _kernels.modules:
+    if platform in extension.modules:
         return f"the {platform} kernels"
-    if platform in _kernels.PLATFORMS:
+    if platform in extension.PLATFORMS:
         return (
-            f"nothing of jax_dcn until the {platform} kernels are built, in its source folder:\n  {_kernels.BUILD_CUDA}"
+            f"nothing of jax_dcn until the {platform} kernels are built, in its source folder:\n"
+            f"  {extension.BUILD_CUDA}"
         )
     return "the jax.numpy reference"
 

@@ -2,7 +2,7 @@
 
 from jax.export import DisabledSafetyCheck
 
-from jax_dcn import _kernels
+from jax_dcn._primitive import extension
 
 
 def disabled_checks() -> list[DisabledSafetyCheck]:
@@ -26,4 +26,4 @@ def disabled_checks() -> list[DisabledSafetyCheck]:
       >>> float(restored.call(x, offset, weight)[0, 2, 2, 0])
       18.0
     """
-    return [DisabledSafetyCheck.custom_call(name) for name in _kernels.custom_calls]
+    return [DisabledSafetyCheck.custom_call(name) for name in extension.custom_calls]

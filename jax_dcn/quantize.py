@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from jax_dcn import _check
+from jax_dcn import _validation
 
 # Just below the square root of two, also when rounded to any of the dtypes: none has a number between the two.
 _SQRT_2 = 1.4142135623730949
@@ -53,7 +53,7 @@ def power_of_two(w: ArrayLike, *, min_exponent: int = -14, max_exponent: int = 0
       >>> four_bits = partial(power_of_two, min_exponent=-6)
       >>> layer = DeformConv(features=8, kernel_size=3, kernel_transform=four_bits)
     """
-    w = _check.array("w", w)
+    w = _validation.array("w", w)
     for name, exponent in (("min_exponent", min_exponent), ("max_exponent", max_exponent)):
         if not isinstance(exponent, int):
             raise TypeError(f"{name} must be an int, got {exponent!r}")

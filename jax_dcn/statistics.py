@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_dcn import _check
-from jax_dcn.deform_conv import geometry
-from jax_dcn.deform_conv.functions import Padding, Pair
+from jax_dcn import _validation
+from jax_dcn._operators.deform_conv import geometry
+from jax_dcn._types import Padding, Pair
 
 
 def offset_statistics(
@@ -54,11 +54,11 @@ def offset_statistics(
       >>> {name: round(number.item(), 3) for name, number in statistics.items()}
       {'max_length': 5.0, 'mean_length': 0.556, 'not_finite': 0, 'outside': 0.091}
     """
-    kernel = _check.pair("kernel_size", kernel_size)
-    size = _check.pair("image_size", image_size)
+    kernel = _validation.pair("kernel_size", kernel_size)
+    size = _validation.pair("image_size", image_size)
     layer = geometry.resolve(size, kernel, strides=strides, padding=padding, kernel_dilation=kernel_dilation)
-    offset = jax.lax.stop_gradient(_check.array("offset", offset))
-    _check.rank("offset", offset, 3, "[..., Ho, Wo, G·K·2]", least=True)
+    offset = jax.lax.stop_gradient(_validation.array("offset", offset))
+    _validation.rank("offset", offset, 3, "[..., Ho, Wo, G·K·2]", least=True)
     geometry.check_offset(offset, size, kernel, layer)
     return statistics_of(offset, size, kernel, layer)
 

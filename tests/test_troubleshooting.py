@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from test_documentation import ERRORS, blocks
 
 import jax_dcn
-from jax_dcn import _kernels
+from jax_dcn._primitive import extension
 
 pytestmark = pytest.mark.platforms("cpu")
 CMAKE = pathlib.Path(__file__).parents[1] / "cmake"
@@ -23,7 +23,7 @@ OPERANDS = jnp.ones((2, 8, 8, 4)), jnp.zeros((2, 8, 8, 18)), jnp.ones((3, 3, 4, 
 
 
 def without_kernels(patch, folder):
-    patch.setattr(_kernels, "modules", {})
+    patch.setattr(extension, "modules", {})
     patch.setattr(jax, "devices", lambda platform: ["a GPU"])
     jax.jit(jax_dcn.deform_conv2d).trace(*OPERANDS).lower(lowering_platforms=("cuda",))
 

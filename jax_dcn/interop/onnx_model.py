@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_dcn import _check
-from jax_dcn.deform_conv import geometry
+from jax_dcn import _validation
+from jax_dcn._operators.deform_conv import geometry
 from jax_dcn.interop.parameters import flax_layout, to_torch, torch_layout
 
 _OPSET = 22
@@ -57,7 +57,7 @@ def to_onnx(layer: Any, variables: Any = None, *, image_size: Sequence[int] | No
     features, group_features, *kernel_size = arrays["weight"].shape
     samples = layer.offset_groups * math.prod(kernel_size)
     if image_size is not None:
-        image_size = _check.pair("image_size", image_size)
+        image_size = _validation.pair("image_size", image_size)
     window = _window(layer, image_size, kernel_size)
     inputs = {"x": group_features * layer.feature_group_count}
     nodes, offset, mask = [], "offset", "mask" if layer.modulated else ""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_dcn import _check
+from jax_dcn import _validation
 from jax_dcn.interop import names, regions
 from jax_dcn.interop.checkpoint import to_array
 
@@ -140,7 +140,7 @@ def to_torch(
       res3.0.conv2_offset.weight (27, 4, 3, 3)
       res3.0.conv2.weight (8, 4, 3, 3)
     """
-    _check.choice("style", style, tuple(names.STYLES))
+    _validation.choice("style", style, tuple(names.STYLES))
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     arrays = {names.path_of(keys): np.asarray(leaf) for keys, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)}
     layers = _DeformableLayers(list(arrays))
@@ -234,7 +234,7 @@ class _DeformableLayers:
 
 
 def _pair(output_size: int | Sequence[int] | None) -> tuple[int, int] | None:
-    return None if output_size is None else _check.pair("output_size", output_size)
+    return None if output_size is None else _validation.pair("output_size", output_size)
 
 
 def _fitted(key: str, array: np.ndarray, path: names.Path, leaf: Any) -> jax.Array:

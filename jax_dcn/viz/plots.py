@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.typing import ArrayLike
 
-from jax_dcn import _check
-from jax_dcn.deform_conv.functions import Pair
+from jax_dcn import _validation
+from jax_dcn._types import Pair
 from jax_dcn.viz.positions import Floats, Layer, bin_positions, sampling_positions
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def plot_offsets(
     if layer.offset.ndim != 5:
         raise ValueError(f"layer must be of one image, layer[i], got one of images {layer.offset.shape[:-5]}")
     groups, taps = (
-        slice(None) if number is None else [_check.index(name, number, count)]
+        slice(None) if number is None else [_validation.index(name, number, count)]
         for name, number, count in zip(
             ("offset_group", "tap"), (offset_group, tap), layer.offset.shape[2:], strict=False
         )
@@ -196,7 +196,7 @@ def plot_bins(
     roi = np.asarray(roi)
     if roi.shape != (5,):
         raise ValueError(f"roi must be one region of shape (5,), got {roi.shape}")
-    if _check.number("spatial_scale", spatial_scale) == 0:
+    if _validation.number("spatial_scale", spatial_scale) == 0:
         raise ValueError("spatial_scale must not be zero, which leaves the picture no scale")
     offsets = None if offset is None else np.asarray(offset)[None]
 
@@ -205,7 +205,7 @@ def plot_bins(
         return bin_positions(roi[None], offset, output_size=output_size, sample_per_part=sample_per_part, **scaled)[0]
 
     moved, still = of_bins(offsets, sample_per_part), of_bins(None, sample_per_part)[:, :, 0]
-    moved = moved[:, :, _check.index("class_index", class_index, moved.shape[2])]
+    moved = moved[:, :, _validation.index("class_index", class_index, moved.shape[2])]
     halves = of_bins(None, 2)[:, :, 0]  # a bin's second point lies half the bin from the first
     first, side = halves[:, :, 0, 0], 2 * (halves[0, 0, 1, 1] - halves[0, 0, 0, 0])
     scale = np.full(2, 1 / spatial_scale)

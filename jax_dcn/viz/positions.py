@@ -13,11 +13,11 @@ import numpy as np
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
-from jax_dcn import _check
-from jax_dcn.deform_conv import geometry
-from jax_dcn.deform_conv.functions import Padding, Pair
-from jax_dcn.deform_psroi_pool import geometry as pool_geometry
-from jax_dcn.deform_psroi_pool.arguments import Spec
+from jax_dcn import _validation
+from jax_dcn._operators.deform_conv import geometry
+from jax_dcn._operators.psroi_pool import geometry as pool_geometry
+from jax_dcn._operators.psroi_pool.arguments import Spec
+from jax_dcn._types import Padding, Pair
 from jax_dcn.statistics import statistics_of
 
 Floats = NDArray[np.floating[Any]]
@@ -69,20 +69,20 @@ class Layer:
         for name, value in {"offset": offset, "mask": mask}.items():
             if isinstance(value, jax.core.Tracer):
                 raise TypeError(f"{name} must be known, got traced: make a Layer of what the jitted function returns")
-        self.image_size = _check.pair("image_size", image_size)
-        self.kernel_size = _check.pair("kernel_size", kernel_size)
+        self.image_size = _validation.pair("image_size", image_size)
+        self.kernel_size = _validation.pair("kernel_size", kernel_size)
         self.geometry = geometry.resolve(
             self.image_size, self.kernel_size, strides=strides, padding=padding, kernel_dilation=kernel_dilation
         )
-        offset = _check.array("offset", offset)
-        _check.rank("offset", offset, 3, "[..., Ho, Wo, G·K·2]", least=True)
+        offset = _validation.array("offset", offset)
+        _validation.rank("offset", offset, 3, "[..., Ho, Wo, G·K·2]", least=True)
         geometry.check_offset(offset, self.image_size, self.kernel_size, self.geometry)
         groups, taps = geometry.groups_and_taps(offset, self.kernel_size)
         *lead, _ = offset.shape
         self.offset: Floats = np.asarray(offset, np.float64).reshape(*lead, groups, taps, 2)
         self.mask: Floats = np.ones((*lead, groups, taps))
         if mask is not None:
-            mask = _check.array("mask", mask)
+            mask = _validation.array("mask", mask)
             if mask.shape != (*lead, groups * taps):
                 raise ValueError(f"mask must have shape {(*lead, groups * taps)}, half of offset's, got {mask.shape}")
             self.mask = np.asarray(mask, np.float64).reshape(self.mask.shape)
@@ -193,7 +193,7 @@ def sampling_positions(
     points, weights, inside = np.array([position], np.float64), np.ones(1), np.ones(1, bool)
     for layer in reversed(stack):
         if offset_group is not None:
-            _check.index("offset_group", offset_group, layer.offset.shape[-3])
+            _validation.index("offset_group", offset_group, layer.offset.shape[-3])
         points = np.where(inside[:, None], points, 0)
         nearest = np.clip(points.round().astype(int), 0, np.subtract(layer.output_size, 1))
         rows, columns = nearest.T
@@ -340,26 +340,26 @@ def bin_positions(
       >>> bin_positions(rois, output_size=2, spatial_scale=1 / 16, sample_per_part=1)[0, :, :, 0, 0, 0].tolist()
       [[[-0.5, -0.5], [-0.5, 1.5]], [[0.5, -0.5], [0.5, 1.5]]]
     """
-    rois = _check.coordinates("rois", rois)
+    rois = _validation.coordinates("rois", rois)
     if rois.ndim < 2 or rois.shape[-1] != 5:
         raise ValueError(f"rois must have shape [..., R, 5], got {rois.shape}")
     lead = rois.shape[:-1]
-    output_size = _check.pair("output_size", output_size)
+    output_size = _validation.pair("output_size", output_size)
     part_size = output_size
     if offset is not None:
-        offset = _check.array("offset", offset)
-        _check.rank("offset", offset, rois.ndim + 2, "[..., R, part, part, 2·classes]")
+        offset = _validation.array("offset", offset)
+        _validation.rank("offset", offset, rois.ndim + 2, "[..., R, part, part, 2·classes]")
         if offset.shape[:-3] != lead or offset.shape[-1] % 2 or not offset.shape[-1]:
             raise ValueError(f"offset must have shape {(*lead, 'part', 'part', '2·classes')}, got {offset.shape}")
         part_size = (offset.shape[-3], offset.shape[-2])
         offset = offset.reshape(-1, *offset.shape[-3:])
     spec = Spec(
         output_size=output_size,
-        spatial_scale=_check.number("spatial_scale", spatial_scale),
+        spatial_scale=_validation.number("spatial_scale", spatial_scale),
         group_size=(1, 1),
         part_size=part_size,
-        sample_per_part=_check.pair("sample_per_part", sample_per_part),
-        trans_std=_check.number("trans_std", trans_std),
+        sample_per_part=_validation.pair("sample_per_part", sample_per_part),
+        trans_std=_validation.number("trans_std", trans_std),
     )
     positions = _bin_positions(rois.reshape(-1, 5).astype(np.float32), offset, spec)
     return np.asarray(positions).reshape(*lead, *positions.shape[1:])

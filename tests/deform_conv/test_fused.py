@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from numpy_reference import Convolution
 
 import jax_dcn
-from jax_dcn.deform_conv import fused
+from jax_dcn._operators.deform_conv import fused
 
 from .cases import Case, Operands, assert_close, convolve, explicit_gradients, pull_back
 

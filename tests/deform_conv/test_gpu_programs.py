@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_dcn
 from benchmarks.collectives import collectives
-from jax_dcn import _kernels
+from jax_dcn._primitive import extension
 
 from .cases import Operands, convolve, explicit_gradients, pull_back
 from .test_memory import MIB, forward, shapes, temporary_bytes
@@ -28,7 +28,7 @@ TARGET = pathlib.Path(__file__).with_name("h100.txtpb").read_text()
 @pytest.fixture(scope="module", autouse=True)
 def compiler():
     """XLA's for GPUs: this environment's, or else the one that `make test` installs beside it."""
-    if "cuda" not in _kernels.modules:
+    if "cuda" not in extension.modules:
         pytest.skip("jax_dcn was built without its CUDA kernels")
     try:
         gpu()
@@ -116,7 +116,7 @@ def test_images_and_features_split_over_gpus():
     )
     compiled = jax.jit(pull_back).lower(cotangent, Operands(*operands)).compile()
     calls = set(re.findall(r'custom_call_target="(dcn_\w+)"', compiled.as_text()))
-    assert calls == set(_kernels.FUSED)
+    assert calls == set(extension.FUSED)
     exchanged = collectives(compiled)
     assert {(c.kind, c.dtype) for c in exchanged} == {("all-reduce", "f32")}
     own = [s.sharding.shard_shape(s.shape) for s in operands]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_dcn.deform_conv import kernels
+from jax_dcn._operators.deform_conv import kernels
 
 from .cases import CASE, Operands, assert_close, convolve, pull_back
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import jax_dcn
-from jax_dcn import _kernels
+from jax_dcn._primitive import extension
 
 pytestmark = pytest.mark.platforms("cpu")
 
-NAMES = sorted(_kernels.modules["cpu"].handlers)
+NAMES = sorted(extension.modules["cpu"].handlers)
 SIZES = [0, 1, 2, 3, 7, 33]
 NUMBERS = [-(2**63), -(2**31), -1, 0, 1, 2, 3, 2**15 + 1, 2**31 - 1, 2**31, 2**63 - 1]
 TYPES = [jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64, jnp.int32, jnp.int64, jnp.bool_, jnp.complex64]

@@ -7,7 +7,7 @@ import jax
 import pytest
 from jax._src.interpreters import mlir  # no public name tells which lowering a platform has
 
-from jax_dcn._kernels import custom_calls
+from jax_dcn._primitive.extension import custom_calls
 
 from . import build
 

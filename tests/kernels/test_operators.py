@@ -11,8 +11,8 @@ from deform_psroi_pool import test_special as pool_special
 from deform_psroi_pool import test_values as pool_values
 
 import jax_dcn
-from jax_dcn.deform_conv import fused, kernels
-from jax_dcn.deform_conv.arguments import canonicalize
+from jax_dcn._operators.deform_conv import fused, kernels
+from jax_dcn._operators.deform_conv.arguments import canonicalize
 
 pytestmark = [pytest.mark.usefixtures("emulated_kernels"), pytest.mark.platforms("cpu")]
 

@@ -72,7 +72,7 @@ MISTAKES = {
         ("memory", r"heap-buffer-overflow.*ScanKernel"),
     ),
     "overlapping writes of threads": (
-        ("deform_conv.cu", "AsVector<N>(columns + work_item * N) = out", "AsVector<N>(columns + work_item / 2 * N) = out"),
+        ("deform_conv.cu", "(columns + work_item * N) = out", "(columns + work_item / 2 * N) = out"),
         ("threads", r"data race.*SampleColumnsKernel"),
     ),
     "overlapping writes of blocks": (
@@ -161,7 +161,7 @@ MISTAKES = {
         ("threads", r"data race.*FusedWeightCotangentKernel"),
     ),
     "unwritten result": (
-        ("psroi_pool.cu", "AsVector<N>(pooled + work_item * N) = out", "if (f > 0) AsVector<N>(pooled + work_item * N) = out"),
+        ("psroi_pool.cu", "AsVector<N>(pooled + work", "if (f > 0) AsVector<N>(pooled + work"),
         ("memory", r"element \d+ of pooled is not written"),
     ),
 }  # fmt: skip

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jax_dcn import _check, _compat
-from jax_dcn.deform_conv.geometry import Geometry, resolve
+from jax_dcn import _validation
+from jax_dcn._operators.deform_conv.geometry import Geometry, resolve
+from jax_dcn._primitive import jax_internals
 
 
 @dataclass(frozen=True)
@@ -44,23 +45,23 @@ def canonicalize(
     deterministic=None,
     backend=None,
 ):
-    _check.choice("data_format", data_format, ("NHWC", "NCHW"))
-    _check.choice("deterministic", deterministic, (None, True, False))
-    _check.choice("backend", backend, (None, "reference"))
+    _validation.choice("data_format", data_format, ("NHWC", "NCHW"))
+    _validation.choice("deterministic", deterministic, (None, True, False))
+    _validation.choice("backend", backend, (None, "reference"))
     first = data_format == "NCHW"
-    x = _check.array("x", x)
-    offset = _check.array("offset", offset)
-    weight = _check.array("weight", weight)
-    bias = None if bias is None else _check.array("bias", bias)
-    mask = None if mask is None else _check.array("mask", mask)
-    _check.rank("x", x, 3, "[..., Cin, H, W]" if first else "[..., H, W, Cin]", least=True)
-    _check.rank("weight", weight, 4, "[Cout, Cin/groups, kh, kw]" if first else "[kh, kw, Cin/groups, Cout]")
+    x = _validation.array("x", x)
+    offset = _validation.array("offset", offset)
+    weight = _validation.array("weight", weight)
+    bias = None if bias is None else _validation.array("bias", bias)
+    mask = None if mask is None else _validation.array("mask", mask)
+    _validation.rank("x", x, 3, "[..., Cin, H, W]" if first else "[..., H, W, Cin]", least=True)
+    _validation.rank("weight", weight, 4, "[Cout, Cin/groups, kh, kw]" if first else "[kh, kw, Cin/groups, Cout]")
     for name, array, per_sample in (("offset", offset, "G·K·2"), ("mask", mask, "G·K")):
         if array is not None:
             axes = f"{per_sample}, Ho, Wo" if first else f"Ho, Wo, {per_sample}"
-            _check.rank(name, array, x.ndim, f"[..., {axes}] and as many dimensions as x of shape {x.shape}")
+            _validation.rank(name, array, x.ndim, f"[..., {axes}] and as many dimensions as x of shape {x.shape}")
     if bias is not None:
-        _check.rank("bias", bias, 1, "[Cout]")
+        _validation.rank("bias", bias, 1, "[Cout]")
 
     dtype = jnp.promote_types(x.dtype, weight.dtype)
     positions = [array.dtype for array in (offset, mask) if array is not None]
@@ -76,11 +77,11 @@ def canonicalize(
     )
     spec = Spec(
         **vars(geometry),
-        feature_group_count=_check.positive("feature_group_count", feature_group_count),
-        precision=_check.precision(precision),
+        feature_group_count=_validation.positive("feature_group_count", feature_group_count),
+        precision=_validation.precision(precision),
         dtype=dtype
         if preferred_element_type is None
-        else _check.dtype("preferred_element_type", preferred_element_type),
+        else _validation.dtype("preferred_element_type", preferred_element_type),
     )
     check_operands(x, offset, weight, bias, mask, spec=spec, channels_first=first)
     operands = (
@@ -90,7 +91,7 @@ def canonicalize(
         None if bias is None else bias.astype(sum_dtype),
         None if mask is None else mask.astype(sum_dtype),
     )
-    return Problem(_compat.vary_alike(operands), spec)
+    return Problem(jax_internals.vary_alike(operands), spec)
 
 
 def check_operands(x, offset, weight, bias, mask, *, spec, channels_first=False):

@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_dcn import _check, _compat
-from jax_dcn.deform_conv.arguments import OPERANDS, canonicalize, channels_first, channels_last
-from jax_dcn.deform_conv.primitive import deform_conv, result
-
-Pair = int | tuple[int, int]
-Padding = str | int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]
+from jax_dcn import _validation
+from jax_dcn._operators.deform_conv.arguments import OPERANDS, canonicalize, channels_first, channels_last
+from jax_dcn._operators.deform_conv.primitive import deform_conv, result
+from jax_dcn._primitive import jax_internals
+from jax_dcn._types import Padding, Pair
 
 
 class Options(TypedDict, total=False):
@@ -216,7 +215,7 @@ def deform_conv2d_mask_grad(
       >>> jax_dcn.deform_conv2d_mask_grad(jnp.ones((1, 4, 1)), x, offset, weight, mask)[0, :, 0]
       Array([1., 3., 5., 3.], dtype=float32)
     """
-    return _gradient("mask", cotangent, x, offset, weight, _check.array("mask", mask), options)
+    return _gradient("mask", cotangent, x, offset, weight, _validation.array("mask", mask), options)
 
 
 def deform_conv2d_weight_grad(
@@ -257,14 +256,14 @@ def _gradient(
         raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
     problem = canonicalize(x, offset, weight, None, mask, **options)
     first = options.get("data_format") == "NCHW"
-    cotangent = _check.array("cotangent", cotangent)
+    cotangent = _validation.array("cotangent", cotangent)
     expected = result(*problem.operands, spec=problem.spec).shape
     if first:
         expected = (*expected[:-3], expected[-1], *expected[-3:-1])
     if cotangent.shape != expected:
         raise ValueError(f"cotangent must have the result's shape {expected}, got {cotangent.shape}")
     cotangent = (channels_last(cotangent) if first else cotangent).astype(problem.spec.dtype)
-    *operands, cotangent = _compat.vary_alike([*problem.operands, cotangent])
+    *operands, cotangent = jax_internals.vary_alike([*problem.operands, cotangent])
     (gradient,) = deform_conv.cotangents(
         *operands,
         cotangent=cotangent,
@@ -275,4 +274,4 @@ def _gradient(
     if first:
         gradient = jnp.transpose(gradient, (3, 2, 0, 1)) if name == "weight" else channels_first(gradient)
     wanted_for = {"x": x, "offset": offset, "weight": weight, "mask": mask}[name]
-    return gradient.astype(_check.array(name, wanted_for).dtype)
+    return gradient.astype(_validation.array(name, wanted_for).dtype)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from jax_dcn import _check
+from jax_dcn import _validation
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,9 @@ class Geometry:
 
 def resolve(image_size, kernel_size, *, strides, padding, kernel_dilation):
     """The geometry that a user's arguments mean for an image of this size."""
-    strides, kernel_dilation = _check.pair("strides", strides), _check.pair("kernel_dilation", kernel_dilation)
-    pads, circular = _check.padding(padding, image_size, kernel_size, strides, kernel_dilation)
+    strides = _validation.pair("strides", strides)
+    kernel_dilation = _validation.pair("kernel_dilation", kernel_dilation)
+    pads, circular = _validation.padding(padding, image_size, kernel_size, strides, kernel_dilation)
     return Geometry(strides, pads, kernel_dilation, circular)
 
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jax_dcn import _check, _compat
+from jax_dcn import _validation
+from jax_dcn._primitive import jax_internals
 
 OPERANDS = ("x", "rois", "offset")
 
@@ -44,18 +45,18 @@ def canonicalize(
     deterministic,
     backend,
 ):
-    _check.choice("data_format", data_format, ("NHWC", "NCHW"))
-    _check.choice("deterministic", deterministic, (None, True, False))
-    _check.choice("backend", backend, (None, "reference"))
+    _validation.choice("data_format", data_format, ("NHWC", "NCHW"))
+    _validation.choice("deterministic", deterministic, (None, True, False))
+    _validation.choice("backend", backend, (None, "reference"))
     first = data_format == "NCHW"
-    x = _check.array("x", x)
-    rois = _check.coordinates("rois", rois)
-    offset = None if offset is None else _check.array("offset", offset)
-    _check.rank("x", x, 4, "[..., N, C, H, W]" if first else "[..., N, H, W, C]", least=True)
-    _check.rank("rois", rois, x.ndim - 2, f"[..., R, 5] for x of shape {x.shape}")
+    x = _validation.array("x", x)
+    rois = _validation.coordinates("rois", rois)
+    offset = None if offset is None else _validation.array("offset", offset)
+    _validation.rank("x", x, 4, "[..., N, C, H, W]" if first else "[..., N, H, W, C]", least=True)
+    _validation.rank("rois", rois, x.ndim - 2, f"[..., R, 5] for x of shape {x.shape}")
     if offset is not None:
         layout = "[..., R, 2·classes, part, part]" if first else "[..., R, part, part, 2·classes]"
-        _check.rank("offset", offset, x.ndim, f"{layout} for x of shape {x.shape}")
+        _validation.rank("offset", offset, x.ndim, f"{layout} for x of shape {x.shape}")
     positions = [array.dtype for array in (rois, offset) if array is not None]
     sum_dtype = jnp.result_type(x.dtype, jnp.float32, *positions)
     # The kernels take positions of float64 for data of float64 alone.
@@ -63,14 +64,14 @@ def canonicalize(
     if first:
         x = jnp.moveaxis(x, -3, -1)
         offset = None if offset is None else jnp.moveaxis(offset, -3, -1)
-    output_size = _check.pair("output_size", output_size)
+    output_size = _validation.pair("output_size", output_size)
     spec = Spec(
         output_size=output_size,
-        spatial_scale=_check.number("spatial_scale", spatial_scale),
-        group_size=_check.pair("group_size", group_size),
-        part_size=output_size if part_size is None else _check.pair("part_size", part_size),
-        sample_per_part=_check.pair("sample_per_part", sample_per_part),
-        trans_std=_check.number("trans_std", trans_std),
+        spatial_scale=_validation.number("spatial_scale", spatial_scale),
+        group_size=_validation.pair("group_size", group_size),
+        part_size=output_size if part_size is None else _validation.pair("part_size", part_size),
+        sample_per_part=_validation.pair("sample_per_part", sample_per_part),
+        trans_std=_validation.number("trans_std", trans_std),
     )
     check_operands(x, rois, offset, spec=spec, channels_first=first)
     operands = (
@@ -78,7 +79,7 @@ def canonicalize(
         jax.lax.stop_gradient(rois.astype(sum_dtype)),
         None if offset is None else offset.astype(sum_dtype),
     )
-    return Problem(_compat.vary_alike(operands), spec)
+    return Problem(jax_internals.vary_alike(operands), spec)
 
 
 def check_operands(x, rois, offset, *, spec, channels_first=False):

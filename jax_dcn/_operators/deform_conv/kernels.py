@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_dcn import _compat
-from jax_dcn._chunks import balanced, flat, fold
-from jax_dcn.deform_conv import fused
-from jax_dcn.deform_conv.arguments import OPERANDS, attributes_of, origin_of
-from jax_dcn.deform_conv.geometry import groups_and_taps
-from jax_dcn.deform_conv.reference import product, sum_dtype
+from jax_dcn._operators.deform_conv import fused
+from jax_dcn._operators.deform_conv.arguments import OPERANDS, attributes_of, origin_of
+from jax_dcn._operators.deform_conv.geometry import groups_and_taps
+from jax_dcn._operators.deform_conv.reference import product, sum_dtype
+from jax_dcn._primitive import jax_internals
+from jax_dcn._primitive.chunks import balanced, flat, fold
 
 # What is held at a time of samples and their cotangents, and half of it of samples alone. On a CPU more would leave the
 # caches; a GPU wants large products.
@@ -197,7 +197,7 @@ class _Tile(NamedTuple):
         if self.mask is not None:
             operands = (*operands, self.mask)
         call = jax.ffi.ffi_call(name, results, input_output_aliases=aliases)
-        return call(*_compat.vary_alike(operands), **self.attributes, **attributes)
+        return call(*jax_internals.vary_alike(operands), **self.attributes, **attributes)
 
 
 class _RunLengths(NamedTuple):
@@ -239,12 +239,12 @@ class _Workspace(NamedTuple):
 
 
 def _result(like, shape, dtype):
-    return _compat.result_aval(jax.typeof(like), shape, dtype)
+    return jax_internals.result_aval(jax.typeof(like), shape, dtype)
 
 
 def _zeros(like, shape, dtype):
     """Zeros that vary over the mesh as `like` does, as the carry of a loop must."""
-    return _compat.vary_alike([jnp.zeros(shape, dtype), like])[0]
+    return jax_internals.vary_alike([jnp.zeros(shape, dtype), like])[0]
 
 
 def _slice(array, start, size):

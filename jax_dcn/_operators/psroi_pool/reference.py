@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_dcn.deform_psroi_pool.geometry import is_finite, positions, scaled, shift_of_bins
+from jax_dcn._operators.psroi_pool.geometry import is_finite, positions, scaled, shift_of_bins
 
 
 def reference(x, rois, offset, *, spec):

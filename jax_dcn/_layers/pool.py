@@ -7,15 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_dcn import _check, _layer
-from jax_dcn.deform_psroi_pool import deform_psroi_pool, psroi_pool
-from jax_dcn.deform_psroi_pool.arguments import canonicalize
-from jax_dcn.deform_psroi_pool.functions import Pair
+from jax_dcn import _validation
+from jax_dcn._layers import common
+from jax_dcn._operators.psroi_pool import deform_psroi_pool, psroi_pool
+from jax_dcn._operators.psroi_pool.arguments import canonicalize
+from jax_dcn._types import Pair
 
 OffsetBranch = Literal["conv", "fc"]
 
 
-class Settings(_layer.Settings, Protocol):
+class Settings(common.Settings, Protocol):
     """The attributes of either layer that say how it computes."""
 
     output_size: Pair
@@ -32,16 +33,16 @@ class Settings(_layer.Settings, Protocol):
 
 def check(layer: Settings) -> None:
     """Checks what pooling itself does not know of."""
-    _check.choice("offset_branch", layer.offset_branch, ("conv", "fc"))
-    _check.positive("classes", layer.classes)
-    _check.positive("hidden_features", layer.hidden_features)
-    _check.number("mask_scale", layer.mask_scale)
+    _validation.choice("offset_branch", layer.offset_branch, ("conv", "fc"))
+    _validation.positive("classes", layer.classes)
+    _validation.positive("hidden_features", layer.hidden_features)
+    _validation.number("mask_scale", layer.mask_scale)
     if layer.dtype is not None:
-        _check.dtype("dtype", layer.dtype)
+        _validation.dtype("dtype", layer.dtype)
 
 
 def check_channels(layer: Settings, name: str, channels: int) -> None:
-    group_size = _check.pair("group_size", layer.group_size)
+    group_size = _validation.pair("group_size", layer.group_size)
     divisor = int(layer.classes) * math.prod(group_size)
     if channels % divisor:
         raise ValueError(
@@ -52,19 +53,19 @@ def check_channels(layer: Settings, name: str, channels: int) -> None:
 
 def region_features(layer: Settings, channels: int) -> int:
     """How many numbers are pooled for each region from this many channels."""
-    features = channels // math.prod(_check.pair("group_size", layer.group_size))
-    return features * math.prod(_check.pair("output_size", layer.output_size))
+    features = channels // math.prod(_validation.pair("group_size", layer.group_size))
+    return features * math.prod(_validation.pair("output_size", layer.output_size))
 
 
 def part_size(layer: Settings) -> tuple[int, int]:
     if layer.part_size is None:
-        return _check.pair("output_size", layer.output_size)
-    return _check.pair("part_size", layer.part_size)
+        return _validation.pair("output_size", layer.output_size)
+    return _validation.pair("part_size", layer.part_size)
 
 
 def offset_features(layer: Settings) -> int:
     """How many channels the branch puts out: dx, dy and, if modulated, a mask logit for each part and class."""
-    return _layer.numbers_per_sample(layer.modulated) * int(layer.classes) * math.prod(part_size(layer))
+    return common.numbers_per_sample(layer.modulated) * int(layer.classes) * math.prod(part_size(layer))
 
 
 def apply(
@@ -75,7 +76,7 @@ def apply(
     offset: jax.Array | None,
     mask: jax.Array | None,
     *,
-    branch: _layer.Branch | None,
+    branch: common.Branch | None,
     in_features: int | None = None,
     return_offsets: bool | None,
 ) -> Any:
@@ -86,7 +87,7 @@ def apply(
     x = jnp.asarray(x)
     check_channels(layer, "the channel count of x", x.shape[-1])
     if features is not None:
-        features = _check.array("features", features)
+        features = _validation.array("features", features)
         if layer.offset_branch == "fc":
             raise ValueError(
                 f"features must be None with offset_branch='fc', which reads x, got shape {features.shape}"
@@ -95,16 +96,16 @@ def apply(
             raise ValueError(f"features must be as many and as large as x, of shape {x.shape}, got {features.shape}")
 
     if offset is None:
-        branch = _layer.check_branch(f"{layer.offset_branch}_offset", branch, mask)
+        branch = common.check_branch(f"{layer.offset_branch}_offset", branch, mask)
         name, inputs = ("x", x) if features is None else ("features", features)
         if in_features not in (None, inputs.shape[-1]):
             raise ValueError(f"{name} must have in_features={in_features} channels, got {inputs.shape[-1]}")
-        raw = _predict(layer, branch, _layer.widen(layer, inputs), rois)
-        offset, mask = _layer.offset_and_mask(layer, raw)
+        raw = _predict(layer, branch, common.widen(layer, inputs), rois)
+        offset, mask = common.offset_and_mask(layer, raw)
     else:
-        _layer.check_offset(offset, 2 * layer.classes, f"of classes={layer.classes}")
+        common.check_offset(offset, 2 * layer.classes, f"of classes={layer.classes}")
         if mask is not None:
-            mask = _check.array("mask", mask)
+            mask = _validation.array("mask", mask)
             expected = (*offset.shape[:-1], layer.classes)
             if mask.shape != expected:
                 raise ValueError(f"mask must have the shape {expected}, one for each part and class, got {mask.shape}")
@@ -113,7 +114,7 @@ def apply(
     pooled = deform_psroi_pool(x, rois, offset, **options)
     if mask is not None:
         pooled = (pooled * _of_bins(mask, pooled)).astype(pooled.dtype)
-    return _layer.result(layer, pooled, offset, mask, return_offsets)
+    return common.result(layer, pooled, offset, mask, return_offsets)
 
 
 def _sampling(layer: Settings) -> dict[str, Any]:
@@ -128,7 +129,7 @@ def _binning(layer: Settings) -> dict[str, Any]:
     return {"output_size": layer.output_size, "group_size": layer.group_size, **_sampling(layer)}
 
 
-def _predict(layer: Settings, branch: _layer.Branch, inputs: jax.Array, rois: jax.Array) -> jax.Array:
+def _predict(layer: Settings, branch: common.Branch, inputs: jax.Array, rois: jax.Array) -> jax.Array:
     """Offsets and mask logits of every region's parts: [..., R, part, part, 2·classes or 3·classes]."""
     parts = part_size(layer)
     if layer.offset_branch == "conv":

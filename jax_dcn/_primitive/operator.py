@@ -21,7 +21,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
-from jax_dcn import _compat, _kernels, _partition
+from jax_dcn._primitive import extension, jax_internals, partition
 
 RESULT = -1  # the role of what is not an operand
 
@@ -44,8 +44,8 @@ class Axes(NamedTuple):
       `_partition` has them. sizes: into how many equal parts a name may be split at most.
     """
 
-    operands: tuple[_partition.Names, ...]
-    result: _partition.Names
+    operands: tuple[partition.Names, ...]
+    result: partition.Names
     sizes: dict[str, int]
 
 
@@ -63,7 +63,7 @@ class Operator:
         numbered in `wanted`, by the kernels; in the operands' types or, better for those in `summed`, which are parts
         of sums over devices, in the type that sums are taken in.
       axes: `axes(*operands, spec)`, how shapes may be split over devices.
-      keywords: `keywords(spec, parts)`, those of the functions above, where a device has these `_partition.Part`s.
+      keywords: `keywords(spec, parts)`, those of the functions above, where a device has these `partition.Part`s.
       shared: the operands that the examples of a batch share, as weights, and how many dimensions they have. Where they
         are batched, it is by the first batch dimensions of the others, and all of them are.
       linear: the operands that the result is linear in, each by itself.
@@ -83,7 +83,7 @@ class Operator:
     def __post_init__(self):
         # jax has to know the devices of what it is to partition; what `shard_map` has split may have none yet.
         self._partitioned, self._manual = self._primitive(), self._primitive()
-        _compat.tell_devices_when_lowered(self._partitioned)
+        jax_internals.tell_devices_when_lowered(self._partitioned)
 
     def _primitive(self):
         primitive = Primitive(self.name)
@@ -93,13 +93,13 @@ class Operator:
         ad.primitive_jvps[primitive] = self._jvp
         ad.primitive_transposes[primitive] = self._transpose
         batching.primitive_batchers[primitive] = self._batch
-        for platform in (None, *_kernels.PLATFORMS):
-            rule = partial(_compat.lower_apart_from_explicit_mesh, partial(self._lower, platform))
+        for platform in (None, *extension.PLATFORMS):
+            rule = partial(jax_internals.lower_apart_from_explicit_mesh, partial(self._lower, platform))
             mlir.register_lowering(primitive, rule, platform=platform)
         return primitive
 
     def _bind(self, *arrays, **params):
-        primitive = self._manual if _compat.all_axes_are_manual() else self._partitioned
+        primitive = self._manual if jax_internals.all_axes_are_manual() else self._partitioned
         return primitive.bind(*arrays, **params)
 
     def __call__(self, *operands, spec, backend=None):
@@ -117,12 +117,12 @@ class Operator:
         arguments, results, sizes = self._arrays(avals, given, chain, spec)
         like = next((aval for aval in avals if not aval.sharding.mesh.empty), avals[0])
         specs = [aval.sharding.spec for aval in avals]
-        split = _partition.assign([array.names for array in arguments], specs, sizes, like.sharding.mesh)
+        split = partition.assign([array.names for array in arguments], specs, sizes, like.sharding.mesh)
 
         def type_of(role, array):
             if role != RESULT:
                 return avals[given.index(role)].update(weak_type=False)
-            return _compat.result_aval(like, array.shape, array.dtype, _partition.spec_of(array.names, split))
+            return jax_internals.result_aval(like, array.shape, array.dtype, partition.spec_of(array.names, split))
 
         return list(map(type_of, _roles(given, chain)[1], results))
 
@@ -135,7 +135,7 @@ class Operator:
 
         def array(names, like):
             first = tuple(f"batch{k}" for k in range(len(batch) + len(like.shape) - len(names)))
-            return _partition.Array((*first, *names), (*batch, *like.shape), like.dtype)
+            return partition.Array((*first, *names), (*batch, *like.shape), like.dtype)
 
         arrays = {k: array(axes.operands[k], operands[k]) for k in given} | {RESULT: array(axes.result, result)}
         batch_names = arrays[RESULT].names[: -len(axes.result)]
@@ -153,7 +153,7 @@ class Operator:
     def _lower(self, platform, ctx, *args, given, chain, spec, backend):
         by_kernel = platform is not None and backend is None and _has_kernel(chain)
         if by_kernel:
-            _kernels.require(platform)
+            extension.require(platform)
 
         def call(*args, parts, summed):
             keywords = self.keywords(spec, parts)
@@ -162,19 +162,19 @@ class Operator:
                 function = partial(self._by_kernel, given=given, **keywords)
             else:
                 # What is summed over devices is rounded behind that alone.
-                widen = _partition.widened if any(summed) else lambda array: array
+                widen = partition.widened if any(summed) else lambda array: array
                 args = tuple(map(widen, args))
                 function = partial(self._by_reference, given=given, widen=widen, **keywords)
                 function = _derivative(function, given, chain)
             return _of_each(function, self._shared_batch(args, given))(*args)
 
         arguments, results, sizes = self._arrays(ctx.avals_in, given, chain, spec)
-        meshes = _compat.meshes_to_partition(ctx)
+        meshes = jax_internals.meshes_to_partition(ctx)
         if meshes is None:
-            return mlir.lower_fun(_partition.whole(call, results), multiple_results=True)(ctx, *args)
-        function = _partition.partitioned(call, arguments, results, sizes, meshes)
+            return mlir.lower_fun(partition.whole(call, results), multiple_results=True)(ctx, *args)
+        function = partition.partitioned(call, arguments, results, sizes, meshes)
         lowered = mlir.lower_fun(function, multiple_results=True)(ctx, *args)
-        _compat.annotate(lowered, f"{self.name} {chain} {given} {spec} {platform} {backend}")
+        jax_internals.annotate(lowered, f"{self.name} {chain} {given} {spec} {platform} {backend}")
         return lowered
 
     def _by_kernel(self, *args, given, chain, summed, **keywords):
@@ -229,7 +229,7 @@ class Operator:
         mapped = any(dim is not None for dim, is_shared in zip(dims, shared, strict=True) if is_shared)
         each = mapped or self._shared_batch(arrays, given) > 0 or any(role in self.shared for role in results)
         moved = [k for k, is_shared in enumerate(shared) if each or not is_shared]
-        leading = _compat.lead([arrays[k] for k in moved], [dims[k] for k in moved])
+        leading = jax_internals.lead([arrays[k] for k in moved], [dims[k] for k in moved])
         out = self._bind(*_replaced(arrays, moved, leading), given=given, chain=chain, **params)
         return out, [0] * len(out)
 

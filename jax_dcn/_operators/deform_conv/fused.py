@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_dcn import _compat
-from jax_dcn._chunks import balanced, flat, fold
-from jax_dcn.deform_conv.arguments import attributes_of, origin_of
-from jax_dcn.deform_conv.geometry import groups_and_taps
+from jax_dcn._operators.deform_conv.arguments import attributes_of, origin_of
+from jax_dcn._operators.deform_conv.geometry import groups_and_taps
+from jax_dcn._primitive import jax_internals
+from jax_dcn._primitive.chunks import balanced, flat, fold
 
 VECTOR_BYTES = 16
 MOST_PIXELS = 2**31 - 2**8
@@ -83,7 +83,7 @@ def forward(x, offset, weight, bias, mask, *, spec, origin):
     x, offset, mask = (flat(array, 3) for array in (x, offset, mask))
     origin = origin_of(0, *origin)
     shape = (*offset.shape[:3], features)
-    call = _call("dcn_fused_forward", _compat.result_aval(jax.typeof(x), shape, spec.dtype), offset, weight, spec)
+    call = _call("dcn_fused_forward", jax_internals.result_aval(jax.typeof(x), shape, spec.dtype), offset, weight, spec)
     y = call(
         *_operands(x, offset, origin, _by_feature(weight), _float32_bias(bias, features), mask),
         tile_features=tile_features(math.prod(shape[:3]), features, spec.feature_group_count),
@@ -98,7 +98,7 @@ def cotangents(x, offset, weight, mask, ct, *, wanted, spec, origin):
         out["x"] = _input_cotangent(x, offset, weight, mask, ct, spec, origin)
     if positions := [name for name in ("offset", "mask") if name in wanted]:
         results = [
-            _compat.result_aval(jax.typeof(x), array.shape, array.dtype)
+            jax_internals.result_aval(jax.typeof(x), array.shape, array.dtype)
             for name, array in (("offset", offset), ("mask", mask))
             if name in positions
         ]
@@ -124,15 +124,15 @@ def _input_cotangent(x, offset, weight, mask, ct, spec, origin):
         shapes = [(*bins, math.prod(x.shape[1:3]) + 1), (*bins, 4 * outputs, 2), (*bins, 4 * outputs)]
         like = jax.typeof(x)
         results = [
-            _compat.result_aval(like, (count, *x.shape[1:]), x.dtype),
-            *(_compat.result_aval(like, shape, jnp.int32) for shape in shapes),
+            jax_internals.result_aval(like, (count, *x.shape[1:]), x.dtype),
+            *(jax_internals.result_aval(like, shape, jnp.int32) for shape in shapes),
         ]
         call = _call("dcn_fused_input_cotangent", results, offset, weight, spec)
         part, *_ = call(*_operands(offsets, origin, weight_by_channel, cts, masks))
         return part if count == x.shape[0] else lax.dynamic_update_slice_in_dim(d_x, part, image, 0)
 
     most = RUN_BYTES // max(run_bytes(x, offset, mask, ct), 1)
-    zeros, _ = _compat.vary_alike([jnp.zeros(x.shape, x.dtype), x])
+    zeros, _ = jax_internals.vary_alike([jnp.zeros(x.shape, x.dtype), x])
     return fold(images_at, x.shape[0], balanced(x.shape[0], most), zeros)
 
 
@@ -141,7 +141,7 @@ def _weight_cotangent(x, offset, weight, mask, ct, spec, origin):
     splits = weight_splits(_pixels(offset), x.shape[-1], taps, features // spec.feature_group_count)
     shape = (splits, taps, weight.shape[2], features)
     call = _call(
-        "dcn_fused_weight_cotangent", _compat.result_aval(jax.typeof(x), shape, jnp.float32), offset, weight, spec
+        "dcn_fused_weight_cotangent", jax_internals.result_aval(jax.typeof(x), shape, jnp.float32), offset, weight, spec
     )
     return call(*_operands(x, offset, origin, ct, mask)).sum(0).reshape(weight.shape)
 
@@ -168,7 +168,7 @@ def _call(name, results, offset, weight, spec):
 
 def _operands(*operands):
     """Those that are there, varying over the mesh alike."""
-    return _compat.vary_alike([operand for operand in operands if operand is not None])
+    return jax_internals.vary_alike([operand for operand in operands if operand is not None])
 
 
 def tile_features(pixels, features, groups) -> int:

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_dcn.deform_psroi_pool.arguments import canonicalize
-from jax_dcn.deform_psroi_pool.primitive import deform_psroi_pool as pool
-
-Pair = int | tuple[int, int]
+from jax_dcn._operators.psroi_pool.arguments import canonicalize
+from jax_dcn._operators.psroi_pool.primitive import deform_psroi_pool as pool
+from jax_dcn._types import Pair
 
 
 def deform_psroi_pool(

@@ -2,10 +2,10 @@
 
 import jax
 
-from jax_dcn._primitive import Axes, Operator
-from jax_dcn.deform_psroi_pool import kernels
-from jax_dcn.deform_psroi_pool.arguments import OPERANDS, check_operands
-from jax_dcn.deform_psroi_pool.reference import reference
+from jax_dcn._operators.psroi_pool import kernels
+from jax_dcn._operators.psroi_pool.arguments import OPERANDS, check_operands
+from jax_dcn._operators.psroi_pool.reference import reference
+from jax_dcn._primitive.operator import Axes, Operator
 
 
 def result(x, rois, offset, *, spec):

@@ -14,6 +14,8 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
+PACKAGE = __name__.partition(".")[0]
+
 
 def result_aval(like, shape, dtype, spec=None):
     """The type of a result: devices and varying axes as of `like`, split by `spec`.
@@ -137,8 +139,8 @@ def annotate(results, text: str) -> None:
     It says so nowhere else: with `jax_remove_custom_partitioning_ptr_from_cache_key`, which has the persistent cache
     take calls of the same shapes for the same, one would get the program of another.
     """
-    attribute = ir.StringAttr.get(f"{version(__package__)} {text}")
-    results[0].owner.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get({__package__: attribute})
+    attribute = ir.StringAttr.get(f"{version(PACKAGE)} {text}")
+    results[0].owner.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get({PACKAGE: attribute})
 
 
 def lead(arrays: Sequence, dims: Sequence) -> list:

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_dcn import _compat
-from jax_dcn._chunks import flat
-from jax_dcn.deform_psroi_pool.arguments import OPERANDS
+from jax_dcn._operators.psroi_pool.arguments import OPERANDS
+from jax_dcn._primitive import jax_internals
+from jax_dcn._primitive.chunks import flat
 
 
 def forward(x, rois, offset, *, spec, platform):
@@ -38,8 +38,8 @@ def cotangent(x, rois, offset, ct, *, wanted, summed, spec, platform):
 
 
 def _call(name, *operands, spec, shape, dtype):
-    arrays = _compat.vary_alike([operand for operand in operands if operand is not None])
-    result = _compat.result_aval(jax.typeof(arrays[0]), shape, dtype)
+    arrays = jax_internals.vary_alike([operand for operand in operands if operand is not None])
+    result = jax_internals.result_aval(jax.typeof(arrays[0]), shape, dtype)
 
     def pair(value):
         return np.array(value, np.int64)

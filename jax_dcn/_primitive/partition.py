@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule, custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_dcn import _compat
+from jax_dcn._primitive import jax_internals
 
 Names = tuple[str | None, ...]
 
@@ -74,7 +74,11 @@ def whole(call: Callable, results: Sequence[Array]) -> Callable:
 
 
 def partitioned(
-    call: Callable, arguments: Sequence[Array], results: Sequence[Array], sizes: dict[str, int], meshes: _compat.Meshes
+    call: Callable,
+    arguments: Sequence[Array],
+    results: Sequence[Array],
+    sizes: dict[str, int],
+    meshes: jax_internals.Meshes,
 ) -> Callable:
     """`call(*arguments, parts, summed)`, a tuple, as a function of the arguments that XLA may split.
 
@@ -87,7 +91,7 @@ def partitioned(
 
     def partition(_, args, outs):
         names = [array.names for array in (*arguments, *results)]
-        specs = [_compat.spec_of_gspmd(array, meshes.splitting) for array in (*args, *outs)]
+        specs = [jax_internals.spec_of_gspmd(array, meshes.splitting) for array in (*args, *outs)]
         split = assign(names, specs, sizes, meshes.splitting)
         sums = [tuple(axis for name in split if name not in like.names for axis in split[name]) for like in results]
 
@@ -102,7 +106,7 @@ def partitioned(
 
         def of_device(*args):
             # Under an Explicit mesh a sum would say how its terms are split, which XLA refuses (by jax 0.11).
-            with _compat.no_mesh():
+            with jax_internals.no_mesh():
                 parts = {name: part(name) for name in split}
                 return tuple(map(finished, call(*args, parts=parts, summed=list(map(bool, sums))), sums, results))
 

@@ -5,11 +5,11 @@ import math
 
 import jax
 
-from jax_dcn._primitive import Axes, Operator
-from jax_dcn.deform_conv import kernels
-from jax_dcn.deform_conv.arguments import OPERANDS, check_operands
-from jax_dcn.deform_conv.geometry import groups_and_taps
-from jax_dcn.deform_conv.reference import reference
+from jax_dcn._operators.deform_conv import kernels
+from jax_dcn._operators.deform_conv.arguments import OPERANDS, check_operands
+from jax_dcn._operators.deform_conv.geometry import groups_and_taps
+from jax_dcn._operators.deform_conv.reference import reference
+from jax_dcn._primitive.operator import Axes, Operator
 
 
 def result(x, offset, weight, bias, mask, *, spec):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_dcn.deform_conv.geometry import groups_and_taps, is_inside, positions
+from jax_dcn._operators.deform_conv.geometry import groups_and_taps, is_inside, positions
 
 
 def reference(x, offset, weight, bias, mask, *, spec, origin):

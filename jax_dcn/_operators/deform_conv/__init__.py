@@ -1,6 +1,6 @@
 """Deformable convolution."""
 
-from jax_dcn.deform_conv.functions import (
+from jax_dcn._operators.deform_conv.functions import (
     deform_conv2d,
     deform_conv2d_input_grad,
     deform_conv2d_mask_grad,

@@ -9,14 +9,15 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype, PrecisionLike
 
-from jax_dcn import _check, _layer
-from jax_dcn.deform_conv import deform_conv2d
-from jax_dcn.deform_conv.functions import Padding, Pair
+from jax_dcn import _validation
+from jax_dcn._layers import common
+from jax_dcn._operators.deform_conv import deform_conv2d
+from jax_dcn._types import Padding, Pair
 
 KernelTransform = Callable[[jax.Array], jax.Array]
 
 
-class Settings(_layer.Settings, Protocol):
+class Settings(common.Settings, Protocol):
     """The attributes of either layer that say how it computes."""
 
     strides: Pair
@@ -33,9 +34,9 @@ class Settings(_layer.Settings, Protocol):
 
 def check_channels(name: str, channels: int, **groups: int) -> None:
     """Checks a channel count and that each of the named group counts divides it."""
-    _check.positive(name, channels)
+    _validation.positive(name, channels)
     for group_name, count in groups.items():
-        if channels % _check.positive(group_name, count):
+        if channels % _validation.positive(group_name, count):
             raise ValueError(f"{name} must be a multiple of {group_name}={count}, got {channels}")
 
 
@@ -45,7 +46,7 @@ def check_offset_bound(offset_bound: float | None) -> None:
 
 
 def channels_of(x: jax.Array) -> int:
-    x = _check.array("x", x)
+    x = _validation.array("x", x)
     if jnp.ndim(x) < 3:
         raise ValueError(f"x must have the shape [..., height, width, channels], got {list(jnp.shape(x))}")
     return int(jnp.shape(x)[-1])
@@ -53,7 +54,7 @@ def channels_of(x: jax.Array) -> int:
 
 def conv_offset_features(kernel_size: tuple[int, int], offset_groups: int, modulated: bool) -> int:
     """How many channels the offset convolution puts out: dy, dx and, if modulated, a mask logit for each tap."""
-    return _layer.numbers_per_sample(modulated) * offset_groups * math.prod(kernel_size)
+    return common.numbers_per_sample(modulated) * offset_groups * math.prod(kernel_size)
 
 
 def apply(
@@ -64,22 +65,23 @@ def apply(
     offset: jax.Array | None,
     mask: jax.Array | None,
     *,
-    conv_offset: _layer.Branch | None,
+    conv_offset: common.Branch | None,
     promote: Callable[..., Sequence[Any]],
     return_offsets: bool | None,
 ) -> Any:
     """The layer's output, with the offset and mask beside it if asked for."""
     # Before the offset convolution, which would complain of the same mistakes in other words.
-    strides, dilation = _check.pair("strides", layer.strides), _check.pair("kernel_dilation", layer.kernel_dilation)
-    _check.padding(layer.padding, x.shape[-3:-1], kernel.shape[:2], strides, dilation)
+    strides = _validation.pair("strides", layer.strides)
+    dilation = _validation.pair("kernel_dilation", layer.kernel_dilation)
+    _validation.padding(layer.padding, x.shape[-3:-1], kernel.shape[:2], strides, dilation)
     if offset is None:
-        branch = _layer.check_branch("conv_offset", conv_offset, mask)
-        offset, mask = _layer.offset_and_mask(layer, branch(_layer.widen(layer, x)))
+        branch = common.check_branch("conv_offset", conv_offset, mask)
+        offset, mask = common.offset_and_mask(layer, branch(common.widen(layer, x)))
         if layer.offset_bound is not None:
             offset = layer.offset_bound * jnp.tanh(offset / layer.offset_bound)
     else:
         taps = layer.offset_groups * math.prod(kernel.shape[:2])
-        _layer.check_offset(offset, 2 * taps, f"tap of offset_groups={layer.offset_groups}")
+        common.check_offset(offset, 2 * taps, f"tap of offset_groups={layer.offset_groups}")
     if layer.kernel_transform is not None:
         shape = kernel.shape
         kernel = layer.kernel_transform(kernel)
@@ -100,4 +102,4 @@ def apply(
         preferred_element_type=layer.preferred_element_type,
         backend=layer.backend,
     )
-    return _layer.result(layer, y, offset, mask, return_offsets)
+    return common.result(layer, y, offset, mask, return_offsets)

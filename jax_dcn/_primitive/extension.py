@@ -7,6 +7,7 @@ from types import ModuleType
 
 import jax
 
+PACKAGE = __package__.partition(".")[0]
 PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}  # lowering platform and module name: FFI platform
 
 
@@ -14,9 +15,9 @@ def _load() -> dict[str, ModuleType]:
     modules = {}
     for platform, ffi_platform in PLATFORMS.items():
         # A module that is absent was not built; one that is there and cannot be imported is an error to show.
-        if find_spec(f"{__package__}._{platform}") is None:
+        if find_spec(f"{PACKAGE}._{platform}") is None:
             continue
-        modules[platform] = import_module(f"{__package__}._{platform}")
+        modules[platform] = import_module(f"{PACKAGE}._{platform}")
         for name, handler in modules[platform].handlers.items():
             jax.ffi.register_ffi_target(name, handler, platform=ffi_platform)
     return modules
@@ -25,7 +26,7 @@ def _load() -> dict[str, ModuleType]:
 modules = _load()
 if "cpu" not in modules:
     raise ImportError(
-        f"no compiled kernels in {Path(__file__).parent}, which is not an installed jax_dcn but its source: start "
+        f"no compiled kernels in {Path(__file__).parents[1]}, which is not an installed jax_dcn but its source: start "
         "Python in another folder, or install with `pip install --editable .`"
     )
 FUSED = [f"dcn_fused_{name}" for name in ("forward", "input_cotangent", "offset_cotangent", "weight_cotangent")]

@@ -1,0 +1,1 @@
+"""What the Linen and the NNX layers share."""

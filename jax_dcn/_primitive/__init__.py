@@ -1,0 +1,1 @@
+"""The machinery that makes an operator a JAX primitive."""
