@@ -1,8 +1,8 @@
-# `make demo` and `make test` do everything from creating the virtual environment on.
+# `make demo` and `make test` do everything, beginning with the virtual environment.
 
 PYTHON ?= python3
 BIN := .venv/bin
-WERROR ?= OFF# warnings of the compiler as errors
+WERROR ?= OFF# ON: treat compiler warnings as errors
 SOURCES := $(shell find lib -name '*.h' -o -name '*.cc' -o -name '*.cu')
 FORMATTED := $(SOURCES) $(wildcard tests/kernels/*.h tests/kernels/*.cc tests/kernels/*.cu tests/kernels/last_task/*.h tests/fuzz/*.h tests/fuzz/*.cc)
 
@@ -17,7 +17,7 @@ detector: .venv/installed
 test: lint docs .venv/gpu-compiler
 	$(BIN)/python -m pytest -n 2
 
-# More planted mistakes, which the tests must find: for who changes kernels, handlers or their harness.
+# Plants more mistakes, which the tests must find. Run it after a change to kernels, handlers or their test harness.
 thorough: .venv/installed
 	$(BIN)/python -m pytest -n 2 -m thorough
 
@@ -27,7 +27,7 @@ lint: .venv/installed
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 	$(BIN)/mypy
 
-# What Sphinx's source is, and why, is said in docs/conf.py.
+# docs/conf.py says why Sphinx's source directory is the whole repository.
 docs: .venv/installed
 	$(BIN)/python -m sphinx --quiet --fresh-env --write-all --nitpicky --fail-on-warning --keep-going -c docs . out/docs
 	@echo "out/docs/docs/index.html"
@@ -40,13 +40,13 @@ format: .venv/installed
 benchmark: .venv/installed
 	$(BIN)/python -m benchmarks
 
-# Takes $(PYTHON) as it is where that has all it needs, for a GPU machine may have no network.
+# A GPU machine may have no network, so $(PYTHON) is used as it is if it has all packages needed.
 gpu-check:
 	if ! nvidia-smi -L || $(PYTHON) -c "import jax_cuda13_plugin, flax, optax, nanobind, scikit_build_core, pytest, hypothesis" 2>/dev/null; \
 	then $(PYTHON) -m benchmarks.gpu_check; \
 	else $(MAKE) .venv/gpu && $(BIN)/python -m benchmarks.gpu_check; fi
 
-# Wheels and the sdist they are built from, in out/wheels, for every Python that is called python3.11 or later here.
+# Builds in out/wheels an sdist and, from it, wheels, with every Python on this machine called python3.11 or later.
 wheel:
 	$(PYTHON) tests/wheels
 
@@ -59,7 +59,8 @@ wheel:
 	$(BIN)/python -m pip install --editable ".[test,examples,benchmarks,docs]" --config-settings=cmake.define.JAX_DCN_WERROR=$(WERROR)
 	touch $@
 
-# XLA's compiler for GPUs, which needs none. In the environment itself it would be taken for a GPU's whole software.
+# XLA's compiler for GPUs, which needs no GPU. It is kept apart from the environment's packages, because jax would take it
+# for a complete GPU installation.
 .venv/gpu-compiler: pyproject.toml | .venv/installed
 	$(BIN)/python -m pip install --upgrade --target $@ \
 	  "jax-cuda13-plugin==$$($(BIN)/python -c 'import jaxlib; print(jaxlib.__version__)'); sys_platform == 'linux'"

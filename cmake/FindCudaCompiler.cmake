@@ -1,7 +1,7 @@
-# Looks for a CUDA compiler: the system's nvcc, or the one in NVIDIA's wheels (pip install "cuda-toolkit[nvcc,cccl]").
+# Finds a CUDA compiler: the system's nvcc, or the nvcc in NVIDIA's wheels (pip install "cuda-toolkit[nvcc,cccl]").
 #
-# In:  JAX_DCN_CUDA, of which WHEELS prefers NVIDIA's wheels
-# Out: JAX_DCN_WITH_CUDA, CMAKE_CUDA_COMPILER, CMAKE_CUDA_ARCHITECTURES; JAX_DCN_CUDA_ABSENT says why there is none
+# In:  JAX_DCN_CUDA; its value WHEELS prefers NVIDIA's wheels
+# Out: JAX_DCN_WITH_CUDA, CMAKE_CUDA_COMPILER, CMAKE_CUDA_ARCHITECTURES; or JAX_DCN_CUDA_ABSENT, why there is none
 
 set(JAX_DCN_WITH_CUDA OFF)
 string(TOUPPER "${JAX_DCN_CUDA}" JAX_DCN_CUDA)
@@ -11,7 +11,7 @@ if(NOT JAX_DCN_CUDA AND NOT JAX_DCN_CUDA STREQUAL "AUTO")
 endif()
 
 if(NOT CMAKE_CUDA_COMPILER)
-  unset(CMAKE_CUDA_COMPILER CACHE)  # an earlier configuration may have found none
+  unset(CMAKE_CUDA_COMPILER CACHE)  # an earlier configuration may have cached that there is none
 endif()
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   execute_process(
@@ -28,7 +28,7 @@ if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     cmake_path(GET nvcc PARENT_PATH toolkit)
     cmake_path(GET toolkit PARENT_PATH toolkit)
     if(toolkit IN_LIST nvidia_wheels)
-      # The wheels' nvcc looks for its libraries in lib64, which they call lib.
+      # The nvcc of the wheels searches for its libraries in lib64, but the wheels have them in lib.
       set(ENV{NVCC_APPEND_FLAGS} "$ENV{NVCC_APPEND_FLAGS} -L${toolkit}/lib")
     endif()
   endif()
@@ -39,7 +39,7 @@ check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER)
   set(JAX_DCN_CUDA_ABSENT "no working CUDA compiler found")
 elseif(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
-  # Machine code for the generations the compiler knows, and PTX for later ones.
+  # Machine code for the architectures that the compiler knows, and PTX for later ones.
   execute_process(COMMAND "${CMAKE_CUDA_COMPILER}" --list-gpu-code OUTPUT_VARIABLE known ERROR_QUIET)
   foreach(architecture 80 90 100 120)
     if(known MATCHES "sm_${architecture}\n")

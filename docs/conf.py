@@ -1,6 +1,6 @@
-"""How Sphinx builds the site: `make docs`.
+"""Sphinx configuration of the site that `make docs` builds.
 
-Its source is the whole repository, so that pages link to the results as they do in the repository itself.
+The source directory is the whole repository, so that links from pages to the results work as in the repository itself.
 """
 
 import re
@@ -9,7 +9,7 @@ import types
 import jax.typing
 from sphinx.util import inspect
 
-# Shown by these names, not as the unions that they stand for.
+# The site shows these names instead of the unions that they stand for.
 jax.typing.ArrayLike = types.new_class("ArrayLike")
 jax.typing.DTypeLike = types.new_class("DTypeLike")
 
@@ -28,7 +28,7 @@ html_css_files = ["site.css"]
 
 myst_heading_anchors = 3
 default_role = "literal"
-smartquotes_action = "D"  # dashes alone: quotes and dots are those of Python
+smartquotes_action = "D"  # only dashes: quotes and dots may be Python code
 napoleon_use_ivar = True
 napoleon_attr_annotations = False
 autodoc_default_options = {"special-members": "__call__"}
@@ -37,9 +37,9 @@ autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 100
 python_use_unqualified_type_names = True
 
-# Without a network, what is not this package's cannot be linked to.
+# The build uses no network, so it cannot link to names of other packages.
 nitpick_ignore_regex = [("py:.*", r"(?!jax_dcn\b).*"), ("py:class", r".*\.(Options|Tree)")]
-# Results are written by programs; they are reached from the pages that quote them, not from the contents.
+# Programs write the results. Pages that quote them link to them, so the table of contents does not list them.
 suppress_warnings = ["toc.not_included", "myst.header"]
 
 
@@ -48,7 +48,7 @@ def setup(app):
 
 
 def _readable(app, what, name, obj, options, signature, returns):
-    """A class's arguments, which NNX hides, without what Linen adds, and with dots for defaults that are no Python."""
+    """Show the arguments of a class: NNX hides them, Linen adds `parent`, and some defaults are not valid Python."""
     if what == "class":
         arguments = inspect.signature(obj.__init__, bound_method=True)
         signature = inspect.stringify_signature(arguments, show_return_annotation=False, unqualified_typehints=True)

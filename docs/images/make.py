@@ -1,8 +1,8 @@
 """Make the pictures of docs/pictures.md: python docs/images/make.py [--steps 200] [--out docs/images]
 
-A small network of deformable convolutions learns, in seconds, how large the discs in noisy images are: with offsets
-that learn slower than the rest or as fast, with offsets so much faster that they diverge, and, to see what each is
-worth, with offsets that stay zero.
+A small network of deformable convolutions learns in seconds how large the discs in noisy images are. It is trained with
+several learning rates of the offsets, relative to the other parameters: slower, as fast, so much faster that the
+offsets diverge, and zero, which keeps the offsets at zero for comparison.
 """
 
 import argparse
@@ -22,16 +22,16 @@ from jax_dcn.linen import DeformConv
 
 IMAGE_SIZE, STRIDE, DEPTH, CHANNELS = 48, 2, 3, 16
 RADII = {"small": (2, 4), "medium": (5, 7), "large": (9, 12)}
-SIZES = {"small": 0, "medium": 9, "large": 16}  # by a box's side
+SIZES = {"small": 0, "medium": 9, "large": 16}  # the smallest side of a box in each class
 BATCH, LEARNING_RATE = 8, 5e-3
 SLOW, FAST = 0.1, 30
-RATES = 0, SLOW, 1, FAST  # of offsets, relative to all else
+RATES = 0, SLOW, 1, FAST  # learning rates of the offsets, relative to all other parameters
 
 
 class Net(nn.Module):
-    """Images [batch, 48, 48] to the radius of the disc that covers each pixel of half the size, 0 where there is none.
+    """Predicts the radius of the disc at each pixel, at half the resolution of images [batch, 48, 48]; 0 outside discs.
 
-    Every deformable layer sows its offset and mask.
+    Each deformable layer sows its offset and mask.
     """
 
     @nn.compact
@@ -50,7 +50,7 @@ def initial(images):
 
 
 def scenes(random, number=BATCH):
-    """Images with a disc of each size: images, radius at each pixel of half the size, boxes [number, 3, 4]."""
+    """Images with a disc of each size; the radius at each pixel of half the resolution; boxes [number, 3, 4]."""
     pixels = np.mgrid[:IMAGE_SIZE, :IMAGE_SIZE]
     images = random.normal(0, 0.2, (number, IMAGE_SIZE, IMAGE_SIZE)).astype(np.float32)
     radius_at, boxes = np.zeros_like(images), np.zeros((number, len(RADII), 4))
@@ -65,7 +65,7 @@ def scenes(random, number=BATCH):
 
 
 def place_discs(random):
-    """Centres (y, x) and radii of discs that do not touch."""
+    """Random centres (y, x) and radii of discs that do not touch."""
     while True:
         radii = np.array([random.uniform(*limits) for limits in RADII.values()])
         centres = random.uniform(radii, IMAGE_SIZE - radii, (2, len(radii))).T
@@ -75,7 +75,7 @@ def place_discs(random):
 
 
 def train(steps, offset_rate):
-    """Parameters, with offsets learning at `offset_rate` times the rate of all else."""
+    """The parameters after training, with offsets at `offset_rate` times the learning rate of the other parameters."""
     net, random = Net(), np.random.default_rng(0)
     rates = {"default": LEARNING_RATE, "offset": offset_rate * LEARNING_RATE}
     optimizer = optax.multi_transform({name: optax.adam(rate) for name, rate in rates.items()}, jax_dcn.offset_labels)
@@ -101,13 +101,13 @@ def train(steps, offset_rate):
 
 @jax.jit
 def error(params):
-    """The mean error of radii in images that were not learnt from."""
+    """The mean error of the radii in images that were not used for training."""
     images, radii, _ = scenes(np.random.default_rng(3), 32)
     return jnp.abs(Net().apply({"params": params}, images) - radii).mean()
 
 
 def layers_of(params, images):
-    """What each deformable layer of the network did to the images."""
+    """The sampling of the images by each deformable layer of the network."""
     _, sown = Net().apply({"params": params}, images, mutable=["intermediates"])
     size = (IMAGE_SIZE // STRIDE,) * 2
     return {
@@ -170,7 +170,7 @@ def draw_dilation(params):
 
 
 def draw_diverging(image, runs):
-    """How long offsets are, and the field of the last layer, of one run that goes well and one that does not."""
+    """Offset lengths, and the last layer's offset field, of a run that trains well and of one that diverges."""
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 8), width_ratios=(1.25, 1), layout="constrained")
     for row, (title, layers) in zip(axes, runs.items(), strict=True):
         viz.plot_offset_lengths(layers, ax=row[0])
