@@ -1,5 +1,5 @@
-// Deformable position-sensitive RoI pooling. Each backend implements these functions for its own Device and returns
-// nullptr, or what went wrong.
+// Deformable position-sensitive RoI pooling. Each backend implements these functions for its own Device. They return
+// nullptr, or an error message.
 #pragma once
 
 #include "dtype.h"
@@ -9,20 +9,20 @@ namespace dcn {
 
 struct Device;
 
-// The DType below is that of x. A is float, or double where x is. `offset` may be null.
-struct Regions {
-  const void* rois;    // A[batches, regions, 5]
-  const void* offset;  // A[batches, regions, part, part, classes, 2], dx before dy
+// Below, DType is the type T of x, and A is its accumulator type: double for float64, float for all others.
+struct Rois {
+  const void* boxes;   // A[batches, rois, 5]: image index, x1, y1, x2, y2
+  const void* offset;  // A[batches, rois, part, part, classes, 2], dx before dy; may be null
 };
 
-// x: T[batches, images, height, width, features, group, group]; pooled: T[batches, regions, output, output, features].
-const char* Pool(Device&, DType, const PoolSizes&, const Regions&, const void* x, void* pooled);
+// x: T[batches, images, height, width, features, group, group]; pooled: T[batches, rois, output, output, features].
+const char* Pool(Device&, DType, const PoolSizes&, const Rois&, const void* x, void* pooled);
 
-// d_x: A, shaped as x; d_pooled: T.
-const char* PoolInputCotangent(Device&, DType, const PoolSizes&, const Regions&, const void* d_pooled, void* d_x);
+// d_x: A, with the shape of x; d_pooled: T.
+const char* PoolInputCotangent(Device&, DType, const PoolSizes&, const Rois&, const void* d_pooled, void* d_x);
 
-// d_offset: A, shaped as offset.
-const char* PoolOffsetCotangent(Device&, DType, const PoolSizes&, const Regions&, const void* x, const void* d_pooled,
+// d_offset: A, with the shape of offset.
+const char* PoolOffsetCotangent(Device&, DType, const PoolSizes&, const Rois&, const void* x, const void* d_pooled,
                                 void* d_offset);
 
 }  // namespace dcn

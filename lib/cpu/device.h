@@ -1,4 +1,4 @@
-// The CPU as a Device: a loop that runs in parallel on XLA's intra-op threads.
+// The Device of the CPU backend: it runs loops in parallel on XLA's intra-op thread pool.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +23,8 @@ struct Device {
 
   int64_t threads() const { return pool.num_threads(); }
 
-  // Calls body(i) once for every i in [0, n), and throws what the last of them threw. The caller works too, so a busy
-  // pool cannot make it wait for ever.
+  // Calls body(i) once for each i in [0, n). If some calls throw, rethrows the last exception. The calling thread also
+  // runs iterations, so that the loop finishes even if the pool never gets to the helper tasks.
   template <typename Body>
   void ParallelFor(int64_t n, const Body& body) {
     struct Progress {
@@ -34,12 +34,13 @@ struct Device {
       std::condition_variable finished;
     };
     const auto progress = std::make_shared<Progress>();
-    // A helper that starts after the last index is taken touches `progress` alone, never `body`.
-    const auto work = [progress, n, body = &body] {
+    // A helper task may start after this function has returned. It then finds no index left, so it never accesses
+    // `body`, which is on the caller's stack; it shares ownership of `progress`.
+    const auto run_iterations = [progress, n, body = &body] {
       for (int64_t i; (i = progress->next.fetch_add(1)) < n;) {
         try {
           (*body)(i);
-        } catch (...) {  // which no thread of XLA's would
+        } catch (...) {  // XLA's threads do not catch exceptions
           std::lock_guard<std::mutex> lock(progress->mutex);
           progress->failure = std::current_exception();
         }
@@ -49,12 +50,12 @@ struct Device {
         }
       }
     };
-    const int64_t helpers = std::min(n, threads()) - 1;
+    const int64_t num_helpers = std::min(n, threads()) - 1;
     try {
-      for (int64_t i = 0; i < helpers; ++i) pool.Schedule(std::function<void()>(work));
-    } catch (const std::bad_alloc&) {  // the caller does without
+      for (int64_t i = 0; i < num_helpers; ++i) pool.Schedule(std::function<void()>(run_iterations));
+    } catch (const std::bad_alloc&) {  // the caller runs what the missing helpers would have run
     }
-    work();
+    run_iterations();
     std::unique_lock<std::mutex> lock(progress->mutex);
     progress->finished.wait(lock, [&] { return progress->done.load() >= n; });
     if (progress->failure) std::rethrow_exception(progress->failure);

@@ -1,5 +1,5 @@
-// The 16-bit element types, stored as XLA passes them. Conversions are written without branches, so that loops over
-// channels become vector code, and round to nearest, ties to even.
+// The 16-bit element types, in the representation that XLA uses. Conversions round to nearest, ties to even. They have
+// no branches, so that compilers can vectorize loops over channels.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace dcn {
 
 template <typename To, typename From>
 DCN_INLINE To BitCast(From from) {
-  static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
+  static_assert(sizeof(To) == sizeof(From), "a bit cast needs types of the same size");
   To to;
   std::memcpy(&to, &from, sizeof to);
   return to;
@@ -38,7 +38,8 @@ struct F16 {
     const uint32_t u = BitCast<uint32_t>(value);
     const uint32_t sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffff;
     const uint32_t normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-    // Below 2^-14, adding 1/2 leaves the half's subnormal in the low bits of the sum, rounded by the addition.
+    // Below 2^-14 the result is subnormal: adding 1/2 rounds the value and moves its float16 bits to the low bits of
+    // the sum.
     const uint32_t subnormal = BitCast<uint32_t>(BitCast<float>(magnitude) + 0.5f) - 0x3f000000;
     const uint32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
     const uint32_t finite = magnitude < 0x38800000 ? subnormal : normal;

@@ -1,4 +1,4 @@
-// Channels side by side, as vector instructions take them.
+// Vectors of neighbouring channels for SIMD instructions.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace dcn {
 
 constexpr int kLanes = 8;
 
-// Some channels in the sums' type; those behind the last are zero. Compilers make a vector of a short loop over an
-// array only sometimes, of this type always.
+// Up to kLanes channels, converted to the accumulator type A; unused lanes are zero. A vector type, because compilers
+// vectorize short loops over arrays only sometimes.
 template <typename A>
 struct Lanes {
   typedef A Vector __attribute__((vector_size(kLanes * sizeof(A))));
@@ -36,7 +36,7 @@ struct Lanes {
     std::memcpy(to, stored, count * sizeof(T));
   }
 
-  // In the same order for every instruction set.
+  // The order of summation is the same for every instruction set.
   DCN_INLINE A Sum() const {
     typedef A Half __attribute__((vector_size(kLanes / 2 * sizeof(A))));
     Half low, high;
@@ -47,7 +47,7 @@ struct Lanes {
   }
 };
 
-// Calls body(channel, count) on runs of at most kLanes channels.
+// Calls body(first_channel, count) for consecutive runs of at most kLanes channels.
 template <typename Body>
 DCN_INLINE void ForEachLanes(int64_t channels, const Body& body) {
   int64_t c = 0;

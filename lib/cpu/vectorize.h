@@ -1,8 +1,8 @@
-// How CPU kernels become vector code without asking for a particular machine.
+// Macros for vectorized CPU kernels that run on any CPU of the architecture.
 #pragma once
 
-// Compiled for several instruction sets; the loader picks the best one. Sanitizers do not understand its resolvers, nor
-// does clang take templates.
+// Compiles a function for several instruction sets; the dynamic loader selects the best one at run time. Not used with
+// sanitizers, which do not support its ifunc resolvers, nor with clang, which does not support it for templates.
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
 #define DCN_VECTORIZED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -10,6 +10,7 @@
 #define DCN_VECTORIZED
 #endif
 
-// Whatever a vectorized function calls must be inlined into each of its versions.
+// Functions that a vectorized function calls must be inlined into each of its clones, to be compiled for its
+// instruction set.
 #define DCN_INLINE inline __attribute__((always_inline))
-#define DCN_INLINED __attribute__((always_inline))  // of a lambda, behind its parameters
+#define DCN_INLINED __attribute__((always_inline))  // for lambdas, after the parameter list

@@ -1,5 +1,5 @@
-// Checks of what XLA hands over. They repeat the Python layer's, which a caller of the bare handlers does not pass:
-// shapes, types and attributes, not what arrays hold.
+// Checks of a handler's operands, results and attributes: shapes, types and attribute values, not array contents. They
+// repeat the checks of the Python layer, because a caller can call the handlers without it.
 #pragma once
 
 #include <cstdint>
@@ -23,15 +23,15 @@ std::string ToString(const Range& values) {
   return text + "]";
 }
 
-// Of a buffer: more bytes than an address space has room for. Small multiples of it can be counted in 64 bits.
+// Upper bound on the element count of a buffer. Small multiples of such a count still fit in int64.
 constexpr int64_t kMaxElements = int64_t{1} << 47;
 
-// The product of sizes that are not negative, or the largest number where it is larger.
+// The product of two non-negative sizes, or the largest int64 if it overflows.
 inline int64_t SaturatingMultiply(int64_t a, int64_t b) {
   return b && a > std::numeric_limits<int64_t>::max() / b ? std::numeric_limits<int64_t>::max() : a * b;
 }
 
-// Collects the first complaint about one call of a handler.
+// Records the first failed check of one handler call.
 class Checks {
  public:
   explicit Checks(std::string_view handler) : handler_(handler) {}
@@ -39,8 +39,8 @@ class Checks {
   bool ok() const { return message_.empty(); }
   ffi::Error error() const { return ok() ? ffi::Error::Success() : ffi::Error::InvalidArgument(message_); }
 
-  void Require(bool condition, std::string_view complaint) {
-    if (ok() && !condition) message_ = std::string(handler_) + ": " + std::string(complaint);
+  void Require(bool condition, std::string_view message) {
+    if (ok() && !condition) message_ = std::string(handler_) + ": " + std::string(message);
   }
 
   void Rank(std::string_view operand, ffi::AnyBuffer buffer, size_t rank) {
@@ -50,9 +50,9 @@ class Checks {
 
   void Shape(std::string_view operand, ffi::AnyBuffer buffer, std::initializer_list<int64_t> shape) {
     const auto dimensions = buffer.dimensions();
-    bool same = dimensions.size() == shape.size();
-    for (size_t i = 0; same && i < shape.size(); ++i) same = dimensions[i] == shape.begin()[i];
-    Require(same, std::string(operand) + " has shape " + ToString(dimensions) + ", must be " + ToString(shape));
+    bool is_same = dimensions.size() == shape.size();
+    for (size_t i = 0; is_same && i < shape.size(); ++i) is_same = dimensions[i] == shape.begin()[i];
+    Require(is_same, std::string(operand) + " has shape " + ToString(dimensions) + ", must be " + ToString(shape));
   }
 
   void Type(std::string_view operand, ffi::AnyBuffer buffer, ffi::DataType type) {
@@ -70,7 +70,7 @@ class Checks {
     Require(value <= kMaxElements, std::string(what) + " are too many");
   }
 
-  // The value of an attribute, or `fallback` with a complaint.
+  // The value of an attribute, or `fallback` if the attribute is missing or of another type, which fails the check.
   template <typename T>
   T Attribute(const ffi::Dictionary& attributes, std::string_view name, T fallback) {
     const auto value = attributes.get<T>(name);
@@ -78,15 +78,15 @@ class Checks {
     return value.has_value() ? *value : fallback;
   }
 
-  // A pair of integers, each at least `least`.
-  void Pair(const ffi::Dictionary& attributes, std::string_view name, int64_t least, int32_t pair[2]) {
+  // Decodes an attribute of two integers, each at least `min`.
+  void Pair(const ffi::Dictionary& attributes, std::string_view name, int64_t min, int32_t pair[2]) {
     const auto values = Attribute(attributes, name, ffi::Span<const int64_t>());
     Require(values.size() == 2, "attribute " + std::string(name) + " must have two values");
     for (size_t i = 0; ok() && i < 2; ++i) {
       const int64_t value = values[i];
-      Require(least <= value && value <= std::numeric_limits<int32_t>::max(),
+      Require(min <= value && value <= std::numeric_limits<int32_t>::max(),
               "attribute " + std::string(name) + " is " + ToString(values) + ", must be at least " +
-                  std::to_string(least) + " and fit in 32 bits");
+                  std::to_string(min) + " and fit in 32 bits");
       pair[i] = int32_t(value);
     }
   }
@@ -114,7 +114,7 @@ inline DType CheckedDType(Checks& checks, ffi::AnyBuffer x) {
   }
 }
 
-// The last operand, which may be absent.
+// The optional last operand, or nullopt if it is absent.
 inline std::optional<ffi::AnyBuffer> OptionalOperand(Checks& checks, std::string_view operand,
                                                      ffi::RemainingArgs rest) {
   checks.Require(rest.size() <= 1, "has operands after " + std::string(operand));
@@ -124,8 +124,8 @@ inline std::optional<ffi::AnyBuffer> OptionalOperand(Checks& checks, std::string
   return buffer.has_value() ? std::optional(*buffer) : std::nullopt;
 }
 
-// What a handler returns once the device has been asked.
-inline ffi::Error Result(const char* failure) {
+// The error that a handler returns for the result of a backend's function: nullptr, or a message.
+inline ffi::Error ToError(const char* failure) {
   return failure ? ffi::Error::Internal(failure) : ffi::Error::Success();
 }
 

@@ -1,4 +1,4 @@
-// The operands that the handlers of the convolution have in common: decoded, and checked against each other.
+// Decodes the operands that all handlers of the convolution share, and checks them against each other.
 #pragma once
 
 #include <limits>
@@ -9,16 +9,16 @@
 
 namespace dcn {
 
-// One call's operands, checked against each other as far as every handler has them.
-struct Decoded {
+// The decoded operands of one call, as far as every handler has them.
+struct ConvCall {
   Sizes sizes = {};
   Positions positions = {};
 };
 
-inline Decoded Decode(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
-                      ffi::RemainingArgs mask_if_given) {
-  Decoded decoded;
-  Sizes& sizes = decoded.sizes;
+inline ConvCall DecodeConvCall(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+                               ffi::RemainingArgs optional_mask) {
+  ConvCall call;
+  Sizes& sizes = call.sizes;
   Window& window = sizes.window;
   checks.Pair(attributes, "kernel_size", 1, window.kernel);
   checks.Pair(attributes, "strides", 1, window.strides);
@@ -34,7 +34,7 @@ inline Decoded Decode(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer
   for (int axis = 0; axis < 2; ++axis) {
     checks.FitsInt32("the kernel's reach", (int64_t{window.kernel[axis]} - 1) * window.dilation[axis]);
   }
-  if (!checks.ok()) return decoded;
+  if (!checks.ok()) return call;
 
   const auto shape = offset.dimensions();
   sizes.images = shape[0];
@@ -47,15 +47,16 @@ inline Decoded Decode(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer
                  "offset has shape " + ToString(shape) + ", must have two channels for each of " +
                      std::to_string(sizes.offset_groups) + " offset groups and " + std::to_string(sizes.taps()) +
                      " taps");
-  decoded.positions = {offset.untyped_data(), nullptr, static_cast<const int32_t*>(origin.untyped_data())};
-  if (const auto mask = OptionalOperand(checks, "mask", mask_if_given)) {
+  call.positions = {offset.untyped_data(), nullptr, static_cast<const int32_t*>(origin.untyped_data())};
+  if (const auto mask = OptionalOperand(checks, "mask", optional_mask)) {
     checks.Shape("mask", *mask, {shape[0], shape[1], shape[2], shape[3] / 2});
     checks.Type("mask", *mask, offset.element_type());
-    decoded.positions.mask = mask->untyped_data();
+    call.positions.mask = mask->untyped_data();
   }
-  return decoded;
+  return call;
 }
 
+// Decodes the sizes of x, or of its cotangent, whichever the handler has.
 inline void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer x, Sizes& sizes) {
   checks.Rank(operand, x, 4);
   if (!checks.ok()) return;
@@ -71,13 +72,13 @@ inline void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer
   checks.FitsInt32("the image's width", sizes.width);
 }
 
-// The results of a handler that has those alone that its attributes ask for.
+// The results of a handler that computes only some of them: each result has an attribute `<name>_requested`.
 class RequestedResults {
  public:
   RequestedResults(Checks& checks, ffi::Dictionary attributes, ffi::RemainingRets results)
       : checks_(checks), attributes_(attributes), results_(results) {}
 
-  // Where the next result is to be written, or null if it is not requested.
+  // The data pointer of the next result, or null if it is not requested.
   void* Next(const std::string& name, ffi::DataType type, std::initializer_list<int64_t> shape) {
     if (!checks_.Attribute(attributes_, name + "_requested", false)) return nullptr;
     checks_.Require(next_ < results_.size(), "has no result for " + name + ", which is wanted");

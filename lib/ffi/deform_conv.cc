@@ -1,9 +1,10 @@
-// XLA FFI handlers of the sampling operations: decode, check, call. Each module compiles them for its own Device.
+// XLA FFI handlers of the sampling operations: each decodes and checks its operands and calls the backend's function.
+// Every backend module compiles this file with its own Device.
 #include "deform_conv.h"
 
 #include "device.h"
 #include "ffi/conv_operands.h"
-#include "ffi/guarded.h"
+#include "ffi/handler_wrapper.h"
 #include "ffi/handlers.h"
 
 namespace dcn {
@@ -12,7 +13,7 @@ namespace {
 ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                       ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> columns, ffi::Dictionary attributes) {
   Checks checks("dcn_sample");
-  Decoded call = Decode(checks, attributes, offset, origin, mask);
+  ConvCall call = DecodeConvCall(checks, attributes, offset, origin, mask);
   if (!checks.ok()) return checks.error();
   Sizes& sizes = call.sizes;
   const DType dtype = CheckedDType(checks, x);
@@ -22,14 +23,14 @@ ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer 
   checks.Shape("columns", *columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return Result(SampleColumns(device, dtype, sizes, call.positions, x.untyped_data(), columns->untyped_data()));
+  return ToError(SampleColumns(device, dtype, sizes, call.positions, x.untyped_data(), columns->untyped_data()));
 }
 
 ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                                ffi::AnyBuffer d_columns, ffi::RemainingArgs mask, ffi::RemainingRets results,
                                ffi::Dictionary attributes) {
   Checks checks("dcn_offset_cotangent");
-  Decoded call = Decode(checks, attributes, offset, origin, mask);
+  ConvCall call = DecodeConvCall(checks, attributes, offset, origin, mask);
   if (!checks.ok()) return checks.error();
   Sizes& sizes = call.sizes;
   const DType dtype = CheckedDType(checks, x);
@@ -47,8 +48,8 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
   requested.CheckEnd();
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return Result(OffsetCotangent(device, dtype, sizes, call.positions, x.untyped_data(), d_columns.untyped_data(),
-                                d_offset, d_mask, columns));
+  return ToError(OffsetCotangent(device, dtype, sizes, call.positions, x.untyped_data(), d_columns.untyped_data(),
+                                 d_offset, d_mask, columns));
 }
 
 ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
@@ -56,7 +57,7 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
                               ffi::Result<ffi::AnyBuffer> d_x, ffi::Result<ffi::AnyBuffer> workspace,
                               ffi::Dictionary attributes) {
   Checks checks("dcn_input_cotangent");
-  Decoded call = Decode(checks, attributes, offset, origin, mask);
+  ConvCall call = DecodeConvCall(checks, attributes, offset, origin, mask);
   if (!checks.ok()) return checks.error();
   Sizes& sizes = call.sizes;
   const DType dtype = CheckedDType(checks, offset);
@@ -79,8 +80,8 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
   checks.Shape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return Result(InputCotangent(device, dtype, sizes, call.positions, d_columns.untyped_data(), d_x->untyped_data(),
-                               workspace->typed_data<int32_t>()));
+  return ToError(InputCotangent(device, dtype, sizes, call.positions, d_columns.untyped_data(), d_x->untyped_data(),
+                                workspace->typed_data<int32_t>()));
 }
 
 XLA_FFI_DEFINE_HANDLER(kSample, SampleImpl,
@@ -112,7 +113,7 @@ XLA_FFI_DEFINE_HANDLER(kInputCotangent, InputCotangentImpl,
                            .Arg<ffi::AnyBuffer>()  // offset
                            .Arg<ffi::AnyBuffer>()  // origin
                            .Arg<ffi::AnyBuffer>()  // d_columns
-                           .Arg<ffi::AnyBuffer>()  // d_x so far
+                           .Arg<ffi::AnyBuffer>()  // d_x so far, aliased with d_x
                            .RemainingArgs()        // mask
                            .Ret<ffi::AnyBuffer>()  // d_x
                            .Ret<ffi::AnyBuffer>()  // workspace
@@ -122,9 +123,9 @@ XLA_FFI_DEFINE_HANDLER(kInputCotangent, InputCotangentImpl,
 }  // namespace
 
 std::vector<Handler> DeformConvHandlers() {
-  return {{"dcn_sample", Guarded<kSample>},
-          {"dcn_offset_cotangent", Guarded<kOffsetCotangent>},
-          {"dcn_input_cotangent", Guarded<kInputCotangent>}};
+  return {{"dcn_sample", WrappedHandler<kSample>},
+          {"dcn_offset_cotangent", WrappedHandler<kOffsetCotangent>},
+          {"dcn_input_cotangent", WrappedHandler<kInputCotangent>}};
 }
 
 }  // namespace dcn

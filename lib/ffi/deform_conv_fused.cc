@@ -1,27 +1,27 @@
-// The XLA FFI handlers of the fused convolution and its cotangents, for backends that have them.
+// XLA FFI handlers of the fused convolution and its cotangents, for backends that implement them.
 #include "deform_conv_fused.h"
 
 #include "device.h"
 #include "ffi/conv_operands.h"
-#include "ffi/guarded.h"
+#include "ffi/handler_wrapper.h"
 #include "ffi/handlers.h"
 
 namespace dcn {
 namespace {
 
-// One call's operands but weight and results, decoded and checked.
-struct FusedCall : Decoded {
+// The decoded operands of one call, except for the weight and the results.
+struct FusedCall : ConvCall {
   Product product = {};
   DType dtype = DType::kF32;
 
   int64_t group_channels() const { return sizes.channels / product.groups; }
 };
 
-// `x`, called `name`, and `y` are buffers of their shapes and types. What the kernels do not take is refused; Python
-// decides by the same rule, and does not call them then.
+// `x` is x or its cotangent, which messages call `name`; `y` is y or its cotangent. The checks reject what the kernels
+// do not support. The Python layer selects the fused path by the same rules, so it never makes such a call.
 FusedCall DecodeFused(Checks& checks, ffi::Dictionary attributes, std::string_view name, ffi::AnyBuffer x,
                       ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask, ffi::AnyBuffer y) {
-  FusedCall call = {Decode(checks, attributes, offset, origin, mask)};
+  FusedCall call = {DecodeConvCall(checks, attributes, offset, origin, mask)};
   Sizes& sizes = call.sizes;
   Product& product = call.product;
   call.dtype = CheckedDType(checks, x);
@@ -48,7 +48,7 @@ FusedCall DecodeFused(Checks& checks, ffi::Dictionary attributes, std::string_vi
   return call;
 }
 
-// The same for a cotangent, which asks for more.
+// The same for the cotangents, whose kernels have further requirements.
 FusedCall DecodeCotangent(Checks& checks, ffi::Dictionary attributes, std::string_view name, ffi::AnyBuffer x,
                           ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask, ffi::AnyBuffer d_y) {
   FusedCall call = DecodeFused(checks, attributes, name, x, offset, origin, mask, d_y);
@@ -90,8 +90,8 @@ ffi::Error FusedForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyB
   checks.Shape("bias", bias, {call.product.features});
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return Result(FusedForward(device, call.dtype, call.sizes, call.positions, call.product, int32_t(tile), wide,
-                             x.untyped_data(), weight.untyped_data(), bias.untyped_data(), y->untyped_data()));
+  return ToError(FusedForward(device, call.dtype, call.sizes, call.positions, call.product, int32_t(tile), wide,
+                              x.untyped_data(), weight.untyped_data(), bias.untyped_data(), y->untyped_data()));
 }
 
 ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
@@ -119,8 +119,8 @@ ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offse
   const ScatterLists lists = {row_start->typed_data<int32_t>(),
                               static_cast<Contribution*>(contributions->untyped_data()),
                               workspace->typed_data<int32_t>()};
-  return Result(FusedInputCotangent(device, call.dtype, sizes, call.positions, call.product, lists,
-                                    weight.untyped_data(), d_y.untyped_data(), d_x->untyped_data()));
+  return ToError(FusedInputCotangent(device, call.dtype, sizes, call.positions, call.product, lists,
+                                     weight.untyped_data(), d_y.untyped_data(), d_x->untyped_data()));
 }
 
 ffi::Error FusedOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset,
@@ -144,9 +144,9 @@ ffi::Error FusedOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, f
   requested.CheckEnd();
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return Result(FusedOffsetCotangent(device, call.dtype, sizes, call.positions, call.product, int32_t(block_taps),
-                                     x.untyped_data(), weight.untyped_data(), d_y.untyped_data(),
-                                     static_cast<float*>(d_offset), static_cast<float*>(d_mask)));
+  return ToError(FusedOffsetCotangent(device, call.dtype, sizes, call.positions, call.product, int32_t(block_taps),
+                                      x.untyped_data(), weight.untyped_data(), d_y.untyped_data(),
+                                      static_cast<float*>(d_offset), static_cast<float*>(d_mask)));
 }
 
 ffi::Error FusedWeightCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset,
@@ -164,8 +164,8 @@ ffi::Error FusedWeightCotangentImpl(Device::Context context, ffi::AnyBuffer x, f
   checks.Shape("parts", *parts, {splits, call.sizes.taps(), call.group_channels(), call.product.features});
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return Result(FusedWeightCotangent(device, call.dtype, call.sizes, call.positions, call.product, splits,
-                                     x.untyped_data(), d_y.untyped_data(), parts->typed_data<float>()));
+  return ToError(FusedWeightCotangent(device, call.dtype, call.sizes, call.positions, call.product, splits,
+                                      x.untyped_data(), d_y.untyped_data(), parts->typed_data<float>()));
 }
 
 XLA_FFI_DEFINE_HANDLER(kFusedForward, FusedForwardImpl,
@@ -224,10 +224,10 @@ XLA_FFI_DEFINE_HANDLER(kFusedWeightCotangent, FusedWeightCotangentImpl,
 }  // namespace
 
 std::vector<Handler> FusedDeformConvHandlers() {
-  return {{"dcn_fused_forward", Guarded<kFusedForward>},
-          {"dcn_fused_input_cotangent", Guarded<kFusedInputCotangent>},
-          {"dcn_fused_offset_cotangent", Guarded<kFusedOffsetCotangent>},
-          {"dcn_fused_weight_cotangent", Guarded<kFusedWeightCotangent>}};
+  return {{"dcn_fused_forward", WrappedHandler<kFusedForward>},
+          {"dcn_fused_input_cotangent", WrappedHandler<kFusedInputCotangent>},
+          {"dcn_fused_offset_cotangent", WrappedHandler<kFusedOffsetCotangent>},
+          {"dcn_fused_weight_cotangent", WrappedHandler<kFusedWeightCotangent>}};
 }
 
 }  // namespace dcn

@@ -1,4 +1,4 @@
-// The handlers that a module offers to XLA: those of each operator, and all that a backend has.
+// The XLA FFI handlers of each operator, and the lists of them that a backend's module registers.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// The Python module of one backend: its handlers, and what it was built with.
+// The Python module of one backend: its handlers as capsules, and the FFI version and compiler of the build.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -8,8 +8,8 @@ namespace nb = nanobind;
 
 NB_MODULE(DCN_MODULE, module) {
   nb::dict handlers;
-  for (const auto& of_operator : dcn::BackendHandlers()) {
-    for (const dcn::Handler& handler : of_operator) {
+  for (const auto& operator_handlers : dcn::BackendHandlers()) {
+    for (const dcn::Handler& handler : operator_handlers) {
       handlers[handler.name] = nb::capsule(reinterpret_cast<void*>(handler.call));
     }
   }

@@ -1,39 +1,40 @@
-// XLA FFI handlers of the pooling: decode, check, call. Each module compiles them for its own Device.
+// XLA FFI handlers of the pooling: each decodes and checks its operands and calls the backend's function. Every backend
+// module compiles this file with its own Device.
 #include "psroi_pool.h"
 
 #include <optional>
 
 #include "device.h"
 #include "ffi/checks.h"
-#include "ffi/guarded.h"
+#include "ffi/handler_wrapper.h"
 #include "ffi/handlers.h"
 
 namespace dcn {
 namespace {
 
-struct Decoded {
+struct PoolCall {
   PoolSizes sizes = {};
-  Regions regions = {};
+  Rois rois = {};
   DType dtype = DType::kF32;
 };
 
-// `x` is x or its cotangent, `pooled` the result or its, of the data's type.
-Decoded Decode(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer rois,
-               std::optional<ffi::AnyBuffer> offset, ffi::AnyBuffer pooled) {
-  Decoded decoded;
-  PoolSizes& sizes = decoded.sizes;
+// `x` is x or its cotangent; `pooled` is the result or its cotangent, and has the type of the data.
+PoolCall DecodePoolCall(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer rois,
+                        std::optional<ffi::AnyBuffer> offset, ffi::AnyBuffer pooled) {
+  PoolCall call;
+  PoolSizes& sizes = call.sizes;
   checks.Pair(attributes, "output_size", 1, sizes.output);
   checks.Pair(attributes, "group_size", 1, sizes.group);
   checks.Pair(attributes, "part_size", 1, sizes.part);
   checks.Pair(attributes, "sample_per_part", 1, sizes.points);
   sizes.spatial_scale = checks.Attribute(attributes, "spatial_scale", 1.0);
   sizes.trans_std = checks.Attribute(attributes, "trans_std", 0.0);
-  decoded.dtype = CheckedDType(checks, pooled);
+  call.dtype = CheckedDType(checks, pooled);
   checks.Rank("x", x, 5);
   checks.Rank("rois", rois, 3);
   checks.Type("rois", rois, AccumulatorType(pooled.element_type()));
   checks.FitsInt32("the number of bins", int64_t{sizes.output[0]} * sizes.output[1]);
-  if (!checks.ok()) return decoded;
+  if (!checks.ok()) return call;
 
   const auto shape = x.dimensions();
   sizes.batches = shape[0];
@@ -41,64 +42,66 @@ Decoded Decode(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi
   sizes.height = shape[2];
   sizes.width = shape[3];
   sizes.channels = shape[4];
-  sizes.regions = rois.dimensions()[1];
+  sizes.rois = rois.dimensions()[1];
   sizes.classes = 1;
   checks.FitsInt32("the image's height", sizes.height);
   checks.FitsInt32("the image's width", sizes.width);
   checks.Require(sizes.channels % sizes.groups() == 0, "x's channels must be divisible by the cells of group_size");
-  checks.Shape("rois", rois, {sizes.batches, sizes.regions, 5});
-  decoded.regions = {rois.untyped_data(), nullptr};
+  checks.Shape("rois", rois, {sizes.batches, sizes.rois, 5});
+  call.rois = {rois.untyped_data(), nullptr};
   if (offset) {
     checks.Rank("offset", *offset, 5);
     checks.Type("offset", *offset, rois.element_type());
-    if (!checks.ok()) return decoded;
+    if (!checks.ok()) return call;
     const int64_t channels = offset->dimensions()[4];
     sizes.classes = channels / 2;
     checks.Require(channels % 2 == 0 && channels > 0 && sizes.features() % sizes.classes == 0,
                    "offset must have two channels for each of a number of classes that divides the features");
-    checks.Shape("offset", *offset, {sizes.batches, sizes.regions, sizes.part[0], sizes.part[1], channels});
-    decoded.regions.offset = offset->untyped_data();
+    checks.Shape("offset", *offset, {sizes.batches, sizes.rois, sizes.part[0], sizes.part[1], channels});
+    call.rois.offset = offset->untyped_data();
   } else {
-    sizes.part[0] = sizes.part[1] = 1;  // no memory says that they are few
+    // Without an offset part_size has no effect, and no operand's shape bounds it, so products of it could overflow.
+    sizes.part[0] = sizes.part[1] = 1;
   }
-  checks.Shape("pooled", pooled, {sizes.batches, sizes.regions, sizes.output[0], sizes.output[1], sizes.features()});
-  return decoded;
+  checks.Shape("pooled", pooled, {sizes.batches, sizes.rois, sizes.output[0], sizes.output[1], sizes.features()});
+  return call;
 }
 
 ffi::Error PoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::RemainingArgs offset,
                     ffi::Result<ffi::AnyBuffer> pooled, ffi::Dictionary attributes) {
   Checks checks("dcn_psroi_pool");
-  const Decoded call = Decode(checks, attributes, x, rois, OptionalOperand(checks, "offset", offset), *pooled);
+  const PoolCall call = DecodePoolCall(checks, attributes, x, rois, OptionalOperand(checks, "offset", offset), *pooled);
   checks.Type("x", x, pooled->element_type());
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return Result(Pool(device, call.dtype, call.sizes, call.regions, x.untyped_data(), pooled->untyped_data()));
+  return ToError(Pool(device, call.dtype, call.sizes, call.rois, x.untyped_data(), pooled->untyped_data()));
 }
 
 ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
                               ffi::RemainingArgs offset, ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
   Checks checks("dcn_psroi_pool_input_cotangent");
-  const Decoded call = Decode(checks, attributes, *d_x, rois, OptionalOperand(checks, "offset", offset), d_pooled);
+  const PoolCall call =
+      DecodePoolCall(checks, attributes, *d_x, rois, OptionalOperand(checks, "offset", offset), d_pooled);
   checks.Type("d_x", *d_x, rois.element_type());
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return Result(
-      PoolInputCotangent(device, call.dtype, call.sizes, call.regions, d_pooled.untyped_data(), d_x->untyped_data()));
+  return ToError(
+      PoolInputCotangent(device, call.dtype, call.sizes, call.rois, d_pooled.untyped_data(), d_x->untyped_data()));
 }
 
 ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
                                ffi::AnyBuffer offset, ffi::Result<ffi::AnyBuffer> d_offset,
                                ffi::Dictionary attributes) {
   Checks checks("dcn_psroi_pool_offset_cotangent");
-  const Decoded call = Decode(checks, attributes, x, rois, offset, d_pooled);
+  const PoolCall call = DecodePoolCall(checks, attributes, x, rois, offset, d_pooled);
   checks.Type("x", x, d_pooled.element_type());
   const auto shape = offset.dimensions();
   checks.Type("d_offset", *d_offset, offset.element_type());
   if (checks.ok()) checks.Shape("d_offset", *d_offset, {shape[0], shape[1], shape[2], shape[3], shape[4]});
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return Result(PoolOffsetCotangent(device, call.dtype, call.sizes, call.regions, x.untyped_data(),
-                                    d_pooled.untyped_data(), d_offset->untyped_data()));
+  return ToError(PoolOffsetCotangent(device, call.dtype, call.sizes, call.rois, x.untyped_data(),
+                                     d_pooled.untyped_data(), d_offset->untyped_data()));
 }
 
 XLA_FFI_DEFINE_HANDLER(kPool, PoolImpl,
@@ -135,9 +138,9 @@ XLA_FFI_DEFINE_HANDLER(kOffsetCotangent, OffsetCotangentImpl,
 }  // namespace
 
 std::vector<Handler> PsRoiPoolHandlers() {
-  return {{"dcn_psroi_pool", Guarded<kPool>},
-          {"dcn_psroi_pool_input_cotangent", Guarded<kInputCotangent>},
-          {"dcn_psroi_pool_offset_cotangent", Guarded<kOffsetCotangent>}};
+  return {{"dcn_psroi_pool", WrappedHandler<kPool>},
+          {"dcn_psroi_pool_input_cotangent", WrappedHandler<kInputCotangent>},
+          {"dcn_psroi_pool_offset_cotangent", WrappedHandler<kOffsetCotangent>}};
 }
 
 }  // namespace dcn

@@ -188,43 +188,43 @@ const char* FusedWeightCotangent(Device&, DType dtype, const Sizes& s, const Pos
 
 namespace {
 
-void CheckPool(DType dtype, const PoolSizes& s, const Regions& regions, const void* x, double x_size,
+void CheckPool(DType dtype, const PoolSizes& s, const Rois& rois, const void* x, double x_size,
                const void* pooled) {
   const double wide = AccumulatorSize(dtype);
   for (int axis = 0; axis < 2; ++axis) {
     REQUIRE(s.output[axis] >= 1 && s.group[axis] >= 1 && s.part[axis] >= 1 && s.points[axis] >= 1);
   }
-  REQUIRE(s.batches >= 0 && s.images >= 0 && s.regions >= 0 && s.channels >= 0 && s.classes >= 1);
+  REQUIRE(s.batches >= 0 && s.images >= 0 && s.rois >= 0 && s.channels >= 0 && s.classes >= 1);
   REQUIRE(0 <= s.height && s.height < k32 && 0 <= s.width && s.width < k32);
   REQUIRE(s.channels % s.groups() == 0 && s.features() % s.classes == 0);
-  const double pooled_count = double(s.batches) * s.regions * s.output[0] * s.output[1] * s.features();
-  const double parts = double(s.batches) * s.regions * s.part[0] * s.part[1] * s.classes;
+  const double pooled_count = double(s.batches) * s.rois * s.output[0] * s.output[1] * s.features();
+  const double parts = double(s.batches) * s.rois * s.part[0] * s.part[1] * s.classes;
   const double image = double(s.height) * s.width * s.channels;
   REQUIRE(contract.Holds(x, double(s.batches) * s.images * image, x_size));
   REQUIRE(contract.Holds(pooled, pooled_count, SizeOf(dtype)));
-  REQUIRE(contract.Holds(regions.rois, double(s.batches) * s.regions * 5, wide));
-  REQUIRE(!regions.offset || contract.Holds(regions.offset, 2 * parts, wide));
+  REQUIRE(contract.Holds(rois.boxes, double(s.batches) * s.rois * 5, wide));
+  REQUIRE(!rois.offset || contract.Holds(rois.offset, 2 * parts, wide));
   REQUIRE(double(s.batches) * s.images * image < k64 && pooled_count < k64 && parts * 32 < k64);
 }
 
 }  // namespace
 
-const char* Pool(Device&, DType dtype, const PoolSizes& s, const Regions& regions, const void* x, void* pooled) {
-  CheckPool(dtype, s, regions, x, SizeOf(dtype), pooled);
+const char* Pool(Device&, DType dtype, const PoolSizes& s, const Rois& rois, const void* x, void* pooled) {
+  CheckPool(dtype, s, rois, x, SizeOf(dtype), pooled);
   return nullptr;
 }
 
-const char* PoolInputCotangent(Device&, DType dtype, const PoolSizes& s, const Regions& regions, const void* d_pooled,
+const char* PoolInputCotangent(Device&, DType dtype, const PoolSizes& s, const Rois& rois, const void* d_pooled,
                                void* d_x) {
-  CheckPool(dtype, s, regions, d_x, AccumulatorSize(dtype), d_pooled);
+  CheckPool(dtype, s, rois, d_x, AccumulatorSize(dtype), d_pooled);
   return nullptr;
 }
 
-const char* PoolOffsetCotangent(Device&, DType dtype, const PoolSizes& s, const Regions& regions, const void* x,
+const char* PoolOffsetCotangent(Device&, DType dtype, const PoolSizes& s, const Rois& rois, const void* x,
                                 const void* d_pooled, void* d_offset) {
-  CheckPool(dtype, s, regions, x, SizeOf(dtype), d_pooled);
-  const double parts = double(s.batches) * s.regions * s.part[0] * s.part[1] * s.classes;
-  REQUIRE(regions.offset);
+  CheckPool(dtype, s, rois, x, SizeOf(dtype), d_pooled);
+  const double parts = double(s.batches) * s.rois * s.part[0] * s.part[1] * s.classes;
+  REQUIRE(rois.offset);
   REQUIRE(contract.Holds(d_offset, 2 * parts, AccumulatorSize(dtype)));
   return nullptr;
 }

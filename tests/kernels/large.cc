@@ -91,22 +91,22 @@ void Images() {
 }
 
 // Many batches of one region in an image of one pixel.
-void Regions_() {
+void Pooling() {
   constexpr int64_t kBatches = 1 << 20, kChannels = 1 << 12;
   const PoolSizes sizes = {kBatches, 1, 1, 1, kChannels, 1, 1, {1, 1}, {1, 1}, {1, 1}, {1, 1}, 1, 1};
   Large<float> x(kBatches * kChannels), pooled(kBatches * kChannels), d_pooled(kBatches * kChannels);
-  Large<float> d_x(kBatches * kChannels), rois(5 * kBatches), offset(2 * kBatches), d_offset(2 * kBatches);
-  const Regions regions = {rois.data(), offset.data()};
+  Large<float> d_x(kBatches * kChannels), boxes(5 * kBatches), offset(2 * kBatches), d_offset(2 * kBatches);
+  const Rois rois = {boxes.data(), offset.data()};
   offset.last() = offset.last(2) = 0.5;  // from -1/2 on to the pixel
   x.last() = 3;
   d_pooled.last() = 5;
   Device device(nullptr);
-  Check(Pool(device, DType::kF32, sizes, regions, x.data(), pooled.data()));
+  Check(Pool(device, DType::kF32, sizes, rois, x.data(), pooled.data()));
   Expect("the last feature", pooled.last(), 3);
-  Check(PoolInputCotangent(device, DType::kF32, sizes, regions, d_pooled.data(), d_x.data()));
+  Check(PoolInputCotangent(device, DType::kF32, sizes, rois, d_pooled.data(), d_x.data()));
   Expect("the last pixel's cotangent, of pooling,", d_x.last(), 5);
   d_offset.last() = 9;
-  Check(PoolOffsetCotangent(device, DType::kF32, sizes, regions, x.data(), d_pooled.data(), d_offset.data()));
+  Check(PoolOffsetCotangent(device, DType::kF32, sizes, rois, x.data(), d_pooled.data(), d_offset.data()));
   Expect("the last offset's cotangent, of pooling,", d_offset.last(), 0);
 }
 
@@ -114,12 +114,12 @@ void Regions_() {
 void WideImage() {
   constexpr int64_t kWidth = (1 << 24) + 4;
   const PoolSizes sizes = {1, 1, 1, kWidth, 1, 1, 1, {1, 1}, {1, 1}, {1, 1}, {1, 1}, 1, 1};
-  Large<float> x(kWidth), pooled(1), rois(5);
-  const float corners[] = {0, kWidth, 0, kWidth, 0};
-  std::copy(corners, corners + 5, rois.data());
+  Large<float> x(kWidth), pooled(1), boxes(5);
+  const float box[] = {0, kWidth, 0, kWidth, 0};
+  std::copy(box, box + 5, boxes.data());
   x.last() = 3;
   Device device(nullptr);
-  Check(Pool(device, DType::kF32, sizes, {rois.data(), nullptr}, x.data(), pooled.data()));
+  Check(Pool(device, DType::kF32, sizes, {boxes.data(), nullptr}, x.data(), pooled.data()));
   Expect("the last of many columns", pooled.last(), 3);
 }
 
@@ -178,7 +178,7 @@ int main() {
 #endif
   dcn::Columns();
   dcn::Images();
-  dcn::Regions_();
+  dcn::Pooling();
   dcn::WideImage();
 #ifdef __global__
   dcn::Fused();

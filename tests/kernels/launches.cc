@@ -103,12 +103,12 @@ class Array {
   std::unique_ptr<void, Free> memory_;
 };
 
-// Boxes of all sizes, some of them no numbers, in the images there are, one before the first and one behind the last.
-Array RandomRois(DType dtype, int64_t count, int64_t images) {
+// Boxes of all sizes, some with special values for corners. Image indices go from -1 to `images`, one past the last.
+Array RandomBoxes(DType dtype, int64_t count, int64_t images) {
   return DispatchAccumulator(dtype, [&](auto tag) {
-    std::vector<decltype(tag)> rois = RandomNumbers<decltype(tag)>(count * 5, 8, 0.05);
-    for (int64_t roi = 0; roi < count; ++roi) rois[roi * 5] = decltype(tag)(roi % (images + 2) - 1);
-    return Array::Of(rois);
+    std::vector<decltype(tag)> boxes = RandomNumbers<decltype(tag)>(count * 5, 8, 0.05);
+    for (int64_t i = 0; i < count; ++i) boxes[i * 5] = decltype(tag)(i % (images + 2) - 1);
+    return Array::Of(boxes);
   });
 }
 
@@ -213,27 +213,26 @@ void CallFused(DType dtype, const FusedCall& call, bool masked) {
   if (call.both_ways(dtype)) CallFusedCotangents(dtype, call, positions, x, weight, masked);
 }
 
-void CallPool(DType dtype, const PoolSizes& sizes, bool shifted) {
+void CallPool(DType dtype, const PoolSizes& sizes, bool has_offset) {
   const DType wide = AccumulatorType(dtype);
   const int64_t x_size = sizes.batches * sizes.images * sizes.height * sizes.width * sizes.channels;
-  const int64_t regions_size = sizes.batches * sizes.regions,
-                pooled_size = regions_size * sizes.bins() * sizes.features();
-  const int64_t offset_size = regions_size * sizes.part[0] * sizes.part[1] * sizes.classes * 2;
+  const int64_t num_rois = sizes.batches * sizes.rois, pooled_size = num_rois * sizes.bins() * sizes.features();
+  const int64_t offset_size = num_rois * sizes.part[0] * sizes.part[1] * sizes.classes * 2;
   Device device(nullptr);
 
   Array x = Array::Random(dtype, x_size, 1), d_pooled = Array::Random(dtype, pooled_size, 1);
-  Array rois = RandomRois(wide, regions_size, sizes.images), offset = Array::Random(wide, offset_size, 2, 0.1);
-  const Regions regions = {rois.data(), shifted ? offset.data() : nullptr};
+  Array boxes = RandomBoxes(wide, num_rois, sizes.images), offset = Array::Random(wide, offset_size, 2, 0.1);
+  const Rois rois = {boxes.data(), has_offset ? offset.data() : nullptr};
 
   Array pooled = Array::Unwritten(dtype, pooled_size);
-  Check(Pool(device, dtype, sizes, regions, x.data(), pooled.data()));
+  Check(Pool(device, dtype, sizes, rois, x.data(), pooled.data()));
   pooled.CheckWritten("pooled");
   Array d_x = Array::Unwritten(wide, x_size);
-  Check(PoolInputCotangent(device, dtype, sizes, regions, d_pooled.data(), d_x.data()));
+  Check(PoolInputCotangent(device, dtype, sizes, rois, d_pooled.data(), d_x.data()));
   d_x.CheckWritten("d_x");
-  if (!shifted) return;
+  if (!has_offset) return;
   Array d_offset = Array::Unwritten(wide, offset_size);
-  Check(PoolOffsetCotangent(device, dtype, sizes, regions, x.data(), d_pooled.data(), d_offset.data()));
+  Check(PoolOffsetCotangent(device, dtype, sizes, rois, x.data(), d_pooled.data(), d_offset.data()));
   d_offset.CheckWritten("d_offset");
 }
 

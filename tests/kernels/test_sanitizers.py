@@ -85,7 +85,7 @@ MISTAKES = {
         ("threads", r"data race.*CountKernel"),
     ),
     "list read while it is written": (
-        ("psroi_pool.cu", "list[place] = item;\n      __syncthreads();", "list[place] = item;"),
+        ("psroi_pool.cu", "list[list_index] = item;\n      __syncthreads();", "list[list_index] = item;"),
         ("threads", r"ThreadSanitizer: .*InputCotangentKernel"),
     ),
     "misaligned vector": (

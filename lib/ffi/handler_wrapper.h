@@ -1,4 +1,4 @@
-// What goes around every handler.
+// The wrapper around every FFI handler of this package.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,9 @@ inline XLA_FFI_Error* MakeError(const XLA_FFI_CallFrame* frame, XLA_FFI_Error_Co
   return frame->api->XLA_FFI_Error_Create(&args);
 }
 
-// A buffer whose shape cannot be, or null. Of all others any product of sizes can be counted, zeros or not.
-inline const XLA_FFI_Buffer* FindOversized(int64_t count, void** buffers) {
+// The first buffer that has a negative dimension or more than kMaxElements elements, or null. Dimensions of 0 count as
+// 1, so that in a buffer that passes the product of any of its dimensions is at most kMaxElements.
+inline const XLA_FFI_Buffer* FindOversizedBuffer(int64_t count, void** buffers) {
   for (int64_t i = 0; i < count; ++i) {
     const auto* buffer = static_cast<const XLA_FFI_Buffer*>(buffers[i]);
     int64_t product = 1;
@@ -31,16 +32,18 @@ inline const XLA_FFI_Buffer* FindOversized(int64_t count, void** buffers) {
   return nullptr;
 }
 
-// `handler`, which sees possible shapes alone, and whose exceptions XLA, which knows none, does not see.
+// Wraps an FFI handler: rejects shapes whose element count overflows, and converts C++ exceptions to FFI errors,
+// because XLA is built without exceptions.
 template <XLA_FFI_Handler* handler>
-XLA_FFI_Error* Guarded(XLA_FFI_CallFrame* frame) {
+XLA_FFI_Error* WrappedHandler(XLA_FFI_CallFrame* frame) {
   const auto* extension = frame->extension_start;
+  // A metadata query, which XLA makes at registration, has no operands to check.
   if (extension && extension->type == XLA_FFI_Extension_Metadata) return handler(frame);
   try {
-    const XLA_FFI_Buffer* wrong = FindOversized(frame->args.size, frame->args.args);
-    if (!wrong) wrong = FindOversized(frame->rets.size, frame->rets.rets);
-    if (!wrong) return handler(frame);
-    const std::string shape = ToString(ffi::Span<const int64_t>(wrong->dims, size_t(wrong->rank)));
+    const XLA_FFI_Buffer* oversized = FindOversizedBuffer(frame->args.size, frame->args.args);
+    if (!oversized) oversized = FindOversizedBuffer(frame->rets.size, frame->rets.rets);
+    if (!oversized) return handler(frame);
+    const std::string shape = ToString(ffi::Span<const int64_t>(oversized->dims, size_t(oversized->rank)));
     const std::string message = "jax_dcn: an operand or result has shape " + shape + ", which no memory can hold";
     return MakeError(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, message.c_str());
   } catch (const std::bad_alloc&) {
