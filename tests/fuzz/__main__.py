@@ -1,8 +1,8 @@
-"""Fuzzes the FFI handlers, from corpus.bin on, and adds to it what reaches more.
+"""Fuzzes the FFI handlers, starting from corpus.bin, and adds inputs to it that increase coverage.
 
 python -m tests.fuzz cpu --seconds 600
 
-It needs clang++ with libFuzzer (Debian: clang libclang-rt-14-dev). What breaks is written beside the corpus.
+It needs clang++ with libFuzzer (Debian: clang libclang-rt-14-dev). Inputs that fail are written to the corpus' folder.
 """
 
 import argparse
@@ -17,16 +17,16 @@ CORPUS = pathlib.Path(__file__).parent / "corpus.bin"
 
 
 def unpack(folder: pathlib.Path) -> None:
-    content, at = CORPUS.read_bytes(), 0
-    while at < len(content):
-        size = int.from_bytes(content[at : at + 2], "little")
-        (folder / f"{at:08}").write_bytes(content[at + 2 : at + 2 + size])
-        at += 2 + size
+    content, start = CORPUS.read_bytes(), 0
+    while start < len(content):
+        size = int.from_bytes(content[start : start + 2], "little")
+        (folder / f"{start:08}").write_bytes(content[start + 2 : start + 2 + size])
+        start += 2 + size
 
 
 def pack(folder: pathlib.Path) -> None:
     inputs = sorted(path.read_bytes() for path in folder.iterdir())
-    CORPUS.write_bytes(b"".join(len(one).to_bytes(2, "little") + one for one in inputs))
+    CORPUS.write_bytes(b"".join(len(data).to_bytes(2, "little") + data for data in inputs))
 
 
 def main() -> None:
@@ -45,8 +45,8 @@ def main() -> None:
         found.mkdir()
         unpack(known)
         limits = ["-max_len=96", "-timeout=60", "-rss_limit_mb=4096"]
-        here = [*limits, f"-artifact_prefix={CORPUS.parent}/", "-print_final_stats=1"]
-        subprocess.run([program, *here, f"-max_total_time={options.seconds}", found, known], check=True)
+        fuzzing = [*limits, f"-artifact_prefix={CORPUS.parent}/", "-print_final_stats=1"]
+        subprocess.run([program, *fuzzing, f"-max_total_time={options.seconds}", found, known], check=True)
         subprocess.run([program, *limits, "-merge=1", known, found], check=True)
         pack(known)
 

@@ -1,4 +1,4 @@
-// A call of a handler as XLA makes it, in parts that can be wrong: buffers, and attributes of any type.
+// The description of a handler's call, valid or not: buffers of any shape and type, and attributes of any type.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace fuzz {
 
-// Of a buffer, what a handler does with it, or what its numbers mean to it.
-enum class Role { kNumbers, kRegions, kOrigin, kResult, kScratch, kInPlace };
+// What a handler uses a buffer for. It decides how the buffer is filled and checked.
+enum class Role { kNumbers, kRois, kOrigin, kResult, kScratch, kInPlace };
 
 struct Buffer {
   XLA_FFI_DataType dtype;
@@ -44,30 +44,30 @@ struct Attribute {
 struct Call {
   std::string handler;
   std::vector<Buffer> arguments, results;
-  std::map<std::string, Attribute> attributes;  // by name in order, as XLA has them
-  bool right = true;                            // and so has to succeed
+  std::map<std::string, Attribute> attributes;  // ordered by name, as XLA passes them
+  bool is_valid = true;                         // if true, the handler must succeed
 };
 
-// What is read byte by byte, and zeros behind the end.
+// The fuzzer's input, which is read byte by byte. Past its end, zeros are read.
 class Bytes {
  public:
-  Bytes(const uint8_t* data, size_t size) : at_(data), end_(data + size) {}
+  Bytes(const uint8_t* data, size_t size) : next_(data), end_(data + size) {}
 
-  uint8_t Next() { return at_ < end_ ? *at_++ : 0; }
+  uint8_t Next() { return next_ < end_ ? *next_++ : 0; }
   int64_t Below(int64_t limit) { return Next() % limit; }
   template <typename T>
-  const T& Of(const std::vector<T>& choices) {
+  const T& ChooseFrom(const std::vector<T>& choices) {
     return choices[Below(int64_t(choices.size()))];
   }
 
  private:
-  const uint8_t *at_, *end_;
+  const uint8_t *next_, *end_;
 };
 
-// Sizes at which 32 or 64 bits, or the products of some, end.
-extern const std::vector<int64_t> kOddSizes;
+// Sizes that overflow 32 or 64 bits, themselves or in products, or almost do.
+extern const std::vector<int64_t> kExtremeSizes;
 
-// A call that is right, or nearly so, for the handlers of the CPU or of CUDA.
-Call ReadCall(Bytes&, bool cpu);
+// A valid or slightly invalid call of a handler of the CPU or of CUDA.
+Call ReadCall(Bytes&, bool is_cpu);
 
 }  // namespace fuzz

@@ -1,4 +1,4 @@
-// From bytes to calls: one that is right, of a handler that the bytes choose, and then some changes.
+// Decodes calls from bytes: the bytes choose a handler, a valid call of it, and then some mutations of the call.
 #include <algorithm>
 #include <initializer_list>
 #include <utility>
@@ -7,7 +7,7 @@
 
 namespace fuzz {
 
-const std::vector<int64_t> kOddSizes = {
+const std::vector<int64_t> kExtremeSizes = {
     0,
     1,
     -1,
@@ -31,7 +31,8 @@ namespace {
 constexpr auto kF16 = XLA_FFI_DataType_F16, kBF16 = XLA_FFI_DataType_BF16, kF32 = XLA_FFI_DataType_F32,
                kF64 = XLA_FFI_DataType_F64, kS32 = XLA_FFI_DataType_S32;
 
-int64_t Product(std::initializer_list<int64_t> sizes) {  // which may be too large
+// Product and Sum may overflow, which is defined for unsigned integers.
+int64_t Product(std::initializer_list<int64_t> sizes) {
   uint64_t product = 1;
   for (const int64_t size : sizes) product *= uint64_t(size);
   return int64_t(product);
@@ -40,37 +41,37 @@ int64_t Sum(int64_t a, int64_t b) { return int64_t(uint64_t(a) + uint64_t(b)); }
 
 XLA_FFI_DataType Accumulator(XLA_FFI_DataType type) { return type == kF64 ? kF64 : kF32; }
 
-class Writer {
+class CallBuilder {
  public:
-  Writer(Bytes& bytes, bool cpu) : bytes_(bytes), cpu_(cpu) {}
+  CallBuilder(Bytes& bytes, bool is_cpu) : bytes_(bytes), is_cpu_(is_cpu) {}
 
-  Call Write() {
-    using Write = void (Writer::*)();
-    const std::vector<std::pair<const char*, Write>> handlers = {
-        {"dcn_sample", &Writer::Sample},
-        {"dcn_offset_cotangent", &Writer::OffsetCotangent},
-        {"dcn_input_cotangent", &Writer::InputCotangent},
-        {"dcn_psroi_pool", &Writer::Pool},
-        {"dcn_psroi_pool_input_cotangent", &Writer::PoolInputCotangent},
-        {"dcn_psroi_pool_offset_cotangent", &Writer::PoolOffsetCotangent},
-        {"dcn_fused_forward", &Writer::FusedForward},
-        {"dcn_fused_input_cotangent", &Writer::FusedInputCotangent},
-        {"dcn_fused_offset_cotangent", &Writer::FusedOffsetCotangent},
-        {"dcn_fused_weight_cotangent", &Writer::FusedWeightCotangent},
+  Call Build() {
+    using Build = void (CallBuilder::*)();
+    const std::vector<std::pair<const char*, Build>> handlers = {
+        {"dcn_sample", &CallBuilder::Sample},
+        {"dcn_offset_cotangent", &CallBuilder::OffsetCotangent},
+        {"dcn_input_cotangent", &CallBuilder::InputCotangent},
+        {"dcn_psroi_pool", &CallBuilder::Pool},
+        {"dcn_psroi_pool_input_cotangent", &CallBuilder::PoolInputCotangent},
+        {"dcn_psroi_pool_offset_cotangent", &CallBuilder::PoolOffsetCotangent},
+        {"dcn_fused_forward", &CallBuilder::FusedForward},
+        {"dcn_fused_input_cotangent", &CallBuilder::FusedInputCotangent},
+        {"dcn_fused_offset_cotangent", &CallBuilder::FusedOffsetCotangent},
+        {"dcn_fused_weight_cotangent", &CallBuilder::FusedWeightCotangent},
     };
-    const auto& [name, write] = bytes_.Of(handlers);
+    const auto& [name, build] = bytes_.ChooseFrom(handlers);
     call_.handler = name;
-    (this->*write)();
+    (this->*build)();
     return call_;
   }
 
  private:
-  // Mostly at most `most`.
-  int64_t Size(int64_t most, int64_t least = 0) {
-    const int64_t byte = bytes_.Next(), odd = byte - (256 - int64_t(kOddSizes.size()));
-    if (odd < 0) return least + byte % (most - least + 1);
-    call_.right = false;
-    return kOddSizes[odd];
+  // Mostly a size in [min, max], sometimes an extreme one.
+  int64_t Size(int64_t max, int64_t min = 0) {
+    const int64_t byte = bytes_.Next(), extreme = byte - (256 - int64_t(kExtremeSizes.size()));
+    if (extreme < 0) return min + byte % (max - min + 1);
+    call_.is_valid = false;
+    return kExtremeSizes[extreme];
   }
 
   void Argument(XLA_FFI_DataType dtype, std::vector<int64_t> dims, Role role = Role::kNumbers) {
@@ -81,9 +82,9 @@ class Writer {
   }
   void Pair(const char* name, const std::vector<int64_t>& pair) { call_.attributes[name] = Attribute::Integers(pair); }
 
-  void Window(int64_t most_taps) {
-    kernel_[0] = Size(most_taps, 1);
-    kernel_[1] = Size(most_taps, 1);
+  void Window(int64_t max_kernel_size) {
+    kernel_[0] = Size(max_kernel_size, 1);
+    kernel_[1] = Size(max_kernel_size, 1);
     taps_ = Product({kernel_[0], kernel_[1]});
     Pair("kernel_size", {kernel_[0], kernel_[1]});
     Pair("strides", {Size(3, 1), Size(3, 1)});
@@ -97,24 +98,24 @@ class Writer {
     columns_ = Size(5);
   }
 
-  // Of any number of channels, for handlers that take columns.
+  // The sizes of a call of the handlers of columns, which support any number of channels.
   void Columns() {
     Window(4);
-    type_ = bytes_.Of<XLA_FFI_DataType>({kF32, kF16, kBF16, kF64});
+    type_ = bytes_.ChooseFrom<XLA_FFI_DataType>({kF32, kF16, kBF16, kF64});
     offset_groups_ = Size(4, 1);
     channels_ = Product({offset_groups_, bytes_.Below(2) ? Size(3) : Product({4, Size(5)})});
     call_.attributes["offset_groups"] = Attribute::Integer(offset_groups_);
   }
   std::vector<int64_t> ColumnsShape() const { return {images_, rows_, columns_, taps_, channels_}; }
   std::vector<int64_t> ImageShape(int64_t images) const { return {images, height_, width_, channels_}; }
-  std::vector<int64_t> PositionsShape(int64_t numbers) const {
-    return {images_, rows_, columns_, Product({numbers, offset_groups_, taps_})};
+  std::vector<int64_t> PositionsShape(int64_t coordinates) const {
+    return {images_, rows_, columns_, Product({coordinates, offset_groups_, taps_})};
   }
   void OffsetAndOrigin(XLA_FFI_DataType type) {
     Argument(type, PositionsShape(2));
     Argument(kS32, {3}, Role::kOrigin);
   }
-  void MaskIfAny(XLA_FFI_DataType type) {
+  void OptionalMask(XLA_FFI_DataType type) {
     if (bytes_.Below(2)) Argument(type, PositionsShape(1));
   }
 
@@ -122,7 +123,7 @@ class Writer {
     Columns();
     Argument(type_, ImageShape(Sum(images_, Size(2))));
     OffsetAndOrigin(Accumulator(type_));
-    MaskIfAny(Accumulator(type_));
+    OptionalMask(Accumulator(type_));
     Result(type_, ColumnsShape());
   }
 
@@ -131,19 +132,19 @@ class Writer {
     Argument(type_, ImageShape(Sum(images_, Size(2))));
     OffsetAndOrigin(Accumulator(type_));
     Argument(Accumulator(type_), ColumnsShape());
-    MaskIfAny(Accumulator(type_));
+    OptionalMask(Accumulator(type_));
     PositionResults(Accumulator(type_));
-    if (Wanted("columns")) Result(type_, ColumnsShape());
+    if (IsRequested("columns")) Result(type_, ColumnsShape());
   }
 
-  bool Wanted(const std::string& name) {
-    const bool requested = bytes_.Below(2);
-    call_.attributes[name + "_requested"] = Attribute::Boolean(requested);
-    return requested;
+  bool IsRequested(const std::string& name) {
+    const bool is_requested = bytes_.Below(2);
+    call_.attributes[name + "_requested"] = Attribute::Boolean(is_requested);
+    return is_requested;
   }
   void PositionResults(XLA_FFI_DataType type) {
-    if (Wanted("offset")) Result(type, PositionsShape(2));
-    if (Wanted("mask")) Result(type, PositionsShape(1));
+    if (IsRequested("offset")) Result(type, PositionsShape(2));
+    if (IsRequested("mask")) Result(type, PositionsShape(1));
   }
 
   void InputCotangent() {
@@ -152,12 +153,12 @@ class Writer {
     OffsetAndOrigin(type_);
     Argument(type_, ColumnsShape());
     Argument(type_, ImageShape(images_), Role::kInPlace);
-    MaskIfAny(type_);
+    OptionalMask(type_);
     Result(type_, ImageShape(images_), Role::kInPlace);
     const int64_t samples = Product({2, rows_, columns_, taps_});
     const int64_t cells = Product({Sum(height_, 1), Sum(width_, 1)});
     const int64_t workspace = Product({images_, offset_groups_, Sum(samples, Sum(cells, 1))});
-    Result(kS32, {cpu_ ? 0 : workspace}, Role::kScratch);
+    Result(kS32, {is_cpu_ ? 0 : workspace}, Role::kScratch);
   }
 
   void PoolSizes() {
@@ -168,38 +169,38 @@ class Writer {
       Pair(name, {pair[0], pair[1]});
     }
     const std::vector<double> scales = {0.5, 1, 0.0625, 0, -1, 1e300, 1e-300, 1. / 0, -1. / 0, 0. / 0};
-    call_.attributes["spatial_scale"] = Attribute::Number(bytes_.Of(scales));
-    call_.attributes["trans_std"] = Attribute::Number(bytes_.Of(scales));
-    type_ = bytes_.Of<XLA_FFI_DataType>({kF32, kF16, kBF16, kF64});
+    call_.attributes["spatial_scale"] = Attribute::Number(bytes_.ChooseFrom(scales));
+    call_.attributes["trans_std"] = Attribute::Number(bytes_.ChooseFrom(scales));
+    type_ = bytes_.ChooseFrom<XLA_FFI_DataType>({kF32, kF16, kBF16, kF64});
     batches_ = Size(2);
     images_ = Size(2);
     height_ = Size(9);
     width_ = Size(9);
-    regions_ = Size(5);
+    rois_ = Size(5);
     classes_ = Size(3, 1);
     features_ = Product({classes_, bytes_.Below(2) ? Size(3) : Product({4, Size(5)})});
     channels_ = Product({features_, group_[0], group_[1]});
   }
   std::vector<int64_t> PoolImageShape() const { return {batches_, images_, height_, width_, channels_}; }
-  std::vector<int64_t> PooledShape() const { return {batches_, regions_, output_[0], output_[1], features_}; }
-  std::vector<int64_t> PartsShape() const { return {batches_, regions_, part_[0], part_[1], Product({2, classes_})}; }
-  void Rois() { Argument(Accumulator(type_), {batches_, regions_, 5}, Role::kRegions); }
-  void PartsIfAny() {
-    if (bytes_.Below(2)) Argument(Accumulator(type_), PartsShape());
+  std::vector<int64_t> PooledShape() const { return {batches_, rois_, output_[0], output_[1], features_}; }
+  std::vector<int64_t> PoolOffsetShape() const { return {batches_, rois_, part_[0], part_[1], Product({2, classes_})}; }
+  void Rois() { Argument(Accumulator(type_), {batches_, rois_, 5}, Role::kRois); }
+  void OptionalOffset() {
+    if (bytes_.Below(2)) Argument(Accumulator(type_), PoolOffsetShape());
   }
 
   void Pool() {
     PoolSizes();
     Argument(type_, PoolImageShape());
     Rois();
-    PartsIfAny();
+    OptionalOffset();
     Result(type_, PooledShape());
   }
   void PoolInputCotangent() {
     PoolSizes();
     Rois();
     Argument(type_, PooledShape());
-    PartsIfAny();
+    OptionalOffset();
     Result(Accumulator(type_), PoolImageShape());
   }
   void PoolOffsetCotangent() {
@@ -207,37 +208,39 @@ class Writer {
     Argument(type_, PoolImageShape());
     Rois();
     Argument(type_, PooledShape());
-    Argument(Accumulator(type_), PartsShape());
-    Result(Accumulator(type_), PartsShape());
+    Argument(Accumulator(type_), PoolOffsetShape());
+    Result(Accumulator(type_), PoolOffsetShape());
   }
 
   void Fused() {
     Window(3);
-    type_ = bytes_.Of<XLA_FFI_DataType>({kF32, kF16, kBF16});
+    type_ = bytes_.ChooseFrom<XLA_FFI_DataType>({kF32, kF16, kBF16});
     const int64_t vector = type_ == kF32 ? 4 : 8;
     offset_groups_ = Size(3, 1);
     groups_ = Size(3, 1);
-    // Channels of which groups and offset groups each have the same whole number, or one that the other divides.
+    // A multiple of both group counts: a segment times their maximum, which is enough if they are equal or one of them
+    // is 1, or times their product.
     const int64_t segment = Product({vector, Size(3, 1)});
-    const bool nested = bytes_.Below(2);
-    channels_ =
-        nested ? Product({segment, std::max(groups_, offset_groups_)}) : Product({segment, groups_, offset_groups_});
+    const bool use_maximum = bytes_.Below(2);
+    channels_ = use_maximum ? Product({segment, std::max(groups_, offset_groups_)})
+                            : Product({segment, groups_, offset_groups_});
     features_ = Product({groups_, vector, Size(3, 1)});
-    if (offset_groups_ > 1 && groups_ > 1 && offset_groups_ != groups_) call_.right = false;
+    if (offset_groups_ > 1 && groups_ > 1 && offset_groups_ != groups_) call_.is_valid = false;
     call_.attributes["offset_groups"] = Attribute::Integer(offset_groups_);
     call_.attributes["feature_group_count"] = Attribute::Integer(groups_);
   }
   std::vector<int64_t> YShape() const { return {images_, rows_, columns_, features_}; }
-  int64_t Share(int64_t of) const { return groups_ ? (groups_ == -1 ? 0 : of / groups_) : 0; }
-  std::vector<int64_t> WeightByChannelShape() const { return {channels_, taps_, Share(features_)}; }
+  // Per group. INT64_MIN / -1 would overflow.
+  int64_t PerGroup(int64_t count) const { return groups_ && groups_ != -1 ? count / groups_ : 0; }
+  std::vector<int64_t> WeightByChannelShape() const { return {channels_, taps_, PerGroup(features_)}; }
 
   void FusedForward() {
     Fused();
     Argument(type_, ImageShape(images_));
     OffsetAndOrigin(kF32);
-    Argument(type_, {features_, taps_, Share(channels_)});
+    Argument(type_, {features_, taps_, PerGroup(channels_)});
     Argument(kF32, {features_});
-    MaskIfAny(kF32);
+    OptionalMask(kF32);
     Result(bytes_.Below(2) ? kF32 : type_, YShape());
     call_.attributes["tile_features"] = Attribute::Integer(64 << bytes_.Below(3));
   }
@@ -246,12 +249,12 @@ class Writer {
     OffsetAndOrigin(kF32);
     Argument(type_, WeightByChannelShape());
     Argument(type_, YShape());
-    MaskIfAny(kF32);
-    const int64_t touches = Product({4, rows_, columns_});
+    OptionalMask(kF32);
+    const int64_t contributions = Product({4, rows_, columns_});
     Result(type_, ImageShape(images_));
     Result(kS32, {images_, offset_groups_, taps_, Sum(Product({height_, width_}), 1)}, Role::kScratch);
-    Result(kS32, {images_, offset_groups_, taps_, touches, 2}, Role::kScratch);
-    Result(kS32, {images_, offset_groups_, taps_, touches}, Role::kScratch);
+    Result(kS32, {images_, offset_groups_, taps_, contributions, 2}, Role::kScratch);
+    Result(kS32, {images_, offset_groups_, taps_, contributions}, Role::kScratch);
   }
   void FusedOffsetCotangent() {
     Fused();
@@ -259,11 +262,11 @@ class Writer {
     OffsetAndOrigin(kF32);
     Argument(type_, WeightByChannelShape());
     Argument(type_, YShape());
-    MaskIfAny(kF32);
+    OptionalMask(kF32);
     PositionResults(kF32);
     const int64_t block_taps = Size(3, 1);
     call_.attributes["block_taps"] = Attribute::Integer(block_taps);
-    call_.right &= block_taps <= taps_;
+    call_.is_valid &= block_taps <= taps_;
   }
   void FusedWeightCotangent() {
     Fused();
@@ -271,26 +274,27 @@ class Writer {
     Argument(type_, ImageShape(images_));
     OffsetAndOrigin(kF32);
     Argument(type_, YShape());
-    MaskIfAny(kF32);
-    Result(kF32, {splits, taps_, Share(channels_), features_});
-    call_.right &= type_ != kF32 && splits <= std::max<int64_t>(1, Product({images_, rows_, columns_}));
+    OptionalMask(kF32);
+    Result(kF32, {splits, taps_, PerGroup(channels_), features_});
+    call_.is_valid &= type_ != kF32 && splits <= std::max<int64_t>(1, Product({images_, rows_, columns_}));
   }
 
   Bytes& bytes_;
-  bool cpu_;
+  bool is_cpu_;
   Call call_;
   XLA_FFI_DataType type_;
   int64_t kernel_[2], output_[2], group_[2], part_[2], points_[2];
   int64_t taps_, images_, height_, width_, rows_, columns_, channels_, offset_groups_, groups_ = 1, features_;
-  int64_t batches_, regions_, classes_;
+  int64_t batches_, rois_, classes_;
 };
 
-class Change {
+// Makes a call invalid, mostly.
+class Mutation {
  public:
-  Change(Bytes& bytes, Call& call) : bytes_(bytes), call_(call) {}
+  Mutation(Bytes& bytes, Call& call) : bytes_(bytes), call_(call) {}
 
   void Apply() {
-    call_.right = false;
+    call_.is_valid = false;
     switch (bytes_.Below(8)) {
       case 0:
       case 1:
@@ -300,7 +304,7 @@ class Change {
       case 3:
         return Rank();
       case 4:
-        return Number();
+        return BufferCount();
       default:
         return Attributes();
     }
@@ -309,18 +313,21 @@ class Change {
  private:
   std::vector<Buffer>& Buffers() { return bytes_.Below(2) ? call_.results : call_.arguments; }
   template <typename T>
-  T* One(std::vector<T>& of) {
-    return of.empty() ? nullptr : &of[bytes_.Below(int64_t(of.size()))];
+  T* ChooseElement(std::vector<T>& choices) {
+    return choices.empty() ? nullptr : &choices[bytes_.Below(int64_t(choices.size()))];
   }
-  int64_t OddSize(int64_t now) {
+  int64_t MutatedSize(int64_t size) {
     const int64_t kind = bytes_.Below(4);
-    return kind == 0 ? Sum(now, 1) : kind == 1 ? Sum(now, -1) : kind == 2 ? Product({now, 2}) : bytes_.Of(kOddSizes);
+    return kind == 0   ? Sum(size, 1)
+           : kind == 1 ? Sum(size, -1)
+           : kind == 2 ? Product({size, 2})
+                       : bytes_.ChooseFrom(kExtremeSizes);
   }
 
   void Dimension() {
-    Buffer* buffer = One(Buffers());
-    int64_t* size = buffer ? One(buffer->dims) : nullptr;
-    if (size) *size = OddSize(*size);
+    Buffer* buffer = ChooseElement(Buffers());
+    int64_t* size = buffer ? ChooseElement(buffer->dims) : nullptr;
+    if (size) *size = MutatedSize(*size);
   }
   void Type() {
     static const std::vector<XLA_FFI_DataType> kTypes = {kF32,
@@ -333,46 +340,45 @@ class Change {
                                                          XLA_FFI_DataType_C64,
                                                          XLA_FFI_DataType_INVALID,
                                                          XLA_FFI_DataType_TOKEN};
-    if (Buffer* buffer = One(Buffers())) buffer->dtype = bytes_.Of(kTypes);
+    if (Buffer* buffer = ChooseElement(Buffers())) buffer->dtype = bytes_.ChooseFrom(kTypes);
   }
   void Rank() {
-    Buffer* buffer = One(Buffers());
+    Buffer* buffer = ChooseElement(Buffers());
     if (!buffer) return;
     const int64_t kind = bytes_.Below(3);
     if (kind == 0) buffer->dims.push_back(1);
     if (kind == 1 && !buffer->dims.empty()) buffer->dims.pop_back();
     if (kind == 2) buffer->dims.clear();
   }
-  // Of buffers.
-  void Number() {
+  void BufferCount() {
     std::vector<Buffer>& buffers = Buffers();
-    Buffer* one = One(buffers);
-    if (!one) return;
+    Buffer* buffer = ChooseElement(buffers);
+    if (!buffer) return;
     const int64_t kind = bytes_.Below(4);
-    if (kind == 0) buffers.erase(buffers.begin() + (one - buffers.data()));
-    if (kind == 1) buffers.push_back(Buffer(*one));
-    if (kind == 2) std::swap(*one, buffers.front());
-    if (kind == 3) one->role = Role::kNumbers;  // which is in no other's place
+    if (kind == 0) buffers.erase(buffers.begin() + (buffer - buffers.data()));
+    if (kind == 1) buffers.push_back(Buffer(*buffer));
+    if (kind == 2) std::swap(*buffer, buffers.front());
+    if (kind == 3) buffer->role = Role::kNumbers;  // the operand or result is no longer in place
   }
   void Attributes() {
     if (call_.attributes.empty()) return;
-    const auto one = std::next(call_.attributes.begin(), bytes_.Below(int64_t(call_.attributes.size())));
-    Attribute& attribute = one->second;
+    const auto chosen = std::next(call_.attributes.begin(), bytes_.Below(int64_t(call_.attributes.size())));
+    Attribute& attribute = chosen->second;
     const size_t values = attribute.bytes.size() / sizeof(int64_t);
-    const auto odd = [&] {
+    const auto mutate_value = [&] {
       if (values == 0) return;
-      const size_t which = size_t(bytes_.Below(int64_t(values)));
+      const size_t index = size_t(bytes_.Below(int64_t(values)));
       int64_t value;
-      std::memcpy(&value, &attribute.bytes[which * sizeof value], sizeof value);
-      value = OddSize(value);
-      std::memcpy(&attribute.bytes[which * sizeof value], &value, sizeof value);
+      std::memcpy(&value, &attribute.bytes[index * sizeof value], sizeof value);
+      value = MutatedSize(value);
+      std::memcpy(&attribute.bytes[index * sizeof value], &value, sizeof value);
     };
     switch (bytes_.Below(8)) {
       case 0:
-        call_.attributes.erase(one);
+        call_.attributes.erase(chosen);
         return;
       case 1:
-        attribute = Attribute::Integer(bytes_.Of(kOddSizes));
+        attribute = Attribute::Integer(bytes_.ChooseFrom(kExtremeSizes));
         return;
       case 2:
         attribute = bytes_.Below(2) ? Attribute::Number(2) : Attribute::Boolean(true);
@@ -390,7 +396,7 @@ class Change {
         return;
       }
       default:
-        return odd();
+        return mutate_value();
     }
   }
 
@@ -400,9 +406,9 @@ class Change {
 
 }  // namespace
 
-Call ReadCall(Bytes& bytes, bool cpu) {
-  Call call = Writer(bytes, cpu).Write();
-  for (int64_t changes = bytes.Below(4); changes > 0; --changes) Change(bytes, call).Apply();
+Call ReadCall(Bytes& bytes, bool is_cpu) {
+  Call call = CallBuilder(bytes, is_cpu).Build();
+  for (int64_t mutations = bytes.Below(4); mutations > 0; --mutations) Mutation(bytes, call).Apply();
   return call;
 }
 

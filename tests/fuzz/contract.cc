@@ -1,6 +1,6 @@
-// Kernels that compute nothing, and only ask whether what the handlers let through is what kernels take it for: whether
-// all they would read and write is there, and all they would count in 32 and 64 bits fits. In double numbers, which do
-// not overflow.
+// Kernels that compute nothing. They check what real kernels assume of calls that the handlers accept: that all
+// elements that they would read and write are in the buffers, and that their indices fit in 32 and 64 bits. The checks
+// compute sizes as doubles, which do not overflow.
 #include "contract.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ double Positive(double size) { return std::max(size, 0.); }
 void CheckWindow(const Sizes& s) {
   for (int axis = 0; axis < 2; ++axis) {
     REQUIRE(s.window.kernel[axis] >= 1 && s.window.strides[axis] >= 1 && s.window.dilation[axis] >= 1);
-    // The farthest row or column: an origin and a tile of 31 bits, and the padding.
+    // The last row or column that a sample can have: the origin, the tile and the padding have 31 bits each.
     const double tile = axis == 0 ? s.rows : s.columns;
     REQUIRE(0 <= tile && tile < k32);
     const double reach = double(s.window.kernel[axis] - 1) * s.window.dilation[axis];
@@ -54,7 +54,7 @@ double ImageCount(const Sizes& s, double images) { return images * s.height * s.
 
 void CheckPositions(const Sizes& s, const Positions& positions, double size) {
   CheckWindow(s);
-  REQUIRE(PositionCount(s) * 32 < k64);  // a warp for each
+  REQUIRE(PositionCount(s) * 32 < k64);  // a kernel uses one warp per position
   REQUIRE(contract.Holds(positions.offset, 2 * PositionCount(s), size));
   REQUIRE(!positions.mask || contract.Holds(positions.mask, PositionCount(s), size));
   REQUIRE(contract.Holds(positions.origin, 3, 4));
@@ -121,7 +121,7 @@ void CheckFusedCotangent(DType dtype, const Sizes& s, const Positions& positions
   REQUIRE(double(s.rows) * s.columns < k32 - 256 && outputs < k32 - 256);
   const int64_t segment = SegmentChannels(s, product);
   REQUIRE(segment > 0 && std::max(s.channels / product.groups, s.group_channels()) % segment == 0);
-  REQUIRE(s.taps() * (vectors + 16) < k32);  // depths are counted in 32 bits
+  REQUIRE(s.taps() * (vectors + 16) < k32);  // the K dimension is an int32
   REQUIRE(contract.Holds(d_y, outputs * product.features, SizeOf(dtype)));
 }
 
@@ -188,8 +188,7 @@ const char* FusedWeightCotangent(Device&, DType dtype, const Sizes& s, const Pos
 
 namespace {
 
-void CheckPool(DType dtype, const PoolSizes& s, const Rois& rois, const void* x, double x_size,
-               const void* pooled) {
+void CheckPool(DType dtype, const PoolSizes& s, const Rois& rois, const void* x, double x_size, const void* pooled) {
   const double wide = AccumulatorSize(dtype);
   for (int axis = 0; axis < 2; ++axis) {
     REQUIRE(s.output[axis] >= 1 && s.group[axis] >= 1 && s.part[axis] >= 1 && s.points[axis] >= 1);

@@ -1,4 +1,4 @@
-// What stands in for memory where sizes are of any size: addresses, and how many bytes are behind each.
+// Stands in for memory, so that buffers can have any size: it hands out addresses and records the size of each buffer.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@ namespace fuzz {
 
 class Contract {
  public:
-  // Of the buffer numbered `number` of a call, of so many bytes, or less than none.
+  // The address of the `number`-th buffer of a call, counted from 1. `bytes` is negative if its shape is impossible.
   char* Address(size_t number, bool in_place, int64_t bytes) {
     if (number == 1) bytes_.clear();
     char* address = reinterpret_cast<char*>((in_place ? kInPlace : number) << 52);
@@ -17,10 +17,10 @@ class Contract {
     return address;
   }
 
-  // Whether there are so many numbers of a size behind an address, at least.
-  bool Holds(const void* address, double numbers, double size) const {
+  // Whether the buffer at an address has at least `count` elements of `size` bytes.
+  bool Holds(const void* address, double count, double size) const {
     const auto found = bytes_.find(address);
-    return found != bytes_.end() && double(found->second) >= numbers * size;
+    return found != bytes_.end() && double(found->second) >= count * size;
   }
 
  private:
@@ -28,6 +28,6 @@ class Contract {
   std::map<const void*, int64_t> bytes_;
 };
 
-extern Contract* contract;  // null where there is memory
+extern Contract* contract;  // null if buffers are in real memory
 
 }  // namespace fuzz

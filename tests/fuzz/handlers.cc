@@ -1,6 +1,7 @@
-// One call of a handler, from bytes: for libFuzzer, and for replay.cc. Whatever the bytes say, the handler has to
-// return an error, or to succeed and have written its results; a sanitizer looks on. On the kernels of the CPU, on
-// those of CUDA by the execution model, or, of any sizes and without memory, on contract.cc.
+// The fuzz target, for libFuzzer and replay.cc: decodes one call of a handler from bytes and makes it under a
+// sanitizer. For any bytes, the handler must return an error, or succeed and write all its results. It is linked with
+// the kernels of the CPU, with the emulated kernels of CUDA, or with contract.cc, which allows any size because it
+// needs no memory.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -34,7 +35,7 @@ namespace {
   std::abort();
 }
 
-// For who looks into a finding.
+// Prints a call, to debug a failing input.
 void Show(const Call& call) {
   std::fprintf(stderr, "%s\n", call.handler.c_str());
   for (const auto* buffers : {&call.arguments, &call.results}) {
@@ -55,19 +56,20 @@ void Show(const Call& call) {
   }
 }
 
-// Allocations until one fails; none does at less than zero. Those of this file are not counted.
+// The number of allocations before one fails; negative if none fails. Allocations of this file are not counted.
 std::atomic<int64_t> allocations_left{-1};
-thread_local int uncounted = 0;  // or what the execution model makes of a thread's storage; 1 while it is so
+// 1 while allocations are not counted. Not a bool, because the emulation fills thread-local storage with 0xff.
+thread_local int uncounted = 0;
 
 struct Uncounted {
-  int before = std::exchange(uncounted, 1);
-  ~Uncounted() { uncounted = before; }
+  int previous = std::exchange(uncounted, 1);
+  ~Uncounted() { uncounted = previous; }
 };
 
-// XLA, as handlers see it.
+// The part of XLA's FFI API that the handlers call.
 std::vector<std::thread> threads;
-std::vector<std::pair<XLA_FFI_Task*, void*>> postponed;
-enum class Schedule { kAtOnce, kLater, kThreads } schedule;
+std::vector<std::pair<XLA_FFI_Task*, void*>> deferred_tasks;
+enum class Schedule { kImmediate, kDeferred, kThreads } schedule;
 
 XLA_FFI_Error* CreateError(XLA_FFI_Error_Create_Args* args) {
   const Uncounted uncounted;
@@ -81,13 +83,13 @@ XLA_FFI_Error* NumThreads(XLA_FFI_ThreadPool_NumThreads_Args* args) {
 }
 XLA_FFI_Error* ScheduleTask(XLA_FFI_ThreadPool_Schedule_Args* args) {
   const Uncounted uncounted;
-  if (schedule == Schedule::kAtOnce) args->task(args->data);
-  if (schedule == Schedule::kLater) postponed.emplace_back(args->task, args->data);
+  if (schedule == Schedule::kImmediate) args->task(args->data);
+  if (schedule == Schedule::kDeferred) deferred_tasks.emplace_back(args->task, args->data);
   if (schedule == Schedule::kThreads) threads.emplace_back(args->task, args->data);
   return nullptr;
 }
 void FinishTasks() {
-  for (const auto& [task, data] : std::exchange(postponed, {})) task(data);
+  for (const auto& [task, data] : std::exchange(deferred_tasks, {})) task(data);
   for (std::thread& thread : std::exchange(threads, {})) thread.join();
 }
 
@@ -103,8 +105,9 @@ XLA_FFI_Api MakeApi() {
   return api;
 }
 
-constexpr int64_t kMaxElements = 1 << 14;  // of a buffer that is there
-constexpr int64_t kMaxPoints = 1 << 8;     // of a bin
+// Larger calls are skipped, except on contract.cc: they would take too much memory or time.
+constexpr int64_t kMaxElements = 1 << 14;  // per buffer
+constexpr int64_t kMaxPoints = 1 << 8;     // per bin and axis
 
 size_t SizeOf(XLA_FFI_DataType type) {
   switch (type) {
@@ -125,7 +128,7 @@ size_t SizeOf(XLA_FFI_DataType type) {
   }
 }
 
-// A signalling NaN, which no arithmetic results in.
+// The bytes of an unwritten element: a NaN with a payload that no arithmetic produces.
 std::string Unwritten(XLA_FFI_DataType type) {
   switch (type) {
     case XLA_FFI_DataType_F16:
@@ -141,26 +144,26 @@ std::string Unwritten(XLA_FFI_DataType type) {
   }
 }
 
-// The numbers of a shape; -1 if no memory has so many.
+// The element count of a shape; -1 if it is impossible.
 int64_t Count(const std::vector<int64_t>& dims) {
-  int64_t count = 1, of_others = 1;  // than zero
+  int64_t count = 1, nonzero_count = 1;  // nonzero_count: without the dimensions of 0
   for (const int64_t size : dims) {
-    if (size < 0 || __builtin_mul_overflow(of_others, std::max<int64_t>(size, 1), &of_others)) return -1;
+    if (size < 0 || __builtin_mul_overflow(nonzero_count, std::max<int64_t>(size, 1), &nonzero_count)) return -1;
     count = size == 0 ? 0 : count;
   }
-  return of_others > int64_t{1} << 47 ? -1 : count ? of_others : 0;
+  return nonzero_count > int64_t{1} << 47 ? -1 : count ? nonzero_count : 0;
 }
 
-class Numbers {
+class NumberGenerator {
  public:
-  explicit Numbers(unsigned seed) : generator_(seed) {}
+  explicit NumberGenerator(unsigned seed) : generator_(seed) {}
 
   double Next() {
     constexpr double kInfinity = std::numeric_limits<double>::infinity();
-    static const double kOdd[] = {0.,    -0.,  1e-310,  1e-42,   -1e-42,    6e-8,       0.5,         2.5,
-                                  -0.5,  -1,   -1.5,    9,       1 << 24,   16777217,   2147483648., -2147483649.,
-                                  65504, 1e38, -3.4e38, 1.7e308, kInfinity, -kInfinity, std::nan("")};
-    if (generator_() % 8 == 0) return kOdd[generator_() % (sizeof kOdd / sizeof *kOdd)];
+    static const double kSpecial[] = {0.,    -0.,  1e-310,  1e-42,   -1e-42,    6e-8,       0.5,         2.5,
+                                      -0.5,  -1,   -1.5,    9,       1 << 24,   16777217,   2147483648., -2147483649.,
+                                      65504, 1e38, -3.4e38, 1.7e308, kInfinity, -kInfinity, std::nan("")};
+    if (generator_() % 8 == 0) return kSpecial[generator_() % (sizeof kSpecial / sizeof *kSpecial)];
     return double(generator_() % 65) / 4 - 4;
   }
 
@@ -169,7 +172,7 @@ class Numbers {
       if (buffer.role == Role::kOrigin && buffer.dtype == XLA_FFI_DataType_S32) {
         static const int32_t kOrigins[] = {0, 0, 1, 2, -1, INT32_MAX, INT32_MIN};
         Put(data, i, kOrigins[generator_() % 7]);
-      } else if (buffer.role == Role::kRegions && i % 5 == 0 && generator_() % 4) {
+      } else if (buffer.role == Role::kRois && i % 5 == 0 && generator_() % 4) {
         PutNumber(buffer.dtype, data, i, double(generator_() % 2));
       } else {
         PutNumber(buffer.dtype, data, i, Next());
@@ -200,7 +203,7 @@ class Numbers {
   std::minstd_rand generator_;
 };
 
-// A call in XLA's words, with memory of exactly its size.
+// The XLA_FFI_CallFrame of a call. Each buffer is a separate allocation of exactly its size.
 class Frame {
  public:
   Frame(const Call& call, unsigned seed) : call_(call), numbers_(seed) {
@@ -213,9 +216,10 @@ class Frame {
     for (XLA_FFI_ByteSpan& name : names_) name_pointers_.push_back(&name);
   }
 
-  // Whether the machine has what the call asks for. What no machine has, the handler must refuse.
-  bool possible() const { return possible_; }
-  bool right() const { return call_.right && !impossible_; }
+  // Whether the call is small enough to be made here. Shapes that are impossible anywhere are left to the handler,
+  // which must reject them.
+  bool is_runnable() const { return is_runnable_; }
+  bool is_valid() const { return call_.is_valid && !has_impossible_shape_; }
 
   XLA_FFI_Error* Run(XLA_FFI_Handler* handler) {
     const XLA_FFI_Api api = MakeApi();
@@ -234,7 +238,7 @@ class Frame {
   }
 
   void CheckSuccess() const {
-    if (impossible_) Fail(call_, "takes shapes that no memory has");
+    if (has_impossible_shape_) Fail(call_, "takes shapes that no memory has");
     if (contract) return;
     for (size_t b = 0; b < call_.results.size(); ++b) {
       const size_t size = SizeOf(call_.results[b].dtype);
@@ -251,8 +255,8 @@ class Frame {
  private:
   void AddBuffer(const Buffer& buffer) {
     const int64_t count = Count(buffer.dims), bytes = count * int64_t(SizeOf(buffer.dtype));
-    impossible_ |= count < 0;
-    possible_ &= contract || count <= kMaxElements;
+    has_impossible_shape_ |= count < 0;
+    is_runnable_ &= contract || count <= kMaxElements;
     memory_.emplace_back();
     dims_.push_back(buffer.dims);
     char* data = nullptr;
@@ -260,7 +264,7 @@ class Frame {
       data = contract->Address(memory_.size(), buffer.role == Role::kInPlace, bytes);
     } else if (buffer.role == Role::kInPlace && in_place_) {
       data = in_place_;
-    } else if (count >= 0 && possible_) {  // an address, even of nothing
+    } else if (count >= 0 && is_runnable_) {  // an empty buffer has an address too
       memory_.back().reset(new char[bytes]);
       data = memory_.back().get();
       const std::string unwritten = Unwritten(buffer.dtype);
@@ -273,11 +277,11 @@ class Frame {
   }
 
   void AddAttribute(const std::string& name, const Attribute& attribute) {
-    static XLA_FFI_Attrs nothing = {XLA_FFI_Attrs_STRUCT_SIZE, nullptr, 0, nullptr, nullptr, nullptr};
+    static XLA_FFI_Attrs empty_dictionary = {XLA_FFI_Attrs_STRUCT_SIZE, nullptr, 0, nullptr, nullptr, nullptr};
     names_.push_back({name.data(), name.size()});
     attribute_types_.push_back(attribute.type);
     char* bytes = const_cast<char*>(attribute.bytes.data());
-    void* value = &nothing;
+    void* value = &empty_dictionary;
     if (attribute.type == XLA_FFI_AttrType_ARRAY) {
       const size_t count = attribute.bytes.size() / std::max<size_t>(1, SizeOf(attribute.dtype));
       arrays_.push_back(std::make_unique<XLA_FFI_Array>(XLA_FFI_Array{attribute.dtype, count, bytes}));
@@ -290,16 +294,16 @@ class Frame {
       value = strings_.back().get();
     }
     attributes_.push_back(value);
-    if (name == "sample_per_part" && attribute.bytes.size() >= sizeof(int64_t[2])) {  // which only takes long
+    if (name == "sample_per_part" && attribute.bytes.size() >= sizeof(int64_t[2])) {  // many points only take long
       int64_t points[2];
       std::memcpy(points, bytes, sizeof points);
-      possible_ &= contract || std::max(points[0], points[1]) <= kMaxPoints;
+      is_runnable_ &= contract || std::max(points[0], points[1]) <= kMaxPoints;
     }
   }
 
   const Call& call_;
-  Numbers numbers_;
-  bool possible_ = true, impossible_ = false;
+  NumberGenerator numbers_;
+  bool is_runnable_ = true, has_impossible_shape_ = false;
   std::vector<std::unique_ptr<char[]>> memory_;
   std::vector<std::vector<int64_t>> dims_;
   std::vector<XLA_FFI_Buffer> buffers_;
@@ -316,8 +320,8 @@ class Frame {
 };
 
 XLA_FFI_Handler* Find(const std::string& name) {
-  for (const auto& of_operator : dcn::BackendHandlers()) {
-    for (const dcn::Handler& handler : of_operator) {
+  for (const auto& operator_handlers : dcn::BackendHandlers()) {
+    for (const dcn::Handler& handler : operator_handlers) {
       if (handler.name == name) return handler.call;
     }
   }
@@ -327,7 +331,7 @@ XLA_FFI_Handler* Find(const std::string& name) {
 }  // namespace
 }  // namespace fuzz
 
-// Of libraries, some know these and some AddressSanitizer's.
+// Some libraries call the operators below and others AddressSanitizer's, so new and delete may not match.
 extern "C" const char* __asan_default_options() { return "alloc_dealloc_mismatch=0"; }
 
 void* operator new(size_t size) {
@@ -340,18 +344,18 @@ void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fuzz;
-  static const bool cpu = !Find("dcn_fused_forward");
+  static const bool is_cpu = !Find("dcn_fused_forward");
   Bytes bytes(data, size);
-  const Call call = ReadCall(bytes, cpu);
+  const Call call = ReadCall(bytes, is_cpu);
   if (std::getenv("SHOW_CALLS")) Show(call);
   XLA_FFI_Handler* handler = Find(call.handler);
   schedule = Schedule(bytes.Below(3));
-  const int64_t failing = int64_t{bytes.Next()} - 192;  // the allocation; mostly none
+  const int64_t failing_allocation = int64_t{bytes.Next()} - 192;  // mostly negative: none fails
   Frame frame(call, bytes.Next());
-  if (!handler || !frame.possible()) return 0;
-  // XLA's own words on a wrong attribute end the process where there is no memory for them.
-  const bool exhausted = (cpu || contract) && frame.right() && failing >= 0;
-  allocations_left = exhausted ? failing : -1;
+  if (!handler || !frame.is_runnable()) return 0;
+  // Only valid calls: if XLA cannot allocate its own message about an invalid attribute, it ends the process.
+  const bool has_failing_allocation = (is_cpu || contract) && frame.is_valid() && failing_allocation >= 0;
+  allocations_left = has_failing_allocation ? failing_allocation : -1;
   const std::unique_ptr<XLA_FFI_Error> error(frame.Run(handler));
   allocations_left = -1;
   FinishTasks();
@@ -360,9 +364,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } else if (error->message.empty()) {
     Fail(call, "gives no reason");
   } else if (error->code != XLA_FFI_Error_Code_INVALID_ARGUMENT &&
-             !(exhausted && error->code == XLA_FFI_Error_Code_RESOURCE_EXHAUSTED)) {
+             !(has_failing_allocation && error->code == XLA_FFI_Error_Code_RESOURCE_EXHAUSTED)) {
     Fail(call, "fails: " + error->message);
-  } else if (frame.right() && !exhausted) {
+  } else if (frame.is_valid() && !has_failing_allocation) {
     Fail(call, "refuses what is right: " + error->message);
   }
   return 0;

@@ -1,5 +1,5 @@
-// Runs what libFuzzer has found, from one file, each input behind its length in two bytes, or every n-th of them; and
-// then as many more inputs as are asked for, each one of these with some bytes changed.
+// Replays the inputs that libFuzzer found: `replay CORPUS N MUTATED` runs every N-th input of the corpus, and then
+// MUTATED random inputs of it with some bytes changed. In the corpus each input follows its length in two bytes.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -14,19 +14,19 @@ int main(int, char** arguments) {
   std::ifstream file(arguments[1], std::ios::binary);
   const std::vector<uint8_t> bytes((std::istreambuf_iterator<char>(file)), {});
   std::vector<std::vector<uint8_t>> inputs;
-  for (size_t at = 0; at + 2 <= bytes.size();) {
-    const size_t size = bytes[at] + 256 * bytes[at + 1];
-    inputs.emplace_back(&bytes[at + 2], &bytes[at + 2 + size]);
-    at += 2 + size;
+  for (size_t start = 0; start + 2 <= bytes.size();) {
+    const size_t size = bytes[start] + 256 * bytes[start + 1];
+    inputs.emplace_back(&bytes[start + 2], &bytes[start + 2 + size]);
+    start += 2 + size;
   }
-  const size_t every = std::atoi(arguments[2]);
-  for (size_t i = 0; i < inputs.size(); i += every) LLVMFuzzerTestOneInput(inputs[i].data(), inputs[i].size());
+  const size_t step = std::atoi(arguments[2]);
+  for (size_t i = 0; i < inputs.size(); i += step) LLVMFuzzerTestOneInput(inputs[i].data(), inputs[i].size());
   std::minstd_rand generator;
-  const int more = std::atoi(arguments[3]);
-  for (int i = 0; i < more; ++i) {
+  const int num_mutated = std::atoi(arguments[3]);
+  for (int i = 0; i < num_mutated; ++i) {
     std::vector<uint8_t> input = inputs[generator() % inputs.size()];
     for (int change = 0; change < 3 && !input.empty(); ++change) input[generator() % input.size()] = generator() >> 8;
     LLVMFuzzerTestOneInput(input.data(), input.size());
   }
-  std::printf("of %zu inputs every %zu. and %d changed ones are done\n", inputs.size(), every, more);
+  std::printf("of %zu inputs every %zu. and %d changed ones are done\n", inputs.size(), step, num_mutated);
 }

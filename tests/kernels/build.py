@@ -1,6 +1,6 @@
-"""Compiles the CUDA kernels' own source for the CPU, with the execution model in the toolkit's place, and for a GPU.
+"""Compiles the source of the CUDA kernels for the CPU, with an emulation in place of the CUDA toolkit, and for a GPU.
 
-What is built stays in the build folder, under a name that says what it was built from.
+Built files are cached in the build folder, under a hash of their inputs.
 """
 
 import functools
@@ -26,7 +26,7 @@ FUZZ = HERE.parent / "fuzz"
 KERNELS = {path.stem: path for path in sorted((LIB / "cuda").glob("*.cu"))}
 
 COMPILER = "g++"
-# As in the package, no product may be fused with a sum.
+# No fused multiply-add, as in the package.
 FLAGS = ["-std=c++17", "-O1", "-g", "-fPIC", "-ffp-contract=off"]
 DEVICE_FLAGS = {"psroi_pool": ["--fmad=false"]}
 INCLUDE = [f"-I{HERE / 'cuda'}", f"-I{LIB}", f"-I{LIB / 'cuda'}", f"-I{HERE}", f"-isystem{jax.ffi.include_dir()}"]
@@ -40,25 +40,28 @@ COMPILERS = {sanitizer: "clang++" if sanitizer == "fuzzer" else COMPILER for san
 
 
 def mistakes(names: Iterable[str], always: Collection[str]) -> list:
-    """Parameters of a test that plants mistakes: but for some it is left to `make thorough`."""
+    """Parameters of a mutation test. Only the names in `always` run by default; `make thorough` runs all."""
     return [pytest.param(name, marks=[] if name in always else [pytest.mark.thorough]) for name in names]
 
 
 def module() -> pathlib.Path:
-    """The handlers of lib/ffi, on emulated kernels, as a shared library."""
+    """A shared library of the FFI handlers, which call the emulated kernels."""
     sources = [*sorted(LIB.glob("ffi/*.cc")), LIB / "cuda" / "handlers.cc"]
     handlers = [(path, ["-include", "stream.h"]) for path in sources if path.name != "module.cc"]
     return _link("module.so", [*handlers, (HERE / "module.cc", []), *((path, []) for path in KERNELS.values())], "none")
 
 
 def program(name: str, sanitizer: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
-    """`name`, a file beside this one, and `kernels`, under a sanitizer."""
+    """An executable of `name`, a file in this folder, and `kernels`, compiled with a sanitizer."""
     sources = [HERE / name, *kernels.values()]
     return _link(pathlib.Path(name).stem, [(path, []) for path in sources], sanitizer)
 
 
 def last_task_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
-    """`name` and `kernels` of the CPU, which stand beside a device that runs a loop's last task alone."""
+    """An executable of `name` and CPU kernels, with the Device of last_task/, which runs only a loop's last task.
+
+    The kernels must be in a folder with a copy of that device.h, because they include it from there.
+    """
     own = {
         path: ["-O0", "-iquote", str(HERE / "last_task"), "-iquote", str(CPU)]
         for path in [HERE / name, *kernels.values()]
@@ -67,12 +70,13 @@ def last_task_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Pa
 
 
 def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB) -> pathlib.Path:
-    """The program that fuzzes "cpu", "cuda", or "contract", or but replays what was found, without "fuzzer".
+    """The fuzzing program of a backend: "cpu", "cuda" or "contract".
 
-    What of lib/ffi stands in changed/ffi is taken from there.
+    With the sanitizer "fuzzer" it is libFuzzer's; with any other it replays a corpus. Files in changed/ffi replace
+    those of lib/ffi.
     """
     names = ["calls", "handlers", *(["replay"] if sanitizer != "fuzzer" else [])]
-    ours = [(FUZZ / f"{name}.cc", []) for name in names]
+    harness = [(FUZZ / f"{name}.cc", []) for name in names]
     paths = [path for path in sorted((LIB / "ffi").glob("*.cc")) if path.name != "module.cc"]
     if backend == "cpu":
         paths = [*(path for path in paths if path.stem != "deform_conv_fused"), *sorted(CPU.glob("*.cc"))]
@@ -85,11 +89,11 @@ def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB)
         ]
         kernels = [FUZZ / "contract.cc"] if backend == "contract" else KERNELS.values()
         rest += [(path, []) for path in kernels]
-    return _link(f"fuzz_{backend}", [*ours, *rest], sanitizer)
+    return _link(f"fuzz_{backend}", [*harness, *rest], sanitizer)
 
 
 def device_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
-    """The same program on the GPU that is here, compiled as in the package."""
+    """The same program compiled for the GPU of this machine, with the flags of the package."""
     nvcc = machine_code.find("nvcc")
     command = [nvcc, "-std=c++17", "-arch=native", "-lineinfo", f"-I{LIB}", f"-I{LIB / 'cuda'}"]
 
@@ -104,13 +108,13 @@ def device_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
 
 @functools.cache
 def has(sanitizer: str) -> bool:
-    """Whether the compiler has it, with its library."""
+    """Whether the compiler supports the sanitizer and its library is installed."""
     command = [COMPILERS[sanitizer], *SANITIZERS[sanitizer], "-x", "c++", "-", "-o", os.devnull]
     return subprocess.run(command, input="int main() {}", text=True, capture_output=True).returncode == 0
 
 
 def _link(name, sources, sanitizer):
-    """`sources` are pairs of a path and its own flags. The execution model stays without a sanitizer."""
+    """`sources` are pairs of a path and its own flags. The emulation itself is compiled without a sanitizer."""
     compiler, flags = COMPILERS[sanitizer], SANITIZERS[sanitizer]
     sources = [(compiler, path, [*flags, *own]) for path, own in sources]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -126,7 +130,7 @@ def _compile(compiler_source_and_flags):
 
 
 def _cached(name, command, inputs):
-    """What `command` writes to the file that `-o` names; all it depends on is `inputs` and its own words."""
+    """The file that `command` writes with `-o`, cached. It must depend only on `inputs` and the words of the command."""
     words = [str(word) for word in command]
     contents = [
         _version(words[0]).encode(),
@@ -140,7 +144,7 @@ def _cached(name, command, inputs):
             written = pathlib.Path(folder) / name
             result = subprocess.run([*words, "-o", str(written)], capture_output=True, text=True)
             assert result.returncode == 0, result.stderr
-            written.replace(target)  # at once, for others may be building it too
+            written.replace(target)  # atomic, because other processes may build the same file
     return target
 
 

@@ -5,7 +5,7 @@ import sys
 
 import jax
 import pytest
-from jax._src.interpreters import mlir  # no public name tells which lowering a platform has
+from jax._src.interpreters import mlir  # jax has no public function that returns the lowering of a platform
 
 from jax_dcn._primitive.extension import custom_calls
 
@@ -22,7 +22,7 @@ def compiler():
 
 @pytest.fixture(scope="session")
 def emulated_handlers(compiler):
-    """What the custom calls are named that run the CUDA kernels' source on the CPU."""
+    """Registers the emulated CUDA handlers for the CPU. Maps custom call names to the names of the emulated ones."""
     library = ctypes.CDLL(str(build.module()))
     library.FindHandler.restype = ctypes.c_void_p
     names = {name: f"emulated_{name}" for name in custom_calls}
@@ -34,7 +34,7 @@ def emulated_handlers(compiler):
 
 @pytest.fixture(scope="module")
 def emulated_kernels(emulated_handlers):
-    """All of jax_dcn on the CPU is lowered as for CUDA, and its kernels emulated."""
+    """Lowers all of jax_dcn on the CPU as for CUDA, to the emulated handlers."""
     real_call = jax.ffi.ffi_call
 
     def emulated_call(name, *args, **kwargs):
@@ -52,7 +52,7 @@ def emulated_kernels(emulated_handlers):
 
 
 def pytest_collection_modifyitems(items):
-    """Drops what is borrowed from other tests to run without kernels."""
-    borrowed = [item for item in items if item.path.parent == HERE and hasattr(item, "callspec")]
-    without_kernels = {item for item in borrowed if item.callspec.params.get("backend") == "reference"}
+    """Deselects the reference cases of tests that are imported from other folders, because they run no kernels."""
+    imported = [item for item in items if item.path.parent == HERE and hasattr(item, "callspec")]
+    without_kernels = {item for item in imported if item.callspec.params.get("backend") == "reference"}
     items[:] = [item for item in items if item not in without_kernels]

@@ -1,4 +1,5 @@
-// The scheduler. It is compiled without sanitizers, for its own state is not under test, and works with each of them.
+// The scheduler of the emulation. It is compiled without sanitizers, because its own state is not under test, and works
+// with kernels that are compiled with any of them.
 #include "execution.h"
 
 #include <link.h>
@@ -16,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-extern "C" {  // null where the sanitizer is not linked
+extern "C" {  // null if the sanitizer is not linked
 __attribute__((weak)) void* __tsan_get_current_fiber();
 __attribute__((weak)) void* __tsan_create_fiber(unsigned flags);
 __attribute__((weak)) void __tsan_switch_to_fiber(void* fiber, unsigned flags);
@@ -32,20 +33,20 @@ namespace {
 constexpr size_t kStack = 64 << 10;
 constexpr int kPoison = 0xff;  // NaN in every floating-point type, -1 in every integer
 constexpr uint64_t kUnknown = ~uint64_t{0};
-constexpr size_t kMaxPendingCopies = 64;   // copies of one thread at a time
-constexpr size_t kSharedOfAll = 48 << 10;  // which every kernel may use
+constexpr size_t kMaxPendingCopies = 64;        // per thread
+constexpr size_t kDefaultMaxShared = 48 << 10;  // dynamic shared memory without AllowShared
 
-// What a thread has done, and what that was ordered by, as ThreadSanitizer knows it.
+// A fiber of ThreadSanitizer: the memory accesses of one CUDA thread and their happens-before order.
 class History {
  public:
   static History Current() { return History(__tsan_get_current_fiber ? __tsan_get_current_fiber() : nullptr); }
   static History Create() { return History(__tsan_create_fiber ? __tsan_create_fiber(0) : nullptr); }
 
-  // What is done from now on belongs here, and is not ordered after what was done before.
+  // Attributes the following accesses to this history, without ordering them after earlier ones.
   void Continue() const {
     if (fiber_) __tsan_switch_to_fiber(fiber_, 1);
   }
-  // All that is acquired from an address is ordered after all that was released to it.
+  // Accesses after an Acquire of an address are ordered after those before a Release to it.
   void Acquire(void* address) const {
     if (fiber_) As(&__tsan_acquire, address);
   }
@@ -66,16 +67,16 @@ class History {
   void* fiber_;
 };
 
-// What a thread waits for: some threads of its block, at one place of the source.
+// What a thread waits for: a set of threads of its block that must all reach the same line of the source.
 struct Meeting {
-  int first = 0;      // the number of the first thread
-  unsigned mask = 0;  // those of its warp; 0: the whole block
-  swizzled_index place = {};
-  bool orders = false;  // memory
+  int first = 0;      // the index of the first thread
+  unsigned mask = 0;  // lanes of its warp; 0 for the whole block
+  SourceLocation location = {};
+  bool orders_memory = false;
 
   bool operator==(const Meeting& other) const {
-    return first == other.first && mask == other.mask && place.line == other.place.line &&
-           std::strcmp(place.file, other.place.file) == 0;
+    return first == other.first && mask == other.mask && location.line == other.location.line &&
+           std::strcmp(location.file, other.location.file) == 0;
   }
 };
 
@@ -108,13 +109,13 @@ class Block {
   }
 
   Thread& current() const { return *current_; }
-  // What the lanes of the current warp offered when they last met others. It holds until those meet again.
+  // The offers of the current warp's lanes when they last waited for each other; valid until they do so again.
   const Offer* Offers() const { return &offers_[warp()]; }
-  Meeting OfWarp(unsigned mask, swizzled_index place, bool orders) const {
-    return {warp() + __builtin_ctz(mask), mask, place, orders};
+  Meeting OfWarp(unsigned mask, SourceLocation location, bool orders_memory) const {
+    return {warp() + __builtin_ctz(mask), mask, location, orders_memory};
   }
 
-  // Runs all threads to their ends; or says why that cannot be.
+  // Runs all threads to completion. Returns an empty string, or a description of the deadlock.
   std::string Run() {
     scheduler_history_.Release(this);
     for (const Thread& thread : threads_) thread.history.Acquire(this);
@@ -129,7 +130,7 @@ class Block {
     return "";
   }
 
-  // In a CUDA thread: leaves until all of `meeting` are there.
+  // Called by a CUDA thread: suspends it until all threads of `meeting` wait.
   void Wait(const Meeting& meeting, const Offer& offer = {}) {
     current_->meeting = meeting;
     current_->offer = offer;
@@ -156,11 +157,11 @@ class Block {
     Switch(current_->left_at, scheduler_left_at_);
   }
 
-  // Much faster than swapcontext, which makes system calls.
-  __attribute__((noipa)) static void Switch(void** here, void** there) {
-    if (__builtin_setjmp(here) == 0) Jump(there);
+  // setjmp and longjmp are much faster than swapcontext, which makes system calls.
+  __attribute__((noipa)) static void Switch(void** from, void** to) {
+    if (__builtin_setjmp(from) == 0) Jump(to);
   }
-  __attribute__((noipa, noreturn)) static void Jump(void** there) { __builtin_longjmp(there, 1); }
+  __attribute__((noipa, noreturn)) static void Jump(void** to) { __builtin_longjmp(to, 1); }
 
   __attribute__((noipa)) void Start(Thread& thread) {
     static Block* starting;
@@ -187,43 +188,44 @@ class Block {
     return members;
   }
 
-  // Makes the threads ready that all others wait for with them; false if there are none.
+  // Resumes the threads of each complete meeting, in which every member waits for the same one. Returns whether there
+  // was any.
   bool Meet() {
-    bool any = false;
+    bool has_resumed = false;
     for (const Thread& first : threads_) {
       if (first.state != Thread::kWaiting || first.meeting.first != first.number) continue;
       const Meeting meeting = first.meeting;
       const std::vector<Thread*> members = Members(meeting);
-      bool complete = true;
-      for (const Thread* t : members) complete &= t->state == Thread::kWaiting && t->meeting == meeting;
-      if (!complete) continue;
-      // Its address stands for the first thread's meetings: what others released to it before, that thread has
-      // acquired.
+      bool is_complete = true;
+      for (const Thread* t : members) is_complete &= t->state == Thread::kWaiting && t->meeting == meeting;
+      if (!is_complete) continue;
+      // The address of the first member identifies its meetings for ThreadSanitizer. It can be reused, because that
+      // thread has already acquired what the members of earlier meetings released.
       for (const Thread* t : members) {
-        if (meeting.orders) t->history.Release(members[0]);
+        if (meeting.orders_memory) t->history.Release(members[0]);
       }
       for (Thread* t : members) {
-        if (meeting.orders) t->history.Acquire(members[0]);
+        if (meeting.orders_memory) t->history.Acquire(members[0]);
         offers_[t->number] = t->offer;
         t->state = Thread::kReady;
       }
-      any = true;
+      has_resumed = true;
     }
-    return any;
+    return has_resumed;
   }
 
-  static std::string Describe(const swizzled_index& place) {
-    const std::string path = place.file;
-    return path.substr(path.rfind('/') + 1) + ":" + std::to_string(place.line);
+  static std::string Describe(const SourceLocation& location) {
+    const std::string path = location.file;
+    return path.substr(path.rfind('/') + 1) + ":" + std::to_string(location.line);
   }
 
   std::string Describe(const Thread& waiting) {
     const std::string text =
-        "thread " + std::to_string(waiting.number) + " waits at " + Describe(waiting.meeting.place) + " for thread ";
+        "thread " + std::to_string(waiting.number) + " waits at " + Describe(waiting.meeting.location) + " for thread ";
     for (const Thread* t : Members(waiting.meeting)) {
       if (t->state == Thread::kEnded) return text + std::to_string(t->number) + ", which has ended";
       if (!(t->meeting == waiting.meeting)) {
-        return text + std::to_string(t->number) + ", which waits at " + Describe(t->meeting.place);
+        return text + std::to_string(t->number) + ", which waits at " + Describe(t->meeting.location);
       }
     }
     return text + "none";
@@ -233,7 +235,8 @@ class Block {
   char* stacks_;
   History scheduler_history_;
   std::vector<Thread> threads_;
-  inline static Offer offers_[kMaxThreads];  // static: CUDA threads read it, unordered with its end
+  // Static, because CUDA threads read it and no barrier orders these reads before the block's destruction.
+  inline static Offer offers_[kMaxThreads];
   Thread* current_ = nullptr;
   void* scheduler_left_at_[5];
 };
@@ -241,12 +244,12 @@ class Block {
 Block* block;
 std::string failure;
 
-// The storage of this thread that the kernels' module calls thread_local: their shared memory, and nothing else.
+// The thread-local storage of the kernels' module in this thread, which is their shared memory and nothing else.
 std::pair<char*, size_t> SharedMemory() {
   std::pair<char*, size_t> shared;
   dl_iterate_phdr(
       [](dl_phdr_info* info, size_t, void* shared) {
-        const auto* known = reinterpret_cast<char*>(dynamic_shared);
+        const auto* known = reinterpret_cast<char*>(dynamic_shared);  // an address in the segment
         auto* data = static_cast<char*>(info->dlpi_tls_data);
         for (int i = 0; data && i < info->dlpi_phnum; ++i) {
           const auto& segment = info->dlpi_phdr[i];
@@ -259,7 +262,8 @@ std::pair<char*, size_t> SharedMemory() {
   return shared;
 }
 
-// Every block starts with unknown shared memory, of which it may use what the launch asks for.
+// Fills the shared memory of a block with kPoison, and with AddressSanitizer forbids accesses to dynamic shared memory
+// past the size of the launch.
 class Poison {
  public:
   explicit Poison(size_t used)
@@ -277,7 +281,8 @@ class Poison {
   size_t excess_;
 };
 
-// The same memory for every block, and yet new to ThreadSanitizer.
+// The stacks of a block's fibers. They are at the same addresses for every block, but mapped anew, so that
+// ThreadSanitizer forgets earlier accesses.
 char* NewStacks() {
   static void* stacks = nullptr;
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (stacks ? MAP_FIXED : 0);
@@ -285,39 +290,39 @@ char* NewStacks() {
   return static_cast<char*>(stacks);
 }
 
-std::mutex one_at_a_time;
+std::mutex launch_mutex;
 std::map<const void*, size_t> allowed_shared;
 
 }  // namespace
 
 cudaError_t AllowShared(const void* kernel, int bytes) {
   if (bytes < 0 || size_t(bytes) > max_shared_bytes) return cudaErrorInvalidConfiguration;
-  std::lock_guard<std::mutex> lock(one_at_a_time);
+  std::lock_guard<std::mutex> lock(launch_mutex);
   allowed_shared[kernel] = size_t(bytes);
   return cudaSuccess;
 }
 
 cudaError_t Launch(const cudaLaunchConfig_t& config, const void* address, const std::function<void()>& kernel) {
-  std::lock_guard<std::mutex> lock(one_at_a_time);
-  const dim3 grid = {std::min(config.gridDim.x, most_blocks), config.gridDim.y, config.gridDim.z};
+  std::lock_guard<std::mutex> lock(launch_mutex);
+  const dim3 grid = {std::min(config.gridDim.x, max_grid_blocks), config.gridDim.y, config.gridDim.z};
   const unsigned blocks = Volume(grid), threads = Volume(config.blockDim);
-  const size_t allowed = std::max(kSharedOfAll, allowed_shared[address]);
+  const size_t allowed = std::max(kDefaultMaxShared, allowed_shared[address]);
   if (blocks == 0 || threads == 0 || threads > kMaxThreads || config.dynamicSmemBytes > allowed) {
     return cudaErrorInvalidConfiguration;
   }
   gridDim = grid;
   blockDim = config.blockDim;
   failure.clear();
-  // One for each thread of all blocks. They are costly, and the next launch, which is ordered after this, may go on
-  // with them.
+  // One history per thread of all blocks. Creating them is expensive, so the next launch, which is ordered after this
+  // one, reuses them.
   static std::vector<History> histories;
-  const unsigned first = last_block_alone ? blocks - 1 : 0;
+  const unsigned first = only_last_block ? blocks - 1 : 0;
   while (histories.size() < size_t{blocks - first} * threads) histories.push_back(History::Create());
   for (unsigned i = first; i < blocks && failure.empty(); ++i) {
     blockIdx = Index(i, gridDim);
     std::thread([&] {
       const Poison poison(config.dynamicSmemBytes);
-      // On the heap: with an address that is freed, ThreadSanitizer forgets what it ordered.
+      // On the heap, because ThreadSanitizer forgets the order that an address stands for when the address is freed.
       const auto running = std::make_unique<Block>(kernel, NewStacks(), &histories[(i - first) * threads]);
       block = running.get();
       failure = block->Run();
@@ -330,12 +335,12 @@ cudaError_t Launch(const cudaLaunchConfig_t& config, const void* address, const 
 
 int Lane() { return block->current().number % kWarp; }
 
-void WaitForBlock(swizzled_index place) { block->Wait({0, 0, place, true}); }
+void WaitForBlock(SourceLocation location) { block->Wait({0, 0, location, true}); }
 
-void WaitForWarp(unsigned mask, swizzled_index place) { block->Wait(block->OfWarp(mask, place, true)); }
+void WaitForWarp(unsigned mask, SourceLocation location) { block->Wait(block->OfWarp(mask, location, true)); }
 
-const Offer* OffersOfWarp(const Offer& offer, swizzled_index place) {
-  block->Wait(block->OfWarp(~0u, place, false), offer);
+const Offer* OffersOfWarp(const Offer& offer, SourceLocation location) {
+  block->Wait(block->OfWarp(~0u, location, false), offer);
   return block->Offers();
 }
 
@@ -351,17 +356,17 @@ bool TakePostponed(Copy* copy) {
   return true;
 }
 
-uint64_t Exchange(unsigned mask, uint64_t value, int from, swizzled_index place) {
+uint64_t Exchange(unsigned mask, uint64_t value, int from, SourceLocation location) {
   Offer offer = {};
   std::memcpy(offer.words, &value, sizeof value);
-  block->Wait(block->OfWarp(mask, place, false), offer);
+  block->Wait(block->OfWarp(mask, location, false), offer);
   if (!(mask >> from & 1)) return kUnknown;
   std::memcpy(&value, block->Offers()[from].words, sizeof value);
   return value;
 }
 
-unsigned Vote(unsigned mask, bool yes, swizzled_index place) {
-  block->Wait(block->OfWarp(mask, place, false), {{yes}});
+unsigned Vote(unsigned mask, bool yes, SourceLocation location) {
+  block->Wait(block->OfWarp(mask, location, false), {{yes}});
   unsigned ballot = 0;
   for (int lane = 0; lane < kWarp; ++lane) {
     if (mask >> lane & 1) ballot |= (block->Offers()[lane].words[0] & 1) << lane;

@@ -1,8 +1,9 @@
-// Runs the source of CUDA kernels on a CPU: as much of CUDA as kernels use, under CUDA's names.
+// Emulates on a CPU the part of CUDA that the kernels use, under CUDA's names, so that their source runs unchanged.
 //
-// One block runs after another, each in a thread of its own; a CUDA thread is a fiber that runs until it waits for
-// others. Finds what a GPU keeps to itself: threads that wait for some that never come, and shared memory read before
-// it is written. ThreadSanitizer sees CUDA threads as CUDA does, ordered by barriers alone, and blocks by nothing.
+// Blocks run one after another, each in its own host thread. A CUDA thread is a fiber, which runs until it waits for
+// other threads. The emulation finds errors that a GPU does not report: barriers that not all threads reach, and reads
+// of uninitialized shared memory. For ThreadSanitizer, only barriers order the threads of a block, and nothing orders
+// blocks, as in CUDA.
 #pragma once
 
 #include <cmath>
@@ -13,7 +14,8 @@
 #define __global__
 #define __device__
 #define __launch_bounds__(...)
-// A block's shared memory is the storage of the thread it runs in. UndefinedBehaviorSanitizer knows the bounds.
+// The shared memory of a block is the thread-local storage of the host thread that runs it. Its arrays keep their
+// bounds, which UndefinedBehaviorSanitizer checks.
 #define __shared__ thread_local
 
 struct dim3 {
@@ -42,62 +44,62 @@ namespace execution {
 constexpr int kWarp = 32;
 constexpr int kMaxThreads = 1024;
 constexpr size_t kMaxShared = 227 << 10;
-inline size_t max_shared_bytes = kMaxShared;  // of the device at hand
-inline unsigned most_blocks = ~0u;            // of a launch: more are left out, for kernels whose blocks loop
-inline bool last_block_alone = false;         // the others of a launch do not run
+inline size_t max_shared_bytes = kMaxShared;  // per block, on the emulated device
+inline unsigned max_grid_blocks = ~0u;        // larger grids are truncated, to test grid-stride loops
+inline bool only_last_block = false;          // the other blocks of a launch do not run
 
-// In a kernel's source.
-struct swizzled_index {
+// A line of a kernel's source, for error messages.
+struct SourceLocation {
   const char* file;
   int line;
 };
 
-// `address` is the kernel's, which tells what it was allowed.
+// `address` is the kernel's address, which identifies it for AllowShared.
 cudaError_t Launch(const cudaLaunchConfig_t&, const void* address, const std::function<void()>& kernel);
 
-// Allows a kernel more dynamic shared memory than all have.
+// Allows a kernel more dynamic shared memory than the default 48 KiB.
 cudaError_t AllowShared(const void* kernel, int bytes);
 
-// Until all threads of the block are here; until those of `mask` in the warp are.
-void WaitForBlock(swizzled_index);
-void WaitForWarp(unsigned mask, swizzled_index);
+// Barriers: all threads of the block, or the lanes of `mask` in the current warp.
+void WaitForBlock(SourceLocation);
+void WaitForWarp(unsigned mask, SourceLocation);
 
 int Lane();
 
-// What a lane lets others read.
+// Registers of a lane that the other lanes of its warp can read.
 struct Offer {
   uint32_t words[6];
 };
-// Once the whole warp is here: what each lane offers, until they meet again.
-const Offer* OffersOfWarp(const Offer&, swizzled_index);
+// Waits for the whole warp. Returns the offer of each lane, which is valid until the lanes next wait for each other.
+const Offer* OffersOfWarp(const Offer&, SourceLocation);
 
-// 16 bytes that a thread copies once it waits for them; zeros from nowhere.
+// An asynchronous copy of 16 bytes, which takes place when the thread waits for it. A null `from` writes zeros.
 struct Copy {
   void* to;
   const void* from;
 };
 void Postpone(const Copy&);
-bool TakePostponed(Copy*);  // false if this thread has postponed no more
+bool TakePostponed(Copy*);  // false if this thread has no pending copies
 
-// Both once those of `mask` in the warp are here: what lane `from` offers, unknown if it is none of these; the lanes
-// that vote yes.
-uint64_t Exchange(unsigned mask, uint64_t offer, int from, swizzled_index);
-unsigned Vote(unsigned mask, bool yes, swizzled_index);
+// Both wait for the lanes of `mask` in the warp. Exchange returns the offer of lane `from`, or all ones if `mask` does
+// not contain it; Vote returns the mask of the lanes that vote yes.
+uint64_t Exchange(unsigned mask, uint64_t offer, int from, SourceLocation);
+unsigned Vote(unsigned mask, bool yes, SourceLocation);
 
-// A shuffle within `width` lanes, which gives one's own value where lane `from` is none of them.
+// A shuffle within segments of `width` lanes: a lane receives its own value if lane `from` is in another segment.
 template <typename T>
-T Shuffle(unsigned mask, T value, int from, int width, swizzled_index place) {
+T Shuffle(unsigned mask, T value, int from, int width, SourceLocation location) {
   static_assert(sizeof value <= sizeof(uint64_t));
   uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof value);
-  bits = Exchange(mask, bits, from >= 0 && from / width == Lane() / width ? from : Lane(), place);
+  bits = Exchange(mask, bits, from >= 0 && from / width == Lane() / width ? from : Lane(), location);
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
 
 }  // namespace execution
 
-// The one name that `extern __shared__` may have here, at namespace scope.
+// Dynamic shared memory. Kernels must declare it at namespace scope and with this name.
 inline thread_local uint4 dynamic_shared[execution::kMaxShared / sizeof(uint4)];
 
 template <typename... Parameters, typename... Arguments>

@@ -1,6 +1,6 @@
-// Calls kernels on operands of more than 2^32 numbers, of which only those are in memory that the last of all tasks or
-// blocks reads or writes: what it computes must stand in the last places, and none of what it touches may lie
-// outside.
+// Calls kernels on operands of more than 2^32 elements, to find indices that overflow 32 bits. Only the last task or
+// block of each loop or launch runs, so only the pages that it accesses take memory. Its results must be in the last
+// elements, and it must not access memory outside the operands.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -16,9 +16,9 @@
 namespace dcn {
 namespace {
 
-constexpr int64_t kMargin = int64_t{16} << 30;  // which nothing may touch, and an overflow in 32 bits may reach
+constexpr int64_t kMargin = int64_t{16} << 30;  // inaccessible; wide enough to catch an index that overflows 32 bits
 
-// Zeros, between margins.
+// An array of zeros between inaccessible margins.
 template <typename T>
 class Large {
  public:
@@ -26,7 +26,7 @@ class Large {
     const int64_t bytes = (size * int64_t(sizeof(T)) + 4095) / 4096 * 4096;
     auto* first = static_cast<char*>(
         mmap(nullptr, bytes + 2 * kMargin, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    // Up to the page's end, for the last number to be before the margin.
+    // Aligned to the end of a page, so that the margin follows the last element directly.
     data_ = reinterpret_cast<T*>(first + kMargin + bytes) - size;
     if (first == MAP_FAILED || mprotect(first + kMargin, bytes, PROT_READ | PROT_WRITE)) {
       std::printf("no address space\n");
@@ -56,8 +56,8 @@ void Expect(const char* what, float value, float expected) {
 
 Window OneTap() { return {{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}; }
 
-// Many pixels of few channels.
-void Columns() {
+// Many pixels with few channels.
+void TestManyPixels() {
   constexpr int64_t kSide = 1 << 15, kChannels = 4, kPixels = kSide * kSide;
   const Sizes sizes = {OneTap(), 1, kSide, kSide, kChannels, kSide, kSide, 1, 1};
   Large<float> x(kPixels * kChannels), offset(2 * kPixels), columns(kPixels * kChannels),
@@ -76,8 +76,8 @@ void Columns() {
   Expect("the last offset's cotangent", d_offset.last(), -15);
 }
 
-// Many images of one pixel and many channels, for of an image only 2^31 samples are taken.
-void Images() {
+// Many images of one pixel with many channels, because the handler limits an image to 2^31 samples.
+void TestManyImages() {
   constexpr int64_t kImages = 1 << 20, kChannels = 1 << 12;
   const Sizes sizes = {OneTap(), kImages, 1, 1, kChannels, 1, 1, 1, kImages};
   Large<float> offset(2 * kImages), d_columns(kImages * kChannels), d_x(kImages * kChannels);
@@ -90,14 +90,14 @@ void Images() {
   Expect("the last pixel's cotangent", d_x.last(), 7);
 }
 
-// Many batches of one region in an image of one pixel.
-void Pooling() {
+// Many batches of one RoI in an image of one pixel.
+void TestManyBatchesOfRois() {
   constexpr int64_t kBatches = 1 << 20, kChannels = 1 << 12;
   const PoolSizes sizes = {kBatches, 1, 1, 1, kChannels, 1, 1, {1, 1}, {1, 1}, {1, 1}, {1, 1}, 1, 1};
   Large<float> x(kBatches * kChannels), pooled(kBatches * kChannels), d_pooled(kBatches * kChannels);
   Large<float> d_x(kBatches * kChannels), boxes(5 * kBatches), offset(2 * kBatches), d_offset(2 * kBatches);
   const Rois rois = {boxes.data(), offset.data()};
-  offset.last() = offset.last(2) = 0.5;  // from -1/2 on to the pixel
+  offset.last() = offset.last(2) = 0.5;  // moves the sample point from -1/2 to 0, onto the pixel
   x.last() = 3;
   d_pooled.last() = 5;
   Device device(nullptr);
@@ -110,8 +110,8 @@ void Pooling() {
   Expect("the last offset's cotangent, of pooling,", d_offset.last(), 0);
 }
 
-// An image with more columns than float has integers.
-void WideImage() {
+// An image with more columns than float32 has consecutive integers.
+void TestWideImage() {
   constexpr int64_t kWidth = (1 << 24) + 4;
   const PoolSizes sizes = {1, 1, 1, kWidth, 1, 1, 1, {1, 1}, {1, 1}, {1, 1}, {1, 1}, 1, 1};
   Large<float> x(kWidth), pooled(1), boxes(5);
@@ -124,7 +124,7 @@ void WideImage() {
 }
 
 #ifdef __global__
-void Fused() {
+void TestFusedManyPixels() {
   constexpr int64_t kSide = 1 << 15, kChannels = 8, kFeatures = 8, kPixels = kSide * kSide;
   const Sizes sizes = {OneTap(), 1, kSide, kSide, kChannels, kSide, kSide, 1, 1};
   const Product product = {kFeatures, 1};
@@ -151,8 +151,8 @@ void Fused() {
   Expect("the last weight's cotangent", parts.last(), 15);
 }
 
-// Many groups of few channels, for only 2^31 contributions are listed.
-void FusedGroups() {
+// Many groups of few channels, because the handler limits the scatter lists to 2^31 contributions.
+void TestFusedManyGroups() {
   constexpr int64_t kSide = 1 << 8, kGroups = 1 << 14, kChannels = 8 * kGroups, kPixels = kSide * kSide;
   const Sizes sizes = {OneTap(), 1, kSide, kSide, kChannels, kSide, kSide, 1, 1};
   const Product product = {kChannels, kGroups};
@@ -174,15 +174,15 @@ void FusedGroups() {
 
 int main() {
 #ifdef __global__
-  execution::last_block_alone = true;
+  execution::only_last_block = true;
 #endif
-  dcn::Columns();
-  dcn::Images();
-  dcn::Pooling();
-  dcn::WideImage();
+  dcn::TestManyPixels();
+  dcn::TestManyImages();
+  dcn::TestManyBatchesOfRois();
+  dcn::TestWideImage();
 #ifdef __global__
-  dcn::Fused();
-  dcn::FusedGroups();
+  dcn::TestFusedManyPixels();
+  dcn::TestFusedManyGroups();
 #endif
   std::puts("all last places are right");
 }

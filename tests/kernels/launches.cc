@@ -1,6 +1,6 @@
-// Calls every function of the kernels' headers on small operands, for a sanitizer to look on: random ones, of every
-// type, with all edges that shapes and positions have. Each operand is an allocation of its own size. On a GPU, or on
-// the CPU with the execution model.
+// Calls every function of the kernels' headers on small operands, to be run under a sanitizer, on a GPU or in the
+// emulation. Operands are random, of every type, and cover the edge cases of shapes and sampling locations. Each
+// operand is a separate allocation of exactly its size, so that accesses past its end are found.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -28,11 +28,11 @@ std::mt19937 generator;
 
 double Uniform(double low, double high) { return std::uniform_real_distribution<double>(low, high)(generator); }
 
-// Far outside, on the border, and no number at all.
-double Odd() {
+// A special coordinate: on the border, far outside, infinite or NaN.
+double SpecialValue() {
   constexpr double infinity = std::numeric_limits<double>::infinity();
-  constexpr double kOdd[] = {-1, 0, 1, 5, 1e30, -3e9, infinity, -infinity, std::numeric_limits<double>::quiet_NaN()};
-  return kOdd[generator() % (sizeof kOdd / sizeof *kOdd)];
+  constexpr double kValues[] = {-1, 0, 1, 5, 1e30, -3e9, infinity, -infinity, std::numeric_limits<double>::quiet_NaN()};
+  return kValues[generator() % (sizeof kValues / sizeof *kValues)];
 }
 
 void Check(const char* failure) {
@@ -42,15 +42,16 @@ void Check(const char* failure) {
   std::exit(1);
 }
 
-// Numbers from -limit to limit, and `odd` of them odd.
+// Random numbers in [-limit, limit], of which a fraction `special` are special values.
 template <typename T>
-std::vector<T> RandomNumbers(int64_t size, double limit, double odd = 0) {
+std::vector<T> RandomNumbers(int64_t size, double limit, double special = 0) {
   std::vector<T> values;
-  for (int64_t i = 0; i < size; ++i) values.push_back(T(Uniform(0, 1) < odd ? Odd() : Uniform(-limit, limit)));
+  for (int64_t i = 0; i < size; ++i)
+    values.push_back(T(Uniform(0, 1) < special ? SpecialValue() : Uniform(-limit, limit)));
   return values;
 }
 
-// In the device's memory. No number has ones in all its bits, as what is not written does, not even a NaN.
+// An array in device memory. Unwritten elements have all bits set, which no operand or result has, not even a NaN.
 class Array {
  public:
   template <typename T>
@@ -60,9 +61,9 @@ class Array {
     return array;
   }
 
-  static Array Random(DType dtype, int64_t size, double limit, double odd = 0) {
+  static Array Random(DType dtype, int64_t size, double limit, double special = 0) {
     return Dispatch<__half, __nv_bfloat16>(
-        dtype, [&](auto tag) { return Of(RandomNumbers<decltype(tag)>(size, limit, odd)); });
+        dtype, [&](auto tag) { return Of(RandomNumbers<decltype(tag)>(size, limit, special)); });
   }
 
   static Array Unwritten(DType dtype, int64_t size) {
@@ -114,7 +115,7 @@ Array RandomBoxes(DType dtype, int64_t count, int64_t images) {
 
 DType AccumulatorType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-void CallDeformConv(DType dtype, const Sizes& sizes, bool masked) {
+void CallDeformConv(DType dtype, const Sizes& sizes, bool has_mask) {
   const DType wide = AccumulatorType(dtype);
   const int64_t positions_size = sizes.pixels() * sizes.offset_groups * sizes.taps();
   const int64_t columns_size = sizes.pixels() * sizes.taps() * sizes.channels;
@@ -125,7 +126,7 @@ void CallDeformConv(DType dtype, const Sizes& sizes, bool masked) {
   Array offset = Array::Random(wide, 2 * positions_size, 3, 0.1);
   Array mask = Array::Random(wide, positions_size, 1);
   Array origin = Array::Of(std::vector<int32_t>{1, 0, 1});
-  const Positions positions = {offset.data(), masked ? mask.data() : nullptr, origin.data<int32_t>()};
+  const Positions positions = {offset.data(), has_mask ? mask.data() : nullptr, origin.data<int32_t>()};
 
   Array columns = Array::Unwritten(dtype, columns_size);
   Check(SampleColumns(device, dtype, sizes, positions, x.data(), columns.data()));
@@ -133,12 +134,12 @@ void CallDeformConv(DType dtype, const Sizes& sizes, bool masked) {
 
   Array d_columns = Array::Random(wide, columns_size, 1);
   Array d_offset = Array::Unwritten(wide, 2 * positions_size), d_mask = Array::Unwritten(wide, positions_size);
-  Array columns_in_passing = Array::Unwritten(dtype, columns_size);
-  Check(OffsetCotangent(device, dtype, sizes, positions, x.data(), d_columns.data(), masked ? nullptr : d_offset.data(),
-                        masked ? d_mask.data() : nullptr, masked ? columns_in_passing.data() : nullptr));
-  if (masked) d_mask.CheckWritten("d_mask");
-  if (masked) columns_in_passing.CheckWritten("columns in passing");
-  if (!masked) d_offset.CheckWritten("d_offset");
+  Array requested_columns = Array::Unwritten(dtype, columns_size);
+  Check(OffsetCotangent(device, dtype, sizes, positions, x.data(), d_columns.data(), has_mask ? nullptr : d_offset.data(),
+                        has_mask ? d_mask.data() : nullptr, has_mask ? requested_columns.data() : nullptr));
+  if (has_mask) d_mask.CheckWritten("d_mask");
+  if (has_mask) requested_columns.CheckWritten("requested columns");
+  if (!has_mask) d_offset.CheckWritten("d_offset");
 
   Array d_x = Array::Random(wide, sizes.images * pixels, 1);
   Array workspace = Array::Integers(WorkspaceSize(sizes));
@@ -152,8 +153,8 @@ struct FusedCall {
   bool wide;
 
   int64_t group_channels() const { return sizes.channels / product.groups; }
-  // Whether the cotangents are fused too.
-  bool both_ways(DType dtype) const {
+  // Whether the fused cotangents support this call too.
+  bool has_fused_cotangents(DType dtype) const {
     const int64_t segment = SegmentChannels(sizes, product), vector = FusedVector(dtype);
     return segment > 0 && std::max(group_channels(), sizes.group_channels()) % segment == 0 && product.features > 0 &&
            product.group_features() % vector == 0;
@@ -161,7 +162,7 @@ struct FusedCall {
 };
 
 void CallFusedCotangents(DType dtype, const FusedCall& call, const Positions& positions, Array& x, Array& weight,
-                         bool masked) {
+                         bool has_mask) {
   const auto& [sizes, product, tile_features, wide] = call;
   const int64_t bins = sizes.images * sizes.offset_groups * sizes.taps(), outputs = sizes.rows * sizes.columns;
   const int64_t positions_size = bins * outputs;
@@ -179,9 +180,9 @@ void CallFusedCotangents(DType dtype, const FusedCall& call, const Positions& po
   Array d_mask = Array::Unwritten(DType::kF32, positions_size);
   const int32_t block_taps = std::min(sizes.taps(), 2);
   Check(FusedOffsetCotangent(device, dtype, sizes, positions, product, block_taps, x.data(), weight.data(), d_y.data(),
-                             masked ? nullptr : d_offset.data<float>(), masked ? d_mask.data<float>() : nullptr));
-  if (masked) d_mask.CheckWritten("d_mask");
-  if (!masked) d_offset.CheckWritten("d_offset");
+                             has_mask ? nullptr : d_offset.data<float>(), has_mask ? d_mask.data<float>() : nullptr));
+  if (has_mask) d_mask.CheckWritten("d_mask");
+  if (!has_mask) d_offset.CheckWritten("d_offset");
 
   if (dtype == DType::kF32) return;
   constexpr int64_t kSplits = 2;
@@ -191,26 +192,26 @@ void CallFusedCotangents(DType dtype, const FusedCall& call, const Positions& po
   parts.CheckWritten("parts");
 }
 
-void CallFused(DType dtype, const FusedCall& call, bool masked) {
+void CallFused(DType dtype, const FusedCall& call, bool has_mask) {
   const auto& [sizes, product, tile_features, wide] = call;
   const int64_t positions_size = sizes.pixels() * sizes.offset_groups * sizes.taps();
   const int64_t weight_size = product.features * sizes.taps() * call.group_channels();
   Device device(nullptr);
 
   const int64_t x_size = sizes.images * sizes.height * sizes.width * sizes.channels;
-  Array x =
-      Array::Random(dtype, std::max(x_size, int64_t{1}), 1);  // which has an address, even without pixels or channels
+  // At least one element, because the kernels take an address even without pixels or channels.
+  Array x = Array::Random(dtype, std::max(x_size, int64_t{1}), 1);
   Array offset = Array::Random(DType::kF32, 2 * positions_size, 3, 0.1);
   Array mask = Array::Random(DType::kF32, positions_size, 1);
   Array weight = Array::Random(dtype, std::max(weight_size, int64_t{1}), 1),
         bias = Array::Random(DType::kF32, product.features, 1);
   Array y = Array::Unwritten(wide ? DType::kF32 : dtype, sizes.pixels() * product.features);
   Array origin = Array::Of(std::vector<int32_t>{0, 0, 0});
-  const Positions positions = {offset.data(), masked ? mask.data() : nullptr, origin.data<int32_t>()};
+  const Positions positions = {offset.data(), has_mask ? mask.data() : nullptr, origin.data<int32_t>()};
   Check(FusedForward(device, dtype, sizes, positions, product, tile_features, wide, x.data(), weight.data(),
                      bias.data(), y.data()));
   y.CheckWritten("y");
-  if (call.both_ways(dtype)) CallFusedCotangents(dtype, call, positions, x, weight, masked);
+  if (call.has_fused_cotangents(dtype)) CallFusedCotangents(dtype, call, positions, x, weight, has_mask);
 }
 
 void CallPool(DType dtype, const PoolSizes& sizes, bool has_offset) {
@@ -244,31 +245,28 @@ const Sizes kConvolutions[] = {
     {{{1, 3}, {1, 2}, {-1, 0}, {1, 1}, false}, 2, 3, 5, 20, 2, 2, 2, 3},
     {{{2, 2}, {1, 1}, {1, 1}, {2, 3}, true}, 1, 3, 4, 15, 2, 2, 3, 2},
     {{{2, 2}, {1, 1}, {0, 0}, {1, 1}, true}, 2, 1, 1, 1, 1, 1, 1, 2},
-    {{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 64, 66, 1, 1, 2, 1, 1},  // more cells than a block scans at once
+    {{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 64, 66, 1, 1, 2, 1, 1},  // more cells than a block scans per iteration
     {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 0, 3, 4, 8, 3, 4, 1, 2},
     {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 0, 4, 8, 2, 4, 1, 2},
     {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 0, 3, 4, 1, 2},
     {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 8, 0, 4, 1, 2},
 };
 
-// Sizes; features and groups; features of a tile, wide.
+// Sizes; features and groups; tile_features; whether y is float32.
 const FusedCall kFusedCalls[] = {
     {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 2, 9, 8, 16, 9, 8, 1, 2},
      {10, 1},
      64,
-     false},  // a ragged strip and tile
+     false},  // partial strips and tiles
     {{{{2, 2}, {1, 1}, {1, 1}, {2, 3}, true}, 1, 3, 4, 48, 3, 4, 3, 1}, {36, 2}, 64, true},
-    {{{{4, 3}, {2, 1}, {0, 1}, {1, 2}, false}, 1, 7, 4, 24, 2, 2, 1, 1},
-     {140, 1},
-     128,
-     false},  // two tiles of features
+    {{{{4, 3}, {2, 1}, {0, 1}, {1, 2}, false}, 1, 7, 4, 24, 2, 2, 1, 1}, {140, 1}, 128, false},  // two feature tiles
     {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 3, 4, 8, 3, 4, 1, 1}, {180, 1}, 256, true},
     {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 0, 3, 4, 8, 3, 4, 1, 0}, {8, 1}, 64, false},
     {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 0, 4, 8, 2, 4, 1, 1}, {8, 1}, 64, false},
     {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 0, 3, 4, 1, 1}, {8, 1}, 64, false},
     {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 8, 3, 4, 1, 1}, {0, 1}, 64, false},
-    // The cotangents have edges elsewhere: ragged tiles of both images; groups and offset groups that share channels;
-    // two tiles of channels, and stages of several taps; two of features, and stages of one.
+    // Edge cases of the cotangents: partial tiles of both images; groups and offset groups that share channels; two
+    // channel tiles with stages of several taps; two feature tiles with stages of one tap.
     {{{{1, 2}, {1, 1}, {0, 1}, {1, 1}, false}, 2, 9, 8, 16, 9, 8, 1, 2}, {16, 1}, 64, false},
     {{{{2, 1}, {1, 1}, {1, 0}, {2, 3}, true}, 1, 3, 4, 64, 3, 4, 4, 1}, {32, 2}, 64, false},
     {{{{1, 2}, {2, 1}, {0, 1}, {1, 2}, false}, 1, 5, 4, 136, 2, 2, 1, 1}, {8, 1}, 64, false},
@@ -297,11 +295,11 @@ int main() {
       if (dtype != dcn::DType::kF64) dcn::CallFused(dtype, call, iteration++ % 2);
     }
     for (const dcn::PoolSizes& sizes : dcn::kPools) dcn::CallPool(dtype, sizes, iteration++ % 2);
-    ++iteration;  // what goes without its optional operand in one type has it in the next
+    ++iteration;  // so that a case alternates between types in having the optional operand
   }
-#ifndef __CUDACC__                         // a GPU has what it has
+#ifndef __CUDACC__
   execution::max_shared_bytes = 99 << 10;  // too little for the widest tiles
-  execution::most_blocks = 1;              // so that blocks loop
+  execution::max_grid_blocks = 1;          // so that blocks iterate over several tiles
   for (const dcn::FusedCall& call : dcn::kFusedCalls) {
     dcn::CallFused(dcn::DType::kBF16, call, iteration++ % 2);
   }

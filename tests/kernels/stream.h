@@ -1,4 +1,5 @@
-// Before the FFI handlers: XLA has no stream for them on a CPU, and emulated kernels need none.
+// Included before the FFI handlers of the emulated kernels. On the CPU, XLA's execution context has no stream, and the
+// emulation needs none.
 #pragma once
 
 #include <cuda_runtime_api.h>

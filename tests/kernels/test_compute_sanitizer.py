@@ -1,4 +1,4 @@
-"""The kernels on a GPU, by themselves and under NVIDIA's sanitizer."""
+"""The kernels on a GPU, without and with NVIDIA's compute-sanitizer."""
 
 import subprocess
 
@@ -25,7 +25,7 @@ def nvcc(platform):
 
 
 def run(*command):
-    """Its exit status, and all that it writes. A kernel that waits for ever is stopped."""
+    """The exit status and output of a command. The timeout ends kernels that deadlock."""
     seconds = 90
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds)
     return result.returncode, result.stdout

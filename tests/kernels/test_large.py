@@ -1,4 +1,4 @@
-"""Operands of more than 2^32 numbers: what the last block or task computes stands in the last places."""
+"""Operands of more than 2^32 elements: the last block or task writes the last elements of the results."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ def backend(request):
 
 
 def run(backend, folder, file=None, right="", wrong=""):
-    """The status and output with a line of one file changed."""
+    """The exit status and output of large.cc, with `right` replaced by `wrong` in a kernel's source if given."""
     kernels = dict(build.KERNELS)
     if backend == "cpu":
         kernels = {name: folder / path.name for name, path in CPU.items()}
@@ -42,7 +42,7 @@ def test_last_places(backend, tmp_path):
     assert run(backend, tmp_path) == (0, "all last places are right\n")
 
 
-# Where, and what is counted in 32 bits there.
+# Backend, file, and an index of 64 bits that the mutation computes in 32 bits.
 MISTAKES = {
     "columns": ("cpu", "deform_conv", "(p * taps + k) * sizes.channels", "int32_t((p * taps + k) * sizes.channels)"),
     "pixel of x": (

@@ -1,4 +1,4 @@
-"""What the compiler made of the CUDA kernels, read from the module that was built."""
+"""Properties of the compiled CUDA kernels, read from the SASS of the built module: registers, spills, vector loads."""
 
 import re
 
@@ -16,7 +16,7 @@ pytestmark = [
 
 ARCHITECTURES = machine_code.architectures() if machine_code.missing() is None else ()
 BYTES = {"half": 2, "bfloat16": 2, "float": 4, "double": 8}
-MOST_REGISTERS = 128  # so that two blocks of 256 threads share a multiprocessor; float64 is for accuracy
+MAX_REGISTERS = 128  # allows two resident blocks of 256 threads per SM; float64 kernels are exempt
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -38,20 +38,20 @@ def test_nothing_is_spilled(kernels):
 
 
 def fused(kernels):
-    """Those that multiply on the matrix units, by `<type, width of a tile>`."""
+    """The fused kernels, which multiply on the tensor cores."""
     return [kernel for kernel in kernels if kernel.name.startswith("Fused")]
 
 
 def test_registers_leave_room_for_two_blocks(kernels):
-    greedy = {k.name: k.registers for k in kernels if k not in fused(kernels) and k.registers > MOST_REGISTERS}
-    assert {name: registers for name, registers in greedy.items() if "double" not in name} == {}
-    # Of the fused forward two blocks of 4 warps, or one of the widest tile's 8, which hold all its sums; of the fused
-    # cotangents two blocks of 8.
-    least = {kernel.name: 8 if "Forward" in kernel.name else 16 for kernel in fused(kernels)}
-    assert all(kernel.resident_warps >= least[kernel.name] for kernel in fused(kernels))
+    over_limit = {k.name: k.registers for k in kernels if k not in fused(kernels) and k.registers > MAX_REGISTERS}
+    assert {name: registers for name, registers in over_limit.items() if "double" not in name} == {}
+    # The fused forward: two resident blocks of 4 warps, or one of 8 warps, which together hold all accumulators of the
+    # widest tile. The fused cotangents: two resident blocks of 8 warps.
+    min_warps = {kernel.name: 8 if "Forward" in kernel.name else 16 for kernel in fused(kernels)}
+    assert all(kernel.resident_warps >= min_warps[kernel.name] for kernel in fused(kernels))
 
 
-def test_fused_kernels_multiply_on_matrix_units(kernels):
+def test_fused_kernels_multiply_on_tensor_cores(kernels):
     of_type = {"half": "HMMA.16816.F32", "bfloat16": "HMMA.16816.F32.BF16", "float": "HMMA.1688.F32.TF32"}
     assert len(fused(kernels)) == 9 + 6 + 6 + 4
     for kernel in fused(kernels):
@@ -60,8 +60,8 @@ def test_fused_kernels_multiply_on_matrix_units(kernels):
         assert kernel.accesses("asynchronous copies") and 16 in kernel.widths("global loads")
 
 
-def cut(kernel):
-    """Whose one vector a pixel, stored once at the end, the compiler writes in pieces on some architectures."""
+def has_split_stores(kernel):
+    """Whether the compiler splits the vector stores, one per pixel at the kernel's end, on some architectures."""
     return kernel.source == "psroi_pool.cu" and kernel.name.startswith("InputCotangentKernel")
 
 
@@ -71,11 +71,11 @@ def test_vectors_of_channels_are_loaded_at_once(kernels):
     for kernel, found in vectors:
         loaded = int(found[2]) * BYTES[found[1]]
         assert loaded in kernel.widths("global loads"), kernel.name
-        if "Offset" not in kernel.name and not cut(kernel):
+        if "Offset" not in kernel.name and not has_split_stores(kernel):
             assert 16 in kernel.widths("global stores"), kernel.name
 
 
-def test_instructions_are_told_apart():
+def test_instructions_are_classified():
     code = """
         /*0110*/              @!P0 LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ;  /* 0x1 */
         /*0120*/                   LDG.E.U16 R8, desc[UR4][R2.64] ;

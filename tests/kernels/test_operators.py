@@ -1,4 +1,4 @@
-"""The operators' own tests of values, types and edges once more, on the CUDA kernels' source."""
+"""The operators' own tests of values, types and edge cases, run on the emulated CUDA kernels."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.usefixtures("emulated_kernels"), pytest.mark.platforms
 
 
 def test_these_tests_run_emulated_kernels(emulated_handlers):
-    def all_of_them(x, offset, weight, shift):
+    def all_operators(x, offset, weight, shift):
         return (
             jax_dcn.deform_conv2d(x.astype(jnp.bfloat16), offset, weight.astype(jnp.bfloat16)).astype(jnp.float32).sum()
             + jax_dcn.deform_conv2d(x, offset, weight, precision="highest").sum()
@@ -26,7 +26,7 @@ def test_these_tests_run_emulated_kernels(emulated_handlers):
         )
 
     operands = jnp.ones((2, 5, 6, 32)), jnp.ones((2, 5, 6, 2)), jnp.ones((1, 1, 32, 8)), jnp.ones((1, 1, 1, 2))
-    programs = jax.jit(jax.grad(all_of_them, (0, 1, 2, 3))), jax.jit(all_of_them)
+    programs = jax.jit(jax.grad(all_operators, (0, 1, 2, 3))), jax.jit(all_operators)
     text = "".join(program.lower(*operands).as_text() for program in programs)
     assert {name for name in emulated_handlers.values() if f"@{name}(" in text} == set(emulated_handlers.values())
 
@@ -59,7 +59,7 @@ TILED = ["ragged_strip_and_tile", "several_tiles_of_features", "2_groups_3_offse
 @pytest.mark.parametrize("name", TILED)
 @pytest.mark.parametrize("tile", fused.TILE_FEATURES[1:])
 def test_conv_fused_tiles(tile, name, dtype, monkeypatch):
-    """Tiles that small shapes do not take of themselves."""
+    """Forces tile sizes that are not selected for small shapes."""
     monkeypatch.setattr(fused, "tile_features", lambda *_: tile)
     case = conv_fused.CASE[name]
     conv_fused.check_values(case, dtype, conv_fused.cast(case, dtype))
@@ -68,14 +68,14 @@ def test_conv_fused_tiles(tile, name, dtype, monkeypatch):
 @pytest.mark.parametrize("name", ["ragged_strip_and_tile_back", "several_tiles_of_channels_back", "torus_back"])
 @pytest.mark.parametrize("taps", [2, 5])
 def test_conv_fused_taps_of_a_block(taps, name, monkeypatch):
-    """Of which small shapes would take one."""
+    """Forces several taps per block; for small shapes one would be selected."""
     monkeypatch.setattr(fused, "block_taps", lambda *_: taps)
     case = conv_fused.CASE[name]
     conv_fused.check_values(case, "bfloat16", conv_fused.cast(case, "bfloat16"))
 
 
 def test_conv_fused_parts_of_the_output():
-    """Some rows and columns, as a device has them: they begin at an origin."""
+    """A shard of the output rows and columns, which starts at an origin, has the values of the whole output."""
     case = conv_fused.with_channels(64, 16, offset_groups=2)
     problem = canonicalize(*conv_fused.cast(case, "bfloat16"), **case.keywords)
     x, offset, weight, bias, mask = problem.operands
@@ -88,17 +88,17 @@ def test_conv_fused_parts_of_the_output():
         y = kernels.forward(x, offset, weight, bias, mask, **keywords)
         return y, *kernels.cotangent(x, offset, weight, bias, mask, cotangent, wanted=wanted, summed=(), **keywords)
 
-    def cut(array):
+    def shard(array):
         return array[:, 2:, 1:]
 
     y, d_x, d_offset, d_weight, d_bias, d_mask = run(offset, mask, cotangent, (0, 0))
-    whole = cut(y), d_x, cut(d_offset), d_weight, d_bias, cut(d_mask)
-    part = run(cut(offset), cut(mask), cut(cotangent), (2, 1))
-    conv_fused.assert_close(part, whole, 2**-6, 2**-6)
+    expected = shard(y), d_x, shard(d_offset), d_weight, d_bias, shard(d_mask)
+    sharded = run(shard(offset), shard(mask), shard(cotangent), (2, 1))
+    conv_fused.assert_close(sharded, expected, 2**-6, 2**-6)
 
 
 def test_conv_fused_memory():
-    """Besides operands and result, a copy of the weight."""
+    """The forward needs no temporary memory except for a copy of the weight."""
     case = conv_fused.with_channels(256, 256)
     operands = conv_fused.cast(case, "bfloat16")
     compiled = jax.jit(lambda operands: conv_fused.convolve(operands, **case.keywords)).lower(operands).compile()

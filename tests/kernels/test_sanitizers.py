@@ -1,6 +1,7 @@
-"""What sanitizers and the execution model find in the kernels: nothing.
+"""The kernels run without errors under sanitizers and in the emulation.
 
-And that they would: in kernels made for it, right and wrong, and in the package's own with a line changed.
+The other tests check that errors would be found: in small correct and wrong kernels (toys.cu), and in the package's
+kernels with one line changed.
 """
 
 import os
@@ -18,8 +19,8 @@ pytestmark = pytest.mark.platforms("cpu")
 
 @pytest.fixture(scope="session")
 def run():
-    """`run(program, sanitizer, *arguments)`: its exit status, and all that it writes."""
-    without_randomness = ["setarch", "-R"]  # where ThreadSanitizer may not find its addresses free
+    """`run(program, sanitizer, *arguments)`: the exit status and output of a program."""
+    without_randomness = ["setarch", "-R"]  # randomized addresses may collide with those that ThreadSanitizer reserves
     try:
         subprocess.run([*without_randomness, "true"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
@@ -168,7 +169,7 @@ MISTAKES = {
 
 
 def with_mistake(name, folder):
-    """The kernels' sources, with a line of one changed, or of a header that stands beside those that include it."""
+    """The kernels' sources with the mutation `name`. Files that include a mutated header are copied beside it."""
     (file, right, wrong), _ = MISTAKES[name]
     source = (build.LIB / "cuda" / file).read_text()
     assert source.count(right) == 1, f"{file} has changed: it must have the line {right!r} once"
@@ -191,7 +192,7 @@ def test_mistakes_in_kernels_are_found(name, run, tmp_path):
     assert re.search(complaint, output, re.DOTALL), output
 
 
-PRODUCTS = {"product_f16": 16, "product_bf16": 16, "product_tf32": 8}  # and their depths
+PRODUCTS = {"product_f16": 16, "product_bf16": 16, "product_tf32": 8}  # and their K dimensions
 RIGHT = ["rotate", "dynamic", "shuffle", "warp", "atomic", "separate_blocks", "copy", *PRODUCTS]
 WRONG = [
     ("memory", "dynamic_beyond", "use-after-poison"),

@@ -49,11 +49,11 @@ struct Fragments<float> {
 };
 
 // The rows of four matrices, eight of each, as the lanes name them.
-inline const execution::Offer* RowsOfWarp(const void* row, execution::swizzled_index place) {
+inline const execution::Offer* RowsOfWarp(const void* row, execution::SourceLocation location) {
   const uint4 mine = *static_cast<const uint4*>(row);
   execution::Offer offer = {};
   std::memcpy(offer.words, &mine, sizeof mine);
-  return execution::OffersOfWarp(offer, place);
+  return execution::OffersOfWarp(offer, location);
 }
 
 inline void load_matrix_fragments(uint32_t (&words)[4], const void* row, const char* file = __builtin_FILE(),

@@ -1,4 +1,4 @@
-// The CPU as a Device that runs the last task of a loop alone.
+// A Device for the CPU kernels that runs only the last task of each loop.
 #pragma once
 
 #include <cstdint>
