@@ -209,8 +209,8 @@ __global__ __launch_bounds__(kThreads, 2) void InputCotangentKernel(PoolSizes si
   }
 }
 
-// A work item is the cotangent of the offset of one part and class. It is computed by `item_lanes` neighbouring lanes, a
-// power of two, which share the features of the class and add their partial sums by shuffles.
+// A work item is the cotangent of the offset of one part and class. It is computed by `item_lanes` neighbouring lanes,
+// a power of two, which share the features of the class and add their partial sums by shuffles.
 template <typename T, int N>
 __global__ void OffsetCotangentKernel(PoolSizes sizes, Rois rois, const T* x, const T* d_pooled,
                                       Accumulator<T>* d_offset, int item_lanes) {

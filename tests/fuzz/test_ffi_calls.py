@@ -1,4 +1,4 @@
-"""Calls of the bare handlers that the package would not make: XLA's runtime error or a result, and nothing worse."""
+"""Invalid calls of the FFI handlers, which the package never makes: they return a result or raise XLA's error."""
 
 import functools
 
@@ -22,8 +22,8 @@ ATTRIBUTES = [np.int32(1), np.float32(1), 1, 1.0, True, "1", np.zeros(0, np.int6
 
 
 @functools.cache
-def right_calls():
-    """By handler, one call that the package itself makes: (results, aliases, operands, attributes)."""
+def valid_calls():
+    """For each handler, one call that the package makes: (results, aliases, operands, attributes)."""
     calls = {}
 
     def record(name, results, input_output_aliases=None):
@@ -49,9 +49,9 @@ def right_calls():
 
 
 @st.composite
-def wrong_calls(draw):
+def invalid_calls(draw):
     name = draw(st.sampled_from(NAMES))
-    results, aliases, operands, attributes = right_calls()[name]
+    results, aliases, operands, attributes = valid_calls()[name]
     results, operands, attributes = list(results), list(operands), dict(attributes)
     for _ in range(draw(st.integers(1, 2))):
         buffers = draw(st.sampled_from([results, operands]))
@@ -64,8 +64,9 @@ def wrong_calls(draw):
                 attributes[attribute] = value
         elif kind == "attribute's number":
             attribute = draw(st.sampled_from(sorted(attributes)))
-            few = attribute == "sample_per_part"  # for so many points only take long
-            value, number = attributes[attribute], draw(st.sampled_from([n for n in NUMBERS if not few or n < 2**15]))
+            is_limited = attribute == "sample_per_part"  # large values are valid, and only take long
+            numbers = [n for n in NUMBERS if not is_limited or n < 2**15]
+            value, number = attributes[attribute], draw(st.sampled_from(numbers))
             attributes[attribute] = np.array([number, *value[1:]]) if np.ndim(value) else type(value)(number)
         elif buffers:
             i = draw(st.integers(0, len(buffers) - 1))
@@ -79,7 +80,7 @@ def wrong_calls(draw):
             buffers[i] = jax.ShapeDtypeStruct(tuple(shape), dtype)
             if kind == "number":
                 buffers[i:] = draw(st.sampled_from([[], [buffers[i]] * 2]))
-    # XLA itself insists on a result for every operand in place, of its shape.
+    # XLA itself requires that an aliased operand and result exist and have the same shape and type.
     for operand, result in (aliases or {}).items():
         if operand >= len(operands) or result >= len(results) or operands[operand] != results[result]:
             aliases = None
@@ -93,17 +94,17 @@ def call(name, results, aliases, operands, attributes):
 
 
 def test_the_packages_own_calls_are_right():
-    assert sorted(right_calls()) == NAMES
+    assert sorted(valid_calls()) == NAMES
     for name in NAMES:
-        call(name, *right_calls()[name])
+        call(name, *valid_calls()[name])
 
 
 @hypothesis.settings(max_examples=60)
-@hypothesis.given(wrong_calls())
-def test_wrong_calls(wrong):
+@hypothesis.given(invalid_calls())
+def test_wrong_calls(invalid):
     with jax.enable_x64(True):
         try:
-            for result in call(*wrong):
+            for result in call(*invalid):
                 assert result is not None
         except jax.errors.JaxRuntimeError as error:
             assert "INVALID_ARGUMENT" in str(error), error
@@ -115,7 +116,7 @@ SPECIAL = [0, -1, 1, 2**31, -(2**31), np.nan, np.inf, -np.inf, 1e-45, 3.4e38, 0.
 @hypothesis.settings(max_examples=15)
 @hypothesis.given(st.data())
 def test_public_functions_of_any_arguments(data):
-    """A result, or an exception that the package raises on purpose."""
+    """They return a result, or raise an exception of the package's own checks."""
     size = st.sampled_from([0, 1, 2, 3, 5])
     number = st.sampled_from([*NUMBERS, 1.5, np.nan, None, "SAME", "CIRCULAR", (1, 2), (0, -1), np.ones(2, int)])
 

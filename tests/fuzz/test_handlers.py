@@ -1,6 +1,6 @@
-"""What the fuzzer has found of the FFI handlers' inputs, and some more, under sanitizers: errors or right results.
+"""Replays the fuzzer's corpus and mutations of it under sanitizers: each call fails cleanly or writes its results.
 
-corpus.bin has the inputs by which libFuzzer reached all that it reached: a length in two bytes, and the input.
+corpus.bin contains the inputs that gave libFuzzer its coverage, each after its length in two bytes.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from kernels import build
 pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.usefixtures("compiler")]
 
 CORPUS = pathlib.Path(__file__).parent / "corpus.bin"
-# Of the inputs every how many are replayed, and how many changed ones.
+# Backend: (N, mutated), where every N-th input of the corpus is replayed, and then so many mutated inputs.
 RUNS = {"contract": (1, 20_000), "cpu": (1, 5_000), "cuda": (8, 0)}
 
 
@@ -38,21 +38,27 @@ def test_any_call_is_refused_or_succeeds(backend):
     assert output.endswith("changed ones are done\n")
 
 
-# The check, and a handler's file that has it.
+# The file and pattern of a check that is removed, and a file of handlers that compiles it.
 MISTAKES = {
     "workspace": ("deform_conv.cc", r"checks\.Shape\(\"workspace.*?;", "deform_conv.cc"),
     "rows": ("conv_operands.h", r"checks\.FitsInt32\(\"the number of the output's rows.*?;", "deform_conv.cc"),
-    "touches": ("deform_conv_fused.cc", r"checks\.FitsInt32\(\"the number of touches.*?;", "deform_conv_fused.cc"),
+    "contributions": (
+        "deform_conv_fused.cc",
+        r"checks\.FitsInt32\(\"the number of contributions.*?;",
+        "deform_conv_fused.cc",
+    ),
     "rois": ("psroi_pool.cc", r"checks\.Shape\(\"rois.*?;", "psroi_pool.cc"),
 }
 
 
 @pytest.mark.parametrize("name", build.mistakes(MISTAKES, ["rows"]))
-def test_a_check_that_is_left_out_is_missed(name, tmp_path):
+def test_a_removed_check_is_noticed(name, tmp_path):
     file, check, handlers = MISTAKES[name]
     source, count = re.subn(check, ";", (build.LIB / "ffi" / file).read_text(), flags=re.DOTALL)
     assert count == 1, f"{file} has changed: it must match {check} once"
-    changed = tmp_path / hashlib.sha256(source.encode()).hexdigest()[:16]  # which what is built is named after
+    changed = (
+        tmp_path / hashlib.sha256(source.encode()).hexdigest()[:16]
+    )  # a part of the compiler's command, which the cache of built files hashes
     (changed / "ffi").mkdir(parents=True)
     shutil.copy(build.LIB / "ffi" / handlers, changed / "ffi")
     (changed / "ffi" / file).write_text(source)

@@ -1,4 +1,4 @@
-"""Every kind of number in every operand: the kernels' results and gradients are the reference's."""
+"""Special values in every operand: the results and gradients of the kernels are those of the reference."""
 
 import jax
 import jax.numpy as jnp
@@ -7,21 +7,24 @@ import pytest
 
 import jax_dcn
 
-SIDE = 5  # of images, in which each kind has a pixel of its own
+SIDE = 5  # of images, whose 25 pixels hold one special value each
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 
 
-def kinds(dtype):
-    """25 numbers, of which some are outside every image, some on borders and pixels, and some none at all."""
+def special_values(dtype):
+    """25 values: coordinates far outside, on borders and on pixels, extreme values, infinities and NaN."""
     info = jnp.finfo(dtype)
-    special = [np.inf, -np.inf, np.nan, info.max, info.min, info.tiny, -info.tiny, info.smallest_subnormal, 2**31]
+    extreme = [np.inf, -np.inf, np.nan, info.max, info.min, info.tiny, -info.tiny, info.smallest_subnormal, 2**31]
     near = [0.0, -0.0, 0.5, -0.5, 1, -1, -1.5, SIDE - 1, SIDE - 0.5, SIDE, -SIDE, 2.5, -2.5, 2**24 + 1, -(2**31), 1e-3]
     with np.errstate(over="ignore"):
-        return np.array([*special, *near], np.float64).astype(dtype)
+        return np.array([*extreme, *near], np.float64).astype(dtype)
 
 
 def check_both(function, operands, dtype):
-    """What is neither finite nor of a size that sums of it would be is so in both: their order decides what it is."""
+    """Compares the kernels with the reference.
+
+    Values so large that sums of them may overflow count as NaN, because the result depends on the order of summation.
+    """
 
     def results(backend):
         y, pull = jax.vjp(lambda *operands: function(*operands, backend=backend), *operands)
@@ -51,7 +54,7 @@ def test_convolution(where, padding, dtype, x64):
         "mask": generator.uniform(0, 1, (1, SIDE, SIDE, 1)).astype(wide),
     }
     array = operands[where]
-    (array[0, 0, 0] if where == "weight" else array[..., 0]).flat = kinds(array.dtype)
+    (array[0, 0, 0] if where == "weight" else array[..., 0]).flat = special_values(array.dtype)
 
     def convolve(x, offset, weight, mask, backend):
         options = {"padding": padding, "precision": "highest", "backend": backend}
@@ -69,12 +72,12 @@ def test_pooling(where, dtype, x64):
     rois = np.tile(np.array([0, 1, 1, 3, 3], wide), (25, 1))
     offset = generator.uniform(-1, 1, (25, 1, 1, 2)).astype(wide)
     if where == "x":
-        x[1, ..., 0].flat = kinds(dtype)
+        x[1, ..., 0].flat = special_values(dtype)
         rois[:, 0] = 1
     elif where == "offset":
-        offset[..., 0].flat = kinds(wide)
+        offset[..., 0].flat = special_values(wide)
     else:
-        rois[:, 0 if where == "image" else 3] = kinds(wide)
+        rois[:, 0 if where == "image" else 3] = special_values(wide)
 
     def pool(x, offset, backend):
         return jax_dcn.deform_psroi_pool(x, jnp.asarray(rois), offset, output_size=(1, 2), part_size=1, backend=backend)

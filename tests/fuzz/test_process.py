@@ -1,4 +1,4 @@
-"""What becomes of the process: interrupts, no memory, and many threads at once leave JAX usable."""
+"""JAX stays usable after interrupts, when memory is exhausted, and with calls from many threads."""
 
 import subprocess
 import sys
@@ -35,13 +35,13 @@ def operands(size, seed=0):
 
 
 def test_many_threads_at_once():
-    """Every thread has the results that one alone has, to the last bit."""
+    """Calls from many threads have bitwise the results of calls from one thread."""
     work = [(gradients(f), operands(size)) for f in (convolve, pooled) for size in (8, 13, 24)] * 8
-    alone = [jax.device_get(f(*a)) for f, a in work]
+    expected = [jax.device_get(f(*a)) for f, a in work]
     with ThreadPoolExecutor(16) as pool:
-        together = list(pool.map(lambda one: jax.device_get(one[0](*one[1])), work * 2))
-    for result, expected in zip(together, alone * 2, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, result, expected)
+        results = list(pool.map(lambda item: jax.device_get(item[0](*item[1])), work * 2))
+    for pair in zip(results, expected * 2, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, *pair)
 
 
 def test_several_devices_in_several_threads():
@@ -49,14 +49,14 @@ def test_several_devices_in_several_threads():
     parts = [jnp.stack(arrays) for arrays in zip(*(operands(8, seed) for seed in range(devices)), strict=True)]
     mapped = jax.pmap(gradients(jax.vmap(convolve)))
     parts = [part[:, None] for part in parts]
-    alone = jax.device_get(mapped(*parts))
+    expected = jax.device_get(mapped(*parts))
     with ThreadPoolExecutor(4) as pool:
         for result in pool.map(lambda _: jax.device_get(mapped(*parts)), range(8)):
-            jax.tree.map(np.testing.assert_array_equal, result, alone)
+            jax.tree.map(np.testing.assert_array_equal, result, expected)
 
 
 def run(program):
-    """What a process of its own prints."""
+    """The words that `program` prints in a separate process, which then checks that JAX is usable."""
     start = """
         import jax, jax.numpy as jnp, jax_dcn
 
@@ -82,7 +82,7 @@ def test_an_interrupt_arrives_after_the_call():
         x, offset, weight = jnp.ones((4, 128, 128, 64)), jnp.zeros((4, 128, 128, 18)), jnp.ones((3, 3, 64, 64))
         compiled = jax.jit(lambda *a: jax.lax.fori_loop(0, 30, lambda i, x: convolve(x, *a[1:]) / 600, a[0]))
         compiled = compiled.lower(x, offset, weight).compile()
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a process in the background does not have
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # processes in the background lack it
         threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         try:
             for _ in range(20):
@@ -95,7 +95,7 @@ def test_an_interrupt_arrives_after_the_call():
 
 
 def test_without_memory_a_call_raises():
-    """For the result, by XLA; for what a kernel needs itself, before its tasks, and in one of them."""
+    """Cases: XLA cannot allocate the result; a kernel cannot allocate memory before its tasks, or in one of them."""
     program = """
         import resource
 

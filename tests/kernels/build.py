@@ -130,7 +130,7 @@ def _compile(compiler_source_and_flags):
 
 
 def _cached(name, command, inputs):
-    """The file that `command` writes with `-o`, cached. It must depend only on `inputs` and the words of the command."""
+    """The file that `command` writes with `-o`, cached. It must depend only on `inputs` and the command's words."""
     words = [str(word) for word in command]
     contents = [
         _version(words[0]).encode(),

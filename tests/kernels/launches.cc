@@ -135,8 +135,9 @@ void CallDeformConv(DType dtype, const Sizes& sizes, bool has_mask) {
   Array d_columns = Array::Random(wide, columns_size, 1);
   Array d_offset = Array::Unwritten(wide, 2 * positions_size), d_mask = Array::Unwritten(wide, positions_size);
   Array requested_columns = Array::Unwritten(dtype, columns_size);
-  Check(OffsetCotangent(device, dtype, sizes, positions, x.data(), d_columns.data(), has_mask ? nullptr : d_offset.data(),
-                        has_mask ? d_mask.data() : nullptr, has_mask ? requested_columns.data() : nullptr));
+  Check(OffsetCotangent(device, dtype, sizes, positions, x.data(), d_columns.data(),
+                        has_mask ? nullptr : d_offset.data(), has_mask ? d_mask.data() : nullptr,
+                        has_mask ? requested_columns.data() : nullptr));
   if (has_mask) d_mask.CheckWritten("d_mask");
   if (has_mask) requested_columns.CheckWritten("requested columns");
   if (!has_mask) d_offset.CheckWritten("d_offset");

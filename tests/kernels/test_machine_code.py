@@ -75,7 +75,7 @@ def test_vectors_of_channels_are_loaded_at_once(kernels):
             assert 16 in kernel.widths("global stores"), kernel.name
 
 
-def test_instructions_are_classified():
+def test_instructions_are_told_apart():
     code = """
         /*0110*/              @!P0 LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ;  /* 0x1 */
         /*0120*/                   LDG.E.U16 R8, desc[UR4][R2.64] ;
