@@ -15,41 +15,18 @@ import shlex
 import subprocess
 import tomllib
 import types
-from typing import NamedTuple
 
 import jax
 import pytest
 
 import jax_dcn
+from tests.helpers.pages import ERRORS, FENCED, PAGES, ROOT, blocks, text_of
 
-ROOT = pathlib.Path(__file__).parents[1]
-PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/*.md")))]
-TREE, ERRORS = "docs/contributing.md", "docs/troubleshooting.md"
+TREE = "docs/contributing.md"
 NEEDED = {"docs/pictures.md": ["matplotlib"], "docs/interop.md": ["onnxruntime", "safetensors"]}
 PEERS = {"detectron2", "mmcv", "mxnet", "paddle", "torch", "torchvision"}
 
 every_page = pytest.mark.parametrize("page", PAGES)
-
-
-class Block(NamedTuple):
-    """What a page has between fences, and the number of the line before it."""
-
-    line: int
-    language: str
-    text: str
-
-
-FENCED = re.compile(r"^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
-
-
-def text_of(page):
-    return (ROOT / page).read_text()
-
-
-def blocks(page, *languages):
-    text = text_of(page)
-    found = [Block(text.count("\n", 0, match.start(2)), *match.groups()) for match in FENCED.finditer(text)]
-    return [block for block in found if not languages or block.language in languages]
 
 
 @every_page

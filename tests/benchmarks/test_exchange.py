@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
-from splitting import make_mesh
 
 from benchmarks import deform_conv, deform_psroi_pool, links, scaling
 from benchmarks.collectives import collectives
+from tests.helpers.sharding import make_mesh
 
 pytestmark = pytest.mark.platforms("cpu")
 

@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from numpy.testing import assert_allclose, assert_array_equal
-from splitting import make_mesh
 
 from benchmarks.collectives import collectives
+from tests.helpers.sharding import make_mesh
 
 pytest.importorskip("sklearn")
 pytest.importorskip("pycocotools")
