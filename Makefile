@@ -48,7 +48,7 @@ gpu-check:
 
 # Builds in out/wheels an sdist and, from it, wheels, with every Python on this machine called python3.11 or later.
 wheel:
-	$(PYTHON) tests/wheels
+	$(PYTHON) -m tests.wheels
 
 .venv/gpu: .venv/installed
 	$(BIN)/python -m pip install "jax[cuda13]" "cuda-toolkit[nvcc,cccl]==13.*" scikit-build-core nanobind cmake ninja

@@ -12,18 +12,23 @@ from pathlib import Path
 
 import jax
 
-from benchmarks import dispatch, growth, operators, report
-from benchmarks.machine import load, machine
-from benchmarks.timing import Clock
+from benchmarks.measurements import dispatch, growth, operators
+from benchmarks.measurements.timing import Clock
+from benchmarks.readers.machine import load, machine
+from benchmarks.reports import dispatch as dispatch_tables
+from benchmarks.reports import growth as growth_tables
+from benchmarks.reports import operators as operator_tables
+from benchmarks.reports import report
 
 BENCHMARKS = {"operators": operators, "growth": growth, "dispatch": dispatch}
+TABLES = {"operators": operator_tables.tables, "growth": growth_tables.tables, "dispatch": dispatch_tables.tables}
 DTYPES = {"cpu": ["float32", "bfloat16"], "gpu": ["bfloat16", "float16", "float32"]}
 
 
 def main(arguments=None):
     args = parse(arguments)
     if args.plot:
-        from benchmarks import plot  # before the work: it needs matplotlib
+        from benchmarks.reports import plot  # before the work: it needs matplotlib
     clock = Clock(math.inf if args.seconds is None else args.seconds)
     stem = args.out / f"{date.today()}-{jax.default_backend()}"
     results = {"machine": machine() | {"load average before": load()}, "note": args.note}
@@ -38,9 +43,9 @@ def main(arguments=None):
             start = time.monotonic()
             results[name] += task()
             print(f"{label}: {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
-            report.write(results, BENCHMARKS, stem)  # what is there outlives the run
+            report.write(results, TABLES, stem)  # what is there outlives the run
     results["machine"]["load average after"] = load()
-    print(report.write(results, BENCHMARKS, stem))
+    print(report.write(results, TABLES, stem))
     if args.plot:
         plot.draw(results, stem)
     return 1 if any(row.get("refused") for name in chosen for row in results[name]) else 0

@@ -13,13 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 
-from benchmarks.report import RESULTS
+from benchmarks.readers.junit import read_tests
+from benchmarks.reports.gpu_check import page
+from benchmarks.reports.report import RESULTS
 
 ROOT = Path(__file__).parents[1]
 MINUTES = 9
@@ -98,23 +99,6 @@ def run_tests():
     return step | {"ok": step["ok"] and step["backends"].get("cuda", {}).get("passed", 0) > 0}
 
 
-def read_tests(results):
-    """How many tests of each backend came out how, why some were skipped, and what the others failed with."""
-    outcomes, reasons, failures = {}, Counter(), {}
-    for case in results.iter("testcase"):
-        properties = {p.get("name"): p.get("value") for p in case.iter("property")}
-        counts = outcomes.setdefault(properties.get("backend", "none"), Counter())
-        name = f"{case.get('classname')}::{case.get('name')}"
-        failed = [problem for kind in ("failure", "error") for problem in case.iter(kind)]
-        skipped = case.find("skipped")
-        if failed:
-            failures[name] = (failed[0].get("message") or failed[0].text or "")[:500]
-        elif skipped is not None:
-            reasons[skipped.get("message")] += 1
-        counts["failed" if failed else "passed" if skipped is None else "skipped"] += 1
-    return {"backends": outcomes, "reasons to skip": reasons, "failures": failures}
-
-
 def run_benchmark(limit, out):
     """Stopped at its limit it is no failure: its results say what was not reached."""
     with tempfile.TemporaryDirectory() as folder:
@@ -159,29 +143,6 @@ def run(*command, limit):
         process.wait()
     seconds = round(time.perf_counter() - begin)
     return {"ok": process.returncode == 0, "seconds": seconds, "stopped at its limit": stopped}
-
-
-def page(report):
-    gpu = ", ".join(f"{key} {value}" for key, value in report["gpu"].items())
-    lines = [f"# GPU check\n\n{report['date']}, {gpu}; {report['seconds']} s in all.\n"]
-    lines += ["| step | result | seconds |", "|---|---|---|"]
-    for name in ("build", "tests", "benchmark"):
-        step = report.get(name)
-        state = "not reached" if step is None else "passed" if step["ok"] else "**failed**"
-        if step and step["stopped at its limit"]:
-            state += ", stopped at its limit"
-        lines.append(f"| {name} | {state} | {step['seconds'] if step else ''} |")
-    tests = report.get("tests", {})
-    if "backends" in tests:
-        lines += ["\n| tests of | passed | failed | skipped |", "|---|---|---|---|"]
-        for backend, counts in sorted(tests["backends"].items()):
-            lines.append(f"| {backend} | {' | '.join(str(counts[k]) for k in ('passed', 'failed', 'skipped'))} |")
-        lines.append("")
-        lines += [f"- {count} skipped: {reason}" for reason, count in tests["reasons to skip"].items()]
-        lines += [f"- **failed** `{name}`: {' '.join(message.split())}" for name, message in tests["failures"].items()]
-    if "page" in report.get("benchmark", {}):
-        lines += ["", report["benchmark"]["page"]]
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ What its pages quote of errors is raised: in examples, and by `test_troubleshoot
 
 import ast
 import doctest
+import fnmatch
 import functools
 import importlib.util
 import itertools
@@ -15,41 +16,18 @@ import shlex
 import subprocess
 import tomllib
 import types
-from typing import NamedTuple
 
 import jax
 import pytest
 
 import jax_dcn
+from tests.helpers.pages import ERRORS, FENCED, PAGES, ROOT, blocks, text_of
 
-ROOT = pathlib.Path(__file__).parents[1]
-PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/*.md")))]
-TREE, ERRORS = "docs/contributing.md", "docs/troubleshooting.md"
+TREE = "docs/contributing.md"
 NEEDED = {"docs/pictures.md": ["matplotlib"], "docs/interop.md": ["onnxruntime", "safetensors"]}
 PEERS = {"detectron2", "mmcv", "mxnet", "paddle", "torch", "torchvision"}
 
 every_page = pytest.mark.parametrize("page", PAGES)
-
-
-class Block(NamedTuple):
-    """What a page has between fences, and the number of the line before it."""
-
-    line: int
-    language: str
-    text: str
-
-
-FENCED = re.compile(r"^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
-
-
-def text_of(page):
-    return (ROOT / page).read_text()
-
-
-def blocks(page, *languages):
-    text = text_of(page)
-    found = [Block(text.count("\n", 0, match.start(2)), *match.groups()) for match in FENCED.finditer(text)]
-    return [block for block in found if not languages or block.language in languages]
 
 
 @every_page
@@ -211,22 +189,50 @@ def anchors(text):
 
 
 def test_tree():
-    """Of files and folders, behind at most one name and before what is said of them."""
+    """The tree names every folder of the repository, every file of the package and of lib/, and nothing else."""
+    named = {path for paths in tree() for path in paths}
+    for paths in tree():
+        assert any(matching(path) for path in paths), f"{paths} are missing from the repository"
+    listed = {found for path in named for found in matching(path)}
+    folders = {folder for path in files() for folder in path.parents} - {pathlib.PurePath(".")}
+    sources = {path for path in files() if path.parts[0] in ("jax_dcn", "lib") and path.suffix in SUFFIXES}
+    missing = (folders | {path for path in sources if path.name != "__init__.py"}) - listed
+    assert not missing, f"{sorted(map(str, missing))} are missing from {TREE}"
+
+
+SUFFIXES = (".py", ".h", ".cc", ".cu")
+
+
+def tree():
+    """For each name in the tree, its path in each of the folders on the line above it."""
     (block,) = blocks(TREE, "text")
-    names = re.findall(r"(?:^|(?<=\s))[\w/]+(?:/|\.(?:py|h|cc|cu))(?=\s|$)", block.text)
-    assert len(names) > 20
-    for name in names:
-        assert any(path.match(name.rstrip("/")) for path in files()), name
+    parents = {0: [pathlib.PurePath(".")]}
+    for line in block.text.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        names = re.match(r"\S+(?: \S+)*", line.strip())[0].split()
+        for name in names:
+            yield [parent / name for parent in parents[depth]]
+        parents[depth + 1] = [parent / name for parent in parents[depth] for name in names if name.endswith("/")]
+
+
+def matching(pattern):
+    """The files and folders that a path of the tree, perhaps with a wildcard, stands for."""
+    everything = {part for path in files() for part in (path, *path.parents)}
+    return {path for path in everything if fnmatch.fnmatchcase(str(path), str(pattern))}
 
 
 def test_files_in_text():
-    """Those that contributors are sent to."""
+    """The files that the page for contributors names exist."""
     for name in re.findall(r"`((?:jax_dcn|lib|tests|docs|benchmarks|examples)/[\w/.]+)`", text_of(TREE)):
         assert (ROOT / name).exists(), name
 
 
 @functools.cache
 def files():
-    """And folders, of the sources."""
-    tops = [path for path in ROOT.iterdir() if not path.name.startswith((".", "build", "out"))]
-    return [*tops, *itertools.chain(*(top.rglob("*") for top in tops))]
+    """The repository's files, relative to it, also those that are not committed yet."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this is no git repository")
+    return [pathlib.PurePath(path) for path in listed if (ROOT / path).exists()]

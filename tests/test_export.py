@@ -14,20 +14,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from deform_conv.cases import Operands, assert_close, cast
-from deform_conv.layer import LAYER, apply
-from deform_psroi_pool import cases as pooling
 from jax import export
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from run_exported import with_gradients
-from splitting import make_mesh
 
 import jax_dcn
 from jax_dcn import linen
+from tests.helpers.deform_conv.cases import Operands, assert_close, cast
+from tests.helpers.deform_conv.layer import LAYER, apply
+from tests.helpers.deform_psroi_pool import cases as pooling
+from tests.helpers.run_exported import with_gradients
+from tests.helpers.sharding import make_mesh
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-HERE = pathlib.Path(__file__).parent
+HELPERS = pathlib.Path(__file__).parent / "helpers"
 assert_near = functools.partial(assert_close, rtol=1e-4, atol=1e-4)
 
 
@@ -107,7 +107,7 @@ def test_run_in_another_process(program, platform, tmp_path):
     (tmp_path / "value").write_bytes(exported(program.function, specs).serialize(vjp_order=1))
     (tmp_path / "gradients").write_bytes(exported(with_gradients(program.function), specs).serialize())
     np.savez(tmp_path / "arguments.npz", *program.arguments(3, 5, 4))
-    run(HERE / "run_exported.py", tmp_path, platform)
+    run(HELPERS / "run_exported.py", tmp_path, platform)
     with np.load(tmp_path / "results.npz") as file:
         assert_near(tuple(file.values()), program.expected(3, 5, 4) * 2)
 
@@ -225,6 +225,6 @@ def test_compilation_cache(without_addresses, tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY", str(without_addresses))
     hits = {"jit": True, "exported": True, "shard_map": True}
     hits |= dict.fromkeys(("split", "split_with_another_padding"), without_addresses)
-    first, second = (json.loads(run(HERE / "compile_cached.py", tmp_path)) for _ in range(2))
+    first, second = (json.loads(run(HELPERS / "compile_cached.py", tmp_path)) for _ in range(2))
     assert first == dict.fromkeys(hits, False)
     assert second == hits

@@ -5,14 +5,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from deform_conv.cases import assert_close
 from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from splitting import make_mesh
 
 import jax_dcn
-from benchmarks.collectives import collectives
+from benchmarks.readers.hlo import collectives
+from tests.helpers.deform_conv.cases import assert_close
+from tests.helpers.sharding import make_mesh
 
 pytestmark = pytest.mark.platforms("cpu")
 

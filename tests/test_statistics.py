@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from numpy_reference import Convolution, axis_corners, samples
 
 from jax_dcn import offset_statistics, warn_of_offsets
+from tests.helpers.deform_conv.numpy_reference import Convolution, axis_corners, samples
 
 CONVOLUTIONS = [
     ((3, 3), Convolution(padding="SAME")),

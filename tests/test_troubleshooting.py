@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import pytest
 from jax import export
 from jax.sharding import NamedSharding, PartitionSpec
-from test_documentation import ERRORS, blocks
 
 import jax_dcn
 from jax_dcn._primitive import extension
+from tests.helpers.pages import ERRORS, blocks
 
 pytestmark = pytest.mark.platforms("cpu")
 CMAKE = pathlib.Path(__file__).parents[1] / "cmake"

@@ -5,8 +5,8 @@ from functools import partial
 import jax
 import numpy as np
 
-from benchmarks import memory
 from benchmarks.contenders import Call, Contender, Unavailable
+from benchmarks.readers import memory
 
 
 def contender(function, takes, agrees_at=None):

@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 
-from benchmarks import memory
 from benchmarks.contenders import Call, Unavailable
 from benchmarks.contenders.layout import to_nchw, to_nhwc
-from benchmarks.machine import cores
+from benchmarks.readers import memory
+from benchmarks.readers.machine import cores
 
 INPUTS = {"X": "x", "W": "weight", "offset": "offset", "mask": "mask"}  # ONNX's names: ours
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import jax
 
-from examples.digits import compare, report, scenes
-from examples.digits.evaluate import SIZE_LIMITS
-from examples.digits.pictures import draw_detections
+from examples.digits_library import compare, report, scenes
+from examples.digits_library.evaluate import SIZE_LIMITS
+from examples.digits_library.pictures import draw_detections
 
 from . import sampling
 from .losses import loss

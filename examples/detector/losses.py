@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from examples.digits.backbone import STRIDE, locations
-from examples.digits.boxes import area, generalised_iou, iou
-from examples.digits.scenes import Scenes
+from examples.digits_library.backbone import STRIDE, locations
+from examples.digits_library.boxes import area, generalised_iou, iou
+from examples.digits_library.scenes import Scenes
 
 from .model import Detector, Predictions
 

@@ -7,8 +7,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from examples.digits.backbone import STRIDE, Backbone, locations, norm
-from examples.digits.evaluate import Detections, strongest
+from examples.digits_library.backbone import STRIDE, Backbone, locations, norm
+from examples.digits_library.evaluate import Detections, strongest
 
 MAX_LOG_SIZE = 4.0
 CLASS_PRIOR = 0.01

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from examples.digits import scenes
-from examples.digits.backbone import STRIDE
-from examples.digits.pictures import clearest_object, draw_box, zoom
+from examples.digits_library import scenes
+from examples.digits_library.backbone import STRIDE
+from examples.digits_library.pictures import clearest_object, draw_box, zoom
 from jax_dcn import viz
 
 

@@ -5,9 +5,9 @@ from functools import partial
 import jax
 import numpy as np
 
-from examples.digits import scenes
-from examples.digits.backbone import STRIDE
-from examples.digits.evaluate import SIZE_LIMITS
+from examples.digits_library import scenes
+from examples.digits_library.backbone import STRIDE
+from examples.digits_library.evaluate import SIZE_LIMITS
 from jax_dcn import viz
 
 from .model import Detector

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import jax
 
-from examples.digits import compare, report, scenes
-from examples.digits.pictures import draw_detections
+from examples.digits_library import compare, report, scenes
+from examples.digits_library.pictures import draw_detections
 
 from .losses import loss
 from .model import RFCN, detect

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from examples.digits.backbone import locations
+from examples.digits_library.backbone import locations
 
 SIDES = (10.0, 18.0, 32.0, 56.0)
 MAX_LOG_SCALE = 2.0

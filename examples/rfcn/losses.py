@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from examples.digits.boxes import iou
-from examples.digits.scenes import Scenes
+from examples.digits_library.boxes import iou
+from examples.digits_library.scenes import Scenes
 
 from .anchors import anchors, encode
 from .model import DELTA_SCALE, RFCN, Boxes, Predictions

@@ -11,9 +11,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from examples.digits.backbone import STRIDE, Backbone, norm
-from examples.digits.boxes import suppress
-from examples.digits.evaluate import Detections, strongest
+from examples.digits_library.backbone import STRIDE, Backbone, norm
+from examples.digits_library.boxes import suppress
+from examples.digits_library.evaluate import Detections, strongest
 from jax_dcn import psroi_pool
 from jax_dcn.linen import DeformPSRoIPool
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from examples.digits import scenes
-from examples.digits.backbone import STRIDE
-from examples.digits.evaluate import SIZE_LIMITS
-from examples.digits.pictures import clearest_object, zoom
+from examples.digits_library import scenes
+from examples.digits_library.backbone import STRIDE
+from examples.digits_library.evaluate import SIZE_LIMITS
+from examples.digits_library.pictures import clearest_object, zoom
 from jax_dcn import viz
 
 from .model import SAMPLES_PER_PART, TRANS_STD, Boxes, as_rois

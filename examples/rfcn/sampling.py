@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from examples.digits.boxes import iou
+from examples.digits_library.boxes import iou
 
 from .model import RFCN, Boxes
 

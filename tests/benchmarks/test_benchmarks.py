@@ -9,10 +9,11 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="the extra 'benchmarks' is not installed")
 
-from benchmarks import deform_conv, deform_psroi_pool, dispatch, growth, memory
 from benchmarks.__main__ import main
 from benchmarks.contenders import PASSES, compiled
-from benchmarks.measure import measure
+from benchmarks.measurements import deform_conv, deform_psroi_pool, dispatch, growth
+from benchmarks.measurements.measure import measure
+from benchmarks.readers import memory
 
 pytestmark = pytest.mark.platforms("cpu")  # whatever jax's default is: threads of the suite know of no other
 
@@ -127,7 +128,7 @@ def test_a_wrong_gradient_is_refused():
 
 
 def test_a_contender_that_would_hold_too_much_is_left_out(monkeypatch):
-    monkeypatch.setattr("benchmarks.memory.most_bytes", lambda: 1)
+    monkeypatch.setattr("benchmarks.readers.memory.most_bytes", lambda: 1)
     (forward, _) = measure(deform_conv.problem(TINY, "float32"), {"jax_dcn": deform_conv.CONTENDERS["jax_dcn"]}, 1)
     assert forward["without"] == {"jax_dcn": "would hold more than 0.0 GiB"}
 

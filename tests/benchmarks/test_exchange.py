@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
-from splitting import make_mesh
 
-from benchmarks import deform_conv, deform_psroi_pool, links, scaling
-from benchmarks.collectives import collectives
+from benchmarks.measurements import deform_conv, deform_psroi_pool, links, scaling
+from benchmarks.readers.hlo import collectives
+from benchmarks.reports import links as link_tables
+from benchmarks.reports import scaling as scaling_tables
+from tests.helpers.sharding import make_mesh
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -41,7 +43,7 @@ def test_rows(name, forward, both, monkeypatch):
     assert scaling.total(row.forward) == 4 * forward
     assert scaling.total(row.both) == row.least == 4 * both
     assert row.unruled > row.least
-    assert name in scaling.table([row])
+    assert name in scaling_tables.table([row])
 
 
 def test_one_device_exchanges_nothing(monkeypatch):
@@ -77,5 +79,6 @@ def test_thresholds_are_where_times_are_equal():
 
 def test_the_page_has_this_arithmetic():
     assert all(
-        table in PAGE.read_text() for table in (links.pixels_table(), links.weights_table(), links.features_table())
+        table in PAGE.read_text()
+        for table in (link_tables.pixels_table(), link_tables.weights_table(), link_tables.features_table())
     )

@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import gpu_check
+from benchmarks.readers.junit import read_tests
+from benchmarks.reports.gpu_check import page as page_of
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -34,7 +36,7 @@ def outcome(tmp_path):
     results = tmp_path / "results.xml"
     command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={results}", f"--rootdir={tmp_path}", str(tmp_path)]
     subprocess.run(command, capture_output=True, cwd=tmp_path)
-    return gpu_check.read_tests(ElementTree.parse(results))
+    return read_tests(ElementTree.parse(results))
 
 
 def test_outcomes_are_counted_by_backend(outcome):
@@ -49,7 +51,7 @@ def test_the_page_names_what_failed(outcome):
     step = {"ok": True, "seconds": 3, "stopped at its limit": False}
     gpu = {"name": "a GPU"}
     report = {"gpu": gpu, "date": "today", "seconds": 7, "build": step, "tests": step | outcome | {"ok": False}}
-    page = gpu_check.page(report)
+    page = page_of(report)
     assert "| build | passed | 3 |" in page
     assert "| tests | **failed** | 3 |" in page
     assert "| benchmark | not reached |  |" in page

@@ -7,9 +7,9 @@ import sys
 import jax
 import numpy as np
 import pytest
-from numpy_reference import Convolution
 
-from .cases import Case, cast, compiled_pull_back
+from tests.helpers.deform_conv.cases import Case, cast, compiled_pull_back
+from tests.helpers.deform_conv.numpy_reference import Convolution
 
 # Many samples fall on few pixels, so that an order of summation left to the threads would show.
 CROWDED = Case("crowded", (24, 24), 32, 8, (3, 3), 2, (4,), Convolution(padding="SAME"))

@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from numpy_reference import Convolution
 
 import jax_dcn
-
-from .cases import BACKENDS, Case, Operands, compiled_pull_back, pull_back
+from tests.helpers.deform_conv.cases import BACKENDS, Case, Operands, compiled_pull_back, pull_back
+from tests.helpers.deform_conv.numpy_reference import Convolution
 
 CASE = Case("typed", (4, 5), 6, 4, (3, 3), 2, (2,), Convolution(padding="SAME", feature_group_count=2))
 LOW = ("float16", "bfloat16")

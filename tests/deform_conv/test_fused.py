@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from jax import export
 from jax.sharding import PartitionSpec as P
-from numpy_reference import Convolution
 
 import jax_dcn
 from jax_dcn._operators.deform_conv import fused
-
-from .cases import Case, Operands, assert_close, convolve, explicit_gradients, pull_back
+from tests.helpers.deform_conv.cases import Case, Operands, assert_close, convolve, explicit_gradients, pull_back
+from tests.helpers.deform_conv.numpy_reference import Convolution
 
 # Channels are vectors of 16 bytes in every type. Stages have eight of them: whole taps, parts of taps, several taps.
 CASES = [

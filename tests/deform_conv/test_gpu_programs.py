@@ -15,10 +15,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dcn
-from benchmarks.collectives import collectives
+from benchmarks.readers.hlo import collectives
 from jax_dcn._primitive import extension
+from tests.helpers.deform_conv.cases import Operands, convolve, explicit_gradients, pull_back
 
-from .cases import Operands, convolve, explicit_gradients, pull_back
 from .test_memory import MIB, forward, shapes, temporary_bytes
 
 pytestmark = pytest.mark.platforms("cpu")

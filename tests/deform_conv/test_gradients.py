@@ -8,11 +8,9 @@ import jax
 import numpy as np
 import pytest
 from jax.test_util import check_grads
-from numpy_reference import Convolution
 
 import jax_dcn
-
-from .cases import (
+from tests.helpers.deform_conv.cases import (
     BACKENDS,
     CASE,
     Case,
@@ -23,6 +21,7 @@ from .cases import (
     convolve,
     explicit_gradients,
 )
+from tests.helpers.deform_conv.numpy_reference import Convolution
 
 NAMES = Operands._fields
 SMOOTH_CASES = [

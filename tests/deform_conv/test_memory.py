@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jax_dcn._operators.deform_conv import kernels
-
-from .cases import CASE, Operands, assert_close, convolve, pull_back
+from tests.helpers.deform_conv.cases import CASE, Operands, assert_close, convolve, pull_back
 
 MIB = 2**20
 HELD_SAMPLES = {"cpu": 16 * MIB, "cuda": 128 * MIB}  # as deform_conv2d documents

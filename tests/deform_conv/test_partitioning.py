@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from numpy_reference import Convolution
-from splitting import AXIS_TYPES, check, is_split, make_mesh, place
 
-from benchmarks.collectives import collectives
-
-from .cases import Case, Operands, assert_close, cast, convolve
+from benchmarks.readers.hlo import collectives
+from tests.helpers.deform_conv.cases import Case, Operands, assert_close, cast, convolve
+from tests.helpers.deform_conv.numpy_reference import Convolution
+from tests.helpers.sharding import AXIS_TYPES, check, is_split, make_mesh, place
 
 pytestmark = pytest.mark.platforms("cpu")
 

@@ -8,10 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from splitting import check, make_mesh, place
 
-from .cases import Operands, cast
-from .layer import BATCHED, apply, assert_near, loss, of_batch, reference, value_and_grad_of_reference
+from tests.helpers.deform_conv.cases import Operands, cast
+from tests.helpers.deform_conv.layer import (
+    BATCHED,
+    apply,
+    assert_near,
+    loss,
+    of_batch,
+    reference,
+    value_and_grad_of_reference,
+)
+from tests.helpers.sharding import check, make_mesh, place
+
 from .test_partitioning import SAME, gradients, shared_by
 
 pytestmark = pytest.mark.platforms("cpu")

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from numpy_reference import Convolution
 
-from .cases import (
+from tests.helpers.deform_conv.cases import (
     BACKENDS,
     CASE,
     Case,
@@ -18,7 +17,7 @@ from .cases import (
     convolve,
     pull_back,
 )
-from .layer import (
+from tests.helpers.deform_conv.layer import (
     LAYER,
     OPERANDS,
     TANGENTS,
@@ -27,6 +26,7 @@ from .layer import (
     loss,
     reference,
 )
+from tests.helpers.deform_conv.numpy_reference import Convolution
 
 
 @functools.cache

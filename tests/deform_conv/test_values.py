@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jax_dcn
-
-from .cases import (
+from tests.helpers.deform_conv.cases import (
     BACKENDS,
     CASE,
     CASES,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from splitting import AXIS_TYPES, check, is_split, make_mesh, place
 
-from .cases import POOLING, Operands, operands, pool
+from tests.helpers.deform_psroi_pool.cases import POOLING, Operands, operands, pool
+from tests.helpers.sharding import AXIS_TYPES, check, is_split, make_mesh, place
 
 pytestmark = pytest.mark.platforms("cpu")
 

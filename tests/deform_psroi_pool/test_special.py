@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from deform_conv.cases import assert_close
 
-from .cases import BACKENDS, COTANGENT, operands, pull_back
-from .numpy_reference import Pooling
+from tests.helpers.deform_conv.cases import assert_close
+from tests.helpers.deform_psroi_pool.cases import BACKENDS, COTANGENT, operands, pull_back
+from tests.helpers.deform_psroi_pool.numpy_reference import Pooling
 
 on_both = pytest.mark.parametrize("backend", BACKENDS)
 

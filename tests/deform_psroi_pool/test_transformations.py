@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from deform_conv.cases import assert_close
 from jax.test_util import check_grads
 
-from . import numpy_reference
-from .cases import COTANGENT, POOLING, operands, pool
-from .numpy_reference import Pooling
+from tests.helpers.deform_conv.cases import assert_close
+from tests.helpers.deform_psroi_pool import numpy_reference
+from tests.helpers.deform_psroi_pool.cases import COTANGENT, POOLING, operands, pool
+from tests.helpers.deform_psroi_pool.numpy_reference import Pooling
 
 
 def test_jvp(x64):

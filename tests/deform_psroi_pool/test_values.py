@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from deform_conv.cases import assert_close
 from hypothesis import given, settings
 from jax.scipy.ndimage import map_coordinates
 
 import jax_dcn
-
-from . import numpy_reference
-from .cases import (
+from tests.helpers.deform_conv.cases import assert_close
+from tests.helpers.deform_psroi_pool import numpy_reference
+from tests.helpers.deform_psroi_pool.cases import (
     BACKENDS,
     COTANGENT,
     GOLDEN_FILES,

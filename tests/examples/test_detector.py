@@ -17,9 +17,9 @@ pytest.importorskip("orbax.checkpoint")
 from examples.detector.__main__ import main
 from examples.detector.losses import assign, loss
 from examples.detector.model import Detector
-from examples.digits import scenes
-from examples.digits.backbone import locations
-from examples.digits.train import Recipe, train
+from examples.digits_library import scenes
+from examples.digits_library.backbone import locations
+from examples.digits_library.train import Recipe, train
 
 IMAGE_SIZE = 64
 TINY = {"classes": 10, "widths": (8, 8, 16, 16), "blocks": (1, 1, 1)}

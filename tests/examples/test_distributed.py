@@ -23,7 +23,7 @@ import tensorstore
 from examples.detector.__main__ import main as detector
 from examples.detector.losses import loss
 from examples.detector.model import Detector
-from examples.digits.train import Recipe, train
+from examples.digits_library.train import Recipe, train
 from examples.rfcn.__main__ import main as rfcn
 
 pytestmark = pytest.mark.platforms("cpu")

@@ -11,17 +11,17 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from numpy.testing import assert_allclose, assert_array_equal
-from splitting import make_mesh
 
-from benchmarks.collectives import collectives
+from benchmarks.readers.hlo import collectives
+from tests.helpers.sharding import make_mesh
 
 pytest.importorskip("sklearn")
 pytest.importorskip("pycocotools")
 pytest.importorskip("orbax.checkpoint")
 
-from examples.digits import scenes
-from examples.digits.boxes import iou
-from examples.digits.train import Recipe, train, train_step
+from examples.digits_library import scenes
+from examples.digits_library.boxes import iou
+from examples.digits_library.train import Recipe, train, train_step
 from examples.rfcn.__main__ import VARIANTS, main, two_by_two
 from examples.rfcn.anchors import anchors, decode, encode
 from examples.rfcn.losses import loss, match_anchors, proposal_loss, region_loss

@@ -10,7 +10,8 @@ import shutil
 import subprocess
 
 import pytest
-from kernels import build
+
+from tests.kernels import build
 
 pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.usefixtures("compiler")]
 

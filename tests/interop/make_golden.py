@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torchvision
 
-from tests.interop import checkpoints
+from tests.helpers import checkpoints
 
 FOLDER = pathlib.Path(__file__).parent / "golden"
 mmcv.__version__ = "2.1.0"  # the newest that mmdet 3.3.0 accepts

@@ -13,8 +13,7 @@ import jax_dcn.linen
 import jax_dcn.nnx
 from examples.resnet import ResNet
 from jax_dcn import interop
-
-from . import checkpoints
+from tests.helpers import checkpoints
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 # The names that libraries have for mmcv's `conv2.weight`, `conv2.bias` and `conv2.conv_offset.…`.

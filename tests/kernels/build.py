@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import pytest
 
-from benchmarks import machine_code
+from benchmarks.readers import machine_code
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from benchmarks import machine_code
+from benchmarks.readers import machine_code
 
 from . import build
 from .test_sanitizers import with_mistake

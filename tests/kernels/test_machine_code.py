@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from benchmarks import machine_code
-from benchmarks.machine_code import WARPS
+from benchmarks.readers import machine_code
+from benchmarks.readers.machine_code import WARPS
 
 from . import build
 

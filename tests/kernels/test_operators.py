@@ -3,16 +3,16 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from deform_conv import test_dtypes as conv_types
-from deform_conv import test_fused as conv_fused
-from deform_conv import test_values as conv_values
-from deform_psroi_pool import test_kinks as pool_kinks
-from deform_psroi_pool import test_special as pool_special
-from deform_psroi_pool import test_values as pool_values
 
 import jax_dcn
 from jax_dcn._operators.deform_conv import fused, kernels
 from jax_dcn._operators.deform_conv.arguments import canonicalize
+from tests.deform_conv import test_dtypes as conv_types
+from tests.deform_conv import test_fused as conv_fused
+from tests.deform_conv import test_values as conv_values
+from tests.deform_psroi_pool import test_kinks as pool_kinks
+from tests.deform_psroi_pool import test_special as pool_special
+from tests.deform_psroi_pool import test_values as pool_values
 
 pytestmark = [pytest.mark.usefixtures("emulated_kernels"), pytest.mark.platforms("cpu")]
 

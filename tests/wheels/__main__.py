@@ -1,4 +1,4 @@
-"""Builds the sdist and, from it alone, the wheels, and tests them where nothing else is: python tests/wheels.
+"""Builds the sdist and, from it alone, the wheels, and tests them where nothing else is: python -m tests.wheels.
 
 Python 3.11 has a wheel of its own; 3.12 and later share one, of the stable ABI. Each is compiled in an isolated
 environment, with NVIDIA's compiler from PyPI unless JAX_DCN_CUDA says otherwise. Then every Python that is found by its
@@ -15,7 +15,7 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 
-import glibc
+from tests.wheels import glibc
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -1,13 +1,8 @@
-"""Each operator beside what one would use without it."""
+"""Tables of each operator beside its alternatives: speed, time and memory."""
 
-from functools import partial
-
-from benchmarks import deform_conv, deform_psroi_pool
 from benchmarks.contenders import PASSES
-from benchmarks.measure import measure
-from benchmarks.report import list_reasons, markdown, mebibytes, milliseconds, paragraph, ratio
-
-OPERATORS = {operator.NAME: operator for operator in (deform_conv, deform_psroi_pool)}
+from benchmarks.measurements.operators import OPERATORS
+from benchmarks.reports.formatting import list_reasons, markdown, mebibytes, milliseconds, paragraph, ratio
 
 RATIOS = (
     "jax_dcn beside the others, by medians of calls that took turns. {floors}Speed: how many times faster jax_dcn is. "
@@ -26,25 +21,6 @@ MEMORY_OF_OTHERS = (
     "torchvision on a GPU: its allocator's peak. torchvision and onnxruntime on a CPU: how much the process grew "
     "around the first call."
 )
-
-
-def shapes():
-    """Those that matter most first: a time limit falls on the last ones."""
-    first = [name for operator in OPERATORS.values() for name in list(operator.SHAPES)[:4]]
-    return list(dict.fromkeys([*first, *(name for operator in OPERATORS.values() for name in operator.SHAPES)]))
-
-
-def tasks(args):
-    for name in args.shapes or shapes():
-        for dtype in args.dtypes:
-            operator = next(operator for operator in OPERATORS.values() if name in operator.SHAPES)
-            yield f"{name} {dtype}", partial(rows_of, operator, name, dtype, args.repeats)
-
-
-def rows_of(operator, name, dtype, repeats):
-    row = {"operator": operator.NAME, "shape": name, "dtype": dtype}
-    problem = operator.problem(operator.SHAPES[name], dtype)
-    return [row | measured for measured in measure(problem, operator.CONTENDERS, repeats)]
 
 
 def tables(rows):

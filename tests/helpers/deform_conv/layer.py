@@ -5,7 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy_reference import Convolution
+
+from tests.helpers.deform_conv.numpy_reference import Convolution
 
 from .cases import Case, assert_close, cast, convolve
 

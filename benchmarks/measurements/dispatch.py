@@ -17,8 +17,7 @@ import jax.numpy as jnp
 
 import jax_dcn
 from benchmarks.contenders import PASSES
-from benchmarks.report import markdown
-from benchmarks.timing import summary
+from benchmarks.measurements.timing import summary
 
 CALLS = {"jitted": 3000, "eager": 20}
 IMPORTS = 7
@@ -38,7 +37,7 @@ def tasks(args):
 
 
 def call_rows(operator, pass_):
-    return json.loads(child("-m", "benchmarks.dispatch", json.dumps([operator, pass_, CALLS])))
+    return json.loads(child("-m", "benchmarks.measurements.dispatch", json.dumps([operator, pass_, CALLS])))
 
 
 def import_rows():
@@ -50,7 +49,7 @@ def import_rows():
 
 
 def child(*arguments):
-    root, environment = Path(__file__).parents[1], os.environ | ENVIRONMENT
+    root, environment = Path(__file__).parents[2], os.environ | ENVIRONMENT
     return subprocess.run(
         [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, check=True, cwd=root, env=environment
     ).stdout
@@ -95,32 +94,6 @@ def in_turns(calls, repeats):
             if turn:  # the first one compiles
                 seconds[name].append(time.perf_counter() - start)
     return seconds
-
-
-def tables(rows):
-    table = [["operator", "pass", "", "over the reference, µs", "jax_dcn, µs", "reference, µs"]]
-    lines = []
-    for row in rows:
-        if "call" in row:
-            over = f"**{round(row['over reference']['median'] * 1e6):+d}**"
-            times = (microseconds(row["seconds"][name]) for name in BACKENDS)
-            table.append([row["call"], row["pass"], row["how"], over, *times])
-        else:
-            ours, jax_ = row["import"]["jax_dcn"], row["import"]["jax"]
-            lines.append(
-                f"Importing jax_dcn takes {ours['median']:.2f} s ({ours['min']:.2f} to {ours['max']:.2f}) once jax is "
-                f"imported, which takes {jax_['median']:.2f} s ({jax_['min']:.2f} to {jax_['max']:.2f})."
-            )
-    told = [
-        "Calls with tiny operands on the CPU, in turns, each started in the calling thread: median (min to max). Over\n"
-        "the reference: the median difference of two calls in a row.",
-        markdown(table),
-    ]
-    yield "\n\n".join(["## Dispatch", *(told if len(table) > 1 else []), *lines])
-
-
-def microseconds(summary):
-    return f"{summary['median'] * 1e6:.0f} ({summary['min'] * 1e6:.0f} to {summary['max'] * 1e6:.0f})"
 
 
 if __name__ == "__main__":

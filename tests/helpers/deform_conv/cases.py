@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import numpy_reference
-from numpy_reference import Convolution
 
 import jax_dcn
+from tests.helpers.deform_conv import numpy_reference
+from tests.helpers.deform_conv.numpy_reference import Convolution
 
 BACKENDS = (None, "reference")
-GOLDEN_FILES = sorted(pathlib.Path(__file__).parents[1].glob("golden/deform_conv/*.npz"))
+GOLDEN_FILES = sorted(pathlib.Path(__file__).parents[2].glob("golden/deform_conv/*.npz"))
 
 
 class Operands(NamedTuple):

@@ -3,9 +3,9 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from benchmarks import growth, operators
 from benchmarks.contenders import PASSES
-from benchmarks.report import median
+from benchmarks.measurements import growth, operators
+from benchmarks.reports.formatting import median
 
 COLOURS = {
     "jax_dcn": "#d62728",

@@ -1,34 +1,6 @@
-"""The results as a JSON file and as tables."""
+"""Cells, tables and paragraphs of the reports, in Markdown."""
 
-import json
-from pathlib import Path
 from textwrap import fill
-
-RESULTS = Path(__file__).parent / "results"
-
-
-def write(report, benchmarks, stem):
-    """`report` and its tables at `stem`.json and .md; the text of the latter."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    text = "\n\n".join(sections(report, benchmarks)) + "\n"
-    for suffix, content in ((".json", json.dumps(report, indent=1) + "\n"), (".md", text)):
-        draft = stem.with_suffix(f"{suffix}.draft")
-        draft.write_text(content)
-        draft.replace(stem.with_suffix(suffix))  # at once: a run may be stopped at any time
-    return text
-
-
-def sections(report, benchmarks):
-    machine = {key: value for key, value in report["machine"].items() if value is not None}
-    yield paragraph(", ".join(f"{key} {value}" for key, value in machine.items()))
-    if report["note"]:
-        yield paragraph(report["note"])
-    if report["not reached"]:
-        limit = "" if report["limit"] is None else f" in {report['limit']:.0f} s"
-        yield paragraph(f"Not reached{limit}: {', '.join(report['not reached'])}.")
-    for name, benchmark in benchmarks.items():
-        if report.get(name):
-            yield from benchmark.tables(report[name])
 
 
 def paragraph(text):

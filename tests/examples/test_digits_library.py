@@ -8,7 +8,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("pycocotools")
 pytest.importorskip("orbax.checkpoint")
 
-from examples.digits import boxes, evaluate, report, scenes
+from examples.digits_library import boxes, evaluate, report, scenes
 
 
 def test_a_scene_depends_on_split_seed_and_index_alone():

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from benchmarks.contenders import PASSES, Unavailable
-from benchmarks.machine import cores
-from benchmarks.timing import interleaved
+from benchmarks.measurements.timing import interleaved
+from benchmarks.readers.machine import cores
 
 # Of a result as a whole, to jax_dcn's. In float32 a GPU multiplies by default with the fraction of 16 bits.
 TOLERANCE = {"float32": 5e-3, "bfloat16": 5e-2, "float16": 5e-2}

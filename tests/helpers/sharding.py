@@ -3,10 +3,10 @@
 import math
 
 import jax
-from deform_conv.cases import assert_close
 from jax.sharding import AxisType, NamedSharding
 
-from benchmarks.collectives import collectives
+from benchmarks.readers.hlo import collectives
+from tests.helpers.deform_conv.cases import assert_close
 
 AXIS_TYPES = ("Auto", "Explicit")
 

@@ -1,0 +1,27 @@
+"""Each operator beside what one would use without it."""
+
+from functools import partial
+
+from benchmarks.measurements import deform_conv, deform_psroi_pool
+from benchmarks.measurements.measure import measure
+
+OPERATORS = {operator.NAME: operator for operator in (deform_conv, deform_psroi_pool)}
+
+
+def shapes():
+    """Those that matter most first: a time limit falls on the last ones."""
+    first = [name for operator in OPERATORS.values() for name in list(operator.SHAPES)[:4]]
+    return list(dict.fromkeys([*first, *(name for operator in OPERATORS.values() for name in operator.SHAPES)]))
+
+
+def tasks(args):
+    for name in args.shapes or shapes():
+        for dtype in args.dtypes:
+            operator = next(operator for operator in OPERATORS.values() if name in operator.SHAPES)
+            yield f"{name} {dtype}", partial(rows_of, operator, name, dtype, args.repeats)
+
+
+def rows_of(operator, name, dtype, repeats):
+    row = {"operator": operator.NAME, "shape": name, "dtype": dtype}
+    problem = operator.problem(operator.SHAPES[name], dtype)
+    return [row | measured for measured in measure(problem, operator.CONTENDERS, repeats)]

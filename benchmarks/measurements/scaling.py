@@ -1,0 +1,242 @@
+"""What devices exchange in a training step, by how its arrays are split: `python -m benchmarks.scaling`.
+
+Compiled for devices of the CPU, of which any machine can have eight, and not run: arrays are shapes alone. Beside it,
+what has to be exchanged at least, and what would be without the operators' rules for XLA's partitioner.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_dcn
+from benchmarks.measurements import deform_conv, deform_psroi_pool
+from benchmarks.readers.hlo import Collective, collectives
+
+DEVICES = (1, 2, 4, 8)
+SIDES = (2048, 4096, 8192)
+SHAPES = {
+    "convolution": deform_conv.SHAPES["B"]._replace(batch=8),
+    "grouped": deform_conv.SHAPES["H"]._replace(batch=8, offset_groups=8),
+    "large": deform_conv.Shape(1, 1024, 1024, 256, 256),
+    "large grouped": deform_conv.Shape(1, 1024, 1024, 256, 256, groups=8, offset_groups=8),
+    "pooling": deform_psroi_pool.SHAPES["P3"]._replace(images=8),
+    "batched pooling": deform_psroi_pool.SHAPES["P3"]._replace(images=8),  # each image a batch, with as many regions
+}
+
+
+class Split(NamedTuple):
+    """How arrays are split over the mesh axes "a" and "b"; those not named are whole on every device."""
+
+    name: str
+    operands: dict[str, P]
+    result: P
+    shape: str = "convolution"
+    gathered: tuple[str, ...] = ()  # operands that a device needs all of, though they come split
+    b: int = 1  # into how many parts "b" splits, at most
+    dtype: type = jnp.float32
+
+
+def data(*axes):
+    return dict.fromkeys(("x", "offset", "mask"), P(*axes))
+
+
+def features(axis):
+    return {"weight": P(None, None, None, axis), "bias": P(axis)}
+
+
+ROWS = P(None, "a")
+POSITIONS = {"offset": ROWS, "mask": ROWS}
+CHANNELS = P(None, None, None, "a")
+CONVOLUTIONS = (
+    Split("images", data("a"), P("a")),
+    Split("images, bfloat16", data("a"), P("a"), dtype=jnp.bfloat16),
+    Split("images, weight kept in parts", data("a") | features("a"), P("a"), gathered=("weight", "bias")),
+    Split("features", features("a"), CHANNELS),
+    Split("images, and features in 2", data("a") | features("b"), P("a", None, None, "b"), b=2),
+    Split("channel groups", data(*CHANNELS) | features("a"), CHANNELS, "grouped"),
+    Split("rows", POSITIONS, ROWS, "large"),
+    Split("rows, x split too", POSITIONS | {"x": ROWS}, ROWS, "large", gathered=("x",)),
+)
+ONE_IMAGE = [
+    (Split(name, operands, result, shape, dtype=jnp.bfloat16), devices)
+    for name, operands, result, shape, devices in (
+        ("", {}, P(), "large", 1),
+        ("rows", POSITIONS, ROWS, "large", 8),
+        ("features", features("a"), CHANNELS, "large", 8),
+        ("channel groups", data(*CHANNELS) | features("a"), CHANNELS, "large grouped", 8),
+    )
+]
+POOLINGS = (
+    Split("images with their regions", dict.fromkeys(("x", "rois", "offset"), P("a")), P("a"), "batched pooling"),
+    Split("regions", dict.fromkeys(("rois", "offset"), P("a")), P("a"), "pooling"),
+    Split("images that regions name", dict.fromkeys(("x", "rois", "offset"), P("a")), P("a"), "pooling", ("x",)),
+)
+
+
+class Program(NamedTuple):
+    """A function of arrays, and the bytes that devices have to exchange for it at least."""
+
+    function: Callable
+    arguments: tuple[Any, ...]
+    least: int
+
+
+class Row(NamedTuple):
+    """What devices exchange, forward and forward + backward. Bytes are of arrays as a device has them afterwards."""
+
+    split: str
+    devices: int
+    forward: list[Collective]
+    both: list[Collective]
+    least: int  # of both, in bytes
+    unruled: int  # of both without rules, in bytes
+
+
+def operator(shape, batched):
+    """A function of named operands, and their shapes; `batched` is for pooling."""
+    if isinstance(shape, deform_conv.Shape):
+        size, samples = (shape.batch, shape.height, shape.width), 9 * shape.offset_groups
+        shapes = {
+            "x": (*size, shape.channels),
+            "offset": (*size, 2 * samples),
+            "weight": (3, 3, shape.channels // shape.groups, shape.features),
+            "bias": (shape.features,),
+            "mask": (*size, samples),
+        }
+        return partial(convolution, groups=shape.groups), shapes
+    images, regions = (shape.images, 1), (shape.images, shape.rois // shape.images)
+    if not batched:
+        images, regions = (shape.images,), (shape.rois,)
+    bins = deform_psroi_pool.BINS
+    shapes = {
+        "x": (*images, shape.height, shape.width, shape.features),
+        "rois": (*regions, 5),
+        "offset": (*regions, bins, bins, 2),
+    }
+    return partial(pooling, bins=bins, stride=shape.stride), shapes
+
+
+def convolution(operands, groups):
+    operands = dict(operands)
+    arguments = [operands.pop(name) for name in ("x", "offset", "weight")]
+    return jax_dcn.deform_conv2d(*arguments, **operands, feature_group_count=groups)
+
+
+def pooling(operands, bins, stride):
+    return jax_dcn.deform_psroi_pool(**operands, output_size=bins, spatial_scale=1 / stride)
+
+
+def programs(split, devices, **size):
+    """The operator, and with it all its gradients; of another size than the split's shape if that is said."""
+    function, shapes = operator(SHAPES[split.shape]._replace(**size), split.shape == "batched pooling")
+    b = min(split.b, devices)
+    mesh = make_mesh((devices // b, b))
+
+    def placed(name):
+        dtype = jnp.float32 if name in ("offset", "mask", "rois") else split.dtype
+        return struct(shapes[name], dtype, mesh, split.operands.get(name, P()))
+
+    operands = {name: placed(name) for name in shapes}
+    result = jax.eval_shape(function, operands)
+    cotangent = struct(result.shape, result.dtype, mesh, split.result)
+    gathered = sum(math.prod(shapes[name]) * operands[name].dtype.itemsize for name in split.gathered)
+    summed = sum(4 * math.prod(shape) for shape in sums(operands, split, mesh))
+
+    def gradients(operands, cotangent):
+        varied = {name: array for name, array in operands.items() if name != "rois"}
+        y, pull = jax.vjp(lambda varied: function(operands | varied), varied)
+        return y, pull(cotangent)
+
+    if devices == 1:
+        gathered = summed = 0
+    return Program(function, (operands,), gathered), Program(gradients, (operands, cotangent), gathered + summed)
+
+
+def sums(operands, split, mesh):
+    """The shapes, on a device, of the gradients that are sums: work is split over an axis, and the operand is not."""
+    for name, array in operands.items():
+        whole = name in split.gathered
+        working = set(split.result) - (set() if whole else set(array.sharding.spec))
+        if name != "rois" and any(axis and mesh.shape[axis] > 1 for axis in working):
+            yield array.shape if whole else array.sharding.shard_shape(array.shape)
+
+
+def make_mesh(shape):
+    devices = jax.devices("cpu")[: math.prod(shape)]
+    return jax.make_mesh(shape, ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=devices)
+
+
+def struct(shape, dtype, mesh, spec):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+
+def models():
+    """(model, its loss) by name."""
+    from examples.detector import losses as detector
+    from examples.detector.model import Detector
+    from examples.digits_library.scenes import CLASSES
+    from examples.rfcn import losses as rfcn
+    from examples.rfcn.model import RFCN
+
+    classes = len(CLASSES)
+    return {
+        "detector, ordinary convolutions": (Detector(classes), detector.loss),
+        "detector, deformable": (Detector(classes, deformable=True), detector.loss),
+        "R-FCN, both deformable": (RFCN(classes, True, True), rfcn.loss),
+    }
+
+
+def model_programs(model, loss, devices):
+    """The loss of eight images, and with it the parameters' gradient: data parallel, by placement alone."""
+    from examples.digits_library import scenes
+
+    mesh, batch, size = make_mesh((devices, 1)), 8, scenes.IMAGE_SIZE
+
+    def of_batch(*shape, dtype):
+        return struct((batch, *shape), dtype, mesh, P("a"))
+
+    scene = scenes.Scenes(
+        of_batch(size, size, 3, dtype=jnp.uint8),
+        of_batch(scenes.MAX_OBJECTS, 4, dtype=jnp.float32),
+        of_batch(scenes.MAX_OBJECTS, dtype=jnp.int32),
+    )
+    params = jax.eval_shape(model.init, jax.random.key(0), scene.images)["params"]
+    params = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype, mesh, P()), params)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+    of_model = partial(loss, model)
+    least = 0 if devices == 1 else 4 * parameters
+    return Program(of_model, (params, scene), 0), Program(jax.value_and_grad(of_model), (params, scene), least)
+
+
+def row(name, devices, programs):
+    forward, both = programs
+    return Row(name, devices, exchanged(forward), exchanged(both), both.least, total(exchanged(both, rules=False)))
+
+
+def exchanged(program, rules=True):
+    unruled = mock.patch("jax_dcn._primitive.jax_internals.meshes_to_partition", return_value=None)
+    with nullcontext() if rules else unruled:
+        return collectives(compiled(program))
+
+
+def compiled(program):
+    def function(*arguments):  # a new one, for jax keeps what it has lowered by the function
+        return program.function(*arguments)
+
+    return jax.jit(function).lower(*program.arguments).compile()
+
+
+def total(found):
+    return sum(collective.bytes for collective in found)
+
+
+def held_by(account):
+    return account.argument_size_in_bytes + account.output_size_in_bytes + account.temp_size_in_bytes

@@ -1,0 +1,115 @@
+"""`python -m benchmarks.machine_code`: what the compiler made of the CUDA kernels, read from the built module.
+
+Needs no GPU: NVIDIA's `cuobjdump` and `nvdisasm`, from a CUDA toolkit or their wheels, and `c++filt`.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from jax_dcn._primitive import extension
+
+TOOLS = ("cuobjdump", "nvdisasm", "c++filt")
+# What a multiprocessor has, alike from sm_80 to sm_100: 32-bit registers, given to warps in units of 256.
+REGISTERS, UNIT, WARPS = 65536, 256, 64
+
+ACCESS = {
+    "global loads": re.compile(r"LDG\.|LD\.E"),
+    "global stores": re.compile(r"STG\.|ST\.E"),
+    "asynchronous copies": re.compile(r"LDGSTS\.|UBLKCP"),
+    "local accesses": re.compile(r"LDL|STL"),  # registers spilled, or arrays that found no room in them
+    "matrix instructions": re.compile(r"[HIQ]G?MMA\."),
+}
+
+
+class Kernel(NamedTuple):
+    source: str
+    name: str  # with its template arguments
+    registers: int  # a thread
+    stack: int  # bytes a thread
+    local: int
+    shared: int  # bytes a block, static
+    instructions: Counter  # opcodes
+
+    @property
+    def resident_warps(self):
+        """How many a multiprocessor's registers have room for."""
+        a_warp = -(-self.registers * 32 // UNIT) * UNIT
+        return min(REGISTERS // a_warp, WARPS)
+
+    def accesses(self, kind):
+        return {opcode: n for opcode, n in self.instructions.items() if ACCESS[kind].match(opcode)}
+
+    def widths(self, kind):
+        """How many instructions access how many bytes a thread."""
+        counts = Counter()
+        for opcode, n in self.accesses(kind).items():
+            bits = re.search(r"\.(?:[US]?(8|16)|64|128|256)\b", opcode)
+            counts[int(bits.group(0).lstrip(".US")) // 8 if bits else 4] += n
+        return dict(sorted(counts.items(), reverse=True))
+
+
+def missing():
+    """What this machine has not got to look into the kernels, or None."""
+    if "cuda" not in extension.modules:
+        return "jax_dcn was built without its CUDA kernels"
+    absent = [tool for tool in TOOLS if find(tool) is None]
+    return f"{', '.join(absent)} not found" if absent else None
+
+
+def find(tool):
+    return shutil.which(tool, path=_path())
+
+
+def _path():
+    wheels = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin"
+    return os.pathsep.join([str(wheels), os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
+
+
+def kernels(architecture):
+    """All kernels of the built module for an architecture, as `sm_90`."""
+    module = extension.modules["cuda"].__file__
+    resources = _read("cuobjdump", "--dump-resource-usage", "-arch", architecture, module)
+    numbers = r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)"
+    found = re.findall(rf"Function (\w+):\s+{numbers}", resources)
+    code = _read("cuobjdump", "--dump-sass", "-arch", architecture, module)
+    functions = dict(re.findall(r"Function : (\w+)\n(.*?)\n\s+\.{5}", code, re.S))
+    names = _read("c++filt", *(name for name, *_ in found)).splitlines()
+    result = []
+    for plain, (name, *counts) in zip(map(_short, names), found, strict=True):
+        registers, stack, shared, local = map(int, counts)
+        source = re.search(r"_GLOBAL__N__[0-9a-f]+_\d+_(\w+?)_cu_", name).group(1)
+        result.append(Kernel(f"{source}.cu", plain, registers, stack, local, shared, Counter(opcodes(functions[name]))))
+    return sorted(result)
+
+
+def architectures():
+    """Those that the module has machine code for."""
+    return [f"sm_{number}" for number in re.findall(r"(\w+)-real", extension.modules["cuda"].compiler)]
+
+
+def _read(tool, *arguments):
+    environment = os.environ | {"PATH": _path()}
+    command = [find(tool), *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+
+
+def opcodes(text):
+    return re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", text, re.M)
+
+
+def _short(demangled):
+    """`void dcn::(anonymous namespace)::Kernel<__half, 8>(...)` as `Kernel<half, 8>`."""
+    name = demangled.replace("(anonymous namespace)::", "").removeprefix("void ").replace("dcn::", "")
+    depth = 0
+    for k, letter in enumerate(name):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and not depth:
+            name = name[:k]
+            break
+    return name.replace("__nv_bfloat16", "bfloat16").replace("__half", "half")

@@ -1,0 +1,1 @@
+"""The measurements as tables, pages and plots."""

@@ -1,0 +1,46 @@
+"""Tables of how time and memory grow with the work."""
+
+from benchmarks.contenders import PASSES
+from benchmarks.measurements import growth
+from benchmarks.measurements.growth import series, slopes
+from benchmarks.reports.formatting import list_reasons, markdown, mebibytes, median, milliseconds
+
+
+def tables(rows):
+    yield (
+        "## Growth\n\nSlopes of time and memory on a log-log plot: 1 where the cost grows in proportion. "
+        f"In brackets the larger half of the values alone.\n\n{slope_table(rows)}"
+    )
+    for name, axis in growth.AXES.items():
+        own = [row for pass_ in PASSES for row in series(rows, name, pass_)]
+        if own:
+            said = [*list_reasons(own, list(axis.contenders))]
+            yield "\n\n".join([f"### {axis.label[0].upper()}{axis.label[1:]}", detail(own, axis), *said])
+
+
+def slope_table(rows):
+    table = [["growing", "pass", "contender", "range", "time", "memory"]]
+    for name, axis in growth.AXES.items():
+        for pass_ in PASSES:
+            own = series(rows, name, pass_)
+            for contender in axis.contenders if own else ():
+                values = [row["value"] for row in own]
+                time = slopes((row["value"], median(row, contender)) for row in own)
+                memory = slopes((row["value"], row["bytes"].get(contender)) for row in own)
+                span = f"{values[0]} to {values[-1]}"
+                table.append([name, pass_, contender, span, shown(time), shown(memory)])
+    return markdown(table)
+
+
+def shown(slopes):
+    everything, half = ("-" if s is None else f"{round(s, 2) + 0:.2f}" for s in slopes)
+    return f"{everything} ({half})"
+
+
+def detail(rows, axis):
+    head = [rows[0]["axis"], "pass", *(f"{name}, {unit}" for unit in ("ms", "MiB") for name in axis.contenders)]
+    body = (
+        [str(row["value"]), row["pass"], *(cell(row, n) for cell in (milliseconds, mebibytes) for n in axis.contenders)]
+        for row in rows
+    )
+    return markdown([head, *body])

@@ -1,0 +1,77 @@
+"""Tables of what devices exchange and hold."""
+
+from datetime import date
+
+import jax
+
+from benchmarks.contenders import PASSES
+from benchmarks.measurements import scaling
+from benchmarks.readers.machine import commit
+from benchmarks.reports import links
+from benchmarks.reports.formatting import digits, markdown, paragraph
+
+MEGA, GIGA = 1e6, 1e9
+NOTE = (
+    "From the programs that XLA compiles for devices of the CPU, none of them run. A step is the operator and all its "
+    "gradients, float32 unless said otherwise. Bytes are of the arrays as one device has them after the exchange; a "
+    "ring of n devices sends 2(n-1)/n of an array that it sums and (n-1)/n of one that it gathers. At least: what a "
+    "device needs all of and does not have, and in float32 the gradients of what it has all of; where it keeps only a "
+    "part of such a sum, as of x that came split, a whole one still, though half would have to be sent. Without rules: "
+    "as custom calls that XLA's partitioner knows nothing of. These convolutions go in runs of output rows, and XLA "
+    "gathers whole arrays again for each."
+)
+HELD = (
+    "256 channels and features, bfloat16, offset and mask float32, in channel groups 8 of both. By XLA's account of "
+    "programs compiled for the CPU: arguments, results, and what is between."
+)
+
+
+def memory_table():
+    rows = [["side", "split", "x alone, GB", *(f"{name}, GB" for name in PASSES)]]
+    for side in scaling.SIDES:
+        for split, devices in scaling.ONE_IMAGE:
+            both = scaling.programs(split, devices, height=side, width=side)
+            x = 2 * side**2 * scaling.SHAPES[split.shape].channels
+            held = (scaling.held_by(scaling.compiled(program).memory_analysis()) for program in both)
+            name = f"{split.name}, {devices} devices" if devices > 1 else "one device"
+            rows.append([str(side), name, *(digits(n / GIGA) for n in (x, *held))])
+    return markdown(rows)
+
+
+def table(rows):
+    head = ["split", "devices", "forward", "forward + backward", "MB", "at least, MB", "ratio", "MB without rules"]
+    cells = [head]
+    for row in rows:
+        ratio = f"{scaling.total(row.both) / row.least:.3f}" if row.least else "-"
+        sizes = (f"{n / MEGA:.3f}" for n in (scaling.total(row.both), row.least))
+        kinds = (listed(found) for found in (row.forward, row.both))
+        cells.append([row.split, str(row.devices), *kinds, *sizes, ratio, f"{row.unruled / MEGA:.3f}"])
+    return markdown(cells)
+
+
+def listed(found):
+    """Each kind with its number and bytes."""
+    kinds = {kind: [c for c in found if c.kind == kind] for kind in sorted({c.kind for c in found})}
+    return (
+        ", ".join(f"{len(some)} {kind} ({scaling.total(some) / MEGA:.3f} MB)" for kind, some in kinds.items())
+        or "nothing"
+    )
+
+
+def sections():
+    yield paragraph(f"{date.today()}, {jax.devices()[0].device_kind}, jax {jax.__version__}, commit {commit()}. {NOTE}")
+    yield "\n".join(f"- {name}: {shape}" for name, shape in scaling.SHAPES.items())
+    for title, splits in (
+        ("Deformable convolution", scaling.CONVOLUTIONS),
+        ("Deformable PS-RoI pooling", scaling.POOLINGS),
+    ):
+        rows = [scaling.row(split.name, n, scaling.programs(split, n)) for split in splits for n in scaling.DEVICES]
+        yield f"## {title}\n\n{table(rows)}"
+    rows = [
+        scaling.row(name, n, scaling.model_programs(*model, n))
+        for name, model in scaling.models().items()
+        for n in scaling.DEVICES
+    ]
+    yield f"## Models, data parallel: eight images\n\n{table(rows)}"
+    yield f"## Held by a device of one image\n\n{paragraph(HELD)}\n\n{memory_table()}"
+    yield from links.sections()

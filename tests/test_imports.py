@@ -1,0 +1,41 @@
+"""The parts of the repository depend on each other in one direction only."""
+
+import ast
+
+import pytest
+
+from tests.helpers.pages import ROOT
+
+pytestmark = pytest.mark.platforms("cpu")
+
+# The package knows none of the others, examples show only what users have, and benchmarks need no tests. The packages
+# of benchmarks/ are layers, and each layer imports only the ones before it.
+FORBIDDEN = {
+    "jax_dcn": ("benchmarks", "examples", "tests"),
+    "examples": ("benchmarks", "tests"),
+    "benchmarks": ("tests",),
+    "benchmarks/readers": ("benchmarks.contenders", "benchmarks.measurements", "benchmarks.reports"),
+    "benchmarks/contenders": ("benchmarks.measurements", "benchmarks.reports"),
+    "benchmarks/measurements": ("benchmarks.reports",),
+}
+
+
+def imported_modules(path):
+    """The absolute name of everything that a file imports, wherever the statement is."""
+    package = path.relative_to(ROOT).parent.parts
+    for statement in ast.walk(ast.parse(path.read_text())):
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            base = ".".join(package[: len(package) - statement.level + 1]) if statement.level else ""
+            module = ".".join(filter(None, (base, statement.module)))
+            yield from (f"{module}.{alias.name}" for alias in statement.names)
+
+
+@pytest.mark.parametrize("folder", FORBIDDEN)
+def test_imports_go_one_way(folder):
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    assert paths
+    for path in paths:
+        for module in imported_modules(path):
+            assert not f"{module}.".startswith(tuple(f"{name}." for name in FORBIDDEN[folder])), f"{path}: {module}"
