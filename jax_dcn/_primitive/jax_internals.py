@@ -34,7 +34,7 @@ def no_mesh():
     return use_abstract_mesh(AbstractMesh((), ()))
 
 
-def lower_apart_from_explicit_mesh(lower, ctx, *args, **params):
+def lower_without_explicit_mesh(lower, ctx, *args, **params):
     """`lower(ctx, *args, **params)`, written as for one device where the mesh is Explicit: XLA's partitioner splits it.
 
     Under such a mesh every reshape and slice of a split dimension would have to say how its result is split.
@@ -100,7 +100,7 @@ def spec_of_gspmd(array, mesh: Mesh) -> PartitionSpec:
         return PartitionSpec()
 
 
-def tell_devices_when_lowered(primitive) -> None:
+def require_devices_during_lowering(primitive) -> None:
     """Has jax tell a rule of `primitive` for lowering which devices there are, which `custom_partitioning` needs.
 
     Such a primitive cannot be lowered for an AbstractMesh. There is no public way.
@@ -143,7 +143,7 @@ def annotate(results, text: str) -> None:
     results[0].owner.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get({PACKAGE: attribute})
 
 
-def lead(arrays: Sequence, dims: Sequence) -> list:
+def move_to_front(arrays: Sequence, dims: Sequence) -> list:
     """`arrays` with the dimension that `vmap` maps in front; copies of one that is not mapped are split as the others.
 
     So split, under an Explicit mesh, is what is computed of them, too.

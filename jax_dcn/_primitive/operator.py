@@ -1,21 +1,24 @@
-"""Makes an operator a JAX primitive, with a rule for every transformation, from one reference and its kernels.
+"""Makes an operator a JAX primitive, with a rule for every transformation, from its reference and its kernels.
 
-The primitive stands for the operator and all its derivatives. Which of them is said by a chain of steps:
+One primitive represents the operator and all its derivatives. A chain of differentiation steps, one of the primitive's
+static parameters, says which of them:
 
     ()             operands → result                                 kernel
     jvp            operands, tangents → tangent of the result        reference
     vjp            operands, cotangent → cotangents of operands      kernel
-    vjp, jvp …     and so on: the step of a function's arguments     reference
+    vjp, jvp …     each further step differentiates the function     reference
+                   that the steps before it make
 
-So the value and the first reverse derivative run in kernels, and every other derivative comes out of the reference. On
-a platform without kernels the reference is all there is. Every argument and result of a chain plays a role: that of an
-operand, whose shape it has, or that of the result. By its role it is batched, typed and split over devices.
+The value and the first reverse derivative run in kernels. Every other derivative is derived from the reference, and on
+a platform without kernels so is everything. Each argument and each result of a chain has a name and a role. The role is
+the name of the operand whose shape it has, or `RESULT` if it has the shape of the result, and it determines how the
+array is batched, typed and sharded.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import jax
 from jax.extend.core import Primitive
@@ -23,274 +26,397 @@ from jax.interpreters import ad, batching, mlir, xla
 
 from jax_dcn._primitive import extension, jax_internals, partition
 
-RESULT = -1  # the role of what is not an operand
+RESULT = "result"
+
+Arrays = dict[str, jax.Array]
+Roles = dict[str, str]  # roles by the names of arrays
+Backend = Literal["reference"] | None
+Spec = TypeVar("Spec")
+SpecIn = TypeVar("SpecIn", contravariant=True)
 
 
 class Step(NamedTuple):
-    """The derivative of a function in some of its arguments, by their numbers.
+    """Differentiates a function with respect to some of its arguments, which it names.
 
-    "jvp" takes their tangents behind the arguments, and gives the results' tangents; "vjp" takes the results'
-    cotangents, and gives theirs.
+    "jvp" appends their tangents to the arguments, and its results are the tangents of the function's results. "vjp"
+    appends the cotangents of the function's results to the arguments, and its results are the cotangents of the named
+    arguments.
     """
 
-    mode: str
-    arguments: tuple[int, ...]
+    mode: Literal["jvp", "vjp"]
+    arguments: tuple[str, ...]
+
+
+Chain = tuple[Step, ...]
 
 
 class Axes(NamedTuple):
-    """How an operator may be split over devices.
+    """Which dimensions of an operator's arrays may be sharded.
 
-    operands, result: names for the dimensions of each operand and of the result, batch dimensions apart, as
-      `_partition` has them. sizes: into how many equal parts a name may be split at most.
+    operands, result: the names of the dimensions of each operand and of the result, without batch dimensions, as
+      `partition` defines them. sizes: the largest number of equal shards that each name allows.
     """
 
-    operands: tuple[partition.Names, ...]
+    operands: Mapping[str, partition.Names]
     result: partition.Names
     sizes: dict[str, int]
 
 
+class ResultFunction(Protocol[SpecIn]):
+    def __call__(self, *args: Any, spec: SpecIn, **operands: Any) -> jax.ShapeDtypeStruct: ...
+
+
+class AxesFunction(Protocol[SpecIn]):
+    def __call__(self, *args: Any, spec: SpecIn, **operands: Any) -> Axes: ...
+
+
+class ForwardKernels(Protocol):
+    def __call__(self, *args: Any, platform: str, **keywords: Any) -> jax.Array: ...
+
+
+class CotangentKernels(Protocol):
+    def __call__(
+        self,
+        *args: Any,
+        ct: jax.Array,
+        requested: tuple[str, ...],
+        all_reduced: tuple[str, ...],
+        platform: str,
+        **keywords: Any,
+    ) -> Arrays: ...
+
+
 @dataclass(eq=False)
-class Operator:
-    """An operator, called with its operands. Those that it may do without are None, in the functions below too.
+class Operator(Generic[Spec]):
+    """An operator, called with its operands by name. An operand that it can do without may be absent or None.
+
+    The functions below take the operands by name, too. An absent operand is None there.
 
     Args:
-      name: of the operator and its primitive.
-      operands: how many there are.
-      result: `result(*operands, spec)`, from shapes and types to those of the result; raises where they do not fit.
-      reference: `reference(*operands, **keywords)`, the operator in `jax.numpy`: its meaning, and its derivatives.
-      forward: `forward(*operands, platform, **keywords)`, as `reference`, by the kernels of the platform.
-      cotangent: `cotangent(*operands, ct, wanted, summed, platform, **keywords)`, the cotangents of the operands
-        numbered in `wanted`, by the kernels; in the operands' types or, better for those in `summed`, which are parts
-        of sums over devices, in the type that sums are taken in.
-      axes: `axes(*operands, spec)`, how shapes may be split over devices.
-      keywords: `keywords(spec, parts)`, those of the functions above, where a device has these `partition.Part`s.
-      shared: the operands that the examples of a batch share, as weights, and how many dimensions they have. Where they
-        are batched, it is by the first batch dimensions of the others, and all of them are.
-      linear: the operands that the result is linear in, each by itself.
+      name: the name of the operator and of its primitive.
+      operands: the names of the operands, in the order in which the primitive takes them.
+      result: `result(**operands, spec)` maps shapes and dtypes of the operands to those of the result. It raises an
+        error if they do not fit together.
+      reference: `reference(**operands, **keywords)`, the operator in `jax.numpy`, which defines it and its derivatives.
+      forward: `forward(**operands, platform, **keywords)` computes the same with the kernels of a platform.
+      cotangent: `cotangent(**operands, ct, requested, all_reduced, platform, **keywords)` computes the cotangents of
+        the operands in `requested` with the kernels of a platform, and returns them by name. They have the dtypes of
+        the operands or the wider dtype in which sums are taken. The wider one is better for those in `all_reduced`,
+        which are all-reduced over devices before they are rounded.
+      axes: `axes(**operands, spec)`, from shapes, the dimensions that may be sharded.
+      keywords: `keywords(spec, shards)`, the keywords of the three functions above on a device that has these shards.
+      shared: the number of dimensions of each operand that all examples of a batch share, as they do weights. If these
+        operands are batched, then all of them are, by the leading batch dimensions of the other operands.
+      linear: the operands in each of which the result is linear.
     """
 
     name: str
-    operands: int
-    result: Callable
-    reference: Callable
-    forward: Callable
-    cotangent: Callable
-    axes: Callable
-    keywords: Callable
-    shared: Mapping[int, int]
-    linear: tuple[int, ...]
+    operands: tuple[str, ...]
+    result: ResultFunction[Spec]
+    reference: Callable[..., jax.Array]
+    forward: ForwardKernels
+    cotangent: CotangentKernels
+    axes: AxesFunction[Spec]
+    keywords: Callable[[Spec, Mapping[str, partition.Shard]], dict[str, Any]]
+    shared: Mapping[str, int]
+    linear: tuple[str, ...]
 
-    def __post_init__(self):
-        # jax has to know the devices of what it is to partition; what `shard_map` has split may have none yet.
+    def __post_init__(self) -> None:
+        # jax has to know the devices when it lowers a computation that is partitioned. Inside `shard_map` nothing is
+        # left to partition, and the devices may be unknown.
         self._partitioned, self._manual = self._primitive(), self._primitive()
-        jax_internals.tell_devices_when_lowered(self._partitioned)
+        jax_internals.require_devices_during_lowering(self._partitioned)
 
-    def _primitive(self):
+    def _primitive(self) -> Primitive:
         primitive = Primitive(self.name)
         primitive.multiple_results = True
         primitive.def_impl(partial(xla.apply_primitive, primitive))
-        primitive.def_abstract_eval(self._types)
-        ad.primitive_jvps[primitive] = self._jvp
-        ad.primitive_transposes[primitive] = self._transpose
-        batching.primitive_batchers[primitive] = self._batch
+        primitive.def_abstract_eval(self._abstract_evaluation)
+        ad.primitive_jvps[primitive] = self._jvp_rule
+        ad.primitive_transposes[primitive] = self._transpose_rule
+        batching.primitive_batchers[primitive] = self._batching_rule
         for platform in (None, *extension.PLATFORMS):
-            rule = partial(jax_internals.lower_apart_from_explicit_mesh, partial(self._lower, platform))
+            rule = partial(jax_internals.lower_without_explicit_mesh, partial(self._lowering_rule, platform))
             mlir.register_lowering(primitive, rule, platform=platform)
         return primitive
 
-    def _bind(self, *arrays, **params):
+    def _bind(self, *arrays: jax.Array, **params: Any) -> list[jax.Array]:
         primitive = self._manual if jax_internals.all_axes_are_manual() else self._partitioned
-        return primitive.bind(*arrays, **params)
+        results: list[jax.Array] = primitive.bind(*arrays, **params)
+        return results
 
-    def __call__(self, *operands, spec, backend=None):
-        given, arrays = _split(operands)
-        (result,) = self._bind(*arrays, given=given, chain=(), spec=spec, backend=backend)
+    def __call__(self, *, spec: Spec, backend: Backend = None, **operands: jax.Array | None) -> jax.Array:
+        arrays = self._present(operands)
+        (result,) = self._bind(*arrays.values(), present=tuple(arrays), chain=(), spec=spec, backend=backend)
         return result
 
-    def cotangents(self, *operands, cotangent, wanted: tuple[int, ...], spec, backend=None) -> list:
-        """The cotangents of the operands numbered in `wanted`."""
-        given, arrays = _split(operands)
-        chain = (Step("vjp", tuple(map(given.index, wanted))),)
-        return self._bind(*arrays, cotangent, given=given, chain=chain, spec=spec, backend=backend)
+    def cotangents(
+        self,
+        *,
+        cotangent: jax.Array,
+        requested: tuple[str, ...],
+        spec: Spec,
+        backend: Backend = None,
+        **operands: jax.Array | None,
+    ) -> Arrays:
+        """The cotangents of the operands in `requested`, by name, from the cotangent of the result."""
+        arrays, chain = self._present(operands), (Step("vjp", requested),)
+        params = {"present": tuple(arrays), "chain": chain, "spec": spec, "backend": backend}
+        return dict(zip(requested, self._bind(*arrays.values(), cotangent, **params), strict=True))
 
-    def _types(self, *avals, given, chain, spec, backend):
-        arguments, results, sizes = self._arrays(avals, given, chain, spec)
+    def _present(self, operands: Mapping[str, jax.Array | None]) -> Arrays:
+        if unknown := operands.keys() - set(self.operands):
+            raise TypeError(f"{self.name} has no operands {sorted(unknown)}")
+        arrays = ((name, operands.get(name)) for name in self.operands)
+        return {name: array for name, array in arrays if array is not None}
+
+    def _with_absent(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """All operands by name, those that are absent as None, without the other arguments of a chain."""
+        return {name: arrays.get(name) for name in self.operands}
+
+    def _abstract_evaluation(
+        self, *avals: jax.core.ShapedArray, present: tuple[str, ...], chain: Chain, spec: Spec, backend: Backend
+    ) -> list[jax.core.ShapedArray]:
+        arguments, results, sizes = self._arrays(avals, present, chain, spec)
         like = next((aval for aval in avals if not aval.sharding.mesh.empty), avals[0])
         specs = [aval.sharding.spec for aval in avals]
         split = partition.assign([array.names for array in arguments], specs, sizes, like.sharding.mesh)
+        operands = dict(zip(present, avals, strict=False))
 
-        def type_of(role, array):
+        def aval_of(role: str, array: partition.Array) -> jax.core.ShapedArray:
             if role != RESULT:
-                return avals[given.index(role)].update(weak_type=False)
+                aval: jax.core.ShapedArray = operands[role].update(weak_type=False)
+                return aval
             return jax_internals.result_aval(like, array.shape, array.dtype, partition.spec_of(array.names, split))
 
-        return list(map(type_of, _roles(given, chain)[1], results))
+        _, roles = _roles(present, chain)
+        return list(map(aval_of, roles.values(), results))
 
-    def _arrays(self, avals, given, chain, spec):
-        """Arguments and results as `_partition` has them, and into how many parts their names may be split."""
-        batch = avals[0].shape[: self._shared_batch(avals, given)]
-        shapes = [jax.ShapeDtypeStruct(aval.shape[len(batch) :], aval.dtype) for aval in avals[: len(given)]]
-        operands = self._filled(given, shapes)
-        axes, result = self.axes(*operands, spec=spec), self.result(*operands, spec=spec)
+    def _arrays(
+        self, avals: Sequence[jax.core.ShapedArray], present: tuple[str, ...], chain: Chain, spec: Spec
+    ) -> tuple[list[partition.Array], list[partition.Array], dict[str, int]]:
+        """The arguments and the results as `partition` describes them, and the largest number of shards per name."""
+        batch = avals[0].shape[: self._shared_batch(avals, present)]
+        shapes = {
+            name: jax.ShapeDtypeStruct(aval.shape[len(batch) :], aval.dtype)
+            for name, aval in zip(present, avals, strict=False)
+        }
+        operands = self._with_absent(shapes)
+        axes, result = self.axes(**operands, spec=spec), self.result(**operands, spec=spec)
 
-        def array(names, like):
-            first = tuple(f"batch{k}" for k in range(len(batch) + len(like.shape) - len(names)))
-            return partition.Array((*first, *names), (*batch, *like.shape), like.dtype)
+        def array(names: partition.Names, like: jax.ShapeDtypeStruct) -> partition.Array:
+            leading = tuple(f"batch{k}" for k in range(len(batch) + len(like.shape) - len(names)))
+            return partition.Array((*leading, *names), (*batch, *like.shape), like.dtype)
 
-        arrays = {k: array(axes.operands[k], operands[k]) for k in given} | {RESULT: array(axes.result, result)}
+        arrays = {name: array(axes.operands[name], shape) for name, shape in shapes.items()}
+        arrays[RESULT] = array(axes.result, result)
         batch_names = arrays[RESULT].names[: -len(axes.result)]
-        sizes = axes.sizes | dict(zip(batch_names, arrays[RESULT].shape, strict=False))
-        return *([arrays[role] for role in roles] for roles in _roles(given, chain)), sizes
+        sizes = axes.sizes | {
+            name: size for name, size in zip(batch_names, arrays[RESULT].shape, strict=False) if name is not None
+        }
+        arguments, results = ([arrays[role] for role in roles.values()] for roles in _roles(present, chain))
+        return arguments, results, sizes
 
-    def _shared_batch(self, arrays, given) -> int:
-        """How many batch dimensions the shared operands have."""
-        ranks = (array.ndim - self.shared[k] for k, array in zip(given, arrays, strict=False) if k in self.shared)
+    def _shared_batch(self, arrays: Sequence[Any], present: tuple[str, ...]) -> int:
+        """The number of batch dimensions of the shared operands."""
+        operands = zip(present, arrays, strict=False)
+        ranks = (array.ndim - self.shared[name] for name, array in operands if name in self.shared)
         return next(ranks, 0)
 
-    def _filled(self, given, arrays):
-        return _replaced([None] * self.operands, given, arrays)
-
-    def _lower(self, platform, ctx, *args, given, chain, spec, backend):
-        by_kernel = platform is not None and backend is None and _has_kernel(chain)
+    def _lowering_rule(
+        self,
+        platform: str | None,
+        ctx: Any,
+        *args: Any,
+        present: tuple[str, ...],
+        chain: Chain,
+        spec: Spec,
+        backend: Backend,
+    ) -> Any:
+        has_kernel = not chain or (len(chain) == 1 and chain[0].mode == "vjp")
+        by_kernel = platform is not None and backend is None and has_kernel
         if by_kernel:
             extension.require(platform)
+        argument_roles, result_roles = _roles(present, chain)
 
-        def call(*args, parts, summed):
-            keywords = self.keywords(spec, parts)
+        def call(
+            *args: jax.Array, shards: Mapping[str, partition.Shard], all_reduced: Sequence[bool]
+        ) -> tuple[jax.Array, ...]:
+            keywords = self.keywords(spec, shards)
+            reduced = tuple(name for name, is_reduced in zip(result_roles, all_reduced, strict=True) if is_reduced)
+            function: Callable[[Arrays], Arrays]
             if by_kernel:
-                keywords |= {"chain": chain, "summed": summed, "platform": platform}
-                function = partial(self._by_kernel, given=given, **keywords)
+                function = partial(self._by_kernel, chain=chain, all_reduced=reduced, platform=platform, **keywords)
             else:
-                # What is summed over devices is rounded behind that alone.
-                widen = partition.widened if any(summed) else lambda array: array
+                # Terms of an all-reduce stay wide. Only the sum is rounded.
+                widen = partition.widened if reduced else lambda array: array
                 args = tuple(map(widen, args))
-                function = partial(self._by_reference, given=given, widen=widen, **keywords)
-                function = _derivative(function, given, chain)
-            return _of_each(function, self._shared_batch(args, given))(*args)
+                function = _derivative(partial(self._by_reference, widen=widen, **keywords), chain)
+            function = _mapped(function, self._shared_batch(args, present))
+            results = function(dict(zip(argument_roles, args, strict=True)))
+            return tuple(results[name] for name in result_roles)
 
-        arguments, results, sizes = self._arrays(ctx.avals_in, given, chain, spec)
+        arguments, results, sizes = self._arrays(ctx.avals_in, present, chain, spec)
         meshes = jax_internals.meshes_to_partition(ctx)
         if meshes is None:
-            return mlir.lower_fun(partition.whole(call, results), multiple_results=True)(ctx, *args)
+            return mlir.lower_fun(partition.unsharded(call, results), multiple_results=True)(ctx, *args)
         function = partition.partitioned(call, arguments, results, sizes, meshes)
         lowered = mlir.lower_fun(function, multiple_results=True)(ctx, *args)
-        jax_internals.annotate(lowered, f"{self.name} {chain} {given} {spec} {platform} {backend}")
+        jax_internals.annotate(lowered, f"{self.name} {chain} {present} {spec} {platform} {backend}")
         return lowered
 
-    def _by_kernel(self, *args, given, chain, summed, **keywords):
+    def _by_kernel(
+        self, arrays: Arrays, *, chain: Chain, all_reduced: tuple[str, ...], platform: str, **keywords: Any
+    ) -> Arrays:
+        operands = self._with_absent(arrays)
         if not chain:
-            return (self.forward(*self._filled(given, args), **keywords),)
-        *arrays, ct = args
-        wanted = tuple(given[k] for k in chain[0].arguments)
-        summed = tuple(k for k, is_summed in zip(wanted, summed, strict=True) if is_summed)
-        return self.cotangent(*self._filled(given, arrays), ct, wanted=wanted, summed=summed, **keywords)
-
-    def _by_reference(self, *arrays, given, widen, **keywords):
-        return (widen(self.reference(*self._filled(given, arrays), **keywords)),)
-
-    def _jvp(self, arrays, tangents, *, chain, **params):
-        moving = tuple(k for k, tangent in enumerate(tangents) if type(tangent) is not ad.Zero)
-        moved = [tangents[k] for k in moving]
-        return (
-            self._bind(*arrays, chain=chain, **params),
-            self._bind(*arrays, *moved, chain=(*chain, Step("jvp", moving)), **params),
+            return {RESULT: self.forward(**operands, platform=platform, **keywords)}
+        return self.cotangent(
+            **operands,
+            ct=arrays[_cotangent_name(RESULT, 0)],
+            requested=chain[0].arguments,
+            all_reduced=all_reduced,
+            platform=platform,
+            **keywords,
         )
 
-    def _transpose(self, cts, *args, given, chain, **params):
-        asked = [k for k, arg in enumerate(args) if ad.is_undefined_primal(arg)]
-        bind = partial(self._bind, given=given, **params)
-        earlier, last = chain[:-1], chain[-1:]
-        count = len(_roles(given, earlier)[0])
-        if all(type(ct) is ad.Zero for ct in cts):
-            answers = [ad.Zero(args[k].aval) for k in asked]
-        elif not chain and len(asked) == 1 and given[asked[0]] in self.linear:
-            # The cotangent of what the result is linear in does not depend on its value.
-            known = [ad.instantiate_zeros(ad.Zero(a.aval)) if k in asked else a for k, a in enumerate(args)]
-            answers = bind(*known, *cts, chain=(Step("vjp", tuple(asked)),))
-        elif not chain or asked[0] < count:
-            kind = "a derivative of " if chain else ""
-            roles = [_roles(given, chain)[0][k] for k in asked]
-            raise NotImplementedError(f"{kind}{self.name} is not known to be linear in its operands {roles}")
-        elif last[0].mode == "jvp":
-            # Other tangents may be known here (a zero that scan made concrete): they get None.
-            wanted = tuple(last[0].arguments[k - count] for k in asked)
-            answers = bind(*args[:count], *map(ad.instantiate_zeros, cts), chain=(*earlier, Step("vjp", wanted)))
-        else:
-            live = [k for k, ct in enumerate(cts) if type(ct) is not ad.Zero]
-            moving = tuple(last[0].arguments[k] for k in live)
-            moved = bind(*args[:count], *(cts[k] for k in live), chain=(*earlier, Step("jvp", moving)))
-            answers = [moved[k - count] for k in asked]
-        return _replaced([None] * len(args), asked, answers)
+    def _by_reference(self, arrays: Arrays, *, widen: Callable[[jax.Array], jax.Array], **keywords: Any) -> Arrays:
+        return {RESULT: widen(self.reference(**self._with_absent(arrays), **keywords))}
 
-    def _batch(self, arrays, dims, *, given, chain, **params):
-        """Batches by one more leading dimension, of shared operands too if one is batched or has cotangents to give."""
-        roles, results = _roles(given, chain)
-        shared = [role in self.shared for role in roles]
-        mapped = any(dim is not None for dim, is_shared in zip(dims, shared, strict=True) if is_shared)
-        each = mapped or self._shared_batch(arrays, given) > 0 or any(role in self.shared for role in results)
-        moved = [k for k, is_shared in enumerate(shared) if each or not is_shared]
-        leading = jax_internals.lead([arrays[k] for k in moved], [dims[k] for k in moved])
-        out = self._bind(*_replaced(arrays, moved, leading), given=given, chain=chain, **params)
+    def _jvp_rule(
+        self, primals: Sequence[Any], tangents: Sequence[Any], *, present: tuple[str, ...], chain: Chain, **params: Any
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        named = zip(_roles(present, chain)[0], tangents, strict=True)
+        active = {name: tangent for name, tangent in named if type(tangent) is not ad.Zero}
+        bind = partial(self._bind, *primals, present=present, **params)
+        return bind(chain=chain), bind(*active.values(), chain=(*chain, Step("jvp", tuple(active))))
+
+    def _transpose_rule(
+        self, cts: Sequence[Any], *args: Any, present: tuple[str, ...], chain: Chain, **params: Any
+    ) -> list[Any]:
+        """The cotangents of the undefined arguments, in which the chain has to be linear, and None for the others."""
+        roles, _ = _roles(present, chain)
+        arguments = dict(zip(roles, args, strict=True))
+        undefined = tuple(name for name, arg in arguments.items() if ad.is_undefined_primal(arg))
+        bind = partial(self._bind, present=present, **params)
+        if all(type(ct) is ad.Zero for ct in cts):
+            cotangents = {name: ad.Zero(arguments[name].aval) for name in undefined}
+        elif not chain and len(undefined) == 1 and undefined[0] in self.linear:
+            # The value of an operand in which the result is linear does not affect its cotangent.
+            values = arguments | {name: ad.instantiate_zeros(ad.Zero(arguments[name].aval)) for name in undefined}
+            results = bind(*values.values(), *cts, chain=(Step("vjp", undefined),))
+            cotangents = dict(zip(undefined, results, strict=True))
+        else:
+            cotangents = self._transpose_last_step(cts, arguments, undefined, bind, present, chain)
+        return [cotangents.get(name) for name in arguments]
+
+    def _transpose_last_step(
+        self,
+        cts: Sequence[Any],
+        arguments: dict[str, Any],
+        undefined: tuple[str, ...],
+        bind: Callable[..., list[jax.Array]],
+        present: tuple[str, ...],
+        chain: Chain,
+    ) -> Arrays:
+        """A chain is linear in the arguments that its last step appends: tangents or cotangents."""
+        earlier, last = chain[:-1], chain[-1:]
+        roles, results = _roles(present, earlier)
+        if not last or undefined[0] in roles:
+            kind = "a derivative of " if chain else ""
+            operands = [_roles(present, chain)[0][name] for name in undefined]
+            raise NotImplementedError(f"{kind}{self.name} is not known to be linear in its operands {operands}")
+        primals = [arguments[name] for name in roles]
+        if last[0].mode == "jvp":
+            # Other tangents may be defined, such as a zero that `scan` instantiated. They need no cotangent.
+            tangents = {_tangent_name(name, len(earlier)): name for name in last[0].arguments}
+            step = Step("vjp", tuple(tangents[name] for name in undefined))
+            transposed = bind(*primals, *map(ad.instantiate_zeros, cts), chain=(*earlier, step))
+            return dict(zip(undefined, transposed, strict=True))
+        active = {name: ct for name, ct in zip(last[0].arguments, cts, strict=True) if type(ct) is not ad.Zero}
+        transposed = bind(*primals, *active.values(), chain=(*earlier, Step("jvp", tuple(active))))
+        names = (_cotangent_name(name, len(earlier)) for name in results)
+        return {name: array for name, array in zip(names, transposed, strict=True) if name in undefined}
+
+    def _batching_rule(
+        self,
+        arrays: Sequence[jax.Array],
+        dims: Sequence[int | None],
+        *,
+        present: tuple[str, ...],
+        chain: Chain,
+        **params: Any,
+    ) -> tuple[list[jax.Array], list[int]]:
+        """Adds a leading batch dimension.
+
+        Shared operands get it, too, if one of them is batched or its cotangent is requested, which differs per example.
+        """
+        arguments, results = _roles(present, chain)
+        is_shared = [role in self.shared for role in arguments.values()]
+        a_shared_one_is_mapped = any(dim is not None for dim, shared in zip(dims, is_shared, strict=True) if shared)
+        all_are_batched = (
+            a_shared_one_is_mapped
+            or self._shared_batch(arrays, present) > 0
+            or any(role in self.shared for role in results.values())
+        )
+        batched = [k for k, shared in enumerate(is_shared) if all_are_batched or not shared]
+        leading = jax_internals.move_to_front([arrays[k] for k in batched], [dims[k] for k in batched])
+        operands = list(arrays)
+        for k, array in zip(batched, leading, strict=True):
+            operands[k] = array
+        out = self._bind(*operands, present=present, chain=chain, **params)
         return out, [0] * len(out)
 
 
-def _split(operands):
-    given = tuple(k for k, operand in enumerate(operands) if operand is not None)
-    return given, [operands[k] for k in given]
+def _tangent_name(name: str, depth: int) -> str:
+    return f"tangent {depth} of {name}"
 
 
-def _replaced(items, numbers, others) -> list:
-    """`items` with `others` in the places of those numbers."""
-    full = list(items)
-    for k, other in zip(numbers, others, strict=True):
-        full[k] = other
-    return full
+def _cotangent_name(name: str, depth: int) -> str:
+    return f"cotangent {depth} of {name}"
 
 
-def _has_kernel(chain) -> bool:
-    return not chain or (len(chain) == 1 and chain[0].mode == "vjp")
+def _roles(present: tuple[str, ...], chain: Chain) -> tuple[Roles, Roles]:
+    """The roles of a chain's arguments and of its results, by name and in order.
 
-
-def _roles(given, chain) -> tuple[list[int], list[int]]:
-    """The roles of a chain's arguments and of its results."""
-    arguments, results = list(given), [RESULT]
-    for mode, numbers in chain:
-        moved = [arguments[k] for k in numbers]
+    The depth of a step in its chain makes the names of the arguments that it appends unique.
+    """
+    arguments, results = {name: name for name in present}, {RESULT: RESULT}
+    for depth, (mode, names) in enumerate(chain):
+        active = {name: arguments[name] for name in names}
         if mode == "jvp":
-            arguments = arguments + moved
+            arguments |= {_tangent_name(name, depth): role for name, role in active.items()}
         else:
-            arguments, results = arguments + results, moved
+            arguments |= {_cotangent_name(name, depth): role for name, role in results.items()}
+            results = active
     return arguments, results
 
 
-def _derivative(function, given, chain):
-    """What a chain makes of a function of arrays, which gives a tuple."""
+def _derivative(function: Callable[[Arrays], Arrays], chain: Chain) -> Callable[[Arrays], Arrays]:
+    """Applies the steps of a chain to a function from arrays by name to arrays by name."""
     if not chain:
         return function
-    *earlier, (mode, numbers) = chain
-    inner = _derivative(function, given, earlier)
-    count = len(_roles(given, earlier)[0])
+    *earlier, (mode, names) = chain
+    inner, depth = _derivative(function, tuple(earlier)), len(earlier)
 
-    def derivative(*args):
-        arrays, directions = args[:count], args[count:]
+    def derivative(arguments: Arrays) -> Arrays:
+        def of_active(active: Arrays) -> Arrays:
+            return inner(arguments | active)
 
-        def of_moving(*moved):
-            return inner(*_replaced(arrays, numbers, moved))
-
-        primals = tuple(arrays[k] for k in numbers)
+        active = {name: arguments[name] for name in names}
         if mode == "jvp":
-            return jax.jvp(of_moving, primals, directions)[1]
-        return jax.vjp(of_moving, *primals)[1](directions)
+            tangents = {name: arguments[_tangent_name(name, depth)] for name in names}
+            tangents_out: Arrays = jax.jvp(of_active, (active,), (tangents,))[1]
+            return tangents_out
+        results, pull_back = jax.vjp(of_active, active)
+        cotangents: Arrays = pull_back({name: arguments[_cotangent_name(name, depth)] for name in results})[0]
+        return cotangents
 
     return derivative
 
 
-def _of_each(function, dimensions):
-    """`function` of each example in so many leading dimensions, one by one."""
+def _mapped(function: Callable[[Arrays], Arrays], dimensions: int) -> Callable[[Arrays], Arrays]:
+    """Applies `function` to each example in this number of leading dimensions, one after the other."""
     for _ in range(dimensions):
-        function = partial(_map, function)
+        function = partial(jax.lax.map, function)
     return function
-
-
-def _map(function, *arrays):
-    return jax.lax.map(lambda args: function(*args), arrays)

@@ -1,51 +1,67 @@
-"""Splits a function over devices, as XLA's partitioner asks for: each device computes a part of the result.
+"""Splits a function over devices for XLA's partitioner: each device computes a shard of the results.
 
-The dimensions of arrays have names. What carries a name is split alike wherever it is split, into equal parts; a
-dimension without one is whole on every device. A device then applies the function to its parts of the arguments, and a
-result that lacks a name is the sum of what the devices have for it: as the weight's cotangent is, over the images.
+The dimensions of arrays have names. Dimensions of the same name are sharded over the same mesh axes, into equal shards,
+and a dimension without a name is replicated. Each device applies the function to its shards of the arguments. A result
+that lacks a name that is sharded is a sum over the devices, as the weight's cotangent is a sum over the images: it is
+all-reduced.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule, custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jax_dcn._primitive import jax_internals
 
 Names = tuple[str | None, ...]
+MeshAxes = tuple[str, ...]
 
 
 class Array(NamedTuple):
-    """An argument or a result: the names of its dimensions, their lengths, and the type of its numbers."""
+    """An argument or a result: the names and the lengths of its dimensions, and its dtype."""
 
     names: Names
     shape: tuple[int, ...]
     dtype: jnp.dtype
 
 
-class Part(NamedTuple):
-    """What a device has of a name that is split: one of so many equal parts, from position `start` on."""
+class Shard(NamedTuple):
+    """A device's shard of the dimensions of one name: one of `count` equal shards, which begins at index `start`."""
 
-    parts: int
+    count: int
     start: jax.Array
 
 
-def assign(names: Sequence[Names], specs: Sequence[PartitionSpec], sizes: dict[str, int], mesh) -> dict[str, tuple]:
-    """Which axes of the mesh each name is split over, by how arrays are split: the first that says so decides.
+class ShardedFunction(Protocol):
+    """Computes shards of results from shards of arguments.
 
-    An axis splits one name. Where it would cut unequal parts it splits none: XLA would fill them up with anything, and
-    sums would take that in.
+    `shards` holds a `Shard` for each name that is sharded. `all_reduced` says of each result whether it will be
+    all-reduced.
     """
-    split: dict[str, tuple] = {}
+
+    def __call__(
+        self, *args: jax.Array, shards: Mapping[str, Shard], all_reduced: Sequence[bool]
+    ) -> tuple[jax.Array, ...]: ...
+
+
+def assign(
+    names: Sequence[Names], specs: Sequence[PartitionSpec], sizes: Mapping[str, int], mesh: Mesh | AbstractMesh
+) -> dict[str, MeshAxes]:
+    """The mesh axes over which each name is sharded. The first array that is sharded along a name decides.
+
+    A mesh axis shards only one name. It shards none if the shards would be unequal: XLA would pad them with arbitrary
+    values, which an all-reduce would add.
+    """
+    split: dict[str, MeshAxes] = {}
     free = set(mesh.axis_names)
     for name, entry in _entries(names, specs):
-        axes: tuple = ()
+        axes: MeshAxes = ()
         for axis in entry:
-            if axis not in free or sizes[name] % _parts((*axes, axis), mesh):
+            if axis not in free or sizes[name] % _shard_count((*axes, axis), mesh):
                 break
             axes = (*axes, axis)
         if axes and name not in split:
@@ -54,108 +70,111 @@ def assign(names: Sequence[Names], specs: Sequence[PartitionSpec], sizes: dict[s
     return split
 
 
-def spec_of(names: Names, split: dict[str, tuple]) -> PartitionSpec:
+def spec_of(names: Names, split: Mapping[str, MeshAxes]) -> PartitionSpec:
     return PartitionSpec(*(None if name is None else split.get(name) for name in names))
 
 
 def widened(array: jax.Array) -> jax.Array:
-    """In the type that sums are taken in."""
+    """`array` in the dtype in which sums are taken."""
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
-def whole(call: Callable, results: Sequence[Array]) -> Callable:
-    """`call` of whole arguments, its results rounded to the types of `results`."""
+def unsharded(function: ShardedFunction, results: Sequence[Array]) -> Callable[..., tuple[jax.Array, ...]]:
+    """`function` of whole arguments, with its results rounded to the dtypes of `results`."""
 
-    def function(*args):
-        outs = call(*args, parts={}, summed=[False] * len(results))
+    def of_whole(*args: jax.Array) -> tuple[jax.Array, ...]:
+        outs = function(*args, shards={}, all_reduced=[False] * len(results))
         return tuple(out.astype(like.dtype) for out, like in zip(outs, results, strict=True))
 
-    return function
+    return of_whole
 
 
 def partitioned(
-    call: Callable,
+    function: ShardedFunction,
     arguments: Sequence[Array],
     results: Sequence[Array],
-    sizes: dict[str, int],
+    sizes: Mapping[str, int],
     meshes: jax_internals.Meshes,
-) -> Callable:
-    """`call(*arguments, parts, summed)`, a tuple, as a function of the arguments that XLA may split.
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """`function` as a function of its arguments that XLA's partitioner may shard.
 
     Args:
-      call: takes the arguments, or equal parts of them; a `Part` for each name that is split; and for each result
-        whether it is summed over devices. It is summed in the type in which it is returned, or in float32 if that is
-        wider, and then rounded to the type of `results`.
-      sizes: into how many parts each name may be split at most; the lengths of its dimensions are multiples of it.
+      function: computes shards of the results. An all-reduce runs in the dtype in which `function` returns the result,
+        or in float32 if that is wider. The sum is then rounded to the dtype of `results`.
+      arguments, results: describe the unsharded arrays.
+      sizes: the largest number of shards of each name. The lengths of its dimensions are multiples of it.
+      meshes: the devices.
     """
 
-    def partition(_, args, outs):
+    def partition(_: Any, args: Sequence[Any], outs: Sequence[Any]) -> tuple[Any, ...]:
         names = [array.names for array in (*arguments, *results)]
         specs = [jax_internals.spec_of_gspmd(array, meshes.splitting) for array in (*args, *outs)]
         split = assign(names, specs, sizes, meshes.splitting)
         sums = [tuple(axis for name in split if name not in like.names for axis in split[name]) for like in results]
 
-        def part(name):
-            count = _parts(split[name], meshes.splitting)
-            return Part(count, jax.lax.axis_index(split[name]) * (sizes[name] // count))
+        def shard(name: str) -> Shard:
+            count = _shard_count(split[name], meshes.splitting)
+            return Shard(count, jax.lax.axis_index(split[name]) * (sizes[name] // count))
 
-        def finished(out, axes, like):
+        def finished(out: jax.Array, axes: MeshAxes, like: Array) -> jax.Array:
             if axes:
                 out = jax.lax.psum(widened(out), axes)
             return out.astype(like.dtype)
 
-        def of_device(*args):
-            # Under an Explicit mesh a sum would say how its terms are split, which XLA refuses (by jax 0.11).
+        def of_device(*args: jax.Array) -> tuple[jax.Array, ...]:
+            # Under an Explicit mesh jax 0.11 annotates the psum with the sharding of its terms, which XLA refuses.
             with jax_internals.no_mesh():
-                parts = {name: part(name) for name in split}
-                return tuple(map(finished, call(*args, parts=parts, summed=list(map(bool, sums))), sums, results))
+                shards = {name: shard(name) for name in split}
+                outs = function(*args, shards=shards, all_reduced=[bool(axes) for axes in sums])
+                return tuple(map(finished, outs, sums, results))
 
-        def shardings(arrays):
+        def shardings(arrays: Sequence[Array]) -> tuple[NamedSharding, ...]:
             return tuple(NamedSharding(meshes.splitting, spec_of(array.names, split)) for array in arrays)
 
         return meshes.everywhere, of_device, shardings(results), shardings(arguments)
 
-    # jit, for a function to be partitioned must hold no arrays of its own.
-    function = custom_partitioning(jax.jit(whole(call, results)))
-    # jax's own decoding of shardings fails where a dimension is split over a part of an axis.
+    # jit, because a function for custom_partitioning must not close over arrays.
+    wrapped = custom_partitioning(jax.jit(unsharded(function, results)))
+    # jax's own decoding of shardings fails if a dimension is sharded over a part of a mesh axis.
     rule = _sharding_rule(arguments, results, sizes)
-    function.def_partition(partition, sharding_rule=rule, decode_shardings=False)
-    return function
+    wrapped.def_partition(partition, sharding_rule=rule, decode_shardings=False)
+    return wrapped
 
 
-def _entries(names, specs) -> Iterator[tuple[str, tuple]]:
-    """Each name with the axes that a dimension of it is split over."""
+def _entries(names: Sequence[Names], specs: Sequence[PartitionSpec]) -> Iterator[tuple[str, MeshAxes]]:
+    """Each name together with the mesh axes over which a dimension of this name is sharded."""
     for array_names, spec in zip(names, specs, strict=True):
         for name, entry in zip(array_names, spec, strict=False):
             if name is not None and entry is not None and entry is not PartitionSpec.UNCONSTRAINED:
                 yield name, entry if isinstance(entry, tuple) else (entry,)
 
 
-def _parts(axes, mesh) -> int:
+def _shard_count(axes: MeshAxes, mesh: Mesh | AbstractMesh) -> int:
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
-def _sharding_rule(arguments, results, sizes) -> SdyShardingRule:
-    """The names as Shardy's factors, the first ones of their dimensions; what else there is must be whole."""
+def _sharding_rule(arguments: Sequence[Array], results: Sequence[Array], sizes: Mapping[str, int]) -> SdyShardingRule:
+    """The names as factors of Shardy: each is the major factor of its dimensions. All other factors are replicated."""
     dimensions = [pair for array in (*arguments, *results) for pair in zip(array.names, array.shape, strict=True)]
-    alone = {name for name, length in dimensions if name is not None and 1 < length == sizes[name]}
-    unsplit: list[str] = []
+    whole_dimensions = {name for name, length in dimensions if name is not None and 1 < length == sizes[name]}
+    replicated: list[str] = []
     lengths = {}
 
-    def factor(name, length):
-        if name in alone and length == sizes[name]:
+    def factor(name: str | None, length: int) -> Any:
+        if name in whole_dimensions and length == sizes[name]:
             return name
-        rest = f"unsplit{len(unsplit)}"
-        unsplit.append(rest)
+        rest = f"replicated{len(replicated)}"
+        replicated.append(rest)
         if name is None or sizes[name] <= 1:
             return rest
         lengths[rest] = length // sizes[name]
-        if name not in alone:
+        if name not in whole_dimensions:
             lengths[name] = sizes[name]
         return CompoundFactor(name, rest)
 
-    def mappings(arrays):
+    def mappings(arrays: Sequence[Array]) -> tuple[ArrayMapping, ...]:
         return tuple(ArrayMapping(*map(factor, array.names, array.shape)) for array in arrays)
 
-    arrays = mappings(arguments), mappings(results)
-    return SdyShardingRule(*arrays, need_replication_factors=tuple(unsplit), **lengths)
+    return SdyShardingRule(
+        mappings(arguments), mappings(results), need_replication_factors=tuple(replicated), **lengths
+    )

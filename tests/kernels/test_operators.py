@@ -78,15 +78,16 @@ def test_conv_fused_parts_of_the_output():
     """A shard of the output rows and columns, which starts at an origin, has the values of the whole output."""
     case = conv_fused.with_channels(64, 16, offset_groups=2)
     problem = canonicalize(*conv_fused.cast(case, "bfloat16"), **case.keywords)
-    x, offset, weight, bias, mask = problem.operands
+    x, offset, weight, bias, mask = problem.operands.values()
     cotangent = jnp.asarray(case.cotangent(), x.dtype).at[:, :2].set(0).at[:, :, :1].set(0)
-    wanted = tuple(range(5))
+    requested = tuple(problem.operands)
 
     @jax.jit
     def run(offset, mask, cotangent, origin):
         keywords = {"spec": problem.spec, "origin": origin, "platform": "cuda"}
         y = kernels.forward(x, offset, weight, bias, mask, **keywords)
-        return y, *kernels.cotangent(x, offset, weight, bias, mask, cotangent, wanted=wanted, summed=(), **keywords)
+        keywords |= {"requested": requested, "all_reduced": ()}
+        return y, *kernels.cotangent(x, offset, weight, bias, mask, cotangent, **keywords).values()
 
     def shard(array):
         return array[:, 2:, 1:]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -24,7 +25,7 @@ OPERANDS = ("x", "offset", "weight", "bias", "mask")
 
 
 class Problem(NamedTuple):
-    operands: list
+    operands: dict[str, jax.Array | None]
     spec: Spec
 
 
@@ -91,7 +92,7 @@ def canonicalize(
         None if bias is None else bias.astype(sum_dtype),
         None if mask is None else mask.astype(sum_dtype),
     )
-    return Problem(jax_internals.vary_alike(operands), spec)
+    return Problem(dict(zip(OPERANDS, jax_internals.vary_alike(operands), strict=True)), spec)
 
 
 def check_operands(x, offset, weight, bias, mask, *, spec, channels_first=False):

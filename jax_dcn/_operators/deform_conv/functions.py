@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_dcn import _validation
-from jax_dcn._operators.deform_conv.arguments import OPERANDS, canonicalize, channels_first, channels_last
+from jax_dcn._operators.deform_conv.arguments import canonicalize, channels_first, channels_last
 from jax_dcn._operators.deform_conv.primitive import deform_conv, result
 from jax_dcn._primitive import jax_internals
 from jax_dcn._types import Padding, Pair
@@ -138,7 +138,7 @@ def deform_conv2d(
         deterministic=deterministic,
         backend=backend,
     )
-    y = deform_conv(*problem.operands, spec=problem.spec, backend=backend)
+    y = deform_conv(**problem.operands, spec=problem.spec, backend=backend)
     return channels_first(y) if data_format == "NCHW" else y
 
 
@@ -257,21 +257,21 @@ def _gradient(
     problem = canonicalize(x, offset, weight, None, mask, **options)
     first = options.get("data_format") == "NCHW"
     cotangent = _validation.array("cotangent", cotangent)
-    expected = result(*problem.operands, spec=problem.spec).shape
+    expected = result(**problem.operands, spec=problem.spec).shape
     if first:
         expected = (*expected[:-3], expected[-1], *expected[-3:-1])
     if cotangent.shape != expected:
         raise ValueError(f"cotangent must have the result's shape {expected}, got {cotangent.shape}")
     cotangent = (channels_last(cotangent) if first else cotangent).astype(problem.spec.dtype)
-    *operands, cotangent = jax_internals.vary_alike([*problem.operands, cotangent])
-    (gradient,) = deform_conv.cotangents(
-        *operands,
+    *operands, cotangent = jax_internals.vary_alike([*problem.operands.values(), cotangent])
+    gradient = deform_conv.cotangents(
+        **dict(zip(problem.operands, operands, strict=True)),
         cotangent=cotangent,
-        wanted=(OPERANDS.index(name),),
+        requested=(name,),
         spec=problem.spec,
         backend=options.get("backend"),
-    )
+    )[name]
     if first:
         gradient = jnp.transpose(gradient, (3, 2, 0, 1)) if name == "weight" else channels_first(gradient)
-    wanted_for = {"x": x, "offset": offset, "weight": weight, "mask": mask}[name]
-    return gradient.astype(_validation.array(name, wanted_for).dtype)
+    operand = {"x": x, "offset": offset, "weight": weight, "mask": mask}[name]
+    return gradient.astype(_validation.array(name, operand).dtype)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_dcn._operators.deform_conv import fused
-from jax_dcn._operators.deform_conv.arguments import OPERANDS, attributes_of, origin_of
+from jax_dcn._operators.deform_conv.arguments import attributes_of, origin_of
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._operators.deform_conv.reference import product, sum_dtype
 from jax_dcn._primitive import jax_internals
@@ -45,20 +45,20 @@ def forward(x, offset, weight, bias, mask, *, spec, origin, platform):
     return fold(images_at, images, run.images, y).reshape(*batch, *y.shape[1:])
 
 
-def cotangent(x, offset, weight, bias, mask, ct, *, wanted, summed, spec, origin, platform):
-    """The cotangents in the sums' type, but for that of x, unless it is part of a sum and not fused."""
-    canonical = dict(zip(OPERANDS, (x, offset, weight, bias, mask), strict=True))
-    wanted = [OPERANDS[k] for k in wanted]
+def cotangent(x, offset, weight, bias, mask, ct, *, requested, all_reduced, spec, origin, platform):
+    """The cotangents in the dtype of the sums. That of x has x's dtype, unless it is all-reduced and not fused."""
+    shapes = {"x": x.shape, "offset": offset.shape, "weight": weight.shape}
+    shapes |= {name: array.shape for name, array in (("bias", bias), ("mask", mask)) if array is not None}
     x, offset, mask, ct = (flat(array, 3) for array in (x, offset, mask, ct))
-    taken = fused.takes_cotangents(wanted, x, offset, weight, spec, platform)
+    taken = fused.takes_cotangents(requested, x, offset, weight, spec, platform)
     out = fused.cotangents(x, offset, weight, mask, ct, wanted=taken, spec=spec, origin=origin)
-    if rest := [name for name in wanted if name not in taken and name != "bias"]:
-        x_dtype = offset.dtype if OPERANDS.index("x") in summed else x.dtype
+    if rest := [name for name in requested if name not in taken and name != "bias"]:
+        x_dtype = offset.dtype if "x" in all_reduced else x.dtype
         keywords = {"x_dtype": x_dtype, "spec": spec, "origin": origin, "platform": platform}
         out |= _cotangents_in_runs(x, offset, weight, mask, ct, wanted=rest, **keywords)
-    if "bias" in wanted:
+    if "bias" in requested:
         out["bias"] = ct.sum((0, 1, 2), dtype=offset.dtype)
-    return tuple(out[name].reshape(canonical[name].shape) for name in wanted)
+    return {name: out[name].reshape(shapes[name]) for name in requested}
 
 
 def _cotangents_in_runs(x, offset, weight, mask, ct, *, wanted, x_dtype, spec, origin, platform):

@@ -19,16 +19,22 @@ def result(x, offset, weight, bias, mask, *, spec):
 
 
 def axes(x, offset, weight, bias, mask, *, spec):
-    """Split over devices may be the output's rows, columns and features, these by whole groups if there are some.
+    """The output's rows, columns and features may be sharded; in a grouped convolution, only whole groups of features.
 
-    With the features, then, go channels, and the offset groups if there are several.
+    There the input channels are sharded with the features, and so are the offset groups if there are several.
     """
     (offset_groups, _), groups = groups_and_taps(offset, weight.shape[:2]), spec.feature_group_count
     grouped = "groups" if groups > 1 else None
     features = grouped or "features"
     positions = ("rows", "columns", grouped if offset_groups > 1 else None)
     return Axes(
-        operands=((None, None, grouped), positions, (None, None, None, features), (features,), positions),
+        operands={
+            "x": (None, None, grouped),
+            "offset": positions,
+            "weight": (None, None, None, features),
+            "bias": (features,),
+            "mask": positions,
+        },
         result=("rows", "columns", features),
         sizes={
             "rows": offset.shape[-3],
@@ -39,22 +45,22 @@ def axes(x, offset, weight, bias, mask, *, spec):
     )
 
 
-def keywords(spec, parts):
-    """Those of the reference and of the kernels, on a device that has these parts."""
-    if "groups" in parts:
-        spec = dataclasses.replace(spec, feature_group_count=spec.feature_group_count // parts["groups"].parts)
-    return {"spec": spec, "origin": tuple(parts[name].start if name in parts else 0 for name in ("rows", "columns"))}
+def keywords(spec, shards):
+    """The keywords of the reference and of the kernels on a device that has these shards."""
+    if "groups" in shards:
+        spec = dataclasses.replace(spec, feature_group_count=spec.feature_group_count // shards["groups"].count)
+    return {"spec": spec, "origin": tuple(shards[name].start if name in shards else 0 for name in ("rows", "columns"))}
 
 
 deform_conv = Operator(
     "deform_conv",
-    operands=len(OPERANDS),
+    operands=OPERANDS,
     result=result,
     reference=reference,
     forward=kernels.forward,
     cotangent=kernels.cotangent,
     axes=axes,
     keywords=keywords,
-    shared={OPERANDS.index("weight"): 4, OPERANDS.index("bias"): 1},
-    linear=(OPERANDS.index("x"), OPERANDS.index("weight"), OPERANDS.index("mask")),
+    shared={"weight": 4, "bias": 1},
+    linear=("x", "weight", "mask"),
 )

@@ -26,7 +26,7 @@ class Spec:
 
 
 class Problem(NamedTuple):
-    operands: list[jax.Array | None]
+    operands: dict[str, jax.Array | None]
     spec: Spec
 
 
@@ -79,7 +79,7 @@ def canonicalize(
         jax.lax.stop_gradient(rois.astype(sum_dtype)),
         None if offset is None else offset.astype(sum_dtype),
     )
-    return Problem(jax_internals.vary_alike(operands), spec)
+    return Problem(dict(zip(OPERANDS, jax_internals.vary_alike(operands), strict=True)), spec)
 
 
 def check_operands(x, rois, offset, *, spec, channels_first=False):

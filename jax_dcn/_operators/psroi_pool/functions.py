@@ -108,7 +108,7 @@ def deform_psroi_pool(
         deterministic=deterministic,
         backend=backend,
     )
-    pooled = pool(*problem.operands, spec=problem.spec, backend=backend).astype(jnp.asarray(x).dtype)
+    pooled = pool(**problem.operands, spec=problem.spec, backend=backend).astype(jnp.asarray(x).dtype)
     return jnp.moveaxis(pooled, -1, -3) if data_format == "NCHW" else pooled
 
 

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_dcn._operators.psroi_pool.arguments import OPERANDS
 from jax_dcn._primitive import jax_internals
 from jax_dcn._primitive.chunks import flat
 
@@ -20,9 +19,9 @@ def forward(x, rois, offset, *, spec, platform):
     return pooled.reshape(*batch, *shape[1:])
 
 
-def cotangent(x, rois, offset, ct, *, wanted, summed, spec, platform):
-    """The cotangents in the sums' type, whether or not they are parts of sums."""
-    canonical = dict(zip(OPERANDS, (x, rois, offset), strict=True))
+def cotangent(x, rois, offset, ct, *, requested, all_reduced, spec, platform):
+    """The cotangents in the dtype of the sums, whether they are all-reduced or not."""
+    shapes = {"x": x.shape, "rois": rois.shape, "offset": None if offset is None else offset.shape}
     x, rois, offset, ct = flat(x, 4), flat(rois, 2), flat(offset, 4), flat(ct, 4)
 
     def of(name):
@@ -34,7 +33,7 @@ def cotangent(x, rois, offset, ct, *, wanted, summed, spec, platform):
             return _call(name, x, rois, ct, offset, spec=spec, shape=offset.shape, dtype=rois.dtype)
         return jnp.zeros_like(rois)
 
-    return tuple(of(OPERANDS[k]).reshape(canonical[OPERANDS[k]].shape) for k in wanted)
+    return {name: of(name).reshape(shapes[name]) for name in requested}
 
 
 def _call(name, *operands, spec, shape, dtype):

@@ -16,18 +16,19 @@ def result(x, rois, offset, *, spec):
 
 
 def axes(x, rois, offset, *, spec):
-    """Split over devices may be the regions, with the images whole, for a region may lie in any of them; and features.
+    """The regions and the features may be sharded. The images may not: a region may lie in any of them.
 
-    Features go with their channels of the image; where there are several classes, whole classes with their offsets.
+    The image's channels are sharded with the features. If there are several classes, only whole classes are sharded,
+    together with their offsets.
     """
     features = x.shape[-1] // (spec.group_size[0] * spec.group_size[1])
     classes = 1 if offset is None else offset.shape[-1] // 2
     return Axes(
-        operands=(
-            (None, None, None, "features"),
-            ("regions", None),
-            ("regions", None, None, "features" if classes > 1 else None),
-        ),
+        operands={
+            "x": (None, None, None, "features"),
+            "rois": ("regions", None),
+            "offset": ("regions", None, None, "features" if classes > 1 else None),
+        },
         result=("regions", None, None, "features"),
         sizes={"regions": rois.shape[-2], "features": classes if classes > 1 else features},
     )
@@ -35,13 +36,13 @@ def axes(x, rois, offset, *, spec):
 
 deform_psroi_pool = Operator(
     "deform_psroi_pool",
-    operands=len(OPERANDS),
+    operands=OPERANDS,
     result=result,
     reference=reference,
     forward=kernels.forward,
     cotangent=kernels.cotangent,
     axes=axes,
-    keywords=lambda spec, parts: {"spec": spec},
+    keywords=lambda spec, shards: {"spec": spec},
     shared={},
-    linear=(OPERANDS.index("x"),),
+    linear=("x",),
 )
