@@ -46,11 +46,17 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def platform(request, record_property):
-    """What the test runs on; all products in full precision, as the references they are compared with."""
+    """The platform the test runs on.
+
+    Matrix products have full precision, as the references have that results are compared with. Most of the time of the
+    suite is LLVM's, so code for the CPU is compiled without its expensive passes, except for tests marked `optimized`.
+    """
     reference = request.node.callspec.params.get("backend") == "reference"
     record_property("backend", f"reference on {request.param}" if reference else request.param)
     if request.param == "cuda" and not has_gpu():
         pytest.skip("no NVIDIA GPU here")
+    is_optimized = request.param != "cpu" or request.node.get_closest_marker("optimized") is not None
+    jax.config.update("jax_disable_most_optimizations", not is_optimized)
     with jax.default_device(jax.devices(request.param)[0]), jax.default_matmul_precision("highest"):
         yield request.param
 

@@ -37,6 +37,7 @@ def crowded_arguments(case=CROWDED):
     return cast((case.cotangent(), case.operands(offset_scale=6.0)), np.float32)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("backend", [None, "reference"])
 def test_repeated_runs_agree_to_the_last_bit(backend, platform):
     if (backend, platform) == ("reference", "cuda"):

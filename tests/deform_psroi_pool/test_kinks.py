@@ -10,6 +10,7 @@ import jax_dcn
 WIDTH = 24
 
 
+@pytest.mark.optimized  # which may fuse a product with a sum
 @pytest.mark.parametrize("backend", [None, "reference"])
 @pytest.mark.parametrize("scale", [1.0, 1 / 16])
 @pytest.mark.parametrize("bins", [3, 5, 7, 9])

@@ -35,6 +35,7 @@ GOLDEN_VARIANTS = [
 ]
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype, data_format, backend", GOLDEN_VARIANTS)
 @pytest.mark.parametrize("path", GOLDEN_FILES, ids=lambda path: path.stem)
 def test_golden_files(path, dtype, data_format, backend):
@@ -65,14 +66,18 @@ def test_the_oracle_is_right(path):
     assert_close(numpy_reference.pool(x, given.rois, offset, cotangent, pooling), tuple(expected))
 
 
-@settings(max_examples=20)
-@given(problems())
-def test_any_shape(problem):
-    cotangent, given, pooling = problem.cotangent(), problem.operands(), problem.pooling
-    expected = numpy_reference.pool(*given, cotangent, pooling)
-    with jax.enable_x64(True):
-        for backend in BACKENDS:
-            assert_close(pull_back(cotangent, *given, pooling=pooling, backend=backend), expected)
+@pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.thorough)])
+def test_any_shape(count):
+    @settings(max_examples=count)
+    @given(problems())
+    def check(problem):
+        cotangent, arrays, pooling = problem.cotangent(), problem.operands(), problem.pooling
+        expected = numpy_reference.pool(*arrays, cotangent, pooling)
+        with jax.enable_x64(True):
+            for backend in BACKENDS:
+                assert_close(pull_back(cotangent, *arrays, pooling=pooling, backend=backend), expected)
+
+    check()
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -50,13 +50,6 @@ ENVIRONMENT = {
 }
 
 
-@pytest.fixture
-def quick_compilation():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @contextlib.contextmanager
 def two_processes(out, *options):
     with socket.create_server(("localhost", 0)) as server:
@@ -97,7 +90,7 @@ def stored_keys(folder):
     return set(tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{folder}/"}).result().list().result())
 
 
-def test_a_killed_run_goes_on_on_other_devices_as_if_never_interrupted(tmp_path, quick_compilation):
+def test_a_killed_run_goes_on_on_other_devices_as_if_never_interrupted(tmp_path):
     """Eight devices of two processes, one of which is killed; then one device; then eight again, to the end."""
     checkpoints = tmp_path / "checkpoints" / "deformable-0"
     with two_processes(tmp_path) as (first, second):
