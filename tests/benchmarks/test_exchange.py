@@ -1,4 +1,4 @@
-"""What devices exchange, on tiny shapes, and the arithmetic."""
+"""The exchanges between devices on tiny shapes, and the estimates of their time."""
 
 import pathlib
 
