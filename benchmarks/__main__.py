@@ -1,6 +1,6 @@
-"""`python -m benchmarks`: the operators beside what one would use without them, how they grow, what a call costs.
+"""`python -m benchmarks`: compares the operators with their alternatives, and measures scaling and overhead.
 
-Writes <date>-<platform>.json, the same as tables, .md, and plots, .png, into a folder.
+It writes the results to a folder: <date>-<platform>.json, the same as tables (.md), and plots (.png).
 """
 
 import argparse
@@ -28,7 +28,7 @@ DTYPES = {"cpu": ["float32", "bfloat16"], "gpu": ["bfloat16", "float16", "float3
 def main(arguments=None):
     args = parse(arguments)
     if args.plot:
-        from benchmarks.reports import plot  # before the work: it needs matplotlib
+        from benchmarks.reports import plot  # imported before the work, because matplotlib may be missing
     clock = Clock(math.inf if args.seconds is None else args.seconds)
     stem = args.out / f"{date.today()}-{jax.default_backend()}"
     results = {"machine": machine() | {"load average before": load()}, "note": args.note}
@@ -43,7 +43,7 @@ def main(arguments=None):
             start = time.monotonic()
             results[name] += task()
             print(f"{label}: {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
-            report.write(results, TABLES, stem)  # what is there outlives the run
+            report.write(results, TABLES, stem)  # after each task, so that a run that is stopped leaves its results
     results["machine"]["load average after"] = load()
     print(report.write(results, TABLES, stem))
     if args.plot:
@@ -54,17 +54,17 @@ def main(arguments=None):
 def parse(arguments):
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "benchmarks", nargs="*", metavar="BENCHMARK", help=f"of {', '.join(BENCHMARKS)}; all by default"
+        "benchmarks", nargs="*", metavar="BENCHMARK", help=f"any of {', '.join(BENCHMARKS)}; by default all"
     )
-    parser.add_argument("--shapes", nargs="+", choices=operators.shapes(), help="of `operators`, in this order")
+    parser.add_argument("--shapes", nargs="+", choices=operators.shapes(), help="shapes for `operators`, in this order")
     parser.add_argument(
         "--dtypes", nargs="+", choices=DTYPES["gpu"], default=DTYPES.get(jax.default_backend(), DTYPES["cpu"])
     )
-    parser.add_argument("--repeats", type=int, default=15, help="turns that a contender takes, if it is fast enough")
-    parser.add_argument("--seconds", type=float, help="after which nothing more is begun")
-    parser.add_argument("--out", type=Path, default=report.RESULTS, help="the folder written to")
-    parser.add_argument("--note", default="", help="said at the head of the tables")
-    parser.add_argument("--no-plot", dest="plot", action="store_false", help="needs no matplotlib")
+    parser.add_argument("--repeats", type=int, default=15, help="how often each contender is timed, unless it is slow")
+    parser.add_argument("--seconds", type=float, help="time limit, after which no task is started")
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="output folder")
+    parser.add_argument("--note", default="", help="a note printed above the tables")
+    parser.add_argument("--no-plot", dest="plot", action="store_false", help="write no plots; works without matplotlib")
     args = parser.parse_args(arguments)
     args.benchmarks = args.benchmarks or list(BENCHMARKS)
     if unknown := set(args.benchmarks) - set(BENCHMARKS):

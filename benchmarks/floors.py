@@ -11,9 +11,10 @@ from benchmarks.reports.report import RESULTS
 def main():
     shapes = "\n".join(f"- {name}: {SHAPES[name]}" for name in NAMES)
     text = (
-        f"# Floors of the deformable convolution\n\n{date.today()}, counted, not measured: bfloat16 data, float32 "
-        "offsets and masks, on an H200\nwith 790 TFLOP/s of dense products and 4.3 TB/s of memory. MB: operands and "
-        "results, each moved once a pass. Columns: what\nan unfused one moves besides.\n\n"
+        f"# Lower bounds for the deformable convolution\n\n{date.today()}, counted, not measured: bfloat16 data, "
+        "float32 offsets and masks, on an H200\nwith 790 TFLOP/s for dense products and 4.3 TB/s of memory bandwidth. "
+        "MB: operands and results, each moved once per pass.\nColumns: what an unfused convolution moves in "
+        "addition.\n\n"
         f"{shapes}\n\n{table()}\n"
     )
     path = RESULTS / f"{date.today()}-floors.md"

@@ -1,6 +1,6 @@
-"""`make gpu-check`: builds for the GPU that is here, tests on it and on the CPU, measures, and writes a report.
+"""`make gpu-check`: builds for this machine's GPU, tests on it and on the CPU, measures, and writes a report.
 
-Takes the Python that runs it as it is and fetches nothing, so that it works without a network.
+It uses the Python that runs it and downloads nothing, so that it works without a network.
 """
 
 import argparse
@@ -24,9 +24,9 @@ from benchmarks.reports.report import RESULTS
 
 ROOT = Path(__file__).parents[1]
 MINUTES = 9
-LIMITS = {"build": 120, "tests": 270}  # seconds; the benchmark has what is left
+LIMITS = {"build": 120, "tests": 270}  # seconds; the benchmark has the rest
 LEAST_SECONDS = 60
-WORKERS = 8  # processes that share the GPU
+WORKERS = 8  # test processes that share the GPU
 
 
 def main():
@@ -54,7 +54,7 @@ def main():
     for name, step in steps.items():
         report[name] = step()
         report["seconds"] = round(time.perf_counter() - begin)
-        # After each step, so that what is there outlives the run.
+        # Written after each step, so that a run that is stopped leaves its results.
         stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
         stem.with_suffix(".md").write_text(page(report))
         if not report["build"]["ok"]:
@@ -95,12 +95,12 @@ def run_tests():
             step |= read_tests(ElementTree.parse(results))
         except (OSError, ElementTree.ParseError) as error:
             return step | {"ok": False, "unreadable": str(error)}
-    # Tests that all were skipped say nothing about the GPU.
+    # If all tests of the GPU were skipped, nothing was tested.
     return step | {"ok": step["ok"] and step["backends"].get("cuda", {}).get("passed", 0) > 0}
 
 
 def run_benchmark(limit, out):
-    """Stopped at its limit it is no failure: its results say what was not reached."""
+    """Reaching the time limit is no failure: the results name what was not reached."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks", "operators", "--seconds", str(round(limit - 30))]
         command += ["--out", folder, *([] if find_spec("matplotlib") else ["--no-plot"])]
@@ -123,10 +123,10 @@ def run_benchmark(limit, out):
 
 
 def run(*command, limit):
-    """Runs a step, shows what it writes, and stops it at its limit: first kindly, so that it can write its results."""
+    """Runs a step, shows its output, and stops it at its limit: first by SIGINT, so that it can write its results."""
     begin = time.perf_counter()
     print(f"$ {' '.join(map(str, command))}", flush=True)
-    # A GPU that JAX cannot use is then an error, and not a reason to take the CPU.
+    # With this, a GPU that JAX cannot use is an error. Without it, JAX would use the CPU.
     environment = os.environ | {"JAX_PLATFORMS": "cuda,cpu"}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
     stopped = False
@@ -137,7 +137,7 @@ def run(*command, limit):
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(15)
-    finally:  # whatever it started goes too
+    finally:  # ends the processes that it started, too
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -13,10 +13,10 @@ def main():
         raise SystemExit(reason)
     compiler = extension.modules["cuda"].compiler
     text = [
-        f"# The CUDA kernels' machine code\n\n{date.today()}, {compiler}. From the built module, which needs no GPU:",
-        "registers a thread, warps that a multiprocessor's registers have room for, bytes of stack and local memory a",
-        "thread (0: nothing spilled) and of static shared memory a block, and how many instructions of each kind the",
-        "code has. Kernels with a number of channels take 16 bytes at a time, or one element where that does not",
+        f"# The machine code of the CUDA kernels\n\n{date.today()}, {compiler}. Read from the built module, without a",
+        "GPU: registers per thread, warps that the registers of an SM have room for, bytes of stack and local memory",
+        "per thread (0: nothing is spilled), bytes of static shared memory per block, and the number of instructions",
+        "of each kind. Kernels with a number of channels access 16 bytes at a time, or one element if 16 bytes do not",
         "divide the channels.",
     ]
     for architecture in architectures():

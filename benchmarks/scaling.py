@@ -1,4 +1,4 @@
-"""`python -m benchmarks.scaling`: what devices exchange in a training step, and hold, by how its arrays are split."""
+"""`python -m benchmarks.scaling`: what devices exchange in a training step, and how much memory they need."""
 
 from datetime import date
 
@@ -11,7 +11,7 @@ from benchmarks.reports.scaling import sections
 
 def main():
     jax.config.update("jax_num_cpu_devices", max(DEVICES))
-    text = "# What devices exchange, and hold\n\n" + "\n\n".join(sections()) + "\n"
+    text = "# What devices exchange, and their memory\n\n" + "\n\n".join(sections()) + "\n"
     (RESULTS / f"{date.today()}-scaling.md").write_text(text)
     print(text)
 

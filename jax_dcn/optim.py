@@ -1,4 +1,4 @@
-"""Telling an optimizer which parameters predict offsets."""
+"""Labels of the parameters that predict offsets, for optimizers."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ _BRANCHES = frozenset({"conv_offset", "fc_offset"})
 
 
 def offset_labels(params: Any) -> Any:
-    """Labels parameters for :func:`optax.multi_transform`, so that what predicts offsets can learn at its own rate.
+    """Labels parameters for :func:`optax.multi_transform`, so that offset layers can have their own learning rate.
 
     Args:
       params: Any tree of parameters: a Linen ``params`` dictionary, an NNX state, or a model's whole variables.
 
     Returns:
-      A tree of the same structure, with the string "offset" for every leaf under a key or attribute called
-      ``conv_offset`` or ``fc_offset``, as the layers have them, and "default" for all others.
+      A tree of the same structure, with the string "offset" for each leaf under a key or attribute named
+      ``conv_offset`` or ``fc_offset``, which are the names in the layers, and "default" for all others.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax

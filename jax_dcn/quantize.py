@@ -1,4 +1,4 @@
-"""Quantisers to give to a layer's ``kernel_transform``."""
+"""Quantizers for the ``kernel_transform`` of a layer."""
 
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from jax_dcn import _validation
 
-# Just below the square root of two, also when rounded to any of the dtypes: none has a number between the two.
+# Just below the square root of two, also after rounding to any of the dtypes: none of them has a number in between.
 _SQRT_2 = 1.4142135623730949
 
 
@@ -22,19 +22,19 @@ def power_of_two(w: ArrayLike, *, min_exponent: int = -14, max_exponent: int = 0
     largest power; NaN stays NaN.
 
     The gradient is straight-through: the derivative is one everywhere, forward and reverse, so that the full-precision
-    weight behind the quantised one keeps learning.
+    weight keeps learning.
 
     Args:
       w: Weights of any shape, float16, bfloat16, float32 or float64.
       min_exponent: Exponent of the smallest power. The defaults give 31 values (a sign, 15 exponents, and zero), which
-        5 bits hold and every dtype represents.
+        fit in 5 bits and which every dtype represents.
       max_exponent: Exponent of the largest power.
 
     Returns:
-      The quantised weights, with the shape and dtype of ``w``.
+      The quantized weights, with the shape and dtype of ``w``.
 
     Raises:
-      TypeError: If ``w`` has another dtype, or an exponent is no int.
+      TypeError: If ``w`` has another dtype, or an exponent is not an int.
       ValueError: If ``min_exponent > max_exponent``, or a power is not a normal number of ``w``'s dtype.
 
     Example:
@@ -46,7 +46,7 @@ def power_of_two(w: ArrayLike, *, min_exponent: int = -14, max_exponent: int = 0
       >>> jax.grad(lambda w: power_of_two(w).sum())(w).tolist()
       [1.0, 1.0, 1.0, 1.0]
 
-      Fewer bits are chosen with ``functools.partial``:
+      Use ``functools.partial`` to choose fewer bits:
 
       >>> from functools import partial
       >>> from jax_dcn.linen import DeformConv
@@ -71,7 +71,8 @@ def _straight_through_power_of_two(w: jax.Array, min_exponent: int, max_exponent
     magnitude = jnp.clip(jnp.abs(w), 2.0**min_exponent, 2.0**max_exponent)
     lower = _clear_mantissa(magnitude)
     power = jnp.where(magnitude > _SQRT_2 * lower, 2 * lower, lower)
-    # Doubled on the left, not halved on the right: half the smallest power may be subnormal, which XLA may flush.
+    # The left side is doubled instead of halving the right: half the smallest power may be subnormal, and XLA may
+    # flush it to zero.
     return jnp.where(2 * jnp.abs(w) < 2.0**min_exponent, 0, jnp.sign(w) * power)
 
 

@@ -1,4 +1,4 @@
-"""Numbers about offsets for a training's log, and a warning when they say that a model diverges."""
+"""Statistics of offsets for training logs, and a warning when they show that a model diverges."""
 
 import warnings
 from collections.abc import Mapping
@@ -23,15 +23,15 @@ def offset_statistics(
     padding: Padding = "SAME",
     kernel_dilation: Pair = 1,
 ) -> dict[str, jax.Array]:
-    """How long the offsets of a deformable convolution are, and how many of its samples they have lost.
+    """Lengths of the offsets of a deformable convolution, and the fraction of samples that they move out of the image.
 
-    Plain `jax.numpy`, for inside and outside of `jit`, `grad` (no gradient flows through it), `scan` and `vmap`, and
-    split over devices as the offset is. `warn_of_offsets` tells a user what is wrong.
+    The function is plain `jax.numpy`: it works inside and outside of `jit`, `grad` (no gradient flows through it),
+    `scan` and `vmap`, and is sharded like the offset. `warn_of_offsets` explains the statistics to a user.
 
     Args:
-      offset: [..., Ho, Wo, G·K·2], what `deform_conv2d` takes and layers return with ``return_offsets=True``.
+      offset: [..., Ho, Wo, G·K·2], as `deform_conv2d` takes it and layers return it with ``return_offsets=True``.
       image_size: height and width of the convolution's input.
-      kernel_size, strides, padding, kernel_dilation: the convolution's.
+      kernel_size, strides, padding, kernel_dilation: as for the convolution.
 
     Returns:
       A dictionary of scalars:
@@ -39,17 +39,17 @@ def offset_statistics(
       - "max_length", "mean_length": of the offsets (dy, dx) that are finite, in pixels of the convolution's input,
         float32 (or wider)
       - "not_finite": how many offsets are NaN or infinite in dy or dx, int32
-      - "outside": the fraction of samples that offsets have moved out of the image, where they read zero and have no
-        gradient to come back by; of those samples only that lie in the image without offsets, for at a border not all
-        do. Always 0 with "CIRCULAR" padding, unless offsets are infinite
+      - "outside": the fraction of samples that offsets have moved out of the image, where they read zero and get no
+        gradient that would move them back. Only samples that are in the image without offsets are counted, because
+        at a border some are not. Always 0 with "CIRCULAR" padding, unless offsets are infinite
 
     Raises:
-      TypeError, ValueError: the offset is no array of floats, or does not fit the other arguments.
+      TypeError, ValueError: the offset is not an array of floats, or does not fit the other arguments.
 
     Example:
       >>> import jax.numpy as jnp
       >>> from jax_dcn import offset_statistics
-      >>> offset = jnp.zeros((8, 8, 9, 2)).at[..., 4, :].set(jnp.array([3.0, -4.0]))  # the middle tap's
+      >>> offset = jnp.zeros((8, 8, 9, 2)).at[..., 4, :].set(jnp.array([3.0, -4.0]))  # of the middle tap
       >>> statistics = offset_statistics(offset.reshape(8, 8, 18), (8, 8), 3)
       >>> {name: round(number.item(), 3) for name, number in statistics.items()}
       {'max_length': 5.0, 'mean_length': 0.556, 'not_finite': 0, 'outside': 0.091}
@@ -67,7 +67,7 @@ def offset_statistics(
 def statistics_of(
     offset: ArrayLike, image_size: tuple[int, int], kernel_size: tuple[int, int], layer: geometry.Geometry
 ) -> dict[str, jax.Array]:
-    """`offset_statistics` of arguments that have been checked."""
+    """`offset_statistics` for arguments that were already checked."""
     offset = jnp.asarray(offset)
     offset = offset.astype(jnp.promote_types(offset.dtype, jnp.float32))
     vectors = offset.reshape(*offset.shape[:-1], offset.shape[-1] // 2, 2)
@@ -91,17 +91,17 @@ def statistics_of(
 
 
 def warn_of_offsets(layers: Mapping[str, Mapping[str, Any]], *, most_outside: float = 0.1) -> None:
-    """Warns of layers whose offsets diverge, and says what helps.
+    """Warns about layers whose offsets diverge, and says what helps.
 
-    Called where a training is logged, outside of `jit`. Python shows a warning once for each layer and kind of trouble;
-    ``warnings.filterwarnings("error", "offsets")`` stops the training instead.
+    Call it where training is logged, outside of `jit`. Python shows one warning per layer and kind of problem. With
+    ``warnings.filterwarnings("error", "offsets")``, a warning stops the training.
 
     Args:
-      layers: what `offset_statistics` has said of each layer, by any names.
-      most_outside: warn of more than this fraction of samples outside the image.
+      layers: the result of `offset_statistics` for each layer, under any names.
+      most_outside: the largest fraction of samples outside the image that gives no warning.
 
     Raises:
-      TypeError: a statistic is traced: warn of what the jitted function returns.
+      TypeError: a statistic is traced. Call the function with what the jitted function returns.
 
     Example:
       >>> import jax.numpy as jnp, warnings

@@ -3,8 +3,8 @@ import functools
 import importlib.util
 import os
 
-# Before jax is imported: the sharding tests need several devices, on any machine; a GPU's time goes to tests rather
-# than to tuning of what runs once, and its memory to all processes that test.
+# Set before jax is imported. Sharding tests need several devices, on any machine. Autotuning would take longer than it
+# saves in programs that run once. Several test processes share the memory of a GPU.
 os.environ["XLA_FLAGS"] = " ".join(
     ["--xla_force_host_platform_device_count=8", "--xla_gpu_autotune_level=0", os.environ.get("XLA_FLAGS", "")]
 )
@@ -20,7 +20,7 @@ hypothesis.settings.register_profile(
     deadline=None,  # the first example compiles
     derandomize=True,
     database=None,
-    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],  # a random seed shrinks to nothing simpler
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],  # shrinking is useless for random seeds
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("jax_dcn")
@@ -29,13 +29,13 @@ PLATFORMS = ("cpu", "cuda")
 
 
 def pytest_generate_tests(metafunc):
-    """Every test runs on every platform, but for those that name the platforms they are about."""
+    """Each test runs on all platforms, except tests that name their platforms."""
     marker = metafunc.definition.get_closest_marker("platforms")
     metafunc.parametrize("platform", marker.args if marker else PLATFORMS, indirect=True)
 
 
 def pytest_collection_modifyitems(items):
-    """The GPU's tests first: a run that is stopped has done those. Some examples need what users may not have."""
+    """Runs the GPU tests first, in case the run is stopped, and skips doctests that need packages that are missing."""
     for module, package in {"jax_dcn.viz.plots": "matplotlib", "jax_dcn.interop.onnx_model": "onnx"}.items():
         if importlib.util.find_spec(package) is None:
             for item in items:
@@ -71,13 +71,13 @@ def has_gpu():
 
 @pytest.fixture
 def x64():
-    """float64 for one test; all others see jax's default, as users do."""
+    """Enables float64 for one test; all others use jax's default, as users do."""
     with jax.enable_x64(True):
         yield
 
 
 def pytest_terminal_summary(terminalreporter):
-    """One line a reason, where pytest's own summary has one a test."""
+    """Prints one line per reason for skips; pytest itself prints one per test."""
     reports = terminalreporter.stats.get("skipped", ())
     reasons = collections.Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
     for reason, count in reasons.most_common():

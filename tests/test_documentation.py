@@ -1,6 +1,6 @@
-"""The documentation's code runs, and the commands, options, files and links that it names exist.
+"""The code in the documentation runs, and the commands, options, files and links that it names exist.
 
-What its pages quote of errors is raised: in examples, and by `test_troubleshooting`.
+The errors that its pages quote are raised: in examples, and by `test_troubleshooting`.
 """
 
 import ast
@@ -32,15 +32,15 @@ every_page = pytest.mark.parametrize("page", PAGES)
 
 @every_page
 def test_no_block_escapes(page):
-    """But directives of Sphinx, in braces, which it checks itself; what is only indented is no code."""
+    """Every code block is tested, except directives of Sphinx, which Sphinx checks. Indented text contains no code."""
     assert len(re.findall(r"^ *(?:```|~~~)", text_of(page), re.MULTILINE)) == 2 * len(blocks(page))
-    tested = {"python", "sh"} | ({"text"} if page in (TREE, ERRORS) else set())
+    tested = {"python", "sh"} | ({"text"} if page in (TREE, ERRORS, KERNELS) else set())
     assert {block.language for block in blocks(page) if not block.language.startswith("{")} <= tested
     assert not re.search(r"^ {4,}(>>>|\$|(import|from|make|pip|python)\b)", FENCED.sub("", text_of(page)), re.MULTILINE)
 
 
 def peers_of(block):
-    """The modules of other libraries that it imports."""
+    """The modules of other libraries that a block imports."""
     statements = ast.walk(ast.parse(block.text)) if ">>>" not in block.text else ()
     names = set()
     for statement in statements:
@@ -53,7 +53,7 @@ def peers_of(block):
 
 @pytest.fixture
 def whole_errors():
-    """Without jax's note that it has left out frames, which doctest would take for the message."""
+    """Turns off jax's note about hidden frames, which doctest would take for the message."""
     usual = jax.config.jax_traceback_filtering
     jax.config.update("jax_traceback_filtering", "off")
     yield
@@ -63,13 +63,13 @@ def whole_errors():
 @pytest.mark.usefixtures("whole_errors")
 @pytest.mark.parametrize("page", PAGES[1:])
 def test_python(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # for what pages write
+    monkeypatch.chdir(tmp_path)  # pages write files
     run(page)
 
 
 @pytest.mark.platforms("cpu")
 def test_the_pictures_are_made(tmp_path):
-    """Those that the page shows, but for one of a detector that trains for minutes."""
+    """The pictures that the page shows, except one of a detector that trains for minutes."""
     pytest.importorskip("matplotlib")
     main = runpy.run_path(str(ROOT / "docs/images/make.py"))["main"]
     main(["--steps", "0", "--out", str(tmp_path)])
@@ -89,14 +89,14 @@ BESIDE = {(page, *sorted(peers_of(block))) for page in PAGES for block in blocks
 
 @pytest.mark.parametrize("page, peers", [(page, peers) for page, *peers in sorted(BESIDE)])
 def test_python_beside_other_libraries(page, peers):
-    """Their results are compared with ours, where they are installed; else their code is only parsed."""
+    """Results are compared with those of other libraries, if installed; otherwise their code is only parsed."""
     for peer in peers:
-        pytest.importorskip(peer, exc_type=ImportError)  # also where its compiled part is missing
+        pytest.importorskip(peer, exc_type=ImportError)  # also if its compiled part is missing
     run(page, peers)
 
 
 def run(page, peers=()):
-    """All blocks but those of libraries other than `peers`, one after the other, and the names they leave."""
+    """Runs the blocks of a page in order, without those of libraries other than `peers`, and returns their names."""
     if page == "docs/scaling.md" and jax.device_count() < 8:
         pytest.skip("that page wants eight devices")
     for package in NEEDED.get(page, ()):
@@ -113,7 +113,7 @@ def run(page, peers=()):
 
 
 def test_api():
-    """All that is public is on the page."""
+    """Everything public is on the page."""
     listed = set(re.findall(r":: jax_dcn\.(\S+)", text_of("docs/api.md")))
     public = {name for name in jax_dcn.__all__ if not isinstance(getattr(jax_dcn, name), types.ModuleType)}
     public |= {f"interop.{name}" for name in jax_dcn.interop.__all__} | {f"viz.{name}" for name in jax_dcn.viz.__all__}
@@ -132,14 +132,14 @@ def test_commands(page):
 
 
 def commands_of(script):
-    """The simple commands of a script, without loops around them and variables set for them."""
+    """The simple commands of a script, without the loops around them and the variables set for them."""
     script = re.sub(r"(^|\s)#.*", "", script).replace("\\\n", " ")
     parts = [re.sub(r"^\s*((do|done)\b)?\s*(\w+=\S*\s+)*", "", part) for part in re.split(r"&&|[;&\n]", script)]
     return [part for part in parts if part and not part.startswith(("for ", "wait"))]
 
 
 def check(command):
-    """That what it names is there: modules, their options, targets of make, files, tests, extras, options of CMake."""
+    """Checks that a command's modules, options, targets of make, files, tests, extras and CMake options exist."""
     program, *words = shlex.split(command)
     program = pathlib.Path(program).name
     if program == "make":

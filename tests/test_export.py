@@ -1,4 +1,4 @@
-"""Exported, compiled ahead of time, and found in the compilation cache."""
+"""Export, ahead-of-time compilation, and the compilation cache."""
 
 import dataclasses
 import functools
@@ -32,14 +32,14 @@ assert_near = functools.partial(assert_close, rtol=1e-4, atol=1e-4)
 
 
 class Program(NamedTuple):
-    """A function of arrays, and what to call it with."""
+    """A function of arrays, and its arguments."""
 
     function: Callable  # it takes `backend` too
     arguments: Callable  # of the batch, height and width
-    shapes: tuple[str, ...]  # of the arguments, as `jax.export` reads them
+    shapes: tuple[str, ...]  # of the arguments, in the syntax of `jax.export`
 
     def specs(self, sizes):
-        """The arguments' shapes where those of `sizes` are symbolic, and no others."""
+        """The shapes of the arguments, where only `sizes` are symbolic."""
         some = self.arguments(2, 3, 4)
         shapes = (re.sub(r"\w+", lambda name: name[0] if name[0] in sizes else "_", shape) for shape in self.shapes)
         return export.symbolic_args_specs(some, tuple(shapes))
@@ -94,7 +94,7 @@ def exported(function, arguments, platforms=PLATFORMS):
 
 
 def run(*command):
-    """In a process of its own; what it prints."""
+    """Runs a command in its own process, and returns what it prints."""
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -102,7 +102,7 @@ def run(*command):
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_run_in_another_process(program, platform, tmp_path):
-    """Of any batch and image size, for all platforms at once: the value, its gradients by jax, exported gradients."""
+    """With symbolic sizes, for all platforms at once: the value, its gradients by jax, and exported gradients."""
     specs = program.specs("nhwr")
     (tmp_path / "value").write_bytes(exported(program.function, specs).serialize(vjp_order=1))
     (tmp_path / "gradients").write_bytes(exported(with_gradients(program.function), specs).serialize())
@@ -121,7 +121,7 @@ def test_sizes_some_of_which_are_symbolic(symbolic, sizes, platform):
 
 @pytest.mark.platforms("cpu")
 def test_padding_that_depends_on_the_size():
-    """SAME does where strides are not 1; there it takes a multiple of them."""
+    """With strides other than 1, SAME depends on the size, which must be a multiple of the strides."""
 
     def halve(x, offset):
         return jax_dcn.deform_conv2d(x, offset, jnp.ones((3, 3, 1, 1)), strides=2)
@@ -138,7 +138,7 @@ def test_padding_that_depends_on_the_size():
 
 
 def calls(platforms, dtype):
-    """The custom calls in exports of both operators with their gradients, of a convolution that may be fused."""
+    """The custom calls in exports of both operators and their gradients, with a convolution that can be fused."""
     operands = tuple(jnp.ones(shape, dtype) for shape in ((1, 3, 3, 32), (1, 3, 3, 18), (3, 3, 32, 8)))
     artifacts = [
         exported(function, arguments, platforms)
@@ -160,7 +160,7 @@ FUSED = {f"dcn_fused_{name}" for name in ("forward", "input_cotangent", "offset_
     ids=["tpu", "tpu_and_cpu", "cuda"],
 )
 def test_kernels_where_there_are_some(platforms, expected):
-    """From any machine, and of 16-bit data for CUDA the fused ones."""
+    """Exports from any machine contain the kernels; for CUDA and 16-bit data, the fused ones."""
     assert calls(platforms, jnp.bfloat16) == expected
 
 
@@ -185,7 +185,7 @@ exported.call(*arguments)
 
 @pytest.mark.platforms("cpu")
 def test_without_its_kernels(tmp_path):
-    """A process that has not imported the package is told what is missing, and may import it then."""
+    """A process that has not imported the package gets an error that names it, and can import it then."""
     (tmp_path / "value").write_bytes(exported(convolve, of_convolution(2, 3, 4)).serialize())
     message = run("-c", WITHOUT_KERNELS, tmp_path / "value")
     assert "No FFI handler registered for dcn_sample on a platform Host" in message
@@ -221,7 +221,7 @@ def test_compiled_ahead_of_time(name):
 @pytest.mark.platforms("cpu")
 @pytest.mark.parametrize("without_addresses", [False, True])
 def test_compilation_cache(without_addresses, tmp_path, monkeypatch):
-    """What another process finds there, of its own programs alone."""
+    """A second process finds the programs of the first, and no others."""
     monkeypatch.setenv("JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY", str(without_addresses))
     hits = {"jit": True, "exported": True, "shard_map": True}
     hits |= dict.fromkeys(("split", "split_with_another_padding"), without_addresses)

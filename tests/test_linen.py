@@ -32,7 +32,7 @@ def normal(seed, shape, dtype=jnp.float32):
 
 
 def random_variables(layer, *inputs, scale=0.2):
-    """Variables of which none is zero: offsets of about a pixel at this scale."""
+    """Variables without zeros; at this scale, offsets are about one pixel."""
     shapes = jax.eval_shape(layer.init, jax.random.key(0), *inputs)
     return jax.tree.map(lambda leaf: scale * normal(len(leaf.shape), leaf.shape, leaf.dtype), shapes)
 
@@ -149,7 +149,7 @@ def test_batch_dimensions(batch):
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_low_precision(dtype):
-    """Offsets and masks are those of the float32 layer, whatever dtype the convolution has."""
+    """Offsets and masks are those of the float32 layer, for any dtype of the convolution."""
     x = normal(1, [2, 6, 6, 4])
     layer = DeformConv(features=3, kernel_size=3, return_offsets=True)
     variables = random_variables(layer, x)
@@ -194,7 +194,7 @@ def test_kernel_transform():
 
 
 class Tower(nn.Module):
-    """Three layers by nn.scan, each rematerialised if asked for."""
+    """Three layers by nn.scan, each rematerialised if requested."""
 
     layer: type[nn.Module] = DeformConv
 
@@ -274,7 +274,7 @@ def test_bfloat16_training():
 
 
 def test_offsets_are_learned():
-    """A layer of one tap with an identity kernel finds, by its offset alone, how far an image was moved."""
+    """A layer with one tap and an identity kernel learns, only by its offset, how far an image was shifted."""
     rows, columns = jnp.mgrid[:12, :12]
     wave = jnp.stack([jnp.sin(rows / 3), jnp.cos(columns / 4)], -1)
     moved = jnp.stack([jnp.sin((rows + 1.3) / 3), jnp.cos((columns - 0.7) / 4)], -1)

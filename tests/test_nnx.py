@@ -19,7 +19,7 @@ def normal(seed, shape, dtype=jnp.float32):
 
 
 def deforming(layer, scale=0.1):
-    """The layer with a random offset convolution instead of a zero one."""
+    """The layer with a random offset convolution instead of zeros."""
     for i, param in enumerate((layer.conv_offset.kernel, layer.conv_offset.bias)):
         param[...] = scale * normal(i, param.shape, param.dtype)
     return layer

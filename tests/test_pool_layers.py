@@ -1,4 +1,4 @@
-"""`DeformPSRoIPool` in both of Flax's interfaces."""
+"""`DeformPSRoIPool` in Linen and NNX."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ import jax_dcn.linen
 import jax_dcn.nnx
 
 SAMPLING = {"spatial_scale": 0.5, "sample_per_part": (3, 2)}
-# 6 features in cells of 3 x 2, bins that are neither square nor as many as parts
+# 6 features, a group size of 3 x 2, bins that are neither square nor as many as the parts
 BINS = {"output_size": (5, 4), "group_size": (3, 2), **SAMPLING}
 MOVES = {"part_size": (2, 3), "trans_std": 0.2}
 ARGUMENTS = {**BINS, **MOVES, "classes": 3, "hidden_features": 8}
@@ -47,7 +47,7 @@ def operands(branch, lead=(), dtype=jnp.float32):
 
 
 class Layer(NamedTuple):
-    """A layer of either interface as a function of its parameters, which are named as Linen names them."""
+    """A Linen or NNX layer as a function of its parameters, with the names of Linen."""
 
     params: dict
     apply: Callable
@@ -87,7 +87,7 @@ def deforming(layer, scale=0.3):
 
 
 def times_mask_of_parts(pooled, mask):
-    """By loops: a bin is multiplied by the mask of its part and class."""
+    """With loops: each bin is multiplied by the mask of its part and class."""
     pooled, mask = np.array(pooled), np.asarray(mask)
     _, rows, columns, features = pooled.shape
     _, part_rows, part_columns, classes = mask.shape
@@ -233,7 +233,7 @@ def test_both_interfaces_agree(branch, arguments):
 @both_branches
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_low_precision(make, branch, dtype):
-    """Offsets and masks are those of the float32 layer, whatever dtype is pooled."""
+    """Offsets and masks are those of the float32 layer, for any dtype of the pooling."""
     inputs = operands(branch)
     options = {"offset_branch": branch, "modulated": True, "return_offsets": True}
     layer = deforming(make(inputs, **options))
@@ -300,7 +300,7 @@ def test_gradients_reach_the_branch(make, branch):
 @both_branches
 @pytest.mark.parametrize("padding", [[-1, 2, 2, 9, 9], [-1, jnp.nan, jnp.inf, 0, 0]], ids=str)
 def test_padding(make, branch, padding):
-    """A padding region gives zeros, and all gradients are those without it."""
+    """A padding region gives zeros, and does not change any gradient."""
     x, rois, *features = operands(branch)
     layer = deforming(make([x, rois, *features], offset_branch=branch, modulated=True, return_offsets=True))
 

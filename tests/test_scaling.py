@@ -1,4 +1,4 @@
-"""A Flax model with both layers, trained as it is on one device, over several by its arrays' placement alone."""
+"""A Flax model with both layers, trained on several devices only by sharding its arrays."""
 
 import flax.linen as nn
 import jax
@@ -26,7 +26,7 @@ class Linen(nn.Module):
         x = nn.relu(nn.Conv(8, (3, 3), (2, 2))(images))
         x = nn.relu(jax_dcn.linen.DeformConv(8, (3, 3), modulated=True)(x))
         maps = nn.Conv(CLASSES * 4, (1, 1))(x)
-        # Each image in a batch of its own, so that none is gathered for the regions of another.
+        # Each image is a batch of its own, so that it is not gathered for the regions of another image.
         pooled = jax_dcn.linen.DeformPSRoIPool(**POOLING)(maps[:, None], rois, x[:, None])
         return pooled.mean((-3, -2))
 
@@ -77,7 +77,7 @@ def make_step(apply):
 
 @pytest.mark.parametrize("make, axis_type", [(linen, "Auto"), (nnx_, "Explicit")])
 def test_data_parallel_step(make, axis_type):
-    """What is communicated in a step is the gradients, once. Guards against: activations gathered by a layer."""
+    """A step communicates only the gradients, each once. Guards against: activations gathered by a layer."""
     apply, params = make()
     mesh, step = make_mesh(axis_type, (8,)), make_step(apply)
     placed = jax.device_put(params, NamedSharding(mesh, P()))
@@ -90,14 +90,14 @@ def test_data_parallel_step(make, axis_type):
 
 
 def features_of(leaf):
-    """Split by output features, where they are as many as two devices can share."""
+    """Shards by output features, if two devices can share them."""
     return P(*[None] * (leaf.ndim - 1), "b") if leaf.shape[-1] % 2 == 0 else P()
 
 
 @pytest.mark.parametrize("name", ["rows", "features"])
 def test_other_splits(name):
-    """The same step on images split by rows too, or with parameters split by features. Guards against: a layer that is
-    right under one split alone."""
+    """The same step on images that are also split by rows, or with parameters split by features. Guards against: a
+    layer that is right for only one sharding."""
     apply, params = linen()
     mesh, step = make_mesh(), make_step(apply)
     specs = jax.tree.map(features_of if name == "features" else lambda leaf: P(), params)

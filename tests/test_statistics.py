@@ -1,4 +1,4 @@
-"""Statistics of offsets against counting sample by sample, within transformations, and the warning."""
+"""Statistics of offsets: compared with loops over samples, under transformations, and the warning."""
 
 import warnings
 
@@ -21,7 +21,7 @@ IMAGE_SIZE = (7, 9)
 
 
 def random_offset(kernel, convolution, seed=0):
-    """Of two images and two offset groups."""
+    """Offsets of two images and two offset groups."""
     size = convolution.output_size(IMAGE_SIZE, kernel)
     return np.random.default_rng(seed).normal(0, 3, (2, *size, 4 * kernel[0] * kernel[1])).astype(np.float32)
 
@@ -32,7 +32,7 @@ def arguments(kernel, convolution):
 
 
 def counted(offset, kernel, convolution):
-    """The same, sample by sample."""
+    """The same statistics, with loops over samples."""
 
     def reads(position):
         if np.isinf(position).any():
@@ -72,7 +72,7 @@ def test_statistics_are_what_counting_gives(kernel, convolution):
 
 
 def test_a_new_layer_has_lost_nothing():
-    """At the border a plain convolution has samples in the padding too."""
+    """At the border, a plain convolution also samples the padding."""
     statistics = offset_statistics(jnp.zeros((4, 4, 18)), (4, 4), 3)
     assert {name: number.item() for name, number in statistics.items()} == dict.fromkeys(statistics, 0)
     assert not jnp.isnan(jnp.stack(list(offset_statistics(jnp.zeros((0, 4, 4, 18)), (4, 4), 3).values()))).any()

@@ -1,4 +1,4 @@
-"""The errors that docs/troubleshooting.md shows as text, for no example can raise them, are raised so."""
+"""The errors that docs/troubleshooting.md quotes as text, because no example can raise them, are raised."""
 
 import os
 import pathlib

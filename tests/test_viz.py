@@ -1,4 +1,4 @@
-"""Where layers look, against what the operators read there, and what the pictures show."""
+"""Sampling locations, compared with the pixels that the operators read, and the contents of pictures."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ GEOMETRIES = [
 
 @pytest.mark.parametrize("output_size, geometry", GEOMETRIES)
 def test_positions_are_where_the_operator_reads(output_size, geometry):
-    """Of an image of coordinates bilinear interpolation gives the position itself; of ones, whether it reads."""
+    """Interpolating an image of coordinates gives the position itself; an image of ones shows whether it is read."""
     rows, columns = kernel = np.broadcast_to(geometry["kernel_size"], 2)
     taps, groups = rows * columns, 2
     offset = RANDOM.normal(0, 2, (*output_size, groups * taps * 2)).astype(np.float32)
@@ -59,7 +59,7 @@ def test_positions_are_where_the_operator_reads(output_size, geometry):
 
 @pytest.mark.parametrize("padding", ["SAME", "CIRCULAR"])
 def test_stacked_positions_have_the_weights_of_the_gradient(padding):
-    """With whole offsets and kernels of ones, a pixel's gradient is the sum of the weights of the samples on it."""
+    """With integer offsets and kernels of ones, the gradient of a pixel is the sum of the weights of its samples."""
     offsets = [RANDOM.integers(-3, 4, (*size, 36)).astype(np.float32) for size in ((7, 9), (4, 5))]
     masks = [RANDOM.uniform(size=(*size, 18)).astype(np.float32) for size in ((7, 9), (4, 5))]
     strides, sizes = (1, 2), ((7, 9), (7, 9))
@@ -70,7 +70,7 @@ def test_stacked_positions_have_the_weights_of_the_gradient(padding):
 
     def seen(x, position):
         for offset, mask, stride in zip(offsets, masks, strides, strict=True):
-            # Each offset group has one channel, and each puts out to both.
+            # Each offset group has one channel, and both outputs depend on both groups.
             x = jax_dcn.deform_conv2d(x, offset, jnp.ones((3, 3, 2, 2)), mask=mask, strides=stride, padding=padding)
         return x[position][0]
 
@@ -147,7 +147,7 @@ def test_of_a_module(module):
 def test_effective_dilation():
     offset = 0.5 * np.mgrid[-1:2, -1:2].transpose(1, 2, 0).ravel() * np.ones((6, 6, 1))
     assert_allclose(viz.effective_dilation(layer_of(offset)), 1.5)
-    # Of a 1x3 kernel (1, 2 apart), with the last tap moved by (4, 1): distances 2 and 5.
+    # For a 1x3 kernel of dilation 2, with the last tap moved by (4, 1): distances 2 and 5.
     layer = viz.Layer(
         np.tile([0, 0, 0, 0, 4.0, 1], (6, 6, 1)), image_size=(6, 6), kernel_size=(1, 3), kernel_dilation=2
     )
@@ -157,7 +157,7 @@ def test_effective_dilation():
 
 
 def test_dilation_of_objects():
-    """The filter at row r, column c of image i is spread to 1 + i + r/10 + c/100."""
+    """The dilation at row r, column c of image i is 1 + i + r/10 + c/100."""
     spread = np.arange(2)[:, None, None] + np.arange(4)[:, None] / 10 + np.arange(8) / 100
     offset = spread[..., None] * np.mgrid[-1:2, -1:2].transpose(1, 2, 0).ravel()
     boxes = [[0, 0, 4, 4], [60, 10, 64, 30], [0, 0, 64, 32]]  # centres in cells (0, 0), (2, 7), (2, 4)
@@ -179,7 +179,7 @@ POOLING = {"output_size": (4, 3), "spatial_scale": 0.25, "sample_per_part": (2, 
 
 
 def test_bins_are_where_the_operator_pools():
-    """Of coordinates a bin is the mean of its points."""
+    """For an image of coordinates, a bin is the mean of its points."""
     height, width, classes = 24, 20, 2
     coordinates = np.mgrid[:height, :width].transpose(1, 2, 0).astype(np.float32)
     corner = RANDOM.uniform(20, 30, (2, 5, 2))
@@ -270,7 +270,7 @@ def lines(ax, label):
 
 
 def test_plot_sampling_in_pixels_of_the_image():
-    """An image four times as large: the middle of pixel 2 of the input lies at (2 + 1/2) * 4 - 1/2."""
+    """In an image four times as large, the centre of pixel 2 of the input is at (2 + 1/2) * 4 - 1/2."""
     offset = np.zeros((8, 8, 9, 2))
     offset[2, 2, 4] = [1, 0.5]
     mask = np.full((8, 8, 9), 0.25)
@@ -287,7 +287,7 @@ def test_plot_sampling_in_pixels_of_the_image():
 
 
 def test_two_layers_of_two_groups():
-    """A second layer without padding above a first that halves the rows, in an image twice as large as its input."""
+    """A second layer without padding on a first one that halves the rows, in an image twice as large as its input."""
 
     def layer(shift, size, image_size, **geometry):
         offset, mask = np.zeros((*size, 2, 9, 2)), np.full((*size, 2, 9), 0.5)
@@ -351,7 +351,7 @@ def test_plot_offsets():
     assert arrows.N == 17**2 and set(arrows.V) == {2} and set(arrows.U) == {0}  # in pixels of the image, twice as many
     assert_allclose(arrows.XY[0], [2 * (1 + 1 + 0.5) - 0.5, 2 * (1 + 0.5) - 0.5])  # the tap to the right of (1, 1)
     assert len(lines(viz.plot_offsets(layer), "not finite")) == 1
-    assert viz.plot_offsets(layer_of(np.full((50, 50, 18), 30.0))).collections[0].N == 6**2  # long ones need room
+    assert viz.plot_offsets(layer_of(np.full((50, 50, 18), 30.0))).collections[0].N == 6**2  # long ones need space
     ax.figure.canvas.draw()
 
 

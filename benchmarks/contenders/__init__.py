@@ -1,4 +1,4 @@
-"""What computes an operator: each contender prepares calls of a problem, or says why it does not take it."""
+"""Implementations of an operator. Each prepares calls for a problem, or says why it does not support it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,25 +9,27 @@ PASSES = ("forward", "forward + backward")
 
 
 class Unavailable(Exception):
-    """Why a contender does not take a problem."""
+    """Why a contender does not support a problem."""
 
 
 class Problem(NamedTuple):
     operands: dict[str, jax.Array]
-    varied: tuple[str, ...]  # the operands that "forward + backward" takes gradients of
+    varied: tuple[str, ...]  # the operands whose gradients "forward + backward" computes
     cotangent: jax.Array
     dtype: str
-    options: dict[str, Any]  # static ones, in the operator's own terms
+    options: dict[str, Any]  # static options, by the names that the contenders use
 
 
 class Call(NamedTuple):
     start: Callable[[], Any]
-    wait: Callable[[Any], Any]  # returns when the result of `start` is there
-    arrays: Callable[[Any], dict]  # of a result: "y", and gradients by their operands' names
-    held: Callable[[Callable], tuple[Any, int | None]]  # calls a function: its result, and the bytes it held
-    queued: bool = False  # whether a device runs one call after another while more are started
+    wait: Callable[[Any], Any]  # returns when the result of `start` is complete
+    arrays: Callable[[Any], dict]  # of a result: "y", and gradients by the names of their operands
+    held: Callable[
+        [Callable], tuple[Any, int | None]
+    ]  # calls a function and returns its result and its peak memory in bytes
+    queued: bool = False  # whether a device queues calls that are started before the last one ends
     note: str = ""
-    at: Callable[[Problem], dict] | None = None  # `arrays` of the result for other operands
+    at: Callable[[Problem], dict] | None = None  # the arrays of the result for other operands
 
     def __call__(self):
         result = self.start()
@@ -36,6 +38,6 @@ class Call(NamedTuple):
 
 
 class Contender(NamedTuple):
-    prepare: Callable[[Problem, bool], Call]  # whether with the backward pass
-    agrees_at: Callable[[Problem], Problem] | None = None  # where its results are to be jax_dcn's; None: everywhere
-    compiles: bool = True  # `prepare` may run in any thread, and gains by it
+    prepare: Callable[[Problem, bool], Call]  # the flag says whether to include the backward pass
+    agrees_at: Callable[[Problem], Problem] | None = None  # where it must agree with jax_dcn; None: everywhere
+    compiles: bool = True  # whether `prepare` compiles; it may then run in any thread

@@ -1,4 +1,4 @@
-"""Functions of JAX, compiled."""
+"""Contenders that are JAX functions, compiled."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from benchmarks.readers import memory
 
 
 def contender(function, takes, agrees_at=None):
-    """Of `function(**operands, **options)`, with those operands that it takes."""
+    """A contender that calls `function(**operands, **options)` with the operands named in `takes`."""
     return Contender(partial(prepare, function, takes), agrees_at)
 
 
@@ -38,8 +38,8 @@ def compile_for(function, operands, problem, backward):
     varied = [name for name in problem.varied if name in operands]
 
     def run(operands, cotangent):
-        def of_varied(moved):
-            return function(**{**operands, **moved})
+        def of_varied(changed):
+            return function(**{**operands, **changed})
 
         if not backward:
             return {"y": of_varied({})}

@@ -1,10 +1,10 @@
-"""Between channels last and the layout of torchvision and ONNX."""
+"""Conversion between channels last and the layout of torchvision and ONNX."""
 
 import numpy as np
 
 
 def to_nchw(name, array):
-    """Of deform_conv2d's operand, or its result "y"."""
+    """Converts the operand of deform_conv2d with this name, or its result "y"."""
     return np.ascontiguousarray(np.transpose(array, (3, 2, 0, 1) if name == "weight" else (0, 3, 1, 2)))
 
 

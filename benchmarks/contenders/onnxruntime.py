@@ -1,4 +1,4 @@
-"""onnxruntime's DeformConv of opset 22, on the CPU."""
+"""DeformConv of onnxruntime (opset 22), on the CPU."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""The matrix products of a convolution alone, of samples that lie ready: what is left to do besides is sampling."""
+"""Only the matrix products of a convolution, of columns that are already in memory: what remains is the sampling."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ dot = partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 def prepare(problem, backward):
     if problem.options["groups"] != 1:
-        raise Unavailable("one product a group is not laid out here")
+        raise Unavailable("not implemented with groups")
     columns = im2col(problem)
     ready = problem._replace(operands={**problem.operands, "columns": columns}, varied=TAKES, options={})
     call = compiled.prepare(multiply, TAKES, ready, backward)
@@ -22,7 +22,7 @@ def prepare(problem, backward):
 
 
 def im2col(problem):
-    """The samples without offsets and mask: [images, rows, columns, taps · channels]."""
+    """The columns of a convolution without offsets and mask: [images, rows, columns, taps · channels]."""
     dilation, stride = problem.options["dilation"], problem.options["stride"]
     x, (*kernel, channels, _) = problem.operands["x"], problem.operands["weight"].shape
     patches = lax.conv_general_dilated_patches(
@@ -48,11 +48,11 @@ def forward(columns, weight):
     return multiply(columns, weight), (columns, weight)
 
 
-def backward(held, ct):
-    columns, weight = held
+def backward(residuals, ct):
+    columns, weight = residuals
     features = ct.shape[-1]
     d_columns = dot("...o,do->...d", ct, weight.reshape(-1, features))
-    # Transposed in memory, as XLA's fast products on a CPU want it.
+    # The barrier makes XLA transpose this array in memory, as its fast matrix products on a CPU require.
     transposed = lax.optimization_barrier(ct.reshape(-1, features).T.reshape(-1)).reshape(features, -1)
     d_weight = lax.optimization_barrier(dot("op,pd->od", transposed, columns.reshape(-1, columns.shape[-1])))
     return d_columns.astype(columns.dtype), d_weight.T.reshape(weight.shape).astype(weight.dtype)

@@ -1,7 +1,7 @@
-"""The operators as one writes them in `jax.numpy` today, differentiated by JAX.
+"""The operators written in `jax.numpy` in the usual way, and differentiated by JAX.
 
-All samples are gathered at once, corner by corner, from pixels laid flat: of the ways to write it, loops over taps
-among them, the fastest or close to it on a CPU.
+The pixels are flattened, and each of the four corners of all samples is gathered at once. On a CPU this is the fastest
+way to write it, or close to the fastest; loops over the taps were among the alternatives.
 """
 
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def deform_conv2d(x, offset, weight, mask, *, stride, dilation, groups):
             index = ((image * height + row) * width + column) * offset_groups + group
             share = jnp.where(inside, weight_y * weight_x * mask, 0).astype(x.dtype)
             samples += share[..., None] * jnp.take(pixels, index, axis=0, mode="clip")
-    samples = jnp.moveaxis(samples, 3, 4)  # [batch, rows, columns, taps, offset groups, channels of one]
+    samples = jnp.moveaxis(samples, 3, 4)  # [batch, rows, columns, taps, offset groups, channels per offset group]
     if groups == 1:
         return samples.reshape(batch, rows, columns, taps * channels) @ weight.reshape(taps * channels, -1)
     samples = samples.reshape(batch, rows, columns, taps, groups, channels // groups)
@@ -44,13 +44,13 @@ def deform_conv2d(x, offset, weight, mask, *, stride, dilation, groups):
 def deform_psroi_pool(x, rois, offset, *, output_size, spatial_scale, group_size, sample_per_part, trans_std=0.1):
     images, height, width, channels = x.shape
     classes = offset.shape[-1] // 2
-    features = channels // group_size**2 // classes  # of a class
+    features = channels // group_size**2 // classes  # per class
     first = jnp.round(rois[:, 1:3]) * spatial_scale - 0.5
     size = jnp.maximum((jnp.round(rois[:, 3:]) + 1) * spatial_scale - 0.5 - first, 0.1)
     offset = offset.reshape(*offset.shape[:3], classes, 2)
 
     def axis(k, number, pixels):
-        """Along one axis, [R, out, out, classes, points]: low and high pixel, the way between, and which count."""
+        """Low and high pixel, fraction between them, and which points count: [R, out, out, classes, points]."""
         start, extent = first[:, k, None, None, None], size[:, k, None, None, None]
         bin_ = extent / output_size
         start = (start + number * bin_ + offset[..., k] * trans_std * extent)[..., None]
@@ -61,8 +61,8 @@ def deform_psroi_pool(x, rois, offset, *, output_size, spatial_scale, group_size
         return low.astype(jnp.int32), jnp.ceil(position).astype(jnp.int32), position - low, kept
 
     number = np.arange(output_size)
-    low_x, high_x, way_x, kept_x = (a[..., None, :] for a in axis(0, number[:, None], width))
-    low_y, high_y, way_y, kept_y = (a[..., :, None] for a in axis(1, number[:, None, None], height))
+    low_x, high_x, fraction_x, kept_x = (a[..., None, :] for a in axis(0, number[:, None], width))
+    low_y, high_y, fraction_y, kept_y = (a[..., :, None] for a in axis(1, number[:, None, None], height))
     kept = kept_y & kept_x
 
     # Every index is [R, out, out, classes, points, points].
@@ -73,8 +73,8 @@ def deform_psroi_pool(x, rois, offset, *, output_size, spatial_scale, group_size
     group_y, group_x = group[:, None, None, None, None], group[:, None, None, None]
     class_ = np.arange(classes)[:, None, None]
     total = 0
-    for row, weight_y in ((low_y, 1 - way_y), (high_y, way_y)):
-        for column, weight_x in ((low_x, 1 - way_x), (high_x, way_x)):
+    for row, weight_y in ((low_y, 1 - fraction_y), (high_y, fraction_y)):
+        for column, weight_x in ((low_x, 1 - fraction_x), (high_x, fraction_x)):
             index = ((image * height + row) * width + column) * group_size + group_y
             index = (index * group_size + group_x) * classes + class_
             share = jnp.where(kept, weight_y * weight_x, 0)

@@ -1,4 +1,4 @@
-"""torchvision's `deform_conv2d` on the device that JAX uses."""
+"""torchvision's `deform_conv2d`, on the device that JAX uses."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ def prepare(problem, backward):
     if dtype == "bfloat16":
         if device == "cpu":
             raise Unavailable("has no bfloat16")
-        dtype, note = "float16", "float16, for it has no bfloat16"
+        dtype, note = "float16", "float16, because it has no bfloat16"
 
     def tensor(array):
         return torch.tensor(np.asarray(array, np.float32), dtype=getattr(torch, dtype), device=device)

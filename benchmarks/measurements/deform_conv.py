@@ -1,4 +1,4 @@
-"""Deformable convolution: shapes, operands, and who is timed with it."""
+"""Deformable convolution: shapes, operands and contenders."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ VARIED = ("x", "offset", "weight", "mask")
 
 
 class Shape(NamedTuple):
-    """x [batch, height, width, channels] to `features` channels, 3x3, modulated."""
+    """A modulated 3x3 convolution of x [batch, height, width, channels] to `features` channels."""
 
     batch: int
     height: int
@@ -26,23 +26,23 @@ class Shape(NamedTuple):
     dilation: int = 1
     groups: int = 1
     offset_groups: int = 1
-    deviation: float = 2  # of offsets, in pixels
+    deviation: float = 2  # standard deviation of the offsets, in pixels
 
     def __str__(self):
-        said = [f"{self.batch} x {self.height} x {self.width} x {self.channels} to {self.features}"]
+        parts = [f"{self.batch} x {self.height} x {self.width} x {self.channels} to {self.features}"]
         for name in ("stride", "dilation", "groups", "offset_groups"):
             if getattr(self, name) != 1:
-                said.append(f"{name.replace('_', ' ')} {getattr(self, name)}")
-        return ", ".join(said)
+                parts.append(f"{name.replace('_', ' ')} {getattr(self, name)}")
+        return ", ".join(parts)
 
 
 # Layers of published detectors and video models.
 SHAPES = {
-    "A": Shape(2, 100, 168, 128, 128),  # ResNet-50 stage c3, an image of 800 x 1333
+    "A": Shape(2, 100, 168, 128, 128),  # ResNet-50 stage c3, images of 800 x 1333
     "B": Shape(2, 50, 84, 256, 256),  # c4
     "C": Shape(2, 25, 42, 512, 512),  # c5
     "D": Shape(1, 38, 63, 512, 512, dilation=2, offset_groups=4),  # R-FCN res5
-    "A2": Shape(2, 200, 336, 128, 128, stride=2),  # c3, the first block
+    "A2": Shape(2, 200, 336, 128, 128, stride=2),  # first block of c3
     "E": Shape(32, 32, 32, 256, 128),  # CenterNet
     "E2": Shape(32, 64, 64, 128, 64),
     "F": Shape(32, 64, 64, 64, 64, offset_groups=8),  # EDVR
@@ -60,8 +60,8 @@ def problem(shape, dtype):
     def normal(*size, scale=1.0):
         return jnp.asarray(random.standard_normal(size, np.float32) * np.float32(scale), dtype)
 
-    # A quarter of a pixel away from the kinks of the interpolation, and exact in 16 bits, so that all agree on what a
-    # sample touches.
+    # Samples lie a quarter of a pixel away from the kinks of the interpolation, and their locations are exact in 16
+    # bits, so that all contenders read the same pixels.
     offset = random.standard_normal((*size, 2 * samples), np.float32) * shape.deviation
     offset = np.round(2 * offset) / 2 + 0.25
     return Problem(
@@ -109,10 +109,10 @@ def ordinary(x, weight, *, stride, dilation, groups):
 
 
 def undeformed(problem):
-    """Where an ordinary convolution is the same function."""
+    """The problem with zero offsets and a mask of ones, where an ordinary convolution is the same function."""
     offset, mask = problem.operands["offset"], problem.operands["mask"]
-    still = {"offset": jnp.zeros_like(offset), "mask": jnp.ones_like(mask)}
-    return problem._replace(operands={**problem.operands, **still})
+    zeros = {"offset": jnp.zeros_like(offset), "mask": jnp.ones_like(mask)}
+    return problem._replace(operands={**problem.operands, **zeros})
 
 
 CONTENDERS = {

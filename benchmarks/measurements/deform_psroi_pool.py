@@ -1,4 +1,4 @@
-"""Deformable PS-RoI pooling: shapes, operands, and who is timed with it."""
+"""Deformable PS-RoI pooling: shapes, operands and contenders."""
 
 from functools import partial
 from typing import NamedTuple
@@ -16,7 +16,7 @@ BINS = 7
 
 
 class Shape(NamedTuple):
-    """Maps [images, height, width, features · group²] of pictures `stride` times as large, pooled to BINS x BINS."""
+    """Feature maps [images, height, width, features · group²] of stride `stride`, pooled to BINS x BINS."""
 
     images: int
     height: int
@@ -26,16 +26,16 @@ class Shape(NamedTuple):
     stride: int = 16
     group: int = 1
     classes: int = 1
-    points: int = 4  # of a bin, along each axis
+    points: int = 4  # per bin, along each axis
 
     def __str__(self):
         channels = self.features * self.group**2
-        said = [f"{self.rois} regions of {self.images} x {self.height} x {self.width} x {channels}"]
+        parts = [f"{self.rois} regions of {self.images} x {self.height} x {self.width} x {channels}"]
         if self.group > 1:
-            said.append(f"group size {self.group}")
+            parts.append(f"group size {self.group}")
         if self.classes > 1:
-            said.append(f"{self.classes} classes")
-        return ", ".join(said)
+            parts.append(f"{self.classes} classes")
+        return ", ".join(parts)
 
 
 SHAPES = {
@@ -71,7 +71,7 @@ def problem(shape, dtype):
 
 
 def make_rois(shape, random):
-    """As of a detector: image after image, of all sizes from 32 to 600 pixels alike on a logarithmic scale."""
+    """Regions as a detector proposes them: image after image, sizes log-uniform from 32 to 600 pixels."""
     picture = np.array([shape.width, shape.height]) * shape.stride
     size = np.minimum(np.exp(random.uniform(np.log(32), np.log(600), (shape.rois, 2))), picture)
     corner = random.uniform(0, picture - size)

@@ -1,7 +1,7 @@
-"""What a call costs beside its work, eager and jitted, and what importing jax_dcn adds to importing jax.
+"""The overhead of a call, eager and jitted, and what importing jax_dcn adds to importing jax.
 
-Calls are timed on the CPU, each kind in a process of its own that starts them in the calling thread: the wake-up of
-another one, as jax does it by default, takes either 10 or 60 µs and hides the rest.
+Calls are timed on the CPU, each kind in its own process. There jax executes calls in the calling thread. By default it
+wakes up another thread, which takes either 10 or 60 µs and hides the overhead.
 """
 
 import json
@@ -56,13 +56,13 @@ def child(*arguments):
 
 
 def in_child(operator, pass_, repeats):
-    """Rows of one operator's calls, made in this process."""
-    function, operands, moved = tiny(operator)
+    """The rows of the calls of one operator, measured in this process."""
+    function, operands, varied = tiny(operator)
 
     def prepare(backend, how):
         call = partial(function, backend=backend)
         if pass_ != PASSES[0]:
-            call = jax.value_and_grad(lambda *operands: function(*operands, backend=backend).sum(), moved)
+            call = jax.value_and_grad(lambda *operands: function(*operands, backend=backend).sum(), varied)
         call = jax.jit(call) if how == "jitted" else call
         return lambda: jax.block_until_ready(call(*operands))
 
@@ -76,7 +76,7 @@ def in_child(operator, pass_, repeats):
 
 
 def tiny(operator):
-    """The operator, operands for it, and the numbers of those that gradients are taken of."""
+    """The operator, tiny operands, and the indices of the operands whose gradients are computed."""
     x = jnp.ones((1, 4, 4, 4))
     if operator == "deform_conv2d":
         operands = x, jnp.full((1, 4, 4, 18), 0.25), jnp.ones((3, 3, 4, 4)), None, jnp.ones((1, 4, 4, 9))
@@ -91,7 +91,7 @@ def in_turns(calls, repeats):
         for name, call in calls.items():
             start = time.perf_counter()
             call()
-            if turn:  # the first one compiles
+            if turn:  # the first call compiles
                 seconds[name].append(time.perf_counter() - start)
     return seconds
 

@@ -1,18 +1,19 @@
-"""What a deformable convolution has to do at least, counted: `python -m benchmarks.floors`.
+"""Lower bounds on the work of a deformable convolution, counted.
 
-Operations of the matrix products, and bytes of operands and results, each moved once; beside the bytes of the columns
-that an unfused one writes and reads. As times on an H200, by ceilings that were measured on one.
+They are the operations of its matrix products, and the bytes of its operands and results, each moved once. The bytes of
+the columns, which an unfused convolution writes and reads in addition, are counted separately.
 """
 
 import math
 
 NAMES = ("A16", "B16", "C16", "D16")
-ITEM, POSITION = 2, 4  # bytes of bfloat16 data, of float32 offsets and masks
-OPERATIONS, BYTES = 790e12, 4.3e12  # a second: dense bfloat16 products, device memory
+ITEM, POSITION = 2, 4  # bytes of an element: bfloat16 data, float32 offsets and masks
+# Per second, as measured on an H200: dense bfloat16 products, and device memory.
+OPERATIONS, BYTES = 790e12, 4.3e12
 
 
 def count(shape):
-    """Operations, bytes and bytes of columns, forward and forward + backward."""
+    """(operations, bytes, bytes of the columns) of forward and of forward + backward."""
     pixels = shape.batch * math.ceil(shape.height / shape.stride) * math.ceil(shape.width / shape.stride)
     depth = 9 * shape.channels // shape.groups
     product = 2 * pixels * depth * shape.features
@@ -21,7 +22,7 @@ def count(shape):
     weight, y = depth * shape.features * ITEM, pixels * shape.features * ITEM
     columns = pixels * 9 * shape.channels
     forward = (product, x + positions + weight + y, 2 * columns * ITEM)
-    # Both passes read all operands, and the second the output's cotangent; it writes the cotangents of the others. Of
-    # columns, an unfused one writes and reads their float32 cotangents too, those of x once for each corner.
+    # Both passes read all operands. The backward pass also reads the cotangent of y, and writes the cotangents of the
+    # operands. Without fusion it also writes and reads the columns' float32 cotangents: one read per corner for x.
     both = (3 * product, 2 * (x + positions + weight + y) + x + positions + weight, columns * (4 * ITEM + 6 * POSITION))
     return forward, both

@@ -1,4 +1,4 @@
-"""How time and memory of the operators grow with the work, and the slopes on a log-log plot."""
+"""How the time and memory of the operators scale with the problem size, and the slopes on a log-log plot."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ class Axis(NamedTuple):
     operator: Any
     contenders: tuple[str, ...]
     values: tuple[int, ...]
-    shape: Any  # of a value
+    shape: Any  # a function: the shape for a value
     label: str
 
 
@@ -27,7 +27,7 @@ AXES = {
     "channels": Axis(
         *(deform_conv, CONVOLUTION, (64, 128, 256, 512, 1024)),
         lambda n: deform_conv.Shape(2, 32, 32, n, n),
-        "channels of 2 x 32 x 32 pixels, in and out",
+        "input and output channels of 2 x 32 x 32 pixels",
     ),
     "side": Axis(
         *(deform_conv, CONVOLUTION, (32, 64, 128, 256, 512, 1024)),
@@ -37,12 +37,12 @@ AXES = {
     "offset": Axis(
         *(deform_conv, CONVOLUTION, (1, 4, 16, 64, 256)),
         lambda n: deform_conv.Shape(2, 128, 128, 128, 128, deviation=n),
-        "pixels by which offsets deviate, of images 128 x 128",
+        "standard deviation of offsets in pixels, images of 128 x 128",
     ),
     "points": Axis(
         *(deform_psroi_pool, POOLING, (1, 2, 4, 8)),
         lambda n: deform_psroi_pool.Shape(1, 38, 63, 64, rois=64, points=n),
-        "points of a bin, along each axis",
+        "points per bin, along each axis",
     ),
 }
 
@@ -64,17 +64,17 @@ def rows_of(name, value, dtype, repeats):
 
 
 def series(rows, name, pass_):
-    """Of the rows of an axis and a pass, in the order of the axis."""
+    """The rows of an axis and a pass, in the order of the values."""
     return sorted((r for r in rows if r["axis"] == name and r["pass"] == pass_), key=lambda row: row["value"])
 
 
 def slope(values, costs):
-    """Of the straight line that lies nearest to the logarithms: 1 where the cost grows as the value does."""
+    """The slope of the line fitted to the logarithms: 1 if the cost is proportional to the value."""
     return float(np.polyfit(np.log(values), np.log(costs), 1)[0])
 
 
 def slopes(points):
-    """Over all the points, and over the larger half, where a call's fixed cost matters less."""
+    """Slopes over all points, and over the larger half, where the fixed cost of a call matters less."""
     points = [(value, cost) for value, cost in points if cost]
     half = points[len(points) // 2 :]
     return tuple(slope(*zip(*part, strict=True)) if len(part) > 1 else None for part in (points, half))

@@ -1,20 +1,20 @@
-"""How long what devices exchange takes beside their products: arithmetic, nothing of it was run.
+"""Estimates how long exchanges between devices take, compared with the matrix products. Nothing of it was measured.
 
-Of 3x3 convolutions of bfloat16 data with float32 positions on H200s. A ring of n devices sends (n-1)/n of an array to
-gather it, twice that to sum it; the time until the first byte arrives is not counted.
+The estimates are for 3x3 convolutions of bfloat16 data with float32 offsets and masks on H200s. A ring of n devices
+sends (n-1)/n of an array to gather it, and twice that to sum it. Latency is not counted.
 """
 
 from typing import NamedTuple
 
-# Assumed: of the 790 TFLOP/s that bare bfloat16 products were seen to reach, 40% in a forward + backward.
+# Assumed for forward + backward: 40% of the 790 TFLOP/s that plain bfloat16 products were seen to reach.
 PRODUCTS = 0.4 * 790e12
 TAPS = 9
-ITEM, SUM = 2, 4  # bytes of a number, and of one that is summed
-POSITIONS = 4 * 3 * TAPS  # bytes of offset and mask, a pixel and offset group
+ITEM, SUM = 2, 4  # bytes of an element, and of an element that is summed
+POSITIONS = 4 * 3 * TAPS  # bytes of offset and mask per pixel and offset group
 
 
 class Links(NamedTuple):
-    """What joins devices: bytes a second that each sends."""
+    """The links between devices; bandwidth is the bytes per second that each device sends."""
 
     name: str
     devices: int
@@ -34,23 +34,24 @@ def sum_seconds(numbers, links):
 
 
 def product_seconds(pixels, weights):
-    """Forward + backward: a multiplication and an addition for each of three products."""
+    """Of forward + backward: three matrix products, each with one multiplication and one addition per element."""
     return 6 * pixels * weights / PRODUCTS
 
 
 def pixels_from(links):
-    """Of how many output pixels a device's products take as long as the weight's sum, whatever the weight."""
+    """The output pixels per device whose products take as long as the sum of the weight gradient, for any weight."""
     return sum_seconds(1, links) / product_seconds(1, 1)
 
 
 def features_from(bandwidth, summed, gathered=0):
-    """From how many output features on one image over devices is faster than on one, however many these are; the first
-    of n devices exchange no longer than they multiply from n-1 times as many on.
+    """The number of output features from which several devices are faster than one, however many devices they are.
 
-    summed, gathered: bytes that are exchanged a pixel and channel.
+    From n-1 times as many on, the exchange of n devices takes no longer than their products.
+    summed, gathered: bytes exchanged per pixel and channel.
     """
     return (2 * summed + gathered) * PRODUCTS / (6 * TAPS * bandwidth)
 
 
 def faster(devices, features, pays):
+    """The speedup of several devices over one, if no exchange overlaps with the products."""
     return devices / (1 + (devices - 1) * pays / features)

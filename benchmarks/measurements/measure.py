@@ -1,4 +1,4 @@
-"""Measures the contenders of one problem beside each other, in time and memory, once their results agree."""
+"""Measures the time and memory of all contenders on one problem, after checking that their results agree."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,18 +8,18 @@ from benchmarks.contenders import PASSES, Unavailable
 from benchmarks.measurements.timing import interleaved
 from benchmarks.readers.machine import cores
 
-# Of a result as a whole, to jax_dcn's. In float32 a GPU multiplies by default with the fraction of 16 bits.
+# Of the norm of the difference to jax_dcn's result. By default, a GPU multiplies float32 arrays in tf32.
 TOLERANCE = {"float32": 5e-3, "bfloat16": 5e-2, "float16": 5e-2}
 
 
 def measure(problem, contenders, repeats):
-    """A row a pass: seconds and bytes of the contenders, why some are without, and what was wrong with others."""
+    """One row per pass: seconds and bytes of each contender, or why it is missing or was refused."""
     prepared = prepare_all(problem, contenders)
     return [measure_pass(problem, contenders, calls, repeats) | {"pass": name} for name, calls in prepared.items()]
 
 
 def prepare_all(problem, contenders):
-    """The calls of each pass, or reasons for there being none."""
+    """For each pass and contender, its call, or the reason why it has none."""
 
     def prepare(contender, backward):
         try:
@@ -57,13 +57,13 @@ def measure_pass(problem, contenders, calls, repeats):
 
 
 def check(problem, contenders, calls):
-    """Calls each once: the bytes held, and what is wrong with those that fail or that jax_dcn does not agree with."""
+    """Calls each contender once: the peak memory in bytes, and the errors of those that fail or differ from jax_dcn."""
     held, refused, ours = {}, {}, None
     for name, call in calls.items():
         try:
             result, held[name] = call.held(call)
             arrays = call.arrays(result)
-        except Exception as error:  # whatever it is, the others can still be timed
+        except Exception as error:  # the other contenders can still be timed
             refused[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             continue
         if name == "jax_dcn":

@@ -1,4 +1,4 @@
-"""Each operator beside what one would use without it."""
+"""Each operator compared with its alternatives."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ OPERATORS = {operator.NAME: operator for operator in (deform_conv, deform_psroi_
 
 
 def shapes():
-    """Those that matter most first: a time limit falls on the last ones."""
+    """All shapes, the most important ones first, because a time limit cuts off the last ones."""
     first = [name for operator in OPERATORS.values() for name in list(operator.SHAPES)[:4]]
     return list(dict.fromkeys([*first, *(name for operator in OPERATORS.values() for name in operator.SHAPES)]))
 

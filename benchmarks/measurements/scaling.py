@@ -1,7 +1,7 @@
-"""What devices exchange in a training step, by how its arrays are split: `python -m benchmarks.scaling`.
+"""What devices exchange in a training step, depending on how its arrays are sharded.
 
-Compiled for devices of the CPU, of which any machine can have eight, and not run: arrays are shapes alone. Beside it,
-what has to be exchanged at least, and what would be without the operators' rules for XLA's partitioner.
+Programs are compiled for eight CPU devices, which any machine can simulate, and are not run: their arguments are only
+shapes. The exchanges are compared with the least possible, and with those of custom calls without partitioning rules.
 """
 
 import math
@@ -33,14 +33,14 @@ SHAPES = {
 
 
 class Split(NamedTuple):
-    """How arrays are split over the mesh axes "a" and "b"; those not named are whole on every device."""
+    """How arrays are split over the mesh axes "a" and "b"; all other arrays are replicated."""
 
     name: str
     operands: dict[str, P]
     result: P
     shape: str = "convolution"
-    gathered: tuple[str, ...] = ()  # operands that a device needs all of, though they come split
-    b: int = 1  # into how many parts "b" splits, at most
+    gathered: tuple[str, ...] = ()  # operands that come split, and of which each device needs all
+    b: int = 1  # the largest size of the mesh axis "b"
     dtype: type = jnp.float32
 
 
@@ -82,7 +82,7 @@ POOLINGS = (
 
 
 class Program(NamedTuple):
-    """A function of arrays, and the bytes that devices have to exchange for it at least."""
+    """A function, its arguments, and the fewest bytes that devices must exchange to compute it."""
 
     function: Callable
     arguments: tuple[Any, ...]
@@ -90,18 +90,18 @@ class Program(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What devices exchange, forward and forward + backward. Bytes are of arrays as a device has them afterwards."""
+    """What devices exchange, forward and forward + backward. Bytes are those of the results on one device."""
 
     split: str
     devices: int
     forward: list[Collective]
     both: list[Collective]
-    least: int  # of both, in bytes
-    unruled: int  # of both without rules, in bytes
+    least: int  # fewest bytes, forward + backward
+    without_rules: int  # bytes without partitioning rules, forward + backward
 
 
 def operator(shape, batched):
-    """A function of named operands, and their shapes; `batched` is for pooling."""
+    """A function of named operands, and their shapes. `batched` gives each image of a pooling its own batch."""
     if isinstance(shape, deform_conv.Shape):
         size, samples = (shape.batch, shape.height, shape.width), 9 * shape.offset_groups
         shapes = {
@@ -135,7 +135,7 @@ def pooling(operands, bins, stride):
 
 
 def programs(split, devices, **size):
-    """The operator, and with it all its gradients; of another size than the split's shape if that is said."""
+    """The programs of the operator and of the operator with all gradients; `size` replaces sizes of the shape."""
     function, shapes = operator(SHAPES[split.shape]._replace(**size), split.shape == "batched pooling")
     b = min(split.b, devices)
     mesh = make_mesh((devices // b, b))
@@ -161,7 +161,7 @@ def programs(split, devices, **size):
 
 
 def sums(operands, split, mesh):
-    """The shapes, on a device, of the gradients that are sums: work is split over an axis, and the operand is not."""
+    """The shapes on one device of the gradients that are summed: the work is split over an axis, the operand is not."""
     for name, array in operands.items():
         whole = name in split.gathered
         working = set(split.result) - (set() if whole else set(array.sharding.spec))
@@ -179,7 +179,7 @@ def struct(shape, dtype, mesh, spec):
 
 
 def models():
-    """(model, its loss) by name."""
+    """Pairs of a model and its loss, by name."""
     from examples.detector import losses as detector
     from examples.detector.model import Detector
     from examples.digits_library.scenes import CLASSES
@@ -195,7 +195,7 @@ def models():
 
 
 def model_programs(model, loss, devices):
-    """The loss of eight images, and with it the parameters' gradient: data parallel, by placement alone."""
+    """The loss of eight images, and the loss with its gradient. Only the arguments' sharding says data parallel."""
     from examples.digits_library import scenes
 
     mesh, batch, size = make_mesh((devices, 1)), 8, scenes.IMAGE_SIZE
@@ -222,13 +222,13 @@ def row(name, devices, programs):
 
 
 def exchanged(program, rules=True):
-    unruled = mock.patch("jax_dcn._primitive.jax_internals.meshes_to_partition", return_value=None)
-    with nullcontext() if rules else unruled:
+    without_rules = mock.patch("jax_dcn._primitive.jax_internals.meshes_to_partition", return_value=None)
+    with nullcontext() if rules else without_rules:
         return collectives(compiled(program))
 
 
 def compiled(program):
-    def function(*arguments):  # a new one, for jax keeps what it has lowered by the function
+    def function(*arguments):  # a new function each time, because jax caches lowered programs by function
         return program.function(*arguments)
 
     return jax.jit(function).lower(*program.arguments).compile()

@@ -1,17 +1,19 @@
-"""Times calls against each other on a machine that others use too."""
+"""Compares the time of calls on a machine that other processes use too."""
 
 import math
 import statistics
 import time
 
+# A call that has taken SECONDS_EACH in total is timed again only up to LEAST_TURNS times, and not at all after
+# LEAST_TURNS times SECONDS_EACH.
 LEAST_TURNS = 3
-SECONDS_EACH = 3.0  # a call that has taken this long in all takes no more turns than these, three times this long none
-PAUSE = 0.005  # between turns: threads that a library leaves spinning come to rest
+SECONDS_EACH = 3.0
+PAUSE = 0.005  # between turns, until threads that a library leaves spinning are idle
 QUEUE_SECONDS, LONGEST_QUEUE = 0.01, 50
 
 
 class Clock:
-    """A time limit: work begun before it is finished."""
+    """A time limit; work that was started before it is finished."""
 
     def __init__(self, seconds=math.inf):
         self.end = time.monotonic() + seconds
@@ -21,10 +23,10 @@ class Clock:
 
 
 def interleaved(calls, repeats):
-    """Seconds a call of each of the named calls, which take turns and have each been called before.
+    """The seconds per call of each of the named calls, which take turns and have each been called before.
 
-    A slow spell of the machine so falls on all of them, and ratios of medians hold when absolute times do not. Calls
-    that a device queues are timed several at once, so that starting them does not count where the device is busy.
+    Because they take turns, a slow period of the machine affects all of them, and ratios of medians are more reliable
+    than absolute times. Calls that a device queues are timed in groups, which hides the time to start them.
     """
     lengths = {name: queue_length(call) for name, call in calls.items()}
     seconds = {name: [] for name in calls}

@@ -1,4 +1,4 @@
-"""What a compiled program communicates between devices, read off its text."""
+"""Reads from the HLO text of a compiled program which collectives it executes."""
 
 import math
 import re
@@ -14,7 +14,7 @@ _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 
 
 class Collective(NamedTuple):
-    """One array that devices exchange: as a device has it afterwards."""
+    """One array that devices exchange; shape and bytes are those of the result on one device."""
 
     kind: str
     dtype: str
@@ -23,9 +23,9 @@ class Collective(NamedTuple):
 
 
 def collectives(compiled) -> list[Collective]:
-    """Of a compiled function; those of a loop as often as it runs, or once where that is not told."""
+    """The collectives of a compiled function; those in a loop once per trip, if the trip count is known."""
     _, *texts = _COMPUTATION.split(compiled.as_text())
-    times = Counter({texts[-2]: 1})  # the last is the whole, and each stands before those that call it
+    times = Counter({texts[-2]: 1})  # the entry computation comes last, and each computation before its callers
     found = []
     for name, text in zip(texts[-2::-2], texts[::-2], strict=True):
         for callee, trips in _CALLEE.findall(text):

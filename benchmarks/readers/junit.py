@@ -4,7 +4,7 @@ from collections import Counter
 
 
 def read_tests(results):
-    """How many tests of each backend came out how, why some were skipped, and what the others failed with."""
+    """The outcomes of each backend's tests, counted; the reasons for skips, counted; and the messages of failures."""
     outcomes, reasons, failures = {}, Counter(), {}
     for case in results.iter("testcase"):
         properties = {p.get("name"): p.get("value") for p in case.iter("property")}

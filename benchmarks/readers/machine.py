@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""The machine and the versions that results were measured with."""
 
 import os
 import platform
@@ -39,7 +39,7 @@ def cores():
 
 
 def load():
-    """How many processes wanted a core, on average over the last minute; None where it is not told."""
+    """The load average of the last minute; None where the system does not report it."""
     return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
 
 

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.machine_code`: what the compiler made of the CUDA kernels, read from the built module.
+"""Reads the machine code and the resources of the CUDA kernels from the built module.
 
-Needs no GPU: NVIDIA's `cuobjdump` and `nvdisasm`, from a CUDA toolkit or their wheels, and `c++filt`.
+No GPU is needed, only NVIDIA's `cuobjdump` and `nvdisasm`, from a CUDA toolkit or their wheels, and `c++filt`.
 """
 
 import os
@@ -15,14 +15,14 @@ from typing import NamedTuple
 from jax_dcn._primitive import extension
 
 TOOLS = ("cuobjdump", "nvdisasm", "c++filt")
-# What a multiprocessor has, alike from sm_80 to sm_100: 32-bit registers, given to warps in units of 256.
+# Limits of an SM, the same from sm_80 to sm_100: 32-bit registers, which warps get in units of 256, and resident warps.
 REGISTERS, UNIT, WARPS = 65536, 256, 64
 
 ACCESS = {
     "global loads": re.compile(r"LDG\.|LD\.E"),
     "global stores": re.compile(r"STG\.|ST\.E"),
     "asynchronous copies": re.compile(r"LDGSTS\.|UBLKCP"),
-    "local accesses": re.compile(r"LDL|STL"),  # registers spilled, or arrays that found no room in them
+    "local accesses": re.compile(r"LDL|STL"),  # spilled registers, or arrays that do not fit into registers
     "matrix instructions": re.compile(r"[HIQ]G?MMA\."),
 }
 
@@ -30,23 +30,23 @@ ACCESS = {
 class Kernel(NamedTuple):
     source: str
     name: str  # with its template arguments
-    registers: int  # a thread
-    stack: int  # bytes a thread
-    local: int
-    shared: int  # bytes a block, static
-    instructions: Counter  # opcodes
+    registers: int  # per thread
+    stack: int  # bytes per thread
+    local: int  # bytes per thread
+    shared: int  # static bytes per block
+    instructions: Counter  # how many of each opcode
 
     @property
     def resident_warps(self):
-        """How many a multiprocessor's registers have room for."""
-        a_warp = -(-self.registers * 32 // UNIT) * UNIT
-        return min(REGISTERS // a_warp, WARPS)
+        """How many warps the registers of an SM have room for."""
+        per_warp = -(-self.registers * 32 // UNIT) * UNIT
+        return min(REGISTERS // per_warp, WARPS)
 
     def accesses(self, kind):
         return {opcode: n for opcode, n in self.instructions.items() if ACCESS[kind].match(opcode)}
 
     def widths(self, kind):
-        """How many instructions access how many bytes a thread."""
+        """How many instructions access how many bytes per thread."""
         counts = Counter()
         for opcode, n in self.accesses(kind).items():
             bits = re.search(r"\.(?:[US]?(8|16)|64|128|256)\b", opcode)
@@ -55,7 +55,7 @@ class Kernel(NamedTuple):
 
 
 def missing():
-    """What this machine has not got to look into the kernels, or None."""
+    """Why the kernels cannot be read on this machine, or None."""
     if "cuda" not in extension.modules:
         return "jax_dcn was built without its CUDA kernels"
     absent = [tool for tool in TOOLS if find(tool) is None]
@@ -72,7 +72,7 @@ def _path():
 
 
 def kernels(architecture):
-    """All kernels of the built module for an architecture, as `sm_90`."""
+    """All kernels of the built module for an architecture such as `sm_90`."""
     module = extension.modules["cuda"].__file__
     resources = _read("cuobjdump", "--dump-resource-usage", "-arch", architecture, module)
     numbers = r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)"
@@ -89,7 +89,7 @@ def kernels(architecture):
 
 
 def architectures():
-    """Those that the module has machine code for."""
+    """The architectures that the module has machine code for."""
     return [f"sm_{number}" for number in re.findall(r"(\w+)-real", extension.modules["cuda"].compiler)]
 
 
@@ -104,7 +104,7 @@ def opcodes(text):
 
 
 def _short(demangled):
-    """`void dcn::(anonymous namespace)::Kernel<__half, 8>(...)` as `Kernel<half, 8>`."""
+    """`Kernel<half, 8>` for `void dcn::(anonymous namespace)::Kernel<__half, 8>(...)`."""
     name = demangled.replace("(anonymous namespace)::", "").removeprefix("void ").replace("dcn::", "")
     depth = 0
     for k, letter in enumerate(name):

@@ -1,4 +1,4 @@
-"""What a call holds besides its operands, its results included, at its peak."""
+"""The peak memory of a call: its results and temporary arrays, without its operands."""
 
 import ctypes
 import os
@@ -11,22 +11,22 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def most_bytes():
-    """What a call may hold: half of a GPU's memory, or a quarter of the machine's, which others use too."""
+    """The memory limit of a call: half of a GPU's memory, or a quarter of the machine's, which is shared."""
     limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
     return limit // 2 if limit else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
 def of_compiled(executable):
-    """Temporaries and results, as XLA planned them; not what custom calls and libraries take for themselves."""
+    """Bytes of temporary arrays and results in XLA's plan, without what custom calls and libraries allocate."""
     memory = executable.memory_analysis()
     return memory.temp_size_in_bytes + memory.output_size_in_bytes
 
 
 def of_process(call):
-    """A first call's result and how far the process grew meanwhile, None where that is not to be had."""
+    """The result of a first call, and how many bytes the process grew; None where the system does not report them."""
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # or the call would take pages that others left, and grow nothing
-        CLEAR.write_text("5")  # the peak starts anew
+        ctypes.CDLL(None).malloc_trim(0)  # otherwise the call reuses freed pages, and nothing grows
+        CLEAR.write_text("5")  # resets the peak
         before = _kibibytes("VmRSS")
     except (AttributeError, OSError):
         return call(), None

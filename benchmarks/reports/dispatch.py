@@ -18,12 +18,12 @@ def tables(rows):
                 f"Importing jax_dcn takes {ours['median']:.2f} s ({ours['min']:.2f} to {ours['max']:.2f}) once jax is "
                 f"imported, which takes {jax_['median']:.2f} s ({jax_['min']:.2f} to {jax_['max']:.2f})."
             )
-    told = [
-        "Calls with tiny operands on the CPU, in turns, each started in the calling thread: median (min to max). Over\n"
-        "the reference: the median difference of two calls in a row.",
+    text = [
+        "Calls with tiny operands on the CPU, which take turns and run in the calling thread: median (min to max).\n"
+        "Over the reference: the median difference between successive calls of the two.",
         markdown(table),
     ]
-    yield "\n\n".join(["## Dispatch", *(told if len(table) > 1 else []), *lines])
+    yield "\n\n".join(["## Dispatch", *(text if len(table) > 1 else []), *lines])
 
 
 def microseconds(summary):

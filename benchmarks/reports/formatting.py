@@ -8,7 +8,7 @@ def paragraph(text):
 
 
 def markdown(rows):
-    """A table of cells, the first row its head."""
+    """A table; the first row is its head."""
     head, *body = rows
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rule = ["-" * width for width in widths]
@@ -19,14 +19,14 @@ def markdown(rows):
 
 
 def list_reasons(rows, names):
-    """What is to be said of contenders, each sentence once, with the rows that it is true of."""
+    """Lists of the notes on contenders: each note once, with the rows that it applies to."""
     for key, before in (("without", ""), ("notes", "in "), ("refused", "**refused**: ")):
-        said = {}
+        found = {}
         for row in rows:
             for name, reason in row[key].items():
-                said.setdefault((names.index(name), f"{name} {before}{reason}"), []).append(row)
-        if said:
-            yield "\n".join(f"- {text}: {rows_named(rows)}" for (_, text), rows in sorted(said.items()))
+                found.setdefault((names.index(name), f"{name} {before}{reason}"), []).append(row)
+        if found:
+            yield "\n".join(f"- {text}: {rows_named(rows)}" for (_, text), rows in sorted(found.items()))
 
 
 def rows_named(rows):
@@ -41,7 +41,7 @@ def median(row, name):
 
 
 def ratio(row, of, by):
-    """Of two contenders' times."""
+    """The ratio of the times of two contenders."""
     if not (median(row, of) and median(row, by)):
         return "-"
     return f"**{digits(median(row, of) / median(row, by))}**"
@@ -60,6 +60,6 @@ def mebibytes(row, name):
 
 
 def digits(value):
-    """Two or three digits that count."""
+    """A number with two or three significant digits."""
     places = 0 if value >= 20 else 1 if value >= 10 else 2 if value >= 0.1 else 3
     return f"{value:.{places}f}"

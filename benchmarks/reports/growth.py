@@ -8,14 +8,14 @@ from benchmarks.reports.formatting import list_reasons, markdown, mebibytes, med
 
 def tables(rows):
     yield (
-        "## Growth\n\nSlopes of time and memory on a log-log plot: 1 where the cost grows in proportion. "
-        f"In brackets the larger half of the values alone.\n\n{slope_table(rows)}"
+        "## Growth\n\nSlopes of time and memory on a log-log plot: 1 if the cost grows in proportion. "
+        f"In brackets: the slope over the larger half of the values.\n\n{slope_table(rows)}"
     )
     for name, axis in growth.AXES.items():
         own = [row for pass_ in PASSES for row in series(rows, name, pass_)]
         if own:
-            said = [*list_reasons(own, list(axis.contenders))]
-            yield "\n\n".join([f"### {axis.label[0].upper()}{axis.label[1:]}", detail(own, axis), *said])
+            reasons = [*list_reasons(own, list(axis.contenders))]
+            yield "\n\n".join([f"### {axis.label[0].upper()}{axis.label[1:]}", detail(own, axis), *reasons])
 
 
 def slope_table(rows):

@@ -21,7 +21,7 @@ from benchmarks.reports.formatting import digits, markdown, paragraph
 
 
 def weights_table():
-    rows = [["layer of a device", "weight, MB", "products, ms", *(f"sum, ms: {links.name}" for links in LINKS)]]
+    rows = [["layer per device", "weight, MB", "products, ms", *(f"sum, ms: {links.name}" for links in LINKS)]]
     for name in "ABCD":
         shape = SHAPES[name]
         weights = TAPS * shape.channels * shape.features
@@ -32,7 +32,7 @@ def weights_table():
 
 
 def pixels_table():
-    rows = [["", "as long as the weight's sum", "as long, of the backward pass alone"]]
+    rows = [["", "as long as the sum", "as long, in the backward pass only"]]
     for links in LINKS:
         pixels = pixels_from(links)
         rows.append([links.name, f"{pixels:,.0f}", f"{1.5 * pixels:,.0f}"])
@@ -58,11 +58,12 @@ def features_table():
 
 def sections():
     assumed = (
-        f"Arithmetic, of nothing that was run. Assumed: {PRODUCTS / 1e12:.0f} TFLOP/s of bfloat16 products in a "
-        "forward + backward, 40% of what bare ones were seen to reach on an H200. Links, one way: "
-        f"{NVLINK / 1e9:.0f} GB/s by NVLink in a node of {NODE}, {PORT / 1e9:.0f} GB/s by each GPU's network port."
+        f"Calculated, not measured. Assumed: {PRODUCTS / 1e12:.0f} TFLOP/s for the bfloat16 products of forward + "
+        "backward, 40% of what plain products were seen to reach on an H200. Links, in one direction: "
+        f"{NVLINK / 1e9:.0f} GB/s over NVLink in a node of {NODE}, {PORT / 1e9:.0f} GB/s over the "
+        "network port of each GPU."
     )
     yield f"## Links and products\n\n{paragraph(assumed)}"
-    yield f"Data parallel, a layer's products and its weight's sum:\n\n{weights_table()}"
-    yield f"Data parallel, output pixels a device from which on products take:\n\n{pixels_table()}"
-    yield f"One image over devices, by output features:\n\n{features_table()}"
+    yield f"Data parallel: the matrix products of a layer, and the sum of its weight gradient:\n\n{weights_table()}"
+    yield f"Data parallel: the output pixels per device from which the products take:\n\n{pixels_table()}"
+    yield f"One image over several devices, depending on the number of output features:\n\n{features_table()}"

@@ -6,7 +6,7 @@ from benchmarks.readers.machine_code import WARPS
 def table(found):
     lines = [
         "| source | kernel | registers | resident warps | stack, local | static shared | loads by bytes "
-        "| stores by bytes | asynchronous copies | matrix instructions |",
+        "| stores by bytes | asynchronous copies | mma instructions |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for kernel in found:

@@ -5,21 +5,21 @@ from benchmarks.measurements.operators import OPERATORS
 from benchmarks.reports.formatting import list_reasons, markdown, mebibytes, milliseconds, paragraph, ratio
 
 RATIOS = (
-    "jax_dcn beside the others, by medians of calls that took turns. {floors}Speed: how many times faster jax_dcn is. "
-    "Each was timed once its results agreed with jax_dcn's."
+    "jax_dcn compared with the others: ratios of the medians of calls that took turns. {floors}Speed: how many times "
+    "faster jax_dcn is. A contender was timed only after its results agreed with those of jax_dcn."
 )
 FLOORS = (
-    "Time: as a multiple of the ordinary convolution's, which samples nothing, and of the matrix products' alone, of "
-    "samples that lie ready. "
+    "Time: the time of jax_dcn as a multiple of that of an ordinary convolution, which samples nothing, and of that of "
+    "only the matrix products, of columns that are already in memory. "
 )
-TIMES = "Milliseconds, median (min to max); once: so slow that it was timed only once."
+TIMES = "Milliseconds, median (min to max). Once: too slow to be timed more than once."
 MEMORY = (
-    "MiB that a call holds besides its operands, its results included. JAX: temporaries and results as XLA planned "
-    "them, without what custom calls and libraries take for themselves. "
+    "Peak memory of a call in MiB, with its results and without its operands. JAX: temporary arrays and results in "
+    "XLA's plan, without what custom calls and libraries allocate themselves. "
 )
 MEMORY_OF_OTHERS = (
-    "torchvision on a GPU: its allocator's peak. torchvision and onnxruntime on a CPU: how much the process grew "
-    "around the first call."
+    "torchvision on a GPU: the peak of its allocator. torchvision and onnxruntime on a CPU: how much the process grew "
+    "during the first call."
 )
 
 

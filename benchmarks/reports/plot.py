@@ -1,4 +1,4 @@
-"""Pictures of the results: of the operators beside their contenders, and of growth."""
+"""Plots of the results: the operators compared with their contenders, and growth."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -20,11 +20,11 @@ MARKERS = dict(zip(COLOURS, "|Dxs^vo", strict=True))
 
 
 def draw(results, stem):
-    """The pictures that the results are enough for, at `stem` and a name; their paths."""
-    pictures = {name: operator_figure(name, results.get("operators", [])) for name in operators.OPERATORS}
-    pictures["growth"] = growth_figure(results.get("growth", []))
+    """Draws the plots that the results suffice for, to `stem` followed by a name, and returns their paths."""
+    figures = {name: operator_figure(name, results.get("operators", [])) for name in operators.OPERATORS}
+    figures["growth"] = growth_figure(results.get("growth", []))
     paths = []
-    for name, figure in pictures.items():
+    for name, figure in figures.items():
         if figure:
             paths.append(stem.with_name(f"{stem.name}-{name}.png"))
             figure.savefig(paths[-1], dpi=110)
@@ -32,7 +32,7 @@ def draw(results, stem):
 
 
 def operator_figure(operator, rows):
-    """A panel for each type and pass: how many times jax_dcn's time each contender takes, shape by shape."""
+    """A panel for each type and pass: for each shape, the time of each contender relative to jax_dcn."""
     rows = [row for row in rows if row["operator"] == operator and "jax_dcn" in row["seconds"]]
     if not rows:
         return None
@@ -65,14 +65,14 @@ def operator_figure(operator, rows):
             panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             panel.tick_params(labelbottom=True)
     for panel in panels[-1]:
-        panel.set_xlabel("time relative to jax_dcn; on the right, slower")
+        panel.set_xlabel("time relative to jax_dcn (right: slower)")
     order = [name for name in COLOURS if name in drawn]
     figure.legend([drawn[name] for name in order], order, loc="outside upper center", ncols=len(order), frameon=False)
     return figure
 
 
 def mark(panel, height, row):
-    """One row's contenders; the marks by name."""
+    """Draws the contenders of a row, and returns the marks by name."""
     return {
         name: panel.scatter(
             *(median(row, name) / median(row, "jax_dcn"), height),
@@ -86,7 +86,7 @@ def mark(panel, height, row):
 
 
 def growth_figure(rows):
-    """A column an axis: time above, memory below, both passes."""
+    """One column per axis: time above, memory below, both passes in each panel."""
     axes = [name for name in growth.AXES if growth.series(rows, name, PASSES[0])]
     if not axes:
         return None

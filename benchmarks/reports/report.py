@@ -1,4 +1,4 @@
-"""The results as a JSON file and as tables."""
+"""Writes the results as a JSON file and as tables."""
 
 import json
 from pathlib import Path
@@ -9,13 +9,13 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def write(report, tables, stem):
-    """`report` and its tables at `stem`.json and .md; the text of the latter."""
+    """Writes `report` to `stem`.json and its tables to `stem`.md, and returns the text of the tables."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     text = "\n\n".join(sections(report, tables)) + "\n"
     for suffix, content in ((".json", json.dumps(report, indent=1) + "\n"), (".md", text)):
         draft = stem.with_suffix(f"{suffix}.draft")
         draft.write_text(content)
-        draft.replace(stem.with_suffix(suffix))  # at once: a run may be stopped at any time
+        draft.replace(stem.with_suffix(suffix))  # atomic, because a run may be stopped at any time
     return text
 
 

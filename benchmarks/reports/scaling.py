@@ -12,22 +12,24 @@ from benchmarks.reports.formatting import digits, markdown, paragraph
 
 MEGA, GIGA = 1e6, 1e9
 NOTE = (
-    "From the programs that XLA compiles for devices of the CPU, none of them run. A step is the operator and all its "
-    "gradients, float32 unless said otherwise. Bytes are of the arrays as one device has them after the exchange; a "
-    "ring of n devices sends 2(n-1)/n of an array that it sums and (n-1)/n of one that it gathers. At least: what a "
-    "device needs all of and does not have, and in float32 the gradients of what it has all of; where it keeps only a "
-    "part of such a sum, as of x that came split, a whole one still, though half would have to be sent. Without rules: "
-    "as custom calls that XLA's partitioner knows nothing of. These convolutions go in runs of output rows, and XLA "
-    "gathers whole arrays again for each."
+    "Read from programs that XLA compiled for CPU devices; none of them was run. A step is the operator and all its "
+    "gradients, in float32 unless another type is named. Bytes are those of the arrays as one device has them after "
+    'the exchange. A ring of n devices sends 2(n-1)/n of an array to sum it and (n-1)/n to gather it. "At least" '
+    "counts the operands that a device needs all of and does not have, and, in float32, the gradients of the operands "
+    "that it has all of. If a device keeps only a part of such a sum, as for an x that came split, the whole sum is "
+    'counted, although half of it would be enough to send. "Without rules" is for custom calls that XLA\'s partitioner '
+    "knows nothing about. A convolution then works on some output rows at a time, and XLA gathers whole arrays again "
+    "for each of these chunks."
 )
-HELD = (
-    "256 channels and features, bfloat16, offset and mask float32, in channel groups 8 of both. By XLA's account of "
-    "programs compiled for the CPU: arguments, results, and what is between."
+MEMORY = (
+    "256 channels and features in bfloat16, offset and mask in float32; with channel groups, 8 feature groups and 8 "
+    "offset groups. Arguments, results and temporary arrays, as XLA's memory analysis reports them for programs "
+    "compiled for the CPU."
 )
 
 
 def memory_table():
-    rows = [["side", "split", "x alone, GB", *(f"{name}, GB" for name in PASSES)]]
+    rows = [["side", "split", "whole x, GB", *(f"{name}, GB" for name in PASSES)]]
     for side in scaling.SIDES:
         for split, devices in scaling.ONE_IMAGE:
             both = scaling.programs(split, devices, height=side, width=side)
@@ -45,12 +47,12 @@ def table(rows):
         ratio = f"{scaling.total(row.both) / row.least:.3f}" if row.least else "-"
         sizes = (f"{n / MEGA:.3f}" for n in (scaling.total(row.both), row.least))
         kinds = (listed(found) for found in (row.forward, row.both))
-        cells.append([row.split, str(row.devices), *kinds, *sizes, ratio, f"{row.unruled / MEGA:.3f}"])
+        cells.append([row.split, str(row.devices), *kinds, *sizes, ratio, f"{row.without_rules / MEGA:.3f}"])
     return markdown(cells)
 
 
 def listed(found):
-    """Each kind with its number and bytes."""
+    """Each kind of collective with its number and bytes."""
     kinds = {kind: [c for c in found if c.kind == kind] for kind in sorted({c.kind for c in found})}
     return (
         ", ".join(f"{len(some)} {kind} ({scaling.total(some) / MEGA:.3f} MB)" for kind, some in kinds.items())
@@ -73,5 +75,5 @@ def sections():
         for n in scaling.DEVICES
     ]
     yield f"## Models, data parallel: eight images\n\n{table(rows)}"
-    yield f"## Held by a device of one image\n\n{paragraph(HELD)}\n\n{memory_table()}"
+    yield f"## Memory per device for one image\n\n{paragraph(MEMORY)}\n\n{memory_table()}"
     yield from links.sections()

@@ -1,8 +1,8 @@
-"""Train plain and deformable anchor-free detectors, compare them in a table and draw what they see.
+"""Train plain and deformable anchor-free detectors, compare them in a table and draw what they detect.
 
 python -m examples.detector                            # both variants, one seed
 python -m examples.detector --seeds 3 --steps 2400     # a longer comparison
-python -m examples.detector --resume                   # the same run again, from where it was interrupted
+python -m examples.detector --resume                   # continue a run that was interrupted
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ DILATIONS = tuple(f"dilation {size}" for size in SIZE_LIMITS)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line, by default that of the process."""
+    """Run the command line; by default, with the arguments of the process."""
     options = compare.parse(__doc__, VARIANTS, {"steps": 1600, "out": Path("out/detector")}, arguments)
     models = {name: Detector(len(scenes.CLASSES), deformable=name == "deformable") for name in options.variants}
     method = compare.Method(loss, detect, sampling.mean_dilations)

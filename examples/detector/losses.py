@@ -1,4 +1,4 @@
-"""Which location learns which object, and the losses of scores and boxes."""
+"""Assigns objects to locations, and computes the losses of scores and boxes."""
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,12 @@ BOX_WEIGHT = 2.0
 
 
 def assign(locations: jax.Array, boxes: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The object every location has to find.
+    """The object that each location has to find.
 
     locations [cells, 2] as (x, y); boxes [objects, 4] and labels [objects] of one image, label -1 for no object.
-    A location is responsible for an object when it lies in the object's box and near its centre, or in the cell that
-    holds the centre; of several objects it takes the smallest. Returns the object's index and whether there is one,
-    [cells].
+    A location is responsible for an object if it is in the object's box and near its centre, or in the cell that
+    contains the centre. Of several objects it takes the smallest. Returns the object's index, and whether the location
+    is responsible for an object, each [cells].
     """
     points = locations[:, None]
     distance = jnp.abs(points - (boxes[:, :2] + boxes[:, 2:]) / 2).max(-1)
@@ -41,8 +41,8 @@ def loss(model: Detector, params: dict, batch: Scenes) -> jax.Array:
 def detection_loss(predictions: Predictions, locations: jax.Array, boxes: jax.Array, labels: jax.Array) -> jax.Array:
     """Mean loss per responsible location of a batch: boxes [batch, objects, 4], labels [batch, objects].
 
-    Scores learn the IoU of the box they come with, by a focal loss that keeps its full weight on objects (varifocal
-    loss, arXiv 2008.13367); boxes learn by their generalised IoU.
+    Scores are trained to predict the IoU of their box, by a focal loss with full weight on objects (varifocal loss,
+    arXiv 2008.13367). Boxes are trained by their generalised IoU.
     """
     objects, found = jax.vmap(assign, (None, 0, 0))(locations, boxes, labels)
     targets = jnp.take_along_axis(boxes, objects[..., None], 1)

@@ -15,7 +15,7 @@ CLASS_PRIOR = 0.01
 
 
 class Predictions(NamedTuple):
-    """What the head says at every location, row by row.
+    """The outputs of the head at each location, row by row.
 
     logits: float32 [batch, locations, classes]; boxes: float32 [batch, locations, 4] as (x0, y0, x1, y1) in pixels.
     """
@@ -55,6 +55,6 @@ class Detector(nn.Module):
 
 @partial(jax.jit, static_argnums=0)
 def detect(model: Detector, params: dict, images: jax.Array) -> Detections:
-    """The objects that a trained model sees in images [batch, height, width, 3]."""
+    """The objects that a trained model detects in images [batch, height, width, 3]."""
     logits, boxes = model.apply({"params": params}, images)
     return jax.vmap(strongest)(jax.nn.sigmoid(logits), boxes)

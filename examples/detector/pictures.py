@@ -1,4 +1,4 @@
-"""A picture of where the deformable layers of a detector look."""
+"""A picture of the sampling locations of a detector's deformable layers."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from jax_dcn import viz
 
 
 def draw_sampling(path: Path, batch: scenes.Scenes, layers: list[viz.Layer]) -> None:
-    """Where the last layer, and the last two stacked, look from the centre of a small and of a large object."""
+    """Draws what the last layer, and the last two, sample for the centres of a small and of a large object."""
     figure = Figure(figsize=(10.4, 10.4), layout="constrained")
     axes = figure.subplots(2, 2)
     for row, (name, size) in enumerate({"small": 0, "large": 2}.items()):

@@ -1,4 +1,4 @@
-"""Where the deformable layers of a trained detector sample."""
+"""The sampling locations of a trained detector's deformable layers."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ from .model import Detector
 
 
 def deformable_layers(model: Detector, params: dict, images: np.ndarray) -> dict[str, viz.Layer]:
-    """What every deformable layer did to images [batch, height, width, 3], first layer first."""
+    """The `viz.Layer` of each deformable layer for images [batch, height, width, 3], first layer first."""
     blocks = _sown(model, params, images).get("backbone", {})
     layers = {f"{block} {conv}": blocks[block][conv] for block in sorted(blocks) for conv in sorted(blocks[block])}
     size = tuple(length // STRIDE for length in images.shape[1:3])
@@ -29,7 +29,7 @@ def _sown(model, params, images):
 
 
 def mean_dilations(model: Detector, params: dict, batches: list[scenes.Scenes]) -> dict[str, float]:
-    """Mean effective dilation of the last stage's layers at the centres of objects, by the objects' size."""
+    """Mean effective dilation of the layers of the last stage at the centres of objects, by object size."""
     if not model.deformable:
         return {f"dilation {name}": 1.0 for name in SIZE_LIMITS}
     dilations = {name: [] for name in SIZE_LIMITS}

@@ -1,4 +1,4 @@
-"""A library, not an example: what the two detectors (`examples.detector`, `examples.rfcn`) share.
+"""A library, not an example: the code that the two detectors (`examples.detector`, `examples.rfcn`) share.
 
-It makes the data (scanned digits pasted into photographs) and has the backbone, training, scores and reports.
+It generates the data, scanned digits pasted into photographs, and contains the backbone, training, scores and reports.
 """

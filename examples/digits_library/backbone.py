@@ -1,7 +1,7 @@
 """A ResNet-like backbone of total stride 8, with plain or deformable convolutions in its last stage.
 
-Every downsampling is symmetric (an even kernel at stride 2), so cell (i, j) of the feature map looks at the image
-around position (8 i + 4, 8 j + 4) exactly, which is what `locations` returns.
+All downsampling is symmetric (an even kernel with stride 2). The receptive field of cell (i, j) of the feature map is
+therefore centred exactly at (8 i + 4, 8 j + 4), which is what `locations` returns.
 """
 
 import flax.linen as nn
@@ -24,7 +24,7 @@ def locations(height: int, width: int) -> jax.Array:
 
 
 def norm(name: str) -> nn.GroupNorm:
-    """The normalisation between the layers of all the detectors."""
+    """The normalisation between the layers of all detectors."""
     return nn.GroupNorm(num_groups=8, name=name)
 
 
@@ -38,7 +38,7 @@ class Conv3x3(nn.Module):
     def __call__(self, x):
         if not self.deformable:
             return nn.Conv(self.features, (3, 3), use_bias=False, name="conv")(x)
-        # With zero offsets and masks of 1, as at the start of the training, it is exactly the plain convolution.
+        # Training starts with zero offsets and masks of 1, where it equals the plain convolution.
         conv = DeformConv(self.features, (3, 3), use_bias=False, mask_scale=2.0, return_offsets=True, name="conv")
         y, offset, mask = conv(x)
         self.sow("intermediates", "offset", offset)
@@ -47,7 +47,7 @@ class Conv3x3(nn.Module):
 
 
 class Block(nn.Module):
-    """A residual block of two 3x3 convolutions; with `halve` the first one is a 4x4 of stride 2."""
+    """A residual block of two 3x3 convolutions; with `halve`, the first one is 4x4 with stride 2."""
 
     features: int
     halve: bool = False

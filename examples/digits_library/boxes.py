@@ -20,7 +20,7 @@ def iou(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def generalised_iou(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Generalised IoU (arXiv 1902.09630) of boxes [..., 4] in [-1, 1]: falls on with the distance of disjoint boxes."""
+    """Generalised IoU (arXiv 1902.09630) of boxes [..., 4] in [-1, 1]; it falls with the distance of disjoint boxes."""
     intersection, union = _intersection_and_union(a, b)
     low, high = jnp.minimum(a[..., :2], b[..., :2]), jnp.maximum(a[..., 2:], b[..., 2:])
     hull = jnp.prod(high - low, -1) + _TINY
@@ -30,8 +30,8 @@ def generalised_iou(a: jax.Array, b: jax.Array) -> jax.Array:
 def suppress(boxes: jax.Array, scores: jax.Array, classes: jax.Array, threshold: float) -> jax.Array:
     """Greedy non-maximum suppression within classes.
 
-    boxes [n, 4], scores [n] in falling order and classes [n] of one image; returns the scores with those of the
-    suppressed boxes set to 0.
+    boxes [n, 4], scores [n] in descending order and classes [n] of one image; returns the scores, with 0 for
+    suppressed boxes.
     """
     later = jnp.arange(len(scores))[:, None] < jnp.arange(len(scores))
     rivals = later & (classes[:, None] == classes) & (iou(boxes[:, None], boxes) > threshold)

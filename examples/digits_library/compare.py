@@ -1,4 +1,4 @@
-"""Trains variants of a detector alike and scores them: what the command lines of the examples share."""
+"""Trains variants of a detector in the same way and scores them, for the command lines of the examples."""
 
 import argparse
 import json
@@ -17,10 +17,10 @@ PICTURED_SCENES = 8
 
 
 class Method(NamedTuple):
-    """How a kind of detector learns and is measured.
+    """How a kind of detector is trained and measured.
 
-    loss: as `train` takes it. detect(model, params, images): its `Detections`. measure(model, params, batches): named
-    numbers beside the scores.
+    loss: as `train` takes it. detect(model, params, images): its `Detections`. measure(model, params, batches): more
+    numbers, by name.
     """
 
     loss: Loss
@@ -29,8 +29,8 @@ class Method(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What came of it: a result for every run; and of every variant's first run its parameters and what it finds in
-    the `pictured` scenes."""
+    """The result of each run, and, for the first run of each variant, its parameters and its detections in the
+    `pictured` scenes."""
 
     results: list[dict[str, Any]]
     params: dict[str, dict]
@@ -41,7 +41,7 @@ class Comparison(NamedTuple):
 def compare(models: dict[str, nn.Module], method: Method, options: argparse.Namespace) -> Comparison:
     """Train every model with every seed, score it on the validation scenes and print the scores.
 
-    Several processes train together; each then scores for itself, alike, so that none has to wait for another.
+    Several processes train together. Afterwards each of them computes the same scores, so that none waits for another.
     """
     devices = distributed.start(options)
     say = print if jax.process_index() == 0 else lambda *_: None

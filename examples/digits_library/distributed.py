@@ -1,11 +1,11 @@
-"""Several processes that train as one: the options that say which, and how they meet."""
+"""Training by several processes: their command line options, and how they connect."""
 
 import argparse
 import os
 
 import jax
 
-# After this time without a sign of life from a process the others end. By default jax waits for 100 s.
+# If a process sends no heartbeat for this time, the others end. By default jax waits for 100 s.
 HEARTBEAT_TIMEOUT_SECONDS = 20
 
 
@@ -27,7 +27,7 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 
 
 def start(options: argparse.Namespace) -> list[jax.Device]:
-    """The devices to train on: one, or with `--distributed` those of all processes, once they have met."""
+    """The devices to train on: one, or with `--distributed` those of all processes, once they are connected."""
     if not options.distributed:
         return jax.devices()[:1]
     jax.distributed.initialize(
@@ -40,5 +40,5 @@ def start(options: argparse.Namespace) -> list[jax.Device]:
 
 
 def _number(given, variable):
-    """jax itself reads the coordinator's variable alone; for what is None it asks the cluster, if it knows its kind."""
+    """Reads the variable, because jax itself reads only the coordinator's. For None, jax asks the cluster if it can."""
     return int(os.environ[variable]) if given is None and variable in os.environ else given

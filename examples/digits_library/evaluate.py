@@ -21,7 +21,7 @@ SIZE_LIMITS = {"small": (0, 20), "medium": (20, 34), "large": (34, math.inf)}
 
 
 class Detections(NamedTuple):
-    """At most `MAX_DETECTIONS` objects of every image, best first.
+    """At most `MAX_DETECTIONS` objects per image, best first.
 
     boxes: [batch, MAX_DETECTIONS, 4] in pixels; scores: [batch, MAX_DETECTIONS], 0 where there is no detection;
     classes: [batch, MAX_DETECTIONS].
@@ -40,7 +40,7 @@ def validation_batches(images: int, batch_size: int, image_size: int = scenes.IM
 
 
 def strongest(scores: jax.Array, boxes: jax.Array) -> Detections:
-    """The detections of one image: scores [n, classes] of boxes [n, 4], strongest first, rivals suppressed."""
+    """The detections of one image: scores [n, classes] of boxes [n, 4], strongest first, after suppression."""
     strength, flat = jax.lax.top_k(scores.reshape(-1), min(MAX_DETECTIONS, scores.size))
     location, classes = flat // scores.shape[-1], flat % scores.shape[-1]
     chosen = boxes[location]
@@ -81,7 +81,7 @@ def average_precision(truth: list[scenes.Scenes], found: list[Detections]) -> di
 
 
 def _coco(batches):
-    """Batches of (boxes, scores, classes) as pycocotools wants them; where the score is 0 there is nothing."""
+    """Batches of (boxes, scores, classes) in the format of pycocotools. A score of 0 means no object."""
     coco = COCO()
     annotations, images = [], []
     for image, (boxes, scores, classes) in enumerate(_per_image(batches)):

@@ -1,4 +1,4 @@
-"""Pictures of scenes and of what detectors find in them."""
+"""Pictures of scenes and of the detections in them."""
 
 from pathlib import Path
 
@@ -20,9 +20,9 @@ OUTLINE = [withStroke(linewidth=2.5, foreground="black")]
 
 
 def draw_detections(path: Path, batch: scenes.Scenes, found: dict[str, Detections], images: int = 4) -> None:
-    """One row a scene: the ground truth and each variant's detections that score above `SCORE_THRESHOLD`.
+    """One row per scene: the ground truth, and the detections of each variant with scores above `SCORE_THRESHOLD`.
 
-    Of several classes detected at one place only the strongest is drawn.
+    If several classes are detected at the same place, only the strongest is drawn.
     """
     figure = Figure(figsize=(3.4 * (1 + len(found)), 3.4 * images + 0.7), layout="constrained")
     columns = {"ground truth": Detections(batch.boxes, batch.labels >= 0, batch.labels)}
@@ -46,14 +46,14 @@ def show(axes: Axes, image: np.ndarray) -> None:
 
 
 def zoom(axes: Axes, box: np.ndarray, image_size: int, window: float = WINDOW) -> None:
-    """Show a square of `window` pixels around the box, moved to lie in the image."""
+    """Show a square of `window` pixels around the box, shifted so that it is inside the image."""
     left, top = np.clip((box[:2] + box[2:] - window) / 2, 0, image_size - window) - 0.5
     axes.set(xlim=(left, left + window), ylim=(top + window, top))
 
 
 def draw_box(axes: Axes, box: np.ndarray, label: int, score: float | None = None) -> None:
     """Draw a box and the name of its class, with its score if it has one."""
-    x0, y0, x1, y1 = np.subtract(box, 0.5)  # in a picture the first pixel's middle lies at 0
+    x0, y0, x1, y1 = np.subtract(box, 0.5)  # the centre of the first pixel is at 0 in imshow
     colour = PALETTE(label)
     axes.add_patch(
         Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=1.8, path_effects=OUTLINE)
@@ -66,7 +66,7 @@ def draw_box(axes: Axes, box: np.ndarray, label: int, score: float | None = None
 
 
 def clearest_object(batch: scenes.Scenes, size: int) -> tuple[int, int]:
-    """The object (image, index) of a size class that stands out most, away from the image's border."""
+    """The object (image, index) of a size class with the highest contrast, away from the border of the image."""
     centres = (batch.boxes[..., :2] + batch.boxes[..., 2:]) / 2
     margin = np.minimum(centres, batch.images.shape[1] - centres).min(-1)
     candidates = np.argwhere((batch.labels >= 0) & (size_class(batch.boxes) == size) & (margin > WINDOW / 4))

@@ -13,10 +13,10 @@ SCORES = ("AP", "AP50", "AP75", *(f"AP {size}" for size in SIZE_LIMITS))
 
 
 def markdown_table(results: list[dict], measures: tuple[str, ...] = ()) -> str:
-    """One row a variant, the mean over its seeds; with several seeds a score is followed by ± its standard deviation.
+    """One row per variant: the mean over its seeds and, with several seeds, ± the standard deviation of the scores.
 
-    A result has keys "variant", "parameters", "ms per step", those of `SCORES`, in [0, 1] and shown in percent, and
-    what else the named `measures` say.
+    A result has the keys "variant", "parameters" and "ms per step", those of `SCORES`, in [0, 1] and shown in percent,
+    and the given `measures`.
     """
     rows = [["variant", *SCORES, "parameters", "ms per step", *measures]]
     for variant, runs in _by_variant(results).items():
@@ -33,14 +33,14 @@ def markdown_table(results: list[dict], measures: tuple[str, ...] = ()) -> str:
 
 
 def markdown(rows: list[list[str]]) -> str:
-    """A table of cells, the first row its head; all but the first column are numbers."""
+    """A table whose first row is its head; all columns but the first contain numbers."""
     rows = [rows[0], ["---", *["---:"] * (len(rows[0]) - 1)], *rows[1:]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "".join(f"| {' | '.join(cell.ljust(w) for cell, w in zip(row, widths, strict=True))} |\n" for row in rows)
 
 
 def spread(values: list[float], digits: int) -> str:
-    """The mean, and of several values ± their standard deviation."""
+    """The mean, and for several values ± their standard deviation."""
     mean = f"{np.mean(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
 

@@ -1,7 +1,7 @@
-"""Scenes of scanned handwritten digits on photographs, made on the fly and without a network.
+"""Scenes of scanned handwritten digits on photographs, generated on the fly and without downloads.
 
 Digits come from scikit-learn's 8x8 scans and backgrounds from its two photographs; the training and the validation
-split share neither a digit nor a part of a photograph. A scene is a function of (split, seed, index) alone.
+split share no digit and no part of a photograph. A scene depends only on (split, seed, index).
 """
 
 import math
@@ -33,7 +33,7 @@ GLYPH_MARGIN = 2
 
 @dataclass(frozen=True)
 class Material:
-    """What the scenes of one split are made of.
+    """The material of the scenes of one split.
 
     glyphs: float32 [n, 8, 8], ink in [0, 1]; labels: int32 [n]; photos: uint8 [height, width, 3] each.
     """
@@ -45,10 +45,10 @@ class Material:
 
 
 class Scenes(NamedTuple):
-    """A batch of scenes, or without the leading dimension a single one.
+    """A batch of scenes, or a single scene without the leading dimension.
 
     images: uint8 [batch, size, size, 3]; boxes: float32 [batch, MAX_OBJECTS, 4] as (x0, y0, x1, y1) in pixels;
-    labels: int32 [batch, MAX_OBJECTS], -1 where there is no object.
+    labels: int32 [batch, MAX_OBJECTS], -1 for no object.
     """
 
     images: np.ndarray
@@ -58,7 +58,7 @@ class Scenes(NamedTuple):
 
 @cache
 def load_material(split: Split) -> Material:
-    """The digits and photographs of a split, from the files that scikit-learn brings along."""
+    """The digits and photographs of a split, from the files in scikit-learn."""
     digits = load_digits()
     first_validation = len(digits.images) - VALIDATION_DIGITS
     chosen = slice(first_validation) if split == "train" else slice(first_validation, None)
@@ -73,7 +73,7 @@ def load_material(split: Split) -> Material:
 
 
 def make_scene(split: Split, seed: int, index: int, size: int = IMAGE_SIZE) -> Scenes:
-    """Scene number `index` of a split, `size` pixels square, the same on every call."""
+    """Scene number `index` of a split, `size` x `size` pixels, the same in each call."""
     material = load_material(split)
     rng = np.random.default_rng((split == "validation", seed, index))
     image = _background(rng, material, size)
@@ -105,9 +105,9 @@ def make_batch(split: Split, seed: int, indices: Sequence[int], size: int = IMAG
 def training_batches(
     seed: int, steps: range, batch_size: int, size: int = IMAGE_SIZE, rows: Sequence[int] | None = None
 ) -> Iterator[Scenes]:
-    """The training batch of every step in `steps`; the next one is made in a thread while the caller uses the last.
+    """The training batches of the steps in `steps`; a thread prepares the next one while the caller uses the last.
 
-    rows: which scenes of a batch are wanted, by default all.
+    rows: the scenes of each batch to return, by default all.
     """
 
     def batch(step: int) -> Scenes:
@@ -131,7 +131,7 @@ def _background(rng, material, size):
 
 
 def _fragment(rng, glyph):
-    """A corner of a glyph: strokes like a digit's, but no digit."""
+    """A corner of a glyph: strokes like those of a digit, but no digit."""
     height, width = rng.integers(3, 5, size=2)
     fragment = np.zeros_like(glyph)
     rows = slice(height) if rng.random() < 0.5 else slice(-height, None)
@@ -141,7 +141,7 @@ def _fragment(rng, glyph):
 
 
 def _render(rng, glyph, scale):
-    """Ink [height, width] of a glyph, scaled, rotated and sheared, cropped to what is visible."""
+    """Ink [height, width] of a glyph, scaled, rotated and sheared, cropped to its visible part."""
     angle = math.radians(rng.uniform(-30, 30))
     stretch = math.exp(rng.uniform(-0.15, 0.15))
     rotation = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
@@ -159,7 +159,7 @@ def _render(rng, glyph, scale):
 
 
 def _free_place(rng, shape, taken, size, tries=12):
-    """A random box of `shape` that hardly overlaps the taken ones, or None where none is found."""
+    """A random box of `shape` that hardly overlaps the taken ones, or None if none is found."""
     height, width = shape
     if not height or height > size or width > size:
         return None

@@ -1,4 +1,4 @@
-"""Training: one jitted step, data that depends on (seed, step) alone, checkpoints that resume."""
+"""Training: one jitted step, data that depends only on (seed, step), and checkpoints to resume from."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,13 +21,13 @@ import jax_dcn
 
 from . import scenes
 
-# loss(model, params, batch): a number to be made smaller.
+# loss(model, params, batch): the number to minimise.
 Loss = Callable[[nn.Module, dict, scenes.Scenes], jax.Array]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train; offset layers learn at `offset_rate` times the rate of all others."""
+    """How to train. The learning rate of offset layers is `offset_rate` times that of all others."""
 
     steps: int
     batch_size: int = 8
@@ -41,7 +41,7 @@ class Recipe:
 
 @struct.dataclass
 class State:
-    """All that a step changes. The data of a step and all randomness follow from the seed and `step`."""
+    """Everything that a step changes. The data of a step and all randomness follow from the seed and `step`."""
 
     step: jax.Array
     params: dict
@@ -49,7 +49,7 @@ class State:
 
 
 class Run(NamedTuple):
-    """A finished training: the last state, the loss of every step, and every step's wall time in milliseconds."""
+    """A finished training: the last state, and the loss and the wall time in milliseconds of each step."""
 
     state: State
     losses: list[float]
@@ -68,7 +68,7 @@ def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(recipe.clip_norm), optax.partition(rates, jax_dcn.offset_labels))
 
 
-# Every device of the mesh holds the whole state; how they share the work on a batch follows from its sharding.
+# The state is replicated on all devices of the mesh; the sharding of a batch decides how they share the work.
 @partial(jax.jit, static_argnums=(0, 1, 2), out_shardings=P())
 def initial_state(model: nn.Module, recipe: Recipe, image_size: int, seed: int) -> State:
     """The state before the first step."""
@@ -81,7 +81,7 @@ def initial_state(model: nn.Module, recipe: Recipe, image_size: int, seed: int) 
 def train_step(
     model: nn.Module, loss: Loss, recipe: Recipe, state: State, batch: scenes.Scenes
 ) -> tuple[State, jax.Array]:
-    """One step of the optimiser on one batch: the new state, and the loss before it."""
+    """One optimiser step on one batch: the new state, and the loss before the step."""
     value, gradient = jax.value_and_grad(loss, argnums=1)(model, state.params, batch)
     updates, optimiser_state = make_optimiser(recipe).update(gradient, state.optimiser, state.params)
     return State(state.step + 1, optax.apply_updates(state.params, updates), optimiser_state), value
@@ -100,12 +100,12 @@ def train(
     devices: Sequence[jax.Device] | None = None,
     title: str = "training",
 ) -> Run:
-    """Train a model that takes images to make `loss` small, for `recipe.steps` steps, with checkpoints in `directory`.
+    """Train a model, which takes images, to minimise `loss` for `recipe.steps` steps, with checkpoints in `directory`.
 
-    resume: go on from the newest checkpoint there, if any, as if never interrupted; otherwise old ones are deleted.
-    stop_after: stop early, after that many steps, as an interruption would.
-    devices: what shares every batch, by default one device; those of several processes where all of them call this.
-    What one set of devices began another may resume.
+    resume: continue from the newest checkpoint, if any, as if never interrupted; otherwise delete old checkpoints.
+    stop_after: stop after that many steps, like an interruption.
+    devices: the devices that share each batch, by default one. They may belong to several processes, if all of them
+    call this function. A run may be resumed on other devices.
     """
     devices = devices or jax.devices()[:1]
     if recipe.batch_size % len(devices):
@@ -140,7 +140,7 @@ def train(
 
 
 def _own_rows(split, batch_size):
-    """The rows of a batch that the devices of this process hold."""
+    """The rows of a batch that belong to devices of this process."""
     slices = split.addressable_devices_indices_map((batch_size,)).values()
     return sorted({row for (rows,) in slices for row in range(batch_size)[rows]})
 

@@ -1,4 +1,4 @@
-"""Run a deformable ResNet of mmdet's in Flax.
+"""Run mmdet's deformable ResNet in Flax.
 
 python -m examples.resnet mask_rcnn_r50_fpn_mdconv_c3-c5_1x_coco.pth photo.jpg
 python -m examples.resnet checkpoint.safetensors photo.jpg --depth 101 --unmodulated --offset-groups 4 --module ""
@@ -15,12 +15,12 @@ from jax_dcn import interop
 
 from .model import STAGES, ResNet
 
-# Of ImageNet's photographs in RGB, with which mmdet's models of this form are trained.
+# Of ImageNet's images in RGB, with which mmdet trains models of this form.
 MEAN, DEVIATION = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line, by default that of the process."""
+    """Run the command line; by default, with the arguments of the process."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.resnet", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

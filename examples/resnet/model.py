@@ -1,6 +1,6 @@
-"""ResNet-50, -101 and -152 with deformable convolutions, as mmdet has them: the same names, the same numbers.
+"""ResNet-50, -101 and -152 with deformable convolutions, with the names and the results of mmdet's.
 
-He et al., Deep Residual Learning, arXiv:1512.03385, in the form that puts a block's stride into its 3x3 convolution;
+He et al., Deep Residual Learning, arXiv:1512.03385, in the form where the 3x3 convolution of a block has its stride;
 Dai et al., arXiv:1703.06211, and Zhu et al., arXiv:1811.11168, for which convolutions are deformable.
 """
 
@@ -16,7 +16,7 @@ EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """A residual block of 1x1, 3x3 and 1x1 convolutions, the 3x3 one plain or deformable."""
+    """A residual block of 1x1, 3x3 and 1x1 convolutions, of which the 3x3 one is plain or deformable."""
 
     features: int
     stride: int
@@ -58,10 +58,10 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Images [..., height, width, 3], normalised as the checkpoint wants them, to features of stride 4, 8, 16 and 32.
+    """Images [..., height, width, 3], normalised as for the checkpoint, to features of stride 4, 8, 16 and 32.
 
     depth: 50, 101 or 152.
-    stage_with_dcn: in which stages the 3x3 convolutions are deformable; False for all is the plain network.
+    stage_with_dcn: for each stage, whether its 3x3 convolutions are deformable; all False is the plain network.
     modulated: with masks (mmdet's DCNv2) or without (DCN).
     offset_groups: mmdet's deform_groups.
     """

@@ -1,8 +1,8 @@
-"""Train plain and deformable R-FCN, compare them in tables and draw where their bins look.
+"""Train plain and deformable R-FCN, compare them in tables and draw the sampling locations of their bins.
 
 python -m examples.rfcn                  # plain and deformable, one seed
 python -m examples.rfcn --seeds 3 --variants plain deformable-convolution deformable-pooling deformable
-python -m examples.rfcn --resume         # the same run again, from where it was interrupted
+python -m examples.rfcn --resume         # continue a run that was interrupted
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from .model import RFCN, detect
 from .pictures import draw_bins
 from .sampling import moves
 
-# What is deformable: the convolutions of the last stage, the pooling.
+# Whether the convolutions of the last stage, and the pooling, are deformable.
 VARIANTS = {
     "plain": (False, False),
     "deformable-convolution": (True, False),
@@ -28,7 +28,7 @@ VARIANTS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line, by default that of the process."""
+    """Run the command line; by default, with the arguments of the process."""
     defaults = {"steps": 1600, "out": Path("out/rfcn"), "variants": ["plain", "deformable"]}
     options = compare.parse(__doc__, tuple(VARIANTS), defaults, arguments)
     models = {name: RFCN(len(scenes.CLASSES), *VARIANTS[name]) for name in options.variants}
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def two_by_two(results: list[dict]) -> str:
-    """AP by plain or deformable convolution and pooling: the mean over seeds, with several ± its standard deviation."""
+    """AP for plain or deformable convolution and pooling: the mean over seeds ± its standard deviation, if several."""
 
     def cell(kinds):
         scores = [100 * result["AP"] for result in results if VARIANTS[result["variant"]] == kinds]

@@ -1,4 +1,4 @@
-"""Anchors, and boxes as differences from other boxes."""
+"""Anchors, and boxes encoded relative to other boxes."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ MAX_LOG_SCALE = 2.0
 
 
 def anchors(height: int, width: int) -> jax.Array:
-    """A square of every one of `SIDES` around every cell: [cells · sides, 4] as (x0, y0, x1, y1), cell by cell.
+    """Squares of all `SIDES` around each cell: [cells · sides, 4] as (x0, y0, x1, y1), cell by cell.
 
     >>> anchors(8, 8)[:2].tolist()
     [[-1.0, -1.0, 9.0, 9.0], [-5.0, -5.0, 13.0, 13.0]]
@@ -21,9 +21,9 @@ def anchors(height: int, width: int) -> jax.Array:
 
 
 def encode(boxes: jax.Array, base: jax.Array) -> jax.Array:
-    """Boxes [..., 4] seen from base [..., 4]: the centre's shift (x, y) in sides of the base, log scales (x, y).
+    """Boxes [..., 4] relative to base [..., 4]: shift of the centre (x, y) in sides of the base, and log scales (x, y).
 
-    The parametrisation of R-CNN (arXiv 1311.2524, equations 6 to 9). Boxes are taken to have sides of a pixel at least.
+    The parametrisation of R-CNN (arXiv 1311.2524, equations 6 to 9). Sides below one pixel count as one pixel.
     """
     centre, size = _centre_and_size(boxes)
     base_centre, base_size = _centre_and_size(base)
@@ -31,7 +31,7 @@ def encode(boxes: jax.Array, base: jax.Array) -> jax.Array:
 
 
 def decode(deltas: jax.Array, base: jax.Array) -> jax.Array:
-    """The boxes that `encode` made deltas of, enlarged by no more than exp(`MAX_LOG_SCALE`).
+    """The inverse of `encode`, with scales of at most exp(`MAX_LOG_SCALE`).
 
     >>> base = jnp.array([0.0, 0.0, 8.0, 4.0])
     >>> decode(encode(jnp.array([2.0, 1.0, 6.0, 9.0]), base), base).round(3).tolist()

@@ -1,4 +1,4 @@
-"""What anchors and regions have to say about a scene, and the losses of both stages."""
+"""The targets of anchors and regions, and the losses of both stages."""
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +36,10 @@ def proposal_loss(predictions: Predictions, batch: Scenes) -> jax.Array:
 
 
 def match_anchors(bases: jax.Array, boxes: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The object of each anchor [anchors] of one image, whether it has one, and whether it surely has none.
+    """For each anchor of one image [anchors]: its object, whether it has one, and whether it certainly has none.
 
-    An anchor has an object that no other anchor overlaps more, or else the one it overlaps most, if that is enough.
+    An anchor has an object if no other anchor overlaps that object more. Otherwise it has the object that it overlaps
+    most, if the overlap is large enough.
     """
     overlap = jnp.where(labels >= 0, iou(bases[:, None], boxes), 0)
     best_of_object = (overlap == overlap.max(0)) & (overlap > 0)

@@ -1,7 +1,8 @@
 """R-FCN (Dai et al., arXiv 1605.06409): regions are proposed, then classified by position-sensitive maps.
 
-A region's bin (i, j) of a class averages a map of its own for that bin and class, so the maps vote for "the top left of
-a 7 lies here"; the class's score is the mean of its bins. Deformable pooling (arXiv 1703.06211) lets each bin move.
+Bin (i, j) of a region averages, for each class, a separate map for that bin and class. The maps vote for statements
+such as "the top left of a 7 is here", and the score of a class is the mean over its bins. Deformable pooling (arXiv
+1703.06211) shifts each bin.
 """
 
 from functools import partial
@@ -27,7 +28,7 @@ SAMPLES_PER_PART, TRANS_STD = 4, 0.1
 
 
 class Boxes(NamedTuple):
-    """A fixed number of boxes an image, some of which are padding.
+    """A fixed number of boxes per image, some of which are padding.
 
     boxes: [batch, n, 4] as (x0, y0, x1, y1) in pixels; valid: bool [batch, n].
     """
@@ -37,11 +38,12 @@ class Boxes(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """What both stages say.
+    """The outputs of both stages.
 
-    anchor_logits [batch, anchors]: whether an anchor holds an object; anchor_deltas [batch, anchors, 4]: the object's
-    box as seen from the anchor. regions: the proposals. logits [batch, regions, classes + 1]: of each class and, last,
-    of no object; deltas [batch, regions, 4]: the object's box as seen from the region, in units of `DELTA_SCALE`.
+    anchor_logits [batch, anchors]: whether an anchor contains an object; anchor_deltas [batch, anchors, 4]: the
+    object's box relative to the anchor. regions: the proposals. logits [batch, regions, classes + 1]: of each class
+    and, last, of no object; deltas [batch, regions, 4]: the object's box relative to the region, in units of
+    `DELTA_SCALE`.
     """
 
     anchor_logits: jax.Array
@@ -55,7 +57,7 @@ class RFCN(nn.Module):
     """uint8 images [batch, height, width, 3], sides divisible by 8, to `Predictions`.
 
     deformable_convolution: in the last stage of the backbone; deformable_pooling: of classes and boxes.
-    bins: into how many a region is cut along each axis; width: channels of the head; widths, blocks: as in `Backbone`.
+    bins: the bins of a region along each axis; width: channels of the head; widths, blocks: as in `Backbone`.
     """
 
     classes: int
@@ -68,7 +70,7 @@ class RFCN(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, true_boxes: Boxes | None = None) -> Predictions:
-        """With `true_boxes`, as in training, they are regions beside the proposals."""
+        """`true_boxes`, which are passed in training, are added to the proposals."""
         batch, height, width, _ = images.shape
         features = Backbone(self.deformable_convolution, self.widths, self.blocks, name="backbone")(images)
 
@@ -90,7 +92,7 @@ class RFCN(nn.Module):
     def _vote(self, name, features, rois, outputs, classes):
         """The mean over the bins of position-sensitive maps: [batch, regions, outputs]."""
         maps = nn.Conv(outputs * self.bins**2, (1, 1), name=f"{name}_maps")(features)
-        # Each image is a batch of its own, so that where a batch is split over devices none is gathered.
+        # Each image is a batch of its own, so that nothing is gathered if a batch is split over devices.
         features, maps = features[:, None], maps[:, None]
         options = {
             "output_size": self.bins,
@@ -108,7 +110,7 @@ class RFCN(nn.Module):
 
 
 def propose(height: int, width: int, logits: jax.Array, deltas: jax.Array) -> Boxes:
-    """The strongest boxes of one image [anchors] that do not repeat each other, padded to `PROPOSALS`."""
+    """The strongest boxes of one image [anchors] after non-maximum suppression, padded to `PROPOSALS`."""
     strength, chosen = jax.lax.top_k(logits, min(CANDIDATES, len(logits)))
     boxes = clip(decode(deltas[chosen], anchors(height, width)[chosen]), height, width)
     kept = suppress(boxes, jax.nn.sigmoid(strength), jnp.zeros_like(chosen), PROPOSAL_THRESHOLD)
@@ -117,12 +119,12 @@ def propose(height: int, width: int, logits: jax.Array, deltas: jax.Array) -> Bo
 
 
 def clip(boxes: jax.Array, height: int, width: int) -> jax.Array:
-    """Boxes [..., 4], cut at the image's border."""
+    """Boxes [..., 4], clipped to the image."""
     return jnp.clip(boxes, 0, jnp.array([width, height, width, height]))
 
 
 def as_rois(regions: Boxes) -> jax.Array:
-    """[batch, n, 5] as pooling takes them: 0, the only image, or -1 for padding, and the first and last pixel."""
+    """Regions [batch, n, 5] for the pooling: image index 0, or -1 for padding, and the first and the last pixel."""
     image = jnp.where(regions.valid, 0, -1)[..., None]
     last = jnp.array([0, 0, 1, 1])
     return jnp.concatenate([image, regions.boxes - last], -1)
@@ -130,12 +132,12 @@ def as_rois(regions: Boxes) -> jax.Array:
 
 @partial(jax.jit, static_argnums=0)
 def detect(model: RFCN, params: dict, images: jax.Array) -> Detections:
-    """The objects that a trained model sees in images [batch, height, width, 3]."""
+    """The objects that a trained model detects in images [batch, height, width, 3]."""
     found = model.apply({"params": params}, images)
     scores = jax.nn.softmax(found.logits)[..., :-1] * found.regions.valid[..., None]
     return jax.vmap(strongest)(scores, clip(refine(found.regions.boxes, found.deltas), *images.shape[1:3]))
 
 
 def refine(regions: jax.Array, deltas: jax.Array) -> jax.Array:
-    """The objects' boxes [..., 4] as the second stage sees them from its regions."""
+    """The boxes of the objects [..., 4], which the second stage predicts from its regions."""
     return decode(deltas * jnp.array(DELTA_SCALE), regions)

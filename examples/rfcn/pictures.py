@@ -1,4 +1,4 @@
-"""A picture of where the bins of deformable pooling look."""
+"""A picture of the sampling locations of deformable pooling."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from .sampling import Moves, region_of
 
 
 def draw_bins(path: Path, batch: scenes.Scenes, found: Moves) -> None:
-    """The sampling points of every bin, for the class and for the box, of a small, a medium and a large object."""
+    """Draws the sampling points of all bins, for the class and for the box, of a small, a medium and a large object."""
     figure = Figure(figsize=(13.5, 9.6), layout="constrained")
     axes = figure.subplots(2, len(SIZE_LIMITS), squeeze=False)
     for size, name in enumerate(SIZE_LIMITS):

@@ -1,4 +1,4 @@
-"""Where the bins of a trained R-FCN's deformable pooling look."""
+"""The bins of the deformable pooling in a trained R-FCN."""
 
 from functools import partial
 from typing import NamedTuple
@@ -35,6 +35,6 @@ def moves(model: RFCN, params: dict, images: jax.Array) -> Moves:
 
 
 def region_of(found: Moves, image: int, box: np.ndarray, label: int) -> int:
-    """The region that is surest of an object of an image, among those that hold it; or the one nearest to doing so."""
+    """The region with the highest probability among those that contain an object, or else the one closest to it."""
     overlap = np.where(found.regions.valid[image], iou(found.regions.boxes[image], box), 0)
     return int((found.probability[image, :, label] * (overlap > 0.5) + 1e-6 * overlap).argmax())

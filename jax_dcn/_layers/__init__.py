@@ -1,1 +1,1 @@
-"""What the Linen and the NNX layers share."""
+"""The code that the Linen and the NNX layers share."""

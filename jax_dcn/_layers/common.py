@@ -1,4 +1,4 @@
-"""What all layers have in common: how they predict offsets and masks, or take those they are given."""
+"""The code that all layers share: predicting offsets and masks, or using the ones that are passed."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ Branch = Callable[[jax.Array], jax.Array]
 
 
 class Settings(Protocol):
-    """The attributes of any layer that say how it predicts."""
+    """The attributes of a layer that control how it predicts offsets and masks."""
 
     dtype: Dtype | None
     modulated: bool
@@ -20,12 +20,12 @@ class Settings(Protocol):
 
 
 def numbers_per_sample(modulated: bool) -> int:
-    """How many a branch predicts: two coordinates and, if modulated, a mask logit."""
+    """How many channels a branch predicts per sample: two coordinates and, if modulated, a mask logit."""
     return 3 if modulated else 2
 
 
 def check_branch(name: str, branch: Branch | None, mask: jax.Array | None) -> Branch:
-    """The branch, which a call without an offset needs."""
+    """The branch, which must exist in a call without an offset."""
     if mask is not None:
         raise ValueError("mask was given without an offset: give both, or neither to have both predicted")
     if branch is None:
@@ -39,20 +39,20 @@ def check_offset(offset: jax.Array, channels: int, owners: str) -> None:
 
 
 def widen(layer: Settings, inputs: jax.Array) -> jax.Array:
-    """The inputs as a branch reads them: a 16-bit offset places samples only to a fraction of a pixel that grows."""
+    """The inputs of a branch in float32 or wider, because the precision of a 16-bit offset falls as it grows."""
     dtype = inputs.dtype if layer.dtype is None else layer.dtype
     return jnp.asarray(inputs, jnp.promote_types(dtype, jnp.float32))
 
 
 def offset_and_mask(layer: Settings, raw: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-    """What a branch has predicted: first all coordinates, then all logits."""
+    """Splits the output of a branch, which has first all coordinates, then all logits."""
     samples = raw.shape[-1] // numbers_per_sample(layer.modulated)
     offset, logits = jnp.split(raw, [2 * samples], axis=-1)
     return offset, layer.mask_scale * jax.nn.sigmoid(logits) if layer.modulated else None
 
 
 def result(layer: Settings, y: jax.Array, offset: Any, mask: Any, return_offsets: bool | None) -> Any:
-    """The layer's output, with the offset and mask beside it if asked for."""
+    """The output of the layer, with the offset and the mask if they are requested."""
     if return_offsets is None:
         return_offsets = layer.return_offsets
     return (y, offset, mask) if return_offsets else y

@@ -1,4 +1,4 @@
-"""What the linen and the nnx `DeformConv` have in common: checks of their arguments, and the computation."""
+"""The code that the Linen and the NNX `DeformConv` share: checks of their arguments, and the computation."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ KernelTransform = Callable[[jax.Array], jax.Array]
 
 
 class Settings(common.Settings, Protocol):
-    """The attributes of either layer that say how it computes."""
+    """The attributes of both layers that control the computation."""
 
     strides: Pair
     padding: Padding
@@ -53,7 +53,7 @@ def channels_of(x: jax.Array) -> int:
 
 
 def conv_offset_features(kernel_size: tuple[int, int], offset_groups: int, modulated: bool) -> int:
-    """How many channels the offset convolution puts out: dy, dx and, if modulated, a mask logit for each tap."""
+    """The output channels of the offset convolution: dy, dx and, if modulated, a mask logit for each tap."""
     return common.numbers_per_sample(modulated) * offset_groups * math.prod(kernel_size)
 
 
@@ -69,8 +69,8 @@ def apply(
     promote: Callable[..., Sequence[Any]],
     return_offsets: bool | None,
 ) -> Any:
-    """The layer's output, with the offset and mask beside it if asked for."""
-    # Before the offset convolution, which would complain of the same mistakes in other words.
+    """The output of the layer, with the offset and the mask if they are requested."""
+    # Checked before the offset convolution, whose errors would not name the arguments of this layer.
     strides = _validation.pair("strides", layer.strides)
     dilation = _validation.pair("kernel_dilation", layer.kernel_dilation)
     _validation.padding(layer.padding, x.shape[-3:-1], kernel.shape[:2], strides, dilation)

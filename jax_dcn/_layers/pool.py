@@ -1,4 +1,4 @@
-"""What the linen and the nnx `DeformPSRoIPool` have in common: checks of their arguments, and the computation."""
+"""The code that the Linen and the NNX `DeformPSRoIPool` share: checks of their arguments, and the computation."""
 
 import math
 from typing import Any, Literal, Protocol
@@ -17,7 +17,7 @@ OffsetBranch = Literal["conv", "fc"]
 
 
 class Settings(common.Settings, Protocol):
-    """The attributes of either layer that say how it computes."""
+    """The attributes of both layers that control the computation."""
 
     output_size: Pair
     offset_branch: OffsetBranch
@@ -32,7 +32,7 @@ class Settings(common.Settings, Protocol):
 
 
 def check(layer: Settings) -> None:
-    """Checks what pooling itself does not know of."""
+    """Checks the attributes that the pooling operator does not have."""
     _validation.choice("offset_branch", layer.offset_branch, ("conv", "fc"))
     _validation.positive("classes", layer.classes)
     _validation.positive("hidden_features", layer.hidden_features)
@@ -52,7 +52,7 @@ def check_channels(layer: Settings, name: str, channels: int) -> None:
 
 
 def region_features(layer: Settings, channels: int) -> int:
-    """How many numbers are pooled for each region from this many channels."""
+    """The number of values that are pooled per region from this many channels."""
     features = channels // math.prod(_validation.pair("group_size", layer.group_size))
     return features * math.prod(_validation.pair("output_size", layer.output_size))
 
@@ -64,7 +64,7 @@ def part_size(layer: Settings) -> tuple[int, int]:
 
 
 def offset_features(layer: Settings) -> int:
-    """How many channels the branch puts out: dx, dy and, if modulated, a mask logit for each part and class."""
+    """The output channels of the branch: dx, dy and, if modulated, a mask logit for each part and class."""
     return common.numbers_per_sample(layer.modulated) * int(layer.classes) * math.prod(part_size(layer))
 
 
@@ -80,9 +80,12 @@ def apply(
     in_features: int | None = None,
     return_offsets: bool | None,
 ) -> Any:
-    """The pooled regions, with the offset and mask beside them if asked for; the branch may insist on `in_features`."""
+    """The pooled regions, with the offset and the mask if they are requested.
+
+    in_features: the number of input channels of the branch, or None if it accepts any number.
+    """
     options: dict[str, Any] = {**_binning(layer), "part_size": layer.part_size, "trans_std": layer.trans_std}
-    # Before the branch, which would complain of the same mistakes in other words.
+    # Checked before the branch, whose errors would not name the arguments of this layer.
     canonicalize(x, rois, offset, data_format="NHWC", deterministic=None, **options)
     x = jnp.asarray(x)
     check_channels(layer, "the channel count of x", x.shape[-1])
@@ -130,7 +133,7 @@ def _binning(layer: Settings) -> dict[str, Any]:
 
 
 def _predict(layer: Settings, branch: common.Branch, inputs: jax.Array, rois: jax.Array) -> jax.Array:
-    """Offsets and mask logits of every region's parts: [..., R, part, part, 2·classes or 3·classes]."""
+    """Offsets and mask logits of the parts of all regions: [..., R, part, part, 2·classes or 3·classes]."""
     parts = part_size(layer)
     if layer.offset_branch == "conv":
         return psroi_pool(branch(inputs), rois, output_size=parts, group_size=parts, **_sampling(layer))
@@ -143,7 +146,7 @@ def _predict(layer: Settings, branch: common.Branch, inputs: jax.Array, rois: ja
 
 
 def _of_bins(mask: jax.Array, pooled: jax.Array) -> jax.Array:
-    """The mask of every bin and feature, which is that of its part and class."""
+    """The mask for each bin and feature: that of its part and class."""
     rows, columns = (
         np.arange(bins) * parts // bins for bins, parts in zip(pooled.shape[-3:-1], mask.shape[-3:-1], strict=True)
     )

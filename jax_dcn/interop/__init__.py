@@ -1,7 +1,7 @@
-"""Weights and layers to and from other libraries.
+"""Converts weights and layers from and to other libraries.
 
-`load` reads a checkpoint file, `from_torch` makes Flax parameters of what is in it, `to_torch` goes the other way, and
-`to_onnx` makes an ONNX model of a layer.
+`load` reads a checkpoint file, `from_torch` converts its arrays to Flax parameters, `to_torch` converts Flax parameters
+to a state dict, and `to_onnx` exports a layer as an ONNX model.
 """
 
 from jax_dcn.interop.checkpoint import load

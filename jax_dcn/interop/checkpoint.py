@@ -1,4 +1,4 @@
-"""Checkpoint files."""
+"""Reads checkpoint files."""
 
 import os
 import pickle
@@ -10,22 +10,23 @@ import ml_dtypes
 import numpy as np
 
 _TORCH = (".pth", ".pt", ".ckpt", ".bin")
-_KEYS = ("state_dict", "model", "params", "model_state_dict", "net")  # of dictionaries around state dicts
+_KEYS = ("state_dict", "model", "params", "model_state_dict", "net")  # under which files store their state dict
 
 
 def load(path: str | os.PathLike[str], *, key: str | None = None, weights_only: bool = True) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint file, by their names.
+    """Reads the arrays of a checkpoint file, by their names.
 
     Args:
       path: ``.safetensors``, read by the package safetensors; ``.pth``, ``.pt``, ``.ckpt`` or ``.bin``, read by torch;
         Detectron2's ``.pkl``; or ``.npz``.
-      key: Under which of a file's names its state dict is, such as "params_ema". None finds "state_dict" (mmdet),
-        "model" (Detectron2, maskrcnn-benchmark), "params" (EDVR), "model_state_dict", "net", or none.
-      weights_only: As in ``torch.load``: False reads files that hold other objects too, and runs code that they
-        contain. Only for files that you trust. A ``.pkl`` is such a file.
+      key: The key of the state dict in the file, such as "params_ema". None looks for "state_dict" (mmdet), "model"
+        (Detectron2, maskrcnn-benchmark), "params" (EDVR), "model_state_dict" and "net", and otherwise takes the whole
+        file.
+      weights_only: As in ``torch.load``. False also reads files that contain other objects, and runs code in them: use
+        it only for files that you trust. A ``.pkl`` file needs it.
 
     Returns:
-      NumPy arrays; bfloat16 ones are of ml_dtypes' type.
+      NumPy arrays; bfloat16 is the type of ml_dtypes.
 
     Raises:
       ValueError: For a file of another kind, one that torch refuses, or one without arrays.
@@ -61,11 +62,11 @@ def load(path: str | os.PathLike[str], *, key: str | None = None, weights_only: 
 
 
 def to_array(value: Any) -> np.ndarray:
-    """A NumPy array of what a state dict holds: that already, or a tensor."""
+    """Converts a value of a state dict, which is an array or a tensor, to a NumPy array."""
     if not hasattr(value, "detach"):
         return np.asarray(value)
     tensor = value.detach().cpu()
-    if str(tensor.dtype) == "torch.bfloat16":  # which NumPy knows by another package only
+    if str(tensor.dtype) == "torch.bfloat16":  # NumPy has this type only through ml_dtypes
         import torch
 
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)

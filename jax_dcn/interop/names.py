@@ -1,4 +1,4 @@
-"""What modules and parameters are called in Flax, and in PyTorch's libraries."""
+"""The names of modules and parameters in Flax, and in PyTorch libraries."""
 
 import itertools
 import re
@@ -11,11 +11,11 @@ Path = tuple[str, ...]
 
 
 class Style(NamedTuple):
-    """What a library adds to the name of a deformable convolution, and what it calls the branch of a pooling layer."""
+    """The suffixes that a library adds to the name of a deformable convolution, and its name for a pooling branch."""
 
     conv: str
     conv_offset: str
-    offsets_and_masks: str | None  # of a region, where one branch predicts both
+    offsets_and_masks: str | None  # the branch of a pooling layer that predicts both
 
 
 STYLES = {
@@ -37,17 +37,17 @@ def path_of(keys: Sequence[Any]) -> Path:
     """The names of the modules that lead to a parameter, and its own."""
     names = tuple(jax.tree_util.keystr((key,), simple=True) for key in keys)
     if isinstance(keys[-1], jax.tree_util.GetAttrKey) and names[-1] in ("value", "raw_value"):
-        names = names[:-1]  # inside the box that holds a parameter
+        names = names[:-1]  # the attribute of the box around a parameter
     return names[1:] if names[0] in ("params", "batch_stats") else names
 
 
 def parameters(name: str) -> list[str]:
-    """What a parameter may be called in PyTorch, likeliest first."""
+    """Possible names of a parameter in PyTorch, most likely first."""
     return list(dict.fromkeys([_PARAMETERS.get(name, name), name]))
 
 
 def modules(path: Path, prefix: str = "") -> list[str]:
-    """What a module of Flax may be called in PyTorch, likeliest first.
+    """Possible names of a Flax module in PyTorch, most likely first.
 
     >>> modules(("layer1_0", "conv1"), "backbone")
     ['backbone.layer1.0.conv1', 'backbone.layer1_0.conv1']
@@ -64,9 +64,9 @@ def _choices(path: Path) -> Iterable[list[Path]]:
         choices: list[Path] = [(name,)]
         if item:
             choices.insert(0, (item[1], item[2]))
-        if item and item[1] == "layers":  # of a Sequential, in Linen
+        if item and item[1] == "layers":  # a Sequential in Linen
             choices.insert(0, (item[2],))
-        if name == "layers" and following.isdigit():  # the same in NNX
+        if name == "layers" and following.isdigit():  # a Sequential in NNX
             choices.insert(0, ())
         yield choices
 

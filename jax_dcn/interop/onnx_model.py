@@ -1,4 +1,4 @@
-"""ONNX models of layers."""
+"""Exports layers as ONNX models."""
 
 import math
 from collections.abc import Sequence
@@ -15,25 +15,26 @@ _OPSET = 22
 
 
 def to_onnx(layer: Any, variables: Any = None, *, image_size: Sequence[int] | None = None) -> Any:
-    """An ONNX model, of opset 22, of a deformable convolution layer: its branch, if it has one, and a ``DeformConv``.
+    """Exports a deformable convolution layer to ONNX (opset 22): its branch, if it has one, and a ``DeformConv``.
 
-    The model computes in float32 and has ONNX's layout. Its inputs are ``x`` [N, in, H, W] and, where the layer has no
-    branch, ``offset`` [N, 2·G·K, Ho, Wo] and, if it is modulated, ``mask`` [N, G·K, Ho, Wo]. Its output is ``y``
-    [N, features, Ho, Wo]. ``onnx.compose`` puts it into a larger model; its ``add_prefix`` keeps names apart.
+    The model computes in float32 and in ONNX's layout. Its first input is ``x`` [N, in, H, W]. If the layer has no
+    branch, it also has the inputs ``offset`` [N, 2·G·K, Ho, Wo] and, if modulated, ``mask`` [N, G·K, Ho, Wo]. Its
+    output is ``y`` [N, features, Ho, Wo]. Use ``onnx.compose`` to insert it into a larger model; its ``add_prefix``
+    avoids name clashes.
 
     Args:
       layer: A :class:`jax_dcn.linen.DeformConv` or :class:`jax_dcn.nnx.DeformConv`.
-      variables: Of a Linen layer, which has none of its own. Without ``conv_offset`` the layer has no branch.
-      image_size: Height and width of ``x``, on which padding "SAME" depends. None means any.
+      variables: The variables of a Linen layer; None for an NNX layer. Without ``conv_offset`` the layer has no branch.
+      image_size: Height and width of ``x``, which padding "SAME" needs. None means any.
 
     Returns:
       An ``onnx.ModelProto``, for ``onnx.save`` or ``onnxruntime``.
 
     Raises:
-      ImportError: Without the package onnx.
-      TypeError: For a layer of another kind, or variables where there must be none.
-      ValueError: For variables of something else, and for what ONNX cannot express: an image that is a torus, negative
-        padding, or padding "SAME" of images of any size.
+      ImportError: If the package onnx is not installed.
+      TypeError: For a layer of another kind, or variables that are missing or not allowed.
+      ValueError: For variables of another module, and for options that ONNX does not have: circular or negative
+        padding, or padding "SAME" without an image size.
 
     References:
       DeformConv-22 of the ONNX operator schemas, https://onnx.ai/onnx/operators/onnx__DeformConv.html.
@@ -119,7 +120,7 @@ def _parameters(layer: Any, variables: Any) -> Any:
 
 
 def _window(layer: Any, image_size: Sequence[int] | None, kernel_size: Sequence[int]) -> dict[str, Any]:
-    """The attributes that convolutions of ONNX have in common."""
+    """The attributes that Conv and DeformConv of ONNX share."""
     if image_size is None and layer.padding in ("SAME", "SAME_LOWER"):
         raise ValueError(f"image_size must be given with padding={layer.padding!r}, which depends on it")
     settings = {name: getattr(layer, name) for name in ("strides", "padding", "kernel_dilation")}

@@ -1,4 +1,4 @@
-"""Parameters of Flax models from state dicts of PyTorch's, and back."""
+"""Converts parameters of Flax models from and to PyTorch state dicts."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -24,35 +24,38 @@ def from_torch(
     strict: bool = True,
     output_size: int | Sequence[int] | None = None,
 ) -> Tree:
-    """The parameters of a Flax model, or a layer, with the values of a PyTorch model's state dict.
+    """Fills the parameters of a Flax model, or a layer, with the values of a PyTorch state dict.
 
-    A parameter of ``like`` is looked up by the names of the modules that lead to it: ``layer1_0`` or ``layer1/0`` is
-    ``layer1.0``, an item of a ``Sequential`` goes by its number, ``kernel`` and ``scale`` are ``weight``, ``mean`` and
-    ``var`` the running ones. What predicts the offsets of the layer ``conv2`` is found as ``conv2.conv_offset`` (mmcv,
-    mmdet), ``conv2_offset`` (Detectron2, older mmdet), ``conv2.conv_offset_mask`` (DCNv2, CenterNet, EDVR) or
-    ``conv2.offset``, beside the weight ``conv2.conv`` (maskrcnn-benchmark); that of a pooling layer as ``offset_fc``,
-    ``offset_fc`` with ``mask_fc``, which become one branch with as many ``hidden_features`` as both have, or
-    ``offset_mask_fc``. torchvision's ``DeformConv2d`` has no such branch; give it to a layer without one.
+    Parameters are found by name:
 
-    Weights OIHW become HWIO, those of dense layers are transposed, and the branch of a pooling layer reads and writes
-    its bins in this package's order. The order of offsets and masks is the same everywhere. A weight of a transposed
-    convolution cannot be told from one of a convolution, and must be converted by hand.
+    - A parameter of ``like`` has the name of the modules that lead to it: ``layer1_0`` or ``layer1/0`` is ``layer1.0``,
+      and an item of a ``Sequential`` is its number. ``kernel`` and ``scale`` are ``weight``, ``mean`` and ``var`` are
+      ``running_mean`` and ``running_var``.
+    - The offset convolution of a layer ``conv2`` is ``conv2.conv_offset`` (mmcv, mmdet), ``conv2_offset`` (Detectron2,
+      older mmdet), ``conv2.conv_offset_mask`` (DCNv2, CenterNet, EDVR) or ``conv2.offset`` (maskrcnn-benchmark, where
+      the weight is ``conv2.conv``). torchvision's ``DeformConv2d`` has none: use a layer without a branch.
+    - The branch of a pooling layer is ``offset_fc``, ``offset_mask_fc``, or both ``offset_fc`` and ``mask_fc``, which
+      become one branch with the ``hidden_features`` of both.
+
+    OIHW weights become HWIO, weights of dense layers are transposed, and the branch of a pooling layer is reordered for
+    this package's order of bins. The order of offsets and masks is the same everywhere. Weights of transposed
+    convolutions look like those of convolutions, and must be converted by hand.
 
     Args:
       state_dict: Arrays or tensors by name, as :func:`load` returns them.
       like: The tree of parameters to fill, of arrays or ``jax.ShapeDtypeStruct``: Linen variables or one collection of
         them, an NNX module or state.
-      module: What ``like`` is called in the state dict: "backbone" reads ``backbone.conv1.weight``.
-      strict: Whether to refuse parameters that the state dict lacks, and arrays of the module that ``like`` lacks.
-        Otherwise the former keep their values and the latter are left out, with a warning. Running statistics and
-        counters of batches may always be left out.
-      output_size: Of the pooling layers whose branch is "fc", where their bins are not as many rows as columns.
+      module: The name of ``like`` in the state dict: "backbone" reads ``backbone.conv1.weight``.
+      strict: Whether parameters that the state dict lacks, and arrays of the module that ``like`` lacks, are errors. If
+        not, the former keep their values and the latter are ignored, with a warning. Running statistics and batch
+        counters may always be missing in ``like``.
+      output_size: The bins of pooling layers with an "fc" branch; only needed if there are not as many rows as columns.
 
     Returns:
-      A tree like ``like``, of its dtypes. What is not of a floating type, such as random keys, stays.
+      A tree like ``like``, with its dtypes. Leaves that are not of a floating type, such as random keys, are kept.
 
     Raises:
-      TypeError: For a state dict that is no mapping, or a tree of other things than arrays.
+      TypeError: For a state dict that is not a mapping, or a tree with leaves that are not arrays.
       ValueError: If names are missing, unexpected or ambiguous, or a shape does not fit.
 
     Example:
@@ -112,21 +115,22 @@ def from_torch(
 def to_torch(
     tree: Any, *, style: Style = "mmcv", module: str = "", output_size: int | Sequence[int] | None = None
 ) -> dict[str, np.ndarray]:
-    """The state dict of a PyTorch model, or a layer, with the parameters of a Flax model: :func:`from_torch` reversed.
+    """Converts the parameters of a Flax model, or a layer, to a PyTorch state dict: the inverse of :func:`from_torch`.
 
     Args:
       tree: Linen variables or one collection of them, an NNX module or state.
-      style: Whose names the deformable layers get: "mmcv", "detectron2", "dcnv2" (also CenterNet's and EDVR's) or
-        "maskrcnn_benchmark". A layer without a branch is torchvision's ``DeformConv2d`` in all but the last.
-      module: What the names begin with.
-      output_size: Of the pooling layers whose branch is "fc", where their bins are not as many rows as columns.
+      style: The library whose names deformable layers get: "mmcv", "detectron2", "dcnv2" (also for CenterNet and EDVR)
+        or "maskrcnn_benchmark". In all but the last, a layer without a branch fits torchvision's ``DeformConv2d``.
+      module: A prefix of all names.
+      output_size: The bins of pooling layers with an "fc" branch; only needed if there are not as many rows as columns.
 
     Returns:
-      NumPy arrays by name. ``load_state_dict`` takes them as tensors, and ``safetensors.numpy.save_file`` as they are.
+      NumPy arrays by name. Convert them to tensors for ``load_state_dict``; ``safetensors.numpy.save_file`` takes them
+      unchanged.
 
     Raises:
-      ValueError: For an unknown style, names that it cannot write, or a modulated pooling layer whose branch predicts
-        offsets and masks from the same numbers, in another style than "dcnv2".
+      ValueError: For an unknown style, for names that clash, or, in a style other than "dcnv2", for a modulated pooling
+        layer whose branch predicts offsets and masks from the same hidden features.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -165,14 +169,14 @@ def to_torch(
 
 
 class _Source:
-    """A state dict that knows what was taken from it."""
+    """A state dict that records which arrays were used."""
 
     def __init__(self, state_dict: Mapping[str, Any], module: str) -> None:
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"state_dict must be a mapping of names to arrays, got {type(state_dict).__name__}")
         self._state_dict = state_dict
         self._taken: dict[str, names.Path] = {}
-        # Detectron2 has what predicts a layer's offsets beside it.
+        # In Detectron2, the offset convolution is not inside the layer.
         self._module = (f"{module}.", f"{module}_offset.") if module else ("",)
         if module and not any(key.startswith(self._module) for key in state_dict):
             elsewhere = sorted({key.partition(f".{module}.")[0] for key in state_dict if f".{module}." in key})
@@ -180,7 +184,7 @@ class _Source:
             raise ValueError(f"state_dict has nothing of module={module!r}: {hint}")
 
     def find(self, keys: Sequence[str]) -> regions.Found | None:
-        """The one of these names that is there, and its array."""
+        """The one of these names that the state dict has, and its array."""
         found = [key for key in dict.fromkeys(keys) if key in self._state_dict]
         if len(found) > 1:
             raise ValueError(f"state_dict has {' and '.join(map(repr, found))}, which name the same parameter")
@@ -192,21 +196,21 @@ class _Source:
                 raise ValueError(f"{key!r} would be both {'/'.join(self._taken[key])} and {'/'.join(taker)}")
 
     def left(self, statistics: bool) -> list[str]:
-        """What was not taken of the module: counters apart, and running statistics where the model has none."""
+        """The unused arrays of the module, without counters, and without running statistics if the model has none."""
         optional = ("num_batches_tracked",) if statistics else ("num_batches_tracked", "running_mean", "running_var")
         left = (name for name in self._state_dict if name.startswith(self._module) and name not in self._taken)
         return [name for name in left if not name.endswith(optional)]
 
 
 class _DeformableLayers:
-    """Which of a model's paths are those of deformable layers, whose names are the libraries' own."""
+    """The paths of a model that belong to deformable layers, whose names differ between libraries."""
 
     def __init__(self, paths: Sequence[names.Path]) -> None:
         self.convs = {path[: path.index("conv_offset")] for path in paths if "conv_offset" in path}
         self.pools = {self.owner(path) for path in paths if self.in_branch(path)}
 
     def in_branch(self, path: names.Path) -> bool:
-        """Whether it is a layer's of the `Sequential` with which a pooling layer predicts offsets."""
+        """Whether the path is in the `Sequential` with which a pooling layer predicts offsets."""
         return "fc_offset" in path and path[-2].removeprefix("layers_").isdigit()
 
     def owner(self, path: names.Path) -> names.Path:
@@ -216,7 +220,7 @@ class _DeformableLayers:
         return int(path[-2].removeprefix("layers_"))
 
     def keys(self, path: names.Path, module: str, style: str | None = None) -> list[str]:
-        """What a parameter may be called in the state dict, likeliest first."""
+        """Possible names of a parameter in the state dict, most likely first."""
         styles = [names.STYLES[style]] if style else list(names.STYLES.values())
         owner, suffixes = path[:-1], [""]
         if owner[-1:] == ("conv_offset",):

@@ -1,7 +1,8 @@
-"""The branch of a deformable RoI pooling layer, which PyTorch's packs name, flatten and split in another way.
+"""Converts the branch of a deformable RoI pooling layer, which PyTorch libraries name, flatten and split differently.
 
-Theirs reads pooled regions flattened as (channel, row, column) and puts out (number, row, column); ours reads
-(row, column, channel) and puts out (row, column, number). The numbers are dx, dy and, if modulated, a mask's logit.
+Their branch reads pooled regions flattened as (channel, row, column) and outputs (value, row, column). The branch of
+this package reads (row, column, channel) and outputs (row, column, value). The values are dx, dy and, if modulated, a
+mask logit.
 """
 
 import math
@@ -14,17 +15,17 @@ from jax_dcn.interop import names
 
 Layer = tuple[np.ndarray, np.ndarray]  # weight [out, in] and bias [out]
 Layers = Sequence[Layer]
-Size = tuple[int, int] | None  # rows and columns of bins; None means as many of these as of those
-Found = tuple[tuple[str, ...], np.ndarray]  # an array, and the names of those that it was made of
+Size = tuple[int, int] | None  # rows and columns of bins; None means that both are equal
+Found = tuple[tuple[str, ...], np.ndarray]  # the names of the arrays that it was made from, and an array
 
-LAYERS = (0, 2, 4)  # where a branch has its linear layers
+LAYERS = (0, 2, 4)  # the indices of the linear layers of a branch
 _MASK_LAYERS = (0, 2)
 
 
 def read(
     find: Callable[[Sequence[str]], Found | None], modules: Sequence[str], output_size: Size
 ) -> dict[tuple[int, str], Found]:
-    """The parameters of a branch by layer and name; none where there is no such branch."""
+    """The parameters of a branch by layer and name; empty if the state dict has no branch."""
     keys: list[str] = []
 
     def layers_of(branch: str, indices: Sequence[int]) -> Layers:
@@ -45,7 +46,7 @@ def read(
         return {}
     layers = _to_flax(_side_by_side(theirs, masks) if masks else theirs, output_size)
     return {
-        (i, name): ((keys[i + k], *keys), layer[k])  # its own name first, for messages
+        (i, name): ((keys[i + k], *keys), layer[k])  # its own name first, for error messages
         for i, layer in zip(LAYERS, layers, strict=True)
         for k, name in enumerate(("kernel", "bias"))
     }
@@ -54,7 +55,7 @@ def read(
 def write(
     parameters: Mapping[tuple[int, str], np.ndarray], style: names.Style, output_size: Size
 ) -> dict[str, np.ndarray]:
-    """What `read` reads, of parameters by layer and name."""
+    """The inverse of `read`: the state dict of a branch, from its parameters by layer and name."""
     layers = _from_flax([(parameters[i, "kernel"], parameters[i, "bias"]) for i in LAYERS], output_size)
     branches = {"offset_fc": layers}
     if _bins(layers[-1], output_size)[0] == 3:
@@ -88,7 +89,10 @@ def _from_flax(layers: Layers, output_size: Size) -> Layers:
 
 
 def _side_by_side(offsets: Layers, masks: Layers) -> Layers:
-    """One branch that computes what two do: the masks' hidden numbers, none negative, pass its second layer."""
+    """One branch that computes the same as two.
+
+    The hidden features of the masks pass its second layer unchanged, because none of them is negative.
+    """
     (offset0, offset1, offset2), (mask0, mask2) = offsets, masks
     hidden = mask0[1].size
     unchanged = np.eye(hidden, dtype=mask0[0].dtype), np.zeros_like(mask0[1])
@@ -97,7 +101,7 @@ def _side_by_side(offsets: Layers, masks: Layers) -> Layers:
 
 
 def _apart(layers: Layers) -> dict[str, Layers]:
-    """The two branches, as large as each other, of which `_side_by_side` made this one."""
+    """The two branches of equal size from which `_side_by_side` made this one."""
     (weight0, bias0), (weight1, bias1), (weight2, bias2) = layers
     hidden, outputs = bias0.size // 2, 2 * bias2.size // 3
     offsets = [
@@ -121,7 +125,7 @@ def _diagonal(upper: Layer, lower: Layer) -> Layer:
 
 
 def _bins(last: Layer, output_size: Size) -> tuple[int, int, int]:
-    """How many numbers the last layer predicts for a bin, and the rows and columns of bins."""
+    """How many values the last layer predicts per bin, and the rows and columns of bins."""
     outputs = last[1].size
     for numbers in (2, 3):
         side = math.isqrt(outputs // numbers)

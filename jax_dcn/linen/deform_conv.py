@@ -17,16 +17,16 @@ from jax_dcn._types import Padding, Pair
 
 
 class DeformConv(nn.Module):
-    """A 2-D convolution that learns where to sample: :func:`jax_dcn.deform_conv2d` with its parameters.
+    """A 2-D convolution that learns where to sample: a layer around :func:`jax_dcn.deform_conv2d`.
 
-    It takes the place of a :class:`flax.linen.Conv`: an ordinary convolution inside it, ``conv_offset``, predicts for
-    every output pixel and kernel tap an offset in pixels and, if ``modulated``, a mask. That convolution starts at
-    zero, so a new layer samples the regular grid, with masks of ``mask_scale / 2``.
+    It replaces a :class:`flax.linen.Conv`. It contains an ordinary convolution, ``conv_offset``, which predicts an
+    offset in pixels and, if ``modulated``, a mask for each output pixel and kernel tap. That convolution is initialized
+    with zeros, so a new layer samples the regular grid, with masks of ``mask_scale / 2``.
 
     Parameters: ``kernel`` [kh, kw, in // feature_group_count, features], ``bias`` [features], and
-    ``conv_offset/kernel`` and ``conv_offset/bias``, whose outputs are 2·G·K offsets (for each of the G offset groups
-    and K = kh·kw taps dy, then dx) followed by G·K mask logits. :func:`jax_dcn.offset_labels` tells the two kinds of
-    parameters apart for an optimizer.
+    ``conv_offset/kernel`` and ``conv_offset/bias``, whose output channels are 2·G·K offsets (dy, then dx, for each of
+    the G offset groups and K = kh·kw taps) followed by G·K mask logits. :func:`jax_dcn.offset_labels` labels the
+    two kinds of parameters for an optimizer.
 
     Attributes:
       features: Number of output channels.
@@ -105,16 +105,16 @@ class DeformConv(nn.Module):
         """Convolves ``x``.
 
         Args:
-          x: [..., H, W, in], with any number of batch dimensions, none included.
-          offset: [..., Ho, Wo, 2·G·K], in pixels, channel ``(g·K + k)·2 + {0: dy, 1: dx}``. None predicts it; an offset
-            given is used as it is, without ``offset_bound``, and the layer then has no ``conv_offset``.
+          x: [..., H, W, in], with any number of batch dimensions, including none.
+          offset: [..., Ho, Wo, 2·G·K], in pixels, channel ``(g·K + k)·2 + {0: dy, 1: dx}``. None predicts it. An
+            offset that is given is used unchanged, without ``offset_bound``, and the layer has no ``conv_offset``.
           mask: [..., Ho, Wo, G·K], used as it is. May only be given with an offset; an offset without a mask means no
             modulation.
           return_offsets: Overrides the attribute of that name.
 
         Returns:
-          ``y`` [..., Ho, Wo, features], or ``(y, offset, mask)`` with what was used; the mask is None where there is
-          no modulation.
+          ``y`` [..., Ho, Wo, features], or ``(y, offset, mask)`` with the offset and mask that were used. The mask is
+          None without modulation.
 
         Raises:
           TypeError: For an argument of the wrong kind or dtype.

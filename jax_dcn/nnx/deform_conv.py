@@ -19,16 +19,16 @@ _default_bias_init = nnx.initializers.zeros_init()
 
 
 class DeformConv(nnx.Module):
-    """A 2-D convolution that learns where to sample: :func:`jax_dcn.deform_conv2d` with its parameters.
+    """A 2-D convolution that learns where to sample: a layer around :func:`jax_dcn.deform_conv2d`.
 
-    It takes the place of a :class:`flax.nnx.Conv`: an ordinary convolution inside it, ``conv_offset``, predicts for
-    every output pixel and kernel tap an offset in pixels and, if ``modulated``, a mask. That convolution starts at
-    zero, so a new layer samples the regular grid, with masks of ``mask_scale / 2``. Set ``conv_offset`` to None in a
-    layer that always gets its offsets from outside.
+    It replaces a :class:`flax.nnx.Conv`. It contains an ordinary convolution, ``conv_offset``, which predicts an offset
+    in pixels and, if ``modulated``, a mask for each output pixel and kernel tap. That convolution is initialized with
+    zeros, so a new layer samples the regular grid, with masks of ``mask_scale / 2``. Set ``conv_offset`` to None in a
+    layer to which offsets are always passed.
 
     Parameters: ``kernel`` [kh, kw, in // feature_group_count, out], ``bias`` [out], and those of ``conv_offset``, whose
-    outputs are 2·G·K offsets (for each of the G offset groups and K = kh·kw taps dy, then dx) followed by G·K mask
-    logits. :func:`jax_dcn.offset_labels` tells the two kinds of parameters apart for an optimizer.
+    output channels are 2·G·K offsets (dy, then dx, for each of the G offset groups and K = kh·kw taps) followed by
+    G·K mask logits. :func:`jax_dcn.offset_labels` labels the two kinds of parameters for an optimizer.
 
     Args:
       in_features: Number of input channels.
@@ -170,16 +170,16 @@ class DeformConv(nnx.Module):
         """Convolves ``x``.
 
         Args:
-          x: [..., H, W, in_features], with any number of batch dimensions, none included.
-          offset: [..., Ho, Wo, 2·G·K], in pixels, channel ``(g·K + k)·2 + {0: dy, 1: dx}``. None predicts it; an offset
-            given is used as it is, without ``offset_bound``, and ``conv_offset`` is not used.
+          x: [..., H, W, in_features], with any number of batch dimensions, including none.
+          offset: [..., Ho, Wo, 2·G·K], in pixels, channel ``(g·K + k)·2 + {0: dy, 1: dx}``. None predicts it. An
+            offset that is given is used unchanged, without ``offset_bound``, and ``conv_offset`` is not used.
           mask: [..., Ho, Wo, G·K], used as it is. May only be given with an offset; an offset without a mask means no
             modulation.
           return_offsets: Overrides the attribute of that name.
 
         Returns:
-          ``y`` [..., Ho, Wo, out_features], or ``(y, offset, mask)`` with what was used; the mask is None where there
-          is no modulation.
+          ``y`` [..., Ho, Wo, out_features], or ``(y, offset, mask)`` with the offset and mask that were used. The mask
+          is None without modulation.
 
         Raises:
           TypeError: For an argument of the wrong kind or dtype.

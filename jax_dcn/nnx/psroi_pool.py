@@ -16,17 +16,18 @@ _default_bias_init = nnx.initializers.zeros_init()
 
 
 class DeformPSRoIPool(nnx.Module):
-    """Position-sensitive RoI pooling that learns how to move its bins: :func:`jax_dcn.deform_psroi_pool` with a branch.
+    """Position-sensitive RoI pooling that learns to shift its bins: a layer around :func:`jax_dcn.deform_psroi_pool`.
 
-    The branch predicts an offset for every part of a region and, if ``modulated``, a mask. ``offset_branch`` is one of
-    the papers' two. "conv" is that of R-FCN: ``conv_offset``, a 1x1 convolution, makes position-sensitive maps of
-    offsets, which are pooled as the score maps are. "fc" is that of Faster R-CNN: ``x`` is pooled without offsets, and
-    ``fc_offset``, two hidden layers and a linear one, sees the region as a whole. Either ends in a layer that starts at
-    zero, so a new layer pools as :func:`jax_dcn.psroi_pool` does, with masks of ``mask_scale / 2``. The other
-    branch is None; set both to None in a layer that always gets its offsets from outside.
+    The branch predicts an offset and, if ``modulated``, a mask for each part of a region. There are two kinds of
+    branches, both from the papers, and ``offset_branch`` chooses one. "conv" is the branch of R-FCN: a 1x1 convolution,
+    ``conv_offset``, computes position-sensitive maps of offsets, which are pooled like the score maps. "fc" is the
+    branch of Faster R-CNN: ``x`` is pooled without offsets, and ``fc_offset``, which has two hidden layers and a linear
+    layer, reads the whole pooled region. The last layer of a branch is initialized with zeros, so a new layer computes
+    the same as :func:`jax_dcn.psroi_pool`, with masks of ``mask_scale / 2``. The attribute of the other
+    branch is None. Set both to None in a layer to which offsets are always passed.
 
-    Parameters: those of ``conv_offset`` or ``fc_offset``. :func:`jax_dcn.offset_labels` tells them apart from others
-    for an optimizer.
+    Parameters: those of ``conv_offset`` or ``fc_offset``. :func:`jax_dcn.offset_labels` labels them for an
+    optimizer.
 
     Args:
       in_features: Number of channels of what the branch reads: of ``features`` (or of ``x``, if a call gives none) for
@@ -67,7 +68,7 @@ class DeformPSRoIPool(nnx.Module):
       >>> layer.conv_offset.kernel.shape
       (1, 1, 64, 90)
       >>> scores = jnp.ones([2, 16, 16, 5 * 3**2])
-      >>> features = jnp.ones([2, 16, 16, 64])  # that the score maps were made from
+      >>> features = jnp.ones([2, 16, 16, 64])  # the feature maps that the score maps are computed from
       >>> rois = jnp.array([[0.0, 16.0, 16.0, 127.0, 95.0], [1.0, 0.0, 32.0, 63.0, 255.0]])
       >>> layer(scores, rois, features).shape
       (2, 3, 3, 5)
@@ -149,20 +150,20 @@ class DeformPSRoIPool(nnx.Module):
         """Pools the regions ``rois`` of ``x``.
 
         Args:
-          x: [..., N, H, W, D·group_size²]. Batch dimensions may stand in front of all arrays.
-          rois: [..., R, 5]: image index, x1, y1, x2, y2 in pixels of the input image. An index outside [0, N), as
-            padding has -1, gives zeros.
+          x: [..., N, H, W, D·group_size²]. All arrays may have additional leading batch dimensions.
+          rois: [..., R, 5]: image index, x1, y1, x2, y2 in pixels of the input image. An index outside [0, N),
+            such as -1 for padding, gives zeros.
           features: [..., N, H, W, in_features], the maps that "conv" predicts offsets from; None means ``x``. Must be
             None for "fc".
           offset: [..., R, part_size, part_size, 2·classes], dx before dy for each class, in units of ``trans_std``
-            times the region's size. None predicts it; with an offset given the branch is not used.
+            times the region's size. None predicts it; if an offset is given, the branch is not used.
           mask: [..., R, part_size, part_size, classes], used as it is. May only be given with an offset; an offset
             without a mask means no modulation.
           return_offsets: Overrides the attribute of that name.
 
         Returns:
-          ``pooled`` [..., R, output_size, output_size, D], or ``(pooled, offset, mask)`` with what was used; the mask
-          is None where there is no modulation.
+          ``pooled`` [..., R, output_size, output_size, D], or ``(pooled, offset, mask)`` with the offset and mask
+          that were used. The mask is None without modulation.
 
         Raises:
           TypeError: For an argument of the wrong kind or dtype.

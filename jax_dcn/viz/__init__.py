@@ -1,7 +1,7 @@
-"""Where deformable layers look, as numbers and as pictures.
+"""Sampling locations of deformable layers, as numbers and as pictures.
 
-The numbers are numpy's; positions are (y, x) in pixels of the layer's input, pixel (i, j) at (i, j). The pictures need
-matplotlib: ``pip install "jax_dcn[viz]"``. docs/pictures.md, beside the sources, shows them.
+Numbers are numpy arrays. Positions are (y, x) in pixels of the layer's input, where pixel (i, j) is at (i, j). Pictures
+need matplotlib: ``pip install "jax_dcn[viz]"``. docs/pictures.md in the repository shows them.
 """
 
 from jax_dcn.viz.plots import plot_bins, plot_dilation, plot_offset_lengths, plot_offsets, plot_sampling

@@ -1,6 +1,7 @@
-"""Where deformable layers sample, as pictures.
+"""Pictures of the sampling locations of deformable layers.
 
-A picture's axes are in pixels of the image given, as `imshow` has them, or without one in pixels of the layer's input.
+The axes of a picture are in pixels of the given image, as in `imshow`. Without an image they are in pixels of the
+layer's input.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,26 +30,26 @@ def plot_sampling(
     offset_group: int | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draws where one layer, or several stacked ones, look from one output position.
+    """Draws the sampling locations of one layer, or of several stacked layers, for one output position.
 
-    Dots are samples, in the colour of their weights (the product of the masks on the way, from 0 to 1 or to the
-    largest), squares where a plain convolution would sample, the cross where the output position lies. Samples that
-    read nothing, as they lie outside the image, are red crosses, as far as they lie within half an image of it, and are
-    counted in the legend.
+    Dots are samples. Their colour is their weight, the product of the masks on the way, from 0 to 1 or to the largest
+    weight. Squares are the locations that a plain convolution samples, and the cross is the output position. Samples
+    outside the image, which read nothing, are red crosses: the legend counts all of them, and those within half an
+    image of it are drawn.
 
     Args:
       layers, position, offset_group: as `sampling_positions` takes them.
-      image: [height, width] or [height, width, 3 or 4], of any size: what the first layer's input was made from. If
-        floats leave [0, 1], their range is drawn.
-      ax: where to draw; None makes a new figure, with a legend and a colour bar. Otherwise ``ax.legend()`` and
-        ``ax.figure.colorbar(ax.collections[0], ax=ax)`` make them; for one bar of several Axes give all
-        ``ax.collections[0].set_clim`` the same range.
+      image: [height, width] or [height, width, 3 or 4], of any size: the image that the first layer's input was
+        computed from. Floats outside [0, 1] are scaled to that range.
+      ax: the Axes to draw on. None creates a figure with a legend and a colour bar. Otherwise add them with
+        ``ax.legend()`` and ``ax.figure.colorbar(ax.collections[0], ax=ax)``; if several Axes share a bar, pass the same
+        range to ``ax.collections[0].set_clim`` of each.
 
     Returns:
       The Axes.
 
     Raises:
-      ImportError: there is no matplotlib.
+      ImportError: matplotlib is not installed.
       ValueError: as `sampling_positions`.
 
     Example:
@@ -96,15 +97,15 @@ def plot_offsets(
     image: ArrayLike | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draws the field of a layer's offsets: an arrow from every output position, or every n-th if many or long.
+    """Draws the offsets of a layer as arrows, from all output positions, or from some if arrows would overlap.
 
-    An arrow leads from a dot as far as the offset, the mean of taps and groups if several are drawn; the colour of both
-    is the length, the mean of their lengths. So where taps move apart, in all directions, dots are bright and arrows
-    short. Positions with offsets that are not finite are red crosses.
+    An arrow shows the offset, or the mean offset if several taps or groups are drawn. The colour of the arrow and its
+    dot is the length of the offset, or the mean length. Where taps move apart in all directions, dots are therefore
+    bright and arrows short. Positions with offsets that are not finite are red crosses.
 
     Args:
-      layer: of one image.
-      tap: number of a kernel tap, row by row; None means all.
+      layer: a layer for one image.
+      tap: the index of a kernel tap, row by row; None means all.
       offset_group: None means all.
       image, ax: as in `plot_sampling`.
 
@@ -112,8 +113,8 @@ def plot_offsets(
       The Axes.
 
     Raises:
-      ImportError: there is no matplotlib.
-      TypeError, ValueError: the layer has several images, or the tap or group is not its.
+      ImportError: matplotlib is not installed.
+      TypeError, ValueError: the layer has several images, or no such tap or group.
 
     Example:
       >>> import numpy as np
@@ -134,7 +135,7 @@ def plot_offsets(
     offset = layer.offset[:, :, groups][:, :, :, taps].reshape(*layer.output_size, -1, 2)
     finite = np.asarray(np.isfinite(offset).all((-1, -2)))
     every = (_spaced(layer, offset[finite].mean(1)),) * 2
-    # Without a tap of its own an arrow starts where the kernel's middle lies.
+    # An arrow for several taps starts at the centre of the kernel.
     start = layer.undeformed().positions[:, :, 0, taps][every].mean(-2)
     offset, finite = offset[every], finite[every]
     start, offset, broken = start[finite], offset[finite], start[~finite]
@@ -166,25 +167,25 @@ def plot_bins(
     image: ArrayLike | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draws where the bins of a region went.
+    """Draws how offsets shift the bins of a region.
 
-    Each bin's points have its colour; dotted outlines are the bins without offsets, arrows lead from these to where
-    they are.
+    The points of a bin have the same colour. Dotted outlines are the bins without offsets, and arrows show how each bin
+    is shifted.
 
     Args:
       roi: [5]: image index, x1, y1, x2, y2, as `deform_psroi_pool` takes it.
       offset: [part_size, part_size, 2·classes], or None.
-      output_size, spatial_scale, sample_per_part, trans_std: the operator's.
-      class_index: whose offsets to draw; 0 without offsets.
-      image: the input image, in whose pixels the region is.
+      output_size, spatial_scale, sample_per_part, trans_std: as for the operator.
+      class_index: the class whose offsets are drawn; 0 without offsets.
+      image: the input image; the region is in its pixels.
       ax: as in `plot_sampling`.
 
     Returns:
       The Axes, in pixels of the input image.
 
     Raises:
-      ImportError: there is no matplotlib.
-      TypeError, ValueError: as `bin_positions`, of several regions, of no such class, or of a scale of zero.
+      ImportError: matplotlib is not installed.
+      TypeError, ValueError: as `bin_positions`; also for several regions, an unknown class, or a scale of zero.
 
     Example:
       >>> import numpy as np
@@ -206,7 +207,7 @@ def plot_bins(
 
     moved, still = of_bins(offsets, sample_per_part), of_bins(None, sample_per_part)[:, :, 0]
     moved = moved[:, :, _validation.index("class_index", class_index, moved.shape[2])]
-    halves = of_bins(None, 2)[:, :, 0]  # a bin's second point lies half the bin from the first
+    halves = of_bins(None, 2)[:, :, 0]  # the second point of a bin is half a bin from the first
     first, side = halves[:, :, 0, 0], 2 * (halves[0, 0, 1, 1] - halves[0, 0, 0, 0])
     scale = np.full(2, 1 / spatial_scale)
 
@@ -225,17 +226,17 @@ def plot_bins(
 
 
 def plot_dilation(table: Mapping[str, Mapping[str, ArrayLike]], *, ax: "Axes | None" = None) -> "Axes":
-    """Draws effective dilation by layer and by the size of objects: means, and bars of one standard deviation.
+    """Draws the effective dilation by layer and object size: means, and bars of one standard deviation.
 
     Args:
-      table: for every layer and class of sizes one number or several, as `dilation_table` has them.
-      ax: as in `plot_sampling`, but with a legend in any case.
+      table: for each layer and size class, one number or several, as `dilation_table` returns them.
+      ax: as in `plot_sampling`, but always with a legend.
 
     Returns:
       The Axes.
 
     Raises:
-      ImportError: there is no matplotlib.
+      ImportError: matplotlib is not installed.
 
     Example:
       >>> from jax_dcn.viz import plot_dilation
@@ -259,23 +260,23 @@ def plot_dilation(table: Mapping[str, Mapping[str, ArrayLike]], *, ax: "Axes | N
 
 
 def plot_offset_lengths(layers: Mapping[str, Layer], *, most_outside: float = 0.1, ax: "Axes | None" = None) -> "Axes":
-    """Draws how long the offsets of every layer are, and says how many samples they have lost: why a model diverges.
+    """Draws the lengths of the offsets of each layer, and how many samples are outside the image: why a model diverges.
 
-    A line reaches from the 1st to the 99th percentile of the lengths, a bar from the 25th to the 75th, a dot lies at
-    the median, a cross at the longest; a black tick marks the longer side of the layer's input, beyond which a sample
-    is surely lost. To the right stands what `offset_statistics` says of the samples, red where they are too many.
+    A line spans the 1st to the 99th percentile of the lengths and a bar the 25th to the 75th; a dot is the median and a
+    cross the maximum. A black tick marks the longer side of the layer's input: longer offsets always leave the image.
+    The text on the right is the fraction outside from `offset_statistics`, in red if it is too large.
 
     Args:
-      layers: of any number of images, by any names.
-      most_outside: more than this fraction of samples outside the image is red.
+      layers: layers for any number of images, under any names.
+      most_outside: larger fractions of samples outside the image are red.
       ax: as in `plot_sampling`.
 
     Returns:
       The Axes.
 
     Raises:
-      ImportError: there is no matplotlib.
-      ValueError: there is no layer.
+      ImportError: matplotlib is not installed.
+      ValueError: ``layers`` is empty.
 
     Example:
       >>> import numpy as np
@@ -328,13 +329,13 @@ def _axes(ax: "Axes | None") -> "Axes":
 
 
 def _canvas(ax: "Axes", image: ArrayLike | None, input_size: tuple[int, int] | None = None) -> Floats:
-    """Draws the image, or the outline of one of the input's size; returns its pixel's (height, width)."""
+    """Draws the image, or an outline of the input's size, and returns the size of an input pixel in it."""
     scale = np.ones(2)
     ax.set_aspect("equal")
     ax.set_facecolor("dimgray")
     if image is not None:
         image = np.asarray(image)
-        if image.dtype.kind == "f" and (image.min() < 0 or image.max() > 1):  # imshow would clip colours
+        if image.dtype.kind == "f" and (image.min() < 0 or image.max() > 1):  # because imshow clips colours
             image = np.interp(image, (image.min(), image.max()), (0, 1))
         ax.imshow(image, cmap="gray" if image.ndim == 2 else None, interpolation="nearest")
         scale = np.divide(image.shape[:2], input_size or image.shape[:2])
@@ -350,7 +351,7 @@ def _canvas(ax: "Axes", image: ArrayLike | None, input_size: tuple[int, int] | N
 
 
 def _spaced(layer: Layer, arrows: Floats) -> slice:
-    """Which output positions along an axis leave room for arrows [n, 2] of such lengths."""
+    """The output positions along an axis whose arrows [n, 2] do not overlap."""
     room = np.quantile(np.linalg.norm(arrows, axis=-1), 0.9) / 2 / min(layer.geometry.strides) if len(arrows) else 0
     fewest, most = (-(-max(layer.output_size) // number) for number in (MOST_ARROWS, FEWEST_ARROWS))
     step = int(np.clip(np.ceil(room), fewest, most))
@@ -358,7 +359,7 @@ def _spaced(layer: Layer, arrows: Floats) -> slice:
 
 
 def _make_room(ax: "Axes", positions: Floats, scale: Floats) -> None:
-    """Widens the axes for positions that lie within half a picture of it."""
+    """Widens the axes for positions up to half a picture outside."""
     limits = np.sort([ax.get_xlim(), ax.get_ylim()])  # [x and y, low and high]
     points = np.stack(_in_picture(positions, scale), -1)
     reach = np.diff(limits)[:, 0] / 2

@@ -1,4 +1,4 @@
-"""Where deformable layers sample, as numbers."""
+"""Sampling locations of deformable layers, as numbers."""
 
 import copy
 import itertools
@@ -26,20 +26,20 @@ COCO_SIZES = {"small": 0.0, "medium": 32.0, "large": 96.0}
 
 
 class Layer:
-    """What a deformable convolution did to images: its offsets and masks, and the geometry to read them by.
+    """The offsets and masks that a deformable convolution used for images, and its geometry.
 
-    ``layer[i]`` is the same for image ``i`` alone. It is made outside of `jit`, of what a jitted function returns.
+    ``layer[i]`` is the layer for image ``i`` only. Create it outside of `jit`, from what a jitted function returns.
 
     Args:
       offset: [..., Ho, Wo, G·K·2], as `deform_conv2d` takes it and layers return it with ``return_offsets=True``.
-      mask: [..., Ho, Wo, G·K], or None where there is no modulation.
+      mask: [..., Ho, Wo, G·K], or None without modulation.
       image_size: height and width of the convolution's input.
-      kernel_size, strides, padding, kernel_dilation: the convolution's.
+      kernel_size, strides, padding, kernel_dilation: as for the convolution.
 
     Attributes:
       offset: [..., Ho, Wo, G, K, 2] as (dy, dx), in pixels of the input.
-      mask: [..., Ho, Wo, G, K], ones where there is no modulation.
-      positions: [..., Ho, Wo, G, K, 2] as (y, x), where it samples its input; not wrapped for "CIRCULAR" padding.
+      mask: [..., Ho, Wo, G, K], ones without modulation.
+      positions: [..., Ho, Wo, G, K, 2] as (y, x), the sampling locations; not wrapped for "CIRCULAR" padding.
       image_size, output_size, kernel_size: (rows, columns).
 
     Raises:
@@ -51,7 +51,7 @@ class Layer:
       >>> layer = Layer(np.zeros((4, 4, 18)), image_size=(8, 8), kernel_size=3, strides=2, padding=1)
       >>> layer.positions.shape
       (4, 4, 1, 9, 2)
-      >>> layer.positions[1, 0, 0, :3].tolist()  # of the output at (1, 0), the three taps above
+      >>> layer.positions[1, 0, 0, :3].tolist()  # the three upper taps of the output at (1, 0)
       [[1.0, -1.0], [1.0, 0.0], [1.0, 1.0]]
     """
 
@@ -89,7 +89,7 @@ class Layer:
 
     @classmethod
     def of(cls, module: Any, x: jax.Array, offset: jax.Array, mask: jax.Array | None = None) -> "Layer":
-        """What a ``DeformConv`` of `jax_dcn.linen` or `jax_dcn.nnx` did to ``x``, from what it returned.
+        """The `Layer` of a ``DeformConv`` of `jax_dcn.linen` or `jax_dcn.nnx`, from its input and what it returned.
 
         Example:
           >>> import jax, jax.numpy as jnp
@@ -123,19 +123,19 @@ class Layer:
         return np.stack(along, -1).swapaxes(-3, -2)
 
     def undeformed(self) -> "Layer":
-        """The same without offsets and masks."""
+        """The same layer without offsets and masks."""
         plain = copy.copy(self)
         plain.offset, plain.mask = np.zeros_like(self.offset), np.ones_like(self.mask)
         return plain
 
     def centre(self, position: ArrayLike) -> Floats:
-        """Where the middle of the kernel lies in the input, (y, x), for an output position (row, column) [..., 2]."""
+        """The centre of the kernel in the input, (y, x), for an output position (row, column) [..., 2]."""
         reach = np.subtract(self.kernel_size, 1) * self.geometry.kernel_dilation
         first = np.asarray(position) * self.geometry.strides - [low for low, _ in self.geometry.padding]
         return np.asarray(first + reach / 2)
 
     def is_inside(self, position: Floats) -> NDArray[np.bool_]:
-        """Whether samples at positions [..., 2] read the input."""
+        """Whether samples at positions [..., 2] are inside the input."""
         return np.asarray(geometry.reads(position[..., 0], position[..., 1], self.image_size, self.geometry))
 
     def statistics(self) -> dict[str, float]:
@@ -146,10 +146,11 @@ class Layer:
 
 
 class Samples(NamedTuple):
-    """What an output position sees.
+    """The samples that an output position depends on.
 
     positions: [n, 2] as (y, x) in pixels of the first layer's input; weights: [n], the product of the masks on the way;
-    inside: [n], whether every layer on the way sampled inside its input. Below one that did not, positions are NaN.
+    inside: [n], whether all layers on the way sample inside their inputs. If a layer samples outside, the positions in
+    the layers below it are NaN.
     """
 
     positions: Floats
@@ -160,22 +161,23 @@ class Samples(NamedTuple):
 def sampling_positions(
     layers: Layer | Sequence[Layer], position: tuple[int, int], *, offset_group: int | None = None
 ) -> Samples:
-    """Where one layer, or several stacked ones, look from one output position of one image.
+    """The sampling locations of one layer, or of several stacked layers, for one output position of one image.
 
-    Where the layer above samples between a layer's output positions, that one goes on from there with the offsets and
-    masks of the nearest. Three layers of 3x3 taps make 9³ points, as in the figures of arXiv:1703.06211.
+    A layer often samples between the output positions of the layer below it. Sampling then continues from that location
+    with the offsets and masks of the nearest output position. Three layers of 3x3 taps have 9³ locations, as in the
+    figures of arXiv:1703.06211.
 
     Args:
-      layers: of one image each, the first layer first; each takes what the one before puts out, perhaps after layers
-        that keep the size.
+      layers: layers for one image, the first layer first. The input of each is the output of the one before, perhaps
+        after layers that keep the size.
       position: (row, column) of the last layer's output.
-      offset_group: of every layer; None means all groups.
+      offset_group: one group in each layer; None means all groups.
 
     Returns:
       `Samples`, with "CIRCULAR" padding of the first layer wrapped into its input.
 
     Raises:
-      ValueError: the layers do not fit together, have several images, or the position or group is not theirs.
+      ValueError: the layers do not fit together, have several images, or do not have the position or group.
 
     Example:
       >>> import numpy as np
@@ -226,12 +228,12 @@ def _check_stack(stack: list[Layer], position: tuple[int, int]) -> None:
 
 
 def effective_dilation(layer: Layer) -> Floats:
-    """The mean distance of samples that are neighbours in the kernel, arXiv:1703.06211, section 4.2.
+    """The mean distance between samples that are neighbours in the kernel: arXiv:1703.06211, section 4.2.
 
-    It says how far a filter has been spread: without offsets it is the kernel's dilation.
+    It measures how far a filter is spread out. Without offsets it is the kernel's dilation.
 
     Args:
-      layer: of any number of images, with a kernel of two taps or more.
+      layer: a layer for any number of images, with a kernel of at least two taps.
 
     Returns:
       [..., Ho, Wo, G], in pixels of the layer's input.
@@ -263,22 +265,22 @@ def dilation_table(
     image_size: tuple[int, int],
     sizes: Mapping[str, float] = COCO_SIZES,
 ) -> dict[str, dict[str, Floats]]:
-    """Effective dilation at the centres of objects, by layer and by the objects' size, for `plot_dilation`.
+    """Effective dilation at the centres of objects, by layer and object size, for `plot_dilation`.
 
     Args:
-      layers: by any names.
+      layers: layers under any names.
       boxes: [n, 4], objects as (x0, y0, x1, y1) in pixels of a picture.
-      images: [n], each object's image among those of the layers, [images, ...]; None where each is of one image.
-      image_size: height and width of the picture, over which the layers' outputs are spread evenly.
-      sizes: the classes' names, each with the smallest square root of an area in it; by default `COCO_SIZES`.
+      images: [n], for each object the index of its image in the layers; None if the layers are for one image.
+      image_size: height and width of the picture, which the outputs of the layers cover evenly.
+      sizes: the names of the size classes, each with its smallest square root of an area; by default `COCO_SIZES`.
 
     Returns:
-      For every layer and class, the smallest first, the dilations of its objects, the mean of the layer's offset
-      groups, in pixels of the layer's input. A class without objects has none.
+      For each layer and size class, the smallest first, the dilations at its objects: the mean over the offset groups,
+      in pixels of the layer's input. A class without objects has none.
 
     Raises:
-      ValueError: layers are of several images and ``images`` is None, or of one and it is not; a kernel has a single
-        tap.
+      ValueError: ``images`` is None for layers of several images, or not None for layers of one; or a kernel has a
+        single tap.
 
     Example:
       >>> import numpy as np
@@ -319,12 +321,12 @@ def bin_positions(
     sample_per_part: Pair = 4,
     trans_std: float = 0.1,
 ) -> Floats:
-    """Where the bins of `deform_psroi_pool` sample, before points outside are left out and others clamped.
+    """The sampling locations of `deform_psroi_pool`, before points outside are left out and others are clamped.
 
     Args:
-      rois: [..., R, 5], as the operator takes them.
+      rois: [..., R, 5], as for the operator.
       offset: [..., R, part_size, part_size, 2·classes], or None.
-      output_size, spatial_scale, sample_per_part, trans_std: the operator's.
+      output_size, spatial_scale, sample_per_part, trans_std: as for the operator.
 
     Returns:
       [..., R, output_size, output_size, classes, sample_per_part, sample_per_part, 2] as (y, x) in pixels of the pooled

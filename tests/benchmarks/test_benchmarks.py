@@ -1,4 +1,4 @@
-"""The suite on tiny shapes: what it writes, and what it refuses."""
+"""The benchmarks on tiny shapes: what they write, and which results they refuse."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from benchmarks.measurements import deform_conv, deform_psroi_pool, dispatch, gr
 from benchmarks.measurements.measure import measure
 from benchmarks.readers import memory
 
-pytestmark = pytest.mark.platforms("cpu")  # whatever jax's default is: threads of the suite know of no other
+pytestmark = pytest.mark.platforms("cpu")  # the threads of the benchmarks use jax's default platform
 
 TINY = deform_conv.Shape(1, 4, 5, 8, 4)
 TINY_POOL = deform_psroi_pool.Shape(2, 4, 5, 2, rois=3, group=7, classes=2)

@@ -1,4 +1,4 @@
-"""What devices exchange, on tiny shapes, and the arithmetic."""
+"""The exchanges between devices on tiny shapes, and the estimates of their time."""
 
 import pathlib
 
@@ -42,7 +42,7 @@ def test_rows(name, forward, both, monkeypatch):
     row = scaling.row(name, devices, scaling.programs(split, devices))
     assert scaling.total(row.forward) == 4 * forward
     assert scaling.total(row.both) == row.least == 4 * both
-    assert row.unruled > row.least
+    assert row.without_rules > row.least
     assert name in scaling_tables.table([row])
 
 

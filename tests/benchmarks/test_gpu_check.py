@@ -1,4 +1,4 @@
-"""What `make gpu-check` makes of its steps; the steps themselves run where a GPU is."""
+"""`make gpu-check` with steps that are simulated; the real steps need a GPU."""
 
 import json
 import subprocess
@@ -73,7 +73,7 @@ RESULTS = """<testsuites><testsuite>
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """`machine(line)`: one whose nvidia-smi writes the line, or fails. Steps are recorded, and write what is asked."""
+    """`machine(line)`: a machine whose nvidia-smi prints the line, or fails. Steps are recorded and simulated."""
     steps = []
 
     def make(line, tested="cuda", refused=(), fails=()):
@@ -129,7 +129,7 @@ def test_on_a_gpu_all_steps_fit_the_time_and_are_written_down(machine, capsys, t
     [
         {"fails": ["pip"]},
         {"fails": ["pytest"]},
-        {"tested": "cpu"},  # all that needs the GPU was skipped
+        {"tested": "cpu"},  # all tests of the GPU were skipped
         {"refused": {"jax_dcn": "MemoryError: no"}},
         {"refused": {"pure JAX": "differs from jax_dcn in y by 40%"}},
     ],

@@ -1,4 +1,4 @@
-"""What the detectors of the examples share: the data, the scores and the table."""
+"""The library that the example detectors share: data, scores and tables."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_no_digit_and_no_part_of_a_photograph_is_in_both_splits():
 
 
 def test_boxes_are_tight(monkeypatch):
-    """On a black background without fragments every lit pixel is in a box, and every box's four sides touch one."""
+    """On a black background without fragments, each bright pixel is in a box, and each side of a box touches one."""
     monkeypatch.setattr(scenes, "BACKGROUND_BRIGHTNESS", 0)
     monkeypatch.setattr(scenes, "MIN_FRAGMENTS", 0)
     monkeypatch.setattr(scenes, "MAX_FRAGMENTS", 0)

@@ -1,4 +1,4 @@
-"""Training by two processes of four CPU devices each, as it would go on two machines."""
+"""Training by two processes of four CPU devices each, as on two machines."""
 
 import contextlib
 import dataclasses
@@ -45,7 +45,7 @@ OPTIONS = [
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "JAX_NUM_PROCESSES": "2",
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # they take longer than they save
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # optimizations take longer than they save
     "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
 }
 
@@ -91,7 +91,7 @@ def stored_keys(folder):
 
 
 def test_a_killed_run_goes_on_on_other_devices_as_if_never_interrupted(tmp_path):
-    """Eight devices of two processes, one of which is killed; then one device; then eight again, to the end."""
+    """The run starts on eight devices of two processes, one of which is killed. It continues on one, then on eight."""
     checkpoints = tmp_path / "checkpoints" / "deformable-0"
     with two_processes(tmp_path) as (first, second):
         patience = time.monotonic() + 120
@@ -113,7 +113,7 @@ def test_a_killed_run_goes_on_on_other_devices_as_if_never_interrupted(tmp_path)
     assert [process.returncode for process in processes] == [0, 0], errors
     assert ["AP50" in text for text in output] == [True, False]
     (run,) = json.loads((tmp_path / "results.json").read_text())["runs"]
-    # Sums over the batch round differently on several devices, and every update carries that on.
+    # Sums over the batch round differently on several devices, and each update propagates the difference.
     assert_allclose(run["losses"], uninterrupted.losses, rtol=1e-4)
 
     assert [folder.name for folder in checkpoints.iterdir()] == ["10"]

@@ -1,4 +1,4 @@
-"""The command line of the ResNet; its numbers are held to mmdet's in tests/interop."""
+"""The command line of the ResNet; tests/interop compares its results with mmdet's."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""R-FCN: its regions, its losses, one compiled training step, and where its bins look."""
+"""R-FCN: its regions, its losses, one compiled training step, and its sampling locations."""
 
 import functools
 import json
@@ -82,7 +82,7 @@ def batch():
 
 @pytest.fixture
 def near_objects(batch):
-    """Regions that nearly hold the objects, and what the second stage ought to say of them."""
+    """Regions close to the objects, and the right outputs of the second stage for them."""
     valid = batch.labels >= 0
     near = batch.boxes + np.array([1, -1, 2, 1], np.float32) * valid[..., None]
     logits = np.full((*valid.shape, 11), -20, np.float32)
@@ -137,7 +137,7 @@ def test_a_deformable_rfcn_starts_as_the_plain_one():
 
 @pytest.mark.platforms("cpu")
 def test_a_step_over_devices_gathers_no_maps(batch):
-    """Scores it does gather, for XLA does not split `top_k`. Guards against: regions that may lie in any image."""
+    """It does gather scores, because XLA does not split `top_k`. Guards against: regions that refer to any image."""
     mesh = make_mesh(shape=(2,))
     params = jax.jit(MODEL.init)(jax.random.key(0), batch.images)["params"]
     params, batch = jax.device_put((params, batch), (NamedSharding(mesh, P()), NamedSharding(mesh, P("a"))))
@@ -145,7 +145,7 @@ def test_a_step_over_devices_gathers_no_maps(batch):
     exchanged = collectives(step.lower(MODEL, params, batch).compile())
     gathered = [c for c in exchanged if c.kind != "all-reduce"]
     assert {(c.kind, len(c.shape)) for c in gathered} == {("all-gather", 2)}
-    numbers = sum(leaf.size for leaf in jax.tree.leaves(params)) + 4  # of the loss: two sums, two counts
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(params)) + 4  # the loss has two sums and two counts
     assert sum(c.bytes for c in exchanged) - sum(c.bytes for c in gathered) == 4 * numbers
 
 

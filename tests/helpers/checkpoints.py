@@ -1,4 +1,4 @@
-"""Made-up checkpoints, the same on every machine, for models too large to commit the weights of."""
+"""Random checkpoints, the same on every machine, for models whose weights are too large to commit."""
 
 import zlib
 
@@ -6,12 +6,12 @@ import numpy as np
 
 
 def image(height=64, width=96):
-    """[1, height, width, 3], as a normalised photograph is in size."""
+    """A random image [1, height, width, 3] with the scale of a normalised photograph."""
     return np.random.default_rng(0).normal(size=(1, height, width, 3)).astype(np.float32)
 
 
 def fill(shapes):
-    """Arrays of the given shapes, each made of its name alone, with which activations keep their size."""
+    """Arrays of the given shapes, each of which depends only on its name; activations keep their scale with them."""
     return {name: _parameter(name, shape) for name, shape in shapes.items() if "num_batches" not in name}
 
 
@@ -22,6 +22,6 @@ def _parameter(name, shape):
     elif len(shape) == 1:
         values = random.normal(0, 1 if "conv_offset" in name else 0.1, shape)
     else:
-        # Offsets that vary so little that rounding, which each layer's offsets enlarge, stays small to the last stage.
+        # Each layer's offsets amplify rounding errors. Small offsets keep these errors small up to the last stage.
         values = random.normal(0, (0.2 if "conv_offset" in name else 2**0.5) / np.prod(shape[1:]) ** 0.5, shape)
     return values.astype(np.float32)

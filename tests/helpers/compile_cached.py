@@ -1,4 +1,4 @@
-"""Compiles programs with jax's persistent cache, and prints which of them it had: python compile_cached.py FOLDER."""
+"""Compiles programs with jax's persistent cache, and prints which were in it: python compile_cached.py FOLDER."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ def gradients_of_another_padding(*operands):
 
 
 def programs():
-    """By name: a function and its arguments."""
+    """The programs by name: a function and its arguments."""
     operands = jnp.ones((8, 4, 4, 2)), jnp.zeros((8, 4, 4, 18)), jnp.ones((3, 3, 2, 2))
     mesh = jax.make_mesh((8,), ("images",), axis_types=(jax.sharding.AxisType.Auto,))
     specs = P("images"), P("images"), P()

@@ -1,4 +1,4 @@
-"""Runs exported functions in a process that has traced nothing of them: python run_exported.py FOLDER PLATFORM."""
+"""Runs exported functions in a process that has not traced them: python run_exported.py FOLDER PLATFORM."""
 
 import pathlib
 import sys
@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jax_dcn  # noqa: F401, its kernels are called by name
+import jax_dcn  # noqa: F401, it registers the kernels
 
 
 def with_gradients(function):
-    """(value, gradients in all arguments) of it, for the cosine of the value as cotangent."""
+    """A function that returns (value, gradients in all arguments), with the cosine of the value as cotangent."""
 
     def run(*arrays):
         value, pull_back = jax.vjp(function, *arrays)

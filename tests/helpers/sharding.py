@@ -1,4 +1,4 @@
-"""Arrays split over devices: those of the CPU, for any machine can have eight."""
+"""Arrays split over CPU devices, of which any machine can simulate eight."""
 
 import math
 
@@ -18,15 +18,15 @@ def make_mesh(axis_type="Auto", shape=(4, 2)):
 
 
 def place(mesh, operands, specs):
-    """A named tuple of arrays, or of None, split as `specs` say."""
+    """Shards a named tuple of arrays, or None, by `specs`."""
     pairs = zip(operands, specs, strict=True)
     return type(operands)(*(None if a is None else jax.device_put(a, NamedSharding(mesh, s)) for a, s in pairs))
 
 
 def check(mesh, function, placed, operands, tolerance=1e-4, whole=None):
-    """What the program communicates, and what it computes from `placed`: the same as from `operands` on one device.
+    """Checks that the program computes the same from `placed` as from `operands` on one device.
 
-    There it is computed by `whole`, for a `function` that itself says how to split.
+    Returns its collectives and its result. If `function` itself chooses a sharding, `whole` replaces it on one device.
     """
     with jax.set_mesh(mesh):
         compiled = jax.jit(function).lower(placed).compile()

@@ -1,1 +1,1 @@
-collect_ignore = ["make_golden.py"]  # needs packages that the tests do not
+collect_ignore = ["make_golden.py"]  # it needs more packages than the tests

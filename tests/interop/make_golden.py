@@ -1,6 +1,6 @@
-"""Makes the golden files of this folder: mmdet's and mmcv's own models, run by torch on the CPU.
+"""Makes the golden files of this folder from the models of mmdet and mmcv, run by torch on the CPU.
 
-Needs torch, torchvision, mmdet and mmcv-lite, whose compiled operators torchvision's stand in for:
+It needs torch, torchvision, mmdet and mmcv-lite. Operators of torchvision replace the compiled operators of mmcv:
 python -m tests.interop.make_golden
 """
 
@@ -21,7 +21,7 @@ mmcv.__version__ = "2.1.0"  # the newest that mmdet 3.3.0 accepts
 
 
 class Operators(types.ModuleType):
-    """In the place of mmcv's compiled module."""
+    """Replaces the compiled module of mmcv."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -62,7 +62,7 @@ def main():
 
 
 def run(model, x):
-    """What the model makes of NHWC images: NCHW arrays."""
+    """The outputs of the model for NHWC images, as NCHW arrays."""
     shapes = {name: tuple(array.shape) for name, array in model.state_dict().items()}
     state = {name: torch.from_numpy(array) for name, array in checkpoints.fill(shapes).items()}
     model.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""mmdet's and mmcv's own models, run by torch (make_golden.py), and ours with the same checkpoint."""
+"""Compares our models with those of mmdet and mmcv, run by torch (make_golden.py), with the same checkpoint."""
 
 import pathlib
 
@@ -16,7 +16,7 @@ from jax_dcn import interop
 from tests.helpers import checkpoints
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
-# The names that libraries have for mmcv's `conv2.weight`, `conv2.bias` and `conv2.conv_offset.…`.
+# The names in other libraries of mmcv's `conv2.weight`, `conv2.bias` and `conv2.conv_offset.…`.
 SPELLINGS = {
     "mmcv": {},
     "detectron2": {"conv2.conv_offset": "conv2_offset"},
@@ -35,7 +35,7 @@ def test_mmdet_backbone(name, modulated, offset_groups):
     images = checkpoints.image()
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)
     names = interop.to_torch(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes), module="backbone")
-    # A checkpoint of a whole detector, whose backbone has made the golden file under names of its own.
+    # A checkpoint of a whole detector. The golden file was made with its backbone only, without the prefix.
     checkpoint = {
         f"backbone.{key}": array
         for key, array in checkpoints.fill({k.removeprefix("backbone."): v.shape for k, v in names.items()}).items()

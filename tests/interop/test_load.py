@@ -31,7 +31,7 @@ def test_safetensors(arrays, tmp_path):
 
 
 def test_npz(arrays, tmp_path):
-    del arrays["conv.bias"]  # of a type that NumPy's files do not have
+    del arrays["conv.bias"]  # a type that NumPy files do not support
     np.savez(tmp_path / "weights.npz", **arrays)
     assert_same(interop.load(str(tmp_path / "weights.npz")), arrays)
 
@@ -56,7 +56,7 @@ def test_torch_files_with_code(arrays, tmp_path):
 
 
 def test_pickles(arrays, tmp_path):
-    """Detectron2's files, with another state dict beside."""
+    """Files of Detectron2, which contain a second state dict."""
     content = {"model": arrays, "averaged": {"conv.weight": 2 * arrays["conv.weight"]}, "best": np.ones(1)}
     path = tmp_path / "model.pkl"
     path.write_bytes(pickle.dumps(content))

@@ -1,4 +1,4 @@
-"""ONNX models of layers, as onnxruntime runs them."""
+"""ONNX models of layers, run by onnxruntime."""
 
 import jax
 import numpy as np
@@ -35,7 +35,7 @@ def random(*shape):
 
 
 def made_up(tree):
-    """Random parameters: those of a new layer would sample the regular grid."""
+    """Random parameters, because a new layer samples the regular grid."""
     leaves, structure = jax.tree.flatten(tree)
     return jax.tree.unflatten(structure, [0.3 * random(*leaf.shape) for leaf in leaves])
 

@@ -1,4 +1,4 @@
-"""How parameters are found, and what is said when they are not."""
+"""How parameters are found, and the errors if they are not."""
 
 import flax.linen as nn
 import jax
@@ -54,7 +54,7 @@ def test_names_and_layouts(variables):
         "model.layer1.0.conv_offset.weight": (27, 4, 3, 3),
         "model.layer1.0.conv_offset.bias": (27,),
     }
-    # As torch.from_numpy and safetensors want them.
+    # As torch.from_numpy and safetensors require.
     assert all(array.flags.c_contiguous and array.flags.writeable for array in state.values())
     kernel = variables["params"]["head"]["layers_0"]["kernel"]
     np.testing.assert_array_equal(state["model.head.0.weight"][5, 3, 0, 2], kernel[0, 2, 3, 5])
@@ -94,7 +94,7 @@ def test_what_does_not_fit(variables):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_wrong_module(variables, strict):
-    """Nothing may be found because the module has another name; that is always an error."""
+    """If the module has another name, nothing is found; that is always an error."""
     state = interop.to_torch(variables, module="module.backbone")
     with pytest.raises(ValueError, match=r"nothing of module='backbone': did you mean module.backbone\?"):
         interop.from_torch(state, variables, module="backbone", strict=strict)
@@ -103,7 +103,7 @@ def test_wrong_module(variables, strict):
 
 
 def test_parameters_alone(variables):
-    """Running statistics are not missed by a tree that has none."""
+    """A tree without running statistics does not need them."""
     params = variables["params"]
     jax.tree.map(np.testing.assert_array_equal, interop.from_torch(interop.to_torch(variables), params), params)
 
@@ -129,7 +129,7 @@ def test_other_layers_called_fc_offset():
 
 
 def test_names_of_their_own():
-    """A parameter called scale need not be a norm's."""
+    """A parameter named scale may belong to other layers than norms."""
     found = interop.from_torch({"scales.0.scale": np.full(1, 3.0)}, {"scales_0": {"scale": np.ones(1)}})
     assert found["scales_0"]["scale"] == 3
 
@@ -161,7 +161,7 @@ def test_wrong_shape():
 
 
 def test_torchvision_names():
-    """Its layer has no branch; ours has none where it is always given offsets."""
+    """Its layer has no branch; ours has none if offsets are always passed."""
     state = {"weight": random((8, 4, 3, 3)), "bias": random(8)}
     x, offset = random((1, 6, 6, 4)), random((1, 6, 6, 18))
     layer = DeformConv(8, (3, 3))
@@ -175,7 +175,7 @@ def test_torchvision_names():
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_dtypes(dtype):
-    """Parameters get the dtype of those they replace, whatever the state dict has."""
+    """Parameters get the dtype of those that they replace, for any dtype in the state dict."""
     layer = DeformConv(8, (3, 3), param_dtype=dtype)
     like = jax.eval_shape(layer.init, jax.random.key(0), jnp.ones((1, 8, 8, 4)))
     state = {key: array.astype(np.float64) for key, array in interop.to_torch(_zeros(like)).items()}
@@ -193,7 +193,7 @@ def test_random_state_is_kept():
 
 
 class Tensor:
-    """What is used of torch's tensors, where torch is not installed."""
+    """The attributes of torch's tensors that the package uses, if torch is not installed."""
 
     def __init__(self, array):
         self.array, self.dtype = array, "torch.float32"
@@ -214,7 +214,7 @@ def test_tensors(variables):
 
 
 def test_jit():
-    """What comes out is a tree like any other."""
+    """The result is an ordinary tree."""
     x = jnp.ones((1, 8, 8, 4))
     layer = DeformConv(8, (3, 3))
     variables = layer.init(jax.random.key(0), x)

@@ -1,4 +1,4 @@
-"""The branches of PyTorch's deformable RoI pooling packs, computed as they do: NCHW, flattened, split in two."""
+"""The branches of PyTorch's deformable RoI pooling packs, computed in their way: NCHW, flattened, split in two."""
 
 import itertools
 
@@ -38,7 +38,7 @@ def pack(kind, bins):
 
 
 def run_pack(state, kind, x, bins):
-    """What the pack computes, but for pooling itself, with arrays as PyTorch has them."""
+    """The computation of the pack, except the pooling, with arrays in PyTorch's layout."""
 
     def pool(offset=None):
         options = dict(output_size=bins, spatial_scale=0.5, data_format="NCHW")

@@ -1,4 +1,4 @@
-"""Layers of torch and torchvision, where they are installed, and ours with the same state dict."""
+"""Compares our layers with those of torch and torchvision, if installed, with the same state dict."""
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ torchvision = pytest.importorskip("torchvision")
 
 
 class Layer(torch.nn.Module):
-    """`conv2`, torchvision's layer, with the convolution that predicts its offsets where each library has it."""
+    """`conv2`, torchvision's layer, with its offset convolution in the place that each library uses."""
 
     def __init__(self, style, modulated):
         super().__init__()

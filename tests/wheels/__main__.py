@@ -1,9 +1,9 @@
-"""Builds the sdist and, from it alone, the wheels, and tests them where nothing else is: python -m tests.wheels.
+"""Builds the sdist and, only from it, the wheels, and tests them in new environments: python -m tests.wheels.
 
-Python 3.11 has a wheel of its own; 3.12 and later share one, of the stable ABI. Each is compiled in an isolated
-environment, with NVIDIA's compiler from PyPI unless JAX_DCN_CUDA says otherwise. Then every Python that is found by its
-name installs what was built in a new environment, beside the newest jax and flax that it finds and without a compiler,
-and runs installed.py.
+Python 3.11 has its own wheel; 3.12 and later share one, for the stable ABI. Each is compiled in an isolated
+environment, with NVIDIA's compiler from PyPI unless JAX_DCN_CUDA says otherwise. Then each Python that is found by name
+installs the wheel in a new environment, with the newest jax and flax that it finds and without a compiler, and runs
+installed.py.
 """
 
 import os
@@ -21,7 +21,7 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
 OUT = ROOT / "out/wheels"
 LARGEST = 20e6  # bytes
-# An older system's C++ library has not all that this one's compiler asks for.
+# The C++ library of an older system lacks functions that this compiler uses.
 WITH_CXX_LIBRARY = "-static-libstdc++", "-Wl,--exclude-libs,ALL"
 
 
@@ -34,13 +34,13 @@ def run(*command: object, folder: pathlib.Path = ROOT, variables: Mapping[str, s
 
 
 def pythons() -> list[str]:
-    """From 3.11 on. A name may be that of a launcher which has no such version."""
+    """The Pythons from 3.11 on that run. A launcher may exist without its version."""
     found = filter(shutil.which, (f"python3.{minor}" for minor in range(11, 20)))
     return [name for name in found if subprocess.run([name, "-c", ""], capture_output=True).returncode == 0]
 
 
 def environment(folder: pathlib.Path, python: str, *packages: object) -> pathlib.Path:
-    """A new virtual environment's folder of programs."""
+    """Creates a virtual environment, and returns the folder of its programs."""
     run(python, "-m", "venv", folder)
     run(folder / "bin/python", "-m", "pip", "install", "--quiet", "--only-binary", ":all:", *packages)
     return folder / "bin"

@@ -1,22 +1,23 @@
-"""Links with older versions of glibc's symbols, so that what is built here runs on older systems.
+"""Links against older versions of glibc's symbols, so that the wheels run on older systems.
 
-glibc 2.34 moved dlopen, threads and shared memory from libraries of their own into libc.so.6, where the same functions
-have a new version beside the one they always had. A linker that finds stubs of those libraries first takes the old one.
+glibc 2.34 moved dlopen, threads and shared memory from separate libraries into libc.so.6. There the same functions have
+a new version and the old one. A linker that first finds stubs of the separate libraries takes the old one.
 """
 
 import pathlib
 import re
 import subprocess
 
-BASELINE = 2, 17  # that of manylinux2014
+BASELINE = 2, 17  # the version of manylinux2014
 MOVED = 2, 34
-LIBRARIES = {"libdl.so.2": "dl", "librt.so.1": "shm_", "libpthread.so.0": "(pthread|sem)_"}  # names in them begin so
-# Whether locks may be left out, which code compiled beside glibc 2.32 or newer asks.
+# The libraries, and how the names of their symbols begin.
+LIBRARIES = {"libdl.so.2": "dl", "librt.so.1": "shm_", "libpthread.so.0": "(pthread|sem)_"}
+# Code compiled with glibc 2.32 or newer reads this variable, which says whether it may skip locks.
 SINGLE_THREADED = '__attribute__((visibility("hidden"))) char __libc_single_threaded = 0;'
 
 
 def older_versions() -> dict[str, str]:
-    """Of the symbols that moved, the versions they had before."""
+    """The old versions of the symbols that moved."""
     libc = subprocess.check_output(["gcc", "-print-file-name=libc.so.6"], text=True).strip()
     symbols = subprocess.check_output(["objdump", "--dynamic-syms", libc], text=True)
     versions: dict[str, set[tuple[int, ...]]] = {}
@@ -27,7 +28,7 @@ def older_versions() -> dict[str, str]:
 
 
 def link_flags(folder: pathlib.Path) -> list[str]:
-    """Writes stubs to the folder, which a linker with these flags prefers."""
+    """Writes stubs to the folder, and returns flags with which a linker prefers them."""
     older = older_versions()
     if not older:
         return []

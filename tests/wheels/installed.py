@@ -1,4 +1,4 @@
-"""What anyone does with an installed jax_dcn: python installed.py. It needs nothing but jax and flax."""
+"""A test of an installed jax_dcn: python installed.py. It needs only jax and flax."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ Backend = Literal["reference"] | None
 
 
 def compare(loss: Callable[[Backend, Any], jax.Array], operands: Any) -> None:
-    """Values and gradients, compiled and for several at once, with those of the reference."""
+    """Compares values and gradients, under jit and vmap, with those of the reference."""
     several = jax.tree.map(lambda a: np.stack([a, a / 2]), operands)
     backends: tuple[Backend, ...] = None, "reference"
     results = [jax.jit(jax.vmap(jax.value_and_grad(partial(loss, backend))))(several) for backend in backends]

@@ -1,4 +1,4 @@
-"""The shapes that the tests share, operands for them, and the numpy reference's answers."""
+"""The cases that tests share, operands for them, and the results of the numpy reference."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ class Operands(NamedTuple):
 
 
 def to_nchw(operands):
-    """Operands (or their gradients) of NHWC layout in that of data_format="NCHW"; None stays None."""
+    """Converts operands (or their gradients) from NHWC to the layout of data_format="NCHW"; None stays None."""
     x, offset, weight, bias, mask = operands
     x, offset, mask = (None if a is None else np.moveaxis(a, -1, -3) for a in (x, offset, mask))
     return Operands(x, offset, np.transpose(weight, (3, 2, 0, 1)), bias, mask)
@@ -75,7 +75,7 @@ class Case:
         return 0 in (*self.batch, *self.output_size)
 
     def operands(self, seed=0, offset_scale=2.0, grid=64, masked=True):
-        """Random float64 operands, offsets on multiples of 1/grid: exact in float32, and on kinks now and then."""
+        """Random float64 operands. Offsets are multiples of 1/grid: exact in float32, and sometimes on kinks."""
         rng = np.random.default_rng(seed)
         samples = (*self.batch, *self.output_size, self.offset_groups * self.kernel[0] * self.kernel[1])
         return Operands(
@@ -97,7 +97,7 @@ class Case:
         return np.random.default_rng(seed + 2).normal(size=(*self.batch, *self.output_size, self.cout))
 
     def expected(self, cotangent, operands):
-        """The numpy reference's (y, gradients), any number of batch dimensions folded into its one."""
+        """(y, gradients) of the numpy reference, with all batch dimensions folded into one."""
         x, offset, weight, bias, mask = operands
 
         def fold(array):
@@ -165,13 +165,13 @@ def convolve(operands, **keywords):
 
 
 def pull_back(cotangent, operands, **keywords):
-    """(y, gradients in every operand that is there)."""
+    """(y, gradients in all operands that are not None)."""
     y, pullback = jax.vjp(functools.partial(convolve, **keywords), operands)
     return y, *pullback(cotangent)
 
 
 def explicit_gradients(cotangent, operands, **keywords):
-    """What the functions named after one gradient give; none is for the bias."""
+    """The results of the functions that compute one gradient each; the bias has none."""
     x, offset, weight, _, mask = operands
     arguments = cotangent, x, offset, weight, mask
     return Operands(
@@ -188,7 +188,7 @@ def compiled_pull_back(case, backend):
 
 
 def assert_close(actual, expected, rtol=1e-10, atol=1e-10):
-    """Equal trees of arrays, within the tolerance; a NaN equals a NaN."""
+    """Asserts that two trees of arrays are equal within the tolerance; NaNs are equal."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(e, np.float64), rtol, atol)

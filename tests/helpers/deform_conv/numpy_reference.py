@@ -1,8 +1,8 @@
-"""Deformable convolution and its gradients, written out slowly in float64 numpy: the oracle of the tests.
+"""Deformable convolution and its gradients, with loops in float64 numpy: the reference of the tests.
 
-It shares no code and no method with the package: one sample at a time, the derivatives by hand. Arrays are NHWC with
-one batch dimension; offset channel (g*K + k)*2 + {0: dy, 1: dx}, mask channel g*K + k, weight [kh, kw, Cin/groups,
-Cout].
+It shares no code and no method with the package: it computes one sample at a time, with derivatives written by hand.
+Arrays are NHWC with one batch dimension; offset channel (g*K + k)*2 + {0: dy, 1: dx}, mask channel
+g*K + k, weight [kh, kw, Cin/groups, Cout].
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ class Convolution:
 
 
 def axis_corners(position, length, wraps):
-    """The two (index, weight, derivative of the weight) that a position between them blends, outside ones left out."""
+    """(index, weight, derivative of the weight) of the two neighbours of a position, without those outside."""
     if not wraps and (position <= -1 or position >= length):
         return []
     low = math.floor(position)
@@ -63,7 +63,7 @@ def axis_corners(position, length, wraps):
 
 
 def samples(x, offset, kernel, convolution):
-    """Yield (n, ho, wo, k, channels, dy channel, (y, x) position) for every sample of every offset group."""
+    """Yield (n, ho, wo, k, channels, dy channel, (y, x) position) for each sample of each offset group."""
     batch, height, width, cin = x.shape
     kh, kw = kernel
     groups = offset.shape[-1] // (2 * kh * kw)
@@ -78,7 +78,7 @@ def samples(x, offset, kernel, convolution):
 
 
 def blend(image, channels, position, wraps):
-    """(sample, its derivative in y, the one in x), each [channels], and the pixels it read with their weights."""
+    """(sample, its derivatives in y and in x), each [channels], and the pixels that it reads, with their weights."""
     zero = np.zeros(image.shape[-1])[channels]
     if np.isnan(position).any():
         return zero + np.nan, zero + np.nan, zero + np.nan, []
@@ -96,7 +96,7 @@ def blend(image, channels, position, wraps):
 
 
 def feature_groups(cin, cout, count):
-    """The (input channels, output channels) of every feature group."""
+    """The (input channels, output channels) of each feature group."""
     return [
         (slice(f * cin // count, (f + 1) * cin // count), slice(f * cout // count, (f + 1) * cout // count))
         for f in range(count)

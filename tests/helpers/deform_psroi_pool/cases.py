@@ -1,4 +1,4 @@
-"""The operands that the tests share, random problems of any shape, and the golden files."""
+"""The operands that tests share, random problems of any shape, and the golden files."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from .numpy_reference import Pooling
 
 BACKENDS = (None, "reference")
 GOLDEN_FILES = sorted(pathlib.Path(__file__).parents[2].glob("golden/deform_psroi_pool/*.npz"))
-# 6 features in cells of 3 x 2, bins that are neither square nor as many as parts, 3 classes
+# 6 features, a group size of 3 x 2, bins that are neither square nor as many as the parts, and 3 classes
 POOLING = Pooling((5, 4), (3, 2), (2, 3), (3, 2), spatial_scale=0.5, trans_std=0.2)
 COTANGENT = np.random.default_rng(9).normal(size=(6, 5, 4, 6))
 
@@ -31,7 +31,7 @@ class Operands(NamedTuple):
 
 
 def operands(seed=0, lead=()):
-    """For POOLING."""
+    """Operands for POOLING."""
     random = np.random.default_rng(seed)
     x = random.normal(size=(*lead, 2, 9, 8, 36))
     corner = random.uniform(-4, 12, size=(*lead, 6, 2))
@@ -60,8 +60,8 @@ def pull_back(cotangent, x, rois, offset=None, pooling=POOLING, backend=None):
 class Problem:
     """A pooling of any shape, with regions and offsets of every kind.
 
-    On a grid all coordinates are exact, and often on pixels and on the border. Elsewhere a random offset keeps them
-    away from where rounding would decide.
+    With `on_grid`, all coordinates are exact, and often on pixels and on the border. Otherwise, random offsets keep
+    them away from points where rounding would decide.
     """
 
     seed: int
@@ -112,12 +112,12 @@ def problems(draw):
 
 
 def sometimes(random, share, values, array):
-    """`array` with this share of it replaced by any of the values."""
+    """`array` with this fraction of its elements replaced by random ones of the values."""
     return np.where(random.uniform(size=array.shape) < share, random.choice(values, array.shape), array)
 
 
 def random_regions(random, count, images, reach, positive):
-    """Of images of `reach` input pixels, within and beyond; upside down unless `positive`; padding; some not finite."""
+    """Regions in and outside images of `reach` input pixels: inverted unless `positive`, padding, and not finite."""
     image = random.integers(0, images, (count, 1)).astype(float)
     image = sometimes(random, 0.2, [-1, -0.5, 0.5, images, np.nan], image)
     first = random.uniform(-0.5, 1.1, (count, 2)) * reach

@@ -1,7 +1,7 @@
-"""Deformable PS-RoI pooling and its gradients, written out slowly in float64: the oracle of the tests.
+"""Deformable PS-RoI pooling and its gradients, with loops in float64: the reference of the tests.
 
-It shares no code and no method with the package: one point at a time, the derivatives by hand. Arrays are NHWC without
-batch dimensions; sizes are (rows, columns).
+It shares no code and no method with the package: it computes one point at a time, with derivatives written by hand.
+Arrays are NHWC without batch dimensions; sizes are (rows, columns).
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ class Pooling:
     trans_std: float = 0.1
 
     def points(self, axis, bin_index, first, last, shift, length):
-        """A bin's points along an axis of `length` pixels, apart from those left out.
+        """The points of a bin along an axis of `length` pixels, without those that are left out.
 
-        Each is a list of the pixels that it blends: (pixel, weight, derivative of the weight in the shift).
+        Each point is a list of the pixels that it interpolates: (pixel, weight, derivative of the weight in the shift).
         """
         start = round_half_away(first) * self.spatial_scale - 0.5
         size = max((round_half_away(last) + 1) * self.spatial_scale - 0.5 - start, 0.1)
@@ -50,7 +50,7 @@ def round_half_away(value):
 
 
 def pool(x, rois, offset, cotangent, pooling):
-    """(pooled, and d sum(pooled * cotangent) in x and in the offset, None if that is)."""
+    """(pooled, gradient in x, gradient in the offset) of sum(pooled * cotangent); None for the offset if it is None."""
     images, height, width, channels = x.shape
     group_rows, group_columns = pooling.group_size
     features = channels // (group_rows * group_columns)
