@@ -24,6 +24,7 @@ import jax_dcn
 from tests.helpers.pages import ERRORS, FENCED, PAGES, ROOT, blocks, text_of
 
 TREE = "docs/contributing.md"
+KERNELS = "docs/kernels.md"
 NEEDED = {"docs/pictures.md": ["matplotlib"], "docs/interop.md": ["onnxruntime", "safetensors"]}
 PEERS = {"detectron2", "mmcv", "mxnet", "paddle", "torch", "torchvision"}
 
