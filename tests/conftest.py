@@ -46,10 +46,10 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def platform(request, record_property):
-    """The platform the test runs on.
+    """The platform that the test runs on.
 
-    Matrix products have full precision, as the references have that results are compared with. Most of the time of the
-    suite is LLVM's, so code for the CPU is compiled without its expensive passes, except for tests marked `optimized`.
+    Matrix products have full precision, as in the references. LLVM takes most of the time of the tests, so code for the
+    CPU is compiled without LLVM's expensive passes, except for tests marked `optimized`.
     """
     reference = request.node.callspec.params.get("backend") == "reference"
     record_property("backend", f"reference on {request.param}" if reference else request.param)
