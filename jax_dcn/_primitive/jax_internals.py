@@ -4,7 +4,7 @@ jax documents `jax`, `jax.numpy`, `jax.lax`, `jax.sharding`, `jax.ffi`, `jax.exp
 a few names of `jax.core`. It may move any other name without notice. This module looks the others up with
 `OptionalNames` and `attribute`, and without them the package does the following:
 
-    PRIMITIVES     every call computes the reference, with a warning
+    PRIMITIVES     every call computes the reference, with a warning, and arrays of an Explicit mesh are an error
     PARTITIONING   jit over several devices gathers the operands on each of them, with a warning
     REPLACEABLE    nothing changes, because this module has a replacement for each
     ATTRIBUTES     as PARTITIONING, except for the axes of `shard_map`, which have a replacement
@@ -86,14 +86,20 @@ def attribute(owner: object, path: str) -> Any:
     return functools.reduce(lambda value, name: getattr(value, name, None), path.split("."), owner)
 
 
-def warn_of_missing(paths: Iterable[str], consequence: str) -> None:
-    warnings.warn(_missing(paths, consequence), RuntimeWarning, stacklevel=2)
-
-
 def _missing(paths: Iterable[str], consequence: str) -> str:
     return (
         f"jax {jax.__version__} has no {', '.join(paths)}, so {consequence}. "
         f"{PACKAGE} was tested with jax {TESTED_VERSIONS}"
+    )
+
+
+def fall_back_to_reference(operator: str, avals: Sequence[jax.core.ShapedArray]) -> None:
+    """Warns that an operator runs its reference, or raises an error for arrays that only a lowering rule can take."""
+    if any(_is_explicit(aval) for aval in avals):
+        consequence = f"{operator} cannot take arrays that are sharded over an Explicit mesh. Use an Auto mesh instead"
+        raise NotImplementedError(_missing(PRIMITIVES.missing, consequence))
+    warnings.warn(
+        _missing(PRIMITIVES.missing, f"{operator} runs the slow jax.numpy form"), RuntimeWarning, stacklevel=2
     )
 
 
@@ -102,7 +108,11 @@ def _warn_of_gathering(paths: Iterable[str]) -> None:
         f"{PACKAGE} cannot be partitioned: under jit over several devices each device gathers the operands and "
         "computes the whole result. Use jax.shard_map instead"
     )
-    warn_of_missing(paths, consequence)
+    warnings.warn(_missing(paths, consequence), RuntimeWarning, stacklevel=2)
+
+
+def _is_explicit(aval: jax.core.ShapedArray) -> bool:
+    return AxisType.Explicit in aval.sharding.mesh.axis_types
 
 
 def apply_primitive(primitive: Any, *args: Any, **params: Any) -> Any:
@@ -154,8 +164,7 @@ def lower_without_explicit_mesh(lower: Callable[..., Any], ctx: Any, *args: Any,
 
     Otherwise each reshape and each slice of a sharded dimension would have to specify how its result is sharded.
     """
-    meshes = [aval.sharding.mesh for aval in ctx.avals_in]
-    if not any(AxisType.Explicit in mesh.axis_types for mesh in meshes):
+    if not any(_is_explicit(aval) for aval in ctx.avals_in):
         return lower(ctx, *args, **params)
     with no_mesh():
         avals = [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in ctx.avals_in]
@@ -189,7 +198,9 @@ def meshes_to_partition(ctx: Any) -> Meshes | None:
             devices = mesh.devices if isinstance(mesh, Mesh) else None
         case object(device_assignment=devices, abstract_mesh=AbstractMesh() as mesh):
             pass
-        case object(device_assignment=_, abstract_mesh=None):
+        case object(num_devices=int() as count, abstract_mesh=None):
+            if PARTITIONING.missing and count > 1:
+                _warn_of_gathering(PARTITIONING.missing)
             return None
         case _:
             if jax.device_count() > 1:

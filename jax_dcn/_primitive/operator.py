@@ -100,10 +100,10 @@ class Operator(Generic[Spec]):
         # left to partition, and the devices may be unknown.
         if PRIMITIVES.missing:
             return
-        self._partitioned, self._manual = self._primitive(), self._primitive()
+        self._partitioned, self._manual = self._primitive(partitioned=True), self._primitive(partitioned=False)
         jax_internals.require_devices_during_lowering(self._partitioned)
 
-    def _primitive(self) -> Any:
+    def _primitive(self, *, partitioned: bool) -> Any:
         primitive = PRIMITIVES.Primitive(self.name)
         primitive.multiple_results = True
         primitive.def_impl(partial(jax_internals.apply_primitive, primitive))
@@ -112,7 +112,9 @@ class Operator(Generic[Spec]):
         PRIMITIVES.primitive_transposes[primitive] = self._transpose_rule
         PRIMITIVES.primitive_batchers[primitive] = self._batching_rule
         for platform in (None, *extension.PLATFORMS):
-            rule = partial(jax_internals.lower_without_explicit_mesh, partial(self._lowering_rule, platform))
+            rule = partial(
+                jax_internals.lower_without_explicit_mesh, partial(self._lowering_rule, platform, partitioned)
+            )
             PRIMITIVES.register_lowering(primitive, rule, platform=platform)
         return primitive
 
@@ -120,8 +122,9 @@ class Operator(Generic[Spec]):
         self, *arrays: Any, present: tuple[str, ...], chain: Chain, spec: Spec, backend: Backend
     ) -> list[jax.Array]:
         if PRIMITIVES.missing:
-            jax_internals.warn_of_missing(PRIMITIVES.missing, f"{self.name} runs the slow jax.numpy form")
-            _, results, _ = self._arrays(list(map(jax.typeof, arrays)), present, chain, spec)
+            avals = list(map(jax.typeof, arrays))
+            jax_internals.fall_back_to_reference(self.name, avals)
+            _, results, _ = self._arrays(avals, present, chain, spec)
             function = self._function(None, present, chain, spec)
             return list(partition.unsharded(function, results)(*arrays))
         primitive = self._manual if jax_internals.all_axes_are_manual() else self._partitioned
@@ -209,6 +212,7 @@ class Operator(Generic[Spec]):
     def _lowering_rule(
         self,
         platform: str | None,
+        partitioned: bool,
         ctx: Any,
         *args: Any,
         present: tuple[str, ...],
@@ -222,7 +226,7 @@ class Operator(Generic[Spec]):
             extension.require(kernels)
         call = self._function(kernels, present, chain, spec)
         arguments, results, sizes = self._arrays(ctx.avals_in, present, chain, spec)
-        meshes = jax_internals.meshes_to_partition(ctx)
+        meshes = jax_internals.meshes_to_partition(ctx) if partitioned else None
         if meshes is None:
             return PRIMITIVES.lower_fun(partition.unsharded(call, results), multiple_results=True)(ctx, *args)
         function = partition.partitioned(call, arguments, results, sizes, meshes)
