@@ -19,7 +19,7 @@ from jax_dcn._primitive import jax_internals
 
 pytestmark = pytest.mark.platforms("cpu")
 
-HERE = pathlib.Path(__file__).parent
+HELPERS = pathlib.Path(__file__).parent / "helpers"
 PRIMITIVES, PARTITIONING, REPLACEABLE, ATTRIBUTES = (
     jax_internals.PRIMITIVES.paths,
     jax_internals.PARTITIONING.paths,
@@ -34,7 +34,7 @@ ONE_DEVICE = ("eager", "one device", "shard_map")
 def reports():
     """The reports of `run_without_names.py` by the name that is missing, and one without a missing name."""
     names = ("nothing", *NAMES)
-    command = [sys.executable, str(HERE / "run_without_names.py"), *names]
+    command = [sys.executable, str(HELPERS / "run_without_names.py"), *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     return {name: json.loads(line) for name, line in zip(names, done.stdout.splitlines(), strict=True)}
