@@ -96,10 +96,10 @@ class Operator(Generic[Spec]):
     linear: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        # jax has to know the devices when it lowers a computation that is partitioned. Inside `shard_map` nothing is
-        # left to partition, and the devices may be unknown.
         if PRIMITIVES.missing:
             return
+        # jax has to know the devices when it lowers a computation that is partitioned. Inside `shard_map` nothing is
+        # left to partition, and the devices may be unknown.
         self._partitioned, self._manual = self._primitive(partitioned=True), self._primitive(partitioned=False)
         jax_internals.require_devices_during_lowering(self._partitioned)
 
