@@ -1,4 +1,4 @@
-"""What `jax.export` has to be told about this package."""
+"""What `jax.export` needs to export functions that call this package."""
 
 from jax.export import DisabledSafetyCheck
 
@@ -8,8 +8,8 @@ from jax_dcn._primitive import extension
 def disabled_checks() -> list[DisabledSafetyCheck]:
     """The checks that `jax.export` must leave out to export functions that call this package.
 
-    It refuses custom calls that it does not know. These are all that this package makes, on any platform, whatever was
-    built on this machine.
+    It refuses custom calls that it does not know. The list names all custom calls of this package on all platforms,
+    whether or not their kernels were built on this machine.
 
     Returns:
       A new list, to which checks for other packages may be added.

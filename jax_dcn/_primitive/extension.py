@@ -14,7 +14,7 @@ PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}  # lowering platform and module name:
 def _load() -> dict[str, ModuleType]:
     modules = {}
     for platform, ffi_platform in PLATFORMS.items():
-        # A module that is absent was not built; one that is there and cannot be imported is an error to show.
+        # An absent module was not built. A module that is present and cannot be imported raises its error.
         if find_spec(f"{PACKAGE}._{platform}") is None:
             continue
         modules[platform] = import_module(f"{PACKAGE}._{platform}")
@@ -30,15 +30,15 @@ if "cpu" not in modules:
         "Python in another folder, or install with `pip install --editable .`"
     )
 FUSED = [f"dcn_fused_{name}" for name in ("forward", "input_cotangent", "offset_cotangent", "weight_cotangent")]
-custom_calls = (*modules["cpu"].handlers, *FUSED)  # all platforms have the same, CUDA these too
+custom_calls = (*modules["cpu"].handlers, *FUSED)  # all platforms have the former, only CUDA has the latter
 
 BUILD_CUDA = "JAX_DCN_CUDA=WHEELS pip install --force-reinstall --no-deps ."
 
 
 def require(platform: str) -> None:
-    """Raises if a computation is about to run on `platform` without its kernels.
+    """Raises an error if a computation is to run on `platform` and its kernels were not built.
 
-    Lowering for a platform this machine has not got (`jax.export`) needs no kernels here.
+    `jax.export` may lower for a platform that this machine does not have. That needs no kernels here.
     """
     if platform in modules:
         return

@@ -1,88 +1,225 @@
-"""Everything that depends on how jax is built inside, each with its reason."""
+"""Everything that depends on how jax works inside, each with its reason.
 
-from collections.abc import Sequence
+jax documents `jax`, `jax.numpy`, `jax.lax`, `jax.sharding`, `jax.ffi`, `jax.export`, `jax.dtypes`, `jax.tree_util` and
+a few names of `jax.core`. It may move any other name without notice. This module looks the others up with
+`OptionalNames` and `attribute`, and without them the package does the following:
+
+    PRIMITIVES     every call computes the reference, with a warning, and arrays of an Explicit mesh are an error
+    PARTITIONING   jit over several devices gathers the operands on each of them, with a warning
+    REPLACEABLE    nothing changes, because this module has a replacement for each
+    ATTRIBUTES     as PARTITIONING, except for the axes of `shard_map`, which have a replacement
+
+`tests/test_future_jax.py` removes each of these names in turn. All of this module was tested with `TESTED_VERSIONS`.
+"""
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import import_module
 from importlib.metadata import version
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax._src.dispatch import prim_requires_devices_during_lowering
-from jax._src.sharding_impls import parse_flatten_op_sharding
-from jax.extend.mlir import ir
-from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 PACKAGE = __name__.partition(".")[0]
+TESTED_VERSIONS = "0.10.2, 0.11.2 and 0.12.0.1"
 
 
-def result_aval(like, shape, dtype, spec=None):
-    """The type of a result: devices and varying axes as of `like`, split by `spec`.
+class OptionalNames(SimpleNamespace):
+    """Objects of jax by the last part of their paths. Those that this jax does not have are None, and in `missing`."""
+
+    paths: tuple[str, ...]
+    missing: tuple[str, ...]
+
+    def __init__(self, *paths: str) -> None:
+        found = {path: _find(path) for path in paths}
+        super().__init__(**{path.rpartition(".")[2]: value for path, value in found.items()})
+        self.paths = paths
+        self.missing = tuple(path for path, value in found.items() if value is None)
+
+
+def _find(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError):
+        return None
+
+
+PRIMITIVES = OptionalNames(
+    "jax.extend.core.Primitive",
+    "jax.interpreters.ad.Zero",
+    "jax.interpreters.ad.is_undefined_primal",
+    "jax.interpreters.ad.primitive_jvps",
+    "jax.interpreters.ad.primitive_transposes",
+    "jax.interpreters.batching.primitive_batchers",
+    "jax.interpreters.mlir.lower_fun",
+    "jax.interpreters.mlir.register_lowering",
+)
+PARTITIONING = OptionalNames(
+    "jax._src.dispatch.prim_requires_devices_during_lowering",
+    "jax._src.sharding_impls.parse_flatten_op_sharding",
+    "jax.experimental.custom_partitioning.ArrayMapping",
+    "jax.experimental.custom_partitioning.CompoundFactor",
+    "jax.experimental.custom_partitioning.SdyShardingRule",
+    "jax.experimental.custom_partitioning.custom_partitioning",
+)
+REPLACEABLE = OptionalNames(
+    "jax.extend.mlir.ir",
+    "jax.interpreters.ad.instantiate_zeros",
+    "jax.interpreters.xla.apply_primitive",
+)
+AXIS_CONTEXT = "module_context.axis_context"  # of a lowering rule's context: the devices
+HLO_SHARDING = "sharding._hlo_sharding"  # of an array that `custom_partitioning` describes
+VARYING_AXES = "manual_axis_type.varying"  # of an aval: the mesh axes of `shard_map` over which it varies
+ATTRIBUTES = (AXIS_CONTEXT, HLO_SHARDING, VARYING_AXES)
+
+
+def attribute(owner: object, path: str) -> Any:
+    """The attribute of `owner` at a path of `ATTRIBUTES`, or None if this jax has none there."""
+    return functools.reduce(lambda value, name: getattr(value, name, None), path.split("."), owner)
+
+
+def _missing(paths: Iterable[str], consequence: str) -> str:
+    return (
+        f"jax {jax.__version__} has no {', '.join(paths)}, so {consequence}. "
+        f"{PACKAGE} was tested with jax {TESTED_VERSIONS}"
+    )
+
+
+def fall_back_to_reference(operator: str, avals: Sequence[jax.core.ShapedArray]) -> None:
+    """Warns that an operator runs its reference, or raises an error for arrays that only a lowering rule can take."""
+    if any(_is_explicit(aval) for aval in avals):
+        consequence = f"{operator} cannot take arrays that are sharded over an Explicit mesh. Use an Auto mesh instead"
+        raise NotImplementedError(_missing(PRIMITIVES.missing, consequence))
+    warnings.warn(
+        _missing(PRIMITIVES.missing, f"{operator} runs the slow jax.numpy form"), RuntimeWarning, stacklevel=2
+    )
+
+
+def _warn_of_gathering(paths: Iterable[str]) -> None:
+    consequence = (
+        f"{PACKAGE} cannot be partitioned: under jit over several devices each device gathers the operands and "
+        "computes the whole result. Use jax.shard_map instead"
+    )
+    warnings.warn(_missing(paths, consequence), RuntimeWarning, stacklevel=2)
+
+
+def _is_explicit(aval: jax.core.ShapedArray) -> bool:
+    return AxisType.Explicit in aval.sharding.mesh.axis_types
+
+
+def apply_primitive(primitive: Any, *args: Any, **params: Any) -> Any:
+    """Compiles and runs a primitive outside of `jit`."""
+    if REPLACEABLE.apply_primitive is not None:
+        return REPLACEABLE.apply_primitive(primitive, *args, **params)
+    with jax.disable_jit(False):
+        return _compiled(primitive, **params)(*args)
+
+
+@functools.cache
+def _compiled(primitive: Any, **params: Any) -> Callable[..., Any]:
+    return jax.jit(functools.partial(primitive.bind, **params))
+
+
+def instantiate_zeros(tangent: Any) -> Any:
+    """An array of zeros for a symbolic zero. Other tangents stay as they are."""
+    if REPLACEABLE.instantiate_zeros is not None:
+        return REPLACEABLE.instantiate_zeros(tangent)
+    if type(tangent) is not PRIMITIVES.Zero:
+        return tangent
+    zeros = jnp.zeros(tangent.aval.shape, tangent.aval.dtype)
+    varying = tuple(sorted(attribute(tangent.aval, VARYING_AXES) or ()))
+    return lax.pcast(zeros, varying, to="varying") if varying else zeros
+
+
+def result_aval(
+    like: jax.core.ShapedArray, shape: Sequence[int], dtype: Any, spec: PartitionSpec | None = None
+) -> jax.core.ShapedArray:
+    """The aval of a result, which has the mesh and the varying axes of `like` and is sharded by `spec`.
 
     A bare `ShapedArray(shape, dtype)` would lose the mesh under Explicit sharding and the varying axes in `shard_map`.
     """
-    aval = like.update(shape=tuple(shape), dtype=dtype, weak_type=False)
+    aval: jax.core.ShapedArray = like.update(shape=tuple(shape), dtype=dtype, weak_type=False)
     if like.sharding.mesh.empty:
         return aval
     spec = PartitionSpec(*[None] * len(shape)) if spec is None else spec
-    return aval.update(sharding=NamedSharding(like.sharding.mesh, spec))
+    sharded: jax.core.ShapedArray = aval.update(sharding=NamedSharding(like.sharding.mesh, spec))
+    return sharded
 
 
-def no_mesh():
-    """A context in which arrays are as on one device, whatever the mesh around it."""
+def no_mesh() -> Any:
+    """A context in which arrays are as on one device, whatever the current mesh."""
     return use_abstract_mesh(AbstractMesh((), ()))
 
 
-def lower_without_explicit_mesh(lower, ctx, *args, **params):
-    """`lower(ctx, *args, **params)`, written as for one device where the mesh is Explicit: XLA's partitioner splits it.
+def lower_without_explicit_mesh(lower: Callable[..., Any], ctx: Any, *args: Any, **params: Any) -> Any:
+    """Calls a lowering rule. Under an Explicit mesh the rule runs as on one device, and XLA's partitioner shards.
 
-    Under such a mesh every reshape and slice of a split dimension would have to say how its result is split.
+    Otherwise each reshape and each slice of a sharded dimension would have to specify how its result is sharded.
     """
-    meshes = [aval.sharding.mesh for aval in ctx.avals_in]
-    if not any(AxisType.Explicit in mesh.axis_types for mesh in meshes):
+    if not any(_is_explicit(aval) for aval in ctx.avals_in):
         return lower(ctx, *args, **params)
     with no_mesh():
         avals = [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in ctx.avals_in]
-        return lower(ctx.replace(avals_in=avals), *args, **params)
+        return lower(dataclasses.replace(ctx, avals_in=avals), *args, **params)
 
 
 class Meshes(NamedTuple):
-    """What a partitioner's work is split over: all devices, for what they exchange, and those that split an array.
+    """The meshes of a computation that is partitioned: all devices, and the devices that shard an array.
 
-    They are the same but inside a `shard_map` over some axes: there the devices that have these in common split.
+    They differ only inside a `shard_map` over some of the mesh axes. There the devices that agree on these axes shard
+    an array.
     """
 
     everywhere: Mesh
     splitting: Mesh
 
 
-def meshes_to_partition(ctx) -> Meshes | None:
-    """What XLA's partitioner, that of today, will split what is lowered over.
+def meshes_to_partition(ctx: Any) -> Meshes | None:
+    """The meshes over which XLA's partitioner will shard what is lowered in this context.
 
-    None on one device, and where `shard_map` has split arrays over all axes; for the partitioner before Shardy too,
-    which jax still has for a while: it gathers around the calls.
+    None on one device, where `shard_map` has sharded arrays over all mesh axes, and where a name that partitioning
+    needs is missing. Also None for the partitioner before Shardy, which jax still has for a while: it gathers the
+    operands of custom calls.
     """
     if not getattr(jax.config, "jax_use_shardy_partitioner", True):
         return None
-    match ctx.module_context.axis_context:
-        case mlir.SPMDAxisContext(mesh=Mesh() as mesh, manual_axes=manual):
-            devices = mesh.devices
-        case mlir.ShardingContext(device_assignment=tuple(devices), abstract_mesh=AbstractMesh() as mesh):
-            manual = frozenset()
+    devices: Any
+    manual: frozenset[str] = frozenset()
+    match attribute(ctx, AXIS_CONTEXT):
+        case object(mesh=mesh, manual_axes=manual):
+            devices = mesh.devices if isinstance(mesh, Mesh) else None
+        case object(device_assignment=devices, abstract_mesh=AbstractMesh() as mesh):
+            pass
+        case object(num_devices=int() as count, abstract_mesh=None):
+            if PARTITIONING.missing and count > 1:
+                _warn_of_gathering(PARTITIONING.missing)
+            return None
         case _:
+            if jax.device_count() > 1:
+                _warn_of_gathering([AXIS_CONTEXT])
             return None
     axes = [axis for pair in mesh.shape.items() for axis in _primes(*pair)]
     free = [name for axis, name, _ in axes if axis not in manual]
     if not free:
+        return None
+    if PARTITIONING.missing or devices is None:
+        _warn_of_gathering(PARTITIONING.missing or ["devices of the mesh"])
         return None
     everywhere = Mesh(np.reshape(devices, [length for *_, length in axes]), [name for _, name, _ in axes])
     first = tuple(0 if axis in manual else slice(None) for axis, *_ in axes)
     return Meshes(everywhere, Mesh(everywhere.devices[first], free))
 
 
-def _primes(axis, length):
-    """An axis as several, of prime lengths: Shardy may split a dimension over a part of an axis."""
+def _primes(axis: str, length: int) -> Iterator[tuple[str, str, int]]:
+    """A mesh axis as several axes of prime lengths, because Shardy may shard a dimension over a part of an axis."""
     factor, number = 2, 0
     while length > 1:
         if length % factor:
@@ -92,68 +229,95 @@ def _primes(axis, length):
             length, number = length // factor, number + 1
 
 
-def spec_of_gspmd(array, mesh: Mesh) -> PartitionSpec:
-    """How `custom_partitioning` says an array is split; as if whole where axes of `mesh` cannot say it."""
+def spec_of_gspmd(array: Any, mesh: Mesh) -> PartitionSpec:
+    """How an array that `custom_partitioning` describes is sharded.
+
+    The result is a replicated array's if the axes of `mesh` cannot express the sharding.
+    """
+    sharding = attribute(array, HLO_SHARDING)
+    if sharding is None:
+        _warn_of_gathering([HLO_SHARDING])
+        return PartitionSpec()
     try:
-        return parse_flatten_op_sharding(array.sharding._hlo_sharding, mesh)[0]
-    except (AssertionError, NotImplementedError, StopIteration, ValueError):  # by how it cannot
+        spec: PartitionSpec = PARTITIONING.parse_flatten_op_sharding(sharding, mesh)[0]
+        return spec
+    except (AssertionError, NotImplementedError, StopIteration, ValueError):  # depending on why it cannot
         return PartitionSpec()
 
 
-def require_devices_during_lowering(primitive) -> None:
-    """Has jax tell a rule of `primitive` for lowering which devices there are, which `custom_partitioning` needs.
+def require_devices_during_lowering(primitive: Any) -> None:
+    """Has jax pass the devices to the lowering rule of `primitive`, because `custom_partitioning` needs them.
 
     Such a primitive cannot be lowered for an AbstractMesh. There is no public way.
     """
-    prim_requires_devices_during_lowering.add(primitive)
+    if PARTITIONING.prim_requires_devices_during_lowering is not None:
+        PARTITIONING.prim_requires_devices_during_lowering.add(primitive)
 
 
 def all_axes_are_manual() -> bool:
-    """Whether `shard_map` has split arrays over all axes of the mesh, so that nothing is left to the partitioner."""
+    """Whether `shard_map` has sharded arrays over all axes of the mesh, so that nothing is left to the partitioner."""
     axis_types = jax.sharding.get_abstract_mesh().axis_types
     return bool(axis_types) and all(axis_type == AxisType.Manual for axis_type in axis_types)
 
 
-def _varying(array) -> frozenset:
-    return jax.typeof(array).manual_axis_type.varying
+def vary_alike(arrays: Sequence[Any]) -> list[Any]:
+    """`arrays`, all cast to vary over the same mesh axes inside `shard_map`. None stays None.
 
-
-def vary_alike(arrays: Sequence) -> list:
-    """`arrays`, all varying over the same mesh axes inside `shard_map`.
-
-    A primitive's operands must, and the transpose of this cast is the sum that the gradient of a replicated operand
-    needs. None stays None.
+    The operands of a primitive must. The transpose of this cast is the psum that the gradient of a replicated operand
+    needs.
     """
-    union = frozenset().union(*(_varying(a) for a in arrays if a is not None))
+    varying = [attribute(jax.typeof(array), VARYING_AXES) for array in arrays if array is not None]
+    if None in varying:
+        return _vary_by_arithmetic(arrays)
+    union = frozenset[str]().union(*varying)
 
-    def cast(array):
-        missing = tuple(sorted(union - _varying(array)))
-        return jax.lax.pcast(array, missing, to="varying") if missing else array
+    def cast(array: Any) -> Any:
+        missing = tuple(sorted(union - attribute(jax.typeof(array), VARYING_AXES)))
+        return lax.pcast(array, missing, to="varying") if missing else array
 
-    return [None if a is None else cast(a) for a in arrays]
+    return [None if array is None else cast(array) for array in arrays]
 
 
-def annotate(results, text: str) -> None:
-    """Writes on a call that is to be partitioned what it computes, and by which version of this package.
+def _vary_by_arithmetic(arrays: Sequence[Any]) -> list[Any]:
+    """Leaves the casts to `jnp.subtract`, which casts its operands alike. A sum of no elements varies as its array."""
+    if AxisType.Manual not in jax.sharding.get_abstract_mesh().axis_types:
+        return list(arrays)
+    sums = [jnp.sum(array.reshape(-1)[:0]) for array in arrays if array is not None]
+    zero = functools.reduce(jnp.add, sums)
+    return [None if array is None else array - zero.astype(array.dtype) for array in arrays]
 
-    It says so nowhere else: with `jax_remove_custom_partitioning_ptr_from_cache_key`, which has the persistent cache
-    take calls of the same shapes for the same, one would get the program of another.
+
+def annotate(results: Sequence[Any], text: str) -> None:
+    """Records in a call that is to be partitioned what it computes, and with which version of this package.
+
+    Nothing else in the call does. Under `jax_remove_custom_partitioning_ptr_from_cache_key` the persistent compilation
+    cache would confuse calls of the same shapes, and one program would get the executable of another.
     """
-    attribute = ir.StringAttr.get(f"{version(PACKAGE)} {text}")
-    results[0].owner.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get({PACKAGE: attribute})
+    ir = REPLACEABLE.ir
+    if ir is None:
+        if getattr(jax.config, "jax_remove_custom_partitioning_ptr_from_cache_key", False):
+            consequence = (
+                "programs of the same shapes would be confused in the compilation cache. Set "
+                "jax_remove_custom_partitioning_ptr_from_cache_key to False"
+            )
+            raise RuntimeError(_missing(["jax.extend.mlir.ir"], consequence))
+        return
+    annotation = ir.StringAttr.get(f"{version(PACKAGE)} {text}")
+    results[0].owner.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get({PACKAGE: annotation})
 
 
-def move_to_front(arrays: Sequence, dims: Sequence) -> list:
-    """`arrays` with the dimension that `vmap` maps in front; copies of one that is not mapped are split as the others.
+def move_to_front(arrays: Sequence[jax.Array], dims: Sequence[int | None]) -> list[jax.Array]:
+    """Moves the dimension that `vmap` maps to the front. Arrays that are not mapped are broadcast.
 
-    So split, under an Explicit mesh, is what is computed of them, too.
+    Under an Explicit mesh a broadcast array is sharded along the new dimension as the mapped arrays are, so that the
+    results are, too.
     """
     mapped = [(array, dim) for array, dim in zip(arrays, dims, strict=True) if dim is not None]
     (size,) = {array.shape[dim] for array, dim in mapped}
     shardings = [(jax.typeof(array).sharding, dim) for array, dim in mapped]
     split = next(((s.mesh, s.spec[dim]) for s, dim in shardings if s.spec[dim] is not None), None)
 
-    def of_one(array, dim):
+    def with_dimension(array: jax.Array, dim: int | None) -> jax.Array:
         if dim is not None:
             return jnp.moveaxis(array, dim, 0)
         if split is None:
@@ -162,4 +326,4 @@ def move_to_front(arrays: Sequence, dims: Sequence) -> list:
         spec = PartitionSpec(entry, *jax.typeof(array).sharding.spec)
         return lax.broadcast(array, (size,), out_sharding=NamedSharding(mesh, spec))
 
-    return list(map(of_one, arrays, dims))
+    return list(map(with_dimension, arrays, dims))

@@ -18,13 +18,12 @@ array is batched, typed and sharded.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir, xla
 
 from jax_dcn._primitive import extension, jax_internals, partition
+from jax_dcn._primitive.jax_internals import PRIMITIVES
 
 RESULT = "result"
 
@@ -32,7 +31,6 @@ Arrays = dict[str, jax.Array]
 Roles = dict[str, str]  # roles by the names of arrays
 Backend = Literal["reference"] | None
 Spec = TypeVar("Spec")
-SpecIn = TypeVar("SpecIn", contravariant=True)
 
 
 class Step(NamedTuple):
@@ -62,30 +60,6 @@ class Axes(NamedTuple):
     sizes: dict[str, int]
 
 
-class ResultFunction(Protocol[SpecIn]):
-    def __call__(self, *args: Any, spec: SpecIn, **operands: Any) -> jax.ShapeDtypeStruct: ...
-
-
-class AxesFunction(Protocol[SpecIn]):
-    def __call__(self, *args: Any, spec: SpecIn, **operands: Any) -> Axes: ...
-
-
-class ForwardKernels(Protocol):
-    def __call__(self, *args: Any, platform: str, **keywords: Any) -> jax.Array: ...
-
-
-class CotangentKernels(Protocol):
-    def __call__(
-        self,
-        *args: Any,
-        ct: jax.Array,
-        requested: tuple[str, ...],
-        all_reduced: tuple[str, ...],
-        platform: str,
-        **keywords: Any,
-    ) -> Arrays: ...
-
-
 @dataclass(eq=False)
 class Operator(Generic[Spec]):
     """An operator, called with its operands by name. An operand that it can do without may be absent or None.
@@ -112,38 +86,50 @@ class Operator(Generic[Spec]):
 
     name: str
     operands: tuple[str, ...]
-    result: ResultFunction[Spec]
+    result: Callable[..., jax.ShapeDtypeStruct]
     reference: Callable[..., jax.Array]
-    forward: ForwardKernels
-    cotangent: CotangentKernels
-    axes: AxesFunction[Spec]
+    forward: Callable[..., jax.Array]
+    cotangent: Callable[..., Arrays]
+    axes: Callable[..., Axes]
     keywords: Callable[[Spec, Mapping[str, partition.Shard]], dict[str, Any]]
     shared: Mapping[str, int]
     linear: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        if PRIMITIVES.missing:
+            return
         # jax has to know the devices when it lowers a computation that is partitioned. Inside `shard_map` nothing is
         # left to partition, and the devices may be unknown.
-        self._partitioned, self._manual = self._primitive(), self._primitive()
+        self._partitioned, self._manual = self._primitive(partitioned=True), self._primitive(partitioned=False)
         jax_internals.require_devices_during_lowering(self._partitioned)
 
-    def _primitive(self) -> Primitive:
-        primitive = Primitive(self.name)
+    def _primitive(self, *, partitioned: bool) -> Any:
+        primitive = PRIMITIVES.Primitive(self.name)
         primitive.multiple_results = True
-        primitive.def_impl(partial(xla.apply_primitive, primitive))
+        primitive.def_impl(partial(jax_internals.apply_primitive, primitive))
         primitive.def_abstract_eval(self._abstract_evaluation)
-        ad.primitive_jvps[primitive] = self._jvp_rule
-        ad.primitive_transposes[primitive] = self._transpose_rule
-        batching.primitive_batchers[primitive] = self._batching_rule
+        PRIMITIVES.primitive_jvps[primitive] = self._jvp_rule
+        PRIMITIVES.primitive_transposes[primitive] = self._transpose_rule
+        PRIMITIVES.primitive_batchers[primitive] = self._batching_rule
         for platform in (None, *extension.PLATFORMS):
-            rule = partial(jax_internals.lower_without_explicit_mesh, partial(self._lowering_rule, platform))
-            mlir.register_lowering(primitive, rule, platform=platform)
+            rule = partial(
+                jax_internals.lower_without_explicit_mesh, partial(self._lowering_rule, platform, partitioned)
+            )
+            PRIMITIVES.register_lowering(primitive, rule, platform=platform)
         return primitive
 
-    def _bind(self, *arrays: jax.Array, **params: Any) -> list[jax.Array]:
+    def _bind(
+        self, *arrays: Any, present: tuple[str, ...], chain: Chain, spec: Spec, backend: Backend
+    ) -> list[jax.Array]:
+        if PRIMITIVES.missing:
+            avals = list(map(jax.typeof, arrays))
+            jax_internals.fall_back_to_reference(self.name, avals)
+            _, results, _ = self._arrays(avals, present, chain, spec)
+            function = self._function(None, present, chain, spec)
+            return list(partition.unsharded(function, results)(*arrays))
         primitive = self._manual if jax_internals.all_axes_are_manual() else self._partitioned
-        results: list[jax.Array] = primitive.bind(*arrays, **params)
-        return results
+        bound: list[jax.Array] = primitive.bind(*arrays, present=present, chain=chain, spec=spec, backend=backend)
+        return bound
 
     def __call__(self, *, spec: Spec, backend: Backend = None, **operands: jax.Array | None) -> jax.Array:
         arrays = self._present(operands)
@@ -161,8 +147,8 @@ class Operator(Generic[Spec]):
     ) -> Arrays:
         """The cotangents of the operands in `requested`, by name, from the cotangent of the result."""
         arrays, chain = self._present(operands), (Step("vjp", requested),)
-        params = {"present": tuple(arrays), "chain": chain, "spec": spec, "backend": backend}
-        return dict(zip(requested, self._bind(*arrays.values(), cotangent, **params), strict=True))
+        bind = partial(self._bind, present=tuple(arrays), chain=chain, spec=spec, backend=backend)
+        return dict(zip(requested, bind(*arrays.values(), cotangent), strict=True))
 
     def _present(self, operands: Mapping[str, jax.Array | None]) -> Arrays:
         if unknown := operands.keys() - set(self.operands):
@@ -226,6 +212,7 @@ class Operator(Generic[Spec]):
     def _lowering_rule(
         self,
         platform: str | None,
+        partitioned: bool,
         ctx: Any,
         *args: Any,
         present: tuple[str, ...],
@@ -234,36 +221,42 @@ class Operator(Generic[Spec]):
         backend: Backend,
     ) -> Any:
         has_kernel = not chain or (len(chain) == 1 and chain[0].mode == "vjp")
-        by_kernel = platform is not None and backend is None and has_kernel
-        if by_kernel:
-            extension.require(platform)
-        argument_roles, result_roles = _roles(present, chain)
+        kernels = platform if backend is None and has_kernel else None
+        if kernels is not None:
+            extension.require(kernels)
+        call = self._function(kernels, present, chain, spec)
+        arguments, results, sizes = self._arrays(ctx.avals_in, present, chain, spec)
+        meshes = jax_internals.meshes_to_partition(ctx) if partitioned else None
+        if meshes is None:
+            return PRIMITIVES.lower_fun(partition.unsharded(call, results), multiple_results=True)(ctx, *args)
+        function = partition.partitioned(call, arguments, results, sizes, meshes)
+        lowered = PRIMITIVES.lower_fun(function, multiple_results=True)(ctx, *args)
+        jax_internals.annotate(lowered, f"{self.name} {chain} {present} {spec} {platform} {backend}")
+        return lowered
+
+    def _function(
+        self, platform: str | None, present: tuple[str, ...], chain: Chain, spec: Spec
+    ) -> partition.ShardedFunction:
+        """The function that a chain makes: by the kernels of a platform, or by the reference if it is None."""
+        arguments, results = _roles(present, chain)
 
         def call(
             *args: jax.Array, shards: Mapping[str, partition.Shard], all_reduced: Sequence[bool]
         ) -> tuple[jax.Array, ...]:
             keywords = self.keywords(spec, shards)
-            reduced = tuple(name for name, is_reduced in zip(result_roles, all_reduced, strict=True) if is_reduced)
+            reduced = tuple(name for name, is_reduced in zip(results, all_reduced, strict=True) if is_reduced)
             function: Callable[[Arrays], Arrays]
-            if by_kernel:
+            if platform is not None:
                 function = partial(self._by_kernel, chain=chain, all_reduced=reduced, platform=platform, **keywords)
             else:
-                # Terms of an all-reduce stay wide. Only the sum is rounded.
+                # The terms of an all-reduce stay wide. Only the sum is rounded.
                 widen = partition.widened if reduced else lambda array: array
                 args = tuple(map(widen, args))
                 function = _derivative(partial(self._by_reference, widen=widen, **keywords), chain)
-            function = _mapped(function, self._shared_batch(args, present))
-            results = function(dict(zip(argument_roles, args, strict=True)))
-            return tuple(results[name] for name in result_roles)
+            outs = _mapped(function, self._shared_batch(args, present))(dict(zip(arguments, args, strict=True)))
+            return tuple(outs[name] for name in results)
 
-        arguments, results, sizes = self._arrays(ctx.avals_in, present, chain, spec)
-        meshes = jax_internals.meshes_to_partition(ctx)
-        if meshes is None:
-            return mlir.lower_fun(partition.unsharded(call, results), multiple_results=True)(ctx, *args)
-        function = partition.partitioned(call, arguments, results, sizes, meshes)
-        lowered = mlir.lower_fun(function, multiple_results=True)(ctx, *args)
-        jax_internals.annotate(lowered, f"{self.name} {chain} {present} {spec} {platform} {backend}")
-        return lowered
+        return call
 
     def _by_kernel(
         self, arrays: Arrays, *, chain: Chain, all_reduced: tuple[str, ...], platform: str, **keywords: Any
@@ -287,7 +280,7 @@ class Operator(Generic[Spec]):
         self, primals: Sequence[Any], tangents: Sequence[Any], *, present: tuple[str, ...], chain: Chain, **params: Any
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         named = zip(_roles(present, chain)[0], tangents, strict=True)
-        active = {name: tangent for name, tangent in named if type(tangent) is not ad.Zero}
+        active = {name: tangent for name, tangent in named if type(tangent) is not PRIMITIVES.Zero}
         bind = partial(self._bind, *primals, present=present, **params)
         return bind(chain=chain), bind(*active.values(), chain=(*chain, Step("jvp", tuple(active))))
 
@@ -297,13 +290,15 @@ class Operator(Generic[Spec]):
         """The cotangents of the undefined arguments, in which the chain has to be linear, and None for the others."""
         roles, _ = _roles(present, chain)
         arguments = dict(zip(roles, args, strict=True))
-        undefined = tuple(name for name, arg in arguments.items() if ad.is_undefined_primal(arg))
+        undefined = tuple(name for name, arg in arguments.items() if PRIMITIVES.is_undefined_primal(arg))
         bind = partial(self._bind, present=present, **params)
-        if all(type(ct) is ad.Zero for ct in cts):
-            cotangents = {name: ad.Zero(arguments[name].aval) for name in undefined}
+        if all(type(ct) is PRIMITIVES.Zero for ct in cts):
+            cotangents: dict[str, Any] = {name: PRIMITIVES.Zero(arguments[name].aval) for name in undefined}
         elif not chain and len(undefined) == 1 and undefined[0] in self.linear:
             # The value of an operand in which the result is linear does not affect its cotangent.
-            values = arguments | {name: ad.instantiate_zeros(ad.Zero(arguments[name].aval)) for name in undefined}
+            values = arguments | {
+                name: jax_internals.instantiate_zeros(PRIMITIVES.Zero(arguments[name].aval)) for name in undefined
+            }
             results = bind(*values.values(), *cts, chain=(Step("vjp", undefined),))
             cotangents = dict(zip(undefined, results, strict=True))
         else:
@@ -331,9 +326,9 @@ class Operator(Generic[Spec]):
             # Other tangents may be defined, such as a zero that `scan` instantiated. They need no cotangent.
             tangents = {_tangent_name(name, len(earlier)): name for name in last[0].arguments}
             step = Step("vjp", tuple(tangents[name] for name in undefined))
-            transposed = bind(*primals, *map(ad.instantiate_zeros, cts), chain=(*earlier, step))
+            transposed = bind(*primals, *map(jax_internals.instantiate_zeros, cts), chain=(*earlier, step))
             return dict(zip(undefined, transposed, strict=True))
-        active = {name: ct for name, ct in zip(last[0].arguments, cts, strict=True) if type(ct) is not ad.Zero}
+        active = {name: ct for name, ct in zip(last[0].arguments, cts, strict=True) if type(ct) is not PRIMITIVES.Zero}
         transposed = bind(*primals, *active.values(), chain=(*earlier, Step("jvp", tuple(active))))
         names = (_cotangent_name(name, len(earlier)) for name in results)
         return {name: array for name, array in zip(names, transposed, strict=True) if name in undefined}

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule, custom_partitioning
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jax_dcn._primitive import jax_internals
+from jax_dcn._primitive.jax_internals import PARTITIONING
 
 Names = tuple[str | None, ...]
 MeshAxes = tuple[str, ...]
@@ -30,9 +30,9 @@ class Array(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A device's shard of the dimensions of one name: one of `count` equal shards, which begins at index `start`."""
+    """A device's part of the dimensions of one name: one of `num_shards` equal shards, beginning at index `start`."""
 
-    count: int
+    num_shards: int
     start: jax.Array
 
 
@@ -134,7 +134,7 @@ def partitioned(
         return meshes.everywhere, of_device, shardings(results), shardings(arguments)
 
     # jit, because a function for custom_partitioning must not close over arrays.
-    wrapped = custom_partitioning(jax.jit(unsharded(function, results)))
+    wrapped = PARTITIONING.custom_partitioning(jax.jit(unsharded(function, results)))
     # jax's own decoding of shardings fails if a dimension is sharded over a part of a mesh axis.
     rule = _sharding_rule(arguments, results, sizes)
     wrapped.def_partition(partition, sharding_rule=rule, decode_shardings=False)
@@ -153,7 +153,7 @@ def _shard_count(axes: MeshAxes, mesh: Mesh | AbstractMesh) -> int:
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
-def _sharding_rule(arguments: Sequence[Array], results: Sequence[Array], sizes: Mapping[str, int]) -> SdyShardingRule:
+def _sharding_rule(arguments: Sequence[Array], results: Sequence[Array], sizes: Mapping[str, int]) -> Any:
     """The names as factors of Shardy: each is the major factor of its dimensions. All other factors are replicated."""
     dimensions = [pair for array in (*arguments, *results) for pair in zip(array.names, array.shape, strict=True)]
     whole_dimensions = {name for name, length in dimensions if name is not None and 1 < length == sizes[name]}
@@ -170,11 +170,11 @@ def _sharding_rule(arguments: Sequence[Array], results: Sequence[Array], sizes: 
         lengths[rest] = length // sizes[name]
         if name not in whole_dimensions:
             lengths[name] = sizes[name]
-        return CompoundFactor(name, rest)
+        return PARTITIONING.CompoundFactor(name, rest)
 
-    def mappings(arrays: Sequence[Array]) -> tuple[ArrayMapping, ...]:
-        return tuple(ArrayMapping(*map(factor, array.names, array.shape)) for array in arrays)
+    def mappings(arrays: Sequence[Array]) -> tuple[Any, ...]:
+        return tuple(PARTITIONING.ArrayMapping(*map(factor, array.names, array.shape)) for array in arrays)
 
-    return SdyShardingRule(
+    return PARTITIONING.SdyShardingRule(
         mappings(arguments), mappings(results), need_replication_factors=tuple(replicated), **lengths
     )

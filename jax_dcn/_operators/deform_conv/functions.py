@@ -263,10 +263,10 @@ def _gradient(
     if cotangent.shape != expected:
         raise ValueError(f"cotangent must have the result's shape {expected}, got {cotangent.shape}")
     cotangent = (channels_last(cotangent) if first else cotangent).astype(problem.spec.dtype)
-    *operands, cotangent = jax_internals.vary_alike([*problem.operands.values(), cotangent])
+    *operands, ct = jax_internals.vary_alike([*problem.operands.values(), cotangent])
     gradient = deform_conv.cotangents(
         **dict(zip(problem.operands, operands, strict=True)),
-        cotangent=cotangent,
+        cotangent=ct,
         requested=(name,),
         spec=problem.spec,
         backend=options.get("backend"),

@@ -5,7 +5,7 @@ What CUDA's matrix units take is one custom call instead, in `fused`.
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +92,7 @@ def _cotangents_in_runs(x, offset, weight, mask, ct, *, wanted, x_dtype, spec, o
                 out["weight"] += _weight_cotangent(part, columns, groups, spec, platform)
             return out, d_xs
 
-        d_xs = _zeros(x, (count, *x.shape[1:]), sums) if "x" in wanted else None
+        d_xs: Any = _zeros(x, (count, *x.shape[1:]), sums) if "x" in wanted else None
         out, d_xs = fold(rows_at, offset.shape[1], run.rows, (out, d_xs))
         if "x" in wanted:
             out["x"] = _update(out["x"], d_xs.astype(x_dtype), (image, 0))

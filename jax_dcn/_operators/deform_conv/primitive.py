@@ -6,7 +6,7 @@ import math
 import jax
 
 from jax_dcn._operators.deform_conv import kernels
-from jax_dcn._operators.deform_conv.arguments import OPERANDS, check_operands
+from jax_dcn._operators.deform_conv.arguments import OPERANDS, Spec, check_operands
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._operators.deform_conv.reference import reference
 from jax_dcn._primitive.operator import Axes, Operator
@@ -48,11 +48,11 @@ def axes(x, offset, weight, bias, mask, *, spec):
 def keywords(spec, shards):
     """The keywords of the reference and of the kernels on a device that has these shards."""
     if "groups" in shards:
-        spec = dataclasses.replace(spec, feature_group_count=spec.feature_group_count // shards["groups"].count)
+        spec = dataclasses.replace(spec, feature_group_count=spec.feature_group_count // shards["groups"].num_shards)
     return {"spec": spec, "origin": tuple(shards[name].start if name in shards else 0 for name in ("rows", "columns"))}
 
 
-deform_conv = Operator(
+deform_conv = Operator[Spec](
     "deform_conv",
     operands=OPERANDS,
     result=result,

@@ -3,7 +3,7 @@
 import jax
 
 from jax_dcn._operators.psroi_pool import kernels
-from jax_dcn._operators.psroi_pool.arguments import OPERANDS, check_operands
+from jax_dcn._operators.psroi_pool.arguments import OPERANDS, Spec, check_operands
 from jax_dcn._operators.psroi_pool.reference import reference
 from jax_dcn._primitive.operator import Axes, Operator
 
@@ -34,7 +34,7 @@ def axes(x, rois, offset, *, spec):
     )
 
 
-deform_psroi_pool = Operator(
+deform_psroi_pool = Operator[Spec](
     "deform_psroi_pool",
     operands=OPERANDS,
     result=result,

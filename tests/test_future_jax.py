@@ -1,0 +1,131 @@
+"""A jax that moves a name which it does not document: the package imports and computes without it.
+
+A program removes one name after the other, for the package and for nothing else, and imports the package anew. It is
+one process, because jax takes seconds to import.
+"""
+
+import ast
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import jax_dcn
+from jax_dcn._primitive import jax_internals
+
+pytestmark = pytest.mark.platforms("cpu")
+
+HELPERS = pathlib.Path(__file__).parent / "helpers"
+PRIMITIVES, PARTITIONING, REPLACEABLE, ATTRIBUTES = (
+    jax_internals.PRIMITIVES.paths,
+    jax_internals.PARTITIONING.paths,
+    jax_internals.REPLACEABLE.paths,
+    jax_internals.ATTRIBUTES,
+)
+NAMES = (*PRIMITIVES, *PARTITIONING, *REPLACEABLE, *ATTRIBUTES)
+ONE_DEVICE = ("eager", "one device", "shard_map")
+
+
+@pytest.fixture(scope="module")
+def reports():
+    """The reports of `run_without_names.py` by the name that is missing, and one without a missing name."""
+    names = ("nothing", *NAMES)
+    command = [sys.executable, str(HELPERS / "run_without_names.py"), *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    return {name: json.loads(line) for name, line in zip(names, done.stdout.splitlines(), strict=True)}
+
+
+def message(name, consequence):
+    versions = jax_internals.TESTED_VERSIONS
+    return f"jax {jax.__version__} has no {name}, so {consequence}. jax_dcn was tested with jax {versions}"
+
+
+REFERENCE = "deform_conv runs the slow jax.numpy form"
+EXPLICIT = "deform_conv cannot take arrays that are sharded over an Explicit mesh. Use an Auto mesh instead"
+GATHERED = (
+    "jax_dcn cannot be partitioned: under jit over several devices each device gathers the operands and computes the "
+    "whole result. Use jax.shard_map instead"
+)
+
+
+@pytest.mark.parametrize("name", ["nothing", *NAMES])
+def test_one_device_and_shard_map(name, reports):
+    for program in ONE_DEVICE:
+        report = reports[name][program]
+        expected = [message(name, REFERENCE)] if name in PRIMITIVES else []
+        if name == jax_internals.AXIS_CONTEXT and program != "shard_map":
+            expected = [message(name, GATHERED)]  # the number of devices is not known
+        assert report["error"] is None
+        assert report["right"]
+        assert report["warnings"] == expected
+        assert report["kernels"] == (name not in PRIMITIVES and program != "eager")
+
+
+@pytest.mark.parametrize("program", ["several devices", "Explicit mesh"])
+@pytest.mark.parametrize("name", ["nothing", *NAMES])
+def test_jit_over_several_devices(name, program, reports):
+    """It is partitioned, or it gathers the operands with a warning. XLA partitions the reference."""
+    report = reports[name][program]
+    if name in PRIMITIVES and program == "Explicit mesh":
+        assert report["error"] == message(name, EXPLICIT)
+        return
+    gathers = name in (*PARTITIONING, jax_internals.AXIS_CONTEXT, jax_internals.HLO_SHARDING)
+    consequence = REFERENCE if name in PRIMITIVES else GATHERED if gathers else None
+    assert report["error"] is None
+    assert report["right"]
+    assert report["gathered"] == gathers
+    assert report["warnings"] == ([] if consequence is None else [message(name, consequence)])
+
+
+def test_programs_without_annotations_are_not_confused(reports):
+    consequence = (
+        "programs of the same shapes would be confused in the compilation cache. Set "
+        "jax_remove_custom_partitioning_ptr_from_cache_key to False"
+    )
+    assert reports["jax.extend.mlir.ir"]["cache keys"]["error"] == message("jax.extend.mlir.ir", consequence)
+
+
+UNDOCUMENTED = re.compile(
+    r"_\w+|(jax\._(?!_)\w+|jax\.(experimental|extend|interpreters)|jaxlib)\b.*|jax\.core\.(?!(ShapedArray|Tracer)\b).*"
+)
+
+
+def dotted(node):
+    """`a.b.c` of the expression a.b.c; the empty string of any other."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (owner := dotted(node.value)):
+        return f"{owner}.{node.attr}"
+    return ""
+
+
+def unguarded(node):
+    """The undocumented names of jax that a node of a syntax tree uses directly."""
+    match node:
+        case ast.Import(names=names):
+            found = [name.name for name in names]
+        case ast.ImportFrom(module=str(module), names=names):
+            found = [f"{module}.{name.name}" for name in names]
+        case ast.Attribute(attr=attr, value=owner):
+            private = attr.startswith("_") and not attr.endswith("__") and dotted(owner) not in ("self", "cls")
+            found = [attr] if private else [dotted(node)]
+        case _:
+            return []
+    return [name for name in found if UNDOCUMENTED.fullmatch(name)]
+
+
+def test_all_undocumented_names_are_guarded():
+    """Guards against: a name that is used without a guard, and a guard that the tests above do not remove."""
+    direct, by_path = set(), set()
+    for source in pathlib.Path(jax_dcn.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(source.read_text())):
+            direct.update((source.name, name) for name in unguarded(node))
+            if isinstance(node, ast.Constant) and str(node.value).startswith("jax."):
+                by_path.update({node.value} if UNDOCUMENTED.fullmatch(node.value) else ())
+    assert direct == set()
+    assert by_path == {*PRIMITIVES, *PARTITIONING, *REPLACEABLE}
