@@ -7,10 +7,13 @@
 //   4. stable order: move each entry to the place in its row that its rank says, which is the number of the row's
 //      entries with smaller ids
 //
-// An entry has a row, an id that is unique in the row, and a value. The entries come from a functor on the device:
+// An entry has a row, an id that is unique in the row, and a value. The entries come from a functor on the device,
+// which every kernel calls anew, so that entries need no memory before they are sorted:
 //
-//   int64_t work_items() const;               // each of which has any number of entries
-//   void ForEach(int64_t work_item, f) const; // calls f(Entry) for each entry of a work item, in every kernel anew
+//   int64_t work_items() const;                // each of which has any number of entries
+//   void ForEach(int64_t work_item, f) const;  // calls f(entry, value) for each entry of a work item
+//
+// `value` is a function without parameters, which only the last step calls.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +22,10 @@
 
 namespace dcn {
 
-template <typename Value>
 struct Entry {
   int64_t row;    // through all tables, as an index into row_start
   int64_t first;  // the index in `values` that the table's row_start counts from
   int32_t id;
-  Value value;
 };
 
 template <typename Value>
@@ -42,7 +43,7 @@ template <typename Entries>
 __global__ void HistogramKernel(Entries entries, int32_t* row_start) {
   const int64_t n = entries.work_items();
   for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
-    entries.ForEach(work_item, [&](const auto& entry) { atomicAdd(&row_start[entry.row + 1], 1); });
+    entries.ForEach(work_item, [&](const Entry& entry, const auto&) { atomicAdd(&row_start[entry.row + 1], 1); });
   }
 }
 
@@ -90,7 +91,7 @@ template <typename Entries>
 __global__ void ScatterKernel(Entries entries, int32_t* row_start, int32_t* unordered) {
   const int64_t n = entries.work_items();
   for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
-    entries.ForEach(work_item, [&](const auto& entry) {
+    entries.ForEach(work_item, [&](const Entry& entry, const auto&) {
       unordered[entry.first + atomicAdd(&row_start[entry.row + 1], 1)] = entry.id;
     });
   }
@@ -100,11 +101,11 @@ template <typename Entries, typename Value>
 __global__ void OrderKernel(Entries entries, const int32_t* row_start, const int32_t* unordered, Value* values) {
   const int64_t n = entries.work_items();
   for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
-    entries.ForEach(work_item, [&](const auto& entry) {
+    entries.ForEach(work_item, [&](const Entry& entry, const auto& value) {
       const int32_t *range = row_start + entry.row, *ids = unordered + entry.first;
       int32_t place = range[0];
       for (int32_t i = range[0]; i < range[1]; ++i) place += ids[i] < entry.id;
-      values[entry.first + place] = entry.value;
+      values[entry.first + place] = value();
     });
   }
 }

@@ -115,7 +115,7 @@ struct CellEntries {
     const int64_t position = PositionIndex(sizes, p, table % sizes.offset_groups, k);
     const int64_t cell = CellOf(LocateSample<A>(sizes, positions, p, position, k), sizes.width);
     if (cell < 0) return;
-    f(Entry<int32_t>{table * (sizes.cells() + 1) + cell, table * sizes.samples(), sample, sample});
+    f(Entry{table * (sizes.cells() + 1) + cell, table * sizes.samples(), sample}, [&] { return sample; });
   }
 };
 

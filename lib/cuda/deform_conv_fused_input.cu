@@ -42,8 +42,8 @@ struct ContributionEntries {
       if (!corners.is_read(corner)) continue;
       const int64_t pixel =
           PlaceInStrips(sizes.height, sizes.width, corners.y.pixel[corner / 2], corners.x.pixel[corner % 2]);
-      const Contribution contribution = {int32_t(p), corners.weight(corner) * Mask<float>(positions, position)};
-      f(Entry<Contribution>{first_row + pixel, 0, int32_t(p % outputs * 4 + corner), contribution});
+      f(Entry{first_row + pixel, 0, int32_t(p % outputs * 4 + corner)},
+        [&] { return Contribution{int32_t(p), corners.weight(corner) * Mask<float>(positions, position)}; });
     }
   }
 };
