@@ -38,7 +38,7 @@ struct CsrTables {
 
 namespace {
 
-// row_start, which is zero before, gets the count of a row one place late, at row + 1.
+// row_start is zero before. The count of a row goes to the next place, row + 1.
 template <typename Entries>
 __global__ void HistogramKernel(Entries entries, int32_t* row_start) {
   const int64_t n = entries.work_items();
@@ -49,8 +49,8 @@ __global__ void HistogramKernel(Entries entries, int32_t* row_start) {
 
 constexpr int kScanRows = 16;  // neighbouring rows of a thread
 
-// A block per table. The counts become starts, still one place late: ScatterKernel moves each from its row's start to
-// its end. Table t starts at t · table_stride.
+// One block per table. The counts become the starts of the rows, still one place late: ScatterKernel increments each to
+// the end of its row, which is the start of the next one. Table t starts at t · table_stride.
 __global__ void ScanKernel(int64_t tables, int64_t rows, int64_t table_stride, int32_t* row_start) {
   __shared__ int32_t sums[kThreads / kWarp];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -110,8 +110,8 @@ __global__ void OrderKernel(Entries entries, const int32_t* row_start, const int
   }
 }
 
-// Each table has `table_stride` elements of `values` for itself if row_start counts through all tables, as
-// Entry::first says; zero if it counts anew in each.
+// table_stride is the number of elements of `values` per table if row_start counts through all tables, and every
+// Entry::first is then 0. It is 0 if row_start counts from the first element of each table.
 template <typename Entries, typename Value>
 const char* SortByRow(const Device& device, const Entries& entries, const CsrTables<Value>& csr, int64_t table_stride) {
   const int64_t blocks = BlocksFor(entries.work_items());

@@ -75,10 +75,11 @@ __global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, const T*
   }
 }
 
-// A cell is the square between four neighbouring pixels: samples in it have the same corners. It is named by its top
-// left pixel. An image has one row and one column of cells more than pixels: on a plain image, the first of each lies
-// at the border, with its top left pixel outside; on a circular image they stay empty. A cell is -1 if no corner is
-// read.
+// A cell is the square between four neighbouring pixels: all samples in it have the same corners. Its number follows
+// from its top left pixel. An image has one row and one column more of cells than of pixels: on a plain image, the top
+// left pixels of the first row and column are outside; on a circular image, these cells stay empty.
+
+// -1 if the sample is outside.
 template <typename A>
 __device__ int64_t CellOf(const BilinearCorners<A>& corners, int64_t width) {
   if (!corners.is_inside()) return -1;
