@@ -1,15 +1,17 @@
-// The sampling half of a deformable convolution; the products are XLA's. Each backend implements these functions for
-// its own Device and returns nullptr, or what went wrong.
+// The kernels of a deformable convolution that leave the matrix products to XLA: sampling the columns (im2col), and the
+// cotangents of their operands. Each backend implements these functions for its own Device. They return nullptr or an
+// error message.
 //
-//   columns[p, k, c] = mask[p, g, k] · bilinear(x[image of p], position of tap k of p + offset[p, g, k])[c]
+//   columns[p, k, c] = mask[p, g, k] · bilinear(x[image of p], location of tap k of p + offset[p, g, k])[c]
 //
-// p runs over the images, rows and columns of the output tile at hand, g is the offset group of channel c.
+// p is an output pixel of the tile, over all its images, k a tap, c a channel and g the offset group of c.
 #pragma once
 
 #include <cstdint>
 
 #include "dtype.h"
-#include "geometry.h"
+#include "host_device.h"
+#include "window.h"
 
 namespace dcn {
 
@@ -17,41 +19,43 @@ struct Device;
 
 struct Sizes {
   Window window;
-  int64_t images, height, width, channels;
-  int64_t rows, columns;  // of the tile of the output that a call covers, in every image
+  int64_t images, height, width, channels;  // of x; `images` are those of the tile
+  int64_t rows, columns;                    // of the output tile that a call covers, in each image
   int64_t offset_groups;
-  int64_t images_of_x;  // which may have more than the tile: the operations that read x take the images they want
+  int64_t images_of_x;  // all images of x, from which operations that read x select those of the tile
 
-  DCN_HOST_DEVICE int32_t taps() const { return window.kernel[0] * window.kernel[1]; }
+  DCN_HOST_DEVICE int32_t taps() const { return window.taps(); }
   DCN_HOST_DEVICE int64_t pixels() const { return images * rows * columns; }
   DCN_HOST_DEVICE int64_t group_channels() const { return channels / offset_groups; }
-  // A tile that would reach beyond x is moved back, as a dynamic slice is.
+  // An image index out of bounds is clamped, as in a dynamic slice.
   DCN_HOST_DEVICE int64_t first_image(int32_t requested) const {
     const int64_t last = images_of_x - images;
     return requested < 0 ? 0 : requested < last ? requested : last;
   }
-  // Of one image and offset group: the tile's positions by taps.
+  // Samples of one image and offset group: output pixels × taps.
   DCN_HOST_DEVICE int64_t samples() const { return rows * columns * taps(); }
-  DCN_HOST_DEVICE int64_t cells() const { return CellCount(height, width); }
+  // Cells of one image: the squares between four neighbouring pixels, by which the CUDA kernels sort samples.
+  DCN_HOST_DEVICE int64_t cells() const { return (height + 1) * (width + 1); }
 };
 
-// The DType below is that of x. A is float, or double where x is. `mask` may be null. `origin` is the tile's first
-// image among those of x, and its first row and column in the output.
+// A, the accumulator type, is float, or double for a DType of float64. `mask` may be null.
 struct Positions {
   const void* offset;     // A[images, rows, columns, offset_groups, taps, 2]
   const void* mask;       // A[images, rows, columns, offset_groups, taps]
-  const int32_t* origin;  // [3]
+  const int32_t* origin;  // [3]: the tile's first image in x, and its first row and column in the output
 };
 
-// columns: T[images, rows, columns, taps, channels], of x's type.
+// In the functions below, DType is the type of x.
+
+// columns: [images, rows, columns, taps, channels], of x's type.
 const char* SampleColumns(Device&, DType, const Sizes&, const Positions&, const void* x, void* columns);
 
-// The cotangents of offset and mask, in A, and the columns, which take the same reads of x; any may be null.
-// d_columns: A, shaped as columns.
+// The cotangents of offset and mask, of type A. The columns are computed from the same reads of x. Each of the three
+// results may be null. d_columns: of type A, in the shape of the columns.
 const char* OffsetCotangent(Device&, DType, const Sizes&, const Positions&, const void* x, const void* d_columns,
                             void* d_offset, void* d_mask, void* columns);
 
-// Adds the cotangent of x to d_x: A[images, height, width, channels]. The workspace holds WorkspaceSize numbers.
+// Adds the cotangent of x to d_x: A[images, height, width, channels]. The workspace has WorkspaceSize elements.
 int64_t WorkspaceSize(const Sizes&);
 const char* InputCotangent(Device&, DType, const Sizes&, const Positions&, const void* d_columns, void* d_x,
                            int32_t* workspace);

@@ -1,11 +1,11 @@
-// Element types, and the step from a value of DType to a C++ type.
+// Element types of arrays, and dispatch from a DType to a C++ type.
 #pragma once
 
 namespace dcn {
 
 enum class DType { kF16, kBF16, kF32, kF64 };
 
-// What positions are computed and sums taken in.
+// The type of positions and sums for arrays of T.
 template <typename T>
 struct AccumulatorOf {
   using type = float;
@@ -17,7 +17,7 @@ struct AccumulatorOf<double> {
 template <typename T>
 using Accumulator = typename AccumulatorOf<T>::type;
 
-// Calls f with a value of the C++ type of `dtype`. F16 and BF16 are the backend's own.
+// Calls f with a value of the C++ type of `dtype`. Each backend has its own F16 and BF16.
 template <typename F16, typename BF16, typename F>
 auto Dispatch(DType dtype, const F& f) {
   switch (dtype) {
@@ -33,7 +33,7 @@ auto Dispatch(DType dtype, const F& f) {
   return f(double());
 }
 
-// Calls f with a value of the type that sums of `dtype` are taken in.
+// Calls f with a value of the accumulator type of `dtype`.
 template <typename F>
 auto DispatchAccumulator(DType dtype, const F& f) {
   return dtype == DType::kF64 ? f(double()) : f(float());

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "geometry.h"
+#include "host_device.h"
 
 namespace dcn {
 

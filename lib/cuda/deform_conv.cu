@@ -3,27 +3,24 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <cmath>
-
+#include "counting_sort.h"
 #include "device.h"
 #include "launch.h"
 #include "positions.h"
-#include "scan.h"
 #include "vector.h"
 
 namespace dcn {
 namespace {
 
-// The address of channel c at corner (i, j) of a sample of output pixel p.
+// The address of channel c at a corner of a sample of output pixel p.
 template <typename T, typename A>
-__device__ const T* Corner(const Sizes& sizes, const Positions& positions, const T* x, const Sample<A>& sample,
-                           int64_t p, int i, int j, int64_t c) {
+__device__ const T* CornerAddress(const Sizes& sizes, const Positions& positions, const T* x,
+                                  const BilinearCorners<A>& corners, int64_t p, int corner, int64_t c) {
   const int64_t image = sizes.first_image(positions.origin[0]) + p / (sizes.rows * sizes.columns);
-  const int64_t pixel = (image * sizes.height + sample.y.pixel[i]) * sizes.width + sample.x.pixel[j];
-  return x + pixel * sizes.channels + c;
+  return x + corners.pixel(corner, image * sizes.height, sizes.width) * sizes.channels + c;
 }
 
-// A thread for N channels of a tap of an output pixel.
+// A thread computes N channels of a tap of an output pixel.
 template <typename T, int N>
 __global__ void SampleColumnsKernel(Sizes sizes, Positions positions, const T* x, T* columns) {
   using A = Accumulator<T>;
@@ -31,15 +28,14 @@ __global__ void SampleColumnsKernel(Sizes sizes, Positions positions, const T* x
   for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
     const int64_t c = work_item % vectors * N, p = work_item / vectors / sizes.taps();
     const int32_t k = int32_t(work_item / vectors % sizes.taps());
-    const int64_t position = Position(sizes, p, c / sizes.group_channels(), k);
-    const Sample<A> sample = LocateSample<A>(sizes, positions, p, position, k);
+    const int64_t position = PositionIndex(sizes, p, c / sizes.group_channels(), k);
+    const BilinearCorners<A> corners = LocateSample<A>(sizes, positions, p, position, k);
     A sum[N];
-    for (int v = 0; v < N; ++v) sum[v] = sample.nan() ? A(NAN) : A(0);
+    for (int v = 0; v < N; ++v) sum[v] = corners.unread_value();
     for (int corner = 0; corner < 4; ++corner) {
-      const int i = corner / 2, j = corner % 2;
-      if (!sample.inside() || !sample.touches(i, j)) continue;
-      const Vector<T, N> pixel = AsVector<N>(Corner(sizes, positions, x, sample, p, i, j, c));
-      for (int v = 0; v < N; ++v) sum[v] += sample.weight(i, j) * A(pixel.value[v]);
+      if (!corners.is_read(corner)) continue;
+      const Vector<T, N> pixel = AsVector<N>(CornerAddress(sizes, positions, x, corners, p, corner, c));
+      for (int v = 0; v < N; ++v) sum[v] += corners.weight(corner) * A(pixel.value[v]);
     }
     Vector<T, N> out;
     for (int v = 0; v < N; ++v) out.value[v] = T(sum[v] * Mask<A>(positions, position));
@@ -47,7 +43,7 @@ __global__ void SampleColumnsKernel(Sizes sizes, Positions positions, const T* x
   }
 }
 
-// A warp for a position: its lanes share the sum over channels.
+// A warp computes a position: its lanes share the sum over channels.
 template <typename T, int N>
 __global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, const T* x, const Accumulator<T>* d_columns,
                                       Accumulator<T>* d_offset, Accumulator<T>* d_mask) {
@@ -58,16 +54,15 @@ __global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, const T*
     const int32_t k = int32_t(position % sizes.taps());
     const int64_t g = position / sizes.taps() % sizes.offset_groups;
     const int64_t p = position / sizes.taps() / sizes.offset_groups;
-    const Sample<A> sample = LocateSample<A>(sizes, positions, p, position, k);
+    const BilinearCorners<A> corners = LocateSample<A>(sizes, positions, p, position, k);
     A dot[4] = {};
-    if (sample.inside()) {
+    if (corners.is_inside()) {
       for (int64_t within = lane * N; within < sizes.group_channels(); within += kWarp * N) {
         const int64_t c = g * sizes.group_channels() + within;
         const Vector<A, N> d = AsVector<N>(d_columns + (p * sizes.taps() + k) * sizes.channels + c);
         for (int corner = 0; corner < 4; ++corner) {
-          const int i = corner / 2, j = corner % 2;
-          if (!sample.touches(i, j)) continue;
-          const Vector<T, N> pixel = AsVector<N>(Corner(sizes, positions, x, sample, p, i, j, c));
+          if (!corners.is_read(corner)) continue;
+          const Vector<T, N> pixel = AsVector<N>(CornerAddress(sizes, positions, x, corners, p, corner, c));
           for (int v = 0; v < N; ++v) dot[corner] += d.value[v] * A(pixel.value[v]);
         }
       }
@@ -76,121 +71,82 @@ __global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, const T*
       for (int lanes = kWarp / 2; lanes; lanes /= 2) dot[corner] += __shfl_xor_sync(kWholeWarp, dot[corner], lanes);
     }
     if (lane != 0) continue;
-    StorePositionCotangents(positions, position, sample, dot, d_offset, d_mask);
+    StorePositionCotangents(positions, position, corners, dot, d_offset, d_mask);
   }
 }
 
-// Samples in the order of the cells they touch, so that a pixel can gather what scatters to it.
-struct Bins {
-  int32_t* order;      // [images, offset_groups, samples]: sample numbers, ascending in each cell
-  int32_t* unordered;  // the same, while they are sorted
-  int32_t* starts;     // [images, offset_groups, cells + 1]: where each cell's samples start in `order`
+// A cell is the square between four neighbouring pixels: all samples in it have the same corners. Its number follows
+// from its top left pixel. An image has one row and one column more of cells than of pixels: on a plain image, the top
+// left pixels of the first row and column are outside; on a circular image, these cells stay empty.
 
-  Bins(const Sizes& sizes, int32_t* workspace)
-      : order(workspace),
-        unordered(order + sizes.images * sizes.offset_groups * sizes.samples()),
-        starts(unordered + sizes.images * sizes.offset_groups * sizes.samples()) {}
+// -1 if the sample is outside.
+template <typename A>
+__device__ int64_t CellOf(const BilinearCorners<A>& corners, int64_t width) {
+  if (!corners.is_inside()) return -1;
+  return (corners.y.pixel[0] + 1) * (width + 1) + corners.x.pixel[0] + 1;
+}
+
+// The cell that has the pixel at (y, x) as a corner.
+__device__ int64_t CellWithCorner(int64_t y, int64_t x, int corner, const Sizes& sizes) {
+  int64_t top = y - corner / 2, left = x - corner % 2;
+  if (sizes.window.circular && top < 0) top += sizes.height;
+  if (sizes.window.circular && left < 0) left += sizes.width;
+  return (top + 1) * (sizes.width + 1) + left + 1;
+}
+
+// The samples of each image and offset group by cell, so that a pixel can gather what they scatter to it. A sample is
+// an entry with its number, output pixel · taps + tap, as both id and value. row_start counts anew in each table.
+CsrTables<int32_t> SamplesByCell(const Sizes& sizes, int32_t* workspace) {
+  const int64_t tables = sizes.images * sizes.offset_groups, samples = tables * sizes.samples();
+  return {tables, sizes.cells(), workspace + 2 * samples, workspace, workspace + samples};
+}
+
+template <typename A>
+struct CellEntries {
+  Sizes sizes;
+  Positions positions;
+
+  DCN_HOST_DEVICE int64_t work_items() const { return sizes.images * sizes.offset_groups * sizes.samples(); }
+
+  template <typename F>
+  __device__ void ForEach(int64_t work_item, const F& f) const {
+    const int64_t table = work_item / sizes.samples(), image = table / sizes.offset_groups;
+    const int32_t sample = int32_t(work_item % sizes.samples()), k = sample % sizes.taps();
+    const int64_t p = image * sizes.rows * sizes.columns + sample / sizes.taps();
+    const int64_t position = PositionIndex(sizes, p, table % sizes.offset_groups, k);
+    const int64_t cell = CellOf(LocateSample<A>(sizes, positions, p, position, k), sizes.width);
+    if (cell < 0) return;
+    f(Entry{table * (sizes.cells() + 1) + cell, table * sizes.samples(), sample}, [&] { return sample; });
+  }
 };
 
-// The sample numbered `work_item` through all images and offset groups.
-struct SampleNumber {
-  int64_t bin;  // image · offset_groups + group
-  int32_t sample;
-  int64_t p, position;
-  int32_t k;
-
-  __device__ SampleNumber(const Sizes& sizes, int64_t work_item)
-      : bin(work_item / sizes.samples()), sample(int32_t(work_item % sizes.samples())) {
-    const int64_t image = bin / sizes.offset_groups, g = bin % sizes.offset_groups;
-    p = image * sizes.rows * sizes.columns + sample / sizes.taps();
-    k = sample % sizes.taps();
-    position = Position(sizes, p, g, k);
-  }
-};
-
-template <typename A>
-__device__ int64_t CellOfSample(const Sizes& sizes, const Positions& positions, const SampleNumber& number) {
-  return CellOf(LocateSample<A>(sizes, positions, number.p, number.position, number.k), sizes.width);
-}
-
-// Counts cell c's samples in starts[c + 1], which is zero before.
-template <typename A>
-__global__ void CountKernel(Sizes sizes, Positions positions, Bins bins) {
-  const int64_t n = sizes.images * sizes.offset_groups * sizes.samples();
-  for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
-    const SampleNumber number(sizes, work_item);
-    const int64_t cell = CellOfSample<A>(sizes, positions, number);
-    if (cell >= 0) atomicAdd(&bins.starts[number.bin * (sizes.cells() + 1) + cell + 1], 1);
-  }
-}
-
-// Puts every sample into its cell's place, in any order; moves starts[c + 1] on from cell c's start to its end.
-template <typename A>
-__global__ void FillKernel(Sizes sizes, Positions positions, Bins bins) {
-  const int64_t n = sizes.images * sizes.offset_groups * sizes.samples();
-  for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
-    const SampleNumber number(sizes, work_item);
-    const int64_t cell = CellOfSample<A>(sizes, positions, number);
-    if (cell < 0) continue;
-    const int32_t place = atomicAdd(&bins.starts[number.bin * (sizes.cells() + 1) + cell + 1], 1);
-    bins.unordered[number.bin * sizes.samples() + place] = number.sample;
-  }
-}
-
-// Orders the samples of each cell: a sample goes behind those of its cell with a smaller number.
-template <typename A>
-__global__ void RankKernel(Sizes sizes, Positions positions, Bins bins) {
-  const int64_t n = sizes.images * sizes.offset_groups * sizes.samples();
-  for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
-    const SampleNumber number(sizes, work_item);
-    const int64_t cell = CellOfSample<A>(sizes, positions, number);
-    if (cell < 0) continue;
-    const int32_t* starts = bins.starts + number.bin * (sizes.cells() + 1);
-    const int32_t* samples = bins.unordered + number.bin * sizes.samples();
-    int32_t rank = starts[cell];
-    for (int32_t i = starts[cell]; i < starts[cell + 1]; ++i) rank += samples[i] < number.sample;
-    bins.order[number.bin * sizes.samples() + rank] = number.sample;
-  }
-}
-
-// A thread for N channels of a pixel of the input, which gathers what the samples around it scatter.
+// A thread computes N channels of a pixel of x: it gathers the cotangents of the samples in the four cells around it.
 template <typename A, int N>
-__global__ void InputCotangentKernel(Sizes sizes, Positions positions, Bins bins, const A* d_columns, A* d_x) {
+__global__ void InputCotangentKernel(Sizes sizes, Positions positions, const int32_t* row_start,
+                                     const int32_t* samples_by_cell, const A* d_columns, A* d_x) {
   const int64_t vectors = sizes.channels / N, n = sizes.images * sizes.height * sizes.width * vectors;
   for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
     const int64_t c = work_item % vectors * N, pixel = work_item / vectors, g = c / sizes.group_channels();
     const int64_t x = pixel % sizes.width, y = pixel / sizes.width % sizes.height;
     const int64_t image = pixel / sizes.width / sizes.height;
-    const int64_t bin = image * sizes.offset_groups + g, first_pixel = image * sizes.rows * sizes.columns;
-    const int32_t* order = bins.order + bin * sizes.samples();
-    const int32_t* starts = bins.starts + bin * (sizes.cells() + 1);
+    const int64_t table = image * sizes.offset_groups + g, first_pixel = image * sizes.rows * sizes.columns;
+    const int32_t* samples = samples_by_cell + table * sizes.samples();
+    const int32_t* starts = row_start + table * (sizes.cells() + 1);
     Vector<A, N> sum = AsVector<N>(d_x + pixel * sizes.channels + c);
     for (int corner = 0; corner < 4; ++corner) {
-      const int i = corner / 2, j = corner % 2;
-      const int64_t cell = CellWithCorner(y, x, i, j, sizes.height, sizes.width, sizes.window.circular);
-      for (int32_t entry = starts[cell]; entry < starts[cell + 1]; ++entry) {
-        const int64_t p = first_pixel + order[entry] / sizes.taps();
-        const int32_t k = order[entry] % sizes.taps();
-        const int64_t position = Position(sizes, p, g, k);
-        const A weight = LocateSample<A>(sizes, positions, p, position, k).weight(i, j) * Mask<A>(positions, position);
+      const int64_t cell = CellWithCorner(y, x, corner, sizes);
+      for (int32_t i = starts[cell]; i < starts[cell + 1]; ++i) {
+        const int64_t p = first_pixel + samples[i] / sizes.taps();
+        const int32_t k = samples[i] % sizes.taps();
+        const int64_t position = PositionIndex(sizes, p, g, k);
+        const A weight =
+            LocateSample<A>(sizes, positions, p, position, k).weight(corner) * Mask<A>(positions, position);
         const Vector<A, N> d = AsVector<N>(d_columns + (p * sizes.taps() + k) * sizes.channels + c);
         for (int v = 0; v < N; ++v) sum.value[v] += weight * d.value[v];
       }
     }
     AsVector<N>(d_x + pixel * sizes.channels + c) = sum;
   }
-}
-
-template <typename A>
-const char* BinSamples(Device& device, const Sizes& sizes, const Positions& positions, const Bins& bins) {
-  const int64_t count = sizes.images * sizes.offset_groups, blocks = BlocksFor(count * sizes.samples());
-  const char* failure =
-      Failure(cudaMemsetAsync(bins.starts, 0, count * (sizes.cells() + 1) * sizeof(int32_t), device.stream));
-  if (!failure) failure = Launch(device, CountKernel<A>, blocks, sizes, positions, bins);
-  if (!failure) failure = Launch(device, ScanKernel, count, count, sizes.cells(), int64_t{0}, bins.starts);
-  if (!failure) failure = Launch(device, FillKernel<A>, blocks, sizes, positions, bins);
-  if (!failure) failure = Launch(device, RankKernel<A>, blocks, sizes, positions, bins);
-  return failure;
 }
 
 }  // namespace
@@ -231,16 +187,16 @@ int64_t WorkspaceSize(const Sizes& sizes) {
 const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                            const void* d_columns, void* d_x, int32_t* workspace) {
   if (sizes.images == 0) return nullptr;
-  const Bins bins(sizes, workspace);
+  const CsrTables<int32_t> samples = SamplesByCell(sizes, workspace);
   return DispatchAccumulator(dtype, [&](auto tag) {
     using A = decltype(tag);
-    const char* failure = BinSamples<A>(device, sizes, positions, bins);
+    const char* failure = SortByRow(device, CellEntries<A>{sizes, positions}, samples, 0);
     if (failure) return failure;
     return DispatchWidth<A>(sizes.group_channels(), [&](auto width) {
       constexpr int N = decltype(width)::value;
       return Launch(device, InputCotangentKernel<A, N>,
-                    BlocksFor(sizes.images * sizes.height * sizes.width * sizes.channels / N), sizes, positions, bins,
-                    static_cast<const A*>(d_columns), static_cast<A*>(d_x));
+                    BlocksFor(sizes.images * sizes.height * sizes.width * sizes.channels / N), sizes, positions,
+                    samples.row_start, samples.values, static_cast<const A*>(d_columns), static_cast<A*>(d_x));
     });
   });
 }

@@ -13,82 +13,48 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "counting_sort.h"
 #include "deform_conv_fused.h"
 #include "device.h"
 #include "launch.h"
 #include "positions.h"
-#include "scan.h"
 #include "tiles.h"
 
 namespace dcn {
 namespace {
 
-// f(list, id, weight) for each pixel of x that a sample touches: the list of the pixel's contributions by the
-// sample's tap, the number of the touch among those of its image, offset group and tap, and its weight.
-template <typename F>
-__device__ void ForEachContribution(const Sizes& sizes, const Positions& positions, int64_t position, const F& f) {
-  const int64_t outputs = sizes.rows * sizes.columns, pixels = sizes.height * sizes.width;
-  const int32_t k = int32_t(position % sizes.taps());
-  const int64_t g = position / sizes.taps() % sizes.offset_groups, p = position / sizes.taps() / sizes.offset_groups;
-  const Sample<float> sample = LocateSample<float>(sizes, positions, p, position, k);
-  if (!sample.inside()) return;
-  const int64_t first_list = ((p / outputs * sizes.offset_groups + g) * sizes.taps() + k) * (pixels + 1);
-  for (int corner = 0; corner < 4; ++corner) {
-    const int i = corner / 2, j = corner % 2;
-    if (!sample.touches(i, j)) continue;
-    const int64_t place = PlaceInStrips(sizes.height, sizes.width, sample.y.pixel[i], sample.x.pixel[j]);
-    f(first_list + place, int32_t(p % outputs * 4 + corner), sample.weight(i, j));
-  }
-}
+// The corners that samples read, sorted by the pixel of x: a row per image, offset group, tap and pixel. The id numbers
+// the corners of an image, offset group and tap. row_start counts through all tables.
+struct ContributionEntries {
+  Sizes sizes;
+  Positions positions;
 
-__device__ int64_t PositionCount(const Sizes& sizes) { return sizes.pixels() * sizes.offset_groups * sizes.taps(); }
+  DCN_HOST_DEVICE int64_t work_items() const { return sizes.pixels() * sizes.offset_groups * sizes.taps(); }
 
-// Counts the contributions of a list one place further on.
-__global__ void CountContributionsKernel(Sizes sizes, Positions positions, int32_t* row_start) {
-  for (int64_t position = global_thread(); position < PositionCount(sizes); position += grid_stride()) {
-    ForEachContribution(sizes, positions, position,
-                        [&](int64_t list, int32_t, float) { atomicAdd(&row_start[list + 1], 1); });
+  template <typename F>
+  __device__ void ForEach(int64_t position, const F& f) const {
+    const int64_t outputs = sizes.rows * sizes.columns, pixels = sizes.height * sizes.width;
+    const int32_t k = int32_t(position % sizes.taps());
+    const int64_t g = position / sizes.taps() % sizes.offset_groups, p = position / sizes.taps() / sizes.offset_groups;
+    const BilinearCorners<float> corners = LocateSample<float>(sizes, positions, p, position, k);
+    const int64_t first_row = ((p / outputs * sizes.offset_groups + g) * sizes.taps() + k) * (pixels + 1);
+    for (int corner = 0; corner < 4; ++corner) {
+      if (!corners.is_read(corner)) continue;
+      const int64_t pixel =
+          PlaceInStrips(sizes.height, sizes.width, corners.y.pixel[corner / 2], corners.x.pixel[corner % 2]);
+      f(Entry{first_row + pixel, 0, int32_t(p % outputs * 4 + corner)},
+        [&] { return Contribution{int32_t(p), corners.weight(corner) * Mask<float>(positions, position)}; });
+    }
   }
-}
-
-// Puts every touch into its list, in any order; moves row_start[list + 1] on from the list's start to its end.
-__global__ void FillContributionsKernel(Sizes sizes, Positions positions, int32_t* row_start, int32_t* unordered) {
-  for (int64_t position = global_thread(); position < PositionCount(sizes); position += grid_stride()) {
-    ForEachContribution(sizes, positions, position,
-                        [&](int64_t list, int32_t id, float) { unordered[atomicAdd(&row_start[list + 1], 1)] = id; });
-  }
-}
-
-// A touch goes behind those of its list with a smaller number.
-__global__ void OrderContributionsKernel(Sizes sizes, Positions positions, const int32_t* row_start,
-                                         const int32_t* unordered, Contribution* contributions) {
-  for (int64_t position = global_thread(); position < PositionCount(sizes); position += grid_stride()) {
-    ForEachContribution(sizes, positions, position, [&](int64_t list, int32_t id, float weight) {
-      int32_t place = row_start[list];
-      for (int32_t i = row_start[list]; i < row_start[list + 1]; ++i) place += unordered[i] < id;
-      const int64_t p = position / sizes.taps() / sizes.offset_groups;
-      contributions[place] = {int32_t(p), weight * Mask<float>(positions, position)};
-    });
-  }
-}
+};
 
 const char* BuildScatterLists(Device& device, const Sizes& sizes, const Positions& positions,
                               const ScatterLists& lists) {
-  const int64_t bins = sizes.images * sizes.offset_groups * sizes.taps(), pixels = sizes.height * sizes.width;
-  const int64_t outputs = sizes.rows * sizes.columns, blocks = BlocksFor(bins * outputs);
-  if (bins == 0) return nullptr;
-  const char* failure =
-      Failure(cudaMemsetAsync(lists.row_start, 0, bins * (pixels + 1) * sizeof(int32_t), device.stream));
-  if (!failure) failure = Launch(device, CountContributionsKernel, blocks, sizes, positions, lists.row_start);
-  if (!failure) failure = Launch(device, ScanKernel, bins, bins, pixels, 4 * outputs, lists.row_start);
-  if (!failure) {
-    failure = Launch(device, FillContributionsKernel, blocks, sizes, positions, lists.row_start, lists.workspace);
-  }
-  if (!failure) {
-    failure = Launch(device, OrderContributionsKernel, blocks, sizes, positions, lists.row_start, lists.workspace,
-                     lists.contributions);
-  }
-  return failure;
+  const int64_t tables = sizes.images * sizes.offset_groups * sizes.taps();
+  if (tables == 0) return nullptr;
+  const CsrTables<Contribution> csr = {tables, sizes.height * sizes.width, lists.row_start, lists.contributions,
+                                       lists.workspace};
+  return SortByRow(device, ContributionEntries{sizes, positions}, csr, 4 * sizes.rows * sizes.columns);
 }
 
 struct Call {

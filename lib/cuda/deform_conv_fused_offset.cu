@@ -180,8 +180,8 @@ __global__ void __launch_bounds__(BlockProduct<T, kChannels>::kThreads, 2)
       const auto& halves = shared.dots[tap % 2];
       float dot[4];
       for (int corner = 0; corner < 4; ++corner) dot[corner] = halves[0][thread][corner] + halves[1][thread][corner];
-      const int64_t p = shared.pixels[thread], position = Position(call.sizes, p, block_tile.offset_group, tap);
-      const Sample<float> sample = LocateSample<float>(call.sizes, call.positions, p, position, tap);
+      const int64_t p = shared.pixels[thread], position = PositionIndex(call.sizes, p, block_tile.offset_group, tap);
+      const BilinearCorners<float> sample = LocateSample<float>(call.sizes, call.positions, p, position, tap);
       StorePositionCotangents(call.positions, position, sample, dot, d_offset, d_mask);
     };
 

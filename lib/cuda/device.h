@@ -1,11 +1,11 @@
-// A CUDA device, as a kernel sees it: the stream to launch on.
+// A CUDA device: the stream to launch kernels on.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 namespace xla::ffi {
 template <typename T>
-struct PlatformStream;  // nvcc need not read XLA's headers
+struct PlatformStream;  // declared here, so that nvcc need not compile XLA's headers
 }
 
 namespace dcn {

@@ -1,9 +1,8 @@
-// Samples on their way from x to shared memory.
+// Sampling in the fused kernels: from pixels of x in global memory to samples in shared memory.
 #pragma once
 
 #include <matrix.h>
 
-#include <cmath>
 #include <cstdint>
 
 #include "positions.h"
@@ -11,44 +10,44 @@
 
 namespace dcn {
 
-// What a sample reads: pixels of x, -1 for none, and their weights times the mask.
+// The corners of a sample as the fused kernels keep them in shared memory.
 struct alignas(16) Corners {
-  int32_t pixel[4];
-  float weight[4];
+  int32_t pixel[4];  // the index in x, over all images; -1 for a corner that is not read
+  float weight[4];   // times the mask
 };
 
-// None of a pixel `p` of -1. To be kept in shared memory by a statement of its own: what a function writes to its
-// result directly, ThreadSanitizer does not see.
+// No corner is read where the output pixel p is -1. Callers assign the result to a local variable before they store it
+// in shared memory: ThreadSanitizer does not see what a function writes directly to its result.
 __device__ inline Corners FindCorners(const Sizes& sizes, const Positions& positions, int64_t p, int64_t g, int32_t k) {
   if (p < 0) return {{-1, -1, -1, -1}, {0, 0, 0, 0}};
-  const int64_t position = Position(sizes, p, g, k), image = p / sizes.columns / sizes.rows;
-  const Sample<float> sample = LocateSample<float>(sizes, positions, p, position, k);
+  const int64_t position = PositionIndex(sizes, p, g, k), image = p / sizes.columns / sizes.rows;
+  const BilinearCorners<float> sample = LocateSample<float>(sizes, positions, p, position, k);
   const float mask = Mask<float>(positions, position);
-  const float nothing = sample.nan() ? NAN : 0;
   Corners corners;
   for (int corner = 0; corner < 4; ++corner) {
-    const int i = corner / 2, j = corner % 2;
-    const int64_t pixel = (image * sizes.height + sample.y.pixel[i]) * sizes.width + sample.x.pixel[j];
-    corners.pixel[corner] = sample.inside() && sample.touches(i, j) ? int32_t(pixel) : -1;
-    corners.weight[corner] = (sample.inside() ? sample.weight(i, j) : nothing) * mask;
+    const int64_t pixel = sample.pixel(corner, image * sizes.height, sizes.width);
+    corners.pixel[corner] = sample.is_read(corner) ? int32_t(pixel) : -1;
+    corners.weight[corner] = sample.weight(corner) * mask;
   }
   return corners;
 }
 
-// 16 bytes of channels of a sample, on their way to shared memory.
+// The four corners' pixels of a sample, 16 bytes of channels each, in registers. The loads start in the constructor, so
+// that they overlap with the instructions before Blend.
 template <typename T>
 class CornerLoads {
  public:
-  __device__ CornerLoads(const Corners& corners, const T* x, int32_t pixel_bytes, bool there) : corners_(corners) {
+  __device__ CornerLoads(const Corners& corners, const T* x, int32_t pixel_bytes, bool is_valid) : corners_(corners) {
     for (int corner = 0; corner < 4; ++corner) {
       const int32_t pixel = corners.pixel[corner];
-      pixel_[corner] = load_global_or_zeros(x, int64_t{pixel} * pixel_bytes, there && pixel >= 0);
+      pixel_[corner] = load_global_or_zeros(x, int64_t{pixel} * pixel_bytes, is_valid && pixel >= 0);
     }
   }
 
-  // `later` is zero, of a product that is to be on its way before anything waits for the pixels.
-  __device__ uint4 Blend(int later) const {
-    const Vector<float, 4> weight = AsVector<4>(corners_.weight + later);
+  // `zero_dependency` is an opaque 0 computed from the result of an mma: it keeps the compiler from scheduling the
+  // blend, which waits for the loads, before that mma is issued.
+  __device__ uint4 Blend(int zero_dependency) const {
+    const Vector<float, 4> weight = AsVector<4>(corners_.weight + zero_dependency);
     return {BlendWord(0, weight.value), BlendWord(1, weight.value), BlendWord(2, weight.value),
             BlendWord(3, weight.value)};
   }

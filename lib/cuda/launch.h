@@ -1,4 +1,4 @@
-// How kernels are started: a thread for each of n things, in a loop where the grid is smaller.
+// Kernel launches, and grid-stride loops in the kernels.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +15,7 @@ constexpr unsigned kWholeWarp = 0xffffffff;
 
 inline const char* Failure(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
 
-// What a block may have of shared memory, where the kernel asks for it.
+// The largest shared memory of a block, which a kernel must opt in to.
 inline size_t MaxSharedBytes() {
   int device = 0, bytes = 0;
   cudaGetDevice(&device);
@@ -25,8 +25,8 @@ inline size_t MaxSharedBytes() {
 
 struct Grid {
   int64_t blocks;
-  int threads = kThreads;   // of a block
-  size_t shared_bytes = 0;  // of a block, besides what the kernel itself declares
+  int threads = kThreads;   // per block
+  size_t shared_bytes = 0;  // dynamic shared memory per block
 
   Grid(int64_t blocks) : blocks(blocks) {}
   Grid(int64_t blocks, int threads, size_t shared_bytes)
@@ -36,9 +36,9 @@ struct Grid {
 template <typename... Parameters, typename... Arguments>
 const char* Launch(const Device& device, void (*kernel)(Parameters...), const Grid& grid, Arguments... arguments) {
   constexpr int64_t kMaxBlocks = 1 << 20;
-  constexpr size_t kUnasked = 48 << 10;  // shared memory that every kernel may use
-  if (grid.blocks == 0) return nullptr;  // which CUDA takes for an error
-  if (grid.shared_bytes > kUnasked) {
+  constexpr size_t kDefaultSharedBytes = 48 << 10;  // a kernel must opt in to more
+  if (grid.blocks == 0) return nullptr;             // CUDA rejects an empty grid
+  if (grid.shared_bytes > kDefaultSharedBytes) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(grid.shared_bytes));
     if (error != cudaSuccess) return Failure(error);
@@ -51,10 +51,11 @@ const char* Launch(const Device& device, void (*kernel)(Parameters...), const Gr
   return Failure(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
-// As many blocks as give every one of n things a thread.
+// The number of blocks that have n threads or more.
 inline int64_t BlocksFor(int64_t n) { return (n + kThreads - 1) / kThreads; }
 
-// A thread's loop over the things that are its: from the first on, by as many as there are threads.
+// The start and the step of a grid-stride loop: Launch limits the number of blocks, so a thread may have more than one
+// work item.
 __device__ inline int64_t global_thread() { return int64_t(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ inline int64_t grid_stride() { return int64_t(gridDim.x) * blockDim.x; }
 

@@ -1,4 +1,4 @@
-// Neighbouring elements as one, read and written up to 16 bytes at a time.
+// Vectors of neighbouring elements, for loads and stores of up to 16 bytes.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ struct Width {
   static constexpr int value = N;
 };
 
-// Calls f with how many elements of T a thread takes of `n` that stand side by side: 16 bytes, or one where they cannot
-// be cut so.
+// Calls f with the number of elements of T that a thread moves at once, where runs of `n` elements are contiguous: 16
+// bytes if n is a multiple of that, else one element.
 template <typename T, typename F>
 const char* DispatchWidth(int64_t n, const F& f) {
   constexpr int kWide = 16 / sizeof(T);

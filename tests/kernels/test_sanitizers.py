@@ -49,27 +49,27 @@ def test_kernels_are_clean(sanitizer, run):
     assert (status, output) == (0, "every launch is done\n")
 
 
-SCAN_SUMS = "if (lane == kWarp - 1) sums[warp] = through;\n      __syncthreads();"
+SCAN_SUMS = "if (lane == kWarp - 1) sums[warp] = inclusive;\n      __syncthreads();"
 SCAN_END = "start += count[i];\n      }\n      __syncthreads();"
 MISTAKES = {
     "missing barrier": (
-        ("scan.h", SCAN_SUMS, "if (lane == kWarp - 1) sums[warp] = through;"),
+        ("counting_sort.h", SCAN_SUMS, "if (lane == kWarp - 1) sums[warp] = inclusive;"),
         ("threads", r"data race.*ScanKernel"),
     ),
     "another missing barrier": (
-        ("scan.h", SCAN_END, "start += count[i];\n      }"),
+        ("counting_sort.h", SCAN_END, "start += count[i];\n      }"),
         ("threads", r"data race.*ScanKernel"),
     ),
     "barrier that not all reach": (
-        ("scan.h", SCAN_END, "start += count[i];\n      }\n      if (own < cells) __syncthreads();"),
-        ("memory", r"thread 0 waits at scan.h:\d+ for thread \d+, which (waits|has ended)"),
+        ("counting_sort.h", SCAN_END, "start += count[i];\n      }\n      if (own < rows) __syncthreads();"),
+        ("memory", r"thread 0 waits at counting_sort.h:\d+ for thread \d+, which (waits|has ended)"),
     ),
     "off by one in shared memory": (
-        ("scan.h", "sums[warp] = through", "sums[warp + 1] = through"),
+        ("counting_sort.h", "sums[warp] = inclusive", "sums[warp + 1] = inclusive"),
         ("memory", r"index \d+ out of bounds for type 'int \[8\]'"),
     ),
     "off by one in global memory": (
-        ("scan.h", "cell < cells ? counts[cell] : 0", "cell <= cells ? counts[cell] : 0"),
+        ("counting_sort.h", "row < rows ? counts[row] : 0", "row <= rows ? counts[row] : 0"),
         ("memory", r"heap-buffer-overflow.*ScanKernel"),
     ),
     "overlapping writes of threads": (
@@ -77,13 +77,13 @@ MISTAKES = {
         ("threads", r"data race.*SampleColumnsKernel"),
     ),
     "overlapping writes of blocks": (
-        ("positions.h", "if (d_mask) d_mask[position] = dm", "if (d_mask) d_mask[position % 8] = dm"),
+        ("positions.h", "if (d_mask) d_mask[position] = cotangents.mask",
+         "if (d_mask) d_mask[position % 8] = cotangents.mask"),
         ("threads", r"data race.*OffsetCotangentKernel"),
     ),
     "sum that is not atomic": (
-        ("deform_conv.cu", "if (cell >= 0) atomicAdd(&bins.starts[number.bin * (sizes.cells() + 1) + cell + 1], 1)",
-         "if (cell >= 0) ++bins.starts[number.bin * (sizes.cells() + 1) + cell + 1]"),
-        ("threads", r"data race.*CountKernel"),
+        ("counting_sort.h", "{ atomicAdd(&row_start[entry.row + 1], 1); }", "{ ++row_start[entry.row + 1]; }"),
+        ("threads", r"data race.*HistogramKernel"),
     ),
     "list read while it is written": (
         ("psroi_pool.cu", "list[list_index] = item;\n      __syncthreads();", "list[list_index] = item;"),
@@ -117,8 +117,8 @@ MISTAKES = {
         ("deform_conv_fused_forward.cu", "if (vector >= held() * width()) return {false, 0, 0};", ""),
         ("memory", r"index \d+ out of bounds for type 'Corners"),
     ),
-    "touch that is counted in another list": (
-        ("deform_conv_fused_input.cu", "atomicAdd(&starts[list + 1], 1); }", "atomicAdd(&starts[list], 1); }"),
+    "entry that is counted in another row": (
+        ("counting_sort.h", "atomicAdd(&row_start[entry.row + 1], 1); }", "atomicAdd(&row_start[entry.row], 1); }"),
         ("memory", r"heap-buffer-overflow.*SumContributions"),
     ),
     "touches gathered while the stage is multiplied": (

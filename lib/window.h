@@ -1,0 +1,41 @@
+// The sampling locations of a convolution: a regular grid of taps, moved by offsets. An operator that takes its
+// locations from elsewhere, such as normalised coordinates, replaces this file and keeps sampling.h.
+#pragma once
+
+#include <cstdint>
+
+#include "host_device.h"
+
+namespace dcn {
+
+// Pairs are (vertical, horizontal).
+struct Window {
+  int32_t kernel[2];
+  int32_t strides[2];
+  int32_t padding[2];  // above and left of the image
+  int32_t dilation[2];
+  bool circular;  // the image is a torus
+
+  DCN_HOST_DEVICE int32_t taps() const { return kernel[0] * kernel[1]; }
+  // The coordinate of the first tap for an output row (axis 0) or column (axis 1).
+  DCN_HOST_DEVICE int64_t start(int axis, int64_t output) const { return output * strides[axis] - padding[axis]; }
+  // The distance of a tap from the first. Taps are counted row by row.
+  DCN_HOST_DEVICE int64_t distance(int axis, int32_t tap) const {
+    return int64_t{axis == 0 ? tap / kernel[1] : tap % kernel[1]} * dilation[axis];
+  }
+};
+
+template <typename A>
+struct Point {
+  A y, x;
+};
+
+// offset: (dy, dx), which moves the tap.
+template <typename A>
+DCN_HOST_DEVICE Point<A> SamplingLocation(const Window& window, int64_t row, int64_t column, int32_t tap,
+                                          const A* offset) {
+  return {A(window.start(0, row) + window.distance(0, tap)) + offset[0],
+          A(window.start(1, column) + window.distance(1, tap)) + offset[1]};
+}
+
+}  // namespace dcn
