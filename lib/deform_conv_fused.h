@@ -1,9 +1,9 @@
-// A deformable convolution and its cotangents, each in kernels that multiply what they gather: samples, or cotangents,
-// go from registers to the matrix units, and no columns array is held. Implemented for CUDA alone.
+// A deformable convolution and its cotangents as implicit GEMMs: the kernels sample x, or gather cotangents, while they
+// multiply, and never store the columns in global memory. Implemented only for CUDA.
 //
-// x is float16, bfloat16 or float32, multiplied as tf32; weight, y and their cotangents are of x's type except where
-// said otherwise, a float weight of numbers that tf32 has. The calls cover all images. The pixels of x and of y are
-// fewer than kMaxPixels, and the bytes of one can be counted in 31 bits.
+// x is float16, bfloat16 or float32, which is multiplied as tf32. The weight, y and their cotangents have x's type
+// unless stated otherwise; the values of a float32 weight must be tf32 already. A call covers all images. x and, for
+// the cotangents, y must have fewer than kMaxPixels pixels, and a pixel fewer than 2^31 bytes.
 #pragma once
 
 #include <algorithm>
@@ -12,53 +12,55 @@
 
 namespace dcn {
 
-constexpr int64_t kMaxPixels = (int64_t{1} << 31) - 256;  // so that a tile behind the last can be counted
+// The limit leaves room for the pixels of one more tile in int32.
+constexpr int64_t kMaxPixels = (int64_t{1} << 31) - 256;
 
 struct Product {
-  int64_t features, groups;  // the output's channels; groups of the convolution
+  int64_t features, groups;  // channels of the output; feature groups
 
   DCN_HOST_DEVICE int64_t group_features() const { return features / groups; }
 };
 
-// How many neighbouring elements the kernels move at a time.
+// The number of elements in 16 bytes, which the kernels load and store at once.
 constexpr int64_t FusedVector(DType dtype) { return dtype == DType::kF32 ? 4 : 8; }
 
-// weight: [features, taps, channels / groups]; bias: float[features]; y: [images, rows, columns, features], float where
-// `wide`. The channels of a group and those of an offset group are multiples of FusedVector, and a group's features are
-// even. A block computes at most `tile_features` of a group's features: 64, 128 or 256.
+// weight: [features, taps, channels / groups]; bias: float[features]; y: [images, rows, columns, features], float if
+// `is_y_float`. The channels of a feature group and of an offset group are multiples of FusedVector, and the features
+// of a group are even. A block computes at most `tile_features` features of a group: 64, 128 or 256.
 const char* FusedForward(Device&, DType, const Sizes&, const Positions&, const Product&, int32_t tile_features,
-                         bool wide, const void* x, const void* weight, const void* bias, void* y);
+                         bool is_y_float, const void* x, const void* weight, const void* bias, void* y);
 
-// For the cotangents, the features of a group are multiples of FusedVector too, and of the channels of a group and
-// those of an offset group one divides the other: the smaller are a segment, within which both are the same.
+// The cotangents have two more conditions: the features of a group are multiples of FusedVector, and one of the two
+// group sizes, in channels, divides the other. A channel segment is then the run of channels that share one feature
+// group and one offset group, and as long as the smaller group.
 inline int64_t SegmentChannels(const Sizes& sizes, const Product& product) {
   return std::min(sizes.channels / product.groups, sizes.group_channels());
 }
 
-// The sampling's transpose: which outputs touch a pixel of x by a tap, and with what weight, in the order of the
-// outputs.
+// The transpose of the sampling as lists in CSR form: for each pixel of x and tap, the output pixels that sample it and
+// their weights, in the order of the output pixels.
 struct alignas(8) Contribution {
-  int32_t output_pixel;  // of the output, through all images
-  float weight;          // times the mask
+  int32_t output_pixel;  // counted through all images
+  float weight;          // bilinear weight × mask
 };
 struct ScatterLists {
-  int32_t* row_start;  // [images, offset_groups, taps, height · width + 1], pixels strip by strip: where theirs start
+  int32_t* row_start;           // [images, offset_groups, taps, height · width + 1], pixels in strip order
   Contribution* contributions;  // [images, offset_groups, taps, 4 · rows · columns]
-  int32_t* workspace;           // as many
+  int32_t* workspace;           // of the same shape
 };
 
 // weight: [channels, taps, features / groups]; d_x: [images, height, width, channels].
 const char* FusedInputCotangent(Device&, DType, const Sizes&, const Positions&, const Product&, const ScatterLists&,
                                 const void* weight, const void* d_y, void* d_x);
 
-// weight: as for the input's cotangent. d_offset and d_mask: as offset and mask; either may be null. A block takes
-// `block_taps` taps of a tile of pixels.
+// weight: as for the input's cotangent. d_offset and d_mask have the shapes of offset and mask; either may be null. A
+// block takes `block_taps` taps of a tile of pixels.
 const char* FusedOffsetCotangent(Device&, DType, const Sizes&, const Positions&, const Product&, int32_t block_taps,
                                  const void* x, const void* weight, const void* d_y, float* d_offset, float* d_mask);
 
-// parts: float[splits, taps, channels / groups, features], of which the sum is the weight's cotangent: each is of as
-// many pixels. Not for float32, which the matrix units cannot transpose.
-const char* FusedWeightCotangent(Device&, DType, const Sizes&, const Positions&, const Product&, int64_t splits,
-                                 const void* x, const void* d_y, float* parts);
+// Split-K over the pixels. partial_sums: float[num_splits, taps, channels / groups, features], whose sum over the
+// splits is the weight's cotangent. Not for float32, which ldmatrix cannot transpose.
+const char* FusedWeightCotangent(Device&, DType, const Sizes&, const Positions&, const Product&, int64_t num_splits,
+                                 const void* x, const void* d_y, float* partial_sums);
 
 }  // namespace dcn

@@ -1,24 +1,23 @@
-// The fused input cotangent: an implicit matrix product of the weight and, for each pixel of x and tap, the sum of the
-// output's cotangents that touch it, each by its weight.
+// The fused input cotangent: an implicit GEMM of, for each pixel of x, the sums of the output's cotangents that were
+// sampled from it (pixels of x × taps and features), and the weight (taps and features × channels).
 //
-// The sampling's transpose is found first, by a counting sort: channels do not matter to it. A block computes 128
-// pixels of x, strip by strip, by 64 or 128 channels; every thread goes through the contributions of a pixel by a tap
-// for 16 bytes of features and keeps their sum, in float32 and rounded once, in shared memory. Two blocks share a
-// multiprocessor, so that one multiplies while the other gathers.
-//
-// What to expect of an H200 in bfloat16, counted and not yet measured, in the clocks of a multiprocessor for 16
-// features of 128 pixels by 128 channels, as for the fused forward: about 4 contributions of 24 instructions each for 8
-// features make 270 clocks of instructions, 380 where the lanes of a warp wait for its longest list; products take 206.
-// So 25 to 35% of the dense peak.
+// A counting sort first finds, for each pixel of x and tap, the list of its contributions: the output pixels that
+// sample it, and their weights. The channels of an offset group share the lists. A block then computes 128 pixels of x,
+// in strip order, × 64 or 128 channels. For each stage, a thread goes through lists and sums 16 bytes of features of
+// the output's cotangent in float32; it rounds each sum once, when it stores it in shared memory. Two blocks are
+// resident per SM, so that one can multiply while the other loads.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "channel_segments.h"
 #include "counting_sort.h"
 #include "deform_conv_fused.h"
 #include "device.h"
+#include "gemm.h"
 #include "launch.h"
+#include "pixel_strips.h"
 #include "positions.h"
-#include "tiles.h"
+#include "vector.h"
 
 namespace dcn {
 namespace {
@@ -58,60 +57,59 @@ const char* BuildScatterLists(Device& device, const Sizes& sizes, const Position
 }
 
 struct Call {
-  int32_t height, width, image_pixels, pixels;  // of x; of all its images
-  int32_t channels, group_channels, offset_group_channels, segment_channels;
-  int32_t tiles;  // of a segment
+  ChannelSegments segments;
+  int32_t height, width, image_pixels, pixels;  // of x; image_pixels: of one image, pixels: of all
   int32_t offset_groups, taps;
-  int32_t pixel_bytes, group_features, vectors;  // of the output; of 16 bytes in a group's features
+  int32_t pixel_bytes;     // of the output
+  int32_t feature_chunks;  // of a group
   const int32_t* row_start;
   const Contribution* contributions;
   int64_t blocks;
 };
 
-// What a block computes: all that there is of some channels.
 struct BlockTile {
-  int64_t first_pixel;
-  int32_t first_channel, channels, offset_group, first_feature;
+  int32_t first_pixel;
+  ChannelTile channels;
+  int32_t offset_group, first_feature;
 
   BlockTile() = default;
-  __device__ BlockTile(const Call& call, int64_t block, int32_t width) {
-    const int32_t segments = call.channels / call.segment_channels, within = int32_t(block % call.tiles) * width;
-    block /= call.tiles;
-    first_channel = int32_t(block % segments) * call.segment_channels + within;
-    channels = call.segment_channels - within;
-    offset_group = first_channel / call.offset_group_channels;
-    first_feature = first_channel / call.group_channels * call.group_features;
-    first_pixel = block / segments * kPixels;
+  __device__ BlockTile(const Call& call, int64_t block) {
+    channels = call.segments.Tile(int32_t(block % call.segments.tiles));
+    offset_group = call.segments.OffsetGroup(channels.first);
+    first_feature = call.segments.FeatureGroup(channels.first) * call.segments.group_features;
+    first_pixel = int32_t(block / call.segments.tiles) * kTilePixels;
   }
 };
 
 template <int kChannels>
 struct Shared {
+  using Tile = CotangentTile<kChannels>;
+
   struct {
-    uint4 gathered[kPixels * kDepth], weight[kChannels * kDepth];
-  } stages[2];
-  int32_t pixels[kPixels];  // of x, -1 behind the last
-  int32_t lists[kPixels];   // of the pixels by the first tap
-  BlockTile block_tile;     // here, for it would take registers that the sums need
+    uint4 sums[Tile::kChunksOfA], weight[Tile::kChunksOfB];
+  } stages[kStages];
+  int32_t pixels[kTilePixels];  // of x; -1 past the end
+  int32_t lists[kTilePixels];   // of the pixels' contributions by the first tap; -1 past the end
+  BlockTile block_tile;         // in shared memory, because the accumulators need the registers
 };
 
-// The sum of what a list of contributions finds in 16 bytes of features.
+// The sum over a list of contributions, for 16 bytes of features of d_y.
 template <typename T>
 __device__ uint4 SumContributions(const Contribution* contributions, int32_t begin, int32_t end, const T* d_y,
                                   int32_t pixel_bytes) {
-  constexpr int kAtOnce = 2;  // loads on their way
+  constexpr int kLoads = 2;  // in flight
   float sum[4][kWordSize<T>] = {}, value[kWordSize<T>];
 #pragma unroll 1
-  for (int32_t first = begin; first < end; first += kAtOnce) {
-    Words words[kAtOnce];
-    float weight[kAtOnce];
-    for (int n = 0; n < kAtOnce; ++n) {
-      const bool there = first + n < end;
-      const Contribution contribution = there ? contributions[first + n] : Contribution{0, 0};
-      words[n] = load_global_or_zeros(d_y, int64_t{contribution.output_pixel} * pixel_bytes, there);
+  for (int32_t first = begin; first < end; first += kLoads) {
+    Words words[kLoads];
+    float weight[kLoads];
+    for (int n = 0; n < kLoads; ++n) {
+      const bool is_valid = first + n < end;
+      const Contribution contribution = is_valid ? contributions[first + n] : Contribution{0, 0};
+      words[n] = load_global_or_zeros(d_y, int64_t{contribution.output_pixel} * pixel_bytes, is_valid);
       weight[n] = contribution.weight;
     }
-    for (int n = 0; n < kAtOnce; ++n) {
+    for (int n = 0; n < kLoads; ++n) {
       for (int word = 0; word < 4; ++word) {
         WordToFloats<T>(words[n].word[word], value);
         for (int i = 0; i < kWordSize<T>; ++i) sum[word][i] += weight[n] * value[i];
@@ -121,99 +119,95 @@ __device__ uint4 SumContributions(const Contribution* contributions, int32_t beg
   return {RoundToWord<T>(sum[0]), RoundToWord<T>(sum[1]), RoundToWord<T>(sum[2]), RoundToWord<T>(sum[3])};
 }
 
-// A block for kPixels of x by kChannels of a segment.
+// One block per kTilePixels pixels of x × kChannels channels of a segment.
 template <typename T, int kChannels>
-__global__ void __launch_bounds__(BlockProduct<T, kChannels>::kThreads, 2)
+__global__ void __launch_bounds__(CotangentTile<kChannels>::kThreads, kCotangentBlocks)
     FusedInputCotangentKernel(Call call, const T* __restrict__ weight, const T* __restrict__ d_y, T* d_x) {
-  using Sums = BlockProduct<T, kChannels>;
-  constexpr int kVector = 16 / sizeof(T), kRowsAtOnce = Sums::kThreads / kDepth;
+  using Tile = CotangentTile<kChannels>;
+  constexpr int kRowsPerLoad = Tile::kRowsPerLoad;
   auto& shared = *reinterpret_cast<Shared<kChannels>*>(dynamic_shared);
-  const int thread = int(threadIdx.x), row = thread / kDepth, vector = thread % kDepth;
-  const int32_t depth = call.taps * call.vectors, stages = (depth + kDepth - 1) / kDepth;
+  const int thread = int(threadIdx.x), row = int(threadIdx.x / kSliceChunks), chunk = int(threadIdx.x % kSliceChunks);
+  const int32_t k_chunks = call.taps * call.feature_chunks, slices = (k_chunks + kSliceChunks - 1) / kSliceChunks;
   const BlockTile& block_tile = shared.block_tile;
 
   for (int64_t block = blockIdx.x; block < call.blocks; block += gridDim.x) {
-    if (thread == 0) shared.block_tile = BlockTile(call, block, kChannels);
+    if (thread == 0) shared.block_tile = BlockTile(call, block);
     __syncthreads();
-    if (thread < kPixels) {
-      const int64_t i = block_tile.first_pixel + thread;
-      const bool there = i < call.pixels;
-      const int32_t bin = (int32_t(i / call.image_pixels) * call.offset_groups + block_tile.offset_group) * call.taps;
-      shared.pixels[thread] = there ? int32_t(PixelInStrips(call.height, call.width, i)) : -1;
-      shared.lists[thread] = there ? bin * (call.image_pixels + 1) + int32_t(i % call.image_pixels) : -1;
+    if (thread < kTilePixels) {
+      const int32_t i = block_tile.first_pixel + thread;
+      const bool is_valid = i < call.pixels;
+      const int32_t bin = (i / call.image_pixels * call.offset_groups + block_tile.offset_group) * call.taps;
+      shared.pixels[thread] = is_valid ? PixelInStrips(call.height, call.width, i) : -1;
+      shared.lists[thread] = is_valid ? bin * (call.image_pixels + 1) + i % call.image_pixels : -1;
     }
     __syncthreads();
 
-    auto load_stage = [&](int32_t stage) {
-      auto& to = shared.stages[stage % 2];
-      const int32_t at = stage * kDepth + vector;
-      const bool there = at < depth;
-      const int32_t tap = at / call.vectors, within = at % call.vectors;
+    auto load_stage = [&](int32_t slice) {
+      auto& stage = shared.stages[slice % kStages];
+      const int32_t k = slice * kSliceChunks + chunk;
+      const bool is_in_k = k < k_chunks;
+      const int32_t tap = k / call.feature_chunks, feature_chunk = k % call.feature_chunks;
 #pragma unroll 1
-      for (int i = 0; i < kChannels / kRowsAtOnce; ++i) {
-        const int channel = row + i * kRowsAtOnce;
-        const bool used = there && channel < block_tile.channels;
-        const int64_t from = (int64_t{block_tile.first_channel} + channel) * depth + at;
-        copy_async(&to.weight[swizzled_index(channel, vector)], used ? weight + from * kVector : weight, !used);
+      for (int i = 0; i < kChannels / kRowsPerLoad; ++i) {
+        const int channel = row + i * kRowsPerLoad;
+        const bool is_valid = is_in_k && channel < block_tile.channels.count;
+        const int64_t from = (int64_t{block_tile.channels.first} + channel) * k_chunks + k;
+        copy_async(&stage.weight[swizzled_index(channel, chunk)], is_valid ? weight + from * kChunkSize<T> : weight,
+                   !is_valid);
       }
-      const T* features = d_y + block_tile.first_feature + within * kVector;
+      const T* features = d_y + block_tile.first_feature + feature_chunk * kChunkSize<T>;
 #pragma unroll 1
-      for (int i = 0; i < kPixels / kRowsAtOnce; ++i) {
-        const int pixel = row + i * kRowsAtOnce;
+      for (int i = 0; i < kTilePixels / kRowsPerLoad; ++i) {
+        const int pixel = row + i * kRowsPerLoad;
         const int32_t list = shared.lists[pixel];
         int32_t begin = 0, end = 0;
-        if (there && list >= 0) {
+        if (is_in_k && list >= 0) {
           const int32_t* range = call.row_start + list + tap * (call.image_pixels + 1);
           begin = range[0];
           end = range[1];
         }
-        to.gathered[swizzled_index(pixel, vector)] =
+        stage.sums[swizzled_index(pixel, chunk)] =
             SumContributions(call.contributions, begin, end, features, call.pixel_bytes);
       }
     };
 
-    Sums sums;
+    WarpTile<T, Tile> tile;
     load_stage(0);
 #pragma unroll 1
-    for (int32_t stage = 0; stage < stages; ++stage) {
+    for (int32_t slice = 0; slice < slices; ++slice) {
       wait_async_copies();
       __syncthreads();
-      if (stage + 1 < stages) load_stage(stage + 1);
-      sums.Add(shared.stages[stage % 2].gathered, shared.stages[stage % 2].weight);
+      if (slice + 1 < slices) load_stage(slice + 1);
+      tile.MultiplyStage(shared.stages[slice % kStages].sums, shared.stages[slice % kStages].weight);
     }
-    sums.ForEachPair(block_tile.first_channel, [&](int pixel, int32_t channel, float first, float second) {
+    tile.ForEachPair(block_tile.channels.first, [&](int pixel, int32_t channel, float first, float second) {
       const int64_t q = shared.pixels[pixel];
-      if (q < 0 || channel >= block_tile.first_channel + block_tile.channels) return;
-      StorePair<T>(d_x + q * call.channels, channel, false, first, second);
+      if (q < 0 || channel >= block_tile.channels.first + block_tile.channels.count) return;
+      AsVector<2>(d_x + q * call.segments.channels + channel) = {{T(first), T(second)}};
     });
     __syncthreads();
   }
 }
 
 template <typename T, int kChannels>
-const char* LaunchProduct(const Device& device, const Sizes& sizes, const Product& product, const ScatterLists& lists,
-                          const void* weight, const void* d_y, void* d_x) {
+const char* LaunchInputCotangent(const Device& device, const Sizes& sizes, const Product& product,
+                                 const ScatterLists& lists, const void* weight, const void* d_y, void* d_x) {
+  CheckCotangentSharedBytes<sizeof(Shared<kChannels>)>();
   Call call = {};
+  call.segments = ChannelSegments(sizes, product, kChannels);
   call.height = int32_t(sizes.height);
   call.width = int32_t(sizes.width);
   call.image_pixels = int32_t(sizes.height * sizes.width);
   call.pixels = int32_t(sizes.images * sizes.height * sizes.width);
-  call.channels = int32_t(sizes.channels);
-  call.group_channels = int32_t(sizes.channels / product.groups);
-  call.offset_group_channels = int32_t(sizes.group_channels());
-  call.segment_channels = int32_t(SegmentChannels(sizes, product));
-  call.tiles = (call.segment_channels + kChannels - 1) / kChannels;
   call.offset_groups = int32_t(sizes.offset_groups);
   call.taps = sizes.taps();
   call.pixel_bytes = int32_t(product.features * sizeof(T));
-  call.group_features = int32_t(product.group_features());
-  call.vectors = int32_t(product.group_features() * sizeof(T) / 16);
+  call.feature_chunks = call.segments.group_features / kChunkSize<T>;
   call.row_start = lists.row_start;
   call.contributions = lists.contributions;
-  const int64_t pixel_tiles = (int64_t{call.pixels} + kPixels - 1) / kPixels;
-  call.blocks = pixel_tiles * (call.channels / call.segment_channels) * call.tiles;
+  call.blocks = (int64_t{call.pixels} + kTilePixels - 1) / kTilePixels * call.segments.tiles;
   return Launch(device, FusedInputCotangentKernel<T, kChannels>,
-                {call.blocks, BlockProduct<T, kChannels>::kThreads, sizeof(Shared<kChannels>)}, call,
+                {call.blocks, CotangentTile<kChannels>::kThreads, sizeof(Shared<kChannels>)}, call,
                 static_cast<const T*>(weight), static_cast<const T*>(d_y), static_cast<T*>(d_x));
 }
 
@@ -223,10 +217,10 @@ const char* FusedInputCotangent(Device& device, DType dtype, const Sizes& sizes,
                                 const Product& product, const ScatterLists& lists, const void* weight, const void* d_y,
                                 void* d_x) {
   if (const char* failure = BuildScatterLists(device, sizes, positions, lists)) return failure;
-  return DispatchMatrix(dtype, [&](auto tag) {
-    using T = decltype(tag);
-    const auto launch = SegmentChannels(sizes, product) > 64 ? LaunchProduct<T, 128> : LaunchProduct<T, 64>;
-    return launch(device, sizes, product, lists, weight, d_y, d_x);
+  return DispatchTensorCoreType(dtype, [&](auto tag) {
+    return DispatchTileColumns(SegmentChannels(sizes, product), [&](auto channels) {
+      return LaunchInputCotangent<decltype(tag), channels>(device, sizes, product, lists, weight, d_y, d_x);
+    });
   });
 }
 

@@ -1,81 +1,88 @@
-// The fused weight cotangent: for each tap a matrix product of samples and the output's cotangents, along the pixels.
+// The fused weight cotangent: for each tap an implicit GEMM of the columns (channels × pixels of the output) and the
+// output's cotangent (pixels × features).
 //
-// A block computes 128 channels by 64 or 128 features of a tap, from some of the pixels, in stages of 64: it samples x
-// as the fused forward does, and both operands are transposed on their way from shared memory to the matrix units. What
-// the parts of the pixels give is summed by the caller, so that the order of the sums is fixed.
-//
-// What to expect of an H200 in bfloat16, counted and not yet measured, in the clocks of a multiprocessor for a stage of
-// 128 channels by 128 features: products 825, instructions 480 to sample and 150 to multiply, loads and shared memory
-// 900. Two blocks share a multiprocessor: 35 to 45% of the dense peak.
+// A block computes 128 channels × 64 or 128 features of a tap, in stages of 64 pixels: it samples x as the fused
+// forward does. K is the pixels, so that both operands lie MN-major in shared memory, and ldmatrix transposes them on
+// the way to the tensor cores. The pixels are divided among blocks (split-K); the caller adds up the partial sums, so
+// that the order of the additions is fixed.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "channel_segments.h"
 #include "deform_conv_fused.h"
 #include "device.h"
 #include "gather.h"
+#include "gemm.h"
 #include "launch.h"
-#include "tiles.h"
+#include "pixel_strips.h"
+#include "vector.h"
 
 namespace dcn {
 namespace {
 
-constexpr int kChannels = 128, kStage = 64;  // rows of a block's product; pixels of a stage
+constexpr int kChannels = 128;                  // of a block tile
+constexpr int kSlicePixels = 16 * kSliceSteps;  // an mma takes 16 pixels
 
 struct Call {
+  ChannelSegments segments;
   Sizes sizes;
   Positions positions;
-  int32_t channels, group_channels, offset_group_channels, segment_channels;
-  int32_t features, group_features;
-  int32_t segment_tiles, channel_tiles, feature_tiles;  // of a segment, of all channels, of a group's features
+  int32_t pixels, rows, columns;  // of the output; pixels: of all images
+  int32_t split_pixels;           // of a split; the last may have fewer
+  int32_t feature_tiles;          // of a group
   int32_t taps;
-  int64_t part_pixels, blocks;
+  int64_t blocks;
 };
 
-// What a block computes: all that there is of kChannels by some features, from some pixels.
 struct BlockTile {
   int32_t tap, offset_group;
-  int32_t first_channel, channels, first_feature, features;
-  int64_t first_pixel;
-  int32_t pixels;
-  int64_t out;  // the row of all parts that its first channel has
+  ChannelTile channels;
+  int32_t first_feature, features;
+  int32_t first_pixel, pixels;
+  int64_t first_row;  // of partial_sums, for the first channel
 
   BlockTile() = default;
-  __device__ BlockTile(const Call& call, int64_t block, int32_t width) {
-    const int32_t tile_feature = int32_t(block % call.feature_tiles) * width;
+  __device__ BlockTile(const Call& call, int64_t block, int32_t tile_features) {
+    const int32_t feature_in_group = int32_t(block % call.feature_tiles) * tile_features;
     block /= call.feature_tiles;
-    const int32_t tile = int32_t(block % call.channel_tiles), tile_channel = tile % call.segment_tiles * kChannels;
-    block /= call.channel_tiles;
+    const int32_t channel_tile = int32_t(block % call.segments.tiles);
+    block /= call.segments.tiles;
     tap = int32_t(block % call.taps);
-    const int64_t part = block / call.taps;
+    const int64_t split = block / call.taps;
 
-    first_channel = tile / call.segment_tiles * call.segment_channels + tile_channel;
-    channels = call.segment_channels - tile_channel;
-    offset_group = first_channel / call.offset_group_channels;
-    first_feature = first_channel / call.group_channels * call.group_features + tile_feature;
-    features = call.group_features - tile_feature;
-    first_pixel = part * call.part_pixels;
-    const int64_t left = call.sizes.pixels() - first_pixel;
-    pixels = int32_t(left < 0 ? 0 : left < call.part_pixels ? left : call.part_pixels);
-    out = (part * call.taps + tap) * call.group_channels + first_channel % call.group_channels;
+    channels = call.segments.Tile(channel_tile);
+    offset_group = call.segments.OffsetGroup(channels.first);
+    first_feature = call.segments.FeatureGroup(channels.first) * call.segments.group_features + feature_in_group;
+    features = call.segments.group_features - feature_in_group;
+    const int64_t first = split * call.split_pixels, left = call.pixels - first;
+    first_pixel = int32_t(first);
+    pixels = left < 0 ? 0 : left < call.split_pixels ? int32_t(left) : call.split_pixels;
+    first_row =
+        (split * call.taps + tap) * call.segments.group_channels + channels.first % call.segments.group_channels;
   }
 };
 
 template <int kFeatures>
 struct Shared {
+  using Tile = CotangentTile<kFeatures>;
+
   struct {
-    uint4 samples[kStage * kChannels / 8], cotangent[kStage * kFeatures / 8];
-  } stages[2];
-  Corners corners[2][kStage];
-  int32_t pixels[2][kStage];  // of the output, -1 behind the last of the part
-  BlockTile block_tile;       // here, for it would take registers that the sums need
+    uint4 samples[Tile::kChunksOfA], cotangent[Tile::kChunksOfB];
+  } stages[kStages];
+  Corners corners[kStages][kSlicePixels];
+  int32_t pixels[kStages][kSlicePixels];  // of the output; -1 past the end of the split
+  BlockTile block_tile;                   // in shared memory, because the accumulators need the registers
 };
 
-// A block for kChannels of a segment by kFeatures of a group, of a tap and a part of the pixels.
+// One block per kChannels channels of a segment × kFeatures features of a group, for one tap and one split.
 template <typename T, int kFeatures>
-__global__ void __launch_bounds__(BlockProduct<T, kFeatures>::kThreads, 2)
-    FusedWeightCotangentKernel(Call call, const T* __restrict__ x, const T* __restrict__ d_y, float* parts) {
-  using Sums = BlockProduct<T, kFeatures>;
-  constexpr int kVector = 8, kSamples = kChannels / kVector, kCotangents = kFeatures / kVector;
+__global__ void __launch_bounds__(CotangentTile<kFeatures>::kThreads, kCotangentBlocks)
+    FusedWeightCotangentKernel(Call call, const T* __restrict__ x, const T* __restrict__ d_y, float* partial_sums) {
+  using Tile = CotangentTile<kFeatures>;
+  constexpr int kThreads = Tile::kThreads;
+  constexpr int kSampleChunks = kChannels / kChunkSize<T>, kCotangentChunks = kFeatures / kChunkSize<T>;  // of a pixel
+  static_assert(Tile::kM == kChannels && kSlicePixels * kSampleChunks == Tile::kChunksOfA &&
+                kSlicePixels * kCotangentChunks == Tile::kChunksOfB);
   auto& shared = *reinterpret_cast<Shared<kFeatures>*>(dynamic_shared);
   const BlockTile& block_tile = shared.block_tile;
   const int thread = int(threadIdx.x);
@@ -84,87 +91,91 @@ __global__ void __launch_bounds__(BlockProduct<T, kFeatures>::kThreads, 2)
     if (thread == 0) shared.block_tile = BlockTile(call, block, kFeatures);
     __syncthreads();
 
-    auto find_corners = [&](int32_t stage) {
-      if (thread >= kStage) return;
-      const int32_t i = stage * kStage + thread;
-      const int64_t p =
-          i < block_tile.pixels ? PixelInStrips(call.sizes.rows, call.sizes.columns, block_tile.first_pixel + i) : -1;
+    auto find_corners = [&](int32_t slice) {
+      if (thread >= kSlicePixels) return;
+      const int32_t i = slice * kSlicePixels + thread;
+      const int32_t p = i < block_tile.pixels ? PixelInStrips(call.rows, call.columns, block_tile.first_pixel + i) : -1;
       const Corners corners = FindCorners(call.sizes, call.positions, p, block_tile.offset_group, block_tile.tap);
-      shared.pixels[stage % 2][thread] = int32_t(p);
-      shared.corners[stage % 2][thread] = corners;
+      shared.pixels[slice % kStages][thread] = p;
+      shared.corners[slice % kStages][thread] = corners;
     };
-    auto load_stage = [&](int32_t stage) {
-      auto& to = shared.stages[stage % 2];
+    auto load_stage = [&](int32_t slice) {
+      auto& stage = shared.stages[slice % kStages];
 #pragma unroll 1
-      for (int i = 0; i < kStage * kCotangents / Sums::kThreads; ++i) {
-        const int number = i * Sums::kThreads + thread, row = number / kCotangents, vector = number % kCotangents;
-        const int64_t p = shared.pixels[stage % 2][row];
-        const bool used = p >= 0 && vector * kVector < block_tile.features;
-        copy_async(&to.cotangent[swizzled_index<kCotangents>(row, vector)],
-                   used ? d_y + p * call.features + block_tile.first_feature + vector * kVector : d_y, !used);
+      for (int i = 0; i < Tile::kChunksOfB / kThreads; ++i) {
+        const int row = int(threadIdx.x / kCotangentChunks) + i * (kThreads / kCotangentChunks);
+        const int chunk = int(threadIdx.x % kCotangentChunks);
+        const int64_t p = shared.pixels[slice % kStages][row];
+        const bool is_valid = p >= 0 && chunk * kChunkSize<T> < block_tile.features;
+        copy_async(&stage.cotangent[swizzled_index<kCotangentChunks>(row, chunk)],
+                   is_valid ? d_y + p * call.segments.features + block_tile.first_feature + chunk * kChunkSize<T> : d_y,
+                   !is_valid);
       }
 #pragma unroll 1
-      for (int i = 0; i < kStage * kSamples / Sums::kThreads; ++i) {
-        const int number = i * Sums::kThreads + thread, row = number / kSamples, vector = number % kSamples;
-        const CornerLoads<T> gathered(shared.corners[stage % 2][row], x + block_tile.first_channel + vector * kVector,
-                                      call.channels * int32_t(sizeof(T)), vector * kVector < block_tile.channels);
-        to.samples[swizzled_index<kSamples>(row, vector)] = gathered.Blend(0);
+      for (int i = 0; i < Tile::kChunksOfA / kThreads; ++i) {
+        const int row = int(threadIdx.x / kSampleChunks) + i * (kThreads / kSampleChunks);
+        const int chunk = int(threadIdx.x % kSampleChunks);
+        const CornerLoads<T> loads(
+            shared.corners[slice % kStages][row], x + block_tile.channels.first + chunk * kChunkSize<T>,
+            call.segments.channels * int32_t(sizeof(T)), chunk * kChunkSize<T> < block_tile.channels.count);
+        stage.samples[swizzled_index<kSampleChunks>(row, chunk)] = loads.Blend(0);
       }
     };
 
-    Sums sums;
+    WarpTile<T, Tile, Layout::kMNMajor> tile;
     find_corners(0);
     find_corners(1);
     __syncthreads();
     load_stage(0);
-    for (int32_t stage = 0; stage * kStage < block_tile.pixels; ++stage) {
+    for (int32_t slice = 0; slice * kSlicePixels < block_tile.pixels; ++slice) {
       wait_async_copies();
       __syncthreads();
-      if ((stage + 1) * kStage < block_tile.pixels) load_stage(stage + 1);
-      find_corners(stage + 2);
-      sums.AddAcross(shared.stages[stage % 2].samples, shared.stages[stage % 2].cotangent);
+      if ((slice + 1) * kSlicePixels < block_tile.pixels) load_stage(slice + 1);
+      find_corners(slice + 2);
+      tile.MultiplyStage(shared.stages[slice % kStages].samples, shared.stages[slice % kStages].cotangent);
     }
-    sums.ForEachPair(block_tile.first_feature, [&](int channel, int32_t feature, float first, float second) {
-      if (channel >= block_tile.channels || feature >= block_tile.first_feature + block_tile.features) return;
-      AsVector<2>(parts + (block_tile.out + channel) * call.features + feature) = {{first, second}};
+    tile.ForEachPair(block_tile.first_feature, [&](int channel, int32_t feature, float first, float second) {
+      if (channel >= block_tile.channels.count || feature >= block_tile.first_feature + block_tile.features) return;
+      AsVector<2>(partial_sums + (block_tile.first_row + channel) * call.segments.features +
+                  feature) = {{first, second}};
     });
-    wait_async_copies();  // those of a part without pixels
+    wait_async_copies();  // those of a split without pixels
     __syncthreads();
   }
 }
 
 template <typename T, int kFeatures>
-const char* LaunchProduct(const Device& device, const Sizes& sizes, const Positions& positions, const Product& product,
-                          int64_t splits, const void* x, const void* d_y, float* parts) {
+const char* LaunchWeightCotangent(const Device& device, const Sizes& sizes, const Positions& positions,
+                                  const Product& product, int64_t num_splits, const void* x, const void* d_y,
+                                  float* partial_sums) {
+  CheckCotangentSharedBytes<sizeof(Shared<kFeatures>)>();
   Call call = {};
+  call.segments = ChannelSegments(sizes, product, kChannels);
   call.sizes = sizes;
   call.positions = positions;
-  call.channels = int32_t(sizes.channels);
-  call.group_channels = int32_t(sizes.channels / product.groups);
-  call.offset_group_channels = int32_t(sizes.group_channels());
-  call.segment_channels = int32_t(SegmentChannels(sizes, product));
-  call.features = int32_t(product.features);
-  call.group_features = int32_t(product.group_features());
-  call.segment_tiles = (call.segment_channels + kChannels - 1) / kChannels;
-  call.channel_tiles = call.channels / call.segment_channels * call.segment_tiles;
-  call.feature_tiles = (call.group_features + kFeatures - 1) / kFeatures;
+  call.pixels = int32_t(sizes.pixels());
+  call.rows = int32_t(sizes.rows);
+  call.columns = int32_t(sizes.columns);
+  call.feature_tiles = (call.segments.group_features + kFeatures - 1) / kFeatures;
   call.taps = sizes.taps();
-  const int64_t stages = (sizes.pixels() + kStage - 1) / kStage;
-  call.part_pixels = (stages + splits - 1) / splits * kStage;
-  call.blocks = splits * call.taps * call.channel_tiles * call.feature_tiles;
+  const int64_t slices = (sizes.pixels() + kSlicePixels - 1) / kSlicePixels;
+  call.split_pixels = (slices + num_splits - 1) / num_splits * kSlicePixels;
+  call.blocks = num_splits * call.taps * call.segments.tiles * call.feature_tiles;
   return Launch(device, FusedWeightCotangentKernel<T, kFeatures>,
-                {call.blocks, BlockProduct<T, kFeatures>::kThreads, sizeof(Shared<kFeatures>)}, call,
-                static_cast<const T*>(x), static_cast<const T*>(d_y), parts);
+                {call.blocks, CotangentTile<kFeatures>::kThreads, sizeof(Shared<kFeatures>)}, call,
+                static_cast<const T*>(x), static_cast<const T*>(d_y), partial_sums);
 }
 
 }  // namespace
 
 const char* FusedWeightCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                                 const Product& product, int64_t splits, const void* x, const void* d_y, float* parts) {
+                                 const Product& product, int64_t num_splits, const void* x, const void* d_y,
+                                 float* partial_sums) {
   const auto launch = [&](auto tag) {
-    using T = decltype(tag);
-    const auto of_tile = product.group_features() > 64 ? LaunchProduct<T, 128> : LaunchProduct<T, 64>;
-    return of_tile(device, sizes, positions, product, splits, x, d_y, parts);
+    return DispatchTileColumns(product.group_features(), [&](auto features) {
+      return LaunchWeightCotangent<decltype(tag), features>(device, sizes, positions, product, num_splits, x, d_y,
+                                                            partial_sums);
+    });
   };
   if (dtype == DType::kF16) return launch(__half());
   if (dtype == DType::kBF16) return launch(__nv_bfloat16());

@@ -110,11 +110,11 @@ MISTAKES = {
         ("memory", r"heap-buffer-overflow.*FusedForwardKernel"),
     ),
     "feature behind a group's last": (
-        ("deform_conv_fused_forward.cu", "if (within >= call.group_features) continue;", ""),
+        ("deform_conv_fused_forward.cu", " || in_group >= call.group_features", ""),
         ("memory", r"heap-buffer-overflow.*FusedForwardKernel"),
     ),
     "vector of weights behind the last": (
-        ("deform_conv_fused_forward.cu", "if (vector >= held() * width()) return {false, 0, 0};", ""),
+        ("deform_conv_fused_forward.cu", "if (chunk >= num_taps() * run_chunks()) return {false, 0, 0};", ""),
         ("memory", r"index \d+ out of bounds for type 'Corners"),
     ),
     "entry that is counted in another row": (
@@ -122,15 +122,18 @@ MISTAKES = {
         ("memory", r"heap-buffer-overflow.*SumContributions"),
     ),
     "touches gathered while the stage is multiplied": (
-        ("deform_conv_fused_input.cu", "Add(shared.stages[stage % 2]", "Add(shared.stages[1 - stage % 2]"),
+        ("deform_conv_fused_input.cu", "MultiplyStage(shared.stages[slice % kStages]",
+         "MultiplyStage(shared.stages[1 - slice % kStages]"),
         ("threads", r"data race.*FusedInputCotangentKernel"),
     ),
     "pixel of x behind the last": (
-        ("deform_conv_fused_input.cu", "const bool there = i < call.pixels;", "const bool there = i <= call.pixels;"),
+        ("deform_conv_fused_input.cu", "const bool is_valid = i < call.pixels;",
+         "const bool is_valid = i <= call.pixels;"),
         ("memory", r"heap-buffer-overflow.*FusedInputCotangentKernel"),
     ),
     "dots read before they are there": (
-        ("deform_conv_fused_offset.cu", "    __syncthreads();\n    finish(block_tile", "    finish(block_tile"),
+        ("deform_conv_fused_offset.cu", "    __syncthreads();\n    store_cotangents(block_tile",
+         "    store_cotangents(block_tile"),
         ("threads", r"data race.*FusedOffsetCotangentKernel"),
     ),
     "corners of one tap for all": (
@@ -138,7 +141,7 @@ MISTAKES = {
         ("threads", r"data race.*FusedOffsetCotangentKernel"),
     ),
     "corners found a stage too late": (
-        ("deform_conv_fused_weight.cu", "find_corners(stage + 2);", "find_corners(stage + 1);"),
+        ("deform_conv_fused_weight.cu", "find_corners(slice + 2);", "find_corners(slice + 1);"),
         ("threads", r"data race.*FusedWeightCotangentKernel"),
     ),
     "feature of the weight behind a group's last": (

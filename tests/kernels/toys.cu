@@ -1,5 +1,5 @@
-// Small kernels, right and wrong, that show what the execution model finds: `toys NAME` runs one and prints what it
-// got.
+// Small correct and incorrect kernels, which show what errors the execution model detects: `toys NAME` runs one and
+// prints its output.
 #include <cuda_runtime.h>
 #include <matrix.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kThreads = 64;
 
-// Every thread reads what its neighbour wrote.
+// Each thread reads the value that its neighbour wrote.
 template <bool kFirstBarrier, bool kSecondBarrier>
 __global__ void RotateKernel(int* out) {
   __shared__ int values[kThreads];
@@ -71,7 +71,7 @@ __global__ void ShuffleKernel(int* out) {
   out[me] += __shfl_down_sync(~0u, me, 2, 8) == (lane % 8 > 5 ? me : me + 2);
   out[me] += __shfl_sync(~0u, double(me), 9, 16) == me / 16 * 16 + 9;
   out[me] += __ballot_sync(~0u, lane % 2) == 0xaaaaaaaa;
-  // Halves of a warp that meet on their own, one of them twice.
+  // Each half of the warp votes separately, the first twice.
   const unsigned half = lane < 16 ? 0xffff : 0xffff0000;
   for (int round = 0; round < (lane < 16 ? 2 : 1); ++round) out[me] += __ballot_sync(half, 1) == half;
 }
@@ -85,7 +85,7 @@ __global__ void WarpKernel(int* out) {
   __shared__ int values[kThreads];
   values[threadIdx.x] = int(threadIdx.x);
   if (kSyncWarp) __syncwarp();
-  out[threadIdx.x] = __shfl_xor_sync(~0u, values[threadIdx.x ^ 1], 1);  // which orders no memory
+  out[threadIdx.x] = __shfl_xor_sync(~0u, values[threadIdx.x ^ 1], 1);  // a shuffle does not order memory accesses
 }
 
 __global__ void AtomicKernel(int* out) { atomicAdd(&out[threadIdx.x % 2], 1); }
@@ -93,7 +93,7 @@ __global__ void AtomicKernel(int* out) { atomicAdd(&out[threadIdx.x % 2], 1); }
 // Both blocks write the same words.
 __global__ void OverlappingBlocksKernel(int* out) { out[threadIdx.x] = int(blockIdx.x); }
 
-// Blocks use shared memory in turn: that is no race.
+// Each block has its own shared memory, so this is no race.
 __global__ void SeparateBlocksKernel(int* out) {
   __shared__ int values[kThreads];
   values[threadIdx.x] = int(blockIdx.x);
@@ -105,26 +105,26 @@ __global__ void MisalignedKernel(int* out) {
   if (threadIdx.x == 0) *reinterpret_cast<uint4*>(out + 1) = uint4{1, 2, 3, 4};
 }
 
-// Matrices [16, depth] and [8, depth]: their product, from shared memory through the matrix units.
+// The product of matrices [16, k] and [8, k] in shared memory, by the tensor cores.
 template <typename T>
-__global__ void ProductKernel(int* out) {
-  constexpr int kDepth = 32 / sizeof(T);
-  alignas(16) __shared__ T a[16][kDepth];
-  alignas(16) __shared__ T b[16][kDepth];  // of which only the first eight rows are multiplied
+__global__ void MmaKernel(int* out) {
+  constexpr int kK = 32 / sizeof(T);
+  alignas(16) __shared__ T a[16][kK];
+  alignas(16) __shared__ T b[16][kK];  // only the first eight rows are multiplied
   if (threadIdx.x >= 32) return;
   const int lane = int(threadIdx.x);
-  for (int i = lane; i < 16 * kDepth; i += 32) {
-    const int row = i / kDepth, k = i % kDepth;
+  for (int i = lane; i < 16 * kK; i += 32) {
+    const int row = i / kK, k = i % kK;
     a[row][k] = T(float(row - 2 * k));
     b[row][k] = T(float(row * row % 7 + k % 5));
   }
   __syncwarp();
   uint32_t a_words[4], b_words[4];
-  dcn::load_matrix_fragments(a_words, &a[lane % 16][lane / 16 * (kDepth / 2)]);
-  dcn::load_matrix_fragments(b_words, &b[lane / 16 * 8 + lane % 8][lane / 8 % 2 * (kDepth / 2)]);
-  float sum[4] = {1, 1, 1, 1};
-  dcn::mma<T>(sum, a_words, {b_words[0], b_words[1]});
-  for (int i = 0; i < 4; ++i) out[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = int(sum[i]);
+  dcn::load_matrix_fragments(a_words, &a[lane % 16][lane / 16 * (kK / 2)]);
+  dcn::load_matrix_fragments(b_words, &b[lane / 16 * 8 + lane % 8][lane / 8 % 2 * (kK / 2)]);
+  float accumulator[4] = {1, 1, 1, 1};
+  dcn::mma<T>(accumulator, a_words, {b_words[0], b_words[1]});
+  for (int i = 0; i < 4; ++i) out[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = int(accumulator[i]);
 }
 
 template <bool kWait>
@@ -161,9 +161,9 @@ const std::map<std::string, Toy> kToys = {
     {"overlapping_blocks", {OverlappingBlocksKernel, 2}},
     {"separate_blocks", {SeparateBlocksKernel, 2}},
     {"misaligned", {MisalignedKernel}},
-    {"product_f16", {ProductKernel<__half>}},
-    {"product_bf16", {ProductKernel<__nv_bfloat16>}},
-    {"product_tf32", {ProductKernel<float>}},
+    {"product_f16", {MmaKernel<__half>}},
+    {"product_bf16", {MmaKernel<__nv_bfloat16>}},
+    {"product_tf32", {MmaKernel<float>}},
     {"copy", {CopyKernel<true>}},
     {"copy_without_wait", {CopyKernel<false>}},
     {"shared_memory_not_asked_for", {AtomicKernel, 1, 64 << 10}},

@@ -1,5 +1,5 @@
-// lib/cuda/matrix.h for the CPU. Fragments lie in the lanes as PTX ISA defines them, "Matrix Fragments for mma.m16n8k16
-// with floating point type" and "mma.m16n8k8" (tf32); "ldmatrix" (.trans); "cp.async".
+// lib/cuda/matrix.h for the CPU. The layout of fragments in the lanes follows the PTX ISA: "Matrix Fragments for
+// mma.m16n8k16 with floating point type" and "mma.m16n8k8" (tf32); "ldmatrix" (.trans); "cp.async".
 #pragma once
 
 #include <cuda_bf16.h>
@@ -7,48 +7,46 @@
 
 #include "../execution.h"
 
-// Of a product ThreadSanitizer would see registers alone, slowly.
-#define DCN_REGISTERS_ALONE __attribute__((no_sanitize_thread, always_inline)) inline
+// An mma only accesses registers, so that ThreadSanitizer would find nothing in it and only slow it down.
+#define DCN_ONLY_REGISTERS __attribute__((no_sanitize_thread, always_inline)) inline
 
 namespace dcn {
 
-// How the numbers of a matrix lie in the lanes: `number` is the i-th that lane 4 · group + member holds.
+// The layout of a matrix in the lanes: row and column of the i-th element of lane 4 · group + member.
 template <typename T>
-struct Fragments;
+struct FragmentLayout;
 
 template <typename T>
-struct Fragments16 {
-  static constexpr int kDepth = 16;
-  DCN_REGISTERS_ALONE static int RowOfA(int group, int, int i) {
-    return i < 2 || (i >= 4 && i < 6) ? group : group + 8;
-  }
-  DCN_REGISTERS_ALONE static int ColumnOfA(int, int member, int i) { return member * 2 + (i & 1) + (i < 4 ? 0 : 8); }
-  DCN_REGISTERS_ALONE static int RowOfB(int, int member, int i) { return member * 2 + (i & 1) + (i < 2 ? 0 : 8); }
-  DCN_REGISTERS_ALONE static float Number(const uint32_t* words, int i) {
+struct FragmentLayout16 {
+  static constexpr int kK = 16;
+  DCN_ONLY_REGISTERS static int RowOfA(int group, int, int i) { return i < 2 || (i >= 4 && i < 6) ? group : group + 8; }
+  DCN_ONLY_REGISTERS static int ColumnOfA(int, int member, int i) { return member * 2 + (i & 1) + (i < 4 ? 0 : 8); }
+  DCN_ONLY_REGISTERS static int RowOfB(int, int member, int i) { return member * 2 + (i & 1) + (i < 2 ? 0 : 8); }
+  DCN_ONLY_REGISTERS static float Element(const uint32_t* words, int i) {
     T value;
     std::memcpy(&value, reinterpret_cast<const char*>(words) + i * sizeof value, sizeof value);
     return float(value);
   }
 };
 template <>
-struct Fragments<__half> : Fragments16<__half> {};
+struct FragmentLayout<__half> : FragmentLayout16<__half> {};
 template <>
-struct Fragments<__nv_bfloat16> : Fragments16<__nv_bfloat16> {};
+struct FragmentLayout<__nv_bfloat16> : FragmentLayout16<__nv_bfloat16> {};
 template <>
-struct Fragments<float> {
-  static constexpr int kDepth = 8;
-  DCN_REGISTERS_ALONE static int RowOfA(int group, int, int i) { return i % 2 == 0 ? group : group + 8; }
-  DCN_REGISTERS_ALONE static int ColumnOfA(int, int member, int i) { return i < 2 ? member : member + 4; }
-  DCN_REGISTERS_ALONE static int RowOfB(int, int member, int i) { return i == 0 ? member : member + 4; }
-  DCN_REGISTERS_ALONE static float Number(const uint32_t* words, int i) {
-    const uint32_t tf32 = words[i] & ~uint32_t{0x1fff};  // the units do not read the rest
+struct FragmentLayout<float> {
+  static constexpr int kK = 8;
+  DCN_ONLY_REGISTERS static int RowOfA(int group, int, int i) { return i % 2 == 0 ? group : group + 8; }
+  DCN_ONLY_REGISTERS static int ColumnOfA(int, int member, int i) { return i < 2 ? member : member + 4; }
+  DCN_ONLY_REGISTERS static int RowOfB(int, int member, int i) { return i == 0 ? member : member + 4; }
+  DCN_ONLY_REGISTERS static float Element(const uint32_t* words, int i) {
+    const uint32_t tf32 = words[i] & ~uint32_t{0x1fff};  // tensor cores ignore the other bits
     float value;
     std::memcpy(&value, &tf32, sizeof value);
     return value;
   }
 };
 
-// The rows of four matrices, eight of each, as the lanes name them.
+// The eight rows of each of four matrices, whose addresses the lanes pass.
 inline const execution::Offer* RowsOfWarp(const void* row, execution::SourceLocation location) {
   const uint4 mine = *static_cast<const uint4*>(row);
   execution::Offer offer = {};
@@ -69,35 +67,35 @@ inline void load_matrix_fragments_transposed(uint32_t (&words)[4], const void* r
   const int lane = execution::Lane();
   for (int matrix = 0; matrix < 4; ++matrix) {
     for (int i = 0; i < 2; ++i) {
-      const auto* numbers = reinterpret_cast<const char*>(rows[matrix * 8 + lane % 4 * 2 + i].words);
-      std::memcpy(reinterpret_cast<char*>(&words[matrix]) + 2 * i, numbers + lane / 4 * 2, 2);
+      const auto* elements = reinterpret_cast<const char*>(rows[matrix * 8 + lane % 4 * 2 + i].words);
+      std::memcpy(reinterpret_cast<char*>(&words[matrix]) + 2 * i, elements + lane / 4 * 2, 2);
     }
   }
 }
 
 template <typename T>
-__attribute__((no_sanitize_thread)) void mma(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+__attribute__((no_sanitize_thread)) void mma(float (&accumulator)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                                              const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-  using Lies = Fragments<T>;
-  constexpr int kDepth = Lies::kDepth;
+  using Layout = FragmentLayout<T>;
+  constexpr int kK = Layout::kK;
   execution::Offer offer;
   std::memcpy(offer.words, a, sizeof a);
   std::memcpy(offer.words + 4, b, sizeof b);
   const execution::Offer* of_lane = execution::OffersOfWarp(offer, {file, line});
   const int mine = execution::Lane();
-  float rows[2][kDepth], columns[2][kDepth];  // all of a and b that this lane's sums are of
+  float rows[2][kK], columns[2][kK];  // of a and b, for the accumulators of this lane
   for (int lane = 0; lane < execution::kWarp; ++lane) {
     const int group = lane / 4, member = lane % 4;
     const uint32_t* words = of_lane[lane].words;
-    for (int i = 0; i < kDepth / 2 && group == mine / 4; ++i) {
-      rows[Lies::RowOfA(group, member, i) / 8][Lies::ColumnOfA(group, member, i)] = Lies::Number(words, i);
+    for (int i = 0; i < kK / 2 && group == mine / 4; ++i) {
+      rows[Layout::RowOfA(group, member, i) / 8][Layout::ColumnOfA(group, member, i)] = Layout::Element(words, i);
     }
-    for (int i = 0; i < kDepth / 4 && group / 2 == mine % 4; ++i) {
-      columns[group % 2][Lies::RowOfB(group, member, i)] = Lies::Number(words + 4, i);
+    for (int i = 0; i < kK / 4 && group / 2 == mine % 4; ++i) {
+      columns[group % 2][Layout::RowOfB(group, member, i)] = Layout::Element(words + 4, i);
     }
   }
   for (int i = 0; i < 4; ++i) {
-    for (int k = 0; k < kDepth; ++k) sum[i] += rows[i / 2][k] * columns[i % 2][k];
+    for (int k = 0; k < kK; ++k) accumulator[i] += rows[i / 2][k] * columns[i % 2][k];
   }
 }
 
@@ -105,8 +103,8 @@ struct alignas(16) Words {
   uint32_t word[4];
 };
 
-inline Words load_global_or_zeros(const void* base, int64_t bytes, bool there) {
-  return there ? *reinterpret_cast<const Words*>(static_cast<const char*>(base) + bytes) : Words{};
+inline Words load_global_or_zeros(const void* base, int64_t bytes, bool is_valid) {
+  return is_valid ? *reinterpret_cast<const Words*>(static_cast<const char*>(base) + bytes) : Words{};
 }
 
 template <typename T>
@@ -114,9 +112,9 @@ constexpr int kWordSize = 4 / sizeof(T);
 
 template <typename T>
 void WordToFloats(uint32_t word, float* values) {
-  T numbers[kWordSize<T>];
-  std::memcpy(numbers, &word, sizeof word);
-  for (int i = 0; i < kWordSize<T>; ++i) values[i] = float(numbers[i]);
+  T elements[kWordSize<T>];
+  std::memcpy(elements, &word, sizeof word);
+  for (int i = 0; i < kWordSize<T>; ++i) values[i] = float(elements[i]);
 }
 
 template <typename T>
@@ -135,7 +133,7 @@ inline uint32_t RoundToWord<float>(const float* values) {
   return finite ? (word + 0x1000) & ~uint32_t{0x1fff} : word;
 }
 
-// Until the copy is waited for, nothing of use is there.
+// Until the thread waits for the copy, its target contains NaN.
 inline void copy_async(void* shared, const void* global, bool zeros) {
   std::memset(shared, 0xff, sizeof(uint4));
   execution::Postpone({shared, zeros ? nullptr : global});

@@ -1,0 +1,220 @@
+// The tiling of the fused kernels' implicit GEMMs: the shapes of tiles, the layout of a stage in shared memory, and the
+// accumulators of a warp.
+//
+// A block computes an M × N block tile. Its operands A (M × K) and B (K × N) pass through shared memory one K slice at
+// a time, in two stages: while the tensor cores multiply one, the threads load the next (double buffering). Each warp
+// computes a warp tile, from fragments that ldmatrix loads.
+#pragma once
+
+#include <matrix.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "dtype.h"
+#include "launch.h"
+
+extern __shared__ uint4 dynamic_shared[];
+
+namespace dcn {
+
+constexpr int kChunkBytes = 16;  // what a thread loads or copies at once, and a row of one of ldmatrix's 8 × 8 matrices
+template <typename T>
+constexpr int kChunkSize = kChunkBytes / sizeof(T);
+
+constexpr int kStages = 2;
+constexpr int kSliceChunks = 8;                // of a row of a K slice: 128 bytes, which is all 32 banks
+constexpr int kSliceSteps = kSliceChunks / 2;  // an mma takes 32 bytes of K
+constexpr int kTilePixels = 128;               // of a block tile whose M dimension is pixels
+
+// Of one block, where the kernel opts in to it (CUDA C++ Programming Guide, "Technical Specifications per Compute
+// Capability"). An SM has kReservedSharedBytes more, and reserves as many for each resident block.
+constexpr size_t kMaxSharedBytesSm80 = 163 << 10;
+constexpr size_t kMaxSharedBytesSm86 = 99 << 10;   // also sm_89 and sm_120
+constexpr size_t kMaxSharedBytesSm90 = 227 << 10;  // also sm_100
+constexpr size_t kReservedSharedBytes = 1 << 10;
+
+// The number of resident blocks per SM that shared memory allows.
+constexpr int ResidentBlocks(size_t shared_bytes, size_t max_shared_bytes) {
+  return int((max_shared_bytes + kReservedSharedBytes) / (shared_bytes + kReservedSharedBytes));
+}
+
+// Calls f with a value of the type that tensor cores take for `dtype`.
+template <typename F>
+const char* DispatchTensorCoreType(DType dtype, const F& f) {
+  switch (dtype) {
+    case DType::kF16:
+      return f(__half());
+    case DType::kBF16:
+      return f(__nv_bfloat16());
+    case DType::kF32:
+      return f(float());
+    case DType::kF64:
+      break;
+  }
+  return "the tensor cores take no float64";
+}
+
+// Calls f with the N of the block tile of a cotangent: 64 where that holds all `columns`, otherwise 128.
+template <typename F>
+const char* DispatchTileColumns(int64_t columns, const F& f) {
+  return columns > 64 ? f(std::integral_constant<int, 128>()) : f(std::integral_constant<int, 64>());
+}
+
+// The number of a chunk in an operand's stage. XOR swizzle: the eight rows that one ldmatrix phase reads fall into
+// different banks, and so do the eight 16-byte chunks of a row.
+template <int kRowChunks = kSliceChunks>
+__device__ int swizzled_index(int row, int chunk) {
+  static_assert(kRowChunks % 8 == 0, "the swizzle permutes eight chunks of a row");
+  return row * kRowChunks + (chunk ^ row % 8);
+}
+
+// The order of the four 8 × 8 matrices that ldmatrix loads from 16 rows × 2 chunks.
+enum class MatrixOrder { kRowsFirst, kChunksFirst };
+
+// The chunk whose address the calling lane passes to ldmatrix for the 16 rows × 2 chunks at (row, chunk). Lanes 8i to
+// 8i + 7 address the rows of matrix i.
+template <int kRowChunks>
+__device__ int fragment_index(MatrixOrder order, int row, int chunk) {
+  const int lane = int(threadIdx.x % kWarp);
+  if (order == MatrixOrder::kRowsFirst) return swizzled_index<kRowChunks>(row + lane % 16, chunk + lane / 16);
+  return swizzled_index<kRowChunks>(row + lane / 16 * 8 + lane % 8, chunk + lane / 8 % 2);
+}
+
+// The index that is `rows`, a multiple of 8, and `chunks` further on: an XOR, because `chunks` has no bit that a chunk
+// of `index` has.
+template <int kRowChunks>
+__device__ int advanced(int index, int rows, int chunks) {
+  return (index ^ chunks) + rows * kRowChunks;
+}
+
+// The layout of an operand in shared memory: K-major rows are M or N and lie along K; MN-major rows are K.
+enum class Layout { kKMajor, kMNMajor };
+
+template <int kBlockM, int kBlockN, int kWarpTileM, int kWarpTileN>
+struct TileShape {
+  static constexpr int kM = kBlockM, kN = kBlockN;
+  static constexpr int kWarpM = kWarpTileM, kWarpN = kWarpTileN;
+  static constexpr int kWarpsM = kM / kWarpM, kWarpsN = kN / kWarpN;
+  static constexpr int kThreads = kWarpsM * kWarpsN * kWarp;
+  static constexpr int kFragmentsM = kWarpM / 16, kFragmentsN = kWarpN / 8;  // of m16n8 accumulators, in a warp tile
+  static constexpr int kRowsPerLoad = kThreads / kSliceChunks;  // rows of a K slice that the block loads at once
+  static constexpr int kChunksOfA = kM * kSliceChunks, kChunksOfB = kN * kSliceChunks;  // of a stage
+
+  static_assert(kWarpsM * kWarpM == kM && kWarpsN * kWarpN == kN, "the warp tiles must fill the block tile");
+  static_assert(kFragmentsM * 16 == kWarpM && kFragmentsN * 8 == kWarpN, "fragments must fill the warp tile");
+  static_assert(kFragmentsN % 2 == 0, "one ldmatrix loads the fragments of B for two column fragments");
+  static_assert(kThreads >= kTilePixels && kThreads <= 256, "each pixel of a block tile has a thread of its own");
+  static_assert(kRowsPerLoad % 8 == 0, "the chunks of a thread must have one swizzle in all rows that it loads");
+  static_assert(kM % kRowsPerLoad == 0 && kN % kRowsPerLoad == 0, "the threads must load equally many chunks");
+  static_assert(kFragmentsM * kFragmentsN * 4 <= 128, "the accumulators of a lane must leave half of its registers");
+};
+
+// The block tiles of the cotangents have 8 warps. Two blocks are resident per SM, so that one can multiply while the
+// other loads; on sm_86, sm_89 and sm_120 shared memory may allow only one.
+template <int kN>
+using CotangentTile = TileShape<128, kN, 32, kN / 2>;
+constexpr int kCotangentBlocks = 2;
+
+template <size_t kSharedBytes>
+constexpr void CheckCotangentSharedBytes() {
+  static_assert(kSharedBytes <= kMaxSharedBytesSm86, "a block must fit every GPU");
+  static_assert(ResidentBlocks(kSharedBytes, kMaxSharedBytesSm80) >= kCotangentBlocks);
+  static_assert(ResidentBlocks(kSharedBytes, kMaxSharedBytesSm90) >= kCotangentBlocks);
+}
+
+// The accumulators of the calling warp's tile. A lane has, of each fragment of 16 rows × 8 columns, columns lane % 4 ·
+// 2 and the next of row lane / 4 and of the row 8 further on.
+template <typename T, typename Shape, Layout kLayout = Layout::kKMajor>
+class WarpTile {
+ public:
+  using FragmentsOfA = uint32_t[Shape::kFragmentsM][4];  // of one K step
+
+  __device__ static int lane() { return int(threadIdx.x % kWarp); }
+  __device__ static int first_row() { return int(threadIdx.x / kWarp / Shape::kWarpsN) * Shape::kWarpM; }
+  __device__ static int first_column() { return int(threadIdx.x / kWarp % Shape::kWarpsN) * Shape::kWarpN; }
+
+  __device__ void Clear() {
+    for (auto& row : accumulators) {
+      for (auto& fragment : row) {
+        for (float& value : fragment) value = 0;
+      }
+    }
+  }
+
+  // The fragments of A for K step `step` of a stage. `kRoundToTf32` is for a float A whose values are not tf32 yet.
+  template <bool kRoundToTf32 = false>
+  __device__ static void LoadA(const uint4* a, int step, FragmentsOfA& fragments) {
+    for (int i = 0; i < Shape::kFragmentsM; ++i) {
+      if constexpr (kLayout == Layout::kKMajor) {
+        const int index = fragment_index<kSliceChunks>(MatrixOrder::kRowsFirst, first_row(), 0);
+        load_matrix_fragments(fragments[i], &a[advanced<kSliceChunks>(index, i * 16, step * 2)]);
+      } else {
+        const int index = fragment_index<kRowChunksOfA>(MatrixOrder::kChunksFirst, 0, first_row() / 8);
+        load_matrix_fragments_transposed(fragments[i], &a[advanced<kRowChunksOfA>(index, step * 16, i * 2)]);
+      }
+      if constexpr (kRoundToTf32 && std::is_same_v<T, float>) {
+        for (uint32_t& word : fragments[i]) {
+          const float value = __uint_as_float(word);
+          word = RoundToWord<float>(&value);
+        }
+      }
+    }
+  }
+
+  // Adds K step `step` to `count` column fragments, an even number, from `first` on.
+  __device__ void MultiplyColumns(const uint4* b, int step, const FragmentsOfA& a, int first, int count) {
+#pragma unroll
+    for (int j = first; j < first + count; j += 2) {
+      uint32_t pair[4];
+      if constexpr (kLayout == Layout::kKMajor) {
+        const int index = fragment_index<kSliceChunks>(MatrixOrder::kChunksFirst, first_column(), 0);
+        load_matrix_fragments(pair, &b[advanced<kSliceChunks>(index, j * 8, step * 2)]);
+      } else {
+        const int index = fragment_index<kRowChunksOfB>(MatrixOrder::kRowsFirst, 0, first_column() / 8);
+        load_matrix_fragments_transposed(pair, &b[advanced<kRowChunksOfB>(index, step * 16, j)]);
+      }
+      for (int i = 0; i < Shape::kFragmentsM; ++i) {
+        mma<T>(accumulators[i][j], a[i], {pair[0], pair[1]});
+        mma<T>(accumulators[i][j + 1], a[i], {pair[2], pair[3]});
+      }
+    }
+  }
+
+  // Adds the product of a stage of A and one of B.
+  template <bool kRoundToTf32 = false>
+  __device__ void MultiplyStage(const uint4* a, const uint4* b) {
+#pragma unroll
+    for (int step = 0; step < kSliceSteps; ++step) {
+      FragmentsOfA fragments;
+      LoadA<kRoundToTf32>(a, step, fragments);
+      MultiplyColumns(b, step, fragments, 0, Shape::kFragmentsN);
+    }
+  }
+
+  // Calls f(row, column, first, second) for each pair of neighbouring columns, row by row. Columns count from `column`,
+  // which should differ between blocks: the compiler would compute all columns once, and keep them in registers.
+  template <typename F>
+  __device__ void ForEachPair(int32_t column, const F& f) const {
+    column += first_column() + lane() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < Shape::kFragmentsM * 2; ++i) {
+      const int row = first_row() + i * 8 + lane() / 4;
+#pragma unroll
+      for (int j = 0; j < Shape::kFragmentsN; ++j) {
+        const float (&fragment)[4] = accumulators[i / 2][j];
+        f(row, column + j * 8, fragment[i % 2 * 2], fragment[i % 2 * 2 + 1]);
+      }
+    }
+  }
+
+  float accumulators[Shape::kFragmentsM][Shape::kFragmentsN][4] = {};
+
+ private:
+  // Of MN-major operands, whose elements have 16 bits: ldmatrix transposes no others.
+  static constexpr int kRowChunksOfA = Shape::kM / 8, kRowChunksOfB = Shape::kN / 8;
+  static_assert(kLayout == Layout::kKMajor || sizeof(T) == 2);
+};
+
+}  // namespace dcn

@@ -1,0 +1,31 @@
+// The order in which the fused kernels number the pixels of an image.
+#pragma once
+
+#include <cstdint>
+
+namespace dcn {
+
+// An image is cut into strips of kStripRows rows (the last may have fewer), and the pixels of a strip are numbered
+// column by column. A run of 128 numbers is then nearly square, so that the samples of a tile of pixels read
+// overlapping parts of x, which the L1 cache holds; and only the last tile of all images is incomplete.
+constexpr int kStripRows = 8;
+
+// The pixel, counted row by row through all images, that has number `i` in strip order. The cotangents' kernels, whose
+// pixels are fewer than kMaxPixels, divide 32-bit integers, which takes far fewer instructions.
+template <typename Index>
+__device__ Index PixelInStrips(Index rows, Index columns, Index i) {
+  const Index image = i / (rows * columns), in_image = i % (rows * columns);
+  const Index strip_pixels = (rows < kStripRows ? rows : kStripRows) * columns;  // no overflow where columns are many
+  const Index strip = in_image / strip_pixels, in_strip = in_image % strip_pixels;
+  const Index rows_left = rows - strip * kStripRows, height = rows_left < kStripRows ? rows_left : kStripRows;
+  return (image * rows + strip * kStripRows + in_strip % height) * columns + in_strip / height;
+}
+
+// The inverse for one image: the number of the pixel at (row, column) in strip order.
+__device__ inline int64_t PlaceInStrips(int64_t rows, int64_t columns, int64_t row, int64_t column) {
+  const int64_t first = row / kStripRows * kStripRows, rows_left = rows - first;
+  const int64_t height = rows_left < kStripRows ? rows_left : kStripRows;
+  return first * columns + column * height + row % kStripRows;
+}
+
+}  // namespace dcn
