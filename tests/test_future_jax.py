@@ -53,6 +53,11 @@ GATHERED = (
 )
 
 
+def test_only_the_removed_name_is_missing(reports):
+    for name, report in reports.items():
+        assert report["missing"] == ([] if name in ("nothing", *ATTRIBUTES) else [name])
+
+
 @pytest.mark.parametrize("name", ["nothing", *NAMES])
 def test_one_device_and_shard_map(name, reports):
     for program in ONE_DEVICE:

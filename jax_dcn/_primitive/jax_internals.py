@@ -47,8 +47,9 @@ class OptionalNames(SimpleNamespace):
 def _find(path: str) -> Any:
     module, _, name = path.rpartition(".")
     try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError):
+        owner = import_module(module)
+        return getattr(owner, name) if hasattr(owner, name) else import_module(path)
+    except ImportError:
         return None
 
 

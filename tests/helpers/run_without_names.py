@@ -43,12 +43,15 @@ def package_without(path):
         if name not in ("jax_dcn._cpu", "jax_dcn._cuda"):
             del sys.modules[name]
     module, _, name = path.rpartition(".")
+    real = {}
     if path.startswith("jax."):
-        real = import_module(module)
-        sys.modules[module] = Without(real, name)
+        real = {module: import_module(module), path: sys.modules.get(path)}
+        sys.modules |= {module: Without(real[module], name), path: None}
     package = import_module("jax_dcn")
-    if path.startswith("jax."):
-        sys.modules[module] = real
+    for hidden, found in real.items():
+        del sys.modules[hidden]
+        if found is not None:
+            sys.modules[hidden] = found
     jax_internals = sys.modules["jax_dcn._primitive.jax_internals"]
     attribute = jax_internals.attribute
     with mock.patch.object(jax_internals, "attribute", lambda owner, p: None if p == path else attribute(owner, p)):
@@ -118,6 +121,8 @@ def by_reference():
 def report(path, expected):
     facts = {}
     with package_without(path) as package:
+        names = sys.modules["jax_dcn._primitive.jax_internals"]
+        facts["missing"] = [*names.PRIMITIVES.missing, *names.PARTITIONING.missing, *names.REPLACEABLE.missing]
         for name, (function, arguments) in programs(package).items():
             result, facts[name] = run(function, arguments)
             leaves = zip(jax.tree.leaves(result), jax.tree.leaves(expected[name]), strict=result is not None)
