@@ -299,11 +299,11 @@ def plot_offset_lengths(layers: Mapping[str, Layer], *, most_outside: float = 0.
             ax.plot([first, third], [row, row], color="C0", linewidth=8, alpha=0.6, solid_capstyle="butt")
             ax.plot(middle, row, "o", color="C0", markeredgecolor="white")
             ax.plot(longest, row, "x", color="C0")
-        told = f"{statistics['outside']:.1%} outside"
+        label = f"{statistics['outside']:.1%} outside"
         if statistics["not_finite"]:
-            told += f",\n{statistics['not_finite']} not finite"
+            label += f",\n{statistics['not_finite']} not finite"
         colour = TROUBLE if statistics["not_finite"] or statistics["outside"] > most_outside else "black"
-        ax.text(1.02, row, told, color=colour, va="center", transform=ax.get_yaxis_transform())
+        ax.text(1.02, row, label, color=colour, va="center", transform=ax.get_yaxis_transform())
     sides = [max(layer.image_size) for layer in layers.values()]
     style: dict[str, Any] = {"color": "black", "markersize": 16, "markeredgewidth": 2}
     ax.plot(sides, range(len(layers)), "|", label="side of the input", **style)
