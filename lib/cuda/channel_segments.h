@@ -33,12 +33,12 @@ struct ChannelSegments {
         offset_group_tiles(offset_group_channels / segment_channels * segment_tiles),
         tiles(channels / segment_channels * segment_tiles) {}
 
-  __device__ ChannelTile Tile(int32_t tile) const {
+  DCN_HOST_DEVICE ChannelTile Tile(int32_t tile) const {
     const int32_t in_segment = tile % segment_tiles * tile_channels, left = segment_channels - in_segment;
     return {tile / segment_tiles * segment_channels + in_segment, left < tile_channels ? left : tile_channels};
   }
-  __device__ int32_t OffsetGroup(int32_t channel) const { return channel / offset_group_channels; }
-  __device__ int32_t FeatureGroup(int32_t channel) const { return channel / group_channels; }
+  DCN_HOST_DEVICE int32_t OffsetGroup(int32_t channel) const { return channel / offset_group_channels; }
+  DCN_HOST_DEVICE int32_t FeatureGroup(int32_t channel) const { return channel / group_channels; }
 };
 
 }  // namespace dcn

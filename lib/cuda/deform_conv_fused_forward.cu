@@ -32,10 +32,10 @@ struct ForwardTile : ForwardShape<kFeatures> {
   static constexpr int kResidentBlocks = kFeatures == 256 ? 1 : kFeatures == 128 ? 2 : 3;  // per SM
   static constexpr int kCornerTaps = kFeatures == 256 ? 9 : kFeatures == 128 ? 5 : 3;  // taps whose corners are stored
   static constexpr int kSamples = kTilePixels / Shape::kRowsPerLoad;  // chunks of a stage that a thread samples
-  // A K step is multiplied in passes, one for each chunk that a thread samples meanwhile.
+  // An mma step is computed in passes, one for each chunk that a thread samples meanwhile.
   static constexpr int kPasses = kSamples / kSliceSteps, kPassFragments = Shape::kFragmentsN / kPasses;
 
-  static_assert(kPasses * kSliceSteps == kSamples, "each K step must hide the loads of equally many chunks");
+  static_assert(kPasses * kSliceSteps == kSamples, "each mma step must hide the loads of equally many chunks");
   static_assert(kPassFragments * kPasses == Shape::kFragmentsN && kPassFragments % 2 == 0,
                 "each pass must multiply pairs of column fragments");
 };

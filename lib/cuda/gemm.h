@@ -19,16 +19,17 @@ extern __shared__ uint4 dynamic_shared[];
 
 namespace dcn {
 
-constexpr int kChunkBytes = 16;  // what a thread loads or copies at once, and a row of one of ldmatrix's 8 × 8 matrices
+// A chunk is what a thread loads, samples or copies at once, and also a row of one of the 8 × 8 matrices of ldmatrix.
+constexpr int kChunkBytes = 16;
 template <typename T>
 constexpr int kChunkSize = kChunkBytes / sizeof(T);
 
 constexpr int kStages = 2;
-constexpr int kSliceChunks = 8;                // of a row of a K slice: 128 bytes, which is all 32 banks
-constexpr int kSliceSteps = kSliceChunks / 2;  // an mma takes 32 bytes of K
-constexpr int kTilePixels = 128;               // of a block tile whose M dimension is pixels
+constexpr int kSliceChunks = 8;                // chunks per row of a K slice: 128 bytes, which are all 32 banks
+constexpr int kSliceSteps = kSliceChunks / 2;  // mma steps per K slice: an mma takes 32 bytes of K
+constexpr int kTilePixels = 128;               // M of the block tiles whose rows are pixels
 
-// Of one block, where the kernel opts in to it (CUDA C++ Programming Guide, "Technical Specifications per Compute
+// The most shared memory that a block can opt in to (CUDA C++ Programming Guide, "Technical Specifications per Compute
 // Capability"). An SM has kReservedSharedBytes more, and reserves as many for each resident block.
 constexpr size_t kMaxSharedBytesSm80 = 163 << 10;
 constexpr size_t kMaxSharedBytesSm86 = 99 << 10;   // also sm_89 and sm_120
@@ -56,14 +57,14 @@ const char* DispatchTensorCoreType(DType dtype, const F& f) {
   return "the tensor cores take no float64";
 }
 
-// Calls f with the N of the block tile of a cotangent: 64 where that holds all `columns`, otherwise 128.
+// Calls f with N of the block tile of a cotangent: 64 if there are no more columns, otherwise 128.
 template <typename F>
 const char* DispatchTileColumns(int64_t columns, const F& f) {
   return columns > 64 ? f(std::integral_constant<int, 128>()) : f(std::integral_constant<int, 64>());
 }
 
-// The number of a chunk in an operand's stage. XOR swizzle: the eight rows that one ldmatrix phase reads fall into
-// different banks, and so do the eight 16-byte chunks of a row.
+// The index of a chunk in an operand's part of a stage. XOR swizzle: the eight rows that one ldmatrix phase reads fall
+// into different banks, and so do the eight 16-byte chunks of a row.
 template <int kRowChunks = kSliceChunks>
 __device__ int swizzled_index(int row, int chunk) {
   static_assert(kRowChunks % 8 == 0, "the swizzle permutes eight chunks of a row");
@@ -82,14 +83,15 @@ __device__ int fragment_index(MatrixOrder order, int row, int chunk) {
   return swizzled_index<kRowChunks>(row + lane / 16 * 8 + lane % 8, chunk + lane / 8 % 2);
 }
 
-// The index that is `rows`, a multiple of 8, and `chunks` further on: an XOR, because `chunks` has no bit that a chunk
-// of `index` has.
+// The swizzled index `rows` rows and `chunks` chunks after `index`. `rows` is a multiple of 8, which leaves the swizzle
+// unchanged; `chunks` has no bit in common with the chunk of `index`, so that XOR adds them.
 template <int kRowChunks>
-__device__ int advanced(int index, int rows, int chunks) {
+__device__ int advance_index(int index, int rows, int chunks) {
   return (index ^ chunks) + rows * kRowChunks;
 }
 
-// The layout of an operand in shared memory: K-major rows are M or N and lie along K; MN-major rows are K.
+// The layout of an operand in shared memory. K-major: a row of the stage is a row of A or a column of B. MN-major: a
+// row of the stage is an index of K, that is a column of A or a row of B.
 enum class Layout { kKMajor, kMNMajor };
 
 template <int kBlockM, int kBlockN, int kWarpTileM, int kWarpTileN>
@@ -124,12 +126,12 @@ constexpr void CheckCotangentSharedBytes() {
   static_assert(ResidentBlocks(kSharedBytes, kMaxSharedBytesSm90) >= kCotangentBlocks);
 }
 
-// The accumulators of the calling warp's tile. A lane has, of each fragment of 16 rows × 8 columns, columns lane % 4 ·
-// 2 and the next of row lane / 4 and of the row 8 further on.
+// The accumulators of the calling warp's tile. A lane has four of each fragment of 16 rows × 8 columns: columns 2c and
+// 2c + 1 of rows r and r + 8, where r = lane / 4 and c = lane % 4.
 template <typename T, typename Shape, Layout kLayout = Layout::kKMajor>
 class WarpTile {
  public:
-  using FragmentsOfA = uint32_t[Shape::kFragmentsM][4];  // of one K step
+  using FragmentsOfA = uint32_t[Shape::kFragmentsM][4];  // of one mma step
 
   __device__ static int lane() { return int(threadIdx.x % kWarp); }
   __device__ static int first_row() { return int(threadIdx.x / kWarp / Shape::kWarpsN) * Shape::kWarpM; }
@@ -143,16 +145,17 @@ class WarpTile {
     }
   }
 
-  // The fragments of A for K step `step` of a stage. `kRoundToTf32` is for a float A whose values are not tf32 yet.
+  // Loads the fragments of A for one mma step of a stage. `kRoundToTf32` is for a float A whose values are not tf32
+  // yet.
   template <bool kRoundToTf32 = false>
   __device__ static void LoadA(const uint4* a, int step, FragmentsOfA& fragments) {
     for (int i = 0; i < Shape::kFragmentsM; ++i) {
       if constexpr (kLayout == Layout::kKMajor) {
         const int index = fragment_index<kSliceChunks>(MatrixOrder::kRowsFirst, first_row(), 0);
-        load_matrix_fragments(fragments[i], &a[advanced<kSliceChunks>(index, i * 16, step * 2)]);
+        load_matrix_fragments(fragments[i], &a[advance_index<kSliceChunks>(index, i * 16, step * 2)]);
       } else {
         const int index = fragment_index<kRowChunksOfA>(MatrixOrder::kChunksFirst, 0, first_row() / 8);
-        load_matrix_fragments_transposed(fragments[i], &a[advanced<kRowChunksOfA>(index, step * 16, i * 2)]);
+        load_matrix_fragments_transposed(fragments[i], &a[advance_index<kRowChunksOfA>(index, step * 16, i * 2)]);
       }
       if constexpr (kRoundToTf32 && std::is_same_v<T, float>) {
         for (uint32_t& word : fragments[i]) {
@@ -163,17 +166,17 @@ class WarpTile {
     }
   }
 
-  // Adds K step `step` to `count` column fragments, an even number, from `first` on.
+  // Adds one mma step to `count` column fragments, an even number, from `first` on.
   __device__ void MultiplyColumns(const uint4* b, int step, const FragmentsOfA& a, int first, int count) {
 #pragma unroll
     for (int j = first; j < first + count; j += 2) {
       uint32_t pair[4];
       if constexpr (kLayout == Layout::kKMajor) {
         const int index = fragment_index<kSliceChunks>(MatrixOrder::kChunksFirst, first_column(), 0);
-        load_matrix_fragments(pair, &b[advanced<kSliceChunks>(index, j * 8, step * 2)]);
+        load_matrix_fragments(pair, &b[advance_index<kSliceChunks>(index, j * 8, step * 2)]);
       } else {
         const int index = fragment_index<kRowChunksOfB>(MatrixOrder::kRowsFirst, 0, first_column() / 8);
-        load_matrix_fragments_transposed(pair, &b[advanced<kRowChunksOfB>(index, step * 16, j)]);
+        load_matrix_fragments_transposed(pair, &b[advance_index<kRowChunksOfB>(index, step * 16, j)]);
       }
       for (int i = 0; i < Shape::kFragmentsM; ++i) {
         mma<T>(accumulators[i][j], a[i], {pair[0], pair[1]});
@@ -212,7 +215,7 @@ class WarpTile {
   float accumulators[Shape::kFragmentsM][Shape::kFragmentsN][4] = {};
 
  private:
-  // Of MN-major operands, whose elements have 16 bits: ldmatrix transposes no others.
+  // For MN-major operands, whose elements have 16 bits: ldmatrix cannot transpose others.
   static constexpr int kRowChunksOfA = Shape::kM / 8, kRowChunksOfB = Shape::kN / 8;
   static_assert(kLayout == Layout::kKMajor || sizeof(T) == 2);
 };

@@ -97,23 +97,23 @@ MISTAKES = {
         ("deform_conv_fused_forward.cu", "      wait_async_copies();\n", ""),
         ("memory", r"element \d+ of y is not written"),
     ),
-    "stage that is multiplied before it is there": (
+    "stage multiplied before it is complete": (
         ("deform_conv_fused_forward.cu", "wait_async_copies();\n      __syncthreads();", "wait_async_copies();"),
         ("threads", r"data race.*FusedForwardKernel"),
     ),
-    "samples taken before their corners are there": (
+    "samples loaded before their corners are stored": (
         ("deform_conv_fused_forward.cu", "= corners;\n      }\n      __syncthreads();", "= corners;\n      }"),
         ("threads", r"data race.*FusedForwardKernel"),
     ),
-    "pixel behind the last": (
+    "pixel past the end": (
         ("deform_conv_fused_forward.cu", "i < call.sizes.pixels()", "i <= call.sizes.pixels()"),
         ("memory", r"heap-buffer-overflow.*FusedForwardKernel"),
     ),
-    "feature behind a group's last": (
+    "feature past the end of a group": (
         ("deform_conv_fused_forward.cu", " || in_group >= call.group_features", ""),
         ("memory", r"heap-buffer-overflow.*FusedForwardKernel"),
     ),
-    "vector of weights behind the last": (
+    "chunk of weights past the end": (
         ("deform_conv_fused_forward.cu", "if (chunk >= num_taps() * run_chunks()) return {false, 0, 0};", ""),
         ("memory", r"index \d+ out of bounds for type 'Corners"),
     ),
@@ -121,46 +121,46 @@ MISTAKES = {
         ("counting_sort.h", "atomicAdd(&row_start[entry.row + 1], 1); }", "atomicAdd(&row_start[entry.row], 1); }"),
         ("memory", r"heap-buffer-overflow.*SumContributions"),
     ),
-    "touches gathered while the stage is multiplied": (
+    "contributions summed into the stage that is multiplied": (
         ("deform_conv_fused_input.cu", "MultiplyStage(shared.stages[slice % kStages]",
          "MultiplyStage(shared.stages[1 - slice % kStages]"),
         ("threads", r"data race.*FusedInputCotangentKernel"),
     ),
-    "pixel of x behind the last": (
+    "pixel of x past the end": (
         ("deform_conv_fused_input.cu", "const bool is_valid = i < call.pixels;",
          "const bool is_valid = i <= call.pixels;"),
         ("memory", r"heap-buffer-overflow.*FusedInputCotangentKernel"),
     ),
-    "dots read before they are there": (
+    "dot products read before they are stored": (
         ("deform_conv_fused_offset.cu", "    __syncthreads();\n    store_cotangents(block_tile",
          "    store_cotangents(block_tile"),
         ("threads", r"data race.*FusedOffsetCotangentKernel"),
     ),
-    "corners of one tap for all": (
+    "corners of all taps in one buffer": (
         ("deform_conv_fused_offset.cu", "corners[iteration.tap % 2][thread] = ", "corners[0][thread] = "),
         ("threads", r"data race.*FusedOffsetCotangentKernel"),
     ),
-    "corners found a stage too late": (
+    "corners found one stage late": (
         ("deform_conv_fused_weight.cu", "find_corners(slice + 2);", "find_corners(slice + 1);"),
         ("threads", r"data race.*FusedWeightCotangentKernel"),
     ),
-    "feature of the weight behind a group's last": (
+    "feature of the weight past the end of a group": (
         ("deform_conv_fused_weight.cu", " || feature >= block_tile.first_feature + block_tile.features", ""),
         ("memory", r"heap-buffer-overflow.*FusedWeightCotangentKernel"),
     ),
-    "next block's pixels before the last's are stored, forward": (
+    "no barrier between blocks, forward": (
         ("deform_conv_fused_forward.cu", "    __syncthreads();\n  }\n}", "  }\n}"),
         ("threads", r"data race.*FusedForwardKernel"),
     ),
-    "next block's pixels before the last's are stored, input": (
+    "no barrier between blocks, input": (
         ("deform_conv_fused_input.cu", "    __syncthreads();\n  }\n}", "  }\n}"),
         ("threads", r"data race.*FusedInputCotangentKernel"),
     ),
-    "next block's pixels before the last's are stored, offset": (
+    "no barrier between blocks, offset": (
         ("deform_conv_fused_offset.cu", "    __syncthreads();\n  }\n}", "  }\n}"),
         ("threads", r"data race.*FusedOffsetCotangentKernel"),
     ),
-    "next block's pixels before the last's are stored, weight": (
+    "no barrier between blocks, weight": (
         ("deform_conv_fused_weight.cu", "    __syncthreads();\n  }\n}", "  }\n}"),
         ("threads", r"data race.*FusedWeightCotangentKernel"),
     ),
@@ -206,7 +206,7 @@ WRONG = [
     ("memory", "divergent_shuffle", "thread 0 waits at toys.cu:.* for thread 5, which has ended"),
     ("memory", "no_blocks", "invalid configuration argument"),
     ("memory", "too_much_shared_memory", "invalid configuration argument"),
-    ("memory", "shared_memory_not_asked_for", "invalid configuration argument"),
+    ("memory", "shared_memory_without_opt_in", "invalid configuration argument"),
     ("threads", "rotate_without_first_barrier", "data race"),
     ("threads", "rotate_without_second_barrier", "data race"),
     ("threads", "warp_without_barrier", "data race"),

@@ -166,7 +166,7 @@ const std::map<std::string, Toy> kToys = {
     {"product_tf32", {MmaKernel<float>}},
     {"copy", {CopyKernel<true>}},
     {"copy_without_wait", {CopyKernel<false>}},
-    {"shared_memory_not_asked_for", {AtomicKernel, 1, 64 << 10}},
+    {"shared_memory_without_opt_in", {AtomicKernel, 1, 64 << 10}},
     {"no_blocks", {AtomicKernel, 0}},
     {"too_much_shared_memory", {AtomicKernel, 1, 1 << 20}},
 };
