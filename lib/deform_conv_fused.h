@@ -15,14 +15,26 @@ namespace dcn {
 // The limit leaves room for the pixels of one more tile in int32.
 constexpr int64_t kMaxPixels = (int64_t{1} << 31) - 256;
 
+// Limits and tile sizes of the fused kernels. The module exports them to Python, which selects kernels by them.
+struct FusedLimits {
+  static constexpr int64_t kVectorBytes = 16;                 // per vector load or store; pixels consist of vectors
+  static constexpr int64_t kTilePixels = 128;                 // output pixels per thread block
+  static constexpr int64_t kTileFeatures[] = {64, 128, 256};  // output features per thread block of the forward
+  // The gradients' tiles have 64 or 128 channels. With fewer channels than this per group or offset group, most of a
+  // tile would be empty.
+  static constexpr int64_t kMinChannels = 32;
+  static constexpr int64_t kWeightTile = 128;      // channels, and features, per thread block of the weight's gradient
+  static constexpr int64_t kMinSplitPixels = 512;  // output pixels per partial sum of the weight's gradient
+};
+
 struct Product {
   int64_t features, groups;  // channels of the output; feature groups
 
   DCN_HOST_DEVICE int64_t group_features() const { return features / groups; }
 };
 
-// The number of elements in 16 bytes, which the kernels load and store at once.
-constexpr int64_t FusedVector(DType dtype) { return dtype == DType::kF32 ? 4 : 8; }
+// The number of elements in a vector, which the kernels load and store at once.
+constexpr int64_t FusedVector(DType dtype) { return FusedLimits::kVectorBytes / (dtype == DType::kF32 ? 4 : 2); }
 
 // weight: [features, taps, channels / groups]; bias: float[features]; y: [images, rows, columns, features], float if
 // `is_y_float`. The channels of a feature group and of an offset group are multiples of FusedVector, and the features

@@ -37,6 +37,7 @@ class Checks {
   explicit Checks(std::string_view handler) : handler_(handler) {}
 
   bool ok() const { return message_.empty(); }
+  const std::string& message() const { return message_; }
   ffi::Error error() const { return ok() ? ffi::Error::Success() : ffi::Error::InvalidArgument(message_); }
 
   void Require(bool condition, std::string_view message) {

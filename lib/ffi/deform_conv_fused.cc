@@ -1,8 +1,12 @@
 // XLA FFI handlers of the fused convolution and its cotangents, for backends that implement them.
 #include "deform_conv_fused.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "device.h"
 #include "ffi/conv_operands.h"
+#include "ffi/fused_limits.h"
 #include "ffi/handler_wrapper.h"
 #include "ffi/handlers.h"
 
@@ -17,8 +21,7 @@ struct FusedCall : ConvCall {
   int64_t group_channels() const { return sizes.channels / product.groups; }
 };
 
-// `x` is x or its cotangent, which messages call `name`; `y` is y or its cotangent. The checks reject what the kernels
-// do not support. The Python layer selects the fused path by the same rules, so it never makes such a call.
+// `x` is x or its cotangent, which messages call `name`; `y` is y or its cotangent.
 FusedCall DecodeFused(Checks& checks, ffi::Dictionary attributes, std::string_view name, ffi::AnyBuffer x,
                       ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask, ffi::AnyBuffer y) {
   FusedCall call = {DecodeConvCall(checks, attributes, offset, origin, mask)};
@@ -34,17 +37,7 @@ FusedCall DecodeFused(Checks& checks, ffi::Dictionary attributes, std::string_vi
   if (!checks.ok()) return call;
   product.features = y.dimensions()[3];
   checks.Shape("y", y, {sizes.images, sizes.rows, sizes.columns, product.features});
-  checks.Require(call.dtype != DType::kF64, std::string(name) + " must not be float64");
-  const int64_t vector = FusedVector(call.dtype);
-  checks.FitsInt32("the number of features", product.features);
-  checks.FitsInt32("the number of bytes of a pixel", sizes.channels / vector * 16);
-  checks.Require(SaturatingMultiply(SaturatingMultiply(sizes.images_of_x, sizes.height), sizes.width) < kMaxPixels,
-                 "has too many pixels");
-  checks.Require(product.features % product.groups == 0 && sizes.channels % product.groups == 0,
-                 "feature_group_count must divide the channels and the features");
-  checks.Require(call.group_channels() % vector == 0 && sizes.group_channels() % vector == 0,
-                 "the channels of a group and of an offset group must be multiples of 16 bytes");
-  checks.Require(product.group_features() % 2 == 0, "the features of a group must be even");
+  CheckFused(checks, name, call.dtype, sizes, product);
   return call;
 }
 
@@ -54,18 +47,7 @@ FusedCall DecodeCotangent(Checks& checks, ffi::Dictionary attributes, std::strin
   FusedCall call = DecodeFused(checks, attributes, name, x, offset, origin, mask, d_y);
   const Sizes& sizes = call.sizes;
   checks.Type("d_y", d_y, x.element_type());
-  checks.Require(sizes.channels > 0 && call.product.features > 0, "there must be channels and features");
-  if (!checks.ok()) return call;
-  checks.FitsInt32("the number of bytes of a pixel of y", call.product.features / FusedVector(call.dtype) * 16);
-  const int64_t outputs = SaturatingMultiply(sizes.rows, sizes.columns);
-  checks.Require(outputs < kMaxPixels && SaturatingMultiply(sizes.images, outputs) < kMaxPixels,
-                 "has too many outputs");
-  const int64_t vector = FusedVector(call.dtype);
-  checks.Require(call.product.group_features() % vector == 0, "the features of a group must be multiples of 16 bytes");
-  checks.FitsInt32("the depth of the products",
-                   SaturatingMultiply(sizes.taps(), call.product.group_features() / vector + 16));
-  checks.Require(std::max(call.group_channels(), sizes.group_channels()) % SegmentChannels(sizes, call.product) == 0,
-                 "of the channels of a group and those of an offset group one must divide the other");
+  if (checks.ok()) CheckFusedCotangent(checks, call.dtype, sizes, call.product);
   return call;
 }
 
@@ -80,7 +62,9 @@ ffi::Error FusedForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyB
   Checks checks("dcn_fused_forward");
   const FusedCall call = DecodeFused(checks, attributes, "x", x, offset, origin, mask, *y);
   const int64_t tile = checks.Attribute(attributes, "tile_features", int64_t{64});
-  checks.Require(tile == 64 || tile == 128 || tile == 256, "attribute tile_features must be 64, 128 or 256");
+  const auto& tiles = FusedLimits::kTileFeatures;
+  checks.Require(std::find(std::begin(tiles), std::end(tiles), tile) != std::end(tiles),
+                 "attribute tile_features must be 64, 128 or 256");
   const bool wide = y->element_type() != x.element_type();
   checks.Type("y", *y, wide ? ffi::F32 : x.element_type());
   if (!checks.ok()) return checks.error();
@@ -105,9 +89,7 @@ ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offse
   CheckWeightByChannel(checks, call, weight, *d_x);
   const Sizes& sizes = call.sizes;
   const int64_t outputs = sizes.rows * sizes.columns, taps = sizes.taps();
-  const int64_t bins = SaturatingMultiply(SaturatingMultiply(sizes.images, sizes.offset_groups), taps);
-  checks.FitsInt32("the number of contributions", SaturatingMultiply(bins, SaturatingMultiply(4, outputs)));
-  checks.FitsInt32("the number of their lists", SaturatingMultiply(bins, sizes.height * sizes.width + 1));
+  CheckFusedInputCotangent(checks, sizes);
   checks.Type("row_start", *row_start, ffi::S32);
   checks.Shape("row_start", *row_start, {sizes.images, sizes.offset_groups, taps, sizes.height * sizes.width + 1});
   checks.Type("contributions", *contributions, ffi::S32);
@@ -132,10 +114,7 @@ ffi::Error FusedOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, f
   CheckWeightByChannel(checks, call, weight, x);
   const int64_t block_taps = checks.Attribute(attributes, "block_taps", int64_t{1});
   checks.Require(1 <= block_taps && block_taps <= call.sizes.taps(), "attribute block_taps must be a number of taps");
-  const int64_t vector = FusedVector(call.dtype), stages = call.product.group_features() / vector / 8 + 1;
-  checks.FitsInt32(
-      "the number of a block's products",
-      SaturatingMultiply(SaturatingMultiply(call.sizes.taps(), call.sizes.group_channels() / vector), stages));
+  CheckFusedOffsetCotangent(checks, call.dtype, call.sizes, call.product);
   const Sizes& sizes = call.sizes;
   const int64_t positions = sizes.offset_groups * sizes.taps();
   RequestedResults requested(checks, attributes, results);
@@ -159,7 +138,7 @@ ffi::Error FusedWeightCotangentImpl(Device::Context context, ffi::AnyBuffer x, f
   const int64_t splits = parts->dimensions()[0];
   checks.Require(1 <= splits && splits <= std::max<int64_t>(call.sizes.pixels(), 1),
                  "parts must be as many as there are pixels, or fewer");
-  checks.Require(call.dtype != DType::kF32, "x must be of 16 bits");
+  CheckFusedWeightCotangent(checks, call.dtype);
   checks.Type("parts", *parts, ffi::F32);
   checks.Shape("parts", *parts, {splits, call.sizes.taps(), call.group_channels(), call.product.features});
   if (!checks.ok()) return checks.error();

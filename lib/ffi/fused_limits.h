@@ -1,0 +1,75 @@
+// The sizes and types that the fused kernels support. The handlers reject all others. The Python layer selects the
+// fused path by the same rules, so it never makes such a call; a test compares both, by FusedRejection.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "deform_conv_fused.h"
+#include "ffi/checks.h"
+
+namespace dcn {
+
+// The conditions of the forward, which the cotangents have too. Messages call x `name`.
+inline void CheckFused(Checks& checks, std::string_view name, DType dtype, const Sizes& sizes, const Product& product) {
+  checks.Require(dtype != DType::kF64, std::string(name) + " must not be float64");
+  const int64_t vector = FusedVector(dtype), group_channels = sizes.channels / product.groups;
+  checks.FitsInt32("the number of features", product.features);
+  checks.FitsInt32("the number of bytes of a pixel", sizes.channels / vector * FusedLimits::kVectorBytes);
+  checks.Require(SaturatingMultiply(SaturatingMultiply(sizes.images_of_x, sizes.height), sizes.width) < kMaxPixels,
+                 "has too many pixels");
+  checks.Require(product.features % product.groups == 0 && sizes.channels % product.groups == 0,
+                 "feature_group_count must divide the channels and the features");
+  checks.Require(group_channels % vector == 0 && sizes.group_channels() % vector == 0,
+                 "the channels of a group and of an offset group must be multiples of 16 bytes");
+  checks.Require(product.group_features() % 2 == 0, "the features of a group must be even");
+}
+
+// The further conditions of all cotangents.
+inline void CheckFusedCotangent(Checks& checks, DType dtype, const Sizes& sizes, const Product& product) {
+  checks.Require(sizes.channels > 0 && product.features > 0, "there must be channels and features");
+  if (!checks.ok()) return;
+  const int64_t vector = FusedVector(dtype), outputs = SaturatingMultiply(sizes.rows, sizes.columns);
+  checks.FitsInt32("the number of bytes of a pixel of y", product.features / vector * FusedLimits::kVectorBytes);
+  checks.Require(outputs < kMaxPixels && SaturatingMultiply(sizes.images, outputs) < kMaxPixels,
+                 "has too many outputs");
+  checks.Require(product.group_features() % vector == 0, "the features of a group must be multiples of 16 bytes");
+  checks.FitsInt32("the depth of the products",
+                   SaturatingMultiply(sizes.taps(), product.group_features() / vector + 16));
+  checks.Require(
+      std::max(sizes.channels / product.groups, sizes.group_channels()) % SegmentChannels(sizes, product) == 0,
+      "of the channels of a group and those of an offset group one must divide the other");
+}
+
+inline void CheckFusedInputCotangent(Checks& checks, const Sizes& sizes) {
+  const int64_t lists = SaturatingMultiply(SaturatingMultiply(sizes.images, sizes.offset_groups), sizes.taps());
+  checks.FitsInt32("the number of contributions",
+                   SaturatingMultiply(lists, SaturatingMultiply(4, SaturatingMultiply(sizes.rows, sizes.columns))));
+  checks.FitsInt32("the number of their lists",
+                   SaturatingMultiply(lists, SaturatingMultiply(sizes.height, sizes.width) + 1));
+}
+
+inline void CheckFusedOffsetCotangent(Checks& checks, DType dtype, const Sizes& sizes, const Product& product) {
+  const int64_t vector = FusedVector(dtype), stages = product.group_features() / vector / 8 + 1;
+  checks.FitsInt32("the number of a block's products",
+                   SaturatingMultiply(SaturatingMultiply(sizes.taps(), sizes.group_channels() / vector), stages));
+}
+
+inline void CheckFusedWeightCotangent(Checks& checks, DType dtype) {
+  checks.Require(dtype != DType::kF32, "x must be of 16 bits");
+}
+
+// The message with which the handler of a fused kernel rejects operands of these sizes, or an empty string. Channels
+// must be divisible by their groups. The kernels are called as in dcn_fused_<kernel>.
+inline std::string FusedRejection(std::string_view kernel, DType dtype, const Sizes& sizes, const Product& product) {
+  Checks checks(kernel);
+  CheckFused(checks, "x", dtype, sizes, product);
+  if (checks.ok() && kernel != "forward") CheckFusedCotangent(checks, dtype, sizes, product);
+  if (checks.ok() && kernel == "input_cotangent") CheckFusedInputCotangent(checks, sizes);
+  if (checks.ok() && kernel == "offset_cotangent") CheckFusedOffsetCotangent(checks, dtype, sizes, product);
+  if (checks.ok() && kernel == "weight_cotangent") CheckFusedWeightCotangent(checks, dtype);
+  return checks.message();
+}
+
+}  // namespace dcn
