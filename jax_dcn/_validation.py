@@ -1,8 +1,8 @@
-"""Checks of what a user passes. Each names the argument, says what it must be and what it is."""
+"""Checks of users' arguments. Each message names the argument, and says what it must be and what it is."""
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -18,7 +18,7 @@ _KNOWN = " that is known when the function is traced, as a Python number is"
 
 def array(name: str, value: Any) -> jax.Array:
     """`value` as an array of one of the four floating types."""
-    converted = _as_array(name, value)
+    converted = as_array(name, value)
     if converted.dtype not in FLOATS:
         raise TypeError(f"{name} must be of type {_FLOAT_NAMES}, got {converted.dtype}")
     return converted
@@ -26,7 +26,7 @@ def array(name: str, value: Any) -> jax.Array:
 
 def coordinates(name: str, value: Any) -> jax.Array:
     """`value` as an array of float32, float64 or integers: 16 bits cannot tell the pixels of a large image apart."""
-    converted = _as_array(name, value)
+    converted = as_array(name, value)
     expected = f"{name} must be of type float32, float64 or an integer one, got {converted.dtype}"
     if converted.dtype in (jnp.float16, jnp.bfloat16):
         raise TypeError(f"{expected}, which loses whole pixels: pass float32 that was never rounded to 16 bits")
@@ -35,7 +35,8 @@ def coordinates(name: str, value: Any) -> jax.Array:
     return converted
 
 
-def _as_array(name, value):
+def as_array(name: str, value: Any) -> jax.Array:
+    """`value`, an array of any library, as one of jax."""
     if not isinstance(value, jax.Array | np.ndarray | np.generic) and not hasattr(value, "__jax_array__"):
         raise TypeError(f"{name} must be an array, got {value!r} of type {type(value).__name__}")
     return jnp.asarray(value)
@@ -52,18 +53,18 @@ def dtype(name: str, value: Any) -> np.dtype:
     return jax.dtypes.canonicalize_dtype(converted)
 
 
-# Of jax.default_matmul_precision, beside the names of precisions and algorithms.
+# Names that jax.default_matmul_precision takes, besides those of precisions and algorithms.
 _OLDER_NAMES = ("bfloat16", "tensorfloat32", "float32", "bfloat16_3x", "fastest")
 
 
 def precision(value: Any) -> Any:
     """`value`, or jax's default, as `jax.lax.dot_general` takes it, and hashable."""
-    if value is None:  # now, as jax's own products do: what is lowered later may find another default
+    if value is None:  # read now, as jax's own products do: the default may have changed when this is lowered
         default = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
         return jax.lax.Precision(default) if default in _OLDER_NAMES else precision(default) if default else None
     kinds = (jax.lax.Precision, jax.lax.DotAlgorithm, jax.lax.DotAlgorithmPreset)
 
-    def of_one(value):
+    def of_one(value: Any) -> Any:
         if value is None or isinstance(value, kinds):
             return value
         for kind in (jax.lax.Precision, jax.lax.DotAlgorithmPreset):
@@ -80,9 +81,15 @@ def rank(name: str, value: jax.Array, ndim: int, axes: str, least: bool = False)
         raise ValueError(f"{name} must have shape {axes}, got {value.shape}")
 
 
-def choice(name: str, value: Any, choices: Sequence) -> None:
+def choice(name: str, value: Any, choices: Sequence[Any]) -> None:
     if not any(value is c or (isinstance(c, str) and value == c) for c in choices):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def keywords(function: str, options: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raises TypeError, as Python does, if `function` does not take one of the options."""
+    if unknown := options.keys() - set(known):
+        raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
 
 
 def number(name: str, value: Any) -> float:
@@ -121,13 +128,19 @@ def pair(name: str, value: Any) -> tuple[int, int]:
     return int(values[0]), int(values[1])
 
 
-def padding(value: Any, image_size, kernel_size, strides, kernel_dilation):
+def padding(
+    value: Any,
+    image_size: Sequence[int],
+    kernel_size: Sequence[int],
+    strides: Sequence[int],
+    kernel_dilation: Sequence[int],
+) -> tuple[tuple[tuple[int, int], tuple[int, int]], bool]:
     """((top, bottom), (left, right)), and whether the image is a torus."""
     reach = [(k - 1) * d + 1 for k, d in zip(kernel_size, kernel_dilation, strict=True)]
     if max(reach) >= _LIMIT:
         raise _wrong("kernel_dilation", "so small that the kernel reaches less than 2**31 pixels", kernel_dilation)
     given = np.asarray(value).tolist() if _is_array(value) else value
-    sides: Sequence = ()
+    sides: Sequence[Any] = ()
     if isinstance(given, str):
         if given in ("SAME", "SAME_LOWER", "VALID"):
             sides = jax.lax.padtype_to_pads(image_size, reach, strides, given)
@@ -143,10 +156,11 @@ def padding(value: Any, image_size, kernel_size, strides, kernel_dilation):
     if len(sides) != 2 or not all(map(_are_ints, sides)) or max(abs(int(n)) for pair in sides for n in pair) >= _LIMIT:
         expected = "'SAME', 'SAME_LOWER', 'VALID', 'CIRCULAR', an int, a pair of ints or ((top, bottom), (left, right))"
         raise _wrong("padding", expected, value)
-    return tuple((int(low), int(high)) for low, high in sides), given == "CIRCULAR"
+    (top, bottom), (left, right) = sides
+    return ((int(top), int(bottom)), (int(left), int(right))), given == "CIRCULAR"
 
 
-def _is_int(value) -> bool:
+def _is_int(value: Any) -> bool:
     """Whether `value` is an int, or an integer of numpy or jax that is known while tracing."""
     if isinstance(value, bool):
         return False
@@ -157,17 +171,17 @@ def _is_int(value) -> bool:
     return True
 
 
-def _is_array(value) -> bool:
+def _is_array(value: Any) -> bool:
     """Whether `value` is an array that is known while tracing."""
     return isinstance(value, np.ndarray | jax.Array) and not isinstance(value, jax.core.Tracer)
 
 
-def _are_ints(values) -> bool:
+def _are_ints(values: Any) -> bool:
     a_sequence = isinstance(values, Sequence) or (_is_array(values) and values.ndim == 1)
     return a_sequence and len(values) == 2 and all(map(_is_int, values))
 
 
-def _wrong(name, expected, value) -> Exception:
+def _wrong(name: str, expected: str, value: Any) -> Exception:
     if isinstance(value, jax.core.Tracer):
         expected += _KNOWN
     error = ValueError if _is_int(value) or isinstance(value, str | Sequence) or _is_array(value) else TypeError

@@ -11,7 +11,7 @@ from flax.typing import Dtype, PrecisionLike
 
 from jax_dcn import _validation
 from jax_dcn._layers import common
-from jax_dcn._operators.deform_conv import deform_conv2d
+from jax_dcn._operators.deform_conv import deform_conv2d, geometry
 from jax_dcn._types import Padding, Pair
 
 KernelTransform = Callable[[jax.Array], jax.Array]
@@ -80,8 +80,8 @@ def apply(
         if layer.offset_bound is not None:
             offset = layer.offset_bound * jnp.tanh(offset / layer.offset_bound)
     else:
-        taps = layer.offset_groups * math.prod(kernel.shape[:2])
-        common.check_offset(offset, 2 * taps, f"tap of offset_groups={layer.offset_groups}")
+        channels = geometry.offset_channels(kernel.shape[:2], layer.offset_groups)
+        common.check_offset(offset, channels, f"tap of offset_groups={layer.offset_groups}")
     if layer.kernel_transform is not None:
         shape = kernel.shape
         kernel = layer.kernel_transform(kernel)

@@ -137,8 +137,8 @@ def test_images_in_runs(images, monkeypatch):
     case = dataclasses.replace(CASE["torus_back"], batch=(5,))
     operands = cast(case, "bfloat16")
     cotangent = jnp.asarray(case.cotangent(), "bfloat16")
-    of_image = fused.run_bytes(operands.x, operands.offset, operands.mask, cotangent)
-    monkeypatch.setattr(fused, "RUN_BYTES", images * of_image)
+    of_image = fused.image_bytes(operands.x, operands.offset, operands.mask, cotangent)
+    monkeypatch.setattr(fused, "LIST_BYTES", images * of_image)
     assert ("stablehlo.while" in lowered(operands, case=case, of=gradient)) == (images > 0)
     name = "dcn_fused_input_cotangent" if images else "dcn_input_cotangent"
     assert name in custom_calls(operands, case=case, of=gradient)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_dcn._operators.deform_conv import kernels
+from jax_dcn._operators.deform_conv import plain
 from tests.helpers.deform_conv.cases import CASE, Operands, assert_close, convolve, pull_back
 
 MIB = 2**20
@@ -62,8 +62,8 @@ def test_temporary_memory_is_bounded(function, arrays_of_samples, dtype, image, 
 
 
 def limit_samples(monkeypatch, held):
-    for name in kernels.COLUMN_BYTES:
-        monkeypatch.setitem(kernels.COLUMN_BYTES, name, held)
+    for name in plain.COLUMN_BYTES:
+        monkeypatch.setitem(plain.COLUMN_BYTES, name, held)
 
 
 CHUNKED = ["plain", "valid", "strided_dilated", "4_groups_6_offset_groups", "circular", "two_batch_dimensions"]

@@ -1,12 +1,14 @@
 """The operators' own tests of values, types and edge cases, run on the emulated CUDA kernels."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 import jax_dcn
 from jax_dcn._operators.deform_conv import fused, kernels
-from jax_dcn._operators.deform_conv.arguments import canonicalize
+from jax_dcn._operators.deform_conv.arguments import canonicalize, without_fused_path
 from tests.deform_conv import test_dtypes as conv_types
 from tests.deform_conv import test_fused as conv_fused
 from tests.deform_conv import test_values as conv_values
@@ -72,6 +74,21 @@ def test_conv_fused_taps_of_a_block(taps, name, monkeypatch):
     monkeypatch.setattr(fused, "block_taps", lambda *_: taps)
     case = conv_fused.CASE[name]
     conv_fused.check_values(case, "bfloat16", conv_fused.cast(case, "bfloat16"))
+
+
+@pytest.mark.parametrize("name", ["4_offset_groups_in_2_groups_back", "ragged_strip_and_tile_back", "torus_back"])
+def test_conv_paths_agree(name):
+    """The plain path has the values and gradients of the fused one, from the same operands."""
+    case = conv_fused.CASE[name]
+    operands, cotangent = conv_fused.cast(case, "bfloat16"), jnp.asarray(case.cotangent(), "bfloat16")
+    run = functools.partial(conv_fused.pull_back, **case.keywords)
+    functions = {"fused": jax.jit(run), "plain": jax.jit(without_fused_path()(run))}
+    for path, function in functions.items():
+        assert ("dcn_fused" in function.lower(cotangent, operands).as_text()) == (path == "fused")
+    by_path = {path: jax.tree.leaves(function(cotangent, operands)) for path, function in functions.items()}
+    for fused_array, plain_array in zip(by_path["fused"], by_path["plain"], strict=True):
+        largest = jnp.abs(plain_array.astype(jnp.float32)).max()
+        conv_fused.assert_close(fused_array, plain_array, 0, 4 * 2**-7 * largest)
 
 
 def test_conv_fused_parts_of_the_output():

@@ -1,15 +1,19 @@
-"""From what users pass to the canonical operands: channels last, and of the types that kernels take."""
+"""Checks what users pass, and makes the canonical operands of it: channels last, and of types that kernels take."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
 from jax_dcn import _validation
-from jax_dcn._operators.deform_conv.geometry import Geometry, resolve
+from jax_dcn._operators.deform_conv.geometry import Geometry, fits, groups_and_taps, offset_channels, resolve
 from jax_dcn._primitive import jax_internals
+from jax_dcn._types import Padding, Pair, Shaped
 
 
 @dataclass(frozen=True)
@@ -19,33 +23,49 @@ class Spec(Geometry):
     feature_group_count: int
     precision: Any
     dtype: Any  # of the result
+    allow_fused: bool
 
 
 OPERANDS = ("x", "offset", "weight", "bias", "mask")
+_allow_fused = ContextVar("allow_fused", default=True)
+
+
+@contextmanager
+def without_fused_path() -> Iterator[None]:
+    """Has deformable convolutions that are traced within take the plain path, for tests and benchmarks.
+
+    The choice is a static parameter of what is traced, so that no cache mixes the two up; but what `jax.jit` has traced
+    before keeps its path. `jax.jit(without_fused_path()(function))` is a function of its own.
+    """
+    token = _allow_fused.set(False)
+    try:
+        yield
+    finally:
+        _allow_fused.reset(token)
 
 
 class Problem(NamedTuple):
-    operands: dict[str, jax.Array | None]
+    operands: dict[str, Any]  # arrays by name; None for an absent one
     spec: Spec
 
 
 def canonicalize(
-    x,
-    offset,
-    weight,
-    bias,
-    mask,
+    x: ArrayLike,
+    offset: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None,
+    mask: ArrayLike | None,
     *,
-    strides=1,
-    padding="SAME",
-    kernel_dilation=1,
-    feature_group_count=1,
-    data_format="NHWC",
-    precision=None,
-    preferred_element_type=None,
-    deterministic=None,
-    backend=None,
-):
+    strides: Pair = 1,
+    padding: Padding = "SAME",
+    kernel_dilation: Pair = 1,
+    feature_group_count: int = 1,
+    data_format: str = "NHWC",
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    deterministic: bool | None = None,
+    backend: str | None = None,
+) -> Problem:
     _validation.choice("data_format", data_format, ("NHWC", "NCHW"))
     _validation.choice("deterministic", deterministic, (None, True, False))
     _validation.choice("backend", backend, (None, "reference"))
@@ -67,7 +87,7 @@ def canonicalize(
     dtype = jnp.promote_types(x.dtype, weight.dtype)
     positions = [array.dtype for array in (offset, mask) if array is not None]
     sum_dtype = jnp.result_type(dtype, jnp.float32, *positions)
-    # The kernels take positions of float64 for data of float64 alone.
+    # The kernels take positions of float64 only for data of float64.
     data_dtype = sum_dtype if sum_dtype == jnp.float64 else dtype
     if first:
         x, offset = channels_last(x), channels_last(offset)
@@ -83,6 +103,7 @@ def canonicalize(
         dtype=dtype
         if preferred_element_type is None
         else _validation.dtype("preferred_element_type", preferred_element_type),
+        allow_fused=_allow_fused.get(),
     )
     check_operands(x, offset, weight, bias, mask, spec=spec, channels_first=first)
     operands = (
@@ -95,14 +116,23 @@ def canonicalize(
     return Problem(dict(zip(OPERANDS, jax_internals.vary_alike(operands), strict=True)), spec)
 
 
-def check_operands(x, offset, weight, bias, mask, *, spec, channels_first=False):
-    """Raises ValueError unless the canonical operands fit; speaks of their shapes in the user's layout."""
+def check_operands(
+    x: Shaped,
+    offset: Shaped,
+    weight: Shaped,
+    bias: Shaped | None,
+    mask: Shaped | None,
+    *,
+    spec: Spec,
+    channels_first: bool = False,
+) -> None:
+    """Raises ValueError unless the canonical operands fit; messages give their shapes in the user's layout."""
 
-    def shown(*shape):
+    def shown(*shape: object) -> str:
         order = (*shape[:-3], shape[-1], *shape[-3:-1]) if channels_first else shape
         return f"({', '.join(map(str, order))}{',' if len(order) == 1 else ''})"
 
-    def shown_weight(shape):
+    def shown_weight(shape: tuple[int, ...]) -> str:
         return str(tuple(shape[k] for k in (3, 2, 0, 1)) if channels_first else tuple(shape))
 
     *batch, height, width, channels = x.shape
@@ -121,12 +151,13 @@ def check_operands(x, offset, weight, bias, mask, *, spec, channels_first=False)
     if known and height * width >= 2**31 - height - width - 1:
         raise ValueError(f"x must have fewer than 2**31 pixels an image, got shape {shown(*x.shape)}")
     size = spec.output_size((height, width), kernel_size)
-    offset_groups = offset.shape[-1] // (2 * taps)
-    if offset.shape[:-1] != (*batch, *size) or offset_groups < 1 or offset.shape[-1] % (2 * taps):
+    if tuple(offset.shape[:-3]) != tuple(batch) or not fits(offset, size, kernel_size):
         raise ValueError(
-            f"offset must have shape {shown(*batch, *size, f'G·{2 * taps}')} for x of shape {shown(*x.shape)} and a "
-            f"{kernel_size[0]}x{kernel_size[1]} kernel, G the number of offset groups, got {shown(*offset.shape)}"
+            f"offset must have shape {shown(*batch, *size, f'G·{offset_channels(kernel_size)}')} for x of shape "
+            f"{shown(*x.shape)} and a {kernel_size[0]}x{kernel_size[1]} kernel, G the number of offset groups, got "
+            f"{shown(*offset.shape)}"
         )
+    offset_groups, _ = groups_and_taps(offset, kernel_size)
     if channels % offset_groups:
         raise ValueError(
             f"offset's channels must make a number of offset groups that divides x's {channels} channels, got "
@@ -141,27 +172,9 @@ def check_operands(x, offset, weight, bias, mask, *, spec, channels_first=False)
         raise ValueError(f"bias must have shape ({features},), one value for each output channel, got {bias.shape}")
 
 
-def attributes_of(offset, weight, spec):
-    """What every custom call is told, in the types that XLA hands on."""
-    taps = weight.shape[0] * weight.shape[1]
-    return {
-        "kernel_size": np.array(weight.shape[:2], np.int64),
-        "strides": np.array(spec.strides, np.int64),
-        "padding": np.array([low for low, _ in spec.padding], np.int64),
-        "kernel_dilation": np.array(spec.kernel_dilation, np.int64),
-        "circular": spec.circular,
-        "offset_groups": offset.shape[-1] // (2 * taps),
-    }
-
-
-def origin_of(image, row, column):
-    """Where a custom call begins: its first image among those of x, its first row and column in the output."""
-    return jnp.stack([jnp.asarray(first, jnp.int32) for first in (image, row, column)])
-
-
-def channels_last(array):
+def channels_last(array: jax.Array) -> jax.Array:
     return jnp.moveaxis(array, -3, -1)
 
 
-def channels_first(array):
+def channels_first(array: jax.Array) -> jax.Array:
     return jnp.moveaxis(array, -1, -3)

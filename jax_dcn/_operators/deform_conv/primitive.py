@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 
@@ -10,15 +12,19 @@ from jax_dcn._operators.deform_conv.arguments import OPERANDS, Spec, check_opera
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._operators.deform_conv.reference import reference
 from jax_dcn._primitive.operator import Axes, Operator
+from jax_dcn._primitive.partition import Shard
+from jax_dcn._types import Shaped
 
 
-def result(x, offset, weight, bias, mask, *, spec):
+def result(
+    x: Shaped, offset: Shaped, weight: Shaped, bias: Shaped | None, mask: Shaped | None, *, spec: Spec
+) -> jax.ShapeDtypeStruct:
     """The shape and type of the result; raises ValueError where the operands do not fit."""
     check_operands(x, offset, weight, bias, mask, spec=spec)
     return jax.ShapeDtypeStruct((*offset.shape[:-1], weight.shape[-1]), spec.dtype)
 
 
-def axes(x, offset, weight, bias, mask, *, spec):
+def axes(x: Shaped, offset: Shaped, weight: Shaped, bias: Shaped | None, mask: Shaped | None, *, spec: Spec) -> Axes:
     """The output's rows, columns and features may be sharded; in a grouped convolution, only whole groups of features.
 
     There the input channels are sharded with the features, and so are the offset groups if there are several.
@@ -45,7 +51,7 @@ def axes(x, offset, weight, bias, mask, *, spec):
     )
 
 
-def keywords(spec, shards):
+def keywords(spec: Spec, shards: Mapping[str, Shard]) -> dict[str, Any]:
     """The keywords of the reference and of the kernels on a device that has these shards."""
     if "groups" in shards:
         spec = dataclasses.replace(spec, feature_group_count=spec.feature_group_count // shards["groups"].num_shards)

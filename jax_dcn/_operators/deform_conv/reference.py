@@ -1,32 +1,51 @@
-"""The operator in `jax.numpy`: its meaning, its derivatives of every order, and its form on any platform."""
+"""The operator in `jax.numpy`: its definition, the source of its higher derivatives, and its form on any platform."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike, DTypeLike
 
-from jax_dcn._operators.deform_conv.geometry import groups_and_taps, is_inside, positions
+from jax_dcn._operators.deform_conv.arguments import Spec
+from jax_dcn._operators.deform_conv.geometry import Size, groups_and_taps, is_inside, positions
 
 
-def reference(x, offset, weight, bias, mask, *, spec, origin):
+def reference(
+    x: jax.Array,
+    offset: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    *,
+    spec: Spec,
+    origin: tuple[ArrayLike, ArrayLike],
+) -> jax.Array:
     """The rows and columns of the output from `origin` on, as many as `offset` has."""
-    sample = partial(_sample, kernel_size=weight.shape[:2], spec=spec, origin=origin)
+    sample: Any = partial(_sample, kernel_size=weight.shape[:2], spec=spec, origin=origin)
     for _ in x.shape[:-3]:
         sample = jax.vmap(sample, in_axes=(0, 0, None if mask is None else 0))
-    y = product(sample(x, offset, mask), weight.astype(offset.dtype), spec)
+    y = _product(sample(x, offset, mask), weight.astype(offset.dtype), spec)
     return (y if bias is None else y + bias).astype(spec.dtype)
 
 
-def _sample(x, offset, mask, *, kernel_size, spec, origin):
-    """The columns [Ho, Wo, K, C] of one image: x, bilinearly at every tap's position, times the mask."""
+def _sample(
+    x: jax.Array,
+    offset: jax.Array,
+    mask: jax.Array | None,
+    *,
+    kernel_size: Size,
+    spec: Spec,
+    origin: tuple[ArrayLike, ArrayLike],
+) -> jax.Array:
+    """The columns [Ho, Wo, K, C] of one image: x interpolated at every sampling location, times the mask."""
     height, width, channels = x.shape
     rows, columns = offset.shape[:2]
     groups, taps = groups_and_taps(offset, kernel_size)
     position_y, position_x = positions(offset, kernel_size, spec, origin)
-    # One coordinate that is not a number makes the other so, wherever it lies.
+    # If one coordinate is NaN, both are, wherever the other one lies.
     nan = jnp.isnan(position_y) | jnp.isnan(position_x)
     y = _locate(jnp.where(nan, jnp.nan, 0) + position_y, height, spec.circular)
     x_ = _locate(jnp.where(nan, jnp.nan, 0) + position_x, width, spec.circular)
@@ -46,20 +65,20 @@ def _sample(x, offset, mask, *, kernel_size, spec, origin):
 
 
 class _Axis(NamedTuple):
-    """What a coordinate touches: the pixels on both sides, -1 where there is none, and how far it is between them."""
+    """The two pixels next to a coordinate, -1 where out of bounds, and its fraction of the way from first to second."""
 
     pixel: tuple[jax.Array, jax.Array]
     fraction: jax.Array
     inside: jax.Array
 
-    def weight(self, i):
+    def weight(self, i: int) -> jax.Array:
         return self.fraction if i else 1 - self.fraction
 
 
-def _locate(position, size, circular):
+def _locate(position: jax.Array, size: int, circular: bool) -> _Axis:
     nan = jnp.isnan(position)
     inside = is_inside(position, size, circular)
-    # Outside, nothing depends on the position; not-a-number stays, for its derivatives are not-a-number too.
+    # Outside, nothing depends on the position. NaN stays, because its derivatives are NaN too.
     position = jnp.where(inside | nan, position, 0)
     low = jnp.floor(position)
     fraction = position - low
@@ -72,11 +91,11 @@ def _locate(position, size, circular):
     return _Axis((low, high), fraction, inside)
 
 
-def product(columns, weight, spec):
-    """The convolution that is left to do: columns [..., K, C] by weight [kh, kw, C/groups, Cout], in the sums' type."""
+def _product(columns: jax.Array, weight: jax.Array, spec: Spec) -> jax.Array:
+    """Columns [..., K, C] by weight [kh, kw, C/groups, Cout]: [..., Cout], in the sums' type."""
     *lead, taps, channels = columns.shape
     groups, features = spec.feature_group_count, weight.shape[-1]
-    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=sum_dtype(columns.dtype))
+    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=_sum_dtype(columns.dtype))
     if groups == 1:
         return dot("...d,do->...o", columns.reshape(*lead, taps * channels), weight.reshape(taps * channels, features))
     y = dot(
@@ -87,5 +106,5 @@ def product(columns, weight, spec):
     return y.reshape(*lead, features)
 
 
-def sum_dtype(dtype):
+def _sum_dtype(dtype: DTypeLike) -> Any:
     return jnp.promote_types(dtype, jnp.float32)

@@ -1,14 +1,16 @@
-"""From what users pass to the canonical operands: channels last, and of the types that kernels take."""
+"""Checks what users pass, and makes the canonical operands of it: channels last, and of types that kernels take."""
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from jax_dcn import _validation
 from jax_dcn._primitive import jax_internals
+from jax_dcn._types import Pair, Shaped
 
 OPERANDS = ("x", "rois", "offset")
 
@@ -26,25 +28,25 @@ class Spec:
 
 
 class Problem(NamedTuple):
-    operands: dict[str, jax.Array | None]
+    operands: dict[str, Any]  # arrays by name; None for an absent one
     spec: Spec
 
 
 def canonicalize(
-    x,
-    rois,
-    offset,
+    x: ArrayLike,
+    rois: ArrayLike,
+    offset: ArrayLike | None,
     *,
-    output_size,
-    spatial_scale,
-    group_size,
-    part_size,
-    sample_per_part,
-    trans_std,
-    data_format,
-    deterministic,
-    backend,
-):
+    output_size: Pair,
+    spatial_scale: Any = 1.0,
+    group_size: Pair = 1,
+    part_size: Pair | None = None,
+    sample_per_part: Pair = 4,
+    trans_std: Any = 0.1,
+    data_format: str = "NHWC",
+    deterministic: bool | None = None,
+    backend: str | None = None,
+) -> Problem:
     _validation.choice("data_format", data_format, ("NHWC", "NCHW"))
     _validation.choice("deterministic", deterministic, (None, True, False))
     _validation.choice("backend", backend, (None, "reference"))
@@ -59,7 +61,7 @@ def canonicalize(
         _validation.rank("offset", offset, x.ndim, f"{layout} for x of shape {x.shape}")
     positions = [array.dtype for array in (rois, offset) if array is not None]
     sum_dtype = jnp.result_type(x.dtype, jnp.float32, *positions)
-    # The kernels take positions of float64 for data of float64 alone.
+    # The kernels take positions of float64 only for data of float64.
     data_dtype = sum_dtype if sum_dtype == jnp.float64 else x.dtype
     if first:
         x = jnp.moveaxis(x, -3, -1)
@@ -82,10 +84,10 @@ def canonicalize(
     return Problem(dict(zip(OPERANDS, jax_internals.vary_alike(operands), strict=True)), spec)
 
 
-def check_operands(x, rois, offset, *, spec, channels_first=False):
-    """Raises ValueError unless the canonical operands fit; speaks of their shapes in the user's layout."""
+def check_operands(x: Shaped, rois: Shaped, offset: Shaped | None, *, spec: Spec, channels_first: bool = False) -> None:
+    """Raises ValueError unless the canonical operands fit; messages give their shapes in the user's layout."""
 
-    def shown(*shape):
+    def shown(*shape: object) -> str:
         order = (*shape[:-3], shape[-1], *shape[-3:-1]) if channels_first else shape
         return f"({', '.join(map(str, order))})"
 

@@ -1,14 +1,20 @@
 """Where deformable PS-RoI pooling samples."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
+
+from jax_dcn._operators.psroi_pool.arguments import Spec
 
 
-def positions(rois, shift, spec):
-    """Where the points of all bins lie along y and along x, each [R, out, out, classes, S].
+def positions(rois: jax.Array, shift: jax.Array, spec: Spec) -> tuple[jax.Array, jax.Array]:
+    """The sampling locations of all bins along y and along x, each [R, out, out, classes, S].
 
-    rois [R, 5]; shift [R, out, out, classes, 2] as `shift_of_bins` has it. A region that is not finite counts as one of
-    zeros.
+    rois [R, 5]; shift [R, out, out, classes, 2], the result of `shift_of_bins`. A region that is not finite counts as
+    one of zeros.
     """
     edges = jnp.where(is_finite(rois, spec)[:, None], _round_half_away(rois[:, 1:]), 0)
     return (
@@ -17,13 +23,14 @@ def positions(rois, shift, spec):
     )
 
 
-def is_finite(rois, spec):
+def is_finite(rois: jax.Array, spec: Spec) -> jax.Array:
+    """Whether the corners of each region and its size, in pixels of x, are finite: [R]."""
     corners = rois[:, 1:] * spec.spatial_scale
     return jnp.isfinite(corners[:, 2:] - corners[:, :2]).all(1)
 
 
-def shift_of_bins(offset, rois, spec):
-    """The part's offsets of every bin, as fractions of the region: [R, out, out, classes, 2], dx before dy."""
+def shift_of_bins(offset: jax.Array | None, rois: jax.Array, spec: Spec) -> jax.Array:
+    """The offset of every bin's part, as a fraction of the region: [R, out, out, classes, 2], dx before dy."""
     rows, columns = spec.output_size
     if offset is None:
         return jnp.zeros((rois.shape[0], rows, columns, 1, 2), rois.dtype)
@@ -32,17 +39,17 @@ def shift_of_bins(offset, rois, spec):
     return shift.reshape(*shift.shape[:3], shift.shape[-1] // 2, 2)
 
 
-def scaled(length, size):
-    """Where each of `length` bins lies among `size` parts or groups."""
+def scaled(length: int, size: int) -> Any:
+    """The index, among `size` parts or groups, of the one that each of `length` bins belongs to."""
     return np.arange(length) * size // length
 
 
-def _round_half_away(value):
+def _round_half_away(value: jax.Array) -> jax.Array:
     whole = jnp.trunc(value)
     return whole + jnp.where(jnp.abs(value - whole) >= 0.5, jnp.sign(value), 0)
 
 
-def _along(axis, first, last, shift, spec):
+def _along(axis: int, first: jax.Array, last: jax.Array, shift: jax.Array, spec: Spec) -> jax.Array:
     """[R, out, out, classes, S] from the region's edges [R] and its bins' shifts [R, out, out, classes]."""
     bins, samples = spec.output_size[axis], spec.sample_per_part[axis]
     start = _product(first, spec.spatial_scale) - 0.5
@@ -54,13 +61,13 @@ def _along(axis, first, last, shift, spec):
     return bin_start[..., None] + _product(np.arange(samples), step[..., None])
 
 
-# Whether a position is an integer, where derivatives jump, is decided by its last bit. XLA would fuse a product with
-# the sum that uses it, and multiply by a reciprocal instead of dividing, both of which round otherwise; not so behind a
-# choice that it cannot foresee.
-def _product(a, b):
-    product = a * b
+# The last bit of a position decides whether it is an integer, where derivatives jump. XLA would fuse a product with the
+# sum that uses it, and replace a division by a multiplication with the reciprocal; both round differently. A `where`
+# whose condition is not known at compile time prevents this.
+def _product(a: ArrayLike, b: ArrayLike) -> jax.Array:
+    product = jnp.multiply(a, b)
     return jnp.where(jnp.isfinite(product), product, jnp.nan)
 
 
-def _quotient(a, b):
+def _quotient(a: jax.Array, b: int) -> jax.Array:
     return a / jnp.where(jnp.isfinite(a), b, jnp.nan)

@@ -6,16 +6,17 @@ from jax_dcn._operators.psroi_pool import kernels
 from jax_dcn._operators.psroi_pool.arguments import OPERANDS, Spec, check_operands
 from jax_dcn._operators.psroi_pool.reference import reference
 from jax_dcn._primitive.operator import Axes, Operator
+from jax_dcn._types import Shaped
 
 
-def result(x, rois, offset, *, spec):
+def result(x: Shaped, rois: Shaped, offset: Shaped | None, *, spec: Spec) -> jax.ShapeDtypeStruct:
     """The shape and type of the result; raises ValueError where the operands do not fit."""
     check_operands(x, rois, offset, spec=spec)
     features = x.shape[-1] // (spec.group_size[0] * spec.group_size[1])
     return jax.ShapeDtypeStruct((*rois.shape[:-1], *spec.output_size, features), x.dtype)
 
 
-def axes(x, rois, offset, *, spec):
+def axes(x: Shaped, rois: Shaped, offset: Shaped | None, *, spec: Spec) -> Axes:
     """The regions and the features may be sharded. The images may not: a region may lie in any of them.
 
     The image's channels are sharded with the features. If there are several classes, only whole classes are sharded,

@@ -1,0 +1,193 @@
+"""The XLA custom calls of the convolution, one function each: operands and static parameters in, arrays out.
+
+All arrays have one batch dimension. The handlers are in lib/ffi/deform_conv.cc and lib/ffi/deform_conv_fused.cc.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+from jax_dcn._operators.deform_conv.geometry import Geometry, groups_and_taps
+from jax_dcn._primitive import jax_internals
+
+
+class Sampling(NamedTuple):
+    """The samples that a call takes: those of some rows and columns of the result, of some images of x."""
+
+    offset: jax.Array  # [n, rows, columns, G·K·2]
+    mask: jax.Array | None  # [n, rows, columns, G·K]
+    origin: tuple[ArrayLike, ArrayLike, ArrayLike]  # the first image, of x; the first row and column, of the result
+    kernel_size: Sequence[int]
+    geometry: Geometry
+
+
+def sample(x: jax.Array, sampling: Sampling) -> jax.Array:
+    """The columns [n, rows, columns, K, Cin], of x's type."""
+    return _call("dcn_sample", x, *_positions(sampling), sampling=sampling, results=_columns(x, sampling))
+
+
+def offset_cotangent(
+    x: jax.Array, sampling: Sampling, d_columns: jax.Array, *, requested: Sequence[str], columns_requested: bool
+) -> dict[str, jax.Array]:
+    """The cotangents of "offset" and "mask", as requested; and "columns", which need the same reads of x."""
+    results = _position_results(x, sampling, requested)
+    if columns_requested:
+        results["columns"] = _columns(x, sampling)
+    cotangents = _call(
+        "dcn_offset_cotangent",
+        *(x, *_positions(sampling), d_columns),
+        sampling=sampling,
+        results=list(results.values()),
+        columns_requested=columns_requested,
+        **_requests(requested),
+    )
+    return dict(zip(results, cotangents, strict=True))
+
+
+def input_cotangent(sampling: Sampling, d_columns: jax.Array, d_x: jax.Array, *, workspace_size: int) -> jax.Array:
+    """`d_x` [n, H, W, Cin] with the contribution of these samples added in place."""
+    d_x, _ = _call(
+        "dcn_input_cotangent",
+        *(*_positions(sampling), d_columns, d_x),
+        sampling=sampling,
+        results=[_result(d_x, d_x.shape, d_x.dtype), _result(d_x, (workspace_size,), jnp.int32)],
+        aliases={3: 0},
+    )
+    return d_x
+
+
+def fused_forward(
+    x: jax.Array,
+    sampling: Sampling,
+    weight: jax.Array,
+    bias: jax.Array,
+    *,
+    feature_group_count: int,
+    tile_features: int,
+    dtype: DTypeLike,
+) -> jax.Array:
+    """The result [n, rows, columns, Cout], of `dtype`, by weight [Cout, K, Cin/groups] and a float32 bias [Cout]."""
+    return _call(
+        "dcn_fused_forward",
+        *(x, *_positions(sampling), weight, bias),
+        sampling=sampling,
+        results=_result(x, (*sampling.offset.shape[:3], weight.shape[0]), dtype),
+        feature_group_count=feature_group_count,
+        tile_features=tile_features,
+    )
+
+
+def fused_input_cotangent(
+    sampling: Sampling,
+    weight: jax.Array,
+    d_y: jax.Array,
+    *,
+    feature_group_count: int,
+    image_size: Sequence[int],
+) -> jax.Array:
+    """The cotangent of x [n, H, W, Cin], by weight [Cin, K, Cout/groups]."""
+    images, rows, columns, _ = sampling.offset.shape
+    groups, taps = groups_and_taps(sampling.offset, sampling.kernel_size)
+    lists, contributions = (images, groups, taps), 4 * rows * columns  # each sample is in the lists of four pixels
+    d_x, *_ = _call(
+        "dcn_fused_input_cotangent",
+        *(*_positions(sampling), weight, d_y),
+        sampling=sampling,
+        results=[
+            _result(d_y, (images, *image_size, weight.shape[0]), d_y.dtype),
+            _result(d_y, (*lists, image_size[0] * image_size[1] + 1), jnp.int32),
+            _result(d_y, (*lists, contributions, 2), jnp.int32),
+            _result(d_y, (*lists, contributions), jnp.int32),
+        ],
+        feature_group_count=feature_group_count,
+    )
+    return d_x
+
+
+def fused_offset_cotangent(
+    x: jax.Array,
+    sampling: Sampling,
+    weight: jax.Array,
+    d_y: jax.Array,
+    *,
+    feature_group_count: int,
+    block_taps: int,
+    requested: Sequence[str],
+) -> dict[str, jax.Array]:
+    """The cotangents of "offset" and "mask", as requested, by weight [Cin, K, Cout/groups]."""
+    results = _position_results(x, sampling, requested)
+    cotangents = _call(
+        "dcn_fused_offset_cotangent",
+        *(x, *_positions(sampling), weight, d_y),
+        sampling=sampling,
+        results=list(results.values()),
+        feature_group_count=feature_group_count,
+        block_taps=block_taps,
+        **_requests(requested),
+    )
+    return dict(zip(results, cotangents, strict=True))
+
+
+def fused_weight_cotangent(
+    x: jax.Array, sampling: Sampling, d_y: jax.Array, *, feature_group_count: int, splits: int
+) -> jax.Array:
+    """Partial sums of the cotangent of the weight, in float32: [splits, K, Cin/groups, Cout]."""
+    _, taps = groups_and_taps(sampling.offset, sampling.kernel_size)
+    return _call(
+        "dcn_fused_weight_cotangent",
+        *(x, *_positions(sampling), d_y),
+        sampling=sampling,
+        results=_result(x, (splits, taps, x.shape[-1] // feature_group_count, d_y.shape[-1]), jnp.float32),
+        feature_group_count=feature_group_count,
+    )
+
+
+def _call(
+    name: str,
+    *operands: jax.Array,
+    sampling: Sampling,
+    results: Any,
+    aliases: Any = None,
+    **attributes: bool | int,
+) -> Any:
+    """The custom call `name`, with the mask, if there is one, as its last operand."""
+    if sampling.mask is not None:
+        operands = (*operands, sampling.mask)
+    geometry = sampling.geometry
+    return jax.ffi.ffi_call(name, results, input_output_aliases=aliases)(
+        *jax_internals.vary_alike(operands),
+        kernel_size=np.array(sampling.kernel_size, np.int64),
+        strides=np.array(geometry.strides, np.int64),
+        padding=np.array([low for low, _ in geometry.padding], np.int64),
+        kernel_dilation=np.array(geometry.kernel_dilation, np.int64),
+        circular=geometry.circular,
+        offset_groups=groups_and_taps(sampling.offset, sampling.kernel_size)[0],
+        **attributes,
+    )
+
+
+def _positions(sampling: Sampling) -> tuple[jax.Array, jax.Array]:
+    return sampling.offset, jnp.stack([jnp.asarray(first, jnp.int32) for first in sampling.origin])
+
+
+def _columns(x: jax.Array, sampling: Sampling) -> Any:
+    _, taps = groups_and_taps(sampling.offset, sampling.kernel_size)
+    return _result(x, (*sampling.offset.shape[:3], taps, x.shape[-1]), x.dtype)
+
+
+def _position_results(x: jax.Array, sampling: Sampling, requested: Sequence[str]) -> dict[str, Any]:
+    offset = sampling.offset
+    shapes = {"offset": offset.shape, "mask": (*offset.shape[:-1], offset.shape[-1] // 2)}
+    return {name: _result(x, shape, offset.dtype) for name, shape in shapes.items() if name in requested}
+
+
+def _requests(requested: Sequence[str]) -> dict[str, bool]:
+    return {f"{name}_requested": name in requested for name in ("offset", "mask")}
+
+
+def _result(like: jax.Array, shape: Sequence[int], dtype: DTypeLike) -> Any:
+    return jax_internals.result_aval(jax.typeof(like), shape, dtype)

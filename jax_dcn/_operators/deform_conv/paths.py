@@ -1,0 +1,131 @@
+"""Chooses the path of the forward and of each gradient, and says why. Lowering and `kernel_plan` both ask here."""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from jax_dcn._operators.deform_conv import fused
+from jax_dcn._operators.deform_conv.arguments import Spec
+from jax_dcn._operators.deform_conv.geometry import groups_and_taps
+from jax_dcn._types import Shaped
+
+INT32_MAX = 2**31 - 1
+
+
+class Choice(NamedTuple):
+    path: Literal["fused", "plain", "xla"]
+    reason: str  # why it is not "fused"; empty where it is
+
+
+def of_forward(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, platform: str) -> Choice:
+    return _choice(_forward_obstacles(x, offset, weight, spec, platform))
+
+
+def of_cotangent(name: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, platform: str) -> Choice:
+    """The choice for the cotangent of the operand `name`. The choices for several do not depend on each other."""
+    if name == "bias":
+        return Choice("xla", "it is a sum over the cotangent of the result, which needs no kernel")
+    return _choice(_cotangent_obstacles(name, x, offset, weight, spec, platform))
+
+
+def _choice(obstacles: Iterator[str]) -> Choice:
+    reason = next(obstacles, None)
+    return Choice("fused", "") if reason is None else Choice("plain", reason)
+
+
+def _forward_obstacles(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, platform: str) -> Iterator[str]:
+    """What keeps a forward, and so a gradient, from the fused path; lib/ffi/fused_limits.h has the rules of sizes."""
+    if platform != "cuda":
+        yield f"the fused kernels run on CUDA only, not on {platform}"
+    if not spec.allow_fused:
+        yield "the fused path is switched off"
+    dtype, groups = jnp.dtype(x.dtype), spec.feature_group_count
+    if dtype == jnp.float64:
+        yield "the data are float64; the fused kernels need float16, bfloat16 or float32"
+    if dtype == jnp.float32 and not _allows_tf32(spec.precision):
+        yield f"the data are float32, and precision {_shown(spec.precision)} does not allow tf32 products"
+    if spec.dtype not in (dtype, jnp.float32):
+        yield f"the result is {spec.dtype} for {dtype} data; the fused kernels need {dtype} or float32"
+    offset_groups, _ = groups_and_taps(offset, weight.shape[:2])
+    vector = fused.VECTOR_BYTES // dtype.itemsize
+    for count, kind in ((groups, "group"), (offset_groups, "offset group")):
+        if x.shape[-1] // count % vector:
+            yield (
+                f"x has {_in_each(x.shape[-1], 'channel', count, kind)}; the fused kernels need a multiple of "
+                f"{vector}, which is {fused.VECTOR_BYTES} bytes of {dtype}"
+            )
+    if weight.shape[-1] // groups % 2:
+        yield (
+            f"weight has {_in_each(weight.shape[-1], 'output channel', groups, 'group')}; the fused kernels need an "
+            "even number"
+        )
+    yield from _above("x has", x.shape[-1] // vector * fused.VECTOR_BYTES, "bytes a pixel", INT32_MAX)
+    yield from _above("weight has", weight.shape[-1], "output channels", INT32_MAX)
+    yield from _above("x has", fused.pixels(x), "pixels in all images", fused.MAX_PIXELS - 1)
+
+
+def _cotangent_obstacles(
+    name: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, platform: str
+) -> Iterator[str]:
+    yield from _forward_obstacles(x, offset, weight, spec, platform)
+    dtype, groups = jnp.dtype(x.dtype), spec.feature_group_count
+    if spec.dtype != dtype:
+        yield f"the result is {spec.dtype} for {dtype} data; the fused gradients need {dtype}"
+    offset_groups, taps = groups_and_taps(offset, weight.shape[:2])
+    vector, group_features = fused.VECTOR_BYTES // dtype.itemsize, weight.shape[-1] // groups
+    if group_features == 0 or group_features % vector:
+        yield (
+            f"weight has {_in_each(weight.shape[-1], 'output channel', groups, 'group')}; the fused gradients need a "
+            f"multiple of {vector}, which is {fused.VECTOR_BYTES} bytes of {dtype}"
+        )
+    for count, kind in ((groups, "group"), (offset_groups, "offset group")):
+        if x.shape[-1] // count < fused.MIN_CHANNELS:
+            yield (
+                f"x has {_in_each(x.shape[-1], 'channel', count, kind)}; the fused gradients need at least "
+                f"{fused.MIN_CHANNELS}"
+            )
+    fewer, more = sorted((x.shape[-1] // groups, x.shape[-1] // offset_groups))
+    if more % fewer:
+        yield (
+            f"x has {x.shape[-1] // groups} channels in each group and {x.shape[-1] // offset_groups} in each offset "
+            "group; the fused gradients need one of these numbers to divide the other"
+        )
+    yield from _above("the result has", fused.pixels(offset), "pixels in all images", fused.MAX_PIXELS - 1)
+    yield from _above("the result has", weight.shape[-1] // vector * fused.VECTOR_BYTES, "bytes a pixel", INT32_MAX)
+    depth = taps * (group_features // vector + 16)
+    yield from _above("a product has", depth, "vectors of 16 bytes along its K dimension", INT32_MAX)
+    if name in ("offset", "mask"):
+        products = taps * (x.shape[-1] // offset_groups // vector) * (group_features // vector // 8 + 1)
+        yield from _above("a thread block has", products, "products", INT32_MAX)
+    if name == "weight" and dtype.itemsize != 2:
+        yield f"the data are {dtype}; the fused gradient of weight needs a 16-bit type"
+    if name == "x":
+        if not all(isinstance(size, int) for size in (*x.shape[-3:], *offset.shape[-3:])):
+            yield "the size of an image is symbolic; the fused gradient of x needs it to bound its workspace"
+        elif (size := fused.list_bytes(x, offset)) > fused.LIST_BYTES:
+            yield f"the scatter lists of one image take {size} bytes; the fused gradient of x allows {fused.LIST_BYTES}"
+
+
+def _in_each(total: int, what: str, count: int, kind: str) -> str:
+    each = total // count
+    return f"{each} {what}{'' if each == 1 else 's'}" + (f" in each of {count} {kind}s" if count > 1 else "")
+
+
+def _above(prefix: str, number: int, what: str, limit: int) -> Iterator[str]:
+    if isinstance(number, int) and number > limit:  # a symbolic dimension is taken to be in bounds
+        yield f"{prefix} {number} {what}; the fused kernels allow {limit}"
+
+
+def _allows_tf32(precision: object) -> bool:
+    """Whether XLA's own products of float32 may be tf32."""
+    if precision == lax.DotAlgorithmPreset.TF32_TF32_F32:
+        return True
+    both = precision if isinstance(precision, tuple) else (precision,)
+    return all(one in (None, lax.Precision.DEFAULT) for one in both)
+
+
+def _shown(precision: object) -> str:
+    both = precision if isinstance(precision, tuple) else (precision,)
+    return ", ".join(str(getattr(one, "name", one)) for one in both)

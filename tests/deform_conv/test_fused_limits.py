@@ -1,0 +1,84 @@
+"""Python selects the fused path by the same rules by which the handlers accept calls, in lib/ffi/fused_limits.h."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_dcn._operators.deform_conv import fused, paths
+from jax_dcn._operators.deform_conv.arguments import Spec
+from jax_dcn._primitive import extension
+
+pytestmark = pytest.mark.platforms("cpu")
+
+HANDLERS = {"offset": "offset_cotangent", "mask": "offset_cotangent", "weight": "weight_cotangent"}
+PIXELS_AND_KERNELS = [  # images and their size, and the kernel's
+    ((0, 3, 4), (3, 3)),
+    ((2, 3, 4), (3, 3)),
+    ((1, 600, 600), (3, 3)),
+    ((8, 2**14, 2**14), (1, 1)),
+    ((fused.MAX_PIXELS - 1, 1, 1), (1, 1)),
+    ((fused.MAX_PIXELS, 1, 1), (1, 1)),
+    ((1, 3, 4), (2**10, 2**10)),
+]
+CHANNELS = [0, 4, 8, 12, 24, 32, 48, 64, 72, 96, 192, 2**24, 2**31 - 8, 2**31]
+FEATURES = [0, 1, 2, 6, 8, 12, 24, 48, 2**20, 2**30, 2**31 - 8, 2**31 - 2, 2**31]
+GROUPS = [(1, 1), (1, 2), (2, 1), (2, 3), (4, 2), (3, 1)]  # and offset groups
+
+
+def problems():
+    for problem in itertools.product(PIXELS_AND_KERNELS, CHANNELS, FEATURES, GROUPS):
+        _, channels, features, (groups, offset_groups) = problem
+        if channels % groups == features % groups == channels % offset_groups == 0:
+            yield problem
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_python_and_handlers_agree(dtype):
+    """Python leaves out only what would be slow: few channels, and long scatter lists."""
+    count = dict.fromkeys((True, False), 0)
+    for (pixels, kernel), channels, features, (groups, offset_groups) in problems():
+        taps = math.prod(kernel)
+        x = jax.ShapeDtypeStruct((*pixels, channels), dtype)
+        offset = jax.ShapeDtypeStruct((*pixels, 2 * offset_groups * taps), jnp.float32)
+        weight = jax.ShapeDtypeStruct((*kernel, channels // groups, features), dtype)
+        spec = Spec((1, 1), ((0, 0), (0, 0)), (1, 1), False, groups, None, jnp.dtype(dtype), True)
+
+        def accepts(
+            handler, images=pixels[0], arguments=(*pixels[1:], channels, kernel, features, groups, offset_groups)
+        ):
+            height, width, channels, kernel, features, groups, offset_groups = arguments
+            rejection = extension.modules["cpu"].fused_rejection(
+                handler,
+                dtype,
+                x=(images, height, width, channels),
+                output=(height, width),
+                kernel_size=kernel,
+                offset_groups=offset_groups,
+                features=features,
+                feature_group_count=groups,
+            )
+            return rejection == ""
+
+        is_fused = paths.of_forward(x, offset, weight, spec, "cuda").path == "fused"
+        count[is_fused] += 1
+        assert is_fused == accepts("forward"), (x, weight, spec)
+        is_fast = min(channels // groups, channels // offset_groups) >= fused.MIN_CHANNELS
+        for name, handler in HANDLERS.items():
+            is_fused = paths.of_cotangent(name, x, offset, weight, spec, "cuda").path == "fused"
+            count[is_fused] += 1
+            assert is_fused == (is_fast and accepts(handler)), (name, x, weight, spec)
+        is_fused = paths.of_cotangent("x", x, offset, weight, spec, "cuda").path == "fused"
+        count[is_fused] += 1
+        fits = is_fast and fused.list_bytes(x, offset) <= fused.LIST_BYTES
+        images = min(pixels[0], fused.LIST_BYTES // fused.list_bytes(x, offset)) if fits else pixels[0]
+        assert is_fused == (fits and accepts("cotangent") and accepts("input_cotangent", images)), (x, weight, spec)
+    assert sum(count.values()) > 10_000
+    assert count[True] > 100 or dtype == "float64"
+
+
+def test_modules_export_the_same_limits():
+    limits = [module.fused_limits for module in extension.modules.values()]
+    assert all(limit == limits[0] for limit in limits)
