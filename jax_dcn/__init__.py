@@ -1,9 +1,10 @@
 """Deformable convolution and deformable position-sensitive RoI pooling for JAX and Flax.
 
-`deform_conv2d` with its explicit gradients and `deform_psroi_pool` are the operators; `jax_dcn.linen` and `jax_dcn.nnx`
-each have the layers `DeformConv` and `DeformPSRoIPool`; `offset_labels`, `offset_statistics`, `warn_of_offsets` and
-`jax_dcn.quantize` help to train them, `jax_dcn.export` to export them; `jax_dcn.interop` takes weights from other
-libraries, and `jax_dcn.viz` draws where layers sample.
+The operators are `deform_conv2d`, with a function for each of its gradients, and `deform_psroi_pool`. `kernel_plan` and
+`deform_psroi_pool_kernel_plan` say which kernels they run. `jax_dcn.linen` and `jax_dcn.nnx` each have the layers
+`DeformConv` and `DeformPSRoIPool`. `offset_labels`, `offset_statistics`, `warn_of_offsets` and `jax_dcn.quantize` help
+to train them, and `jax_dcn.export` helps to export them. `jax_dcn.interop` converts weights from other libraries, and
+`jax_dcn.viz` draws where layers sample.
 """
 
 from importlib import import_module
@@ -17,20 +18,26 @@ from jax_dcn._operators.deform_conv import (
     deform_conv2d_mask_grad,
     deform_conv2d_offset_grad,
     deform_conv2d_weight_grad,
+    kernel_plan,
 )
-from jax_dcn._operators.psroi_pool import deform_psroi_pool, psroi_pool
+from jax_dcn._operators.plan import KernelChoice, KernelPlan
+from jax_dcn._operators.psroi_pool import deform_psroi_pool, deform_psroi_pool_kernel_plan, psroi_pool
 from jax_dcn.optim import offset_labels
 from jax_dcn.statistics import offset_statistics, warn_of_offsets
 
 __all__ = [
+    "KernelChoice",
+    "KernelPlan",
     "deform_conv2d",
     "deform_conv2d_input_grad",
     "deform_conv2d_mask_grad",
     "deform_conv2d_offset_grad",
     "deform_conv2d_weight_grad",
     "deform_psroi_pool",
+    "deform_psroi_pool_kernel_plan",
     "export",
     "interop",
+    "kernel_plan",
     "linen",
     "nnx",
     "offset_labels",
@@ -49,7 +56,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        # Flax takes longer to import than jax: only who uses the layers pays for it.
+        # Flax takes longer to import than jax, so it is imported when a module that needs it is first used.
         if name in ("interop", "linen", "nnx", "quantize", "viz"):
             return import_module(f"{__name__}.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,6 +4,7 @@ from importlib.metadata import version
 
 import jax
 
+from jax_dcn._operators.plan import platform_of
 from jax_dcn._primitive import extension
 
 
@@ -18,11 +19,12 @@ def main() -> None:
             api = ".".join(map(str, module.ffi_api_version))
             print(f"{platform} kernels: built by {module.compiler}, XLA FFI API {api}")
     device = jax.devices()[0]
-    print(f"default device: {device.device_kind} ({device.platform}), which will run {_running_on(device.platform)}")
+    print(
+        f"default device: {device.device_kind} ({device.platform}), which will run {_running_on(platform_of(device))}"
+    )
 
 
 def _running_on(platform: str) -> str:
-    platform = "cuda" if platform == "gpu" and "cuda" in jax.devices()[0].client.platform_version.lower() else platform
     if platform in extension.modules:
         return f"the {platform} kernels"
     if platform in extension.PLATFORMS:

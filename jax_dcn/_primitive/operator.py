@@ -60,6 +60,15 @@ class Axes(NamedTuple):
     sizes: dict[str, int]
 
 
+def why_reference(platform: str, backend: Backend) -> str:
+    """Why the reference computes what the kernels of a platform could, as a sentence; empty where the kernels do."""
+    if PRIMITIVES.missing:
+        return f"jax {jax.__version__} has no {', '.join(PRIMITIVES.missing)}"
+    if backend is not None:
+        return f"backend={backend!r} was passed"
+    return "" if platform in extension.PLATFORMS else f"jax_dcn has no kernels for {platform}"
+
+
 @dataclass(eq=False)
 class Operator(Generic[Spec]):
     """An operator, called with its operands by name. An operand that it can do without may be absent or None.
@@ -221,7 +230,7 @@ class Operator(Generic[Spec]):
         backend: Backend,
     ) -> Any:
         has_kernel = not chain or (len(chain) == 1 and chain[0].mode == "vjp")
-        kernels = platform if backend is None and has_kernel else None
+        kernels = platform if platform and has_kernel and not why_reference(platform, backend) else None
         if kernels is not None:
             extension.require(kernels)
         call = self._function(kernels, present, chain, spec)

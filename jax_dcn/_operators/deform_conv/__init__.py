@@ -7,6 +7,7 @@ from jax_dcn._operators.deform_conv.functions import (
     deform_conv2d_offset_grad,
     deform_conv2d_weight_grad,
 )
+from jax_dcn._operators.deform_conv.plan import kernel_plan
 
 __all__ = [
     "deform_conv2d",
@@ -14,4 +15,5 @@ __all__ = [
     "deform_conv2d_mask_grad",
     "deform_conv2d_offset_grad",
     "deform_conv2d_weight_grad",
+    "kernel_plan",
 ]

@@ -14,7 +14,7 @@ from jax_dcn._types import Padding, Pair
 
 
 class Options(TypedDict, total=False):
-    """The keywords of `deform_conv2d`, which its gradients take too."""
+    """The keywords of `deform_conv2d`, of its gradients and of `kernel_plan`."""
 
     strides: Pair
     padding: Padding
@@ -46,69 +46,71 @@ def deform_conv2d(
 ) -> jax.Array:
     """Deformable convolution, without a mask (v1) or with one (v2).
 
-    Tap k = (i, j) of the kernel, for output (ho, wo) and offset group g, reads x at::
+    Tap k = (i, j) of the kernel, for output (ho, wo) and offset group g, samples x at::
 
         y = ho · strides[0] - top  + i · kernel_dilation[0] + offset[ho, wo, (g·K + k)·2]
         x = wo · strides[1] - left + j · kernel_dilation[1] + offset[ho, wo, (g·K + k)·2 + 1]
 
-    bilinearly, with zeros outside the image, and multiplies by mask[ho, wo, g·K + k]; a grouped convolution of what
-    was read follows. K = kh·kw, taps are counted row by row, offsets are in input pixels. The number of offset groups
-    G is read off the offset's channels; input channel c belongs to offset group c // (Cin/G) and to feature group
-    c // (Cin/groups), and neither number need divide the other.
+    with bilinear interpolation and zeros outside the image, and multiplies the sample by mask[ho, wo, g·K + k]. A
+    grouped convolution of the samples follows. K = kh·kw; taps are counted row by row; offsets are in pixels of x. The
+    number of offset groups G follows from the number of channels of offset. Input channel c belongs to offset group
+    c // (Cin/G) and to feature group c // (Cin/groups). Neither number needs to divide the other.
 
-    All derivatives exist, of every order, in forward and reverse mode. Where a position is an integer, the derivative
-    in the offset is the right-hand one; at and beyond -1 and the image's height (width) it is zero. An infinite offset
-    reads zero; a not-a-number offset makes its sample and its own gradients not-a-number, and adds nothing to the
-    gradient of x.
+    Derivatives exist to any order, in forward and reverse mode. Where a position is an integer, the derivative in the
+    offset is the right-hand one. At and beyond -1 and the image's height (or width) it is zero. A sample with an
+    infinite offset is zero. A NaN offset makes its sample and its own gradients NaN, and adds nothing to the gradient
+    of x.
 
-    Over several devices, `jit` splits it as its operands are split: by batch dimensions, by rows and columns of offset
-    and mask, by features of weight and bias, and with groups by channels of x. What is split otherwise is gathered.
+    Over several devices, `jit` shards the convolution as its operands are sharded: by batch dimensions, by rows and
+    columns of offset and mask, by features of weight and bias, and by channels of x if there are groups. Operands that
+    are sharded otherwise are gathered.
 
-    Memory: on CUDA no samples are held of 16-bit data, or of float32 where the precision lets products be tf32, as
-    jax's default does. Forward, this asks for channels of each group and each offset group in multiples of 16 bytes,
-    and for an even number of output channels in a group; a copy of the weight is held. Gradients ask besides for a
-    result of x's type, output channels of a group in multiples of 16 bytes, and at least 32 channels in each group and
-    each offset group, of which one number divides the other. They hold, for x, lists of what touches its pixels, with
-    copies of operands, for as many images as fit 128 MiB, and not for images whose own lists take more; for the weight,
-    parts of it of 32 MiB in all, or of its own size in float32, and not for one of float32.
-    Else, on CPU and CUDA, the samples are taken and multiplied in runs of output rows or of images. What a run holds
-    (samples, their cotangents, and for the gradient of x its sums and on CUDA the samples' order, all in float32 or
-    wider) takes at most 16 MiB on CPU and 128 MiB on CUDA, and half of that in the forward, which has samples alone; or
-    half of that, or one output row, besides one image's gradient, where that is more. A last run of another length has
-    memory of its own, and a grouped convolution rearranges the samples: each takes as much again.
-    None of this grows with the batch. What does is a conversion of whole arrays: to channels last from "NCHW", of
-    16-bit offsets and masks to float32, of everything to float64 where anything is. Forward mode and second derivatives
-    run the reference, which holds the samples of the whole batch.
+    On CUDA, fused kernels sample and multiply on tensor cores, without storing the samples, where this holds:
+
+    ===========================  ============================================  =========================================
+    condition on                 forward                                       gradients, in addition
+    ===========================  ============================================  =========================================
+    type of x and weight         16 bits, or float32 if precision allows tf32  for weight: 16 bits
+    type of the result           that of x, or float32                         that of x
+    channels per (offset) group  a multiple of 16 bytes                        at least 32; one number divides the other
+    output channels per group    an even number                                a multiple of 16 bytes
+    size of an image                                                           for x: scatter lists of up to 128 MiB
+    ===========================  ============================================  =========================================
+
+    The default precision allows tf32. All other calls, and all calls on CPU, sample and multiply in chunks.
+    `jax_dcn.kernel_plan` says which path a call takes, and why. The workspace of the forward and of the first gradients
+    does not grow with the batch; docs/memory.md says how large it is, and what does grow.
 
     Args:
       x: [..., H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
       offset: [..., Ho, Wo, G·K·2], dy before dx, in input pixels. Positions are computed in float32 or wider.
       weight: [kh, kw, Cin/groups, Cout]. x and weight are promoted to their common type.
       bias: [Cout], or None.
-      mask: [..., Ho, Wo, G·K], used as it is, or None.
+      mask: [..., Ho, Wo, G·K], used without a sigmoid or clipping, or None for ones.
       strides, kernel_dilation: an int, or one each for rows and columns.
       padding: "SAME", "SAME_LOWER", "VALID", an int, a pair of ints, ((top, bottom), (left, right)), or "CIRCULAR":
         the image is a torus, and positions wrap around.
-      feature_group_count: groups of the convolution.
+      feature_group_count: the number of groups of the convolution.
       data_format: "NHWC", or "NCHW" for x [..., Cin, H, W], offset [..., G·K·2, Ho, Wo], mask [..., G·K, Ho, Wo],
         weight [Cout, Cin/groups, kh, kw] and a result [..., Cout, Ho, Wo], the layout of torchvision and ONNX.
-      precision: of the matrix products, as in `jax.lax.dot_general`.
-      preferred_element_type: the result's type; the common type of x and weight by default. Sums are always taken in
-        float32 or wider and rounded once. Samples of 16-bit data, times their masks, are rounded to 16 bits before the
-        product, as matrix units take them, and must lie in their range. So are, where the gradient of x holds no
-        samples, the sums of the cotangents that touch a pixel by one tap.
-      deterministic: whether the result must repeat to the last bit. The kernels' always does, so on CPU and CUDA both
-        values mean the same.
-      backend: None for the kernels of the platform the computation runs on, "reference" for the `jax.numpy` form.
+      precision: the precision of the matrix products, as in `jax.lax.dot_general`.
+      preferred_element_type: the result's type; the common type of x and weight by default. Sums are always accumulated
+        in float32 or wider and rounded once. Samples of 16-bit data, times their masks, are rounded to 16 bits before
+        the product, as tensor cores need them, and must be in the range of this type. The fused gradient of x also
+        rounds the sum of the cotangents that each tap contributes to a pixel.
+      deterministic: whether the result must be the same to the last bit on every run. The kernels' results always are,
+        so both values mean the same on CPU and CUDA.
+      backend: None for the kernels of the platform that the computation runs on, "reference" for the `jax.numpy` form.
 
-    From torchvision: stride and dilation are strides and kernel_dilation; padding is 0 by default there; groups are
-    read off the weight there, and given as feature_group_count here; at a position of -1 its derivatives differ.
+    Coming from torchvision: stride and dilation are called strides and kernel_dilation here. There padding is 0 by
+    default, and the number of groups follows from the weight; here it is feature_group_count. The derivatives differ at
+    a position of exactly -1.
 
     Returns:
       [..., Ho, Wo, Cout].
 
     Raises:
-      TypeError: an argument is of a wrong type, or an array of one that is not supported.
+      TypeError: an argument has a wrong type, or an array has a dtype that is not supported.
       ValueError: a shape or value does not fit.
 
     References:
@@ -153,14 +155,14 @@ def deform_conv2d_input_grad(
     """The gradient of a deformable convolution in its input, and nothing else.
 
     Args:
-      cotangent: of the result, and shaped like it.
-      x, offset, weight, mask, options: those of `deform_conv2d`. Of x only shape and type matter.
+      cotangent: the cotangent of the result, with the result's shape.
+      x, offset, weight, mask, options: those of `deform_conv2d`. Only the shape and type of x matter.
 
     Returns:
-      The gradient, of x's shape and type.
+      The gradient, with x's shape and type.
 
     Raises:
-      TypeError, ValueError: as `deform_conv2d`; also where the cotangent does not fit the result.
+      TypeError, ValueError: as `deform_conv2d`; also if the cotangent does not have the result's shape.
 
     Example:
       >>> import jax.numpy as jnp, jax_dcn
@@ -184,7 +186,7 @@ def deform_conv2d_offset_grad(
 ) -> jax.Array:
     """The gradient of a deformable convolution in its offset, and nothing else.
 
-    Arguments, errors and result as those of `deform_conv2d_input_grad`; the gradient has the offset's shape and type.
+    Arguments, errors and result are those of `deform_conv2d_input_grad`; the gradient has offset's shape and type.
 
     Example:
       >>> import jax.numpy as jnp, jax_dcn
@@ -206,7 +208,7 @@ def deform_conv2d_mask_grad(
 ) -> jax.Array:
     """The gradient of a deformable convolution in its mask, and nothing else.
 
-    Arguments, errors and result as those of `deform_conv2d_input_grad`; the gradient has the mask's shape and type.
+    Arguments, errors and result are those of `deform_conv2d_input_grad`; the gradient has mask's shape and type.
 
     Example:
       >>> import jax.numpy as jnp, jax_dcn
@@ -228,8 +230,8 @@ def deform_conv2d_weight_grad(
 ) -> jax.Array:
     """The gradient of a deformable convolution in its weight, and nothing else.
 
-    Arguments, errors and result as those of `deform_conv2d_input_grad`; the gradient has the weight's shape and type.
-    Of the weight only shape and type matter.
+    Arguments, errors and result are those of `deform_conv2d_input_grad`; the gradient has weight's shape and type.
+    Only the shape and type of weight matter.
 
     Example:
       >>> import jax.numpy as jnp, jax_dcn
@@ -251,9 +253,8 @@ def _gradient(
     mask: ArrayLike | None,
     options: Options,
 ) -> jax.Array:
-    if unknown := options.keys() - Options.__annotations__.keys():
-        function = f"deform_conv2d_{'input' if name == 'x' else name}_grad"
-        raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
+    function = f"deform_conv2d_{'input' if name == 'x' else name}_grad"
+    _validation.keywords(function, options, Options.__annotations__)
     problem = canonicalize(x, offset, weight, None, mask, **options)
     first = options.get("data_format") == "NCHW"
     cotangent = _validation.array("cotangent", cotangent)

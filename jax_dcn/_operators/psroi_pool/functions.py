@@ -1,6 +1,6 @@
 """The public functions."""
 
-from typing import Literal
+from typing import Literal, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,19 @@ from jax.typing import ArrayLike
 from jax_dcn._operators.psroi_pool.arguments import canonicalize
 from jax_dcn._operators.psroi_pool.primitive import deform_psroi_pool as pool
 from jax_dcn._types import Pair
+
+
+class Options(TypedDict, total=False):
+    """The optional keywords of `deform_psroi_pool`."""
+
+    spatial_scale: float
+    group_size: Pair
+    part_size: Pair | None
+    sample_per_part: Pair
+    trans_std: float
+    data_format: Literal["NHWC", "NCHW"]
+    deterministic: bool | None
+    backend: Literal["reference"] | None
 
 
 def deform_psroi_pool(
@@ -26,57 +39,58 @@ def deform_psroi_pool(
     deterministic: bool | None = None,
     backend: Literal["reference"] | None = None,
 ) -> jax.Array:
-    """Deformable position-sensitive RoI pooling, or without an offset plain position-sensitive RoI pooling.
+    """Deformable position-sensitive RoI pooling; plain position-sensitive RoI pooling without an offset.
 
-    A region of interest is cut into output_size bins. Bin (ph, pw) of feature d averages channel
-    (d·group_size + gh)·group_size + gw of x over a grid of sample_per_part² points, where gh = ⌊ph·group_size /
-    output_size⌋ and gw likewise; the points of a bin move by the offset of its part (⌊ph·part_size / output_size⌋, and
-    likewise), as a fraction trans_std of the region's size. In x's pixels, along each axis::
+    A region of interest is divided into output_size bins. Bin (ph, pw) of feature d is the mean of channel
+    (d·group_size + gh)·group_size + gw of x over sample_per_part² sampling points, where gh = ⌊ph·group_size /
+    output_size⌋, and gw likewise. The offset of part ⌊ph·part_size / output_size⌋ (and likewise for pw) shifts all
+    points of the bin, by a fraction trans_std of the region's size. In pixels of x, along each axis::
 
         start = round(x1) · spatial_scale - 0.5
         size  = max((round(x2) + 1) · spatial_scale - 0.5 - start, 0.1),  bin = size / output_size
         point i of bin p lies at start + p · bin + offset · trans_std · size + i · bin / sample_per_part
 
-    where halves are rounded away from zero. A point outside [-0.5, W - 0.5] is left out; the others are clamped to
-    [0, W - 1] and read bilinearly, and the bin is their mean, zero where there are none.
+    where halves are rounded away from zero. Points outside [-0.5, W - 0.5] do not count. The others are clamped to
+    [0, W - 1] and interpolated bilinearly. A bin without points that count is zero.
 
-    All derivatives in x and offset exist, of every order, in forward and reverse mode; in rois they are zero. Where a
-    point's clamped coordinate is an integer, its derivative along that axis is zero.
+    Derivatives in x and offset exist to any order, in forward and reverse mode; derivatives in rois are zero. Where a
+    clamped coordinate of a point is an integer, the derivative of this point along this axis is zero.
 
-    A region whose image index lies outside [0, N), as padding has -1, gives zeros; one with a coordinate that is not
-    finite gives not-a-number; neither has gradients nor reads x. An offset that is not a number makes its bins so; an
-    infinite one moves them out of the image.
+    A region whose image index is outside [0, N), such as the usual padding index -1, gives zeros. A region with a
+    coordinate that is not finite gives NaN. Neither has gradients, and neither reads x. A NaN offset makes its bins
+    NaN; an infinite offset moves them out of the image.
 
-    Over several devices, `jit` splits it as its operands are split: by batch dimensions in front of the images, by
-    regions, and by features. A region may lie in any of N images, so these are gathered where N is split: where each
-    device is to have its own, let every image be a batch.
+    Over several devices, `jit` shards the pooling as its operands are sharded: by batch dimensions in front of the
+    images, by regions, and by features. A region may lie in any of the N images, so images that are sharded along N are
+    gathered. To keep each image on its own device, make every image a batch of its own.
 
-    docs/deform_psroi_pool.md, beside the sources, takes all of this step by step, compares it with RoI pooling and
-    RoIAlign, and says how to bring boxes and MXNet's arguments here.
+    docs/deform_psroi_pool.md explains all of this step by step, compares it with RoI pooling and RoIAlign, and shows
+    how to convert boxes and MXNet's arguments. `deform_psroi_pool_kernel_plan` says which kernels run, and what
+    workspace they need.
 
     Args:
-      x: [..., N, H, W, D·group_size²]; float16, bfloat16, float32 or float64. Batch dimensions may stand in front of
-        all arrays.
-      rois: [..., R, 5]: image index, x1, y1, x2, y2 in pixels of the input image, the last one included; float32,
+      x: [..., N, H, W, D·group_size²]; float16, bfloat16, float32 or float64. All arrays may have leading batch
+        dimensions.
+      rois: [..., R, 5]: image index, x1, y1, x2, y2 in pixels of the input image, including the last one; float32,
         float64 or integers. 16-bit types are refused: they cannot tell the pixels of a large image apart.
       offset: [..., R, part_size, part_size, 2·classes], dx before dy, of any type that x may have; feature d belongs to
-        class d // (D/classes). None is the same as zeros.
+        class d // (D/classes). None means zeros.
       output_size, group_size, part_size, sample_per_part: an int, or one each for rows and columns. part_size is
         output_size by default.
-      spatial_scale: of x to the input image: 1/16 for features of stride 16.
-      trans_std: what fraction of the region's size an offset of 1 is. Like spatial_scale it is a number, not a traced
-        array.
+      spatial_scale: the size of x relative to the input image: 1/16 for features of stride 16.
+      trans_std: the fraction of the region's size that an offset of 1 means. Like spatial_scale it is a number, not a
+        traced array.
       data_format: "NHWC", or "NCHW" for x [..., N, C, H, W], offset [..., R, 2·classes, part_size, part_size] and a
         result [..., R, D, output_size, output_size], the layout of MXNet.
-      deterministic: whether the result must repeat to the last bit. The kernels' always does, so on CPU and CUDA both
-        values mean the same.
-      backend: None for the kernels of the platform the computation runs on, "reference" for the `jax.numpy` form.
+      deterministic: whether the result must be the same to the last bit on every run. The kernels' results always are,
+        so both values mean the same on CPU and CUDA.
+      backend: None for the kernels of the platform that the computation runs on, "reference" for the `jax.numpy` form.
 
     Returns:
       [..., R, output_size, output_size, D], of x's type.
 
     Raises:
-      TypeError: an argument is of a wrong type, or an array of one that is not supported.
+      TypeError: an argument has a wrong type, or an array has a dtype that is not supported.
       ValueError: a shape or value does not fit.
 
     References:

@@ -1,0 +1,129 @@
+"""What a kernel plan is: for each computation of an operator, the path that it takes, and why."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jax_dcn import _validation
+from jax_dcn._primitive import extension
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """How one computation, the forward or a gradient, is done.
+
+    Attributes:
+      computation: "forward", or the name of the operand whose gradient it is.
+      path: which code runs; `KernelPlan` lists the paths.
+      reason: why no faster path runs, as a sentence; empty where there is none.
+      workspace_bytes: the memory it needs besides operands and result.
+    """
+
+    computation: str
+    path: str
+    reason: str
+    workspace_bytes: int
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """Which kernels an operator runs: `print` shows a table.
+
+    Iterating over a plan gives its `KernelChoice`s, `plan["forward"]` that of the forward, and `plan["x"]` that of the
+    gradient of x.
+
+    Attributes:
+      operator: the operator's name.
+      platform: the platform that the plan is for, such as "cpu" or "cuda".
+      choices: a `KernelChoice` for the forward and for the gradient of each operand that is present.
+
+    The paths:
+      - "fused": one kernel samples and multiplies, on tensor cores (deformable convolution, on CUDA)
+      - "plain": kernels sample columns and XLA multiplies them, chunk by chunk (deformable convolution)
+      - "kernel": one kernel does the whole computation (pooling)
+      - "xla": operations of XLA that need no kernel, such as the sum that is the gradient of the bias
+      - "reference": the operator in `jax.numpy`
+    """
+
+    operator: str
+    platform: str
+    choices: tuple[KernelChoice, ...]
+
+    def __iter__(self) -> Iterator[KernelChoice]:
+        return iter(self.choices)
+
+    def __getitem__(self, computation: str) -> KernelChoice:
+        found = {choice.computation: choice for choice in self.choices}
+        if computation not in found:
+            raise KeyError(f"a computation must be one of {', '.join(map(repr, found))}, got {computation!r}")
+        return found[computation]
+
+    def __str__(self) -> str:
+        rows = [("computation", "path", "workspace", "why no faster path")]
+        for choice in self.choices:
+            computation = choice.computation if choice.computation == "forward" else f"gradient of {choice.computation}"
+            size = f"{'at least ' if choice.path == 'reference' else ''}{_shown(choice.workspace_bytes)}"
+            rows.append((computation, choice.path, size, choice.reason))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([f"{self.operator} on {self.platform}", *lines])
+
+
+def _shown(count: int) -> str:
+    if count < 2**10:
+        return f"{count} B"
+    unit, size = ("MiB", 2**20) if count >= 2**20 else ("KiB", 2**10)
+    return f"{count / size:.1f} {unit}"
+
+
+def platform_of(device: jax.Device) -> str:
+    """The platform that a computation on this device is lowered for."""
+    is_cuda = device.platform == "gpu" and "cuda" in device.client.platform_version.lower()
+    return "cuda" if is_cuda else device.platform
+
+
+def resolve_platform(platform: str | None) -> str:
+    """`platform`, or that of the default device. Raises if there is such a device here, but no kernels were built."""
+    if platform is None:
+        default = jax.config.jax_default_device  # type: ignore[attr-defined]
+        return resolve_platform(platform_of(default if isinstance(default, jax.Device) else jax.devices(default)[0]))
+    if not isinstance(platform, str):
+        raise TypeError(f"platform must be None or a string such as 'cpu' or 'cuda', got {platform!r}")
+    platform = "cuda" if platform == "gpu" else platform
+    if platform in extension.PLATFORMS:
+        extension.require(platform)
+    return platform
+
+
+def canonical_structs(
+    canonicalize: Callable[..., Any], arrays: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[dict[str, jax.ShapeDtypeStruct | None], Any]:
+    """The shapes and types of the operands, and the spec, that `canonicalize(**arrays, **options)` would give."""
+    structs = {name: _struct(name, array) for name, array in arrays.items()}
+    specs = []
+
+    def operands(**tracers: Any) -> Any:
+        problem = canonicalize(**tracers, **options)
+        specs.append(problem.spec)
+        return problem.operands
+
+    return jax.eval_shape(operands, **structs), specs[0]
+
+
+def _struct(name: str, value: Any) -> jax.ShapeDtypeStruct | None:
+    if value is None:
+        return None
+    if not isinstance(value, jax.ShapeDtypeStruct):
+        value = _validation.as_array(name, value)
+    return jax.ShapeDtypeStruct(value.shape, value.dtype)
+
+
+def flat(struct: jax.ShapeDtypeStruct | None, dimensions: int) -> jax.ShapeDtypeStruct | None:
+    """Merges all but the last `dimensions` dimensions of `struct`. None stays None."""
+    if struct is None:
+        return None
+    leading, rest = struct.shape[:-dimensions], struct.shape[-dimensions:]
+    return jax.ShapeDtypeStruct((math.prod(leading), *rest), struct.dtype)

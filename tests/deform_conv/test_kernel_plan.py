@@ -1,0 +1,286 @@
+"""`kernel_plan` describes the custom calls of the program that is lowered, and the sizes of their workspace."""
+
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import export
+
+import jax_dcn
+from jax_dcn._operators.deform_conv import fused
+from jax_dcn._operators.deform_conv.arguments import without_fused_path
+from tests.helpers.deform_conv.cases import Operands, convolve
+
+pytestmark = pytest.mark.platforms("cpu")
+struct = jax.ShapeDtypeStruct
+CALLS = {  # by computation and path
+    ("forward", "fused"): {"dcn_fused_forward"},
+    ("x", "fused"): {"dcn_fused_input_cotangent"},
+    ("offset", "fused"): {"dcn_fused_offset_cotangent"},
+    ("mask", "fused"): {"dcn_fused_offset_cotangent"},
+    ("weight", "fused"): {"dcn_fused_weight_cotangent"},
+    ("forward", "plain"): {"dcn_sample"},
+    ("x", "plain"): {"dcn_input_cotangent"},
+    ("offset", "plain"): {"dcn_offset_cotangent"},
+    ("mask", "plain"): {"dcn_offset_cotangent"},
+    ("weight", "plain"): {"dcn_sample"},
+}
+
+
+def shapes(
+    dtype="bfloat16",
+    *,
+    image=(4, 5),
+    channels=32,
+    features=8,
+    groups=1,
+    offset_groups=1,
+    batch=(2,),
+    kernel=(3, 3),
+    bias=True,
+    mask=True,
+):
+    """The operands of a "SAME" convolution."""
+    samples = (*batch, *image, offset_groups * math.prod(kernel))
+    wide = jnp.promote_types(dtype, jnp.float32)
+    return Operands(
+        x=struct((*batch, *image, channels), dtype),
+        offset=struct((*samples[:-1], 2 * samples[-1]), wide),
+        weight=struct((*kernel, channels // groups, features), dtype),
+        bias=struct((features,), wide) if bias else None,
+        mask=struct(samples, wide) if mask else None,
+    )
+
+
+def compute(computation, cotangent, operands, **options):
+    """The forward, or one gradient."""
+    x, offset, weight, bias, mask = operands
+    if computation == "forward":
+        return convolve(operands, **options)
+    if computation == "bias":
+        return jax.vjp(lambda bias: convolve(operands._replace(bias=bias), **options), bias)[1](cotangent)
+    function = getattr(jax_dcn, f"deform_conv2d_{'input' if computation == 'x' else computation}_grad")
+    return function(cotangent, x, offset, weight, mask, **options)
+
+
+def lowered(computation, operands, platform, **options):
+    cotangent = jax.eval_shape(functools.partial(convolve, **options), operands)
+    function = jax.jit(functools.partial(compute, computation, **options))
+    return function.trace(cotangent, operands).lower(lowering_platforms=(platform,)).as_text()
+
+
+CALL = re.compile(r"custom_call @(dcn_\w+)\(.* : \((.*?)\) -> (.*)")
+TYPE = re.compile(r"tensor<((?:\d+x)*)(\w+)>")
+BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i32": 4}
+
+
+def tensor_bytes(types):
+    """The size of each tensor in a list of MLIR types."""
+    return [math.prod(map(int, dims.split("x")[:-1])) * BYTES[dtype] for dims, dtype in TYPE.findall(types)]
+
+
+def workspace_bytes(computation, name, operands, results, is_in_loop):
+    """What a custom call needs besides its operands and results, from the sizes of its buffers."""
+    if name in ("dcn_sample", "dcn_fused_weight_cotangent"):
+        return results[0]  # columns; partial sums
+    if name == "dcn_offset_cotangent":
+        return operands[3]  # the columns' cotangent
+    if name == "dcn_input_cotangent":
+        return operands[2] + operands[3] + results[1]  # the columns' cotangent, sums, and the samples' order
+    if name != "dcn_fused_input_cotangent":
+        return operands[3]  # the weight
+    offset, _, weight, *others = operands
+    return weight + sum(results[1:]) + is_in_loop * (offset + sum(others) + results[0])
+
+
+def check(operands, platform, **options):
+    """The plan of all computations, once they have been lowered and compared with it."""
+    plan = jax_dcn.kernel_plan(*operands, platform=platform, **options)
+    present = [name for name in ("x", "offset", "mask", "weight", "bias") if getattr(operands, name) is not None]
+    assert [choice.computation for choice in plan] == ["forward", *present]
+    for choice in plan:
+        text = lowered(choice.computation, operands, platform, **options)
+        calls = [
+            (name, tensor_bytes(operands), tensor_bytes(results)) for name, operands, results in CALL.findall(text)
+        ]
+        names, expected = {name for name, *_ in calls}, CALLS.get((choice.computation, choice.path), set())
+        assert names == expected or (names == set() and 0 in operands.x.shape), choice
+        assert bool(choice.reason) == (choice.path != "fused"), choice
+        if calls:
+            is_in_loop = "stablehlo.while" in text
+            expected = max(workspace_bytes(choice.computation, *call, is_in_loop) for call in calls)
+            assert choice.workspace_bytes == expected, choice
+    return plan
+
+
+VARIANTS = {
+    "fused": {},
+    "narrow": {"channels": 24},
+    "vectors": {"channels": 12},
+    "groups": {"channels": 64, "features": 16, "groups": 2},
+    "ragged_groups": {"channels": 192, "features": 48, "groups": 2, "offset_groups": 3},
+    "offset_groups": {"channels": 64, "offset_groups": 2},
+    "narrow_offset_groups": {"channels": 64, "offset_groups": 4},
+    "odd_features": {"features": 7},
+    "few_features": {"features": 6},
+    "many_features": {"features": 264},
+    "unbatched": {"batch": ()},
+    "two_batch_dimensions": {"batch": (2, 3)},
+    "no_images": {"batch": (0,)},
+    "no_bias_and_mask": {"bias": False, "mask": False},
+    "many_pixels": {"image": (40, 41), "batch": (3,)},
+    "one_tap": {"kernel": (1, 1)},
+}
+
+
+DTYPES = [("float16", "highest"), ("float32", "highest"), ("float32", "TF32_TF32_F32"), ("float64", None)]
+SHORT = ["fused", "groups", "no_bias_and_mask"]
+
+
+@pytest.mark.parametrize(
+    "target, dtype, precision, variant",
+    [
+        *(("cuda", dtype, "default", variant) for dtype in ("bfloat16", "float32") for variant in VARIANTS),
+        *(("cuda", *dtype, variant) for dtype in DTYPES for variant in SHORT),
+        *(("cpu", dtype, None, variant) for dtype in ("bfloat16", "float32") for variant in (*SHORT, "many_pixels")),
+        ("tpu", "bfloat16", None, "fused"),
+    ],
+)
+def test_the_plan_is_what_is_lowered(target, dtype, precision, variant):
+    with jax.enable_x64(dtype == "float64"):
+        options = {"precision": precision, "feature_group_count": VARIANTS[variant].get("groups", 1)}
+        check(shapes(dtype, **VARIANTS[variant]), target, **options)
+
+
+def paths(plan):
+    return {choice.computation: choice.path for choice in plan}
+
+
+def test_options_count():
+    wide = check(shapes(), "cuda", preferred_element_type=jnp.float32)
+    assert paths(wide) == {
+        "forward": "fused",
+        "x": "plain",
+        "offset": "plain",
+        "mask": "plain",
+        "weight": "plain",
+        "bias": "xla",
+    }
+    assert wide["x"].reason == "the result is float32 for bfloat16 data; the fused gradients need bfloat16"
+    assert {choice.path for choice in check(shapes(), "cuda", backend="reference")} == {"reference", "xla"}
+
+
+def test_first_channels():
+    x, offset, weight, _, _ = shapes()
+    nchw = [struct((2, 32, 4, 5), x.dtype), struct((2, 18, 4, 5), offset.dtype), struct((8, 32, 3, 3), weight.dtype)]
+    plan = jax_dcn.kernel_plan(*nchw, data_format="NCHW", platform="cuda")
+    assert plan == jax_dcn.kernel_plan(x, offset, weight, platform="cuda")
+
+
+@pytest.mark.parametrize("held", [0, 1, 3])
+def test_images_in_chunks(held, monkeypatch):
+    """One by one, three and the rest; or by the plain path, if even the lists of one image are too long."""
+    operands = shapes(batch=(5,))
+    d_y = struct((5, 4, 5, 8), jnp.bfloat16)
+    size = fused.image_bytes(operands.x, operands.offset, operands.mask, d_y)
+    monkeypatch.setattr(fused, "LIST_BYTES", held * size)
+    plan = check(operands, "cuda")
+    assert plan["x"].path == ("fused" if held else "plain")
+    assert held or plan["x"].reason.startswith("the scatter lists of one image take")
+
+
+def test_without_the_fused_path():
+    """The switch of tests and benchmarks is a static parameter: what was traced without it is not taken for this."""
+    operands = shapes()
+    with without_fused_path():
+        plan = check(operands, "cuda")
+    assert set(paths(plan).values()) == {"plain", "xla"}
+    assert plan["forward"].reason == "the fused path is switched off"
+    assert check(operands, "cuda")["forward"].path == "fused"
+
+
+REASONS = [
+    (
+        {"channels": 48, "offset_groups": 2},
+        "x has 24 channels in each of 2 offset groups; the fused gradients need at least 32",
+    ),
+    ({"channels": 24}, "x has 24 channels; the fused gradients need at least 32"),
+    ({"channels": 12}, "x has 12 channels; the fused kernels need a multiple of 8, which is 16 bytes of bfloat16"),
+    ({"features": 7}, "weight has 7 output channels; the fused kernels need an even number"),
+    (
+        {"features": 6},
+        "weight has 6 output channels; the fused gradients need a multiple of 8, which is 16 bytes of bfloat16",
+    ),
+    ({"dtype": "float32"}, "the data are float32; the fused gradient of weight needs a 16-bit type"),
+    (
+        {"image": (2**14, 2**14), "batch": (8,)},
+        f"x has {2**31} pixels in all images; the fused kernels allow {2**31 - 257}",
+    ),
+]
+
+
+@pytest.mark.parametrize("keywords, reason", REASONS)
+def test_reasons(keywords, reason):
+    plan = jax_dcn.kernel_plan(*shapes(**keywords), platform="cuda", precision="default")
+    assert plan["weight"].reason == reason
+
+
+def test_precision_is_a_reason():
+    plan = jax_dcn.kernel_plan(*shapes("float32"), platform="cuda", precision="highest")
+    assert plan["forward"].reason == "the data are float32, and precision HIGHEST does not allow tf32 products"
+
+
+def test_table():
+    plan = jax_dcn.kernel_plan(*shapes(bias=False, mask=False, channels=24), platform="cuda")
+    title, header, *rows = str(plan).splitlines()
+    assert title == "deform_conv2d on cuda"
+    assert header.split() == ["computation", "path", "workspace", "why", "no", "faster", "path"]
+    assert [row.split("  ")[0] for row in rows] == [
+        "forward",
+        "gradient of x",
+        "gradient of offset",
+        "gradient of weight",
+    ]
+
+
+def test_arrays_and_the_default_platform():
+    """Arrays count by shape and type; the platform is that of the default device."""
+    operands = shapes(bias=False)
+    arrays = [None if a is None else jnp.zeros(a.shape, a.dtype) for a in operands]
+    assert (
+        jax_dcn.kernel_plan(*arrays) == jax_dcn.kernel_plan(*operands) == jax_dcn.kernel_plan(*operands, platform="cpu")
+    )
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert jax_dcn.kernel_plan(*operands).platform == "cpu"
+    assert jax_dcn.kernel_plan(*operands, platform="gpu").platform == "cuda"
+
+
+WRONG = [
+    ({"x": [1.0]}, TypeError, "x must be an array"),
+    ({"x": struct((4, 5, 32), jnp.int32)}, TypeError, "x must be of type float16"),
+    ({"weight": struct((3, 3, 16, 8), jnp.float32)}, ValueError, "weight must have Cin/groups"),
+    ({"platform": 1}, TypeError, "platform must be None or a string"),
+    ({"stride": 1}, TypeError, r"kernel_plan\(\) got an unexpected keyword argument 'stride'"),
+]
+
+
+@pytest.mark.parametrize("wrong, error, message", WRONG)
+def test_errors(wrong, error, message):
+    with pytest.raises(error, match=message):
+        jax_dcn.kernel_plan(**shapes()._asdict() | wrong)
+
+
+def test_no_such_computation():
+    with pytest.raises(KeyError, match="must be one of 'forward', 'x'"):
+        _ = jax_dcn.kernel_plan(*shapes())["input"]
+
+
+def test_symbolic_batch():
+    (batch,) = export.symbolic_shape("batch")
+    plan = jax_dcn.kernel_plan(*shapes(batch=(batch,)), platform="cuda")
+    known = jax_dcn.kernel_plan(*shapes(batch=(1,)), platform="cuda")
+    assert paths(plan) == paths(known)
+    assert plan["offset"].workspace_bytes == known["offset"].workspace_bytes

@@ -1,0 +1,86 @@
+"""`deform_psroi_pool_kernel_plan` describes the custom calls of the program that is lowered."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jax_dcn
+
+pytestmark = pytest.mark.platforms("cpu")
+struct = jax.ShapeDtypeStruct
+OPTIONS = {"output_size": 3, "group_size": 2, "part_size": 2, "sample_per_part": (2, 3)}
+CALLS = {
+    ("forward", "kernel"): {"dcn_psroi_pool"},
+    ("x", "kernel"): {"dcn_psroi_pool_input_cotangent"},
+    ("offset", "kernel"): {"dcn_psroi_pool_offset_cotangent"},
+}
+
+
+def shapes(dtype="bfloat16", *, batch=(), offset=True):
+    return (
+        struct((*batch, 2, 6, 7, 4 * 3), dtype),
+        struct((*batch, 5, 5), jnp.float32),
+        struct((*batch, 5, 2, 2, 2), dtype) if offset else None,
+    )
+
+
+def lowered(computation, operands, platform, **options):
+    names = ["x", "rois", "offset"]
+    pool = functools.partial(jax_dcn.deform_psroi_pool, **OPTIONS | options)
+
+    def compute(cotangent, *operands):
+        if computation == "forward":
+            return pool(*operands)
+        k = names.index(computation)
+        return jax.vjp(lambda operand: pool(*operands[:k], operand, *operands[k + 1 :]), operands[k])[1](cotangent)
+
+    cotangent = jax.eval_shape(pool, *operands)
+    return jax.jit(compute).trace(cotangent, *operands).lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.mark.parametrize(
+    "target, dtype, keywords, options",
+    [
+        ("cuda", "bfloat16", {}, {}),
+        ("cuda", "float32", {}, {}),
+        ("cuda", "float64", {}, {}),
+        ("cuda", "bfloat16", {"offset": False}, {}),
+        ("cuda", "float16", {"batch": (2, 3)}, {}),
+        ("cpu", "bfloat16", {}, {}),
+        ("cpu", "float32", {}, {"backend": "reference"}),
+        ("tpu", "float32", {}, {}),
+    ],
+)
+def test_the_plan_is_what_is_lowered(target, dtype, keywords, options):
+    with jax.enable_x64(dtype == "float64"):
+        operands = shapes(dtype, **keywords)
+        plan = jax_dcn.deform_psroi_pool_kernel_plan(*operands, platform=target, **OPTIONS | options)
+        present = [name for name, a in zip(("x", "rois", "offset"), operands, strict=True) if a is not None]
+        assert [choice.computation for choice in plan] == ["forward", *present]
+        for choice in plan:
+            text = lowered(choice.computation, operands, target, **options)
+            names = set(re.findall(r"custom_call @(dcn_\w+)\(", text))
+            assert names == CALLS.get((choice.computation, choice.path), set()), choice
+    kernels = target != "tpu" and not options
+    assert plan["forward"].path == plan["x"].path == ("kernel" if kernels else "reference")
+    sums = operands[0].size * 4 if dtype in ("bfloat16", "float16") else 0  # of the gradient of x, in float32
+    assert not kernels or [choice.workspace_bytes for choice in plan] == [0, sums, 0, 0][: len(plan.choices)]
+
+
+def test_arrays_and_first_channels():
+    x, rois, offset = shapes("float32")
+    arrays = [jnp.zeros(a.shape, a.dtype) for a in (x, rois, offset)]
+    arrays[0], arrays[2] = (jnp.moveaxis(arrays[k], -1, -3) for k in (0, 2))
+    plan = jax_dcn.deform_psroi_pool_kernel_plan(*arrays, data_format="NCHW", **OPTIONS)
+    assert plan == jax_dcn.deform_psroi_pool_kernel_plan(x, rois, offset, platform="cpu", **OPTIONS)
+
+
+def test_errors():
+    x, rois, offset = shapes()
+    with pytest.raises(ValueError, match="offset must have shape"):
+        jax_dcn.deform_psroi_pool_kernel_plan(x, rois, offset, output_size=3)
+    with pytest.raises(TypeError, match=r"deform_psroi_pool_kernel_plan\(\) got an unexpected keyword argument 'size'"):
+        jax_dcn.deform_psroi_pool_kernel_plan(x, rois, output_size=3, size=2)
