@@ -23,6 +23,8 @@
 namespace dcn {
 namespace {
 
+static_assert(kTilePixels == FusedLimits::kTilePixels && kChunkBytes == FusedLimits::kVectorBytes);
+
 template <int kFeatures>
 using ForwardShape = TileShape<kTilePixels, kFeatures, kFeatures == 64 ? 32 : 64, 64>;
 

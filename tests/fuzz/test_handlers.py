@@ -44,7 +44,7 @@ MISTAKES = {
     "workspace": ("deform_conv.cc", r"checks\.Shape\(\"workspace.*?;", "deform_conv.cc"),
     "rows": ("conv_operands.h", r"checks\.FitsInt32\(\"the number of the output's rows.*?;", "deform_conv.cc"),
     "contributions": (
-        "deform_conv_fused.cc",
+        "fused_limits.h",
         r"checks\.FitsInt32\(\"the number of contributions.*?;",
         "deform_conv_fused.cc",
     ),
