@@ -20,9 +20,9 @@ namespace dcn {
 // A coordinate, as the two pixels around it and its distance from the first.
 template <typename A>
 struct AxisLocation {
-  int32_t pixel[2];  // negative where the image has no such pixel; both are for a coordinate outside
+  int32_t pixel[2];  // -1 where the image has no such pixel; {-2, -1} for a coordinate outside
   A fraction;        // from 0 to 1; NaN for a NaN coordinate
-  bool is_inside;
+  bool is_inside;    // pixel[0] != -2; a member, so that those who need no pixels need not compute them
 
   DCN_HOST_DEVICE bool is_nan() const { return fraction != fraction; }
   DCN_HOST_DEVICE A weight(int i) const { return i ? fraction : A(1) - fraction; }
@@ -32,7 +32,7 @@ template <typename A>
 DCN_HOST_DEVICE AxisLocation<A> LocateOnAxis(A position, int64_t size, bool circular) {
   const bool is_nan = position != position;
   if (circular) {
-    if (size == 0 || !(position - position == A(0))) return {{-1, -1}, is_nan ? position : A(0), false};
+    if (size == 0 || !(position - position == A(0))) return {{-2, -1}, is_nan ? position : A(0), false};
     A low = std::floor(position);
     const A fraction = position - low;
     if (low < A(0) || low >= A(size)) low = std::fmod(low, A(size));

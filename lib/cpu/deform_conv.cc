@@ -18,7 +18,6 @@ struct AxisLocations {
   static constexpr int kMaxSamples = 32;
   int32_t pixel[2][kMaxSamples];
   A fraction[kMaxSamples];
-  int32_t is_inside[kMaxSamples];
 
   DCN_INLINE void Locate(int count, A start, const A* distance, const A* offset, int64_t size, bool circular) {
     for (int i = 0; i < count; ++i) {
@@ -26,12 +25,11 @@ struct AxisLocations {
       pixel[0][i] = location.pixel[0];
       pixel[1][i] = location.pixel[1];
       fraction[i] = location.fraction;
-      is_inside[i] = location.is_inside;
     }
   }
 
   DCN_INLINE AxisLocation<A> operator[](int i) const {
-    return {{pixel[0][i], pixel[1][i]}, fraction[i], is_inside[i] != 0};
+    return {{pixel[0][i], pixel[1][i]}, fraction[i], pixel[0][i] != -2};
   }
 };
 
