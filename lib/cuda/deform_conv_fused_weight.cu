@@ -20,8 +20,8 @@
 namespace dcn {
 namespace {
 
-constexpr int kChannels = 128;                  // of a block tile
-constexpr int kSlicePixels = 16 * kSliceSteps;  // an mma takes 16 pixels
+constexpr int kChannels = FusedLimits::kWeightTile;  // of a block tile
+constexpr int kSlicePixels = 16 * kSliceSteps;       // an mma takes 16 pixels
 
 struct Call {
   ChannelSegments segments;
