@@ -40,7 +40,7 @@ struct ContributionEntries {
     for (int corner = 0; corner < 4; ++corner) {
       if (!corners.is_read(corner)) continue;
       const int64_t pixel =
-          PlaceInStrips(sizes.height, sizes.width, corners.y.pixel[corner / 2], corners.x.pixel[corner % 2]);
+          IndexInStrips(sizes.height, sizes.width, corners.y.pixel[corner / 2], corners.x.pixel[corner % 2]);
       f(Entry{first_row + pixel, 0, int32_t(p % outputs * 4 + corner)},
         [&] { return Contribution{int32_t(p), corners.weight(corner) * Mask<float>(positions, position)}; });
     }

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "deform_conv_fused.h"
 #include "dtype.h"
 #include "launch.h"
 
@@ -20,14 +21,14 @@ extern __shared__ uint4 dynamic_shared[];
 namespace dcn {
 
 // A chunk is what a thread loads, samples or copies at once, and also a row of one of the 8 × 8 matrices of ldmatrix.
-constexpr int kChunkBytes = 16;
+constexpr int kChunkBytes = FusedLimits::kVectorBytes;
 template <typename T>
 constexpr int kChunkSize = kChunkBytes / sizeof(T);
 
 constexpr int kStages = 2;
-constexpr int kSliceChunks = 8;                // chunks per row of a K slice: 128 bytes, which are all 32 banks
-constexpr int kSliceSteps = kSliceChunks / 2;  // mma steps per K slice: an mma takes 32 bytes of K
-constexpr int kTilePixels = 128;               // M of the block tiles whose rows are pixels
+constexpr int kSliceChunks = 8;                        // chunks per row of a K slice: 128 bytes, which are all 32 banks
+constexpr int kSliceSteps = kSliceChunks / 2;          // mma steps per K slice: an mma takes 32 bytes of K
+constexpr int kTilePixels = FusedLimits::kTilePixels;  // M of the block tiles whose rows are pixels
 
 // The most shared memory that a block can opt in to (CUDA C++ Programming Guide, "Technical Specifications per Compute
 // Capability"). An SM has kReservedSharedBytes more, and reserves as many for each resident block.
