@@ -7,7 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dcn
-from benchmarks.contenders import Contender, Problem, compiled, onnxruntime, products, pure_jax, torchvision
+from benchmarks.contenders import (
+    Contender,
+    Problem,
+    Unavailable,
+    compiled,
+    onnxruntime,
+    products,
+    pure_jax,
+    torchvision,
+)
+from jax_dcn._operators.deform_conv.arguments import without_fused_path
 
 NAME = "deform_conv2d"
 FLOOR, PRODUCTS = FLOORS = ("XLA convolution", "matrix products")
@@ -96,6 +106,12 @@ def reference(**arguments):
     return deformable(**arguments, backend="reference")
 
 
+def prepare_plain(problem, backward):
+    if jax.default_backend() == "cpu":
+        raise Unavailable("the CPU has no other path")
+    return compiled.prepare(without_fused_path()(deformable), VARIED, problem, backward)
+
+
 def ordinary(x, weight, *, stride, dilation, groups):
     return jax.lax.conv_general_dilated(
         x,
@@ -117,6 +133,7 @@ def undeformed(problem):
 
 CONTENDERS = {
     "jax_dcn": compiled.contender(deformable, VARIED),
+    "plain path": Contender(prepare_plain),
     FLOOR: compiled.contender(ordinary, ("x", "weight"), agrees_at=undeformed),
     PRODUCTS: Contender(products.prepare, agrees_at=undeformed),
     "pure JAX": compiled.contender(pure_jax.deform_conv2d, VARIED),
