@@ -117,8 +117,9 @@ MISTAKES = {
         ("deform_conv_fused_forward.cu", "if (chunk >= num_taps() * run_chunks()) return {false, 0, 0};", ""),
         ("memory", r"index \d+ out of bounds for type 'Corners"),
     ),
-    "entry that is counted in another row": (
-        ("counting_sort.h", "atomicAdd(&row_start[entry.row + 1], 1); }", "atomicAdd(&row_start[entry.row], 1); }"),
+    "contribution that is counted in another row": (  # only the fused kernels sort values of more than 4 bytes
+        ("counting_sort.h", "const auto&) { atomicAdd(&row_start[entry.row + 1], 1); }",
+         "const auto& value) { atomicAdd(&row_start[entry.row + (sizeof value() == 4)], 1); }"),
         ("memory", r"heap-buffer-overflow.*SumContributions"),
     ),
     "contributions summed into the stage that is multiplied": (
