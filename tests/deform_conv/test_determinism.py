@@ -11,9 +11,9 @@ import pytest
 from tests.helpers.deform_conv.cases import Case, cast, compiled_pull_back
 from tests.helpers.deform_conv.numpy_reference import Convolution
 
-# Many samples fall on few pixels, so that an order of summation left to the threads would show.
+# Many samples fall on few pixels, so the test would notice a summation order that depends on the threads.
 CROWDED = Case("crowded", (24, 24), 32, 8, (3, 3), 2, (4,), Convolution(padding="SAME"))
-# One image, whose channels two threads share, and with them an offset group.
+# One image: two threads share its channels, and also the channels of one offset group.
 ONE_IMAGE = Case("one_image", (24, 24), 40, 8, (3, 3), 2, (1,), Convolution(padding="SAME"))
 
 PROGRAM = """
@@ -25,7 +25,7 @@ with np.load(sys.argv[2]) as file:
 gradients = {
     name: getattr(jax_dcn, f"deform_conv2d_{name}_grad")(*arguments) for name in ("input", "offset", "mask")
 }
-# A 1x1 kernel of the identity leaves the samples as they are: no matrix product rounds them.
+# A 1x1 identity kernel returns the samples unchanged: no matrix product rounds them.
 identity = np.eye(arguments[1].shape[-1], dtype=np.float32)[None, None]
 _, x, offset, _, mask = arguments
 samples = jax_dcn.deform_conv2d(x, offset[..., :2], identity, mask=mask[..., :1])

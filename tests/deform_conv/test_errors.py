@@ -20,7 +20,7 @@ GOOD = {
 }
 ARRAYS = ("x", "offset", "weight", "bias", "mask")
 
-# what is wrong: the error, and what its message says, in this order
+# the wrong argument: the error, and the parts of its message in order
 WRONG = [
     ({"x": ones((2, 5, 6, 4), int)}, TypeError, ["x must", "float32", "int32"]),
     ({"x": ones((2, 5, 6, 4), bool)}, TypeError, ["x must", "bool"]),

@@ -38,7 +38,7 @@ def compiler():
             patch.syspath_prepend(pathlib.Path(sys.prefix) / "gpu-compiler")
             plugin = pytest.importorskip("jax_plugins.xla_cuda13", reason="no jax-cuda13-plugin to compile for GPUs")
             plugin.initialize()
-        # What jax does for plugins that are there when it starts: the partitioner's callbacks, among others.
+        # jax does this for plugins that are installed when it starts, for example registers the partitioner's callbacks.
         for callback in xla_bridge._plugin_callbacks:
             callback(c_api=xla_bridge._backend_factories["cuda"].c_api)
 

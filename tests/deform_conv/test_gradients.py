@@ -56,7 +56,7 @@ def test_forward_mode_agrees_with_reverse_mode(case, backend, x64):
 
 IMAGE = np.array([[1.0, 4.0, 9.0], [16.0, 25.0, 36.0]])
 KINKS = [
-    # position (y, x), derivative in (dy, dx): the right-hand one at an integer, none from -1 down and from the size up
+    # position (y, x), derivative in (dy, dx): right-handed at an integer, zero at and beyond -1 and the size
     ((0, 0), (16 - 1, 4 - 1)),
     ((0, 1.5), ((25 + 36) / 2 - (4 + 9) / 2, 9 - 4)),
     ((1, 2), (-36, -36)),
@@ -195,7 +195,7 @@ def test_grad_computes_only_what_is_asked(subset):
 
     compiled = jax.jit(jax.grad(loss, subset)).lower(*operands).compile()
     text = compiled.as_text()
-    # The loss is linear in the output, so nothing of the forward pass is left but what the gradients need.
+    # The loss is linear in the output, so only the part of the forward pass remains that the gradients need.
     expected = set().union(*(BACKWARD_KERNELS[NAMES[k]] for k in subset))
     if expected >= POSITION_KERNELS:  # which take the samples in passing
         expected -= SAMPLE_KERNELS

@@ -5,7 +5,7 @@ import pytest
 
 from tests.helpers.deform_conv.cases import CASES, assert_close, cast, convolve, pull_back, to_nchw
 
-# What other libraries can do too: one batch dimension, nothing empty, no torus.
+# The cases that other libraries support: one batch dimension, no empty arrays, no torus.
 COMMON_CASES = [case for case in CASES if len(case.batch) == 1 and not case.is_empty and not case.convolution.wraps]
 
 

@@ -1,7 +1,7 @@
-"""Plain jit over split arrays: XLA's partitioner splits the operator by its rule, and nothing is gathered.
+"""Plain jit over sharded arrays: XLA's partitioner shards the operator by its rule, and nothing is gathered.
 
-A wrong rule is silent: the numbers stay right while devices exchange all they have or compute the same, or they are
-wrong on some devices alone. So every test compares both: what the compiled program communicates, and the values.
+A wrong rule causes no error. The values may stay right while the devices exchange everything or all compute the same, or
+they may be wrong on only some devices. So every test checks both: the collectives of the compiled program and the values.
 """
 
 import dataclasses
@@ -29,8 +29,10 @@ SAME = Case("rows", (16, 4), 2, 4, (3, 3), 1, (2,), Convolution(padding="SAME"))
 
 
 class Split(NamedTuple):
-    """How operands lie on a mesh of 4 x 2 devices, and what follows from it: the result's split, and the gradients
-    that are sums over devices."""
+    """The shardings of the operands over a mesh of 4 x 2 devices, and what follows from them.
+
+    These are the sharding of the result, and the gradients that are all-reduced.
+    """
 
     name: str
     case: Case
@@ -101,8 +103,11 @@ def gradients(case, operands, backend=None):
 @pytest.mark.parametrize("axis_type", AXIS_TYPES)
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 def test_values_and_gradients(split, axis_type):
-    """Guards against: arrays gathered unseen, results whole on every device, sums that lack a device's part or count
-    it several times, rows that every device takes for the first ones."""
+    """Guards against unnoticed all-gathers, replicated results, and wrong all-reduces.
+
+    An all-reduce may miss the term of a device or count it several times. Each device may also treat its rows as the
+    first rows.
+    """
     mesh, operands = make_mesh(axis_type), cast(split.case.operands(), np.float32)
     placed = place(mesh, operands, split.operands)
     exchanged, y = check(mesh, shared_by(split.case), placed, operands)
@@ -259,9 +264,9 @@ def test_the_partitioner_before_shardy():
 
 
 def test_the_first_array_decides():
-    """Images and features over the same axis, as where parameters are kept in parts (FSDP): the weight is gathered.
+    """Images and features are sharded over the same mesh axis, as with sharded parameters (FSDP): the weight is gathered.
 
-    Guards against: an axis that splits two names, of which every device would compute the diagonal alone.
+    Guards against a mesh axis that shards two names: each device would compute only a block of the diagonal.
     """
     split = named("images")._replace(operands=Operands(P("a"), P("a"), P(None, None, None, "a"), P("a"), P("a")))
     exchanged, y = exchanged_by(split, shared_by(split.case))
@@ -282,8 +287,10 @@ def test_operands_that_disagree(specs):
 @pytest.mark.parametrize("axis_type", AXIS_TYPES)
 @pytest.mark.parametrize("split_names", [("x", "offset", "mask"), Operands._fields], ids=["data", "all"])
 def test_gradients_of_examples(split_names, axis_type):
-    """vmap over a split dimension, weights with it or not. Guards against: examples gathered, or gone through by every
-    device, where vmap puts their dimension in front."""
+    """vmap over a sharded dimension, with shared or mapped weights.
+
+    Guards against examples that are gathered, or computed by every device, because vmap adds their dimension in front.
+    """
     case = Case("example", (4, 3), 2, 3, (2, 2), 1, (2,), Convolution(padding=1))
     mesh = make_mesh(axis_type, (4,))
     examples = [cast(case.operands(seed), np.float32) for seed in range(8)]

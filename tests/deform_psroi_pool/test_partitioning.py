@@ -55,8 +55,10 @@ def gradients(operands):
 @pytest.mark.parametrize("axis_type", AXIS_TYPES)
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 def test_values_and_gradients(split, axis_type):
-    """Guards against: images or regions gathered unseen, features that meet the offsets of another class, and a
-    gradient of x that lacks the regions of other devices or counts them several times."""
+    """Guards against unnoticed all-gathers, features that use the offsets of another class, and wrong all-reduces.
+
+    The gradient of x may miss the regions of other devices or count them several times.
+    """
     mesh, arrays = make_mesh(axis_type), split.arrays()
     placed = place(mesh, arrays, split.operands)
     exchanged, pooled = check(mesh, apply, placed, arrays)

@@ -17,7 +17,7 @@ from .numpy_reference import Pooling
 
 BACKENDS = (None, "reference")
 GOLDEN_FILES = sorted(pathlib.Path(__file__).parents[2].glob("golden/deform_psroi_pool/*.npz"))
-# 6 features, a group size of 3 x 2, bins that are neither square nor as many as the parts, and 3 classes
+# 6 features, a group size of 3 x 2, bins that are not square and differ from the parts in number, and 3 classes
 POOLING = Pooling((5, 4), (3, 2), (2, 3), (3, 2), spatial_scale=0.5, trans_std=0.2)
 COTANGENT = np.random.default_rng(9).normal(size=(6, 5, 4, 6))
 
