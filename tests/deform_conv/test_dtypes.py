@@ -86,7 +86,7 @@ def test_sums_over_channels_are_wide(dtype, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", LOW)
 def test_sums_over_pixels_are_wide(dtype, backend):
-    """The gradients in x, weight and bias add one for each pixel, all of which look at the same one."""
+    """All output pixels sample the same pixel, so each adds one to the gradients of x, weight and bias."""
     rows, columns = np.divmod(np.arange(MANY), 64)
     offset = -np.stack([rows, columns], -1).reshape(1, 64, 64, 2)
     operands = Operands(

@@ -88,7 +88,7 @@ def test_without_mask_and_bias(dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_sum_leaves_unrounded(dtype):
-    """In float32, where that is asked for: one and a little, which 16 bits do not tell from one."""
+    """A float32 result is not rounded to 16 bits: it is slightly more than one, which 16 bits cannot represent."""
     x, offset = jnp.full((1, 1, 1, 8), 1 / 8, dtype), jnp.zeros((1, 1, 1, 2))
     y = jax.jit(functools.partial(convolve, preferred_element_type=jnp.float32))(
         Operands(x, offset, jnp.ones((1, 1, 8, 2), dtype), jnp.full(2, 2.0**-20))
@@ -133,7 +133,7 @@ def test_all_samples_in_one_pixel(dtype, precision):
 
 @pytest.mark.parametrize("images", [0, 1, 3])
 def test_images_in_runs(images, monkeypatch):
-    """Their gradients one by one, three and the rest, or by the plain path, where even one's lists are too long."""
+    """The gradient of x in chunks of one image, of three, or on the plain path if the lists of one image are too long."""
     case = dataclasses.replace(CASE["torus_back"], batch=(5,))
     operands = cast(case, "bfloat16")
     cotangent = jnp.asarray(case.cotangent(), "bfloat16")

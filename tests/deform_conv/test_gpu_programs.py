@@ -38,7 +38,7 @@ def compiler():
             patch.syspath_prepend(pathlib.Path(sys.prefix) / "gpu-compiler")
             plugin = pytest.importorskip("jax_plugins.xla_cuda13", reason="no jax-cuda13-plugin to compile for GPUs")
             plugin.initialize()
-        # jax does this for plugins that are installed when it starts, for example registers the partitioner's callbacks.
+        # jax does this for plugins that it finds at startup. It registers the partitioner's callbacks, for example.
         for callback in xla_bridge._plugin_callbacks:
             callback(c_api=xla_bridge._backend_factories["cuda"].c_api)
 
@@ -105,7 +105,7 @@ def test_programs_compile_for_compute_capability(major):
 
 
 def test_images_and_features_split_over_gpus():
-    """The fused calls take the parts as they take the whole; what devices exchange are sums of gradients in float32."""
+    """The fused calls accept shards, and the devices exchange only all-reduces of gradients, in float32."""
     mesh = Mesh(np.array(gpus(8)).reshape(4, 2), ("data", "model"))
     images, features = P("data"), P(None, None, None, "model")
     specs = Operands(images, images, features, P("model"), images)

@@ -1,4 +1,4 @@
-"""What is held besides operands and results stays small, however large the batch; and chunks add up to the whole."""
+"""The workspace stays small for every batch size, and the chunks add up to the whole result."""
 
 import math
 

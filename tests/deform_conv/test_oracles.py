@@ -1,4 +1,4 @@
-"""Live comparisons with other people's operators, where they are installed."""
+"""Comparisons with the operators of other libraries, if these are installed."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_onnxruntime(case, masked, opset):
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "unmasked"])
 @pytest.mark.parametrize("case", COMMON_CASES, ids=str)
 def test_torchvision(case, masked, x64):
-    """Away from the kinks, where its rule for the offset's gradient is another one."""
+    """Away from the kinks, at which its rule for the gradient of the offset differs."""
     torch = pytest.importorskip("torch")
     torchvision = pytest.importorskip("torchvision")
     (top, bottom), (left, right) = case.convolution.explicit_padding(case.image, case.kernel)

@@ -1,7 +1,8 @@
 """Plain jit over sharded arrays: XLA's partitioner shards the operator by its rule, and nothing is gathered.
 
-A wrong rule causes no error. The values may stay right while the devices exchange everything or all compute the same, or
-they may be wrong on only some devices. So every test checks both: the collectives of the compiled program and the values.
+A wrong rule causes no error. The values may stay right while the devices exchange everything or all compute the same,
+or they may be wrong on only some devices. So every test checks both the collectives of the compiled program and the
+values.
 """
 
 import dataclasses
@@ -121,7 +122,7 @@ def test_values_and_gradients(split, axis_type):
 
 
 def exchanged_by(split, function, axis_type="Auto", tolerance=1e-3):
-    """What `function` of a split's operands communicates, its values checked."""
+    """The collectives of `function` on the sharded operands. Its values are checked."""
     mesh, operands = make_mesh(axis_type), cast(split.case.operands(), np.float32)
     return check(mesh, function, place(mesh, operands, split.operands), operands, tolerance)
 
@@ -134,7 +135,7 @@ def named(name):
     "name, axis_type", [("images", "Auto"), ("features", "Explicit"), ("rows", "Auto"), ("groups", "Explicit")]
 )
 def test_tangents(name, axis_type):
-    """Guards against: a forward derivative that gathers, where the value does not."""
+    """Guards against a forward derivative that gathers although the value does not."""
     split = named(name)
     function = shared_by(split.case)
 
@@ -173,7 +174,7 @@ def test_what_is_asked_for_is_all_that_is_summed(backend):
 
 
 def test_a_cotangent_that_is_not_split():
-    """Guards against: every device pulling back all of a whole cotangent with its part of x."""
+    """Guards against a device that pulls back the whole replicated cotangent with its shard of x."""
     split = named("images")
     keywords = split.case.keywords
     cotangent = split.case.cotangent().astype(np.float32)
@@ -190,7 +191,7 @@ def test_a_cotangent_that_is_not_split():
     "name, spec", [("images", P("a")), ("rows", P(None, "a")), ("features", P(None, None, None, "a"))]
 )
 def test_uneven_parts(name, spec):
-    """Guards against: sums that take in what XLA fills up unequal parts with, which is wrong in the gradients alone."""
+    """Guards against sums over the padding of unequal shards, which makes only the gradients wrong."""
     case = Case("uneven", (6, 4), 3, 5, (3, 3), 1, (7,), Convolution((1, 1), "SAME"))
     mesh, operands = make_mesh(), cast(case.operands(), np.float32)
 
@@ -204,14 +205,14 @@ def test_uneven_parts(name, spec):
 
 
 def test_more_devices_than_groups():
-    """Guards against: a program that does not compile where Shardy splits a dimension over a part of an axis."""
+    """Guards against a program that does not compile if Shardy shards a dimension over a part of a mesh axis."""
     case = Case("grouped", (4, 3), 4, 8, (3, 1), 1, (4,), Convolution((1, 1), "SAME", (1, 1), 2))
     split = Split("", case, Operands(P(), P(), P(None, None, None, "a"), P("a"), P()), P(), ())
     exchanged_by(split, functools.partial(gradients, case))
 
 
 def test_accumulated_gradients():
-    """A loop over parts of a split batch. Guards against: as above, a part of an axis."""
+    """A loop over parts of a sharded batch, which also makes Shardy use a part of a mesh axis."""
     mesh, operands = make_mesh(shape=(8,)), cast(dataclasses.replace(SAME, batch=(16,)).operands(), np.float32)
 
     def accumulate(operands):
@@ -241,7 +242,7 @@ def test_sums_are_rounded_once(name, backend):
 
 @pytest.mark.parametrize("axis_types", [("Auto", "Explicit", "Auto"), ("Explicit", "Auto", "Explicit")], ids="+".join)
 def test_three_axes_of_two_types(axis_types):
-    """Without `set_mesh`, by arrays alone. Guards against: axes taken for others."""
+    """Without `set_mesh`, only the arrays know the mesh. Guards against mesh axes that are confused."""
     types = tuple(getattr(jax.sharding.AxisType, axis_type) for axis_type in axis_types)
     mesh = jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=types, devices=jax.devices("cpu")[:8])
     case = dataclasses.replace(SAME, batch=(2, 4))
@@ -254,7 +255,7 @@ def test_three_axes_of_two_types(axis_types):
 
 @pytest.mark.skipif(not hasattr(jax.config, "jax_use_shardy_partitioner"), reason="this jax has no other partitioner")
 def test_the_partitioner_before_shardy():
-    """It would take the rule for a fault and end the process: right, with operands gathered."""
+    """The partitioner before Shardy would abort on the rule. The result is right, and the operands are gathered."""
     split = named("images")
     jax.config.update("jax_use_shardy_partitioner", False)
     try:
@@ -264,7 +265,7 @@ def test_the_partitioner_before_shardy():
 
 
 def test_the_first_array_decides():
-    """Images and features are sharded over the same mesh axis, as with sharded parameters (FSDP): the weight is gathered.
+    """Images and features share a mesh axis, as with sharded parameters (FSDP): the weight is gathered.
 
     Guards against a mesh axis that shards two names: each device would compute only a block of the diagonal.
     """
@@ -279,7 +280,7 @@ def test_the_first_array_decides():
 
 @pytest.mark.parametrize("specs", [over_images("b") | {"offset": P(None, "b")}, {"x": P(None, "a", "b")}], ids=str)
 def test_operands_that_disagree(specs):
-    """Guards against: parts that do not belong together, where a user splits operands in ways that do not fit."""
+    """Guards against shards that do not belong together if a user shards the operands inconsistently."""
     split = named("rows")._replace(operands=Operands(**dict.fromkeys(Operands._fields, P()) | specs))
     exchanged_by(split, functools.partial(gradients, split.case))
 
@@ -304,7 +305,7 @@ def test_gradients_of_examples(split_names, axis_type):
 
 
 def test_in_loops_and_rematerialised():
-    """A recurrent layer. Guards against: a split that is lost at the border of a loop, and gathered every time."""
+    """A recurrent layer. Guards against a sharding that is lost at the border of a loop, so that each step gathers."""
     case = Case("recurrent", (4, 3), 2, 2, (3, 3), 1, (8,), Convolution(padding="SAME"))
     mesh, operands = make_mesh(), cast(case.operands(), np.float32)
 

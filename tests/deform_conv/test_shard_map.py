@@ -29,7 +29,7 @@ SPECS = Operands(*(P("a") if name in BATCHED else P() for name in Operands._fiel
 
 
 def split_over(devices, axis_type="Auto"):
-    """(mesh, operands with one image a device, the same not split)."""
+    """(mesh, operands with one image per device, the same operands unsharded)."""
     mesh, operands = make_mesh(axis_type, (devices,)), of_batch(devices)
     return mesh, place(mesh, operands, SPECS), operands
 
@@ -106,7 +106,7 @@ def test_partial_manual_shard_map(axis_type, check_vma):
 @pytest.mark.parametrize("manual, free", [("a", "b"), ("b", "a")])
 @pytest.mark.parametrize("kind", ["images", "rows", "features"])
 def test_what_a_partial_manual_shard_map_leaves(kind, manual, free):
-    """By the axis that is left the partitioner splits. Guards against: gathering there, and parts of other axes."""
+    """The partitioner shards over the axis that is left. Guards against gathering there, and shards of other axes."""
     mesh = make_mesh()
     case = dataclasses.replace(SAME, batch=(8,))
     operands, data = cast(case.operands(), np.float32), P(manual)

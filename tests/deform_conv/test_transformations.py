@@ -258,7 +258,7 @@ def test_vmap_of_vmap_and_of_jvp():
 
 
 def test_vmap_of_nothing_mapped_inside():
-    """A mapped value that the operator does not see leaves it alone."""
+    """A mapped value that the operator does not use does not change it."""
     y = jax.vmap(lambda scale: scale * apply(OPERANDS))(np.array([1.0, 2.0], np.float32))
     assert_near(y[1], 2 * apply(OPERANDS))
 

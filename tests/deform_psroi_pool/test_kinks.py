@@ -1,4 +1,4 @@
-"""Derivatives where many points lie on pixels: there the last bit of a position decides."""
+"""Derivatives at points that lie on pixels, where the last bit of a position decides."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Plain jit over split arrays, as in `deform_conv/test_partitioning.py`: what is communicated, and the values."""
+"""Plain jit over sharded arrays, as in `deform_conv/test_partitioning.py`: the collectives and the values."""
 
 import dataclasses
 from typing import NamedTuple
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.platforms("cpu")
 
 
 class Split(NamedTuple):
-    """How operands lie on a mesh of 4 x 2 devices, the result's split, and the gradients that are sums over devices."""
+    """Shardings of operands over a mesh of 4 x 2 devices, that of the result, and the gradients that are all-reduced."""
 
     name: str
     classes: int
@@ -74,7 +74,7 @@ def test_values_and_gradients(split, axis_type):
 
 @pytest.mark.parametrize("split", SPLITS[2:4], ids=str)
 def test_tangents(split):
-    """Guards against: a forward derivative that gathers, where the value does not."""
+    """Guards against a forward derivative that gathers although the value does not."""
     mesh, arrays = make_mesh(), split.arrays()
 
     def push(operands):
@@ -97,7 +97,7 @@ def test_uneven_regions():
 
 @pytest.mark.parametrize("spec", [P("a"), P(None, None, None, None, "a")], ids=["images", "features"])
 def test_one_feature(spec):
-    """Guards against: a program that does not compile where there is one feature, of several channels."""
+    """Guards against a program that does not compile for one feature of several channels."""
     mesh, arrays = make_mesh(), operands(lead=(4,))._replace(offset=None)
     arrays = Operands(np.float32(arrays.x[..., :4]), np.float32(arrays.rois))
     pooling = dataclasses.replace(POOLING, group_size=(2, 2))
@@ -109,7 +109,7 @@ def test_one_feature(spec):
 
 
 def test_regions_that_name_their_image():
-    """Images split by their own dimension, not by one in front of it: right, with all images gathered."""
+    """Images sharded along their own dimension instead of a batch dimension: the result is right, and all are gathered."""
     mesh, arrays = make_mesh(), Operands(*map(np.float32, operands()))
     exchanged, _ = check(mesh, apply, place(mesh, arrays, [P("b")] * 3), arrays)
     assert [(c.kind, c.shape) for c in exchanged] == [("all-gather", arrays.x.shape)]

@@ -16,7 +16,7 @@ from tests.helpers.deform_psroi_pool.numpy_reference import Pooling
 
 
 def test_jvp(x64):
-    """Of both operands, of each alone, and through jit, against the gradients of the numpy reference."""
+    """Gradients of both operands, of only one, and through jit, against those of the numpy reference."""
     x, rois, offset = operands()
     _, d_x, d_offset = numpy_reference.pool(x, rois, offset, COTANGENT, POOLING)
     random = np.random.default_rng(1)
