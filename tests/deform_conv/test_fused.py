@@ -133,7 +133,7 @@ def test_all_samples_in_one_pixel(dtype, precision):
 
 @pytest.mark.parametrize("images", [0, 1, 3])
 def test_images_in_runs(images, monkeypatch):
-    """The gradient of x in chunks of one image, of three, or on the plain path if the lists of one image are too long."""
+    """The gradient of x in chunks of one or three images, or on the plain path if the lists of one are too long."""
     case = dataclasses.replace(CASE["torus_back"], batch=(5,))
     operands = cast(case, "bfloat16")
     cotangent = jnp.asarray(case.cotangent(), "bfloat16")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.platforms("cpu")
 
 
 class Split(NamedTuple):
-    """Shardings of operands over a mesh of 4 x 2 devices, that of the result, and the gradients that are all-reduced."""
+    """Shardings of operands over a mesh of 4 x 2 devices and of the result, and the gradients that are all-reduced."""
 
     name: str
     classes: int
@@ -109,7 +109,7 @@ def test_one_feature(spec):
 
 
 def test_regions_that_name_their_image():
-    """Images sharded along their own dimension instead of a batch dimension: the result is right, and all are gathered."""
+    """Images are sharded along their own dimension, not along a batch dimension: right, but all images are gathered."""
     mesh, arrays = make_mesh(), Operands(*map(np.float32, operands()))
     exchanged, _ = check(mesh, apply, place(mesh, arrays, [P("b")] * 3), arrays)
     assert [(c.kind, c.shape) for c in exchanged] == [("all-gather", arrays.x.shape)]
