@@ -4,7 +4,8 @@ All arrays have one batch dimension. The handlers are in lib/ffi/deform_conv.cc 
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,8 @@ from jax_dcn._operators.deform_conv.geometry import Geometry, groups_and_taps
 from jax_dcn._primitive import jax_internals
 
 
-class Sampling(NamedTuple):
+@dataclass(frozen=True)
+class Sampling:
     """The samples that a call takes: those of some rows and columns of the result, of some images of x."""
 
     offset: jax.Array  # [n, rows, columns, G·K·2]

@@ -5,6 +5,7 @@
 and mask.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -101,7 +102,7 @@ def _input_cotangent(x: jax.Array, sampling: Sampling, weight: jax.Array, d_y: j
             return lax.dynamic_slice_in_dim(array, image, count)
 
         part = custom_calls.fused_input_cotangent(
-            sampling._replace(offset=of_chunk(offset), mask=None if mask is None else of_chunk(mask)),
+            dataclasses.replace(sampling, offset=of_chunk(offset), mask=None if mask is None else of_chunk(mask)),
             weight_by_channel,
             of_chunk(d_y),
             feature_group_count=spec.feature_group_count,
