@@ -32,8 +32,8 @@ class KernelChoice:
 class KernelPlan:
     """Which kernels an operator runs: `print` shows a table.
 
-    Iterating over a plan gives its `KernelChoice`s, `plan["forward"]` that of the forward, and `plan["x"]` that of the
-    gradient of x.
+    Iterating over a plan yields one `KernelChoice` per computation. `plan["forward"]` is that of the forward, and
+    `plan["x"]` that of the gradient of x.
 
     Attributes:
       operator: the operator's name.

@@ -38,8 +38,8 @@ def kernel_plan(
     docs/memory.md describes the paths, the conditions of each, and how the workspace comes about.
 
     Args:
-      x, offset, weight, bias, mask: those of `deform_conv2d`, as arrays or `jax.ShapeDtypeStruct`s. Only their shapes
-        and types matter.
+      x, offset, weight, bias, mask: the arrays of `deform_conv2d`, or `jax.ShapeDtypeStruct` objects. Only shapes and
+        types matter.
       platform: "cpu", "cuda", or another platform of `jax.export`, such as "tpu"; "gpu" means "cuda". By default that
         of the default device.
       options: the keywords of `deform_conv2d`.
