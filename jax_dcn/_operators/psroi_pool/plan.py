@@ -31,7 +31,8 @@ def deform_psroi_pool_kernel_plan(
     one kernel does each computation ("kernel"); on other platforms `jax.numpy` does ("reference").
 
     Args:
-      x, rois, offset: the arrays of `deform_psroi_pool`, or `jax.ShapeDtypeStruct` objects. Only shapes and types matter.
+      x, rois, offset: the arrays of `deform_psroi_pool`, or `jax.ShapeDtypeStruct` objects. Only shapes and
+        types matter.
       platform: as in `kernel_plan`.
       output_size, options: the keywords of `deform_psroi_pool`.
 
