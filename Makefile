@@ -17,9 +17,10 @@ detector: .venv/installed
 test: lint docs .venv/gpu-compiler
 	$(BIN)/python -m pytest -n 2
 
-# Plants more mistakes, which the tests must find. Run it after a change to kernels, handlers or their test harness.
+# All tests, compiled with all optimisations, and more planted mistakes, which the tests must find. Run it after a
+# change to kernels, handlers or their test harness.
 thorough: .venv/installed
-	$(BIN)/python -m pytest -n 2 -m thorough
+	$(BIN)/python -m pytest -n 2 -m "thorough or not thorough" --optimized
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -28,6 +28,10 @@ hypothesis.settings.load_profile("jax_dcn")
 PLATFORMS = ("cpu", "cuda")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--optimized", action="store_true", help="compile all tests for the CPU with all of LLVM's passes")
+
+
 def pytest_generate_tests(metafunc):
     """Each test runs on all platforms, except tests that name their platforms."""
     marker = metafunc.definition.get_closest_marker("platforms")
@@ -41,24 +45,40 @@ def pytest_collection_modifyitems(items):
             for item in items:
                 if item.name.startswith(module):
                     item.add_marker(pytest.mark.skip(reason=f"no {package} here"))
-    items.sort(key=lambda item: getattr(item, "callspec", None) is None or item.callspec.params["platform"] != "cuda")
+    items.sort(key=lambda item: (platform_of(item) != "cuda", not is_optimized(item)))
+
+
+def platform_of(item):
+    return item.callspec.params["platform"] if getattr(item, "callspec", None) else None
 
 
 @pytest.fixture(autouse=True)
 def platform(request, record_property):
     """The platform that the test runs on.
 
-    Matrix products have full precision, as in the references. LLVM takes most of the time of the tests, so code for the
-    CPU is compiled without LLVM's expensive passes, except for tests marked `optimized`.
+    Matrix products have full precision, as in the references.
     """
     reference = request.node.callspec.params.get("backend") == "reference"
     record_property("backend", f"reference on {request.param}" if reference else request.param)
     if request.param == "cuda" and not has_gpu():
         pytest.skip("no NVIDIA GPU here")
-    is_optimized = request.param != "cpu" or request.node.get_closest_marker("optimized") is not None
-    jax.config.update("jax_disable_most_optimizations", not is_optimized)
+    compile_optimized(request.param != "cpu" or is_optimized(request.node))
     with jax.default_device(jax.devices(request.param)[0]), jax.default_matmul_precision("highest"):
         yield request.param
+
+
+def is_optimized(item):
+    return item.config.getoption("optimized") or item.get_closest_marker("optimized") is not None
+
+
+@functools.lru_cache(maxsize=1)  # runs only if `optimized` has changed
+def compile_optimized(optimized):
+    """Compiles with or without LLVM's expensive passes, which take most of the time of the tests.
+
+    The option is not part of the keys of jax's caches, so a change clears them.
+    """
+    jax.clear_caches()
+    jax.config.update("jax_disable_most_optimizations", not optimized)
 
 
 @functools.cache

@@ -11,6 +11,8 @@ import jax_dcn
 from tests.helpers.deform_conv.cases import BACKENDS, Case, Operands, compiled_pull_back, pull_back
 from tests.helpers.deform_conv.numpy_reference import Convolution
 
+pytestmark = pytest.mark.optimized
+
 CASE = Case("typed", (4, 5), 6, 4, (3, 3), 2, (2,), Convolution(padding="SAME", feature_group_count=2))
 LOW = ("float16", "bfloat16")
 

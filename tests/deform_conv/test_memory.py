@@ -9,6 +9,8 @@ import pytest
 from jax_dcn._operators.deform_conv import plain
 from tests.helpers.deform_conv.cases import CASE, Operands, assert_close, convolve, pull_back
 
+pytestmark = pytest.mark.optimized
+
 MIB = 2**20
 HELD_SAMPLES = {"cpu": 16 * MIB, "cuda": 128 * MIB}  # as deform_conv2d documents
 LIBRARIES = {"cpu": 0, "cuda": 64 * MIB}  # what their matrix products ask for
