@@ -20,7 +20,7 @@ struct PoolSizes {
   DCN_HOST_DEVICE int64_t features() const { return channels / groups(); }
   DCN_HOST_DEVICE int64_t class_features() const { return features() / classes; }
   // The row (axis 0) or column (axis 1) of `grid`, which is `group` or `part`, that contains a row or column of bins.
-  DCN_HOST_DEVICE int64_t CellOfBin(int axis, int64_t bin, const int32_t grid[2]) const {
+  DCN_HOST_DEVICE int64_t GridCellOfBin(int axis, int64_t bin, const int32_t grid[2]) const {
     return bin * grid[axis] / output[axis];
   }
 };

@@ -1,13 +1,17 @@
-// Bilinear sampling of an image at one position, and its cotangents, for the host and the device. All kernels of the
-// convolution use these functions, and only this file has the rules for the border, NaN and infinity:
+// Bilinear sampling of an image at one position, and its cotangents. Host and device code share these functions: all
+// kernels of the convolution use them, and only this file has the rules for the border, NaN and infinity:
 //
 // - A sample is the sum of weight · pixel over its four corners: the pixels around the position. A corner outside the
-//   image is never read and counts as zero. A circular image, which is a torus, has all corners inside.
-// - A position is inside where -1 < y < height and -1 < x < width; on a circular image, where it is finite. A position
-//   outside reads no corner: the sample and the cotangents of its position and mask are zero.
+//   image is never read and counts as zero. With circular padding, all corners are in bounds.
+// - A position is inside where -1 < y < height and -1 < x < width; with circular padding, where it is finite. A
+//   position outside reads no corner: the sample and the cotangents of its position and mask are zero.
 // - A NaN coordinate makes all four weights NaN. The sample and the cotangents of its position and mask are NaN, no
 //   corner is read, and nothing is added to the image's cotangent.
-// - The derivative in the position is right-handed where a coordinate is an integer.
+// - The derivative with respect to the position is right-handed where a coordinate is an integer.
+//
+// The one exception is an infinite cotangent of a sample whose position is inside but which has a corner outside the
+// image. cpu/deform_conv.cc and cuda/deform_conv_fused_offset.cu multiply the channels of that corner as zeros, so that
+// the cotangents of the position and the mask are NaN. cuda/deform_conv.cu skips the corner.
 #pragma once
 
 #include <cmath>
@@ -17,12 +21,15 @@
 
 namespace dcn {
 
-// A coordinate, as the two pixels around it and its distance from the first.
+// pixel[0] of a coordinate outside. -1 is taken: it is the floor of the coordinates between -1 and 0.
+constexpr int32_t kOutside = -2;
+
+// The two pixels next to a coordinate, and its distance from the first.
 template <typename A>
 struct AxisLocation {
-  int32_t pixel[2];  // -1 where the image has no such pixel; {-2, -1} for a coordinate outside
+  int32_t pixel[2];  // -1 where the image has no such pixel; {kOutside, -1} for a coordinate outside
   A fraction;        // from 0 to 1; NaN for a NaN coordinate
-  bool is_inside;    // pixel[0] != -2; a member, so that those who need no pixels need not compute them
+  bool is_inside;    // pixel[0] != kOutside; stored so that callers that need only this flag do not compute the pixels
 
   DCN_HOST_DEVICE bool is_nan() const { return fraction != fraction; }
   DCN_HOST_DEVICE A weight(int i) const { return i ? fraction : A(1) - fraction; }
@@ -32,7 +39,7 @@ template <typename A>
 DCN_HOST_DEVICE AxisLocation<A> LocateOnAxis(A position, int64_t size, bool circular) {
   const bool is_nan = position != position;
   if (circular) {
-    if (size == 0 || !(position - position == A(0))) return {{-2, -1}, is_nan ? position : A(0), false};
+    if (size == 0 || !(position - position == A(0))) return {{kOutside, -1}, is_nan ? position : A(0), false};
     A low = std::floor(position);
     const A fraction = position - low;
     if (low < A(0) || low >= A(size)) low = std::fmod(low, A(size));
@@ -41,12 +48,13 @@ DCN_HOST_DEVICE AxisLocation<A> LocateOnAxis(A position, int64_t size, bool circ
   }
   // Without branches, so that compilers vectorize a loop over positions.
   const bool is_inside = (position > A(-1)) & (position < A(size));
-  const A within = is_inside ? position : A(-2), low = std::floor(within);
+  const A bounded = is_inside ? position : A(kOutside), low = std::floor(bounded);
   const int32_t pixel = int32_t(low), next = pixel + 1;
-  return {{pixel, next < int32_t(size) ? next : -1}, is_nan ? position : within - low, is_inside};
+  return {{pixel, next < int32_t(size) ? next : -1}, is_nan ? position : bounded - low, is_inside};
 }
 
-// The four corners of a sample, in the order top left, top right, bottom left, bottom right.
+// The four corners of a sample, in the order top left, top right, bottom left, bottom right (drawn in docs/kernels.md):
+// corner = 2 · bottom + right, so that corner / 2 selects a row and corner % 2 a column.
 template <typename A>
 struct BilinearCorners {
   AxisLocation<A> y, x;
@@ -56,12 +64,13 @@ struct BilinearCorners {
   // The value of a sample that reads no corner.
   DCN_HOST_DEVICE A unread_value() const { return is_nan() ? A(NAN) : A(0); }
   DCN_HOST_DEVICE bool is_read(int corner) const { return y.pixel[corner / 2] >= 0 && x.pixel[corner % 2] >= 0; }
-  // The index of a corner that is read, in rows of `width` pixels of which `first_row` is the image's first.
+  // The pixel index of a corner that is read, in an array of rows of `width` pixels; `first_row` is the row at which
+  // the image starts.
   DCN_HOST_DEVICE int64_t pixel(int corner, int64_t first_row, int64_t width) const {
     return (first_row + y.pixel[corner / 2]) * width + x.pixel[corner % 2];
   }
   DCN_HOST_DEVICE A weight(int corner) const { return y.weight(corner / 2) * x.weight(corner % 2); }
-  // The weight's derivatives in the position.
+  // The derivatives of the weight with respect to the position.
   DCN_HOST_DEVICE A weight_dy(int corner) const { return (corner / 2 ? A(1) : A(-1)) * x.weight(corner % 2); }
   DCN_HOST_DEVICE A weight_dx(int corner) const { return (corner % 2 ? A(1) : A(-1)) * y.weight(corner / 2); }
 };
@@ -76,7 +85,8 @@ struct PositionCotangents {
   A y, x, mask;
 };
 
-// dot[corner]: the dot product, over the channels, of the sample's cotangent and the corner's pixel.
+// The cotangents of a sample's position and mask. dot[corner] is the dot product, over the channels, of the sample's
+// cotangent and the corner's pixel.
 template <typename A>
 DCN_HOST_DEVICE PositionCotangents<A> CotangentsOfPosition(const BilinearCorners<A>& corners, const A (&dot)[4],
                                                            A mask) {

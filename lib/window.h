@@ -1,5 +1,8 @@
-// The sampling locations of a convolution: a regular grid of taps, moved by offsets. An operator that takes its
-// locations from elsewhere, such as normalised coordinates, replaces this file and keeps sampling.h.
+// The sampling locations of a convolution: a regular grid of taps, moved by offsets.
+//
+// An operator with other sampling locations, such as normalised coordinates, provides a small header like this one, its
+// own sizes struct, and its own code that locates a sample (as LocateSample in cuda/positions.h) and loops over samples
+// (as ForEachSample in cpu/deform_conv.cc). It calls LocateCorners and CotangentsOfPosition of sampling.h unchanged.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +17,7 @@ struct Window {
   int32_t strides[2];
   int32_t padding[2];  // above and left of the image
   int32_t dilation[2];
-  bool circular;  // the image is a torus
+  bool circular;  // circular padding: positions wrap around
 
   DCN_HOST_DEVICE int32_t taps() const { return kernel[0] * kernel[1]; }
   // The coordinate of the first tap for an output row (axis 0) or column (axis 1).

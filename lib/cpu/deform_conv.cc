@@ -29,16 +29,16 @@ struct AxisLocations {
   }
 
   DCN_INLINE AxisLocation<A> operator[](int i) const {
-    return {{pixel[0][i], pixel[1][i]}, fraction[i], pixel[0][i] != -2};
+    return {{pixel[0][i], pixel[1][i]}, fraction[i], pixel[0][i] != kOutside};
   }
 };
 
 // The indices of a sample in the operands.
 struct SampleIndices {
-  int64_t image;     // of the tile
-  int64_t position;  // in `mask`, and in `offset` as pairs
-  int64_t channel;   // the first of the offset group
-  int64_t column;    // of that channel, in the columns
+  int64_t image;    // of the tile
+  int64_t sample;   // in `mask`, and in `offset` as pairs
+  int64_t channel;  // the first of the offset group
+  int64_t column;   // of that channel, in the columns
 };
 
 // The operands of one call that all operations need. A is the accumulator type.
@@ -65,14 +65,14 @@ struct Call {
     }
   }
 
-  DCN_INLINE A Mask(int64_t position) const { return mask ? mask[position] : A(1); }
+  DCN_INLINE A Mask(int64_t sample_index) const { return mask ? mask[sample_index] : A(1); }
 
   // Calls body(BilinearCorners, SampleIndices) for the samples of output pixels [begin, end) and offset groups
   // [first, last]. The pixels of the tile are counted through all images.
   template <typename Body>
   DCN_INLINE void ForEachSample(int64_t begin, int64_t end, int64_t first, int64_t last, const Body& body) const {
     const Window& window = sizes.window;
-    const int64_t taps = sizes.taps(), positions = sizes.offset_groups * taps;
+    const int64_t taps = sizes.taps(), pixel_samples = sizes.offset_groups * taps;
     constexpr int kMaxSamples = AxisLocations<A>::kMaxSamples;
     AxisLocations<A> y, x;
     for (int64_t p = begin; p < end; ++p) {
@@ -82,7 +82,7 @@ struct Call {
       int64_t g = first, k = 0;
       for (int64_t j = first * taps; j < (last + 1) * taps; j += kMaxSamples) {
         const int count = int(std::min<int64_t>(kMaxSamples, (last + 1) * taps - j));
-        const A* offsets = offset + 2 * (p * positions + j);
+        const A* offsets = offset + 2 * (p * pixel_samples + j);
         if (window.circular) {
           y.Locate(count, top, &distance[0][j], offsets, sizes.height, true);
           x.Locate(count, left, &distance[1][j], offsets + 1, sizes.width, true);
@@ -93,7 +93,7 @@ struct Call {
         for (int i = 0; i < count; ++i) {
           const int64_t channel = g * group_channels;
           body(BilinearCorners<A>{y[i], x[i]},
-               SampleIndices{image, p * positions + j + i, channel, (p * taps + k) * sizes.channels + channel});
+               SampleIndices{image, p * pixel_samples + j + i, channel, (p * taps + k) * sizes.channels + channel});
           if (++k == taps) {
             k = 0;
             ++g;
@@ -157,7 +157,7 @@ DCN_VECTORIZED void SamplePixels(const Call<Accumulator<T>>& call, const T* x, c
                                  int64_t begin, int64_t end) {
   const auto sample = [&](const BilinearCorners<Accumulator<T>>& corners, const SampleIndices& indices) DCN_INLINED {
     const CornerChannels<T> channels(call, corners, indices, x, zeros);
-    channels.Blend(call.Mask(indices.position), call.group_channels, columns + indices.column);
+    channels.Blend(call.Mask(indices.sample), call.group_channels, columns + indices.column);
   };
   call.ForEachSample(begin, end, 0, call.sizes.offset_groups - 1, sample);
 }
@@ -169,21 +169,21 @@ DCN_VECTORIZED void OffsetCotangentOfPixels(const Call<Accumulator<T>>& call, co
   using A = Accumulator<T>;
   const auto differentiate = [&](const BilinearCorners<A>& corners, const SampleIndices& indices) DCN_INLINED {
     const CornerChannels<T> channels(call, corners, indices, x, zeros);
-    const A mask = call.Mask(indices.position);
+    const A mask = call.Mask(indices.sample);
     if (columns) channels.Blend(mask, call.group_channels, columns + indices.column);
     A dot[4];
     channels.Dot(d_columns + indices.column, call.group_channels, dot);
     const PositionCotangents<A> cotangents = CotangentsOfPosition(corners, dot, mask);
     if (d_offset) {
-      d_offset[2 * indices.position] = cotangents.y;
-      d_offset[2 * indices.position + 1] = cotangents.x;
+      d_offset[2 * indices.sample] = cotangents.y;
+      d_offset[2 * indices.sample + 1] = cotangents.x;
     }
-    if (d_mask) d_mask[indices.position] = cotangents.mask;
+    if (d_mask) d_mask[indices.sample] = cotangents.mask;
   };
   call.ForEachSample(begin, end, 0, call.sizes.offset_groups - 1, differentiate);
 }
 
-// Adds to channels [first, end) of an image what its samples scatter there.
+// Scatters the cotangents of an image's samples to channels [first, end) of d_x.
 template <typename A>
 DCN_VECTORIZED void ScatterSamples(const Call<A>& call, const A* d_columns, A* d_x, int64_t image, int64_t first,
                                    int64_t end) {
@@ -196,7 +196,7 @@ DCN_VECTORIZED void ScatterSamples(const Call<A>& call, const A* d_columns, A* d
     const A* d = d_columns + indices.column + channel - indices.channel;
     for (int corner = 0; corner < 4; ++corner) {
       if (!corners.is_read(corner)) continue;
-      const A weight = corners.weight(corner) * call.Mask(indices.position);
+      const A weight = corners.weight(corner) * call.Mask(indices.sample);
       A* out = d_x + corners.pixel(corner, 0, sizes.width) * sizes.channels + channel;
       ForEachLanes(channels, [&](int64_t c, int count) DCN_INLINED {
         Lanes<A> sum(out + c, count);

@@ -21,7 +21,7 @@ struct BinIndex {
 std::vector<BinIndex> IndexBins(const PoolSizes& sizes) {
   if (sizes.batches * sizes.rois == 0 || sizes.features() == 0) return {};
   const auto flat_cell = [&](int64_t row, int64_t column, const int32_t grid[2]) {
-    return sizes.CellOfBin(0, row, grid) * grid[1] + sizes.CellOfBin(1, column, grid);
+    return sizes.GridCellOfBin(0, row, grid) * grid[1] + sizes.GridCellOfBin(1, column, grid);
   };
   std::vector<BinIndex> bins;
   for (int64_t row = 0; row < sizes.output[0]; ++row) {

@@ -3,17 +3,16 @@
 //
 //   1. histogram: count the entries of each row
 //   2. exclusive scan of the counts of each table, which gives row_start
-//   3. scatter: move each entry to its row, to whatever place an atomic addition returns
-//   4. stable order: move each entry to the place in its row that its rank says, which is the number of the row's
-//      entries with smaller ids
+//   3. scatter: write the id of each entry to a slot of its row claimed by atomicAdd; the order is nondeterministic
+//   4. stable order: write each value to row_start + rank; the rank is the number of ids in the row that are smaller
 //
-// An entry has a row, an id that is unique in the row, and a value. The entries come from a functor on the device,
-// which every kernel calls anew, so that entries need no memory before they are sorted:
+// An entry has a row, an id that is unique in the row, and a value. The entries come from a functor on the device. The
+// kernels recompute them instead of storing them unsorted:
 //
-//   int64_t work_items() const;                // each of which has any number of entries
+//   int64_t work_items() const;                // a work item yields zero or more entries
 //   void ForEach(int64_t work_item, f) const;  // calls f(entry, value) for each entry of a work item
 //
-// `value` is a function without parameters, which only the last step calls.
+// `value` is a callable without parameters, evaluated only in the last step.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +22,8 @@
 namespace dcn {
 
 struct Entry {
-  int64_t row;    // through all tables, as an index into row_start
-  int64_t first;  // the index in `values` that the table's row_start counts from
+  int64_t row;          // index into row_start, over all tables
+  int64_t values_base;  // base index in `values` that is added to row_start
   int32_t id;
 };
 
@@ -38,7 +37,7 @@ struct CsrTables {
 
 namespace {
 
-// row_start is zero before. The count of a row goes to the next place, row + 1.
+// Precondition: row_start is zero. Row r is counted in row_start[r + 1].
 template <typename Entries>
 __global__ void HistogramKernel(Entries entries, int32_t* row_start) {
   const int64_t n = entries.work_items();
@@ -47,39 +46,39 @@ __global__ void HistogramKernel(Entries entries, int32_t* row_start) {
   }
 }
 
-constexpr int kScanRows = 16;  // neighbouring rows of a thread
+constexpr int kScanRows = 16;  // consecutive rows per thread
 
-// One block per table. The counts become the starts of the rows, still one place late: ScatterKernel increments each to
-// the end of its row, which is the start of the next one. Table t starts at t · table_stride.
+// One block per table. After the scan, row_start[r + 1] holds the start of row r; ScatterKernel increments it to the
+// end of row r, which is the start of the next row. Table t starts at t · table_stride.
 __global__ void ScanKernel(int64_t tables, int64_t rows, int64_t table_stride, int32_t* row_start) {
   __shared__ int32_t sums[kThreads / kWarp];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   for (int64_t table = blockIdx.x; table < tables; table += gridDim.x) {
     int32_t* counts = row_start + table * (rows + 1) + 1;
-    int32_t before = int32_t(table * table_stride);
-    if (threadIdx.x == 0) counts[-1] = before;
+    int32_t prefix = int32_t(table * table_stride);
+    if (threadIdx.x == 0) counts[-1] = prefix;
     for (int64_t first = 0; first < rows; first += kThreads * kScanRows) {
-      const int64_t own = first + threadIdx.x * kScanRows;
+      const int64_t first_row = first + threadIdx.x * kScanRows;
       int32_t count[kScanRows], sum = 0;
       for (int i = 0; i < kScanRows; ++i) {
-        const int64_t row = own + i;
+        const int64_t row = first_row + i;
         count[i] = row < rows ? counts[row] : 0;
         sum += count[i];
       }
       int32_t inclusive = sum;  // over the lanes of the warp
       for (int distance = 1; distance < kWarp; distance *= 2) {
-        const int32_t other = __shfl_up_sync(kWholeWarp, inclusive, distance);
-        if (lane >= distance) inclusive += other;
+        const int32_t lower_sum = __shfl_up_sync(kWholeWarp, inclusive, distance);
+        if (lane >= distance) inclusive += lower_sum;
       }
       if (lane == kWarp - 1) sums[warp] = inclusive;
       __syncthreads();
-      int32_t start = before + inclusive - sum;
-      for (int other = 0; other < kThreads / kWarp; ++other) {
-        if (other < warp) start += sums[other];
-        before += sums[other];
+      int32_t start = prefix + inclusive - sum;
+      for (int w = 0; w < kThreads / kWarp; ++w) {
+        if (w < warp) start += sums[w];
+        prefix += sums[w];
       }
-      for (int i = 0; i < kScanRows && own + i < rows; ++i) {
-        counts[own + i] = start;
+      for (int i = 0; i < kScanRows && first_row + i < rows; ++i) {
+        counts[first_row + i] = start;
         start += count[i];
       }
       __syncthreads();
@@ -92,7 +91,7 @@ __global__ void ScatterKernel(Entries entries, int32_t* row_start, int32_t* unor
   const int64_t n = entries.work_items();
   for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
     entries.ForEach(work_item, [&](const Entry& entry, const auto&) {
-      unordered[entry.first + atomicAdd(&row_start[entry.row + 1], 1)] = entry.id;
+      unordered[entry.values_base + atomicAdd(&row_start[entry.row + 1], 1)] = entry.id;
     });
   }
 }
@@ -102,16 +101,16 @@ __global__ void OrderKernel(Entries entries, const int32_t* row_start, const int
   const int64_t n = entries.work_items();
   for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
     entries.ForEach(work_item, [&](const Entry& entry, const auto& value) {
-      const int32_t *range = row_start + entry.row, *ids = unordered + entry.first;
-      int32_t place = range[0];
-      for (int32_t i = range[0]; i < range[1]; ++i) place += ids[i] < entry.id;
-      values[entry.first + place] = value();
+      const int32_t *range = row_start + entry.row, *ids = unordered + entry.values_base;
+      int32_t index = range[0];  // plus the rank
+      for (int32_t i = range[0]; i < range[1]; ++i) index += ids[i] < entry.id;
+      values[entry.values_base + index] = value();
     });
   }
 }
 
-// table_stride is the number of elements of `values` per table if row_start counts through all tables, and every
-// Entry::first is then 0. It is 0 if row_start counts from the first element of each table.
+// table_stride is the number of elements of `values` per table if row_start is global, and each Entry::values_base is
+// then 0. It is 0 if row_start is local to a table.
 template <typename Entries, typename Value>
 const char* SortByRow(const Device& device, const Entries& entries, const CsrTables<Value>& csr, int64_t table_stride) {
   const int64_t blocks = BlocksFor(entries.work_items());

@@ -1,3 +1,6 @@
+// The CUDA kernels of a deformable convolution that leave the matrix products to XLA: sampling the columns, and the
+// cotangents of their operands. The input cotangent sorts the samples by location first; then each pixel of x gathers
+// its sum in a fixed order and without atomics.
 #include "deform_conv.h"
 
 #include <cuda_bf16.h>
@@ -28,8 +31,8 @@ __global__ void SampleColumnsKernel(Sizes sizes, Positions positions, const T* x
   for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
     const int64_t c = work_item % vectors * N, p = work_item / vectors / sizes.taps();
     const int32_t k = int32_t(work_item / vectors % sizes.taps());
-    const int64_t position = PositionIndex(sizes, p, c / sizes.group_channels(), k);
-    const BilinearCorners<A> corners = LocateSample<A>(sizes, positions, p, position, k);
+    const int64_t sample_index = SampleIndex(sizes, p, c / sizes.group_channels(), k);
+    const BilinearCorners<A> corners = LocateSample<A>(sizes, positions, p, sample_index, k);
     A sum[N];
     for (int v = 0; v < N; ++v) sum[v] = corners.unread_value();
     for (int corner = 0; corner < 4; ++corner) {
@@ -38,27 +41,27 @@ __global__ void SampleColumnsKernel(Sizes sizes, Positions positions, const T* x
       for (int v = 0; v < N; ++v) sum[v] += corners.weight(corner) * A(pixel.value[v]);
     }
     Vector<T, N> out;
-    for (int v = 0; v < N; ++v) out.value[v] = T(sum[v] * Mask<A>(positions, position));
+    for (int v = 0; v < N; ++v) out.value[v] = T(sum[v] * Mask<A>(positions, sample_index));
     AsVector<N>(columns + work_item * N) = out;
   }
 }
 
-// A warp computes a position: its lanes share the sum over channels.
+// A warp computes the cotangents of one sample's offset and mask: its lanes share the sum over channels.
 template <typename T, int N>
 __global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, const T* x, const Accumulator<T>* d_columns,
                                       Accumulator<T>* d_offset, Accumulator<T>* d_mask) {
   using A = Accumulator<T>;
   const int64_t n = sizes.pixels() * sizes.offset_groups * sizes.taps();
   const int lane = threadIdx.x % kWarp;
-  for (int64_t position = global_thread() / kWarp; position < n; position += grid_stride() / kWarp) {
-    const int32_t k = int32_t(position % sizes.taps());
-    const int64_t g = position / sizes.taps() % sizes.offset_groups;
-    const int64_t p = position / sizes.taps() / sizes.offset_groups;
-    const BilinearCorners<A> corners = LocateSample<A>(sizes, positions, p, position, k);
+  for (int64_t sample_index = global_thread() / kWarp; sample_index < n; sample_index += grid_stride() / kWarp) {
+    const int32_t k = int32_t(sample_index % sizes.taps());
+    const int64_t g = sample_index / sizes.taps() % sizes.offset_groups;
+    const int64_t p = sample_index / sizes.taps() / sizes.offset_groups;
+    const BilinearCorners<A> corners = LocateSample<A>(sizes, positions, p, sample_index, k);
     A dot[4] = {};
     if (corners.is_inside()) {
-      for (int64_t within = lane * N; within < sizes.group_channels(); within += kWarp * N) {
-        const int64_t c = g * sizes.group_channels() + within;
+      for (int64_t in_group = lane * N; in_group < sizes.group_channels(); in_group += kWarp * N) {
+        const int64_t c = g * sizes.group_channels() + in_group;
         const Vector<A, N> d = AsVector<N>(d_columns + (p * sizes.taps() + k) * sizes.channels + c);
         for (int corner = 0; corner < 4; ++corner) {
           if (!corners.is_read(corner)) continue;
@@ -71,13 +74,13 @@ __global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, const T*
       for (int lanes = kWarp / 2; lanes; lanes /= 2) dot[corner] += __shfl_xor_sync(kWholeWarp, dot[corner], lanes);
     }
     if (lane != 0) continue;
-    StorePositionCotangents(positions, position, corners, dot, d_offset, d_mask);
+    StorePositionCotangents(positions, sample_index, corners, dot, d_offset, d_mask);
   }
 }
 
-// A cell is the square between four neighbouring pixels: all samples in it have the same corners. Its number follows
-// from its top left pixel. An image has one row and one column more of cells than of pixels: on a plain image, the top
-// left pixels of the first row and column are outside; on a circular image, these cells stay empty.
+// A cell is the square between four neighbouring pixels: all samples in it have the same corners. Its index follows
+// from its top left pixel. An image has one row and one column more of cells than of pixels. Without circular padding,
+// the top left pixels of the first row and column of cells are outside the image; with it, these cells stay empty.
 
 // -1 if the sample is outside.
 template <typename A>
@@ -95,7 +98,7 @@ __device__ int64_t CellWithCorner(int64_t y, int64_t x, int corner, const Sizes&
 }
 
 // The samples of each image and offset group by cell, so that a pixel can gather what they scatter to it. A sample is
-// an entry with its number, output pixel · taps + tap, as both id and value. row_start counts anew in each table.
+// an entry whose id and value are both output pixel · taps + tap. row_start is local to a table.
 CsrTables<int32_t> SamplesByCell(const Sizes& sizes, int32_t* workspace) {
   const int64_t tables = sizes.images * sizes.offset_groups, samples = tables * sizes.samples();
   return {tables, sizes.cells(), workspace + 2 * samples, workspace, workspace + samples};
@@ -111,12 +114,12 @@ struct CellEntries {
   template <typename F>
   __device__ void ForEach(int64_t work_item, const F& f) const {
     const int64_t table = work_item / sizes.samples(), image = table / sizes.offset_groups;
-    const int32_t sample = int32_t(work_item % sizes.samples()), k = sample % sizes.taps();
-    const int64_t p = image * sizes.rows * sizes.columns + sample / sizes.taps();
-    const int64_t position = PositionIndex(sizes, p, table % sizes.offset_groups, k);
-    const int64_t cell = CellOf(LocateSample<A>(sizes, positions, p, position, k), sizes.width);
+    const int32_t id = int32_t(work_item % sizes.samples()), k = id % sizes.taps();
+    const int64_t p = image * sizes.rows * sizes.columns + id / sizes.taps();
+    const int64_t sample_index = SampleIndex(sizes, p, table % sizes.offset_groups, k);
+    const int64_t cell = CellOf(LocateSample<A>(sizes, positions, p, sample_index, k), sizes.width);
     if (cell < 0) return;
-    f(Entry{table * (sizes.cells() + 1) + cell, table * sizes.samples(), sample}, [&] { return sample; });
+    f(Entry{table * (sizes.cells() + 1) + cell, table * sizes.samples(), id}, [&] { return id; });
   }
 };
 
@@ -138,9 +141,9 @@ __global__ void InputCotangentKernel(Sizes sizes, Positions positions, const int
       for (int32_t i = starts[cell]; i < starts[cell + 1]; ++i) {
         const int64_t p = first_pixel + samples[i] / sizes.taps();
         const int32_t k = samples[i] % sizes.taps();
-        const int64_t position = PositionIndex(sizes, p, g, k);
+        const int64_t sample_index = SampleIndex(sizes, p, g, k);
         const A weight =
-            LocateSample<A>(sizes, positions, p, position, k).weight(corner) * Mask<A>(positions, position);
+            LocateSample<A>(sizes, positions, p, sample_index, k).weight(corner) * Mask<A>(positions, sample_index);
         const Vector<A, N> d = AsVector<N>(d_columns + (p * sizes.taps() + k) * sizes.channels + c);
         for (int v = 0; v < N; ++v) sum.value[v] += weight * d.value[v];
       }

@@ -2,10 +2,10 @@
 // and channels × features). The columns are never stored: a block samples them straight into shared memory.
 //
 // A block computes 128 pixels of the output × 64, 128 or 256 features, in K slices of 128 bytes and with two stages in
-// shared memory. While the warps multiply a stage, each thread loads the four corners of its samples of the next one,
-// 16 bytes each, so that the multiplication hides the loads' latency; it interpolates them in float32 after the mma
-// instructions are issued, and stores the rounded samples, swizzled against bank conflicts. The weight is copied
-// asynchronously.
+// shared memory. While the warps multiply a stage, the threads sample the next one. The unit is a pass, a part of an
+// mma step: a thread starts to load one chunk (16 bytes at each of the four corners of a sample), issues the mma
+// instructions of the pass, which hide the latency of the loads, interpolates in float32, and stores the rounded chunk,
+// swizzled against bank conflicts. One chunk per thread is in flight. The weight is copied asynchronously.
 #include "deform_conv_fused.h"
 
 #include <cuda_bf16.h>

@@ -1,5 +1,6 @@
-// The fused input cotangent: an implicit GEMM of, for each pixel of x, the sums of the output's cotangents that were
-// sampled from it (pixels of x × taps and features), and the weight (taps and features × channels).
+// The fused input cotangent: an implicit GEMM of the gathered output cotangents (pixels of x × taps and features) and
+// the weight (taps and features × channels). An element of the first operand is the weighted sum, for one pixel of x
+// and one tap, of the cotangents of the output pixels that sample it.
 //
 // A counting sort first finds, for each pixel of x and tap, the list of its contributions: the output pixels that
 // sample it, and their weights. The channels of an offset group share the lists. A block then computes 128 pixels of x,
@@ -22,8 +23,8 @@
 namespace dcn {
 namespace {
 
-// The corners that samples read, sorted by the pixel of x: a row per image, offset group, tap and pixel. The id numbers
-// the corners of an image, offset group and tap. row_start counts through all tables.
+// The corners that samples read, sorted by the pixel of x: a row per image, offset group, tap and pixel. The id is
+// unique among the corners of an image, offset group and tap. row_start is global: it counts over all tables.
 struct ContributionEntries {
   Sizes sizes;
   Positions positions;
@@ -31,18 +32,19 @@ struct ContributionEntries {
   DCN_HOST_DEVICE int64_t work_items() const { return sizes.pixels() * sizes.offset_groups * sizes.taps(); }
 
   template <typename F>
-  __device__ void ForEach(int64_t position, const F& f) const {
+  __device__ void ForEach(int64_t sample_index, const F& f) const {
     const int64_t outputs = sizes.rows * sizes.columns, pixels = sizes.height * sizes.width;
-    const int32_t k = int32_t(position % sizes.taps());
-    const int64_t g = position / sizes.taps() % sizes.offset_groups, p = position / sizes.taps() / sizes.offset_groups;
-    const BilinearCorners<float> corners = LocateSample<float>(sizes, positions, p, position, k);
+    const int32_t k = int32_t(sample_index % sizes.taps());
+    const int64_t g = sample_index / sizes.taps() % sizes.offset_groups;
+    const int64_t p = sample_index / sizes.taps() / sizes.offset_groups;
+    const BilinearCorners<float> corners = LocateSample<float>(sizes, positions, p, sample_index, k);
     const int64_t first_row = ((p / outputs * sizes.offset_groups + g) * sizes.taps() + k) * (pixels + 1);
     for (int corner = 0; corner < 4; ++corner) {
       if (!corners.is_read(corner)) continue;
       const int64_t pixel =
           IndexInStrips(sizes.height, sizes.width, corners.y.pixel[corner / 2], corners.x.pixel[corner % 2]);
       f(Entry{first_row + pixel, 0, int32_t(p % outputs * 4 + corner)},
-        [&] { return Contribution{int32_t(p), corners.weight(corner) * Mask<float>(positions, position)}; });
+        [&] { return Contribution{int32_t(p), corners.weight(corner) * Mask<float>(positions, sample_index)}; });
     }
   }
 };
@@ -136,9 +138,9 @@ __global__ void __launch_bounds__(CotangentTile<kChannels>::kThreads, kCotangent
     if (thread < kTilePixels) {
       const int32_t i = block_tile.first_pixel + thread;
       const bool is_valid = i < call.pixels;
-      const int32_t bin = (i / call.image_pixels * call.offset_groups + block_tile.offset_group) * call.taps;
+      const int32_t first_list = (i / call.image_pixels * call.offset_groups + block_tile.offset_group) * call.taps;
       shared.pixels[thread] = is_valid ? PixelInStrips(call.height, call.width, i) : -1;
-      shared.lists[thread] = is_valid ? bin * (call.image_pixels + 1) + i % call.image_pixels : -1;
+      shared.lists[thread] = is_valid ? first_list * (call.image_pixels + 1) + i % call.image_pixels : -1;
     }
     __syncthreads();
 

@@ -1,11 +1,11 @@
 // The fused cotangents of offset and mask: an implicit GEMM of the output's cotangent (pixels of the output × features)
 // and the weight (features × taps and channels), which gives the columns' cotangents.
 //
-// These are never stored: a lane multiplies its accumulators with the channels of x at the four corners of the samples.
-// The sums over channels, four dot products per sample, are all that the cotangents of offset and mask need. A block
-// takes 128 pixels of the output and some taps of one offset group, one tap after the other, and 64 or 128 channels at
-// a time. The GEMM's columns are permuted so that the accumulators of a lane belong to 8 consecutive channels, which
-// are 16 or 32 consecutive bytes of x at each corner.
+// The cotangents of offset and mask need only four dot products per sample: those of the columns' cotangent with the
+// channels of x at the four corners. So a lane multiplies its accumulators with these channels, and the columns'
+// cotangents are never stored. A block processes 128 pixels of the output and some taps of one offset group, one tap
+// after the other, and 64 or 128 channels at a time. The GEMM's columns are permuted so that the accumulators of a lane
+// belong to 8 consecutive channels, which are 16 or 32 consecutive bytes of x at each corner.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -24,11 +24,11 @@ struct Call {
   ChannelSegments segments;
   Sizes sizes;
   Positions positions;
-  int32_t pixels, rows, columns;   // of the output; pixels: of all images
+  int32_t pixels, rows, columns;   // output size; `pixels` counts all images
   int32_t pixel_bytes;             // of x
-  int32_t feature_chunks, slices;  // of a group's features
-  int32_t weight_row_chunks;       // of a channel: all taps × the group's features
-  int32_t taps, block_taps;        // block_taps: of a block; the last block of the taps may have fewer
+  int32_t feature_chunks, slices;  // chunks and K slices of the features of a group
+  int32_t weight_row_chunks;       // chunks in a row of the weight (one input channel)
+  int32_t taps, block_taps;        // block_taps: taps per block; the last block may have fewer
   int64_t blocks;
 };
 
@@ -67,29 +67,29 @@ struct Shared {
     uint4 cotangent[Tile::kChunksOfA], weight[Tile::kChunksOfB];
   } stages[kStages];
   Iteration iterations[kStages];
-  Corners corners[2][kTilePixels];  // of a tap and the next
-  // Also of a tap and the next: the dot products with the four corners, one for each warp that shares the rows.
+  Corners corners[2][kTilePixels];  // double-buffered by tap
+  // The dot products with the four corners, per warp that shares the rows; double-buffered by tap.
   float dots[2][Tile::kWarpsN][kTilePixels][4];
   int32_t pixels[kTilePixels];  // of the output; -1 past the end
-  BlockTile block_tile;         // in shared memory, as the iterations, because the accumulators need the registers
+  BlockTile block_tile;         // in shared memory, like `iterations`, to save registers
 };
 
-// The channel, of 32, whose weights are row `row` of as many of B: in this order a lane's accumulators of four column
+// The row permutation of B: row r of 32 holds channel ChannelOfRow(r), so that a lane's accumulators of four column
 // fragments belong to 8 consecutive channels.
 __device__ int ChannelOfRow(int row) { return row % 8 / 2 * 8 + row / 8 * 2 + row % 2; }
 
-// Sets `dots`, or adds to them, the dot products of a block tile with the corners of the samples, over `count` channels
-// from x on. The four lanes that share a row add up their parts.
+// Computes the dot products of the accumulators with the corner pixels over `count` channels from x on, and stores them
+// in `dots`, or adds them if `accumulate`. The four lanes that share a row add their partial sums.
 template <typename T, typename Tile>
 __device__ void StoreDots(const WarpTile<T, Tile>& tile, const Corners* corners, const T* x, int32_t count,
-                          int32_t pixel_bytes, bool add, float (&dots)[Tile::kWarpsN][kTilePixels][4]) {
-  constexpr int kCorners = kChunkSize<T> / 4;  // at a time, so that four loads are in flight
+                          int32_t pixel_bytes, bool accumulate, float (&dots)[Tile::kWarpsN][kTilePixels][4]) {
+  constexpr int kCornersInFlight = kChunkSize<T> / 4;  // so that four loads are in flight
   const int first_column = tile.first_column() + tile.lane() % 4 * 8;
 #pragma unroll
   for (int i = 0; i < Tile::kFragmentsM * 2; ++i) {
     const int row = tile.first_row() + i * 8 + tile.lane() / 4;
-    float own_dot = 0;  // with the corner whose number is lane % 4
-#pragma unroll kCorners
+    float own_dot = 0;  // dot product with corner lane % 4
+#pragma unroll kCornersInFlight
     for (int corner = 0; corner < 4; ++corner) {
       const int32_t pixel = corners[row].pixel[corner];
       float dot = 0;
@@ -114,7 +114,7 @@ __device__ void StoreDots(const WarpTile<T, Tile>& tile, const Corners* corners,
       if (tile.lane() % 4 == corner) own_dot = dot;
     }
     float& stored = dots[tile.first_column() / Tile::kWarpN][row][tile.lane() % 4];
-    stored = add ? stored + own_dot : own_dot;
+    stored = accumulate ? stored + own_dot : own_dot;
   }
 }
 
@@ -142,11 +142,11 @@ __global__ void __launch_bounds__(CotangentTile<kChannels>::kThreads, kCotangent
     auto channels_of = [&](const Iteration& iteration) {
       return call.segments.Tile(block_tile.offset_group * call.segments.offset_group_tiles + iteration.tile);
     };
-    auto load_stage = [&](int32_t number) {
-      const Iteration iteration(call, block_tile.first_tap, number);
-      if (thread == 0) shared.iterations[number % kStages] = iteration;
+    auto load_stage = [&](int32_t iteration_index) {
+      const Iteration iteration(call, block_tile.first_tap, iteration_index);
+      if (thread == 0) shared.iterations[iteration_index % kStages] = iteration;
       const ChannelTile channels = channels_of(iteration);
-      auto& stage = shared.stages[number % kStages];
+      auto& stage = shared.stages[iteration_index % kStages];
       if (iteration.is_first_of_tap() && thread < kTilePixels) {
         const Corners corners =
             FindCorners(call.sizes, call.positions, shared.pixels[thread], block_tile.offset_group, iteration.tap);
@@ -155,12 +155,12 @@ __global__ void __launch_bounds__(CotangentTile<kChannels>::kThreads, kCotangent
       const int32_t k = iteration.slice * kSliceChunks + chunk;
 #pragma unroll 1
       for (int i = 0; i < kChannels / kRowsPerLoad; ++i) {
-        const int to_row = row + i * kRowsPerLoad, channel = to_row / 32 * 32 + ChannelOfRow(to_row % 32);
+        const int smem_row = row + i * kRowsPerLoad, channel = smem_row / 32 * 32 + ChannelOfRow(smem_row % 32);
         const bool is_valid = k < call.feature_chunks && channel < channels.count;
-        const int64_t from =
+        const int64_t source_chunk =
             (int64_t{channels.first} + channel) * call.weight_row_chunks + iteration.tap * call.feature_chunks + k;
-        copy_async(&stage.weight[swizzled_index(to_row, chunk)], is_valid ? weight + from * kChunkSize<T> : weight,
-                   !is_valid);
+        copy_async(&stage.weight[swizzled_index(smem_row, chunk)],
+                   is_valid ? weight + source_chunk * kChunkSize<T> : weight, !is_valid);
       }
       const int64_t first_chunk = int64_t{call.segments.FeatureGroup(channels.first)} * call.feature_chunks;
 #pragma unroll 1
@@ -177,23 +177,23 @@ __global__ void __launch_bounds__(CotangentTile<kChannels>::kThreads, kCotangent
       float dot[4];
       static_assert(Tile::kWarpsN == 2);
       for (int corner = 0; corner < 4; ++corner) dot[corner] = dots[0][thread][corner] + dots[1][thread][corner];
-      const int64_t p = shared.pixels[thread], position = PositionIndex(call.sizes, p, block_tile.offset_group, tap);
-      const BilinearCorners<float> sample = LocateSample<float>(call.sizes, call.positions, p, position, tap);
-      StorePositionCotangents(call.positions, position, sample, dot, d_offset, d_mask);
+      const int64_t p = shared.pixels[thread], sample_index = SampleIndex(call.sizes, p, block_tile.offset_group, tap);
+      const BilinearCorners<float> sample = LocateSample<float>(call.sizes, call.positions, p, sample_index, tap);
+      StorePositionCotangents(call.positions, sample_index, sample, dot, d_offset, d_mask);
     };
 
     WarpTile<T, Tile> tile;
     const int32_t iterations = block_tile.taps * call.segments.offset_group_tiles * call.slices;
     load_stage(0);
-    for (int32_t number = 0; number < iterations; ++number) {
+    for (int32_t iteration_index = 0; iteration_index < iterations; ++iteration_index) {
       wait_async_copies();
       __syncthreads();
-      const Iteration& iteration = shared.iterations[number % kStages];
+      const Iteration& iteration = shared.iterations[iteration_index % kStages];
       if (iteration.is_first_of_tap() && iteration.tap > block_tile.first_tap) store_cotangents(iteration.tap - 1);
-      if (number + 1 < iterations) load_stage(number + 1);
-      constexpr bool kRoundToTf32 = true;  // the weight is rounded already
-      tile.template MultiplyStage<kRoundToTf32>(shared.stages[number % kStages].cotangent,
-                                                shared.stages[number % kStages].weight);
+      if (iteration_index + 1 < iterations) load_stage(iteration_index + 1);
+      constexpr bool kRoundToTf32 = true;  // rounds d_y to tf32; the weight is tf32 already
+      tile.template MultiplyStage<kRoundToTf32>(shared.stages[iteration_index % kStages].cotangent,
+                                                shared.stages[iteration_index % kStages].weight);
       if (iteration.slice < call.slices - 1) continue;
       const ChannelTile channels = channels_of(iteration);
       StoreDots(tile, shared.corners[iteration.tap % 2], x + channels.first, channels.count, call.pixel_bytes,

@@ -27,7 +27,7 @@ struct Call {
   ChannelSegments segments;
   Sizes sizes;
   Positions positions;
-  int32_t pixels, rows, columns;  // of the output; pixels: of all images
+  int32_t pixels, rows, columns;  // output size; `pixels` counts all images
   int32_t split_pixels;           // of a split; the last may have fewer
   int32_t feature_tiles;          // of a group
   int32_t taps;
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(CotangentTile<kFeatures>::kThreads, kCotangent
       AsVector<2>(partial_sums + (block_tile.first_row + channel) * call.segments.features +
                   feature) = {{first, second}};
     });
-    wait_async_copies();  // those of a split without pixels
+    wait_async_copies();  // a split without pixels issued copies but ran no iteration
     __syncthreads();
   }
 }

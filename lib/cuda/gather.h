@@ -12,17 +12,19 @@ namespace dcn {
 
 // The corners of a sample as the fused kernels keep them in shared memory.
 struct alignas(16) Corners {
-  int32_t pixel[4];  // the index in x, over all images; -1 for a corner that is not read
+  int32_t pixel[4];  // pixel index in x, counted over all images; -1 for a corner that is not read
   float weight[4];   // times the mask
 };
 
-// No corner is read where the output pixel p is -1. Callers assign the result to a local variable before they store it
-// in shared memory: ThreadSanitizer does not see what a function writes directly to its result.
-__device__ inline Corners FindCorners(const Sizes& sizes, const Positions& positions, int64_t p, int64_t g, int32_t k) {
-  if (p < 0) return {{-1, -1, -1, -1}, {0, 0, 0, 0}};
-  const int64_t position = PositionIndex(sizes, p, g, k), image = p / sizes.columns / sizes.rows;
-  const BilinearCorners<float> sample = LocateSample<float>(sizes, positions, p, position, k);
-  const float mask = Mask<float>(positions, position);
+// No corner is read if `output_pixel` is -1. Callers assign the result to a local variable before they store it in
+// shared memory, because ThreadSanitizer misses writes made through return-value elision.
+__device__ inline Corners FindCorners(const Sizes& sizes, const Positions& positions, int64_t output_pixel,
+                                      int64_t offset_group, int32_t tap) {
+  if (output_pixel < 0) return {{-1, -1, -1, -1}, {0, 0, 0, 0}};
+  const int64_t sample_index = SampleIndex(sizes, output_pixel, offset_group, tap);
+  const int64_t image = output_pixel / sizes.columns / sizes.rows;
+  const BilinearCorners<float> sample = LocateSample<float>(sizes, positions, output_pixel, sample_index, tap);
+  const float mask = Mask<float>(positions, sample_index);
   Corners corners;
   for (int corner = 0; corner < 4; ++corner) {
     const int64_t pixel = sample.pixel(corner, image * sizes.height, sizes.width);
@@ -32,15 +34,15 @@ __device__ inline Corners FindCorners(const Sizes& sizes, const Positions& posit
   return corners;
 }
 
-// The four corners' pixels of a sample, 16 bytes of channels each, in registers. The loads start in the constructor, so
-// that they overlap with the instructions before Blend.
+// Loads 16 bytes of channels at each of the four corners of a sample into registers. The loads start in the
+// constructor, so that they overlap with the instructions before Blend.
 template <typename T>
 class CornerLoads {
  public:
   __device__ CornerLoads(const Corners& corners, const T* x, int32_t pixel_bytes, bool is_valid) : corners_(corners) {
     for (int corner = 0; corner < 4; ++corner) {
       const int32_t pixel = corners.pixel[corner];
-      pixel_[corner] = load_global_or_zeros(x, int64_t{pixel} * pixel_bytes, is_valid && pixel >= 0);
+      words_[corner] = load_global_or_zeros(x, int64_t{pixel} * pixel_bytes, is_valid && pixel >= 0);
     }
   }
 
@@ -56,7 +58,7 @@ class CornerLoads {
   __device__ uint32_t BlendWord(int word, const float (&weight)[4]) const {
     float sum[kWordSize<T>], value[kWordSize<T>];
     for (int corner = 0; corner < 4; ++corner) {
-      WordToFloats<T>(pixel_[corner].word[word], value);
+      WordToFloats<T>(words_[corner].word[word], value);
       for (int i = 0; i < kWordSize<T>; ++i) {
         sum[i] = (corner == 0 ? 0 : sum[i]) + weight[corner] * value[i];
       }
@@ -64,8 +66,8 @@ class CornerLoads {
     return RoundToWord<T>(sum);
   }
 
-  const Corners& corners_;
-  Words pixel_[4];
+  const Corners& corners_;  // in shared memory: Blend reads the weights late, so that they take no registers meanwhile
+  Words words_[4];
 };
 
 }  // namespace dcn

@@ -197,8 +197,8 @@ class WarpTile {
     }
   }
 
-  // Calls f(row, column, first, second) for each pair of neighbouring columns, row by row. Columns count from `column`,
-  // which should differ between blocks: the compiler would compute all columns once, and keep them in registers.
+  // Calls f(row, column, first, second) for each pair of neighbouring columns, row by row. `column` is the tile's first
+  // column. Passing it keeps the compiler from hoisting all column indices out of the loop over blocks.
   template <typename F>
   __device__ void ForEachPair(int32_t column, const F& f) const {
     column += first_column() + lane() % 4 * 2;

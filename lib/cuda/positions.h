@@ -9,37 +9,37 @@
 
 namespace dcn {
 
-// The index in `mask`, and in `offset` as pairs, of tap k of offset group g at output pixel p.
-__device__ inline int64_t PositionIndex(const Sizes& sizes, int64_t p, int64_t g, int32_t k) {
-  return (p * sizes.offset_groups + g) * sizes.taps() + k;
+// The index of a sample in `mask`, and in `offset` as pairs.
+__device__ inline int64_t SampleIndex(const Sizes& sizes, int64_t output_pixel, int64_t offset_group, int32_t tap) {
+  return (output_pixel * sizes.offset_groups + offset_group) * sizes.taps() + tap;
 }
 
 template <typename A>
-__device__ A Mask(const Positions& positions, int64_t position) {
-  return positions.mask ? static_cast<const A*>(positions.mask)[position] : A(1);
+__device__ A Mask(const Positions& positions, int64_t sample_index) {
+  return positions.mask ? static_cast<const A*>(positions.mask)[sample_index] : A(1);
 }
 
-// `p` counts the pixels of the tile over all its images.
+// `output_pixel` counts the pixels of the tile over all its images.
 template <typename A>
-__device__ BilinearCorners<A> LocateSample(const Sizes& sizes, const Positions& positions, int64_t p, int64_t position,
-                                           int32_t k) {
-  const int64_t row = positions.origin[1] + p / sizes.columns % sizes.rows;
-  const int64_t column = positions.origin[2] + p % sizes.columns;
+__device__ BilinearCorners<A> LocateSample(const Sizes& sizes, const Positions& positions, int64_t output_pixel,
+                                           int64_t sample_index, int32_t tap) {
+  const int64_t row = positions.origin[1] + output_pixel / sizes.columns % sizes.rows;
+  const int64_t column = positions.origin[2] + output_pixel % sizes.columns;
   const Point<A> location =
-      SamplingLocation(sizes.window, row, column, k, static_cast<const A*>(positions.offset) + 2 * position);
+      SamplingLocation(sizes.window, row, column, tap, static_cast<const A*>(positions.offset) + 2 * sample_index);
   return LocateCorners(location.y, location.x, sizes.height, sizes.width, sizes.window.circular);
 }
 
 // d_offset and d_mask may be null.
 template <typename A>
-__device__ void StorePositionCotangents(const Positions& positions, int64_t position, const BilinearCorners<A>& corners,
-                                        const A (&dot)[4], A* d_offset, A* d_mask) {
-  const PositionCotangents<A> cotangents = CotangentsOfPosition(corners, dot, Mask<A>(positions, position));
+__device__ void StorePositionCotangents(const Positions& positions, int64_t sample_index,
+                                        const BilinearCorners<A>& corners, const A (&dot)[4], A* d_offset, A* d_mask) {
+  const PositionCotangents<A> cotangents = CotangentsOfPosition(corners, dot, Mask<A>(positions, sample_index));
   if (d_offset) {
-    d_offset[2 * position] = cotangents.y;
-    d_offset[2 * position + 1] = cotangents.x;
+    d_offset[2 * sample_index] = cotangents.y;
+    d_offset[2 * sample_index + 1] = cotangents.x;
   }
-  if (d_mask) d_mask[position] = cotangents.mask;
+  if (d_mask) d_mask[sample_index] = cotangents.mask;
 }
 
 }  // namespace dcn

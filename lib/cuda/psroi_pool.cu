@@ -1,3 +1,5 @@
+// The CUDA kernels of deformable position-sensitive RoI pooling. They use no atomics: each element of a result belongs
+// to one thread, or to lanes of one warp, and is summed in a fixed order.
 #include "psroi_pool.h"
 
 #include <cuda_bf16.h>
@@ -18,7 +20,7 @@ __device__ Roi<A> LocateRoi(const PoolSizes& sizes, const Rois& rois, int64_t ro
   return LocateRoi(sizes, static_cast<const A*>(rois.boxes) + roi_index * 5);
 }
 
-// The first row of the image that an RoI reads, counted through the rows of all images of all batches.
+// The first row of the image that an RoI reads: a row index over all images and batches.
 template <typename A>
 __device__ int64_t FirstImageRow(const PoolSizes& sizes, const Roi<A>& roi, int64_t roi_index) {
   return (roi_index / sizes.rois * sizes.images + roi.image) * sizes.height;
@@ -26,31 +28,31 @@ __device__ int64_t FirstImageRow(const PoolSizes& sizes, const Roi<A>& roi, int6
 
 // The index of the (dx, dy) pair that shifts a bin for the features of one class.
 __device__ int64_t OffsetIndex(const PoolSizes& sizes, int64_t roi_index, int64_t row, int64_t column, int64_t class_) {
-  const int64_t y = sizes.CellOfBin(0, row, sizes.part), x = sizes.CellOfBin(1, column, sizes.part);
+  const int64_t y = sizes.GridCellOfBin(0, row, sizes.part), x = sizes.GridCellOfBin(1, column, sizes.part);
   return ((roi_index * sizes.part[0] + y) * sizes.part[1] + x) * sizes.classes + class_;
 }
 
 // The flat index of the channel group that a bin reads.
-__device__ int64_t ChannelGroup(const PoolSizes& sizes, int64_t row, int64_t column) {
-  return sizes.CellOfBin(0, row, sizes.group) * sizes.group[1] + sizes.CellOfBin(1, column, sizes.group);
+__device__ int64_t ChannelGroupIndex(const PoolSizes& sizes, int64_t row, int64_t column) {
+  return sizes.GridCellOfBin(0, row, sizes.group) * sizes.group[1] + sizes.GridCellOfBin(1, column, sizes.group);
 }
 
-// The scaled offset along an axis, as a fraction of the RoI's size.
+// The offset along an axis times trans_std: the shift of a bin as a fraction of the RoI's size.
 template <typename A>
-__device__ A ShiftOfPart(const PoolSizes& sizes, const Rois& rois, int axis, int64_t offset_index) {
+__device__ A ScaledOffset(const PoolSizes& sizes, const Rois& rois, int axis, int64_t offset_index) {
   return rois.offset ? static_cast<const A*>(rois.offset)[2 * offset_index + 1 - axis] * A(sizes.trans_std) : A(0);
 }
 
-// A range of the rows or columns of bins of an RoI.
+// A range of the rows, or of the columns, of an RoI's bins.
 struct BinRange {
   int64_t begin, end;
 
   __device__ int64_t size() const { return end - begin; }
 };
 
-// The rows or columns of bins that belong to one row or column of `grid`, which is the parts or the channel groups. The
-// inverse of PoolSizes::CellOfBin.
-__device__ BinRange BinsOfCell(const PoolSizes& sizes, int axis, const int32_t grid[2], int64_t cell) {
+// The range of bin rows (axis 0) or columns (axis 1) in one row or column of `grid`, which is the parts or the channel
+// groups. The inverse of PoolSizes::GridCellOfBin.
+__device__ BinRange BinsOfGridCell(const PoolSizes& sizes, int axis, const int32_t grid[2], int64_t cell) {
   const int64_t bins = sizes.output[axis], cells = grid[axis];
   return {(cell * bins + cells - 1) / cells, ((cell + 1) * bins + cells - 1) / cells};
 }
@@ -70,18 +72,18 @@ __global__ void PoolKernel(PoolSizes sizes, Rois rois, const T* x, T* pooled) {
     for (int v = 0; v < N; ++v) sum[v] = roi.state == RoiState::kNotFinite ? A(NAN) : A(0);
     if (roi.state == RoiState::kValid) {
       const int64_t offset_index = OffsetIndex(sizes, roi_index, row, column, f / sizes.class_features());
-      const A shift_y = ShiftOfPart<A>(sizes, rois, 0, offset_index);
-      const A shift_x = ShiftOfPart<A>(sizes, rois, 1, offset_index);
+      const A shift_y = ScaledOffset<A>(sizes, rois, 0, offset_index);
+      const A shift_x = ScaledOffset<A>(sizes, rois, 1, offset_index);
       if (shift_x != shift_x || shift_y != shift_y) {
         for (int v = 0; v < N; ++v) sum[v] = A(NAN);
       }
       const int64_t first_row = FirstImageRow(sizes, roi, roi_index);
-      const T* channel = x + f * sizes.groups() + ChannelGroup(sizes, row, column);
+      const T* channel = x + f * sizes.groups() + ChannelGroupIndex(sizes, row, column);
       int32_t num_valid_x = 0;
       const int32_t num_valid_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t y, A weight_y, A) {
-        const T* line = channel + (first_row + y) * sizes.width * sizes.channels;
-        num_valid_x = ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t x_, A weight_x, A) {
-          const Vector<T, N> pixel = AsVector<N>(line + x_ * sizes.channels);
+        const T* row_of_x = channel + (first_row + y) * sizes.width * sizes.channels;
+        num_valid_x = ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t column_of_x, A weight_x, A) {
+          const Vector<T, N> pixel = AsVector<N>(row_of_x + column_of_x * sizes.channels);
           for (int v = 0; v < N; ++v) sum[v] += weight_y * weight_x * A(pixel.value[v]);
         });
       });
@@ -95,7 +97,7 @@ __global__ void PoolKernel(PoolSizes sizes, Rois rois, const T* x, T* pooled) {
 }
 
 // The tile shape of the input cotangent. Each lane of a warp accumulates kWarpColumns neighbouring pixels of one row
-// for its own N channels, in registers, which limit their number. A block has kWarpRows × kWarpsAcross warps. Each
+// for its own N channels; register pressure limits kWarpColumns. A block has kWarpRows × kWarpsAcross warps. Each
 // element of d_x belongs to one thread, so no atomics are needed.
 template <typename A>
 constexpr int kWarpColumns = 32 / sizeof(A);
@@ -110,14 +112,16 @@ struct PointInterval {
       : first(roi.start[axis] + A(bin) * roi.bin_size[axis] + shift * roi.size[axis]),
         last(first + A(sizes.points[axis]) * roi.step[axis]) {}
 
-  // Whether points may read pixels of [begin, end). It is conservative, because a point may be rounded past `last`.
+  // Whether points may read pixels of [begin, end). Conservative by one pixel: rounding can put a point past `last`.
   __device__ bool MayRead(int64_t begin, int64_t end) const { return last > A(begin - 2) && first < A(end + 1); }
 };
 
-// The block looks at kThreads bins at a time, one per thread, and lists those that may read its pixels; then all its
-// threads add the cotangents of the listed bins. With one channel group and one class, every channel has the same bins.
-// Otherwise the bins and offsets differ between the channels of a warp: then an item of the list is the k-th bin of
-// every channel group, and each lane tests whether the bin of its own group reads its pixels.
+// Per iteration, each thread tests one item. Items that may read the tile go into a list in shared memory. Then all
+// threads add the cotangents of the listed items.
+//
+// With one channel group and one class, an item is a bin, because every channel has the same bins and offsets.
+// Otherwise these differ between the channels of a warp. An item is then bin k of every channel group; it is listed if
+// its RoI is valid and in the tile's image, and each lane tests its own group's bin.
 template <typename T, int N>
 __global__ __launch_bounds__(kThreads, 2) void InputCotangentKernel(PoolSizes sizes, Rois rois, const T* d_pooled,
                                                                     Accumulator<T>* d_x) {
@@ -143,8 +147,8 @@ __global__ __launch_bounds__(kThreads, 2) void InputCotangentKernel(PoolSizes si
     const bool is_active = channel < sizes.channels && y < sizes.height;
     const int64_t f = channel / sizes.groups(), group = channel % sizes.groups();
     const int64_t class_ = f / sizes.class_features();
-    const BinRange rows = BinsOfCell(sizes, 0, sizes.group, group / sizes.group[1]);
-    const BinRange columns = BinsOfCell(sizes, 1, sizes.group, group % sizes.group[1]);
+    const BinRange rows = BinsOfGridCell(sizes, 0, sizes.group, group / sizes.group[1]);
+    const BinRange columns = BinsOfGridCell(sizes, 1, sizes.group, group % sizes.group[1]);
     Vector<A, N> sum[kPixels] = {};
     for (int64_t first_item = 0; first_item < num_items; first_item += kThreads) {
       const int64_t item = first_item + threadIdx.x, roi_index = batch * sizes.rois + item / group_bins;
@@ -155,8 +159,8 @@ __global__ __launch_bounds__(kThreads, 2) void InputCotangentKernel(PoolSizes si
         if (is_listed && has_common_bins) {
           const int64_t row = item % group_bins / group_columns, column = item % group_columns;
           const int64_t offset_index = OffsetIndex(sizes, roi_index, row, column, 0);
-          const PointInterval<A> points_y(sizes, roi, 0, row, ShiftOfPart<A>(sizes, rois, 0, offset_index));
-          const PointInterval<A> points_x(sizes, roi, 1, column, ShiftOfPart<A>(sizes, rois, 1, offset_index));
+          const PointInterval<A> points_y(sizes, roi, 0, row, ScaledOffset<A>(sizes, rois, 0, offset_index));
+          const PointInterval<A> points_x(sizes, roi, 1, column, ScaledOffset<A>(sizes, rois, 1, offset_index));
           is_listed =
               points_y.MayRead(tile_y, tile_y + kWarpRows) && points_x.MayRead(tile_x, tile_x + kPixels * kWarpsAcross);
         }
@@ -165,9 +169,9 @@ __global__ __launch_bounds__(kThreads, 2) void InputCotangentKernel(PoolSizes si
       if (lane == 0) counts[warp] = __popc(votes);
       __syncthreads();
       int list_index = __popc(votes & ((1u << lane) - 1)), num_listed = 0;
-      for (int other = 0; other < kThreads / kWarp; ++other) {
-        if (other < warp) list_index += counts[other];
-        num_listed += counts[other];
+      for (int w = 0; w < kThreads / kWarp; ++w) {
+        if (w < warp) list_index += counts[w];
+        num_listed += counts[w];
       }
       if (is_listed) list[list_index] = item;
       __syncthreads();
@@ -178,8 +182,8 @@ __global__ __launch_bounds__(kThreads, 2) void InputCotangentKernel(PoolSizes si
         if (row >= rows.end || column >= columns.end) continue;
         const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
         const int64_t offset_index = OffsetIndex(sizes, roi_index, row, column, class_);
-        const A shift_y = ShiftOfPart<A>(sizes, rois, 0, offset_index);
-        const A shift_x = ShiftOfPart<A>(sizes, rois, 1, offset_index);
+        const A shift_y = ScaledOffset<A>(sizes, rois, 0, offset_index);
+        const A shift_x = ScaledOffset<A>(sizes, rois, 1, offset_index);
         if (!PointInterval<A>(sizes, roi, 0, row, shift_y).MayRead(y, y + 1)) continue;
         if (!PointInterval<A>(sizes, roi, 1, column, shift_x).MayRead(x, x + kPixels)) continue;
         A weight_y = 0, weight_x[kPixels] = {};
@@ -187,7 +191,7 @@ __global__ __launch_bounds__(kThreads, 2) void InputCotangentKernel(PoolSizes si
           if (pixel == y) weight_y = weight;
         });
         if (weight_y == A(0)) continue;
-        // Every weight is assigned, because an index known only at run time would move the array to local memory.
+        // The loop avoids dynamic indexing, which would place weight_x in local memory.
         const int32_t num_valid_x = ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t pixel, A weight, A) {
           for (int j = 0; j < kPixels; ++j) weight_x[j] = pixel == x + j ? weight : weight_x[j];
         });
@@ -201,7 +205,7 @@ __global__ __launch_bounds__(kThreads, 2) void InputCotangentKernel(PoolSizes si
         }
       }
     }
-    if (!is_active) continue;
+    if (!is_active) continue;  // no barrier follows before the next block
     A* out = d_x + ((image * sizes.height + y) * sizes.width + x) * sizes.channels + channel;
     for (int j = 0; j < kPixels; ++j) {
       if (x + j < sizes.width) AsVector<N>(out + j * sizes.channels) = sum[j];
@@ -209,8 +213,8 @@ __global__ __launch_bounds__(kThreads, 2) void InputCotangentKernel(PoolSizes si
   }
 }
 
-// A work item is the cotangent of the offset of one part and class. It is computed by `item_lanes` neighbouring lanes,
-// a power of two, which share the features of the class and add their partial sums by shuffles.
+// One work item: d_offset of one part and class. It is computed by `item_lanes` neighbouring lanes, a power of two,
+// which share the features of the class and add their partial sums by shuffles.
 template <typename T, int N>
 __global__ void OffsetCotangentKernel(PoolSizes sizes, Rois rois, const T* x, const T* d_pooled,
                                       Accumulator<T>* d_offset, int item_lanes) {
@@ -224,22 +228,23 @@ __global__ void OffsetCotangentKernel(PoolSizes sizes, Rois rois, const T* x, co
     const Roi<A> roi = LocateRoi<A>(sizes, rois, work_item < n ? roi_index : 0);
     A dy = 0, dx = 0;
     if (work_item < n && roi.state == RoiState::kValid) {
-      const A shift_y = ShiftOfPart<A>(sizes, rois, 0, work_item), shift_x = ShiftOfPart<A>(sizes, rois, 1, work_item);
+      const A shift_y = ScaledOffset<A>(sizes, rois, 0, work_item);
+      const A shift_x = ScaledOffset<A>(sizes, rois, 1, work_item);
       const bool is_nan = shift_x != shift_x || shift_y != shift_y;
       const int64_t part = work_item % parts / sizes.classes, first_row = FirstImageRow(sizes, roi, roi_index);
-      const BinRange rows = BinsOfCell(sizes, 0, sizes.part, part / sizes.part[1]);
-      const BinRange columns = BinsOfCell(sizes, 1, sizes.part, part % sizes.part[1]);
+      const BinRange rows = BinsOfGridCell(sizes, 0, sizes.part, part / sizes.part[1]);
+      const BinRange columns = BinsOfGridCell(sizes, 1, sizes.part, part % sizes.part[1]);
       if (is_nan && rows.size() * columns.size() > 0) dy = dx = A(NAN);
       for (int64_t row = rows.begin; row < rows.end; ++row) {
         for (int64_t column = columns.begin; column < columns.end; ++column) {
           const int64_t bin = (roi_index * sizes.output[0] + row) * sizes.output[1] + column;
           const T* d_bin = d_pooled + bin * sizes.features();
-          const T* image = x + first_row * sizes.width * sizes.channels + ChannelGroup(sizes, row, column);
+          const T* image = x + first_row * sizes.width * sizes.channels + ChannelGroupIndex(sizes, row, column);
           A bin_dy = 0, bin_dx = 0;
           int32_t num_valid_x = 0;
           const int32_t num_valid_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t y, A weight_y, A slope_y) {
-            num_valid_x = ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t x_, A weight_x, A slope_x) {
-              const T* pixel = image + (y * sizes.width + x_) * sizes.channels;
+            num_valid_x = ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t column_of_x, A weight_x, A slope_x) {
+              const T* pixel = image + (y * sizes.width + column_of_x) * sizes.channels;
               A dot = 0;
               const int64_t end = (class_ + 1) * sizes.class_features();
               for (int64_t f = end - sizes.class_features() + thread % item_lanes * N; f < end; f += item_lanes * N) {

@@ -53,7 +53,7 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
 }
 
 ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
-                              ffi::AnyBuffer d_columns, ffi::AnyBuffer d_x_so_far, ffi::RemainingArgs mask,
+                              ffi::AnyBuffer d_columns, ffi::AnyBuffer d_x_in, ffi::RemainingArgs mask,
                               ffi::Result<ffi::AnyBuffer> d_x, ffi::Result<ffi::AnyBuffer> workspace,
                               ffi::Dictionary attributes) {
   Checks checks("dcn_input_cotangent");
@@ -65,9 +65,9 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
   DecodeImage(checks, "d_x", *d_x, sizes);
   checks.Require(sizes.images_of_x == sizes.images, "d_x must have as many images as offset");
   checks.Type("d_x", *d_x, offset.element_type());
-  checks.Require(d_x->untyped_data() == d_x_so_far.untyped_data(), "d_x must be added to in place");
-  checks.Type("d_x so far", d_x_so_far, offset.element_type());
-  checks.Shape("d_x so far", d_x_so_far, {sizes.images, sizes.height, sizes.width, sizes.channels});
+  checks.Require(d_x->untyped_data() == d_x_in.untyped_data(), "d_x must be added to in place");
+  checks.Type("d_x so far", d_x_in, offset.element_type());
+  checks.Shape("d_x so far", d_x_in, {sizes.images, sizes.height, sizes.width, sizes.channels});
   checks.FitsInt32("the number of an image's pixels", SaturatingMultiply(sizes.height + 1, sizes.width + 1));
   checks.FitsInt32("the number of an image's samples", sizes.samples());
   checks.ElementCount(

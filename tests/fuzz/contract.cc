@@ -132,7 +132,7 @@ double WeightCount(const Sizes& s, const Product& product) {
 }  // namespace
 
 const char* FusedForward(Device&, DType dtype, const Sizes& s, const Positions& positions, const Product& product,
-                         int32_t tile_features, bool wide, const void* x, const void* weight, const void* bias,
+                         int32_t tile_features, bool is_y_float, const void* x, const void* weight, const void* bias,
                          void* y) {
   CheckFused(dtype, s, positions, product);
   REQUIRE(tile_features == 64 || tile_features == 128 || tile_features == 256);
@@ -140,7 +140,7 @@ const char* FusedForward(Device&, DType dtype, const Sizes& s, const Positions& 
   REQUIRE(contract.Holds(x, ImageCount(s, s.images), SizeOf(dtype)));
   REQUIRE(contract.Holds(weight, WeightCount(s, product), SizeOf(dtype)));
   REQUIRE(contract.Holds(bias, product.features, 4));
-  REQUIRE(contract.Holds(y, outputs * product.features, wide ? 4 : SizeOf(dtype)));
+  REQUIRE(contract.Holds(y, outputs * product.features, is_y_float ? 4 : SizeOf(dtype)));
   return nullptr;
 }
 

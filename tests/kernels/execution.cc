@@ -33,8 +33,8 @@ namespace {
 constexpr size_t kStack = 64 << 10;
 constexpr int kPoison = 0xff;  // NaN in every floating-point type, -1 in every integer
 constexpr uint64_t kUnknown = ~uint64_t{0};
-constexpr size_t kMaxPendingCopies = 64;        // per thread
-constexpr size_t kDefaultMaxShared = 48 << 10;  // dynamic shared memory without AllowShared
+constexpr size_t kMaxPendingCopies = 64;             // per thread
+constexpr size_t kDefaultMaxSharedBytes = 48 << 10;  // dynamic shared memory without SetMaxDynamicShared
 
 // A fiber of ThreadSanitizer: the memory accesses of one CUDA thread and their happens-before order.
 class History {
@@ -93,9 +93,9 @@ struct Thread {
   History history;
   State state = kNew;
   Meeting meeting;
-  Offer offer = {};
-  std::array<Copy, kMaxPendingCopies> postponed;
-  size_t postponed_count = 0;
+  LaneRegisters registers = {};
+  std::array<Copy, kMaxPendingCopies> pending_copies;
+  size_t num_pending_copies = 0;
   void* left_at[5];  // for __builtin_longjmp
 };
 
@@ -105,12 +105,12 @@ class Block {
   Block(const std::function<void()>& kernel, char* stacks, const History* histories)
       : kernel_(kernel), stacks_(stacks), scheduler_history_(History::Current()) {
     for (int i = 0; i < int(Volume(blockDim)); ++i) threads_.emplace_back(i, Index(i, blockDim), histories[i]);
-    for (Offer& offer : offers_) std::fill(std::begin(offer.words), std::end(offer.words), ~0u);
+    for (LaneRegisters& registers : registers_) std::fill(std::begin(registers.words), std::end(registers.words), ~0u);
   }
 
   Thread& current() const { return *current_; }
-  // The offers of the current warp's lanes when they last waited for each other; valid until they do so again.
-  const Offer* Offers() const { return &offers_[warp()]; }
+  // The registers of the current warp's lanes at their last barrier; valid until the next one.
+  const LaneRegisters* Registers() const { return &registers_[warp()]; }
   Meeting OfWarp(unsigned mask, SourceLocation location, bool orders_memory) const {
     return {warp() + __builtin_ctz(mask), mask, location, orders_memory};
   }
@@ -131,9 +131,9 @@ class Block {
   }
 
   // Called by a CUDA thread: suspends it until all threads of `meeting` wait.
-  void Wait(const Meeting& meeting, const Offer& offer = {}) {
+  void Wait(const Meeting& meeting, const LaneRegisters& registers = {}) {
     current_->meeting = meeting;
-    current_->offer = offer;
+    current_->registers = registers;
     Leave(Thread::kWaiting);
   }
 
@@ -206,7 +206,7 @@ class Block {
       }
       for (Thread* t : members) {
         if (meeting.orders_memory) t->history.Acquire(members[0]);
-        offers_[t->number] = t->offer;
+        registers_[t->number] = t->registers;
         t->state = Thread::kReady;
       }
       has_resumed = true;
@@ -236,7 +236,7 @@ class Block {
   History scheduler_history_;
   std::vector<Thread> threads_;
   // Static, because CUDA threads read it and no barrier orders these reads before the block's destruction.
-  inline static Offer offers_[kMaxThreads];
+  inline static LaneRegisters registers_[kMaxThreads];
   Thread* current_ = nullptr;
   void* scheduler_left_at_[5];
 };
@@ -291,14 +291,14 @@ char* NewStacks() {
 }
 
 std::mutex launch_mutex;
-std::map<const void*, size_t> allowed_shared;
+std::map<const void*, size_t> max_dynamic_shared;
 
 }  // namespace
 
-cudaError_t AllowShared(const void* kernel, int bytes) {
+cudaError_t SetMaxDynamicShared(const void* kernel, int bytes) {
   if (bytes < 0 || size_t(bytes) > max_shared_bytes) return cudaErrorInvalidConfiguration;
   std::lock_guard<std::mutex> lock(launch_mutex);
-  allowed_shared[kernel] = size_t(bytes);
+  max_dynamic_shared[kernel] = size_t(bytes);
   return cudaSuccess;
 }
 
@@ -306,7 +306,7 @@ cudaError_t Launch(const cudaLaunchConfig_t& config, const void* address, const 
   std::lock_guard<std::mutex> lock(launch_mutex);
   const dim3 grid = {std::min(config.gridDim.x, max_grid_blocks), config.gridDim.y, config.gridDim.z};
   const unsigned blocks = Volume(grid), threads = Volume(config.blockDim);
-  const size_t allowed = std::max(kDefaultMaxShared, allowed_shared[address]);
+  const size_t allowed = std::max(kDefaultMaxSharedBytes, max_dynamic_shared[address]);
   if (blocks == 0 || threads == 0 || threads > kMaxThreads || config.dynamicSmemBytes > allowed) {
     return cudaErrorInvalidConfiguration;
   }
@@ -339,37 +339,37 @@ void WaitForBlock(SourceLocation location) { block->Wait({0, 0, location, true})
 
 void WaitForWarp(unsigned mask, SourceLocation location) { block->Wait(block->OfWarp(mask, location, true)); }
 
-const Offer* OffersOfWarp(const Offer& offer, SourceLocation location) {
-  block->Wait(block->OfWarp(~0u, location, false), offer);
-  return block->Offers();
+const LaneRegisters* AllGatherWarp(const LaneRegisters& registers, SourceLocation location) {
+  block->Wait(block->OfWarp(~0u, location, false), registers);
+  return block->Registers();
 }
 
-void Postpone(const Copy& copy) {
+void EnqueueCopy(const Copy& copy) {
   Thread& thread = block->current();
-  thread.postponed.at(thread.postponed_count++) = copy;
+  thread.pending_copies.at(thread.num_pending_copies++) = copy;
 }
 
-bool TakePostponed(Copy* copy) {
+bool PopPendingCopy(Copy* copy) {
   Thread& thread = block->current();
-  if (thread.postponed_count == 0) return false;
-  *copy = thread.postponed[--thread.postponed_count];
+  if (thread.num_pending_copies == 0) return false;
+  *copy = thread.pending_copies[--thread.num_pending_copies];
   return true;
 }
 
-uint64_t Exchange(unsigned mask, uint64_t value, int from, SourceLocation location) {
-  Offer offer = {};
-  std::memcpy(offer.words, &value, sizeof value);
-  block->Wait(block->OfWarp(mask, location, false), offer);
+uint64_t ShuffleBits(unsigned mask, uint64_t bits, int from, SourceLocation location) {
+  LaneRegisters registers = {};
+  std::memcpy(registers.words, &bits, sizeof bits);
+  block->Wait(block->OfWarp(mask, location, false), registers);
   if (!(mask >> from & 1)) return kUnknown;
-  std::memcpy(&value, block->Offers()[from].words, sizeof value);
-  return value;
+  std::memcpy(&bits, block->Registers()[from].words, sizeof bits);
+  return bits;
 }
 
-unsigned Vote(unsigned mask, bool yes, SourceLocation location) {
-  block->Wait(block->OfWarp(mask, location, false), {{yes}});
+unsigned Ballot(unsigned mask, bool predicate, SourceLocation location) {
+  block->Wait(block->OfWarp(mask, location, false), {{predicate}});
   unsigned ballot = 0;
   for (int lane = 0; lane < kWarp; ++lane) {
-    if (mask >> lane & 1) ballot |= (block->Offers()[lane].words[0] & 1) << lane;
+    if (mask >> lane & 1) ballot |= (block->Registers()[lane].words[0] & 1) << lane;
   }
   return ballot;
 }

@@ -2,20 +2,21 @@
 //
 // Blocks run one after another, each in its own host thread. A CUDA thread is a fiber, which runs until it waits for
 // other threads. The emulation finds errors that a GPU does not report: barriers that not all threads reach, and reads
-// of uninitialized shared memory. For ThreadSanitizer, only barriers order the threads of a block, and nothing orders
-// blocks, as in CUDA.
+// of uninitialized shared memory. ThreadSanitizer sees happens-before edges only at barriers, and none between blocks,
+// as in CUDA. atomicAdd is relaxed: it is not a data race, and orders no other accesses.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 
 #define __global__
 #define __device__
 #define __launch_bounds__(...)
-// The shared memory of a block is the thread-local storage of the host thread that runs it. Its arrays keep their
-// bounds, which UndefinedBehaviorSanitizer checks.
+// Shared memory is thread-local storage: each block has its own host thread. Array types keep their size, so that
+// UndefinedBehaviorSanitizer checks indices.
 #define __shared__ thread_local
 
 struct dim3 {
@@ -43,10 +44,10 @@ namespace execution {
 
 constexpr int kWarp = 32;
 constexpr int kMaxThreads = 1024;
-constexpr size_t kMaxShared = 227 << 10;
-inline size_t max_shared_bytes = kMaxShared;  // per block, on the emulated device
-inline unsigned max_grid_blocks = ~0u;        // larger grids are truncated, to test grid-stride loops
-inline bool only_last_block = false;          // the other blocks of a launch do not run
+constexpr size_t kMaxSharedBytes = 227 << 10;
+inline size_t max_shared_bytes = kMaxSharedBytes;  // per block, on the emulated device
+inline unsigned max_grid_blocks = ~0u;             // the grid is cut to this many blocks, to test grid-stride loops
+inline bool only_last_block = false;               // if set, only the last block of a launch runs
 
 // A line of a kernel's source, for error messages.
 struct SourceLocation {
@@ -54,11 +55,11 @@ struct SourceLocation {
   int line;
 };
 
-// `address` is the kernel's address, which identifies it for AllowShared.
+// `address` identifies the kernel for SetMaxDynamicShared.
 cudaError_t Launch(const cudaLaunchConfig_t&, const void* address, const std::function<void()>& kernel);
 
-// Allows a kernel more dynamic shared memory than the default 48 KiB.
-cudaError_t AllowShared(const void* kernel, int bytes);
+// Allows a kernel to have `bytes` of dynamic shared memory per block, instead of 48 KiB.
+cudaError_t SetMaxDynamicShared(const void* kernel, int bytes);
 
 // Barriers: all threads of the block, or the lanes of `mask` in the current warp.
 void WaitForBlock(SourceLocation);
@@ -67,24 +68,24 @@ void WaitForWarp(unsigned mask, SourceLocation);
 int Lane();
 
 // Registers of a lane that the other lanes of its warp can read.
-struct Offer {
+struct LaneRegisters {
   uint32_t words[6];
 };
-// Waits for the whole warp. Returns the offer of each lane, which is valid until the lanes next wait for each other.
-const Offer* OffersOfWarp(const Offer&, SourceLocation);
+// Waits for the whole warp. Returns the registers of each lane, which are valid until the next warp barrier.
+const LaneRegisters* AllGatherWarp(const LaneRegisters&, SourceLocation);
 
 // An asynchronous copy of 16 bytes, which takes place when the thread waits for it. A null `from` writes zeros.
 struct Copy {
   void* to;
   const void* from;
 };
-void Postpone(const Copy&);
-bool TakePostponed(Copy*);  // false if this thread has no pending copies
+void EnqueueCopy(const Copy&);
+bool PopPendingCopy(Copy*);  // false if this thread has no pending copies
 
-// Both wait for the lanes of `mask` in the warp. Exchange returns the offer of lane `from`, or all ones if `mask` does
-// not contain it; Vote returns the mask of the lanes that vote yes.
-uint64_t Exchange(unsigned mask, uint64_t offer, int from, SourceLocation);
-unsigned Vote(unsigned mask, bool yes, SourceLocation);
+// Both wait for the lanes of `mask` in the warp. ShuffleBits returns the bits of lane `from`, or ~0 if `from` is not in
+// `mask`. Ballot returns the mask of the lanes whose predicate is true.
+uint64_t ShuffleBits(unsigned mask, uint64_t bits, int from, SourceLocation);
+unsigned Ballot(unsigned mask, bool predicate, SourceLocation);
 
 // A shuffle within segments of `width` lanes: a lane receives its own value if lane `from` is in another segment.
 template <typename T>
@@ -92,7 +93,7 @@ T Shuffle(unsigned mask, T value, int from, int width, SourceLocation location) 
   static_assert(sizeof value <= sizeof(uint64_t));
   uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof value);
-  bits = Exchange(mask, bits, from >= 0 && from / width == Lane() / width ? from : Lane(), location);
+  bits = ShuffleBits(mask, bits, from >= 0 && from / width == Lane() / width ? from : Lane(), location);
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
@@ -100,7 +101,7 @@ T Shuffle(unsigned mask, T value, int from, int width, SourceLocation location) 
 }  // namespace execution
 
 // Dynamic shared memory. Kernels must declare it at namespace scope and with this name.
-inline thread_local uint4 dynamic_shared[execution::kMaxShared / sizeof(uint4)];
+inline thread_local uint4 dynamic_shared[execution::kMaxSharedBytes / sizeof(uint4)];
 
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
@@ -110,7 +111,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 
 template <typename... Parameters>
 cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute, int value) {
-  return execution::AllowShared(reinterpret_cast<const void*>(kernel), value);
+  return execution::SetMaxDynamicShared(reinterpret_cast<const void*>(kernel), value);
 }
 
 inline cudaError_t cudaGetDevice(int* device) {
@@ -188,7 +189,7 @@ T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32, const char*
 
 inline unsigned __ballot_sync(unsigned mask, int vote, const char* file = __builtin_FILE(),
                               int line = __builtin_LINE()) {
-  return execution::Vote(mask, vote != 0, {file, line});
+  return execution::Ballot(mask, vote != 0, {file, line});
 }
 
 inline float __uint_as_float(uint32_t bits) {

@@ -151,7 +151,7 @@ struct FusedCall {
   Sizes sizes;
   Product product;
   int32_t tile_features;
-  bool wide;
+  bool is_y_float;
 
   int64_t group_channels() const { return sizes.channels / product.groups; }
   // Whether the fused cotangents support this call too.
@@ -164,7 +164,7 @@ struct FusedCall {
 
 void CallFusedCotangents(DType dtype, const FusedCall& call, const Positions& positions, Array& x, Array& weight,
                          bool has_mask) {
-  const auto& [sizes, product, tile_features, wide] = call;
+  const auto& [sizes, product, tile_features, is_y_float] = call;
   const int64_t bins = sizes.images * sizes.offset_groups * sizes.taps(), outputs = sizes.rows * sizes.columns;
   const int64_t positions_size = bins * outputs;
   Device device(nullptr);
@@ -194,7 +194,7 @@ void CallFusedCotangents(DType dtype, const FusedCall& call, const Positions& po
 }
 
 void CallFused(DType dtype, const FusedCall& call, bool has_mask) {
-  const auto& [sizes, product, tile_features, wide] = call;
+  const auto& [sizes, product, tile_features, is_y_float] = call;
   const int64_t positions_size = sizes.pixels() * sizes.offset_groups * sizes.taps();
   const int64_t weight_size = product.features * sizes.taps() * call.group_channels();
   Device device(nullptr);
@@ -206,10 +206,10 @@ void CallFused(DType dtype, const FusedCall& call, bool has_mask) {
   Array mask = Array::Random(DType::kF32, positions_size, 1);
   Array weight = Array::Random(dtype, std::max(weight_size, int64_t{1}), 1),
         bias = Array::Random(DType::kF32, product.features, 1);
-  Array y = Array::Unwritten(wide ? DType::kF32 : dtype, sizes.pixels() * product.features);
+  Array y = Array::Unwritten(is_y_float ? DType::kF32 : dtype, sizes.pixels() * product.features);
   Array origin = Array::Of(std::vector<int32_t>{0, 0, 0});
   const Positions positions = {offset.data(), has_mask ? mask.data() : nullptr, origin.data<int32_t>()};
-  Check(FusedForward(device, dtype, sizes, positions, product, tile_features, wide, x.data(), weight.data(),
+  Check(FusedForward(device, dtype, sizes, positions, product, tile_features, is_y_float, x.data(), weight.data(),
                      bias.data(), y.data()));
   y.CheckWritten("y");
   if (call.has_fused_cotangents(dtype)) CallFusedCotangents(dtype, call, positions, x, weight, has_mask);

@@ -61,7 +61,7 @@ MISTAKES = {
         ("threads", r"data race.*ScanKernel"),
     ),
     "barrier that not all reach": (
-        ("counting_sort.h", SCAN_END, "start += count[i];\n      }\n      if (own < rows) __syncthreads();"),
+        ("counting_sort.h", SCAN_END, "start += count[i];\n      }\n      if (first_row < rows) __syncthreads();"),
         ("memory", r"thread 0 waits at counting_sort.h:\d+ for thread \d+, which (waits|has ended)"),
     ),
     "off by one in shared memory": (
@@ -77,8 +77,8 @@ MISTAKES = {
         ("threads", r"data race.*SampleColumnsKernel"),
     ),
     "overlapping writes of blocks": (
-        ("positions.h", "if (d_mask) d_mask[position] = cotangents.mask",
-         "if (d_mask) d_mask[position % 8] = cotangents.mask"),
+        ("positions.h", "if (d_mask) d_mask[sample_index] = cotangents.mask",
+         "if (d_mask) d_mask[sample_index % 8] = cotangents.mask"),
         ("threads", r"data race.*OffsetCotangentKernel"),
     ),
     "sum that is not atomic": (

@@ -47,23 +47,23 @@ struct FragmentLayout<float> {
 };
 
 // The eight rows of each of four matrices, whose addresses the lanes pass.
-inline const execution::Offer* RowsOfWarp(const void* row, execution::SourceLocation location) {
+inline const execution::LaneRegisters* RowsOfWarp(const void* row, execution::SourceLocation location) {
   const uint4 mine = *static_cast<const uint4*>(row);
-  execution::Offer offer = {};
-  std::memcpy(offer.words, &mine, sizeof mine);
-  return execution::OffersOfWarp(offer, location);
+  execution::LaneRegisters registers = {};
+  std::memcpy(registers.words, &mine, sizeof mine);
+  return execution::AllGatherWarp(registers, location);
 }
 
 inline void load_matrix_fragments(uint32_t (&words)[4], const void* row, const char* file = __builtin_FILE(),
                                   int line = __builtin_LINE()) {
-  const execution::Offer* rows = RowsOfWarp(row, {file, line});
+  const execution::LaneRegisters* rows = RowsOfWarp(row, {file, line});
   const int lane = execution::Lane();
   for (int matrix = 0; matrix < 4; ++matrix) words[matrix] = rows[matrix * 8 + lane / 4].words[lane % 4];
 }
 
 inline void load_matrix_fragments_transposed(uint32_t (&words)[4], const void* row, const char* file = __builtin_FILE(),
                                              int line = __builtin_LINE()) {
-  const execution::Offer* rows = RowsOfWarp(row, {file, line});
+  const execution::LaneRegisters* rows = RowsOfWarp(row, {file, line});
   const int lane = execution::Lane();
   for (int matrix = 0; matrix < 4; ++matrix) {
     for (int i = 0; i < 2; ++i) {
@@ -78,10 +78,10 @@ __attribute__((no_sanitize_thread)) void mma(float (&accumulator)[4], const uint
                                              const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   using Layout = FragmentLayout<T>;
   constexpr int kK = Layout::kK;
-  execution::Offer offer;
-  std::memcpy(offer.words, a, sizeof a);
-  std::memcpy(offer.words + 4, b, sizeof b);
-  const execution::Offer* of_lane = execution::OffersOfWarp(offer, {file, line});
+  execution::LaneRegisters registers;
+  std::memcpy(registers.words, a, sizeof a);
+  std::memcpy(registers.words + 4, b, sizeof b);
+  const execution::LaneRegisters* of_lane = execution::AllGatherWarp(registers, {file, line});
   const int mine = execution::Lane();
   float rows[2][kK], columns[2][kK];  // of a and b, for the accumulators of this lane
   for (int lane = 0; lane < execution::kWarp; ++lane) {
@@ -136,11 +136,11 @@ inline uint32_t RoundToWord<float>(const float* values) {
 // Until the thread waits for the copy, its target contains NaN.
 inline void copy_async(void* shared, const void* global, bool zeros) {
   std::memset(shared, 0xff, sizeof(uint4));
-  execution::Postpone({shared, zeros ? nullptr : global});
+  execution::EnqueueCopy({shared, zeros ? nullptr : global});
 }
 
 inline void wait_async_copies() {
-  for (execution::Copy copy; execution::TakePostponed(&copy);) {
+  for (execution::Copy copy; execution::PopPendingCopy(&copy);) {
     *static_cast<uint4*>(copy.to) = copy.from ? *static_cast<const uint4*>(copy.from) : uint4{};
   }
 }
