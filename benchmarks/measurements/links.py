@@ -1,15 +1,15 @@
 """Estimates how long exchanges between devices take, compared with the matrix products. Nothing of it was measured.
 
 The estimates are for 3x3 convolutions of bfloat16 data with float32 offsets and masks on H200s. A ring of n devices
-sends (n-1)/n of an array to gather it, and twice that to sum it. Latency is not counted.
+sends (n-1)/n of an array in an all-gather, and twice that in an all-reduce. Latency is not counted.
 """
 
 from typing import NamedTuple
 
-# Assumed for forward + backward: 40% of the 790 TFLOP/s that plain bfloat16 products were seen to reach.
+# Assumed for forward + backward: 40% of the 790 TFLOP/s that plain bfloat16 products reached in a measurement.
 PRODUCTS = 0.4 * 790e12
 TAPS = 9
-ITEM, SUM = 2, 4  # bytes of an element, and of an element that is summed
+ITEM, SUM = 2, 4  # bytes of an element, and of an element that is all-reduced
 POSITIONS = 4 * 3 * TAPS  # bytes of offset and mask per pixel and offset group
 
 
@@ -39,15 +39,15 @@ def product_seconds(pixels, weights):
 
 
 def pixels_from(links):
-    """The output pixels per device whose products take as long as the sum of the weight gradient, for any weight."""
+    """The output pixels per device at which the all-reduce of any weight's gradient takes as long as the products."""
     return sum_seconds(1, links) / product_seconds(1, 1)
 
 
 def features_from(bandwidth, summed, gathered=0):
-    """The number of output features from which several devices are faster than one, however many devices they are.
+    """The number of output features above which several devices are faster than one, for any number of devices.
 
-    From n-1 times as many on, the exchange of n devices takes no longer than their products.
-    summed, gathered: bytes exchanged per pixel and channel.
+    With n-1 times as many, the exchange between n devices takes as long as their matrix products.
+    summed, gathered: bytes per pixel and channel that are all-reduced and all-gathered.
     """
     return (2 * summed + gathered) * PRODUCTS / (6 * TAPS * bandwidth)
 

@@ -21,7 +21,9 @@ from benchmarks.reports.formatting import digits, markdown, paragraph
 
 
 def weights_table():
-    rows = [["layer per device", "weight, MB", "products, ms", *(f"sum, ms: {links.name}" for links in LINKS)]]
+    rows = [
+        ["layer per device", "weight, MB", "matrix products, ms", *(f"all-reduce, ms: {links.name}" for links in LINKS)]
+    ]
     for name in "ABCD":
         shape = SHAPES[name]
         weights = TAPS * shape.channels * shape.features
@@ -32,7 +34,7 @@ def weights_table():
 
 
 def pixels_table():
-    rows = [["", "as long as the sum", "as long, in the backward pass only"]]
+    rows = [["", "break-even, forward + backward", "break-even, backward only"]]
     for links in LINKS:
         pixels = pixels_from(links)
         rows.append([links.name, f"{pixels:,.0f}", f"{1.5 * pixels:,.0f}"])
@@ -41,29 +43,30 @@ def pixels_table():
 
 def features_table():
     exchanges = {
-        "rows, x whole": (SUM, 0),
-        "rows, x split too": (SUM, ITEM),
-        "features, of 256 channels": (SUM + POSITIONS / 256, 0),
+        "rows, x replicated": (SUM, 0),
+        "rows, x sharded too": (SUM, ITEM),
+        "features, Cin 256": (SUM + POSITIONS / 256, 0),
     }
     few, many = 256, 1024
-    head = ["split", "pays from", *(f"no longer on {n} from" for n in (4, 8))]
-    rows = [[*head, *(f"faster on 8 with {n:,}" for n in (few, many)), "pays from, by one port"]]
+    least = "min. features for a speedup"
+    head = ["split", least, *(f"break-even on {n}" for n in (4, 8))]
+    rows = [[*head, *(f"speedup on 8, Cout {n:,}" for n in (few, many)), f"{least}, one port"]]
     for name, exchanged in exchanges.items():
         pays = features_from(NVLINK, *exchanged)
         cells = [f"{pays:.0f}", *(f"{(n - 1) * pays:.0f}" for n in (4, 8))]
-        cells += [f"{faster(8, n, pays):.1f} times" for n in (few, many)]
+        cells += [f"{faster(8, n, pays):.1f}" for n in (few, many)]
         rows.append([name, *cells, f"{features_from(PORT, *exchanged):,.0f}"])
     return markdown(rows)
 
 
 def sections():
     assumed = (
-        f"Calculated, not measured. Assumed: {PRODUCTS / 1e12:.0f} TFLOP/s for the bfloat16 products of forward + "
-        "backward, 40% of what plain products were seen to reach on an H200. Links, in one direction: "
+        f"Calculated, not measured. Assumed: {PRODUCTS / 1e12:.0f} TFLOP/s for the bfloat16 matrix products of forward "
+        "+ backward, 40% of what plain matrix products reached in a measurement on an H200. Links, in one direction: "
         f"{NVLINK / 1e9:.0f} GB/s over NVLink in a node of {NODE}, {PORT / 1e9:.0f} GB/s over the "
         "network port of each GPU."
     )
     yield f"## Links and products\n\n{paragraph(assumed)}"
-    yield f"Data parallel: the matrix products of a layer, and the sum of its weight gradient:\n\n{weights_table()}"
-    yield f"Data parallel: the output pixels per device from which the products take:\n\n{pixels_table()}"
+    yield f"Data parallel: matrix products of a layer, and all-reduce of its weight gradient:\n\n{weights_table()}"
+    yield f"Data parallel, break-even number of output pixels per device:\n\n{pixels_table()}"
     yield f"One image over several devices, depending on the number of output features:\n\n{features_table()}"
