@@ -20,7 +20,7 @@ from jax_dcn._operators.deform_conv import (
     deform_conv2d_weight_grad,
     kernel_plan,
 )
-from jax_dcn._operators.plan import KernelChoice, KernelPlan
+from jax_dcn._operators.kernel_plan import KernelChoice, KernelPlan
 from jax_dcn._operators.psroi_pool import deform_psroi_pool, deform_psroi_pool_kernel_plan, psroi_pool
 from jax_dcn.optim import offset_labels
 from jax_dcn.statistics import offset_statistics, warn_of_offsets

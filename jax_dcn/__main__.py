@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import jax
 
-from jax_dcn._operators.plan import platform_of
+from jax_dcn._operators.kernel_plan import platform_of
 from jax_dcn._primitive import extension
 
 

@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,10 @@ import pytest
 from jax import export
 
 import jax_dcn
+from jax_dcn._operators import kernel_plan
 from jax_dcn._operators.deform_conv import fused
 from jax_dcn._operators.deform_conv.arguments import without_fused_path
+from jax_dcn._primitive import extension
 from tests.helpers.deform_conv.cases import Operands, convolve
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -258,11 +261,49 @@ def test_arrays_and_the_default_platform():
     assert jax_dcn.kernel_plan(*operands, platform="gpu").platform == "cuda"
 
 
+@pytest.mark.parametrize(
+    "name, version, expected",
+    [
+        ("cpu", "<unknown>", "cpu"),
+        ("gpu", "PJRT C API\ncuda 12090", "cuda"),
+        ("gpu", "PJRT C API\nrocm 60300", "rocm"),
+        ("tpu", "PJRT C API\nTFRT TPU v5 lite", "tpu"),
+    ],
+)
+def test_platform_of(name, version, expected):
+    client = types.SimpleNamespace(platform_version=version)
+    assert kernel_plan.platform_of(types.SimpleNamespace(platform=name, client=client)) == expected
+
+
+def test_rocm_runs_the_reference():
+    plan = jax_dcn.kernel_plan(*shapes(), platform="rocm")
+    assert set(paths(plan).values()) == {"reference", "xla"}
+    assert plan["forward"].reason == "jax_dcn has no kernels for rocm"
+
+
+def test_the_reference_needs_no_kernels(monkeypatch):
+    """On a GPU machine without CUDA kernels, the remedy that the error recommends can be planned."""
+    built = {"cpu": extension.modules["cpu"]}
+    monkeypatch.setattr(extension, "modules", built)
+    devices = jax.devices()
+    monkeypatch.setattr(jax, "devices", lambda platform=None: devices)
+    plan = jax_dcn.kernel_plan(*shapes(), platform="cuda", backend="reference")
+    assert set(paths(plan).values()) == {"reference", "xla"}
+    with pytest.raises(RuntimeError, match="jax_dcn was built without its cuda kernels"):
+        jax_dcn.kernel_plan(*shapes(), platform="cuda")
+
+
 WRONG = [
     ({"x": [1.0]}, TypeError, "x must be an array"),
     ({"x": struct((4, 5, 32), jnp.int32)}, TypeError, "x must be of type float16"),
     ({"weight": struct((3, 3, 16, 8), jnp.float32)}, ValueError, "weight must have Cin/groups"),
     ({"platform": 1}, TypeError, "platform must be None or a string"),
+    (
+        {"platform": "CUDA"},
+        ValueError,
+        "platform must be one of 'cpu', 'gpu', 'tpu', 'cuda', 'rocm', 'oneapi', got 'CUDA'",
+    ),
+    ({"platform": ""}, ValueError, "platform must be one of"),
     ({"stride": 1}, TypeError, r"kernel_plan\(\) got an unexpected keyword argument 'stride'"),
 ]
 
@@ -284,3 +325,17 @@ def test_symbolic_batch():
     known = jax_dcn.kernel_plan(*shapes(batch=(1,)), platform="cuda")
     assert paths(plan) == paths(known)
     assert plan["offset"].workspace_bytes == known["offset"].workspace_bytes
+
+
+@pytest.mark.parametrize("target", ["cuda", "cpu", "tpu"])
+@pytest.mark.parametrize("symbols", ["batch", "image"])
+def test_symbolic_sizes_are_printed(target, symbols):
+    """A symbolic number of bytes cannot be compared with a unit, so it is printed in bytes."""
+    sizes = {"batch": (export.symbolic_shape("n"), (4, 5)), "image": ((2,), export.symbolic_shape("h, w"))}
+    batch, image = sizes[symbols]
+    operands = shapes(batch=batch, image=image)
+    plan = jax_dcn.kernel_plan(*operands, platform=target, padding=1)
+    for choice, row in zip(plan, str(plan).splitlines()[2:], strict=True):
+        symbolic = not isinstance(choice.workspace_bytes, int)
+        assert choice.path != "reference" or symbolic
+        assert not symbolic or f"  {'at least ' * (choice.path == 'reference')}{choice.workspace_bytes} B" in row

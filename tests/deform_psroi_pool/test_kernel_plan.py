@@ -6,6 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import export
 
 import jax_dcn
 
@@ -76,6 +77,19 @@ def test_arrays_and_first_channels():
     arrays[0], arrays[2] = (jnp.moveaxis(arrays[k], -1, -3) for k in (0, 2))
     plan = jax_dcn.deform_psroi_pool_kernel_plan(*arrays, data_format="NCHW", **OPTIONS)
     assert plan == jax_dcn.deform_psroi_pool_kernel_plan(x, rois, offset, platform="cpu", **OPTIONS)
+
+
+@pytest.mark.parametrize("target", ["cuda", "cpu", "tpu"])
+@pytest.mark.parametrize("symbol", ["batch", "images", "rows", "regions"])
+def test_symbolic_sizes_are_printed(target, symbol):
+    (size,) = export.symbolic_shape("n")
+    sizes = {"batch": 3, "images": 2, "rows": 6, "regions": 5} | {symbol: size}
+    x = struct((sizes["batch"], sizes["images"], sizes["rows"], 7, 12), jnp.bfloat16)
+    rois = struct((sizes["batch"], sizes["regions"], 5), jnp.float32)
+    offset = struct((sizes["batch"], sizes["regions"], 2, 2, 2), jnp.bfloat16)
+    plan = jax_dcn.deform_psroi_pool_kernel_plan(x, rois, offset, platform=target, **OPTIONS)
+    for choice, row in zip(plan, str(plan).splitlines()[2:], strict=True):
+        assert isinstance(choice.workspace_bytes, int) or f"{choice.workspace_bytes} B" in row
 
 
 def test_errors():

@@ -10,8 +10,14 @@ from jax_dcn import _validation
 from jax_dcn._operators.deform_conv import fused, paths, plain
 from jax_dcn._operators.deform_conv.arguments import Spec, canonicalize
 from jax_dcn._operators.deform_conv.functions import Options
-from jax_dcn._operators.plan import KernelChoice, KernelPlan, canonical_structs, flat, resolve_platform
-from jax_dcn._primitive.operator import why_reference
+from jax_dcn._operators.kernel_plan import (
+    KernelChoice,
+    KernelPlan,
+    canonical_structs,
+    flat_struct,
+    resolve_platform,
+    why_reference_runs,
+)
 from jax_dcn._types import Shaped
 
 Operand = ArrayLike | jax.ShapeDtypeStruct
@@ -35,13 +41,13 @@ def kernel_plan(
     Each gradient is planned by itself. Gradients on the plain path that are computed together share their columns, in
     smaller chunks. The workspace does not include what converts whole arrays: the transposes of "NCHW", or offsets and
     masks of 16 bits. Forward mode and derivatives beyond the first reverse one run the reference, and are not planned.
-    docs/memory.md describes the paths, the conditions of each, and how the workspace comes about.
+    docs/memory.md describes the paths, the conditions of each, and how the workspace is computed.
 
     Args:
       x, offset, weight, bias, mask: the arrays of `deform_conv2d`, or `jax.ShapeDtypeStruct` objects. Only shapes and
         types matter.
-      platform: "cpu", "cuda", or another platform of `jax.export`, such as "tpu"; "gpu" means "cuda". By default that
-        of the default device.
+      platform: "cpu", "cuda", "rocm", "oneapi" or "tpu", as in `jax.export`; "gpu" means "cuda". By default that of the
+        default device.
       options: the keywords of `deform_conv2d`.
 
     Returns:
@@ -50,8 +56,8 @@ def kernel_plan(
       "reference" is a lower bound, the columns of the whole batch.
 
     Raises:
-      TypeError, ValueError: as `deform_conv2d`; also where the platform is no string.
-      RuntimeError: the platform has a device here, but jax_dcn was built without its kernels.
+      TypeError, ValueError: as `deform_conv2d`; also if the platform is not a string, or unknown.
+      RuntimeError: the kernels would run, and the platform has a device here, but jax_dcn was built without them.
 
     Example:
       >>> import jax, jax.numpy as jnp, jax_dcn
@@ -73,20 +79,22 @@ def kernel_plan(
     platform = resolve_platform(platform)
     arrays = {"x": x, "offset": offset, "weight": weight, "bias": bias, "mask": mask}
     operands, spec = canonical_structs(canonicalize, arrays, options)
-    operands |= {name: flat(operands[name], 3) for name in ("x", "offset", "mask")}
+    operands |= {name: flat_struct(operands[name], 3) for name in ("x", "offset", "mask")}
     computations = [
         "forward",
         *(name for name in ("x", "offset", "mask", "weight", "bias") if operands[name] is not None),
     ]
-    not_kernels = why_reference(platform, options.get("backend"))
-    choices = (_choice(name, operands, spec, platform, not_kernels) for name in computations)
+    reference_reason = why_reference_runs(platform, options.get("backend"))
+    choices = (_choice(name, operands, spec, platform, reference_reason) for name in computations)
     return KernelPlan("deform_conv2d", platform, tuple(choices))
 
 
-def _choice(computation: str, operands: dict[str, Any], spec: Spec, platform: str, why_reference: str) -> KernelChoice:
+def _choice(
+    computation: str, operands: dict[str, Any], spec: Spec, platform: str, reference_reason: str
+) -> KernelChoice:
     x, offset, weight, mask = (operands[name] for name in ("x", "offset", "weight", "mask"))
-    if why_reference and computation != "bias":
-        return KernelChoice(computation, "reference", why_reference, _columns_bytes(x, offset, weight))
+    if reference_reason and computation != "bias":
+        return KernelChoice(computation, "reference", reference_reason, _columns_bytes(x, offset, weight))
     if computation == "forward":
         path, reason = paths.of_forward(x, offset, weight, spec, platform)
     else:

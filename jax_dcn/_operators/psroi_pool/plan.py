@@ -7,10 +7,15 @@ import jax
 from jax.typing import ArrayLike
 
 from jax_dcn import _validation
-from jax_dcn._operators.plan import KernelChoice, KernelPlan, canonical_structs, resolve_platform
+from jax_dcn._operators.kernel_plan import (
+    KernelChoice,
+    KernelPlan,
+    canonical_structs,
+    resolve_platform,
+    why_reference_runs,
+)
 from jax_dcn._operators.psroi_pool.arguments import OPERANDS, Spec, canonicalize
 from jax_dcn._operators.psroi_pool.functions import Options
-from jax_dcn._primitive.operator import why_reference
 from jax_dcn._types import Pair
 
 Operand = ArrayLike | jax.ShapeDtypeStruct
@@ -41,8 +46,8 @@ def deform_psroi_pool_kernel_plan(
       of "reference" is a lower bound, the samples of the whole batch.
 
     Raises:
-      TypeError, ValueError: as `deform_psroi_pool`; also where the platform is no string.
-      RuntimeError: the platform has a device here, but jax_dcn was built without its kernels.
+      TypeError, ValueError: as `deform_psroi_pool`; also if the platform is not a string, or unknown.
+      RuntimeError: the kernels would run, and the platform has a device here, but jax_dcn was built without them.
 
     Example:
       >>> import jax, jax.numpy as jnp, jax_dcn
@@ -60,18 +65,18 @@ def deform_psroi_pool_kernel_plan(
     arrays = {"x": x, "rois": rois, "offset": offset}
     operands, spec = canonical_structs(canonicalize, arrays, {"output_size": output_size, **options})
     computations = ["forward", *(name for name in OPERANDS if operands[name] is not None)]
-    not_kernels = why_reference(platform, options.get("backend"))
-    choices = (_choice(name, operands, spec, not_kernels) for name in computations)
+    reference_reason = why_reference_runs(platform, options.get("backend"))
+    choices = (_choice(name, operands, spec, reference_reason) for name in computations)
     return KernelPlan("deform_psroi_pool", platform, tuple(choices))
 
 
-def _choice(computation: str, operands: dict[str, Any], spec: Spec, why_reference: str) -> KernelChoice:
+def _choice(computation: str, operands: dict[str, Any], spec: Spec, reference_reason: str) -> KernelChoice:
     x, rois = operands["x"], operands["rois"]
     if computation == "rois":
         return KernelChoice("rois", "xla", "it is zero", 0)
-    if why_reference:
+    if reference_reason:
         bins = math.prod(rois.shape[:-1]) * math.prod(spec.output_size) * math.prod(spec.sample_per_part)
         features = x.shape[-1] // math.prod(spec.group_size)
-        return KernelChoice(computation, "reference", why_reference, bins * features * rois.dtype.itemsize)
+        return KernelChoice(computation, "reference", reference_reason, bins * features * rois.dtype.itemsize)
     widened = computation == "x" and x.dtype != rois.dtype
     return KernelChoice(computation, "kernel", "", math.prod(x.shape) * rois.dtype.itemsize if widened else 0)

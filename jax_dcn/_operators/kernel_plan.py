@@ -9,6 +9,9 @@ import jax
 
 from jax_dcn import _validation
 from jax_dcn._primitive import extension
+from jax_dcn._primitive.operator import why_reference
+
+_GPU_PLATFORMS = ("cuda", "rocm", "oneapi")
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,8 @@ class KernelPlan:
         return "\n".join([f"{self.operator} on {self.platform}", *lines])
 
 
-def _shown(count: int) -> str:
-    if count < 2**10:
+def _shown(count: Any) -> str:
+    if not isinstance(count, int) or count < 2**10:  # a symbolic number of bytes has no order
         return f"{count} B"
     unit, size = ("MiB", 2**20) if count >= 2**20 else ("KiB", 2**10)
     return f"{count / size:.1f} {unit}"
@@ -81,21 +84,29 @@ def _shown(count: int) -> str:
 
 def platform_of(device: jax.Device) -> str:
     """The platform that a computation on this device is lowered for."""
-    is_cuda = device.platform == "gpu" and "cuda" in device.client.platform_version.lower()
-    return "cuda" if is_cuda else device.platform
+    if device.platform != "gpu":
+        return device.platform
+    version = device.client.platform_version.lower()
+    return next((name for name in _GPU_PLATFORMS if name in version), "gpu")
 
 
 def resolve_platform(platform: str | None) -> str:
-    """`platform`, or that of the default device. Raises if there is such a device here, but no kernels were built."""
+    """The lowering platform that a user's argument means, or that of the default device."""
     if platform is None:
         default = jax.config.jax_default_device  # type: ignore[attr-defined]
-        return resolve_platform(platform_of(default if isinstance(default, jax.Device) else jax.devices(default)[0]))
+        return platform_of(default if isinstance(default, jax.Device) else jax.devices(default)[0])
     if not isinstance(platform, str):
         raise TypeError(f"platform must be None or a string such as 'cpu' or 'cuda', got {platform!r}")
-    platform = "cuda" if platform == "gpu" else platform
-    if platform in extension.PLATFORMS:
+    _validation.choice("platform", platform, ("cpu", "gpu", "tpu", *_GPU_PLATFORMS))
+    return "cuda" if platform == "gpu" else platform
+
+
+def why_reference_runs(platform: str, backend: Any) -> str:
+    """Why the reference runs, or an empty string. Raises, as lowering does, if the kernels run and were not built."""
+    reason = why_reference(platform, backend)
+    if not reason:
         extension.require(platform)
-    return platform
+    return reason
 
 
 def canonical_structs(
@@ -121,8 +132,8 @@ def _struct(name: str, value: Any) -> jax.ShapeDtypeStruct | None:
     return jax.ShapeDtypeStruct(value.shape, value.dtype)
 
 
-def flat(struct: jax.ShapeDtypeStruct | None, dimensions: int) -> jax.ShapeDtypeStruct | None:
-    """Merges all but the last `dimensions` dimensions of `struct`. None stays None."""
+def flat_struct(struct: jax.ShapeDtypeStruct | None, dimensions: int) -> jax.ShapeDtypeStruct | None:
+    """The shape and type of `chunks.flat(array, dimensions)`, for an array as `struct` describes."""
     if struct is None:
         return None
     leading, rest = struct.shape[:-dimensions], struct.shape[-dimensions:]
