@@ -176,11 +176,11 @@ class Meshes(NamedTuple):
     """The meshes of a computation that is partitioned: all devices, and the devices that shard an array.
 
     They differ only inside a `shard_map` over some of the mesh axes. There the devices that agree on these axes shard
-    an array.
+    an array, over the other axes.
     """
 
-    everywhere: Mesh
-    splitting: Mesh
+    all_devices: Mesh
+    auto_axes: Mesh
 
 
 def meshes_to_partition(ctx: Any) -> Meshes | None:
@@ -214,9 +214,9 @@ def meshes_to_partition(ctx: Any) -> Meshes | None:
     if PARTITIONING.missing or devices is None:
         _warn_of_gathering(PARTITIONING.missing or ["devices of the mesh"])
         return None
-    everywhere = Mesh(np.reshape(devices, [length for *_, length in axes]), [name for _, name, _ in axes])
+    all_devices = Mesh(np.reshape(devices, [length for *_, length in axes]), [name for _, name, _ in axes])
     first = tuple(0 if axis in manual else slice(None) for axis, *_ in axes)
-    return Meshes(everywhere, Mesh(everywhere.devices[first], free))
+    return Meshes(all_devices, Mesh(all_devices.devices[first], free))
 
 
 def _primes(axis: str, length: int) -> Iterator[tuple[str, str, int]]:
