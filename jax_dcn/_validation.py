@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_dcn._primitive import jax_internals
+
 FLOATS = tuple(map(jnp.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)))
 _LIMIT = 2**31  # the kernels count positions on the grid in 32 bits
 _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
@@ -60,7 +62,7 @@ _OLDER_NAMES = ("bfloat16", "tensorfloat32", "float32", "bfloat16_3x", "fastest"
 def precision(value: Any) -> Any:
     """`value`, or jax's default, as `jax.lax.dot_general` takes it, and hashable."""
     if value is None:  # read now, as jax's own products do: the default may have changed when this is lowered
-        default = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+        default = jax_internals.config(jax_internals.DEFAULT_PRECISION)
         return jax.lax.Precision(default) if default in _OLDER_NAMES else precision(default) if default else None
     kinds = (jax.lax.Precision, jax.lax.DotAlgorithm, jax.lax.DotAlgorithmPreset)
 

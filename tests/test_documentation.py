@@ -219,7 +219,7 @@ def tree():
 def matching(pattern):
     """The files and folders that a path of the tree, perhaps with a wildcard, stands for."""
     everything = {part for path in files() for part in (path, *path.parents)}
-    return {path for path in everything if fnmatch.fnmatchcase(str(path), str(pattern))}
+    return {path for path in everything if len(path.parts) == len(pattern.parts) and path.match(str(pattern))}
 
 
 def test_files_in_text():
@@ -230,10 +230,23 @@ def test_files_in_text():
 
 @functools.cache
 def files():
-    """The repository's files, relative to it, also those that are not committed yet."""
+    """The repository's files, relative to it, also those that are not committed yet.
+
+    Sources that were unpacked without git have no list of files. There it is all files that `.gitignore` does not name.
+    """
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     try:
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("this is no git repository")
+        return files_without_git()
     return [pathlib.PurePath(path) for path in listed if (ROOT / path).exists()]
+
+
+def files_without_git():
+    ignored = [".git", *(line.rstrip("/") for line in (ROOT / ".gitignore").read_text().splitlines())]
+    paths = [path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file()]
+    return [
+        pathlib.PurePath(path)
+        for path in paths
+        if not any(fnmatch.fnmatchcase(part, pattern) for part in path.parts for pattern in ignored)
+    ]

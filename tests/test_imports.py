@@ -8,10 +8,20 @@ from tests.helpers.pages import ROOT
 
 pytestmark = pytest.mark.platforms("cpu")
 
+LAYERS = ("jax_dcn._layers", "jax_dcn.linen", "jax_dcn.nnx")
+
 # The package knows none of the others, examples show only what users have, and benchmarks need no tests. The packages
-# of benchmarks/ are layers, and each layer imports only the ones before it.
+# of jax_dcn/ and of benchmarks/ are layers, and each layer imports only the ones before it. Operators do not know each
+# other.
 FORBIDDEN = {
     "jax_dcn": ("benchmarks", "examples", "tests"),
+    "jax_dcn/_primitive": ("jax_dcn._operators", *LAYERS),
+    "jax_dcn/_operators": LAYERS,
+    "jax_dcn/_operators/deform_conv": ("jax_dcn._operators.psroi_pool",),
+    "jax_dcn/_operators/psroi_pool": ("jax_dcn._operators.deform_conv",),
+    "jax_dcn/_layers": ("jax_dcn.linen", "jax_dcn.nnx"),
+    "jax_dcn/linen": ("jax_dcn.nnx",),
+    "jax_dcn/nnx": ("jax_dcn.linen",),
     "examples": ("benchmarks", "tests"),
     "benchmarks": ("tests",),
     "benchmarks/readers": ("benchmarks.contenders", "benchmarks.measurements", "benchmarks.reports"),

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jax_dcn import _validation
-from jax_dcn._primitive import extension
+from jax_dcn._primitive import extension, jax_internals
 from jax_dcn._primitive.operator import why_reference
 
 _GPU_PLATFORMS = ("cuda", "rocm", "oneapi")
@@ -93,7 +93,7 @@ def platform_of(device: jax.Device) -> str:
 def resolve_platform(platform: str | None) -> str:
     """The lowering platform that a user's argument means, or that of the default device."""
     if platform is None:
-        default = jax.config.jax_default_device  # type: ignore[attr-defined]
+        default = jax_internals.config(jax_internals.DEFAULT_DEVICE)
         return platform_of(default if isinstance(default, jax.Device) else jax.devices(default)[0])
     if not isinstance(platform, str):
         raise TypeError(f"platform must be None or a string such as 'cpu' or 'cuda', got {platform!r}")

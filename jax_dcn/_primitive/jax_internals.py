@@ -2,18 +2,30 @@
 
 jax documents `jax`, `jax.numpy`, `jax.lax`, `jax.sharding`, `jax.ffi`, `jax.export`, `jax.dtypes`, `jax.tree_util` and
 a few names of `jax.core`. It may move any other name without notice. This module looks the others up with
-`OptionalNames` and `attribute`, and without them the package does the following:
+`OptionalNames`, `attribute` and `config`, and without them the package does the following:
 
     PRIMITIVES     every call computes the reference, with a warning, and arrays of an Explicit mesh are an error
     PARTITIONING   jit over several devices gathers the operands on each of them, with a warning
     REPLACEABLE    nothing changes, because this module has a replacement for each
     ATTRIBUTES     as PARTITIONING, except for the axes of `shard_map`, which have a replacement
+    OPTIONS        as if the user had not set the option
+
+The group of a new name follows from what works without it. It belongs to REPLACEABLE if this module can do the same
+without the name, to PARTITIONING if only a computation over several devices needs it, and to PRIMITIVES otherwise.
+ATTRIBUTES are attributes of objects that jax passes to rules, and OPTIONS are options of `jax.config`. If a release of
+jax moves a name, its entry becomes a tuple of the new and the old path, as `OptionalNames` shows.
 
 `tests/test_future_jax.py` removes each of these names in turn. All of this module was tested with `TESTED_VERSIONS`.
+
+The package assumes the following without a guard, and fails if a release of jax changes it: `sharding` of an aval, with
+`mesh` and `spec`; `ShapedArray.update`; a lowering rule's context is a dataclass with the field `avals_in`; the methods
+`bind`, `def_impl` and `def_abstract_eval` and the attribute `multiple_results` of a `Primitive`; the signatures of
+rules and of all names that are found; `platform_version` of a device's `client`.
 """
 
 import dataclasses
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
@@ -29,19 +41,32 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 PACKAGE = __name__.partition(".")[0]
 TESTED_VERSIONS = "0.10.2, 0.11.2 and 0.12.0.1"
+_INTERNAL = (PACKAGE, "jax", "jaxlib", "flax", "contextlib", "functools")  # modules that a warning does not point to
 
 
 class OptionalNames(SimpleNamespace):
-    """Objects of jax by the last part of their paths. Those that this jax does not have are None, and in `missing`."""
+    """Objects of jax by the last part of their paths. Those that this jax does not have are None, and in `missing`.
 
-    paths: tuple[str, ...]
+    An entry is a path or, for a name that jax has moved, a tuple of paths. The first path that exists gives the object,
+    and the last part of the first path is its name. For example, `names.Zero` is the same object in releases of jax
+    before and after a move:
+
+        names = OptionalNames(("jax.extend.ad.Zero", "jax.interpreters.ad.Zero"))
+
+    Attributes:
+      entries: the entries as text: a path, or the paths of a tuple with " or " between them.
+      missing: the entries of which no path exists.
+    """
+
+    entries: tuple[str, ...]
     missing: tuple[str, ...]
 
-    def __init__(self, *paths: str) -> None:
-        found = {path: _find(path) for path in paths}
-        super().__init__(**{path.rpartition(".")[2]: value for path, value in found.items()})
-        self.paths = paths
-        self.missing = tuple(path for path, value in found.items() if value is None)
+    def __init__(self, *entries: str | tuple[str, ...]) -> None:
+        paths = [(entry,) if isinstance(entry, str) else entry for entry in entries]
+        found = [next((value for path in entry if (value := _find(path)) is not None), None) for entry in paths]
+        super().__init__(**{entry[0].rpartition(".")[2]: value for entry, value in zip(paths, found, strict=True)})
+        self.entries = tuple(map(" or ".join, paths))
+        self.missing = tuple(entry for entry, value in zip(self.entries, found, strict=True) if value is None)
 
 
 def _find(path: str) -> Any:
@@ -80,6 +105,11 @@ AXIS_CONTEXT = "module_context.axis_context"  # of a lowering rule's context: th
 HLO_SHARDING = "sharding._hlo_sharding"  # of an array that `custom_partitioning` describes
 VARYING_AXES = "manual_axis_type.varying"  # of an aval: the mesh axes of `shard_map` over which it varies
 ATTRIBUTES = (AXIS_CONTEXT, HLO_SHARDING, VARYING_AXES)
+DEFAULT_DEVICE = "jax_default_device"
+DEFAULT_PRECISION = "jax_default_matmul_precision"
+CACHE_KEY_WITHOUT_PARTITIONING = "jax_remove_custom_partitioning_ptr_from_cache_key"
+USE_SHARDY = "jax_use_shardy_partitioner"
+OPTIONS = (DEFAULT_DEVICE, DEFAULT_PRECISION, CACHE_KEY_WITHOUT_PARTITIONING, USE_SHARDY)
 
 
 def attribute(owner: object, path: str) -> Any:
@@ -87,11 +117,27 @@ def attribute(owner: object, path: str) -> Any:
     return functools.reduce(lambda value, name: getattr(value, name, None), path.split("."), owner)
 
 
-def _missing(paths: Iterable[str], consequence: str) -> str:
+def config(option: str) -> Any:
+    """The value of one of `OPTIONS`, or None if this jax does not have the option."""
+    return getattr(jax.config, option, None)
+
+
+def _missing(entries: Iterable[str], consequence: str) -> str:
     return (
-        f"jax {jax.__version__} has no {', '.join(paths)}, so {consequence}. "
+        f"jax {jax.__version__} has no {', '.join(entries)}, so {consequence}. "
         f"{PACKAGE} was tested with jax {TESTED_VERSIONS}"
     )
+
+
+def _warn(message: str) -> None:
+    """Warns at the user's line: the line of the innermost frame outside of `_INTERNAL`.
+
+    XLA's partitioner calls from a thread without such a frame, so the warning has a line of this module there.
+    """
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INTERNAL:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, RuntimeWarning, stacklevel=1 if frame is None else level)
 
 
 def fall_back_to_reference(operator: str, avals: Sequence[jax.core.ShapedArray]) -> None:
@@ -99,17 +145,24 @@ def fall_back_to_reference(operator: str, avals: Sequence[jax.core.ShapedArray])
     if any(_is_explicit(aval) for aval in avals):
         consequence = f"{operator} cannot take arrays that are sharded over an Explicit mesh. Use an Auto mesh instead"
         raise NotImplementedError(_missing(PRIMITIVES.missing, consequence))
-    warnings.warn(
-        _missing(PRIMITIVES.missing, f"{operator} runs the slow jax.numpy form"), RuntimeWarning, stacklevel=2
-    )
+    _warn(_missing(PRIMITIVES.missing, f"{operator} runs the slow jax.numpy form"))
 
 
-def _warn_of_gathering(paths: Iterable[str]) -> None:
+def _warn_of_gathering(entries: Iterable[str]) -> None:
     consequence = (
         f"{PACKAGE} cannot be partitioned: under jit over several devices each device gathers the operands and "
         "computes the whole result. Use jax.shard_map instead"
     )
-    warnings.warn(_missing(paths, consequence), RuntimeWarning, stacklevel=2)
+    _warn(_missing(entries, consequence))
+
+
+def _warn_of_possible_gathering() -> None:
+    """For a computation whose number of devices is unknown. On one device nothing is gathered."""
+    consequence = (
+        f"{PACKAGE} cannot be partitioned: if this computation runs on several devices, the operands may be gathered "
+        "on each of them. Use jax.shard_map for several devices"
+    )
+    _warn(_missing([AXIS_CONTEXT], consequence))
 
 
 def _is_explicit(aval: jax.core.ShapedArray) -> bool:
@@ -176,11 +229,11 @@ class Meshes(NamedTuple):
     """The meshes of a computation that is partitioned: all devices, and the devices that shard an array.
 
     They differ only inside a `shard_map` over some of the mesh axes. There the devices that agree on these axes shard
-    an array.
+    an array, over the other axes.
     """
 
-    everywhere: Mesh
-    splitting: Mesh
+    all_devices: Mesh
+    auto_axes: Mesh
 
 
 def meshes_to_partition(ctx: Any) -> Meshes | None:
@@ -190,7 +243,7 @@ def meshes_to_partition(ctx: Any) -> Meshes | None:
     needs is missing. Also None for the partitioner before Shardy, which jax still has for a while: it gathers the
     operands of custom calls.
     """
-    if not getattr(jax.config, "jax_use_shardy_partitioner", True):
+    if config(USE_SHARDY) is False:
         return None
     devices: Any
     manual: frozenset[str] = frozenset()
@@ -205,7 +258,7 @@ def meshes_to_partition(ctx: Any) -> Meshes | None:
             return None
         case _:
             if jax.device_count() > 1:
-                _warn_of_gathering([AXIS_CONTEXT])
+                _warn_of_possible_gathering()
             return None
     axes = [axis for pair in mesh.shape.items() for axis in _primes(*pair)]
     free = [name for axis, name, _ in axes if axis not in manual]
@@ -214,9 +267,9 @@ def meshes_to_partition(ctx: Any) -> Meshes | None:
     if PARTITIONING.missing or devices is None:
         _warn_of_gathering(PARTITIONING.missing or ["devices of the mesh"])
         return None
-    everywhere = Mesh(np.reshape(devices, [length for *_, length in axes]), [name for _, name, _ in axes])
+    all_devices = Mesh(np.reshape(devices, [length for *_, length in axes]), [name for _, name, _ in axes])
     first = tuple(0 if axis in manual else slice(None) for axis, *_ in axes)
-    return Meshes(everywhere, Mesh(everywhere.devices[first], free))
+    return Meshes(all_devices, Mesh(all_devices.devices[first], free))
 
 
 def _primes(axis: str, length: int) -> Iterator[tuple[str, str, int]]:
@@ -296,7 +349,7 @@ def annotate(results: Sequence[Any], text: str) -> None:
     """
     ir = REPLACEABLE.ir
     if ir is None:
-        if getattr(jax.config, "jax_remove_custom_partitioning_ptr_from_cache_key", False):
+        if config(CACHE_KEY_WITHOUT_PARTITIONING):
             consequence = (
                 "programs of the same shapes would be confused in the compilation cache. Set "
                 "jax_remove_custom_partitioning_ptr_from_cache_key to False"

@@ -82,11 +82,11 @@ def widened(array: jax.Array) -> jax.Array:
 def unsharded(function: ShardedFunction, results: Sequence[Array]) -> Callable[..., tuple[jax.Array, ...]]:
     """`function` of whole arguments, with its results rounded to the dtypes of `results`."""
 
-    def of_whole(*args: jax.Array) -> tuple[jax.Array, ...]:
+    def of_unsharded(*args: jax.Array) -> tuple[jax.Array, ...]:
         outs = function(*args, shards={}, all_reduced=[False] * len(results))
         return tuple(out.astype(like.dtype) for out, like in zip(outs, results, strict=True))
 
-    return of_whole
+    return of_unsharded
 
 
 def partitioned(
@@ -108,12 +108,12 @@ def partitioned(
 
     def partition(_: Any, args: Sequence[Any], outs: Sequence[Any]) -> tuple[Any, ...]:
         names = [array.names for array in (*arguments, *results)]
-        specs = [jax_internals.spec_of_gspmd(array, meshes.splitting) for array in (*args, *outs)]
-        split = assign(names, specs, sizes, meshes.splitting)
+        specs = [jax_internals.spec_of_gspmd(array, meshes.auto_axes) for array in (*args, *outs)]
+        split = assign(names, specs, sizes, meshes.auto_axes)
         sums = [tuple(axis for name in split if name not in like.names for axis in split[name]) for like in results]
 
         def shard(name: str) -> Shard:
-            count = _shard_count(split[name], meshes.splitting)
+            count = _shard_count(split[name], meshes.auto_axes)
             return Shard(count, jax.lax.axis_index(split[name]) * (sizes[name] // count))
 
         def finished(out: jax.Array, axes: MeshAxes, like: Array) -> jax.Array:
@@ -129,9 +129,9 @@ def partitioned(
                 return tuple(map(finished, outs, sums, results))
 
         def shardings(arrays: Sequence[Array]) -> tuple[NamedSharding, ...]:
-            return tuple(NamedSharding(meshes.splitting, spec_of(array.names, split)) for array in arrays)
+            return tuple(NamedSharding(meshes.auto_axes, spec_of(array.names, split)) for array in arrays)
 
-        return meshes.everywhere, of_device, shardings(results), shardings(arguments)
+        return meshes.all_devices, of_device, shardings(results), shardings(arguments)
 
     # jit, because a function for custom_partitioning must not close over arrays.
     wrapped = PARTITIONING.custom_partitioning(jax.jit(unsharded(function, results)))
@@ -156,19 +156,19 @@ def _shard_count(axes: MeshAxes, mesh: Mesh | AbstractMesh) -> int:
 def _sharding_rule(arguments: Sequence[Array], results: Sequence[Array], sizes: Mapping[str, int]) -> Any:
     """The names as factors of Shardy: each is the major factor of its dimensions. All other factors are replicated."""
     dimensions = [pair for array in (*arguments, *results) for pair in zip(array.names, array.shape, strict=True)]
-    whole_dimensions = {name for name, length in dimensions if name is not None and 1 < length == sizes[name]}
+    fully_shardable = {name for name, length in dimensions if name is not None and 1 < length == sizes[name]}
     replicated: list[str] = []
     lengths = {}
 
     def factor(name: str | None, length: int) -> Any:
-        if name in whole_dimensions and length == sizes[name]:
+        if name in fully_shardable and length == sizes[name]:
             return name
         rest = f"replicated{len(replicated)}"
         replicated.append(rest)
         if name is None or sizes[name] <= 1:
             return rest
         lengths[rest] = length // sizes[name]
-        if name not in whole_dimensions:
+        if name not in fully_shardable:
             lengths[name] = sizes[name]
         return PARTITIONING.CompoundFactor(name, rest)
 
