@@ -141,25 +141,25 @@ def padding(
     reach = [(k - 1) * d + 1 for k, d in zip(kernel_size, kernel_dilation, strict=True)]
     if max(reach) >= _LIMIT:
         raise _wrong("kernel_dilation", "so small that the kernel reaches less than 2**31 pixels", kernel_dilation)
-    given = np.asarray(value).tolist() if _is_array(value) else value
+    concrete = np.asarray(value).tolist() if _is_array(value) else value
     sides: Sequence[Any] = ()
-    if isinstance(given, str):
-        if given in ("SAME", "SAME_LOWER", "VALID"):
-            sides = jax.lax.padtype_to_pads(image_size, reach, strides, given)
+    if isinstance(concrete, str):
+        if concrete in ("SAME", "SAME_LOWER", "VALID"):
+            sides = jax.lax.padtype_to_pads(image_size, reach, strides, concrete)
             if not all(map(_are_ints, sides)):  # of symbolic dimensions, of an exported function
                 shown = ", ".join(map(str, image_size))
-                raise ValueError(f"padding must be given in ints for an image of size ({shown}), got {given!r}")
-        elif given == "CIRCULAR":
+                raise ValueError(f"padding must be given in ints for an image of size ({shown}), got {concrete!r}")
+        elif concrete == "CIRCULAR":
             sides = [((r - 1) // 2, r // 2) for r in reach]
-    elif _is_int(given):
-        sides = [(given, given)] * 2
-    elif isinstance(given, Sequence) and len(given) == 2:
-        sides = [(side, side) if _is_int(side) else side for side in given]
+    elif _is_int(concrete):
+        sides = [(concrete, concrete)] * 2
+    elif isinstance(concrete, Sequence) and len(concrete) == 2:
+        sides = [(side, side) if _is_int(side) else side for side in concrete]
     if len(sides) != 2 or not all(map(_are_ints, sides)) or max(abs(int(n)) for pair in sides for n in pair) >= _LIMIT:
         expected = "'SAME', 'SAME_LOWER', 'VALID', 'CIRCULAR', an int, a pair of ints or ((top, bottom), (left, right))"
         raise _wrong("padding", expected, value)
     (top, bottom), (left, right) = sides
-    return ((int(top), int(bottom)), (int(left), int(right))), given == "CIRCULAR"
+    return ((int(top), int(bottom)), (int(left), int(right))), concrete == "CIRCULAR"
 
 
 def _is_int(value: Any) -> bool:

@@ -25,6 +25,8 @@ struct FusedLimits {
   static constexpr int64_t kMinChannels = 32;
   static constexpr int64_t kWeightTile = 128;      // channels, and features, per thread block of the weight's gradient
   static constexpr int64_t kMinSplitPixels = 512;  // output pixels per partial sum of the weight's gradient
+  static constexpr int64_t kSliceVectors = 8;      // vectors of a pixel per K slice
+  static constexpr int64_t kMarginVectors = 16;    // added to the vectors of each tap, so that K indices fit in int32
 };
 
 struct Product {

@@ -17,7 +17,7 @@ from benchmarks.contenders import (
     pure_jax,
     torchvision,
 )
-from jax_dcn._operators.deform_conv.arguments import without_fused_path
+from jax_dcn._operators.deform_conv.switches import without_fused_path
 
 NAME = "deform_conv2d"
 FLOOR, PRODUCTS = FLOORS = ("XLA convolution", "matrix products")

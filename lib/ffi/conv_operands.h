@@ -81,7 +81,7 @@ class RequestedResults {
   // The data pointer of the next result, or null if it is not requested.
   void* Next(const std::string& name, ffi::DataType type, std::initializer_list<int64_t> shape) {
     if (!checks_.Attribute(attributes_, name + "_requested", false)) return nullptr;
-    checks_.Require(next_ < results_.size(), "has no result for " + name + ", which is wanted");
+    checks_.Require(next_ < results_.size(), "has no result for " + name + ", which is requested");
     if (!checks_.ok()) return nullptr;
     auto result = results_.get<ffi::AnyBuffer>(next_++);
     checks_.Require(result.has_value(), "the result for " + name + " must be an array");
@@ -91,7 +91,7 @@ class RequestedResults {
     return (*result)->untyped_data();
   }
 
-  void CheckEnd() const { checks_.Require(next_ == results_.size(), "has more results than are wanted"); }
+  void CheckEnd() const { checks_.Require(next_ == results_.size(), "has more results than requested"); }
 
  private:
   Checks& checks_;

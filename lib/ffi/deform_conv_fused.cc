@@ -22,8 +22,9 @@ struct FusedCall : ConvCall {
 };
 
 // `x` is x or its cotangent, which messages call `name`; `y` is y or its cotangent.
-FusedCall DecodeFused(Checks& checks, ffi::Dictionary attributes, std::string_view name, ffi::AnyBuffer x,
-                      ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask, ffi::AnyBuffer y) {
+FusedCall DecodeFused(Checks& checks, FusedKernel kernel, ffi::Dictionary attributes, std::string_view name,
+                      ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask,
+                      ffi::AnyBuffer y) {
   FusedCall call = {DecodeConvCall(checks, attributes, offset, origin, mask)};
   Sizes& sizes = call.sizes;
   Product& product = call.product;
@@ -37,17 +38,16 @@ FusedCall DecodeFused(Checks& checks, ffi::Dictionary attributes, std::string_vi
   if (!checks.ok()) return call;
   product.features = y.dimensions()[3];
   checks.Shape("y", y, {sizes.images, sizes.rows, sizes.columns, product.features});
-  CheckFused(checks, name, call.dtype, sizes, product);
+  CheckFusedKernel(checks, kernel, name, call.dtype, sizes, product);
   return call;
 }
 
-// The same for the cotangents, whose kernels have further requirements.
-FusedCall DecodeCotangent(Checks& checks, ffi::Dictionary attributes, std::string_view name, ffi::AnyBuffer x,
-                          ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask, ffi::AnyBuffer d_y) {
-  FusedCall call = DecodeFused(checks, attributes, name, x, offset, origin, mask, d_y);
-  const Sizes& sizes = call.sizes;
+// The same for the cotangents, which need a d_y of x's type.
+FusedCall DecodeCotangent(Checks& checks, FusedKernel kernel, ffi::Dictionary attributes, std::string_view name,
+                          ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask,
+                          ffi::AnyBuffer d_y) {
+  FusedCall call = DecodeFused(checks, kernel, attributes, name, x, offset, origin, mask, d_y);
   checks.Type("d_y", d_y, x.element_type());
-  if (checks.ok()) CheckFusedCotangent(checks, call.dtype, sizes, call.product);
   return call;
 }
 
@@ -60,13 +60,13 @@ ffi::Error FusedForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyB
                             ffi::AnyBuffer weight, ffi::AnyBuffer bias, ffi::RemainingArgs mask,
                             ffi::Result<ffi::AnyBuffer> y, ffi::Dictionary attributes) {
   Checks checks("dcn_fused_forward");
-  const FusedCall call = DecodeFused(checks, attributes, "x", x, offset, origin, mask, *y);
+  const FusedCall call = DecodeFused(checks, FusedKernel::kForward, attributes, "x", x, offset, origin, mask, *y);
   const int64_t tile = checks.Attribute(attributes, "tile_features", int64_t{64});
   const auto& tiles = FusedLimits::kTileFeatures;
   checks.Require(std::find(std::begin(tiles), std::end(tiles), tile) != std::end(tiles),
                  "attribute tile_features must be 64, 128 or 256");
-  const bool wide = y->element_type() != x.element_type();
-  checks.Type("y", *y, wide ? ffi::F32 : x.element_type());
+  const bool is_y_float = y->element_type() != x.element_type();
+  checks.Type("y", *y, is_y_float ? ffi::F32 : x.element_type());
   if (!checks.ok()) return checks.error();
   checks.Type("weight", weight, x.element_type());
   checks.Shape("weight", weight, {call.product.features, call.sizes.taps(), call.group_channels()});
@@ -74,7 +74,7 @@ ffi::Error FusedForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyB
   checks.Shape("bias", bias, {call.product.features});
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(FusedForward(device, call.dtype, call.sizes, call.positions, call.product, int32_t(tile), wide,
+  return ToError(FusedForward(device, call.dtype, call.sizes, call.positions, call.product, int32_t(tile), is_y_float,
                               x.untyped_data(), weight.untyped_data(), bias.untyped_data(), y->untyped_data()));
 }
 
@@ -84,12 +84,12 @@ ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offse
                                    ffi::Result<ffi::AnyBuffer> contributions, ffi::Result<ffi::AnyBuffer> workspace,
                                    ffi::Dictionary attributes) {
   Checks checks("dcn_fused_input_cotangent");
-  const FusedCall call = DecodeCotangent(checks, attributes, "d_x", *d_x, offset, origin, mask, d_y);
+  const FusedCall call =
+      DecodeCotangent(checks, FusedKernel::kInputCotangent, attributes, "d_x", *d_x, offset, origin, mask, d_y);
   if (!checks.ok()) return checks.error();
   CheckWeightByChannel(checks, call, weight, *d_x);
   const Sizes& sizes = call.sizes;
   const int64_t outputs = sizes.rows * sizes.columns, taps = sizes.taps();
-  CheckFusedInputCotangent(checks, sizes);
   checks.Type("row_start", *row_start, ffi::S32);
   checks.Shape("row_start", *row_start, {sizes.images, sizes.offset_groups, taps, sizes.height * sizes.width + 1});
   checks.Type("contributions", *contributions, ffi::S32);
@@ -109,12 +109,12 @@ ffi::Error FusedOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, f
                                     ffi::AnyBuffer origin, ffi::AnyBuffer weight, ffi::AnyBuffer d_y,
                                     ffi::RemainingArgs mask, ffi::RemainingRets results, ffi::Dictionary attributes) {
   Checks checks("dcn_fused_offset_cotangent");
-  const FusedCall call = DecodeCotangent(checks, attributes, "x", x, offset, origin, mask, d_y);
+  const FusedCall call =
+      DecodeCotangent(checks, FusedKernel::kOffsetCotangent, attributes, "x", x, offset, origin, mask, d_y);
   if (!checks.ok()) return checks.error();
   CheckWeightByChannel(checks, call, weight, x);
   const int64_t block_taps = checks.Attribute(attributes, "block_taps", int64_t{1});
   checks.Require(1 <= block_taps && block_taps <= call.sizes.taps(), "attribute block_taps must be a number of taps");
-  CheckFusedOffsetCotangent(checks, call.dtype, call.sizes, call.product);
   const Sizes& sizes = call.sizes;
   const int64_t positions = sizes.offset_groups * sizes.taps();
   RequestedResults requested(checks, attributes, results);
@@ -130,21 +130,22 @@ ffi::Error FusedOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, f
 
 ffi::Error FusedWeightCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset,
                                     ffi::AnyBuffer origin, ffi::AnyBuffer d_y, ffi::RemainingArgs mask,
-                                    ffi::Result<ffi::AnyBuffer> parts, ffi::Dictionary attributes) {
+                                    ffi::Result<ffi::AnyBuffer> partial_sums, ffi::Dictionary attributes) {
   Checks checks("dcn_fused_weight_cotangent");
-  const FusedCall call = DecodeCotangent(checks, attributes, "x", x, offset, origin, mask, d_y);
-  checks.Rank("parts", *parts, 4);
+  const FusedCall call =
+      DecodeCotangent(checks, FusedKernel::kWeightCotangent, attributes, "x", x, offset, origin, mask, d_y);
+  checks.Rank("partial_sums", *partial_sums, 4);
   if (!checks.ok()) return checks.error();
-  const int64_t splits = parts->dimensions()[0];
-  checks.Require(1 <= splits && splits <= std::max<int64_t>(call.sizes.pixels(), 1),
-                 "parts must be as many as there are pixels, or fewer");
-  CheckFusedWeightCotangent(checks, call.dtype);
-  checks.Type("parts", *parts, ffi::F32);
-  checks.Shape("parts", *parts, {splits, call.sizes.taps(), call.group_channels(), call.product.features});
+  const int64_t num_splits = partial_sums->dimensions()[0];
+  checks.Require(1 <= num_splits && num_splits <= std::max<int64_t>(call.sizes.pixels(), 1),
+                 "partial_sums must be at most as many as there are pixels");
+  checks.Type("partial_sums", *partial_sums, ffi::F32);
+  checks.Shape("partial_sums", *partial_sums,
+               {num_splits, call.sizes.taps(), call.group_channels(), call.product.features});
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(FusedWeightCotangent(device, call.dtype, call.sizes, call.positions, call.product, splits,
-                                      x.untyped_data(), d_y.untyped_data(), parts->typed_data<float>()));
+  return ToError(FusedWeightCotangent(device, call.dtype, call.sizes, call.positions, call.product, num_splits,
+                                      x.untyped_data(), d_y.untyped_data(), partial_sums->typed_data<float>()));
 }
 
 XLA_FFI_DEFINE_HANDLER(kFusedForward, FusedForwardImpl,
@@ -196,7 +197,7 @@ XLA_FFI_DEFINE_HANDLER(kFusedWeightCotangent, FusedWeightCotangentImpl,
                            .Arg<ffi::AnyBuffer>()  // origin
                            .Arg<ffi::AnyBuffer>()  // d_y
                            .RemainingArgs()        // mask
-                           .Ret<ffi::AnyBuffer>()  // parts
+                           .Ret<ffi::AnyBuffer>()  // partial_sums
                            .Attrs(),
                        {ffi::Traits::kCmdBufferCompatible});
 

@@ -1,5 +1,5 @@
 // The sizes and types that the fused kernels support. The handlers reject all others. The Python layer selects the
-// fused path by the same rules, so it never makes such a call; a test compares both, by FusedRejection.
+// fused path by the same rules, so it never makes such a call. A test compares both.
 #pragma once
 
 #include <algorithm>
@@ -35,11 +35,11 @@ inline void CheckFusedCotangent(Checks& checks, DType dtype, const Sizes& sizes,
   checks.Require(outputs < kMaxPixels && SaturatingMultiply(sizes.images, outputs) < kMaxPixels,
                  "has too many outputs");
   checks.Require(product.group_features() % vector == 0, "the features of a group must be multiples of 16 bytes");
-  checks.FitsInt32("the depth of the products",
-                   SaturatingMultiply(sizes.taps(), product.group_features() / vector + 16));
+  checks.FitsInt32("the K dimension of the GEMM, in vectors,",
+                   SaturatingMultiply(sizes.taps(), product.group_features() / vector + FusedLimits::kMarginVectors));
   checks.Require(
       std::max(sizes.channels / product.groups, sizes.group_channels()) % SegmentChannels(sizes, product) == 0,
-      "of the channels of a group and those of an offset group one must divide the other");
+      "the channels per group and per offset group: one number must divide the other");
 }
 
 inline void CheckFusedInputCotangent(Checks& checks, const Sizes& sizes) {
@@ -51,25 +51,28 @@ inline void CheckFusedInputCotangent(Checks& checks, const Sizes& sizes) {
 }
 
 inline void CheckFusedOffsetCotangent(Checks& checks, DType dtype, const Sizes& sizes, const Product& product) {
-  const int64_t vector = FusedVector(dtype), stages = product.group_features() / vector / 8 + 1;
-  checks.FitsInt32("the number of a block's products",
-                   SaturatingMultiply(SaturatingMultiply(sizes.taps(), sizes.group_channels() / vector), stages));
+  const int64_t vector = FusedVector(dtype);
+  const int64_t slices = product.group_features() / vector / FusedLimits::kSliceVectors + 1;
+  checks.FitsInt32("the number of iterations of a thread block's main loop",
+                   SaturatingMultiply(SaturatingMultiply(sizes.taps(), sizes.group_channels() / vector), slices));
 }
 
 inline void CheckFusedWeightCotangent(Checks& checks, DType dtype) {
   checks.Require(dtype != DType::kF32, "x must be of 16 bits");
 }
 
-// The message with which the handler of a fused kernel rejects operands of these sizes, or an empty string. Channels
-// must be divisible by their groups. The kernels are called as in dcn_fused_<kernel>.
-inline std::string FusedRejection(std::string_view kernel, DType dtype, const Sizes& sizes, const Product& product) {
-  Checks checks(kernel);
-  CheckFused(checks, "x", dtype, sizes, product);
-  if (checks.ok() && kernel != "forward") CheckFusedCotangent(checks, dtype, sizes, product);
-  if (checks.ok() && kernel == "input_cotangent") CheckFusedInputCotangent(checks, sizes);
-  if (checks.ok() && kernel == "offset_cotangent") CheckFusedOffsetCotangent(checks, dtype, sizes, product);
-  if (checks.ok() && kernel == "weight_cotangent") CheckFusedWeightCotangent(checks, dtype);
-  return checks.message();
+enum class FusedKernel { kForward, kInputCotangent, kOffsetCotangent, kWeightCotangent };
+
+// All conditions of a kernel. Messages call x `name`. Channels must be divisible by their groups.
+inline void CheckFusedKernel(Checks& checks, FusedKernel kernel, std::string_view name, DType dtype, const Sizes& sizes,
+                             const Product& product) {
+  CheckFused(checks, name, dtype, sizes, product);
+  if (!checks.ok() || kernel == FusedKernel::kForward) return;
+  CheckFusedCotangent(checks, dtype, sizes, product);
+  if (!checks.ok()) return;
+  if (kernel == FusedKernel::kInputCotangent) CheckFusedInputCotangent(checks, sizes);
+  if (kernel == FusedKernel::kOffsetCotangent) CheckFusedOffsetCotangent(checks, dtype, sizes, product);
+  if (kernel == FusedKernel::kWeightCotangent) CheckFusedWeightCotangent(checks, dtype);
 }
 
 }  // namespace dcn

@@ -5,6 +5,9 @@
 #include <nanobind/stl/string.h>
 
 #include <array>
+#include <map>
+#include <stdexcept>
+#include <string>
 
 #include "ffi/fused_limits.h"
 #include "ffi/handlers.h"
@@ -25,10 +28,21 @@ nb::dict FusedLimits() {
   limits["min_channels"] = Limits::kMinChannels;
   limits["weight_tile"] = Limits::kWeightTile;
   limits["min_split_pixels"] = Limits::kMinSplitPixels;
+  limits["slice_vectors"] = Limits::kSliceVectors;
+  limits["margin_vectors"] = Limits::kMarginVectors;
   return limits;
 }
 
-// x: [images, height, width, channels]; output: its rows and columns.
+template <typename Value>
+Value ByName(const std::map<std::string, Value>& values, const std::string& name, const std::string& kind) {
+  const auto found = values.find(name);
+  if (found == values.end()) throw std::invalid_argument("unknown " + kind + " " + name);
+  return found->second;
+}
+
+// The message with which the handler dcn_fused_<kernel> rejects operands of these sizes, or an empty string. Only the
+// test that compares the handlers with the Python layer calls it. It reads no operands, so that the sizes may be larger
+// than any memory. x: [images, height, width, channels]; output: its rows and columns.
 std::string FusedRejection(const std::string& kernel, const std::string& dtype, std::array<int64_t, 4> x,
                            std::array<int64_t, 2> output, std::array<int32_t, 2> kernel_size, int64_t offset_groups,
                            int64_t features, int64_t feature_group_count) {
@@ -43,11 +57,19 @@ std::string FusedRejection(const std::string& kernel, const std::string& dtype, 
   sizes.rows = output[0];
   sizes.columns = output[1];
   sizes.offset_groups = offset_groups;
-  const dcn::DType type = dtype == "float16"    ? dcn::DType::kF16
-                          : dtype == "bfloat16" ? dcn::DType::kBF16
-                          : dtype == "float32"  ? dcn::DType::kF32
-                                                : dcn::DType::kF64;
-  return dcn::FusedRejection(kernel, type, sizes, {features, feature_group_count});
+  const auto fused_kernel = ByName<dcn::FusedKernel>({{"forward", dcn::FusedKernel::kForward},
+                                                      {"input_cotangent", dcn::FusedKernel::kInputCotangent},
+                                                      {"offset_cotangent", dcn::FusedKernel::kOffsetCotangent},
+                                                      {"weight_cotangent", dcn::FusedKernel::kWeightCotangent}},
+                                                     kernel, "kernel");
+  const auto x_dtype = ByName<dcn::DType>({{"float16", dcn::DType::kF16},
+                                           {"bfloat16", dcn::DType::kBF16},
+                                           {"float32", dcn::DType::kF32},
+                                           {"float64", dcn::DType::kF64}},
+                                          dtype, "dtype");
+  dcn::Checks checks(kernel);
+  dcn::CheckFusedKernel(checks, fused_kernel, "x", x_dtype, sizes, {features, feature_group_count});
+  return checks.message();
 }
 
 }  // namespace

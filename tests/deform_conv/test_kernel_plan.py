@@ -13,7 +13,7 @@ from jax import export
 import jax_dcn
 from jax_dcn._operators import kernel_plan
 from jax_dcn._operators.deform_conv import fused
-from jax_dcn._operators.deform_conv.arguments import without_fused_path
+from jax_dcn._operators.deform_conv.switches import without_fused_path
 from jax_dcn._primitive import extension
 from tests.helpers.deform_conv.cases import Operands, convolve
 
@@ -196,13 +196,55 @@ def test_images_in_chunks(held, monkeypatch):
 
 
 def test_without_the_fused_path():
-    """The switch of tests and benchmarks is a static parameter: what was traced without it is not taken for this."""
     operands = shapes()
     with without_fused_path():
         plan = check(operands, "cuda")
     assert set(paths(plan).values()) == {"plain", "xla"}
     assert plan["forward"].reason == "the fused path is switched off"
     assert check(operands, "cuda")["forward"].path == "fused"
+
+
+@pytest.mark.parametrize("is_first_fused", [True, False])
+def test_caches_do_not_mix_paths(is_first_fused):
+    """One function object: wrapped in the switch, it is traced anew. What is traced already keeps its path."""
+    operands = shapes()
+    function = functools.partial(convolve)
+
+    def calls(function):
+        text = jax.jit(function).trace(operands).lower(lowering_platforms=("cuda",)).as_text()
+        return {name for name, *_ in CALL.findall(text)}
+
+    plain = without_fused_path()(function)
+    fused_calls, plain_calls = {"dcn_fused_forward"}, {"dcn_sample"}
+    order = [(function, fused_calls), (plain, plain_calls)]
+    for one, expected in order if is_first_fused else reversed(order):
+        assert calls(one) == expected
+    with without_fused_path():
+        assert calls(function) == fused_calls
+        within = calls(lambda operands: function(operands))
+    assert within == plain_calls
+    assert calls(lambda operands: function(operands)) == fused_calls
+
+
+def test_the_switch_is_a_static_parameter():
+    """So the cache of compiled primitives, which eager calls use, has an entry for each path."""
+    operands = jax.tree.map(lambda a: jnp.ones(a.shape, a.dtype), shapes(image=(2, 3)))
+    jaxprs = []
+    for _ in range(2):
+        jaxprs.append(str(jax.make_jaxpr(lambda operands: convolve(operands))(operands)))
+        with without_fused_path():
+            jaxprs.append(str(jax.make_jaxpr(lambda operands: convolve(operands))(operands)))
+    assert jaxprs[0] == jaxprs[2] != jaxprs[1] == jaxprs[3]
+
+
+def test_the_workspace_of_the_reference_is_a_lower_bound():
+    operands = shapes("float32", image=(16, 17))
+    plan = jax_dcn.kernel_plan(*operands, platform="cpu", backend="reference")
+    cotangent = jax.eval_shape(convolve, operands)
+    for choice in plan:
+        function = jax.jit(functools.partial(compute, choice.computation, backend="reference"))
+        size = function.lower(cotangent, operands).compile().memory_analysis().temp_size_in_bytes
+        assert size >= choice.workspace_bytes, choice
 
 
 REASONS = [

@@ -12,7 +12,7 @@ from tests.helpers.deform_conv.cases import CASE, Operands, assert_close, convol
 pytestmark = pytest.mark.optimized
 
 MIB = 2**20
-HELD_SAMPLES = {"cpu": 16 * MIB, "cuda": 128 * MIB}  # as deform_conv2d documents
+HELD_SAMPLES = {"cpu": 16 * MIB, "cuda": 128 * MIB}  # as docs/memory.md says
 LIBRARIES = {"cpu": 0, "cuda": 64 * MIB}  # what their matrix products ask for
 MANY_ROWS = (128, 256, 128)  # the samples of one image: 144 MiB in float32
 ONE_LARGE_ROW = (3, 4096, 1024)  # those of one row: 144 MiB

@@ -57,9 +57,8 @@ def test_a_removed_check_is_noticed(name, tmp_path):
     file, check, handlers = MISTAKES[name]
     source, count = re.subn(check, ";", (build.LIB / "ffi" / file).read_text(), flags=re.DOTALL)
     assert count == 1, f"{file} has changed: it must match {check} once"
-    changed = (
-        tmp_path / hashlib.sha256(source.encode()).hexdigest()[:16]
-    )  # a part of the compiler's command, which the cache of built files hashes
+    # The folder name is part of the compiler command, so it must depend on the content.
+    changed = tmp_path / hashlib.sha256(source.encode()).hexdigest()[:16]
     (changed / "ffi").mkdir(parents=True)
     shutil.copy(build.LIB / "ffi" / handlers, changed / "ffi")
     (changed / "ffi" / file).write_text(source)

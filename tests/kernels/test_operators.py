@@ -8,7 +8,8 @@ import pytest
 
 import jax_dcn
 from jax_dcn._operators.deform_conv import fused, kernels
-from jax_dcn._operators.deform_conv.arguments import canonicalize, without_fused_path
+from jax_dcn._operators.deform_conv.arguments import canonicalize
+from jax_dcn._operators.deform_conv.switches import without_fused_path
 from tests.deform_conv import test_dtypes as conv_types
 from tests.deform_conv import test_fused as conv_fused
 from tests.deform_conv import test_values as conv_values

@@ -1,8 +1,5 @@
 """Checks what users pass, and makes the canonical operands of it: channels last, and of types that kernels take."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +9,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jax_dcn import _validation
 from jax_dcn._operators.deform_conv.geometry import Geometry, fits, groups_and_taps, offset_channels, resolve
+from jax_dcn._operators.deform_conv.switches import is_fused_path_allowed
 from jax_dcn._primitive import jax_internals
 from jax_dcn._types import Padding, Pair, Shaped
 
@@ -27,21 +25,6 @@ class Spec(Geometry):
 
 
 OPERANDS = ("x", "offset", "weight", "bias", "mask")
-_allow_fused = ContextVar("allow_fused", default=True)
-
-
-@contextmanager
-def without_fused_path() -> Iterator[None]:
-    """Has deformable convolutions that are traced within take the plain path, for tests and benchmarks.
-
-    The choice is a static parameter of what is traced, so that no cache mixes the two up; but what `jax.jit` has traced
-    before keeps its path. `jax.jit(without_fused_path()(function))` is a function of its own.
-    """
-    token = _allow_fused.set(False)
-    try:
-        yield
-    finally:
-        _allow_fused.reset(token)
 
 
 class Problem(NamedTuple):
@@ -103,7 +86,7 @@ def canonicalize(
         dtype=dtype
         if preferred_element_type is None
         else _validation.dtype("preferred_element_type", preferred_element_type),
-        allow_fused=_allow_fused.get(),
+        allow_fused=is_fused_path_allowed(),
     )
     check_operands(x, offset, weight, bias, mask, spec=spec, channels_first=first)
     operands = (

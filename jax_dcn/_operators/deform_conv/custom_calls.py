@@ -94,20 +94,24 @@ def fused_input_cotangent(
     """The cotangent of x [n, H, W, Cin], by weight [Cin, K, Cout/groups]."""
     images, rows, columns, _ = sampling.offset.shape
     groups, taps = groups_and_taps(sampling.offset, sampling.kernel_size)
-    lists, contributions = (images, groups, taps), 4 * rows * columns  # each sample is in the lists of four pixels
+    lists = scatter_list_shapes((images, groups, taps), rows * columns, image_size[0] * image_size[1])
     d_x, *_ = _call(
         "dcn_fused_input_cotangent",
         *(*_positions(sampling), weight, d_y),
         sampling=sampling,
         results=[
             _result(d_y, (images, *image_size, weight.shape[0]), d_y.dtype),
-            _result(d_y, (*lists, image_size[0] * image_size[1] + 1), jnp.int32),
-            _result(d_y, (*lists, contributions, 2), jnp.int32),
-            _result(d_y, (*lists, contributions), jnp.int32),
+            *(_result(d_y, shape, jnp.int32) for shape in lists),
         ],
         feature_group_count=feature_group_count,
     )
     return d_x
+
+
+def scatter_list_shapes(taps: tuple[int, ...], output_pixels: int, image_pixels: int) -> list[tuple[int, ...]]:
+    """The shapes of row_start, contributions and the workspace to sort, all int32, for dimensions `taps` of taps."""
+    contributions = 4 * output_pixels  # each sample is in the lists of four pixels
+    return [(*taps, image_pixels + 1), (*taps, contributions, 2), (*taps, contributions)]
 
 
 def fused_offset_cotangent(
@@ -135,15 +139,15 @@ def fused_offset_cotangent(
 
 
 def fused_weight_cotangent(
-    x: jax.Array, sampling: Sampling, d_y: jax.Array, *, feature_group_count: int, splits: int
+    x: jax.Array, sampling: Sampling, d_y: jax.Array, *, feature_group_count: int, num_splits: int
 ) -> jax.Array:
-    """Partial sums of the cotangent of the weight, in float32: [splits, K, Cin/groups, Cout]."""
+    """Partial sums of the cotangent of the weight, in float32: [num_splits, K, Cin/groups, Cout]."""
     _, taps = groups_and_taps(sampling.offset, sampling.kernel_size)
     return _call(
         "dcn_fused_weight_cotangent",
         *(x, *_positions(sampling), d_y),
         sampling=sampling,
-        results=_result(x, (splits, taps, x.shape[-1] // feature_group_count, d_y.shape[-1]), jnp.float32),
+        results=_result(x, (num_splits, taps, x.shape[-1] // feature_group_count, d_y.shape[-1]), jnp.float32),
         feature_group_count=feature_group_count,
     )
 

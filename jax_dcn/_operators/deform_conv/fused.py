@@ -31,6 +31,8 @@ TILE_FEATURES: tuple[int, ...] = _LIMITS["tile_features"]
 MIN_CHANNELS: int = _LIMITS["min_channels"]
 WEIGHT_TILE: int = _LIMITS["weight_tile"]
 MIN_SPLIT_PIXELS: int = _LIMITS["min_split_pixels"]
+SLICE_VECTORS: int = _LIMITS["slice_vectors"]
+MARGIN_VECTORS: int = _LIMITS["margin_vectors"]
 
 LIST_BYTES = 128 * 2**20  # workspace budget of the input's cotangent: scatter lists, and copies of images
 MIN_BLOCKS = 128  # about the number of SMs of a large GPU
@@ -87,7 +89,7 @@ def cotangents(
         )
     if "weight" in requested:
         partial_sums = custom_calls.fused_weight_cotangent(
-            x, sampling, d_y, feature_group_count=spec.feature_group_count, splits=_splits(offset, weight, spec)
+            x, sampling, d_y, feature_group_count=spec.feature_group_count, num_splits=_num_splits(offset, weight, spec)
         )
         out["weight"] = partial_sums.sum(0).reshape(weight.shape)
     return out
@@ -120,7 +122,7 @@ def workspace_bytes(
     """The workspace of the forward, or of the cotangent of the operand of that name."""
     weight_elements = math.prod(weight.shape)
     if computation == "weight":
-        return _splits(offset, weight, spec) * weight_elements * 4
+        return _num_splits(offset, weight, spec) * weight_elements * 4
     weight_copy = weight_elements * weight.dtype.itemsize
     if computation != "x":
         return weight_copy
@@ -132,7 +134,7 @@ def workspace_bytes(
     return weight_copy + chunk * image_bytes(x, offset, mask, d_y)
 
 
-def _splits(offset: Shaped, weight: Shaped, spec: Spec) -> int:
+def _num_splits(offset: Shaped, weight: Shaped, spec: Spec) -> int:
     kh, kw, group_channels, features = weight.shape
     groups = spec.feature_group_count
     return weight_splits(pixels(offset), group_channels * groups, kh * kw, features // groups)
@@ -191,10 +193,11 @@ def _as_tf32(array: jax.Array) -> jax.Array:
 
 
 def list_bytes(x: Shaped, offset: Shaped) -> int:
-    """The scatter lists of one image: each sample in those of four pixels, with 8 bytes there and 4 for the sort."""
-    samples = math.prod(offset.shape[-3:]) // 2
-    starts = offset.shape[-1] // 2 * (math.prod(x.shape[-3:-1]) + 1)
-    return 4 * (12 * samples + starts)
+    """Bytes of one image's scatter lists: 4 entries per sample, 8 bytes each plus 4 to sort."""
+    shapes = custom_calls.scatter_list_shapes(
+        (offset.shape[-1] // 2,), math.prod(offset.shape[-3:-1]), math.prod(x.shape[-3:-1])
+    )
+    return 4 * sum(map(math.prod, shapes))
 
 
 def image_bytes(x: Shaped, offset: Shaped, mask: Shaped | None, d_y: Shaped) -> int:

@@ -94,11 +94,12 @@ def _cotangent_obstacles(
         )
     yield from _above("the result has", fused.pixels(offset), "pixels in all images", fused.MAX_PIXELS - 1)
     yield from _above("the result has", weight.shape[-1] // vector * fused.VECTOR_BYTES, "bytes a pixel", INT32_MAX)
-    depth = taps * (group_features // vector + 16)
-    yield from _above("a product has", depth, "vectors of 16 bytes along its K dimension", INT32_MAX)
+    k_vectors = taps * (group_features // vector + fused.MARGIN_VECTORS)
+    yield from _above("the K dimension of the GEMM has", k_vectors, "vectors of 16 bytes", INT32_MAX)
     if name in ("offset", "mask"):
-        products = taps * (x.shape[-1] // offset_groups // vector) * (group_features // vector // 8 + 1)
-        yield from _above("a thread block has", products, "products", INT32_MAX)
+        slices = group_features // vector // fused.SLICE_VECTORS + 1
+        iterations = taps * (x.shape[-1] // offset_groups // vector) * slices
+        yield from _above("the main loop of a thread block has", iterations, "iterations", INT32_MAX)
     if name == "weight" and dtype.itemsize != 2:
         yield f"the data are {dtype}; the fused gradient of weight needs a 16-bit type"
     if name == "x":

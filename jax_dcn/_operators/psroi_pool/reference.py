@@ -29,7 +29,7 @@ def _pool(x: jax.Array, rois: jax.Array, offset: jax.Array | None, spec: Spec) -
     classes = shift.shape[3]
     rois = lax.stop_gradient(rois)
     finite = is_finite(rois, spec)
-    y, x_ = map(_locate, positions(rois, shift, spec), (height, width))
+    location_y, location_x = map(_locate, positions(rois, shift, spec), (height, width))
 
     in_batch = (rois[:, 0] >= 0) & (rois[:, 0] < images)
     # Every index into [N, H, W, classes, features of a class, groups_y, groups_x] is [R, out, out, classes, Sy, Sx].
@@ -40,14 +40,18 @@ def _pool(x: jax.Array, rois: jax.Array, offset: jax.Array | None, spec: Spec) -
     class_ = np.arange(classes)[:, None, None]
     group_y = scaled(spec.output_size[0], groups_y)[:, None, None, None, None]
     group_x = scaled(spec.output_size[1], groups_x)[:, None, None, None]
-    kept = y.kept[..., :, None] & x_.kept[..., None, :] & (in_batch & finite)[:, None, None, None, None, None]
+    kept = (
+        location_y.kept[..., :, None]
+        & location_x.kept[..., None, :]
+        & (in_batch & finite)[:, None, None, None, None, None]
+    )
     total = jnp.zeros((*kept.shape[:4], features // classes), rois.dtype)
     for i, j in np.ndindex(2, 2):
-        row = jnp.where(kept, y.pixel[i][..., :, None], height)
-        column = x_.pixel[j][..., None, :]
+        row = jnp.where(kept, location_y.pixel[i][..., :, None], height)
+        column = location_x.pixel[j][..., None, :]
         index = (jnp.where(image < 0, images, image), row, column, class_, slice(None), group_y, group_x)
         corner = pixels.at[index].get(mode="fill", fill_value=0)
-        weight = y.weight(i)[..., :, None] * x_.weight(j)[..., None, :]
+        weight = location_y.weight(i)[..., :, None] * location_x.weight(j)[..., None, :]
         total += (jnp.where(kept, weight, 0)[..., None] * corner).sum((4, 5))
     count = kept.sum((4, 5), dtype=rois.dtype)[..., None]
     pooled = total / jnp.maximum(count, 1)
