@@ -6,6 +6,7 @@ one process, because jax takes seconds to import.
 
 import ast
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -36,7 +37,9 @@ def reports():
     """The reports of `run_without_names.py` by the name that is missing, and one without a missing name."""
     names = ("nothing", *NAMES)
     command = [sys.executable, str(HELPERS / "run_without_names.py"), *names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+    environment = os.environ | {"XLA_FLAGS": flags}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
     assert done.returncode == 0, done.stderr
     return {name: json.loads(line) for name, line in zip(names, done.stdout.splitlines(), strict=True)}
 

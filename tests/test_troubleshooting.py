@@ -14,7 +14,7 @@ from jax import export
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jax_dcn
-from jax_dcn._primitive import extension
+from jax_dcn._primitive import extension, jax_internals
 from tests.helpers.pages import ERRORS, blocks
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -68,6 +68,12 @@ def of_other_version(patch, folder):
     jax.ffi.ffi_call("dcn_sample", jax.ShapeDtypeStruct((2, 8, 8, 9, 4), x.dtype))(x, offset, jnp.zeros(3, jnp.int32))
 
 
+def with_moved_name(patch, folder):
+    patch.setattr(jax_internals.PARTITIONING, "missing", ("jax._src.dispatch.prim_requires_devices_during_lowering",))
+    split = NamedSharding(jax.make_mesh((2,), ("a",), devices=jax.devices()[:2]), PartitionSpec("a"))
+    jax.jit(jax_dcn.deform_conv2d, in_shardings=(split, split, None))(*OPERANDS)
+
+
 def with_checks(patch, folder):
     export.export(jax.jit(jax_dcn.deform_conv2d))(*OPERANDS)
 
@@ -94,6 +100,7 @@ RAISED = [
     of_newer_api,
     without_handler,
     of_other_version,
+    with_moved_name,
     with_checks,
     without_flatbuffers,
     over_devices,

@@ -4,7 +4,6 @@ Prints a line of JSON for each: what each program computed, compared with the re
 """
 
 import json
-import os
 import sys
 import types
 import warnings
@@ -12,8 +11,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from unittest import mock
-
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
 
 import jax
 import numpy as np

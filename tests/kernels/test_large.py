@@ -51,7 +51,12 @@ MISTAKES = {
         "return x + pixel * sizes.channels",
         "return x + int32_t(pixel * sizes.channels)",
     ),
-    "fused output": ("cuda", "deform_conv_fused_forward", "y, p * call.features", "y, int32_t(p * call.features)"),
+    "fused output": (
+        "cuda",
+        "deform_conv_fused_forward",
+        "out + p * call.features",
+        "out + int32_t(p * call.features)",
+    ),
 }
 
 
