@@ -48,8 +48,8 @@ MISTAKES = {
     "pixel of x": (
         "cuda",
         "deform_conv",
-        "return x + pixel * sizes.channels",
-        "return x + int32_t(pixel * sizes.channels)",
+        "x + corners.pixel(corner, image * sizes.height, sizes.width) * sizes.channels",
+        "x + int32_t(corners.pixel(corner, image * sizes.height, sizes.width) * sizes.channels)",
     ),
     "fused output": (
         "cuda",
