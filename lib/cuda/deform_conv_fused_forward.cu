@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(ForwardTile<kFeatures>::kThreads, ForwardTile<
 
     // The main loop and its prologue and epilogue: each iteration multiplies a stage, except the first, and loads the
     // next, which is zeros after the last slice.
-    bool is_first = true, is_last = false, needs_corners = !slices.is_done();
+    bool is_first = true, is_last = slices.is_done(), needs_corners = true;
     for (int stage = 0; !is_last; stage = 1 - stage) {
       is_last = slices.is_done();
       if (needs_corners) find_corners();
