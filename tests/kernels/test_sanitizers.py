@@ -172,9 +172,9 @@ MISTAKES = {
 }  # fmt: skip
 
 
-def with_mistake(name, folder):
-    """The kernels' sources with the mutation `name`. Files that include a mutated header are copied beside it."""
-    (file, right, wrong), _ = MISTAKES[name]
+def with_mistake(mistake, folder):
+    """The kernels' sources with a line replaced. Files that include a mutated header are copied beside it."""
+    file, right, wrong = mistake
     source = (build.LIB / "cuda" / file).read_text()
     assert source.count(right) == 1, f"{file} has changed: it must have the line {right!r} once"
     (folder / file).write_text(source.replace(right, wrong))
@@ -191,7 +191,7 @@ def with_mistake(name, folder):
 @pytest.mark.parametrize("name", build.mistakes(MISTAKES, ["missing barrier", "off by one in global memory"]))
 def test_mistakes_in_kernels_are_found(name, run, tmp_path):
     _, (sanitizer, complaint) = MISTAKES[name]
-    status, output = run("launches.cc", sanitizer, kernels=with_mistake(name, tmp_path))
+    status, output = run("launches.cc", sanitizer, kernels=with_mistake(MISTAKES[name][0], tmp_path))
     assert status != 0
     assert re.search(complaint, output, re.DOTALL), output
 

@@ -377,11 +377,11 @@ Module::Module(std::string_view text) : text_(text) {
   for (const size_t start : line_starts_) {
     std::string_view line = text.substr(start, text.find('\n', start) - start);
     if (line.rfind(".visible ", 0) == 0) line.remove_prefix(line.find(' ') + 1);
-    const std::vector<Token> tokens = line.rfind(".entry ", 0) == 0 || line.rfind("\t.file", 0) == 0 ||
-                                              line.rfind(".file", 0) == 0 || line.rfind(".extern .shared ", 0) == 0
-                                          ? Tokens(text, size_t(line.data() - text.data()), start + line.size())
-                                          : std::vector<Token>();
-    if (tokens.empty()) continue;
+    const bool is_read = line.rfind(".entry ", 0) == 0 || line.rfind("\t.file", 0) == 0 ||
+                         line.rfind(".file", 0) == 0 || line.rfind(".extern .shared ", 0) == 0;
+    if (!is_read) continue;
+    const size_t position = size_t(line.data() - text.data());
+    const std::vector<Token> tokens = Tokens(text, position, position + line.size());
     if (end) *end = start;
     end = nullptr;
     if (tokens[0].text == ".entry") {

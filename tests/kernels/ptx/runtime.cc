@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cfenv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -107,6 +108,20 @@ void Record(const Launch& launch, Counters& counters) {
   records += out.str();
 }
 
+// The default floating-point environment, while it lives. XLA's threads flush subnormal numbers to zero.
+class DefaultFloatingPoint {
+ public:
+  DefaultFloatingPoint() {
+    std::fegetenv(&saved_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatingPoint() { std::fesetenv(&saved_); }
+  DefaultFloatingPoint(const DefaultFloatingPoint&) = delete;
+
+ private:
+  std::fenv_t saved_;
+};
+
 cudaError_t Run(const void* address, const dim3& grid, const dim3& block, size_t shared_bytes, void** arguments) {
   ++nodes;
   const auto found = functions.find(address);
@@ -121,6 +136,7 @@ cudaError_t Run(const void* address, const dim3& grid, const dim3& block, size_t
     const uint32_t blocks = std::min(grid.x, options.max_grid_blocks);
     Options own = options;
     own.seed += launches++;
+    const DefaultFloatingPoint floating_point;
     Launch launch(*function.module, kernel, {{blocks, grid.y, grid.z}, block.x, uint32_t(shared_bytes)}, arguments,
                   own);
     launch.Run();
