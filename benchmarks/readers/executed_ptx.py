@@ -47,14 +47,15 @@ def module(architecture: int = 90) -> pathlib.Path:
 def program(
     source: pathlib.Path,
     architecture: int = 90,
+    kernels: Collection[str] = tuple(KERNELS),
     changed: pathlib.Path | None = None,
     recompiled: Collection[str] = (),
 ) -> pathlib.Path:
-    """An executable of `source` and the kernels.
+    """An executable of `source` and `kernels`.
 
     The kernels named by `recompiled` are compiled from the files in the folder `changed`, as far as it has them.
     """
-    jobs = [(_kernel, path, architecture) for name, path in KERNELS.items() if name not in recompiled]
+    jobs = [(_kernel, KERNELS[name], architecture) for name in kernels if name not in recompiled]
     for name in recompiled:
         path = changed / KERNELS[name].name
         jobs.append((_kernel, path if path.exists() else KERNELS[name], architecture, changed))

@@ -137,9 +137,12 @@ __global__ void CopyKernel(int* out) {
 }
 
 struct Toy {
+  Toy(void (*kernel)(int*), unsigned blocks = 1, size_t shared_bytes = 0)
+      : kernel(kernel), blocks(blocks), shared_bytes(shared_bytes) {}
+
   void (*kernel)(int*);
-  unsigned blocks = 1;
-  size_t shared_bytes = 0;
+  unsigned blocks;
+  size_t shared_bytes;
 };
 
 const std::map<std::string, Toy> kToys = {
