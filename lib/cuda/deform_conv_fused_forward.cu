@@ -49,7 +49,7 @@ struct Shared {
   struct {
     uint4 samples[Tile::kChunksOfA], weight[Tile::kChunksOfB];
   } stages[kStages];
-  Corners corners[Tile::kCornerTaps * kTilePixels];
+  CornerTable<Tile::kCornerTaps * kTilePixels> corners;
   int64_t pixels[kTilePixels];  // of the output; -1 past the end
 };
 
@@ -57,7 +57,7 @@ struct Shared {
 struct Call {
   Sizes sizes;
   Positions positions;
-  int32_t pixel_bytes;  // of x
+  int32_t pixel_bytes, far_right;  // of x; see FarRight
   int32_t group_channels, offset_group_channels;
   int32_t taps, corner_taps;  // corner_taps: whose corners are stored at once
   int32_t features, group_features, groups;
@@ -171,8 +171,8 @@ __global__ void __launch_bounds__(ForwardTile<kFeatures>::kThreads, ForwardTile<
       const int64_t p = shared.pixels[thread % kTilePixels];
       for (int k = thread / kTilePixels; k < slices.num_taps(); k += kThreads / kTilePixels) {
         const int32_t tap = slices.first_tap() + k;
-        const Corners corners = FindCorners(call.sizes, call.positions, p, slices.offset_group(), tap);
-        shared.corners[k * kTilePixels + thread % kTilePixels] = corners;
+        shared.corners.Store(k * kTilePixels + thread % kTilePixels,
+                             FindCorners(call.sizes, call.positions, p, slices.offset_group(), tap));
       }
       __syncthreads();
     };
@@ -187,8 +187,8 @@ __global__ void __launch_bounds__(ForwardTile<kFeatures>::kThreads, ForwardTile<
       }
     };
     auto load_corners = [&](const auto& from, int i) {
-      return CornerLoads<T>(shared.corners[from.tap * kTilePixels + row + i * kRowsPerLoad], x + from.channel,
-                            call.pixel_bytes, from.is_valid);
+      return CornerLoads<T>(shared.corners, from.tap * kTilePixels + row + i * kRowsPerLoad, x + from.channel,
+                            call.pixel_bytes, call.far_right, from.is_valid);
     };
     auto store_samples = [&](int stage, int i, const CornerLoads<T>& loads, int zero_dependency) {
       shared.stages[stage].samples[stored_at + i * kRowsPerLoad * kSliceChunks] = loads.Blend(zero_dependency);
@@ -267,6 +267,7 @@ const char* LaunchForward(const Device& device, const Sizes& sizes, const Positi
   call.sizes = sizes;
   call.positions = positions;
   call.pixel_bytes = int32_t(sizes.channels * sizeof(T));
+  call.far_right = FarRight(sizes);
   call.group_channels = int32_t(sizes.channels / product.groups);
   call.offset_group_channels = int32_t(sizes.group_channels());
   call.taps = sizes.taps();
