@@ -230,7 +230,7 @@ template <typename T, int kChannels>
 const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, const Positions& positions,
                                   const Product& product, int32_t block_taps, const void* x, const void* weight,
                                   const void* d_y, float* d_offset, float* d_mask) {
-  CheckCotangentSharedBytes<sizeof(Shared<kChannels>)>();
+  CheckCotangentBlock<kChannels, sizeof(Shared<kChannels>), 164>();
   Call call = {};
   call.segments = ChannelSegments(sizes, product, kChannels);
   call.sizes = sizes;
@@ -247,7 +247,7 @@ const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, cons
   const int64_t pixel_tiles = (sizes.pixels() + kTilePixels - 1) / kTilePixels;
   call.blocks = pixel_tiles * sizes.offset_groups * ((call.taps + block_taps - 1) / block_taps);
   return Launch(device, FusedOffsetCotangentKernel<T, kChannels>,
-                {call.blocks, CotangentTile<kChannels>::kThreads, sizeof(Shared<kChannels>)}, call,
+                {call.blocks, CotangentTile<kChannels>::kThreads, sizeof(Shared<kChannels>), kCotangentBlocks}, call,
                 static_cast<const T*>(x), static_cast<const T*>(weight), static_cast<const T*>(d_y), d_offset, d_mask);
 }
 

@@ -150,7 +150,7 @@ template <typename T, int kFeatures>
 const char* LaunchWeightCotangent(const Device& device, const Sizes& sizes, const Positions& positions,
                                   const Product& product, int64_t num_splits, const void* x, const void* d_y,
                                   float* partial_sums) {
-  CheckCotangentSharedBytes<sizeof(Shared<kFeatures>)>();
+  CheckCotangentBlock<kFeatures, sizeof(Shared<kFeatures>), 164>();
   Call call = {};
   call.segments = ChannelSegments(sizes, product, kChannels);
   call.sizes = sizes;
@@ -165,7 +165,7 @@ const char* LaunchWeightCotangent(const Device& device, const Sizes& sizes, cons
   call.split_pixels = (slices + num_splits - 1) / num_splits * kSlicePixels;
   call.blocks = num_splits * call.taps * call.segments.tiles * call.feature_tiles;
   return Launch(device, FusedWeightCotangentKernel<T, kFeatures>,
-                {call.blocks, CotangentTile<kFeatures>::kThreads, sizeof(Shared<kFeatures>)}, call,
+                {call.blocks, CotangentTile<kFeatures>::kThreads, sizeof(Shared<kFeatures>), kCotangentBlocks}, call,
                 static_cast<const T*>(x), static_cast<const T*>(d_y), partial_sums);
 }
 
