@@ -116,11 +116,11 @@ const char* SortByRow(const Device& device, const Entries& entries, const CsrTab
   const int64_t blocks = BlocksFor(entries.work_items());
   const char* failure =
       Failure(cudaMemsetAsync(csr.row_start, 0, csr.tables * (csr.rows + 1) * sizeof(int32_t), device.stream));
-  if (!failure) failure = Launch(device, HistogramKernel<Entries>, blocks, entries, csr.row_start);
-  if (!failure) failure = Launch(device, ScanKernel, csr.tables, csr.tables, csr.rows, table_stride, csr.row_start);
-  if (!failure) failure = Launch(device, ScatterKernel<Entries>, blocks, entries, csr.row_start, csr.unordered);
+  if (!failure) failure = Launch<HistogramKernel<Entries>>(device, blocks, entries, csr.row_start);
+  if (!failure) failure = Launch<ScanKernel>(device, csr.tables, csr.tables, csr.rows, table_stride, csr.row_start);
+  if (!failure) failure = Launch<ScatterKernel<Entries>>(device, blocks, entries, csr.row_start, csr.unordered);
   if (!failure) {
-    failure = Launch(device, OrderKernel<Entries, Value>, blocks, entries, csr.row_start, csr.unordered, csr.values);
+    failure = Launch<OrderKernel<Entries, Value>>(device, blocks, entries, csr.row_start, csr.unordered, csr.values);
   }
   return failure;
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "device.h"
+#include "kernel_registry.h"
 
 namespace dcn {
 
@@ -33,8 +34,9 @@ struct Grid {
       : blocks(blocks), threads(threads), shared_bytes(shared_bytes) {}
 };
 
-template <typename... Parameters, typename... Arguments>
-const char* Launch(const Device& device, void (*kernel)(Parameters...), const Grid& grid, Arguments... arguments) {
+template <auto kernel, typename... Arguments>
+const char* Launch(const Device& device, const Grid& grid, Arguments... arguments) {
+  (void)KernelRegistration<kernel>::is_registered;  // a use, without which it would not be instantiated
   constexpr int64_t kMaxBlocks = 1 << 20;
   constexpr size_t kDefaultSharedBytes = 48 << 10;  // a kernel must opt in to more
   if (grid.blocks == 0) return nullptr;             // CUDA rejects an empty grid
