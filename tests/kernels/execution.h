@@ -32,8 +32,21 @@ struct cudaLaunchConfig_t {
   struct CUstream_st* stream = nullptr;
 };
 using cudaStream_t = CUstream_st*;
-enum cudaError_t { cudaSuccess, cudaErrorInvalidConfiguration, cudaErrorMemoryAllocation, cudaErrorLaunchFailure };
-enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin };
+enum cudaError_t {
+  cudaSuccess,
+  cudaErrorInvalidConfiguration,
+  cudaErrorMemoryAllocation,
+  cudaErrorLaunchFailure,
+  cudaErrorInsufficientDriver,
+  cudaErrorUnsupportedPtxVersion,
+  cudaErrorNoKernelImageForDevice
+};
+enum cudaDeviceAttr {
+  cudaDevAttrMaxSharedMemoryPerBlockOptin,
+  cudaDevAttrComputeCapabilityMajor,
+  cudaDevAttrComputeCapabilityMinor
+};
+struct cudaFuncAttributes {};
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 
 const char* cudaGetErrorString(cudaError_t);
@@ -48,6 +61,19 @@ constexpr size_t kMaxSharedBytes = 227 << 10;
 inline size_t max_shared_bytes = kMaxSharedBytes;  // per block, on the emulated device
 inline unsigned max_grid_blocks = ~0u;             // the grid is cut to this many blocks, to test grid-stride loops
 inline bool only_last_block = false;               // if set, only the last block of a launch runs
+inline bool only_loaded_kernels = false;           // if set, a launch of a kernel that is not loaded fails
+
+// The emulated machine. A device of a compute capability that has no machine code needs the PTX of the runtime's
+// version.
+constexpr int kRuntimeVersion = 13010;
+struct Machine {
+  int driver_version = kRuntimeVersion;
+  int device = 0;
+  int compute_capability = 90;
+  bool has_machine_code = true;
+  bool has_ptx = true;
+};
+inline Machine machine;
 
 // A line of a kernel's source, for error messages.
 struct SourceLocation {
@@ -57,6 +83,8 @@ struct SourceLocation {
 
 // `address` identifies the kernel for SetMaxDynamicShared.
 cudaError_t Launch(const cudaLaunchConfig_t&, const void* address, const std::function<void()>& kernel);
+
+cudaError_t Load(const void* kernel);
 
 // Allows a kernel to have `bytes` of dynamic shared memory per block, instead of 48 KiB.
 cudaError_t SetMaxDynamicShared(const void* kernel, int bytes);
@@ -114,13 +142,29 @@ cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribut
   return execution::SetMaxDynamicShared(reinterpret_cast<const void*>(kernel), value);
 }
 
-inline cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void* kernel) { return execution::Load(kernel); }
+
+inline cudaError_t cudaDriverGetVersion(int* version) {
+  *version = execution::machine.driver_version;
   return cudaSuccess;
 }
 
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = int(execution::max_shared_bytes);
+inline cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = execution::kRuntimeVersion;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = execution::machine.device;
+  const bool is_driver_new = execution::machine.driver_version / 1000 >= execution::kRuntimeVersion / 1000;
+  return is_driver_new ? cudaSuccess : cudaErrorInsufficientDriver;
+}
+
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  const int capability = execution::machine.compute_capability;
+  *value = attribute == cudaDevAttrComputeCapabilityMajor   ? capability / 10
+           : attribute == cudaDevAttrComputeCapabilityMinor ? capability % 10
+                                                            : int(execution::max_shared_bytes);
   return cudaSuccess;
 }
 
