@@ -43,7 +43,10 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def registered_handlers() -> dict[str, str]:
-    """Maps custom call names to the names of the emulated handlers, which launch only kernels that were loaded."""
+    """Maps custom call names to the names of the emulated handlers.
+
+    They fail if they launch a kernel that was not loaded, or enqueue nothing although they have a result.
+    """
     names = {name: f"emulated_{name}" for name in custom_calls}
     for name, emulated in names.items():
         handler = jax.ffi.pycapsule(library().FindHandler(name.encode()))

@@ -326,6 +326,7 @@ cudaError_t Launch(const cudaLaunchConfig_t& config, const void* address, const 
     failure = "the kernel was not loaded before its first launch";
     return cudaErrorLaunchFailure;
   }
+  ++num_nodes;
   gridDim = grid;
   blockDim = config.blockDim;
   failure.clear();

@@ -6,6 +6,7 @@
 // as in CUDA. atomicAdd is relaxed: it is not a data race, and orders no other accesses.
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -62,6 +63,9 @@ inline size_t max_shared_bytes = kMaxSharedBytes;  // per block, on the emulated
 inline unsigned max_grid_blocks = ~0u;             // the grid is cut to this many blocks, to test grid-stride loops
 inline bool only_last_block = false;               // if set, only the last block of a launch runs
 inline bool only_loaded_kernels = false;           // if set, a launch of a kernel that is not loaded fails
+
+// The nodes that a CUDA graph would have of all work so far: kernel launches, and memsets of at least one byte.
+inline std::atomic<int64_t> num_nodes = 0;
 
 // The emulated machine. A device of a compute capability that has no machine code needs the PTX of the runtime's
 // version.
@@ -185,6 +189,7 @@ inline cudaError_t cudaMemset(void* address, int byte, size_t count) {
 }
 
 inline cudaError_t cudaMemsetAsync(void* address, int byte, size_t count, cudaStream_t) {
+  if (count) ++execution::num_nodes;
   return cudaMemset(address, byte, count);
 }
 
