@@ -291,9 +291,9 @@ const char* LaunchForward(const Device& device, const Sizes& sizes, const Positi
   call.weight_row = int64_t{call.taps} * call.group_channels;
   call.blocks = (sizes.pixels() + kTilePixels - 1) / kTilePixels * call.groups * call.feature_tiles;
   call.is_y_float = is_y_float;
-  return Launch(device, FusedForwardKernel<T, kFeatures, kWarps>,
-                {call.blocks, Tile::kThreads, kSharedBytes, kResidentBlocks}, call, static_cast<const T*>(x),
-                static_cast<const T*>(weight), static_cast<const float*>(bias), y);
+  return Launch<FusedForwardKernel<T, kFeatures, kWarps>>(
+      device, {call.blocks, Tile::kThreads, kSharedBytes, kResidentBlocks}, call, static_cast<const T*>(x),
+      static_cast<const T*>(weight), static_cast<const float*>(bias), y);
 }
 
 // Launches tiles of at most `tile_features`, narrower ones where the device has too little shared memory for them.

@@ -214,9 +214,9 @@ const char* LaunchInputCotangent(const Device& device, const Sizes& sizes, const
   call.row_start = lists.row_start;
   call.contributions = lists.contributions;
   call.blocks = (int64_t{call.pixels} + kTilePixels - 1) / kTilePixels * call.segments.tiles;
-  return Launch(device, FusedInputCotangentKernel<T, kChannels>,
-                {call.blocks, CotangentTile<kChannels>::kThreads, sizeof(Shared<kChannels>), kCotangentBlocks}, call,
-                static_cast<const T*>(weight), static_cast<const T*>(d_y), static_cast<T*>(d_x));
+  return Launch<FusedInputCotangentKernel<T, kChannels>>(
+      device, {call.blocks, CotangentTile<kChannels>::kThreads, sizeof(Shared<kChannels>), kCotangentBlocks}, call,
+      static_cast<const T*>(weight), static_cast<const T*>(d_y), static_cast<T*>(d_x));
 }
 
 }  // namespace

@@ -246,9 +246,9 @@ const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, cons
   call.block_taps = block_taps;
   const int64_t pixel_tiles = (sizes.pixels() + kTilePixels - 1) / kTilePixels;
   call.blocks = pixel_tiles * sizes.offset_groups * ((call.taps + block_taps - 1) / block_taps);
-  return Launch(device, FusedOffsetCotangentKernel<T, kChannels>,
-                {call.blocks, CotangentTile<kChannels>::kThreads, sizeof(Shared<kChannels>), kCotangentBlocks}, call,
-                static_cast<const T*>(x), static_cast<const T*>(weight), static_cast<const T*>(d_y), d_offset, d_mask);
+  return Launch<FusedOffsetCotangentKernel<T, kChannels>>(
+      device, {call.blocks, CotangentTile<kChannels>::kThreads, sizeof(Shared<kChannels>), kCotangentBlocks}, call,
+      static_cast<const T*>(x), static_cast<const T*>(weight), static_cast<const T*>(d_y), d_offset, d_mask);
 }
 
 }  // namespace

@@ -164,9 +164,9 @@ const char* LaunchWeightCotangent(const Device& device, const Sizes& sizes, cons
   const int64_t slices = (sizes.pixels() + kSlicePixels - 1) / kSlicePixels;
   call.split_pixels = (slices + num_splits - 1) / num_splits * kSlicePixels;
   call.blocks = num_splits * call.taps * call.segments.tiles * call.feature_tiles;
-  return Launch(device, FusedWeightCotangentKernel<T, kFeatures>,
-                {call.blocks, CotangentTile<kFeatures>::kThreads, sizeof(Shared<kFeatures>), kCotangentBlocks}, call,
-                static_cast<const T*>(x), static_cast<const T*>(d_y), partial_sums);
+  return Launch<FusedWeightCotangentKernel<T, kFeatures>>(
+      device, {call.blocks, CotangentTile<kFeatures>::kThreads, sizeof(Shared<kFeatures>), kCotangentBlocks}, call,
+      static_cast<const T*>(x), static_cast<const T*>(d_y), partial_sums);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "device.h"
+#include "kernel_registry.h"
 
 namespace dcn {
 
@@ -62,8 +63,9 @@ cudaError_t RequestSharedMemory(void (*kernel)(Parameters...), const Grid& grid)
 
 // Also a launch of no blocks runs one, which finds no work: CUDA rejects an empty grid, and XLA some captures of calls
 // that put nothing on the stream.
-template <typename... Parameters, typename... Arguments>
-const char* Launch(const Device& device, void (*kernel)(Parameters...), const Grid& grid, Arguments... arguments) {
+template <auto kernel, typename... Arguments>
+const char* Launch(const Device& device, const Grid& grid, Arguments... arguments) {
+  (void)KernelRegistration<kernel>::is_registered;  // a use, without which it would not be instantiated
   constexpr int64_t kMaxBlocks = 1 << 20;
   if (grid.shared_bytes > 0) {
     const cudaError_t error = RequestSharedMemory(kernel, grid);

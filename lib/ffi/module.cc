@@ -1,5 +1,6 @@
-// The Python module of one backend: its handlers as capsules, the FFI version and compiler of the build, and the limits
-// of the fused kernels. All backends export these limits, since CUDA programs may be lowered by a build without CUDA.
+// The Python module of one backend: its handlers as a capsule per stage, the FFI version and compiler of the build, and
+// the limits of the fused kernels. All backends export these limits, since CUDA programs may be lowered by a build
+// without CUDA.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
@@ -72,13 +73,18 @@ std::string FusedRejection(const std::string& kernel, const std::string& dtype, 
   return checks.message();
 }
 
+nb::capsule Capsule(XLA_FFI_Handler* handler) { return nb::capsule(reinterpret_cast<void*>(handler)); }
+
 }  // namespace
 
 NB_MODULE(DCN_MODULE, module) {
   nb::dict handlers;
   for (const auto& operator_handlers : dcn::BackendHandlers()) {
     for (const dcn::Handler& handler : operator_handlers) {
-      handlers[handler.name] = nb::capsule(reinterpret_cast<void*>(handler.call));
+      nb::dict stages;
+      stages["execute"] = Capsule(handler.call);
+      if (XLA_FFI_Handler* initialize = dcn::InitializeHandler()) stages["initialize"] = Capsule(initialize);
+      handlers[handler.name] = stages;
     }
   }
   module.attr("handlers") = handlers;

@@ -1,4 +1,3 @@
-import ctypes
 import pathlib
 import shutil
 import sys
@@ -7,9 +6,7 @@ import jax
 import pytest
 from jax._src.interpreters import mlir  # jax has no public function that returns the lowering of a platform
 
-from jax_dcn._primitive.extension import custom_calls
-
-from . import build
+from . import build, emulation
 
 HERE = pathlib.Path(__file__).parent
 
@@ -22,14 +19,8 @@ def compiler():
 
 @pytest.fixture(scope="session")
 def emulated_handlers(compiler):
-    """Registers the emulated CUDA handlers for the CPU. Maps custom call names to the names of the emulated ones."""
-    library = ctypes.CDLL(str(build.module()))
-    library.FindHandler.restype = ctypes.c_void_p
-    names = {name: f"emulated_{name}" for name in custom_calls}
-    for name, emulated in names.items():
-        handler = jax.ffi.pycapsule(library.FindHandler(name.encode()))
-        jax.ffi.register_ffi_target(emulated, handler, platform="cpu")
-    return names
+    """Maps custom call names to the names of the emulated CUDA handlers."""
+    return emulation.registered_handlers()
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -292,8 +293,19 @@ char* NewStacks() {
 
 std::mutex launch_mutex;
 std::map<const void*, size_t> max_dynamic_shared;
+std::set<const void*> loaded_kernels;
 
 }  // namespace
+
+cudaError_t Load(const void* kernel) {
+  if (!machine.has_machine_code) {
+    if (!machine.has_ptx) return cudaErrorNoKernelImageForDevice;
+    if (machine.driver_version < kRuntimeVersion) return cudaErrorUnsupportedPtxVersion;
+  }
+  std::lock_guard<std::mutex> lock(launch_mutex);
+  loaded_kernels.insert(kernel);
+  return cudaSuccess;
+}
 
 cudaError_t SetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   const bool is_carve_out = attribute == cudaFuncAttributePreferredSharedMemoryCarveout;
@@ -311,6 +323,11 @@ cudaError_t Launch(const cudaLaunchConfig_t& config, const void* address, const 
   if (blocks == 0 || threads == 0 || threads > kMaxThreads || config.dynamicSmemBytes > allowed) {
     return cudaErrorInvalidConfiguration;
   }
+  if (only_loaded_kernels && loaded_kernels.count(address) == 0) {
+    failure = "the kernel was not loaded before its first launch";
+    return cudaErrorLaunchFailure;
+  }
+  ++num_nodes;
   gridDim = grid;
   blockDim = config.blockDim;
   failure.clear();

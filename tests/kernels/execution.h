@@ -6,6 +6,7 @@
 // as in CUDA. atomicAdd is relaxed: it is not a data race, and orders no other accesses.
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -32,8 +33,21 @@ struct cudaLaunchConfig_t {
   struct CUstream_st* stream = nullptr;
 };
 using cudaStream_t = CUstream_st*;
-enum cudaError_t { cudaSuccess, cudaErrorInvalidConfiguration, cudaErrorMemoryAllocation, cudaErrorLaunchFailure };
-enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerMultiprocessor };
+enum cudaError_t {
+  cudaSuccess,
+  cudaErrorInvalidConfiguration,
+  cudaErrorMemoryAllocation,
+  cudaErrorLaunchFailure,
+  cudaErrorInsufficientDriver,
+  cudaErrorUnsupportedPtxVersion,
+  cudaErrorNoKernelImageForDevice
+};
+enum cudaDeviceAttr {
+  cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+  cudaDevAttrComputeCapabilityMajor,
+  cudaDevAttrComputeCapabilityMinor
+};
+struct cudaFuncAttributes {};
 enum cudaFuncAttribute {
   cudaFuncAttributeMaxDynamicSharedMemorySize,
   cudaFuncAttributePreferredSharedMemoryCarveout,
@@ -51,6 +65,22 @@ constexpr size_t kMaxSharedBytes = 227 << 10, kReservedSharedBytes = 1 << 10;
 inline size_t max_shared_bytes = kMaxSharedBytes;  // per block, on the emulated device
 inline unsigned max_grid_blocks = ~0u;             // the grid is cut to this many blocks, to test grid-stride loops
 inline bool only_last_block = false;               // if set, only the last block of a launch runs
+inline bool only_loaded_kernels = false;           // if set, a launch of a kernel that is not loaded fails
+
+// The nodes that a CUDA graph would have of all work so far: kernel launches, and memsets of at least one byte.
+inline std::atomic<int64_t> num_nodes = 0;
+
+// The emulated machine. A device of a compute capability that has no machine code needs the PTX of the runtime's
+// version.
+constexpr int kRuntimeVersion = 13010;
+struct Machine {
+  int driver_version = kRuntimeVersion;
+  int device = 0;
+  int compute_capability = 90;
+  bool has_machine_code = true;
+  bool has_ptx = true;
+};
+inline Machine machine;
 
 // A line of a kernel's source, for error messages.
 struct SourceLocation {
@@ -60,6 +90,8 @@ struct SourceLocation {
 
 // `address` identifies the kernel for SetAttribute.
 cudaError_t Launch(const cudaLaunchConfig_t&, const void* address, const std::function<void()>& kernel);
+
+cudaError_t Load(const void* kernel);
 
 // cudaFuncSetAttribute: allows a kernel to have `value` bytes of dynamic shared memory per block, instead of 48 KiB.
 // The carve-out, a percentage, has no effect.
@@ -118,13 +150,30 @@ cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribut
   return execution::SetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
 }
 
-inline cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void* kernel) { return execution::Load(kernel); }
+
+inline cudaError_t cudaDriverGetVersion(int* version) {
+  *version = execution::machine.driver_version;
   return cudaSuccess;
 }
 
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = int(execution::max_shared_bytes + execution::kReservedSharedBytes);
+inline cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = execution::kRuntimeVersion;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = execution::machine.device;
+  const bool is_driver_new = execution::machine.driver_version / 1000 >= execution::kRuntimeVersion / 1000;
+  return is_driver_new ? cudaSuccess : cudaErrorInsufficientDriver;
+}
+
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  const int capability = execution::machine.compute_capability;
+  *value = attribute == cudaDevAttrComputeCapabilityMajor ? capability / 10
+           : attribute == cudaDevAttrComputeCapabilityMinor
+               ? capability % 10
+               : int(execution::max_shared_bytes + execution::kReservedSharedBytes);
   return cudaSuccess;
 }
 
@@ -145,6 +194,7 @@ inline cudaError_t cudaMemset(void* address, int byte, size_t count) {
 }
 
 inline cudaError_t cudaMemsetAsync(void* address, int byte, size_t count, cudaStream_t) {
+  if (count) ++execution::num_nodes;
   return cudaMemset(address, byte, count);
 }
 
