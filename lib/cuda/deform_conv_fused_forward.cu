@@ -266,6 +266,7 @@ const char* LaunchForward(const Device& device, const Sizes& sizes, const Positi
   constexpr int kResidentBlocks = Tile::kResidentBlocks;
   constexpr size_t kSharedBytes = sizeof(Shared<kFeatures>);
   constexpr size_t kCarveOut = (kFeatures == 256 ? 132 : kFeatures == 128 ? 164 : 196) << 10;  // of an H100's 256 KiB
+  static_assert(FusedBlocks::Contain(FusedBlocks::kForward, {kFeatures, kWarps, kSharedBytes}));
   static_assert(kResidentBlocks * (kSharedBytes + kReservedSharedBytes) <= kCarveOut);
   if constexpr (kFeatures == 256 || kWarps == 4) {
     static_assert(FitsSm(kSmSharedBytesSm80, kSharedBytes, kResidentBlocks, kWarps));

@@ -200,6 +200,8 @@ __global__ void __launch_bounds__(CotangentTile<kChannels>::kThreads, kCotangent
 template <typename T, int kChannels>
 const char* LaunchInputCotangent(const Device& device, const Sizes& sizes, const Product& product,
                                  const ScatterLists& lists, const void* weight, const void* d_y, void* d_x) {
+  static_assert(
+      FusedBlocks::Contain(FusedBlocks::kInputCotangent, {kChannels, kCotangentWarps, sizeof(Shared<kChannels>)}));
   CheckCotangentBlock<kChannels, sizeof(Shared<kChannels>), 132>();
   Call call = {};
   call.segments = ChannelSegments(sizes, product, kChannels);

@@ -230,6 +230,8 @@ template <typename T, int kChannels>
 const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, const Positions& positions,
                                   const Product& product, int32_t block_taps, const void* x, const void* weight,
                                   const void* d_y, float* d_offset, float* d_mask) {
+  static_assert(
+      FusedBlocks::Contain(FusedBlocks::kOffsetCotangent, {kChannels, kCotangentWarps, sizeof(Shared<kChannels>)}));
   CheckCotangentBlock<kChannels, sizeof(Shared<kChannels>), 164>();
   Call call = {};
   call.segments = ChannelSegments(sizes, product, kChannels);

@@ -150,6 +150,8 @@ template <typename T, int kFeatures>
 const char* LaunchWeightCotangent(const Device& device, const Sizes& sizes, const Positions& positions,
                                   const Product& product, int64_t num_splits, const void* x, const void* d_y,
                                   float* partial_sums) {
+  static_assert(
+      FusedBlocks::Contain(FusedBlocks::kWeightCotangent, {kFeatures, kCotangentWarps, sizeof(Shared<kFeatures>)}));
   CheckCotangentBlock<kFeatures, sizeof(Shared<kFeatures>), 164>();
   Call call = {};
   call.segments = ChannelSegments(sizes, product, kChannels);

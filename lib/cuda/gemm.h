@@ -132,17 +132,17 @@ struct TileShape {
 // other loads; on sm_86, sm_89 and sm_120 shared memory may allow only one.
 template <int kN>
 using CotangentTile = TileShape<128, kN, 32, kN / 2>;
-constexpr int kCotangentBlocks = 2;
+constexpr int kCotangentBlocks = 2, kCotangentWarps = 8;
 
 // Checks the shared memory of a cotangent's kernel, whose resident blocks get `kCarveOutKiB` of an SM that has so much.
 template <int kColumns, size_t kSharedBytes, size_t kCarveOutKiB>
 constexpr void CheckCotangentBlock() {
-  constexpr int kThreads = CotangentTile<kColumns>::kThreads, kWarps = kThreads / kWarp;
+  static_assert(CotangentTile<kColumns>::kThreads == kCotangentWarps * kWarp);
   static_assert(kCotangentBlocks * (kSharedBytes + kReservedSharedBytes) <= kCarveOutKiB << 10);
   static_assert(kCarveOutKiB << 10 <= kSmSharedBytesSm80, "two blocks must fit an A100");
-  static_assert(FitsSm(kSmSharedBytesSm80, kSharedBytes, kCotangentBlocks, kWarps));
-  static_assert(FitsSm(kSmSharedBytesSm86, kSharedBytes, kCotangentBlocks, kWarps));
-  static_assert(FitsSm(kSmSharedBytesSm90, kSharedBytes, kCotangentBlocks, kWarps));
+  static_assert(FitsSm(kSmSharedBytesSm80, kSharedBytes, kCotangentBlocks, kCotangentWarps));
+  static_assert(FitsSm(kSmSharedBytesSm86, kSharedBytes, kCotangentBlocks, kCotangentWarps));
+  static_assert(FitsSm(kSmSharedBytesSm90, kSharedBytes, kCotangentBlocks, kCotangentWarps));
 }
 
 // The accumulators of the calling warp's tile. A lane has four of each fragment of 16 rows × 8 columns: columns 2c and
