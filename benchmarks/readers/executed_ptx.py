@@ -39,7 +39,7 @@ def module(architecture: int = 90) -> pathlib.Path:
     ffi = [path for path in sorted((LIB / "ffi").glob("*.cc")) if path.name != "module.cc"]
     jobs = [
         *((_kernel, path, architecture) for path in KERNELS.values()),
-        *((_handlers, path) for path in (*ffi, LIB / "cuda" / "handlers.cc", MACHINE / "handlers.cc")),
+        *((_handlers, path) for path in (*ffi, *sorted((LIB / "cuda").glob("*.cc")), MACHINE / "handlers.cc")),
     ]
     return _link("module.so", _run(jobs), ["-shared"])
 
@@ -128,6 +128,7 @@ def _kernel(path, architecture, folder=None):
 def _handlers(path):
     command = [machine_code.find("nvcc"), "-std=c++17", "-Xcompiler=-fPIC,-O1", f"-I{LIB}", f"-I{LIB / 'cuda'}"]
     command += [f"-I{MACHINE}", f"-isystem={jax.ffi.include_dir()}", "-include", MACHINE.parent / "stream.h"]
+    command += ['-DDCN_COMPILER="nvcc"']
     headers = [*LIB.rglob("*.h"), *MACHINE.glob("*.h"), MACHINE.parent / "stream.h"]
     return build(f"{path.stem}.o", [*command, "-c", path], [path, *sorted(headers)])
 

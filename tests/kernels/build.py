@@ -17,10 +17,13 @@ HERE = pathlib.Path(__file__).parent
 CPU = LIB / "cpu"
 FUZZ = HERE.parent / "fuzz"
 
+BACKEND = sorted((LIB / "cuda").glob("*.cc"))
+
 COMPILER = "g++"
 # No fused multiply-add, as in the package.
 FLAGS = ["-std=c++17", "-O1", "-g", "-fPIC", "-ffp-contract=off"]
 INCLUDE = [f"-I{HERE / 'cuda'}", f"-I{LIB}", f"-I{LIB / 'cuda'}", f"-I{HERE}", f"-isystem{jax.ffi.include_dir()}"]
+HANDLER_FLAGS = ["-include", "stream.h", '-DDCN_COMPILER="the emulation"']
 SANITIZERS = {
     "none": [],
     "memory": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
@@ -37,8 +40,8 @@ def mistakes(names: Iterable[str], always: Collection[str]) -> list:
 
 def module() -> pathlib.Path:
     """A shared library of the FFI handlers, which call the emulated kernels."""
-    sources = [*sorted(LIB.glob("ffi/*.cc")), LIB / "cuda" / "handlers.cc"]
-    handlers = [(path, ["-include", "stream.h"]) for path in sources if path.name != "module.cc"]
+    sources = [*sorted(LIB.glob("ffi/*.cc")), *BACKEND]
+    handlers = [(path, HANDLER_FLAGS) for path in sources if path.name != "module.cc"]
     return _link("module.so", [*handlers, (HERE / "module.cc", []), *((path, []) for path in KERNELS.values())], "none")
 
 
@@ -75,9 +78,7 @@ def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB)
     else:
         ffi = [(path, changed / "ffi" / path.name) for path in paths]
         ffi = [(new, ["-iquote", str(changed)]) if new.exists() and new != old else (old, []) for old, new in ffi]
-        rest = [
-            (path, [*own, "-O0", "-include", "stream.h"]) for path, own in [*ffi, (LIB / "cuda" / "handlers.cc", [])]
-        ]
+        rest = [(path, [*own, "-O0", *HANDLER_FLAGS]) for path, own in [*ffi, *((path, []) for path in BACKEND)]]
         kernels = [FUZZ / "contract.cc"] if backend == "contract" else KERNELS.values()
         rest += [(path, []) for path in kernels]
     return _link(f"fuzz_{backend}", [*harness, *rest], sanitizer)

@@ -1,4 +1,3 @@
-import ctypes
 import pathlib
 import shutil
 import sys
@@ -6,9 +5,9 @@ import sys
 import pytest
 
 from benchmarks.readers import executed_ptx
-from benchmarks.readers.substituted_kernels import register, substituted
+from benchmarks.readers.substituted_kernels import substituted
 
-from . import build
+from . import build, emulation
 
 HERE = pathlib.Path(__file__).parent
 
@@ -21,7 +20,8 @@ def compiler():
 
 @pytest.fixture(scope="session")
 def emulated_handlers(compiler):
-    return register(ctypes.CDLL(str(build.module())), "emulated")
+    """Maps custom call names to the names of the emulated CUDA handlers."""
+    return emulation.registered_handlers()
 
 
 @pytest.fixture(scope="session")

@@ -255,8 +255,11 @@ cudaError_t cudaGetDevice(int* device) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   constexpr int kReservedSharedBytes = 1 << 10;  // of a block
   switch (attribute) {
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = int(options.max_shared_bytes);
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = 9;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = 0;
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
       *value = int(options.max_shared_bytes) + kReservedSharedBytes;
