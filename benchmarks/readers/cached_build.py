@@ -27,7 +27,7 @@ def build(name: str, command: Sequence, inputs: Iterable[pathlib.Path]) -> pathl
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # other processes wait instead of building the same file
         if not target.exists():
-            written = folder / f"{name}.part"
+            written = folder / f"part_{name}"
             result = subprocess.run([*words, "-o", str(written)], capture_output=True, text=True)
             if result.returncode:
                 raise RuntimeError(f"{' '.join(words)}\n{result.stderr}")

@@ -134,7 +134,7 @@ MISTAKES = {
         ("deform_conv_fused_forward.cu", "wait_async_copies();\n      __syncthreads();", "wait_async_copies();"),
         [FORWARD], "is a race"),
     "no barrier of the warp before ldmatrix": (
-        ("deform_conv_fused_forward.cu", "      __syncwarp();  // lanes that loaded other chunks may have diverged\n", ""),
+        ("deform_conv_fused_forward.cu", "__syncwarp();  // lanes that loaded other chunks may have diverged", ""),
         [FORWARD], "needs a warp that has converged"),
     "products by some lanes": (
         ("gemm.h", "mma<T>(accumulators[i][j], a[i]", "if (lane() < 31) mma<T>(accumulators[i][j], a[i]"), [INPUT],
