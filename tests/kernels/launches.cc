@@ -92,7 +92,7 @@ class Array {
     }
     if (!results) return;
     std::fprintf(results, "%s %d %zu\n", name, int(dtype_), bytes_);
-    std::fwrite(bytes.data(), 1, bytes_, results);
+    if (bytes_) std::fwrite(bytes.data(), 1, bytes_, results);
   }
 
  private:
@@ -287,6 +287,7 @@ const PoolSizes kPools[] = {
     {1, 2, 5, 6, 12, 4, 1, {2, 3}, {1, 2}, {2, 2}, {2, 3}, 0.5, 0.2},
     {2, 1, 4, 7, 36, 3, 3, {3, 2}, {3, 2}, {2, 3}, {2, 2}, 1, 0.1},
     {1, 1, 2, 3, 8, 70, 1, {2, 2}, {1, 1}, {2, 1}, {1, 1}, 0.5, 0.1},  // more bins than threads in a block
+    {1, 1, 3, 2, 16, 3, 1, {2, 2}, {1, 1}, {2, 2}, {1, 2}, 0.5, 0.1},
     {1, 1, 1, 1, 3, 5, 3, {1, 1}, {1, 1}, {1, 1}, {1, 1}, 0.25, 0.5},
     {1, 1, 0, 6, 4, 2, 1, {2, 2}, {1, 1}, {1, 1}, {2, 2}, 1, 0.1},
     {1, 2, 5, 6, 4, 0, 1, {2, 2}, {1, 1}, {1, 1}, {2, 2}, 1, 0.1},
