@@ -81,7 +81,7 @@ def kernels(architecture):
     functions = dict(re.findall(r"Function : (\w+)\n(.*?)\n\s+\.{5}", code, re.S))
     names = _read("c++filt", *(name for name, *_ in found)).splitlines()
     result = []
-    for plain, (name, *counts) in zip(map(_short, names), found, strict=True):
+    for plain, (name, *counts) in zip(map(short_name, names), found, strict=True):
         registers, stack, shared, local = map(int, counts)
         source = re.search(r"_GLOBAL__N__[0-9a-f]+_\d+_(\w+?)_cu_", name).group(1)
         result.append(Kernel(f"{source}.cu", plain, registers, stack, local, shared, Counter(opcodes(functions[name]))))
@@ -103,7 +103,7 @@ def opcodes(text):
     return re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", text, re.M)
 
 
-def _short(demangled):
+def short_name(demangled):
     """`Kernel<half, 8>` for `void dcn::(anonymous namespace)::Kernel<__half, 8>(...)`."""
     name = demangled.replace("(anonymous namespace)::", "").removeprefix("void ").replace("dcn::", "")
     depth = 0
