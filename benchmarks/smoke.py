@@ -1,4 +1,4 @@
-"""`python -m benchmarks.smoke`: each kernel beside the reference, on small arrays; see benchmarks/measurements/smoke.py."""
+"""`python -m benchmarks.smoke`: compares each kernel with the reference, on small arrays, in less than a minute."""
 
 import argparse
 import sys

@@ -21,8 +21,8 @@ from jax_dcn._primitive.extension import FUSED, custom_calls
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 SHAPES = ("small", "ragged")
 
-# The largest error that is allowed, as a fraction of the largest expected magnitude. Samples and results of 16-bit types
-# are rounded to these types. Tensor cores take float32 as tf32, which has the mantissa of float16.
+# The largest error that is allowed, as a fraction of the largest expected magnitude. Samples and results of 16-bit
+# types are rounded to these types. Tensor cores take float32 as tf32, which has the mantissa of float16.
 TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2, "tf32": 4e-3}
 
 # The custom call that computes each result.

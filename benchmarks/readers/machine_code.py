@@ -5,13 +5,11 @@ No GPU is needed, only NVIDIA's `cuobjdump` and `nvdisasm`, from a CUDA toolkit 
 
 import os
 import re
-import shutil
 import subprocess
-import sysconfig
 from collections import Counter
-from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.readers.cuda_tools import find, search_path, short_name
 from jax_dcn._primitive import extension
 
 TOOLS = ("cuobjdump", "nvdisasm", "c++filt")
@@ -62,15 +60,6 @@ def missing():
     return f"{', '.join(absent)} not found" if absent else None
 
 
-def find(tool):
-    return shutil.which(tool, path=_path())
-
-
-def _path():
-    wheels = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin"
-    return os.pathsep.join([str(wheels), os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
-
-
 def kernels(architecture):
     """All kernels of the built module for an architecture such as `sm_90`."""
     module = extension.modules["cuda"].__file__
@@ -94,22 +83,10 @@ def architectures():
 
 
 def _read(tool, *arguments):
-    environment = os.environ | {"PATH": _path()}
+    environment = os.environ | {"PATH": search_path()}
     command = [find(tool), *map(str, arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 
 
 def opcodes(text):
     return re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", text, re.M)
-
-
-def short_name(demangled):
-    """`Kernel<half, 8>` for `void dcn::(anonymous namespace)::Kernel<__half, 8>(...)`."""
-    name = demangled.replace("(anonymous namespace)::", "").removeprefix("void ").replace("dcn::", "")
-    depth = 0
-    for k, letter in enumerate(name):
-        depth += (letter == "<") - (letter == ">")
-        if letter == "(" and not depth:
-            name = name[:k]
-            break
-    return name.replace("__nv_bfloat16", "bfloat16").replace("__half", "half")

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import pytest
 
-from benchmarks.readers import machine_code
+from benchmarks.readers import cuda_tools
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -94,7 +94,7 @@ def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB)
 
 def device_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
     """The same program compiled for the GPU of this machine, with the flags of the package."""
-    nvcc = machine_code.find("nvcc")
+    nvcc = cuda_tools.find("nvcc")
     command = [nvcc, "-std=c++17", "-arch=native", "-lineinfo", f"-I{LIB}", f"-I{LIB / 'cuda'}"]
 
     def compile_(path):

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from benchmarks.readers import machine_code
+from benchmarks.readers import cuda_tools
 
 from . import build
 from .test_sanitizers import with_mistake
@@ -20,7 +20,7 @@ CLEAN = {
 
 @pytest.fixture(autouse=True)
 def nvcc(platform):
-    if machine_code.find("nvcc") is None:
+    if cuda_tools.find("nvcc") is None:
         pytest.skip("nvcc not found")
 
 
@@ -32,7 +32,7 @@ def run(*command):
 
 
 def check(tool, program):
-    sanitizer = machine_code.find("compute-sanitizer")
+    sanitizer = cuda_tools.find("compute-sanitizer")
     if sanitizer is None:
         pytest.skip("compute-sanitizer not found")
     status, output = run(sanitizer, "--tool", tool, "--error-exitcode", "1", program)

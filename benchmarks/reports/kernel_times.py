@@ -1,0 +1,42 @@
+"""Tables of the times of custom calls: measured, beside the predicted ones, and as a profiler saw them."""
+
+from benchmarks.reports.formatting import digits, markdown
+
+
+def measured_table(rows):
+    body = ([row["shape"], f"`{row['call']}`", kernel_milliseconds(row), program_milliseconds(row)] for row in rows)
+    return markdown([["shape", "custom call", "kernels, ms", "program, ms"], *body])
+
+
+def compared_table(rows):
+    """Rows of `kernel_times.measure`, each with "predicted": a prediction as a dictionary, or None."""
+    head = ["shape", "custom call", "kernels, ms", "predicted, ms", "measured / predicted", "bound by", "program, ms"]
+    return markdown([head, *map(compared, rows)])
+
+
+def compared(row):
+    measured, predicted = row["milliseconds"], row["predicted"]
+    shown = ["-", "-", "-"]
+    if predicted:
+        ratio = digits(measured / predicted["milliseconds"]) if measured else "-"
+        shown = [digits(predicted["milliseconds"]), ratio, predicted["bound_by"]]
+    return [row["shape"], f"`{row['call']}`", kernel_milliseconds(row), *shown, program_milliseconds(row)]
+
+
+def kernel_milliseconds(row):
+    return "-" if row["milliseconds"] is None else digits(row["milliseconds"])
+
+
+def program_milliseconds(row):
+    middle, low, high = (digits(row["program milliseconds"][key]) for key in ("median", "min", "max"))
+    return f"{middle} ({low} to {high})"
+
+
+def profile_table(launches):
+    """Launches as `readers.ncu` returns them: one line per launch and metric."""
+    rows = [
+        [str(number), f"`{launch['kernel']}`", metric, f"{value} {unit}".strip()]
+        for number, launch in enumerate(launches, 1)
+        for metric, (value, unit) in launch["metrics"].items()
+    ]
+    return markdown([["launch", "kernel", "metric", "value"], *rows])
