@@ -116,13 +116,13 @@ def profile(context):
 
 STEPS = {
     "facts": Step(5, read_facts),
-    "build": Step(90, build),
+    "build": Step(80, build),
     "smoke": Step(60, smoke),
-    "tests": Step(180, run_tests),
+    "tests": Step(150, run_tests),
     "sanitizers": Step(75, sanitize),
-    "predictions": Step(45, compare_predictions),
-    "ratios": Step(55, compare_operators),
-    "profile": Step(25, profile),
+    "predictions": Step(40, compare_predictions),
+    "ratios": Step(95, compare_operators),
+    "profile": Step(30, profile),
 }
 
 
