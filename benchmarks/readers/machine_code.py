@@ -82,6 +82,13 @@ def architectures():
     return [f"sm_{number}" for number in re.findall(r"(\w+)-real", extension.modules["cuda"].compiler)]
 
 
+def embedded():
+    """The architectures of the machine code and of the PTX in the module, as numbers such as 90."""
+    module = extension.modules["cuda"].__file__
+    found = (_read("cuobjdump", option, module) for option in ("--list-elf", "--list-ptx"))
+    return tuple({int(number) for number in re.findall(r"\.sm_(\d+)\.", text)} for text in found)
+
+
 def _read(tool, *arguments):
     environment = os.environ | {"PATH": search_path()}
     command = [find(tool), *map(str, arguments)]
