@@ -1,0 +1,29 @@
+"""Finds and runs the programs of a CUDA toolkit, from an installation or from NVIDIA's wheels."""
+
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+
+def find(tool):
+    return shutil.which(tool, path=_path())
+
+
+def absent(*tools):
+    """Which of the tools are missing, as a message, or None."""
+    names = [tool for tool in tools if find(tool) is None]
+    return f"{', '.join(names)} not found" if names else None
+
+
+def read(tool, *arguments):
+    """What the tool prints."""
+    environment = os.environ | {"PATH": _path()}
+    command = [find(tool), *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+
+
+def _path():
+    wheels = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin"
+    return os.pathsep.join([str(wheels), os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
