@@ -51,14 +51,14 @@ $divide:
         /*0100*/                   RET.REL.NODEC R20 `(kernel) ;
 .L_x_9:
 """
-# Line: opcode and executions, by 2 warps with 5 tiles each, 8 products per tile, and a load after one in four.
+# Line: opcode and executions, by 2 warps with 5 tiles each, 8 products per tile, and a load after every fourth.
 PTX = {
     10: ("ld.param.u64", 2),
     20: ("mov.u32", 10),
     30: ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", 80),
-    40: ("bra", 80),
+    40: ("setp.ne.s32", 40),
     50: ("ld.global.nc.u32", 20),
-    60: ("bra", 80),
+    60: ("bra", 40),
     90: ("st.global.u32", 10),
     95: ("bra", 10),
 }

@@ -15,11 +15,17 @@ of the L2 cache and of device memory. Waiting is not counted: for latencies, bar
 
 import re
 
-from benchmarks.measurements.deform_conv import SHAPES
-from benchmarks.readers import device_code, executed_sass, sass
-from benchmarks.readers.devices import DEVICES, SCHEDULERS, WARP, occupancy
+import jax
 
-NAMES, BATCH = "ABCD", 16
+from benchmarks.measurements import deform_conv
+from benchmarks.readers import device_code, executed_ptx, executed_sass, sass
+from benchmarks.readers.devices import DEVICES, RESERVED_SHARED, SCHEDULERS, WARP, occupancy
+
+NAMES, BATCH, DTYPE = "ABCD", 16, "bfloat16"
+SAMPLED_BLOCKS = 8  # of each launch of a fused kernel
+# nvcc makes the same PTX for all architectures before sm_100. What it makes for later ones is not executed, so their
+# machine code is assembled from the same PTX here.
+EXECUTED_PTX, ASSEMBLED_PTX = 90, "compute_80"
 SOURCES = {
     "deform_conv_fused_forward": "dcn_fused_forward",
     "deform_conv_fused_input": "dcn_fused_input_cotangent",
@@ -30,15 +36,43 @@ POSITION, SUM = 4, 4  # bytes of an offset, a mask or a partial sum
 ITEM = {"bf16": 2, "f16": 2, "tf32": 4}
 
 
-def shapes():
-    return {name: SHAPES[name]._replace(batch=BATCH) for name in NAMES}
+def missing():
+    """Why nothing can be counted on this machine, or None."""
+    return device_code.missing() or executed_ptx.missing()
 
 
-def functions(architecture, ptx_architecture, kernels=None):
+def measure():
+    """A row for each kernel, shape and architecture."""
+    records = {}  # by shape and shared memory, on which the choice of kernels depends
+    for architecture, device in DEVICES.items():
+        found = functions(architecture)
+        for name in NAMES:
+            shape = deform_conv.SHAPES[name]._replace(batch=BATCH)
+            key = name, device.shared_bytes
+            if key not in records:
+                records[key] = training_step(shape, device)
+            yield from costs(records[key], found, architecture, name, shape)
+
+
+def training_step(shape, device):
+    """The records of all launches of the forward and of the gradients of all operands."""
+    problem = deform_conv.problem(shape, DTYPE)
+
+    def step(operands, cotangent):
+        y, pull_back = jax.vjp(lambda operands: deform_conv.deformable(**operands, **problem.options), operands)
+        return y, pull_back(cotangent)
+
+    executed_ptx.machine(EXECUTED_PTX).set(max_shared_bytes=device.shared_bytes - RESERVED_SHARED)
+    return executed_ptx.launches(
+        step, problem.operands, problem.cotangent, sampled_blocks=SAMPLED_BLOCKS, architecture=EXECUTED_PTX
+    )
+
+
+def functions(architecture, kernels=None):
     """The machine code of the kernels, all or those with these parts of names, and the custom call of each."""
     found = {}
     for source, call in SOURCES.items():
-        ptx = device_code.compile_ptx(device_code.LIB / "cuda" / f"{source}.cu", ptx_architecture)
+        ptx = device_code.compile_ptx(device_code.LIB / "cuda" / f"{source}.cu", ASSEMBLED_PTX)
         for name, function in device_code.assemble(ptx, architecture, kernels).items():
             found[name] = (function, call)
     return found

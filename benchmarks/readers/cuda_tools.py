@@ -3,7 +3,7 @@
 import os
 import shutil
 import subprocess
-import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -25,5 +25,6 @@ def read(tool, *arguments):
 
 
 def _path():
-    wheels = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin"
-    return os.pathsep.join([str(wheels), os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
+    wheels = find_spec("nvidia")
+    folders = [str(Path(path) / "cu13" / "bin") for path in (wheels.submodule_search_locations or () if wheels else ())]
+    return os.pathsep.join([*folders, os.environ.get("PATH", ""), "/usr/local/cuda/bin"])

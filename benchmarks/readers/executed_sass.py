@@ -97,7 +97,7 @@ class _Program:
         )
         if not result.success:
             raise RuntimeError(f"no executions of the blocks fit: {result.message}")
-        return result.x[: self.blocks] * self.warps
+        return (result.x[: self.blocks] * self.warps).tolist()
 
 
 def _conserve_flow(program, blocks):
