@@ -7,7 +7,7 @@ import pytest
 from benchmarks.readers import machine_code
 
 from . import build
-from .test_sanitizers import with_mistake
+from .test_sanitizers import MISTAKES, with_mistake
 
 pytestmark = pytest.mark.platforms("cuda")
 
@@ -55,6 +55,6 @@ def test_kernels_are_clean(tool):
 
 @pytest.mark.parametrize("tool, name", [("memcheck", "off by one in global memory"), ("racecheck", "missing barrier")])
 def test_mistakes_in_kernels_are_found(tool, name, tmp_path):
-    status, output = check(tool, build.device_program("launches.cc", with_mistake(name, tmp_path)))
+    status, output = check(tool, build.device_program("launches.cc", with_mistake(MISTAKES[name][0], tmp_path)))
     assert status != 0
     assert "ScanKernel" in output

@@ -102,7 +102,7 @@ MISTAKES = {
         ("threads", r"data race.*FusedForwardKernel"),
     ),
     "samples loaded before their corners are stored": (
-        ("deform_conv_fused_forward.cu", "= corners;\n      }\n      __syncthreads();", "= corners;\n      }"),
+        ("deform_conv_fused_forward.cu", "tap));\n      }\n      __syncthreads();", "tap));\n      }"),
         ("threads", r"data race.*FusedForwardKernel"),
     ),
     "pixel past the end": (
@@ -115,7 +115,7 @@ MISTAKES = {
     ),
     "chunk of weights past the end": (
         ("deform_conv_fused_forward.cu", "if (chunk >= num_taps() * run_chunks()) return {false, 0, 0};", ""),
-        ("memory", r"index \d+ out of bounds for type 'Corners"),
+        ("memory", r"index \d+ out of bounds for type 'Vector"),
     ),
     "contribution that is counted in another row": (  # only the fused kernels sort values of more than 4 bytes
         ("counting_sort.h", "const auto&) { atomicAdd(&row_start[entry.row + 1], 1); }",
@@ -131,6 +131,11 @@ MISTAKES = {
         ("deform_conv_fused_input.cu", "const bool is_valid = i < call.pixels;",
          "const bool is_valid = i <= call.pixels;"),
         ("memory", r"heap-buffer-overflow.*FusedInputCotangentKernel"),
+    ),
+    "pixels of x read before they are stored": (
+        ("deform_conv_fused_input.cu", "    }\n    __syncthreads();\n    tile.ForEachPair",
+         "    }\n    tile.ForEachPair"),
+        ("threads", r"data race.*FusedInputCotangentKernel"),
     ),
     "dot products read before they are stored": (
         ("deform_conv_fused_offset.cu", "    __syncthreads();\n    store_cotangents(block_tile",
@@ -172,9 +177,9 @@ MISTAKES = {
 }  # fmt: skip
 
 
-def with_mistake(name, folder):
-    """The kernels' sources with the mutation `name`. Files that include a mutated header are copied beside it."""
-    (file, right, wrong), _ = MISTAKES[name]
+def with_mistake(mistake, folder):
+    """The kernels' sources with a line replaced. Files that include a mutated header are copied beside it."""
+    file, right, wrong = mistake
     source = (build.LIB / "cuda" / file).read_text()
     assert source.count(right) == 1, f"{file} has changed: it must have the line {right!r} once"
     (folder / file).write_text(source.replace(right, wrong))
@@ -191,7 +196,7 @@ def with_mistake(name, folder):
 @pytest.mark.parametrize("name", build.mistakes(MISTAKES, ["missing barrier", "off by one in global memory"]))
 def test_mistakes_in_kernels_are_found(name, run, tmp_path):
     _, (sanitizer, complaint) = MISTAKES[name]
-    status, output = run("launches.cc", sanitizer, kernels=with_mistake(name, tmp_path))
+    status, output = run("launches.cc", sanitizer, kernels=with_mistake(MISTAKES[name][0], tmp_path))
     assert status != 0
     assert re.search(complaint, output, re.DOTALL), output
 
