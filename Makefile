@@ -5,7 +5,7 @@ BIN := .venv/bin
 WERROR ?= OFF# ON: treat compiler warnings as errors
 STEPS ?=# of gpu-check, such as smoke,tests: only these; by default all
 SOURCES := $(shell find lib -name '*.h' -o -name '*.cc' -o -name '*.cu')
-FORMATTED := $(SOURCES) $(wildcard tests/kernels/*.h tests/kernels/*.cc tests/kernels/*.cu tests/kernels/last_task/*.h tests/fuzz/*.h tests/fuzz/*.cc)
+FORMATTED := $(SOURCES) $(wildcard tests/kernels/*.h tests/kernels/*.cc tests/kernels/*.cu tests/kernels/ptx/*.h tests/kernels/ptx/*.cc tests/kernels/last_task/*.h tests/fuzz/*.h tests/fuzz/*.cc)
 
 .PHONY: demo detector test thorough lint docs format benchmark gpu-check wheel clean
 

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jax_dcn
 from jax_dcn._primitive import extension, jax_internals
 from tests.helpers.pages import ERRORS, blocks
+from tests.kernels import build, emulation
 
 pytestmark = pytest.mark.platforms("cpu")
 CMAKE = pathlib.Path(__file__).parents[1] / "cmake"
@@ -26,6 +27,20 @@ def without_kernels(patch, folder):
     patch.setattr(extension, "modules", {})
     patch.setattr(jax, "devices", lambda platform: ["a GPU"])
     jax.jit(jax_dcn.deform_conv2d).trace(*OPERANDS).lower(lowering_platforms=("cuda",))
+
+
+def with_old_driver(patch, folder):
+    initialize(driver_version=12040, device=1)
+
+
+def with_unknown_gpu(patch, folder):
+    initialize(device=2, compute_capability=110, has_machine_code=False, has_ptx=False)
+
+
+def initialize(**differences):
+    if shutil.which(build.COMPILER) is None:
+        pytest.skip(f"CUDA is emulated with {build.COMPILER}")
+    emulation.initialize(**differences)
 
 
 def without_compiler(patch, folder):
@@ -96,6 +111,8 @@ def over_devices(patch, folder):
 
 RAISED = [
     without_kernels,
+    with_old_driver,
+    with_unknown_gpu,
     without_compiler,
     of_newer_api,
     without_handler,

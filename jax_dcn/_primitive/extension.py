@@ -18,8 +18,8 @@ def _load() -> dict[str, ModuleType]:
         if find_spec(f"{PACKAGE}._{platform}") is None:
             continue
         modules[platform] = import_module(f"{PACKAGE}._{platform}")
-        for name, handler in modules[platform].handlers.items():
-            jax.ffi.register_ffi_target(name, handler, platform=ffi_platform)
+        for name, stages in modules[platform].handlers.items():
+            jax.ffi.register_ffi_target(name, stages, platform=ffi_platform)
     return modules
 
 

@@ -4,4 +4,6 @@ namespace dcn {
 
 std::vector<std::vector<Handler>> BackendHandlers() { return {DeformConvHandlers(), PsRoiPoolHandlers()}; }
 
+XLA_FFI_Handler* InitializeHandler() { return nullptr; }
+
 }  // namespace dcn

@@ -160,8 +160,8 @@ const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const
     using T = decltype(tag);
     return DispatchWidth<T>(sizes.group_channels(), [&](auto width) {
       constexpr int N = decltype(width)::value;
-      return Launch(device, SampleColumnsKernel<T, N>, BlocksFor(sizes.pixels() * sizes.taps() * sizes.channels / N),
-                    sizes, positions, static_cast<const T*>(x), static_cast<T*>(columns));
+      return Launch<SampleColumnsKernel<T, N>>(device, BlocksFor(sizes.pixels() * sizes.taps() * sizes.channels / N),
+                                               sizes, positions, static_cast<const T*>(x), static_cast<T*>(columns));
     });
   });
 }
@@ -175,10 +175,10 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, con
     using A = Accumulator<T>;
     return DispatchWidth<T>(sizes.group_channels(), [&](auto width) {
       constexpr int N = decltype(width)::value;
-      return Launch(device, OffsetCotangentKernel<T, N>,
-                    BlocksFor(sizes.pixels() * sizes.offset_groups * sizes.taps() * kWarp), sizes, positions,
-                    static_cast<const T*>(x), static_cast<const A*>(d_columns), static_cast<A*>(d_offset),
-                    static_cast<A*>(d_mask));
+      return Launch<OffsetCotangentKernel<T, N>>(
+          device, BlocksFor(sizes.pixels() * sizes.offset_groups * sizes.taps() * kWarp), sizes, positions,
+          static_cast<const T*>(x), static_cast<const A*>(d_columns), static_cast<A*>(d_offset),
+          static_cast<A*>(d_mask));
     });
   });
 }
@@ -189,7 +189,6 @@ int64_t WorkspaceSize(const Sizes& sizes) {
 
 const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                            const void* d_columns, void* d_x, int32_t* workspace) {
-  if (sizes.images == 0) return nullptr;
   const CsrTables<int32_t> samples = SamplesByCell(sizes, workspace);
   return DispatchAccumulator(dtype, [&](auto tag) {
     using A = decltype(tag);
@@ -197,9 +196,9 @@ const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, cons
     if (failure) return failure;
     return DispatchWidth<A>(sizes.group_channels(), [&](auto width) {
       constexpr int N = decltype(width)::value;
-      return Launch(device, InputCotangentKernel<A, N>,
-                    BlocksFor(sizes.images * sizes.height * sizes.width * sizes.channels / N), sizes, positions,
-                    samples.row_start, samples.values, static_cast<const A*>(d_columns), static_cast<A*>(d_x));
+      return Launch<InputCotangentKernel<A, N>>(
+          device, BlocksFor(sizes.images * sizes.height * sizes.width * sizes.channels / N), sizes, positions,
+          samples.row_start, samples.values, static_cast<const A*>(d_columns), static_cast<A*>(d_x));
     });
   });
 }

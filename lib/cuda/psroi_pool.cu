@@ -287,8 +287,8 @@ const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois
     return DispatchWidth<T>(ContiguousFeatures(sizes), [&](auto width) {
       constexpr int N = decltype(width)::value;
       const int64_t n = sizes.batches * sizes.rois * sizes.bins() * sizes.features() / N;
-      return Launch(device, PoolKernel<T, N>, BlocksFor(n), sizes, rois, static_cast<const T*>(x),
-                    static_cast<T*>(pooled));
+      return Launch<PoolKernel<T, N>>(device, BlocksFor(n), sizes, rois, static_cast<const T*>(x),
+                                      static_cast<T*>(pooled));
     });
   });
 }
@@ -302,8 +302,8 @@ const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& siz
       const int64_t blocks = sizes.batches * sizes.images * CeilDiv(sizes.height, kWarpRows) *
                              CeilDiv(sizes.width, kWarpColumns<Accumulator<T>> * kWarpsAcross) *
                              CeilDiv(sizes.channels, kWarp * N);
-      return Launch(device, InputCotangentKernel<T, N>, blocks, sizes, rois, static_cast<const T*>(d_pooled),
-                    static_cast<Accumulator<T>*>(d_x));
+      return Launch<InputCotangentKernel<T, N>>(device, blocks, sizes, rois, static_cast<const T*>(d_pooled),
+                                                static_cast<Accumulator<T>*>(d_x));
     });
   });
 }
@@ -311,7 +311,7 @@ const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& siz
 const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
                                 const void* d_pooled, void* d_offset) {
   const int64_t n = sizes.batches * sizes.rois * sizes.part[0] * sizes.part[1] * sizes.classes;
-  if (sizes.features() == 0) {
+  if (sizes.features() == 0 && n > 0) {
     const size_t element_bytes = DispatchAccumulator(dtype, [](auto tag) { return sizeof tag; });
     return Failure(cudaMemsetAsync(d_offset, 0, n * 2 * element_bytes, device.stream));
   }
@@ -321,9 +321,9 @@ const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& si
       constexpr int N = decltype(width)::value;
       int item_lanes = 1;
       while (item_lanes < kWarp && item_lanes * N < sizes.class_features()) item_lanes *= 2;
-      return Launch(device, OffsetCotangentKernel<T, N>, BlocksFor(n * item_lanes), sizes, rois,
-                    static_cast<const T*>(x), static_cast<const T*>(d_pooled), static_cast<Accumulator<T>*>(d_offset),
-                    item_lanes);
+      return Launch<OffsetCotangentKernel<T, N>>(device, BlocksFor(n * item_lanes), sizes, rois,
+                                                 static_cast<const T*>(x), static_cast<const T*>(d_pooled),
+                                                 static_cast<Accumulator<T>*>(d_offset), item_lanes);
     });
   });
 }

@@ -18,4 +18,7 @@ std::vector<Handler> PsRoiPoolHandlers();
 
 std::vector<std::vector<Handler>> BackendHandlers();
 
+// The handler of the initialize stage, which all handlers of the backend share, or null if it needs none.
+XLA_FFI_Handler* InitializeHandler();
+
 }  // namespace dcn

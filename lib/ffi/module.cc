@@ -1,5 +1,6 @@
-// The Python module of one backend: its handlers as capsules, the FFI version and compiler of the build, and the limits
-// of the fused kernels. All backends export these limits, since CUDA programs may be lowered by a build without CUDA.
+// The Python module of one backend: its handlers as a capsule per stage, the FFI version and compiler of the build, and
+// the limits and thread blocks of the fused kernels. All backends export these, since CUDA programs may be lowered by a
+// build without CUDA.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
@@ -31,6 +32,25 @@ nb::dict FusedLimits() {
   limits["slice_vectors"] = Limits::kSliceVectors;
   limits["margin_vectors"] = Limits::kMarginVectors;
   return limits;
+}
+
+template <size_t kSize>
+nb::list ListOf(const dcn::FusedBlock (&blocks)[kSize]) {
+  nb::list list;
+  for (const dcn::FusedBlock& block : blocks) {
+    list.append(nb::make_tuple(block.tile_columns, block.warps, block.shared_bytes));
+  }
+  return list;
+}
+
+// By the name of the kernel: the columns of each block tile, the warps of a thread block and its shared bytes.
+nb::dict FusedBlocks() {
+  nb::dict blocks;
+  blocks["FusedForwardKernel"] = ListOf(dcn::FusedBlocks::kForward);
+  blocks["FusedInputCotangentKernel"] = ListOf(dcn::FusedBlocks::kInputCotangent);
+  blocks["FusedOffsetCotangentKernel"] = ListOf(dcn::FusedBlocks::kOffsetCotangent);
+  blocks["FusedWeightCotangentKernel"] = ListOf(dcn::FusedBlocks::kWeightCotangent);
+  return blocks;
 }
 
 template <typename Value>
@@ -72,19 +92,25 @@ std::string FusedRejection(const std::string& kernel, const std::string& dtype, 
   return checks.message();
 }
 
+nb::capsule Capsule(XLA_FFI_Handler* handler) { return nb::capsule(reinterpret_cast<void*>(handler)); }
+
 }  // namespace
 
 NB_MODULE(DCN_MODULE, module) {
   nb::dict handlers;
   for (const auto& operator_handlers : dcn::BackendHandlers()) {
     for (const dcn::Handler& handler : operator_handlers) {
-      handlers[handler.name] = nb::capsule(reinterpret_cast<void*>(handler.call));
+      nb::dict stages;
+      stages["execute"] = Capsule(handler.call);
+      if (XLA_FFI_Handler* initialize = dcn::InitializeHandler()) stages["initialize"] = Capsule(initialize);
+      handlers[handler.name] = stages;
     }
   }
   module.attr("handlers") = handlers;
   module.attr("ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   module.attr("compiler") = DCN_COMPILER;
   module.attr("fused_limits") = FusedLimits();
+  module.attr("fused_blocks") = FusedBlocks();
   module.def("fused_rejection", &FusedRejection, nb::arg("kernel"), nb::arg("dtype"), nb::arg("x"), nb::arg("output"),
              nb::arg("kernel_size"), nb::arg("offset_groups"), nb::arg("features"), nb::arg("feature_group_count"));
 }

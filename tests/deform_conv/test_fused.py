@@ -32,6 +32,7 @@ CASES = [
     Case("unbatched", (4, 5), 8, 2, (3, 3), batch=(), convolution=Convolution(padding=((1, 2), (0, 1)))),
     Case("empty_batch", (4, 5), 8, 2, (3, 3), batch=(0,), convolution=Convolution(padding="SAME")),
     Case("empty_output", (2, 5), 8, 2, (3, 3), convolution=Convolution(padding="VALID")),
+    Case("no_channels", (4, 5), 0, 4, (3, 3), convolution=Convolution(padding="SAME")),
     # The cotangents of these cases are fused, too.
     Case("one_stage_back", (5, 6), 32, 8, (1, 1)),
     Case("ragged_strip_and_tile_back", (9, 17), 32, 16, (3, 3), convolution=Convolution(padding="SAME")),

@@ -1,35 +1,29 @@
-"""Compiles the source of the CUDA kernels for the CPU, with an emulation in place of the CUDA toolkit, and for a GPU.
-
-Built files are cached in the build folder, under a hash of their inputs.
-"""
+"""Compiles the source of the CUDA kernels for the CPU, with an emulation in place of CUDA, and for a GPU."""
 
 import functools
-import hashlib
 import os
 import pathlib
 import subprocess
-import tempfile
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import pytest
 
-from benchmarks.readers import cuda_tools
+from benchmarks.readers import cached_build, cuda_tools
+from benchmarks.readers.executed_ptx import DEVICE_FLAGS, KERNELS, LIB
 
 HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parents[1]
-LIB = ROOT / "lib"
-CACHE = ROOT / "build" / "emulation"
 CPU = LIB / "cpu"
 FUZZ = HERE.parent / "fuzz"
-KERNELS = {path.stem: path for path in sorted((LIB / "cuda").glob("*.cu"))}
+
+BACKEND = sorted((LIB / "cuda").glob("*.cc"))
 
 COMPILER = "g++"
 # No fused multiply-add, as in the package.
 FLAGS = ["-std=c++17", "-O1", "-g", "-fPIC", "-ffp-contract=off"]
-DEVICE_FLAGS = {"psroi_pool": ["--fmad=false"]}
 INCLUDE = [f"-I{HERE / 'cuda'}", f"-I{LIB}", f"-I{LIB / 'cuda'}", f"-I{HERE}", f"-isystem{jax.ffi.include_dir()}"]
+HANDLER_FLAGS = ["-include", "stream.h", '-DDCN_COMPILER="the emulation"']
 SANITIZERS = {
     "none": [],
     "memory": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
@@ -46,8 +40,8 @@ def mistakes(names: Iterable[str], always: Collection[str]) -> list:
 
 def module() -> pathlib.Path:
     """A shared library of the FFI handlers, which call the emulated kernels."""
-    sources = [*sorted(LIB.glob("ffi/*.cc")), LIB / "cuda" / "handlers.cc"]
-    handlers = [(path, ["-include", "stream.h"]) for path in sources if path.name != "module.cc"]
+    sources = [*sorted(LIB.glob("ffi/*.cc")), *BACKEND]
+    handlers = [(path, HANDLER_FLAGS) for path in sources if path.name != "module.cc"]
     return _link("module.so", [*handlers, (HERE / "module.cc", []), *((path, []) for path in KERNELS.values())], "none")
 
 
@@ -84,9 +78,7 @@ def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB)
     else:
         ffi = [(path, changed / "ffi" / path.name) for path in paths]
         ffi = [(new, ["-iquote", str(changed)]) if new.exists() and new != old else (old, []) for old, new in ffi]
-        rest = [
-            (path, [*own, "-O0", "-include", "stream.h"]) for path, own in [*ffi, (LIB / "cuda" / "handlers.cc", [])]
-        ]
+        rest = [(path, [*own, "-O0", *HANDLER_FLAGS]) for path, own in [*ffi, *((path, []) for path in BACKEND)]]
         kernels = [FUZZ / "contract.cc"] if backend == "contract" else KERNELS.values()
         rest += [(path, []) for path in kernels]
     return _link(f"fuzz_{backend}", [*harness, *rest], sanitizer)
@@ -99,11 +91,11 @@ def device_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
 
     def compile_(path):
         own = DEVICE_FLAGS.get(path.stem, [])
-        return _cached(f"{path.stem}.o", [*command, *own, "-x", "cu", "-c", path], [path, *_headers()])
+        return cached_build.build(f"{path.stem}.o", [*command, *own, "-x", "cu", "-c", path], [path, *_headers()])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compile_, [HERE / name, *kernels.values()]))
-    return _cached(pathlib.Path(name).stem, [nvcc, "-arch=native", *objects], [])
+    return cached_build.build(pathlib.Path(name).stem, [nvcc, "-arch=native", *objects], [])
 
 
 @functools.cache
@@ -120,39 +112,15 @@ def _link(name, sources, sanitizer):
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(_compile, [*sources, (COMPILER, HERE / "execution.cc", [])]))
     kind = ["-shared"] if name.endswith(".so") else []
-    return _cached(name, [compiler, *flags, *kind, "-pthread", *objects], [])
+    return cached_build.build(name, [compiler, *flags, *kind, "-pthread", *objects], [])
 
 
 def _compile(compiler_source_and_flags):
     compiler, path, flags = compiler_source_and_flags
     command = [compiler, *FLAGS, *INCLUDE, *flags, "-x", "c++", "-c"]
-    return _cached(f"{path.stem}.o", [*command, path], [path, *_headers()])
-
-
-def _cached(name, command, inputs):
-    """The file that `command` writes with `-o`, cached. It must depend only on `inputs` and the command's words."""
-    words = [str(word) for word in command]
-    contents = [
-        _version(words[0]).encode(),
-        *(word.encode() for word in words),
-        *(path.read_bytes() for path in inputs),
-    ]
-    target = CACHE / hashlib.sha256(b"\0".join(contents)).hexdigest()[:16] / name
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-            written = pathlib.Path(folder) / name
-            result = subprocess.run([*words, "-o", str(written)], capture_output=True, text=True)
-            assert result.returncode == 0, result.stderr
-            written.replace(target)  # atomic, because other processes may build the same file
-    return target
+    return cached_build.build(f"{path.stem}.o", [*command, path], [path, *_headers()])
 
 
 @functools.cache
 def _headers():
     return [*sorted(LIB.rglob("*.h")), *sorted(HERE.rglob("*.h")), *sorted(FUZZ.glob("*.h"))]
-
-
-@functools.cache
-def _version(compiler):
-    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout

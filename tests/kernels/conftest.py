@@ -1,15 +1,13 @@
-import ctypes
 import pathlib
 import shutil
 import sys
 
-import jax
 import pytest
-from jax._src.interpreters import mlir  # jax has no public function that returns the lowering of a platform
 
-from jax_dcn._primitive.extension import custom_calls
+from benchmarks.readers import executed_ptx
+from benchmarks.readers.substituted_kernels import substituted
 
-from . import build
+from . import build, emulation
 
 HERE = pathlib.Path(__file__).parent
 
@@ -22,33 +20,39 @@ def compiler():
 
 @pytest.fixture(scope="session")
 def emulated_handlers(compiler):
-    """Registers the emulated CUDA handlers for the CPU. Maps custom call names to the names of the emulated ones."""
-    library = ctypes.CDLL(str(build.module()))
-    library.FindHandler.restype = ctypes.c_void_p
-    names = {name: f"emulated_{name}" for name in custom_calls}
-    for name, emulated in names.items():
-        handler = jax.ffi.pycapsule(library.FindHandler(name.encode()))
-        jax.ffi.register_ffi_target(emulated, handler, platform="cpu")
-    return names
+    """Maps custom call names to the names of the emulated CUDA handlers."""
+    return emulation.registered_handlers()
+
+
+@pytest.fixture(scope="session")
+def machine(compiler):
+    """`machine(architecture)`: the machine that executes PTX."""
+    if executed_ptx.missing():
+        pytest.skip(executed_ptx.missing())
+    return executed_ptx.machine
+
+
+# The compiled PTX is what a GPU runs, so it is tested by default, and the emulated source in `make thorough`.
+EXECUTIONS = [
+    "sm_90",
+    pytest.param("sm_80", marks=pytest.mark.thorough),
+    pytest.param("emulated", marks=pytest.mark.thorough),
+]
+
+
+@pytest.fixture(scope="module", params=EXECUTIONS)
+def executed_handlers(request):
+    """The names of the handlers that run the CUDA kernels on the CPU, by those of the custom calls."""
+    if request.param == "emulated":
+        return request.getfixturevalue("emulated_handlers")
+    return request.getfixturevalue("machine")(int(request.param.removeprefix("sm_"))).handlers
 
 
 @pytest.fixture(scope="module")
-def emulated_kernels(emulated_handlers):
-    """Lowers all of jax_dcn on the CPU as for CUDA, to the emulated handlers."""
-    real_call = jax.ffi.ffi_call
-
-    def emulated_call(name, *args, **kwargs):
-        return real_call(emulated_handlers[name], *args, **kwargs)
-
-    lowerings = mlir._platform_specific_lowerings
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax.ffi, "ffi_call", emulated_call)
-        for primitive, rule in lowerings["cuda"].items():
-            if primitive.name.startswith("deform"):
-                patch.setitem(lowerings["cpu"], primitive, rule)
-        jax.clear_caches()
+def executed_kernels(executed_handlers):
+    """Lowers all of jax_dcn on the CPU as for CUDA, to these handlers."""
+    with substituted(executed_handlers):
         yield
-    jax.clear_caches()
 
 
 def pytest_collection_modifyitems(items):

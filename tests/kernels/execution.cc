@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -34,7 +35,7 @@ constexpr size_t kStack = 64 << 10;
 constexpr int kPoison = 0xff;  // NaN in every floating-point type, -1 in every integer
 constexpr uint64_t kUnknown = ~uint64_t{0};
 constexpr size_t kMaxPendingCopies = 64;             // per thread
-constexpr size_t kDefaultMaxSharedBytes = 48 << 10;  // dynamic shared memory without SetMaxDynamicShared
+constexpr size_t kDefaultMaxSharedBytes = 48 << 10;  // dynamic shared memory without SetAttribute
 
 // A fiber of ThreadSanitizer: the memory accesses of one CUDA thread and their happens-before order.
 class History {
@@ -292,13 +293,25 @@ char* NewStacks() {
 
 std::mutex launch_mutex;
 std::map<const void*, size_t> max_dynamic_shared;
+std::set<const void*> loaded_kernels;
 
 }  // namespace
 
-cudaError_t SetMaxDynamicShared(const void* kernel, int bytes) {
-  if (bytes < 0 || size_t(bytes) > max_shared_bytes) return cudaErrorInvalidConfiguration;
+cudaError_t Load(const void* kernel) {
+  if (!machine.has_machine_code) {
+    if (!machine.has_ptx) return cudaErrorNoKernelImageForDevice;
+    if (machine.driver_version < kRuntimeVersion) return cudaErrorUnsupportedPtxVersion;
+  }
   std::lock_guard<std::mutex> lock(launch_mutex);
-  max_dynamic_shared[kernel] = size_t(bytes);
+  loaded_kernels.insert(kernel);
+  return cudaSuccess;
+}
+
+cudaError_t SetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  const bool is_carve_out = attribute == cudaFuncAttributePreferredSharedMemoryCarveout;
+  if (value < 0 || size_t(value) > (is_carve_out ? 100 : max_shared_bytes)) return cudaErrorInvalidConfiguration;
+  std::lock_guard<std::mutex> lock(launch_mutex);
+  if (!is_carve_out) max_dynamic_shared[kernel] = size_t(value);
   return cudaSuccess;
 }
 
@@ -310,6 +323,11 @@ cudaError_t Launch(const cudaLaunchConfig_t& config, const void* address, const 
   if (blocks == 0 || threads == 0 || threads > kMaxThreads || config.dynamicSmemBytes > allowed) {
     return cudaErrorInvalidConfiguration;
   }
+  if (only_loaded_kernels && loaded_kernels.count(address) == 0) {
+    failure = "the kernel was not loaded before its first launch";
+    return cudaErrorLaunchFailure;
+  }
+  ++num_nodes;
   gridDim = grid;
   blockDim = config.blockDim;
   failure.clear();

@@ -6,6 +6,7 @@
 // as in CUDA. atomicAdd is relaxed: it is not a data race, and orders no other accesses.
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -32,9 +33,25 @@ struct cudaLaunchConfig_t {
   struct CUstream_st* stream = nullptr;
 };
 using cudaStream_t = CUstream_st*;
-enum cudaError_t { cudaSuccess, cudaErrorInvalidConfiguration, cudaErrorMemoryAllocation, cudaErrorLaunchFailure };
-enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaError_t {
+  cudaSuccess,
+  cudaErrorInvalidConfiguration,
+  cudaErrorMemoryAllocation,
+  cudaErrorLaunchFailure,
+  cudaErrorInsufficientDriver,
+  cudaErrorUnsupportedPtxVersion,
+  cudaErrorNoKernelImageForDevice
+};
+enum cudaDeviceAttr {
+  cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+  cudaDevAttrComputeCapabilityMajor,
+  cudaDevAttrComputeCapabilityMinor
+};
+struct cudaFuncAttributes {};
+enum cudaFuncAttribute {
+  cudaFuncAttributeMaxDynamicSharedMemorySize,
+  cudaFuncAttributePreferredSharedMemoryCarveout,
+};
 
 const char* cudaGetErrorString(cudaError_t);
 
@@ -44,10 +61,26 @@ namespace execution {
 
 constexpr int kWarp = 32;
 constexpr int kMaxThreads = 1024;
-constexpr size_t kMaxSharedBytes = 227 << 10;
+constexpr size_t kMaxSharedBytes = 227 << 10, kReservedSharedBytes = 1 << 10;
 inline size_t max_shared_bytes = kMaxSharedBytes;  // per block, on the emulated device
 inline unsigned max_grid_blocks = ~0u;             // the grid is cut to this many blocks, to test grid-stride loops
 inline bool only_last_block = false;               // if set, only the last block of a launch runs
+inline bool only_loaded_kernels = false;           // if set, a launch of a kernel that is not loaded fails
+
+// The nodes that a CUDA graph would have of all work so far: kernel launches, and memsets of at least one byte.
+inline std::atomic<int64_t> num_nodes = 0;
+
+// The emulated machine. A device of a compute capability that has no machine code needs the PTX of the runtime's
+// version.
+constexpr int kRuntimeVersion = 13010;
+struct Machine {
+  int driver_version = kRuntimeVersion;
+  int device = 0;
+  int compute_capability = 90;
+  bool has_machine_code = true;
+  bool has_ptx = true;
+};
+inline Machine machine;
 
 // A line of a kernel's source, for error messages.
 struct SourceLocation {
@@ -55,11 +88,14 @@ struct SourceLocation {
   int line;
 };
 
-// `address` identifies the kernel for SetMaxDynamicShared.
+// `address` identifies the kernel for SetAttribute.
 cudaError_t Launch(const cudaLaunchConfig_t&, const void* address, const std::function<void()>& kernel);
 
-// Allows a kernel to have `bytes` of dynamic shared memory per block, instead of 48 KiB.
-cudaError_t SetMaxDynamicShared(const void* kernel, int bytes);
+cudaError_t Load(const void* kernel);
+
+// cudaFuncSetAttribute: allows a kernel to have `value` bytes of dynamic shared memory per block, instead of 48 KiB.
+// The carve-out, a percentage, has no effect.
+cudaError_t SetAttribute(const void* kernel, cudaFuncAttribute, int value);
 
 // Barriers: all threads of the block, or the lanes of `mask` in the current warp.
 void WaitForBlock(SourceLocation);
@@ -110,17 +146,34 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 }
 
 template <typename... Parameters>
-cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute, int value) {
-  return execution::SetMaxDynamicShared(reinterpret_cast<const void*>(kernel), value);
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute attribute, int value) {
+  return execution::SetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
 }
 
-inline cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void* kernel) { return execution::Load(kernel); }
+
+inline cudaError_t cudaDriverGetVersion(int* version) {
+  *version = execution::machine.driver_version;
   return cudaSuccess;
 }
 
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = int(execution::max_shared_bytes);
+inline cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = execution::kRuntimeVersion;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = execution::machine.device;
+  const bool is_driver_new = execution::machine.driver_version / 1000 >= execution::kRuntimeVersion / 1000;
+  return is_driver_new ? cudaSuccess : cudaErrorInsufficientDriver;
+}
+
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  const int capability = execution::machine.compute_capability;
+  *value = attribute == cudaDevAttrComputeCapabilityMajor ? capability / 10
+           : attribute == cudaDevAttrComputeCapabilityMinor
+               ? capability % 10
+               : int(execution::max_shared_bytes + execution::kReservedSharedBytes);
   return cudaSuccess;
 }
 
@@ -141,6 +194,7 @@ inline cudaError_t cudaMemset(void* address, int byte, size_t count) {
 }
 
 inline cudaError_t cudaMemsetAsync(void* address, int byte, size_t count, cudaStream_t) {
+  if (count) ++execution::num_nodes;
   return cudaMemset(address, byte, count);
 }
 

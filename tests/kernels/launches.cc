@@ -1,6 +1,7 @@
 // Calls every function of the kernels' headers on small operands, to be run under a sanitizer, on a GPU or in the
 // emulation. Operands are random, of every type, and cover the edge cases of shapes and sampling locations. Each
-// operand is a separate allocation of exactly its size, so that accesses past its end are found.
+// operand is a separate allocation of exactly its size, so that accesses past its end are found. `launches FILE` writes
+// the results to a file.
 //
 // With --leave-unwritten, results and workspaces are not filled in advance, for compute-sanitizer's initcheck: it
 // reports elements that kernels, or the copies to the host, read before they are written.
@@ -29,6 +30,7 @@ constexpr DType kTypes[] = {DType::kF16, DType::kBF16, DType::kF32, DType::kF64}
 
 std::mt19937 generator;
 bool fills_unwritten = true;
+std::FILE* results = nullptr;  // to which results are written, to be compared: name, type and bytes of each
 
 double Uniform(double low, double high) { return std::uniform_real_distribution<double>(low, high)(generator); }
 
@@ -72,7 +74,9 @@ class Array {
   }
 
   static Array Unwritten(DType dtype, int64_t size) {
-    return Array(size, Dispatch<__half, __nv_bfloat16>(dtype, [](auto tag) { return sizeof tag; }));
+    Array array(size, Dispatch<__half, __nv_bfloat16>(dtype, [](auto tag) { return sizeof tag; }));
+    array.dtype_ = dtype;
+    return array;
   }
 
   static Array Integers(int64_t size) { return Array(size, sizeof(int32_t)); }
@@ -92,6 +96,9 @@ class Array {
       std::printf("element %zu of %s is not written\n", i / element_, name);
       std::exit(1);
     }
+    if (!results) return;
+    std::fprintf(results, "%s %d %zu\n", name, int(dtype_), bytes_);
+    std::fwrite(bytes.data(), 1, bytes_, results);
   }
 
  private:
@@ -107,6 +114,7 @@ class Array {
   }
 
   size_t element_, bytes_;
+  DType dtype_ = DType::kF32;
   std::unique_ptr<void, Free> memory_;
 };
 
@@ -294,13 +302,13 @@ const PoolSizes kPools[] = {
 }  // namespace
 }  // namespace dcn
 
-int main(int argc, char** argv) {
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--leave-unwritten") != 0) {
-      std::printf("no such option: %s\n", argv[i]);
-      return 2;
+int main(int num_arguments, char** arguments) {
+  for (int i = 1; i < num_arguments; ++i) {
+    if (std::strcmp(arguments[i], "--leave-unwritten") == 0) {
+      dcn::fills_unwritten = false;
+    } else {
+      dcn::results = std::fopen(arguments[i], "wb");
     }
-    dcn::fills_unwritten = false;
   }
   int iteration = 0;
   for (const dcn::DType dtype : dcn::kTypes) {
@@ -311,7 +319,7 @@ int main(int argc, char** argv) {
     for (const dcn::PoolSizes& sizes : dcn::kPools) dcn::CallPool(dtype, sizes, iteration++ % 2);
     ++iteration;  // so that a case alternates between types in having the optional operand
   }
-#ifndef __CUDACC__
+#ifndef __CUDA_RUNTIME_H__                 // in the emulation
   execution::max_shared_bytes = 99 << 10;  // too little for the widest tiles
   execution::max_grid_blocks = 1;          // so that blocks iterate over several tiles
   for (const dcn::FusedCall& call : dcn::kFusedCalls) {

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.readers import cuda_tools
 
 from . import build
-from .test_sanitizers import with_mistake
+from .test_sanitizers import MISTAKES, with_mistake
 
 pytestmark = pytest.mark.platforms("cuda")
 
@@ -67,6 +67,6 @@ def test_kernels_are_clean(tool):
 
 @pytest.mark.parametrize("tool, name, complaint", FOUND)
 def test_mistakes_in_kernels_are_found(tool, name, complaint, tmp_path):
-    status, output = check(tool, build.device_program("launches.cc", with_mistake(name, tmp_path)))
+    status, output = check(tool, build.device_program("launches.cc", with_mistake(MISTAKES[name][0], tmp_path)))
     assert status != 0
     assert complaint in output

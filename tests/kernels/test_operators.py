@@ -1,4 +1,4 @@
-"""The operators' own tests of values, types and edge cases, run on the emulated CUDA kernels."""
+"""The operators' own tests of values, types and edge cases, run on the CUDA kernels: their compiled PTX, executed."""
 
 import functools
 
@@ -17,10 +17,10 @@ from tests.deform_psroi_pool import test_kinks as pool_kinks
 from tests.deform_psroi_pool import test_special as pool_special
 from tests.deform_psroi_pool import test_values as pool_values
 
-pytestmark = [pytest.mark.usefixtures("emulated_kernels"), pytest.mark.platforms("cpu")]
+pytestmark = [pytest.mark.usefixtures("executed_kernels"), pytest.mark.platforms("cpu")]
 
 
-def test_these_tests_run_emulated_kernels(emulated_handlers):
+def test_these_tests_run_the_kernels(executed_handlers):
     def all_operators(x, offset, weight, shift):
         return (
             jax_dcn.deform_conv2d(x.astype(jnp.bfloat16), offset, weight.astype(jnp.bfloat16)).astype(jnp.float32).sum()
@@ -31,7 +31,7 @@ def test_these_tests_run_emulated_kernels(emulated_handlers):
     operands = jnp.ones((2, 5, 6, 32)), jnp.ones((2, 5, 6, 2)), jnp.ones((1, 1, 32, 8)), jnp.ones((1, 1, 1, 2))
     programs = jax.jit(jax.grad(all_operators, (0, 1, 2, 3))), jax.jit(all_operators)
     text = "".join(program.lower(*operands).as_text() for program in programs)
-    assert {name for name in emulated_handlers.values() if f"@{name}(" in text} == set(emulated_handlers.values())
+    assert {name for name in executed_handlers.values() if f"@{name}(" in text} == set(executed_handlers.values())
 
 
 test_conv_golden_files = conv_values.test_golden_files

@@ -13,6 +13,7 @@ extern __shared__ uint4 dynamic_shared[];
 namespace {
 
 constexpr int kThreads = 64;
+constexpr int kResults = 2 * kThreads;  // the numbers 5, 6, 7 and 8 come after them
 
 // Each thread reads the value that its neighbour wrote.
 template <bool kFirstBarrier, bool kSecondBarrier>
@@ -130,16 +131,18 @@ __global__ void MmaKernel(int* out) {
 template <bool kWait>
 __global__ void CopyKernel(int* out) {
   __shared__ uint4 words[kThreads];
-  const uint4 global = {5, 6, 7, 8};
-  dcn::copy_async(&words[threadIdx.x], &global, threadIdx.x % 2 == 1);
+  dcn::copy_async(&words[threadIdx.x], out + kResults, threadIdx.x % 2 == 1);
   if (kWait) dcn::wait_async_copies();
   out[threadIdx.x] = int(words[threadIdx.x].z);
 }
 
 struct Toy {
+  Toy(void (*kernel)(int*), unsigned blocks = 1, size_t shared_bytes = 0)
+      : kernel(kernel), blocks(blocks), shared_bytes(shared_bytes) {}
+
   void (*kernel)(int*);
-  unsigned blocks = 1;
-  size_t shared_bytes = 0;
+  unsigned blocks;
+  size_t shared_bytes;
 };
 
 const std::map<std::string, Toy> kToys = {
@@ -175,15 +178,22 @@ const std::map<std::string, Toy> kToys = {
 
 int main(int, char** arguments) {
   const Toy& toy = kToys.at(arguments[1]);
-  std::vector<int> out(2 * kThreads);
+  std::vector<int> out(kResults);
+  out.insert(out.end(), {5, 6, 7, 8});
+  const size_t bytes = out.size() * sizeof(int);
+  void* memory = nullptr;
+  cudaMalloc(&memory, bytes);
+  cudaMemcpy(memory, out.data(), bytes, cudaMemcpyHostToDevice);
   cudaLaunchConfig_t config = {};
   config.gridDim = toy.blocks;
   config.blockDim = kThreads;
   config.dynamicSmemBytes = toy.shared_bytes;
-  const cudaError_t error = cudaLaunchKernelEx(&config, toy.kernel, out.data());
+  const cudaError_t error = cudaLaunchKernelEx(&config, toy.kernel, static_cast<int*>(memory));
   if (error != cudaSuccess) {
     std::printf("error: %s\n", cudaGetErrorString(error));
     return 1;
   }
-  for (const int value : out) std::printf("%d ", value);
+  cudaMemcpy(out.data(), memory, bytes, cudaMemcpyDeviceToHost);
+  cudaFree(memory);
+  for (int i = 0; i < kResults; ++i) std::printf("%d ", out[i]);
 }

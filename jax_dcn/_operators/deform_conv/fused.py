@@ -176,8 +176,8 @@ def tile_features(pixels: int, features: int, groups: int) -> int:
 
 def _by_feature(weight: jax.Array) -> jax.Array:
     """[kh, kw, Cin/groups, Cout] as [Cout, K, Cin/groups], float32 rounded to tf32."""
-    features = weight.shape[-1]
-    return jnp.transpose(_as_tf32(weight), (3, 0, 1, 2)).reshape(features, -1, weight.shape[2])
+    kh, kw, channels, features = weight.shape
+    return jnp.transpose(_as_tf32(weight), (3, 0, 1, 2)).reshape(features, kh * kw, channels)
 
 
 def _by_channel(weight: jax.Array, spec: Spec) -> jax.Array:

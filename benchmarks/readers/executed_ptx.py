@@ -1,0 +1,149 @@
+"""Runs the compiled PTX of the CUDA kernels on the CPU, by the machine in tests/kernels/ptx.
+
+nvcc compiles the kernels and their launchers as for the package, but to PTX only. They are linked with the machine
+instead of the CUDA runtime.
+"""
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+
+from benchmarks.readers import cuda_tools
+from benchmarks.readers.cached_build import ROOT, build
+from benchmarks.readers.substituted_kernels import register, substituted
+
+LIB = ROOT / "lib"
+MACHINE = ROOT / "tests" / "kernels" / "ptx"
+KERNELS = {path.stem: path for path in sorted((LIB / "cuda").glob("*.cu"))}
+DEVICE_FLAGS = {"psroi_pool": ["--fmad=false"]}  # as in CMakeLists.txt
+HOST_COMPILER = "g++"
+
+
+def missing() -> str | None:
+    """Why PTX cannot be executed on this machine, or None."""
+    if cuda_tools.find("nvcc") is None:
+        return "nvcc not found"
+    return None if shutil.which(HOST_COMPILER) else f"{HOST_COMPILER} not found"
+
+
+def module(architecture: int = 90) -> pathlib.Path:
+    """A shared library of the FFI handlers, whose kernels are the PTX for compute_<architecture>."""
+    ffi = [path for path in sorted((LIB / "ffi").glob("*.cc")) if path.name != "module.cc"]
+    jobs = [
+        *((_kernel, path, architecture) for path in KERNELS.values()),
+        *((_handlers, path) for path in (*ffi, *sorted((LIB / "cuda").glob("*.cc")), MACHINE / "handlers.cc")),
+    ]
+    return _link("module.so", _run(jobs), ["-shared"])
+
+
+def program(
+    source: pathlib.Path,
+    architecture: int = 90,
+    kernels: Collection[str] = tuple(KERNELS),
+    changed: pathlib.Path | None = None,
+    recompiled: Collection[str] = (),
+) -> pathlib.Path:
+    """An executable of `source` and `kernels`.
+
+    The kernels named by `recompiled` are compiled from the files in the folder `changed`, as far as it has them.
+    """
+    jobs = [(_kernel, KERNELS[name], architecture) for name in kernels if name not in recompiled]
+    for name in recompiled:
+        path = changed / KERNELS[name].name
+        jobs.append((_kernel, path if path.exists() else KERNELS[name], architecture, changed))
+    jobs.append((_kernel, source, architecture))
+    return _link(source.stem, _run(jobs), [])
+
+
+class Machine:
+    """The machine of a module of handlers."""
+
+    def __init__(self, path: pathlib.Path, prefix: str):
+        self._library = ctypes.CDLL(str(path))
+        self._library.TakeMachineRecords.restype = ctypes.c_char_p
+        self._library.SetMachineOption.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
+        self.handlers = register(self._library, prefix)
+
+    def set(self, **options: int) -> None:
+        """Sets fields of `Options` in machine.h."""
+        for name, value in options.items():
+            if not self._library.SetMachineOption(name.encode(), value):
+                raise ValueError(f"the machine has no option {name}")
+
+    def take_records(self) -> list[dict]:
+        """The records of the launches since the last call. The option `counts` must be set."""
+        return json.loads(self._library.TakeMachineRecords())
+
+
+@functools.cache
+def machine(architecture: int = 90) -> Machine:
+    return Machine(module(architecture), f"sm_{architecture}")
+
+
+@contextlib.contextmanager
+def executed(architecture: int = 90) -> Iterator[Machine]:
+    """Within it, jax_dcn on the CPU runs the PTX of its CUDA kernels."""
+    found = machine(architecture)
+    with substituted(found.handlers):
+        yield found
+
+
+def launches(function, *arguments, sampled_blocks: int = 16, architecture: int = 90) -> list[dict]:
+    """The records of all launches of `function(*arguments)`, of which fused kernels run only `sampled_blocks`.
+
+    The results of the function are therefore wrong, and races are not looked for.
+    """
+    with executed(architecture) as found:
+        found.take_records()
+        found.set(counts=1, checks_races=0, sampled_blocks=sampled_blocks)
+        try:
+            jax.block_until_ready(jax.jit(function)(*arguments))
+        finally:
+            found.set(counts=0, checks_races=1, sampled_blocks=0)
+        return found.take_records()
+
+
+def _run(jobs):
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda job: job[0](*job[1:]), jobs))
+
+
+def _kernel(path, architecture, folder=None):
+    include = [*([f"-I{folder}"] if folder else []), f"-I{LIB}", f"-I{LIB / 'cuda'}"]
+    target = f"arch=compute_{architecture},code=compute_{architecture}"
+    command = [cuda_tools.find("nvcc"), "-std=c++17", "-lineinfo", *DEVICE_FLAGS.get(path.stem, []), *include]
+    command += ["-gencode", target, "--no-compress", "--cudart=none", "-Xcompiler=-fPIC", "-x", "cu", "-c", path]
+    own = sorted(folder.iterdir()) if folder else []
+    return build(f"{path.stem}.o", command, [path, *own, *sorted(LIB.rglob("*.h"))])
+
+
+def _handlers(path):
+    command = [cuda_tools.find("nvcc"), "-std=c++17", "-Xcompiler=-fPIC,-O1", f"-I{LIB}", f"-I{LIB / 'cuda'}"]
+    command += [f"-I{MACHINE}", f"-isystem={jax.ffi.include_dir()}", "-include", MACHINE.parent / "stream.h"]
+    command += ['-DDCN_COMPILER="nvcc"']
+    headers = [*LIB.rglob("*.h"), *MACHINE.glob("*.h"), MACHINE.parent / "stream.h"]
+    return build(f"{path.stem}.o", [*command, "-c", path], [path, *sorted(headers)])
+
+
+@functools.cache
+def _machine():
+    """The machine as a shared library, so that it is initialized before the kernels are registered."""
+    flags = "-fPIC,-O3,-march=native,-ffp-contract=off,-fno-trapping-math,-Wall,-Wextra"
+    command = [cuda_tools.find("nvcc"), "-std=c++20", f"-Xcompiler={flags}", "-c"]
+    headers = sorted(MACHINE.glob("*.h"))
+    sources = [path for path in sorted(MACHINE.glob("*.cc")) if path.name != "handlers.cc"]
+    objects = _run([(build, f"{path.stem}.o", [*command, path], [path, *headers]) for path in sources])
+    return build("libmachine.so", [HOST_COMPILER, "-shared", *objects], [])
+
+
+def _link(name, objects, flags):
+    library = _machine()
+    return build(name, [HOST_COMPILER, *flags, *objects, library, f"-Wl,-rpath,{library.parent}", "-pthread"], [])

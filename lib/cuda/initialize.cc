@@ -1,0 +1,102 @@
+// The handler of the initialize stage, which XLA calls before it executes a program. It loads every kernel of this
+// module. Otherwise CUDA loads a kernel at its first launch. Loading may wait until the device is idle, so it never
+// ends while a kernel that runs there waits for another one that is launched later, as NCCL's kernels do.
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "ffi/checks.h"
+#include "ffi/handler_wrapper.h"
+#include "ffi/handlers.h"
+#include "kernel_registry.h"
+
+namespace dcn {
+namespace {
+
+// "12.4" for 12040: the form in which the runtime returns versions of CUDA.
+std::string VersionName(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+std::string DriverIsTooOld(bool needs_minor_version) {
+  int driver = 0, runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  const int needed = needs_minor_version ? runtime : runtime / 1000 * 1000;
+  return "jax_dcn's CUDA kernels (" DCN_COMPILER ") need a driver that supports CUDA " + VersionName(needed) +
+         ", but this machine's driver supports only CUDA " + VersionName(driver) +
+         ". Update the driver, or build the kernels with an nvcc of CUDA " + VersionName(driver) +
+         " or older. In jax_dcn's source folder:\n"
+         "  JAX_DCN_CUDA=ON CUDACXX=/path/to/nvcc pip install --force-reinstall --no-deps .";
+}
+
+std::string DeviceIsNotSupported(int device) {
+  constexpr int kOldestMajor = 8;
+  int major = 0, minor = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  const std::string message = "this GPU has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
+                              ", for which jax_dcn's CUDA kernels (" DCN_COMPILER ") have no code. ";
+  if (major < kOldestMajor) {
+    return message + "They need 8.0 or newer. Pass backend='reference' to run the slow jax.numpy form there.";
+  }
+  return message + "In jax_dcn's source folder, build them for it:\n  CUDAARCHS=" + std::to_string(10 * major + minor) +
+         " JAX_DCN_CUDA=WHEELS pip install --force-reinstall --no-deps .";
+}
+
+std::string Describe(cudaError_t error, int device) {
+  switch (error) {
+    case cudaErrorInsufficientDriver:
+      return DriverIsTooOld(false);
+    case cudaErrorUnsupportedPtxVersion:  // this GPU needs the PTX, which only the driver of its own version compiles
+      return DriverIsTooOld(true);
+    case cudaErrorNoKernelImageForDevice:
+      return DeviceIsNotSupported(device);
+    default:
+      return std::string("jax_dcn's CUDA kernels cannot be loaded: ") + cudaGetErrorString(error);
+  }
+}
+
+cudaError_t LoadKernels() {
+  for (const void* kernel : RegisteredKernels()) {
+    cudaFuncAttributes attributes;
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+// Loads the kernels on the current device, if no earlier call has.
+cudaError_t LoadKernelsOnce(int device) {
+  struct Loading {
+    std::once_flag once;
+    cudaError_t result = cudaSuccess;
+  };
+  static std::mutex mutex;
+  static std::map<int, Loading> by_device;
+  Loading* loading;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    loading = &by_device[device];
+  }
+  std::call_once(loading->once, [&] { loading->result = LoadKernels(); });
+  return loading->result;
+}
+
+ffi::Error Initialize() {
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = LoadKernelsOnce(device);
+  if (error == cudaSuccess) return ffi::Error::Success();
+  return ffi::Error(ffi::ErrorCode::kFailedPrecondition, Describe(error, device));
+}
+
+XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize, ffi::Ffi::BindInitialize());
+
+}  // namespace
+
+XLA_FFI_Handler* InitializeHandler() { return WrappedHandler<kInitialize>; }
+
+}  // namespace dcn

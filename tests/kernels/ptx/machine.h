@@ -1,0 +1,131 @@
+// Executes the PTX of kernels, one block after another, by the PTX ISA's rules, and reports what a GPU would not: see
+// Fault.
+//
+// The lanes of a warp execute together while they are at the same instruction; those that are furthest behind go first.
+// A collective instruction waits for all lanes that it names.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "counters.h"
+#include "memory.h"
+#include "program.h"
+
+namespace ptx {
+
+// An access out of bounds or misaligned; a read of memory that was not written; a race; a barrier, or another
+// collective instruction, that some of its lanes never reach; an asynchronous copy that is not waited for.
+struct Fault : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct Options {
+  bool checks_races = true;  // races and reads of memory that was not written; all other faults are always reported
+  bool counts = false;
+  uint64_t seed = 1;            // of the order of blocks and warps, and of when asynchronous copies arrive
+  uint32_t sampled_blocks = 0;  // if not 0, a launch of a kernel whose name contains "Fused" runs only so many blocks
+  uint32_t max_grid_blocks = ~0u;  // the grid is cut to this many blocks, to test grid-stride loops
+  uint32_t max_shared_bytes = 227 << 10;
+  size_t l1_bytes = 64 << 10;  // of the simulated L1 cache, which is empty at the start of each block
+};
+
+struct GridShape {
+  uint32_t blocks[3];
+  uint32_t threads;  // per block, in one dimension
+  uint32_t dynamic_shared_bytes;
+};
+
+enum class Space : uint8_t { kParameter, kShared, kGlobal };
+
+class Launch;
+
+struct AsyncCopy {
+  uint32_t target;  // in shared memory
+  uint32_t group;   // the number of the thread's copy groups that were committed before it
+  uint8_t data[16];
+};
+
+class Warp {
+ public:
+  // Lanes at the same instruction.
+  struct Group {
+    uint32_t at;
+    Lanes lanes;
+  };
+
+  Warp(Launch& launch, uint32_t index, uint32_t lanes, uint8_t* registers);
+
+  template <typename T>
+  T* At(Place place) {
+    return reinterpret_cast<T*>(registers + place);
+  }
+
+  // The lanes whose predicate is true.
+  Lanes& Predicate(Place place) { return *At<Lanes>(place); }
+
+  Accessor AccessorOf(int lane) const { return {index * kLanes + uint32_t(lane), barriers}; }
+
+  Launch& launch;
+  uint32_t index;  // in the block
+  Lanes exist, alive;
+  uint8_t* registers;
+  std::vector<Group> groups;
+  uint16_t barriers = 0;       // bar.warp.sync that all lanes passed
+  bool is_at_barrier = false;  // of the block
+  int32_t diverged_at = -1;    // the branch where lanes parted, since the last barrier of the warp or block
+  std::vector<AsyncCopy> copies[kLanes];
+  uint32_t copy_groups[kLanes] = {};
+};
+
+// One launch of a kernel.
+class Launch {
+ public:
+  Launch(Module& module, const Kernel& kernel, const GridShape& grid, void** arguments, const Options& options);
+
+  // Runs all blocks. Throws Fault.
+  void Run();
+
+  const Kernel& kernel() const { return kernel_; }
+  const GridShape& grid() const { return grid_; }
+  Counters& counters() { return counters_; }
+  uint64_t blocks_run() const { return blocks_run_; }
+  uint64_t Random();
+
+  // For the instructions. Checks and counts an access of `lanes`, `bytes` each. Addresses are those of the process in
+  // global memory, and offsets in the other spaces.
+  void CheckAccess(Warp&, const Instruction&, Lanes, Space, Access, const uint64_t (&addresses)[kLanes],
+                   uint32_t bytes);
+  uint8_t* Memory(Space space);
+  void AddCopy(Warp&, int lane, const AsyncCopy&);
+  // Completes the copies of a lane, all but those of its last `pending` groups.
+  void CompleteCopies(Warp&, int lane, uint32_t pending);
+  [[noreturn]] void Fail(const Warp&, const Instruction&, int lane, const std::string& what) const;
+
+ private:
+  void RunBlock(uint32_t block);
+  // Runs until the warp waits for the block's barrier; returns false if it has ended instead.
+  bool RunWarp(Warp&);
+  void RunGroup(Warp&, Warp::Group, uint32_t limit);
+  Lanes ReadyLanes(Warp&, const Instruction&, Lanes, Lanes* absent) const;
+  void CheckCollective(Warp&, const Instruction&, Lanes) const;
+  void InitializeRegisters(Warp&, const uint32_t (&block)[3]);
+  const char* CheckGlobal(Warp&, Access, uint64_t address, uint32_t bytes, uint32_t used_bytes, int lane);
+
+  Module& module_;
+  const Kernel& kernel_;
+  GridShape grid_;
+  Options options_;
+  Counters counters_;
+  std::vector<uint8_t> parameters_, shared_;
+  std::vector<Cell> shared_cells_;
+  Epochs epochs_;
+  L1Cache l1_;
+  uint32_t block_ = 0;
+  uint64_t blocks_run_ = 0, random_;
+  Allocation* last_allocation_ = nullptr;
+};
+
+}  // namespace ptx

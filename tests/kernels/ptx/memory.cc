@@ -1,0 +1,115 @@
+#include "memory.h"
+
+#include <map>
+
+namespace ptx {
+namespace {
+
+std::map<uint64_t, Allocation> allocations;  // by their ends
+
+}  // namespace
+
+// Whether the access of `earlier` is ordered before one of `accessor` in the same epoch of the same block.
+bool Cell::IsOrdered(uint32_t earlier, uint16_t warp_barriers, Accessor accessor) {
+  const uint32_t thread = earlier & kThread;
+  return thread == accessor.thread ||
+         (thread / kWarpSize == accessor.thread / kWarpSize && warp_barriers != accessor.warp_barriers);
+}
+
+const char* Cell::CheckRead(bool is_constant, Accessor accessor, const Epochs& epochs) const {
+  if (write_epoch_ < epochs.launch) return nullptr;
+  if (is_constant) return "reads through ld.global.nc what the kernel writes";
+  if (write_epoch_ < epochs.block) return "is a race: it reads what another block writes";
+  if (write_epoch_ == epochs.current && !IsOrdered(writer_, write_warp_barriers_, accessor)) {
+    return "is a race: it reads what another thread writes, with no barrier between them";
+  }
+  return nullptr;
+}
+
+void Cell::RecordRead(Accessor accessor, const Epochs& epochs) {
+  const uint32_t before = reader_;
+  if (read_epoch_ < epochs.launch) {
+    reader_ = accessor.thread;
+  } else if (read_epoch_ < epochs.block) {
+    reader_ = accessor.thread | kOtherBlocks;
+  } else if (read_epoch_ < epochs.current) {
+    reader_ = accessor.thread | (before & kOtherBlocks);
+  } else if ((before & kThread) / kWarpSize != accessor.thread / kWarpSize) {
+    reader_ |= kOtherWarps;
+  } else if (read_warp_barriers_ != accessor.warp_barriers) {
+    reader_ = accessor.thread | (before & (kOtherBlocks | kOtherWarps));
+  } else if ((before & kThread) != accessor.thread) {
+    reader_ |= kOtherLanes;
+  }
+  read_epoch_ = epochs.current;
+  read_warp_barriers_ = accessor.warp_barriers;
+}
+
+const char* Cell::CheckWrite(bool is_atomic, Accessor accessor, const Epochs& epochs) const {
+  if (write_epoch_ >= epochs.launch && !(is_atomic && writer_ & kIsAtomic)) {
+    if (write_epoch_ < epochs.block) return "is a race: it writes what another block writes";
+    if (write_epoch_ == epochs.current && !IsOrdered(writer_, write_warp_barriers_, accessor)) {
+      return "is a race: it writes what another thread writes, with no barrier between them";
+    }
+  }
+  if (read_epoch_ < epochs.launch) return nullptr;
+  if (read_epoch_ < epochs.block || reader_ & kOtherBlocks) return "is a race: it writes what another block reads";
+  if (read_epoch_ < epochs.current) return nullptr;
+  const bool is_unordered_lane = reader_ & kOtherLanes && read_warp_barriers_ == accessor.warp_barriers;
+  if (reader_ & kOtherWarps || is_unordered_lane || !IsOrdered(reader_, read_warp_barriers_, accessor)) {
+    return "is a race: it writes what another thread reads, with no barrier between them";
+  }
+  return nullptr;
+}
+
+const char* Cell::Record(Access access, Accessor accessor, const Epochs& epochs, uint32_t since, bool is_used) {
+  if (write_epoch_ >= epochs.block && writer_ & kIsInFlight)
+    return "is at the target of a copy that was not waited for";
+  if (IsRead(access)) {
+    if (write_epoch_ < since && is_used) return "reads memory that was not written";
+    const char* error = CheckRead(access == Access::kConstantRead, accessor, epochs);
+    if (!error) RecordRead(accessor, epochs);
+    return error;
+  }
+  const bool is_atomic = access == Access::kAtomic;
+  if (is_atomic && write_epoch_ < since) return "adds to memory that was not written";
+  if (const char* error = CheckWrite(is_atomic, accessor, epochs)) return error;
+  write_epoch_ = epochs.current;
+  write_warp_barriers_ = accessor.warp_barriers;
+  writer_ = accessor.thread | (is_atomic ? kIsAtomic : 0) | (access == Access::kAsyncWrite ? kIsInFlight : 0);
+  return nullptr;
+}
+
+void Cell::CompleteAsyncWrite(Accessor accessor, const Epochs& epochs) {
+  writer_ = accessor.thread;
+  write_epoch_ = epochs.current;
+  write_warp_barriers_ = accessor.warp_barriers;
+}
+
+void AddAllocation(const void* base, size_t bytes, bool is_read_only, bool has_cells) {
+  const uint64_t address = reinterpret_cast<uint64_t>(base);
+  Allocation& allocation = allocations[address + bytes];
+  allocation = {address, bytes, is_read_only, {}};
+  if (has_cells && !is_read_only) allocation.cells.resize(bytes / kGranule + 1);
+}
+
+bool RemoveAllocation(const void* base) {
+  const Allocation* found = FindAllocation(reinterpret_cast<uint64_t>(base));
+  return found && allocations.erase(found->base + found->bytes);
+}
+
+Allocation* FindAllocation(uint64_t address) {
+  const auto found = allocations.upper_bound(address);
+  return found != allocations.end() && address >= found->second.base ? &found->second : nullptr;
+}
+
+void RecordHostWrite(const void* base, size_t bytes, bool is_written) {
+  const uint64_t address = reinterpret_cast<uint64_t>(base);
+  Allocation* allocation = FindAllocation(address);
+  if (!allocation || allocation->cells.empty()) return;
+  const size_t first = (address - allocation->base) / kGranule;
+  for (size_t i = 0; i < (bytes + kGranule - 1) / kGranule; ++i)
+    allocation->cells[first + i].RecordHostWrite(is_written);
+}
+
+}  // namespace ptx

@@ -1,0 +1,327 @@
+// A stand-in for the CUDA runtime, which runs kernels on the machine from the PTX that nvcc embedded in the program.
+// Kernels may access only memory from cudaMalloc, and what is added as an allocation. Streams run at once.
+#include "runtime.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cfenv>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <sstream>
+
+#include "machine.h"
+
+namespace ptx {
+namespace {
+
+constexpr uint32_t kDefaultSharedBytes = 48 << 10;  // of a block, unless a kernel opts in to more
+
+struct Function {
+  Module* module;
+  std::string name;
+  uint32_t max_dynamic_shared = kDefaultSharedBytes;
+};
+
+std::unordered_map<const void*, Function> functions;
+std::vector<std::unique_ptr<Module>> modules;
+std::string failure;  // the last fault
+Options options;
+uint64_t nodes = 0, launches = 0;
+std::string records;
+
+// The layout of a fat binary, as nvcc writes it: a header, then parts with headers of their own.
+struct FatBinaryHeader {
+  uint32_t magic;
+  uint16_t version, header_bytes;
+  uint64_t bytes;
+};
+struct PartHeader {
+  uint16_t kind, version;
+  uint32_t header_bytes;
+  uint64_t bytes;
+};
+struct FatBinaryWrapper {
+  uint32_t magic, version;
+  const uint8_t* data;
+};
+constexpr uint16_t kPtxPart = 1;
+
+[[noreturn]] void Exit(const std::string& message) {
+  std::fprintf(stderr, "%s\n", message.c_str());
+  std::exit(1);
+}
+
+Module* ReadModule(const void* wrapper) {
+  const uint8_t* data = static_cast<const FatBinaryWrapper*>(wrapper)->data;
+  FatBinaryHeader header;
+  std::memcpy(&header, data, sizeof header);
+  const uint8_t* end = data + header.header_bytes + header.bytes;
+  data += header.header_bytes;
+  while (data < end) {
+    PartHeader part;
+    std::memcpy(&part, data, sizeof part);
+    const std::string_view text(reinterpret_cast<const char*>(data) + part.header_bytes, part.bytes);
+    if (part.kind == kPtxPart && text.find(".version") != std::string_view::npos) {
+      modules.push_back(std::make_unique<Module>(text.substr(0, text.find('\0'))));
+      return modules.back().get();
+    }
+    data += part.header_bytes + part.bytes;
+  }
+  Exit("the program has no PTX, or it is compressed");
+}
+
+void Record(const Launch& launch, Counters& counters) {
+  const Kernel& kernel = launch.kernel();
+  const GridShape& grid = launch.grid();
+  std::ostringstream out;
+  out << (records.empty() ? "" : ",") << "{\"kernel\":\"" << kernel.name
+      << "\",\"grid\":" << uint64_t{grid.blocks[0]} * grid.blocks[1] * grid.blocks[2] << ",\"threads\":" << grid.threads
+      << ",\"static_shared\":" << kernel.static_shared_bytes << ",\"dynamic_shared\":" << grid.dynamic_shared_bytes
+      << ",\"blocks\":" << launch.blocks_run() << ",\"counters\":{\"warp_instructions\":" << counters.warp_instructions
+      << ",\"shared_wavefronts\":" << counters.shared_wavefronts << ",\"bank_conflicts\":" << counters.bank_conflicts
+      << ",\"async_wavefronts\":" << counters.async_wavefronts << ",\"l1_wavefronts\":" << counters.l1_wavefronts
+      << ",\"sectors\":" << counters.sectors << ",\"l2_bytes\":" << counters.l2_bytes << ",\"mma\":{";
+  for (const char* separator = ""; const auto& [type, count] : counters.mma) {
+    out << separator << '"' << type << "\":" << count;
+    separator = ",";
+  }
+  out << "},\"barriers\":" << counters.barriers << ",\"divergent_branches\":" << counters.divergent_branches
+      << ",\"by_class\":{";
+  for (int i = 0; i < kClasses; ++i) {
+    out << (i ? "," : "") << '"' << kClassNames[i] << "\":" << counters.by_class[i];
+  }
+  out << "}},\"lines\":[";
+  for (size_t i = 0; i < kernel.code.size(); ++i) {
+    const Instruction& instruction = kernel.code[i];
+    const std::string& chain = kernel.locations[instruction.location];
+    const std::string own = chain.substr(0, chain.find('<'));
+    const size_t colon = own.rfind(':');
+    const bool is_known = colon != std::string::npos;
+    out << (i ? "," : "") << "[\"" << (is_known ? own.substr(0, colon) : "") << "\","
+        << (is_known ? own.substr(colon + 1) : "0") << ",\"" << chain << "\",\"" << Opcodes()[instruction.opcode]
+        << "\"," << counters.executions[i] << ']';
+  }
+  out << "]}";
+  records += out.str();
+}
+
+// The default floating-point environment, while it lives. XLA's threads flush subnormal numbers to zero.
+class DefaultFloatingPoint {
+ public:
+  DefaultFloatingPoint() {
+    std::fegetenv(&saved_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatingPoint() { std::fesetenv(&saved_); }
+  DefaultFloatingPoint(const DefaultFloatingPoint&) = delete;
+
+ private:
+  std::fenv_t saved_;
+};
+
+cudaError_t Run(const void* address, const dim3& grid, const dim3& block, size_t shared_bytes, void** arguments) {
+  ++nodes;
+  const auto found = functions.find(address);
+  if (found == functions.end()) return cudaErrorInvalidDeviceFunction;
+  const Function& function = found->second;
+  try {
+    const Kernel& kernel = function.module->Find(function.name);
+    const bool fits = block.x > 0 && block.x <= kernel.max_threads && block.y == 1 && block.z == 1 && grid.x > 0 &&
+                      grid.y > 0 && grid.z > 0 && shared_bytes <= function.max_dynamic_shared &&
+                      kernel.static_shared_bytes + shared_bytes <= options.max_shared_bytes;
+    if (!fits) return cudaErrorInvalidConfiguration;
+    const uint32_t blocks = std::min(grid.x, options.max_grid_blocks);
+    Options own = options;
+    own.seed += launches++;
+    const DefaultFloatingPoint floating_point;
+    Launch launch(*function.module, kernel, {{blocks, grid.y, grid.z}, block.x, uint32_t(shared_bytes)}, arguments,
+                  own);
+    launch.Run();
+    if (options.counts) Record(launch, launch.counters());
+  } catch (const std::runtime_error& error) {
+    failure = error.what();
+    return cudaErrorLaunchFailure;
+  }
+  return cudaSuccess;
+}
+
+void ReadEnvironment() {
+  const char* text = std::getenv("PTX_OPTIONS");
+  std::istringstream stream(text ? text : "");
+  for (std::string item; std::getline(stream, item, ',');) {
+    const size_t equals = item.find('=');
+    if (equals == std::string::npos || !SetOption(item.substr(0, equals), std::stoull(item.substr(equals + 1)))) {
+      Exit("PTX_OPTIONS: no option " + item);
+    }
+  }
+}
+
+}  // namespace
+
+bool SetOption(const std::string& name, uint64_t value) {
+  if (name == "checks_races") {
+    options.checks_races = value;
+  } else if (name == "counts") {
+    options.counts = value;
+  } else if (name == "seed") {
+    options.seed = value;
+  } else if (name == "sampled_blocks") {
+    options.sampled_blocks = uint32_t(value);
+  } else if (name == "max_grid_blocks") {
+    options.max_grid_blocks = uint32_t(value);
+  } else if (name == "max_shared_bytes") {
+    options.max_shared_bytes = uint32_t(value);
+  } else if (name == "l1_bytes") {
+    options.l1_bytes = value;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool ChecksRaces() { return options.checks_races; }
+
+uint64_t NumNodes() { return nodes; }
+
+std::string TakeRecords() {
+  std::string text = "[";
+  text += std::exchange(records, "");
+  return text += ']';
+}
+
+}  // namespace ptx
+
+using ptx::functions, ptx::options;
+
+extern "C" {
+
+// Called by the code that nvcc generates.
+
+void** __cudaRegisterFatBinary(void* wrapper) { return reinterpret_cast<void**>(ptx::ReadModule(wrapper)); }
+void __cudaRegisterFatBinaryEnd(void**) { ptx::ReadEnvironment(); }
+void __cudaUnregisterFatBinary(void**) {}
+char __cudaInitModule(void**) { return 0; }
+
+void __cudaRegisterFunction(void** module, const char* host, char*, const char* name, int, uint3*, uint3*, dim3*, dim3*,
+                            int*) {
+  functions[host] = {reinterpret_cast<ptx::Module*>(module), name};
+  if (!functions[host].module->has(name)) ptx::Exit(std::string("the PTX has no kernel ") + name);
+}
+
+cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* host) {
+  *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(host));
+  return cudaSuccess;
+}
+
+// For kernel<<<...>>>(...), which the package does not use: it starts kernels by cudaLaunchKernelEx.
+cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, void*) { return cudaErrorNotSupported; }
+cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t) { return cudaErrorNotSupported; }
+
+// The runtime's functions.
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) {
+  return ptx::Run(function, config->gridDim, config->blockDim, config->dynamicSmemBytes, arguments);
+}
+
+cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
+  const auto found = functions.find(function);
+  if (found == functions.end()) return cudaErrorInvalidDeviceFunction;
+  if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
+  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaErrorInvalidValue;
+  if (value < 0 || uint32_t(value) > options.max_shared_bytes) return cudaErrorInvalidValue;
+  found->second.max_dynamic_shared = std::max(uint32_t(value), ptx::kDefaultSharedBytes);
+  return cudaSuccess;
+}
+
+// Parses the kernel, as a GPU loads it.
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* function) {
+  const auto found = functions.find(function);
+  if (found == functions.end()) return cudaErrorInvalidDeviceFunction;
+  const ptx::Kernel& kernel = found->second.module->Find(found->second.name);
+  *attributes = {};
+  attributes->sharedSizeBytes = kernel.static_shared_bytes;
+  attributes->maxThreadsPerBlock = int(kernel.max_threads);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  constexpr int kReservedSharedBytes = 1 << 10;  // of a block
+  switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = 9;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = 0;
+      return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      *value = int(options.max_shared_bytes) + kReservedSharedBytes;
+      return cudaSuccess;
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
+
+cudaError_t cudaMalloc(void** address, size_t bytes) {
+  constexpr size_t kAlignment = 256;
+  *address = nullptr;
+  if (bytes == 0) return cudaSuccess;
+  if (posix_memalign(address, kAlignment, bytes) != 0) return cudaErrorMemoryAllocation;
+  ptx::AddAllocation(*address, bytes, false, options.checks_races);
+  return cudaSuccess;
+}
+
+cudaError_t cudaFree(void* address) {
+  if (address && !ptx::RemoveAllocation(address)) return cudaErrorInvalidValue;
+  std::free(address);
+  return cudaSuccess;
+}
+
+// Memory that is filled with ones counts as not written.
+cudaError_t cudaMemset(void* address, int byte, size_t bytes) {
+  if (bytes == 0) return cudaSuccess;
+  std::memset(address, byte, bytes);
+  ptx::RecordHostWrite(address, bytes, byte != 0xff);
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* address, int byte, size_t bytes, cudaStream_t) {
+  ++ptx::nodes;
+  return cudaMemset(address, byte, bytes);
+}
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  if (bytes == 0) return cudaSuccess;
+  std::memcpy(to, from, bytes);
+  ptx::RecordHostWrite(to, bytes, true);
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+
+const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaErrorLaunchFailure:
+      return ptx::failure.c_str();
+    case cudaErrorInvalidConfiguration:
+      return "invalid configuration argument";
+    case cudaErrorInvalidValue:
+      return "invalid argument";
+    default:
+      return "an error of the CUDA runtime";
+  }
+}
+
+}  // extern "C"

@@ -1,0 +1,229 @@
+"""The compiled PTX of all kernels runs without a fault, and computes what their source does in the emulation.
+
+The other tests check that mistakes would be found: in small kernels (toys.cu), and in the package's kernels, above all
+in their inline assembly, which the emulation does not run.
+"""
+
+import os
+import re
+import subprocess
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.readers import executed_ptx
+
+from . import build
+from .test_sanitizers import MISTAKES as SOURCE_MISTAKES
+from .test_sanitizers import PRODUCTS, with_mistake
+
+pytestmark = [
+    pytest.mark.platforms("cpu"),
+    pytest.mark.skipif(executed_ptx.missing() is not None, reason=str(executed_ptx.missing())),
+]
+
+TYPES = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)  # in the order of DType in lib/dtype.h
+RESOLUTION = (2**-10, 2**-7, 2**-10, 2**-40)  # of what is multiplied: the tensor cores take float32 as tf32
+
+
+def run(program, *arguments, **options):
+    environment = os.environ | {"PTX_OPTIONS": ",".join(f"{name}={value}" for name, value in options.items())}
+    command = [program, *arguments]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    return result.returncode, result.stdout
+
+
+def launches(architecture=90, **mistake):
+    return executed_ptx.program(build.HERE / "launches.cc", architecture, **mistake)
+
+
+def read_results(path):
+    """Name, type and values of each result that launches.cc has written."""
+    data, start = path.read_bytes(), 0
+    while start < len(data):
+        end = data.index(b"\n", start)
+        name, dtype, count = data[start:end].rsplit(maxsplit=2)
+        start = end + 1 + int(count)
+        values = np.frombuffer(data[end + 1 : start], TYPES[int(dtype)]).astype(np.float64)
+        yield name.decode(), int(dtype), values
+
+
+def differences(path, expected):
+    """The results that differ from the expected ones by more than the inexactness of their type allows."""
+    found = []
+    for number, (result, reference) in enumerate(zip(read_results(path), read_results(expected), strict=False)):
+        name, dtype, values = result
+        assert (name, dtype, values.size) == (*reference[:2], reference[2].size)
+        same = (values == reference[2]) | (np.isnan(values) & np.isnan(reference[2]))
+        largest = np.abs(reference[2][np.isfinite(reference[2])]).max(initial=1)
+        with np.errstate(invalid="ignore"):
+            error = np.where(same, 0, np.abs(values - reference[2])).max(initial=0)
+        if not error <= 4 * RESOLUTION[dtype] * largest:
+            found.append(f"result {number}, {name}, differs by {error}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """The results of launches.cc in the emulation."""
+    path = tmp_path_factory.mktemp("results") / "emulated"
+    subprocess.run([build.program("launches.cc", "none", build.KERNELS), path], check=True, stdout=subprocess.DEVNULL)
+    return path
+
+
+@pytest.mark.parametrize("architecture", [90, 80])
+def test_kernels_are_clean_and_right(architecture, expected, tmp_path):
+    assert run(launches(architecture), tmp_path / "results", seed=1) == (0, "every launch is done\n")
+    assert differences(tmp_path / "results", expected) == []
+
+
+@pytest.mark.parametrize("options", [{"seed": 2}, {"max_grid_blocks": 1, "max_shared_bytes": 99 << 10}], ids=str)
+def test_kernels_are_clean_in_another_order(options):
+    """Another order of blocks and warps; blocks that iterate over tiles; too little memory for wide tiles."""
+    assert run(launches(), **options) == (0, "every launch is done\n")
+
+
+FORWARD, INPUT, OFFSET, WEIGHT = (f"deform_conv_fused_{name}" for name in ("forward", "input", "offset", "weight"))
+VALUES = "values"  # the results differ
+
+# File, line and replacement; the kernels that are compiled with it; what is reported.
+MISTAKES = {
+    "operands of the packing cvt swapped, bfloat16": (
+        ("matrix.h", 'bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[1]), "f"(values[0])',
+         'bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[0]), "f"(values[1])'), [FORWARD], VALUES),
+    "operands of the packing cvt swapped, float16": (
+        ("matrix.h", '.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[1]), "f"(values[0])',
+         '.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[0]), "f"(values[1])'), [WEIGHT], VALUES),
+    "no wait for copies": (
+        ("matrix.h", '{ asm volatile("cp.async.wait_all;" ::: "memory"); }', "{}"), [FORWARD], "not waited for"),
+    "copies committed instead of waited for": (
+        ("matrix.h", "cp.async.wait_all;", "cp.async.commit_group;"), [OFFSET], "not waited for"),
+    "wait for all copies but the last": (
+        ("matrix.h", "cp.async.wait_all;", "cp.async.commit_group; cp.async.wait_group 1;"), [INPUT], "not waited for"),
+    "matrices transposed": (
+        ("matrix.h", "m8n8.x4.shared.b16", "m8n8.x4.trans.shared.b16"), [INPUT], VALUES),
+    "matrices not transposed": (
+        ("matrix.h", "m8n8.x4.trans.shared.b16", "m8n8.x4.shared.b16"), [WEIGHT], VALUES),
+    "words of a fragment swapped": (
+        ("matrix.h", '"r"(a[0]), "r"(a[1]), "r"(a[2])', '"r"(a[0]), "r"(a[2]), "r"(a[1])'), [FORWARD], VALUES),
+    "bfloat16 multiplied as float16": (
+        ("matrix.h", "m16n8k16.row.col.f32.bf16.bf16.f32", "m16n8k16.row.col.f32.f16.f16.f32"), [FORWARD], VALUES),
+    "an input of mma overwritten, which the constraint excludes": (
+        ("matrix.h", "{%8, %9}, {%0, %1, %2, %3};", "{%8, %9}, {%0, %1, %2, %3}; mov.b32 %4, 0;"), [OFFSET], VALUES),
+    "zeros copied in place of the data": (
+        ("matrix.h", "zeros ? 0 : 16", "zeros ? 16 : 0"), [FORWARD], VALUES),
+    "a load that ignores its predicate": (
+        ("matrix.h", "@valid ld.global.nc", "ld.global.nc"), [FORWARD], "out of bounds"),
+    "pixels moved by 8 bytes": (
+        ("matrix.h", '"l"(static_cast<const char*>(base) + bytes)', '"l"(static_cast<const char*>(base) + bytes + 8)'),
+        [FORWARD], "is misaligned"),
+    "targets of copies moved by 8 bytes": (
+        ("matrix.h", '::"r"(SharedAddress(shared))', '::"r"(SharedAddress(shared) + 8)'), [WEIGHT], "is misaligned"),
+    "no barrier after a stage": (
+        ("deform_conv_fused_forward.cu", "wait_async_copies();\n      __syncthreads();", "wait_async_copies();"),
+        [FORWARD], "is a race"),
+    "no barrier of the warp before ldmatrix": (
+        ("gemm.h", "    __syncwarp();\n", ""), [FORWARD], "needs a warp that has converged"),
+    "products by some lanes": (
+        ("gemm.h", "mma<T>(accumulators[i][j], a[i]", "if (lane() < 31) mma<T>(accumulators[i][j], a[i]"), [INPUT],
+        "needs all 32 lanes"),
+    "a result read as constant": (
+        ("deform_conv.cu", "    AsVector<N>(columns + work_item * N) = out;",
+         "    AsVector<N>(columns + work_item * N) = out; if (__ldg((const short*)columns) == 77) return;"),
+        ["deform_conv"], "through ld.global.nc"),
+}  # fmt: skip
+ALWAYS = [
+    "operands of the packing cvt swapped, bfloat16",
+    "no wait for copies",
+    "matrices not transposed",
+    "targets of copies moved by 8 bytes",
+]
+
+
+def report_of(mistaken, recompiled, expected, folder):
+    """What is reported about the kernels, of which those in the folder `mistaken` are compiled from there."""
+    status, output = run(launches(changed=mistaken, recompiled=recompiled), folder / "results")
+    return output if status else f"{VALUES} {differences(folder / 'results', expected)}"
+
+
+@pytest.mark.parametrize("name", build.mistakes(MISTAKES, ALWAYS))
+def test_mistakes_in_kernels_are_found(name, expected, tmp_path):
+    mistake, recompiled, report = MISTAKES[name]
+    folder = tmp_path / "mistaken"
+    folder.mkdir()
+    with_mistake(mistake, folder)
+    found = report_of(folder, recompiled, expected, tmp_path)
+    assert re.search(report, found), found
+    assert found != f"{VALUES} []"
+
+
+# The emulation finds these by the address sanitizer: they write to the next element of the same array.
+UNSEEN = ()
+
+
+@pytest.mark.parametrize("name", build.mistakes(SOURCE_MISTAKES, []))
+def test_mistakes_in_the_source_are_found(name, expected, tmp_path):
+    """Those of the sanitizers' test, each with some report."""
+    folder = tmp_path / "mistaken"
+    folder.mkdir()
+    kernels = with_mistake(SOURCE_MISTAKES[name][0], folder)
+    recompiled = [kernel for kernel, path in kernels.items() if path.parent == folder]
+    output = report_of(folder, recompiled, expected, tmp_path)
+    for options in ({"max_grid_blocks": 1}, {"seed": 3}):
+        if output == f"{VALUES} []":
+            status, output = run(launches(changed=folder, recompiled=recompiled), **options)
+            output = output if status else f"{VALUES} []"
+    assert output != f"{VALUES} []"
+
+
+RIGHT = ["rotate", "dynamic", "shuffle", "warp", "atomic", "separate_blocks", "copy", *PRODUCTS]
+WRONG = {
+    "unwritten": "reads memory that was not written",
+    "dynamic_beyond": "out of bounds of shared memory",
+    "static_beyond": "out of bounds of shared memory",
+    "misaligned": "is misaligned",
+    "divergent_barrier": r"waits for lanes 0x00000020 of its warp, .* have ended",
+    "divergent_shuffle": r"waits for lanes 0x00000020 of its warp, .* have ended",
+    "excluded_lane": "shuffles from a lane that does not take part",
+    "rotate_without_first_barrier": "is a race: it .* what another thread",
+    "rotate_without_second_barrier": "is a race: it .* what another thread",
+    "warp_without_barrier": "is a race: it reads what another thread writes",
+    "overlapping_blocks": "is a race: it writes what another block writes",
+    "copy_without_wait": "not waited for",
+    "no_blocks": "invalid configuration argument",
+    "too_much_shared_memory": "invalid configuration argument",
+    "shared_memory_without_opt_in": "invalid configuration argument",
+}
+
+
+def toy(name):
+    return run(executed_ptx.program(build.HERE / "toys.cu", kernels=()), name)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_toys_are_clean(name):
+    status, output = toy(name)
+    assert status == 0, output
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_toys_are_found(name):
+    status, output = toy(name)
+    assert status != 0
+    assert re.search(WRONG[name], output), output
+
+
+def test_what_toys_compute():
+    def values(name):
+        return [int(value) for value in toy(name)[1].split()]
+
+    lanes = range(64)
+    assert values("rotate")[:64] == [100 + (i + 1) % 64 for i in lanes]
+    assert values("shuffle")[:64] == [7 if i % 32 < 16 else 6 for i in lanes]
+    assert values("atomic")[:2] == [64, 64]
+    assert values("copy")[:64] == [0 if i % 2 else 7 for i in lanes]
+    for name, depth in PRODUCTS.items():
+        row, k = np.ogrid[:16, :depth]
+        a, b = row - 2 * k, (row**2 % 7 + k % 5)[:8]
+        assert values(name) == (1 + a @ b.T).ravel().tolist()

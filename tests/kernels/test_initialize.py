@@ -1,0 +1,57 @@
+"""The handler of the initialize stage: it loads all kernels, or says why this machine cannot run them.
+
+That all kernels are loaded is tested by every test that runs emulated handlers, which launch no others.
+"""
+
+import jax
+import pytest
+
+from jax_dcn._primitive import extension
+
+from .emulation import RUNTIME_VERSION, initialize
+
+pytestmark = pytest.mark.platforms("cpu")
+
+
+def test_all_custom_calls_have_their_stages():
+    for platform, module in extension.modules.items():
+        stages = {"cpu": {"execute"}, "cuda": {"execute", "initialize"}}[platform]
+        assert all(set(handler) == stages for handler in module.handlers.values())
+
+
+REBUILD = extension.BUILD_CUDA.removeprefix("JAX_DCN_CUDA=WHEELS ")
+WITH_OLDER_NVCC = f"\n  JAX_DCN_CUDA=ON CUDACXX=/path/to/nvcc {REBUILD}"
+MACHINES = {
+    "driver of an older major version": (
+        {"driver_version": 12040, "device": 3},
+        ["(the emulation) need a driver that supports CUDA 13.0", "supports only CUDA 12.4", WITH_OLDER_NVCC],
+    ),
+    "driver that cannot compile the PTX": (
+        {"driver_version": 13000, "device": 4, "has_machine_code": False},
+        ["need a driver that supports CUDA 13.1", "supports only CUDA 13.0", WITH_OLDER_NVCC],
+    ),
+    "GPU that is not in the build": (
+        {"device": 5, "compute_capability": 110, "has_machine_code": False, "has_ptx": False},
+        ["compute capability 11.0", "(the emulation) have no code", f"\n  CUDAARCHS=110 {extension.BUILD_CUDA}"],
+    ),
+    "GPU that is too old": (
+        {"device": 6, "compute_capability": 75, "has_machine_code": False, "has_ptx": False},
+        ["compute capability 7.5", "need 8.0 or newer", "backend='reference'"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_machine_that_cannot_run_the_kernels(name):
+    machine, parts = MACHINES[name]
+    for _ in range(2):  # the second call reports what the first one found
+        with pytest.raises(jax.errors.JaxRuntimeError, match="FAILED_PRECONDITION") as raised:
+            initialize(**machine)
+        assert [part for part in parts if part not in str(raised.value)] == []
+    initialize()
+
+
+@pytest.mark.parametrize("driver, has_machine_code", [(13000, True), (RUNTIME_VERSION, False)])
+def test_a_machine_that_runs_the_kernels(driver, has_machine_code):
+    """Any driver of the major version runs machine code."""
+    initialize(driver_version=driver, device=7 + has_machine_code, has_machine_code=has_machine_code)
