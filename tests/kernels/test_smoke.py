@@ -1,4 +1,4 @@
-"""The smoke test of `make gpu-check`, on the emulated kernels."""
+"""The smoke test of `make gpu-check`, on the compiled kernels, executed on the CPU."""
 
 import json
 
@@ -8,7 +8,7 @@ from benchmarks import smoke
 from jax_dcn._operators.deform_conv import custom_calls, fused
 from jax_dcn._primitive import extension
 
-pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.usefixtures("emulated_kernels")]
+pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.usefixtures("executed_kernels")]
 
 
 def test_every_custom_call_is_checked(tmp_path, capsys):
