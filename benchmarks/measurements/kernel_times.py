@@ -14,7 +14,7 @@ import jax
 
 from benchmarks.measurements import deform_conv
 from benchmarks.measurements.timing import interleaved
-from benchmarks.readers import device_times
+from benchmarks.readers import device_times, gpu
 from benchmarks.readers.machine import cores
 
 SHAPES = ("A", "B", "C", "D")
@@ -84,6 +84,7 @@ def measure(name, shape):
     for program in prepared.values():
         program.wait(program.start())
     seconds = interleaved(prepared, REPEATS)
+    clock = gpu.sm_clock()  # as it still is a moment after the load
     for call, program in prepared.items():
         kernels = traced(program)
         own = sum(kernel["milliseconds"] for kernel in kernels.values() if kernel["own"])
@@ -92,6 +93,7 @@ def measure(name, shape):
             "shape": name,
             "batch": shape.batch,
             "dtype": DTYPE,
+            "SM clock": clock,
             "program milliseconds": {key: seconds[call][key] * 1e3 for key in ("median", "min", "max")},
             "milliseconds": own or None,  # of the package's kernels
             "kernels": kernels,

@@ -51,6 +51,11 @@ def facts():
     }
 
 
+def sm_clock():
+    """The clock of the SMs now, such as "1755 MHz", or None."""
+    return _nvidia_smi("--query-gpu=clocks.sm", "--format=csv,noheader").partition("\n")[0] or None
+
+
 def sm_count():
     try:
         driver = ctypes.CDLL("libcuda.so.1")

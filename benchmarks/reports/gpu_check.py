@@ -70,8 +70,11 @@ def of_predictions(step):
             gpus = {row["predicted"]["gpu"] for row in rows if row["predicted"]}
             yield f"Measured times, and those that {step['predictions']} predicts for {', '.join(sorted(gpus))}."
             yield kernel_times.compared_table(rows)
+            yield kernel_times.kernels_table(rows)
         else:
             yield kernel_times.measured_table(rows)
+        if clocks := {row["SM clock"]: None for row in rows if row["SM clock"]}:
+            yield f"Clock of the SMs after each shape was timed: {', '.join(clocks)}."
         if rows and not any(row["milliseconds"] for row in rows):
             yield "The profiler of jax saw no kernels: CUPTI could not trace this GPU."
 

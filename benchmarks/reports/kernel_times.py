@@ -23,6 +23,27 @@ def compared(row):
     return [row["shape"], f"`{row['call']}`", kernel_milliseconds(row), *shown, program_milliseconds(row)]
 
 
+def kernels_table(rows):
+    """The same rows kernel by kernel: those of the package that were measured or predicted."""
+    head = ["shape", "kernel", "launches", "measured, ms", "predicted, ms", "measured / predicted"]
+    return markdown([head, *(line for row in rows for line in kernel_lines(row))])
+
+
+def kernel_lines(row):
+    measured = {name: kernel for name, kernel in row["kernels"].items() if kernel["own"]}
+    predicted = row["predicted"]["kernels"] if row["predicted"] else {}
+    for name in dict.fromkeys([*measured, *predicted]):
+        found, expected = measured.get(name), predicted.get(name)
+        yield [
+            row["shape"],
+            f"`{name}`",
+            f"{found['launches']:g}" if found else "-",
+            digits(found["milliseconds"]) if found else "-",
+            digits(expected) if expected is not None else "-",
+            digits(found["milliseconds"] / expected) if found and expected else "-",
+        ]
+
+
 def kernel_milliseconds(row):
     return "-" if row["milliseconds"] is None else digits(row["milliseconds"])
 

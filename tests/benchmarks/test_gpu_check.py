@@ -102,7 +102,11 @@ esac
 GPU = "Fast GPU H200, 9.0, 600.1, 1 MiB"
 LAUNCH = {"kernel": "A<half>", "call": "dcn_fused_forward", "shape": "A", "batch": 16, "architecture": "sm_90"}
 LAUNCH |= {"gpu": "H200", "milliseconds": 0.25, "bound_by": "issue"}
-MEASURED = {"call": "dcn_fused_forward", "shape": "A", "batch": 16, "milliseconds": 0.5, "kernels": {}}
+MEASURED = {"call": "dcn_fused_forward", "shape": "A", "batch": 16, "milliseconds": 0.5, "SM clock": "1755 MHz"}
+MEASURED["kernels"] = {
+    "A<half>": {"milliseconds": 0.5, "launches": 1.0, "own": True},
+    "fusion": {"milliseconds": 0.01, "launches": 1.0, "own": False},
+}
 MEASURED |= {"program milliseconds": {"median": 0.6, "min": 0.55, "max": 0.7}}
 SMOKE = {"calls": ["dcn_sample"], "rows": [], "not reached": ["plain small float32"]}
 PROFILE = """==PROF== Connected to process 7
@@ -229,6 +233,9 @@ def test_results_of_each_step_are_on_the_page(machine):
     lines = lines_of(machine.page)
     assert "Not reached: plain small float32." in lines  # of the smoke test
     assert "| A | `dcn_fused_forward` | 0.50 | 0.25 | 2.00 | issue | 0.60 (0.55 to 0.70) |" in lines
+    assert "| A | `A<half>` | 1 | 0.50 | 0.25 | 2.00 |" in lines
+    assert not any("`fusion`" in line for line in lines)  # it is XLA's
+    assert "Clock of the SMs after each shape was timed: 1755 MHz." in lines
     assert "Measured times, and those that 2026-01-01-machine-code.json predicts for H200." in lines
     assert "| 1 | `FusedForwardKernel<half, 128>` | Issue Slots Busy | 61.5 % |" in lines
 
