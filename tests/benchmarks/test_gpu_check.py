@@ -69,6 +69,13 @@ def test_the_page_names_what_failed(outcome):
     assert any("**failed** `test_some::test[2-cuda]`: AssertionError: it is wrong" in line for line in lines)
 
 
+def test_only_the_tests_of_the_gpu_are_chosen():
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--platform=cuda", "tests/test_platforms.py"]
+    collected = subprocess.run(command, capture_output=True, text=True, cwd=sources.ROOT).stdout.splitlines()
+    assert "tests/test_platforms.py::test_tests_run_where_they_say[cuda]" in collected
+    assert not any("[cpu]" in line for line in collected)
+
+
 def test_a_command_is_stopped_at_its_limit():
     sleep = "import time; time.sleep(600)"
     step = run_process(sys.executable, "-c", sleep, limit=1)
@@ -208,7 +215,7 @@ def test_steps_run_in_order_and_are_written_down_before_the_next(machine, capsys
     for number, (*_, written) in enumerate(machine.commands, 1):  # the first step, the facts, runs no command
         assert written == set(names[:number])
     assert "-Ccmake.define.CMAKE_CUDA_ARCHITECTURES=90-real" in machine.commands[0][1]
-    assert f"--ignore={steps.SANITIZERS}" in machine.commands[2][1]
+    assert {"--platform=cuda", f"--ignore={steps.SANITIZERS}"} <= set(machine.commands[2][1])
     assert machine.report["gpu"]["name"] == "Fast GPU H200"
     assert machine.page in capsys.readouterr().out
     assert "as tables" in machine.page
