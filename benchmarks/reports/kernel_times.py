@@ -1,5 +1,7 @@
 """Tables of the times of custom calls: measured, beside the predicted ones, and as a profiler saw them."""
 
+import re
+
 from benchmarks.reports.formatting import digits, markdown
 
 
@@ -53,11 +55,16 @@ def program_milliseconds(row):
     return f"{middle} ({low} to {high})"
 
 
+# The metrics of a profile that say what bounds a kernel; a report has all of them in its JSON file.
+SHOWN = re.compile(r"Duration|SM Frequency|Issue Slots Busy|L1/TEX|Tensor|Achieved Occupancy|Shared.*Conflict")
+
+
 def profile_table(launches):
     """Launches as `readers.ncu` returns them: one line per launch and metric."""
     rows = [
         [str(number), f"`{launch['kernel']}`", metric, f"{value} {unit}".strip()]
         for number, launch in enumerate(launches, 1)
         for metric, (value, unit) in launch["metrics"].items()
+        if SHOWN.search(metric)
     ]
     return markdown([["launch", "kernel", "metric", "value"], *rows])

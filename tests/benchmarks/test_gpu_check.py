@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks import __main__ as benchmarks
 from benchmarks.gpu_check import __main__ as gpu_check
 from benchmarks.gpu_check import record, steps
 from benchmarks.gpu_check.process import run as run_process
@@ -69,6 +70,11 @@ def test_the_page_names_what_failed(outcome):
     assert any("**failed** `test_some::test[2-cuda]`: AssertionError: it is wrong" in line for line in lines)
 
 
+def test_the_shapes_of_the_ratios_exist():
+    args = benchmarks.parse(["operators", "--shapes", *steps.RATIO_SHAPES, "--dtypes", steps.RATIO_DTYPE])
+    assert list(args.shapes) == list(steps.RATIO_SHAPES)
+
+
 def test_only_the_tests_of_the_gpu_are_chosen():
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--platform=cuda", "tests/test_platforms.py"]
     collected = subprocess.run(command, capture_output=True, text=True, cwd=sources.ROOT).stdout.splitlines()
@@ -119,6 +125,7 @@ SMOKE = {"calls": ["dcn_sample"], "rows": [], "not reached": ["plain small float
 PROFILE = """==PROF== Connected to process 7
 "ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
 "0","void dcn::FusedForwardKernel<__half, 128>(int)","Issue Slots Busy","%","61.5"
+"0","void dcn::FusedForwardKernel<__half, 128>(int)","Waves Per SM","","2"
 ==PROF== Disconnected
 """
 ORDER = ["pip", "benchmarks.smoke", "pytest", "sanitizers", "benchmarks.kernel_times", "benchmarks", "ncu"]
@@ -245,6 +252,9 @@ def test_results_of_each_step_are_on_the_page(machine):
     assert "Clock of the SMs after each shape was timed: 1755 MHz." in lines
     assert "Measured times, and those that 2026-01-01-machine-code.json predicts for H200." in lines
     assert "| 1 | `FusedForwardKernel<half, 128>` | Issue Slots Busy | 61.5 % |" in lines
+    assert "Waves Per SM" not in machine.page  # it is in the JSON file
+    (launch,) = machine.report["steps"]["profile"]["launches"]
+    assert launch["metrics"]["Waves Per SM"] == ["2", ""]
 
 
 def test_without_predictions_or_a_profiler_the_page_says_so(machine):
