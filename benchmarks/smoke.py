@@ -1,6 +1,7 @@
 """`python -m benchmarks.smoke`: compares each kernel with the reference, on small arrays, in less than a minute."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -33,4 +34,6 @@ def is_ok(results):
 
 
 if __name__ == "__main__":
+    # Autotuning takes longer than it saves in programs that run once. XLA reads this when a device is first used.
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
     sys.exit(main())

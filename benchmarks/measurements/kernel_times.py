@@ -56,10 +56,12 @@ def set_flags():
 def programs(shape):
     """The program of each custom call, compiled."""
     problem = deform_conv.problem(shape, DTYPE)
+    device = jax.config.jax_default_device  # new threads do not inherit it
 
     def prepare(varied):
         operands = (problem.operands, problem.cotangent)
-        run = jax.jit(partial(results, varied, problem.options)).lower(*operands).compile()
+        with jax.default_device(device):
+            run = jax.jit(partial(results, varied, problem.options)).lower(*operands).compile()
         return Program(run, operands, queued=jax.default_backend() != "cpu")
 
     with ThreadPoolExecutor(cores()) as pool:

@@ -104,7 +104,8 @@ def run(platform):
             key: pool.submit(compile_reference, *key)
             for key in dict.fromkeys((case.path, case.shape) for case in chosen)
         }
-        programs = {case: pool.submit(compile_kernels, case) for case in chosen}
+        device = jax.config.jax_default_device  # new threads do not inherit it
+        programs = {case: pool.submit(compile_kernels, case, device) for case in chosen}
         for case, program in programs.items():
             yield case, rows(case, program, references[case.path, case.shape])
 
@@ -140,9 +141,9 @@ def largest_error(actual, expected):
     return np.max(np.abs(actual - expected)) / np.max(np.abs(expected))
 
 
-def compile_kernels(case):
+def compile_kernels(case, device):
     """A function that returns the results of a case, and the custom calls in its program."""
-    with jax.enable_x64(case.dtype == "float64"):
+    with jax.enable_x64(case.dtype == "float64"), jax.default_device(device):
         problem = PROBLEMS[case.path, case.shape]()
         operands, cotangent = problem.cast(case.dtype)
         precision = "default" if case.path == "fused" else "highest"
