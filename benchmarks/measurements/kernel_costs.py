@@ -1,7 +1,7 @@
 """What the launches of the fused kernels cost on a GPU at least, from their machine code and from executed PTX.
 
 A K step is what the main loop of a fused kernel multiplies at a time: a tile of 128 x N outputs by 128 bytes along K,
-which are 64 numbers of 16 bits. N is the last number in the kernel's name. That takes 4 N tensor core instructions.
+which are 64 numbers of 16 bits. N is the first number in the kernel's name. That takes 4 N tensor core instructions.
 
 Clocks of an SM per K step:
 - issue: the machine instructions that warps execute, of which each of four schedulers issues one per clock
@@ -22,6 +22,7 @@ from benchmarks.readers import device_code, executed_ptx, executed_sass, sass
 from benchmarks.readers.devices import DEVICES, RESERVED_SHARED, SCHEDULERS, WARP, occupancy
 
 NAMES, BATCH, DTYPE = "ABCD", 16, "bfloat16"
+DEFAULT_SHARED = DEVICES["sm_90"].shared_bytes  # of an SM of the machine that executes PTX
 SAMPLED_BLOCKS = 8  # of each launch of a fused kernel
 # nvcc makes the same PTX for all architectures before sm_100. What it makes for later ones is not executed, so their
 # machine code is assembled from the same PTX here.
@@ -43,36 +44,45 @@ def missing():
 
 def measure():
     """A row for each kernel, shape and architecture."""
-    records = {}  # by shape and shared memory, on which the choice of kernels depends
+    shapes = {name: deform_conv.SHAPES[name]._replace(batch=BATCH) for name in NAMES}
+    backward = {name: executed_launches(shape, "backward") for name, shape in shapes.items()}
+    forward = {}
     for architecture, device in DEVICES.items():
         found = functions(architecture)
-        for name in NAMES:
-            shape = deform_conv.SHAPES[name]._replace(batch=BATCH)
-            key = name, device.shared_bytes
-            if key not in records:
-                records[key] = training_step(shape, device)
-            yield from costs(records[key], found, architecture, name, shape)
+        for name, shape in shapes.items():
+            key = name, device.shared_bytes  # which the forward's choice of a tile depends on
+            if key not in forward:
+                forward[key] = executed_launches(shape, "forward", device.shared_bytes)
+            yield from costs(forward[key] + backward[name], found, architecture, name, shape)
 
 
-def training_step(shape, device):
-    """The records of all launches of the forward and of the gradients of all operands."""
+def executed_launches(shape, computation, shared_bytes=DEFAULT_SHARED):
+    """The records of all launches of the "forward", or of the gradients of all operands."""
     problem = deform_conv.problem(shape, DTYPE)
 
-    def step(operands, cotangent):
-        y, pull_back = jax.vjp(lambda operands: deform_conv.deformable(**operands, **problem.options), operands)
-        return y, pull_back(cotangent)
+    def forward(operands):
+        return deform_conv.deformable(**operands, **problem.options)
 
-    executed_ptx.machine(EXECUTED_PTX).set(max_shared_bytes=device.shared_bytes - RESERVED_SHARED)
-    return executed_ptx.launches(
-        step, problem.operands, problem.cotangent, sampled_blocks=SAMPLED_BLOCKS, architecture=EXECUTED_PTX
-    )
+    def backward(operands, cotangent):
+        return jax.vjp(forward, operands)[1](cotangent)
+
+    if computation == "forward":
+        function, arguments = forward, (problem.operands,)
+    else:
+        function, arguments = backward, (problem.operands, problem.cotangent)
+    machine = executed_ptx.machine(EXECUTED_PTX)
+    machine.set(max_shared_bytes=shared_bytes - RESERVED_SHARED)
+    try:
+        return executed_ptx.launches(function, *arguments, sampled_blocks=SAMPLED_BLOCKS, architecture=EXECUTED_PTX)
+    finally:
+        machine.set(max_shared_bytes=DEFAULT_SHARED - RESERVED_SHARED)
 
 
 def functions(architecture, kernels=None):
     """The machine code of the kernels, all or those with these parts of names, and the custom call of each."""
     found = {}
     for source, call in SOURCES.items():
-        ptx = device_code.compile_ptx(device_code.LIB / "cuda" / f"{source}.cu", ASSEMBLED_PTX)
+        ptx = device_code.compile_ptx(executed_ptx.KERNELS[source], ASSEMBLED_PTX)
         for name, function in device_code.assemble(ptx, architecture, kernels).items():
             found[name] = (function, call)
     return found

@@ -1,10 +1,10 @@
 """Compiled files, cached in the build folder under a hash of their inputs."""
 
+import fcntl
 import functools
 import hashlib
 import pathlib
 import subprocess
-import tempfile
 from collections.abc import Iterable, Sequence
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -19,15 +19,19 @@ def build(name: str, command: Sequence, inputs: Iterable[pathlib.Path]) -> pathl
         *(word.encode() for word in words),
         *(path.read_bytes() for path in inputs),
     ]
-    target = CACHE / hashlib.sha256(b"\0".join(contents)).hexdigest()[:16] / name
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-            written = pathlib.Path(folder) / name
+    folder = CACHE / hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
+    target = folder / name
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other processes wait instead of building the same file
+        if not target.exists():
+            written = folder / f"part_{name}"
             result = subprocess.run([*words, "-o", str(written)], capture_output=True, text=True)
             if result.returncode:
                 raise RuntimeError(f"{' '.join(words)}\n{result.stderr}")
-            written.replace(target)  # atomic, because other processes may build the same file
+            written.replace(target)
     return target
 
 

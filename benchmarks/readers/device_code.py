@@ -1,19 +1,18 @@
 """Compiles CUDA sources to machine code that names the PTX which each of its instructions comes from."""
 
-import functools
 import re
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.readers import sass
-from benchmarks.readers.cuda_tools import absent, read, short_name
+from benchmarks.readers.cached_build import build
+from benchmarks.readers.cuda_tools import absent, find, read, short_name
+from benchmarks.readers.executed_ptx import DEVICE_FLAGS, LIB
 
 TOOLS = ("nvcc", "ptxas", "cuobjdump", "nvdisasm", "c++filt")
-LIB = Path(__file__).parents[2] / "lib"
-# As in CMakeLists.txt. -lineinfo does not change the machine code.
+# As for the package. -lineinfo does not change the machine code.
 FLAGS = ["-std=c++17", f"-I{LIB}", f"-I{LIB / 'cuda'}", "-lineinfo"]
-OWN_FLAGS = {"psroi_pool": ["--fmad=false"]}
 
 
 class Function(NamedTuple):
@@ -29,13 +28,10 @@ def missing():
     return absent(*TOOLS)
 
 
-@functools.cache
 def compile_ptx(path, architecture):
     """The PTX of a file, for a virtual architecture such as `compute_80`."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "kernels.ptx"
-        read("nvcc", *FLAGS, *OWN_FLAGS.get(path.stem, []), f"-arch={architecture}", "-ptx", path, "-o", out)
-        return out.read_text()
+    command = [find("nvcc"), *FLAGS, *DEVICE_FLAGS.get(path.stem, []), f"-arch={architecture}", "-ptx", path]
+    return build(f"{path.stem}.ptx", command, [path, *sorted(LIB.rglob("*.h"))]).read_text()
 
 
 def assemble(ptx, architecture, kernels=None):

@@ -11,8 +11,8 @@ Multiply-adds per clock and SM are those of dense bfloat16 products with float32
 - B200: not published for `mma.sync`; the A100's rate is an assumption.
 
 SMs, boost clocks and device memory: the same whitepapers and the datasheets of H200 and B200. The H200's clock is the
-one it keeps under load, as in the review of the kernels. L2: 5,120 bytes per clock on A100 (whitepaper) and H100
-(whitepaper: as A100); it is not published for the others.
+one that a review of the kernels assumed. L2 cache: 5,120 bytes per clock on A100 (whitepaper). The H200 is taken to
+have as much; what its L2 cache does is not published, nor is it for the others, whose L2 cache bounds nothing here.
 """
 
 from typing import NamedTuple

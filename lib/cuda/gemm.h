@@ -168,7 +168,6 @@ class WarpTile {
   // yet.
   template <bool kRoundToTf32 = false>
   __device__ static void LoadA(const uint4* a, int step, FragmentsOfA& fragments) {
-    __syncwarp();
     for (int i = 0; i < Shape::kFragmentsM; ++i) {
       if constexpr (kLayout == Layout::kKMajor) {
         const int index = fragment_index<kSliceChunks>(MatrixOrder::kRowsFirst, first_row(), 0);

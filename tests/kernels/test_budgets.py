@@ -20,17 +20,19 @@ pytestmark = [
 # Machine instructions of all warps of a block per K step (kernel_costs says what that is), for shape A with batch 1:
 # 3% more than on 2026-11-22. A change that needs more must say why it is worth its time, and raise the budget.
 BUDGETS = {
-    "FusedForwardKernel<bfloat16, 128>": {"sm_80": 5814, "sm_90": 6295, "sm_120": 6691},
-    "FusedInputCotangentKernel<bfloat16, 128>": {"sm_80": 9593, "sm_90": 10082, "sm_120": 10447},
-    "FusedOffsetCotangentKernel<bfloat16, 128>": {"sm_80": 8659, "sm_90": 8832, "sm_120": 9034},
-    "FusedWeightCotangentKernel<bfloat16, 128>": {"sm_80": 6454, "sm_90": 6895, "sm_120": 7305},
+    "FusedForwardKernel<bfloat16, 128, 4>": {"sm_80": 5757, "sm_90": 6474},
+    "FusedForwardKernel<bfloat16, 128, 8>": {"sm_120": 9999},
+    "FusedInputCotangentKernel<bfloat16, 128>": {"sm_80": 9680, "sm_90": 10231, "sm_120": 10597},
+    "FusedOffsetCotangentKernel<bfloat16, 128>": {"sm_80": 8667, "sm_90": 8833, "sm_120": 9048},
+    "FusedWeightCotangentKernel<bfloat16, 128>": {"sm_80": 6399, "sm_90": 6733, "sm_120": 7095},
 }
 LINKER_NAME = "bfloat16Li128"  # a part of those of the kernels above
 
 
 @functools.cache
-def launches():
-    return kernel_costs.training_step(deform_conv.SHAPES["A"]._replace(batch=1), DEVICES["sm_90"])
+def launches(computation, shared_bytes):
+    """Those of a GPU that has so much shared memory per SM."""
+    return kernel_costs.executed_launches(deform_conv.SHAPES["A"]._replace(batch=1), computation, shared_bytes)
 
 
 @functools.cache
@@ -41,7 +43,8 @@ def assembled(architecture):
 def costs(architecture):
     """The machine code, the record and the executions of the blocks of each kernel."""
     found = assembled(architecture)
-    for record in launches():
+    shared_bytes = DEVICES[architecture].shared_bytes
+    for record in launches("forward", shared_bytes) + launches("backward", kernel_costs.DEFAULT_SHARED):
         if (name := device_code.linker_name(record["kernel"])) in found:
             function = found[name][0]
             yield function, record, kernel_costs.executed(function, record)
@@ -58,7 +61,7 @@ def test_main_loops_stay_within_their_budgets(architecture):
             exceeded.append(
                 f"{function.name} on {architecture}: {count:.0f} instructions per K step, {budget} budgeted"
             )
-    assert names == set(BUDGETS)
+    assert names == {name for name, budgets in BUDGETS.items() if architecture in budgets}
     assert not exceeded, "; ".join(exceeded)
 
 

@@ -407,6 +407,14 @@ const Kernel& Module::Find(const std::string& name) {
   return *kernel;
 }
 
+std::vector<std::string> Module::UnusedKernels() const {
+  std::vector<std::string> names;
+  for (const auto& [name, range] : texts_) {
+    if (!parsed_.count(name)) names.push_back(name);
+  }
+  return names;
+}
+
 uint32_t Module::LineNumber(size_t position) const {
   const auto after = std::upper_bound(line_starts_.begin(), line_starts_.end(), position);
   return uint32_t(after - line_starts_.begin());

@@ -91,6 +91,7 @@ class Module {
   explicit Module(std::string_view text);
 
   bool has(const std::string& kernel) const { return texts_.count(kernel) != 0; }
+  std::vector<std::string> UnusedKernels() const;  // that were never looked for
   // Throws std::runtime_error if the kernel contains something that the machine does not know.
   const Kernel& Find(const std::string& kernel);
   uint32_t LineNumber(size_t position) const;  // from 1

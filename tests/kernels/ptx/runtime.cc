@@ -174,6 +174,8 @@ bool SetOption(const std::string& name, uint64_t value) {
     options.max_grid_blocks = uint32_t(value);
   } else if (name == "max_shared_bytes") {
     options.max_shared_bytes = uint32_t(value);
+  } else if (name == "lists_unused") {
+    options.lists_unused = value;
   } else if (name == "l1_bytes") {
     options.l1_bytes = value;
   } else {
@@ -202,7 +204,12 @@ extern "C" {
 
 void** __cudaRegisterFatBinary(void* wrapper) { return reinterpret_cast<void**>(ptx::ReadModule(wrapper)); }
 void __cudaRegisterFatBinaryEnd(void**) { ptx::ReadEnvironment(); }
-void __cudaUnregisterFatBinary(void**) {}
+void __cudaUnregisterFatBinary(void** module) {
+  if (!options.lists_unused) return;
+  for (const std::string& name : reinterpret_cast<ptx::Module*>(module)->UnusedKernels()) {
+    std::printf("unused: %s\n", name.c_str());
+  }
+}
 char __cudaInitModule(void**) { return 0; }
 
 void __cudaRegisterFunction(void** module, const char* host, char*, const char* name, int, uint3*, uint3*, dim3*, dim3*,
