@@ -3,20 +3,16 @@
 No GPU is needed, only NVIDIA's `cuobjdump` and `nvdisasm`, from a CUDA toolkit or their wheels, and `c++filt`.
 """
 
-import os
 import re
-import shutil
-import subprocess
-import sysconfig
 from collections import Counter
-from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.readers.cuda_tools import absent, read, short_name
+from benchmarks.readers.devices import REGISTERS, registers_of_warp
 from jax_dcn._primitive import extension
 
 TOOLS = ("cuobjdump", "nvdisasm", "c++filt")
-# Limits of an SM, the same from sm_80 to sm_100: 32-bit registers, which warps get in units of 256, and resident warps.
-REGISTERS, UNIT, WARPS = 65536, 256, 64
+WARPS = 64  # of an SM at most, from sm_80 to sm_100
 
 ACCESS = {
     "global loads": re.compile(r"LDG\.|LD\.E"),
@@ -39,8 +35,7 @@ class Kernel(NamedTuple):
     @property
     def resident_warps(self):
         """How many warps the registers of an SM have room for."""
-        per_warp = -(-self.registers * 32 // UNIT) * UNIT
-        return min(REGISTERS // per_warp, WARPS)
+        return min(REGISTERS // registers_of_warp(self.registers), WARPS)
 
     def accesses(self, kind):
         return {opcode: n for opcode, n in self.instructions.items() if ACCESS[kind].match(opcode)}
@@ -58,30 +53,20 @@ def missing():
     """Why the kernels cannot be read on this machine, or None."""
     if "cuda" not in extension.modules:
         return "jax_dcn was built without its CUDA kernels"
-    absent = [tool for tool in TOOLS if find(tool) is None]
-    return f"{', '.join(absent)} not found" if absent else None
-
-
-def find(tool):
-    return shutil.which(tool, path=_path())
-
-
-def _path():
-    wheels = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin"
-    return os.pathsep.join([str(wheels), os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
+    return absent(*TOOLS)
 
 
 def kernels(architecture):
     """All kernels of the built module for an architecture such as `sm_90`."""
     module = extension.modules["cuda"].__file__
-    resources = _read("cuobjdump", "--dump-resource-usage", "-arch", architecture, module)
+    resources = read("cuobjdump", "--dump-resource-usage", "-arch", architecture, module)
     numbers = r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)"
     found = re.findall(rf"Function (\w+):\s+{numbers}", resources)
-    code = _read("cuobjdump", "--dump-sass", "-arch", architecture, module)
+    code = read("cuobjdump", "--dump-sass", "-arch", architecture, module)
     functions = dict(re.findall(r"Function : (\w+)\n(.*?)\n\s+\.{5}", code, re.S))
-    names = _read("c++filt", *(name for name, *_ in found)).splitlines()
+    names = read("c++filt", *(name for name, *_ in found)).splitlines()
     result = []
-    for plain, (name, *counts) in zip(map(_short, names), found, strict=True):
+    for plain, (name, *counts) in zip(map(short_name, names), found, strict=True):
         registers, stack, shared, local = map(int, counts)
         source = re.search(r"_GLOBAL__N__[0-9a-f]+_\d+_(\w+?)_cu_", name).group(1)
         result.append(Kernel(f"{source}.cu", plain, registers, stack, local, shared, Counter(opcodes(functions[name]))))
@@ -93,23 +78,12 @@ def architectures():
     return [f"sm_{number}" for number in re.findall(r"(\w+)-real", extension.modules["cuda"].compiler)]
 
 
-def _read(tool, *arguments):
-    environment = os.environ | {"PATH": _path()}
-    command = [find(tool), *map(str, arguments)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+def embedded():
+    """The architectures of the machine code and of the PTX in the module, as numbers such as 90."""
+    module = extension.modules["cuda"].__file__
+    found = (read("cuobjdump", option, module) for option in ("--list-elf", "--list-ptx"))
+    return tuple({int(number) for number in re.findall(r"\.sm_(\d+)\.", text)} for text in found)
 
 
 def opcodes(text):
     return re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", text, re.M)
-
-
-def _short(demangled):
-    """`Kernel<half, 8>` for `void dcn::(anonymous namespace)::Kernel<__half, 8>(...)`."""
-    name = demangled.replace("(anonymous namespace)::", "").removeprefix("void ").replace("dcn::", "")
-    depth = 0
-    for k, letter in enumerate(name):
-        depth += (letter == "<") - (letter == ">")
-        if letter == "(" and not depth:
-            name = name[:k]
-            break
-    return name.replace("__nv_bfloat16", "bfloat16").replace("__half", "half")

@@ -1,11 +1,11 @@
 """Properties of the compiled CUDA kernels, read from the SASS of the built module: registers, spills, vector loads."""
 
 import re
-from typing import NamedTuple
 
 import pytest
 
 from benchmarks.readers import machine_code
+from benchmarks.readers.devices import DEVICES, RESERVED_SHARED, WARP, occupancy
 from benchmarks.readers.machine_code import WARPS
 from jax_dcn._primitive import extension
 
@@ -26,6 +26,26 @@ def kernels(request):
     found = machine_code.kernels(request.param)
     assert {kernel.source for kernel in found} == {path.name for path in (build.LIB / "cuda").glob("*.cu")}
     return found
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    code, ptx = machine_code.embedded()
+    if len(code) == 1:
+        pytest.skip(f"the module was built for sm_{min(code)} only")
+    return code, ptx
+
+
+# Jetson's GPUs do not run machine code of the others: CUDA C++ programming guide, "Binary Compatibility".
+JETSON = (87, 110)
+
+
+@pytest.mark.parametrize("target", [80, 86, 87, 89, 90, 100, 103, 110, 120, 121])
+def test_every_gpu_has_machine_code_or_ptx(target, embedded):
+    code, ptx = embedded
+    runs_code = target not in JETSON and any(c // 10 == target // 10 and c <= target for c in code)
+    assert runs_code or any(p <= target for p in ptx)
+    assert runs_code or target in JETSON  # the others do not wait for the driver's compiler
 
 
 def test_every_kernel_is_read(kernels):
@@ -49,35 +69,10 @@ def test_registers_of_plain_kernels_leave_room_for_two_blocks(kernels):
     assert {name: registers for name, registers in over_limit.items() if "double" not in name} == {}
 
 
-class Sm(NamedTuple):
-    warps: int  # the most that can be resident
-    shared_bytes: int
-    reserved_shared_bytes: int = 1 << 10  # for each resident block
-
-
-# CUDA C++ Programming Guide, "Compute Capabilities".
-SMS = {
-    "sm_80": Sm(64, 164 << 10),
-    "sm_86": Sm(48, 100 << 10),
-    "sm_89": Sm(48, 100 << 10),
-    "sm_90": Sm(64, 228 << 10),
-    "sm_100": Sm(64, 228 << 10),
-    "sm_120": Sm(48, 100 << 10),
-}
 MIN_WARPS = 8  # two for each scheduler of an SM
 
 
-def resident_warps(sm, kernel, warps, shared_bytes):
-    """The resident warps of an SM: registers, shared memory and the threads of an SM limit the blocks."""
-    blocks = min(
-        kernel.resident_warps // warps,
-        sm.shared_bytes // (shared_bytes + kernel.shared + sm.reserved_shared_bytes),
-        sm.warps // warps,
-    )
-    return blocks * warps
-
-
-@pytest.mark.parametrize("sm", SMS)
+@pytest.mark.parametrize("sm", DEVICES)
 def test_an_sm_has_enough_warps_of_every_fused_kernel(sm):
     """Of each tile, one of the kernels, which differ in warps; the widest tile of the forward does not fit every SM."""
     number = int(sm.removeprefix("sm_"))
@@ -91,11 +86,11 @@ def test_an_sm_has_enough_warps_of_every_fused_kernel(sm):
         [(block_warps, shared_bytes)] = [
             b[1:] for b in blocks if [str(n) for n in b][: 1 + len(warps)] == [columns, *warps]
         ]
-        assert shared_bytes <= SMS["sm_80"].shared_bytes - SMS["sm_80"].reserved_shared_bytes
+        assert shared_bytes <= DEVICES["sm_80"].shared_bytes - RESERVED_SHARED
         tile = name, dtype, int(columns)
-        found = resident_warps(SMS[sm], kernel, block_warps, shared_bytes)
-        most[tile] = max(most.get(tile, 0), found)
-    too_wide = [tile for tile in most if tile[2] == 256 and SMS[sm].shared_bytes < 132 << 10]
+        found = occupancy(DEVICES[sm], kernel.registers, kernel.shared + shared_bytes, block_warps * WARP)
+        most[tile] = max(most.get(tile, 0), found.warps)
+    too_wide = [tile for tile in most if tile[2] == 256 and DEVICES[sm].shared_bytes < 132 << 10]
     assert len(most) == 9 + 6 + 6 + 4
     assert {tile: n for tile, n in most.items() if n < MIN_WARPS} == dict.fromkeys(too_wide, 0)
 

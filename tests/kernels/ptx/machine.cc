@@ -10,6 +10,7 @@
 namespace ptx {
 namespace {
 
+constexpr uint64_t kLineBytes = 128;  // of the L1 cache
 constexpr int kPoison = 0xff;  // of memory that was not written: NaN, or -1
 
 uint32_t last_epoch = Cell::kFirstEpoch;
@@ -355,7 +356,11 @@ void Launch::CheckAccess(Warp& warp, const Instruction& instruction, Lanes lanes
     counters_.CountShared(lanes, addresses, bytes, is_async);
   } else {
     const bool is_cached = access == Access::kRead || access == Access::kConstantRead;
-    counters_.CountGlobal(lanes, addresses, bytes, is_async, is_cached && !is_async ? &l1_ : nullptr);
+    // On a GPU, XLA's buffers begin at a line of the L1 cache. On the CPU they need not.
+    const uint64_t displacement = last_allocation_ ? last_allocation_->base % kLineBytes : 0;
+    uint64_t aligned[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) aligned[lane] = addresses[lane] - displacement;
+    counters_.CountGlobal(lanes, aligned, bytes, is_async, is_cached && !is_async ? &l1_ : nullptr);
   }
 }
 

@@ -1,0 +1,193 @@
+"""What the launches of the fused kernels cost on a GPU at least, from their machine code and from executed PTX.
+
+A K step is what the main loop of a fused kernel multiplies at a time: a tile of 128 x N outputs by 128 bytes along K,
+which are 64 numbers of 16 bits. N is the first number in the kernel's name. That takes 4 N tensor core instructions.
+
+Clocks of an SM per K step:
+- issue: the machine instructions that warps execute, of which each of four schedulers issues one per clock
+- L1: the wavefronts of shared memory, asynchronous copies and global accesses, one per clock
+- tensor: the tensor core instructions, by the rate of the device
+
+They are of all the kernel's instructions, also those outside of the main loop, divided by the number of K steps. The
+time is that of the SM with the most thread blocks, if the slowest of the three hides all else. It is also at least that
+of the L2 cache and of device memory. Waiting is not counted: for latencies, barriers, or the end of other warps.
+"""
+
+import re
+
+import jax
+
+from benchmarks.measurements import deform_conv
+from benchmarks.readers import device_code, executed_ptx, executed_sass, sass
+from benchmarks.readers.devices import DEVICES, RESERVED_SHARED, SCHEDULERS, WARP, occupancy
+
+NAMES, BATCH, DTYPE = "ABCD", 16, "bfloat16"
+DEFAULT_SHARED = DEVICES["sm_90"].shared_bytes  # of an SM of the machine that executes PTX
+SAMPLED_BLOCKS = 8  # of each launch of a fused kernel
+# nvcc makes the same PTX for all architectures before sm_100. What it makes for later ones is not executed, so their
+# machine code is assembled from the same PTX here.
+EXECUTED_PTX, ASSEMBLED_PTX = 90, "compute_80"
+SOURCES = {
+    "deform_conv_fused_forward": "dcn_fused_forward",
+    "deform_conv_fused_input": "dcn_fused_input_cotangent",
+    "deform_conv_fused_offset": "dcn_fused_offset_cotangent",
+    "deform_conv_fused_weight": "dcn_fused_weight_cotangent",
+}
+POSITION, SUM = 4, 4  # bytes of an offset, a mask or a partial sum
+ITEM = {"bf16": 2, "f16": 2, "tf32": 4}
+
+
+def missing():
+    """Why nothing can be counted on this machine, or None."""
+    return device_code.missing() or executed_ptx.missing()
+
+
+def measure():
+    """A row for each kernel, shape and architecture."""
+    shapes = {name: deform_conv.SHAPES[name]._replace(batch=BATCH) for name in NAMES}
+    backward = {name: executed_launches(shape, "backward") for name, shape in shapes.items()}
+    forward = {}
+    for architecture, device in DEVICES.items():
+        found = functions(architecture)
+        for name, shape in shapes.items():
+            key = name, device.shared_bytes  # which the forward's choice of a tile depends on
+            if key not in forward:
+                forward[key] = executed_launches(shape, "forward", device.shared_bytes)
+            yield from costs(forward[key] + backward[name], found, architecture, name, shape)
+
+
+def executed_launches(shape, computation, shared_bytes=DEFAULT_SHARED):
+    """The records of all launches of the "forward", or of the gradients of all operands."""
+    problem = deform_conv.problem(shape, DTYPE)
+
+    def forward(operands):
+        return deform_conv.deformable(**operands, **problem.options)
+
+    def backward(operands, cotangent):
+        return jax.vjp(forward, operands)[1](cotangent)
+
+    if computation == "forward":
+        function, arguments = forward, (problem.operands,)
+    else:
+        function, arguments = backward, (problem.operands, problem.cotangent)
+    machine = executed_ptx.machine(EXECUTED_PTX)
+    machine.set(max_shared_bytes=shared_bytes - RESERVED_SHARED)
+    try:
+        return executed_ptx.launches(function, *arguments, sampled_blocks=SAMPLED_BLOCKS, architecture=EXECUTED_PTX)
+    finally:
+        machine.set(max_shared_bytes=DEFAULT_SHARED - RESERVED_SHARED)
+
+
+def functions(architecture, kernels=None):
+    """The machine code of the kernels, all or those with these parts of names, and the custom call of each."""
+    found = {}
+    for source, call in SOURCES.items():
+        ptx = device_code.compile_ptx(executed_ptx.KERNELS[source], ASSEMBLED_PTX)
+        for name, function in device_code.assemble(ptx, architecture, kernels).items():
+            found[name] = (function, call)
+    return found
+
+
+class OtherPtx(Exception):
+    """The PTX that ran is not the PTX that the machine code was compiled from."""
+
+
+def executed(function, record):
+    """The executions of each block of the machine code in a recorded launch."""
+    lines = record["lines"]
+    if [opcode for _, opcode in function.ptx] != [line[3] for line in lines]:
+        raise OtherPtx(function.name)
+    ptx = {number: (opcode, line[4]) for (number, opcode), line in zip(function.ptx, lines, strict=True)}
+    warps = record["blocks"] * -(-record["threads"] // WARP)
+    return executed_sass.block_executions(function.blocks, ptx, warps)
+
+
+def issued(function, executions, blocks=None):
+    """Machine instructions, of all blocks or of some."""
+    chosen = range(len(function.blocks)) if blocks is None else blocks
+    return sum(executions[k] * len(function.blocks[k].instructions) for k in chosen)
+
+
+def main_loop(function, executions):
+    """The innermost loop with the tensor core instructions, as a set of blocks."""
+    counts = [
+        count * sum(executed_sass.is_anchor("mma.", one.opcode) for one in block.instructions)
+        for count, block in zip(executions, function.blocks, strict=True)
+    ]
+    inside = {k for k, count in enumerate(counts) if count > max(counts) / 2}
+    *_, innermost = sass.loops(function.blocks, inside)
+    return innermost
+
+
+def k_steps(function, record):
+    """In the executed thread blocks; 0 for kernels without products."""
+    instructions = sum(record["counters"]["mma"].values())
+    tile = re.search(r", (\d+)", function.name)
+    return instructions / (4 * int(tile[1])) if instructions else 0
+
+
+def cost(function, call, record, device, shape):
+    """A launch on a device, with `shape` as the size of the whole call."""
+    counters, executions = record["counters"], executed(function, record)
+    shared = record["static_shared"] + record["dynamic_shared"]
+    resident = occupancy(device, function.registers, shared, record["threads"])
+    clocks = {  # of all executed blocks, on one SM
+        "issue": issued(function, executions) / SCHEDULERS,
+        "L1": sum(counters[name] for name in ("shared_wavefronts", "async_wavefronts", "l1_wavefronts")),
+        "tensor": sum(count * device.clocks(kind) for kind, count in counters["mma"].items()),
+    }
+    of_busiest = -(-record["grid"] // device.sms) / record["blocks"]
+    milliseconds = {name: count * of_busiest / device.clock * 1e-6 for name, count in clocks.items()}
+    if device.l2_bytes:
+        moved = counters["l2_bytes"] * record["grid"] / record["blocks"]
+        milliseconds["L2"] = moved / device.l2_bytes / device.clock * 1e-6
+    row = {"kernel": function.name, "call": call, "count": 1, "grid": record["grid"], "threads": record["threads"]}
+    row |= {"registers": function.registers, "shared bytes": shared, "resident blocks": resident.blocks}
+    row |= {"resident warps": resident.warps, "occupancy limited by": resident.limit}
+    if steps := k_steps(function, record):
+        (kind,) = counters["mma"]
+        milliseconds["memory"] = compulsory_bytes(call, shape, ITEM[kind]) / device.memory * 1e-6
+        row["clocks per K step"] = {name: round(count / steps, 1) for name, count in clocks.items()}
+        loop = main_loop(function, executions)
+        row["main loop, instructions per K step"] = round(issued(function, executions, loop) / steps, 1)
+    return row | {"bounds": milliseconds}
+
+
+def compulsory_bytes(call, shape, item):
+    """Operands and results of the custom call, each moved once."""
+    pixels = shape.batch * -(-shape.height // shape.stride) * -(-shape.width // shape.stride)
+    samples = 9 * pixels * shape.offset_groups
+    positions, weight = 3 * samples * POSITION, 9 * shape.channels // shape.groups * shape.features
+    x, y = shape.batch * shape.height * shape.width * shape.channels * item, pixels * shape.features * item
+    return {
+        "dcn_fused_forward": x + positions + weight * item + y,
+        "dcn_fused_input_cotangent": y + 4 * samples * 8 + weight * item + x,  # the lists have 8 bytes per corner
+        "dcn_fused_offset_cotangent": x + y + 2 * positions + weight * item,
+        "dcn_fused_weight_cotangent": x + y + positions + weight * SUM,
+    }[call]
+
+
+def costs(records, found, architecture, name, shape):
+    """The launches of a shape, one row for each kernel: those of several parts of the batch are added up."""
+    device, rows = DEVICES[architecture], {}
+    for record in records:
+        linker_name = device_code.linker_name(record["kernel"])
+        if linker_name not in found:
+            continue
+        row = cost(*found[linker_name], record, device, shape)
+        key = row["kernel"], row["call"]
+        rows[key] = _sum(rows[key], row) if key in rows else row
+    for row in rows.values():
+        bounds = row["bounds"]
+        bound_by = max(bounds, key=bounds.get)
+        row["bounds"] = {key: round(value, 4) for key, value in bounds.items()}
+        place = {"shape": name, "batch": shape.batch, "architecture": architecture, "gpu": device.gpu}
+        yield place | row | {"milliseconds": round(bounds[bound_by], 4), "bound_by": bound_by}
+
+
+def _sum(row, other):
+    """The same kernel, launched again for other images. Device memory is that of the whole call already."""
+    bounds = {key: value + other["bounds"][key] for key, value in row["bounds"].items() if key != "memory"}
+    if "memory" in row["bounds"]:
+        bounds["memory"] = row["bounds"]["memory"]
+    return row | {"count": row["count"] + 1, "grid": row["grid"] + other["grid"], "bounds": bounds}

@@ -1,0 +1,109 @@
+"""Reads machine code (SASS) as the basic blocks of each kernel, with the PTX instruction that each comes from.
+
+`nvdisasm -gp` prints code that was compiled with -lineinfo and, before instructions, the line of the PTX.
+"""
+
+import re
+from collections import defaultdict
+from typing import NamedTuple
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+FUNCTION = re.compile(r"\.text\.(\S+):")
+PTX_LINE = re.compile(r'\s*//## File "[^"]*", line (\d+)')
+LABEL = re.compile(r"(\.L_x_\d+|\$\S+):")
+INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*(.*?)\s*;")
+TARGET = re.compile(r"`\((\S+?)\)")
+ENDS_BLOCK = re.compile(r"BRA|BRX|JMP|EXIT|RET|CALL|WARPSYNC\.COLLECTIVE")
+
+
+class Instruction(NamedTuple):
+    opcode: str
+    operands: str
+    is_predicated: bool
+    ptx_line: int | None
+
+
+class Block(NamedTuple):
+    instructions: tuple[Instruction, ...]
+    successors: tuple[int, ...]  # indices of blocks
+    callee: int | None  # the first block of the subroutine that the block's last instruction calls
+
+
+def functions(disassembly):
+    """The blocks of each function, by its mangled name."""
+    found, items, line = {}, None, None
+    for text in disassembly.splitlines():
+        if match := FUNCTION.match(text):
+            items, line = found.setdefault(match[1], []), None
+        elif items is None:
+            continue
+        elif match := PTX_LINE.match(text):
+            line = int(match[1])
+        elif match := LABEL.match(text):
+            items.append(match[1])
+        elif match := INSTRUCTION.match(text):
+            guard, opcode, operands = match.groups()
+            items.append(Instruction(opcode, operands, guard is not None and guard.strip() != "@PT", line))
+    return {name: _blocks(items) for name, items in found.items()}
+
+
+def _blocks(items):
+    code, labels, is_open = [], {}, False
+    for item in items:
+        if not is_open or (isinstance(item, str) and code[-1]):
+            code.append([])
+            is_open = True
+        if isinstance(item, str):
+            labels[item] = len(code) - 1
+        else:
+            code[-1].append(item)
+            is_open = not ENDS_BLOCK.match(item.opcode)
+    code = [block for block in code if block]  # a label after the last instruction names no block
+    return [Block(tuple(block), *_edges(index, block[-1], labels, len(code))) for index, block in enumerate(code)]
+
+
+def _edges(index, last, labels, count):
+    targets = [labels[label] for label in TARGET.findall(last.operands) if label in labels]
+    following = [index + 1] if index + 1 < count else []
+    if last.opcode.startswith("CALL"):
+        return tuple(following), targets[0]
+    if last.opcode.startswith("RET"):
+        return (), None
+    if last.opcode.startswith("EXIT"):
+        return tuple(following if last.is_predicated else []), None
+    if not ENDS_BLOCK.match(last.opcode):
+        return tuple(following), None
+    # A branch has its condition as guard or as first operand.
+    is_conditional = last.is_predicated or re.match(r"!?U?P\d", last.operands)
+    return tuple(dict.fromkeys([*targets, *(following if is_conditional else [])])), None
+
+
+def loops(blocks, inside):
+    """The sets of blocks of the loops that contain all blocks of `inside`, from the outermost to the innermost."""
+    region = set(range(len(blocks)))
+    while True:
+        component = next((c for c in _components(blocks, region) if inside <= c), None)
+        if component is None:
+            return
+        yield component
+        # All cycles of this level pass through the entry. Without it, only those of inner loops remain.
+        outside = [block for k, block in enumerate(blocks) if k not in component]
+        entries = {k for block in outside for k in block.successors if k in component}
+        region = component - (entries or {min(component)})
+
+
+def _components(blocks, region):
+    """The strongly connected components of the graph of the blocks in `region`, as far as they have edges."""
+    edges = [(k, n) for k in region for n in blocks[k].successors if n in region]
+    if not edges:
+        return []
+    graph = coo_array((np.ones(len(edges)), tuple(zip(*edges, strict=True))), shape=(len(blocks), len(blocks)))
+    _, labels = connected_components(graph, connection="strong")
+    components = defaultdict(set)
+    for k, n in edges:
+        if labels[k] == labels[n]:
+            components[labels[k]] |= {k, n}
+    return list(components.values())

@@ -1,0 +1,105 @@
+"""Tables of what the fused kernels cost, from the results of `python -m benchmarks.machine_code`."""
+
+from benchmarks.reports.formatting import digits, markdown
+
+CALLS = {
+    "dcn_fused_forward": "forward",
+    "dcn_fused_input_cotangent": "input cotangent",
+    "dcn_fused_offset_cotangent": "offset and mask cotangents",
+    "dcn_fused_weight_cotangent": "weight cotangent",
+}
+SORT = "sort for the input cotangent"
+# Clocks of an SM per K step, and milliseconds, of shape A on an H200: a review read the machine code of commit 75c2dcc
+# by hand, and an earlier interpreter counted the L1 cache.
+REVIEW = {
+    "forward": ("1,265", "1,360 to 1,450", "0.23"),
+    "input cotangent": ("2,025 to 2,705", "about 1,600", "0.33 to 0.44"),
+    "offset and mask cotangents": ("2,440", "1,540 to 2,050", "0.40"),
+    "weight cotangent": ("1,920", "about 1,600", "0.31"),
+}
+# The GPUs of the issue's table of times; clocks and occupancy are given for all.
+GPUS = ("A100", "H200", "RTX 5090")
+
+
+def tables(launches):
+    """Each table that the performance page has, by its name there."""
+    return {
+        "costs beside the review": beside_review(launches),
+        "costs in milliseconds": milliseconds(launches),
+        "costs by architecture": by_architecture(launches),
+    }
+
+
+def title(launch):
+    return CALLS[launch["call"]] if "clocks per K step" in launch else SORT
+
+
+def beside_review(launches):
+    rows = [["kernel", "issue", "L1", "tensor", "bound by", "ms", "review: issue", "review: L1", "review: ms"]]
+    for launch in fused(launches):
+        if launch["gpu"] == "H200" and launch["shape"] == "A":
+            clocks = [f"{count:,.0f}" for count in launch["clocks per K step"].values()]
+            rows.append([title(launch), *clocks, launch["bound_by"], digits(launch["milliseconds"])])
+            rows[-1] += REVIEW[title(launch)]
+    return markdown(rows)
+
+
+def milliseconds(launches):
+    """The times of each shape, and what bounds them."""
+    names = list(dict.fromkeys(launch["shape"] for launch in launches))
+    rows = [["shape", "kernel", *GPUS]]
+    for shape in names:
+        of_shape = [launch for launch in launches if launch["shape"] == shape]
+        for kernel in dict.fromkeys(map(title, of_shape)):
+            rows.append([shape, kernel, *(_time(of_shape, kernel, gpu) for gpu in GPUS)])
+        rows.append([shape, "all", *(_time(of_shape, None, gpu) for gpu in GPUS)])
+    return markdown(rows)
+
+
+def _time(launches, kernel, gpu):
+    chosen = [one for one in launches if one["gpu"] == gpu and kernel in (None, title(one))]
+    time = digits(sum(launch["milliseconds"] for launch in chosen))
+    bounds = dict.fromkeys(launch["bound_by"] for launch in chosen)
+    return time if kernel in (None, SORT) else f"{time} ({', '.join(bounds)})"
+
+
+def by_architecture(launches):
+    rows = [["architecture", "kernel", "resident warps", "limited by", "issue", "L1", "tensor", "bound by"]]
+    for launch in fused(launches):
+        if launch["shape"] == "A":
+            clocks = launch["clocks per K step"]
+            slowest = max(clocks, key=clocks.get)
+            row = [launch["architecture"], f"`{launch['kernel']}`", str(launch["resident warps"])]
+            row += [launch["occupancy limited by"], *(f"{count:,.0f}" for count in clocks.values()), slowest]
+            rows.append(row)
+    return markdown(rows)
+
+
+def fused(launches):
+    return [launch for launch in launches if "clocks per K step" in launch]
+
+
+def details(launches):
+    """All shapes, as the results page has them."""
+    head = ["shape", "kernel", "blocks", "resident warps", "limited by", "issue", "L1", "tensor", "main loop, issued"]
+    for gpu in dict.fromkeys(launch["gpu"] for launch in launches):
+        chosen = [launch for launch in fused(launches) if launch["gpu"] == gpu]
+        rows = [[*head, "ms", "bound by"]]
+        for launch in chosen:
+            row = [launch["shape"], f"`{launch['kernel']}`", str(launch["grid"]), str(launch["resident warps"])]
+            row += [launch["occupancy limited by"]]
+            row += [f"{count:,.0f}" for count in launch["clocks per K step"].values()]
+            row += [f"{launch['main loop, instructions per K step']:,.0f}"]
+            rows.append([*row, digits(launch["milliseconds"]), launch["bound_by"]])
+        yield f"### {chosen[0]['architecture']}, {gpu}\n\n{markdown(rows)}"
+
+
+def replace_tables(page, named):
+    """The text of a page with new tables between its markers `<!-- name -->` and `<!-- end of name -->`."""
+    for name, table in named.items():
+        before, begin, rest = page.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition(f"<!-- end of {name} -->")
+        if not end:
+            raise ValueError(f"the page has no markers of {name!r}")
+        page = f"{before}{begin}\n{table}\n\n{end}{after}"
+    return page

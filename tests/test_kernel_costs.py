@@ -1,0 +1,170 @@
+"""The cost model of the fused kernels: reading machine code, how often it runs, occupancy, and the generated tables."""
+
+import json
+from collections import defaultdict
+
+import pytest
+
+from benchmarks.readers import device_code, executed_sass, sass
+from benchmarks.readers.devices import DEVICES, occupancy
+from benchmarks.reports import kernel_costs
+from benchmarks.reports.report import RESULTS
+from tests.helpers.pages import ROOT
+
+pytestmark = pytest.mark.platforms("cpu")
+
+# A loop over tiles around a loop with a product, in which lanes diverge. ptxas has unrolled the inner loop once, has
+# moved the address of the store before the outer loop, and calls a subroutine there.
+CODE = """
+.text.kernel:
+\t//## File ".nv_debug_ptx_txt", line 10
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+\t//## File ".nv_debug_ptx_txt", line 90
+        /*0010*/                   IMAD.WIDE R2, R3, 0x4, R8 ;
+        /*0020*/                   CALL.REL.NOINC `($divide) ;
+.L_x_0:
+\t//## File ".nv_debug_ptx_txt", line 20
+        /*0030*/                   BSSY B0, `(.L_x_2) ;
+.L_x_1:
+\t//## File ".nv_debug_ptx_txt", line 30
+        /*0040*/                   HMMA.16816.F32.BF16 R4, R8, R10, R4 ;
+        /*0050*/                   FADD R5, R5, R6 ;
+\t//## File ".nv_debug_ptx_txt", line 40
+        /*0060*/              @!P2 BRA `(.L_x_3) ;
+\t//## File ".nv_debug_ptx_txt", line 50
+        /*0070*/                   LDG.E R7, desc[UR4][R2.64] ;
+        /*0080*/                   IADD3 R7, R7, 0x1, RZ ;
+.L_x_3:
+\t//## File ".nv_debug_ptx_txt", line 30
+        /*0090*/                   HMMA.16816.F32.BF16 R4, R8, R10, R4 ;
+\t//## File ".nv_debug_ptx_txt", line 60
+        /*00a0*/                   BRA P0, `(.L_x_1) ;
+.L_x_2:
+        /*00b0*/                   BSYNC B0 ;
+\t//## File ".nv_debug_ptx_txt", line 90
+        /*00c0*/                   STG.E desc[UR4][R2.64], R7 ;
+\t//## File ".nv_debug_ptx_txt", line 95
+        /*00d0*/               @P1 BRA `(.L_x_0) ;
+        /*00e0*/                   EXIT ;
+$divide:
+        /*00f0*/                   MUFU.RCP R0, R7 ;
+        /*0100*/                   RET.REL.NODEC R20 `(kernel) ;
+.L_x_9:
+"""
+# Line: opcode and executions, by 2 warps with 5 tiles each, 8 products per tile, and a load after every fourth.
+PTX = {
+    10: ("ld.param.u64", 2),
+    20: ("mov.u32", 10),
+    30: ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", 80),
+    40: ("setp.ne.s32", 40),
+    50: ("ld.global.nc.u32", 20),
+    60: ("bra", 40),
+    90: ("st.global.u32", 10),
+    95: ("bra", 10),
+}
+
+
+@pytest.fixture
+def blocks():
+    return sass.functions(CODE)["kernel"]
+
+
+def test_blocks_and_their_edges(blocks):
+    assert [block.successors for block in blocks] == [(1,), (2,), (4, 3), (4,), (2, 5), (1, 6), (), ()]
+    assert [block.callee for block in blocks] == [7] + 7 * [None]
+    assert blocks[3].instructions[0] == sass.Instruction("LDG.E", "R7, desc[UR4][R2.64]", False, 50)
+    assert blocks[2].instructions[-1].is_predicated
+
+
+def test_loops_from_the_outermost_to_the_innermost(blocks):
+    assert list(sass.loops(blocks, {2, 4})) == [{1, 2, 3, 4, 5}, {2, 3, 4}]
+    assert list(sass.loops(blocks, {0})) == []
+
+
+def test_executions_of_blocks(blocks):
+    """An unrolled product runs half as often in each copy; a moved instruction and a subroutine run as their block."""
+    found = executed_sass.block_executions(blocks, PTX, warps=2)
+    assert found == pytest.approx([2, 10, 40, 20, 40, 10, 2, 2])
+
+
+def test_executions_without_an_instruction_of_the_ptx(blocks):
+    """Flow alone determines the block of the load, if its own PTX is unknown."""
+    known = {line: found for line, found in PTX.items() if line != 20}
+    assert executed_sass.block_executions(blocks, known, warps=2)[1] == pytest.approx(10)
+
+
+def test_instructions_of_ptx():
+    text = """
+.visible .entry _Zkernel(
+\t.param .u64 a
+)
+{
+\t.reg .pred \t%p<2>;
+\tld.param.u64 \t%rd1, [a];
+$L__BB0_1:
+\t.loc\t1 23 5
+\t@%p1 bra \t$L__BB0_1;
+\t// begin inline asm
+\t{
+  .reg .pred valid;
+  @valid ld.global.nc.v4.u32 {%r1, %r2, %r3, %r4}, [%rd1];
+}
+\t// end inline asm
+\tret;
+}
+.entry other()
+{
+\tret;
+}
+"""
+    assert device_code.ptx_instructions(text) == {
+        "_Zkernel": [(7, "ld.param.u64"), (10, "bra"), (14, "ld.global.nc.v4.u32"), (17, "ret")],
+        "other": [(21, "ret")],
+    }
+
+
+@pytest.mark.parametrize(
+    ("architecture", "registers", "shared", "threads", "expected"),
+    [
+        # The forward with 128 features of commit 75c2dcc. The review found that an A100 has one block of 4 warps.
+        ("sm_80", 226, 87040, 128, (1, 4, "shared memory")),
+        ("sm_90", 232, 87040, 128, (2, 8, "registers")),
+        ("sm_120", 232, 87040, 128, (1, 4, "shared memory")),
+        ("sm_90", 32, 0, 256, (8, 64, "registers")),
+        ("sm_90", 33, 0, 256, (6, 48, "registers")),  # 40 registers each, because warps get units of 256
+        ("sm_89", 16, 0, 256, (6, 48, "warps")),
+        ("sm_86", 16, 0, 32, (16, 16, "blocks")),
+    ],
+)
+def test_occupancy(architecture, registers, shared, threads, expected):
+    assert occupancy(DEVICES[architecture], registers, shared, threads) == expected
+
+
+def test_rates_of_tensor_cores():
+    stage = 128 * 128 * 64 // (16 * 8 * 16)
+    assert stage * DEVICES["sm_80"].clocks("bf16") == 1024
+    assert stage * DEVICES["sm_90"].clocks("f16") == pytest.approx(825, abs=1)  # as in the review
+    assert 2 * stage * DEVICES["sm_120"].clocks("tf32") == 2 * stage * DEVICES["sm_120"].clocks("bf16")
+
+
+def newest_results():
+    return json.loads(max(RESULTS.glob("*-machine-code.json")).read_text())
+
+
+def test_performance_page_has_the_tables_of_the_results():
+    page = (ROOT / "docs" / "performance.md").read_text()
+    tables = kernel_costs.tables(newest_results()["launches"])
+    assert kernel_costs.replace_tables(page, tables) == page
+    with pytest.raises(ValueError, match="no markers of 'costs beside the review'"):
+        kernel_costs.replace_tables("", tables)
+
+
+def test_results_cover_all_launches():
+    launches = newest_results()["launches"]
+    kernels = defaultdict(set)
+    for launch in launches:
+        assert launch["batch"] == 16
+        assert launch["milliseconds"] == launch["bounds"][launch["bound_by"]] == max(launch["bounds"].values())
+        kernels[launch["architecture"], launch["gpu"], launch["shape"]].add(kernel_costs.title(launch))
+    assert set(kernels) == {(name, device.gpu, shape) for name, device in DEVICES.items() for shape in "ABCD"}
+    assert all(found == {*kernel_costs.CALLS.values(), kernel_costs.SORT} for found in kernels.values())
