@@ -68,6 +68,21 @@ def test_conv_fused_tiles(tile, name, dtype, monkeypatch):
     conv_fused.check_values(case, dtype, conv_fused.cast(case, dtype))
 
 
+@pytest.fixture
+def one_resident_block(set_max_shared_bytes):
+    """Only one block of a forward's tile fits an SM, as on sm_86, sm_89 and sm_120."""
+    set_max_shared_bytes(99 << 10)
+    yield
+    set_max_shared_bytes(227 << 10)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["ragged_strip_and_tile", "2_groups_3_offset_groups"])
+@pytest.mark.parametrize("tile", [64, 256])  # 256 features do not fit, so that tiles of 128 are launched
+def test_conv_fused_tiles_of_8_warps(tile, name, dtype, one_resident_block, monkeypatch):
+    test_conv_fused_tiles(tile, name, dtype, monkeypatch)
+
+
 @pytest.mark.parametrize("name", ["ragged_strip_and_tile_back", "several_tiles_of_channels_back", "torus_back"])
 @pytest.mark.parametrize("taps", [2, 5])
 def test_conv_fused_taps_of_a_block(taps, name, monkeypatch):
