@@ -29,8 +29,8 @@ template <int kFeatures, int kWarps>
 using ForwardShape =
     TileShape<kTilePixels, kFeatures, kFeatures / kWarps == 32 ? 64 : 32, kFeatures / kWarps == 8 ? 32 : 64>;
 
-// Tiles of 64 and 128 features have 4 warps where more than one block is resident per SM, else 8. Warp tiles of 8 warps
-// are smaller, so that ldmatrix reads a third or half more shared memory for the same products.
+// Tiles of 64 and 128 features have 4 warps where two or more blocks are resident per SM, otherwise 8: the warp tiles
+// of 8 warps are smaller, so that ldmatrix reads a third (64 features) or half (128) more shared memory.
 template <int kFeatures, int kWarps>
 struct ForwardTile : ForwardShape<kFeatures, kWarps> {
   using Shape = ForwardShape<kFeatures, kWarps>;
@@ -44,10 +44,9 @@ struct ForwardTile : ForwardShape<kFeatures, kWarps> {
                 "each pass must multiply pairs of column fragments");
 };
 
+// The taps whose corners are stored at once: as many as leave shared memory under a step of the carve-out.
 template <int kFeatures>
-constexpr int kCornerTaps = kFeatures == 256   ? 9
-                            : kFeatures == 128 ? 5
-                                               : 3;  // taps whose corners are stored
+constexpr int kCornerTaps = 2 * (kFeatures / 64) + 1;
 
 template <int kFeatures>
 struct Shared {
@@ -297,7 +296,8 @@ const char* LaunchForward(const Device& device, const Sizes& sizes, const Positi
       static_cast<const T*>(weight), static_cast<const float*>(bias), y);
 }
 
-// Launches tiles of at most `tile_features`, narrower ones where the device has too little shared memory for them.
+// Launches tiles of at most `tile_features`, narrower ones where the device has too little shared memory for them, and
+// with the warps that ForwardTile describes.
 template <typename T, int kFeatures, typename... Arguments>
 const char* LaunchWidest(int32_t tile_features, size_t sm_shared_bytes, Arguments... arguments) {
   const int blocks = ResidentBlocks(sizeof(Shared<kFeatures>), sm_shared_bytes);

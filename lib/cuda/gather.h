@@ -85,9 +85,11 @@ class CornerLoads {
     const Vector<int32_t, 2> left = corners.left[i];
     const bool is_read = is_valid && left.value[1] >= 0;
     const int64_t right_bytes = int64_t{left.value[0] < 0 ? far_right : 1} * pixel_bytes;
-    const int32_t pixel[2] = {left.value[0] & ~kRightIsFar, left.value[1]};
+    // Unsigned, because the compiler takes several instructions for a product of numbers of which it knows that only
+    // one has no sign.
+    const uint32_t pixel[2] = {uint32_t(left.value[0] & ~kRightIsFar), uint32_t(left.value[1])};
     for (int row = 0; row < 2; ++row) {
-      const auto* first = reinterpret_cast<const void*>(uintptr_t(x) + int64_t{pixel[row]} * pixel_bytes);
+      const auto* first = reinterpret_cast<const void*>(uintptr_t(x) + uint64_t{pixel[row]} * uint32_t(pixel_bytes));
       words_[2 * row] = load_global_or_zeros(first, 0, is_read);
       words_[2 * row + 1] = load_global_or_zeros(first, right_bytes, is_read);
     }

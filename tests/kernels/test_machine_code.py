@@ -1,5 +1,6 @@
 """Properties of the compiled CUDA kernels, read from the SASS of the built module: registers, spills, vector loads."""
 
+import functools
 import re
 
 import pytest
@@ -16,6 +17,7 @@ pytestmark = [
     pytest.mark.platforms("cpu"),
 ]
 
+read_kernels = functools.cache(machine_code.kernels)
 ARCHITECTURES = machine_code.architectures() if machine_code.missing() is None else ()
 BYTES = {"half": 2, "bfloat16": 2, "float": 4, "double": 8}
 MAX_REGISTERS = 128  # allows two resident blocks of 256 threads per SM; float64 kernels are exempt
@@ -23,7 +25,7 @@ MAX_REGISTERS = 128  # allows two resident blocks of 256 threads per SM; float64
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def kernels(request):
-    found = machine_code.kernels(request.param)
+    found = read_kernels(request.param)
     assert {kernel.source for kernel in found} == {path.name for path in (build.LIB / "cuda").glob("*.cu")}
     return found
 
@@ -60,12 +62,10 @@ def test_an_sm_has_enough_warps_of_every_fused_kernel(sm):
     if not runs:
         pytest.skip(f"jax_dcn was built without machine code for {sm}")
     most = {}
-    for kernel in fused(machine_code.kernels(runs[-1])):
+    for kernel in fused(read_kernels(runs[-1])):
         name, dtype, columns, *warps = re.findall(r"\w+", kernel.name)
-        blocks = extension.modules["cuda"].fused_blocks[name]
-        [(block_warps, shared_bytes)] = [
-            b[1:] for b in blocks if [str(n) for n in b][: 1 + len(warps)] == [columns, *warps]
-        ]
+        blocks = [b for b in extension.modules["cuda"].fused_blocks[name] if b[0] == int(columns)]
+        [(_, block_warps, shared_bytes)] = [b for b in blocks if not warps or b[1] == int(*warps)]
         assert shared_bytes <= DEVICES["sm_80"].shared_bytes - RESERVED_SHARED
         tile = name, dtype, int(columns)
         found = occupancy(DEVICES[sm], kernel.registers, kernel.shared + shared_bytes, block_warps * WARP)
