@@ -20,11 +20,11 @@ pytestmark = [
 # Machine instructions of all warps of a block per K step (kernel_costs says what that is), for shape A with batch 1:
 # 3% more than on 2026-11-22. A change that needs more must say why it is worth its time, and raise the budget.
 BUDGETS = {
-    "FusedForwardKernel<bfloat16, 128, 4>": {"sm_80": 5757, "sm_90": 6474},
-    "FusedForwardKernel<bfloat16, 128, 8>": {"sm_120": 9999},
-    "FusedInputCotangentKernel<bfloat16, 128>": {"sm_80": 9680, "sm_90": 10231, "sm_120": 10597},
-    "FusedOffsetCotangentKernel<bfloat16, 128>": {"sm_80": 8667, "sm_90": 8833, "sm_120": 9048},
-    "FusedWeightCotangentKernel<bfloat16, 128>": {"sm_80": 6399, "sm_90": 6733, "sm_120": 7095},
+    "FusedForwardKernel<bfloat16, 128, 4>": {"sm_80": 5629, "sm_90": 6044},
+    "FusedForwardKernel<bfloat16, 128, 8>": {"sm_120": 7334},
+    "FusedInputCotangentKernel<bfloat16, 128>": {"sm_80": 9640, "sm_90": 10191, "sm_120": 10556},
+    "FusedOffsetCotangentKernel<bfloat16, 128>": {"sm_80": 8634, "sm_90": 8809, "sm_120": 9015},
+    "FusedWeightCotangentKernel<bfloat16, 128>": {"sm_80": 6308, "sm_90": 6642, "sm_120": 7003},
 }
 LINKER_NAME = "bfloat16Li128"  # a part of those of the kernels above
 

@@ -11,7 +11,7 @@ namespace ptx {
 namespace {
 
 constexpr uint64_t kLineBytes = 128;  // of the L1 cache
-constexpr int kPoison = 0xff;  // of memory that was not written: NaN, or -1
+constexpr int kPoison = 0xff;         // of memory that was not written: NaN, or -1
 
 uint32_t last_epoch = Cell::kFirstEpoch;
 
