@@ -152,9 +152,10 @@ class CallBuilder {
     type_ = Accumulator(type_);
     OffsetAndOrigin(type_);
     Argument(type_, ColumnsShape());
-    Argument(type_, ImageShape(images_), Role::kInPlace);
+    const int64_t images_of_x = Sum(images_, Size(2));
+    Argument(type_, ImageShape(images_of_x), Role::kInPlace);
     OptionalMask(type_);
-    Result(type_, ImageShape(images_), Role::kInPlace);
+    Result(type_, ImageShape(images_of_x), Role::kInPlace);
     const int64_t samples = Product({2, rows_, columns_, taps_});
     const int64_t cells = Product({Sum(height_, 1), Sum(width_, 1)});
     const int64_t workspace = Product({images_, offset_groups_, Sum(samples, Sum(cells, 1))});

@@ -51,7 +51,7 @@ def offset_cotangent(
 
 
 def input_cotangent(sampling: Sampling, d_columns: jax.Array, d_x: jax.Array, *, workspace_size: int) -> jax.Array:
-    """`d_x` [n, H, W, Cin] with the contribution of these samples added in place."""
+    """`d_x` [N, H, W, Cin], N >= n, with the contribution of these samples added in place."""
     d_x, _ = _call(
         "dcn_input_cotangent",
         *(*_positions(sampling), d_columns, d_x),
