@@ -29,6 +29,34 @@ struct FusedLimits {
   static constexpr int64_t kMarginVectors = 16;    // added to the vectors of each tap, so that K indices fit in int32
 };
 
+// A thread block of a fused kernel, by which tests and cost models compute the occupancy of an SM.
+struct FusedBlock {
+  int64_t tile_columns;  // N of the block tile
+  int64_t warps;
+  int64_t shared_bytes;  // dynamic
+
+  constexpr bool operator==(const FusedBlock& other) const {
+    return tile_columns == other.tile_columns && warps == other.warps && shared_bytes == other.shared_bytes;
+  }
+};
+
+// The thread blocks of all fused kernels. Each kernel's file checks its own, and the module exports them to Python.
+struct FusedBlocks {
+  static constexpr FusedBlock kForward[] = {
+      {64, 4, 59392}, {64, 8, 59392}, {128, 4, 81920}, {128, 8, 81920}, {256, 8, 126976}};
+  static constexpr FusedBlock kInputCotangent[] = {{64, 8, 49696}, {128, 8, 66080}};
+  static constexpr FusedBlock kOffsetCotangent[] = {{64, 8, 62000}, {128, 8, 78384}};
+  static constexpr FusedBlock kWeightCotangent[] = {{64, 8, 52784}, {128, 8, 69168}};
+
+  template <size_t kSize>
+  static constexpr bool Contain(const FusedBlock (&blocks)[kSize], FusedBlock block) {
+    for (const FusedBlock& listed : blocks) {
+      if (listed == block) return true;
+    }
+    return false;
+  }
+};
+
 struct Product {
   int64_t features, groups;  // channels of the output; feature groups
 

@@ -114,8 +114,9 @@ __global__ void OrderKernel(Entries entries, const int32_t* row_start, const int
 template <typename Entries, typename Value>
 const char* SortByRow(const Device& device, const Entries& entries, const CsrTables<Value>& csr, int64_t table_stride) {
   const int64_t blocks = BlocksFor(entries.work_items());
+  const size_t row_start_bytes = csr.tables * (csr.rows + 1) * sizeof(int32_t);
   const char* failure =
-      Failure(cudaMemsetAsync(csr.row_start, 0, csr.tables * (csr.rows + 1) * sizeof(int32_t), device.stream));
+      row_start_bytes > 0 ? Failure(cudaMemsetAsync(csr.row_start, 0, row_start_bytes, device.stream)) : nullptr;
   if (!failure) failure = Launch<HistogramKernel<Entries>>(device, blocks, entries, csr.row_start);
   if (!failure) failure = Launch<ScanKernel>(device, csr.tables, csr.tables, csr.rows, table_stride, csr.row_start);
   if (!failure) failure = Launch<ScatterKernel<Entries>>(device, blocks, entries, csr.row_start, csr.unordered);

@@ -191,7 +191,6 @@ int64_t WorkspaceSize(const Sizes& sizes) {
 
 const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                            const void* d_columns, void* d_x, int32_t* workspace) {
-  if (sizes.images == 0) return nullptr;
   const CsrTables<int32_t> samples = SamplesByCell(sizes, workspace);
   return DispatchAccumulator(dtype, [&](auto tag) {
     using A = decltype(tag);

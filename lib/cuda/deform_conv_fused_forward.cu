@@ -25,14 +25,16 @@ namespace {
 
 static_assert(kTilePixels == FusedLimits::kTilePixels && kChunkBytes == FusedLimits::kVectorBytes);
 
-template <int kFeatures>
-using ForwardShape = TileShape<kTilePixels, kFeatures, kFeatures == 64 ? 32 : 64, 64>;
+template <int kFeatures, int kWarps>
+using ForwardShape =
+    TileShape<kTilePixels, kFeatures, kFeatures / kWarps == 32 ? 64 : 32, kFeatures / kWarps == 8 ? 32 : 64>;
 
-template <int kFeatures>
-struct ForwardTile : ForwardShape<kFeatures> {
-  using Shape = ForwardShape<kFeatures>;
-  static constexpr int kResidentBlocks = kFeatures == 256 ? 1 : kFeatures == 128 ? 2 : 3;  // per SM
-  static constexpr int kCornerTaps = kFeatures == 256 ? 9 : kFeatures == 128 ? 5 : 3;  // taps whose corners are stored
+// Tiles of 64 and 128 features have 4 warps where two or more blocks are resident per SM, otherwise 8: the warp tiles
+// of 8 warps are smaller, so that ldmatrix reads a third (64 features) or half (128) more shared memory.
+template <int kFeatures, int kWarps>
+struct ForwardTile : ForwardShape<kFeatures, kWarps> {
+  using Shape = ForwardShape<kFeatures, kWarps>;
+  static constexpr int kResidentBlocks = kWarps == 8 ? 1 : kFeatures == 128 ? 2 : 3;  // per SM
   static constexpr int kSamples = kTilePixels / Shape::kRowsPerLoad;  // chunks of a stage that a thread samples
   // An mma step is computed in passes, one for each chunk that a thread samples meanwhile.
   static constexpr int kPasses = kSamples / kSliceSteps, kPassFragments = Shape::kFragmentsN / kPasses;
@@ -42,14 +44,16 @@ struct ForwardTile : ForwardShape<kFeatures> {
                 "each pass must multiply pairs of column fragments");
 };
 
+// The taps whose corners are stored at once: as many as leave shared memory under a step of the carve-out.
+template <int kFeatures>
+constexpr int kCornerTaps = 2 * (kFeatures / 64) + 1;
+
 template <int kFeatures>
 struct Shared {
-  using Tile = ForwardTile<kFeatures>;
-
   struct {
-    uint4 samples[Tile::kChunksOfA], weight[Tile::kChunksOfB];
+    uint4 samples[kTilePixels * kSliceChunks], weight[kFeatures * kSliceChunks];
   } stages[kStages];
-  Corners corners[Tile::kCornerTaps * kTilePixels];
+  CornerTable<kCornerTaps<kFeatures> * kTilePixels> corners;
   int64_t pixels[kTilePixels];  // of the output; -1 past the end
 };
 
@@ -57,7 +61,7 @@ struct Shared {
 struct Call {
   Sizes sizes;
   Positions positions;
-  int32_t pixel_bytes;  // of x
+  int32_t pixel_bytes, far_right;  // of x; see FarRight
   int32_t group_channels, offset_group_channels;
   int32_t taps, corner_taps;  // corner_taps: whose corners are stored at once
   int32_t features, group_features, groups;
@@ -143,11 +147,11 @@ class KSlices {
 };
 
 // One block per kTilePixels pixels of the output × kFeatures features of a group.
-template <typename T, int kFeatures>
-__global__ void __launch_bounds__(ForwardTile<kFeatures>::kThreads, ForwardTile<kFeatures>::kResidentBlocks)
+template <typename T, int kFeatures, int kWarps>
+__global__ void __launch_bounds__(kWarps* kWarp, ForwardTile<kFeatures, kWarps>::kResidentBlocks)
     FusedForwardKernel(Call call, const T* __restrict__ x, const T* __restrict__ weight, const float* __restrict__ bias,
                        void* y) {
-  using Tile = ForwardTile<kFeatures>;
+  using Tile = ForwardTile<kFeatures, kWarps>;
   using Accumulators = WarpTile<T, Tile>;
   constexpr int kRowsPerLoad = Tile::kRowsPerLoad, kThreads = Tile::kThreads;
   auto& shared = *reinterpret_cast<Shared<kFeatures>*>(dynamic_shared);
@@ -171,8 +175,8 @@ __global__ void __launch_bounds__(ForwardTile<kFeatures>::kThreads, ForwardTile<
       const int64_t p = shared.pixels[thread % kTilePixels];
       for (int k = thread / kTilePixels; k < slices.num_taps(); k += kThreads / kTilePixels) {
         const int32_t tap = slices.first_tap() + k;
-        const Corners corners = FindCorners(call.sizes, call.positions, p, slices.offset_group(), tap);
-        shared.corners[k * kTilePixels + thread % kTilePixels] = corners;
+        shared.corners.Store(k * kTilePixels + thread % kTilePixels,
+                             FindCorners(call.sizes, call.positions, p, slices.offset_group(), tap));
       }
       __syncthreads();
     };
@@ -187,8 +191,8 @@ __global__ void __launch_bounds__(ForwardTile<kFeatures>::kThreads, ForwardTile<
       }
     };
     auto load_corners = [&](const auto& from, int i) {
-      return CornerLoads<T>(shared.corners[from.tap * kTilePixels + row + i * kRowsPerLoad], x + from.channel,
-                            call.pixel_bytes, from.is_valid);
+      return CornerLoads<T>(shared.corners, from.tap * kTilePixels + row + i * kRowsPerLoad, x + from.channel,
+                            call.pixel_bytes, call.far_right, from.is_valid);
     };
     auto store_samples = [&](int stage, int i, const CornerLoads<T>& loads, int zero_dependency) {
       shared.stages[stage].samples[stored_at + i * kRowsPerLoad * kSliceChunks] = loads.Blend(zero_dependency);
@@ -214,6 +218,7 @@ __global__ void __launch_bounds__(ForwardTile<kFeatures>::kThreads, ForwardTile<
       if (needs_corners) find_corners();
       const auto from = slices.ChunkAt(chunk);
       load_weight(1 - stage, from);
+      __syncwarp();  // lanes that loaded other chunks may have diverged
 #pragma unroll
       for (int step = 0; step < kSliceSteps; ++step) {
         typename Accumulators::FragmentsOfA a = {};
@@ -253,24 +258,31 @@ __global__ void __launch_bounds__(ForwardTile<kFeatures>::kThreads, ForwardTile<
   }
 }
 
-template <typename T, int kFeatures>
+template <typename T, int kFeatures, int kWarps>
 const char* LaunchForward(const Device& device, const Sizes& sizes, const Positions& positions, const Product& product,
                           bool is_y_float, const void* x, const void* weight, const void* bias, void* y) {
-  using Tile = ForwardTile<kFeatures>;
+  using Tile = ForwardTile<kFeatures, kWarps>;
+  constexpr int kResidentBlocks = Tile::kResidentBlocks;
   constexpr size_t kSharedBytes = sizeof(Shared<kFeatures>);
-  constexpr size_t kL1CarveOut = 196 << 10;  // leaves an H100's L1 cache 60 of 256 KB
-  static_assert(ResidentBlocks(kSharedBytes, kL1CarveOut - kReservedSharedBytes) >= Tile::kResidentBlocks);
-  static_assert(kSharedBytes <= kMaxSharedBytesSm80 && kSharedBytes <= kMaxSharedBytesSm90);
-  static_assert(kFeatures == 256 || kSharedBytes <= kMaxSharedBytesSm86, "narrower tiles must fit every GPU");
+  constexpr size_t kCarveOut = (kFeatures == 256 ? 132 : kFeatures == 128 ? 164 : 196) << 10;  // of an H100's 256 KiB
+  static_assert(FusedBlocks::Contain(FusedBlocks::kForward, {kFeatures, kWarps, kSharedBytes}));
+  static_assert(kResidentBlocks * (kSharedBytes + kReservedSharedBytes) <= kCarveOut);
+  if constexpr (kFeatures == 256 || kWarps == 4) {
+    static_assert(FitsSm(kSmSharedBytesSm80, kSharedBytes, kResidentBlocks, kWarps));
+    static_assert(FitsSm(kSmSharedBytesSm90, kSharedBytes, kResidentBlocks, kWarps));
+  } else {
+    static_assert(FitsSm(kSmSharedBytesSm86, kSharedBytes, kResidentBlocks, kWarps));
+  }
 
   Call call = {};
   call.sizes = sizes;
   call.positions = positions;
   call.pixel_bytes = int32_t(sizes.channels * sizeof(T));
+  call.far_right = FarRight(sizes);
   call.group_channels = int32_t(sizes.channels / product.groups);
   call.offset_group_channels = int32_t(sizes.group_channels());
   call.taps = sizes.taps();
-  const int32_t rounds = (call.taps + Tile::kCornerTaps - 1) / Tile::kCornerTaps;
+  const int32_t rounds = (call.taps + kCornerTaps<kFeatures> - 1) / kCornerTaps<kFeatures>;
   call.corner_taps = (call.taps + rounds - 1) / rounds;
   call.features = int32_t(product.features);
   call.group_features = int32_t(product.group_features());
@@ -279,20 +291,25 @@ const char* LaunchForward(const Device& device, const Sizes& sizes, const Positi
   call.weight_row = int64_t{call.taps} * call.group_channels;
   call.blocks = (sizes.pixels() + kTilePixels - 1) / kTilePixels * call.groups * call.feature_tiles;
   call.is_y_float = is_y_float;
-  return Launch<FusedForwardKernel<T, kFeatures>>(device, {call.blocks, Tile::kThreads, kSharedBytes}, call,
-                                                  static_cast<const T*>(x), static_cast<const T*>(weight),
-                                                  static_cast<const float*>(bias), y);
+  return Launch<FusedForwardKernel<T, kFeatures, kWarps>>(
+      device, {call.blocks, Tile::kThreads, kSharedBytes, kResidentBlocks}, call, static_cast<const T*>(x),
+      static_cast<const T*>(weight), static_cast<const float*>(bias), y);
 }
 
-// Launches tiles of at most `tile_features`, narrower ones where the device has too little shared memory for them.
+// Launches tiles of at most `tile_features`, narrower ones where the device has too little shared memory for them, and
+// with the warps that ForwardTile describes.
 template <typename T, int kFeatures, typename... Arguments>
-const char* LaunchWidest(int32_t tile_features, size_t max_shared_bytes, Arguments... arguments) {
+const char* LaunchWidest(int32_t tile_features, size_t sm_shared_bytes, Arguments... arguments) {
+  const int blocks = ResidentBlocks(sizeof(Shared<kFeatures>), sm_shared_bytes);
   if constexpr (kFeatures > 64) {
-    if (tile_features < kFeatures || sizeof(Shared<kFeatures>) > max_shared_bytes) {
-      return LaunchWidest<T, kFeatures / 2>(tile_features, max_shared_bytes, arguments...);
+    if (tile_features < kFeatures || blocks == 0) {
+      return LaunchWidest<T, kFeatures / 2>(tile_features, sm_shared_bytes, arguments...);
     }
   }
-  return LaunchForward<T, kFeatures>(arguments...);
+  if constexpr (kFeatures < 256) {
+    if (blocks > 1) return LaunchForward<T, kFeatures, 4>(arguments...);
+  }
+  return LaunchForward<T, kFeatures, 8>(arguments...);
 }
 
 }  // namespace
@@ -301,7 +318,7 @@ const char* FusedForward(Device& device, DType dtype, const Sizes& sizes, const 
                          const Product& product, int32_t tile_features, bool is_y_float, const void* x,
                          const void* weight, const void* bias, void* y) {
   return DispatchTensorCoreType(dtype, [&](auto tag) {
-    return LaunchWidest<decltype(tag), 256>(tile_features, MaxSharedBytes(), device, sizes, positions, product,
+    return LaunchWidest<decltype(tag), 256>(tile_features, SmSharedBytes(), device, sizes, positions, product,
                                             is_y_float, x, weight, bias, y);
   });
 }

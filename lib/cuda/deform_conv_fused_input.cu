@@ -52,7 +52,6 @@ struct ContributionEntries {
 const char* BuildScatterLists(Device& device, const Sizes& sizes, const Positions& positions,
                               const ScatterLists& lists) {
   const int64_t tables = sizes.images * sizes.offset_groups * sizes.taps();
-  if (tables == 0) return nullptr;
   const CsrTables<Contribution> csr = {tables, sizes.height * sizes.width, lists.row_start, lists.contributions,
                                        lists.workspace};
   return SortByRow(device, ContributionEntries{sizes, positions}, csr, 4 * sizes.rows * sizes.columns);
@@ -90,9 +89,12 @@ struct Shared {
   struct {
     uint4 sums[Tile::kChunksOfA], weight[Tile::kChunksOfB];
   } stages[kStages];
-  int32_t pixels[kTilePixels];  // of x; -1 past the end
-  int32_t lists[kTilePixels];   // of the pixels' contributions by the first tap; -1 past the end
-  BlockTile block_tile;         // in shared memory, because the accumulators need the registers
+  // Both are -1 past the end. They share memory, so that two blocks fit the carve-out.
+  union {
+    int32_t lists[kTilePixels];   // in the main loop: of the pixels' contributions by the first tap
+    int32_t pixels[kTilePixels];  // in the epilogue: of x
+  };
+  BlockTile block_tile;  // in shared memory, because the accumulators need the registers
 };
 
 // The sum over a list of contributions, for 16 bytes of features of d_y.
@@ -139,7 +141,6 @@ __global__ void __launch_bounds__(CotangentTile<kChannels>::kThreads, kCotangent
       const int32_t i = block_tile.first_pixel + thread;
       const bool is_valid = i < call.pixels;
       const int32_t first_list = (i / call.image_pixels * call.offset_groups + block_tile.offset_group) * call.taps;
-      shared.pixels[thread] = is_valid ? PixelInStrips(call.height, call.width, i) : -1;
       shared.lists[thread] = is_valid ? first_list * (call.image_pixels + 1) + i % call.image_pixels : -1;
     }
     __syncthreads();
@@ -182,6 +183,11 @@ __global__ void __launch_bounds__(CotangentTile<kChannels>::kThreads, kCotangent
       if (slice + 1 < slices) load_stage(slice + 1);
       tile.MultiplyStage(shared.stages[slice % kStages].sums, shared.stages[slice % kStages].weight);
     }
+    if (thread < kTilePixels) {
+      const int32_t i = block_tile.first_pixel + thread;
+      shared.pixels[thread] = i < call.pixels ? PixelInStrips(call.height, call.width, i) : -1;
+    }
+    __syncthreads();
     tile.ForEachPair(block_tile.channels.first, [&](int pixel, int32_t channel, float first, float second) {
       const int64_t q = shared.pixels[pixel];
       if (q < 0 || channel >= block_tile.channels.first + block_tile.channels.count) return;
@@ -194,7 +200,9 @@ __global__ void __launch_bounds__(CotangentTile<kChannels>::kThreads, kCotangent
 template <typename T, int kChannels>
 const char* LaunchInputCotangent(const Device& device, const Sizes& sizes, const Product& product,
                                  const ScatterLists& lists, const void* weight, const void* d_y, void* d_x) {
-  CheckCotangentSharedBytes<sizeof(Shared<kChannels>)>();
+  static_assert(
+      FusedBlocks::Contain(FusedBlocks::kInputCotangent, {kChannels, kCotangentWarps, sizeof(Shared<kChannels>)}));
+  CheckCotangentBlock<kChannels, sizeof(Shared<kChannels>), 132>();
   Call call = {};
   call.segments = ChannelSegments(sizes, product, kChannels);
   call.height = int32_t(sizes.height);
@@ -209,7 +217,7 @@ const char* LaunchInputCotangent(const Device& device, const Sizes& sizes, const
   call.contributions = lists.contributions;
   call.blocks = (int64_t{call.pixels} + kTilePixels - 1) / kTilePixels * call.segments.tiles;
   return Launch<FusedInputCotangentKernel<T, kChannels>>(
-      device, {call.blocks, CotangentTile<kChannels>::kThreads, sizeof(Shared<kChannels>)}, call,
+      device, {call.blocks, CotangentTile<kChannels>::kThreads, sizeof(Shared<kChannels>), kCotangentBlocks}, call,
       static_cast<const T*>(weight), static_cast<const T*>(d_y), static_cast<T*>(d_x));
 }
 

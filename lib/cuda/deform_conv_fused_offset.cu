@@ -12,10 +12,10 @@
 #include "channel_segments.h"
 #include "deform_conv_fused.h"
 #include "device.h"
-#include "gather.h"
 #include "gemm.h"
 #include "launch.h"
 #include "pixel_strips.h"
+#include "positions.h"
 
 namespace dcn {
 namespace {
@@ -59,6 +59,26 @@ struct Iteration {
   __device__ bool is_first_of_tap() const { return tile == 0 && slice == 0; }
 };
 
+// The pixel indices of a sample's corners in x, counted over all images; -1 for a corner that is not read.
+struct alignas(16) CornerPixels {
+  int32_t pixel[4];
+};
+
+// No corner is read if `output_pixel` is -1. Callers assign the result to a local variable before they store it in
+// shared memory, because ThreadSanitizer misses writes made through return-value elision.
+__device__ CornerPixels FindCornerPixels(const Call& call, int64_t output_pixel, int64_t offset_group, int32_t tap) {
+  if (output_pixel < 0) return {{-1, -1, -1, -1}};
+  const int64_t sample_index = SampleIndex(call.sizes, output_pixel, offset_group, tap);
+  const int64_t first_row = output_pixel / call.sizes.columns / call.sizes.rows * call.sizes.height;
+  const BilinearCorners<float> sample =
+      LocateSample<float>(call.sizes, call.positions, output_pixel, sample_index, tap);
+  CornerPixels corners;
+  for (int corner = 0; corner < 4; ++corner) {
+    corners.pixel[corner] = sample.is_read(corner) ? int32_t(sample.pixel(corner, first_row, call.sizes.width)) : -1;
+  }
+  return corners;
+}
+
 template <int kChannels>
 struct Shared {
   using Tile = CotangentTile<kChannels>;
@@ -67,7 +87,7 @@ struct Shared {
     uint4 cotangent[Tile::kChunksOfA], weight[Tile::kChunksOfB];
   } stages[kStages];
   Iteration iterations[kStages];
-  Corners corners[2][kTilePixels];  // double-buffered by tap
+  CornerPixels corners[2][kTilePixels];  // double-buffered by tap
   // The dot products with the four corners, per warp that shares the rows; double-buffered by tap.
   float dots[2][Tile::kWarpsN][kTilePixels][4];
   int32_t pixels[kTilePixels];  // of the output; -1 past the end
@@ -81,7 +101,7 @@ __device__ int ChannelOfRow(int row) { return row % 8 / 2 * 8 + row / 8 * 2 + ro
 // Computes the dot products of the accumulators with the corner pixels over `count` channels from x on, and stores them
 // in `dots`, or adds them if `accumulate`. The four lanes that share a row add their partial sums.
 template <typename T, typename Tile>
-__device__ void StoreDots(const WarpTile<T, Tile>& tile, const Corners* corners, const T* x, int32_t count,
+__device__ void StoreDots(const WarpTile<T, Tile>& tile, const CornerPixels* corners, const T* x, int32_t count,
                           int32_t pixel_bytes, bool accumulate, float (&dots)[Tile::kWarpsN][kTilePixels][4]) {
   constexpr int kCornersInFlight = kChunkSize<T> / 4;  // so that four loads are in flight
   const int first_column = tile.first_column() + tile.lane() % 4 * 8;
@@ -148,8 +168,8 @@ __global__ void __launch_bounds__(CotangentTile<kChannels>::kThreads, kCotangent
       const ChannelTile channels = channels_of(iteration);
       auto& stage = shared.stages[iteration_index % kStages];
       if (iteration.is_first_of_tap() && thread < kTilePixels) {
-        const Corners corners =
-            FindCorners(call.sizes, call.positions, shared.pixels[thread], block_tile.offset_group, iteration.tap);
+        const CornerPixels corners =
+            FindCornerPixels(call, shared.pixels[thread], block_tile.offset_group, iteration.tap);
         shared.corners[iteration.tap % 2][thread] = corners;
       }
       const int32_t k = iteration.slice * kSliceChunks + chunk;
@@ -210,7 +230,9 @@ template <typename T, int kChannels>
 const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, const Positions& positions,
                                   const Product& product, int32_t block_taps, const void* x, const void* weight,
                                   const void* d_y, float* d_offset, float* d_mask) {
-  CheckCotangentSharedBytes<sizeof(Shared<kChannels>)>();
+  static_assert(
+      FusedBlocks::Contain(FusedBlocks::kOffsetCotangent, {kChannels, kCotangentWarps, sizeof(Shared<kChannels>)}));
+  CheckCotangentBlock<kChannels, sizeof(Shared<kChannels>), 164>();
   Call call = {};
   call.segments = ChannelSegments(sizes, product, kChannels);
   call.sizes = sizes;
@@ -227,7 +249,7 @@ const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, cons
   const int64_t pixel_tiles = (sizes.pixels() + kTilePixels - 1) / kTilePixels;
   call.blocks = pixel_tiles * sizes.offset_groups * ((call.taps + block_taps - 1) / block_taps);
   return Launch<FusedOffsetCotangentKernel<T, kChannels>>(
-      device, {call.blocks, CotangentTile<kChannels>::kThreads, sizeof(Shared<kChannels>)}, call,
+      device, {call.blocks, CotangentTile<kChannels>::kThreads, sizeof(Shared<kChannels>), kCotangentBlocks}, call,
       static_cast<const T*>(x), static_cast<const T*>(weight), static_cast<const T*>(d_y), d_offset, d_mask);
 }
 

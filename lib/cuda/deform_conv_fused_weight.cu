@@ -29,6 +29,7 @@ struct Call {
   Positions positions;
   int32_t pixels, rows, columns;  // output size; `pixels` counts all images
   int32_t split_pixels;           // of a split; the last may have fewer
+  int32_t far_right;              // see FarRight
   int32_t feature_tiles;          // of a group
   int32_t taps;
   int64_t blocks;
@@ -69,7 +70,7 @@ struct Shared {
   struct {
     uint4 samples[Tile::kChunksOfA], cotangent[Tile::kChunksOfB];
   } stages[kStages];
-  Corners corners[kStages][kSlicePixels];
+  CornerTable<kSlicePixels> corners[kStages];
   int32_t pixels[kStages][kSlicePixels];  // of the output; -1 past the end of the split
   BlockTile block_tile;                   // in shared memory, because the accumulators need the registers
 };
@@ -95,9 +96,9 @@ __global__ void __launch_bounds__(CotangentTile<kFeatures>::kThreads, kCotangent
       if (thread >= kSlicePixels) return;
       const int32_t i = slice * kSlicePixels + thread;
       const int32_t p = i < block_tile.pixels ? PixelInStrips(call.rows, call.columns, block_tile.first_pixel + i) : -1;
-      const Corners corners = FindCorners(call.sizes, call.positions, p, block_tile.offset_group, block_tile.tap);
       shared.pixels[slice % kStages][thread] = p;
-      shared.corners[slice % kStages][thread] = corners;
+      shared.corners[slice % kStages].Store(
+          thread, FindCorners(call.sizes, call.positions, p, block_tile.offset_group, block_tile.tap));
     };
     auto load_stage = [&](int32_t slice) {
       auto& stage = shared.stages[slice % kStages];
@@ -115,9 +116,10 @@ __global__ void __launch_bounds__(CotangentTile<kFeatures>::kThreads, kCotangent
       for (int i = 0; i < Tile::kChunksOfA / kThreads; ++i) {
         const int row = int(threadIdx.x / kSampleChunks) + i * (kThreads / kSampleChunks);
         const int chunk = int(threadIdx.x % kSampleChunks);
-        const CornerLoads<T> loads(
-            shared.corners[slice % kStages][row], x + block_tile.channels.first + chunk * kChunkSize<T>,
-            call.segments.channels * int32_t(sizeof(T)), chunk * kChunkSize<T> < block_tile.channels.count);
+        const CornerLoads<T> loads(shared.corners[slice % kStages], row,
+                                   x + block_tile.channels.first + chunk * kChunkSize<T>,
+                                   call.segments.channels * int32_t(sizeof(T)), call.far_right,
+                                   chunk * kChunkSize<T> < block_tile.channels.count);
         stage.samples[swizzled_index<kSampleChunks>(row, chunk)] = loads.Blend(0);
       }
     };
@@ -148,7 +150,9 @@ template <typename T, int kFeatures>
 const char* LaunchWeightCotangent(const Device& device, const Sizes& sizes, const Positions& positions,
                                   const Product& product, int64_t num_splits, const void* x, const void* d_y,
                                   float* partial_sums) {
-  CheckCotangentSharedBytes<sizeof(Shared<kFeatures>)>();
+  static_assert(
+      FusedBlocks::Contain(FusedBlocks::kWeightCotangent, {kFeatures, kCotangentWarps, sizeof(Shared<kFeatures>)}));
+  CheckCotangentBlock<kFeatures, sizeof(Shared<kFeatures>), 164>();
   Call call = {};
   call.segments = ChannelSegments(sizes, product, kChannels);
   call.sizes = sizes;
@@ -156,13 +160,14 @@ const char* LaunchWeightCotangent(const Device& device, const Sizes& sizes, cons
   call.pixels = int32_t(sizes.pixels());
   call.rows = int32_t(sizes.rows);
   call.columns = int32_t(sizes.columns);
+  call.far_right = FarRight(sizes);
   call.feature_tiles = (call.segments.group_features + kFeatures - 1) / kFeatures;
   call.taps = sizes.taps();
   const int64_t slices = (sizes.pixels() + kSlicePixels - 1) / kSlicePixels;
   call.split_pixels = (slices + num_splits - 1) / num_splits * kSlicePixels;
   call.blocks = num_splits * call.taps * call.segments.tiles * call.feature_tiles;
   return Launch<FusedWeightCotangentKernel<T, kFeatures>>(
-      device, {call.blocks, CotangentTile<kFeatures>::kThreads, sizeof(Shared<kFeatures>)}, call,
+      device, {call.blocks, CotangentTile<kFeatures>::kThreads, sizeof(Shared<kFeatures>), kCotangentBlocks}, call,
       static_cast<const T*>(x), static_cast<const T*>(d_y), partial_sums);
 }
 

@@ -30,16 +30,30 @@ constexpr int kSliceChunks = 8;                        // chunks per row of a K 
 constexpr int kSliceSteps = kSliceChunks / 2;          // mma steps per K slice: an mma takes 32 bytes of K
 constexpr int kTilePixels = FusedLimits::kTilePixels;  // M of the block tiles whose rows are pixels
 
-// The most shared memory that a block can opt in to (CUDA C++ Programming Guide, "Technical Specifications per Compute
-// Capability"). An SM has kReservedSharedBytes more, and reserves as many for each resident block.
-constexpr size_t kMaxSharedBytesSm80 = 163 << 10;
-constexpr size_t kMaxSharedBytesSm86 = 99 << 10;   // also sm_89 and sm_120
-constexpr size_t kMaxSharedBytesSm90 = 227 << 10;  // also sm_100
-constexpr size_t kReservedSharedBytes = 1 << 10;
+// The steps of the carve-out, in KiB: the shared memory that an SM can have, whose rest is L1 cache. An architecture
+// has the steps up to its largest. (CUDA C++ Programming Guide, "Compute Capabilities".)
+constexpr size_t kCarveOuts[] = {0, 8, 16, 32, 64, 100, 132, 164, 196, 228};
+constexpr size_t kSmSharedBytesSm80 = 164 << 10;
+constexpr size_t kSmSharedBytesSm86 = 100 << 10;  // also sm_89 and sm_120
+constexpr size_t kSmSharedBytesSm90 = 228 << 10;  // also sm_100
 
-// The number of resident blocks per SM that shared memory allows.
-constexpr int ResidentBlocks(size_t shared_bytes, size_t max_shared_bytes) {
-  return int((max_shared_bytes + kReservedSharedBytes) / (shared_bytes + kReservedSharedBytes));
+constexpr int kMinResidentWarps = 8;  // per SM, two for each scheduler, so that one can issue while the other waits
+
+// The first step of the carve-out that has room for `shared_bytes`, in bytes.
+constexpr size_t CarveOut(size_t shared_bytes) {
+  for (const size_t step : kCarveOuts) {
+    if (step << 10 >= shared_bytes) return step << 10;
+  }
+  return SIZE_MAX;
+}
+
+// Whether an SM with `sm_shared_bytes` runs kMinResidentWarps or more of a kernel whose blocks have `warps` warps, and
+// whether the carve-out that Launch requests for `blocks` blocks has room for them, or is all of the SM's.
+constexpr bool FitsSm(size_t sm_shared_bytes, size_t shared_bytes, int blocks, int warps) {
+  const size_t needed = blocks * (shared_bytes + kReservedSharedBytes);
+  const size_t requested = CarveOut(CarveOutPercent(needed, sm_shared_bytes) * sm_shared_bytes / 100);
+  return ResidentBlocks(shared_bytes, sm_shared_bytes) * warps >= kMinResidentWarps &&
+         requested == (needed < sm_shared_bytes ? CarveOut(needed) : sm_shared_bytes);
 }
 
 // Calls f with a value of the type that tensor cores take for `dtype`.
@@ -118,13 +132,17 @@ struct TileShape {
 // other loads; on sm_86, sm_89 and sm_120 shared memory may allow only one.
 template <int kN>
 using CotangentTile = TileShape<128, kN, 32, kN / 2>;
-constexpr int kCotangentBlocks = 2;
+constexpr int kCotangentBlocks = 2, kCotangentWarps = 8;
 
-template <size_t kSharedBytes>
-constexpr void CheckCotangentSharedBytes() {
-  static_assert(kSharedBytes <= kMaxSharedBytesSm86, "a block must fit every GPU");
-  static_assert(ResidentBlocks(kSharedBytes, kMaxSharedBytesSm80) >= kCotangentBlocks);
-  static_assert(ResidentBlocks(kSharedBytes, kMaxSharedBytesSm90) >= kCotangentBlocks);
+// Checks the shared memory of a cotangent's kernel, whose resident blocks get `kCarveOutKiB` of an SM that has so much.
+template <int kColumns, size_t kSharedBytes, size_t kCarveOutKiB>
+constexpr void CheckCotangentBlock() {
+  static_assert(CotangentTile<kColumns>::kThreads == kCotangentWarps * kWarp);
+  static_assert(kCotangentBlocks * (kSharedBytes + kReservedSharedBytes) <= kCarveOutKiB << 10);
+  static_assert(kCarveOutKiB << 10 <= kSmSharedBytesSm80, "two blocks must fit an A100");
+  static_assert(FitsSm(kSmSharedBytesSm80, kSharedBytes, kCotangentBlocks, kCotangentWarps));
+  static_assert(FitsSm(kSmSharedBytesSm86, kSharedBytes, kCotangentBlocks, kCotangentWarps));
+  static_assert(FitsSm(kSmSharedBytesSm90, kSharedBytes, kCotangentBlocks, kCotangentWarps));
 }
 
 // The accumulators of the calling warp's tile. A lane has four of each fragment of 16 rows × 8 columns: columns 2c and
@@ -186,9 +204,10 @@ class WarpTile {
     }
   }
 
-  // Adds the product of a stage of A and one of B.
+  // Adds the product of a stage of A and one of B. The lanes may arrive diverged.
   template <bool kRoundToTf32 = false>
   __device__ void MultiplyStage(const uint4* a, const uint4* b) {
+    __syncwarp();
 #pragma unroll
     for (int step = 0; step < kSliceSteps; ++step) {
       FragmentsOfA fragments;

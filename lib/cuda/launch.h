@@ -16,37 +16,63 @@ constexpr unsigned kWholeWarp = 0xffffffff;
 
 inline const char* Failure(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
 
-// The largest shared memory of a block, which a kernel must opt in to.
-inline size_t MaxSharedBytes() {
+// The shared memory that an SM reserves for each resident block.
+constexpr size_t kReservedSharedBytes = 1 << 10;
+
+// The number of resident blocks that the shared memory of an SM has room for.
+constexpr int ResidentBlocks(size_t shared_bytes, size_t sm_shared_bytes) {
+  return int(sm_shared_bytes / (shared_bytes + kReservedSharedBytes));
+}
+
+// The most shared memory that an SM of this device can have.
+inline size_t SmSharedBytes() {
   int device = 0, bytes = 0;
   cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
   return size_t(bytes);
+}
+
+// The carve-out for blocks that need `shared_bytes` of an SM, as a percentage of the most that the SM can have. It is
+// rounded down, because CUDA takes the next larger step of the carve-out: rounded up, it could pass the step that has
+// just enough.
+constexpr int CarveOutPercent(size_t shared_bytes, size_t sm_shared_bytes) {
+  return int((shared_bytes < sm_shared_bytes ? shared_bytes : sm_shared_bytes) * 100 / sm_shared_bytes);
 }
 
 struct Grid {
   int64_t blocks;
   int threads = kThreads;   // per block
   size_t shared_bytes = 0;  // dynamic shared memory per block
+  int resident_blocks = 1;  // per SM, if shared memory allows
 
   Grid(int64_t blocks) : blocks(blocks) {}
-  Grid(int64_t blocks, int threads, size_t shared_bytes)
-      : blocks(blocks), threads(threads), shared_bytes(shared_bytes) {}
+  Grid(int64_t blocks, int threads, size_t shared_bytes, int resident_blocks)
+      : blocks(blocks), threads(threads), shared_bytes(shared_bytes), resident_blocks(resident_blocks) {}
 };
 
+// Lets a kernel have more dynamic shared memory than 48 KiB, and the L1 cache what its resident blocks do not need.
+template <typename... Parameters>
+cudaError_t RequestSharedMemory(void (*kernel)(Parameters...), const Grid& grid) {
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(grid.shared_bytes));
+  if (error != cudaSuccess) return error;
+  const size_t resident_bytes = size_t(grid.resident_blocks) * (grid.shared_bytes + kReservedSharedBytes);
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                              CarveOutPercent(resident_bytes, SmSharedBytes()));
+}
+
+// Also a launch of no blocks runs one, which finds no work: CUDA rejects an empty grid, and XLA some captures of calls
+// that put nothing on the stream.
 template <auto kernel, typename... Arguments>
 const char* Launch(const Device& device, const Grid& grid, Arguments... arguments) {
   (void)KernelRegistration<kernel>::is_registered;  // a use, without which it would not be instantiated
   constexpr int64_t kMaxBlocks = 1 << 20;
-  constexpr size_t kDefaultSharedBytes = 48 << 10;  // a kernel must opt in to more
-  if (grid.blocks == 0) return nullptr;             // CUDA rejects an empty grid
-  if (grid.shared_bytes > kDefaultSharedBytes) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(grid.shared_bytes));
+  if (grid.shared_bytes > 0) {
+    const cudaError_t error = RequestSharedMemory(kernel, grid);
     if (error != cudaSuccess) return Failure(error);
   }
   cudaLaunchConfig_t config = {};
-  config.gridDim = unsigned(std::min(grid.blocks, kMaxBlocks));
+  config.gridDim = unsigned(std::clamp<int64_t>(grid.blocks, 1, kMaxBlocks));
   config.blockDim = unsigned(grid.threads);
   config.dynamicSmemBytes = grid.shared_bytes;
   config.stream = device.stream;

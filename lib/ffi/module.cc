@@ -1,6 +1,6 @@
 // The Python module of one backend: its handlers as a capsule per stage, the FFI version and compiler of the build, and
-// the limits of the fused kernels. All backends export these limits, since CUDA programs may be lowered by a build
-// without CUDA.
+// the limits and thread blocks of the fused kernels. All backends export these, since CUDA programs may be lowered by a
+// build without CUDA.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
@@ -32,6 +32,25 @@ nb::dict FusedLimits() {
   limits["slice_vectors"] = Limits::kSliceVectors;
   limits["margin_vectors"] = Limits::kMarginVectors;
   return limits;
+}
+
+template <size_t kSize>
+nb::list ListOf(const dcn::FusedBlock (&blocks)[kSize]) {
+  nb::list list;
+  for (const dcn::FusedBlock& block : blocks) {
+    list.append(nb::make_tuple(block.tile_columns, block.warps, block.shared_bytes));
+  }
+  return list;
+}
+
+// By the name of the kernel: the columns of each block tile, the warps of a thread block and its shared bytes.
+nb::dict FusedBlocks() {
+  nb::dict blocks;
+  blocks["FusedForwardKernel"] = ListOf(dcn::FusedBlocks::kForward);
+  blocks["FusedInputCotangentKernel"] = ListOf(dcn::FusedBlocks::kInputCotangent);
+  blocks["FusedOffsetCotangentKernel"] = ListOf(dcn::FusedBlocks::kOffsetCotangent);
+  blocks["FusedWeightCotangentKernel"] = ListOf(dcn::FusedBlocks::kWeightCotangent);
+  return blocks;
 }
 
 template <typename Value>
@@ -92,6 +111,7 @@ NB_MODULE(DCN_MODULE, module) {
   module.attr("ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   module.attr("compiler") = DCN_COMPILER;
   module.attr("fused_limits") = FusedLimits();
+  module.attr("fused_blocks") = FusedBlocks();
   module.def("fused_rejection", &FusedRejection, nb::arg("kernel"), nb::arg("dtype"), nb::arg("x"), nb::arg("output"),
              nb::arg("kernel_size"), nb::arg("offset_groups"), nb::arg("features"), nb::arg("feature_group_count"));
 }

@@ -35,7 +35,7 @@ constexpr size_t kStack = 64 << 10;
 constexpr int kPoison = 0xff;  // NaN in every floating-point type, -1 in every integer
 constexpr uint64_t kUnknown = ~uint64_t{0};
 constexpr size_t kMaxPendingCopies = 64;             // per thread
-constexpr size_t kDefaultMaxSharedBytes = 48 << 10;  // dynamic shared memory without SetMaxDynamicShared
+constexpr size_t kDefaultMaxSharedBytes = 48 << 10;  // dynamic shared memory without SetAttribute
 
 // A fiber of ThreadSanitizer: the memory accesses of one CUDA thread and their happens-before order.
 class History {
@@ -307,10 +307,11 @@ cudaError_t Load(const void* kernel) {
   return cudaSuccess;
 }
 
-cudaError_t SetMaxDynamicShared(const void* kernel, int bytes) {
-  if (bytes < 0 || size_t(bytes) > max_shared_bytes) return cudaErrorInvalidConfiguration;
+cudaError_t SetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  const bool is_carve_out = attribute == cudaFuncAttributePreferredSharedMemoryCarveout;
+  if (value < 0 || size_t(value) > (is_carve_out ? 100 : max_shared_bytes)) return cudaErrorInvalidConfiguration;
   std::lock_guard<std::mutex> lock(launch_mutex);
-  max_dynamic_shared[kernel] = size_t(bytes);
+  if (!is_carve_out) max_dynamic_shared[kernel] = size_t(value);
   return cudaSuccess;
 }
 

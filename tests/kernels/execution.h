@@ -43,12 +43,15 @@ enum cudaError_t {
   cudaErrorNoKernelImageForDevice
 };
 enum cudaDeviceAttr {
-  cudaDevAttrMaxSharedMemoryPerBlockOptin,
+  cudaDevAttrMaxSharedMemoryPerMultiprocessor,
   cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrComputeCapabilityMinor
 };
 struct cudaFuncAttributes {};
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaFuncAttribute {
+  cudaFuncAttributeMaxDynamicSharedMemorySize,
+  cudaFuncAttributePreferredSharedMemoryCarveout,
+};
 
 const char* cudaGetErrorString(cudaError_t);
 
@@ -58,7 +61,7 @@ namespace execution {
 
 constexpr int kWarp = 32;
 constexpr int kMaxThreads = 1024;
-constexpr size_t kMaxSharedBytes = 227 << 10;
+constexpr size_t kMaxSharedBytes = 227 << 10, kReservedSharedBytes = 1 << 10;
 inline size_t max_shared_bytes = kMaxSharedBytes;  // per block, on the emulated device
 inline unsigned max_grid_blocks = ~0u;             // the grid is cut to this many blocks, to test grid-stride loops
 inline bool only_last_block = false;               // if set, only the last block of a launch runs
@@ -85,13 +88,14 @@ struct SourceLocation {
   int line;
 };
 
-// `address` identifies the kernel for SetMaxDynamicShared.
+// `address` identifies the kernel for SetAttribute.
 cudaError_t Launch(const cudaLaunchConfig_t&, const void* address, const std::function<void()>& kernel);
 
 cudaError_t Load(const void* kernel);
 
-// Allows a kernel to have `bytes` of dynamic shared memory per block, instead of 48 KiB.
-cudaError_t SetMaxDynamicShared(const void* kernel, int bytes);
+// cudaFuncSetAttribute: allows a kernel to have `value` bytes of dynamic shared memory per block, instead of 48 KiB.
+// The carve-out, a percentage, has no effect.
+cudaError_t SetAttribute(const void* kernel, cudaFuncAttribute, int value);
 
 // Barriers: all threads of the block, or the lanes of `mask` in the current warp.
 void WaitForBlock(SourceLocation);
@@ -142,8 +146,8 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 }
 
 template <typename... Parameters>
-cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute, int value) {
-  return execution::SetMaxDynamicShared(reinterpret_cast<const void*>(kernel), value);
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute attribute, int value) {
+  return execution::SetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
 }
 
 inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void* kernel) { return execution::Load(kernel); }
@@ -166,9 +170,10 @@ inline cudaError_t cudaGetDevice(int* device) {
 
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   const int capability = execution::machine.compute_capability;
-  *value = attribute == cudaDevAttrComputeCapabilityMajor   ? capability / 10
-           : attribute == cudaDevAttrComputeCapabilityMinor ? capability % 10
-                                                            : int(execution::max_shared_bytes);
+  *value = attribute == cudaDevAttrComputeCapabilityMajor ? capability / 10
+           : attribute == cudaDevAttrComputeCapabilityMinor
+               ? capability % 10
+               : int(execution::max_shared_bytes + execution::kReservedSharedBytes);
   return cudaSuccess;
 }
 

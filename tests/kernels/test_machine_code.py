@@ -1,11 +1,14 @@
 """Properties of the compiled CUDA kernels, read from the SASS of the built module: registers, spills, vector loads."""
 
+import functools
 import re
+from typing import NamedTuple
 
 import pytest
 
 from benchmarks.readers import machine_code
 from benchmarks.readers.machine_code import WARPS
+from jax_dcn._primitive import extension
 
 from . import build
 
@@ -14,6 +17,7 @@ pytestmark = [
     pytest.mark.platforms("cpu"),
 ]
 
+read_kernels = functools.cache(machine_code.kernels)
 ARCHITECTURES = machine_code.architectures() if machine_code.missing() is None else ()
 BYTES = {"half": 2, "bfloat16": 2, "float": 4, "double": 8}
 MAX_REGISTERS = 128  # allows two resident blocks of 256 threads per SM; float64 kernels are exempt
@@ -21,7 +25,7 @@ MAX_REGISTERS = 128  # allows two resident blocks of 256 threads per SM; float64
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def kernels(request):
-    found = machine_code.kernels(request.param)
+    found = read_kernels(request.param)
     assert {kernel.source for kernel in found} == {path.name for path in (build.LIB / "cuda").glob("*.cu")}
     return found
 
@@ -42,18 +46,63 @@ def fused(kernels):
     return [kernel for kernel in kernels if kernel.name.startswith("Fused")]
 
 
-def test_registers_leave_room_for_two_blocks(kernels):
+def test_registers_of_plain_kernels_leave_room_for_two_blocks(kernels):
     over_limit = {k.name: k.registers for k in kernels if k not in fused(kernels) and k.registers > MAX_REGISTERS}
     assert {name: registers for name, registers in over_limit.items() if "double" not in name} == {}
-    # The fused forward: two resident blocks of 4 warps, or one of 8 warps, which together hold all accumulators of the
-    # widest tile. The fused cotangents: two resident blocks of 8 warps.
-    min_warps = {kernel.name: 8 if "Forward" in kernel.name else 16 for kernel in fused(kernels)}
-    assert all(kernel.resident_warps >= min_warps[kernel.name] for kernel in fused(kernels))
+
+
+class Sm(NamedTuple):
+    warps: int  # the most that can be resident
+    shared_bytes: int
+    reserved_shared_bytes: int = 1 << 10  # for each resident block
+
+
+# CUDA C++ Programming Guide, "Compute Capabilities".
+SMS = {
+    "sm_80": Sm(64, 164 << 10),
+    "sm_86": Sm(48, 100 << 10),
+    "sm_89": Sm(48, 100 << 10),
+    "sm_90": Sm(64, 228 << 10),
+    "sm_100": Sm(64, 228 << 10),
+    "sm_120": Sm(48, 100 << 10),
+}
+MIN_WARPS = 8  # two for each scheduler of an SM
+
+
+def resident_warps(sm, kernel, warps, shared_bytes):
+    """The resident warps of an SM: registers, shared memory and the threads of an SM limit the blocks."""
+    blocks = min(
+        kernel.resident_warps // warps,
+        sm.shared_bytes // (shared_bytes + kernel.shared + sm.reserved_shared_bytes),
+        sm.warps // warps,
+    )
+    return blocks * warps
+
+
+@pytest.mark.parametrize("sm", SMS)
+def test_an_sm_has_enough_warps_of_every_fused_kernel(sm):
+    """Of each tile, one of the kernels, which differ in warps; the widest tile of the forward does not fit every SM."""
+    number = int(sm.removeprefix("sm_"))
+    runs = [name for name in ARCHITECTURES if number // 10 * 10 <= int(name.removeprefix("sm_")) <= number]
+    if not runs:
+        pytest.skip(f"jax_dcn was built without machine code for {sm}")
+    most = {}
+    for kernel in fused(read_kernels(runs[-1])):
+        name, dtype, columns, *warps = re.findall(r"\w+", kernel.name)
+        blocks = [b for b in extension.modules["cuda"].fused_blocks[name] if b[0] == int(columns)]
+        [(_, block_warps, shared_bytes)] = [b for b in blocks if not warps or b[1] == int(*warps)]
+        assert shared_bytes <= SMS["sm_80"].shared_bytes - SMS["sm_80"].reserved_shared_bytes
+        tile = name, dtype, int(columns)
+        found = resident_warps(SMS[sm], kernel, block_warps, shared_bytes)
+        most[tile] = max(most.get(tile, 0), found)
+    too_wide = [tile for tile in most if tile[2] == 256 and SMS[sm].shared_bytes < 132 << 10]
+    assert len(most) == 9 + 6 + 6 + 4
+    assert {tile: n for tile, n in most.items() if n < MIN_WARPS} == dict.fromkeys(too_wide, 0)
 
 
 def test_fused_kernels_multiply_on_tensor_cores(kernels):
     of_type = {"half": "HMMA.16816.F32", "bfloat16": "HMMA.16816.F32.BF16", "float": "HMMA.1688.F32.TF32"}
-    assert len(fused(kernels)) == 9 + 6 + 6 + 4
+    assert len(fused(kernels)) == 15 + 6 + 6 + 4
     for kernel in fused(kernels):
         assert list(kernel.accesses("matrix instructions")) == [of_type[re.search(r"<(\w+)", kernel.name)[1]]]
         assert all(".128" in opcode for opcode in kernel.accesses("asynchronous copies"))

@@ -18,6 +18,8 @@ from tests.deform_psroi_pool import test_kinks as pool_kinks
 from tests.deform_psroi_pool import test_special as pool_special
 from tests.deform_psroi_pool import test_values as pool_values
 
+from . import emulation
+
 pytestmark = [pytest.mark.usefixtures("emulated_kernels"), pytest.mark.platforms("cpu")]
 
 
@@ -73,6 +75,21 @@ def test_conv_fused_tiles(tile, name, dtype, monkeypatch):
     monkeypatch.setattr(fused, "tile_features", lambda *_: tile)
     case = conv_fused.CASE[name]
     conv_fused.check_values(case, dtype, conv_fused.cast(case, dtype))
+
+
+@pytest.fixture
+def one_resident_block(emulated_handlers):
+    """Shared memory for one block of the forward per SM, as on sm_86, sm_89 and sm_120. Its tiles then have 8 warps."""
+    emulation.library().SetMaxSharedBytes(99 << 10)
+    yield
+    emulation.library().SetMaxSharedBytes(227 << 10)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["ragged_strip_and_tile", "2_groups_3_offset_groups"])
+@pytest.mark.parametrize("tile", [64, 256])  # 256 features do not fit, so that tiles of 128 are launched
+def test_conv_fused_tiles_of_8_warps(tile, name, dtype, one_resident_block, monkeypatch):
+    test_conv_fused_tiles(tile, name, dtype, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["ragged_strip_and_tile_back", "several_tiles_of_channels_back", "torus_back"])

@@ -102,7 +102,7 @@ MISTAKES = {
         ("threads", r"data race.*FusedForwardKernel"),
     ),
     "samples loaded before their corners are stored": (
-        ("deform_conv_fused_forward.cu", "= corners;\n      }\n      __syncthreads();", "= corners;\n      }"),
+        ("deform_conv_fused_forward.cu", "tap));\n      }\n      __syncthreads();", "tap));\n      }"),
         ("threads", r"data race.*FusedForwardKernel"),
     ),
     "pixel past the end": (
@@ -115,7 +115,7 @@ MISTAKES = {
     ),
     "chunk of weights past the end": (
         ("deform_conv_fused_forward.cu", "if (chunk >= num_taps() * run_chunks()) return {false, 0, 0};", ""),
-        ("memory", r"index \d+ out of bounds for type 'Corners"),
+        ("memory", r"index \d+ out of bounds for type 'Vector"),
     ),
     "contribution that is counted in another row": (  # only the fused kernels sort values of more than 4 bytes
         ("counting_sort.h", "const auto&) { atomicAdd(&row_start[entry.row + 1], 1); }",
@@ -131,6 +131,11 @@ MISTAKES = {
         ("deform_conv_fused_input.cu", "const bool is_valid = i < call.pixels;",
          "const bool is_valid = i <= call.pixels;"),
         ("memory", r"heap-buffer-overflow.*FusedInputCotangentKernel"),
+    ),
+    "pixels of x read before they are stored": (
+        ("deform_conv_fused_input.cu", "    }\n    __syncthreads();\n    tile.ForEachPair",
+         "    }\n    tile.ForEachPair"),
+        ("threads", r"data race.*FusedInputCotangentKernel"),
     ),
     "dot products read before they are stored": (
         ("deform_conv_fused_offset.cu", "    __syncthreads();\n    store_cotangents(block_tile",
