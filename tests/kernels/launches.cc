@@ -156,7 +156,7 @@ void CallDeformConv(DType dtype, const Sizes& sizes, bool has_mask) {
   if (has_mask) requested_columns.CheckWritten("requested columns");
   if (!has_mask) d_offset.CheckWritten("d_offset");
 
-  Array d_x = Array::Random(wide, sizes.images * pixels, 1);
+  Array d_x = Array::Random(wide, sizes.images_of_x * pixels, 1);
   Array workspace = Array::Integers(WorkspaceSize(sizes));
   Check(InputCotangent(device, dtype, sizes, positions, d_columns.data(), d_x.data(), workspace.data<int32_t>()));
 }

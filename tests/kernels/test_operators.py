@@ -12,6 +12,7 @@ from jax_dcn._operators.deform_conv.arguments import canonicalize
 from jax_dcn._operators.deform_conv.switches import without_fused_path
 from tests.deform_conv import test_dtypes as conv_types
 from tests.deform_conv import test_fused as conv_fused
+from tests.deform_conv import test_memory as conv_memory
 from tests.deform_conv import test_values as conv_values
 from tests.deform_psroi_pool import test_kinks as pool_kinks
 from tests.deform_psroi_pool import test_special as pool_special
@@ -44,6 +45,12 @@ test_conv_types = conv_types.test_against_float64
 test_conv_sums_over_channels = conv_types.test_sums_over_channels_are_wide
 test_conv_sums_over_pixels = conv_types.test_sums_over_pixels_are_wide
 test_conv_positions = conv_types.test_positions_are_wide
+
+
+@pytest.mark.parametrize("name", ["valid", "4_groups_6_offset_groups"])
+def test_conv_chunks(name, monkeypatch, x64):
+    conv_memory.test_chunks_add_up(name, 2**11, monkeypatch, x64)
+
 
 test_conv_fused_values = conv_fused.test_values
 test_conv_fused_without_mask_and_bias = conv_fused.test_without_mask_and_bias
