@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WERROR ?= OFF# ON: treat compiler warnings as errors
+STEPS ?=# of gpu-check, such as smoke,tests: only these; by default all
 SOURCES := $(shell find lib -name '*.h' -o -name '*.cc' -o -name '*.cu')
 FORMATTED := $(SOURCES) $(wildcard tests/kernels/*.h tests/kernels/*.cc tests/kernels/*.cu tests/kernels/ptx/*.h tests/kernels/ptx/*.cc tests/kernels/last_task/*.h tests/fuzz/*.h tests/fuzz/*.cc)
 
@@ -44,8 +45,8 @@ benchmark: .venv/installed
 # A GPU machine may have no network, so $(PYTHON) is used as it is if it has all packages needed.
 gpu-check:
 	if ! nvidia-smi -L || $(PYTHON) -c "import jax_cuda13_plugin, flax, optax, nanobind, scikit_build_core, pytest, hypothesis" 2>/dev/null; \
-	then $(PYTHON) -m benchmarks.gpu_check; \
-	else $(MAKE) .venv/gpu && $(BIN)/python -m benchmarks.gpu_check; fi
+	then $(PYTHON) -m benchmarks.gpu_check $(if $(STEPS),--only $(STEPS)); \
+	else $(MAKE) .venv/gpu && $(BIN)/python -m benchmarks.gpu_check $(if $(STEPS),--only $(STEPS)); fi
 
 # Builds in out/wheels an sdist and, from it, wheels, with every Python on this machine called python3.11 or later.
 wheel:

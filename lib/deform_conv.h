@@ -22,7 +22,7 @@ struct Sizes {
   int64_t images, height, width, channels;  // of x; `images` are those of the tile
   int64_t rows, columns;                    // of the output tile that a call covers, in each image
   int64_t offset_groups;
-  int64_t images_of_x;  // all images of x, from which operations that read x select those of the tile
+  int64_t images_of_x;  // all images of x or its cotangent, from which operations select those of the tile
 
   DCN_HOST_DEVICE int32_t taps() const { return window.taps(); }
   DCN_HOST_DEVICE int64_t pixels() const { return images * rows * columns; }
@@ -55,7 +55,8 @@ const char* SampleColumns(Device&, DType, const Sizes&, const Positions&, const 
 const char* OffsetCotangent(Device&, DType, const Sizes&, const Positions&, const void* x, const void* d_columns,
                             void* d_offset, void* d_mask, void* columns);
 
-// Adds the cotangent of x to d_x: A[images, height, width, channels]. The workspace has WorkspaceSize elements.
+// Adds the cotangent of x to d_x: A[images_of_x, height, width, channels], in the images of the tile. The workspace has
+// WorkspaceSize elements.
 int64_t WorkspaceSize(const Sizes&);
 const char* InputCotangent(Device&, DType, const Sizes&, const Positions&, const void* d_columns, void* d_x,
                            int32_t* workspace);

@@ -30,6 +30,7 @@ PLATFORMS = ("cpu", "cuda")
 
 def pytest_addoption(parser):
     parser.addoption("--optimized", action="store_true", help="compile all tests for the CPU with all of LLVM's passes")
+    parser.addoption("--platform", choices=PLATFORMS, help="run only the tests of this platform")
 
 
 def pytest_generate_tests(metafunc):
@@ -38,8 +39,11 @@ def pytest_generate_tests(metafunc):
     metafunc.parametrize("platform", marker.args if marker else PLATFORMS, indirect=True)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Runs the GPU tests first, in case the run is stopped, and skips doctests that need packages that are missing."""
+    if chosen := config.getoption("platform"):
+        config.hook.pytest_deselected(items=[item for item in items if platform_of(item) != chosen])
+        items[:] = [item for item in items if platform_of(item) == chosen]
     for module, package in {"jax_dcn.viz.plots": "matplotlib", "jax_dcn.interop.onnx_model": "onnx"}.items():
         if importlib.util.find_spec(package) is None:
             for item in items:

@@ -1,4 +1,7 @@
-"""Finds and runs the programs of a CUDA toolkit, from an installation or from NVIDIA's wheels."""
+"""Finds and runs the programs of a CUDA toolkit, from an installation or from NVIDIA's wheels.
+
+It needs neither jax nor jax_dcn.
+"""
 
 import os
 import shutil
@@ -22,6 +25,18 @@ def read(tool, *arguments):
     environment = os.environ | {"PATH": _path()}
     command = [find(tool), *map(str, arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+
+
+def short_name(demangled):
+    """`Kernel<half, 8>` for `void dcn::(anonymous namespace)::Kernel<__half, 8>(...)`."""
+    name = demangled.replace("(anonymous namespace)::", "").removeprefix("void ").replace("dcn::", "")
+    depth = 0
+    for k, letter in enumerate(name):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and not depth:
+            name = name[:k]
+            break
+    return name.replace("__nv_bfloat16", "bfloat16").replace("__half", "half")
 
 
 def _path():

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from benchmarks.readers import sass
 from benchmarks.readers.cached_build import build
-from benchmarks.readers.cuda_tools import absent, find, read
+from benchmarks.readers.cuda_tools import absent, find, read, short_name
 from benchmarks.readers.executed_ptx import DEVICE_FLAGS, LIB
-from benchmarks.readers.machine_code import short_name
 
 TOOLS = ("nvcc", "ptxas", "cuobjdump", "nvdisasm", "c++filt")
 # As for the package. -lineinfo does not change the machine code.

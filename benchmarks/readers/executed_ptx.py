@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
-from benchmarks.readers import machine_code
+from benchmarks.readers import cuda_tools
 from benchmarks.readers.cached_build import ROOT, build
 from benchmarks.readers.substituted_kernels import register, substituted
 
@@ -29,7 +29,7 @@ HOST_COMPILER = "g++"
 
 def missing() -> str | None:
     """Why PTX cannot be executed on this machine, or None."""
-    if machine_code.find("nvcc") is None:
+    if cuda_tools.find("nvcc") is None:
         return "nvcc not found"
     return None if shutil.which(HOST_COMPILER) else f"{HOST_COMPILER} not found"
 
@@ -119,14 +119,14 @@ def _run(jobs):
 def _kernel(path, architecture, folder=None):
     include = [*([f"-I{folder}"] if folder else []), f"-I{LIB}", f"-I{LIB / 'cuda'}"]
     target = f"arch=compute_{architecture},code=compute_{architecture}"
-    command = [machine_code.find("nvcc"), "-std=c++17", "-lineinfo", *DEVICE_FLAGS.get(path.stem, []), *include]
+    command = [cuda_tools.find("nvcc"), "-std=c++17", "-lineinfo", *DEVICE_FLAGS.get(path.stem, []), *include]
     command += ["-gencode", target, "--no-compress", "--cudart=none", "-Xcompiler=-fPIC", "-x", "cu", "-c", path]
     own = sorted(folder.iterdir()) if folder else []
     return build(f"{path.stem}.o", command, [path, *own, *sorted(LIB.rglob("*.h"))])
 
 
 def _handlers(path):
-    command = [machine_code.find("nvcc"), "-std=c++17", "-Xcompiler=-fPIC,-O1", f"-I{LIB}", f"-I{LIB / 'cuda'}"]
+    command = [cuda_tools.find("nvcc"), "-std=c++17", "-Xcompiler=-fPIC,-O1", f"-I{LIB}", f"-I{LIB / 'cuda'}"]
     command += [f"-I{MACHINE}", f"-isystem={jax.ffi.include_dir()}", "-include", MACHINE.parent / "stream.h"]
     command += ['-DDCN_COMPILER="nvcc"']
     headers = [*LIB.rglob("*.h"), *MACHINE.glob("*.h"), MACHINE.parent / "stream.h"]
@@ -137,7 +137,7 @@ def _handlers(path):
 def _machine():
     """The machine as a shared library, so that it is initialized before the kernels are registered."""
     flags = "-fPIC,-O3,-march=native,-ffp-contract=off,-fno-trapping-math,-Wall,-Wextra"
-    command = [machine_code.find("nvcc"), "-std=c++20", f"-Xcompiler={flags}", "-c"]
+    command = [cuda_tools.find("nvcc"), "-std=c++20", f"-Xcompiler={flags}", "-c"]
     headers = sorted(MACHINE.glob("*.h"))
     sources = [path for path in sorted(MACHINE.glob("*.cc")) if path.name != "handlers.cc"]
     objects = _run([(build, f"{path.stem}.o", [*command, path], [path, *headers]) for path in sources])

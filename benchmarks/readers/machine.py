@@ -2,12 +2,13 @@
 
 import os
 import platform
-import subprocess
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import jax
+
+from benchmarks.readers.sources import commit
 
 PACKAGES = ("jax_dcn", "jax", "jaxlib", "torch", "torchvision", "onnxruntime")
 
@@ -21,11 +22,6 @@ def machine():
         "python": platform.python_version(),
         **{name: found for name in PACKAGES if (found := installed(name))},
     }
-
-
-def commit():
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
 def processor():

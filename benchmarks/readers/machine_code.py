@@ -7,8 +7,7 @@ import re
 from collections import Counter
 from typing import NamedTuple
 
-from benchmarks.readers.cuda_tools import absent, read
-from benchmarks.readers.cuda_tools import find as find
+from benchmarks.readers.cuda_tools import absent, read, short_name
 from benchmarks.readers.devices import REGISTERS, registers_of_warp
 from jax_dcn._primitive import extension
 
@@ -79,17 +78,12 @@ def architectures():
     return [f"sm_{number}" for number in re.findall(r"(\w+)-real", extension.modules["cuda"].compiler)]
 
 
+def embedded():
+    """The architectures of the machine code and of the PTX in the module, as numbers such as 90."""
+    module = extension.modules["cuda"].__file__
+    found = (read("cuobjdump", option, module) for option in ("--list-elf", "--list-ptx"))
+    return tuple({int(number) for number in re.findall(r"\.sm_(\d+)\.", text)} for text in found)
+
+
 def opcodes(text):
     return re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", text, re.M)
-
-
-def short_name(demangled):
-    """`Kernel<half, 8>` for `void dcn::(anonymous namespace)::Kernel<__half, 8>(...)`."""
-    name = demangled.replace("(anonymous namespace)::", "").removeprefix("void ").replace("dcn::", "")
-    depth = 0
-    for k, letter in enumerate(name):
-        depth += (letter == "<") - (letter == ">")
-        if letter == "(" and not depth:
-            name = name[:k]
-            break
-    return name.replace("__nv_bfloat16", "bfloat16").replace("__half", "half")

@@ -1,24 +1,105 @@
 """The page that `make gpu-check` writes."""
 
+from benchmarks.reports import kernel_times, smoke
+from benchmarks.reports.formatting import markdown
+
+NAMES = ("facts", "build", "smoke", "tests", "sanitizers", "predictions", "ratios", "profile")
+
 
 def page(report):
+    return "\n\n".join(sections(report)) + "\n"
+
+
+def sections(report):
+    steps = report["steps"]
     gpu = ", ".join(f"{key} {value}" for key, value in report["gpu"].items())
-    lines = [f"# GPU check\n\n{report['date']}, {gpu}; {report['seconds']} s in all.\n"]
-    lines += ["| step | result | seconds |", "|---|---|---|"]
-    for name in ("build", "tests", "benchmark"):
-        step = report.get(name)
-        state = "not reached" if step is None else "passed" if step["ok"] else "**failed**"
-        if step and step["stopped at its limit"]:
-            state += ", stopped at its limit"
-        lines.append(f"| {name} | {state} | {step['seconds'] if step else ''} |")
-    tests = report.get("tests", {})
-    if "backends" in tests:
-        lines += ["\n| tests of | passed | failed | skipped |", "|---|---|---|---|"]
-        for backend, counts in sorted(tests["backends"].items()):
-            lines.append(f"| {backend} | {' | '.join(str(counts[k]) for k in ('passed', 'failed', 'skipped'))} |")
-        lines.append("")
-        lines += [f"- {count} skipped: {reason}" for reason, count in tests["reasons to skip"].items()]
-        lines += [f"- **failed** `{name}`: {' '.join(message.split())}" for name, message in tests["failures"].items()]
-    if "page" in report.get("benchmark", {}):
-        lines += ["", report["benchmark"]["page"]]
-    return "\n".join(lines) + "\n"
+    seconds = sum(step["seconds"] for step in steps.values())
+    yield f"# GPU check\n\n{report['date']}, commit {report['commit']}, {gpu}; {seconds} s in all."
+    yield markdown([["step", "result", "seconds"], *([name, *outcome(steps.get(name))] for name in NAMES)])
+    for name, section in SECTIONS.items():
+        if name in steps and (paragraphs := [*section(steps[name]), *reason(steps[name])]):
+            yield f"## {name.capitalize()}"
+            yield from paragraphs
+
+
+def outcome(step):
+    if step is None:
+        return ["not reached", ""]
+    state = "passed" if step["ok"] else "**failed**"
+    if step.get("stopped at its limit"):
+        state += ", stopped at its limit"
+    return [state, str(step["seconds"])]
+
+
+def reason(step):
+    """Why a step has no result, or less than it could have."""
+    if step.get("why"):
+        yield step["why"]
+
+
+def of_facts(step):
+    if "facts" not in step:
+        return
+    rows = ([name, "unknown" if value is None else str(value)] for name, value in step["facts"].items())
+    yield markdown([["what", "value"], *rows])
+
+
+def of_smoke(step):
+    if "results" in step:
+        yield from smoke.sections(step["results"])
+
+
+def of_tests(step):
+    if step.get("backends"):
+        kinds = ("passed", "failed", "skipped")
+        rows = (
+            [backend, *(str(counts.get(k, 0)) for k in kinds)] for backend, counts in sorted(step["backends"].items())
+        )
+        yield markdown([["tests of", *kinds], *rows])
+    notes = [f"- {count} skipped: {reason}" for reason, count in step.get("reasons to skip", {}).items()]
+    failures = step.get("failures", {})
+    notes += [f"- **failed** `{name}`: {' '.join(message.split())}" for name, message in failures.items()]
+    if notes:
+        yield "\n".join(notes)
+
+
+def of_predictions(step):
+    if "results" in step:
+        rows = step["results"]["rows"]
+        if any(row["predicted"] for row in rows):
+            gpus = {row["predicted"]["gpu"] for row in rows if row["predicted"]}
+            yield f"Measured times, and those that {step['predictions']} predicts for {', '.join(sorted(gpus))}."
+            yield kernel_times.compared_table(rows)
+            yield kernel_times.kernels_table(rows)
+        else:
+            yield kernel_times.measured_table(rows)
+        if clocks := {row["SM clock"]: None for row in rows if row["SM clock"]}:
+            yield f"Clock of the SMs after each shape was timed: {', '.join(clocks)}."
+        if rows and not any(row["milliseconds"] for row in rows):
+            yield "The profiler of jax saw no kernels: CUPTI could not trace this GPU."
+
+
+def of_ratios(step):
+    if "page" in step:
+        yield step["page"].strip()
+
+
+def of_profile(step):
+    if step.get("launches"):
+        yield kernel_times.profile_table(step["launches"])
+
+
+def of_build(step):
+    return ()
+
+
+SECTIONS = {
+    "facts": of_facts,
+    "build": of_build,
+    "smoke": of_smoke,
+    "tests": of_tests,
+    "sanitizers": of_tests,
+    "predictions": of_predictions,
+    "ratios": of_ratios,
+    "profile": of_profile,
+}

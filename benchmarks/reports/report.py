@@ -12,11 +12,19 @@ def write(report, tables, stem):
     """Writes `report` to `stem`.json and its tables to `stem`.md, and returns the text of the tables."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     text = "\n\n".join(sections(report, tables)) + "\n"
-    for suffix, content in ((".json", json.dumps(report, indent=1) + "\n"), (".md", text)):
-        draft = stem.with_suffix(f"{suffix}.draft")
-        draft.write_text(content)
-        draft.replace(stem.with_suffix(suffix))  # atomic, because a run may be stopped at any time
+    write_json(stem.with_suffix(".json"), report)
+    write_text(stem.with_suffix(".md"), text)
     return text
+
+
+def write_json(path, report):
+    write_text(path, json.dumps(report, indent=1) + "\n")
+
+
+def write_text(path, text):
+    draft = path.with_suffix(f"{path.suffix}.draft")
+    draft.write_text(text)
+    draft.replace(path)  # atomic, because a run may be stopped at any time
 
 
 def sections(report, tables):

@@ -6,7 +6,7 @@ import jax
 
 from benchmarks.contenders import PASSES
 from benchmarks.measurements import scaling
-from benchmarks.readers.machine import commit
+from benchmarks.readers.sources import commit
 from benchmarks.reports import links
 from benchmarks.reports.formatting import digits, markdown, paragraph
 

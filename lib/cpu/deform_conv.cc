@@ -189,7 +189,7 @@ DCN_VECTORIZED void ScatterSamples(const Call<A>& call, const A* d_columns, A* d
                                    int64_t end) {
   const Sizes& sizes = call.sizes;
   const int64_t pixels = sizes.rows * sizes.columns;
-  d_x += image * sizes.height * sizes.width * sizes.channels;
+  d_x += (call.first_image + image) * sizes.height * sizes.width * sizes.channels;
   const auto scatter = [&](const BilinearCorners<A>& corners, const SampleIndices& indices) DCN_INLINED {
     const int64_t channel = std::max(first, indices.channel);
     const int64_t channels = std::min(end, indices.channel + call.group_channels) - channel;

@@ -132,10 +132,12 @@ __global__ void InputCotangentKernel(Sizes sizes, Positions positions, const int
     const int64_t c = work_item % vectors * N, pixel = work_item / vectors, g = c / sizes.group_channels();
     const int64_t x = pixel % sizes.width, y = pixel / sizes.width % sizes.height;
     const int64_t image = pixel / sizes.width / sizes.height;
+    const int64_t first_pixel_of_x = sizes.first_image(positions.origin[0]) * sizes.height * sizes.width;
+    A* const out = d_x + (first_pixel_of_x + pixel) * sizes.channels + c;
     const int64_t table = image * sizes.offset_groups + g, first_pixel = image * sizes.rows * sizes.columns;
     const int32_t* samples = samples_by_cell + table * sizes.samples();
     const int32_t* starts = row_start + table * (sizes.cells() + 1);
-    Vector<A, N> sum = AsVector<N>(d_x + pixel * sizes.channels + c);
+    Vector<A, N> sum = AsVector<N>(out);
     for (int corner = 0; corner < 4; ++corner) {
       const int64_t cell = CellWithCorner(y, x, corner, sizes);
       for (int32_t i = starts[cell]; i < starts[cell + 1]; ++i) {
@@ -148,7 +150,7 @@ __global__ void InputCotangentKernel(Sizes sizes, Positions positions, const int
         for (int v = 0; v < N; ++v) sum.value[v] += weight * d.value[v];
       }
     }
-    AsVector<N>(d_x + pixel * sizes.channels + c) = sum;
+    AsVector<N>(out) = sum;
   }
 }
 

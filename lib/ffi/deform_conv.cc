@@ -63,11 +63,10 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
   const DType dtype = CheckedDType(checks, offset);
   checks.Type("offset", offset, AccumulatorType(offset.element_type()));
   DecodeImage(checks, "d_x", *d_x, sizes);
-  checks.Require(sizes.images_of_x == sizes.images, "d_x must have as many images as offset");
   checks.Type("d_x", *d_x, offset.element_type());
   checks.Require(d_x->untyped_data() == d_x_in.untyped_data(), "d_x must be added to in place");
   checks.Type("d_x so far", d_x_in, offset.element_type());
-  checks.Shape("d_x so far", d_x_in, {sizes.images, sizes.height, sizes.width, sizes.channels});
+  checks.Shape("d_x so far", d_x_in, {sizes.images_of_x, sizes.height, sizes.width, sizes.channels});
   checks.FitsInt32("the number of an image's pixels", SaturatingMultiply(sizes.height + 1, sizes.width + 1));
   checks.FitsInt32("the number of an image's samples", sizes.samples());
   checks.ElementCount(

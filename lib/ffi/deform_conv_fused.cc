@@ -19,7 +19,22 @@ struct FusedCall : ConvCall {
   DType dtype = DType::kF32;
 
   int64_t group_channels() const { return sizes.channels / product.groups; }
+
+  // The call for some of the images, if x has only those that the call covers.
+  FusedCall Images(int64_t first, int64_t count) const {
+    FusedCall part = *this;
+    part.sizes.images = part.sizes.images_of_x = count;
+    const int64_t first_sample = first * sizes.offset_groups * sizes.samples();
+    part.positions.offset = static_cast<const float*>(positions.offset) + 2 * first_sample;
+    if (positions.mask) part.positions.mask = static_cast<const float*>(positions.mask) + first_sample;
+    return part;
+  }
 };
+
+// The address of an image of a buffer that has any.
+void* ImageData(ffi::AnyBuffer buffer, int64_t image) {
+  return static_cast<char*>(buffer.untyped_data()) + buffer.size_bytes() / buffer.dimensions()[0] * image;
+}
 
 // `x` is x or its cotangent, which messages call `name`; `y` is y or its cotangent.
 FusedCall DecodeFused(Checks& checks, FusedKernel kernel, ffi::Dictionary attributes, std::string_view name,
@@ -88,21 +103,31 @@ ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offse
       DecodeCotangent(checks, FusedKernel::kInputCotangent, attributes, "d_x", *d_x, offset, origin, mask, d_y);
   if (!checks.ok()) return checks.error();
   CheckWeightByChannel(checks, call, weight, *d_x);
+  checks.Rank("row_start", *row_start, 4);
+  if (!checks.ok()) return checks.error();
   const Sizes& sizes = call.sizes;
+  const int64_t images = row_start->dimensions()[0];  // at a time
+  checks.Require(images > 0 || sizes.images == 0, "row_start has no images");
+  CheckScatterLists(checks, sizes, images);
   const int64_t outputs = sizes.rows * sizes.columns, taps = sizes.taps();
   checks.Type("row_start", *row_start, ffi::S32);
-  checks.Shape("row_start", *row_start, {sizes.images, sizes.offset_groups, taps, sizes.height * sizes.width + 1});
+  checks.Shape("row_start", *row_start, {images, sizes.offset_groups, taps, sizes.height * sizes.width + 1});
   checks.Type("contributions", *contributions, ffi::S32);
-  checks.Shape("contributions", *contributions, {sizes.images, sizes.offset_groups, taps, 4 * outputs, 2});
+  checks.Shape("contributions", *contributions, {images, sizes.offset_groups, taps, 4 * outputs, 2});
   checks.Type("workspace", *workspace, ffi::S32);
-  checks.Shape("workspace", *workspace, {sizes.images, sizes.offset_groups, taps, 4 * outputs});
+  checks.Shape("workspace", *workspace, {images, sizes.offset_groups, taps, 4 * outputs});
   if (!checks.ok()) return checks.error();
   Device device(context);
   const ScatterLists lists = {row_start->typed_data<int32_t>(),
                               static_cast<Contribution*>(contributions->untyped_data()),
                               workspace->typed_data<int32_t>()};
-  return ToError(FusedInputCotangent(device, call.dtype, sizes, call.positions, call.product, lists,
-                                     weight.untyped_data(), d_y.untyped_data(), d_x->untyped_data()));
+  for (int64_t first = 0; first < sizes.images; first += images) {
+    const FusedCall part = call.Images(first, std::min(images, sizes.images - first));
+    const char* failure = FusedInputCotangent(device, call.dtype, part.sizes, part.positions, call.product, lists,
+                                              weight.untyped_data(), ImageData(d_y, first), ImageData(*d_x, first));
+    if (failure) return ToError(failure);
+  }
+  return ffi::Error::Success();
 }
 
 ffi::Error FusedOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset,

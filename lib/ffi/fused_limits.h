@@ -42,8 +42,9 @@ inline void CheckFusedCotangent(Checks& checks, DType dtype, const Sizes& sizes,
       "the channels per group and per offset group: one number must divide the other");
 }
 
-inline void CheckFusedInputCotangent(Checks& checks, const Sizes& sizes) {
-  const int64_t lists = SaturatingMultiply(SaturatingMultiply(sizes.images, sizes.offset_groups), sizes.taps());
+// Of the input cotangent, which computes so many images at a time.
+inline void CheckScatterLists(Checks& checks, const Sizes& sizes, int64_t images) {
+  const int64_t lists = SaturatingMultiply(SaturatingMultiply(images, sizes.offset_groups), sizes.taps());
   checks.FitsInt32("the number of contributions",
                    SaturatingMultiply(lists, SaturatingMultiply(4, SaturatingMultiply(sizes.rows, sizes.columns))));
   checks.FitsInt32("the number of their lists",
@@ -63,14 +64,14 @@ inline void CheckFusedWeightCotangent(Checks& checks, DType dtype) {
 
 enum class FusedKernel { kForward, kInputCotangent, kOffsetCotangent, kWeightCotangent };
 
-// All conditions of a kernel. Messages call x `name`. Channels must be divisible by their groups.
+// All conditions of a kernel, except for CheckScatterLists. Messages call x `name`. Channels must be divisible by their
+// groups.
 inline void CheckFusedKernel(Checks& checks, FusedKernel kernel, std::string_view name, DType dtype, const Sizes& sizes,
                              const Product& product) {
   CheckFused(checks, name, dtype, sizes, product);
   if (!checks.ok() || kernel == FusedKernel::kForward) return;
   CheckFusedCotangent(checks, dtype, sizes, product);
   if (!checks.ok()) return;
-  if (kernel == FusedKernel::kInputCotangent) CheckFusedInputCotangent(checks, sizes);
   if (kernel == FusedKernel::kOffsetCotangent) CheckFusedOffsetCotangent(checks, dtype, sizes, product);
   if (kernel == FusedKernel::kWeightCotangent) CheckFusedWeightCotangent(checks, dtype);
 }

@@ -89,6 +89,7 @@ std::string FusedRejection(const std::string& kernel, const std::string& dtype, 
                                           dtype, "dtype");
   dcn::Checks checks(kernel);
   dcn::CheckFusedKernel(checks, fused_kernel, "x", x_dtype, sizes, {features, feature_group_count});
+  if (fused_kernel == dcn::FusedKernel::kInputCotangent) dcn::CheckScatterLists(checks, sizes, sizes.images);
   return checks.message();
 }
 

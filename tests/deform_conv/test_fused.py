@@ -170,17 +170,18 @@ def test_all_samples_in_one_pixel(dtype, precision):
     assert_close(d_x, exact.x, 0, 4 * RESOLUTION[dtype] * np.abs(exact.x).max())
 
 
+@pytest.mark.parametrize("is_masked", [True, False])
 @pytest.mark.parametrize("images", [0, 1, 3])
-def test_images_in_runs(images, monkeypatch):
+def test_images_in_runs(images, is_masked, monkeypatch):
     """The gradient of x in chunks of one or three images, or on the plain path if the lists of one are too long."""
     case = dataclasses.replace(CASE["torus_back"], batch=(5,))
-    operands = cast(case, "bfloat16")
-    cotangent = jnp.asarray(case.cotangent(), "bfloat16")
-    of_image = fused.image_bytes(operands.x, operands.offset, operands.mask, cotangent)
-    monkeypatch.setattr(fused, "LIST_BYTES", images * of_image)
-    assert ("stablehlo.while" in lowered(operands, case=case, of=gradient)) == (images > 0)
-    name = "dcn_fused_input_cotangent" if images else "dcn_input_cotangent"
-    assert name in custom_calls(operands, case=case, of=gradient)
+    operands = cast(case, "bfloat16", masked=is_masked)
+    of_image = fused.list_bytes(operands.x, operands.offset)
+    monkeypatch.setattr(fused, "LIST_BYTES", min(images, 1) * of_image)
+    monkeypatch.setattr(fused, "CHUNK_LIST_BYTES", images * of_image)
+    calls = re.findall(r"@(?:\w*)dcn_fused_input_cotangent\(.*-> .*", lowered(operands, case=case, of=gradient))
+    lists = [re.findall(r"tensor<(\d+)x\d+x\d+x\d+xi32>", call) for call in calls]
+    assert lists == ([[str(images)] * 2] if images else [])
     jax.clear_caches()
     check_values(case, "bfloat16", operands)
 

@@ -80,8 +80,9 @@ def test_python_and_handlers_agree(dtype):
         is_fused = paths.of_cotangent("x", x, offset, weight, spec, "cuda").path == "fused"
         count[is_fused] += 1
         fits = is_fast and fused.list_bytes(x, offset) <= fused.LIST_BYTES
-        images = min(pixels[0], fused.LIST_BYTES // fused.list_bytes(x, offset)) if fits else pixels[0]
-        # Python applies the limits of pixels to all images, the handler to those of a chunk.
+        chunk = max(fused.CHUNK_LIST_BYTES // max(fused.list_bytes(x, offset), 1), 1)
+        images = min(pixels[0], chunk) if fits else pixels[0]
+        # fused_rejection takes all images to be computed at a time.
         few_pixels = accepts("forward") and fused.pixels(offset) < fused.MAX_PIXELS
         assert is_fused == (fits and few_pixels and accepts("input_cotangent", images)), (x, offset, weight, spec)
         if dtype != "float32":

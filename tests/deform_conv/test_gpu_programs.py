@@ -15,7 +15,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dcn
-from benchmarks.readers.hlo import collectives
+from benchmarks.readers.hlo import collectives, copied_bytes
+from jax_dcn._operators.deform_conv.switches import without_fused_path
 from jax_dcn._primitive import extension
 from tests.helpers.deform_conv.cases import Operands, convolve, explicit_gradients, pull_back
 
@@ -75,6 +76,20 @@ def test_workspace_is_bounded_at_any_batch_size(program, dtype, precision):
             for batch in (1, 16, 64, 1024)
         }
     assert max(sizes.values()) <= 256 * MIB, sizes
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_fused_path_copies_neither_operands_nor_results(program):
+    """The plain path copies, by chunks, at least what it reads or writes as the operand or result of a product."""
+    cotangent, operands = shapes(16, (100, 168, 128), "bfloat16", features=128)
+    arguments = on(gpu(), (cotangent, operands))
+    compiled = {
+        path: jax.jit(run).lower(*arguments).compile()
+        for path, run in {"fused": PROGRAMS[program], "plain": without_fused_path()(PROGRAMS[program])}.items()
+    }
+    assert ("dcn_fused" in compiled["fused"].as_text(), "dcn_fused" in compiled["plain"].as_text()) == (True, False)
+    assert copied_bytes(compiled["fused"]) <= 1024
+    assert copied_bytes(compiled["plain"]) >= cotangent.size * cotangent.dtype.itemsize
 
 
 @pytest.mark.parametrize("batch, image", [(1, (100, 168, 128)), (8, (64, 64, 64))])

@@ -63,6 +63,12 @@ def test_temporary_memory_is_bounded(function, arrays_of_samples, dtype, image, 
     ), sizes
 
 
+def test_a_result_of_the_shape_of_x():
+    """XLA could start y and the gradient of x from one array, and copy it."""
+    sizes = {batch: temporary_bytes(pull_back, *shapes(batch, (64, 64, 64), "float32", 64)) for batch in (4, 16)}
+    assert sizes[16] <= sizes[4] + MIB, sizes
+
+
 def limit_samples(monkeypatch, held):
     for name in plain.COLUMN_BYTES:
         monkeypatch.setitem(plain.COLUMN_BYTES, name, held)

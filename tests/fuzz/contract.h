@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <iterator>
 #include <map>
 
 namespace fuzz {
@@ -17,15 +19,17 @@ class Contract {
     return address;
   }
 
-  // Whether the buffer at an address has at least `count` elements of `size` bytes.
+  // Whether the buffer that an address lies in has at least `count` elements of `size` bytes from there on.
   bool Holds(const void* address, double count, double size) const {
-    const auto found = bytes_.find(address);
-    return found != bytes_.end() && double(found->second) >= count * size;
+    const auto after = bytes_.upper_bound(address);
+    if (after == bytes_.begin()) return false;
+    const auto& [begin, bytes] = *std::prev(after);
+    return double(bytes) - double(static_cast<const char*>(address) - begin) >= count * size;
   }
 
  private:
   static constexpr size_t kInPlace = 99;
-  std::map<const void*, int64_t> bytes_;
+  std::map<const char*, int64_t, std::less<>> bytes_;
 };
 
 extern Contract* contract;  // null if buffers are in real memory

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import pytest
 
-from benchmarks.readers import cached_build, machine_code
+from benchmarks.readers import cached_build, cuda_tools
 from benchmarks.readers.executed_ptx import DEVICE_FLAGS, KERNELS, LIB
 
 HERE = pathlib.Path(__file__).parent
@@ -86,7 +86,7 @@ def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB)
 
 def device_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
     """The same program compiled for the GPU of this machine, with the flags of the package."""
-    nvcc = machine_code.find("nvcc")
+    nvcc = cuda_tools.find("nvcc")
     command = [nvcc, "-std=c++17", "-arch=native", "-lineinfo", f"-I{LIB}", f"-I{LIB / 'cuda'}"]
 
     def compile_(path):

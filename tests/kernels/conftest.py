@@ -24,14 +24,6 @@ def emulated_handlers(compiler):
     return emulation.registered_handlers()
 
 
-@pytest.fixture(scope="session")
-def machine(compiler):
-    """`machine(architecture)`: the machine that executes PTX."""
-    if executed_ptx.missing():
-        pytest.skip(executed_ptx.missing())
-    return executed_ptx.machine
-
-
 # The compiled PTX is what a GPU runs, so it is tested by default, and the emulated source in `make thorough`.
 EXECUTIONS = [
     "sm_90",
@@ -41,11 +33,31 @@ EXECUTIONS = [
 
 
 @pytest.fixture(scope="module", params=EXECUTIONS)
-def executed_handlers(request):
+def execution(request):
+    """How the CUDA kernels run on the CPU."""
+    if request.param != "emulated" and executed_ptx.missing():
+        pytest.skip(executed_ptx.missing())
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def executed_handlers(execution, request):
     """The names of the handlers that run the CUDA kernels on the CPU, by those of the custom calls."""
-    if request.param == "emulated":
+    if execution == "emulated":
         return request.getfixturevalue("emulated_handlers")
-    return request.getfixturevalue("machine")(int(request.param.removeprefix("sm_"))).handlers
+    return executed_ptx.machine(architecture(execution)).handlers
+
+
+@pytest.fixture(scope="module")
+def set_max_shared_bytes(execution, executed_handlers):
+    """Sets the shared memory that a block can have."""
+    if execution == "emulated":
+        return emulation.library().SetMaxSharedBytes
+    return lambda count: executed_ptx.machine(architecture(execution)).set(max_shared_bytes=count)
+
+
+def architecture(execution):
+    return int(execution.removeprefix("sm_"))
 
 
 @pytest.fixture(scope="module")

@@ -66,4 +66,6 @@ extern "C" XLA_FFI_Error* Initialize(XLA_FFI_CallFrame* frame) {
 
 extern "C" void AllowOnlyLoadedKernels() { execution::only_loaded_kernels = true; }
 
+extern "C" void SetMaxSharedBytes(int bytes) { execution::max_shared_bytes = size_t(bytes); }
+
 extern "C" void SetMachine(const execution::Machine* machine) { execution::machine = *machine; }

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from benchmarks.readers import machine_code
+from benchmarks.readers import cuda_tools
 
 from . import build
 from .test_sanitizers import MISTAKES, with_mistake
@@ -15,12 +15,23 @@ CLEAN = {
     "memcheck": "ERROR SUMMARY: 0 errors",
     "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
     "synccheck": "ERROR SUMMARY: 0 errors",
+    "initcheck": "ERROR SUMMARY: 0 errors",
 }
+# initcheck takes memory that was filled in advance to be written.
+OPTIONS = {"initcheck": ["--leave-unwritten"]}
+
+# Tool, mistake, and what the tool reports.
+FOUND = [
+    ("memcheck", "off by one in global memory", "ScanKernel"),
+    ("racecheck", "missing barrier", "ScanKernel"),
+    ("initcheck", "entry that is not stored", "OrderKernel"),
+    ("initcheck", "unwritten result", "on access by cudaMemcpy source"),
+]
 
 
 @pytest.fixture(autouse=True)
 def nvcc(platform):
-    if machine_code.find("nvcc") is None:
+    if cuda_tools.find("nvcc") is None:
         pytest.skip("nvcc not found")
 
 
@@ -32,10 +43,11 @@ def run(*command):
 
 
 def check(tool, program):
-    sanitizer = machine_code.find("compute-sanitizer")
+    sanitizer = cuda_tools.find("compute-sanitizer")
     if sanitizer is None:
         pytest.skip("compute-sanitizer not found")
-    status, output = run(sanitizer, "--tool", tool, "--error-exitcode", "1", program)
+    options = OPTIONS.get(tool, [])
+    status, output = run(sanitizer, "--tool", tool, "--error-exitcode", "1", program, *options)
     if "Device not supported" in output:
         pytest.skip("compute-sanitizer does not support this device")
     return status, output
@@ -53,8 +65,8 @@ def test_kernels_are_clean(tool):
     assert CLEAN[tool] in output
 
 
-@pytest.mark.parametrize("tool, name", [("memcheck", "off by one in global memory"), ("racecheck", "missing barrier")])
-def test_mistakes_in_kernels_are_found(tool, name, tmp_path):
+@pytest.mark.parametrize("tool, name, complaint", FOUND)
+def test_mistakes_in_kernels_are_found(tool, name, complaint, tmp_path):
     status, output = check(tool, build.device_program("launches.cc", with_mistake(MISTAKES[name][0], tmp_path)))
     assert status != 0
-    assert "ScanKernel" in output
+    assert complaint in output

@@ -4,6 +4,7 @@ The other tests check that mistakes would be found: in small kernels (toys.cu), 
 in their inline assembly, which the emulation does not run.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -206,8 +207,8 @@ WRONG = {
 }
 
 
-def toy(name):
-    return run(executed_ptx.program(build.HERE / "toys.cu", kernels=()), name)
+def toy(name, **options):
+    return run(executed_ptx.program(build.HERE / "toys.cu", kernels=()), name, **options)
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -236,3 +237,32 @@ def test_what_toys_compute():
         row, k = np.ogrid[:16, :depth]
         a, b = row - 2 * k, (row**2 % 7 + k % 5)[:8]
         assert values(name) == (1 + a @ b.T).ravel().tolist()
+
+
+def counted(name):
+    status, output = toy(name, counts=1)
+    assert status == 0
+    (record,) = json.loads(output[output.index("[{") :])
+    return record["counters"], {(line, opcode): times for _, line, _, opcode, times in record["lines"]}
+
+
+def test_what_is_counted():
+    counters, _ = counted("conflict")
+    # A load and a store of 8 words in one bank; a load of 8 sectors in 2 lines, and a store of one sector.
+    assert (counters["shared_wavefronts"], counters["bank_conflicts"]) == (16, 14)
+    assert (counters["l1_wavefronts"], counters["sectors"], counters["l2_bytes"]) == (2 + 1, 8 + 1, 32 * 9)
+    assert counters["divergent_branches"] <= 1
+
+    counters, _ = counted("copy")
+    # Each of 64 lanes writes 16 bytes, 128 at a time; every other one reads the same 16 bytes.
+    assert (counters["async_wavefronts"], counters["mma"]) == (8, {})
+    # Those who copy read one sector in each group of 8 lanes; 64 words are written in 8 sectors.
+    assert counters["sectors"] == 8 + 8
+
+    counters, executions = counted("rotate")
+    assert counters["barriers"] == 2 * 2 * 2  # of two warps, in two rounds
+    assert counters["by_class"]["barrier"] == counters["barriers"]
+    assert sum(executions.values()) <= counters["warp_instructions"] == sum(counters["by_class"].values())
+
+    counters, _ = counted("product_bf16")
+    assert (counters["mma"], counters["by_class"]["ldmatrix"]) == ({"bf16": 1}, 2)

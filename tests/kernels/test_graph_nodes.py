@@ -66,7 +66,9 @@ def conv_calls(sizes):
     fused = {"feature_group_count": 1}
     yield lambda: conv.fused_forward(x, sampling, by_feature, bias, tile_features=64, dtype=jnp.float32, **fused)
     if channels and features:  # the fused cotangents refuse calls without them
-        yield lambda: conv.fused_input_cotangent(sampling, weight, d_y, image_size=(height, width), **fused)
+        yield lambda: conv.fused_input_cotangent(
+            sampling, weight, d_y, image_size=(height, width), images_at_once=n, **fused
+        )
         yield lambda: conv.fused_offset_cotangent(x, sampling, weight, d_y, block_taps=1, requested=both, **fused)
         yield lambda: conv.fused_weight_cotangent(x, sampling, d_y, num_splits=1, **fused)
 

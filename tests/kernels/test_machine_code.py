@@ -30,6 +30,26 @@ def kernels(request):
     return found
 
 
+@pytest.fixture(scope="module")
+def embedded():
+    code, ptx = machine_code.embedded()
+    if len(code) == 1:
+        pytest.skip(f"the module was built for sm_{min(code)} only")
+    return code, ptx
+
+
+# Jetson's GPUs do not run machine code of the others: CUDA C++ programming guide, "Binary Compatibility".
+JETSON = (87, 110)
+
+
+@pytest.mark.parametrize("target", [80, 86, 87, 89, 90, 100, 103, 110, 120, 121])
+def test_every_gpu_has_machine_code_or_ptx(target, embedded):
+    code, ptx = embedded
+    runs_code = target not in JETSON and any(c // 10 == target // 10 and c <= target for c in code)
+    assert runs_code or any(p <= target for p in ptx)
+    assert runs_code or target in JETSON  # the others do not wait for the driver's compiler
+
+
 def test_every_kernel_is_read(kernels):
     for kernel in kernels:
         assert kernel.instructions["EXIT"] >= 1, kernel.name

@@ -12,6 +12,7 @@ from jax_dcn._operators.deform_conv.arguments import canonicalize
 from jax_dcn._operators.deform_conv.switches import without_fused_path
 from tests.deform_conv import test_dtypes as conv_types
 from tests.deform_conv import test_fused as conv_fused
+from tests.deform_conv import test_memory as conv_memory
 from tests.deform_conv import test_values as conv_values
 from tests.deform_psroi_pool import test_kinks as pool_kinks
 from tests.deform_psroi_pool import test_special as pool_special
@@ -45,6 +46,12 @@ test_conv_sums_over_channels = conv_types.test_sums_over_channels_are_wide
 test_conv_sums_over_pixels = conv_types.test_sums_over_pixels_are_wide
 test_conv_positions = conv_types.test_positions_are_wide
 
+
+@pytest.mark.parametrize("name", ["valid", "4_groups_6_offset_groups"])
+def test_conv_chunks(name, monkeypatch, x64):
+    conv_memory.test_chunks_add_up(name, 2**11, monkeypatch, x64)
+
+
 test_conv_fused_values = conv_fused.test_values
 test_conv_fused_without_mask_and_bias = conv_fused.test_without_mask_and_bias
 test_conv_fused_unrounded_sums = conv_fused.test_the_sum_leaves_unrounded
@@ -66,6 +73,21 @@ def test_conv_fused_tiles(tile, name, dtype, monkeypatch):
     monkeypatch.setattr(fused, "tile_features", lambda *_: tile)
     case = conv_fused.CASE[name]
     conv_fused.check_values(case, dtype, conv_fused.cast(case, dtype))
+
+
+@pytest.fixture
+def one_resident_block(set_max_shared_bytes):
+    """Only one block of a forward's tile fits an SM, as on sm_86, sm_89 and sm_120."""
+    set_max_shared_bytes(99 << 10)
+    yield
+    set_max_shared_bytes(227 << 10)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["ragged_strip_and_tile", "2_groups_3_offset_groups"])
+@pytest.mark.parametrize("tile", [64, 256])  # 256 features do not fit, so that tiles of 128 are launched
+def test_conv_fused_tiles_of_8_warps(tile, name, dtype, one_resident_block, monkeypatch):
+    test_conv_fused_tiles(tile, name, dtype, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["ragged_strip_and_tile_back", "several_tiles_of_channels_back", "torus_back"])

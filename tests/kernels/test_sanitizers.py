@@ -50,6 +50,12 @@ def test_kernels_are_clean(sanitizer, run):
     assert (status, output) == (0, "every launch is done\n")
 
 
+@pytest.mark.thorough
+def test_launches_do_not_depend_on_filled_memory(run):
+    """compute-sanitizer's initcheck runs them so."""
+    assert run("launches.cc", "memory", "--leave-unwritten") == (0, "every launch is done\n")
+
+
 SCAN_SUMS = "if (lane == kWarp - 1) sums[warp] = inclusive;\n      __syncthreads();"
 SCAN_END = "start += count[i];\n      }\n      __syncthreads();"
 MISTAKES = {
@@ -85,6 +91,12 @@ MISTAKES = {
     "sum that is not atomic": (
         ("counting_sort.h", "{ atomicAdd(&row_start[entry.row + 1], 1); }", "{ ++row_start[entry.row + 1]; }"),
         ("threads", r"data race.*HistogramKernel"),
+    ),
+    "entry that is not stored": (
+        ("counting_sort.h", "unordered[entry.values_base + atomicAdd(&row_start[entry.row + 1], 1)] = entry.id;",
+         "const int32_t index = atomicAdd(&row_start[entry.row + 1], 1);\n"
+         "      if (entry.id > 0) unordered[entry.values_base + index] = entry.id;"),
+        ("memory", r"heap-buffer-overflow"),
     ),
     "list read while it is written": (
         ("psroi_pool.cu", "list[list_index] = item;\n      __syncthreads();", "list[list_index] = item;"),
@@ -192,6 +204,12 @@ def with_mistake(mistake, folder):
             kernels[kernel] = folder / path.name
             shutil.copy(path, kernels[kernel])
     return kernels
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_in_the_source(name, tmp_path):
+    """Most mistakes are compiled only by `make thorough`, or on a GPU."""
+    assert with_mistake(MISTAKES[name][0], tmp_path) != build.KERNELS
 
 
 @pytest.mark.parametrize("name", build.mistakes(MISTAKES, ["off by one in global memory"]))

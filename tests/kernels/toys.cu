@@ -136,6 +136,15 @@ __global__ void CopyKernel(int* out) {
   out[threadIdx.x] = int(words[threadIdx.x].z);
 }
 
+// Lane i accesses shared word 32 i, in the same bank as all others, and a sector of global memory of its own.
+__global__ void ConflictKernel(int* out) {
+  __shared__ int values[kThreads * 32];
+  if (threadIdx.x >= 8) return;
+  values[threadIdx.x * 32] = out[threadIdx.x * 8];
+  __syncwarp(0xff);
+  out[threadIdx.x] = values[threadIdx.x * 32];
+}
+
 struct Toy {
   Toy(void (*kernel)(int*), unsigned blocks = 1, size_t shared_bytes = 0)
       : kernel(kernel), blocks(blocks), shared_bytes(shared_bytes) {}
@@ -168,6 +177,7 @@ const std::map<std::string, Toy> kToys = {
     {"product_bf16", {MmaKernel<__nv_bfloat16>}},
     {"product_tf32", {MmaKernel<float>}},
     {"copy", {CopyKernel<true>}},
+    {"conflict", {ConflictKernel}},
     {"copy_without_wait", {CopyKernel<false>}},
     {"shared_memory_without_opt_in", {AtomicKernel, 1, 64 << 10}},
     {"no_blocks", {AtomicKernel, 0}},

@@ -51,7 +51,7 @@ def offset_cotangent(
 
 
 def input_cotangent(sampling: Sampling, d_columns: jax.Array, d_x: jax.Array, *, workspace_size: int) -> jax.Array:
-    """`d_x` [n, H, W, Cin] with the contribution of these samples added in place."""
+    """`d_x` [N, H, W, Cin], N >= n, with the contribution of these samples added in place."""
     d_x, _ = _call(
         "dcn_input_cotangent",
         *(*_positions(sampling), d_columns, d_x),
@@ -90,11 +90,12 @@ def fused_input_cotangent(
     *,
     feature_group_count: int,
     image_size: Sequence[int],
+    images_at_once: int,
 ) -> jax.Array:
-    """The cotangent of x [n, H, W, Cin], by weight [Cin, K, Cout/groups]."""
+    """The cotangent of x [n, H, W, Cin], by weight [Cin, K, Cout/groups]. The images are computed in chunks."""
     images, rows, columns, _ = sampling.offset.shape
     groups, taps = groups_and_taps(sampling.offset, sampling.kernel_size)
-    lists = scatter_list_shapes((images, groups, taps), rows * columns, image_size[0] * image_size[1])
+    lists = scatter_list_shapes((images_at_once, groups, taps), rows * columns, image_size[0] * image_size[1])
     d_x, *_ = _call(
         "dcn_fused_input_cotangent",
         *(*_positions(sampling), weight, d_y),

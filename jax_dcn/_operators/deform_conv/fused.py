@@ -5,7 +5,6 @@
 and mask.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -18,8 +17,8 @@ from jax_dcn._operators.deform_conv import custom_calls
 from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._operators.deform_conv.custom_calls import Sampling
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
-from jax_dcn._primitive import extension, jax_internals
-from jax_dcn._primitive.chunks import balanced, fold
+from jax_dcn._primitive import extension
+from jax_dcn._primitive.chunks import balanced
 from jax_dcn._types import Shaped
 
 # struct FusedLimits in lib/deform_conv_fused.h says what these are. Every compiled module has them.
@@ -34,7 +33,8 @@ MIN_SPLIT_PIXELS: int = _LIMITS["min_split_pixels"]
 SLICE_VECTORS: int = _LIMITS["slice_vectors"]
 MARGIN_VECTORS: int = _LIMITS["margin_vectors"]
 
-LIST_BYTES = 128 * 2**20  # workspace budget of the input's cotangent: scatter lists, and copies of images
+LIST_BYTES = 128 * 2**20  # the most that the scatter lists of one image may take, for the input's cotangent
+CHUNK_LIST_BYTES = 64 * 2**20  # the most that those of several images may take, which are computed at a time
 MIN_BLOCKS = 128  # about the number of SMs of a large GPU
 MANY_BLOCKS = 512  # enough thread blocks to keep all SMs busy until the last ones end
 
@@ -76,7 +76,14 @@ def cotangents(
     sampling = Sampling(offset, mask, (0, *origin), weight.shape[:2], spec)
     out = {}
     if "x" in requested:
-        out["x"] = _input_cotangent(x, sampling, weight, d_y, spec)
+        out["x"] = custom_calls.fused_input_cotangent(
+            sampling,
+            _by_channel(weight, spec),
+            d_y,
+            feature_group_count=spec.feature_group_count,
+            image_size=x.shape[1:3],
+            images_at_once=_images_at_once(x, offset),
+        )
     if positions := [name for name in ("offset", "mask") if name in requested]:
         out |= custom_calls.fused_offset_cotangent(
             x,
@@ -95,30 +102,7 @@ def cotangents(
     return out
 
 
-def _input_cotangent(x: jax.Array, sampling: Sampling, weight: jax.Array, d_y: jax.Array, spec: Spec) -> jax.Array:
-    weight_by_channel = _by_channel(weight, spec)
-    offset, mask = sampling.offset, sampling.mask
-
-    def images_at(image: ArrayLike, count: int, d_x: jax.Array) -> jax.Array:
-        def of_chunk(array: jax.Array) -> jax.Array:
-            return lax.dynamic_slice_in_dim(array, image, count)
-
-        part = custom_calls.fused_input_cotangent(
-            dataclasses.replace(sampling, offset=of_chunk(offset), mask=None if mask is None else of_chunk(mask)),
-            weight_by_channel,
-            of_chunk(d_y),
-            feature_group_count=spec.feature_group_count,
-            image_size=x.shape[1:3],
-        )
-        return part if count == x.shape[0] else lax.dynamic_update_slice_in_dim(d_x, part, image, 0)
-
-    zeros, _ = jax_internals.vary_alike([jnp.zeros(x.shape, x.dtype), x])
-    return fold(images_at, x.shape[0], _chunk_images(x, offset, mask, d_y), zeros)
-
-
-def workspace_bytes(
-    computation: str, x: Shaped, offset: Shaped, weight: Shaped, mask: Shaped | None, spec: Spec
-) -> int:
+def workspace_bytes(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> int:
     """The workspace of the forward, or of the cotangent of the operand of that name."""
     weight_elements = math.prod(weight.shape)
     if computation == "weight":
@@ -126,12 +110,7 @@ def workspace_bytes(
     weight_copy = weight_elements * weight.dtype.itemsize
     if computation != "x":
         return weight_copy
-    d_y = jax.ShapeDtypeStruct((*offset.shape[:3], weight.shape[-1]), x.dtype)
-    images = x.shape[0]
-    chunk = _chunk_images(x, offset, mask, d_y)
-    if isinstance(images, int) and images <= chunk:  # nothing is copied
-        return weight_copy + images * list_bytes(x, offset)
-    return weight_copy + chunk * image_bytes(x, offset, mask, d_y)
+    return weight_copy + _images_at_once(x, offset) * list_bytes(x, offset)
 
 
 def _num_splits(offset: Shaped, weight: Shaped, spec: Spec) -> int:
@@ -140,9 +119,11 @@ def _num_splits(offset: Shaped, weight: Shaped, spec: Spec) -> int:
     return weight_splits(pixels(offset), group_channels * groups, kh * kw, features // groups)
 
 
-def _chunk_images(x: Shaped, offset: Shaped, mask: Shaped | None, d_y: Shaped) -> int:
+def _images_at_once(x: Shaped, offset: Shaped) -> int:
     """How many images the input's cotangent is computed for at a time."""
-    return balanced(x.shape[0], LIST_BYTES // max(image_bytes(x, offset, mask, d_y), 1))
+    images = x.shape[0]
+    chunk = balanced(images, CHUNK_LIST_BYTES // max(list_bytes(x, offset), 1))
+    return min(images, chunk) if isinstance(images, int) else chunk
 
 
 def block_taps(pixels: int, offset_groups: int, taps: int) -> int:
@@ -198,12 +179,6 @@ def list_bytes(x: Shaped, offset: Shaped) -> int:
         (offset.shape[-1] // 2,), math.prod(offset.shape[-3:-1]), math.prod(x.shape[-3:-1])
     )
     return 4 * sum(map(math.prod, shapes))
-
-
-def image_bytes(x: Shaped, offset: Shaped, mask: Shaped | None, d_y: Shaped) -> int:
-    """The scatter lists of one image, its gradient, and copies of its offset, mask and cotangent."""
-    arrays = [array for array in (x, offset, mask, d_y) if array is not None]
-    return list_bytes(x, offset) + sum(math.prod(array.shape[1:]) * array.dtype.itemsize for array in arrays)
 
 
 def pixels(array: Shaped) -> int:

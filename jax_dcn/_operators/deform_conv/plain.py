@@ -48,7 +48,9 @@ def forward(
 
         return fold(rows_at, rows, chunk.rows, y)
 
-    return fold(images_at, images, chunk.images, _zeros(x, (images, rows, width, weight.shape[-1]), spec.dtype))
+    # All of y is overwritten. If it were zeros, XLA could make one array of them for y and for a gradient, and copy it.
+    y = _filled(x, (images, rows, width, weight.shape[-1]), spec.dtype, math.nan)
+    return fold(images_at, images, chunk.images, y)
 
 
 def cotangents(
@@ -69,6 +71,7 @@ def cotangents(
     positions = [name for name in ("offset", "mask") if name in requested]
     chunk = _cotangents_chunk(requested, x, offset, weight, platform)
     order = _SortOrder.of(x, offset, weight, platform)
+    is_in_place = jnp.dtype(x_dtype) == sum_dtype  # the sums are made in d_x itself, not in images of their own
 
     def images_at(image: ArrayLike, count: int, out: Cotangents) -> Cotangents:
         def rows_at(
@@ -95,14 +98,16 @@ def cotangents(
                 out["weight"] += _weight_cotangent(part, columns, groups, spec, platform)
             return out, d_xs
 
-        d_xs = _zeros(x, (count, *x.shape[1:]), sum_dtype) if "x" in requested else None
+        out = dict(out)
+        d_x = out.pop("x", None)
+        d_xs = d_x if d_x is None or is_in_place else _zeros(x, (count, *x.shape[1:]), sum_dtype)
         out, d_xs = fold(rows_at, offset.shape[1], chunk.rows, (out, d_xs))
-        if d_xs is not None:
-            out["x"] = _update(out["x"], d_xs.astype(x_dtype), (image, 0))
+        if d_x is not None and d_xs is not None:
+            out["x"] = d_xs if is_in_place else _update(d_x, d_xs.astype(x_dtype), (image, 0))
         return out
 
     out = {
-        name: _zeros(x, array.shape, dtype)
+        name: _zeros(d_y, array.shape, dtype)
         for name, array, dtype in (("x", x, x_dtype), ("offset", offset, sum_dtype), ("mask", mask, sum_dtype))
         if name in requested and array is not None
     }
@@ -129,7 +134,9 @@ def workspace_bytes(computation: str, x: Shaped, offset: Shaped, weight: Shaped,
     size = columns * offset.dtype.itemsize
     if computation == "x":
         order = _SortOrder.of(x, offset, weight, platform)
-        size += images * (4 * (rows * order.row + order.image) + math.prod(x.shape[1:]) * offset.dtype.itemsize)
+        size += images * 4 * (rows * order.row + order.image)
+        if x.dtype != offset.dtype:
+            size += images * math.prod(x.shape[1:]) * offset.dtype.itemsize
     return size
 
 
@@ -258,8 +265,14 @@ def _sampling_at(
 
 
 def _zeros(like: jax.Array, shape: Sequence[int], dtype: DTypeLike) -> jax.Array:
-    """Zeros that vary over the mesh as `like` does, as the carry of a loop must."""
-    return jax_internals.vary_alike([jnp.zeros(shape, dtype), like])[0]
+    return _filled(like, shape, dtype, 0)
+
+
+def _filled(like: jax.Array, shape: Sequence[int], dtype: DTypeLike, value: float) -> jax.Array:
+    """An array that varies over the mesh as `like` does, as the carry of a loop must."""
+    # Without the barrier, XLA for GPUs makes one array for several loops that start from equal ones, and copies it.
+    scalar, like = lax.optimization_barrier((jnp.asarray(value, dtype), like))
+    return jax_internals.vary_alike([jnp.broadcast_to(scalar, shape), like])[0]
 
 
 def _slice(array: jax.Array, start: tuple[ArrayLike, ArrayLike], size: tuple[int, int]) -> jax.Array:

@@ -92,7 +92,7 @@ def kernel_plan(
 def _choice(
     computation: str, operands: dict[str, Any], spec: Spec, platform: str, reference_reason: str
 ) -> KernelChoice:
-    x, offset, weight, mask = (operands[name] for name in ("x", "offset", "weight", "mask"))
+    x, offset, weight = (operands[name] for name in ("x", "offset", "weight"))
     if reference_reason and computation != "bias":
         return KernelChoice(computation, "reference", reference_reason, _columns_bytes(x, offset, weight))
     if computation == "forward":
@@ -101,7 +101,7 @@ def _choice(
         path, reason = paths.of_cotangent(computation, x, offset, weight, spec, platform)
     size = 0
     if path == "fused":
-        size = fused.workspace_bytes(computation, x, offset, weight, mask, spec)
+        size = fused.workspace_bytes(computation, x, offset, weight, spec)
     elif path == "plain":
         size = plain.workspace_bytes(computation, x, offset, weight, platform)
     return KernelChoice(computation, path, reason, size)

@@ -23,8 +23,8 @@ struct Fault : std::runtime_error {
 };
 
 struct Options {
-  bool checks_races = true;  // races and reads of memory that was not written; all other faults are always reported
-  bool counts = false;
+  bool checks_races = true;     // races and reads of memory that was not written; all other faults are always reported
+  bool counts = false;          // a program ends with the records of its launches
   uint64_t seed = 1;            // of the order of blocks and warps, and of when asynchronous copies arrive
   uint32_t sampled_blocks = 0;  // if not 0, a launch of a kernel whose name contains "Fused" runs only so many blocks
   uint32_t max_grid_blocks = ~0u;  // the grid is cut to this many blocks, to test grid-stride loops

@@ -205,6 +205,7 @@ extern "C" {
 void** __cudaRegisterFatBinary(void* wrapper) { return reinterpret_cast<void**>(ptx::ReadModule(wrapper)); }
 void __cudaRegisterFatBinaryEnd(void**) { ptx::ReadEnvironment(); }
 void __cudaUnregisterFatBinary(void** module) {
+  if (options.counts) std::printf("%s\n", ptx::TakeRecords().c_str());
   if (!options.lists_unused) return;
   for (const std::string& name : reinterpret_cast<ptx::Module*>(module)->UnusedKernels()) {
     std::printf("unused: %s\n", name.c_str());

@@ -1,0 +1,155 @@
+"""The steps of `make gpu-check`: each is a function that returns its results, "ok" among them."""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from benchmarks.gpu_check.process import GRACE, run
+from benchmarks.readers import gpu, ncu, predictions
+from benchmarks.readers.cuda_tools import find
+from benchmarks.readers.junit import read_tests
+from benchmarks.reports.report import RESULTS
+
+WORKERS = 8  # test processes that share the GPU
+SANITIZER_WORKERS = 4
+SANITIZERS = "tests/kernels/test_compute_sanitizer.py"
+# Of `python -m benchmarks operators`, the most important first: what is not reached is cut off. With one type, more
+# shapes are reached.
+RATIO_SHAPES = ("A16", "B16", "C16", "D16", "P1", "P3", "A", "B", "C", "D", "E", "F", "P2", "P4")
+RATIO_DTYPE = "bfloat16"
+PROFILED_SHAPE, PROFILED_LAUNCHES = "A", 8
+NO_PREDICTIONS = "`python -m benchmarks.machine_code` writes <date>-machine-code.json"
+PYTHON = (sys.executable, "-m")
+
+
+class Context(NamedTuple):
+    gpu: dict[str, str]
+    limit: float  # seconds
+    out: Path
+
+
+class Step(NamedTuple):
+    seconds: int  # its share of the time
+    run: Callable[[Context], dict[str, Any]]
+
+
+def read_facts(context):
+    return {"ok": True, "facts": gpu.facts()}
+
+
+def build(context):
+    architecture = f"{gpu.architecture(context.gpu).removeprefix('sm_')}-real"
+    return run(
+        *(*PYTHON, "pip", "install", "--no-build-isolation", "--no-deps", "--editable", "."),
+        "-Ccmake.define.JAX_DCN_CUDA=ON",
+        f"-Ccmake.define.CMAKE_CUDA_ARCHITECTURES={architecture}",
+        limit=context.limit,
+    )
+
+
+def smoke(context):
+    return run_for_json(*PYTHON, "benchmarks.smoke", limit=context.limit)
+
+
+def run_tests(context):
+    """Those of the CPU can run on any machine."""
+    step = run_pytest("--platform=cuda", f"--ignore={SANITIZERS}", workers=WORKERS, limit=context.limit)
+    # If all tests of the GPU were skipped, nothing was tested.
+    return step | {"ok": step["ok"] and step["backends"].get("cuda", {}).get("passed", 0) > 0}
+
+
+def sanitize(context):
+    return run_pytest(SANITIZERS, workers=SANITIZER_WORKERS, limit=context.limit)
+
+
+def compare_predictions(context):
+    step = run_for_json(*PYTHON, "benchmarks.kernel_times", limit=context.limit)
+    path, architecture = predictions.newest(RESULTS), gpu.architecture(context.gpu)
+    found = predictions.read(path, architecture, context.gpu["name"]) if path else {}
+    for row in step.get("results", {}).get("rows", ()):
+        prediction = found.get((row["call"], row["shape"], row["batch"]))
+        row["predicted"] = prediction and prediction._asdict()
+    why = (
+        ""
+        if found
+        else f"There are no predictions for {architecture}: {f'{path.name} has others' if path else NO_PREDICTIONS}."
+    )
+    return step | {"predictions": path and path.name, "why": why}
+
+
+def compare_operators(context):
+    """Reaching the time limit is no failure: the results name what was not reached."""
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = max(round(context.limit - 2 * GRACE), 1)
+        command = [*PYTHON, "benchmarks", "operators", "--seconds", str(seconds), "--dtypes", RATIO_DTYPE]
+        command += ["--shapes", *RATIO_SHAPES]
+        command += ["--out", folder, *([] if find_spec("matplotlib") else ["--no-plot"])]
+        step = run(*command, limit=context.limit)
+        for path in Path(folder).iterdir():
+            if path.suffix == ".json":
+                step["results"] = json.loads(path.read_text())
+            elif path.suffix == ".md":
+                step["page"] = path.read_text()
+            else:
+                shutil.copy(path, context.out)
+    refused = [
+        (name, reason)
+        for row in step.get("results", {}).get("operators", ())
+        for name, reason in row["refused"].items()
+    ]
+    wrong = [reason for name, reason in refused if name == "jax_dcn" or reason.startswith("differs")]
+    return step | {"ok": "results" in step and not wrong}
+
+
+def profile(context):
+    """A machine on which nothing can be profiled does not fail the check."""
+    if find("ncu") is None:
+        return {"ok": True, "why": "There is no profile: ncu is not installed."}
+    command = [find("ncu"), *ncu.options(PROFILED_LAUNCHES), *PYTHON, "benchmarks.kernel_times"]
+    step = run(*command, "--once", "--shapes", PROFILED_SHAPE, limit=context.limit, captured=True)
+    output = step.pop("output")
+    launches = ncu.read(output)
+    why = "" if launches else f"There is no profile: {'; '.join(ncu.errors(output)) or output[-500:].strip()}"
+    return step | {"ok": True, "launches": launches, "why": why}
+
+
+STEPS = {
+    "facts": Step(5, read_facts),
+    "build": Step(80, build),
+    "smoke": Step(60, smoke),
+    "tests": Step(150, run_tests),
+    "sanitizers": Step(75, sanitize),
+    "predictions": Step(40, compare_predictions),
+    "ratios": Step(95, compare_operators),
+    "profile": Step(30, profile),
+}
+
+
+def run_for_json(*command, limit):
+    """Runs a command that writes a JSON file after each of its parts, so that one that is stopped has results too."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "results.json"
+        step = run(*command, "--out", path, limit=limit)
+        if not path.exists():
+            return step | {"ok": False}
+        return step | {"results": json.loads(path.read_text())}
+
+
+def run_pytest(*arguments, workers, limit):
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results.xml"
+        options = ["-q", f"--junitxml={results}"]
+        if find_spec("xdist"):
+            options += ["-n", str(min(workers, os.cpu_count()))]
+        step = run(*PYTHON, "pytest", *options, *arguments, limit=limit)
+        try:
+            return step | read_tests(ElementTree.parse(results))
+        except (OSError, ElementTree.ParseError) as error:
+            return step | {"ok": False, "backends": {}, "unreadable": str(error)}

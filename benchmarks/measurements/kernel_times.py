@@ -1,0 +1,125 @@
+"""The time of each custom call of the fused convolution, by itself: a program per call, and its kernels' times.
+
+The programs call the public functions, so they also prepare the weight as a training step does. The times of the
+kernels alone come from jax's profiler, where it can trace the GPU.
+"""
+
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+
+from benchmarks.measurements import deform_conv
+from benchmarks.measurements.timing import interleaved
+from benchmarks.readers import device_times, gpu
+from benchmarks.readers.machine import cores
+
+SHAPES = ("A", "B", "C", "D")
+BATCH, DTYPE = 16, "bfloat16"
+REPEATS = 9
+TRACED_RUNS = 3
+
+# The operands whose gradients a program computes, by the custom call that computes them.
+CALLS = {
+    "dcn_fused_forward": (),
+    "dcn_fused_input_cotangent": ("x",),
+    "dcn_fused_offset_cotangent": ("offset", "mask"),
+    "dcn_fused_weight_cotangent": ("weight",),
+}
+
+# XLA would put custom calls into CUDA graphs, in which the profiler may not see the kernels.
+XLA_FLAGS = "--xla_gpu_enable_command_buffer="
+
+
+class Program(NamedTuple):
+    """A compiled program, as `timing` takes it."""
+
+    run: Any
+    operands: tuple[Any, ...]
+    queued: bool
+
+    def start(self):
+        return self.run(*self.operands)
+
+    def wait(self, result):
+        jax.block_until_ready(result)
+
+
+def set_flags():
+    """To be called before jax uses a device."""
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {XLA_FLAGS}"
+
+
+def programs(shape):
+    """The program of each custom call, compiled."""
+    problem = deform_conv.problem(shape, DTYPE)
+    device = jax.config.jax_default_device  # new threads do not inherit it
+
+    def prepare(varied):
+        operands = (problem.operands, problem.cotangent)
+        with jax.default_device(device):
+            run = jax.jit(partial(results, varied, problem.options)).lower(*operands).compile()
+        return Program(run, operands, queued=jax.default_backend() != "cpu")
+
+    with ThreadPoolExecutor(cores()) as pool:
+        return dict(zip(CALLS, pool.map(prepare, CALLS.values()), strict=True))
+
+
+def results(varied, options, operands, cotangent):
+    """The result, or the gradients of the operands named in `varied` and nothing else."""
+
+    def function(changed):
+        return deform_conv.deformable(**{**operands, **changed}, **options)
+
+    if not varied:
+        return function({})
+    _, pull_back = jax.vjp(function, {name: operands[name] for name in varied})
+    return pull_back(cotangent)
+
+
+def measure(name, shape):
+    """A row for each custom call on a shape."""
+    prepared = programs(shape)
+    for program in prepared.values():
+        program.wait(program.start())
+    seconds = interleaved(prepared, REPEATS)
+    clock = gpu.sm_clock()  # as it still is a moment after the load
+    for call, program in prepared.items():
+        kernels = traced(program)
+        own = sum(kernel["milliseconds"] for kernel in kernels.values() if kernel["own"])
+        yield {
+            "call": call,
+            "shape": name,
+            "batch": shape.batch,
+            "dtype": DTYPE,
+            "SM clock": clock,
+            "program milliseconds": {key: seconds[call][key] * 1e3 for key in ("median", "min", "max")},
+            "milliseconds": own or None,  # of the package's kernels
+            "kernels": kernels,
+        }
+
+
+def traced(program):
+    """The kernels of one run, by name: the mean of a few runs. Empty where the profiler sees none."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for _ in range(TRACED_RUNS):
+                program.wait(program.start())
+        found = device_times.of_folder(folder)
+    for kernel in found.values():
+        kernel["milliseconds"] /= TRACED_RUNS
+        kernel["launches"] /= TRACED_RUNS
+    return found
+
+
+def run_once(shape):
+    """Runs each program once, for a profiler."""
+    for program in programs(shape).values():
+        program.wait(program.start())
+
+
+def shapes(names):
+    return {name: deform_conv.SHAPES[name]._replace(batch=BATCH) for name in names}

@@ -1,0 +1,62 @@
+"""Reads the predicted times of the kernels, which `python -m benchmarks.machine_code` writes.
+
+The file is a JSON object {"launches": [...]} with, for each launch of a kernel, "kernel", "call" (the custom call that
+launches it), "shape" (as in benchmarks/measurements/deform_conv.py), "batch", "architecture", "gpu" (whose clocks and
+number of SMs it is for), "milliseconds", and "bound_by".
+"""
+
+import json
+import re
+from collections import Counter
+from typing import NamedTuple
+
+
+class Prediction(NamedTuple):
+    """The launches of one custom call, together."""
+
+    gpu: str
+    milliseconds: float
+    bound_by: str  # what bounds the launch that takes longest
+    kernels: dict[str, float]  # milliseconds
+
+
+def newest(folder):
+    """The newest file of predictions in a folder, or None."""
+    return max(folder.glob("*-machine-code.json"), default=None)
+
+
+def read(path, architecture, name):
+    """Predictions by (custom call, shape, batch), for one GPU of the architecture; empty if the file has none.
+
+    Without predictions for the architecture itself, those for an older one of the same major version are taken. Among
+    GPUs of the same architecture, that is taken whose name is in `name`, or else the first.
+    """
+    launches = json.loads(path.read_text())["launches"]
+    major, minor = _version(architecture)
+    known = {launch["architecture"] for launch in launches}
+    usable = [one for one in known if _version(one)[0] == major and _version(one)[1] <= minor]
+    if not usable:
+        return {}
+    chosen = max(usable, key=_version)
+    launches = [launch for launch in launches if launch["architecture"] == chosen]
+    gpus = list(dict.fromkeys(launch["gpu"] for launch in launches))
+    gpu = next((gpu for gpu in gpus if gpu.lower() in name.lower()), gpus[0])
+    calls = {}
+    for launch in launches:
+        if launch["gpu"] == gpu:
+            calls.setdefault((launch["call"], launch["shape"], launch["batch"]), []).append(launch)
+    return {key: _sum(gpu, launches) for key, launches in calls.items()}
+
+
+def _sum(gpu, launches):
+    longest = max(launches, key=lambda launch: launch["milliseconds"])
+    kernels = Counter()
+    for launch in launches:
+        kernels[launch["kernel"]] += launch["milliseconds"]
+    return Prediction(gpu, sum(kernels.values()), longest["bound_by"], dict(kernels))
+
+
+def _version(architecture):
+    """(9, 0) for "sm_90", (12, 1) for "sm_121"."""
+    major, minor = re.fullmatch(r"sm_(\d+)(\d)[a-z]?", architecture).groups()
+    return int(major), int(minor)

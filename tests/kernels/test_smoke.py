@@ -1,0 +1,42 @@
+"""The smoke test of `make gpu-check`, on the compiled kernels, executed on the CPU."""
+
+import json
+
+import pytest
+
+from benchmarks import smoke
+from jax_dcn._operators.deform_conv import custom_calls, fused
+from jax_dcn._primitive import extension
+
+pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.usefixtures("executed_kernels")]
+
+
+def test_every_custom_call_is_checked(tmp_path, capsys):
+    path = tmp_path / "smoke.json"
+    assert smoke.main(["--out", str(path)], platform="cuda") == 0, capsys.readouterr().out
+    results = json.loads(path.read_text())
+    checked = {(row["call"], row["shape"]) for row in results["rows"]}
+    assert checked == {(call, shape) for call in extension.custom_calls for shape in ("small", "ragged")}
+    assert {row["dtype"] for row in results["rows"]} == {"float32", "bfloat16", "float16", "float64"}
+    assert results["not reached"] == []
+    # An error of a tenth of the tolerance is expected of 16-bit types; an error of none would say that nothing ran.
+    assert all(row["error / tolerance"] < 0.3 for row in results["rows"])
+    assert any(row["error / tolerance"] > 0.01 for row in results["rows"])
+
+
+def test_a_wrong_kernel_is_named(monkeypatch, capsys):
+    right = custom_calls.fused_forward
+    monkeypatch.setattr(fused.custom_calls, "fused_forward", lambda *args, **options: 1.1 * right(*args, **options))
+    monkeypatch.setattr(smoke.smoke, "DTYPES", ("bfloat16",))
+    monkeypatch.setattr(smoke.smoke, "SHAPES", ("small",))
+    assert smoke.main([], platform="cuda") == 1
+    output = capsys.readouterr().out
+    assert "- **wrong** `dcn_fused_forward`: y, fused, small, bfloat16: differs from the reference" in output
+    assert output.count("**wrong**") == 1
+
+
+def test_a_kernel_that_is_not_reached_fails_the_test(monkeypatch, capsys):
+    monkeypatch.setattr(smoke.smoke, "DTYPES", ("float32",))  # the fused gradient of the weight needs 16 bits
+    monkeypatch.setattr(smoke.smoke, "SHAPES", ("small",))
+    assert smoke.main([], platform="cuda") == 1
+    assert "| `dcn_fused_weight_cotangent`      | **no**" in capsys.readouterr().out
