@@ -177,7 +177,8 @@ def costs(records, found, architecture, name, shape):
         row = cost(*found[linker_name], record, device, shape)
         key = row["kernel"], row["call"]
         rows[key] = _sum(rows[key], row) if key in rows else row
-    for row in rows.values():
+    calls = list(SOURCES.values())
+    for row in sorted(rows.values(), key=lambda row: calls.index(row["call"])):
         bounds = row["bounds"]
         bound_by = max(bounds, key=bounds.get)
         row["bounds"] = {key: round(value, 4) for key, value in bounds.items()}
