@@ -71,6 +71,10 @@ class Machine:
         self._library.TakeMachineRecords.restype = ctypes.c_char_p
         self._library.SetMachineOption.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
         self.handlers = register(self._library, prefix)
+        jax.ffi.register_ffi_target(f"{prefix}_initialize", jax.ffi.pycapsule(self._library.Initialize), platform="cpu")
+        initialize = jax.ffi.ffi_call(f"{prefix}_initialize", jax.ShapeDtypeStruct((0,), "int32"), has_side_effect=True)
+        jax.block_until_ready(initialize())
+        self.set(requires_loading=1)
 
     def set(self, **options: int) -> None:
         """Sets fields of `Options` in machine.h."""
@@ -127,9 +131,10 @@ def _kernel(path, architecture, folder=None):
 
 def _handlers(path):
     command = [cuda_tools.find("nvcc"), "-std=c++17", "-Xcompiler=-fPIC,-O1", f"-I{LIB}", f"-I{LIB / 'cuda'}"]
-    command += [f"-I{MACHINE}", f"-isystem={jax.ffi.include_dir()}", "-include", MACHINE.parent / "stream.h"]
+    command += [f"-I{MACHINE}", f"-I{MACHINE.parent}", f"-isystem={jax.ffi.include_dir()}"]
+    command += ["-include", MACHINE.parent / "stream.h"]
     command += ['-DDCN_COMPILER="nvcc"']
-    headers = [*LIB.rglob("*.h"), *MACHINE.glob("*.h"), MACHINE.parent / "stream.h"]
+    headers = [*LIB.rglob("*.h"), *MACHINE.glob("*.h"), *MACHINE.parent.glob("*.h")]
     return build(f"{path.stem}.o", [*command, "-c", path], [path, *sorted(headers)])
 
 

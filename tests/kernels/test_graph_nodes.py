@@ -1,6 +1,6 @@
 """A call of a handler enqueues work if it has a result, however empty its operands are.
 
-The emulated handlers raise an error if they enqueue nothing. The calls here are those of the package, of sizes for
+The handlers raise an error here if they enqueue nothing. The calls here are those of the package, of sizes for
 which it does not make all of them.
 """
 
@@ -15,7 +15,7 @@ from jax_dcn._operators.deform_conv.geometry import Geometry
 from jax_dcn._operators.psroi_pool import custom_calls as pool
 from jax_dcn._operators.psroi_pool.arguments import Spec
 
-pytestmark = [pytest.mark.usefixtures("emulated_kernels"), pytest.mark.platforms("cpu")]
+pytestmark = [pytest.mark.usefixtures("executed_kernels"), pytest.mark.platforms("cpu")]
 
 
 class ConvSizes(NamedTuple):

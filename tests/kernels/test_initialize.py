@@ -1,6 +1,6 @@
 """The handler of the initialize stage: it loads all kernels, or says why this machine cannot run them.
 
-That all kernels are loaded is tested by every test that runs emulated handlers, which launch no others.
+That all kernels are loaded is tested by every test that runs the kernels on the CPU, where no others can be launched.
 """
 
 import jax

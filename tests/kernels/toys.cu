@@ -199,11 +199,11 @@ int main(int, char** arguments) {
   config.blockDim = kThreads;
   config.dynamicSmemBytes = toy.shared_bytes;
   const cudaError_t error = cudaLaunchKernelEx(&config, toy.kernel, static_cast<int*>(memory));
+  cudaMemcpy(out.data(), memory, bytes, cudaMemcpyDeviceToHost);
+  cudaFree(memory);
   if (error != cudaSuccess) {
     std::printf("error: %s\n", cudaGetErrorString(error));
     return 1;
   }
-  cudaMemcpy(out.data(), memory, bytes, cudaMemcpyDeviceToHost);
-  cudaFree(memory);
   for (int i = 0; i < kResults; ++i) std::printf("%d ", out[i]);
 }

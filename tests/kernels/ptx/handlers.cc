@@ -1,24 +1,18 @@
 // The library of the FFI handlers whose kernels run on the machine. A call's operands and results, which are buffers of
 // XLA on the CPU, become the machine's allocations during the call: operands may only be read, and results have not
 // been written.
-#include <array>
-#include <cstring>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "ffi/handlers.h"
+#include "checked_handlers.h"
 #include "memory.h"
 #include "runtime.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
 
-constexpr size_t kMaxHandlers = 64;
-
 std::mutex mutex;  // XLA may run independent calls at the same time
-std::array<XLA_FFI_Handler*, kMaxHandlers> handlers;
 
 size_t Bytes(const XLA_FFI_Buffer& buffer) {
   size_t bytes = xla::ffi::ByteWidth(static_cast<xla::ffi::DataType>(buffer.dtype));
@@ -32,7 +26,6 @@ class CallMemory {
   explicit CallMemory(const XLA_FFI_CallFrame& frame) {
     for (int64_t i = 0; i < frame.rets.size; ++i) {
       const auto& result = *static_cast<const XLA_FFI_Buffer*>(frame.rets.rets[i]);
-      has_results_ |= Bytes(result) > 0;
       Add(result, false);
     }
     for (int64_t i = 0; i < frame.args.size; ++i) Add(*static_cast<const XLA_FFI_Buffer*>(frame.args.args[i]), true);
@@ -41,8 +34,6 @@ class CallMemory {
     for (const void* base : added_) ptx::RemoveAllocation(base);
   }
   CallMemory(const CallMemory&) = delete;
-
-  bool has_results() const { return has_results_; }
 
  private:
   void Add(const XLA_FFI_Buffer& buffer, bool is_operand) {
@@ -58,52 +49,19 @@ class CallMemory {
   }
 
   std::vector<const void*> added_;
-  bool has_results_ = false;
 };
 
 XLA_FFI_Error* Call(XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame) {
-  const auto* extension = frame->extension_start;
-  if (extension && extension->type == XLA_FFI_Extension_Metadata) return handler(frame);
   const std::lock_guard<std::mutex> lock(mutex);
   const CallMemory memory(*frame);
-  const uint64_t nodes = ptx::NumNodes();
-  XLA_FFI_Error* error = handler(frame);
-  if (error || !memory.has_results() || ptx::NumNodes() > nodes) return error;
-  // As a part of a CUDA graph, which XLA captures, this would be an error.
-  const char* message = "the handler put nothing on the stream, although a result is not empty";
-  XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, message,
-                                    XLA_FFI_Error_Code_INTERNAL};
-  return frame->api->XLA_FFI_Error_Create(&args);
-}
-
-// XLA's handlers have no state, so that each has a function of its own.
-template <size_t index>
-XLA_FFI_Error* CallHandler(XLA_FFI_CallFrame* frame) {
-  return Call(handlers[index], frame);
-}
-
-template <size_t... indices>
-constexpr std::array<XLA_FFI_Handler*, sizeof...(indices)> Callers(std::index_sequence<indices...>) {
-  return {CallHandler<indices>...};
+  return handler(frame);
 }
 
 }  // namespace
 
-extern "C" {
+const checked_handlers::StandIn checked_handlers::stand_in = {Call, ptx::NumNodes};
 
-XLA_FFI_Handler* FindHandler(const char* name) {
-  static constexpr auto callers = Callers(std::make_index_sequence<kMaxHandlers>());
-  size_t index = 0;
-  for (const auto& operator_handlers : dcn::BackendHandlers()) {
-    for (const dcn::Handler& handler : operator_handlers) {
-      if (index == kMaxHandlers) return nullptr;
-      handlers[index] = handler.call;
-      if (std::strcmp(handler.name, name) == 0) return callers[index];
-      ++index;
-    }
-  }
-  return nullptr;
-}
+extern "C" {
 
 bool SetMachineOption(const char* name, uint64_t value) { return ptx::SetOption(name, value); }
 

@@ -29,8 +29,9 @@ struct Options {
   uint32_t sampled_blocks = 0;  // if not 0, a launch of a kernel whose name contains "Fused" runs only so many blocks
   uint32_t max_grid_blocks = ~0u;  // the grid is cut to this many blocks, to test grid-stride loops
   uint32_t max_shared_bytes = 227 << 10;
-  bool lists_unused = false;   // the program ends with the names of the kernels that it did not use
-  size_t l1_bytes = 64 << 10;  // of the simulated L1 cache, which is empty at the start of each block
+  bool requires_loading = false;  // of kernels, before they are launched
+  bool lists_unused = false;      // the program ends with the names of the kernels that it did not use
+  size_t l1_bytes = 64 << 10;     // of the simulated L1 cache, which is empty at the start of each block
 };
 
 struct GridShape {

@@ -23,13 +23,15 @@ struct Function {
   Module* module;
   std::string name;
   uint32_t max_dynamic_shared = kDefaultSharedBytes;
+  bool is_loaded = false;
 };
 
 std::unordered_map<const void*, Function> functions;
 std::vector<std::unique_ptr<Module>> modules;
 std::string failure;  // the last fault
 Options options;
-uint64_t nodes = 0, launches = 0;
+int64_t nodes = 0;
+uint64_t launches = 0;
 std::string records;
 
 // The layout of a fat binary, as nvcc writes it: a header, then parts with headers of their own.
@@ -127,6 +129,7 @@ cudaError_t Run(const void* address, const dim3& grid, const dim3& block, size_t
   const auto found = functions.find(address);
   if (found == functions.end()) return cudaErrorInvalidDeviceFunction;
   const Function& function = found->second;
+  if (options.requires_loading && !function.is_loaded) return cudaErrorDeviceUninitialized;
   try {
     const Kernel& kernel = function.module->Find(function.name);
     const bool fits = block.x > 0 && block.x <= kernel.max_threads && block.y == 1 && block.z == 1 && grid.x > 0 &&
@@ -174,6 +177,8 @@ bool SetOption(const std::string& name, uint64_t value) {
     options.max_grid_blocks = uint32_t(value);
   } else if (name == "max_shared_bytes") {
     options.max_shared_bytes = uint32_t(value);
+  } else if (name == "requires_loading") {
+    options.requires_loading = value;
   } else if (name == "lists_unused") {
     options.lists_unused = value;
   } else if (name == "l1_bytes") {
@@ -186,7 +191,7 @@ bool SetOption(const std::string& name, uint64_t value) {
 
 bool ChecksRaces() { return options.checks_races; }
 
-uint64_t NumNodes() { return nodes; }
+int64_t NumNodes() { return nodes; }
 
 std::string TakeRecords() {
   std::string text = "[";
@@ -248,6 +253,7 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* function) {
   const auto found = functions.find(function);
   if (found == functions.end()) return cudaErrorInvalidDeviceFunction;
+  found->second.is_loaded = true;
   const ptx::Kernel& kernel = found->second.module->Find(found->second.name);
   *attributes = {};
   attributes->sharedSizeBytes = kernel.static_shared_bytes;
@@ -323,6 +329,8 @@ const char* cudaGetErrorString(cudaError_t error) {
   switch (error) {
     case cudaErrorLaunchFailure:
       return ptx::failure.c_str();
+    case cudaErrorDeviceUninitialized:
+      return "the kernel was not loaded before its launch";
     case cudaErrorInvalidConfiguration:
       return "invalid configuration argument";
     case cudaErrorInvalidValue:

@@ -13,7 +13,7 @@ bool SetOption(const std::string& name, uint64_t value);
 // Whether memory that is added as an allocation needs cells.
 bool ChecksRaces();
 
-uint64_t NumNodes();  // kernels and memsets that were put on a stream so far
+int64_t NumNodes();  // kernels and memsets that were put on a stream so far
 
 // The records of the launches since the last call, as JSON, if they are counted.
 std::string TakeRecords();
