@@ -1,7 +1,9 @@
 # Finds a CUDA compiler: the system's nvcc, or the nvcc in NVIDIA's wheels (pip install "cuda-toolkit[nvcc,cccl]").
 #
 # In:  JAX_DCN_CUDA; its value WHEELS prefers NVIDIA's wheels
-# Out: JAX_DCN_WITH_CUDA, CMAKE_CUDA_COMPILER, CMAKE_CUDA_ARCHITECTURES; or JAX_DCN_CUDA_ABSENT, why there is none
+#      JAX_DCN_CUDA_CODE, unless CMAKE_CUDA_ARCHITECTURES is set, or CUDAARCHS in the environment
+# Out: JAX_DCN_WITH_CUDA, CMAKE_CUDA_COMPILER, CMAKE_CUDA_ARCHITECTURES, JAX_DCN_CUDA_FLAGS, architectures;
+#      or JAX_DCN_CUDA_ABSENT, why there is none
 
 set(JAX_DCN_WITH_CUDA OFF)
 string(TOUPPER "${JAX_DCN_CUDA}" JAX_DCN_CUDA)
@@ -39,22 +41,26 @@ check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER)
   set(JAX_DCN_CUDA_ABSENT "no working CUDA compiler found")
 elseif(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
-  # Machine code for one architecture of each generation, which GPUs of the same major version run too, and PTX of the
-  # oldest one, which the driver compiles for every other GPU: PTX of a newer one would exclude sm_87 and sm_110.
+  # Machine code for one architecture of each generation, which GPUs of the same major version run too. All of it is
+  # compiled from one PTX, that of the oldest architecture, which the tests execute. The PTX is included: the driver
+  # compiles it for every other GPU.
   execute_process(COMMAND "${CMAKE_CUDA_COMPILER}" --list-gpu-code OUTPUT_VARIABLE known ERROR_QUIET)
-  foreach(architecture 80 90 100 120)
+  foreach(architecture ${JAX_DCN_CUDA_CODE})
     if(known MATCHES "sm_${architecture}\n")
-      list(APPEND CMAKE_CUDA_ARCHITECTURES ${architecture}-real)
-      if(NOT oldest)
-        set(oldest ${architecture})
-      endif()
+      list(APPEND code sm_${architecture})
+      list(APPEND architectures ${architecture}-real)
     endif()
   endforeach()
-  if(oldest)
-    list(APPEND CMAKE_CUDA_ARCHITECTURES ${oldest}-virtual)
+  if(code)
+    set(CMAKE_CUDA_ARCHITECTURES OFF)
+    list(JOIN code "," code)
+    set(JAX_DCN_CUDA_FLAGS --generate-code=arch=compute_80,code=[${code},compute_80])
+    list(APPEND architectures 80-virtual)
   else()
-    set(JAX_DCN_CUDA_ABSENT "${CMAKE_CUDA_COMPILER} knows none of sm_80, sm_90, sm_100 and sm_120")
+    set(JAX_DCN_CUDA_ABSENT "${CMAKE_CUDA_COMPILER} can compile for none of: ${JAX_DCN_CUDA_CODE}")
   endif()
+else()
+  set(architectures ${CMAKE_CUDA_ARCHITECTURES} $ENV{CUDAARCHS})
 endif()
 
 if(NOT JAX_DCN_CUDA_ABSENT)

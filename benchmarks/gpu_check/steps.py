@@ -45,11 +45,11 @@ def read_facts(context):
 
 
 def build(context):
-    architecture = f"{gpu.architecture(context.gpu).removeprefix('sm_')}-real"
+    architecture = gpu.architecture(context.gpu).removeprefix('sm_')
     return run(
         *(*PYTHON, "pip", "install", "--no-build-isolation", "--no-deps", "--editable", "."),
         "-Ccmake.define.JAX_DCN_CUDA=ON",
-        f"-Ccmake.define.CMAKE_CUDA_ARCHITECTURES={architecture}",
+        f"-Ccmake.define.JAX_DCN_CUDA_CODE={architecture}",
         limit=context.limit,
     )
 

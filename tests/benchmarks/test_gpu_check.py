@@ -221,7 +221,7 @@ def test_steps_run_in_order_and_are_written_down_before_the_next(machine, capsys
     assert names == list(report.SECTIONS)
     for number, (*_, written) in enumerate(machine.commands, 1):  # the first step, the facts, runs no command
         assert written == set(names[:number])
-    assert "-Ccmake.define.CMAKE_CUDA_ARCHITECTURES=90-real" in machine.commands[0][1]
+    assert "-Ccmake.define.JAX_DCN_CUDA_CODE=90" in machine.commands[0][1]
     assert {"--platform=cuda", f"--ignore={steps.SANITIZERS}"} <= set(machine.commands[2][1])
     assert machine.report["gpu"]["name"] == "Fast GPU H200"
     assert machine.page in capsys.readouterr().out
