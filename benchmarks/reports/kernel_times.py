@@ -11,29 +11,29 @@ def measured_table(rows):
 
 
 def compared_table(rows):
-    """Rows of `kernel_times.measure`, each with "predicted": a prediction as a dictionary, or None."""
-    head = ["shape", "custom call", "kernels, ms", "predicted, ms", "measured / predicted", "bound by", "program, ms"]
+    """Rows of `kernel_times.measure`, each with "estimate": a estimate as a dictionary, or None."""
+    head = ["shape", "custom call", "kernels, ms", "estimate, ms", "measured / estimate", "bound by", "program, ms"]
     return markdown([head, *map(compared, rows)])
 
 
 def compared(row):
-    measured, predicted = row["milliseconds"], row["predicted"]
+    measured, predicted = row["milliseconds"], row["estimate"]
     shown = ["-", "-", "-"]
     if predicted:
-        ratio = digits(measured / predicted["milliseconds"]) if measured else "-"
+        ratio = digits(measured / estimate["milliseconds"]) if measured else "-"
         shown = [digits(predicted["milliseconds"]), ratio, predicted["bound_by"]]
     return [row["shape"], f"`{row['call']}`", kernel_milliseconds(row), *shown, program_milliseconds(row)]
 
 
 def kernels_table(rows):
     """The same rows kernel by kernel: those of the package that were measured or predicted."""
-    head = ["shape", "kernel", "launches", "measured, ms", "predicted, ms", "measured / predicted"]
+    head = ["shape", "kernel", "launches", "measured, ms", "estimate, ms", "measured / estimate"]
     return markdown([head, *(line for row in rows for line in kernel_lines(row))])
 
 
 def kernel_lines(row):
     measured = {name: kernel for name, kernel in row["kernels"].items() if kernel["own"]}
-    predicted = row["predicted"]["kernels"] if row["predicted"] else {}
+    predicted = row["estimate"]["kernels"] if row["estimate"] else {}
     for name in dict.fromkeys([*measured, *predicted]):
         found, expected = measured.get(name), predicted.get(name)
         yield [

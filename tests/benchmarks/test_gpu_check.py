@@ -257,10 +257,10 @@ def test_results_of_each_step_are_on_the_page(machine):
     assert launch["metrics"]["Waves Per SM"] == ["2", ""]
 
 
-def test_without_predictions_or_a_profiler_the_page_says_so(machine):
+def test_without_estimates_or_a_profiler_the_page_says_so(machine):
     (machine.bin / "ncu").unlink()
     assert machine.check() == (0, ORDER[:-1])
-    assert "There are no predictions for sm_90: `python -m benchmarks.machine_code` writes" in machine.page
+    assert "There are no estimates for sm_90: `python -m benchmarks.machine_code` writes" in machine.page
     assert "| A | `dcn_fused_forward` | 0.50 | 0.60 (0.55 to 0.70) |" in lines_of(machine.page)
     assert "There is no profile: ncu is not installed." in machine.page
 
@@ -356,7 +356,7 @@ def test_a_step_that_raises_an_error_stops_no_later_step(machine, monkeypatch):
         raise KeyError("launches")
 
     (machine.results / "2026-01-01-machine-code.json").write_text("{}")
-    monkeypatch.setattr(steps.predictions, "read", broken)
+    monkeypatch.setattr(steps.estimates, "read", broken)
     assert machine.check() == (1, ORDER)
     assert "KeyError: 'launches'" in machine.page
 

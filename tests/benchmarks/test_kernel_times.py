@@ -8,16 +8,16 @@ import pytest
 
 from benchmarks import kernel_times as command
 from benchmarks.measurements import deform_conv, kernel_times
-from benchmarks.readers import device_times, ncu, predictions
+from benchmarks.readers import device_times, ncu, estimates
 
 pytestmark = pytest.mark.platforms("cpu")
 
 FORWARD, INPUT = "dcn_fused_forward", "dcn_fused_input_cotangent"
-PREDICTIONS = Path(__file__).parent / "predictions.json"
+ESTIMATES = Path(__file__).parent / "estimates.json"
 
 
-def test_predictions_are_summed_over_the_launches_of_a_call():
-    found = predictions.read(PREDICTIONS, "sm_90", "NVIDIA H200")
+def test_estimates_are_summed_over_the_launches_of_a_call():
+    found = estimates.read(ESTIMATES, "sm_90", "NVIDIA H200")
     assert set(found) == {(INPUT, "A", 16), (FORWARD, "A", 16), (FORWARD, "B", 16)}
     launches = found[INPUT, "A", 16]
     assert launches.milliseconds == pytest.approx(0.05 + 0.25 + 0.125)
@@ -35,21 +35,21 @@ def test_predictions_are_summed_over_the_launches_of_a_call():
         ("sm_121", "NVIDIA GB10", "RTX 5090", 0.75),
     ],
 )
-def test_predictions_are_those_of_the_most_similar_gpu(architecture, name, gpu, milliseconds):
-    found = predictions.read(PREDICTIONS, architecture, name)[FORWARD, "A", 16]
+def test_estimates_are_those_of_the_most_similar_gpu(architecture, name, gpu, milliseconds):
+    found = estimates.read(ESTIMATES, architecture, name)[FORWARD, "A", 16]
     assert (found.gpu, found.milliseconds) == (gpu, milliseconds)
 
 
 @pytest.mark.parametrize("architecture", ["sm_100", "sm_75"])
-def test_there_are_no_predictions_for_other_architectures(architecture):
-    assert predictions.read(PREDICTIONS, architecture, "a GPU") == {}
+def test_there_are_no_estimates_for_other_architectures(architecture):
+    assert estimates.read(ESTIMATES, architecture, "a GPU") == {}
 
 
-def test_the_newest_predictions_are_found(tmp_path):
-    assert predictions.newest(tmp_path) is None
+def test_the_newest_estimates_are_found(tmp_path):
+    assert estimates.newest(tmp_path) is None
     for name in ("2026-03-01-machine-code.json", "2026-11-01-machine-code.json", "2026-12-01-cpu.json"):
         (tmp_path / name).touch()
-    assert predictions.newest(tmp_path).name == "2026-11-01-machine-code.json"
+    assert estimates.newest(tmp_path).name == "2026-11-01-machine-code.json"
 
 
 TRACE = """

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import NamedTuple
 
 
-class Prediction(NamedTuple):
+class Estimate(NamedTuple):
     """The launches of one custom call, together."""
 
     gpu: str
@@ -21,14 +21,14 @@ class Prediction(NamedTuple):
 
 
 def newest(folder):
-    """The newest file of predictions in a folder, or None."""
+    """The newest file of estimates in a folder, or None."""
     return max(folder.glob("*-machine-code.json"), default=None)
 
 
 def read(path, architecture, name):
-    """Predictions by (custom call, shape, batch), for one GPU of the architecture; empty if the file has none.
+    """Estimates by (custom call, shape, batch), for one GPU of the architecture; empty if the file has none.
 
-    Without predictions for the architecture itself, those for an older one of the same major version are taken. Among
+    Without estimates for the architecture itself, those for an older one of the same major version are taken. Among
     GPUs of the same architecture, that is taken whose name is in `name`, or else the first.
     """
     launches = json.loads(path.read_text())["launches"]
@@ -53,7 +53,7 @@ def _sum(gpu, launches):
     kernels = Counter()
     for launch in launches:
         kernels[launch["kernel"]] += launch["milliseconds"]
-    return Prediction(gpu, sum(kernels.values()), longest["bound_by"], dict(kernels))
+    return Estimate(gpu, sum(kernels.values()), longest["bound_by"], dict(kernels))
 
 
 def _version(architecture):
