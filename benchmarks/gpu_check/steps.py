@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from benchmarks.gpu_check.process import GRACE, run
-from benchmarks.readers import gpu, ncu, estimates
+from benchmarks.readers import estimates, gpu, ncu
 from benchmarks.readers.cuda_tools import find
 from benchmarks.readers.junit import read_tests
 from benchmarks.reports.report import RESULTS

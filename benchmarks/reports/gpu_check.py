@@ -68,7 +68,9 @@ def of_estimates(step):
         rows = step["results"]["rows"]
         if any(row["estimate"] for row in rows):
             gpus = {row["estimate"]["gpu"] for row in rows if row["estimate"]}
-            yield f"Measured times, and those that {step['estimates']} predicts for {', '.join(sorted(gpus))}."
+            yield f"Measured times, and the estimates of {step['estimates']} for {', '.join(sorted(gpus))}."
+            if not all(row["estimate"]["is_of_this_gpu"] for row in rows if row["estimate"]):
+                yield "There are no estimates for this GPU. Those for another GPU are shown without a ratio."
             yield kernel_times.compared_table(rows)
             yield kernel_times.kernels_table(rows)
         else:

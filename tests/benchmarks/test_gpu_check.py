@@ -250,7 +250,8 @@ def test_results_of_each_step_are_on_the_page(machine):
     assert "| A | `A<half>` | 1 | 0.50 | 0.25 | 2.00 |" in lines
     assert not any("`fusion`" in line for line in lines)  # it is XLA's
     assert "Clock of the SMs after each shape was timed: 1755 MHz." in lines
-    assert "Measured times, and those that 2026-01-01-machine-code.json predicts for H200." in lines
+    assert "Measured times, and the estimates of 2026-01-01-machine-code.json for H200." in lines
+    assert "There are no estimates for this GPU" not in machine.page
     assert "| 1 | `FusedForwardKernel<half, 128>` | Issue Slots Busy | 61.5 % |" in lines
     assert "Waves Per SM" not in machine.page  # it is in the JSON file
     (launch,) = machine.report["steps"]["profile"]["launches"]
