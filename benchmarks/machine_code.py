@@ -1,4 +1,4 @@
-"""`python -m benchmarks.machine_code`: tables of the machine code of the CUDA kernels, and estimates of its cost on GPUs.
+"""`python -m benchmarks.machine_code`: the machine code of the CUDA kernels, and estimates of its cost on GPUs.
 
 The registers and instructions are read from the built module. For the costs, the kernels' PTX is executed on the CPU
 for the benchmark's shapes, which takes some minutes. Writes benchmarks/results/<date>-machine-code.json and .md, and

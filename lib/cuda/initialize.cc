@@ -1,6 +1,6 @@
 // The handler of the initialize stage, which XLA calls before it executes a program. It loads every kernel of this
-// module. Otherwise CUDA loads a kernel at its first launch. Loading may wait for an idle device. It would deadlock if a
-// running kernel waits for one that is launched later, as NCCL's kernels do.
+// module. Otherwise CUDA loads a kernel at its first launch. Loading may wait for an idle device, which is a
+// deadlock if a running kernel waits for one that is launched later, as NCCL's kernels do.
 #include <cuda_runtime_api.h>
 
 #include <map>

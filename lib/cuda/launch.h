@@ -62,8 +62,8 @@ cudaError_t RequestSharedMemory(void (*kernel)(Parameters...), const Grid& grid)
                               CarveOutPercent(resident_bytes, SmSharedBytes()));
 }
 
-// An empty launch still runs one block, which finds no work. CUDA rejects an empty grid, and XLA rejects a captured graph
-// without nodes.
+// An empty launch still runs one block, which finds no work. CUDA rejects an empty grid, and XLA rejects a captured
+// graph without nodes.
 template <auto kernel, typename... Arguments>
 const char* Launch(const Device& device, const Grid& grid, Arguments... arguments) {
   (void)KernelRegistration<kernel>::is_registered;  // a use, without which it would not be instantiated

@@ -258,6 +258,16 @@ def test_results_of_each_step_are_on_the_page(machine):
     assert launch["metrics"]["Waves Per SM"] == ["2", ""]
 
 
+def test_estimates_for_another_gpu_have_no_ratio(machine):
+    path = machine.results / "2026-01-01-machine-code.json"
+    path.write_text(json.dumps({"launches": [LAUNCH | {"gpu": "GH200"}]}))
+    machine.check()
+    lines = lines_of(machine.page)
+    assert "| A | `dcn_fused_forward` | 0.50 | 0.25 | - | issue | 0.60 (0.55 to 0.70) |" in lines
+    assert "Measured times, and the estimates of 2026-01-01-machine-code.json for GH200." in lines
+    assert "There are no estimates for this GPU. Those for another GPU are shown without a ratio." in lines
+
+
 def test_without_estimates_or_a_profiler_the_page_says_so(machine):
     (machine.bin / "ncu").unlink()
     assert machine.check() == (0, ORDER[:-1])

@@ -2,11 +2,13 @@
 
 import json
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import machine_code
+from benchmarks import machine_code, readers
 from benchmarks.readers import device_code, estimates, executed_sass, sass, sources
 from benchmarks.readers.devices import DEVICES, occupancy
 from benchmarks.reports import kernel_costs
@@ -158,12 +160,51 @@ def test_results_are_of_these_kernels():
 
 
 def test_pages_have_the_tables_of_the_results(tmp_path):
-    path = shutil.copy(estimates.newest(RESULTS), tmp_path)
+    path = Path(shutil.copy(estimates.newest(RESULTS), tmp_path))
     performance = tmp_path / "performance.md"
     performance.write_text(machine_code.PERFORMANCE.read_text())
     machine_code.main(["--render"], tmp_path, performance)
     assert performance.read_text() == machine_code.PERFORMANCE.read_text()
     assert path.with_suffix(".md").read_text() == estimates.newest(RESULTS).with_suffix(".md").read_text()
+
+
+@pytest.fixture
+def built_module(monkeypatch, tmp_path):
+    """As if CUDA kernels had been built and their launches counted."""
+    path = tmp_path / "_cuda.so"
+    path.write_bytes(bytes(1_230_000))
+    module = SimpleNamespace(__file__=str(path), compiler="CUDA 13.0.88, 90-real 80-virtual")
+    opcodes = Counter({"LDG.E.128": 2, "STG.E": 1, "HMMA.16816.F32": 64})
+    kernel = readers.machine_code.Kernel("a.cu", "Kernel<half>", 128, 0, 0, 1024, opcodes)
+    launches = newest_results()["launches"]
+    monkeypatch.setitem(machine_code.extension.modules, "cuda", module)
+    monkeypatch.setattr(readers.machine_code, "missing", lambda: None)
+    monkeypatch.setattr(readers.machine_code, "kernels", lambda architecture: [kernel])
+    monkeypatch.setattr(machine_code.kernel_costs, "missing", lambda: None)
+    monkeypatch.setattr(machine_code.kernel_costs, "measure", lambda: iter(launches))
+
+
+ROW = "| a.cu | `Kernel<half>` | 128 | 16 of 64 | 0, 0 | 1024 | 2 of 16 | 1 of 4 | none | 64 HMMA.16816.F32 |"
+
+
+def test_registers_are_only_printed(built_module, tmp_path, capsys):
+    performance = tmp_path / "performance.md"
+    machine_code.main(["--registers"], tmp_path, performance)
+    assert capsys.readouterr().out.splitlines()[-1] == ROW
+    assert list(tmp_path.glob("*.md")) + list(tmp_path.glob("*.json")) == []
+
+
+def test_the_command_writes_results_and_pages(built_module, tmp_path):
+    performance = tmp_path / "performance.md"
+    performance.write_text(machine_code.PERFORMANCE.read_text())
+    machine_code.main([], tmp_path, performance)
+    report = json.loads(estimates.newest(tmp_path).read_text())
+    assert list(report) == list(newest_results())
+    assert report["kernel sources"] == sources.digest_of_sources(sources.KERNEL_SOURCES)
+    lines = estimates.newest(tmp_path).with_suffix(".md").read_text().splitlines()
+    assert "The module with the code for all of these architectures takes 1.23 MB." in lines
+    assert lines[-1] == ROW
+    assert performance.read_text() == machine_code.PERFORMANCE.read_text()
 
 
 def test_tables_need_their_markers():
