@@ -12,8 +12,8 @@ Multiply-adds per clock and SM are those of dense bfloat16 products with float32
 
 SMs, boost clocks and device memory: the same whitepapers and the datasheets of H200 and B200. These datasheets do not
 state a clock, so both clocks are assumptions. For the H200, 989 TFLOP/s at 2,048 multiply-adds imply 1.83 GHz, with
-which its times would be up to 4% shorter. L2 cache: 5,120 bytes per clock on A100 (whitepaper). The H200 is assumed to have
-as much. The rates of the other L2 caches are not published either, and those caches bound nothing here.
+which its times would be up to 4% shorter. L2 cache: 5,120 bytes per clock on A100 (whitepaper). The H200 is assumed to
+have as much. The rates of the other L2 caches are not published either, and those caches bound nothing here.
 """
 
 from typing import NamedTuple
