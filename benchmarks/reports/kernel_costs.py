@@ -10,8 +10,8 @@ CALLS = {
     "dcn_fused_weight_cotangent": "weight cotangent",
 }
 SORT = "sort for the input cotangent"
-# Clocks of an SM per K step, and milliseconds, of shape A on an H200 at commit 75c2dcc: instructions counted by hand from
-# the machine code, and for L1 the bytes divided by 128.
+# Clocks of an SM per K step, and milliseconds, of shape A on an H200 at commit 75c2dcc: instructions counted by hand
+# from the machine code, and for L1 the bytes divided by 128.
 COUNTED_BY_HAND = {
     "forward": ("1,265", "1,360 to 1,450", "0.23"),
     "input cotangent": ("2,025 to 2,705", "about 1,600", "0.33 to 0.44"),
