@@ -1,36 +1,68 @@
-"""`python -m benchmarks.machine_code`: tables of the machine code of the CUDA kernels, and of what it costs on GPUs.
+"""`python -m benchmarks.machine_code`: the machine code of the CUDA kernels, and estimates of its cost on GPUs.
 
 The registers and instructions are read from the built module. For the costs, the kernels' PTX is executed on the CPU
-for the benchmark's shapes, which takes some minutes. The tables of docs/performance.md are replaced as well.
+for the benchmark's shapes, which takes some minutes. Writes benchmarks/results/<date>-machine-code.json and .md, and
+replaces the tables of docs/performance.md.
 """
 
+import argparse
 import json
 from datetime import date
+from pathlib import Path
 
 from benchmarks.measurements import kernel_costs
-from benchmarks.readers.machine_code import architectures, kernels, missing
+from benchmarks.readers import machine_code
+from benchmarks.readers.estimates import newest
+from benchmarks.readers.sources import KERNEL_SOURCES, digest_of_sources
 from benchmarks.reports.kernel_costs import replace_tables, tables
-from benchmarks.reports.machine_code import page, static_tables
-from benchmarks.reports.report import RESULTS
+from benchmarks.reports.machine_code import page, static_row, static_tables
+from benchmarks.reports.report import RESULTS, write_json, write_text
 from jax_dcn._primitive import extension
 
 PERFORMANCE = RESULTS.parents[1] / "docs" / "performance.md"
 
 
-def main():
-    if reason := missing():
+def main(arguments=None, results=RESULTS, performance=PERFORMANCE):
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.machine_code", description=__doc__)
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--registers", action="store_true", help="only print registers and instructions; write nothing")
+    kinds.add_argument("--render", action="store_true", help="only write the tables of the newest JSON file again")
+    args = parser.parse_args(arguments)
+    if args.render:
+        path = newest(results)
+        write_pages(json.loads(path.read_text()), path, performance)
+        return
+    if reason := machine_code.missing():
         raise SystemExit(reason)
-    static = {architecture: kernels(architecture) for architecture in architectures()}
+    if args.registers:
+        print(static_tables(static_rows()))
+        return
     if reason := kernel_costs.missing():
-        print(static_tables(static))
-        raise SystemExit(f"No costs, and nothing is written, because PTX cannot be executed: {reason}")
-    results = {"date": str(date.today()), "compiler": extension.modules["cuda"].compiler, "dtype": kernel_costs.DTYPE}
-    results["launches"] = list(kernel_costs.measure())
-    stem = RESULTS / f"{date.today()}-machine-code"
-    stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(page(results, static))
-    PERFORMANCE.write_text(replace_tables(PERFORMANCE.read_text(), tables(results["launches"])))
-    print(stem.with_suffix(".md").read_text())
+        raise SystemExit(f"There are no costs, because PTX cannot be executed: {reason}. --registers needs no PTX.")
+    path = results / f"{date.today()}-machine-code.json"
+    report = measure()
+    write_json(path, report)
+    write_pages(report, path, performance)
+    print(path.with_suffix(".md").read_text())
+
+
+def measure():
+    module = extension.modules["cuda"]
+    report = {"date": str(date.today()), "compiler": module.compiler, "dtype": kernel_costs.DTYPE}
+    report["kernel sources"] = digest_of_sources(KERNEL_SOURCES)
+    report["module bytes"] = Path(module.__file__).stat().st_size
+    report["launches"] = list(kernel_costs.measure())
+    report["kernels"] = static_rows()
+    return report
+
+
+def static_rows():
+    return {name: list(map(static_row, machine_code.kernels(name))) for name in machine_code.architectures()}
+
+
+def write_pages(report, path, performance):
+    write_text(path.with_suffix(".md"), page(report))
+    write_text(performance, replace_tables(performance.read_text(), tables(report["launches"])))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def steps_to_run(args, record):
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(prog="make gpu-check", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_check", description=__doc__)
     parser.add_argument("--only", type=steps, metavar="STEP,…", help=f"only these steps, of {', '.join(STEPS)}")
     parser.add_argument("--again", action="store_true", help="also run steps whose results are in the report")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON file, the table and the plots")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from benchmarks.gpu_check.process import GRACE, run
-from benchmarks.readers import gpu, ncu, predictions
+from benchmarks.readers import estimates, gpu, ncu
 from benchmarks.readers.cuda_tools import find
 from benchmarks.readers.junit import read_tests
 from benchmarks.reports.report import RESULTS
@@ -25,7 +25,7 @@ SANITIZERS = "tests/kernels/test_compute_sanitizer.py"
 RATIO_SHAPES = ("A16", "B16", "C16", "D16", "P1", "P3", "A", "B", "C", "D", "E", "F", "P2", "P4")
 RATIO_DTYPE = "bfloat16"
 PROFILED_SHAPE, PROFILED_LAUNCHES = "A", 8
-NO_PREDICTIONS = "`python -m benchmarks.machine_code` writes <date>-machine-code.json"
+NO_ESTIMATES = "`python -m benchmarks.machine_code` writes <date>-machine-code.json"
 PYTHON = (sys.executable, "-m")
 
 
@@ -69,19 +69,19 @@ def sanitize(context):
     return run_pytest(SANITIZERS, workers=SANITIZER_WORKERS, limit=context.limit)
 
 
-def compare_predictions(context):
+def compare_estimates(context):
     step = run_for_json(*PYTHON, "benchmarks.kernel_times", limit=context.limit)
-    path, architecture = predictions.newest(RESULTS), gpu.architecture(context.gpu)
-    found = predictions.read(path, architecture, context.gpu["name"]) if path else {}
+    path, architecture = estimates.newest(RESULTS), gpu.architecture(context.gpu)
+    found = estimates.read(path, architecture, context.gpu["name"]) if path else {}
     for row in step.get("results", {}).get("rows", ()):
-        prediction = found.get((row["call"], row["shape"], row["batch"]))
-        row["predicted"] = prediction and prediction._asdict()
+        estimate = found.get((row["call"], row["shape"], row["batch"]))
+        row["estimate"] = estimate and estimate._asdict()
     why = (
         ""
         if found
-        else f"There are no predictions for {architecture}: {f'{path.name} has others' if path else NO_PREDICTIONS}."
+        else f"There are no estimates for {architecture}: {f'{path.name} has others' if path else NO_ESTIMATES}."
     )
-    return step | {"predictions": path and path.name, "why": why}
+    return step | {"estimates": path and path.name, "why": why}
 
 
 def compare_operators(context):
@@ -126,7 +126,7 @@ STEPS = {
     "smoke": Step(60, smoke),
     "tests": Step(150, run_tests),
     "sanitizers": Step(75, sanitize),
-    "predictions": Step(40, compare_predictions),
+    "estimates": Step(40, compare_estimates),
     "ratios": Step(95, compare_operators),
     "profile": Step(30, profile),
 }

@@ -1,4 +1,4 @@
-"""What the launches of the fused kernels cost on a GPU at least, from their machine code and from executed PTX.
+"""Estimates of what the launches of the fused kernels cost on a GPU, from their machine code and from executed PTX.
 
 A K step is what the main loop of a fused kernel multiplies at a time: a tile of 128 x N outputs by 128 bytes along K,
 which are 64 numbers of 16 bits. N is the first number in the kernel's name. That takes 4 N tensor core instructions.
@@ -22,7 +22,7 @@ from benchmarks.readers import device_code, executed_ptx, executed_sass, sass
 from benchmarks.readers.devices import DEVICES, RESERVED_SHARED, SCHEDULERS, WARP, occupancy
 
 NAMES, BATCH, DTYPE = "ABCD", 16, "bfloat16"
-DEFAULT_SHARED = DEVICES["sm_90"].shared_bytes  # of an SM of the machine that executes PTX
+DEFAULT_SHARED = DEVICES["sm_90"].shared_bytes  # of an SM, as the PTX interpreter assumes
 SAMPLED_BLOCKS = 8  # of each launch of a fused kernel
 # nvcc makes the same PTX for all architectures before sm_100. What it makes for later ones is not executed, so their
 # machine code is assembled from the same PTX here.

@@ -3,7 +3,7 @@
 from benchmarks.reports import kernel_times, smoke
 from benchmarks.reports.formatting import markdown
 
-NAMES = ("facts", "build", "smoke", "tests", "sanitizers", "predictions", "ratios", "profile")
+NAMES = ("facts", "build", "smoke", "tests", "sanitizers", "estimates", "ratios", "profile")
 
 
 def page(report):
@@ -63,12 +63,14 @@ def of_tests(step):
         yield "\n".join(notes)
 
 
-def of_predictions(step):
+def of_estimates(step):
     if "results" in step:
         rows = step["results"]["rows"]
-        if any(row["predicted"] for row in rows):
-            gpus = {row["predicted"]["gpu"] for row in rows if row["predicted"]}
-            yield f"Measured times, and those that {step['predictions']} predicts for {', '.join(sorted(gpus))}."
+        if any(row["estimate"] for row in rows):
+            gpus = {row["estimate"]["gpu"] for row in rows if row["estimate"]}
+            yield f"Measured times, and the estimates of {step['estimates']} for {', '.join(sorted(gpus))}."
+            if not all(row["estimate"]["is_of_this_gpu"] for row in rows if row["estimate"]):
+                yield "There are no estimates for this GPU. Those for another GPU are shown without a ratio."
             yield kernel_times.compared_table(rows)
             yield kernel_times.kernels_table(rows)
         else:
@@ -99,7 +101,7 @@ SECTIONS = {
     "smoke": of_smoke,
     "tests": of_tests,
     "sanitizers": of_tests,
-    "predictions": of_predictions,
+    "estimates": of_estimates,
     "ratios": of_ratios,
     "profile": of_profile,
 }

@@ -1,5 +1,6 @@
 """Tables of what the fused kernels cost, from the results of `python -m benchmarks.machine_code`."""
 
+from benchmarks.readers.devices import DEVICES
 from benchmarks.reports.formatting import digits, markdown
 
 CALLS = {
@@ -9,22 +10,22 @@ CALLS = {
     "dcn_fused_weight_cotangent": "weight cotangent",
 }
 SORT = "sort for the input cotangent"
-# Clocks of an SM per K step, and milliseconds, of shape A on an H200: a review read the machine code of commit 75c2dcc
-# by hand, and an earlier interpreter counted the L1 cache.
-REVIEW = {
+# Clocks of an SM per K step, and milliseconds, of shape A on an H200 at commit 75c2dcc: instructions counted by hand
+# from the machine code, and for L1 the bytes divided by 128.
+COUNTED_BY_HAND = {
     "forward": ("1,265", "1,360 to 1,450", "0.23"),
     "input cotangent": ("2,025 to 2,705", "about 1,600", "0.33 to 0.44"),
     "offset and mask cotangents": ("2,440", "1,540 to 2,050", "0.40"),
     "weight cotangent": ("1,920", "about 1,600", "0.31"),
 }
-# The GPUs of the issue's table of times; clocks and occupancy are given for all.
+# The GPUs of the table of times.
 GPUS = ("A100", "H200", "RTX 5090")
 
 
 def tables(launches):
     """Each table that the performance page has, by its name there."""
     return {
-        "costs beside the review": beside_review(launches),
+        "costs beside the count by hand": beside_count_by_hand(launches),
         "costs in milliseconds": milliseconds(launches),
         "costs by architecture": by_architecture(launches),
     }
@@ -34,13 +35,13 @@ def title(launch):
     return CALLS[launch["call"]] if "clocks per K step" in launch else SORT
 
 
-def beside_review(launches):
-    rows = [["kernel", "issue", "L1", "tensor", "bound by", "ms", "review: issue", "review: L1", "review: ms"]]
+def beside_count_by_hand(launches):
+    rows = [["kernel", "issue", "L1", "tensor", "bound by", "ms", "by hand: issue", "by hand: L1", "by hand: ms"]]
     for launch in fused(launches):
         if launch["gpu"] == "H200" and launch["shape"] == "A":
             clocks = [f"{count:,.0f}" for count in launch["clocks per K step"].values()]
             rows.append([title(launch), *clocks, launch["bound_by"], digits(launch["milliseconds"])])
-            rows[-1] += REVIEW[title(launch)]
+            rows[-1] += COUNTED_BY_HAND[title(launch)]
     return markdown(rows)
 
 
@@ -64,12 +65,12 @@ def _time(launches, kernel, gpu):
 
 
 def by_architecture(launches):
-    rows = [["architecture", "kernel", "resident warps", "limited by", "issue", "L1", "tensor", "bound by"]]
+    rows = [["architecture, GPU", "kernel", "resident warps", "limited by", "issue", "L1", "tensor", "bound by"]]
     for launch in fused(launches):
         if launch["shape"] == "A":
             clocks = launch["clocks per K step"]
             slowest = max(clocks, key=clocks.get)
-            row = [launch["architecture"], f"`{launch['kernel']}`", str(launch["resident warps"])]
+            row = [f"{launch['architecture']}, {launch['gpu']}", f"`{launch['kernel']}`", str(launch["resident warps"])]
             row += [launch["occupancy limited by"], *(f"{count:,.0f}" for count in clocks.values()), slowest]
             rows.append(row)
     return markdown(rows)
@@ -91,7 +92,11 @@ def details(launches):
             row += [f"{count:,.0f}" for count in launch["clocks per K step"].values()]
             row += [f"{launch['main loop, instructions per K step']:,.0f}"]
             rows.append([*row, digits(launch["milliseconds"]), launch["bound_by"]])
-        yield f"### {chosen[0]['architecture']}, {gpu}\n\n{markdown(rows)}"
+        architecture = chosen[0]["architecture"]
+        yield f"### {architecture}, {gpu}"
+        if assumed := DEVICES[architecture].assumed:
+            yield f"Assumed, because not published: {assumed}."
+        yield markdown(rows)
 
 
 def replace_tables(page, named):

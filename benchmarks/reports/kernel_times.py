@@ -1,4 +1,4 @@
-"""Tables of the times of custom calls: measured, beside the predicted ones, and as a profiler saw them."""
+"""Tables of the times of custom calls: measured, beside the estimates, and as a profiler saw them."""
 
 import re
 
@@ -11,39 +11,43 @@ def measured_table(rows):
 
 
 def compared_table(rows):
-    """Rows of `kernel_times.measure`, each with "predicted": a prediction as a dictionary, or None."""
-    head = ["shape", "custom call", "kernels, ms", "predicted, ms", "measured / predicted", "bound by", "program, ms"]
+    """Rows of `kernel_times.measure`, each with "estimate": a dictionary, or None."""
+    head = ["shape", "custom call", "kernels, ms", "estimate, ms", "measured / estimate", "bound by", "program, ms"]
     return markdown([head, *map(compared, rows)])
 
 
 def compared(row):
-    measured, predicted = row["milliseconds"], row["predicted"]
-    shown = ["-", "-", "-"]
-    if predicted:
-        ratio = digits(measured / predicted["milliseconds"]) if measured else "-"
-        shown = [digits(predicted["milliseconds"]), ratio, predicted["bound_by"]]
+    estimate, shown = row["estimate"], ["-", "-", "-"]
+    if estimate:
+        milliseconds = estimate["milliseconds"]
+        shown = [digits(milliseconds), ratio(row["milliseconds"], milliseconds, estimate), estimate["bound_by"]]
     return [row["shape"], f"`{row['call']}`", kernel_milliseconds(row), *shown, program_milliseconds(row)]
 
 
 def kernels_table(rows):
-    """The same rows kernel by kernel: those of the package that were measured or predicted."""
-    head = ["shape", "kernel", "launches", "measured, ms", "predicted, ms", "measured / predicted"]
+    """The same rows kernel by kernel: those of the package that were measured or estimated."""
+    head = ["shape", "kernel", "launches", "measured, ms", "estimate, ms", "measured / estimate"]
     return markdown([head, *(line for row in rows for line in kernel_lines(row))])
 
 
 def kernel_lines(row):
     measured = {name: kernel for name, kernel in row["kernels"].items() if kernel["own"]}
-    predicted = row["predicted"]["kernels"] if row["predicted"] else {}
-    for name in dict.fromkeys([*measured, *predicted]):
-        found, expected = measured.get(name), predicted.get(name)
+    estimated = row["estimate"]["kernels"] if row["estimate"] else {}
+    for name in dict.fromkeys([*measured, *estimated]):
+        found, expected = measured.get(name), estimated.get(name)
         yield [
             row["shape"],
             f"`{name}`",
             f"{found['launches']:g}" if found else "-",
             digits(found["milliseconds"]) if found else "-",
             digits(expected) if expected is not None else "-",
-            digits(found["milliseconds"] / expected) if found and expected else "-",
+            ratio(found and found["milliseconds"], expected, row["estimate"]),
         ]
+
+
+def ratio(measured, expected, estimate):
+    """Only of an estimate for the GPU that was measured."""
+    return digits(measured / expected) if measured and expected and estimate["is_of_this_gpu"] else "-"
 
 
 def kernel_milliseconds(row):

@@ -6,48 +6,55 @@ from benchmarks.readers.machine_code import WARPS
 from benchmarks.reports.formatting import paragraph
 from benchmarks.reports.kernel_costs import details
 
-COSTS = """Times are lower bounds. Issue, L1 and tensor are clocks of an SM per K step; those of the main loop are
-issued instructions per K step. Offsets have a standard deviation of 2 pixels. docs/performance.md says what all this
-means, and benchmarks/readers/devices.py says what is assumed of the GPUs."""
+COSTS = """All times are estimates that leave out waiting. They are counted from eight thread blocks per launch, and
+assume the clocks and rates in benchmarks/readers/devices.py, which says which of them are published. Issue, L1 and
+tensor are clocks of an SM per K step; those of the main loop are issued instructions per K step. Offsets have a
+standard deviation of 2 pixels. docs/performance.md says what all this means."""
+OTHER_PTX = """The machine code for sm_100 and sm_120 is assembled from PTX of compute_80 here. The module has other
+code for them."""
+GEFORCE = """The tensor column of RTX GPUs is for GeForce cards. Data-centre and workstation GPUs of the same
+architecture may sum in float32 at the full rate."""
 STATIC = """Read from the built module: registers per thread, warps that the registers of an SM have room for, bytes of
 stack and local memory per thread (0: nothing is spilled), bytes of static shared memory per block, and the number of
 instructions of each kind. Kernels with a number of channels access 16 bytes at a time, or one element if 16 bytes do
 not divide the channels."""
 
 
-def page(results, found):
+def page(results):
     head = f"{results['date']}, {results['compiler']}. No GPU was needed, and nothing here was measured on one."
+    size = f"The module with the code for all of these architectures takes {results['module bytes'] / 1e6:.2f} MB."
     shapes = "\n".join(f"- {name}: {SHAPES[name]._replace(batch=BATCH)}" for name in NAMES)
     sections = [
         "# The machine code of the CUDA kernels",
-        paragraph(head),
+        *map(paragraph, (head, size)),
         f"## Costs of the fused kernels in {results['dtype']}",
-        paragraph(COSTS),
+        *map(paragraph, (COSTS, OTHER_PTX, GEFORCE)),
         shapes,
         *details(results["launches"]),
         "## Registers and instructions",
         paragraph(STATIC),
-        static_tables(found),
+        static_tables(results["kernels"]),
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def static_tables(found):
-    return "\n\n".join(f"### {architecture}\n\n{table(kernels)}" for architecture, kernels in found.items())
+def static_tables(kernels):
+    """A table for each architecture, of rows as `static_row` makes them."""
+    return "\n\n".join(f"### {architecture}\n\n{table(rows)}" for architecture, rows in kernels.items())
 
 
-def table(found):
-    lines = [
-        "| source | kernel | registers | resident warps | stack, local | static shared | loads by bytes "
-        "| stores by bytes | asynchronous copies | mma instructions |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for kernel in found:
-        cells = [kernel.source, f"`{kernel.name}`", kernel.registers, f"{kernel.resident_warps} of {WARPS}"]
-        cells += [f"{kernel.stack}, {kernel.local}", kernel.shared]
-        for kind in ("global loads", "global stores"):
-            cells.append(", ".join(f"{n} of {width}" for width, n in kernel.widths(kind).items()) or "none")
-        for kind in ("asynchronous copies", "matrix instructions"):
-            cells.append(", ".join(f"{n} {opcode}" for opcode, n in kernel.accesses(kind).items()) or "none")
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+def table(rows):
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
+    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
+
+
+def static_row(kernel):
+    """What the page shows of a kernel, by column."""
+    row = {"source": kernel.source, "kernel": f"`{kernel.name}`", "registers": kernel.registers}
+    row |= {"resident warps": f"{kernel.resident_warps} of {WARPS}", "stack, local": f"{kernel.stack}, {kernel.local}"}
+    row["static shared"] = kernel.shared
+    for column, kind in (("loads by bytes", "global loads"), ("stores by bytes", "global stores")):
+        row[column] = ", ".join(f"{n} of {width}" for width, n in kernel.widths(kind).items()) or "none"
+    for column, kind in (("asynchronous copies",) * 2, ("mma instructions", "matrix instructions")):
+        row[column] = ", ".join(f"{n} {opcode}" for opcode, n in kernel.accesses(kind).items()) or "none"
+    return row

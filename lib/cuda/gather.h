@@ -23,8 +23,8 @@ struct Corners {
 constexpr int32_t kRightIsFar = INT32_MIN;  // of the first row, in both: the right pixels do not follow the left ones
 constexpr int32_t kNotRead = -1;            // instead of the second row: no corner is read
 
-// How many pixels the right corners lie after the left ones where they do not follow them: they are the same pixels, or
-// on a torus wrap around to the first column.
+// Distance from a left corner to its right corner where the two are not adjacent: 0 if they are the same pixel,
+// 1 - width if the row wraps around.
 inline int32_t FarRight(const Sizes& sizes) { return sizes.window.circular ? int32_t(1 - sizes.width) : 0; }
 
 // The corners of samples in shared memory: 24 bytes each, in two arrays, so that the weights of a sample are aligned

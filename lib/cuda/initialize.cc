@@ -1,6 +1,6 @@
 // The handler of the initialize stage, which XLA calls before it executes a program. It loads every kernel of this
-// module. Otherwise CUDA loads a kernel at its first launch. Loading may wait until the device is idle, so it never
-// ends while a kernel that runs there waits for another one that is launched later, as NCCL's kernels do.
+// module. Otherwise CUDA loads a kernel at its first launch. Loading may wait for an idle device, which is a
+// deadlock if a running kernel waits for one that is launched later, as NCCL's kernels do.
 #include <cuda_runtime_api.h>
 
 #include <map>
@@ -50,7 +50,8 @@ std::string Describe(cudaError_t error, int device) {
   switch (error) {
     case cudaErrorInsufficientDriver:
       return DriverIsTooOld(false);
-    case cudaErrorUnsupportedPtxVersion:  // this GPU needs the PTX, which only the driver of its own version compiles
+    // This GPU needs the PTX, which only a driver of the same or a newer CUDA version compiles.
+    case cudaErrorUnsupportedPtxVersion:
       return DriverIsTooOld(true);
     case cudaErrorNoKernelImageForDevice:
       return DeviceIsNotSupported(device);

@@ -50,7 +50,8 @@ struct Grid {
       : blocks(blocks), threads(threads), shared_bytes(shared_bytes), resident_blocks(resident_blocks) {}
 };
 
-// Lets a kernel have more dynamic shared memory than 48 KiB, and the L1 cache what its resident blocks do not need.
+// Raises the kernel's limit of 48 KiB of dynamic shared memory, and requests the smallest carve-out that its resident
+// blocks fit, so that the L1 cache gets the rest.
 template <typename... Parameters>
 cudaError_t RequestSharedMemory(void (*kernel)(Parameters...), const Grid& grid) {
   const cudaError_t error =
@@ -61,8 +62,8 @@ cudaError_t RequestSharedMemory(void (*kernel)(Parameters...), const Grid& grid)
                               CarveOutPercent(resident_bytes, SmSharedBytes()));
 }
 
-// Also a launch of no blocks runs one, which finds no work: CUDA rejects an empty grid, and XLA some captures of calls
-// that put nothing on the stream.
+// An empty launch still runs one block, which finds no work. CUDA rejects an empty grid, and XLA rejects a captured
+// graph without nodes.
 template <auto kernel, typename... Arguments>
 const char* Launch(const Device& device, const Grid& grid, Arguments... arguments) {
   (void)KernelRegistration<kernel>::is_registered;  // a use, without which it would not be instantiated

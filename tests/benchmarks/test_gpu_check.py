@@ -250,17 +250,28 @@ def test_results_of_each_step_are_on_the_page(machine):
     assert "| A | `A<half>` | 1 | 0.50 | 0.25 | 2.00 |" in lines
     assert not any("`fusion`" in line for line in lines)  # it is XLA's
     assert "Clock of the SMs after each shape was timed: 1755 MHz." in lines
-    assert "Measured times, and those that 2026-01-01-machine-code.json predicts for H200." in lines
+    assert "Measured times, and the estimates of 2026-01-01-machine-code.json for H200." in lines
+    assert "There are no estimates for this GPU" not in machine.page
     assert "| 1 | `FusedForwardKernel<half, 128>` | Issue Slots Busy | 61.5 % |" in lines
     assert "Waves Per SM" not in machine.page  # it is in the JSON file
     (launch,) = machine.report["steps"]["profile"]["launches"]
     assert launch["metrics"]["Waves Per SM"] == ["2", ""]
 
 
-def test_without_predictions_or_a_profiler_the_page_says_so(machine):
+def test_estimates_for_another_gpu_have_no_ratio(machine):
+    path = machine.results / "2026-01-01-machine-code.json"
+    path.write_text(json.dumps({"launches": [LAUNCH | {"gpu": "GH200"}]}))
+    machine.check()
+    lines = lines_of(machine.page)
+    assert "| A | `dcn_fused_forward` | 0.50 | 0.25 | - | issue | 0.60 (0.55 to 0.70) |" in lines
+    assert "Measured times, and the estimates of 2026-01-01-machine-code.json for GH200." in lines
+    assert "There are no estimates for this GPU. Those for another GPU are shown without a ratio." in lines
+
+
+def test_without_estimates_or_a_profiler_the_page_says_so(machine):
     (machine.bin / "ncu").unlink()
     assert machine.check() == (0, ORDER[:-1])
-    assert "There are no predictions for sm_90: `python -m benchmarks.machine_code` writes" in machine.page
+    assert "There are no estimates for sm_90: `python -m benchmarks.machine_code` writes" in machine.page
     assert "| A | `dcn_fused_forward` | 0.50 | 0.60 (0.55 to 0.70) |" in lines_of(machine.page)
     assert "There is no profile: ncu is not installed." in machine.page
 
@@ -356,7 +367,7 @@ def test_a_step_that_raises_an_error_stops_no_later_step(machine, monkeypatch):
         raise KeyError("launches")
 
     (machine.results / "2026-01-01-machine-code.json").write_text("{}")
-    monkeypatch.setattr(steps.predictions, "read", broken)
+    monkeypatch.setattr(steps.estimates, "read", broken)
     assert machine.check() == (1, ORDER)
     assert "KeyError: 'launches'" in machine.page
 

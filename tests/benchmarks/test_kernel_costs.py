@@ -1,15 +1,18 @@
 """The cost model of the fused kernels: reading machine code, how often it runs, occupancy, and the generated tables."""
 
 import json
-from collections import defaultdict
+import shutil
+from collections import Counter, defaultdict
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.readers import device_code, executed_sass, sass
+from benchmarks import machine_code, readers
+from benchmarks.readers import device_code, estimates, executed_sass, sass, sources
 from benchmarks.readers.devices import DEVICES, occupancy
 from benchmarks.reports import kernel_costs
 from benchmarks.reports.report import RESULTS
-from tests.helpers.pages import ROOT
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -126,7 +129,7 @@ $L__BB0_1:
 @pytest.mark.parametrize(
     ("architecture", "registers", "shared", "threads", "expected"),
     [
-        # The forward with 128 features of commit 75c2dcc. The review found that an A100 has one block of 4 warps.
+        # The forward with 128 features of commit 75c2dcc, of which an SM of an A100 had room for one block of 4 warps.
         ("sm_80", 226, 87040, 128, (1, 4, "shared memory")),
         ("sm_90", 232, 87040, 128, (2, 8, "registers")),
         ("sm_120", 232, 87040, 128, (1, 4, "shared memory")),
@@ -143,19 +146,70 @@ def test_occupancy(architecture, registers, shared, threads, expected):
 def test_rates_of_tensor_cores():
     stage = 128 * 128 * 64 // (16 * 8 * 16)
     assert stage * DEVICES["sm_80"].clocks("bf16") == 1024
-    assert stage * DEVICES["sm_90"].clocks("f16") == pytest.approx(825, abs=1)  # as in the review
+    assert stage * DEVICES["sm_90"].clocks("f16") == pytest.approx(825, abs=1)  # at 62% of 2,048 multiply-adds
     assert 2 * stage * DEVICES["sm_120"].clocks("tf32") == 2 * stage * DEVICES["sm_120"].clocks("bf16")
 
 
 def newest_results():
-    return json.loads(max(RESULTS.glob("*-machine-code.json")).read_text())
+    return json.loads(estimates.newest(RESULTS).read_text())
 
 
-def test_performance_page_has_the_tables_of_the_results():
-    page = (ROOT / "docs" / "performance.md").read_text()
+def test_results_are_of_these_kernels():
+    """After a change to lib/cuda or a header of lib, `python -m benchmarks.machine_code` must run again."""
+    assert newest_results()["kernel sources"] == sources.digest_of_sources(sources.KERNEL_SOURCES)
+
+
+def test_pages_have_the_tables_of_the_results(tmp_path):
+    path = Path(shutil.copy(estimates.newest(RESULTS), tmp_path))
+    performance = tmp_path / "performance.md"
+    performance.write_text(machine_code.PERFORMANCE.read_text())
+    machine_code.main(["--render"], tmp_path, performance)
+    assert performance.read_text() == machine_code.PERFORMANCE.read_text()
+    assert path.with_suffix(".md").read_text() == estimates.newest(RESULTS).with_suffix(".md").read_text()
+
+
+@pytest.fixture
+def built_module(monkeypatch, tmp_path):
+    """As if CUDA kernels had been built and their launches counted."""
+    path = tmp_path / "_cuda.so"
+    path.write_bytes(bytes(1_230_000))
+    module = SimpleNamespace(__file__=str(path), compiler="CUDA 13.0.88, 90-real 80-virtual")
+    opcodes = Counter({"LDG.E.128": 2, "STG.E": 1, "HMMA.16816.F32": 64})
+    kernel = readers.machine_code.Kernel("a.cu", "Kernel<half>", 128, 0, 0, 1024, opcodes)
+    launches = newest_results()["launches"]
+    monkeypatch.setitem(machine_code.extension.modules, "cuda", module)
+    monkeypatch.setattr(readers.machine_code, "missing", lambda: None)
+    monkeypatch.setattr(readers.machine_code, "kernels", lambda architecture: [kernel])
+    monkeypatch.setattr(machine_code.kernel_costs, "missing", lambda: None)
+    monkeypatch.setattr(machine_code.kernel_costs, "measure", lambda: iter(launches))
+
+
+ROW = "| a.cu | `Kernel<half>` | 128 | 16 of 64 | 0, 0 | 1024 | 2 of 16 | 1 of 4 | none | 64 HMMA.16816.F32 |"
+
+
+def test_registers_are_only_printed(built_module, tmp_path, capsys):
+    performance = tmp_path / "performance.md"
+    machine_code.main(["--registers"], tmp_path, performance)
+    assert capsys.readouterr().out.splitlines()[-1] == ROW
+    assert list(tmp_path.glob("*.md")) + list(tmp_path.glob("*.json")) == []
+
+
+def test_the_command_writes_results_and_pages(built_module, tmp_path):
+    performance = tmp_path / "performance.md"
+    performance.write_text(machine_code.PERFORMANCE.read_text())
+    machine_code.main([], tmp_path, performance)
+    report = json.loads(estimates.newest(tmp_path).read_text())
+    assert list(report) == list(newest_results())
+    assert report["kernel sources"] == sources.digest_of_sources(sources.KERNEL_SOURCES)
+    lines = estimates.newest(tmp_path).with_suffix(".md").read_text().splitlines()
+    assert "The module with the code for all of these architectures takes 1.23 MB." in lines
+    assert lines[-1] == ROW
+    assert performance.read_text() == machine_code.PERFORMANCE.read_text()
+
+
+def test_tables_need_their_markers():
     tables = kernel_costs.tables(newest_results()["launches"])
-    assert kernel_costs.replace_tables(page, tables) == page
-    with pytest.raises(ValueError, match="no markers of 'costs beside the review'"):
+    with pytest.raises(ValueError, match="no markers of 'costs beside the count by hand'"):
         kernel_costs.replace_tables("", tables)
 
 

@@ -1,4 +1,4 @@
-"""Times of custom calls: predicted, measured, and as profilers report them."""
+"""Times of custom calls: estimated, measured, and as profilers report them."""
 
 import json
 from pathlib import Path
@@ -8,16 +8,17 @@ import pytest
 
 from benchmarks import kernel_times as command
 from benchmarks.measurements import deform_conv, kernel_times
-from benchmarks.readers import device_times, ncu, predictions
+from benchmarks.readers import device_times, estimates, ncu
+from benchmarks.reports.kernel_times import compared, kernel_lines
 
 pytestmark = pytest.mark.platforms("cpu")
 
 FORWARD, INPUT = "dcn_fused_forward", "dcn_fused_input_cotangent"
-PREDICTIONS = Path(__file__).parent / "predictions.json"
+ESTIMATES = Path(__file__).parent / "estimates.json"
 
 
-def test_predictions_are_summed_over_the_launches_of_a_call():
-    found = predictions.read(PREDICTIONS, "sm_90", "NVIDIA H200")
+def test_estimates_are_summed_over_the_launches_of_a_call():
+    found = estimates.read(ESTIMATES, "sm_90", "NVIDIA H200")
     assert set(found) == {(INPUT, "A", 16), (FORWARD, "A", 16), (FORWARD, "B", 16)}
     launches = found[INPUT, "A", 16]
     assert launches.milliseconds == pytest.approx(0.05 + 0.25 + 0.125)
@@ -26,30 +27,44 @@ def test_predictions_are_summed_over_the_launches_of_a_call():
 
 
 @pytest.mark.parametrize(
-    "architecture, name, gpu, milliseconds",
+    "architecture, name, gpu, is_of_this_gpu, milliseconds",
     [
-        ("sm_90", "NVIDIA H200", "H200", 0.25),
-        ("sm_90", "NVIDIA H100 80GB HBM3", "H200", 0.25),  # the first GPU of the architecture
-        ("sm_80", "NVIDIA A100-SXM4-40GB", "A100", 1.0),
-        ("sm_89", "NVIDIA L4", "A100", 1.0),  # the same major version
-        ("sm_121", "NVIDIA GB10", "RTX 5090", 0.75),
+        ("sm_90", "NVIDIA H200", "H200", True, 0.25),
+        ("sm_90", "NVIDIA GH200 480GB", "GH200", True, 0.2),
+        ("sm_90", "NVIDIA H200 NVL", "H200", False, 0.25),
+        ("sm_90", "NVIDIA H100 80GB HBM3", "H200", False, 0.25),  # the first GPU of the architecture
+        ("sm_80", "NVIDIA A100-SXM4-40GB", "A100", True, 1.0),
+        ("sm_89", "NVIDIA L4", "A100", False, 1.0),  # the same major version
+        ("sm_120", "NVIDIA GeForce RTX 5090", "RTX 5090", True, 0.75),
+        ("sm_120", "NVIDIA GeForce RTX 5090 Laptop GPU", "RTX 5090", False, 0.75),
+        ("sm_121", "NVIDIA GB10", "RTX 5090", False, 0.75),
     ],
 )
-def test_predictions_are_those_of_the_most_similar_gpu(architecture, name, gpu, milliseconds):
-    found = predictions.read(PREDICTIONS, architecture, name)[FORWARD, "A", 16]
-    assert (found.gpu, found.milliseconds) == (gpu, milliseconds)
+def test_estimates_are_those_of_the_most_similar_gpu(architecture, name, gpu, is_of_this_gpu, milliseconds):
+    found = estimates.read(ESTIMATES, architecture, name)[FORWARD, "A", 16]
+    assert (found.gpu, found.is_of_this_gpu, found.milliseconds) == (gpu, is_of_this_gpu, milliseconds)
+
+
+def test_only_estimates_for_the_measured_gpu_have_a_ratio():
+    measured = {"ScanKernel": {"own": True, "launches": 1, "milliseconds": 0.1}}
+    row = {"shape": "A", "call": INPUT, "milliseconds": 0.85, "kernels": measured}
+    row["program milliseconds"] = dict.fromkeys(("median", "min", "max"), 0.9)
+    for name, call_ratio, kernel_ratio in (("NVIDIA H200", "2.00", "2.00"), ("NVIDIA H100 PCIe", "-", "-")):
+        row["estimate"] = estimates.read(ESTIMATES, "sm_90", name)[INPUT, "A", 16]._asdict()
+        assert compared(row)[2:6] == ["0.85", "0.42", call_ratio, "issue"]
+        assert next(kernel_lines(row))[3:] == ["0.10", "0.050", kernel_ratio]
 
 
 @pytest.mark.parametrize("architecture", ["sm_100", "sm_75"])
-def test_there_are_no_predictions_for_other_architectures(architecture):
-    assert predictions.read(PREDICTIONS, architecture, "a GPU") == {}
+def test_there_are_no_estimates_for_other_architectures(architecture):
+    assert estimates.read(ESTIMATES, architecture, "a GPU") == {}
 
 
-def test_the_newest_predictions_are_found(tmp_path):
-    assert predictions.newest(tmp_path) is None
+def test_the_newest_estimates_are_found(tmp_path):
+    assert estimates.newest(tmp_path) is None
     for name in ("2026-03-01-machine-code.json", "2026-11-01-machine-code.json", "2026-12-01-cpu.json"):
         (tmp_path / name).touch()
-    assert predictions.newest(tmp_path).name == "2026-11-01-machine-code.json"
+    assert estimates.newest(tmp_path).name == "2026-11-01-machine-code.json"
 
 
 TRACE = """

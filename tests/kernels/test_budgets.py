@@ -18,7 +18,9 @@ pytestmark = [
 ]
 
 # Machine instructions of all warps of a block per K step (kernel_costs says what that is), for shape A with batch 1:
-# 3% more than on 2026-11-22. A change that needs more must say why it is worth its time, and raise the budget.
+# 3% more than on 2026-11-22. Not comparable with benchmarks/results, which has batch 16. The machine code for sm_120 is
+# assembled from PTX of compute_80 here, and the module has other code for it. A change that needs more must say why it
+# is worth its time, and raise the budget.
 BUDGETS = {
     "FusedForwardKernel<bfloat16, 128, 4>": {"sm_80": 5629, "sm_90": 6044},
     "FusedForwardKernel<bfloat16, 128, 8>": {"sm_120": 7334},
@@ -65,7 +67,7 @@ def test_main_loops_stay_within_their_budgets(architecture):
     assert not exceeded, "; ".join(exceeded)
 
 
-# PTX and machine instructions that correspond one to one here, and of which the linear program knows only the first.
+# PTX and machine instructions that correspond one to one here. The linear program is fitted only to the first ones.
 KNOWN, HELD_OUT = {"mma.": "HMMA", "ldmatrix.": "LDSM", "cp.async.c": "LDGSTS"}, {"fma.rn.f32": "FFMA"}
 
 

@@ -1,4 +1,4 @@
-"""Reads the predicted times of the kernels, which `python -m benchmarks.machine_code` writes.
+"""Reads the estimated times of the kernels, which `python -m benchmarks.machine_code` writes.
 
 The file is a JSON object {"launches": [...]} with, for each launch of a kernel, "kernel", "call" (the custom call that
 launches it), "shape" (as in benchmarks/measurements/deform_conv.py), "batch", "architecture", "gpu" (whose clocks and
@@ -11,25 +11,26 @@ from collections import Counter
 from typing import NamedTuple
 
 
-class Prediction(NamedTuple):
+class Estimate(NamedTuple):
     """The launches of one custom call, together."""
 
     gpu: str
+    is_of_this_gpu: bool  # otherwise of another GPU of its major version
     milliseconds: float
     bound_by: str  # what bounds the launch that takes longest
     kernels: dict[str, float]  # milliseconds
 
 
 def newest(folder):
-    """The newest file of predictions in a folder, or None."""
+    """The newest file of estimates in a folder, or None."""
     return max(folder.glob("*-machine-code.json"), default=None)
 
 
 def read(path, architecture, name):
-    """Predictions by (custom call, shape, batch), for one GPU of the architecture; empty if the file has none.
+    """Estimates by (custom call, shape, batch), for one GPU of the architecture; empty if the file has none.
 
-    Without predictions for the architecture itself, those for an older one of the same major version are taken. Among
-    GPUs of the same architecture, that is taken whose name is in `name`, or else the first.
+    Without estimates for the architecture itself, those for an older one of the same major version are taken. Among
+    GPUs of the same architecture, that is taken which `name` names, or else the first.
     """
     launches = json.loads(path.read_text())["launches"]
     major, minor = _version(architecture)
@@ -40,20 +41,25 @@ def read(path, architecture, name):
     chosen = max(usable, key=_version)
     launches = [launch for launch in launches if launch["architecture"] == chosen]
     gpus = list(dict.fromkeys(launch["gpu"] for launch in launches))
-    gpu = next((gpu for gpu in gpus if gpu.lower() in name.lower()), gpus[0])
+    gpu = next((gpu for gpu in gpus if _is_named(gpu, name)), gpus[0])
     calls = {}
     for launch in launches:
         if launch["gpu"] == gpu:
             calls.setdefault((launch["call"], launch["shape"], launch["batch"]), []).append(launch)
-    return {key: _sum(gpu, launches) for key, launches in calls.items()}
+    return {key: _sum(gpu, _is_named(gpu, name), launches) for key, launches in calls.items()}
 
 
-def _sum(gpu, launches):
+def _is_named(gpu, name):
+    """Whether the name that nvidia-smi prints is that of a GPU, and not that of a variant with other clocks or SMs."""
+    return re.search(rf"\b{gpu}\b(?! (Ti|D|NVL|Laptop)\b)", name, re.IGNORECASE) is not None
+
+
+def _sum(gpu, is_of_this_gpu, launches):
     longest = max(launches, key=lambda launch: launch["milliseconds"])
     kernels = Counter()
     for launch in launches:
         kernels[launch["kernel"]] += launch["milliseconds"]
-    return Prediction(gpu, sum(kernels.values()), longest["bound_by"], dict(kernels))
+    return Estimate(gpu, is_of_this_gpu, sum(kernels.values()), longest["bound_by"], dict(kernels))
 
 
 def _version(architecture):
