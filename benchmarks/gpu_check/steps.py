@@ -45,7 +45,7 @@ def read_facts(context):
 
 
 def build(context):
-    architecture = gpu.architecture(context.gpu).removeprefix('sm_')
+    architecture = gpu.architecture(context.gpu).removeprefix("sm_")
     return run(
         *(*PYTHON, "pip", "install", "--no-build-isolation", "--no-deps", "--editable", "."),
         "-Ccmake.define.JAX_DCN_CUDA=ON",

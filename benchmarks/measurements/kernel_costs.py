@@ -24,9 +24,7 @@ from benchmarks.readers.devices import DEVICES, RESERVED_SHARED, SCHEDULERS, WAR
 NAMES, BATCH, DTYPE = "ABCD", 16, "bfloat16"
 DEFAULT_SHARED = DEVICES["sm_90"].shared_bytes  # of an SM, as the PTX interpreter assumes
 SAMPLED_BLOCKS = 8  # of each launch of a fused kernel
-# nvcc makes the same PTX for all architectures before sm_100. What it makes for later ones is not executed, so their
-# machine code is assembled from the same PTX here.
-EXECUTED_PTX, ASSEMBLED_PTX = 90, "compute_80"
+PTX = 80  # the virtual architecture that the package's machine code is compiled from
 SOURCES = {
     "deform_conv_fused_forward": "dcn_fused_forward",
     "deform_conv_fused_input": "dcn_fused_input_cotangent",
@@ -70,19 +68,19 @@ def executed_launches(shape, computation, shared_bytes=DEFAULT_SHARED):
         function, arguments = forward, (problem.operands,)
     else:
         function, arguments = backward, (problem.operands, problem.cotangent)
-    machine = executed_ptx.machine(EXECUTED_PTX)
-    machine.set(max_shared_bytes=shared_bytes - RESERVED_SHARED)
+    interpreter = executed_ptx.interpreter(PTX)
+    interpreter.set(max_shared_bytes=shared_bytes - RESERVED_SHARED)
     try:
-        return executed_ptx.launches(function, *arguments, sampled_blocks=SAMPLED_BLOCKS, architecture=EXECUTED_PTX)
+        return executed_ptx.launches(function, *arguments, sampled_blocks=SAMPLED_BLOCKS, architecture=PTX)
     finally:
-        machine.set(max_shared_bytes=DEFAULT_SHARED - RESERVED_SHARED)
+        interpreter.set(max_shared_bytes=DEFAULT_SHARED - RESERVED_SHARED)
 
 
 def functions(architecture, kernels=None):
     """The machine code of the kernels, all or those with these parts of names, and the custom call of each."""
     found = {}
     for source, call in SOURCES.items():
-        ptx = device_code.compile_ptx(executed_ptx.KERNELS[source], ASSEMBLED_PTX)
+        ptx = device_code.compile_ptx(executed_ptx.KERNELS[source], f"compute_{PTX}")
         for name, function in device_code.assemble(ptx, architecture, kernels).items():
             found[name] = (function, call)
     return found

@@ -1,6 +1,6 @@
-"""Runs the compiled PTX of the CUDA kernels on the CPU, by the machine in tests/kernels/ptx.
+"""Runs the compiled PTX of the CUDA kernels on the CPU, by the interpreter in tests/kernels/ptx.
 
-nvcc compiles the kernels and their launchers as for the package, but to PTX only. They are linked with the machine
+nvcc compiles the kernels and their launchers as for the package, but to PTX only. They are linked with the interpreter
 instead of the CUDA runtime.
 """
 
@@ -21,10 +21,11 @@ from benchmarks.readers.cached_build import ROOT, build
 from benchmarks.readers.substituted_kernels import register, substituted
 
 LIB = ROOT / "lib"
-MACHINE = ROOT / "tests" / "kernels" / "ptx"
+INTERPRETER = ROOT / "tests" / "kernels" / "ptx"
 KERNELS = {path.stem: path for path in sorted((LIB / "cuda").glob("*.cu"))}
 DEVICE_FLAGS = {"psroi_pool": ["--fmad=false"]}  # as in CMakeLists.txt
 HOST_COMPILER = "g++"
+ARCHITECTURE = 80  # of the PTX that the package is compiled from
 
 
 def missing() -> str | None:
@@ -34,19 +35,19 @@ def missing() -> str | None:
     return None if shutil.which(HOST_COMPILER) else f"{HOST_COMPILER} not found"
 
 
-def module(architecture: int = 90) -> pathlib.Path:
+def module(architecture: int = ARCHITECTURE) -> pathlib.Path:
     """A shared library of the FFI handlers, whose kernels are the PTX for compute_<architecture>."""
     ffi = [path for path in sorted((LIB / "ffi").glob("*.cc")) if path.name != "module.cc"]
     jobs = [
         *((_kernel, path, architecture) for path in KERNELS.values()),
-        *((_handlers, path) for path in (*ffi, *sorted((LIB / "cuda").glob("*.cc")), MACHINE / "handlers.cc")),
+        *((_handlers, path) for path in (*ffi, *sorted((LIB / "cuda").glob("*.cc")), INTERPRETER / "handlers.cc")),
     ]
     return _link("module.so", _run(jobs), ["-shared"])
 
 
 def program(
     source: pathlib.Path,
-    architecture: int = 90,
+    architecture: int = ARCHITECTURE,
     kernels: Collection[str] = tuple(KERNELS),
     changed: pathlib.Path | None = None,
     recompiled: Collection[str] = (),
@@ -63,13 +64,13 @@ def program(
     return _link(source.stem, _run(jobs), [])
 
 
-class Machine:
-    """The machine of a module of handlers."""
+class Interpreter:
+    """The interpreter of a module of handlers."""
 
     def __init__(self, path: pathlib.Path, prefix: str):
         self._library = ctypes.CDLL(str(path))
-        self._library.TakeMachineRecords.restype = ctypes.c_char_p
-        self._library.SetMachineOption.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
+        self._library.TakeInterpreterRecords.restype = ctypes.c_char_p
+        self._library.SetInterpreterOption.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
         self.handlers = register(self._library, prefix)
         jax.ffi.register_ffi_target(f"{prefix}_initialize", jax.ffi.pycapsule(self._library.Initialize), platform="cpu")
         initialize = jax.ffi.ffi_call(f"{prefix}_initialize", jax.ShapeDtypeStruct((0,), "int32"), has_side_effect=True)
@@ -77,30 +78,30 @@ class Machine:
         self.set(requires_loading=1)
 
     def set(self, **options: int) -> None:
-        """Sets fields of `Options` in machine.h."""
+        """Sets fields of `Options` in interpreter.h."""
         for name, value in options.items():
-            if not self._library.SetMachineOption(name.encode(), value):
-                raise ValueError(f"the machine has no option {name}")
+            if not self._library.SetInterpreterOption(name.encode(), value):
+                raise ValueError(f"the interpreter has no option {name}")
 
     def take_records(self) -> list[dict]:
         """The records of the launches since the last call. The option `counts` must be set."""
-        return json.loads(self._library.TakeMachineRecords())
+        return json.loads(self._library.TakeInterpreterRecords())
 
 
 @functools.cache
-def machine(architecture: int = 90) -> Machine:
-    return Machine(module(architecture), f"sm_{architecture}")
+def interpreter(architecture: int = ARCHITECTURE) -> Interpreter:
+    return Interpreter(module(architecture), f"sm_{architecture}")
 
 
 @contextlib.contextmanager
-def executed(architecture: int = 90) -> Iterator[Machine]:
+def executed(architecture: int = ARCHITECTURE) -> Iterator[Interpreter]:
     """Within it, jax_dcn on the CPU runs the PTX of its CUDA kernels."""
-    found = machine(architecture)
+    found = interpreter(architecture)
     with substituted(found.handlers):
         yield found
 
 
-def launches(function, *arguments, sampled_blocks: int = 16, architecture: int = 90) -> list[dict]:
+def launches(function, *arguments, sampled_blocks: int = 16, architecture: int = ARCHITECTURE) -> list[dict]:
     """The records of all launches of `function(*arguments)`, of which fused kernels run only `sampled_blocks`.
 
     The results of the function are therefore wrong, and races are not looked for.
@@ -131,24 +132,24 @@ def _kernel(path, architecture, folder=None):
 
 def _handlers(path):
     command = [cuda_tools.find("nvcc"), "-std=c++17", "-Xcompiler=-fPIC,-O1", f"-I{LIB}", f"-I{LIB / 'cuda'}"]
-    command += [f"-I{MACHINE}", f"-I{MACHINE.parent}", f"-isystem={jax.ffi.include_dir()}"]
-    command += ["-include", MACHINE.parent / "stream.h"]
+    command += [f"-I{INTERPRETER}", f"-I{INTERPRETER.parent}", f"-isystem={jax.ffi.include_dir()}"]
+    command += ["-include", INTERPRETER.parent / "stream.h"]
     command += ['-DDCN_COMPILER="nvcc"']
-    headers = [*LIB.rglob("*.h"), *MACHINE.glob("*.h"), *MACHINE.parent.glob("*.h")]
+    headers = [*LIB.rglob("*.h"), *INTERPRETER.glob("*.h"), *INTERPRETER.parent.glob("*.h")]
     return build(f"{path.stem}.o", [*command, "-c", path], [path, *sorted(headers)])
 
 
 @functools.cache
-def _machine():
-    """The machine as a shared library, so that it is initialized before the kernels are registered."""
+def _interpreter():
+    """The interpreter as a shared library, so that it is initialized before the kernels are registered."""
     flags = "-fPIC,-O3,-march=native,-ffp-contract=off,-fno-trapping-math,-Wall,-Wextra"
     command = [cuda_tools.find("nvcc"), "-std=c++20", f"-Xcompiler={flags}", "-c"]
-    headers = sorted(MACHINE.glob("*.h"))
-    sources = [path for path in sorted(MACHINE.glob("*.cc")) if path.name != "handlers.cc"]
+    headers = sorted(INTERPRETER.glob("*.h"))
+    sources = [path for path in sorted(INTERPRETER.glob("*.cc")) if path.name != "handlers.cc"]
     objects = _run([(build, f"{path.stem}.o", [*command, path], [path, *headers]) for path in sources])
-    return build("libmachine.so", [HOST_COMPILER, "-shared", *objects], [])
+    return build("libinterpreter.so", [HOST_COMPILER, "-shared", *objects], [])
 
 
 def _link(name, objects, flags):
-    library = _machine()
+    library = _interpreter()
     return build(name, [HOST_COMPILER, *flags, *objects, library, f"-Wl,-rpath,{library.parent}", "-pthread"], [])

@@ -10,8 +10,6 @@ COSTS = """All times are estimates that leave out waiting. They are counted from
 assume the clocks and rates in benchmarks/readers/devices.py, which says which of them are published. Issue, L1 and
 tensor are clocks of an SM per K step; those of the main loop are issued instructions per K step. Offsets have a
 standard deviation of 2 pixels. docs/performance.md says what all this means."""
-OTHER_PTX = """The machine code for sm_100 and sm_120 is assembled from PTX of compute_80 here. The module has other
-code for them."""
 GEFORCE = """The tensor column of RTX GPUs is for GeForce cards. Data-centre and workstation GPUs of the same
 architecture may sum in float32 at the full rate."""
 STATIC = """Read from the built module: registers per thread, warps that the registers of an SM have room for, bytes of
@@ -28,7 +26,7 @@ def page(results):
         "# The machine code of the CUDA kernels",
         *map(paragraph, (head, size)),
         f"## Costs of the fused kernels in {results['dtype']}",
-        *map(paragraph, (COSTS, OTHER_PTX, GEFORCE)),
+        *map(paragraph, (COSTS, GEFORCE)),
         shapes,
         *details(results["launches"]),
         "## Registers and instructions",

@@ -26,8 +26,8 @@ def emulated_handlers(compiler):
 
 # The compiled PTX is what a GPU runs, so it is tested by default, and the emulated source in `make thorough`.
 EXECUTIONS = [
-    "sm_90",
-    pytest.param("sm_80", marks=pytest.mark.thorough),
+    "sm_80",
+    pytest.param("sm_90", marks=pytest.mark.thorough),
     pytest.param("emulated", marks=pytest.mark.thorough),
 ]
 
@@ -45,7 +45,7 @@ def executed_handlers(execution, request):
     """The names of the handlers that run the CUDA kernels on the CPU, by those of the custom calls."""
     if execution == "emulated":
         return request.getfixturevalue("emulated_handlers")
-    return executed_ptx.machine(architecture(execution)).handlers
+    return executed_ptx.interpreter(architecture(execution)).handlers
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def set_max_shared_bytes(execution, executed_handlers):
     """Sets the shared memory that a block can have."""
     if execution == "emulated":
         return emulation.library().SetMaxSharedBytes
-    return lambda count: executed_ptx.machine(architecture(execution)).set(max_shared_bytes=count)
+    return lambda count: executed_ptx.interpreter(architecture(execution)).set(max_shared_bytes=count)
 
 
 def architecture(execution):

@@ -320,7 +320,8 @@ int main(int num_arguments, char** arguments) {
     for (const dcn::PoolSizes& sizes : dcn::kPools) dcn::CallPool(dtype, sizes, iteration++ % 2);
     ++iteration;  // so that a case alternates between types in having the optional operand
   }
-#ifndef __CUDA_RUNTIME_H__                 // in the emulation
+#ifndef __CUDA_RUNTIME_H__  // in the emulation
+  dcn::results = nullptr;
   execution::max_shared_bytes = 99 << 10;  // too little for the widest tiles
   execution::max_grid_blocks = 1;          // so that blocks iterate over several tiles
   for (const dcn::FusedCall& call : dcn::kFusedCalls) {

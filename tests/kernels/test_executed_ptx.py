@@ -35,7 +35,7 @@ def run(program, *arguments, **options):
     return result.returncode, result.stdout
 
 
-def launches(architecture=90, **mistake):
+def launches(architecture=executed_ptx.ARCHITECTURE, **mistake):
     return executed_ptx.program(build.HERE / "launches.cc", architecture, **mistake)
 
 
@@ -53,11 +53,11 @@ def read_results(path):
 def differences(path, expected):
     """The results that differ from the expected ones by more than the inexactness of their type allows."""
     found = []
-    for number, (result, reference) in enumerate(zip(read_results(path), read_results(expected), strict=False)):
+    for number, (result, reference) in enumerate(zip(read_results(path), read_results(expected), strict=True)):
         name, dtype, values = result
         assert (name, dtype, values.size) == (*reference[:2], reference[2].size)
         same = (values == reference[2]) | (np.isnan(values) & np.isnan(reference[2]))
-        largest = np.abs(reference[2][np.isfinite(reference[2])]).max(initial=1)
+        largest = np.abs(reference[2][np.isfinite(reference[2])]).max(initial=0)
         with np.errstate(invalid="ignore"):
             error = np.where(same, 0, np.abs(values - reference[2])).max(initial=0)
         if not error <= 4 * RESOLUTION[dtype] * largest:
@@ -74,7 +74,7 @@ def expected(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("architecture", [90, 80])
+@pytest.mark.parametrize("architecture", [80, 90])
 def test_kernels_are_clean_and_right(architecture, expected, tmp_path):
     assert run(launches(architecture), tmp_path / "results", seed=1) == (0, "every launch is done\n")
     assert differences(tmp_path / "results", expected) == []
@@ -98,7 +98,8 @@ def test_every_kernel_is_launched():
 FORWARD, INPUT, OFFSET, WEIGHT = (f"deform_conv_fused_{name}" for name in ("forward", "input", "offset", "weight"))
 VALUES = "values"  # the results differ
 
-# File, line and replacement; the kernels that are compiled with it; what is reported.
+# File, line and replacement; the kernels that are compiled with it; what is reported. One kernel is enough for a mistake
+# in matrix.h and gemm.h, because they have no host functions, which the linker would share with the other kernels.
 MISTAKES = {
     "operands of the packing cvt swapped, bfloat16": (
         ("matrix.h", 'bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[1]), "f"(values[0])',
@@ -140,8 +141,8 @@ MISTAKES = {
     "products by some lanes": (
         ("gemm.h", "mma<T>(accumulators[i][j], a[i]", "if (lane() < 31) mma<T>(accumulators[i][j], a[i]"), [INPUT],
         "waits for lanes 0x80000000 of its warp"),
-    "an instruction that the machine does not have": (
-        ("matrix.h", "cvt.rna.tf32.f32", "cvt.rn.tf32.f32"), [FORWARD], "the machine has no cvt.rn.tf32.f32"),
+    "an instruction that the interpreter does not have": (
+        ("matrix.h", "cvt.rna.tf32.f32", "cvt.rn.tf32.f32"), [FORWARD], "the interpreter has no cvt.rn.tf32.f32"),
     "a result read as constant": (
         ("deform_conv.cu", "    AsVector<N>(columns + work_item * N) = out;",
          "    AsVector<N>(columns + work_item * N) = out; if (__ldg((const short*)columns) == 77) return;"),
@@ -193,6 +194,7 @@ WRONG = {
     "dynamic_beyond": "out of bounds of shared memory",
     "static_beyond": "out of bounds of shared memory",
     "misaligned": "is misaligned",
+    "sum_read_too_early": "is a race: it reads what another thread writes",
     "divergent_barrier": r"waits for lanes 0x00000020 of its warp, .* have ended",
     "divergent_shuffle": r"waits for lanes 0x00000020 of its warp, .* have ended",
     "excluded_lane": "shuffles from a lane that does not take part",
@@ -251,7 +253,6 @@ def test_what_is_counted():
     # A load and a store of 8 words in one bank; a load of 8 sectors in 2 lines, and a store of one sector.
     assert (counters["shared_wavefronts"], counters["bank_conflicts"]) == (16, 14)
     assert (counters["l1_wavefronts"], counters["sectors"], counters["l2_bytes"]) == (2 + 1, 8 + 1, 32 * 9)
-    assert counters["divergent_branches"] <= 1
 
     counters, _ = counted("copy")
     # Each of 64 lanes writes 16 bytes, 128 at a time; every other one reads the same 16 bytes.
@@ -261,8 +262,12 @@ def test_what_is_counted():
 
     counters, executions = counted("rotate")
     assert counters["barriers"] == 2 * 2 * 2  # of two warps, in two rounds
+    assert counters["divergent_branches"] == 0
     assert counters["by_class"]["barrier"] == counters["barriers"]
     assert sum(executions.values()) <= counters["warp_instructions"] == sum(counters["by_class"].values())
+
+    counters, _ = counted("diverge")
+    assert counters["divergent_branches"] == 2  # one of each warp
 
     counters, _ = counted("product_bf16")
     assert (counters["mma"], counters["by_class"]["ldmatrix"]) == ({"bf16": 1}, 2)

@@ -136,6 +136,18 @@ __global__ void CopyKernel(int* out) {
   out[threadIdx.x] = int(words[threadIdx.x].z);
 }
 
+// The last thread to add reads the sum, which its own addition does not order after the others'.
+__global__ void SumReadTooEarlyKernel(int* out) {
+  if (atomicAdd(&out[0], 1) == kThreads - 1) out[1] = out[0];
+}
+
+// Half of the lanes wait in a loop of their own.
+__global__ void DivergeKernel(int* out) {
+  if (threadIdx.x % 2) {
+    for (int i = 0; i < out[0] + 1; ++i) atomicAdd(&out[threadIdx.x], 1);
+  }
+}
+
 // Lane i accesses shared word 32 i, in the same bank as all others, and a sector of global memory of its own.
 __global__ void ConflictKernel(int* out) {
   __shared__ int values[kThreads * 32];
@@ -178,6 +190,8 @@ const std::map<std::string, Toy> kToys = {
     {"product_tf32", {MmaKernel<float>}},
     {"copy", {CopyKernel<true>}},
     {"conflict", {ConflictKernel}},
+    {"sum_read_too_early", {SumReadTooEarlyKernel}},
+    {"diverge", {DivergeKernel}},
     {"copy_without_wait", {CopyKernel<false>}},
     {"shared_memory_without_opt_in", {AtomicKernel, 1, 64 << 10}},
     {"no_blocks", {AtomicKernel, 0}},

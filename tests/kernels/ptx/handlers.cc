@@ -1,6 +1,6 @@
-// The library of the FFI handlers whose kernels run on the machine. A call's operands and results, which are buffers of
-// XLA on the CPU, become the machine's allocations during the call: operands may only be read, and results have not
-// been written.
+// The library of the FFI handlers whose kernels run on the interpreter. A call's operands and results, which are
+// buffers of XLA on the CPU, become the interpreter's allocations during the call: operands may only be read, and
+// results have not been written.
 #include <mutex>
 #include <string>
 #include <vector>
@@ -63,10 +63,10 @@ const checked_handlers::StandIn checked_handlers::stand_in = {Call, ptx::NumNode
 
 extern "C" {
 
-bool SetMachineOption(const char* name, uint64_t value) { return ptx::SetOption(name, value); }
+bool SetInterpreterOption(const char* name, uint64_t value) { return ptx::SetOption(name, value); }
 
 // The text is valid until the next call.
-const char* TakeMachineRecords() {
+const char* TakeInterpreterRecords() {
   static std::string records;
   records = ptx::TakeRecords();
   return records.c_str();

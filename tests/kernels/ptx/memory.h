@@ -1,4 +1,4 @@
-// Global memory as the machine knows it, and the accesses to global and shared memory that are races.
+// Global memory as the interpreter knows it, and the accesses to global and shared memory that are races.
 #pragma once
 
 #include <cstddef>
@@ -50,7 +50,10 @@ class Cell {
  private:
   static constexpr uint32_t kThread = 0xffff, kWarpSize = 32;
   static constexpr uint32_t kOtherLanes = 1 << 16, kOtherWarps = 1 << 17, kOtherBlocks = 1 << 18;  // also read it
-  static constexpr uint32_t kIsAtomic = 1 << 19, kIsInFlight = 1 << 20;
+  // Of the writer: it is an asynchronous copy; since the epoch or the launch began, some write was not atomic; others
+  // wrote, too: threads since the epoch began, blocks since the launch began.
+  static constexpr uint32_t kIsInFlight = 1 << 19, kPlainInEpoch = 1 << 20, kPlainInLaunch = 1 << 21;
+  static constexpr uint32_t kOtherWriters = 1 << 22, kOtherWriterBlocks = 1 << 23;
 
   explicit Cell(uint32_t write_epoch) : write_epoch_(write_epoch) {}
 
@@ -58,6 +61,7 @@ class Cell {
   const char* CheckRead(bool is_constant, Accessor accessor, const Epochs& epochs) const;
   void RecordRead(Accessor accessor, const Epochs& epochs);
   const char* CheckWrite(bool is_atomic, Accessor accessor, const Epochs& epochs) const;
+  void RecordWrite(Access access, Accessor accessor, const Epochs& epochs);
 
   uint32_t write_epoch_ = 0, writer_ = 0;  // epoch 0: not written
   uint32_t read_epoch_ = 0, reader_ = 0;

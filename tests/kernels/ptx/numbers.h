@@ -59,7 +59,7 @@ inline uint32_t ToTf32(float value) {
 // Tensor cores ignore the 13 low bits of a tf32 operand.
 inline float FromTf32(uint32_t bits) { return FromBits<float>(bits & ~uint32_t{0x1fff}); }
 
-// A float is converted to the nearest integer of its range. NaN becomes 0, or the highest bit alone if source or target
+// A float is converted to the nearest integer of its range. NaN becomes 0, or only the highest bit if source or target
 // have 64 bits.
 template <typename I, typename T>
 I ToInteger(T whole) {
@@ -72,17 +72,18 @@ I ToInteger(T whole) {
   return I(whole);
 }
 
-// The rounded result of an operation, moved one number toward zero if its exact value is nearer to zero. `error` is the
-// exact value minus the rounded one, or has its sign.
+// The rounded result of an operation on finite numbers, moved one number toward zero if its exact value is nearer to
+// zero. `error` is the exact value minus the rounded one, or has its sign.
 template <typename T>
 T RoundTowardZero(T rounded, T error) {
-  if (error == 0 || error != error || std::isinf(rounded)) return Canonical(rounded);
-  return (error < 0) == (rounded > 0) ? std::nextafter(rounded, T(0)) : rounded;
+  if (std::isinf(rounded)) return std::copysign(std::numeric_limits<T>::max(), rounded);
+  return error != 0 && (error < 0) == (rounded > 0) ? std::nextafter(rounded, T(0)) : rounded;
 }
 
 template <typename T>
 T AddTowardZero(T a, T b) {
   const T sum = a + b, part = sum - a;  // TwoSum (Knuth)
+  if (!std::isfinite(a) || !std::isfinite(b)) return Canonical(sum);
   return RoundTowardZero(sum, (a - (sum - part)) + (b - part));
 }
 
@@ -90,6 +91,7 @@ T AddTowardZero(T a, T b) {
 template <typename T>
 T FmaTowardZero(T a, T b, T c) {
   const T result = std::fma(a, b, c), product = a * b, low = std::fma(a, b, -product);
+  if (!std::isfinite(a) || !std::isfinite(b) || !std::isfinite(c)) return Canonical(result);
   const T sum = product + c, part = sum - product, error = (product - (sum - part)) + (c - part);
   return RoundTowardZero(result, (sum - result) + (error + low));
 }

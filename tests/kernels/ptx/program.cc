@@ -249,7 +249,7 @@ class KernelParser {
       }
     }
     next_ = Peek() == ";" ? next_ : first;
-    if (!Decode(opcode, operands, kernel_.registers, &instruction)) Fail("the machine has no " + opcode);
+    if (!Decode(opcode, operands, kernel_.registers, &instruction)) Fail("the interpreter has no " + opcode);
     Expect(";");
     if (opcode.rfind("ld.", 0) == 0) instruction.used_bytes = std::exchange(used_bytes_, ~0u);
     kernel_.code.push_back(instruction);

@@ -1,4 +1,4 @@
-// PTX programs, decoded for the machine.
+// PTX programs, decoded for the interpreter.
 //
 // A register is a place in the register file of a warp: an array of its value in each of the 32 lanes, or for a
 // predicate a word with one bit per lane. Immediate operands have places, too.
@@ -92,7 +92,7 @@ class Module {
 
   bool has(const std::string& kernel) const { return texts_.count(kernel) != 0; }
   std::vector<std::string> UnusedKernels() const;  // that were never looked for
-  // Throws std::runtime_error if the kernel contains something that the machine does not know.
+  // Throws std::runtime_error if the kernel contains something that the interpreter does not know.
   const Kernel& Find(const std::string& kernel);
   uint32_t LineNumber(size_t position) const;  // from 1
   std::string_view Line(uint32_t number) const;
@@ -119,7 +119,7 @@ struct Operand {
   std::vector<Operand> elements;  // of a vector; the base of an address
 };
 
-// Sets what depends on the opcode. Returns false if the machine has no such instruction.
+// Sets what depends on the opcode. Returns false if the interpreter has no such instruction.
 bool Decode(const std::string& opcode, const std::vector<Operand>&, RegisterLayout&, Instruction*);
 
 const std::vector<std::string>& Opcodes();  // those decoded so far

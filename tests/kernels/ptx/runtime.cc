@@ -1,5 +1,5 @@
-// A stand-in for the CUDA runtime, which runs kernels on the machine from the PTX that nvcc embedded in the program.
-// Kernels may access only memory from cudaMalloc, and what is added as an allocation. Streams run at once.
+// A stand-in for the CUDA runtime, which runs kernels on the interpreter from the PTX that nvcc embedded in the
+// program. Kernels may access only memory from cudaMalloc, and what is added as an allocation. Streams run at once.
 #include "runtime.h"
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@
 #include <mutex>
 #include <sstream>
 
-#include "machine.h"
+#include "interpreter.h"
 
 namespace ptx {
 namespace {

@@ -1,4 +1,4 @@
-// What the machine's stand-in for the CUDA runtime offers besides CUDA's functions.
+// What the interpreter's stand-in for the CUDA runtime offers besides CUDA's functions.
 #pragma once
 
 #include <cstdint>

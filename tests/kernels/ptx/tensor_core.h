@@ -12,11 +12,11 @@ inline constexpr const char* kMmaNames[] = {"f16", "bf16", "tf32"};
 
 // c += a · b: mma.m16n8k16 of 16-bit types, and mma.m16n8k8 of tf32. Arguments are registers of the 32 lanes.
 //
-// Products are exact. The PTX ISA does not specify how they are summed. Tensor cores align the products and the
-// accumulator to the largest of them and cut off the lower bits, which costs accuracy (Fasi, Higham, Mikaitis and
-// Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science, 2021). This model keeps 24 bits, as a
-// V100 does and no later GPU, and cuts the sum of a whole instruction off at once: it is at least as inaccurate as any
-// GPU that has these instructions.
+// The PTX ISA does not specify how the products are summed. Tensor cores compute them exactly, align them and the
+// accumulator to the largest, and cut off the lower bits (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of
+// NVIDIA tensor cores", PeerJ Computer Science, 2021, who tested V100, T4 and A100). This model keeps 24 bits, the
+// fewest of these GPUs, and adds all products of an instruction at once, so that its sums are expected to be at least
+// as inaccurate as a GPU's. Products are computed in float32, exactly unless they overflow or are subnormal.
 template <MmaType type>
 void MultiplyAccumulate(const uint32_t (&a)[4][kLanes], const uint32_t (&b)[2][kLanes], float (&c)[4][kLanes]);
 

@@ -111,6 +111,7 @@ class Launch {
   // Runs until the warp waits for the block's barrier; returns false if it has ended instead.
   bool RunWarp(Warp&);
   void RunGroup(Warp&, Warp::Group, uint32_t limit);
+  void MoveCopies(Warp&);
   Lanes ReadyLanes(Warp&, const Instruction&, Lanes, Lanes* absent) const;
   void CheckCollective(Warp&, const Instruction&, Lanes) const;
   void InitializeRegisters(Warp&, const uint32_t (&block)[3]);

@@ -1,4 +1,4 @@
-#include "machine.h"
+#include "interpreter.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -98,7 +98,7 @@ void Launch::InitializeRegisters(Warp& warp, const uint32_t (&block)[3]) {
       } else if (name == "%laneid") {
         value = lane;
       } else {
-        throw Fault("the machine has no register " + name);
+        throw Fault("the interpreter has no register " + name);
       }
     }
   }
@@ -158,6 +158,7 @@ void Launch::RunBlock(uint32_t block) {
     }
     counters_.barriers += waiting.size();
     epochs_.current = NextEpoch();
+    for (Warp* warp : waiting) MoveCopies(*warp);
   }
 }
 
@@ -364,10 +365,18 @@ void Launch::CheckAccess(Warp& warp, const Instruction& instruction, Lanes lanes
   }
 }
 
+// The data of a copy may arrive at once, at a later barrier, or as late as the thread waits for it.
 void Launch::AddCopy(Warp& warp, int lane, const AsyncCopy& copy) {
-  // The copy may arrive at once, or as late as the thread waits for it.
   if (Random() % 2) std::memcpy(&shared_[copy.target], copy.data, sizeof copy.data);
   warp.copies[lane].push_back(copy);
+}
+
+void Launch::MoveCopies(Warp& warp) {
+  for (const std::vector<AsyncCopy>& copies : warp.copies) {
+    for (const AsyncCopy& copy : copies) {
+      if (Random() % 2) std::memcpy(&shared_[copy.target], copy.data, sizeof copy.data);
+    }
+  }
 }
 
 void Launch::CompleteCopies(Warp& warp, int lane, uint32_t pending) {

@@ -1,0 +1,129 @@
+// Instructions that the lanes of a warp execute together: mma, shuffles, votes and barriers.
+#include <cstring>
+
+#include "instructions.h"
+#include "interpreter.h"
+#include "tensor_core.h"
+
+namespace ptx {
+namespace {
+
+// mma d, a, b, c: operands 0 to 3 are d, 4 to 7 a, 8 and 9 b, 10 to 13 c.
+template <MmaType type>
+void Mma(Warp& warp, const Instruction& instruction, Lanes) {
+  uint32_t a[4][kLanes], b[2][kLanes];
+  float c[4][kLanes];
+  for (int i = 0; i < 4; ++i) std::memcpy(a[i], warp.At<uint32_t>(instruction.operands[4 + i]), sizeof a[i]);
+  for (int i = 0; i < 2; ++i) std::memcpy(b[i], warp.At<uint32_t>(instruction.operands[8 + i]), sizeof b[i]);
+  for (int i = 0; i < 4; ++i) std::memcpy(c[i], warp.At<float>(instruction.operands[10 + i]), sizeof c[i]);
+  MultiplyAccumulate<type>(a, b, c);
+  for (int i = 0; i < 4; ++i) std::memcpy(warp.At<float>(instruction.operands[i]), c[i], sizeof c[i]);
+  ++warp.launch.counters().mma[kMmaNames[int(type)]];
+}
+
+enum class Shuffle { kUp, kDown, kButterfly, kIndex };
+
+// shfl d|p, a, b, c, members: lane b of the segment, or b lanes away; c has the segment's mask and last lane.
+template <Shuffle mode>
+void RunShuffle(Warp& warp, const Instruction& instruction, Lanes lanes) {
+  uint32_t result[kLanes] = {};
+  Lanes in_range = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (!Has(lanes, lane)) continue;
+    const int b = int(warp.At<uint32_t>(instruction.operands[3])[lane] & 31);
+    const int c = int(warp.At<uint32_t>(instruction.operands[4])[lane]);
+    const int segment = c >> 8 & 31, last = (lane & segment) | (c & 31 & ~segment);
+    int source = lane;
+    if (mode == Shuffle::kUp) source = lane - b;
+    if (mode == Shuffle::kDown) source = lane + b;
+    if (mode == Shuffle::kButterfly) source = lane ^ b;
+    if (mode == Shuffle::kIndex) source = (lane & segment) | (b & ~segment);
+    const bool is_in_range = mode == Shuffle::kUp ? source >= last : source <= last;
+    if (!is_in_range) source = lane;
+    if (!Has(lanes, source)) warp.launch.Fail(warp, instruction, lane, "shuffles from a lane that does not take part");
+    in_range |= Lanes{is_in_range} << lane;
+    result[lane] = warp.At<uint32_t>(instruction.operands[2])[source];
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (Has(lanes, lane)) warp.At<uint32_t>(instruction.operands[0])[lane] = result[lane];
+  }
+  Lanes& predicate = warp.Predicate(instruction.operands[1]);
+  predicate = (predicate & ~lanes) | in_range;
+}
+
+void Ballot(Warp& warp, const Instruction& instruction, Lanes lanes) {
+  const Lanes votes = warp.Predicate(instruction.operands[1]) & lanes;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (Has(lanes, lane)) warp.At<uint32_t>(instruction.operands[0])[lane] = votes;
+  }
+}
+
+void WarpBarrier(Warp& warp, const Instruction&, Lanes lanes) {
+  if (lanes != warp.exist) return;
+  ++warp.barriers;
+  warp.diverged_at = -1;
+}
+
+bool DecodeMma(const std::string& opcode, const std::vector<Operand>& operands, RegisterLayout& registers,
+               Instruction* out) {
+  const std::string start = "mma.sync.aligned.";
+  const std::string shape = StartsWith(opcode, start) ? opcode.substr(start.size()) : "";
+  out->execute = shape == "m16n8k16.row.col.f32.f16.f16.f32"     ? Mma<MmaType::kF16>
+                 : shape == "m16n8k16.row.col.f32.bf16.bf16.f32" ? Mma<MmaType::kBF16>
+                 : shape == "m16n8k8.row.col.f32.tf32.tf32.f32"  ? Mma<MmaType::kTf32>
+                                                                 : nullptr;
+  if (!out->execute || operands.size() != 4) return false;
+  out->control = Control::kCollective;
+  out->is_aligned = true;
+  bool ok = true;
+  int count = 0;
+  for (const Operand& operand : operands) {
+    for (const Operand& element : operand.elements) {
+      if (count == kMaxOperands) return false;
+      out->operands[count++] = PlaceOf(element, 4, registers, &ok);
+    }
+  }
+  return ok && count == kMaxOperands;
+}
+
+bool DecodeShuffle(const std::vector<std::string>& words, const std::vector<Operand>& operands,
+                   RegisterLayout& registers, Instruction* out) {
+  const bool has_predicate = operands.size() == 6;
+  if ((operands.size() != 5 && !has_predicate) || words.size() != 4 || words[3] != "b32") return false;
+  const std::string& mode = words[2];
+  out->execute = mode == "up"     ? RunShuffle<Shuffle::kUp>
+                 : mode == "down" ? RunShuffle<Shuffle::kDown>
+                 : mode == "bfly" ? RunShuffle<Shuffle::kButterfly>
+                 : mode == "idx"  ? RunShuffle<Shuffle::kIndex>
+                                  : nullptr;
+  out->control = Control::kCollective;
+  bool ok = out->execute != nullptr;
+  out->operands[0] = PlaceOf(operands[0], 4, registers, &ok);
+  out->operands[1] = has_predicate ? PlaceOf(operands[1], 0, registers, &ok) : registers.Add(0);
+  for (size_t i = 2; i < 5; ++i) out->operands[i] = PlaceOf(operands[has_predicate ? i : i - 1], 4, registers, &ok);
+  out->members = int32_t(PlaceOf(operands.back(), 4, registers, &ok));
+  return ok;
+}
+
+}  // namespace
+
+bool DecodeWarpInstruction(const std::string& opcode, const std::vector<Operand>& operands, RegisterLayout& registers,
+                           Instruction* out) {
+  if (StartsWith(opcode, "mma.")) return DecodeMma(opcode, operands, registers, out);
+  if (StartsWith(opcode, "shfl.")) return DecodeShuffle(Words(opcode), operands, registers, out);
+  bool ok = true;
+  out->control = Control::kCollective;
+  if (opcode == "vote.sync.ballot.b32" && operands.size() == 3) {
+    out->execute = Ballot;
+    out->operands[0] = PlaceOf(operands[0], 4, registers, &ok);
+    out->operands[1] = PlaceOf(operands[1], 0, registers, &ok);
+    out->members = int32_t(PlaceOf(operands[2], 4, registers, &ok));
+    return ok;
+  }
+  if (opcode != "bar.warp.sync" || operands.size() != 1) return false;
+  out->execute = WarpBarrier;
+  out->members = int32_t(PlaceOf(operands[0], 4, registers, &ok));
+  return ok;
+}
+
+}  // namespace ptx
