@@ -372,6 +372,12 @@ def test_symbolic_batch():
     known = jax_dcn.kernel_plan(*shapes(batch=(1,)), platform="cuda")
     assert paths(plan) == paths(known)
     assert plan["offset"].workspace_bytes == known["offset"].workspace_bytes
+    # The scatter lists of the most images that are computed at a time, for want of a number.
+    operands = shapes()
+    limit = fused.CHUNK_LIST_BYTES // fused.list_bytes(operands.x, operands.offset)
+    assert (
+        plan["x"].workspace_bytes == jax_dcn.kernel_plan(*shapes(batch=(limit,)), platform="cuda")["x"].workspace_bytes
+    )
 
 
 @pytest.mark.parametrize("target", ["cuda", "cpu", "tpu"])
