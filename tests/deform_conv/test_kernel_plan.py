@@ -12,7 +12,7 @@ from jax import export
 
 import jax_dcn
 from jax_dcn._operators import kernel_plan
-from jax_dcn._operators.deform_conv import fused
+from jax_dcn._operators.deform_conv import fused, plain
 from jax_dcn._operators.deform_conv.switches import without_fused_path
 from jax_dcn._primitive import extension
 from tests.helpers.deform_conv.cases import Operands, convolve
@@ -198,6 +198,18 @@ def test_images_in_chunks(held, monkeypatch):
     plan = check(operands, "cuda")
     assert plan["x"].path == ("fused" if held else "plain")
     assert held or plan["x"].reason.startswith("the scatter lists of one image take")
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_all_images_are_one_chunk_if_their_workspace_fits(dtype, target, monkeypatch):
+    operands = shapes(dtype, batch=(4,))
+    with without_fused_path():
+        at_once = check(operands, target)["x"].workspace_bytes
+        monkeypatch.setitem(plain.COLUMN_BYTES, target, at_once)
+        assert check(operands, target)["x"].workspace_bytes == at_once
+        monkeypatch.setitem(plain.COLUMN_BYTES, target, at_once - 1)
+        assert check(operands, target)["x"].workspace_bytes == at_once // 2
 
 
 def test_without_the_fused_path():
