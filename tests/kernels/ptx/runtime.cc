@@ -312,7 +312,7 @@ cudaError_t cudaMemset(void* address, int byte, size_t bytes) {
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* address, int byte, size_t bytes, cudaStream_t) {
-  ++ptx::nodes;
+  if (bytes > 0) ++ptx::nodes;
   return cudaMemset(address, byte, bytes);
 }
 
