@@ -3,12 +3,17 @@
 That all kernels are loaded is tested by every test that runs the kernels on the CPU, where no others can be launched.
 """
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import pytest
 
+import jax_dcn
+from benchmarks.readers.substituted_kernels import substituted
 from jax_dcn._primitive import extension
 
-from .emulation import RUNTIME_VERSION, initialize
+from .emulation import RUNTIME_VERSION, initialize, machine
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -61,6 +66,14 @@ def test_a_lack_of_memory_may_be_temporary():
         initialize(device=9, has_memory=False)
     initialize(device=9)
     initialize(device=9, has_memory=False)  # the kernels are not loaded again
+
+
+def test_a_failed_query_of_the_device_is_an_error(emulated_handlers):
+    operands = jnp.zeros((1, 4, 4, 8)), jnp.zeros((1, 4, 4, 18)), jnp.zeros((3, 3, 8, 8))
+    with substituted(emulated_handlers), machine(driver_version=12040):
+        run = jax.jit(functools.partial(jax_dcn.deform_conv2d, padding=1, precision="default"))
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            jax.block_until_ready(run(*operands))
 
 
 @pytest.mark.parametrize("driver, has_machine_code", [(13000, True), (RUNTIME_VERSION, False)])
