@@ -61,12 +61,18 @@ def smoke(context):
 def run_tests(context):
     """Those of the CPU can run on any machine."""
     step = run_pytest("--platform=cuda", f"--ignore={SANITIZERS}", workers=WORKERS, limit=context.limit)
-    # If all tests of the GPU were skipped, nothing was tested.
-    return step | {"ok": step["ok"] and step["backends"].get("cuda", {}).get("passed", 0) > 0}
+    return failing_if_all_were_skipped(step)
 
 
 def sanitize(context):
-    return run_pytest(SANITIZERS, workers=SANITIZER_WORKERS, limit=context.limit)
+    return failing_if_all_were_skipped(run_pytest(SANITIZERS, workers=SANITIZER_WORKERS, limit=context.limit))
+
+
+def failing_if_all_were_skipped(step):
+    """If no test of the GPU passed, nothing was tested."""
+    if step["backends"].get("cuda", {}).get("passed", 0) > 0:
+        return step
+    return step | {"ok": False, "why": "No test passed on the GPU; tests that were skipped have their reasons below."}
 
 
 def compare_estimates(context):

@@ -317,8 +317,11 @@ const char* LaunchWidest(int32_t tile_features, size_t sm_shared_bytes, Argument
 const char* FusedForward(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                          const Product& product, int32_t tile_features, bool is_y_float, const void* x,
                          const void* weight, const void* bias, void* y) {
+  size_t sm_shared_bytes;
+  const cudaError_t error = SmSharedBytes(&sm_shared_bytes);
+  if (error != cudaSuccess) return Failure(error);
   return DispatchTensorCoreType(dtype, [&](auto tag) {
-    return LaunchWidest<decltype(tag), 256>(tile_features, SmSharedBytes(), device, sizes, positions, product,
+    return LaunchWidest<decltype(tag), 256>(tile_features, sm_shared_bytes, device, sizes, positions, product,
                                             is_y_float, x, weight, bias, y);
   });
 }

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "ffi/checks.h"
@@ -69,11 +70,17 @@ cudaError_t LoadKernels() {
   return cudaSuccess;
 }
 
-// Loads the kernels on the current device, if no earlier call has.
+// Whether every later call would have the same result. A lack of memory, for example, may be temporary.
+bool IsFinal(cudaError_t result) {
+  return result == cudaSuccess || result == cudaErrorInsufficientDriver || result == cudaErrorUnsupportedPtxVersion ||
+         result == cudaErrorNoKernelImageForDevice;
+}
+
+// Loads the kernels on the current device, unless an earlier call has found the final result.
 cudaError_t LoadKernelsOnce(int device) {
   struct Loading {
-    std::once_flag once;
-    cudaError_t result = cudaSuccess;
+    std::mutex mutex;
+    std::optional<cudaError_t> result;
   };
   static std::mutex mutex;
   static std::map<int, Loading> by_device;
@@ -82,8 +89,11 @@ cudaError_t LoadKernelsOnce(int device) {
     std::lock_guard<std::mutex> lock(mutex);
     loading = &by_device[device];
   }
-  std::call_once(loading->once, [&] { loading->result = LoadKernels(); });
-  return loading->result;
+  std::lock_guard<std::mutex> lock(loading->mutex);
+  if (loading->result) return *loading->result;
+  const cudaError_t result = LoadKernels();
+  if (IsFinal(result)) loading->result = result;
+  return result;
 }
 
 ffi::Error Initialize() {

@@ -25,11 +25,12 @@ constexpr int ResidentBlocks(size_t shared_bytes, size_t sm_shared_bytes) {
 }
 
 // The most shared memory that an SM of this device can have.
-inline size_t SmSharedBytes() {
-  int device = 0, bytes = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
-  return size_t(bytes);
+inline cudaError_t SmSharedBytes(size_t* bytes) {
+  int device = 0, value = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+  *bytes = size_t(value);
+  return error;
 }
 
 // The carve-out for blocks that need `shared_bytes` of an SM, as a percentage of the most that the SM can have. It is
@@ -54,12 +55,14 @@ struct Grid {
 // blocks fit, so that the L1 cache gets the rest.
 template <typename... Parameters>
 cudaError_t RequestSharedMemory(void (*kernel)(Parameters...), const Grid& grid) {
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(grid.shared_bytes));
+  size_t sm_shared_bytes;
+  cudaError_t error = SmSharedBytes(&sm_shared_bytes);
+  if (error != cudaSuccess) return error;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(grid.shared_bytes));
   if (error != cudaSuccess) return error;
   const size_t resident_bytes = size_t(grid.resident_blocks) * (grid.shared_bytes + kReservedSharedBytes);
   return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                              CarveOutPercent(resident_bytes, SmSharedBytes()));
+                              CarveOutPercent(resident_bytes, sm_shared_bytes));
 }
 
 // An empty launch still runs one block, which finds no work. CUDA rejects an empty grid, and XLA rejects a captured

@@ -92,7 +92,7 @@ def test_a_command_is_stopped_at_its_limit():
 
 
 TEST_RESULTS = """<testsuites><testsuite>
-  <testcase classname="test" name="cuda"><properties><property name="backend" value="{}"/></properties></testcase>
+  <testcase classname="test" name="cuda"><properties><property name="backend" value="cuda"/></properties>%s</testcase>
 </testsuite></testsuites>"""
 NVIDIA_SMI = """#!/bin/sh
 case "$1" in
@@ -144,7 +144,7 @@ class Machine:
         self.set_gpu(GPU)
         self.install("ncu")
         self.commands = []  # name, words, limit and the steps that were written down before
-        self.tested, self.refused, self.fails, self.stopped, self.takes = "cuda", {}, (), (), {}
+        self.skips, self.refused, self.fails, self.stopped, self.takes = (), {}, (), (), {}
         monkeypatch.setenv("PATH", str(self.bin), prepend=":")
         monkeypatch.setattr(steps, "run", self.run)
         monkeypatch.setattr(steps, "RESULTS", self.results)
@@ -189,7 +189,7 @@ class Machine:
         self.clock += self.takes.get(name, 1)
         if name in ("pytest", "sanitizers"):
             (path,) = (Path(word.removeprefix("--junitxml=")) for word in words if word.startswith("--junitxml="))
-            path.write_text(TEST_RESULTS.format(self.tested))
+            path.write_text(TEST_RESULTS % ("<skipped message='none'/>" if name in self.skips else ""))
         elif "--out" in words:
             path = Path(words[words.index("--out") + 1])
             if name == "benchmarks":
@@ -345,7 +345,8 @@ def test_an_unreadable_report_is_replaced(machine):
         {"fails": ["pytest"]},
         {"fails": ["sanitizers"]},
         {"fails": ["benchmarks.kernel_times"]},
-        {"tested": "cpu"},  # all tests of the GPU were skipped
+        {"skips": ["pytest"]},
+        {"skips": ["sanitizers"]},
         {"refused": {"jax_dcn": "MemoryError: no"}},
         {"refused": {"pure JAX": "differs from jax_dcn in y by 40%"}},
     ],
@@ -355,6 +356,7 @@ def test_what_fails_the_check_and_stops_no_later_step(machine, what):
     vars(machine).update(what)
     assert machine.check() == (1, ORDER)
     assert "**failed**" in machine.page
+    assert ("No test passed on the GPU" in machine.page) == ("skips" in what)
 
 
 def test_nothing_runs_after_a_build_that_failed(machine):

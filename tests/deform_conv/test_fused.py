@@ -253,6 +253,9 @@ def test_gradients_of_any_batch_are_fused():
     )
     text = exporter(Operands(*structs)).mlir_module()
     assert set(re.findall(r"@\w*(dcn_\w+)\(", text)) == {INPUT, OFFSET, WEIGHT}
+    (call,) = re.findall(r"@(?:\w*)dcn_fused_input_cotangent\(.*-> .*", text)
+    images = fused.CHUNK_LIST_BYTES // fused.list_bytes(operands.x, operands.offset)
+    assert re.findall(r"tensor<(\d+)x\d+x\d+x\d+xi32>", call) == [str(images)] * 2
 
 
 def gradient(operands, **keywords):

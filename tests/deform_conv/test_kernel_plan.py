@@ -12,7 +12,7 @@ from jax import export
 
 import jax_dcn
 from jax_dcn._operators import kernel_plan
-from jax_dcn._operators.deform_conv import fused
+from jax_dcn._operators.deform_conv import fused, plain
 from jax_dcn._operators.deform_conv.switches import without_fused_path
 from jax_dcn._primitive import extension
 from tests.helpers.deform_conv.cases import Operands, convolve
@@ -200,6 +200,18 @@ def test_images_in_chunks(held, monkeypatch):
     assert held or plan["x"].reason.startswith("the scatter lists of one image take")
 
 
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_all_images_are_one_chunk_if_their_workspace_fits(dtype, target, monkeypatch):
+    operands = shapes(dtype, batch=(4,))
+    with without_fused_path():
+        at_once = check(operands, target)["x"].workspace_bytes
+        monkeypatch.setitem(plain.COLUMN_BYTES, target, at_once)
+        assert check(operands, target)["x"].workspace_bytes == at_once
+        monkeypatch.setitem(plain.COLUMN_BYTES, target, at_once - 1)
+        assert check(operands, target)["x"].workspace_bytes == at_once // 2
+
+
 def test_without_the_fused_path():
     operands = shapes()
     with without_fused_path():
@@ -372,6 +384,12 @@ def test_symbolic_batch():
     known = jax_dcn.kernel_plan(*shapes(batch=(1,)), platform="cuda")
     assert paths(plan) == paths(known)
     assert plan["offset"].workspace_bytes == known["offset"].workspace_bytes
+    # The scatter lists of the most images that are computed at a time, for want of a number.
+    operands = shapes()
+    limit = fused.CHUNK_LIST_BYTES // fused.list_bytes(operands.x, operands.offset)
+    assert (
+        plan["x"].workspace_bytes == jax_dcn.kernel_plan(*shapes(batch=(limit,)), platform="cuda")["x"].workspace_bytes
+    )
 
 
 @pytest.mark.parametrize("target", ["cuda", "cpu", "tpu"])

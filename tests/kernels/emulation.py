@@ -1,7 +1,9 @@
 """The CUDA handlers with emulated kernels, registered with XLA for the CPU."""
 
+import contextlib
 import ctypes
 import functools
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ class Machine(ctypes.Structure):
         ("compute_capability", ctypes.c_int),
         ("has_machine_code", ctypes.c_bool),
         ("has_ptx", ctypes.c_bool),
+        ("has_memory", ctypes.c_bool),
     ]
 
 
@@ -30,6 +33,7 @@ MACHINE = {
     "compute_capability": 90,
     "has_machine_code": True,
     "has_ptx": True,
+    "has_memory": True,
 }
 
 
@@ -52,11 +56,18 @@ def registered_handlers() -> dict[str, str]:
     return names
 
 
-def initialize(**differences: int) -> None:
-    """Calls the handler of the initialize stage on a machine that differs from MACHINE."""
+@contextlib.contextmanager
+def machine(**differences: int) -> Iterator[None]:
+    """Within it, the emulated machine differs from MACHINE."""
     library().SetMachine(ctypes.byref(Machine(**(MACHINE | differences))))
     try:
-        done = jax.ffi.ffi_call("emulated_initialize", jax.ShapeDtypeStruct((0,), jnp.int32), has_side_effect=True)()
-        done.block_until_ready()
+        yield
     finally:
         library().SetMachine(ctypes.byref(Machine(**MACHINE)))
+
+
+def initialize(**differences: int) -> None:
+    """Calls the handler of the initialize stage on a machine that differs from MACHINE."""
+    with machine(**differences):
+        done = jax.ffi.ffi_call("emulated_initialize", jax.ShapeDtypeStruct((0,), jnp.int32), has_side_effect=True)()
+        done.block_until_ready()

@@ -298,6 +298,7 @@ std::set<const void*> loaded_kernels;
 }  // namespace
 
 cudaError_t Load(const void* kernel) {
+  if (!machine.has_memory) return cudaErrorMemoryAllocation;
   if (!machine.has_machine_code) {
     if (!machine.has_ptx) return cudaErrorNoKernelImageForDevice;
     if (machine.driver_version < kRuntimeVersion) return cudaErrorUnsupportedPtxVersion;

@@ -79,6 +79,7 @@ struct Machine {
   int compute_capability = 90;
   bool has_machine_code = true;
   bool has_ptx = true;
+  bool has_memory = true;  // to load kernels
 };
 inline Machine machine;
 
@@ -94,7 +95,7 @@ cudaError_t Launch(const cudaLaunchConfig_t&, const void* address, const std::fu
 cudaError_t Load(const void* kernel);
 
 // cudaFuncSetAttribute: allows a kernel to have `value` bytes of dynamic shared memory per block, instead of 48 KiB.
-// The carve-out, a percentage, has no effect.
+// The carve-out, a percentage, has no effect here; the machine that executes the PTX checks it.
 cudaError_t SetAttribute(const void* kernel, cudaFuncAttribute, int value);
 
 // Barriers: all threads of the block, or the lanes of `mask` in the current warp.

@@ -144,6 +144,9 @@ MISTAKES = {
         "waits for lanes 0x80000000 of its warp"),
     "an instruction that the interpreter does not have": (
         ("matrix.h", "cvt.rna.tf32.f32", "cvt.rn.tf32.f32"), [FORWARD], "the interpreter has no cvt.rn.tf32.f32"),
+    "carve-out for fewer resident blocks": (
+        ("deform_conv_fused_forward.cu", "kSharedBytes, kResidentBlocks}, call,", "kSharedBytes, 1}, call,"), [FORWARD],
+        "has a carve-out of 65536 bytes, but its 3 resident blocks need 200704"),
     "a result read as constant": (
         ("deform_conv.cu", "    AsVector<N>(columns + work_item * N) = out;",
          "    AsVector<N>(columns + work_item * N) = out; if (__ldg((const short*)columns) == 77) return;"),
@@ -194,6 +197,7 @@ WRONG = {
     "unwritten": "reads memory that was not written",
     "dynamic_beyond": "out of bounds of shared memory",
     "static_beyond": "out of bounds of shared memory",
+    "no_carve_out": "was launched without a carve-out",
     "misaligned": "is misaligned",
     "sum_read_too_early": "is a race: it reads what another thread writes",
     "divergent_barrier": r"waits for lanes 0x00000020 of its warp, .* have ended",

@@ -3,20 +3,30 @@
 That all kernels are loaded is tested by every test that runs the kernels on the CPU, where no others can be launched.
 """
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import pytest
 
+import jax_dcn
+from benchmarks.readers.substituted_kernels import substituted
 from jax_dcn._primitive import extension
 
-from .emulation import RUNTIME_VERSION, initialize
+from .emulation import RUNTIME_VERSION, initialize, machine
 
 pytestmark = pytest.mark.platforms("cpu")
 
 
-def test_all_custom_calls_have_their_stages():
-    for platform, module in extension.modules.items():
-        stages = {"cpu": {"execute"}, "cuda": {"execute", "initialize"}}[platform]
-        assert all(set(handler) == stages for handler in module.handlers.values())
+STAGES = {"cpu": {"execute"}, "cuda": {"execute", "initialize"}}
+
+
+@pytest.mark.parametrize("module", STAGES)
+def test_all_custom_calls_have_their_stages(module):
+    if module not in extension.modules:
+        pytest.skip(f"jax_dcn was built without its module for {module}")
+    handlers = extension.modules[module].handlers
+    assert handlers and all(set(stages) == STAGES[module] for stages in handlers.values())
 
 
 REBUILD = extension.BUILD_CUDA.removeprefix("JAX_DCN_CUDA=WHEELS ")
@@ -49,6 +59,21 @@ def test_a_machine_that_cannot_run_the_kernels(name):
             initialize(**machine)
         assert [part for part in parts if part not in str(raised.value)] == []
     initialize()
+
+
+def test_a_lack_of_memory_may_be_temporary():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="kernels cannot be loaded"):
+        initialize(device=9, has_memory=False)
+    initialize(device=9)
+    initialize(device=9, has_memory=False)  # the kernels are not loaded again
+
+
+def test_a_failed_query_of_the_device_is_an_error(emulated_handlers):
+    operands = jnp.zeros((1, 4, 4, 8)), jnp.zeros((1, 4, 4, 18)), jnp.zeros((3, 3, 8, 8))
+    with substituted(emulated_handlers), machine(driver_version=12040):
+        run = jax.jit(functools.partial(jax_dcn.deform_conv2d, padding=1, precision="default"))
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            jax.block_until_ready(run(*operands))
 
 
 @pytest.mark.parametrize("driver, has_machine_code", [(13000, True), (RUNTIME_VERSION, False)])

@@ -90,6 +90,13 @@ def test_conv_fused_tiles_of_8_warps(tile, name, dtype, one_resident_block, monk
     test_conv_fused_tiles(tile, name, dtype, monkeypatch)
 
 
+def test_conv_fused_with_more_scatter_lists_than_images(monkeypatch):
+    """As in an exported function whose batch is symbolic."""
+    monkeypatch.setattr(fused, "_images_at_once", lambda *_: 7)
+    case = conv_fused.CASE["torus_back"]
+    conv_fused.check_values(case, "bfloat16", conv_fused.cast(case, "bfloat16"))
+
+
 @pytest.mark.parametrize("name", ["ragged_strip_and_tile_back", "several_tiles_of_channels_back", "torus_back"])
 @pytest.mark.parametrize("taps", [2, 5])
 def test_conv_fused_taps_of_a_block(taps, name, monkeypatch):

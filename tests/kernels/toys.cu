@@ -42,6 +42,12 @@ __global__ void DynamicKernel(int* out) {
   out[threadIdx.x] = values[kThreads - 1 - threadIdx.x + kBeyond];
 }
 
+// Two blocks are to be resident per SM, for which nothing requests a carve-out.
+__global__ void __launch_bounds__(kThreads, 2) NoCarveOutKernel(int* out) {
+  int* values = reinterpret_cast<int*>(dynamic_shared);
+  values[threadIdx.x] = out[threadIdx.x] = 0;
+}
+
 __global__ void StaticBeyondKernel(int* out) {
   __shared__ int values[kThreads];
   values[threadIdx.x] = 1;
@@ -173,6 +179,7 @@ const std::map<std::string, Toy> kToys = {
     {"unwritten", {UnwrittenKernel}},
     {"dynamic", {DynamicKernel<0>, 1, kThreads * sizeof(int)}},
     {"dynamic_beyond", {DynamicKernel<1>, 1, kThreads * sizeof(int)}},
+    {"no_carve_out", {NoCarveOutKernel, 1, kThreads * sizeof(int)}},
     {"static_beyond", {StaticBeyondKernel}},
     {"divergent_barrier", {DivergentBarrierKernel}},
     {"two_barriers", {TwoBarriersKernel}},

@@ -121,9 +121,8 @@ def _num_splits(offset: Shaped, weight: Shaped, spec: Spec) -> int:
 
 def _images_at_once(x: Shaped, offset: Shaped) -> int:
     """How many images the input's cotangent is computed for at a time."""
-    images = x.shape[0]
-    chunk = balanced(images, CHUNK_LIST_BYTES // max(list_bytes(x, offset), 1))
-    return min(images, chunk) if isinstance(images, int) else chunk
+    images, limit = x.shape[0], CHUNK_LIST_BYTES // max(list_bytes(x, offset), 1)
+    return min(images, balanced(images, limit)) if isinstance(images, int) else max(limit, 1)
 
 
 def block_taps(pixels: int, offset_groups: int, taps: int) -> int:

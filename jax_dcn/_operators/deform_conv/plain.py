@@ -69,9 +69,9 @@ def cotangents(
     """Those requested, in the sums' type, but that of x in `x_dtype`. All arrays have one batch dimension."""
     sum_dtype, groups = offset.dtype, spec.feature_group_count
     positions = [name for name in ("offset", "mask") if name in requested]
-    chunk = _cotangents_chunk(requested, x, offset, weight, platform)
+    chunk = _cotangents_chunk(requested, x, offset, weight, x_dtype, platform)
     order = _SortOrder.of(x, offset, weight, platform)
-    is_in_place = jnp.dtype(x_dtype) == sum_dtype  # the sums are made in d_x itself, not in images of their own
+    is_in_place = _sums_are_in_place(x_dtype, offset)
 
     def images_at(image: ArrayLike, count: int, out: Cotangents) -> Cotangents:
         def rows_at(
@@ -125,7 +125,7 @@ def workspace_bytes(computation: str, x: Shaped, offset: Shaped, weight: Shaped,
     if computation == "forward":
         chunk = _forward_chunk(x, offset, weight, platform)
     else:
-        chunk = _cotangents_chunk([computation], x, offset, weight, platform)
+        chunk = _cotangents_chunk([computation], x, offset, weight, x.dtype, platform)
     images = min(chunk.images, x.shape[0]) if isinstance(x.shape[0], int) else chunk.images
     rows = min(chunk.rows, offset.shape[1]) if isinstance(offset.shape[1], int) else chunk.rows
     columns = images * rows * _row_elements(x, offset, weight)
@@ -134,9 +134,7 @@ def workspace_bytes(computation: str, x: Shaped, offset: Shaped, weight: Shaped,
     size = columns * offset.dtype.itemsize
     if computation == "x":
         order = _SortOrder.of(x, offset, weight, platform)
-        size += images * 4 * (rows * order.row + order.image)
-        if x.dtype != offset.dtype:
-            size += images * math.prod(x.shape[1:]) * offset.dtype.itemsize
+        size += images * (4 * (rows * order.row + order.image) + _image_sum_bytes(x, offset, x.dtype))
     return size
 
 
@@ -204,15 +202,26 @@ def _forward_chunk(x: Shaped, offset: Shaped, weight: Shaped, platform: str) -> 
     return _chunk(offset, COLUMN_BYTES[platform] // 2, row_bytes=row_bytes)
 
 
-def _cotangents_chunk(requested: Collection[str], x: Shaped, offset: Shaped, weight: Shaped, platform: str) -> _Chunk:
+def _cotangents_chunk(
+    requested: Collection[str], x: Shaped, offset: Shaped, weight: Shaped, x_dtype: DTypeLike, platform: str
+) -> _Chunk:
     arrays = _needs_columns_cotangent(requested) + ("weight" in requested)  # of the size of the columns
     row_bytes = arrays * _row_elements(x, offset, weight) * offset.dtype.itemsize
     image_bytes = 0
     if "x" in requested:
         order = _SortOrder.of(x, offset, weight, platform)
         row_bytes += order.row * 4
-        image_bytes = order.image * 4 + math.prod(x.shape[1:]) * offset.dtype.itemsize
+        image_bytes = order.image * 4 + _image_sum_bytes(x, offset, x_dtype)
     return _chunk(offset, COLUMN_BYTES[platform], row_bytes=row_bytes, image_bytes=image_bytes)
+
+
+def _image_sum_bytes(x: Shaped, offset: Shaped, x_dtype: DTypeLike) -> int:
+    """The bytes of the sums of one image's cotangent. Where they have its type, they are made in the result itself."""
+    return 0 if _sums_are_in_place(x_dtype, offset) else math.prod(x.shape[1:]) * offset.dtype.itemsize
+
+
+def _sums_are_in_place(x_dtype: DTypeLike, offset: Shaped) -> bool:
+    return jnp.dtype(x_dtype) == offset.dtype
 
 
 def _chunk(offset: Shaped, budget: int, *, row_bytes: int, image_bytes: int = 0) -> _Chunk:

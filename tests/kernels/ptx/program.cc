@@ -67,6 +67,8 @@ class KernelParser {
       if (Take(".maxntid")) {
         kernel_.max_threads = Number();
         while (Take(",")) kernel_.max_threads *= Number();
+      } else if (Take(".minnctapersm")) {
+        kernel_.resident_blocks = Number();
       } else {
         ++next_;
       }

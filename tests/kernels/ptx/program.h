@@ -82,6 +82,7 @@ struct Kernel {
   RegisterLayout registers;
   std::vector<std::pair<uint32_t, uint32_t>> parameters;  // offset and bytes
   uint32_t parameter_bytes = 0, static_shared_bytes = 0, max_threads = 1024;
+  uint32_t resident_blocks = 0;        // that an SM must have room for, by the launch bounds; 0 if they do not say
   std::vector<std::string> locations;  // "file:line<file:line...": a source line, and the lines that it is inlined at
 };
 

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <sstream>
 
 #include "interpreter.h"
@@ -18,11 +19,15 @@ namespace ptx {
 namespace {
 
 constexpr uint32_t kDefaultSharedBytes = 48 << 10;  // of a block, unless a kernel opts in to more
+constexpr uint32_t kReservedSharedBytes = 1 << 10;  // of a block
+// The shared memory that an SM can have, in KiB, up to the most of the machine.
+constexpr uint32_t kCarveOuts[] = {0, 8, 16, 32, 64, 100, 132, 164, 196, 228};
 
 struct Function {
   Module* module;
   std::string name;
   uint32_t max_dynamic_shared = kDefaultSharedBytes;
+  std::optional<uint32_t> carve_out_percent;
   bool is_loaded = false;
 };
 
@@ -110,6 +115,28 @@ void Record(const Launch& launch, Counters& counters) {
   records += out.str();
 }
 
+uint32_t SmSharedBytes() { return options.max_shared_bytes + kReservedSharedBytes; }
+
+// The smallest carve-out of at least `bytes`, or the largest.
+uint32_t CarveOut(uint32_t bytes) {
+  for (const uint32_t step : kCarveOuts) {
+    if (step << 10 >= bytes) return std::min(step << 10, SmSharedBytes());
+  }
+  return SmSharedBytes();
+}
+
+// A GPU would run a kernel with another carve-out too, but with fewer resident blocks, or less L1 cache.
+void CheckCarveOut(const Function& function, const Kernel& kernel, uint32_t dynamic_shared_bytes) {
+  if (dynamic_shared_bytes == 0 || kernel.resident_blocks == 0) return;
+  const uint32_t block = kernel.static_shared_bytes + dynamic_shared_bytes + kReservedSharedBytes;
+  const uint32_t needed = CarveOut(kernel.resident_blocks * block);
+  if (!function.carve_out_percent) throw std::runtime_error(kernel.name + " was launched without a carve-out");
+  const uint32_t carve_out = CarveOut(*function.carve_out_percent * SmSharedBytes() / 100);
+  if (carve_out == needed) return;
+  throw std::runtime_error(kernel.name + " has a carve-out of " + std::to_string(carve_out) + " bytes, but its " +
+                           std::to_string(kernel.resident_blocks) + " resident blocks need " + std::to_string(needed));
+}
+
 // The default floating-point environment, while it lives. XLA's threads flush subnormal numbers to zero.
 class DefaultFloatingPoint {
  public:
@@ -136,6 +163,7 @@ cudaError_t Run(const void* address, const dim3& grid, const dim3& block, size_t
                       grid.y > 0 && grid.z > 0 && shared_bytes <= function.max_dynamic_shared &&
                       kernel.static_shared_bytes + shared_bytes <= options.max_shared_bytes;
     if (!fits) return cudaErrorInvalidConfiguration;
+    CheckCarveOut(function, kernel, uint32_t(shared_bytes));
     const uint32_t blocks = std::min(grid.x, options.max_grid_blocks);
     Options own = options;
     own.seed += launches++;
@@ -242,7 +270,11 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
   const auto found = functions.find(function);
   if (found == functions.end()) return cudaErrorInvalidDeviceFunction;
-  if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
+  if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) {
+    if (value < 0 || value > 100) return cudaErrorInvalidValue;
+    found->second.carve_out_percent = uint32_t(value);
+    return cudaSuccess;
+  }
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaErrorInvalidValue;
   if (value < 0 || uint32_t(value) > options.max_shared_bytes) return cudaErrorInvalidValue;
   found->second.max_dynamic_shared = std::max(uint32_t(value), ptx::kDefaultSharedBytes);
@@ -267,7 +299,6 @@ cudaError_t cudaGetDevice(int* device) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  constexpr int kReservedSharedBytes = 1 << 10;  // of a block
   switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor:
       *value = 9;
@@ -276,7 +307,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
       *value = 0;
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-      *value = int(options.max_shared_bytes) + kReservedSharedBytes;
+      *value = int(ptx::SmSharedBytes());
       return cudaSuccess;
     default:
       return cudaErrorInvalidValue;
@@ -312,7 +343,7 @@ cudaError_t cudaMemset(void* address, int byte, size_t bytes) {
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* address, int byte, size_t bytes, cudaStream_t) {
-  ++ptx::nodes;
+  if (bytes > 0) ++ptx::nodes;
   return cudaMemset(address, byte, bytes);
 }
 
