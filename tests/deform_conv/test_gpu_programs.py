@@ -78,6 +78,20 @@ def test_workspace_is_bounded_at_any_batch_size(program, dtype, precision):
     assert max(sizes.values()) <= 256 * MIB, sizes
 
 
+def test_layers_of_one_shape_share_no_array():
+    """XLA could start their loops from one array, and copy it."""
+
+    def step(cotangent, operands):
+        result, pullback = jax.vjp(lambda operands: convolve(operands._replace(x=convolve(operands))), operands)
+        return result, pullback(cotangent)
+
+    cotangent, operands = on(gpu(), shapes(256, (64, 64, 64), "float32", features=64))
+    with jax.default_matmul_precision("highest"):
+        held = temporary_bytes(step, cotangent, operands)
+    of_first_layer = (operands.x, operands.offset, operands.mask)  # its result, and gradients that are added
+    assert held <= sum(4 * struct.size for struct in of_first_layer) + 128 * MIB
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_fused_path_copies_neither_operands_nor_results(program):
     """The plain path copies, by chunks, at least what it reads or writes as the operand or result of a product."""

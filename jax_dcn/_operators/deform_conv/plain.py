@@ -48,7 +48,8 @@ def forward(
 
         return fold(rows_at, rows, chunk.rows, y)
 
-    # All of y is overwritten. If it were zeros, XLA could make one array of them for y and for a gradient, and copy it.
+    # All of y is overwritten. If it were zeros, XLA for CPUs, which ignores the barrier of _filled, would make one
+    # array for y and for a gradient, and copy it.
     y = _filled(x, (images, rows, width, weight.shape[-1]), spec.dtype, math.nan)
     return fold(images_at, images, chunk.images, y)
 
@@ -113,7 +114,7 @@ def cotangents(
     }
     if "weight" in requested:
         shape = (groups, weight.shape[3] // groups, math.prod(weight.shape[:2]), weight.shape[2])
-        out["weight"] = _zeros(x, shape, sum_dtype)
+        out["weight"] = _zeros(d_y, shape, sum_dtype)
     out = fold(images_at, offset.shape[0], chunk.images, out)
     if "weight" in requested:
         out["weight"] = out["weight"].transpose(2, 3, 0, 1)
@@ -279,7 +280,8 @@ def _zeros(like: jax.Array, shape: Sequence[int], dtype: DTypeLike) -> jax.Array
 
 def _filled(like: jax.Array, shape: Sequence[int], dtype: DTypeLike, value: float) -> jax.Array:
     """An array that varies over the mesh as `like` does, as the carry of a loop must."""
-    # Without the barrier, XLA for GPUs makes one array for several loops that start from equal ones, and copies it.
+    # Without the barrier, XLA for GPUs makes one array for the loops of several layers that start from equal ones, and
+    # copies it. `like` is part of the barrier, because XLA merges equal barriers.
     scalar, like = lax.optimization_barrier((jnp.asarray(value, dtype), like))
     return jax_internals.vary_alike([jnp.broadcast_to(scalar, shape), like])[0]
 
