@@ -1,4 +1,6 @@
-"""What the SMs of NVIDIA's GPUs can hold and do, as published. Nothing here was measured by this project.
+"""What the SMs of NVIDIA's GPUs can hold and do. Nothing here was measured by this project.
+
+All values are published, except those that a device's `assumed` names.
 
 Limits of an SM: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 
@@ -10,8 +12,8 @@ Multiply-adds per clock and SM are those of dense bfloat16 products with float32
   "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking", arXiv 2402.13499).
 - B200: not published for `mma.sync`; the A100's rate is an assumption.
 
-SMs, boost clocks and device memory: the same whitepapers and the datasheets of H200 and B200. The H200's clock is the
-one that a review of the kernels assumed. L2 cache: 5,120 bytes per clock on A100 (whitepaper). The H200 is taken to
+SMs, boost clocks and device memory: the same whitepapers and the datasheets of H200 and B200, which have no clocks. The
+H200's clock is the one that a review of the kernels assumed. L2 cache: 5,120 bytes per clock on A100 (whitepaper). The H200 is taken to
 have as much; what its L2 cache does is not published, nor is it for the others, whose L2 cache bounds nothing here.
 """
 
@@ -37,6 +39,7 @@ class Device(NamedTuple):
     multiply_adds: float  # of 16-bit products per clock and SM
     memory: float  # GB/s
     l2_bytes: int | None = None  # per clock
+    assumed: tuple[str, ...] = ()  # in words: the values above that are not published
 
     def clocks(self, mma_type):
         """Clocks of an SM for one tensor core instruction."""
@@ -44,14 +47,15 @@ class Device(NamedTuple):
         return MMA_OPERATIONS[mma_type] / rate
 
 
+CLOCK, MMA, L2 = "the clock", "the rate of `mma.sync`", "the rate of the L2 cache"
 DEVICES = {
     device.architecture: device
     for device in (
         Device("sm_80", 64, 32, 164 << 10, "A100", 108, 1.41, 1024, 2039, 5120),
         Device("sm_86", 48, 16, 100 << 10, "RTX 3090", 82, 1.695, 256, 936),
         Device("sm_89", 48, 24, 100 << 10, "RTX 4090", 128, 2.52, 256, 1008),
-        Device("sm_90", 64, 32, 228 << 10, "H200", 132, 1.755, 0.62 * 2048, 4800, 5120),
-        Device("sm_100", 64, 32, 228 << 10, "B200", 148, 1.85, 1024, 8000),
+        Device("sm_90", 64, 32, 228 << 10, "H200", 132, 1.755, 0.62 * 2048, 4800, 5120, (CLOCK, L2)),
+        Device("sm_100", 64, 32, 228 << 10, "B200", 148, 1.85, 1024, 8000, assumed=(CLOCK, MMA)),
         Device("sm_120", 48, 24, 100 << 10, "RTX 5090", 170, 2.407, 256, 1792),
     )
 }

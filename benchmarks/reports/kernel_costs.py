@@ -1,5 +1,6 @@
 """Tables of what the fused kernels cost, from the results of `python -m benchmarks.machine_code`."""
 
+from benchmarks.readers.devices import DEVICES, SCHEDULERS
 from benchmarks.reports.formatting import digits, markdown
 
 CALLS = {
@@ -10,7 +11,7 @@ CALLS = {
 }
 SORT = "sort for the input cotangent"
 # Clocks of an SM per K step, and milliseconds, of shape A on an H200: a review read the machine code of commit 75c2dcc
-# by hand, and an earlier interpreter counted the L1 cache.
+# by hand, and divided the bytes through the L1 cache and shared memory by 128.
 REVIEW = {
     "forward": ("1,265", "1,360 to 1,450", "0.23"),
     "input cotangent": ("2,025 to 2,705", "about 1,600", "0.33 to 0.44"),
@@ -35,12 +36,14 @@ def title(launch):
 
 
 def beside_review(launches):
-    rows = [["kernel", "issue", "L1", "tensor", "bound by", "ms", "review: issue", "review: L1", "review: ms"]]
+    head = ["kernel", "issue", "main loop", "L1", "tensor", "bound by", "ms"]
+    rows = [[*head, "review: issue", "review: L1", "review: ms"]]
     for launch in fused(launches):
         if launch["gpu"] == "H200" and launch["shape"] == "A":
-            clocks = [f"{count:,.0f}" for count in launch["clocks per K step"].values()]
-            rows.append([title(launch), *clocks, launch["bound_by"], digits(launch["milliseconds"])])
-            rows[-1] += REVIEW[title(launch)]
+            of_loop = launch["main loop, instructions per K step"] / SCHEDULERS
+            issue, *others = (f"{count:,.0f}" for count in launch["clocks per K step"].values())
+            row = [title(launch), issue, f"{of_loop:,.0f}", *others, launch["bound_by"], digits(launch["milliseconds"])]
+            rows.append([*row, *REVIEW[title(launch)]])
     return markdown(rows)
 
 
@@ -92,6 +95,12 @@ def details(launches):
             row += [f"{launch['main loop, instructions per K step']:,.0f}"]
             rows.append([*row, digits(launch["milliseconds"]), launch["bound_by"]])
         yield f"### {chosen[0]['architecture']}, {gpu}\n\n{markdown(rows)}"
+
+
+def assumptions():
+    """A sentence for the notes of tables."""
+    found = [f"{device.gpu}: {', '.join(device.assumed)}" for device in DEVICES.values() if device.assumed]
+    return f"These values of GPUs are assumed, not published: {'; '.join(found)}."
 
 
 def replace_tables(page, named):

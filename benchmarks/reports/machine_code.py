@@ -4,11 +4,12 @@ from benchmarks.measurements.deform_conv import SHAPES
 from benchmarks.measurements.kernel_costs import BATCH, NAMES
 from benchmarks.readers.machine_code import WARPS
 from benchmarks.reports.formatting import paragraph
-from benchmarks.reports.kernel_costs import details
+from benchmarks.reports.kernel_costs import assumptions, details
 
-COSTS = """Times are lower bounds. Issue, L1 and tensor are clocks of an SM per K step; those of the main loop are
+COSTS = """Only the fused kernels and the sort have costs: those of the plain path and of PSROI pooling are not counted.
+Times are lower bounds. Issue, L1 and tensor are clocks of an SM per K step; those of the main loop are
 issued instructions per K step. Offsets have a standard deviation of 2 pixels. docs/performance.md says what all this
-means, and benchmarks/readers/devices.py says what is assumed of the GPUs."""
+means."""
 STATIC = """Read from the built module: registers per thread, warps that the registers of an SM have room for, bytes of
 stack and local memory per thread (0: nothing is spilled), bytes of static shared memory per block, and the number of
 instructions of each kind. Kernels with a number of channels access 16 bytes at a time, or one element if 16 bytes do
@@ -22,7 +23,7 @@ def page(results, found):
         "# The machine code of the CUDA kernels",
         paragraph(head),
         f"## Costs of the fused kernels in {results['dtype']}",
-        paragraph(COSTS),
+        paragraph(f"{COSTS} {assumptions()}"),
         shapes,
         *details(results["launches"]),
         "## Registers and instructions",

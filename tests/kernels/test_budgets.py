@@ -1,13 +1,16 @@
 """Holds the main loops of the fused kernels to budgets of machine instructions.
 
 The PTX of each kernel is assembled, and that of some is executed on the CPU, so no GPU is needed. The budgets are in
-budgets.json, 3% above the counts of the day when they were made. `python -m tests.kernels.test_budgets` makes them again.
+budgets.json, 3% above the counts of the day when they were made. This makes them again:
+
+    python -m tests.kernels.test_budgets
+
 A change that needs more must say why it is worth its time.
 
 Counts are instructions of all warps of a thread block per K step (kernel_costs says what that is), of two kinds:
 
-- executed: as often as they run for shape A with batch 1. The benchmark's results have batch 16, whose thread blocks
-  are fewer tiles of other images, so these counts differ from those in benchmarks/results.
+- executed: as often as they run for shape A with batch 1, in bfloat16 with 128 features. They are not comparable with
+  benchmarks/results, which has batch 16.
 - compiled: each instruction of the main loop once, also on branches that are not taken. They are larger than executed
   counts where a branch is rare, and smaller where the main loop has loops inside.
 """
