@@ -12,9 +12,10 @@ Multiply-adds per clock and SM are those of dense bfloat16 products with float32
   "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking", arXiv 2402.13499).
 - B200: not published for `mma.sync`; the A100's rate is an assumption.
 
-SMs, boost clocks and device memory: the same whitepapers and the datasheets of H200 and B200, which have no clocks. The
-H200's clock is the one that a review of the kernels assumed. L2 cache: 5,120 bytes per clock on A100 (whitepaper). The H200 is taken to
-have as much; what its L2 cache does is not published, nor is it for the others, whose L2 cache bounds nothing here.
+SMs, boost clocks and device memory: the same whitepapers and the datasheets of H200 and B200. Those have no clocks, so
+these are assumptions: the H200's is that of a review of the kernels. L2 cache: 5,120 bytes per clock on A100
+(whitepaper). The H200 is taken to have as much; what its L2 cache does is not published, nor is it for the others,
+whose L2 cache bounds nothing here.
 """
 
 from typing import NamedTuple
