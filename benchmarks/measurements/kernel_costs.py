@@ -106,12 +106,14 @@ def issued(function, executions, blocks=None):
     return sum(executions[k] * len(function.blocks[k].instructions) for k in chosen)
 
 
+def products(block):
+    """How many tensor core instructions a block has."""
+    return sum(executed_sass.is_anchor("mma.", one.opcode) for one in block.instructions)
+
+
 def main_loop(function, executions):
     """The innermost loop with the tensor core instructions, as a set of blocks."""
-    counts = [
-        count * sum(executed_sass.is_anchor("mma.", one.opcode) for one in block.instructions)
-        for count, block in zip(executions, function.blocks, strict=True)
-    ]
+    counts = [count * products(block) for count, block in zip(executions, function.blocks, strict=True)]
     inside = {k for k, count in enumerate(counts) if count > max(counts) / 2}
     *_, innermost = sass.loops(function.blocks, inside)
     return innermost
@@ -120,8 +122,22 @@ def main_loop(function, executions):
 def k_steps(function, record):
     """In the executed thread blocks; 0 for kernels without products."""
     instructions = sum(record["counters"]["mma"].values())
-    tile = re.search(r", (\d+)", function.name)
-    return instructions / (4 * int(tile[1])) if instructions else 0
+    return instructions / products_of_k_step(function) if instructions else 0
+
+
+def products_of_k_step(function):
+    return 4 * int(re.search(r", (\d+)", function.name)[1])
+
+
+def compiled(function):
+    """Machine instructions of all warps per K step, if the main loop's code ran from top to bottom once.
+
+    Nothing is executed, so branches that are not taken count as well, and loops inside of it count once.
+    """
+    once = [1] * len(function.blocks)
+    loop = main_loop(function, once)
+    per_product = issued(function, once, loop) / sum(products(function.blocks[k]) for k in loop)
+    return per_product * products_of_k_step(function)
 
 
 def cost(function, call, record, device, shape):

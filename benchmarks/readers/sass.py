@@ -66,9 +66,11 @@ def _blocks(items):
 
 
 def _edges(index, last, labels, count):
-    targets = [labels[label] for label in TARGET.findall(last.operands) if label in labels]
+    names = [name for name in TARGET.findall(last.operands) if name in labels]
+    targets = [labels[name] for name in names]
     following = [index + 1] if index + 1 < count else []
-    if last.opcode.startswith("CALL"):
+    # ptxas for sm_80 leaves loops by calls that never return. Subroutines have names, places in a loop have numbers.
+    if last.opcode.startswith("CALL") and names[0].startswith("$"):
         return tuple(following), targets[0]
     if last.opcode.startswith("RET"):
         return (), None
@@ -83,16 +85,25 @@ def _edges(index, last, labels, count):
 
 def loops(blocks, inside):
     """The sets of blocks of the loops that contain all blocks of `inside`, from the outermost to the innermost."""
-    region = set(range(len(blocks)))
+    reached = region = _reached(blocks)
     while True:
         component = next((c for c in _components(blocks, region) if inside <= c), None)
         if component is None:
             return
         yield component
         # All cycles of this level pass through the entry. Without it, only those of inner loops remain.
-        outside = [block for k, block in enumerate(blocks) if k not in component]
-        entries = {k for block in outside for k in block.successors if k in component}
+        entries = {n for k in reached - component for n in blocks[k].successors if n in component}
         region = component - (entries or {min(component)})
+
+
+def _reached(blocks):
+    """The blocks that branches lead to: not those after a BRA.CONV, which only warps that have not converged run."""
+    reached, found = {0}, [0]
+    while found:
+        following = set(blocks[found.pop()].successors) - reached
+        reached |= following
+        found += following
+    return reached
 
 
 def _components(blocks, region):

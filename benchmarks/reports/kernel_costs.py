@@ -1,6 +1,6 @@
 """Tables of what the fused kernels cost, from the results of `python -m benchmarks.machine_code`."""
 
-from benchmarks.readers.devices import DEVICES
+from benchmarks.readers.devices import DEVICES, SCHEDULERS
 from benchmarks.reports.formatting import digits, markdown
 
 CALLS = {
@@ -36,12 +36,14 @@ def title(launch):
 
 
 def beside_count_by_hand(launches):
-    rows = [["kernel", "issue", "L1", "tensor", "bound by", "ms", "by hand: issue", "by hand: L1", "by hand: ms"]]
+    head = ["kernel", "issue", "main loop", "L1", "tensor", "bound by", "ms"]
+    rows = [[*head, "by hand: issue", "by hand: L1", "by hand: ms"]]
     for launch in fused(launches):
         if launch["gpu"] == "H200" and launch["shape"] == "A":
-            clocks = [f"{count:,.0f}" for count in launch["clocks per K step"].values()]
-            rows.append([title(launch), *clocks, launch["bound_by"], digits(launch["milliseconds"])])
-            rows[-1] += COUNTED_BY_HAND[title(launch)]
+            of_loop = launch["main loop, instructions per K step"] / SCHEDULERS
+            issue, *others = (f"{count:,.0f}" for count in launch["clocks per K step"].values())
+            row = [title(launch), issue, f"{of_loop:,.0f}", *others, launch["bound_by"], digits(launch["milliseconds"])]
+            rows.append([*row, *COUNTED_BY_HAND[title(launch)]])
     return markdown(rows)
 
 

@@ -84,6 +84,31 @@ def test_loops_from_the_outermost_to_the_innermost(blocks):
     assert list(sass.loops(blocks, {0})) == []
 
 
+def test_loops_that_are_left_by_a_call():
+    """ptxas for sm_80 does that. The call of $sync is for warps that have not converged, and never runs."""
+    code = """
+.text.kernel:
+.L_x_3:
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+.L_x_0:
+        /*0010*/                   HMMA.16816.F32.BF16 R4, R8, R10, R4 ;
+        /*0020*/                   BRA.CONV ~URZ, `(.L_x_2) ;
+        /*0030*/                   CALL.REL.NOINC `($sync) ;
+.L_x_2:
+        /*0040*/               @P0 CALL.REL.NOINC `(.L_x_1) ;
+        /*0050*/                   BRA `(.L_x_0) ;
+.L_x_1:
+        /*0060*/               @P1 BRA `(.L_x_3) ;
+        /*0070*/                   EXIT ;
+$sync:
+        /*0080*/                   RET.REL.NODEC R24 `(kernel) ;
+"""
+    blocks = sass.functions(code)["kernel"]
+    assert [block.successors for block in blocks] == [(1,), (3,), (3,), (5, 4), (1,), (0, 6), (), ()]
+    assert [block.callee for block in blocks] == [None, None, 7, *5 * [None]]
+    assert list(sass.loops(blocks, {1})) == [{0, 1, 3, 4, 5}, {1, 3, 4}]
+
+
 def test_executions_of_blocks(blocks):
     """An unrolled product runs half as often in each copy; a moved instruction and a subroutine run as their block."""
     found = executed_sass.block_executions(blocks, PTX, warps=2)
