@@ -130,9 +130,9 @@ def test_machine_code_executes_as_often_as_its_ptx(architecture):
 
 
 @pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing()))
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_assembled_code_is_that_of_the_module(architecture):
-    """Line numbers do not change the machine code, nor does it matter that the PTX is that of sm_80."""
+    """Line numbers do not change the machine code."""
     built = {kernel.name: kernel.instructions for kernel in machine_code.kernels(architecture)}
     for function, _ in assembled(architecture).values():
         opcodes = (one.opcode for block in function.blocks for one in block.instructions)
