@@ -98,7 +98,7 @@ void CopyAsync(Warp& warp, const Instruction& instruction, Lanes lanes) {
 }
 
 template <bool kCommits, bool kWaits>
-void WaitForCopies(Warp& warp, const Instruction& instruction, Lanes lanes) {
+void CommitAndWait(Warp& warp, const Instruction& instruction, Lanes lanes) {
   for (int lane = 0; lane < kLanes; ++lane) {
     if (!Has(lanes, lane)) continue;
     if (kCommits) ++warp.copy_groups[lane];
@@ -108,7 +108,7 @@ void WaitForCopies(Warp& warp, const Instruction& instruction, Lanes lanes) {
 
 // Operands 0 to 3 receive the four matrices; lanes 8i to 8i + 7 have the addresses of the rows of matrix i.
 template <bool kIsTransposed>
-void LoadMatrices(Warp& warp, const Instruction& instruction, Lanes lanes) {
+void Ldmatrix(Warp& warp, const Instruction& instruction, Lanes lanes) {
   constexpr int kRows = 8, kRowBytes = 16;
   uint64_t addresses[kLanes];
   GetAddresses<uint32_t>(warp, instruction, kAddress, addresses);
@@ -226,9 +226,9 @@ bool DecodeCopy(const std::string& opcode, const std::vector<Operand>& operands,
     return DecodeAddress(operands[0], 4, registers, out) == 4 && ok && operands[1].displacement == 0;
   }
   out->operands[0] = registers.AddConstant(operands.empty() ? 0 : operands[0].bits, 4);
-  out->execute = opcode == "cp.async.wait_all"       ? WaitForCopies<true, true>
-                 : opcode == "cp.async.wait_group"   ? WaitForCopies<false, true>
-                 : opcode == "cp.async.commit_group" ? WaitForCopies<true, false>
+  out->execute = opcode == "cp.async.wait_all"       ? CommitAndWait<true, true>
+                 : opcode == "cp.async.wait_group"   ? CommitAndWait<false, true>
+                 : opcode == "cp.async.commit_group" ? CommitAndWait<true, false>
                                                      : nullptr;
   return out->execute != nullptr;
 }
@@ -242,7 +242,7 @@ bool DecodeLdmatrix(const std::string& opcode, const std::vector<Operand>& opera
   for (int i = 0; i < 4; ++i) out->operands[i] = PlaceOf(operands[0].elements[size_t(i)], 4, registers, &ok);
   out->control = Control::kCollective;
   out->is_aligned = true;
-  out->execute = is_transposed ? LoadMatrices<true> : LoadMatrices<false>;
+  out->execute = is_transposed ? Ldmatrix<true> : Ldmatrix<false>;
   return DecodeAddress(operands[1], 4, registers, out) == 4 && ok;
 }
 
