@@ -25,6 +25,7 @@ INTERPRETER = ROOT / "tests" / "kernels" / "ptx"
 KERNELS = {path.stem: path for path in sorted((LIB / "cuda").glob("*.cu"))}
 DEVICE_FLAGS = {"psroi_pool": ["--fmad=false"]}  # as in CMakeLists.txt
 HOST_COMPILER = "g++"
+HOST_FLAGS = "-fPIC,-fno-gnu-unique"  # so that libraries in one process do not share static variables
 ARCHITECTURE = 80  # of the PTX that the package is compiled from
 
 
@@ -125,13 +126,23 @@ def _kernel(path, architecture, folder=None):
     include = [*([f"-I{folder}"] if folder else []), f"-I{LIB}", f"-I{LIB / 'cuda'}"]
     target = f"arch=compute_{architecture},code=compute_{architecture}"
     command = [cuda_tools.find("nvcc"), "-std=c++17", "-lineinfo", *DEVICE_FLAGS.get(path.stem, []), *include]
-    command += ["-gencode", target, "--no-compress", "--cudart=none", "-Xcompiler=-fPIC", "-x", "cu", "-c", path]
+    command += [
+        "-gencode",
+        target,
+        "--no-compress",
+        "--cudart=none",
+        f"-Xcompiler={HOST_FLAGS}",
+        "-x",
+        "cu",
+        "-c",
+        path,
+    ]
     own = sorted(folder.iterdir()) if folder else []
     return build(f"{path.stem}.o", command, [path, *own, *sorted(LIB.rglob("*.h"))])
 
 
 def _handlers(path):
-    command = [cuda_tools.find("nvcc"), "-std=c++17", "-Xcompiler=-fPIC,-O1", f"-I{LIB}", f"-I{LIB / 'cuda'}"]
+    command = [cuda_tools.find("nvcc"), "-std=c++17", f"-Xcompiler={HOST_FLAGS},-O1", f"-I{LIB}", f"-I{LIB / 'cuda'}"]
     command += [f"-I{INTERPRETER}", f"-I{INTERPRETER.parent}", f"-isystem={jax.ffi.include_dir()}"]
     command += ["-include", INTERPRETER.parent / "stream.h"]
     command += ['-DDCN_COMPILER="nvcc"']

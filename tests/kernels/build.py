@@ -24,6 +24,7 @@ COMPILER = "g++"
 FLAGS = ["-std=c++17", "-O1", "-g", "-fPIC", "-ffp-contract=off"]
 INCLUDE = [f"-I{HERE / 'cuda'}", f"-I{LIB}", f"-I{LIB / 'cuda'}", f"-I{HERE}", f"-isystem{jax.ffi.include_dir()}"]
 HANDLER_FLAGS = ["-include", "stream.h", '-DDCN_COMPILER="the emulation"']
+SEPARATE = ["-fno-gnu-unique"]  # libraries in one process do not share static variables
 SANITIZERS = {
     "none": [],
     "memory": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
@@ -41,8 +42,9 @@ def mistakes(names: Iterable[str], always: Collection[str]) -> list:
 def module() -> pathlib.Path:
     """A shared library of the FFI handlers, which call the emulated kernels."""
     sources = [*sorted(LIB.glob("ffi/*.cc")), *BACKEND]
-    handlers = [(path, HANDLER_FLAGS) for path in sources if path.name != "module.cc"]
-    return _link("module.so", [*handlers, (HERE / "module.cc", []), *((path, []) for path in KERNELS.values())], "none")
+    handlers = [(path, [*HANDLER_FLAGS, *SEPARATE]) for path in sources if path.name != "module.cc"]
+    own = [(path, SEPARATE) for path in (HERE / "module.cc", *KERNELS.values())]
+    return _link("module.so", [*handlers, *own], "none")
 
 
 def program(name: str, sanitizer: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
