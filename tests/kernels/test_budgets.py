@@ -33,6 +33,8 @@ pytestmark = [
 
 BUDGETS = pathlib.Path(__file__).with_name("budgets.json")  # by kind, kernel and architecture
 MARGIN = 1.03
+# One architecture is enough to see that a kernel has grown.
+BY_DEFAULT = ["sm_90", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("sm_80", "sm_120"))]
 ARCHITECTURES = ["sm_80", "sm_90", "sm_120"]
 # Parts of linker names: the fused kernels whose counts are made every day, and those of float16.
 KERNELS, HALF = ("KernelI13__nv_bfloat16Li", "KernelIfLi"), ("KernelI6__halfLi",)
@@ -83,7 +85,7 @@ def check(kind, architecture, counts):
     assert not exceeded, "; ".join(exceeded)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", BY_DEFAULT)
 def test_main_loops_stay_within_their_budgets(architecture):
     check("compiled", architecture, compiled_counts(assembled(architecture)))
     check("executed", architecture, executed_counts(architecture))
@@ -130,9 +132,7 @@ def test_machine_code_executes_as_often_as_its_ptx(architecture):
 
 
 @pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing()))
-@pytest.mark.parametrize(
-    "architecture", ["sm_90", *(pytest.param(a, marks=pytest.mark.thorough) for a in ("sm_80", "sm_120"))]
-)
+@pytest.mark.parametrize("architecture", BY_DEFAULT)
 def test_assembled_code_is_that_of_the_module(architecture):
     """Line numbers do not change the machine code."""
     built = {kernel.name: kernel.instructions for kernel in machine_code.kernels(architecture)}

@@ -153,7 +153,6 @@ MISTAKES = {
         ["deform_conv"], "through ld.global.nc"),
 }  # fmt: skip
 ALWAYS = [
-    "operands of the packing cvt swapped, bfloat16",
     "no wait for copies",
     "matrices not transposed",
     "targets of copies moved by 8 bytes",
