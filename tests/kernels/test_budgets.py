@@ -115,7 +115,7 @@ def test_float16_stays_within_the_budgets_of_bfloat16(architecture):
 KNOWN, HELD_OUT = {"mma.": "HMMA", "ldmatrix.": "LDSM", "cp.async.c": "LDGSTS"}, {"fma.rn.f32": "FFMA"}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", BY_DEFAULT)
 def test_machine_code_executes_as_often_as_its_ptx(architecture):
     for function, record, executions in costs(architecture):
         machine, ptx = collections.Counter(), collections.Counter()
