@@ -116,22 +116,33 @@ class KernelParser {
                              std::string(module_.Line(Line())));
   }
 
+  struct Variable {
+    std::string name;
+    uint32_t alignment, bytes;
+  };
+
+  // [.align 8] .b8 name[104]
+  Variable ParseVariable() {
+    const uint32_t alignment = Take(".align") ? Number() : 1;
+    const uint32_t element = BytesOfType(Next());
+    const std::string name = Next();
+    uint32_t count = 1;
+    if (Take("[")) {
+      count = Number();
+      Expect("]");
+    }
+    return {name, std::max(alignment, element), element * count};
+  }
+
   void ParseParameters() {
     if (!Take("(")) return;
     while (!Take(")")) {
       Expect(".param");
-      const uint32_t alignment = Take(".align") ? Number() : 1;
-      const uint32_t element = BytesOfType(Next());
-      const std::string name = Next();
-      uint32_t count = 1;
-      if (Take("[")) {
-        count = Number();
-        Expect("]");
-      }
-      const uint32_t offset = RoundUp(kernel_.parameter_bytes, std::max(alignment, element));
-      symbols_[name] = offset;
-      kernel_.parameters.push_back({offset, element * count});
-      kernel_.parameter_bytes = offset + element * count;
+      const Variable variable = ParseVariable();
+      const uint32_t offset = RoundUp(kernel_.parameter_bytes, variable.alignment);
+      symbols_[variable.name] = offset;
+      kernel_.parameters.push_back({offset, variable.bytes});
+      kernel_.parameter_bytes = offset + variable.bytes;
       Take(",");
     }
   }
@@ -175,18 +186,11 @@ class KernelParser {
   }
 
   void ParseShared() {
-    const uint32_t alignment = Take(".align") ? Number() : 1;
-    const uint32_t element = BytesOfType(Next());
-    const std::string name = Next();
-    uint32_t count = 1;
-    if (Take("[")) {
-      count = Number();
-      Expect("]");
-    }
+    const Variable variable = ParseVariable();
     Expect(";");
-    const uint32_t offset = RoundUp(kernel_.static_shared_bytes, std::max(alignment, element));
-    symbols_[name] = offset;
-    kernel_.static_shared_bytes = offset + element * count;
+    const uint32_t offset = RoundUp(kernel_.static_shared_bytes, variable.alignment);
+    symbols_[variable.name] = offset;
+    kernel_.static_shared_bytes = offset + variable.bytes;
   }
 
   // .loc file line column [, function_name label, inlined_at file line column]
