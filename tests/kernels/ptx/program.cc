@@ -300,7 +300,6 @@ class KernelParser {
   Operand FindRegister(const std::string& name) {
     Operand operand;
     operand.kind = Operand::kRegister;
-    operand.text = name;
     const std::string stem = name.substr(0, name.find_last_not_of("0123456789") + 1);
     for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope) {
       auto found = scope->registers.find(name);

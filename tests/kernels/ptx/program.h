@@ -112,7 +112,6 @@ struct Operand {
   enum Kind { kNone, kRegister, kImmediate, kAddress, kVector };
 
   Kind kind = kNone;
-  std::string text;
   Place place = 0;                // of a register
   uint32_t bytes = 0;             // of a register; 0 for a predicate
   uint64_t bits = 0;              // of an immediate
