@@ -122,7 +122,7 @@ def test_machine_code_executes_as_often_as_its_ptx(architecture):
         for count, block in zip(executions, function.blocks, strict=True):
             for instruction in block.instructions:
                 machine[instruction.opcode.split(".")[0]] += count
-        for *_, opcode, count in record["lines"]:
+        for *_, opcode, count, _ in record["lines"]:
             for start in (*KNOWN, *HELD_OUT):
                 ptx[start] += count * opcode.startswith(start)
         for start, opcode in KNOWN.items():

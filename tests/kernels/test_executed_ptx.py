@@ -249,7 +249,7 @@ def counted(name):
     status, output = toy(name, counts=1)
     assert status == 0
     (record,) = json.loads(output[output.index("[{") :])
-    return record["counters"], {(line, opcode): times for _, line, _, opcode, times in record["lines"]}
+    return record["counters"], {(line, opcode): times for _, line, _, opcode, times, _ in record["lines"]}
 
 
 def test_what_is_counted():

@@ -41,8 +41,9 @@ struct Counters {
   uint64_t l2_bytes = 0;           // that miss L1 (loads) or pass it (all others)
   uint64_t by_class[kClasses] = {};
   std::unordered_map<std::string, uint64_t> mma;  // by type
-  std::vector<uint64_t> executions;               // of each instruction of the kernel
+  std::vector<uint64_t> executions, wavefronts;   // of each instruction of the kernel
 
+  uint64_t all_wavefronts() const { return shared_wavefronts + async_wavefronts + l1_wavefronts; }
   void CountShared(Lanes lanes, const uint64_t (&addresses)[kLanes], uint32_t bytes, bool is_async);
   // `cache` is null for accesses that bypass it.
   void CountGlobal(Lanes lanes, const uint64_t (&addresses)[kLanes], uint32_t bytes, bool is_async, L1Cache* cache);

@@ -54,7 +54,10 @@ Launch::Launch(Module& module, const Kernel& kernel, const GridShape& grid, void
     const auto [offset, bytes] = kernel.parameters[i];
     std::memcpy(&parameters_[offset], arguments[i], bytes);
   }
-  if (options.counts) counters_.executions.resize(kernel.code.size());
+  if (options.counts) {
+    counters_.executions.resize(kernel.code.size());
+    counters_.wavefronts.resize(kernel.code.size());
+  }
 }
 
 uint64_t Launch::Random() {  // xorshift64
@@ -353,6 +356,7 @@ void Launch::CheckAccess(Warp& warp, const Instruction& instruction, Lanes lanes
   }
   if (!options_.counts || space == Space::kParameter) return;
   const bool is_async = access == Access::kAsyncRead || access == Access::kAsyncWrite;
+  const uint64_t wavefronts_before = counters_.all_wavefronts();
   if (is_shared) {
     counters_.CountShared(lanes, addresses, bytes, is_async);
   } else {
@@ -363,6 +367,7 @@ void Launch::CheckAccess(Warp& warp, const Instruction& instruction, Lanes lanes
     for (int lane = 0; lane < kLanes; ++lane) aligned[lane] = addresses[lane] - displacement;
     counters_.CountGlobal(lanes, aligned, bytes, is_async, is_cached && !is_async ? &l1_ : nullptr);
   }
+  counters_.wavefronts[&instruction - kernel_.code.data()] += counters_.all_wavefronts() - wavefronts_before;
 }
 
 // The data of a copy may arrive at once, at a later barrier, or as late as the thread waits for it.

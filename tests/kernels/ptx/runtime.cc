@@ -109,7 +109,7 @@ void Record(const Launch& launch, Counters& counters) {
     const bool is_known = colon != std::string::npos;
     out << (i ? "," : "") << "[\"" << (is_known ? own.substr(0, colon) : "") << "\","
         << (is_known ? own.substr(colon + 1) : "0") << ",\"" << chain << "\",\"" << Opcodes()[instruction.opcode]
-        << "\"," << counters.executions[i] << ']';
+        << "\"," << counters.executions[i] << ',' << counters.wavefronts[i] << ']';
   }
   out << "]}";
   records += out.str();
