@@ -84,7 +84,7 @@ struct BlockTile {
 
 template <int kChannels>
 struct Shared {
-  using Tile = CotangentTile<kChannels>;
+  using Tile = CotangentTile<kChannels, 8>;
 
   struct {
     uint4 sums[Tile::kChunksOfA], weight[Tile::kChunksOfB];
@@ -124,10 +124,10 @@ __device__ uint4 SumContributions(const Contribution* contributions, int32_t beg
 }
 
 // One block per kTilePixels pixels of x × kChannels channels of a segment.
-template <typename T, int kChannels>
-__global__ void __launch_bounds__(CotangentTile<kChannels>::kThreads, kCotangentBlocks)
+template <typename T, int kChannels, int kWarps>
+__global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kChannels, kWarps>::kResidentBlocks)
     FusedInputCotangentKernel(Call call, const T* __restrict__ weight, const T* __restrict__ d_y, T* d_x) {
-  using Tile = CotangentTile<kChannels>;
+  using Tile = CotangentTile<kChannels, kWarps>;
   constexpr int kRowsPerLoad = Tile::kRowsPerLoad;
   auto& shared = *reinterpret_cast<Shared<kChannels>*>(dynamic_shared);
   const int thread = int(threadIdx.x), row = int(threadIdx.x / kSliceChunks), chunk = int(threadIdx.x % kSliceChunks);
@@ -197,14 +197,14 @@ __global__ void __launch_bounds__(CotangentTile<kChannels>::kThreads, kCotangent
   }
 }
 
-template <typename T, int kChannels>
+template <typename T, typename Tile>
 const char* LaunchInputCotangent(const Device& device, const Sizes& sizes, const Product& product,
                                  const ScatterLists& lists, const void* weight, const void* d_y, void* d_x) {
-  static_assert(
-      FusedBlocks::Contain(FusedBlocks::kInputCotangent, {kChannels, kCotangentWarps, sizeof(Shared<kChannels>)}));
-  CheckCotangentBlock<kChannels, sizeof(Shared<kChannels>), 132>();
+  constexpr size_t kSharedBytes = sizeof(Shared<Tile::kN>);
+  static_assert(FusedBlocks::Contain(FusedBlocks::kInputCotangent, {Tile::kN, Tile::kWarps, kSharedBytes}));
+  CheckCotangentBlock<Tile, kSharedBytes, 132>();
   Call call = {};
-  call.segments = ChannelSegments(sizes, product, kChannels);
+  call.segments = ChannelSegments(sizes, product, Tile::kN);
   call.height = int32_t(sizes.height);
   call.width = int32_t(sizes.width);
   call.image_pixels = int32_t(sizes.height * sizes.width);
@@ -216,9 +216,9 @@ const char* LaunchInputCotangent(const Device& device, const Sizes& sizes, const
   call.row_start = lists.row_start;
   call.contributions = lists.contributions;
   call.blocks = (int64_t{call.pixels} + kTilePixels - 1) / kTilePixels * call.segments.tiles;
-  return Launch<FusedInputCotangentKernel<T, kChannels>>(
-      device, {call.blocks, CotangentTile<kChannels>::kThreads, sizeof(Shared<kChannels>), kCotangentBlocks}, call,
-      static_cast<const T*>(weight), static_cast<const T*>(d_y), static_cast<T*>(d_x));
+  return Launch<FusedInputCotangentKernel<T, Tile::kN, Tile::kWarps>>(
+      device, {call.blocks, Tile::kThreads, kSharedBytes, Tile::kResidentBlocks}, call, static_cast<const T*>(weight),
+      static_cast<const T*>(d_y), static_cast<T*>(d_x));
 }
 
 }  // namespace
@@ -228,8 +228,8 @@ const char* FusedInputCotangent(Device& device, DType dtype, const Sizes& sizes,
                                 void* d_x) {
   if (const char* failure = BuildScatterLists(device, sizes, positions, lists)) return failure;
   return DispatchTensorCoreType(dtype, [&](auto tag) {
-    return DispatchTileColumns(SegmentChannels(sizes, product), [&](auto channels) {
-      return LaunchInputCotangent<decltype(tag), channels>(device, sizes, product, lists, weight, d_y, d_x);
+    return DispatchCotangentTile(SegmentChannels(sizes, product), sizeof(Shared<128>), [&](auto tile) {
+      return LaunchInputCotangent<decltype(tag), decltype(tile)>(device, sizes, product, lists, weight, d_y, d_x);
     });
   });
 }

@@ -81,7 +81,7 @@ __device__ CornerPixels FindCornerPixels(const Call& call, int64_t output_pixel,
 
 template <int kChannels>
 struct Shared {
-  using Tile = CotangentTile<kChannels>;
+  using Tile = CotangentTile<kChannels, 8>;
 
   struct {
     uint4 cotangent[Tile::kChunksOfA], weight[Tile::kChunksOfB];
@@ -139,11 +139,11 @@ __device__ void StoreDots(const WarpTile<T, Tile>& tile, const CornerPixels* cor
 }
 
 // One block per kTilePixels pixels of the output and some taps of an offset group.
-template <typename T, int kChannels>
-__global__ void __launch_bounds__(CotangentTile<kChannels>::kThreads, kCotangentBlocks)
+template <typename T, int kChannels, int kWarps>
+__global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kChannels, kWarps>::kResidentBlocks)
     FusedOffsetCotangentKernel(Call call, const T* __restrict__ x, const T* __restrict__ weight,
                                const T* __restrict__ d_y, float* d_offset, float* d_mask) {
-  using Tile = CotangentTile<kChannels>;
+  using Tile = CotangentTile<kChannels, kWarps>;
   constexpr int kRowsPerLoad = Tile::kRowsPerLoad;
   auto& shared = *reinterpret_cast<Shared<kChannels>*>(dynamic_shared);
   const int thread = int(threadIdx.x), row = int(threadIdx.x / kSliceChunks), chunk = int(threadIdx.x % kSliceChunks);
@@ -226,15 +226,15 @@ __global__ void __launch_bounds__(CotangentTile<kChannels>::kThreads, kCotangent
   }
 }
 
-template <typename T, int kChannels>
+template <typename T, typename Tile>
 const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, const Positions& positions,
                                   const Product& product, int32_t block_taps, const void* x, const void* weight,
                                   const void* d_y, float* d_offset, float* d_mask) {
-  static_assert(
-      FusedBlocks::Contain(FusedBlocks::kOffsetCotangent, {kChannels, kCotangentWarps, sizeof(Shared<kChannels>)}));
-  CheckCotangentBlock<kChannels, sizeof(Shared<kChannels>), 164>();
+  constexpr size_t kSharedBytes = sizeof(Shared<Tile::kN>);
+  static_assert(FusedBlocks::Contain(FusedBlocks::kOffsetCotangent, {Tile::kN, Tile::kWarps, kSharedBytes}));
+  CheckCotangentBlock<Tile, kSharedBytes, 164>();
   Call call = {};
-  call.segments = ChannelSegments(sizes, product, kChannels);
+  call.segments = ChannelSegments(sizes, product, Tile::kN);
   call.sizes = sizes;
   call.positions = positions;
   call.pixels = int32_t(sizes.pixels());
@@ -248,9 +248,9 @@ const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, cons
   call.block_taps = block_taps;
   const int64_t pixel_tiles = (sizes.pixels() + kTilePixels - 1) / kTilePixels;
   call.blocks = pixel_tiles * sizes.offset_groups * ((call.taps + block_taps - 1) / block_taps);
-  return Launch<FusedOffsetCotangentKernel<T, kChannels>>(
-      device, {call.blocks, CotangentTile<kChannels>::kThreads, sizeof(Shared<kChannels>), kCotangentBlocks}, call,
-      static_cast<const T*>(x), static_cast<const T*>(weight), static_cast<const T*>(d_y), d_offset, d_mask);
+  return Launch<FusedOffsetCotangentKernel<T, Tile::kN, Tile::kWarps>>(
+      device, {call.blocks, Tile::kThreads, kSharedBytes, Tile::kResidentBlocks}, call, static_cast<const T*>(x),
+      static_cast<const T*>(weight), static_cast<const T*>(d_y), d_offset, d_mask);
 }
 
 }  // namespace
@@ -259,9 +259,9 @@ const char* FusedOffsetCotangent(Device& device, DType dtype, const Sizes& sizes
                                  const Product& product, int32_t block_taps, const void* x, const void* weight,
                                  const void* d_y, float* d_offset, float* d_mask) {
   return DispatchTensorCoreType(dtype, [&](auto tag) {
-    return DispatchTileColumns(SegmentChannels(sizes, product), [&](auto channels) {
-      return LaunchOffsetCotangent<decltype(tag), channels>(device, sizes, positions, product, block_taps, x, weight,
-                                                            d_y, d_offset, d_mask);
+    return DispatchCotangentTile(SegmentChannels(sizes, product), sizeof(Shared<128>), [&](auto tile) {
+      return LaunchOffsetCotangent<decltype(tag), decltype(tile)>(device, sizes, positions, product, block_taps, x,
+                                                                  weight, d_y, d_offset, d_mask);
     });
   });
 }

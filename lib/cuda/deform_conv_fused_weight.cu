@@ -65,7 +65,7 @@ struct BlockTile {
 
 template <int kFeatures>
 struct Shared {
-  using Tile = CotangentTile<kFeatures>;
+  using Tile = CotangentTile<kFeatures, 8>;
 
   struct {
     uint4 samples[Tile::kChunksOfA], cotangent[Tile::kChunksOfB];
@@ -76,10 +76,10 @@ struct Shared {
 };
 
 // One block per kChannels channels of a segment × kFeatures features of a group, for one tap and one split.
-template <typename T, int kFeatures>
-__global__ void __launch_bounds__(CotangentTile<kFeatures>::kThreads, kCotangentBlocks)
+template <typename T, int kFeatures, int kWarps>
+__global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps>::kResidentBlocks)
     FusedWeightCotangentKernel(Call call, const T* __restrict__ x, const T* __restrict__ d_y, float* partial_sums) {
-  using Tile = CotangentTile<kFeatures>;
+  using Tile = CotangentTile<kFeatures, kWarps>;
   constexpr int kThreads = Tile::kThreads;
   constexpr int kSampleChunks = kChannels / kChunkSize<T>, kCotangentChunks = kFeatures / kChunkSize<T>;  // of a pixel
   static_assert(Tile::kM == kChannels && kSlicePixels * kSampleChunks == Tile::kChunksOfA &&
@@ -146,13 +146,13 @@ __global__ void __launch_bounds__(CotangentTile<kFeatures>::kThreads, kCotangent
   }
 }
 
-template <typename T, int kFeatures>
+template <typename T, typename Tile>
 const char* LaunchWeightCotangent(const Device& device, const Sizes& sizes, const Positions& positions,
                                   const Product& product, int64_t num_splits, const void* x, const void* d_y,
                                   float* partial_sums) {
-  static_assert(
-      FusedBlocks::Contain(FusedBlocks::kWeightCotangent, {kFeatures, kCotangentWarps, sizeof(Shared<kFeatures>)}));
-  CheckCotangentBlock<kFeatures, sizeof(Shared<kFeatures>), 164>();
+  constexpr size_t kSharedBytes = sizeof(Shared<Tile::kN>);
+  static_assert(FusedBlocks::Contain(FusedBlocks::kWeightCotangent, {Tile::kN, Tile::kWarps, kSharedBytes}));
+  CheckCotangentBlock<Tile, kSharedBytes, 164>();
   Call call = {};
   call.segments = ChannelSegments(sizes, product, kChannels);
   call.sizes = sizes;
@@ -161,14 +161,14 @@ const char* LaunchWeightCotangent(const Device& device, const Sizes& sizes, cons
   call.rows = int32_t(sizes.rows);
   call.columns = int32_t(sizes.columns);
   call.far_right = FarRight(sizes);
-  call.feature_tiles = (call.segments.group_features + kFeatures - 1) / kFeatures;
+  call.feature_tiles = (call.segments.group_features + Tile::kN - 1) / Tile::kN;
   call.taps = sizes.taps();
   const int64_t slices = (sizes.pixels() + kSlicePixels - 1) / kSlicePixels;
   call.split_pixels = (slices + num_splits - 1) / num_splits * kSlicePixels;
   call.blocks = num_splits * call.taps * call.segments.tiles * call.feature_tiles;
-  return Launch<FusedWeightCotangentKernel<T, kFeatures>>(
-      device, {call.blocks, CotangentTile<kFeatures>::kThreads, sizeof(Shared<kFeatures>), kCotangentBlocks}, call,
-      static_cast<const T*>(x), static_cast<const T*>(d_y), partial_sums);
+  return Launch<FusedWeightCotangentKernel<T, Tile::kN, Tile::kWarps>>(
+      device, {call.blocks, Tile::kThreads, kSharedBytes, Tile::kResidentBlocks}, call, static_cast<const T*>(x),
+      static_cast<const T*>(d_y), partial_sums);
 }
 
 }  // namespace
@@ -177,9 +177,9 @@ const char* FusedWeightCotangent(Device& device, DType dtype, const Sizes& sizes
                                  const Product& product, int64_t num_splits, const void* x, const void* d_y,
                                  float* partial_sums) {
   const auto launch = [&](auto tag) {
-    return DispatchTileColumns(product.group_features(), [&](auto features) {
-      return LaunchWeightCotangent<decltype(tag), features>(device, sizes, positions, product, num_splits, x, d_y,
-                                                            partial_sums);
+    return DispatchCotangentTile(product.group_features(), sizeof(Shared<128>), [&](auto tile) {
+      return LaunchWeightCotangent<decltype(tag), decltype(tile)>(device, sizes, positions, product, num_splits, x, d_y,
+                                                                  partial_sums);
     });
   };
   if (dtype == DType::kF16) return launch(__half());

@@ -72,12 +72,6 @@ const char* DispatchTensorCoreType(DType dtype, const F& f) {
   return "the tensor cores take no float64";
 }
 
-// Calls f with N of the block tile of a cotangent: 64 if there are no more columns, otherwise 128.
-template <typename F>
-const char* DispatchTileColumns(int64_t columns, const F& f) {
-  return columns > 64 ? f(std::integral_constant<int, 128>()) : f(std::integral_constant<int, 64>());
-}
-
 // The index of a chunk in an operand's part of a stage. XOR swizzle: the eight rows that one ldmatrix phase reads fall
 // into different banks, and so do the eight 16-byte chunks of a row.
 template <int kRowChunks = kSliceChunks>
@@ -128,21 +122,39 @@ struct TileShape {
   static_assert(kFragmentsM * kFragmentsN * 4 <= 128, "the accumulators of a lane must leave half of its registers");
 };
 
-// The block tiles of the cotangents have 8 warps. Two blocks are resident per SM, so that one can multiply while the
-// other loads; on sm_86, sm_89 and sm_120 shared memory may allow only one.
-template <int kN>
-using CotangentTile = TileShape<128, kN, 32, kN / 2>;
-constexpr int kCotangentBlocks = 2, kCotangentWarps = 8;
+// The block tiles of the cotangents. Two blocks are resident per SM, so that one can multiply while the other loads. In
+// tiles of 128 columns, a block has 4 warps, whose large warp tiles read little shared memory; where shared memory
+// allows only one block (sm_86, sm_89 and sm_120), it has 8.
+template <int kColumns, int kBlockWarps>
+struct CotangentTile : TileShape<128, kColumns, 256 / kBlockWarps, kColumns / 2> {
+  static constexpr int kWarps = kBlockWarps;
+  static constexpr int kResidentBlocks = kColumns == 128 && kWarps == 8 ? 1 : 2;
+};
+
+// Calls f with the tile for a number of columns, for a kernel whose blocks take `shared_bytes` if they have 128
+// columns.
+template <typename F>
+const char* DispatchCotangentTile(int64_t columns, size_t shared_bytes, const F& f) {
+  if (columns <= 64) return f(CotangentTile<64, 8>());
+  size_t sm_shared_bytes;
+  const cudaError_t error = SmSharedBytes(&sm_shared_bytes);
+  if (error != cudaSuccess) return Failure(error);
+  if (ResidentBlocks(shared_bytes, sm_shared_bytes) > 1) return f(CotangentTile<128, 4>());
+  return f(CotangentTile<128, 8>());
+}
 
 // Checks the shared memory of a cotangent's kernel, whose resident blocks get `kCarveOutKiB` of an SM that has so much.
-template <int kColumns, size_t kSharedBytes, size_t kCarveOutKiB>
+template <typename Tile, size_t kSharedBytes, size_t kCarveOutKiB>
 constexpr void CheckCotangentBlock() {
-  static_assert(CotangentTile<kColumns>::kThreads == kCotangentWarps * kWarp);
-  static_assert(kCotangentBlocks * (kSharedBytes + kReservedSharedBytes) <= kCarveOutKiB << 10);
-  static_assert(kCarveOutKiB << 10 <= kSmSharedBytesSm80, "two blocks must fit an A100");
-  static_assert(FitsSm(kSmSharedBytesSm80, kSharedBytes, kCotangentBlocks, kCotangentWarps));
-  static_assert(FitsSm(kSmSharedBytesSm86, kSharedBytes, kCotangentBlocks, kCotangentWarps));
-  static_assert(FitsSm(kSmSharedBytesSm90, kSharedBytes, kCotangentBlocks, kCotangentWarps));
+  constexpr int kBlocks = Tile::kResidentBlocks;
+  static_assert(Tile::kThreads == Tile::kWarps * kWarp);
+  static_assert(kBlocks * (kSharedBytes + kReservedSharedBytes) <= kCarveOutKiB << 10);
+  static_assert(kCarveOutKiB << 10 <= kSmSharedBytesSm80, "the resident blocks must fit an A100");
+  if constexpr (Tile::kWarps == 8) static_assert(FitsSm(kSmSharedBytesSm86, kSharedBytes, kBlocks, Tile::kWarps));
+  if constexpr (Tile::kResidentBlocks > 1) {
+    static_assert(FitsSm(kSmSharedBytesSm80, kSharedBytes, kBlocks, Tile::kWarps));
+    static_assert(FitsSm(kSmSharedBytesSm90, kSharedBytes, kBlocks, Tile::kWarps));
+  }
 }
 
 // The accumulators of the calling warp's tile. A lane has four of each fragment of 16 rows × 8 columns: columns 2c and
