@@ -47,6 +47,12 @@ def module() -> pathlib.Path:
     return _link("module.so", [*handlers, *own], "none")
 
 
+def initialize_module() -> pathlib.Path:
+    """A shared library of the handler of the initialize stage, for one kernel."""
+    flags = [*HANDLER_FLAGS, *SEPARATE]
+    return _link("initialize.so", [(HERE / "initialize.cc", flags), (LIB / "cuda" / "initialize.cc", flags)], "none")
+
+
 def program(name: str, sanitizer: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
     """An executable of `name`, a file in this folder, and `kernels`, compiled with a sanitizer."""
     sources = [HERE / name, *kernels.values()]

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import pathlib
 from collections.abc import Iterator
 
 import jax
@@ -39,8 +40,19 @@ MACHINE = {
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(build.module()))
-    jax.ffi.register_ffi_target("emulated_initialize", jax.ffi.pycapsule(loaded.Initialize), platform="cpu")
+    """All handlers and kernels."""
+    return _load(build.module(), "emulated_initialize")
+
+
+@functools.cache
+def small_library() -> ctypes.CDLL:
+    """One kernel, and the handler that loads it."""
+    return _load(build.initialize_module(), "small_initialize")
+
+
+def _load(path: pathlib.Path, name: str) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(path))
+    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(loaded.Initialize), platform="cpu")
     return loaded
 
 
@@ -51,23 +63,26 @@ def registered_handlers() -> dict[str, str]:
     They fail if they launch a kernel that was not loaded, or enqueue nothing although they have a result.
     """
     names = register(library(), "emulated")
-    initialize()
+    _call("emulated_initialize")
     library().AllowOnlyLoadedKernels()
     return names
 
 
 @contextlib.contextmanager
-def machine(**differences: int) -> Iterator[None]:
-    """Within it, the emulated machine differs from MACHINE."""
-    library().SetMachine(ctypes.byref(Machine(**(MACHINE | differences))))
+def machine(of: ctypes.CDLL, **differences: int) -> Iterator[None]:
+    """Within it, the emulated machine of a library differs from MACHINE."""
+    of.SetMachine(ctypes.byref(Machine(**(MACHINE | differences))))
     try:
         yield
     finally:
-        library().SetMachine(ctypes.byref(Machine(**MACHINE)))
+        of.SetMachine(ctypes.byref(Machine(**MACHINE)))
 
 
 def initialize(**differences: int) -> None:
     """Calls the handler of the initialize stage on a machine that differs from MACHINE."""
-    with machine(**differences):
-        done = jax.ffi.ffi_call("emulated_initialize", jax.ShapeDtypeStruct((0,), jnp.int32), has_side_effect=True)()
-        done.block_until_ready()
+    with machine(small_library(), **differences):
+        _call("small_initialize")
+
+
+def _call(name: str) -> None:
+    jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((0,), jnp.int32), has_side_effect=True)().block_until_ready()

@@ -13,7 +13,7 @@ import jax_dcn
 from benchmarks.readers.substituted_kernels import substituted
 from jax_dcn._primitive import extension
 
-from .emulation import RUNTIME_VERSION, initialize, machine
+from .emulation import RUNTIME_VERSION, initialize, library, machine
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -68,9 +68,10 @@ def test_a_lack_of_memory_may_be_temporary():
     initialize(device=9, has_memory=False)  # the kernels are not loaded again
 
 
+@pytest.mark.thorough  # it compiles all emulated kernels
 def test_a_failed_query_of_the_device_is_an_error(emulated_handlers):
     operands = jnp.zeros((1, 4, 4, 8)), jnp.zeros((1, 4, 4, 18)), jnp.zeros((3, 3, 8, 8))
-    with substituted(emulated_handlers), machine(driver_version=12040):
+    with substituted(emulated_handlers), machine(library(), driver_version=12040):
         run = jax.jit(functools.partial(jax_dcn.deform_conv2d, padding=1, precision="default"))
         with pytest.raises(jax.errors.JaxRuntimeError):
             jax.block_until_ready(run(*operands))
