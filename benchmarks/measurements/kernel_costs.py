@@ -21,7 +21,7 @@ from benchmarks.measurements import deform_conv
 from benchmarks.readers import device_code, executed_ptx, executed_sass, sass
 from benchmarks.readers.devices import DEVICES, RESERVED_SHARED, SCHEDULERS, WARP, occupancy
 
-NAMES, BATCH, DTYPE = "ABCD", 16, "bfloat16"
+NAMES, BATCH, DTYPE = "ABCDFG", 16, "bfloat16"
 DEFAULT_SHARED = DEVICES["sm_90"].shared_bytes  # of an SM, as the PTX interpreter assumes
 SAMPLED_BLOCKS = 8  # of each launch of a fused kernel
 PTX = 80  # the virtual architecture that the package's machine code is compiled from
@@ -106,6 +106,15 @@ def issued(function, executions, blocks=None):
     return sum(executions[k] * len(function.blocks[k].instructions) for k in chosen)
 
 
+def wavefronts(record):
+    """Those of a launch, by the kind of PTX instruction."""
+    kinds = {"ldmatrix": "ldmatrix", "cp.async": "copies", "ld.global": "global loads", "st.global": "global stores"}
+    kinds |= {"ld.shared": "shared loads", "st.shared": "shared stores"}
+    return {
+        kind: sum(line[5] for line in record["lines"] if line[3].startswith(opcode)) for opcode, kind in kinds.items()
+    }
+
+
 def products(block):
     """How many tensor core instructions a block has."""
     return sum(executed_sass.is_anchor("mma.", one.opcode) for one in block.instructions)
@@ -162,6 +171,10 @@ def cost(function, call, record, device, shape):
         (kind,) = counters["mma"]
         milliseconds["memory"] = compulsory_bytes(call, shape, ITEM[kind]) / device.memory * 1e-6
         row["clocks per K step"] = {name: round(count / steps, 1) for name, count in clocks.items()}
+        row["wavefronts per K step"] = {name: round(count / steps, 1) for name, count in wavefronts(record).items()}
+        row["shuffles per K step"] = round(
+            sum(line[4] for line in record["lines"] if line[3].startswith("shfl")) / steps, 1
+        )
         loop = main_loop(function, executions)
         row["main loop, instructions per K step"] = round(issued(function, executions, loop) / steps, 1)
     return row | {"bounds": milliseconds}
