@@ -378,13 +378,15 @@ def test_taps_of_a_block():
 
 
 def test_weight_splits():
-    """Enough blocks to keep a GPU busy, of enough pixels each; so that parts take 32 MiB, or one does more."""
-    assert fused.weight_splits(pixels=10**6, channels=128, taps=9, group_features=128) == 56
-    assert fused.weight_splits(pixels=10**6, channels=512, taps=9, group_features=512) == 3
-    assert fused.weight_splits(pixels=1024, channels=32, taps=1, group_features=32) == 2
-    assert fused.weight_splits(pixels=0, channels=2**14, taps=9, group_features=2**12) == 1
+    """Enough blocks to keep a GPU busy, of enough pixels each; so that parts take 33 MiB, or one does more."""
+    assert fused.weight_splits(pixels=10**6, group_channels=128, taps=9, group_features=128, groups=1) == 58
+    assert fused.weight_splits(pixels=10**6, group_channels=512, taps=9, group_features=512, groups=1) == 3
+    assert fused.weight_splits(pixels=10**6, group_channels=8, taps=9, group_features=8, groups=32) == 16
+    assert fused.weight_splits(pixels=1024, group_channels=32, taps=1, group_features=32, groups=1) == 2
+    assert fused.weight_splits(pixels=0, group_channels=2**14, taps=9, group_features=2**12, groups=1) == 1
     for channels, taps, features in ((128, 9, 128), (512, 9, 512), (32, 25, 64), (256, 1, 1024)):
-        assert fused.weight_splits(10**6, channels, taps, features) * channels * taps * features * 4 <= 32 * 2**20
+        partial_sum = channels * taps * features * 4
+        assert fused.weight_splits(10**6, channels, taps, features, 1) * partial_sum <= 33 * 2**20
 
 
 @pytest.mark.parametrize("of", [convolve, gradient])
