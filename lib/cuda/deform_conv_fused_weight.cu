@@ -202,7 +202,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
       }
     };
 
-    // Those of one sample share its corners.
+    // Where the thread's two chunks of a row have their corners and channels. In a tile of one sample, both have the
+    // same corners, which are read once.
     int table_index[2];
     const T* channels[2];
     for (int k = 0; k < 2; ++k) {
@@ -271,7 +272,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
     tile.ForEachPair(block_tile.first_feature, [&](int tile_row, int32_t feature, float first, float second) {
       const int64_t first_row = shared.rows[tile_row / kChunkSize<T>];
       if (first_row < 0 || feature >= block_tile.first_feature + block_tile.features) return;
-      AsVector<2>(partial_sums + (first_row + tile_row % kChunkSize<T>)*call.features + feature) = {{first, second}};
+      const int64_t partial_row = first_row + tile_row % kChunkSize<T>;
+      AsVector<2>(partial_sums + partial_row * call.features + feature) = {{first, second}};
     });
     __syncthreads();
   }

@@ -36,7 +36,7 @@ MARGIN_VECTORS: int = _LIMITS["margin_vectors"]
 LIST_BYTES = 128 * 2**20  # the most that the scatter lists of one image may take, for the input's cotangent
 CHUNK_LIST_BYTES = 64 * 2**20  # the most that those of several images may take, which are computed at a time
 MIN_BLOCKS = 128  # about the number of SMs of a large GPU
-# Enough thread blocks to keep all SMs busy until the last ones end: two waves of those that are resident on an H100, two
+# Enough thread blocks to keep all SMs busy until the last ones end: two waves on an H100, which has two resident blocks
 # on each of its 132 SMs.
 MANY_BLOCKS = 528
 
