@@ -33,12 +33,17 @@ struct Point {
   A y, x;
 };
 
-// offset: (dy, dx), which moves the tap.
+// (y, x) is the tap on the regular grid; offset: (dy, dx), which moves it.
+template <typename A>
+DCN_HOST_DEVICE Point<A> SamplingLocation(int64_t y, int64_t x, const A* offset) {
+  return {A(y) + offset[0], A(x) + offset[1]};
+}
+
 template <typename A>
 DCN_HOST_DEVICE Point<A> SamplingLocation(const Window& window, int64_t row, int64_t column, int32_t tap,
                                           const A* offset) {
-  return {A(window.start(0, row) + window.distance(0, tap)) + offset[0],
-          A(window.start(1, column) + window.distance(1, tap)) + offset[1]};
+  return SamplingLocation(window.start(0, row) + window.distance(0, tap),
+                          window.start(1, column) + window.distance(1, tap), offset);
 }
 
 }  // namespace dcn

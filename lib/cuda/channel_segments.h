@@ -1,4 +1,4 @@
-// The channels of a deformable convolution as the fused cotangents divide them among block tiles.
+// The channels of a deformable convolution as the fused cotangents of x, offset and mask divide them among block tiles.
 #pragma once
 
 #include <cstdint>

@@ -1,14 +1,18 @@
-// The fused weight cotangent: for each tap an implicit GEMM of the columns (channels × pixels of the output) and the
-// output's cotangent (pixels × features).
+// The fused weight cotangent: for each feature group an implicit GEMM of the columns (taps and channels × pixels of the
+// output) and the output's cotangent (pixels × features).
 //
-// A block computes 128 channels × 64 or 128 features of a tap, in stages of 64 pixels: it samples x as the fused
-// forward does. K is the pixels, so that both operands lie MN-major in shared memory, and ldmatrix transposes them on
-// the way to the tensor cores. The pixels are divided among blocks (split-K); the caller adds up the partial sums, so
-// that the order of the additions is fixed.
+// A block computes 128 rows × 64 or 128 features, in stages of 64 pixels: it samples x as the fused forward does. K is
+// the pixels, so that both operands lie MN-major in shared memory, and ldmatrix transposes them on the way to the
+// tensor cores. The pixels are divided among blocks (split-K); the caller adds up the partial sums, so that the order
+// of the additions is fixed.
+//
+// M of the GEMM is counted in chunks of channels. The chunks of a channel segment come tap by tap, one segment after
+// the other, so that the samples of a tile are neighbours in `offset` and `mask`.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "channel_segments.h"
+#include <algorithm>
+
 #include "deform_conv_fused.h"
 #include "device.h"
 #include "gather.h"
@@ -20,153 +24,302 @@
 namespace dcn {
 namespace {
 
-constexpr int kChannels = FusedLimits::kWeightTile;  // of a block tile
-constexpr int kSlicePixels = 16 * kSliceSteps;       // an mma takes 16 pixels
+constexpr int kSlicePixels = 16 * kSliceSteps;  // an mma takes 16 pixels
+constexpr int kTileChunks = FusedLimits::kWeightTile / kChunkSize<__half>;
+constexpr int kLineChunks = 8;  // 128 bytes, a line of the L1 cache
+
+// The most samples of a pixel in a block tile. If the channel segments have whole tiles, a tile has one. Otherwise, up
+// to as many as shared memory has room for in two resident blocks of an A100.
+template <int kFeatures>
+constexpr int kManySamples = kFeatures == 64 ? 16 : 8;
+
+// A chunk of the rows of a feature group's GEMM.
+struct RowChunk {
+  int32_t sample;  // of a pixel in the feature group: segment · taps + tap
+  int32_t tap;
+  int32_t channel;  // of the group
+};
 
 struct Call {
-  ChannelSegments segments;
   Sizes sizes;
   Positions positions;
+  int64_t pixel_samples;          // of all offset groups
   int32_t pixels, rows, columns;  // output size; `pixels` counts all images
   int32_t split_pixels;           // of a split; the last may have fewer
   int32_t far_right;              // see FarRight
-  int32_t feature_tiles;          // of a group
-  int32_t taps;
+  int32_t x_pixel_bytes, d_y_pixel_bytes;
+  int32_t taps, features, group_features, groups, group_channels, offset_group_channels;
+  int32_t segment_chunks;             // of a channel segment, see SegmentChannels
+  int32_t group_chunks, tile_chunks;  // of the rows of a group, of a tile
+  int32_t sample_bits;                // of the index of a sample in a tile
+  int32_t group_tiles, feature_tiles;
   int64_t blocks;
+  int32_t zero;  // 0, which the compiler does not know
+
+  __device__ RowChunk ChunkAt(int32_t i) const {
+    const int32_t sample = i / segment_chunks;
+    const int32_t channel_chunk = sample / taps * segment_chunks + i % segment_chunks;
+    return {sample, sample % taps, channel_chunk * kChunkSize<__half>};
+  }
 };
 
 struct BlockTile {
-  int32_t tap, offset_group;
-  ChannelTile channels;
+  int32_t first_chunk, chunks;
+  int32_t first_sample, samples;  // of a pixel in the feature group
+  int64_t first_position;         // the index of first_sample among the samples of a pixel
+  int32_t first_channel;          // of the feature group
   int32_t first_feature, features;
   int32_t first_pixel, pixels;
-  int64_t first_row;  // of partial_sums, for the first channel
+  int64_t first_row;  // of partial_sums, for the split
 
   BlockTile() = default;
   __device__ BlockTile(const Call& call, int64_t block, int32_t tile_features) {
     const int32_t feature_in_group = int32_t(block % call.feature_tiles) * tile_features;
     block /= call.feature_tiles;
-    const int32_t channel_tile = int32_t(block % call.segments.tiles);
-    block /= call.segments.tiles;
-    tap = int32_t(block % call.taps);
-    const int64_t split = block / call.taps;
+    first_chunk = int32_t(block % call.group_tiles) * call.tile_chunks;
+    block /= call.group_tiles;
+    const int32_t group = int32_t(block % call.groups);
+    const int64_t split = block / call.groups;
 
-    channels = call.segments.Tile(channel_tile);
-    offset_group = call.segments.OffsetGroup(channels.first);
-    first_feature = call.segments.FeatureGroup(channels.first) * call.segments.group_features + feature_in_group;
-    features = call.segments.group_features - feature_in_group;
+    const int32_t chunks_left = call.group_chunks - first_chunk;
+    chunks = chunks_left < call.tile_chunks ? chunks_left : call.tile_chunks;
+    first_sample = call.ChunkAt(first_chunk).sample;
+    samples = call.ChunkAt(first_chunk + chunks - 1).sample - first_sample + 1;
+    first_channel = group * call.group_channels;
+    first_position = int64_t{first_channel / call.offset_group_channels} * call.taps + first_sample;
+    first_feature = group * call.group_features + feature_in_group;
+    features = call.group_features - feature_in_group;
     const int64_t first = split * call.split_pixels, left = call.pixels - first;
     first_pixel = int32_t(first);
     pixels = left < 0 ? 0 : left < call.split_pixels ? int32_t(left) : call.split_pixels;
-    first_row =
-        (split * call.taps + tap) * call.segments.group_channels + channels.first % call.segments.group_channels;
+    first_row = split * call.taps * call.group_channels;
   }
 };
 
-template <int kFeatures>
+template <int kFeatures, int kTileSamples>
 struct Shared {
   using Tile = CotangentTile<kFeatures, 8>;
 
   struct {
     uint4 samples[Tile::kChunksOfA], cotangent[Tile::kChunksOfB];
   } stages[kStages];
-  CornerTable<kSlicePixels> corners[kStages];
-  int32_t pixels[kStages][kSlicePixels];  // of the output; -1 past the end of the split
-  BlockTile block_tile;                   // in shared memory, because the accumulators need the registers
+  CornerTable<kSlicePixels * kTileSamples> corners;  // of one slice
+  int32_t pixels[kStages][kSlicePixels];             // of the output; -1 past the end of the split
+  struct {
+    Vector<int64_t, 2> first_tap[kSlicePixels];  // (y, x) on the regular grid
+    int32_t first_row[kSlicePixels];             // of the pixel's image in x
+  } grid;                                        // of one slice
+  Vector<int32_t, 2> distance[kTileSamples];     // (y, x) of each sample's tap from the first tap
+  int64_t rows[kTileChunks];                     // of partial_sums, the first of each chunk; -1 past the end
+  BlockTile block_tile;                          // in shared memory, because the accumulators need the registers
 };
 
-// One block per kChannels channels of a segment × kFeatures features of a group, for one tap and one split.
-template <typename T, int kFeatures, int kWarps>
+// One block per tile of a group's rows × kFeatures features, for one split.
+template <typename T, int kFeatures, int kWarps, int kTileSamples>
 __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps>::kResidentBlocks)
     FusedWeightCotangentKernel(Call call, const T* __restrict__ x, const T* __restrict__ d_y, float* partial_sums) {
   using Tile = CotangentTile<kFeatures, kWarps>;
   constexpr int kThreads = Tile::kThreads;
-  constexpr int kSampleChunks = kChannels / kChunkSize<T>, kCotangentChunks = kFeatures / kChunkSize<T>;  // of a pixel
-  static_assert(Tile::kM == kChannels && kSlicePixels * kSampleChunks == Tile::kChunksOfA &&
-                kSlicePixels * kCotangentChunks == Tile::kChunksOfB);
-  auto& shared = *reinterpret_cast<Shared<kFeatures>*>(dynamic_shared);
+  constexpr int kCotangentChunks = kFeatures / kChunkSize<T>;  // of a pixel
+  // In a pass, a thread samples two chunks of a pixel, so that eight threads read a whole line of the L1 cache.
+  constexpr int kPassRows = kThreads / kLineChunks, kPasses = kSlicePixels / kPassRows;
+  constexpr int kPassSteps = kSliceSteps / kPasses;
+  static_assert(Tile::kM == kTileChunks * kChunkSize<T> && kTileChunks == 2 * kLineChunks);
+  static_assert(kSlicePixels * kTileChunks == Tile::kChunksOfA && kSlicePixels * kCotangentChunks == Tile::kChunksOfB);
+  static_assert(kPassRows % 8 == 0, "the chunks of a thread must have one swizzle in all rows");
+  static_assert(kPasses * kPassSteps == kSliceSteps, "each pass must have the same number of mma steps");
+  constexpr bool kHasOneSample = kTileSamples == 1;
+  using Loads = CornerLoads<T, kHasOneSample ? 2 : 1, kLineChunks * kChunkBytes>;
+  auto& shared = *reinterpret_cast<Shared<kFeatures, kTileSamples>*>(dynamic_shared);
   const BlockTile& block_tile = shared.block_tile;
   const int thread = int(threadIdx.x);
+  const int sample_bits = kHasOneSample ? 0 : call.sample_bits;
 
   for (int64_t block = blockIdx.x; block < call.blocks; block += gridDim.x) {
     if (thread == 0) shared.block_tile = BlockTile(call, block, kFeatures);
     __syncthreads();
+    if (thread < block_tile.samples) {
+      const int32_t tap = (block_tile.first_sample + thread) % call.taps;
+      shared.distance[thread] = {
+          {int32_t(call.sizes.window.distance(0, tap)), int32_t(call.sizes.window.distance(1, tap))}};
+    }
+    if (thread < kTileChunks) {
+      const RowChunk chunk = call.ChunkAt(block_tile.first_chunk + thread);
+      shared.rows[thread] = thread < block_tile.chunks
+                                ? block_tile.first_row + int64_t{chunk.tap} * call.group_channels + chunk.channel
+                                : -1;
+    }
 
-    auto find_corners = [&](int32_t slice) {
+    auto locate_pixels = [&](int32_t slice) {
       if (thread >= kSlicePixels) return;
       const int32_t i = slice * kSlicePixels + thread;
-      const int32_t p = i < block_tile.pixels ? PixelInStrips(call.rows, call.columns, block_tile.first_pixel + i) : -1;
-      shared.pixels[slice % kStages][thread] = p;
-      shared.corners[slice % kStages].Store(
-          thread, FindCorners(call.sizes, call.positions, p, block_tile.offset_group, block_tile.tap));
+      int32_t* index = &shared.pixels[slice % kStages][thread];
+      *index = -1;
+      if (i >= block_tile.pixels) return;
+      const auto pixel = LocateInStrips(call.rows, call.columns, block_tile.first_pixel + i);
+      *index = (pixel.image * call.rows + pixel.row) * call.columns + pixel.column;
+      shared.grid.first_tap[thread] = {{call.sizes.window.start(0, call.positions.origin[1] + pixel.row),
+                                        call.sizes.window.start(1, call.positions.origin[2] + pixel.column)}};
+      shared.grid.first_row[thread] = pixel.image * int32_t(call.sizes.height);
     };
-    auto load_stage = [&](int32_t slice) {
-      auto& stage = shared.stages[slice % kStages];
-#pragma unroll 1
-      for (int i = 0; i < Tile::kChunksOfB / kThreads; ++i) {
-        const int row = int(threadIdx.x / kCotangentChunks) + i * (kThreads / kCotangentChunks);
-        const int chunk = int(threadIdx.x % kCotangentChunks);
-        const int64_t p = shared.pixels[slice % kStages][row];
-        const bool is_valid = p >= 0 && chunk * kChunkSize<T> < block_tile.features;
-        copy_async(&stage.cotangent[swizzled_index<kCotangentChunks>(row, chunk)],
-                   is_valid ? d_y + p * call.segments.features + block_tile.first_feature + chunk * kChunkSize<T> : d_y,
-                   !is_valid);
+    auto find_corners = [&](int32_t slice) {
+      for (int i = thread; i < kSlicePixels << sample_bits; i += kThreads) {
+        const int sample = i & ((1 << sample_bits) - 1);
+        if (sample >= block_tile.samples) continue;
+        const int pixel = i >> sample_bits;
+        const int64_t p = shared.pixels[slice % kStages][pixel];
+        Corners corners = NoCorners();
+        if (p >= 0) {
+          const int64_t sample_index = p * call.pixel_samples + block_tile.first_position + sample;
+          const auto offset = AsVector<2>(static_cast<const float*>(call.positions.offset) + 2 * sample_index);
+          const auto first_tap = shared.grid.first_tap[pixel];
+          const auto distance = shared.distance[sample];
+          const auto location = SamplingLocation(first_tap.value[0] + distance.value[0],
+                                                 first_tap.value[1] + distance.value[1], offset.value);
+          corners = CornersToRead(
+              call.sizes,
+              LocateCorners(location.y, location.x, call.sizes.height, call.sizes.width, call.sizes.window.circular),
+              Mask<float>(call.positions, sample_index), shared.grid.first_row[pixel]);
+        }
+        shared.corners.Store(i, corners);
       }
-#pragma unroll 1
-      for (int i = 0; i < Tile::kChunksOfA / kThreads; ++i) {
-        const int row = int(threadIdx.x / kSampleChunks) + i * (kThreads / kSampleChunks);
-        const int chunk = int(threadIdx.x % kSampleChunks);
-        const CornerLoads<T> loads(shared.corners[slice % kStages], row,
-                                   x + block_tile.channels.first + chunk * kChunkSize<T>,
-                                   call.segments.channels * int32_t(sizeof(T)), call.far_right,
-                                   chunk * kChunkSize<T> < block_tile.channels.count);
-        stage.samples[swizzled_index<kSampleChunks>(row, chunk)] = loads.Blend(0);
+    };
+
+    // The chunks of a pixel that a thread copies or samples are a line apart.
+    const int row = thread / kLineChunks, chunk = thread % kLineChunks;
+    const uintptr_t copied = uintptr_t(d_y + block_tile.first_feature + chunk * kChunkSize<T>);
+    const int copied_chunks = block_tile.features / kChunkSize<T>;
+    auto copy_cotangent = [&](int32_t slice) {
+      uint4* to = &shared.stages[slice % kStages].cotangent[swizzled_index<kCotangentChunks>(row, chunk)];
+#pragma unroll
+      for (int i = 0; i < kPasses; ++i) {
+        const int64_t p = shared.pixels[slice % kStages][row + i * kPassRows];
+        for (int k = 0; k < kCotangentChunks; k += kLineChunks) {
+          const bool is_valid = p >= 0 && chunk + k < copied_chunks;
+          const auto* from = reinterpret_cast<const void*>(copied + p * call.d_y_pixel_bytes + k * kChunkBytes);
+          copy_async(to + i * kPassRows * kCotangentChunks + k, from, !is_valid);
+        }
       }
+    };
+
+    // Where the thread's two chunks of a row have their corners and channels. In a tile of one sample, both have the
+    // same corners, which are read once.
+    int table_index[2];
+    const T* channels[2];
+    for (int k = 0; k < 2; ++k) {
+      const int in_tile = chunk + k * kLineChunks;
+      const bool is_valid = in_tile < block_tile.chunks;
+      const RowChunk from = call.ChunkAt(block_tile.first_chunk + (is_valid ? in_tile : 0));
+      table_index[k] = (row << sample_bits) + from.sample - block_tile.first_sample;
+      channels[k] = is_valid ? x + block_tile.first_channel + from.channel : nullptr;
+    }
+    auto load_corners = [&](int pass, int k) {
+      return Loads(shared.corners, table_index[k] + (pass * kPassRows << sample_bits), channels[k], call.x_pixel_bytes,
+                   call.far_right, kHasOneSample || channels[k] != nullptr);
     };
 
     WarpTile<T, Tile, Layout::kMNMajor> tile;
-    find_corners(0);
-    find_corners(1);
+    auto multiply = [&](int32_t slice, int step) {
+      typename decltype(tile)::FragmentsOfA a;
+      tile.LoadA(shared.stages[slice % kStages].samples, step, a);
+      tile.MultiplyColumns(shared.stages[slice % kStages].cotangent, step, a, 0, Tile::kFragmentsN);
+    };
+    // An opaque 0 computed from the last results of an mma step, see CornerLoads::Blend.
+    auto zero_after_step = [&] {
+      int bits = 0;
+      for (const auto& fragments : tile.accumulators) bits |= __float_as_int(fragments[Tile::kFragmentsN - 1][0]);
+      return bits & call.zero;
+    };
+
+    locate_pixels(0);
     __syncthreads();
-    load_stage(0);
-    for (int32_t slice = 0; slice * kSlicePixels < block_tile.pixels; ++slice) {
+    find_corners(0);
+    __syncthreads();
+    // Each iteration loads a slice, and multiplies the one before.
+    const int32_t slices = (block_tile.pixels + kSlicePixels - 1) / kSlicePixels;
+    for (int32_t slice = 0; slice < slices; ++slice) {
+      copy_cotangent(slice);
+      locate_pixels(slice + 1);
+      __syncwarp();  // for ldmatrix
+      uint4* to = &shared.stages[slice % kStages].samples[swizzled_index<kTileChunks>(row, chunk)];
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        const auto overlap = [&](const Loads& first, const Loads& second) {
+          if (slice > 0) {
+#pragma unroll
+            for (int step = 0; step < kPassSteps; ++step) multiply(slice - 1, pass * kPassSteps + step);
+          }
+          const int zero = zero_after_step();
+          const uint4 samples[] = {first.Blend(zero), second.Blend(zero, kHasOneSample ? 1 : 0)};
+          for (int k = 0; k < 2; ++k) to[pass * kPassRows * kTileChunks + k * kLineChunks] = samples[k];
+        };
+        const Loads loads = load_corners(pass, 0);
+        if constexpr (kHasOneSample) {
+          overlap(loads, loads);
+        } else {
+          overlap(loads, load_corners(pass, 1));
+        }
+      }
+      __syncthreads();
+      find_corners(slice + 1);
       wait_async_copies();
       __syncthreads();
-      if ((slice + 1) * kSlicePixels < block_tile.pixels) load_stage(slice + 1);
-      find_corners(slice + 2);
-      tile.MultiplyStage(shared.stages[slice % kStages].samples, shared.stages[slice % kStages].cotangent);
     }
-    tile.ForEachPair(block_tile.first_feature, [&](int channel, int32_t feature, float first, float second) {
-      if (channel >= block_tile.channels.count || feature >= block_tile.first_feature + block_tile.features) return;
-      AsVector<2>(partial_sums + (block_tile.first_row + channel) * call.segments.features +
-                  feature) = {{first, second}};
+    __syncwarp();
+#pragma unroll
+    for (int step = 0; step < kSliceSteps && slices > 0; ++step) multiply(slices - 1, step);
+
+    tile.ForEachPair(block_tile.first_feature, [&](int tile_row, int32_t feature, float first, float second) {
+      const int64_t first_row = shared.rows[tile_row / kChunkSize<T>];
+      if (first_row < 0 || feature >= block_tile.first_feature + block_tile.features) return;
+      const int64_t partial_row = first_row + tile_row % kChunkSize<T>;
+      AsVector<2>(partial_sums + partial_row * call.features + feature) = {{first, second}};
     });
-    wait_async_copies();  // a split without pixels issued copies but ran no iteration
     __syncthreads();
   }
 }
 
-template <typename T, typename Tile>
+// The most samples of a pixel that tiles of `tile_chunks` chunks have.
+int32_t MostSamples(int32_t segment_chunks, int32_t tile_chunks, int32_t group_samples) {
+  const bool is_aligned = segment_chunks % tile_chunks == 0 || tile_chunks % segment_chunks == 0;
+  const int32_t first = is_aligned ? 0 : segment_chunks - 1;  // in its segment
+  return std::min((first + tile_chunks - 1) / segment_chunks + 1, group_samples);
+}
+
+template <typename T, typename Tile, int kTileSamples>
 const char* LaunchWeightCotangent(const Device& device, const Sizes& sizes, const Positions& positions,
                                   const Product& product, int64_t num_splits, const void* x, const void* d_y,
                                   float* partial_sums) {
-  constexpr size_t kSharedBytes = sizeof(Shared<Tile::kN>);
+  constexpr size_t kSharedBytes = sizeof(Shared<Tile::kN, kTileSamples>);
   static_assert(FusedBlocks::Contain(FusedBlocks::kWeightCotangent, {Tile::kN, Tile::kWarps, kSharedBytes}));
   CheckCotangentBlock<Tile, kSharedBytes, 164>();
   Call call = {};
-  call.segments = ChannelSegments(sizes, product, kChannels);
   call.sizes = sizes;
   call.positions = positions;
+  call.pixel_samples = sizes.offset_groups * sizes.taps();
   call.pixels = int32_t(sizes.pixels());
   call.rows = int32_t(sizes.rows);
   call.columns = int32_t(sizes.columns);
   call.far_right = FarRight(sizes);
-  call.feature_tiles = (call.segments.group_features + Tile::kN - 1) / Tile::kN;
+  call.x_pixel_bytes = int32_t(sizes.channels * sizeof(T));
+  call.d_y_pixel_bytes = int32_t(product.features * sizeof(T));
   call.taps = sizes.taps();
+  call.features = int32_t(product.features);
+  call.group_features = int32_t(product.group_features());
+  call.groups = int32_t(product.groups);
+  call.group_channels = int32_t(sizes.channels / product.groups);
+  call.offset_group_channels = int32_t(sizes.group_channels());
+  call.segment_chunks = int32_t(SegmentChannels(sizes, product) / kChunkSize<T>);
+  call.group_chunks = call.taps * (call.group_channels / kChunkSize<T>);
+  call.tile_chunks = std::min(kTileChunks, kTileSamples * call.segment_chunks);
+  const int32_t samples = MostSamples(call.segment_chunks, call.tile_chunks, call.group_chunks / call.segment_chunks);
+  while (1 << call.sample_bits < samples) ++call.sample_bits;
+  call.group_tiles = (call.group_chunks + call.tile_chunks - 1) / call.tile_chunks;
+  call.feature_tiles = (call.group_features + Tile::kN - 1) / Tile::kN;
   const int64_t slices = (sizes.pixels() + kSlicePixels - 1) / kSlicePixels;
   call.split_pixels = (slices + num_splits - 1) / num_splits * kSlicePixels;
-  call.blocks = num_splits * call.taps * call.segments.tiles * call.feature_tiles;
-  return Launch<FusedWeightCotangentKernel<T, Tile::kN, Tile::kWarps>>(
+  call.blocks = num_splits * call.groups * call.group_tiles * call.feature_tiles;
+  return Launch<FusedWeightCotangentKernel<T, Tile::kN, Tile::kWarps, kTileSamples>>(
       device, {call.blocks, Tile::kThreads, kSharedBytes, Tile::kResidentBlocks}, call, static_cast<const T*>(x),
       static_cast<const T*>(d_y), partial_sums);
 }
@@ -176,10 +329,15 @@ const char* LaunchWeightCotangent(const Device& device, const Sizes& sizes, cons
 const char* FusedWeightCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                                  const Product& product, int64_t num_splits, const void* x, const void* d_y,
                                  float* partial_sums) {
+  const bool has_one_sample = SegmentChannels(sizes, product) % FusedLimits::kWeightTile == 0;
   const auto launch = [&](auto tag) {
-    return DispatchCotangentTile(product.group_features(), sizeof(Shared<128>), [&](auto tile) {
-      return LaunchWeightCotangent<decltype(tag), decltype(tile)>(device, sizes, positions, product, num_splits, x, d_y,
-                                                                  partial_sums);
+    return DispatchCotangentTile(product.group_features(), sizeof(Shared<128, kManySamples<128>>), [&](auto tile) {
+      using T = decltype(tag);
+      using Tile = decltype(tile);
+      constexpr auto kLaunchOne = LaunchWeightCotangent<T, Tile, 1>;
+      constexpr auto kLaunchMany = LaunchWeightCotangent<T, Tile, kManySamples<Tile::kN>>;
+      const auto launch = has_one_sample ? kLaunchOne : kLaunchMany;
+      return launch(device, sizes, positions, product, num_splits, x, d_y, partial_sums);
     });
   };
   if (dtype == DType::kF16) return launch(__half());

@@ -54,15 +54,13 @@ struct PixelPair {
   }
 };
 
-// No corner is read if `output_pixel` is -1.
-__device__ inline Corners FindCorners(const Sizes& sizes, const Positions& positions, int64_t output_pixel,
-                                      int64_t offset_group, int32_t tap) {
-  Corners corners = {{{0, kNotRead}}, {{0, 0, 0, 0}}};
-  if (output_pixel < 0) return corners;
-  const int64_t sample_index = SampleIndex(sizes, output_pixel, offset_group, tap);
-  const int64_t first_row = output_pixel / sizes.columns / sizes.rows * sizes.height;
-  const BilinearCorners<float> sample = LocateSample<float>(sizes, positions, output_pixel, sample_index, tap);
-  const float mask = Mask<float>(positions, sample_index);
+// The corners that are read if there are none.
+__device__ inline Corners NoCorners() { return {{{0, kNotRead}}, {{0, 0, 0, 0}}}; }
+
+// `first_row` is the row at which the image starts, counted over all images.
+__device__ inline Corners CornersToRead(const Sizes& sizes, const BilinearCorners<float>& sample, float mask,
+                                        int32_t first_row) {
+  Corners corners = NoCorners();
   const PixelPair y(sample.y), x(sample.x);
   const float top = y.first_weight, bottom = y.second_weight, left = x.first_weight, right = x.second_weight;
   corners.weight = {{top * left * mask, top * right * mask, bottom * left * mask, bottom * right * mask}};
@@ -73,9 +71,20 @@ __device__ inline Corners FindCorners(const Sizes& sizes, const Positions& posit
   return corners;
 }
 
-// Loads 16 bytes of channels at each of the four corners of a sample into registers. The loads start in the
-// constructor, so that they overlap with the instructions before Blend.
-template <typename T>
+// No corner is read if `output_pixel` is -1.
+__device__ inline Corners FindCorners(const Sizes& sizes, const Positions& positions, int64_t output_pixel,
+                                      int64_t offset_group, int32_t tap) {
+  if (output_pixel < 0) return NoCorners();
+  const int64_t sample_index = SampleIndex(sizes, output_pixel, offset_group, tap);
+  const int64_t first_row = output_pixel / sizes.columns / sizes.rows * sizes.height;
+  return CornersToRead(sizes, LocateSample<float>(sizes, positions, output_pixel, sample_index, tap),
+                       Mask<float>(positions, sample_index), int32_t(first_row));
+}
+
+// Loads kChunks × 16 bytes of channels at each of the four corners of a sample into registers. The chunks are
+// kChunkStride bytes apart. The loads start in the constructor, so that they overlap with the instructions before
+// Blend.
+template <typename T, int kChunks = 1, int kChunkStride = 0>
 class CornerLoads {
  public:
   template <int kSamples>
@@ -89,25 +98,29 @@ class CornerLoads {
     // one has no sign.
     const uint32_t pixel[2] = {uint32_t(left.value[0] & ~kRightIsFar), uint32_t(left.value[1])};
     for (int row = 0; row < 2; ++row) {
-      const auto* first = reinterpret_cast<const void*>(uintptr_t(x) + uint64_t{pixel[row]} * uint32_t(pixel_bytes));
-      words_[2 * row] = load_global_or_zeros(first, 0, is_read);
-      words_[2 * row + 1] = load_global_or_zeros(first, right_bytes, is_read);
+      const uintptr_t first = uintptr_t(x) + uint64_t{pixel[row]} * uint32_t(pixel_bytes);
+      for (int right = 0; right < 2; ++right) {
+        const auto* corner = reinterpret_cast<const void*>(right ? first + right_bytes : first);
+        for (int k = 0; k < kChunks; ++k) {
+          words_[k][2 * row + right] = load_global_or_zeros(corner, k * kChunkStride, is_read);
+        }
+      }
     }
   }
 
   // `zero_dependency` is an opaque 0 computed from the result of an mma: it keeps the compiler from scheduling the
   // blend, which waits for the loads, before that mma is issued.
-  __device__ uint4 Blend(int zero_dependency) const {
+  __device__ uint4 Blend(int zero_dependency, int chunk = 0) const {
     const Vector<float, 4> weight = AsVector<4>(weight_.value + zero_dependency);
-    return {BlendWord(0, weight.value), BlendWord(1, weight.value), BlendWord(2, weight.value),
-            BlendWord(3, weight.value)};
+    return {BlendWord(chunk, 0, weight.value), BlendWord(chunk, 1, weight.value), BlendWord(chunk, 2, weight.value),
+            BlendWord(chunk, 3, weight.value)};
   }
 
  private:
-  __device__ uint32_t BlendWord(int word, const float (&weight)[4]) const {
+  __device__ uint32_t BlendWord(int chunk, int word, const float (&weight)[4]) const {
     float sum[kWordSize<T>], value[kWordSize<T>];
     for (int corner = 0; corner < 4; ++corner) {
-      WordToFloats<T>(words_[corner].word[word], value);
+      WordToFloats<T>(words_[chunk][corner].word[word], value);
       for (int i = 0; i < kWordSize<T>; ++i) {
         sum[i] = (corner == 0 ? 0 : sum[i]) + weight[corner] * value[i];
       }
@@ -116,7 +129,7 @@ class CornerLoads {
   }
 
   const Vector<float, 4>& weight_;  // in shared memory: Blend reads it late, so that it takes no registers meanwhile
-  Words words_[4];
+  Words words_[kChunks][4];
 };
 
 }  // namespace dcn

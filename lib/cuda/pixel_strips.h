@@ -10,15 +10,28 @@ namespace dcn {
 // overlapping parts of x, which the L1 cache holds; and only the last tile of all images is incomplete.
 constexpr int kStripRows = 8;
 
-// The pixel, counted row by row through all images, that has number `i` in strip order. The cotangents' kernels, whose
-// pixels are fewer than kMaxPixels, divide 32-bit integers, which takes far fewer instructions.
+// An output pixel of a call.
 template <typename Index>
-__device__ Index PixelInStrips(Index rows, Index columns, Index i) {
+struct OutputPixel {
+  Index image, row, column;
+};
+
+// The pixel that has number `i` in strip order, counted through all images. The cotangents' kernels, whose pixels are
+// fewer than kMaxPixels, divide 32-bit integers, which takes far fewer instructions.
+template <typename Index>
+__device__ OutputPixel<Index> LocateInStrips(Index rows, Index columns, Index i) {
   const Index image = i / (rows * columns), in_image = i % (rows * columns);
   const Index strip_pixels = (rows < kStripRows ? rows : kStripRows) * columns;  // no overflow where columns are many
   const Index strip = in_image / strip_pixels, in_strip = in_image % strip_pixels;
   const Index rows_left = rows - strip * kStripRows, height = rows_left < kStripRows ? rows_left : kStripRows;
-  return (image * rows + strip * kStripRows + in_strip % height) * columns + in_strip / height;
+  return {image, strip * kStripRows + in_strip % height, in_strip / height};
+}
+
+// The index of that pixel, counted row by row through all images.
+template <typename Index>
+__device__ Index PixelInStrips(Index rows, Index columns, Index i) {
+  const OutputPixel<Index> pixel = LocateInStrips(rows, columns, i);
+  return (pixel.image * rows + pixel.row) * columns + pixel.column;
 }
 
 // The inverse for one image: the number in strip order of the pixel at (row, column).

@@ -44,6 +44,11 @@ CASES = [
     Case("torus_back", (3, 4), 64, 24, (3, 2), 2, convolution=Convolution((2, 1), "CIRCULAR", (3, 2))),
     Case("torus_of_one_pixel_back", (1, 1), 32, 8, (2, 2), convolution=Convolution((1, 1), "CIRCULAR")),
     Case("many_pixels_back", (33, 34), 32, 8, (1, 2), batch=(1,), convolution=Convolution(padding="SAME")),
+    Case("8_channels_an_offset_group_back", (9, 8), 64, 16, (3, 3), 8, convolution=Convolution(padding="SAME")),
+    Case("8_channels_many_features_back", (3, 4), 16, 72, (2, 3), 2, convolution=Convolution(padding="SAME")),
+    Case("24_channels_an_offset_group_back", (4, 5), 96, 72, (2, 2), 4, convolution=Convolution((2, 1), 1, (1, 2), 2)),
+    Case("8_channels_a_group_back", (4, 3), 32, 32, (3, 3), 2, convolution=Convolution((1, 1), 1, (1, 1), 4)),
+    Case("whole_tile_of_channels_back", (9, 10), 128, 136, (1, 2), batch=(1,), convolution=Convolution(padding="SAME")),
     Case("unbatched_back", (4, 5), 32, 8, (3, 3), batch=(), convolution=Convolution(padding=((1, 2), (0, 1)))),
     Case("empty_batch_back", (4, 5), 32, 8, (3, 3), batch=(0,), convolution=Convolution(padding="SAME")),
     Case("empty_output_back", (2, 5), 32, 8, (3, 3), convolution=Convolution(padding="VALID")),
@@ -378,13 +383,15 @@ def test_taps_of_a_block():
 
 
 def test_weight_splits():
-    """Enough blocks to keep a GPU busy, of enough pixels each; so that parts take 32 MiB, or one does more."""
-    assert fused.weight_splits(pixels=10**6, channels=128, taps=9, group_features=128) == 56
-    assert fused.weight_splits(pixels=10**6, channels=512, taps=9, group_features=512) == 3
-    assert fused.weight_splits(pixels=1024, channels=32, taps=1, group_features=32) == 2
-    assert fused.weight_splits(pixels=0, channels=2**14, taps=9, group_features=2**12) == 1
+    """Enough blocks to keep a GPU busy, of enough pixels each; so that parts take 33 MiB, or one does more."""
+    assert fused.weight_splits(pixels=10**6, group_channels=128, taps=9, group_features=128, groups=1) == 58
+    assert fused.weight_splits(pixels=10**6, group_channels=512, taps=9, group_features=512, groups=1) == 3
+    assert fused.weight_splits(pixels=10**6, group_channels=8, taps=9, group_features=8, groups=32) == 16
+    assert fused.weight_splits(pixels=1024, group_channels=32, taps=1, group_features=32, groups=1) == 2
+    assert fused.weight_splits(pixels=0, group_channels=2**14, taps=9, group_features=2**12, groups=1) == 1
     for channels, taps, features in ((128, 9, 128), (512, 9, 512), (32, 25, 64), (256, 1, 1024)):
-        assert fused.weight_splits(10**6, channels, taps, features) * channels * taps * features * 4 <= 32 * 2**20
+        partial_sum = channels * taps * features * 4
+        assert fused.weight_splits(10**6, channels, taps, features, 1) * partial_sum <= 33 * 2**20
 
 
 @pytest.mark.parametrize("of", [convolve, gradient])

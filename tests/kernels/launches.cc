@@ -286,6 +286,15 @@ const FusedCall kFusedCalls[] = {
     {{{{2, 1}, {1, 1}, {1, 0}, {2, 3}, true}, 1, 3, 4, 64, 3, 4, 4, 1}, {32, 2}, 64, false},
     {{{{1, 2}, {2, 1}, {0, 1}, {1, 2}, false}, 1, 5, 4, 136, 2, 2, 1, 1}, {8, 1}, 64, false},
     {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 3, 4, 32, 3, 4, 2, 1}, {272, 2}, 64, false},
+    // Tiles of the weight's cotangent: samples of one tap and offset group, for few and many features; then 8, 16 and
+    // 24 channels per offset group, and groups that are smaller than an offset group.
+    {{{{1, 2}, {1, 1}, {0, 1}, {1, 1}, false}, 1, 5, 4, 128, 5, 4, 1, 1}, {8, 1}, 64, false},
+    {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 9, 8, 128, 9, 8, 1, 1}, {136, 1}, 64, false},
+    {{{{2, 2}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 10, 9, 64, 9, 8, 8, 1}, {8, 1}, 64, false},
+    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 16, 3, 4, 2, 1}, {72, 1}, 64, false},
+    {{{{1, 3}, {1, 1}, {0, 1}, {1, 1}, false}, 1, 3, 4, 64, 3, 4, 4, 1}, {16, 2}, 64, false},
+    {{{{3, 1}, {1, 1}, {1, 0}, {1, 1}, false}, 1, 3, 4, 48, 3, 4, 2, 1}, {72, 1}, 64, false},
+    {{{{2, 2}, {1, 1}, {1, 1}, {1, 1}, true}, 1, 3, 4, 32, 4, 5, 2, 1}, {32, 4}, 64, false},
 };
 
 // Batches, images, height, width, channels, regions, classes; output, group, part, points; scale and trans_std.

@@ -159,8 +159,8 @@ MISTAKES = {
         ("deform_conv_fused_offset.cu", "corners[iteration.tap % 2][thread] = ", "corners[0][thread] = "),
         ("threads", r"data race.*FusedOffsetCotangentKernel"),
     ),
-    "corners found one stage late": (
-        ("deform_conv_fused_weight.cu", "find_corners(slice + 2);", "find_corners(slice + 1);"),
+    "corners stored while they are read": (
+        ("deform_conv_fused_weight.cu", "__syncthreads();\n      find_corners(slice + 1);", "find_corners(slice + 1);"),
         ("threads", r"data race.*FusedWeightCotangentKernel"),
     ),
     "feature of the weight past the end of a group": (

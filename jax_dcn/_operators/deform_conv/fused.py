@@ -36,7 +36,9 @@ MARGIN_VECTORS: int = _LIMITS["margin_vectors"]
 LIST_BYTES = 128 * 2**20  # the most that the scatter lists of one image may take, for the input's cotangent
 CHUNK_LIST_BYTES = 64 * 2**20  # the most that those of several images may take, which are computed at a time
 MIN_BLOCKS = 128  # about the number of SMs of a large GPU
-MANY_BLOCKS = 512  # enough thread blocks to keep all SMs busy until the last ones end
+# Enough thread blocks to keep all SMs busy until the last ones end: two waves on an H100, which has two resident blocks
+# on each of its 132 SMs.
+MANY_BLOCKS = 528
 
 
 def forward(
@@ -116,7 +118,7 @@ def workspace_bytes(computation: str, x: Shaped, offset: Shaped, weight: Shaped,
 def _num_splits(offset: Shaped, weight: Shaped, spec: Spec) -> int:
     kh, kw, group_channels, features = weight.shape
     groups = spec.feature_group_count
-    return weight_splits(pixels(offset), group_channels * groups, kh * kw, features // groups)
+    return weight_splits(pixels(offset), group_channels, kh * kw, features // groups, groups)
 
 
 def _images_at_once(x: Shaped, offset: Shaped) -> int:
@@ -131,9 +133,9 @@ def block_taps(pixels: int, offset_groups: int, taps: int) -> int:
     return -(-taps // max(min(MANY_BLOCKS // max(tiles, 1), taps), 1))
 
 
-def weight_splits(pixels: int, channels: int, taps: int, group_features: int) -> int:
+def weight_splits(pixels: int, group_channels: int, taps: int, group_features: int, groups: int) -> int:
     """The number of partial sums, each of a part of the pixels, with thread blocks of its own."""
-    blocks = taps * -(-channels // WEIGHT_TILE) * -(-group_features // WEIGHT_TILE)
+    blocks = groups * -(-taps * group_channels // WEIGHT_TILE) * -(-group_features // WEIGHT_TILE)
     return max(min(MANY_BLOCKS // blocks, pixels // MIN_SPLIT_PIXELS), 1)
 
 
