@@ -4,9 +4,9 @@
 //
 // A counting sort first finds, for each pixel of x and tap, the list of its contributions: the output pixels that
 // sample it, and their weights. The channels of an offset group share the lists. A block then computes 128 pixels of x,
-// in strip order, × 64 or 128 channels. For each stage, a thread goes through lists and sums 16 bytes of features of
-// the output's cotangent in float32; it rounds each sum once, when it stores it in shared memory. Two blocks are
-// resident per SM, so that one can multiply while the other loads.
+// in strip order, × 64 or 128 channels. For two K slices at a time, a thread goes through lists and sums 16 bytes of
+// features of the output's cotangent in float32; it rounds each sum once, when it stores it in shared memory. Two
+// blocks are resident per SM, so that one can multiply while the other loads.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
