@@ -4,9 +4,9 @@
 //
 // A counting sort first finds, for each pixel of x and tap, the list of its contributions: the output pixels that
 // sample it, and their weights. The channels of an offset group share the lists. A block then computes 128 pixels of x,
-// in strip order, × 64 or 128 channels. For each stage, a thread goes through lists and sums 16 bytes of features of
-// the output's cotangent in float32; it rounds each sum once, when it stores it in shared memory. Two blocks are
-// resident per SM, so that one can multiply while the other loads.
+// in strip order, × 64 or 128 channels. For two K slices at a time, a thread goes through lists and sums 16 bytes of
+// features of the output's cotangent in float32; it rounds each sum once, when it stores it in shared memory. Two
+// blocks are resident per SM, so that one can multiply while the other loads.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -72,6 +72,7 @@ struct BlockTile {
   int32_t first_pixel;
   ChannelTile channels;
   int32_t offset_group, first_feature;
+  int32_t pixel_bytes;  // of the output; not read from constant memory, which takes an instruction each time
 
   BlockTile() = default;
   __device__ BlockTile(const Call& call, int64_t block) {
@@ -79,16 +80,27 @@ struct BlockTile {
     offset_group = call.segments.OffsetGroup(channels.first);
     first_feature = call.segments.FeatureGroup(channels.first) * call.segments.group_features;
     first_pixel = int32_t(block / call.segments.tiles) * kTilePixels;
+    pixel_bytes = call.pixel_bytes;
   }
 };
+
+// The sums pass through shared memory in half-stages: 64 pixels of a K slice. A pair of K slices is gathered at once,
+// so that lists are read once for both of them.
+constexpr int kPairChunks = 2 * kSliceChunks, kHalfPixels = kTilePixels / 2, kHalfStages = 6;
+
+// The half-stage for the pixels of `half` in `slice` of a pair. While the block multiplies the first slice of a pair,
+// it gathers the first half of the pixels of the next pair, and the second half while it multiplies the second slice.
+// This order needs only six half-stages: what is written was multiplied before.
+__device__ inline int HalfStage(int32_t pair, int slice, int half) {
+  return int(uint32_t(pair + (slice == 0 ? 5 * half : 2 + 2 * half)) % kHalfStages);
+}
 
 template <int kChannels>
 struct Shared {
   using Tile = CotangentTile<kChannels, 8>;
 
-  struct {
-    uint4 sums[Tile::kChunksOfA], weight[Tile::kChunksOfB];
-  } stages[kStages];
+  uint4 sums[kHalfStages][kHalfPixels * kSliceChunks];
+  uint4 weight[kStages][Tile::kChunksOfB];
   // Both are -1 past the end. They share memory, so that two blocks fit the carve-out.
   union {
     int32_t lists[kTilePixels];   // in the main loop: of the pixels' contributions by the first tap
@@ -97,31 +109,71 @@ struct Shared {
   BlockTile block_tile;  // in shared memory, because the accumulators need the registers
 };
 
-// The sum over a list of contributions, for 16 bytes of features of d_y.
+// The sum of weighted chunks of features of d_y, in float32.
 template <typename T>
-__device__ uint4 SumContributions(const Contribution* contributions, int32_t begin, int32_t end, const T* d_y,
-                                  int32_t pixel_bytes) {
-  constexpr int kLoads = 2;  // in flight
-  float sum[4][kWordSize<T>] = {}, value[kWordSize<T>];
-#pragma unroll 1
-  for (int32_t first = begin; first < end; first += kLoads) {
-    Words words[kLoads];
-    float weight[kLoads];
-    for (int n = 0; n < kLoads; ++n) {
-      const bool is_valid = first + n < end;
-      const Contribution contribution = is_valid ? contributions[first + n] : Contribution{0, 0};
-      words[n] = load_global_or_zeros(d_y, int64_t{contribution.output_pixel} * pixel_bytes, is_valid);
-      weight[n] = contribution.weight;
-    }
-    for (int n = 0; n < kLoads; ++n) {
-      for (int word = 0; word < 4; ++word) {
-        WordToFloats<T>(words[n].word[word], value);
-        for (int i = 0; i < kWordSize<T>; ++i) sum[word][i] += weight[n] * value[i];
-      }
+struct ChunkSum {
+  float sum[4][kWordSize<T>] = {};
+
+  __device__ void Add(const Words& words, float weight) {
+    float value[kWordSize<T>];
+    for (int word = 0; word < 4; ++word) {
+      WordToFloats<T>(words.word[word], value);
+      for (int i = 0; i < kWordSize<T>; ++i) sum[word][i] += weight * value[i];
     }
   }
-  return {RoundToWord<T>(sum[0]), RoundToWord<T>(sum[1]), RoundToWord<T>(sum[2]), RoundToWord<T>(sum[3])};
+  __device__ uint4 Round() const {
+    return {RoundToWord<T>(sum[0]), RoundToWord<T>(sum[1]), RoundToWord<T>(sum[2]), RoundToWord<T>(sum[3])};
+  }
+};
+
+// Calls store(i, sum) for each list i of `count` consecutive lists, with the sum over its contributions for 16 bytes of
+// features of d_y. Loads stay in flight across the ends of lists: the features of a contribution are loaded kLoads
+// contributions before they are added, and the contribution itself twice as early.
+template <typename T, typename Store>
+__device__ void SumLists(const int32_t* row_start, int count, const Contribution* contributions, const T* d_y,
+                         int32_t pixel_bytes, const Store& store) {
+  constexpr int kLoads = 4;
+  constexpr int32_t kNever = INT32_MAX;
+  int32_t end = row_start[1], next_end = count > 1 ? row_start[2] : kNever;
+  int32_t left = row_start[count] - row_start[0], left_in_list = end - row_start[0];
+  contributions += row_start[0];
+
+  uint32_t buffer[2 * kLoads][2] = {};  // contributions: the output pixel and the weight
+  Words words[kLoads] = {};
+  auto load_contribution = [&](int n) { load_global_if(n < left, buffer[n % (2 * kLoads)], contributions + n); };
+  auto load_features = [&](int n) {
+    load_global_if(n < left, words[n % kLoads], d_y, int32_t(buffer[n % (2 * kLoads)][0]), pixel_bytes);
+  };
+  for (int n = 0; n < 2 * kLoads; ++n) load_contribution(n);
+  for (int n = 0; n < kLoads; ++n) load_features(n);
+
+  ChunkSum<T> sum;
+  int list = 0;
+  do {
+#pragma unroll
+    for (int n = 0; n < 2 * kLoads; ++n) {
+      if (n == kLoads && list == count) return;
+      while (left_in_list == n) {
+        store(list, sum.Round());
+        sum = {};
+        ++list;
+        left_in_list += next_end - end;
+        end = next_end;
+        next_end = list + 1 < count ? row_start[list + 2] : kNever;
+      }
+      sum.Add(words[n % kLoads], __uint_as_float(buffer[n][1]));
+      load_contribution(n + 2 * kLoads);
+      load_features(n + kLoads);
+    }
+    contributions += 2 * kLoads;
+    left -= 2 * kLoads;
+    left_in_list -= 2 * kLoads;
+  } while (list < count);
 }
+
+// The row permutation of B: row r of 32 holds channel ChannelOfRow(r), so that a lane's accumulators of four column
+// fragments belong to 8 consecutive channels.
+__device__ int ChannelOfRow(int row) { return row % 8 / 2 * 8 + row / 8 * 2 + row % 2; }
 
 // One block per kTilePixels pixels of x × kChannels channels of a segment.
 template <typename T, int kChannels, int kWarps>
@@ -129,8 +181,10 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kChannels, kWarps
     FusedInputCotangentKernel(Call call, const T* __restrict__ weight, const T* __restrict__ d_y, T* d_x) {
   using Tile = CotangentTile<kChannels, kWarps>;
   constexpr int kRowsPerLoad = Tile::kRowsPerLoad;
+  constexpr int kRun = kHalfPixels * kPairChunks / Tile::kThreads;  // consecutive pixels whose lists a thread sums
+  static_assert(kHalfPixels % Tile::kWarpM == 0, "the rows of a warp tile must be in one half");
   auto& shared = *reinterpret_cast<Shared<kChannels>*>(dynamic_shared);
-  const int thread = int(threadIdx.x), row = int(threadIdx.x / kSliceChunks), chunk = int(threadIdx.x % kSliceChunks);
+  const int thread = int(threadIdx.x);
   const int32_t k_chunks = call.taps * call.feature_chunks, slices = (k_chunks + kSliceChunks - 1) / kSliceChunks;
   const BlockTile& block_tile = shared.block_tile;
 
@@ -145,54 +199,83 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kChannels, kWarps
     }
     __syncthreads();
 
-    auto load_stage = [&](int32_t slice) {
-      auto& stage = shared.stages[slice % kStages];
-      const int32_t k = slice * kSliceChunks + chunk;
-      const bool is_in_k = k < k_chunks;
-      const int32_t tap = k / call.feature_chunks, feature_chunk = k % call.feature_chunks;
-#pragma unroll 1
+    auto load_weight = [&](int32_t slice) {
+      const int chunk = thread % kSliceChunks, first_row = thread / kSliceChunks;
+      const int32_t k = slice * kSliceChunks + chunk, channels = block_tile.channels.count;
+      const bool is_valid = k < k_chunks;
+      const uint64_t row_bytes = uint64_t{uint32_t(k_chunks)} * kChunkBytes;
+      const auto source = uintptr_t(weight) + block_tile.channels.first * row_bytes + (is_valid ? k : 0) * kChunkBytes;
+      uint4* stage = shared.weight[slice % kStages];
+#pragma unroll
       for (int i = 0; i < kChannels / kRowsPerLoad; ++i) {
-        const int channel = row + i * kRowsPerLoad;
-        const bool is_valid = is_in_k && channel < block_tile.channels.count;
-        const int64_t from = (int64_t{block_tile.channels.first} + channel) * k_chunks + k;
-        copy_async(&stage.weight[swizzled_index(channel, chunk)], is_valid ? weight + from * kChunkSize<T> : weight,
-                   !is_valid);
+        const int row = first_row + i * kRowsPerLoad, channel = row / 32 * 32 + ChannelOfRow(row % 32);
+        // The columns after the last channel are not stored, so they may have the weight of any channel.
+        const uint32_t valid_channel = channel < channels ? channel : 0;
+        copy_async(&stage[swizzled_index(row, chunk)],
+                   reinterpret_cast<const void*>(source + valid_channel * row_bytes), !is_valid);
       }
-      const T* features = d_y + block_tile.first_feature + feature_chunk * kChunkSize<T>;
+    };
+    auto gather = [&](int32_t pair, int half) {
+      const int chunk = thread % kPairChunks, first_row = thread / kPairChunks * kRun;
+      const int32_t k = pair * kPairChunks + chunk;
+      const uint32_t feature_chunks = call.feature_chunks, tap = k / feature_chunks, feature_chunk = k % feature_chunks;
+      uint4* sums = shared.sums[HalfStage(pair, chunk / kSliceChunks, half)];
+      const T* features = d_y + (block_tile.first_feature + feature_chunk * kChunkSize<T>);
+      const int32_t* lists = shared.lists + half * kHalfPixels;
+      // The lists of consecutive pixels of an image are contiguous. If a run of pixels has several images, or the end,
+      // each list is summed on its own.
 #pragma unroll 1
-      for (int i = 0; i < kTilePixels / kRowsPerLoad; ++i) {
-        const int pixel = row + i * kRowsPerLoad;
-        const int32_t list = shared.lists[pixel];
-        int32_t begin = 0, end = 0;
-        if (is_in_k && list >= 0) {
-          const int32_t* range = call.row_start + list + tap * (call.image_pixels + 1);
-          begin = range[0];
-          end = range[1];
+      for (int row = first_row, count; row < first_row + kRun; row += count) {
+        const int32_t list = lists[row], in_run = first_row + kRun - row;
+        count = lists[first_row + kRun - 1] - list == in_run - 1 ? in_run : 1;
+        auto store = [&](uint32_t i, const uint4& sum) { sums[swizzled_index(row + i, chunk % kSliceChunks)] = sum; };
+        if (k < k_chunks && list >= 0) {
+          SumLists(call.row_start + list + tap * (call.image_pixels + 1), count, call.contributions, features,
+                   block_tile.pixel_bytes, store);
+        } else {
+          for (int i = 0; i < count; ++i) store(i, {0, 0, 0, 0});
         }
-        stage.sums[swizzled_index(pixel, chunk)] =
-            SumContributions(call.contributions, begin, end, features, call.pixel_bytes);
       }
     };
 
     WarpTile<T, Tile> tile;
-    load_stage(0);
+    const int half = tile.first_row() / kHalfPixels;
+    // In step i, the block gathers half of pair i / 2, copies the weight of slice i - 1, and multiplies slice i - 2.
 #pragma unroll 1
-    for (int32_t slice = 0; slice < slices; ++slice) {
+    for (int32_t step = 0; step < slices + 2; ++step) {
       wait_async_copies();
       __syncthreads();
-      if (slice + 1 < slices) load_stage(slice + 1);
-      tile.MultiplyStage(shared.stages[slice % kStages].sums, shared.stages[slice % kStages].weight);
+      if (step > 0 && step <= slices) load_weight(step - 1);
+      if (step / 2 * 2 < slices) gather(step / 2, step % 2);
+      if (step < 2) continue;
+      const int32_t slice = step - 2;
+      tile.MultiplyStage(shared.sums[HalfStage(slice / 2, slice % 2, half)], tile.first_row() % kHalfPixels,
+                         shared.weight[slice % kStages]);
     }
+    __syncthreads();
     if (thread < kTilePixels) {
       const int32_t i = block_tile.first_pixel + thread;
       shared.pixels[thread] = i < call.pixels ? PixelInStrips(call.height, call.width, i) : -1;
     }
     __syncthreads();
-    tile.ForEachPair(block_tile.channels.first, [&](int pixel, int32_t channel, float first, float second) {
-      const int64_t q = shared.pixels[pixel];
-      if (q < 0 || channel >= block_tile.channels.first + block_tile.channels.count) return;
-      AsVector<2>(d_x + q * call.segments.channels + channel) = {{T(first), T(second)}};
-    });
+    const ChannelTile channels = block_tile.channels;
+#pragma unroll
+    for (int i = 0; i < Tile::kFragmentsM * 2; ++i) {
+      const int64_t q = shared.pixels[tile.first_row() + i * 8 + tile.lane() / 4];
+      if (q < 0) continue;
+#pragma unroll
+      for (int j = 0; j < Tile::kFragmentsN; j += 4) {
+        for (int first = 0; first < 8; first += kChunkSize<T>) {
+          const int channel = tile.first_column() + j * 8 + tile.lane() % 4 * 8 + first;
+          if (channel >= channels.count) continue;
+          Vector<T, kChunkSize<T>> chunk;
+          for (int v = 0; v < kChunkSize<T>; ++v) {
+            chunk.value[v] = T(tile.accumulators[i / 2][j + (first + v) / 2][i % 2 * 2 + v % 2]);
+          }
+          AsVector<kChunkSize<T>>(d_x + q * call.segments.channels + channels.first + channel) = chunk;
+        }
+      }
+    }
     __syncthreads();
   }
 }
@@ -202,7 +285,7 @@ const char* LaunchInputCotangent(const Device& device, const Sizes& sizes, const
                                  const ScatterLists& lists, const void* weight, const void* d_y, void* d_x) {
   constexpr size_t kSharedBytes = sizeof(Shared<Tile::kN>);
   static_assert(FusedBlocks::Contain(FusedBlocks::kInputCotangent, {Tile::kN, Tile::kWarps, kSharedBytes}));
-  CheckCotangentBlock<Tile, kSharedBytes, 132>();
+  CheckCotangentBlock<Tile, kSharedBytes, 164>();
   Call call = {};
   call.segments = ChannelSegments(sizes, product, Tile::kN);
   call.height = int32_t(sizes.height);

@@ -77,7 +77,7 @@ const char* DispatchTensorCoreType(DType dtype, const F& f) {
 template <int kRowChunks = kSliceChunks>
 __device__ int swizzled_index(int row, int chunk) {
   static_assert(kRowChunks % 8 == 0, "the swizzle permutes eight chunks of a row");
-  return row * kRowChunks + (chunk ^ row % 8);
+  return row * kRowChunks + (chunk ^ (row & 7));
 }
 
 // The order of the four 8 × 8 matrices that ldmatrix loads from 16 rows × 2 chunks.
@@ -179,13 +179,13 @@ class WarpTile {
   // Loads the fragments of A for one mma step of a stage. `kRoundToTf32` is for a float A whose values are not tf32
   // yet.
   template <bool kRoundToTf32 = false>
-  __device__ static void LoadA(const uint4* a, int step, FragmentsOfA& fragments) {
+  __device__ static void LoadA(const uint4* a, int step, FragmentsOfA& fragments, int row = first_row()) {
     for (int i = 0; i < Shape::kFragmentsM; ++i) {
       if constexpr (kLayout == Layout::kKMajor) {
-        const int index = fragment_index<kSliceChunks>(MatrixOrder::kRowsFirst, first_row(), 0);
+        const int index = fragment_index<kSliceChunks>(MatrixOrder::kRowsFirst, row, 0);
         load_matrix_fragments(fragments[i], &a[advance_index<kSliceChunks>(index, i * 16, step * 2)]);
       } else {
-        const int index = fragment_index<kRowChunksOfA>(MatrixOrder::kChunksFirst, 0, first_row() / 8);
+        const int index = fragment_index<kRowChunksOfA>(MatrixOrder::kChunksFirst, 0, row / 8);
         load_matrix_fragments_transposed(fragments[i], &a[advance_index<kRowChunksOfA>(index, step * 16, i * 2)]);
       }
       if constexpr (kRoundToTf32 && std::is_same_v<T, float>) {
@@ -219,11 +219,17 @@ class WarpTile {
   // Adds the product of a stage of A and one of B. The lanes may arrive diverged.
   template <bool kRoundToTf32 = false>
   __device__ void MultiplyStage(const uint4* a, const uint4* b) {
+    MultiplyStage<kRoundToTf32>(a, first_row(), b);
+  }
+
+  // The same for a stage of A that has only some rows of the block tile: `row` is the warp tile's first row in it.
+  template <bool kRoundToTf32 = false>
+  __device__ void MultiplyStage(const uint4* a, int row, const uint4* b) {
     __syncwarp();
 #pragma unroll
     for (int step = 0; step < kSliceSteps; ++step) {
       FragmentsOfA fragments;
-      LoadA<kRoundToTf32>(a, step, fragments);
+      LoadA<kRoundToTf32>(a, step, fragments, row);
       MultiplyColumns(b, step, fragments, 0, Shape::kFragmentsN);
     }
   }

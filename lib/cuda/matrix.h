@@ -71,6 +71,34 @@ __device__ inline Words load_global_or_zeros(const void* base, int64_t bytes, bo
   return words;
 }
 
+// Loads 8 bytes of read-only global memory if `is_valid`, and leaves `words` unchanged if not. The load is predicated,
+// so that lanes do not take different branches.
+__device__ inline void load_global_if(bool is_valid, uint32_t (&words)[2], const void* address) {
+  asm volatile(
+      "{\n"
+      "  .reg .pred valid;\n"
+      "  setp.ne.u32 valid, %3, 0;\n"
+      "  @valid ld.global.nc.v2.u32 {%0, %1}, [%2];\n"
+      "}"
+      : "+r"(words[0]), "+r"(words[1])
+      : "l"(address), "r"(uint32_t{is_valid}));
+}
+
+// The same for the 16 bytes at `base + index * stride`. The compiler multiplies more than once where the factors were
+// converted to 64 bits in another basic block.
+__device__ inline void load_global_if(bool is_valid, Words& words, const void* base, int32_t index, int32_t stride) {
+  asm volatile(
+      "{\n"
+      "  .reg .pred valid;\n"
+      "  .reg .u64 address;\n"
+      "  setp.ne.u32 valid, %7, 0;\n"
+      "  mad.wide.s32 address, %5, %6, %4;\n"
+      "  @valid ld.global.nc.v4.u32 {%0, %1, %2, %3}, [address];\n"
+      "}"
+      : "+r"(words.word[0]), "+r"(words.word[1]), "+r"(words.word[2]), "+r"(words.word[3])
+      : "l"(base), "r"(index), "r"(stride), "r"(uint32_t{is_valid}));
+}
+
 // The number of elements in a word.
 template <typename T>
 constexpr int kWordSize = 4 / sizeof(T);

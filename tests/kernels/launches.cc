@@ -295,6 +295,10 @@ const FusedCall kFusedCalls[] = {
     {{{{1, 3}, {1, 1}, {0, 1}, {1, 1}, false}, 1, 3, 4, 64, 3, 4, 4, 1}, {16, 2}, 64, false},
     {{{{3, 1}, {1, 1}, {1, 0}, {1, 1}, false}, 1, 3, 4, 48, 3, 4, 2, 1}, {72, 1}, 64, false},
     {{{{2, 2}, {1, 1}, {1, 1}, {1, 1}, true}, 1, 3, 4, 32, 4, 5, 2, 1}, {32, 4}, 64, false},
+    // Lists of contributions: long ones, with 8 channels per offset group; mostly empty ones, and images that end
+    // within a run of pixels whose lists a thread sums, with 16.
+    {{{{1, 2}, {1, 1}, {0, 0}, {1, 1}, true}, 1, 1, 2, 16, 9, 8, 2, 1}, {16, 1}, 64, false},
+    {{{{3, 3}, {1, 1}, {0, 0}, {1, 1}, false}, 3, 3, 4, 32, 1, 2, 2, 3}, {24, 1}, 64, false},
 };
 
 // Batches, images, height, width, channels, regions, classes; output, group, part, points; scale and trans_std.

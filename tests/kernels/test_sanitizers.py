@@ -133,11 +133,11 @@ MISTAKES = {
     "contribution that is counted in another row": (  # only the fused kernels sort values of more than 4 bytes
         ("counting_sort.h", "const auto&) { atomicAdd(&row_start[entry.row + 1], 1); }",
          "const auto& value) { atomicAdd(&row_start[entry.row + (sizeof value() == 4)], 1); }"),
-        ("memory", r"heap-buffer-overflow.*SumContributions"),
+        ("memory", r"heap-buffer-overflow.*SumLists"),
     ),
     "contributions summed into the stage that is multiplied": (
-        ("deform_conv_fused_input.cu", "MultiplyStage(shared.stages[slice % kStages]",
-         "MultiplyStage(shared.stages[1 - slice % kStages]"),
+        ("deform_conv_fused_input.cu", "HalfStage(slice / 2, slice % 2, half)",
+         "HalfStage(slice / 2 + 1, slice % 2, half)"),
         ("threads", r"data race.*FusedInputCotangentKernel"),
     ),
     "pixel of x past the end": (
@@ -146,8 +146,8 @@ MISTAKES = {
         ("memory", r"heap-buffer-overflow.*FusedInputCotangentKernel"),
     ),
     "pixels of x read before they are stored": (
-        ("deform_conv_fused_input.cu", "    }\n    __syncthreads();\n    tile.ForEachPair",
-         "    }\n    tile.ForEachPair"),
+        ("deform_conv_fused_input.cu", "    }\n    __syncthreads();\n    const ChannelTile",
+         "    }\n    const ChannelTile"),
         ("threads", r"data race.*FusedInputCotangentKernel"),
     ),
     "dot products read before they are stored": (

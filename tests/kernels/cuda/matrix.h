@@ -107,6 +107,14 @@ inline Words load_global_or_zeros(const void* base, int64_t bytes, bool is_valid
   return is_valid ? *reinterpret_cast<const Words*>(static_cast<const char*>(base) + bytes) : Words{};
 }
 
+inline void load_global_if(bool is_valid, uint32_t (&words)[2], const void* address) {
+  if (is_valid) std::memcpy(words, address, sizeof words);
+}
+
+inline void load_global_if(bool is_valid, Words& words, const void* base, int32_t index, int32_t stride) {
+  if (is_valid) words = *reinterpret_cast<const Words*>(static_cast<const char*>(base) + int64_t{index} * stride);
+}
+
 template <typename T>
 constexpr int kWordSize = 4 / sizeof(T);
 
