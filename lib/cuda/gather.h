@@ -54,6 +54,15 @@ struct PixelPair {
   }
 };
 
+// The left pixels, as Corners has them, of the corners of a sample in an image that starts at `first_row`.
+__device__ inline Vector<int32_t, 2> LeftPixels(const PixelPair& y, const PixelPair& x, int64_t first_row,
+                                                int64_t width) {
+  if (y.first < 0 || x.first < 0) return {{0, kNotRead}};
+  const int32_t top = int32_t((first_row + y.first) * width + x.first);
+  const int32_t bottom = int32_t((first_row + y.second) * width + x.first);
+  return {{x.second == x.first + 1 ? top : top | kRightIsFar, bottom}};
+}
+
 // No corner is read if `output_pixel` is -1.
 __device__ inline Corners FindCorners(const Sizes& sizes, const Positions& positions, int64_t output_pixel,
                                       int64_t offset_group, int32_t tap) {
@@ -66,12 +75,27 @@ __device__ inline Corners FindCorners(const Sizes& sizes, const Positions& posit
   const PixelPair y(sample.y), x(sample.x);
   const float top = y.first_weight, bottom = y.second_weight, left = x.first_weight, right = x.second_weight;
   corners.weight = {{top * left * mask, top * right * mask, bottom * left * mask, bottom * right * mask}};
-  if (y.first < 0 || x.first < 0) return corners;
-  corners.left = {{int32_t((first_row + y.first) * sizes.width + x.first),
-                   int32_t((first_row + y.second) * sizes.width + x.first)}};
-  if (x.second != x.first + 1) corners.left.value[0] |= kRightIsFar;
+  corners.left = LeftPixels(y, x, first_row, sizes.width);
   return corners;
 }
+
+// The addresses of a sample's corners in x, which may point to any channel of its first pixel.
+struct CornerAddresses {
+  bool is_read;
+  const void* address[4];  // only to be read from if is_read
+
+  __device__ CornerAddresses(const Vector<int32_t, 2>& left, const void* x, int32_t pixel_bytes, int32_t far_right)
+      : is_read(left.value[1] >= 0) {
+    const int64_t right_bytes = int64_t{left.value[0] < 0 ? far_right : 1} * pixel_bytes;
+    // Unsigned, as in CornerLoads.
+    const uint32_t pixel[2] = {uint32_t(left.value[0] & ~kRightIsFar), uint32_t(left.value[1])};
+    for (int row = 0; row < 2; ++row) {
+      const uintptr_t first = uintptr_t(x) + uint64_t{pixel[row]} * uint32_t(pixel_bytes);
+      address[2 * row] = reinterpret_cast<const void*>(first);
+      address[2 * row + 1] = reinterpret_cast<const void*>(first + uint64_t(right_bytes));
+    }
+  }
+};
 
 // Loads 16 bytes of channels at each of the four corners of a sample into registers. The loads start in the
 // constructor, so that they overlap with the instructions before Blend.

@@ -155,8 +155,8 @@ MISTAKES = {
          "    store_cotangents(block_tile"),
         ("threads", r"data race.*FusedOffsetCotangentKernel"),
     ),
-    "corners of all taps in one buffer": (
-        ("deform_conv_fused_offset.cu", "corners[iteration.tap % 2][thread] = ", "corners[0][thread] = "),
+    "corners read before they are located": (
+        ("deform_conv_fused_offset.cu", "__syncthreads();  // all threads have located", "// all threads have located"),
         ("threads", r"data race.*FusedOffsetCotangentKernel"),
     ),
     "corners found one stage late": (

@@ -107,6 +107,10 @@ inline Words load_global_or_zeros(const void* base, int64_t bytes, bool is_valid
   return is_valid ? *reinterpret_cast<const Words*>(static_cast<const char*>(base) + bytes) : Words{};
 }
 
+inline void load_global_if(bool is_valid, const void* base, int64_t bytes, Words& words) {
+  if (is_valid) words = load_global_or_zeros(base, bytes, true);
+}
+
 template <typename T>
 constexpr int kWordSize = 4 / sizeof(T);
 
