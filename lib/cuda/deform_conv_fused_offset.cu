@@ -3,9 +3,11 @@
 //
 // The cotangents of offset and mask need only four dot products per sample: those of the columns' cotangent with the
 // channels of x at the four corners. So a lane multiplies its accumulators with these channels, and the columns'
-// cotangents are never stored. A block processes 128 pixels of the output and some taps of one offset group, one tap
-// after the other, and 64 or 128 channels at a time. The GEMM's columns are permuted so that the accumulators of a lane
-// belong to 8 consecutive channels, which are 16 or 32 consecutive bytes of x at each corner.
+// cotangents are never stored. The GEMM's columns are permuted so that the accumulators of a lane belong to whole
+// chunks of a pixel of x.
+//
+// A block processes 128 pixels of the output, and 64 or 128 columns at a time. These are channels of one tap and one
+// offset group, or, where offset groups have few channels, all channels of several samples of each pixel.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -30,50 +32,76 @@ struct Call {
   int32_t pixel_bytes;             // of x
   int32_t feature_chunks, slices;  // chunks and K slices of the features of a group
   int32_t weight_row_chunks;       // chunks in a row of the weight (one input channel)
-  int32_t taps, block_taps;        // block_taps: taps per block; the last block may have fewer
-  int32_t far_right;               // see FarRight
-  bool is_cotangent_resident;      // see Shared
+  int32_t taps;
+  int32_t groups;                        // of blocks: offset groups, or feature groups if samples share tiles
+  int32_t sample_tiles;                  // of a group: taps, or tiles of several samples
+  int32_t block_sample_tiles;            // of a block; the last block of a group may have fewer
+  int32_t sample_chunks, octet_samples;  // if samples share tiles; octet_samples: per eight chunks of a tile
+  int32_t far_right;                     // see FarRight
+  bool is_cotangent_resident;            // see Shared
   int64_t blocks;
 };
 
 struct BlockTile {
-  int32_t first_pixel, offset_group, first_tap, taps;
+  int32_t first_pixel, group, first_sample_tile, sample_tiles;
 
   BlockTile() = default;
   __device__ BlockTile(const Call& call, int64_t block) {
-    const int32_t tap_tiles = (call.taps + call.block_taps - 1) / call.block_taps;
-    first_tap = int32_t(block % tap_tiles) * call.block_taps;
-    const int32_t left = call.taps - first_tap;
-    taps = left < call.block_taps ? left : call.block_taps;
-    offset_group = int32_t(block / tap_tiles % call.sizes.offset_groups);
-    first_pixel = int32_t(block / tap_tiles / call.sizes.offset_groups) * kTilePixels;
+    const int32_t parts = (call.sample_tiles + call.block_sample_tiles - 1) / call.block_sample_tiles;
+    first_sample_tile = int32_t(block % parts) * call.block_sample_tiles;
+    const int32_t left = call.sample_tiles - first_sample_tile;
+    sample_tiles = left < call.block_sample_tiles ? left : call.block_sample_tiles;
+    group = int32_t(block / parts % call.groups);
+    first_pixel = int32_t(block / parts / call.groups) * kTilePixels;
   }
 };
 
-// An iteration of a block's main loop, which runs over taps × channel tiles of the offset group × K slices.
+// An iteration of a block's main loop, which runs over sample tiles × channel tiles × K slices.
 struct Iteration {
-  int32_t tap, tile = 0, slice = 0;
-  int stage = 0;  // of the weight
-  ChannelTile channels;
+  int32_t sample_tile;  // the tap, unless samples share tiles
+  int32_t channel_tile = 0, slice = 0;
+  int stage = 0;         // of the weight
+  ChannelTile channels;  // if samples share tiles: of the first offset group of the feature group
 
-  __device__ Iteration(const Call& call, const BlockTile& block_tile) : tap(block_tile.first_tap) {
+  __device__ Iteration(const Call& call, const BlockTile& block_tile) : sample_tile(block_tile.first_sample_tile) {
     FindChannels(call, block_tile);
   }
-  __device__ bool is_first_of_tap() const { return tile == 0 && slice == 0; }
+  __device__ bool is_after_first_tile(const BlockTile& block_tile) const {
+    return sample_tile > block_tile.first_sample_tile || channel_tile > 0;
+  }
+  __device__ bool is_first_of_samples() const { return channel_tile == 0 && slice == 0; }
   __device__ void Advance(const Call& call, const BlockTile& block_tile) {
     stage = (stage + 1) % kStages;
     if (++slice < call.slices) return;
     slice = 0;
-    if (++tile == call.segments.offset_group_tiles) {
-      tile = 0;
-      ++tap;
+    if (++channel_tile == call.segments.offset_group_tiles) {
+      channel_tile = 0;
+      ++sample_tile;
     }
     FindChannels(call, block_tile);
   }
 
  private:
   __device__ void FindChannels(const Call& call, const BlockTile& block_tile) {
-    channels = call.segments.Tile(block_tile.offset_group * call.segments.offset_group_tiles + tile);
+    const int32_t group_tiles = call.segments.tiles / call.groups;
+    channels = call.segments.Tile(block_tile.group * group_tiles + channel_tile);
+  }
+};
+
+// What a chunk of a tile's columns belongs to, if samples share tiles. The samples of a pixel are numbered as in
+// `offset`; eight consecutive chunks, an octet, have as many whole samples as fit.
+template <typename T>
+struct ChunkOfSample {
+  bool is_valid;
+  int32_t offset_group, tap, first_channel;
+
+  __device__ ChunkOfSample(const Call& call, int32_t feature_group, int32_t octet, int chunk) {
+    const int32_t offset_groups = call.sizes.offset_groups / call.groups, in_octet = chunk / call.sample_chunks;
+    const int32_t sample = octet * call.octet_samples + in_octet;
+    is_valid = in_octet < call.octet_samples && sample < offset_groups * call.taps;
+    offset_group = feature_group * offset_groups + sample / call.taps;
+    tap = sample % call.taps;
+    first_channel = offset_group * call.segments.offset_group_channels + chunk % call.sample_chunks * kChunkSize<T>;
   }
 };
 
@@ -147,51 +175,7 @@ __device__ float SumOverLanes(float (&sum)[kCount]) {
   }
 }
 
-// Computes the dot products of the accumulators with the corner pixels over `count` channels from x on, and stores them
-// in `shared.dots`, or adds them if `accumulate`. Those of a sample that reads no corners are undefined.
-template <typename T, typename Tile>
-__device__ void StoreDots(const Call& call, const WarpTile<T, Tile>& tile, const T* x, int32_t count, bool accumulate,
-                          Shared<Tile>& shared) {
-  // A step is one chunk at the four corners of a sample. In the narrow tile, a lane has half of the registers.
-  constexpr int kChunksOfRow = 8 / kChunkSize<T>, kStepsInFlight = Tile::kN == 128 ? 2 : 1;
-  const int first_channel = tile.first_column() + tile.lane() % 8 * kChunkSize<T>;
-  Words words[kStepsInFlight][4] = {};  // remain zeros if the lane's channels are past `count`
-#pragma unroll
-  for (int pair = 0; pair < Tile::kFragmentsM * 2; ++pair) {
-    const RowPair rows(tile, pair);
-    const int first_row = tile.first_row() + pair * 8;
-    float dot[8] = {};
-#pragma unroll
-    for (int first = 0; first < 2 * kChunksOfRow; first += kStepsInFlight) {
-      for (int step = first; step < first + kStepsInFlight; ++step) {
-        const int row = step / kChunksOfRow, channel = step % kChunksOfRow * 8 * kChunkSize<T>;
-        const CornerAddresses corners(shared.left[first_row + tile.lane() / 8 * 2 + row], x + first_channel,
-                                      call.pixel_bytes, call.far_right);
-        for (int corner = 0; corner < 4; ++corner) {
-          load_global_if(corners.is_read && first_channel + channel < count, corners.address[corner],
-                         channel * int64_t{sizeof(T)}, words[step - first][corner]);
-        }
-      }
-      for (int step = first; step < first + kStepsInFlight; ++step) {
-        const int row = step / kChunksOfRow, first_value = step % kChunksOfRow * kChunkSize<T>;
-        for (int corner = 0; corner < 4; ++corner) {
-          for (int v = 0; v < kChunkSize<T>; v += kWordSize<T>) {
-            float value[kWordSize<T>];
-            WordToFloats<T>(words[step - first][corner].word[v / kWordSize<T>], value);
-            for (int i = 0; i < kWordSize<T>; ++i) {
-              dot[row * 4 + corner] += rows.value[row][first_value + v + i] * value[i];
-            }
-          }
-        }
-      }
-    }
-    float& stored = shared.dots[tile.first_column() / Tile::kWarpN][first_row + tile.lane() / 4].value[tile.lane() % 4];
-    const float sum = SumOverLanes(dot);
-    stored = accumulate ? stored + sum : sum;
-  }
-}
-
-// The output pixel whose samples a thread locates, and whose cotangents it stores.
+// An output pixel of which a thread locates samples and stores the cotangents.
 struct OwnPixel {
   int32_t index = -1;          // -1 if there is none
   int32_t first_row_of_x = 0;  // of its image, counted over all images
@@ -205,15 +189,138 @@ struct OwnPixel {
         row(int64_t{call.positions.origin[1]} + index / call.columns % call.rows),
         column(int64_t{call.positions.origin[2]} + index % call.columns),
         first_sample(SampleIndex(call.sizes, index, offset_group, 0)) {}
+
+  __device__ BilinearCorners<float> Locate(const Call& call, int32_t tap) const {
+    return LocateSampleAt<float>(call.sizes, call.positions, row, column, first_sample + tap, tap);
+  }
+  __device__ Vector<int32_t, 2> FindLeftPixels(const Call& call, const BilinearCorners<float>& sample) const {
+    return LeftPixels(PixelPair(sample.y), PixelPair(sample.x), first_row_of_x, call.sizes.width);
+  }
+  __device__ void Store(const Call& call, int32_t tap, const BilinearCorners<float>& sample, const float (&dot)[4],
+                        float* d_offset, float* d_mask) const {
+    float read_dot[4];
+    for (int corner = 0; corner < 4; ++corner) {
+      read_dot[corner] = sample.is_read(corner) ? dot[corner] : 0;  // if not, another pixel took its place
+    }
+    StorePositionCotangents(call.positions, first_sample + tap, sample, read_dot, d_offset, d_mask);
+  }
 };
 
-// One block per kTilePixels pixels of the output and some taps of an offset group.
-template <typename T, int kChannels, int kWarps>
-__global__ void __launch_bounds__(kWarps* kWarp, OffsetTile<kChannels, kWarps>::kResidentBlocks)
+// Adds the dot products of two rows with their samples' corners, for the lane's chunk of octet `octet` of the warp
+// tile. `corners_of_row` returns the addresses of the corners. If they are not read, `words` take their place.
+template <typename T, int kRowsInFlight, typename F>
+__device__ void AddDots(const RowPair& rows, int octet, const F& corners_of_row, Words (&words)[kRowsInFlight][4],
+                        float (&dot)[8]) {
+#pragma unroll
+  for (int first = 0; first < 2; first += kRowsInFlight) {
+    for (int row = first; row < first + kRowsInFlight; ++row) {
+      const CornerAddresses corners = corners_of_row(row);
+      for (int corner = 0; corner < 4; ++corner) {
+        load_global_if(corners.is_read, corners.address[corner], 0, words[row - first][corner]);
+      }
+    }
+    for (int row = first; row < first + kRowsInFlight; ++row) {
+      for (int corner = 0; corner < 4; ++corner) {
+        for (int v = 0; v < kChunkSize<T>; v += kWordSize<T>) {
+          float value[kWordSize<T>];
+          WordToFloats<T>(words[row - first][corner].word[v / kWordSize<T>], value);
+          for (int i = 0; i < kWordSize<T>; ++i) {
+            dot[row * 4 + corner] += rows.value[row][octet * kChunkSize<T> + v + i] * value[i];
+          }
+        }
+      }
+    }
+  }
+}
+
+// A lane has two rows of corners in flight, but only one in the narrow tile, where it has half of the registers.
+template <typename Tile>
+constexpr int kRowsInFlight = Tile::kN == 128 ? 2 : 1;
+template <typename T>
+constexpr int kOctets = 8 / kChunkSize<T>;  // of a warp tile
+
+// Computes the dot products of the accumulators with the corner pixels over `count` channels from x on, and stores them
+// in `shared.dots`, or adds them if `accumulate`. Those of a sample that reads no corners are undefined.
+template <typename T, typename Tile>
+__device__ void StoreDots(const Call& call, const WarpTile<T, Tile>& tile, const T* x, int32_t count, bool accumulate,
+                          Shared<Tile>& shared) {
+  const int first_channel = tile.first_column() + tile.lane() % 8 * kChunkSize<T>;
+  Words words[kRowsInFlight<Tile>][4] = {};  // zeros for channels past `count`
+#pragma unroll
+  for (int pair = 0; pair < Tile::kFragmentsM * 2; ++pair) {
+    const RowPair rows(tile, pair);
+    const int first_row = tile.first_row() + pair * 8;
+    float dot[8] = {};
+#pragma unroll
+    for (int octet = 0; octet < kOctets<T>; ++octet) {
+      const int channel = first_channel + octet * 8 * kChunkSize<T>;
+      const auto corners_of_row = [&](int row) {
+        CornerAddresses corners(shared.left[first_row + tile.lane() / 8 * 2 + row], x + channel, call.pixel_bytes,
+                                call.far_right);
+        corners.is_read = corners.is_read && channel < count;
+        return corners;
+      };
+      if constexpr (kOctets<T> > 1) {  // the words of another octet are no zeros
+        for (auto& of_row : words) {
+          for (Words& of_corner : of_row) of_corner = {};
+        }
+      }
+      AddDots<T>(rows, octet, corners_of_row, words, dot);
+    }
+    float& stored = shared.dots[tile.first_column() / Tile::kWarpN][first_row + tile.lane() / 4].value[tile.lane() % 4];
+    const float sum = SumOverLanes(dot);
+    stored = accumulate ? stored + sum : sum;
+  }
+}
+
+// The same for a tile that several samples share. A sample's lanes, which have all of its channels, locate it; the
+// first of them stores its cotangents.
+template <typename T, typename Tile>
+__device__ void StoreCotangents(const Call& call, const WarpTile<T, Tile>& tile, int32_t feature_group,
+                                int32_t first_octet, const T* x, const Shared<Tile>& shared, float* d_offset,
+                                float* d_mask) {
+  const int chunk = tile.lane() % 8;
+  Words words[kRowsInFlight<Tile>][4] = {};
+#pragma unroll
+  for (int octet = 0; octet < kOctets<T>; ++octet) {
+    const ChunkOfSample<T> of(call, feature_group, first_octet + octet, chunk);
+#pragma unroll
+    for (int pair = 0; pair < Tile::kFragmentsM * 2; ++pair) {
+      const RowPair rows(tile, pair);
+      OwnPixel pixels[2];
+      BilinearCorners<float> samples[2] = {};
+      float dot[8] = {};
+      const auto corners_of_row = [&](int row) {
+        Vector<int32_t, 2> left = {{0, kNotRead}};
+        const int32_t p = shared.pixels[tile.first_row() + pair * 8 + tile.lane() / 8 * 2 + row];
+        if (of.is_valid && p >= 0) {
+          pixels[row] = OwnPixel(call, p, of.offset_group);
+          samples[row] = pixels[row].Locate(call, of.tap);
+          left = pixels[row].FindLeftPixels(call, samples[row]);
+        }
+        return CornerAddresses(left, x + of.first_channel, call.pixel_bytes, call.far_right);
+      };
+      AddDots<T>(rows, octet, corners_of_row, words, dot);
+      float sum[2][4];
+      for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] = dot[i];
+      for (int lane = 1; lane < call.sample_chunks; ++lane) {
+        for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] += __shfl_down_sync(kWholeWarp, dot[i], unsigned(lane));
+      }
+      if (chunk % call.sample_chunks != 0) continue;
+      for (int row = 0; row < 2; ++row) {
+        if (pixels[row].index >= 0) pixels[row].Store(call, of.tap, samples[row], sum[row], d_offset, d_mask);
+      }
+    }
+  }
+}
+
+// One block per kTilePixels pixels of the output and some sample tiles of a group. `kIsShared`: samples share tiles.
+template <typename T, int kColumns, int kWarps, bool kIsShared>
+__global__ void __launch_bounds__(kWarps* kWarp, OffsetTile<kColumns, kWarps>::kResidentBlocks)
     FusedOffsetCotangentKernel(Call call, const T* __restrict__ x, const T* __restrict__ weight,
                                const T* __restrict__ d_y, float* d_offset, float* d_mask) {
-  using Tile = OffsetTile<kChannels, kWarps>;
-  constexpr int kRowsPerLoad = Tile::kRowsPerLoad;
+  using Tile = OffsetTile<kColumns, kWarps>;
+  constexpr int kRowsPerLoad = Tile::kRowsPerLoad, kTileOctets = Tile::kWarpsN * kOctets<T>;
   auto& shared = *reinterpret_cast<Shared<Tile>*>(dynamic_shared);
   const int thread = int(threadIdx.x), row = int(threadIdx.x / kSliceChunks), chunk = int(threadIdx.x % kSliceChunks);
   const BlockTile& block_tile = shared.block_tile;
@@ -224,7 +331,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, OffsetTile<kChannels, kWarps>::
     OwnPixel own;
     if (thread < kTilePixels) {
       const int32_t i = block_tile.first_pixel + thread;
-      if (i < call.pixels) own = OwnPixel(call, PixelInStrips(call.rows, call.columns, i), block_tile.offset_group);
+      // The offset group only matters where a sample does not share its tile.
+      if (i < call.pixels) own = OwnPixel(call, PixelInStrips(call.rows, call.columns, i), block_tile.group);
       shared.pixels[thread] = own.index;
     }
     __syncthreads();
@@ -235,18 +343,26 @@ __global__ void __launch_bounds__(kWarps* kWarp, OffsetTile<kChannels, kWarps>::
     const auto load_stage = [&](const Iteration& iteration) {
       const int32_t k = iteration.slice * kSliceChunks + chunk;
       const bool is_in_k = k < call.feature_chunks;
-      const int channel = ChannelOfRow<T>(row);
-      const T* weight_row = weight + ((int64_t{iteration.channels.first} + channel) * call.weight_row_chunks +
-                                      iteration.tap * call.feature_chunks + k) *
-                                         kChunkSize<T>;
+      const int column = ChannelOfRow<T>(row);
+      const T* own_weight = weight + k * kChunkSize<T>;
       uint4* weight_stage = &shared.weight[iteration.stage][swizzled_index(row, chunk)];
-#pragma unroll
-      for (int i = 0; i < kChannels; i += kRowsPerLoad) {
-        const bool is_valid = is_in_k && channel + ChannelOfRow<T>(i) < iteration.channels.count;
+      const auto copy_weight = [&](int i, bool is_valid, int32_t channel, int32_t tap) {
         copy_async(weight_stage + i * kSliceChunks,
-                   weight_row + int64_t{ChannelOfRow<T>(i)} * call.weight_row_chunks * kChunkSize<T>, !is_valid);
+                   own_weight + (int64_t{channel} * call.weight_row_chunks + tap * call.feature_chunks) * kChunkSize<T>,
+                   !(is_in_k && is_valid));
+      };
+#pragma unroll
+      for (int i = 0; i < kColumns; i += kRowsPerLoad) {
+        const int in_tile = column + ChannelOfRow<T>(i), tile_chunk = in_tile / kChunkSize<T>;
+        if constexpr (kIsShared) {
+          const ChunkOfSample<T> of(call, block_tile.group, iteration.sample_tile * kTileOctets + tile_chunk / 8,
+                                    tile_chunk % 8);
+          copy_weight(i, of.is_valid, of.first_channel + in_tile % kChunkSize<T>, of.tap);
+        } else {
+          copy_weight(i, in_tile < iteration.channels.count, iteration.channels.first + in_tile, iteration.sample_tile);
+        }
       }
-      if (call.is_cotangent_resident && !(iteration.tap == block_tile.first_tap && iteration.tile == 0)) return;
+      if (call.is_cotangent_resident && iteration.is_after_first_tile(block_tile)) return;
       const T* features =
           d_y +
           (int64_t{call.segments.FeatureGroup(iteration.channels.first)} * call.feature_chunks + k) * kChunkSize<T>;
@@ -263,8 +379,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, OffsetTile<kChannels, kWarps>::
       if (thread >= kTilePixels) return;
       Vector<int32_t, 2> left = {{0, kNotRead}};
       if (own.index >= 0) {
-        sample = LocateSampleAt<float>(call.sizes, call.positions, own.row, own.column, own.first_sample + tap, tap);
-        left = LeftPixels(PixelPair(sample.y), PixelPair(sample.x), own.first_row_of_x, call.sizes.width);
+        sample = own.Locate(call, tap);
+        left = own.FindLeftPixels(call, sample);
       }
       shared.left[thread] = left;
     };
@@ -275,40 +391,45 @@ __global__ void __launch_bounds__(kWarps* kWarp, OffsetTile<kChannels, kWarps>::
         const Vector<float, 4> dots_of_warp = dots[thread];
         for (int corner = 0; corner < 4; ++corner) dot[corner] += dots_of_warp.value[corner];
       }
-      for (int corner = 0; corner < 4; ++corner) {
-        if (!sample.is_read(corner)) dot[corner] = 0;  // another pixel took its place
-      }
-      StorePositionCotangents(call.positions, own.first_sample + tap, sample, dot, d_offset, d_mask);
+      own.Store(call, tap, sample, dot, d_offset, d_mask);
     };
 
     WarpTile<T, Tile> tile;
     Iteration iteration(call, block_tile), next = iteration;
     load_stage(next);
 #pragma unroll 1
-    for (const int32_t end = block_tile.first_tap + block_tile.taps; iteration.tap < end; iteration = next) {
+    for (const int32_t end = block_tile.first_sample_tile + block_tile.sample_tiles; iteration.sample_tile < end;
+         iteration = next) {
       wait_async_copies();
       __syncthreads();
       next.Advance(call, block_tile);
-      if (next.tap < end) load_stage(next);
-      if (iteration.is_first_of_tap()) {
-        if (iteration.tap > block_tile.first_tap) store_cotangents(iteration.tap - 1);
-        locate_sample(iteration.tap);
+      if (next.sample_tile < end) load_stage(next);
+      if (!kIsShared && iteration.is_first_of_samples()) {
+        if (iteration.sample_tile > block_tile.first_sample_tile) store_cotangents(iteration.sample_tile - 1);
+        locate_sample(iteration.sample_tile);
       }
       constexpr bool kRoundToTf32 = true;  // rounds d_y to tf32; the weight is tf32 already
       tile.template MultiplyStage<kRoundToTf32>(shared.cotangent[stage_of_cotangent(iteration)],
                                                 shared.weight[iteration.stage]);
       if (iteration.slice < call.slices - 1) continue;
-      __syncthreads();  // all threads have located their samples, and have read the dot products of the last tap
-      StoreDots(call, tile, x + iteration.channels.first, iteration.channels.count, iteration.tile > 0, shared);
+      if constexpr (kIsShared) {
+        StoreCotangents(call, tile, block_tile.group,
+                        iteration.sample_tile * kTileOctets + tile.first_column() / Tile::kWarpN * kOctets<T>, x,
+                        shared, d_offset, d_mask);
+      } else {
+        __syncthreads();  // all threads have located their samples, and have read the dot products of the last tap
+        StoreDots(call, tile, x + iteration.channels.first, iteration.channels.count, iteration.channel_tile > 0,
+                  shared);
+      }
       tile.Clear();
     }
     __syncthreads();
-    store_cotangents(block_tile.first_tap + block_tile.taps - 1);
+    if (!kIsShared) store_cotangents(block_tile.first_sample_tile + block_tile.sample_tiles - 1);
     __syncthreads();
   }
 }
 
-template <typename T, typename Tile>
+template <typename T, typename Tile, bool kIsShared>
 const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, const Positions& positions,
                                   const Product& product, int32_t block_taps, const void* x, const void* weight,
                                   const void* d_y, float* d_offset, float* d_mask) {
@@ -327,13 +448,26 @@ const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, cons
   call.slices = (call.feature_chunks + kSliceChunks - 1) / kSliceChunks;
   call.taps = sizes.taps();
   call.weight_row_chunks = call.taps * call.feature_chunks;
-  call.block_taps = block_taps;
+  call.groups = int32_t(kIsShared ? product.groups : sizes.offset_groups);
+  call.sample_tiles = call.taps;
+  call.block_sample_tiles = block_taps;
+  if (kIsShared) {
+    constexpr int32_t kTileOctets = Tile::kWarpsN * kOctets<T>;
+    call.sample_chunks = call.segments.segment_channels / kChunkSize<T>;
+    call.octet_samples = 8 / call.sample_chunks;
+    const int32_t offset_groups = int32_t(sizes.offset_groups) / call.groups;
+    const int32_t tile_samples = kTileOctets * call.octet_samples;
+    call.sample_tiles = (offset_groups * call.taps + tile_samples - 1) / tile_samples;
+    const int32_t blocks = offset_groups * ((call.taps + block_taps - 1) / block_taps);
+    call.block_sample_tiles = (call.sample_tiles + blocks - 1) / blocks;
+  }
   call.far_right = FarRight(sizes);
   call.is_cotangent_resident =
       call.slices <= kStages && call.segments.offset_group_channels <= call.segments.group_channels;
   const int64_t pixel_tiles = (sizes.pixels() + kTilePixels - 1) / kTilePixels;
-  call.blocks = pixel_tiles * sizes.offset_groups * ((call.taps + block_taps - 1) / block_taps);
-  return Launch<FusedOffsetCotangentKernel<T, Tile::kN, Tile::kWarps>>(
+  const int32_t parts = (call.sample_tiles + call.block_sample_tiles - 1) / call.block_sample_tiles;
+  call.blocks = pixel_tiles * call.groups * parts;
+  return Launch<FusedOffsetCotangentKernel<T, Tile::kN, Tile::kWarps, kIsShared>>(
       device, {call.blocks, Tile::kThreads, kSharedBytes, Tile::kResidentBlocks}, call, static_cast<const T*>(x),
       static_cast<const T*>(weight), static_cast<const T*>(d_y), d_offset, d_mask);
 }
@@ -344,10 +478,17 @@ const char* FusedOffsetCotangent(Device& device, DType dtype, const Sizes& sizes
                                  const Product& product, int32_t block_taps, const void* x, const void* weight,
                                  const void* d_y, float* d_offset, float* d_mask) {
   return DispatchTensorCoreType(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const auto launch = [&](auto launcher) {
+      return launcher(device, sizes, positions, product, block_taps, x, weight, d_y, d_offset, d_mask);
+    };
+    // Samples share tiles where at least two of them fit into eight chunks.
+    if (sizes.group_channels() <= sizes.channels / product.groups && sizes.group_channels() <= 4 * kChunkSize<T>) {
+      return launch(LaunchOffsetCotangent<T, OffsetTile<64, 8>, true>);
+    }
     return DispatchCotangentTile(SegmentChannels(sizes, product), sizeof(Shared<OffsetTile<128, 4>>), [&](auto tile) {
       using Tile = decltype(tile);
-      return LaunchOffsetCotangent<decltype(tag), OffsetTile<Tile::kN, Tile::kWarps>>(
-          device, sizes, positions, product, block_taps, x, weight, d_y, d_offset, d_mask);
+      return launch(LaunchOffsetCotangent<T, OffsetTile<Tile::kN, Tile::kWarps>, false>);
     });
   });
 }

@@ -286,6 +286,12 @@ const FusedCall kFusedCalls[] = {
     {{{{2, 1}, {1, 1}, {1, 0}, {2, 3}, true}, 1, 3, 4, 64, 3, 4, 4, 1}, {32, 2}, 64, false},
     {{{{1, 2}, {2, 1}, {0, 1}, {1, 2}, false}, 1, 5, 4, 136, 2, 2, 1, 1}, {8, 1}, 64, false},
     {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 3, 4, 32, 3, 4, 2, 1}, {272, 2}, 64, false},
+    // Offset groups of 8, 16 and 24 channels, whose samples share tiles in the cotangents of offset and mask: several
+    // tiles of samples, the last of them incomplete; several feature groups; more features than fit the stages.
+    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 5, 6, 32, 5, 6, 4, 1}, {16, 2}, 64, false},
+    {{{{2, 2}, {1, 1}, {1, 1}, {2, 3}, true}, 1, 3, 4, 48, 3, 4, 3, 1}, {160, 1}, 64, false},
+    {{{{1, 3}, {1, 2}, {0, 1}, {1, 1}, false}, 2, 9, 8, 72, 9, 4, 3, 2}, {8, 1}, 64, false},
+    {{{{2, 1}, {1, 1}, {1, 0}, {1, 1}, false}, 1, 3, 4, 40, 3, 4, 1, 1}, {8, 1}, 64, false},  // too many to share
 };
 
 // Batches, images, height, width, channels, regions, classes; output, group, part, points; scale and trans_std.

@@ -83,9 +83,9 @@ def test_an_sm_has_enough_warps_of_every_fused_kernel(sm):
         pytest.skip(f"jax_dcn was built without machine code for {sm}")
     most = {}
     for kernel in fused(read_kernels(runs[-1])):
-        name, dtype, columns, *warps = re.findall(r"\w+", kernel.name)
-        blocks = [b for b in extension.modules["cuda"].fused_blocks[name] if b[0] == int(columns)]
-        [(_, block_warps, shared_bytes)] = [b for b in blocks if not warps or b[1] == int(*warps)]
+        name, dtype, columns, warps, *_ = re.findall(r"\w+", kernel.name)
+        blocks = extension.modules["cuda"].fused_blocks[name]
+        [(_, block_warps, shared_bytes)] = [b for b in blocks if (b[0], b[1]) == (int(columns), int(warps))]
         assert shared_bytes <= DEVICES["sm_80"].shared_bytes - RESERVED_SHARED
         tile = name, dtype, int(columns)
         found = occupancy(DEVICES[sm], kernel.registers, kernel.shared + shared_bytes, block_warps * WARP)
@@ -97,7 +97,7 @@ def test_an_sm_has_enough_warps_of_every_fused_kernel(sm):
 
 def test_fused_kernels_multiply_on_tensor_cores(kernels):
     of_type = {"half": "HMMA.16816.F32", "bfloat16": "HMMA.16816.F32.BF16", "float": "HMMA.1688.F32.TF32"}
-    assert len(fused(kernels)) == 15 + 6 + 6 + 4
+    assert len(fused(kernels)) == 15 + 9 + 12 + 6
     for kernel in fused(kernels):
         assert list(kernel.accesses("matrix instructions")) == [of_type[re.search(r"<(\w+)", kernel.name)[1]]]
         assert all(".128" in opcode for opcode in kernel.accesses("asynchronous copies"))

@@ -151,8 +151,8 @@ MISTAKES = {
         ("threads", r"data race.*FusedInputCotangentKernel"),
     ),
     "dot products read before they are stored": (
-        ("deform_conv_fused_offset.cu", "    __syncthreads();\n    store_cotangents(block_tile",
-         "    store_cotangents(block_tile"),
+        ("deform_conv_fused_offset.cu", "    __syncthreads();\n    if (!kIsShared) store_cotangents(",
+         "    if (!kIsShared) store_cotangents("),
         ("threads", r"data race.*FusedOffsetCotangentKernel"),
     ),
     "corners read before they are located": (
