@@ -45,7 +45,7 @@ struct FusedBlocks {
   static constexpr FusedBlock kForward[] = {
       {64, 4, 59392}, {64, 8, 59392}, {128, 4, 81920}, {128, 8, 81920}, {256, 8, 126976}};
   static constexpr FusedBlock kInputCotangent[] = {{64, 8, 66080}, {128, 4, 82464}, {128, 8, 82464}};
-  static constexpr FusedBlock kOffsetCotangent[] = {{64, 8, 62000}, {128, 4, 78384}, {128, 8, 78384}};
+  static constexpr FusedBlock kOffsetCotangent[] = {{64, 8, 52752}, {128, 4, 71184}, {128, 8, 71184}};
   static constexpr FusedBlock kWeightCotangent[] = {{64, 8, 52672},  {64, 8, 75840},  {128, 4, 69056},
                                                     {128, 4, 79872}, {128, 8, 69056}, {128, 8, 79872}};
 

@@ -10,8 +10,8 @@
 // - The derivative with respect to the position is right-handed where a coordinate is an integer.
 //
 // The one exception is an infinite cotangent of a sample whose position is inside but which has a corner outside the
-// image. cpu/deform_conv.cc and cuda/deform_conv_fused_offset.cu multiply the channels of that corner as zeros, so that
-// the cotangents of the position and the mask are NaN. cuda/deform_conv.cu skips the corner.
+// image. cpu/deform_conv.cc multiplies the channels of that corner as zeros, so that the cotangents of the position and
+// the mask are NaN. The CUDA kernels skip the corner.
 #pragma once
 
 #include <cmath>

@@ -3,19 +3,23 @@
 //
 // The cotangents of offset and mask need only four dot products per sample: those of the columns' cotangent with the
 // channels of x at the four corners. So a lane multiplies its accumulators with these channels, and the columns'
-// cotangents are never stored. A block processes 128 pixels of the output and some taps of one offset group, one tap
-// after the other, and 64 or 128 channels at a time. The GEMM's columns are permuted so that the accumulators of a lane
-// belong to 8 consecutive channels, which are 16 or 32 consecutive bytes of x at each corner.
+// cotangents are never stored. The GEMM's columns are permuted so that the accumulators of a lane belong to whole
+// chunks of a pixel of x.
+//
+// A block processes 128 pixels of the output, and 64 or 128 columns at a time. These are channels of one tap and one
+// offset group, or, where offset groups have few channels, all channels of several samples of each pixel.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "channel_segments.h"
 #include "deform_conv_fused.h"
 #include "device.h"
+#include "gather.h"
 #include "gemm.h"
 #include "launch.h"
 #include "pixel_strips.h"
 #include "positions.h"
+#include "vector.h"
 
 namespace dcn {
 namespace {
@@ -28,209 +32,408 @@ struct Call {
   int32_t pixel_bytes;             // of x
   int32_t feature_chunks, slices;  // chunks and K slices of the features of a group
   int32_t weight_row_chunks;       // chunks in a row of the weight (one input channel)
-  int32_t taps, block_taps;        // block_taps: taps per block; the last block may have fewer
+  int32_t taps;
+  int32_t groups;                        // of blocks: offset groups, or feature groups if samples share tiles
+  int32_t sample_tiles;                  // of a group: taps, or tiles of several samples
+  int32_t block_sample_tiles;            // of a block; the last block of a group may have fewer
+  int32_t sample_chunks, octet_samples;  // if samples share tiles; octet_samples: per eight chunks of a tile
+  int32_t far_right;                     // see FarRight
+  bool is_cotangent_resident;            // see Shared
   int64_t blocks;
 };
 
 struct BlockTile {
-  int32_t first_pixel, offset_group, first_tap, taps;
+  int32_t first_pixel, group, first_sample_tile, sample_tiles;
 
   BlockTile() = default;
   __device__ BlockTile(const Call& call, int64_t block) {
-    const int32_t tap_tiles = (call.taps + call.block_taps - 1) / call.block_taps;
-    first_tap = int32_t(block % tap_tiles) * call.block_taps;
-    const int32_t left = call.taps - first_tap;
-    taps = left < call.block_taps ? left : call.block_taps;
-    offset_group = int32_t(block / tap_tiles % call.sizes.offset_groups);
-    first_pixel = int32_t(block / tap_tiles / call.sizes.offset_groups) * kTilePixels;
+    const int32_t parts = (call.sample_tiles + call.block_sample_tiles - 1) / call.block_sample_tiles;
+    first_sample_tile = int32_t(block % parts) * call.block_sample_tiles;
+    const int32_t left = call.sample_tiles - first_sample_tile;
+    sample_tiles = left < call.block_sample_tiles ? left : call.block_sample_tiles;
+    group = int32_t(block / parts % call.groups);
+    first_pixel = int32_t(block / parts / call.groups) * kTilePixels;
   }
 };
 
-// An iteration of a block's main loop, which runs over taps × channel tiles of the offset group × K slices.
+// An iteration of a block's main loop, which runs over sample tiles × channel tiles × K slices.
 struct Iteration {
-  int32_t tap, tile, slice;
+  int32_t sample_tile;  // the tap, unless samples share tiles
+  int32_t channel_tile = 0, slice = 0;
+  int stage = 0;         // of the weight
+  ChannelTile channels;  // if samples share tiles: of the first offset group of the feature group
 
-  Iteration() = default;
-  __device__ Iteration(const Call& call, int32_t first_tap, int32_t iteration) {
-    tap = first_tap + iteration / call.slices / call.segments.offset_group_tiles;
-    tile = iteration / call.slices % call.segments.offset_group_tiles;
-    slice = iteration % call.slices;
+  __device__ Iteration(const Call& call, const BlockTile& block_tile) : sample_tile(block_tile.first_sample_tile) {
+    FindChannels(call, block_tile);
   }
-  __device__ bool is_first_of_tap() const { return tile == 0 && slice == 0; }
+  __device__ bool is_after_first_tile(const BlockTile& block_tile) const {
+    return sample_tile > block_tile.first_sample_tile || channel_tile > 0;
+  }
+  __device__ bool is_first_of_samples() const { return channel_tile == 0 && slice == 0; }
+  __device__ void Advance(const Call& call, const BlockTile& block_tile) {
+    stage = (stage + 1) % kStages;
+    if (++slice < call.slices) return;
+    slice = 0;
+    if (++channel_tile == call.segments.offset_group_tiles) {
+      channel_tile = 0;
+      ++sample_tile;
+    }
+    FindChannels(call, block_tile);
+  }
+
+ private:
+  __device__ void FindChannels(const Call& call, const BlockTile& block_tile) {
+    const int32_t group_tiles = call.segments.tiles / call.groups;
+    channels = call.segments.Tile(block_tile.group * group_tiles + channel_tile);
+  }
 };
 
-// The pixel indices of a sample's corners in x, counted over all images; -1 for a corner that is not read.
-struct alignas(16) CornerPixels {
-  int32_t pixel[4];
+// What a chunk of a tile's columns belongs to, if samples share tiles. The samples of a pixel are numbered as in
+// `offset`; eight consecutive chunks, an octet, have as many whole samples as fit.
+template <typename T>
+struct ChunkOfSample {
+  bool is_valid;
+  int32_t offset_group, tap, first_channel;
+
+  __device__ ChunkOfSample(const Call& call, int32_t feature_group, int32_t octet, int chunk) {
+    const int32_t offset_groups = call.sizes.offset_groups / call.groups, in_octet = chunk / call.sample_chunks;
+    const int32_t sample = octet * call.octet_samples + in_octet;
+    is_valid = in_octet < call.octet_samples && sample < offset_groups * call.taps;
+    offset_group = feature_group * offset_groups + sample / call.taps;
+    tap = sample % call.taps;
+    first_channel = offset_group * call.segments.offset_group_channels + chunk % call.sample_chunks * kChunkSize<T>;
+  }
 };
 
-// No corner is read if `output_pixel` is -1. Callers assign the result to a local variable before they store it in
-// shared memory, because ThreadSanitizer misses writes made through return-value elision.
-__device__ CornerPixels FindCornerPixels(const Call& call, int64_t output_pixel, int64_t offset_group, int32_t tap) {
-  if (output_pixel < 0) return {{-1, -1, -1, -1}};
-  const int64_t sample_index = SampleIndex(call.sizes, output_pixel, offset_group, tap);
-  const int64_t first_row = output_pixel / call.sizes.columns / call.sizes.rows * call.sizes.height;
-  const BilinearCorners<float> sample =
-      LocateSample<float>(call.sizes, call.positions, output_pixel, sample_index, tap);
-  CornerPixels corners;
-  for (int corner = 0; corner < 4; ++corner) {
-    corners.pixel[corner] = sample.is_read(corner) ? int32_t(sample.pixel(corner, first_row, call.sizes.width)) : -1;
-  }
-  return corners;
+// Block tiles whose warp tiles have 64 columns: then eight lanes can read 128 consecutive bytes of a pixel of x.
+template <int kColumns, int kBlockWarps>
+struct OffsetTile : TileShape<128, kColumns, 2 * kColumns / kBlockWarps, 64> {
+  static constexpr int kWarps = kBlockWarps;
+  static constexpr int kResidentBlocks = CotangentTile<kColumns, kWarps>::kResidentBlocks;
+};
+
+template <typename Tile>
+struct Shared {
+  // A stage of each operand. If the output's cotangent has no more K slices than stages, slice i stays in stage i for
+  // all taps, and only the weight is copied in each iteration.
+  uint4 cotangent[kStages][Tile::kChunksOfA], weight[kStages][Tile::kChunksOfB];
+  // The left corner pixels of the current tap's samples, see Corners.
+  Vector<int32_t, 2> left[kTilePixels];
+  Vector<float, 4> dots[Tile::kWarpsN][kTilePixels];  // with the four corners, per warp that shares the rows
+  int32_t pixels[kTilePixels];                        // of the output; -1 past the end
+  BlockTile block_tile;                               // in shared memory to save registers
+};
+
+// The row permutation of B. It gives a lane the channels of whole chunks: if the 64 columns of a warp tile are 8
+// fragments of 8 columns, lane % 4 = c has, of a row, chunk c of each eight chunks in the first four fragments, and
+// chunk 4 + c in the last four. The permutation moves the bits of the row: f(a + b) = f(a) + f(b) if a and b have no
+// bit in common.
+template <typename T>
+__device__ constexpr int ChannelOfRow(int row) {
+  constexpr int kChunkFragments = kChunkSize<T> / 2;
+  const int fragment = row / 8 % 8, lane = row % 8 / 2;
+  const int chunk = fragment % 4 / kChunkFragments * 8 + fragment / 4 * 4 + lane;
+  return row / 64 * 64 + chunk * kChunkSize<T> + fragment % kChunkFragments * 2 + row % 2;
 }
 
-template <int kChannels>
-struct Shared {
-  using Tile = CotangentTile<kChannels, 8>;
+// The accumulators of a pair of neighbouring rows, after the lanes of the two rows have exchanged half of them: lane %
+// 8 is the chunk, of each eight chunks, that a lane has of both rows. So eight lanes read 128 consecutive bytes of a
+// pixel.
+struct RowPair {
+  float value[2][8];
 
-  struct {
-    uint4 cotangent[Tile::kChunksOfA], weight[Tile::kChunksOfB];
-  } stages[kStages];
-  Iteration iterations[kStages];
-  CornerPixels corners[2][kTilePixels];  // double-buffered by tap
-  // The dot products with the four corners, per warp that shares the rows; double-buffered by tap.
-  float dots[2][Tile::kWarpsN][kTilePixels][4];
-  int32_t pixels[kTilePixels];  // of the output; -1 past the end
-  BlockTile block_tile;         // in shared memory, like `iterations`, to save registers
+  template <typename T, typename Tile>
+  __device__ RowPair(const WarpTile<T, Tile>& tile, int pair) {
+    const bool is_odd = tile.lane() / 4 % 2;
+#pragma unroll
+    for (int v = 0; v < 8; ++v) {
+      const float first = tile.accumulators[pair / 2][v / 2][pair % 2 * 2 + v % 2];
+      const float last = tile.accumulators[pair / 2][v / 2 + 4][pair % 2 * 2 + v % 2];
+      const float received = __shfl_xor_sync(kWholeWarp, is_odd ? first : last, 4);
+      value[0][v] = is_odd ? received : first;
+      value[1][v] = is_odd ? last : received;
+    }
+  }
 };
 
-// The row permutation of B: row r of 32 holds channel ChannelOfRow(r), so that a lane's accumulators of four column
-// fragments belong to 8 consecutive channels.
-__device__ int ChannelOfRow(int row) { return row % 8 / 2 * 8 + row / 8 * 2 + row % 2; }
+// Adds up kCount sums over kCount lanes, and returns the sum of number lane % kCount. In each step, a lane gives away
+// half of its sums and keeps the other half.
+template <int kCount>
+__device__ float SumOverLanes(float (&sum)[kCount]) {
+  if constexpr (kCount == 1) {
+    return sum[0];
+  } else {
+    constexpr int kHalf = kCount / 2;
+    const bool keeps_last = threadIdx.x / kHalf % 2;
+    float kept[kHalf];
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      const float given = keeps_last ? sum[i] : sum[i + kHalf];
+      kept[i] = (keeps_last ? sum[i + kHalf] : sum[i]) + __shfl_xor_sync(kWholeWarp, given, kHalf);
+    }
+    return SumOverLanes(kept);
+  }
+}
 
-// Computes the dot products of the accumulators with the corner pixels over `count` channels from x on, and stores them
-// in `dots`, or adds them if `accumulate`. The four lanes that share a row add their partial sums.
-template <typename T, typename Tile>
-__device__ void StoreDots(const WarpTile<T, Tile>& tile, const CornerPixels* corners, const T* x, int32_t count,
-                          int32_t pixel_bytes, bool accumulate, float (&dots)[Tile::kWarpsN][kTilePixels][4]) {
-  constexpr int kCornersInFlight = kChunkSize<T> / 4;  // so that four loads are in flight
-  const int first_column = tile.first_column() + tile.lane() % 4 * 8;
-#pragma unroll
-  for (int i = 0; i < Tile::kFragmentsM * 2; ++i) {
-    const int row = tile.first_row() + i * 8 + tile.lane() / 4;
-    float own_dot = 0;  // dot product with corner lane % 4
-#pragma unroll kCornersInFlight
+// An output pixel of which a thread locates samples and stores the cotangents.
+struct OwnPixel {
+  int32_t index = -1;          // -1 if there is none
+  int32_t first_row_of_x = 0;  // of its image, counted over all images
+  int64_t row = 0, column = 0;
+  int64_t first_sample = 0;  // of the offset group
+
+  OwnPixel() = default;
+  __device__ OwnPixel(const Call& call, int32_t index, int32_t offset_group)
+      : index(index),
+        first_row_of_x(index / call.columns / call.rows * int32_t(call.sizes.height)),
+        row(int64_t{call.positions.origin[1]} + index / call.columns % call.rows),
+        column(int64_t{call.positions.origin[2]} + index % call.columns),
+        first_sample(SampleIndex(call.sizes, index, offset_group, 0)) {}
+
+  __device__ BilinearCorners<float> Locate(const Call& call, int32_t tap) const {
+    return LocateSampleAt<float>(call.sizes, call.positions, row, column, first_sample + tap, tap);
+  }
+  __device__ Vector<int32_t, 2> FindLeftPixels(const Call& call, const BilinearCorners<float>& sample) const {
+    return LeftPixels(PixelPair(sample.y), PixelPair(sample.x), first_row_of_x, call.sizes.width);
+  }
+  __device__ void Store(const Call& call, int32_t tap, const BilinearCorners<float>& sample, const float (&dot)[4],
+                        float* d_offset, float* d_mask) const {
+    float read_dot[4];
     for (int corner = 0; corner < 4; ++corner) {
-      const int32_t pixel = corners[row].pixel[corner];
-      float dot = 0;
+      read_dot[corner] = sample.is_read(corner) ? dot[corner] : 0;  // if not, another pixel took its place
+    }
+    StorePositionCotangents(call.positions, first_sample + tap, sample, read_dot, d_offset, d_mask);
+  }
+};
+
+// Adds the dot products of two rows with their samples' corners, for the lane's chunk of octet `octet` of the warp
+// tile. `corners_of_row` returns the addresses of the corners. If they are not read, `words` take their place.
+template <typename T, int kRowsInFlight, typename F>
+__device__ void AddDots(const RowPair& rows, int octet, const F& corners_of_row, Words (&words)[kRowsInFlight][4],
+                        float (&dot)[8]) {
 #pragma unroll
-      for (int j = 0; j < Tile::kFragmentsN; j += 4) {
-        for (int first = 0; first < 8; first += kChunkSize<T>) {
-          const int channel = first_column + j * 8 + first;
-          const Words words =
-              load_global_or_zeros(x + channel, int64_t{pixel} * pixel_bytes, pixel >= 0 && channel < count);
-          for (int word = 0; word < 4; ++word) {
-            float value[kWordSize<T>];
-            WordToFloats<T>(words.word[word], value);
-            for (int v = 0; v < kWordSize<T>; ++v) {
-              const int k = first + word * kWordSize<T> + v;
-              dot += tile.accumulators[i / 2][j + k / 2][i % 2 * 2 + k % 2] * value[v];
-            }
+  for (int first = 0; first < 2; first += kRowsInFlight) {
+    for (int row = first; row < first + kRowsInFlight; ++row) {
+      const CornerAddresses corners = corners_of_row(row);
+      for (int corner = 0; corner < 4; ++corner) {
+        load_global_if(corners.is_read, corners.address[corner], 0, words[row - first][corner]);
+      }
+    }
+    for (int row = first; row < first + kRowsInFlight; ++row) {
+      for (int corner = 0; corner < 4; ++corner) {
+        for (int v = 0; v < kChunkSize<T>; v += kWordSize<T>) {
+          float value[kWordSize<T>];
+          WordToFloats<T>(words[row - first][corner].word[v / kWordSize<T>], value);
+          for (int i = 0; i < kWordSize<T>; ++i) {
+            dot[row * 4 + corner] += rows.value[row][octet * kChunkSize<T> + v + i] * value[i];
           }
         }
       }
-      dot += __shfl_xor_sync(kWholeWarp, dot, 1);
-      dot += __shfl_xor_sync(kWholeWarp, dot, 2);
-      if (tile.lane() % 4 == corner) own_dot = dot;
     }
-    float& stored = dots[tile.first_column() / Tile::kWarpN][row][tile.lane() % 4];
-    stored = accumulate ? stored + own_dot : own_dot;
   }
 }
 
-// One block per kTilePixels pixels of the output and some taps of an offset group.
-template <typename T, int kChannels, int kWarps>
-__global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kChannels, kWarps>::kResidentBlocks)
+// A lane has two rows of corners in flight, but only one in the narrow tile, where it has half of the registers.
+template <typename Tile>
+constexpr int kRowsInFlight = Tile::kN == 128 ? 2 : 1;
+template <typename T>
+constexpr int kOctets = 8 / kChunkSize<T>;  // of a warp tile
+
+// Computes the dot products of the accumulators with the corner pixels over `count` channels from x on, and stores them
+// in `shared.dots`, or adds them if `accumulate`. Those of a sample that reads no corners are undefined.
+template <typename T, typename Tile>
+__device__ void StoreDots(const Call& call, const WarpTile<T, Tile>& tile, const T* x, int32_t count, bool accumulate,
+                          Shared<Tile>& shared) {
+  const int first_channel = tile.first_column() + tile.lane() % 8 * kChunkSize<T>;
+  Words words[kRowsInFlight<Tile>][4] = {};  // zeros for channels past `count`
+#pragma unroll
+  for (int pair = 0; pair < Tile::kFragmentsM * 2; ++pair) {
+    const RowPair rows(tile, pair);
+    const int first_row = tile.first_row() + pair * 8;
+    float dot[8] = {};
+#pragma unroll
+    for (int octet = 0; octet < kOctets<T>; ++octet) {
+      const int channel = first_channel + octet * 8 * kChunkSize<T>;
+      const auto corners_of_row = [&](int row) {
+        CornerAddresses corners(shared.left[first_row + tile.lane() / 8 * 2 + row], x + channel, call.pixel_bytes,
+                                call.far_right);
+        corners.is_read = corners.is_read && channel < count;
+        return corners;
+      };
+      if constexpr (kOctets<T> > 1) {  // the words of another octet are no zeros
+        for (auto& of_row : words) {
+          for (Words& of_corner : of_row) of_corner = {};
+        }
+      }
+      AddDots<T>(rows, octet, corners_of_row, words, dot);
+    }
+    float& stored = shared.dots[tile.first_column() / Tile::kWarpN][first_row + tile.lane() / 4].value[tile.lane() % 4];
+    const float sum = SumOverLanes(dot);
+    stored = accumulate ? stored + sum : sum;
+  }
+}
+
+// The same for a tile that several samples share. A sample's lanes, which have all of its channels, locate it; the
+// first of them stores its cotangents.
+template <typename T, typename Tile>
+__device__ void StoreCotangents(const Call& call, const WarpTile<T, Tile>& tile, int32_t feature_group,
+                                int32_t first_octet, const T* x, const Shared<Tile>& shared, float* d_offset,
+                                float* d_mask) {
+  const int chunk = tile.lane() % 8;
+  Words words[kRowsInFlight<Tile>][4] = {};
+#pragma unroll
+  for (int octet = 0; octet < kOctets<T>; ++octet) {
+    const ChunkOfSample<T> of(call, feature_group, first_octet + octet, chunk);
+#pragma unroll
+    for (int pair = 0; pair < Tile::kFragmentsM * 2; ++pair) {
+      const RowPair rows(tile, pair);
+      OwnPixel pixels[2];
+      BilinearCorners<float> samples[2] = {};
+      float dot[8] = {};
+      const auto corners_of_row = [&](int row) {
+        Vector<int32_t, 2> left = {{0, kNotRead}};
+        const int32_t p = shared.pixels[tile.first_row() + pair * 8 + tile.lane() / 8 * 2 + row];
+        if (of.is_valid && p >= 0) {
+          pixels[row] = OwnPixel(call, p, of.offset_group);
+          samples[row] = pixels[row].Locate(call, of.tap);
+          left = pixels[row].FindLeftPixels(call, samples[row]);
+        }
+        return CornerAddresses(left, x + of.first_channel, call.pixel_bytes, call.far_right);
+      };
+      AddDots<T>(rows, octet, corners_of_row, words, dot);
+      float sum[2][4];
+      for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] = dot[i];
+      for (int lane = 1; lane < call.sample_chunks; ++lane) {
+        for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] += __shfl_down_sync(kWholeWarp, dot[i], unsigned(lane));
+      }
+      if (chunk % call.sample_chunks != 0) continue;
+      for (int row = 0; row < 2; ++row) {
+        if (pixels[row].index >= 0) pixels[row].Store(call, of.tap, samples[row], sum[row], d_offset, d_mask);
+      }
+    }
+  }
+}
+
+// One block per kTilePixels pixels of the output and some sample tiles of a group. `kIsShared`: samples share tiles.
+template <typename T, int kColumns, int kWarps, bool kIsShared>
+__global__ void __launch_bounds__(kWarps* kWarp, OffsetTile<kColumns, kWarps>::kResidentBlocks)
     FusedOffsetCotangentKernel(Call call, const T* __restrict__ x, const T* __restrict__ weight,
                                const T* __restrict__ d_y, float* d_offset, float* d_mask) {
-  using Tile = CotangentTile<kChannels, kWarps>;
-  constexpr int kRowsPerLoad = Tile::kRowsPerLoad;
-  auto& shared = *reinterpret_cast<Shared<kChannels>*>(dynamic_shared);
+  using Tile = OffsetTile<kColumns, kWarps>;
+  constexpr int kRowsPerLoad = Tile::kRowsPerLoad, kTileOctets = Tile::kWarpsN * kOctets<T>;
+  auto& shared = *reinterpret_cast<Shared<Tile>*>(dynamic_shared);
   const int thread = int(threadIdx.x), row = int(threadIdx.x / kSliceChunks), chunk = int(threadIdx.x % kSliceChunks);
   const BlockTile& block_tile = shared.block_tile;
 
   for (int64_t block = blockIdx.x; block < call.blocks; block += gridDim.x) {
     if (thread == 0) shared.block_tile = BlockTile(call, block);
     __syncthreads();
+    OwnPixel own;
     if (thread < kTilePixels) {
       const int32_t i = block_tile.first_pixel + thread;
-      const bool is_valid = i < call.pixels;
-      shared.pixels[thread] = is_valid ? PixelInStrips(call.rows, call.columns, i) : -1;
+      // The offset group only matters where a sample does not share its tile.
+      if (i < call.pixels) own = OwnPixel(call, PixelInStrips(call.rows, call.columns, i), block_tile.group);
+      shared.pixels[thread] = own.index;
     }
     __syncthreads();
 
-    auto channels_of = [&](const Iteration& iteration) {
-      return call.segments.Tile(block_tile.offset_group * call.segments.offset_group_tiles + iteration.tile);
+    const auto stage_of_cotangent = [&](const Iteration& iteration) {
+      return call.is_cotangent_resident ? iteration.slice : iteration.stage;
     };
-    auto load_stage = [&](int32_t iteration_index) {
-      const Iteration iteration(call, block_tile.first_tap, iteration_index);
-      if (thread == 0) shared.iterations[iteration_index % kStages] = iteration;
-      const ChannelTile channels = channels_of(iteration);
-      auto& stage = shared.stages[iteration_index % kStages];
-      if (iteration.is_first_of_tap() && thread < kTilePixels) {
-        const CornerPixels corners =
-            FindCornerPixels(call, shared.pixels[thread], block_tile.offset_group, iteration.tap);
-        shared.corners[iteration.tap % 2][thread] = corners;
-      }
+    const auto load_stage = [&](const Iteration& iteration) {
       const int32_t k = iteration.slice * kSliceChunks + chunk;
-#pragma unroll 1
-      for (int i = 0; i < kChannels / kRowsPerLoad; ++i) {
-        const int smem_row = row + i * kRowsPerLoad, channel = smem_row / 32 * 32 + ChannelOfRow(smem_row % 32);
-        const bool is_valid = k < call.feature_chunks && channel < channels.count;
-        const int64_t source_chunk =
-            (int64_t{channels.first} + channel) * call.weight_row_chunks + iteration.tap * call.feature_chunks + k;
-        copy_async(&stage.weight[swizzled_index(smem_row, chunk)],
-                   is_valid ? weight + source_chunk * kChunkSize<T> : weight, !is_valid);
+      const bool is_in_k = k < call.feature_chunks;
+      const int column = ChannelOfRow<T>(row);
+      const T* own_weight = weight + k * kChunkSize<T>;
+      uint4* weight_stage = &shared.weight[iteration.stage][swizzled_index(row, chunk)];
+      const auto copy_weight = [&](int i, bool is_valid, int32_t channel, int32_t tap) {
+        copy_async(weight_stage + i * kSliceChunks,
+                   own_weight + (int64_t{channel} * call.weight_row_chunks + tap * call.feature_chunks) * kChunkSize<T>,
+                   !(is_in_k && is_valid));
+      };
+#pragma unroll
+      for (int i = 0; i < kColumns; i += kRowsPerLoad) {
+        const int in_tile = column + ChannelOfRow<T>(i), tile_chunk = in_tile / kChunkSize<T>;
+        if constexpr (kIsShared) {
+          const ChunkOfSample<T> of(call, block_tile.group, iteration.sample_tile * kTileOctets + tile_chunk / 8,
+                                    tile_chunk % 8);
+          copy_weight(i, of.is_valid, of.first_channel + in_tile % kChunkSize<T>, of.tap);
+        } else {
+          copy_weight(i, in_tile < iteration.channels.count, iteration.channels.first + in_tile, iteration.sample_tile);
+        }
       }
-      const int64_t first_chunk = int64_t{call.segments.FeatureGroup(channels.first)} * call.feature_chunks;
-#pragma unroll 1
-      for (int i = 0; i < kTilePixels / kRowsPerLoad; ++i) {
-        const int64_t p = shared.pixels[row + i * kRowsPerLoad];
-        const bool is_valid = k < call.feature_chunks && p >= 0;
-        copy_async(&stage.cotangent[swizzled_index(row + i * kRowsPerLoad, chunk)],
-                   is_valid ? d_y + p * call.segments.features + (first_chunk + k) * kChunkSize<T> : d_y, !is_valid);
+      if (call.is_cotangent_resident && iteration.is_after_first_tile(block_tile)) return;
+      const T* features =
+          d_y +
+          (int64_t{call.segments.FeatureGroup(iteration.channels.first)} * call.feature_chunks + k) * kChunkSize<T>;
+      uint4* cotangent_stage = &shared.cotangent[stage_of_cotangent(iteration)][swizzled_index(row, chunk)];
+#pragma unroll
+      for (int i = 0; i < kTilePixels; i += kRowsPerLoad) {
+        const int32_t p = shared.pixels[row + i];
+        copy_async(cotangent_stage + i * kSliceChunks, features + int64_t{p} * call.segments.features,
+                   !is_in_k || p < 0);
       }
     };
-    auto store_cotangents = [&](int32_t tap) {
-      if (thread >= kTilePixels || shared.pixels[thread] < 0) return;
-      const auto& dots = shared.dots[tap % 2];
-      float dot[4];
-      static_assert(Tile::kWarpsN == 2);
-      for (int corner = 0; corner < 4; ++corner) dot[corner] = dots[0][thread][corner] + dots[1][thread][corner];
-      const int64_t p = shared.pixels[thread], sample_index = SampleIndex(call.sizes, p, block_tile.offset_group, tap);
-      const BilinearCorners<float> sample = LocateSample<float>(call.sizes, call.positions, p, sample_index, tap);
-      StorePositionCotangents(call.positions, sample_index, sample, dot, d_offset, d_mask);
+    BilinearCorners<float> sample;  // of the current tap
+    const auto locate_sample = [&](int32_t tap) {
+      if (thread >= kTilePixels) return;
+      Vector<int32_t, 2> left = {{0, kNotRead}};
+      if (own.index >= 0) {
+        sample = own.Locate(call, tap);
+        left = own.FindLeftPixels(call, sample);
+      }
+      shared.left[thread] = left;
+    };
+    const auto store_cotangents = [&](int32_t tap) {
+      if (own.index < 0) return;
+      float dot[4] = {};
+      for (const auto& dots : shared.dots) {
+        const Vector<float, 4> dots_of_warp = dots[thread];
+        for (int corner = 0; corner < 4; ++corner) dot[corner] += dots_of_warp.value[corner];
+      }
+      own.Store(call, tap, sample, dot, d_offset, d_mask);
     };
 
     WarpTile<T, Tile> tile;
-    const int32_t iterations = block_tile.taps * call.segments.offset_group_tiles * call.slices;
-    load_stage(0);
-    for (int32_t iteration_index = 0; iteration_index < iterations; ++iteration_index) {
+    Iteration iteration(call, block_tile), next = iteration;
+    load_stage(next);
+#pragma unroll 1
+    for (const int32_t end = block_tile.first_sample_tile + block_tile.sample_tiles; iteration.sample_tile < end;
+         iteration = next) {
       wait_async_copies();
       __syncthreads();
-      const Iteration& iteration = shared.iterations[iteration_index % kStages];
-      if (iteration.is_first_of_tap() && iteration.tap > block_tile.first_tap) store_cotangents(iteration.tap - 1);
-      if (iteration_index + 1 < iterations) load_stage(iteration_index + 1);
+      next.Advance(call, block_tile);
+      if (next.sample_tile < end) load_stage(next);
+      if (!kIsShared && iteration.is_first_of_samples()) {
+        if (iteration.sample_tile > block_tile.first_sample_tile) store_cotangents(iteration.sample_tile - 1);
+        locate_sample(iteration.sample_tile);
+      }
       constexpr bool kRoundToTf32 = true;  // rounds d_y to tf32; the weight is tf32 already
-      tile.template MultiplyStage<kRoundToTf32>(shared.stages[iteration_index % kStages].cotangent,
-                                                shared.stages[iteration_index % kStages].weight);
+      tile.template MultiplyStage<kRoundToTf32>(shared.cotangent[stage_of_cotangent(iteration)],
+                                                shared.weight[iteration.stage]);
       if (iteration.slice < call.slices - 1) continue;
-      const ChannelTile channels = channels_of(iteration);
-      StoreDots(tile, shared.corners[iteration.tap % 2], x + channels.first, channels.count, call.pixel_bytes,
-                iteration.tile > 0, shared.dots[iteration.tap % 2]);
+      if constexpr (kIsShared) {
+        StoreCotangents(call, tile, block_tile.group,
+                        iteration.sample_tile * kTileOctets + tile.first_column() / Tile::kWarpN * kOctets<T>, x,
+                        shared, d_offset, d_mask);
+      } else {
+        __syncthreads();  // all threads have located their samples, and have read the dot products of the last tap
+        StoreDots(call, tile, x + iteration.channels.first, iteration.channels.count, iteration.channel_tile > 0,
+                  shared);
+      }
       tile.Clear();
     }
     __syncthreads();
-    store_cotangents(block_tile.first_tap + block_tile.taps - 1);
+    if (!kIsShared) store_cotangents(block_tile.first_sample_tile + block_tile.sample_tiles - 1);
     __syncthreads();
   }
 }
 
-template <typename T, typename Tile>
+template <typename T, typename Tile, bool kIsShared>
 const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, const Positions& positions,
                                   const Product& product, int32_t block_taps, const void* x, const void* weight,
                                   const void* d_y, float* d_offset, float* d_mask) {
-  constexpr size_t kSharedBytes = sizeof(Shared<Tile::kN>);
+  constexpr size_t kSharedBytes = sizeof(Shared<Tile>);
   static_assert(FusedBlocks::Contain(FusedBlocks::kOffsetCotangent, {Tile::kN, Tile::kWarps, kSharedBytes}));
   CheckCotangentBlock<Tile, kSharedBytes, 164>();
   Call call = {};
@@ -245,10 +448,26 @@ const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, cons
   call.slices = (call.feature_chunks + kSliceChunks - 1) / kSliceChunks;
   call.taps = sizes.taps();
   call.weight_row_chunks = call.taps * call.feature_chunks;
-  call.block_taps = block_taps;
+  call.groups = int32_t(kIsShared ? product.groups : sizes.offset_groups);
+  call.sample_tiles = call.taps;
+  call.block_sample_tiles = block_taps;
+  if (kIsShared) {
+    constexpr int32_t kTileOctets = Tile::kWarpsN * kOctets<T>;
+    call.sample_chunks = call.segments.segment_channels / kChunkSize<T>;
+    call.octet_samples = 8 / call.sample_chunks;
+    const int32_t offset_groups = int32_t(sizes.offset_groups) / call.groups;
+    const int32_t tile_samples = kTileOctets * call.octet_samples;
+    call.sample_tiles = (offset_groups * call.taps + tile_samples - 1) / tile_samples;
+    const int32_t blocks = offset_groups * ((call.taps + block_taps - 1) / block_taps);
+    call.block_sample_tiles = (call.sample_tiles + blocks - 1) / blocks;
+  }
+  call.far_right = FarRight(sizes);
+  call.is_cotangent_resident =
+      call.slices <= kStages && call.segments.offset_group_channels <= call.segments.group_channels;
   const int64_t pixel_tiles = (sizes.pixels() + kTilePixels - 1) / kTilePixels;
-  call.blocks = pixel_tiles * sizes.offset_groups * ((call.taps + block_taps - 1) / block_taps);
-  return Launch<FusedOffsetCotangentKernel<T, Tile::kN, Tile::kWarps>>(
+  const int32_t parts = (call.sample_tiles + call.block_sample_tiles - 1) / call.block_sample_tiles;
+  call.blocks = pixel_tiles * call.groups * parts;
+  return Launch<FusedOffsetCotangentKernel<T, Tile::kN, Tile::kWarps, kIsShared>>(
       device, {call.blocks, Tile::kThreads, kSharedBytes, Tile::kResidentBlocks}, call, static_cast<const T*>(x),
       static_cast<const T*>(weight), static_cast<const T*>(d_y), d_offset, d_mask);
 }
@@ -259,9 +478,17 @@ const char* FusedOffsetCotangent(Device& device, DType dtype, const Sizes& sizes
                                  const Product& product, int32_t block_taps, const void* x, const void* weight,
                                  const void* d_y, float* d_offset, float* d_mask) {
   return DispatchTensorCoreType(dtype, [&](auto tag) {
-    return DispatchCotangentTile(SegmentChannels(sizes, product), sizeof(Shared<128>), [&](auto tile) {
-      return LaunchOffsetCotangent<decltype(tag), decltype(tile)>(device, sizes, positions, product, block_taps, x,
-                                                                  weight, d_y, d_offset, d_mask);
+    using T = decltype(tag);
+    const auto launch = [&](auto launcher) {
+      return launcher(device, sizes, positions, product, block_taps, x, weight, d_y, d_offset, d_mask);
+    };
+    // Samples share tiles where at least two of them fit into eight chunks.
+    if (sizes.group_channels() <= sizes.channels / product.groups && sizes.group_channels() <= 4 * kChunkSize<T>) {
+      return launch(LaunchOffsetCotangent<T, OffsetTile<64, 8>, true>);
+    }
+    return DispatchCotangentTile(SegmentChannels(sizes, product), sizeof(Shared<OffsetTile<128, 4>>), [&](auto tile) {
+      using Tile = decltype(tile);
+      return launch(LaunchOffsetCotangent<T, OffsetTile<Tile::kN, Tile::kWarps>, false>);
     });
   });
 }

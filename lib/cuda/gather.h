@@ -54,37 +54,52 @@ struct PixelPair {
   }
 };
 
-// The corners that are read if there are none.
-__device__ inline Corners NoCorners() { return {{{0, kNotRead}}, {{0, 0, 0, 0}}}; }
-
-// `first_row` is the row at which the image starts, counted over all images.
-__device__ inline Corners CornersToRead(const Sizes& sizes, const BilinearCorners<float>& sample, float mask,
-                                        int32_t first_row) {
-  Corners corners = NoCorners();
-  const PixelPair y(sample.y), x(sample.x);
-  const float top = y.first_weight, bottom = y.second_weight, left = x.first_weight, right = x.second_weight;
-  corners.weight = {{top * left * mask, top * right * mask, bottom * left * mask, bottom * right * mask}};
-  if (y.first < 0 || x.first < 0) return corners;
-  corners.left = {{int32_t((first_row + y.first) * sizes.width + x.first),
-                   int32_t((first_row + y.second) * sizes.width + x.first)}};
-  if (x.second != x.first + 1) corners.left.value[0] |= kRightIsFar;
-  return corners;
+// The left pixels, as Corners has them, of the corners of a sample in an image that starts at `first_row`.
+__device__ inline Vector<int32_t, 2> LeftPixels(const PixelPair& y, const PixelPair& x, int64_t first_row,
+                                                int64_t width) {
+  if (y.first < 0 || x.first < 0) return {{0, kNotRead}};
+  const int32_t top = int32_t((first_row + y.first) * width + x.first);
+  const int32_t bottom = int32_t((first_row + y.second) * width + x.first);
+  return {{x.second == x.first + 1 ? top : top | kRightIsFar, bottom}};
 }
 
 // No corner is read if `output_pixel` is -1.
 __device__ inline Corners FindCorners(const Sizes& sizes, const Positions& positions, int64_t output_pixel,
                                       int64_t offset_group, int32_t tap) {
-  if (output_pixel < 0) return NoCorners();
+  Corners corners = {{{0, kNotRead}}, {{0, 0, 0, 0}}};
+  if (output_pixel < 0) return corners;
   const int64_t sample_index = SampleIndex(sizes, output_pixel, offset_group, tap);
   const int64_t first_row = output_pixel / sizes.columns / sizes.rows * sizes.height;
-  return CornersToRead(sizes, LocateSample<float>(sizes, positions, output_pixel, sample_index, tap),
-                       Mask<float>(positions, sample_index), int32_t(first_row));
+  const BilinearCorners<float> sample = LocateSample<float>(sizes, positions, output_pixel, sample_index, tap);
+  const float mask = Mask<float>(positions, sample_index);
+  const PixelPair y(sample.y), x(sample.x);
+  const float top = y.first_weight, bottom = y.second_weight, left = x.first_weight, right = x.second_weight;
+  corners.weight = {{top * left * mask, top * right * mask, bottom * left * mask, bottom * right * mask}};
+  corners.left = LeftPixels(y, x, first_row, sizes.width);
+  return corners;
 }
 
-// Loads kChunks × 16 bytes of channels at each of the four corners of a sample into registers. The chunks are
-// kChunkStride bytes apart. The loads start in the constructor, so that they overlap with the instructions before
-// Blend.
-template <typename T, int kChunks = 1, int kChunkStride = 0>
+// The addresses of a sample's corners in x, which may point to any channel of its first pixel.
+struct CornerAddresses {
+  bool is_read;
+  const void* address[4];  // only to be read from if is_read
+
+  __device__ CornerAddresses(const Vector<int32_t, 2>& left, const void* x, int32_t pixel_bytes, int32_t far_right)
+      : is_read(left.value[1] >= 0) {
+    const int64_t right_bytes = int64_t{left.value[0] < 0 ? far_right : 1} * pixel_bytes;
+    // Unsigned, as in CornerLoads.
+    const uint32_t pixel[2] = {uint32_t(left.value[0] & ~kRightIsFar), uint32_t(left.value[1])};
+    for (int row = 0; row < 2; ++row) {
+      const uintptr_t first = uintptr_t(x) + uint64_t{pixel[row]} * uint32_t(pixel_bytes);
+      address[2 * row] = reinterpret_cast<const void*>(first);
+      address[2 * row + 1] = reinterpret_cast<const void*>(first + uint64_t(right_bytes));
+    }
+  }
+};
+
+// Loads 16 bytes of channels at each of the four corners of a sample into registers. The loads start in the
+// constructor, so that they overlap with the instructions before Blend.
+template <typename T>
 class CornerLoads {
  public:
   template <int kSamples>
@@ -98,29 +113,25 @@ class CornerLoads {
     // one has no sign.
     const uint32_t pixel[2] = {uint32_t(left.value[0] & ~kRightIsFar), uint32_t(left.value[1])};
     for (int row = 0; row < 2; ++row) {
-      const uintptr_t first = uintptr_t(x) + uint64_t{pixel[row]} * uint32_t(pixel_bytes);
-      for (int right = 0; right < 2; ++right) {
-        const auto* corner = reinterpret_cast<const void*>(right ? first + right_bytes : first);
-        for (int k = 0; k < kChunks; ++k) {
-          words_[k][2 * row + right] = load_global_or_zeros(corner, k * kChunkStride, is_read);
-        }
-      }
+      const auto* first = reinterpret_cast<const void*>(uintptr_t(x) + uint64_t{pixel[row]} * uint32_t(pixel_bytes));
+      words_[2 * row] = load_global_or_zeros(first, 0, is_read);
+      words_[2 * row + 1] = load_global_or_zeros(first, right_bytes, is_read);
     }
   }
 
   // `zero_dependency` is an opaque 0 computed from the result of an mma: it keeps the compiler from scheduling the
   // blend, which waits for the loads, before that mma is issued.
-  __device__ uint4 Blend(int zero_dependency, int chunk = 0) const {
+  __device__ uint4 Blend(int zero_dependency) const {
     const Vector<float, 4> weight = AsVector<4>(weight_.value + zero_dependency);
-    return {BlendWord(chunk, 0, weight.value), BlendWord(chunk, 1, weight.value), BlendWord(chunk, 2, weight.value),
-            BlendWord(chunk, 3, weight.value)};
+    return {BlendWord(0, weight.value), BlendWord(1, weight.value), BlendWord(2, weight.value),
+            BlendWord(3, weight.value)};
   }
 
  private:
-  __device__ uint32_t BlendWord(int chunk, int word, const float (&weight)[4]) const {
+  __device__ uint32_t BlendWord(int word, const float (&weight)[4]) const {
     float sum[kWordSize<T>], value[kWordSize<T>];
     for (int corner = 0; corner < 4; ++corner) {
-      WordToFloats<T>(words_[chunk][corner].word[word], value);
+      WordToFloats<T>(words_[corner].word[word], value);
       for (int i = 0; i < kWordSize<T>; ++i) {
         sum[i] = (corner == 0 ? 0 : sum[i]) + weight[corner] * value[i];
       }
@@ -129,7 +140,7 @@ class CornerLoads {
   }
 
   const Vector<float, 4>& weight_;  // in shared memory: Blend reads it late, so that it takes no registers meanwhile
-  Words words_[kChunks][4];
+  Words words_[4];
 };
 
 }  // namespace dcn

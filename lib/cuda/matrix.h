@@ -51,23 +51,23 @@ struct alignas(16) Words {
   uint32_t word[4];
 };
 
-// Loads the 16 bytes of read-only global memory at `base + bytes`, or returns zeros if not `is_valid`. The asm is
-// volatile to keep the compiler from moving the load: it must be issued before the mma instructions that hide its
-// latency, but not so early that more loads are in flight than there are registers for.
-__device__ inline Words load_global_or_zeros(const void* base, int64_t bytes, bool is_valid) {
-  Words words;
+// Loads the 16 bytes of read-only global memory at `base + bytes`, or leaves `words` as they are if not `is_valid`. The
+// asm is volatile to keep the compiler from moving the load: it must be issued before the mma instructions that hide
+// its latency, but not so early that more loads are in flight than there are registers for.
+__device__ inline void load_global_if(bool is_valid, const void* base, int64_t bytes, Words& words) {
   asm volatile(
       "{\n"
       "  .reg .pred valid;\n"
       "  setp.ne.u32 valid, %5, 0;\n"
-      "  mov.u32 %0, 0;\n"
-      "  mov.u32 %1, 0;\n"
-      "  mov.u32 %2, 0;\n"
-      "  mov.u32 %3, 0;\n"
       "  @valid ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n"
       "}"
-      : "=&r"(words.word[0]), "=&r"(words.word[1]), "=&r"(words.word[2]), "=&r"(words.word[3])
+      : "+r"(words.word[0]), "+r"(words.word[1]), "+r"(words.word[2]), "+r"(words.word[3])
       : "l"(static_cast<const char*>(base) + bytes), "r"(uint32_t{is_valid}));
+}
+
+__device__ inline Words load_global_or_zeros(const void* base, int64_t bytes, bool is_valid) {
+  Words words = {};
+  load_global_if(is_valid, base, bytes, words);
   return words;
 }
 

@@ -5,6 +5,7 @@
 
 #include "deform_conv.h"
 #include "sampling.h"
+#include "vector.h"
 #include "window.h"
 
 namespace dcn {
@@ -19,15 +20,22 @@ __device__ A Mask(const Positions& positions, int64_t sample_index) {
   return positions.mask ? static_cast<const A*>(positions.mask)[sample_index] : A(1);
 }
 
+// `row` and `column` are those of the output, of which the tile is a part.
+template <typename A>
+__device__ BilinearCorners<A> LocateSampleAt(const Sizes& sizes, const Positions& positions, int64_t row,
+                                             int64_t column, int64_t sample_index, int32_t tap) {
+  const Vector<A, 2> offset = AsVector<2>(static_cast<const A*>(positions.offset) + 2 * sample_index);
+  const Point<A> location = SamplingLocation(sizes.window, row, column, tap, offset.value);
+  return LocateCorners(location.y, location.x, sizes.height, sizes.width, sizes.window.circular);
+}
+
 // `output_pixel` counts the pixels of the tile over all its images.
 template <typename A>
 __device__ BilinearCorners<A> LocateSample(const Sizes& sizes, const Positions& positions, int64_t output_pixel,
                                            int64_t sample_index, int32_t tap) {
   const int64_t row = positions.origin[1] + output_pixel / sizes.columns % sizes.rows;
   const int64_t column = positions.origin[2] + output_pixel % sizes.columns;
-  const Point<A> location =
-      SamplingLocation(sizes.window, row, column, tap, static_cast<const A*>(positions.offset) + 2 * sample_index);
-  return LocateCorners(location.y, location.x, sizes.height, sizes.width, sizes.window.circular);
+  return LocateSampleAt<A>(sizes, positions, row, column, sample_index, tap);
 }
 
 // d_offset and d_mask may be null.
@@ -35,10 +43,7 @@ template <typename A>
 __device__ void StorePositionCotangents(const Positions& positions, int64_t sample_index,
                                         const BilinearCorners<A>& corners, const A (&dot)[4], A* d_offset, A* d_mask) {
   const PositionCotangents<A> cotangents = CotangentsOfPosition(corners, dot, Mask<A>(positions, sample_index));
-  if (d_offset) {
-    d_offset[2 * sample_index] = cotangents.y;
-    d_offset[2 * sample_index + 1] = cotangents.x;
-  }
+  if (d_offset) AsVector<2>(d_offset + 2 * sample_index) = {{cotangents.y, cotangents.x}};
   if (d_mask) d_mask[sample_index] = cotangents.mask;
 }
 

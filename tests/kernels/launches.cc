@@ -299,6 +299,12 @@ const FusedCall kFusedCalls[] = {
     // within a run of pixels whose lists a thread sums, with 16.
     {{{{1, 2}, {1, 1}, {0, 0}, {1, 1}, true}, 1, 1, 2, 16, 9, 8, 2, 1}, {16, 1}, 64, false},
     {{{{3, 3}, {1, 1}, {0, 0}, {1, 1}, false}, 3, 3, 4, 32, 1, 2, 2, 3}, {24, 1}, 64, false},
+    // Offset groups of 8, 16 and 24 channels, whose samples share tiles in the cotangents of offset and mask: several
+    // tiles of samples, the last of them incomplete; several feature groups; more features than fit the stages.
+    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 5, 6, 32, 5, 6, 4, 1}, {16, 2}, 64, false},
+    {{{{2, 2}, {1, 1}, {1, 1}, {2, 3}, true}, 1, 3, 4, 48, 3, 4, 3, 1}, {160, 1}, 64, false},
+    {{{{1, 3}, {1, 2}, {0, 1}, {1, 1}, false}, 2, 9, 8, 72, 9, 4, 3, 2}, {8, 1}, 64, false},
+    {{{{2, 1}, {1, 1}, {1, 0}, {1, 1}, false}, 1, 3, 4, 40, 3, 4, 1, 1}, {8, 1}, 64, false},  // too many to share
 };
 
 // Batches, images, height, width, channels, regions, classes; output, group, part, points; scale and trans_std.

@@ -151,12 +151,12 @@ MISTAKES = {
         ("threads", r"data race.*FusedInputCotangentKernel"),
     ),
     "dot products read before they are stored": (
-        ("deform_conv_fused_offset.cu", "    __syncthreads();\n    store_cotangents(block_tile",
-         "    store_cotangents(block_tile"),
+        ("deform_conv_fused_offset.cu", "    __syncthreads();\n    if (!kIsShared) store_cotangents(",
+         "    if (!kIsShared) store_cotangents("),
         ("threads", r"data race.*FusedOffsetCotangentKernel"),
     ),
-    "corners of all taps in one buffer": (
-        ("deform_conv_fused_offset.cu", "corners[iteration.tap % 2][thread] = ", "corners[0][thread] = "),
+    "corners read before they are located": (
+        ("deform_conv_fused_offset.cu", "__syncthreads();  // all threads have located", "// all threads have located"),
         ("threads", r"data race.*FusedOffsetCotangentKernel"),
     ),
     "corners stored while they are read": (
