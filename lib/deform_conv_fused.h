@@ -43,10 +43,10 @@ struct FusedBlock {
 // The thread blocks of all fused kernels. Each kernel's file checks its own, and the module exports them to Python.
 struct FusedBlocks {
   static constexpr FusedBlock kForward[] = {
-      {64, 4, 59392}, {64, 8, 59392}, {128, 4, 81920}, {128, 8, 81920}, {256, 8, 126976}};
+      {64, 4, 63520}, {64, 8, 63520}, {128, 4, 79904}, {128, 8, 79904}, {256, 8, 120864}};
   static constexpr FusedBlock kInputCotangent[] = {{64, 8, 49696}, {128, 4, 66080}, {128, 8, 66080}};
   static constexpr FusedBlock kOffsetCotangent[] = {{64, 8, 62000}, {128, 4, 78384}, {128, 8, 78384}};
-  static constexpr FusedBlock kWeightCotangent[] = {{64, 8, 52784}, {128, 4, 69168}, {128, 8, 69168}};
+  static constexpr FusedBlock kWeightCotangent[] = {{64, 8, 51760}, {128, 4, 68144}, {128, 8, 68144}};
 
   template <size_t kSize>
   static constexpr bool Contain(const FusedBlock (&blocks)[kSize], FusedBlock block) {

@@ -33,12 +33,17 @@ struct Point {
   A y, x;
 };
 
-// offset: (dy, dx), which moves the tap.
+// start: the location of the first tap, without its offset (see Window::start). offset: (dy, dx), which moves the tap.
+template <typename A>
+DCN_HOST_DEVICE Point<A> SamplingLocation(const Window& window, const int64_t (&start)[2], int32_t tap,
+                                          const A* offset) {
+  return {A(start[0] + window.distance(0, tap)) + offset[0], A(start[1] + window.distance(1, tap)) + offset[1]};
+}
+
 template <typename A>
 DCN_HOST_DEVICE Point<A> SamplingLocation(const Window& window, int64_t row, int64_t column, int32_t tap,
                                           const A* offset) {
-  return {A(window.start(0, row) + window.distance(0, tap)) + offset[0],
-          A(window.start(1, column) + window.distance(1, tap)) + offset[1]};
+  return SamplingLocation(window, {window.start(0, row), window.start(1, column)}, tap, offset);
 }
 
 }  // namespace dcn

@@ -29,7 +29,7 @@ struct Call {
   Positions positions;
   int32_t pixels, rows, columns;  // output size; `pixels` counts all images
   int32_t split_pixels;           // of a split; the last may have fewer
-  int32_t far_right;              // see FarRight
+  CornerSteps steps;              // in x
   int32_t feature_tiles;          // of a group
   int32_t taps;
   int64_t blocks;
@@ -117,8 +117,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
         const int row = int(threadIdx.x / kSampleChunks) + i * (kThreads / kSampleChunks);
         const int chunk = int(threadIdx.x % kSampleChunks);
         const CornerLoads<T> loads(shared.corners[slice % kStages], row,
-                                   x + block_tile.channels.first + chunk * kChunkSize<T>,
-                                   call.segments.channels * int32_t(sizeof(T)), call.far_right,
+                                   x + block_tile.channels.first + chunk * kChunkSize<T>, call.steps,
                                    chunk * kChunkSize<T> < block_tile.channels.count);
         stage.samples[swizzled_index<kSampleChunks>(row, chunk)] = loads.Blend(0);
       }
@@ -160,7 +159,7 @@ const char* LaunchWeightCotangent(const Device& device, const Sizes& sizes, cons
   call.pixels = int32_t(sizes.pixels());
   call.rows = int32_t(sizes.rows);
   call.columns = int32_t(sizes.columns);
-  call.far_right = FarRight(sizes);
+  call.steps = CornerSteps(sizes, sizes.channels * int64_t{sizeof(T)});
   call.feature_tiles = (call.segments.group_features + Tile::kN - 1) / Tile::kN;
   call.taps = sizes.taps();
   const int64_t slices = (sizes.pixels() + kSlicePixels - 1) / kSlicePixels;
