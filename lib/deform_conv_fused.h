@@ -43,11 +43,11 @@ struct FusedBlock {
 // The thread blocks of all fused kernels. Each kernel's file checks its own, and the module exports them to Python.
 struct FusedBlocks {
   static constexpr FusedBlock kForward[] = {
-      {64, 4, 59392}, {64, 8, 59392}, {128, 4, 81920}, {128, 8, 81920}, {256, 8, 126976}};
+      {64, 4, 63520}, {64, 8, 63520}, {128, 4, 79904}, {128, 8, 79904}, {256, 8, 120864}};
   static constexpr FusedBlock kInputCotangent[] = {{64, 8, 66080}, {128, 4, 82464}, {128, 8, 82464}};
   static constexpr FusedBlock kOffsetCotangent[] = {{64, 8, 52752}, {128, 4, 71184}, {128, 8, 71184}};
-  static constexpr FusedBlock kWeightCotangent[] = {{64, 8, 52672},  {64, 8, 75840},  {128, 4, 69056},
-                                                    {128, 4, 79872}, {128, 8, 69056}, {128, 8, 79872}};
+  static constexpr FusedBlock kWeightCotangent[] = {{64, 8, 52160},  {64, 8, 67648},  {128, 4, 68544},
+                                                    {128, 4, 75776}, {128, 8, 68544}, {128, 8, 75776}};
 
   template <size_t kSize>
   static constexpr bool Contain(const FusedBlock (&blocks)[kSize], FusedBlock block) {

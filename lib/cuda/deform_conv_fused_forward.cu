@@ -44,50 +44,70 @@ struct ForwardTile : ForwardShape<kFeatures, kWarps> {
                 "each pass must multiply pairs of column fragments");
 };
 
-// The taps whose corners are stored at once: as many as leave shared memory under a step of the carve-out.
+// The taps whose corners are stored at once. With them, shared memory stays under a step of the carve-out.
 template <int kFeatures>
-constexpr int kCornerTaps = 2 * (kFeatures / 64) + 1;
+constexpr int kCornerTaps = kFeatures == 256 ? 9 : 5;
+
+// A tile of pixels has kStripRows rows, where the image is large enough (see pixel_strips.h). Samples are located row
+// by row, because the offsets of neighbours in a row are adjacent in memory.
+constexpr int kTileColumns = kTilePixels / kStripRows;
+__device__ constexpr int row_by_row(int pixel) { return pixel % kStripRows * kTileColumns + pixel / kStripRows; }
+
+// The parameters of a call. Kernel parameters take no registers.
+struct Call {
+  Sizes sizes;
+  Positions positions;
+  CornerSteps steps;  // in x
+  int32_t group_channels, offset_group_channels;
+  int32_t taps, corner_taps;  // corner_taps: whose corners are stored at once
+  int32_t features, group_features, groups;
+  int32_t feature_tiles;  // of a group
+  uint32_t weight_row;    // elements per feature of the weight
+  int64_t blocks;
+  bool is_y_float;
+  int32_t zero;  // 0, which the compiler does not know
+};
+
+struct BlockTile {
+  int32_t group, first_feature;  // of the group
+  int32_t channels_end;          // of the group
+  int32_t weight_row, last_row;  // the row of the weight for the first feature, and the number of rows after it
+  int64_t first_pixel;
+
+  BlockTile() = default;
+  __device__ BlockTile(const Call& call, int64_t block, int32_t tile_features) {
+    first_feature = int32_t(block % call.feature_tiles) * tile_features;
+    block /= call.feature_tiles;
+    group = int32_t(block % call.groups);
+    first_pixel = block / call.groups * kTilePixels;
+    const int32_t left = call.group_features - first_feature;
+    channels_end = (group + 1) * call.group_channels;
+    weight_row = group * call.group_features + first_feature;
+    last_row = (left < tile_features ? left : tile_features) - 1;
+  }
+};
 
 template <int kFeatures>
 struct Shared {
   struct {
     uint4 samples[kTilePixels * kSliceChunks], weight[kFeatures * kSliceChunks];
   } stages[kStages];
-  CornerTable<kCornerTaps<kFeatures> * kTilePixels> corners;
-  int64_t pixels[kTilePixels];  // of the output; -1 past the end
-};
-
-// The parameters of a call. Kernel parameters take no registers.
-struct Call {
-  Sizes sizes;
-  Positions positions;
-  int32_t pixel_bytes, far_right;  // of x; see FarRight
-  int32_t group_channels, offset_group_channels;
-  int32_t taps, corner_taps;  // corner_taps: whose corners are stored at once
-  int32_t features, group_features, groups;
-  int32_t feature_tiles;  // of a group
-  int64_t weight_row;     // elements per feature of the weight
-  int64_t blocks;
-  bool is_y_float;
-  int32_t zero;  // 0, which the compiler does not know
+  CornerTable<kTilePixels * kCornerTaps<kFeatures>> corners;  // [row_by_row(pixel)][tap]
+  int64_t pixels[kTilePixels];                                // of the output; -1 past the end
+  SampledPixel sampled[kTilePixels];                          // [row_by_row(pixel)]
+  BlockTile block_tile;  // in shared memory, because the accumulators need the registers
 };
 
 // The K loop of a block, which runs over taps × channels of a feature group, slice by slice. The outer loop is over the
 // offset groups; then come rounds of up to `corner_taps` taps, whose corners are stored at once; then, for these taps,
-// runs of up to kSliceChunks chunks of channels. A run's chunks, tap by tap, are cut into slices.
+// runs of up to kSliceChunks chunks of channels. A run's chunks, tap by tap, are cut into slices. An object follows one
+// of the kSliceChunks chunks of the slices.
 template <int kChunkSize>
 class KSlices {
  public:
-  // The origin of a chunk of the current slice.
-  struct Chunk {
-    bool is_valid;
-    int32_t tap;  // counted from first_tap()
-    int32_t channel;
-  };
-
-  __device__ KSlices(const Call& call, int32_t group)
-      : call_(call), end_((group + 1) * call.group_channels), channel_(group * call.group_channels) {
-    FindOffsetGroup();
+  __device__ KSlices(const Call& call, const BlockTile& block_tile, int32_t chunk)
+      : call_(call), end_(block_tile.channels_end), chunk_(chunk), channel_(group_start()) {
+    if (!is_done()) StartRun();
   }
 
   __device__ bool is_done() const { return channel_ == end_; }
@@ -98,52 +118,64 @@ class KSlices {
     return left < call_.corner_taps ? left : call_.corner_taps;
   }
 
-  __device__ Chunk ChunkAt(int i) const {
-    if (is_done()) return {false, 0, 0};
-    const int32_t chunk = first_chunk_ + i;
-    if (chunk >= num_taps() * run_chunks()) return {false, 0, 0};
-    return {true, chunk / run_chunks(), channel_ + chunk % run_chunks() * kChunkSize};
-  }
+  // The last slice of a run may not have the chunk.
+  __device__ bool has_chunk() const { return tap_ < num_taps(); }
+  __device__ int32_t tap() const { return tap_; }  // of the chunk, counted from first_tap()
+  __device__ int32_t channel() const { return channel_ + run_chunk_ * kChunkSize; }
+  __device__ int32_t channel_in_group() const { return channel() - group_start(); }
 
   // Moves to the next slice. Returns whether that needs other corners.
   __device__ bool Advance() {
-    if (is_done()) return false;
-    first_chunk_ += kSliceChunks;
-    if (first_chunk_ < num_taps() * run_chunks()) return false;
-    first_chunk_ = 0;
-    channel_ += run_chunks() * kChunkSize;
-    if (channel_ < offset_group_end_) return false;
-    first_tap_ += call_.corner_taps;
-    if (first_tap_ < call_.taps) {
-      const int32_t group_start = end_ - call_.group_channels;
-      channel_ = (offset_group_end_ - 1) / call_.offset_group_channels * call_.offset_group_channels;
-      if (channel_ < group_start) channel_ = group_start;
-      return true;
+    if (--slices_left_ > 0) {
+      tap_ += kSliceChunks / run_chunks_;
+      run_chunk_ += kSliceChunks % run_chunks_;
+      if (run_chunk_ >= run_chunks_) {
+        run_chunk_ -= run_chunks_;
+        ++tap_;
+      }
+      return false;
     }
-    first_tap_ = 0;
-    FindOffsetGroup();
-    return !is_done();
+    const int32_t end = offset_group_end();
+    channel_ += run_chunks_ * kChunkSize;
+    const bool needs_corners = channel_ == end;
+    if (needs_corners) {
+      first_tap_ += call_.corner_taps;
+      if (first_tap_ < call_.taps) {
+        channel_ = (end - 1) / call_.offset_group_channels * call_.offset_group_channels;
+        if (channel_ < group_start()) channel_ = group_start();
+      } else {
+        first_tap_ = 0;
+      }
+    }
+    if (!is_done()) StartRun();
+    return needs_corners;
   }
 
  private:
-  // Chunks of channels of the current run.
-  __device__ int32_t run_chunks() const {
-    const int32_t left = (offset_group_end_ - channel_) / kChunkSize;
-    return left < kSliceChunks ? left : kSliceChunks;
+  __device__ int32_t group_start() const { return end_ - call_.group_channels; }
+
+  // The end of the channels that share the current offset group, in the feature group.
+  __device__ int32_t offset_group_end() const {
+    const int32_t end = (offset_group() + 1) * call_.offset_group_channels;
+    return end < end_ ? end : end_;
   }
 
-  __device__ void FindOffsetGroup() {
-    if (is_done()) return;
-    offset_group_end_ = (offset_group() + 1) * call_.offset_group_channels;
-    if (offset_group_end_ > end_) offset_group_end_ = end_;
+  __device__ void StartRun() {
+    const int32_t left = (offset_group_end() - channel_) / kChunkSize;
+    run_chunks_ = left < kSliceChunks ? left : kSliceChunks;
+    slices_left_ = (num_taps() * run_chunks_ + kSliceChunks - 1) / kSliceChunks;
+    tap_ = chunk_ / run_chunks_;
+    run_chunk_ = chunk_ % run_chunks_;
   }
 
   const Call& call_;
-  int32_t end_;               // of the feature group's channels
-  int32_t offset_group_end_;  // of those that share the current offset group
-  int32_t channel_;           // the first of the current run
+  const int32_t& end_;  // of the feature group's channels; in shared memory
+  int32_t chunk_;       // the number in the slice of the chunk that is followed
+  int32_t channel_;     // the first of the current run
   int32_t first_tap_ = 0;
-  int32_t first_chunk_ = 0;  // of the current slice among the run's chunks
+  int32_t run_chunks_;       // chunks of channels of the current run
+  int32_t slices_left_;      // of the run, with the current one
+  int32_t tap_, run_chunk_;  // of the chunk that is followed
 };
 
 // One block per kTilePixels pixels of the output × kFeatures features of a group.
@@ -156,43 +188,53 @@ __global__ void __launch_bounds__(kWarps* kWarp, ForwardTile<kFeatures, kWarps>:
   constexpr int kRowsPerLoad = Tile::kRowsPerLoad, kThreads = Tile::kThreads;
   auto& shared = *reinterpret_cast<Shared<kFeatures>*>(dynamic_shared);
 
+  const BlockTile& block_tile = shared.block_tile;
   const int thread = int(threadIdx.x);
   const int row = int(threadIdx.x / kSliceChunks),
             chunk = int(threadIdx.x % kSliceChunks);  // of the first chunk that the thread loads
   const int stored_at = swizzled_index(row, chunk);
 
   for (int64_t block = blockIdx.x; block < call.blocks; block += gridDim.x) {
-    const int32_t group = int32_t(block / call.feature_tiles % call.groups);
-    const int32_t tile_feature = int32_t(block % call.feature_tiles) * kFeatures;
+    if (thread == 0) shared.block_tile = BlockTile(call, block, kFeatures);
+    __syncthreads();
     if (thread < kTilePixels) {
-      const int64_t i = block / call.feature_tiles / call.groups * kTilePixels + thread;
-      shared.pixels[thread] = i < call.sizes.pixels() ? PixelInStrips(call.sizes.rows, call.sizes.columns, i) : -1;
+      const int64_t i = block_tile.first_pixel + thread;
+      const int64_t p = i < call.sizes.pixels() ? PixelInStrips(call.sizes.rows, call.sizes.columns, i) : -1;
+      shared.sampled[row_by_row(thread)] = SampledPixel(call.sizes, call.positions, p);
+      shared.pixels[thread] = p;
     }
     __syncthreads();
 
-    KSlices<kChunkSize<T>> slices(call, group);
+    KSlices<kChunkSize<T>> slices(call, block_tile, chunk);
     auto find_corners = [&] {
-      const int64_t p = shared.pixels[thread % kTilePixels];
-      for (int k = thread / kTilePixels; k < slices.num_taps(); k += kThreads / kTilePixels) {
-        const int32_t tap = slices.first_tap() + k;
-        shared.corners.Store(k * kTilePixels + thread % kTilePixels,
-                             FindCorners(call.sizes, call.positions, p, slices.offset_group(), tap));
+      const int taps = slices.num_taps();
+      for (int i = thread; i < kTilePixels * taps; i += kThreads) {
+        const int place = i / taps, tap = i % taps;
+        const int64_t p = shared.pixels[place % kTileColumns * kStripRows + place / kTileColumns];
+        shared.corners.Store(place * kCornerTaps<kFeatures> + tap,
+                             FindCorners(call.sizes, call.positions, p, shared.sampled[place], slices.offset_group(),
+                                         slices.first_tap() + tap));
       }
       __syncthreads();
     };
-    auto load_weight = [&](int stage, const auto& from) {
-      const int32_t tap = slices.first_tap() + from.tap, channel = from.channel - group * call.group_channels;
-      const T* first = weight + (group * call.group_features + tile_feature + row) * call.weight_row +
-                       int64_t{tap} * call.group_channels + channel;
+    // Rows past the last feature get the weight of the last one. The columns that they make are not stored.
+    auto load_weight = [&](int stage) {
+      const T* first = weight + int64_t{block_tile.weight_row} * call.weight_row +
+                       int64_t{slices.first_tap() + slices.tap()} * call.group_channels + slices.channel_in_group();
+      const uint32_t last = uint32_t(block_tile.last_row) * uint32_t{sizeof(T)};
+#pragma unroll
       for (int i = 0; i < kFeatures / kRowsPerLoad; ++i) {
-        const bool is_valid = from.is_valid && tile_feature + row + i * kRowsPerLoad < call.group_features;
+        // Multiplied by the element size before the product with the row size, which then takes one instruction.
+        const uint32_t feature = (permuted_column(row) + permuted_column(i * kRowsPerLoad)) * uint32_t{sizeof(T)};
         copy_async(&shared.stages[stage].weight[stored_at + i * kRowsPerLoad * kSliceChunks],
-                   is_valid ? first + i * kRowsPerLoad * call.weight_row : weight, !is_valid);
+                   reinterpret_cast<const char*>(first) + uint64_t{feature < last ? feature : last} * call.weight_row,
+                   !slices.has_chunk());
       }
     };
-    auto load_corners = [&](const auto& from, int i) {
-      return CornerLoads<T>(shared.corners, from.tap * kTilePixels + row + i * kRowsPerLoad, x + from.channel,
-                            call.pixel_bytes, call.far_right, from.is_valid);
+    auto load_corners = [&](int i) {
+      const int tap = slices.has_chunk() ? slices.tap() : 0;
+      const int sample = (row_by_row(row) + row_by_row(i * kRowsPerLoad)) * kCornerTaps<kFeatures> + tap;
+      return CornerLoads<T>(shared.corners, sample, x + slices.channel(), call.steps, slices.has_chunk());
     };
     auto store_samples = [&](int stage, int i, const CornerLoads<T>& loads, int zero_dependency) {
       shared.stages[stage].samples[stored_at + i * kRowsPerLoad * kSliceChunks] = loads.Blend(zero_dependency);
@@ -202,57 +244,81 @@ __global__ void __launch_bounds__(kWarps* kWarp, ForwardTile<kFeatures, kWarps>:
     // An opaque 0 computed from the last mma results of a pass. Without it, the compiler schedules the interpolation,
     // which waits for global loads, before these mma are issued.
     auto zero_after = [&](int pass) {
-      const int j = (pass + 1) * Tile::kPassFragments - 2;
       int bits = 0;
       for (int i = 0; i < Tile::kFragmentsM; ++i) {
-        bits |= __float_as_int(tile.accumulators[i][j][0]) | __float_as_int(tile.accumulators[i][j + 1][0]);
+        for (int j = 0; j < Tile::kPassFragments; ++j) {
+          bits |= __float_as_int(tile.accumulators[i][pass * Tile::kPassFragments + j][0]);
+        }
       }
       return bits & call.zero;
     };
 
-    // The main loop and its prologue and epilogue: each iteration multiplies a stage, except the first, and loads the
-    // next, which is zeros after the last slice.
-    bool is_first = true, is_last = slices.is_done(), needs_corners = true;
-    for (int stage = 0; !is_last; stage = 1 - stage) {
-      is_last = slices.is_done();
+    // Each iteration samples a slice, and all but the first multiply the previous one meanwhile.
+    int stage = 0;
+    bool is_first = true, needs_corners = true;
+    while (!slices.is_done()) {
       if (needs_corners) find_corners();
-      const auto from = slices.ChunkAt(chunk);
-      load_weight(1 - stage, from);
-      __syncwarp();  // lanes that loaded other chunks may have diverged
+      load_weight(stage);
+      if (is_first) {
+#pragma unroll 1
+        for (int i = 0; i < Tile::kSamples; ++i) store_samples(stage, i, load_corners(i), 0);
+      } else {
+        const auto& previous = shared.stages[1 - stage];
+        __syncwarp();  // lanes that loaded other chunks may have diverged
 #pragma unroll
-      for (int step = 0; step < kSliceSteps; ++step) {
-        typename Accumulators::FragmentsOfA a = {};
+        for (int step = 0; step < kSliceSteps; ++step) {
+          typename Accumulators::FragmentsOfA a;
 #pragma unroll
-        for (int pass = 0; pass < Tile::kPasses; ++pass) {
-          const CornerLoads<T> loads = load_corners(from, step * Tile::kPasses + pass);
-          if (!is_first) {
-            if (pass == 0) tile.LoadA(shared.stages[stage].samples, step, a);
-            tile.MultiplyColumns(shared.stages[stage].weight, step, a, pass * Tile::kPassFragments,
-                                 Tile::kPassFragments);
+          for (int pass = 0; pass < Tile::kPasses; ++pass) {
+            const int i = step * Tile::kPasses + pass;
+            const CornerLoads<T> loads = load_corners(i);
+            if (pass == 0) tile.LoadA(previous.samples, step, a);
+            tile.MultiplyColumns(previous.weight, step, a, pass * Tile::kPassFragments, Tile::kPassFragments);
+            store_samples(stage, i, loads, zero_after(pass));
           }
-          store_samples(1 - stage, step * Tile::kPasses + pass, loads, zero_after(pass));
         }
       }
       needs_corners = slices.Advance();
       is_first = false;
+      stage = 1 - stage;
       wait_async_copies();
       __syncthreads();
     }
+    if (!is_first) tile.MultiplyStage(shared.stages[1 - stage].samples, shared.stages[1 - stage].weight);
 
-    auto store = [&](auto* out) {
+    auto store = [&](auto* out, auto width) {
       using Out = std::remove_pointer_t<decltype(out)>;
-      tile.ForEachPair(tile_feature, [&](int pixel, int32_t in_group, float first, float second) {
-        const int64_t p = shared.pixels[pixel];
-        if (p < 0 || in_group >= call.group_features) return;
-        const int32_t feature = group * call.group_features + in_group;
-        AsVector<2>(out + p * call.features +
-                    feature) = {{Out(first + bias[feature]), Out(second + bias[feature + 1])}};
+      constexpr int kWidth = decltype(width)::value;
+      tile.ForEachRun(block_tile.first_feature, [&](int32_t in_group, const auto& for_each_row) {
+        const int32_t feature = block_tile.group * call.group_features + in_group;
+        Vector<float, kWidth> added[kRunColumns / kWidth];
+        for (int k = 0; k < kRunColumns; k += kWidth) {
+          const bool is_valid = in_group + k < call.group_features;
+          added[k / kWidth] = is_valid ? AsVector<kWidth>(bias + feature + k) : Vector<float, kWidth>{};
+        }
+        for_each_row([&](int pixel, const float (&values)[kRunColumns]) {
+          const int64_t p = shared.pixels[pixel];
+          for (int k = 0; k < kRunColumns; k += kWidth) {
+            if (p < 0 || in_group + k >= call.group_features) continue;
+            Vector<Out, kWidth> sums;
+            for (int i = 0; i < kWidth; ++i) sums.value[i] = Out(values[k + i] + added[k / kWidth].value[i]);
+            AsVector<kWidth>(out + p * call.features + feature + k) = sums;
+          }
+        });
       });
     };
+    auto store_vectors = [&](auto* out) {
+      constexpr int kVector = kChunkBytes / sizeof(*out);
+      if (call.group_features % kVector == 0) {
+        store(out, Width<kVector>());
+      } else {
+        store(out, Width<2>());
+      }
+    };
     if (std::is_same_v<T, float> || call.is_y_float) {
-      store(static_cast<float*>(y));
+      store_vectors(static_cast<float*>(y));
     } else {
-      store(static_cast<T*>(y));
+      store_vectors(static_cast<T*>(y));
     }
     __syncthreads();
   }
@@ -277,8 +343,7 @@ const char* LaunchForward(const Device& device, const Sizes& sizes, const Positi
   Call call = {};
   call.sizes = sizes;
   call.positions = positions;
-  call.pixel_bytes = int32_t(sizes.channels * sizeof(T));
-  call.far_right = FarRight(sizes);
+  call.steps = CornerSteps(sizes, sizes.channels * int64_t{sizeof(T)});
   call.group_channels = int32_t(sizes.channels / product.groups);
   call.offset_group_channels = int32_t(sizes.group_channels());
   call.taps = sizes.taps();
@@ -288,7 +353,7 @@ const char* LaunchForward(const Device& device, const Sizes& sizes, const Positi
   call.group_features = int32_t(product.group_features());
   call.groups = int32_t(product.groups);
   call.feature_tiles = (call.group_features + kFeatures - 1) / kFeatures;
-  call.weight_row = int64_t{call.taps} * call.group_channels;
+  call.weight_row = uint32_t(call.taps) * uint32_t(call.group_channels);
   call.blocks = (sizes.pixels() + kTilePixels - 1) / kTilePixels * call.groups * call.feature_tiles;
   call.is_y_float = is_y_float;
   return Launch<FusedForwardKernel<T, kFeatures, kWarps>>(

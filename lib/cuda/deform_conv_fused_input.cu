@@ -171,10 +171,6 @@ __device__ void SumLists(const int32_t* row_start, int count, const Contribution
   } while (list < count);
 }
 
-// The row permutation of B: row r of 32 holds channel ChannelOfRow(r), so that a lane's accumulators of four column
-// fragments belong to 8 consecutive channels.
-__device__ int ChannelOfRow(int row) { return row % 8 / 2 * 8 + row / 8 * 2 + row % 2; }
-
 // One block per kTilePixels pixels of x × kChannels channels of a segment.
 template <typename T, int kChannels, int kWarps>
 __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kChannels, kWarps>::kResidentBlocks)
@@ -208,7 +204,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kChannels, kWarps
       uint4* stage = shared.weight[slice % kStages];
 #pragma unroll
       for (int i = 0; i < kChannels / kRowsPerLoad; ++i) {
-        const int row = first_row + i * kRowsPerLoad, channel = row / 32 * 32 + ChannelOfRow(row % 32);
+        const int row = first_row + i * kRowsPerLoad, channel = permuted_column(row);
         // The columns after the last channel are not stored, so they may have the weight of any channel.
         const uint32_t valid_channel = channel < channels ? channel : 0;
         copy_async(&stage[swizzled_index(row, chunk)],
@@ -259,23 +255,17 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kChannels, kWarps
     }
     __syncthreads();
     const ChannelTile channels = block_tile.channels;
-#pragma unroll
-    for (int i = 0; i < Tile::kFragmentsM * 2; ++i) {
-      const int64_t q = shared.pixels[tile.first_row() + i * 8 + tile.lane() / 4];
-      if (q < 0) continue;
-#pragma unroll
-      for (int j = 0; j < Tile::kFragmentsN; j += 4) {
-        for (int first = 0; first < 8; first += kChunkSize<T>) {
-          const int channel = tile.first_column() + j * 8 + tile.lane() % 4 * 8 + first;
-          if (channel >= channels.count) continue;
+    tile.ForEachRun(0, [&](int32_t channel, const auto& for_each_row) {
+      for_each_row([&](int pixel, const float (&values)[kRunColumns]) {
+        const int64_t q = shared.pixels[pixel];
+        for (int first = 0; first < kRunColumns; first += kChunkSize<T>) {
+          if (q < 0 || channel + first >= channels.count) continue;
           Vector<T, kChunkSize<T>> chunk;
-          for (int v = 0; v < kChunkSize<T>; ++v) {
-            chunk.value[v] = T(tile.accumulators[i / 2][j + (first + v) / 2][i % 2 * 2 + v % 2]);
-          }
-          AsVector<kChunkSize<T>>(d_x + q * call.segments.channels + channels.first + channel) = chunk;
+          for (int v = 0; v < kChunkSize<T>; ++v) chunk.value[v] = T(values[first + v]);
+          AsVector<kChunkSize<T>>(d_x + q * call.segments.channels + channels.first + channel + first) = chunk;
         }
-      }
-    }
+      });
+    });
     __syncthreads();
   }
 }

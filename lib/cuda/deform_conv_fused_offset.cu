@@ -29,7 +29,6 @@ struct Call {
   Sizes sizes;
   Positions positions;
   int32_t pixels, rows, columns;   // output size; `pixels` counts all images
-  int32_t pixel_bytes;             // of x
   int32_t feature_chunks, slices;  // chunks and K slices of the features of a group
   int32_t weight_row_chunks;       // chunks in a row of the weight (one input channel)
   int32_t taps;
@@ -37,7 +36,7 @@ struct Call {
   int32_t sample_tiles;                  // of a group: taps, or tiles of several samples
   int32_t block_sample_tiles;            // of a block; the last block of a group may have fewer
   int32_t sample_chunks, octet_samples;  // if samples share tiles; octet_samples: per eight chunks of a tile
-  int32_t far_right;                     // see FarRight
+  CornerSteps steps;                     // in x
   bool is_cotangent_resident;            // see Shared
   int64_t blocks;
 };
@@ -117,8 +116,7 @@ struct Shared {
   // A stage of each operand. If the output's cotangent has no more K slices than stages, slice i stays in stage i for
   // all taps, and only the weight is copied in each iteration.
   uint4 cotangent[kStages][Tile::kChunksOfA], weight[kStages][Tile::kChunksOfB];
-  // The left corner pixels of the current tap's samples, see Corners.
-  Vector<int32_t, 2> left[kTilePixels];
+  CornerPixels corners[kTilePixels];                  // of the current tap's samples
   Vector<float, 4> dots[Tile::kWarpsN][kTilePixels];  // with the four corners, per warp that shares the rows
   int32_t pixels[kTilePixels];                        // of the output; -1 past the end
   BlockTile block_tile;                               // in shared memory to save registers
@@ -177,24 +175,21 @@ __device__ float SumOverLanes(float (&sum)[kCount]) {
 
 // An output pixel of which a thread locates samples and stores the cotangents.
 struct OwnPixel {
-  int32_t index = -1;          // -1 if there is none
-  int32_t first_row_of_x = 0;  // of its image, counted over all images
-  int64_t row = 0, column = 0;
+  int32_t index = -1;  // -1 if there is none
+  SampledPixel sampled;
   int64_t first_sample = 0;  // of the offset group
 
   OwnPixel() = default;
   __device__ OwnPixel(const Call& call, int32_t index, int32_t offset_group)
       : index(index),
-        first_row_of_x(index / call.columns / call.rows * int32_t(call.sizes.height)),
-        row(int64_t{call.positions.origin[1]} + index / call.columns % call.rows),
-        column(int64_t{call.positions.origin[2]} + index % call.columns),
+        sampled(call.sizes, call.positions, index),
         first_sample(SampleIndex(call.sizes, index, offset_group, 0)) {}
 
   __device__ BilinearCorners<float> Locate(const Call& call, int32_t tap) const {
-    return LocateSampleAt<float>(call.sizes, call.positions, row, column, first_sample + tap, tap);
+    return LocateSample<float>(call.sizes, call.positions, sampled.first_tap, first_sample + tap, tap);
   }
-  __device__ Vector<int32_t, 2> FindLeftPixels(const Call& call, const BilinearCorners<float>& sample) const {
-    return LeftPixels(PixelPair(sample.y), PixelPair(sample.x), first_row_of_x, call.sizes.width);
+  __device__ CornerPixels FindCornerPixels(const Call& call, const BilinearCorners<float>& sample) const {
+    return CornersToRead(call.sizes, sample, 1, sampled.image).pixels;
   }
   __device__ void Store(const Call& call, int32_t tap, const BilinearCorners<float>& sample, const float (&dot)[4],
                         float* d_offset, float* d_mask) const {
@@ -255,8 +250,7 @@ __device__ void StoreDots(const Call& call, const WarpTile<T, Tile>& tile, const
     for (int octet = 0; octet < kOctets<T>; ++octet) {
       const int channel = first_channel + octet * 8 * kChunkSize<T>;
       const auto corners_of_row = [&](int row) {
-        CornerAddresses corners(shared.left[first_row + tile.lane() / 8 * 2 + row], x + channel, call.pixel_bytes,
-                                call.far_right);
+        CornerAddresses corners(shared.corners[first_row + tile.lane() / 8 * 2 + row], x + channel, call.steps);
         corners.is_read = corners.is_read && channel < count;
         return corners;
       };
@@ -291,14 +285,14 @@ __device__ void StoreCotangents(const Call& call, const WarpTile<T, Tile>& tile,
       BilinearCorners<float> samples[2] = {};
       float dot[8] = {};
       const auto corners_of_row = [&](int row) {
-        Vector<int32_t, 2> left = {{0, kNotRead}};
+        CornerPixels corners = NoCorners().pixels;
         const int32_t p = shared.pixels[tile.first_row() + pair * 8 + tile.lane() / 8 * 2 + row];
         if (of.is_valid && p >= 0) {
           pixels[row] = OwnPixel(call, p, of.offset_group);
           samples[row] = pixels[row].Locate(call, of.tap);
-          left = pixels[row].FindLeftPixels(call, samples[row]);
+          corners = pixels[row].FindCornerPixels(call, samples[row]);
         }
-        return CornerAddresses(left, x + of.first_channel, call.pixel_bytes, call.far_right);
+        return CornerAddresses(corners, x + of.first_channel, call.steps);
       };
       AddDots<T>(rows, octet, corners_of_row, words, dot);
       float sum[2][4];
@@ -377,12 +371,12 @@ __global__ void __launch_bounds__(kWarps* kWarp, OffsetTile<kColumns, kWarps>::k
     BilinearCorners<float> sample;  // of the current tap
     const auto locate_sample = [&](int32_t tap) {
       if (thread >= kTilePixels) return;
-      Vector<int32_t, 2> left = {{0, kNotRead}};
+      CornerPixels corners = NoCorners().pixels;
       if (own.index >= 0) {
         sample = own.Locate(call, tap);
-        left = own.FindLeftPixels(call, sample);
+        corners = own.FindCornerPixels(call, sample);
       }
-      shared.left[thread] = left;
+      shared.corners[thread] = corners;
     };
     const auto store_cotangents = [&](int32_t tap) {
       if (own.index < 0) return;
@@ -443,7 +437,6 @@ const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, cons
   call.pixels = int32_t(sizes.pixels());
   call.rows = int32_t(sizes.rows);
   call.columns = int32_t(sizes.columns);
-  call.pixel_bytes = int32_t(sizes.channels * sizeof(T));
   call.feature_chunks = call.segments.group_features / kChunkSize<T>;
   call.slices = (call.feature_chunks + kSliceChunks - 1) / kSliceChunks;
   call.taps = sizes.taps();
@@ -461,7 +454,7 @@ const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, cons
     const int32_t blocks = offset_groups * ((call.taps + block_taps - 1) / block_taps);
     call.block_sample_tiles = (call.sample_tiles + blocks - 1) / blocks;
   }
-  call.far_right = FarRight(sizes);
+  call.steps = CornerSteps(sizes, sizes.channels * int64_t{sizeof(T)});
   call.is_cotangent_resident =
       call.slices <= kStages && call.segments.offset_group_channels <= call.segments.group_channels;
   const int64_t pixel_tiles = (sizes.pixels() + kTilePixels - 1) / kTilePixels;

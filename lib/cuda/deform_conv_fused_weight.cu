@@ -46,8 +46,8 @@ struct Call {
   int64_t pixel_samples;          // of all offset groups
   int32_t pixels, rows, columns;  // output size; `pixels` counts all images
   int32_t split_pixels;           // of a split; the last may have fewer
-  int32_t far_right;              // see FarRight
-  int32_t x_pixel_bytes, d_y_pixel_bytes;
+  CornerSteps steps;              // in x
+  int32_t d_y_pixel_bytes;
   int32_t taps, features, group_features, groups, group_channels, offset_group_channels;
   int32_t segment_chunks;             // of a channel segment, see SegmentChannels
   int32_t group_chunks, tile_chunks;  // of the rows of a group, of a tile
@@ -107,7 +107,7 @@ struct Shared {
   int32_t pixels[kStages][kSlicePixels];             // of the output; -1 past the end of the split
   struct {
     Vector<int64_t, 2> first_tap[kSlicePixels];  // (y, x) on the regular grid
-    int32_t first_row[kSlicePixels];             // of the pixel's image in x
+    int32_t image[kSlicePixels];                 // the first pixel of the pixel's image in x
   } grid;                                        // of one slice
   Vector<int32_t, 2> distance[kTileSamples];     // (y, x) of each sample's tap from the first tap
   int64_t rows[kTileChunks];                     // of partial_sums, the first of each chunk; -1 past the end
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
       *index = (pixel.image * call.rows + pixel.row) * call.columns + pixel.column;
       shared.grid.first_tap[thread] = {{call.sizes.window.start(0, call.positions.origin[1] + pixel.row),
                                         call.sizes.window.start(1, call.positions.origin[2] + pixel.column)}};
-      shared.grid.first_row[thread] = pixel.image * int32_t(call.sizes.height);
+      shared.grid.image[thread] = pixel.image * int32_t(call.sizes.height * call.sizes.width);
     };
     auto find_corners = [&](int32_t slice) {
       for (int i = thread; i < kSlicePixels << sample_bits; i += kThreads) {
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
           corners = CornersToRead(
               call.sizes,
               LocateCorners(location.y, location.x, call.sizes.height, call.sizes.width, call.sizes.window.circular),
-              Mask<float>(call.positions, sample_index), shared.grid.first_row[pixel]);
+              Mask<float>(call.positions, sample_index), shared.grid.image[pixel]);
         }
         shared.corners.Store(i, corners);
       }
@@ -214,8 +214,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
       channels[k] = is_valid ? x + block_tile.first_channel + from.channel : nullptr;
     }
     auto load_corners = [&](int pass, int k) {
-      return Loads(shared.corners, table_index[k] + (pass * kPassRows << sample_bits), channels[k], call.x_pixel_bytes,
-                   call.far_right, kHasOneSample || channels[k] != nullptr);
+      return Loads(shared.corners, table_index[k] + (pass * kPassRows << sample_bits), channels[k], call.steps,
+                   kHasOneSample || channels[k] != nullptr);
     };
 
     WarpTile<T, Tile, Layout::kMNMajor> tile;
@@ -300,8 +300,7 @@ const char* LaunchWeightCotangent(const Device& device, const Sizes& sizes, cons
   call.pixels = int32_t(sizes.pixels());
   call.rows = int32_t(sizes.rows);
   call.columns = int32_t(sizes.columns);
-  call.far_right = FarRight(sizes);
-  call.x_pixel_bytes = int32_t(sizes.channels * sizeof(T));
+  call.steps = CornerSteps(sizes, sizes.channels * int64_t{sizeof(T)});
   call.d_y_pixel_bytes = int32_t(product.features * sizeof(T));
   call.taps = sizes.taps();
   call.features = int32_t(product.features);

@@ -157,6 +157,14 @@ constexpr void CheckCotangentBlock() {
   }
 }
 
+// A permutation of the columns of B, in runs of 8: row r of a stage holds column permuted_column(r). The accumulators
+// that a lane has of four column fragments then belong to 8 consecutive columns (see WarpTile::ForEachRun). Bits of
+// `row` are only moved, so that permuted_column(a + b) is the sum of both where a and b have no bit in common.
+constexpr int kRunColumns = 8;
+__device__ constexpr int permuted_column(int row) {
+  return row / 32 * 32 + row % 8 / 2 * kRunColumns + row % 32 / 8 * 2 + row % 2;
+}
+
 // The accumulators of the calling warp's tile. A lane has four of each fragment of 16 rows × 8 columns: columns 2c and
 // 2c + 1 of rows r and r + 8, where r = lane / 4 and c = lane % 4.
 template <typename T, typename Shape, Layout kLayout = Layout::kKMajor>
@@ -247,6 +255,25 @@ class WarpTile {
         const float (&fragment)[4] = accumulators[i / 2][j];
         f(row, column + j * 8, fragment[i % 2 * 2], fragment[i % 2 * 2 + 1]);
       }
+    }
+  }
+
+  // For a B whose columns are permuted by permuted_column: calls f(column, rows) for each run of columns of the lane,
+  // where rows(g) calls g(row, values) for each row, with the kRunColumns accumulators of the run.
+  template <typename F>
+  __device__ void ForEachRun(int32_t column, const F& f) const {
+    static_assert(Shape::kFragmentsN % 4 == 0, "a run has accumulators of four fragments");
+    column += first_column() + lane() % 4 * kRunColumns;
+#pragma unroll
+    for (int j = 0; j < Shape::kFragmentsN; j += 4) {
+      f(column + j * 8, [&](const auto& g) {
+#pragma unroll
+        for (int i = 0; i < Shape::kFragmentsM * 2; ++i) {
+          float values[kRunColumns];
+          for (int k = 0; k < kRunColumns; ++k) values[k] = accumulators[i / 2][j + k / 2][i % 2 * 2 + k % 2];
+          g(first_row() + i * 8 + lane() / 4, values);
+        }
+      });
     }
   }
 

@@ -20,22 +20,29 @@ __device__ A Mask(const Positions& positions, int64_t sample_index) {
   return positions.mask ? static_cast<const A*>(positions.mask)[sample_index] : A(1);
 }
 
-// `row` and `column` are those of the output, of which the tile is a part.
+// The location of the first tap of an output pixel, without its offset. `output_pixel` counts the pixels of the tile
+// over all its images.
+struct FirstTap {
+  int64_t start[2];
+
+  FirstTap() = default;
+  __device__ FirstTap(const Sizes& sizes, const Positions& positions, int64_t output_pixel)
+      : start{sizes.window.start(0, positions.origin[1] + output_pixel / sizes.columns % sizes.rows),
+              sizes.window.start(1, positions.origin[2] + output_pixel % sizes.columns)} {}
+};
+
 template <typename A>
-__device__ BilinearCorners<A> LocateSampleAt(const Sizes& sizes, const Positions& positions, int64_t row,
-                                             int64_t column, int64_t sample_index, int32_t tap) {
+__device__ BilinearCorners<A> LocateSample(const Sizes& sizes, const Positions& positions, const FirstTap& first_tap,
+                                           int64_t sample_index, int32_t tap) {
   const Vector<A, 2> offset = AsVector<2>(static_cast<const A*>(positions.offset) + 2 * sample_index);
-  const Point<A> location = SamplingLocation(sizes.window, row, column, tap, offset.value);
+  const Point<A> location = SamplingLocation(sizes.window, first_tap.start, tap, offset.value);
   return LocateCorners(location.y, location.x, sizes.height, sizes.width, sizes.window.circular);
 }
 
-// `output_pixel` counts the pixels of the tile over all its images.
 template <typename A>
 __device__ BilinearCorners<A> LocateSample(const Sizes& sizes, const Positions& positions, int64_t output_pixel,
                                            int64_t sample_index, int32_t tap) {
-  const int64_t row = positions.origin[1] + output_pixel / sizes.columns % sizes.rows;
-  const int64_t column = positions.origin[2] + output_pixel % sizes.columns;
-  return LocateSampleAt<A>(sizes, positions, row, column, sample_index, tap);
+  return LocateSample<A>(sizes, positions, FirstTap(sizes, positions, output_pixel), sample_index, tap);
 }
 
 // d_offset and d_mask may be null.

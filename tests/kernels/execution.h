@@ -253,6 +253,8 @@ inline float __uint_as_float(uint32_t bits) {
   return value;
 }
 
+inline float __int_as_float(int bits) { return __uint_as_float(uint32_t(bits)); }
+
 inline int __float_as_int(float value) {
   int bits;
   std::memcpy(&bits, &value, sizeof bits);

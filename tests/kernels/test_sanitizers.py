@@ -123,12 +123,12 @@ MISTAKES = {
         ("memory", r"heap-buffer-overflow.*FusedForwardKernel"),
     ),
     "feature past the end of a group": (
-        ("deform_conv_fused_forward.cu", " || in_group >= call.group_features", ""),
+        ("deform_conv_fused_forward.cu", " || in_group + k >= call.group_features", ""),
         ("memory", r"heap-buffer-overflow.*FusedForwardKernel"),
     ),
     "chunk of weights past the end": (
-        ("deform_conv_fused_forward.cu", "if (chunk >= num_taps() * run_chunks()) return {false, 0, 0};", ""),
-        ("memory", r"index \d+ out of bounds for type 'Vector"),
+        ("deform_conv_fused_forward.cu", "return tap_ < num_taps();", "return true;"),
+        ("memory", r"index \d+ out of bounds for type"),
     ),
     "contribution that is counted in another row": (  # only the fused kernels sort values of more than 4 bytes
         ("counting_sort.h", "const auto&) { atomicAdd(&row_start[entry.row + 1], 1); }",
