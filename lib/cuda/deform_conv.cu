@@ -82,11 +82,10 @@ __global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, const T*
 // from its top left pixel. An image has one row and one column more of cells than of pixels. Without circular padding,
 // the top left pixels of the first row and column of cells are outside the image; with it, these cells stay empty.
 
-// -1 if the sample is outside.
 template <typename A>
-__device__ int64_t CellOf(const BilinearCorners<A>& corners, int64_t width) {
-  if (!corners.is_inside()) return -1;
-  return (corners.y.pixel[0] + 1) * (width + 1) + corners.x.pixel[0] + 1;
+__device__ int32_t CellOf(const BilinearCorners<A>& corners, int64_t width) {
+  if (!corners.is_inside()) return kNoRow;
+  return (corners.y.pixel[0] + 1) * int32_t(width + 1) + corners.x.pixel[0] + 1;
 }
 
 // The cell that has the pixel at (y, x) as a corner.
@@ -97,31 +96,53 @@ __device__ int64_t CellWithCorner(int64_t y, int64_t x, int corner, const Sizes&
   return (top + 1) * (sizes.width + 1) + left + 1;
 }
 
-// The samples of each image and offset group by cell, so that a pixel can gather what they scatter to it. A sample is
-// an entry whose id and value are both output pixel · taps + tap. row_start is local to a table.
-CsrTables<int32_t> SamplesByCell(const Sizes& sizes, int32_t* workspace) {
-  const int64_t tables = sizes.images * sizes.offset_groups, samples = tables * sizes.samples();
-  return {tables, sizes.cells(), workspace + 2 * samples, workspace, workspace + samples};
-}
+// The samples of an image and offset group, which are sorted by cell, so that a pixel can gather what they scatter to
+// it. An id, which is also the value, is output pixel · taps + tap.
+template <typename A>
+class SamplesOfGroup {
+ public:
+  static constexpr int kEntries = 1;
+  struct Entry {
+    int32_t row, id;
+  };
+
+  __device__ SamplesOfGroup(const Sizes& sizes, const Positions& positions, int64_t table)
+      : sizes_(sizes),
+        positions_(positions),
+        group_(table % sizes.offset_groups),
+        first_pixel_(table / sizes.offset_groups * sizes.rows * sizes.columns) {}
+
+  __device__ Entry operator()(int32_t id) const {
+    const int64_t p = first_pixel_ + id / sizes_.taps();
+    const int32_t k = id % sizes_.taps();
+    const int64_t sample_index = SampleIndex(sizes_, p, group_, k);
+    return {CellOf(LocateSample<A>(sizes_, positions_, p, sample_index, k), sizes_.width), id};
+  }
+
+  __device__ void FindRows(int32_t id, int32_t* rows) const { rows[0] = (*this)(id).row; }
+  __device__ int32_t value(const Entry& entry) const { return entry.id; }
+
+ private:
+  const Sizes& sizes_;
+  const Positions& positions_;
+  int64_t group_, first_pixel_;
+};
 
 template <typename A>
-struct CellEntries {
+struct SampleTables {
+  using Table = SamplesOfGroup<A>;
+
   Sizes sizes;
   Positions positions;
 
-  DCN_HOST_DEVICE int64_t work_items() const { return sizes.images * sizes.offset_groups * sizes.samples(); }
-
-  template <typename F>
-  __device__ void ForEach(int64_t work_item, const F& f) const {
-    const int64_t table = work_item / sizes.samples(), image = table / sizes.offset_groups;
-    const int32_t id = int32_t(work_item % sizes.samples()), k = id % sizes.taps();
-    const int64_t p = image * sizes.rows * sizes.columns + id / sizes.taps();
-    const int64_t sample_index = SampleIndex(sizes, p, table % sizes.offset_groups, k);
-    const int64_t cell = CellOf(LocateSample<A>(sizes, positions, p, sample_index, k), sizes.width);
-    if (cell < 0) return;
-    f(Entry{table * (sizes.cells() + 1) + cell, table * sizes.samples(), id}, [&] { return id; });
-  }
+  __device__ SamplesOfGroup<A> operator[](int64_t table) const { return {sizes, positions, table}; }
 };
+
+CsrTables<int32_t> SamplesByCell(const Sizes& sizes, int32_t* workspace) {
+  const int64_t tables = sizes.images * sizes.offset_groups, samples = tables * sizes.samples();
+  return {tables,    int32_t(sizes.cells()), int32_t(sizes.samples()), false, workspace + 2 * samples,
+          workspace, workspace + samples};
+}
 
 // A thread computes N channels of a pixel of x: it gathers the cotangents of the samples in the four cells around it.
 template <typename A, int N>
@@ -194,7 +215,7 @@ const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, cons
   const CsrTables<int32_t> samples = SamplesByCell(sizes, workspace);
   return DispatchAccumulator(dtype, [&](auto tag) {
     using A = decltype(tag);
-    const char* failure = SortByRow(device, CellEntries<A>{sizes, positions}, samples, 0);
+    const char* failure = SortByRow(device, SampleTables<A>{sizes, positions}, samples);
     if (failure) return failure;
     return DispatchWidth<A>(sizes.group_channels(), [&](auto width) {
       constexpr int N = decltype(width)::value;

@@ -23,38 +23,95 @@
 namespace dcn {
 namespace {
 
-// The corners that samples read, sorted by the pixel of x: a row per image, offset group, tap and pixel. The id is
-// unique among the corners of an image, offset group and tap. row_start is global: it counts over all tables.
-struct ContributionEntries {
-  Sizes sizes;
-  Positions positions;
+// The corners that the samples of an image, offset group and tap read, which are sorted by the pixel of x. An id is
+// 4 · output pixel + corner.
+class CornersOfTap {
+ public:
+  static constexpr int kEntries = 4;
+  struct Entry {
+    int32_t row, output_pixel;
+    float weight;  // bilinear
+  };
 
-  DCN_HOST_DEVICE int64_t work_items() const { return sizes.pixels() * sizes.offset_groups * sizes.taps(); }
-
-  template <typename F>
-  __device__ void ForEach(int64_t sample_index, const F& f) const {
-    const int64_t outputs = sizes.rows * sizes.columns, pixels = sizes.height * sizes.width;
-    const int32_t k = int32_t(sample_index % sizes.taps());
-    const int64_t g = sample_index / sizes.taps() % sizes.offset_groups;
-    const int64_t p = sample_index / sizes.taps() / sizes.offset_groups;
-    const BilinearCorners<float> corners = LocateSample<float>(sizes, positions, p, sample_index, k);
-    const int64_t first_row = ((p / outputs * sizes.offset_groups + g) * sizes.taps() + k) * (pixels + 1);
-    for (int corner = 0; corner < 4; ++corner) {
-      if (!corners.is_read(corner)) continue;
-      const int64_t pixel =
-          IndexInStrips(sizes.height, sizes.width, corners.y.pixel[corner / 2], corners.x.pixel[corner % 2]);
-      f(Entry{first_row + pixel, 0, int32_t(p % outputs * 4 + corner)},
-        [&] { return Contribution{int32_t(p), corners.weight(corner) * Mask<float>(positions, sample_index)}; });
+  __device__ CornersOfTap(const Sizes& sizes, const Positions& positions, Divisor columns, int64_t table)
+      : height_(int32_t(sizes.height)),
+        width_(int32_t(sizes.width)),
+        circular_(sizes.window.circular),
+        columns_(columns),
+        pixel_samples_(uint32_t(sizes.offset_groups * sizes.taps())) {
+    const int32_t tap = int32_t(table % sizes.taps());
+    const int64_t image = table / pixel_samples_, group = table % pixel_samples_ / sizes.taps();
+    for (int axis = 0; axis < 2; ++axis) {
+      strides_[axis] = sizes.window.strides[axis];
+      start_[axis] = sizes.window.start(axis, positions.origin[1 + axis]) + sizes.window.distance(axis, tap);
     }
+    first_pixel_ = int32_t(image * sizes.rows * sizes.columns);
+    const int64_t first_sample = SampleIndex(sizes, first_pixel_, group, tap);
+    offset_ = static_cast<const Vector<float, 2>*>(positions.offset) + first_sample;
+    mask_ = positions.mask ? static_cast<const float*>(positions.mask) + first_sample : nullptr;
   }
+
+  __device__ void FindRows(int32_t pixel, int32_t* rows) const {
+    const BilinearCorners<float> corners = Locate(pixel);
+    for (int corner = 0; corner < 4; ++corner)
+      rows[corner] = Row(corners.y.pixel[corner / 2], corners.x.pixel[corner % 2]);
+  }
+
+  __device__ Entry operator()(int32_t id) const {
+    const int32_t pixel = int32_t(uint32_t(id) / 4);
+    const auto [y, x] = Locate(pixel);
+    const bool bottom = id & 2, right = id & 1;
+    return {Row(bottom ? y.pixel[1] : y.pixel[0], right ? x.pixel[1] : x.pixel[0]), pixel,
+            y.weight(bottom) * x.weight(right)};
+  }
+
+  __device__ Contribution value(const Entry& entry) const {
+    const float mask = mask_ ? mask_[sample(entry.output_pixel)] : 1.0f;
+    return {first_pixel_ + entry.output_pixel, entry.weight * mask};
+  }
+
+ private:
+  __device__ uint64_t sample(int32_t pixel) const { return uint64_t{uint32_t(pixel)} * pixel_samples_; }
+  __device__ BilinearCorners<float> Locate(int32_t pixel) const {
+    const int32_t row = int32_t(columns_.Quotient(uint32_t(pixel)));
+    const int32_t column = pixel - row * int32_t(columns_.divisor);
+    const Vector<float, 2> offset = offset_[sample(pixel)];
+    return LocateCorners(float(start_[0] + int64_t{strides_[0]} * row) + offset.value[0],
+                         float(start_[1] + int64_t{strides_[1]} * column) + offset.value[1], height_, width_,
+                         circular_);
+  }
+  __device__ int32_t Row(int32_t y, int32_t x) const {
+    return y >= 0 && x >= 0 ? int32_t(IndexInStrips<uint32_t>(height_, width_, y, x)) : kNoRow;
+  }
+
+  int32_t height_, width_, strides_[2];
+  bool circular_;
+  Divisor columns_;
+  uint32_t pixel_samples_;  // of one output pixel, in all groups
+  int64_t start_[2];        // the coordinates of the tap for the first output pixel
+  int32_t first_pixel_;     // of the image
+  const Vector<float, 2>* offset_;
+  const float* mask_;
 };
 
+struct CornerTables {
+  using Table = CornersOfTap;
+
+  Sizes sizes;
+  Positions positions;
+  Divisor columns;
+
+  __device__ CornersOfTap operator[](int64_t table) const { return {sizes, positions, columns, table}; }
+};
+
+// A row per image, offset group, tap and pixel of x.
 const char* BuildScatterLists(Device& device, const Sizes& sizes, const Positions& positions,
                               const ScatterLists& lists) {
   const int64_t tables = sizes.images * sizes.offset_groups * sizes.taps();
-  const CsrTables<Contribution> csr = {tables, sizes.height * sizes.width, lists.row_start, lists.contributions,
+  const int32_t rows = int32_t(sizes.height * sizes.width), entries = int32_t(4 * sizes.rows * sizes.columns);
+  const CsrTables<Contribution> csr = {tables,         rows, entries, true, lists.row_start, lists.contributions,
                                        lists.workspace};
-  return SortByRow(device, ContributionEntries{sizes, positions}, csr, 4 * sizes.rows * sizes.columns);
+  return SortByRow(device, CornerTables{sizes, positions, Divisor(sizes.columns)}, csr);
 }
 
 struct Call {

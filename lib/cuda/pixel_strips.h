@@ -35,9 +35,10 @@ __device__ Index PixelInStrips(Index rows, Index columns, Index i) {
 }
 
 // The inverse for one image: the number in strip order of the pixel at (row, column).
-__device__ inline int64_t IndexInStrips(int64_t rows, int64_t columns, int64_t row, int64_t column) {
-  const int64_t first = row / kStripRows * kStripRows, rows_left = rows - first;
-  const int64_t height = rows_left < kStripRows ? rows_left : kStripRows;
+template <typename Index>
+__device__ Index IndexInStrips(Index rows, Index columns, Index row, Index column) {
+  const Index first = row / kStripRows * kStripRows, rows_left = rows - first;
+  const Index height = rows_left < kStripRows ? rows_left : kStripRows;
   return first * columns + column * height + row % kStripRows;
 }
 

@@ -393,6 +393,15 @@ unsigned Ballot(unsigned mask, bool predicate, SourceLocation location) {
   return ballot;
 }
 
+unsigned Match(unsigned mask, uint32_t value, SourceLocation location) {
+  block->Wait(block->OfWarp(mask, location, false), {{value}});
+  unsigned peers = 0;
+  for (int lane = 0; lane < kWarp; ++lane) {
+    if (mask >> lane & 1) peers |= unsigned{block->Registers()[lane].words[0] == value} << lane;
+  }
+  return peers;
+}
+
 }  // namespace execution
 
 const char* cudaGetErrorString(cudaError_t error) {

@@ -119,10 +119,11 @@ struct Copy {
 void EnqueueCopy(const Copy&);
 bool PopPendingCopy(Copy*);  // false if this thread has no pending copies
 
-// Both wait for the lanes of `mask` in the warp. ShuffleBits returns the bits of lane `from`, or ~0 if `from` is not in
-// `mask`. Ballot returns the mask of the lanes whose predicate is true.
+// All wait for the lanes of `mask` in the warp. ShuffleBits returns the bits of lane `from`, or ~0 if `from` is not in
+// `mask`. Ballot returns the mask of the lanes whose predicate is true, Match that of the lanes with the same value.
 uint64_t ShuffleBits(unsigned mask, uint64_t bits, int from, SourceLocation);
 unsigned Ballot(unsigned mask, bool predicate, SourceLocation);
+unsigned Match(unsigned mask, uint32_t value, SourceLocation);
 
 // A shuffle within segments of `width` lanes: a lane receives its own value if lane `from` is in another segment.
 template <typename T>
@@ -212,7 +213,14 @@ inline void __syncthreads(const char* file = __builtin_FILE(), int line = __buil
   execution::WaitForBlock({file, line});
 }
 
+template <typename T>
+T min(T a, T b) {
+  return b < a ? b : a;
+}
+
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
+inline int __clz(unsigned bits) { return bits ? __builtin_clz(bits) : 32; }
 
 inline void __syncwarp(unsigned mask = ~0u, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   execution::WaitForWarp(mask, {file, line});
@@ -245,6 +253,11 @@ T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32, const char*
 inline unsigned __ballot_sync(unsigned mask, int vote, const char* file = __builtin_FILE(),
                               int line = __builtin_LINE()) {
   return execution::Ballot(mask, vote != 0, {file, line});
+}
+
+inline unsigned __match_any_sync(unsigned mask, int value, const char* file = __builtin_FILE(),
+                                 int line = __builtin_LINE()) {
+  return execution::Match(mask, uint32_t(value), {file, line});
 }
 
 inline float __uint_as_float(uint32_t bits) {

@@ -260,7 +260,10 @@ const Sizes kConvolutions[] = {
     {{{1, 3}, {1, 2}, {-1, 0}, {1, 1}, false}, 2, 3, 5, 20, 2, 2, 2, 3},
     {{{2, 2}, {1, 1}, {1, 1}, {2, 3}, true}, 1, 3, 4, 15, 2, 2, 3, 2},
     {{{2, 2}, {1, 1}, {0, 0}, {1, 1}, true}, 2, 1, 1, 1, 1, 1, 1, 2},
-    {{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 64, 66, 1, 1, 2, 1, 1},  // more cells than a block scans per iteration
+    {{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 64, 66, 1, 1, 2, 1, 1},     // several bins of cells, few samples
+    {{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 512, 511, 1, 1, 40, 1, 1},  // more rows in a bin than in a window
+    {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, true}, 1, 3, 4, 1, 50, 20, 1, 1},      // several chunks of samples in few cells
+    {{{2, 2}, {1, 1}, {1, 1}, {1, 1}, true}, 2, 1, 1, 1, 20, 20, 1, 2},      // all samples in one cell
     {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 0, 3, 4, 8, 3, 4, 1, 2},
     {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 0, 4, 8, 2, 4, 1, 2},
     {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 0, 3, 4, 1, 2},
@@ -305,6 +308,10 @@ const FusedCall kFusedCalls[] = {
     {{{{2, 2}, {1, 1}, {1, 1}, {2, 3}, true}, 1, 3, 4, 48, 3, 4, 3, 1}, {160, 1}, 64, false},
     {{{{1, 3}, {1, 2}, {0, 1}, {1, 1}, false}, 2, 9, 8, 72, 9, 4, 3, 2}, {8, 1}, 64, false},
     {{{{2, 1}, {1, 1}, {1, 0}, {1, 1}, false}, 1, 3, 4, 40, 3, 4, 1, 1}, {8, 1}, 64, false},  // too many to share
+    // Long lists: several chunks of contributions to few pixels; all of them to one pixel; several bins.
+    {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, true}, 1, 3, 4, 8, 50, 45, 1, 1}, {8, 1}, 64, false},
+    {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, true}, 1, 1, 1, 8, 20, 20, 1, 1}, {8, 1}, 64, false},
+    {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 17, 23, 8, 17, 23, 1, 1}, {8, 1}, 64, false},
 };
 
 // Batches, images, height, width, channels, regions, classes; output, group, part, points; scale and trans_std.

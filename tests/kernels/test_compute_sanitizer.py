@@ -22,9 +22,9 @@ OPTIONS = {"initcheck": ["--leave-unwritten"]}
 
 # Tool, mistake, and what the tool reports.
 FOUND = [
-    ("memcheck", "off by one in global memory", "ScanKernel"),
-    ("racecheck", "missing barrier", "ScanKernel"),
-    ("initcheck", "entry that is not stored", "OrderKernel"),
+    ("memcheck", "off by one in global memory", "SortBinsKernel"),
+    ("racecheck", "missing barrier", "PartitionKernel"),
+    ("initcheck", "entry that is not stored", "SortBinsKernel"),
     ("initcheck", "unwritten result", "on access by cudaMemcpy source"),
 ]
 

@@ -56,28 +56,28 @@ def test_launches_do_not_depend_on_filled_memory(run):
     assert run("launches.cc", "memory", "--leave-unwritten") == (0, "every launch is done\n")
 
 
-SCAN_SUMS = "if (lane == kWarp - 1) sums[warp] = inclusive;\n      __syncthreads();"
-SCAN_END = "start += count[i];\n      }\n      __syncthreads();"
+COUNTED = "    __syncthreads();\n    if (warp == 0) {"  # each warp has counted its entries
+SCANNED = "    __syncthreads();\n    int32_t* chunk_ids"
 MISTAKES = {
     "missing barrier": (
-        ("counting_sort.h", SCAN_SUMS, "if (lane == kWarp - 1) sums[warp] = inclusive;"),
-        ("threads", r"data race.*ScanKernel"),
+        ("counting_sort.h", COUNTED, "    if (warp == 0) {"),
+        ("threads", r"data race.*PartitionKernel"),
     ),
     "another missing barrier": (
-        ("counting_sort.h", SCAN_END, "start += count[i];\n      }"),
-        ("threads", r"data race.*ScanKernel"),
+        ("counting_sort.h", SCANNED, "    int32_t* chunk_ids"),
+        ("threads", r"data race.*PartitionKernel"),
     ),
     "barrier that not all reach": (
-        ("counting_sort.h", SCAN_END, "start += count[i];\n      }\n      if (first_row < rows) __syncthreads();"),
+        ("counting_sort.h", COUNTED, "    if (warp_entries > 0) __syncthreads();\n    if (warp == 0) {"),
         ("memory", r"thread 0 waits at counting_sort.h:\d+ for thread \d+, which (waits|has ended)"),
     ),
     "off by one in shared memory": (
-        ("counting_sort.h", "sums[warp] = inclusive", "sums[warp + 1] = inclusive"),
-        ("memory", r"index \d+ out of bounds for type 'int \[8\]'"),
+        ("counting_sort.h", "next[warp][bin] = 0;", "next[warp + 1][bin] = 0;"),
+        ("memory", r"index \d+ out of bounds for type 'int \[8\]"),
     ),
     "off by one in global memory": (
-        ("counting_sort.h", "row < rows ? counts[row] : 0", "row <= rows ? counts[row] : 0"),
-        ("memory", r"heap-buffer-overflow.*ScanKernel"),
+        ("counting_sort.h", "shape.first_row(bin + 1) : shape.rows)", "shape.first_row(bin + 1) : shape.rows + 1)"),
+        ("memory", r"heap-buffer-overflow.*SortBinsKernel"),
     ),
     "overlapping writes of threads": (
         ("deform_conv.cu", "(columns + work_item * N) = out", "(columns + work_item / 2 * N) = out"),
@@ -88,15 +88,13 @@ MISTAKES = {
          "if (d_mask) d_mask[sample_index % 8] = cotangents.mask"),
         ("threads", r"data race.*OffsetCotangentKernel"),
     ),
-    "sum that is not atomic": (
-        ("counting_sort.h", "{ atomicAdd(&row_start[entry.row + 1], 1); }", "{ ++row_start[entry.row + 1]; }"),
-        ("threads", r"data race.*HistogramKernel"),
+    "missing barrier of a warp": (
+        ("counting_sort.h", "  __syncwarp();\n  if (key >= 0 && lower == 0)", "  if (key >= 0 && lower == 0)"),
+        ("threads", r"data race"),
     ),
     "entry that is not stored": (
-        ("counting_sort.h", "unordered[entry.values_base + atomicAdd(&row_start[entry.row + 1], 1)] = entry.id;",
-         "const int32_t index = atomicAdd(&row_start[entry.row + 1], 1);\n"
-         "      if (entry.id > 0) unordered[entry.values_base + index] = entry.id;"),
-        ("memory", r"heap-buffer-overflow"),
+        ("counting_sort.h", "if (bin >= 0) chunk_ids[place]", "if (bin > 0) chunk_ids[place]"),
+        ("memory", r"heap-buffer-overflow.*SortBinsKernel"),
     ),
     "list read while it is written": (
         ("psroi_pool.cu", "list[list_index] = item;\n      __syncthreads();", "list[list_index] = item;"),
@@ -130,9 +128,9 @@ MISTAKES = {
         ("deform_conv_fused_forward.cu", "return tap_ < num_taps();", "return true;"),
         ("memory", r"index \d+ out of bounds for type"),
     ),
-    "contribution that is counted in another row": (  # only the fused kernels sort values of more than 4 bytes
-        ("counting_sort.h", "const auto&) { atomicAdd(&row_start[entry.row + 1], 1); }",
-         "const auto& value) { atomicAdd(&row_start[entry.row + (sizeof value() == 4)], 1); }"),
+    "list that starts too early": (  # only the fused kernels sort values of more than 4 bytes
+        ("counting_sort.h", "= table_start + start + place;",
+         "= table_start + start + place - (sizeof(Value) > 4);"),
         ("memory", r"heap-buffer-overflow.*SumLists"),
     ),
     "contributions summed into the stage that is multiplied": (
@@ -229,6 +227,7 @@ WRONG = [
     ("memory", "divergent_barrier", "thread 0 waits at toys.cu:.* for thread 5, which has ended"),
     ("memory", "two_barriers", "thread 0 waits at toys.cu:.* for thread 32, which waits at toys.cu:"),
     ("memory", "divergent_shuffle", "thread 0 waits at toys.cu:.* for thread 5, which has ended"),
+    ("memory", "divergent_match", "thread 0 waits at toys.cu:.* for thread 5, which has ended"),
     ("memory", "no_blocks", "invalid configuration argument"),
     ("memory", "too_much_shared_memory", "invalid configuration argument"),
     ("memory", "shared_memory_without_opt_in", "invalid configuration argument"),
@@ -267,7 +266,7 @@ def test_what_toys_compute(run):
     lanes = range(64)
     assert values("rotate")[:64] == [100 + (i + 1) % 64 for i in lanes]
     assert values("dynamic")[:64] == [63 - i for i in lanes]
-    assert values("shuffle")[:64] == [7 if i % 32 < 16 else 6 for i in lanes]
+    assert values("shuffle")[:64] == [8 if i % 32 < 16 else 7 for i in lanes]
     assert values("atomic")[:2] == [64, 64]
     unknown = -1
     assert values("unwritten")[:64] == [1 if i < 10 else unknown for i in lanes]

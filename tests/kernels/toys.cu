@@ -71,6 +71,10 @@ __global__ void DivergentShuffleKernel(int* out) {
   if (threadIdx.x != 5) out[threadIdx.x] = __shfl_xor_sync(~0u, int(threadIdx.x), 1);
 }
 
+__global__ void DivergentMatchKernel(int* out) {
+  if (threadIdx.x != 5) out[threadIdx.x] = int(__match_any_sync(~0u, int(threadIdx.x)));
+}
+
 __global__ void ShuffleKernel(int* out) {
   const int me = int(threadIdx.x), lane = me % 32;
   out[me] = __shfl_xor_sync(~0u, me, 3) == (me ^ 3);
@@ -78,6 +82,7 @@ __global__ void ShuffleKernel(int* out) {
   out[me] += __shfl_down_sync(~0u, me, 2, 8) == (lane % 8 > 5 ? me : me + 2);
   out[me] += __shfl_sync(~0u, double(me), 9, 16) == me / 16 * 16 + 9;
   out[me] += __ballot_sync(~0u, lane % 2) == 0xaaaaaaaa;
+  out[me] += __match_any_sync(~0u, lane / 8) == 0xffu << lane / 8 * 8;
   // Each half of the warp votes separately, the first twice.
   const unsigned half = lane < 16 ? 0xffff : 0xffff0000;
   for (int round = 0; round < (lane < 16 ? 2 : 1); ++round) out[me] += __ballot_sync(half, 1) == half;
@@ -184,6 +189,7 @@ const std::map<std::string, Toy> kToys = {
     {"divergent_barrier", {DivergentBarrierKernel}},
     {"two_barriers", {TwoBarriersKernel}},
     {"divergent_shuffle", {DivergentShuffleKernel}},
+    {"divergent_match", {DivergentMatchKernel}},
     {"shuffle", {ShuffleKernel}},
     {"excluded_lane", {ExcludedLaneKernel}},
     {"warp", {WarpKernel<true>}},

@@ -85,7 +85,7 @@ bool Decode(const std::string& opcode, const std::vector<Operand>& operands, Reg
   if (name == "ld" || name == "st" || name == "cp" || name == "atom" || name == "ldmatrix") {
     return DecodeMemoryInstruction(opcode, operands, registers, out);
   }
-  if (name == "mma" || name == "shfl" || name == "vote" || name == "bar") {
+  if (name == "mma" || name == "shfl" || name == "vote" || name == "match" || name == "bar") {
     return DecodeWarpInstruction(opcode, operands, registers, out);
   }
   return DecodeLaneInstruction(opcode, operands, registers, out);

@@ -58,6 +58,20 @@ void Ballot(Warp& warp, const Instruction& instruction, Lanes lanes) {
   }
 }
 
+// match.any d, a, members: the lanes that have the same a.
+void MatchAny(Warp& warp, const Instruction& instruction, Lanes lanes) {
+  uint32_t values[kLanes];
+  std::memcpy(values, warp.At<uint32_t>(instruction.operands[1]), sizeof values);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (!Has(lanes, lane)) continue;
+    Lanes peers = 0;
+    for (int other = 0; other < kLanes; ++other) {
+      if (Has(lanes, other) && values[other] == values[lane]) peers |= Lanes{1} << other;
+    }
+    warp.At<uint32_t>(instruction.operands[0])[lane] = peers;
+  }
+}
+
 void WarpBarrier(Warp& warp, const Instruction&, Lanes lanes) {
   if (lanes != warp.exist) return;
   ++warp.barriers;
@@ -117,6 +131,12 @@ bool DecodeWarpInstruction(const std::string& opcode, const std::vector<Operand>
     out->execute = Ballot;
     out->operands[0] = PlaceOf(operands[0], 4, registers, &ok);
     out->operands[1] = PlaceOf(operands[1], 0, registers, &ok);
+    out->members = int32_t(PlaceOf(operands[2], 4, registers, &ok));
+    return ok;
+  }
+  if (opcode == "match.any.sync.b32" && operands.size() == 3) {
+    out->execute = MatchAny;
+    for (size_t i = 0; i < 2; ++i) out->operands[i] = PlaceOf(operands[i], 4, registers, &ok);
     out->members = int32_t(PlaceOf(operands[2], 4, registers, &ok));
     return ok;
   }
