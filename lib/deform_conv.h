@@ -50,6 +50,16 @@ struct Positions {
 // columns: [images, rows, columns, taps, channels], of x's type.
 const char* SampleColumns(Device&, DType, const Sizes&, const Positions&, const void* x, void* columns);
 
+// The tangents of x, offset and mask, in their types and shapes; null for zero.
+struct Tangents {
+  const void *x, *offset, *mask;
+};
+
+// The tangents of the columns, and the columns too if requested, which need the same reads of x:
+// [images, rows, columns, taps, 1 or 2, channels], of x's type, the tangents first.
+const char* SampleTangents(Device&, DType, const Sizes&, const Positions&, const Tangents&, const void* x,
+                           bool columns_requested, void* columns);
+
 // The cotangents of offset and mask, of type A. The columns are computed from the same reads of x. Each of the three
 // results may be null. d_columns: of type A, in the shape of the columns.
 const char* OffsetCotangent(Device&, DType, const Sizes&, const Positions&, const void* x, const void* d_columns,

@@ -11,7 +11,8 @@
 //
 // The one exception is an infinite cotangent of a sample whose position is inside but which has a corner outside the
 // image. cpu/deform_conv.cc multiplies the channels of that corner as zeros, so that the cotangents of the position and
-// the mask are NaN. The CUDA kernels skip the corner.
+// the mask are NaN. The CUDA kernels skip the corner. The same holds for an infinite tangent of the position of such
+// a sample: the sample's tangent is NaN on the CPU.
 #pragma once
 
 #include <cmath>
@@ -73,6 +74,10 @@ struct BilinearCorners {
   // The derivatives of the weight with respect to the position.
   DCN_HOST_DEVICE A weight_dy(int corner) const { return (corner / 2 ? A(1) : A(-1)) * x.weight(corner % 2); }
   DCN_HOST_DEVICE A weight_dx(int corner) const { return (corner % 2 ? A(1) : A(-1)) * y.weight(corner / 2); }
+  // The tangent of the weight, from the tangent of the position.
+  DCN_HOST_DEVICE A weight_tangent(int corner, A dy, A dx) const {
+    return is_inside() ? weight_dy(corner) * dy + weight_dx(corner) * dx : unread_value();
+  }
 };
 
 template <typename A>

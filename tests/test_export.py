@@ -137,17 +137,35 @@ def test_padding_that_depends_on_the_size():
     assert_near(restored.call(*arguments), halve(*arguments))
 
 
+def tangent_of(function):
+    return lambda *arrays: jax.jvp(function, arrays, arrays)[1]
+
+
+def second_derivative_of(function):
+    return lambda *arrays: jax.jvp(with_gradients(function), arrays, arrays)[1]
+
+
+@pytest.mark.parametrize("derivative", [tangent_of, second_derivative_of])
+def test_other_derivatives_for_symbolic_sizes(derivative):
+    program = PROGRAMS["deform_conv2d"]
+    artifact = exported(derivative(program.function), program.specs("nhw"), [jax.default_backend()])
+    arguments = program.arguments(2, 3, 4)
+    by_reference = derivative(functools.partial(program.function, backend="reference"))
+    assert_close(artifact.call(*arguments), jax.jit(by_reference)(*arguments), 1e-3, 1e-3)
+
+
 def calls(platforms, dtype):
-    """The custom calls in exports of both operators and their gradients, with a convolution that can be fused."""
+    """The custom calls in exports of both operators and their derivatives, with a convolution that can be fused."""
     operands = tuple(jnp.ones(shape, dtype) for shape in ((1, 3, 3, 32), (1, 3, 3, 18), (3, 3, 32, 8)))
     artifacts = [
         exported(function, arguments, platforms)
         for forward, arguments in ((jax_dcn.deform_conv2d, operands), (pooling.pool, of_pooling(1, 3, 4)))
-        for function in (forward, with_gradients(forward))
+        for function in (forward, with_gradients(forward), tangent_of(forward))
     ]
     return {name for artifact in artifacts for name in re.findall(r"@(dcn_\w+)", artifact.mlir_module())}
 
 
+TANGENTS = {"dcn_sample_tangents"}
 SAMPLING = {"dcn_sample", "dcn_input_cotangent", "dcn_offset_cotangent"}
 POOLING = {"dcn_psroi_pool", "dcn_psroi_pool_input_cotangent", "dcn_psroi_pool_offset_cotangent"}
 FUSED = {f"dcn_fused_{name}" for name in ("forward", "input_cotangent", "offset_cotangent", "weight_cotangent")}
@@ -156,7 +174,7 @@ FUSED = {f"dcn_fused_{name}" for name in ("forward", "input_cotangent", "offset_
 @pytest.mark.platforms("cpu")
 @pytest.mark.parametrize(
     "platforms, expected",
-    [(("tpu",), set()), (("tpu", "cpu"), SAMPLING | POOLING), (("cuda",), FUSED | POOLING)],
+    [(("tpu",), set()), (("tpu", "cpu"), SAMPLING | POOLING | TANGENTS), (("cuda",), FUSED | POOLING | TANGENTS)],
     ids=["tpu", "tpu_and_cpu", "cuda"],
 )
 def test_kernels_where_there_are_some(platforms, expected):

@@ -22,8 +22,10 @@ class Clock:
         return time.monotonic() >= self.end
 
 
-def interleaved(calls, repeats):
+def interleaved(calls, repeats, clock=time.perf_counter):
     """The seconds per call of each of the named calls, which take turns and have each been called before.
+
+    With `time.process_time` as the clock they are seconds of all threads on processors.
 
     Because they take turns, a slow period of the machine affects all of them, and ratios of medians are more reliable
     than absolute times. Calls that a device queues are timed in groups, which hides the time to start them.
@@ -35,7 +37,7 @@ def interleaved(calls, repeats):
             limit = SECONDS_EACH * (LEAST_TURNS if turn < LEAST_TURNS else 1)
             if sum(seconds[name]) * lengths[name] < limit:
                 time.sleep(PAUSE)
-                seconds[name].append(timed(call, lengths[name]))
+                seconds[name].append(timed(call, lengths[name], clock))
     return {name: summary(values) for name, values in seconds.items()}
 
 
@@ -43,12 +45,12 @@ def queue_length(call):
     return min(math.ceil(QUEUE_SECONDS / timed(call)), LONGEST_QUEUE) if call.queued else 1
 
 
-def timed(call, times=1):
-    start = time.perf_counter()
+def timed(call, times=1, clock=time.perf_counter):
+    start = clock()
     for _ in range(times):
         result = call.start()
     call.wait(result)
-    return (time.perf_counter() - start) / times
+    return (clock() - start) / times
 
 
 def summary(seconds):

@@ -4,15 +4,16 @@ One primitive represents the operator and all its derivatives. A chain of differ
 static parameters, says which of them:
 
     ()             operands → result                                 kernel
-    jvp            operands, tangents → tangent of the result        reference
+    jvp            operands, tangents → tangent of the result        kernel, if the operator has one
     vjp            operands, cotangent → cotangents of operands      kernel
-    vjp, jvp …     each further step differentiates the function     reference
+    vjp, jvp …     each further step differentiates the function     reference, in chunks
                    that the steps before it make
 
-The value and the first reverse derivative run in kernels. Every other derivative is derived from the reference, and on
-a platform without kernels so is everything. Each argument and each result of a chain has a name and a role. The role is
-the name of the operand whose shape it has, or `RESULT` if it has the shape of the result, and it determines how the
-array is batched, typed and sharded.
+The value and the first derivatives run in kernels. Every other derivative is derived from the reference, and evaluated
+in chunks of the operands so that its workspace does not grow with the batch. On a platform without kernels, and where
+the user asks for it, the whole reference computes everything. Each argument and each result of a chain has a name and a
+role. The role is the name of the operand whose shape it has, or `RESULT` if it has the shape of the result, and it
+determines how the array is batched, typed, cut into chunks and sharded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
 
-from jax_dcn._primitive import extension, jax_internals, partition
+from jax_dcn._primitive import chunks, extension, jax_internals, partition
 from jax_dcn._primitive.jax_internals import PRIMITIVES
 
 RESULT = "result"
@@ -82,12 +83,17 @@ class Operator(Generic[Spec]):
         error if they do not fit together.
       reference: `reference(**operands, **keywords)`, the operator in `jax.numpy`, which defines it and its derivatives.
       forward: `forward(**operands, platform, **keywords)` computes the same with the kernels of a platform.
+      tangent: `tangent(**operands, tangents, platform, **keywords)` computes the tangent of the result from those of
+        some operands, by name, with the kernels of a platform. None if there is no kernel.
       cotangent: `cotangent(**operands, ct, requested, all_reduced, platform, **keywords)` computes the cotangents of
         the operands in `requested` with the kernels of a platform, and returns them by name. They have the dtypes of
         the operands or the wider dtype in which sums are taken. The wider one is better for those in `all_reduced`,
         which are all-reduced over devices before they are rounded.
       axes: `axes(**operands, spec)`, from shapes, the dimensions that may be sharded.
       keywords: `keywords(spec, shards)`, the keywords of the three functions above on a device that has these shards.
+      chunk_lengths: `chunk_lengths(**operands, platform)`, from shapes with one batch dimension, the lengths of the
+        chunks in which derivatives of the reference are evaluated, by the names of `axes` and "batch". The reference of
+        these chunks must add up to that of the whole.
       shared: the number of dimensions of each operand that all examples of a batch share, as they do weights. If these
         operands are batched, then all of them are, by the leading batch dimensions of the other operands.
       linear: the operands in each of which the result is linear.
@@ -98,9 +104,11 @@ class Operator(Generic[Spec]):
     result: Callable[..., jax.ShapeDtypeStruct]
     reference: Callable[..., jax.Array]
     forward: Callable[..., jax.Array]
+    tangent: Callable[..., jax.Array] | None
     cotangent: Callable[..., Arrays]
     axes: Callable[..., Axes]
     keywords: Callable[[Spec, Mapping[str, partition.Shard]], dict[str, Any]]
+    chunk_lengths: Callable[..., Mapping[str, Any]]
     shared: Mapping[str, int]
     linear: tuple[str, ...]
 
@@ -229,9 +237,8 @@ class Operator(Generic[Spec]):
         spec: Spec,
         backend: Backend,
     ) -> Any:
-        has_kernel = not chain or (len(chain) == 1 and chain[0].mode == "vjp")
-        kernels = platform if platform and has_kernel and not why_reference(platform, backend) else None
-        if kernels is not None:
+        kernels = None if platform is None or why_reference(platform, backend) else platform
+        if kernels is not None and self._has_kernel(chain):
             extension.require(kernels)
         call = self._function(kernels, present, chain, spec)
         arguments, results, sizes = self._arrays(ctx.avals_in, present, chain, spec)
@@ -246,41 +253,103 @@ class Operator(Generic[Spec]):
     def _function(
         self, platform: str | None, present: tuple[str, ...], chain: Chain, spec: Spec
     ) -> partition.ShardedFunction:
-        """The function that a chain makes: by the kernels of a platform, or by the reference if it is None."""
+        """The function that a chain makes: as a platform with kernels computes it, or by the whole reference."""
         arguments, results = _roles(present, chain)
 
         def call(
             *args: jax.Array, shards: Mapping[str, partition.Shard], all_reduced: Sequence[bool]
         ) -> tuple[jax.Array, ...]:
-            keywords = self.keywords(spec, shards)
             reduced = tuple(name for name, is_reduced in zip(results, all_reduced, strict=True) if is_reduced)
             function: Callable[[Arrays], Arrays]
-            if platform is not None:
-                function = partial(self._by_kernel, chain=chain, all_reduced=reduced, platform=platform, **keywords)
-            else:
+            if platform is None:
                 # The terms of an all-reduce stay wide. Only the sum is rounded.
                 widen = partition.widened if reduced else lambda array: array
                 args = tuple(map(widen, args))
-                function = _derivative(partial(self._by_reference, widen=widen, **keywords), chain)
+                function = _derivative(partial(self._by_reference, widen=widen, **self.keywords(spec, shards)), chain)
+            else:
+                function = partial(
+                    self._by_kernel if self._has_kernel(chain) else self._by_chunks,
+                    present=present,
+                    chain=chain,
+                    spec=spec,
+                    shards=shards,
+                    all_reduced=reduced,
+                    platform=platform,
+                )
             outs = _mapped(function, self._shared_batch(args, present))(dict(zip(arguments, args, strict=True)))
             return tuple(outs[name] for name in results)
 
         return call
 
+    def _has_kernel(self, chain: Chain) -> bool:
+        return not chain or (len(chain) == 1 and (chain[0].mode == "vjp" or self.tangent is not None))
+
     def _by_kernel(
-        self, arrays: Arrays, *, chain: Chain, all_reduced: tuple[str, ...], platform: str, **keywords: Any
+        self,
+        arrays: Arrays,
+        *,
+        present: tuple[str, ...],
+        chain: Chain,
+        spec: Spec,
+        shards: Mapping[str, partition.Shard],
+        all_reduced: tuple[str, ...],
+        platform: str,
     ) -> Arrays:
-        operands = self._with_absent(arrays)
+        keywords = {**self._with_absent(arrays), "platform": platform, **self.keywords(spec, shards)}
         if not chain:
-            return {RESULT: self.forward(**operands, platform=platform, **keywords)}
-        return self.cotangent(
-            **operands,
-            ct=arrays[_cotangent_name(RESULT, 0)],
-            requested=chain[0].arguments,
-            all_reduced=all_reduced,
-            platform=platform,
-            **keywords,
+            return {RESULT: self.forward(**keywords)}
+        (mode, names), *_ = chain
+        if mode == "jvp" and self.tangent is not None:
+            return {RESULT: self.tangent(tangents={name: arrays[_tangent_name(name, 0)] for name in names}, **keywords)}
+        ct = arrays[_cotangent_name(RESULT, 0)]
+        return self.cotangent(ct=ct, requested=names, all_reduced=all_reduced, **keywords)
+
+    def _by_chunks(
+        self,
+        arrays: Arrays,
+        *,
+        present: tuple[str, ...],
+        chain: Chain,
+        spec: Spec,
+        shards: Mapping[str, partition.Shard],
+        all_reduced: tuple[str, ...],
+        platform: str,
+    ) -> Arrays:
+        """Derivatives of the reference, with the workspace of a chunk of the operands."""
+        argument_roles, result_roles = _roles(present, chain)
+        axes = self.axes(**self._with_absent(arrays), spec=spec)
+        shapes = {role: jax.typeof(arrays[name]) for name, role in argument_roles.items()}
+        if RESULT not in shapes:
+            reference = partial(self.reference, **self.keywords(spec, shards))
+            shapes[RESULT] = jax.eval_shape(reference, **self._with_absent(arrays))
+
+        def names(role: str) -> partition.Names:
+            of_example = axes.result if role == RESULT else axes.operands[role]
+            return of_example if role in self.shared else ("batch", *of_example)
+
+        def flat(array: jax.Array, role: str) -> jax.Array:
+            return array if role in self.shared else chunks.flat(array, len(names(role)) - 1)
+
+        def like(name: str, role: str) -> partition.Array:
+            struct = jax.eval_shape(partial(flat, role=role), shapes[role])
+            dtype = partition.sum_dtype(struct.dtype) if name in all_reduced else struct.dtype
+            return partition.Array(names(role), struct.shape, dtype)
+
+        def of_chunk(arrays: Arrays, starts: chunks.Starts) -> Arrays:
+            keywords = self.keywords(spec, _shards_of_chunk(shards, starts))
+            reference = partial(self._by_reference, widen=partition.widened, **keywords)
+            return _derivative(reference, chain)({name: partition.widened(array) for name, array in arrays.items()})
+
+        flat_arrays = {name: flat(arrays[name], role) for name, role in argument_roles.items()}
+        outs = chunks.evaluate(
+            of_chunk,
+            flat_arrays,
+            arguments={name: names(role) for name, role in argument_roles.items()},
+            results={name: like(name, role) for name, role in result_roles.items()},
+            lengths=tuple(self.chunk_lengths(**self._with_absent(flat_arrays), platform=platform).items()),
+            fill=len(chain),
         )
+        return {name: outs[name].reshape(shapes[role].shape) for name, role in result_roles.items()}
 
     def _by_reference(self, arrays: Arrays, *, widen: Callable[[jax.Array], jax.Array], **keywords: Any) -> Arrays:
         return {RESULT: widen(self.reference(**self._with_absent(arrays), **keywords))}
@@ -394,6 +463,13 @@ def _roles(present: tuple[str, ...], chain: Chain) -> tuple[Roles, Roles]:
             arguments |= {_cotangent_name(name, depth): role for name, role in results.items()}
             results = active
     return arguments, results
+
+
+def _shards_of_chunk(shards: Mapping[str, partition.Shard], starts: chunks.Starts) -> dict[str, partition.Shard]:
+    """The shards of a device, from where a chunk of them begins."""
+    whole = partition.Shard(1, 0)
+    of_device = {name: shards.get(name, whole) for name in starts}
+    return {**shards, **{name: shard._replace(start=shard.start + starts[name]) for name, shard in of_device.items()}}
 
 
 def _derivative(function: Callable[[Arrays], Arrays], chain: Chain) -> Callable[[Arrays], Arrays]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike, DTypeLike
 
 from jax_dcn._primitive import jax_internals
 from jax_dcn._primitive.jax_internals import PARTITIONING
@@ -33,7 +34,7 @@ class Shard(NamedTuple):
     """A device's part of the dimensions of one name: one of `num_shards` equal shards, beginning at index `start`."""
 
     num_shards: int
-    start: jax.Array
+    start: ArrayLike
 
 
 class ShardedFunction(Protocol):
@@ -74,9 +75,14 @@ def spec_of(names: Names, split: Mapping[str, MeshAxes]) -> PartitionSpec:
     return PartitionSpec(*(None if name is None else split.get(name) for name in names))
 
 
+def sum_dtype(dtype: DTypeLike) -> Any:
+    """The dtype in which sums of arrays of `dtype` are taken."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
 def widened(array: jax.Array) -> jax.Array:
     """`array` in the dtype in which sums are taken."""
-    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+    return array.astype(sum_dtype(array.dtype))
 
 
 def unsharded(function: ShardedFunction, results: Sequence[Array]) -> Callable[..., tuple[jax.Array, ...]]:

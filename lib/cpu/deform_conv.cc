@@ -163,6 +163,45 @@ DCN_VECTORIZED void SamplePixels(const Call<Accumulator<T>>& call, const T* x, c
 }
 
 template <typename T>
+DCN_VECTORIZED void SampleTangentsOfPixels(const Call<Accumulator<T>>& call, const Tangents& tangents, const T* x,
+                                           const T* zeros, bool columns_requested, T* columns, int64_t begin,
+                                           int64_t end) {
+  using A = Accumulator<T>;
+  const T* const d_x = static_cast<const T*>(tangents.x);
+  const A* const d_offset = static_cast<const A*>(tangents.offset);
+  const A* const d_mask = static_cast<const A*>(tangents.mask);
+  const int64_t parts = columns_requested ? 2 : 1;
+  const auto sample = [&](const BilinearCorners<A>& corners, const SampleIndices& indices) DCN_INLINED {
+    const CornerChannels<T> pixels(call, corners, indices, x, zeros);
+    const CornerChannels<T> pixel_tangents(call, corners, indices, d_x ? d_x : x, zeros);
+    const A mask = call.Mask(indices.sample), mask_tangent = d_mask ? d_mask[indices.sample] : A(0);
+    A weight_tangent[4];
+    for (int corner = 0; d_offset && corner < 4; ++corner) {
+      weight_tangent[corner] =
+          corners.weight_tangent(corner, d_offset[2 * indices.sample], d_offset[2 * indices.sample + 1]);
+    }
+    T* const out = columns + parts * (indices.column - indices.channel) + indices.channel;
+    // A tangent that is zero has no term, which would be NaN for an infinite factor.
+    ForEachLanes(call.group_channels, [&](int64_t c, int count) DCN_INLINED {
+      Lanes<A> value, tangent;
+      for (int corner = 0; corner < 4; ++corner) {
+        const Lanes<A> pixel = pixels.At(corner, c, count);
+        value.value += pixels.weight[corner] * pixel.value;
+        if (d_offset) tangent.value += weight_tangent[corner] * pixel.value;
+        if (d_x) tangent.value += pixels.weight[corner] * pixel_tangents.At(corner, c, count).value;
+      }
+      if (d_x || d_offset) tangent.value *= mask;
+      if (d_mask) tangent.value += mask_tangent * value.value;
+      tangent.Store(out + c, count);
+      if (!columns_requested) return;
+      value.value *= mask;
+      value.Store(out + call.sizes.channels + c, count);
+    });
+  };
+  call.ForEachSample(begin, end, 0, call.sizes.offset_groups - 1, sample);
+}
+
+template <typename T>
 DCN_VECTORIZED void OffsetCotangentOfPixels(const Call<Accumulator<T>>& call, const T* x, const T* zeros,
                                             const Accumulator<T>* d_columns, Accumulator<T>* d_offset,
                                             Accumulator<T>* d_mask, T* columns, int64_t begin, int64_t end) {
@@ -220,6 +259,21 @@ const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const
     const std::vector<T> zeros(sizes.group_channels(), T(0));
     ParallelRanges(device, sizes.pixels(), sizes.taps() * sizes.channels, [&](int64_t begin, int64_t end) {
       SamplePixels(call, static_cast<const T*>(x), zeros.data(), static_cast<T*>(columns), begin, end);
+    });
+  });
+  return nullptr;
+}
+
+const char* SampleTangents(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
+                           const Tangents& tangents, const void* x, bool columns_requested, void* columns) {
+  if (sizes.pixels() == 0) return nullptr;
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const Call<Accumulator<T>> call(sizes, positions);
+    const std::vector<T> zeros(sizes.group_channels(), T(0));
+    ParallelRanges(device, sizes.pixels(), sizes.taps() * sizes.channels, [&](int64_t begin, int64_t end) {
+      SampleTangentsOfPixels(call, tangents, static_cast<const T*>(x), zeros.data(), columns_requested,
+                             static_cast<T*>(columns), begin, end);
     });
   });
   return nullptr;

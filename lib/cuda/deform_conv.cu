@@ -46,6 +46,51 @@ __global__ void SampleColumnsKernel(Sizes sizes, Positions positions, const T* x
   }
 }
 
+// A thread computes N channels of the tangent of a tap of an output pixel, and of the columns if requested.
+template <typename T, int N>
+__global__ void SampleTangentsKernel(Sizes sizes, Positions positions, Tangents tangents, const T* x,
+                                     bool columns_requested, T* columns) {
+  using A = Accumulator<T>;
+  const T* const d_x = static_cast<const T*>(tangents.x);
+  const A* const d_offset = static_cast<const A*>(tangents.offset);
+  const A* const d_mask = static_cast<const A*>(tangents.mask);
+  const int64_t vectors = sizes.channels / N, n = sizes.pixels() * sizes.taps() * vectors;
+  for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
+    const int64_t c = work_item % vectors * N, tap = work_item / vectors, p = tap / sizes.taps();
+    const int32_t k = int32_t(tap % sizes.taps());
+    const int64_t sample_index = SampleIndex(sizes, p, c / sizes.group_channels(), k);
+    const BilinearCorners<A> corners = LocateSample<A>(sizes, positions, p, sample_index, k);
+    A value[N], tangent[N];
+    for (int v = 0; v < N; ++v) value[v] = tangent[v] = corners.unread_value();
+    for (int corner = 0; corner < 4; ++corner) {
+      if (!corners.is_read(corner)) continue;
+      const Vector<T, N> pixel = AsVector<N>(CornerAddress(sizes, positions, x, corners, p, corner, c));
+      for (int v = 0; v < N; ++v) value[v] += corners.weight(corner) * A(pixel.value[v]);
+      // A tangent that is zero has no term, which would be NaN for an infinite factor.
+      if (d_offset) {
+        const A weight = corners.weight_tangent(corner, d_offset[2 * sample_index], d_offset[2 * sample_index + 1]);
+        for (int v = 0; v < N; ++v) tangent[v] += weight * A(pixel.value[v]);
+      }
+      if (d_x) {
+        const Vector<T, N> pixel_tangent = AsVector<N>(CornerAddress(sizes, positions, d_x, corners, p, corner, c));
+        for (int v = 0; v < N; ++v) tangent[v] += corners.weight(corner) * A(pixel_tangent.value[v]);
+      }
+    }
+    const A mask = Mask<A>(positions, sample_index);
+    Vector<T, N> out;
+    for (int v = 0; v < N; ++v) {
+      if (d_x || d_offset) tangent[v] *= mask;
+      if (d_mask) tangent[v] += d_mask[sample_index] * value[v];
+      out.value[v] = T(tangent[v]);
+    }
+    T* const out_at = columns + tap * (columns_requested ? 2 : 1) * sizes.channels + c;
+    AsVector<N>(out_at) = out;
+    if (!columns_requested) continue;
+    for (int v = 0; v < N; ++v) out.value[v] = T(value[v] * mask);
+    AsVector<N>(out_at + sizes.channels) = out;
+  }
+}
+
 // A warp computes the cotangents of one sample's offset and mask: its lanes share the sum over channels.
 template <typename T, int N>
 __global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, const T* x, const Accumulator<T>* d_columns,
@@ -185,6 +230,19 @@ const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const
       constexpr int N = decltype(width)::value;
       return Launch<SampleColumnsKernel<T, N>>(device, BlocksFor(sizes.pixels() * sizes.taps() * sizes.channels / N),
                                                sizes, positions, static_cast<const T*>(x), static_cast<T*>(columns));
+    });
+  });
+}
+
+const char* SampleTangents(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
+                           const Tangents& tangents, const void* x, bool columns_requested, void* columns) {
+  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    return DispatchWidth<T>(sizes.group_channels(), [&](auto width) {
+      constexpr int N = decltype(width)::value;
+      return Launch<SampleTangentsKernel<T, N>>(device, BlocksFor(sizes.pixels() * sizes.taps() * sizes.channels / N),
+                                                sizes, positions, tangents, static_cast<const T*>(x), columns_requested,
+                                                static_cast<T*>(columns));
     });
   });
 }

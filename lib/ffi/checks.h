@@ -115,12 +115,12 @@ inline DType CheckedDType(Checks& checks, ffi::AnyBuffer x) {
   }
 }
 
-// The optional last operand, or nullopt if it is absent.
-inline std::optional<ffi::AnyBuffer> OptionalOperand(Checks& checks, std::string_view operand,
-                                                     ffi::RemainingArgs rest) {
-  checks.Require(rest.size() <= 1, "has operands after " + std::string(operand));
-  if (rest.size() != 1) return std::nullopt;
-  const auto buffer = rest.get<ffi::AnyBuffer>(0);
+// The optional last operand, at `index` of the remaining ones, or nullopt if it is absent.
+inline std::optional<ffi::AnyBuffer> OptionalOperand(Checks& checks, std::string_view operand, ffi::RemainingArgs rest,
+                                                     size_t index = 0) {
+  checks.Require(rest.size() <= index + 1, "has operands after " + std::string(operand));
+  if (rest.size() != index + 1) return std::nullopt;
+  const auto buffer = rest.get<ffi::AnyBuffer>(index);
   checks.Require(buffer.has_value(), std::string(operand) + " must be an array");
   return buffer.has_value() ? std::optional(*buffer) : std::nullopt;
 }

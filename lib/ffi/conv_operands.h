@@ -1,6 +1,7 @@
 // Decodes the operands that all handlers of the convolution share, and checks them against each other.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 #include <optional>
 
@@ -16,7 +17,7 @@ struct ConvCall {
 };
 
 inline ConvCall DecodeConvCall(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
-                               ffi::RemainingArgs optional_mask) {
+                               ffi::RemainingArgs rest, size_t mask_index = 0) {
   ConvCall call;
   Sizes& sizes = call.sizes;
   Window& window = sizes.window;
@@ -48,7 +49,7 @@ inline ConvCall DecodeConvCall(Checks& checks, ffi::Dictionary attributes, ffi::
                      std::to_string(sizes.offset_groups) + " offset groups and " + std::to_string(sizes.taps()) +
                      " taps");
   call.positions = {offset.untyped_data(), nullptr, static_cast<const int32_t*>(origin.untyped_data())};
-  if (const auto mask = OptionalOperand(checks, "mask", optional_mask)) {
+  if (const auto mask = OptionalOperand(checks, "mask", rest, mask_index)) {
     checks.Shape("mask", *mask, {shape[0], shape[1], shape[2], shape[3] / 2});
     checks.Type("mask", *mask, offset.element_type());
     call.positions.mask = mask->untyped_data();
@@ -71,6 +72,37 @@ inline void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer
   checks.FitsInt32("the image's height", sizes.height);
   checks.FitsInt32("the image's width", sizes.width);
 }
+
+// The tangents of a handler, which come first in the remaining operands: each that is present has an attribute
+// `<name>_tangent`.
+class TangentOperands {
+ public:
+  TangentOperands(Checks& checks, ffi::Dictionary attributes, ffi::RemainingArgs rest)
+      : checks_(checks), attributes_(attributes), rest_(rest) {}
+
+  size_t Count(std::initializer_list<const char*> names) const {
+    return std::count_if(names.begin(), names.end(), [&](const char* name) { return IsPresent(name); });
+  }
+
+  // The data pointer of the next tangent, or null if it is absent.
+  const void* Next(const std::string& name, ffi::DataType type, std::initializer_list<int64_t> shape) {
+    if (!IsPresent(name)) return nullptr;
+    const auto tangent = rest_.get<ffi::AnyBuffer>(next_++);
+    checks_.Require(tangent.has_value(), "has no tangent of " + name + ", which is said to be present");
+    if (!checks_.ok()) return nullptr;
+    checks_.Type("the tangent of " + name, *tangent, type);
+    checks_.Shape("the tangent of " + name, *tangent, shape);
+    return tangent->untyped_data();
+  }
+
+ private:
+  bool IsPresent(const std::string& name) const { return checks_.Attribute(attributes_, name + "_tangent", false); }
+
+  Checks& checks_;
+  ffi::Dictionary attributes_;
+  ffi::RemainingArgs rest_;
+  size_t next_ = 0;
+};
 
 // The results of a handler that computes only some of them: each result has an attribute `<name>_requested`.
 class RequestedResults {

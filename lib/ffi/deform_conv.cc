@@ -26,6 +26,35 @@ ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer 
   return ToError(SampleColumns(device, dtype, sizes, call.positions, x.untyped_data(), columns->untyped_data()));
 }
 
+ffi::Error SampleTangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+                              ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> columns,
+                              ffi::Dictionary attributes) {
+  Checks checks("dcn_sample_tangents");
+  TangentOperands operands(checks, attributes, rest);
+  const size_t mask_index = operands.Count({"x", "offset", "mask"});
+  ConvCall call = DecodeConvCall(checks, attributes, offset, origin, rest, mask_index);
+  if (!checks.ok()) return checks.error();
+  Sizes& sizes = call.sizes;
+  const DType dtype = CheckedDType(checks, x);
+  DecodeImage(checks, "x", x, sizes);
+  checks.Type("offset", offset, AccumulatorType(x.element_type()));
+  const int64_t positions = sizes.offset_groups * sizes.taps();
+  Tangents tangents = {};
+  tangents.x = operands.Next("x", x.element_type(), {sizes.images_of_x, sizes.height, sizes.width, sizes.channels});
+  tangents.offset =
+      operands.Next("offset", offset.element_type(), {sizes.images, sizes.rows, sizes.columns, 2 * positions});
+  tangents.mask = operands.Next("mask", offset.element_type(), {sizes.images, sizes.rows, sizes.columns, positions});
+  checks.Require(call.positions.mask || !tangents.mask, "has a tangent of mask, but no mask");
+  const bool columns_requested = checks.Attribute(attributes, "columns_requested", false);
+  checks.Type("columns", *columns, x.element_type());
+  checks.Shape("columns", *columns,
+               {sizes.images, sizes.rows, sizes.columns, sizes.taps(), columns_requested ? 2 : 1, sizes.channels});
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(SampleTangents(device, dtype, sizes, call.positions, tangents, x.untyped_data(), columns_requested,
+                                columns->untyped_data()));
+}
+
 ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                                ffi::AnyBuffer d_columns, ffi::RemainingArgs mask, ffi::RemainingRets results,
                                ffi::Dictionary attributes) {
@@ -94,6 +123,17 @@ XLA_FFI_DEFINE_HANDLER(kSample, SampleImpl,
                            .Attrs(),
                        {ffi::Traits::kCmdBufferCompatible});
 
+XLA_FFI_DEFINE_HANDLER(kSampleTangents, SampleTangentsImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // offset
+                           .Arg<ffi::AnyBuffer>()  // origin
+                           .RemainingArgs()        // tangents of x, offset and mask; mask
+                           .Ret<ffi::AnyBuffer>()  // columns
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
 XLA_FFI_DEFINE_HANDLER(kOffsetCotangent, OffsetCotangentImpl,
                        ffi::Ffi::Bind()
                            .Ctx<Device::Binding>()
@@ -123,6 +163,7 @@ XLA_FFI_DEFINE_HANDLER(kInputCotangent, InputCotangentImpl,
 
 std::vector<Handler> DeformConvHandlers() {
   return {{"dcn_sample", WrappedHandler<kSample>},
+          {"dcn_sample_tangents", WrappedHandler<kSampleTangents>},
           {"dcn_offset_cotangent", WrappedHandler<kOffsetCotangent>},
           {"dcn_input_cotangent", WrappedHandler<kInputCotangent>}};
 }

@@ -20,7 +20,7 @@ from jax_dcn._operators.deform_conv.switches import without_fused_path
 from jax_dcn._primitive import extension
 from tests.helpers.deform_conv.cases import Operands, convolve, explicit_gradients, pull_back
 
-from .test_memory import MIB, forward, shapes, temporary_bytes
+from .test_memory import MIB, forward, hessian_product, shapes, tangent, temporary_bytes
 
 pytestmark = pytest.mark.platforms("cpu")
 TARGET = pathlib.Path(__file__).with_name("h100.txtpb").read_text()
@@ -76,6 +76,13 @@ def test_workspace_is_bounded_at_any_batch_size(program, dtype, precision):
             for batch in (1, 16, 64, 1024)
         }
     assert max(sizes.values()) <= 256 * MIB, sizes
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("derivative", [tangent, hessian_product])
+def test_other_derivatives_are_bounded(derivative, dtype):
+    size = temporary_bytes(derivative, *on(gpu(), shapes(64, (100, 168, 128), dtype, features=128)))
+    assert size <= 256 * MIB
 
 
 def test_layers_of_one_shape_share_no_array():

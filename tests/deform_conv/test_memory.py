@@ -1,5 +1,6 @@
 """The workspace stays small for every batch size, and the chunks add up to the whole result."""
 
+import functools
 import math
 
 import jax
@@ -61,6 +62,29 @@ def test_temporary_memory_is_bounded(function, arrays_of_samples, dtype, image, 
     assert (
         max(sizes.values()) <= max(HELD_SAMPLES[platform], one_row) + 3 * one_image + LIBRARIES[platform] + 4 * MIB
     ), sizes
+
+
+def tangent(_, operands):
+    return jax.jvp(convolve, (operands,), (operands,))
+
+
+def tangent_of_x(_, operands):
+    return jax.jvp(lambda x: convolve(operands._replace(x=x)), (operands.x,), (operands.x,))
+
+
+def hessian_product(cotangent, operands):
+    """The gradients too, so that the program has kernels."""
+    return jax.jvp(functools.partial(pull_back, cotangent), (operands,), (operands,))
+
+
+LAYER = (50, 84, 256)  # shape B of the benchmarks: the samples of one image take 37 MiB
+
+
+@pytest.mark.parametrize("derivative", [tangent, tangent_of_x, hessian_product])
+def test_other_derivatives_do_not_grow_with_the_batch(derivative, platform):
+    sizes = {batch: temporary_bytes(derivative, *shapes(batch, LAYER, "float32", features=256)) for batch in (2, 16)}
+    assert sizes[16] <= sizes[2] + MIB, sizes
+    assert sizes[16] <= 3 * HELD_SAMPLES[platform] + LIBRARIES[platform], sizes
 
 
 def test_a_result_of_the_shape_of_x():

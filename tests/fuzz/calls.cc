@@ -58,6 +58,7 @@ class CallBuilder {
         {"dcn_fused_input_cotangent", &CallBuilder::FusedInputCotangent},
         {"dcn_fused_offset_cotangent", &CallBuilder::FusedOffsetCotangent},
         {"dcn_fused_weight_cotangent", &CallBuilder::FusedWeightCotangent},
+        {"dcn_sample_tangents", &CallBuilder::SampleTangents},
     };
     const auto& [name, build] = bytes_.ChooseFrom(handlers);
     call_.handler = name;
@@ -127,6 +128,20 @@ class CallBuilder {
     Result(type_, ColumnsShape());
   }
 
+  void SampleTangents() {
+    Columns();
+    const std::vector<int64_t> image = ImageShape(Sum(images_, Size(2)));
+    const XLA_FFI_DataType wide = Accumulator(type_);
+    Argument(type_, image);
+    OffsetAndOrigin(wide);
+    if (IsChosen("x_tangent")) Argument(type_, image);
+    if (IsChosen("offset_tangent")) Argument(wide, PositionsShape(2));
+    const bool has_mask_tangent = IsChosen("mask_tangent");
+    if (has_mask_tangent) Argument(wide, PositionsShape(1));
+    if (has_mask_tangent || bytes_.Below(2)) Argument(wide, PositionsShape(1));
+    Result(type_, {images_, rows_, columns_, taps_, IsChosen("columns_requested") ? 2 : 1, channels_});
+  }
+
   void OffsetCotangent() {
     Columns();
     Argument(type_, ImageShape(Sum(images_, Size(2))));
@@ -134,17 +149,17 @@ class CallBuilder {
     Argument(Accumulator(type_), ColumnsShape());
     OptionalMask(Accumulator(type_));
     PositionResults(Accumulator(type_));
-    if (IsRequested("columns")) Result(type_, ColumnsShape());
+    if (IsChosen("columns_requested")) Result(type_, ColumnsShape());
   }
 
-  bool IsRequested(const std::string& name) {
-    const bool is_requested = bytes_.Below(2);
-    call_.attributes[name + "_requested"] = Attribute::Boolean(is_requested);
-    return is_requested;
+  bool IsChosen(const std::string& attribute) {
+    const bool is_chosen = bytes_.Below(2);
+    call_.attributes[attribute] = Attribute::Boolean(is_chosen);
+    return is_chosen;
   }
   void PositionResults(XLA_FFI_DataType type) {
-    if (IsRequested("offset")) Result(type, PositionsShape(2));
-    if (IsRequested("mask")) Result(type, PositionsShape(1));
+    if (IsChosen("offset_requested")) Result(type, PositionsShape(2));
+    if (IsChosen("mask_requested")) Result(type, PositionsShape(1));
   }
 
   void InputCotangent() {

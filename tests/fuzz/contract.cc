@@ -70,6 +70,19 @@ const char* SampleColumns(Device&, DType dtype, const Sizes& s, const Positions&
   return nullptr;
 }
 
+const char* SampleTangents(Device&, DType dtype, const Sizes& s, const Positions& positions, const Tangents& tangents,
+                           const void* x, bool columns_requested, void* columns) {
+  const double wide = AccumulatorSize(dtype);
+  CheckPositions(s, positions, wide);
+  REQUIRE(contract.Holds(x, ImageCount(s, s.images_of_x), SizeOf(dtype)));
+  REQUIRE(!tangents.x || contract.Holds(tangents.x, ImageCount(s, s.images_of_x), SizeOf(dtype)));
+  REQUIRE(!tangents.offset || contract.Holds(tangents.offset, 2 * PositionCount(s), wide));
+  REQUIRE(!tangents.mask || contract.Holds(tangents.mask, PositionCount(s), wide));
+  REQUIRE(positions.mask || !tangents.mask);
+  REQUIRE(contract.Holds(columns, (columns_requested ? 2 : 1) * ColumnsCount(s), SizeOf(dtype)));
+  return nullptr;
+}
+
 const char* OffsetCotangent(Device& device, DType dtype, const Sizes& s, const Positions& positions, const void* x,
                             const void* d_columns, void* d_offset, void* d_mask, void* columns) {
   const double wide = AccumulatorSize(dtype);

@@ -70,6 +70,10 @@ void TestManyPixels() {
   Device device(nullptr);
   Check(SampleColumns(device, DType::kF32, sizes, positions, x.data(), columns.data()));
   Expect("the last sample", columns.last(), 3);
+  const Tangents tangents = {x.data(), nullptr, nullptr};
+  columns.last() = 0;
+  Check(SampleTangents(device, DType::kF32, sizes, positions, tangents, x.data(), false, columns.data()));
+  Expect("the last sample's tangent", columns.last(), 3);
   Check(OffsetCotangent(device, DType::kF32, sizes, positions, x.data(), d_columns.data(), d_offset.data(),
                         d_mask.data(), nullptr));
   Expect("the last mask's cotangent", d_mask.last(), 15);

@@ -146,6 +146,17 @@ void CallDeformConv(DType dtype, const Sizes& sizes, bool has_mask) {
   Check(SampleColumns(device, dtype, sizes, positions, x.data(), columns.data()));
   columns.CheckWritten("columns");
 
+  Array x_tangent = Array::Random(dtype, sizes.images_of_x * pixels, 1);
+  Array offset_tangent = Array::Random(wide, 2 * positions_size, 1);
+  Array mask_tangent = Array::Random(wide, positions_size, 1);
+  Array both = Array::Unwritten(dtype, 2 * columns_size), tangents_only = Array::Unwritten(dtype, columns_size);
+  const Tangents all = {x_tangent.data(), offset_tangent.data(), has_mask ? mask_tangent.data() : nullptr};
+  const Tangents of_offset = {nullptr, offset_tangent.data(), nullptr};
+  Check(SampleTangents(device, dtype, sizes, positions, all, x.data(), true, both.data()));
+  both.CheckWritten("tangents and columns");
+  Check(SampleTangents(device, dtype, sizes, positions, of_offset, x.data(), false, tangents_only.data()));
+  tangents_only.CheckWritten("tangents");
+
   Array d_columns = Array::Random(wide, columns_size, 1);
   Array d_offset = Array::Unwritten(wide, 2 * positions_size), d_mask = Array::Unwritten(wide, positions_size);
   Array requested_columns = Array::Unwritten(dtype, columns_size);

@@ -56,6 +56,7 @@ def conv_calls(sizes):
     d_columns = jnp.ones((n, rows, columns, taps, channels))
     both = ("offset", "mask")
     yield lambda: conv.sample(x, sampling)
+    yield lambda: conv.sample_tangents(x, sampling, {"x": x}, columns_requested=True)
     yield lambda: conv.offset_cotangent(x, sampling, d_columns, requested=both, columns_requested=False)
     yield lambda: conv.offset_cotangent(x, sampling, d_columns, requested=(), columns_requested=True)
     workspace_size = n * (2 * taps * rows * columns + (height + 1) * (width + 1) + 1)

@@ -13,6 +13,7 @@ from jax_dcn._operators.deform_conv.switches import without_fused_path
 from tests.deform_conv import test_dtypes as conv_types
 from tests.deform_conv import test_fused as conv_fused
 from tests.deform_conv import test_memory as conv_memory
+from tests.deform_conv import test_tangents as conv_tangents
 from tests.deform_conv import test_values as conv_values
 from tests.deform_psroi_pool import test_kinks as pool_kinks
 from tests.deform_psroi_pool import test_special as pool_special
@@ -29,8 +30,11 @@ def test_these_tests_run_the_kernels(executed_handlers):
             + jax_dcn.deform_psroi_pool(x, jnp.ones((1, 5)), shift, output_size=1).sum()
         )
 
+    def tangent(*operands):
+        return jax.jvp(all_operators, operands, operands)
+
     operands = jnp.ones((2, 5, 6, 32)), jnp.ones((2, 5, 6, 2)), jnp.ones((1, 1, 32, 8)), jnp.ones((1, 1, 1, 2))
-    programs = jax.jit(jax.grad(all_operators, (0, 1, 2, 3))), jax.jit(all_operators)
+    programs = [jax.jit(function) for function in (all_operators, jax.grad(all_operators, (0, 1, 2, 3)), tangent)]
     text = "".join(program.lower(*operands).as_text() for program in programs)
     assert {name for name in executed_handlers.values() if f"@{name}(" in text} == set(executed_handlers.values())
 
@@ -45,6 +49,8 @@ test_conv_types = conv_types.test_against_float64
 test_conv_sums_over_channels = conv_types.test_sums_over_channels_are_wide
 test_conv_sums_over_pixels = conv_types.test_sums_over_pixels_are_wide
 test_conv_positions = conv_types.test_positions_are_wide
+test_conv_tangent_types = conv_tangents.test_types
+test_conv_tangents_that_are_not_finite = conv_tangents.test_values_that_are_not_finite
 
 
 @pytest.mark.parametrize("name", ["valid", "4_groups_6_offset_groups"])

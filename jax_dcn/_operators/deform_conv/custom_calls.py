@@ -3,7 +3,7 @@
 All arrays have one batch dimension. The handlers are in lib/ffi/deform_conv.cc and lib/ffi/deform_conv_fused.cc.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,26 @@ class Sampling:
 def sample(x: jax.Array, sampling: Sampling) -> jax.Array:
     """The columns [n, rows, columns, K, Cin], of x's type."""
     return _call("dcn_sample", x, *_positions(sampling), sampling=sampling, results=_columns(x, sampling))
+
+
+def sample_tangents(
+    x: jax.Array, sampling: Sampling, tangents: Mapping[str, jax.Array], *, columns_requested: bool
+) -> jax.Array:
+    """The tangents of the columns, [n, rows, columns, K, 1, Cin], from those tangents of x, offset and mask that exist.
+
+    If the columns are requested, they follow the tangents: [n, rows, columns, K, 2, Cin].
+    """
+    present = {name: tangents[name] for name in ("x", "offset", "mask") if name in tangents}
+    columns = _columns(x, sampling)
+    *pixels, channels = columns.shape
+    return _call(
+        "dcn_sample_tangents",
+        *(x, *_positions(sampling), *present.values()),
+        sampling=sampling,
+        results=_result(x, (*pixels, 2 if columns_requested else 1, channels), x.dtype),
+        columns_requested=columns_requested,
+        **{f"{name}_tangent": name in present for name in ("x", "offset", "mask")},
+    )
 
 
 def offset_cotangent(

@@ -78,7 +78,7 @@ def deform_conv2d(
     ===========================  ============================================  =========================================
 
     The default precision allows tf32. All other calls, and all calls on CPU, sample and multiply in chunks.
-    `jax_dcn.kernel_plan` says which path a call takes, and why. The workspace of the forward and of the first gradients
+    `jax_dcn.kernel_plan` says which path a call takes, and why. The workspace of the forward and of all derivatives
     does not grow with the batch; docs/memory.md says how large it is, and what does grow.
 
     Args:

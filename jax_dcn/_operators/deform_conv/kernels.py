@@ -1,14 +1,17 @@
 """The operator by kernels: each computation by the path that `paths` chooses for it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_dcn._operators.deform_conv import fused, paths, plain
 from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._primitive.chunks import flat
+
+LINEAR = ("x", "weight", "mask")  # the operands in each of which the result is linear
 
 
 def forward(
@@ -21,6 +24,7 @@ def forward(
     spec: Spec,
     origin: tuple[ArrayLike, ArrayLike],
     platform: str,
+    fill: float = plain.VALUE_FILL,
 ) -> jax.Array:
     """The rows and columns of the output from `origin` on, as many as `offset` has."""
     batch = x.shape[:-3]
@@ -28,8 +32,33 @@ def forward(
     if paths.of_forward(x, offset, weight, spec, platform).path == "fused":
         y = fused.forward(x, offset, weight, bias, mask, spec=spec, origin=origin)
     else:
-        y = plain.forward(x, offset, weight, bias, mask, spec=spec, origin=origin, platform=platform)
+        y = plain.forward(x, offset, weight, bias, mask, spec=spec, origin=origin, platform=platform, fill=fill)
     return y.reshape(*batch, *y.shape[1:])
+
+
+def tangent(
+    x: jax.Array,
+    offset: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    tangents: Mapping[str, jax.Array],
+    *,
+    spec: Spec,
+    origin: tuple[ArrayLike, ArrayLike],
+    platform: str,
+) -> jax.Array:
+    """The tangent of the result, from the tangents of those operands that have one."""
+    operands: dict[str, Any] = {"x": x, "offset": offset, "weight": weight, "bias": None, "mask": mask}
+    keywords: dict[str, Any] = {"spec": spec, "origin": origin, "platform": platform}
+    moving = tangents.keys() - {"bias"}
+    if not moving:
+        return jnp.broadcast_to(tangents["bias"], (*offset.shape[:-1], weight.shape[-1])).astype(spec.dtype)
+    if len(moving) == 1 and not moving.isdisjoint(LINEAR):
+        return forward(**{**operands, **tangents}, **keywords, fill=plain.TANGENT_FILL)
+    flat_tangents = {name: array if name in ("weight", "bias") else flat(array, 3) for name, array in tangents.items()}
+    d_y = plain.tangent(flat(x, 3), flat(offset, 3), weight, flat(mask, 3), flat_tangents, **keywords)
+    return d_y.reshape(*x.shape[:-3], *d_y.shape[1:])
 
 
 def cotangent(

@@ -1,7 +1,7 @@
 """The plain path: custom calls sample columns, XLA multiplies them, one chunk of output rows or of images at a time."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,13 +14,17 @@ from jax_dcn._operators.deform_conv import custom_calls
 from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._operators.deform_conv.custom_calls import Sampling
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
-from jax_dcn._primitive import jax_internals
-from jax_dcn._primitive.chunks import balanced, fold
+from jax_dcn._primitive.chunks import balanced, filled, fold, read_chunk, write_chunk
 from jax_dcn._types import Shaped
 
 # Workspace budget per chunk for the columns and their cotangents; the forward, which has columns only, uses half. The
 # budget of a CPU keeps a chunk in its caches; a GPU needs large products to be fast.
 COLUMN_BYTES = {"cpu": 16 * 2**20, "cuda": 128 * 2**20}
+REFERENCE_PART = 16  # of this budget: the columns in derivatives of the reference, which hold up to 25 such arrays
+
+# From what the arrays of results start, which are overwritten. XLA for CPUs, which ignores the barrier of
+# `chunks.filled`, would make one array for those that start from equal values, and copy it. Gradients start from 0.
+VALUE_FILL, TANGENT_FILL = math.nan, math.inf
 
 Cotangents: TypeAlias = dict[str, jax.Array]
 
@@ -35,6 +39,7 @@ def forward(
     spec: Spec,
     origin: tuple[ArrayLike, ArrayLike],
     platform: str,
+    fill: float,
 ) -> jax.Array:
     images, rows, width = offset.shape[:3]
     chunk = _forward_chunk(x, offset, weight, platform)
@@ -44,14 +49,50 @@ def forward(
             sampling = _sampling_at((image, row), (count, height), origin, offset, mask, weight, spec)
             part = _product(custom_calls.sample(x, sampling), weight, spec)
             part = (part if bias is None else part + bias).astype(spec.dtype)
-            return _update(y, part, (image, row))
+            return write_chunk(y, part, (image, row))
 
         return fold(rows_at, rows, chunk.rows, y)
 
-    # All of y is overwritten. If it were zeros, XLA for CPUs, which ignores the barrier of _filled, would make one
-    # array for y and for a gradient, and copy it.
-    y = _filled(x, (images, rows, width, weight.shape[-1]), spec.dtype, math.nan)
+    y = filled(x, (images, rows, width, weight.shape[-1]), spec.dtype, fill)
     return fold(images_at, images, chunk.images, y)
+
+
+def tangent(
+    x: jax.Array,
+    offset: jax.Array,
+    weight: jax.Array,
+    mask: jax.Array | None,
+    tangents: Mapping[str, jax.Array],
+    *,
+    spec: Spec,
+    origin: tuple[ArrayLike, ArrayLike],
+    platform: str,
+) -> jax.Array:
+    """The tangent of the result, from those of x, offset or mask, and maybe of weight and bias."""
+    images, rows, width = offset.shape[:3]
+    chunk = _tangent_chunk(tangents, x, offset, weight, platform)
+    # One product multiplies the columns' tangents by the weight and the columns by the weight's tangent.
+    factors = jnp.stack([weight, tangents["weight"]] if "weight" in tangents else [weight], axis=2)
+
+    def images_at(image: ArrayLike, count: int, d_y: jax.Array) -> jax.Array:
+        def rows_at(row: ArrayLike, height: int, d_y: jax.Array) -> jax.Array:
+            start, size = (image, row), (count, height)
+            sampling = _sampling_at(start, size, origin, offset, mask, weight, spec)
+            of_chunk = {
+                name: array if name == "x" else read_chunk(array, start, size)
+                for name, array in tangents.items()
+                if name in ("x", "offset", "mask")
+            }
+            columns = custom_calls.sample_tangents(x, sampling, of_chunk, columns_requested="weight" in tangents)
+            *pixels, taps, parts, channels = columns.shape
+            part = _product(columns.reshape(*pixels, taps * parts, channels), factors, spec)
+            part = (part + tangents["bias"] if "bias" in tangents else part).astype(spec.dtype)
+            return write_chunk(d_y, part, start)
+
+        return fold(rows_at, rows, chunk.rows, d_y)
+
+    d_y = filled(x, (images, rows, width, weight.shape[-1]), spec.dtype, TANGENT_FILL)
+    return fold(images_at, images, chunk.images, d_y)
 
 
 def cotangents(
@@ -81,7 +122,7 @@ def cotangents(
             out, d_xs = carry
             out = dict(out)
             sampling = _sampling_at((image, row), (count, height), origin, offset, mask, weight, spec)
-            part = _slice(d_y, (image, row), (count, height))
+            part = read_chunk(d_y, (image, row), (count, height))
             columns = None
             if _needs_columns_cotangent(requested):
                 d_columns = _columns_cotangent(part, weight, spec)
@@ -93,7 +134,7 @@ def cotangents(
                         x, sampling, d_columns, requested=positions, columns_requested="weight" in requested
                     )
                     columns = answer.pop("columns", None)
-                    out |= {name: _update(out[name], d, (image, row)) for name, d in answer.items()}
+                    out |= {name: write_chunk(out[name], d, (image, row)) for name, d in answer.items()}
             if "weight" in requested:
                 columns = custom_calls.sample(x, sampling) if columns is None else columns
                 out["weight"] += _weight_cotangent(part, columns, groups, spec, platform)
@@ -101,20 +142,20 @@ def cotangents(
 
         out = dict(out)
         d_x = out.pop("x", None)
-        d_xs = d_x if d_x is None or is_in_place else _zeros(x, (count, *x.shape[1:]), sum_dtype)
+        d_xs = d_x if d_x is None or is_in_place else filled(x, (count, *x.shape[1:]), sum_dtype)
         out, d_xs = fold(rows_at, offset.shape[1], chunk.rows, (out, d_xs))
         if d_x is not None and d_xs is not None:
-            out["x"] = d_xs if is_in_place else _update(d_x, d_xs.astype(x_dtype), (image, 0))
+            out["x"] = d_xs if is_in_place else write_chunk(d_x, d_xs.astype(x_dtype), (image, 0))
         return out
 
     out = {
-        name: _zeros(d_y, array.shape, dtype)
+        name: filled(d_y, array.shape, dtype)
         for name, array, dtype in (("x", x, x_dtype), ("offset", offset, sum_dtype), ("mask", mask, sum_dtype))
         if name in requested and array is not None
     }
     if "weight" in requested:
         shape = (groups, weight.shape[3] // groups, math.prod(weight.shape[:2]), weight.shape[2])
-        out["weight"] = _zeros(d_y, shape, sum_dtype)
+        out["weight"] = filled(d_y, shape, sum_dtype)
     out = fold(images_at, offset.shape[0], chunk.images, out)
     if "weight" in requested:
         out["weight"] = out["weight"].transpose(2, 3, 0, 1)
@@ -203,6 +244,18 @@ def _forward_chunk(x: Shaped, offset: Shaped, weight: Shaped, platform: str) -> 
     return _chunk(offset, COLUMN_BYTES[platform] // 2, row_bytes=row_bytes)
 
 
+def _tangent_chunk(tangents: Collection[str], x: Shaped, offset: Shaped, weight: Shaped, platform: str) -> _Chunk:
+    arrays = 2 if "weight" in tangents else 1  # of the size of the columns
+    row_bytes = arrays * _row_elements(x, offset, weight) * offset.dtype.itemsize
+    return _chunk(offset, arrays * COLUMN_BYTES[platform] // 2, row_bytes=row_bytes)
+
+
+def reference_chunk(x: Shaped, offset: Shaped, weight: Shaped, platform: str) -> _Chunk:
+    """For derivatives of the reference."""
+    row_bytes = _row_elements(x, offset, weight) * offset.dtype.itemsize
+    return _chunk(offset, COLUMN_BYTES[platform] // REFERENCE_PART, row_bytes=row_bytes)
+
+
 def _cotangents_chunk(
     requested: Collection[str], x: Shaped, offset: Shaped, weight: Shaped, x_dtype: DTypeLike, platform: str
 ) -> _Chunk:
@@ -269,40 +322,6 @@ def _sampling_at(
 ) -> Sampling:
     """The samples of `size` (images, rows) from `start` on, of `offset` and `mask`, which begin at `origin`."""
     image, row = start
-    of_chunk = partial(_slice, start=start, size=size)
+    of_chunk = partial(read_chunk, start=start, size=size)
     mask = None if mask is None else of_chunk(mask)
     return Sampling(of_chunk(offset), mask, (image, origin[0] + row, origin[1]), weight.shape[:2], spec)
-
-
-def _zeros(like: jax.Array, shape: Sequence[int], dtype: DTypeLike) -> jax.Array:
-    return _filled(like, shape, dtype, 0)
-
-
-def _filled(like: jax.Array, shape: Sequence[int], dtype: DTypeLike, value: float) -> jax.Array:
-    """An array that varies over the mesh as `like` does, as the carry of a loop must."""
-    # Without the barrier, XLA for GPUs makes one array for the loops of several layers that start from equal ones, and
-    # copies it. `like` is part of the barrier, because XLA merges equal barriers.
-    scalar, like = lax.optimization_barrier((jnp.asarray(value, dtype), like))
-    return jax_internals.vary_alike([jnp.broadcast_to(scalar, shape), like])[0]
-
-
-def _slice(array: jax.Array, start: tuple[ArrayLike, ArrayLike], size: tuple[int, int]) -> jax.Array:
-    """Images and rows from `start` on."""
-    # In a loop over `start`, the barrier keeps XLA from converting all of `array` to integers before the loop. `start`
-    # itself is not taken from the barrier: XLA for GPUs may need to evaluate it, which fails at a barrier.
-    array, _ = lax.optimization_barrier((array, start))
-    sizes = (*size, *array.shape[2:])
-    return _as_integers(partial(lax.dynamic_slice, start_indices=(*start, 0, 0), slice_sizes=sizes), array)
-
-
-def _update(array: jax.Array, part: jax.Array, start: tuple[ArrayLike, ArrayLike]) -> jax.Array:
-    return _as_integers(partial(lax.dynamic_update_slice, start_indices=(*start, 0, 0)), array, part)
-
-
-def _as_integers(move: Any, *arrays: jax.Array) -> jax.Array:
-    """`move(*arrays)`, with 16-bit floats moved as integers: XLA's CPU compiler would widen the whole array."""
-    dtype = arrays[0].dtype
-    if dtype.itemsize != 2:
-        return move(*arrays)
-    integers = (lax.bitcast_convert_type(array, jnp.uint16) for array in arrays)
-    return lax.bitcast_convert_type(move(*integers), dtype)

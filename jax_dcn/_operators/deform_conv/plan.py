@@ -40,7 +40,7 @@ def kernel_plan(
     The plan is for one device: where `jit` splits a convolution over several, pass the shapes of one device's shard.
     Each gradient is planned by itself. Gradients on the plain path that are computed together share their columns, in
     smaller chunks. The workspace does not include what converts whole arrays: the transposes of "NCHW", or offsets and
-    masks of 16 bits. Forward mode and derivatives beyond the first reverse one run the reference, and are not planned.
+    masks of 16 bits. Forward mode, which takes the plain path, and derivatives beyond the first are not planned.
     docs/memory.md describes the paths, the conditions of each, and how the workspace is computed.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jax_dcn._operators.deform_conv import kernels
+from jax_dcn._operators.deform_conv import kernels, plain
 from jax_dcn._operators.deform_conv.arguments import OPERANDS, Spec, check_operands
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._operators.deform_conv.reference import reference
@@ -58,15 +58,25 @@ def keywords(spec: Spec, shards: Mapping[str, Shard]) -> dict[str, Any]:
     return {"spec": spec, "origin": tuple(shards[name].start if name in shards else 0 for name in ("rows", "columns"))}
 
 
+def chunk_lengths(
+    x: Shaped, offset: Shaped, weight: Shaped, bias: Shaped | None, mask: Shaped | None, *, platform: str
+) -> dict[str, int]:
+    """Of the images and rows whose columns are held at a time in derivatives of the reference."""
+    chunk = plain.reference_chunk(x, offset, weight, platform)
+    return {"batch": chunk.images, "rows": chunk.rows}
+
+
 deform_conv = Operator[Spec](
     "deform_conv",
     operands=OPERANDS,
     result=result,
     reference=reference,
     forward=kernels.forward,
+    tangent=kernels.tangent,
     cotangent=kernels.cotangent,
     axes=axes,
     keywords=keywords,
+    chunk_lengths=chunk_lengths,
     shared={"weight": 4, "bias": 1},
-    linear=("x", "weight", "mask"),
+    linear=kernels.LINEAR,
 )

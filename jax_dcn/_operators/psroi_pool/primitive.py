@@ -41,9 +41,11 @@ deform_psroi_pool = Operator[Spec](
     result=result,
     reference=reference,
     forward=kernels.forward,
+    tangent=None,
     cotangent=kernels.cotangent,
     axes=axes,
     keywords=lambda spec, shards: {"spec": spec},
+    chunk_lengths=lambda **_: {},
     shared={},
     linear=("x",),
 )

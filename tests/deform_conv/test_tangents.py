@@ -1,0 +1,93 @@
+"""The tangent of the convolution by kernels, and second derivatives in chunks, against the reference."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_dcn._operators.deform_conv import plain
+from tests.helpers.deform_conv.cases import CASE, Case, Operands, assert_close, cast, convolve, pull_back
+from tests.helpers.deform_conv.numpy_reference import Convolution
+
+GROUPED = Case("grouped", (3, 5), 16, 8, (2, 2), 2, (2,), Convolution(padding="SAME", feature_group_count=4))
+
+
+def tangent(case, names, backend=None):
+    """A compiled function of (operands, tangents), of which it takes those in `names`."""
+
+    def push(operands, tangents):
+        def of_some(*some):
+            return convolve(operands._replace(**dict(zip(names, some, strict=True))), backend=backend, **case.keywords)
+
+        primals, directions = (tuple(getattr(tree, name) for name in names) for tree in (operands, tangents))
+        return jax.jvp(of_some, primals, directions)[1]
+
+    return jax.jit(push)
+
+
+@pytest.mark.parametrize(
+    "case, dtype",
+    [*((GROUPED, dtype) for dtype in ("float16", "bfloat16", "float32", "float64")), (CASE["circular"], "float32")],
+    ids=str,
+)
+def test_types(case, dtype, x64):
+    """Against the reference in float64, of the same operands, which are exact in it."""
+    operands, tangents = (cast(case.operands(seed, 1.0, 8), jnp.dtype(dtype)) for seed in (0, 1))
+    exact = tangent(case, Operands._fields, "reference")(*(cast(tree, np.float64) for tree in (operands, tangents)))
+    actual = tangent(case, Operands._fields)(operands, tangents)
+    assert actual.dtype == dtype
+    assert_close(actual, exact, 0, 4 * float(jnp.finfo(dtype).eps) * np.abs(exact).max())
+
+
+SUBSETS = [("x", "offset"), ("offset",), ("x", "mask"), ("weight", "mask", "bias"), ("x",), ("bias",)]
+
+
+@pytest.mark.parametrize("names", SUBSETS, ids="+".join)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite(value, names, x64):
+    """In positions, in pixels and, for a part of the operands, in their tangents; absent tangents have no effect."""
+    case = CASE["plain"]
+    operands, tangents = case.operands(), case.operands(1)
+    random = np.random.default_rng(0)
+
+    def spoiled(array):
+        return np.where(random.uniform(size=array.shape) < 0.01, value, array)
+
+    operands = operands._replace(offset=spoiled(operands.offset), x=spoiled(operands.x))
+    tangents = tangents._replace(x=spoiled(tangents.x))
+    actual, expected = (tangent(case, names, backend)(operands, tangents) for backend in (None, "reference"))
+    assert_close(actual, expected)
+    assert np.isnan(actual).any() == (names != ("bias",)) and np.isfinite(actual).any()
+
+
+def hessian_product(backend, case):
+    """Of the convolution's product with a cotangent."""
+
+    def product(cotangent, operands, tangents):
+        def gradients(operands):
+            return pull_back(cotangent, operands, backend=backend, **case.keywords)[1]
+
+        return jax.jvp(gradients, (operands,), (tangents,))[1]
+
+    return product
+
+
+@pytest.mark.parametrize(
+    "name, held",
+    [
+        ("strided_dilated", 2**14),
+        ("two_batch_dimensions", 2**8),
+        pytest.param("6_groups_4_offset_groups", 2**8, marks=pytest.mark.thorough),
+        pytest.param("6_groups_4_offset_groups", 2**14, marks=pytest.mark.thorough),
+    ],
+)
+def test_chunks_add_up(name, held, monkeypatch, x64):
+    """Chunks of a row, of some rows and of some images, the last of which may be smaller."""
+    case = CASE[name]
+    arguments = case.cotangent(), case.operands(), case.operands(1)
+    expected = jax.jit(hessian_product("reference", case))(*arguments)
+    for platform in plain.COLUMN_BYTES:
+        monkeypatch.setitem(plain.COLUMN_BYTES, platform, held)
+    by_chunks = jax.jit(hessian_product(None, case))
+    assert "stablehlo.while" in by_chunks.lower(*arguments).as_text()
+    assert_close(by_chunks(*arguments), expected)
