@@ -323,9 +323,11 @@ COTANGENTS = [
     (with_channels(64, offset_groups=2), "bfloat16", {}, {INPUT, OFFSET, WEIGHT}),
     (with_channels(32), "float32", {"precision": "default"}, {INPUT, OFFSET, "dcn_sample"}),
     (with_channels(32), "float32", {"precision": "highest"}, PLAIN_COTANGENTS),
-    (with_channels(24), "bfloat16", {}, PLAIN_COTANGENTS),
+    (with_channels(8), "bfloat16", {}, {INPUT, OFFSET, WEIGHT}),
+    (with_channels(4), "float32", {"precision": "default"}, {INPUT, OFFSET, "dcn_sample"}),
+    (with_channels(12), "bfloat16", {}, PLAIN_COTANGENTS),
     (with_channels(32, features=12), "bfloat16", {}, PLAIN_COTANGENTS),
-    (with_channels(64, offset_groups=4), "bfloat16", {}, PLAIN_COTANGENTS),
+    (with_channels(64, offset_groups=8), "bfloat16", {}, {INPUT, OFFSET, WEIGHT}),
     (with_channels(192, 24, 2, 3), "bfloat16", {}, PLAIN_COTANGENTS),
     (
         with_channels(32),

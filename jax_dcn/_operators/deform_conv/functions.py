@@ -72,7 +72,7 @@ def deform_conv2d(
     ===========================  ============================================  =========================================
     type of x and weight         16 bits, or float32 if precision allows tf32  for weight: 16 bits
     type of the result           that of x, or float32                         that of x
-    channels per (offset) group  a multiple of 16 bytes                        at least 32; one number divides the other
+    channels per (offset) group  a multiple of 16 bytes                        one number divides the other
     output channels per group    an even number                                a multiple of 16 bytes
     size of an image                                                           for x: scatter lists of up to 128 MiB
     ===========================  ============================================  =========================================
