@@ -48,7 +48,7 @@ __global__ void SampleColumnsKernel(Sizes sizes, Positions positions, const T* x
 
 // A warp computes the cotangents of one sample's offset and mask: its lanes share the sum over channels.
 template <typename T, int N>
-__global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, const T* x, const Accumulator<T>* d_columns,
+__global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, const T* x, const T* d_columns,
                                       Accumulator<T>* d_offset, Accumulator<T>* d_mask) {
   using A = Accumulator<T>;
   const int64_t n = sizes.pixels() * sizes.offset_groups * sizes.taps();
@@ -62,11 +62,11 @@ __global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, const T*
     if (corners.is_inside()) {
       for (int64_t in_group = lane * N; in_group < sizes.group_channels(); in_group += kWarp * N) {
         const int64_t c = g * sizes.group_channels() + in_group;
-        const Vector<A, N> d = AsVector<N>(d_columns + (p * sizes.taps() + k) * sizes.channels + c);
+        const Vector<T, N> d = AsVector<N>(d_columns + (p * sizes.taps() + k) * sizes.channels + c);
         for (int corner = 0; corner < 4; ++corner) {
           if (!corners.is_read(corner)) continue;
           const Vector<T, N> pixel = AsVector<N>(CornerAddress(sizes, positions, x, corners, p, corner, c));
-          for (int v = 0; v < N; ++v) dot[corner] += d.value[v] * A(pixel.value[v]);
+          for (int v = 0; v < N; ++v) dot[corner] += A(d.value[v]) * A(pixel.value[v]);
         }
       }
     }
@@ -124,9 +124,10 @@ struct CellEntries {
 };
 
 // A thread computes N channels of a pixel of x: it gathers the cotangents of the samples in the four cells around it.
-template <typename A, int N>
+template <typename T, int N>
 __global__ void InputCotangentKernel(Sizes sizes, Positions positions, const int32_t* row_start,
-                                     const int32_t* samples_by_cell, const A* d_columns, A* d_x) {
+                                     const int32_t* samples_by_cell, const T* d_columns, Accumulator<T>* d_x) {
+  using A = Accumulator<T>;
   const int64_t vectors = sizes.channels / N, n = sizes.images * sizes.height * sizes.width * vectors;
   for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
     const int64_t c = work_item % vectors * N, pixel = work_item / vectors, g = c / sizes.group_channels();
@@ -146,8 +147,8 @@ __global__ void InputCotangentKernel(Sizes sizes, Positions positions, const int
         const int64_t sample_index = SampleIndex(sizes, p, g, k);
         const A weight =
             LocateSample<A>(sizes, positions, p, sample_index, k).weight(corner) * Mask<A>(positions, sample_index);
-        const Vector<A, N> d = AsVector<N>(d_columns + (p * sizes.taps() + k) * sizes.channels + c);
-        for (int v = 0; v < N; ++v) sum.value[v] += weight * d.value[v];
+        const Vector<T, N> d = AsVector<N>(d_columns + (p * sizes.taps() + k) * sizes.channels + c);
+        for (int v = 0; v < N; ++v) sum.value[v] += weight * A(d.value[v]);
       }
     }
     AsVector<N>(out) = sum;
@@ -179,7 +180,7 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, con
       constexpr int N = decltype(width)::value;
       return Launch<OffsetCotangentKernel<T, N>>(
           device, BlocksFor(sizes.pixels() * sizes.offset_groups * sizes.taps() * kWarp), sizes, positions,
-          static_cast<const T*>(x), static_cast<const A*>(d_columns), static_cast<A*>(d_offset),
+          static_cast<const T*>(x), static_cast<const T*>(d_columns), static_cast<A*>(d_offset),
           static_cast<A*>(d_mask));
     });
   });
@@ -192,15 +193,16 @@ int64_t WorkspaceSize(const Sizes& sizes) {
 const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                            const void* d_columns, void* d_x, int32_t* workspace) {
   const CsrTables<int32_t> samples = SamplesByCell(sizes, workspace);
-  return DispatchAccumulator(dtype, [&](auto tag) {
-    using A = decltype(tag);
+  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = Accumulator<T>;
     const char* failure = SortByRow(device, CellEntries<A>{sizes, positions}, samples, 0);
     if (failure) return failure;
-    return DispatchWidth<A>(sizes.group_channels(), [&](auto width) {
+    return DispatchWidth<T>(sizes.group_channels(), [&](auto width) {
       constexpr int N = decltype(width)::value;
-      return Launch<InputCotangentKernel<A, N>>(
+      return Launch<InputCotangentKernel<T, N>>(
           device, BlocksFor(sizes.images * sizes.height * sizes.width * sizes.channels / N), sizes, positions,
-          samples.row_start, samples.values, static_cast<const A*>(d_columns), static_cast<A*>(d_x));
+          samples.row_start, samples.values, static_cast<const T*>(d_columns), static_cast<A*>(d_x));
     });
   });
 }

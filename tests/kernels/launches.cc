@@ -146,7 +146,7 @@ void CallDeformConv(DType dtype, const Sizes& sizes, bool has_mask) {
   Check(SampleColumns(device, dtype, sizes, positions, x.data(), columns.data()));
   columns.CheckWritten("columns");
 
-  Array d_columns = Array::Random(wide, columns_size, 1);
+  Array d_columns = Array::Random(Device::kRoundsColumnCotangents ? dtype : wide, columns_size, 1);
   Array d_offset = Array::Unwritten(wide, 2 * positions_size), d_mask = Array::Unwritten(wide, positions_size);
   Array requested_columns = Array::Unwritten(dtype, columns_size);
   Check(OffsetCotangent(device, dtype, sizes, positions, x.data(), d_columns.data(),

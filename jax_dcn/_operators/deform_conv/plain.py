@@ -84,7 +84,7 @@ def cotangents(
             part = _slice(d_y, (image, row), (count, height))
             columns = None
             if _needs_columns_cotangent(requested):
-                d_columns = _columns_cotangent(part, weight, spec)
+                d_columns = _columns_cotangent(part, weight, spec, _column_cotangent_dtype(x, platform))
                 if d_xs is not None:
                     size = count * (height * order.row + order.image)
                     d_xs = custom_calls.input_cotangent(sampling, d_columns, d_xs, workspace_size=size)
@@ -132,7 +132,7 @@ def workspace_bytes(computation: str, x: Shaped, offset: Shaped, weight: Shaped,
     columns = images * rows * _row_elements(x, offset, weight)
     if not _needs_columns_cotangent([computation]):
         return columns * x.dtype.itemsize
-    size = columns * offset.dtype.itemsize
+    size = columns * _column_cotangent_dtype(x, platform).itemsize
     if computation == "x":
         order = _SortOrder.of(x, offset, weight, platform)
         size += images * (4 * (rows * order.row + order.image) + _image_sum_bytes(x, offset, x.dtype))
@@ -155,17 +155,19 @@ def _product(columns: jax.Array, weight: jax.Array, spec: Spec) -> jax.Array:
     return y.reshape(*shape, features)
 
 
-def _columns_cotangent(d_y: jax.Array, weight: jax.Array, spec: Spec) -> jax.Array:
-    """[n, rows, width, Cout] by [kh, kw, Cin/groups, Cout]: [n, rows, width, K, Cin], in the sums' type."""
+def _columns_cotangent(d_y: jax.Array, weight: jax.Array, spec: Spec, dtype: DTypeLike) -> jax.Array:
+    """[n, rows, width, Cout] by [kh, kw, Cin/groups, Cout]: [n, rows, width, K, Cin], of `dtype`."""
     *pixels, features = d_y.shape
     taps, groups, group_channels = math.prod(weight.shape[:2]), spec.feature_group_count, weight.shape[2]
-    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=_sum_dtype(weight.dtype))
+    # XLA sums in float32 and rounds once, where it writes 16 bits.
+    product_dtype = dtype if d_y.dtype == weight.dtype else _sum_dtype(weight.dtype)
+    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=product_dtype)
     if groups == 1:
         d_columns = dot("...o,do->...d", d_y, weight.reshape(taps * group_channels, features))
     else:
         d_y = d_y.reshape(*pixels, groups, features // groups)
         d_columns = dot("...go,kcgo->...kgc", d_y, weight.reshape(taps, group_channels, groups, features // groups))
-    return d_columns.reshape(*pixels, taps, groups * group_channels)
+    return d_columns.reshape(*pixels, taps, groups * group_channels).astype(dtype)
 
 
 def _weight_cotangent(d_y: jax.Array, columns: jax.Array, groups: int, spec: Spec, platform: str) -> jax.Array:
@@ -189,6 +191,11 @@ def _sum_dtype(dtype: DTypeLike) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
+def _column_cotangent_dtype(x: Shaped, platform: str) -> Any:
+    """As the handlers have it: Device::kRoundsColumnCotangents in lib/cpu/device.h and lib/cuda/device.h."""
+    return jnp.dtype(_sum_dtype(x.dtype) if platform == "cpu" else x.dtype)
+
+
 def _needs_columns_cotangent(requested: Collection[str]) -> bool:
     return not {"x", "offset", "mask"}.isdisjoint(requested)
 
@@ -199,7 +206,7 @@ class _Chunk(NamedTuple):
 
 
 def _forward_chunk(x: Shaped, offset: Shaped, weight: Shaped, platform: str) -> _Chunk:
-    row_bytes = _row_elements(x, offset, weight) * offset.dtype.itemsize
+    row_bytes = _row_elements(x, offset, weight) * _column_cotangent_dtype(x, platform).itemsize
     return _chunk(offset, COLUMN_BYTES[platform] // 2, row_bytes=row_bytes)
 
 
@@ -207,7 +214,7 @@ def _cotangents_chunk(
     requested: Collection[str], x: Shaped, offset: Shaped, weight: Shaped, x_dtype: DTypeLike, platform: str
 ) -> _Chunk:
     arrays = _needs_columns_cotangent(requested) + ("weight" in requested)  # of the size of the columns
-    row_bytes = arrays * _row_elements(x, offset, weight) * offset.dtype.itemsize
+    row_bytes = arrays * _row_elements(x, offset, weight) * _column_cotangent_dtype(x, platform).itemsize
     image_bytes = 0
     if "x" in requested:
         order = _SortOrder.of(x, offset, weight, platform)
