@@ -22,14 +22,15 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
 
-from jax_dcn._primitive import extension, jax_internals, partition
+from jax_dcn._primitive import extension, jax_internals, partition, target
 from jax_dcn._primitive.jax_internals import PRIMITIVES
+from jax_dcn._primitive.target import Target
 
 RESULT = "result"
 
 Arrays = dict[str, jax.Array]
 Roles = dict[str, str]  # roles by the names of arrays
-Backend = Literal["reference"] | None
+Backend = str | None  # "reference", or what the kernels of an operator understand
 Spec = TypeVar("Spec")
 
 
@@ -64,7 +65,7 @@ def why_reference(platform: str, backend: Backend) -> str:
     """Why the reference computes what the kernels of a platform could, as a sentence; empty where the kernels do."""
     if PRIMITIVES.missing:
         return f"jax {jax.__version__} has no {', '.join(PRIMITIVES.missing)}"
-    if backend is not None:
+    if backend == "reference":
         return f"backend={backend!r} was passed"
     return "" if platform in extension.PLATFORMS else f"jax_dcn has no kernels for {platform}"
 
@@ -81,9 +82,9 @@ class Operator(Generic[Spec]):
       result: `result(**operands, spec)` maps shapes and dtypes of the operands to those of the result. It raises an
         error if they do not fit together.
       reference: `reference(**operands, **keywords)`, the operator in `jax.numpy`, which defines it and its derivatives.
-      forward: `forward(**operands, platform, **keywords)` computes the same with the kernels of a platform.
-      cotangent: `cotangent(**operands, ct, requested, all_reduced, platform, **keywords)` computes the cotangents of
-        the operands in `requested` with the kernels of a platform, and returns them by name. They have the dtypes of
+      forward: `forward(**operands, target, **keywords)` computes the same with the kernels of a target.
+      cotangent: `cotangent(**operands, ct, requested, all_reduced, target, **keywords)` computes the cotangents of
+        the operands in `requested` with the kernels of a target, and returns them by name. They have the dtypes of
         the operands or the wider dtype in which sums are taken. The wider one is better for those in `all_reduced`,
         which are all-reduced over devices before they are rounded.
       axes: `axes(**operands, spec)`, from shapes, the dimensions that may be sharded.
@@ -230,9 +231,10 @@ class Operator(Generic[Spec]):
         backend: Backend,
     ) -> Any:
         has_kernel = not chain or (len(chain) == 1 and chain[0].mode == "vjp")
-        kernels = platform if platform and has_kernel and not why_reference(platform, backend) else None
-        if kernels is not None:
-            extension.require(kernels)
+        kernels = None
+        if platform and has_kernel and not why_reference(platform, backend):
+            extension.require(platform)
+            kernels = target.of_lowering(platform, ctx)
         call = self._function(kernels, present, chain, spec)
         arguments, results, sizes = self._arrays(ctx.avals_in, present, chain, spec)
         meshes = jax_internals.meshes_to_partition(ctx) if partitioned else None
@@ -240,13 +242,13 @@ class Operator(Generic[Spec]):
             return PRIMITIVES.lower_fun(partition.unsharded(call, results), multiple_results=True)(ctx, *args)
         function = partition.partitioned(call, arguments, results, sizes, meshes)
         lowered = PRIMITIVES.lower_fun(function, multiple_results=True)(ctx, *args)
-        jax_internals.annotate(lowered, f"{self.name} {chain} {present} {spec} {platform} {backend}")
+        jax_internals.annotate(lowered, f"{self.name} {chain} {present} {spec} {kernels or platform} {backend}")
         return lowered
 
     def _function(
-        self, platform: str | None, present: tuple[str, ...], chain: Chain, spec: Spec
+        self, target: Target | None, present: tuple[str, ...], chain: Chain, spec: Spec
     ) -> partition.ShardedFunction:
-        """The function that a chain makes: by the kernels of a platform, or by the reference if it is None."""
+        """The function that a chain makes: by the kernels of a target, or by the reference if it is None."""
         arguments, results = _roles(present, chain)
 
         def call(
@@ -255,8 +257,8 @@ class Operator(Generic[Spec]):
             keywords = self.keywords(spec, shards)
             reduced = tuple(name for name, is_reduced in zip(results, all_reduced, strict=True) if is_reduced)
             function: Callable[[Arrays], Arrays]
-            if platform is not None:
-                function = partial(self._by_kernel, chain=chain, all_reduced=reduced, platform=platform, **keywords)
+            if target is not None:
+                function = partial(self._by_kernel, chain=chain, all_reduced=reduced, target=target, **keywords)
             else:
                 # The terms of an all-reduce stay wide. Only the sum is rounded.
                 widen = partition.widened if reduced else lambda array: array
@@ -268,17 +270,17 @@ class Operator(Generic[Spec]):
         return call
 
     def _by_kernel(
-        self, arrays: Arrays, *, chain: Chain, all_reduced: tuple[str, ...], platform: str, **keywords: Any
+        self, arrays: Arrays, *, chain: Chain, all_reduced: tuple[str, ...], target: Target, **keywords: Any
     ) -> Arrays:
         operands = self._with_absent(arrays)
         if not chain:
-            return {RESULT: self.forward(**operands, platform=platform, **keywords)}
+            return {RESULT: self.forward(**operands, target=target, **keywords)}
         return self.cotangent(
             **operands,
             ct=arrays[_cotangent_name(RESULT, 0)],
             requested=chain[0].arguments,
             all_reduced=all_reduced,
-            platform=platform,
+            target=target,
             **keywords,
         )
 

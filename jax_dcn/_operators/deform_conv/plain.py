@@ -10,12 +10,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_dcn._operators.deform_conv import custom_calls
+from jax_dcn._operators.deform_conv import cost_model, custom_calls
 from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._operators.deform_conv.custom_calls import Sampling
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._primitive import jax_internals
 from jax_dcn._primitive.chunks import balanced, fold
+from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
 # Workspace budget per chunk for the columns and their cotangents; the forward, which has columns only, uses half. The
@@ -34,10 +35,10 @@ def forward(
     *,
     spec: Spec,
     origin: tuple[ArrayLike, ArrayLike],
-    platform: str,
+    target: Target,
 ) -> jax.Array:
     images, rows, width = offset.shape[:3]
-    chunk = _forward_chunk(x, offset, weight, platform)
+    chunk = _forward_chunk(x, offset, weight, spec, target)
 
     def images_at(image: ArrayLike, count: int, y: jax.Array) -> jax.Array:
         def rows_at(row: ArrayLike, height: int, y: jax.Array) -> jax.Array:
@@ -65,12 +66,12 @@ def cotangents(
     x_dtype: DTypeLike,
     spec: Spec,
     origin: tuple[ArrayLike, ArrayLike],
-    platform: str,
+    target: Target,
 ) -> Cotangents:
     """Those requested, in the sums' type, but that of x in `x_dtype`. All arrays have one batch dimension."""
-    sum_dtype, groups = offset.dtype, spec.feature_group_count
+    sum_dtype, groups, platform = offset.dtype, spec.feature_group_count, target.platform
     positions = [name for name in ("offset", "mask") if name in requested]
-    chunk = _cotangents_chunk(requested, x, offset, weight, x_dtype, platform)
+    chunk = _cotangents_chunk(requested, x, offset, weight, x_dtype, spec, target)
     order = _SortOrder.of(x, offset, weight, platform)
     is_in_place = _sums_are_in_place(x_dtype, offset)
 
@@ -121,20 +122,20 @@ def cotangents(
     return out
 
 
-def workspace_bytes(computation: str, x: Shaped, offset: Shaped, weight: Shaped, platform: str) -> int:
+def workspace_bytes(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, target: Target) -> int:
     """The workspace of the forward, or of the cotangent of the operand of that name, computed by itself."""
     if computation == "forward":
-        chunk = _forward_chunk(x, offset, weight, platform)
+        chunk = _forward_chunk(x, offset, weight, spec, target)
     else:
-        chunk = _cotangents_chunk([computation], x, offset, weight, x.dtype, platform)
+        chunk = _cotangents_chunk([computation], x, offset, weight, x.dtype, spec, target)
     images = min(chunk.images, x.shape[0]) if isinstance(x.shape[0], int) else chunk.images
     rows = min(chunk.rows, offset.shape[1]) if isinstance(offset.shape[1], int) else chunk.rows
     columns = images * rows * _row_elements(x, offset, weight)
     if not _needs_columns_cotangent([computation]):
         return columns * x.dtype.itemsize
-    size = columns * _column_cotangent_dtype(x, platform).itemsize
+    size = columns * _column_cotangent_dtype(x, target.platform).itemsize
     if computation == "x":
-        order = _SortOrder.of(x, offset, weight, platform)
+        order = _SortOrder.of(x, offset, weight, target.platform)
         size += images * (4 * (rows * order.row + order.image) + _image_sum_bytes(x, offset, x.dtype))
     return size
 
@@ -205,14 +206,21 @@ class _Chunk(NamedTuple):
     rows: int
 
 
-def _forward_chunk(x: Shaped, offset: Shaped, weight: Shaped, platform: str) -> _Chunk:
-    row_bytes = _row_elements(x, offset, weight) * _column_cotangent_dtype(x, platform).itemsize
-    return _chunk(offset, COLUMN_BYTES[platform] // 2, row_bytes=row_bytes)
+def _forward_chunk(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, target: Target) -> _Chunk:
+    row_bytes = _row_elements(x, offset, weight) * _column_cotangent_dtype(x, target.platform).itemsize
+    return _chunk(offset, _budget(["forward"], 1, x, offset, weight, spec, target), row_bytes=row_bytes)
 
 
 def _cotangents_chunk(
-    requested: Collection[str], x: Shaped, offset: Shaped, weight: Shaped, x_dtype: DTypeLike, platform: str
+    requested: Collection[str],
+    x: Shaped,
+    offset: Shaped,
+    weight: Shaped,
+    x_dtype: DTypeLike,
+    spec: Spec,
+    target: Target,
 ) -> _Chunk:
+    platform = target.platform
     arrays = _needs_columns_cotangent(requested) + ("weight" in requested)  # of the size of the columns
     row_bytes = arrays * _row_elements(x, offset, weight) * _column_cotangent_dtype(x, platform).itemsize
     image_bytes = 0
@@ -220,7 +228,26 @@ def _cotangents_chunk(
         order = _SortOrder.of(x, offset, weight, platform)
         row_bytes += order.row * 4
         image_bytes = order.image * 4 + _image_sum_bytes(x, offset, x_dtype)
-    return _chunk(offset, COLUMN_BYTES[platform], row_bytes=row_bytes, image_bytes=image_bytes)
+    budget = _budget(requested, arrays, x, offset, weight, spec, target)
+    return _chunk(offset, budget, row_bytes=row_bytes, image_bytes=image_bytes)
+
+
+def _budget(
+    computations: Collection[str],
+    arrays: int,
+    x: Shaped,
+    offset: Shaped,
+    weight: Shaped,
+    spec: Spec,
+    target: Target,
+) -> int:
+    """The bytes of a chunk, with so many arrays of the size of the columns."""
+    limit = COLUMN_BYTES[target.platform] // (2 if "forward" in computations else 1)
+    if target.platform != "cuda" or x.dtype.itemsize != 2:
+        return limit
+    sizes = cost_model.Sizes.of(x, offset, weight, spec)
+    gpu = cost_model.gpu_of(target.compute_capability)
+    return min(limit, arrays * cost_model.column_bytes(computations, sizes, gpu))
 
 
 def _image_sum_bytes(x: Shaped, offset: Shaped, x_dtype: DTypeLike) -> int:
