@@ -1,4 +1,4 @@
-"""`python -m benchmarks.kernel_times`: the time of each custom call of the fused convolution on a GPU, by itself."""
+"""`python -m benchmarks.kernel_times`: the time of each computation of the convolution on a GPU, on either path."""
 
 import argparse
 import sys

@@ -2,7 +2,7 @@
 
 The registers and instructions are read from the built module. For the costs, the kernels' PTX is executed on the CPU
 for the benchmark's shapes, which takes some minutes. Writes benchmarks/results/<date>-machine-code.json and .md, and
-replaces the tables of docs/performance.md.
+jax_dcn/_operators/deform_conv/gpu_costs.py, and replaces the tables of docs/performance.md.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from benchmarks.measurements import kernel_costs
 from benchmarks.readers import machine_code
 from benchmarks.readers.estimates import newest
 from benchmarks.readers.sources import KERNEL_SOURCES, digest_of_sources
+from benchmarks.reports import gpu_costs
 from benchmarks.reports.kernel_costs import replace_tables, tables
 from benchmarks.reports.machine_code import page, static_row, static_tables
 from benchmarks.reports.report import RESULTS, write_json, write_text
@@ -22,7 +23,7 @@ from jax_dcn._primitive import extension
 PERFORMANCE = RESULTS.parents[1] / "docs" / "performance.md"
 
 
-def main(arguments=None, results=RESULTS, performance=PERFORMANCE):
+def main(arguments=None, results=RESULTS, performance=PERFORMANCE, module=gpu_costs.MODULE):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.machine_code", description=__doc__)
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--registers", action="store_true", help="only print registers and instructions; write nothing")
@@ -30,7 +31,7 @@ def main(arguments=None, results=RESULTS, performance=PERFORMANCE):
     args = parser.parse_args(arguments)
     if args.render:
         path = newest(results)
-        write_pages(json.loads(path.read_text()), path, performance)
+        write_pages(json.loads(path.read_text()), path, performance, module)
         return
     if reason := machine_code.missing():
         raise SystemExit(reason)
@@ -42,7 +43,7 @@ def main(arguments=None, results=RESULTS, performance=PERFORMANCE):
     path = results / f"{date.today()}-machine-code.json"
     report = measure()
     write_json(path, report)
-    write_pages(report, path, performance)
+    write_pages(report, path, performance, module)
     print(path.with_suffix(".md").read_text())
 
 
@@ -52,6 +53,8 @@ def measure():
     report["kernel sources"] = digest_of_sources(KERNEL_SOURCES)
     report["module bytes"] = Path(module.__file__).stat().st_size
     report["launches"] = list(kernel_costs.measure())
+    report["other launches"] = list(kernel_costs.measure(kernel_costs.OTHER_SHAPES))
+    report["plain launches"] = list(kernel_costs.measure_plain())
     report["kernels"] = static_rows()
     return report
 
@@ -60,8 +63,9 @@ def static_rows():
     return {name: list(map(static_row, machine_code.kernels(name))) for name in machine_code.architectures()}
 
 
-def write_pages(report, path, performance):
+def write_pages(report, path, performance, module):
     write_text(path.with_suffix(".md"), page(report))
+    write_text(module, gpu_costs.module(report))
     write_text(performance, replace_tables(performance.read_text(), tables(report["launches"])))
 
 

@@ -1,9 +1,10 @@
 """Types that several functions take."""
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 Pair = int | tuple[int, int]
 Padding = str | int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]
+Backend = Literal["fused", "plain", "reference"] | None  # of a convolution; None for the path estimated to be faster
 
 
 class Shaped(Protocol):

@@ -45,7 +45,8 @@ struct Positions {
   const int32_t* origin;  // [3]: the tile's first image in x, and its first row and column in the output
 };
 
-// In the functions below, DType is the type of x.
+// In the functions below, DType is the type of x. The cotangents of the columns have it, too, if the Device rounds them
+// (kRoundsColumnCotangents); otherwise they have type A.
 
 // columns: [images, rows, columns, taps, channels], of x's type.
 const char* SampleColumns(Device&, DType, const Sizes&, const Positions&, const void* x, void* columns);
@@ -61,12 +62,12 @@ const char* SampleTangents(Device&, DType, const Sizes&, const Positions&, const
                            bool columns_requested, void* columns);
 
 // The cotangents of offset and mask, of type A. The columns are computed from the same reads of x. Each of the three
-// results may be null. d_columns: of type A, in the shape of the columns.
+// results may be null. d_columns: in the shape of the columns.
 const char* OffsetCotangent(Device&, DType, const Sizes&, const Positions&, const void* x, const void* d_columns,
                             void* d_offset, void* d_mask, void* columns);
 
-// Adds the cotangent of x to d_x: A[images_of_x, height, width, channels], in the images of the tile. The workspace has
-// WorkspaceSize elements.
+// Adds the cotangent of x to d_x: A[images_of_x, height, width, channels], in the images of the tile. DType is the type
+// of d_columns here. The workspace has WorkspaceSize elements.
 int64_t WorkspaceSize(const Sizes&);
 const char* InputCotangent(Device&, DType, const Sizes&, const Positions&, const void* d_columns, void* d_x,
                            int32_t* workspace);

@@ -20,9 +20,6 @@ struct FusedLimits {
   static constexpr int64_t kVectorBytes = 16;                 // per vector load or store; pixels consist of vectors
   static constexpr int64_t kTilePixels = 128;                 // output pixels per thread block
   static constexpr int64_t kTileFeatures[] = {64, 128, 256};  // output features per thread block of the forward
-  // The gradients' tiles have 64 or 128 channels. With fewer channels than this per group or offset group, most of a
-  // tile would be empty.
-  static constexpr int64_t kMinChannels = 32;
   static constexpr int64_t kWeightTile = 128;      // channels, and features, per thread block of the weight's gradient
   static constexpr int64_t kMinSplitPixels = 512;  // output pixels per partial sum of the weight's gradient
   static constexpr int64_t kSliceVectors = 8;      // vectors of a pixel per K slice

@@ -1,5 +1,6 @@
 """Deformable convolution: shapes, operands and contenders."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -17,7 +18,6 @@ from benchmarks.contenders import (
     pure_jax,
     torchvision,
 )
-from jax_dcn._operators.deform_conv.switches import without_fused_path
 
 NAME = "deform_conv2d"
 FLOOR, PRODUCTS = FLOORS = ("XLA convolution", "matrix products")
@@ -109,7 +109,7 @@ def reference(**arguments):
 def prepare_plain(problem, backward):
     if jax.default_backend() == "cpu":
         raise Unavailable("the CPU has no other path")
-    return compiled.prepare(without_fused_path()(deformable), VARIED, problem, backward)
+    return compiled.prepare(partial(deformable, backend="plain"), VARIED, problem, backward)
 
 
 def ordinary(x, weight, *, stride, dilation, groups):

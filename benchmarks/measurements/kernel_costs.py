@@ -8,6 +8,8 @@ Clocks of an SM per K step:
 - L1: the wavefronts of shared memory, asynchronous copies and global accesses, one per clock
 - tensor: the tensor core instructions, by the rate of the device
 
+Those of the plain path's kernels are per 128 bytes of columns instead.
+
 They are of all the kernel's instructions, also those outside of the main loop, divided by the number of K steps. The
 time is that of the SM with the most thread blocks, if the slowest of the three hides all else. It is also at least that
 of the L2 cache and of device memory. Waiting is not counted: for latencies, barriers, or the end of other warps.
@@ -21,7 +23,16 @@ from benchmarks.measurements import deform_conv
 from benchmarks.readers import device_code, executed_ptx, executed_sass, sass
 from benchmarks.readers.devices import DEVICES, RESERVED_SHARED, SCHEDULERS, WARP, occupancy
 
-NAMES, BATCH, DTYPE = "ABCDFG", 16, "bfloat16"
+DTYPE = "bfloat16"
+SHAPES = {name: deform_conv.SHAPES[name]._replace(batch=16) for name in "ABCD"}
+# For the choice of a path only: 64 features; and few channels in each offset group.
+OTHER_SHAPES = {name: deform_conv.SHAPES[name]._replace(batch=batch) for name, batch in (("E2", 4), ("F", 2), ("G", 1))}
+PLAIN_SHAPES = {name: deform_conv.SHAPES[name]._replace(batch=1) for name in "ABF"}
+PLAIN_KERNELS = {
+    "SampleColumnsKernel": "dcn_sample",
+    "OffsetCotangentKernel": "dcn_offset_cotangent",
+    "InputCotangentKernel": "dcn_input_cotangent",
+}
 DEFAULT_SHARED = DEVICES["sm_90"].shared_bytes  # of an SM, as the PTX interpreter assumes
 SAMPLED_BLOCKS = 8  # of each launch of a fused kernel
 PTX = 80  # the virtual architecture that the package's machine code is compiled from
@@ -32,6 +43,7 @@ SOURCES = {
     "deform_conv_fused_weight": "dcn_fused_weight_cotangent",
 }
 POSITION, SUM = 4, 4  # bytes of an offset, a mask or a partial sum
+COLUMN_BYTES = 128  # for which the clocks of the plain kernels are given
 ITEM = {"bf16": 2, "f16": 2, "tf32": 4}
 
 
@@ -40,9 +52,8 @@ def missing():
     return device_code.missing() or executed_ptx.missing()
 
 
-def measure():
+def measure(shapes=SHAPES):
     """A row for each kernel, shape and architecture."""
-    shapes = {name: deform_conv.SHAPES[name]._replace(batch=BATCH) for name in NAMES}
     backward = {name: executed_launches(shape, "backward") for name, shape in shapes.items()}
     forward = {}
     for architecture, device in DEVICES.items():
@@ -54,12 +65,43 @@ def measure():
             yield from costs(forward[key] + backward[name], found, architecture, name, shape)
 
 
-def executed_launches(shape, computation, shared_bytes=DEFAULT_SHARED):
+def measure_plain():
+    """A row for each kernel of the plain path, shape and architecture, without those that sort."""
+    records = {name: executed_launches(shape, "backward", backend="plain") for name, shape in PLAIN_SHAPES.items()}
+    ptx = device_code.compile_ptx(executed_ptx.KERNELS["deform_conv"], f"compute_{PTX}")
+    for architecture in DEVICES:
+        found = device_code.assemble(ptx, architecture, None)
+        for name, shape in PLAIN_SHAPES.items():
+            for record in records[name]:
+                function = found[device_code.linker_name(record["kernel"])]
+                call = PLAIN_KERNELS.get(function.name.partition("<")[0])
+                if call:
+                    vectors = record_columns(shape) * ITEM["bf16"] / COLUMN_BYTES * record["blocks"] / record["grid"]
+                    clocks = {key: round(count / vectors, 2) for key, count in sm_clocks(function, record).items()}
+                    row = {"shape": name, "batch": shape.batch, "architecture": architecture, "call": call}
+                    yield row | {"kernel": function.name, "clocks per 128 bytes of columns": clocks}
+
+
+def record_columns(shape):
+    """The elements of the columns of a shape."""
+    return shape.batch * -(-shape.height // shape.stride) * -(-shape.width // shape.stride) * 9 * shape.channels
+
+
+def sm_clocks(function, record):
+    """Clocks of one SM for all executed blocks, without tensor core instructions."""
+    counters = record["counters"]
+    return {
+        "issue": issued(function, executed(function, record)) / SCHEDULERS,
+        "L1": sum(counters[name] for name in ("shared_wavefronts", "async_wavefronts", "l1_wavefronts")),
+    }
+
+
+def executed_launches(shape, computation, shared_bytes=DEFAULT_SHARED, backend="fused"):
     """The records of all launches of the "forward", or of the gradients of all operands."""
     problem = deform_conv.problem(shape, DTYPE)
 
     def forward(operands):
-        return deform_conv.deformable(**operands, **problem.options)
+        return deform_conv.deformable(**operands, **problem.options, backend=backend)
 
     def backward(operands, cotangent):
         return jax.vjp(forward, operands)[1](cotangent)
@@ -154,11 +196,8 @@ def cost(function, call, record, device, shape):
     counters, executions = record["counters"], executed(function, record)
     shared = record["static_shared"] + record["dynamic_shared"]
     resident = occupancy(device, function.registers, shared, record["threads"])
-    clocks = {  # of all executed blocks, on one SM
-        "issue": issued(function, executions) / SCHEDULERS,
-        "L1": sum(counters[name] for name in ("shared_wavefronts", "async_wavefronts", "l1_wavefronts")),
-        "tensor": sum(count * device.clocks(kind) for kind, count in counters["mma"].items()),
-    }
+    clocks = sm_clocks(function, record)  # of all executed blocks, on one SM
+    clocks["tensor"] = sum(count * device.clocks(kind) for kind, count in counters["mma"].items())
     of_busiest = -(-record["grid"] // device.sms) / record["blocks"]
     milliseconds = {name: count * of_busiest / device.clock * 1e-6 for name, count in clocks.items()}
     if device.l2_bytes:

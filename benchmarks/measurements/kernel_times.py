@@ -1,4 +1,4 @@
-"""The time of each custom call of the fused convolution, by itself: a program per call, and its kernels' times.
+"""The time of each computation of the convolution by itself, on either path: of its program, and of its kernels.
 
 The programs call the public functions, so they also prepare the weight as a training step does. The times of the
 kernels alone come from jax's profiler, where it can trace the GPU.
@@ -22,12 +22,17 @@ BATCH, DTYPE = 16, "bfloat16"
 REPEATS = 9
 TRACED_RUNS = 3
 
-# The operands whose gradients a program computes, by the custom call that computes them.
+# The path and the operands whose gradients a program computes, by its custom call. The time of its kernels does not
+# include the products of the plain path, which are XLA's; the time of the program does.
 CALLS = {
-    "dcn_fused_forward": (),
-    "dcn_fused_input_cotangent": ("x",),
-    "dcn_fused_offset_cotangent": ("offset", "mask"),
-    "dcn_fused_weight_cotangent": ("weight",),
+    "dcn_fused_forward": ("fused", ()),
+    "dcn_fused_input_cotangent": ("fused", ("x",)),
+    "dcn_fused_offset_cotangent": ("fused", ("offset", "mask")),
+    "dcn_fused_weight_cotangent": ("fused", ("weight",)),
+    "dcn_sample": ("plain", ()),
+    "dcn_input_cotangent": ("plain", ("x",)),
+    "dcn_offset_cotangent": ("plain", ("offset", "mask")),
+    "dcn_sample, for the weight": ("plain", ("weight",)),
 }
 
 # XLA would put custom calls into CUDA graphs, in which the profiler may not see the kernels.
@@ -57,11 +62,14 @@ def programs(shape):
     """The program of each custom call, compiled."""
     problem = deform_conv.problem(shape, DTYPE)
     device = jax.config.jax_default_device  # new threads do not inherit it
+    device_is_gpu = jax.default_backend() != "cpu"  # a CPU has one path
 
-    def prepare(varied):
+    def prepare(path_and_varied):
+        path, varied = path_and_varied
+        options = problem.options | ({"backend": path} if device_is_gpu else {})
         operands = (problem.operands, problem.cotangent)
         with jax.default_device(device):
-            run = jax.jit(partial(results, varied, problem.options)).lower(*operands).compile()
+            run = jax.jit(partial(results, varied, options)).lower(*operands).compile()
         return Program(run, operands, queued=jax.default_backend() != "cpu")
 
     with ThreadPoolExecutor(cores()) as pool:

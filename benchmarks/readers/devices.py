@@ -10,6 +10,10 @@ Multiply-adds per clock and SM are those of dense bfloat16 products with float32
   "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking", arXiv 2402.13499).
 - B200: not published for `mma.sync`; the A100's rate is an assumption.
 
+XLA's products use `wgmma` on sm_90 and `tcgen05` on sm_100. The latter does 4,096 (2,250 TFLOP/s, B200 datasheet).
+
+L2 cache sizes: the same whitepapers and datasheets.
+
 SMs, boost clocks and device memory: the same whitepapers and the datasheets of H200 and B200. These datasheets do not
 state a clock, so both clocks are assumptions. For the H200, 989 TFLOP/s at 2,048 multiply-adds imply 1.83 GHz, with
 which its times would be up to 4% shorter. L2 cache: 5,120 bytes per clock on A100 (whitepaper). The H200 is assumed to
@@ -40,6 +44,8 @@ class Device(NamedTuple):
     clock: float  # GHz
     multiply_adds: float  # of 16-bit products per clock and SM
     memory: float  # GB/s
+    products: float  # multiply-adds of XLA's 16-bit products per clock and SM
+    l2_size: int  # MB
     l2_bytes: int | None = None  # per clock
     assumed: str = ""  # which of these are not published
 
@@ -52,12 +58,12 @@ class Device(NamedTuple):
 DEVICES = {
     device.architecture: device
     for device in (
-        Device("sm_80", 64, 32, 164 << 10, "A100", 108, 1.41, 1024, 2039, 5120),
-        Device("sm_86", 48, 16, 100 << 10, "RTX 3090", 82, 1.695, 256, 936),
-        Device("sm_89", 48, 24, 100 << 10, "RTX 4090", 128, 2.52, 256, 1008),
-        Device("sm_90", 64, 32, 228 << 10, "H200", 132, 1.755, 0.62 * 2048, 4800, 5120, ASSUMED_H200),
-        Device("sm_100", 64, 32, 228 << 10, "B200", 148, 1.85, 1024, 8000, None, ASSUMED_B200),
-        Device("sm_120", 48, 24, 100 << 10, "RTX 5090", 170, 2.407, 256, 1792),
+        Device("sm_80", 64, 32, 164 << 10, "A100", 108, 1.41, 1024, 2039, 1024, 40, 5120),
+        Device("sm_86", 48, 16, 100 << 10, "RTX 3090", 82, 1.695, 256, 936, 256, 6),
+        Device("sm_89", 48, 24, 100 << 10, "RTX 4090", 128, 2.52, 256, 1008, 256, 72),
+        Device("sm_90", 64, 32, 228 << 10, "H200", 132, 1.755, 0.62 * 2048, 4800, 2048, 50, 5120, ASSUMED_H200),
+        Device("sm_100", 64, 32, 228 << 10, "B200", 148, 1.85, 1024, 8000, 4096, 126, None, ASSUMED_B200),
+        Device("sm_120", 48, 24, 100 << 10, "RTX 5090", 170, 2.407, 256, 1792, 256, 96),
     )
 }
 

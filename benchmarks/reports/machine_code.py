@@ -1,7 +1,6 @@
 """The page about the machine code of the CUDA kernels."""
 
-from benchmarks.measurements.deform_conv import SHAPES
-from benchmarks.measurements.kernel_costs import BATCH, NAMES
+from benchmarks.measurements.kernel_costs import SHAPES
 from benchmarks.readers.machine_code import WARPS
 from benchmarks.reports.formatting import paragraph
 from benchmarks.reports.kernel_costs import details
@@ -22,7 +21,7 @@ not divide the channels."""
 def page(results):
     head = f"{results['date']}, {results['compiler']}. No GPU was needed, and nothing here was measured on one."
     size = f"The module with the code for all of these architectures takes {results['module bytes'] / 1e6:.2f} MB."
-    shapes = "\n".join(f"- {name}: {SHAPES[name]._replace(batch=BATCH)}" for name in NAMES)
+    shapes = "\n".join(f"- {name}: {shape}" for name, shape in SHAPES.items())
     sections = [
         "# The machine code of the CUDA kernels",
         *map(paragraph, (head, size)),

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from flax.typing import Dtype, PrecisionLike
 from jax_dcn import _validation
 from jax_dcn._layers import common
 from jax_dcn._operators.deform_conv import deform_conv2d, geometry
-from jax_dcn._types import Padding, Pair
+from jax_dcn._types import Backend, Padding, Pair
 
 KernelTransform = Callable[[jax.Array], jax.Array]
 
@@ -29,7 +29,7 @@ class Settings(common.Settings, Protocol):
     preferred_element_type: Dtype | None
     offset_bound: float | None
     kernel_transform: KernelTransform | None
-    backend: Literal["reference"] | None
+    backend: Backend
 
 
 def check_channels(name: str, channels: int, **groups: int) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 
 from jax_dcn import _validation
-from jax_dcn._primitive import extension, jax_internals
+from jax_dcn._primitive import extension, jax_internals, target
 from jax_dcn._primitive.operator import why_reference
+from jax_dcn._primitive.target import Target
 
 _GPU_PLATFORMS = ("cuda", "rocm", "oneapi")
 
@@ -21,7 +22,7 @@ class KernelChoice:
     Attributes:
       computation: "forward", or the name of the operand whose gradient it is.
       path: which code runs; `KernelPlan` lists the paths.
-      reason: why no faster path runs, as a sentence; empty where there is none.
+      reason: why this path runs; empty where there is nothing to say.
       workspace_bytes: the memory it needs besides operands and result.
     """
 
@@ -65,7 +66,7 @@ class KernelPlan:
         return found[computation]
 
     def __str__(self) -> str:
-        rows = [("computation", "path", "workspace", "why no faster path")]
+        rows = [("computation", "path", "workspace", "why")]
         for choice in self.choices:
             computation = choice.computation if choice.computation == "forward" else f"gradient of {choice.computation}"
             size = f"{'at least ' if choice.path == 'reference' else ''}{_shown(choice.workspace_bytes)}"
@@ -90,11 +91,26 @@ def platform_of(device: jax.Device) -> str:
     return next((name for name in _GPU_PLATFORMS if name in version), "gpu")
 
 
-def resolve_platform(platform: str | None) -> str:
-    """The lowering platform that a user's argument means, or that of the default device."""
+def resolve_target(platform: str | None, compute_capability: str | None = None) -> Target:
+    """The target that a user's arguments mean, or that of the default device."""
+    device = None
     if platform is None:
         default = jax_internals.config(jax_internals.DEFAULT_DEVICE)
-        return platform_of(default if isinstance(default, jax.Device) else jax.devices(default)[0])
+        device = default if isinstance(default, jax.Device) else jax.devices(default)[0]
+        platform = platform_of(device)
+    platform = _lowering_platform(platform)
+    if compute_capability is None:
+        return target.of_device(platform, device or target.local_device(platform))
+    message = f"compute_capability must be None or a string such as '9.0', got {compute_capability!r}"
+    if not isinstance(compute_capability, str):
+        raise TypeError(message)
+    parsed = target.compute_capability(compute_capability)
+    if parsed is None:
+        raise ValueError(message)
+    return Target(platform, parsed)
+
+
+def _lowering_platform(platform: Any) -> str:
     if not isinstance(platform, str):
         raise TypeError(f"platform must be None or a string such as 'cpu' or 'cuda', got {platform!r}")
     _validation.choice("platform", platform, ("cpu", "gpu", "tpu", *_GPU_PLATFORMS))

@@ -97,6 +97,7 @@ PARTITIONING = OptionalNames(
     "jax.experimental.custom_partitioning.custom_partitioning",
 )
 REPLACEABLE = OptionalNames(
+    "jax._src.xla_bridge.backends_are_initialized",
     "jax.extend.mlir.ir",
     "jax.interpreters.ad.instantiate_zeros",
     "jax.interpreters.xla.apply_primitive",
@@ -223,6 +224,21 @@ def lower_without_explicit_mesh(lower: Callable[..., Any], ctx: Any, *args: Any,
     with no_mesh():
         avals = [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in ctx.avals_in]
         return lower(dataclasses.replace(ctx, avals_in=avals), *args, **params)
+
+
+def lowering_device(ctx: Any) -> Any:
+    """One of the devices that a computation is lowered for, or None if they are not known."""
+    match attribute(ctx, AXIS_CONTEXT):
+        case object(mesh=Mesh(devices=devices)):
+            return devices.flat[0]
+        case object(device_assignment=[device, *_]):
+            return device
+    return None
+
+
+def are_backends_initialized() -> bool:
+    initialized = REPLACEABLE.backends_are_initialized
+    return initialized is not None and initialized()
 
 
 class Meshes(NamedTuple):

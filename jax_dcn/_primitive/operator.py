@@ -23,14 +23,15 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
 
-from jax_dcn._primitive import chunks, extension, jax_internals, partition
+from jax_dcn._primitive import chunks, extension, jax_internals, partition, target
 from jax_dcn._primitive.jax_internals import PRIMITIVES
+from jax_dcn._primitive.target import Target
 
 RESULT = "result"
 
 Arrays = dict[str, jax.Array]
 Roles = dict[str, str]  # roles by the names of arrays
-Backend = Literal["reference"] | None
+Backend = str | None  # "reference", or what the kernels of an operator understand
 Spec = TypeVar("Spec")
 
 
@@ -65,7 +66,7 @@ def why_reference(platform: str, backend: Backend) -> str:
     """Why the reference computes what the kernels of a platform could, as a sentence; empty where the kernels do."""
     if PRIMITIVES.missing:
         return f"jax {jax.__version__} has no {', '.join(PRIMITIVES.missing)}"
-    if backend is not None:
+    if backend == "reference":
         return f"backend={backend!r} was passed"
     return "" if platform in extension.PLATFORMS else f"jax_dcn has no kernels for {platform}"
 
@@ -82,16 +83,16 @@ class Operator(Generic[Spec]):
       result: `result(**operands, spec)` maps shapes and dtypes of the operands to those of the result. It raises an
         error if they do not fit together.
       reference: `reference(**operands, **keywords)`, the operator in `jax.numpy`, which defines it and its derivatives.
-      forward: `forward(**operands, platform, **keywords)` computes the same with the kernels of a platform.
-      tangent: `tangent(**operands, tangents, platform, **keywords)` computes the tangent of the result from those of
-        some operands, by name, with the kernels of a platform. None if there is no kernel.
-      cotangent: `cotangent(**operands, ct, requested, all_reduced, platform, **keywords)` computes the cotangents of
-        the operands in `requested` with the kernels of a platform, and returns them by name. They have the dtypes of
+      forward: `forward(**operands, target, **keywords)` computes the same with the kernels of a target.
+      tangent: `tangent(**operands, tangents, target, **keywords)` computes the tangent of the result from those of
+        some operands, by name, with the kernels of a target. None if there is no kernel.
+      cotangent: `cotangent(**operands, ct, requested, all_reduced, target, **keywords)` computes the cotangents of
+        the operands in `requested` with the kernels of a target, and returns them by name. They have the dtypes of
         the operands or the wider dtype in which sums are taken. The wider one is better for those in `all_reduced`,
         which are all-reduced over devices before they are rounded.
       axes: `axes(**operands, spec)`, from shapes, the dimensions that may be sharded.
       keywords: `keywords(spec, shards)`, the keywords of the three functions above on a device that has these shards.
-      chunk_lengths: `chunk_lengths(**operands, platform)`, from shapes with one batch dimension, the lengths of the
+      chunk_lengths: `chunk_lengths(**operands, target)`, from shapes with one batch dimension, the lengths of the
         chunks in which derivatives of the reference are evaluated, by the names of `axes` and "batch". The reference of
         these chunks must add up to that of the whole.
       shared: the number of dimensions of each operand that all examples of a batch share, as they do weights. If these
@@ -237,9 +238,11 @@ class Operator(Generic[Spec]):
         spec: Spec,
         backend: Backend,
     ) -> Any:
-        kernels = None if platform is None or why_reference(platform, backend) else platform
-        if kernels is not None and self._has_kernel(chain):
-            extension.require(kernels)
+        kernels = None
+        if platform is not None and not why_reference(platform, backend):
+            if self._has_kernel(chain):
+                extension.require(platform)
+            kernels = target.of_lowering(platform, ctx)
         call = self._function(kernels, present, chain, spec)
         arguments, results, sizes = self._arrays(ctx.avals_in, present, chain, spec)
         meshes = jax_internals.meshes_to_partition(ctx) if partitioned else None
@@ -247,13 +250,13 @@ class Operator(Generic[Spec]):
             return PRIMITIVES.lower_fun(partition.unsharded(call, results), multiple_results=True)(ctx, *args)
         function = partition.partitioned(call, arguments, results, sizes, meshes)
         lowered = PRIMITIVES.lower_fun(function, multiple_results=True)(ctx, *args)
-        jax_internals.annotate(lowered, f"{self.name} {chain} {present} {spec} {platform} {backend}")
+        jax_internals.annotate(lowered, f"{self.name} {chain} {present} {spec} {kernels or platform} {backend}")
         return lowered
 
     def _function(
-        self, platform: str | None, present: tuple[str, ...], chain: Chain, spec: Spec
+        self, target: Target | None, present: tuple[str, ...], chain: Chain, spec: Spec
     ) -> partition.ShardedFunction:
-        """The function that a chain makes: as a platform with kernels computes it, or by the whole reference."""
+        """The function that a chain makes: as a target with kernels computes it, or by the whole reference if None."""
         arguments, results = _roles(present, chain)
 
         def call(
@@ -261,7 +264,7 @@ class Operator(Generic[Spec]):
         ) -> tuple[jax.Array, ...]:
             reduced = tuple(name for name, is_reduced in zip(results, all_reduced, strict=True) if is_reduced)
             function: Callable[[Arrays], Arrays]
-            if platform is None:
+            if target is None:
                 # The terms of an all-reduce stay wide. Only the sum is rounded.
                 widen = partition.widened if reduced else lambda array: array
                 args = tuple(map(widen, args))
@@ -274,7 +277,7 @@ class Operator(Generic[Spec]):
                     spec=spec,
                     shards=shards,
                     all_reduced=reduced,
-                    platform=platform,
+                    target=target,
                 )
             outs = _mapped(function, self._shared_batch(args, present))(dict(zip(arguments, args, strict=True)))
             return tuple(outs[name] for name in results)
@@ -293,9 +296,9 @@ class Operator(Generic[Spec]):
         spec: Spec,
         shards: Mapping[str, partition.Shard],
         all_reduced: tuple[str, ...],
-        platform: str,
+        target: Target,
     ) -> Arrays:
-        keywords = {**self._with_absent(arrays), "platform": platform, **self.keywords(spec, shards)}
+        keywords = {**self._with_absent(arrays), "target": target, **self.keywords(spec, shards)}
         if not chain:
             return {RESULT: self.forward(**keywords)}
         (mode, names), *_ = chain
@@ -313,7 +316,7 @@ class Operator(Generic[Spec]):
         spec: Spec,
         shards: Mapping[str, partition.Shard],
         all_reduced: tuple[str, ...],
-        platform: str,
+        target: Target,
     ) -> Arrays:
         """Derivatives of the reference, with the workspace of a chunk of the operands."""
         argument_roles, result_roles = _roles(present, chain)
@@ -346,7 +349,7 @@ class Operator(Generic[Spec]):
             flat_arrays,
             arguments={name: names(role) for name, role in argument_roles.items()},
             results={name: like(name, role) for name, role in result_roles.items()},
-            lengths=tuple(self.chunk_lengths(**self._with_absent(flat_arrays), platform=platform).items()),
+            lengths=tuple(self.chunk_lengths(**self._with_absent(flat_arrays), target=target).items()),
             fill=len(chain),
         )
         return {name: outs[name].reshape(shapes[role].shape) for name, role in result_roles.items()}

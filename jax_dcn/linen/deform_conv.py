@@ -1,7 +1,7 @@
 """Deformable convolution as Flax Linen modules."""
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from flax.typing import Dtype, Initializer, PrecisionLike
 
 from jax_dcn import _validation
 from jax_dcn._layers import conv
-from jax_dcn._types import Padding, Pair
+from jax_dcn._types import Backend, Padding, Pair
 
 
 class DeformConv(nn.Module):
@@ -53,7 +53,8 @@ class DeformConv(nn.Module):
         ``offset = offset_bound * tanh(raw / offset_bound)``. None sets no bound.
       kernel_transform: Function applied to the kernel before use, such as :func:`jax_dcn.quantize.power_of_two`.
       return_offsets: Whether a call returns ``(y, offset, mask)``.
-      backend: None for the kernel of the platform, "reference" for plain ``jax.numpy``.
+      backend: None for the kernels of the platform, "fused" or "plain" for those of this path, "reference" for
+        ``jax.numpy``; see :func:`jax_dcn.deform_conv2d`.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -91,7 +92,7 @@ class DeformConv(nn.Module):
     offset_bound: float | None = None
     kernel_transform: conv.KernelTransform | None = None
     return_offsets: bool = False
-    backend: Literal["reference"] | None = None
+    backend: Backend = None
 
     @nn.compact
     def __call__(

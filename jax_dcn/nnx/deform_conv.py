@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from flax.typing import Dtype, Initializer, PrecisionLike, PromoteDtypeFn
 
 from jax_dcn import _validation
 from jax_dcn._layers import conv
-from jax_dcn._types import Padding, Pair
+from jax_dcn._types import Backend, Padding, Pair
 
 _default_kernel_init = nnx.initializers.lecun_normal()
 _default_bias_init = nnx.initializers.zeros_init()
@@ -56,7 +56,8 @@ class DeformConv(nnx.Module):
         ``offset = offset_bound * tanh(raw / offset_bound)``. None sets no bound.
       kernel_transform: Function applied to the kernel before use, such as :func:`jax_dcn.quantize.power_of_two`.
       return_offsets: Whether a call returns ``(y, offset, mask)``.
-      backend: None for the kernel of the platform, "reference" for plain ``jax.numpy``.
+      backend: None for the kernels of the platform, "fused" or "plain" for those of this path, "reference" for
+        ``jax.numpy``; see :func:`jax_dcn.deform_conv2d`.
       rngs: Random number generators for the initializers.
       kernel_metadata: Metadata of the ``kernel`` variable, such as its sharding.
       bias_metadata: Metadata of the ``bias`` variable.
@@ -103,7 +104,7 @@ class DeformConv(nnx.Module):
         offset_bound: float | None = None,
         kernel_transform: conv.KernelTransform | None = None,
         return_offsets: bool = False,
-        backend: Literal["reference"] | None = None,
+        backend: Backend = None,
         rngs: nnx.Rngs,
         kernel_metadata: Mapping[str, Any] = MappingProxyType({}),
         bias_metadata: Mapping[str, Any] = MappingProxyType({}),

@@ -19,6 +19,9 @@ struct Device {
   using Binding = xla::ffi::ThreadPool;
   using Context = xla::ffi::ThreadPool;
 
+  // XLA's products for CPUs have float32 results, which would have to be converted.
+  static constexpr bool kRoundsColumnCotangents = false;
+
   explicit Device(Context pool) : pool(pool) {}
 
   int64_t threads() const { return pool.num_threads(); }

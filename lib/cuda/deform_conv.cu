@@ -15,118 +15,201 @@
 namespace dcn {
 namespace {
 
-// The address of channel c at a corner of a sample of output pixel p.
-template <typename T, typename A>
-__device__ const T* CornerAddress(const Sizes& sizes, const Positions& positions, const T* x,
-                                  const BilinearCorners<A>& corners, int64_t p, int corner, int64_t c) {
-  const int64_t image = sizes.first_image(positions.origin[0]) + p / (sizes.rows * sizes.columns);
-  return x + corners.pixel(corner, image * sizes.height, sizes.width) * sizes.channels + c;
+// The lanes that share a sample. Eight lanes load 128 contiguous bytes, and locate the sample as often as it has more.
+constexpr int kMaxLog2Team = 3;
+
+// The logarithm of their number, 0 where the channels of an offset group are one vector.
+int Log2Team(const Sizes& sizes, int64_t vector) {
+  int log2_team = 0;
+  while (log2_team < kMaxLog2Team && (vector << log2_team) < sizes.group_channels()) ++log2_team;
+  return log2_team;
 }
 
-// A thread computes N channels of a tap of an output pixel.
-template <typename T, int N>
-__global__ void SampleColumnsKernel(Sizes sizes, Positions positions, const T* x, T* columns) {
-  using A = Accumulator<T>;
-  const int64_t vectors = sizes.channels / N, n = sizes.pixels() * sizes.taps() * vectors;
-  for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
-    const int64_t c = work_item % vectors * N, p = work_item / vectors / sizes.taps();
-    const int32_t k = int32_t(work_item / vectors % sizes.taps());
-    const int64_t sample_index = SampleIndex(sizes, p, c / sizes.group_channels(), k);
-    const BilinearCorners<A> corners = LocateSample<A>(sizes, positions, p, sample_index, k);
-    A sum[N];
-    for (int v = 0; v < N; ++v) sum[v] = corners.unread_value();
+// A sample by its index: that of `mask`, and of `offset` as pairs.
+struct Sample {
+  int64_t index, output_pixel, image;
+  int64_t group_channels, first_channel;  // of the offset group
+  int32_t row, column, tap;               // row and column of the tile
+
+  __device__ Sample(const Sizes& sizes, int64_t sample_index)
+      : index(sample_index), group_channels(Quotient(sizes.channels, sizes.offset_groups)) {
+    const int64_t pair = Quotient(index, sizes.taps());  // of output pixel and offset group
+    tap = int32_t(index - pair * sizes.taps());
+    output_pixel = Quotient(pair, sizes.offset_groups);
+    first_channel = (pair - output_pixel * sizes.offset_groups) * group_channels;
+    const int64_t row_of_all = Quotient(output_pixel, sizes.columns);
+    column = int32_t(output_pixel - row_of_all * sizes.columns);
+    image = Quotient(row_of_all, sizes.rows);
+    row = int32_t(row_of_all - image * sizes.rows);
+  }
+
+  // `id`: output pixel of the image · taps + tap.
+  __device__ Sample(const Sizes& sizes, int64_t image, int64_t offset_group, int64_t group_channels, int32_t id)
+      : image(image), group_channels(group_channels), first_channel(offset_group * group_channels) {
+    const int32_t pixel = id / sizes.taps();
+    tap = id - pixel * sizes.taps();
+    row = pixel / int32_t(sizes.columns);
+    column = pixel - row * int32_t(sizes.columns);
+    output_pixel = image * sizes.rows * sizes.columns + pixel;
+    index = SampleIndex(sizes, output_pixel, offset_group, tap);
+  }
+
+  // The first of its columns.
+  __device__ int64_t Column(const Sizes& sizes) const {
+    return (output_pixel * sizes.taps() + tap) * sizes.channels + first_channel;
+  }
+
+ private:
+  // Division of 32-bit integers needs a quarter of the instructions.
+  __device__ static int64_t Quotient(int64_t dividend, int64_t divisor) {
+    return (dividend | divisor) >> 32 ? dividend / divisor : int64_t(uint32_t(dividend) / uint32_t(divisor));
+  }
+};
+
+template <typename A>
+__device__ BilinearCorners<A> Locate(const Sizes& sizes, const Positions& positions, const Sample& sample) {
+  const Point<A> location = SamplingLocation(sizes.window, int64_t{positions.origin[1]} + sample.row,
+                                             int64_t{positions.origin[2]} + sample.column, sample.tap,
+                                             static_cast<const A*>(positions.offset) + 2 * sample.index);
+  return LocateCorners(location.y, location.x, sizes.height, sizes.width, sizes.window.circular);
+}
+
+// The first channel of the sample's offset group at each corner of the sample.
+template <typename T>
+struct CornerChannels {
+  const T* address[4];
+
+  template <typename A>
+  __device__ CornerChannels(const Sizes& sizes, const Positions& positions, const T* x, const Sample& sample,
+                            const BilinearCorners<A>& corners) {
+    const int64_t image = sizes.first_image(positions.origin[0]) + sample.image;
     for (int corner = 0; corner < 4; ++corner) {
+      address[corner] = nullptr;
       if (!corners.is_read(corner)) continue;
-      const Vector<T, N> pixel = AsVector<N>(CornerAddress(sizes, positions, x, corners, p, corner, c));
-      for (int v = 0; v < N; ++v) sum[v] += corners.weight(corner) * A(pixel.value[v]);
+      const int64_t pixel = corners.pixel(corner, image * sizes.height, sizes.width);
+      address[corner] = x + pixel * sizes.channels + sample.first_channel;
     }
-    Vector<T, N> out;
-    for (int v = 0; v < N; ++v) out.value[v] = T(sum[v] * Mask<A>(positions, sample_index));
-    AsVector<N>(columns + work_item * N) = out;
+  }
+};
+
+// A team of lanes computes the columns of a sample: the channels of its offset group, N at a time.
+template <typename T, int N>
+__global__ void SampleColumnsKernel(Sizes sizes, Positions positions, int log2_team, const T* x, T* columns) {
+  using A = Accumulator<T>;
+  const int team = 1 << log2_team, lane = int(threadIdx.x) & (team - 1);
+  const int64_t n = sizes.pixels() * sizes.offset_groups * sizes.taps() << log2_team;
+  for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
+    const Sample sample(sizes, work_item >> log2_team);
+    const BilinearCorners<A> corners = Locate<A>(sizes, positions, sample);
+    const CornerChannels<T> pixels(sizes, positions, x, sample, corners);
+    const A mask = Mask<A>(positions, sample.index);
+    T* const out = columns + sample.Column(sizes);
+    for (int64_t c = lane * N; c < sample.group_channels; c += team * N) {
+      A sum[N];
+      for (int v = 0; v < N; ++v) sum[v] = corners.unread_value();
+      for (int corner = 0; corner < 4; ++corner) {
+        if (!pixels.address[corner]) continue;
+        const Vector<T, N> pixel = AsVector<N>(pixels.address[corner] + c);
+        for (int v = 0; v < N; ++v) sum[v] += corners.weight(corner) * A(pixel.value[v]);
+      }
+      Vector<T, N> vector;
+      for (int v = 0; v < N; ++v) vector.value[v] = T(sum[v] * mask);
+      AsVector<N>(out + c) = vector;
+    }
   }
 }
 
-// A thread computes N channels of the tangent of a tap of an output pixel, and of the columns if requested.
+// A team of lanes computes the tangents of the columns of a sample, and its columns if requested.
 template <typename T, int N>
-__global__ void SampleTangentsKernel(Sizes sizes, Positions positions, Tangents tangents, const T* x,
+__global__ void SampleTangentsKernel(Sizes sizes, Positions positions, Tangents tangents, int log2_team, const T* x,
                                      bool columns_requested, T* columns) {
   using A = Accumulator<T>;
   const T* const d_x = static_cast<const T*>(tangents.x);
   const A* const d_offset = static_cast<const A*>(tangents.offset);
   const A* const d_mask = static_cast<const A*>(tangents.mask);
-  const int64_t vectors = sizes.channels / N, n = sizes.pixels() * sizes.taps() * vectors;
+  const int team = 1 << log2_team, lane = int(threadIdx.x) & (team - 1);
+  const int64_t n = sizes.pixels() * sizes.offset_groups * sizes.taps() << log2_team;
   for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
-    const int64_t c = work_item % vectors * N, tap = work_item / vectors, p = tap / sizes.taps();
-    const int32_t k = int32_t(tap % sizes.taps());
-    const int64_t sample_index = SampleIndex(sizes, p, c / sizes.group_channels(), k);
-    const BilinearCorners<A> corners = LocateSample<A>(sizes, positions, p, sample_index, k);
-    A value[N], tangent[N];
-    for (int v = 0; v < N; ++v) value[v] = tangent[v] = corners.unread_value();
-    for (int corner = 0; corner < 4; ++corner) {
-      if (!corners.is_read(corner)) continue;
-      const Vector<T, N> pixel = AsVector<N>(CornerAddress(sizes, positions, x, corners, p, corner, c));
-      for (int v = 0; v < N; ++v) value[v] += corners.weight(corner) * A(pixel.value[v]);
-      // A tangent that is zero has no term, which would be NaN for an infinite factor.
-      if (d_offset) {
-        const A weight = corners.weight_tangent(corner, d_offset[2 * sample_index], d_offset[2 * sample_index + 1]);
-        for (int v = 0; v < N; ++v) tangent[v] += weight * A(pixel.value[v]);
-      }
-      if (d_x) {
-        const Vector<T, N> pixel_tangent = AsVector<N>(CornerAddress(sizes, positions, d_x, corners, p, corner, c));
-        for (int v = 0; v < N; ++v) tangent[v] += corners.weight(corner) * A(pixel_tangent.value[v]);
-      }
+    const Sample sample(sizes, work_item >> log2_team);
+    const BilinearCorners<A> corners = Locate<A>(sizes, positions, sample);
+    const CornerChannels<T> pixels(sizes, positions, x, sample, corners);
+    const A mask = Mask<A>(positions, sample.index);
+    A weight_tangent[4] = {};
+    for (int corner = 0; corner < 4 && d_offset; ++corner) {
+      const A* const d_position = d_offset + 2 * sample.index;
+      weight_tangent[corner] = corners.weight_tangent(corner, d_position[0], d_position[1]);
     }
-    const A mask = Mask<A>(positions, sample_index);
-    Vector<T, N> out;
-    for (int v = 0; v < N; ++v) {
-      if (d_x || d_offset) tangent[v] *= mask;
-      if (d_mask) tangent[v] += d_mask[sample_index] * value[v];
-      out.value[v] = T(tangent[v]);
+    // The columns follow the tangents of the same tap.
+    T* const out =
+        columns + sample.Column(sizes) + (columns_requested ? sample.Column(sizes) - sample.first_channel : 0);
+    for (int64_t c = lane * N; c < sample.group_channels; c += team * N) {
+      A value[N], tangent[N];
+      for (int v = 0; v < N; ++v) value[v] = tangent[v] = corners.unread_value();
+      for (int corner = 0; corner < 4; ++corner) {
+        if (!pixels.address[corner]) continue;
+        const T* const address = pixels.address[corner] + c;
+        const Vector<T, N> pixel = AsVector<N>(address);
+        for (int v = 0; v < N; ++v) value[v] += corners.weight(corner) * A(pixel.value[v]);
+        // A tangent that is zero has no term, which would be NaN for an infinite factor.
+        if (d_offset) {
+          for (int v = 0; v < N; ++v) tangent[v] += weight_tangent[corner] * A(pixel.value[v]);
+        }
+        if (d_x) {
+          const Vector<T, N> d_pixel = AsVector<N>(d_x + (address - x));
+          for (int v = 0; v < N; ++v) tangent[v] += corners.weight(corner) * A(d_pixel.value[v]);
+        }
+      }
+      Vector<T, N> vector;
+      for (int v = 0; v < N; ++v) {
+        if (d_x || d_offset) tangent[v] *= mask;
+        if (d_mask) tangent[v] += d_mask[sample.index] * value[v];
+        vector.value[v] = T(tangent[v]);
+      }
+      AsVector<N>(out + c) = vector;
+      if (!columns_requested) continue;
+      for (int v = 0; v < N; ++v) vector.value[v] = T(value[v] * mask);
+      AsVector<N>(out + sizes.channels + c) = vector;
     }
-    T* const out_at = columns + tap * (columns_requested ? 2 : 1) * sizes.channels + c;
-    AsVector<N>(out_at) = out;
-    if (!columns_requested) continue;
-    for (int v = 0; v < N; ++v) out.value[v] = T(value[v] * mask);
-    AsVector<N>(out_at + sizes.channels) = out;
   }
 }
 
-// A warp computes the cotangents of one sample's offset and mask: its lanes share the sum over channels.
+// A team of lanes computes the cotangents of a sample's offset and mask, which are sums over the channels of its offset
+// group.
 template <typename T, int N>
-__global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, const T* x, const Accumulator<T>* d_columns,
+__global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, int log2_team, const T* x, const T* d_columns,
                                       Accumulator<T>* d_offset, Accumulator<T>* d_mask) {
   using A = Accumulator<T>;
-  const int64_t n = sizes.pixels() * sizes.offset_groups * sizes.taps();
-  const int lane = threadIdx.x % kWarp;
-  for (int64_t sample_index = global_thread() / kWarp; sample_index < n; sample_index += grid_stride() / kWarp) {
-    const int32_t k = int32_t(sample_index % sizes.taps());
-    const int64_t g = sample_index / sizes.taps() % sizes.offset_groups;
-    const int64_t p = sample_index / sizes.taps() / sizes.offset_groups;
-    const BilinearCorners<A> corners = LocateSample<A>(sizes, positions, p, sample_index, k);
+  const int team = 1 << log2_team, lane = int(threadIdx.x) & (team - 1);
+  const int64_t n = sizes.pixels() * sizes.offset_groups * sizes.taps() << log2_team;
+  // All lanes of a warp exchange sums, also those past the end, which repeat the last sample.
+  for (int64_t first = global_thread() / kWarp * kWarp; first < n; first += grid_stride()) {
+    const int64_t work_item = first + threadIdx.x % kWarp;
+    const Sample sample(sizes, (work_item < n ? work_item : n - 1) >> log2_team);
+    const BilinearCorners<A> corners = Locate<A>(sizes, positions, sample);
     A dot[4] = {};
     if (corners.is_inside()) {
-      for (int64_t in_group = lane * N; in_group < sizes.group_channels(); in_group += kWarp * N) {
-        const int64_t c = g * sizes.group_channels() + in_group;
-        const Vector<A, N> d = AsVector<N>(d_columns + (p * sizes.taps() + k) * sizes.channels + c);
+      const CornerChannels<T> pixels(sizes, positions, x, sample, corners);
+      const T* const d = d_columns + sample.Column(sizes);
+      for (int64_t c = lane * N; c < sample.group_channels; c += team * N) {
+        const Vector<T, N> d_column = AsVector<N>(d + c);
         for (int corner = 0; corner < 4; ++corner) {
-          if (!corners.is_read(corner)) continue;
-          const Vector<T, N> pixel = AsVector<N>(CornerAddress(sizes, positions, x, corners, p, corner, c));
-          for (int v = 0; v < N; ++v) dot[corner] += d.value[v] * A(pixel.value[v]);
+          if (!pixels.address[corner]) continue;
+          const Vector<T, N> pixel = AsVector<N>(pixels.address[corner] + c);
+          for (int v = 0; v < N; ++v) dot[corner] += A(d_column.value[v]) * A(pixel.value[v]);
         }
       }
     }
     for (int corner = 0; corner < 4; ++corner) {
-      for (int lanes = kWarp / 2; lanes; lanes /= 2) dot[corner] += __shfl_xor_sync(kWholeWarp, dot[corner], lanes);
+      for (int lanes = team / 2; lanes; lanes /= 2) dot[corner] += __shfl_xor_sync(kWholeWarp, dot[corner], lanes);
     }
-    if (lane != 0) continue;
-    StorePositionCotangents(positions, sample_index, corners, dot, d_offset, d_mask);
+    if (lane != 0 || work_item >= n) continue;
+    StorePositionCotangents(positions, sample.index, corners, dot, d_offset, d_mask);
   }
 }
 
 // A cell is the square between four neighbouring pixels: all samples in it have the same corners. Its index follows
 // from its top left pixel. An image has one row and one column more of cells than of pixels. Without circular padding,
 // the top left pixels of the first row and column of cells are outside the image; with it, these cells stay empty.
-
 template <typename A>
 __device__ int32_t CellOf(const BilinearCorners<A>& corners, int64_t width) {
   if (!corners.is_inside()) return kNoRow;
@@ -154,14 +237,13 @@ class SamplesOfGroup {
   __device__ SamplesOfGroup(const Sizes& sizes, const Positions& positions, int64_t table)
       : sizes_(sizes),
         positions_(positions),
+        image_(table / sizes.offset_groups),
         group_(table % sizes.offset_groups),
-        first_pixel_(table / sizes.offset_groups * sizes.rows * sizes.columns) {}
+        group_channels_(sizes.group_channels()) {}
 
   __device__ Entry operator()(int32_t id) const {
-    const int64_t p = first_pixel_ + id / sizes_.taps();
-    const int32_t k = id % sizes_.taps();
-    const int64_t sample_index = SampleIndex(sizes_, p, group_, k);
-    return {CellOf(LocateSample<A>(sizes_, positions_, p, sample_index, k), sizes_.width), id};
+    const Sample sample(sizes_, image_, group_, group_channels_, id);
+    return {CellOf(Locate<A>(sizes_, positions_, sample), sizes_.width), id};
   }
 
   __device__ void FindRows(int32_t id, int32_t* rows) const { rows[0] = (*this)(id).row; }
@@ -170,7 +252,7 @@ class SamplesOfGroup {
  private:
   const Sizes& sizes_;
   const Positions& positions_;
-  int64_t group_, first_pixel_;
+  int64_t image_, group_, group_channels_;
 };
 
 template <typename A>
@@ -190,30 +272,30 @@ CsrTables<int32_t> SamplesByCell(const Sizes& sizes, int32_t* workspace) {
 }
 
 // A thread computes N channels of a pixel of x: it gathers the cotangents of the samples in the four cells around it.
-template <typename A, int N>
+template <typename T, int N>
 __global__ void InputCotangentKernel(Sizes sizes, Positions positions, const int32_t* row_start,
-                                     const int32_t* samples_by_cell, const A* d_columns, A* d_x) {
+                                     const int32_t* samples_by_cell, const T* d_columns, Accumulator<T>* d_x) {
+  using A = Accumulator<T>;
   const int64_t vectors = sizes.channels / N, n = sizes.images * sizes.height * sizes.width * vectors;
+  const int64_t group_channels = sizes.group_channels();
   for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
-    const int64_t c = work_item % vectors * N, pixel = work_item / vectors, g = c / sizes.group_channels();
+    const int64_t c = work_item % vectors * N, pixel = work_item / vectors;
+    const int64_t g = c / group_channels, in_group = c - g * group_channels;
     const int64_t x = pixel % sizes.width, y = pixel / sizes.width % sizes.height;
     const int64_t image = pixel / sizes.width / sizes.height;
     const int64_t first_pixel_of_x = sizes.first_image(positions.origin[0]) * sizes.height * sizes.width;
     A* const out = d_x + (first_pixel_of_x + pixel) * sizes.channels + c;
-    const int64_t table = image * sizes.offset_groups + g, first_pixel = image * sizes.rows * sizes.columns;
+    const int64_t table = image * sizes.offset_groups + g;
     const int32_t* samples = samples_by_cell + table * sizes.samples();
     const int32_t* starts = row_start + table * (sizes.cells() + 1);
     Vector<A, N> sum = AsVector<N>(out);
     for (int corner = 0; corner < 4; ++corner) {
       const int64_t cell = CellWithCorner(y, x, corner, sizes);
       for (int32_t i = starts[cell]; i < starts[cell + 1]; ++i) {
-        const int64_t p = first_pixel + samples[i] / sizes.taps();
-        const int32_t k = samples[i] % sizes.taps();
-        const int64_t sample_index = SampleIndex(sizes, p, g, k);
-        const A weight =
-            LocateSample<A>(sizes, positions, p, sample_index, k).weight(corner) * Mask<A>(positions, sample_index);
-        const Vector<A, N> d = AsVector<N>(d_columns + (p * sizes.taps() + k) * sizes.channels + c);
-        for (int v = 0; v < N; ++v) sum.value[v] += weight * d.value[v];
+        const Sample sample(sizes, image, g, group_channels, samples[i]);
+        const A weight = Locate<A>(sizes, positions, sample).weight(corner) * Mask<A>(positions, sample.index);
+        const Vector<T, N> d = AsVector<N>(d_columns + sample.Column(sizes) + in_group);
+        for (int v = 0; v < N; ++v) sum.value[v] += weight * A(d.value[v]);
       }
     }
     AsVector<N>(out) = sum;
@@ -228,8 +310,10 @@ const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const
     using T = decltype(tag);
     return DispatchWidth<T>(sizes.group_channels(), [&](auto width) {
       constexpr int N = decltype(width)::value;
-      return Launch<SampleColumnsKernel<T, N>>(device, BlocksFor(sizes.pixels() * sizes.taps() * sizes.channels / N),
-                                               sizes, positions, static_cast<const T*>(x), static_cast<T*>(columns));
+      const int log2_team = Log2Team(sizes, N);
+      return Launch<SampleColumnsKernel<T, N>>(
+          device, BlocksFor(sizes.pixels() * sizes.offset_groups * sizes.taps() << log2_team), sizes, positions,
+          log2_team, static_cast<const T*>(x), static_cast<T*>(columns));
     });
   });
 }
@@ -240,9 +324,10 @@ const char* SampleTangents(Device& device, DType dtype, const Sizes& sizes, cons
     using T = decltype(tag);
     return DispatchWidth<T>(sizes.group_channels(), [&](auto width) {
       constexpr int N = decltype(width)::value;
-      return Launch<SampleTangentsKernel<T, N>>(device, BlocksFor(sizes.pixels() * sizes.taps() * sizes.channels / N),
-                                                sizes, positions, tangents, static_cast<const T*>(x), columns_requested,
-                                                static_cast<T*>(columns));
+      const int log2_team = Log2Team(sizes, N);
+      return Launch<SampleTangentsKernel<T, N>>(
+          device, BlocksFor(sizes.pixels() * sizes.offset_groups * sizes.taps() << log2_team), sizes, positions,
+          tangents, log2_team, static_cast<const T*>(x), columns_requested, static_cast<T*>(columns));
     });
   });
 }
@@ -256,9 +341,10 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, con
     using A = Accumulator<T>;
     return DispatchWidth<T>(sizes.group_channels(), [&](auto width) {
       constexpr int N = decltype(width)::value;
+      const int log2_team = Log2Team(sizes, N);
       return Launch<OffsetCotangentKernel<T, N>>(
-          device, BlocksFor(sizes.pixels() * sizes.offset_groups * sizes.taps() * kWarp), sizes, positions,
-          static_cast<const T*>(x), static_cast<const A*>(d_columns), static_cast<A*>(d_offset),
+          device, BlocksFor(sizes.pixels() * sizes.offset_groups * sizes.taps() << log2_team), sizes, positions,
+          log2_team, static_cast<const T*>(x), static_cast<const T*>(d_columns), static_cast<A*>(d_offset),
           static_cast<A*>(d_mask));
     });
   });
@@ -271,15 +357,16 @@ int64_t WorkspaceSize(const Sizes& sizes) {
 const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                            const void* d_columns, void* d_x, int32_t* workspace) {
   const CsrTables<int32_t> samples = SamplesByCell(sizes, workspace);
-  return DispatchAccumulator(dtype, [&](auto tag) {
-    using A = decltype(tag);
+  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = Accumulator<T>;
     const char* failure = SortByRow(device, SampleTables<A>{sizes, positions}, samples);
     if (failure) return failure;
-    return DispatchWidth<A>(sizes.group_channels(), [&](auto width) {
+    return DispatchWidth<T>(sizes.group_channels(), [&](auto width) {
       constexpr int N = decltype(width)::value;
-      return Launch<InputCotangentKernel<A, N>>(
+      return Launch<InputCotangentKernel<T, N>>(
           device, BlocksFor(sizes.images * sizes.height * sizes.width * sizes.channels / N), sizes, positions,
-          samples.row_start, samples.values, static_cast<const A*>(d_columns), static_cast<A*>(d_x));
+          samples.row_start, samples.values, static_cast<const T*>(d_columns), static_cast<A*>(d_x));
     });
   });
 }

@@ -14,6 +14,9 @@ struct Device {
   using Binding = xla::ffi::PlatformStream<cudaStream_t>;
   using Context = cudaStream_t;
 
+  // Products and kernels pass the columns' cotangents through the L2 cache, in half of the bytes.
+  static constexpr bool kRoundsColumnCotangents = true;
+
   explicit Device(Context stream) : stream(stream) {}
 
   Context stream;

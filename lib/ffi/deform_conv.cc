@@ -10,6 +10,11 @@
 namespace dcn {
 namespace {
 
+// The type of the columns' cotangents for data of this type.
+ffi::DataType ColumnCotangentType(ffi::DataType data) {
+  return Device::kRoundsColumnCotangents ? data : AccumulatorType(data);
+}
+
 ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                       ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> columns, ffi::Dictionary attributes) {
   Checks checks("dcn_sample");
@@ -65,7 +70,7 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
   const DType dtype = CheckedDType(checks, x);
   DecodeImage(checks, "x", x, sizes);
   checks.Type("offset", offset, AccumulatorType(x.element_type()));
-  checks.Type("d_columns", d_columns, offset.element_type());
+  checks.Type("d_columns", d_columns, ColumnCotangentType(x.element_type()));
   checks.Shape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   RequestedResults requested(checks, attributes, results);
   const int64_t positions = sizes.offset_groups * sizes.taps();
@@ -89,8 +94,9 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
   ConvCall call = DecodeConvCall(checks, attributes, offset, origin, mask);
   if (!checks.ok()) return checks.error();
   Sizes& sizes = call.sizes;
-  const DType dtype = CheckedDType(checks, offset);
-  checks.Type("offset", offset, AccumulatorType(offset.element_type()));
+  const DType dtype = CheckedDType(checks, d_columns);
+  checks.Type("d_columns", d_columns, ColumnCotangentType(d_columns.element_type()));
+  checks.Type("offset", offset, AccumulatorType(d_columns.element_type()));
   DecodeImage(checks, "d_x", *d_x, sizes);
   checks.Type("d_x", *d_x, offset.element_type());
   checks.Require(d_x->untyped_data() == d_x_in.untyped_data(), "d_x must be added to in place");
@@ -104,7 +110,6 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
   if (!checks.ok()) return checks.error();
   checks.Type("workspace", *workspace, ffi::S32);
   checks.Shape("workspace", *workspace, {WorkspaceSize(sizes)});
-  checks.Type("d_columns", d_columns, offset.element_type());
   checks.Shape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   if (!checks.ok()) return checks.error();
   Device device(context);

@@ -26,7 +26,6 @@ nb::dict FusedLimits() {
   limits["max_pixels"] = dcn::kMaxPixels;
   limits["tile_pixels"] = Limits::kTilePixels;
   limits["tile_features"] = nb::tuple(tile_features);
-  limits["min_channels"] = Limits::kMinChannels;
   limits["weight_tile"] = Limits::kWeightTile;
   limits["min_split_pixels"] = Limits::kMinSplitPixels;
   limits["slice_vectors"] = Limits::kSliceVectors;

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import machine_code, readers
 from benchmarks.readers import device_code, estimates, executed_sass, sass, sources
 from benchmarks.readers.devices import DEVICES, occupancy
-from benchmarks.reports import kernel_costs
+from benchmarks.reports import gpu_costs, kernel_costs
 from benchmarks.reports.report import RESULTS
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -188,7 +188,9 @@ def test_pages_have_the_tables_of_the_results(tmp_path):
     path = Path(shutil.copy(estimates.newest(RESULTS), tmp_path))
     performance = tmp_path / "performance.md"
     performance.write_text(machine_code.PERFORMANCE.read_text())
-    machine_code.main(["--render"], tmp_path, performance)
+    module = tmp_path / "gpu_costs.py"
+    machine_code.main(["--render"], tmp_path, performance, module)
+    assert module.read_text() == gpu_costs.MODULE.read_text()
     assert performance.read_text() == machine_code.PERFORMANCE.read_text()
     assert path.with_suffix(".md").read_text() == estimates.newest(RESULTS).with_suffix(".md").read_text()
 
@@ -206,7 +208,8 @@ def built_module(monkeypatch, tmp_path):
     monkeypatch.setattr(readers.machine_code, "missing", lambda: None)
     monkeypatch.setattr(readers.machine_code, "kernels", lambda architecture: [kernel])
     monkeypatch.setattr(machine_code.kernel_costs, "missing", lambda: None)
-    monkeypatch.setattr(machine_code.kernel_costs, "measure", lambda: iter(launches))
+    monkeypatch.setattr(machine_code.kernel_costs, "measure", lambda shapes=(): iter(() if shapes else launches))
+    monkeypatch.setattr(machine_code.kernel_costs, "measure_plain", lambda: iter(newest_results()["plain launches"]))
 
 
 ROW = "| a.cu | `Kernel<half>` | 128 | 16 of 64 | 0, 0 | 1024 | 2 of 16 | 1 of 4 | none | 64 HMMA.16816.F32 |"
@@ -222,7 +225,7 @@ def test_registers_are_only_printed(built_module, tmp_path, capsys):
 def test_the_command_writes_results_and_pages(built_module, tmp_path):
     performance = tmp_path / "performance.md"
     performance.write_text(machine_code.PERFORMANCE.read_text())
-    machine_code.main([], tmp_path, performance)
+    machine_code.main([], tmp_path, performance, tmp_path / "gpu_costs.py")
     report = json.loads(estimates.newest(tmp_path).read_text())
     assert list(report) == list(newest_results())
     assert report["kernel sources"] == sources.digest_of_sources(sources.KERNEL_SOURCES)

@@ -12,8 +12,7 @@ from jax import export
 
 import jax_dcn
 from jax_dcn._operators import kernel_plan
-from jax_dcn._operators.deform_conv import fused, plain
-from jax_dcn._operators.deform_conv.switches import without_fused_path
+from jax_dcn._operators.deform_conv import cost_model, fused, plain
 from jax_dcn._primitive import extension
 from tests.helpers.deform_conv.cases import Operands, convolve
 
@@ -111,7 +110,7 @@ def check(operands, platform, **options):
         ]
         names, expected = {name for name, *_ in calls}, CALLS.get((choice.computation, choice.path), set())
         assert names == expected or (names == set() and 0 in operands.x.shape), choice
-        assert bool(choice.reason) == (choice.path != "fused"), choice
+        assert choice.reason, choice
         if calls:
             is_in_place = operands.x.dtype == jnp.promote_types(operands.x.dtype, jnp.float32)
             expected = max(workspace_bytes(*call, is_in_place) for call in calls)
@@ -188,6 +187,7 @@ def limit_lists(monkeypatch, operands, images):
     size = fused.list_bytes(operands.x, operands.offset)
     monkeypatch.setattr(fused, "LIST_BYTES", min(images, 1) * size)
     monkeypatch.setattr(fused, "CHUNK_LIST_BYTES", images * size)
+    monkeypatch.setattr(cost_model, "MARGIN", math.inf)  # what can be fused is
 
 
 @pytest.mark.parametrize("held", [0, 1, 3])
@@ -204,54 +204,35 @@ def test_images_in_chunks(held, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_all_images_are_one_chunk_if_their_workspace_fits(dtype, target, monkeypatch):
     operands = shapes(dtype, batch=(4,))
-    with without_fused_path():
-        at_once = check(operands, target)["x"].workspace_bytes
-        monkeypatch.setitem(plain.COLUMN_BYTES, target, at_once)
-        assert check(operands, target)["x"].workspace_bytes == at_once
-        monkeypatch.setitem(plain.COLUMN_BYTES, target, at_once - 1)
-        assert check(operands, target)["x"].workspace_bytes == at_once // 2
+    at_once = check(operands, target, backend="plain")["x"].workspace_bytes
+    monkeypatch.setitem(plain.COLUMN_BYTES, target, at_once)
+    assert check(operands, target, backend="plain")["x"].workspace_bytes == at_once
+    monkeypatch.setitem(plain.COLUMN_BYTES, target, at_once - 1)
+    assert check(operands, target, backend="plain")["x"].workspace_bytes == at_once // 2
 
 
-def test_without_the_fused_path():
-    operands = shapes()
-    with without_fused_path():
-        plan = check(operands, "cuda")
-    assert set(paths(plan).values()) == {"plain", "xla"}
-    assert plan["forward"].reason == "the fused path is switched off"
-    assert check(operands, "cuda")["forward"].path == "fused"
+@pytest.mark.parametrize("path", ["fused", "plain"])
+def test_a_path_can_be_forced(path):
+    plan = check(shapes(), "cuda", backend=path)
+    assert set(paths(plan).values()) == {path, "xla"}
+    assert plan["forward"].reason == f"backend={path!r} was passed"
 
 
-@pytest.mark.parametrize("is_first_fused", [True, False])
-def test_caches_do_not_mix_paths(is_first_fused):
-    """One function object: wrapped in the switch, it is traced anew. What is traced already keeps its path."""
-    operands = shapes()
-    function = functools.partial(convolve)
-
-    def calls(function):
-        text = jax.jit(function).trace(operands).lower(lowering_platforms=("cuda",)).as_text()
-        return {name for name, *_ in CALL.findall(text)}
-
-    plain = without_fused_path()(function)
-    fused_calls, plain_calls = {"dcn_fused_forward"}, {"dcn_sample"}
-    order = [(function, fused_calls), (plain, plain_calls)]
-    for one, expected in order if is_first_fused else reversed(order):
-        assert calls(one) == expected
-    with without_fused_path():
-        assert calls(function) == fused_calls
-        within = calls(lambda operands: function(operands))
-    assert within == plain_calls
-    assert calls(lambda operands: function(operands)) == fused_calls
+def test_a_forced_path_that_is_impossible_is_an_error():
+    """The plan raises what lowering does."""
+    operands, options = shapes("float32"), {"precision": "default", "backend": "fused"}
+    message = "backend='fused' cannot compute the gradient of weight: the data are float32; the fused gradient of"
+    with pytest.raises(ValueError, match=message):
+        jax_dcn.kernel_plan(*operands, platform="cuda", **options)
+    with pytest.raises(ValueError, match=message):
+        lowered("weight", operands, "cuda", **options)
+    assert "dcn_fused_forward" in lowered("forward", operands, "cuda", **options)
+    with pytest.raises(ValueError, match="cannot compute the forward: the fused kernels run on CUDA only, not on cpu"):
+        lowered("forward", operands, "cpu", **options)
 
 
-def test_the_switch_is_a_static_parameter():
-    """So the cache of compiled primitives, which eager calls use, has an entry for each path."""
-    operands = jax.tree.map(lambda a: jnp.ones(a.shape, a.dtype), shapes(image=(2, 3)))
-    jaxprs = []
-    for _ in range(2):
-        jaxprs.append(str(jax.make_jaxpr(lambda operands: convolve(operands))(operands)))
-        with without_fused_path():
-            jaxprs.append(str(jax.make_jaxpr(lambda operands: convolve(operands))(operands)))
-    assert jaxprs[0] == jaxprs[2] != jaxprs[1] == jaxprs[3]
+def test_the_plain_path_of_a_cpu_can_be_requested():
+    assert set(paths(check(shapes(), "cpu", backend="plain")).values()) == {"plain", "xla"}
 
 
 def test_the_workspace_of_the_reference_is_a_lower_bound():
@@ -266,10 +247,11 @@ def test_the_workspace_of_the_reference_is_a_lower_bound():
 
 REASONS = [
     (
-        {"channels": 48, "offset_groups": 2},
-        "x has 24 channels in each of 2 offset groups; the fused gradients need at least 32",
+        {"channels": 24, "offset_groups": 2},
+        "x has 12 channels in each of 2 offset groups; the fused kernels need a multiple of 8, which is 16 bytes of "
+        "bfloat16",
     ),
-    ({"channels": 24}, "x has 24 channels; the fused gradients need at least 32"),
+    ({"channels": 0}, "x has no channels; the fused gradients need some"),
     ({"channels": 12}, "x has 12 channels; the fused kernels need a multiple of 8, which is 16 bytes of bfloat16"),
     ({"features": 7}, "weight has 7 output channels; the fused kernels need an even number"),
     (
@@ -299,7 +281,7 @@ def test_table():
     plan = jax_dcn.kernel_plan(*shapes(bias=False, mask=False, channels=24), platform="cuda")
     title, header, *rows = str(plan).splitlines()
     assert title == "deform_conv2d on cuda"
-    assert header.split() == ["computation", "path", "workspace", "why", "no", "faster", "path"]
+    assert header.split() == ["computation", "path", "workspace", "why"]
     assert [row.split("  ")[0] for row in rows] == [
         "forward",
         "gradient of x",

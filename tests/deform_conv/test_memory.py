@@ -34,8 +34,8 @@ def shapes(batch, image, dtype, features=32, taps=9):
     return struct((batch, *size, features), dtype), operands
 
 
-def forward(_, operands):
-    return convolve(operands)
+def forward(_, operands, **options):
+    return convolve(operands, **options)
 
 
 def backward(cotangent, operands):

@@ -146,7 +146,7 @@ class CallBuilder {
     Columns();
     Argument(type_, ImageShape(Sum(images_, Size(2))));
     OffsetAndOrigin(Accumulator(type_));
-    Argument(Accumulator(type_), ColumnsShape());
+    Argument(ColumnCotangent(), ColumnsShape());
     OptionalMask(Accumulator(type_));
     PositionResults(Accumulator(type_));
     if (IsChosen("columns_requested")) Result(type_, ColumnsShape());
@@ -162,15 +162,17 @@ class CallBuilder {
     if (IsChosen("mask_requested")) Result(type, PositionsShape(1));
   }
 
+  XLA_FFI_DataType ColumnCotangent() const { return is_cpu_ ? Accumulator(type_) : type_; }
+
   void InputCotangent() {
     Columns();
-    type_ = Accumulator(type_);
-    OffsetAndOrigin(type_);
-    Argument(type_, ColumnsShape());
+    const XLA_FFI_DataType wide = Accumulator(type_);
+    OffsetAndOrigin(wide);
+    Argument(ColumnCotangent(), ColumnsShape());
     const int64_t images_of_x = Sum(images_, Size(2));
-    Argument(type_, ImageShape(images_of_x), Role::kInPlace);
-    OptionalMask(type_);
-    Result(type_, ImageShape(images_of_x), Role::kInPlace);
+    Argument(wide, ImageShape(images_of_x), Role::kInPlace);
+    OptionalMask(wide);
+    Result(wide, ImageShape(images_of_x), Role::kInPlace);
     const int64_t samples = Product({2, rows_, columns_, taps_});
     const int64_t cells = Product({Sum(height_, 1), Sum(width_, 1)});
     const int64_t workspace = Product({images_, offset_groups_, Sum(samples, Sum(cells, 1))});

@@ -29,6 +29,9 @@ void Require(bool condition, const char* what, int line) {
 
 double SizeOf(DType dtype) { return dtype == DType::kF64 ? 8 : dtype == DType::kF32 ? 4 : 2; }
 double AccumulatorSize(DType dtype) { return dtype == DType::kF64 ? 8 : 4; }
+double ColumnCotangentSize(DType dtype) {
+  return Device::kRoundsColumnCotangents ? SizeOf(dtype) : AccumulatorSize(dtype);
+}
 double Positive(double size) { return std::max(size, 0.); }
 
 void CheckWindow(const Sizes& s) {
@@ -89,7 +92,7 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& s, const P
   if (columns) SampleColumns(device, dtype, s, positions, x, columns);
   CheckPositions(s, positions, wide);
   REQUIRE(contract.Holds(x, ImageCount(s, s.images_of_x), SizeOf(dtype)));
-  REQUIRE(contract.Holds(d_columns, ColumnsCount(s), wide));
+  REQUIRE(contract.Holds(d_columns, ColumnsCount(s), ColumnCotangentSize(dtype)));
   REQUIRE(!d_offset || contract.Holds(d_offset, 2 * PositionCount(s), wide));
   REQUIRE(!d_mask || contract.Holds(d_mask, PositionCount(s), wide));
   return nullptr;
@@ -104,7 +107,7 @@ const char* InputCotangent(Device&, DType dtype, const Sizes& s, const Positions
   CheckPositions(s, positions, wide);
   REQUIRE(s.images_of_x >= s.images);
   REQUIRE(cells < k32 && samples < k32);
-  REQUIRE(contract.Holds(d_columns, ColumnsCount(s), wide));
+  REQUIRE(contract.Holds(d_columns, ColumnsCount(s), ColumnCotangentSize(dtype)));
   REQUIRE(contract.Holds(d_x, ImageCount(s, s.images_of_x), wide));
   REQUIRE(contract.Holds(workspace, bins * (2 * samples + cells + 1), 4));
   return nullptr;

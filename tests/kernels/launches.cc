@@ -157,7 +157,7 @@ void CallDeformConv(DType dtype, const Sizes& sizes, bool has_mask) {
   Check(SampleTangents(device, dtype, sizes, positions, of_offset, x.data(), false, tangents_only.data()));
   tangents_only.CheckWritten("tangents");
 
-  Array d_columns = Array::Random(wide, columns_size, 1);
+  Array d_columns = Array::Random(Device::kRoundsColumnCotangents ? dtype : wide, columns_size, 1);
   Array d_offset = Array::Unwritten(wide, 2 * positions_size), d_mask = Array::Unwritten(wide, positions_size);
   Array requested_columns = Array::Unwritten(dtype, columns_size);
   Check(OffsetCotangent(device, dtype, sizes, positions, x.data(), d_columns.data(),

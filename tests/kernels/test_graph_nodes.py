@@ -53,7 +53,7 @@ def conv_calls(sizes):
         kernel_size=(1, taps),
         geometry=Geometry((1, 1), ((0, 0), (0, 0)), (1, 1), False),
     )
-    d_columns = jnp.ones((n, rows, columns, taps, channels))
+    d_columns = jnp.ones((n, rows, columns, taps, channels), x.dtype)
     both = ("offset", "mask")
     yield lambda: conv.sample(x, sampling)
     yield lambda: conv.sample_tangents(x, sampling, {"x": x}, columns_requested=True)

@@ -9,7 +9,7 @@ import pytest
 import jax_dcn
 from jax_dcn._operators.deform_conv import fused, kernels
 from jax_dcn._operators.deform_conv.arguments import canonicalize
-from jax_dcn._operators.deform_conv.switches import without_fused_path
+from jax_dcn._primitive.target import Target
 from tests.deform_conv import test_dtypes as conv_types
 from tests.deform_conv import test_fused as conv_fused
 from tests.deform_conv import test_memory as conv_memory
@@ -118,7 +118,7 @@ def test_conv_paths_agree(name):
     case = conv_fused.CASE[name]
     operands, cotangent = conv_fused.cast(case, "bfloat16"), jnp.asarray(case.cotangent(), "bfloat16")
     run = functools.partial(conv_fused.pull_back, **case.keywords)
-    functions = {"fused": jax.jit(run), "plain": jax.jit(without_fused_path()(run))}
+    functions = {path: jax.jit(functools.partial(run, backend=path)) for path in ("fused", "plain")}
     for path, function in functions.items():
         assert ("dcn_fused" in function.lower(cotangent, operands).as_text()) == (path == "fused")
     by_path = {path: jax.tree.leaves(function(cotangent, operands)) for path, function in functions.items()}
@@ -137,7 +137,7 @@ def test_conv_fused_parts_of_the_output():
 
     @jax.jit
     def run(offset, mask, cotangent, origin):
-        keywords = {"spec": problem.spec, "origin": origin, "platform": "cuda"}
+        keywords = {"spec": problem.spec, "origin": origin, "target": Target("cuda")}
         y = kernels.forward(x, offset, weight, bias, mask, **keywords)
         keywords |= {"requested": requested, "all_reduced": ()}
         return y, *kernels.cotangent(x, offset, weight, bias, mask, cotangent, **keywords).values()
@@ -155,7 +155,8 @@ def test_conv_fused_memory():
     """The forward needs no temporary memory except for a copy of the weight."""
     case = conv_fused.with_channels(256, 256)
     operands = conv_fused.cast(case, "bfloat16")
-    compiled = jax.jit(lambda operands: conv_fused.convolve(operands, **case.keywords)).lower(operands).compile()
+    run = functools.partial(conv_fused.convolve, **case.keywords, backend="fused")
+    compiled = jax.jit(run).lower(operands).compile()
     assert "dcn_fused_forward" in compiled.as_text()
     assert compiled.memory_analysis().temp_size_in_bytes <= operands.weight.nbytes + 2**12
 

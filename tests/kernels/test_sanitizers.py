@@ -80,7 +80,7 @@ MISTAKES = {
         ("memory", r"heap-buffer-overflow.*SortBinsKernel"),
     ),
     "overlapping writes of threads": (
-        ("deform_conv.cu", "(columns + work_item * N) = out", "(columns + work_item / 2 * N) = out"),
+        ("deform_conv.cu", "out = columns + sample.Column(sizes)", "out = columns + sample.Column(sizes) / 16 * 8"),
         ("threads", r"data race.*SampleColumnsKernel"),
     ),
     "overlapping writes of blocks": (
@@ -101,7 +101,10 @@ MISTAKES = {
         ("threads", r"ThreadSanitizer: .*InputCotangentKernel"),
     ),
     "misaligned vector": (
-        ("deform_conv.cu", "DispatchWidth<A>(sizes.group_channels(),", "DispatchWidth<A>(2 * sizes.group_channels(),"),
+        ("deform_conv.cu", "DispatchWidth<T>(sizes.group_channels(), [&](auto width) {\n"
+         "      constexpr int N = decltype(width)::value;\n      return Launch<InputCotangentKernel",
+         "DispatchWidth<T>(2 * sizes.group_channels(), [&](auto width) {\n"
+         "      constexpr int N = decltype(width)::value;\n      return Launch<InputCotangentKernel"),
         ("memory", r"misaligned address"),
     ),
     "copy that is not waited for": (

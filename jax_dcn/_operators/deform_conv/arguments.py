@@ -1,7 +1,7 @@
 """Checks what users pass, and makes the canonical operands of it: channels last, and of types that kernels take."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,8 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jax_dcn import _validation
 from jax_dcn._operators.deform_conv.geometry import Geometry, fits, groups_and_taps, offset_channels, resolve
-from jax_dcn._operators.deform_conv.switches import is_fused_path_allowed
 from jax_dcn._primitive import jax_internals
-from jax_dcn._types import Padding, Pair, Shaped
+from jax_dcn._types import Backend, Padding, Pair, Shaped
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class Spec(Geometry):
     feature_group_count: int
     precision: Any
     dtype: Any  # of the result
-    allow_fused: bool
+    path: Literal["fused", "plain"] | None  # that was requested
 
 
 OPERANDS = ("x", "offset", "weight", "bias", "mask")
@@ -47,11 +46,11 @@ def canonicalize(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     deterministic: bool | None = None,
-    backend: str | None = None,
+    backend: Backend = None,
 ) -> Problem:
     _validation.choice("data_format", data_format, ("NHWC", "NCHW"))
     _validation.choice("deterministic", deterministic, (None, True, False))
-    _validation.choice("backend", backend, (None, "reference"))
+    _validation.choice("backend", backend, (None, "fused", "plain", "reference"))
     first = data_format == "NCHW"
     x = _validation.array("x", x)
     offset = _validation.array("offset", offset)
@@ -86,7 +85,7 @@ def canonicalize(
         dtype=dtype
         if preferred_element_type is None
         else _validation.dtype("preferred_element_type", preferred_element_type),
-        allow_fused=is_fused_path_allowed(),
+        path=backend if backend in ("fused", "plain") else None,
     )
     check_operands(x, offset, weight, bias, mask, spec=spec, channels_first=first)
     operands = (

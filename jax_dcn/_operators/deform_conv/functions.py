@@ -10,7 +10,7 @@ from jax_dcn import _validation
 from jax_dcn._operators.deform_conv.arguments import canonicalize, channels_first, channels_last
 from jax_dcn._operators.deform_conv.primitive import deform_conv, result
 from jax_dcn._primitive import jax_internals
-from jax_dcn._types import Padding, Pair
+from jax_dcn._types import Backend, Padding, Pair
 
 
 class Options(TypedDict, total=False):
@@ -24,7 +24,7 @@ class Options(TypedDict, total=False):
     precision: Any
     preferred_element_type: DTypeLike | None
     deterministic: bool | None
-    backend: Literal["reference"] | None
+    backend: Backend
 
 
 def deform_conv2d(
@@ -42,7 +42,7 @@ def deform_conv2d(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     deterministic: bool | None = None,
-    backend: Literal["reference"] | None = None,
+    backend: Backend = None,
 ) -> jax.Array:
     """Deformable convolution, without a mask (v1) or with one (v2).
 
@@ -65,21 +65,23 @@ def deform_conv2d(
     columns of offset and mask, by features of weight and bias, and by channels of x if there are groups. Operands that
     are sharded otherwise are gathered.
 
-    On CUDA, fused kernels sample and multiply on tensor cores, without storing the samples, where this holds:
+    On CUDA, fused kernels can sample and multiply on tensor cores, without storing the samples, where this holds:
 
     ===========================  ============================================  =========================================
     condition on                 forward                                       gradients, in addition
     ===========================  ============================================  =========================================
     type of x and weight         16 bits, or float32 if precision allows tf32  for weight: 16 bits
     type of the result           that of x, or float32                         that of x
-    channels per (offset) group  a multiple of 16 bytes                        at least 32; one number divides the other
+    channels per (offset) group  a multiple of 16 bytes                        one number divides the other
     output channels per group    an even number                                a multiple of 16 bytes
     size of an image                                                           for x: scatter lists of up to 128 MiB
     ===========================  ============================================  =========================================
 
-    The default precision allows tf32. All other calls, and all calls on CPU, sample and multiply in chunks.
-    `jax_dcn.kernel_plan` says which path a call takes, and why. The workspace of the forward and of all derivatives
-    does not grow with the batch; docs/memory.md says how large it is, and what does grow.
+    The default precision allows tf32. All other calls, and all calls on CPU, take the plain path: they sample and
+    multiply in chunks. Where both paths are possible, the one that is estimated to be faster on the GPU runs, for the
+    forward and for each gradient. `jax_dcn.kernel_plan` says which path a call takes, and why. The
+    workspace of the forward and of all derivatives does not grow with the batch; docs/memory.md says how large it is,
+    and what does grow.
 
     Args:
       x: [..., H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
@@ -100,7 +102,9 @@ def deform_conv2d(
         rounds the sum of the cotangents that each tap contributes to a pixel.
       deterministic: whether the result must be the same to the last bit on every run. The kernels' results always are,
         so both values mean the same on CPU and CUDA.
-      backend: None for the kernels of the platform that the computation runs on, "reference" for the `jax.numpy` form.
+      backend: None for the kernels of the platform that the computation runs on, by the path that is estimated to be
+        faster there; "fused" or "plain" for the kernels of this path; "reference" for the `jax.numpy` form. Compiling
+        raises ValueError where "fused" was passed and the path cannot compute the result or a gradient.
 
     Coming from torchvision: stride and dilation are called strides and kernel_dilation here. There padding is 0 by
     default, and the number of groups follows from the weight; here it is feature_group_count. The derivatives differ at

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from jax_dcn._operators.deform_conv import fused, paths, plain
 from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._primitive.chunks import flat
+from jax_dcn._primitive.target import Target
 
 LINEAR = ("x", "weight", "mask")  # the operands in each of which the result is linear
 
@@ -23,16 +24,16 @@ def forward(
     *,
     spec: Spec,
     origin: tuple[ArrayLike, ArrayLike],
-    platform: str,
+    target: Target,
     fill: float = plain.VALUE_FILL,
 ) -> jax.Array:
     """The rows and columns of the output from `origin` on, as many as `offset` has."""
     batch = x.shape[:-3]
     x, offset, mask = flat(x, 3), flat(offset, 3), flat(mask, 3)
-    if paths.of_forward(x, offset, weight, spec, platform).path == "fused":
+    if paths.choose("forward", x, offset, weight, spec, target).path == "fused":
         y = fused.forward(x, offset, weight, bias, mask, spec=spec, origin=origin)
     else:
-        y = plain.forward(x, offset, weight, bias, mask, spec=spec, origin=origin, platform=platform, fill=fill)
+        y = plain.forward(x, offset, weight, bias, mask, spec=spec, origin=origin, target=target, fill=fill)
     return y.reshape(*batch, *y.shape[1:])
 
 
@@ -46,11 +47,11 @@ def tangent(
     *,
     spec: Spec,
     origin: tuple[ArrayLike, ArrayLike],
-    platform: str,
+    target: Target,
 ) -> jax.Array:
     """The tangent of the result, from the tangents of those operands that have one."""
     operands: dict[str, Any] = {"x": x, "offset": offset, "weight": weight, "bias": None, "mask": mask}
-    keywords: dict[str, Any] = {"spec": spec, "origin": origin, "platform": platform}
+    keywords: dict[str, Any] = {"spec": spec, "origin": origin, "target": target}
     moving = tangents.keys() - {"bias"}
     if not moving:
         return jnp.broadcast_to(tangents["bias"], (*offset.shape[:-1], weight.shape[-1])).astype(spec.dtype)
@@ -73,7 +74,7 @@ def cotangent(
     all_reduced: Collection[str],
     spec: Spec,
     origin: tuple[ArrayLike, ArrayLike],
-    platform: str,
+    target: Target,
 ) -> dict[str, jax.Array]:
     """The cotangents in the dtype of the sums. That of x has x's dtype, unless it is all-reduced and not fused."""
     shapes = {"x": x.shape, "offset": offset.shape, "weight": weight.shape}
@@ -81,13 +82,13 @@ def cotangent(
     x, offset, mask, ct = flat(x, 3), flat(offset, 3), flat(mask, 3), flat(ct, 3)
     by_path: dict[str, list[str]] = {}
     for name in requested:
-        by_path.setdefault(paths.of_cotangent(name, x, offset, weight, spec, platform).path, []).append(name)
+        by_path.setdefault(paths.choose(name, x, offset, weight, spec, target).path, []).append(name)
     keywords: dict[str, Any] = {"spec": spec, "origin": origin}
     out: dict[str, jax.Array] = {}
     if fused_names := by_path.get("fused"):
         out |= fused.cotangents(x, offset, weight, mask, ct, requested=fused_names, **keywords)
     if plain_names := by_path.get("plain"):
-        keywords |= {"x_dtype": offset.dtype if "x" in all_reduced else x.dtype, "platform": platform}
+        keywords |= {"x_dtype": offset.dtype if "x" in all_reduced else x.dtype, "target": target}
         out |= plain.cotangents(x, offset, weight, mask, ct, requested=plain_names, **keywords)
     if "bias" in requested:
         out["bias"] = ct.sum((0, 1, 2), dtype=offset.dtype)

@@ -6,9 +6,10 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from jax_dcn._operators.deform_conv import fused
+from jax_dcn._operators.deform_conv import cost_model, fused
 from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
+from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
 INT32_MAX = 2**31 - 1
@@ -16,31 +17,56 @@ INT32_MAX = 2**31 - 1
 
 class Choice(NamedTuple):
     path: Literal["fused", "plain", "xla"]
-    reason: str  # why it is not "fused"; empty where it is
+    reason: str
 
 
-def of_forward(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, platform: str) -> Choice:
-    return _choice(_forward_obstacles(x, offset, weight, spec, platform))
+def choose(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, target: Target) -> Choice:
+    """The path of the forward, or of the cotangent of the operand of that name. No choice depends on another.
 
-
-def of_cotangent(name: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, platform: str) -> Choice:
-    """The choice for the cotangent of the operand `name`. The choices for several do not depend on each other."""
-    if name == "bias":
+    It is the path that was requested, or else the faster one of those that are possible. Raises ValueError where the
+    fused path was requested and is impossible.
+    """
+    if computation == "bias":
         return Choice("xla", "it is a sum over the cotangent of the result, which needs no kernel")
-    return _choice(_cotangent_obstacles(name, x, offset, weight, spec, platform))
+    why_not_fused = obstacle(computation, x, offset, weight, spec, target.platform)
+    if spec.path == "fused" and why_not_fused is not None:
+        what = "the forward" if computation == "forward" else f"the gradient of {computation}"
+        raise ValueError(
+            f"backend='fused' cannot compute {what}: {why_not_fused}. With backend=None it can be computed"
+        )
+    if spec.path is not None:
+        return Choice(spec.path, f"backend={spec.path!r} was passed")
+    if why_not_fused is not None:
+        return Choice("plain", why_not_fused)
+    return _faster(computation, cost_model.Sizes.of(x, offset, weight, spec), target)
 
 
-def _choice(obstacles: Iterator[str]) -> Choice:
-    reason = next(obstacles, None)
-    return Choice("fused", "") if reason is None else Choice("plain", reason)
+def obstacle(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, platform: str) -> str | None:
+    """What makes the fused path impossible, or None."""
+    if computation == "forward":
+        return next(_forward_obstacles(x, offset, weight, spec, platform), None)
+    return next(_cotangent_obstacles(computation, x, offset, weight, spec, platform), None)
+
+
+def _faster(computation: str, sizes: cost_model.Sizes | None, target: Target) -> Choice:
+    if sizes is None:
+        return Choice("fused", "no time is estimated for arrays that are empty or of a symbolic size")
+    gpu = cost_model.gpu_of(target.compute_capability)
+    by_fused = cost_model.fused_seconds(computation, sizes, gpu)
+    by_plain = cost_model.plain_seconds(computation, sizes, gpu)
+    path: Literal["fused", "plain"] = "plain" if by_plain * cost_model.MARGIN < by_fused else "fused"
+    estimates = f"fused {_shown_time(by_fused)}, plain {_shown_time(by_plain)}"
+    return Choice(path, f"estimates for {gpu.architecture}: {estimates}")
+
+
+def _shown_time(seconds: float) -> str:
+    return f"{seconds * 1e3:.2g} ms"
 
 
 def _forward_obstacles(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, platform: str) -> Iterator[str]:
     """What keeps a forward, and so a gradient, from the fused path; lib/ffi/fused_limits.h has the rules of sizes."""
     if platform != "cuda":
         yield f"the fused kernels run on CUDA only, not on {platform}"
-    if not spec.allow_fused:
-        yield "the fused path is switched off"
     dtype, groups = jnp.dtype(x.dtype), spec.feature_group_count
     if dtype == jnp.float64:
         yield "the data are float64; the fused kernels need float16, bfloat16 or float32"
@@ -80,12 +106,8 @@ def _cotangent_obstacles(
             f"weight has {_in_each(weight.shape[-1], 'output channel', groups, 'group')}; the fused gradients need a "
             f"multiple of {vector}, which is {fused.VECTOR_BYTES} bytes of {dtype}"
         )
-    for count, kind in ((groups, "group"), (offset_groups, "offset group")):
-        if x.shape[-1] // count < fused.MIN_CHANNELS:
-            yield (
-                f"x has {_in_each(x.shape[-1], 'channel', count, kind)}; the fused gradients need at least "
-                f"{fused.MIN_CHANNELS}"
-            )
+    if x.shape[-1] == 0:
+        yield "x has no channels; the fused gradients need some"
     fewer, more = sorted((x.shape[-1] // groups, x.shape[-1] // offset_groups))
     if more % fewer:
         yield (

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_dcn._operators.deform_conv import custom_calls
+from jax_dcn._operators.deform_conv import cost_model, custom_calls
 from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._operators.deform_conv.custom_calls import Sampling
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._primitive.chunks import balanced, filled, fold, read_chunk, write_chunk
+from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
 # Workspace budget per chunk for the columns and their cotangents; the forward, which has columns only, uses half. The
@@ -38,11 +39,11 @@ def forward(
     *,
     spec: Spec,
     origin: tuple[ArrayLike, ArrayLike],
-    platform: str,
+    target: Target,
     fill: float,
 ) -> jax.Array:
     images, rows, width = offset.shape[:3]
-    chunk = _forward_chunk(x, offset, weight, platform)
+    chunk = _forward_chunk(x, offset, weight, spec, target)
 
     def images_at(image: ArrayLike, count: int, y: jax.Array) -> jax.Array:
         def rows_at(row: ArrayLike, height: int, y: jax.Array) -> jax.Array:
@@ -66,11 +67,11 @@ def tangent(
     *,
     spec: Spec,
     origin: tuple[ArrayLike, ArrayLike],
-    platform: str,
+    target: Target,
 ) -> jax.Array:
     """The tangent of the result, from those of x, offset or mask, and maybe of weight and bias."""
     images, rows, width = offset.shape[:3]
-    chunk = _tangent_chunk(tangents, x, offset, weight, platform)
+    chunk = _tangent_chunk(tangents, x, offset, weight, target)
     # One product multiplies the columns' tangents by the weight and the columns by the weight's tangent.
     factors = jnp.stack([weight, tangents["weight"]] if "weight" in tangents else [weight], axis=2)
 
@@ -106,12 +107,12 @@ def cotangents(
     x_dtype: DTypeLike,
     spec: Spec,
     origin: tuple[ArrayLike, ArrayLike],
-    platform: str,
+    target: Target,
 ) -> Cotangents:
     """Those requested, in the sums' type, but that of x in `x_dtype`. All arrays have one batch dimension."""
-    sum_dtype, groups = offset.dtype, spec.feature_group_count
+    sum_dtype, groups, platform = offset.dtype, spec.feature_group_count, target.platform
     positions = [name for name in ("offset", "mask") if name in requested]
-    chunk = _cotangents_chunk(requested, x, offset, weight, x_dtype, platform)
+    chunk = _cotangents_chunk(requested, x, offset, weight, x_dtype, spec, target)
     order = _SortOrder.of(x, offset, weight, platform)
     is_in_place = _sums_are_in_place(x_dtype, offset)
 
@@ -125,7 +126,7 @@ def cotangents(
             part = read_chunk(d_y, (image, row), (count, height))
             columns = None
             if _needs_columns_cotangent(requested):
-                d_columns = _columns_cotangent(part, weight, spec)
+                d_columns = _columns_cotangent(part, weight, spec, _column_cotangent_dtype(x, platform))
                 if d_xs is not None:
                     size = count * (height * order.row + order.image)
                     d_xs = custom_calls.input_cotangent(sampling, d_columns, d_xs, workspace_size=size)
@@ -162,20 +163,20 @@ def cotangents(
     return out
 
 
-def workspace_bytes(computation: str, x: Shaped, offset: Shaped, weight: Shaped, platform: str) -> int:
+def workspace_bytes(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, target: Target) -> int:
     """The workspace of the forward, or of the cotangent of the operand of that name, computed by itself."""
     if computation == "forward":
-        chunk = _forward_chunk(x, offset, weight, platform)
+        chunk = _forward_chunk(x, offset, weight, spec, target)
     else:
-        chunk = _cotangents_chunk([computation], x, offset, weight, x.dtype, platform)
+        chunk = _cotangents_chunk([computation], x, offset, weight, x.dtype, spec, target)
     images = min(chunk.images, x.shape[0]) if isinstance(x.shape[0], int) else chunk.images
     rows = min(chunk.rows, offset.shape[1]) if isinstance(offset.shape[1], int) else chunk.rows
     columns = images * rows * _row_elements(x, offset, weight)
     if not _needs_columns_cotangent([computation]):
         return columns * x.dtype.itemsize
-    size = columns * offset.dtype.itemsize
+    size = columns * _column_cotangent_dtype(x, target.platform).itemsize
     if computation == "x":
-        order = _SortOrder.of(x, offset, weight, platform)
+        order = _SortOrder.of(x, offset, weight, target.platform)
         size += images * (4 * (rows * order.row + order.image) + _image_sum_bytes(x, offset, x.dtype))
     return size
 
@@ -196,17 +197,19 @@ def _product(columns: jax.Array, weight: jax.Array, spec: Spec) -> jax.Array:
     return y.reshape(*shape, features)
 
 
-def _columns_cotangent(d_y: jax.Array, weight: jax.Array, spec: Spec) -> jax.Array:
-    """[n, rows, width, Cout] by [kh, kw, Cin/groups, Cout]: [n, rows, width, K, Cin], in the sums' type."""
+def _columns_cotangent(d_y: jax.Array, weight: jax.Array, spec: Spec, dtype: DTypeLike) -> jax.Array:
+    """[n, rows, width, Cout] by [kh, kw, Cin/groups, Cout]: [n, rows, width, K, Cin], of `dtype`."""
     *pixels, features = d_y.shape
     taps, groups, group_channels = math.prod(weight.shape[:2]), spec.feature_group_count, weight.shape[2]
-    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=_sum_dtype(weight.dtype))
+    # XLA sums in float32 and rounds once, where it writes 16 bits.
+    product_dtype = dtype if d_y.dtype == weight.dtype else _sum_dtype(weight.dtype)
+    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=product_dtype)
     if groups == 1:
         d_columns = dot("...o,do->...d", d_y, weight.reshape(taps * group_channels, features))
     else:
         d_y = d_y.reshape(*pixels, groups, features // groups)
         d_columns = dot("...go,kcgo->...kgc", d_y, weight.reshape(taps, group_channels, groups, features // groups))
-    return d_columns.reshape(*pixels, taps, groups * group_channels)
+    return d_columns.reshape(*pixels, taps, groups * group_channels).astype(dtype)
 
 
 def _weight_cotangent(d_y: jax.Array, columns: jax.Array, groups: int, spec: Spec, platform: str) -> jax.Array:
@@ -230,6 +233,11 @@ def _sum_dtype(dtype: DTypeLike) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
+def _column_cotangent_dtype(x: Shaped, platform: str) -> Any:
+    """As the handlers have it: Device::kRoundsColumnCotangents in lib/cpu/device.h and lib/cuda/device.h."""
+    return jnp.dtype(_sum_dtype(x.dtype) if platform == "cpu" else x.dtype)
+
+
 def _needs_columns_cotangent(requested: Collection[str]) -> bool:
     return not {"x", "offset", "mask"}.isdisjoint(requested)
 
@@ -239,34 +247,60 @@ class _Chunk(NamedTuple):
     rows: int
 
 
-def _forward_chunk(x: Shaped, offset: Shaped, weight: Shaped, platform: str) -> _Chunk:
-    row_bytes = _row_elements(x, offset, weight) * offset.dtype.itemsize
-    return _chunk(offset, COLUMN_BYTES[platform] // 2, row_bytes=row_bytes)
+def _forward_chunk(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, target: Target) -> _Chunk:
+    row_bytes = _row_elements(x, offset, weight) * _column_cotangent_dtype(x, target.platform).itemsize
+    return _chunk(offset, _budget(["forward"], 1, x, offset, weight, spec, target), row_bytes=row_bytes)
 
 
-def _tangent_chunk(tangents: Collection[str], x: Shaped, offset: Shaped, weight: Shaped, platform: str) -> _Chunk:
+def _tangent_chunk(tangents: Collection[str], x: Shaped, offset: Shaped, weight: Shaped, target: Target) -> _Chunk:
     arrays = 2 if "weight" in tangents else 1  # of the size of the columns
     row_bytes = arrays * _row_elements(x, offset, weight) * offset.dtype.itemsize
-    return _chunk(offset, arrays * COLUMN_BYTES[platform] // 2, row_bytes=row_bytes)
+    return _chunk(offset, arrays * COLUMN_BYTES[target.platform] // 2, row_bytes=row_bytes)
 
 
-def reference_chunk(x: Shaped, offset: Shaped, weight: Shaped, platform: str) -> _Chunk:
+def reference_chunk(x: Shaped, offset: Shaped, weight: Shaped, target: Target) -> _Chunk:
     """For derivatives of the reference."""
     row_bytes = _row_elements(x, offset, weight) * offset.dtype.itemsize
-    return _chunk(offset, COLUMN_BYTES[platform] // REFERENCE_PART, row_bytes=row_bytes)
+    return _chunk(offset, COLUMN_BYTES[target.platform] // REFERENCE_PART, row_bytes=row_bytes)
 
 
 def _cotangents_chunk(
-    requested: Collection[str], x: Shaped, offset: Shaped, weight: Shaped, x_dtype: DTypeLike, platform: str
+    requested: Collection[str],
+    x: Shaped,
+    offset: Shaped,
+    weight: Shaped,
+    x_dtype: DTypeLike,
+    spec: Spec,
+    target: Target,
 ) -> _Chunk:
+    platform = target.platform
     arrays = _needs_columns_cotangent(requested) + ("weight" in requested)  # of the size of the columns
-    row_bytes = arrays * _row_elements(x, offset, weight) * offset.dtype.itemsize
+    row_bytes = arrays * _row_elements(x, offset, weight) * _column_cotangent_dtype(x, platform).itemsize
     image_bytes = 0
     if "x" in requested:
         order = _SortOrder.of(x, offset, weight, platform)
         row_bytes += order.row * 4
         image_bytes = order.image * 4 + _image_sum_bytes(x, offset, x_dtype)
-    return _chunk(offset, COLUMN_BYTES[platform], row_bytes=row_bytes, image_bytes=image_bytes)
+    budget = _budget(requested, arrays, x, offset, weight, spec, target)
+    return _chunk(offset, budget, row_bytes=row_bytes, image_bytes=image_bytes)
+
+
+def _budget(
+    computations: Collection[str],
+    arrays: int,
+    x: Shaped,
+    offset: Shaped,
+    weight: Shaped,
+    spec: Spec,
+    target: Target,
+) -> int:
+    """The bytes of a chunk, with so many arrays of the size of the columns."""
+    limit = COLUMN_BYTES[target.platform] // (2 if "forward" in computations else 1)
+    if target.platform != "cuda" or x.dtype.itemsize != 2:
+        return limit
+    sizes = cost_model.Sizes.of(x, offset, weight, spec)
+    gpu = cost_model.gpu_of(target.compute_capability)
+    return min(limit, arrays * cost_model.column_bytes(computations, sizes, gpu))
 
 
 def _image_sum_bytes(x: Shaped, offset: Shaped, x_dtype: DTypeLike) -> int:

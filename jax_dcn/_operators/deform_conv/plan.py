@@ -15,9 +15,10 @@ from jax_dcn._operators.kernel_plan import (
     KernelPlan,
     canonical_structs,
     flat_struct,
-    resolve_platform,
+    resolve_target,
     why_reference_runs,
 )
+from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
 Operand = ArrayLike | jax.ShapeDtypeStruct
@@ -31,6 +32,7 @@ def kernel_plan(
     mask: Operand | None = None,
     *,
     platform: str | None = None,
+    compute_capability: str | None = None,
     **options: Unpack[Options],
 ) -> KernelPlan:
     """Which kernels `deform_conv2d` and its gradients run for these arguments, why, and the workspace they need.
@@ -48,6 +50,8 @@ def kernel_plan(
         types matter.
       platform: "cpu", "cuda", "rocm", "oneapi" or "tpu", as in `jax.export`; "gpu" means "cuda". By default that of the
         default device.
+      compute_capability: of CUDA GPUs, such as "9.0", as the devices of jax have it. By default that of the default
+        device, or of the GPUs that jax has initialized in this process, and otherwise "9.0".
       options: the keywords of `deform_conv2d`.
 
     Returns:
@@ -61,22 +65,22 @@ def kernel_plan(
 
     Example:
       >>> import jax, jax.numpy as jnp, jax_dcn
-      >>> x = jax.ShapeDtypeStruct((16, 64, 64, 24), jnp.bfloat16)
+      >>> x = jax.ShapeDtypeStruct((16, 64, 64, 96), jnp.bfloat16)
       >>> offset = jax.ShapeDtypeStruct((16, 64, 64, 18), jnp.float32)
-      >>> weight = jax.ShapeDtypeStruct((3, 3, 24, 64), jnp.bfloat16)
-      >>> plan = jax_dcn.kernel_plan(x, offset, weight, platform="cuda")
-      >>> print(plan)
+      >>> weight = jax.ShapeDtypeStruct((3, 3, 96, 60), jnp.bfloat16)
+      >>> plan = jax_dcn.kernel_plan(x, offset, weight, platform="cuda", compute_capability="9.0")
+      >>> print(plan)  # doctest: +ELLIPSIS
       deform_conv2d on cuda
-      computation         path   workspace  why no faster path
-      forward             fused  27.0 KiB
-      gradient of x       plain  64.8 MiB   x has 24 channels; the fused gradients need at least 32
-      gradient of offset  plain  54.0 MiB   x has 24 channels; the fused gradients need at least 32
-      gradient of weight  plain  27.0 MiB   x has 24 channels; the fused gradients need at least 32
+      computation         path   workspace  why
+      forward             fused  101.2 KiB  estimates for sm_90: fused ... ms, plain ... ms
+      gradient of x       plain  17.1 MiB   weight has 60 output channels; the fused gradients need a multiple of 8, ...
+      gradient of offset  plain  13.5 MiB   weight has 60 output channels; the fused gradients need a multiple of 8, ...
+      gradient of weight  plain  54.0 MiB   weight has 60 output channels; the fused gradients need a multiple of 8, ...
       >>> plan["x"].path
       'plain'
     """
     _validation.keywords("kernel_plan", options, Options.__annotations__)
-    platform = resolve_platform(platform)
+    target = resolve_target(platform, compute_capability)
     arrays = {"x": x, "offset": offset, "weight": weight, "bias": bias, "mask": mask}
     operands, spec = canonical_structs(canonicalize, arrays, options)
     operands |= {name: flat_struct(operands[name], 3) for name in ("x", "offset", "mask")}
@@ -84,26 +88,23 @@ def kernel_plan(
         "forward",
         *(name for name in ("x", "offset", "mask", "weight", "bias") if operands[name] is not None),
     ]
-    reference_reason = why_reference_runs(platform, options.get("backend"))
-    choices = (_choice(name, operands, spec, platform, reference_reason) for name in computations)
-    return KernelPlan("deform_conv2d", platform, tuple(choices))
+    reference_reason = why_reference_runs(target.platform, options.get("backend"))
+    choices = (_choice(name, operands, spec, target, reference_reason) for name in computations)
+    return KernelPlan("deform_conv2d", target.platform, tuple(choices))
 
 
 def _choice(
-    computation: str, operands: dict[str, Any], spec: Spec, platform: str, reference_reason: str
+    computation: str, operands: dict[str, Any], spec: Spec, target: Target, reference_reason: str
 ) -> KernelChoice:
     x, offset, weight = (operands[name] for name in ("x", "offset", "weight"))
     if reference_reason and computation != "bias":
         return KernelChoice(computation, "reference", reference_reason, _columns_bytes(x, offset, weight))
-    if computation == "forward":
-        path, reason = paths.of_forward(x, offset, weight, spec, platform)
-    else:
-        path, reason = paths.of_cotangent(computation, x, offset, weight, spec, platform)
+    path, reason = paths.choose(computation, x, offset, weight, spec, target)
     size = 0
     if path == "fused":
         size = fused.workspace_bytes(computation, x, offset, weight, spec)
     elif path == "plain":
-        size = plain.workspace_bytes(computation, x, offset, weight, platform)
+        size = plain.workspace_bytes(computation, x, offset, weight, spec, target)
     return KernelChoice(computation, path, reason, size)
 
 

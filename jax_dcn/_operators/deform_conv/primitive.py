@@ -13,6 +13,7 @@ from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._operators.deform_conv.reference import reference
 from jax_dcn._primitive.operator import Axes, Operator
 from jax_dcn._primitive.partition import Shard
+from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
 
@@ -59,10 +60,10 @@ def keywords(spec: Spec, shards: Mapping[str, Shard]) -> dict[str, Any]:
 
 
 def chunk_lengths(
-    x: Shaped, offset: Shaped, weight: Shaped, bias: Shaped | None, mask: Shaped | None, *, platform: str
+    x: Shaped, offset: Shaped, weight: Shaped, bias: Shaped | None, mask: Shaped | None, *, target: Target
 ) -> dict[str, int]:
     """Of the images and rows whose columns are held at a time in derivatives of the reference."""
-    chunk = plain.reference_chunk(x, offset, weight, platform)
+    chunk = plain.reference_chunk(x, offset, weight, target)
     return {"batch": chunk.images, "rows": chunk.rows}
 
 

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jax_dcn._operators.psroi_pool import custom_calls
 from jax_dcn._operators.psroi_pool.arguments import Spec
 from jax_dcn._primitive.chunks import flat
+from jax_dcn._primitive.target import Target
 
 
-def forward(x: jax.Array, rois: jax.Array, offset: jax.Array | None, *, spec: Spec, platform: str) -> jax.Array:
+def forward(x: jax.Array, rois: jax.Array, offset: jax.Array | None, *, spec: Spec, target: Target) -> jax.Array:
     pooled = custom_calls.pool(flat(x, 4), flat(rois, 2), flat(offset, 4), spec)
     return pooled.reshape(*rois.shape[:-1], *pooled.shape[2:])
 
@@ -24,7 +25,7 @@ def cotangent(
     requested: Collection[str],
     all_reduced: Collection[str],
     spec: Spec,
-    platform: str,
+    target: Target,
 ) -> dict[str, jax.Array]:
     """The cotangents in the dtype of the sums, whether they are all-reduced or not."""
     flat_x, flat_rois, flat_offset, flat_ct = flat(x, 4), flat(rois, 2), flat(offset, 4), flat(ct, 4)

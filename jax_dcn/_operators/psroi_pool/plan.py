@@ -11,7 +11,7 @@ from jax_dcn._operators.kernel_plan import (
     KernelChoice,
     KernelPlan,
     canonical_structs,
-    resolve_platform,
+    resolve_target,
     why_reference_runs,
 )
 from jax_dcn._operators.psroi_pool.arguments import OPERANDS, Spec, canonicalize
@@ -61,7 +61,7 @@ def deform_psroi_pool_kernel_plan(
       gradient of rois  xla     0 B        it is zero
     """
     _validation.keywords("deform_psroi_pool_kernel_plan", options, Options.__annotations__)
-    platform = resolve_platform(platform)
+    platform = resolve_target(platform).platform
     arrays = {"x": x, "rois": rois, "offset": offset}
     operands, spec = canonical_structs(canonicalize, arrays, {"output_size": output_size, **options})
     computations = ["forward", *(name for name in OPERANDS if operands[name] is not None)]

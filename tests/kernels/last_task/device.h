@@ -6,6 +6,8 @@
 namespace dcn {
 
 struct Device {
+  static constexpr bool kRoundsColumnCotangents = false;
+
   explicit Device(void*) {}
 
   int64_t threads() const { return 2; }

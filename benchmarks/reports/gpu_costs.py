@@ -1,0 +1,140 @@
+"""Writes jax_dcn/_operators/deform_conv/gpu_costs.py, by which the package chooses a path, from the counted costs."""
+
+from pathlib import Path
+from statistics import linear_regression, mean
+
+import jax_dcn
+from benchmarks.measurements.kernel_costs import OTHER_SHAPES, PLAIN_SHAPES, SHAPES
+from benchmarks.readers.devices import DEVICES
+from jax_dcn._operators.deform_conv.gpu_costs import NARROW
+
+MODULE = Path(jax_dcn.__file__).parent / "_operators" / "deform_conv" / "gpu_costs.py"
+COMPUTATIONS = {
+    "dcn_fused_forward": "forward",
+    "dcn_fused_input_cotangent": "x",
+    "dcn_fused_offset_cotangent": "offset",
+    "dcn_fused_weight_cotangent": "weight",
+    "dcn_sample": "forward",
+    "dcn_offset_cotangent": "offset",
+    "dcn_input_cotangent": "x",
+}
+FUSED_SHAPES = SHAPES | OTHER_SHAPES
+ASSUMED_L2_BYTES = 40  # per clock and SM, where it is not published
+
+HEAD = '''"""What GPUs do per clock, and what the kernels need. `python -m benchmarks.machine_code` writes this file.
+
+benchmarks/readers/devices.py has the sources of the rates, and says which are assumed. The clocks are counted, as
+docs/performance.md describes, and not measured.
+"""
+
+from typing import NamedTuple
+
+NARROW = 64  # channels of an offset group, below which a K slice of the fused kernels has several taps
+
+
+class Gpu(NamedTuple):
+    """Clocks are those of an SM, for issuing instructions or for the L1 cache, whichever takes longer."""
+
+    architecture: str
+    name: str
+    sms: int
+    clock: float  # Hz
+    multiply_adds: float  # of `mma.sync` per clock and SM, in 16 bits
+    product_multiply_adds: float  # of XLA's products per clock and SM, in 16 bits
+    memory: float  # bytes per second
+    l2_bytes: int  # its size
+    l2_bytes_per_clock: int
+    # By computation, columns of the block tile, and whether an offset group has few channels.
+    k_step_clocks: dict[tuple[str, int, bool], float]
+    offset_tap_clocks: float  # after the products of each tap of the offset's cotangent, in addition
+    sort_clocks: float  # per sorted entry
+    # Of the plain kernels, by computation and channels of an offset group, per 128 bytes of columns.
+    column_clocks: dict[tuple[str, int], float]
+
+
+'''
+
+
+def module(report):
+    """The text of the module, from what `python -m benchmarks.machine_code` counts."""
+    fused = [*report["launches"], *report["other launches"]]
+    entries = [entry(name, fused, report["plain launches"]) for name in DEVICES]
+    return f"{HEAD}GPUS = {{\n{''.join(entries)}}}\n"
+
+
+def entry(architecture, launches, plain_launches):
+    device = DEVICES[architecture]
+    launches = [launch for launch in launches if launch["architecture"] == architecture]
+    plain_launches = [launch for launch in plain_launches if launch["architecture"] == architecture]
+    k_step, tap_clocks = k_step_clocks([launch for launch in launches if "clocks per K step" in launch])
+    sorts = [launch for launch in launches if "clocks per K step" not in launch]
+    fields = {
+        "architecture": architecture,
+        "name": device.gpu,
+        "sms": device.sms,
+        "clock": device.clock * 1e9,
+        "multiply_adds": device.multiply_adds,
+        "product_multiply_adds": device.products,
+        "memory": device.memory * 1e9,
+        "l2_bytes": device.l2_size * 10**6,
+        "l2_bytes_per_clock": device.l2_bytes or ASSUMED_L2_BYTES * device.sms,
+        "k_step_clocks": k_step,
+        "offset_tap_clocks": tap_clocks,
+        "sort_clocks": sort_clocks(sorts, device),
+        "column_clocks": column_clocks(plain_launches),
+    }
+    text = "".join(f"        {name}={shown(value)},\n" for name, value in fields.items())
+    return f"    {architecture.removeprefix('sm_')}: Gpu(\n{text}    ),\n"
+
+
+def shown(value):
+    if isinstance(value, tuple):
+        return f"({', '.join(map(shown, value))})"
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, dict):
+        items = "".join(f"            {shown(key)}: {item:g},\n" for key, item in value.items())
+        return f"{{\n{items}        }}"
+    if isinstance(value, bool):
+        return str(value)
+    return f"{value:_}" if isinstance(value, int) else f"{value:g}".replace("e+", "e")
+
+
+def k_step_clocks(launches):
+    """Means over the shapes. Those of the offset's cotangent have a part that each tap needs after its products."""
+    found, per_tap = {}, []
+    for launch in launches:
+        shape, clocks = FUSED_SHAPES[launch["shape"]], launch["clocks per K step"]
+        tile = int(launch["kernel"].split(", ")[1].rstrip(">"))
+        is_narrow = shape.channels // shape.offset_groups < NARROW
+        key = (COMPUTATIONS[launch["call"]], tile, is_narrow)
+        clocks = max(clocks["issue"], clocks["L1"])
+        if key[0] == "offset":
+            per_tap.append((key, 1 / -(-shape.features // shape.groups // 64), clocks))
+        else:
+            found.setdefault(key, []).append(clocks)
+    _, xs, ys = zip(*(point for point in per_tap if not point[0][2]), strict=True)
+    tap_clocks = max(linear_regression(xs, ys).slope, 0)
+    for key, taps_per_k_step, clocks in per_tap:
+        found.setdefault(key, []).append(clocks - tap_clocks * taps_per_k_step)
+    return {key: round(mean(values)) for key, values in sorted(found.items())}, round(tap_clocks)
+
+
+def sort_clocks(launches, device):
+    milliseconds, entries = {}, {}
+    for launch in launches:
+        shape = FUSED_SHAPES[launch["shape"]]
+        pixels = shape.batch * -(-shape.height // shape.stride) * -(-shape.width // shape.stride)
+        milliseconds[launch["shape"]] = milliseconds.get(launch["shape"], 0) + launch["milliseconds"]
+        entries[launch["shape"]] = 4 * 9 * shape.offset_groups * pixels
+    return round(sum(milliseconds.values()) * 1e6 * device.clock * device.sms / sum(entries.values()), 2)
+
+
+def column_clocks(launches):
+    found = {}
+    for launch in launches:
+        shape, clocks = PLAIN_SHAPES[launch["shape"]], launch["clocks per 128 bytes of columns"]
+        key = COMPUTATIONS[launch["call"]], shape.channels // shape.offset_groups
+        found[key] = max(found.get(key, 0), *clocks.values())
+    samples = {("weight", channels): count for (name, channels), count in found.items() if name == "forward"}
+    return dict(sorted((found | samples).items()))

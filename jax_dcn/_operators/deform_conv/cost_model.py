@@ -1,0 +1,247 @@
+"""Estimates what the fused and the plain path of a convolution take on a GPU, from counts of `gpu_costs`.
+
+Nothing here was measured on a GPU. An estimate is the time of the kernels if nothing waits, so it is a lower bound, and
+only the ratio of two estimates is used. Assumed, because no publication says it: what a launch takes, and what part of
+the published rate XLA's products reach.
+"""
+
+import math
+from collections.abc import Collection
+from typing import NamedTuple
+
+from jax_dcn._operators.deform_conv import fused
+from jax_dcn._operators.deform_conv.arguments import Spec
+from jax_dcn._operators.deform_conv.geometry import groups_and_taps
+from jax_dcn._operators.deform_conv.gpu_costs import GPUS, NARROW, Gpu
+from jax_dcn._types import Shaped
+
+DEFAULT_COMPUTE_CAPABILITY = 90
+# The plain path runs only if its estimate is shorter by this factor: the estimates may be wrong by about as much, and
+# the fused path needs less workspace.
+MARGIN = 1.2
+LAUNCH_SECONDS = 3e-6  # per kernel, assumed; launches overlap with the kernels that were launched before
+PRODUCT_EFFICIENCY = 0.7  # of the published rate, assumed for large products
+PRODUCT_TILE, MIN_SPLIT_K = 128, 1024  # of a thread block of XLA's products; they split K where SMs would be idle
+K_STEP = 128  # bytes along K
+LARGE_CHUNK_BYTES = 64 * 2**20  # of columns, which exceed the L2 cache
+
+# Kernels that a chunk of the plain path launches, counted in XLA's programs for an H100: ours, the product, and XLA's
+# slices and updates of the chunk's operands and results.
+PLAIN_LAUNCHES = {"forward": 7, "x": 14, "offset": 9, "mask": 9, "weight": 10}
+# Kernels of the fused path, the copy of the weight or the sum of partial sums included; for x per chunk of images.
+FUSED_LAUNCHES = {"forward": 2, "x": 6, "offset": 2, "mask": 2, "weight": 2}
+
+
+def gpu_of(compute_capability: int | None) -> Gpu:
+    """The GPU whose costs stand for those of an architecture: the newest known one that is not newer."""
+    wanted = DEFAULT_COMPUTE_CAPABILITY if compute_capability is None else compute_capability
+    return GPUS[max((known for known in GPUS if known <= wanted), default=min(GPUS))]
+
+
+class Sizes(NamedTuple):
+    """The sizes of a convolution that its cost depends on."""
+
+    images: int
+    image_pixels: int  # of x
+    pixels: int  # of the result, all images together
+    taps: int
+    channels: int
+    features: int
+    groups: int
+    offset_groups: int
+    item: int  # bytes of an element of x
+
+    @classmethod
+    def of(cls, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> "Sizes | None":
+        """None if a size is symbolic, or an array empty."""
+        offset_groups, taps = groups_and_taps(offset, weight.shape[:2])
+        sizes = cls(
+            x.shape[0],
+            math.prod(x.shape[1:3]),
+            math.prod(offset.shape[:3]),
+            taps,
+            x.shape[-1],
+            weight.shape[-1],
+            spec.feature_group_count,
+            offset_groups,
+            x.dtype.itemsize,
+        )
+        return sizes if all(isinstance(size, int) and size > 0 for size in sizes) else None
+
+    @property
+    def vector(self) -> int:
+        """Channels in 16 bytes."""
+        return fused.VECTOR_BYTES // self.item
+
+    @property
+    def group_features(self) -> int:
+        return self.features // self.groups
+
+    @property
+    def segment_channels(self) -> int:
+        """Those that share a feature group and an offset group, if one group size divides the other."""
+        return min(self.channels // self.groups, self.channels // self.offset_groups)
+
+    @property
+    def segments(self) -> int:
+        return self.channels // self.segment_channels
+
+    @property
+    def is_narrow(self) -> bool:
+        return self.channels // self.offset_groups < NARROW
+
+    @property
+    def samples(self) -> int:
+        return self.pixels * self.taps * self.offset_groups
+
+    @property
+    def column_elements(self) -> int:
+        return self.pixels * self.taps * self.channels
+
+
+def fused_seconds(computation: str, sizes: Sizes, gpu: Gpu) -> float:
+    """The forward, or the cotangent of the operand of that name, by its fused kernels."""
+    tile, blocks, k_steps = _launch(computation, sizes, gpu)
+    clocks = _k_step_clocks(computation, tile, sizes, gpu)
+    kernels = _waves(blocks, gpu) * k_steps * clocks / gpu.clock
+    chunks = 1
+    if computation == "x":
+        kernels += 4 * sizes.samples * gpu.sort_clocks / (gpu.sms * gpu.clock)
+        list_bytes = 48 * sizes.samples + 4 * sizes.images * sizes.taps * sizes.offset_groups * sizes.image_pixels
+        chunks = math.ceil(list_bytes / fused.CHUNK_LIST_BYTES)
+    return max(kernels, chunks * FUSED_LAUNCHES[computation] * LAUNCH_SECONDS)
+
+
+def plain_seconds(computation: str, sizes: Sizes, gpu: Gpu) -> float:
+    return min(_plain_seconds(computation, sizes, gpu, size) for size in _chunk_bytes(gpu))
+
+
+def column_bytes(computations: Collection[str], sizes: Sizes | None, gpu: Gpu) -> int:
+    """How many bytes of columns a chunk of the plain path should have: as many as stay in the L2 cache, or more.
+
+    Fewer bytes in each chunk make more launches.
+    """
+
+    def seconds(size: int) -> float:
+        assert sizes is not None
+        return sum(_plain_seconds(name, sizes, gpu, size) for name in computations)
+
+    return LARGE_CHUNK_BYTES if sizes is None else min(_chunk_bytes(gpu), key=seconds)
+
+
+def _chunk_bytes(gpu: Gpu) -> tuple[int, int]:
+    return gpu.l2_bytes // 2, LARGE_CHUNK_BYTES
+
+
+def _plain_seconds(computation: str, sizes: Sizes, gpu: Gpu, chunk_bytes: int) -> float:
+    total = sizes.column_elements * sizes.item
+    chunks = math.ceil(total / chunk_bytes)
+    clocks = _column_clocks(computation, sizes, gpu) * total / 128
+    if computation == "x":
+        clocks += sizes.samples * gpu.sort_clocks
+    kernel = clocks / (gpu.sms * gpu.clock)
+    # The columns, or their cotangents, are written and read once; a grouped product has a rearranged copy.
+    moved = total * (2 if sizes.groups == 1 else 4)
+    is_in_l2 = min(chunk_bytes, total) <= gpu.l2_bytes // 2
+    rate = gpu.l2_bytes_per_clock * gpu.clock if is_in_l2 else gpu.memory
+    device = max(kernel, moved / 2 / rate) + max(_product_seconds(computation, sizes, gpu, chunks), moved / 2 / rate)
+    return max(device, chunks * PLAIN_LAUNCHES[computation] * LAUNCH_SECONDS)
+
+
+def _product_seconds(computation: str, sizes: Sizes, gpu: Gpu, chunks: int) -> float:
+    """That of all chunks, by XLA."""
+    pixels, columns = math.ceil(sizes.pixels / chunks), sizes.taps * sizes.channels // sizes.groups
+    m, n, k = {
+        "forward": (pixels, sizes.group_features, columns),
+        "weight": (sizes.group_features, columns, pixels),
+    }.get(computation, (pixels, columns, sizes.group_features))
+    tiles = math.ceil(m / PRODUCT_TILE) * math.ceil(n / PRODUCT_TILE) * sizes.groups
+    splits = max(min(gpu.sms // tiles, k // MIN_SPLIT_K), 1)
+    rate = gpu.product_multiply_adds * gpu.clock * PRODUCT_EFFICIENCY * (1 if sizes.item == 2 else 0.5)
+    return chunks * _waves(tiles * splits, gpu) * PRODUCT_TILE**2 * math.ceil(k / splits) / rate
+
+
+def _launch(computation: str, sizes: Sizes, gpu: Gpu) -> tuple[int, int, int]:
+    """Columns of a block tile, thread blocks, and K steps of each, of a fused kernel."""
+    pixel_tiles = math.ceil(sizes.pixels / fused.TILE_PIXELS)
+    if computation == "forward":
+        tile = fused.tile_features(sizes.pixels, sizes.features, sizes.groups)
+        tile = min(tile, max(columns for name, columns, _ in gpu.k_step_clocks if name == "forward"))
+        blocks = pixel_tiles * sizes.groups * math.ceil(sizes.group_features / tile)
+        whole, rest = divmod(sizes.segment_channels // sizes.vector, fused.SLICE_VECTORS)
+        of_segment = sizes.taps * whole + math.ceil(sizes.taps * rest / fused.SLICE_VECTORS)
+        steps = math.ceil(sizes.segments / sizes.groups) * of_segment
+    elif computation == "weight":
+        tile = _cotangent_tile(sizes.group_features)
+        group_channels = sizes.channels // sizes.groups
+        splits = fused.weight_splits(sizes.pixels, group_channels, sizes.taps, sizes.group_features, sizes.groups)
+        # A tile has a limited number of samples of each pixel.
+        samples = 1 if sizes.segment_channels % fused.WEIGHT_TILE == 0 else 16 if tile == 64 else 8
+        rows = min(fused.WEIGHT_TILE, samples * sizes.segment_channels)
+        row_tiles = sizes.groups * math.ceil(sizes.taps * group_channels / rows)
+        blocks = row_tiles * math.ceil(sizes.group_features / tile) * splits
+        steps = math.ceil(sizes.pixels / splits / (K_STEP // sizes.item))
+    else:
+        tile = _cotangent_tile(sizes.segment_channels)
+        channel_tiles = sizes.segments * math.ceil(sizes.segment_channels / tile)
+        if computation == "x":
+            blocks = math.ceil(sizes.images * sizes.image_pixels / fused.TILE_PIXELS) * channel_tiles
+            steps = sizes.taps * _feature_slices(sizes)
+        else:
+            block_taps = fused.block_taps(sizes.pixels, sizes.offset_groups, sizes.taps)
+            blocks = pixel_tiles * sizes.offset_groups * math.ceil(sizes.taps / block_taps)
+            if _samples_share_tiles(sizes):
+                tile = 64
+                tile_samples = tile // (8 * sizes.vector) * (8 * sizes.vector // sizes.segment_channels)
+                sample_tiles = (
+                    pixel_tiles
+                    * sizes.groups
+                    * math.ceil(sizes.taps * sizes.offset_groups / sizes.groups / tile_samples)
+                )
+                blocks = min(blocks, sample_tiles)
+                steps = math.ceil(sample_tiles / blocks) * _feature_slices(sizes)
+            else:
+                steps = block_taps * math.ceil(channel_tiles / sizes.offset_groups) * _feature_slices(sizes)
+    return tile, blocks, steps
+
+
+def _samples_share_tiles(sizes: Sizes) -> bool:
+    """Whether a tile of the cotangents of offset and mask has several samples of each pixel."""
+    offset_group_channels = sizes.channels // sizes.offset_groups
+    return offset_group_channels <= min(sizes.channels // sizes.groups, 4 * sizes.vector)
+
+
+def _k_step_clocks(computation: str, tile: int, sizes: Sizes, gpu: Gpu) -> float:
+    """By the counted kernel that is most like this one, unless the tensor cores take longer."""
+    kernel = _kernel(computation)
+    counted = (key for key in gpu.k_step_clocks if key[0] == kernel)
+    nearest = min(counted, key=lambda key: (key[2] != sizes.is_narrow, abs(key[1] - tile)))
+    clocks = gpu.k_step_clocks[nearest]
+    if kernel == "offset":
+        clocks += gpu.offset_tap_clocks / _feature_slices(sizes)
+    return max(clocks, fused.TILE_PIXELS * tile * K_STEP / 2 / gpu.multiply_adds)
+
+
+def _column_clocks(computation: str, sizes: Sizes, gpu: Gpu) -> float:
+    """By the counted number of channels that is closest."""
+    channels = sizes.channels // sizes.offset_groups
+    counted = (key for key in gpu.column_clocks if key[0] == _kernel(computation))
+    return gpu.column_clocks[min(counted, key=lambda key: abs(math.log(key[1] / channels)))]
+
+
+def _kernel(computation: str) -> str:
+    """One kernel computes the cotangents of offset and mask."""
+    return "offset" if computation == "mask" else computation
+
+
+def _feature_slices(sizes: Sizes) -> int:
+    return math.ceil(sizes.group_features / sizes.vector / fused.SLICE_VECTORS)
+
+
+def _cotangent_tile(columns: int) -> int:
+    return 64 if columns <= 64 else 128
+
+
+def _waves(blocks: int, gpu: Gpu) -> int:
+    """The thread blocks of the SM that has the most."""
+    return math.ceil(blocks / gpu.sms)

@@ -1,0 +1,96 @@
+"""The path that is chosen by estimated times: consistent, of the right GPU, and as the kernels' costs were counted."""
+
+import types
+
+import jax
+import pytest
+
+from benchmarks.measurements.deform_conv import SHAPES
+from benchmarks.readers import estimates
+from benchmarks.reports.paths import planned, sizes_of
+from benchmarks.reports.report import RESULTS
+from jax_dcn._operators.deform_conv import cost_model
+from jax_dcn._operators.deform_conv.cost_model import GPUS, MARGIN
+from jax_dcn._primitive import target
+from jax_dcn._primitive.target import Target
+
+pytestmark = pytest.mark.platforms("cpu")
+COMPUTATIONS = ("forward", "x", "offset", "weight")
+CALLS = {
+    "dcn_fused_forward": "forward",
+    "dcn_fused_input_cotangent": "x",
+    "dcn_fused_offset_cotangent": "offset",
+    "dcn_fused_weight_cotangent": "weight",
+}
+
+
+def shape_of(name, batch):
+    return SHAPES[name]._replace(batch=batch)
+
+
+@pytest.mark.parametrize("capability", GPUS)
+@pytest.mark.parametrize("name", "ABCDEFG")
+def test_the_plan_takes_the_faster_path(name, capability):
+    """The plain one only if it is faster by more than the margin."""
+    for batch in (1, 4, 16):
+        shape, gpu = shape_of(name, batch), GPUS[capability]
+        plan = planned(shape, f"{capability // 10}.{capability % 10}")
+        for computation in COMPUTATIONS:
+            times = [
+                seconds(computation, sizes_of(shape), gpu)
+                for seconds in (cost_model.fused_seconds, cost_model.plain_seconds)
+            ]
+            if plan[computation].reason.startswith("estimates"):
+                assert (plan[computation].path == "plain") == (times[0] > MARGIN * times[1])
+                assert plan[computation].reason.startswith(f"estimates for sm_{capability}: fused")
+            else:
+                assert (plan[computation].path, computation) == ("plain", "x")  # its scatter lists are too long
+
+
+def test_both_paths_are_chosen():
+    """Otherwise the other tests compare nothing."""
+    assert {choice.path for choice in planned(shape_of("C", 1), "9.0")} == {"fused", "plain"}
+
+
+@pytest.mark.parametrize("computation", COMPUTATIONS)
+@pytest.mark.parametrize("capability", GPUS)
+def test_more_images_take_longer(computation, capability):
+    for name in "ABCDEFG":
+        for seconds in (cost_model.fused_seconds, cost_model.plain_seconds):
+            times = [seconds(computation, sizes_of(shape_of(name, batch)), GPUS[capability]) for batch in (1, 16, 256)]
+            assert 0 < times[0] <= times[1] < times[2]
+            assert 8 * times[1] < times[2] < 24 * times[1]
+
+
+@pytest.mark.parametrize("capability, known", [(None, 90), (75, 80), (87, 86), (90, 90), (103, 100), (121, 120)])
+def test_gpu_of_an_architecture(capability, known):
+    assert cost_model.gpu_of(capability) is GPUS[known]
+
+
+def test_the_default_is_compute_capability_9():
+    plans = [planned(shape_of("C", 16), capability) for capability in (None, "9.0", "10.0")]
+    assert plans[0] == plans[1] != plans[2]
+
+
+@pytest.mark.parametrize("wrong, error", [(9.0, TypeError), ("sm_90", ValueError)])
+def test_wrong_compute_capabilities(wrong, error):
+    with pytest.raises(error, match="compute_capability must be None or a string such as"):
+        planned(shape_of("A", 1), wrong)
+
+
+@pytest.mark.parametrize("capability", GPUS)
+def test_the_model_agrees_with_the_counted_launches(capability):
+    """The times of whole launches are counted, too. The model has the mean of what the shapes need per K step."""
+    found = estimates.read(estimates.newest(RESULTS), f"sm_{capability}", GPUS[capability].name)
+    assert len(found) >= 16
+    for (call, name, batch), estimate in found.items():
+        modelled = cost_model.fused_seconds(CALLS[call], sizes_of(shape_of(name, batch)), GPUS[capability])
+        assert modelled * 1e3 == pytest.approx(estimate.milliseconds, rel=0.15), (call, name)
+
+
+def test_a_device_has_its_compute_capability():
+    """Of GPUs alone: the devices of a CPU have none."""
+    gpu = types.SimpleNamespace(compute_capability="12.0")
+    assert target.of_device("cuda", gpu) == Target("cuda", 120)
+    assert target.of_device("cuda", types.SimpleNamespace(compute_capability="gfx90a")) == Target("cuda", None)
+    assert target.of_device("cuda", jax.devices("cpu")[0]) == target.of_device("cuda", None) == Target("cuda", None)
