@@ -127,7 +127,8 @@ MISTAKES = {
     "zeros copied in place of the data": (
         ("matrix.h", "zeros ? 0 : 16", "zeros ? 16 : 0"), [FORWARD], VALUES),
     "a load that ignores its predicate": (
-        ("matrix.h", "@valid ld.global.nc", "ld.global.nc"), [FORWARD], "out of bounds"),
+        ("matrix.h", "@valid ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];",
+         "ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"), [FORWARD], "out of bounds"),
     "pixels moved by 8 bytes": (
         ("matrix.h", '"l"(static_cast<const char*>(base) + bytes)', '"l"(static_cast<const char*>(base) + bytes + 8)'),
         [FORWARD], "is misaligned"),
