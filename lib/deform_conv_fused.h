@@ -24,6 +24,7 @@ struct FusedLimits {
   static constexpr int64_t kMinSplitPixels = 512;  // output pixels per partial sum of the weight's gradient
   static constexpr int64_t kSliceVectors = 8;      // vectors of a pixel per K slice
   static constexpr int64_t kMarginVectors = 16;    // added to the vectors of each tap, so that K indices fit in int32
+  static constexpr int64_t kMarginContributions = 8;  // added to all contributions of a call, which must fit in int32
 };
 
 // A thread block of a fused kernel, by which tests and cost models compute the occupancy of an SM.

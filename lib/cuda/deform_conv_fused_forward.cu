@@ -23,8 +23,6 @@
 namespace dcn {
 namespace {
 
-static_assert(kTilePixels == FusedLimits::kTilePixels && kChunkBytes == FusedLimits::kVectorBytes);
-
 template <int kFeatures, int kWarps>
 using ForwardShape =
     TileShape<kTilePixels, kFeatures, kFeatures / kWarps == 32 ? 64 : 32, kFeatures / kWarps == 8 ? 32 : 64>;
@@ -61,8 +59,8 @@ struct Call {
   int32_t group_channels, offset_group_channels;
   int32_t taps, corner_taps;  // corner_taps: whose corners are stored at once
   int32_t features, group_features, groups;
-  int32_t feature_tiles;  // of a group
-  uint32_t weight_row;    // elements per feature of the weight
+  int32_t feature_tiles;       // of a group
+  uint32_t weight_row_chunks;  // chunks per feature of the weight
   int64_t blocks;
   bool is_y_float;
   int32_t zero;  // 0, which the compiler does not know
@@ -219,16 +217,17 @@ __global__ void __launch_bounds__(kWarps* kWarp, ForwardTile<kFeatures, kWarps>:
     };
     // Rows past the last feature get the weight of the last one. The columns that they make are not stored.
     auto load_weight = [&](int stage) {
-      const T* first = weight + int64_t{block_tile.weight_row} * call.weight_row +
+      const T* first = weight + int64_t{block_tile.weight_row} * call.weight_row_chunks * kChunkSize<T> +
                        int64_t{slices.first_tap() + slices.tap()} * call.group_channels + slices.channel_in_group();
-      const uint32_t last = uint32_t(block_tile.last_row) * uint32_t{sizeof(T)};
+      const uint32_t last = uint32_t(block_tile.last_row) * kChunkBytes;
 #pragma unroll
       for (int i = 0; i < kFeatures / kRowsPerLoad; ++i) {
-        // Multiplied by the element size before the product with the row size, which then takes one instruction.
-        const uint32_t feature = (permuted_column(row) + permuted_column(i * kRowsPerLoad)) * uint32_t{sizeof(T)};
-        copy_async(&shared.stages[stage].weight[stored_at + i * kRowsPerLoad * kSliceChunks],
-                   reinterpret_cast<const char*>(first) + uint64_t{feature < last ? feature : last} * call.weight_row,
-                   !slices.has_chunk());
+        // Multiplied by the chunk size before the product with the row size, which then takes one instruction.
+        const uint32_t feature = (permuted_column(row) + permuted_column(i * kRowsPerLoad)) * kChunkBytes;
+        copy_async(
+            &shared.stages[stage].weight[stored_at + i * kRowsPerLoad * kSliceChunks],
+            reinterpret_cast<const char*>(first) + uint64_t{feature < last ? feature : last} * call.weight_row_chunks,
+            !slices.has_chunk());
       }
     };
     auto load_corners = [&](int i) {
@@ -353,7 +352,7 @@ const char* LaunchForward(const Device& device, const Sizes& sizes, const Positi
   call.group_features = int32_t(product.group_features());
   call.groups = int32_t(product.groups);
   call.feature_tiles = (call.group_features + kFeatures - 1) / kFeatures;
-  call.weight_row = uint32_t(call.taps) * uint32_t(call.group_channels);
+  call.weight_row_chunks = uint32_t(call.taps) * uint32_t(call.group_channels / kChunkSize<T>);
   call.blocks = (sizes.pixels() + kTilePixels - 1) / kTilePixels * call.groups * call.feature_tiles;
   call.is_y_float = is_y_float;
   return Launch<FusedForwardKernel<T, kFeatures, kWarps>>(

@@ -139,9 +139,9 @@ class CornerLoads {
     top_ = corners.top;
     bottom_ = corners.bottom;
     const CornerAddresses corner(corners.pixels, x, steps);
-    for (int i = 0; i < 4; ++i) {
+    for (int n = 0; n < 4; ++n) {
       for (int k = 0; k < kChunks; ++k) {
-        words_[k][i] = load_global_or_zeros(corner.address[i], k * kChunkStride, is_valid && corner.is_read);
+        words_[k][n] = load_global_or_zeros(corner.address[n], k * kChunkStride, is_valid && corner.is_read);
       }
     }
   }

@@ -53,12 +53,6 @@ __device__ BilinearCorners<A> LocateSample(const Sizes& sizes, const Positions& 
   return LocateCorners(location.y, location.x, sizes.height, sizes.width, sizes.window.circular);
 }
 
-template <typename A>
-__device__ BilinearCorners<A> LocateSample(const Sizes& sizes, const Positions& positions, int64_t output_pixel,
-                                           int64_t sample_index, int32_t tap) {
-  return LocateSample<A>(sizes, positions, FirstTap(sizes, positions, output_pixel), sample_index, tap);
-}
-
 // d_offset and d_mask may be null.
 template <typename A>
 __device__ void StorePositionCotangents(const Positions& positions, int64_t sample_index,
