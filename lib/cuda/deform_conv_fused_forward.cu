@@ -90,9 +90,9 @@ struct Shared {
   struct {
     uint4 samples[kTilePixels * kSliceChunks], weight[kFeatures * kSliceChunks];
   } stages[kStages];
-  CornerTable<kTilePixels * kCornerTaps<kFeatures>> corners;  // [row_by_row(pixel)][tap]
-  int64_t pixels[kTilePixels];                                // of the output; -1 past the end
-  SampledPixel sampled[kTilePixels];                          // [row_by_row(pixel)]
+  Corners corners[kTilePixels * kCornerTaps<kFeatures>];  // [row_by_row(pixel)][tap]
+  int64_t pixels[kTilePixels];                            // of the output; -1 past the end
+  SampledPixel sampled[kTilePixels];                      // [row_by_row(pixel)]
   BlockTile block_tile;  // in shared memory, because the accumulators need the registers
 };
 
@@ -209,9 +209,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, ForwardTile<kFeatures, kWarps>:
       for (int i = thread; i < kTilePixels * taps; i += kThreads) {
         const int place = i / taps, tap = i % taps;
         const int64_t p = shared.pixels[place % kTileColumns * kStripRows + place / kTileColumns];
-        shared.corners.Store(place * kCornerTaps<kFeatures> + tap,
-                             FindCorners(call.sizes, call.positions, p, shared.sampled[place], slices.offset_group(),
-                                         slices.first_tap() + tap));
+        const Corners corners = FindCorners(call.sizes, call.positions, p, shared.sampled[place], slices.offset_group(),
+                                            slices.first_tap() + tap);
+        shared.corners[place * kCornerTaps<kFeatures> + tap] = corners;
       }
       __syncthreads();
     };
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, ForwardTile<kFeatures, kWarps>:
     auto load_corners = [&](int i) {
       const int tap = slices.has_chunk() ? slices.tap() : 0;
       const int sample = (row_by_row(row) + row_by_row(i * kRowsPerLoad)) * kCornerTaps<kFeatures> + tap;
-      return CornerLoads<T>(shared.corners, sample, x + slices.channel(), call.steps, slices.has_chunk());
+      return CornerLoads<T>(shared.corners[sample], x + slices.channel(), call.steps, slices.has_chunk());
     };
     auto store_samples = [&](int stage, int i, const CornerLoads<T>& loads, int zero_dependency) {
       shared.stages[stage].samples[stored_at + i * kRowsPerLoad * kSliceChunks] = loads.Blend(zero_dependency);

@@ -32,10 +32,10 @@ struct Call {
   int32_t feature_chunks, slices;  // chunks and K slices of the features of a group
   int32_t weight_row_chunks;       // chunks in a row of the weight (one input channel)
   int32_t taps;
-  int32_t groups;                        // of blocks: offset groups, or feature groups if samples share tiles
+  int32_t groups;                        // of blocks: offset groups, or feature groups if tiles have many samples
   int32_t sample_tiles;                  // of a group: taps, or tiles of several samples
   int32_t block_sample_tiles;            // of a block; the last block of a group may have fewer
-  int32_t sample_chunks, octet_samples;  // if samples share tiles; octet_samples: per eight chunks of a tile
+  int32_t sample_chunks, octet_samples;  // if tiles have many samples; octet_samples: per eight chunks of a tile
   CornerSteps steps;                     // in x
   bool is_cotangent_resident;            // see Shared
   int64_t blocks;
@@ -60,7 +60,7 @@ struct Iteration {
   int32_t sample_tile;  // the tap, unless samples share tiles
   int32_t channel_tile = 0, slice = 0;
   int stage = 0;         // of the weight
-  ChannelTile channels;  // if samples share tiles: of the first offset group of the feature group
+  ChannelTile channels;  // if tiles have many samples: of the first offset group of the feature group
 
   __device__ Iteration(const Call& call, const BlockTile& block_tile) : sample_tile(block_tile.first_sample_tile) {
     FindChannels(call, block_tile);
@@ -87,7 +87,7 @@ struct Iteration {
   }
 };
 
-// What a chunk of a tile's columns belongs to, if samples share tiles. The samples of a pixel are numbered as in
+// What a chunk of a tile's columns belongs to, if tiles have many samples. The samples of a pixel are numbered as in
 // `offset`; eight consecutive chunks, an octet, have as many whole samples as fit.
 template <typename T>
 struct ChunkOfSample {
@@ -211,7 +211,7 @@ __device__ void AddDots(const RowPair& rows, int octet, const F& corners_of_row,
     for (int row = first; row < first + kRowsInFlight; ++row) {
       const CornerAddresses corners = corners_of_row(row);
       for (int corner = 0; corner < 4; ++corner) {
-        load_global_if(corners.is_read, corners.address[corner], 0, words[row - first][corner]);
+        load_global_if(corners.is_read, words[row - first][corner], corners.address[corner], 0);
       }
     }
     for (int row = first; row < first + kRowsInFlight; ++row) {
@@ -308,8 +308,9 @@ __device__ void StoreCotangents(const Call& call, const WarpTile<T, Tile>& tile,
   }
 }
 
-// One block per kTilePixels pixels of the output and some sample tiles of a group. `kIsShared`: samples share tiles.
-template <typename T, int kColumns, int kWarps, bool kIsShared>
+// One block per kTilePixels pixels of the output and some sample tiles of a group. `kManySamples`: a tile has several
+// samples of each pixel.
+template <typename T, int kColumns, int kWarps, bool kManySamples>
 __global__ void __launch_bounds__(kWarps* kWarp, OffsetTile<kColumns, kWarps>::kResidentBlocks)
     FusedOffsetCotangentKernel(Call call, const T* __restrict__ x, const T* __restrict__ weight,
                                const T* __restrict__ d_y, float* d_offset, float* d_mask) {
@@ -348,7 +349,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, OffsetTile<kColumns, kWarps>::k
 #pragma unroll
       for (int i = 0; i < kColumns; i += kRowsPerLoad) {
         const int in_tile = column + ChannelOfRow<T>(i), tile_chunk = in_tile / kChunkSize<T>;
-        if constexpr (kIsShared) {
+        if constexpr (kManySamples) {
           const ChunkOfSample<T> of(call, block_tile.group, iteration.sample_tile * kTileOctets + tile_chunk / 8,
                                     tile_chunk % 8);
           copy_weight(i, of.is_valid, of.first_channel + in_tile % kChunkSize<T>, of.tap);
@@ -398,7 +399,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, OffsetTile<kColumns, kWarps>::k
       __syncthreads();
       next.Advance(call, block_tile);
       if (next.sample_tile < end) load_stage(next);
-      if (!kIsShared && iteration.is_first_of_samples()) {
+      if (!kManySamples && iteration.is_first_of_samples()) {
         if (iteration.sample_tile > block_tile.first_sample_tile) store_cotangents(iteration.sample_tile - 1);
         locate_sample(iteration.sample_tile);
       }
@@ -406,7 +407,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, OffsetTile<kColumns, kWarps>::k
       tile.template MultiplyStage<kRoundToTf32>(shared.cotangent[stage_of_cotangent(iteration)],
                                                 shared.weight[iteration.stage]);
       if (iteration.slice < call.slices - 1) continue;
-      if constexpr (kIsShared) {
+      if constexpr (kManySamples) {
         StoreCotangents(call, tile, block_tile.group,
                         iteration.sample_tile * kTileOctets + tile.first_column() / Tile::kWarpN * kOctets<T>, x,
                         shared, d_offset, d_mask);
@@ -418,12 +419,12 @@ __global__ void __launch_bounds__(kWarps* kWarp, OffsetTile<kColumns, kWarps>::k
       tile.Clear();
     }
     __syncthreads();
-    if (!kIsShared) store_cotangents(block_tile.first_sample_tile + block_tile.sample_tiles - 1);
+    if (!kManySamples) store_cotangents(block_tile.first_sample_tile + block_tile.sample_tiles - 1);
     __syncthreads();
   }
 }
 
-template <typename T, typename Tile, bool kIsShared>
+template <typename T, typename Tile, bool kManySamples>
 const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, const Positions& positions,
                                   const Product& product, int32_t block_taps, const void* x, const void* weight,
                                   const void* d_y, float* d_offset, float* d_mask) {
@@ -441,10 +442,10 @@ const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, cons
   call.slices = (call.feature_chunks + kSliceChunks - 1) / kSliceChunks;
   call.taps = sizes.taps();
   call.weight_row_chunks = call.taps * call.feature_chunks;
-  call.groups = int32_t(kIsShared ? product.groups : sizes.offset_groups);
+  call.groups = int32_t(kManySamples ? product.groups : sizes.offset_groups);
   call.sample_tiles = call.taps;
   call.block_sample_tiles = block_taps;
-  if (kIsShared) {
+  if (kManySamples) {
     constexpr int32_t kTileOctets = Tile::kWarpsN * kOctets<T>;
     call.sample_chunks = call.segments.segment_channels / kChunkSize<T>;
     call.octet_samples = 8 / call.sample_chunks;
@@ -460,7 +461,7 @@ const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, cons
   const int64_t pixel_tiles = (sizes.pixels() + kTilePixels - 1) / kTilePixels;
   const int32_t parts = (call.sample_tiles + call.block_sample_tiles - 1) / call.block_sample_tiles;
   call.blocks = pixel_tiles * call.groups * parts;
-  return Launch<FusedOffsetCotangentKernel<T, Tile::kN, Tile::kWarps, kIsShared>>(
+  return Launch<FusedOffsetCotangentKernel<T, Tile::kN, Tile::kWarps, kManySamples>>(
       device, {call.blocks, Tile::kThreads, kSharedBytes, Tile::kResidentBlocks}, call, static_cast<const T*>(x),
       static_cast<const T*>(weight), static_cast<const T*>(d_y), d_offset, d_mask);
 }

@@ -103,8 +103,8 @@ struct Shared {
   struct {
     uint4 samples[Tile::kChunksOfA], cotangent[Tile::kChunksOfB];
   } stages[kStages];
-  CornerTable<kSlicePixels * kTileSamples> corners;  // of one slice
-  int32_t pixels[kStages][kSlicePixels];             // of the output; -1 past the end of the split
+  Corners corners[kSlicePixels * kTileSamples];  // of one slice
+  int32_t pixels[kStages][kSlicePixels];         // of the output; -1 past the end of the split
   struct {
     Vector<int64_t, 2> first_tap[kSlicePixels];  // (y, x) on the regular grid
     int32_t image[kSlicePixels];                 // the first pixel of the pixel's image in x
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
               LocateCorners(location.y, location.x, call.sizes.height, call.sizes.width, call.sizes.window.circular),
               Mask<float>(call.positions, sample_index), shared.grid.image[pixel]);
         }
-        shared.corners.Store(i, corners);
+        shared.corners[i] = corners;
       }
     };
 
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
       channels[k] = is_valid ? x + block_tile.first_channel + from.channel : nullptr;
     }
     auto load_corners = [&](int pass, int k) {
-      return Loads(shared.corners, table_index[k] + (pass * kPassRows << sample_bits), channels[k], call.steps,
+      return Loads(shared.corners[table_index[k] + (pass * kPassRows << sample_bits)], channels[k], call.steps,
                    kHasOneSample || channels[k] != nullptr);
     };
 

@@ -42,14 +42,6 @@ struct CornerSteps {
         far_down(sizes.window.circular ? int32_t((1 - sizes.height) * sizes.width) : 0) {}
 };
 
-// The corners of samples in shared memory.
-template <int kSamples>
-struct CornerTable {
-  Corners corners[kSamples];
-
-  __device__ void Store(int i, const Corners& sample) { corners[i] = sample; }
-};
-
 // The two pixels of an axis that are read, which are the same if the image has only one of them, and their weights:
 // that of the second as a fraction of both.
 struct PixelPair {
@@ -131,17 +123,13 @@ struct CornerAddresses {
 template <typename T, int kChunks = 1, int kChunkStride = 0>
 class CornerLoads {
  public:
-  template <int kSamples>
-  __device__ CornerLoads(const CornerTable<kSamples>& table, int i, const T* x, const CornerSteps& steps,
-                         bool is_valid) {
-    const Corners corners = table.corners[i];
-    right_ = corners.pixels.right;
-    top_ = corners.top;
-    bottom_ = corners.bottom;
-    const CornerAddresses corner(corners.pixels, x, steps);
-    for (int n = 0; n < 4; ++n) {
+  __device__ CornerLoads(const Corners& corners, const T* x, const CornerSteps& steps, bool is_valid)
+      : right_(corners.pixels.right), top_(corners.top), bottom_(corners.bottom) {
+    const CornerAddresses addresses(corners.pixels, x, steps);
+    for (int corner = 0; corner < 4; ++corner) {
       for (int k = 0; k < kChunks; ++k) {
-        words_[k][n] = load_global_or_zeros(corner.address[n], k * kChunkStride, is_valid && corner.is_read);
+        words_[k][corner] =
+            load_global_or_zeros(addresses.address[corner], k * kChunkStride, is_valid && addresses.is_read);
       }
     }
   }

@@ -54,7 +54,7 @@ struct alignas(16) Words {
 // Loads the 16 bytes of read-only global memory at `base + bytes`, or leaves `words` as they are if not `is_valid`. The
 // asm is volatile to keep the compiler from moving the load: it must be issued before the mma instructions that hide
 // its latency, but not so early that more loads are in flight than there are registers for.
-__device__ inline void load_global_if(bool is_valid, const void* base, int64_t bytes, Words& words) {
+__device__ inline void load_global_if(bool is_valid, Words& words, const void* base, int64_t bytes) {
   asm volatile(
       "{\n"
       "  .reg .pred valid;\n"
@@ -67,7 +67,7 @@ __device__ inline void load_global_if(bool is_valid, const void* base, int64_t b
 
 __device__ inline Words load_global_or_zeros(const void* base, int64_t bytes, bool is_valid) {
   Words words = {};
-  load_global_if(is_valid, base, bytes, words);
+  load_global_if(is_valid, words, base, bytes);
   return words;
 }
 

@@ -115,7 +115,7 @@ inline void load_global_if(bool is_valid, Words& words, const void* base, int32_
   if (is_valid) words = *reinterpret_cast<const Words*>(static_cast<const char*>(base) + int64_t{index} * stride);
 }
 
-inline void load_global_if(bool is_valid, const void* base, int64_t bytes, Words& words) {
+inline void load_global_if(bool is_valid, Words& words, const void* base, int64_t bytes) {
   if (is_valid) words = load_global_or_zeros(base, bytes, true);
 }
 
