@@ -43,6 +43,12 @@ class History {
   static History Current() { return History(__tsan_get_current_fiber ? __tsan_get_current_fiber() : nullptr); }
   static History Create() { return History(__tsan_create_fiber ? __tsan_create_fiber(0) : nullptr); }
 
+  // ThreadSanitizer has at most 8128 threads, its fibers included. In a larger grid, blocks iterate.
+  static unsigned MaxBlocks(unsigned threads) {
+    constexpr unsigned kMaxFibers = 6144;
+    return __tsan_create_fiber && threads > 0 ? std::max(kMaxFibers / threads, 1u) : ~0u;
+  }
+
   // Attributes the following accesses to this history, without ordering them after earlier ones.
   void Continue() const {
     if (fiber_) __tsan_switch_to_fiber(fiber_, 1);
@@ -318,8 +324,9 @@ cudaError_t SetAttribute(const void* kernel, cudaFuncAttribute attribute, int va
 
 cudaError_t Launch(const cudaLaunchConfig_t& config, const void* address, const std::function<void()>& kernel) {
   std::lock_guard<std::mutex> lock(launch_mutex);
-  const dim3 grid = {std::min(config.gridDim.x, max_grid_blocks), config.gridDim.y, config.gridDim.z};
-  const unsigned blocks = Volume(grid), threads = Volume(config.blockDim);
+  const unsigned threads = Volume(config.blockDim), max_blocks = std::min(max_grid_blocks, History::MaxBlocks(threads));
+  const dim3 grid = {std::min(config.gridDim.x, max_blocks), config.gridDim.y, config.gridDim.z};
+  const unsigned blocks = Volume(grid);
   const size_t allowed = std::max(kDefaultMaxSharedBytes, max_dynamic_shared[address]);
   if (blocks == 0 || threads == 0 || threads > kMaxThreads || config.dynamicSmemBytes > allowed) {
     return cudaErrorInvalidConfiguration;

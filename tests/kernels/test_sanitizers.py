@@ -129,7 +129,7 @@ MISTAKES = {
     ),
     "chunk of weights past the end": (
         ("deform_conv_fused_forward.cu", "return tap_ < num_taps();", "return true;"),
-        ("memory", r"index \d+ out of bounds for type"),
+        ("memory", r"heap-buffer-overflow.*FusedForwardKernel"),
     ),
     "list that starts too early": (  # only the fused kernels sort values of more than 4 bytes
         ("counting_sort.h", "= table_start + start + place;",
