@@ -101,7 +101,7 @@ class Sizes(NamedTuple):
 
 def fused_seconds(computation: str, sizes: Sizes, gpu: Gpu) -> float:
     """The forward, or the cotangent of the operand of that name, by its fused kernels."""
-    tile, blocks, k_steps = _launch(computation, sizes, gpu)
+    tile, blocks, k_steps = launch(computation, sizes, gpu)
     clocks = _k_step_clocks(computation, tile, sizes, gpu)
     kernels = _waves(blocks, gpu) * k_steps * clocks / gpu.clock
     chunks = 1
@@ -161,7 +161,7 @@ def _product_seconds(computation: str, sizes: Sizes, gpu: Gpu, chunks: int) -> f
     return chunks * _waves(tiles * splits, gpu) * PRODUCT_TILE**2 * math.ceil(k / splits) / rate
 
 
-def _launch(computation: str, sizes: Sizes, gpu: Gpu) -> tuple[int, int, int]:
+def launch(computation: str, sizes: Sizes, gpu: Gpu) -> tuple[int, int, int]:
     """Columns of a block tile, thread blocks, and K steps of each, of a fused kernel."""
     pixel_tiles = math.ceil(sizes.pixels / fused.TILE_PIXELS)
     if computation == "forward":
