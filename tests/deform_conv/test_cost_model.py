@@ -1,12 +1,15 @@
 """The path that is chosen by estimated times: consistent, of the right GPU, and as the kernels' costs were counted."""
 
+import math
+import re
 import types
 
 import jax
 import pytest
 
+from benchmarks.measurements import kernel_costs
 from benchmarks.measurements.deform_conv import SHAPES
-from benchmarks.readers import estimates
+from benchmarks.readers import estimates, executed_ptx
 from benchmarks.reports.paths import planned, sizes_of
 from benchmarks.reports.report import RESULTS
 from jax_dcn._operators.deform_conv import cost_model
@@ -21,6 +24,12 @@ CALLS = {
     "dcn_fused_input_cotangent": "x",
     "dcn_fused_offset_cotangent": "offset",
     "dcn_fused_weight_cotangent": "weight",
+}
+KERNELS = {
+    "FusedForwardKernel": "forward",
+    "FusedInputCotangentKernel": "x",
+    "FusedOffsetCotangentKernel": "offset",
+    "FusedWeightCotangentKernel": "weight",
 }
 
 
@@ -86,6 +95,20 @@ def test_the_model_agrees_with_the_counted_launches(capability):
     for (call, name, batch), estimate in found.items():
         modelled = cost_model.fused_seconds(CALLS[call], sizes_of(shape_of(name, batch)), GPUS[capability])
         assert modelled * 1e3 == pytest.approx(estimate.milliseconds, rel=0.15), (call, name)
+
+
+@pytest.mark.skipif(executed_ptx.missing() is not None, reason=str(executed_ptx.missing()))
+@pytest.mark.parametrize("name, height, width", [("A", 16, 16), ("F", 64, 72), ("G", 16, 16), ("H", 16, 16)])
+def test_the_model_has_the_launches_of_the_kernels(name, height, width):
+    """Columns of a block tile, thread blocks, and K steps of each."""
+    shape, found = SHAPES[name]._replace(batch=1, height=height, width=width), {}
+    for direction in ("forward", "backward"):
+        for record in kernel_costs.executed_launches(shape, direction):
+            if products := sum(record["counters"]["mma"].values()):
+                kernel, tile = re.search(r"(Fused\w+?Kernel)I\w*?Li(\d+)E", record["kernel"]).groups()
+                k_steps = products / (4 * int(tile)) / record["blocks"]
+                found[KERNELS[kernel]] = int(tile), record["grid"], math.ceil(k_steps)
+    assert found == {name: cost_model.launch(name, sizes_of(shape), GPUS[90]) for name in COMPUTATIONS}
 
 
 def test_a_device_has_its_compute_capability():

@@ -101,7 +101,7 @@ class Sizes(NamedTuple):
 
 def fused_seconds(computation: str, sizes: Sizes, gpu: Gpu) -> float:
     """The forward, or the cotangent of the operand of that name, by its fused kernels."""
-    tile, blocks, k_steps = _launch(computation, sizes, gpu)
+    tile, blocks, k_steps = launch(computation, sizes, gpu)
     clocks = _k_step_clocks(computation, tile, sizes, gpu)
     kernels = _waves(blocks, gpu) * k_steps * clocks / gpu.clock
     chunks = 1
@@ -161,7 +161,7 @@ def _product_seconds(computation: str, sizes: Sizes, gpu: Gpu, chunks: int) -> f
     return chunks * _waves(tiles * splits, gpu) * PRODUCT_TILE**2 * math.ceil(k / splits) / rate
 
 
-def _launch(computation: str, sizes: Sizes, gpu: Gpu) -> tuple[int, int, int]:
+def launch(computation: str, sizes: Sizes, gpu: Gpu) -> tuple[int, int, int]:
     """Columns of a block tile, thread blocks, and K steps of each, of a fused kernel."""
     pixel_tiles = math.ceil(sizes.pixels / fused.TILE_PIXELS)
     if computation == "forward":
@@ -181,27 +181,25 @@ def _launch(computation: str, sizes: Sizes, gpu: Gpu) -> tuple[int, int, int]:
         row_tiles = sizes.groups * math.ceil(sizes.taps * group_channels / rows)
         blocks = row_tiles * math.ceil(sizes.group_features / tile) * splits
         steps = math.ceil(sizes.pixels / splits / (K_STEP // sizes.item))
-    else:
+    elif computation == "x":
         tile = _cotangent_tile(sizes.segment_channels)
-        channel_tiles = sizes.segments * math.ceil(sizes.segment_channels / tile)
-        if computation == "x":
-            blocks = math.ceil(sizes.images * sizes.image_pixels / fused.TILE_PIXELS) * channel_tiles
-            steps = sizes.taps * _feature_slices(sizes)
+        image_tiles = math.ceil(sizes.images * sizes.image_pixels / fused.TILE_PIXELS)
+        blocks = image_tiles * sizes.segments * math.ceil(sizes.segment_channels / tile)
+        steps = math.ceil(sizes.taps * sizes.group_features / sizes.vector / fused.SLICE_VECTORS)
+    else:
+        block_taps = fused.block_taps(sizes.pixels, sizes.offset_groups, sizes.taps)
+        if _samples_share_tiles(sizes):
+            tile, channel_tiles, groups = 64, 1, sizes.groups
+            offset_groups = sizes.offset_groups // groups
+            tile_samples = tile // (8 * sizes.vector) * (8 * sizes.vector // sizes.segment_channels)
+            sample_tiles = math.ceil(offset_groups * sizes.taps / tile_samples)
+            block_tiles = math.ceil(sample_tiles / (offset_groups * math.ceil(sizes.taps / block_taps)))
         else:
-            block_taps = fused.block_taps(sizes.pixels, sizes.offset_groups, sizes.taps)
-            blocks = pixel_tiles * sizes.offset_groups * math.ceil(sizes.taps / block_taps)
-            if _samples_share_tiles(sizes):
-                tile = 64
-                tile_samples = tile // (8 * sizes.vector) * (8 * sizes.vector // sizes.segment_channels)
-                sample_tiles = (
-                    pixel_tiles
-                    * sizes.groups
-                    * math.ceil(sizes.taps * sizes.offset_groups / sizes.groups / tile_samples)
-                )
-                blocks = min(blocks, sample_tiles)
-                steps = math.ceil(sample_tiles / blocks) * _feature_slices(sizes)
-            else:
-                steps = block_taps * math.ceil(channel_tiles / sizes.offset_groups) * _feature_slices(sizes)
+            tile, groups = _cotangent_tile(sizes.segment_channels), sizes.offset_groups
+            channel_tiles = sizes.segments // groups * math.ceil(sizes.segment_channels / tile)
+            sample_tiles, block_tiles = sizes.taps, block_taps
+        blocks = pixel_tiles * groups * math.ceil(sample_tiles / block_tiles)
+        steps = block_tiles * channel_tiles * _feature_slices(sizes)
     return tile, blocks, steps
 
 

@@ -55,7 +55,7 @@ def deform_psroi_pool_kernel_plan(
       >>> rois = jax.ShapeDtypeStruct((300, 5), jnp.float32)
       >>> print(jax_dcn.deform_psroi_pool_kernel_plan(x, rois, output_size=7, platform="cuda"))
       deform_psroi_pool on cuda
-      computation       path    workspace  why no faster path
+      computation       path    workspace  why
       forward           kernel  0 B
       gradient of x     kernel  4.7 MiB
       gradient of rois  xla     0 B        it is zero
