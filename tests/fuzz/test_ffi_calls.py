@@ -44,6 +44,7 @@ def valid_calls():
         patch.setattr(jax.ffi, "ffi_call", record)
         jax.clear_caches()
         jax.jit(jax.value_and_grad(both, (0, 1, 2, 3, 4))).lower(*operands)
+        jax.jit(lambda *operands: jax.jvp(both, operands, operands)).lower(*operands)
     jax.clear_caches()
     return calls
 

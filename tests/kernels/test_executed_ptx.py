@@ -149,8 +149,8 @@ MISTAKES = {
         ("deform_conv_fused_forward.cu", "kSharedBytes, kResidentBlocks}, call,", "kSharedBytes, 1}, call,"), [FORWARD],
         "has a carve-out of 65536 bytes, but its 3 resident blocks need 200704"),
     "a result read as constant": (
-        ("deform_conv.cu", "      AsVector<N>(out + c) = vector;",
-         "      AsVector<N>(out + c) = vector; if (__ldg((const short*)columns) == 77) return;"),
+        ("deform_conv.cu", "      AsVector<N>(out + c) = vector;\n    }",
+         "      AsVector<N>(out + c) = vector; if (__ldg((const short*)columns) == 77) return;\n    }"),
         ["deform_conv"], "through ld.global.nc"),
 }  # fmt: skip
 ALWAYS = [

@@ -48,8 +48,8 @@ MISTAKES = {
     "pixel of x": (
         "cuda",
         "deform_conv",
-        "x + corners.pixel(corner, image * sizes.height, sizes.width) * sizes.channels",
-        "x + int32_t(corners.pixel(corner, image * sizes.height, sizes.width) * sizes.channels)",
+        "x + pixel * sizes.channels + sample.first_channel",
+        "x + int32_t(pixel * sizes.channels) + sample.first_channel",
     ),
     "fused output": (
         "cuda",

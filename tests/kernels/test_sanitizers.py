@@ -116,7 +116,8 @@ MISTAKES = {
         ("threads", r"data race.*FusedForwardKernel"),
     ),
     "samples loaded before their corners are stored": (
-        ("deform_conv_fused_forward.cu", "tap));\n      }\n      __syncthreads();", "tap));\n      }"),
+        ("deform_conv_fused_forward.cu", "+ tap] = corners;\n      }\n      __syncthreads();",
+         "+ tap] = corners;\n      }"),
         ("threads", r"data race.*FusedForwardKernel"),
     ),
     "pixel past the end": (
@@ -152,8 +153,8 @@ MISTAKES = {
         ("threads", r"data race.*FusedInputCotangentKernel"),
     ),
     "dot products read before they are stored": (
-        ("deform_conv_fused_offset.cu", "    __syncthreads();\n    if (!kIsShared) store_cotangents(",
-         "    if (!kIsShared) store_cotangents("),
+        ("deform_conv_fused_offset.cu", "    __syncthreads();\n    if (!kManySamples) store_cotangents(",
+         "    if (!kManySamples) store_cotangents("),
         ("threads", r"data race.*FusedOffsetCotangentKernel"),
     ),
     "corners read before they are located": (
