@@ -1,5 +1,7 @@
 """The tangent of the convolution by kernels, and second derivatives in chunks, against the reference."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from tests.helpers.deform_conv.cases import CASE, Case, Operands, assert_close, 
 from tests.helpers.deform_conv.numpy_reference import Convolution
 
 GROUPED = Case("grouped", (3, 5), 16, 8, (2, 2), 2, (2,), Convolution(padding="SAME", feature_group_count=4))
+FUSIBLE = Case("fusible", (3, 5), 16, 8, (2, 2), 2, (2,), Convolution(padding="SAME"))
 
 
 def tangent(case, names, backend=None):
@@ -37,6 +40,26 @@ def test_types(case, dtype, x64):
     actual = tangent(case, Operands._fields)(operands, tangents)
     assert actual.dtype == dtype
     assert_close(actual, exact, 0, 4 * float(jnp.finfo(dtype).eps) * np.abs(exact).max())
+
+
+@pytest.mark.platforms("cpu")
+@pytest.mark.parametrize("backend, forward_call", [("fused", "dcn_fused_forward"), ("plain", "dcn_sample")])
+def test_a_requested_path_has_all_derivatives(backend, forward_call):
+    """A tangent that is a forward takes this path; all others are the same on both paths."""
+    operands = cast(FUSIBLE.operands(), jnp.bfloat16)
+
+    def calls(function):
+        lowered = jax.jit(function).trace(operands, operands).lower(lowering_platforms=("cuda",))
+        return set(re.findall(r"custom_call @(dcn_\w+)", lowered.as_text()))
+
+    def loss(operands):
+        return jnp.sin(convolve(operands, backend=backend, **FUSIBLE.keywords)).sum()
+
+    for names in [("x",), ("weight",), ("mask",), ("x", "bias")]:
+        assert calls(tangent(FUSIBLE, names, backend)) == {forward_call}
+    for names in [("offset",), ("x", "weight"), Operands._fields]:
+        assert calls(tangent(FUSIBLE, names, backend)) == {"dcn_sample_tangents"}
+    assert forward_call in calls(lambda operands, tangents: jax.jvp(jax.grad(loss), (operands,), (tangents,))[1])
 
 
 SUBSETS = [("x", "offset"), ("offset",), ("x", "mask"), ("weight", "mask", "bias"), ("x",), ("bias",)]
