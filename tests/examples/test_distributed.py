@@ -113,8 +113,11 @@ def test_a_killed_run_goes_on_on_other_devices_as_if_never_interrupted(tmp_path)
     assert [process.returncode for process in processes] == [0, 0], errors
     assert ["AP50" in text for text in output] == [True, False]
     (run,) = json.loads((tmp_path / "results.json").read_text())["runs"]
-    # Sums over the batch round differently on several devices, and each update propagates the difference.
-    assert_allclose(run["losses"], uninterrupted.losses, rtol=1e-4)
+    # Sums over the batch round differently on several devices. Each update multiplies the difference: on one processor
+    # from 1e-7 to 5e-6 two updates after the run went on, and to 1.5e-4 at the end. Losses of different batches differ
+    # by 1e-2.
+    assert_allclose(run["losses"][: step + 2], uninterrupted.losses[: step + 2], rtol=2e-5)
+    assert_allclose(run["losses"], uninterrupted.losses, rtol=1e-3)
 
     assert [folder.name for folder in checkpoints.iterdir()] == ["10"]
     parts = [stored_keys(part) for part in (checkpoints / "10" / "state").glob("ocdbt.process_*")]
