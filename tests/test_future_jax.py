@@ -150,7 +150,8 @@ def unguarded(node):
         case ast.ImportFrom(module=str(module), names=names):
             found = [f"{module}.{name.name}" for name in names]
         case ast.Attribute(attr=attr, value=owner):
-            private = attr.startswith("_") and not attr.endswith("__") and dotted(owner) not in ("self", "cls")
+            of_python = attr.endswith("__") or attr == "_replace"  # the latter documented, of named tuples
+            private = attr.startswith("_") and not of_python and dotted(owner) not in ("self", "cls")
             found = [attr] if private else [dotted(node)]
         case _:
             return []
