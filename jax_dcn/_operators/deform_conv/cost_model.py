@@ -109,7 +109,8 @@ def fused_seconds(computation: str, sizes: Sizes, gpu: Gpu) -> float:
         kernels += 4 * sizes.samples * gpu.sort_clocks / (gpu.sms * gpu.clock)
         list_bytes = 48 * sizes.samples + 4 * sizes.images * sizes.taps * sizes.offset_groups * sizes.image_pixels
         chunks = math.ceil(list_bytes / fused.CHUNK_LIST_BYTES)
-    return max(kernels, chunks * FUSED_LAUNCHES[computation] * LAUNCH_SECONDS)
+    launches = chunks * FUSED_LAUNCHES[computation] * LAUNCH_SECONDS
+    return max(kernels, launches, _operand_seconds(computation, sizes, gpu))
 
 
 def plain_seconds(computation: str, sizes: Sizes, gpu: Gpu) -> float:
@@ -145,7 +146,15 @@ def _plain_seconds(computation: str, sizes: Sizes, gpu: Gpu, chunk_bytes: int) -
     is_in_l2 = min(chunk_bytes, total) <= gpu.l2_bytes // 2
     rate = gpu.l2_bytes_per_clock * gpu.clock if is_in_l2 else gpu.memory
     device = max(kernel, moved / 2 / rate) + max(_product_seconds(computation, sizes, gpu, chunks), moved / 2 / rate)
-    return max(device, chunks * PLAIN_LAUNCHES[computation] * LAUNCH_SECONDS)
+    launches = chunks * PLAIN_LAUNCHES[computation] * LAUNCH_SECONDS
+    return max(device, launches, _operand_seconds(computation, sizes, gpu))
+
+
+def _operand_seconds(computation: str, sizes: Sizes, gpu: Gpu) -> float:
+    """What device memory takes to move arrays of the sizes of x, the result, the positions and the sorted lists."""
+    of_sample = {"forward": 12, "x": 32, "weight": 12}.get(computation, 24)
+    features = sizes.images * sizes.image_pixels * sizes.channels + sizes.pixels * sizes.features
+    return (sizes.item * features + of_sample * sizes.samples) / gpu.memory
 
 
 def _product_seconds(computation: str, sizes: Sizes, gpu: Gpu, chunks: int) -> float:
