@@ -32,6 +32,7 @@ CALLS = {
         "offset": "dcn_offset_cotangent",
         "mask": "dcn_offset_cotangent",
         "weight": "dcn_offset_cotangent",  # it also stores the samples that the gradient of the weight needs
+        "tangent": "dcn_sample_tangents",
     },
     "fused": {
         "y": "dcn_fused_forward",
@@ -149,7 +150,7 @@ def compile_kernels(case, device):
         # By default, convolutions as small as these are fused where they can be.
         function = partial(problem.function, backend="plain") if case.path == "plain" else problem.function
         with jax.default_matmul_precision(precision):
-            lowered = results_of(function).lower(operands, cotangent)
+            lowered = results_of(function, case.path).lower(operands, cotangent)
         called = set(re.findall(rf"({'|'.join(custom_calls)})\b", lowered.as_text()))
         program = lowered.compile()
 
@@ -173,7 +174,7 @@ def compile_reference(path, shape):
         def function(**operands):
             return problem.function(**operands, backend="reference")
 
-        program = results_of(function).lower(*in_float64("float64")).compile()
+        program = results_of(function, path).lower(*in_float64("float64")).compile()
 
     def call(dtype):
         with jax.enable_x64(True), jax.default_device(cpu):
@@ -182,13 +183,20 @@ def compile_reference(path, shape):
     return call
 
 
-def results_of(function):
-    """The jitted function that returns the result, "y", and the gradients by the names of the operands."""
+def results_of(function, path):
+    """The jitted function that returns the result, "y", and the gradients by the names of the operands.
+
+    If the path has a kernel for tangents, also the "tangent" of the result in the direction of the operands themselves.
+    """
 
     def run(operands, cotangent):
-        y, pull_back = jax.vjp(lambda operands: function(**operands), operands)
+        def of_operands(operands):
+            return function(**operands)
+
+        y, pull_back = jax.vjp(of_operands, operands)
         (gradients,) = pull_back(cotangent)
-        return {"y": y, **gradients}
+        tangent = {"tangent": jax.jvp(of_operands, (operands,), (operands,))[1]} if "tangent" in CALLS[path] else {}
+        return {"y": y, **gradients, **tangent}
 
     return jax.jit(run)
 
