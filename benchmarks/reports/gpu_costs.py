@@ -6,7 +6,7 @@ from statistics import linear_regression, mean
 import jax_dcn
 from benchmarks.measurements.kernel_costs import OTHER_SHAPES, PLAIN_SHAPES, SHAPES
 from benchmarks.readers.devices import DEVICES
-from jax_dcn._operators.deform_conv.gpu_costs import NARROW
+from jax_dcn._operators.deform_conv.gpu import NARROW
 
 MODULE = Path(jax_dcn.__file__).parent / "_operators" / "deform_conv" / "gpu_costs.py"
 COMPUTATIONS = {
@@ -27,30 +27,7 @@ benchmarks/readers/devices.py has the sources of the rates, and says which are a
 docs/performance.md describes, and not measured.
 """
 
-from typing import NamedTuple
-
-NARROW = 64  # channels of an offset group, below which a K slice of the fused kernels has several taps
-
-
-class Gpu(NamedTuple):
-    """Clocks are those of an SM, for issuing instructions or for the L1 cache, whichever takes longer."""
-
-    architecture: str
-    name: str
-    sms: int
-    clock: float  # Hz
-    multiply_adds: float  # of `mma.sync` per clock and SM, in 16 bits
-    product_multiply_adds: float  # of XLA's products per clock and SM, in 16 bits
-    memory: float  # bytes per second
-    l2_bytes: int  # its size
-    l2_bytes_per_clock: int
-    # By computation, columns of the block tile, and whether an offset group has few channels.
-    k_step_clocks: dict[tuple[str, int, bool], float]
-    offset_tap_clocks: float  # after the products of each tap of the offset's cotangent, in addition
-    sort_clocks: float  # per sorted entry
-    # Of the plain kernels, by computation and channels of an offset group, per 128 bytes of columns.
-    column_clocks: dict[tuple[str, int], float]
-
+from jax_dcn._operators.deform_conv.gpu import Gpu
 
 '''
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from jax_dcn._operators.deform_conv import fused
 from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
-from jax_dcn._operators.deform_conv.gpu_costs import GPUS, NARROW, Gpu
+from jax_dcn._operators.deform_conv.gpu import NARROW, Gpu
+from jax_dcn._operators.deform_conv.gpu_costs import GPUS
 from jax_dcn._types import Shaped
 
 DEFAULT_COMPUTE_CAPABILITY = 90
