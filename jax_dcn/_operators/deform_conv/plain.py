@@ -1,7 +1,7 @@
 """The plain path: custom calls sample columns, XLA multiplies them, one chunk of output rows or of images at a time."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -28,6 +28,7 @@ REFERENCE_PART = 16  # of this budget: the columns in derivatives of the referen
 VALUE_FILL, TANGENT_FILL = math.nan, math.inf
 
 Cotangents: TypeAlias = dict[str, jax.Array]
+_Start: TypeAlias = tuple[ArrayLike, ArrayLike]  # an image and a row
 
 
 def forward(
@@ -42,20 +43,14 @@ def forward(
     target: Target,
     fill: float,
 ) -> jax.Array:
-    images, rows, width = offset.shape[:3]
+    def part(start: _Start, size: tuple[int, int]) -> jax.Array:
+        sampling = _sampling_at(start, size, origin, offset, mask, weight, spec)
+        part = _product(custom_calls.sample(x, sampling), weight, spec)
+        return part if bias is None else part + bias
+
     chunk = _forward_chunk(x, offset, weight, spec, target)
-
-    def images_at(image: ArrayLike, count: int, y: jax.Array) -> jax.Array:
-        def rows_at(row: ArrayLike, height: int, y: jax.Array) -> jax.Array:
-            sampling = _sampling_at((image, row), (count, height), origin, offset, mask, weight, spec)
-            part = _product(custom_calls.sample(x, sampling), weight, spec)
-            part = (part if bias is None else part + bias).astype(spec.dtype)
-            return write_chunk(y, part, (image, row))
-
-        return fold(rows_at, rows, chunk.rows, y)
-
-    y = filled(x, (images, rows, width, weight.shape[-1]), spec.dtype, fill)
-    return fold(images_at, images, chunk.images, y)
+    y = filled(x, (*offset.shape[:3], weight.shape[-1]), spec.dtype, fill)
+    return _with_parts(y, chunk, part)
 
 
 def tangent(
@@ -70,30 +65,24 @@ def tangent(
     target: Target,
 ) -> jax.Array:
     """The tangent of the result, from those of x, offset or mask, and maybe of weight and bias."""
-    images, rows, width = offset.shape[:3]
-    chunk = _tangent_chunk(tangents, x, offset, weight, target)
     # One product multiplies the columns' tangents by the weight and the columns by the weight's tangent.
     factors = jnp.stack([weight, tangents["weight"]] if "weight" in tangents else [weight], axis=2)
 
-    def images_at(image: ArrayLike, count: int, d_y: jax.Array) -> jax.Array:
-        def rows_at(row: ArrayLike, height: int, d_y: jax.Array) -> jax.Array:
-            start, size = (image, row), (count, height)
-            sampling = _sampling_at(start, size, origin, offset, mask, weight, spec)
-            of_chunk = {
-                name: array if name == "x" else read_chunk(array, start, size)
-                for name, array in tangents.items()
-                if name in ("x", "offset", "mask")
-            }
-            columns = custom_calls.sample_tangents(x, sampling, of_chunk, columns_requested="weight" in tangents)
-            *pixels, taps, parts, channels = columns.shape
-            part = _product(columns.reshape(*pixels, taps * parts, channels), factors, spec)
-            part = (part + tangents["bias"] if "bias" in tangents else part).astype(spec.dtype)
-            return write_chunk(d_y, part, start)
+    def part(start: _Start, size: tuple[int, int]) -> jax.Array:
+        sampling = _sampling_at(start, size, origin, offset, mask, weight, spec)
+        of_chunk = {
+            name: array if name == "x" else read_chunk(array, start, size)
+            for name, array in tangents.items()
+            if name in ("x", "offset", "mask")
+        }
+        columns = custom_calls.sample_tangents(x, sampling, of_chunk, columns_requested="weight" in tangents)
+        *pixels, taps, parts, channels = columns.shape
+        part = _product(columns.reshape(*pixels, taps * parts, channels), factors, spec)
+        return part + tangents["bias"] if "bias" in tangents else part
 
-        return fold(rows_at, rows, chunk.rows, d_y)
-
-    d_y = filled(x, (images, rows, width, weight.shape[-1]), spec.dtype, TANGENT_FILL)
-    return fold(images_at, images, chunk.images, d_y)
+    chunk = _tangent_chunk(tangents, x, offset, weight, target)
+    d_y = filled(x, (*offset.shape[:3], weight.shape[-1]), spec.dtype, TANGENT_FILL)
+    return _with_parts(d_y, chunk, part)
 
 
 def cotangents(
@@ -179,6 +168,19 @@ def workspace_bytes(computation: str, x: Shaped, offset: Shaped, weight: Shaped,
         order = _SortOrder.of(x, offset, weight, target.platform)
         size += images * (4 * (rows * order.row + order.image) + _image_sum_bytes(x, offset, x.dtype))
     return size
+
+
+def _with_parts(y: jax.Array, chunk: "_Chunk", part: Callable[[_Start, tuple[int, int]], jax.Array]) -> jax.Array:
+    """`y` with all of its images and rows replaced, a chunk at a time, by `part(start, size)`, which is rounded."""
+
+    def images_at(image: ArrayLike, count: int, y: jax.Array) -> jax.Array:
+        def rows_at(row: ArrayLike, height: int, y: jax.Array) -> jax.Array:
+            start = (image, row)
+            return write_chunk(y, part(start, (count, height)).astype(y.dtype), start)
+
+        return fold(rows_at, y.shape[1], chunk.rows, y)
+
+    return fold(images_at, y.shape[0], chunk.images, y)
 
 
 def _product(columns: jax.Array, weight: jax.Array, spec: Spec) -> jax.Array:
