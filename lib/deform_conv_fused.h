@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 
 #include "deform_conv.h"
 
@@ -23,8 +24,8 @@ struct FusedLimits {
   static constexpr int64_t kWeightTile = 128;      // channels, and features, per thread block of the weight's gradient
   static constexpr int64_t kMinSplitPixels = 512;  // output pixels per partial sum of the weight's gradient
   static constexpr int64_t kSliceVectors = 8;      // vectors of a pixel per K slice
-  static constexpr int64_t kMarginVectors = 16;    // added to the vectors of each tap, so that K indices fit in int32
-  static constexpr int64_t kMarginContributions = 8;  // added to all contributions of a call, which must fit in int32
+  static constexpr int64_t kMaxVectors = UINT32_MAX;  // of outputs, for which d_x is computed at a time
+  static constexpr int64_t kMarginVectors = 16;  // added to the vectors of each tap, so that K indices fit in int32
 };
 
 // A thread block of a fused kernel, by which tests and cost models compute the occupancy of an SM.
@@ -81,8 +82,8 @@ inline int64_t SegmentChannels(const Sizes& sizes, const Product& product) {
 // The transpose of the sampling as lists in CSR form: for each pixel of x and tap, the output pixels that sample it and
 // their weights, in the order of the output pixels.
 struct alignas(8) Contribution {
-  int32_t output_pixel;  // counted through all images
-  float weight;          // bilinear weight × mask
+  uint32_t vector;  // of d_y: the first of the output pixel's
+  float weight;     // bilinear weight × mask
 };
 struct ScatterLists {
   int32_t* row_start;           // [images, offset_groups, taps, height · width + 1], pixels in strip order

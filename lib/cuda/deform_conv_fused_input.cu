@@ -33,11 +33,13 @@ class CornersOfTap {
     float weight;  // bilinear
   };
 
-  __device__ CornersOfTap(const Sizes& sizes, const Positions& positions, Divisor columns, int64_t table)
+  __device__ CornersOfTap(const Sizes& sizes, const Positions& positions, Divisor columns, uint32_t pixel_vectors,
+                          int64_t table)
       : height_(int32_t(sizes.height)),
         width_(int32_t(sizes.width)),
         circular_(sizes.window.circular),
         columns_(columns),
+        pixel_vectors_(pixel_vectors),
         pixel_samples_(uint32_t(sizes.offset_groups * sizes.taps())) {
     const int32_t tap = int32_t(table % sizes.taps());
     const int64_t image = table / pixel_samples_, group = table % pixel_samples_ / sizes.taps();
@@ -67,7 +69,7 @@ class CornersOfTap {
 
   __device__ Contribution value(const Entry& entry) const {
     const float mask = mask_ ? mask_[sample(entry.output_pixel)] : 1.0f;
-    return {first_pixel_ + entry.output_pixel, entry.weight * mask};
+    return {(first_pixel_ + uint32_t(entry.output_pixel)) * pixel_vectors_, entry.weight * mask};
   }
 
  private:
@@ -87,6 +89,7 @@ class CornersOfTap {
   int32_t height_, width_, strides_[2];
   bool circular_;
   Divisor columns_;
+  uint32_t pixel_vectors_;
   uint32_t pixel_samples_;  // of one output pixel, in all groups
   int64_t start_[2];        // the coordinates of the tap for the first output pixel
   int32_t first_pixel_;     // of the image
@@ -100,26 +103,26 @@ struct CornerTables {
   Sizes sizes;
   Positions positions;
   Divisor columns;
+  uint32_t pixel_vectors;  // of d_y
 
-  __device__ CornersOfTap operator[](int64_t table) const { return {sizes, positions, columns, table}; }
+  __device__ CornersOfTap operator[](int64_t table) const { return {sizes, positions, columns, pixel_vectors, table}; }
 };
 
 // A row per image, offset group, tap and pixel of x.
-const char* BuildScatterLists(Device& device, const Sizes& sizes, const Positions& positions,
+const char* BuildScatterLists(Device& device, const Sizes& sizes, const Positions& positions, uint32_t pixel_vectors,
                               const ScatterLists& lists) {
   const int64_t tables = sizes.images * sizes.offset_groups * sizes.taps();
   const int32_t rows = int32_t(sizes.height * sizes.width), entries = int32_t(4 * sizes.rows * sizes.columns);
   const CsrTables<Contribution> csr = {tables,         rows, entries, true, lists.row_start, lists.contributions,
                                        lists.workspace};
-  return SortByRow(device, CornerTables{sizes, positions, Divisor(sizes.columns)}, csr);
+  return SortByRow(device, CornerTables{sizes, positions, Divisor(sizes.columns), pixel_vectors}, csr);
 }
 
 struct Call {
   ChannelSegments segments;
   int32_t height, width, image_pixels, pixels;  // of x; image_pixels: of one image, pixels: of all
   int32_t offset_groups, taps;
-  int32_t pixel_bytes;     // of the output
-  int32_t feature_chunks;  // of a group
+  Divisor feature_chunks = Divisor(1);  // of a group
   const int32_t* row_start;
   const Contribution* contributions;
   int64_t blocks;
@@ -129,7 +132,6 @@ struct BlockTile {
   int32_t first_pixel;
   ChannelTile channels;
   int32_t offset_group, first_feature;
-  int32_t pixel_bytes;  // of the output; not read from constant memory, which takes an instruction each time
 
   BlockTile() = default;
   __device__ BlockTile(const Call& call, int64_t block) {
@@ -137,7 +139,6 @@ struct BlockTile {
     offset_group = call.segments.OffsetGroup(channels.first);
     first_feature = call.segments.FeatureGroup(channels.first) * call.segments.group_features;
     first_pixel = int32_t(block / call.segments.tiles) * kTilePixels;
-    pixel_bytes = call.pixel_bytes;
   }
 };
 
@@ -185,21 +186,30 @@ struct ChunkSum {
 
 // Calls store(i, sum) for each list i of `count` consecutive lists, with the sum over its contributions for 16 bytes of
 // features of d_y. Loads stay in flight across the ends of lists: the features of a contribution are loaded kLoads
-// contributions before they are added, and the contribution itself twice as early.
+// contributions before they are added, and the contribution itself twice as early. What is added after the last
+// contribution is never stored.
 template <typename T, typename Store>
-__device__ void SumLists(const int32_t* row_start, int count, const Contribution* contributions, const T* d_y,
-                         int32_t pixel_bytes, const Store& store) {
+__device__ void SumLists(const int32_t* row_start, int count, const Contribution* contributions, const T* features,
+                         const Store& store) {
   constexpr int kLoads = 4;
   constexpr int32_t kNever = INT32_MAX;
-  int32_t end = row_start[1], next_end = count > 1 ? row_start[2] : kNever;
-  int32_t left = row_start[count] - row_start[0], left_in_list = end - row_start[0];
-  contributions += row_start[0];
+  const int32_t first = row_start[0], last_end = row_start[count];
+  int32_t left = last_end - first;
+  int32_t end = row_start[1] - first;  // of the list, counted like n
+  int32_t next_end = row_start[min(2, count)];
+  contributions += first;
 
-  uint32_t buffer[2 * kLoads][2] = {};  // contributions: the output pixel and the weight
-  Words words[kLoads] = {};
-  auto load_contribution = [&](int n) { load_global_if(n < left, buffer[n % (2 * kLoads)], contributions + n); };
+  uint32_t buffer[2 * kLoads][2] = {};  // a Contribution each: the vector of d_y and the weight
+  bool is_valid[2 * kLoads];
+  Words words[kLoads];
+  auto load_contribution = [&](int n) {
+    const int i = n % (2 * kLoads);
+    is_valid[i] = n < left;
+    load_global_if(is_valid[i], buffer[i], contributions + n);
+  };
   auto load_features = [&](int n) {
-    load_global_if(n < left, words[n % kLoads], d_y, int32_t(buffer[n % (2 * kLoads)][0]), pixel_bytes);
+    const int i = n % (2 * kLoads);
+    load_vector_if(is_valid[i], words[n % kLoads], features, buffer[i][0]);
   };
   for (int n = 0; n < 2 * kLoads; ++n) load_contribution(n);
   for (int n = 0; n < kLoads; ++n) load_features(n);
@@ -210,13 +220,12 @@ __device__ void SumLists(const int32_t* row_start, int count, const Contribution
 #pragma unroll
     for (int n = 0; n < 2 * kLoads; ++n) {
       if (n == kLoads && list == count) return;
-      while (left_in_list == n) {
+      while (end == n) {
         store(list, sum.Round());
         sum = {};
         ++list;
-        left_in_list += next_end - end;
-        end = next_end;
-        next_end = list + 1 < count ? row_start[list + 2] : kNever;
+        end = list < count ? left - (last_end - next_end) : kNever;
+        next_end = row_start[min(list + 2, count)];
       }
       sum.Add(words[n % kLoads], __uint_as_float(buffer[n][1]));
       load_contribution(n + 2 * kLoads);
@@ -224,7 +233,7 @@ __device__ void SumLists(const int32_t* row_start, int count, const Contribution
     }
     contributions += 2 * kLoads;
     left -= 2 * kLoads;
-    left_in_list -= 2 * kLoads;
+    end -= 2 * kLoads;
   } while (list < count);
 }
 
@@ -238,7 +247,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kChannels, kWarps
   static_assert(kHalfPixels % Tile::kWarpM == 0, "the rows of a warp tile must be in one half");
   auto& shared = *reinterpret_cast<Shared<kChannels>*>(dynamic_shared);
   const int thread = int(threadIdx.x);
-  const int32_t k_chunks = call.taps * call.feature_chunks, slices = (k_chunks + kSliceChunks - 1) / kSliceChunks;
+  const int32_t k_chunks = call.taps * int32_t(call.feature_chunks.divisor),
+                slices = (k_chunks + kSliceChunks - 1) / kSliceChunks;
   const BlockTile& block_tile = shared.block_tile;
 
   for (int64_t block = blockIdx.x; block < call.blocks; block += gridDim.x) {
@@ -254,37 +264,40 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kChannels, kWarps
 
     auto load_weight = [&](int32_t slice) {
       const int chunk = thread % kSliceChunks, first_row = thread / kSliceChunks;
-      const int32_t k = slice * kSliceChunks + chunk, channels = block_tile.channels.count;
+      const int32_t k = slice * kSliceChunks + chunk;
+      const int32_t first_channel = block_tile.channels.first, last_channel = block_tile.channels.count - 1;
       const bool is_valid = k < k_chunks;
-      const uint64_t row_bytes = uint64_t{uint32_t(k_chunks)} * kChunkBytes;
-      const auto source = uintptr_t(weight) + block_tile.channels.first * row_bytes + (is_valid ? k : 0) * kChunkBytes;
       uint4* stage = shared.weight[slice % kStages];
 #pragma unroll
       for (int i = 0; i < kChannels / kRowsPerLoad; ++i) {
-        const int row = first_row + i * kRowsPerLoad, channel = permuted_column(row);
+        const int row = first_row + i * kRowsPerLoad;
         // The columns after the last channel are not stored, so they may have the weight of any channel.
-        const uint32_t valid_channel = channel < channels ? channel : 0;
-        copy_async(&stage[swizzled_index(row, chunk)],
-                   reinterpret_cast<const void*>(source + valid_channel * row_bytes), !is_valid);
+        const uint32_t channel = uint32_t(first_channel + min(permuted_column(row), last_channel));
+        const uint64_t index = uint64_t{channel} * uint32_t(k_chunks) + (is_valid ? k : 0);
+        copy_async(&stage[swizzled_index(row, chunk)], reinterpret_cast<const Words*>(weight) + index, !is_valid);
       }
     };
     auto gather = [&](int32_t pair, int half) {
-      const int chunk = thread % kPairChunks, first_row = thread / kPairChunks * kRun;
+      const uint32_t chunk = uint32_t(thread) % kPairChunks, first_row = thread / kPairChunks * kRun;
       const int32_t k = pair * kPairChunks + chunk;
-      const uint32_t feature_chunks = call.feature_chunks, tap = k / feature_chunks, feature_chunk = k % feature_chunks;
+      const uint32_t tap = call.feature_chunks.Quotient(k), feature_chunk = k - tap * call.feature_chunks.divisor;
       uint4* sums = shared.sums[HalfStage(pair, chunk / kSliceChunks, half)];
       const T* features = d_y + (block_tile.first_feature + feature_chunk * kChunkSize<T>);
       const int32_t* lists = shared.lists + half * kHalfPixels;
       // The lists of consecutive pixels of an image are contiguous. If a run of pixels has several images, or the end,
       // each list is summed on its own.
 #pragma unroll 1
-      for (int row = first_row, count; row < first_row + kRun; row += count) {
+      for (uint32_t row = first_row, count; row < first_row + kRun; row += count) {
         const int32_t list = lists[row], in_run = first_row + kRun - row;
         count = lists[first_row + kRun - 1] - list == in_run - 1 ? in_run : 1;
-        auto store = [&](uint32_t i, const uint4& sum) { sums[swizzled_index(row + i, chunk % kSliceChunks)] = sum; };
+        const SharedPointer rows = SharedAddress(&sums[row / 8 * 8 * kSliceChunks]);
+        const uint32_t swizzled = swizzled_index(row % 8, chunk % kSliceChunks) * kChunkBytes;
+        // A row later, both the row and the permutation of its chunks are one more. They have no bit in common.
+        auto store = [&](uint32_t i, const uint4& sum) {
+          store_shared(rows + (swizzled ^ i * (kSliceChunks + 1) * kChunkBytes), sum);
+        };
         if (k < k_chunks && list >= 0) {
-          SumLists(call.row_start + list + tap * (call.image_pixels + 1), count, call.contributions, features,
-                   block_tile.pixel_bytes, store);
+          SumLists(call.row_start + list + tap * (call.image_pixels + 1), count, call.contributions, features, store);
         } else {
           for (int i = 0; i < count; ++i) store(i, {0, 0, 0, 0});
         }
@@ -341,8 +354,7 @@ const char* LaunchInputCotangent(const Device& device, const Sizes& sizes, const
   call.pixels = int32_t(sizes.images * sizes.height * sizes.width);
   call.offset_groups = int32_t(sizes.offset_groups);
   call.taps = sizes.taps();
-  call.pixel_bytes = int32_t(product.features * sizeof(T));
-  call.feature_chunks = call.segments.group_features / kChunkSize<T>;
+  call.feature_chunks = Divisor(call.segments.group_features / kChunkSize<T>);
   call.row_start = lists.row_start;
   call.contributions = lists.contributions;
   call.blocks = (int64_t{call.pixels} + kTilePixels - 1) / kTilePixels * call.segments.tiles;
@@ -356,7 +368,8 @@ const char* LaunchInputCotangent(const Device& device, const Sizes& sizes, const
 const char* FusedInputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                                 const Product& product, const ScatterLists& lists, const void* weight, const void* d_y,
                                 void* d_x) {
-  if (const char* failure = BuildScatterLists(device, sizes, positions, lists)) return failure;
+  if (const char* failure = BuildScatterLists(device, sizes, positions, product.features / FusedVector(dtype), lists))
+    return failure;
   return DispatchTensorCoreType(dtype, [&](auto tag) {
     return DispatchCotangentTile(SegmentChannels(sizes, product), sizeof(Shared<128>), [&](auto tile) {
       return LaunchInputCotangent<decltype(tag), decltype(tile)>(device, sizes, product, lists, weight, d_y, d_x);

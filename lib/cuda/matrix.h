@@ -14,7 +14,15 @@
 namespace dcn {
 
 // The address in the shared state space, which ldmatrix and cp.async take.
-__device__ inline uint32_t SharedAddress(const void* shared) { return uint32_t(__cvta_generic_to_shared(shared)); }
+using SharedPointer = uint32_t;
+__device__ inline SharedPointer SharedAddress(const void* shared) { return uint32_t(__cvta_generic_to_shared(shared)); }
+
+// Its address is computed once where the compiler would compute that of an array element before each store.
+__device__ inline void store_shared(SharedPointer address, const uint4& words) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words.x), "r"(words.y), "r"(words.z),
+               "r"(words.w)
+               : "memory");
+}
 
 // Loads four matrices of 8 rows of 16 bytes. Lanes 8i to 8i + 7 pass the addresses of the rows of matrix i; lane 4r + c
 // receives word c of row r of each matrix.
@@ -84,19 +92,18 @@ __device__ inline void load_global_if(bool is_valid, uint32_t (&words)[2], const
       : "l"(address), "r"(uint32_t{is_valid}));
 }
 
-// The same for the 16 bytes at `base + index * stride`. The compiler multiplies more than once where the factors were
-// converted to 64 bits in another basic block.
-__device__ inline void load_global_if(bool is_valid, Words& words, const void* base, int32_t index, int32_t stride) {
+// Loads the 16 bytes that have this index in `vectors`. If not `is_valid`, `words` are undefined.
+__device__ inline void load_vector_if(bool is_valid, Words& words, const void* vectors, uint32_t index) {
   asm volatile(
       "{\n"
       "  .reg .pred valid;\n"
       "  .reg .u64 address;\n"
-      "  setp.ne.u32 valid, %7, 0;\n"
-      "  mad.wide.s32 address, %5, %6, %4;\n"
+      "  setp.ne.u32 valid, %6, 0;\n"
+      "  mad.wide.u32 address, %5, 16, %4;\n"
       "  @valid ld.global.nc.v4.u32 {%0, %1, %2, %3}, [address];\n"
       "}"
-      : "+r"(words.word[0]), "+r"(words.word[1]), "+r"(words.word[2]), "+r"(words.word[3])
-      : "l"(base), "r"(index), "r"(stride), "r"(uint32_t{is_valid}));
+      : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
+      : "l"(vectors), "r"(index), "r"(uint32_t{is_valid}));
 }
 
 // The number of elements in a word.

@@ -108,7 +108,7 @@ ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offse
   const Sizes& sizes = call.sizes;
   const int64_t images = row_start->dimensions()[0];  // at a time
   checks.Require(images > 0 || sizes.images == 0, "row_start has no images");
-  CheckScatterLists(checks, sizes, images);
+  CheckScatterLists(checks, call.dtype, sizes, call.product, images);
   const int64_t outputs = sizes.rows * sizes.columns, taps = sizes.taps();
   checks.Type("row_start", *row_start, ffi::S32);
   checks.Shape("row_start", *row_start, {images, sizes.offset_groups, taps, sizes.height * sizes.width + 1});

@@ -43,13 +43,13 @@ inline void CheckFusedCotangent(Checks& checks, DType dtype, const Sizes& sizes,
 }
 
 // Of the input cotangent, which computes so many images at a time.
-inline void CheckScatterLists(Checks& checks, const Sizes& sizes, int64_t images) {
+inline void CheckScatterLists(Checks& checks, DType dtype, const Sizes& sizes, const Product& product, int64_t images) {
   const int64_t lists = SaturatingMultiply(SaturatingMultiply(images, sizes.offset_groups), sizes.taps());
-  // The margin is for the end that SumLists gives to the list after the last one.
-  const int64_t contributions = SaturatingMultiply(4, SaturatingMultiply(sizes.rows, sizes.columns));
-  checks.FitsInt32("the number of contributions",
-                   std::min(SaturatingMultiply(lists, contributions), INT64_MAX - FusedLimits::kMarginContributions) +
-                       FusedLimits::kMarginContributions);
+  const int64_t outputs = SaturatingMultiply(sizes.rows, sizes.columns);
+  checks.FitsInt32("the number of contributions", SaturatingMultiply(lists, SaturatingMultiply(4, outputs)));
+  checks.Require(SaturatingMultiply(SaturatingMultiply(images, outputs), product.features / FusedVector(dtype)) <=
+                     FusedLimits::kMaxVectors,
+                 "has too many outputs at a time");
   checks.FitsInt32("the number of their lists",
                    SaturatingMultiply(lists, SaturatingMultiply(sizes.height, sizes.width) + 1));
 }

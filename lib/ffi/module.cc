@@ -29,6 +29,7 @@ nb::dict FusedLimits() {
   limits["weight_tile"] = Limits::kWeightTile;
   limits["min_split_pixels"] = Limits::kMinSplitPixels;
   limits["slice_vectors"] = Limits::kSliceVectors;
+  limits["max_vectors"] = Limits::kMaxVectors;
   limits["margin_vectors"] = Limits::kMarginVectors;
   return limits;
 }
@@ -88,7 +89,8 @@ std::string FusedRejection(const std::string& kernel, const std::string& dtype, 
                                           dtype, "dtype");
   dcn::Checks checks(kernel);
   dcn::CheckFusedKernel(checks, fused_kernel, "x", x_dtype, sizes, {features, feature_group_count});
-  if (fused_kernel == dcn::FusedKernel::kInputCotangent) dcn::CheckScatterLists(checks, sizes, sizes.images);
+  if (fused_kernel == dcn::FusedKernel::kInputCotangent)
+    dcn::CheckScatterLists(checks, x_dtype, sizes, {features, feature_group_count}, sizes.images);
   return checks.message();
 }
 

@@ -79,7 +79,8 @@ def test_python_and_handlers_agree(dtype):
         is_fused = paths.obstacle("x", x, offset, weight, spec, "cuda") is None
         count[is_fused] += 1
         fits = fused.list_bytes(x, offset) <= fused.LIST_BYTES
-        chunk = max(fused.CHUNK_LIST_BYTES // max(fused.list_bytes(x, offset), 1), 1)
+        lists = fused.CHUNK_LIST_BYTES // max(fused.list_bytes(x, offset), 1)
+        chunk = max(min(lists, fused.MAX_VECTORS // max(fused.image_vectors(offset, weight), 1)), 1)
         images = min(pixels[0], chunk) if fits else pixels[0]
         # fused_rejection takes all images to be computed at a time.
         few_pixels = accepts("forward") and fused.pixels(offset) < fused.MAX_PIXELS

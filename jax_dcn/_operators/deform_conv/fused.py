@@ -29,6 +29,7 @@ TILE_PIXELS: int = _LIMITS["tile_pixels"]
 TILE_FEATURES: tuple[int, ...] = _LIMITS["tile_features"]
 WEIGHT_TILE: int = _LIMITS["weight_tile"]
 MIN_SPLIT_PIXELS: int = _LIMITS["min_split_pixels"]
+MAX_VECTORS: int = _LIMITS["max_vectors"]
 SLICE_VECTORS: int = _LIMITS["slice_vectors"]
 MARGIN_VECTORS: int = _LIMITS["margin_vectors"]
 
@@ -83,7 +84,7 @@ def cotangents(
             d_y,
             feature_group_count=spec.feature_group_count,
             image_size=x.shape[1:3],
-            images_at_once=_images_at_once(x, offset),
+            images_at_once=_images_at_once(x, offset, weight),
         )
     if positions := [name for name in ("offset", "mask") if name in requested]:
         out |= custom_calls.fused_offset_cotangent(
@@ -111,7 +112,7 @@ def workspace_bytes(computation: str, x: Shaped, offset: Shaped, weight: Shaped,
     weight_copy = weight_elements * weight.dtype.itemsize
     if computation != "x":
         return weight_copy
-    return weight_copy + _images_at_once(x, offset) * list_bytes(x, offset)
+    return weight_copy + _images_at_once(x, offset, weight) * list_bytes(x, offset)
 
 
 def _num_splits(offset: Shaped, weight: Shaped, spec: Spec) -> int:
@@ -120,9 +121,10 @@ def _num_splits(offset: Shaped, weight: Shaped, spec: Spec) -> int:
     return weight_splits(pixels(offset), group_channels, kh * kw, features // groups, groups)
 
 
-def _images_at_once(x: Shaped, offset: Shaped) -> int:
+def _images_at_once(x: Shaped, offset: Shaped, weight: Shaped) -> int:
     """How many images the input's cotangent is computed for at a time."""
-    images, limit = x.shape[0], CHUNK_LIST_BYTES // max(list_bytes(x, offset), 1)
+    images = x.shape[0]
+    limit = min(CHUNK_LIST_BYTES // max(list_bytes(x, offset), 1), MAX_VECTORS // max(image_vectors(offset, weight), 1))
     return min(images, balanced(images, limit)) if isinstance(images, int) else max(limit, 1)
 
 
@@ -179,6 +181,11 @@ def list_bytes(x: Shaped, offset: Shaped) -> int:
         (offset.shape[-1] // 2,), math.prod(offset.shape[-3:-1]), math.prod(x.shape[-3:-1])
     )
     return 4 * sum(map(math.prod, shapes))
+
+
+def image_vectors(offset: Shaped, weight: Shaped) -> int:
+    """Vectors of one image of the result."""
+    return math.prod(offset.shape[-3:-1]) * weight.shape[-1] * weight.dtype.itemsize // VECTOR_BYTES
 
 
 def pixels(array: Shaped) -> int:

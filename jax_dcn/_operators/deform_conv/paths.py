@@ -129,6 +129,9 @@ def _cotangent_obstacles(
             yield "the size of an image is symbolic; the fused gradient of x needs it to bound its workspace"
         elif (size := fused.list_bytes(x, offset)) > fused.LIST_BYTES:
             yield f"the scatter lists of one image take {size} bytes; the fused gradient of x allows {fused.LIST_BYTES}"
+        else:
+            vectors = fused.image_vectors(offset, weight)
+            yield from _above("an image of the result has", vectors, "vectors of 16 bytes", fused.MAX_VECTORS)
 
 
 def _in_each(total: int, what: str, count: int, kind: str) -> str:

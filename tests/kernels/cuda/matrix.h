@@ -12,6 +12,10 @@
 
 namespace dcn {
 
+using SharedPointer = char*;
+inline SharedPointer SharedAddress(void* shared) { return static_cast<char*>(shared); }
+inline void store_shared(SharedPointer address, const uint4& words) { *reinterpret_cast<uint4*>(address) = words; }
+
 // The layout of a matrix in the lanes: row and column of the i-th element of lane 4 · group + member.
 template <typename T>
 struct FragmentLayout;
@@ -111,8 +115,8 @@ inline void load_global_if(bool is_valid, uint32_t (&words)[2], const void* addr
   if (is_valid) std::memcpy(words, address, sizeof words);
 }
 
-inline void load_global_if(bool is_valid, Words& words, const void* base, int32_t index, int32_t stride) {
-  if (is_valid) words = *reinterpret_cast<const Words*>(static_cast<const char*>(base) + int64_t{index} * stride);
+inline void load_vector_if(bool is_valid, Words& words, const void* vectors, uint32_t index) {
+  if (is_valid) words = static_cast<const Words*>(vectors)[index];
 }
 
 inline void load_global_if(bool is_valid, Words& words, const void* base, int64_t bytes) {
