@@ -76,7 +76,8 @@ def _edges(index, last, labels, count):
         return (), None
     if last.opcode.startswith("EXIT"):
         return tuple(following if last.is_predicated else []), None
-    if not ENDS_BLOCK.match(last.opcode):
+    # The target of a BRA.DIV is for warps that have not converged.
+    if not ENDS_BLOCK.match(last.opcode) or last.opcode == "BRA.DIV":
         return tuple(following), None
     # A branch has its condition as guard or as first operand.
     is_conditional = last.is_predicated or re.match(r"!?U?P\d", last.operands)
@@ -97,7 +98,7 @@ def loops(blocks, inside):
 
 
 def _reached(blocks):
-    """The blocks that branches lead to: not those after a BRA.CONV, which only warps that have not converged run."""
+    """The blocks that branches lead to: not those that only warps that have not converged run."""
     reached, found = {0}, [0]
     while found:
         following = set(blocks[found.pop()].successors) - reached

@@ -41,21 +41,25 @@ namespace {
 
 constexpr int kPartitionWarps = kThreads / kWarp, kSortWarps = 4;
 constexpr int32_t kMaxBins = 1024, kMaxChunks = kWarp, kChunkEntries = 32 * kThreads;
-constexpr int kMinBinRowsLog2 = 7;  // a bin has room for the ends of its parts of all chunks: 2 · kMaxChunks elements
-constexpr int32_t kWindowRows = 256, kStaged = 640;  // in shared memory, per warp: counts of rows, and entries
+constexpr int32_t kMinBinRows = 2 * kMaxChunks;  // row_start has room for a bin's parts of all chunks
+constexpr int kMinBinRowsLog2 = 7;               // of all bins but the last
+// In shared memory, per warp. The last bin has less than kMinBinRows more rows than the others.
+constexpr int32_t kSharedRows = 256 + kMinBinRows, kStaged = 576;
 
 // How a table is divided.
 struct SortShape {
   int64_t tables;
   int32_t rows, entries;
-  int32_t bins, bin_rows_log2;   // the last bin also has the rows that remain
+  int32_t bins, bin_rows_log2;   // the last bin has at least kMinBinRows rows, or all
   int32_t chunks, warp_entries;  // a warp's part of a chunk
 
   SortShape(int64_t tables, int32_t rows, int32_t entries, int item_entries)
       : tables(tables), rows(rows), entries(entries) {
-    bin_rows_log2 = kMinBinRowsLog2;
-    while (rows >> bin_rows_log2 > kMaxBins) ++bin_rows_log2;
-    bins = std::max(rows >> bin_rows_log2, 1);
+    bin_rows_log2 = kMinBinRowsLog2 - 1;
+    do {
+      ++bin_rows_log2;
+      bins = int32_t(std::max((int64_t{rows} + (1 << bin_rows_log2) - kMinBinRows) >> bin_rows_log2, int64_t{1}));
+    } while (bins > kMaxBins);
     const int64_t wanted = (int64_t{entries} + kChunkEntries - 1) / kChunkEntries;
     chunks = int32_t(std::min({wanted, int64_t{kMaxChunks}, (int64_t{rows} + 1) / 2}));
     const int64_t parts = int64_t{std::max(chunks, 1)} * kThreads * item_entries;
@@ -67,6 +71,14 @@ struct SortShape {
     return bin < bins ? bin : bins - 1;
   }
   __device__ int32_t first_row(int32_t bin) const { return bin << bin_rows_log2; }
+  // The index of the start of a table in row_start.
+  __device__ int64_t first_row_start(int64_t table) const { return table * (int64_t{rows} + 1); }
+  // The index of the begin and end of a bin's part of a chunk, which PartitionKernel stores in row_start. They are
+  // where only the bin's warp writes in SortBinsKernel: the ends of its rows and, in the first bin, the start of the
+  // table.
+  __device__ int64_t part(int64_t table, int32_t chunk, int32_t bin) const {
+    return first_row_start(table) + first_row(bin) + (bin > 0) + 2 * chunk;
+  }
   __device__ int64_t chunk_start(int64_t table, int32_t chunk) const {
     return table * entries + int64_t{chunk} * warp_entries * kPartitionWarps;
   }
@@ -91,17 +103,17 @@ __device__ inline int32_t ExclusiveSum(int32_t value, int32_t* sum) {
 __device__ inline int32_t TakeNext(int32_t* next, int32_t key) {
   const unsigned peers = __match_any_sync(kWholeWarp, key);
   const unsigned lower = peers & ((1u << Lane()) - 1);
-  const int32_t place = key < 0 ? 0 : next[key] + __popc(lower);
+  const int32_t first_place = key < 0 ? 0 : next[key];
   __syncwarp();
-  if (key >= 0 && lower == 0) next[key] = place + __popc(peers);
+  if (key >= 0 && lower == 0) next[key] = first_place + __popc(peers);
   __syncwarp();
-  return place;
+  return first_place + __popc(lower);
 }
 
-// Two results need no memory of their own. Where SortBinsKernel will write the starts of a bin's rows, this kernel
-// stores the begin and end of the bin's part of each chunk. `rows`, the place of the values, has the row of each id.
+// Two results need no memory of their own: the begin and end of a bin's part of each chunk are stored in row_start, and
+// `bins`, in the memory of the values, has the bin of each id.
 template <typename Tables>
-__global__ void PartitionKernel(Tables tables, SortShape shape, int32_t* row_start, int32_t* ids, int32_t* rows) {
+__global__ void PartitionKernel(Tables tables, SortShape shape, int32_t* row_start, int32_t* ids, int32_t* bins) {
   __shared__ int32_t next[kPartitionWarps][kMaxBins];
   const int warp = threadIdx.x / kWarp;
   for (int64_t block = blockIdx.x; block < shape.tables * shape.chunks; block += gridDim.x) {
@@ -114,145 +126,148 @@ __global__ void PartitionKernel(Tables tables, SortShape shape, int32_t* row_sta
     const int32_t warp_entries =
         int32_t(first < shape.entries ? min(int64_t{shape.warp_entries}, shape.entries - first) : 0);
 
-    int32_t* warp_rows = rows + table * shape.entries + first;
+    int32_t* const table_bins = bins + table * shape.entries;
     for (int32_t bin = Lane(); bin < shape.bins; bin += kWarp) next[warp][bin] = 0;
     __syncwarp();
-    for (int32_t start = 0; start < warp_entries; start += kWarp * kEntries) {
-      const int32_t i = start + Lane() * kEntries;
-      Vector<int32_t, kEntries> found;
-      for (int32_t& row : found.value) row = kNoRow;
+    for (int32_t step = 0; step < warp_entries; step += kWarp * kEntries) {
+      const int32_t i = step + Lane() * kEntries;
+      Vector<int32_t, kEntries> item_bins;
+      for (int32_t& bin : item_bins.value) bin = -1;
       if (i < warp_entries) {
-        entries.FindRows(int32_t((first + i) / kEntries), found.value);
-        AsVector<kEntries>(warp_rows + i) = found;
+        const int32_t item = int32_t((first + i) / kEntries);
+        int32_t item_rows[kEntries];
+        entries.FindRows(item, item_rows);
+        for (int entry = 0; entry < kEntries; ++entry) item_bins.value[entry] = shape.bin(item_rows[entry]);
+        // Indexed as an array of vectors, because nvcc splits the store if it cannot derive the alignment.
+        reinterpret_cast<Vector<int32_t, kEntries>*>(table_bins)[item] = item_bins;
       }
-      for (const int32_t row : found.value) TakeNext(next[warp], shape.bin(row));
+      for (const int32_t bin : item_bins.value) TakeNext(next[warp], bin);
     }
     __syncthreads();
     if (warp == 0) {
-      int32_t* ends = row_start + table * (int64_t{shape.rows} + 1) + 2 * chunk;
       int32_t sum = 0;
       for (int32_t first_bin = 0; first_bin < shape.bins; first_bin += kWarp) {
         const int32_t bin = first_bin + Lane();
         int32_t count = 0;
         for (int w = 0; w < kPartitionWarps; ++w) count += bin < shape.bins ? next[w][bin] : 0;
-        int32_t start = ExclusiveSum(count, &sum);
+        int32_t place = ExclusiveSum(count, &sum);
         if (bin >= shape.bins) continue;
-        ends[shape.first_row(bin)] = start;
-        ends[shape.first_row(bin) + 1] = start + count;
+        int32_t* const part = row_start + shape.part(table, chunk, bin);
+        part[0] = place;
+        part[1] = place + count;
         for (int w = 0; w < kPartitionWarps; ++w) {
           const int32_t warp_count = next[w][bin];
-          next[w][bin] = start;
-          start += warp_count;
+          next[w][bin] = place;
+          place += warp_count;
         }
       }
     }
     __syncthreads();
     int32_t* chunk_ids = ids + shape.chunk_start(table, chunk);
-    for (int32_t start = 0; start < warp_entries; start += kWarp) {
-      const int32_t i = start + Lane();
-      const int32_t bin = shape.bin(i < warp_entries ? warp_rows[i] : kNoRow), place = TakeNext(next[warp], bin);
+    for (int32_t step = 0; step < warp_entries; step += kWarp) {
+      const int32_t i = step + Lane();
+      const int32_t bin = i < warp_entries ? table_bins[first + i] : -1, place = TakeNext(next[warp], bin);
       if (bin >= 0) chunk_ids[place] = int32_t(first + i);
     }
     __syncthreads();
   }
 }
 
-// The shared memory of a warp. The entries of its bin are in the order of their ids; they are not stored if there are
-// more than kStaged.
+// The shared memory of a warp. The entries of its bin are in the order of their ids.
 template <typename Value>
 struct SortedBin {
-  int32_t next[kWindowRows];
-  int16_t rows[kStaged];  // in the window; -1 outside
+  int32_t next[kSharedRows];
+  int16_t rows[kStaged], ranks[kStaged];  // in the bin, and among the entries of the row
   Value values[kStaged];
   int16_t order[kStaged];  // indices of rows and values, in the order of the rows
 };
 
-// A warp sorts a bin. Counts and values are held in shared memory for a window of the bin's rows at a time; all of a
-// bin's rows if the table has at most kMaxBins << kMinBinRowsLog2 rows.
+// A warp sorts a bin: it counts the entries of each row, and then gives each entry the next place of its row. If the
+// bin has few rows, `next` is in shared memory, and so are its entries if they are few. Else `next` is where the ends
+// of the rows will be: when all entries have their places, the next place of a row is its end.
 template <typename Tables, typename Value>
 __global__ void SortBinsKernel(Tables tables, SortShape shape, bool is_row_start_global, int32_t* row_start,
                                Value* values, const int32_t* ids) {
   __shared__ SortedBin<Value> shared[kSortWarps];
   SortedBin<Value>& own = shared[threadIdx.x / kWarp];
-  int32_t* const next = own.next;
   for (int64_t bin_index = global_thread() / kWarp; bin_index < shape.tables * shape.bins;
        bin_index += grid_stride() / kWarp) {
     const int64_t table = bin_index / shape.bins;
     const int32_t bin = int32_t(bin_index % shape.bins), first_row = shape.first_row(bin);
     const int32_t rows = (bin + 1 < shape.bins ? shape.first_row(bin + 1) : shape.rows) - first_row;
     const auto entries = tables[table];
-    int32_t* starts = row_start + table * (int64_t{shape.rows} + 1) + first_row;
-    const int32_t table_start = is_row_start_global ? int32_t(table * shape.entries) : 0;
+    const int32_t* const table_ids = ids + table * shape.entries;
+    int32_t* const row_ends = row_start + shape.first_row_start(table) + first_row + 1;
+    int32_t bin_start = is_row_start_global ? int32_t(table * shape.entries) : 0;  // as row_start counts
+    Value* const places = values + (is_row_start_global ? 0 : table * shape.entries);
 
-    int32_t part_start = 0, part_entries = 0, start = 0;  // start: of the window, after the entries of lower rows
+    int32_t first_id = 0, part_entries = 0, lower_entries = 0;  // of this lane's chunk; lower: of lower bins
     if (Lane() < shape.chunks) {
-      const int32_t begin = starts[2 * Lane()], end = starts[2 * Lane() + 1];
-      part_start = int32_t(shape.chunk_start(0, Lane()) + begin);
-      part_entries = end - begin;
-      start = begin;
+      const int32_t* const part = row_start + shape.part(table, Lane(), bin);
+      lower_entries = part[0];
+      part_entries = part[1] - part[0];
+      first_id = int32_t(shape.chunk_start(0, Lane()) + part[0]);
     }
     const unsigned parts = __ballot_sync(kWholeWarp, part_entries > 0);
     int32_t bin_entries = part_entries;
     for (int lanes = kWarp / 2; lanes; lanes /= 2) {
-      start += __shfl_xor_sync(kWholeWarp, start, lanes);
+      lower_entries += __shfl_xor_sync(kWholeWarp, lower_entries, lanes);
       bin_entries += __shfl_xor_sync(kWholeWarp, bin_entries, lanes);
     }
-    const bool is_staged = bin_entries <= kStaged;
-    const int32_t* table_ids = ids + table * shape.entries;
+    __syncwarp();  // the parts have been read
+    if (bin == 0 && Lane() == 0) row_ends[-1] = bin_start;
+    bin_start += lower_entries;
 
-    for (int32_t first = 0; first < rows; first += kWindowRows) {
-      const int32_t window_rows = min(kWindowRows, rows - first);
-      auto for_each = [&](const auto& f) {
-        int32_t index = Lane();
-        for (unsigned left = parts; left; left &= left - 1) {
-          const int chunk = kWarp - 1 - __clz(left & (~left + 1));  // the first that is left
-          const int32_t* part = table_ids + __shfl_sync(kWholeWarp, part_start, chunk);
-          const int32_t num_entries = __shfl_sync(kWholeWarp, part_entries, chunk);
-          for (int32_t start = 0; start < num_entries; start += kWarp) {
-            const int32_t i = start + Lane();
-            const auto entry = entries(part[min(i, num_entries - 1)]);
-            const int32_t row = entry.row - first_row - first;
-            const bool is_in_window = i < num_entries && uint32_t(row) < uint32_t(window_rows);
-            f(entry, is_in_window ? row : -1, index + start);
-          }
-          index += num_entries;
+    auto for_each_entry = [&](const auto& f) {
+      int32_t index = Lane();
+      for (unsigned left = parts; left; left &= left - 1) {
+        const int chunk = kWarp - 1 - __clz(left & (~left + 1));  // the first that is left
+        const int32_t* const part_ids = table_ids + __shfl_sync(kWholeWarp, first_id, chunk);
+        const int32_t num_entries = __shfl_sync(kWholeWarp, part_entries, chunk);
+        for (int32_t first = 0; first < num_entries; first += kWarp) {
+          const int32_t i = first + Lane();
+          const auto entry = entries(part_ids[min(i, num_entries - 1)]);
+          f(entry, i < num_entries ? entry.row - first_row : -1, index + first);
         }
-      };
-      for (int32_t row = Lane(); row < window_rows; row += kWarp) next[row] = 0;
+        index += num_entries;
+      }
+    };
+    auto sort = [&](int32_t* next, bool is_staged) {
+      for (int32_t row = Lane(); row < rows; row += kWarp) next[row] = 0;
       __syncwarp();
-      for_each([&](const auto& entry, int32_t row, int32_t index) {
-        TakeNext(next, row);
-        if (is_staged && row >= 0) own.values[index] = entries.value(entry);
-        if (is_staged && index < bin_entries) own.rows[index] = int16_t(row);
+      for_each_entry([&](const auto& entry, int32_t row, int32_t index) {
+        const int32_t rank = TakeNext(next, row);
+        if (!is_staged || row < 0) return;
+        own.values[index] = entries.value(entry);
+        own.rows[index] = int16_t(row);
+        own.ranks[index] = int16_t(rank);
       });
-      __syncwarp();
-      int32_t sum = 0;
-      for (int32_t row = Lane(); row - Lane() < window_rows; row += kWarp) {
-        const int32_t place = ExclusiveSum(row < window_rows ? next[row] : 0, &sum);
-        if (row >= window_rows) continue;
-        next[row] = place;
-        starts[first + row] = table_start + start + place;
+      int32_t lower_rows_end = bin_start;
+      for (int32_t first = 0; first < rows; first += kWarp) {
+        const int32_t row = first + Lane(), count = row < rows ? next[row] : 0;
+        const int32_t first_place = ExclusiveSum(count, &lower_rows_end);
+        if (row >= rows) continue;
+        row_ends[row] = first_place + count;
+        next[row] = first_place;  // last, because it may be the same element
       }
       __syncwarp();
-      Value* window_values = values + table * shape.entries + start;
-      if (is_staged) {
-        for (int32_t start = 0; start < bin_entries; start += kWarp) {
-          const int32_t i = start + Lane();
-          const int32_t row = i < bin_entries ? own.rows[i] : -1, place = TakeNext(next, row);
-          if (row >= 0) own.order[place] = int16_t(i);
-        }
-        __syncwarp();
-        for (int32_t i = Lane(); i < sum; i += kWarp) window_values[i] = own.values[own.order[i]];
-      } else {
-        for_each([&](const auto& entry, int32_t row, int32_t) {
+      if (!is_staged) {
+        for_each_entry([&](const auto& entry, int32_t row, int32_t) {
           const int32_t place = TakeNext(next, row);
-          if (row >= 0) window_values[place] = entries.value(entry);
+          if (row >= 0) places[place] = entries.value(entry);
         });
+        return;
       }
+      for (int32_t i = Lane(); i < bin_entries; i += kWarp)
+        own.order[next[own.rows[i]] - bin_start + own.ranks[i]] = int16_t(i);
       __syncwarp();
-      start += sum;
+      for (int32_t i = Lane(); i < bin_entries; i += kWarp) places[bin_start + i] = own.values[own.order[i]];
+    };
+    if (rows <= kSharedRows) {
+      sort(own.next, bin_entries <= kStaged);
+    } else {
+      sort(row_ends, false);
     }
-    if (bin + 1 == shape.bins && Lane() == 0) starts[rows] = table_start + start;
   }
 }
 

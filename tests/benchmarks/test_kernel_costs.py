@@ -84,6 +84,25 @@ def test_loops_from_the_outermost_to_the_innermost(blocks):
     assert list(sass.loops(blocks, {0})) == []
 
 
+def test_code_for_warps_that_have_not_converged():
+    code = """
+.text.kernel:
+        /*0000*/                   BRA.DIV UR5, `(.L_x_1) ;
+        /*0010*/                   MATCH.ANY R2, R3 ;
+.L_x_0:
+        /*0020*/                   EXIT ;
+.L_x_1:
+        /*0030*/                   WARPSYNC.COLLECTIVE R4, `(.L_x_2) ;
+        /*0040*/                   MATCH.ANY R2, R3 ;
+        /*0050*/                   ENDCOLLECTIVE ;
+.L_x_2:
+        /*0060*/                   BRA `(.L_x_0) ;
+"""
+    blocks = sass.functions(code)["kernel"]
+    assert [block.successors for block in blocks] == [(1,), (2,), (), (5,), (5,), (2,)]
+    assert executed_sass.block_executions(blocks, {}, 4) == [4, 4, 4, 0, 0, 0]
+
+
 def test_loops_that_are_left_by_a_call():
     """ptxas for sm_80 does that. The call of $sync is for warps that have not converged, and never runs."""
     code = """

@@ -96,6 +96,10 @@ MISTAKES = {
         ("counting_sort.h", "if (bin >= 0) chunk_ids[place]", "if (bin > 0) chunk_ids[place]"),
         ("memory", r"heap-buffer-overflow.*SortBinsKernel"),
     ),
+    "rows counted where the parts of the bin are still read": (
+        ("counting_sort.h", "    __syncwarp();  // the parts have been read\n", ""),
+        ("threads", r"data race.*SortBinsKernel"),
+    ),
     "list read while it is written": (
         ("psroi_pool.cu", "list[list_index] = item;\n      __syncthreads();", "list[list_index] = item;"),
         ("threads", r"ThreadSanitizer: .*InputCotangentKernel"),
@@ -133,8 +137,7 @@ MISTAKES = {
         ("memory", r"heap-buffer-overflow.*FusedForwardKernel"),
     ),
     "list that starts too early": (  # only the fused kernels sort values of more than 4 bytes
-        ("counting_sort.h", "= table_start + start + place;",
-         "= table_start + start + place - (sizeof(Value) > 4);"),
+        ("counting_sort.h", "row_ends[-1] = bin_start;", "row_ends[-1] = bin_start - (sizeof(Value) > 4);"),
         ("memory", r"heap-buffer-overflow.*SumLists"),
     ),
     "contributions summed into the stage that is multiplied": (

@@ -1,0 +1,93 @@
+"""The counting sort agrees with numpy's stable sort, and its work is linear in the entries and rows of a table."""
+
+import json
+import os
+import subprocess
+
+import numpy as np
+import pytest
+
+from benchmarks.readers import executed_ptx
+
+from . import build
+
+pytestmark = pytest.mark.platforms("cpu")
+
+NO_ROW = -1
+SHARED_ROWS = 1024 * 256 + 63  # of a table whose rows are all counted in shared memory
+EXECUTIONS = ["ptx", pytest.param("memory", marks=pytest.mark.thorough)]
+
+
+def sort(execution, folder, rows, row, is_row_start_global, **options):
+    """Row starts, values and the program's output, for the rows [tables, entries] of the entries."""
+    if execution == "ptx":
+        if executed_ptx.missing():
+            pytest.skip(executed_ptx.missing())
+        program = executed_ptx.program(build.HERE / "sorts.cu", kernels=())
+    else:
+        program = build.program("sorts.cu", execution, {})
+    sizes = [row.shape[0], rows, row.shape[1], is_row_start_global]
+    np.concatenate([sizes, row.ravel()]).astype(np.int32).tofile(folder / "operands")
+    environment = os.environ | {"PTX_OPTIONS": ",".join(f"{name}={value}" for name, value in options.items())}
+    command = [program, folder / "operands", folder / "results"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    assert result.returncode == 0, result.stdout
+    starts, values = np.split(np.fromfile(folder / "results", np.int32), [row.shape[0] * (rows + 1)])
+    return starts.reshape(-1, rows + 1), values.reshape(row.shape), result.stdout
+
+
+def random_rows(rows, tables, entries, missing=0.1):
+    random = np.random.default_rng(0)
+    row = random.integers(0, rows, (tables, entries))
+    return np.where(random.random(row.shape) < missing, NO_ROW, row)
+
+
+# The number of rows, and the row of each entry in each table.
+CASES = {
+    "no tables": (5, np.zeros((0, 4), int)),
+    "no rows": (0, np.full((2, 6), NO_ROW)),
+    "no entries": (300, np.zeros((3, 0), int)),
+    "no entry has a row": (300, np.full((2, 100), NO_ROW)),
+    "one row": (1, random_rows(1, 2, 9000)),
+    "two rows, two chunks": (2, random_rows(2, 2, 8194)),
+    "one bin": (191, random_rows(191, 2, 3000)),
+    "two bins": (192, random_rows(192, 2, 3000)),
+    "a bin that is just stored": (128, random_rows(128, 2, 576, missing=0)),
+    "a bin that is just not stored": (128, random_rows(128, 2, 578, missing=0)),
+    "all entries in one row": (1000, np.full((2, 20000), 700)),
+    "all entries in the last row of many": (SHARED_ROWS + 200, np.full((1, 20000), SHARED_ROWS + 199)),
+    "one entry per row": (5000, np.random.default_rng(1).permutation(5000)[None]),
+    "one entry per row of many": (SHARED_ROWS + 1, np.random.default_rng(1).permutation(SHARED_ROWS + 1)[None]),
+    "most rows of short bins": (1024 * 128 + 63, random_rows(1024 * 128 + 63, 2, 3000)),
+    "one row more": (1024 * 128 + 64, random_rows(1024 * 128 + 64, 2, 3000)),
+    "most rows counted in shared memory": (SHARED_ROWS, random_rows(SHARED_ROWS, 2, 3000)),
+    "fewest rows counted in global memory": (SHARED_ROWS + 1, random_rows(SHARED_ROWS + 1, 2, 3000)),
+    "most chunks": (40000, random_rows(40000, 1, 32 * 8192 + 2)),
+}
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("is_row_start_global", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_order(name, is_row_start_global, execution, tmp_path):
+    rows, row = CASES[name]
+    starts, values, _ = sort(execution, tmp_path, rows, row, is_row_start_global)
+    for table, (own, own_starts) in enumerate(zip(row, starts, strict=True)):
+        order = np.argsort(own, kind="stable")[np.count_nonzero(own == NO_ROW) :]
+        table_start = table * row.shape[1] if is_row_start_global else 0
+        np.testing.assert_array_equal(own_starts, table_start + np.searchsorted(own[order], np.arange(rows + 1)))
+        np.testing.assert_array_equal(values[table, : order.size], order)
+
+
+def instructions(folder, rows, entries):
+    row = random_rows(rows, 1, entries)
+    output = sort("ptx", folder, rows, row, False, counts=1, checks_races=0)[-1]
+    return sum(record["counters"]["warp_instructions"] for record in json.loads(output[output.index("[{") :]))
+
+
+def test_instructions_are_linear(tmp_path):
+    rows, entries, factor = 2**18, 2**16, 8
+    small, large = (instructions(tmp_path, k * rows, k * entries) for k in (1, factor))
+    assert large < 1.1 * factor * small
+    # More rows alone, and more entries alone, do not cost more than both.
+    assert max(instructions(tmp_path, factor * rows, entries), instructions(tmp_path, rows, factor * entries)) < large
