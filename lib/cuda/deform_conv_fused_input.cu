@@ -144,6 +144,7 @@ struct BlockTile {
 
 // The sums pass through shared memory in half-stages: 64 pixels of a K slice. A pair of K slices is gathered at once,
 // so that lists are read once for both of them.
+constexpr uint32_t kRowSwizzle = (kSliceChunks + 1) * kChunkBytes;
 constexpr int kPairChunks = 2 * kSliceChunks, kHalfPixels = kTilePixels / 2, kHalfStages = 6;
 
 // The half-stage for the pixels of `half` in `slice` of a pair. While the block multiplies the first slice of a pair,
@@ -291,10 +292,10 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kChannels, kWarps
         const int32_t list = lists[row], in_run = first_row + kRun - row;
         count = lists[first_row + kRun - 1] - list == in_run - 1 ? in_run : 1;
         const SharedPointer rows = SharedAddress(&sums[row / 8 * 8 * kSliceChunks]);
-        const uint32_t swizzled = swizzled_index(row % 8, chunk % kSliceChunks) * kChunkBytes;
-        // A row later, both the row and the permutation of its chunks are one more. They have no bit in common.
+        // swizzled_index in bytes: a row later, both the row and the permutation of its chunks are one more.
+        const uint32_t first = row % 8 * kRowSwizzle, chunk_bytes = chunk % kSliceChunks * kChunkBytes;
         auto store = [&](uint32_t i, const uint4& sum) {
-          store_shared(rows + (swizzled ^ i * (kSliceChunks + 1) * kChunkBytes), sum);
+          store_shared(rows + ((first + i * kRowSwizzle) ^ chunk_bytes), sum);
         };
         if (k < k_chunks && list >= 0) {
           SumLists(call.row_start + list + tap * (call.image_pixels + 1), count, call.contributions, features, store);
