@@ -17,6 +17,7 @@ class Gpu(NamedTuple):
     memory: float  # bytes per second
     l2_bytes: int  # its size
     l2_bytes_per_clock: int
+    weight_blocks: int  # resident thread blocks per SM of the weight's cotangent
     # By computation, columns of the block tile, and whether an offset group has few channels.
     k_step_clocks: dict[tuple[str, int, bool], float]
     offset_tap_clocks: float  # after the products of each tap of the offset's cotangent, in addition
