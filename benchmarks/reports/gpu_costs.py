@@ -86,7 +86,7 @@ def k_step_clocks(launches):
     for launch in launches:
         shape, clocks = FUSED_SHAPES[launch["shape"]], launch["clocks per K step"]
         tile = int(launch["kernel"].split(", ")[1].rstrip(">"))
-        is_narrow = shape.channels // shape.offset_groups < NARROW
+        is_narrow = shape.channels // max(shape.offset_groups, shape.groups) < NARROW
         key = (COMPUTATIONS[launch["call"]], tile, is_narrow)
         clocks = max(clocks["issue"], clocks["L1"])
         if key[0] == "offset":

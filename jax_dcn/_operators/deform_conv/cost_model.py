@@ -107,8 +107,8 @@ class Sizes(NamedTuple):
         return self.taps * self.channels // self.groups * self.features
 
     @property
-    def is_narrow(self) -> bool:
-        return self.channels // self.offset_groups < NARROW
+    def has_narrow_segments(self) -> bool:
+        return self.segment_channels < NARROW
 
     @property
     def samples(self) -> int:
@@ -279,7 +279,9 @@ def _k_step_clocks(computation: str, tile: int, sizes: Sizes, gpu: Gpu) -> float
     """By the counted kernel that is most like this one, unless the tensor cores take longer."""
     kernel = _kernel(computation)
     counted = (key for key in gpu.k_step_clocks if key[0] == kernel)
-    nearest = min(counted, key=lambda key: (key[2] != sizes.is_narrow, abs(key[1] - tile)))
+    # The cotangents of offset and mask have tiles of few channels, but of one tap, where only feature groups are small.
+    is_narrow = _samples_share_tiles(sizes) if kernel == "offset" else sizes.has_narrow_segments
+    nearest = min(counted, key=lambda key: (key[2] != is_narrow, abs(key[1] - tile)))
     clocks = gpu.k_step_clocks[nearest]
     if kernel == "offset":
         clocks += gpu.offset_tap_clocks / _feature_slices(sizes)
