@@ -39,17 +39,4 @@ DCN_HOST_DEVICE Point<A> SamplingLocation(int64_t y, int64_t x, const A* offset)
   return {A(y) + offset[0], A(x) + offset[1]};
 }
 
-// start: the location of the first tap, without its offset (see Window::start).
-template <typename A>
-DCN_HOST_DEVICE Point<A> SamplingLocation(const Window& window, const int64_t (&start)[2], int32_t tap,
-                                          const A* offset) {
-  return SamplingLocation(start[0] + window.distance(0, tap), start[1] + window.distance(1, tap), offset);
-}
-
-template <typename A>
-DCN_HOST_DEVICE Point<A> SamplingLocation(const Window& window, int64_t row, int64_t column, int32_t tap,
-                                          const A* offset) {
-  return SamplingLocation(window, {window.start(0, row), window.start(1, column)}, tap, offset);
-}
-
 }  // namespace dcn

@@ -54,15 +54,15 @@ def missing():
 
 def measure(shapes=SHAPES):
     """A row for each kernel, shape and architecture."""
-    backward = {name: executed_launches(shape, "backward") for name, shape in shapes.items()}
-    forward = {}
+    records = {}
     for architecture, device in DEVICES.items():
         found = functions(architecture)
         for name, shape in shapes.items():
-            key = name, device.shared_bytes  # which the forward's choice of a tile depends on
-            if key not in forward:
-                forward[key] = executed_launches(shape, "forward", device.shared_bytes)
-            yield from costs(forward[key] + backward[name], found, architecture, name, shape)
+            key = name, device.shared_bytes  # which the choice of a tile depends on
+            if key not in records:
+                records[key] = executed_launches(shape, "forward", device) + executed_launches(shape, "others", device)
+            weight = executed_launches(shape, "weight", device)  # whose thread blocks depend on the number of SMs, too
+            yield from costs(records[key] + weight, found, architecture, name, shape)
 
 
 def measure_plain():
@@ -96,24 +96,37 @@ def sm_clocks(function, record):
     }
 
 
-def executed_launches(shape, computation, shared_bytes=DEFAULT_SHARED, backend="fused"):
-    """The records of all launches of the "forward", or of the gradients of all operands."""
+def executed_launches(shape, computation, device=DEVICES["sm_90"], backend="fused"):
+    """The records of all launches of the "forward", or "backward", which has the gradients of all operands.
+
+    "weight" has only the gradient of the weight, and "others" those of the other operands.
+    """
     problem = deform_conv.problem(shape, DTYPE)
 
     def forward(operands):
         return deform_conv.deformable(**operands, **problem.options, backend=backend)
 
     def backward(operands, cotangent):
-        return jax.vjp(forward, operands)[1](cotangent)
+        names = [
+            name for name in operands if computation == "backward" or (name == "weight") == (computation == "weight")
+        ]
+        requested = {name: operands[name] for name in names}
+        return jax.vjp(lambda varied: forward(operands | varied), requested)[1](cotangent)
 
     if computation == "forward":
         function, arguments = forward, (problem.operands,)
     else:
         function, arguments = backward, (problem.operands, problem.cotangent)
     interpreter = executed_ptx.interpreter(PTX)
-    interpreter.set(max_shared_bytes=shared_bytes - RESERVED_SHARED)
+    interpreter.set(max_shared_bytes=device.shared_bytes - RESERVED_SHARED)
     try:
-        return executed_ptx.launches(function, *arguments, sampled_blocks=SAMPLED_BLOCKS, architecture=PTX)
+        return executed_ptx.launches(
+            function,
+            *arguments,
+            sampled_blocks=SAMPLED_BLOCKS,
+            architecture=PTX,
+            compute_capability=int(device.architecture.removeprefix("sm_")),
+        )
     finally:
         interpreter.set(max_shared_bytes=DEFAULT_SHARED - RESERVED_SHARED)
 

@@ -95,19 +95,25 @@ def interpreter(architecture: int = ARCHITECTURE) -> Interpreter:
 
 
 @contextlib.contextmanager
-def executed(architecture: int = ARCHITECTURE) -> Iterator[Interpreter]:
-    """Within it, jax_dcn on the CPU runs the PTX of its CUDA kernels."""
+def executed(architecture: int = ARCHITECTURE, compute_capability: int | None = None) -> Iterator[Interpreter]:
+    """Within it, jax_dcn on the CPU runs the PTX of its CUDA kernels, as for GPUs of this compute capability."""
     found = interpreter(architecture)
-    with substituted(found.handlers):
+    with substituted(found.handlers, compute_capability):
         yield found
 
 
-def launches(function, *arguments, sampled_blocks: int = 16, architecture: int = ARCHITECTURE) -> list[dict]:
+def launches(
+    function,
+    *arguments,
+    sampled_blocks: int = 16,
+    architecture: int = ARCHITECTURE,
+    compute_capability: int | None = None,
+) -> list[dict]:
     """The records of all launches of `function(*arguments)`, of which fused kernels run only `sampled_blocks`.
 
     The results of the function are therefore wrong, and races are not looked for.
     """
-    with executed(architecture) as found:
+    with executed(architecture, compute_capability) as found:
         found.take_records()
         found.set(counts=1, checks_races=0, sampled_blocks=sampled_blocks)
         try:

@@ -7,7 +7,9 @@ from unittest import mock
 import jax
 from jax._src.interpreters import mlir  # jax has no public function that returns the lowering of a platform
 
+from jax_dcn._primitive import target
 from jax_dcn._primitive.extension import custom_calls
+from jax_dcn._primitive.target import Target
 
 
 def register(library: ctypes.CDLL, prefix: str) -> dict[str, str]:
@@ -24,7 +26,7 @@ def register(library: ctypes.CDLL, prefix: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def substituted(names: dict[str, str]):
+def substituted(names: dict[str, str], compute_capability: int | None = None):
     """Within it, all of jax_dcn is lowered on the CPU as for CUDA, to the handlers with these names."""
     real_call = jax.ffi.ffi_call
 
@@ -33,7 +35,11 @@ def substituted(names: dict[str, str]):
 
     lowerings = mlir._platform_specific_lowerings
     rules = {primitive: rule for primitive, rule in lowerings["cuda"].items() if primitive.name.startswith("deform")}
-    with mock.patch.object(jax.ffi, "ffi_call", substitute_call), mock.patch.dict(lowerings["cpu"], rules):
+    with (
+        mock.patch.object(jax.ffi, "ffi_call", substitute_call),
+        mock.patch.dict(lowerings["cpu"], rules),
+        mock.patch.object(target, "of_lowering", lambda platform, _: Target(platform, compute_capability)),
+    ):
         jax.clear_caches()
         yield
     jax.clear_caches()

@@ -55,6 +55,9 @@ def entry(architecture, launches, plain_launches):
         "memory": device.memory * 1e9,
         "l2_bytes": device.l2_size * 10**6,
         "l2_bytes_per_clock": device.l2_bytes or ASSUMED_L2_BYTES * device.sms,
+        "weight_blocks": min(
+            launch["resident blocks"] for launch in launches if COMPUTATIONS[launch["call"]] == "weight"
+        ),
         "k_step_clocks": k_step,
         "offset_tap_clocks": tap_clocks,
         "sort_clocks": sort_clocks(sorts, device),
@@ -83,7 +86,7 @@ def k_step_clocks(launches):
     for launch in launches:
         shape, clocks = FUSED_SHAPES[launch["shape"]], launch["clocks per K step"]
         tile = int(launch["kernel"].split(", ")[1].rstrip(">"))
-        is_narrow = shape.channels // shape.offset_groups < NARROW
+        is_narrow = shape.channels // max(shape.offset_groups, shape.groups) < NARROW
         key = (COMPUTATIONS[launch["call"]], tile, is_narrow)
         clocks = max(clocks["issue"], clocks["L1"])
         if key[0] == "offset":

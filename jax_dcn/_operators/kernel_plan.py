@@ -24,12 +24,15 @@ class KernelChoice:
       path: which code runs; `KernelPlan` lists the paths.
       reason: why this path runs; empty where there is nothing to say.
       workspace_bytes: the memory it needs besides operands and result.
+      partial_sums: how many arrays of the shape of the result are added up; more than one only in the fused gradient of
+        the weight of a convolution, where they are the workspace.
     """
 
     computation: str
     path: str
     reason: str
     workspace_bytes: int
+    partial_sums: int = 1
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class KernelPlan:
         for choice in self.choices:
             computation = choice.computation if choice.computation == "forward" else f"gradient of {choice.computation}"
             size = f"{'at least ' if choice.path == 'reference' else ''}{_shown(choice.workspace_bytes)}"
+            size += f", {choice.partial_sums} partial sums" if choice.partial_sums > 1 else ""
             rows.append((computation, choice.path, size, choice.reason))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -270,15 +270,8 @@ class Operator(Generic[Spec]):
                 args = tuple(map(widen, args))
                 function = _derivative(partial(self._by_reference, widen=widen, **self.keywords(spec, shards)), chain)
             else:
-                function = partial(
-                    self._by_kernel if self._has_kernel(chain) else self._by_chunks,
-                    present=present,
-                    chain=chain,
-                    spec=spec,
-                    shards=shards,
-                    all_reduced=reduced,
-                    target=target,
-                )
+                evaluation = _Evaluation(present, chain, spec, shards, reduced, target)
+                function = partial(self._by_kernel if self._has_kernel(chain) else self._by_chunks, evaluation)
             outs = _mapped(function, self._shared_batch(args, present))(dict(zip(arguments, args, strict=True)))
             return tuple(outs[name] for name in results)
 
@@ -287,38 +280,20 @@ class Operator(Generic[Spec]):
     def _has_kernel(self, chain: Chain) -> bool:
         return not chain or (len(chain) == 1 and (chain[0].mode == "vjp" or self.tangent is not None))
 
-    def _by_kernel(
-        self,
-        arrays: Arrays,
-        *,
-        present: tuple[str, ...],
-        chain: Chain,
-        spec: Spec,
-        shards: Mapping[str, partition.Shard],
-        all_reduced: tuple[str, ...],
-        target: Target,
-    ) -> Arrays:
-        keywords = {**self._with_absent(arrays), "target": target, **self.keywords(spec, shards)}
-        if not chain:
+    def _by_kernel(self, evaluation: "_Evaluation[Spec]", arrays: Arrays) -> Arrays:
+        keywords = self.keywords(evaluation.spec, evaluation.shards)
+        keywords |= {**self._with_absent(arrays), "target": evaluation.target}
+        if not evaluation.chain:
             return {RESULT: self.forward(**keywords)}
-        (mode, names), *_ = chain
+        (mode, names), *_ = evaluation.chain
         if mode == "jvp" and self.tangent is not None:
             return {RESULT: self.tangent(tangents={name: arrays[_tangent_name(name, 0)] for name in names}, **keywords)}
         ct = arrays[_cotangent_name(RESULT, 0)]
-        return self.cotangent(ct=ct, requested=names, all_reduced=all_reduced, **keywords)
+        return self.cotangent(ct=ct, requested=names, all_reduced=evaluation.all_reduced, **keywords)
 
-    def _by_chunks(
-        self,
-        arrays: Arrays,
-        *,
-        present: tuple[str, ...],
-        chain: Chain,
-        spec: Spec,
-        shards: Mapping[str, partition.Shard],
-        all_reduced: tuple[str, ...],
-        target: Target,
-    ) -> Arrays:
+    def _by_chunks(self, evaluation: "_Evaluation[Spec]", arrays: Arrays) -> Arrays:
         """Derivatives of the reference, with the workspace of a chunk of the operands."""
+        present, chain, spec, shards, all_reduced, target = evaluation
         argument_roles, result_roles = _roles(present, chain)
         axes = self.axes(**self._with_absent(arrays), spec=spec)
         shapes = {role: jax.typeof(arrays[name]) for name, role in argument_roles.items()}
@@ -442,6 +417,17 @@ class Operator(Generic[Spec]):
             operands[k] = array
         out = self._bind(*operands, present=present, chain=chain, **params)
         return out, [0] * len(out)
+
+
+class _Evaluation(NamedTuple, Generic[Spec]):
+    """What the function that a chain makes is evaluated with, besides its arguments."""
+
+    present: tuple[str, ...]
+    chain: Chain
+    spec: Spec
+    shards: Mapping[str, partition.Shard]
+    all_reduced: tuple[str, ...]
+    target: Target
 
 
 def _tangent_name(name: str, depth: int) -> str:

@@ -10,7 +10,9 @@ from jax_dcn._primitive import jax_internals
 
 class Target(NamedTuple):
     platform: str
-    compute_capability: int | None = None  # of the CUDA GPUs, as 90 for 9.0; None if it is not known
+    # Of the CUDA GPUs, and None if they are not known.
+    compute_capability: int | None = None  # as 90 for 9.0
+    sms: int | None = None  # streaming multiprocessors
 
 
 def compute_capability(text: str | None) -> int | None:
@@ -20,7 +22,8 @@ def compute_capability(text: str | None) -> int | None:
 
 
 def of_device(platform: str, device: jax.Device | None) -> Target:
-    return Target(platform, compute_capability(getattr(device, "compute_capability", None)))
+    capability = compute_capability(getattr(device, "compute_capability", None))
+    return Target(platform, capability, None if capability is None else getattr(device, "core_count", None))
 
 
 def of_lowering(platform: str, ctx: object) -> Target:

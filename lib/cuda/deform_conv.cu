@@ -25,13 +25,18 @@ int Log2Team(const Sizes& sizes, int64_t vector) {
   return log2_team;
 }
 
-// A sample by its index: that of `mask`, and of `offset` as pairs.
-struct Sample {
+// The threads that have a sample each, as teams.
+DCN_HOST_DEVICE int64_t TeamThreads(const Sizes& sizes, int log2_team) {
+  return sizes.pixels() * sizes.offset_groups * sizes.taps() << log2_team;
+}
+
+// The indices of a sample: `index` is that of `mask`, and of `offset` as pairs.
+struct SampleIndices {
   int64_t index, output_pixel, image;
   int64_t group_channels, first_channel;  // of the offset group
   int32_t row, column, tap;               // row and column of the tile
 
-  __device__ Sample(const Sizes& sizes, int64_t sample_index)
+  __device__ SampleIndices(const Sizes& sizes, int64_t sample_index)
       : index(sample_index), group_channels(Quotient(sizes.channels, sizes.offset_groups)) {
     const int64_t pair = Quotient(index, sizes.taps());  // of output pixel and offset group
     tap = int32_t(index - pair * sizes.taps());
@@ -44,7 +49,7 @@ struct Sample {
   }
 
   // `id`: output pixel of the image · taps + tap.
-  __device__ Sample(const Sizes& sizes, int64_t image, int64_t offset_group, int64_t group_channels, int32_t id)
+  __device__ SampleIndices(const Sizes& sizes, int64_t image, int64_t offset_group, int64_t group_channels, int32_t id)
       : image(image), group_channels(group_channels), first_channel(offset_group * group_channels) {
     const int32_t pixel = id / sizes.taps();
     tap = id - pixel * sizes.taps();
@@ -58,20 +63,12 @@ struct Sample {
   __device__ int64_t Column(const Sizes& sizes) const {
     return (output_pixel * sizes.taps() + tap) * sizes.channels + first_channel;
   }
-
- private:
-  // Division of 32-bit integers needs a quarter of the instructions.
-  __device__ static int64_t Quotient(int64_t dividend, int64_t divisor) {
-    return (dividend | divisor) >> 32 ? dividend / divisor : int64_t(uint32_t(dividend) / uint32_t(divisor));
-  }
 };
 
 template <typename A>
-__device__ BilinearCorners<A> Locate(const Sizes& sizes, const Positions& positions, const Sample& sample) {
-  const Point<A> location = SamplingLocation(sizes.window, int64_t{positions.origin[1]} + sample.row,
-                                             int64_t{positions.origin[2]} + sample.column, sample.tap,
-                                             static_cast<const A*>(positions.offset) + 2 * sample.index);
-  return LocateCorners(location.y, location.x, sizes.height, sizes.width, sizes.window.circular);
+__device__ BilinearCorners<A> Locate(const Sizes& sizes, const Positions& positions, const SampleIndices& sample) {
+  const FirstTap first_tap(sizes, positions, sample.row, sample.column);
+  return LocateSample<A>(sizes, positions, first_tap, sample.index, sample.tap);
 }
 
 // The first channel of the sample's offset group at each corner of the sample.
@@ -80,7 +77,7 @@ struct CornerChannels {
   const T* address[4];
 
   template <typename A>
-  __device__ CornerChannels(const Sizes& sizes, const Positions& positions, const T* x, const Sample& sample,
+  __device__ CornerChannels(const Sizes& sizes, const Positions& positions, const T* x, const SampleIndices& sample,
                             const BilinearCorners<A>& corners) {
     const int64_t image = sizes.first_image(positions.origin[0]) + sample.image;
     for (int corner = 0; corner < 4; ++corner) {
@@ -92,17 +89,25 @@ struct CornerChannels {
   }
 };
 
+// Calls f(indices, corners, channels at the corners, mask) for the samples of the calling thread's team.
+template <typename T, typename F>
+__device__ void ForEachSample(const Sizes& sizes, const Positions& positions, int log2_team, const T* x, const F& f) {
+  using A = Accumulator<T>;
+  const int64_t n = TeamThreads(sizes, log2_team);
+  for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
+    const SampleIndices sample(sizes, work_item >> log2_team);
+    const BilinearCorners<A> corners = Locate<A>(sizes, positions, sample);
+    f(sample, corners, CornerChannels<T>(sizes, positions, x, sample, corners), Mask<A>(positions, sample.index));
+  }
+}
+
 // A team of lanes computes the columns of a sample: the channels of its offset group, N at a time.
 template <typename T, int N>
 __global__ void SampleColumnsKernel(Sizes sizes, Positions positions, int log2_team, const T* x, T* columns) {
   using A = Accumulator<T>;
   const int team = 1 << log2_team, lane = int(threadIdx.x) & (team - 1);
-  const int64_t n = sizes.pixels() * sizes.offset_groups * sizes.taps() << log2_team;
-  for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
-    const Sample sample(sizes, work_item >> log2_team);
-    const BilinearCorners<A> corners = Locate<A>(sizes, positions, sample);
-    const CornerChannels<T> pixels(sizes, positions, x, sample, corners);
-    const A mask = Mask<A>(positions, sample.index);
+  const auto sample_columns = [&](const SampleIndices& sample, const BilinearCorners<A>& corners,
+                                  const CornerChannels<T>& pixels, A mask) {
     T* const out = columns + sample.Column(sizes);
     for (int64_t c = lane * N; c < sample.group_channels; c += team * N) {
       A sum[N];
@@ -116,7 +121,8 @@ __global__ void SampleColumnsKernel(Sizes sizes, Positions positions, int log2_t
       for (int v = 0; v < N; ++v) vector.value[v] = T(sum[v] * mask);
       AsVector<N>(out + c) = vector;
     }
-  }
+  };
+  ForEachSample(sizes, positions, log2_team, x, sample_columns);
 }
 
 // A team of lanes computes the tangents of the columns of a sample, and its columns if requested.
@@ -128,12 +134,8 @@ __global__ void SampleTangentsKernel(Sizes sizes, Positions positions, Tangents 
   const A* const d_offset = static_cast<const A*>(tangents.offset);
   const A* const d_mask = static_cast<const A*>(tangents.mask);
   const int team = 1 << log2_team, lane = int(threadIdx.x) & (team - 1);
-  const int64_t n = sizes.pixels() * sizes.offset_groups * sizes.taps() << log2_team;
-  for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
-    const Sample sample(sizes, work_item >> log2_team);
-    const BilinearCorners<A> corners = Locate<A>(sizes, positions, sample);
-    const CornerChannels<T> pixels(sizes, positions, x, sample, corners);
-    const A mask = Mask<A>(positions, sample.index);
+  const auto sample_tangents = [&](const SampleIndices& sample, const BilinearCorners<A>& corners,
+                                   const CornerChannels<T>& pixels, A mask) {
     A weight_tangent[4] = {};
     for (int corner = 0; corner < 4 && d_offset; ++corner) {
       const A* const d_position = d_offset + 2 * sample.index;
@@ -170,7 +172,8 @@ __global__ void SampleTangentsKernel(Sizes sizes, Positions positions, Tangents 
       for (int v = 0; v < N; ++v) vector.value[v] = T(value[v] * mask);
       AsVector<N>(out + sizes.channels + c) = vector;
     }
-  }
+  };
+  ForEachSample(sizes, positions, log2_team, x, sample_tangents);
 }
 
 // A team of lanes computes the cotangents of a sample's offset and mask, which are sums over the channels of its offset
@@ -180,11 +183,11 @@ __global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, int log2
                                       Accumulator<T>* d_offset, Accumulator<T>* d_mask) {
   using A = Accumulator<T>;
   const int team = 1 << log2_team, lane = int(threadIdx.x) & (team - 1);
-  const int64_t n = sizes.pixels() * sizes.offset_groups * sizes.taps() << log2_team;
+  const int64_t n = TeamThreads(sizes, log2_team);
   // All lanes of a warp exchange sums, also those past the end, which repeat the last sample.
   for (int64_t first = global_thread() / kWarp * kWarp; first < n; first += grid_stride()) {
     const int64_t work_item = first + threadIdx.x % kWarp;
-    const Sample sample(sizes, (work_item < n ? work_item : n - 1) >> log2_team);
+    const SampleIndices sample(sizes, (work_item < n ? work_item : n - 1) >> log2_team);
     const BilinearCorners<A> corners = Locate<A>(sizes, positions, sample);
     A dot[4] = {};
     if (corners.is_inside()) {
@@ -242,7 +245,7 @@ class SamplesOfGroup {
         group_channels_(sizes.group_channels()) {}
 
   __device__ Entry operator()(int32_t id) const {
-    const Sample sample(sizes_, image_, group_, group_channels_, id);
+    const SampleIndices sample(sizes_, image_, group_, group_channels_, id);
     return {CellOf(Locate<A>(sizes_, positions_, sample), sizes_.width), id};
   }
 
@@ -292,7 +295,7 @@ __global__ void InputCotangentKernel(Sizes sizes, Positions positions, const int
     for (int corner = 0; corner < 4; ++corner) {
       const int64_t cell = CellWithCorner(y, x, corner, sizes);
       for (int32_t i = starts[cell]; i < starts[cell + 1]; ++i) {
-        const Sample sample(sizes, image, g, group_channels, samples[i]);
+        const SampleIndices sample(sizes, image, g, group_channels, samples[i]);
         const A weight = Locate<A>(sizes, positions, sample).weight(corner) * Mask<A>(positions, sample.index);
         const Vector<T, N> d = AsVector<N>(d_columns + sample.Column(sizes) + in_group);
         for (int v = 0; v < N; ++v) sum.value[v] += weight * A(d.value[v]);
@@ -311,9 +314,8 @@ const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const
     return DispatchWidth<T>(sizes.group_channels(), [&](auto width) {
       constexpr int N = decltype(width)::value;
       const int log2_team = Log2Team(sizes, N);
-      return Launch<SampleColumnsKernel<T, N>>(
-          device, BlocksFor(sizes.pixels() * sizes.offset_groups * sizes.taps() << log2_team), sizes, positions,
-          log2_team, static_cast<const T*>(x), static_cast<T*>(columns));
+      return Launch<SampleColumnsKernel<T, N>>(device, BlocksFor(TeamThreads(sizes, log2_team)), sizes, positions,
+                                               log2_team, static_cast<const T*>(x), static_cast<T*>(columns));
     });
   });
 }
@@ -325,9 +327,9 @@ const char* SampleTangents(Device& device, DType dtype, const Sizes& sizes, cons
     return DispatchWidth<T>(sizes.group_channels(), [&](auto width) {
       constexpr int N = decltype(width)::value;
       const int log2_team = Log2Team(sizes, N);
-      return Launch<SampleTangentsKernel<T, N>>(
-          device, BlocksFor(sizes.pixels() * sizes.offset_groups * sizes.taps() << log2_team), sizes, positions,
-          tangents, log2_team, static_cast<const T*>(x), columns_requested, static_cast<T*>(columns));
+      return Launch<SampleTangentsKernel<T, N>>(device, BlocksFor(TeamThreads(sizes, log2_team)), sizes, positions,
+                                                tangents, log2_team, static_cast<const T*>(x), columns_requested,
+                                                static_cast<T*>(columns));
     });
   });
 }
@@ -342,10 +344,9 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, con
     return DispatchWidth<T>(sizes.group_channels(), [&](auto width) {
       constexpr int N = decltype(width)::value;
       const int log2_team = Log2Team(sizes, N);
-      return Launch<OffsetCotangentKernel<T, N>>(
-          device, BlocksFor(sizes.pixels() * sizes.offset_groups * sizes.taps() << log2_team), sizes, positions,
-          log2_team, static_cast<const T*>(x), static_cast<const T*>(d_columns), static_cast<A*>(d_offset),
-          static_cast<A*>(d_mask));
+      return Launch<OffsetCotangentKernel<T, N>>(device, BlocksFor(TeamThreads(sizes, log2_team)), sizes, positions,
+                                                 log2_team, static_cast<const T*>(x), static_cast<const T*>(d_columns),
+                                                 static_cast<A*>(d_offset), static_cast<A*>(d_mask));
     });
   });
 }

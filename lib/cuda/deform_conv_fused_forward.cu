@@ -197,9 +197,12 @@ __global__ void __launch_bounds__(kWarps* kWarp, ForwardTile<kFeatures, kWarps>:
     __syncthreads();
     if (thread < kTilePixels) {
       const int64_t i = block_tile.first_pixel + thread;
-      const int64_t p = i < call.sizes.pixels() ? PixelInStrips(call.sizes.rows, call.sizes.columns, i) : -1;
-      shared.sampled[row_by_row(thread)] = SampledPixel(call.sizes, call.positions, p);
-      shared.pixels[thread] = p;
+      shared.pixels[thread] = -1;
+      if (i < call.sizes.pixels()) {
+        const OutputPixel<int64_t> pixel = LocateInStrips(call.sizes.rows, call.sizes.columns, i);
+        shared.sampled[row_by_row(thread)] = SampledPixel(call.sizes, call.positions, pixel);
+        shared.pixels[thread] = pixel.index(call.sizes.rows, call.sizes.columns);
+      }
     }
     __syncthreads();
 
@@ -209,8 +212,12 @@ __global__ void __launch_bounds__(kWarps* kWarp, ForwardTile<kFeatures, kWarps>:
       for (int i = thread; i < kTilePixels * taps; i += kThreads) {
         const int place = i / taps, tap = i % taps;
         const int64_t p = shared.pixels[place % kTileColumns * kStripRows + place / kTileColumns];
-        const Corners corners = FindCorners(call.sizes, call.positions, p, shared.sampled[place], slices.offset_group(),
-                                            slices.first_tap() + tap);
+        Corners corners = NoCorners();
+        if (p >= 0) {
+          const int32_t of_all = slices.first_tap() + tap;
+          const int64_t sample_index = SampleIndex(call.sizes, p, slices.offset_group(), of_all);
+          corners = FindCorners(call.sizes, call.positions, shared.sampled[place], sample_index, of_all);
+        }
         shared.corners[place * kCornerTaps<kFeatures> + tap] = corners;
       }
       __syncthreads();
@@ -240,18 +247,6 @@ __global__ void __launch_bounds__(kWarps* kWarp, ForwardTile<kFeatures, kWarps>:
     };
 
     Accumulators tile;
-    // An opaque 0 computed from the last mma results of a pass. Without it, the compiler schedules the interpolation,
-    // which waits for global loads, before these mma are issued.
-    auto zero_after = [&](int pass) {
-      int bits = 0;
-      for (int i = 0; i < Tile::kFragmentsM; ++i) {
-        for (int j = 0; j < Tile::kPassFragments; ++j) {
-          bits |= __float_as_int(tile.accumulators[i][pass * Tile::kPassFragments + j][0]);
-        }
-      }
-      return bits & call.zero;
-    };
-
     // Each iteration samples a slice, and all but the first multiply the previous one meanwhile.
     int stage = 0;
     bool is_first = true, needs_corners = true;
@@ -272,8 +267,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, ForwardTile<kFeatures, kWarps>:
             const int i = step * Tile::kPasses + pass;
             const CornerLoads<T> loads = load_corners(i);
             if (pass == 0) tile.LoadA(previous.samples, step, a);
-            tile.MultiplyColumns(previous.weight, step, a, pass * Tile::kPassFragments, Tile::kPassFragments);
-            store_samples(stage, i, loads, zero_after(pass));
+            const int first = pass * Tile::kPassFragments;
+            tile.MultiplyColumns(previous.weight, step, a, first, Tile::kPassFragments);
+            store_samples(stage, i, loads, tile.ZeroAfterProducts(call.zero, first, Tile::kPassFragments));
           }
         }
       }

@@ -12,6 +12,7 @@
 #include <cuda_fp16.h>
 
 #include "channel_segments.h"
+#include "corner_dots.h"
 #include "deform_conv_fused.h"
 #include "device.h"
 #include "gather.h"
@@ -122,57 +123,6 @@ struct Shared {
   BlockTile block_tile;                               // in shared memory to save registers
 };
 
-// The row permutation of B. It gives a lane the channels of whole chunks: if the 64 columns of a warp tile are 8
-// fragments of 8 columns, lane % 4 = c has, of a row, chunk c of each eight chunks in the first four fragments, and
-// chunk 4 + c in the last four. The permutation moves the bits of the row: f(a + b) = f(a) + f(b) if a and b have no
-// bit in common.
-template <typename T>
-__device__ constexpr int ChannelOfRow(int row) {
-  constexpr int kChunkFragments = kChunkSize<T> / 2;
-  const int fragment = row / 8 % 8, lane = row % 8 / 2;
-  const int chunk = fragment % 4 / kChunkFragments * 8 + fragment / 4 * 4 + lane;
-  return row / 64 * 64 + chunk * kChunkSize<T> + fragment % kChunkFragments * 2 + row % 2;
-}
-
-// The accumulators of a pair of neighbouring rows, after the lanes of the two rows have exchanged half of them: lane %
-// 8 is the chunk, of each eight chunks, that a lane has of both rows. So eight lanes read 128 consecutive bytes of a
-// pixel.
-struct RowPair {
-  float value[2][8];
-
-  template <typename T, typename Tile>
-  __device__ RowPair(const WarpTile<T, Tile>& tile, int pair) {
-    const bool is_odd = tile.lane() / 4 % 2;
-#pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      const float first = tile.accumulators[pair / 2][v / 2][pair % 2 * 2 + v % 2];
-      const float last = tile.accumulators[pair / 2][v / 2 + 4][pair % 2 * 2 + v % 2];
-      const float received = __shfl_xor_sync(kWholeWarp, is_odd ? first : last, 4);
-      value[0][v] = is_odd ? received : first;
-      value[1][v] = is_odd ? last : received;
-    }
-  }
-};
-
-// Adds up kCount sums over kCount lanes, and returns the sum of number lane % kCount. In each step, a lane gives away
-// half of its sums and keeps the other half.
-template <int kCount>
-__device__ float SumOverLanes(float (&sum)[kCount]) {
-  if constexpr (kCount == 1) {
-    return sum[0];
-  } else {
-    constexpr int kHalf = kCount / 2;
-    const bool keeps_last = threadIdx.x / kHalf % 2;
-    float kept[kHalf];
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      const float given = keeps_last ? sum[i] : sum[i + kHalf];
-      kept[i] = (keeps_last ? sum[i + kHalf] : sum[i]) + __shfl_xor_sync(kWholeWarp, given, kHalf);
-    }
-    return SumOverLanes(kept);
-  }
-}
-
 // An output pixel of which a thread locates samples and stores the cotangents.
 struct OwnPixel {
   int32_t index = -1;  // -1 if there is none
@@ -180,9 +130,9 @@ struct OwnPixel {
   int64_t first_sample = 0;  // of the offset group
 
   OwnPixel() = default;
-  __device__ OwnPixel(const Call& call, int32_t index, int32_t offset_group)
-      : index(index),
-        sampled(call.sizes, call.positions, index),
+  __device__ OwnPixel(const Call& call, const OutputPixel<int32_t>& pixel, int32_t offset_group)
+      : index(pixel.index(call.rows, call.columns)),
+        sampled(call.sizes, call.positions, pixel),
         first_sample(SampleIndex(call.sizes, index, offset_group, 0)) {}
 
   __device__ BilinearCorners<float> Locate(const Call& call, int32_t tap) const {
@@ -201,74 +151,8 @@ struct OwnPixel {
   }
 };
 
-// Adds the dot products of two rows with their samples' corners, for the lane's chunk of octet `octet` of the warp
-// tile. `corners_of_row` returns the addresses of the corners. If they are not read, `words` take their place.
-template <typename T, int kRowsInFlight, typename F>
-__device__ void AddDots(const RowPair& rows, int octet, const F& corners_of_row, Words (&words)[kRowsInFlight][4],
-                        float (&dot)[8]) {
-#pragma unroll
-  for (int first = 0; first < 2; first += kRowsInFlight) {
-    for (int row = first; row < first + kRowsInFlight; ++row) {
-      const CornerAddresses corners = corners_of_row(row);
-      for (int corner = 0; corner < 4; ++corner) {
-        load_global_if(corners.is_read, words[row - first][corner], corners.address[corner], 0);
-      }
-    }
-    for (int row = first; row < first + kRowsInFlight; ++row) {
-      for (int corner = 0; corner < 4; ++corner) {
-        for (int v = 0; v < kChunkSize<T>; v += kWordSize<T>) {
-          float value[kWordSize<T>];
-          WordToFloats<T>(words[row - first][corner].word[v / kWordSize<T>], value);
-          for (int i = 0; i < kWordSize<T>; ++i) {
-            dot[row * 4 + corner] += rows.value[row][octet * kChunkSize<T> + v + i] * value[i];
-          }
-        }
-      }
-    }
-  }
-}
-
-// A lane has two rows of corners in flight, but only one in the narrow tile, where it has half of the registers.
-template <typename Tile>
-constexpr int kRowsInFlight = Tile::kN == 128 ? 2 : 1;
-template <typename T>
-constexpr int kOctets = 8 / kChunkSize<T>;  // of a warp tile
-
-// Computes the dot products of the accumulators with the corner pixels over `count` channels from x on, and stores them
-// in `shared.dots`, or adds them if `accumulate`. Those of a sample that reads no corners are undefined.
-template <typename T, typename Tile>
-__device__ void StoreDots(const Call& call, const WarpTile<T, Tile>& tile, const T* x, int32_t count, bool accumulate,
-                          Shared<Tile>& shared) {
-  const int first_channel = tile.first_column() + tile.lane() % 8 * kChunkSize<T>;
-  Words words[kRowsInFlight<Tile>][4] = {};  // zeros for channels past `count`
-#pragma unroll
-  for (int pair = 0; pair < Tile::kFragmentsM * 2; ++pair) {
-    const RowPair rows(tile, pair);
-    const int first_row = tile.first_row() + pair * 8;
-    float dot[8] = {};
-#pragma unroll
-    for (int octet = 0; octet < kOctets<T>; ++octet) {
-      const int channel = first_channel + octet * 8 * kChunkSize<T>;
-      const auto corners_of_row = [&](int row) {
-        CornerAddresses corners(shared.corners[first_row + tile.lane() / 8 * 2 + row], x + channel, call.steps);
-        corners.is_read = corners.is_read && channel < count;
-        return corners;
-      };
-      if constexpr (kOctets<T> > 1) {  // the words of another octet are no zeros
-        for (auto& of_row : words) {
-          for (Words& of_corner : of_row) of_corner = {};
-        }
-      }
-      AddDots<T>(rows, octet, corners_of_row, words, dot);
-    }
-    float& stored = shared.dots[tile.first_column() / Tile::kWarpN][first_row + tile.lane() / 4].value[tile.lane() % 4];
-    const float sum = SumOverLanes(dot);
-    stored = accumulate ? stored + sum : sum;
-  }
-}
-
-// The same for a tile that several samples share. A sample's lanes, which have all of its channels, locate it; the
-// first of them stores its cotangents.
+// Stores the cotangents of the samples of a tile that has several samples of each pixel. A sample's lanes, which have
+// all of its channels, locate it; the first of them stores its cotangents.
 template <typename T, typename Tile>
 __device__ void StoreCotangents(const Call& call, const WarpTile<T, Tile>& tile, int32_t feature_group,
                                 int32_t first_octet, const T* x, const Shared<Tile>& shared, float* d_offset,
@@ -288,7 +172,7 @@ __device__ void StoreCotangents(const Call& call, const WarpTile<T, Tile>& tile,
         CornerPixels corners = NoCorners().pixels;
         const int32_t p = shared.pixels[tile.first_row() + pair * 8 + tile.lane() / 8 * 2 + row];
         if (of.is_valid && p >= 0) {
-          pixels[row] = OwnPixel(call, p, of.offset_group);
+          pixels[row] = OwnPixel(call, PixelOfIndex(call.rows, call.columns, p), of.offset_group);
           samples[row] = pixels[row].Locate(call, of.tap);
           corners = pixels[row].FindCornerPixels(call, samples[row]);
         }
@@ -327,7 +211,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, OffsetTile<kColumns, kWarps>::k
     if (thread < kTilePixels) {
       const int32_t i = block_tile.first_pixel + thread;
       // The offset group only matters where a sample does not share its tile.
-      if (i < call.pixels) own = OwnPixel(call, PixelInStrips(call.rows, call.columns, i), block_tile.group);
+      if (i < call.pixels) own = OwnPixel(call, LocateInStrips(call.rows, call.columns, i), block_tile.group);
       shared.pixels[thread] = own.index;
     }
     __syncthreads();
@@ -338,7 +222,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, OffsetTile<kColumns, kWarps>::k
     const auto load_stage = [&](const Iteration& iteration) {
       const int32_t k = iteration.slice * kSliceChunks + chunk;
       const bool is_in_k = k < call.feature_chunks;
-      const int column = ChannelOfRow<T>(row);
+      const int column = permuted_column<kChunkSize<T>>(row);
       const T* own_weight = weight + k * kChunkSize<T>;
       uint4* weight_stage = &shared.weight[iteration.stage][swizzled_index(row, chunk)];
       const auto copy_weight = [&](int i, bool is_valid, int32_t channel, int32_t tap) {
@@ -348,7 +232,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, OffsetTile<kColumns, kWarps>::k
       };
 #pragma unroll
       for (int i = 0; i < kColumns; i += kRowsPerLoad) {
-        const int in_tile = column + ChannelOfRow<T>(i), tile_chunk = in_tile / kChunkSize<T>;
+        const int in_tile = column + permuted_column<kChunkSize<T>>(i), tile_chunk = in_tile / kChunkSize<T>;
         if constexpr (kManySamples) {
           const ChunkOfSample<T> of(call, block_tile.group, iteration.sample_tile * kTileOctets + tile_chunk / 8,
                                     tile_chunk % 8);
@@ -413,8 +297,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, OffsetTile<kColumns, kWarps>::k
                         shared, d_offset, d_mask);
       } else {
         __syncthreads();  // all threads have located their samples, and have read the dot products of the last tap
-        StoreDots(call, tile, x + iteration.channels.first, iteration.channels.count, iteration.channel_tile > 0,
-                  shared);
+        StoreDots(tile, x + iteration.channels.first, iteration.channels.count, call.steps, shared.corners,
+                  shared.dots[tile.first_column() / Tile::kWarpN], iteration.channel_tile > 0);
       }
       tile.Clear();
     }

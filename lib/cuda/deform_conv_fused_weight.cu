@@ -105,11 +105,8 @@ struct Shared {
   } stages[kStages];
   Corners corners[kSlicePixels * kTileSamples];  // of one slice
   int32_t pixels[kStages][kSlicePixels];         // of the output; -1 past the end of the split
-  struct {
-    Vector<int64_t, 2> first_tap[kSlicePixels];  // (y, x) on the regular grid
-    int32_t image[kSlicePixels];                 // the first pixel of the pixel's image in x
-  } grid;                                        // of one slice
-  Vector<int32_t, 2> distance[kTileSamples];     // (y, x) of each sample's tap from the first tap
+  SampledPixel sampled[kSlicePixels];            // of one slice
+  Vector<int32_t, 2> distance[kTileSamples];     // of each sample's tap from the first
   int64_t rows[kTileChunks];                     // of partial_sums, the first of each chunk; -1 past the end
   BlockTile block_tile;                          // in shared memory, because the accumulators need the registers
 };
@@ -157,10 +154,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
       *index = -1;
       if (i >= block_tile.pixels) return;
       const auto pixel = LocateInStrips(call.rows, call.columns, block_tile.first_pixel + i);
-      *index = (pixel.image * call.rows + pixel.row) * call.columns + pixel.column;
-      shared.grid.first_tap[thread] = {{call.sizes.window.start(0, call.positions.origin[1] + pixel.row),
-                                        call.sizes.window.start(1, call.positions.origin[2] + pixel.column)}};
-      shared.grid.image[thread] = pixel.image * int32_t(call.sizes.height * call.sizes.width);
+      *index = pixel.index(call.rows, call.columns);
+      shared.sampled[thread] = SampledPixel(call.sizes, call.positions, pixel);
     };
     auto find_corners = [&](int32_t slice) {
       for (int i = thread; i < kSlicePixels << sample_bits; i += kThreads) {
@@ -171,15 +166,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
         Corners corners = NoCorners();
         if (p >= 0) {
           const int64_t sample_index = p * call.pixel_samples + block_tile.first_position + sample;
-          const auto offset = AsVector<2>(static_cast<const float*>(call.positions.offset) + 2 * sample_index);
-          const auto first_tap = shared.grid.first_tap[pixel];
-          const auto distance = shared.distance[sample];
-          const auto location = SamplingLocation(first_tap.value[0] + distance.value[0],
-                                                 first_tap.value[1] + distance.value[1], offset.value);
-          corners = CornersToRead(
-              call.sizes,
-              LocateCorners(location.y, location.x, call.sizes.height, call.sizes.width, call.sizes.window.circular),
-              Mask<float>(call.positions, sample_index), shared.grid.image[pixel]);
+          corners =
+              FindCorners(call.sizes, call.positions, shared.sampled[pixel], sample_index, shared.distance[sample]);
         }
         shared.corners[i] = corners;
       }
@@ -224,12 +212,6 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
       tile.LoadA(shared.stages[slice % kStages].samples, step, a);
       tile.MultiplyColumns(shared.stages[slice % kStages].cotangent, step, a, 0, Tile::kFragmentsN);
     };
-    // An opaque 0 computed from the last results of an mma step, see CornerLoads::Blend.
-    auto zero_after_step = [&] {
-      int bits = 0;
-      for (const auto& fragments : tile.accumulators) bits |= __float_as_int(fragments[Tile::kFragmentsN - 1][0]);
-      return bits & call.zero;
-    };
 
     locate_pixels(0);
     __syncthreads();
@@ -244,20 +226,20 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
       uint4* to = &shared.stages[slice % kStages].samples[swizzled_index<kTileChunks>(row, chunk)];
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
-        const auto overlap = [&](const Loads& first, const Loads& second) {
+        const auto multiply_and_store = [&](const Loads& first, const Loads& second) {
           if (slice > 0) {
 #pragma unroll
             for (int step = 0; step < kPassSteps; ++step) multiply(slice - 1, pass * kPassSteps + step);
           }
-          const int zero = zero_after_step();
+          const int zero = tile.ZeroAfterProducts(call.zero, Tile::kFragmentsN - 1, 1);
           const uint4 samples[] = {first.Blend(zero), second.Blend(zero, kHasOneSample ? 1 : 0)};
           for (int k = 0; k < 2; ++k) to[pass * kPassRows * kTileChunks + k * kLineChunks] = samples[k];
         };
         const Loads loads = load_corners(pass, 0);
         if constexpr (kHasOneSample) {
-          overlap(loads, loads);
+          multiply_and_store(loads, loads);
         } else {
-          overlap(loads, load_corners(pass, 1));
+          multiply_and_store(loads, load_corners(pass, 1));
         }
       }
       __syncthreads();

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "pixel_strips.h"
 #include "positions.h"
 #include "vector.h"
 
@@ -66,9 +67,10 @@ struct SampledPixel {
   int32_t image;  // the first pixel of the image in x
 
   SampledPixel() = default;
-  __device__ SampledPixel(const Sizes& sizes, const Positions& positions, int64_t output_pixel)
-      : first_tap(sizes, positions, output_pixel),
-        image(int32_t(output_pixel / sizes.columns / sizes.rows * sizes.height * sizes.width)) {}
+  template <typename Index>
+  __device__ SampledPixel(const Sizes& sizes, const Positions& positions, const OutputPixel<Index>& pixel)
+      : first_tap(sizes, positions, pixel.row, pixel.column),
+        image(int32_t(pixel.image) * int32_t(sizes.height * sizes.width)) {}
 };
 
 // The corners that are read if there are none.
@@ -89,11 +91,10 @@ __device__ inline Corners CornersToRead(const Sizes& sizes, const BilinearCorner
   return corners;
 }
 
-// No corner is read if `output_pixel` is -1.
-__device__ inline Corners FindCorners(const Sizes& sizes, const Positions& positions, int64_t output_pixel,
-                                      const SampledPixel& pixel, int64_t offset_group, int32_t tap) {
-  if (output_pixel < 0) return NoCorners();
-  const int64_t sample_index = SampleIndex(sizes, output_pixel, offset_group, tap);
+// `tap` is the sample's tap, or its distance from the first.
+template <typename Tap>
+__device__ Corners FindCorners(const Sizes& sizes, const Positions& positions, const SampledPixel& pixel,
+                               int64_t sample_index, const Tap& tap) {
   return CornersToRead(sizes, LocateSample<float>(sizes, positions, pixel.first_tap, sample_index, tap),
                        Mask<float>(positions, sample_index), pixel.image);
 }
@@ -129,7 +130,7 @@ class CornerLoads {
     for (int corner = 0; corner < 4; ++corner) {
       for (int k = 0; k < kChunks; ++k) {
         words_[k][corner] =
-            load_global_or_zeros(addresses.address[corner], k * kChunkStride, is_valid && addresses.is_read);
+            load_global_or_zeros(is_valid && addresses.is_read, addresses.address[corner] + k * kChunkStride);
       }
     }
   }

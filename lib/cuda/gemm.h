@@ -157,12 +157,15 @@ constexpr void CheckCotangentBlock() {
   }
 }
 
-// A permutation of the columns of B, in runs of 8: row r of a stage holds column permuted_column(r). The accumulators
-// that a lane has of four column fragments then belong to 8 consecutive columns (see WarpTile::ForEachRun). Bits of
-// `row` are only moved, so that permuted_column(a + b) is the sum of both where a and b have no bit in common.
+// A permutation of the columns of B: row r of a stage holds column permuted_column(r). The accumulators that a lane has
+// of kRun / 2 column fragments then belong to a run of kRun consecutive columns, and those of lanes 4r to 4r + 3 to
+// four consecutive runs. Bits of `row` are only moved, so that permuted_column(a + b) is the sum of both where a and b
+// have no bit in common.
 constexpr int kRunColumns = 8;
+template <int kRun = kRunColumns>
 __device__ constexpr int permuted_column(int row) {
-  return row / 32 * 32 + row % 8 / 2 * kRunColumns + row % 32 / 8 * 2 + row % 2;
+  constexpr int kRows = 4 * kRun;
+  return row / kRows * kRows + row % 8 / 2 * kRun + row % kRows / 8 * 2 + row % 2;
 }
 
 // The accumulators of the calling warp's tile. A lane has four of each fragment of 16 rows × 8 columns: columns 2c and
@@ -240,6 +243,16 @@ class WarpTile {
       LoadA<kRoundToTf32>(a, step, fragments, row);
       MultiplyColumns(b, step, fragments, 0, Shape::kFragmentsN);
     }
+  }
+
+  // An opaque 0 computed from an accumulator of each row fragment of `count` column fragments, from `first` on. `zero`
+  // is a 0 that the compiler does not know. Code that depends on it is scheduled after the mma that computes them.
+  __device__ int ZeroAfterProducts(int zero, int first, int count) const {
+    int bits = 0;
+    for (const auto& fragments : accumulators) {
+      for (int j = first; j < first + count; ++j) bits |= __float_as_int(fragments[j][0]);
+    }
+    return bits & zero;
   }
 
   // Calls f(row, column, first, second) for each pair of neighbouring columns, row by row. `column` is the tile's first

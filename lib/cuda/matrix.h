@@ -59,10 +59,11 @@ struct alignas(16) Words {
   uint32_t word[4];
 };
 
-// Loads the 16 bytes of read-only global memory at `base + bytes`, or leaves `words` as they are if not `is_valid`. The
-// asm is volatile to keep the compiler from moving the load: it must be issued before the mma instructions that hide
-// its latency, but not so early that more loads are in flight than there are registers for.
-__device__ inline void load_global_if(bool is_valid, Words& words, const void* base, int64_t bytes) {
+// Loads 16 bytes of read-only global memory, or leaves `words` as they are if not `is_valid`. The load is predicated,
+// so that lanes do not take different branches. The asm is volatile to keep the compiler from moving the load: it must
+// be issued before the mma instructions that hide its latency, but not so early that more loads are in flight than
+// there are registers for.
+__device__ inline void load_global_if(bool is_valid, Words& words, const void* address) {
   asm volatile(
       "{\n"
       "  .reg .pred valid;\n"
@@ -70,17 +71,10 @@ __device__ inline void load_global_if(bool is_valid, Words& words, const void* b
       "  @valid ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n"
       "}"
       : "+r"(words.word[0]), "+r"(words.word[1]), "+r"(words.word[2]), "+r"(words.word[3])
-      : "l"(static_cast<const char*>(base) + bytes), "r"(uint32_t{is_valid}));
+      : "l"(address), "r"(uint32_t{is_valid}));
 }
 
-__device__ inline Words load_global_or_zeros(const void* base, int64_t bytes, bool is_valid) {
-  Words words = {};
-  load_global_if(is_valid, words, base, bytes);
-  return words;
-}
-
-// Loads 8 bytes of read-only global memory if `is_valid`, and leaves `words` unchanged if not. The load is predicated,
-// so that lanes do not take different branches.
+// The same for 8 bytes.
 __device__ inline void load_global_if(bool is_valid, uint32_t (&words)[2], const void* address) {
   asm volatile(
       "{\n"
@@ -90,6 +84,12 @@ __device__ inline void load_global_if(bool is_valid, uint32_t (&words)[2], const
       "}"
       : "+r"(words[0]), "+r"(words[1])
       : "l"(address), "r"(uint32_t{is_valid}));
+}
+
+__device__ inline Words load_global_or_zeros(bool is_valid, const void* address) {
+  Words words = {};
+  load_global_if(is_valid, words, address);
+  return words;
 }
 
 // Loads the 16 bytes that have this index in `vectors`. If not `is_valid`, `words` are undefined.

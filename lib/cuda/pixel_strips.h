@@ -14,7 +14,16 @@ constexpr int kStripRows = 8;
 template <typename Index>
 struct OutputPixel {
   Index image, row, column;
+
+  // Its index, counted row by row through all images.
+  __device__ Index index(Index rows, Index columns) const { return (image * rows + row) * columns + column; }
 };
+
+template <typename Index>
+__device__ OutputPixel<Index> PixelOfIndex(Index rows, Index columns, Index index) {
+  const Index row = index / columns;
+  return {row / rows, row % rows, index % columns};
+}
 
 // The pixel that has number `i` in strip order, counted through all images. The cotangents' kernels, whose pixels are
 // fewer than kMaxPixels, divide 32-bit integers, which takes far fewer instructions.
@@ -27,11 +36,10 @@ __device__ OutputPixel<Index> LocateInStrips(Index rows, Index columns, Index i)
   return {image, strip * kStripRows + in_strip % height, in_strip / height};
 }
 
-// The index of that pixel, counted row by row through all images.
+// The index of that pixel.
 template <typename Index>
 __device__ Index PixelInStrips(Index rows, Index columns, Index i) {
-  const OutputPixel<Index> pixel = LocateInStrips(rows, columns, i);
-  return (pixel.image * rows + pixel.row) * columns + pixel.column;
+  return LocateInStrips(rows, columns, i).index(rows, columns);
 }
 
 // The inverse for one image: the number in strip order of the pixel at (row, column).

@@ -12,7 +12,7 @@ from benchmarks.measurements.deform_conv import SHAPES
 from benchmarks.readers import estimates, executed_ptx
 from benchmarks.reports.paths import planned, sizes_of
 from benchmarks.reports.report import RESULTS
-from jax_dcn._operators.deform_conv import cost_model
+from jax_dcn._operators.deform_conv import cost_model, fused
 from jax_dcn._operators.deform_conv.cost_model import GPUS, MARGIN
 from jax_dcn._primitive import target
 from jax_dcn._primitive.target import Target
@@ -73,7 +73,11 @@ def test_more_images_take_longer(computation, capability):
 
 @pytest.mark.parametrize("capability, known", [(None, 90), (75, 80), (87, 86), (90, 90), (103, 100), (121, 120)])
 def test_gpu_of_an_architecture(capability, known):
-    assert cost_model.gpu_of(capability) is GPUS[known]
+    assert cost_model.gpu_of(Target("cuda", capability)) is GPUS[known]
+
+
+def test_a_gpu_has_its_own_number_of_sms():
+    assert cost_model.gpu_of(Target("cuda", 90, 114)) == GPUS[90]._replace(sms=114)
 
 
 def test_the_default_is_compute_capability_9():
@@ -93,8 +97,56 @@ def test_the_model_agrees_with_the_counted_launches(capability):
     found = estimates.read(estimates.newest(RESULTS), f"sm_{capability}", GPUS[capability].name)
     assert len(found) >= 16
     for (call, name, batch), estimate in found.items():
-        modelled = cost_model.fused_seconds(CALLS[call], sizes_of(shape_of(name, batch)), GPUS[capability])
+        sizes, gpu = sizes_of(shape_of(name, batch)), GPUS[capability]
+        modelled = cost_model.fused_seconds(CALLS[call], sizes, gpu)
+        if CALLS[call] == "weight":  # whose partial sums are added outside of the call
+            modelled -= cost_model.partial_sum_seconds(cost_model.weight_splits(sizes, gpu), sizes, gpu)
         assert modelled * 1e3 == pytest.approx(estimate.milliseconds, rel=0.15), (call, name)
+
+
+# Pixels, channels, taps, features, groups.
+WEIGHTS = [
+    (10**6, 128, 9, 128, 1),
+    (10**6, 512, 9, 512, 1),
+    (10**6, 256, 9, 256, 32),
+    (10**6, 32, 25, 64, 1),
+    (10**6, 256, 1, 1024, 1),
+    (10**4, 64, 9, 64, 1),
+    (1024, 32, 1, 32, 1),
+    (0, 2**14, 9, 2**12, 1),
+]
+
+
+@pytest.mark.parametrize("sms", [1, 28, None, 188])
+@pytest.mark.parametrize("capability", GPUS)
+@pytest.mark.parametrize("pixels, channels, taps, features, groups", WEIGHTS)
+def test_weight_splits(pixels, channels, taps, features, groups, capability, sms):
+    """Each of enough pixels, and none of no pixels; partial sums take at most 64 KiB per thread block."""
+    gpu = cost_model.gpu_of(Target("cuda", capability, sms))
+    sizes = cost_model.Sizes(1, pixels, pixels, taps, channels, features, groups, offset_groups=1, item=2)
+    splits = cost_model.weight_splits(sizes, gpu)
+    _, _, slices = cost_model.launch("weight", sizes, gpu)
+    if splits > 1:
+        assert pixels // splits >= fused.MIN_SPLIT_PIXELS
+        assert (splits - 1) * slices * 64 < pixels
+        assert splits * sizes.weight_elements * 4 <= cost_model.MAX_SM_BLOCKS * gpu.sms * 2**16 <= 2**26
+    assert splits >= 1
+
+
+@pytest.mark.parametrize("capability", GPUS)
+@pytest.mark.parametrize("name", "ABEFG")
+def test_the_last_wave_of_the_weight_cotangent_is_nearly_full(name, capability):
+    gpu = GPUS[capability]
+    _, blocks, _ = cost_model.launch("weight", sizes_of(shape_of(name, 16)), gpu)
+    slots = gpu.sms * gpu.weight_blocks
+    assert blocks / slots / math.ceil(blocks / slots) > 0.85
+
+
+def test_weight_splits_of_known_gpus():
+    """Three of an H100 or H200, an RTX 5090 and one that has few SMs, for 268,800 pixels and 9 tiles."""
+    sizes = sizes_of(shape_of("A", 16))
+    targets = Target("cuda"), Target("cuda", 120), Target("cuda", 86, 28)
+    assert [cost_model.weight_splits(sizes, cost_model.gpu_of(target)) for target in targets] == [29, 18, 3]
 
 
 @pytest.mark.skipif(executed_ptx.missing() is not None, reason=str(executed_ptx.missing()))
@@ -112,8 +164,9 @@ def test_the_model_has_the_launches_of_the_kernels(name, height, width):
 
 
 def test_a_device_has_its_compute_capability():
-    """Of GPUs alone: the devices of a CPU have none."""
-    gpu = types.SimpleNamespace(compute_capability="12.0")
-    assert target.of_device("cuda", gpu) == Target("cuda", 120)
+    """And its number of SMs. Of GPUs alone: the devices of a CPU have none."""
+    gpu = types.SimpleNamespace(compute_capability="12.0", core_count=170)
+    assert target.of_device("cuda", gpu) == Target("cuda", 120, 170)
+    assert target.of_device("cuda", types.SimpleNamespace(compute_capability="8.9")) == Target("cuda", 89, None)
     assert target.of_device("cuda", types.SimpleNamespace(compute_capability="gfx90a")) == Target("cuda", None)
     assert target.of_device("cuda", jax.devices("cpu")[0]) == target.of_device("cuda", None) == Target("cuda", None)

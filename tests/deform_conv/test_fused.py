@@ -385,18 +385,6 @@ def test_taps_of_a_block():
     assert fused.block_taps(pixels=1, offset_groups=1, taps=9) == fused.block_taps(0, 1, 9) == 1
 
 
-def test_weight_splits():
-    """Enough blocks to keep a GPU busy, of enough pixels each; so that parts take 33 MiB, or one does more."""
-    assert fused.weight_splits(pixels=10**6, group_channels=128, taps=9, group_features=128, groups=1) == 58
-    assert fused.weight_splits(pixels=10**6, group_channels=512, taps=9, group_features=512, groups=1) == 3
-    assert fused.weight_splits(pixels=10**6, group_channels=8, taps=9, group_features=8, groups=32) == 16
-    assert fused.weight_splits(pixels=1024, group_channels=32, taps=1, group_features=32, groups=1) == 2
-    assert fused.weight_splits(pixels=0, group_channels=2**14, taps=9, group_features=2**12, groups=1) == 1
-    for channels, taps, features in ((128, 9, 128), (512, 9, 512), (32, 25, 64), (256, 1, 1024)):
-        partial_sum = channels * taps * features * 4
-        assert fused.weight_splits(10**6, channels, taps, features, 1) * partial_sum <= 33 * 2**20
-
-
 @pytest.mark.parametrize("of", [convolve, gradient])
 def test_no_columns_are_held(of):
     """Nothing larger than the operands, results, an order of samples and parts of the weight is in the program."""

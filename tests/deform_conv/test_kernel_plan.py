@@ -290,6 +290,17 @@ def test_table():
     ]
 
 
+def test_partial_sums():
+    """Those of the weight's gradient are as many as suit the GPU. The table shows them with the workspace."""
+    operands = shapes(image=(100, 168), batch=(16,), channels=128, features=128)
+    plans = [jax_dcn.kernel_plan(*operands, platform="cuda", compute_capability=name) for name in ("9.0", "12.0")]
+    assert [plan["weight"].partial_sums for plan in plans] == [29, 18]
+    assert all("10.1 MiB, 18 partial sums  " in line for line in str(plans[1]).splitlines() if "of weight" in line)
+    assert {choice.partial_sums for choice in plans[0] if choice.computation != "weight"} == {1}
+    per_sum = 9 * 128 * 128 * 4
+    assert all(plan["weight"].workspace_bytes == plan["weight"].partial_sums * per_sum for plan in plans)
+
+
 def test_arrays_and_the_default_platform():
     """Arrays count by shape and type; the platform is that of the default device."""
     operands = shapes(bias=False)

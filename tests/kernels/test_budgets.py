@@ -41,9 +41,8 @@ KERNELS, HALF = ("KernelI13__nv_bfloat16Li", "KernelIfLi"), ("KernelI6__halfLi",
 
 
 @functools.cache
-def launches(computation, shared_bytes):
-    """Those of a GPU that has so much shared memory per SM."""
-    return kernel_costs.executed_launches(deform_conv.SHAPES["A"]._replace(batch=1), computation, shared_bytes)
+def launches(computation, architecture):
+    return kernel_costs.executed_launches(deform_conv.SHAPES["A"]._replace(batch=1), computation, DEVICES[architecture])
 
 
 @functools.cache
@@ -54,8 +53,7 @@ def assembled(architecture):
 def costs(architecture):
     """The machine code, the record and the executions of the blocks of each executed kernel."""
     found = assembled(architecture)
-    shared_bytes = DEVICES[architecture].shared_bytes
-    for record in launches("forward", shared_bytes) + launches("backward", kernel_costs.DEFAULT_SHARED):
+    for record in launches("forward", architecture) + launches("backward", "sm_90"):
         if (name := device_code.linker_name(record["kernel"])) in found:
             function = found[name][0]
             yield function, record, kernel_costs.executed(function, record)

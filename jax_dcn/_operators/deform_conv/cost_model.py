@@ -14,6 +14,7 @@ from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._operators.deform_conv.gpu import NARROW, Gpu
 from jax_dcn._operators.deform_conv.gpu_costs import GPUS
+from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
 DEFAULT_COMPUTE_CAPABILITY = 90
@@ -25,6 +26,12 @@ PRODUCT_EFFICIENCY = 0.7  # of the published rate, assumed for large products
 PRODUCT_TILE, MIN_SPLIT_K = 128, 1024  # of a thread block of XLA's products; they split K where SMs would be idle
 K_STEP = 128  # bytes along K
 LARGE_CHUNK_BYTES = 64 * 2**20  # of columns, which exceed the L2 cache
+# The most thread blocks per SM that the weight's cotangent is divided into. More would fill the last wave better, but
+# each has partial sums of its own: at most 64 KiB.
+MAX_SM_BLOCKS = 4
+# What a thread block of the weight's cotangent takes before and after its main loop, in K steps. About 1,100
+# instructions per scheduler are counted, which are 0.4 to 0.9 K steps; waiting is not counted.
+WEIGHT_BLOCK_STEPS = 1
 
 # Kernels that a chunk of the plain path launches, counted in XLA's programs for an H100: ours, the product, and XLA's
 # slices and updates of the chunk's operands and results.
@@ -33,10 +40,11 @@ PLAIN_LAUNCHES = {"forward": 7, "x": 14, "offset": 9, "mask": 9, "weight": 10}
 FUSED_LAUNCHES = {"forward": 2, "x": 6, "offset": 2, "mask": 2, "weight": 2}
 
 
-def gpu_of(compute_capability: int | None) -> Gpu:
-    """The GPU whose costs stand for those of an architecture: the newest known one that is not newer."""
-    wanted = DEFAULT_COMPUTE_CAPABILITY if compute_capability is None else compute_capability
-    return GPUS[max((known for known in GPUS if known <= wanted), default=min(GPUS))]
+def gpu_of(target: Target) -> Gpu:
+    """The GPU whose costs stand for those of a target: of the newest known architecture that is not newer."""
+    wanted = DEFAULT_COMPUTE_CAPABILITY if target.compute_capability is None else target.compute_capability
+    gpu = GPUS[max((known for known in GPUS if known <= wanted), default=min(GPUS))]
+    return gpu if target.sms is None else gpu._replace(sms=target.sms)
 
 
 class Sizes(NamedTuple):
@@ -55,11 +63,19 @@ class Sizes(NamedTuple):
     @classmethod
     def of(cls, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> "Sizes | None":
         """None if a size is symbolic, or an array empty."""
+        shapes = (*x.shape, *offset.shape, *weight.shape)
+        are_known = all(isinstance(size, int) and size > 0 for size in shapes)
+        return cls.of_known(x, offset, weight, spec) if are_known else None
+
+    @classmethod
+    def of_known(cls, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> "Sizes":
+        """The sizes as far as they are known: a symbolic number of images, or size of an image, counts as 1."""
         offset_groups, taps = groups_and_taps(offset, weight.shape[:2])
-        sizes = cls(
-            x.shape[0],
-            math.prod(x.shape[1:3]),
-            math.prod(offset.shape[:3]),
+        images, pixels = x.shape[0] if isinstance(x.shape[0], int) else 1, fused.pixels(x)
+        return cls(
+            images,
+            pixels // max(images, 1),
+            fused.pixels(offset),
             taps,
             x.shape[-1],
             weight.shape[-1],
@@ -67,7 +83,6 @@ class Sizes(NamedTuple):
             offset_groups,
             x.dtype.itemsize,
         )
-        return sizes if all(isinstance(size, int) and size > 0 for size in sizes) else None
 
     @property
     def vector(self) -> int:
@@ -88,8 +103,12 @@ class Sizes(NamedTuple):
         return self.channels // self.segment_channels
 
     @property
-    def is_narrow(self) -> bool:
-        return self.channels // self.offset_groups < NARROW
+    def weight_elements(self) -> int:
+        return self.taps * self.channels // self.groups * self.features
+
+    @property
+    def has_narrow_segments(self) -> bool:
+        return self.segment_channels < NARROW
 
     @property
     def samples(self) -> int:
@@ -102,9 +121,11 @@ class Sizes(NamedTuple):
 
 def fused_seconds(computation: str, sizes: Sizes, gpu: Gpu) -> float:
     """The forward, or the cotangent of the operand of that name, by its fused kernels."""
-    tile, blocks, k_steps = launch(computation, sizes, gpu)
-    clocks = _k_step_clocks(computation, tile, sizes, gpu)
-    kernels = _waves(blocks, gpu) * k_steps * clocks / gpu.clock
+    if computation == "weight":
+        kernels = _weight_seconds(weight_splits(sizes, gpu), sizes, gpu)
+    else:
+        tile, blocks, k_steps = launch(computation, sizes, gpu)
+        kernels = _waves(blocks, gpu) * k_steps * _k_step_clocks(computation, tile, sizes, gpu) / gpu.clock
     chunks = 1
     if computation == "x":
         kernels += 4 * sizes.samples * gpu.sort_clocks / (gpu.sms * gpu.clock)
@@ -112,6 +133,17 @@ def fused_seconds(computation: str, sizes: Sizes, gpu: Gpu) -> float:
         chunks = math.ceil(list_bytes / fused.CHUNK_LIST_BYTES)
     launches = chunks * FUSED_LAUNCHES[computation] * LAUNCH_SECONDS
     return max(kernels, launches, _operand_seconds(computation, sizes, gpu))
+
+
+def _weight_seconds(splits: int, sizes: Sizes, gpu: Gpu) -> float:
+    tile, blocks, k_steps = _weight_launch(splits, sizes)
+    clocks = (k_steps + WEIGHT_BLOCK_STEPS) * _k_step_clocks("weight", tile, sizes, gpu)
+    return _waves(blocks, gpu) * clocks / gpu.clock + partial_sum_seconds(splits, sizes, gpu)
+
+
+def partial_sum_seconds(splits: int, sizes: Sizes, gpu: Gpu) -> float:
+    """What device memory takes to write and to read the partial sums of the weight's cotangent."""
+    return 2 * splits * sizes.weight_elements * fused.SUM_BYTES / gpu.memory
 
 
 def plain_seconds(computation: str, sizes: Sizes, gpu: Gpu) -> float:
@@ -182,15 +214,7 @@ def launch(computation: str, sizes: Sizes, gpu: Gpu) -> tuple[int, int, int]:
         of_segment = sizes.taps * whole + math.ceil(sizes.taps * rest / fused.SLICE_VECTORS)
         steps = math.ceil(sizes.segments / sizes.groups) * of_segment
     elif computation == "weight":
-        tile = _cotangent_tile(sizes.group_features)
-        group_channels = sizes.channels // sizes.groups
-        splits = fused.weight_splits(sizes.pixels, group_channels, sizes.taps, sizes.group_features, sizes.groups)
-        # A tile has a limited number of samples of each pixel.
-        samples = 1 if sizes.segment_channels % fused.WEIGHT_TILE == 0 else 16 if tile == 64 else 8
-        rows = min(fused.WEIGHT_TILE, samples * sizes.segment_channels)
-        row_tiles = sizes.groups * math.ceil(sizes.taps * group_channels / rows)
-        blocks = row_tiles * math.ceil(sizes.group_features / tile) * splits
-        steps = math.ceil(sizes.pixels / splits / (K_STEP // sizes.item))
+        return _weight_launch(weight_splits(sizes, gpu), sizes)
     elif computation == "x":
         tile = _cotangent_tile(sizes.segment_channels)
         image_tiles = math.ceil(sizes.images * sizes.image_pixels / fused.TILE_PIXELS)
@@ -213,6 +237,38 @@ def launch(computation: str, sizes: Sizes, gpu: Gpu) -> tuple[int, int, int]:
     return tile, blocks, steps
 
 
+def _weight_launch(splits: int, sizes: Sizes) -> tuple[int, int, int]:
+    """The same for the weight's cotangent, in so many partial sums."""
+    tile = _cotangent_tile(sizes.group_features)
+    # A tile has a limited number of samples of each pixel.
+    samples = 1 if sizes.segment_channels % fused.WEIGHT_TILE == 0 else 16 if tile == 64 else 8
+    rows = min(fused.WEIGHT_TILE, samples * sizes.segment_channels)
+    row_tiles = sizes.groups * math.ceil(sizes.taps * (sizes.channels // sizes.groups) / rows)
+    blocks = row_tiles * math.ceil(sizes.group_features / tile) * splits
+    slices = max(math.ceil(sizes.pixels / (K_STEP // sizes.item)), 1)
+    return tile, blocks, math.ceil(slices / splits)
+
+
+def num_splits(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, target: Target) -> int:
+    """The number of partial sums of the weight's cotangent."""
+    return weight_splits(Sizes.of_known(x, offset, weight, spec), gpu_of(target))
+
+
+def weight_splits(sizes: Sizes, gpu: Gpu) -> int:
+    """The number of partial sums of the weight's cotangent, each over a part of the pixels with blocks of its own.
+
+    Their blocks are whole waves of resident blocks, as nearly as possible: of several such numbers, the fastest one.
+    """
+    _, tiles, slices = _weight_launch(1, sizes)
+
+    def splits(waves: int) -> int:
+        most = min(waves * gpu.sms * gpu.weight_blocks // tiles, sizes.pixels // fused.MIN_SPLIT_PIXELS)
+        return math.ceil(slices / math.ceil(slices / max(most, 1)))  # the fewest with as many K steps
+
+    waves = range(1, MAX_SM_BLOCKS // gpu.weight_blocks + 1)
+    return min(map(splits, waves), key=lambda splits: _weight_seconds(splits, sizes, gpu))
+
+
 def _samples_share_tiles(sizes: Sizes) -> bool:
     """Whether a tile of the cotangents of offset and mask has several samples of each pixel."""
     offset_group_channels = sizes.channels // sizes.offset_groups
@@ -223,7 +279,9 @@ def _k_step_clocks(computation: str, tile: int, sizes: Sizes, gpu: Gpu) -> float
     """By the counted kernel that is most like this one, unless the tensor cores take longer."""
     kernel = _kernel(computation)
     counted = (key for key in gpu.k_step_clocks if key[0] == kernel)
-    nearest = min(counted, key=lambda key: (key[2] != sizes.is_narrow, abs(key[1] - tile)))
+    # The cotangents of offset and mask have tiles of few channels, but of one tap, where only feature groups are small.
+    is_narrow = _samples_share_tiles(sizes) if kernel == "offset" else sizes.has_narrow_segments
+    nearest = min(counted, key=lambda key: (key[2] != is_narrow, abs(key[1] - tile)))
     clocks = gpu.k_step_clocks[nearest]
     if kernel == "offset":
         clocks += gpu.offset_tap_clocks / _feature_slices(sizes)

@@ -35,6 +35,7 @@ MARGIN_VECTORS: int = _LIMITS["margin_vectors"]
 
 LIST_BYTES = 128 * 2**20  # the most that the scatter lists of one image may take, for the input's cotangent
 CHUNK_LIST_BYTES = 64 * 2**20  # the most that those of several images may take, which are computed at a time
+SUM_BYTES = 4  # of an element of the partial sums of the weight's cotangent
 MIN_BLOCKS = 128  # about the number of SMs of a large GPU
 # Enough thread blocks to keep all SMs busy until the last ones end: two waves on an H100, which has two resident blocks
 # on each of its 132 SMs.
@@ -71,10 +72,14 @@ def cotangents(
     d_y: jax.Array,
     *,
     requested: Sequence[str],
+    num_splits: int,
     spec: Spec,
     origin: tuple[ArrayLike, ArrayLike],
 ) -> dict[str, jax.Array]:
-    """Those requested, in the type of sums or of the operand. All arrays have one batch dimension."""
+    """Those requested, in the type of sums or of the operand. All arrays have one batch dimension.
+
+    That of the weight is a sum of `num_splits` partial sums, each over a part of the pixels.
+    """
     sampling = Sampling(offset, mask, (0, *origin), weight.shape[:2], spec)
     out = {}
     if "x" in requested:
@@ -98,27 +103,21 @@ def cotangents(
         )
     if "weight" in requested:
         partial_sums = custom_calls.fused_weight_cotangent(
-            x, sampling, d_y, feature_group_count=spec.feature_group_count, num_splits=_num_splits(offset, weight, spec)
+            x, sampling, d_y, feature_group_count=spec.feature_group_count, num_splits=num_splits
         )
         out["weight"] = partial_sums.sum(0).reshape(weight.shape)
     return out
 
 
-def workspace_bytes(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> int:
+def workspace_bytes(computation: str, x: Shaped, offset: Shaped, weight: Shaped, *, num_splits: int) -> int:
     """The workspace of the forward, or of the cotangent of the operand of that name."""
     weight_elements = math.prod(weight.shape)
     if computation == "weight":
-        return _num_splits(offset, weight, spec) * weight_elements * 4
+        return num_splits * weight_elements * SUM_BYTES
     weight_copy = weight_elements * weight.dtype.itemsize
     if computation != "x":
         return weight_copy
     return weight_copy + _images_at_once(x, offset, weight) * list_bytes(x, offset)
-
-
-def _num_splits(offset: Shaped, weight: Shaped, spec: Spec) -> int:
-    kh, kw, group_channels, features = weight.shape
-    groups = spec.feature_group_count
-    return weight_splits(pixels(offset), group_channels, kh * kw, features // groups, groups)
 
 
 def _images_at_once(x: Shaped, offset: Shaped, weight: Shaped) -> int:
@@ -132,12 +131,6 @@ def block_taps(pixels: int, offset_groups: int, taps: int) -> int:
     """How many taps a thread block takes of TILE_PIXELS pixels: fewer than all where SMs would be idle otherwise."""
     tiles = -(-pixels // TILE_PIXELS) * offset_groups
     return -(-taps // max(min(MANY_BLOCKS // max(tiles, 1), taps), 1))
-
-
-def weight_splits(pixels: int, group_channels: int, taps: int, group_features: int, groups: int) -> int:
-    """The number of partial sums, each of a part of the pixels, with thread blocks of its own."""
-    blocks = groups * -(-taps * group_channels // WEIGHT_TILE) * -(-group_features // WEIGHT_TILE)
-    return max(min(MANY_BLOCKS // blocks, pixels // MIN_SPLIT_PIXELS), 1)
 
 
 def tile_features(pixels: int, features: int, groups: int) -> int:

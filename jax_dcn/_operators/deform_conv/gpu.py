@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-NARROW = 64  # channels of an offset group, below which a K slice of the fused kernels has several taps
+NARROW = 64  # channels of a channel segment, below which a K slice or a tile of the fused kernels has several taps
 
 
 class Gpu(NamedTuple):
@@ -17,7 +17,8 @@ class Gpu(NamedTuple):
     memory: float  # bytes per second
     l2_bytes: int  # its size
     l2_bytes_per_clock: int
-    # By computation, columns of the block tile, and whether an offset group has few channels.
+    weight_blocks: int  # resident thread blocks per SM of the weight's cotangent
+    # By computation, columns of the block tile, and whether channel segments are narrow.
     k_step_clocks: dict[tuple[str, int, bool], float]
     offset_tap_clocks: float  # after the products of each tap of the offset's cotangent, in addition
     sort_clocks: float  # per sorted entry

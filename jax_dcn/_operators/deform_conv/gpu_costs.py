@@ -17,6 +17,7 @@ GPUS = {
         memory=2.039e12,
         l2_bytes=40_000_000,
         l2_bytes_per_clock=5_120,
+        weight_blocks=2,
         k_step_clocks={
             ("forward", 64, False): 1273,
             ("forward", 64, True): 3347,
@@ -57,6 +58,7 @@ GPUS = {
         memory=9.36e11,
         l2_bytes=6_000_000,
         l2_bytes_per_clock=3_280,
+        weight_blocks=1,
         k_step_clocks={
             ("forward", 64, False): 1436,
             ("forward", 64, True): 3497,
@@ -96,6 +98,7 @@ GPUS = {
         memory=1.008e12,
         l2_bytes=72_000_000,
         l2_bytes_per_clock=5_120,
+        weight_blocks=1,
         k_step_clocks={
             ("forward", 64, False): 1436,
             ("forward", 64, True): 3497,
@@ -135,6 +138,7 @@ GPUS = {
         memory=4.8e12,
         l2_bytes=50_000_000,
         l2_bytes_per_clock=5_120,
+        weight_blocks=2,
         k_step_clocks={
             ("forward", 64, False): 1273,
             ("forward", 64, True): 3347,
@@ -175,6 +179,7 @@ GPUS = {
         memory=8e12,
         l2_bytes=126_000_000,
         l2_bytes_per_clock=5_920,
+        weight_blocks=2,
         k_step_clocks={
             ("forward", 64, False): 1273,
             ("forward", 64, True): 3347,
@@ -215,6 +220,7 @@ GPUS = {
         memory=1.792e12,
         l2_bytes=96_000_000,
         l2_bytes_per_clock=6_800,
+        weight_blocks=1,
         k_step_clocks={
             ("forward", 64, False): 1535,
             ("forward", 64, True): 3497,

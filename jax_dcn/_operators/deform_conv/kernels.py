@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_dcn._operators.deform_conv import fused, paths, plain
+from jax_dcn._operators.deform_conv import cost_model, fused, paths, plain
 from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._primitive.chunks import flat
 from jax_dcn._primitive.target import Target
@@ -86,7 +86,8 @@ def cotangent(
     keywords: dict[str, Any] = {"spec": spec, "origin": origin}
     out: dict[str, jax.Array] = {}
     if fused_names := by_path.get("fused"):
-        out |= fused.cotangents(x, offset, weight, mask, ct, requested=fused_names, **keywords)
+        num_splits = cost_model.num_splits(x, offset, weight, spec, target)
+        out |= fused.cotangents(x, offset, weight, mask, ct, requested=fused_names, num_splits=num_splits, **keywords)
     if plain_names := by_path.get("plain"):
         keywords |= {"x_dtype": offset.dtype if "x" in all_reduced else x.dtype, "target": target}
         out |= plain.cotangents(x, offset, weight, mask, ct, requested=plain_names, **keywords)

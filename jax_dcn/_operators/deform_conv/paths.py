@@ -51,7 +51,7 @@ def obstacle(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: 
 def _faster(computation: str, sizes: cost_model.Sizes | None, target: Target) -> Choice:
     if sizes is None:
         return Choice("fused", "no time is estimated for arrays that are empty or of a symbolic size")
-    gpu = cost_model.gpu_of(target.compute_capability)
+    gpu = cost_model.gpu_of(target)
     by_fused = cost_model.fused_seconds(computation, sizes, gpu)
     by_plain = cost_model.plain_seconds(computation, sizes, gpu)
     path: Literal["fused", "plain"] = "plain" if by_plain * cost_model.MARGIN < by_fused else "fused"

@@ -301,7 +301,7 @@ def _budget(
     if target.platform != "cuda" or x.dtype.itemsize != 2:
         return limit
     sizes = cost_model.Sizes.of(x, offset, weight, spec)
-    gpu = cost_model.gpu_of(target.compute_capability)
+    gpu = cost_model.gpu_of(target)
     return min(limit, arrays * cost_model.column_bytes(computations, sizes, gpu))
 
 

@@ -7,7 +7,7 @@ import jax
 from jax.typing import ArrayLike
 
 from jax_dcn import _validation
-from jax_dcn._operators.deform_conv import fused, paths, plain
+from jax_dcn._operators.deform_conv import cost_model, fused, paths, plain
 from jax_dcn._operators.deform_conv.arguments import Spec, canonicalize
 from jax_dcn._operators.deform_conv.functions import Options
 from jax_dcn._operators.kernel_plan import (
@@ -51,7 +51,8 @@ def kernel_plan(
       platform: "cpu", "cuda", "rocm", "oneapi" or "tpu", as in `jax.export`; "gpu" means "cuda". By default that of the
         default device.
       compute_capability: of CUDA GPUs, such as "9.0", as the devices of jax have it. By default that of the default
-        device, or of the GPUs that jax has initialized in this process, and otherwise "9.0".
+        device, or of the GPUs that jax has initialized in this process, and otherwise "9.0". If it is passed, the plan
+        is for the number of SMs of one GPU with it, which docs/performance.md names.
       options: the keywords of `deform_conv2d`.
 
     Returns:
@@ -100,11 +101,11 @@ def _choice(
     if reference_reason and computation != "bias":
         return KernelChoice(computation, "reference", reference_reason, _columns_bytes(x, offset, weight))
     path, reason = paths.choose(computation, x, offset, weight, spec, target)
-    size = 0
     if path == "fused":
-        size = fused.workspace_bytes(computation, x, offset, weight, spec)
-    elif path == "plain":
-        size = plain.workspace_bytes(computation, x, offset, weight, spec, target)
+        num_splits = cost_model.num_splits(x, offset, weight, spec, target) if computation == "weight" else 1
+        size = fused.workspace_bytes(computation, x, offset, weight, num_splits=num_splits)
+        return KernelChoice(computation, path, reason, size, num_splits)
+    size = plain.workspace_bytes(computation, x, offset, weight, spec, target) if path == "plain" else 0
     return KernelChoice(computation, path, reason, size)
 
 

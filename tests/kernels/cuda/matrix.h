@@ -107,20 +107,22 @@ struct alignas(16) Words {
   uint32_t word[4];
 };
 
-inline Words load_global_or_zeros(const void* base, int64_t bytes, bool is_valid) {
-  return is_valid ? *reinterpret_cast<const Words*>(static_cast<const char*>(base) + bytes) : Words{};
+inline void load_global_if(bool is_valid, Words& words, const void* address) {
+  if (is_valid) words = *static_cast<const Words*>(address);
 }
 
 inline void load_global_if(bool is_valid, uint32_t (&words)[2], const void* address) {
   if (is_valid) std::memcpy(words, address, sizeof words);
 }
 
-inline void load_vector_if(bool is_valid, Words& words, const void* vectors, uint32_t index) {
-  if (is_valid) words = static_cast<const Words*>(vectors)[index];
+inline Words load_global_or_zeros(bool is_valid, const void* address) {
+  Words words = {};
+  load_global_if(is_valid, words, address);
+  return words;
 }
 
-inline void load_global_if(bool is_valid, Words& words, const void* base, int64_t bytes) {
-  if (is_valid) words = load_global_or_zeros(base, bytes, true);
+inline void load_vector_if(bool is_valid, Words& words, const void* vectors, uint32_t index) {
+  if (is_valid) words = static_cast<const Words*>(vectors)[index];
 }
 
 template <typename T>
