@@ -16,7 +16,8 @@ detector: .venv/installed
 	$(BIN)/python -m examples.detector
 
 # With `worksteal`, most files run in one process, which compiles their programs and makes their fixtures only once.
-test: lint docs .venv/gpu-compiler
+test: .venv/installed
+	$(MAKE) --jobs=2 lint docs .venv/gpu-compiler
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # All tests, compiled with all optimisations, and more planted mistakes, which the tests must find. Run it after a
