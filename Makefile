@@ -15,13 +15,15 @@ demo: .venv/installed
 detector: .venv/installed
 	$(BIN)/python -m examples.detector
 
-test: lint docs .venv/gpu-compiler
-	$(BIN)/python -m pytest -n 2
+# With `worksteal`, most files run in one process, which compiles their programs and makes their fixtures only once.
+test: .venv/installed
+	$(MAKE) --jobs=2 lint docs .venv/gpu-compiler
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # All tests, compiled with all optimisations, and more planted mistakes, which the tests must find. Run it after a
 # change to kernels, handlers or their test harness.
 thorough: .venv/installed
-	$(BIN)/python -m pytest -n 2 -m "thorough or not thorough" --optimized
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "thorough or not thorough" --optimized
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -38,7 +38,7 @@ def reports():
     names = ("nothing", *NAMES)
     command = [sys.executable, str(HELPERS / "run_without_names.py"), *names]
     flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
-    environment = os.environ | {"XLA_FLAGS": flags}
+    environment = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {flags}"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
     assert done.returncode == 0, done.stderr
     return {name: json.loads(line) for name, line in zip(names, done.stdout.splitlines(), strict=True)}

@@ -68,7 +68,7 @@ def measure(shapes=SHAPES):
 def measure_plain():
     """A row for each kernel of the plain path, shape and architecture, without those that sort."""
     records = {name: executed_launches(shape, "backward", backend="plain") for name, shape in PLAIN_SHAPES.items()}
-    ptx = device_code.compile_ptx(executed_ptx.KERNELS["deform_conv"], f"compute_{PTX}")
+    ptx = device_code.compile_ptx(executed_ptx.KERNELS["deform_conv"], PTX)
     for architecture in DEVICES:
         found = device_code.assemble(ptx, architecture, None)
         for name, shape in PLAIN_SHAPES.items():
@@ -135,7 +135,7 @@ def functions(architecture, kernels=None):
     """The machine code of the kernels, all or those with these parts of names, and the custom call of each."""
     found = {}
     for source, call in SOURCES.items():
-        ptx = device_code.compile_ptx(executed_ptx.KERNELS[source], f"compute_{PTX}")
+        ptx = device_code.compile_ptx(executed_ptx.KERNELS[source], PTX)
         for name, function in device_code.assemble(ptx, architecture, kernels).items():
             found[name] = (function, call)
     return found

@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.readers import sass
-from benchmarks.readers.cached_build import build
-from benchmarks.readers.cuda_tools import absent, find, read, short_name
-from benchmarks.readers.executed_ptx import DEVICE_FLAGS, LIB
+from benchmarks.readers.cuda_tools import absent, read, short_name
+from benchmarks.readers.executed_ptx import compiled_kernel
 
 TOOLS = ("nvcc", "ptxas", "cuobjdump", "nvdisasm", "c++filt")
-# As for the package. -lineinfo does not change the machine code.
-FLAGS = ["-std=c++17", f"-I{LIB}", f"-I{LIB / 'cuda'}", "-lineinfo"]
 
 
 class Function(NamedTuple):
@@ -29,9 +26,9 @@ def missing():
 
 
 def compile_ptx(path, architecture):
-    """The PTX of a file, for a virtual architecture such as `compute_80`."""
-    command = [find("nvcc"), *FLAGS, *DEVICE_FLAGS.get(path.stem, []), f"-arch={architecture}", "-ptx", path]
-    return build(f"{path.stem}.ptx", command, [path, *sorted(LIB.rglob("*.h"))]).read_text()
+    """The PTX of a file for compute_<architecture>, which is also the PTX that the interpreter executes."""
+    dump = read("cuobjdump", "--dump-ptx", compiled_kernel(path, architecture))
+    return dump[dump.index(".version") :]
 
 
 def assemble(ptx, architecture, kernels=None):

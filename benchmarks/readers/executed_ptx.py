@@ -40,7 +40,7 @@ def module(architecture: int = ARCHITECTURE) -> pathlib.Path:
     """A shared library of the FFI handlers, whose kernels are the PTX for compute_<architecture>."""
     ffi = [path for path in sorted((LIB / "ffi").glob("*.cc")) if path.name != "module.cc"]
     jobs = [
-        *((_kernel, path, architecture) for path in KERNELS.values()),
+        *((compiled_kernel, path, architecture) for path in KERNELS.values()),
         *((_handlers, path) for path in (*ffi, *sorted((LIB / "cuda").glob("*.cc")), INTERPRETER / "handlers.cc")),
     ]
     return _link("module.so", _run(jobs), ["-shared"])
@@ -57,12 +57,35 @@ def program(
 
     The kernels named by `recompiled` are compiled from the files in the folder `changed`, as far as it has them.
     """
-    jobs = [(_kernel, KERNELS[name], architecture) for name in kernels if name not in recompiled]
+    jobs = [(compiled_kernel, KERNELS[name], architecture) for name in kernels if name not in recompiled]
     for name in recompiled:
         path = changed / KERNELS[name].name
-        jobs.append((_kernel, path if path.exists() else KERNELS[name], architecture, changed))
-    jobs.append((_kernel, source, architecture))
+        jobs.append((compiled_kernel, path if path.exists() else KERNELS[name], architecture, changed))
+    jobs.append((compiled_kernel, source, architecture))
     return _link(source.stem, _run(jobs), [])
+
+
+def compiled_kernel(path: pathlib.Path, architecture: int, folder: pathlib.Path | None = None) -> pathlib.Path:
+    """An object file of a CUDA source, with the PTX for compute_<architecture> and the lines that it comes from.
+
+    Headers in the folder, if there is one, replace those of the package.
+    """
+    include = [*([f"-I{folder}"] if folder else []), f"-I{LIB}", f"-I{LIB / 'cuda'}"]
+    target = f"arch=compute_{architecture},code=compute_{architecture}"
+    command = [cuda_tools.find("nvcc"), "-std=c++17", "-lineinfo", *DEVICE_FLAGS.get(path.stem, []), *include]
+    command += [
+        "-gencode",
+        target,
+        "--no-compress",
+        "--cudart=none",
+        f"-Xcompiler={HOST_FLAGS}",
+        "-x",
+        "cu",
+        "-c",
+        path,
+    ]
+    own = sorted(folder.iterdir()) if folder else []
+    return build(f"{path.stem}.o", command, [path, *own, *sorted(LIB.rglob("*.h"))])
 
 
 class Interpreter:
@@ -126,25 +149,6 @@ def launches(
 def _run(jobs):
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda job: job[0](*job[1:]), jobs))
-
-
-def _kernel(path, architecture, folder=None):
-    include = [*([f"-I{folder}"] if folder else []), f"-I{LIB}", f"-I{LIB / 'cuda'}"]
-    target = f"arch=compute_{architecture},code=compute_{architecture}"
-    command = [cuda_tools.find("nvcc"), "-std=c++17", "-lineinfo", *DEVICE_FLAGS.get(path.stem, []), *include]
-    command += [
-        "-gencode",
-        target,
-        "--no-compress",
-        "--cudart=none",
-        f"-Xcompiler={HOST_FLAGS}",
-        "-x",
-        "cu",
-        "-c",
-        path,
-    ]
-    own = sorted(folder.iterdir()) if folder else []
-    return build(f"{path.stem}.o", command, [path, *own, *sorted(LIB.rglob("*.h"))])
 
 
 def _handlers(path):

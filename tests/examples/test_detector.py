@@ -37,7 +37,7 @@ def counted_loss(model, params, batch):
 def test_every_object_has_a_location_and_the_smallest_wins():
     cells = locations(64, 64)
     objects = np.array([[0, 0, 60, 60], [29, 29, 31, 31], [0, 0, 0, 0]], np.float32)
-    chosen, found = map(np.asarray, assign(cells, objects, np.array([3, 4, -1])))
+    chosen, found = map(np.asarray, jax.jit(assign)(cells, objects, np.array([3, 4, -1])))
     assert set(chosen[found]) == {0, 1}
     assert_array_equal(cells[found & (chosen == 1)], [[28, 28]])
 

@@ -46,7 +46,7 @@ ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "JAX_NUM_PROCESSES": "2",
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # optimizations take longer than they save
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+    "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4",
 }
 
 

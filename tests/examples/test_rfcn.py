@@ -50,7 +50,7 @@ def test_decoding_undoes_encoding():
 def test_every_object_has_an_anchor_and_padding_has_none():
     boxes = np.array([[3, 3, 9, 8], [8, 8, 60, 60], [0, 0, 0, 0]], np.float32)
     bases = anchors(IMAGE_SIZE, IMAGE_SIZE)
-    objects, is_object, is_background = map(np.asarray, match_anchors(bases, boxes, np.array([3, 4, -1])))
+    objects, is_object, is_background = map(np.asarray, jax.jit(match_anchors)(bases, boxes, np.array([3, 4, -1])))
     assert set(objects[is_object]) == {0, 1}
     assert not (is_object & is_background).any()
     assert (np.asarray(iou(bases, boxes[0]))[is_object & (objects == 0)] > 0.1).all()
@@ -59,12 +59,13 @@ def test_every_object_has_an_anchor_and_padding_has_none():
 def test_proposals_are_few_distinct_boxes_in_the_image_and_padded():
     number = len(anchors(IMAGE_SIZE, IMAGE_SIZE))
     deltas = 0.1 * np.random.default_rng(0).normal(size=(number, 4)).astype(np.float32)
-    regions = propose(IMAGE_SIZE, IMAGE_SIZE, jnp.zeros(number), deltas)
+    proposed = jax.jit(partial(propose, IMAGE_SIZE, IMAGE_SIZE))
+    regions = proposed(jnp.zeros(number), deltas)
     assert regions.boxes.shape == (PROPOSALS, 4)
     assert regions.boxes.min() >= 0 and regions.boxes.max() <= IMAGE_SIZE
     overlap = np.asarray(iou(regions.boxes[:, None], regions.boxes))[np.ix_(regions.valid, regions.valid)]
     assert np.triu(overlap, 1).max() <= 0.7
-    one_place = propose(IMAGE_SIZE, IMAGE_SIZE, jnp.zeros(number), encode(jnp.array([8.0, 8, 40, 40]), anchors(64, 64)))
+    one_place = proposed(jnp.zeros(number), encode(jnp.array([8.0, 8, 40, 40]), anchors(IMAGE_SIZE, IMAGE_SIZE)))
     assert one_place.valid.sum() == 1
     assert_allclose(one_place.boxes[0], [8, 8, 40, 40], atol=1e-3)
 
@@ -92,13 +93,13 @@ def near_objects(batch):
 
 
 def test_right_regions_have_a_small_loss_and_padding_none(batch, near_objects):
-    right = near_objects
-    assert region_loss(right, batch) < 1e-6
-    assert region_loss(right._replace(logits=np.roll(right.logits, 1, -1)), batch) > 1
-    assert region_loss(right._replace(deltas=np.zeros_like(right.deltas)), batch) > 0.05
-    assert region_loss(right._replace(deltas=0.5 * right.deltas), batch) > 0.02
+    right, region_loss_of = near_objects, jax.jit(region_loss)
+    assert region_loss_of(right, batch) < 1e-6
+    assert region_loss_of(right._replace(logits=np.roll(right.logits, 1, -1)), batch) > 1
+    assert region_loss_of(right._replace(deltas=np.zeros_like(right.deltas)), batch) > 0.05
+    assert region_loss_of(right._replace(deltas=0.5 * right.deltas), batch) > 0.02
     padding = Boxes(right.regions.boxes, np.zeros_like(right.regions.valid))
-    assert region_loss(right._replace(logits=-right.logits, regions=padding), batch) == 0
+    assert region_loss_of(right._replace(logits=-right.logits, regions=padding), batch) == 0
 
 
 def test_refining_undoes_what_the_loss_asks_for(batch, near_objects):
@@ -109,14 +110,15 @@ def test_refining_undoes_what_the_loss_asks_for(batch, near_objects):
 
 def test_right_anchors_have_a_small_loss(batch):
     bases = anchors(IMAGE_SIZE, IMAGE_SIZE)
-    objects, is_object, _ = jax.vmap(match_anchors, (None, 0, 0))(bases, batch.boxes, batch.labels)
+    objects, is_object, _ = jax.jit(jax.vmap(match_anchors, (None, 0, 0)))(bases, batch.boxes, batch.labels)
     boxes = np.take_along_axis(batch.boxes, np.asarray(objects)[..., None], 1)
     right = Predictions(
         np.where(is_object, np.float32(20), np.float32(-20)), np.asarray(encode(boxes, bases)), None, None, None
     )
-    assert proposal_loss(right, batch) < 1e-6
-    assert proposal_loss(right._replace(anchor_logits=-right.anchor_logits), batch) > 1
-    assert proposal_loss(right._replace(anchor_deltas=right.anchor_deltas + 1), batch) > 1
+    proposal_loss_of = jax.jit(proposal_loss)
+    assert proposal_loss_of(right, batch) < 1e-6
+    assert proposal_loss_of(right._replace(anchor_logits=-right.anchor_logits), batch) > 1
+    assert proposal_loss_of(right._replace(anchor_deltas=right.anchor_deltas + 1), batch) > 1
 
 
 def test_a_deformable_rfcn_starts_as_the_plain_one():

@@ -92,7 +92,7 @@ def test_main_loops_stay_within_their_budgets(architecture):
 def test_float16_has_as_many_ptx_instructions_as_bfloat16():
     """So the budgets of bfloat16 hold for both."""
     for source in kernel_costs.SOURCES:
-        ptx = device_code.ptx_instructions(device_code.compile_ptx(executed_ptx.KERNELS[source], "compute_80"))
+        ptx = device_code.ptx_instructions(device_code.compile_ptx(executed_ptx.KERNELS[source], kernel_costs.PTX))
         counts = {device_code.linker_name(name): len(instructions) for name, instructions in ptx.items()}
         of_half = [name for name in counts if HALF[0] in name]
         assert of_half
