@@ -24,7 +24,7 @@ struct FusedLimits {
   static constexpr int64_t kWeightTile = 128;      // channels, and features, per thread block of the weight's gradient
   static constexpr int64_t kMinSplitPixels = 512;  // output pixels per partial sum of the weight's gradient
   static constexpr int64_t kSliceVectors = 8;      // vectors of a pixel per K slice
-  static constexpr int64_t kMaxVectors = UINT32_MAX;  // of outputs, for which d_x is computed at a time
+  static constexpr int64_t kMaxVectors = UINT32_MAX;  // of d_y for the images of a chunk: their indices are uint32
   static constexpr int64_t kMarginVectors = 16;  // added to the vectors of each tap, so that K indices fit in int32
 };
 
@@ -82,7 +82,7 @@ inline int64_t SegmentChannels(const Sizes& sizes, const Product& product) {
 // The transpose of the sampling as lists in CSR form: for each pixel of x and tap, the output pixels that sample it and
 // their weights, in the order of the output pixels.
 struct alignas(8) Contribution {
-  uint32_t vector;  // of d_y: the first of the output pixel's
+  uint32_t vector;  // index in d_y of the output pixel's first 16 bytes
   float weight;     // bilinear weight × mask
 };
 struct ScatterLists {

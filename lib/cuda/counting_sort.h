@@ -43,7 +43,7 @@ constexpr int kPartitionWarps = kThreads / kWarp, kSortWarps = 4;
 constexpr int32_t kMaxBins = 1024, kMaxChunks = kWarp, kChunkEntries = 32 * kThreads;
 constexpr int32_t kMinBinRows = 2 * kMaxChunks;  // row_start has room for a bin's parts of all chunks
 constexpr int kMinBinRowsLog2 = 7;               // of all bins but the last
-// In shared memory, per warp. The last bin has less than kMinBinRows more rows than the others.
+// In shared memory, per warp. The last bin has fewer than kMinBinRows rows more than the others.
 constexpr int32_t kSharedRows = 256 + kMinBinRows, kStaged = 576;
 
 // How a table is divided.

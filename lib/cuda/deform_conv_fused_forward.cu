@@ -214,9 +214,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, ForwardTile<kFeatures, kWarps>:
         const int64_t p = shared.pixels[place % kTileColumns * kStripRows + place / kTileColumns];
         Corners corners = NoCorners();
         if (p >= 0) {
-          const int32_t of_all = slices.first_tap() + tap;
-          const int64_t sample_index = SampleIndex(call.sizes, p, slices.offset_group(), of_all);
-          corners = FindCorners(call.sizes, call.positions, shared.sampled[place], sample_index, of_all);
+          const int32_t kernel_tap = slices.first_tap() + tap;
+          const int64_t sample_index = SampleIndex(call.sizes, p, slices.offset_group(), kernel_tap);
+          corners = FindCorners(call.sizes, call.positions, shared.sampled[place], sample_index, kernel_tap);
         }
         shared.corners[place * kCornerTaps<kFeatures> + tap] = corners;
       }

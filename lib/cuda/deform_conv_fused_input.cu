@@ -144,7 +144,6 @@ struct BlockTile {
 
 // The sums pass through shared memory in half-stages: 64 pixels of a K slice. A pair of K slices is gathered at once,
 // so that lists are read once for both of them.
-constexpr uint32_t kRowSwizzle = (kSliceChunks + 1) * kChunkBytes;
 constexpr int kPairChunks = 2 * kSliceChunks, kHalfPixels = kTilePixels / 2, kHalfStages = 6;
 
 // The half-stage for the pixels of `half` in `slice` of a pair. While the block multiplies the first slice of a pair,
@@ -285,17 +284,16 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kChannels, kWarps
       uint4* sums = shared.sums[HalfStage(pair, chunk / kSliceChunks, half)];
       const T* features = d_y + (block_tile.first_feature + feature_chunk * kChunkSize<T>);
       const int32_t* lists = shared.lists + half * kHalfPixels;
-      // The lists of consecutive pixels of an image are contiguous. If a run of pixels has several images, or the end,
-      // each list is summed on its own.
+      // The lists of consecutive pixels of an image are contiguous. In a run of pixels of several images, or with
+      // the end, lists are summed one by one until the rest of the run is in one image.
 #pragma unroll 1
       for (uint32_t row = first_row, count; row < first_row + kRun; row += count) {
         const int32_t list = lists[row], in_run = first_row + kRun - row;
         count = lists[first_row + kRun - 1] - list == in_run - 1 ? in_run : 1;
-        const SharedPointer rows = SharedAddress(&sums[row / 8 * 8 * kSliceChunks]);
-        // swizzled_index in bytes: a row later, both the row and the permutation of its chunks are one more.
-        const uint32_t first = row % 8 * kRowSwizzle, chunk_bytes = chunk % kSliceChunks * kChunkBytes;
+        const SharedAddress rows = AddressInShared(&sums[row / 8 * 8 * kSliceChunks]);
+        const uint32_t row_bytes = row % 8 * kSwizzledRowBytes, chunk_bytes = chunk % kSliceChunks * kChunkBytes;
         auto store = [&](uint32_t i, const uint4& sum) {
-          store_shared(rows + ((first + i * kRowSwizzle) ^ chunk_bytes), sum);
+          store_shared(rows + ((row_bytes + i * kSwizzledRowBytes) ^ chunk_bytes), sum);
         };
         if (k < k_chunks && list >= 0) {
           SumLists(call.row_start + list + tap * (call.image_pixels + 1), count, call.contributions, features, store);

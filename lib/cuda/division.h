@@ -5,7 +5,8 @@
 
 namespace dcn {
 
-// Of any numbers that are not negative: in a quarter of the instructions where both have 32 bits.
+// Divides two numbers that are not negative. If both fit in 32 bits, this takes a quarter of the instructions of a
+// division of 64 bits.
 __device__ inline int64_t Quotient(int64_t dividend, int64_t divisor) {
   return (dividend | divisor) >> 32 ? dividend / divisor : int64_t(uint32_t(dividend) / uint32_t(divisor));
 }

@@ -91,11 +91,11 @@ __device__ inline Corners CornersToRead(const Sizes& sizes, const BilinearCorner
   return corners;
 }
 
-// `tap` is the sample's tap, or its distance from the first.
-template <typename Tap>
+// The corners of the sample at a tap, or at a distance from the first tap.
+template <typename TapOrDistance>
 __device__ Corners FindCorners(const Sizes& sizes, const Positions& positions, const SampledPixel& pixel,
-                               int64_t sample_index, const Tap& tap) {
-  return CornersToRead(sizes, LocateSample<float>(sizes, positions, pixel.first_tap, sample_index, tap),
+                               int64_t sample_index, const TapOrDistance& tap_or_distance) {
+  return CornersToRead(sizes, LocateSample<float>(sizes, positions, pixel.first_tap, sample_index, tap_or_distance),
                        Mask<float>(positions, sample_index), pixel.image);
 }
 

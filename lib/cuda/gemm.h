@@ -75,10 +75,15 @@ const char* DispatchTensorCoreType(DType dtype, const F& f) {
 // The index of a chunk in an operand's part of a stage. XOR swizzle: the eight rows that one ldmatrix phase reads fall
 // into different banks, and so do the eight 16-byte chunks of a row.
 template <int kRowChunks = kSliceChunks>
-__device__ int swizzled_index(int row, int chunk) {
+__device__ constexpr int swizzled_index(int row, int chunk) {
   static_assert(kRowChunks % 8 == 0, "the swizzle permutes eight chunks of a row");
   return row * kRowChunks + (chunk ^ (row & 7));
 }
+
+// For the first eight rows, swizzled_index in bytes is row * kSwizzledRowBytes ^ chunk * kChunkBytes: in the next row,
+// both the row and the permutation of its chunks are one more.
+constexpr uint32_t kSwizzledRowBytes = (kSliceChunks + 1) * kChunkBytes;
+static_assert(swizzled_index(7, 6) * kChunkBytes == (7 * kSwizzledRowBytes ^ 6 * kChunkBytes));
 
 // The order of the four 8 × 8 matrices that ldmatrix loads from 16 rows × 2 chunks.
 enum class MatrixOrder { kRowsFirst, kChunksFirst };

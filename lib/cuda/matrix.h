@@ -13,12 +13,14 @@
 
 namespace dcn {
 
-// The address in the shared state space, which ldmatrix and cp.async take.
-using SharedPointer = uint32_t;
-__device__ inline SharedPointer SharedAddress(const void* shared) { return uint32_t(__cvta_generic_to_shared(shared)); }
+// An address in the shared state space, which st.shared, ldmatrix and cp.async take.
+using SharedAddress = uint32_t;
+__device__ inline SharedAddress AddressInShared(const void* shared) {
+  return uint32_t(__cvta_generic_to_shared(shared));
+}
 
-// Its address is computed once where the compiler would compute that of an array element before each store.
-__device__ inline void store_shared(SharedPointer address, const uint4& words) {
+// Stores 16 bytes. For the element of an array, the compiler would compute the address again before each store.
+__device__ inline void store_shared(SharedAddress address, const uint4& words) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words.x), "r"(words.y), "r"(words.z),
                "r"(words.w)
                : "memory");
@@ -29,14 +31,14 @@ __device__ inline void store_shared(SharedPointer address, const uint4& words) {
 __device__ inline void load_matrix_fragments(uint32_t (&words)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(SharedAddress(row)));
+               : "r"(AddressInShared(row)));
 }
 
 // The same for matrices of 16-bit elements, transposed: lane 4r + c receives elements r of rows 2c and 2c + 1.
 __device__ inline void load_matrix_fragments_transposed(uint32_t (&words)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(SharedAddress(row)));
+               : "r"(AddressInShared(row)));
 }
 
 // accumulator[16, 8] += a[16, 32 bytes] · b[8, 32 bytes]ᵀ
@@ -156,7 +158,7 @@ __device__ inline uint32_t RoundToWord<float>(const float* values) {
 // Starts an asynchronous copy of 16 bytes from global to shared memory, or stores zeros there. The bytes are valid
 // after the calling thread has called wait_async_copies.
 __device__ inline void copy_async(void* shared, const void* global, bool zeros) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(shared)), "l"(global),
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(AddressInShared(shared)), "l"(global),
                "r"(zeros ? 0 : 16)
                : "memory");
 }

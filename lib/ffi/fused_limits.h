@@ -47,9 +47,11 @@ inline void CheckScatterLists(Checks& checks, DType dtype, const Sizes& sizes, c
   const int64_t lists = SaturatingMultiply(SaturatingMultiply(images, sizes.offset_groups), sizes.taps());
   const int64_t outputs = SaturatingMultiply(sizes.rows, sizes.columns);
   checks.FitsInt32("the number of contributions", SaturatingMultiply(lists, SaturatingMultiply(4, outputs)));
-  checks.Require(SaturatingMultiply(SaturatingMultiply(images, outputs), product.features / FusedVector(dtype)) <=
-                     FusedLimits::kMaxVectors,
-                 "has too many outputs at a time");
+  const int64_t vectors =
+      SaturatingMultiply(SaturatingMultiply(images, outputs), product.features / FusedVector(dtype));
+  checks.Require(vectors <= FusedLimits::kMaxVectors, "the images of row_start have " + std::to_string(vectors) +
+                                                          " vectors of 16 bytes of d_y, must be at most " +
+                                                          std::to_string(FusedLimits::kMaxVectors));
   checks.FitsInt32("the number of their lists",
                    SaturatingMultiply(lists, SaturatingMultiply(sizes.height, sizes.width) + 1));
 }

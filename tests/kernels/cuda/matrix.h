@@ -12,9 +12,9 @@
 
 namespace dcn {
 
-using SharedPointer = char*;
-inline SharedPointer SharedAddress(void* shared) { return static_cast<char*>(shared); }
-inline void store_shared(SharedPointer address, const uint4& words) { *reinterpret_cast<uint4*>(address) = words; }
+using SharedAddress = char*;
+inline SharedAddress AddressInShared(void* shared) { return static_cast<char*>(shared); }
+inline void store_shared(SharedAddress address, const uint4& words) { *reinterpret_cast<uint4*>(address) = words; }
 
 // The layout of a matrix in the lanes: row and column of the i-th element of lane 4 · group + member.
 template <typename T>
