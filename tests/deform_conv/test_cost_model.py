@@ -121,7 +121,7 @@ WEIGHTS = [
 @pytest.mark.parametrize("capability", GPUS)
 @pytest.mark.parametrize("pixels, channels, taps, features, groups", WEIGHTS)
 def test_weight_splits(pixels, channels, taps, features, groups, capability, sms):
-    """Each of enough pixels, and none of no pixels; partial sums take at most 64 KiB per thread block."""
+    """No part is empty or has too few pixels, and the partial sums take at most 64 KiB per thread block."""
     gpu = cost_model.gpu_of(Target("cuda", capability, sms))
     sizes = cost_model.Sizes(1, pixels, pixels, taps, channels, features, groups, offset_groups=1, item=2)
     splits = cost_model.weight_splits(sizes, gpu)
@@ -134,16 +134,16 @@ def test_weight_splits(pixels, channels, taps, features, groups, capability, sms
 
 
 @pytest.mark.parametrize("capability", GPUS)
-@pytest.mark.parametrize("name", "ABEFG")
+@pytest.mark.parametrize("name", "ABCDEFG")
 def test_the_last_wave_of_the_weight_cotangent_is_nearly_full(name, capability):
     gpu = GPUS[capability]
     _, blocks, _ = cost_model.launch("weight", sizes_of(shape_of(name, 16)), gpu)
     slots = gpu.sms * gpu.weight_blocks
-    assert blocks / slots / math.ceil(blocks / slots) > 0.85
+    assert blocks / slots / math.ceil(blocks / slots) > 0.8
 
 
 def test_weight_splits_of_known_gpus():
-    """Three of an H100 or H200, an RTX 5090 and one that has few SMs, for 268,800 pixels and 9 tiles."""
+    """On an H100 or H200, on an RTX 5090, and on a GPU with few SMs, for 268,800 pixels and 9 tiles."""
     sizes = sizes_of(shape_of("A", 16))
     targets = Target("cuda"), Target("cuda", 120), Target("cuda", 86, 28)
     assert [cost_model.weight_splits(sizes, cost_model.gpu_of(target)) for target in targets] == [29, 18, 3]

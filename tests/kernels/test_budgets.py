@@ -53,7 +53,7 @@ def assembled(architecture):
 def costs(architecture):
     """The machine code, the record and the executions of the blocks of each executed kernel."""
     found = assembled(architecture)
-    for record in launches("forward", architecture) + launches("backward", "sm_90"):
+    for record in launches("forward", architecture) + launches("backward", architecture):
         if (name := device_code.linker_name(record["kernel"])) in found:
             function = found[name][0]
             yield function, record, kernel_costs.executed(function, record)

@@ -84,8 +84,8 @@ MISTAKES = {
         ("threads", r"data race.*SampleColumnsKernel"),
     ),
     "overlapping writes of blocks": (
-        ("positions.h", "if (d_mask) d_mask[sample_index] = cotangents.mask",
-         "if (d_mask) d_mask[sample_index % 8] = cotangents.mask"),
+        ("deform_conv.cu", "StorePositionCotangents(positions, sample.index,",
+         "StorePositionCotangents(positions, sample.index % 8,"),
         ("threads", r"data race.*OffsetCotangentKernel"),
     ),
     "missing barrier of a warp": (

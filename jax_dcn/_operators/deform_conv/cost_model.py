@@ -29,8 +29,8 @@ LARGE_CHUNK_BYTES = 64 * 2**20  # of columns, which exceed the L2 cache
 # The most thread blocks per SM that the weight's cotangent is divided into. More would fill the last wave better, but
 # each has partial sums of its own: at most 64 KiB.
 MAX_SM_BLOCKS = 4
-# What a thread block of the weight's cotangent takes before and after its main loop, in K steps. About 1,100
-# instructions per scheduler are counted, which are 0.4 to 0.9 K steps; waiting is not counted.
+# What a thread block of the weight's cotangent takes before and after its main loop, in K steps. The instructions are
+# counted as 0.4 to 0.9 K steps (docs/performance.md); waiting is not counted.
 WEIGHT_BLOCK_STEPS = 1
 
 # Kernels that a chunk of the plain path launches, counted in XLA's programs for an H100: ours, the product, and XLA's
@@ -41,7 +41,10 @@ FUSED_LAUNCHES = {"forward": 2, "x": 6, "offset": 2, "mask": 2, "weight": 2}
 
 
 def gpu_of(target: Target) -> Gpu:
-    """The GPU whose costs stand for those of a target: of the newest known architecture that is not newer."""
+    """The GPU whose costs stand for those of a target: of the newest known architecture that is not newer.
+
+    Only the number of SMs is the target's own.
+    """
     wanted = DEFAULT_COMPUTE_CAPABILITY if target.compute_capability is None else target.compute_capability
     gpu = GPUS[max((known for known in GPUS if known <= wanted), default=min(GPUS))]
     return gpu if target.sms is None else gpu._replace(sms=target.sms)
@@ -238,7 +241,7 @@ def launch(computation: str, sizes: Sizes, gpu: Gpu) -> tuple[int, int, int]:
 
 
 def _weight_launch(splits: int, sizes: Sizes) -> tuple[int, int, int]:
-    """The same for the weight's cotangent, in so many partial sums."""
+    """The same for the weight's cotangent, if it is divided into `splits` partial sums."""
     tile = _cotangent_tile(sizes.group_features)
     # A tile has a limited number of samples of each pixel.
     samples = 1 if sizes.segment_channels % fused.WEIGHT_TILE == 0 else 16 if tile == 64 else 8
@@ -255,9 +258,10 @@ def num_splits(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, target: Ta
 
 
 def weight_splits(sizes: Sizes, gpu: Gpu) -> int:
-    """The number of partial sums of the weight's cotangent, each over a part of the pixels with blocks of its own.
+    """The number of partial sums of the weight's cotangent. Each is over a part of the pixels, by blocks of its own.
 
-    Their blocks are whole waves of resident blocks, as nearly as possible: of several such numbers, the fastest one.
+    Numbers whose blocks nearly fill one wave of resident blocks, two waves, and so on are compared, and the fastest one
+    is returned.
     """
     _, tiles, slices = _weight_launch(1, sizes)
 

@@ -86,7 +86,7 @@ def cotangent(
     keywords: dict[str, Any] = {"spec": spec, "origin": origin}
     out: dict[str, jax.Array] = {}
     if fused_names := by_path.get("fused"):
-        num_splits = cost_model.num_splits(x, offset, weight, spec, target)
+        num_splits = cost_model.num_splits(x, offset, weight, spec, target) if "weight" in fused_names else 1
         out |= fused.cotangents(x, offset, weight, mask, ct, requested=fused_names, num_splits=num_splits, **keywords)
     if plain_names := by_path.get("plain"):
         keywords |= {"x_dtype": offset.dtype if "x" in all_reduced else x.dtype, "target": target}
