@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import Counter, defaultdict
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 from benchmarks import machine_code, readers
 from benchmarks.readers import device_code, estimates, executed_sass, sass, sources
 from benchmarks.readers.devices import DEVICES, occupancy
-from benchmarks.reports import gpu_costs, kernel_costs
+from benchmarks.reports import gpu_costs, kernel_costs, paths
 from benchmarks.reports.report import RESULTS
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -196,6 +197,12 @@ def test_rates_of_tensor_cores():
 
 def newest_results():
     return json.loads(estimates.newest(RESULTS).read_text())
+
+
+def test_the_page_of_paths_is_what_the_cost_model_chooses():
+    """After a change to the cost model or the counted costs, `python -m benchmarks.paths` must run again."""
+    newest = max(RESULTS.glob("*-paths.md"))
+    assert paths.page(date.fromisoformat(newest.name[:10])) == newest.read_text()
 
 
 def test_results_are_of_these_kernels():
