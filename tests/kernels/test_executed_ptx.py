@@ -134,7 +134,8 @@ MISTAKES = {
         ("matrix.h", '"l"(static_cast<const char*>(base) + bytes)', '"l"(static_cast<const char*>(base) + bytes + 8)'),
         [FORWARD], "is misaligned"),
     "targets of copies moved by 8 bytes": (
-        ("matrix.h", '::"r"(AddressInShared(shared))', '::"r"(AddressInShared(shared) + 8)'), [WEIGHT], "is misaligned"),
+        ("matrix.h", '::"r"(AddressInShared(shared))', '::"r"(AddressInShared(shared) + 8)'),
+        [WEIGHT], "is misaligned"),
     "no barrier after a stage": (
         ("deform_conv_fused_forward.cu", "wait_async_copies();\n      __syncthreads();", "wait_async_copies();"),
         [FORWARD], "is a race"),
