@@ -167,6 +167,8 @@ const char* FusedInputCotangent(Device&, DType dtype, const Sizes& s, const Posi
   const double list_count = double(s.images) * s.offset_groups * s.taps(), contributions = 4. * s.rows * s.columns;
   const double starts = double(s.height) * s.width + 1;
   REQUIRE(list_count * contributions < k32 && list_count * starts < k32);
+  // A contribution has the index of a vector of d_y, as an uint32.
+  REQUIRE(double(s.images) * s.rows * s.columns * product.features * SizeOf(dtype) / 16 < 2 * k32);
   REQUIRE(contract.Holds(weight, WeightCount(s, product), SizeOf(dtype)));
   REQUIRE(contract.Holds(d_x, ImageCount(s, s.images), SizeOf(dtype)));
   REQUIRE(contract.Holds(lists.row_start, list_count * starts, 4));

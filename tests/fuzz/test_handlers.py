@@ -48,6 +48,7 @@ MISTAKES = {
         r"checks\.FitsInt32\(\"the number of contributions.*?;",
         "deform_conv_fused.cc",
     ),
+    "vectors": ("fused_limits.h", r"checks\.Require\(vectors <= FusedLimits::kMaxVectors.*?;", "deform_conv_fused.cc"),
     "rois": ("psroi_pool.cc", r"checks\.Shape\(\"rois.*?;", "psroi_pool.cc"),
 }
 

@@ -155,9 +155,13 @@ void TestFusedManyPixels() {
   Expect("the last weight's cotangent", parts.last(), 15);
 }
 
-// Many groups of few channels, because the handler limits the scatter lists to 2^31 contributions.
+// Many groups of few channels, because the handler limits the scatter lists to 2^31 contributions. The indices of the
+// vectors of d_y need all 32 bits. There are at most 2^20 blocks, so their last one computes the last tile only if the
+// number of tiles is a multiple of that.
 void TestFusedManyGroups() {
-  constexpr int64_t kSide = 1 << 8, kGroups = 1 << 14, kChannels = 8 * kGroups, kPixels = kSide * kSide;
+  constexpr int64_t kSide = 1 << 8, kGroups = 31 << 11, kChannels = 8 * kGroups, kPixels = kSide * kSide;
+  static_assert(kPixels * kGroups <= FusedLimits::kMaxVectors && (kPixels - 1) * kGroups > INT32_MAX);
+  static_assert(kPixels / FusedLimits::kTilePixels * kGroups % (1 << 20) == 0);
   const Sizes sizes = {OneTap(), 1, kSide, kSide, kChannels, kSide, kSide, 1, 1};
   const Product product = {kChannels, kGroups};
   Large<BF16> weight(kChannels * 8), d_y(kPixels * kChannels), d_x(kPixels * kChannels);

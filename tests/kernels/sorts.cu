@@ -1,9 +1,11 @@
 // Sorts tables whose rows are given: `sorts OPERANDS RESULTS`. The operands are int32: tables, rows, entries, whether
-// row_start is global, and the row of each entry. The results are row_start and the values, which are the ids.
+// row_start is global, whether the values are pairs, and the row of each entry. The results are row_start and the
+// values, which are the ids; a pair is an id and its complement.
 #include <cuda_runtime.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <type_traits>
 #include <vector>
 
 #include "cuda/counting_sort.h"
@@ -11,8 +13,12 @@
 namespace dcn {
 namespace {
 
+using Id = Vector<int32_t, 1>;
+using Pair = Vector<int32_t, 2>;
+
+template <typename Value, int kItemEntries>
 struct GivenRows {
-  static constexpr int kEntries = 2;
+  static constexpr int kEntries = kItemEntries;
   struct Entry {
     int32_t row, id;
   };
@@ -23,16 +29,23 @@ struct GivenRows {
     for (int i = 0; i < kEntries; ++i) rows[i] = row[item * kEntries + i];
   }
   __device__ Entry operator()(int32_t id) const { return {row[id], id}; }
-  __device__ int32_t value(const Entry& entry) const { return entry.id; }
+  __device__ Value value(const Entry& entry) const {
+    if constexpr (std::is_same_v<Value, Pair>) {
+      return {entry.id, ~entry.id};
+    } else {
+      return {entry.id};
+    }
+  }
 };
 
+template <typename Value, int kItemEntries>
 struct GivenTables {
-  using Table = GivenRows;
+  using Table = GivenRows<Value, kItemEntries>;
 
   const int32_t* row;
   int32_t entries;
 
-  __device__ GivenRows operator[](int64_t table) const { return {row + table * entries}; }
+  __device__ Table operator[](int64_t table) const { return {row + table * entries}; }
 };
 
 void Check(const char* failure) {
@@ -62,22 +75,38 @@ class Array {
   size_t bytes_;
 };
 
-void Run(std::FILE* operands, std::FILE* results) {
-  int32_t sizes[4];
-  if (std::fread(sizes, sizeof sizes, 1, operands) != 1) Check("no sizes");
-  const auto [tables, rows, entries, is_row_start_global] = sizes;
+struct Options {
+  int32_t tables, rows, entries, is_row_start_global, has_pairs;
+};
+
+template <typename Value, int kItemEntries>
+void Sort(const Options& options, std::FILE* operands, std::FILE* results) {
+  const auto [tables, rows, entries, is_row_start_global, has_pairs] = options;
   std::vector<int32_t> row(size_t(tables) * entries);
   for (int32_t& value : row) {
     if (std::fread(&value, sizeof value, 1, operands) != 1) Check("too few rows");
   }
   const Array given(row), workspace(row.size()), row_start(size_t(tables) * (size_t(rows) + 1));
-  const Array values(std::vector<int32_t>(row.size(), -1));  // those of entries without a row are not written
-  const CsrTables<int32_t> csr = {tables,           rows,          entries,         is_row_start_global != 0,
-                                  row_start.data(), values.data(), workspace.data()};
-  Check(SortByRow(Device(nullptr), GivenTables{given.data(), entries}, csr));
+  // The values of entries without a row are not written.
+  const Array values(std::vector<int32_t>(row.size() * sizeof(Value) / sizeof(int32_t), -1));
+  const CsrTables<Value> csr = {tables,           rows,
+                                entries,          is_row_start_global != 0,
+                                row_start.data(), reinterpret_cast<Value*>(values.data()),
+                                workspace.data()};
+  Check(SortByRow(Device(nullptr), GivenTables<Value, kItemEntries>{given.data(), entries}, csr));
   Check(Failure(cudaDeviceSynchronize()));
   for (const Array* array : {&row_start, &values}) {
     for (const int32_t value : array->Values()) std::fwrite(&value, sizeof value, 1, results);
+  }
+}
+
+void Run(std::FILE* operands, std::FILE* results) {
+  Options options;
+  if (std::fread(&options, sizeof options, 1, operands) != 1) Check("no options");
+  if (options.has_pairs) {
+    Sort<Pair, 4>(options, operands, results);
+  } else {
+    Sort<Id, 2>(options, operands, results);
   }
 }
 

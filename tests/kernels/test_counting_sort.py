@@ -18,22 +18,25 @@ SHARED_ROWS = 1024 * 256 + 63  # of a table whose rows are all counted in shared
 EXECUTIONS = ["ptx", pytest.param("memory", marks=pytest.mark.thorough)]
 
 
-def sort(execution, folder, rows, row, is_row_start_global, **options):
-    """Row starts, values and the program's output, for the rows [tables, entries] of the entries."""
+def sort(execution, folder, rows, row, is_row_start_global, *, has_pairs=False, **options):
+    """Row starts, values and the program's output, for the rows [tables, entries] of the entries.
+
+    With `has_pairs`, a value has 8 bytes instead of 4, and an item 4 entries instead of 2.
+    """
     if execution == "ptx":
         if executed_ptx.missing():
             pytest.skip(executed_ptx.missing())
         program = executed_ptx.program(build.HERE / "sorts.cu", kernels=())
     else:
         program = build.program("sorts.cu", execution, {})
-    sizes = [row.shape[0], rows, row.shape[1], is_row_start_global]
+    sizes = [row.shape[0], rows, row.shape[1], is_row_start_global, has_pairs]
     np.concatenate([sizes, row.ravel()]).astype(np.int32).tofile(folder / "operands")
     environment = os.environ | {"PTX_OPTIONS": ",".join(f"{name}={value}" for name, value in options.items())}
     command = [program, folder / "operands", folder / "results"]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     assert result.returncode == 0, result.stdout
     starts, values = np.split(np.fromfile(folder / "results", np.int32), [row.shape[0] * (rows + 1)])
-    return starts.reshape(-1, rows + 1), values.reshape(row.shape), result.stdout
+    return starts.reshape(-1, rows + 1), values.reshape(*row.shape, *[2] * has_pairs), result.stdout
 
 
 def random_rows(rows, tables, entries, missing=0.1):
@@ -72,6 +75,28 @@ CASES = {
 def test_order(name, is_row_start_global, execution, tmp_path):
     rows, row = CASES[name]
     starts, values, _ = sort(execution, tmp_path, rows, row, is_row_start_global)
+    check_order(rows, row, is_row_start_global, starts, values)
+
+
+# For each way to count, the number of rows and the row of each entry.
+PAIR_CASES = {
+    "few entries per bin": (300, random_rows(300, 3, 1000)),
+    "many entries per bin": (300, random_rows(300, 3, 9000)),
+    "counted in global memory": (SHARED_ROWS + 1, random_rows(SHARED_ROWS + 1, 2, 3000)),
+}
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("name", PAIR_CASES)
+def test_order_of_pairs(name, execution, tmp_path):
+    rows, row = PAIR_CASES[name]
+    starts, values, _ = sort(execution, tmp_path, rows, row, True, has_pairs=True)
+    ids, complements = np.moveaxis(values, -1, 0)
+    check_order(rows, row, True, starts, ids)
+    check_order(rows, row, True, starts, ~complements)
+
+
+def check_order(rows, row, is_row_start_global, starts, values):
     for table, (own, own_starts) in enumerate(zip(row, starts, strict=True)):
         order = np.argsort(own, kind="stable")[np.count_nonzero(own == NO_ROW) :]
         table_start = table * row.shape[1] if is_row_start_global else 0

@@ -42,7 +42,7 @@ def test_last_places(backend, tmp_path):
     assert run(backend, tmp_path) == (0, "all last places are right\n")
 
 
-# Backend, file, and an index of 64 bits that the mutation computes in 32 bits.
+# Backend, file, and an index that the mutation computes in int32, which is too narrow.
 MISTAKES = {
     "columns": ("cpu", "deform_conv", "(p * taps + k) * sizes.channels", "int32_t((p * taps + k) * sizes.channels)"),
     "pixel of x": (
@@ -56,6 +56,12 @@ MISTAKES = {
         "deform_conv_fused_forward",
         "out + p * call.features",
         "out + int32_t(p * call.features)",
+    ),
+    "vector of d_y": (
+        "cuda",
+        "deform_conv_fused_input",
+        "words[n % kLoads], features, buffer[i][0]);",
+        "words[n % kLoads], features + int64_t(int32_t(buffer[i][0])) * kChunkSize<T>, 0);",
     ),
 }
 
