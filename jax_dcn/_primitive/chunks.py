@@ -42,9 +42,14 @@ def balanced(total: Size, limit: int) -> int:
     if not isinstance(total, int):  # a symbolic dimension
         return 1
     limit = max(min(total, limit), 1)
-    equal = (length for length in range(limit, limit // 2, -1) if total % length == 0)
-    count = -(-total // limit)
-    return next(equal, -(-total // max(count, 1)))
+    fewest = max(-(-total // limit), 1)
+    # Of the lengths from half of the limit on, and of the numbers of chunks that they give, the fewer are tried.
+    if limit < 2 * fewest:
+        equal = (length for length in range(limit, limit // 2, -1) if total % length == 0)
+    else:
+        counts = range(fewest, total // (limit // 2 + 1) + 1)
+        equal = (total // count for count in counts if total % count == 0)
+    return next(equal, -(-total // fewest))
 
 
 def fold(body: Callable[[Any, int, Carry], Carry], total: Size, size: int, carry: Carry) -> Carry:
