@@ -126,21 +126,20 @@ MISTAKES = {
     "an input of mma overwritten, which the constraint excludes": (
         ("matrix.h", "{%8, %9}, {%0, %1, %2, %3};", "{%8, %9}, {%0, %1, %2, %3}; mov.b32 %4, 0;"), [OFFSET], VALUES),
     "zeros copied in place of the data": (
-        ("matrix.h", "zeros ? 0 : 16", "zeros ? 16 : 0"), [FORWARD], VALUES),
+        ("matrix.h", "zeros ? 0 : 16", "zeros ? 16 : 0"), [FORWARD], "out of bounds"),
     "a load that ignores its predicate": (
         ("matrix.h", "@valid ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];",
          "ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"), [FORWARD], "out of bounds"),
     "pixels moved by 8 bytes": (
-        ("matrix.h", '"l"(static_cast<const char*>(base) + bytes)', '"l"(static_cast<const char*>(base) + bytes + 8)'),
+        ("gather.h", "address[0] = static_cast<const char*>(x) +", "address[0] = static_cast<const char*>(x) + 8 +"),
         [FORWARD], "is misaligned"),
     "targets of copies moved by 8 bytes": (
         ("matrix.h", "(AddressInShared(shared)), ", "(AddressInShared(shared) + 8), "), [WEIGHT], "is misaligned"),
     "no barrier after a stage": (
         ("deform_conv_fused_forward.cu", "wait_async_copies();\n      __syncthreads();", "wait_async_copies();"),
-        [FORWARD], "is a race"),
+        [FORWARD], "was not written"),
     "no barrier of the warp before ldmatrix": (
-        ("deform_conv_fused_forward.cu", "__syncwarp();  // lanes that loaded other chunks may have diverged", ""),
-        [FORWARD], "needs a warp that has converged"),
+        ("gemm.h", "    __syncwarp();\n#pragma unroll", "#pragma unroll"), [INPUT], "needs a warp that has converged"),
     "products by some lanes": (
         ("gemm.h", "mma<T>(accumulators[i][j], a[i]", "if (lane() < 31) mma<T>(accumulators[i][j], a[i]"), [INPUT],
         "waits for lanes 0x80000000 of its warp"),
