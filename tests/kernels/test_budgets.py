@@ -108,7 +108,6 @@ def test_float16_stays_within_the_budgets_of_bfloat16(architecture):
     check("compiled", architecture, others | {kernel.replace("half", "bfloat16"): n for kernel, n in counts.items()})
 
 
-# PTX and machine instructions that correspond one to one here, and of which the linear program knows only the first.
 # PTX and machine instructions that correspond one to one here. The linear program is fitted only to the first ones.
 KNOWN, HELD_OUT = {"mma.": "HMMA", "ldmatrix.": "LDSM", "cp.async.c": "LDGSTS"}, {"fma.rn.f32": "FFMA"}
 
