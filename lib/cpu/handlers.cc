@@ -2,7 +2,9 @@
 
 namespace dcn {
 
-std::vector<std::vector<Handler>> BackendHandlers() { return {DeformConvHandlers(), PsRoiPoolHandlers()}; }
+std::vector<std::vector<Handler>> BackendHandlers() {
+  return {DeformConvHandlers(), PsRoiPoolHandlers(), AggregationHandlers()};
+}
 
 XLA_FFI_Handler* InitializeHandler() { return nullptr; }
 

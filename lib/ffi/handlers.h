@@ -15,6 +15,7 @@ struct Handler {
 std::vector<Handler> DeformConvHandlers();
 std::vector<Handler> FusedDeformConvHandlers();
 std::vector<Handler> PsRoiPoolHandlers();
+std::vector<Handler> AggregationHandlers();
 
 std::vector<std::vector<Handler>> BackendHandlers();
 

@@ -1,0 +1,97 @@
+// Where the taps of a deformable aggregation sample: at normalised locations in the levels of a feature pyramid, or on
+// a window grid that offsets move. Host and device code share this one implementation; sampling.h interpolates.
+//
+// The last bit of a position decides on which side of a pixel a sample lies, where its derivative jumps. Products and
+// sums of positions are therefore rounded separately: host code that calls LocateTap is compiled with
+// -ffp-contract=off, device code multiplies with an instruction that is not contracted.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "host_device.h"
+#include "sampling.h"
+
+namespace dcn {
+
+// More than the levels of a pyramid whose sizes halve until they are 1. A limit lets kernels take the levels by value.
+constexpr int kMaxLevels = 32;
+
+// A feature map of the value. Its pixels are consecutive, and so are its taps among those of a query.
+struct Level {
+  int32_t height, width;
+  int32_t taps;         // per query and head
+  int32_t first_tap;    // in all taps of the query and head
+  int64_t first_pixel;  // in all pixels of the value
+};
+
+// How the last dimension of `locations`, (x, y), determines the position of a tap in its level.
+enum class Sampling {
+  kBilinear,  // fractions of the level: 0 is the left or top edge of the first pixel, 1 the other edge of the last
+  kDiscrete,  // the same, but the tap reads a single pixel, and has no derivative in its location
+  kWindow,    // offsets in pixels from a grid of taps around the query's pixel; bilinear
+};
+
+// The grid of Sampling::kWindow. Pairs are (vertical, horizontal). Taps are counted column by column.
+struct TapGrid {
+  int32_t kernel[2], strides[2], dilation[2];
+  int32_t padding[2];  // above and left of the image
+  double offset_scale;
+  bool remove_center;  // the tap in the middle is left out
+
+  DCN_HOST_DEVICE int32_t taps() const { return kernel[0] * kernel[1] - remove_center; }
+  // The row (axis 0) or column (axis 1) of a tap in the window.
+  DCN_HOST_DEVICE int32_t cell(int axis, int32_t tap) const {
+    const int32_t center = kernel[1] / 2 * kernel[0] + kernel[0] / 2;
+    const int32_t index = tap + (remove_center && tap >= center);
+    return axis == 0 ? index % kernel[0] : index / kernel[0];
+  }
+  // The distance of the grid's centre from its first tap.
+  DCN_HOST_DEVICE int64_t half(int axis) const { return int64_t{dilation[axis]} * (kernel[axis] - 1) / 2; }
+  // The coordinate of the grid's centre for a row or column of queries.
+  DCN_HOST_DEVICE int64_t center(int axis, int64_t query) const {
+    return query * strides[axis] - padding[axis] + half(axis);
+  }
+  // The distance of a tap from the grid's centre, which offset_scale scales together with the offset.
+  DCN_HOST_DEVICE int64_t distance(int axis, int32_t tap) const {
+    return int64_t{cell(axis, tap)} * dilation[axis] - half(axis);
+  }
+};
+
+// A product that is rounded before anything is added to it.
+template <typename A>
+DCN_HOST_DEVICE A RoundedProduct(A a, A b) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(A) == sizeof(float)) {
+    return __fmul_rn(a, b);
+  } else {
+    return __dmul_rn(a, b);
+  }
+#else
+  return a * b;
+#endif
+}
+
+// `size` is the level's height or width; `location` is the matching coordinate of the tap.
+template <typename A>
+DCN_HOST_DEVICE A NormalizedPosition(A location, int32_t size) {
+  return RoundedProduct(location, A(size)) - A(0.5);
+}
+
+// `center` and `distance` are those of TapGrid; `offset` is the matching coordinate of the tap.
+template <typename A>
+DCN_HOST_DEVICE A WindowPosition(int64_t center, int64_t distance, A offset, A offset_scale) {
+  return A(center) + RoundedProduct(A(distance) + offset, offset_scale);
+}
+
+// A sample of the single pixel at or beyond a location, as RT-DETRv2 rounds it: half a pixel after the bilinear
+// position. Locations outside read the border, also infinite ones. Only corner 0 of the sample is read, with weight 1.
+template <typename A>
+DCN_HOST_DEVICE AxisLocation<A> LocateDiscrete(A location, int32_t size) {
+  const A position = RoundedProduct(location, A(size)) + A(0.5);
+  if (position != position) return {{kOutside, -1}, position, false};
+  const int32_t pixel = !(position > A(0)) ? 0 : position < A(size) ? int32_t(position) : size - 1;
+  return {{pixel, -1}, A(0), true};
+}
+
+}  // namespace dcn

@@ -1,0 +1,212 @@
+// XLA FFI handlers of the aggregation: each decodes and checks its operands and calls the backend's function. Every
+// backend module compiles this file with its own Device.
+#include "aggregation.h"
+
+#include <limits>
+#include <string>
+
+#include "device.h"
+#include "ffi/checks.h"
+#include "ffi/handler_wrapper.h"
+#include "ffi/handlers.h"
+#include "ffi/requested_results.h"
+
+namespace dcn {
+namespace {
+
+struct AggregationCall {
+  AggregationSizes sizes = {};
+  Taps taps = {};
+  DType dtype = DType::kF32;
+};
+
+// The taps' grid of DCNv3 and DCNv4, and the image as the only level.
+void DecodeWindow(Checks& checks, ffi::Dictionary attributes, int64_t height, int64_t width, AggregationSizes& sizes) {
+  TapGrid& grid = sizes.grid;
+  checks.Pair(attributes, "kernel_size", 1, grid.kernel);
+  checks.Pair(attributes, "strides", 1, grid.strides);
+  checks.Pair(attributes, "padding", std::numeric_limits<int32_t>::min(), grid.padding);
+  checks.Pair(attributes, "kernel_dilation", 1, grid.dilation);
+  grid.offset_scale = checks.Attribute(attributes, "offset_scale", 1.0);
+  grid.remove_center = checks.Attribute(attributes, "remove_center", false);
+  checks.FitsInt32("the number of taps", int64_t{grid.kernel[0]} * grid.kernel[1]);
+  for (int axis = 0; axis < 2; ++axis) {
+    checks.FitsInt32("the kernel's reach", (int64_t{grid.kernel[axis]} - 1) * grid.dilation[axis]);
+  }
+  if (!checks.ok()) return;
+  sizes.sampling = Sampling::kWindow;
+  sizes.num_levels = 1;
+  sizes.taps = grid.taps();
+  sizes.levels[0] = {int32_t(height), int32_t(width), sizes.taps, 0, 0};
+}
+
+// The levels of an attention: an attribute with height, width and taps of each.
+void DecodePyramid(Checks& checks, ffi::Dictionary attributes, AggregationSizes& sizes) {
+  sizes.sampling = checks.Attribute(attributes, "discrete", false) ? Sampling::kDiscrete : Sampling::kBilinear;
+  const auto levels = checks.Attribute(attributes, "levels", ffi::Span<const int64_t>());
+  checks.Require(levels.size() % 3 == 0 && levels.size() / 3 <= kMaxLevels,
+                 "attribute levels must have three values for each of at most " + std::to_string(kMaxLevels) +
+                     " levels, has " + std::to_string(levels.size()));
+  int64_t pixels = 0, taps = 0;
+  for (size_t i = 0; checks.ok() && i < levels.size(); i += 3) {
+    const int64_t height = levels[i], width = levels[i + 1], level_taps = levels[i + 2];
+    checks.FitsInt32("a level's height", height);
+    checks.FitsInt32("a level's width", width);
+    checks.FitsInt32("the number of a level's taps", level_taps);
+    checks.FitsInt32("the number of taps", taps + level_taps);
+    if (!checks.ok()) return;
+    sizes.levels[i / 3] = {int32_t(height), int32_t(width), int32_t(level_taps), int32_t(taps), pixels};
+    pixels += height * width;
+    taps += level_taps;
+  }
+  sizes.num_levels = int32_t(levels.size() / 3);
+  sizes.taps = int32_t(taps);
+  checks.Require(pixels == sizes.pixels, "value has " + std::to_string(sizes.pixels) + " pixels, must have the " +
+                                             std::to_string(pixels) + " of all levels");
+}
+
+// `value` is value or its cotangent, `out` is the result or its cotangent, which has the type of the data.
+AggregationCall DecodeAggregation(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer value,
+                                  ffi::AnyBuffer locations, ffi::AnyBuffer weights, ffi::AnyBuffer origin,
+                                  ffi::AnyBuffer out) {
+  AggregationCall call;
+  AggregationSizes& sizes = call.sizes;
+  call.dtype = CheckedDType(checks, out);
+  const ffi::DataType position_type = AccumulatorType(out.element_type());
+  checks.Rank("value", value, 5);
+  checks.Rank("locations", locations, 6);
+  checks.Type("locations", locations, position_type);
+  checks.Type("weights", weights, position_type);
+  checks.Type("origin", origin, ffi::S32);
+  checks.Shape("origin", origin, {2});
+  if (!checks.ok()) return call;
+
+  const auto value_shape = value.dimensions(), shape = locations.dimensions();
+  sizes.batches = value_shape[0];
+  sizes.heads = value_shape[3];
+  sizes.channels = value_shape[4];
+  sizes.rows = shape[1];
+  sizes.columns = shape[2];
+  checks.FitsInt32("the value's height", value_shape[1]);
+  checks.FitsInt32("the value's width", value_shape[2]);
+  checks.FitsInt32("the number of rows of queries", sizes.rows);
+  checks.FitsInt32("the number of columns of queries", sizes.columns);
+  if (!checks.ok()) return call;
+  sizes.pixels = value_shape[1] * value_shape[2];
+  if (checks.Attribute(attributes, "window", false)) {
+    DecodeWindow(checks, attributes, value_shape[1], value_shape[2], sizes);
+  } else {
+    DecodePyramid(checks, attributes, sizes);
+  }
+  if (!checks.ok()) return call;
+  checks.Shape("locations", locations, {sizes.batches, sizes.rows, sizes.columns, sizes.heads, sizes.taps, 2});
+  checks.Shape("weights", weights, {sizes.batches, sizes.rows, sizes.columns, sizes.heads, sizes.taps});
+  checks.Shape("out", out, {sizes.batches, sizes.rows, sizes.columns, sizes.heads, sizes.channels});
+  call.taps = {locations.untyped_data(), weights.untyped_data(), static_cast<const int32_t*>(origin.untyped_data())};
+  return call;
+}
+
+ffi::Error AggregateImpl(Device::Context context, ffi::AnyBuffer value, ffi::AnyBuffer locations,
+                         ffi::AnyBuffer weights, ffi::AnyBuffer origin, ffi::Result<ffi::AnyBuffer> out,
+                         ffi::Dictionary attributes) {
+  Checks checks("dcn_aggregate");
+  const AggregationCall call = DecodeAggregation(checks, attributes, value, locations, weights, origin, *out);
+  checks.Type("value", value, out->element_type());
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(Aggregate(device, call.dtype, call.sizes, call.taps, value.untyped_data(), out->untyped_data()));
+}
+
+ffi::Error ValueCotangentImpl(Device::Context context, ffi::AnyBuffer locations, ffi::AnyBuffer weights,
+                              ffi::AnyBuffer origin, ffi::AnyBuffer d_out, ffi::Result<ffi::AnyBuffer> d_value,
+                              ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
+  Checks checks("dcn_aggregation_value_cotangent");
+  const AggregationCall call = DecodeAggregation(checks, attributes, *d_value, locations, weights, origin, d_out);
+  const AggregationSizes& sizes = call.sizes;
+  const bool is_wide = d_value->element_type() != d_out.element_type();
+  if (is_wide) checks.Type("d_value", *d_value, locations.element_type());
+  if (!checks.ok()) return checks.error();
+  int64_t cells = 0;
+  for (int32_t level = 0; level < sizes.num_levels; ++level) {
+    cells += (int64_t{sizes.levels[level].height} + 1) * (int64_t{sizes.levels[level].width} + 1);
+    checks.FitsInt32("the number of a value's pixels", cells);
+  }
+  checks.FitsInt32("the number of a head's samples", SaturatingMultiply(sizes.queries(), sizes.taps));
+  checks.ElementCount("samples and pixels of all heads",
+                      SaturatingMultiply(SaturatingMultiply(sizes.batches, sizes.heads),
+                                         SaturatingMultiply(sizes.queries(), sizes.taps) + cells));
+  checks.Type("workspace", *workspace, ffi::S32);
+  checks.Rank("workspace", *workspace, 1);
+  if (!checks.ok()) return checks.error();
+  const int64_t workspace_size = workspace->dimensions()[0], min_size = MinWorkspaceSize(sizes);
+  checks.Require(workspace_size >= min_size, "workspace has " + std::to_string(workspace_size) +
+                                                 " elements, must have at least " + std::to_string(min_size));
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(ValueCotangent(device, call.dtype, sizes, call.taps, d_out.untyped_data(), is_wide,
+                                d_value->untyped_data(), workspace->typed_data<int32_t>(), workspace_size));
+}
+
+ffi::Error TapCotangentsImpl(Device::Context context, ffi::AnyBuffer value, ffi::AnyBuffer locations,
+                             ffi::AnyBuffer weights, ffi::AnyBuffer origin, ffi::AnyBuffer d_out,
+                             ffi::RemainingRets results, ffi::Dictionary attributes) {
+  Checks checks("dcn_aggregation_tap_cotangents");
+  const AggregationCall call = DecodeAggregation(checks, attributes, value, locations, weights, origin, d_out);
+  checks.Type("value", value, d_out.element_type());
+  const AggregationSizes& sizes = call.sizes;
+  RequestedResults requested(checks, attributes, results);
+  void* d_locations = requested.Next("locations", locations.element_type(),
+                                     {sizes.batches, sizes.rows, sizes.columns, sizes.heads, sizes.taps, 2});
+  void* d_weights = requested.Next("weights", locations.element_type(),
+                                   {sizes.batches, sizes.rows, sizes.columns, sizes.heads, sizes.taps});
+  requested.CheckEnd();
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(TapCotangents(device, call.dtype, sizes, call.taps, value.untyped_data(), d_out.untyped_data(),
+                               d_locations, d_weights));
+}
+
+XLA_FFI_DEFINE_HANDLER(kAggregate, AggregateImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // value
+                           .Arg<ffi::AnyBuffer>()  // locations
+                           .Arg<ffi::AnyBuffer>()  // weights
+                           .Arg<ffi::AnyBuffer>()  // origin
+                           .Ret<ffi::AnyBuffer>()  // out
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kValueCotangent, ValueCotangentImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // locations
+                           .Arg<ffi::AnyBuffer>()  // weights
+                           .Arg<ffi::AnyBuffer>()  // origin
+                           .Arg<ffi::AnyBuffer>()  // d_out
+                           .Ret<ffi::AnyBuffer>()  // d_value
+                           .Ret<ffi::AnyBuffer>()  // workspace
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kTapCotangents, TapCotangentsImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // value
+                           .Arg<ffi::AnyBuffer>()  // locations
+                           .Arg<ffi::AnyBuffer>()  // weights
+                           .Arg<ffi::AnyBuffer>()  // origin
+                           .Arg<ffi::AnyBuffer>()  // d_out
+                           .RemainingRets()        // d_locations, d_weights
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+}  // namespace
+
+std::vector<Handler> AggregationHandlers() {
+  return {{"dcn_aggregate", WrappedHandler<kAggregate>},
+          {"dcn_aggregation_value_cotangent", WrappedHandler<kValueCotangent>},
+          {"dcn_aggregation_tap_cotangents", WrappedHandler<kTapCotangents>}};
+}
+
+}  // namespace dcn
