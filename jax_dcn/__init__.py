@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from jax_dcn import export
+from jax_dcn._operators.aggregation import dcnv3, multi_scale_deformable_attention
 from jax_dcn._operators.deform_conv import (
     deform_conv2d,
     deform_conv2d_input_grad,
@@ -28,6 +29,7 @@ from jax_dcn.statistics import offset_statistics, warn_of_offsets
 __all__ = [
     "KernelChoice",
     "KernelPlan",
+    "dcnv3",
     "deform_conv2d",
     "deform_conv2d_input_grad",
     "deform_conv2d_mask_grad",
@@ -39,6 +41,7 @@ __all__ = [
     "interop",
     "kernel_plan",
     "linen",
+    "multi_scale_deformable_attention",
     "nnx",
     "offset_labels",
     "offset_statistics",

@@ -9,6 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jax_dcn import _validation
+from jax_dcn._operators.sampling import is_inside
 from jax_dcn._types import Padding, Pair, Shaped
 
 Size = Sequence[int]  # (rows, columns)
@@ -88,11 +89,6 @@ def grid(output_size: Size, kernel_size: Size, geometry: Geometry, origin: tuple
         return first[:, None] + taps * geometry.kernel_dilation[axis]
 
     return along(0, tap_y)[:, None, :, None], along(1, tap_x)[None, :, :, None]
-
-
-def is_inside(position: Any, size: int, circular: bool) -> Any:
-    """Whether a sample at this position along an axis reads the image."""
-    return (abs(position) < np.inf) & (size > 0) if circular else (position > -1) & (position < size)
 
 
 def reads(y: Any, x: Any, image_size: Size, geometry: Geometry) -> Any:

@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from jax_dcn._operators.psroi_pool.arguments import Spec
+from jax_dcn._operators.sampling import rounded_product
 
 
 def positions(rois: jax.Array, shift: jax.Array, spec: Spec) -> tuple[jax.Array, jax.Array]:
@@ -52,22 +52,15 @@ def _round_half_away(value: jax.Array) -> jax.Array:
 def _along(axis: int, first: jax.Array, last: jax.Array, shift: jax.Array, spec: Spec) -> jax.Array:
     """[R, out, out, classes, S] from the region's edges [R] and its bins' shifts [R, out, out, classes]."""
     bins, samples = spec.output_size[axis], spec.sample_per_part[axis]
-    start = _product(first, spec.spatial_scale) - 0.5
-    extent = jnp.maximum(_product(last + 1, spec.spatial_scale) - 0.5 - start, 0.1)
+    start = rounded_product(first, spec.spatial_scale) - 0.5
+    extent = jnp.maximum(rounded_product(last + 1, spec.spatial_scale) - 0.5 - start, 0.1)
     bin_ = _quotient(extent, bins)
     number = np.arange(bins).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
     start, extent, step = (array[:, None, None, None] for array in (start, extent, _quotient(bin_, samples)))
-    bin_start = start + _product(number, bin_[:, None, None, None]) + _product(shift, extent)
-    return bin_start[..., None] + _product(np.arange(samples), step[..., None])
-
-
-# The last bit of a position decides whether it is an integer, where derivatives jump. XLA would fuse a product with the
-# sum that uses it, and replace a division by a multiplication with the reciprocal; both round differently. A `where`
-# whose condition is not known at compile time prevents this.
-def _product(a: ArrayLike, b: ArrayLike) -> jax.Array:
-    product = jnp.multiply(a, b)
-    return jnp.where(jnp.isfinite(product), product, jnp.nan)
+    bin_start = start + rounded_product(number, bin_[:, None, None, None]) + rounded_product(shift, extent)
+    return bin_start[..., None] + rounded_product(np.arange(samples), step[..., None])
 
 
 def _quotient(a: jax.Array, b: int) -> jax.Array:
+    """A division that XLA does not replace with a multiplication by the reciprocal, which rounds differently."""
     return a / jnp.where(jnp.isfinite(a), b, jnp.nan)

@@ -1,0 +1,231 @@
+"""Checks what users pass, and makes the canonical operands of it.
+
+The value is an image [..., H, W, M, D] with M heads of D channels; that of a pyramid is one column of all pixels of all
+levels. Queries have rows and columns, those of a pyramid one column: locations [..., rows, columns, M, T, 2] and
+weights [..., rows, columns, M, T], with T taps.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from jax_dcn import _validation
+from jax_dcn._operators.aggregation.geometry import Level, Pyramid, Spec, Window, window_taps
+from jax_dcn._primitive import jax_internals
+from jax_dcn._types import Pair, Shaped
+
+OPERANDS = ("value", "locations", "weights")
+MAX_LEVELS = 32  # kMaxLevels of lib/aggregation_geometry.h
+BACKENDS = (None, "reference")
+
+
+class Problem(NamedTuple):
+    operands: dict[str, Any]  # arrays by name
+    spec: Spec
+
+
+def canonicalize_attention(
+    value: ArrayLike,
+    sampling_locations: ArrayLike,
+    attention_weights: ArrayLike,
+    *,
+    spatial_shapes: Sequence[Sequence[int]],
+    points: Sequence[int] | None = None,
+    method: str = "bilinear",
+    deterministic: bool | None = None,
+    backend: str | None = None,
+) -> Problem:
+    _validation.choice("method", method, ("bilinear", "discrete"))
+    _check_choices(deterministic, backend)
+    value = _validation.array("value", value)
+    locations = _validation.coordinates("sampling_locations", sampling_locations)
+    weights = _validation.array("attention_weights", attention_weights)
+    sizes = _spatial_shapes(spatial_shapes)
+    _validation.rank("value", value, 3, "[..., S, M, D]", least=True)
+    layout, levels = ("L, P", 5) if points is None else ("sum(points)", 4)
+    batch = value.ndim - 3
+    _validation.rank(
+        "sampling_locations", locations, batch + levels, f"[..., Q, M, {layout}, 2] for value of shape {value.shape}"
+    )
+    _validation.rank(
+        "attention_weights", weights, batch + levels - 1, f"[..., Q, M, {layout}] for value of shape {value.shape}"
+    )
+    if points is None:
+        counts = (locations.shape[-2],) * len(sizes)
+        if locations.shape[-3] != len(sizes):
+            raise ValueError(
+                f"sampling_locations must have shape [..., Q, M, L, P, 2] with the L = {len(sizes)} levels of "
+                f"spatial_shapes, got {locations.shape}"
+            )
+    else:
+        counts = _points(points, len(sizes))
+    spec = Pyramid(tuple(Level(*size, count) for size, count in zip(sizes, counts, strict=True)), method == "discrete")
+    *leading, pixels, heads, _ = value.shape
+    queries = locations.shape[batch]
+    if pixels != spec.pixels:
+        raise ValueError(
+            f"value must have the {spec.pixels} pixels of spatial_shapes={sizes} in its dimension S, got shape "
+            f"{value.shape}"
+        )
+    taps = locations.shape[batch + 2 : -1]
+    expected = (*leading, queries, heads, *((spec.taps,) if points is not None else taps))
+    if locations.shape[:-1] != expected or locations.shape[-1] != 2:
+        raise ValueError(
+            f"sampling_locations must have shape {_shown(*expected, 2)} for value of shape {value.shape}, got "
+            f"{locations.shape}"
+        )
+    if weights.shape != expected:
+        raise ValueError(
+            f"attention_weights must have shape {_shown(*expected)}, that of sampling_locations without the last "
+            f"dimension, got {weights.shape}"
+        )
+    return _problem(
+        value[..., :, None, :, :],
+        locations.reshape(*leading, queries, 1, heads, spec.taps, 2),
+        weights.reshape(*leading, queries, 1, heads, spec.taps),
+        spec,
+    )
+
+
+def canonicalize_dcnv3(
+    x: ArrayLike,
+    offset: ArrayLike,
+    mask: ArrayLike,
+    *,
+    kernel_size: Pair,
+    strides: Pair = 1,
+    padding: Any,
+    kernel_dilation: Pair = 1,
+    groups: int,
+    offset_scale: Any = 1.0,
+    remove_center: bool = False,
+    deterministic: bool | None = None,
+    backend: str | None = None,
+) -> Problem:
+    _check_choices(deterministic, backend)
+    x = _validation.array("x", x)
+    offset = _validation.array("offset", offset)
+    mask = _validation.array("mask", mask)
+    _validation.rank("x", x, 3, "[..., H, W, C]", least=True)
+    for name, array, per_pixel in (("offset", offset, "G·K·2"), ("mask", mask, "G·K")):
+        _validation.rank(
+            name, array, x.ndim, f"[..., Ho, Wo, {per_pixel}] and as many dimensions as x of shape {x.shape}"
+        )
+    spec = window(
+        x.shape[-3:-1],
+        kernel_size=kernel_size,
+        strides=strides,
+        padding=padding,
+        kernel_dilation=kernel_dilation,
+        offset_scale=offset_scale,
+        remove_center=remove_center,
+    )
+    groups = _validation.positive("groups", groups)
+    *leading, height, width, channels = x.shape
+    if channels % groups:
+        raise ValueError(f"x's channels must be divisible by groups={groups}, got {channels}")
+    known = isinstance(height, int) and isinstance(width, int)  # an exported function may have symbolic sizes
+    if known and height * width >= 2**31 - height - width - 1:
+        raise ValueError(f"x must have fewer than 2**31 pixels an image, got shape {x.shape}")
+    rows, columns = spec.output_size((height, width))
+    for name, array, width_of_tap in (("offset", offset, 2), ("mask", mask, 1)):
+        expected = (*leading, rows, columns, groups * spec.taps * width_of_tap)
+        if array.shape != expected:
+            raise ValueError(
+                f"{name} must have shape {_shown(*expected)} for x of shape {x.shape}, groups={groups} and "
+                f"{spec.taps} taps, got {array.shape}"
+            )
+    return _problem(
+        x.reshape(*leading, height, width, groups, channels // groups),
+        offset.reshape(*leading, rows, columns, groups, spec.taps, 2),
+        mask.reshape(*leading, rows, columns, groups, spec.taps),
+        spec,
+    )
+
+
+def window(
+    image_size: Sequence[int],
+    *,
+    kernel_size: Pair,
+    strides: Pair,
+    padding: Any,
+    kernel_dilation: Pair,
+    offset_scale: Any,
+    remove_center: bool,
+) -> Window:
+    """The window that a user's arguments mean."""
+    kernel_size = _validation.pair("kernel_size", kernel_size)
+    strides = _validation.pair("strides", strides)
+    kernel_dilation = _validation.pair("kernel_dilation", kernel_dilation)
+    if isinstance(padding, str):
+        raise ValueError(f"padding must be an int, a pair of ints or ((top, bottom), (left, right)), got {padding!r}")
+    pads, _ = _validation.padding(padding, image_size, kernel_size, strides, kernel_dilation)
+    _validation.choice("remove_center", remove_center, (True, False))
+    if window_taps(kernel_size, remove_center) < 1:
+        raise ValueError(f"kernel_size must leave a tap when remove_center=True, got {kernel_size}")
+    if kernel_size[0] * kernel_size[1] >= 2**31:
+        raise ValueError(f"kernel_size must have fewer than 2**31 taps, got {kernel_size}")
+    scale = _validation.number("offset_scale", offset_scale)
+    return Window(kernel_size, strides, pads, kernel_dilation, scale, remove_center)
+
+
+def check_operands(value: Shaped, locations: Shaped, weights: Shaped, *, spec: Spec) -> None:
+    """Raises ValueError unless the canonical operands fit."""
+    *leading, height, width, heads, _ = value.shape
+    rows, columns = locations.shape[-5:-3]
+    if isinstance(spec, Pyramid) and (height, width) != (spec.pixels, 1):
+        raise ValueError(f"value must have {spec.pixels} pixels in one column, got shape {value.shape}")
+    expected = (*leading, rows, columns, heads, spec.taps)
+    if locations.shape != (*expected, 2) or weights.shape != expected:
+        raise ValueError(
+            f"locations and weights must have shapes {_shown(*expected, 2)} and {_shown(*expected)} for value of shape "
+            f"{value.shape}, got {locations.shape} and {weights.shape}"
+        )
+
+
+def _problem(value: jax.Array, locations: jax.Array, weights: jax.Array, spec: Spec) -> Problem:
+    sum_dtype = jnp.result_type(value.dtype, jnp.float32, locations.dtype, weights.dtype)
+    # The kernels take locations of float64 only for data of float64.
+    data_dtype = sum_dtype if sum_dtype == jnp.float64 else value.dtype
+    check_operands(value, locations, weights, spec=spec)
+    operands = (value.astype(data_dtype), locations.astype(sum_dtype), weights.astype(sum_dtype))
+    return Problem(dict(zip(OPERANDS, jax_internals.vary_alike(operands), strict=True)), spec)
+
+
+def _check_choices(deterministic: Any, backend: Any) -> None:
+    _validation.choice("deterministic", deterministic, (None, True, False))
+    _validation.choice("backend", backend, BACKENDS)
+
+
+def _spatial_shapes(value: Any) -> tuple[tuple[int, int], ...]:
+    """The (height, width) of each level, known while tracing."""
+    expected = "a sequence of (height, width), one pair of positive ints for each level, known while tracing"
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"spatial_shapes must be {expected}, got {value!r}")
+    rows = np.asarray(value).tolist() if isinstance(value, np.ndarray | jax.Array) else value
+    if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
+        raise ValueError(f"spatial_shapes must be {expected}, got {value!r}")
+    if len(rows) > MAX_LEVELS:
+        raise ValueError(f"spatial_shapes must have at most {MAX_LEVELS} levels, got {len(rows)}")
+    if not all(isinstance(row, Sequence | np.ndarray) and len(row) == 2 for row in rows):
+        raise ValueError(f"spatial_shapes must be {expected}, got {value!r}")
+    sizes = tuple(_validation.pair(f"spatial_shapes[{k}]", tuple(row)) for k, row in enumerate(rows))
+    cells = sum((height + 1) * (width + 1) for height, width in sizes)
+    if cells >= 2**31:
+        raise ValueError(f"spatial_shapes must have fewer than 2**31 pixels together, got {sizes}")
+    return sizes
+
+
+def _points(value: Any, levels: int) -> tuple[int, ...]:
+    """The number of points on each level."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != levels:
+        raise ValueError(f"points must have one positive int for each of the {levels} levels, got {value!r}")
+    return tuple(_validation.positive(f"points[{k}]", count) for k, count in enumerate(value))
+
+
+def _shown(*shape: object) -> str:
+    return f"({', '.join(map(str, shape))})"

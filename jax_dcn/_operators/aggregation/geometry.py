@@ -1,0 +1,126 @@
+"""Where the taps of an aggregation sample: in the levels of a feature pyramid, or on a window that offsets move."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from jax_dcn._operators.sampling import rounded_product
+
+Size = Sequence[int]  # (rows, columns)
+
+
+class Level(NamedTuple):
+    """A feature map of the value, and the number of taps that sample it, per query and head."""
+
+    height: int
+    width: int
+    points: int
+
+
+@dataclass(frozen=True)
+class Pyramid:
+    """Locations are fractions of the level of their tap: of multi-scale deformable attention.
+
+    If `discrete`, a tap reads a single pixel, and has no derivative in its location.
+    """
+
+    levels: tuple[Level, ...]
+    discrete: bool
+
+    @property
+    def taps(self) -> int:
+        return sum(level.points for level in self.levels)
+
+    @property
+    def pixels(self) -> int:
+        return sum(level.height * level.width for level in self.levels)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Locations are offsets, in pixels, from the taps of a convolution's window: of DCNv3 and DCNv4.
+
+    Taps are counted column by column. Pairs are (vertical, horizontal).
+    """
+
+    kernel_size: tuple[int, int]
+    strides: tuple[int, int]
+    padding: tuple[tuple[int, int], tuple[int, int]]
+    kernel_dilation: tuple[int, int]
+    offset_scale: float
+    remove_center: bool
+
+    @property
+    def taps(self) -> int:
+        return window_taps(self.kernel_size, self.remove_center)
+
+    def output_size(self, image_size: Size) -> tuple[int, ...]:
+        parts = zip(image_size, self.kernel_size, self.strides, self.padding, self.kernel_dilation, strict=True)
+        return tuple(max((n + sum(pads) - (k - 1) * d - 1) // s + 1, 0) for n, k, s, pads, d in parts)
+
+
+Spec = Pyramid | Window
+
+
+def window_taps(kernel_size: Size, remove_center: bool) -> int:
+    return kernel_size[0] * kernel_size[1] - remove_center
+
+
+def levels_of(spec: Spec, image_size: Size) -> tuple[Level, ...]:
+    """The levels of a value; `image_size` is that of the value's image, which is the only level of a window."""
+    height, width = image_size
+    return spec.levels if isinstance(spec, Pyramid) else (Level(height, width, spec.taps),)
+
+
+def bilinear_positions(locations: Any, level: Level) -> tuple[jax.Array, jax.Array]:
+    """The positions y and x, in pixels of the level, of locations [..., 2], which are fractions of it in (x, y)."""
+    return (
+        rounded_product(locations[..., 1], level.height) - 0.5,
+        rounded_product(locations[..., 0], level.width) - 0.5,
+    )
+
+
+def discrete_pixels(locations: Any, level: Level) -> tuple[jax.Array, jax.Array]:
+    """The row and the column of the pixel that each of the locations [..., 2] reads, without "bilinear"'s -1/2."""
+
+    def along(location: Any, size: int) -> jax.Array:
+        position = jnp.clip(rounded_product(location, size) + 0.5, 0, max(size - 1, 0))
+        return jnp.where(jnp.isnan(position), 0, position).astype(jnp.int32)
+
+    return along(locations[..., 1], level.height), along(locations[..., 0], level.width)
+
+
+def window_positions(
+    offsets: Any, window: Window, origin: tuple[ArrayLike, ArrayLike] = (0, 0)
+) -> tuple[jax.Array, jax.Array]:
+    """The positions y and x, in pixels, each [..., rows, columns, M, T], of offsets [..., rows, columns, M, T, 2].
+
+    The offsets are (dx, dy), of the queries' rows and columns from `origin` on.
+    """
+    tap_x, tap_y = _cells(window)
+    rows, columns = offsets.shape[-5:-3]
+
+    def along(axis: int, length: int, tap: Any, offset: Any) -> jax.Array:
+        half = window.kernel_dilation[axis] * (window.kernel_size[axis] - 1) // 2
+        # A symbolic length, of an exported function, needs jax's.
+        arange: Any = np.arange if isinstance(length, int) else jnp.arange
+        center = (origin[axis] + arange(length)) * window.strides[axis] - window.padding[axis][0] + half
+        center = center.reshape((-1, 1, 1, 1) if axis == 0 else (-1, 1, 1))
+        distance = tap * window.kernel_dilation[axis] - half
+        return center + rounded_product(distance + offset, window.offset_scale)
+
+    return along(0, rows, tap_y, offsets[..., 1]), along(1, columns, tap_x, offsets[..., 0])
+
+
+def _cells(window: Window) -> tuple[Any, Any]:
+    """The column and the row of each tap in the window."""
+    rows, columns = window.kernel_size
+    taps = np.arange(rows * columns)
+    if window.remove_center:
+        taps = np.delete(taps, columns // 2 * rows + rows // 2)
+    return np.divmod(taps, rows)

@@ -1,0 +1,65 @@
+"""The operator as a JAX primitive, from the reference and the kernels."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jax_dcn._operators.aggregation import kernels, workspace
+from jax_dcn._operators.aggregation.arguments import OPERANDS, check_operands
+from jax_dcn._operators.aggregation.geometry import Spec
+from jax_dcn._operators.aggregation.reference import reference
+from jax_dcn._primitive.operator import Axes, Operator
+from jax_dcn._primitive.partition import Shard
+from jax_dcn._primitive.target import Target
+from jax_dcn._types import Shaped
+
+
+def result(value: Shaped, locations: Shaped, weights: Shaped, *, spec: Spec) -> jax.ShapeDtypeStruct:
+    """The shape and type of the result; raises ValueError where the operands do not fit."""
+    check_operands(value, locations, weights, spec=spec)
+    return jax.ShapeDtypeStruct((*weights.shape[:-1], value.shape[-1]), value.dtype)
+
+
+def axes(value: Shaped, locations: Shaped, weights: Shaped, *, spec: Spec) -> Axes:
+    """The queries, the heads and their channels may be sharded. The value's pixels may not: a tap may read any."""
+    return Axes(
+        operands={
+            "value": (None, None, "heads", "channels"),
+            "locations": ("rows", "columns", "heads", None, None),
+            "weights": ("rows", "columns", "heads", None),
+        },
+        result=("rows", "columns", "heads", "channels"),
+        sizes={
+            "rows": locations.shape[-5],
+            "columns": locations.shape[-4],
+            "heads": value.shape[-2],
+            "channels": value.shape[-1],
+        },
+    )
+
+
+def keywords(spec: Spec, shards: Mapping[str, Shard]) -> dict[str, Any]:
+    """The keywords of the reference and of the kernels on a device that has these shards."""
+    return {"spec": spec, "origin": tuple(shards[name].start if name in shards else 0 for name in ("rows", "columns"))}
+
+
+def chunk_lengths(value: Shaped, locations: Shaped, weights: Shaped, *, target: Target) -> dict[str, Any]:
+    """Of the queries whose samples are held at a time in derivatives of the reference."""
+    return workspace.reference_chunk(value, locations)
+
+
+deform_aggregation = Operator[Spec](
+    "deform_aggregation",
+    operands=OPERANDS,
+    result=result,
+    reference=reference,
+    forward=kernels.forward,
+    tangent=None,
+    cotangent=kernels.cotangent,
+    axes=axes,
+    keywords=keywords,
+    chunk_lengths=chunk_lengths,
+    shared={},
+    linear=("value", "weights"),
+)

@@ -1,0 +1,82 @@
+"""Bilinear sampling of an image at positions in `jax.numpy`, by the rules of lib/sampling.h."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+
+def is_inside(position: Any, size: int, circular: bool) -> Any:
+    """Whether a sample at this position along an axis reads the image."""
+    return (abs(position) < np.inf) & (size > 0) if circular else (position > -1) & (position < size)
+
+
+def interpolate(
+    pixels: jax.Array, y: jax.Array, x: jax.Array, image_size: Sequence[int], circular: bool = False
+) -> jax.Array:
+    """The samples [..., groups, channels] of an image at the positions y and x, each [..., groups].
+
+    pixels [height·width, groups, channels]: the image, row by row, in the dtype of the positions. Each group of
+    channels is sampled at positions of its own.
+    """
+    height, width = image_size
+    # If one coordinate is NaN, both are, wherever the other one lies.
+    nan = jnp.isnan(y) | jnp.isnan(x)
+    location_y = _locate(jnp.where(nan, jnp.nan, 0) + y, height, circular)
+    location_x = _locate(jnp.where(nan, jnp.nan, 0) + x, width, circular)
+    inside = location_y.is_inside & location_x.is_inside
+    sampled = jnp.zeros((*y.shape, pixels.shape[-1]), pixels.dtype)
+    for i, j in np.ndindex(2, 2):
+        row, column = location_y.pixel[i], location_x.pixel[j]
+        is_read = inside & (row >= 0) & (column >= 0)
+        corner = read_pixels(pixels, jnp.where(is_read, row * width + column, height * width))
+        corner = jnp.where(nan[..., None], jnp.nan, corner)
+        sampled += (location_y.weight(i) * location_x.weight(j))[..., None] * corner
+    return sampled
+
+
+def read_pixels(pixels: jax.Array, index: jax.Array) -> jax.Array:
+    """The pixels [..., groups, channels] at `index` [..., groups]; zeros where the image has no such pixel."""
+    return pixels.at[index, np.arange(index.shape[-1])].get(mode="fill", fill_value=0)
+
+
+def rounded_product(a: ArrayLike, b: ArrayLike) -> jax.Array:
+    """A product that is rounded before it is added to anything.
+
+    The last bit of a position decides on which side of a pixel it lies, where derivatives jump. XLA would fuse the
+    product with the sum that uses it, and so round differently from the kernels. A `where` whose condition is not known
+    at compile time prevents this. Its other branch is also infinite or NaN where the product is.
+    """
+    product = jnp.multiply(a, b)
+    return jnp.where(jnp.isfinite(product), product, product + product)
+
+
+class _Axis(NamedTuple):
+    """The two pixels next to a coordinate, -1 where out of bounds, and its fraction of the way from first to second."""
+
+    pixel: tuple[jax.Array, jax.Array]
+    fraction: jax.Array
+    is_inside: jax.Array
+
+    def weight(self, i: int) -> jax.Array:
+        return self.fraction if i else 1 - self.fraction
+
+
+def _locate(position: jax.Array, size: int, circular: bool) -> _Axis:
+    nan = jnp.isnan(position)
+    inside = is_inside(position, size, circular)
+    # Outside, nothing depends on the position. NaN stays, because its derivatives are NaN too.
+    position = jnp.where(inside | nan, position, 0)
+    low = jnp.floor(position)
+    fraction = position - low
+    low = jnp.where(inside, low, -1)
+    if circular:
+        low = lax.rem(low, jnp.full_like(low, max(size, 1)))
+        low = jnp.where(low < 0, low + size, low)
+    low = low.astype(jnp.int32)
+    high = jnp.where(low + 1 < size, low + 1, 0 if circular else -1)
+    return _Axis((low, high), fraction, inside)
