@@ -22,20 +22,15 @@ def result(value: Shaped, locations: Shaped, weights: Shaped, *, spec: Spec) -> 
 
 
 def axes(value: Shaped, locations: Shaped, weights: Shaped, *, spec: Spec) -> Axes:
-    """The queries, the heads and their channels may be sharded. The value's pixels may not: a tap may read any."""
+    """The queries and the heads may be sharded. The value's pixels may not: a tap may read any."""
     return Axes(
         operands={
-            "value": (None, None, "heads", "channels"),
+            "value": (None, None, "heads", None),
             "locations": ("rows", "columns", "heads", None, None),
             "weights": ("rows", "columns", "heads", None),
         },
-        result=("rows", "columns", "heads", "channels"),
-        sizes={
-            "rows": locations.shape[-5],
-            "columns": locations.shape[-4],
-            "heads": value.shape[-2],
-            "channels": value.shape[-1],
-        },
+        result=("rows", "columns", "heads", None),
+        sizes={"rows": locations.shape[-5], "columns": locations.shape[-4], "heads": value.shape[-2]},
     )
 
 
