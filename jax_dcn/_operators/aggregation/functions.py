@@ -113,7 +113,6 @@ def multi_scale_deformable_attention(
         backend=backend,
     )
     out = deform_aggregation(**problem.operands, spec=problem.spec, backend=backend)
-    out = jnp.squeeze(out, -3)  # the column of queries; by itself, because an Explicit mesh allows no reshape of both
     return out.reshape(*out.shape[:-2], out.shape[-2] * out.shape[-1]).astype(jnp.asarray(value).dtype)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jax_dcn._operators.sampling import rounded_product
+from jax_dcn._types import Shaped
 
 Size = Sequence[int]  # (rows, columns)
 
@@ -31,6 +32,8 @@ class Pyramid:
 
     levels: tuple[Level, ...]
     discrete: bool
+
+    image_dims = 1  # of a value's pixels, and of its queries
 
     @property
     def taps(self) -> int:
@@ -55,6 +58,8 @@ class Window:
     offset_scale: float
     remove_center: bool
 
+    image_dims = 2
+
     @property
     def taps(self) -> int:
         return window_taps(self.kernel_size, self.remove_center)
@@ -71,10 +76,12 @@ def window_taps(kernel_size: Size, remove_center: bool) -> int:
     return kernel_size[0] * kernel_size[1] - remove_center
 
 
-def levels_of(spec: Spec, image_size: Size) -> tuple[Level, ...]:
-    """The levels of a value; `image_size` is that of the value's image, which is the only level of a window."""
-    height, width = image_size
-    return spec.levels if isinstance(spec, Pyramid) else (Level(height, width, spec.taps),)
+def levels_of(spec: Spec, value: Shaped) -> tuple[Level, ...]:
+    """The levels of a value; a window has one, the image [..., H, W, M, D]."""
+    if isinstance(spec, Pyramid):
+        return spec.levels
+    height, width = value.shape[-4:-2]
+    return (Level(height, width, spec.taps),)
 
 
 def bilinear_positions(locations: Any, level: Level) -> tuple[jax.Array, jax.Array]:

@@ -124,7 +124,8 @@ def _plan(
     """The plan of the public function `operator`, whose array arguments are, in order, the operands."""
     target = resolve_target(platform)
     structs, spec = canonical_structs(canonicalize, arrays, keywords)
-    value, locations = flat_struct(structs["value"], 4), flat_struct(structs["locations"], 5)
+    dims = spec.image_dims
+    value, locations = flat_struct(structs["value"], dims + 2), flat_struct(structs["locations"], dims + 3)
     assert value is not None and locations is not None
     reference_reason = why_reference_runs(target.platform, keywords.get("backend"))
 
@@ -142,5 +143,5 @@ def _plan(
 
 def _samples_bytes(value: Shaped, locations: Shaped, spec: Spec) -> Any:
     """The bytes of the reference's samples of the level that has the most."""
-    points = max(level.points for level in levels_of(spec, value.shape[-4:-2]))
+    points = max(level.points for level in levels_of(spec, value))
     return math.prod(locations.shape[:-2]) * points * value.shape[-1] * locations.dtype.itemsize

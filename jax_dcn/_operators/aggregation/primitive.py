@@ -23,14 +23,16 @@ def result(value: Shaped, locations: Shaped, weights: Shaped, *, spec: Spec) -> 
 
 def axes(value: Shaped, locations: Shaped, weights: Shaped, *, spec: Spec) -> Axes:
     """The queries and the heads may be sharded. The value's pixels may not: a tap may read any."""
+    queries = ("rows", "columns")[: spec.image_dims]
+    sizes = dict(zip(queries, locations.shape[-spec.image_dims - 3 :], strict=False))
     return Axes(
         operands={
-            "value": (None, None, "heads", None),
-            "locations": ("rows", "columns", "heads", None, None),
-            "weights": ("rows", "columns", "heads", None),
+            "value": (*[None] * spec.image_dims, "heads", None),
+            "locations": (*queries, "heads", None, None),
+            "weights": (*queries, "heads", None),
         },
-        result=("rows", "columns", "heads", None),
-        sizes={"rows": locations.shape[-5], "columns": locations.shape[-4], "heads": value.shape[-2]},
+        result=(*queries, "heads", None),
+        sizes={**sizes, "heads": value.shape[-2]},
     )
 
 

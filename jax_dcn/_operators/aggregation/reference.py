@@ -1,5 +1,6 @@
 """The operator in `jax.numpy`: its definition, the source of its higher derivatives, and its form on any platform."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -27,9 +28,9 @@ def reference(
     spec: Spec,
     origin: tuple[ArrayLike, ArrayLike],
 ) -> jax.Array:
-    """The result [..., rows, columns, M, D] of the queries from `origin` on, as many as `locations` has."""
+    """The result [..., queries, M, D] of the queries from `origin` on, as many as `locations` has."""
     aggregate: Any = partial(_aggregate, spec=spec, origin=origin)
-    for _ in value.shape[:-4]:
+    for _ in value.shape[: -spec.image_dims - 2]:
         aggregate = jax.vmap(aggregate)
     return aggregate(value, locations, weights)
 
@@ -37,11 +38,11 @@ def reference(
 def _aggregate(
     value: jax.Array, locations: jax.Array, weights: jax.Array, *, spec: Spec, origin: tuple[ArrayLike, ArrayLike]
 ) -> jax.Array:
-    height, width, heads, channels = value.shape
-    pixels = value.astype(locations.dtype).reshape(height * width, heads, channels)
+    *image_size, heads, channels = value.shape
+    pixels = value.astype(locations.dtype).reshape(math.prod(image_size), heads, channels)
     out = jnp.zeros((*locations.shape[:-2], channels), locations.dtype)
     first_pixel = first_tap = 0
-    for level in levels_of(spec, (height, width)):
+    for level in levels_of(spec, value):
         end_pixel, end_tap = first_pixel + level.height * level.width, first_tap + level.points
         sampled = _sample(pixels[first_pixel:end_pixel], locations[..., first_tap:end_tap, :], level, spec, origin)
         out += (weights[..., first_tap:end_tap, None] * sampled).sum(-2)
@@ -52,7 +53,7 @@ def _aggregate(
 def _sample(
     pixels: jax.Array, locations: jax.Array, level: Level, spec: Spec, origin: tuple[ArrayLike, ArrayLike]
 ) -> jax.Array:
-    """The samples [rows, columns, M, T, D] of a level's pixels [height·width, M, D]."""
+    """The samples [queries, M, T, D] of a level's pixels [height·width, M, D]."""
 
     def taps_first(array: jax.Array) -> jax.Array:
         return jnp.swapaxes(array, -1, -2)
