@@ -84,22 +84,39 @@ def levels_of(spec: Spec, value: Shaped) -> tuple[Level, ...]:
     return (Level(height, width, spec.taps),)
 
 
-def bilinear_positions(locations: Any, level: Level) -> tuple[jax.Array, jax.Array]:
-    """The positions y and x, in pixels of the level, of locations [..., 2], which are fractions of it in (x, y)."""
+class TapLevels(NamedTuple):
+    """The level that each tap samples: arrays [T], or numbers where all taps sample the same."""
+
+    height: Any
+    width: Any
+    first_pixel: Any  # of the level, among those of the value
+
+
+def tap_levels(spec: Spec, value: Shaped) -> TapLevels:
+    levels = levels_of(spec, value)
+    if len(levels) == 1:
+        return TapLevels(levels[0].height, levels[0].width, 0)
+    height, width, points = np.array(levels).T
+    first_pixel = np.cumsum([0, *(height * width)[:-1]])
+    return TapLevels(*(np.repeat(array, points) for array in (height, width, first_pixel)))
+
+
+def bilinear_positions(locations: Any, levels: TapLevels) -> tuple[jax.Array, jax.Array]:
+    """The positions y and x, in pixels of the level, of locations [..., T, 2], which are fractions of it in (x, y)."""
     return (
-        rounded_product(locations[..., 1], level.height) - 0.5,
-        rounded_product(locations[..., 0], level.width) - 0.5,
+        rounded_product(locations[..., 1], levels.height) - 0.5,
+        rounded_product(locations[..., 0], levels.width) - 0.5,
     )
 
 
-def discrete_pixels(locations: Any, level: Level) -> tuple[jax.Array, jax.Array]:
-    """The row and the column of the pixel that each of the locations [..., 2] reads, without "bilinear"'s -1/2."""
+def discrete_pixels(locations: Any, levels: TapLevels) -> tuple[jax.Array, jax.Array]:
+    """The row and the column of the pixel that each of the locations [..., T, 2] reads, without "bilinear"'s -1/2."""
 
-    def along(location: Any, size: int) -> jax.Array:
-        position = jnp.clip(rounded_product(location, size) + 0.5, 0, max(size - 1, 0))
+    def along(location: Any, size: Any) -> jax.Array:
+        position = jnp.clip(rounded_product(location, size) + 0.5, 0, size - 1)
         return jnp.where(jnp.isnan(position), 0, position).astype(jnp.int32)
 
-    return along(locations[..., 1], level.height), along(locations[..., 0], level.width)
+    return along(locations[..., 1], levels.height), along(locations[..., 0], levels.width)
 
 
 def window_positions(
