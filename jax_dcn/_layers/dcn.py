@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from jax_dcn import _validation
 from jax_dcn._layers import common
-from jax_dcn._layers.conv import check_channels
+from jax_dcn._layers.conv import channels_of, check_channels
 from jax_dcn._operators.aggregation import dcnv3
 from jax_dcn._operators.aggregation.arguments import window
 from jax_dcn._types import Pair
@@ -56,6 +56,11 @@ def check(layer: Settings, name: str, channels: int) -> None:
 def check_dcnv3(layer: DCNv3Settings, name: str, channels: int) -> None:
     check(layer, name, channels)
     _validation.choice("norm", layer.norm, ("layer_norm", "batch_norm"))
+
+
+def check_features(x: jax.Array, features: int) -> None:
+    if channels_of(x) != features:
+        raise ValueError(f"x must have features={features} channels, got {x.shape[-1]}")
 
 
 def taps(layer: Settings) -> int:
