@@ -1,10 +1,12 @@
-"""Deformable convolution and deformable position-sensitive RoI pooling for JAX and Flax.
+"""Deformable operators for JAX and Flax.
 
-The operators are `deform_conv2d`, with a function for each of its gradients, and `deform_psroi_pool`. `kernel_plan` and
-`deform_psroi_pool_kernel_plan` say which kernels they run. `jax_dcn.linen` and `jax_dcn.nnx` each have the layers
-`DeformConv` and `DeformPSRoIPool`. `offset_labels`, `offset_statistics`, `warn_of_offsets` and `jax_dcn.quantize` help
-to train them, and `jax_dcn.export` helps to export them. `jax_dcn.interop` converts weights from other libraries, and
-`jax_dcn.viz` draws where layers sample.
+The operators are `deform_conv2d`, with a function for each of its gradients, `deform_psroi_pool`,
+`multi_scale_deformable_attention` and `dcnv3`, which is also the operator of DCNv4. `kernel_plan` and
+`deform_psroi_pool_kernel_plan`, `multi_scale_deformable_attention_kernel_plan` and `dcnv3_kernel_plan` say which
+kernels they run. `jax_dcn.linen` and `jax_dcn.nnx` each have the layers `DeformConv`, `DeformPSRoIPool`,
+`MultiScaleDeformableAttention`, `DCNv3` and `DCNv4`. `offset_labels`, `offset_statistics`, `warn_of_offsets` and
+`jax_dcn.quantize` help to train them, and `jax_dcn.export` helps to export them. `jax_dcn.interop` converts weights
+from other libraries, and `jax_dcn.viz` draws where layers sample.
 """
 
 from importlib import import_module
@@ -12,7 +14,12 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from jax_dcn import export
-from jax_dcn._operators.aggregation import dcnv3, multi_scale_deformable_attention
+from jax_dcn._operators.aggregation import (
+    dcnv3,
+    dcnv3_kernel_plan,
+    multi_scale_deformable_attention,
+    multi_scale_deformable_attention_kernel_plan,
+)
 from jax_dcn._operators.deform_conv import (
     deform_conv2d,
     deform_conv2d_input_grad,
@@ -30,6 +37,7 @@ __all__ = [
     "KernelChoice",
     "KernelPlan",
     "dcnv3",
+    "dcnv3_kernel_plan",
     "deform_conv2d",
     "deform_conv2d_input_grad",
     "deform_conv2d_mask_grad",
@@ -42,6 +50,7 @@ __all__ = [
     "kernel_plan",
     "linen",
     "multi_scale_deformable_attention",
+    "multi_scale_deformable_attention_kernel_plan",
     "nnx",
     "offset_labels",
     "offset_statistics",

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_dcn
 from jax_dcn import linen
+from tests.helpers.deform_aggregation.cases import Attention, Convolution
 from tests.helpers.deform_conv.cases import Operands, assert_close, cast
 from tests.helpers.deform_conv.layer import LAYER, apply
 from tests.helpers.deform_psroi_pool import cases as pooling
@@ -65,6 +66,22 @@ def of_pooling(n, height, width):
     return tuple(a.astype(np.float32) for a in (x, rois[: n + 3], offset[: n + 3]))
 
 
+def attend(*operands, backend=None):
+    return Attention().with_backend(backend)(*operands)
+
+
+def of_attention(n, queries, _):
+    return tuple(map(np.float32, Attention(queries=queries).operands(lead=(n,))))
+
+
+def aggregate(*operands, backend=None):
+    return Convolution().with_backend(backend)(*operands)
+
+
+def of_dcnv3(n, height, width):
+    return tuple(map(np.float32, Convolution(image=(height, width)).operands(lead=(n,))))
+
+
 CONVOLUTION_LAYER = linen.DeformConv(2, (3, 3), offset_groups=2)
 VARIABLES = jax.eval_shape(CONVOLUTION_LAYER.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 3, 4, 2), np.float32))
 
@@ -84,6 +101,8 @@ IMAGES, WHOLE = "n, h, w, ...", "..."
 PROGRAMS = {
     "deform_conv2d": Program(convolve, of_convolution, (IMAGES, IMAGES, WHOLE, WHOLE, IMAGES)),
     "deform_psroi_pool": Program(pooling.pool, of_pooling, (IMAGES, "r, ...", "r, ...")),
+    "multi_scale_deformable_attention": Program(attend, of_attention, ("n, ...", "n, h, ...", "n, h, ...")),
+    "dcnv3": Program(aggregate, of_dcnv3, (IMAGES, IMAGES, IMAGES)),
     "DeformConv": Program(apply_layer, of_layer, (IMAGES, *[WHOLE] * len(jax.tree.leaves(VARIABLES)))),
 }
 
@@ -155,11 +174,16 @@ def test_other_derivatives_for_symbolic_sizes(derivative):
 
 
 def calls(platforms, dtype):
-    """The custom calls in exports of both operators and their derivatives, with a convolution that can be fused."""
+    """The custom calls in exports of all operators and their derivatives, with a convolution that can be fused."""
     operands = tuple(jnp.ones(shape, dtype) for shape in ((1, 3, 3, 32), (1, 3, 3, 18), (3, 3, 32, 8)))
+    programs = [
+        (jax_dcn.deform_conv2d, operands),
+        (pooling.pool, of_pooling(1, 3, 4)),
+        (aggregate, of_dcnv3(1, 3, 4)),
+    ]
     artifacts = [
         exported(function, arguments, platforms)
-        for forward, arguments in ((jax_dcn.deform_conv2d, operands), (pooling.pool, of_pooling(1, 3, 4)))
+        for forward, arguments in programs
         for function in (forward, with_gradients(forward), tangent_of(forward))
     ]
     return {name for artifact in artifacts for name in re.findall(r"@(dcn_\w+)", artifact.mlir_module())}
@@ -168,13 +192,18 @@ def calls(platforms, dtype):
 TANGENTS = {"dcn_sample_tangents"}
 SAMPLING = {"dcn_sample", "dcn_input_cotangent", "dcn_offset_cotangent"}
 POOLING = {"dcn_psroi_pool", "dcn_psroi_pool_input_cotangent", "dcn_psroi_pool_offset_cotangent"}
+AGGREGATION = {"dcn_aggregate", "dcn_aggregation_value_cotangent", "dcn_aggregation_tap_cotangents"}
 FUSED = {f"dcn_fused_{name}" for name in ("forward", "input_cotangent", "offset_cotangent", "weight_cotangent")}
 
 
 @pytest.mark.platforms("cpu")
 @pytest.mark.parametrize(
     "platforms, expected",
-    [(("tpu",), set()), (("tpu", "cpu"), SAMPLING | POOLING | TANGENTS), (("cuda",), FUSED | POOLING | TANGENTS)],
+    [
+        (("tpu",), set()),
+        (("tpu", "cpu"), SAMPLING | POOLING | TANGENTS | AGGREGATION),
+        (("cuda",), FUSED | POOLING | TANGENTS | AGGREGATION),
+    ],
     ids=["tpu", "tpu_and_cpu", "cuda"],
 )
 def test_kernels_where_there_are_some(platforms, expected):
@@ -225,7 +254,7 @@ def test_over_several_devices():
         exported(convolve, placed, ("cpu",))
 
 
-@pytest.mark.parametrize("name", ["deform_conv2d", "deform_psroi_pool"])
+@pytest.mark.parametrize("name", ["deform_conv2d", "deform_psroi_pool", "dcnv3"])
 def test_compiled_ahead_of_time(name):
     program = PROGRAMS[name]
     arguments, expected = program.arguments(2, 3, 4), program.expected(2, 3, 4)

@@ -41,6 +41,8 @@ def interpolate(
 
 def read_pixels(pixels: jax.Array, index: jax.Array) -> jax.Array:
     """The pixels [..., groups, channels] at `index` [..., groups]; zeros where the image has no such pixel."""
+    # A gather needs at least one element to gather from, even if no index selects it.
+    pixels = jnp.pad(pixels, [(0, int(pixels.shape[0] == 0)), (0, 0), (0, 0)])
     return pixels.at[index, np.arange(index.shape[-1])].get(mode="fill", fill_value=0)
 
 

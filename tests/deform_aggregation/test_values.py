@@ -1,0 +1,150 @@
+"""Values and first derivatives against golden files and the numpy reference, for all shapes and types."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import jax_dcn
+from tests.helpers.deform_aggregation.cases import (
+    BACKENDS,
+    CASES,
+    GOLDEN_FILES,
+    Attention,
+    Convolution,
+    Operands,
+    cases,
+    pull_back,
+    read_golden,
+)
+from tests.helpers.deform_conv.cases import assert_close
+
+TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
+VARIANTS = [("float64", None), ("float32", None), ("float64", "reference")]
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("dtype, backend", VARIANTS)
+@pytest.mark.parametrize("path", GOLDEN_FILES, ids=lambda path: f"{path.parent.name}_{path.stem}")
+def test_golden_files(path, dtype, backend):
+    function, *arrays = read_golden(path, backend)
+    with jax.enable_x64(dtype == "float64"):
+        operands, result, cotangent, gradients = jax.tree.map(lambda array: np.asarray(array, dtype), tuple(arrays))
+        actual = pull_back(cotangent, operands, function)
+    assert_close(actual, (result, gradients), TOLERANCE[dtype], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", CASES)
+def test_the_numpy_reference(name, backend, x64):
+    case = CASES[name]
+    operands, cotangent = case.operands(), case.cotangent()
+    actual = pull_back(cotangent, operands, case.with_backend(backend))
+    assert_close(actual, case.expected(cotangent, operands))
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.thorough)])
+def test_any_shape(count):
+    @settings(max_examples=count)
+    @given(cases())
+    def check(case):
+        operands, cotangent = case.operands(), case.cotangent()
+        expected = case.expected(cotangent, operands)
+        with jax.enable_x64(True):
+            for backend in BACKENDS:
+                assert_close(pull_back(cotangent, operands, case.with_backend(backend)), expected)
+
+    check()
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-4), ("bfloat16", 3e-2), ("float16", 4e-3)])
+@pytest.mark.parametrize("name", ["attention", "many_channels", "discrete", "dcnv3"])
+def test_dtypes(name, dtype, tolerance):
+    """A low-precision result and gradient is rounded once."""
+    case = CASES[name]
+    operands = Operands(*(jnp.asarray(array, "float32") for array in case.operands()))
+    operands = operands._replace(value=operands.value.astype(dtype))
+    cotangent = jnp.asarray(case.cotangent(), dtype)
+    result, gradients = pull_back(cotangent, operands, case.function)
+    assert [array.dtype.name for array in (result, *gradients)] == [dtype, dtype, "float32", "float32"]
+    with jax.enable_x64(True):
+        exact = jax.tree.map(lambda array: np.asarray(array, np.float64), (cotangent, operands))
+        expected = pull_back(*exact, case.function)
+    for actual, wide in zip((result, *gradients), (expected[0], *expected[1]), strict=True):
+        assert_close(actual, wide, tolerance, tolerance * np.abs(wide).max())
+
+
+def test_offsets_and_masks_of_16_bits():
+    """They are widened, and their gradients rounded."""
+    case = CASES["dcnv3"]
+    operands = Operands(*(jnp.asarray(array, jnp.bfloat16) for array in case.operands()))
+    cotangent = jnp.asarray(case.cotangent(), jnp.bfloat16)
+    result, gradients = pull_back(cotangent, operands, case.function)
+    wide = operands._replace(locations=operands.locations.astype("float32"), weights=operands.weights.astype("float32"))
+    expected, wide_gradients = pull_back(cotangent, wide, case.function)
+    np.testing.assert_array_equal(result, expected)
+    for actual, exact in zip(gradients, wide_gradients, strict=True):
+        np.testing.assert_array_equal(actual, exact.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_even_points_are_the_same_with_two_dimensions(backend):
+    case = Attention(points=(3, 3))
+    operands = Operands(*map(np.float32, case.operands(lead=(2,))))
+    split = operands._replace(
+        locations=operands.locations.reshape(2, case.queries, case.heads, 2, 3, 2),
+        weights=operands.weights.reshape(2, case.queries, case.heads, 2, 3),
+    )
+    one, two = (
+        jax_dcn.multi_scale_deformable_attention(
+            *arrays, spatial_shapes=case.spatial_shapes, points=points, backend=backend
+        )
+        for arrays, points in ((operands, (3, 3)), (split, None))
+    )
+    np.testing.assert_array_equal(one, two)
+
+
+def test_an_attention_can_express_a_dcnv3(x64):
+    """Its locations are those of the window, as fractions of the image."""
+    case = Convolution(remove_center=True, offset_scale=1.5)
+    x, offset, mask = case.operands()
+    (height, width), groups, taps = case.image, case.groups, case.taps
+    offset = offset.reshape(height, width, groups, taps, 2)
+    column, row = np.divmod(np.delete(np.arange(9), 4), 3)
+    grid = np.stack(np.meshgrid(np.arange(width), np.arange(height)), -1)[:, :, None, None]
+    position = grid + (np.stack([column, row], -1) - 1 + offset) * case.offset_scale
+    attended = jax_dcn.multi_scale_deformable_attention(
+        x.reshape(height * width, groups, -1),
+        ((position + 0.5) / (width, height)).reshape(-1, groups, 1, taps, 2),
+        mask.reshape(-1, groups, 1, taps),
+        spatial_shapes=[case.image],
+    )
+    assert_close(jax.jit(case.function)(x, offset.reshape(height, width, -1), mask), attended.reshape(x.shape))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "case",
+    [Attention(queries=0), Attention(channels=0), Attention(heads=0), Convolution(image=(2, 2), padding=((0, 0),) * 2)],
+    ids=["queries", "channels", "heads", "output"],
+)
+def test_nothing_to_compute(case, backend):
+    operands, cotangent = case.operands(), case.cotangent()
+    result, gradients = pull_back(
+        np.float32(cotangent), Operands(*map(np.float32, operands)), case.with_backend(backend)
+    )
+    assert result.shape == cotangent.shape
+    assert not any(np.any(gradient) for gradient in gradients)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("image", [(0, 3), (3, 0)])
+def test_no_pixels(image, backend):
+    case = Convolution(image=image, padding=((2, 2), (2, 2)))
+    operands, cotangent = case.operands(), case.cotangent()
+    result, gradients = pull_back(
+        np.float32(cotangent), Operands(*map(np.float32, operands)), case.with_backend(backend)
+    )
+    assert result.size > 0
+    assert not any(np.any(array) for array in (result, *gradients))

@@ -1,0 +1,235 @@
+"""The operands that tests share, random problems of any shape, and the golden files."""
+
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from hypothesis import strategies as st
+
+import jax_dcn
+
+from . import numpy_reference
+
+BACKENDS = (None, "reference")
+GOLDEN = pathlib.Path(__file__).parents[2] / "golden/deform_aggregation"
+GOLDEN_FILES = sorted(path for folder in ("msda", "dcnv3", "dcnv4") for path in (GOLDEN / folder).glob("*.npz"))
+
+
+class Operands(NamedTuple):
+    """The array arguments of both functions, in their order: value or x, locations or offset, weights or mask."""
+
+    value: Any
+    locations: Any
+    weights: Any
+
+
+@functools.partial(jax.jit, static_argnames=("function",))
+def pull_back(cotangent, operands, function):
+    """(result, gradients) of `function(*operands)`; the gradients are an Operands."""
+    result, pullback = jax.vjp(lambda operands: function(*operands), operands)
+    return result, pullback(cotangent)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """A multi_scale_deformable_attention, with uneven points."""
+
+    spatial_shapes: tuple[tuple[int, int], ...] = ((5, 6), (3, 2))
+    points: tuple[int, ...] = (2, 3)
+    queries: int = 6
+    heads: int = 4
+    channels: int = 6
+    method: str = "bilinear"
+    on_grid: bool = False
+
+    @property
+    def function(self):
+        return self.with_backend(None)
+
+    def with_backend(self, backend, **options):
+        keywords = {"spatial_shapes": self.spatial_shapes, "points": self.points, "method": self.method}
+        return _partial(jax_dcn.multi_scale_deformable_attention, **keywords, backend=backend, **options)
+
+    def operands(self, seed=0, lead=()):
+        random = np.random.default_rng(seed)
+        pixels = sum(math.prod(size) for size in self.spatial_shapes)
+        taps = (*lead, self.queries, self.heads, sum(self.points))
+        value = random.normal(size=(*lead, pixels, self.heads, self.channels))
+        locations = random.uniform(-0.4, 1.4, size=(*taps, 2))
+        if self.on_grid:  # on pixels, their edges and the border; exact for sizes that are powers of two
+            sizes = [(width, height) for height, width in self.spatial_shapes]
+            size = np.repeat(np.array(sizes), self.points, axis=0)
+            locations = random.integers(-3, 2 * size + 4, (*taps, 2)) / (2 * size)
+        return Operands(value, locations, random.normal(size=taps))
+
+    def cotangent(self, seed=9, lead=()):
+        return np.random.default_rng(seed).normal(size=(*lead, self.queries, self.heads * self.channels))
+
+    def expected(self, cotangent, operands):
+        """The result and the gradients, by the numpy reference."""
+        cotangent = cotangent.reshape(self.queries, self.heads, self.channels)
+        levels = self.spatial_shapes, self.points, self.method
+        out, *gradients = numpy_reference.attention(*operands, cotangent, *levels)
+        return out.reshape(self.queries, -1), Operands(*gradients)
+
+
+@dataclasses.dataclass(frozen=True)
+class Convolution:
+    """A dcnv3."""
+
+    kernel_size: tuple[int, int] = (3, 3)
+    strides: tuple[int, int] = (1, 1)
+    padding: tuple[tuple[int, int], tuple[int, int]] = ((1, 1), (1, 1))
+    kernel_dilation: tuple[int, int] = (1, 1)
+    offset_scale: float = 1.0
+    remove_center: bool = False
+    groups: int = 4
+    channels: int = 6
+    image: tuple[int, int] = (7, 5)
+    on_grid: bool = False
+
+    @property
+    def function(self):
+        return self.with_backend(None)
+
+    def with_backend(self, backend, **options):
+        names = ("kernel_size", "strides", "padding", "kernel_dilation", "offset_scale", "remove_center", "groups")
+        return _partial(jax_dcn.dcnv3, **{name: getattr(self, name) for name in names}, backend=backend, **options)
+
+    @property
+    def taps(self):
+        return math.prod(self.kernel_size) - self.remove_center
+
+    @property
+    def output_size(self):
+        parts = zip(self.image, self.kernel_size, self.strides, self.padding, self.kernel_dilation, strict=True)
+        return tuple((n + sum(pads) - (k - 1) * d - 1) // s + 1 for n, k, s, pads, d in parts)
+
+    def operands(self, seed=0, lead=()):
+        random = np.random.default_rng(seed)
+        taps = (*lead, *self.output_size, self.groups * self.taps)
+        x = random.normal(size=(*lead, *self.image, self.groups * self.channels))
+        shape = (*taps[:-1], 2 * taps[-1])
+        offset = random.integers(-4, 5, shape) / 2 if self.on_grid else random.normal(size=shape) * 1.5
+        return Operands(x, offset, random.normal(size=taps))
+
+    def cotangent(self, seed=9, lead=()):
+        shape = (*lead, *self.output_size, self.groups * self.channels)
+        return np.random.default_rng(seed).normal(size=shape)
+
+    def expected(self, cotangent, operands):
+        """The result and the gradients, by the numpy reference."""
+        window = (
+            self.kernel_size,
+            self.strides,
+            [low for low, _ in self.padding],
+            self.kernel_dilation,
+            self.offset_scale,
+            self.remove_center,
+        )
+        split = (self.groups, -1)
+        x, offset, mask = operands
+        out, *gradients = numpy_reference.dcnv3(
+            x.reshape(*x.shape[:-1], *split),
+            offset.reshape(*offset.shape[:-1], self.groups, self.taps, 2),
+            mask.reshape(*mask.shape[:-1], *split),
+            cotangent.reshape(*cotangent.shape[:-1], *split),
+            window,
+        )
+        pairs = zip(gradients, operands, strict=True)
+        return out.reshape(cotangent.shape), Operands(*(g.reshape(array.shape) for g, array in pairs))
+
+
+CASES = {
+    "attention": Attention(),
+    "attention_on_pixels": Attention(((4, 8), (2, 2)), (3, 3), on_grid=True),
+    "discrete": Attention(((4, 8), (2, 3)), (3, 1), method="discrete"),
+    "discrete_on_edges": Attention(((4, 8), (2, 2)), (3, 3), method="discrete", on_grid=True),
+    "one_channel": Attention(channels=1, heads=3),
+    "many_channels": Attention(channels=70, heads=2, queries=3),
+    "dcnv3": Convolution(),
+    "remove_center": Convolution(remove_center=True, padding=((0, 2), (1, 0))),
+    "strided_dilated": Convolution((2, 5), (2, 1), ((1, 1), (4, 4)), (1, 2), offset_scale=1.7),
+    "sparse": Convolution((1, 1), (4, 4), ((0, 0), (0, 0)), image=(13, 12)),
+    "dcnv3_on_pixels": Convolution(on_grid=True, offset_scale=0.5),
+}
+
+
+def sometimes(random, share, values, array):
+    """`array` with this fraction of its elements replaced by random ones of the values."""
+    return np.where(random.uniform(size=array.shape) < share, random.choice(values, array.shape), array)
+
+
+@st.composite
+def cases(draw):
+    """Problems of any shape."""
+
+    def pair(least, most):
+        return draw(st.tuples(st.integers(least, most), st.integers(least, most)))
+
+    on_grid = draw(st.booleans())
+    heads, channels = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    if draw(st.booleans()):
+        side = st.sampled_from([1, 2, 4]) if on_grid else st.integers(1, 5)
+        levels = draw(st.lists(st.tuples(side, side), min_size=1, max_size=3))
+        points = tuple(draw(st.integers(1, 3)) for _ in levels)
+        method = draw(st.sampled_from(["bilinear", "discrete"]))
+        return Attention(tuple(levels), points, draw(st.integers(1, 5)), heads, channels, method, on_grid)
+    kernel_size = pair(1, 3)
+    padding = tuple(draw(st.tuples(st.integers(1, 3), st.integers(0, 3))) for _ in range(2))
+    dilation = pair(1, 2)
+    image = tuple(draw(st.integers(1, 3)) + k * d for k, d in zip(kernel_size, dilation, strict=True))
+    scale = draw(st.sampled_from([0.5, 1.0, 2.0] if on_grid else [0.7071, 1.2357]))
+    remove_center = draw(st.booleans()) and math.prod(kernel_size) > 1
+    return Convolution(
+        kernel_size, pair(1, 2), padding, dilation, scale, remove_center, heads, channels, image, on_grid
+    )
+
+
+def read_golden(path, backend=None):
+    """(function, operands, result, cotangent, gradients) of a golden file of an operator."""
+    with np.load(path) as file:
+        arrays = dict(file)
+    meta = json.loads(str(arrays["meta"]))
+    rule = "_cuda" if meta["kinks"] else ""
+    if path.parent.name == "msda":
+        names = ("value", "locations", "weights")
+        keywords = {name: meta[name] for name in ("spatial_shapes", "points", "method")}
+        function = _partial(jax_dcn.multi_scale_deformable_attention, **keywords, backend=backend)
+    else:
+        names = ("x", "offset", "mask")
+        pairs = {name: tuple(meta[name]) for name in ("kernel_size", "strides", "padding", "kernel_dilation")}
+        rest = {name: meta[name] for name in ("groups", "offset_scale", "remove_center")}
+        function = _partial(jax_dcn.dcnv3, **pairs, **rest, backend=backend)
+        if path.parent.name == "dcnv4":
+            for prefix, suffix in (("", ""), ("g", rule)):
+                packed = arrays[f"{prefix}offset_mask{suffix}"]
+                arrays[f"{prefix}offset{suffix}"], arrays[f"{prefix}mask"] = unpack(packed, meta)
+    gradients = [arrays[f"g{names[0]}"], arrays[f"g{names[1]}{rule}"], arrays[f"g{names[2]}"]]
+    return function, Operands(*(arrays[name] for name in names)), arrays["y"], arrays["gy"], Operands(*gradients)
+
+
+def unpack(packed, meta):
+    """The offset and the mask of DCNv4's offset_mask."""
+    groups, taps = meta["groups"], math.prod(meta["kernel_size"]) - meta["remove_center"]
+    of_groups = packed[..., : groups * 3 * taps].reshape(*packed.shape[:-1], groups, 3 * taps)
+    parts = of_groups[..., : 2 * taps], of_groups[..., 2 * taps :]
+    return tuple(part.reshape(*packed.shape[:-1], -1) for part in parts)
+
+
+class _partial(functools.partial):
+    """A partial function that is equal to others of the same arguments, so that jit compiles it once."""
+
+    def _key(self):
+        return self.func, self.args, repr(sorted(self.keywords.items()))
+
+    def __eq__(self, other):
+        return isinstance(other, _partial) and self._key() == other._key()
+
+    def __hash__(self):
+        return hash(self._key())

@@ -1,0 +1,107 @@
+"""Deformable aggregation and its gradients, with loops in float64: the reference of the tests.
+
+It shares no code and no method with the package: it computes one sample at a time, with derivatives written by hand.
+"""
+
+import itertools
+import math
+
+import numpy as np
+
+
+def attention(value, locations, weights, cotangent, spatial_shapes, points, method="bilinear"):
+    """(result, gradients of value, locations, weights) of sum(result * cotangent).
+
+    value [S, M, D], locations [Q, M, T, 2], weights [Q, M, T], cotangent [Q, M, D]; points: of each level.
+    """
+    starts = np.cumsum([0, *(height * width for height, width in spatial_shapes)])
+    levels = [level for level, count in enumerate(points) for _ in range(count)]
+
+    def samples(query, head):
+        for tap, level in enumerate(levels):
+            x, y = locations[query, head, tap].tolist()
+            height, width = spatial_shapes[level]
+            if method == "bilinear":
+                corners = bilinear(y * height - 0.5, x * width - 0.5, height, width, height, width)
+            else:
+                corners = [(nearest(y, height), nearest(x, width), 1.0 if y == y and x == x else math.nan, 0.0, 0.0)]
+            yield tap, [(int(starts[level]) + row * width + column, *rest) for row, column, *rest in corners]
+
+    return aggregate(value, weights, cotangent, samples)
+
+
+def dcnv3(x, offset, mask, cotangent, window):
+    """The same for x [H, W, M, D], offset [Ho, Wo, M, K, 2], mask [Ho, Wo, M, K], cotangent [Ho, Wo, M, D].
+
+    window: kernel_size, strides, padding (above, left), kernel_dilation, offset_scale, remove_center.
+    """
+    height, width, *_ = x.shape
+    rows, columns, _, _, _ = offset.shape
+    (kernel_rows, kernel_columns), strides, padding, dilation, scale, remove_center = window
+    cells = list(itertools.product(range(kernel_columns), range(kernel_rows)))  # the column is the outer loop
+    if remove_center:
+        cells.remove((kernel_columns // 2, kernel_rows // 2))
+    half = [dilation[axis] * (window[0][axis] - 1) // 2 for axis in range(2)]
+
+    def samples(query, head):
+        row, column = divmod(query, columns)
+        for tap, (j, i) in enumerate(cells):
+            dx, dy = offset[row, column, head, tap].tolist()
+            y = row * strides[0] - padding[0] + half[0] + (i * dilation[0] - half[0] + dy) * scale
+            x = column * strides[1] - padding[1] + half[1] + (j * dilation[1] - half[1] + dx) * scale
+            corners = bilinear(y, x, height, width, scale, scale)
+            yield tap, [(row * width + column, *rest) for row, column, *rest in corners]
+
+    flat = [array.reshape(-1, *array.shape[2:]) for array in (x, mask, cotangent)]
+    out, d_x, d_offset, d_mask = aggregate(*flat, samples)
+    return (
+        out.reshape(rows, columns, *out.shape[1:]),
+        d_x.reshape(x.shape),
+        d_offset.reshape(offset.shape),
+        d_mask.reshape(mask.shape),
+    )
+
+
+def aggregate(value, weights, cotangent, samples):
+    """samples(query, head) yields each tap with its corners: (pixel, weight, derivatives in x and y)."""
+    queries, heads, _ = weights.shape
+    out, d_value = np.zeros(cotangent.shape), np.zeros(value.shape)
+    d_locations, d_weights = np.zeros((*weights.shape, 2)), np.zeros(weights.shape)
+    for query, head in itertools.product(range(queries), range(heads)):
+        ct = cotangent[query, head]
+        for tap, corners in samples(query, head):
+            weight = weights[query, head, tap]
+            sample = np.zeros(value.shape[-1])
+            for pixel, share, in_x, in_y in corners:
+                if math.isnan(share):
+                    sample[:] = math.nan
+                    d_locations[query, head, tap] += math.nan if math.isnan(in_x) else 0.0
+                    continue
+                sample += share * value[pixel, head]
+                d_value[pixel, head] += weight * share * ct
+                dot = (value[pixel, head] * ct).sum()
+                d_locations[query, head, tap] += weight * dot * in_x, weight * dot * in_y
+            out[query, head] += weight * sample
+            d_weights[query, head, tap] = (sample * ct).sum()
+    return out, d_value, d_locations, d_weights
+
+
+def bilinear(y, x, height, width, scale_y, scale_x):
+    """The corners in the image: (row, column, weight, derivatives of the weight in the location's x and y)."""
+    if math.isnan(y) or math.isnan(x):
+        return [(0, 0, math.nan, math.nan, math.nan)]
+    if not (-1 < y < height and -1 < x < width):
+        return []
+    top, left = math.floor(y), math.floor(x)
+    corners = []
+    for row, wy, slope_y in ((top, top + 1 - y, -1.0), (top + 1, y - top, 1.0)):
+        for column, wx, slope_x in ((left, left + 1 - x, -1.0), (left + 1, x - left, 1.0)):
+            if 0 <= row < height and 0 <= column < width:
+                corners.append((row, column, wy * wx, wy * slope_x * scale_x, slope_y * wx * scale_y))
+    return corners
+
+
+def nearest(location, size):
+    if not math.isfinite(location):
+        return size - 1 if location > 0 else 0
+    return min(max(math.trunc(location * size + 0.5), 0), size - 1)
