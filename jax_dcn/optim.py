@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-_BRANCHES = frozenset({"conv_offset", "fc_offset"})
+_BRANCHES = frozenset({"conv_offset", "fc_offset", "offset", "offset_mask", "sampling_offsets"})
 
 
 def offset_labels(params: Any) -> Any:
@@ -15,7 +15,8 @@ def offset_labels(params: Any) -> Any:
 
     Returns:
       A tree of the same structure, with the string "offset" for each leaf under a key or attribute named
-      ``conv_offset`` or ``fc_offset``, which are the names in the layers, and "default" for all others.
+      ``conv_offset``, ``fc_offset``, ``sampling_offsets``, ``offset`` or ``offset_mask``, which are the names in the
+      layers, and "default" for all others.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -32,5 +33,5 @@ def offset_labels(params: Any) -> Any:
 
 
 def _label(path: tuple[Any, ...]) -> str:
-    names = (jax.tree_util.keystr((key,), simple=True) for key in path)
+    names = (jax.tree_util.keystr((key,), simple=True) for key in path[:-1])
     return "default" if _BRANCHES.isdisjoint(names) else "offset"

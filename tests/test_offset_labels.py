@@ -67,6 +67,18 @@ def test_all_of_a_pooling_layer_predicts_offsets(branch, leaves):
         assert jax.tree.leaves(jax_dcn.offset_labels(tree)) == ["offset"] * leaves
 
 
+@pytest.mark.parametrize(
+    "name, predicting",
+    [("DCNv3", "offset"), ("DCNv4", "offset_mask"), ("MultiScaleDeformableAttention", "sampling_offsets")],
+)
+def test_one_layer_of_an_aggregation_predicts_offsets(name, predicting):
+    state = nnx.state(getattr(jax_dcn.nnx, name)(8, rngs=nnx.Rngs(0)))
+    for params in (state, nnx.to_pure_dict(state)):  # of NNX, and as of Linen
+        labels = jax_dcn.offset_labels(params)
+        assert jax.tree.leaves(labels[predicting]) == ["offset"] * 2
+        assert jax.tree.leaves(labels).count("offset") == 2
+
+
 def test_freezing_the_offsets_of_a_linen_model(variables):
     params = variables["params"]
     optimizer = optax.multi_transform(FROZEN_OFFSETS, jax_dcn.offset_labels)

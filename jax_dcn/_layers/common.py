@@ -10,13 +10,23 @@ from flax.typing import Dtype
 Branch = Callable[[jax.Array], jax.Array]
 
 
-class Settings(Protocol):
-    """The attributes of a layer that control how it predicts offsets and masks."""
+class Typed(Protocol):
+    """The attribute of all layers."""
 
     dtype: Dtype | None
+
+
+class Returning(Protocol):
+    """The attribute of layers that can return the offset and the mask."""
+
+    return_offsets: bool
+
+
+class Settings(Typed, Returning, Protocol):
+    """The attributes of a layer that control how it predicts offsets and masks."""
+
     modulated: bool
     mask_scale: float
-    return_offsets: bool
 
 
 def numbers_per_sample(modulated: bool) -> int:
@@ -38,7 +48,7 @@ def check_offset(offset: jax.Array, channels: int, owners: str) -> None:
         raise ValueError(f"offset must have {channels} channels, two for each {owners}, got shape {jnp.shape(offset)}")
 
 
-def widen(layer: Settings, inputs: jax.Array) -> jax.Array:
+def widen(layer: Typed, inputs: jax.Array) -> jax.Array:
     """The inputs of a branch in float32 or wider, because the precision of a 16-bit offset falls as it grows."""
     dtype = inputs.dtype if layer.dtype is None else layer.dtype
     return jnp.asarray(inputs, jnp.promote_types(dtype, jnp.float32))
@@ -51,7 +61,7 @@ def offset_and_mask(layer: Settings, raw: jax.Array) -> tuple[jax.Array, jax.Arr
     return offset, layer.mask_scale * jax.nn.sigmoid(logits) if layer.modulated else None
 
 
-def result(layer: Settings, y: jax.Array, offset: Any, mask: Any, return_offsets: bool | None) -> Any:
+def result(layer: Returning, y: jax.Array, offset: Any, mask: Any, return_offsets: bool | None) -> Any:
     """The output of the layer, with the offset and the mask if they are requested."""
     if return_offsets is None:
         return_offsets = layer.return_offsets

@@ -13,6 +13,8 @@ from jax_dcn.interop import names, regions
 from jax_dcn.interop.checkpoint import to_array
 
 Tree = TypeVar("Tree")
+# Counters of batch norms, and the quotients that RT-DETRv2 and D-FINE keep.
+_NOT_PARAMETERS = ("num_batches_tracked", "n_points_scale", "num_points_scale")
 Style = Literal["mmcv", "detectron2", "dcnv2", "maskrcnn_benchmark"]
 
 
@@ -34,6 +36,10 @@ def from_torch(
     - The offset convolution of a layer ``conv2`` is ``conv2.conv_offset`` (mmcv, mmdet), ``conv2_offset`` (Detectron2,
       older mmdet), ``conv2.conv_offset_mask`` (DCNv2, CenterNet, EDVR) or ``conv2.offset`` (maskrcnn-benchmark, where
       the weight is ``conv2.conv``). torchvision's ``DeformConv2d`` has none: use a layer without a branch.
+    - The layers of multi-scale deformable attention, DCNv3 and DCNv4 have the same sub-layers as here, with three
+      exceptions: DCNv3's ``dw_conv`` is ``dw_conv.0``, its ``dw_norm`` is ``dw_conv.1.1`` (``dw_conv.1.0`` if it is a
+      batch norm), and ``center_feature_scale_proj`` is two arrays with ``_weight`` and ``_bias`` added to this name.
+      ``n_points_scale`` and ``num_points_scale``, constants of RT-DETRv2 and D-FINE, are ignored.
     - The branch of a pooling layer is ``offset_fc``, ``offset_mask_fc``, or both ``offset_fc`` and ``mask_fc``, which
       become one branch with the ``hidden_features`` of both.
 
@@ -196,8 +202,8 @@ class _Source:
                 raise ValueError(f"{key!r} would be both {'/'.join(self._taken[key])} and {'/'.join(taker)}")
 
     def left(self, statistics: bool) -> list[str]:
-        """The unused arrays of the module, without counters, and without running statistics if the model has none."""
-        optional = ("num_batches_tracked",) if statistics else ("num_batches_tracked", "running_mean", "running_var")
+        """The unused arrays of the module, also without running statistics if the model has none."""
+        optional = (*_NOT_PARAMETERS, *(() if statistics else ("running_mean", "running_var")))
         left = (name for name in self._state_dict if name.startswith(self._module) and name not in self._taken)
         return [name for name in left if not name.endswith(optional)]
 
@@ -208,6 +214,10 @@ class _DeformableLayers:
     def __init__(self, paths: Sequence[names.Path]) -> None:
         self.convs = {path[: path.index("conv_offset")] for path in paths if "conv_offset" in path}
         self.pools = {self.owner(path) for path in paths if self.in_branch(path)}
+        of_norms = [path for path in paths if "dw_norm" in path]
+        owners = {path[: path.index("dw_norm")] for path in of_norms}
+        self.dcnv3s = {owner for owner in owners if {"offset", "mask"} <= _children(owner, paths)}
+        self.batch_norms = {path[:-1] for path in of_norms if path[-1] in ("mean", "var")}
 
     def in_branch(self, path: names.Path) -> bool:
         """Whether the path is in the `Sequential` with which a pooling layer predicts offsets."""
@@ -223,10 +233,18 @@ class _DeformableLayers:
         """Possible names of a parameter in the state dict, most likely first."""
         styles = [names.STYLES[style]] if style else list(names.STYLES.values())
         owner, suffixes = path[:-1], [""]
+        if owner[-1:] == ("center_feature_scale_proj",):  # parameters without a module
+            return [f"{one}_{name}" for name in names.parameters(path[-1]) for one in names.modules(owner, module)]
         if owner[-1:] == ("conv_offset",):
             owner, suffixes = owner[:-1], [style.conv_offset for style in styles]
         elif owner in self.convs:
             suffixes = [style.conv for style in styles]
+        elif owner[:-1] in self.dcnv3s and owner[-1:] == ("dw_conv",):
+            suffixes = [".0"]
+        elif owner[:-1] in self.dcnv3s and owner[-1:] == ("dw_norm",):
+            # InternImage has a transposition before a layer norm.
+            suffixes = [".1.0", ".1.1"] if owner in self.batch_norms else [".1.1", ".1.0"]
+            owner = (*owner[:-1], "dw_conv")
         elif self.in_branch(path):
             owner = tuple("offset_fc" if name == "fc_offset" else name for name in owner)
         return [
@@ -235,6 +253,10 @@ class _DeformableLayers:
             for suffix in suffixes
             for one in names.modules(owner, module)
         ]
+
+
+def _children(owner: names.Path, paths: Sequence[names.Path]) -> set[str]:
+    return {path[len(owner)] for path in paths if path[: len(owner)] == owner}
 
 
 def _pair(output_size: int | Sequence[int] | None) -> tuple[int, int] | None:

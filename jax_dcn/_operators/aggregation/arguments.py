@@ -44,7 +44,7 @@ def canonicalize_attention(
     value = _validation.array("value", value)
     locations = _validation.coordinates("sampling_locations", sampling_locations)
     weights = _validation.array("attention_weights", attention_weights)
-    sizes = _spatial_shapes(spatial_shapes)
+    sizes = level_sizes(spatial_shapes)
     _validation.rank("value", value, 3, "[..., S, M, D]", least=True)
     layout, levels = ("L, P", 5) if points is None else ("sum(points)", 4)
     batch = value.ndim - 3
@@ -201,7 +201,7 @@ def _check_choices(deterministic: Any, backend: Any) -> None:
     _validation.choice("backend", backend, BACKENDS)
 
 
-def _spatial_shapes(value: Any) -> tuple[tuple[int, int], ...]:
+def level_sizes(value: Any) -> tuple[tuple[int, int], ...]:
     """The (height, width) of each level, known while tracing."""
     expected = "a sequence of (height, width), one pair of positive ints for each level, known while tracing"
     if isinstance(value, jax.core.Tracer):

@@ -1,0 +1,613 @@
+"""`MultiScaleDeformableAttention`, `DCNv3` and `DCNv4` in Linen and NNX."""
+
+import json
+import pathlib
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jax_dcn
+import jax_dcn.linen
+import jax_dcn.nnx
+from jax_dcn import interop
+
+GOLDEN = pathlib.Path(__file__).parent / "golden/deform_aggregation/layers"
+LEVELS = ((5, 6), (3, 2))
+PIXELS, QUERIES, CHANNELS = 36, 4, 8
+ATTENTION = {"features": CHANNELS, "num_heads": 2, "num_levels": 2, "num_points": 3}
+CONVOLUTION = {"groups": 2}
+
+
+class Layer(NamedTuple):
+    """A Linen or NNX layer as a function of its parameters, with the same names."""
+
+    params: dict
+    apply: Callable
+
+
+def linen_layer(name, inputs, arguments, **options):
+    """`options` are those of a call, such as spatial_shapes."""
+    layer = getattr(jax_dcn.linen, name)(**arguments)
+    params = layer.init(jax.random.key(0), *inputs, **options)["params"]
+    return Layer(params, lambda params, *inputs, **more: layer.apply({"params": params}, *inputs, **options | more))
+
+
+def nnx_layer(name, inputs, arguments, **options):
+    features = {} if "features" in arguments else {"features": inputs[0].shape[-1]}
+    graphdef, state = nnx.split(getattr(jax_dcn.nnx, name)(**features, **arguments, rngs=nnx.Rngs(0)))
+
+    def apply(params, *inputs, **more):
+        return nnx.merge(graphdef, params)(*inputs, **options | more)
+
+    return Layer(nnx.to_pure_dict(state), apply)
+
+
+both_interfaces = pytest.mark.parametrize("make", [linen_layer, nnx_layer], ids=["linen", "nnx"])
+INTERFACES = (linen_layer, nnx_layer)
+
+
+def normal(seed, shape, dtype=jnp.float32):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def queries(lead=(2,), coordinates=2, levels=2):
+    """query, reference points and value."""
+    references = np.random.default_rng(2).uniform(0.1, 0.6, (*lead, QUERIES, levels, coordinates))
+    return [
+        normal(1, (*lead, QUERIES, CHANNELS)),
+        jnp.asarray(references, jnp.float32),
+        normal(3, (*lead, PIXELS, CHANNELS)),
+    ]
+
+
+def image(lead=(2,), dtype=jnp.float32):
+    return [normal(1, (*lead, 5, 6, CHANNELS), dtype)]
+
+
+def problem(name, **arguments):
+    """The inputs, arguments and options of a layer of this name."""
+    if name == "MultiScaleDeformableAttention":
+        return queries(), ATTENTION | arguments, {"spatial_shapes": LEVELS}
+    return image(), CONVOLUTION | arguments, {}
+
+
+def build(make, name, **arguments):
+    inputs, arguments, options = problem(name, **arguments)
+    return make(name, inputs, arguments, **options), inputs
+
+
+def randomized(params, scale=0.3):
+    return jax.tree.map(lambda leaf: leaf + scale * normal(leaf.size, leaf.shape, leaf.dtype), params)
+
+
+def assert_close(actual, expected, tolerance=1e-5):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance), actual, expected)
+
+
+# Golden files
+
+
+GOLDEN_CASES = {
+    "deformable_detr_2d": ("MultiScaleDeformableAttention", {"num_heads": 4, "num_points": 2}),
+    "rt_detr_v2_default": ("MultiScaleDeformableAttention", {"num_heads": 2, "num_points": 4, "offset_scale": 0.5}),
+    "d_fine_uneven": (
+        "MultiScaleDeformableAttention",
+        {"num_heads": 2, "num_points": (3, 6, 3), "offset_scale": 0.5, "use_projections": False},
+    ),
+    "internimage_dcnv3_all": (
+        "DCNv3",
+        {
+            "dw_kernel_size": 5,
+            "groups": 4,
+            "offset_scale": 2.0,
+            "center_feature_scale": True,
+            "remove_center": True,
+            "activation": jax.nn.silu,
+        },
+    ),
+    "dcnv4": ("DCNv4", {"groups": 2}),
+}
+
+
+def read_golden(case, dtype):
+    """(inputs by name, options, cotangent, result, gradients of the inputs, state dict, its gradients)."""
+    with np.load(GOLDEN / f"{case}.npz") as file:
+        arrays = dict(file)
+    meta = json.loads(str(arrays.pop("meta")))
+    padding_mask = arrays.pop("mask", None)
+    state, gradients = ({}, {})
+    for key in list(arrays):
+        for prefix, found in (("state/", state), ("gstate/", gradients)):
+            if key.startswith(prefix):
+                found[key.removeprefix(prefix)] = arrays.pop(key).astype(dtype)
+    if "image" in meta:  # DCNv4 has the pixels of an image in one dimension
+        arrays = {key: array.reshape(-1, *meta["image"], array.shape[-1]) for key, array in arrays.items()}
+    arrays = {key: array.astype(dtype) for key, array in arrays.items()}
+    result, cotangent = arrays.pop("y"), arrays.pop("gy")
+    inputs = {key: array for key, array in arrays.items() if f"g{key}" in arrays}
+    options = {}
+    if "spatial_shapes" in meta:
+        options = {"spatial_shapes": meta["spatial_shapes"], "padding_mask": padding_mask}
+    return inputs, options, cotangent, result, {key: arrays[f"g{key}"] for key in inputs}, state, gradients
+
+
+def positional(inputs):
+    """The arguments of a layer, from inputs by the names of the golden files."""
+    if "x" in inputs:
+        return [inputs["x"]]
+    query = inputs["hidden_states"] + inputs.get("position_embeddings", 0)
+    return [query, inputs["reference_points"], inputs["encoder_hidden_states"]]
+
+
+@pytest.mark.parametrize(
+    "make, dtype",
+    [(linen_layer, "float64"), (nnx_layer, "float64"), (linen_layer, "float32")],
+    ids=["linen-float64", "nnx-float64", "linen-float32"],
+)
+@pytest.mark.parametrize("case", GOLDEN_CASES)
+def test_golden_files(case, make, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        inputs, options, cotangent, result, gradients, state, state_gradients = read_golden(case, dtype)
+        name, arguments = GOLDEN_CASES[case]
+        if name == "MultiScaleDeformableAttention":
+            arguments = {"features": 16, "num_levels": 3, **arguments}
+        layer = make(name, positional(inputs), {**arguments, "param_dtype": dtype}, **options)
+        params = interop.from_torch(state, layer.params)
+
+        @jax.jit
+        def run(params, inputs, cotangent):
+            y, pullback = jax.vjp(lambda params, inputs: layer.apply(params, *positional(inputs)), params, inputs)
+            return y, *pullback(cotangent)
+
+        y, of_params, of_inputs = run(params, inputs, cotangent)
+    tolerance = {"float64": 1e-10, "float32": 1e-4}[dtype]
+    assert_close(y, result, tolerance)
+    assert_close(of_inputs, gradients, tolerance)
+    # The files have these gradients in float32.
+    assert_close(interop.to_torch(of_params), state_gradients, max(tolerance, 3e-7))
+
+
+RINGS = {
+    "heads8_levels4_points4": (8, 4, 4),
+    "heads8_levels1_points4": (8, 1, 4),
+    "heads6_levels2_points3": (6, 2, 3),
+    "heads2_levels3_points4": (2, 3, 4),
+    "heads1_levels1_points2": (1, 1, 2),
+    "uneven_heads4_points3_6_3": (4, 3, (3, 6, 3)),
+}
+
+
+@both_interfaces
+def test_the_ring_of_directions(make):
+    with np.load(GOLDEN / "init_ring.npz") as file:
+        rings = dict(file)
+    for name, (heads, levels, points) in RINGS.items():
+        shapes = ((1, 1),) * levels
+        inputs = [jnp.ones((1, 24)), jnp.ones((1, 1, 2)), jnp.ones((levels, 24))]
+        arguments = {"features": 24, "num_heads": heads, "num_levels": levels, "num_points": points}
+        params = make("MultiScaleDeformableAttention", inputs, arguments, spatial_shapes=shapes).params
+        bias = np.asarray(params["sampling_offsets"]["bias"])
+        # With six heads, PyTorch's sine of one direction is an ulp away from NumPy's.
+        np.testing.assert_array_max_ulp(bias, rings[name].ravel(), 1 if heads == 6 else 0)
+
+
+# Parameters
+
+
+@both_interfaces
+def test_parameters(make):
+    attention, _ = build(make, "MultiScaleDeformableAttention", num_points=(3, 1))
+    assert jax.tree.map(jnp.shape, attention.params) == {
+        "sampling_offsets": {"kernel": (8, 16), "bias": (16,)},
+        "attention_weights": {"kernel": (8, 8), "bias": (8,)},
+        "value_proj": {"kernel": (8, 8), "bias": (8,)},
+        "output_proj": {"kernel": (8, 8), "bias": (8,)},
+    }
+    options = {"kernel_size": (3, 5), "dw_kernel_size": 1, "center_feature_scale": True, "remove_center": True}
+    dcnv3, _ = build(make, "DCNv3", **options)
+    assert jax.tree.map(jnp.shape, dcnv3.params) == {
+        "input_proj": {"kernel": (8, 8), "bias": (8,)},
+        "dw_conv": {"kernel": (1, 1, 1, 8), "bias": (8,)},
+        "dw_norm": {"scale": (8,), "bias": (8,)},
+        "offset": {"kernel": (8, 56), "bias": (56,)},
+        "mask": {"kernel": (8, 28), "bias": (28,)},
+        "center_feature_scale_proj": {"kernel": (8, 2), "bias": (2,)},
+        "output_proj": {"kernel": (8, 8), "bias": (8,)},
+    }
+    dcnv4, _ = build(make, "DCNv4", **options, output_bias=False)
+    assert jax.tree.map(jnp.shape, dcnv4.params) == {
+        "value_proj": {"kernel": (8, 8), "bias": (8,)},
+        "offset_mask_dw": {"kernel": (1, 1, 1, 8), "bias": (8,)},
+        "offset_mask": {"kernel": (8, 88), "bias": (88,)},  # 2 · 14 · 3 = 84, and 4 to fill up
+        "center_feature_scale_proj": {"kernel": (8, 2), "bias": (2,)},
+        "output_proj": {"kernel": (8, 8)},
+    }
+    zero = {"attention_weights", "offset", "mask", "offset_mask", "center_feature_scale_proj"}
+    for params in (attention.params, dcnv3.params, dcnv4.params):
+        for name, dense in params.items():
+            if "kernel" in dense:
+                assert bool(dense["kernel"].any()) is (name not in {*zero, "sampling_offsets"}), name
+    bare, _ = build(make, "DCNv4", use_projections=False)
+    assert set(bare.params) == {"offset_mask"}
+
+
+@both_interfaces
+def test_the_depthwise_convolution_begins_like_pytorchs(make):
+    """Uniform in ±1/sqrt(taps), kernel and bias."""
+    params = build(make, "DCNv3", dw_kernel_size=7)[0].params["dw_conv"]
+    for leaf in params.values():
+        assert 0.5 / 7 < abs(leaf).max() <= 1 / 7 + 1e-7
+        assert leaf.min() < 0 < leaf.max()
+
+
+@both_interfaces
+def test_new_layers(make):
+    layer, (x,) = build(make, "DCNv3")
+    plain = {"offset": jnp.zeros((2, 5, 6, 36)), "mask": jnp.full((2, 5, 6, 18), 1 / 9)}
+
+    def projected(name, x):
+        return x @ layer.params[name]["kernel"] + layer.params[name]["bias"]
+
+    mean = jax_dcn.dcnv3(projected("input_proj", x), **plain, kernel_size=3, padding=1, groups=2)
+    assert_close(layer.apply(layer.params, x), projected("output_proj", mean))
+    layer, (x,) = build(make, "DCNv4")
+    assert not layer.apply(layer.params, x).any()
+    layer, inputs = build(make, "MultiScaleDeformableAttention", return_sampling=True)
+    _, _, weights = layer.apply(layer.params, *inputs)
+    np.testing.assert_allclose(weights, 1 / 6, rtol=1e-6)
+
+
+# Attention
+
+
+def locations_of(layer, inputs):
+    return layer.apply(layer.params, *inputs, return_sampling=True)[1]
+
+
+def offsets_of(layer, query):
+    """The predicted offsets [..., Q, heads, taps, 2]."""
+    dense = layer.params["sampling_offsets"]
+    return (query @ dense["kernel"] + dense["bias"]).reshape(*query.shape[:-1], 2, -1, 2)
+
+
+def random_attention(make, inputs, **arguments):
+    layer = make("MultiScaleDeformableAttention", inputs, ATTENTION | arguments, spatial_shapes=LEVELS)
+    return layer._replace(params=randomized(layer.params))
+
+
+WIDTH_AND_HEIGHT = np.repeat([[6, 5], [2, 3]], 3, axis=0)  # of each tap
+
+
+@both_interfaces
+def test_points_of_two_coordinates(make):
+    inputs = queries()
+    layer = random_attention(make, inputs)
+    references = jnp.repeat(inputs[1], 3, -2)[..., None, :, :]
+    expected = references + offsets_of(layer, inputs[0]) / WIDTH_AND_HEIGHT
+    assert_close(locations_of(layer, inputs), expected)
+
+
+@both_interfaces
+@pytest.mark.parametrize("offset_scale, factor", [(None, 0.5), (0.5, 0.5), (2.0, 2.0)])
+@pytest.mark.parametrize("levels", [1, 2])
+def test_boxes(make, offset_scale, factor, levels):
+    inputs = queries(coordinates=4, levels=levels)
+    layer = random_attention(make, inputs, num_points=(2, 4), offset_scale=offset_scale)
+    boxes = jnp.broadcast_to(inputs[1], (2, QUERIES, 2, 4))
+    boxes = jnp.repeat(boxes, jnp.array([2, 4]), -2)[..., None, :, :]
+    points = np.repeat([2, 4], [2, 4])[:, None]
+    expected = boxes[..., :2] + factor * offsets_of(layer, inputs[0]) / points * boxes[..., 2:]
+    assert_close(locations_of(layer, inputs), expected)
+
+
+def test_as_many_points_on_each_level_are_one_number():
+    inputs = queries()
+    layers = [random_attention(linen_layer, inputs, num_points=points) for points in (3, (3, 3), [3, 3])]
+    for other in layers[1:]:
+        np.testing.assert_array_equal(
+            other.apply(layers[0].params, *inputs), layers[0].apply(layers[0].params, *inputs)
+        )
+
+
+@both_interfaces
+def test_the_result_is_that_of_the_function(make):
+    inputs = queries()
+    layer = random_attention(make, inputs, num_points=(1, 4), method="discrete", use_projections=False)
+    y, locations, weights = layer.apply(layer.params, *inputs, return_sampling=True)
+    value = inputs[2].reshape(2, PIXELS, 2, 4)
+    assert_close(weights.sum(-1), jnp.ones((2, QUERIES, 2)))
+    expected = jax_dcn.multi_scale_deformable_attention(
+        value, locations, weights, spatial_shapes=LEVELS, points=(1, 4), method="discrete"
+    )
+    assert_close(y, expected)
+
+
+@both_interfaces
+def test_padding(make):
+    """What stands where value is padded changes nothing, not even by the bias of value_proj."""
+    query, references, value = queries()
+    layer = random_attention(make, [query, references, value])
+    valid = np.random.default_rng(5).uniform(size=value.shape[:-1]) < 0.7
+    apply = jax.jit(layer.apply)
+    y = apply(layer.params, query, references, value, padding_mask=valid)
+    other = apply(layer.params, query, references, jnp.where(valid[..., None], value, 99), padding_mask=valid)
+    np.testing.assert_array_equal(y, other)
+    no_bias = layer.params | {"value_proj": layer.params["value_proj"] | {"bias": jnp.zeros(CHANNELS)}}
+    zeros = jnp.where(valid[..., None], value, 0)
+    masked = apply(no_bias, query, references, value, padding_mask=valid)
+    assert_close(masked, apply(no_bias, query, references, zeros))
+
+
+def test_discrete_has_no_gradient_in_offsets():
+    inputs = queries()
+    layer = random_attention(linen_layer, inputs, method="discrete")
+    gradient = jax.jit(jax.grad(lambda params: layer.apply(params, *inputs).sum()))(layer.params)
+    moved = {name: bool(leaves["kernel"].any()) for name, leaves in gradient.items()}
+    assert moved == {"sampling_offsets": False, "attention_weights": True, "value_proj": True, "output_proj": True}
+
+
+# DCNv3 and DCNv4
+
+
+@both_interfaces
+@pytest.mark.parametrize("name", ["DCNv3", "DCNv4"])
+@pytest.mark.parametrize("arguments", [{"kernel_size": (2, 3), "kernel_dilation": (1, 2)}, {"kernel_size": 4}], ids=str)
+def test_even_kernels_keep_the_size(make, name, arguments):
+    layer, (x,) = build(make, name, **arguments)
+    assert layer.apply(layer.params, x).shape == x.shape
+
+
+@both_interfaces
+def test_dcnv4_step_by_step(make):
+    options = {"remove_center": True, "offset_scale": 1.5, "center_feature_scale": True, "dw_kernel_size": 3}
+    layer, (x,) = build(make, "DCNv4", **options, use_projections=False, kernel_dilation=2)
+    params = randomized(layer.params)
+    y, offset, mask = jax.jit(partial(layer.apply, return_offsets=True))(params, x)
+
+    dw = params["offset_mask_dw"]
+    dimensions = ("NHWC", "HWIO", "NHWC")
+    features = jax.lax.conv_general_dilated(
+        x, dw["kernel"], (1, 1), "SAME", dimension_numbers=dimensions, feature_group_count=CHANNELS
+    )
+    packed = (features + dw["bias"]) @ params["offset_mask"]["kernel"] + params["offset_mask"]["bias"]
+    assert packed.shape[-1] == 48
+    by_group = packed.reshape(2, 5, 6, 2, 24)
+    assert_close(offset, by_group[..., :16].reshape(2, 5, 6, 32))
+    assert_close(mask, by_group[..., 16:].reshape(2, 5, 6, 16))
+    window = {"kernel_size": 3, "kernel_dilation": 2, "padding": 2, "offset_scale": 1.5, "remove_center": True}
+    sampled = jax_dcn.dcnv3(x, offset, mask, **window, groups=2)
+    scale = params["center_feature_scale_proj"]
+    share = jnp.repeat(jax.nn.sigmoid(sampled @ scale["kernel"] + scale["bias"]), 4, -1)
+    assert_close(y, sampled * (1 - share) + x * share)
+
+
+def test_the_filling_of_dcnv4_has_no_gradient():
+    """The last 2 of 56 channels of offset_mask, of which 2 · 9 · 3 are used."""
+    layer, (x,) = build(linen_layer, "DCNv4")
+    gradient = jax.jit(jax.grad(lambda params: layer.apply(params, x).sum()))(randomized(layer.params))
+    bias = gradient["offset_mask"]["bias"]
+    assert bias.shape == (56,) and bias[:54].all() and not bias[54:].any()
+
+
+class TestBatchNorm:
+    ARGUMENTS = CONVOLUTION | {"norm": "batch_norm"}
+
+    def layers(self):
+        """The same layer in Linen, as variables and layer, and in NNX."""
+        x, layer = image()[0], jax_dcn.linen.DCNv3(**self.ARGUMENTS)
+        variables = jax.jit(partial(layer.init, use_running_average=False))(jax.random.key(0), x)
+        variables = {**variables, "params": randomized(variables["params"])}
+        other = jax_dcn.nnx.DCNv3(CHANNELS, **self.ARGUMENTS, rngs=nnx.Rngs(0))
+        return x, layer, variables, interop.from_torch(interop.to_torch(variables), other)
+
+    def test_training_and_evaluation(self):
+        x, layer, variables, other = self.layers()
+        train = jax.jit(partial(layer.apply, use_running_average=False, mutable=["batch_stats"]))
+        y, updates = train(variables, x)
+        assert_close(other(x), y)
+        statistics = updates["batch_stats"]["dw_norm"]
+        assert abs(statistics["mean"]).max() > 1e-3
+        assert_close({"mean": other.dw_norm.mean[...], "var": other.dw_norm.var[...]}, statistics)
+        evaluated = layer.apply({**variables, **updates}, x, use_running_average=True)
+        assert_close(other(x, use_running_average=True), evaluated)
+        other.eval()
+        assert_close(other(x), evaluated)
+        attribute = jax_dcn.linen.DCNv3(**self.ARGUMENTS, use_running_average=True)
+        np.testing.assert_array_equal(attribute.apply({**variables, **updates}, x), evaluated)
+
+    def test_names(self):
+        _, _, variables, other = self.layers()
+        for tree in (variables, other):
+            state = interop.to_torch(tree, module="levels.0.blocks.1.dcn")
+            norm = {key.rpartition(".")[2] for key in state if key.startswith("levels.0.blocks.1.dcn.dw_conv.1.0.")}
+            assert norm == {"weight", "bias", "running_mean", "running_var"}
+
+
+# All layers
+
+
+LAYERS = ("MultiScaleDeformableAttention", "DCNv3", "DCNv4")
+VARIANTS = [
+    *((name, {}) for name in LAYERS),
+    ("MultiScaleDeformableAttention", {"num_points": (2, 1), "method": "discrete", "dtype": jnp.bfloat16}),
+    ("DCNv3", {"center_feature_scale": True, "dtype": jnp.bfloat16, "kernel_size": 5, "remove_center": True}),
+    ("DCNv4", {"center_feature_scale": True, "dtype": jnp.float16, "dw_kernel_size": 5, "output_bias": False}),
+]
+every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+@pytest.mark.parametrize("name, arguments", VARIANTS)
+def test_both_interfaces_agree(name, arguments):
+    layers = [build(make, name, **arguments)[0] for make in INTERFACES]
+    params = randomized(layers[0].params)
+    inputs = problem(name)[0]
+    assert jax.tree.structure(params) == jax.tree.structure(layers[1].params)
+    jax.tree.map(np.testing.assert_array_equal, *(layer.apply(params, *inputs) for layer in layers))
+
+
+@both_interfaces
+@every_layer
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_low_precision(make, name, dtype):
+    """Where the samples lie and how much they count is that of the float32 layer, for any dtype of the computation."""
+    returns = {"return_sampling" if name.startswith("Multi") else "return_offsets": True}
+    layer, inputs = build(make, name, **returns)
+    params = randomized(layer.params)
+    y, *sampling = layer.apply(params, *inputs)
+    low_y, *low_sampling = build(make, name, **returns, dtype=dtype)[0].apply(params, *inputs)
+    assert low_y.dtype == dtype
+    assert_close(low_sampling, sampling, 0)
+    assert_close(low_y.astype(jnp.float32), y, 0.05 if dtype == jnp.bfloat16 else 0.02)
+
+    low = build(make, name, **returns, param_dtype=dtype)[0]
+    assert {leaf.dtype for leaf in jax.tree.leaves(low.params)} == {jnp.dtype(dtype)}
+    low_inputs = [array if i == 1 else array.astype(dtype) for i, array in enumerate(inputs)]
+    assert [array.dtype for array in low.apply(low.params, *low_inputs)] == [dtype, jnp.float32, jnp.float32]
+
+
+@both_interfaces
+@every_layer
+def test_batch_dimensions(make, name):
+    layer, _ = build(make, name)
+    params = randomized(layer.params)
+    inputs = queries((2, 3)) if name.startswith("Multi") else image((2, 3))
+    y = jax.jit(layer.apply)(params, *inputs)
+    one = jax.jit(layer.apply)
+    for i, j in np.ndindex(2, 3):
+        assert_close(one(params, *(array[i, j] for array in inputs)), y[i, j])
+    mapped = jax.jit(jax.vmap(layer.apply, (None, *[0] * len(inputs))))(params, *inputs)
+    assert_close(mapped, y)
+
+
+@every_layer
+def test_backend_and_precision_are_passed_on(name):
+    for backend in (None, "reference"):
+        layer, inputs = build(linen_layer, name, backend=backend, precision="highest")
+        text = jax.jit(layer.apply).lower(layer.params, *inputs).as_text()
+        assert ("dcn_aggregate" in text) is (backend is None)
+        products = [line for line in text.splitlines() if "convolution(" in line or "dot_general" in line]
+        assert products and all("HIGHEST" in line for line in products)
+
+
+@both_interfaces
+@every_layer
+def test_training(make, name):
+    """A residual block of each layer learns to shift an image, or to read a pyramid, in few steps."""
+    layer, inputs = build(make, name)
+    target = jnp.roll(inputs[0], 1, -2)
+    rates = {"default": optax.adam(3e-2), "offset": optax.adam(3e-3)}
+    optimizer = optax.multi_transform(rates, jax_dcn.offset_labels)
+
+    def loss(params):
+        return ((inputs[0] + layer.apply(params, *inputs) - target) ** 2).mean()
+
+    @jax.jit
+    def step(carry, _):
+        params, state = carry
+        value, gradient = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(gradient, state)
+        return (optax.apply_updates(params, updates), state), value
+
+    params = layer.params
+    (found, _), losses = jax.lax.scan(step, (params, optimizer.init(params)), length=30)
+    assert losses[-1] < 0.7 * losses[0]
+    changed = jax.tree.map(lambda a, b: bool((a != b).any()), params, found)
+    assert all(jax.tree.leaves(changed)), changed
+
+
+@every_layer
+def test_round_trip_of_weights(name):
+    """Both interfaces write the same state dict, and read it."""
+    arguments = {} if name.startswith("Multi") else {"center_feature_scale": True, "dw_kernel_size": 3}
+    linen, other = (build(make, name, **arguments)[0].params for make in INTERFACES)
+    params = randomized(linen)
+    state = interop.to_torch(params, module="a.b")
+    assert_close(interop.from_torch(state, other, module="a.b"), params, 0)
+    assert_close(interop.to_torch(interop.from_torch(state, other, module="a.b"), module="a.b"), state, 0)
+    buffers = {"a.b.n_points_scale": np.ones(6), "a.b.num_points_scale": np.ones(6)}
+    interop.from_torch(state | buffers, params, module="a.b")
+
+
+def test_only_dcnv3_has_dcnv3s_names():
+    """A module of a user that has a dw_conv and a dw_norm keeps its names."""
+    block = {"block": {"dw_conv": {"kernel": np.ones((3, 3, 1, 8))}, "dw_norm": {"scale": np.ones(8)}}}
+    assert sorted(interop.to_torch(block)) == ["block.dw_conv.weight", "block.dw_norm.weight"]
+
+
+@pytest.mark.parametrize(
+    "name, arguments, message",
+    [
+        ("MultiScaleDeformableAttention", {"features": 0}, "features must be a positive int, got 0"),
+        ("MultiScaleDeformableAttention", {"num_heads": 3}, "features must be a multiple of num_heads=3, got 8"),
+        ("MultiScaleDeformableAttention", {"num_points": (4,)}, r"num_points must be an int, or .* got \(4,\)"),
+        ("MultiScaleDeformableAttention", {"num_points": (4, 0)}, r"num_points\[1\] must be a positive int, got 0"),
+        ("MultiScaleDeformableAttention", {"num_levels": 1.5}, "num_levels must be a positive int, got 1.5"),
+        ("MultiScaleDeformableAttention", {"method": "default"}, "method must be one of 'bilinear', 'discrete'"),
+        ("MultiScaleDeformableAttention", {"offset_scale": "1"}, "offset_scale must be a finite number, got '1'"),
+        ("MultiScaleDeformableAttention", {"dtype": "int8"}, "dtype must be float16, .* got 'int8'"),
+        ("DCNv3", {"groups": 3}, "(features|channel count of x) must be a multiple of groups=3, got 8"),
+        ("DCNv3", {"kernel_size": 0}, "kernel_size must be .* got 0"),
+        ("DCNv3", {"dw_kernel_size": (1, 2, 3)}, r"dw_kernel_size must be .* got \(1, 2, 3\)"),
+        ("DCNv3", {"norm": "LN"}, "norm must be one of 'layer_norm', 'batch_norm', got 'LN'"),
+        ("DCNv3", {"center_feature_scale": 2}, "center_feature_scale must be one of True, False, got 2"),
+        ("DCNv4", {"kernel_size": 1, "remove_center": True}, "kernel_size must leave a tap"),
+        ("DCNv4", {"offset_scale": jnp.inf}, "offset_scale must be a finite number, got inf"),
+        ("DCNv4", {"kernel_dilation": 0}, "kernel_dilation must be .* got 0"),
+        ("DCNv4", {"dtype": "int8"}, "dtype must be float16, .* got 'int8'"),
+    ],
+)
+@both_interfaces
+def test_errors_of_arguments(make, name, arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        build(make, name, **arguments)
+
+
+QUERY, REFERENCES, VALUE = queries()
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"query": QUERY[..., :7]}, r"query must have features=8 channels, got shape \(2, 4, 7\)"),
+        ({"query": QUERY.astype(int)}, "query must be of type .* got int32"),
+        ({"value": VALUE[..., :7]}, r"value must have features=8 channels, got shape \(2, 36, 7\)"),
+        ({"value": VALUE[0]}, r"value must have shape \[\.\.\., S, features\] for query of shape \(2, 4, 8\)"),
+        ({"value": VALUE[:, :35]}, r"value must have .* the 36 pixels of spatial_shapes.* got shape \(2, 35, 8\)"),
+        ({"value": VALUE[:1]}, r"value must have the leading dimensions of query.* got shape \(1, 36, 8\)"),
+        ({"reference_points": REFERENCES[..., :1]}, r"reference_points must have shape .* got \(2, 4, 2, 1\)"),
+        ({"reference_points": REFERENCES[:, :1]}, r"reference_points must have shape .* got \(2, 1, 2, 2\)"),
+        ({"reference_points": REFERENCES.astype(jnp.bfloat16)}, "reference_points must be .* loses whole pixels"),
+        ({"spatial_shapes": LEVELS[:1]}, r"spatial_shapes must have num_levels=2 levels, got \[\(5, 6\)\]"),
+        ({"spatial_shapes": ((5, 6), (3, 0))}, r"spatial_shapes\[1\] must be a positive int"),
+        ({"padding_mask": jnp.ones((2, 36))}, "padding_mask must be boolean, True where value is valid, got float32"),
+        ({"padding_mask": jnp.ones((2, 4), bool)}, r"padding_mask must have shape \(2, 36\).* got \(2, 4\)"),
+        ({"padding_mask": [True]}, r"padding_mask must be an array, got \[True\]"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+@both_interfaces
+def test_errors_of_calls_of_attention(make, changes, message):
+    layer = make("MultiScaleDeformableAttention", queries(), ATTENTION, spatial_shapes=LEVELS)
+    keywords = {"query": QUERY, "reference_points": REFERENCES, "value": VALUE} | changes
+    inputs = [keywords.pop(name) for name in ("query", "reference_points", "value")]
+    with pytest.raises((TypeError, ValueError), match=message):
+        layer.apply(layer.params, *inputs, **keywords)
+
+
+@both_interfaces
+@pytest.mark.parametrize("name", ["DCNv3", "DCNv4"])
+def test_errors_of_calls(make, name):
+    layer, _ = build(make, name)
+    with pytest.raises(ValueError, match=r"x must have the shape \[\.\.\., height, width, channels\], got \[5, 8\]"):
+        layer.apply(layer.params, jnp.ones((5, 8)))
+    if make is nnx_layer:
+        with pytest.raises(ValueError, match="x must have features=8 channels, got 6"):
+            layer.apply(layer.params, jnp.ones((4, 5, 6)))
