@@ -77,9 +77,7 @@ class Block(nn.Module):
         means = self.config.deep and (self.config.layer_type == "bottleneck" or x.shape[-1] != self.features)
         if not (means and self.stride == 2):
             return ConvNorm(self.features, 1, self.stride, name="shortcut")(x)
-        odd = [(0, length % 2) for length in x.shape[1:3]]
-        x = nn.avg_pool(x, (2, 2), strides=(2, 2), padding=odd, count_include_pad=False)
-        return ConvNorm(self.features, 1, name="shortcut")(x)
+        return ConvNorm(self.features, 1, name="shortcut")(nn.avg_pool(x, (2, 2), strides=(2, 2)))
 
 
 class ResNet(nn.Module):

@@ -42,12 +42,26 @@ _RT_DETR = _SHARED | {
 }
 
 CONFIGS = {
-    "deformable_detr_refine": _DEFORMABLE_DETR,
-    "deformable_detr_two_stage": _DEFORMABLE_DETR | {"two_stage": True, "two_stage_num_proposals": 20},
-    "rt_detr": _RT_DETR | {"model_type": "rt_detr", "num_denoising": 0},
+    "deformable_detr_refine": _DEFORMABLE_DETR | {"num_feature_levels": 5},
+    "deformable_detr_two_stage": _DEFORMABLE_DETR
+    | {"two_stage": True, "two_stage_num_proposals": 20, "activation_function": "gelu"},
+    "rt_detr": _RT_DETR
+    | {
+        "model_type": "rt_detr",
+        "layer_norm_eps": 1e-2,
+        "batch_norm_eps": 1e-2,
+        "positional_encoding_temperature": 100,
+        "encode_proj_layers": [1, 2],
+        "encoder_layers": 2,
+        "encoder_activation_function": "relu",
+        "activation_function": "gelu",
+        "decoder_activation_function": "silu",
+        "num_denoising": 0,
+    },
     "rt_detr_v2_discrete": _RT_DETR
     | {
         "model_type": "rt_detr_v2",
+        "backbone_config": _RT_DETR["backbone_config"] | {"downsample_in_bottleneck": True},
         "decoder_method": "discrete",
         "decoder_offset_scale": 0.75,
         "num_feature_levels": 4,
