@@ -53,7 +53,11 @@ def pytest_collection_modifyitems(config, items):
     if chosen := config.getoption("platform"):
         config.hook.pytest_deselected(items=[item for item in items if platform_of(item) != chosen])
         items[:] = [item for item in items if platform_of(item) == chosen]
-    for module, package in {"jax_dcn.viz.plots": "matplotlib", "jax_dcn.interop.onnx_model": "onnx"}.items():
+    for module, package in {
+        "jax_dcn.viz.plots": "matplotlib",
+        "jax_dcn.viz.attention": "matplotlib",
+        "jax_dcn.interop.onnx_model": "onnx",
+    }.items():
         if importlib.util.find_spec(package) is None:
             for item in items:
                 if item.name.startswith(module):

@@ -2,7 +2,8 @@
 
 A small network of deformable convolutions learns in seconds how large the discs in noisy images are. It is trained with
 several learning rates of the offsets, relative to the other parameters: slower, as fast, so much faster that the
-offsets diverge, and zero, which keeps the offsets at zero for comparison.
+offsets diverge, and zero, which keeps the offsets at zero for comparison. A network with multi-scale deformable
+attention learns the same.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from matplotlib import pyplot
 
 import jax_dcn
 from jax_dcn import viz
-from jax_dcn.linen import DeformConv
+from jax_dcn.linen import DeformConv, MultiScaleDeformableAttention
 
 IMAGE_SIZE, STRIDE, DEPTH, CHANNELS = 48, 2, 3, 16
 RADII = {"small": (2, 4), "medium": (5, 7), "large": (9, 12)}
@@ -26,6 +27,7 @@ SIZES = {"small": 0, "medium": 9, "large": 16}  # the smallest side of a box in 
 BATCH, LEARNING_RATE = 8, 5e-3
 SLOW, FAST = 0.1, 30
 RATES = 0, SLOW, 1, FAST  # learning rates of the offsets, relative to all other parameters
+LEVELS, POINTS = ((24, 24), (12, 12), (6, 6)), (4, 2, 2)  # of the attention's pyramid
 
 
 class Net(nn.Module):
@@ -44,9 +46,28 @@ class Net(nn.Module):
         return 10 * nn.Conv(1, (1, 1))(x)[..., 0]
 
 
-@jax.jit
-def initial(images):
-    return Net().init(jax.random.key(0), images)
+class PyramidNet(nn.Module):
+    """Predicts the same by a layer of attention, whose queries are the pixels of the first level of a pyramid.
+
+    It sows its sampling locations and weights.
+    """
+
+    @nn.compact
+    def __call__(self, images):
+        x, levels = images[..., None], []
+        for _ in LEVELS:
+            x = nn.relu(nn.Conv(2 * CHANNELS, (4, 4), strides=2, padding=1)(x))
+            levels.append(x.reshape(len(x), -1, 2 * CHANNELS))
+        query, value = levels[0], jnp.concatenate(levels, 1)
+        (height, width), *_ = LEVELS
+        rows, columns = jnp.mgrid[:height, :width]
+        centres = jnp.stack([(columns + 0.5) / width, (rows + 0.5) / height], -1).reshape(-1, 1, 2)
+        reference_points = jnp.broadcast_to(centres, (len(x), *centres.shape))
+        layer = MultiScaleDeformableAttention(2 * CHANNELS, 4, len(LEVELS), POINTS, return_sampling=True)
+        y, *sampled = layer(query, reference_points, value, spatial_shapes=LEVELS)
+        self.sow("intermediates", "attention", sampled)
+        hidden = nn.relu(nn.Dense(4 * CHANNELS)(query + y))
+        return 10 * nn.Dense(1)(hidden).reshape(len(x), height, width)
 
 
 def scenes(random, number=BATCH):
@@ -74,12 +95,12 @@ def place_discs(random):
             return centres, radii
 
 
-def train(steps, offset_rate):
+def train(net, steps, offset_rate):
     """The parameters after training, with offsets at `offset_rate` times the learning rate of the other parameters."""
-    net, random = Net(), np.random.default_rng(0)
+    random = np.random.default_rng(0)
     rates = {"default": LEARNING_RATE, "offset": offset_rate * LEARNING_RATE}
     optimizer = optax.multi_transform({name: optax.adam(rate) for name, rate in rates.items()}, jax_dcn.offset_labels)
-    params = initial(scenes(random)[0])["params"]
+    params = jax.jit(net.init)(jax.random.key(0), scenes(random)[0])["params"]
     state = optimizer.init(params)
 
     @jax.jit
@@ -95,7 +116,7 @@ def train(steps, offset_rate):
         images, radii, _ = scenes(random)
         params, state, loss = step(params, state, images, radii)
         if number % 50 == 49:
-            print(f"offsets at {offset_rate} times the rate, step {number + 1}: loss {loss:.2f}")
+            print(f"{type(net).__name__}, offsets at {offset_rate} times the rate, step {number + 1}: loss {loss:.2f}")
     return params
 
 
@@ -150,6 +171,27 @@ def draw_offsets(image, layer):
     return figure
 
 
+def draw_queries(image, boxes, params):
+    """Where a query in a small disc and one in a large disc look, by level."""
+    _, sown = PyramidNet().apply({"params": params}, image[None], mutable=["intermediates"])
+    ((locations, weights),) = sown["intermediates"]["attention"]
+    figure, axes = pyplot.subplots(2, len(LEVELS), figsize=(12, 8.3), layout="constrained")
+    (height, width), *_ = LEVELS
+    for of_disc, disc, box in zip(axes, ("small", "large"), (boxes[0], boxes[2]), strict=True):
+        row, column = centre(box)
+        query, reference_point = row * width + column, ((column + 0.5) / width, (row + 0.5) / height)
+        options = {"spatial_shapes": LEVELS, "points": POINTS, "reference_point": reference_point, "image": image}
+        for level, ax in enumerate(of_disc):
+            viz.plot_attention(locations[0], weights[0], query, level=level, ax=ax, **options)
+            ax.set(xlim=(-9, 52), ylim=(52, -9), title=f"a {disc} disc, level {level}: {LEVELS[level][0]}² pixels")
+    labels = [zip(*ax.get_legend_handles_labels(), strict=True) for ax in axes.flat]
+    handles = {label.partition(":")[0]: handle for of_axes in labels for handle, label in of_axes}
+    order = sorted(handles, key=lambda label: ("head", "level", "reference", "outside").index(label.split(" ")[0]))
+    style = {"facecolor": "dimgray", "labelcolor": "white", "ncols": 9, "columnspacing": 1.2, "handletextpad": 0.3}
+    figure.legend([handles[label] for label in order], order, loc="outside lower center", **style)
+    return figure
+
+
 def draw_bins(image, box):
     roi = np.array([0, *box[:2], *(box[2:] - 1)])
     offset = np.random.default_rng(0).normal(0, 1, (3, 3, 2))
@@ -193,7 +235,7 @@ def main(arguments=None):
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder to write to (%(default)s)")
     options = parser.parse_args(arguments)
     matplotlib.use("agg")
-    trained = {rate: train(options.steps, rate) for rate in RATES}
+    trained = {rate: train(Net(), options.steps, rate) for rate in RATES}
     errors = {rate: error(params) for rate, params in trained.items()}
     print("errors by the rate of offsets:", ", ".join(f"{rate}: {value:.2f}" for rate, value in errors.items()))
     images, _, boxes = scenes(np.random.default_rng(1), 1)
@@ -206,6 +248,7 @@ def main(arguments=None):
     figures = {
         "sampling_positions": draw_sampling(images[0], layers, boxes[0]),
         "offset_field": draw_offsets(images[0], layers[-1]),
+        "queries": draw_queries(images[0], boxes[0], train(PyramidNet(), options.steps, 1)),
         "bin_positions": draw_bins(images[0], boxes[0, 2]),
         "effective_dilation": draw_dilation(trained[SLOW]),
         "diverging": draw_diverging(images[0], runs),

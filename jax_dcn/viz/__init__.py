@@ -4,6 +4,7 @@ Numbers are numpy arrays. Positions are (y, x) in pixels of the layer's input, w
 need matplotlib: ``pip install "jax_dcn[viz]"``. docs/pictures.md in the repository shows them.
 """
 
+from jax_dcn.viz.attention import AttentionSamples, attention_samples, plot_attention
 from jax_dcn.viz.plots import plot_bins, plot_dilation, plot_offset_lengths, plot_offsets, plot_sampling
 from jax_dcn.viz.positions import (
     COCO_SIZES,
@@ -17,11 +18,14 @@ from jax_dcn.viz.positions import (
 
 __all__ = [
     "COCO_SIZES",
+    "AttentionSamples",
     "Layer",
     "Samples",
+    "attention_samples",
     "bin_positions",
     "dilation_table",
     "effective_dilation",
+    "plot_attention",
     "plot_bins",
     "plot_dilation",
     "plot_offset_lengths",

@@ -12,13 +12,13 @@ from jax.typing import ArrayLike
 
 from jax_dcn import _validation
 from jax_dcn._types import Pair
+from jax_dcn.viz.drawing import TROUBLE, axes, canvas, highlight, in_picture, make_room, mark, outline
 from jax_dcn.viz.positions import Floats, Layer, bin_positions, sampling_positions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_ARROWS, FEWEST_ARROWS = 24, 6  # along an axis
-TROUBLE = "#d62728"
 WEIGHTS = {"cmap": "plasma", "edgecolors": "black", "linewidths": 0.7, "zorder": 3}
 
 
@@ -67,21 +67,21 @@ def plot_sampling(
     for layer in reversed(stack):
         centre = layer.centre(centre)
 
-    new, ax = ax is None, _axes(ax)
-    scale = _canvas(ax, image, stack[0].image_size)
+    new, ax = ax is None, axes(ax)
+    scale = canvas(ax, image, stack[0].image_size)
     lost = samples.positions[~samples.inside]
-    _make_room(ax, lost, scale)
-    _mark(ax, centre, scale, "+", color="black", markersize=15, markeredgewidth=4.5)
-    _mark(ax, centre, scale, "+", color="white", markersize=14, markeredgewidth=2.5, label="output position")
+    make_room(ax, lost, scale)
+    mark(ax, centre, scale, "+", color="black", markersize=15, markeredgewidth=4.5)
+    mark(ax, centre, scale, "+", color="white", markersize=14, markeredgewidth=2.5, label="output position")
     plain = np.unique(plain[np.isfinite(plain).all(1)], axis=0)
-    _mark(ax, plain, scale, "s", color="white", markerfacecolor="none", markersize=6, label="plain convolution")
-    x, y = _in_picture(samples.positions[samples.inside], scale)
+    mark(ax, plain, scale, "s", color="white", markerfacecolor="none", markersize=6, label="plain convolution")
+    x, y = in_picture(samples.positions[samples.inside], scale)
     size = 46 if len(samples.weights) <= 9 else 20
     weights = samples.weights[samples.inside]
     colours: dict[str, Any] = {"c": weights, "vmin": 0, "vmax": np.fmax.reduce(weights, initial=1), **WEIGHTS}
     dots = ax.scatter(x, y, s=size, label="deformable convolution", **colours)
     if len(lost):
-        _mark(ax, lost, scale, "x", color=TROUBLE, markersize=6, label=f"outside: {len(lost)} of {len(samples.inside)}")
+        mark(ax, lost, scale, "x", color=TROUBLE, markersize=6, label=f"outside: {len(lost)} of {len(samples.inside)}")
     if new:
         dark: dict[str, Any] = {"facecolor": "dimgray", "labelcolor": "white"}
         ax.figure.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=2, **dark)
@@ -140,16 +140,16 @@ def plot_offsets(
     offset, finite = offset[every], finite[every]
     start, offset, broken = start[finite], offset[finite], start[~finite]
 
-    new, ax = ax is None, _axes(ax)
-    scale = _canvas(ax, image, layer.image_size)
-    x, y = _in_picture(start, scale)
+    new, ax = ax is None, axes(ax)
+    scale = canvas(ax, image, layer.image_size)
+    x, y = in_picture(start, scale)
     arrow = offset.mean(1) * scale
     style: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "scale": 1, "cmap": "viridis", "width": 0.004}
     length = np.linalg.norm(offset, axis=-1).mean(-1)
     arrows = ax.quiver(x, y, arrow[:, 1], arrow[:, 0], length, **style)
     ax.scatter(x, y, c=length, s=9, cmap="viridis")
     if len(broken):
-        _mark(ax, broken, scale, "x", color=TROUBLE, markersize=6, label="not finite")
+        mark(ax, broken, scale, "x", color=TROUBLE, markersize=6, label="not finite")
     if new:
         ax.figure.colorbar(arrows, ax=ax, shrink=0.8, label="mean length of offsets in pixels of the input")
     return ax
@@ -211,17 +211,17 @@ def plot_bins(
     first, side = halves[:, :, 0, 0], 2 * (halves[0, 0, 1, 1] - halves[0, 0, 0, 0])
     scale = np.full(2, 1 / spatial_scale)
 
-    ax = _axes(ax)
-    _canvas(ax, image)
-    _highlight(ax, first[0, 0], side * moved.shape[:2], scale)
+    ax = axes(ax)
+    canvas(ax, image)
+    highlight(ax, first[0, 0], side * moved.shape[:2], scale)
     for number, (row, column) in enumerate(np.ndindex(*moved.shape[:2])):
         colour = f"C{number % 10}"
-        ax.plot(*_outline(first[row, column], side, scale), color=colour, linewidth=1.2, linestyle=":")
+        ax.plot(*outline(first[row, column], side, scale), color=colour, linewidth=1.2, linestyle=":")
         points = moved[row, column].reshape(-1, 2)
-        x, y = _in_picture(np.stack([still[row, column].mean((0, 1)), points.mean(0)]), scale)
+        x, y = in_picture(np.stack([still[row, column].mean((0, 1)), points.mean(0)]), scale)
         if np.isfinite([x, y]).all():
             ax.annotate("", (x[1], y[1]), (x[0], y[0]), arrowprops={"arrowstyle": "->", "color": colour, "lw": 1.8})
-        ax.scatter(*_in_picture(points, scale), color=colour, s=16, edgecolors="black", linewidths=0.5, zorder=3)
+        ax.scatter(*in_picture(points, scale), color=colour, s=16, edgecolors="black", linewidths=0.5, zorder=3)
     return ax
 
 
@@ -244,7 +244,7 @@ def plot_dilation(table: Mapping[str, Mapping[str, ArrayLike]], *, ax: "Axes | N
       >>> [text.get_text() for text in ax.get_legend().get_texts()]
       ['small', 'large']
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     sizes = list(dict.fromkeys(size for of_layer in table.values() for size in of_layer))
     for i, size in enumerate(sizes):
         values = {n: np.ravel(of_layer.get(size, ())) for n, of_layer in enumerate(table.values())}
@@ -289,7 +289,7 @@ def plot_offset_lengths(layers: Mapping[str, Layer], *, most_outside: float = 0.
     """
     if not layers:
         raise ValueError("layers must be one or more, got none")
-    new, ax = ax is None, _axes(ax)
+    new, ax = ax is None, axes(ax)
     for row, layer in enumerate(layers.values()):
         statistics = layer.statistics()
         lengths = np.linalg.norm(layer.offset, axis=-1)
@@ -318,72 +318,9 @@ def plot_offset_lengths(layers: Mapping[str, Layer], *, most_outside: float = 0.
     return ax
 
 
-def _axes(ax: "Axes | None") -> "Axes":
-    if ax is not None:
-        return ax
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ImportError('drawing needs matplotlib: pip install "jax_dcn[viz]"') from error
-    return pyplot.subplots(layout="constrained")[1]
-
-
-def _canvas(ax: "Axes", image: ArrayLike | None, input_size: tuple[int, int] | None = None) -> Floats:
-    """Draws the image, or an outline of the input's size, and returns the size of an input pixel in it."""
-    scale = np.ones(2)
-    ax.set_aspect("equal")
-    ax.set_facecolor("dimgray")
-    if image is not None:
-        image = np.asarray(image)
-        if image.dtype.kind == "f" and (image.min() < 0 or image.max() > 1):  # because imshow clips colours
-            image = np.interp(image, (image.min(), image.max()), (0, 1))
-        ax.imshow(image, cmap="gray" if image.ndim == 2 else None, interpolation="nearest")
-        scale = np.divide(image.shape[:2], input_size or image.shape[:2])
-    elif input_size is not None:
-        height, width = input_size
-        ax.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
-        _highlight(ax, np.full(2, -0.5), np.array(input_size), scale)
-    else:
-        ax.yaxis.set_inverted(True)
-        return scale
-    ax.autoscale(False)
-    return scale
-
-
 def _spaced(layer: Layer, arrows: Floats) -> slice:
     """The output positions along an axis whose arrows [n, 2] do not overlap."""
     room = np.quantile(np.linalg.norm(arrows, axis=-1), 0.9) / 2 / min(layer.geometry.strides) if len(arrows) else 0
     fewest, most = (-(-max(layer.output_size) // number) for number in (MOST_ARROWS, FEWEST_ARROWS))
     step = int(np.clip(np.ceil(room), fewest, most))
     return slice(step // 2, None, step)
-
-
-def _make_room(ax: "Axes", positions: Floats, scale: Floats) -> None:
-    """Widens the axes for positions up to half a picture outside."""
-    limits = np.sort([ax.get_xlim(), ax.get_ylim()])  # [x and y, low and high]
-    points = np.stack(_in_picture(positions, scale), -1)
-    reach = np.diff(limits)[:, 0] / 2
-    near = points[((points > limits[:, 0] - reach) & (points < limits[:, 1] + reach)).all(-1)]
-    if len(near):
-        low, high = np.minimum(limits[:, 0], near.min(0) - 1), np.maximum(limits[:, 1], near.max(0) + 1)
-        ax.set(xlim=(low[0], high[0]), ylim=(high[1], low[1]))
-
-
-def _mark(ax: "Axes", positions: Floats, scale: Floats, marker: str, **style: Any) -> None:
-    ax.plot(*_in_picture(positions, scale), marker, **style)
-
-
-def _highlight(ax: "Axes", corner: Floats, side: Floats, scale: Floats) -> None:
-    for colour, width in (("black", 3.5), ("white", 1.8)):
-        ax.plot(*_outline(corner, side, scale), color=colour, linewidth=width)
-
-
-def _outline(corner: Floats, side: Floats, scale: Floats) -> tuple[Floats, Floats]:
-    """x and y of a closed line around a rectangle; corner and side as (y, x) in pixels of the input."""
-    return _in_picture(corner + side * np.array([[0, 0], [0, 1], [1, 1], [1, 0], [0, 0]]), scale)
-
-
-def _in_picture(positions: Floats, scale: Floats) -> tuple[Floats, Floats]:
-    """x and y of positions [..., 2] in a picture, where a pixel of the input is `scale` pixels."""
-    y, x = np.moveaxis((positions + 0.5) * scale - 0.5, -1, 0)
-    return x, y
