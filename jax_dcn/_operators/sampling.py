@@ -16,12 +16,13 @@ def is_inside(position: Any, size: int, circular: bool) -> Any:
 
 
 def interpolate(
-    pixels: jax.Array, y: jax.Array, x: jax.Array, image_size: Sequence[int], circular: bool = False
+    pixels: jax.Array, y: jax.Array, x: jax.Array, image_size: Sequence[Any], circular: bool = False, first: Any = 0
 ) -> jax.Array:
     """The samples [..., groups, channels] of an image at the positions y and x, each [..., groups].
 
     pixels [height·width, groups, channels]: the image, row by row, in the dtype of the positions. Each group of
-    channels is sampled at positions of its own.
+    channels is sampled at positions of its own. If `pixels` holds several images, the arrays `image_size`, height and
+    width, and `first`, the index of its first pixel, say which one each position is in.
     """
     height, width = image_size
     # If one coordinate is NaN, both are, wherever the other one lies.
@@ -33,7 +34,7 @@ def interpolate(
     for i, j in np.ndindex(2, 2):
         row, column = location_y.pixel[i], location_x.pixel[j]
         is_read = inside & (row >= 0) & (column >= 0)
-        corner = read_pixels(pixels, jnp.where(is_read, row * width + column, height * width))
+        corner = read_pixels(pixels, jnp.where(is_read, first + row * width + column, pixels.shape[0]))
         corner = jnp.where(nan[..., None], jnp.nan, corner)
         sampled += (location_y.weight(i) * location_x.weight(j))[..., None] * corner
     return sampled

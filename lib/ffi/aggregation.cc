@@ -2,8 +2,11 @@
 // backend module compiles this file with its own Device.
 #include "aggregation.h"
 
+#include <initializer_list>
 #include <limits>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "device.h"
 #include "ffi/checks.h"
@@ -65,7 +68,8 @@ void DecodePyramid(Checks& checks, ffi::Dictionary attributes, AggregationSizes&
                                              std::to_string(pixels) + " of all levels");
 }
 
-// `value` is value or its cotangent, `out` is the result or its cotangent, which has the type of the data.
+// `value` is value or its cotangent, `out` is the result or its cotangent, which has the type of the data. The pixels
+// and the queries of a window have two dimensions, rows and columns; those of a pyramid have one.
 AggregationCall DecodeAggregation(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer value,
                                   ffi::AnyBuffer locations, ffi::AnyBuffer weights, ffi::AnyBuffer origin,
                                   ffi::AnyBuffer out) {
@@ -73,8 +77,10 @@ AggregationCall DecodeAggregation(Checks& checks, ffi::Dictionary attributes, ff
   AggregationSizes& sizes = call.sizes;
   call.dtype = CheckedDType(checks, out);
   const ffi::DataType position_type = AccumulatorType(out.element_type());
-  checks.Rank("value", value, 5);
-  checks.Rank("locations", locations, 6);
+  const bool is_window = checks.Attribute(attributes, "window", false);
+  const size_t image_dims = is_window ? 2 : 1;
+  checks.Rank("value", value, image_dims + 3);
+  checks.Rank("locations", locations, image_dims + 4);
   checks.Type("locations", locations, position_type);
   checks.Type("weights", weights, position_type);
   checks.Type("origin", origin, ffi::S32);
@@ -82,26 +88,33 @@ AggregationCall DecodeAggregation(Checks& checks, ffi::Dictionary attributes, ff
   if (!checks.ok()) return call;
 
   const auto value_shape = value.dimensions(), shape = locations.dimensions();
+  const int64_t height = value_shape[1], width = is_window ? value_shape[2] : 1;
   sizes.batches = value_shape[0];
-  sizes.heads = value_shape[3];
-  sizes.channels = value_shape[4];
+  sizes.heads = value_shape[image_dims + 1];
+  sizes.channels = value_shape[image_dims + 2];
   sizes.rows = shape[1];
-  sizes.columns = shape[2];
-  checks.FitsInt32("the value's height", value_shape[1]);
-  checks.FitsInt32("the value's width", value_shape[2]);
+  sizes.columns = is_window ? shape[2] : 1;
+  checks.FitsInt32("the value's height", height);
+  checks.FitsInt32("the value's width", width);
   checks.FitsInt32("the number of rows of queries", sizes.rows);
   checks.FitsInt32("the number of columns of queries", sizes.columns);
   if (!checks.ok()) return call;
-  sizes.pixels = value_shape[1] * value_shape[2];
-  if (checks.Attribute(attributes, "window", false)) {
-    DecodeWindow(checks, attributes, value_shape[1], value_shape[2], sizes);
+  sizes.pixels = height * width;
+  if (is_window) {
+    DecodeWindow(checks, attributes, height, width, sizes);
   } else {
     DecodePyramid(checks, attributes, sizes);
   }
   if (!checks.ok()) return call;
-  checks.Shape("locations", locations, {sizes.batches, sizes.rows, sizes.columns, sizes.heads, sizes.taps, 2});
-  checks.Shape("weights", weights, {sizes.batches, sizes.rows, sizes.columns, sizes.heads, sizes.taps});
-  checks.Shape("out", out, {sizes.batches, sizes.rows, sizes.columns, sizes.heads, sizes.channels});
+  const auto check_queries = [&](std::string_view name, ffi::AnyBuffer buffer, std::initializer_list<int64_t> rest) {
+    std::vector<int64_t> expected = {sizes.batches, sizes.rows};
+    if (is_window) expected.push_back(sizes.columns);
+    expected.insert(expected.end(), rest);
+    checks.Shape(name, buffer, expected);
+  };
+  check_queries("locations", locations, {sizes.heads, sizes.taps, 2});
+  check_queries("weights", weights, {sizes.heads, sizes.taps});
+  check_queries("out", out, {sizes.heads, sizes.channels});
   call.taps = {locations.untyped_data(), weights.untyped_data(), static_cast<const int32_t*>(origin.untyped_data())};
   return call;
 }
@@ -153,16 +166,16 @@ ffi::Error TapCotangentsImpl(Device::Context context, ffi::AnyBuffer value, ffi:
   Checks checks("dcn_aggregation_tap_cotangents");
   const AggregationCall call = DecodeAggregation(checks, attributes, value, locations, weights, origin, d_out);
   checks.Type("value", value, d_out.element_type());
-  const AggregationSizes& sizes = call.sizes;
   RequestedResults requested(checks, attributes, results);
-  void* d_locations = requested.Next("locations", locations.element_type(),
-                                     {sizes.batches, sizes.rows, sizes.columns, sizes.heads, sizes.taps, 2});
-  void* d_weights = requested.Next("weights", locations.element_type(),
-                                   {sizes.batches, sizes.rows, sizes.columns, sizes.heads, sizes.taps});
+  const auto shape_of = [](ffi::AnyBuffer buffer) {
+    return std::vector<int64_t>(buffer.dimensions().begin(), buffer.dimensions().end());
+  };
+  void* d_locations = requested.Next("locations", locations.element_type(), shape_of(locations));
+  void* d_weights = requested.Next("weights", weights.element_type(), shape_of(weights));
   requested.CheckEnd();
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(TapCotangents(device, call.dtype, sizes, call.taps, value.untyped_data(), d_out.untyped_data(),
+  return ToError(TapCotangents(device, call.dtype, call.sizes, call.taps, value.untyped_data(), d_out.untyped_data(),
                                d_locations, d_weights));
 }
 

@@ -2,12 +2,13 @@
 // repeat the checks of the Python layer, because a caller can call the handlers without it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "dtype.h"
 #include "xla/ffi/api/ffi.h"
@@ -49,11 +50,10 @@ class Checks {
                                                     ", must have " + std::to_string(rank) + " dimensions");
   }
 
-  void Shape(std::string_view operand, ffi::AnyBuffer buffer, std::initializer_list<int64_t> shape) {
+  void Shape(std::string_view operand, ffi::AnyBuffer buffer, const std::vector<int64_t>& shape) {
     const auto dimensions = buffer.dimensions();
-    bool is_same = dimensions.size() == shape.size();
-    for (size_t i = 0; is_same && i < shape.size(); ++i) is_same = dimensions[i] == shape.begin()[i];
-    Require(is_same, std::string(operand) + " has shape " + ToString(dimensions) + ", must be " + ToString(shape));
+    Require(std::equal(dimensions.begin(), dimensions.end(), shape.begin(), shape.end()),
+            std::string(operand) + " has shape " + ToString(dimensions) + ", must be " + ToString(shape));
   }
 
   void Type(std::string_view operand, ffi::AnyBuffer buffer, ffi::DataType type) {

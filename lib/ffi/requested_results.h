@@ -1,8 +1,8 @@
 // Decodes the results of handlers that compute only what is requested.
 #pragma once
 
-#include <initializer_list>
 #include <string>
+#include <vector>
 
 #include "ffi/checks.h"
 
@@ -15,7 +15,7 @@ class RequestedResults {
       : checks_(checks), attributes_(attributes), results_(results) {}
 
   // The data pointer of the next result, or null if it is not requested.
-  void* Next(const std::string& name, ffi::DataType type, std::initializer_list<int64_t> shape) {
+  void* Next(const std::string& name, ffi::DataType type, const std::vector<int64_t>& shape) {
     if (!checks_.Attribute(attributes_, name + "_requested", false)) return nullptr;
     checks_.Require(next_ < results_.size(), "has no result for " + name + ", which is requested");
     if (!checks_.ok()) return nullptr;

@@ -1,8 +1,8 @@
 """Checks what users pass, and makes the canonical operands of it.
 
-The value is an image [..., H, W, M, D] with M heads of D channels; that of a pyramid is one column of all pixels of all
-levels. Queries have rows and columns, those of a pyramid one column: locations [..., rows, columns, M, T, 2] and
-weights [..., rows, columns, M, T], with T taps.
+The value is [..., pixels, M, D], with M heads of D channels, locations [..., queries, M, T, 2] and weights
+[..., queries, M, T], with T taps. Pixels and queries have one dimension each with a pyramid, and rows and columns with
+a window.
 """
 
 from collections.abc import Sequence
@@ -84,9 +84,9 @@ def canonicalize_attention(
             f"dimension, got {weights.shape}"
         )
     return _problem(
-        value[..., :, None, :, :],
-        locations.reshape(*leading, queries, 1, heads, spec.taps, 2),
-        weights.reshape(*leading, queries, 1, heads, spec.taps),
+        value,
+        locations.reshape(*leading, queries, heads, spec.taps, 2),
+        weights.reshape(*leading, queries, heads, spec.taps),
         spec,
     )
 
@@ -175,11 +175,11 @@ def window(
 
 def check_operands(value: Shaped, locations: Shaped, weights: Shaped, *, spec: Spec) -> None:
     """Raises ValueError unless the canonical operands fit."""
-    *leading, height, width, heads, _ = value.shape
-    rows, columns = locations.shape[-5:-3]
-    if isinstance(spec, Pyramid) and (height, width) != (spec.pixels, 1):
-        raise ValueError(f"value must have {spec.pixels} pixels in one column, got shape {value.shape}")
-    expected = (*leading, rows, columns, heads, spec.taps)
+    dims = spec.image_dims
+    *_, heads, _ = value.shape
+    if isinstance(spec, Pyramid) and value.shape[-3] != spec.pixels:
+        raise ValueError(f"value must have {spec.pixels} pixels, got shape {value.shape}")
+    expected = (*value.shape[: -dims - 2], *locations.shape[-dims - 3 : -3], heads, spec.taps)
     if locations.shape != (*expected, 2) or weights.shape != expected:
         raise ValueError(
             f"locations and weights must have shapes {_shown(*expected, 2)} and {_shown(*expected)} for value of shape "

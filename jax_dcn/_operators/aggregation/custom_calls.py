@@ -16,28 +16,29 @@ from jax_dcn._primitive import jax_internals
 
 
 class Taps(NamedTuple):
-    """The taps that a call samples: those of some rows and columns of queries."""
+    """The taps that a call samples: those of some of the queries, which have one dimension or rows and columns."""
 
-    locations: jax.Array  # [n, rows, columns, M, T, 2]
-    weights: jax.Array  # [n, rows, columns, M, T]
+    locations: jax.Array  # [n, queries, M, T, 2]
+    weights: jax.Array  # [n, queries, M, T]
     origin: tuple[ArrayLike, ArrayLike]  # the first row and column
 
 
 def aggregate(value: jax.Array, taps: Taps, spec: Spec) -> jax.Array:
-    """The result [n, rows, columns, M, D], of value's type."""
-    result = _result(value, (*taps.weights.shape[:-1], value.shape[-1]), value.dtype)
-    return _call("dcn_aggregate", value, *_operands(taps), spec=spec, results=result)
+    """The result [n, queries, M, D], of value's type."""
+    shape = (*taps.weights.shape[:-1], value.shape[-1])
+    (out,) = _call("dcn_aggregate", value, *_operands(taps), spec=spec, results=[(shape, value.dtype)])
+    return out
 
 
 def value_cotangent(
     taps: Taps, d_out: jax.Array, spec: Spec, *, shape: Sequence[int], dtype: DTypeLike, workspace_size: int
 ) -> jax.Array:
-    """The cotangent of value [n, H, W, M, D], of d_out's type or that of the locations."""
+    """The cotangent of value [n, pixels, M, D], of d_out's type or that of the locations."""
     d_value, _ = _call(
         "dcn_aggregation_value_cotangent",
         *(*_operands(taps), d_out),
         spec=spec,
-        results=[_result(d_out, shape, dtype), _result(d_out, (workspace_size,), jnp.int32)],
+        results=[(shape, dtype), ((workspace_size,), jnp.int32)],
     )
     return d_value
 
@@ -47,7 +48,7 @@ def tap_cotangents(
 ) -> dict[str, jax.Array]:
     """The cotangents of "locations" and "weights", as requested."""
     arrays = {"locations": taps.locations, "weights": taps.weights}
-    results = {name: _result(value, arrays[name].shape, arrays[name].dtype) for name in arrays if name in requested}
+    results = {name: (array.shape, array.dtype) for name, array in arrays.items() if name in requested}
     cotangents = _call(
         "dcn_aggregation_tap_cotangents",
         *(value, *_operands(taps), d_out),
@@ -63,13 +64,18 @@ def _operands(taps: Taps) -> tuple[jax.Array, ...]:
     return taps.locations, taps.weights, origin
 
 
-def _result(like: jax.Array, shape: Sequence[int], dtype: DTypeLike) -> Any:
-    return jax_internals.result_aval(jax.typeof(like), shape, dtype)
-
-
-def _call(name: str, *operands: jax.Array, spec: Spec, results: Any, **attributes: Any) -> Any:
+def _call(
+    name: str,
+    *operands: jax.Array,
+    spec: Spec,
+    results: Sequence[tuple[Sequence[int], DTypeLike]],
+    **attributes: Any,
+) -> Sequence[jax.Array]:
+    """The custom call `name`; `results` are the shapes and types of its results."""
     arrays = jax_internals.vary_alike(list(operands))
-    return jax.ffi.ffi_call(name, results)(*arrays, **_attributes(spec), **attributes)
+    avals = [jax_internals.result_aval(jax.typeof(arrays[0]), shape, dtype) for shape, dtype in results]
+    outs: Sequence[jax.Array] = jax.ffi.ffi_call(name, avals)(*arrays, **_attributes(spec), **attributes)
+    return outs
 
 
 def _attributes(spec: Spec) -> dict[str, Any]:

@@ -63,8 +63,8 @@ def multi_scale_deformable_attention(
     position is on a pixel, and zero at and beyond -1, W and H. A NaN location makes the results that use it NaN, and an
     infinite one is outside.
 
-    Over several devices, `jit` shards the attention as its operands are sharded: by batch dimensions, queries, heads
-    and channels. The pixels of the value are gathered, because a tap may read any of them.
+    Over several devices, `jit` shards the attention as its operands are sharded: by batch dimensions, queries and
+    heads. The pixels of the value are gathered, because a tap may read any of them.
 
     docs/aggregation.md explains this step by step, and compares it with the names and layouts of other libraries.
     `jax_dcn.linen.MultiScaleDeformableAttention` is the layer around it.
@@ -113,8 +113,7 @@ def multi_scale_deformable_attention(
         backend=backend,
     )
     out = deform_aggregation(**problem.operands, spec=problem.spec, backend=backend)
-    *leading, queries, _, heads, channels = out.shape
-    return out.reshape(*leading, queries, heads * channels).astype(jnp.asarray(value).dtype)
+    return out.reshape(*out.shape[:-2], out.shape[-2] * out.shape[-1]).astype(jnp.asarray(value).dtype)
 
 
 def dcnv3(

@@ -10,6 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jax_dcn._operators.sampling import rounded_product
+from jax_dcn._types import Shaped
 
 Size = Sequence[int]  # (rows, columns)
 
@@ -31,6 +32,8 @@ class Pyramid:
 
     levels: tuple[Level, ...]
     discrete: bool
+
+    image_dims = 1  # of a value's pixels, and of its queries
 
     @property
     def taps(self) -> int:
@@ -55,6 +58,8 @@ class Window:
     offset_scale: float
     remove_center: bool
 
+    image_dims = 2
+
     @property
     def taps(self) -> int:
         return window_taps(self.kernel_size, self.remove_center)
@@ -71,28 +76,47 @@ def window_taps(kernel_size: Size, remove_center: bool) -> int:
     return kernel_size[0] * kernel_size[1] - remove_center
 
 
-def levels_of(spec: Spec, image_size: Size) -> tuple[Level, ...]:
-    """The levels of a value; `image_size` is that of the value's image, which is the only level of a window."""
-    height, width = image_size
-    return spec.levels if isinstance(spec, Pyramid) else (Level(height, width, spec.taps),)
+def levels_of(spec: Spec, value: Shaped) -> tuple[Level, ...]:
+    """The levels of a value; a window has one, the image [..., H, W, M, D]."""
+    if isinstance(spec, Pyramid):
+        return spec.levels
+    height, width = value.shape[-4:-2]
+    return (Level(height, width, spec.taps),)
 
 
-def bilinear_positions(locations: Any, level: Level) -> tuple[jax.Array, jax.Array]:
-    """The positions y and x, in pixels of the level, of locations [..., 2], which are fractions of it in (x, y)."""
+class TapLevels(NamedTuple):
+    """The level that each tap samples: arrays [T], or numbers where all taps sample the same."""
+
+    height: Any
+    width: Any
+    first_pixel: Any  # of the level, among those of the value
+
+
+def tap_levels(spec: Spec, value: Shaped) -> TapLevels:
+    levels = levels_of(spec, value)
+    if len(levels) == 1:
+        return TapLevels(levels[0].height, levels[0].width, 0)
+    height, width, points = np.array(levels).T
+    first_pixel = np.cumsum([0, *(height * width)[:-1]])
+    return TapLevels(*(np.repeat(array, points) for array in (height, width, first_pixel)))
+
+
+def bilinear_positions(locations: Any, levels: TapLevels) -> tuple[jax.Array, jax.Array]:
+    """The positions y and x, in pixels of the level, of locations [..., T, 2], which are fractions of it in (x, y)."""
     return (
-        rounded_product(locations[..., 1], level.height) - 0.5,
-        rounded_product(locations[..., 0], level.width) - 0.5,
+        rounded_product(locations[..., 1], levels.height) - 0.5,
+        rounded_product(locations[..., 0], levels.width) - 0.5,
     )
 
 
-def discrete_pixels(locations: Any, level: Level) -> tuple[jax.Array, jax.Array]:
-    """The row and the column of the pixel that each of the locations [..., 2] reads, without "bilinear"'s -1/2."""
+def discrete_pixels(locations: Any, levels: TapLevels) -> tuple[jax.Array, jax.Array]:
+    """The row and the column of the pixel that each of the locations [..., T, 2] reads, without "bilinear"'s -1/2."""
 
-    def along(location: Any, size: int) -> jax.Array:
-        position = jnp.clip(rounded_product(location, size) + 0.5, 0, max(size - 1, 0))
+    def along(location: Any, size: Any) -> jax.Array:
+        position = jnp.clip(rounded_product(location, size) + 0.5, 0, size - 1)
         return jnp.where(jnp.isnan(position), 0, position).astype(jnp.int32)
 
-    return along(locations[..., 1], level.height), along(locations[..., 0], level.width)
+    return along(locations[..., 1], levels.height), along(locations[..., 0], levels.width)
 
 
 def window_positions(

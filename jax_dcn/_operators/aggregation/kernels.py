@@ -22,8 +22,9 @@ def forward(
     target: Target,
 ) -> jax.Array:
     """The result of the queries from `origin` on, as many as `locations` has."""
-    out = custom_calls.aggregate(flat(value, 4), Taps(flat(locations, 5), flat(weights, 4), origin), spec)
-    return out.reshape(*value.shape[:-4], *out.shape[1:])
+    dims = spec.image_dims + 2
+    out = custom_calls.aggregate(flat(value, dims), _taps(locations, weights, spec, origin), spec)
+    return out.reshape(*value.shape[:-dims], *out.shape[1:])
 
 
 def cotangent(
@@ -40,8 +41,8 @@ def cotangent(
 ) -> dict[str, jax.Array]:
     """The cotangents, in the dtype of the sums; that of value in value's dtype, unless it is all-reduced."""
     shapes = {"value": value.shape, "locations": locations.shape, "weights": weights.shape}
-    value, ct = flat(value, 4), flat(ct, 4)
-    taps = Taps(flat(locations, 5), flat(weights, 4), origin)
+    value, ct = flat(value, spec.image_dims + 2), flat(ct, spec.image_dims + 2)
+    taps = _taps(locations, weights, spec, origin)
     out = {}
     if "value" in requested:
         out["value"] = custom_calls.value_cotangent(
@@ -55,3 +56,7 @@ def cotangent(
     if tap_names := [name for name in ("locations", "weights") if name in requested]:
         out |= custom_calls.tap_cotangents(value, taps, ct, spec, requested=tap_names)
     return {name: out[name].reshape(shapes[name]) for name in requested}
+
+
+def _taps(locations: jax.Array, weights: jax.Array, spec: Spec, origin: tuple[ArrayLike, ArrayLike]) -> Taps:
+    return Taps(flat(locations, spec.image_dims + 3), flat(weights, spec.image_dims + 2), origin)

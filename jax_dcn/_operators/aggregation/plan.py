@@ -11,7 +11,6 @@ from jax_dcn import _validation
 from jax_dcn._operators.aggregation import workspace
 from jax_dcn._operators.aggregation.arguments import OPERANDS, canonicalize_attention, canonicalize_dcnv3
 from jax_dcn._operators.aggregation.functions import AttentionOptions, DCNv3Options, Pads
-from jax_dcn._operators.aggregation.geometry import Spec, levels_of
 from jax_dcn._operators.kernel_plan import (
     KernelChoice,
     KernelPlan,
@@ -47,7 +46,7 @@ def multi_scale_deformable_attention_kernel_plan(
 
     Returns:
       A `KernelPlan`. The workspace, in bytes, is that of the gradient of value on CUDA: the samples, sorted by
-      location, of as many heads as fit 256 MiB. That of "reference" is a lower bound, the samples of the largest level.
+      location, of as many heads as fit 256 MiB. That of "reference" is a lower bound, all samples.
 
     Raises:
       TypeError, ValueError: as `multi_scale_deformable_attention`; also if the platform is not a string, or unknown.
@@ -124,13 +123,14 @@ def _plan(
     """The plan of the public function `operator`, whose array arguments are, in order, the operands."""
     target = resolve_target(platform)
     structs, spec = canonical_structs(canonicalize, arrays, keywords)
-    value, locations = flat_struct(structs["value"], 4), flat_struct(structs["locations"], 5)
+    dims = spec.image_dims
+    value, locations = flat_struct(structs["value"], dims + 2), flat_struct(structs["locations"], dims + 3)
     assert value is not None and locations is not None
     reference_reason = why_reference_runs(target.platform, keywords.get("backend"))
 
     def choice(computation: str, operand: str | None) -> KernelChoice:
         if reference_reason:
-            return KernelChoice(computation, "reference", reference_reason, _samples_bytes(value, locations, spec))
+            return KernelChoice(computation, "reference", reference_reason, _samples_bytes(value, locations))
         elements = 0
         if operand == "value":
             elements = workspace.value_cotangent_elements(value, locations, spec, target)
@@ -140,7 +140,6 @@ def _plan(
     return KernelPlan(operator, target.platform, (choice("forward", None), *gradients))
 
 
-def _samples_bytes(value: Shaped, locations: Shaped, spec: Spec) -> Any:
-    """The bytes of the reference's samples of the level that has the most."""
-    points = max(level.points for level in levels_of(spec, value.shape[-4:-2]))
-    return math.prod(locations.shape[:-2]) * points * value.shape[-1] * locations.dtype.itemsize
+def _samples_bytes(value: Shaped, locations: Shaped) -> Any:
+    """The bytes of the reference's samples."""
+    return math.prod(locations.shape[:-1]) * value.shape[-1] * locations.dtype.itemsize

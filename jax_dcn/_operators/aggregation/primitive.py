@@ -22,20 +22,17 @@ def result(value: Shaped, locations: Shaped, weights: Shaped, *, spec: Spec) -> 
 
 
 def axes(value: Shaped, locations: Shaped, weights: Shaped, *, spec: Spec) -> Axes:
-    """The queries, the heads and their channels may be sharded. The value's pixels may not: a tap may read any."""
+    """The queries and the heads may be sharded. The value's pixels may not: a tap may read any."""
+    queries = ("rows", "columns")[: spec.image_dims]
+    sizes = dict(zip(queries, locations.shape[-spec.image_dims - 3 :], strict=False))
     return Axes(
         operands={
-            "value": (None, None, "heads", "channels"),
-            "locations": ("rows", "columns", "heads", None, None),
-            "weights": ("rows", "columns", "heads", None),
+            "value": (*[None] * spec.image_dims, "heads", None),
+            "locations": (*queries, "heads", None, None),
+            "weights": (*queries, "heads", None),
         },
-        result=("rows", "columns", "heads", "channels"),
-        sizes={
-            "rows": locations.shape[-5],
-            "columns": locations.shape[-4],
-            "heads": value.shape[-2],
-            "channels": value.shape[-1],
-        },
+        result=(*queries, "heads", None),
+        sizes={**sizes, "heads": value.shape[-2]},
     )
 
 

@@ -1,19 +1,21 @@
 """The operator in `jax.numpy`: its definition, the source of its higher derivatives, and its form on any platform."""
 
+import math
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from jax_dcn._operators.aggregation.geometry import (
-    Level,
     Spec,
+    TapLevels,
     Window,
     bilinear_positions,
     discrete_pixels,
-    levels_of,
+    tap_levels,
     window_positions,
 )
 from jax_dcn._operators.sampling import interpolate, read_pixels
@@ -27,9 +29,9 @@ def reference(
     spec: Spec,
     origin: tuple[ArrayLike, ArrayLike],
 ) -> jax.Array:
-    """The result [..., rows, columns, M, D] of the queries from `origin` on, as many as `locations` has."""
+    """The result [..., queries, M, D] of the queries from `origin` on, as many as `locations` has."""
     aggregate: Any = partial(_aggregate, spec=spec, origin=origin)
-    for _ in value.shape[:-4]:
+    for _ in value.shape[: -spec.image_dims - 2]:
         aggregate = jax.vmap(aggregate)
     return aggregate(value, locations, weights)
 
@@ -37,34 +39,35 @@ def reference(
 def _aggregate(
     value: jax.Array, locations: jax.Array, weights: jax.Array, *, spec: Spec, origin: tuple[ArrayLike, ArrayLike]
 ) -> jax.Array:
-    height, width, heads, channels = value.shape
-    pixels = value.astype(locations.dtype).reshape(height * width, heads, channels)
-    out = jnp.zeros((*locations.shape[:-2], channels), locations.dtype)
-    first_pixel = first_tap = 0
-    for level in levels_of(spec, (height, width)):
-        end_pixel, end_tap = first_pixel + level.height * level.width, first_tap + level.points
-        sampled = _sample(pixels[first_pixel:end_pixel], locations[..., first_tap:end_tap, :], level, spec, origin)
-        out += (weights[..., first_tap:end_tap, None] * sampled).sum(-2)
-        first_pixel, first_tap = end_pixel, end_tap
-    return out.astype(value.dtype)
-
-
-def _sample(
-    pixels: jax.Array, locations: jax.Array, level: Level, spec: Spec, origin: tuple[ArrayLike, ArrayLike]
-) -> jax.Array:
-    """The samples [rows, columns, M, T, D] of a level's pixels [height·width, M, D]."""
-
-    def taps_first(array: jax.Array) -> jax.Array:
-        return jnp.swapaxes(array, -1, -2)
-
+    *image_size, heads, channels = value.shape
+    pixels = value.astype(locations.dtype).reshape(math.prod(image_size), heads, channels)
+    levels = tap_levels(spec, value)
     if isinstance(spec, Window):
-        y, x = window_positions(locations, spec, origin)
-    elif not spec.discrete:
-        y, x = bilinear_positions(locations, level)
+        sampled = _interpolate(pixels, *window_positions(locations, spec, origin), levels)
+    elif spec.discrete:
+        sampled = _read(pixels, jax.lax.stop_gradient(locations), levels)
     else:
-        row, column = discrete_pixels(jax.lax.stop_gradient(locations), level)
-        nan = taps_first(jnp.isnan(locations).any(-1))
-        sampled = read_pixels(pixels, taps_first(row * level.width + column))
-        return jnp.swapaxes(jnp.where(nan[..., None], jnp.nan, sampled), -2, -3)
-    sampled = interpolate(pixels, taps_first(y), taps_first(x), (level.height, level.width))
-    return jnp.swapaxes(sampled, -2, -3)
+        sampled = _interpolate(pixels, *bilinear_positions(locations, levels), levels)
+    return (jnp.swapaxes(weights, -1, -2)[..., None] * sampled).sum(-3).astype(value.dtype)
+
+
+# The samples [..., T, M, D] of pixels [S, M, D] by the taps of queries.
+
+
+def _interpolate(pixels: jax.Array, y: jax.Array, x: jax.Array, levels: TapLevels) -> jax.Array:
+    """At the positions y and x, each [..., M, T]."""
+    height, width, first = map(_of_taps, levels)
+    return interpolate(pixels, jnp.swapaxes(y, -1, -2), jnp.swapaxes(x, -1, -2), (height, width), first=first)
+
+
+def _read(pixels: jax.Array, locations: jax.Array, levels: TapLevels) -> jax.Array:
+    """Those of single pixels, at locations [..., M, T, 2]. A NaN location gives NaN."""
+    row, column = discrete_pixels(locations, levels)
+    index = levels.first_pixel + row * levels.width + column
+    nan = jnp.isnan(locations).any(-1)
+    return jnp.where(jnp.swapaxes(nan, -1, -2)[..., None], jnp.nan, read_pixels(pixels, jnp.swapaxes(index, -1, -2)))
+
+
+def _of_taps(numbers: Any) -> Any:
+    """Numbers of taps for arrays [..., T, M]."""
+    return numbers[:, None] if isinstance(numbers, np.ndarray) else numbers

@@ -10,7 +10,7 @@ from jax_dcn._types import Shaped
 # Of the samples that are sorted at a time on a GPU.
 SORT_BYTES = 256 * 2**20
 # Of the samples of a chunk in derivatives of the reference. Several arrays of this size are held at a time.
-REFERENCE_BYTES = 4 * 2**20
+REFERENCE_BYTES = 2**19
 RECORD = 5  # 32-bit words that the kernels sort per sample: lib/cuda/aggregation.cu
 
 
@@ -22,11 +22,9 @@ def value_cotangent_elements(value: Shaped, locations: Shaped, spec: Spec, targe
     """
     if target.platform != "cuda":
         return 0
-    batch, height, width, heads, _ = value.shape
-    rows, columns = locations.shape[1:3]
-    cells = sum((level.height + 1) * (level.width + 1) for level in levels_of(spec, (height, width)))
-    elements = RECORD * rows * columns * spec.taps + cells + 1
-    tables = batch * heads
+    cells = sum((level.height + 1) * (level.width + 1) for level in levels_of(spec, value))
+    elements = RECORD * math.prod(locations.shape[1:-3]) * spec.taps + cells + 1
+    tables = value.shape[0] * value.shape[-2]
     if not isinstance(elements, int) or not isinstance(tables, int):  # symbolic dimensions
         return elements
     return min(tables, max(SORT_BYTES // (4 * elements), 1)) * elements
@@ -34,8 +32,7 @@ def value_cotangent_elements(value: Shaped, locations: Shaped, spec: Spec, targe
 
 def reference_chunk(value: Shaped, locations: Shaped) -> dict[str, Any]:
     """The lengths of the chunks in which derivatives of the reference are evaluated."""
-    row_samples = math.prod(locations.shape[-4:-1])
-    row_bytes = row_samples * value.shape[-1] * locations.dtype.itemsize
+    row_bytes = math.prod(locations.shape[2:-1]) * value.shape[-1] * locations.dtype.itemsize
     if not isinstance(row_bytes, int):  # a symbolic number of columns
         return {"batch": 1, "rows": 1}
     return {"batch": 1, "rows": max(REFERENCE_BYTES // max(row_bytes, 1), 1)}
