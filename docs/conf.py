@@ -38,7 +38,7 @@ python_maximum_signature_line_length = 100
 python_use_unqualified_type_names = True
 
 # The build uses no network, so it cannot link to names of other packages.
-nitpick_ignore_regex = [("py:.*", r"(?!jax_dcn\b).*"), ("py:class", r".*\.(Options|Tree)")]
+nitpick_ignore_regex = [("py:.*", r"(?!jax_dcn\b).*"), ("py:class", r".*\.(\w*Options|Tree)")]
 # Programs write the results. Pages that quote them link to them, so the table of contents does not list them.
 suppress_warnings = ["toc.not_included", "myst.header"]
 
