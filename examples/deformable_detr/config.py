@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
+from .layers import ACTIVATIONS
+
 TIMM_DEPTHS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
 
 
@@ -59,7 +61,7 @@ class DeformableDetrConfig:
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         """The settings in a config.json."""
-        require(config, position_embedding_type="sine", dilation=False)
+        require(config, position_embedding_type="sine", dilation=False, activation_function=tuple(ACTIVATIONS))
         if config.get("two_stage") and not config.get("with_box_refine"):
             raise ValueError("a config with two_stage must also have with_box_refine")
         levels = [2, 3, 4] if config.get("num_feature_levels", cls.num_feature_levels) > 1 else [4]
@@ -104,6 +106,9 @@ class RTDetrConfig:
             normalize_before=False,
             eval_size=None,
             learn_initial_query=False,
+            encoder_activation_function=tuple(ACTIVATIONS),
+            activation_function=tuple(ACTIVATIONS),
+            decoder_activation_function=tuple(ACTIVATIONS),
             decoder_method=("default", "discrete"),
         )
         backbone = ResNetConfig.from_json(config.get("backbone_config") or {"model_type": "rt_detr_resnet"})

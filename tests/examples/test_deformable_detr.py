@@ -142,6 +142,7 @@ def test_missing_and_unknown_names():
         ({"model_type": "detr"}, "model_type must be 'deformable_detr' or 'rt_detr' or 'rt_detr_v2' in the config"),
         ({"position_embedding_type": "learned"}, "position_embedding_type must be 'sine' in the config, got 'learned'"),
         ({"dilation": True}, "dilation must be False in the config, got True"),
+        ({"activation_function": "mish"}, "activation_function must be 'relu' or 'silu' or 'gelu' in the config"),
         ({"two_stage": True, "with_box_refine": False}, "two_stage must also have with_box_refine"),
         ({"backbone_config": {"model_type": "swin"}}, "model_type must be 'resnet' or 'rt_detr_resnet' in the config"),
     ],
@@ -149,6 +150,12 @@ def test_missing_and_unknown_names():
 def test_unsupported_configs(changes, message):
     with pytest.raises(ValueError, match=message):
         make_model(detectors.CONFIGS["deformable_detr_refine"] | changes)
+
+
+def test_sides_of_images():
+    config = detectors.CONFIGS["rt_detr"]
+    with pytest.raises(ValueError, match=r"sides divisible by 32, got shape \(1, 64, 80, 3\)"):
+        jax.eval_shape(make_model(config).init, jax.random.key(0), jnp.zeros((1, 64, 80, 3)))
 
 
 def test_defaults_of_old_configs():
