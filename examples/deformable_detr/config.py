@@ -18,7 +18,6 @@ class ResNetConfig:
     hidden_sizes: tuple[int, ...] = (256, 512, 1024, 2048)
     depths: tuple[int, ...] = (3, 4, 6, 3)
     layer_type: str = "bottleneck"
-    downsample_in_first_stage: bool = False
     downsample_in_bottleneck: bool = False
     out_indices: tuple[int, ...] = (2, 3, 4)
 
@@ -29,7 +28,13 @@ class ResNetConfig:
         if kind == "timm_backbone":
             require(config, backbone=tuple(TIMM_DEPTHS))
             return cls(depths=TIMM_DEPTHS[config["backbone"]], out_indices=tuple(config["out_indices"]))
-        require(config, model_type=("resnet", "rt_detr_resnet"), layer_type=("bottleneck", "basic"), hidden_act="relu")
+        require(
+            config,
+            model_type=("resnet", "rt_detr_resnet"),
+            layer_type=("bottleneck", "basic"),
+            hidden_act="relu",
+            downsample_in_first_stage=False,
+        )
         known = _known(cls, config)
         if config.get("out_features"):
             known["out_indices"] = tuple(int(name.removeprefix("stage")) for name in config["out_features"])
