@@ -73,11 +73,10 @@ class Block(nn.Module):
         return [(narrow, 1, strides[0]), (narrow, 3, strides[1]), (self.features, 1, 1)]
 
     def _shortcut(self, x):
-        # The means of ResNet-vd, except in a basic block that keeps the number of channels.
-        means = self.config.deep and (self.config.layer_type == "bottleneck" or x.shape[-1] != self.features)
-        if not (means and self.stride == 2):
-            return ConvNorm(self.features, 1, self.stride, name="shortcut")(x)
-        return ConvNorm(self.features, 1, name="shortcut")(nn.avg_pool(x, (2, 2), strides=(2, 2)))
+        stride = self.stride
+        if self.config.deep and stride == 2:
+            x, stride = nn.avg_pool(x, (2, 2), strides=(2, 2)), 1
+        return ConvNorm(self.features, 1, stride, name="shortcut")(x)
 
 
 class ResNet(nn.Module):
@@ -96,7 +95,7 @@ class ResNet(nn.Module):
         outputs = []
         for stage, (features, depth) in enumerate(zip(self.config.hidden_sizes, self.config.depths, strict=True)):
             for index in range(depth):
-                halve = index == 0 and (stage > 0 or self.config.downsample_in_first_stage)
+                halve = index == 0 and stage > 0
                 x = Block(
                     features,
                     stride=2 if halve else 1,

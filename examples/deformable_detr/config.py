@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
+from .layers import ACTIVATIONS
+
 TIMM_DEPTHS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
 
 
@@ -16,7 +18,6 @@ class ResNetConfig:
     hidden_sizes: tuple[int, ...] = (256, 512, 1024, 2048)
     depths: tuple[int, ...] = (3, 4, 6, 3)
     layer_type: str = "bottleneck"
-    downsample_in_first_stage: bool = False
     downsample_in_bottleneck: bool = False
     out_indices: tuple[int, ...] = (2, 3, 4)
 
@@ -27,7 +28,13 @@ class ResNetConfig:
         if kind == "timm_backbone":
             require(config, backbone=tuple(TIMM_DEPTHS))
             return cls(depths=TIMM_DEPTHS[config["backbone"]], out_indices=tuple(config["out_indices"]))
-        require(config, model_type=("resnet", "rt_detr_resnet"), layer_type=("bottleneck", "basic"), hidden_act="relu")
+        require(
+            config,
+            model_type=("resnet", "rt_detr_resnet"),
+            layer_type=("bottleneck", "basic"),
+            hidden_act="relu",
+            downsample_in_first_stage=False,
+        )
         known = _known(cls, config)
         if config.get("out_features"):
             known["out_indices"] = tuple(int(name.removeprefix("stage")) for name in config["out_features"])
@@ -59,7 +66,7 @@ class DeformableDetrConfig:
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         """The settings in a config.json."""
-        require(config, position_embedding_type="sine", dilation=False)
+        require(config, position_embedding_type="sine", dilation=False, activation_function=tuple(ACTIVATIONS))
         if config.get("two_stage") and not config.get("with_box_refine"):
             raise ValueError("a config with two_stage must also have with_box_refine")
         levels = [2, 3, 4] if config.get("num_feature_levels", cls.num_feature_levels) > 1 else [4]
@@ -104,6 +111,9 @@ class RTDetrConfig:
             normalize_before=False,
             eval_size=None,
             learn_initial_query=False,
+            encoder_activation_function=tuple(ACTIVATIONS),
+            activation_function=tuple(ACTIVATIONS),
+            decoder_activation_function=tuple(ACTIVATIONS),
             decoder_method=("default", "discrete"),
         )
         backbone = ResNetConfig.from_json(config.get("backbone_config") or {"model_type": "rt_detr_resnet"})

@@ -114,9 +114,13 @@ class Decoder(nn.Module):
     ) -> Detections:
         """Runs all layers.
 
-        queries [batch, queries, channels]; reference [batch, queries, 2 or 4] in the valid part of the images;
-        position: the embedding of a reference; memory [batch, pixels, channels] is the pyramid of the given shapes, of
-        which the mask [batch, pixels] and ratios [batch, levels, 2] are valid; a head per layer, or one for all.
+        queries: [batch, queries, channels].
+        reference: [batch, queries, 2 or 4], points or boxes in fractions of the valid part of the image.
+        position: from a reference to the position embedding of its query.
+        memory: [batch, pixels, channels], the encoded pyramid of the given shapes.
+        class_heads, box_heads: one for each layer, or one for all of them.
+        ratios: [batch or 1, levels or 1, 2], the valid share of the width and of the height of each level.
+        mask: [batch, pixels], whether a pixel is valid; None if all are.
         """
         found = []
         for index in range(self.layers):

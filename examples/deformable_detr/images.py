@@ -11,6 +11,7 @@ from .decoder import Outputs
 # What a preprocessor_config.json need not say.
 DEFAULTS = {
     "do_resize": True,
+    "resample": Image.Resampling.BILINEAR,
     "do_rescale": True,
     "rescale_factor": 1 / 255,
     "image_mean": (0.485, 0.456, 0.406),
@@ -36,7 +37,7 @@ def preprocess(image: Image.Image, model_type: str, processor: Mapping[str, Any]
     options = DEFAULTS | DEFAULTS_BY_MODEL[model_type] | processor
     if options["do_resize"]:
         height, width = resized(image.height, image.width, options["size"], options.get("max_size"))
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
+        image = image.resize((width, height), options["resample"])
     pixels = np.asarray(image, np.float32)
     if options["do_rescale"]:
         pixels = pixels * np.float32(options["rescale_factor"])

@@ -1,10 +1,10 @@
 """The layers that the encoders and decoders of both models share."""
 
+import math
 from functools import partial
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 ACTIVATIONS = {"relu": nn.relu, "silu": nn.silu, "gelu": partial(nn.gelu, approximate=False)}
 
@@ -61,7 +61,7 @@ class Head(nn.Module):
 
 def class_head(classes: int, name: str) -> nn.Dense:
     """A classifier whose scores are 0.01 at first, as for focal losses."""
-    return nn.Dense(classes, bias_init=nn.initializers.constant(-jnp.log(99.0)), name=name)
+    return nn.Dense(classes, bias_init=nn.initializers.constant(-math.log(99)), name=name)
 
 
 def box_head(features: int, name: str) -> Head:

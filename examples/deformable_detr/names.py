@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+HEADS = ("class_embed", "bbox_embed")
 UNUSED = "model.denoising_class_embed."  # for a part of RT-DETR's training that these models do not have
 
 
@@ -13,9 +14,7 @@ def _previous(template: str) -> Callable[[re.Match[str]], str]:
     return lambda match: match.expand(template).format(int(match[match.lastindex]) - 1)
 
 
-HEADS = ("class_embed", "bbox_embed")
-
-# One rule after another.
+# Applied one after another.
 RENAMINGS = {
     r"^model\.": "",
     # the layers of encoder and decoder, in files

@@ -15,6 +15,7 @@ from .hybrid_encoder import ConvNorm, HybridEncoder
 from .layers import Head, box_head, class_head, layer_norm
 from .proposals import best, proposals
 
+COARSEST_STRIDE = 32
 METHODS = {"default": "bilinear", "discrete": "discrete"}
 
 
@@ -29,6 +30,8 @@ class RTDetr(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, *, use_running_average: bool = True) -> Outputs:
         config = self.config
+        if any(side % COARSEST_STRIDE for side in images.shape[1:3]):
+            raise ValueError(f"images must have sides divisible by {COARSEST_STRIDE}, got shape {images.shape}")
         maps = [
             ConvNorm(config.encoder_hidden_dim, 1, name=f"encoder_input_proj_{index}")(x, use_running_average)
             for index, x in enumerate(ResNet(config.backbone, name="backbone")(images))

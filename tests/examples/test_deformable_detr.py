@@ -14,6 +14,8 @@ pytest.importorskip("matplotlib")
 
 from examples.deformable_detr.__main__ import main
 from examples.deformable_detr.config import DeformableDetrConfig, ResNetConfig
+from examples.deformable_detr.decoder import Detections, Outputs
+from examples.deformable_detr.images import find_objects, preprocess, resized
 from examples.deformable_detr.names import rename, renamed
 from examples.deformable_detr.weights import fill, load, make_model
 from tests.helpers import detectors
@@ -142,6 +144,7 @@ def test_missing_and_unknown_names():
         ({"model_type": "detr"}, "model_type must be 'deformable_detr' or 'rt_detr' or 'rt_detr_v2' in the config"),
         ({"position_embedding_type": "learned"}, "position_embedding_type must be 'sine' in the config, got 'learned'"),
         ({"dilation": True}, "dilation must be False in the config, got True"),
+        ({"activation_function": "mish"}, "activation_function must be 'relu' or 'silu' or 'gelu' in the config"),
         ({"two_stage": True, "with_box_refine": False}, "two_stage must also have with_box_refine"),
         ({"backbone_config": {"model_type": "swin"}}, "model_type must be 'resnet' or 'rt_detr_resnet' in the config"),
     ],
@@ -149,6 +152,12 @@ def test_missing_and_unknown_names():
 def test_unsupported_configs(changes, message):
     with pytest.raises(ValueError, match=message):
         make_model(detectors.CONFIGS["deformable_detr_refine"] | changes)
+
+
+def test_sides_of_images():
+    config = detectors.CONFIGS["rt_detr"]
+    with pytest.raises(ValueError, match=r"sides divisible by 32, got shape \(1, 64, 80, 3\)"):
+        jax.eval_shape(make_model(config).init, jax.random.key(0), jnp.zeros((1, 64, 80, 3)))
 
 
 def test_defaults_of_old_configs():
@@ -189,6 +198,42 @@ def test_gradients(name, without):
         modules = {key.key for key in path}
         assert np.isfinite(gradient).all()
         assert np.any(gradient) == modules.isdisjoint(without), path
+
+
+@pytest.mark.parametrize(
+    ("image", "size", "expected"),
+    [
+        ((480, 640), {"height": 640, "width": 512}, (640, 512)),
+        ((480, 640), {"shortest_edge": 800, "longest_edge": 1333}, (800, 1066)),
+        ((640, 480), {"shortest_edge": 800, "longest_edge": 1333}, (1066, 800)),
+        ((400, 1000), {"shortest_edge": 800, "longest_edge": 1333}, (533, 1333)),
+        ((427, 640), {"shortest_edge": 900, "longest_edge": 1333}, (889, 1333)),
+        ((400, 1000), 800, (533, 1333)),  # in old files
+    ],
+)
+def test_sizes_of_resized_images(image, size, expected):
+    assert resized(*image, size) == expected
+
+
+def test_preprocessing():
+    image = Image.fromarray(np.full((30, 40, 3), (255, 128, 0), np.uint8))
+    by_default = preprocess(image, "rt_detr_v2", {})
+    assert by_default.shape == (1, 640, 640, 3)
+    assert_allclose(by_default[0, 320, 320], [1, 128 / 255, 0], atol=1e-6)
+    normalised = preprocess(image, "deformable_detr", {})
+    assert normalised.shape == (1, 800, 1066, 3)
+    assert_allclose(normalised[0, 9, 9], [2.2489, 0.2052, -1.8044], atol=1e-4)
+    options = {"do_resize": False, "do_rescale": False, "image_mean": [1, 2, 3], "image_std": [1, 2, 4]}
+    assert_allclose(preprocess(image, "deformable_detr", options)[0, 0, 0], [254, 63, -0.75], atol=1e-6)
+
+
+def test_objects_are_in_pixels_and_the_best_comes_first():
+    logits = np.array([[[-1.0, 1.0], [2.0, -3.0], [3.0, 0.5]]])
+    boxes = np.array([[[0.5, 0.5, 1.0, 0.5], [0.2, 0.4, 0.2, 0.4], [0.1, 0.1, 0.0, 0.0]]])
+    objects = find_objects(Outputs(Detections(logits[None], boxes[None]), None), height=100, width=200, threshold=0.7)
+    assert objects.labels.tolist() == [0, 0, 1]
+    assert_allclose(objects.scores, 1 / (1 + np.exp([-3, -2, -1])))
+    assert_allclose(objects.boxes, [[20, 10, 20, 10], [20, 20, 60, 60], [0, 25, 200, 75]])
 
 
 @pytest.fixture(scope="module")
