@@ -260,6 +260,9 @@ def test_new_layers(make):
     assert_close(layer.apply(layer.params, x), projected("output_proj", mean))
     layer, (x,) = build(make, "DCNv4")
     assert not layer.apply(layer.params, x).any()
+    gradient = jax.jit(jax.grad(lambda params: (layer.apply(params, x) - 1).sum()))(layer.params)
+    learning = {(name, leaf) for name, dense in gradient.items() for leaf in dense if dense[leaf].any()}
+    assert learning == {("offset_mask", "kernel"), ("offset_mask", "bias"), ("output_proj", "bias")}
     layer, inputs = build(make, "MultiScaleDeformableAttention", return_sampling=True)
     _, _, weights = layer.apply(layer.params, *inputs)
     np.testing.assert_allclose(weights, 1 / 6, rtol=1e-6)
