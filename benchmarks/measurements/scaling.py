@@ -189,7 +189,7 @@ def models():
     classes = len(CLASSES)
     return {
         "detector, ordinary convolutions": (Detector(classes), detector.loss),
-        "detector, deformable": (Detector(classes, deformable=True), detector.loss),
+        "detector, deformable": (Detector(classes, operator="deformable"), detector.loss),
         "R-FCN, both deformable": (RFCN(classes, True, True), rfcn.loss),
     }
 

@@ -1,16 +1,18 @@
-"""Train plain and deformable anchor-free detectors, compare them in a table and draw what they detect.
+"""Train anchor-free detectors with plain and deformable layers, compare them in a table and draw what they detect.
 
-python -m examples.detector                            # both variants, one seed
+python -m examples.detector                            # all variants, one seed
 python -m examples.detector --seeds 3 --steps 2400     # a longer comparison
 python -m examples.detector --resume                   # continue a run that was interrupted
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import jax
 
 from examples.digits_library import compare, report, scenes
+from examples.digits_library.backbone import Operator
 from examples.digits_library.evaluate import SIZE_LIMITS
 from examples.digits_library.pictures import draw_detections
 
@@ -19,14 +21,14 @@ from .losses import loss
 from .model import Detector, detect
 from .pictures import draw_sampling
 
-VARIANTS = ("plain", "deformable")
+VARIANTS = get_args(Operator)
 DILATIONS = tuple(f"dilation {size}" for size in SIZE_LIMITS)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
     options = compare.parse(__doc__, VARIANTS, {"steps": 1600, "out": Path("out/detector")}, arguments)
-    models = {name: Detector(len(scenes.CLASSES), deformable=name == "deformable") for name in options.variants}
+    models = {name: Detector(len(scenes.CLASSES), operator=name) for name in options.variants}
     method = compare.Method(loss, detect, sampling.mean_dilations)
     results, params, found, pictured = compare.compare(models, method, options)
     if jax.process_index() > 0:

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from examples.digits_library.backbone import STRIDE, Backbone, locations, norm
+from examples.digits_library.backbone import STRIDE, Backbone, Operator, locations, norm
 from examples.digits_library.evaluate import Detections, strongest
 
 MAX_LOG_SIZE = 4.0
@@ -27,18 +27,18 @@ class Predictions(NamedTuple):
 class Detector(nn.Module):
     """uint8 images [batch, height, width, 3], sides divisible by 8, to `Predictions`.
 
-    deformable, widths, blocks: as in `Backbone`.
+    operator, widths, blocks: as in `Backbone`.
     """
 
     classes: int
-    deformable: bool = False
+    operator: Operator = "plain"
     widths: tuple[int, int, int, int] = Backbone.widths
     blocks: tuple[int, int, int] = Backbone.blocks
 
     @nn.compact
     def __call__(self, images: jax.Array) -> Predictions:
         batch, height, width, _ = images.shape
-        x = Backbone(self.deformable, self.widths, self.blocks, name="backbone")(images)
+        x = Backbone(self.operator, self.widths, self.blocks, name="backbone")(images)
         logits = self._branch(
             "class", x, self.classes, nn.initializers.constant(jnp.log(CLASS_PRIOR / (1 - CLASS_PRIOR)))
         )

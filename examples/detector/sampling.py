@@ -18,9 +18,18 @@ def deformable_layers(model: Detector, params: dict, images: np.ndarray) -> dict
     blocks = _sown(model, params, images).get("backbone", {})
     layers = {f"{block} {conv}": blocks[block][conv] for block in sorted(blocks) for conv in sorted(blocks[block])}
     size = tuple(length // STRIDE for length in images.shape[1:3])
+    convert = _as_convolution if model.operator in ("dcnv3", "dcnv4") else lambda *arrays: arrays
     return {
-        name: viz.Layer(*sown["offset"], *sown["mask"], image_size=size, kernel_size=3) for name, sown in layers.items()
+        name: viz.Layer(*convert(*sown["offset"], *sown["mask"]), image_size=size, kernel_size=3)
+        for name, sown in layers.items()
     }
+
+
+def _as_convolution(offset, mask):
+    """Offsets and masks of DCNv3 and DCNv4 as a deformable convolution has them: (dy, dx), and taps row by row."""
+    taps = mask.reshape(*mask.shape[:-1], -1, 3, 3)
+    offsets = offset.reshape(*taps.shape, 2)[..., ::-1]
+    return tuple(array.swapaxes(mask.ndim, mask.ndim + 1).reshape(*mask.shape[:-1], -1) for array in (offsets, taps))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -30,7 +39,7 @@ def _sown(model, params, images):
 
 def mean_dilations(model: Detector, params: dict, batches: list[scenes.Scenes]) -> dict[str, float]:
     """Mean effective dilation of the layers of the last stage at the centres of objects, by object size."""
-    if not model.deformable:
+    if model.operator == "plain":
         return {f"dilation {name}": 1.0 for name in SIZE_LIMITS}
     dilations = {name: [] for name in SIZE_LIMITS}
     for batch in batches:

@@ -72,7 +72,8 @@ class RFCN(nn.Module):
     def __call__(self, images: jax.Array, true_boxes: Boxes | None = None) -> Predictions:
         """`true_boxes`, which are passed in training, are added to the proposals."""
         batch, height, width, _ = images.shape
-        features = Backbone(self.deformable_convolution, self.widths, self.blocks, name="backbone")(images)
+        operator = "deformable" if self.deformable_convolution else "plain"
+        features = Backbone(operator, self.widths, self.blocks, name="backbone")(images)
 
         hidden = nn.Conv(self.widths[-1], (3, 3), use_bias=False, name="rpn_conv")(features)
         hidden = nn.relu(norm("rpn_norm")(hidden))

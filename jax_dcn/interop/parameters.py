@@ -1,7 +1,8 @@
 """Converts parameters of Flax models from and to PyTorch state dicts."""
 
+import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -105,7 +106,7 @@ def from_torch(
             source.take(keys, taker)
             leaf = _fitted(keys[0], array, path, leaf)
         else:
-            missing.append(layers.keys(path, module)[0])
+            missing.append(source.likeliest(layers.keys(path, module)))
             if not strict and isinstance(leaf, jax.ShapeDtypeStruct):
                 raise ValueError(f"state_dict lacks {missing[-1]!r}, and like has no value for it either")
         values.append(leaf)
@@ -181,6 +182,7 @@ class _Source:
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"state_dict must be a mapping of names to arrays, got {type(state_dict).__name__}")
         self._state_dict = state_dict
+        self._modules = {module for key in state_dict for module in _modules(key)}
         self._taken: dict[str, names.Path] = {}
         # In Detectron2, the offset convolution is not inside the layer.
         self._module = (f"{module}.", f"{module}_offset.") if module else ("",)
@@ -195,6 +197,10 @@ class _Source:
         if len(found) > 1:
             raise ValueError(f"state_dict has {' and '.join(map(repr, found))}, which name the same parameter")
         return (tuple(found), to_array(self._state_dict[found[0]])) if found else None
+
+    def likeliest(self, keys: Sequence[str]) -> str:
+        """Which of these missing names is inside the most modules that the state dict has, for a message."""
+        return max(keys, key=lambda key: sum(module in self._modules for module in _modules(key)))
 
     def take(self, keys: Sequence[str], taker: names.Path) -> None:
         for key in keys:
@@ -257,6 +263,11 @@ class _DeformableLayers:
 
 def _children(owner: names.Path, paths: Sequence[names.Path]) -> set[str]:
     return {path[len(owner)] for path in paths if path[: len(owner)] == owner}
+
+
+def _modules(key: str) -> Iterable[str]:
+    """The modules that lead to a parameter: "a" and "a.b" for "a.b.weight"."""
+    return itertools.accumulate(key.split(".")[:-1], "{}.{}".format)
 
 
 def _pair(output_size: int | Sequence[int] | None) -> tuple[int, int] | None:

@@ -14,17 +14,19 @@ pytest.importorskip("sklearn")
 pytest.importorskip("pycocotools")
 pytest.importorskip("orbax.checkpoint")
 
+from examples.detector import sampling
 from examples.detector.__main__ import main
 from examples.detector.losses import assign, loss
 from examples.detector.model import Detector
 from examples.digits_library import scenes
 from examples.digits_library.backbone import locations
 from examples.digits_library.train import Recipe, train
+from jax_dcn import viz
 
 IMAGE_SIZE = 64
 TINY = {"classes": 10, "widths": (8, 8, 16, 16), "blocks": (1, 1, 1)}
 RECIPE = Recipe(steps=60, batch_size=4, learning_rate=1e-2, checkpoint_every=25)
-MODEL = Detector(**TINY, deformable=True)
+MODEL = Detector(**TINY, operator="deformable")
 TRACES = []
 
 
@@ -44,7 +46,7 @@ def test_every_object_has_a_location_and_the_smallest_wins():
 
 def test_a_deformable_detector_starts_as_the_plain_one():
     images = scenes.make_batch("train", 0, range(2), IMAGE_SIZE).images
-    plain, deformable = (Detector(**TINY, deformable=flag) for flag in (False, True))
+    plain, deformable = (Detector(**TINY, operator=operator) for operator in ("plain", "deformable"))
     params = jax.jit(deformable.init)(jax.random.key(0), images)["params"]
     without_offsets = jax.tree.map(lambda leaf: leaf, params)
     for name, block in without_offsets["backbone"].items():
@@ -99,14 +101,37 @@ def test_offsets_move_while_training(uninterrupted):
     assert all(np.abs(block[conv]["conv"]["conv_offset"]["kernel"]).max() > 0 for conv in ("conv1", "conv2"))
 
 
+@pytest.mark.parametrize(
+    "operator, names", [("dcnv3", ("input_proj", "mask")), ("dcnv4", ("value_proj", "offset_mask"))]
+)
+def test_gradients_reach_new_layers(operator, names):
+    """Those of the two layers of a block, whose weights start at zero."""
+    batch = scenes.make_batch("train", 0, range(2), IMAGE_SIZE)
+    model = Detector(**TINY, operator=operator)
+    params = jax.jit(model.init)(jax.random.key(0), batch.images)["params"]
+    gradients = jax.jit(jax.grad(lambda params: loss(model, params, batch)))(params)["backbone"]["stage3_block0"]
+    for conv in ("conv1", "conv2"):
+        for name in (*names, "output_proj"):
+            assert np.abs(gradients[conv]["conv"][name]["kernel"]).max() > 0, (conv, name)
+
+
+def test_offsets_of_dcnv3_as_those_of_a_convolution():
+    """The taps of the regular grid, spread to twice their distance."""
+    column, row = np.divmod(np.arange(9), 3)
+    offset = np.tile(np.stack([column - 1.0, row - 1.0], -1).reshape(18), (1, 6, 6, 2))
+    layer = viz.Layer(*sampling._as_convolution(offset, np.ones((1, 6, 6, 18))), image_size=(6, 6), kernel_size=3)
+    assert_allclose(viz.effective_dilation(layer), 2)
+
+
 def test_the_command_writes_table_json_and_pictures(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("examples.detector.__main__.Detector", partial(Detector, widths=(8, 8, 8, 8), blocks=(1, 1, 1)))
     main(["--steps", "2", "--batch-size", "4", "--validation-images", "4", "--out", str(tmp_path)])
     table = (tmp_path / "results.md").read_text()
     assert table in capsys.readouterr().out
-    assert "| plain " in table and "| deformable " in table
-    plain, deformable = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert all(f"| {variant} " in table for variant in ("plain", "deformable", "dcnv3", "dcnv4"))
+    plain, deformable, dcnv3, dcnv4 = json.loads((tmp_path / "results.json").read_text())["runs"]
     assert plain["dilation small"] == 1 and deformable["dilation small"] > 0
+    assert dcnv3["dilation small"] > 0 and dcnv4["dilation small"] > 0
     assert deformable["parameters"] > plain["parameters"]
     for picture in ("detections.png", "sampling.png"):
         assert (tmp_path / picture).stat().st_size > 10_000

@@ -29,7 +29,7 @@ from examples.rfcn.__main__ import main as rfcn
 pytestmark = pytest.mark.platforms("cpu")
 
 TINY = {"widths": (8, 8, 8, 8), "blocks": (1, 1, 1)}
-MODEL = Detector(10, deformable=True, **TINY)
+MODEL = Detector(10, operator="deformable", **TINY)
 RECIPE = Recipe(steps=10, learning_rate=1e-2, checkpoint_every=2)
 PROGRAM = f"""
 import sys

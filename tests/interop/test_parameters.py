@@ -92,6 +92,15 @@ def test_what_does_not_fit(variables):
         interop.from_torch(state, np.ones(2))
 
 
+def test_a_missing_name_is_spelt_as_its_neighbours():
+    like = {"encoder": {"layers_1": {"scale": jnp.ones(2), "bias": jnp.ones(2)}}}
+    for module in ("encoder.1", "encoder.layers.1", "encoder.layers_1"):
+        with pytest.raises(ValueError, match=f"missing '{module}.bias'; unexpected nothing"):
+            interop.from_torch({f"{module}.weight": np.ones(2)}, like)
+    with pytest.raises(ValueError, match=r"missing 'encoder.1.bias', 'encoder.1.weight'; unexpected nothing"):
+        interop.from_torch({}, like)
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_wrong_module(variables, strict):
     """If the module has another name, nothing is found; that is always an error."""

@@ -1,0 +1,7 @@
+"""Deformable DETR and RT-DETRv2 with the weights of transformers: ``python -m examples.deformable_detr``."""
+
+from .deformable_detr import DeformableDetr
+from .rt_detr import RTDetr
+from .weights import load
+
+__all__ = ["DeformableDetr", "RTDetr", "load"]

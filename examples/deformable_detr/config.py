@@ -1,0 +1,137 @@
+"""The settings of the models, by the names that they have in a config.json of transformers."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
+
+TIMM_DEPTHS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNetConfig:
+    """A ResNet; `deep` is ResNet-vd, whose stem is three 3x3 convolutions and whose strided shortcuts take means."""
+
+    deep: bool = False
+    embedding_size: int = 64
+    hidden_sizes: tuple[int, ...] = (256, 512, 1024, 2048)
+    depths: tuple[int, ...] = (3, 4, 6, 3)
+    layer_type: str = "bottleneck"
+    downsample_in_first_stage: bool = False
+    downsample_in_bottleneck: bool = False
+    out_indices: tuple[int, ...] = (2, 3, 4)
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        """The settings in a `backbone_config`."""
+        kind = config["model_type"]
+        if kind == "timm_backbone":
+            require(config, backbone=tuple(TIMM_DEPTHS))
+            return cls(depths=TIMM_DEPTHS[config["backbone"]], out_indices=tuple(config["out_indices"]))
+        require(config, model_type=("resnet", "rt_detr_resnet"), layer_type=("bottleneck", "basic"), hidden_act="relu")
+        known = _known(cls, config)
+        if config.get("out_features"):
+            known["out_indices"] = tuple(int(name.removeprefix("stage")) for name in config["out_features"])
+        return cls(**known, deep=kind == "rt_detr_resnet")
+
+
+@dataclasses.dataclass(frozen=True)
+class DeformableDetrConfig:
+    """Deformable DETR; `with_box_refine` and `two_stage` choose its variants."""
+
+    backbone: ResNetConfig = ResNetConfig()
+    num_labels: int = 91
+    num_queries: int = 300
+    d_model: int = 256
+    activation_function: str = "relu"
+    num_feature_levels: int = 4
+    encoder_layers: int = 6
+    encoder_ffn_dim: int = 1024
+    encoder_attention_heads: int = 8
+    encoder_n_points: int = 4
+    decoder_layers: int = 6
+    decoder_ffn_dim: int = 1024
+    decoder_attention_heads: int = 8
+    decoder_n_points: int = 4
+    with_box_refine: bool = False
+    two_stage: bool = False
+    two_stage_num_proposals: int = 300
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        """The settings in a config.json."""
+        require(config, position_embedding_type="sine", dilation=False)
+        if config.get("two_stage") and not config.get("with_box_refine"):
+            raise ValueError("a config with two_stage must also have with_box_refine")
+        levels = [2, 3, 4] if config.get("num_feature_levels", cls.num_feature_levels) > 1 else [4]
+        timm = {"model_type": "timm_backbone", "backbone": config.get("backbone") or "resnet50", "out_indices": levels}
+        backbone = ResNetConfig.from_json(config.get("backbone_config") or timm)
+        return cls(**_known(cls, config) | {"backbone": backbone, "num_labels": len(labels(config))})
+
+
+@dataclasses.dataclass(frozen=True)
+class RTDetrConfig:
+    """RT-DETR and RT-DETRv2; the first has no `decoder_offset_scale`, and scales offsets as Deformable DETR does."""
+
+    backbone: ResNetConfig = ResNetConfig(deep=True)
+    num_labels: int = 80
+    num_queries: int = 300
+    layer_norm_eps: float = 1e-5
+    batch_norm_eps: float = 1e-5
+    encoder_hidden_dim: int = 256
+    encoder_layers: int = 1
+    encoder_ffn_dim: int = 1024
+    encoder_attention_heads: int = 8
+    encoder_activation_function: str = "gelu"
+    encode_proj_layers: tuple[int, ...] = (2,)
+    positional_encoding_temperature: int = 10000
+    activation_function: str = "silu"
+    hidden_expansion: float = 1.0
+    d_model: int = 256
+    num_feature_levels: int = 3
+    decoder_layers: int = 6
+    decoder_ffn_dim: int = 1024
+    decoder_attention_heads: int = 8
+    decoder_activation_function: str = "relu"
+    decoder_n_points: int = 4
+    decoder_offset_scale: float | None = 0.5
+    decoder_method: str = "default"
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        """The settings in a config.json."""
+        require(
+            config,
+            normalize_before=False,
+            eval_size=None,
+            learn_initial_query=False,
+            decoder_method=("default", "discrete"),
+        )
+        backbone = ResNetConfig.from_json(config.get("backbone_config") or {"model_type": "rt_detr_resnet"})
+        known = _known(cls, config) | {"backbone": backbone, "num_labels": len(labels(config))}
+        if config["model_type"] == "rt_detr":
+            known["decoder_offset_scale"] = None
+        return cls(**known)
+
+
+def labels(config: Mapping[str, Any]) -> list[str]:
+    """The names of the classes in a config.json, which has two unnamed ones if it says nothing else."""
+    named = config.get("id2label")
+    if named is None:
+        return [f"LABEL_{index}" for index in range(config.get("num_labels", 2))]
+    return [named[key] for key in sorted(named, key=int)]
+
+
+def require(config: Mapping[str, Any], **supported: Any) -> None:
+    """Raises if a setting that is present has another value than the supported one, or one of the supported tuple."""
+    for name, values in supported.items():
+        choices = values if isinstance(values, tuple) else (values,)
+        if name in config and config[name] not in choices:
+            raise ValueError(f"{name} must be {' or '.join(map(repr, choices))} in the config, got {config[name]!r}")
+
+
+def _known(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that `cls` has, and whose values are not null."""
+    values = {field.name: config.get(field.name) for field in dataclasses.fields(cls)}
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if value is not None
+    }

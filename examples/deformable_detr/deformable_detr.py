@@ -1,0 +1,183 @@
+"""Deformable DETR: Zhu et al., Deformable Transformers for End-to-End Object Detection, arXiv:2010.04159."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jax_dcn.linen import MultiScaleDeformableAttention
+
+from .backbone import ResNet
+from .config import DeformableDetrConfig
+from .decoder import Decoder, DecoderLayer, Detections, Outputs
+from .layers import FeedForward, box_head, class_head, layer_norm
+from .positions import Shapes, pixel_centres, resize_mask, sines_of_boxes, sines_of_pixels, valid_ratios
+from .proposals import best, proposals
+
+GROUPS = 32
+
+
+class Pyramid(NamedTuple):
+    """A feature pyramid, its levels one after another.
+
+    features and position: [batch, pixels, channels]; shapes: (height, width) of each level; mask [batch, pixels]:
+    whether a pixel is valid; ratios [batch, levels, 2]: the valid share of the width and of the height.
+    """
+
+    features: jax.Array
+    position: jax.Array
+    shapes: Shapes
+    mask: jax.Array
+    ratios: jax.Array
+
+
+class ConvNorm(nn.Module):
+    """A convolution and a group normalisation."""
+
+    features: int
+    size: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        size = (self.size, self.size)
+        x = nn.Conv(self.features, size, strides=self.stride, padding=self.size // 2, name="conv")(x)
+        return nn.GroupNorm(GROUPS, epsilon=1e-5, use_fast_variance=False, name="norm")(x)
+
+
+class EncoderLayer(nn.Module):
+    """Deformable attention of the pyramid to itself and a feed-forward network, each added and normalised."""
+
+    config: DeformableDetrConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, reference: jax.Array, pyramid: Pyramid) -> jax.Array:
+        config = self.config
+        attention = MultiScaleDeformableAttention(
+            config.d_model,
+            num_heads=config.encoder_attention_heads,
+            num_levels=config.num_feature_levels,
+            num_points=config.encoder_n_points,
+            name="self_attn",
+        )
+        query = x + pyramid.position
+        attended = attention(query, reference, x, spatial_shapes=pyramid.shapes, padding_mask=pyramid.mask)
+        x = layer_norm("self_attn_layer_norm")(x + attended)
+        y = FeedForward(config.encoder_ffn_dim, config.activation_function, name="mlp")(x)
+        return layer_norm("final_layer_norm")(x + y)
+
+
+class Encoder(nn.Module):
+    """A pyramid to its encoded features [batch, pixels, channels]."""
+
+    config: DeformableDetrConfig
+
+    @nn.compact
+    def __call__(self, pyramid: Pyramid) -> jax.Array:
+        centres = pixel_centres(pyramid.shapes, pyramid.ratios)
+        reference = centres[:, :, None] * pyramid.ratios[:, None]
+        x = pyramid.features
+        for index in range(self.config.encoder_layers):
+            x = EncoderLayer(self.config, name=f"layers_{index}")(x, reference, pyramid)
+        return x
+
+
+class DeformableDetr(nn.Module):
+    """Images [batch, height, width, 3] to `Outputs`; it has no dropout.
+
+    mask: [batch, height, width], nonzero where an image is not padding; None if nothing is.
+    """
+
+    config: DeformableDetrConfig
+
+    @nn.compact
+    def __call__(self, images: jax.Array, mask: jax.Array | None = None) -> Outputs:
+        config = self.config
+        mask = jnp.ones(images.shape[:3], bool) if mask is None else mask.astype(bool)
+        pyramid = self._pyramid(ResNet(config.backbone, name="backbone")(images), mask)
+        memory = Encoder(config, name="encoder")(pyramid)
+        heads = config.decoder_layers + config.two_stage if config.with_box_refine else 1
+        class_heads = [class_head(config.num_labels, f"class_embed_{index}") for index in range(heads)]
+        box_heads = [box_head(config.d_model, f"bbox_embed_{index}") for index in range(heads)]
+        if config.two_stage:
+            proposed, reference, embedding = self._propose(memory, pyramid, class_heads[-1], box_heads[-1])
+        else:
+            proposed, reference, embedding = None, *self._learned_queries(len(images))
+        position, queries = jnp.split(embedding, 2, -1)
+        attention = partial(
+            MultiScaleDeformableAttention,
+            config.d_model,
+            num_heads=config.decoder_attention_heads,
+            num_levels=config.num_feature_levels,
+            num_points=config.decoder_n_points,
+        )
+        layer = partial(
+            DecoderLayer,
+            config.decoder_attention_heads,
+            config.decoder_ffn_dim,
+            config.activation_function,
+            cross_attention=attention,
+        )
+        found = Decoder(config.decoder_layers, layer, config.with_box_refine, name="decoder")(
+            queries,
+            reference,
+            lambda reference: position,
+            memory,
+            pyramid.shapes,
+            class_heads,
+            box_heads,
+            pyramid.ratios,
+            pyramid.mask,
+        )
+        return Outputs(found, proposed)
+
+    def _pyramid(self, maps: Sequence[jax.Array], mask: jax.Array) -> Pyramid:
+        """The maps of the backbone and further halvings of the last one, as a pyramid of `d_model` channels."""
+        config = self.config
+        levels = []
+        for index in range(config.num_feature_levels):
+            if index < len(maps):
+                x, size, stride = maps[index], 1, 1
+            else:
+                x, size, stride = maps[-1] if index == len(maps) else levels[-1], 3, 2
+            levels.append(ConvNorm(config.d_model, size, stride, name=f"input_proj_{index}")(x))
+        shapes = tuple(level.shape[1:3] for level in levels)
+        masks = [resize_mask(mask, shape) for shape in shapes]
+        embeddings = self.param("level_embed", nn.initializers.normal(1.0), (len(levels), config.d_model))
+        positions = [
+            sines_of_pixels(mask, config.d_model, level.dtype) + embedding
+            for mask, level, embedding in zip(masks, levels, embeddings, strict=True)
+        ]
+        features, position, mask = (
+            jnp.concatenate([part.reshape(len(part), -1, *part.shape[3:]) for part in parts], 1)
+            for parts in (levels, positions, masks)
+        )
+        return Pyramid(features, position, shapes, mask, valid_ratios(masks, features.dtype))
+
+    def _learned_queries(self, batch: int) -> tuple[jax.Array, jax.Array]:
+        """Reference points [batch, queries, 2], and embeddings [batch, queries, 2 * channels]."""
+        config = self.config
+        embed = nn.Embed(config.num_queries, 2 * config.d_model, name="query_position_embeddings")
+        embedding = embed(jnp.arange(config.num_queries))
+        points = nn.Dense(2, name="reference_points")(embedding[:, : config.d_model])
+        reference = jax.nn.sigmoid(points)
+        return tuple(jnp.broadcast_to(part, (batch, *part.shape)) for part in (reference, embedding))
+
+    def _propose(
+        self, memory: jax.Array, pyramid: Pyramid, class_head: nn.Module, box_head: nn.Module
+    ) -> tuple[Detections, jax.Array, jax.Array]:
+        """The boxes that all pixels propose, the best of them [batch, queries, 4], and their embeddings."""
+        config = self.config
+        boxes, inside = proposals(pyramid.shapes, pyramid.ratios)
+        valid = inside & pyramid.mask[..., None]
+        projected = nn.Dense(config.d_model, name="enc_output")(jnp.where(valid, memory, 0))
+        features = layer_norm("enc_output_norm")(projected)
+        logits = class_head(features)
+        boxes = jax.nn.sigmoid(box_head(features) + jnp.where(valid, boxes, jnp.inf))
+        [reference] = best(logits[..., 0], config.two_stage_num_proposals, boxes)
+        reference = jax.lax.stop_gradient(reference)
+        embedding = nn.Dense(2 * config.d_model, name="pos_trans")(sines_of_boxes(reference, config.d_model // 2))
+        return Detections(logits, boxes), reference, layer_norm("pos_trans_norm")(embedding)

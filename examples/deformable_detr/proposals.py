@@ -1,0 +1,29 @@
+"""The first of two stages: each pixel of the encoder proposes a box."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .positions import Shapes, pixel_centres
+
+SIZE = 0.05  # of a proposal on the first level; each further level doubles it
+MARGIN = 0.01
+
+
+def proposals(shapes: Shapes, ratios: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A box per pixel, as logits [batch, pixels, 4], and whether it is inside the image: [batch, pixels, 1].
+
+    Logits of boxes that are not inside are infinite. ratios [batch, levels, 2] of the levels are valid.
+    """
+    centres = pixel_centres(shapes, ratios)
+    sizes = np.concatenate([np.full((h * w, 2), SIZE * 2.0**level) for level, (h, w) in enumerate(shapes)])
+    boxes = jnp.concatenate([centres, jnp.broadcast_to(sizes.astype(centres.dtype), centres.shape)], -1)
+    inside = jnp.all((boxes > MARGIN) & (boxes < 1 - MARGIN), -1, keepdims=True)
+    boxes = jnp.where(inside, boxes, 0.5)
+    return jnp.where(inside, jnp.log(boxes / (1 - boxes)), jnp.inf), inside
+
+
+def best(scores: jax.Array, count: int, *arrays: jax.Array) -> list[jax.Array]:
+    """The items of arrays [batch, items, channels] with the highest scores [batch, items]."""
+    chosen = jax.lax.top_k(scores, count)[1][..., None]
+    return [jnp.take_along_axis(array, chosen, 1) for array in arrays]

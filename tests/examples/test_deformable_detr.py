@@ -1,0 +1,231 @@
+"""Deformable DETR and RT-DETR in Flax, beside transformers with the same checkpoints."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from PIL import Image
+
+pytest.importorskip("matplotlib")
+
+from examples.deformable_detr.__main__ import main
+from examples.deformable_detr.config import DeformableDetrConfig, ResNetConfig
+from examples.deformable_detr.names import rename, renamed
+from examples.deformable_detr.weights import fill, load, make_model
+from tests.helpers import detectors
+from tests.helpers.deform_aggregation.cases import GOLDEN
+
+pytestmark = pytest.mark.platforms("cpu")
+
+
+@functools.cache
+def read(name):
+    """The golden file of a model without variants: (config, state dict in memory, arrays, meta)."""
+    with np.load(GOLDEN / "model" / f"{name}.npz") as file:
+        arrays = dict(file)
+    meta = json.loads(str(arrays.pop("meta")))
+    config = meta["config"] | {"backbone_config": meta["backbone"], "num_labels": arrays["logits"].shape[-1]}
+    state = {key.removeprefix("state/"): array for key, array in arrays.items() if key.startswith("state/")}
+    return config, state, arrays, meta
+
+
+def run(config, state, pixels, mask, dtype):
+    model = make_model(config)
+    arguments = (pixels.astype(dtype),) if mask is None else (pixels.astype(dtype), mask)
+    return jax.jit(model.apply)(fill(model, state, dtype), *arguments)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["deformable_detr", "rt_detr_v2"])
+def test_golden_files(name, dtype):
+    config, state, arrays, _ = read(name)
+    pixels = arrays["pixel_values"].transpose(0, 2, 3, 1)
+    with jax.enable_x64(dtype == "float64"):
+        outputs = run(config, state, pixels, arrays.get("pixel_mask"), dtype)
+    suffix, tolerance = ("64", 1e-10) if dtype == "float64" else ("", 1e-4)
+    assert outputs.logits.dtype == outputs.boxes.dtype == dtype
+    assert_allclose(outputs.logits, arrays[f"logits{suffix}"], rtol=0, atol=tolerance)
+    assert_allclose(outputs.boxes, arrays[f"pred_boxes{suffix}"], rtol=0, atol=tolerance)
+    if name == "rt_detr_v2" and dtype == "float64":
+        boxes = arrays["intermediate_reference_points64"].swapaxes(0, 1)
+        assert_allclose(outputs.layers.boxes, boxes, rtol=0, atol=tolerance)
+        assert_allclose(outputs.proposals.logits, arrays["enc_topk_logits64"], rtol=0, atol=tolerance)
+        assert_allclose(outputs.proposals.boxes, arrays["enc_topk_bboxes64"], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", detectors.CONFIGS)
+def test_variants(name):
+    shapes, logits, boxes = detectors.read(name)
+    config = detectors.CONFIGS[name]
+    pixels, mask = detectors.images(config)
+    masked = mask if config["model_type"] == "deformable_detr" else None
+    outputs = run(config, detectors.state(shapes), pixels, masked, "float32")
+    assert_allclose(outputs.logits, logits, rtol=0, atol=1e-4)
+    assert_allclose(outputs.boxes, boxes, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", detectors.CONFIGS)
+def test_golden_files_of_variants_beside_transformers(name):
+    pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    from tests.examples import make_golden
+
+    shapes, logits, boxes = detectors.read(name)
+    theirs = make_golden.run(detectors.CONFIGS[name], shapes)
+    assert_allclose(theirs[0], logits, rtol=0, atol=1e-9)
+    assert_allclose(theirs[1], boxes, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["deformable_detr", "rt_detr_v2"])
+def test_names_in_files(name):
+    config, state, _, meta = read(name)
+    model = make_model(config)
+    expected = fill(model, state)
+    places = {renamed(key): array for key, array in state.items()}
+    shapes = {renamed(key): shape for key, shape in meta["state_dict"]}
+    on_disk = {key: places.get(renamed(key), np.zeros(shapes[renamed(key)])) for key in meta["keys_on_disk"]}
+    assert set(on_disk) - set(state), "the names differ"
+    jax.tree.map(assert_array_equal, fill(model, on_disk), expected)
+
+
+def test_names_of_timm():
+    """A bottleneck block of timm's ResNet, whose names are those of torchvision."""
+    parts = {f"{kind}{i}": f"layer.{i - 1}" for i in (1, 2, 3) for kind in ("conv", "bn")}
+    parts |= {"downsample.0": "shortcut", "downsample.1": "shortcut"}
+    for theirs, ours in parts.items():
+        kind = "convolution" if theirs in ("conv1", "conv2", "conv3", "downsample.0") else "normalization"
+        for start in ("model.backbone.conv_encoder.model", "model.backbone.model"):
+            assert renamed(f"{start}.layer4.2.{theirs}.weight") == f"backbone.stage3.2.{ours}.{kind}.weight"
+    assert renamed("model.backbone.conv_encoder.model.conv1.weight") == "backbone.embedder.0.convolution.weight"
+    assert renamed("model.backbone.conv_encoder.model.bn1.bias") == "backbone.embedder.0.normalization.bias"
+    assert renamed("model.encoder.fpn_blocks.0.conv1.conv.weight") == "encoder.fpn_blocks.0.conv1.conv.weight"
+
+
+def test_heads():
+    """All layers share one head, or each has its own; files have copies of them under several names."""
+    first, second = np.ones(2), np.zeros(2)
+    names = ["class_embed.0.bias", "class_embed.1.bias", "model.decoder.class_embed.1.bias"]
+    separate = dict(zip(names, (first, second, second), strict=True))
+    found = rename(separate, {"class_embed": 2})
+    assert list(found) == ["class_embed.0.bias", "class_embed.1.bias"]
+    assert_array_equal(found["class_embed.1.bias"], second)
+    shared = rename({name: first for name in names}, {"class_embed": 1})
+    assert list(shared) == ["class_embed.0.bias"]
+    copied = rename({"class_embed.0.bias": first}, {"class_embed": 3})
+    assert list(copied) == [f"class_embed.{index}.bias" for index in range(3)]
+    with pytest.raises(ValueError, match=r"'class_embed.0.bias' and 'class_embed.1.bias' are one parameter"):
+        rename(separate, {"class_embed": 1})
+    with pytest.raises(ValueError, match=r"'class_embed.1.bias' and 'model.decoder.class_embed.1.bias' are one"):
+        rename(separate | {"class_embed.1.bias": first}, {"class_embed": 2})
+
+
+def test_missing_and_unknown_names():
+    config, state, _, _ = read("deformable_detr")
+    model = make_model(config)
+    missing = "model.encoder.layers.1.self_attn.value_proj.bias"
+    without = {key: array for key, array in state.items() if key != missing}
+    with pytest.raises(ValueError, match=r"missing 'encoder.layers.1.self_attn.value_proj.bias'; unexpected nothing"):
+        fill(model, without)
+    with pytest.raises(ValueError, match=r"missing nothing; unexpected 'encoder.layers.2.mlp.fc1.bias'"):
+        fill(model, state | {"model.encoder.layers.2.fc1.bias": np.ones(48)})
+    with pytest.raises(ValueError, match="must be"):
+        fill(model, state | {missing: np.ones(31)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "detr"}, "model_type must be 'deformable_detr' or 'rt_detr' or 'rt_detr_v2' in the config"),
+        ({"position_embedding_type": "learned"}, "position_embedding_type must be 'sine' in the config, got 'learned'"),
+        ({"dilation": True}, "dilation must be False in the config, got True"),
+        ({"two_stage": True, "with_box_refine": False}, "two_stage must also have with_box_refine"),
+        ({"backbone_config": {"model_type": "swin"}}, "model_type must be 'resnet' or 'rt_detr_resnet' in the config"),
+    ],
+)
+def test_unsupported_configs(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_model(detectors.CONFIGS["deformable_detr_refine"] | changes)
+
+
+def test_defaults_of_old_configs():
+    """Old files on the hub name a network of timm, or nothing at all."""
+    assert DeformableDetrConfig.from_json({}).backbone == ResNetConfig()
+    single = DeformableDetrConfig.from_json({"backbone": "resnet101", "num_feature_levels": 1}).backbone
+    assert (single.depths, single.out_indices) == ((3, 4, 23, 3), (4,))
+
+
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [
+        ("deformable_detr_two_stage", {"class_embed_2", "bbox_embed_2"}),
+        ("rt_detr_v2_discrete", {"enc_score_head", "enc_bbox_head", "sampling_offsets"}),
+    ],
+)
+def test_gradients(name, without):
+    """The result trains all parameters but those that choose and place queries, and the norms of the backbone.
+
+    References have no gradient: neither those of the first stage nor those of layers before the last. Discrete sampling
+    has none to locations.
+    """
+    config = detectors.CONFIGS[name]
+    model = make_model(config)
+    pixels, _ = detectors.images(config)
+    variables = fill(model, detectors.state(detectors.read(name)[0]))
+    options = {"use_running_average": False} if config["model_type"] == "rt_detr_v2" else {}
+
+    def loss(params, pixels):
+        outputs, updated = model.apply(variables | {"params": params}, pixels, mutable=["batch_stats"], **options)
+        return jnp.sum(outputs.logits**2) + jnp.sum(outputs.boxes**2), updated["batch_stats"]
+
+    differentiate = jax.jit(jax.grad(loss, has_aux=True))
+    gradients, statistics = differentiate(variables["params"], pixels.astype(np.float32))
+    jax.tree.map(assert_array_equal, statistics["backbone"], variables["batch_stats"]["backbone"])
+    without |= {"class_embed_0", "bbox_embed_0", "enc_output", "enc_output_norm"}
+    for path, gradient in jax.tree_util.tree_flatten_with_path(gradients)[0]:
+        modules = {key.key for key in path}
+        assert np.isfinite(gradient).all()
+        assert np.any(gradient) == modules.isdisjoint(without), path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    pytest.importorskip("safetensors")
+    folder = tmp_path_factory.mktemp("checkpoint")
+    name = "deformable_detr_refine"
+    detectors.write(folder, detectors.CONFIGS[name], detectors.read(name)[0])
+    size = {"shortest_edge": 64, "longest_edge": 96}
+    (folder / "preprocessor_config.json").write_text(json.dumps({"size": size, "do_normalize": False}))
+    return folder
+
+
+def test_the_command_draws_and_prints_objects(checkpoint, tmp_path, capsys):
+    random = np.random.default_rng(0)
+    Image.fromarray(random.integers(0, 255, (40, 60, 3), dtype=np.uint8)).save(tmp_path / "image.png")
+    out = tmp_path / "pictures/out.png"
+    main([str(checkpoint), str(tmp_path / "image.png"), "--threshold", "0.6", "--out", str(out)])
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == f"{len(lines)} objects are in {out}."
+    scores = [float(line.split()[2]) for line in lines]
+    assert scores == sorted(scores, reverse=True) and scores[-1] >= 0.6
+    assert all(line.startswith("class ") for line in lines)
+    with Image.open(out) as picture:
+        assert picture.size == (60, 40)
+        assert len(picture.convert("RGB").getcolors(60 * 40)) > 20
+
+    found = load(checkpoint)
+    with Image.open(tmp_path / "image.png") as image:
+        pixels = np.asarray(image.resize((96, 64), Image.Resampling.BILINEAR), np.float32)[None] / 255
+    outputs = jax.jit(found.model.apply)(found.variables, pixels)
+    assert_allclose(scores[0], jax.nn.sigmoid(outputs.logits).max(), atol=1e-3)
+
+
+def test_folders_that_are_no_checkpoints(checkpoint, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"must have config.json"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
+    with pytest.raises(FileNotFoundError, match=r"must have model.safetensors or pytorch_model.bin"):
+        load(tmp_path)

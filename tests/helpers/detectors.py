@@ -1,0 +1,100 @@
+"""Small random checkpoints of detectors in the layout of transformers, and their golden outputs."""
+
+import json
+import pathlib
+
+import numpy as np
+
+from tests.helpers import checkpoints
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "examples/golden"
+SIZE = (96, 128)
+
+_RESNET = {
+    "embedding_size": 8,
+    "hidden_sizes": [8, 12, 16, 24],
+    "depths": [1, 2, 1, 1],
+    "out_features": ["stage2", "stage3", "stage4"],
+}
+_SHARED = {
+    "id2label": {str(index): f"class {index}" for index in range(5)},
+    "d_model": 32,
+    "encoder_ffn_dim": 48,
+    "encoder_attention_heads": 4,
+    "decoder_layers": 2,
+    "decoder_ffn_dim": 48,
+    "decoder_attention_heads": 4,
+    "decoder_n_points": 3,
+    "num_queries": 20,
+}
+_DEFORMABLE_DETR = _SHARED | {
+    "model_type": "deformable_detr",
+    "backbone_config": _RESNET | {"model_type": "resnet", "layer_type": "basic"},
+    "use_timm_backbone": False,
+    "encoder_layers": 1,
+    "with_box_refine": True,
+}
+_RT_DETR = _SHARED | {
+    "backbone_config": _RESNET | {"model_type": "rt_detr_resnet", "layer_type": "bottleneck"},
+    "encoder_hidden_dim": 32,
+    "encoder_in_channels": [12, 16, 24],
+    "decoder_in_channels": [32, 32, 32],
+}
+
+CONFIGS = {
+    "deformable_detr_refine": _DEFORMABLE_DETR | {"num_feature_levels": 5},
+    "deformable_detr_two_stage": _DEFORMABLE_DETR
+    | {"two_stage": True, "two_stage_num_proposals": 20, "activation_function": "gelu"},
+    "rt_detr": _RT_DETR
+    | {
+        "model_type": "rt_detr",
+        "layer_norm_eps": 1e-2,
+        "batch_norm_eps": 1e-2,
+        "positional_encoding_temperature": 100,
+        "encode_proj_layers": [1, 2],
+        "encoder_layers": 2,
+        "encoder_activation_function": "relu",
+        "activation_function": "gelu",
+        "decoder_activation_function": "silu",
+        "num_denoising": 0,
+    },
+    "rt_detr_v2_discrete": _RT_DETR
+    | {
+        "model_type": "rt_detr_v2",
+        "backbone_config": _RT_DETR["backbone_config"] | {"downsample_in_bottleneck": True},
+        "decoder_method": "discrete",
+        "decoder_offset_scale": 0.75,
+        "num_feature_levels": 4,
+        "decoder_n_levels": 4,
+    },
+}
+
+
+def images(config):
+    """Two images, of which a Deformable DETR gets only a part of the second: pixels [2, height, width, 3], mask."""
+    pixels = np.concatenate([checkpoints.image(*SIZE), checkpoints.image(*SIZE)[:, ::-1]])
+    mask = np.ones(pixels.shape[:3], np.int64)
+    if config["model_type"] == "deformable_detr":
+        mask[1, 70:] = mask[1, :, 90:] = 0
+    return pixels * mask[..., None], mask
+
+
+def write(folder, config, shapes):
+    """Writes a checkpoint with random arrays of the given shapes."""
+    from safetensors.numpy import save_file
+
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(state(shapes), folder / "model.safetensors")
+
+
+def state(shapes):
+    """Random arrays. Those that models derive, such as the quotients 1 / points, are what they must be."""
+    arrays = checkpoints.fill(shapes)
+    derived = {name: np.full(shape, 1 / 3, np.float32) for name, shape in shapes.items() if "n_points_scale" in name}
+    return arrays | derived
+
+
+def read(name):
+    """(shapes, logits, boxes) of a golden file."""
+    with np.load(GOLDEN / f"{name}.npz") as golden:
+        return json.loads(str(golden["shapes"])), golden["logits"], golden["boxes"]
