@@ -90,6 +90,10 @@ class TestBatchNorm:
         assert_close(other(x), evaluated)
         attribute = jax_dcn.linen.DCNv3(**self.ARGUMENTS, use_running_average=True)
         np.testing.assert_array_equal(attribute.apply({**variables, **updates}, x), evaluated)
+        trained, _ = attribute.apply(variables, x, use_running_average=False, mutable=["batch_stats"])
+        assert_close(trained, y)
+        with pytest.raises(ValueError, match="use_running_average"):
+            layer.apply(variables, x)
 
     def test_names(self):
         _, _, variables, other = self.layers()
