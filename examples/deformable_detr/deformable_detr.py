@@ -172,11 +172,10 @@ class DeformableDetr(nn.Module):
         """The boxes that all pixels propose, the best of them [batch, queries, 4], and their embeddings."""
         config = self.config
         boxes, inside = proposals(pyramid.shapes, pyramid.ratios)
-        valid = inside & pyramid.mask[..., None]
-        projected = nn.Dense(config.d_model, name="enc_output")(jnp.where(valid, memory, 0))
+        projected = nn.Dense(config.d_model, name="enc_output")(jnp.where(inside, memory, 0))
         features = layer_norm("enc_output_norm")(projected)
         logits = class_head(features)
-        boxes = jax.nn.sigmoid(box_head(features) + jnp.where(valid, boxes, jnp.inf))
+        boxes = jax.nn.sigmoid(box_head(features) + boxes)
         [reference] = best(logits[..., 0], config.two_stage_num_proposals, boxes)
         reference = jax.lax.stop_gradient(reference)
         embedding = nn.Dense(2 * config.d_model, name="pos_trans")(sines_of_boxes(reference, config.d_model // 2))

@@ -8,7 +8,6 @@ import numpy as np
 from tests.helpers import checkpoints
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "examples/golden"
-SIZE = (96, 128)
 
 _RESNET = {
     "embedding_size": 8,
@@ -71,12 +70,17 @@ CONFIGS = {
 
 
 def images(config):
-    """Two images, of which a Deformable DETR gets only a part of the second: pixels [2, height, width, 3], mask."""
-    pixels = np.concatenate([checkpoints.image(*SIZE), checkpoints.image(*SIZE)[:, ::-1]])
-    mask = np.ones(pixels.shape[:3], np.int64)
-    if config["model_type"] == "deformable_detr":
-        mask[1, 70:] = mask[1, :, 90:] = 0
-    return pixels * mask[..., None], mask
+    """Two images [2, height, width, 3], and their mask.
+
+    A Deformable DETR sees a part of the second image. The sizes of its maps do not divide that of the images.
+    """
+    deformable_detr = config["model_type"] == "deformable_detr"
+    image = checkpoints.image(90, 122) if deformable_detr else checkpoints.image(96, 128)
+    pixels = np.concatenate([image, image[:, ::-1]])
+    mask = np.ones(pixels.shape[:3], np.int32)
+    if deformable_detr:
+        mask[1, 66:] = mask[1, :, 80:] = 0
+    return pixels * mask[..., None].astype(np.float32), mask
 
 
 def write(folder, config, shapes):
