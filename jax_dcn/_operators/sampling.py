@@ -25,11 +25,14 @@ def interpolate(
     width, and `first`, the index of its first pixel, say which one each position is in.
     """
     height, width = image_size
-    # If one coordinate is NaN, both are, wherever the other one lies.
+    # If one coordinate is NaN or outside, both are, wherever the other one lies.
     nan = jnp.isnan(y) | jnp.isnan(x)
-    location_y = _locate(jnp.where(nan, jnp.nan, 0) + y, height, circular)
-    location_x = _locate(jnp.where(nan, jnp.nan, 0) + x, width, circular)
-    inside = location_y.is_inside & location_x.is_inside
+    inside = is_inside(y, height, circular) & is_inside(x, width, circular)
+
+    def locate(position: jax.Array, size: Any) -> _Axis:
+        return _locate(jnp.where(nan, jnp.nan, 0) + jnp.where(inside | nan, position, -jnp.inf), size, circular)
+
+    location_y, location_x = locate(y, height), locate(x, width)
     sampled = jnp.zeros((*y.shape, pixels.shape[-1]), pixels.dtype)
     for i, j in np.ndindex(2, 2):
         row, column = location_y.pixel[i], location_x.pixel[j]

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import jax_dcn
+from jax_dcn._operators.aggregation.arguments import MAX_LEVELS
+from tests.helpers.pages import ROOT
 
 VALUE, LOCATIONS, WEIGHTS = jnp.zeros((2, 26, 4, 6)), jnp.zeros((2, 5, 4, 2, 3, 2)), jnp.zeros((2, 5, 4, 2, 3))
 LEVELS = ((4, 5), (3, 2))
@@ -134,11 +136,29 @@ def test_static_arguments_cannot_be_traced(function, good, name):
 
 @pytest.mark.parametrize(
     "levels",
-    [list(map(list, LEVELS)), np.array(LEVELS), jnp.array(LEVELS), (np.array([4, 5]), (np.int8(3), jnp.int32(2)))],
+    [
+        list(map(list, LEVELS)),
+        np.array(LEVELS),
+        jnp.array(LEVELS),
+        (np.array([4, 5]), (np.int8(3), jnp.int32(2))),
+        [jnp.array(size) for size in LEVELS],
+    ],
 )
 def test_spatial_shapes_may_be_arrays(levels):
     result = jax.eval_shape(lambda: jax_dcn.multi_scale_deformable_attention(**ATTENTION | {"spatial_shapes": levels}))
     assert result.shape == (2, 5, 24)
+
+
+def test_points_may_be_an_array():
+    result = jax.eval_shape(
+        lambda: jax_dcn.multi_scale_deformable_attention(**ATTENTION | UNEVEN | {"points": np.array([1, 3])})
+    )
+    assert result.shape == (2, 5, 24)
+
+
+def test_the_limit_of_levels_is_that_of_the_kernels():
+    header = (ROOT / "lib/aggregation_geometry.h").read_text()
+    assert f"kMaxLevels = {MAX_LEVELS};" in header
 
 
 @pytest.mark.parametrize("padding", [1, (1, 1), ((1, 1), (1, 1)), np.array([1, 1]), [[0, 2], [2, 0]]])

@@ -90,14 +90,20 @@ def test_discrete_locations_that_are_not_finite(backend):
 @pytest.mark.parametrize("inside", [True, False])
 @BILINEAR
 def test_a_nan_weight(name, inside, backend):
-    """It multiplies the sample also where the sample reads nothing."""
+    """It multiplies the sample also where the sample reads nothing, though not its derivatives."""
     case = CASES[name]
     operands = Operands(*map(np.float32, case.operands()))
-    taps(case, operands.locations)[2, 1, 3] = 0.5 if inside else 1e6
+    taps(case, operands.locations)[2, 1, 3] = (0.5, 0.5) if inside else (1e6, 0.5)
     taps(case, operands.weights)[2, 1, 3] = np.nan
-    nan = np.isnan(by_head(case, jax.jit(case.with_backend(backend))(*operands)))
+    result, gradients = pull_back(np.float32(case.cotangent()), operands, case.with_backend(backend))
+    nan = np.isnan(by_head(case, result))
     assert nan[2, 1].all()
     assert nan.sum() == case.channels
+    # A sample that reads nothing has no gradients.
+    in_locations = np.isnan(taps(case, gradients.locations))
+    assert in_locations[2, 1, 3].all() == inside and in_locations.sum() == 2 * inside
+    assert np.isnan(gradients.value).any() == inside
+    assert not np.isnan(gradients.weights).any()
 
 
 @on_both

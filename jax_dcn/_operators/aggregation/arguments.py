@@ -191,16 +191,18 @@ def _check_choices(deterministic: Any, backend: Any) -> None:
 
 def level_sizes(value: Any) -> tuple[tuple[int, int], ...]:
     """The (height, width) of each level, known while tracing."""
-    expected = "a sequence of (height, width), one pair of positive ints for each level, known while tracing"
-    if isinstance(value, jax.core.Tracer):
-        raise TypeError(f"spatial_shapes must be {expected}, got {value!r}")
-    rows = np.asarray(value).tolist() if isinstance(value, np.ndarray | jax.Array) else value
-    if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
-        raise ValueError(f"spatial_shapes must be {expected}, got {value!r}")
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
+        raise TypeError(
+            "spatial_shapes must be numbers that are known while tracing: make it a static argument, or let the "
+            f"function that is traced close over it; got {value!r}"
+        )
+    wrong = ValueError(f"spatial_shapes must have a (height, width) of positive ints for each level, got {value!r}")
+    value = _as_list(value)
+    rows = [_as_list(row) for row in value] if isinstance(value, Sequence) else []
+    if not rows or not all(isinstance(row, Sequence) and len(row) == 2 for row in rows):
+        raise wrong
     if len(rows) > MAX_LEVELS:
         raise ValueError(f"spatial_shapes must have at most {MAX_LEVELS} levels, got {len(rows)}")
-    if not all(isinstance(row, Sequence | np.ndarray) and len(row) == 2 for row in rows):
-        raise ValueError(f"spatial_shapes must be {expected}, got {value!r}")
     sizes = tuple(_validation.pair(f"spatial_shapes[{k}]", tuple(row)) for k, row in enumerate(rows))
     cells = sum((height + 1) * (width + 1) for height, width in sizes)
     if cells >= 2**31:
@@ -210,9 +212,15 @@ def level_sizes(value: Any) -> tuple[tuple[int, int], ...]:
 
 def _points(value: Any, levels: int) -> tuple[int, ...]:
     """The number of points on each level."""
-    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != levels:
+    counts = _as_list(value)
+    if not isinstance(counts, Sequence) or isinstance(counts, str) or len(counts) != levels:
         raise ValueError(f"points must have one positive int for each of the {levels} levels, got {value!r}")
-    return tuple(_validation.positive(f"points[{k}]", count) for k, count in enumerate(value))
+    return tuple(_validation.positive(f"points[{k}]", count) for k, count in enumerate(counts))
+
+
+def _as_list(value: Any) -> Any:
+    """An array as a list; anything else as it is."""
+    return np.asarray(value).tolist() if isinstance(value, np.ndarray | jax.Array) else value
 
 
 def _shown(*shape: object) -> str:
