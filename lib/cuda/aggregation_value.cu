@@ -57,7 +57,7 @@ struct alignas(4 * sizeof(A)) SortedSample {
 template <typename A>
 constexpr int64_t kSampleWords = sizeof(SortedSample<A>) / sizeof(int32_t);
 
-// What a table of samples takes in the workspace, of which docs/memory.md has the formula: the sorted samples, their
+// What a table of samples takes in the workspace, of which docs/kernels.md has the formula: the sorted samples, their
 // ids, and the starts of the rows, of which there are at most as many as cells and samples.
 template <typename A>
 struct TableLayout {
