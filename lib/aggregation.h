@@ -44,7 +44,7 @@ const char* Aggregate(Device&, DType, const AggregationSizes&, const Taps&, cons
 
 // d_value: the cotangent of value, of type A if it is wide, else T. The workspace has `workspace_size` elements: at
 // least MinWorkspaceSize.
-int64_t MinWorkspaceSize(const AggregationSizes&);
+int64_t MinWorkspaceSize(DType, const AggregationSizes&);
 const char* ValueCotangent(Device&, DType, const AggregationSizes&, const Taps&, const void* d_out, bool is_wide,
                            void* d_value, int32_t* workspace, int64_t workspace_size);
 

@@ -40,21 +40,23 @@ struct TapGrid {
   bool remove_center;  // the tap in the middle is left out
 
   DCN_HOST_DEVICE int32_t taps() const { return kernel[0] * kernel[1] - remove_center; }
-  // The row (axis 0) or column (axis 1) of a tap in the window.
-  DCN_HOST_DEVICE int32_t cell(int axis, int32_t tap) const {
+  // The index of a tap among those of the whole window.
+  DCN_HOST_DEVICE int32_t index(int32_t tap) const {
     const int32_t center = kernel[1] / 2 * kernel[0] + kernel[0] / 2;
-    const int32_t index = tap + (remove_center && tap >= center);
-    return axis == 0 ? index % kernel[0] : index / kernel[0];
+    return tap + (remove_center && tap >= center);
   }
   // The distance of the grid's centre from its first tap.
-  DCN_HOST_DEVICE int64_t half(int axis) const { return int64_t{dilation[axis]} * (kernel[axis] - 1) / 2; }
+  DCN_HOST_DEVICE int32_t half(int axis) const { return dilation[axis] * (kernel[axis] - 1) / 2; }
   // The coordinate of the grid's centre for a row or column of queries.
   DCN_HOST_DEVICE int64_t center(int axis, int64_t query) const {
     return query * strides[axis] - padding[axis] + half(axis);
   }
-  // The distance of a tap from the grid's centre, which offset_scale scales together with the offset.
-  DCN_HOST_DEVICE int64_t distance(int axis, int32_t tap) const {
-    return int64_t{cell(axis, tap)} * dilation[axis] - half(axis);
+  // The distance of a row (axis 0) or column (axis 1) of taps from the grid's centre, which offset_scale scales
+  // together with the offset.
+  DCN_HOST_DEVICE int32_t cell_distance(int axis, int32_t cell) const { return cell * dilation[axis] - half(axis); }
+  DCN_HOST_DEVICE int32_t distance(int axis, int32_t tap) const {
+    const int32_t column = index(tap) / kernel[0];
+    return cell_distance(axis, axis == 0 ? index(tap) - column * kernel[0] : column);
   }
 };
 
@@ -80,7 +82,7 @@ DCN_HOST_DEVICE A NormalizedPosition(A location, int32_t size) {
 
 // `center` and `distance` are those of TapGrid; `offset` is the matching coordinate of the tap.
 template <typename A>
-DCN_HOST_DEVICE A WindowPosition(int64_t center, int64_t distance, A offset, A offset_scale) {
+DCN_HOST_DEVICE A WindowPosition(int64_t center, int32_t distance, A offset, A offset_scale) {
   return A(center) + RoundedProduct(A(distance) + offset, offset_scale);
 }
 

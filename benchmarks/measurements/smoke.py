@@ -46,6 +46,18 @@ CALLS = {
         "x": "dcn_psroi_pool_input_cotangent",
         "offset": "dcn_psroi_pool_offset_cotangent",
     },
+    "attention": {
+        "y": "dcn_aggregate",
+        "value": "dcn_aggregation_value_cotangent",
+        "locations": "dcn_aggregation_tap_cotangents",
+        "weights": "dcn_aggregation_tap_cotangents",
+    },
+    "dcnv3": {
+        "y": "dcn_aggregate",
+        "x": "dcn_aggregation_value_cotangent",
+        "offset": "dcn_aggregation_tap_cotangents",
+        "mask": "dcn_aggregation_tap_cotangents",
+    },
 }
 
 
@@ -250,6 +262,44 @@ def pooling(*, images, image, features, group, output, part, points, classes, re
     return Problem(function, data, positions, random.standard_normal((regions, *output, features)))
 
 
+def attention(*, batch, levels, points, queries, heads, channels):
+    """Locations in multiples of 1/1024 of levels whose sizes are powers of two are exact in float32."""
+    random = np.random.default_rng(0)
+
+    def function(value, locations, weights, backend=None):
+        return jax_dcn.multi_scale_deformable_attention(
+            value, locations, weights, spatial_shapes=levels, points=points, backend=backend
+        )
+
+    taps = (batch, queries, heads, sum(points))
+    pixels = sum(height * width for height, width in levels)
+    data = {"value": random.standard_normal((batch, pixels, heads, channels))}
+    positions = {
+        "locations": np.round(random.uniform(-0.2, 1.2, (*taps, 2)) * 1024) / 1024 + 2**-12,
+        "weights": random.uniform(0, 1, taps).astype(np.float32),
+    }
+    return Problem(function, data, positions, random.standard_normal((batch, queries, heads * channels)))
+
+
+def dcnv3(*, batch, image, groups, channels, **options):
+    """Offsets are odd multiples of 1/64, which are exact in float32, and not on pixels."""
+    random = np.random.default_rng(0)
+
+    def function(x, offset, mask, backend=None):
+        keywords = {"kernel_size": 3, "padding": 1, "groups": groups}
+        return jax_dcn.dcnv3(x, offset, mask, **keywords, **options, backend=backend)
+
+    samples = groups * (9 - options.get("remove_center", False))
+    stride = options.get("strides", 1)
+    size = (batch, *((length - 1) // stride + 1 for length in image))
+    data = {"x": random.standard_normal((batch, *image, groups * channels))}
+    positions = {
+        "offset": (2 * np.round(random.standard_normal((*size, 2 * samples)) * 48) + 1) / 64,
+        "mask": random.uniform(0, 1, (*size, samples)).astype(np.float32),
+    }
+    return Problem(function, data, positions, random.standard_normal((*size, groups * channels)))
+
+
 SMALL = {"batch": 1, "image": (8, 8), "channels": 32, "features": 32, "kernel": (3, 3), "offset_groups": 1}
 PROBLEMS = {
     ("plain", "small"): partial(convolution, **SMALL),
@@ -275,5 +325,21 @@ PROBLEMS = {
         pooling,
         **{"images": 2, "image": (9, 7), "features": 6, "group": (3, 2), "output": (5, 4), "part": (2, 3)},
         **{"points": (3, 2), "classes": 3, "regions": 7},
+    ),
+    ("attention", "small"): partial(
+        attention,
+        **{"batch": 1, "levels": ((8, 8), (4, 4)), "points": (4, 4), "queries": 80, "heads": 2, "channels": 32},
+    ),
+    # No vector of channels, and uneven points.
+    ("attention", "ragged"): partial(
+        attention,
+        **{"batch": 2, "levels": ((8, 4), (1, 2), (2, 16)), "points": (3, 1, 6), "queries": 37, "heads": 3},
+        **{"channels": 5},
+    ),
+    ("dcnv3", "small"): partial(dcnv3, **{"batch": 1, "image": (8, 8), "groups": 2, "channels": 16}),
+    ("dcnv3", "ragged"): partial(
+        dcnv3,
+        **{"batch": 2, "image": (9, 7), "groups": 3, "channels": 9, "strides": 2, "remove_center": True},
+        **{"offset_scale": 0.5},
     ),
 }

@@ -242,7 +242,7 @@ const char* Aggregate(Device& device, DType dtype, const AggregationSizes& sizes
   return nullptr;
 }
 
-int64_t MinWorkspaceSize(const AggregationSizes&) { return 0; }
+int64_t MinWorkspaceSize(DType, const AggregationSizes&) { return 0; }
 
 const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps,
                            const void* d_out, bool is_wide, void* d_value, int32_t*, int64_t) {

@@ -44,7 +44,10 @@ constexpr int32_t kMaxBins = 1024, kMaxChunks = kWarp, kChunkEntries = 32 * kThr
 constexpr int32_t kMinBinRows = 2 * kMaxChunks;  // row_start has room for a bin's parts of all chunks
 constexpr int kMinBinRowsLog2 = 7;               // of all bins but the last
 // In shared memory, per warp. The last bin has fewer than kMinBinRows rows more than the others.
-constexpr int32_t kSharedRows = 256 + kMinBinRows, kStaged = 576;
+constexpr int32_t kSharedRows = 256 + kMinBinRows;
+// As many as the shared memory of a block has room for.
+template <typename Value>
+constexpr int32_t kStaged = sizeof(Value) <= 8 ? 576 : int32_t(576 * 8 / sizeof(Value));
 
 // How a table is divided.
 struct SortShape {
@@ -177,9 +180,9 @@ __global__ void PartitionKernel(Tables tables, SortShape shape, int32_t* row_sta
 template <typename Value>
 struct SortedBin {
   int32_t next[kSharedRows];
-  int16_t rows[kStaged], ranks[kStaged];  // in the bin, and among the entries of the row
-  Value values[kStaged];
-  int16_t order[kStaged];  // indices of rows and values, in the order of the rows
+  int16_t rows[kStaged<Value>], ranks[kStaged<Value>];  // in the bin, and among the entries of the row
+  Value values[kStaged<Value>];
+  int16_t order[kStaged<Value>];  // indices of rows and values, in the order of the rows
 };
 
 // A warp sorts a bin: it counts the entries of each row, and then gives each entry the next place of its row. If the
@@ -264,7 +267,7 @@ __global__ void SortBinsKernel(Tables tables, SortShape shape, bool is_row_start
       for (int32_t i = Lane(); i < bin_entries; i += kWarp) places[bin_start + i] = own.values[own.order[i]];
     };
     if (rows <= kSharedRows) {
-      sort(own.next, bin_entries <= kStaged);
+      sort(own.next, bin_entries <= kStaged<Value>);
     } else {
       sort(row_ends, false);
     }

@@ -25,4 +25,16 @@ struct Divisor {
   }
 };
 
+// Divides numbers that are not negative by a number that is known before the launch. Those below 2^31 take few
+// instructions.
+struct WideDivisor {
+  int64_t divisor;
+  Divisor of_small;
+
+  explicit WideDivisor(int64_t number) : divisor(number), of_small(number >> 31 ? int64_t{1} << 31 : number) {}
+  __device__ int64_t Quotient(int64_t number) const {
+    return number >> 31 ? number / divisor : int64_t{of_small.Quotient(uint32_t(number))};
+  }
+};
+
 }  // namespace dcn

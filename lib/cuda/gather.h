@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "pixel_pair.h"
 #include "pixel_strips.h"
 #include "positions.h"
 #include "vector.h"
@@ -41,24 +42,6 @@ struct CornerSteps {
         far_right(sizes.window.circular ? int32_t(1 - sizes.width) : 0),
         down(int32_t(sizes.width)),
         far_down(sizes.window.circular ? int32_t((1 - sizes.height) * sizes.width) : 0) {}
-};
-
-// The two pixels of an axis that are read, which are the same if the image has only one of them, and their weights:
-// that of the second as a fraction of both.
-struct PixelPair {
-  int32_t first;
-  bool is_far;  // the second pixel is not the next one
-  float fraction, weight;
-
-  __device__ explicit PixelPair(const AxisLocation<float>& axis)
-      : first(axis.pixel[0]), is_far(axis.pixel[1] != axis.pixel[0] + 1), fraction(axis.fraction), weight(1) {
-    if ((axis.pixel[0] < 0) == (axis.pixel[1] < 0)) return;
-    const bool has_first = axis.pixel[0] >= 0;
-    first = has_first ? axis.pixel[0] : axis.pixel[1];
-    is_far = true;
-    weight = axis.weight(has_first ? 0 : 1);
-    fraction = 0.5f;
-  }
 };
 
 // What the samples of an output pixel have in common.

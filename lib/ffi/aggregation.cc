@@ -144,14 +144,16 @@ ffi::Error ValueCotangentImpl(Device::Context context, ffi::AnyBuffer locations,
     cells += (int64_t{sizes.levels[level].height} + 1) * (int64_t{sizes.levels[level].width} + 1);
     checks.FitsInt32("the number of a value's pixels", cells);
   }
-  checks.FitsInt32("the number of a head's samples", SaturatingMultiply(sizes.queries(), sizes.taps));
+  const int64_t samples = SaturatingMultiply(sizes.queries(), sizes.taps);
+  checks.FitsInt32("the number of a head's samples", samples);
+  if (!checks.ok()) return checks.error();
+  checks.FitsInt32("the number of a head's samples and pixels", samples + cells);
   checks.ElementCount("samples and pixels of all heads",
-                      SaturatingMultiply(SaturatingMultiply(sizes.batches, sizes.heads),
-                                         SaturatingMultiply(sizes.queries(), sizes.taps) + cells));
+                      SaturatingMultiply(SaturatingMultiply(sizes.batches, sizes.heads), samples + cells));
   checks.Type("workspace", *workspace, ffi::S32);
   checks.Rank("workspace", *workspace, 1);
   if (!checks.ok()) return checks.error();
-  const int64_t workspace_size = workspace->dimensions()[0], min_size = MinWorkspaceSize(sizes);
+  const int64_t workspace_size = workspace->dimensions()[0], min_size = MinWorkspaceSize(call.dtype, sizes);
   checks.Require(workspace_size >= min_size, "workspace has " + std::to_string(workspace_size) +
                                                  " elements, must have at least " + std::to_string(min_size));
   if (!checks.ok()) return checks.error();

@@ -59,6 +59,9 @@ class CallBuilder {
         {"dcn_fused_offset_cotangent", &CallBuilder::FusedOffsetCotangent},
         {"dcn_fused_weight_cotangent", &CallBuilder::FusedWeightCotangent},
         {"dcn_sample_tangents", &CallBuilder::SampleTangents},
+        {"dcn_aggregate", &CallBuilder::Aggregate},
+        {"dcn_aggregation_value_cotangent", &CallBuilder::AggregationValueCotangent},
+        {"dcn_aggregation_tap_cotangents", &CallBuilder::AggregationTapCotangents},
     };
     const auto& [name, build] = bytes_.ChooseFrom(handlers);
     call_.handler = name;
@@ -300,13 +303,96 @@ class CallBuilder {
     call_.is_valid &= type_ != kF32 && splits <= std::max<int64_t>(1, Product({images_, rows_, columns_}));
   }
 
+  // A pyramid of up to three levels, or a window.
+  void Aggregation() {
+    is_window_ = IsChosen("window");
+    type_ = bytes_.ChooseFrom<XLA_FFI_DataType>({kF32, kF16, kBF16, kF64});
+    batches_ = Size(2);
+    heads_ = Size(3);
+    channels_ = bytes_.Below(2) ? Size(3) : Product({4, Size(5)});
+    rows_ = Size(5);
+    columns_ = is_window_ ? Size(4) : 1;
+    height_ = width_ = cells_ = taps_ = 0;
+    if (is_window_) {
+      WindowLevel();
+    } else {
+      Pyramid();
+    }
+  }
+  void WindowLevel() {
+    kernel_[0] = Size(3, 1);
+    kernel_[1] = Size(3, 1);
+    height_ = Size(6);
+    width_ = Size(6);
+    Pair("kernel_size", {kernel_[0], kernel_[1]});
+    Pair("strides", {Size(3, 1), Size(3, 1)});
+    Pair("padding", {Size(3, -3), Size(3, -3)});
+    Pair("kernel_dilation", {Size(3, 1), Size(3, 1)});
+    const std::vector<double> scales = {1, 0.5, 0, -1, 1e300, 1. / 0, 0. / 0};
+    call_.attributes["offset_scale"] = Attribute::Number(bytes_.ChooseFrom(scales));
+    taps_ = Sum(Product({kernel_[0], kernel_[1]}), IsChosen("remove_center") ? -1 : 0);
+    cells_ = Product({Sum(height_, 1), Sum(width_, 1)});
+  }
+  void Pyramid() {
+    IsChosen("discrete");
+    std::vector<int64_t> levels;
+    for (int64_t count = bytes_.Below(4); count > 0; --count) {
+      const int64_t height = Size(5), width = Size(5), taps = Size(4);
+      levels.insert(levels.end(), {height, width, taps});
+      height_ = Sum(height_, Product({height, width}));
+      cells_ = Sum(cells_, Product({Sum(height, 1), Sum(width, 1)}));
+      taps_ = Sum(taps_, taps);
+    }
+    call_.attributes["levels"] = Attribute::Integers(levels);
+  }
+  std::vector<int64_t> AggregationShape(int64_t rows, int64_t columns, std::vector<int64_t> rest) const {
+    std::vector<int64_t> shape = {batches_, rows};
+    if (is_window_) shape.push_back(columns);
+    shape.push_back(heads_);
+    shape.insert(shape.end(), rest.begin(), rest.end());
+    return shape;
+  }
+  std::vector<int64_t> ValueShape() const { return AggregationShape(height_, width_, {channels_}); }
+  std::vector<int64_t> OutShape() const { return AggregationShape(rows_, columns_, {channels_}); }
+  std::vector<int64_t> LocationsShape() const { return AggregationShape(rows_, columns_, {taps_, 2}); }
+  std::vector<int64_t> WeightsShape() const { return AggregationShape(rows_, columns_, {taps_}); }
+  void TapArguments() {
+    Argument(Accumulator(type_), LocationsShape());
+    Argument(Accumulator(type_), WeightsShape());
+    Argument(kS32, {2}, Role::kOrigin);
+  }
+
+  void Aggregate() {
+    Aggregation();
+    Argument(type_, ValueShape());
+    TapArguments();
+    Result(type_, OutShape());
+  }
+  void AggregationValueCotangent() {
+    Aggregation();
+    TapArguments();
+    Argument(type_, OutShape());
+    Result(bytes_.Below(2) ? Accumulator(type_) : type_, ValueShape());
+    const int64_t words = type_ == kF64 ? 10 : 6;
+    const int64_t table = Sum(Product({words, rows_, columns_, taps_}), Sum(cells_, 1));
+    Result(kS32, {is_cpu_ ? 0 : Product({table, 1 + bytes_.Below(3)})}, Role::kScratch);
+  }
+  void AggregationTapCotangents() {
+    Aggregation();
+    Argument(type_, ValueShape());
+    TapArguments();
+    Argument(type_, OutShape());
+    if (IsChosen("locations_requested")) Result(Accumulator(type_), LocationsShape());
+    if (IsChosen("weights_requested")) Result(Accumulator(type_), WeightsShape());
+  }
+
   Bytes& bytes_;
-  bool is_cpu_;
+  bool is_cpu_, is_window_;
   Call call_;
   XLA_FFI_DataType type_;
   int64_t kernel_[2], output_[2], group_[2], part_[2], points_[2];
   int64_t taps_, images_, height_, width_, rows_, columns_, channels_, offset_groups_, groups_ = 1, features_;
-  int64_t batches_, rois_, classes_;
+  int64_t batches_, rois_, classes_, heads_, cells_;
 };
 
 // Makes a call invalid, mostly.

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "aggregation.h"
 #include "deform_conv.h"
 #include "deform_conv_fused.h"
 #include "device.h"
@@ -243,6 +244,78 @@ const char* PoolOffsetCotangent(Device&, DType dtype, const PoolSizes& s, const 
   const double parts = double(s.batches) * s.rois * s.part[0] * s.part[1] * s.classes;
   REQUIRE(rois.offset);
   REQUIRE(contract.Holds(d_offset, 2 * parts, AccumulatorSize(dtype)));
+  return nullptr;
+}
+
+namespace {
+
+double ValueCount(const AggregationSizes& s) { return double(s.batches) * s.pixels * s.heads * s.channels; }
+double OutCount(const AggregationSizes& s) { return double(s.batches) * s.rows * s.columns * s.heads * s.channels; }
+double TapCount(const AggregationSizes& s) { return double(s.batches) * s.rows * s.columns * s.heads * s.taps; }
+
+void CheckAggregation(DType dtype, const AggregationSizes& s, const Taps& taps, const void* out) {
+  REQUIRE(s.batches >= 0 && s.heads >= 0 && s.channels >= 0);
+  REQUIRE(0 <= s.rows && s.rows < k32 && 0 <= s.columns && s.columns < k32);
+  REQUIRE(0 <= s.num_levels && s.num_levels <= kMaxLevels);
+  double level_pixels = 0, level_taps = 0;
+  for (int32_t i = 0; i < s.num_levels; ++i) {
+    const Level& level = s.levels[i];
+    REQUIRE(level.height >= 0 && level.width >= 0 && level.taps >= 0);
+    REQUIRE(level.first_pixel == level_pixels && level.first_tap == level_taps);
+    level_pixels += double(level.height) * level.width;
+    level_taps += level.taps;
+  }
+  REQUIRE(level_pixels == s.pixels && level_taps == s.taps && level_taps < k32);
+  if (s.sampling == Sampling::kWindow) {
+    for (int axis = 0; axis < 2; ++axis) {
+      REQUIRE(s.grid.kernel[axis] >= 1 && s.grid.strides[axis] >= 1 && s.grid.dilation[axis] >= 1);
+      REQUIRE((s.grid.kernel[axis] - 1.) * s.grid.dilation[axis] < k32);
+    }
+    REQUIRE(double(s.grid.kernel[0]) * s.grid.kernel[1] < k32 && s.grid.taps() == s.taps);
+  }
+  // A kernel uses one warp per query and head, and packs flags into the indices of pixels.
+  REQUIRE(TapCount(s) * 2 < k64 && OutCount(s) < k64 && ValueCount(s) * 8 < k64);
+  REQUIRE(double(s.batches) * s.rows * s.columns * s.heads * 32 < k64);
+  REQUIRE(contract.Holds(taps.locations, 2 * TapCount(s), AccumulatorSize(dtype)));
+  REQUIRE(contract.Holds(taps.weights, TapCount(s), AccumulatorSize(dtype)));
+  REQUIRE(contract.Holds(taps.origin, 2, 4));
+  REQUIRE(contract.Holds(out, OutCount(s), SizeOf(dtype)));
+}
+
+}  // namespace
+
+const char* Aggregate(Device&, DType dtype, const AggregationSizes& s, const Taps& taps, const void* value, void* out) {
+  CheckAggregation(dtype, s, taps, out);
+  REQUIRE(contract.Holds(value, ValueCount(s), SizeOf(dtype)));
+  return nullptr;
+}
+
+// Of a table: a record of four numbers, an id and the start of a row for each sample, and the starts of the cells.
+int64_t MinWorkspaceSize(DType dtype, const AggregationSizes& s) {
+  int64_t cells = 0;
+  for (int32_t i = 0; i < s.num_levels; ++i) cells += (s.levels[i].height + int64_t{1}) * (s.levels[i].width + 1);
+  return (int64_t(AccumulatorSize(dtype)) + 2) * s.queries() * s.taps + cells + 1;
+}
+
+const char* ValueCotangent(Device&, DType dtype, const AggregationSizes& s, const Taps& taps, const void* d_out,
+                           bool is_wide, void* d_value, int32_t* workspace, int64_t workspace_size) {
+  CheckAggregation(dtype, s, taps, d_out);
+  double cells = 0;
+  for (int32_t i = 0; i < s.num_levels; ++i) cells += (s.levels[i].height + 1.) * (s.levels[i].width + 1.);
+  const double samples = double(s.rows) * s.columns * s.taps;
+  REQUIRE(samples + cells < k32);
+  REQUIRE(double(s.batches) * s.heads * (samples + cells) * 32 < k64);
+  REQUIRE(contract.Holds(d_value, ValueCount(s), is_wide ? AccumulatorSize(dtype) : SizeOf(dtype)));
+  REQUIRE(workspace_size >= (AccumulatorSize(dtype) + 2) * samples + cells + 1);
+  REQUIRE(contract.Holds(workspace, double(workspace_size), 4));
+  return nullptr;
+}
+
+const char* TapCotangents(Device& device, DType dtype, const AggregationSizes& s, const Taps& taps, const void* value,
+                          const void* d_out, void* d_locations, void* d_weights) {
+  Aggregate(device, dtype, s, taps, value, const_cast<void*>(d_out));
+  REQUIRE(!d_locations || contract.Holds(d_locations, 2 * TapCount(s), AccumulatorSize(dtype)));
+  REQUIRE(!d_weights || contract.Holds(d_weights, TapCount(s), AccumulatorSize(dtype)));
   return nullptr;
 }
 

@@ -35,16 +35,17 @@ def valid_calls():
 
         return call
 
-    def both(x, offset, weight, mask, shift):
+    def all_operators(x, offset, weight, mask, shift):
         y = jax_dcn.deform_conv2d(x, offset, weight, mask=mask)
-        return y.sum() + jax_dcn.deform_psroi_pool(x, jnp.ones((3, 5)), shift, output_size=2).sum()
+        pooled = jax_dcn.deform_psroi_pool(x, jnp.ones((3, 5)), shift, output_size=2)
+        return y.sum() + pooled.sum() + jax_dcn.dcnv3(x, offset, mask, kernel_size=3, padding=1, groups=2).sum()
 
     operands = [jnp.ones(s) for s in ((2, 5, 6, 4), (2, 5, 6, 36), (3, 3, 4, 2), (2, 5, 6, 18), (3, 2, 2, 4))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax.ffi, "ffi_call", record)
         jax.clear_caches()
-        jax.jit(jax.value_and_grad(both, (0, 1, 2, 3, 4))).lower(*operands)
-        jax.jit(lambda *operands: jax.jvp(both, operands, operands)).lower(*operands)
+        jax.jit(jax.value_and_grad(all_operators, (0, 1, 2, 3, 4))).lower(*operands)
+        jax.jit(lambda *operands: jax.jvp(all_operators, operands, operands)).lower(*operands)
     jax.clear_caches()
     return calls
 

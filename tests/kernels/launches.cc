@@ -18,6 +18,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "aggregation.h"
 #include "cuda/launch.h"
 #include "deform_conv.h"
 #include "deform_conv_fused.h"
@@ -263,6 +264,55 @@ void CallPool(DType dtype, const PoolSizes& sizes, bool has_offset) {
   d_offset.CheckWritten("d_offset");
 }
 
+// `levels` have only their sizes and taps, except in Sampling::kWindow, whose level follows from the grid.
+AggregationSizes WithLevels(AggregationSizes sizes, std::vector<Level> levels) {
+  if (sizes.sampling == Sampling::kWindow) levels[0].taps = sizes.grid.taps();
+  for (Level& level : levels) {
+    level.first_tap = sizes.taps;
+    level.first_pixel = sizes.pixels;
+    sizes.taps += level.taps;
+    sizes.pixels += int64_t{level.height} * level.width;
+    sizes.levels[sizes.num_levels++] = level;
+  }
+  return sizes;
+}
+
+struct Aggregation {
+  AggregationSizes sizes;  // without levels
+  std::vector<Level> levels;
+  int64_t tables_at_once;
+};
+
+void CallAggregation(DType dtype, const Aggregation& call, bool is_wide) {
+  const AggregationSizes sizes = WithLevels(call.sizes, call.levels);
+  const DType wide = AccumulatorType(dtype);
+  const int64_t taps_size = sizes.batches * sizes.queries() * sizes.heads * sizes.taps;
+  const int64_t value_size = sizes.batches * sizes.pixels * sizes.heads * sizes.channels;
+  const int64_t out_size = sizes.batches * sizes.queries() * sizes.heads * sizes.channels;
+  Device device(nullptr);
+
+  Array value = Array::Random(dtype, value_size, 1), d_out = Array::Random(dtype, out_size, 1);
+  Array locations = Array::Random(wide, 2 * taps_size, sizes.sampling == Sampling::kWindow ? 3 : 1.2, 0.1);
+  Array weights = Array::Random(wide, taps_size, 1);
+  Array origin = Array::Of(std::vector<int32_t>{1, 2});
+  const Taps taps = {locations.data(), weights.data(), origin.data<int32_t>()};
+
+  Array out = Array::Unwritten(dtype, out_size);
+  Check(Aggregate(device, dtype, sizes, taps, value.data(), out.data()));
+  out.CheckWritten("out");
+  Array d_locations = Array::Unwritten(wide, 2 * taps_size), d_weights = Array::Unwritten(wide, taps_size);
+  Check(TapCotangents(device, dtype, sizes, taps, value.data(), d_out.data(), d_locations.data(),
+                      is_wide ? nullptr : d_weights.data()));
+  d_locations.CheckWritten("d_locations");
+  if (!is_wide) d_weights.CheckWritten("d_weights");
+  Array d_value = Array::Unwritten(is_wide ? wide : dtype, value_size);
+  const int64_t workspace_size = MinWorkspaceSize(dtype, sizes) * call.tables_at_once;
+  Array workspace = Array::Integers(workspace_size);
+  Check(ValueCotangent(device, dtype, sizes, taps, d_out.data(), is_wide, d_value.data(), workspace.data<int32_t>(),
+                       workspace_size));
+  d_value.CheckWritten("d_value");
+}
+
 // Window: kernel, strides, padding, dilation, circular. Then images, height, width, channels, rows, columns, offset
 // groups, images of x.
 const Sizes kConvolutions[] = {
@@ -337,6 +387,25 @@ const PoolSizes kPools[] = {
     {0, 2, 5, 6, 4, 3, 1, {2, 2}, {1, 1}, {1, 1}, {2, 2}, 1, 0.1},
 };
 
+// Batches, heads, channels, no pixels yet, rows and columns of queries, no taps and levels yet, sampling, grid: kernel,
+// strides, dilation, padding, scale and whether the center is removed. Then levels: height, width, taps. Then how many
+// heads of an example are sorted at once.
+const Aggregation kAggregations[] = {
+    {{2, 3, 16, 0, 5, 1, 0, 0, {}, Sampling::kBilinear, {}}, {{4, 5, 3}, {0, 3, 1}, {2, 3, 5}, {1, 1, 0}}, 2},
+    {{1, 2, 8, 0, 40, 1, 0, 0, {}, Sampling::kBilinear, {}}, {{2, 2, 6}, {1, 1, 4}}, 2},  // many samples in few cells
+    {{1, 1, 72, 0, 3, 1, 0, 0, {}, Sampling::kBilinear, {}}, {{3, 7, 2}}, 1},
+    {{1, 1, 264, 0, 2, 1, 0, 0, {}, Sampling::kBilinear, {}}, {{3, 2, 1}}, 1},  // more vectors than lanes
+    {{2, 2, 5, 0, 4, 1, 0, 0, {}, Sampling::kDiscrete, {}}, {{3, 4, 4}, {2, 1, 1}}, 3},
+    {{1, 2, 24, 0, 3, 4, 0, 0, {}, Sampling::kWindow, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1.5, true}}, {{5, 6, 0}}, 2},
+    {{2, 1, 3, 0, 2, 3, 0, 0, {}, Sampling::kWindow, {{2, 1}, {2, 1}, {1, 2}, {0, -1}, 0.5, false}}, {{4, 3, 0}}, 1},
+    {{0, 2, 8, 0, 3, 1, 0, 0, {}, Sampling::kBilinear, {}}, {{3, 4, 2}}, 1},
+    {{1, 0, 8, 0, 3, 1, 0, 0, {}, Sampling::kBilinear, {}}, {{3, 4, 2}}, 1},
+    {{1, 2, 0, 0, 3, 1, 0, 0, {}, Sampling::kBilinear, {}}, {{3, 4, 2}}, 1},
+    {{1, 2, 8, 0, 0, 1, 0, 0, {}, Sampling::kBilinear, {}}, {{3, 4, 2}}, 1},
+    {{1, 2, 8, 0, 3, 1, 0, 0, {}, Sampling::kBilinear, {}}, {}, 1},
+    {{1, 2, 8, 0, 3, 1, 0, 0, {}, Sampling::kDiscrete, {}}, {{0, 4, 2}}, 1},
+};
+
 }  // namespace
 }  // namespace dcn
 
@@ -355,6 +424,7 @@ int main(int num_arguments, char** arguments) {
       if (dtype != dcn::DType::kF64) dcn::CallFused(dtype, call, iteration++ % 2);
     }
     for (const dcn::PoolSizes& sizes : dcn::kPools) dcn::CallPool(dtype, sizes, iteration++ % 2);
+    for (const dcn::Aggregation& call : dcn::kAggregations) dcn::CallAggregation(dtype, call, iteration++ % 2);
     ++iteration;  // so that a case alternates between types in having the optional operand
   }
 #ifndef __CUDA_RUNTIME_H__  // in the emulation

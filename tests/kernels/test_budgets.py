@@ -22,7 +22,7 @@ import pathlib
 
 import pytest
 
-from benchmarks.measurements import deform_conv, kernel_costs
+from benchmarks.measurements import aggregation_costs, deform_conv, kernel_costs
 from benchmarks.readers import device_code, executed_ptx, machine_code
 from benchmarks.readers.devices import DEVICES
 
@@ -136,6 +136,27 @@ def test_assembled_code_is_that_of_the_module(architecture):
     for function, _ in assembled(architecture).values():
         opcodes = (one.opcode for block in function.blocks for one in block.instructions)
         assert collections.Counter(opcodes) == built[function.name], function.name
+
+
+# Clocks per thousand taps of the encoder of aggregation_costs on sm_90: the larger of issue and L1.
+AGGREGATION = {
+    "AggregateKernel": 5400,  # less than 1.5 times the 4,000 wavefronts that the corners take
+    "TapCotangentsKernel": 6450,
+    "PartitionKernel": 1700,
+    "SortBinsKernel": 3500,
+    "GatherKernel": 7100,
+}
+
+
+def test_the_aggregation_stays_within_its_budgets():
+    shape = aggregation_costs.SHAPES["encoder"]._replace(batch=1)
+    rows = list(aggregation_costs.measure({"encoder": shape}, architectures=("sm_90",)))
+    clocks = {row["kernel"].partition("<")[0]: max(row["clocks per thousand taps"].values()) for row in rows}
+    assert clocks.keys() == AGGREGATION.keys()
+    assert {name: count for name, count in clocks.items() if count > AGGREGATION[name]} == {}
+    sorting = [row for row in rows if row["call"] == "dcn_aggregation_value_cotangent"]
+    atomics = 4 * shape.channels * 4  # bytes that vectorized atomics would add per sample
+    assert sum(row["bytes of the L2 cache per tap"] for row in sorting) < atomics
 
 
 def write_budgets():

@@ -148,6 +148,14 @@ MISTAKES = {
     "carve-out for fewer resident blocks": (
         ("deform_conv_fused_forward.cu", "kSharedBytes, kResidentBlocks}, call,", "kSharedBytes, 1}, call,"), [FORWARD],
         "has a carve-out of 65536 bytes, but its 3 resident blocks need 200704"),
+    "dot products of another tap": (
+        ("aggregation.cu", "is_upper = threadIdx.x & 2", "is_upper = threadIdx.x & 1"), ["aggregation"], VALUES),
+    "corners by the far flag of the other axis": (
+        ("aggregation.cu", "packed_ & kIsFarRight ? 0", "packed_ & kIsFarDown ? 0"), ["aggregation"],
+        "out of bounds"),
+    "left pixels with the weights of the right ones": (
+        ("aggregation_value.cu", "index < cells.middle ? sample.x", "index > cells.middle ? sample.x"),
+        ["aggregation_value"], VALUES),
     "a result read as constant": (
         ("deform_conv.cu", "      AsVector<N>(out + c) = vector;\n    }",
          "      AsVector<N>(out + c) = vector; if (__ldg((const short*)columns) == 77) return;\n    }"),

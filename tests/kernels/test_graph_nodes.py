@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jax_dcn._operators.aggregation import custom_calls as aggregation
+from jax_dcn._operators.aggregation.geometry import Level, Pyramid, Window
 from jax_dcn._operators.deform_conv import custom_calls as conv
 from jax_dcn._operators.deform_conv.geometry import Geometry
 from jax_dcn._operators.psroi_pool import custom_calls as pool
@@ -35,6 +37,16 @@ class PoolSizes(NamedTuple):
     width: int = 4
     channels: int = 2
     rois: int = 1
+
+
+class AggregationSizes(NamedTuple):
+    batch: int = 1
+    rows: int = 2
+    columns: int = 3
+    height: int = 3
+    width: int = 4
+    heads: int = 2
+    channels: int = 8
 
 
 def with_one_empty(sizes):
@@ -90,6 +102,31 @@ def test_deform_psroi_pool(sizes):
         lambda: pool.pool(x, boxes, offset, spec),
         lambda: pool.input_cotangent(boxes, d_pooled, offset, spec, shape=x.shape),
         lambda: pool.offset_cotangent(x, boxes, d_pooled, offset, spec),
+    ]
+    for call in calls:
+        jax.block_until_ready(jax.jit(call)())
+
+
+@pytest.mark.parametrize("is_window", [True, False])
+@pytest.mark.parametrize("sizes", with_one_empty(AggregationSizes()), ids=str)
+def test_aggregation(sizes, is_window):
+    batch, rows, columns, height, width, heads, channels = sizes
+    if is_window:
+        spec = Window((2, 1), (1, 1), ((0, 0), (0, 0)), (1, 1), 1.0, False)
+        pixels, queries = (height, width), (rows, columns)
+    else:
+        spec = Pyramid((Level(height, width, 1), Level(1, 1, 1)), discrete=False)
+        pixels, queries = (height * width + 1,), (rows * columns,)
+    weights = jnp.ones((batch, *queries, heads, 2))
+    taps = aggregation.Taps(jnp.zeros((*weights.shape, 2)), weights, (0, 0))
+    value, d_out = (jnp.ones((batch, *size, heads, channels)) for size in (pixels, queries))
+    workspace_size = 6 * rows * columns * 2 + (height + 1) * (width + 1) + 5
+    calls = [
+        lambda: aggregation.aggregate(value, taps, spec),
+        lambda: aggregation.value_cotangent(
+            taps, d_out, spec, shape=value.shape, dtype=value.dtype, workspace_size=workspace_size
+        ),
+        lambda: aggregation.tap_cotangents(value, taps, d_out, spec, requested=("locations", "weights")),
     ]
     for call in calls:
         jax.block_until_ready(jax.jit(call)())

@@ -10,6 +10,8 @@ import jax_dcn
 from jax_dcn._operators.deform_conv import fused, kernels
 from jax_dcn._operators.deform_conv.arguments import canonicalize
 from jax_dcn._primitive.target import Target
+from tests.deform_aggregation import test_special as aggregation_special
+from tests.deform_aggregation import test_values as aggregation_values
 from tests.deform_conv import test_dtypes as conv_types
 from tests.deform_conv import test_fused as conv_fused
 from tests.deform_conv import test_memory as conv_memory
@@ -28,6 +30,7 @@ def test_these_tests_run_the_kernels(executed_handlers):
             jax_dcn.deform_conv2d(x.astype(jnp.bfloat16), offset, weight.astype(jnp.bfloat16)).astype(jnp.float32).sum()
             + jax_dcn.deform_conv2d(x, offset, weight, precision="highest").sum()
             + jax_dcn.deform_psroi_pool(x, jnp.ones((1, 5)), shift, output_size=1).sum()
+            + jax_dcn.dcnv3(x, offset, offset[..., :1], kernel_size=1, padding=0, groups=1).sum()
         )
 
     def tangent(*operands):
@@ -176,3 +179,18 @@ test_pool_infinite_cotangent = pool_special.test_an_infinite_cotangent_reaches_w
 test_pool_reads = pool_special.test_only_pixels_with_a_weight_are_read
 test_pool_kinks = pool_special.test_kinks
 test_pool_positions = pool_kinks.test_positions_round_as_they_are_written
+
+test_aggregation_golden_files = aggregation_values.test_golden_files
+test_aggregation_reference = aggregation_values.test_the_numpy_reference
+test_aggregation_any_shape = aggregation_values.test_any_shape
+test_aggregation_types = aggregation_values.test_dtypes
+test_aggregation_mixed_types = aggregation_values.test_offsets_and_masks_of_16_bits
+test_aggregation_nothing = aggregation_values.test_nothing_to_compute
+test_aggregation_no_pixels = aggregation_values.test_no_pixels
+test_aggregation_nan_location = aggregation_special.test_a_nan_location
+test_aggregation_infinite_location = aggregation_special.test_an_infinite_location_is_outside
+test_aggregation_discrete_special = aggregation_special.test_discrete_locations_that_are_not_finite
+test_aggregation_nan_weight = aggregation_special.test_a_nan_weight
+test_aggregation_reads = aggregation_special.test_only_pixels_with_a_weight_are_read
+test_aggregation_kinks = aggregation_special.test_kinks
+test_aggregation_positions = aggregation_special.test_positions_round_as_they_are_written

@@ -188,6 +188,20 @@ MISTAKES = {
         ("deform_conv_fused_weight.cu", "    __syncthreads();\n  }\n}", "  }\n}"),
         ("threads", r"data race.*FusedWeightCotangentKernel"),
     ),
+    "tap past the end of a level": (
+        ("aggregation.cu", "min(first + int32_t(threadIdx.x % kQuad), level.taps - 1)",
+         "first + int32_t(threadIdx.x % kQuad)"),
+        ("memory", r"heap-buffer-overflow.*AggregateKernel"),
+    ),
+    "cotangents of a tap stored by several lanes": (
+        ("aggregation.cu", "if (!is_valid || lane >= count) return;", "if (!is_valid) return;"),
+        ("threads", r"data race.*TapCotangentsKernel"),
+    ),
+    "pixel of the value past the end": (
+        ("aggregation_value.cu", "pixel < int64_t{level.height} * level.width",
+         "pixel <= int64_t{level.height} * level.width"),
+        ("memory", r"heap-buffer-overflow.*GatherKernel"),
+    ),
     "unwritten result": (
         ("psroi_pool.cu", "AsVector<N>(pooled + work", "if (f > 0) AsVector<N>(pooled + work"),
         ("memory", r"element \d+ of pooled is not written"),

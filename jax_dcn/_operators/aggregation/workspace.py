@@ -11,7 +11,6 @@ from jax_dcn._types import Shaped
 SORT_BYTES = 256 * 2**20
 # Of the samples of a chunk in derivatives of the reference. Several arrays of this size are held at a time.
 REFERENCE_BYTES = 2**19
-RECORD = 5  # 32-bit words that the kernels sort per sample: lib/cuda/aggregation.cu
 
 
 def value_cotangent_elements(value: Shaped, locations: Shaped, spec: Spec, target: Target) -> Any:
@@ -23,7 +22,9 @@ def value_cotangent_elements(value: Shaped, locations: Shaped, spec: Spec, targe
     if target.platform != "cuda":
         return 0
     cells = sum((level.height + 1) * (level.width + 1) for level in levels_of(spec, value))
-    elements = RECORD * math.prod(locations.shape[1:-3]) * spec.taps + cells + 1
+    # As TableLayout of lib/cuda/aggregation_value.cu. Per sample: a record of four numbers, an id and the start of a row.
+    words = locations.dtype.itemsize + 2
+    elements = words * math.prod(locations.shape[1:-3]) * spec.taps + cells + 1
     tables = value.shape[0] * value.shape[-2]
     if not isinstance(elements, int) or not isinstance(tables, int):  # symbolic dimensions
         return elements

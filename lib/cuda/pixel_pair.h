@@ -1,0 +1,31 @@
+// The pixels of one axis that a sample reads, without flags for those that are outside of the image.
+#pragma once
+
+#include <cstdint>
+
+#include "sampling.h"
+
+namespace dcn {
+
+// The two pixels of an axis that are read, which are the same if the image has only one of them, and their weights:
+// that of the second as a fraction of both.
+template <typename A>
+struct PixelPair {
+  int32_t first;
+  bool is_far;  // the second pixel is not the next one
+  A fraction, weight;
+
+  __device__ explicit PixelPair(const AxisLocation<A>& axis)
+      : first(axis.pixel[0]), is_far(axis.pixel[1] != axis.pixel[0] + 1), fraction(axis.fraction), weight(1) {
+    if ((axis.pixel[0] < 0) == (axis.pixel[1] < 0)) return;
+    const bool has_first = axis.pixel[0] >= 0;
+    first = has_first ? axis.pixel[0] : axis.pixel[1];
+    is_far = true;
+    weight = axis.weight(has_first ? 0 : 1);
+    fraction = A(0.5);
+  }
+
+  __device__ A share(int i) const { return i ? fraction : A(1) - fraction; }
+};
+
+}  // namespace dcn
