@@ -16,6 +16,8 @@ namespace dcn {
 
 // More than the levels of a pyramid whose sizes halve until they are 1. A limit lets kernels take the levels by value.
 constexpr int kMaxLevels = 32;
+// Per query and head, of all levels. Kernels round 32-bit numbers of taps up.
+constexpr int64_t kMaxTaps = int64_t{1} << 24;
 
 // A feature map of the value. Its pixels are consecutive, and so are its taps among those of a query.
 struct Level {

@@ -23,6 +23,11 @@ struct AggregationCall {
   DType dtype = DType::kF32;
 };
 
+void CheckTaps(Checks& checks, int64_t taps) {
+  checks.Require(taps <= kMaxTaps, "has " + std::to_string(taps) + " taps for each query and head, may have at most " +
+                                       std::to_string(kMaxTaps));
+}
+
 // The taps' grid of DCNv3 and DCNv4, and the image as the only level.
 void DecodeWindow(Checks& checks, ffi::Dictionary attributes, int64_t height, int64_t width, AggregationSizes& sizes) {
   TapGrid& grid = sizes.grid;
@@ -32,7 +37,7 @@ void DecodeWindow(Checks& checks, ffi::Dictionary attributes, int64_t height, in
   checks.Pair(attributes, "kernel_dilation", 1, grid.dilation);
   grid.offset_scale = checks.Attribute(attributes, "offset_scale", 1.0);
   grid.remove_center = checks.Attribute(attributes, "remove_center", false);
-  checks.FitsInt32("the number of taps", int64_t{grid.kernel[0]} * grid.kernel[1]);
+  CheckTaps(checks, int64_t{grid.kernel[0]} * grid.kernel[1]);
   for (int axis = 0; axis < 2; ++axis) {
     checks.FitsInt32("the kernel's reach", (int64_t{grid.kernel[axis]} - 1) * grid.dilation[axis]);
   }
@@ -56,11 +61,12 @@ void DecodePyramid(Checks& checks, ffi::Dictionary attributes, AggregationSizes&
     checks.FitsInt32("a level's height", height);
     checks.FitsInt32("a level's width", width);
     checks.FitsInt32("the number of a level's taps", level_taps);
-    checks.FitsInt32("the number of taps", taps + level_taps);
     if (!checks.ok()) return;
     sizes.levels[i / 3] = {int32_t(height), int32_t(width), int32_t(level_taps), int32_t(taps), pixels};
     pixels += height * width;
     taps += level_taps;
+    CheckTaps(checks, taps);
+    checks.ElementCount("the pixels of all levels", pixels);
   }
   sizes.num_levels = int32_t(levels.size() / 3);
   sizes.taps = int32_t(taps);
@@ -105,6 +111,7 @@ AggregationCall DecodeAggregation(Checks& checks, ffi::Dictionary attributes, ff
   } else {
     DecodePyramid(checks, attributes, sizes);
   }
+  checks.FitsInt32("the number of a head's samples", SaturatingMultiply(sizes.queries(), sizes.taps));
   if (!checks.ok()) return call;
   const auto check_queries = [&](std::string_view name, ffi::AnyBuffer buffer, std::initializer_list<int64_t> rest) {
     std::vector<int64_t> expected = {sizes.batches, sizes.rows};
@@ -140,14 +147,13 @@ ffi::Error ValueCotangentImpl(Device::Context context, ffi::AnyBuffer locations,
   if (is_wide) checks.Type("d_value", *d_value, locations.element_type());
   if (!checks.ok()) return checks.error();
   int64_t cells = 0;
-  for (int32_t level = 0; level < sizes.num_levels; ++level) {
+  for (int32_t level = 0; checks.ok() && level < sizes.num_levels; ++level) {
     cells += (int64_t{sizes.levels[level].height} + 1) * (int64_t{sizes.levels[level].width} + 1);
-    checks.FitsInt32("the number of a value's pixels", cells);
+    checks.ElementCount("the pixels of all levels", cells);
   }
-  const int64_t samples = SaturatingMultiply(sizes.queries(), sizes.taps);
-  checks.FitsInt32("the number of a head's samples", samples);
-  if (!checks.ok()) return checks.error();
+  const int64_t samples = sizes.queries() * sizes.taps;
   checks.FitsInt32("the number of a head's samples and pixels", samples + cells);
+  if (!checks.ok()) return checks.error();
   checks.ElementCount("samples and pixels of all heads",
                       SaturatingMultiply(SaturatingMultiply(sizes.batches, sizes.heads), samples + cells));
   checks.Type("workspace", *workspace, ffi::S32);

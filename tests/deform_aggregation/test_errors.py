@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jax_dcn
-from jax_dcn._operators.aggregation.arguments import MAX_LEVELS
+from jax_dcn._operators.aggregation.arguments import MAX_LEVELS, MAX_TAPS
 from tests.helpers.pages import ROOT
 
 VALUE, LOCATIONS, WEIGHTS = jnp.zeros((2, 26, 4, 6)), jnp.zeros((2, 5, 4, 2, 3, 2)), jnp.zeros((2, 5, 4, 2, 3))
@@ -79,7 +79,7 @@ WRONG_DCNV3 = [
     ({"remove_center": 1}, ValueError, ["remove_center must", "1"]),
     ({"remove_center": True, "kernel_size": 1}, ValueError, ["kernel_size must", "(1, 1)"]),
     ({"kernel_size": 0}, ValueError, ["kernel_size must", "0"]),
-    ({"kernel_size": (2**16, 2**16)}, ValueError, ["kernel_size must", "2**31"]),
+    ({"kernel_size": (2**16, 2**16)}, ValueError, ["kernel_size must", "16777216"]),
     ({"strides": (1, 0)}, ValueError, ["strides must", "(1, 0)"]),
     ({"kernel_dilation": 1.5}, TypeError, ["kernel_dilation must", "1.5"]),
     ({"kernel_dilation": 2**30}, ValueError, ["kernel_dilation must", "2**31"]),
@@ -156,9 +156,17 @@ def test_points_may_be_an_array():
     assert result.shape == (2, 5, 24)
 
 
-def test_the_limit_of_levels_is_that_of_the_kernels():
+def test_limits_are_those_of_the_kernels():
     header = (ROOT / "lib/aggregation_geometry.h").read_text()
     assert f"kMaxLevels = {MAX_LEVELS};" in header
+    assert f"kMaxTaps = int64_t{{1}} << {MAX_TAPS.bit_length() - 1};" in header
+
+
+def test_too_many_taps():
+    struct = jax.ShapeDtypeStruct
+    operands = struct((26, 1, 1), jnp.float32), *(struct((1, 1, 2, 2**24, *xy), jnp.float32) for xy in ((2,), ()))
+    with pytest.raises(ValueError, match=saying(["at most 16777216 taps", "33554432"])):
+        jax.eval_shape(functools.partial(jax_dcn.multi_scale_deformable_attention, spatial_shapes=LEVELS), *operands)
 
 
 @pytest.mark.parametrize("padding", [1, (1, 1), ((1, 1), (1, 1)), np.array([1, 1]), [[0, 2], [2, 0]]])

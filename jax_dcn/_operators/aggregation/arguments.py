@@ -20,7 +20,7 @@ from jax_dcn._primitive import jax_internals
 from jax_dcn._types import Pair, Shaped
 
 OPERANDS = ("value", "locations", "weights")
-MAX_LEVELS = 32  # kMaxLevels of lib/aggregation_geometry.h
+MAX_LEVELS, MAX_TAPS = 32, 2**24  # kMaxLevels and kMaxTaps of lib/aggregation_geometry.h
 BACKENDS = (None, "reference")
 
 
@@ -53,6 +53,8 @@ def canonicalize_attention(
     _validation.rank("attention_weights", weights, value.ndim + dims - 1, f"[..., Q, M, {layout}] {shown}")
     counts = (locations.shape[-2],) * len(sizes) if points is None else _points(points, len(sizes))
     spec = Pyramid(tuple(Level(*size, count) for size, count in zip(sizes, counts, strict=True)), method == "discrete")
+    if spec.taps > MAX_TAPS:
+        raise ValueError(f"a query and head must have at most {MAX_TAPS} taps, got {spec.taps}")
     taps = (len(sizes), counts[0]) if points is None else (spec.taps,)
     *leading, pixels, heads, _ = value.shape
     queries = locations.shape[len(leading)]
@@ -152,8 +154,8 @@ def window(
     _validation.choice("remove_center", remove_center, (True, False))
     if window_taps(kernel_size, remove_center) < 1:
         raise ValueError(f"kernel_size must leave a tap when remove_center=True, got {kernel_size}")
-    if kernel_size[0] * kernel_size[1] >= 2**31:
-        raise ValueError(f"kernel_size must have fewer than 2**31 taps, got {kernel_size}")
+    if kernel_size[0] * kernel_size[1] > MAX_TAPS:
+        raise ValueError(f"kernel_size must have at most {MAX_TAPS} taps, got {kernel_size}")
     scale = _validation.number("offset_scale", offset_scale)
     return Window(kernel_size, strides, pads, kernel_dilation, scale, remove_center)
 
