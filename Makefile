@@ -13,7 +13,7 @@ demo: .venv/installed
 	$(BIN)/python -m examples.rfcn
 
 detector: .venv/installed
-	$(BIN)/python -m examples.detector
+	$(BIN)/python -m examples.detector --variants plain deformable
 
 # With `worksteal`, most files run in one process, which compiles their programs and makes their fixtures only once.
 test: .venv/installed

@@ -2,99 +2,30 @@
 
 import json
 import pathlib
-from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from jax import export
 
 import jax_dcn
-import jax_dcn.linen
-import jax_dcn.nnx
 from jax_dcn import interop
+from tests.helpers.deform_aggregation.layers import (
+    INTERFACES,
+    assert_close,
+    both_interfaces,
+    build,
+    image,
+    linen_layer,
+    nnx_layer,
+    problem,
+    queries,
+    randomized,
+)
 
 GOLDEN = pathlib.Path(__file__).parent / "golden/deform_aggregation/layers"
-LEVELS = ((5, 6), (3, 2))
-PIXELS, QUERIES, CHANNELS = 36, 4, 8
-ATTENTION = {"features": CHANNELS, "num_heads": 2, "num_levels": 2, "num_points": 3}
-CONVOLUTION = {"groups": 2}
-
-
-class Layer(NamedTuple):
-    """A Linen or NNX layer as a function of its parameters, with the same names."""
-
-    params: dict
-    apply: Callable
-
-
-def linen_layer(name, inputs, arguments, **options):
-    """`options` are those of a call, such as spatial_shapes."""
-    layer = getattr(jax_dcn.linen, name)(**arguments)
-    params = layer.init(jax.random.key(0), *inputs, **options)["params"]
-    return Layer(params, lambda params, *inputs, **more: layer.apply({"params": params}, *inputs, **options | more))
-
-
-def nnx_layer(name, inputs, arguments, **options):
-    features = {} if "features" in arguments else {"features": inputs[0].shape[-1]}
-    graphdef, state = nnx.split(getattr(jax_dcn.nnx, name)(**features, **arguments, rngs=nnx.Rngs(0)))
-
-    def apply(params, *inputs, **more):
-        return nnx.merge(graphdef, params)(*inputs, **options | more)
-
-    return Layer(nnx.to_pure_dict(state), apply)
-
-
-both_interfaces = pytest.mark.parametrize("make", [linen_layer, nnx_layer], ids=["linen", "nnx"])
-INTERFACES = (linen_layer, nnx_layer)
-
-
-def normal(seed, shape, dtype=jnp.float32):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
-
-
-def queries(lead=(2,), coordinates=2, levels=2):
-    """query, reference points and value."""
-    references = np.random.default_rng(2).uniform(0.1, 0.6, (*lead, QUERIES, levels, coordinates))
-    return [
-        normal(1, (*lead, QUERIES, CHANNELS)),
-        jnp.asarray(references, jnp.float32),
-        normal(3, (*lead, PIXELS, CHANNELS)),
-    ]
-
-
-def image(lead=(2,), dtype=jnp.float32):
-    return [normal(1, (*lead, 5, 6, CHANNELS), dtype)]
-
-
-def problem(name, **arguments):
-    """The inputs, arguments and options of a layer of this name."""
-    if name == "MultiScaleDeformableAttention":
-        return queries(), ATTENTION | arguments, {"spatial_shapes": LEVELS}
-    return image(), CONVOLUTION | arguments, {}
-
-
-def build(make, name, **arguments):
-    inputs, arguments, options = problem(name, **arguments)
-    return make(name, inputs, arguments, **options), inputs
-
-
-def randomized(params, scale=0.3):
-    return jax.tree.map(lambda leaf: leaf + scale * normal(leaf.size, leaf.shape, leaf.dtype), params)
-
-
-def assert_close(actual, expected, tolerance=1e-5):
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance), actual, expected)
-
-
-# Golden files
-
-
 GOLDEN_CASES = {
     "deformable_detr_2d": ("MultiScaleDeformableAttention", {"num_heads": 4, "num_points": 2}),
     "rt_detr_v2_default": ("MultiScaleDeformableAttention", {"num_heads": 2, "num_points": 4, "offset_scale": 0.5}),
@@ -199,9 +130,6 @@ def test_the_ring_of_directions(make):
         np.testing.assert_array_max_ulp(bias, rings[name].ravel(), 1 if heads == 6 else 0)
 
 
-# Parameters
-
-
 @both_interfaces
 def test_parameters(make):
     attention, _ = build(make, "MultiScaleDeformableAttention", num_points=(3, 1))
@@ -260,178 +188,12 @@ def test_new_layers(make):
     assert_close(layer.apply(layer.params, x), projected("output_proj", mean))
     layer, (x,) = build(make, "DCNv4")
     assert not layer.apply(layer.params, x).any()
+    gradient = jax.jit(jax.grad(lambda params: (layer.apply(params, x) - 1).sum()))(layer.params)
+    learning = {(name, leaf) for name, dense in gradient.items() for leaf in dense if dense[leaf].any()}
+    assert learning == {("offset_mask", "kernel"), ("offset_mask", "bias"), ("output_proj", "bias")}
     layer, inputs = build(make, "MultiScaleDeformableAttention", return_sampling=True)
     _, _, weights = layer.apply(layer.params, *inputs)
     np.testing.assert_allclose(weights, 1 / 6, rtol=1e-6)
-
-
-# Attention
-
-
-def locations_of(layer, inputs):
-    return layer.apply(layer.params, *inputs, return_sampling=True)[1]
-
-
-def offsets_of(layer, query):
-    """The predicted offsets [..., Q, heads, taps, 2]."""
-    dense = layer.params["sampling_offsets"]
-    return (query @ dense["kernel"] + dense["bias"]).reshape(*query.shape[:-1], 2, -1, 2)
-
-
-def random_attention(make, inputs, **arguments):
-    layer = make("MultiScaleDeformableAttention", inputs, ATTENTION | arguments, spatial_shapes=LEVELS)
-    return layer._replace(params=randomized(layer.params))
-
-
-WIDTH_AND_HEIGHT = np.repeat([[6, 5], [2, 3]], 3, axis=0)  # of each tap
-
-
-@both_interfaces
-def test_points_of_two_coordinates(make):
-    inputs = queries()
-    layer = random_attention(make, inputs)
-    references = jnp.repeat(inputs[1], 3, -2)[..., None, :, :]
-    expected = references + offsets_of(layer, inputs[0]) / WIDTH_AND_HEIGHT
-    assert_close(locations_of(layer, inputs), expected)
-
-
-@both_interfaces
-@pytest.mark.parametrize("offset_scale, factor", [(None, 0.5), (0.5, 0.5), (2.0, 2.0)])
-@pytest.mark.parametrize("levels", [1, 2])
-def test_boxes(make, offset_scale, factor, levels):
-    inputs = queries(coordinates=4, levels=levels)
-    layer = random_attention(make, inputs, num_points=(2, 4), offset_scale=offset_scale)
-    boxes = jnp.broadcast_to(inputs[1], (2, QUERIES, 2, 4))
-    boxes = jnp.repeat(boxes, jnp.array([2, 4]), -2)[..., None, :, :]
-    points = np.repeat([2, 4], [2, 4])[:, None]
-    expected = boxes[..., :2] + factor * offsets_of(layer, inputs[0]) / points * boxes[..., 2:]
-    assert_close(locations_of(layer, inputs), expected)
-
-
-def test_as_many_points_on_each_level_are_one_number():
-    inputs = queries()
-    layers = [random_attention(linen_layer, inputs, num_points=points) for points in (3, (3, 3), [3, 3])]
-    for other in layers[1:]:
-        np.testing.assert_array_equal(
-            other.apply(layers[0].params, *inputs), layers[0].apply(layers[0].params, *inputs)
-        )
-
-
-@both_interfaces
-def test_the_result_is_that_of_the_function(make):
-    inputs = queries()
-    layer = random_attention(make, inputs, num_points=(1, 4), method="discrete", use_projections=False)
-    y, locations, weights = layer.apply(layer.params, *inputs, return_sampling=True)
-    value = inputs[2].reshape(2, PIXELS, 2, 4)
-    assert_close(weights.sum(-1), jnp.ones((2, QUERIES, 2)))
-    expected = jax_dcn.multi_scale_deformable_attention(
-        value, locations, weights, spatial_shapes=LEVELS, points=(1, 4), method="discrete"
-    )
-    assert_close(y, expected)
-
-
-@both_interfaces
-def test_padding(make):
-    """What stands where value is padded changes nothing, not even by the bias of value_proj."""
-    query, references, value = queries()
-    layer = random_attention(make, [query, references, value])
-    valid = np.random.default_rng(5).uniform(size=value.shape[:-1]) < 0.7
-    apply = jax.jit(layer.apply)
-    y = apply(layer.params, query, references, value, padding_mask=valid)
-    other = apply(layer.params, query, references, jnp.where(valid[..., None], value, 99), padding_mask=valid)
-    np.testing.assert_array_equal(y, other)
-    no_bias = layer.params | {"value_proj": layer.params["value_proj"] | {"bias": jnp.zeros(CHANNELS)}}
-    zeros = jnp.where(valid[..., None], value, 0)
-    masked = apply(no_bias, query, references, value, padding_mask=valid)
-    assert_close(masked, apply(no_bias, query, references, zeros))
-
-
-def test_discrete_has_no_gradient_in_offsets():
-    inputs = queries()
-    layer = random_attention(linen_layer, inputs, method="discrete")
-    gradient = jax.jit(jax.grad(lambda params: layer.apply(params, *inputs).sum()))(layer.params)
-    moved = {name: bool(leaves["kernel"].any()) for name, leaves in gradient.items()}
-    assert moved == {"sampling_offsets": False, "attention_weights": True, "value_proj": True, "output_proj": True}
-
-
-# DCNv3 and DCNv4
-
-
-@both_interfaces
-@pytest.mark.parametrize("name", ["DCNv3", "DCNv4"])
-@pytest.mark.parametrize("arguments", [{"kernel_size": (2, 3), "kernel_dilation": (1, 2)}, {"kernel_size": 4}], ids=str)
-def test_even_kernels_keep_the_size(make, name, arguments):
-    layer, (x,) = build(make, name, **arguments)
-    assert layer.apply(layer.params, x).shape == x.shape
-
-
-@both_interfaces
-def test_dcnv4_step_by_step(make):
-    options = {"remove_center": True, "offset_scale": 1.5, "center_feature_scale": True, "dw_kernel_size": 3}
-    layer, (x,) = build(make, "DCNv4", **options, use_projections=False, kernel_dilation=2)
-    params = randomized(layer.params)
-    y, offset, mask = jax.jit(partial(layer.apply, return_offsets=True))(params, x)
-
-    dw = params["offset_mask_dw"]
-    dimensions = ("NHWC", "HWIO", "NHWC")
-    features = jax.lax.conv_general_dilated(
-        x, dw["kernel"], (1, 1), "SAME", dimension_numbers=dimensions, feature_group_count=CHANNELS
-    )
-    packed = (features + dw["bias"]) @ params["offset_mask"]["kernel"] + params["offset_mask"]["bias"]
-    assert packed.shape[-1] == 48
-    by_group = packed.reshape(2, 5, 6, 2, 24)
-    assert_close(offset, by_group[..., :16].reshape(2, 5, 6, 32))
-    assert_close(mask, by_group[..., 16:].reshape(2, 5, 6, 16))
-    window = {"kernel_size": 3, "kernel_dilation": 2, "padding": 2, "offset_scale": 1.5, "remove_center": True}
-    sampled = jax_dcn.dcnv3(x, offset, mask, **window, groups=2)
-    scale = params["center_feature_scale_proj"]
-    share = jnp.repeat(jax.nn.sigmoid(sampled @ scale["kernel"] + scale["bias"]), 4, -1)
-    assert_close(y, sampled * (1 - share) + x * share)
-
-
-def test_the_filling_of_dcnv4_has_no_gradient():
-    """The last 2 of 56 channels of offset_mask, of which 2 · 9 · 3 are used."""
-    layer, (x,) = build(linen_layer, "DCNv4")
-    gradient = jax.jit(jax.grad(lambda params: layer.apply(params, x).sum()))(randomized(layer.params))
-    bias = gradient["offset_mask"]["bias"]
-    assert bias.shape == (56,) and bias[:54].all() and not bias[54:].any()
-
-
-class TestBatchNorm:
-    ARGUMENTS = CONVOLUTION | {"norm": "batch_norm"}
-
-    def layers(self):
-        """The same layer in Linen, as variables and layer, and in NNX."""
-        x, layer = image()[0], jax_dcn.linen.DCNv3(**self.ARGUMENTS)
-        variables = jax.jit(partial(layer.init, use_running_average=False))(jax.random.key(0), x)
-        variables = {**variables, "params": randomized(variables["params"])}
-        other = jax_dcn.nnx.DCNv3(CHANNELS, **self.ARGUMENTS, rngs=nnx.Rngs(0))
-        return x, layer, variables, interop.from_torch(interop.to_torch(variables), other)
-
-    def test_training_and_evaluation(self):
-        x, layer, variables, other = self.layers()
-        train = jax.jit(partial(layer.apply, use_running_average=False, mutable=["batch_stats"]))
-        y, updates = train(variables, x)
-        assert_close(other(x), y)
-        statistics = updates["batch_stats"]["dw_norm"]
-        assert abs(statistics["mean"]).max() > 1e-3
-        assert_close({"mean": other.dw_norm.mean[...], "var": other.dw_norm.var[...]}, statistics)
-        evaluated = layer.apply({**variables, **updates}, x, use_running_average=True)
-        assert_close(other(x, use_running_average=True), evaluated)
-        other.eval()
-        assert_close(other(x), evaluated)
-        attribute = jax_dcn.linen.DCNv3(**self.ARGUMENTS, use_running_average=True)
-        np.testing.assert_array_equal(attribute.apply({**variables, **updates}, x), evaluated)
-
-    def test_names(self):
-        _, _, variables, other = self.layers()
-        for tree in (variables, other):
-            state = interop.to_torch(tree, module="levels.0.blocks.1.dcn")
-            norm = {key.rpartition(".")[2] for key in state if key.startswith("levels.0.blocks.1.dcn.dw_conv.1.0.")}
-            assert norm == {"weight", "bias", "running_mean", "running_var"}
-
-
-# All layers
 
 
 LAYERS = ("MultiScaleDeformableAttention", "DCNv3", "DCNv4")
@@ -524,6 +286,16 @@ def test_training(make, name):
 
 
 @every_layer
+def test_export_for_any_batch(name):
+    layer, inputs = build(linen_layer, name)
+    params = randomized(layer.params)
+    (batch,) = export.symbolic_shape("batch")
+    shapes = [jax.ShapeDtypeStruct((batch, *array.shape[1:]), array.dtype) for array in inputs]
+    exporter = export.export(jax.jit(layer.apply), disabled_checks=jax_dcn.export.disabled_checks())
+    assert_close(exporter(params, *shapes).call(params, *inputs), layer.apply(params, *inputs))
+
+
+@every_layer
 def test_round_trip_of_weights(name):
     """Both interfaces write the same state dict, and read it."""
     arguments = {} if name.startswith("Multi") else {"center_feature_scale": True, "dw_kernel_size": 3}
@@ -568,46 +340,3 @@ def test_only_dcnv3_has_dcnv3s_names():
 def test_errors_of_arguments(make, name, arguments, message):
     with pytest.raises((TypeError, ValueError), match=message):
         build(make, name, **arguments)
-
-
-QUERY, REFERENCES, VALUE = queries()
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"query": QUERY[..., :7]}, r"query must have features=8 channels, got shape \(2, 4, 7\)"),
-        ({"query": QUERY.astype(int)}, "query must be of type .* got int32"),
-        ({"value": VALUE[..., :7]}, r"value must have features=8 channels, got shape \(2, 36, 7\)"),
-        ({"value": VALUE[0]}, r"value must have shape \[\.\.\., S, features\] for query of shape \(2, 4, 8\)"),
-        ({"value": VALUE[:, :35]}, r"value must have .* the 36 pixels of spatial_shapes.* got shape \(2, 35, 8\)"),
-        ({"value": VALUE[:1]}, r"value must have the leading dimensions of query.* got shape \(1, 36, 8\)"),
-        ({"reference_points": REFERENCES[..., :1]}, r"reference_points must have shape .* got \(2, 4, 2, 1\)"),
-        ({"reference_points": REFERENCES[:, :1]}, r"reference_points must have shape .* got \(2, 1, 2, 2\)"),
-        ({"reference_points": REFERENCES.astype(jnp.bfloat16)}, "reference_points must be .* loses whole pixels"),
-        ({"spatial_shapes": LEVELS[:1]}, r"spatial_shapes must have num_levels=2 levels, got \[\(5, 6\)\]"),
-        ({"spatial_shapes": ((5, 6), (3, 0))}, r"spatial_shapes\[1\] must be a positive int"),
-        ({"padding_mask": jnp.ones((2, 36))}, "padding_mask must be boolean, True where value is valid, got float32"),
-        ({"padding_mask": jnp.ones((2, 4), bool)}, r"padding_mask must have shape \(2, 36\).* got \(2, 4\)"),
-        ({"padding_mask": [True]}, r"padding_mask must be an array, got \[True\]"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-@both_interfaces
-def test_errors_of_calls_of_attention(make, changes, message):
-    layer = make("MultiScaleDeformableAttention", queries(), ATTENTION, spatial_shapes=LEVELS)
-    keywords = {"query": QUERY, "reference_points": REFERENCES, "value": VALUE} | changes
-    inputs = [keywords.pop(name) for name in ("query", "reference_points", "value")]
-    with pytest.raises((TypeError, ValueError), match=message):
-        layer.apply(layer.params, *inputs, **keywords)
-
-
-@both_interfaces
-@pytest.mark.parametrize("name", ["DCNv3", "DCNv4"])
-def test_errors_of_calls(make, name):
-    layer, _ = build(make, name)
-    with pytest.raises(ValueError, match=r"x must have the shape \[\.\.\., height, width, channels\], got \[5, 8\]"):
-        layer.apply(layer.params, jnp.ones((5, 8)))
-    if make is nnx_layer:
-        with pytest.raises(ValueError, match="x must have features=8 channels, got 6"):
-            layer.apply(layer.params, jnp.ones((4, 5, 6)))

@@ -371,7 +371,7 @@ def test_plot_bins():
     assert ax.texts[1].xy == pytest.approx((39.5 + 6.4 + 8, 15.5 + 1.6 + 4), abs=1e-3)
     offset[1, 0, 2] = np.inf
     ax = viz.plot_bins(roi, offset, **options)
-    assert len(ax.texts) == 3 and np.isnan(points(ax.collections[2])).any()
+    assert len(ax.texts) == 3 and not np.isfinite(points(ax.collections[2])).all()
     ax.figure.canvas.draw()
 
 

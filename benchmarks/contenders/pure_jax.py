@@ -81,3 +81,53 @@ def deform_psroi_pool(x, rois, offset, *, output_size, spatial_scale, group_size
             total += (share[..., None] * jnp.take(pixels, index, axis=0, mode="clip")).sum((4, 5))
     pooled = total / jnp.maximum(kept.sum((4, 5)), 1)[..., None]
     return pooled.reshape(*pooled.shape[:3], classes * features).astype(x.dtype)
+
+
+def multi_scale_deformable_attention(value, sampling_locations, attention_weights, *, spatial_shapes):
+    total, first = 0, 0
+    for level, (height, width) in enumerate(spatial_shapes):
+        pixels, first = value[:, first : first + height * width], first + height * width
+        x, y = sampling_locations[..., level, :, 0] * width - 0.5, sampling_locations[..., level, :, 1] * height - 0.5
+        total += weighted_samples(pixels, y, x, attention_weights[..., level, :], height, width)
+    return total.reshape(*total.shape[:2], -1).astype(value.dtype)
+
+
+def dcnv3(x, offset, mask, *, kernel_size, padding, groups):
+    batch, height, width, channels = x.shape
+    taps = kernel_size**2
+    y, x_ = window_positions(offset.reshape(batch, height, width, groups, taps, 2), kernel_size, padding)
+    total = weighted_samples(
+        x.reshape(batch, height * width, groups, -1),
+        *(a.reshape(batch, height * width, groups, taps) for a in (y, x_, mask)),
+        height,
+        width,
+    )
+    return total.reshape(batch, height, width, channels).astype(x.dtype)
+
+
+def window_positions(offset, kernel_size=3, padding=1):
+    """The positions y and x of DCNv3's taps, of offsets [batch, height, width, groups, taps, 2]."""
+    height, width = offset.shape[1:3]
+    tap_x, tap_y = np.divmod(np.arange(kernel_size**2), kernel_size)
+    y = (np.arange(height) - padding)[:, None, None, None] + tap_y + offset[..., 1]
+    x = (np.arange(width) - padding)[:, None, None] + tap_x + offset[..., 0]
+    return y, x
+
+
+def weighted_samples(value, y, x, weights, height, width):
+    """Sums over the taps of weighted samples of value [batch, pixels, heads, channels].
+
+    y, x and weights: [batch, queries, heads, taps].
+    """
+    batch, pixels, heads, channels = value.shape
+    image, head = np.arange(batch)[:, None, None, None], np.arange(heads)[:, None]
+    low_y, low_x = jnp.floor(y), jnp.floor(x)
+    flat, total = value.reshape(-1, channels), 0
+    for row, weight_y in ((low_y, low_y + 1 - y), (low_y + 1, y - low_y)):
+        for column, weight_x in ((low_x, low_x + 1 - x), (low_x + 1, x - low_x)):
+            inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+            index = jnp.clip(row, 0, height - 1) * width + jnp.clip(column, 0, width - 1)
+            index = (image * pixels + index.astype(jnp.int32)) * heads + head
+            share = jnp.where(inside, weight_y * weight_x * weights, 0)
+            total += (share[..., None] * jnp.take(flat, index, axis=0, mode="clip")).sum(-2)
+    return total

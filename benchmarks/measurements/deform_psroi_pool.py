@@ -11,6 +11,7 @@ from benchmarks.contenders import Problem, compiled, pure_jax
 
 NAME = "deform_psroi_pool"
 FLOORS = ()
+ABOUT_FLOORS = ""
 OPERANDS = ("x", "rois", "offset")
 BINS = 7
 

@@ -8,19 +8,16 @@ RATIOS = (
     "jax_dcn compared with the others: ratios of the medians of calls that took turns. {floors}Speed: how many times "
     "faster jax_dcn is. A contender was timed only after its results agreed with those of jax_dcn."
 )
-FLOORS = (
-    "Time: the time of jax_dcn as a multiple of that of an ordinary convolution, which samples nothing, and of that of "
-    "only the matrix products, of columns that are already in memory. "
-)
 TIMES = "Milliseconds, median (min to max). Once: too slow to be timed more than once."
 MEMORY = (
     "Peak memory of a call in MiB, with its results and without its operands. JAX: temporary arrays and results in "
     "XLA's plan, without what custom calls and libraries allocate themselves. "
 )
-MEMORY_OF_OTHERS = (
-    "torchvision on a GPU: the peak of its allocator. torchvision and onnxruntime on a CPU: how much the process grew "
-    "during the first call."
-)
+MEMORY_OF_OTHERS = {
+    "torchvision": "torchvision on a GPU: the peak of its allocator. torchvision and onnxruntime on a CPU: how much "
+    "the process grew during the first call.",
+    "PyTorch": "PyTorch: the peak of its allocator on a GPU; on a CPU, how much the process grew in the first call.",
+}
 
 
 def tables(rows):
@@ -46,12 +43,12 @@ def table_set(operator, rows):
     return "\n\n".join(
         [
             "\n".join(f"- {name}: {operator.SHAPES[name]}" for name in named),
-            paragraph(RATIOS.format(floors=FLOORS if floors else "")),
+            paragraph(RATIOS.format(floors=operator.ABOUT_FLOORS)),
             table(everyone[1:], to_jax_dcn, lambda name: f"{'time' if name in floors else 'speed'} / {name}"),
             *list_reasons(rows, everyone),
             TIMES,
             table(everyone, milliseconds),
-            paragraph(MEMORY + (MEMORY_OF_OTHERS if "torchvision" in everyone else "")),
+            paragraph(MEMORY + "".join(text for name, text in MEMORY_OF_OTHERS.items() if name in everyone)),
             table(everyone, mebibytes),
         ]
     )

@@ -11,12 +11,14 @@ COLOURS = {
     "jax_dcn": "#d62728",
     "XLA convolution": "black",
     "matrix products": "#7f7f7f",
+    "bare loop": "black",
     "pure JAX": "#1f77b4",
     "torchvision": "#ff7f0e",
+    "PyTorch": "#ff7f0e",
     "onnxruntime": "#2ca02c",
     "reference": "#9467bd",
 }
-MARKERS = dict(zip(COLOURS, "|Dxs^vo", strict=True))
+MARKERS = dict(zip(COLOURS, "|DxDs^^vo", strict=True))
 
 
 def draw(results, stem):

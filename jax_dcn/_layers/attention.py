@@ -92,6 +92,8 @@ def apply(
     """The output of the layer, with the sampling locations and the weights if they are requested."""
     query, value = _validation.array("query", query), _validation.array("value", value)
     reference_points = _validation.coordinates("reference_points", reference_points)
+    if padding_mask is not None:
+        padding_mask = _validation.as_array("padding_mask", padding_mask)
     sizes = level_sizes(spatial_shapes)
     _check_shapes(layer, query, reference_points, value, padding_mask, sizes)
 
@@ -181,7 +183,6 @@ def _check_shapes(
             f"{query.shape}, got {reference_points.shape}"
         )
     if padding_mask is not None:
-        padding_mask = _validation.as_array("padding_mask", padding_mask)
         if padding_mask.dtype != jnp.bool_:
             raise TypeError(f"padding_mask must be boolean, True where value is valid, got {padding_mask.dtype}")
         if padding_mask.shape != value.shape[:-1]:

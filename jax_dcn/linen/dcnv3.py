@@ -130,13 +130,13 @@ class DCNv3(nn.Module):
             if self.norm == "layer_norm":
                 return nn.LayerNorm(dcn.LAYER_NORM_EPSILON, param_dtype=self.param_dtype, name="dw_norm")(features)
             norm = nn.BatchNorm(
-                self.use_running_average,
+                self.use_running_average if use_running_average is None else use_running_average,
                 momentum=dcn.BATCH_NORM_MOMENTUM,
                 epsilon=dcn.BATCH_NORM_EPSILON,
                 param_dtype=self.param_dtype,
                 name="dw_norm",
             )
-            return norm(features, use_running_average=use_running_average)
+            return norm(features)
 
         count = self.groups * dcn.taps(self)
         scale_proj = (

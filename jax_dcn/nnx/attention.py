@@ -97,7 +97,7 @@ class MultiScaleDeformableAttention(nnx.Module):
         self.features = features
         self.num_heads = num_heads
         self.num_levels = num_levels
-        self.num_points: int | Sequence[int] = num_points if isinstance(num_points, int) else tuple(num_points)
+        self.num_points: int | Sequence[int] = tuple(num_points) if isinstance(num_points, Sequence) else num_points
         self.method: attention.Method = method
         self.offset_scale = offset_scale
         self.use_projections = use_projections

@@ -20,7 +20,7 @@ class DCNv4(nnx.Module):
 
     Unlike in :class:`DCNv3`, one dense layer, ``offset_mask``, predicts offsets and masks, from the input itself, and
     the masks are not normalized. The result has the size and the channels of the input. The original takes images as
-    [N, H·W, C] and ``shape=(H, W)``; this layer takes [..., H, W, features].
+    [N, H·W, C] and ``shape=(H, W)``; this layer takes [..., H, W, features], that is ``x.reshape(n, h, w, c)``.
 
     ``offset_mask`` is initialized with zeros. **A new layer therefore returns** the bias of ``output_proj``, that is
     **zero**, and passes no gradient to its input in the first step, unless ``center_feature_scale`` is chosen. Use it

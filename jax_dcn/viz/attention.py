@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 # Of the heads, in turn: bright, as images are often dark, and none like the red of crosses.
 COLOURS = ("#56b4e9", "#e69f00", "#2cbf8b", "#f0e442", "#e38ac0", "#5b7cff", "#a5e65a", "#cdb4ff")
 MARKERS = "os^Dvp*hX"  # of the levels, in turn
-LARGEST, SMALLEST = 160, 4  # areas of dots, in square points
+LARGEST, SMALLEST = 160, 4  # areas of dots, in square points, for a query of up to CROWD samples
+CROWD = 32
 
 
 class AttentionSamples(NamedTuple):
@@ -157,7 +158,8 @@ def plot_attention(
         if number is not None:
             shown &= of_samples == _validation.index(name, number, count)
     share = samples.weights / max(samples.weights.max(), np.finfo(float).tiny)
-    areas = SMALLEST + (LARGEST - SMALLEST) * np.clip(share, 0, 1)
+    largest = LARGEST * min(CROWD / len(share), 1) ** 0.5
+    areas = SMALLEST + (largest - SMALLEST) * np.clip(share, 0, 1)
 
     new, ax = ax is None, axes(ax)
     first = np.array(spatial_shapes[0])
@@ -197,5 +199,6 @@ def _draw_reference(ax: "Axes", reference: Floats, size: NDArray[np.int_], scale
     if reference.shape == (4,):
         side = reference[:1:-1] * size
         highlight(ax, centre - side / 2, side, scale)
-    mark(ax, centre, scale, "+", color="black", markersize=15, markeredgewidth=4.5)
-    mark(ax, centre, scale, "+", color="white", markersize=14, markeredgewidth=2.5, label="reference point")
+    cross: dict[str, Any] = {"marker": "+", "zorder": 4}
+    mark(ax, centre, scale, color="black", markersize=15, markeredgewidth=4.5, **cross)
+    mark(ax, centre, scale, color="white", markersize=14, markeredgewidth=2.5, label="reference point", **cross)

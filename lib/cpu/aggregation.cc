@@ -1,124 +1,230 @@
 #include "aggregation.h"
 
 #include <algorithm>
+#include <atomic>
+#include <type_traits>
 #include <vector>
 
 #include "aggregation_positions.h"
 #include "device.h"
 #include "element.h"
+#include "lanes.h"
 #include "vectorize.h"
 
 namespace dcn {
 namespace {
 
-// A tap of a query and head.
+// The taps of the queries and heads of a block. A row is a query and a head; its index counts those of all batches.
 template <typename A>
-struct Sample {
-  BilinearCorners<A> corners;
-  const Level& level;
-  int64_t index;  // in the weights, and in the locations as pairs
+struct BlockTaps {
+  const AggregationSizes& sizes;
+  const Taps& taps;
+  const Block block;
+  TapCorners<A> corners;
 
-  // The index of a corner that is read, among the pixels of all levels.
-  int64_t pixel(int corner) const { return level.first_pixel + corners.pixel(corner, 0, level.width); }
+  BlockTaps(const AggregationSizes& sizes, const Taps& taps, const Block& block, const BlockArray& array)
+      : sizes(sizes), taps(taps), block(block), corners(sizes, block, array) {}
+
+  DCN_INLINE const A* weights(int64_t row) const { return static_cast<const A*>(taps.weights) + row * sizes.taps; }
+
+  // Calls body(row, rows) for consecutive rows, which together are those of queries [begin, end) and the block's heads.
+  // The queries are counted through all batches. The corners of the first row's taps are at 0 in `corners`.
+  template <typename Body>
+  DCN_INLINE void ForEachRows(int64_t begin, int64_t end, const Body& body) {
+    for (int64_t query = begin; query < end; ++query) {
+      for (int64_t head = 0; head < block.heads; head += corners.max_heads()) {
+        const int64_t heads = std::min(corners.max_heads(), block.heads - head);
+        const int64_t row = query * sizes.heads + block.first_head + head;
+        const A* const locations = static_cast<const A*>(taps.locations) + row * sizes.taps * 2;
+        corners.Locate(taps.origin, query % sizes.queries(), head, heads, locations);
+        body(row, heads);
+      }
+    }
+  }
 };
 
-// Calls body(Sample) for the taps of a query and head. `query` counts the queries of all batches.
-template <typename A, typename Body>
-void ForEachSample(const AggregationSizes& sizes, const Taps& taps, int64_t query, int64_t head, const Body& body) {
-  const int64_t first = (query * sizes.heads + head) * sizes.taps;
-  TapCorners<A> corners;
-  for (int32_t l = 0; l < sizes.num_levels; ++l) {
-    const Level& level = sizes.levels[l];
-    const int32_t end = level.first_tap + level.taps;
-    for (int32_t tap = level.first_tap, count; tap < end; tap += count) {
-      count = std::min(TapCorners<A>::kMaxTaps, end - tap);
-      const A* locations = static_cast<const A*>(taps.locations) + 2 * (first + tap);
-      LocateTaps(sizes, taps.origin, level, query % sizes.queries(), tap, count, locations, corners);
-      for (int i = 0; i < count; ++i) body(Sample<A>{corners[i], level, first + tap + i});
+// Calls body(number of Lanes, first channel, channels of each Lanes) for consecutive runs of channels. The number is a
+// constant, so that their sums stay in registers.
+template <typename Body>
+DCN_INLINE void ForEachChannels(int64_t channels, const Body& body) {
+  int64_t c = 0;
+  for (; c + 4 * kLanes <= channels; c += 4 * kLanes) body(std::integral_constant<int, 4>(), c, kLanes);
+  for (; c + 2 * kLanes <= channels; c += 2 * kLanes) body(std::integral_constant<int, 2>(), c, kLanes);
+  for (; c < channels; c += kLanes) {
+    if (c + kLanes <= channels) {
+      body(std::integral_constant<int, 1>(), c, kLanes);
+    } else {
+      body(std::integral_constant<int, 1>(), c, int(channels - c));
     }
   }
 }
 
-template <typename T>
-void AggregateHead(const AggregationSizes& sizes, const Taps& taps, const T* value, T* out, int64_t query, int64_t head,
-                   std::vector<Accumulator<T>>& scratch) {
-  using A = Accumulator<T>;
-  const int64_t channels = sizes.channels, stride = sizes.heads * channels;
-  value += query / sizes.queries() * sizes.pixels * stride + head * channels;
-  A *sum = scratch.data(), *sampled = sum + channels;
-  std::fill_n(sum, channels, A(0));
-  ForEachSample<A>(sizes, taps, query, head, [&](const Sample<A>& sample) {
-    std::fill_n(sampled, channels, sample.corners.unread_value());
-    for (int corner = 0; corner < 4; ++corner) {
-      if (!sample.corners.is_read(corner)) continue;
-      const A weight = sample.corners.weight(corner);
-      const T* pixel = value + sample.pixel(corner) * stride;
-      for (int64_t c = 0; c < channels; ++c) sampled[c] += weight * A(pixel[c]);
-    }
-    const A weight = static_cast<const A*>(taps.weights)[sample.index];
-    for (int64_t c = 0; c < channels; ++c) sum[c] += weight * sampled[c];
-  });
-  for (int64_t c = 0; c < channels; ++c) out[(query * sizes.heads + head) * channels + c] = T(sum[c]);
+// A loop that compilers would not always unroll.
+template <typename Body>
+DCN_INLINE void ForEachCorner(const Body& body) {
+  body(0);
+  body(1);
+  body(2);
+  body(3);
 }
 
 template <typename T>
-void ValueCotangentOfHead(const AggregationSizes& sizes, const Taps& taps, const T* d_out, void* d_value, bool is_wide,
-                          int64_t batch, int64_t head) {
+DCN_VECTORIZED void AggregateRows(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64_t end) {
   using A = Accumulator<T>;
-  const int64_t channels = sizes.channels;
-  std::vector<A> sums(sizes.pixels * channels);
-  for (int64_t query = batch * sizes.queries(); query < (batch + 1) * sizes.queries(); ++query) {
-    const T* d = d_out + (query * sizes.heads + head) * channels;
-    ForEachSample<A>(sizes, taps, query, head, [&](const Sample<A>& sample) {
-      for (int corner = 0; corner < 4; ++corner) {
-        if (!sample.corners.is_read(corner)) continue;
-        const A weight = sample.corners.weight(corner) * static_cast<const A*>(taps.weights)[sample.index];
-        A* sum = &sums[sample.pixel(corner) * channels];
-        for (int64_t c = 0; c < channels; ++c) sum[c] += weight * A(d[c]);
+  const int64_t num_taps = taps.sizes.taps, channels = taps.sizes.channels;
+  taps.ForEachRows(begin, end, [&](int64_t first_row, int64_t rows) DCN_INLINED {
+    for (int64_t row = 0; row < rows; ++row) {
+      const CornerArrays<A> corners = taps.corners.at(row * num_taps);
+      const A* const weights = taps.weights(first_row + row);
+      T* const out_row = out + (first_row + row) * channels;
+      ForEachChannels(channels, [&](auto lanes, int64_t c, int count) DCN_INLINED {
+        constexpr int kRun = decltype(lanes)::value;
+        Lanes<A> sum[kRun];
+        for (int64_t tap = 0; tap < num_taps; ++tap) {
+          Lanes<A> sampled[kRun];
+          ForEachCorner([&](int corner) DCN_INLINED {
+            const T* const pixel = reinterpret_cast<const T*>(corners.address[4 * tap + corner]) + c;
+            const A weight = corners.weight[corner][tap];
+            for (int i = 0; i < kRun; ++i) sampled[i].value += weight * Lanes<A>(pixel + i * kLanes, count).value;
+          });
+          for (int i = 0; i < kRun; ++i) sum[i].value += weights[tap] * sampled[i].value;
+        }
+        for (int i = 0; i < kRun; ++i) sum[i].Store(out_row + c + i * kLanes, count);
+      });
+    }
+  });
+}
+
+// Adds the cotangents of the block's elements, in its array, from queries [begin, end).
+template <typename T>
+DCN_VECTORIZED void ScatterRows(BlockTaps<Accumulator<T>>& taps, const T* d_out, int64_t begin, int64_t end) {
+  using A = Accumulator<T>;
+  const int64_t num_taps = taps.sizes.taps;
+  taps.ForEachRows(begin, end, [&](int64_t first_row, int64_t rows) DCN_INLINED {
+    for (int64_t row = 0; row < rows; ++row) {
+      const CornerArrays<A> corners = taps.corners.at(row * num_taps);
+      const A* const weights = taps.weights(first_row + row);
+      const T* const d_row = d_out + (first_row + row) * taps.sizes.channels + taps.block.first_channel;
+      ForEachChannels(taps.block.channels, [&](auto lanes, int64_t c, int count) DCN_INLINED {
+        constexpr int kRun = decltype(lanes)::value;
+        Lanes<A> d[kRun];
+        for (int i = 0; i < kRun; ++i) d[i] = Lanes<A>(d_row + c + i * kLanes, count);
+        for (int64_t tap = 0; tap < num_taps; ++tap) {
+          ForEachCorner([&](int corner) DCN_INLINED {
+            A* const pixel = reinterpret_cast<A*>(corners.address[4 * tap + corner]) + c;
+            const A weight = corners.weight[corner][tap] * weights[tap];
+            for (int i = 0; i < kRun; ++i) {
+              Lanes<A> sum(pixel + i * kLanes, count);
+              sum.value += weight * d[i].value;
+              sum.Store(pixel + i * kLanes, count);
+            }
+          });
+        }
+      });
+    }
+  });
+}
+
+// The dot products of the cotangents of some rows and the pixels at their corners, four per tap.
+template <typename T>
+DCN_INLINE void DotCorners(const BlockTaps<Accumulator<T>>& taps, const T* d_out, int64_t rows, Accumulator<T>* dots) {
+  using A = Accumulator<T>;
+  const int64_t num_taps = taps.sizes.taps, channels = taps.sizes.channels;
+  std::fill_n(dots, 4 * num_taps * rows, A(0));
+  for (int64_t row = 0; row < rows; ++row, d_out += channels, dots += 4 * num_taps) {
+    const CornerArrays<A> corners = taps.corners.at(row * num_taps);
+    ForEachChannels(channels, [&](auto lanes, int64_t c, int count) DCN_INLINED {
+      constexpr int kRun = decltype(lanes)::value;
+      Lanes<A> d[kRun];
+      for (int i = 0; i < kRun; ++i) d[i] = Lanes<A>(d_out + c + i * kLanes, count);
+      for (int64_t tap = 0; tap < num_taps; ++tap) {
+        Lanes<A> product[4];
+        ForEachCorner([&](int corner) DCN_INLINED {
+          const T* const pixel = reinterpret_cast<const T*>(corners.address[4 * tap + corner]) + c;
+          for (int i = 0; i < kRun; ++i)
+            product[corner].value += d[i].value * Lanes<A>(pixel + i * kLanes, count).value;
+        });
+        AddSums(product, dots + 4 * tap);
       }
     });
   }
-  for (int64_t i = 0; i < sizes.pixels * channels; ++i) {
-    const int64_t out = ((batch * sizes.pixels + i / channels) * sizes.heads + head) * channels + i % channels;
-    if (is_wide) {
-      static_cast<A*>(d_value)[out] = sums[i];
+}
+
+// The cotangents of the first `count` taps of `corners`, from the dot products at their corners: those of the
+// locations, or those of the weights.
+template <bool kOfLocations, typename A>
+DCN_INLINE void DifferentiateTaps(const TapCorners<A>& corners, int64_t count, const A* dots, const A* weights,
+                                  A* __restrict cotangents) {
+  for (int64_t tap = 0; tap < count; ++tap) {
+    BilinearCorners<A> position = corners[tap];
+    A dot[4];
+    for (int corner = 0; corner < 4; ++corner) {
+      const A product = dots[4 * tap + corner];
+      dot[corner] = position.is_read(corner) ? product : A(0);
+    }
+    // Without a branch for positions outside, so that the compiler vectorizes the loop.
+    const bool is_inside = position.y.is_inside & position.x.is_inside;
+    const A unread = position.unread_value();
+    position.y.is_inside = position.x.is_inside = true;
+    const PositionCotangents<A> d = CotangentsOfPosition(position, dot, weights[tap]);
+    if constexpr (kOfLocations) {
+      cotangents[2 * tap] = (is_inside ? d.x : unread) * corners.derivative(1, tap);
+      cotangents[2 * tap + 1] = (is_inside ? d.y : unread) * corners.derivative(0, tap);
     } else {
-      static_cast<T*>(d_value)[out] = T(sums[i]);
+      cotangents[tap] = is_inside ? d.mask : unread;
     }
   }
 }
 
 template <typename T>
-void TapCotangentsOfHead(const AggregationSizes& sizes, const Taps& taps, const T* value, const T* d_out,
-                         Accumulator<T>* d_locations, Accumulator<T>* d_weights, int64_t query, int64_t head) {
+DCN_VECTORIZED void DifferentiateRows(BlockTaps<Accumulator<T>>& taps, const T* d_out, int64_t begin, int64_t end,
+                                      Accumulator<T>* dots, Accumulator<T>* d_locations, Accumulator<T>* d_weights) {
   using A = Accumulator<T>;
-  const int64_t channels = sizes.channels, stride = sizes.heads * channels;
-  const T* d = d_out + (query * sizes.heads + head) * channels;
-  value += query / sizes.queries() * sizes.pixels * stride + head * channels;
-  ForEachSample<A>(sizes, taps, query, head, [&](const Sample<A>& sample) {
-    A dot[4] = {};
-    for (int corner = 0; corner < 4; ++corner) {
-      if (!sample.corners.is_read(corner)) continue;
-      const T* pixel = value + sample.pixel(corner) * stride;
-      for (int64_t c = 0; c < channels; ++c) dot[corner] += A(d[c]) * A(pixel[c]);
+  const bool moves = taps.sizes.sampling != Sampling::kDiscrete;
+  taps.ForEachRows(begin, end, [&](int64_t row, int64_t rows) DCN_INLINED {
+    const int64_t first_tap = row * taps.sizes.taps, count = rows * taps.sizes.taps;
+    DotCorners(taps, d_out + row * taps.sizes.channels, rows, dots);
+    if (d_weights) {
+      DifferentiateTaps<false>(taps.corners, count, dots, taps.weights(row), d_weights + first_tap);
     }
-    const A weight = static_cast<const A*>(taps.weights)[sample.index];
-    const PositionCotangents<A> cotangents = CotangentsOfPosition(sample.corners, dot, weight);
-    if (d_weights) d_weights[sample.index] = cotangents.mask;
-    if (!d_locations) return;
-    const bool window = sizes.sampling == Sampling::kWindow, moves = sizes.sampling != Sampling::kDiscrete;
-    const A scale_x = window ? A(sizes.grid.offset_scale) : A(sample.level.width);
-    const A scale_y = window ? A(sizes.grid.offset_scale) : A(sample.level.height);
-    d_locations[2 * sample.index] = moves ? cotangents.x * scale_x : A(0);
-    d_locations[2 * sample.index + 1] = moves ? cotangents.y * scale_y : A(0);
+    if (d_locations && moves) {
+      DifferentiateTaps<true>(taps.corners, count, dots, taps.weights(row), d_locations + 2 * first_tap);
+    } else if (d_locations) {
+      std::fill_n(d_locations + 2 * first_tap, 2 * count, A(0));
+    }
   });
 }
 
-// Calls body(query, head) for all queries of all batches.
-template <typename Body>
-void ForEachHead(Device& device, const AggregationSizes& sizes, const Body& body) {
-  device.ParallelFor(sizes.batches * sizes.queries(), [&](int64_t query) {
-    for (int64_t head = 0; head < sizes.heads; ++head) body(query, head);
+// Converts the elements of a block of value's cotangent to their type and copies them to their place in it.
+template <typename A, typename T>
+DCN_VECTORIZED void StoreBlock(const AggregationSizes& sizes, const Block& block, const A* sums, T* d_value) {
+  for (int64_t p = 0; p < block.pixels; ++p) {
+    const int64_t pixel = block.batch * sizes.pixels + block.first_pixel + p;
+    for (int64_t head = 0; head < block.heads; ++head, sums += block.channels) {
+      T* const out = d_value + (pixel * sizes.heads + block.first_head + head) * sizes.channels + block.first_channel;
+      for (int64_t c = 0; c < block.channels; ++c) out[c] = T(sums[c]);
+    }
+  }
+}
+
+// Calls body(taps, begin, end) for ranges of queries that together are those of all batches. Samples of `value` are
+// read at the taps.
+template <typename T, typename Body>
+void ParallelQueries(Device& device, const AggregationSizes& sizes, const Taps& taps, const T* value,
+                     const Body& body) {
+  constexpr int64_t kGrain = 1 << 17;  // channels of samples per range
+  const int64_t query_size = sizes.heads * std::max(sizes.taps, 1) * std::max<int64_t>(sizes.channels, 1);
+  const int64_t length = std::max<int64_t>(1, kGrain / std::max<int64_t>(query_size, 1));
+  const int64_t ranges = (sizes.queries() + length - 1) / length;
+  const std::vector<T> zeros(sizes.channels, T(0));
+  device.ParallelFor(sizes.batches * ranges, [&](int64_t i) {
+    const int64_t batch = i / ranges, begin = i % ranges * length, first = batch * sizes.queries();
+    const int64_t pixel_size = sizes.heads * sizes.channels;
+    const Block block = {batch, 0, sizes.heads, 0, sizes.channels, 0, sizes.pixels};
+    BlockTaps<Accumulator<T>> block_taps(
+        sizes, taps, block,
+        BlockArray(value + batch * sizes.pixels * pixel_size, zeros.data(), pixel_size, sizes.channels));
+    body(block_taps, first + begin, first + std::min(begin + length, sizes.queries()));
   });
 }
 
@@ -126,11 +232,11 @@ void ForEachHead(Device& device, const AggregationSizes& sizes, const Body& body
 
 const char* Aggregate(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps, const void* value,
                       void* out) {
+  if (std::min({sizes.batches, sizes.queries(), sizes.heads, sizes.channels}) == 0) return nullptr;
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
-    ForEachHead(device, sizes, [&](int64_t query, int64_t head) {
-      std::vector<Accumulator<T>> scratch(2 * sizes.channels);
-      AggregateHead(sizes, taps, static_cast<const T*>(value), static_cast<T*>(out), query, head, scratch);
+    ParallelQueries(device, sizes, taps, static_cast<const T*>(value), [&](auto& block, int64_t begin, int64_t end) {
+      AggregateRows(block, static_cast<T*>(out), begin, end);
     });
   });
   return nullptr;
@@ -140,11 +246,32 @@ int64_t MinWorkspaceSize(const AggregationSizes&) { return 0; }
 
 const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps,
                            const void* d_out, bool is_wide, void* d_value, int32_t*, int64_t) {
+  if (std::min({sizes.batches, sizes.pixels, sizes.heads, sizes.channels}) == 0) return nullptr;
+  const int64_t threads = std::max<int64_t>(device.threads(), 1);
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
-    device.ParallelFor(sizes.batches * sizes.heads, [&](int64_t task) {
-      ValueCotangentOfHead(sizes, taps, static_cast<const T*>(d_out), d_value, is_wide, task / sizes.heads,
-                           task % sizes.heads);
+    using A = Accumulator<T>;
+    const BlockGrid blocks(sizes, threads, sizeof(A));
+    const auto compute = [&](const Block& block, std::vector<A>& sums) {
+      const int64_t pixel_size = block.heads * block.channels, size = block.pixels * pixel_size;
+      sums.assign(size + block.channels, A(0));  // the last ones: what is added to corners outside the block
+      if (std::min(sizes.queries(), int64_t{sizes.taps}) > 0) {
+        const BlockArray array(sums.data(), sums.data() + size, pixel_size, block.channels);
+        BlockTaps<A> block_taps(sizes, taps, block, array);
+        const int64_t first = block.batch * sizes.queries();
+        ScatterRows(block_taps, static_cast<const T*>(d_out), first, first + sizes.queries());
+      }
+      if (is_wide) {
+        StoreBlock(sizes, block, sums.data(), static_cast<A*>(d_value));
+      } else {
+        StoreBlock(sizes, block, sums.data(), static_cast<T*>(d_value));
+      }
+    };
+    // Each task takes blocks until none is left, so that it allocates memory only once.
+    std::atomic<int64_t> next{0};
+    device.ParallelFor(std::min(blocks.size(), threads), [&](int64_t) {
+      std::vector<A> sums;
+      for (int64_t i; (i = next.fetch_add(1)) < blocks.size();) compute(blocks[i], sums);
     });
   });
   return nullptr;
@@ -152,12 +279,14 @@ const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& 
 
 const char* TapCotangents(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps,
                           const void* value, const void* d_out, void* d_locations, void* d_weights) {
+  if (std::min({sizes.batches, sizes.queries(), sizes.heads, int64_t{sizes.taps}}) == 0) return nullptr;
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = Accumulator<T>;
-    ForEachHead(device, sizes, [&](int64_t query, int64_t head) {
-      TapCotangentsOfHead(sizes, taps, static_cast<const T*>(value), static_cast<const T*>(d_out),
-                          static_cast<A*>(d_locations), static_cast<A*>(d_weights), query, head);
+    ParallelQueries(device, sizes, taps, static_cast<const T*>(value), [&](auto& block, int64_t begin, int64_t end) {
+      std::vector<A> dots(4 * block.corners.max_heads() * sizes.taps);
+      DifferentiateRows(block, static_cast<const T*>(d_out), begin, end, dots.data(), static_cast<A*>(d_locations),
+                        static_cast<A*>(d_weights));
     });
   });
   return nullptr;

@@ -1,36 +1,152 @@
 #include "aggregation_positions.h"
 
-namespace dcn {
+#include <algorithm>
 
-template <typename A>
-void LocateTaps(const AggregationSizes& sizes, const int32_t* origin, const Level& level, int64_t query,
-                int32_t first_tap, int count, const A* locations, TapCorners<A>& corners) {
-  for (int axis = 0; axis < 2; ++axis) {
-    const int32_t size = axis == 0 ? level.height : level.width;
-    const int64_t index = int64_t{origin[axis]} + (axis == 0 ? query / sizes.columns : query % sizes.columns);
-    for (int i = 0; i < count; ++i) {
-      const A coordinate = locations[2 * i + 1 - axis];
-      AxisLocation<A> location;
-      if (sizes.sampling == Sampling::kDiscrete) {
-        location = LocateDiscrete(coordinate, size);
-      } else if (sizes.sampling == Sampling::kBilinear) {
-        location = LocateOnAxis(NormalizedPosition(coordinate, size), size, false);
-      } else {
-        const TapGrid& grid = sizes.grid;
-        const A position = WindowPosition(grid.center(axis, index), grid.distance(axis, first_tap + i), coordinate,
-                                          A(grid.offset_scale));
-        location = LocateOnAxis(position, size, false);
-      }
-      corners.pixel[axis][0][i] = location.pixel[0];
-      corners.pixel[axis][1][i] = location.pixel[1];
-      corners.fraction[axis][i] = location.fraction;
-    }
+#include "vectorize.h"
+
+namespace dcn {
+namespace {
+
+// Enough taps to amortize the loops over them, and few enough to stay in the L1 cache.
+constexpr int64_t kTaps = 128;
+// Loops over taps run over whole blocks, because iterations beyond the last whole vector are slow. What they compute
+// for the taps that do not exist is not used.
+constexpr int64_t kBlock = 16;
+
+// In the loops below, only what is written is declared __restrict: it does not overlap what is read.
+
+// Calls locate(axis, tap, location), whose result is an AxisLocation.
+template <typename A, typename LocateTap>
+DCN_INLINE void LocateOnAxes(int64_t blocks, const A* locations, int32_t* __restrict top, int32_t* __restrict bottom,
+                             A* __restrict y, int32_t* __restrict left, int32_t* __restrict right, A* __restrict x,
+                             const LocateTap& locate) {
+  for (int64_t i = 0; i < blocks * kBlock; ++i) {
+    const A location_x = locations[2 * i], location_y = locations[2 * i + 1];
+    const AxisLocation<A> vertical = locate(0, i, location_y), horizontal = locate(1, i, location_x);
+    top[i] = vertical.pixel[0];
+    bottom[i] = vertical.pixel[1];
+    y[i] = vertical.fraction;
+    left[i] = horizontal.pixel[0];
+    right[i] = horizontal.pixel[1];
+    x[i] = horizontal.fraction;
   }
 }
 
-template void LocateTaps(const AggregationSizes&, const int32_t*, const Level&, int64_t, int32_t, int, const float*,
-                         TapCorners<float>&);
-template void LocateTaps(const AggregationSizes&, const int32_t*, const Level&, int64_t, int32_t, int, const double*,
-                         TapCorners<double>&);
+// `query`: the row and the column of the query.
+template <typename A>
+DCN_VECTORIZED void LocateTaps(const AggregationSizes& sizes, const int64_t (&query)[2], int64_t blocks,
+                               const int32_t* const (&size)[2], const int32_t* const (&distance)[2], const A* locations,
+                               int32_t* top, int32_t* bottom, A* y, int32_t* left, int32_t* right, A* x) {
+  const auto run = [&](const auto& locate)
+                       DCN_INLINED { LocateOnAxes(blocks, locations, top, bottom, y, left, right, x, locate); };
+  const int32_t* const sizes_of_taps[] = {size[0], size[1]};
+  const int32_t* const distances[] = {distance[0], distance[1]};
+  if (sizes.sampling == Sampling::kBilinear) {
+    run([&](int axis, int64_t i, A location) DCN_INLINED {
+      const int32_t length = sizes_of_taps[axis][i];
+      return LocateOnAxis(NormalizedPosition(location, length), length, false);
+    });
+  } else if (sizes.sampling == Sampling::kDiscrete) {
+    run([&](int axis, int64_t i, A location) DCN_INLINED { return LocateDiscrete(location, sizes_of_taps[axis][i]); });
+  } else {
+    const A scale = A(sizes.grid.offset_scale);
+    const int64_t center[] = {sizes.grid.center(0, query[0]), sizes.grid.center(1, query[1])};
+    run([&](int axis, int64_t i, A location) DCN_INLINED {
+      const A position = WindowPosition(center[axis], distances[axis][i], location, scale);
+      return LocateOnAxis(position, sizes_of_taps[axis][i], false);
+    });
+  }
+}
+
+// `length` is that of the block's array in bytes. Offsets within the array do not contain that of the head, so that
+// they tell whether a corner is in the block.
+DCN_VECTORIZED void AddressCorners(const BlockArray& block_array, uint64_t length, int64_t blocks, const int32_t* top,
+                                   const int32_t* bottom, const int32_t* left, const int32_t* right,
+                                   const int32_t* width, const int64_t* level_offset, const int64_t* head_offset,
+                                   uintptr_t* __restrict address) {
+  const BlockArray array = block_array;
+  for (int64_t i = 0; i < blocks * kBlock; ++i) {
+    const int64_t row_stride = width[i] * array.pixel_stride;
+    const int64_t first_row = level_offset[i] + top[i] * row_stride, second_row = first_row + row_stride;
+    const int64_t first_column = left[i] * array.pixel_stride, second_column = first_column + array.pixel_stride;
+    const uintptr_t first = array.first + head_offset[i];
+    const auto corner = [&](int32_t row, int32_t column, int64_t offset) DCN_INLINED {
+      const bool is_read = ((row | column) >= 0) & (uint64_t(offset) < length);
+      return is_read ? first + offset : array.unread;
+    };
+    address[4 * i] = corner(top[i], left[i], first_row + first_column);
+    address[4 * i + 1] = corner(top[i], right[i], first_row + second_column);
+    address[4 * i + 2] = corner(bottom[i], left[i], second_row + first_column);
+    address[4 * i + 3] = corner(bottom[i], right[i], second_row + second_column);
+  }
+}
+
+template <typename A>
+DCN_VECTORIZED void WeighCorners(int64_t blocks, const A* y, const A* x, A* __restrict top_left,
+                                 A* __restrict top_right, A* __restrict bottom_left, A* __restrict bottom_right) {
+  for (int64_t i = 0; i < blocks * kBlock; ++i) {
+    top_left[i] = (1 - y[i]) * (1 - x[i]);
+    top_right[i] = (1 - y[i]) * x[i];
+    bottom_left[i] = y[i] * (1 - x[i]);
+    bottom_right[i] = y[i] * x[i];
+  }
+}
+
+}  // namespace
+
+template <typename A>
+TapCorners<A>::TapCorners(const AggregationSizes& sizes, const Block& block, const BlockArray& array)
+    : sizes_(sizes),
+      block_(block),
+      array_(array),
+      max_heads_(std::clamp<int64_t>(kTaps / std::max(sizes.taps, 1), 1, std::max<int64_t>(block.heads, 1))) {
+  const bool window = sizes.sampling == Sampling::kWindow;
+  for (int64_t head = 0; head < max_heads_; ++head) {
+    for (int32_t l = 0; l < sizes.num_levels; ++l) {
+      const Level& level = sizes.levels[l];
+      for (int32_t tap = 0; tap < level.taps; ++tap) {
+        head_offset_.push_back(head * array.head_stride);
+        level_offset_.push_back((level.first_pixel - block.first_pixel) * array.pixel_stride);
+        for (int axis = 0; axis < 2; ++axis) {
+          const int32_t size = axis == 0 ? level.height : level.width;
+          size_[axis].push_back(size);
+          distance_[axis].push_back(window ? int32_t(sizes.grid.distance(axis, tap)) : 0);
+          derivative_[axis].push_back(window ? A(sizes.grid.offset_scale) : A(size));
+        }
+      }
+    }
+  }
+  const size_t taps = (head_offset_.size() + kBlock - 1) / kBlock * kBlock;
+  for (auto* array : {&head_offset_, &level_offset_}) array->resize(taps);
+  for (int axis = 0; axis < 2; ++axis) {
+    for (auto& neighbour : pixel_[axis]) neighbour.resize(taps);
+    fraction_[axis].resize(taps);
+    size_[axis].resize(taps);
+    distance_[axis].resize(taps);
+  }
+  address_.resize(4 * taps);
+  locations_.resize(2 * taps);
+  for (auto& weight : weight_) weight.resize(taps);
+}
+
+template <typename A>
+void TapCorners<A>::Locate(const int32_t* origin, int64_t query, int64_t head, int64_t heads, const A* locations) {
+  const int64_t count = heads * sizes_.taps, blocks = (count + kBlock - 1) / kBlock;
+  std::copy_n(locations, 2 * count, locations_.begin());
+  int32_t *const top = pixel_[0][0].data(), *const bottom = pixel_[0][1].data();
+  int32_t *const left = pixel_[1][0].data(), *const right = pixel_[1][1].data();
+  A *const y = fraction_[0].data(), *const x = fraction_[1].data();
+  LocateTaps(sizes_, {origin[0] + query / sizes_.columns, origin[1] + query % sizes_.columns}, blocks,
+             {size_[0].data(), size_[1].data()}, {distance_[0].data(), distance_[1].data()}, locations_.data(), top,
+             bottom, y, left, right, x);
+  BlockArray array = array_;
+  array.first += head * array.head_stride;
+  AddressCorners(array, block_.pixels * array.pixel_stride, blocks, top, bottom, left, right, size_[1].data(),
+                 level_offset_.data(), head_offset_.data(), address_.data());
+  WeighCorners(blocks, y, x, weight_[0].data(), weight_[1].data(), weight_[2].data(), weight_[3].data());
+}
+
+template class TapCorners<float>;
+template class TapCorners<double>;
 
 }  // namespace dcn

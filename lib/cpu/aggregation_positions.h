@@ -1,33 +1,69 @@
-// Where the taps of an aggregation sample. aggregation_positions.cc is compiled without fused multiply-adds, which the
-// last bits of the positions require; the kernels, in aggregation.cc, are compiled with them.
+// Where the taps of an aggregation sample: their corners, as weights and as addresses in memory.
+//
+// aggregation_positions.cc is compiled without fused multiply-adds, because the last bit of a position matters. The
+// kernels in aggregation.cc are compiled with them.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "aggregation.h"
+#include "aggregation_blocks.h"
 #include "sampling.h"
 
 namespace dcn {
 
-// The corners of up to kMaxTaps taps of a query and head, as arrays, so that the compiler vectorizes their computation.
+// The corners of consecutive taps. A tap has four addresses. The weights of the bilinear interpolation are an array for
+// each corner.
 template <typename A>
-struct TapCorners {
-  static constexpr int kMaxTaps = 32;
-  int32_t pixel[2][2][kMaxTaps];  // axes: vertical, horizontal; neighbours: first, second
-  A fraction[2][kMaxTaps];
-
-  BilinearCorners<A> operator[](int i) const { return {Axis(0, i), Axis(1, i)}; }
-
- private:
-  AxisLocation<A> Axis(int axis, int i) const {
-    return {{pixel[axis][0][i], pixel[axis][1][i]}, fraction[axis][i], pixel[axis][0][i] != kOutside};
-  }
+struct CornerArrays {
+  const uintptr_t* address;
+  const A* weight[4];
 };
 
-// Locates the taps [first_tap, first_tap + count) of a query, all of one level. `query` counts the rows and columns of
-// a call; `locations` are those of these taps.
+// The corners of all taps of a few consecutive heads of a query, as many as Locate is asked for. All arrays have an
+// element or a group of elements per tap, so that the compiler vectorizes Locate.
 template <typename A>
-void LocateTaps(const AggregationSizes&, const int32_t* origin, const Level&, int64_t query, int32_t first_tap,
-                int count, const A* locations, TapCorners<A>& corners);
+class TapCorners {
+ public:
+  TapCorners(const AggregationSizes&, const Block&, const BlockArray&);
+
+  int64_t max_heads() const { return max_heads_; }
+
+  // `query` and `head` are indices in the call and in the block; `locations` are those of the first tap.
+  void Locate(const int32_t* origin, int64_t query, int64_t head, int64_t heads, const A* locations);
+
+  // Below, taps are counted from the first head that was located.
+  CornerArrays<A> at(int64_t tap) const {
+    return {address_.data() + 4 * tap,
+            {weight_[0].data() + tap, weight_[1].data() + tap, weight_[2].data() + tap, weight_[3].data() + tap}};
+  }
+  DCN_HOST_DEVICE BilinearCorners<A> operator[](int64_t tap) const { return {Axis(0, tap), Axis(1, tap)}; }
+  // The derivative of the position with respect to the location.
+  DCN_HOST_DEVICE A derivative(int axis, int64_t tap) const { return derivative_[axis][tap]; }
+
+ private:
+  DCN_HOST_DEVICE AxisLocation<A> Axis(int axis, int64_t tap) const {
+    const int32_t first = pixel_[axis][0][tap];
+    return {{first, pixel_[axis][1][tap]}, fraction_[axis][tap], first != kOutside};
+  }
+
+  const AggregationSizes& sizes_;
+  const Block block_;
+  const BlockArray array_;
+  int64_t max_heads_;
+  // By axis, of which the vertical one comes first:
+  std::vector<int32_t> size_[2];      // of the tap's level
+  std::vector<int32_t> distance_[2];  // of Sampling::kWindow: TapGrid::distance
+  std::vector<A> derivative_[2];
+  std::vector<int64_t> level_offset_;  // of the first pixel of the tap's level, in bytes
+  std::vector<int64_t> head_offset_;   // of the tap's head, in bytes
+
+  std::vector<int32_t> pixel_[2][2];  // by axis, then by neighbour
+  std::vector<A> fraction_[2];
+  std::vector<A> locations_;        // of the taps, two each
+  std::vector<uintptr_t> address_;  // four per tap
+  std::vector<A> weight_[4];
+};
 
 }  // namespace dcn

@@ -51,6 +51,17 @@ struct F16 {
     const uint32_t normal = (magnitude << 13) + (magnitude < 0x7c00 ? 0x38000000 : 0x70000000);
     return BitCast<float>(sign | (magnitude < 0x400 ? subnormal : normal));
   }
+
+  // The same for a vector of elements, because compilers do not vectorize the operator. `Words` and `Integers` are
+  // vectors of uint32_t and int32_t.
+  template <typename Integers, typename Words, typename Floats>
+  static DCN_INLINE void Convert(const Words& from, Floats& to) {
+    const Words sign = (from & 0x8000) << 16, magnitude = from & 0x7fff;
+    const Floats subnormal = __builtin_convertvector((Integers)magnitude, Floats) * 0x1p-24f;
+    const Words normal = (magnitude << 13) + 0x38000000, special = (magnitude << 13) + 0x70000000;
+    const Words bits = magnitude < 0x400 ? (Words)subnormal : magnitude < 0x7c00 ? normal : special;
+    to = (Floats)(sign | bits);
+  }
 };
 
 }  // namespace dcn

@@ -3,13 +3,18 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "dtype.h"
+#include "element.h"
 #include "vectorize.h"
 
 namespace dcn {
 
 constexpr int kLanes = 8;
+
+template <typename A>
+struct HalfLanes;
 
 // Up to kLanes channels, converted to the accumulator type A; unused lanes are zero. A vector type, because compilers
 // vectorize short loops over arrays only sometimes.
@@ -22,9 +27,18 @@ struct Lanes {
 
   template <typename T>
   DCN_INLINE Lanes(const T* from, int count) {
-    A lane[kLanes] = {};
-    for (int l = 0; l < count; ++l) lane[l] = A(from[l]);
-    std::memcpy(&value, lane, sizeof value);
+    if constexpr (std::is_same_v<T, F16>) {
+      typedef uint16_t Halves __attribute__((vector_size(kLanes * sizeof(uint16_t))));
+      typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t))));
+      typedef int32_t Integers __attribute__((vector_size(kLanes * sizeof(int32_t))));
+      Halves halves = {};
+      std::memcpy(&halves, from, count * sizeof(T));
+      F16::Convert<Integers>(__builtin_convertvector(halves, Words), value);
+    } else {
+      A lane[kLanes] = {};
+      for (int l = 0; l < count; ++l) lane[l] = A(from[l]);
+      std::memcpy(&value, lane, sizeof value);
+    }
   }
 
   template <typename T>
@@ -38,14 +52,38 @@ struct Lanes {
 
   // The order of summation is the same for every instruction set.
   DCN_INLINE A Sum() const {
-    typedef A Half __attribute__((vector_size(kLanes / 2 * sizeof(A))));
-    Half low, high;
-    std::memcpy(&low, &value, sizeof low);
-    std::memcpy(&high, reinterpret_cast<const char*>(&value) + sizeof low, sizeof high);
-    low += high;
-    return (low[0] + low[2]) + (low[1] + low[3]);
+    const HalfLanes<A> half(*this);
+    return (half.value[0] + half.value[2]) + (half.value[1] + half.value[3]);
   }
 };
+
+// The sums of the first and the second half of Lanes.
+template <typename A>
+struct HalfLanes {
+  typedef A Vector __attribute__((vector_size(kLanes / 2 * sizeof(A))));
+  Vector value;
+
+  DCN_INLINE explicit HalfLanes(const Lanes<A>& lanes) {
+    Vector high;
+    std::memcpy(&value, &lanes.value, sizeof value);
+    std::memcpy(&high, reinterpret_cast<const char*>(&lanes.value) + sizeof value, sizeof high);
+    value += high;
+  }
+};
+
+// Adds a[i].Sum() to sums[i]. Operations on whole vectors make it faster than four sums.
+template <typename A>
+DCN_INLINE void AddSums(const Lanes<A> (&lanes)[4], A* sums) {
+  using Vector = typename HalfLanes<A>::Vector;
+  const Vector a = HalfLanes<A>(lanes[0]).value, b = HalfLanes<A>(lanes[1]).value;
+  const Vector c = HalfLanes<A>(lanes[2]).value, d = HalfLanes<A>(lanes[3]).value;
+  const Vector ab = Vector{a[0], b[0], a[1], b[1]} + Vector{a[2], b[2], a[3], b[3]};
+  const Vector cd = Vector{c[0], d[0], c[1], d[1]} + Vector{c[2], d[2], c[3], d[3]};
+  Vector total;
+  std::memcpy(&total, sums, sizeof total);
+  total += Vector{ab[0], ab[1], cd[0], cd[1]} + Vector{ab[2], ab[3], cd[2], cd[3]};
+  std::memcpy(sums, &total, sizeof total);
+}
 
 // Calls body(first_channel, count) for consecutive runs of at most kLanes channels.
 template <typename Body>

@@ -1,5 +1,6 @@
 """What arguments may be; what they may not be is refused by messages that name the argument."""
 
+import functools
 import re
 
 import jax
@@ -33,7 +34,11 @@ WRONG_ATTENTION = [
     ({"sampling_locations": LOCATIONS[..., :1]}, ValueError, ["sampling_locations must", "(2, 5, 4, 2, 3, 2)"]),
     ({"sampling_locations": LOCATIONS[:, :, :3]}, ValueError, ["sampling_locations must", "(2, 5, 4, 2, 3, 2)"]),
     ({"sampling_locations": LOCATIONS[:1]}, ValueError, ["sampling_locations must", "(2, 5, 4, 2, 3, 2)"]),
-    ({"sampling_locations": LOCATIONS[:, :, :, :1]}, ValueError, ["sampling_locations must", "2 levels"]),
+    (
+        {"sampling_locations": LOCATIONS[:, :, :, :1]},
+        ValueError,
+        ["sampling_locations must", "(2, 5, 4, 2, 3, 2)", "2 levels"],
+    ),
     ({"sampling_locations": LOCATIONS.astype(jnp.bfloat16)}, TypeError, ["sampling_locations must", "bfloat16"]),
     (
         {"attention_weights": WEIGHTS[:, :4]},
@@ -100,6 +105,18 @@ def test_attention(wrong, error, words):
 def test_dcnv3(wrong, error, words):
     with pytest.raises(error, match=saying(words)):
         jax.eval_shape(lambda: jax_dcn.dcnv3(**DCNV3 | wrong))
+
+
+def test_too_many_samples():
+    struct = jax.ShapeDtypeStruct
+    operands = (
+        struct((26, 1, 1), jnp.float32),
+        struct((2**26, 1, 32, 2), jnp.float32),
+        struct((2**26, 1, 32), jnp.float32),
+    )
+    keywords = {"spatial_shapes": LEVELS, "points": (30, 2)}
+    with pytest.raises(ValueError, match=saying(["fewer than 2**31 samples", "2147483648"])):
+        jax.eval_shape(functools.partial(jax_dcn.multi_scale_deformable_attention, **keywords), *operands)
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,9 @@ def tangent(_, *operands):
     return jax.jvp(attend, operands, operands)
 
 
-def temporary_bytes(function, batch, dtype="float32"):
-    cotangent = jax.ShapeDtypeStruct((batch, PIXELS, 256), dtype)
-    compiled = jax.jit(function).lower(cotangent, *shapes(batch, dtype)).compile()
+def temporary_bytes(function, batch, dtype="float32", sharding=None):
+    arguments = jax.ShapeDtypeStruct((batch, PIXELS, 256), dtype), *shapes(batch, dtype)
+    compiled = jax.jit(function).lower(*(struct.update(sharding=sharding) for struct in arguments)).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
 

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 import jax_dcn
 from benchmarks.readers.hlo import collectives, copied_bytes
 from jax_dcn._primitive import extension
+from tests.deform_aggregation import test_memory as attention
 from tests.helpers.deform_conv.cases import Operands, convolve, explicit_gradients, pull_back
 
 from .test_memory import MIB, forward, hessian_product, shapes, tangent, temporary_bytes
@@ -135,6 +136,13 @@ def test_pooling_holds_no_more_than_the_sums_of_a_gradient(dtype):
     x, rois = struct((2, 38, 63, 256), dtype), struct((4096, 5), jnp.float32)
     pooled, offset = struct((4096, 7, 7, 256), dtype), struct((4096, 7, 7, 2), jnp.float32)
     assert temporary_bytes(step, *on(gpu(), (pooled, x, rois, offset))) <= x.size * 4 + MIB
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("derivative", [attention.gradients, attention.tangent, attention.hessian_product])
+def test_attention_is_bounded_at_any_batch_size(derivative, dtype):
+    sizes = {batch: attention.temporary_bytes(derivative, batch, dtype, gpu()) for batch in (1, 64)}
+    assert max(sizes.values()) <= 256 * MIB, sizes
 
 
 @pytest.mark.parametrize("major", [8, 9, 10, 12])

@@ -5,6 +5,7 @@ The value is [..., pixels, M, D], with M heads of D channels, locations [..., qu
 a window.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -46,49 +47,33 @@ def canonicalize_attention(
     weights = _validation.array("attention_weights", attention_weights)
     sizes = level_sizes(spatial_shapes)
     _validation.rank("value", value, 3, "[..., S, M, D]", least=True)
-    layout, levels = ("L, P", 5) if points is None else ("sum(points)", 4)
-    batch = value.ndim - 3
-    _validation.rank(
-        "sampling_locations", locations, batch + levels, f"[..., Q, M, {layout}, 2] for value of shape {value.shape}"
-    )
-    _validation.rank(
-        "attention_weights", weights, batch + levels - 1, f"[..., Q, M, {layout}] for value of shape {value.shape}"
-    )
-    if points is None:
-        counts = (locations.shape[-2],) * len(sizes)
-        if locations.shape[-3] != len(sizes):
-            raise ValueError(
-                f"sampling_locations must have shape [..., Q, M, L, P, 2] with the L = {len(sizes)} levels of "
-                f"spatial_shapes, got {locations.shape}"
-            )
-    else:
-        counts = _points(points, len(sizes))
+    layout, dims = ("L, P", 2) if points is None else ("sum(points)", 1)
+    shown = f"for value of shape {value.shape}"
+    _validation.rank("sampling_locations", locations, value.ndim + dims, f"[..., Q, M, {layout}, 2] {shown}")
+    _validation.rank("attention_weights", weights, value.ndim + dims - 1, f"[..., Q, M, {layout}] {shown}")
+    counts = (locations.shape[-2],) * len(sizes) if points is None else _points(points, len(sizes))
     spec = Pyramid(tuple(Level(*size, count) for size, count in zip(sizes, counts, strict=True)), method == "discrete")
+    taps = (len(sizes), counts[0]) if points is None else (spec.taps,)
     *leading, pixels, heads, _ = value.shape
-    queries = locations.shape[batch]
+    queries = locations.shape[len(leading)]
     if pixels != spec.pixels:
         raise ValueError(
             f"value must have the {spec.pixels} pixels of spatial_shapes={sizes} in its dimension S, got shape "
             f"{value.shape}"
         )
-    taps = locations.shape[batch + 2 : -1]
-    expected = (*leading, queries, heads, *((spec.taps,) if points is not None else taps))
-    if locations.shape[:-1] != expected or locations.shape[-1] != 2:
+    expected = (*leading, queries, heads, *taps)
+    if locations.shape != (*expected, 2):
         raise ValueError(
-            f"sampling_locations must have shape {_shown(*expected, 2)} for value of shape {value.shape}, got "
-            f"{locations.shape}"
+            f"sampling_locations must have shape {_shown(*expected, 2)} {shown} and {len(sizes)} levels in "
+            f"spatial_shapes, got {locations.shape}"
         )
     if weights.shape != expected:
         raise ValueError(
             f"attention_weights must have shape {_shown(*expected)}, that of sampling_locations without the last "
             f"dimension, got {weights.shape}"
         )
-    return _problem(
-        value,
-        locations.reshape(*leading, queries, heads, spec.taps, 2),
-        weights.reshape(*leading, queries, heads, spec.taps),
-        spec,
-    )
+    flat = (*leading, queries, heads, spec.taps)
+    return _problem(value, locations.reshape(*flat, 2), weights.reshape(flat), spec)
 
 
 def canonicalize_dcnv3(
@@ -185,6 +170,9 @@ def check_operands(value: Shaped, locations: Shaped, weights: Shaped, *, spec: S
             f"locations and weights must have shapes {_shown(*expected, 2)} and {_shown(*expected)} for value of shape "
             f"{value.shape}, got {locations.shape} and {weights.shape}"
         )
+    samples = math.prod(locations.shape[-dims - 3 : -3]) * spec.taps
+    if isinstance(samples, int) and samples >= 2**31:
+        raise ValueError(f"a head must take fewer than 2**31 samples of an example, got {samples}")
 
 
 def _problem(value: jax.Array, locations: jax.Array, weights: jax.Array, spec: Spec) -> Problem:

@@ -45,7 +45,7 @@ def _aggregate(
     if isinstance(spec, Window):
         sampled = _interpolate(pixels, *window_positions(locations, spec, origin), levels)
     elif spec.discrete:
-        sampled = _read(pixels, jax.lax.stop_gradient(locations), levels)
+        sampled = _read(pixels, locations, levels)
     else:
         sampled = _interpolate(pixels, *bilinear_positions(locations, levels), levels)
     return (jnp.swapaxes(weights, -1, -2)[..., None] * sampled).sum(-3).astype(value.dtype)

@@ -1,0 +1,138 @@
+"""What only `MultiScaleDeformableAttention` has: reference points, masks, levels."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_dcn
+from tests.helpers.deform_aggregation.layers import (
+    ATTENTION,
+    CHANNELS,
+    LEVELS,
+    PIXELS,
+    QUERIES,
+    assert_close,
+    both_interfaces,
+    linen_layer,
+    queries,
+    randomized,
+)
+
+
+def locations_of(layer, inputs):
+    return layer.apply(layer.params, *inputs, return_sampling=True)[1]
+
+
+def offsets_of(layer, query):
+    """The predicted offsets [..., Q, heads, taps, 2]."""
+    dense = layer.params["sampling_offsets"]
+    return (query @ dense["kernel"] + dense["bias"]).reshape(*query.shape[:-1], 2, -1, 2)
+
+
+def random_attention(make, inputs, **arguments):
+    layer = make("MultiScaleDeformableAttention", inputs, ATTENTION | arguments, spatial_shapes=LEVELS)
+    return layer._replace(params=randomized(layer.params))
+
+
+WIDTH_AND_HEIGHT = np.repeat([[6, 5], [2, 3]], 3, axis=0)  # of each tap
+
+
+@both_interfaces
+def test_points_of_two_coordinates(make):
+    inputs = queries()
+    layer = random_attention(make, inputs)
+    references = jnp.repeat(inputs[1], 3, -2)[..., None, :, :]
+    expected = references + offsets_of(layer, inputs[0]) / WIDTH_AND_HEIGHT
+    assert_close(locations_of(layer, inputs), expected)
+
+
+@both_interfaces
+@pytest.mark.parametrize("offset_scale, factor", [(None, 0.5), (0.5, 0.5), (2.0, 2.0)])
+@pytest.mark.parametrize("levels", [1, 2])
+def test_boxes(make, offset_scale, factor, levels):
+    inputs = queries(coordinates=4, levels=levels)
+    layer = random_attention(make, inputs, num_points=(2, 4), offset_scale=offset_scale)
+    boxes = jnp.broadcast_to(inputs[1], (2, QUERIES, 2, 4))
+    boxes = jnp.repeat(boxes, jnp.array([2, 4]), -2)[..., None, :, :]
+    points = np.repeat([2, 4], [2, 4])[:, None]
+    expected = boxes[..., :2] + factor * offsets_of(layer, inputs[0]) / points * boxes[..., 2:]
+    assert_close(locations_of(layer, inputs), expected)
+
+
+def test_as_many_points_on_each_level_are_one_number():
+    inputs = queries()
+    layers = [random_attention(linen_layer, inputs, num_points=points) for points in (3, (3, 3), [3, 3])]
+    for other in layers[1:]:
+        np.testing.assert_array_equal(
+            other.apply(layers[0].params, *inputs), layers[0].apply(layers[0].params, *inputs)
+        )
+
+
+@both_interfaces
+def test_the_result_is_that_of_the_function(make):
+    inputs = queries()
+    layer = random_attention(make, inputs, num_points=(1, 4), method="discrete", use_projections=False)
+    y, locations, weights = layer.apply(layer.params, *inputs, return_sampling=True)
+    value = inputs[2].reshape(2, PIXELS, 2, 4)
+    assert_close(weights.sum(-1), jnp.ones((2, QUERIES, 2)))
+    expected = jax_dcn.multi_scale_deformable_attention(
+        value, locations, weights, spatial_shapes=LEVELS, points=(1, 4), method="discrete"
+    )
+    assert_close(y, expected)
+
+
+@both_interfaces
+def test_padding(make):
+    """What stands where value is padded changes nothing, not even by the bias of value_proj."""
+    query, references, value = queries()
+    layer = random_attention(make, [query, references, value])
+    valid = np.random.default_rng(5).uniform(size=value.shape[:-1]) < 0.7
+    apply = jax.jit(layer.apply)
+    y = apply(layer.params, query, references, value, padding_mask=valid)
+    other = apply(layer.params, query, references, jnp.where(valid[..., None], value, 99), padding_mask=valid)
+    np.testing.assert_array_equal(y, other)
+    no_bias = layer.params | {"value_proj": layer.params["value_proj"] | {"bias": jnp.zeros(CHANNELS)}}
+    zeros = jnp.where(valid[..., None], value, 0)
+    masked = apply(no_bias, query, references, value, padding_mask=valid)
+    assert_close(masked, apply(no_bias, query, references, zeros))
+
+
+def test_discrete_has_no_gradient_in_offsets():
+    inputs = queries()
+    layer = random_attention(linen_layer, inputs, method="discrete")
+    gradient = jax.jit(jax.grad(lambda params: layer.apply(params, *inputs).sum()))(layer.params)
+    moved = {name: bool(leaves["kernel"].any()) for name, leaves in gradient.items()}
+    assert moved == {"sampling_offsets": False, "attention_weights": True, "value_proj": True, "output_proj": True}
+
+
+QUERY, REFERENCES, VALUE = queries()
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"query": QUERY[..., :7]}, r"query must have features=8 channels, got shape \(2, 4, 7\)"),
+        ({"query": QUERY.astype(int)}, "query must be of type .* got int32"),
+        ({"value": VALUE[..., :7]}, r"value must have features=8 channels, got shape \(2, 36, 7\)"),
+        ({"value": VALUE[0]}, r"value must have shape \[\.\.\., S, features\] for query of shape \(2, 4, 8\)"),
+        ({"value": VALUE[:, :35]}, r"value must have .* the 36 pixels of spatial_shapes.* got shape \(2, 35, 8\)"),
+        ({"value": VALUE[:1]}, r"value must have the leading dimensions of query.* got shape \(1, 36, 8\)"),
+        ({"reference_points": REFERENCES[..., :1]}, r"reference_points must have shape .* got \(2, 4, 2, 1\)"),
+        ({"reference_points": REFERENCES[:, :1]}, r"reference_points must have shape .* got \(2, 1, 2, 2\)"),
+        ({"reference_points": REFERENCES.astype(jnp.bfloat16)}, "reference_points must be .* loses whole pixels"),
+        ({"spatial_shapes": LEVELS[:1]}, r"spatial_shapes must have num_levels=2 levels, got \[\(5, 6\)\]"),
+        ({"spatial_shapes": ((5, 6), (3, 0))}, r"spatial_shapes\[1\] must be a positive int"),
+        ({"padding_mask": jnp.ones((2, 36))}, "padding_mask must be boolean, True where value is valid, got float32"),
+        ({"padding_mask": jnp.ones((2, 4), bool)}, r"padding_mask must have shape \(2, 36\).* got \(2, 4\)"),
+        ({"padding_mask": [True]}, r"padding_mask must be an array, got \[True\]"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+@both_interfaces
+def test_errors_of_calls_of_attention(make, changes, message):
+    layer = make("MultiScaleDeformableAttention", queries(), ATTENTION, spatial_shapes=LEVELS)
+    keywords = {"query": QUERY, "reference_points": REFERENCES, "value": VALUE} | changes
+    inputs = [keywords.pop(name) for name in ("query", "reference_points", "value")]
+    with pytest.raises((TypeError, ValueError), match=message):
+        layer.apply(layer.params, *inputs, **keywords)

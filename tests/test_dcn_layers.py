@@ -1,0 +1,114 @@
+"""What only `DCNv3` and `DCNv4` have: windows, packed offsets and masks, norms."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_dcn
+import jax_dcn.linen
+import jax_dcn.nnx
+from jax_dcn import interop
+from tests.helpers.deform_aggregation.layers import (
+    CHANNELS,
+    CONVOLUTION,
+    assert_close,
+    both_interfaces,
+    build,
+    image,
+    linen_layer,
+    nnx_layer,
+    randomized,
+)
+
+
+@both_interfaces
+@pytest.mark.parametrize("name", ["DCNv3", "DCNv4"])
+@pytest.mark.parametrize("arguments", [{"kernel_size": (2, 3), "kernel_dilation": (1, 2)}, {"kernel_size": 4}], ids=str)
+def test_even_kernels_keep_the_size(make, name, arguments):
+    layer, (x,) = build(make, name, **arguments)
+    assert layer.apply(layer.params, x).shape == x.shape
+
+
+@both_interfaces
+def test_dcnv4_step_by_step(make):
+    options = {"remove_center": True, "offset_scale": 1.5, "center_feature_scale": True, "dw_kernel_size": 3}
+    layer, (x,) = build(make, "DCNv4", **options, use_projections=False, kernel_dilation=2)
+    params = randomized(layer.params)
+    y, offset, mask = jax.jit(partial(layer.apply, return_offsets=True))(params, x)
+
+    dw = params["offset_mask_dw"]
+    dimensions = ("NHWC", "HWIO", "NHWC")
+    features = jax.lax.conv_general_dilated(
+        x, dw["kernel"], (1, 1), "SAME", dimension_numbers=dimensions, feature_group_count=CHANNELS
+    )
+    packed = (features + dw["bias"]) @ params["offset_mask"]["kernel"] + params["offset_mask"]["bias"]
+    assert packed.shape[-1] == 48
+    by_group = packed.reshape(2, 5, 6, 2, 24)
+    assert_close(offset, by_group[..., :16].reshape(2, 5, 6, 32))
+    assert_close(mask, by_group[..., 16:].reshape(2, 5, 6, 16))
+    window = {"kernel_size": 3, "kernel_dilation": 2, "padding": 2, "offset_scale": 1.5, "remove_center": True}
+    sampled = jax_dcn.dcnv3(x, offset, mask, **window, groups=2)
+    scale = params["center_feature_scale_proj"]
+    share = jnp.repeat(jax.nn.sigmoid(sampled @ scale["kernel"] + scale["bias"]), 4, -1)
+    assert_close(y, sampled * (1 - share) + x * share)
+
+
+def test_the_filling_of_dcnv4_has_no_gradient():
+    """The last 2 of 56 channels of offset_mask, of which 2 · 9 · 3 are used."""
+    layer, (x,) = build(linen_layer, "DCNv4")
+    gradient = jax.jit(jax.grad(lambda params: layer.apply(params, x).sum()))(randomized(layer.params))
+    bias = gradient["offset_mask"]["bias"]
+    assert bias.shape == (56,) and bias[:54].all() and not bias[54:].any()
+
+
+class TestBatchNorm:
+    ARGUMENTS = CONVOLUTION | {"norm": "batch_norm"}
+
+    def layers(self):
+        """The same layer in Linen, as variables and layer, and in NNX."""
+        x, layer = image()[0], jax_dcn.linen.DCNv3(**self.ARGUMENTS)
+        variables = jax.jit(partial(layer.init, use_running_average=False))(jax.random.key(0), x)
+        variables = {**variables, "params": randomized(variables["params"])}
+        other = jax_dcn.nnx.DCNv3(CHANNELS, **self.ARGUMENTS, rngs=nnx.Rngs(0))
+        return x, layer, variables, interop.from_torch(interop.to_torch(variables), other)
+
+    def test_training_and_evaluation(self):
+        x, layer, variables, other = self.layers()
+        train = jax.jit(partial(layer.apply, use_running_average=False, mutable=["batch_stats"]))
+        y, updates = train(variables, x)
+        assert_close(other(x), y)
+        statistics = updates["batch_stats"]["dw_norm"]
+        assert abs(statistics["mean"]).max() > 1e-3
+        assert_close({"mean": other.dw_norm.mean[...], "var": other.dw_norm.var[...]}, statistics)
+        evaluated = layer.apply({**variables, **updates}, x, use_running_average=True)
+        assert_close(other(x, use_running_average=True), evaluated)
+        other.eval()
+        assert_close(other(x), evaluated)
+        attribute = jax_dcn.linen.DCNv3(**self.ARGUMENTS, use_running_average=True)
+        np.testing.assert_array_equal(attribute.apply({**variables, **updates}, x), evaluated)
+        trained, _ = attribute.apply(variables, x, use_running_average=False, mutable=["batch_stats"])
+        assert_close(trained, y)
+        with pytest.raises(ValueError, match="use_running_average"):
+            layer.apply(variables, x)
+
+    def test_names(self):
+        _, _, variables, other = self.layers()
+        for tree in (variables, other):
+            state = interop.to_torch(tree, module="levels.0.blocks.1.dcn")
+            norm = {key.rpartition(".")[2] for key in state if key.startswith("levels.0.blocks.1.dcn.dw_conv.1.0.")}
+            assert norm == {"weight", "bias", "running_mean", "running_var"}
+
+
+@both_interfaces
+@pytest.mark.parametrize("name", ["DCNv3", "DCNv4"])
+def test_errors_of_calls(make, name):
+    layer, _ = build(make, name)
+    with pytest.raises(ValueError, match=r"x must have the shape \[\.\.\., height, width, channels\], got \[5, 8\]"):
+        layer.apply(layer.params, jnp.ones((5, 8)))
+    if make is nnx_layer:
+        with pytest.raises(ValueError, match="x must have features=8 channels, got 6"):
+            layer.apply(layer.params, jnp.ones((4, 5, 6)))
