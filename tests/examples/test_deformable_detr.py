@@ -13,7 +13,7 @@ from PIL import Image
 pytest.importorskip("matplotlib")
 
 from examples.deformable_detr.__main__ import main
-from examples.deformable_detr.config import DeformableDetrConfig, ResNetConfig
+from examples.deformable_detr.config import DeformableDetrConfig, ResNetConfig, labels
 from examples.deformable_detr.decoder import Detections, Outputs
 from examples.deformable_detr.images import find_objects, preprocess, resized
 from examples.deformable_detr.names import rename, renamed
@@ -167,6 +167,12 @@ def test_defaults_of_old_configs():
     assert (single.depths, single.out_indices) == ((3, 4, 23, 3), (4,))
 
 
+def test_names_of_classes():
+    numbers = range(12)
+    assert labels({"id2label": {str(i): f"name {i}" for i in reversed(numbers)}}) == [f"name {i}" for i in numbers]
+    assert labels({}) == ["LABEL_0", "LABEL_1"]
+
+
 @pytest.mark.parametrize(
     ("name", "without"),
     [
@@ -193,6 +199,8 @@ def test_gradients(name, without):
     differentiate = jax.jit(jax.grad(loss, has_aux=True))
     gradients, statistics = differentiate(variables["params"], pixels.astype(np.float32))
     jax.tree.map(assert_array_equal, statistics["backbone"], variables["batch_stats"]["backbone"])
+    moved = jax.tree.map(lambda new, old: bool(np.any(new != old)), statistics, dict(variables["batch_stats"]))
+    assert all(jax.tree.leaves(moved.get("encoder", {})))
     without |= {"class_embed_0", "bbox_embed_0", "enc_output", "enc_output_norm"}
     for path, gradient in jax.tree_util.tree_flatten_with_path(gradients)[0]:
         modules = {key.key for key in path}
@@ -207,7 +215,7 @@ def test_gradients(name, without):
         ((480, 640), {"shortest_edge": 800, "longest_edge": 1333}, (800, 1066)),
         ((640, 480), {"shortest_edge": 800, "longest_edge": 1333}, (1066, 800)),
         ((400, 1000), {"shortest_edge": 800, "longest_edge": 1333}, (533, 1333)),
-        ((427, 640), {"shortest_edge": 900, "longest_edge": 1333}, (889, 1333)),
+        ((500, 1010), {"shortest_edge": 800, "longest_edge": 1333}, (660, 1333)),
         ((400, 1000), 800, (533, 1333)),  # in old files
     ],
 )
