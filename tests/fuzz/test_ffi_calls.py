@@ -112,6 +112,16 @@ def test_wrong_calls(invalid):
             assert "INVALID_ARGUMENT" in str(error), error
 
 
+def test_sizes_of_levels_that_overflow():
+    """Their pixels add up to 4 in 64 bits, as many as value has."""
+    levels = [(2**31 - 1, 2**31 - 1, 1)] * 4 + [(2**17, 2**17, 1)]
+    operands = jnp.ones((1, 4, 1, 1)), jnp.ones((1, 1, 1, 5, 2)), jnp.ones((1, 1, 1, 5)), jnp.zeros(2, jnp.int32)
+    attributes = {"window": False, "discrete": False, "levels": np.array(levels).reshape(-1)}
+    result = jax.ShapeDtypeStruct((1, 1, 1, 1), jnp.float32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"INVALID_ARGUMENT.*the pixels of all levels"):
+        jax.ffi.ffi_call("dcn_aggregate", result)(*operands, **attributes)
+
+
 SPECIAL = [0, -1, 1, 2**31, -(2**31), np.nan, np.inf, -np.inf, 1e-45, 3.4e38, 0.5, 2**24 + 1]
 
 
@@ -146,5 +156,20 @@ def test_public_functions_of_any_arguments(data):
             array(1, 4, 4, 2), jnp.ones((2, 5)), array(2, 1, 1, 2), output_size=1, **options
         )
         assert pooled.shape[:3] == (2, 1, 1)
+    except (TypeError, ValueError):
+        pass
+    options = {name: data.draw(number) for name in ("strides", "offset_scale") if data.draw(st.booleans())}
+    try:
+        y = jax_dcn.dcnv3(
+            array(1, 3, 3, 2), array(1, 3, 3, 18), array(1, 3, 3, 9), kernel_size=3, padding=1, groups=1, **options
+        )
+        assert y.shape[-1] == 2
+    except (TypeError, ValueError):
+        pass
+    try:
+        y = jax_dcn.multi_scale_deformable_attention(
+            array(5, 2, 3), array(4, 2, 2, 2), array(4, 2, 2), spatial_shapes=((2, 2), (1, 1)), points=(1, 1)
+        )
+        assert y.shape[-1] == 6
     except (TypeError, ValueError):
         pass

@@ -25,7 +25,7 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True)
 class Pyramid:
-    """Locations are fractions of the level of their tap: of multi-scale deformable attention.
+    """The geometry of multi-scale deformable attention: a location is a fraction of the level of its tap.
 
     If `discrete`, a tap reads a single pixel, and has no derivative in its location.
     """
@@ -46,7 +46,7 @@ class Pyramid:
 
 @dataclass(frozen=True)
 class Window:
-    """Locations are offsets, in pixels, from the taps of a convolution's window: of DCNv3 and DCNv4.
+    """The geometry of DCNv3 and DCNv4: a location is an offset, in pixels, from a tap of a convolution's window.
 
     Taps are counted column by column. Pairs are (vertical, horizontal).
     """

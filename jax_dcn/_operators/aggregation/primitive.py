@@ -42,7 +42,7 @@ def keywords(spec: Spec, shards: Mapping[str, Shard]) -> dict[str, Any]:
 
 
 def chunk_lengths(value: Shaped, locations: Shaped, weights: Shaped, *, target: Target) -> dict[str, Any]:
-    """Of the queries whose samples are held at a time in derivatives of the reference."""
+    """The lengths of the chunks of queries in which derivatives of the reference are evaluated."""
     return workspace.reference_chunk(value, locations)
 
 

@@ -51,17 +51,14 @@ def _aggregate(
     return (jnp.swapaxes(weights, -1, -2)[..., None] * sampled).sum(-3).astype(value.dtype)
 
 
-# The samples [..., T, M, D] of pixels [S, M, D] by the taps of queries.
-
-
 def _interpolate(pixels: jax.Array, y: jax.Array, x: jax.Array, levels: TapLevels) -> jax.Array:
-    """At the positions y and x, each [..., M, T]."""
+    """The samples [..., T, M, D] of pixels [S, M, D] at the positions y and x, each [..., M, T]."""
     height, width, first = map(_of_taps, levels)
     return interpolate(pixels, jnp.swapaxes(y, -1, -2), jnp.swapaxes(x, -1, -2), (height, width), first=first)
 
 
 def _read(pixels: jax.Array, locations: jax.Array, levels: TapLevels) -> jax.Array:
-    """Those of single pixels, at locations [..., M, T, 2]. A NaN location gives NaN."""
+    """The pixels [..., T, M, D] that locations [..., M, T, 2] read. A NaN location gives NaN."""
     row, column = discrete_pixels(locations, levels)
     index = levels.first_pixel + row * levels.width + column
     nan = jnp.isnan(locations).any(-1)
@@ -69,5 +66,5 @@ def _read(pixels: jax.Array, locations: jax.Array, levels: TapLevels) -> jax.Arr
 
 
 def _of_taps(numbers: Any) -> Any:
-    """Numbers of taps for arrays [..., T, M]."""
+    """Numbers [T] of the taps, in a shape that broadcasts with [..., T, M]."""
     return numbers[:, None] if isinstance(numbers, np.ndarray) else numbers

@@ -7,9 +7,9 @@ from jax_dcn._operators.aggregation.geometry import Spec, levels_of
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
-# Of the samples that are sorted at a time on a GPU.
+# The limit of the samples that are sorted at once on a GPU.
 SORT_BYTES = 256 * 2**20
-# Of the samples of a chunk in derivatives of the reference. Several arrays of this size are held at a time.
+# The limit of the samples of a chunk in derivatives of the reference, which hold several arrays of this size.
 REFERENCE_BYTES = 2**19
 
 
@@ -22,7 +22,7 @@ def value_cotangent_elements(value: Shaped, locations: Shaped, spec: Spec, targe
     if target.platform != "cuda":
         return 0
     cells = sum((level.height + 1) * (level.width + 1) for level in levels_of(spec, value))
-    # As TableLayout of lib/cuda/aggregation_value.cu. Per sample: a record of four numbers, an id and the start of a row.
+    # As TableLayout of lib/cuda/aggregation_value.cu: a sample has a record of four numbers, an id and a row's start.
     words = locations.dtype.itemsize + 2
     elements = words * math.prod(locations.shape[1:-3]) * spec.taps + cells + 1
     tables = value.shape[0] * value.shape[-2]
