@@ -14,7 +14,7 @@ from tests.helpers.deform_conv.cases import assert_close
 MIB = 2**20
 LEVELS = ((64, 64), (32, 32), (16, 16), (8, 8))
 PIXELS = sum(height * width for height, width in LEVELS)
-SORTED = {"cpu": 0, "cuda": 256 * MIB}  # as docs/memory.md says
+SORTED = {"cpu": 0, "cuda": 256 * MIB}  # as docs/aggregation.md says
 
 
 def shapes(batch, dtype):
