@@ -61,8 +61,8 @@ def test_samples_are_what_the_operator_reads():
 
 
 def test_discrete_samples_are_what_the_operator_reads():
-    places = np.concatenate([LOCATIONS[0].ravel(), [-3.0, 0.0, 1.0, 4.0]])[-LOCATIONS[0].size :]
-    locations = places.reshape(1, HEADS, TAPS, 2).astype(np.float32)
+    locations = LOCATIONS[:1].copy()
+    locations[0, 0, :2] = [[-3, 0], [1, 4]]
     options = ARRAYS | {"method": "discrete"}
     samples = viz.attention_samples(locations, WEIGHTS[:1], 0, **options)
     one_tap = np.broadcast_to(np.eye(TAPS, dtype=np.float32)[:, None], (TAPS, HEADS, TAPS))

@@ -28,8 +28,8 @@ class AttentionSamples(NamedTuple):
     """The samples that a query reads, head by head.
 
     locations: [n, 2] as (y, x), fractions of the map; positions: [n, 2] as (y, x) in pixels of their level; weights,
-    heads, levels: [n]; inside: [n], whether a sample reads its level, at least partly. With the method "discrete", positions are
-    the pixels that are read, and all samples are inside, because they read the border instead.
+    heads, levels: [n]; inside: [n], whether a sample reads its level, at least partly. With the method
+    "discrete", positions are those of the pixels that are read; all are inside, as samples outside read the border.
     """
 
     locations: Floats
@@ -100,10 +100,9 @@ def attention_samples(
     locations = np.asarray(problem.operands["locations"], np.float64).reshape(heads * taps, 2)[:, ::-1]
     positions = locations * sizes - 0.5
     if problem.spec.discrete:
-        pixels_read = discrete_pixels(
-            problem.operands["locations"], tap_levels(problem.spec, problem.operands["value"])
-        )
-        positions = np.stack(pixels_read, -1).astype(np.float64).reshape(-1, 2)
+        levels = tap_levels(problem.spec, problem.operands["value"])
+        pixels_read = np.stack(discrete_pixels(problem.operands["locations"], levels), -1)
+        positions = pixels_read.astype(np.float64).reshape(-1, 2)
     return AttentionSamples(
         locations,
         positions,
