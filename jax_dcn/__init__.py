@@ -6,7 +6,8 @@ The operators are `deform_conv2d`, with a function for each of its gradients, `d
 kernels they run. `jax_dcn.linen` and `jax_dcn.nnx` each have the layers `DeformConv`, `DeformPSRoIPool`,
 `MultiScaleDeformableAttention`, `DCNv3` and `DCNv4`. `offset_labels`, `offset_statistics`, `warn_of_offsets` and
 `jax_dcn.quantize` help to train them, and `jax_dcn.export` helps to export them. `jax_dcn.interop` converts weights
-from other libraries, and `jax_dcn.viz` draws where layers sample.
+from other libraries, and `jax_dcn.viz` draws where layers sample. `as_deform_conv` converts the sampling of DCNv3 and
+DCNv4 for statistics and pictures.
 """
 
 from importlib import import_module
@@ -31,11 +32,13 @@ from jax_dcn._operators.deform_conv import (
 from jax_dcn._operators.kernel_plan import KernelChoice, KernelPlan
 from jax_dcn._operators.psroi_pool import deform_psroi_pool, deform_psroi_pool_kernel_plan, psroi_pool
 from jax_dcn.optim import offset_labels
+from jax_dcn.sampling import as_deform_conv
 from jax_dcn.statistics import offset_statistics, warn_of_offsets
 
 __all__ = [
     "KernelChoice",
     "KernelPlan",
+    "as_deform_conv",
     "dcnv3",
     "dcnv3_kernel_plan",
     "deform_conv2d",

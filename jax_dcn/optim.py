@@ -4,7 +4,8 @@ from typing import Any
 
 import jax
 
-_BRANCHES = frozenset({"conv_offset", "fc_offset", "offset", "offset_mask", "sampling_offsets"})
+_BRANCHES = frozenset({"conv_offset", "fc_offset", "offset_mask", "sampling_offsets"})
+_DCNV3 = frozenset({"offset", "mask", "dw_norm"})  # "offset" alone is also a name in models of users
 
 
 def offset_labels(params: Any) -> Any:
@@ -15,8 +16,9 @@ def offset_labels(params: Any) -> Any:
 
     Returns:
       A tree of the same structure, with the string "offset" for each leaf under a key or attribute named
-      ``conv_offset``, ``fc_offset``, ``sampling_offsets``, ``offset`` or ``offset_mask``, which are the names in the
-      layers, and "default" for all others.
+      ``conv_offset``, ``fc_offset``, ``sampling_offsets`` or ``offset_mask``, which are the names in the layers, or
+      under ``offset`` beside ``mask`` and ``dw_norm``, as in `DCNv3`; and "default" for all others. A DCNv4 predicts
+      its masks with ``offset_mask`` too. Do not freeze a new one: its masks are zero, and would stay so.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -29,9 +31,21 @@ def offset_labels(params: Any) -> Any:
       >>> optimizer = optax.multi_transform({"default": optax.sgd(1e-2), "offset": optax.sgd(1e-3)}, offset_labels)
       >>> state = optimizer.init(params)
     """
-    return jax.tree_util.tree_map_with_path(lambda path, _: _label(path), params)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+    paths = [_modules(keys) for keys, _ in leaves]
+    children: dict[tuple[str, ...], set[str]] = {}
+    for path in paths:
+        for depth, name in enumerate(path):
+            children.setdefault(path[:depth], set()).add(name)
+
+    def predicts_offsets(path: tuple[str, ...]) -> bool:
+        in_dcnv3 = (name == "offset" and children[path[:depth]] >= _DCNV3 for depth, name in enumerate(path))
+        return not _BRANCHES.isdisjoint(path) or any(in_dcnv3)
+
+    labels = ["offset" if predicts_offsets(path) else "default" for path in paths]
+    return jax.tree_util.tree_unflatten(structure, labels)
 
 
-def _label(path: tuple[Any, ...]) -> str:
-    names = (jax.tree_util.keystr((key,), simple=True) for key in path[:-1])
-    return "default" if _BRANCHES.isdisjoint(names) else "offset"
+def _modules(keys: tuple[Any, ...]) -> tuple[str, ...]:
+    """The names of the modules that lead to a parameter."""
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in keys[:-1])

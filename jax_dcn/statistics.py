@@ -29,7 +29,8 @@ def offset_statistics(
     `scan` and `vmap`, and is sharded like the offset. `warn_of_offsets` explains the statistics to a user.
 
     Args:
-      offset: [..., Ho, Wo, G·K·2], as `deform_conv2d` takes it and layers return it with ``return_offsets=True``.
+      offset: [..., Ho, Wo, G·K·2], as `deform_conv2d` takes it and `DeformConv` returns it with
+        ``return_offsets=True``. Convert those of `DCNv3` and `DCNv4` with `as_deform_conv`.
       image_size: height and width of the convolution's input.
       kernel_size, strides, padding, kernel_dilation: as for the convolution.
 

@@ -11,7 +11,9 @@ import pytest
 from jax import export
 
 import jax_dcn
+import jax_dcn.linen
 from jax_dcn import interop
+from jax_dcn._layers.attention import ring
 from tests.helpers.deform_aggregation.layers import (
     INTERFACES,
     assert_close,
@@ -116,18 +118,24 @@ RINGS = {
 }
 
 
-@both_interfaces
-def test_the_ring_of_directions(make):
+def test_the_ring_of_directions():
     with np.load(GOLDEN / "init_ring.npz") as file:
         rings = dict(file)
     for name, (heads, levels, points) in RINGS.items():
-        shapes = ((1, 1),) * levels
-        inputs = [jnp.ones((1, 24)), jnp.ones((1, 1, 2)), jnp.ones((levels, 24))]
-        arguments = {"features": 24, "num_heads": heads, "num_levels": levels, "num_points": points}
-        params = make("MultiScaleDeformableAttention", inputs, arguments, spatial_shapes=shapes).params
-        bias = np.asarray(params["sampling_offsets"]["bias"])
+        layer = jax_dcn.linen.MultiScaleDeformableAttention(24, heads, levels, points)
+        bias = np.asarray(ring(layer)(jax.random.key(0), rings[name].size))
         # With six heads, PyTorch's sine of one direction is an ulp away from NumPy's.
         np.testing.assert_array_max_ulp(bias, rings[name].ravel(), 1 if heads == 6 else 0)
+
+
+@both_interfaces
+def test_a_new_attention_begins_with_the_ring(make):
+    with np.load(GOLDEN / "init_ring.npz") as file:
+        expected = file["heads2_levels3_points4"].ravel()
+    inputs = [jnp.ones((1, 24)), jnp.ones((1, 1, 2)), jnp.ones((3, 24))]
+    arguments = {"features": 24, "num_heads": 2, "num_levels": 3}
+    params = make("MultiScaleDeformableAttention", inputs, arguments, spatial_shapes=((1, 1),) * 3).params
+    np.testing.assert_array_equal(params["sampling_offsets"]["bias"], expected)
 
 
 @both_interfaces
@@ -154,7 +162,7 @@ def test_parameters(make):
     assert jax.tree.map(jnp.shape, dcnv4.params) == {
         "value_proj": {"kernel": (8, 8), "bias": (8,)},
         "offset_mask_dw": {"kernel": (1, 1, 1, 8), "bias": (8,)},
-        "offset_mask": {"kernel": (8, 88), "bias": (88,)},  # 2 · 14 · 3 = 84, and 4 to fill up
+        "offset_mask": {"kernel": (8, 88), "bias": (88,)},  # 2 · 14 · 3 = 84, and 4 of padding
         "center_feature_scale_proj": {"kernel": (8, 2), "bias": (2,)},
         "output_proj": {"kernel": (8, 8)},
     }
@@ -312,6 +320,14 @@ def test_only_dcnv3_has_dcnv3s_names():
     """A module of a user that has a dw_conv and a dw_norm keeps its names."""
     block = {"block": {"dw_conv": {"kernel": np.ones((3, 3, 1, 8))}, "dw_norm": {"scale": np.ones(8)}}}
     assert sorted(interop.to_torch(block)) == ["block.dw_conv.weight", "block.dw_norm.weight"]
+    other = {"head": {"center_feature_scale_proj": {"kernel": np.ones((8, 2))}}}
+    assert list(interop.to_torch(other)) == ["head.center_feature_scale_proj.weight"]
+
+
+def test_only_whole_names_of_constants_are_ignored():
+    params = build(linen_layer, "MultiScaleDeformableAttention")[0].params
+    with pytest.raises(ValueError, match="unexpected 'my_n_points_scale'"):
+        interop.from_torch(interop.to_torch(params) | {"my_n_points_scale": np.ones(6)}, params)
 
 
 @pytest.mark.parametrize(
@@ -325,6 +341,13 @@ def test_only_dcnv3_has_dcnv3s_names():
         ("MultiScaleDeformableAttention", {"method": "default"}, "method must be one of 'bilinear', 'discrete'"),
         ("MultiScaleDeformableAttention", {"offset_scale": "1"}, "offset_scale must be a finite number, got '1'"),
         ("MultiScaleDeformableAttention", {"dtype": "int8"}, "dtype must be float16, .* got 'int8'"),
+        ("MultiScaleDeformableAttention", {"num_points": "4"}, "num_points must be a positive int, got '4'"),
+        ("MultiScaleDeformableAttention", {"num_points": None}, "num_points must be a positive int, got None"),
+        ("MultiScaleDeformableAttention", {"num_points": 1.5}, "num_points must be a positive int, got 1.5"),
+        ("MultiScaleDeformableAttention", {"spatial_shapes": (5, 6)}, "spatial_shapes must be a sequence of .* got"),
+        ("MultiScaleDeformableAttention", {"backend": "cuda"}, "backend must be one of None, 'reference', got 'cuda'"),
+        ("DCNv3", {"backend": "fused"}, "backend must be one of None, 'reference', got 'fused'"),
+        ("DCNv4", {"backend": "fused"}, "backend must be one of None, 'reference', got 'fused'"),
         ("DCNv3", {"groups": 3}, "(features|channel count of x) must be a multiple of groups=3, got 8"),
         ("DCNv3", {"kernel_size": 0}, "kernel_size must be .* got 0"),
         ("DCNv3", {"dw_kernel_size": (1, 2, 3)}, r"dw_kernel_size must be .* got \(1, 2, 3\)"),

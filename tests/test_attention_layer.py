@@ -4,8 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
+from flax import nnx
 
 import jax_dcn
+import jax_dcn.linen
+import jax_dcn.nnx
 from tests.helpers.deform_aggregation.layers import (
     ATTENTION,
     CHANNELS,
@@ -96,6 +100,78 @@ def test_padding(make):
     zeros = jnp.where(valid[..., None], value, 0)
     masked = apply(no_bias, query, references, value, padding_mask=valid)
     assert_close(masked, apply(no_bias, query, references, zeros))
+
+
+@both_interfaces
+def test_float64_references_do_not_widen_the_computation(make):
+    with jax.enable_x64(True):
+        query, references, value = queries()
+        inputs = [query, references.astype(jnp.float64), value]
+        layer = random_attention(make, inputs, dtype="bfloat16", return_sampling=True)
+        y, locations, weights = layer.apply(layer.params, *inputs)
+        assert (y.dtype, locations.dtype, weights.dtype) == (jnp.bfloat16, jnp.float32, jnp.float32)
+        traced = jax.jit(layer.apply).lower(layer.params, *inputs).as_text()
+        operands = next(line for line in traced.splitlines() if "dcn_aggregate" in line)
+        assert "xbf16>" in operands and "xf64>" not in operands
+
+
+@both_interfaces
+def test_numbers_of_numpy(make):
+    inputs = queries()
+    expected = make("MultiScaleDeformableAttention", inputs, ATTENTION, spatial_shapes=LEVELS)
+    for points in (np.int64(3), [np.int32(3)] * 2, np.array([3, 3])):
+        layer = random_attention(make, inputs, num_points=points)
+        assert jax.tree.map(jnp.shape, layer.params) == jax.tree.map(jnp.shape, expected.params)
+    for points in ([3, 3], np.int64(3)):
+        hash(jax_dcn.linen.MultiScaleDeformableAttention(8, 2, 2, points, spatial_shapes=[[5, 6], np.array([3, 2])]))
+
+
+@both_interfaces
+def test_levels_as_an_attribute(make):
+    inputs = queries()
+    layer = random_attention(make, inputs)
+    other = make("MultiScaleDeformableAttention", inputs, ATTENTION | {"spatial_shapes": np.array(LEVELS)})
+    expected = layer.apply(layer.params, *inputs)
+    np.testing.assert_array_equal(other.apply(layer.params, *inputs), expected)
+    rows = make("MultiScaleDeformableAttention", inputs, ATTENTION | {"spatial_shapes": ((1, 34), (1, 2))})
+    np.testing.assert_array_equal(rows.apply(layer.params, *inputs, spatial_shapes=LEVELS), expected)
+    with pytest.raises(ValueError, match=r"spatial_shapes must be .* got None"):
+        layer.apply(layer.params, *inputs, spatial_shapes=None)
+
+
+@pytest.mark.parametrize("transform", [nn.remat, nn.jit])
+def test_transformations_of_linen_wrap_the_layer(transform):
+    inputs = queries()
+    layer = random_attention(linen_layer, inputs)
+    options = ATTENTION | {"num_points": [3, 3], "spatial_shapes": [list(size) for size in LEVELS]}
+    wrapped = transform(jax_dcn.linen.MultiScaleDeformableAttention)(**options)
+
+    def loss(apply):
+        return jax.jit(jax.value_and_grad(lambda params: (apply(params, *inputs) ** 2).sum()))(layer.params)
+
+    assert_close(loss(lambda params, *inputs: wrapped.apply({"params": params}, *inputs)), loss(layer.apply))
+
+
+def test_remat_of_nnx():
+    inputs = queries()
+    layer = jax_dcn.nnx.MultiScaleDeformableAttention(**ATTENTION, spatial_shapes=LEVELS, rngs=nnx.Rngs(0))
+    remat = nnx.remat(lambda layer, *inputs: layer(*inputs))
+    gradients = (
+        nnx.grad(lambda layer, f=f: (f(layer, *inputs) ** 2).sum())(layer) for f in (remat, type(layer).__call__)
+    )
+    assert_close(*map(nnx.to_pure_dict, gradients))
+
+
+@both_interfaces
+def test_a_padding_mask_of_another_library(make):
+    class Mask:
+        def __jax_array__(self):
+            return jnp.arange(2 * PIXELS).reshape(2, PIXELS) % 3 > 0
+
+    inputs = queries()
+    layer = random_attention(make, inputs)
+    expected = layer.apply(layer.params, *inputs, padding_mask=Mask().__jax_array__())
+    np.testing.assert_array_equal(layer.apply(layer.params, *inputs, padding_mask=Mask()), expected)
 
 
 def test_discrete_has_no_gradient_in_offsets():

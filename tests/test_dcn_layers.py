@@ -53,16 +53,48 @@ def test_dcnv4_step_by_step(make):
     window = {"kernel_size": 3, "kernel_dilation": 2, "padding": 2, "offset_scale": 1.5, "remove_center": True}
     sampled = jax_dcn.dcnv3(x, offset, mask, **window, groups=2)
     scale = params["center_feature_scale_proj"]
-    share = jnp.repeat(jax.nn.sigmoid(sampled @ scale["kernel"] + scale["bias"]), 4, -1)
-    assert_close(y, sampled * (1 - share) + x * share)
+    weight = jnp.repeat(jax.nn.sigmoid(sampled @ scale["kernel"] + scale["bias"]), 4, -1)
+    assert_close(y, sampled * (1 - weight) + x * weight)
 
 
-def test_the_filling_of_dcnv4_has_no_gradient():
+def test_the_padding_of_dcnv4_has_no_gradient():
     """The last 2 of 56 channels of offset_mask, of which 2 · 9 · 3 are used."""
     layer, (x,) = build(linen_layer, "DCNv4")
     gradient = jax.jit(jax.grad(lambda params: layer.apply(params, x).sum()))(randomized(layer.params))
     bias = gradient["offset_mask"]["bias"]
     assert bias.shape == (56,) and bias[:54].all() and not bias[54:].any()
+
+
+@both_interfaces
+@pytest.mark.parametrize("name", ["DCNv3", "DCNv4"])
+@pytest.mark.parametrize("shape", [(0, 6, 6, 8), (2, 0, 6, 8), (2, 6, 0, 8)], ids=str)
+def test_empty_images(make, name, shape):
+    layer, _ = build(make, name, return_offsets=True, center_feature_scale=True)
+    y, offset, mask = layer.apply(layer.params, jnp.ones(shape))
+    assert (y.shape, offset.shape, mask.shape) == (shape, (*shape[:-1], 36), (*shape[:-1], 18))
+
+
+@both_interfaces
+@pytest.mark.parametrize("norm", ["layer_norm", "batch_norm"])
+def test_norms_of_a_shifted_input(make, norm):
+    """The variance must not be the difference of two large means, which cancels."""
+    x = image()[0] + 1000
+    options = CONVOLUTION | {"norm": norm, "return_offsets": True}
+    train = {"use_running_average": False, "mutable": ["batch_stats"]}
+    layer = jax_dcn.linen.DCNv3(**options)
+    variables = layer.init(jax.random.key(0), x, use_running_average=False)
+    same = jnp.zeros((3, 3, 1, CHANNELS)).at[1, 1].set(1)  # so that the variance is that of x
+    params = randomized(variables["params"]) | {"dw_conv": {"kernel": same, "bias": jnp.zeros(CHANNELS)}}
+    variables = {**variables, "params": params}
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64), variables)
+        (_, expected, _), _ = layer.apply(wide, jnp.asarray(np.asarray(x), jnp.float64), **train)
+    if make is linen_layer:
+        (_, offset, _), _ = layer.apply(variables, x, **train)
+    else:
+        other = jax_dcn.nnx.DCNv3(CHANNELS, **options, rngs=nnx.Rngs(0))
+        _, offset, _ = interop.from_torch(interop.to_torch(variables), other)(x)
+    np.testing.assert_allclose(offset, expected, atol=2e-3)
 
 
 class TestBatchNorm:
@@ -101,6 +133,20 @@ class TestBatchNorm:
             state = interop.to_torch(tree, module="levels.0.blocks.1.dcn")
             norm = {key.rpartition(".")[2] for key in state if key.startswith("levels.0.blocks.1.dcn.dw_conv.1.0.")}
             assert norm == {"weight", "bias", "running_mean", "running_var"}
+
+    @both_interfaces
+    def test_a_checkpoint_of_the_other_norm_is_an_error(self, make):
+        _, _, variables, _ = self.layers()
+        batch_norm = interop.to_torch(variables)
+        params = build(make, "DCNv3")[0].params
+        layer_norm = {key.replace("dw_conv.1.0", "dw_conv.1.1"): array for key, array in batch_norm.items()}
+        for state in (batch_norm, layer_norm):
+            with pytest.raises(ValueError, match=r"dw_conv.1...running_mean.* is of a batch norm.* for dw_norm"):
+                interop.from_torch(state, params, strict=False)
+        without = {key: array for key, array in layer_norm.items() if "running" not in key}
+        interop.from_torch(without, params)
+        with pytest.raises(ValueError, match=r"missing 'dw_conv.1.1.running_mean'"):
+            interop.from_torch(without, variables)
 
 
 @both_interfaces

@@ -57,6 +57,19 @@ def test_only_a_whole_name_counts():
     assert set(labels.values()) == {"default"}
 
 
+def test_only_dcnv3_has_a_branch_named_offset():
+    """A detection head, such as CenterNet's, has an `offset` too, also beside a layer's branch."""
+    head = {"offset": {"kernel": 1}, "wh": {"kernel": 2}, "mask": {"kernel": 3}}
+    labels = jax_dcn.offset_labels({"head": head, "dcn": {**head, "dw_norm": {"scale": 4}}})
+    assert set(jax.tree.leaves(labels["head"])) == {"default"}
+    assert labels["dcn"] == {
+        "offset": {"kernel": "offset"},
+        "wh": {"kernel": "default"},
+        "mask": {"kernel": "default"},
+        "dw_norm": {"scale": "default"},
+    }
+
+
 @pytest.mark.parametrize("branch, leaves", [("conv", 2), ("fc", 6)])
 def test_all_of_a_pooling_layer_predicts_offsets(branch, leaves):
     x, rois = jnp.ones([1, 8, 8, 4]), jnp.ones([1, 5])

@@ -60,6 +60,24 @@ def test_samples_are_what_the_operator_reads():
     assert 5 < numbers_whole < LOCATIONS.size / 2
 
 
+def test_discrete_samples_are_what_the_operator_reads():
+    locations = LOCATIONS[:1].copy()
+    locations[0, 0, :2] = [[-3, 0], [1, 4]]
+    options = ARRAYS | {"method": "discrete"}
+    samples = viz.attention_samples(locations, WEIGHTS[:1], 0, **options)
+    one_tap = np.broadcast_to(np.eye(TAPS, dtype=np.float32)[:, None], (TAPS, HEADS, TAPS))
+    same = np.broadcast_to(locations, (TAPS, HEADS, TAPS, 2))
+    read = jax_dcn.multi_scale_deformable_attention(coordinates(), same, one_tap, **options)
+    read = np.reshape(read, (TAPS, HEADS, 4)).swapaxes(0, 1).reshape(-1, 4)
+    assert_array_equal(samples.positions, read[:, :2])
+    assert samples.inside.all()
+    ax = viz.plot_attention(locations, WEIGHTS[:1], 0, **options)
+    assert not any(text.get_text().startswith("outside") for text in ax.figure.legends[0].get_texts())
+    first = samples.levels == 0
+    dots = drawn(ax)[0]
+    assert {tuple(place) for place in samples.positions[first][:, ::-1]} <= {tuple(place) for place in dots.round(6)}
+
+
 def test_of_what_a_layer_returns():
     layer = jax_dcn.linen.MultiScaleDeformableAttention(8, 2, 2, POINTS, return_sampling=True)
     query, value = jnp.ones((1, QUERIES, 8)), jnp.ones((1, sum(map(math.prod, LEVELS)), 8))

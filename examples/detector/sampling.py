@@ -8,7 +8,7 @@ import numpy as np
 from examples.digits_library import scenes
 from examples.digits_library.backbone import STRIDE
 from examples.digits_library.evaluate import SIZE_LIMITS
-from jax_dcn import viz
+from jax_dcn import as_deform_conv, viz
 
 from .model import Detector
 
@@ -18,18 +18,13 @@ def deformable_layers(model: Detector, params: dict, images: np.ndarray) -> dict
     blocks = _sown(model, params, images).get("backbone", {})
     layers = {f"{block} {conv}": blocks[block][conv] for block in sorted(blocks) for conv in sorted(blocks[block])}
     size = tuple(length // STRIDE for length in images.shape[1:3])
-    convert = _as_convolution if model.operator in ("dcnv3", "dcnv4") else lambda *arrays: arrays
-    return {
-        name: viz.Layer(*convert(*sown["offset"], *sown["mask"]), image_size=size, kernel_size=3)
-        for name, sown in layers.items()
-    }
-
-
-def _as_convolution(offset, mask):
-    """Offsets and masks of DCNv3 and DCNv4 as a deformable convolution has them: (dy, dx), and taps row by row."""
-    taps = mask.reshape(*mask.shape[:-1], -1, 3, 3)
-    offsets = offset.reshape(*taps.shape, 2)[..., ::-1]
-    return tuple(array.swapaxes(mask.ndim, mask.ndim + 1).reshape(*mask.shape[:-1], -1) for array in (offsets, taps))
+    found = {}
+    for name, sown in layers.items():
+        sampled = *sown["offset"], *sown["mask"]
+        if model.operator in ("dcnv3", "dcnv4"):
+            sampled = as_deform_conv(*sampled, kernel_size=3)
+        found[name] = viz.Layer(*sampled, image_size=size, kernel_size=3)
+    return found
 
 
 @partial(jax.jit, static_argnums=0)

@@ -4,7 +4,7 @@ All downsampling is symmetric (an even kernel with stride 2). The receptive fiel
 therefore centred exactly at (8 i + 4, 8 j + 4), which is what `locations` returns.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import flax.linen as nn
 import jax
@@ -95,6 +95,8 @@ class Backbone(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
+        if self.operator not in get_args(Operator):
+            raise ValueError(f"operator must be one of {', '.join(get_args(Operator))}, got {self.operator!r}")
         x = images.astype(jnp.float32) / 127.5 - 1
         x = nn.relu(norm("stem_norm")(_halving_conv(self.widths[0], "stem")(x)))
         stages = zip(self.widths[1:], self.blocks, (True, True, False), ("plain", "plain", self.operator), strict=True)

@@ -13,12 +13,12 @@ from jax_dcn import _validation
 from jax_dcn._layers import common
 from jax_dcn._layers.conv import check_channels
 from jax_dcn._operators.aggregation import multi_scale_deformable_attention
-from jax_dcn._operators.aggregation.arguments import level_sizes
+from jax_dcn._operators.aggregation.arguments import BACKENDS, level_sizes
 
 Method = Literal["bilinear", "discrete"]
 
 
-class Settings(common.Typed, Protocol):
+class Settings(common.HasDtype, Protocol):
     """The attributes of both layers that control the computation."""
 
     features: int
@@ -27,6 +27,7 @@ class Settings(common.Typed, Protocol):
     num_points: int | Sequence[int]
     method: Method
     offset_scale: float | None
+    spatial_shapes: Sequence[Sequence[int]] | None
     return_sampling: bool
     backend: Literal["reference"] | None
 
@@ -34,6 +35,7 @@ class Settings(common.Typed, Protocol):
 def check(layer: Settings) -> None:
     check_channels("features", layer.features, num_heads=layer.num_heads)
     points(layer)
+    _validation.choice("backend", layer.backend, BACKENDS)
     _validation.choice("method", layer.method, ("bilinear", "discrete"))
     if layer.offset_scale is not None:
         _validation.number("offset_scale", layer.offset_scale)
@@ -41,15 +43,27 @@ def check(layer: Settings) -> None:
         _validation.dtype("dtype", layer.dtype)
 
 
+def canonical_points(value: Any) -> int | tuple[int, ...]:
+    """`num_points` in Python's ints, which are hashable: Flax's transformations hash the attributes of a module."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(_validation.positive(f"num_points[{k}]", count) for k, count in enumerate(value))
+    return _validation.positive("num_points", value)
+
+
+def canonical_shapes(value: Any) -> tuple[tuple[int, int], ...] | None:
+    """`spatial_shapes` in Python's ints, which are hashable."""
+    return None if value is None else level_sizes(value)
+
+
 def points(layer: Settings) -> tuple[int, ...]:
     """The number of points on each level."""
     levels = _validation.positive("num_levels", layer.num_levels)
-    counts = layer.num_points
-    if not isinstance(counts, Sequence):
-        return (_validation.positive("num_points", counts),) * levels
+    counts = (layer.num_points,) * levels if isinstance(layer.num_points, int) else tuple(layer.num_points)
     if len(counts) != levels:
         raise ValueError(f"num_points must be an int, or one for each of num_levels={levels}, got {counts}")
-    return tuple(_validation.positive(f"num_points[{k}]", count) for k, count in enumerate(counts))
+    return counts
 
 
 def weight_features(layer: Settings) -> int:
@@ -81,7 +95,7 @@ def apply(
     reference_points: jax.Array,
     value: jax.Array,
     *,
-    spatial_shapes: Sequence[Sequence[int]],
+    spatial_shapes: Sequence[Sequence[int]] | None,
     padding_mask: jax.Array | None,
     sampling_offsets: common.Branch,
     attention_weights: common.Branch,
@@ -94,7 +108,7 @@ def apply(
     reference_points = _validation.coordinates("reference_points", reference_points)
     if padding_mask is not None:
         padding_mask = _validation.as_array("padding_mask", padding_mask)
-    sizes = level_sizes(spatial_shapes)
+    sizes = level_sizes(layer.spatial_shapes if spatial_shapes is None else spatial_shapes)
     _check_shapes(layer, query, reference_points, value, padding_mask, sizes)
 
     by_head = (*query.shape[:-1], layer.num_heads, sum(points(layer)))
@@ -107,6 +121,8 @@ def apply(
         value = value_proj(value)
     elif layer.dtype is not None:
         value = value.astype(layer.dtype)
+    # The aggregation computes in the widest of its dtypes: float64 reference points must not widen value.
+    locations, weights = (array.astype(jnp.promote_types(value.dtype, jnp.float32)) for array in (locations, weights))
     if padding_mask is not None:
         value = jnp.where(padding_mask[..., None], value, 0)
     y = multi_scale_deformable_attention(

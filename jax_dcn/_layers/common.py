@@ -10,19 +10,19 @@ from flax.typing import Dtype
 Branch = Callable[[jax.Array], jax.Array]
 
 
-class Typed(Protocol):
-    """The attribute of all layers."""
+class HasDtype(Protocol):
+    """All layers have the dtype of their computation."""
 
     dtype: Dtype | None
 
 
-class Returning(Protocol):
-    """The attribute of layers that can return the offset and the mask."""
+class ReturnsOffsets(Protocol):
+    """Layers that can return the offset and the mask have this attribute."""
 
     return_offsets: bool
 
 
-class Settings(Typed, Returning, Protocol):
+class Settings(HasDtype, ReturnsOffsets, Protocol):
     """The attributes of a layer that control how it predicts offsets and masks."""
 
     modulated: bool
@@ -48,7 +48,7 @@ def check_offset(offset: jax.Array, channels: int, owners: str) -> None:
         raise ValueError(f"offset must have {channels} channels, two for each {owners}, got shape {jnp.shape(offset)}")
 
 
-def widen(layer: Typed, inputs: jax.Array) -> jax.Array:
+def widen(layer: HasDtype, inputs: jax.Array) -> jax.Array:
     """The inputs of a branch in float32 or wider, because the precision of a 16-bit offset falls as it grows."""
     dtype = inputs.dtype if layer.dtype is None else layer.dtype
     return jnp.asarray(inputs, jnp.promote_types(dtype, jnp.float32))
@@ -61,7 +61,7 @@ def offset_and_mask(layer: Settings, raw: jax.Array) -> tuple[jax.Array, jax.Arr
     return offset, layer.mask_scale * jax.nn.sigmoid(logits) if layer.modulated else None
 
 
-def result(layer: Returning, y: jax.Array, offset: Any, mask: Any, return_offsets: bool | None) -> Any:
+def result(layer: ReturnsOffsets, y: jax.Array, offset: Any, mask: Any, return_offsets: bool | None) -> Any:
     """The output of the layer, with the offset and the mask if they are requested."""
     if return_offsets is None:
         return_offsets = layer.return_offsets

@@ -13,15 +13,17 @@ from jax_dcn import _validation
 from jax_dcn._layers import common
 from jax_dcn._layers.conv import channels_of, check_channels
 from jax_dcn._operators.aggregation import dcnv3
-from jax_dcn._operators.aggregation.arguments import window
+from jax_dcn._operators.aggregation.arguments import BACKENDS, window
 from jax_dcn._types import Pair
 
 Activation = Callable[[jax.Array], jax.Array]
 Norm = Literal["layer_norm", "batch_norm"]
 LAYER_NORM_EPSILON, BATCH_NORM_EPSILON, BATCH_NORM_MOMENTUM = 1e-6, 1e-5, 0.9  # InternImage's
+# Flax's default, E[x²] - E[x]², cancels where the mean is large.
+NORM_OPTIONS = {"use_fast_variance": False}
 
 
-class Settings(common.Typed, common.Returning, Protocol):
+class Settings(common.HasDtype, common.ReturnsOffsets, Protocol):
     """The attributes of all these layers that control the computation."""
 
     groups: int
@@ -35,7 +37,7 @@ class Settings(common.Typed, common.Returning, Protocol):
 
 
 class DCNv3Settings(Settings, Protocol):
-    """Those of `DCNv3` only."""
+    """The attributes of `DCNv3`, which also has a norm and an activation."""
 
     norm: Norm
 
@@ -48,6 +50,7 @@ def check(layer: Settings, name: str, channels: int) -> None:
     taps(layer)
     if layer.dw_kernel_size is not None:
         _validation.pair("dw_kernel_size", layer.dw_kernel_size)
+    _validation.choice("backend", layer.backend, BACKENDS)
     _validation.choice("center_feature_scale", layer.center_feature_scale, (True, False))
     if layer.dtype is not None:
         _validation.dtype("dtype", layer.dtype)
@@ -69,7 +72,7 @@ def taps(layer: Settings) -> int:
 
 
 def offset_mask_features(layer: Settings) -> int:
-    """The output channels of DCNv4's `offset_mask`: 3 for each group and tap, filled up to a multiple of 8."""
+    """The output channels of DCNv4's `offset_mask`: 3 for each group and tap, padded to a multiple of 8."""
     return -(-3 * layer.groups * taps(layer) // 8) * 8
 
 
@@ -105,7 +108,7 @@ def apply_dcnv3(
     value = input_proj(x)
     features = layer.activation(dw_norm(dw_conv(common.widen(layer, x))))
     offsets, logits = offset(features), mask(features)
-    by_group = logits.reshape(*logits.shape[:-1], layer.groups, -1)
+    by_group = logits.reshape(*logits.shape[:-1], layer.groups, taps(layer))
     masks = jax.nn.softmax(by_group, -1).reshape(logits.shape)
     y = _aggregate(layer, value, offsets, masks)
     if center_feature_scale_proj is not None:
@@ -160,17 +163,18 @@ def _aggregate(layer: Settings, value: jax.Array, offset: jax.Array, mask: jax.A
 
 
 def _offset_and_mask(layer: Settings, packed: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Splits what DCNv4 predicts: for each group first all coordinates, then all masks; filling at the end."""
+    """Splits what DCNv4 predicts: for each group first all coordinates, then all masks; padding at the end."""
     count = taps(layer)
+    samples = layer.groups * count
     *leading, _ = packed.shape
-    by_group = packed[..., : 3 * layer.groups * count].reshape(*leading, layer.groups, 3 * count)
+    by_group = packed[..., : 3 * samples].reshape(*leading, layer.groups, 3 * count)
     offset, mask = jnp.split(by_group, [2 * count], axis=-1)
-    return offset.reshape(*leading, -1), mask.reshape(*leading, -1)
+    return offset.reshape(*leading, 2 * samples), mask.reshape(*leading, samples)
 
 
 def _blend(y: jax.Array, value: jax.Array, logits: jax.Array) -> jax.Array:
-    """The centre feature scale: a blend of the result and the value, with a share for each group [..., G]."""
-    share = jax.nn.sigmoid(logits)[..., None]
+    """The centre feature scale: blends the result with the value, with one weight for each group [..., G]."""
+    weight = jax.nn.sigmoid(logits)[..., None]
     by_group = (*logits.shape, y.shape[-1] // logits.shape[-1])
-    blended = y.reshape(by_group) * (1 - share) + value.reshape(by_group) * share
+    blended = y.reshape(by_group) * (1 - weight) + value.reshape(by_group) * weight
     return blended.reshape(y.shape).astype(y.dtype)

@@ -55,7 +55,8 @@ def from_torch(
       module: The name of ``like`` in the state dict: "backbone" reads ``backbone.conv1.weight``.
       strict: Whether parameters that the state dict lacks, and arrays of the module that ``like`` lacks, are errors. If
         not, the former keep their values and the latter are ignored, with a warning. Running statistics and batch
-        counters may always be missing in ``like``.
+        counters may always be missing in ``like``, except the statistics of a DCNv3's batch norm, which distinguish it
+        from a layer norm.
       output_size: The bins of pooling layers with an "fc" branch; only needed if there are not as many rows as columns.
 
     Returns:
@@ -103,6 +104,8 @@ def from_torch(
             taker, found = path, source.find(layers.keys(path, module))
         if found is not None:
             keys, array = found
+            if path[:-1] in layers.layer_norms:
+                source.check_layer_norm(keys[0], path)
             source.take(keys, taker)
             leaf = _fitted(keys[0], array, path, leaf)
         else:
@@ -207,11 +210,20 @@ class _Source:
             if self._taken.setdefault(key, taker) != taker:
                 raise ValueError(f"{key!r} would be both {'/'.join(self._taken[key])} and {'/'.join(taker)}")
 
+    def check_layer_norm(self, key: str, path: names.Path) -> None:
+        """Raises ValueError if the parameter of this name is one of a batch norm, which has running statistics."""
+        statistics = key.rpartition(".")[0] + ".running_mean"
+        if statistics in self._state_dict:
+            raise ValueError(
+                f"state_dict has {statistics!r}, so {key!r} is of a batch norm, but like has no statistics for "
+                f"{'/'.join(path[:-1])}: give the DCNv3 norm='batch_norm', and pass its statistics with its parameters"
+            )
+
     def left(self, statistics: bool) -> list[str]:
         """The unused arrays of the module, also without running statistics if the model has none."""
         optional = (*_NOT_PARAMETERS, *(() if statistics else ("running_mean", "running_var")))
         left = (name for name in self._state_dict if name.startswith(self._module) and name not in self._taken)
-        return [name for name in left if not name.endswith(optional)]
+        return [name for name in left if name.rpartition(".")[2] not in optional]
 
 
 class _DeformableLayers:
@@ -220,10 +232,10 @@ class _DeformableLayers:
     def __init__(self, paths: Sequence[names.Path]) -> None:
         self.convs = {path[: path.index("conv_offset")] for path in paths if "conv_offset" in path}
         self.pools = {self.owner(path) for path in paths if self.in_branch(path)}
-        of_norms = [path for path in paths if "dw_norm" in path]
-        owners = {path[: path.index("dw_norm")] for path in of_norms}
-        self.dcnv3s = {owner for owner in owners if {"offset", "mask"} <= _children(owner, paths)}
-        self.batch_norms = {path[:-1] for path in of_norms if path[-1] in ("mean", "var")}
+        self.dcnv3s = _owners({"dw_norm", "offset", "mask"}, paths)
+        self.dcns = self.dcnv3s | _owners({"offset_mask"}, paths)
+        norms = {path[:-1] for path in paths if path[-2:-1] == ("dw_norm",) and path[:-2] in self.dcnv3s}
+        self.layer_norms = norms - {path[:-1] for path in paths if path[-1] in ("mean", "var")}
 
     def in_branch(self, path: names.Path) -> bool:
         """Whether the path is in the `Sequential` with which a pooling layer predicts offsets."""
@@ -239,7 +251,7 @@ class _DeformableLayers:
         """Possible names of a parameter in the state dict, most likely first."""
         styles = [names.STYLES[style]] if style else list(names.STYLES.values())
         owner, suffixes = path[:-1], [""]
-        if owner[-1:] == ("center_feature_scale_proj",):  # parameters without a module
+        if owner[:-1] in self.dcns and owner[-1:] == ("center_feature_scale_proj",):  # parameters without a module
             return [f"{one}_{name}" for name in names.parameters(path[-1]) for one in names.modules(owner, module)]
         if owner[-1:] == ("conv_offset",):
             owner, suffixes = owner[:-1], [style.conv_offset for style in styles]
@@ -249,7 +261,7 @@ class _DeformableLayers:
             suffixes = [".0"]
         elif owner[:-1] in self.dcnv3s and owner[-1:] == ("dw_norm",):
             # InternImage has a transposition before a layer norm.
-            suffixes = [".1.0", ".1.1"] if owner in self.batch_norms else [".1.1", ".1.0"]
+            suffixes = [".1.1", ".1.0"] if owner in self.layer_norms else [".1.0", ".1.1"]
             owner = (*owner[:-1], "dw_conv")
         elif self.in_branch(path):
             owner = tuple("offset_fc" if name == "fc_offset" else name for name in owner)
@@ -261,8 +273,12 @@ class _DeformableLayers:
         ]
 
 
-def _children(owner: names.Path, paths: Sequence[names.Path]) -> set[str]:
-    return {path[len(owner)] for path in paths if path[: len(owner)] == owner}
+def _owners(children: set[str], paths: Sequence[names.Path]) -> set[names.Path]:
+    """The modules that have sub-modules of all these names."""
+    found: dict[names.Path, set[str]] = {}
+    for path in paths:
+        found.setdefault(path[:-2], set()).update(path[-2:-1])
+    return {owner for owner, names_of in found.items() if children <= names_of}
 
 
 def _modules(key: str) -> Iterable[str]:

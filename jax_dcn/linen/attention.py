@@ -46,6 +46,8 @@ class MultiScaleDeformableAttention(nn.Module):
       precision: Of the products, see :class:`jax.lax.Precision`.
       kernel_init: Initializer of the kernels of both projections.
       bias_init: Initializer of the biases of both projections.
+      spatial_shapes: The (H, W) of each level, for calls that do not give them. Under ``nn.remat`` and ``nn.jit``,
+        which trace the arguments of a call, they must be given here.
       return_sampling: Whether a call returns ``(y, sampling_locations, attention_weights)``.
       backend: None for the kernels of the platform, "reference" for ``jax.numpy``.
 
@@ -82,8 +84,14 @@ class MultiScaleDeformableAttention(nn.Module):
     precision: PrecisionLike = None
     kernel_init: Initializer = initializers.xavier_uniform()
     bias_init: Initializer = initializers.zeros_init()
+    spatial_shapes: Sequence[Sequence[int]] | None = None
     return_sampling: bool = False
     backend: Literal["reference"] | None = None
+
+    def __post_init__(self) -> None:
+        self.num_points = attention.canonical_points(self.num_points)
+        self.spatial_shapes = attention.canonical_shapes(self.spatial_shapes)
+        super().__post_init__()
 
     @nn.compact
     def __call__(
@@ -92,7 +100,7 @@ class MultiScaleDeformableAttention(nn.Module):
         reference_points: jax.Array,
         value: jax.Array,
         *,
-        spatial_shapes: Sequence[Sequence[int]],
+        spatial_shapes: Sequence[Sequence[int]] | None = None,
         padding_mask: jax.Array | None = None,
         return_sampling: bool | None = None,
     ) -> Any:
@@ -105,7 +113,8 @@ class MultiScaleDeformableAttention(nn.Module):
             of them. With 2 coordinates they are points (x, y), and offsets are in pixels of each level. With 4 they are
             boxes (x and y of the centre, width, height), and offsets are relative to the size of the box.
           value: [..., S, features], the pixels of all levels one after the other, each row by row.
-          spatial_shapes: The (H, W) of each level, as Python or numpy numbers; S is the sum of their products.
+          spatial_shapes: The (H, W) of each level, as Python or numpy numbers; S is the sum of their products. It
+            overrides the attribute of that name.
           padding_mask: [..., S], True where ``value`` is valid. Elsewhere the projected value is replaced by zeros.
           return_sampling: Overrides the attribute of that name.
 

@@ -34,7 +34,7 @@ class DCNv3(nn.Module):
       offset_scale: Factor of the offsets and of the window itself, about its centre.
       remove_center: Whether the window lacks its tap in the centre.
       dw_kernel_size: Size of the depthwise convolution; None means ``kernel_size``.
-      center_feature_scale: Whether to blend the result with the projected input, in shares that
+      center_feature_scale: Whether to blend the result with the projected input, with weights that
         ``center_feature_scale_proj`` predicts for each pixel and group from the features.
       norm: "layer_norm" or "batch_norm".
       activation: Function after the norm. The default is the exact GELU.
@@ -126,15 +126,16 @@ class DCNv3(nn.Module):
             **shared,
         )
 
+        norm_options: dict[str, Any] = {"param_dtype": self.param_dtype, "name": "dw_norm", **dcn.NORM_OPTIONS}
+
         def dw_norm(features: jax.Array) -> jax.Array:
             if self.norm == "layer_norm":
-                return nn.LayerNorm(dcn.LAYER_NORM_EPSILON, param_dtype=self.param_dtype, name="dw_norm")(features)
+                return nn.LayerNorm(dcn.LAYER_NORM_EPSILON, **norm_options)(features)
             norm = nn.BatchNorm(
                 self.use_running_average if use_running_average is None else use_running_average,
                 momentum=dcn.BATCH_NORM_MOMENTUM,
                 epsilon=dcn.BATCH_NORM_EPSILON,
-                param_dtype=self.param_dtype,
-                name="dw_norm",
+                **norm_options,
             )
             return norm(features)
 

@@ -27,7 +27,7 @@ class DCNv4(nn.Module):
 
     Parameters: ``kernel`` and ``bias`` of ``offset_mask`` and, if chosen, of ``value_proj``, ``output_proj``,
     ``offset_mask_dw`` and ``center_feature_scale_proj``. The output channels of ``offset_mask`` are, for each group,
-    the offsets (x, y) of all taps and then their masks; a few unused ones fill them up to a multiple of 8, as in
+    the offsets (x, y) of all taps and then their masks, padded with unused channels to a multiple of 8, as in
     published weights. :func:`jax_dcn.offset_labels` labels the parameters of ``offset_mask``.
 
     Attributes:
@@ -37,8 +37,8 @@ class DCNv4(nn.Module):
       offset_scale: Factor of the offsets and of the window itself, about its centre.
       remove_center: Whether the window lacks its tap in the centre.
       dw_kernel_size: Size of a depthwise convolution, ``offset_mask_dw``, whose output offsets and masks are predicted
-        from. None has none.
-      center_feature_scale: Whether to blend the result with the projected input, in shares that
+        from. None means that there is none.
+      center_feature_scale: Whether to blend the result with the projected input, with weights that
         ``center_feature_scale_proj`` predicts for each pixel and group from the result.
       use_projections: Whether to have ``value_proj`` and ``output_proj``; the original's ``without_pointwise`` is the
         opposite.

@@ -48,6 +48,8 @@ class MultiScaleDeformableAttention(nnx.Module):
       precision: Of the products, see :class:`jax.lax.Precision`.
       kernel_init: Initializer of the kernels of both projections.
       bias_init: Initializer of the biases of both projections.
+      spatial_shapes: The (H, W) of each level, for calls that do not give them. Under ``nnx.remat`` and ``nnx.jit``,
+        which trace the arguments of a call, they must be given here.
       return_sampling: Whether a call returns ``(y, sampling_locations, attention_weights)``.
       backend: None for the kernels of the platform, "reference" for ``jax.numpy``.
       rngs: Random number generators for the initializers.
@@ -90,6 +92,7 @@ class MultiScaleDeformableAttention(nnx.Module):
         precision: PrecisionLike = None,
         kernel_init: Initializer = _default_kernel_init,
         bias_init: Initializer = _default_bias_init,
+        spatial_shapes: Sequence[Sequence[int]] | None = None,
         return_sampling: bool = False,
         backend: Literal["reference"] | None = None,
         rngs: nnx.Rngs,
@@ -97,13 +100,14 @@ class MultiScaleDeformableAttention(nnx.Module):
         self.features = features
         self.num_heads = num_heads
         self.num_levels = num_levels
-        self.num_points: int | Sequence[int] = tuple(num_points) if isinstance(num_points, Sequence) else num_points
+        self.num_points: int | Sequence[int] = attention.canonical_points(num_points)
         self.method: attention.Method = method
         self.offset_scale = offset_scale
         self.use_projections = use_projections
         self.dtype = dtype
         self.param_dtype = param_dtype
         self.precision = precision
+        self.spatial_shapes: Sequence[Sequence[int]] | None = attention.canonical_shapes(spatial_shapes)
         self.return_sampling = return_sampling
         self.backend = backend
         attention.check(self)
@@ -123,7 +127,7 @@ class MultiScaleDeformableAttention(nnx.Module):
         reference_points: jax.Array,
         value: jax.Array,
         *,
-        spatial_shapes: Sequence[Sequence[int]],
+        spatial_shapes: Sequence[Sequence[int]] | None = None,
         padding_mask: jax.Array | None = None,
         return_sampling: bool | None = None,
     ) -> Any:
@@ -136,7 +140,8 @@ class MultiScaleDeformableAttention(nnx.Module):
             of them. With 2 coordinates they are points (x, y), and offsets are in pixels of each level. With 4 they are
             boxes (x and y of the centre, width, height), and offsets are relative to the size of the box.
           value: [..., S, features], the pixels of all levels one after the other, each row by row.
-          spatial_shapes: The (H, W) of each level, as Python or numpy numbers; S is the sum of their products.
+          spatial_shapes: The (H, W) of each level, as Python or numpy numbers; S is the sum of their products. It
+            overrides the attribute of that name.
           padding_mask: [..., S], True where ``value`` is valid. Elsewhere the projected value is replaced by zeros.
           return_sampling: Overrides the attribute of that name.
 

@@ -37,7 +37,7 @@ class DCNv3(nnx.Module):
       offset_scale: Factor of the offsets and of the window itself, about its centre.
       remove_center: Whether the window lacks its tap in the centre.
       dw_kernel_size: Size of the depthwise convolution; None means ``kernel_size``.
-      center_feature_scale: Whether to blend the result with the projected input, in shares that
+      center_feature_scale: Whether to blend the result with the projected input, with weights that
         ``center_feature_scale_proj`` predicts for each pixel and group from the features.
       norm: "layer_norm" or "batch_norm".
       activation: Function after the norm. The default is the exact GELU.
@@ -128,12 +128,13 @@ class DCNv3(nnx.Module):
             **dcn.depthwise_initializers(dw_size),
             **shared,
         )
+        norm_options = {**shared, **dcn.NORM_OPTIONS}
         self.dw_norm: nnx.LayerNorm | nnx.BatchNorm
         if norm == "layer_norm":
-            self.dw_norm = nnx.LayerNorm(features, epsilon=dcn.LAYER_NORM_EPSILON, **shared)
+            self.dw_norm = nnx.LayerNorm(features, epsilon=dcn.LAYER_NORM_EPSILON, **norm_options)
         else:
             self.dw_norm = nnx.BatchNorm(
-                features, momentum=dcn.BATCH_NORM_MOMENTUM, epsilon=dcn.BATCH_NORM_EPSILON, **shared
+                features, momentum=dcn.BATCH_NORM_MOMENTUM, epsilon=dcn.BATCH_NORM_EPSILON, **norm_options
             )
         self.offset: nnx.Linear = predicted(2 * count)
         self.mask: nnx.Linear = predicted(count)

@@ -1,7 +1,7 @@
 """Where the queries of a multi-scale deformable attention look, as numbers and as a picture."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from jax_dcn import _validation
 from jax_dcn._operators.aggregation.arguments import canonicalize_attention
-from jax_dcn._operators.aggregation.geometry import Pyramid
+from jax_dcn._operators.aggregation.geometry import Pyramid, discrete_pixels, tap_levels
 from jax_dcn.viz.drawing import TROUBLE, axes, canvas, highlight, in_picture, make_room, mark
 from jax_dcn.viz.positions import Floats
 
@@ -28,7 +28,8 @@ class AttentionSamples(NamedTuple):
     """The samples that a query reads, head by head.
 
     locations: [n, 2] as (y, x), fractions of the map; positions: [n, 2] as (y, x) in pixels of their level; weights,
-    heads, levels: [n]; inside: [n], whether a sample reads its level, at least partly.
+    heads, levels: [n]; inside: [n], whether a sample reads its level, at least partly. With the method
+    "discrete", positions are those of the pixels that are read; all are inside, as samples outside read the border.
     """
 
     locations: Floats
@@ -46,6 +47,7 @@ def attention_samples(
     *,
     spatial_shapes: Sequence[Sequence[int]],
     points: Sequence[int] | None = None,
+    method: Literal["bilinear", "discrete"] = "bilinear",
 ) -> AttentionSamples:
     """The samples that one query of one image reads.
 
@@ -56,6 +58,7 @@ def attention_samples(
       query: the index of the query.
       spatial_shapes: the (H, W) of each level.
       points: how many of the taps sample each level. None means P on each.
+      method: as for `multi_scale_deformable_attention`.
 
     Returns:
       `AttentionSamples`.
@@ -86,7 +89,9 @@ def attention_samples(
     )
     pixels = sum(int(height) * int(width) for height, width in spatial_shapes)
     value = np.zeros((pixels, one_location.shape[1], 1), np.float32)
-    problem = canonicalize_attention(value, one_location, one_weight, spatial_shapes=spatial_shapes, points=points)
+    problem = canonicalize_attention(
+        value, one_location, one_weight, spatial_shapes=spatial_shapes, points=points, method=method
+    )
     assert isinstance(problem.spec, Pyramid)
     heads, taps = one_location.shape[1], problem.spec.taps
 
@@ -94,6 +99,10 @@ def attention_samples(
     sizes = np.array([level[:2] for level in problem.spec.levels])[np.tile(of_level, heads)]
     locations = np.asarray(problem.operands["locations"], np.float64).reshape(heads * taps, 2)[:, ::-1]
     positions = locations * sizes - 0.5
+    if problem.spec.discrete:
+        levels = tap_levels(problem.spec, problem.operands["value"])
+        pixels_read = np.stack(discrete_pixels(problem.operands["locations"], levels), -1)
+        positions = pixels_read.astype(np.float64).reshape(-1, 2)
     return AttentionSamples(
         locations,
         positions,
@@ -111,6 +120,7 @@ def plot_attention(
     *,
     spatial_shapes: Sequence[Sequence[int]],
     points: Sequence[int] | None = None,
+    method: Literal["bilinear", "discrete"] = "bilinear",
     reference_point: ArrayLike | None = None,
     head: int | None = None,
     level: int | None = None,
@@ -124,7 +134,7 @@ def plot_attention(
     them, and those within half an image of it are drawn.
 
     Args:
-      sampling_locations, attention_weights, query, spatial_shapes, points: as `attention_samples` takes them.
+      sampling_locations, attention_weights, query, spatial_shapes, points, method: as `attention_samples` takes them.
       reference_point: (x, y), or a box (x and y of the centre, width, height), as fractions of the map; drawn in white.
       head, level: the index of one of them; None draws all.
       image: [height, width] or [height, width, 3 or 4], of any size: the image that the pyramid was computed from.
@@ -147,7 +157,7 @@ def plot_attention(
       ['level 0', 'level 1', 'reference point']
     """
     samples = attention_samples(
-        sampling_locations, attention_weights, query, spatial_shapes=spatial_shapes, points=points
+        sampling_locations, attention_weights, query, spatial_shapes=spatial_shapes, points=points, method=method
     )
     heads, levels = (int(of.max()) + 1 for of in (samples.heads, samples.levels))
     shown = np.ones(len(samples.weights), bool)
@@ -164,7 +174,7 @@ def plot_attention(
     new, ax = ax is None, axes(ax)
     first = np.array(spatial_shapes[0])
     scale = canvas(ax, image, (int(first[0]), int(first[1])))
-    places = samples.locations * first - 0.5
+    places = (samples.positions + 0.5) * (first / np.array(spatial_shapes)[samples.levels]) - 0.5
     lost = places[shown & ~samples.inside]
     make_room(ax, lost, scale)
     style: dict[str, Any] = {"edgecolors": "black", "linewidths": 0.7, "zorder": 3}

@@ -31,7 +31,8 @@ class Layer:
     ``layer[i]`` is the layer for image ``i`` only. Create it outside of `jit`, from what a jitted function returns.
 
     Args:
-      offset: [..., Ho, Wo, G·K·2], as `deform_conv2d` takes it and layers return it with ``return_offsets=True``.
+      offset: [..., Ho, Wo, G·K·2], as `deform_conv2d` takes it and `DeformConv` returns it with
+        ``return_offsets=True``. Convert offset and mask of `DCNv3` and `DCNv4` with `jax_dcn.as_deform_conv`.
       mask: [..., Ho, Wo, G·K], or None without modulation.
       image_size: height and width of the convolution's input.
       kernel_size, strides, padding, kernel_dilation: as for the convolution.

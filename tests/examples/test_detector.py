@@ -14,14 +14,12 @@ pytest.importorskip("sklearn")
 pytest.importorskip("pycocotools")
 pytest.importorskip("orbax.checkpoint")
 
-from examples.detector import sampling
 from examples.detector.__main__ import main
 from examples.detector.losses import assign, loss
 from examples.detector.model import Detector
 from examples.digits_library import scenes
 from examples.digits_library.backbone import locations
 from examples.digits_library.train import Recipe, train
-from jax_dcn import viz
 
 IMAGE_SIZE = 64
 TINY = {"classes": 10, "widths": (8, 8, 16, 16), "blocks": (1, 1, 1)}
@@ -115,12 +113,9 @@ def test_gradients_reach_new_layers(operator, names):
             assert np.abs(gradients[conv]["conv"][name]["kernel"]).max() > 0, (conv, name)
 
 
-def test_offsets_of_dcnv3_as_those_of_a_convolution():
-    """The taps of the regular grid, spread to twice their distance."""
-    column, row = np.divmod(np.arange(9), 3)
-    offset = np.tile(np.stack([column - 1.0, row - 1.0], -1).reshape(18), (1, 6, 6, 2))
-    layer = viz.Layer(*sampling._as_convolution(offset, np.ones((1, 6, 6, 18))), image_size=(6, 6), kernel_size=3)
-    assert_allclose(viz.effective_dilation(layer), 2)
+def test_an_unknown_operator_is_an_error():
+    with pytest.raises(ValueError, match="operator must be one of plain, deformable, dcnv3, dcnv4, got 'DCNv3'"):
+        jax.eval_shape(Detector(**TINY, operator="DCNv3").init, jax.random.key(0), np.zeros((1, 32, 32, 3), np.uint8))
 
 
 def test_the_command_writes_table_json_and_pictures(tmp_path, capsys, monkeypatch):

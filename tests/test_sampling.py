@@ -1,0 +1,83 @@
+"""`as_deform_conv`: a deformable convolution samples where DCNv3 and DCNv4 do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_dcn
+import jax_dcn.linen
+from jax_dcn import as_deform_conv, offset_statistics, viz
+from tests.helpers.deform_aggregation.layers import assert_close, normal, randomized
+
+X = normal(1, (2, 7, 8, 4))
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        {"kernel_size": 3},
+        {"kernel_size": (3, 5), "kernel_dilation": (2, 1), "offset_scale": 1.5},
+        {"kernel_size": (2, 3), "kernel_dilation": (3, 1), "offset_scale": 0.5},
+        {"kernel_size": (5, 3), "remove_center": True, "offset_scale": 2.0},
+        {"kernel_size": (2, 2), "remove_center": True, "offset_scale": 2.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["DCNv3", "DCNv4"])
+def test_a_convolution_with_a_kernel_of_ones_gives_the_same(name, window):
+    layer = getattr(jax_dcn.linen, name)(groups=2, return_offsets=True, **window)
+    params = randomized(layer.init(jax.random.key(0), X)["params"])
+    _, offset, mask = layer.apply({"params": params}, X)
+    convert = jax.jit(lambda offset, mask: as_deform_conv(offset, mask, **window))
+    converted = convert(offset, mask)
+    rows, columns = np.broadcast_to(window["kernel_size"], 2)
+    dilation = np.broadcast_to(window.get("kernel_dilation", 1), 2).tolist()
+    reach = [d * (k - 1) for k, d in zip((rows, columns), dilation, strict=True)]
+    padding = [(n // 2, n - n // 2) for n in reach]
+    y = jax_dcn.deform_conv2d(
+        X,
+        converted[0],
+        jnp.ones((rows, columns, 1, 4)),
+        mask=converted[1],
+        padding=padding,
+        kernel_dilation=dilation,
+        feature_group_count=4,
+    )
+    assert_close(y, jax_dcn.dcnv3(X, offset, mask, groups=2, padding=padding, **window))
+
+
+def test_the_effective_dilation_of_a_spread_window():
+    """The taps of the regular grid, spread to twice their distance."""
+    column, row = np.divmod(np.arange(9), 3)
+    offset = np.tile(np.stack([column - 1.0, row - 1.0], -1).reshape(18), (1, 6, 6, 2)).astype(np.float32)
+    spread = as_deform_conv(offset, np.ones((1, 6, 6, 18), np.float32), kernel_size=3)
+    scaled = as_deform_conv(0 * offset, np.ones((1, 6, 6, 18), np.float32), kernel_size=3, offset_scale=2.0)
+    for sampled in (spread, scaled):
+        layer = viz.Layer(*sampled, image_size=(6, 6), kernel_size=3)
+        np.testing.assert_allclose(viz.effective_dilation(layer), 2)
+
+
+def test_statistics_and_pictures():
+    """An offset of one pixel to the right, of the tap in the lower left corner."""
+    offset = np.zeros((6, 6, 9, 2), np.float32)
+    offset[..., 2, 0] = 1
+    offset, mask = as_deform_conv(offset.reshape(6, 6, 18), np.ones((6, 6, 9), np.float32), kernel_size=3)
+    layer = viz.Layer(offset, mask, image_size=(6, 6), kernel_size=3)
+    assert layer.positions[2, 2, 0, 6].tolist() == [3, 2]
+    assert offset_statistics(offset, (6, 6), 3)["max_length"] == 1
+
+
+@pytest.mark.parametrize(
+    "shapes, options, message",
+    [
+        (((5, 5, 18), (5, 5, 8)), {}, r"offset and mask must have shapes .* with K=9, got"),
+        (((5, 5, 18), (5, 5, 9)), {"remove_center": True}, "with K=8, got"),
+        (((5, 18), (5, 9)), {}, "mask must have shape"),
+        (((5, 5, 18), (5, 5, 9)), {"offset_scale": "1"}, "offset_scale must be a finite number"),
+        (((1, 1, 2), (1, 1, 1)), {"kernel_size": 1, "remove_center": True}, "with K=0, got"),
+    ],
+)
+def test_errors(shapes, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        as_deform_conv(*map(jnp.zeros, shapes), **{"kernel_size": 3} | options)
