@@ -34,7 +34,7 @@ class DCNv3(nn.Module):
       offset_scale: Factor of the offsets and of the window itself, about its centre.
       remove_center: Whether the window lacks its tap in the centre.
       dw_kernel_size: Size of the depthwise convolution; None means ``kernel_size``.
-      center_feature_scale: Whether to blend the result with the projected input, with weights that
+      center_feature_scale: Whether to blend the result with the projected input, by blending weights that
         ``center_feature_scale_proj`` predicts for each pixel and group from the features.
       norm: "layer_norm" or "batch_norm".
       activation: Function after the norm. The default is the exact GELU.

@@ -40,7 +40,7 @@ class DCNv4(nnx.Module):
       remove_center: Whether the window lacks its tap in the centre.
       dw_kernel_size: Size of a depthwise convolution, ``offset_mask_dw``, whose output offsets and masks are predicted
         from. None means that there is none.
-      center_feature_scale: Whether to blend the result with the projected input, with weights that
+      center_feature_scale: Whether to blend the result with the projected input, by blending weights that
         ``center_feature_scale_proj`` predicts for each pixel and group from the result.
       use_projections: Whether to have ``value_proj`` and ``output_proj``; the original's ``without_pointwise`` is the
         opposite.
