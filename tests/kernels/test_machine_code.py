@@ -106,7 +106,8 @@ def test_fused_kernels_multiply_on_tensor_cores(kernels):
 
 def has_split_stores(kernel):
     """Whether the compiler splits the vector stores, one per pixel at the kernel's end, on some architectures."""
-    return kernel.source == "psroi_pool.cu" and kernel.name.startswith("InputCotangentKernel")
+    kernels = {"psroi_pool.cu": "InputCotangentKernel", "aggregation_value.cu": "GatherKernel"}
+    return kernel.name.startswith(kernels.get(kernel.source, "no kernel"))
 
 
 def stores_no_channels(kernel):
