@@ -226,7 +226,8 @@ __global__ void GatherKernel(SampleTables<Accumulator<T>> tables, int64_t num_ta
         using Result = std::remove_reference_t<decltype(*result)>;
         Vector<Result, N> vector;
         for (int v = 0; v < N; ++v) vector.value[v] = Result(sum[v]);
-        AsVector<N>(result + element) = vector;
+        // Indexed as an array of vectors, because nvcc splits the store if it cannot derive the alignment.
+        reinterpret_cast<Vector<Result, N>*>(result)[element / N] = vector;
       };
       if (is_wide) {
         store(static_cast<A*>(d_value));

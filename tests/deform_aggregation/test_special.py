@@ -1,32 +1,37 @@
 """Locations and weights that are not finite, kinks, which pixels are read, and the rounding of positions."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jax_dcn
-from tests.helpers.deform_aggregation.cases import BACKENDS, CASES, Operands, pull_back
+from tests.helpers.deform_aggregation.cases import BACKENDS, CASES, Attention, Operands, pull_back
 from tests.helpers.deform_conv.cases import assert_close
 
 on_both = pytest.mark.parametrize("backend", BACKENDS)
 BILINEAR = pytest.mark.parametrize("name", ["attention", "dcnv3"])
 
 
-def taps(case, array):
-    """A view of locations, weights or their gradients as [queries, heads, taps(, 2)]."""
-    heads = getattr(case, "heads", None) or case.groups
-    count = case.taps if hasattr(case, "taps") else sum(case.points)
-    rest = (2,) if array.size % (heads * count * 2) == 0 and array.size // (heads * count) != result_count(case) else ()
-    return np.asarray(array).reshape(-1, heads, count, *rest)
+def num_queries(case):
+    return case.queries if isinstance(case, Attention) else math.prod(case.output_size)
 
 
-def result_count(case):
-    return case.queries if hasattr(case, "queries") else int(np.prod(case.output_size))
+def locations_of(case, operands):
+    """A view [queries, heads, taps, 2] of the locations of `operands`, or of their gradient."""
+    return np.asarray(operands.locations).reshape(*weights_of(case, operands).shape, 2)
+
+
+def weights_of(case, operands):
+    """A view [queries, heads, taps] of the weights of `operands`, or of their gradient."""
+    heads = case.heads if isinstance(case, Attention) else case.groups
+    return np.asarray(operands.weights).reshape(num_queries(case), heads, -1)
 
 
 def by_head(case, result):
-    return np.asarray(result).reshape(result_count(case), -1, case.channels)
+    return np.asarray(result).reshape(num_queries(case), -1, case.channels)
 
 
 @on_both
@@ -36,17 +41,17 @@ def test_a_nan_location(name, coordinate, backend):
     """It makes the results that use it NaN, and its gradients, and adds nothing to the gradient of value."""
     case = CASES[name]
     operands, cotangent = Operands(*map(np.float32, case.operands())), np.float32(case.cotangent())
-    taps(case, operands.locations)[2, 1, 3, coordinate] = np.nan
+    locations_of(case, operands)[2, 1, 3, coordinate] = np.nan
     result, gradients = pull_back(cotangent, operands, case.with_backend(backend))
     nan = np.isnan(by_head(case, result))
     assert nan[2, 1].all()
     assert nan.sum() == case.channels
-    in_locations, in_weights = np.isnan(taps(case, gradients.locations)), np.isnan(taps(case, gradients.weights))
+    in_locations, in_weights = np.isnan(locations_of(case, gradients)), np.isnan(weights_of(case, gradients))
     assert in_locations[2, 1, 3].all() and in_locations.sum() == 2
     assert in_weights[2, 1, 3] and in_weights.sum() == 1
     without = operands._replace(locations=operands.locations.copy(), weights=operands.weights.copy())
-    taps(case, without.locations)[2, 1, 3] = 0
-    taps(case, without.weights)[2, 1, 3] = 0
+    locations_of(case, without)[2, 1, 3] = 0
+    weights_of(case, without)[2, 1, 3] = 0
     assert_close(gradients.value, pull_back(cotangent, without, case.with_backend(backend))[1].value, 1e-6, 1e-6)
 
 
@@ -56,14 +61,14 @@ def test_a_nan_location(name, coordinate, backend):
 def test_an_infinite_location_is_outside(name, infinity, backend):
     case = CASES[name]
     operands, cotangent = Operands(*map(np.float32, case.operands())), np.float32(case.cotangent())
-    taps(case, operands.locations)[2, 1, 3, 0] = infinity
+    locations_of(case, operands)[2, 1, 3, 0] = infinity
     without = operands._replace(weights=operands.weights.copy())
-    taps(case, without.weights)[2, 1, 3] = 0
+    weights_of(case, without)[2, 1, 3] = 0
     result, gradients = pull_back(cotangent, operands, case.with_backend(backend))
     expected, without_gradients = pull_back(cotangent, without, case.with_backend(backend))
     assert_close((result, gradients.value), (expected, without_gradients.value), 1e-6, 1e-6)
-    assert not taps(case, gradients.locations)[2, 1, 3].any()
-    assert not taps(case, gradients.weights)[2, 1, 3].any()
+    assert not locations_of(case, gradients)[2, 1, 3].any()
+    assert not weights_of(case, gradients)[2, 1, 3].any()
 
 
 @on_both
@@ -79,7 +84,7 @@ def test_discrete_locations_that_are_not_finite(backend):
         )
 
     weights = np.ones(5, np.float32)
-    result, gradients = pull_back(np.ones((5, 1), np.float32), Operands(columns, locations, weights), _Function(of))
+    result, gradients = pull_back(np.ones((5, 1), np.float32), Operands(columns, locations, weights), of)
     np.testing.assert_array_equal(result[:, 0], [np.nan, np.nan, 3, 0, 3])
     np.testing.assert_array_equal(gradients.weights, [np.nan, np.nan, 3, 0, 3])
     np.testing.assert_array_equal(gradients.value[:, 0, 0], [1, 0, 0, 2])
@@ -93,14 +98,14 @@ def test_a_nan_weight(name, inside, backend):
     """It multiplies the sample also where the sample reads nothing, though not its derivatives."""
     case = CASES[name]
     operands = Operands(*map(np.float32, case.operands()))
-    taps(case, operands.locations)[2, 1, 3] = (0.5, 0.5) if inside else (1e6, 0.5)
-    taps(case, operands.weights)[2, 1, 3] = np.nan
+    locations_of(case, operands)[2, 1, 3] = (0.5, 0.5) if inside else (1e6, 0.5)
+    weights_of(case, operands)[2, 1, 3] = np.nan
     result, gradients = pull_back(np.float32(case.cotangent()), operands, case.with_backend(backend))
     nan = np.isnan(by_head(case, result))
     assert nan[2, 1].all()
     assert nan.sum() == case.channels
     # A sample that reads nothing has no gradients.
-    in_locations = np.isnan(taps(case, gradients.locations))
+    in_locations = np.isnan(locations_of(case, gradients))
     assert in_locations[2, 1, 3].all() == inside and in_locations.sum() == 2 * inside
     assert np.isnan(gradients.value).any() == inside
     assert not np.isnan(gradients.weights).any()
@@ -181,13 +186,3 @@ def test_positions_round_as_they_are_written(size, backend):
         return jax_dcn.multi_scale_deformable_attention(row[:, None, None], locations, weights, **keywords).sum()
 
     np.testing.assert_allclose(jax.jit(jax.grad(total))(locations), expected, rtol=1e-5, atol=1e-5)
-
-
-class _Function:
-    """A function that jit may take as a static argument, and compile once."""
-
-    def __init__(self, function):
-        self.function = function
-
-    def __call__(self, *args):
-        return self.function(*args)
