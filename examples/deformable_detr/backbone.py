@@ -28,7 +28,7 @@ class FrozenBatchNorm(nn.Module):
         return self.variable("batch_stats", name, init, (channels,)).value
 
 
-class ConvNorm(nn.Module):
+class ConvFrozenNorm(nn.Module):
     """A convolution without bias, and its normalisation."""
 
     features: int
@@ -61,7 +61,7 @@ class Block(nn.Module):
         y = x
         convs = self._convs()
         for index, (features, size, stride) in enumerate(convs):
-            y = ConvNorm(features, size, stride, name=f"layer_{index}")(y)
+            y = ConvFrozenNorm(features, size, stride, name=f"layer_{index}")(y)
             y = nn.relu(y) if index < len(convs) - 1 else y
         return nn.relu(y + (self._shortcut(x) if self.project else x))
 
@@ -76,7 +76,7 @@ class Block(nn.Module):
         stride = self.stride
         if self.config.deep and stride == 2:
             x, stride = nn.avg_pool(x, (2, 2), strides=(2, 2)), 1
-        return ConvNorm(self.features, 1, stride, name="shortcut")(x)
+        return ConvFrozenNorm(self.features, 1, stride, name="shortcut")(x)
 
 
 class ResNet(nn.Module):
@@ -90,7 +90,7 @@ class ResNet(nn.Module):
         stem = [(width // 2, 3, 2), (width // 2, 3, 1), (width, 3, 1)] if self.config.deep else [(width, 7, 2)]
         x = images
         for index, (features, size, stride) in enumerate(stem):
-            x = nn.relu(ConvNorm(features, size, stride, name=f"embedder_{index}")(x))
+            x = nn.relu(ConvFrozenNorm(features, size, stride, name=f"embedder_{index}")(x))
         x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
         outputs = []
         for stage, (features, depth) in enumerate(zip(self.config.hidden_sizes, self.config.depths, strict=True)):

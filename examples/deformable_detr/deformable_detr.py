@@ -34,7 +34,7 @@ class Pyramid(NamedTuple):
     ratios: jax.Array
 
 
-class ConvNorm(nn.Module):
+class ConvGroupNorm(nn.Module):
     """A convolution and a group normalisation."""
 
     features: int
@@ -143,7 +143,7 @@ class DeformableDetr(nn.Module):
                 x, size, stride = maps[index], 1, 1
             else:
                 x, size, stride = maps[-1] if index == len(maps) else levels[-1], 3, 2
-            levels.append(ConvNorm(config.d_model, size, stride, name=f"input_proj_{index}")(x))
+            levels.append(ConvGroupNorm(config.d_model, size, stride, name=f"input_proj_{index}")(x))
         shapes = tuple(level.shape[1:3] for level in levels)
         masks = [resize_mask(mask, shape) for shape in shapes]
         embeddings = self.param("level_embed", nn.initializers.normal(1.0), (len(levels), config.d_model))
