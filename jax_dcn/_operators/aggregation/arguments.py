@@ -195,10 +195,10 @@ def level_sizes(value: Any) -> tuple[tuple[int, int], ...]:
     """The (height, width) of each level, known while tracing."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
         raise TypeError(
-            "spatial_shapes must be numbers that are known while tracing: make it a static argument, or let the "
-            f"function that is traced close over it; got {value!r}"
+            "spatial_shapes must be numbers that are known when the function is traced: close over them, mark them as "
+            f"static, or give them to the layer as its attribute; got {value!r}"
         )
-    wrong = ValueError(f"spatial_shapes must have a (height, width) of positive ints for each level, got {value!r}")
+    wrong = ValueError(f"spatial_shapes must be a sequence of (height, width), a pair for each level, got {value!r}")
     value = _as_list(value)
     rows = [_as_list(row) for row in value] if isinstance(value, Sequence) else []
     if not rows or not all(isinstance(row, Sequence) and len(row) == 2 for row in rows):
