@@ -1,4 +1,4 @@
-"""Bilinear sampling of an image at positions in `jax.numpy`, by the rules of lib/sampling.h."""
+"""Windows on an image, and bilinear sampling of it at positions in `jax.numpy`, by the rules of lib/sampling.h."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,6 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
+
+
+def output_size(
+    image_size: Sequence[int],
+    kernel_size: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    kernel_dilation: Sequence[int],
+) -> tuple[int, ...]:
+    """The rows and columns of the positions that the window of a convolution takes in an image."""
+    parts = zip(image_size, kernel_size, strides, padding, kernel_dilation, strict=True)
+    return tuple(max((n + sum(pads) - (k - 1) * d - 1) // s + 1, 0) for n, k, s, pads, d in parts)
 
 
 def is_inside(position: Any, size: int, circular: bool) -> Any:

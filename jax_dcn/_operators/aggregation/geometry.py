@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jax_dcn._operators.sampling import rounded_product
+from jax_dcn._operators.sampling import output_size, rounded_product
 from jax_dcn._types import Shaped
 
 Size = Sequence[int]  # (rows, columns)
@@ -65,8 +65,7 @@ class Window:
         return window_taps(self.kernel_size, self.remove_center)
 
     def output_size(self, image_size: Size) -> tuple[int, ...]:
-        parts = zip(image_size, self.kernel_size, self.strides, self.padding, self.kernel_dilation, strict=True)
-        return tuple(max((n + sum(pads) - (k - 1) * d - 1) // s + 1, 0) for n, k, s, pads, d in parts)
+        return output_size(image_size, self.kernel_size, self.strides, self.padding, self.kernel_dilation)
 
 
 Spec = Pyramid | Window

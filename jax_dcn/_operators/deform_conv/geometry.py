@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jax_dcn import _validation
-from jax_dcn._operators.sampling import is_inside
+from jax_dcn._operators.sampling import is_inside, output_size
 from jax_dcn._types import Padding, Pair, Shaped
 
 Size = Sequence[int]  # (rows, columns)
@@ -25,8 +25,7 @@ class Geometry:
     circular: bool
 
     def output_size(self, image_size: Size, kernel_size: Size) -> tuple[int, ...]:
-        parts = zip(image_size, kernel_size, self.strides, self.padding, self.kernel_dilation, strict=True)
-        return tuple(max((n + sum(pads) - (k - 1) * d - 1) // s + 1, 0) for n, k, s, pads, d in parts)
+        return output_size(image_size, kernel_size, self.strides, self.padding, self.kernel_dilation)
 
 
 def resolve(image_size: Size, kernel_size: Size, *, strides: Pair, padding: Padding, kernel_dilation: Pair) -> Geometry:
