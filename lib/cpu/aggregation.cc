@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "aggregation_positions.h"
+#include "aligned_vector.h"
 #include "device.h"
 #include "element.h"
 #include "lanes.h"
@@ -36,7 +37,7 @@ struct BlockTaps {
         const int64_t heads = std::min(corners.max_heads(), block.heads - head);
         const int64_t row = query * sizes.heads + block.first_head + head;
         const A* const locations = static_cast<const A*>(taps.locations) + row * sizes.taps * 2;
-        corners.Locate(taps.origin, query % sizes.queries(), head, heads, locations);
+        corners.Locate(taps.origin, query % sizes.queries(), head, heads, locations, weights(row));
         body(row, heads);
       }
     }
@@ -73,23 +74,27 @@ DCN_VECTORIZED void AggregateRows(BlockTaps<Accumulator<T>>& taps, T* out, int64
   using A = Accumulator<T>;
   const int64_t num_taps = taps.sizes.taps, channels = taps.sizes.channels;
   taps.ForEachRows(begin, end, [&](int64_t first_row, int64_t rows) DCN_INLINED {
-    for (int64_t row = 0; row < rows; ++row) {
-      const CornerArrays<A> corners = taps.corners.at(row * num_taps);
-      const A* const weights = taps.weights(first_row + row);
-      T* const out_row = out + (first_row + row) * channels;
+    for (int64_t i = 0; i < rows; ++i) {
+      const CornerArrays<A> corners = taps.corners.at(i * num_taps);
+      T* const out_row = out + (first_row + i) * channels;
       ForEachChannels(channels, [&](auto lanes, int64_t c, int count) DCN_INLINED {
         constexpr int kRun = decltype(lanes)::value;
-        Lanes<A> sum[kRun];
+        // Two sums, because an addition waits for the one before it.
+        Lanes<A> sum[2][kRun];
         for (int64_t tap = 0; tap < num_taps; ++tap) {
-          Lanes<A> sampled[kRun];
           ForEachCorner([&](int corner) DCN_INLINED {
-            const T* const pixel = reinterpret_cast<const T*>(corners.address[4 * tap + corner]) + c;
+            const T* const pixel = reinterpret_cast<const T*>(corners.address[corner][tap]) + c;
             const A weight = corners.weight[corner][tap];
-            for (int i = 0; i < kRun; ++i) sampled[i].value += weight * Lanes<A>(pixel + i * kLanes, count).value;
+            for (int v = 0; v < kRun; ++v) {
+              sum[corner % 2][v].value += weight * Lanes<A>(pixel + v * kLanes, count).value;
+            }
           });
-          for (int i = 0; i < kRun; ++i) sum[i].value += weights[tap] * sampled[i].value;
         }
-        for (int i = 0; i < kRun; ++i) sum[i].Store(out_row + c + i * kLanes, count);
+        for (int v = 0; v < kRun; ++v) {
+          Lanes<A> total;
+          total.value = sum[0][v].value + sum[1][v].value;
+          total.Store(out_row + c + v * kLanes, count);
+        }
       });
     }
   });
@@ -99,24 +104,23 @@ DCN_VECTORIZED void AggregateRows(BlockTaps<Accumulator<T>>& taps, T* out, int64
 template <typename T>
 DCN_VECTORIZED void ScatterRows(BlockTaps<Accumulator<T>>& taps, const T* d_out, int64_t begin, int64_t end) {
   using A = Accumulator<T>;
-  const int64_t num_taps = taps.sizes.taps;
+  const int64_t num_taps = taps.sizes.taps, channels = taps.sizes.channels;
   taps.ForEachRows(begin, end, [&](int64_t first_row, int64_t rows) DCN_INLINED {
-    for (int64_t row = 0; row < rows; ++row) {
-      const CornerArrays<A> corners = taps.corners.at(row * num_taps);
-      const A* const weights = taps.weights(first_row + row);
-      const T* const d_row = d_out + (first_row + row) * taps.sizes.channels + taps.block.first_channel;
+    for (int64_t i = 0; i < rows; ++i) {
+      const CornerArrays<A> corners = taps.corners.at(i * num_taps);
+      const T* const d_row = d_out + (first_row + i) * channels + taps.block.first_channel;
       ForEachChannels(taps.block.channels, [&](auto lanes, int64_t c, int count) DCN_INLINED {
         constexpr int kRun = decltype(lanes)::value;
         Lanes<A> d[kRun];
-        for (int i = 0; i < kRun; ++i) d[i] = Lanes<A>(d_row + c + i * kLanes, count);
+        for (int v = 0; v < kRun; ++v) d[v] = Lanes<A>(d_row + c + v * kLanes, count);
         for (int64_t tap = 0; tap < num_taps; ++tap) {
           ForEachCorner([&](int corner) DCN_INLINED {
-            A* const pixel = reinterpret_cast<A*>(corners.address[4 * tap + corner]) + c;
-            const A weight = corners.weight[corner][tap] * weights[tap];
-            for (int i = 0; i < kRun; ++i) {
-              Lanes<A> sum(pixel + i * kLanes, count);
-              sum.value += weight * d[i].value;
-              sum.Store(pixel + i * kLanes, count);
+            A* const pixel = reinterpret_cast<A*>(corners.address[corner][tap]) + c;
+            const A weight = corners.weight[corner][tap];
+            for (int v = 0; v < kRun; ++v) {
+              Lanes<A> sum(pixel + v * kLanes, count);
+              sum.value += weight * d[v].value;
+              sum.Store(pixel + v * kLanes, count);
             }
           });
         }
@@ -131,18 +135,19 @@ DCN_INLINE void DotCorners(const BlockTaps<Accumulator<T>>& taps, const T* d_out
   using A = Accumulator<T>;
   const int64_t num_taps = taps.sizes.taps, channels = taps.sizes.channels;
   std::fill_n(dots, 4 * num_taps * rows, A(0));
-  for (int64_t row = 0; row < rows; ++row, d_out += channels, dots += 4 * num_taps) {
-    const CornerArrays<A> corners = taps.corners.at(row * num_taps);
+  for (int64_t i = 0; i < rows; ++i, d_out += channels, dots += 4 * num_taps) {
+    const CornerArrays<A> corners = taps.corners.at(i * num_taps);
     ForEachChannels(channels, [&](auto lanes, int64_t c, int count) DCN_INLINED {
       constexpr int kRun = decltype(lanes)::value;
       Lanes<A> d[kRun];
-      for (int i = 0; i < kRun; ++i) d[i] = Lanes<A>(d_out + c + i * kLanes, count);
+      for (int v = 0; v < kRun; ++v) d[v] = Lanes<A>(d_out + c + v * kLanes, count);
       for (int64_t tap = 0; tap < num_taps; ++tap) {
         Lanes<A> product[4];
         ForEachCorner([&](int corner) DCN_INLINED {
-          const T* const pixel = reinterpret_cast<const T*>(corners.address[4 * tap + corner]) + c;
-          for (int i = 0; i < kRun; ++i)
-            product[corner].value += d[i].value * Lanes<A>(pixel + i * kLanes, count).value;
+          const T* const pixel = reinterpret_cast<const T*>(corners.address[corner][tap]) + c;
+          for (int v = 0; v < kRun; ++v) {
+            product[corner].value += d[v].value * Lanes<A>(pixel + v * kLanes, count).value;
+          }
         });
         AddSums(product, dots + 4 * tap);
       }
@@ -252,7 +257,7 @@ const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& 
     using T = decltype(tag);
     using A = Accumulator<T>;
     const BlockGrid blocks(sizes, threads, sizeof(A));
-    const auto compute = [&](const Block& block, std::vector<A>& sums) {
+    const auto compute = [&](const Block& block, AlignedVector<A>& sums) {
       const int64_t pixel_size = block.heads * block.channels, size = block.pixels * pixel_size;
       sums.assign(size + block.channels, A(0));  // the last ones: what is added to corners outside the block
       if (std::min(sizes.queries(), int64_t{sizes.taps}) > 0) {
@@ -270,7 +275,7 @@ const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& 
     // Each task takes blocks until none is left, so that it allocates memory only once.
     std::atomic<int64_t> next{0};
     device.ParallelFor(std::min(blocks.size(), threads), [&](int64_t) {
-      std::vector<A> sums;
+      AlignedVector<A> sums;
       for (int64_t i; (i = next.fetch_add(1)) < blocks.size();) compute(blocks[i], sums);
     });
   });
