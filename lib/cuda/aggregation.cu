@@ -140,7 +140,9 @@ __global__ void AggregateKernel(Aggregation call, int log2_team, const T* value,
         for (int corner = 0; corner < 4; ++corner)
           weight[corner] = y.share(corner / 2) * x.share(corner % 2) * tap_weight;
         unread += of_lane.is_read() ? A(0) : tap.weight * tap.corners.unread_value();
-        for (int k = 0; k < count; ++k) {
+#pragma unroll
+        for (int k = 0; k < kQuad; ++k) {
+          if (k >= count) break;
           const PackedCorners corners = of_lane.Of(k);
           A corner_weight[4];
           for (int corner = 0; corner < 4; ++corner) {
