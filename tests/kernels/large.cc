@@ -115,6 +115,20 @@ void TestManyBatchesOfRois() {
   Expect("the last offset's cotangent, of pooling,", d_offset.last(), 0);
 }
 
+// An image with more columns than float32 has consecutive integers.
+void TestWideImage() {
+  constexpr int64_t kWidth = (1 << 24) + 4;
+  const PoolSizes sizes = {1, 1, 1, kWidth, 1, 1, 1, {1, 1}, {1, 1}, {1, 1}, {1, 1}, 1, 1};
+  Large<float> x(kWidth), pooled(1), boxes(5);
+  const float box[] = {0, kWidth, 0, kWidth, 0};
+  std::copy(box, box + 5, boxes.data());
+  x.last() = 3;
+  Device device(nullptr);
+  Check(Pool(device, DType::kF32, sizes, {boxes.data(), nullptr}, x.data(), pooled.data()));
+  Expect("the last of many columns", pooled.last(), 3);
+}
+
+#ifdef __global__
 // An attention to a level, with one tap per query.
 AggregationSizes OneTapPerQuery(int64_t batches, int64_t channels, int64_t queries, int32_t side) {
   AggregationSizes sizes = {batches, 1, channels, int64_t{side} * side, queries, 1, 1, 1};
@@ -160,20 +174,6 @@ void TestManyBatchesOfQueries() {
   Expect("the last value's cotangent", d_value.last(), 10);
 }
 
-// An image with more columns than float32 has consecutive integers.
-void TestWideImage() {
-  constexpr int64_t kWidth = (1 << 24) + 4;
-  const PoolSizes sizes = {1, 1, 1, kWidth, 1, 1, 1, {1, 1}, {1, 1}, {1, 1}, {1, 1}, 1, 1};
-  Large<float> x(kWidth), pooled(1), boxes(5);
-  const float box[] = {0, kWidth, 0, kWidth, 0};
-  std::copy(box, box + 5, boxes.data());
-  x.last() = 3;
-  Device device(nullptr);
-  Check(Pool(device, DType::kF32, sizes, {boxes.data(), nullptr}, x.data(), pooled.data()));
-  Expect("the last of many columns", pooled.last(), 3);
-}
-
-#ifdef __global__
 void TestFusedManyPixels() {
   constexpr int64_t kSide = 1 << 15, kChannels = 8, kFeatures = 8, kPixels = kSide * kSide;
   const Sizes sizes = {OneTap(), 1, kSide, kSide, kChannels, kSide, kSide, 1, 1};
@@ -233,10 +233,10 @@ int main() {
   dcn::TestManyPixels();
   dcn::TestManyImages();
   dcn::TestManyBatchesOfRois();
-  dcn::TestManyQueries();
-  dcn::TestManyBatchesOfQueries();
   dcn::TestWideImage();
 #ifdef __global__
+  dcn::TestManyQueries();
+  dcn::TestManyBatchesOfQueries();
   dcn::TestFusedManyPixels();
   dcn::TestFusedManyGroups();
 #endif
