@@ -20,11 +20,9 @@ template <typename A>
 struct BlockTaps {
   const AggregationSizes& sizes;
   const Taps& taps;
-  const Block block;
-  TapCorners<A> corners;
-
-  BlockTaps(const AggregationSizes& sizes, const Taps& taps, const Block& block, const BlockArray& array)
-      : sizes(sizes), taps(taps), block(block), corners(sizes, block, array) {}
+  const Block& block;
+  const BlockArray array;
+  TapCorners<A>& corners;
 
   DCN_INLINE const A* weights(int64_t row) const { return static_cast<const A*>(taps.weights) + row * sizes.taps; }
 
@@ -37,7 +35,7 @@ struct BlockTaps {
         const int64_t heads = std::min(corners.max_heads(), block.heads - head);
         const int64_t row = query * sizes.heads + block.first_head + head;
         const A* const locations = static_cast<const A*>(taps.locations) + row * sizes.taps * 2;
-        corners.Locate(taps.origin, query % sizes.queries(), head, heads, locations, weights(row));
+        corners.Locate(array, taps.origin, query % sizes.queries(), head, heads, locations, weights(row));
         body(row, heads);
       }
     }
@@ -213,23 +211,30 @@ DCN_VECTORIZED void StoreBlock(const AggregationSizes& sizes, const Block& block
 }
 
 // Calls body(taps, begin, end) for ranges of queries that together are those of all batches. Samples of `value` are
-// read at the taps.
+// read at the taps. Each task takes ranges until none is left, so that it allocates memory only once.
 template <typename T, typename Body>
 void ParallelQueries(Device& device, const AggregationSizes& sizes, const Taps& taps, const T* value,
                      const Body& body) {
+  using A = Accumulator<T>;
   constexpr int64_t kGrain = 1 << 17;  // channels of samples per range
   const int64_t query_size = sizes.heads * std::max(sizes.taps, 1) * std::max<int64_t>(sizes.channels, 1);
   const int64_t length = std::max<int64_t>(1, kGrain / std::max<int64_t>(query_size, 1));
-  const int64_t ranges = (sizes.queries() + length - 1) / length;
+  const int64_t ranges_per_batch = (sizes.queries() + length - 1) / length, ranges = sizes.batches * ranges_per_batch;
+  const int64_t pixel_size = sizes.heads * sizes.channels;
+  const Block block = {0, 0, sizes.heads, 0, sizes.channels, 0, sizes.pixels};
   const std::vector<T> zeros(sizes.channels, T(0));
-  device.ParallelFor(sizes.batches * ranges, [&](int64_t i) {
-    const int64_t batch = i / ranges, begin = i % ranges * length, first = batch * sizes.queries();
-    const int64_t pixel_size = sizes.heads * sizes.channels;
-    const Block block = {batch, 0, sizes.heads, 0, sizes.channels, 0, sizes.pixels};
-    BlockTaps<Accumulator<T>> block_taps(
-        sizes, taps, block,
-        BlockArray(value + batch * sizes.pixels * pixel_size, zeros.data(), pixel_size, sizes.channels));
-    body(block_taps, first + begin, first + std::min(begin + length, sizes.queries()));
+  const auto array_of = [&](int64_t batch) {
+    return BlockArray(value + batch * sizes.pixels * pixel_size, zeros.data(), pixel_size, sizes.channels);
+  };
+  std::atomic<int64_t> next{0};
+  device.ParallelFor(std::min(ranges, std::max<int64_t>(device.threads(), 1)), [&](int64_t) {
+    TapCorners<A> corners(sizes, block, array_of(0));
+    for (int64_t i; (i = next.fetch_add(1)) < ranges;) {
+      const int64_t batch = i / ranges_per_batch, begin = i % ranges_per_batch * length;
+      const int64_t end = std::min(begin + length, sizes.queries()), first = batch * sizes.queries();
+      BlockTaps<A> block_taps{sizes, taps, block, array_of(batch), corners};
+      body(block_taps, first + begin, first + end);
+    }
   });
 }
 
@@ -262,7 +267,8 @@ const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& 
       sums.assign(size + block.channels, A(0));  // the last ones: what is added to corners outside the block
       if (std::min(sizes.queries(), int64_t{sizes.taps}) > 0) {
         const BlockArray array(sums.data(), sums.data() + size, pixel_size, block.channels);
-        BlockTaps<A> block_taps(sizes, taps, block, array);
+        TapCorners<A> corners(sizes, block, array);
+        BlockTaps<A> block_taps{sizes, taps, block, array, corners};
         const int64_t first = block.batch * sizes.queries();
         ScatterRows(block_taps, static_cast<const T*>(d_out), first, first + sizes.queries());
       }

@@ -99,8 +99,7 @@ DCN_VECTORIZED void WeighCorners(int64_t blocks, const A* y, const A* x, const A
 template <typename A>
 TapCorners<A>::TapCorners(const AggregationSizes& sizes, const Block& block, const BlockArray& array)
     : sizes_(sizes),
-      block_(block),
-      array_(array),
+      block_pixels_(block.pixels),
       max_heads_(std::clamp<int64_t>(kTaps / std::max(sizes.taps, 1), 1, std::max<int64_t>(block.heads, 1))) {
   const bool window = sizes.sampling == Sampling::kWindow;
   for (int64_t head = 0; head < max_heads_; ++head) {
@@ -134,8 +133,8 @@ TapCorners<A>::TapCorners(const AggregationSizes& sizes, const Block& block, con
 }
 
 template <typename A>
-void TapCorners<A>::Locate(const int32_t* origin, int64_t query, int64_t head, int64_t heads, const A* locations,
-                           const A* weights) {
+void TapCorners<A>::Locate(const BlockArray& block_array, const int32_t* origin, int64_t query, int64_t head,
+                           int64_t heads, const A* locations, const A* weights) {
   const int64_t count = heads * sizes_.taps, blocks = (count + kBlock - 1) / kBlock;
   std::copy_n(locations, 2 * count, locations_.begin());
   std::copy_n(weights, count, tap_weight_.begin());
@@ -145,9 +144,9 @@ void TapCorners<A>::Locate(const int32_t* origin, int64_t query, int64_t head, i
   LocateTaps(sizes_, {origin[0] + query / sizes_.columns, origin[1] + query % sizes_.columns}, blocks,
              {size_[0].data(), size_[1].data()}, {distance_[0].data(), distance_[1].data()}, locations_.data(), top,
              bottom, y, left, right, x);
-  BlockArray array = array_;
+  BlockArray array = block_array;
   array.first += head * array.head_stride;
-  AddressCorners(array, block_.pixels, blocks, top, bottom, left, right, size_[1].data(), row_stride_.data(),
+  AddressCorners(array, block_pixels_, blocks, top, bottom, left, right, size_[1].data(), row_stride_.data(),
                  first_pixel_.data(), head_offset_.data(), address_[0].data(), address_[1].data(), address_[2].data(),
                  address_[3].data());
   WeighCorners(blocks, y, x, tap_weight_.data(), weight_[0].data(), weight_[1].data(), weight_[2].data(),

@@ -26,12 +26,14 @@ struct CornerArrays {
 template <typename A>
 class TapCorners {
  public:
+  // Only the heads and pixels of the block, and the strides of the array, matter.
   TapCorners(const AggregationSizes&, const Block&, const BlockArray&);
 
   int64_t max_heads() const { return max_heads_; }
 
-  // `query` and `head` are indices in the call and in the block; `locations` and `weights` are those of the first tap.
-  void Locate(const int32_t* origin, int64_t query, int64_t head, int64_t heads, const A* locations, const A* weights);
+  // `query` and `head` are indices in the batch and in the block; `locations` and `weights` are those of the first tap.
+  void Locate(const BlockArray&, const int32_t* origin, int64_t query, int64_t head, int64_t heads, const A* locations,
+              const A* weights);
 
   // Below, taps are counted from the first head that was located.
   CornerArrays<A> at(int64_t tap) const {
@@ -53,9 +55,7 @@ class TapCorners {
   }
 
   const AggregationSizes& sizes_;
-  const Block block_;
-  const BlockArray array_;
-  int64_t max_heads_;
+  int64_t block_pixels_, max_heads_;
   // By axis, of which the vertical one comes first:
   std::vector<int32_t> size_[2];      // of the tap's level
   std::vector<int32_t> distance_[2];  // of Sampling::kWindow: TapGrid::distance
