@@ -43,15 +43,15 @@ struct BlockTaps {
 };
 
 // Calls body(number of Lanes, first channel, channels of each Lanes) for consecutive runs of channels. The number is a
-// constant, so that their sums stay in registers.
-template <typename Body>
+// constant, so that their sums stay in registers. N: the channels that Lanes have room for.
+template <int N = kLanes, typename Body>
 DCN_INLINE void ForEachChannels(int64_t channels, const Body& body) {
   int64_t c = 0;
-  for (; c + 4 * kLanes <= channels; c += 4 * kLanes) body(std::integral_constant<int, 4>(), c, kLanes);
-  for (; c + 2 * kLanes <= channels; c += 2 * kLanes) body(std::integral_constant<int, 2>(), c, kLanes);
-  for (; c < channels; c += kLanes) {
-    if (c + kLanes <= channels) {
-      body(std::integral_constant<int, 1>(), c, kLanes);
+  for (; c + 4 * N <= channels; c += 4 * N) body(std::integral_constant<int, 4>(), c, N);
+  for (; c + 2 * N <= channels; c += 2 * N) body(std::integral_constant<int, 2>(), c, N);
+  for (; c < channels; c += N) {
+    if (c + N <= channels) {
+      body(std::integral_constant<int, 1>(), c, N);
     } else {
       body(std::integral_constant<int, 1>(), c, int(channels - c));
     }
@@ -67,35 +67,45 @@ DCN_INLINE void ForEachCorner(const Body& body) {
   body(3);
 }
 
-template <typename T>
-DCN_VECTORIZED void AggregateRows(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64_t end) {
+template <int N, typename T>
+DCN_INLINE void SumRows(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64_t end) {
   using A = Accumulator<T>;
   const int64_t num_taps = taps.sizes.taps, channels = taps.sizes.channels;
   taps.ForEachRows(begin, end, [&](int64_t first_row, int64_t rows) DCN_INLINED {
     for (int64_t i = 0; i < rows; ++i) {
       const CornerArrays<A> corners = taps.corners.at(i * num_taps);
       T* const out_row = out + (first_row + i) * channels;
-      ForEachChannels(channels, [&](auto lanes, int64_t c, int count) DCN_INLINED {
+      ForEachChannels<N>(channels, [&](auto lanes, int64_t c, int count) DCN_INLINED {
         constexpr int kRun = decltype(lanes)::value;
         // Two sums, because an addition waits for the one before it.
-        Lanes<A> sum[2][kRun];
+        Lanes<A, N> sum[2][kRun];
         for (int64_t tap = 0; tap < num_taps; ++tap) {
           ForEachCorner([&](int corner) DCN_INLINED {
             const T* const pixel = reinterpret_cast<const T*>(corners.address[corner][tap]) + c;
             const A weight = corners.weight[corner][tap];
             for (int v = 0; v < kRun; ++v) {
-              sum[corner % 2][v].value += weight * Lanes<A>(pixel + v * kLanes, count).value;
+              sum[corner % 2][v].value += weight * Lanes<A, N>(pixel + v * N, count).value;
             }
           });
         }
         for (int v = 0; v < kRun; ++v) {
-          Lanes<A> total;
+          Lanes<A, N> total;
           total.value = sum[0][v].value + sum[1][v].value;
-          total.Store(out_row + c + v * kLanes, count);
+          total.Store(out_row + c + v * N, count);
         }
       });
     }
   });
+}
+
+template <typename T>
+DCN_VECTORIZED void AggregateRows(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64_t end) {
+  SumRows<kLanes>(taps, out, begin, end);
+}
+
+template <typename T>
+DCN_WIDE void AggregateRowsWide(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64_t end) {
+  SumRows<kWideBytes / sizeof(Accumulator<T>)>(taps, out, begin, end);
 }
 
 // Adds the cotangents of the block's elements, in its array, from queries [begin, end).
@@ -246,7 +256,7 @@ const char* Aggregate(Device& device, DType dtype, const AggregationSizes& sizes
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     ParallelQueries(device, sizes, taps, static_cast<const T*>(value), [&](auto& block, int64_t begin, int64_t end) {
-      AggregateRows(block, static_cast<T*>(out), begin, end);
+      (HasWideVectors() ? AggregateRowsWide<T> : AggregateRows<T>)(block, static_cast<T*>(out), begin, end);
     });
   });
   return nullptr;
