@@ -30,7 +30,14 @@ from jax_dcn._operators.deform_conv import (
     kernel_plan,
 )
 from jax_dcn._operators.kernel_plan import KernelChoice, KernelPlan
-from jax_dcn._operators.psroi_pool import deform_psroi_pool, deform_psroi_pool_kernel_plan, psroi_pool
+from jax_dcn._operators.roi_pool import (
+    deform_psroi_pool,
+    deform_psroi_pool_kernel_plan,
+    deform_roi_pool,
+    ps_roi_align,
+    psroi_pool,
+    roi_align,
+)
 from jax_dcn.optim import offset_labels
 from jax_dcn.sampling import as_deform_conv
 from jax_dcn.statistics import offset_statistics, warn_of_offsets
@@ -48,6 +55,7 @@ __all__ = [
     "deform_conv2d_weight_grad",
     "deform_psroi_pool",
     "deform_psroi_pool_kernel_plan",
+    "deform_roi_pool",
     "export",
     "interop",
     "kernel_plan",
@@ -57,8 +65,10 @@ __all__ = [
     "nnx",
     "offset_labels",
     "offset_statistics",
+    "ps_roi_align",
     "psroi_pool",
     "quantize",
+    "roi_align",
     "viz",
     "warn_of_offsets",
 ]

@@ -23,7 +23,7 @@ from jax_dcn import linen
 from tests.helpers.deform_aggregation.cases import Attention, Convolution
 from tests.helpers.deform_conv.cases import Operands, assert_close, cast
 from tests.helpers.deform_conv.layer import LAYER, apply
-from tests.helpers.deform_psroi_pool import cases as pooling
+from tests.helpers.roi_pool import cases as pooling
 from tests.helpers.run_exported import with_gradients
 from tests.helpers.sharding import make_mesh
 
@@ -191,7 +191,7 @@ def calls(platforms, dtype):
 
 TANGENTS = {"dcn_sample_tangents"}
 SAMPLING = {"dcn_sample", "dcn_input_cotangent", "dcn_offset_cotangent"}
-POOLING = {"dcn_psroi_pool", "dcn_psroi_pool_input_cotangent", "dcn_psroi_pool_offset_cotangent"}
+POOLING = {"dcn_roi_pool", "dcn_roi_pool_input_cotangent", "dcn_roi_pool_offset_cotangent"}
 AGGREGATION = {"dcn_aggregate", "dcn_aggregation_value_cotangent", "dcn_aggregation_tap_cotangents"}
 FUSED = {f"dcn_fused_{name}" for name in ("forward", "input_cotangent", "offset_cotangent", "weight_cotangent")}
 

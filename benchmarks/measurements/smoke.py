@@ -42,9 +42,9 @@ CALLS = {
         "weight": "dcn_fused_weight_cotangent",
     },
     "pooling": {
-        "y": "dcn_psroi_pool",
-        "x": "dcn_psroi_pool_input_cotangent",
-        "offset": "dcn_psroi_pool_offset_cotangent",
+        "y": "dcn_roi_pool",
+        "x": "dcn_roi_pool_input_cotangent",
+        "offset": "dcn_roi_pool_offset_cotangent",
     },
     "attention": {
         "y": "dcn_aggregate",

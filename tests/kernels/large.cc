@@ -11,7 +11,7 @@
 #include "deform_conv.h"
 #include "deform_conv_fused.h"
 #include "device.h"
-#include "psroi_pool.h"
+#include "roi_pool.h"
 
 namespace dcn {
 namespace {

@@ -22,7 +22,7 @@
 #include "cuda/launch.h"
 #include "deform_conv.h"
 #include "deform_conv_fused.h"
-#include "psroi_pool.h"
+#include "roi_pool.h"
 
 namespace dcn {
 namespace {

@@ -14,8 +14,8 @@ from jax_dcn._operators.aggregation import custom_calls as aggregation
 from jax_dcn._operators.aggregation.geometry import Level, Pyramid, Window
 from jax_dcn._operators.deform_conv import custom_calls as conv
 from jax_dcn._operators.deform_conv.geometry import Geometry
-from jax_dcn._operators.psroi_pool import custom_calls as pool
-from jax_dcn._operators.psroi_pool.arguments import Spec
+from jax_dcn._operators.roi_pool import custom_calls as pool
+from jax_dcn._operators.roi_pool.arguments import Spec
 
 pytestmark = [pytest.mark.usefixtures("executed_kernels"), pytest.mark.platforms("cpu")]
 

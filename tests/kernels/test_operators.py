@@ -17,9 +17,9 @@ from tests.deform_conv import test_fused as conv_fused
 from tests.deform_conv import test_memory as conv_memory
 from tests.deform_conv import test_tangents as conv_tangents
 from tests.deform_conv import test_values as conv_values
-from tests.deform_psroi_pool import test_kinks as pool_kinks
-from tests.deform_psroi_pool import test_special as pool_special
-from tests.deform_psroi_pool import test_values as pool_values
+from tests.roi_pool import test_kinks as pool_kinks
+from tests.roi_pool import test_special as pool_special
+from tests.roi_pool import test_values as pool_values
 
 pytestmark = [pytest.mark.usefixtures("executed_kernels"), pytest.mark.platforms("cpu")]
 

@@ -2,9 +2,9 @@
 
 import jax
 
-from jax_dcn._operators.psroi_pool import kernels
-from jax_dcn._operators.psroi_pool.arguments import OPERANDS, Spec, check_operands
-from jax_dcn._operators.psroi_pool.reference import reference
+from jax_dcn._operators.roi_pool import kernels
+from jax_dcn._operators.roi_pool.arguments import OPERANDS, Spec, check_operands
+from jax_dcn._operators.roi_pool.reference import reference
 from jax_dcn._primitive.operator import Axes, Operator
 from jax_dcn._types import Shaped
 
@@ -35,8 +35,8 @@ def axes(x: Shaped, rois: Shaped, offset: Shaped | None, *, spec: Spec) -> Axes:
     )
 
 
-deform_psroi_pool = Operator[Spec](
-    "deform_psroi_pool",
+deform_roi_pool = Operator[Spec](
+    "deform_roi_pool",
     operands=OPERANDS,
     result=result,
     reference=reference,

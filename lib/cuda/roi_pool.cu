@@ -1,6 +1,6 @@
-// The CUDA kernels of deformable position-sensitive RoI pooling. They use no atomics: each element of a result belongs
+// The CUDA kernels of RoI pooling. They use no atomics: each element of a result belongs
 // to one thread, or to lanes of one warp, and is summed in a fixed order.
-#include "psroi_pool.h"
+#include "roi_pool.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -79,16 +79,16 @@ __global__ void PoolKernel(PoolSizes sizes, Rois rois, const T* x, T* pooled) {
       }
       const int64_t first_row = FirstImageRow(sizes, roi, roi_index);
       const T* channel = x + f * sizes.groups() + ChannelGroupIndex(sizes, row, column);
-      int32_t num_valid_x = 0;
-      const int32_t num_valid_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t y, A weight_y, A) {
+      A num_points_x = 0;
+      const A num_points_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t y, A weight_y, A) {
         const T* row_of_x = channel + (first_row + y) * sizes.width * sizes.channels;
-        num_valid_x = ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t column_of_x, A weight_x, A) {
+        num_points_x = ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t column_of_x, A weight_x, A) {
           const Vector<T, N> pixel = AsVector<N>(row_of_x + column_of_x * sizes.channels);
           for (int v = 0; v < N; ++v) sum[v] += weight_y * weight_x * A(pixel.value[v]);
         });
       });
-      const A num_valid = A(num_valid_y) * A(num_valid_x);
-      for (int v = 0; v < N; ++v) sum[v] /= num_valid > A(0) ? num_valid : A(1);
+      const A num_points = num_points_y * num_points_x;
+      for (int v = 0; v < N; ++v) sum[v] /= num_points > A(0) ? num_points : A(1);
     }
     Vector<T, N> out;
     for (int v = 0; v < N; ++v) out.value[v] = T(sum[v]);
@@ -110,9 +110,15 @@ struct PointInterval {
 
   __device__ PointInterval(const PoolSizes& sizes, const Roi<A>& roi, int axis, int64_t bin, A shift)
       : first(roi.start[axis] + A(bin) * roi.bin_size[axis] + shift * roi.size[axis]),
-        last(first + A(sizes.points[axis]) * roi.step[axis]) {}
+        last(first + roi.bin_size[axis]) {
+    if (roi.bin_size[axis] >= A(0)) return;
+    const A begin = last;
+    last = first;
+    first = begin;
+  }
 
-  // Whether points may read pixels of [begin, end). Conservative by one pixel: rounding can put a point past `last`.
+  // Whether points may read pixels of [begin, end). Conservative by one pixel: a point before the image reads its first
+  // pixel, and rounding can put a point past `last`.
   __device__ bool MayRead(int64_t begin, int64_t end) const { return last > A(begin - 2) && first < A(end + 1); }
 };
 
@@ -187,18 +193,18 @@ __global__ __launch_bounds__(kThreads, 2) void InputCotangentKernel(PoolSizes si
         if (!PointInterval<A>(sizes, roi, 0, row, shift_y).MayRead(y, y + 1)) continue;
         if (!PointInterval<A>(sizes, roi, 1, column, shift_x).MayRead(x, x + kPixels)) continue;
         A weight_y = 0, weight_x[kPixels] = {};
-        const int32_t num_valid_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t pixel, A weight, A) {
+        const A num_points_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t pixel, A weight, A) {
           if (pixel == y) weight_y = weight;
         });
         if (weight_y == A(0)) continue;
         // The loop avoids dynamic indexing, which would place weight_x in local memory.
-        const int32_t num_valid_x = ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t pixel, A weight, A) {
+        const A num_points_x = ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t pixel, A weight, A) {
           for (int j = 0; j < kPixels; ++j) weight_x[j] = pixel == x + j ? weight : weight_x[j];
         });
-        if (num_valid_x == 0) continue;
+        if (num_points_x == A(0)) continue;
         const int64_t bin = (roi_index * sizes.output[0] + row) * sizes.output[1] + column;
         const Vector<T, N> d = AsVector<N>(d_pooled + bin * sizes.features() + f);
-        const A scale = weight_y / (A(num_valid_y) * A(num_valid_x));
+        const A scale = weight_y / (num_points_y * num_points_x);
         for (int j = 0; j < kPixels; ++j) {
           if (weight_x[j] == A(0)) continue;  // 0 times an infinite cotangent would be NaN
           for (int v = 0; v < N; ++v) sum[j].value[v] += scale * weight_x[j] * A(d.value[v]);
@@ -241,24 +247,26 @@ __global__ void OffsetCotangentKernel(PoolSizes sizes, Rois rois, const T* x, co
           const T* d_bin = d_pooled + bin * sizes.features();
           const T* image = x + first_row * sizes.width * sizes.channels + ChannelGroupIndex(sizes, row, column);
           A bin_dy = 0, bin_dx = 0;
-          int32_t num_valid_x = 0;
-          const int32_t num_valid_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t y, A weight_y, A slope_y) {
-            num_valid_x = ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t column_of_x, A weight_x, A slope_x) {
-              const T* pixel = image + (y * sizes.width + column_of_x) * sizes.channels;
-              A dot = 0;
-              const int64_t end = (class_ + 1) * sizes.class_features();
-              for (int64_t f = end - sizes.class_features() + thread % item_lanes * N; f < end; f += item_lanes * N) {
-                const Vector<T, N> d = AsVector<N>(d_bin + f), value = AsVector<N>(pixel + f * sizes.groups());
-                for (int v = 0; v < N; ++v) dot += A(d.value[v]) * A(value.value[v]);
-              }
-              bin_dy += slope_y * weight_x * dot;
-              bin_dx += weight_y * slope_x * dot;
-            });
+          A num_points_x = 0;
+          const A num_points_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t y, A weight_y, A slope_y) {
+            num_points_x =
+                ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t column_of_x, A weight_x, A slope_x) {
+                  const T* pixel = image + (y * sizes.width + column_of_x) * sizes.channels;
+                  A dot = 0;
+                  const int64_t end = (class_ + 1) * sizes.class_features();
+                  for (int64_t f = end - sizes.class_features() + thread % item_lanes * N; f < end;
+                       f += item_lanes * N) {
+                    const Vector<T, N> d = AsVector<N>(d_bin + f), value = AsVector<N>(pixel + f * sizes.groups());
+                    for (int v = 0; v < N; ++v) dot += A(d.value[v]) * A(value.value[v]);
+                  }
+                  bin_dy += slope_y * weight_x * dot;
+                  bin_dx += weight_y * slope_x * dot;
+                });
           });
-          const A num_valid = A(num_valid_y) * A(num_valid_x);
-          if (num_valid == A(0)) continue;
-          dy += bin_dy / num_valid;
-          dx += bin_dx / num_valid;
+          const A num_points = num_points_y * num_points_x;
+          if (num_points == A(0)) continue;
+          dy += bin_dy / num_points;
+          dx += bin_dx / num_points;
         }
       }
       dy *= roi.size[0] * A(sizes.trans_std);

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "dtype.h"
-#include "psroi_geometry.h"
+#include "roi_geometry.h"
 
 namespace dcn {
 

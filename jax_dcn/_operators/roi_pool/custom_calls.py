@@ -1,6 +1,6 @@
 """The XLA custom calls of the pooling, one function each: operands and static parameters in, arrays out.
 
-All arrays have one batch dimension. The handlers are in lib/ffi/psroi_pool.cc.
+All arrays have one batch dimension. The handlers are in lib/ffi/roi_pool.cc.
 """
 
 import math
@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from jax_dcn._operators.psroi_pool.arguments import Spec
+from jax_dcn._operators.roi_pool.arguments import CONVENTIONS, Spec
 from jax_dcn._primitive import jax_internals
 
 
@@ -18,20 +18,20 @@ def pool(x: jax.Array, rois: jax.Array, offset: jax.Array | None, spec: Spec) ->
     """The result [n, R, out, out, D], of x's type."""
     features = x.shape[-1] // math.prod(spec.group_size)
     shape = (*rois.shape[:2], *spec.output_size, features)
-    return _call("dcn_psroi_pool", x, rois, offset, spec=spec, shape=shape, dtype=x.dtype)
+    return _call("dcn_roi_pool", x, rois, offset, spec=spec, shape=shape, dtype=x.dtype)
 
 
 def input_cotangent(
     rois: jax.Array, d_pooled: jax.Array, offset: jax.Array | None, spec: Spec, *, shape: Sequence[int]
 ) -> jax.Array:
     """The cotangent of x [n, N, H, W, C], of `rois`' type."""
-    return _call("dcn_psroi_pool_input_cotangent", rois, d_pooled, offset, spec=spec, shape=shape, dtype=rois.dtype)
+    return _call("dcn_roi_pool_input_cotangent", rois, d_pooled, offset, spec=spec, shape=shape, dtype=rois.dtype)
 
 
 def offset_cotangent(x: jax.Array, rois: jax.Array, d_pooled: jax.Array, offset: jax.Array, spec: Spec) -> jax.Array:
     """The cotangent of offset [n, R, part, part, 2·classes], of its type."""
     return _call(
-        "dcn_psroi_pool_offset_cotangent", x, rois, d_pooled, offset, spec=spec, shape=offset.shape, dtype=rois.dtype
+        "dcn_roi_pool_offset_cotangent", x, rois, d_pooled, offset, spec=spec, shape=offset.shape, dtype=rois.dtype
     )
 
 
@@ -42,7 +42,8 @@ def _call(name: str, *operands: jax.Array | None, spec: Spec, shape: Sequence[in
         output_size=np.array(spec.output_size, np.int64),
         group_size=np.array(spec.group_size, np.int64),
         part_size=np.array(spec.part_size, np.int64),
-        sample_per_part=np.array(spec.sample_per_part, np.int64),
+        points=np.array(spec.points, np.int64),
+        convention=np.int32(CONVENTIONS.index(spec.convention)),
         spatial_scale=spec.spatial_scale,
         trans_std=spec.trans_std,
     )

@@ -5,8 +5,8 @@ from collections.abc import Collection
 import jax
 import jax.numpy as jnp
 
-from jax_dcn._operators.psroi_pool import custom_calls
-from jax_dcn._operators.psroi_pool.arguments import Spec
+from jax_dcn._operators.roi_pool import custom_calls
+from jax_dcn._operators.roi_pool.arguments import Spec
 from jax_dcn._primitive.chunks import flat
 from jax_dcn._primitive.target import Target
 

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.helpers.deform_psroi_pool.cases import POOLING, Operands, operands, pool
+from tests.helpers.roi_pool.cases import POOLING, Operands, operands, pool
 from tests.helpers.sharding import AXIS_TYPES, check, is_split, make_mesh, place
 
 pytestmark = pytest.mark.platforms("cpu")

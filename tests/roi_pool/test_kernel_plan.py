@@ -15,9 +15,9 @@ pytestmark = pytest.mark.platforms("cpu")
 struct = jax.ShapeDtypeStruct
 OPTIONS = {"output_size": 3, "group_size": 2, "part_size": 2, "sample_per_part": (2, 3)}
 CALLS = {
-    ("forward", "kernel"): {"dcn_psroi_pool"},
-    ("x", "kernel"): {"dcn_psroi_pool_input_cotangent"},
-    ("offset", "kernel"): {"dcn_psroi_pool_offset_cotangent"},
+    ("forward", "kernel"): {"dcn_roi_pool"},
+    ("x", "kernel"): {"dcn_roi_pool_input_cotangent"},
+    ("offset", "kernel"): {"dcn_roi_pool_offset_cotangent"},
 }
 
 

@@ -14,8 +14,8 @@ from jax_dcn._operators.kernel_plan import (
     resolve_target,
     why_reference_runs,
 )
-from jax_dcn._operators.psroi_pool.arguments import OPERANDS, Spec, canonicalize
-from jax_dcn._operators.psroi_pool.functions import Options
+from jax_dcn._operators.roi_pool.arguments import OPERANDS, Spec, of_deform_psroi_pool
+from jax_dcn._operators.roi_pool.functions import Options
 from jax_dcn._types import Pair
 
 Operand = ArrayLike | jax.ShapeDtypeStruct
@@ -63,7 +63,7 @@ def deform_psroi_pool_kernel_plan(
     _validation.keywords("deform_psroi_pool_kernel_plan", options, Options.__annotations__)
     platform = resolve_target(platform).platform
     arrays = {"x": x, "rois": rois, "offset": offset}
-    operands, spec = canonical_structs(canonicalize, arrays, {"output_size": output_size, **options})
+    operands, spec = canonical_structs(of_deform_psroi_pool, arrays, {"output_size": output_size, **options})
     computations = ["forward", *(name for name in OPERANDS if operands[name] is not None)]
     reference_reason = why_reference_runs(platform, options.get("backend"))
     choices = (_choice(name, operands, spec, reference_reason) for name in computations)
@@ -75,7 +75,7 @@ def _choice(computation: str, operands: dict[str, Any], spec: Spec, reference_re
     if computation == "rois":
         return KernelChoice("rois", "xla", "it is zero", 0)
     if reference_reason:
-        bins = math.prod(rois.shape[:-1]) * math.prod(spec.output_size) * math.prod(spec.sample_per_part)
+        bins = math.prod(rois.shape[:-1]) * math.prod(spec.output_size) * math.prod(spec.points)
         features = x.shape[-1] // math.prod(spec.group_size)
         return KernelChoice(computation, "reference", reference_reason, bins * features * rois.dtype.itemsize)
     widened = computation == "x" and x.dtype != rois.dtype

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_dcn._operators.psroi_pool.arguments import canonicalize
-from jax_dcn._operators.psroi_pool.primitive import deform_psroi_pool as pool
+from jax_dcn._operators.roi_pool import arguments
+from jax_dcn._operators.roi_pool.arguments import Problem
+from jax_dcn._operators.roi_pool.primitive import deform_roi_pool as pool
 from jax_dcn._types import Pair
 
 
@@ -108,7 +109,7 @@ def deform_psroi_pool(
              [[0.  , 0.  ],
               [0.  , 0.  ]]], dtype=float32)
     """
-    problem = canonicalize(
+    problem = arguments.of_deform_psroi_pool(
         x,
         rois,
         offset,
@@ -122,8 +123,7 @@ def deform_psroi_pool(
         deterministic=deterministic,
         backend=backend,
     )
-    pooled = pool(**problem.operands, spec=problem.spec, backend=backend).astype(jnp.asarray(x).dtype)
-    return jnp.moveaxis(pooled, -1, -3) if data_format == "NCHW" else pooled
+    return _pooled(problem, x, data_format, backend)
 
 
 def psroi_pool(
@@ -157,3 +157,91 @@ def psroi_pool(
         deterministic=deterministic,
         backend=backend,
     )
+
+
+def roi_align(
+    x: ArrayLike,
+    rois: ArrayLike,
+    *,
+    output_size: Pair,
+    spatial_scale: float = 1.0,
+    sampling_ratio: Pair = 0,
+    aligned: bool = True,
+    mode: Literal["avg", "max"] = "avg",
+    data_format: Literal["NHWC", "NCHW"] = "NHWC",
+    deterministic: bool | None = None,
+    backend: Literal["reference"] | None = None,
+) -> jax.Array:
+    """RoIAlign."""
+    problem = arguments.of_roi_align(
+        x,
+        rois,
+        output_size=output_size,
+        spatial_scale=spatial_scale,
+        sampling_ratio=sampling_ratio,
+        aligned=aligned,
+        mode=mode,
+        data_format=data_format,
+        deterministic=deterministic,
+        backend=backend,
+    )
+    return _pooled(problem, x, data_format, backend)
+
+
+def ps_roi_align(
+    x: ArrayLike,
+    rois: ArrayLike,
+    *,
+    output_size: Pair,
+    spatial_scale: float = 1.0,
+    sampling_ratio: Pair = 0,
+    data_format: Literal["NHWC", "NCHW"] = "NHWC",
+    deterministic: bool | None = None,
+    backend: Literal["reference"] | None = None,
+) -> jax.Array:
+    """Position-sensitive RoIAlign."""
+    problem = arguments.of_ps_roi_align(
+        x,
+        rois,
+        output_size=output_size,
+        spatial_scale=spatial_scale,
+        sampling_ratio=sampling_ratio,
+        data_format=data_format,
+        deterministic=deterministic,
+        backend=backend,
+    )
+    return _pooled(problem, x, data_format, backend)
+
+
+def deform_roi_pool(
+    x: ArrayLike,
+    rois: ArrayLike,
+    offset: ArrayLike | None = None,
+    *,
+    output_size: Pair,
+    spatial_scale: float = 1.0,
+    sampling_ratio: Pair = 0,
+    gamma: float = 0.1,
+    data_format: Literal["NHWC", "NCHW"] = "NHWC",
+    deterministic: bool | None = None,
+    backend: Literal["reference"] | None = None,
+) -> jax.Array:
+    """RoIAlign whose bins an offset moves."""
+    problem = arguments.of_deform_roi_pool(
+        x,
+        rois,
+        offset,
+        output_size=output_size,
+        spatial_scale=spatial_scale,
+        sampling_ratio=sampling_ratio,
+        gamma=gamma,
+        data_format=data_format,
+        deterministic=deterministic,
+        backend=backend,
+    )
+    return _pooled(problem, x, data_format, backend)
+
+
+def _pooled(problem: Problem, x: ArrayLike, data_format: str, backend: Literal["reference"] | None) -> jax.Array:
+    pooled = pool(**problem.operands, spec=problem.spec, backend=backend).astype(jnp.asarray(x).dtype)
+    return jnp.moveaxis(pooled, -1, -3) if data_format == "NCHW" else pooled

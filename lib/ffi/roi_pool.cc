@@ -1,6 +1,6 @@
 // XLA FFI handlers of the pooling: each decodes and checks its operands and calls the backend's function. Every backend
 // module compiles this file with its own Device.
-#include "psroi_pool.h"
+#include "roi_pool.h"
 
 #include <optional>
 
@@ -26,7 +26,11 @@ PoolCall DecodePoolCall(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuff
   checks.Pair(attributes, "output_size", 1, sizes.output);
   checks.Pair(attributes, "group_size", 1, sizes.group);
   checks.Pair(attributes, "part_size", 1, sizes.part);
-  checks.Pair(attributes, "sample_per_part", 1, sizes.points);
+  const int32_t convention = checks.Attribute(attributes, "convention", int32_t{0});
+  checks.Require(0 <= convention && convention <= int32_t(RoiConvention::kUnaligned),
+                 "attribute convention is " + std::to_string(convention) + ", must be 0, 1 or 2");
+  sizes.convention = RoiConvention(convention);
+  checks.Pair(attributes, "points", sizes.is_rounded() ? 1 : 0, sizes.points);
   sizes.spatial_scale = checks.Attribute(attributes, "spatial_scale", 1.0);
   sizes.trans_std = checks.Attribute(attributes, "trans_std", 0.0);
   call.dtype = CheckedDType(checks, pooled);
@@ -69,7 +73,7 @@ PoolCall DecodePoolCall(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuff
 
 ffi::Error PoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::RemainingArgs offset,
                     ffi::Result<ffi::AnyBuffer> pooled, ffi::Dictionary attributes) {
-  Checks checks("dcn_psroi_pool");
+  Checks checks("dcn_roi_pool");
   const PoolCall call = DecodePoolCall(checks, attributes, x, rois, OptionalOperand(checks, "offset", offset), *pooled);
   checks.Type("x", x, pooled->element_type());
   if (!checks.ok()) return checks.error();
@@ -79,7 +83,7 @@ ffi::Error PoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer ro
 
 ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
                               ffi::RemainingArgs offset, ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
-  Checks checks("dcn_psroi_pool_input_cotangent");
+  Checks checks("dcn_roi_pool_input_cotangent");
   const PoolCall call =
       DecodePoolCall(checks, attributes, *d_x, rois, OptionalOperand(checks, "offset", offset), d_pooled);
   checks.Type("d_x", *d_x, rois.element_type());
@@ -92,7 +96,7 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi:
 ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
                                ffi::AnyBuffer offset, ffi::Result<ffi::AnyBuffer> d_offset,
                                ffi::Dictionary attributes) {
-  Checks checks("dcn_psroi_pool_offset_cotangent");
+  Checks checks("dcn_roi_pool_offset_cotangent");
   const PoolCall call = DecodePoolCall(checks, attributes, x, rois, offset, d_pooled);
   checks.Type("x", x, d_pooled.element_type());
   const auto shape = offset.dimensions();
@@ -137,10 +141,10 @@ XLA_FFI_DEFINE_HANDLER(kOffsetCotangent, OffsetCotangentImpl,
 
 }  // namespace
 
-std::vector<Handler> PsRoiPoolHandlers() {
-  return {{"dcn_psroi_pool", WrappedHandler<kPool>},
-          {"dcn_psroi_pool_input_cotangent", WrappedHandler<kInputCotangent>},
-          {"dcn_psroi_pool_offset_cotangent", WrappedHandler<kOffsetCotangent>}};
+std::vector<Handler> RoiPoolHandlers() {
+  return {{"dcn_roi_pool", WrappedHandler<kPool>},
+          {"dcn_roi_pool_input_cotangent", WrappedHandler<kInputCotangent>},
+          {"dcn_roi_pool_offset_cotangent", WrappedHandler<kOffsetCotangent>}};
 }
 
 }  // namespace dcn

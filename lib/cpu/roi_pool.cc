@@ -1,0 +1,361 @@
+#include "roi_pool.h"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "device.h"
+#include "element.h"
+#include "vectorize.h"
+
+namespace dcn {
+namespace {
+
+// The row and column of a bin, and the flat indices of the part and the channel group that it belongs to.
+struct BinIndex {
+  int64_t row, column, part, group;
+};
+
+// The indices of all bins, row by row. They are computed once per call because they take integer divisions. Empty if
+// there is no output: then no array bounds the number of bins, and this one might not fit in memory.
+std::vector<BinIndex> IndexBins(const PoolSizes& sizes) {
+  if (sizes.batches * sizes.rois == 0 || sizes.features() == 0) return {};
+  const auto flat_cell = [&](int64_t row, int64_t column, const int32_t grid[2]) {
+    return sizes.GridCellOfBin(0, row, grid) * grid[1] + sizes.GridCellOfBin(1, column, grid);
+  };
+  std::vector<BinIndex> bins;
+  for (int64_t row = 0; row < sizes.output[0]; ++row) {
+    for (int64_t column = 0; column < sizes.output[1]; ++column) {
+      bins.push_back({row, column, flat_cell(row, column, sizes.part), flat_cell(row, column, sizes.group)});
+    }
+  }
+  return bins;
+}
+
+// The pixels that rows or columns of bins read along one axis, with their weights.
+template <typename A>
+class Profiles {
+ public:
+  struct Pixel {
+    int32_t index;
+    A weight, slope;  // sums over the sample points; slope is the derivative with respect to the position
+  };
+
+  struct Profile {
+    const Pixel *first, *last;
+    A points;  // the number that counts towards the mean; NaN for a NaN offset
+
+    const Pixel* begin() const { return first; }
+    const Pixel* end() const { return last; }
+  };
+
+  void Clear() {
+    pixels_.clear();
+    bounds_.assign(1, 0);
+    points_.clear();
+  }
+
+  void Add(const PoolSizes& sizes, const Roi<A>& roi, int axis, int64_t bin, A shift) {
+    const A points = ForEachPixel(sizes, roi, axis, bin, shift,
+                                  [&](int32_t index, A weight, A slope) { pixels_.push_back({index, weight, slope}); });
+    bounds_.push_back(pixels_.size());
+    points_.push_back(shift == shift ? points : shift);
+  }
+
+  Profile operator[](int64_t i) const {
+    return {pixels_.data() + bounds_[i], pixels_.data() + bounds_[i + 1], points_[i]};
+  }
+
+ private:
+  std::vector<Pixel> pixels_;
+  std::vector<size_t> bounds_;
+  std::vector<A> points_;
+};
+
+// The pixels and weights of the bins of an RoI, for the features of one class. Without an offset, the bins of a row
+// share the profile along y, and those of a column the profile along x. It is computed outside the vectorized
+// functions, because exceptions do not propagate out of their clones.
+template <typename A>
+class RoiWeights {
+ public:
+  struct Bin {
+    typename Profiles<A>::Profile y, x;
+    A scale;  // 1 / number of points that count, 0 if there are none, NaN for a NaN offset
+  };
+
+  // `offset` holds the (dx, dy) of the RoI's parts for this class, `stride` elements apart; it may be null.
+  void Compute(const PoolSizes& sizes, const Roi<A>& roi, const std::vector<BinIndex>& bins, const A* offset,
+               int64_t stride) {
+    y_.Clear();
+    x_.Clear();
+    is_shared_ = !offset;
+    if (is_shared_) {
+      for (int64_t row = 0; row < sizes.output[0]; ++row) y_.Add(sizes, roi, 0, row, A(0));
+      for (int64_t column = 0; column < sizes.output[1]; ++column) x_.Add(sizes, roi, 1, column, A(0));
+      return;
+    }
+    for (const BinIndex& bin : bins) {
+      y_.Add(sizes, roi, 0, bin.row, offset[bin.part * stride + 1] * A(sizes.trans_std));
+      x_.Add(sizes, roi, 1, bin.column, offset[bin.part * stride] * A(sizes.trans_std));
+    }
+  }
+
+  // Bin `i` of the `bins` that were passed to Compute.
+  DCN_INLINE Bin At(const BinIndex& bin, int64_t i) const {
+    const auto y = y_[is_shared_ ? bin.row : i], x = x_[is_shared_ ? bin.column : i];
+    const A points = y.points * x.points;
+    return {y, x, points == A(0) ? A(0) : A(1) / points};
+  }
+
+ private:
+  Profiles<A> y_, x_;
+  bool is_shared_ = false;
+};
+
+// Below, `roi_index` counts the RoIs of all batches.
+template <typename A>
+DCN_INLINE Roi<A> LocateRoi(const PoolSizes& sizes, const Rois& rois, int64_t roi_index) {
+  return LocateRoi(sizes, static_cast<const A*>(rois.boxes) + roi_index * 5);
+}
+
+// The index of a part's dx in the offset and in its cotangent; its dy follows.
+DCN_INLINE int64_t OffsetIndex(const PoolSizes& sizes, int64_t roi_index, int64_t part, int64_t class_) {
+  return ((roi_index * sizes.part[0] * sizes.part[1] + part) * sizes.classes + class_) * 2;
+}
+
+// The weights of an RoI for one class.
+template <typename A>
+void ComputeWeights(const PoolSizes& sizes, const Rois& rois, const std::vector<BinIndex>& bins, const Roi<A>& roi,
+                    int64_t roi_index, int64_t class_, RoiWeights<A>& weights) {
+  const A* offset = static_cast<const A*>(rois.offset);
+  if (offset) offset += OffsetIndex(sizes, roi_index, 0, class_);
+  weights.Compute(sizes, roi, bins, offset, 2 * sizes.classes);
+}
+
+// The image that an RoI reads; `image` is its index within the RoI's batch.
+template <typename T>
+DCN_INLINE const T* ImageOfRoi(const PoolSizes& sizes, const T* x, int64_t roi_index, int64_t image) {
+  return x + (roi_index / sizes.rois * sizes.images + image) * sizes.height * sizes.width * sizes.channels;
+}
+
+// A task of the forward and of the offset cotangent is one class of one RoI. Tasks go class by class: the channels of
+// one class are a small part of x, which stays in the cache while all RoIs read it. `image` and `out` begin at the
+// class's features.
+template <typename T>
+DCN_VECTORIZED void PoolRoi(const PoolSizes& sizes, const std::vector<BinIndex>& bins,
+                            const RoiWeights<Accumulator<T>>& weights, const T* image, Accumulator<T>* sum, T* out) {
+  using A = Accumulator<T>;
+  const int64_t class_features = sizes.class_features(), stride = sizes.groups();
+  for (size_t i = 0; i < bins.size(); ++i) {
+    const auto bin = weights.At(bins[i], i);
+    std::fill_n(sum, class_features, bin.scale == bin.scale ? A(0) : bin.scale);
+    for (const auto& y : bin.y) {
+      for (const auto& x : bin.x) {
+        const T* pixel = image + (y.index * sizes.width + x.index) * sizes.channels + bins[i].group;
+        const A weight = bin.scale * y.weight * x.weight;
+        if (stride == 1) {
+          for (int64_t f = 0; f < class_features; ++f) sum[f] += weight * A(pixel[f]);
+        } else {
+          for (int64_t f = 0; f < class_features; ++f) sum[f] += weight * A(pixel[f * stride]);
+        }
+      }
+    }
+    for (int64_t f = 0; f < class_features; ++f) out[f] = T(sum[f]);
+    out += sizes.features();
+  }
+}
+
+// The channels of d_x that one task of the input cotangent computes: some features in some channel groups of one image.
+// No two tasks add to the same element. `image` counts the images of all batches.
+struct ChannelBlock {
+  int64_t image, first_feature, features, first_group, groups;
+};
+
+// Adds the cotangents of an RoI's bins to `sums`, which has `pixel_stride` elements per pixel, for features
+// [begin, end) of the block, which belong to one class.
+template <typename T>
+DCN_VECTORIZED void AddInputCotangent(const PoolSizes& sizes, const std::vector<BinIndex>& bins,
+                                      const RoiWeights<Accumulator<T>>& weights, const ChannelBlock& block,
+                                      int64_t begin, int64_t end, const T* d_roi, Accumulator<T>* d_bin,
+                                      Accumulator<T>* sums, int64_t pixel_stride) {
+  using A = Accumulator<T>;
+  for (size_t i = 0; i < bins.size(); ++i) {
+    const auto bin = weights.At(bins[i], i);
+    const T* d = d_roi + (bins[i].row * sizes.output[1] + bins[i].column) * sizes.features() + block.first_feature;
+    for (int64_t f = begin; f < end; ++f) d_bin[f] = A(d[f]);
+    A* group_sums = sums + (bins[i].group - block.first_group) * block.features;
+    for (const auto& y : bin.y) {
+      for (const auto& x : bin.x) {
+        A* sum = group_sums + (y.index * sizes.width + x.index) * pixel_stride;
+        const A weight = bin.scale * y.weight * x.weight;
+        for (int64_t f = begin; f < end; ++f) sum[f] += weight * d_bin[f];
+      }
+    }
+  }
+}
+
+// Writes the sums of a block, which are contiguous, to d_x.
+template <typename A>
+DCN_VECTORIZED void StoreBlock(const PoolSizes& sizes, const ChannelBlock& block, const A* sum, A* d_x) {
+  const int64_t pixels = sizes.height * sizes.width;
+  A* out = d_x + block.image * pixels * sizes.channels + block.first_feature * sizes.groups() + block.first_group;
+  for (int64_t pixel = 0; pixel < pixels; ++pixel) {
+    for (int64_t f = 0; f < block.features; ++f) {
+      for (int64_t g = 0; g < block.groups; ++g) out[f * sizes.groups() + g] = sum[g * block.features + f];
+    }
+    sum += block.groups * block.features;
+    out += sizes.channels;
+  }
+}
+
+template <typename T>
+void InputCotangentOfBlock(const PoolSizes& sizes, const Rois& rois, const std::vector<BinIndex>& all_bins,
+                           const T* d_pooled, Accumulator<T>* d_x, const ChannelBlock& block) {
+  using A = Accumulator<T>;
+  const int64_t class_features = sizes.class_features(), pixel_stride = block.groups * block.features;
+  const int64_t first_roi = block.image / sizes.images * sizes.rois;
+  std::vector<A> sums(sizes.height * sizes.width * pixel_stride), d_bin(block.features);
+  RoiWeights<A> weights;
+  std::vector<BinIndex> bins;
+  for (const BinIndex& bin : all_bins) {
+    if (bin.group >= block.first_group && bin.group < block.first_group + block.groups) bins.push_back(bin);
+  }
+  for (int64_t roi_index = first_roi; roi_index < first_roi + sizes.rois; ++roi_index) {
+    const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+    if (roi.state != RoiState::kValid || roi.image != block.image % sizes.images) continue;
+    const T* d_roi = d_pooled + roi_index * sizes.bins() * sizes.features();
+    for (int64_t begin = 0, end; begin < block.features; begin = end) {
+      const int64_t class_ = (block.first_feature + begin) / class_features;
+      end = std::min(block.features, (class_ + 1) * class_features - block.first_feature);
+      ComputeWeights(sizes, rois, bins, roi, roi_index, class_, weights);
+      AddInputCotangent(sizes, bins, weights, block, begin, end, d_roi, d_bin.data(), sums.data(), pixel_stride);
+    }
+  }
+  StoreBlock(sizes, block, sums.data(), d_x);
+}
+
+// A dot product whose order of summation is the same for every instruction set: 16 lanes, which are added in pairs.
+template <typename A, typename T>
+DCN_INLINE A Dot(const T* d, const T* pixel, int64_t stride, int64_t n) {
+  constexpr int kLanes = 16;
+  A dot = 0;
+  int64_t f = 0;
+  if (stride == 1 && n >= kLanes) {
+    A lanes[kLanes] = {};
+    for (; f + kLanes <= n; f += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += A(d[f + lane]) * A(pixel[f + lane]);
+    }
+    for (int half = kLanes / 2; half; half /= 2) {
+      for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    }
+    dot = lanes[0];
+  }
+  for (; f < n; ++f) dot += A(d[f]) * A(pixel[f * stride]);
+  return dot;
+}
+
+// `image`, `d_roi` and `d_offset` begin at the features and the pair of one class.
+template <typename T>
+DCN_VECTORIZED void OffsetCotangentOfRoi(const PoolSizes& sizes, const std::vector<BinIndex>& bins,
+                                         const Roi<Accumulator<T>>& roi, const RoiWeights<Accumulator<T>>& weights,
+                                         const T* image, const T* d_roi, Accumulator<T>* d_offset) {
+  using A = Accumulator<T>;
+  for (size_t i = 0; i < bins.size(); ++i) {
+    const auto bin = weights.At(bins[i], i);
+    if (bin.scale == A(0)) continue;
+    A dy = bin.scale == bin.scale ? A(0) : bin.scale, dx = dy;
+    for (const auto& y : bin.y) {
+      for (const auto& x : bin.x) {
+        const T* pixel = image + (y.index * sizes.width + x.index) * sizes.channels + bins[i].group;
+        const A dot = Dot<A>(d_roi + i * sizes.features(), pixel, sizes.groups(), sizes.class_features());
+        dy += y.slope * x.weight * dot;
+        dx += y.weight * x.slope * dot;
+      }
+    }
+    A* out = d_offset + bins[i].part * 2 * sizes.classes;
+    const A scale = bin.scale * A(sizes.trans_std);
+    out[0] += dx * roi.size[1] * scale;
+    out[1] += dy * roi.size[0] * scale;
+  }
+}
+
+}  // namespace
+
+const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x, void* pooled) {
+  if (sizes.features() == 0) return nullptr;
+  const std::vector<BinIndex> bins = IndexBins(sizes);
+  const int64_t num_rois = sizes.batches * sizes.rois;
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = Accumulator<T>;
+    device.ParallelFor(num_rois * sizes.classes, [&](int64_t task) {
+      const int64_t roi_index = task % num_rois, class_ = task / num_rois, features = sizes.class_features();
+      const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+      T* out = static_cast<T*>(pooled) + roi_index * sizes.bins() * sizes.features() + class_ * features;
+      if (roi.state != RoiState::kValid) {
+        const A fill = roi.state == RoiState::kNotFinite ? std::numeric_limits<A>::quiet_NaN() : A(0);
+        for (int64_t i = 0; i < sizes.bins(); ++i) std::fill_n(out + i * sizes.features(), features, T(fill));
+        return;
+      }
+      const T* image = ImageOfRoi(sizes, static_cast<const T*>(x), roi_index, roi.image);
+      RoiWeights<A> weights;
+      ComputeWeights(sizes, rois, bins, roi, roi_index, class_, weights);
+      std::vector<A> sum(features);
+      PoolRoi(sizes, bins, weights, image + class_ * features * sizes.groups(), sum.data(), out);
+    });
+  });
+  return nullptr;
+}
+
+const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
+                               const void* d_pooled, void* d_x) {
+  if (sizes.height * sizes.width == 0) return nullptr;
+  // The approximate number of channels per block; fewer if there would be too few blocks. A class is not split into
+  // smaller blocks, because each block computes the weights of its bins anew. A row of channel groups is not split,
+  // because its channels are contiguous.
+  const int64_t channels = std::clamp<int64_t>(sizes.batches * sizes.images * sizes.channels / 8, 8, 32);
+  const int64_t features = sizes.features(), groups = sizes.groups();
+  const int64_t block_features = std::max({int64_t{1}, channels / groups, std::min(channels, sizes.class_features())});
+  const int64_t block_groups = std::min(groups, std::max<int64_t>(sizes.group[1], channels / block_features));
+  const int64_t feature_blocks = (features + block_features - 1) / block_features;
+  const int64_t group_blocks = (groups + block_groups - 1) / block_groups;
+  const std::vector<BinIndex> bins = IndexBins(sizes);
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    device.ParallelFor(sizes.batches * sizes.images * group_blocks * feature_blocks, [&](int64_t task) {
+      const int64_t f = task % feature_blocks * block_features;
+      const int64_t g = task / feature_blocks % group_blocks * block_groups;
+      const ChannelBlock block = {task / feature_blocks / group_blocks, f, std::min(block_features, features - f), g,
+                                  std::min(block_groups, groups - g)};
+      InputCotangentOfBlock(sizes, rois, bins, static_cast<const T*>(d_pooled), static_cast<Accumulator<T>*>(d_x),
+                            block);
+    });
+  });
+  return nullptr;
+}
+
+const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
+                                const void* d_pooled, void* d_offset) {
+  const std::vector<BinIndex> bins = IndexBins(sizes);
+  const int64_t num_rois = sizes.batches * sizes.rois, parts = int64_t{sizes.part[0]} * sizes.part[1];
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = Accumulator<T>;
+    device.ParallelFor(num_rois * sizes.classes, [&](int64_t task) {
+      const int64_t roi_index = task % num_rois, class_ = task / num_rois, features = sizes.class_features();
+      A* out = static_cast<A*>(d_offset) + OffsetIndex(sizes, roi_index, 0, class_);
+      for (int64_t part = 0; part < parts; ++part) std::fill_n(out + part * 2 * sizes.classes, 2, A(0));
+      const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+      if (roi.state != RoiState::kValid) return;
+      const T* image = ImageOfRoi(sizes, static_cast<const T*>(x), roi_index, roi.image);
+      const T* d_roi = static_cast<const T*>(d_pooled) + roi_index * sizes.bins() * sizes.features();
+      RoiWeights<A> weights;
+      ComputeWeights(sizes, rois, bins, roi, roi_index, class_, weights);
+      OffsetCotangentOfRoi(sizes, bins, roi, weights, image + class_ * features * sizes.groups(),
+                           d_roi + class_ * features, out);
+    });
+  });
+  return nullptr;
+}
+
+}  // namespace dcn
