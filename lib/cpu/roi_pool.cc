@@ -62,6 +62,8 @@ class Profiles {
     points_.push_back(shift == shift ? points : shift);
   }
 
+  const std::vector<Pixel>& pixels() const { return pixels_; }
+
   Profile operator[](int64_t i) const {
     return {pixels_.data() + bounds_[i], pixels_.data() + bounds_[i + 1], points_[i]};
   }
@@ -102,13 +104,29 @@ class RoiWeights {
 
   // Bin `i` of the `bins` that were passed to Compute.
   DCN_INLINE Bin At(const BinIndex& bin, int64_t i) const {
-    const auto y = y_[is_shared_ ? bin.row : i], x = x_[is_shared_ ? bin.column : i];
+    return is_shared_ ? Shared(bin.row, bin.column) : MakeBin(y_[i], x_[i]);
+  }
+  // The bin of a row and a column, without an offset.
+  DCN_INLINE Bin Shared(int64_t row, int64_t column) const { return MakeBin(y_[row], x_[column]); }
+
+  // Lists the columns of the image that some bin reads.
+  void FindColumns() {
+    columns_.clear();
+    for (const auto& pixel : x_.pixels()) columns_.push_back(pixel.index);
+    std::sort(columns_.begin(), columns_.end());
+    columns_.erase(std::unique(columns_.begin(), columns_.end()), columns_.end());
+  }
+  const std::vector<int32_t>& columns() const { return columns_; }
+  int64_t columns_extent() const { return columns_.empty() ? 0 : int64_t{columns_.back()} - columns_.front() + 1; }
+
+ private:
+  DCN_INLINE static Bin MakeBin(const typename Profiles<A>::Profile& y, const typename Profiles<A>::Profile& x) {
     const A points = y.points * x.points;
     return {y, x, points == A(0) ? A(0) : A(1) / points};
   }
 
- private:
   Profiles<A> y_, x_;
+  std::vector<int32_t> columns_;
   bool is_shared_ = false;
 };
 
@@ -153,6 +171,7 @@ DCN_VECTORIZED void PoolRoi(const PoolSizes& sizes, const std::vector<BinIndex>&
       for (const auto& x : bin.x) {
         const T* pixel = image + (y.index * sizes.width + x.index) * sizes.channels + bins[i].group;
         const A weight = bin.scale * y.weight * x.weight;
+        if (weight == A(0)) continue;  // 0 times an infinite pixel would be NaN
         if (stride == 1) {
           for (int64_t f = 0; f < class_features; ++f) sum[f] += weight * A(pixel[f]);
         } else {
@@ -162,6 +181,103 @@ DCN_VECTORIZED void PoolRoi(const PoolSizes& sizes, const std::vector<BinIndex>&
     }
     for (int64_t f = 0; f < class_features; ++f) out[f] = T(sum[f]);
     out += sizes.features();
+  }
+}
+
+// Whether all bins read every channel at shared profiles. A pooling is then a product of two matrices with the image,
+// and takes two passes: along y into `rows`, which holds the columns that the bins read, and from there along x.
+bool IsSeparable(const PoolSizes& sizes, const Rois& rois) { return !rois.offset && sizes.groups() == 1; }
+
+template <typename T>
+DCN_VECTORIZED void PoolSeparably(const PoolSizes& sizes, const RoiWeights<Accumulator<T>>& weights, const T* image,
+                                  Accumulator<T>* rows, Accumulator<T>* sum, T* out) {
+  using A = Accumulator<T>;
+  const int64_t channels = sizes.channels;
+  const auto pixel_sum = [&](int32_t column)
+                             DCN_INLINED { return rows + (column - weights.columns().front()) * channels; };
+  for (int64_t row = 0; row < sizes.output[0]; ++row) {
+    for (const int32_t column : weights.columns()) std::fill_n(pixel_sum(column), channels, A(0));
+    for (const auto& y : weights.Shared(row, 0).y) {
+      if (y.weight == A(0)) continue;  // 0 times an infinite pixel would be NaN
+      for (const int32_t column : weights.columns()) {
+        const T* pixel = image + (y.index * sizes.width + column) * channels;
+        A* sum_along_y = pixel_sum(column);
+        for (int64_t f = 0; f < channels; ++f) sum_along_y[f] += y.weight * A(pixel[f]);
+      }
+    }
+    for (int64_t column = 0; column < sizes.output[1]; ++column, out += channels) {
+      const auto bin = weights.Shared(row, column);
+      std::fill_n(sum, channels, A(0));
+      for (const auto& x : bin.x) {
+        if (x.weight == A(0)) continue;
+        const A weight = bin.scale * x.weight;
+        const A* sum_along_y = pixel_sum(x.index);
+        for (int64_t f = 0; f < channels; ++f) sum[f] += weight * sum_along_y[f];
+      }
+      for (int64_t f = 0; f < channels; ++f) out[f] = T(sum[f]);
+    }
+  }
+}
+
+// A band of an image's rows, which one task of the separable input cotangent computes. `image` counts the images of all
+// batches.
+struct Band {
+  int64_t image, begin, end;
+};
+
+// The transpose of PoolSeparably, in the rows of a band.
+template <typename T>
+DCN_VECTORIZED void AddSeparably(const PoolSizes& sizes, const RoiWeights<Accumulator<T>>& weights, const Band& band,
+                                 const T* d_roi, Accumulator<T>* rows, Accumulator<T>* d_image) {
+  using A = Accumulator<T>;
+  const int64_t channels = sizes.channels;
+  for (int64_t row = 0; row < sizes.output[0]; ++row) {
+    const auto& profile = weights.Shared(row, 0).y;
+    if (profile.first == profile.last || (profile.last - 1)->index < band.begin || profile.first->index >= band.end) {
+      continue;
+    }
+    std::fill_n(rows, weights.columns_extent() * channels, A(0));
+    for (int64_t column = 0; column < sizes.output[1]; ++column) {
+      const auto bin = weights.Shared(row, column);
+      const T* d = d_roi + (row * sizes.output[1] + column) * channels;
+      for (const auto& x : bin.x) {
+        if (x.weight == A(0)) continue;
+        const A weight = bin.scale * x.weight;
+        A* d_pixel = rows + (x.index - weights.columns().front()) * channels;
+        for (int64_t f = 0; f < channels; ++f) d_pixel[f] += weight * A(d[f]);
+      }
+    }
+    for (const auto& y : profile) {
+      if (y.weight == A(0) || y.index < band.begin || y.index >= band.end) continue;
+      for (const int32_t column : weights.columns()) {
+        const A* d_pixel = rows + (column - weights.columns().front()) * channels;
+        A* out = d_image + (y.index * sizes.width + column) * channels;
+        for (int64_t f = 0; f < channels; ++f) out[f] += y.weight * d_pixel[f];
+      }
+    }
+  }
+}
+
+template <typename T>
+void InputCotangentOfBand(const PoolSizes& sizes, const Rois& rois, const T* d_pooled, Accumulator<T>* d_x,
+                          const Band& band) {
+  using A = Accumulator<T>;
+  const int64_t first_roi = band.image / sizes.images * sizes.rois, row_size = sizes.width * sizes.channels;
+  A* d_image = d_x + band.image * sizes.height * row_size;
+  std::fill(d_image + band.begin * row_size, d_image + band.end * row_size, A(0));
+  std::vector<A> rows;
+  RoiWeights<A> weights;
+  for (int64_t roi_index = first_roi; roi_index < first_roi + sizes.rois; ++roi_index) {
+    const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+    if (roi.state != RoiState::kValid || roi.image != band.image % sizes.images) continue;
+    // A point up to one pixel outside the image reads its border; one more pixel covers rounding.
+    const A edge = roi.start[0] + roi.size[0];
+    const A first = std::min(roi.start[0], edge) - A(2), last = std::max(roi.start[0], edge) + A(2);
+    if (last < A(band.begin) || first > A(band.end)) continue;
+    weights.Compute(sizes, roi, {}, nullptr, 0);
+    weights.FindColumns();
+    rows.resize(std::max<size_t>(rows.size(), weights.columns_extent() * sizes.channels));
+    AddSeparably(sizes, weights, band, d_pooled + roi_index * sizes.bins() * sizes.features(), rows.data(), d_image);
   }
 }
 
@@ -188,6 +304,7 @@ DCN_VECTORIZED void AddInputCotangent(const PoolSizes& sizes, const std::vector<
       for (const auto& x : bin.x) {
         A* sum = group_sums + (y.index * sizes.width + x.index) * pixel_stride;
         const A weight = bin.scale * y.weight * x.weight;
+        if (weight == A(0)) continue;  // 0 times an infinite cotangent would be NaN
         for (int64_t f = begin; f < end; ++f) sum[f] += weight * d_bin[f];
       }
     }
@@ -301,6 +418,12 @@ const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois
       RoiWeights<A> weights;
       ComputeWeights(sizes, rois, bins, roi, roi_index, class_, weights);
       std::vector<A> sum(features);
+      if (IsSeparable(sizes, rois)) {
+        weights.FindColumns();
+        std::vector<A> rows(weights.columns_extent() * features);
+        PoolSeparably(sizes, weights, image, rows.data(), sum.data(), out);
+        return;
+      }
       PoolRoi(sizes, bins, weights, image + class_ * features * sizes.groups(), sum.data(), out);
     });
   });
@@ -310,6 +433,23 @@ const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois
 const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
                                const void* d_pooled, void* d_x) {
   if (sizes.height * sizes.width == 0) return nullptr;
+  if (IsSeparable(sizes, rois)) {
+    if (sizes.channels == 0) return nullptr;
+    // Several bands per thread, because the RoIs are not evenly spread. Their number does not affect the result.
+    const int64_t images = sizes.batches * sizes.images;
+    const int64_t wanted = std::min(sizes.height, (4 * device.threads() + images - 1) / std::max<int64_t>(images, 1));
+    const int64_t height = (sizes.height + wanted - 1) / std::max<int64_t>(wanted, 1);
+    const int64_t bands = (sizes.height + height - 1) / height;
+    Dispatch<F16, BF16>(dtype, [&](auto tag) {
+      using T = decltype(tag);
+      device.ParallelFor(images * bands, [&](int64_t task) {
+        const int64_t begin = task % bands * height;
+        InputCotangentOfBand(sizes, rois, static_cast<const T*>(d_pooled), static_cast<Accumulator<T>*>(d_x),
+                             {task / bands, begin, std::min(begin + height, sizes.height)});
+      });
+    });
+    return nullptr;
+  }
   // The approximate number of channels per block; fewer if there would be too few blocks. A class is not split into
   // smaller blocks, because each block computes the weights of its bins anew. A row of channel groups is not split,
   // because its channels are contiguous.
