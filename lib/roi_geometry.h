@@ -96,6 +96,9 @@ struct PoolPoint {
   A fraction;
 
   DCN_HOST_DEVICE A weight(int i) const { return i ? fraction : A(1) - fraction; }
+  DCN_HOST_DEVICE A WeightOf(int64_t index) const {
+    return (index == pixel[0] ? weight(0) : A(0)) + (index == pixel[1] ? weight(1) : A(0));
+  }
   // The derivative of the weight with respect to the position. Unlike the convolution's, it is zero where the position
   // is clamped, and in kRounded also on a pixel.
   DCN_HOST_DEVICE A slope(int i) const { return pixel[0] == pixel[1] ? A(0) : i ? A(1) : A(-1); }
@@ -150,6 +153,24 @@ struct BinPoints {
     const A distance =
         sizes.is_rounded() ? index * roi.step[axis] : (index + A(0.5)) * roi.bin_size[axis] / roi.points[axis];
     return LocatePosition(sizes, sizes.length(axis), origin + distance);
+  }
+};
+
+// Where the largest of a bin's sample points lies. Points outside the image are zero. A NaN is larger than any number,
+// and the first of equal points is kept, in the order of rows and then columns.
+template <typename A>
+struct Largest {
+  A value = 0;
+  int32_t row = -1, column = -1;  // among the visited points; -1 if the point is outside the image, or there is none
+  bool is_empty = true;
+
+  DCN_HOST_DEVICE void Add(A candidate, bool is_valid, int32_t candidate_row, int32_t candidate_column) {
+    const bool is_larger = candidate > value || (candidate != candidate && value == value);
+    if (!is_empty && !is_larger) return;
+    value = candidate;
+    row = is_valid ? candidate_row : -1;
+    column = is_valid ? candidate_column : -1;
+    is_empty = false;
   }
 };
 

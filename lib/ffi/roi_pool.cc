@@ -108,6 +108,59 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
                                      d_pooled.untyped_data(), d_offset->untyped_data()));
 }
 
+// The checks of a max pooling, which has no offset, and reads every channel in each bin.
+PoolCall DecodeMaxPoolCall(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer rois,
+                           ffi::AnyBuffer pooled) {
+  const PoolCall call = DecodePoolCall(checks, attributes, x, rois, std::nullopt, pooled);
+  checks.Require(call.sizes.groups() == 1 && call.sizes.classes == 1, "group_size must be 1");
+  // The winners are counted in 32 bits.
+  for (int axis = 0; axis < 2; ++axis) {
+    checks.FitsInt32("the number of points along an axis", BinPoints<double>::MostVisited(call.sizes, axis));
+  }
+  return call;
+}
+
+void CheckWinners(Checks& checks, const PoolSizes& sizes, ffi::AnyBuffer winners) {
+  checks.Type("winners", winners, ffi::S32);
+  checks.Shape("winners", winners, {2, sizes.batches, sizes.rois, sizes.output[0], sizes.output[1], sizes.channels});
+}
+
+ffi::Error MaxPoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
+                       ffi::Result<ffi::AnyBuffer> pooled, ffi::Dictionary attributes) {
+  Checks checks("dcn_roi_max_pool");
+  const PoolCall call = DecodeMaxPoolCall(checks, attributes, x, rois, *pooled);
+  checks.Type("x", x, pooled->element_type());
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(MaxPool(device, call.dtype, call.sizes, call.rois, x.untyped_data(), pooled->untyped_data()));
+}
+
+// d_pooled gives the shape of the pooling, whose values are not read.
+ffi::Error MaxPoolWinnersImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
+                              ffi::Result<ffi::AnyBuffer> winners, ffi::Dictionary attributes) {
+  Checks checks("dcn_roi_max_pool_winners");
+  const PoolCall call = DecodeMaxPoolCall(checks, attributes, x, rois, d_pooled);
+  checks.Type("x", x, d_pooled.element_type());
+  if (checks.ok()) CheckWinners(checks, call.sizes, *winners);
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(MaxPoolWinners(device, call.dtype, call.sizes, call.rois, x.untyped_data(),
+                                static_cast<int32_t*>(winners->untyped_data())));
+}
+
+ffi::Error MaxPoolInputCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
+                                     ffi::AnyBuffer winners, ffi::Result<ffi::AnyBuffer> d_x,
+                                     ffi::Dictionary attributes) {
+  Checks checks("dcn_roi_max_pool_input_cotangent");
+  const PoolCall call = DecodeMaxPoolCall(checks, attributes, *d_x, rois, d_pooled);
+  checks.Type("d_x", *d_x, rois.element_type());
+  if (checks.ok()) CheckWinners(checks, call.sizes, winners);
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(MaxPoolInputCotangent(device, call.dtype, call.sizes, call.rois, d_pooled.untyped_data(),
+                                       static_cast<const int32_t*>(winners.untyped_data()), d_x->untyped_data()));
+}
+
 XLA_FFI_DEFINE_HANDLER(kPool, PoolImpl,
                        ffi::Ffi::Bind()
                            .Ctx<Device::Binding>()
@@ -139,12 +192,44 @@ XLA_FFI_DEFINE_HANDLER(kOffsetCotangent, OffsetCotangentImpl,
                            .Attrs(),
                        {ffi::Traits::kCmdBufferCompatible});
 
+XLA_FFI_DEFINE_HANDLER(kMaxPool, MaxPoolImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // rois
+                           .Ret<ffi::AnyBuffer>()  // pooled
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kMaxPoolWinners, MaxPoolWinnersImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // rois
+                           .Arg<ffi::AnyBuffer>()  // d_pooled
+                           .Ret<ffi::AnyBuffer>()  // winners
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kMaxPoolInputCotangent, MaxPoolInputCotangentImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // rois
+                           .Arg<ffi::AnyBuffer>()  // d_pooled
+                           .Arg<ffi::AnyBuffer>()  // winners
+                           .Ret<ffi::AnyBuffer>()  // d_x
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
 }  // namespace
 
 std::vector<Handler> RoiPoolHandlers() {
   return {{"dcn_roi_pool", WrappedHandler<kPool>},
           {"dcn_roi_pool_input_cotangent", WrappedHandler<kInputCotangent>},
-          {"dcn_roi_pool_offset_cotangent", WrappedHandler<kOffsetCotangent>}};
+          {"dcn_roi_pool_offset_cotangent", WrappedHandler<kOffsetCotangent>},
+          {"dcn_roi_max_pool", WrappedHandler<kMaxPool>},
+          {"dcn_roi_max_pool_winners", WrappedHandler<kMaxPoolWinners>},
+          {"dcn_roi_max_pool_input_cotangent", WrappedHandler<kMaxPoolInputCotangent>}};
 }
 
 }  // namespace dcn

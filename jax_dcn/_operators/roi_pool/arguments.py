@@ -34,7 +34,6 @@ class Spec:
     points: tuple[int, int]
     trans_std: float
     convention: Literal["rounded", "aligned", "unaligned"] = "rounded"
-    mode: Literal["avg", "max"] = "avg"
 
 
 class Problem(NamedTuple):
@@ -75,14 +74,15 @@ def of_roi_align(
     spatial_scale: Any = 1.0,
     sampling_ratio: Pair = 0,
     aligned: bool = True,
-    mode: Literal["avg", "max"] = "avg",
+    mode: str = "avg",
     **common: Any,
 ) -> Problem:
     _validation.choice("aligned", aligned, (True, False))
     _validation.choice("mode", mode, ("avg", "max"))
     spec = _align_spec(output_size, spatial_scale, sampling_ratio)
-    spec = dataclasses.replace(spec, convention="aligned" if aligned else "unaligned", mode=mode)
-    return canonicalize(x, rois, None, spec, **common)
+    spec = dataclasses.replace(spec, convention="aligned" if aligned else "unaligned")
+    operands, spec = canonicalize(x, rois, None, spec, **common)
+    return Problem({name: operands[name] for name in ("x", "rois")}, spec)  # max pooling has no operand for an offset
 
 
 def of_ps_roi_align(

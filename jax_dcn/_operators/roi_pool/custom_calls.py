@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
@@ -33,6 +34,26 @@ def offset_cotangent(x: jax.Array, rois: jax.Array, d_pooled: jax.Array, offset:
     return _call(
         "dcn_roi_pool_offset_cotangent", x, rois, d_pooled, offset, spec=spec, shape=offset.shape, dtype=rois.dtype
     )
+
+
+def max_pool(x: jax.Array, rois: jax.Array, spec: Spec) -> jax.Array:
+    """The result [n, R, out, out, C] of max pooling, of x's type."""
+    shape = (*rois.shape[:2], *spec.output_size, x.shape[-1])
+    return _call("dcn_roi_max_pool", x, rois, spec=spec, shape=shape, dtype=x.dtype)
+
+
+def max_pool_winners(x: jax.Array, rois: jax.Array, d_pooled: jax.Array, spec: Spec) -> jax.Array:
+    """The row and the column of the largest point of each bin and feature, int32[2, n, R, out, out, C]."""
+    shape = (2, *d_pooled.shape)
+    return _call("dcn_roi_max_pool_winners", x, rois, d_pooled, spec=spec, shape=shape, dtype=jnp.int32)
+
+
+def max_pool_input_cotangent(
+    rois: jax.Array, d_pooled: jax.Array, winners: jax.Array, spec: Spec, *, shape: Sequence[int]
+) -> jax.Array:
+    """The cotangent of x [n, N, H, W, C], of `rois`' type."""
+    name = "dcn_roi_max_pool_input_cotangent"
+    return _call(name, rois, d_pooled, winners, spec=spec, shape=shape, dtype=rois.dtype)
 
 
 def _call(name: str, *operands: jax.Array | None, spec: Spec, shape: Sequence[int], dtype: DTypeLike) -> jax.Array:

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_dcn._operators.roi_pool import arguments
-from jax_dcn._operators.roi_pool.arguments import Problem
-from jax_dcn._operators.roi_pool.primitive import deform_roi_pool as pool
+from jax_dcn._operators.roi_pool import arguments, primitive
+from jax_dcn._operators.roi_pool.arguments import Problem, Spec
+from jax_dcn._primitive.operator import Operator
 from jax_dcn._types import Pair
 
 
@@ -185,7 +185,8 @@ def roi_align(
         deterministic=deterministic,
         backend=backend,
     )
-    return _pooled(problem, x, data_format, backend)
+    operator = primitive.deform_roi_max_pool if mode == "max" else primitive.deform_roi_pool
+    return _pooled(problem, x, data_format, backend, operator)
 
 
 def ps_roi_align(
@@ -242,6 +243,12 @@ def deform_roi_pool(
     return _pooled(problem, x, data_format, backend)
 
 
-def _pooled(problem: Problem, x: ArrayLike, data_format: str, backend: Literal["reference"] | None) -> jax.Array:
-    pooled = pool(**problem.operands, spec=problem.spec, backend=backend).astype(jnp.asarray(x).dtype)
+def _pooled(
+    problem: Problem,
+    x: ArrayLike,
+    data_format: str,
+    backend: Literal["reference"] | None,
+    operator: Operator[Spec] = primitive.deform_roi_pool,
+) -> jax.Array:
+    pooled = operator(**problem.operands, spec=problem.spec, backend=backend).astype(jnp.asarray(x).dtype)
     return jnp.moveaxis(pooled, -1, -3) if data_format == "NCHW" else pooled

@@ -16,7 +16,7 @@ from jax_dcn._operators.sampling import rounded_product
 class Points(NamedTuple):
     """The sample points of all bins along an axis.
 
-    position [R, out, out, classes, S]: those that may be in the image. mean_of: the number that the mean is over, in
+    position [R, out, out, classes, S]: those that may be in the image; infinity where a bin has fewer. mean_of: the number that the mean is over, in
     each bin [R, 1, 1, 1], or None if it is that of the points in the image.
     """
 

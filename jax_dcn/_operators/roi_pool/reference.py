@@ -19,6 +19,57 @@ def reference(x: jax.Array, rois: jax.Array, offset: jax.Array | None, *, spec: 
     return pool(x, rois, offset)
 
 
+def max_reference(x: jax.Array, rois: jax.Array, *, spec: Spec) -> jax.Array:
+    """Max pooling: the first largest of the points of each bin, a region and a bin at a time."""
+    pool: Any = partial(_max_pool, spec=spec)
+    for _ in x.shape[:-4]:
+        pool = jax.vmap(pool)
+    return pool(x, rois)
+
+
+def _max_pool(x: jax.Array, rois: jax.Array, spec: Spec) -> jax.Array:
+    """One batch of images x [N, H, W, C] and their regions rois [R, 5]: [R, out, out, C]."""
+    images, height, width, channels = x.shape
+    rois = lax.stop_gradient(rois)
+    finite = is_finite(rois, spec)
+    in_batch = (rois[:, 0] >= 0) & (rois[:, 0] < images)
+    points = points_of_bins(rois, shift_of_bins(None, rois, spec), spec, (height, width))
+    # [R, out, S]: the rows of bins do not depend on the columns
+    position_y, position_x = points[0].position[:, :, 0, 0], points[1].position[:, 0, :, 0]
+    y = _Axis(Points(position_y, points[0].mean_of), height, spec)
+    x_ = _Axis(Points(position_x, points[1].mean_of), width, spec)
+    pixels = x.astype(rois.dtype)
+    pixels = jnp.pad(pixels, [(0, int(size == 0)) for size in pixels.shape[:3]] + [(0, 0)])
+    image = jnp.where(in_batch & finite, rois[:, 0], -1).astype(jnp.int32)
+    bins = np.arange(spec.output_size[0] * spec.output_size[1])
+
+    def of_bin(index: Any) -> jax.Array:
+        region, bin_ = index
+        row, column = bin_ // spec.output_size[1], bin_ % spec.output_size[1]
+        own = pixels[jnp.maximum(image[region], 0)]
+
+        def value(i: jax.Array, j: jax.Array) -> jax.Array:
+            """The points [..., C] at indices i and j, both [..., C] or with one feature."""
+            feature = np.arange(channels)
+            total = jnp.zeros((), own.dtype)
+            for a, b in np.ndindex(2, 2):
+                corner = own[y.pixel[a][region, row, i], x_.pixel[b][region, column, j], feature]
+                total += y.weight(a)[region, row, i] * x_.weight(b)[region, column, j] * corner
+            return jnp.where(y.kept[region, row, i] & x_.kept[region, column, j], total, 0)
+
+        visited_y, visited_x = (jnp.arange(axis.kept.shape[-1]) for axis in (y, x_))
+        values = value(visited_y[:, None, None], visited_x[:, None])
+        present = (position_y[region, row][:, None] < jnp.inf) & (position_x[region, column] < jnp.inf)
+        values = jnp.where(present[..., None], values, -jnp.inf).reshape(-1, channels)
+        winner = jnp.argmax(lax.stop_gradient(values), 0)
+        largest = value(*jnp.divmod(winner, len(visited_x)))
+        return jnp.where(present.any() & (image[region] >= 0), largest, 0)
+
+    index = jnp.divmod(jnp.arange(rois.shape[0] * len(bins)), len(bins))
+    pooled = lax.map(of_bin, index).reshape(rois.shape[0], *spec.output_size, channels)
+    return jnp.where((in_batch & ~finite)[:, None, None, None], jnp.nan, pooled).astype(x.dtype)
+
+
 def _pool(x: jax.Array, rois: jax.Array, offset: jax.Array | None, spec: Spec) -> jax.Array:
     """One batch of images x [N, H, W, C] and their regions rois [R, 5]: [R, out, out, D]."""
     images, height, width, channels = x.shape
