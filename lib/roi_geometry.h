@@ -54,14 +54,13 @@ struct Roi {
   int64_t image;
   A start[2], size[2];  // the size is negative if the corners are in the wrong order, which kAligned allows
   A bin_size[2];
-  A step[2];    // between neighbouring sample points of a bin
   A points[2];  // sample points per bin, a whole number; an adaptive number has no bound that an integer could hold
 };
 
 // box: image index, x1, y1, x2, y2.
 template <typename A>
 DCN_HOST_DEVICE Roi<A> LocateRoi(const PoolSizes& sizes, const A* box) {
-  Roi<A> roi = {RoiState::kValid, 0, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}};
+  Roi<A> roi = {RoiState::kValid, 0, {0, 0}, {0, 0}, {0, 0}, {0, 0}};
   if (!(box[0] >= A(0) && box[0] < A(sizes.images))) {
     roi.state = RoiState::kPadding;
     return roi;
@@ -82,7 +81,6 @@ DCN_HOST_DEVICE Roi<A> LocateRoi(const PoolSizes& sizes, const A* box) {
     roi.bin_size[axis] = size / A(sizes.output[axis]);
     const A adaptive = roi.bin_size[axis] > A(0) ? std::ceil(roi.bin_size[axis]) : A(0);
     roi.points[axis] = sizes.points[axis] ? A(sizes.points[axis]) : adaptive;
-    roi.step[axis] = roi.bin_size[axis] / roi.points[axis];
   }
   return roi;
 }
@@ -127,7 +125,7 @@ template <typename A>
 struct BinPoints {
   A origin;  // the position of the bin's first edge
   A first;   // a whole number
-  int64_t count;
+  int32_t count;
 
   // `shift` is the scaled offset, as a fraction of the RoI's size.
   DCN_HOST_DEVICE BinPoints(const PoolSizes& sizes, const Roi<A>& roi, int axis, int64_t bin, A shift)
@@ -135,11 +133,11 @@ struct BinPoints {
         first(0),
         count(sizes.points[axis]) {
     if (count) return;
-    const A most = roi.points[axis], before = (A(-1) - origin) / roi.step[axis] - A(1.5);
+    const A most = roi.points[axis], before = (A(-1) - origin) / (roi.bin_size[axis] / most) - A(1.5);
     first = before > A(0) ? std::floor(before) : A(0);
     first = first < most ? first : most;
-    count = MostVisited(sizes, axis);
-    if (most - first < A(count)) count = int64_t(most - first);
+    count = int32_t(MostVisited(sizes, axis));
+    if (most - first < A(count)) count = int32_t(most - first);
   }
 
   // An upper bound on `count`.
@@ -148,10 +146,10 @@ struct BinPoints {
   }
 
   // The point at index first + i.
-  DCN_HOST_DEVICE PoolPoint<A> Locate(const PoolSizes& sizes, const Roi<A>& roi, int axis, int64_t i) const {
+  DCN_HOST_DEVICE PoolPoint<A> Locate(const PoolSizes& sizes, const Roi<A>& roi, int axis, int32_t i) const {
     const A index = first + A(i);
-    const A distance =
-        sizes.is_rounded() ? index * roi.step[axis] : (index + A(0.5)) * roi.bin_size[axis] / roi.points[axis];
+    const A distance = sizes.is_rounded() ? index * (roi.bin_size[axis] / roi.points[axis])
+                                          : (index + A(0.5)) * roi.bin_size[axis] / roi.points[axis];
     return LocatePosition(sizes, sizes.length(axis), origin + distance);
   }
 };
@@ -184,14 +182,13 @@ template <typename A, typename F>
 DCN_HOST_DEVICE A ForEachPixel(const PoolSizes& sizes, const Roi<A>& roi, int axis, int64_t bin, A shift,
                                const F& visit) {
   const BinPoints<A> points(sizes, roi, axis, bin, shift);
-  int64_t num_valid = 0;
-  int32_t pixel = 0;
+  int32_t num_valid = 0, pixel = 0;
   A weight[2] = {0, 0}, slope[2] = {0, 0};  // of `pixel` and `pixel` + 1
   const auto flush = [&](int side) {
     if (weight[side] != A(0) || slope[side] != A(0)) visit(pixel + side, weight[side], slope[side]);
   };
   const bool is_ascending = roi.size[axis] >= A(0);
-  for (int64_t i = 0; i < points.count; ++i) {
+  for (int32_t i = 0; i < points.count; ++i) {
     const PoolPoint<A> point = points.Locate(sizes, roi, axis, is_ascending ? i : points.count - 1 - i);
     if (!point.is_valid) continue;
     if (num_valid++ && point.pixel[0] != pixel) {

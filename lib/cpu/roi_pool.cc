@@ -403,7 +403,7 @@ class LocatedPoints {
   LocatedPoints(const PoolSizes& sizes, const Roi<A>& roi, int axis) {
     for (int64_t bin = 0; bin < sizes.output[axis]; ++bin) {
       const BinPoints<A> points(sizes, roi, axis, bin, A(0));
-      for (int64_t i = 0; i < points.count; ++i) points_.push_back(points.Locate(sizes, roi, axis, i));
+      for (int32_t i = 0; i < points.count; ++i) points_.push_back(points.Locate(sizes, roi, axis, i));
       bounds_.push_back(points_.size());
     }
   }

@@ -345,19 +345,21 @@ __global__ void MaxPoolKernel(PoolSizes sizes, Rois rois, const T* x, Store stor
       const T* image = x + FirstImageRow(sizes, roi, roi_index) * sizes.width * sizes.channels + f;
       const BinPoints<A> points_y(sizes, roi, 0, bin / sizes.output[1], A(0));
       const BinPoints<A> points_x(sizes, roi, 1, bin % sizes.output[1], A(0));
-      for (int64_t i = 0; i < points_y.count; ++i) {
+      for (int32_t i = 0; i < points_y.count; ++i) {
         const PoolPoint<A> point_y = points_y.Locate(sizes, roi, 0, i);
-        for (int64_t j = 0; j < points_x.count; ++j) {
+        for (int32_t j = 0; j < points_x.count; ++j) {
           const PoolPoint<A> point_x = points_x.Locate(sizes, roi, 1, j);
           const bool is_valid = point_y.is_valid && point_x.is_valid;
           A value[N] = {};
-          for (int k = 0; is_valid && k < 4; ++k) {
+#pragma unroll  // a dynamic index would place the points in local memory
+          for (int k = 0; k < 4; ++k) {
+            if (!is_valid) break;
             const int64_t pixel = point_y.pixel[k / 2] * sizes.width + point_x.pixel[k % 2];
             const A weight = point_y.weight(k / 2) * point_x.weight(k % 2);
             const Vector<T, N> corner = AsVector<N>(image + pixel * sizes.channels);
             for (int v = 0; v < N; ++v) value[v] += weight * A(corner.value[v]);
           }
-          for (int v = 0; v < N; ++v) largest[v].Add(value[v], is_valid, int32_t(i), int32_t(j));
+          for (int v = 0; v < N; ++v) largest[v].Add(value[v], is_valid, i, j);
         }
       }
     }

@@ -18,25 +18,26 @@ struct PoolCall {
   DType dtype = DType::kF32;
 };
 
-// `x` is x or its cotangent; `pooled` is the result or its cotangent, and has the type of the data.
-PoolCall DecodePoolCall(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer rois,
-                        std::optional<ffi::AnyBuffer> offset, ffi::AnyBuffer pooled) {
+// `x` is x or its cotangent.
+PoolCall DecodePoolCall(Checks& checks, ffi::Dictionary attributes, ffi::DataType data_type, ffi::AnyBuffer x,
+                        ffi::AnyBuffer rois, std::optional<ffi::AnyBuffer> offset) {
   PoolCall call;
   PoolSizes& sizes = call.sizes;
   checks.Pair(attributes, "output_size", 1, sizes.output);
   checks.Pair(attributes, "group_size", 1, sizes.group);
   checks.Pair(attributes, "part_size", 1, sizes.part);
-  const int32_t convention = checks.Attribute(attributes, "convention", int32_t{0});
-  checks.Require(0 <= convention && convention <= int32_t(RoiConvention::kUnaligned),
+  const int64_t convention = checks.Attribute(attributes, "convention", int64_t{0});
+  checks.Require(0 <= convention && convention <= int64_t(RoiConvention::kUnaligned),
                  "attribute convention is " + std::to_string(convention) + ", must be 0, 1 or 2");
+  if (!checks.ok()) return call;
   sizes.convention = RoiConvention(convention);
   checks.Pair(attributes, "points", sizes.is_rounded() ? 1 : 0, sizes.points);
   sizes.spatial_scale = checks.Attribute(attributes, "spatial_scale", 1.0);
   sizes.trans_std = checks.Attribute(attributes, "trans_std", 0.0);
-  call.dtype = CheckedDType(checks, pooled);
+  call.dtype = CheckedDType(checks, data_type);
   checks.Rank("x", x, 5);
   checks.Rank("rois", rois, 3);
-  checks.Type("rois", rois, AccumulatorType(pooled.element_type()));
+  checks.Type("rois", rois, AccumulatorType(data_type));
   checks.FitsInt32("the number of bins", int64_t{sizes.output[0]} * sizes.output[1]);
   if (!checks.ok()) return call;
 
@@ -50,6 +51,9 @@ PoolCall DecodePoolCall(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuff
   sizes.classes = 1;
   checks.FitsInt32("the image's height", sizes.height);
   checks.FitsInt32("the image's width", sizes.width);
+  for (int axis = 0; axis < 2; ++axis) {
+    checks.FitsInt32("the number of points along an axis", BinPoints<double>::MostVisited(sizes, axis));
+  }
   checks.Require(sizes.channels % sizes.groups() == 0, "x's channels must be divisible by the cells of group_size");
   checks.Shape("rois", rois, {sizes.batches, sizes.rois, 5});
   call.rois = {rois.untyped_data(), nullptr};
@@ -67,14 +71,21 @@ PoolCall DecodePoolCall(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuff
     // Without an offset part_size has no effect, and no operand's shape bounds it, so products of it could overflow.
     sizes.part[0] = sizes.part[1] = 1;
   }
-  checks.Shape("pooled", pooled, {sizes.batches, sizes.rois, sizes.output[0], sizes.output[1], sizes.features()});
   return call;
+}
+
+// `pooled` is the result or its cotangent.
+void CheckPooled(Checks& checks, const PoolSizes& sizes, ffi::AnyBuffer pooled) {
+  if (!checks.ok()) return;
+  checks.Shape("pooled", pooled, {sizes.batches, sizes.rois, sizes.output[0], sizes.output[1], sizes.features()});
 }
 
 ffi::Error PoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::RemainingArgs offset,
                     ffi::Result<ffi::AnyBuffer> pooled, ffi::Dictionary attributes) {
   Checks checks("dcn_roi_pool");
-  const PoolCall call = DecodePoolCall(checks, attributes, x, rois, OptionalOperand(checks, "offset", offset), *pooled);
+  const PoolCall call =
+      DecodePoolCall(checks, attributes, pooled->element_type(), x, rois, OptionalOperand(checks, "offset", offset));
+  CheckPooled(checks, call.sizes, *pooled);
   checks.Type("x", x, pooled->element_type());
   if (!checks.ok()) return checks.error();
   Device device(context);
@@ -84,8 +95,9 @@ ffi::Error PoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer ro
 ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
                               ffi::RemainingArgs offset, ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
   Checks checks("dcn_roi_pool_input_cotangent");
-  const PoolCall call =
-      DecodePoolCall(checks, attributes, *d_x, rois, OptionalOperand(checks, "offset", offset), d_pooled);
+  const PoolCall call = DecodePoolCall(checks, attributes, d_pooled.element_type(), *d_x, rois,
+                                       OptionalOperand(checks, "offset", offset));
+  CheckPooled(checks, call.sizes, d_pooled);
   checks.Type("d_x", *d_x, rois.element_type());
   if (!checks.ok()) return checks.error();
   Device device(context);
@@ -97,7 +109,8 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
                                ffi::AnyBuffer offset, ffi::Result<ffi::AnyBuffer> d_offset,
                                ffi::Dictionary attributes) {
   Checks checks("dcn_roi_pool_offset_cotangent");
-  const PoolCall call = DecodePoolCall(checks, attributes, x, rois, offset, d_pooled);
+  const PoolCall call = DecodePoolCall(checks, attributes, d_pooled.element_type(), x, rois, offset);
+  CheckPooled(checks, call.sizes, d_pooled);
   checks.Type("x", x, d_pooled.element_type());
   const auto shape = offset.dimensions();
   checks.Type("d_offset", *d_offset, offset.element_type());
@@ -109,18 +122,15 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
 }
 
 // The checks of a max pooling, which has no offset, and reads every channel in each bin.
-PoolCall DecodeMaxPoolCall(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer rois,
-                           ffi::AnyBuffer pooled) {
-  const PoolCall call = DecodePoolCall(checks, attributes, x, rois, std::nullopt, pooled);
+PoolCall DecodeMaxPoolCall(Checks& checks, ffi::Dictionary attributes, ffi::DataType data_type, ffi::AnyBuffer x,
+                           ffi::AnyBuffer rois) {
+  const PoolCall call = DecodePoolCall(checks, attributes, data_type, x, rois, std::nullopt);
   checks.Require(call.sizes.groups() == 1 && call.sizes.classes == 1, "group_size must be 1");
-  // The winners are counted in 32 bits.
-  for (int axis = 0; axis < 2; ++axis) {
-    checks.FitsInt32("the number of points along an axis", BinPoints<double>::MostVisited(call.sizes, axis));
-  }
   return call;
 }
 
 void CheckWinners(Checks& checks, const PoolSizes& sizes, ffi::AnyBuffer winners) {
+  if (!checks.ok()) return;
   checks.Type("winners", winners, ffi::S32);
   checks.Shape("winners", winners, {2, sizes.batches, sizes.rois, sizes.output[0], sizes.output[1], sizes.channels});
 }
@@ -128,20 +138,19 @@ void CheckWinners(Checks& checks, const PoolSizes& sizes, ffi::AnyBuffer winners
 ffi::Error MaxPoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
                        ffi::Result<ffi::AnyBuffer> pooled, ffi::Dictionary attributes) {
   Checks checks("dcn_roi_max_pool");
-  const PoolCall call = DecodeMaxPoolCall(checks, attributes, x, rois, *pooled);
+  const PoolCall call = DecodeMaxPoolCall(checks, attributes, pooled->element_type(), x, rois);
+  CheckPooled(checks, call.sizes, *pooled);
   checks.Type("x", x, pooled->element_type());
   if (!checks.ok()) return checks.error();
   Device device(context);
   return ToError(MaxPool(device, call.dtype, call.sizes, call.rois, x.untyped_data(), pooled->untyped_data()));
 }
 
-// d_pooled gives the shape of the pooling, whose values are not read.
-ffi::Error MaxPoolWinnersImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
+ffi::Error MaxPoolWinnersImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
                               ffi::Result<ffi::AnyBuffer> winners, ffi::Dictionary attributes) {
   Checks checks("dcn_roi_max_pool_winners");
-  const PoolCall call = DecodeMaxPoolCall(checks, attributes, x, rois, d_pooled);
-  checks.Type("x", x, d_pooled.element_type());
-  if (checks.ok()) CheckWinners(checks, call.sizes, *winners);
+  const PoolCall call = DecodeMaxPoolCall(checks, attributes, x.element_type(), x, rois);
+  CheckWinners(checks, call.sizes, *winners);
   if (!checks.ok()) return checks.error();
   Device device(context);
   return ToError(MaxPoolWinners(device, call.dtype, call.sizes, call.rois, x.untyped_data(),
@@ -152,9 +161,10 @@ ffi::Error MaxPoolInputCotangentImpl(Device::Context context, ffi::AnyBuffer roi
                                      ffi::AnyBuffer winners, ffi::Result<ffi::AnyBuffer> d_x,
                                      ffi::Dictionary attributes) {
   Checks checks("dcn_roi_max_pool_input_cotangent");
-  const PoolCall call = DecodeMaxPoolCall(checks, attributes, *d_x, rois, d_pooled);
+  const PoolCall call = DecodeMaxPoolCall(checks, attributes, d_pooled.element_type(), *d_x, rois);
+  CheckPooled(checks, call.sizes, d_pooled);
   checks.Type("d_x", *d_x, rois.element_type());
-  if (checks.ok()) CheckWinners(checks, call.sizes, winners);
+  CheckWinners(checks, call.sizes, winners);
   if (!checks.ok()) return checks.error();
   Device device(context);
   return ToError(MaxPoolInputCotangent(device, call.dtype, call.sizes, call.rois, d_pooled.untyped_data(),
@@ -206,7 +216,6 @@ XLA_FFI_DEFINE_HANDLER(kMaxPoolWinners, MaxPoolWinnersImpl,
                            .Ctx<Device::Binding>()
                            .Arg<ffi::AnyBuffer>()  // x
                            .Arg<ffi::AnyBuffer>()  // rois
-                           .Arg<ffi::AnyBuffer>()  // d_pooled
                            .Ret<ffi::AnyBuffer>()  // winners
                            .Attrs(),
                        {ffi::Traits::kCmdBufferCompatible});

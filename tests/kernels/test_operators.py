@@ -30,6 +30,7 @@ def test_these_tests_run_the_kernels(executed_handlers):
             jax_dcn.deform_conv2d(x.astype(jnp.bfloat16), offset, weight.astype(jnp.bfloat16)).astype(jnp.float32).sum()
             + jax_dcn.deform_conv2d(x, offset, weight, precision="highest").sum()
             + jax_dcn.deform_psroi_pool(x, jnp.ones((1, 5)), shift, output_size=1).sum()
+            + jax_dcn.roi_align(x, jnp.ones((1, 5)), output_size=1, mode="max").sum()
             + jax_dcn.dcnv3(x, offset, offset[..., :1], kernel_size=1, padding=0, groups=1).sum()
         )
 

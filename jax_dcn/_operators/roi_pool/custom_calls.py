@@ -42,10 +42,10 @@ def max_pool(x: jax.Array, rois: jax.Array, spec: Spec) -> jax.Array:
     return _call("dcn_roi_max_pool", x, rois, spec=spec, shape=shape, dtype=x.dtype)
 
 
-def max_pool_winners(x: jax.Array, rois: jax.Array, d_pooled: jax.Array, spec: Spec) -> jax.Array:
+def max_pool_winners(x: jax.Array, rois: jax.Array, spec: Spec) -> jax.Array:
     """The row and the column of the largest point of each bin and feature, int32[2, n, R, out, out, C]."""
-    shape = (2, *d_pooled.shape)
-    return _call("dcn_roi_max_pool_winners", x, rois, d_pooled, spec=spec, shape=shape, dtype=jnp.int32)
+    shape = (2, *rois.shape[:2], *spec.output_size, x.shape[-1])
+    return _call("dcn_roi_max_pool_winners", x, rois, spec=spec, shape=shape, dtype=jnp.int32)
 
 
 def max_pool_input_cotangent(
@@ -64,7 +64,7 @@ def _call(name: str, *operands: jax.Array | None, spec: Spec, shape: Sequence[in
         group_size=np.array(spec.group_size, np.int64),
         part_size=np.array(spec.part_size, np.int64),
         points=np.array(spec.points, np.int64),
-        convention=np.int32(CONVENTIONS.index(spec.convention)),
+        convention=np.int64(CONVENTIONS.index(spec.convention)),
         spatial_scale=spec.spatial_scale,
         trans_std=spec.trans_std,
     )

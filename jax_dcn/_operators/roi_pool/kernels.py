@@ -60,7 +60,7 @@ def max_cotangent(
     flat_x, flat_rois, flat_ct = flat(x, 4), flat(rois, 2), flat(ct, 4)
     out = {}
     if "x" in requested:
-        winners = custom_calls.max_pool_winners(flat_x, flat_rois, flat_ct, spec)
+        winners = custom_calls.max_pool_winners(flat_x, flat_rois, spec)
         d_x = custom_calls.max_pool_input_cotangent(flat_rois, flat_ct, winners, spec, shape=flat_x.shape)
         out["x"] = d_x.reshape(x.shape)
     if "rois" in requested:
