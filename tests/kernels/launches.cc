@@ -241,7 +241,7 @@ void CallFused(DType dtype, const FusedCall& call, bool has_mask) {
   if (call.has_fused_cotangents(dtype)) CallFusedCotangents(dtype, call, positions, x, weight, has_mask);
 }
 
-void CallMaxPool(DType dtype, const PoolSizes& sizes, const Rois& rois, const Array& x, const Array& d_pooled) {
+void CallMaxPool(DType dtype, const PoolSizes& sizes, const Rois& rois, Array& x, Array& d_pooled) {
   const int64_t x_size = sizes.batches * sizes.images * sizes.height * sizes.width * sizes.channels;
   const int64_t pooled_size = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;
   const Rois boxes = {rois.boxes, nullptr};

@@ -17,6 +17,7 @@ from tests.deform_conv import test_fused as conv_fused
 from tests.deform_conv import test_memory as conv_memory
 from tests.deform_conv import test_tangents as conv_tangents
 from tests.deform_conv import test_values as conv_values
+from tests.roi_pool import test_align as pool_align
 from tests.roi_pool import test_kinks as pool_kinks
 from tests.roi_pool import test_special as pool_special
 from tests.roi_pool import test_values as pool_values
@@ -180,6 +181,13 @@ test_pool_infinite_cotangent = pool_special.test_an_infinite_cotangent_reaches_w
 test_pool_reads = pool_special.test_only_pixels_with_a_weight_are_read
 test_pool_kinks = pool_special.test_kinks
 test_pool_positions = pool_kinks.test_positions_round_as_they_are_written
+test_roi_align_golden_files = pool_align.test_golden_files
+test_roi_align_deformable = pool_align.test_deformable
+test_roi_align_max = pool_align.test_max
+test_roi_align_special_regions = pool_align.test_special_regions
+test_roi_align_nonfinite_offsets = pool_align.test_offsets_that_are_not_finite
+test_roi_align_kinks = pool_align.test_kinks
+test_roi_align_types = pool_align.test_half_precision
 
 test_aggregation_golden_files = aggregation_values.test_golden_files
 test_aggregation_reference = aggregation_values.test_the_numpy_reference
