@@ -25,6 +25,29 @@ class Options(TypedDict, total=False):
     backend: Literal["reference"] | None
 
 
+class PsRoiAlignOptions(TypedDict, total=False):
+    """The optional keywords of `ps_roi_align`."""
+
+    spatial_scale: float
+    sampling_ratio: Pair
+    data_format: Literal["NHWC", "NCHW"]
+    deterministic: bool | None
+    backend: Literal["reference"] | None
+
+
+class RoiAlignOptions(PsRoiAlignOptions, total=False):
+    """The optional keywords of `roi_align`."""
+
+    aligned: bool
+    mode: Literal["avg", "max"]
+
+
+class DeformRoiPoolOptions(PsRoiAlignOptions, total=False):
+    """The optional keywords of `deform_roi_pool`."""
+
+    gamma: float
+
+
 def deform_psroi_pool(
     x: ArrayLike,
     rois: ArrayLike,
@@ -172,7 +195,55 @@ def roi_align(
     deterministic: bool | None = None,
     backend: Literal["reference"] | None = None,
 ) -> jax.Array:
-    """RoIAlign."""
+    """RoIAlign: the mean, or the maximum, of bilinear samples in each bin of a region. That of torchvision and mmcv.
+
+    Along each axis, in pixels of x, and with half = 0.5 if aligned, otherwise 0::
+
+        start = x1 · spatial_scale - half
+        size  = x2 · spatial_scale - half - start,  at least 1 if not aligned;  bin = size / output_size
+        point i of bin p lies at start + p · bin + (i + 1/2) · bin / points
+
+    where points is sampling_ratio, or ⌈bin⌉ if that is 0. Points outside [-1, W] are zero. The others are clamped to
+    [0, W - 1] and interpolated bilinearly. A bin is the mean of all its points, also of those outside, or zero if it
+    has none.
+
+    Derivatives in x exist to any order, in forward and reverse mode; derivatives in rois are zero. The gradient of a
+    maximum goes to the first largest point. Regions that are padding or not finite, and sharding over several devices,
+    are as in `deform_psroi_pool`. The cost of a mean does not grow with the points. docs/roi_pooling.md compares this
+    function with those of other libraries.
+
+    Args:
+      x: [..., N, H, W, C]; float16, bfloat16, float32 or float64. All arrays may have leading batch dimensions.
+      rois: [..., R, 5]: image index, x1, y1, x2, y2, continuous coordinates of the input image; float32, float64 or
+        integers.
+      output_size: the number of bins, an int or one each for rows and columns.
+      spatial_scale: the size of x relative to the input image: 1/16 for features of stride 16.
+      sampling_ratio: the number of points of a bin along each axis, an int or one each for rows and columns. 0 adapts
+        it to each region, so that points are at most one pixel apart.
+      aligned: whether pixel centres are at half-integer coordinates of the image, as they are in new models. False is
+        the older form without the half pixel.
+      mode: "avg" for the mean of the points, "max" for the largest. NaN is the largest.
+      data_format: "NHWC", or "NCHW" for x [..., N, C, H, W] and a result [..., R, C, output_size, output_size], the
+        layout of torchvision.
+      deterministic, backend: as in `deform_psroi_pool`.
+
+    Returns:
+      [..., R, output_size, output_size, C], of x's type.
+
+    Raises:
+      TypeError: an argument has a wrong type, or an array has a dtype that is not supported.
+      ValueError: a shape or value does not fit.
+
+    References:
+      He et al., Mask R-CNN, arXiv:1703.06870, section 3.
+
+    Example:
+      >>> import jax.numpy as jnp, jax_dcn
+      >>> x = jnp.broadcast_to(jnp.arange(8.0), (1, 8, 8))[..., None]  # rises by 1 a column
+      >>> jax_dcn.roi_align(x, jnp.array([[0.0, 2.0, 2.0, 6.0, 6.0]]), output_size=2)[0, ..., 0]
+      Array([[2.5, 4.5],
+             [2.5, 4.5]], dtype=float32)
+    """
     problem = arguments.of_roi_align(
         x,
         rois,
@@ -200,7 +271,31 @@ def ps_roi_align(
     deterministic: bool | None = None,
     backend: Literal["reference"] | None = None,
 ) -> jax.Array:
-    """Position-sensitive RoIAlign."""
+    """Position-sensitive RoIAlign, that of torchvision: `roi_align` whose bins each have channels of their own.
+
+    Feature d of bin (ph, pw) is the mean of channel (d·output_size + ph)·output_size + pw of x over the points of the
+    bin, which are those of `roi_align` with aligned=True. A bin without points is zero; torchvision divides 0 by 0.
+
+    Args:
+      x: [..., N, H, W, D·output_size²], or with data_format="NCHW" [..., N, D·output_size², H, W].
+      rois, output_size, spatial_scale, sampling_ratio, data_format, deterministic, backend: as in `roi_align`.
+
+    Returns:
+      [..., R, output_size, output_size, D], of x's type; with "NCHW", [..., R, D, output_size, output_size].
+
+    Raises:
+      TypeError, ValueError: as `roi_align`.
+
+    References:
+      Li et al., Light-Head R-CNN, arXiv:1711.07264.
+
+    Example:
+      >>> import jax.numpy as jnp, jax_dcn
+      >>> x = jnp.broadcast_to(jnp.arange(4.0), (1, 6, 6, 4))  # channel k is k
+      >>> jax_dcn.ps_roi_align(x, jnp.array([[0.0, 1.0, 1.0, 5.0, 5.0]]), output_size=2)[0, ..., 0]
+      Array([[0., 1.],
+             [2., 3.]], dtype=float32)
+    """
     problem = arguments.of_ps_roi_align(
         x,
         rois,
@@ -227,7 +322,37 @@ def deform_roi_pool(
     deterministic: bool | None = None,
     backend: Literal["reference"] | None = None,
 ) -> jax.Array:
-    """RoIAlign whose bins an offset moves."""
+    """Deformable RoI pooling, that of mmcv: `roi_align` with aligned=True, whose bins an offset moves.
+
+    The offset (dx, dy) of a bin moves all its points by gamma · offset · size, where size is that of the region along
+    the axis, in pixels of x. Derivatives in x and offset exist to any order. That in offset is the derivative of the
+    result: where a coordinate is clamped to the image, it is zero. (mmcv's own gradient extrapolates there.) On a pixel
+    it is that to the right.
+
+    Args:
+      x, rois, output_size, spatial_scale, sampling_ratio, deterministic, backend: as in `roi_align`.
+      offset: [..., R, output_size, output_size, 2], dx before dy, of any type that x may have; None means zeros. A NaN
+        makes its bin NaN; infinity moves the bin out of the image.
+      gamma: the fraction of the region's size that an offset of 1 means. A number, not a traced array.
+      data_format: "NHWC", or "NCHW" for x [..., N, C, H, W], offset [..., R, 2, output_size, output_size] and a result
+        [..., R, C, output_size, output_size], the layout of mmcv.
+
+    Returns:
+      [..., R, output_size, output_size, C], of x's type.
+
+    Raises:
+      TypeError, ValueError: as `roi_align`.
+
+    References:
+      Dai et al., Deformable Convolutional Networks, arXiv:1703.06211, equations 5 and 6.
+
+    Example:
+      >>> import jax.numpy as jnp, jax_dcn
+      >>> x = jnp.broadcast_to(jnp.arange(8.0), (1, 8, 8))[..., None]  # rises by 1 a column
+      >>> rois, offset = jnp.array([[0.0, 1.0, 1.0, 5.0, 5.0]]), jnp.array([1.0, 0.0])  # one column of pixels is 1/4
+      >>> jax_dcn.deform_roi_pool(x, rois, offset[None, None, None], output_size=1, gamma=0.25)
+      Array([[[[3.5]]]], dtype=float32)
+    """
     problem = arguments.of_deform_roi_pool(
         x,
         rois,

@@ -16,8 +16,8 @@ from jax_dcn._operators.sampling import rounded_product
 class Points(NamedTuple):
     """The sample points of all bins along an axis.
 
-    position [R, out, out, classes, S]: those that may be in the image; infinity where a bin has fewer. mean_of: the number that the mean is over, in
-    each bin [R, 1, 1, 1], or None if it is that of the points in the image.
+    position [R, out, out, classes, S]: those that may be in the image; infinity where a bin has fewer.
+    mean_of: the number that the mean is over, in each bin [R, 1, 1, 1]; None if it is that of the points in the image.
     """
 
     position: jax.Array
@@ -82,9 +82,8 @@ def _along(axis: int, first: jax.Array, last: jax.Array, shift: jax.Array, spec:
     if rounded:
         distance = rounded_product(np.arange(count), _quotient(bin_, count)[..., None])
         return Points(origin[..., None] + distance, None)
-    index = np.arange(count or most_visited(image_size), dtype=bin_.dtype)
-    if not count:
-        index = _first_in_image(origin, bin_, total)[..., None] + index
+    first = jnp.zeros_like(origin) if count else _first_in_image(origin, bin_, total)
+    index = first[..., None] + np.arange(count or most_visited(image_size))
     distance = _quotient(rounded_product(index + 0.5, bin_[..., None]), total[..., None])
     position = origin[..., None] + distance
     return Points(jnp.where(index < total[..., None], position, jnp.inf), total)
