@@ -125,12 +125,14 @@ template <typename A>
 struct BinPoints {
   A origin;  // the position of the bin's first edge
   A first;   // a whole number
+  A scale;   // the step between points in kRounded, otherwise the size of a bin
   int32_t count;
 
   // `shift` is the scaled offset, as a fraction of the RoI's size.
   DCN_HOST_DEVICE BinPoints(const PoolSizes& sizes, const Roi<A>& roi, int axis, int64_t bin, A shift)
       : origin(roi.start[axis] + A(bin) * roi.bin_size[axis] + shift * roi.size[axis]),
         first(0),
+        scale(sizes.is_rounded() ? roi.bin_size[axis] / roi.points[axis] : roi.bin_size[axis]),
         count(sizes.points[axis]) {
     if (count) return;
     const A most = roi.points[axis], before = (A(-1) - origin) / (roi.bin_size[axis] / most) - A(1.5);
@@ -148,8 +150,7 @@ struct BinPoints {
   // The point at index first + i.
   DCN_HOST_DEVICE PoolPoint<A> Locate(const PoolSizes& sizes, const Roi<A>& roi, int axis, int32_t i) const {
     const A index = first + A(i);
-    const A distance = sizes.is_rounded() ? index * (roi.bin_size[axis] / roi.points[axis])
-                                          : (index + A(0.5)) * roi.bin_size[axis] / roi.points[axis];
+    const A distance = sizes.is_rounded() ? index * scale : (index + A(0.5)) * scale / roi.points[axis];
     return LocatePosition(sizes, sizes.length(axis), origin + distance);
   }
 };

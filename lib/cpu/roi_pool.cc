@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "device.h"
@@ -32,102 +33,93 @@ std::vector<BinIndex> IndexBins(const PoolSizes& sizes) {
   return bins;
 }
 
-// The pixels that rows or columns of bins read along one axis, with their weights.
+// The pixels that a row or column of bins reads along one axis.
 template <typename A>
-class Profiles {
- public:
+struct Profile {
   struct Pixel {
     int32_t index;
     A weight, slope;  // sums over the sample points; slope is the derivative with respect to the position
   };
 
-  struct Profile {
-    const Pixel *first, *last;
-    A points;  // the number that counts towards the mean; NaN for a NaN offset
+  const Pixel *first, *last;
+  A points;  // the number that counts towards the mean; NaN for a NaN offset
 
-    const Pixel* begin() const { return first; }
-    const Pixel* end() const { return last; }
-  };
-
-  void Clear() {
-    pixels_.clear();
-    bounds_.assign(1, 0);
-    points_.clear();
-  }
-
-  void Add(const PoolSizes& sizes, const Roi<A>& roi, int axis, int64_t bin, A shift) {
-    const A points = ForEachPixel(sizes, roi, axis, bin, shift,
-                                  [&](int32_t index, A weight, A slope) { pixels_.push_back({index, weight, slope}); });
-    bounds_.push_back(pixels_.size());
-    points_.push_back(shift == shift ? points : shift);
-  }
-
-  const std::vector<Pixel>& pixels() const { return pixels_; }
-
-  Profile operator[](int64_t i) const {
-    return {pixels_.data() + bounds_[i], pixels_.data() + bounds_[i + 1], points_[i]};
-  }
-
- private:
-  std::vector<Pixel> pixels_;
-  std::vector<size_t> bounds_;
-  std::vector<A> points_;
+  const Pixel* begin() const { return first; }
+  const Pixel* end() const { return last; }
 };
 
-// The pixels and weights of the bins of an RoI, for the features of one class. Without an offset, the bins of a row
-// share the profile along y, and those of a column the profile along x. It is computed outside the vectorized
-// functions, because exceptions do not propagate out of their clones.
+// Storage for `count` profiles. It is allocated outside the vectorized functions, because exceptions do not propagate
+// out of their clones.
+template <typename A>
+class Profiles {
+ public:
+  Profiles(const PoolSizes& sizes, int axis, int64_t count)
+      : axis_(axis),
+        most_pixels_(std::min(2 * BinPoints<A>::MostVisited(sizes, axis), sizes.length(axis))),
+        pixels_(new typename Profile<A>::Pixel[count * most_pixels_]),
+        profiles_(count) {}
+
+  DCN_INLINE void Compute(int64_t i, const PoolSizes& sizes, const Roi<A>& roi, int64_t bin, A shift) {
+    auto* const first = pixels_.get() + i * most_pixels_;
+    auto* last = first;
+    const A points = ForEachPixel(sizes, roi, axis_, bin, shift, [&](int32_t index, A weight, A slope) DCN_INLINED {
+      *last++ = {index, weight, slope};
+    });
+    profiles_[i] = {first, last, shift == shift ? points : shift};
+  }
+
+  const Profile<A>& operator[](int64_t i) const { return profiles_[i]; }
+
+ private:
+  int axis_;
+  int64_t most_pixels_;
+  std::unique_ptr<typename Profile<A>::Pixel[]> pixels_;
+  std::vector<Profile<A>> profiles_;
+};
+
+template <typename A>
+struct BinWeights {
+  const Profile<A>&y, &x;
+  A scale;  // 1 / number of points that count, 0 if there are none, NaN for a NaN offset
+};
+
+// The pixels and weights of the bins of one RoI, for the features of one class. Without an offset, the bins of a row
+// share the profile along y, and those of a column the profile along x. They are then computed once per RoI.
 template <typename A>
 class RoiWeights {
  public:
-  struct Bin {
-    typename Profiles<A>::Profile y, x;
-    A scale;  // 1 / number of points that count, 0 if there are none, NaN for a NaN offset
-  };
+  RoiWeights(const PoolSizes& sizes, const Rois& rois)
+      : is_shared_(!rois.offset),
+        y_(sizes, 0, is_shared_ ? sizes.output[0] : 1),
+        x_(sizes, 1, is_shared_ ? sizes.output[1] : 1) {}
 
-  // `offset` holds the (dx, dy) of the RoI's parts for this class, `stride` elements apart; it may be null.
-  void Compute(const PoolSizes& sizes, const Roi<A>& roi, const std::vector<BinIndex>& bins, const A* offset,
-               int64_t stride) {
-    y_.Clear();
-    x_.Clear();
-    is_shared_ = !offset;
-    if (is_shared_) {
-      for (int64_t row = 0; row < sizes.output[0]; ++row) y_.Add(sizes, roi, 0, row, A(0));
-      for (int64_t column = 0; column < sizes.output[1]; ++column) x_.Add(sizes, roi, 1, column, A(0));
-      return;
-    }
-    for (const BinIndex& bin : bins) {
-      y_.Add(sizes, roi, 0, bin.row, offset[bin.part * stride + 1] * A(sizes.trans_std));
-      x_.Add(sizes, roi, 1, bin.column, offset[bin.part * stride] * A(sizes.trans_std));
-    }
+  // `offset` holds the (dx, dy) of the RoI's first part for this class, if there is an offset.
+  DCN_INLINE void Start(const PoolSizes& sizes, const Roi<A>& roi, const A* offset) {
+    roi_ = roi;
+    offset_ = offset;
+    if (!is_shared_) return;
+    for (int64_t row = 0; row < sizes.output[0]; ++row) y_.Compute(row, sizes, roi, row, A(0));
+    for (int64_t column = 0; column < sizes.output[1]; ++column) x_.Compute(column, sizes, roi, column, A(0));
   }
 
-  // Bin `i` of the `bins` that were passed to Compute.
-  DCN_INLINE Bin At(const BinIndex& bin, int64_t i) const {
-    return is_shared_ ? Shared(bin.row, bin.column) : MakeBin(y_[i], x_[i]);
+  DCN_INLINE BinWeights<A> At(const PoolSizes& sizes, const BinIndex& bin) {
+    if (is_shared_) return Shared(bin.row, bin.column);
+    const A* shift = offset_ + bin.part * 2 * sizes.classes;
+    y_.Compute(0, sizes, roi_, bin.row, shift[1] * A(sizes.trans_std));
+    x_.Compute(0, sizes, roi_, bin.column, shift[0] * A(sizes.trans_std));
+    return Shared(0, 0);
   }
-  // The bin of a row and a column, without an offset.
-  DCN_INLINE Bin Shared(int64_t row, int64_t column) const { return MakeBin(y_[row], x_[column]); }
-
-  // Lists the columns of the image that some bin reads.
-  void FindColumns() {
-    columns_.clear();
-    for (const auto& pixel : x_.pixels()) columns_.push_back(pixel.index);
-    std::sort(columns_.begin(), columns_.end());
-    columns_.erase(std::unique(columns_.begin(), columns_.end()), columns_.end());
+  // The bin of a row and a column that share their profiles.
+  DCN_INLINE BinWeights<A> Shared(int64_t row, int64_t column) const {
+    const A points = y_[row].points * x_[column].points;
+    return {y_[row], x_[column], points == A(0) ? A(0) : A(1) / points};
   }
-  const std::vector<int32_t>& columns() const { return columns_; }
-  int64_t columns_extent() const { return columns_.empty() ? 0 : int64_t{columns_.back()} - columns_.front() + 1; }
 
  private:
-  DCN_INLINE static Bin MakeBin(const typename Profiles<A>::Profile& y, const typename Profiles<A>::Profile& x) {
-    const A points = y.points * x.points;
-    return {y, x, points == A(0) ? A(0) : A(1) / points};
-  }
-
+  bool is_shared_;
   Profiles<A> y_, x_;
-  std::vector<int32_t> columns_;
-  bool is_shared_ = false;
+  Roi<A> roi_ = {};
+  const A* offset_ = nullptr;
 };
 
 // Below, `roi_index` counts the RoIs of all batches.
@@ -141,13 +133,11 @@ DCN_INLINE int64_t OffsetIndex(const PoolSizes& sizes, int64_t roi_index, int64_
   return ((roi_index * sizes.part[0] * sizes.part[1] + part) * sizes.classes + class_) * 2;
 }
 
-// The weights of an RoI for one class.
+// The offset of an RoI's first part, for one class, or null.
 template <typename A>
-void ComputeWeights(const PoolSizes& sizes, const Rois& rois, const std::vector<BinIndex>& bins, const Roi<A>& roi,
-                    int64_t roi_index, int64_t class_, RoiWeights<A>& weights) {
-  const A* offset = static_cast<const A*>(rois.offset);
-  if (offset) offset += OffsetIndex(sizes, roi_index, 0, class_);
-  weights.Compute(sizes, roi, bins, offset, 2 * sizes.classes);
+DCN_INLINE const A* OffsetOfRoi(const PoolSizes& sizes, const Rois& rois, int64_t roi_index, int64_t class_) {
+  if (!rois.offset) return nullptr;
+  return static_cast<const A*>(rois.offset) + OffsetIndex(sizes, roi_index, 0, class_);
 }
 
 // The image that an RoI reads; `image` is its index within the RoI's batch.
@@ -160,12 +150,14 @@ DCN_INLINE const T* ImageOfRoi(const PoolSizes& sizes, const T* x, int64_t roi_i
 // one class are a small part of x, which stays in the cache while all RoIs read it. `image` and `out` begin at the
 // class's features.
 template <typename T>
-DCN_VECTORIZED void PoolRoi(const PoolSizes& sizes, const std::vector<BinIndex>& bins,
-                            const RoiWeights<Accumulator<T>>& weights, const T* image, Accumulator<T>* sum, T* out) {
+DCN_VECTORIZED void PoolRoi(const PoolSizes& sizes, const std::vector<BinIndex>& bins, const Roi<Accumulator<T>>& roi,
+                            const Accumulator<T>* offset, RoiWeights<Accumulator<T>>& weights, const T* image,
+                            Accumulator<T>* sum, T* out) {
   using A = Accumulator<T>;
   const int64_t class_features = sizes.class_features(), stride = sizes.groups();
+  weights.Start(sizes, roi, offset);
   for (size_t i = 0; i < bins.size(); ++i) {
-    const auto bin = weights.At(bins[i], i);
+    const auto bin = weights.At(sizes, bins[i]);
     std::fill_n(sum, class_features, bin.scale == bin.scale ? A(0) : bin.scale);
     for (const auto& y : bin.y) {
       for (const auto& x : bin.x) {
@@ -184,25 +176,65 @@ DCN_VECTORIZED void PoolRoi(const PoolSizes& sizes, const std::vector<BinIndex>&
   }
 }
 
-// Whether all bins read every channel at shared profiles. A pooling is then a product of two matrices with the image,
-// and takes two passes: along y into `rows`, which holds the columns that the bins read, and from there along x.
+// Whether all bins read every channel, at profiles that rows and columns of bins share. A pooling is then a product of
+// two matrices with the image, and takes two passes: along y into sums for each column, and from there along x.
 bool IsSeparable(const PoolSizes& sizes, const Rois& rois) { return !rois.offset && sizes.groups() == 1; }
 
+// The columns of the image that the bins of an RoI read, in ascending order, and a vector of channels for each.
+template <typename A>
+class Columns {
+ public:
+  explicit Columns(const PoolSizes& sizes)
+      : channels_(sizes.channels), is_read_(sizes.width), sums_(new A[sizes.width * sizes.channels]) {
+    indices_.reserve(sizes.width);
+  }
+
+  DCN_INLINE void Find(const PoolSizes& sizes, const RoiWeights<A>& weights) {
+    int32_t first = int32_t(sizes.width), last = -1;
+    for (int64_t column = 0; column < sizes.output[1]; ++column) {
+      for (const auto& x : weights.Shared(0, column).x) {
+        first = std::min(first, x.index);
+        last = std::max(last, x.index);
+        is_read_[x.index] = 1;
+      }
+    }
+    indices_.clear();
+    for (int32_t column = first; column <= last; ++column) {
+      if (is_read_[column]) indices_.push_back(column);
+      is_read_[column] = 0;
+    }
+  }
+
+  const std::vector<int32_t>& indices() const { return indices_; }
+  A* sum(int32_t column) { return sums_.get() + column * channels_; }
+
+  DCN_INLINE void ClearSums() {
+    for (const int32_t column : indices_) std::fill_n(sum(column), channels_, A(0));
+  }
+
+ private:
+  int64_t channels_;
+  std::vector<char> is_read_;
+  std::vector<int32_t> indices_;
+  std::unique_ptr<A[]> sums_;
+};
+
 template <typename T>
-DCN_VECTORIZED void PoolSeparably(const PoolSizes& sizes, const RoiWeights<Accumulator<T>>& weights, const T* image,
-                                  Accumulator<T>* rows, Accumulator<T>* sum, T* out) {
+DCN_VECTORIZED void PoolSeparably(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi,
+                                  RoiWeights<Accumulator<T>>& weights, Columns<Accumulator<T>>& columns, const T* image,
+                                  Accumulator<T>* sum, T* out) {
   using A = Accumulator<T>;
   const int64_t channels = sizes.channels;
-  const auto pixel_sum = [&](int32_t column)
-                             DCN_INLINED { return rows + (column - weights.columns().front()) * channels; };
+  weights.Start(sizes, roi, nullptr);
+  columns.Find(sizes, weights);
   for (int64_t row = 0; row < sizes.output[0]; ++row) {
-    for (const int32_t column : weights.columns()) std::fill_n(pixel_sum(column), channels, A(0));
+    columns.ClearSums();
     for (const auto& y : weights.Shared(row, 0).y) {
       if (y.weight == A(0)) continue;  // 0 times an infinite pixel would be NaN
-      for (const int32_t column : weights.columns()) {
+      for (const int32_t column : columns.indices()) {
         const T* pixel = image + (y.index * sizes.width + column) * channels;
-        A* sum_along_y = pixel_sum(column);
-        for (int64_t f = 0; f < channels; ++f) sum_along_y[f] += y.weight * A(pixel[f]);
+        A* column_sum = columns.sum(column);
+        for (int64_t f = 0; f < channels; ++f) column_sum[f] += y.weight * A(pixel[f]);
       }
     }
     for (int64_t column = 0; column < sizes.output[1]; ++column, out += channels) {
@@ -211,8 +243,8 @@ DCN_VECTORIZED void PoolSeparably(const PoolSizes& sizes, const RoiWeights<Accum
       for (const auto& x : bin.x) {
         if (x.weight == A(0)) continue;
         const A weight = bin.scale * x.weight;
-        const A* sum_along_y = pixel_sum(x.index);
-        for (int64_t f = 0; f < channels; ++f) sum[f] += weight * sum_along_y[f];
+        const A* column_sum = columns.sum(x.index);
+        for (int64_t f = 0; f < channels; ++f) sum[f] += weight * column_sum[f];
       }
       for (int64_t f = 0; f < channels; ++f) out[f] = T(sum[f]);
     }
@@ -227,32 +259,34 @@ struct Band {
 
 // The transpose of PoolSeparably, in the rows of a band.
 template <typename T>
-DCN_VECTORIZED void AddSeparably(const PoolSizes& sizes, const RoiWeights<Accumulator<T>>& weights, const Band& band,
-                                 const T* d_roi, Accumulator<T>* rows, Accumulator<T>* d_image) {
+DCN_VECTORIZED void AddSeparably(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi,
+                                 RoiWeights<Accumulator<T>>& weights, Columns<Accumulator<T>>& columns,
+                                 const Band& band, const T* d_roi, Accumulator<T>* d_image) {
   using A = Accumulator<T>;
   const int64_t channels = sizes.channels;
+  weights.Start(sizes, roi, nullptr);
+  columns.Find(sizes, weights);
   for (int64_t row = 0; row < sizes.output[0]; ++row) {
-    const auto& profile = weights.Shared(row, 0).y;
-    if (profile.first == profile.last || (profile.last - 1)->index < band.begin || profile.first->index >= band.end) {
-      continue;
-    }
-    std::fill_n(rows, weights.columns_extent() * channels, A(0));
+    const Profile<A>& profile = weights.Shared(row, 0).y;
+    if (profile.first == profile.last) continue;
+    if ((profile.last - 1)->index < band.begin || profile.first->index >= band.end) continue;
+    columns.ClearSums();
     for (int64_t column = 0; column < sizes.output[1]; ++column) {
       const auto bin = weights.Shared(row, column);
       const T* d = d_roi + (row * sizes.output[1] + column) * channels;
       for (const auto& x : bin.x) {
-        if (x.weight == A(0)) continue;
+        if (x.weight == A(0)) continue;  // 0 times an infinite cotangent would be NaN
         const A weight = bin.scale * x.weight;
-        A* d_pixel = rows + (x.index - weights.columns().front()) * channels;
-        for (int64_t f = 0; f < channels; ++f) d_pixel[f] += weight * A(d[f]);
+        A* column_sum = columns.sum(x.index);
+        for (int64_t f = 0; f < channels; ++f) column_sum[f] += weight * A(d[f]);
       }
     }
     for (const auto& y : profile) {
       if (y.weight == A(0) || y.index < band.begin || y.index >= band.end) continue;
-      for (const int32_t column : weights.columns()) {
-        const A* d_pixel = rows + (column - weights.columns().front()) * channels;
+      for (const int32_t column : columns.indices()) {
+        const A* column_sum = columns.sum(column);
         A* out = d_image + (y.index * sizes.width + column) * channels;
-        for (int64_t f = 0; f < channels; ++f) out[f] += y.weight * d_pixel[f];
+        for (int64_t f = 0; f < channels; ++f) out[f] += y.weight * column_sum[f];
       }
     }
   }
@@ -265,8 +299,8 @@ void InputCotangentOfBand(const PoolSizes& sizes, const Rois& rois, const T* d_p
   const int64_t first_roi = band.image / sizes.images * sizes.rois, row_size = sizes.width * sizes.channels;
   A* d_image = d_x + band.image * sizes.height * row_size;
   std::fill(d_image + band.begin * row_size, d_image + band.end * row_size, A(0));
-  std::vector<A> rows;
-  RoiWeights<A> weights;
+  RoiWeights<A> weights(sizes, rois);
+  Columns<A> columns(sizes);
   for (int64_t roi_index = first_roi; roi_index < first_roi + sizes.rois; ++roi_index) {
     const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
     if (roi.state != RoiState::kValid || roi.image != band.image % sizes.images) continue;
@@ -274,10 +308,7 @@ void InputCotangentOfBand(const PoolSizes& sizes, const Rois& rois, const T* d_p
     const A edge = roi.start[0] + roi.size[0];
     const A first = std::min(roi.start[0], edge) - A(2), last = std::max(roi.start[0], edge) + A(2);
     if (last < A(band.begin) || first > A(band.end)) continue;
-    weights.Compute(sizes, roi, {}, nullptr, 0);
-    weights.FindColumns();
-    rows.resize(std::max<size_t>(rows.size(), weights.columns_extent() * sizes.channels));
-    AddSeparably(sizes, weights, band, d_pooled + roi_index * sizes.bins() * sizes.features(), rows.data(), d_image);
+    AddSeparably(sizes, roi, weights, columns, band, d_pooled + roi_index * sizes.bins() * sizes.features(), d_image);
   }
 }
 
@@ -287,16 +318,17 @@ struct ChannelBlock {
   int64_t image, first_feature, features, first_group, groups;
 };
 
-// Adds the cotangents of an RoI's bins to `sums`, which has `pixel_stride` elements per pixel, for features
-// [begin, end) of the block, which belong to one class.
+// Adds the cotangents of an RoI's bins to the sums of a block, for its features [begin, end), which are of one class.
 template <typename T>
 DCN_VECTORIZED void AddInputCotangent(const PoolSizes& sizes, const std::vector<BinIndex>& bins,
-                                      const RoiWeights<Accumulator<T>>& weights, const ChannelBlock& block,
-                                      int64_t begin, int64_t end, const T* d_roi, Accumulator<T>* d_bin,
-                                      Accumulator<T>* sums, int64_t pixel_stride) {
+                                      const Roi<Accumulator<T>>& roi, const Accumulator<T>* offset,
+                                      RoiWeights<Accumulator<T>>& weights, const ChannelBlock& block, int64_t begin,
+                                      int64_t end, const T* d_roi, Accumulator<T>* d_bin, Accumulator<T>* sums) {
   using A = Accumulator<T>;
+  const int64_t pixel_stride = block.groups * block.features;
+  weights.Start(sizes, roi, offset);
   for (size_t i = 0; i < bins.size(); ++i) {
-    const auto bin = weights.At(bins[i], i);
+    const auto bin = weights.At(sizes, bins[i]);
     const T* d = d_roi + (bins[i].row * sizes.output[1] + bins[i].column) * sizes.features() + block.first_feature;
     for (int64_t f = begin; f < end; ++f) d_bin[f] = A(d[f]);
     A* group_sums = sums + (bins[i].group - block.first_group) * block.features;
@@ -329,10 +361,10 @@ template <typename T>
 void InputCotangentOfBlock(const PoolSizes& sizes, const Rois& rois, const std::vector<BinIndex>& all_bins,
                            const T* d_pooled, Accumulator<T>* d_x, const ChannelBlock& block) {
   using A = Accumulator<T>;
-  const int64_t class_features = sizes.class_features(), pixel_stride = block.groups * block.features;
+  const int64_t class_features = sizes.class_features();
   const int64_t first_roi = block.image / sizes.images * sizes.rois;
-  std::vector<A> sums(sizes.height * sizes.width * pixel_stride), d_bin(block.features);
-  RoiWeights<A> weights;
+  std::vector<A> sums(sizes.height * sizes.width * block.groups * block.features), d_bin(block.features);
+  RoiWeights<A> weights(sizes, rois);
   std::vector<BinIndex> bins;
   for (const BinIndex& bin : all_bins) {
     if (bin.group >= block.first_group && bin.group < block.first_group + block.groups) bins.push_back(bin);
@@ -344,8 +376,8 @@ void InputCotangentOfBlock(const PoolSizes& sizes, const Rois& rois, const std::
     for (int64_t begin = 0, end; begin < block.features; begin = end) {
       const int64_t class_ = (block.first_feature + begin) / class_features;
       end = std::min(block.features, (class_ + 1) * class_features - block.first_feature);
-      ComputeWeights(sizes, rois, bins, roi, roi_index, class_, weights);
-      AddInputCotangent(sizes, bins, weights, block, begin, end, d_roi, d_bin.data(), sums.data(), pixel_stride);
+      AddInputCotangent(sizes, bins, roi, OffsetOfRoi<A>(sizes, rois, roi_index, class_), weights, block, begin, end,
+                        d_roi, d_bin.data(), sums.data());
     }
   }
   StoreBlock(sizes, block, sums.data(), d_x);
@@ -374,11 +406,13 @@ DCN_INLINE A Dot(const T* d, const T* pixel, int64_t stride, int64_t n) {
 // `image`, `d_roi` and `d_offset` begin at the features and the pair of one class.
 template <typename T>
 DCN_VECTORIZED void OffsetCotangentOfRoi(const PoolSizes& sizes, const std::vector<BinIndex>& bins,
-                                         const Roi<Accumulator<T>>& roi, const RoiWeights<Accumulator<T>>& weights,
-                                         const T* image, const T* d_roi, Accumulator<T>* d_offset) {
+                                         const Roi<Accumulator<T>>& roi, const Accumulator<T>* offset,
+                                         RoiWeights<Accumulator<T>>& weights, const T* image, const T* d_roi,
+                                         Accumulator<T>* d_offset) {
   using A = Accumulator<T>;
+  weights.Start(sizes, roi, offset);
   for (size_t i = 0; i < bins.size(); ++i) {
-    const auto bin = weights.At(bins[i], i);
+    const auto bin = weights.At(sizes, bins[i]);
     if (bin.scale == A(0)) continue;
     A dy = bin.scale == bin.scale ? A(0) : bin.scale, dx = dy;
     for (const auto& y : bin.y) {
@@ -508,16 +542,15 @@ const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois
         return;
       }
       const T* image = ImageOfRoi(sizes, static_cast<const T*>(x), roi_index, roi.image);
-      RoiWeights<A> weights;
-      ComputeWeights(sizes, rois, bins, roi, roi_index, class_, weights);
+      RoiWeights<A> weights(sizes, rois);
       std::vector<A> sum(features);
       if (IsSeparable(sizes, rois)) {
-        weights.FindColumns();
-        std::vector<A> rows(weights.columns_extent() * features);
-        PoolSeparably(sizes, weights, image, rows.data(), sum.data(), out);
+        Columns<A> columns(sizes);
+        PoolSeparably(sizes, roi, weights, columns, image, sum.data(), out);
         return;
       }
-      PoolRoi(sizes, bins, weights, image + class_ * features * sizes.groups(), sum.data(), out);
+      PoolRoi(sizes, bins, roi, OffsetOfRoi<A>(sizes, rois, roi_index, class_), weights,
+              image + class_ * features * sizes.groups(), sum.data(), out);
     });
   });
   return nullptr;
@@ -582,10 +615,9 @@ const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& si
       if (roi.state != RoiState::kValid) return;
       const T* image = ImageOfRoi(sizes, static_cast<const T*>(x), roi_index, roi.image);
       const T* d_roi = static_cast<const T*>(d_pooled) + roi_index * sizes.bins() * sizes.features();
-      RoiWeights<A> weights;
-      ComputeWeights(sizes, rois, bins, roi, roi_index, class_, weights);
-      OffsetCotangentOfRoi(sizes, bins, roi, weights, image + class_ * features * sizes.groups(),
-                           d_roi + class_ * features, out);
+      RoiWeights<A> weights(sizes, rois);
+      OffsetCotangentOfRoi(sizes, bins, roi, OffsetOfRoi<A>(sizes, rois, roi_index, class_), weights,
+                           image + class_ * features * sizes.groups(), d_roi + class_ * features, out);
     });
   });
   return nullptr;
