@@ -193,8 +193,8 @@ def test_the_first_of_equal_points_and_nan_win(x64):
             rois, None, align=align, backend=backend,
         )  # fmt: skip
         assert np.isnan(pooled).all()
-    # mmcv's maximum starts at -10.
-    assert jax_dcn.roi_align(-20 * x, rois, output_size=1, sampling_ratio=2, mode="max").item() == -20
+    # mmcv's maximum starts at -10000.
+    assert jax_dcn.roi_align(-2e4 * x, rois, output_size=1, sampling_ratio=2, mode="max").item() == -2e4
 
 
 def test_half_precision():
