@@ -83,7 +83,7 @@ def _along(axis: int, first: jax.Array, last: jax.Array, shift: jax.Array, spec:
         distance = rounded_product(np.arange(count), _quotient(bin_, count)[..., None])
         return Points(origin[..., None] + distance, None)
     first = jnp.zeros_like(origin) if count else _first_in_image(origin, bin_, total)
-    index = first[..., None] + np.arange(count or most_visited(image_size))
+    index = first[..., None] + jnp.arange(count or most_visited(image_size))
     distance = _quotient(rounded_product(index + 0.5, bin_[..., None]), total[..., None])
     position = origin[..., None] + distance
     return Points(jnp.where(index < total[..., None], position, jnp.inf), total)

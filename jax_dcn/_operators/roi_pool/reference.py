@@ -50,7 +50,7 @@ def _max_pool(x: jax.Array, rois: jax.Array, spec: Spec) -> jax.Array:
 
         def value(i: jax.Array, j: jax.Array) -> jax.Array:
             """The points [..., C] at indices i and j, both [..., C] or with one feature."""
-            feature = np.arange(channels)
+            feature = jnp.arange(channels)
             total = jnp.zeros((), own.dtype)
             for a, b in np.ndindex(2, 2):
                 corner = own[y.pixel[a][region, row, i], x_.pixel[b][region, column, j], feature]
@@ -62,7 +62,7 @@ def _max_pool(x: jax.Array, rois: jax.Array, spec: Spec) -> jax.Array:
         present = (position_y[region, row][:, None] < jnp.inf) & (position_x[region, column] < jnp.inf)
         values = jnp.where(present[..., None], values, -jnp.inf).reshape(-1, channels)
         winner = jnp.argmax(lax.stop_gradient(values), 0)
-        largest = value(*jnp.divmod(winner, len(visited_x)))
+        largest = value(*jnp.divmod(winner, visited_x.shape[0]))
         return jnp.where(present.any() & (image[region] >= 0), largest, 0)
 
     index = jnp.divmod(jnp.arange(rois.shape[0] * len(bins)), len(bins))
@@ -184,10 +184,8 @@ class _Axis:
     def profile(self, size: Any) -> jax.Array:
         """The sum of the points' weights on each pixel: [R, out, out, classes, H or W]."""
         shape = self.kept.shape[:-1]
-        lead = np.ix_(*map(np.arange, shape))
-        index = tuple(array[..., None] for array in lead)
+        index = tuple(lax.broadcasted_iota(jnp.int32, self.kept.shape, axis) for axis in range(len(shape)))
         profile = jnp.zeros((*shape, size), self.fraction.dtype)
         for i in range(2):
-            weight = jnp.where(self.kept, self.weight(i), 0)
-            profile = profile.at[(*index, self.pixel[i])].add(weight)
+            profile = profile.at[(*index, self.pixel[i])].add(jnp.where(self.kept, self.weight(i), 0))
         return profile
