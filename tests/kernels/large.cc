@@ -12,7 +12,7 @@
 #include "deform_conv.h"
 #include "deform_conv_fused.h"
 #include "device.h"
-#include "psroi_pool.h"
+#include "roi_pool.h"
 
 namespace dcn {
 namespace {
@@ -98,7 +98,8 @@ void TestManyImages() {
 // Many batches of one RoI in an image of one pixel.
 void TestManyBatchesOfRois() {
   constexpr int64_t kBatches = 1 << 20, kChannels = 1 << 12;
-  const PoolSizes sizes = {kBatches, 1, 1, 1, kChannels, 1, 1, {1, 1}, {1, 1}, {1, 1}, {1, 1}, 1, 1};
+  const PoolSizes sizes = {kBatches, 1, 1, 1, kChannels, 1, 1, {1, 1}, {1, 1}, {1, 1}, {1, 1}, RoiConvention::kRounded,
+                           1,        1};
   Large<float> x(kBatches * kChannels), pooled(kBatches * kChannels), d_pooled(kBatches * kChannels);
   Large<float> d_x(kBatches * kChannels), boxes(5 * kBatches), offset(2 * kBatches), d_offset(2 * kBatches);
   const Rois rois = {boxes.data(), offset.data()};
@@ -118,7 +119,7 @@ void TestManyBatchesOfRois() {
 // An image with more columns than float32 has consecutive integers.
 void TestWideImage() {
   constexpr int64_t kWidth = (1 << 24) + 4;
-  const PoolSizes sizes = {1, 1, 1, kWidth, 1, 1, 1, {1, 1}, {1, 1}, {1, 1}, {1, 1}, 1, 1};
+  const PoolSizes sizes = {1, 1, 1, kWidth, 1, 1, 1, {1, 1}, {1, 1}, {1, 1}, {1, 1}, RoiConvention::kRounded, 1, 1};
   Large<float> x(kWidth), pooled(1), boxes(5);
   const float box[] = {0, kWidth, 0, kWidth, 0};
   std::copy(box, box + 5, boxes.data());

@@ -10,7 +10,7 @@ from . import build
 
 pytestmark = pytest.mark.platforms("cpu")
 
-CPU = {name: build.CPU / f"{name}.cc" for name in ("deform_conv", "psroi_pool")}
+CPU = {name: build.CPU / f"{name}.cc" for name in ("deform_conv", "roi_pool")}
 
 
 @pytest.fixture(params=["cpu", "cuda"])
