@@ -7,7 +7,8 @@ The operators are `deform_conv2d`, with a function for each of its gradients, `m
 `DeformConv`, `DeformPSRoIPool`, `MultiScaleDeformableAttention`, `DCNv3` and `DCNv4`. `offset_labels`,
 `offset_statistics`, `warn_of_offsets` and `jax_dcn.quantize` help to train them, and `jax_dcn.export` helps to export
 them. `jax_dcn.interop` converts weights from other libraries, and `jax_dcn.viz` draws where layers sample.
-`as_deform_conv` converts the sampling of DCNv3 and DCNv4 for statistics and pictures.
+`as_deform_conv` converts the sampling of DCNv3 and DCNv4 for statistics and pictures. `nms` and `fpn_levels`
+do what a detector needs besides pooling.
 """
 
 from importlib import import_module
@@ -41,6 +42,7 @@ from jax_dcn._operators.roi_pool import (
     roi_align,
     roi_align_kernel_plan,
 )
+from jax_dcn.boxes import fpn_levels, nms
 from jax_dcn.optim import offset_labels
 from jax_dcn.sampling import as_deform_conv
 from jax_dcn.statistics import offset_statistics, warn_of_offsets
@@ -61,11 +63,13 @@ __all__ = [
     "deform_roi_pool",
     "deform_roi_pool_kernel_plan",
     "export",
+    "fpn_levels",
     "interop",
     "kernel_plan",
     "linen",
     "multi_scale_deformable_attention",
     "multi_scale_deformable_attention_kernel_plan",
+    "nms",
     "nnx",
     "offset_labels",
     "offset_statistics",

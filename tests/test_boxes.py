@@ -1,0 +1,241 @@
+"""`nms` and `fpn_levels`, against loops in numpy and against torchvision."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_dcn
+
+N = 530  # boxes: more than two of the blocks that nms works in
+
+
+def numpy_nms(boxes, scores, threshold, classes=None):
+    """The indices of the kept boxes, by the definition."""
+    candidates = [i for i in range(len(scores)) if scores[i] > -math.inf and not np.isnan(boxes[i]).any()]
+    kept = []
+    for i in sorted(candidates, key=lambda i: -scores[i]):  # a stable sort
+        rivals = [k for k in kept if classes is None or classes[k] == classes[i]]
+        if not (ious(boxes[i], boxes[rivals]).astype(float) > threshold).any():
+            kept.append(i)
+    return kept
+
+
+def ious(a, b):
+    """Of one box with others."""
+    width = np.maximum(np.minimum(a[2], b[:, 2]) - np.maximum(a[0], b[:, 0]), 0)
+    height = np.maximum(np.minimum(a[3], b[:, 3]) - np.maximum(a[1], b[:, 1]), 0)
+    area_a, area_b = (a[2] - a[0]) * (a[3] - a[1]), (b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return width * height / (area_a + area_b - width * height)
+
+
+def kept(*args, max_outputs=N, **options):
+    """The indices of the kept boxes, and checks what follows them."""
+    indices, valid = map(np.asarray, jax_dcn.nms(*args, max_outputs=max_outputs, **options))
+    assert indices.dtype == np.int32 and indices.shape == valid.shape == (max_outputs,)
+    count = valid.sum()
+    assert valid[:count].all() and not indices[count:].any()
+    return indices[:count].tolist()
+
+
+def random_boxes(seed, n=N):
+    generator = np.random.default_rng(seed)
+    start, size = generator.uniform(0, 200, (n, 2)), generator.uniform(1, 80, (n, 2))
+    return np.concatenate([start, start + size], 1).astype(np.float32), generator.uniform(size=n).astype(np.float32)
+
+
+def tied(seed):
+    """Boxes of a coarse grid, many of them equal, with few different scores: IoUs are small fractions."""
+    generator = np.random.default_rng(seed)
+    start, size = generator.integers(0, 8, (N, 2)), generator.integers(0, 5, (N, 2))
+    return np.concatenate([start, start + size], 1).astype(np.float32), generator.integers(0, 4, N).astype(np.float32)
+
+
+def chain():
+    """Each box suppresses only the next one, so that every other is kept, across the blocks too."""
+    start = np.arange(N, dtype=np.float32)
+    return np.stack([start, 0 * start, start + 2, 0 * start + 1], 1), -start
+
+
+def equal():
+    return np.tile(np.float32([1, 2, 5, 9]), (N, 1)), np.zeros(N, np.float32)
+
+
+CASES = {
+    "random": lambda: random_boxes(0),
+    "tied": lambda: tied(2),
+    "chain": chain,
+    "equal": equal,
+    "one": lambda: random_boxes(3, 1),
+    "a block": lambda: random_boxes(4, 256),
+    "none": lambda: random_boxes(5, 0),
+}
+
+
+@pytest.mark.parametrize("with_classes", [False, True], ids=["one class", "classes"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_loop_in_numpy_keeps_the_same(name, with_classes):
+    boxes, scores = CASES[name]()
+    classes = np.random.default_rng(6).integers(-1, 3, len(scores)) if with_classes else None
+    for threshold in (0.3, 0.5):
+        expected = numpy_nms(boxes, scores, threshold, classes)
+        assert kept(boxes, scores, threshold, classes=classes) == expected
+        assert kept(boxes, scores, threshold, classes=classes, max_outputs=7) == expected[:7]
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.5, 0.7, 1.0])
+def test_torchvision_keeps_the_same(threshold):
+    """Also where an IoU is as close to the threshold as float32 can tell, as it often is for the tied boxes."""
+    torch = pytest.importorskip("torch")
+    ops = pytest.importorskip("torchvision").ops
+    for seed in range(12):
+        boxes, scores = random_boxes(seed) if seed % 2 else tied(seed)
+        classes = np.random.default_rng(seed).integers(0, 5, N)
+        tensors = torch.from_numpy(boxes), torch.from_numpy(scores)
+        assert kept(boxes, scores, threshold) == ops.nms(*tensors, threshold).tolist()
+        # batched_nms moves classes apart by an offset, which rounds the boxes, and leaves the order of ties open.
+        exact = seed % 2 == 0
+        expected = ops.batched_nms(*tensors, torch.from_numpy(classes), threshold).tolist()
+        found = kept(boxes, scores, threshold, classes=classes)
+        assert (sorted(found) == sorted(expected)) if exact else (found == expected)
+
+
+def test_an_iou_that_equals_the_threshold_does_not_suppress():
+    """0.5 is exact. 0.3 is not, and the IoU 3/10 in float32 is greater than it, as torchvision finds too."""
+    boxes = np.float32([[0, 0, 10, 1], [0, 0, 5, 1], [0, 0, 3, 1]])
+    scores = np.float32([3, 2, 1])
+    assert kept(boxes[:2], scores[:2], 0.5) == [0, 1]
+    assert kept(boxes[::2], scores[::2], 0.3) == [0]
+    with jax.enable_x64(True):
+        assert kept(boxes[::2].astype(np.float64), scores[::2], 0.3) == [0, 1]
+
+
+def test_what_is_never_kept():
+    boxes = np.tile(np.float32([0, 0, 4, 4]), (6, 1))
+    boxes[1, 2] = math.nan
+    scores = np.float32([math.nan, 9, -math.inf, 2, math.inf, 3])
+    assert kept(boxes, scores, 0.5) == [4]
+    assert kept(boxes[:4], scores[:4], 0.5) == [3]
+    assert kept(boxes[:3], scores[:3], 0.5) == []
+
+
+def test_boxes_without_area_and_of_infinite_size():
+    boxes = np.float32([[2, 2, 2, 5], [2, 2, 2, 5], [0, 0, 6, 6], [0, 0, math.inf, 4], [6, 6, 0, 5]])
+    assert kept(boxes, np.arange(5, dtype=np.float32), 0.0) == [4, 3, 2, 1, 0]
+
+
+def test_dtypes():
+    boxes, scores = tied(7)
+    expected = kept(boxes, scores, 0.5)
+    assert kept(boxes.astype(np.int32), jnp.asarray(scores, jnp.bfloat16), 0.5) == expected
+    assert kept(boxes.astype(np.float64), scores.astype(np.float16), 0.5) == expected
+
+
+def test_transformations():
+    boxes, scores = map(np.stack, zip(*(random_boxes(seed, 300) for seed in range(6)), strict=True))
+    scores[1] = -math.inf
+    scores[2, 5:] = -math.inf
+    classes = np.random.default_rng(8).integers(0, 3, scores.shape)
+
+    def suppress(boxes, scores, classes):
+        return jax_dcn.nms(boxes, scores, 0.4, max_outputs=40, classes=classes)
+
+    expected = [suppress(*arguments) for arguments in zip(boxes, scores, classes, strict=True)]
+    expected = jax.tree.map(lambda *values: np.stack(values), *expected)
+    batch = (2, 3)
+    for function in (jax.jit(suppress), jax.vmap(jax.vmap(suppress)), jax.vmap(suppress, in_axes=1, out_axes=1)):
+        arguments = (boxes.reshape(*batch, 300, 4), scores.reshape(*batch, 300), classes.reshape(*batch, 300))
+        for found, value in zip(function(*arguments), expected, strict=True):
+            np.testing.assert_array_equal(found, value.reshape(*batch, 40))
+
+
+def test_gradients_do_not_flow_through_indices():
+    boxes, scores = random_boxes(9, 20)
+
+    def loss(boxes, scores):
+        indices, valid = jax_dcn.nms(boxes, scores, 0.5, max_outputs=4)
+        levels = jax_dcn.fpn_levels(boxes, num_levels=4)
+        return jnp.where(valid, scores[indices], 0).sum() + 0.0 * levels.sum()
+
+    grad_boxes, grad_scores = jax.grad(loss, argnums=(0, 1))(boxes, scores)
+    assert not grad_boxes.any()
+    assert np.flatnonzero(grad_scores).tolist() == sorted(numpy_nms(boxes, scores, 0.5)[:4])
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"boxes": np.zeros((5, 3))}, r"boxes must have shape \[..., N, 4\], got \(5, 3\)"),
+        ({"boxes": np.zeros(4)}, r"boxes must have shape \[..., N, 4\], got \(4,\)"),
+        ({"boxes": np.zeros((5, 4), np.float16)}, "boxes must be of type float32.* pass float32"),
+        ({"boxes": [[0, 0, 1, 1]]}, "boxes must be an array"),
+        ({"scores": np.zeros((2, 5), np.float32)}, r"scores must have shape \(5,\), one per box, got \(2, 5\)"),
+        ({"scores": np.zeros(5, int)}, "scores must be of type float16"),
+        ({"iou_threshold": 1.5}, "iou_threshold must be from 0 to 1, got 1.5"),
+        ({"iou_threshold": math.nan}, "iou_threshold must be a finite number"),
+        ({"max_outputs": 0}, "max_outputs must be a positive int, got 0"),
+        ({"classes": np.zeros(5, np.float32)}, "classes must be of an integer type, got float32"),
+        ({"classes": np.zeros(4, int)}, r"classes must have shape \(5,\), one per box, got \(4,\)"),
+    ],
+)
+def test_errors_of_nms(change, message):
+    arguments = {"boxes": np.zeros((5, 4), np.float32), "scores": np.zeros(5, np.float32), "iou_threshold": 0.5}
+    with pytest.raises((TypeError, ValueError), match=message):
+        jax_dcn.nms(**arguments | {"max_outputs": 3} | change)
+
+
+TORCHVISION = {}
+DETECTRON2 = {"ratio_eps": 1e-8, "level_eps": 0}
+MMDET = {"min_level": 0, "canonical_level": 0, "canonical_size": 56, "ratio_eps": 1e-6, "level_eps": 0}
+
+
+def squares(sizes):
+    return np.stack([0 * sizes, 0 * sizes, sizes, sizes], -1)
+
+
+@pytest.mark.parametrize("options", [TORCHVISION, DETECTRON2, MMDET], ids=["torchvision", "Detectron2", "mmdet"])
+def test_fpn_levels(options):
+    """A level begins at 112, 224 and 448 pixels, for any shape of a box, and also where the size is rounded."""
+    sizes = np.float32([1, 111.9, 112, 223.9, 224, 447.9, 448, 1e4])
+    levels = [0, 0, 1, 1, 2, 2, 3, 3]
+    assert jax_dcn.fpn_levels(squares(sizes), num_levels=4, **options).tolist() == levels
+    wide = squares(sizes) * np.float32([1, 1, 4, 0.25])
+    assert jax_dcn.fpn_levels(wide.reshape(2, 4, 4), num_levels=4, **options).tolist() == [levels[:4], levels[4:]]
+    assert jax_dcn.fpn_levels(wide, num_levels=2, **options).tolist() == np.minimum(levels, 1).tolist()
+
+
+def test_fpn_levels_of_special_boxes():
+    boxes = np.float32([[3, 3, 3, 9], [9, 9, 3, 12], [0, 0, math.nan, 9], [0, 0, math.inf, 9], [0, 0, 300, 300]])
+    levels = jax_dcn.fpn_levels(boxes, num_levels=4)
+    assert levels.dtype == jnp.int32 and levels.tolist() == [0, 0, 0, 3, 2]
+    assert jax_dcn.fpn_levels(boxes[4:].astype(int), num_levels=4).tolist() == [2]
+    assert jax_dcn.fpn_levels(boxes[:0], num_levels=4).shape == (0,)
+
+
+def test_torchvision_assigns_the_same_levels():
+    torch = pytest.importorskip("torch")
+    poolers = pytest.importorskip("torchvision.ops.poolers")
+    random = np.exp(np.random.default_rng(10).uniform(0, 8, (5000, 2)))
+    boxes = np.concatenate([squares(np.arange(1, 2000)), np.pad(random, ((0, 0), (2, 0)))]).astype(np.float32)
+    expected = poolers.LevelMapper(2, 5)([torch.from_numpy(boxes)])
+    np.testing.assert_array_equal(jax_dcn.fpn_levels(boxes, num_levels=4), expected)
+    expected = poolers.LevelMapper(3, 7, canonical_scale=100, canonical_level=5)([torch.from_numpy(boxes)])
+    levels = jax_dcn.fpn_levels(boxes, num_levels=5, min_level=3, canonical_level=5, canonical_size=100)
+    np.testing.assert_array_equal(levels, expected)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"boxes": np.zeros((2, 5))}, r"boxes must have shape \[..., 4\], got \(2, 5\)"),
+        ({"num_levels": 0}, "num_levels must be a positive int, got 0"),
+        ({"canonical_size": 0}, "canonical_size must be positive, got 0"),
+        ({"min_level": "2"}, "min_level must be a finite number"),
+    ],
+)
+def test_errors_of_fpn_levels(change, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        jax_dcn.fpn_levels(**{"boxes": np.zeros((2, 4)), "num_levels": 4} | change)
