@@ -53,7 +53,7 @@ CALLS = {
     },
     "maximum": {
         "y": "dcn_roi_max_pool",
-        "x": "dcn_roi_max_pool_input_cotangent",
+        "x": ("dcn_roi_max_pool_winners", "dcn_roi_max_pool_input_cotangent"),
     },
     "attention": {
         "y": "dcn_aggregate",
@@ -81,9 +81,12 @@ class Case(NamedTuple):
 
     @property
     def calls(self):
-        """The custom call of each result."""
+        """Pairs of a result and a custom call that it needs."""
         # The fused gradient of the weight needs a 16-bit type.
-        return CALLS[self.path] | ({"weight": "dcn_sample"} if self.is_tf32 else {})
+        calls = CALLS[self.path] | ({"weight": "dcn_sample"} if self.is_tf32 else {})
+        return [
+            (result, name) for result, names in calls.items() for name in ([names] if isinstance(names, str) else names)
+        ]
 
     @property
     def tolerance(self):
@@ -134,8 +137,8 @@ def run(platform):
 def rows(case, program, reference):
     """`program` and `reference` are futures of what `compile_kernels` and `compile_reference` return."""
 
-    def row(name, error, reason):
-        shown = {"call": case.calls[name], "result": name, **case._asdict(), "ok": not reason, "reason": reason}
+    def row(name, call, error, reason):
+        shown = {"call": call, "result": name, **case._asdict(), "ok": not reason, "reason": reason}
         return shown | {"error / tolerance": error}
 
     try:
@@ -143,15 +146,15 @@ def rows(case, program, reference):
         actual, expected = call_kernels(), reference.result()(case.dtype)
     except Exception as error:  # the other cases can still run
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        return [row(name, None, reason) for name in case.calls]
+        return [row(name, call, None, reason) for name, call in case.calls]
     found = []
-    for name, call in case.calls.items():
+    for name, call in case.calls:
         reason, error = "", largest_error(actual[name], expected[name]) / case.tolerance
         if call not in called:
             reason = f"the program does not call {call}"
         elif not error <= 1:
             reason = "differs from the reference"
-        found.append(row(name, float(error) if np.isfinite(error) else None, reason))
+        found.append(row(name, call, float(error) if np.isfinite(error) else None, reason))
     return found
 
 
