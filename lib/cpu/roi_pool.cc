@@ -461,12 +461,17 @@ DCN_VECTORIZED void FindLargest(const PoolSizes& sizes, const LocatedPoints<Accu
     for (int32_t j = 0; j < points_x.Count(column); ++j) {
       const PoolPoint<A>&y = ys[i], &x = xs[j];
       const bool is_valid = y.is_valid && x.is_valid;
-      const auto corner = [&](int k) DCN_INLINED {
-        return image + (y.pixel[k / 2] * sizes.width + x.pixel[k % 2]) * sizes.channels;
-      };
+      A weights[4];
+      const T* corners[4];
+      int num_corners = 0;  // that have a weight, because 0 times an infinite pixel would be NaN
+      for (int k = 0; is_valid && k < 4; ++k) {
+        weights[num_corners] = y.weight(k / 2) * x.weight(k % 2);
+        corners[num_corners] = image + (y.pixel[k / 2] * sizes.width + x.pixel[k % 2]) * sizes.channels;
+        num_corners += weights[num_corners] != A(0);
+      }
       for (int64_t f = 0; f < sizes.channels; ++f) {
         A value = 0;
-        for (int k = 0; is_valid && k < 4; ++k) value += y.weight(k / 2) * x.weight(k % 2) * A(corner(k)[f]);
+        for (int k = 0; k < num_corners; ++k) value += weights[k] * A(corners[k][f]);
         largest[f].Add(value, is_valid, i, j);
       }
     }

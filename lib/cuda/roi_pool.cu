@@ -83,6 +83,7 @@ __global__ void PoolKernel(PoolSizes sizes, Rois rois, const T* x, T* pooled) {
       const A num_points_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t y, A weight_y, A) {
         const T* row_of_x = channel + (first_row + y) * sizes.width * sizes.channels;
         num_points_x = ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t column_of_x, A weight_x, A) {
+          if (weight_y * weight_x == A(0)) return;  // 0 times an infinite pixel would be NaN
           const Vector<T, N> pixel = AsVector<N>(row_of_x + column_of_x * sizes.channels);
           for (int v = 0; v < N; ++v) sum[v] += weight_y * weight_x * A(pixel.value[v]);
         });
@@ -356,6 +357,7 @@ __global__ void MaxPoolKernel(PoolSizes sizes, Rois rois, const T* x, Store stor
             if (!is_valid) break;
             const int64_t pixel = point_y.pixel[k / 2] * sizes.width + point_x.pixel[k % 2];
             const A weight = point_y.weight(k / 2) * point_x.weight(k % 2);
+            if (weight == A(0)) continue;  // 0 times an infinite pixel would be NaN
             const Vector<T, N> corner = AsVector<N>(image + pixel * sizes.channels);
             for (int v = 0; v < N; ++v) value[v] += weight * A(corner.value[v]);
           }

@@ -158,6 +158,24 @@ def test_offsets_that_are_not_finite(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mode, ratio", [("avg", 0), ("avg", 2), ("max", 0)])
+def test_only_pixels_with_a_weight_are_read(mode, ratio, backend, x64):
+    """Others may be infinite or NaN, also those beside a point that lies on a pixel."""
+    align = Align(sampling_ratio=(ratio, ratio), mode=mode)
+    cotangent, x, rois, _ = problem(align, count=3)
+    rois[:] = [0, 1.0, 1.0, 5.0, 4.0], [0, 2.5, 0.5, 6.5, 3.5], [0, 1.3, 2.2, 3.3, 4.4]  # many points on pixels
+    given = np.ones_like(cotangent), x, rois, None
+    mean = Align(sampling_ratio=(ratio, ratio))
+    touched = np.asarray(pull_back(*given, align=mean)[1]) > 0
+    assert 0 < touched.sum() < touched.size
+    results, with_nan = (
+        pull_back(cotangent, np.where(touched, x, other), rois, None, align=align, backend=backend)
+        for other in (0, np.nan)
+    )
+    assert_close(results, with_nan)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_kinks(backend, x64):
     """One point of a region of four pixels, which an offset moves: the slope on a pixel is that after it."""
     x = np.cumsum(np.arange(1.0, 9.0))[None, None, :, None]

@@ -54,7 +54,8 @@ def _max_pool(x: jax.Array, rois: jax.Array, spec: Spec) -> jax.Array:
             total = jnp.zeros((), own.dtype)
             for a, b in np.ndindex(2, 2):
                 corner = own[y.pixel[a][region, row, i], x_.pixel[b][region, column, j], feature]
-                total += y.weight(a)[region, row, i] * x_.weight(b)[region, column, j] * corner
+                weight = y.weight(a)[region, row, i] * x_.weight(b)[region, column, j]
+                total += weight * _read(corner, weight)
             return jnp.where(y.kept[region, row, i] & x_.kept[region, column, j], total, 0)
 
         visited_y, visited_x = (jnp.arange(axis.kept.shape[-1]) for axis in (y, x_))
@@ -119,8 +120,8 @@ def _sum_of_points(pixels: jax.Array, image: jax.Array, axes: "tuple[_Axis, _Axi
         column = x.pixel[j][..., None, :]
         index = (jnp.where(image < 0, pixels.shape[0], image), row, column, class_, slice(None), group_y, group_x)
         corner = pixels.at[index].get(mode="fill", fill_value=0)
-        weight = y.weight(i)[..., :, None] * x.weight(j)[..., None, :]
-        total += (jnp.where(kept, weight, 0)[..., None] * corner).sum((4, 5))
+        weight = jnp.where(kept, y.weight(i)[..., :, None] * x.weight(j)[..., None, :], 0)[..., None]
+        total += (weight * _read(corner, weight)).sum((4, 5))
     return total
 
 
@@ -138,11 +139,35 @@ def _sum_of_profiles(pixels: jax.Array, image: jax.Array, axes: "tuple[_Axis, _A
         profile_y, profile_x = (profile.reshape(*split, *profile.shape[2:]) for profile in (profile_y, profile_x))
         # An image that is not read may hold NaN.
         own = jnp.where(image >= 0, pixels[jnp.maximum(image, 0)], 0)
-        total = jnp.einsum("aibjkh,aibjkw,hwkfab->aibjkf", profile_y, profile_x, own, precision="highest")
+
+        def contract(profile_y: jax.Array, profile_x: jax.Array, own: jax.Array) -> jax.Array:
+            return jnp.einsum("aibjkh,aibjkw,hwkfab->aibjkf", profile_y, profile_x, own, precision="highest")
+
+        total = contract(profile_y, profile_x, _finite(own))
+        # Pixels without a weight may be infinite or NaN.
+        reads_y, reads_x = ((lax.stop_gradient(profile) > 0).astype(own.dtype) for profile in (profile_y, profile_x))
+        for value, is_value in ((jnp.inf, own == jnp.inf), (-jnp.inf, own == -jnp.inf), (jnp.nan, jnp.isnan(own))):
+            total += jnp.where(contract(reads_y, reads_x, is_value.astype(own.dtype)) > 0, value, 0)
         return total.reshape(*spec.output_size, *total.shape[-2:])
 
     y, x = axes
     return lax.map(of_region, (image, y.profile(pixels.shape[1]), x.profile(pixels.shape[2])))
+
+
+def _read(corner: jax.Array, weight: jax.Array) -> jax.Array:
+    """The corners, with zeros for those that are not finite and have no weight: 0 times infinity would be NaN."""
+    return jnp.where((weight == 0) & ~jnp.isfinite(corner), 0, corner)
+
+
+@jax.custom_jvp
+def _finite(x: jax.Array) -> jax.Array:
+    """The finite elements of x, and zeros for the others. The derivative is that of x, because sums are linear in x."""
+    return jnp.where(jnp.isfinite(x), x, 0)
+
+
+@_finite.defjvp
+def _finite_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    return _finite(*primals), tangents[0]
 
 
 class _Axis:
