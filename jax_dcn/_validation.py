@@ -4,7 +4,7 @@ import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -122,11 +122,12 @@ def index(name: str, value: Any, count: int) -> int:
     return int(value)
 
 
-def pair(name: str, value: Any) -> tuple[int, int]:
-    """A positive int or two, as two."""
+def pair(name: str, value: Any, least: Literal[0, 1] = 1) -> tuple[int, int]:
+    """A positive int or two, as two; with `least` of 0, they may also be 0."""
     values = (value, value) if _is_int(value) else value
-    if not _are_ints(values) or not all(1 <= int(v) < _LIMIT for v in values):
-        raise _wrong(name, "a positive int or a pair of them, less than 2**31", value)
+    if not _are_ints(values) or not all(least <= int(v) < _LIMIT for v in values):
+        sign = "positive" if least else "non-negative"
+        raise _wrong(name, f"a {sign} int or a pair of them, less than 2**31", value)
     return int(values[0]), int(values[1])
 
 

@@ -23,7 +23,7 @@ from jax_dcn import linen
 from tests.helpers.deform_aggregation.cases import Attention, Convolution
 from tests.helpers.deform_conv.cases import Operands, assert_close, cast
 from tests.helpers.deform_conv.layer import LAYER, apply
-from tests.helpers.deform_psroi_pool import cases as pooling
+from tests.helpers.roi_pool import cases as pooling
 from tests.helpers.run_exported import with_gradients
 from tests.helpers.sharding import make_mesh
 
@@ -66,6 +66,17 @@ def of_pooling(n, height, width):
     return tuple(a.astype(np.float32) for a in (x, rois[: n + 3], offset[: n + 3]))
 
 
+def align(x, rois, backend=None):
+    """The mean and the largest of an adaptive number of points."""
+    options = {"output_size": 2, "spatial_scale": 0.5, "backend": backend}
+    return jax_dcn.roi_align(x, rois, **options) + jax_dcn.roi_align(x, rois, mode="max", **options)
+
+
+def of_alignment(n, height, width):
+    x, rois, _ = of_pooling(n, height, width)
+    return x[..., :3], rois
+
+
 def attend(*operands, backend=None):
     return Attention().with_backend(backend)(*operands)
 
@@ -101,6 +112,7 @@ IMAGES, WHOLE = "n, h, w, ...", "..."
 PROGRAMS = {
     "deform_conv2d": Program(convolve, of_convolution, (IMAGES, IMAGES, WHOLE, WHOLE, IMAGES)),
     "deform_psroi_pool": Program(pooling.pool, of_pooling, (IMAGES, "r, ...", "r, ...")),
+    "roi_align": Program(align, of_alignment, (IMAGES, "r, ...")),
     "multi_scale_deformable_attention": Program(attend, of_attention, ("n, ...", "n, h, ...", "n, h, ...")),
     "dcnv3": Program(aggregate, of_dcnv3, (IMAGES, IMAGES, IMAGES)),
     "DeformConv": Program(apply_layer, of_layer, (IMAGES, *[WHOLE] * len(jax.tree.leaves(VARIABLES)))),
@@ -179,6 +191,7 @@ def calls(platforms, dtype):
     programs = [
         (jax_dcn.deform_conv2d, operands),
         (pooling.pool, of_pooling(1, 3, 4)),
+        (align, of_alignment(1, 3, 4)),
         (aggregate, of_dcnv3(1, 3, 4)),
     ]
     artifacts = [
@@ -191,7 +204,8 @@ def calls(platforms, dtype):
 
 TANGENTS = {"dcn_sample_tangents"}
 SAMPLING = {"dcn_sample", "dcn_input_cotangent", "dcn_offset_cotangent"}
-POOLING = {"dcn_psroi_pool", "dcn_psroi_pool_input_cotangent", "dcn_psroi_pool_offset_cotangent"}
+POOLING = {"dcn_roi_pool", "dcn_roi_pool_input_cotangent", "dcn_roi_pool_offset_cotangent"}
+POOLING |= {"dcn_roi_max_pool", "dcn_roi_max_pool_winners", "dcn_roi_max_pool_input_cotangent"}
 AGGREGATION = {"dcn_aggregate", "dcn_aggregation_value_cotangent", "dcn_aggregation_tap_cotangents"}
 FUSED = {f"dcn_fused_{name}" for name in ("forward", "input_cotangent", "offset_cotangent", "weight_cotangent")}
 

@@ -340,7 +340,7 @@ def test_backend_and_precision_are_passed_on(make, branch):
     for backend in (None, "reference"):
         layer = make(inputs, offset_branch=branch, backend=backend, precision="highest")
         text[backend] = jax.jit(layer.apply).lower(layer.params, *inputs).as_text()
-    assert "dcn_psroi_pool" in text[None] and "dcn_psroi_pool" not in text["reference"]
+    assert "dcn_roi_pool" in text[None] and "dcn_roi_pool" not in text["reference"]
     products = [line for line in text[None].splitlines() if "convolution(" in line or "dot_general" in line]
     assert len(products) == {"conv": 1, "fc": 3}[branch]
     assert all("HIGHEST" in line for line in products)

@@ -4,7 +4,9 @@ import numpy as np
 
 
 def to_nchw(name, array):
-    """Converts the operand of deform_conv2d with this name, or its result "y"."""
+    """Converts the operand of an operator with this name, or its result "y"."""
+    if name == "rois":
+        return np.asarray(array)
     return np.ascontiguousarray(np.transpose(array, (3, 2, 0, 1) if name == "weight" else (0, 3, 1, 2)))
 
 

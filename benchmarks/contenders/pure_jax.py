@@ -83,6 +83,32 @@ def deform_psroi_pool(x, rois, offset, *, output_size, spatial_scale, group_size
     return pooled.reshape(*pooled.shape[:3], classes * features).astype(x.dtype)
 
 
+def roi_align(x, rois, *, output_size, spatial_scale, sampling_ratio):
+    _, height, width, channels = x.shape
+    count = output_size * sampling_ratio
+
+    def axis(first, last, size):
+        """Low and high pixel, fraction between them, and which points are in the image: [R, points of all bins]."""
+        start = first * spatial_scale - 0.5
+        step = (last * spatial_scale - 0.5 - start) / count
+        position = start[:, None] + (np.arange(count) + 0.5) * step[:, None]
+        inside = (position >= -1) & (position <= size)
+        position = jnp.clip(position, 0, size - 1)
+        low = jnp.floor(position).astype(jnp.int32)
+        return low, jnp.minimum(low + 1, size - 1), position - low, inside
+
+    low_y, high_y, fraction_y, inside_y = (a[:, :, None] for a in axis(rois[:, 2], rois[:, 4], height))
+    low_x, high_x, fraction_x, inside_x = (a[:, None, :] for a in axis(rois[:, 1], rois[:, 3], width))
+    image = rois[:, 0].astype(jnp.int32)[:, None, None]
+    pixels, total = x.reshape(-1, channels), 0
+    for row, weight_y in ((low_y, 1 - fraction_y), (high_y, fraction_y)):
+        for column, weight_x in ((low_x, 1 - fraction_x), (high_x, fraction_x)):
+            share = jnp.where(inside_y & inside_x, weight_y * weight_x, 0)[..., None]
+            total += share * jnp.take(pixels, (image * height + row) * width + column, axis=0, mode="clip")
+    bins = total.reshape(-1, output_size, sampling_ratio, output_size, sampling_ratio, channels)
+    return bins.mean((2, 4)).astype(x.dtype)
+
+
 def multi_scale_deformable_attention(value, sampling_locations, attention_weights, *, spatial_shapes):
     total, first = 0, 0
     for level, (height, width) in enumerate(spatial_shapes):

@@ -1,4 +1,4 @@
-"""torchvision's `deform_conv2d`, on the device that JAX uses."""
+"""torchvision's operators, on the device that JAX uses."""
 
 from functools import partial
 
@@ -11,8 +11,9 @@ from benchmarks.readers import memory
 from benchmarks.readers.machine import cores
 
 
-def prepare(problem, backward):
-    torch, deform_conv2d = load()
+def prepare(function, problem, backward):
+    """function: `function(torchvision.ops, operands, options)` computes the result from tensors by name."""
+    torch, ops = load()
     device = "cpu" if jax.default_backend() == "cpu" else "cuda"
     if device == "cuda" and not torch.cuda.is_available():
         raise Unavailable("torch was built without CUDA")
@@ -28,11 +29,9 @@ def prepare(problem, backward):
     operands = {name: tensor(to_nchw(name, array)) for name, array in problem.operands.items()}
     cotangent = tensor(to_nchw("y", problem.cotangent))
     varied = [operands[name].requires_grad_(backward) for name in problem.varied]
-    dilation = problem.options["dilation"]
-    options = {"stride": problem.options["stride"], "padding": dilation, "dilation": dilation}
 
     def start():
-        y = deform_conv2d(operands["x"], operands["offset"], operands["weight"], mask=operands["mask"], **options)
+        y = function(ops, operands, problem.options)
         gradients = torch.autograd.grad(y, varied, cotangent) if backward else ()
         return {"y": y.detach(), **dict(zip(problem.varied, gradients, strict=False))}
 
@@ -53,12 +52,12 @@ def prepare(problem, backward):
 def load():
     try:
         import torch
-        from torchvision.ops import deform_conv2d
+        from torchvision import ops
     except (ImportError, OSError, RuntimeError) as error:
         raise Unavailable(f"cannot be imported ({str(error).splitlines()[0]})") from error
     torch.set_num_threads(cores())
     torch.backends.cuda.matmul.allow_tf32 = True  # as XLA's default precision does
-    return torch, deform_conv2d
+    return torch, ops
 
 
 def cuda_peak(torch, call):

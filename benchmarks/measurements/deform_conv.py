@@ -106,6 +106,12 @@ def deformable(x, offset, weight, mask, *, stride, dilation, groups, backend=Non
     )
 
 
+def by_torchvision(ops, operands, options):
+    dilation = options["dilation"]
+    sampling = {"stride": options["stride"], "padding": dilation, "dilation": dilation}
+    return ops.deform_conv2d(operands["x"], operands["offset"], operands["weight"], mask=operands["mask"], **sampling)
+
+
 def reference(**arguments):
     return deformable(**arguments, backend="reference")
 
@@ -141,7 +147,7 @@ CONTENDERS = {
     FLOOR: compiled.contender(ordinary, ("x", "weight"), agrees_at=undeformed),
     PRODUCTS: Contender(products.prepare, agrees_at=undeformed),
     "pure JAX": compiled.contender(pure_jax.deform_conv2d, VARIED),
-    "torchvision": Contender(torchvision.prepare, compiles=False),
+    "torchvision": Contender(partial(torchvision.prepare, by_torchvision), compiles=False),
     "onnxruntime": Contender(onnxruntime.prepare, compiles=False),
     "reference": compiled.contender(reference, VARIED),
 }

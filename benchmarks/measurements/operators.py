@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from benchmarks.measurements import attention, dcnv3, deform_conv, deform_psroi_pool
+from benchmarks.measurements import attention, dcnv3, deform_conv, deform_psroi_pool, roi_align
 from benchmarks.measurements.measure import measure
 
-OPERATORS = {operator.NAME: operator for operator in (deform_conv, deform_psroi_pool, attention, dcnv3)}
+OPERATORS = {operator.NAME: operator for operator in (deform_conv, deform_psroi_pool, roi_align, attention, dcnv3)}
 
 
 def shapes():

@@ -42,9 +42,18 @@ CALLS = {
         "weight": "dcn_fused_weight_cotangent",
     },
     "pooling": {
-        "y": "dcn_psroi_pool",
-        "x": "dcn_psroi_pool_input_cotangent",
-        "offset": "dcn_psroi_pool_offset_cotangent",
+        "y": "dcn_roi_pool",
+        "x": "dcn_roi_pool_input_cotangent",
+        "offset": "dcn_roi_pool_offset_cotangent",
+    },
+    "alignment": {
+        "y": "dcn_roi_pool",
+        "x": "dcn_roi_pool_input_cotangent",
+        "offset": "dcn_roi_pool_offset_cotangent",
+    },
+    "maximum": {
+        "y": "dcn_roi_max_pool",
+        "x": ("dcn_roi_max_pool_winners", "dcn_roi_max_pool_input_cotangent"),
     },
     "attention": {
         "y": "dcn_aggregate",
@@ -72,9 +81,12 @@ class Case(NamedTuple):
 
     @property
     def calls(self):
-        """The custom call of each result."""
+        """Pairs of a result and a custom call that it needs."""
         # The fused gradient of the weight needs a 16-bit type.
-        return CALLS[self.path] | ({"weight": "dcn_sample"} if self.is_tf32 else {})
+        calls = CALLS[self.path] | ({"weight": "dcn_sample"} if self.is_tf32 else {})
+        return [
+            (result, name) for result, names in calls.items() for name in ([names] if isinstance(names, str) else names)
+        ]
 
     @property
     def tolerance(self):
@@ -125,8 +137,8 @@ def run(platform):
 def rows(case, program, reference):
     """`program` and `reference` are futures of what `compile_kernels` and `compile_reference` return."""
 
-    def row(name, error, reason):
-        shown = {"call": case.calls[name], "result": name, **case._asdict(), "ok": not reason, "reason": reason}
+    def row(name, call, error, reason):
+        shown = {"call": call, "result": name, **case._asdict(), "ok": not reason, "reason": reason}
         return shown | {"error / tolerance": error}
 
     try:
@@ -134,15 +146,15 @@ def rows(case, program, reference):
         actual, expected = call_kernels(), reference.result()(case.dtype)
     except Exception as error:  # the other cases can still run
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        return [row(name, None, reason) for name in case.calls]
+        return [row(name, call, None, reason) for name, call in case.calls]
     found = []
-    for name, call in case.calls.items():
+    for name, call in case.calls:
         reason, error = "", largest_error(actual[name], expected[name]) / case.tolerance
         if call not in called:
             reason = f"the program does not call {call}"
         elif not error <= 1:
             reason = "differs from the reference"
-        found.append(row(name, float(error) if np.isfinite(error) else None, reason))
+        found.append(row(name, call, float(error) if np.isfinite(error) else None, reason))
     return found
 
 
@@ -239,11 +251,31 @@ def convolution(*, batch, image, channels, features, kernel, offset_groups, **op
     return Problem(function, data, positions, random.standard_normal((*size, features)))
 
 
-def pooling(*, images, image, features, group, output, part, points, classes, regions):
-    random = np.random.default_rng(0)
+def random_regions(random, regions, images):
     corner = random.uniform(-4, 12, (regions, 2))
     index = np.arange(regions)[:, None] % (images + 1) - 1  # -1 is padding
-    rois = np.concatenate([index, corner, corner + random.uniform(1, 14, (regions, 2))], 1).astype(np.float32)
+    return np.concatenate([index, corner, corner + random.uniform(1, 14, (regions, 2))], 1).astype(np.float32)
+
+
+def alignment(*, images, image, features, output, ratio, regions, mode="avg"):
+    """RoIAlign: the mean with an offset, or the maximum, which takes none."""
+    random = np.random.default_rng(0)
+    rois = random_regions(random, regions, images)
+
+    def function(x, offset=None, backend=None):
+        options = {"output_size": output, "sampling_ratio": ratio, "spatial_scale": 0.5, "backend": backend}
+        if mode == "max":
+            return jax_dcn.roi_align(x, jnp.asarray(rois), mode="max", **options)
+        return jax_dcn.deform_roi_pool(x, jnp.asarray(rois), offset, gamma=0.25, **options)
+
+    data = {"x": random.standard_normal((images, *image, features))}
+    positions = {} if mode == "max" else {"offset": random.standard_normal((regions, *output, 2)).astype(np.float32)}
+    return Problem(function, data, positions, random.standard_normal((regions, *output, features)))
+
+
+def pooling(*, images, image, features, group, output, part, points, classes, regions):
+    random = np.random.default_rng(0)
+    rois = random_regions(random, regions, images)
 
     def function(x, offset, backend=None):
         return jax_dcn.deform_psroi_pool(
@@ -301,6 +333,8 @@ def dcnv3(*, batch, image, groups, channels, **options):
 
 
 SMALL = {"batch": 1, "image": (8, 8), "channels": 32, "features": 32, "kernel": (3, 3), "offset_groups": 1}
+ALIGNED_SMALL = {"images": 1, "image": (8, 8), "features": 8, "output": (2, 2), "ratio": 2, "regions": 4}
+ALIGNED_RAGGED = {"images": 2, "image": (9, 7), "features": 5, "output": (3, 2), "ratio": (0, 3), "regions": 7}
 PROBLEMS = {
     ("plain", "small"): partial(convolution, **SMALL),
     ("fused", "small"): partial(convolution, **SMALL),
@@ -326,6 +360,10 @@ PROBLEMS = {
         **{"images": 2, "image": (9, 7), "features": 6, "group": (3, 2), "output": (5, 4), "part": (2, 3)},
         **{"points": (3, 2), "classes": 3, "regions": 7},
     ),
+    ("alignment", "small"): partial(alignment, **ALIGNED_SMALL),
+    ("alignment", "ragged"): partial(alignment, **ALIGNED_RAGGED),
+    ("maximum", "small"): partial(alignment, **ALIGNED_SMALL, mode="max"),
+    ("maximum", "ragged"): partial(alignment, **ALIGNED_RAGGED, mode="max"),
     ("attention", "small"): partial(
         attention,
         **{"batch": 1, "levels": ((8, 8), (4, 4)), "points": (4, 4), "queries": 80, "heads": 2, "channels": 32},

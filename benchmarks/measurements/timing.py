@@ -9,6 +9,7 @@ import time
 LEAST_TURNS = 3
 SECONDS_EACH = 3.0
 PAUSE = 0.005  # between turns, until threads that a library leaves spinning are idle
+AWAKE = 0.02  # how long a contender runs before it is timed
 QUEUE_SECONDS, LONGEST_QUEUE = 0.01, 50
 
 
@@ -29,20 +30,33 @@ def interleaved(calls, repeats, clock=time.perf_counter):
 
     Because they take turns, a slow period of the machine affects all of them, and ratios of medians are more reliable
     than absolute times. Calls that a device queues are timed in groups, which hides the time to start them.
+
+    After a pause, a processor is slow for some milliseconds, and starts threads late. Each turn therefore begins with
+    calls that are not timed, until AWAKE has passed. A call that takes longer than that wakes the machine itself, so
+    it is not called twice.
     """
-    lengths = {name: queue_length(call) for name, call in calls.items()}
+    seconds_of_call = {name: timed(call) for name, call in calls.items()}
+    lengths = {name: queue_length(call, seconds_of_call[name]) for name, call in calls.items()}
     seconds = {name: [] for name in calls}
     for turn in range(repeats):
         for name, call in calls.items():
             limit = SECONDS_EACH * (LEAST_TURNS if turn < LEAST_TURNS else 1)
             if sum(seconds[name]) * lengths[name] < limit:
                 time.sleep(PAUSE)
+                if seconds_of_call[name] < AWAKE:
+                    wake(call)
                 seconds[name].append(timed(call, lengths[name], clock))
     return {name: summary(values) for name, values in seconds.items()}
 
 
-def queue_length(call):
-    return min(math.ceil(QUEUE_SECONDS / timed(call)), LONGEST_QUEUE) if call.queued else 1
+def queue_length(call, seconds):
+    return min(math.ceil(QUEUE_SECONDS / seconds), LONGEST_QUEUE) if call.queued else 1
+
+
+def wake(call):
+    clock = Clock(AWAKE)
+    while not clock.over():
+        call.wait(call.start())
 
 
 def timed(call, times=1, clock=time.perf_counter):

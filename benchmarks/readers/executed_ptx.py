@@ -23,7 +23,7 @@ from benchmarks.readers.substituted_kernels import register, substituted
 LIB = ROOT / "lib"
 INTERPRETER = ROOT / "tests" / "kernels" / "ptx"
 KERNELS = {path.stem: path for path in sorted((LIB / "cuda").glob("*.cu"))}
-DEVICE_FLAGS = {"psroi_pool": ["--fmad=false"]}  # as in CMakeLists.txt
+DEVICE_FLAGS = {"roi_pool": ["--fmad=false"]}  # as in CMakeLists.txt
 HOST_COMPILER = "g++"
 HOST_FLAGS = "-fPIC,-fno-gnu-unique"  # so that libraries in one process do not share static variables
 ARCHITECTURE = 80  # of the PTX that the package is compiled from

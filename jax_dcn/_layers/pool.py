@@ -9,8 +9,8 @@ import numpy as np
 
 from jax_dcn import _validation
 from jax_dcn._layers import common
-from jax_dcn._operators.psroi_pool import deform_psroi_pool, psroi_pool
-from jax_dcn._operators.psroi_pool.arguments import canonicalize
+from jax_dcn._operators.roi_pool import deform_psroi_pool, psroi_pool
+from jax_dcn._operators.roi_pool.arguments import of_deform_psroi_pool
 from jax_dcn._types import Pair
 
 OffsetBranch = Literal["conv", "fc"]
@@ -86,7 +86,7 @@ def apply(
     """
     options: dict[str, Any] = {**_binning(layer), "part_size": layer.part_size, "trans_std": layer.trans_std}
     # Checked before the branch, whose errors would not name the arguments of this layer.
-    canonicalize(x, rois, offset, data_format="NHWC", deterministic=None, **options)
+    of_deform_psroi_pool(x, rois, offset, data_format="NHWC", deterministic=None, **options)
     x = jnp.asarray(x)
     check_channels(layer, "the channel count of x", x.shape[-1])
     if features is not None:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from jax_dcn import _validation
 from jax_dcn._operators.deform_conv import geometry
-from jax_dcn._operators.psroi_pool import geometry as pool_geometry
-from jax_dcn._operators.psroi_pool.arguments import Spec
+from jax_dcn._operators.roi_pool import geometry as pool_geometry
+from jax_dcn._operators.roi_pool.arguments import Spec
 from jax_dcn._types import Padding, Pair
 from jax_dcn.statistics import statistics_of
 
@@ -361,7 +361,7 @@ def bin_positions(
         spatial_scale=_validation.number("spatial_scale", spatial_scale),
         group_size=(1, 1),
         part_size=part_size,
-        sample_per_part=_validation.pair("sample_per_part", sample_per_part),
+        points=_validation.pair("sample_per_part", sample_per_part),
         trans_std=_validation.number("trans_std", trans_std),
     )
     positions = _bin_positions(rois.reshape(-1, 5).astype(np.float32), offset, spec)
@@ -370,7 +370,8 @@ def bin_positions(
 
 @partial(jax.jit, static_argnums=2)
 def _bin_positions(rois: jax.Array, offset: jax.Array | None, spec: Spec) -> jax.Array:
-    y, x = pool_geometry.positions(rois, pool_geometry.shift_of_bins(offset, rois, spec), spec)
+    points = pool_geometry.points_of_bins(rois, pool_geometry.shift_of_bins(offset, rois, spec), spec, (None, None))
+    y, x = (points_along.position for points_along in points)
     positions = jnp.stack(jnp.broadcast_arrays(y[..., :, None], x[..., None, :]), -1)
     finite = pool_geometry.is_finite(rois, spec)
     return jnp.where(finite[:, None, None, None, None, None, None], positions, jnp.nan)

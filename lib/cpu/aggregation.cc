@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "aggregation_positions.h"
+#include "aligned_vector.h"
 #include "device.h"
 #include "element.h"
 #include "lanes.h"
@@ -19,11 +20,9 @@ template <typename A>
 struct BlockTaps {
   const AggregationSizes& sizes;
   const Taps& taps;
-  const Block block;
-  TapCorners<A> corners;
-
-  BlockTaps(const AggregationSizes& sizes, const Taps& taps, const Block& block, const BlockArray& array)
-      : sizes(sizes), taps(taps), block(block), corners(sizes, block, array) {}
+  const Block& block;
+  const BlockArray array;
+  TapCorners<A>& corners;
 
   DCN_INLINE const A* weights(int64_t row) const { return static_cast<const A*>(taps.weights) + row * sizes.taps; }
 
@@ -36,7 +35,7 @@ struct BlockTaps {
         const int64_t heads = std::min(corners.max_heads(), block.heads - head);
         const int64_t row = query * sizes.heads + block.first_head + head;
         const A* const locations = static_cast<const A*>(taps.locations) + row * sizes.taps * 2;
-        corners.Locate(taps.origin, query % sizes.queries(), head, heads, locations);
+        corners.Locate(array, taps.origin, query % sizes.queries(), head, heads, locations, weights(row));
         body(row, heads);
       }
     }
@@ -44,15 +43,15 @@ struct BlockTaps {
 };
 
 // Calls body(number of Lanes, first channel, channels of each Lanes) for consecutive runs of channels. The number is a
-// constant, so that their sums stay in registers.
-template <typename Body>
+// constant, so that their sums stay in registers. N: the channels that Lanes have room for.
+template <int N = kLanes, typename Body>
 DCN_INLINE void ForEachChannels(int64_t channels, const Body& body) {
   int64_t c = 0;
-  for (; c + 4 * kLanes <= channels; c += 4 * kLanes) body(std::integral_constant<int, 4>(), c, kLanes);
-  for (; c + 2 * kLanes <= channels; c += 2 * kLanes) body(std::integral_constant<int, 2>(), c, kLanes);
-  for (; c < channels; c += kLanes) {
-    if (c + kLanes <= channels) {
-      body(std::integral_constant<int, 1>(), c, kLanes);
+  for (; c + 4 * N <= channels; c += 4 * N) body(std::integral_constant<int, 4>(), c, N);
+  for (; c + 2 * N <= channels; c += 2 * N) body(std::integral_constant<int, 2>(), c, N);
+  for (; c < channels; c += N) {
+    if (c + N <= channels) {
+      body(std::integral_constant<int, 1>(), c, N);
     } else {
       body(std::integral_constant<int, 1>(), c, int(channels - c));
     }
@@ -68,55 +67,68 @@ DCN_INLINE void ForEachCorner(const Body& body) {
   body(3);
 }
 
-template <typename T>
-DCN_VECTORIZED void AggregateRows(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64_t end) {
+template <int N, typename T>
+DCN_INLINE void SumRows(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64_t end) {
   using A = Accumulator<T>;
   const int64_t num_taps = taps.sizes.taps, channels = taps.sizes.channels;
   taps.ForEachRows(begin, end, [&](int64_t first_row, int64_t rows) DCN_INLINED {
-    for (int64_t row = 0; row < rows; ++row) {
-      const CornerArrays<A> corners = taps.corners.at(row * num_taps);
-      const A* const weights = taps.weights(first_row + row);
-      T* const out_row = out + (first_row + row) * channels;
-      ForEachChannels(channels, [&](auto lanes, int64_t c, int count) DCN_INLINED {
+    for (int64_t i = 0; i < rows; ++i) {
+      const CornerArrays<A> corners = taps.corners.at(i * num_taps);
+      T* const out_row = out + (first_row + i) * channels;
+      ForEachChannels<N>(channels, [&](auto lanes, int64_t c, int count) DCN_INLINED {
         constexpr int kRun = decltype(lanes)::value;
-        Lanes<A> sum[kRun];
+        // Two sums, because an addition waits for the one before it.
+        Lanes<A, N> sum[2][kRun];
         for (int64_t tap = 0; tap < num_taps; ++tap) {
-          Lanes<A> sampled[kRun];
           ForEachCorner([&](int corner) DCN_INLINED {
-            const T* const pixel = reinterpret_cast<const T*>(corners.address[4 * tap + corner]) + c;
+            const T* const pixel = reinterpret_cast<const T*>(corners.address[corner][tap]) + c;
             const A weight = corners.weight[corner][tap];
-            for (int i = 0; i < kRun; ++i) sampled[i].value += weight * Lanes<A>(pixel + i * kLanes, count).value;
+            for (int v = 0; v < kRun; ++v) {
+              sum[corner % 2][v].value += weight * Lanes<A, N>(pixel + v * N, count).value;
+            }
           });
-          for (int i = 0; i < kRun; ++i) sum[i].value += weights[tap] * sampled[i].value;
         }
-        for (int i = 0; i < kRun; ++i) sum[i].Store(out_row + c + i * kLanes, count);
+        for (int v = 0; v < kRun; ++v) {
+          Lanes<A, N> total;
+          total.value = sum[0][v].value + sum[1][v].value;
+          total.Store(out_row + c + v * N, count);
+        }
       });
     }
   });
+}
+
+template <typename T>
+DCN_VECTORIZED void AggregateRows(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64_t end) {
+  SumRows<kLanes>(taps, out, begin, end);
+}
+
+template <typename T>
+DCN_WIDE void AggregateRowsWide(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64_t end) {
+  SumRows<kWideBytes / sizeof(Accumulator<T>)>(taps, out, begin, end);
 }
 
 // Adds the cotangents of the block's elements, in its array, from queries [begin, end).
 template <typename T>
 DCN_VECTORIZED void ScatterRows(BlockTaps<Accumulator<T>>& taps, const T* d_out, int64_t begin, int64_t end) {
   using A = Accumulator<T>;
-  const int64_t num_taps = taps.sizes.taps;
+  const int64_t num_taps = taps.sizes.taps, channels = taps.sizes.channels;
   taps.ForEachRows(begin, end, [&](int64_t first_row, int64_t rows) DCN_INLINED {
-    for (int64_t row = 0; row < rows; ++row) {
-      const CornerArrays<A> corners = taps.corners.at(row * num_taps);
-      const A* const weights = taps.weights(first_row + row);
-      const T* const d_row = d_out + (first_row + row) * taps.sizes.channels + taps.block.first_channel;
+    for (int64_t i = 0; i < rows; ++i) {
+      const CornerArrays<A> corners = taps.corners.at(i * num_taps);
+      const T* const d_row = d_out + (first_row + i) * channels + taps.block.first_channel;
       ForEachChannels(taps.block.channels, [&](auto lanes, int64_t c, int count) DCN_INLINED {
         constexpr int kRun = decltype(lanes)::value;
         Lanes<A> d[kRun];
-        for (int i = 0; i < kRun; ++i) d[i] = Lanes<A>(d_row + c + i * kLanes, count);
+        for (int v = 0; v < kRun; ++v) d[v] = Lanes<A>(d_row + c + v * kLanes, count);
         for (int64_t tap = 0; tap < num_taps; ++tap) {
           ForEachCorner([&](int corner) DCN_INLINED {
-            A* const pixel = reinterpret_cast<A*>(corners.address[4 * tap + corner]) + c;
-            const A weight = corners.weight[corner][tap] * weights[tap];
-            for (int i = 0; i < kRun; ++i) {
-              Lanes<A> sum(pixel + i * kLanes, count);
-              sum.value += weight * d[i].value;
-              sum.Store(pixel + i * kLanes, count);
+            A* const pixel = reinterpret_cast<A*>(corners.address[corner][tap]) + c;
+            const A weight = corners.weight[corner][tap];
+            for (int v = 0; v < kRun; ++v) {
+              Lanes<A> sum(pixel + v * kLanes, count);
+              sum.value += weight * d[v].value;
+              sum.Store(pixel + v * kLanes, count);
             }
           });
         }
@@ -131,18 +143,19 @@ DCN_INLINE void DotCorners(const BlockTaps<Accumulator<T>>& taps, const T* d_out
   using A = Accumulator<T>;
   const int64_t num_taps = taps.sizes.taps, channels = taps.sizes.channels;
   std::fill_n(dots, 4 * num_taps * rows, A(0));
-  for (int64_t row = 0; row < rows; ++row, d_out += channels, dots += 4 * num_taps) {
-    const CornerArrays<A> corners = taps.corners.at(row * num_taps);
+  for (int64_t i = 0; i < rows; ++i, d_out += channels, dots += 4 * num_taps) {
+    const CornerArrays<A> corners = taps.corners.at(i * num_taps);
     ForEachChannels(channels, [&](auto lanes, int64_t c, int count) DCN_INLINED {
       constexpr int kRun = decltype(lanes)::value;
       Lanes<A> d[kRun];
-      for (int i = 0; i < kRun; ++i) d[i] = Lanes<A>(d_out + c + i * kLanes, count);
+      for (int v = 0; v < kRun; ++v) d[v] = Lanes<A>(d_out + c + v * kLanes, count);
       for (int64_t tap = 0; tap < num_taps; ++tap) {
         Lanes<A> product[4];
         ForEachCorner([&](int corner) DCN_INLINED {
-          const T* const pixel = reinterpret_cast<const T*>(corners.address[4 * tap + corner]) + c;
-          for (int i = 0; i < kRun; ++i)
-            product[corner].value += d[i].value * Lanes<A>(pixel + i * kLanes, count).value;
+          const T* const pixel = reinterpret_cast<const T*>(corners.address[corner][tap]) + c;
+          for (int v = 0; v < kRun; ++v) {
+            product[corner].value += d[v].value * Lanes<A>(pixel + v * kLanes, count).value;
+          }
         });
         AddSums(product, dots + 4 * tap);
       }
@@ -208,23 +221,30 @@ DCN_VECTORIZED void StoreBlock(const AggregationSizes& sizes, const Block& block
 }
 
 // Calls body(taps, begin, end) for ranges of queries that together are those of all batches. Samples of `value` are
-// read at the taps.
+// read at the taps. Each task takes ranges until none is left, so that it allocates memory only once.
 template <typename T, typename Body>
 void ParallelQueries(Device& device, const AggregationSizes& sizes, const Taps& taps, const T* value,
                      const Body& body) {
+  using A = Accumulator<T>;
   constexpr int64_t kGrain = 1 << 17;  // channels of samples per range
   const int64_t query_size = sizes.heads * std::max(sizes.taps, 1) * std::max<int64_t>(sizes.channels, 1);
   const int64_t length = std::max<int64_t>(1, kGrain / std::max<int64_t>(query_size, 1));
-  const int64_t ranges = (sizes.queries() + length - 1) / length;
+  const int64_t ranges_per_batch = (sizes.queries() + length - 1) / length, ranges = sizes.batches * ranges_per_batch;
+  const int64_t pixel_size = sizes.heads * sizes.channels;
+  const Block block = {0, 0, sizes.heads, 0, sizes.channels, 0, sizes.pixels};
   const std::vector<T> zeros(sizes.channels, T(0));
-  device.ParallelFor(sizes.batches * ranges, [&](int64_t i) {
-    const int64_t batch = i / ranges, begin = i % ranges * length, first = batch * sizes.queries();
-    const int64_t pixel_size = sizes.heads * sizes.channels;
-    const Block block = {batch, 0, sizes.heads, 0, sizes.channels, 0, sizes.pixels};
-    BlockTaps<Accumulator<T>> block_taps(
-        sizes, taps, block,
-        BlockArray(value + batch * sizes.pixels * pixel_size, zeros.data(), pixel_size, sizes.channels));
-    body(block_taps, first + begin, first + std::min(begin + length, sizes.queries()));
+  const auto array_of = [&](int64_t batch) {
+    return BlockArray(value + batch * sizes.pixels * pixel_size, zeros.data(), pixel_size, sizes.channels);
+  };
+  std::atomic<int64_t> next{0};
+  device.ParallelFor(std::min(ranges, std::max<int64_t>(device.threads(), 1)), [&](int64_t) {
+    TapCorners<A> corners(sizes, block, array_of(0));
+    for (int64_t i; (i = next.fetch_add(1)) < ranges;) {
+      const int64_t batch = i / ranges_per_batch, begin = i % ranges_per_batch * length;
+      const int64_t end = std::min(begin + length, sizes.queries()), first = batch * sizes.queries();
+      BlockTaps<A> block_taps{sizes, taps, block, array_of(batch), corners};
+      body(block_taps, first + begin, first + end);
+    }
   });
 }
 
@@ -236,7 +256,7 @@ const char* Aggregate(Device& device, DType dtype, const AggregationSizes& sizes
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     ParallelQueries(device, sizes, taps, static_cast<const T*>(value), [&](auto& block, int64_t begin, int64_t end) {
-      AggregateRows(block, static_cast<T*>(out), begin, end);
+      (HasWideVectors() ? AggregateRowsWide<T> : AggregateRows<T>)(block, static_cast<T*>(out), begin, end);
     });
   });
   return nullptr;
@@ -252,12 +272,13 @@ const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& 
     using T = decltype(tag);
     using A = Accumulator<T>;
     const BlockGrid blocks(sizes, threads, sizeof(A));
-    const auto compute = [&](const Block& block, std::vector<A>& sums) {
+    const auto compute = [&](const Block& block, AlignedVector<A>& sums) {
       const int64_t pixel_size = block.heads * block.channels, size = block.pixels * pixel_size;
       sums.assign(size + block.channels, A(0));  // the last ones: what is added to corners outside the block
       if (std::min(sizes.queries(), int64_t{sizes.taps}) > 0) {
         const BlockArray array(sums.data(), sums.data() + size, pixel_size, block.channels);
-        BlockTaps<A> block_taps(sizes, taps, block, array);
+        TapCorners<A> corners(sizes, block, array);
+        BlockTaps<A> block_taps{sizes, taps, block, array, corners};
         const int64_t first = block.batch * sizes.queries();
         ScatterRows(block_taps, static_cast<const T*>(d_out), first, first + sizes.queries());
       }
@@ -270,7 +291,7 @@ const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& 
     // Each task takes blocks until none is left, so that it allocates memory only once.
     std::atomic<int64_t> next{0};
     device.ParallelFor(std::min(blocks.size(), threads), [&](int64_t) {
-      std::vector<A> sums;
+      AlignedVector<A> sums;
       for (int64_t i; (i = next.fetch_add(1)) < blocks.size();) compute(blocks[i], sums);
     });
   });

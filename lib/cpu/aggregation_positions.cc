@@ -8,7 +8,7 @@ namespace dcn {
 namespace {
 
 // Enough taps to amortize the loops over them, and few enough to stay in the L1 cache.
-constexpr int64_t kTaps = 128;
+constexpr int64_t kTaps = 192;
 // Loops over taps run over whole blocks, because iterations beyond the last whole vector are slow. What they compute
 // for the taps that do not exist is not used.
 constexpr int64_t kBlock = 16;
@@ -58,37 +58,39 @@ DCN_VECTORIZED void LocateTaps(const AggregationSizes& sizes, const int64_t (&qu
   }
 }
 
-// `length` is that of the block's array in bytes. Offsets within the array do not contain that of the head, so that
-// they tell whether a corner is in the block.
-DCN_VECTORIZED void AddressCorners(const BlockArray& block_array, uint64_t length, int64_t blocks, const int32_t* top,
+// `pixels` is the number of the block's pixels, by which corners outside the block are recognized. `row_stride` is in
+// bytes.
+DCN_VECTORIZED void AddressCorners(const BlockArray& block_array, uint64_t pixels, int64_t blocks, const int32_t* top,
                                    const int32_t* bottom, const int32_t* left, const int32_t* right,
-                                   const int32_t* width, const int64_t* level_offset, const int64_t* head_offset,
-                                   uintptr_t* __restrict address) {
+                                   const int32_t* width, const int64_t* row_stride, const int64_t* first_pixel,
+                                   const int64_t* head_offset, uintptr_t* __restrict top_left,
+                                   uintptr_t* __restrict top_right, uintptr_t* __restrict bottom_left,
+                                   uintptr_t* __restrict bottom_right) {
   const BlockArray array = block_array;
   for (int64_t i = 0; i < blocks * kBlock; ++i) {
-    const int64_t row_stride = width[i] * array.pixel_stride;
-    const int64_t first_row = level_offset[i] + top[i] * row_stride, second_row = first_row + row_stride;
-    const int64_t first_column = left[i] * array.pixel_stride, second_column = first_column + array.pixel_stride;
-    const uintptr_t first = array.first + head_offset[i];
-    const auto corner = [&](int32_t row, int32_t column, int64_t offset) DCN_INLINED {
-      const bool is_read = ((row | column) >= 0) & (uint64_t(offset) < length);
-      return is_read ? first + offset : array.unread;
+    // Of 32-bit factors, because a product of 64-bit ones takes several instructions.
+    const int64_t pixel = int64_t{top[i]} * width[i] + left[i] + first_pixel[i], next = pixel + width[i];
+    const uintptr_t first = array.first + head_offset[i] + pixel * array.pixel_stride, second = first + row_stride[i];
+    const auto corner = [&](int32_t row, int32_t column, int64_t index, uintptr_t address) DCN_INLINED {
+      const bool is_read = ((row | column) >= 0) & (uint64_t(index) < pixels);
+      return is_read ? address : array.unread;
     };
-    address[4 * i] = corner(top[i], left[i], first_row + first_column);
-    address[4 * i + 1] = corner(top[i], right[i], first_row + second_column);
-    address[4 * i + 2] = corner(bottom[i], left[i], second_row + first_column);
-    address[4 * i + 3] = corner(bottom[i], right[i], second_row + second_column);
+    top_left[i] = corner(top[i], left[i], pixel, first);
+    top_right[i] = corner(top[i], right[i], pixel + 1, first + array.pixel_stride);
+    bottom_left[i] = corner(bottom[i], left[i], next, second);
+    bottom_right[i] = corner(bottom[i], right[i], next + 1, second + array.pixel_stride);
   }
 }
 
 template <typename A>
-DCN_VECTORIZED void WeighCorners(int64_t blocks, const A* y, const A* x, A* __restrict top_left,
+DCN_VECTORIZED void WeighCorners(int64_t blocks, const A* y, const A* x, const A* tap_weight, A* __restrict top_left,
                                  A* __restrict top_right, A* __restrict bottom_left, A* __restrict bottom_right) {
   for (int64_t i = 0; i < blocks * kBlock; ++i) {
-    top_left[i] = (1 - y[i]) * (1 - x[i]);
-    top_right[i] = (1 - y[i]) * x[i];
-    bottom_left[i] = y[i] * (1 - x[i]);
-    bottom_right[i] = y[i] * x[i];
+    const A left = (1 - x[i]) * tap_weight[i], right = x[i] * tap_weight[i];
+    top_left[i] = (1 - y[i]) * left;
+    top_right[i] = (1 - y[i]) * right;
+    bottom_left[i] = y[i] * left;
+    bottom_right[i] = y[i] * right;
   }
 }
 
@@ -97,8 +99,7 @@ DCN_VECTORIZED void WeighCorners(int64_t blocks, const A* y, const A* x, A* __re
 template <typename A>
 TapCorners<A>::TapCorners(const AggregationSizes& sizes, const Block& block, const BlockArray& array)
     : sizes_(sizes),
-      block_(block),
-      array_(array),
+      block_pixels_(block.pixels),
       max_heads_(std::clamp<int64_t>(kTaps / std::max(sizes.taps, 1), 1, std::max<int64_t>(block.heads, 1))) {
   const bool window = sizes.sampling == Sampling::kWindow;
   for (int64_t head = 0; head < max_heads_; ++head) {
@@ -106,7 +107,8 @@ TapCorners<A>::TapCorners(const AggregationSizes& sizes, const Block& block, con
       const Level& level = sizes.levels[l];
       for (int32_t tap = 0; tap < level.taps; ++tap) {
         head_offset_.push_back(head * array.head_stride);
-        level_offset_.push_back((level.first_pixel - block.first_pixel) * array.pixel_stride);
+        first_pixel_.push_back(level.first_pixel - block.first_pixel);
+        row_stride_.push_back(level.width * array.pixel_stride);
         for (int axis = 0; axis < 2; ++axis) {
           const int32_t size = axis == 0 ? level.height : level.width;
           size_[axis].push_back(size);
@@ -117,33 +119,38 @@ TapCorners<A>::TapCorners(const AggregationSizes& sizes, const Block& block, con
     }
   }
   const size_t taps = (head_offset_.size() + kBlock - 1) / kBlock * kBlock;
-  for (auto* array : {&head_offset_, &level_offset_}) array->resize(taps);
+  for (auto* array : {&head_offset_, &first_pixel_, &row_stride_}) array->resize(taps);
   for (int axis = 0; axis < 2; ++axis) {
     for (auto& neighbour : pixel_[axis]) neighbour.resize(taps);
     fraction_[axis].resize(taps);
     size_[axis].resize(taps);
     distance_[axis].resize(taps);
   }
-  address_.resize(4 * taps);
+  for (auto& address : address_) address.resize(taps);
   locations_.resize(2 * taps);
+  tap_weight_.resize(taps);
   for (auto& weight : weight_) weight.resize(taps);
 }
 
 template <typename A>
-void TapCorners<A>::Locate(const int32_t* origin, int64_t query, int64_t head, int64_t heads, const A* locations) {
+void TapCorners<A>::Locate(const BlockArray& block_array, const int32_t* origin, int64_t query, int64_t head,
+                           int64_t heads, const A* locations, const A* weights) {
   const int64_t count = heads * sizes_.taps, blocks = (count + kBlock - 1) / kBlock;
   std::copy_n(locations, 2 * count, locations_.begin());
+  std::copy_n(weights, count, tap_weight_.begin());
   int32_t *const top = pixel_[0][0].data(), *const bottom = pixel_[0][1].data();
   int32_t *const left = pixel_[1][0].data(), *const right = pixel_[1][1].data();
   A *const y = fraction_[0].data(), *const x = fraction_[1].data();
   LocateTaps(sizes_, {origin[0] + query / sizes_.columns, origin[1] + query % sizes_.columns}, blocks,
              {size_[0].data(), size_[1].data()}, {distance_[0].data(), distance_[1].data()}, locations_.data(), top,
              bottom, y, left, right, x);
-  BlockArray array = array_;
+  BlockArray array = block_array;
   array.first += head * array.head_stride;
-  AddressCorners(array, block_.pixels * array.pixel_stride, blocks, top, bottom, left, right, size_[1].data(),
-                 level_offset_.data(), head_offset_.data(), address_.data());
-  WeighCorners(blocks, y, x, weight_[0].data(), weight_[1].data(), weight_[2].data(), weight_[3].data());
+  AddressCorners(array, block_pixels_, blocks, top, bottom, left, right, size_[1].data(), row_stride_.data(),
+                 first_pixel_.data(), head_offset_.data(), address_[0].data(), address_[1].data(), address_[2].data(),
+                 address_[3].data());
+  WeighCorners(blocks, y, x, tap_weight_.data(), weight_[0].data(), weight_[1].data(), weight_[2].data(),
+               weight_[3].data());
 }
 
 template class TapCorners<float>;

@@ -13,11 +13,11 @@
 
 namespace dcn {
 
-// The corners of consecutive taps. A tap has four addresses. The weights of the bilinear interpolation are an array for
-// each corner.
+// The corners of consecutive taps: arrays for each corner. A weight is that of the bilinear interpolation times that of
+// the tap.
 template <typename A>
 struct CornerArrays {
-  const uintptr_t* address;
+  const uintptr_t* address[4];
   const A* weight[4];
 };
 
@@ -26,17 +26,23 @@ struct CornerArrays {
 template <typename A>
 class TapCorners {
  public:
+  // Only the heads and pixels of the block, and the strides of the array, matter.
   TapCorners(const AggregationSizes&, const Block&, const BlockArray&);
 
   int64_t max_heads() const { return max_heads_; }
 
-  // `query` and `head` are indices in the call and in the block; `locations` are those of the first tap.
-  void Locate(const int32_t* origin, int64_t query, int64_t head, int64_t heads, const A* locations);
+  // `query` and `head` are indices in the batch and in the block; `locations` and `weights` are those of the first tap.
+  void Locate(const BlockArray&, const int32_t* origin, int64_t query, int64_t head, int64_t heads, const A* locations,
+              const A* weights);
 
   // Below, taps are counted from the first head that was located.
   CornerArrays<A> at(int64_t tap) const {
-    return {address_.data() + 4 * tap,
-            {weight_[0].data() + tap, weight_[1].data() + tap, weight_[2].data() + tap, weight_[3].data() + tap}};
+    CornerArrays<A> corners;
+    for (int corner = 0; corner < 4; ++corner) {
+      corners.address[corner] = address_[corner].data() + tap;
+      corners.weight[corner] = weight_[corner].data() + tap;
+    }
+    return corners;
   }
   DCN_HOST_DEVICE BilinearCorners<A> operator[](int64_t tap) const { return {Axis(0, tap), Axis(1, tap)}; }
   // The derivative of the position with respect to the location.
@@ -49,20 +55,20 @@ class TapCorners {
   }
 
   const AggregationSizes& sizes_;
-  const Block block_;
-  const BlockArray array_;
-  int64_t max_heads_;
+  int64_t block_pixels_, max_heads_;
   // By axis, of which the vertical one comes first:
   std::vector<int32_t> size_[2];      // of the tap's level
   std::vector<int32_t> distance_[2];  // of Sampling::kWindow: TapGrid::distance
   std::vector<A> derivative_[2];
-  std::vector<int64_t> level_offset_;  // of the first pixel of the tap's level, in bytes
-  std::vector<int64_t> head_offset_;   // of the tap's head, in bytes
+  std::vector<int64_t> first_pixel_;  // of the tap's level, in the block
+  std::vector<int64_t> row_stride_;   // of the tap's level, in bytes
+  std::vector<int64_t> head_offset_;  // of the tap's head, in bytes
 
   std::vector<int32_t> pixel_[2][2];  // by axis, then by neighbour
   std::vector<A> fraction_[2];
-  std::vector<A> locations_;        // of the taps, two each
-  std::vector<uintptr_t> address_;  // four per tap
+  std::vector<A> locations_;  // of the taps, two each
+  std::vector<A> tap_weight_;
+  std::vector<uintptr_t> address_[4];
   std::vector<A> weight_[4];
 };
 

@@ -13,14 +13,20 @@ namespace dcn {
 
 constexpr int kLanes = 8;
 
+template <typename T, int N>
+struct VectorOf {
+  typedef T Type __attribute__((vector_size(N * sizeof(T))));
+};
+
 template <typename A>
 struct HalfLanes;
 
-// Up to kLanes channels, converted to the accumulator type A; unused lanes are zero. A vector type, because compilers
-// vectorize short loops over arrays only sometimes.
-template <typename A>
+// Up to N channels, converted to the accumulator type A; unused lanes are zero. A vector type, because compilers
+// vectorize short loops over arrays only sometimes. g++ makes slow code of vectors that are wider than those of the
+// processor.
+template <typename A, int N = kLanes>
 struct Lanes {
-  typedef A Vector __attribute__((vector_size(kLanes * sizeof(A))));
+  using Vector = typename VectorOf<A, N>::Type;
   Vector value = {};
 
   Lanes() = default;
@@ -28,14 +34,13 @@ struct Lanes {
   template <typename T>
   DCN_INLINE Lanes(const T* from, int count) {
     if constexpr (std::is_same_v<T, F16>) {
-      typedef uint16_t Halves __attribute__((vector_size(kLanes * sizeof(uint16_t))));
-      typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t))));
-      typedef int32_t Integers __attribute__((vector_size(kLanes * sizeof(int32_t))));
-      Halves halves = {};
+      using Words = typename VectorOf<uint32_t, N>::Type;
+      using Integers = typename VectorOf<int32_t, N>::Type;
+      typename VectorOf<uint16_t, N>::Type halves = {};
       std::memcpy(&halves, from, count * sizeof(T));
       F16::Convert<Integers>(__builtin_convertvector(halves, Words), value);
     } else {
-      A lane[kLanes] = {};
+      A lane[N] = {};
       for (int l = 0; l < count; ++l) lane[l] = A(from[l]);
       std::memcpy(&value, lane, sizeof value);
     }
@@ -43,10 +48,10 @@ struct Lanes {
 
   template <typename T>
   DCN_INLINE void Store(T* to, int count) const {
-    A lane[kLanes];
-    T stored[kLanes];
+    A lane[N];
+    T stored[N];
     std::memcpy(lane, &value, sizeof value);
-    for (int l = 0; l < kLanes; ++l) stored[l] = T(lane[l]);
+    for (int l = 0; l < N; ++l) stored[l] = T(lane[l]);
     std::memcpy(to, stored, count * sizeof(T));
   }
 
@@ -60,7 +65,7 @@ struct Lanes {
 // The sums of the first and the second half of Lanes.
 template <typename A>
 struct HalfLanes {
-  typedef A Vector __attribute__((vector_size(kLanes / 2 * sizeof(A))));
+  using Vector = typename VectorOf<A, kLanes / 2>::Type;
   Vector value;
 
   DCN_INLINE explicit HalfLanes(const Lanes<A>& lanes) {

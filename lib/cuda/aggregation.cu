@@ -68,43 +68,51 @@ __device__ void ForEachQuad(const Aggregation& call, int64_t query, int64_t row,
   }
 }
 
-// The distances from a pixel to the next one and to the one below, in elements.
+// The distances from a pixel to the next one and to the one below, in bytes.
 struct CornerSteps {
   int64_t right, down;
 
-  __device__ CornerSteps(int64_t pixel_elements, const Level& level)
-      : right(pixel_elements), down(level.width * pixel_elements) {}
+  __device__ CornerSteps(int64_t pixel_bytes, const Level& level)
+      : right(pixel_bytes), down(level.width * pixel_bytes) {}
 };
 
-// Which pixels a sample reads, as one number that lanes pass to each other: the distance of the first from the first of
-// the value, in elements, and three flags. Where the level has only one of two rows or columns, its pixels are read
-// twice. So all four corners are read, or none.
+// Which pixels a sample reads, as one number that lanes pass to each other: the distance of the first from the start of
+// the value, in bytes, and three flags in the highest bits, where few instructions separate them from the distance.
+// Where the level has only one of two rows or columns, its pixels are read twice. So all four corners are read, or
+// none.
 class PackedCorners {
  public:
+  // `first_byte` is that of the head in the first pixel of the batch.
   template <typename A>
-  __device__ PackedCorners(const CornerSteps& steps, const Level& level, const PixelPair<A>& y, const PixelPair<A>& x) {
+  __device__ PackedCorners(int64_t first_byte, const CornerSteps& steps, const Level& level, const PixelPair<A>& y,
+                           const PixelPair<A>& x) {
     const int64_t pixel = level.first_pixel + int64_t{y.first} * level.width + x.first;
-    const bool is_read = y.first >= 0 && x.first >= 0;
-    packed_ = pixel * steps.right * kFlags + is_read * kIsRead + y.is_far * kIsFarDown + x.is_far * kIsFarRight;
+    const bool is_unread = y.first < 0 || x.first < 0;
+    const uint32_t flags = is_unread * kIsUnread | y.is_far * kIsFarDown | x.is_far * kIsFarRight;
+    packed_ = ((first_byte + pixel * steps.right) & kDistance) | int64_t(uint64_t{flags} << 32);
   }
 
   // Those of the tap of a lane of the quad.
   __device__ PackedCorners Of(int lane) const { return PackedCorners(__shfl_sync(kWholeWarp, packed_, lane, kQuad)); }
-  __device__ bool is_read() const { return packed_ & kIsRead; }
+  __device__ bool is_read() const { return packed_ >= 0; }
 
-  // Loads the calling lane's vector of each corner. `value` is its address in the first pixel.
+  // Loads the calling lane's vector of each corner. `value` is its address in the first head of the first pixel.
   template <int N, typename T>
   __device__ void Load(const CornerSteps& steps, const T* value, Vector<T, N> (&corners)[4]) const {
-    const int64_t right = packed_ & kIsFarRight ? 0 : steps.right, down = packed_ & kIsFarDown ? 0 : steps.down;
-    const T* const top = value + (packed_ >> kLog2Flags);
-    corners[0] = AsVector<N>(top);
-    corners[1] = AsVector<N>(top + right);
-    corners[2] = AsVector<N>(top + down);
-    corners[3] = AsVector<N>(top + down + right);
+    const uint32_t flags = uint32_t(packed_ >> 32);
+    const int64_t right = flags & kIsFarRight ? 0 : steps.right, down = flags & kIsFarDown ? 0 : steps.down;
+    const char* const top = reinterpret_cast<const char*>(value) + (packed_ & kDistance);
+    const auto load = [](const char* address) { return AsVector<N>(reinterpret_cast<const T*>(address)); };
+    corners[0] = load(top);
+    corners[1] = load(top + right);
+    corners[2] = load(top + down);
+    corners[3] = load(top + down + right);
   }
 
  private:
-  static constexpr int kLog2Flags = 3, kFlags = 1 << kLog2Flags, kIsRead = 1, kIsFarDown = 2, kIsFarRight = 4;
+  // Flags in the upper half of the number.
+  static constexpr uint32_t kIsUnread = 1u << 31, kIsFarDown = 1u << 30, kIsFarRight = 1u << 29;
+  static constexpr int64_t kDistance = (int64_t{1} << 61) - 1;
 
   __device__ explicit PackedCorners(int64_t packed) : packed_(packed) {}
 
@@ -116,24 +124,25 @@ __global__ void AggregateKernel(Aggregation call, int log2_team, const T* value,
   using A = Accumulator<T>;
   const AggregationSizes& sizes = call.sizes;
   const int team = 1 << log2_team, lane = int(threadIdx.x) & (team - 1);
-  const int64_t pixel_elements = sizes.heads * sizes.channels;
+  const int64_t pixel_bytes = sizes.heads * sizes.channels * sizeof(T);
   ForEachQueryHead(call, log2_team, [&](const QueryHead& query_head, bool is_valid) {
-    const int64_t row = query_head.index(sizes);
+    const int64_t row = query_head.index(sizes), first_byte = FirstChannel(sizes, query_head) * sizeof(T);
     for (int64_t first = 0; first < sizes.channels; first += team * N) {
       const int64_t channel = first + lane * N;
       const bool has_channel = channel < sizes.channels;
-      const T* const first_pixel = value + FirstChannel(sizes, query_head) + channel;
       A sum[N] = {}, unread = 0;
       ForEachQuad<A>(call, query_head.query, row, [&](const Level& level, int32_t count, const LocatedTap<A>& tap) {
-        const CornerSteps steps(pixel_elements, level);
+        const CornerSteps steps(pixel_bytes, level);
         const PixelPair y(tap.corners.y), x(tap.corners.x);
-        const PackedCorners of_lane(steps, level, y, x);
+        const PackedCorners of_lane(first_byte, steps, level, y, x);
         const A tap_weight = tap.weight * y.weight * x.weight;
         A weight[4];
         for (int corner = 0; corner < 4; ++corner)
           weight[corner] = y.share(corner / 2) * x.share(corner % 2) * tap_weight;
         unread += of_lane.is_read() ? A(0) : tap.weight * tap.corners.unread_value();
-        for (int k = 0; k < count; ++k) {
+#pragma unroll
+        for (int k = 0; k < kQuad; ++k) {
+          if (k >= count) break;
           const PackedCorners corners = of_lane.Of(k);
           A corner_weight[4];
           for (int corner = 0; corner < 4; ++corner) {
@@ -141,7 +150,7 @@ __global__ void AggregateKernel(Aggregation call, int log2_team, const T* value,
           }
           if (!has_channel || !corners.is_read()) continue;
           Vector<T, N> pixel[4];
-          corners.Load(steps, first_pixel, pixel);
+          corners.Load(steps, value + channel, pixel);
           for (int corner = 0; corner < 4; ++corner) {
             for (int v = 0; v < N; ++v) sum[v] += corner_weight[corner] * A(pixel[corner].value[v]);
           }
@@ -184,14 +193,13 @@ __global__ void TapCotangentsKernel(Aggregation call, int log2_team, const T* va
   using A = Accumulator<T>;
   const AggregationSizes& sizes = call.sizes;
   const int team = 1 << log2_team, lane = int(threadIdx.x) & (team - 1);
-  const int64_t pixel_elements = sizes.heads * sizes.channels;
+  const int64_t pixel_bytes = sizes.heads * sizes.channels * sizeof(T);
   ForEachQueryHead(call, log2_team, [&](const QueryHead& query_head, bool is_valid) {
-    const int64_t row = query_head.index(sizes);
-    const T* const first_pixel = value + FirstChannel(sizes, query_head);
+    const int64_t row = query_head.index(sizes), first_byte = FirstChannel(sizes, query_head) * sizeof(T);
     const T* const cotangent = d_out + row * sizes.channels;
     ForEachQuad<A>(call, query_head.query, row, [&](const Level& level, int32_t count, const LocatedTap<A>& tap) {
-      const CornerSteps steps(pixel_elements, level);
-      const PackedCorners of_lane(steps, level, PixelPair(tap.corners.y), PixelPair(tap.corners.x));
+      const CornerSteps steps(pixel_bytes, level);
+      const PackedCorners of_lane(first_byte, steps, level, PixelPair(tap.corners.y), PixelPair(tap.corners.x));
       A dots[kQuad][4] = {};
       for (int64_t first = 0; first < sizes.channels; first += team * N) {
         const int64_t channel = first + lane * N;
@@ -204,7 +212,7 @@ __global__ void TapCotangentsKernel(Aggregation call, int log2_team, const T* va
           const PackedCorners corners = of_lane.Of(k);
           if (!has_channel || !corners.is_read()) continue;
           Vector<T, N> pixel[4];
-          corners.Load(steps, first_pixel + channel, pixel);
+          corners.Load(steps, value + channel, pixel);
           for (int corner = 0; corner < 4; ++corner) {
             for (int v = 0; v < N; ++v) dots[k][corner] += A(d.value[v]) * A(pixel[corner].value[v]);
           }

@@ -3,7 +3,7 @@
 namespace dcn {
 
 std::vector<std::vector<Handler>> BackendHandlers() {
-  return {DeformConvHandlers(), FusedDeformConvHandlers(), PsRoiPoolHandlers(), AggregationHandlers()};
+  return {DeformConvHandlers(), FusedDeformConvHandlers(), RoiPoolHandlers(), AggregationHandlers()};
 }
 
 }  // namespace dcn

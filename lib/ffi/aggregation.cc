@@ -81,7 +81,7 @@ AggregationCall DecodeAggregation(Checks& checks, ffi::Dictionary attributes, ff
                                   ffi::AnyBuffer out) {
   AggregationCall call;
   AggregationSizes& sizes = call.sizes;
-  call.dtype = CheckedDType(checks, out);
+  call.dtype = CheckedDType(checks, out.element_type());
   const ffi::DataType position_type = AccumulatorType(out.element_type());
   const bool is_window = checks.Attribute(attributes, "window", false);
   const size_t image_dims = is_window ? 2 : 1;

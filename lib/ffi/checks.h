@@ -99,8 +99,8 @@ class Checks {
 
 inline ffi::DataType AccumulatorType(ffi::DataType type) { return type == ffi::F64 ? ffi::F64 : ffi::F32; }
 
-inline DType CheckedDType(Checks& checks, ffi::AnyBuffer x) {
-  switch (x.element_type()) {
+inline DType CheckedDType(Checks& checks, ffi::DataType type) {
+  switch (type) {
     case ffi::F16:
       return DType::kF16;
     case ffi::BF16:

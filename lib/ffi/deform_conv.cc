@@ -21,7 +21,7 @@ ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer 
   ConvCall call = DecodeConvCall(checks, attributes, offset, origin, mask);
   if (!checks.ok()) return checks.error();
   Sizes& sizes = call.sizes;
-  const DType dtype = CheckedDType(checks, x);
+  const DType dtype = CheckedDType(checks, x.element_type());
   DecodeImage(checks, "x", x, sizes);
   checks.Type("offset", offset, AccumulatorType(x.element_type()));
   checks.Type("columns", *columns, x.element_type());
@@ -40,7 +40,7 @@ ffi::Error SampleTangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::An
   ConvCall call = DecodeConvCall(checks, attributes, offset, origin, rest, mask_index);
   if (!checks.ok()) return checks.error();
   Sizes& sizes = call.sizes;
-  const DType dtype = CheckedDType(checks, x);
+  const DType dtype = CheckedDType(checks, x.element_type());
   DecodeImage(checks, "x", x, sizes);
   checks.Type("offset", offset, AccumulatorType(x.element_type()));
   const int64_t positions = sizes.offset_groups * sizes.taps();
@@ -67,7 +67,7 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
   ConvCall call = DecodeConvCall(checks, attributes, offset, origin, mask);
   if (!checks.ok()) return checks.error();
   Sizes& sizes = call.sizes;
-  const DType dtype = CheckedDType(checks, x);
+  const DType dtype = CheckedDType(checks, x.element_type());
   DecodeImage(checks, "x", x, sizes);
   checks.Type("offset", offset, AccumulatorType(x.element_type()));
   checks.Type("d_columns", d_columns, ColumnCotangentType(x.element_type()));
@@ -94,7 +94,7 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
   ConvCall call = DecodeConvCall(checks, attributes, offset, origin, mask);
   if (!checks.ok()) return checks.error();
   Sizes& sizes = call.sizes;
-  const DType dtype = CheckedDType(checks, d_columns);
+  const DType dtype = CheckedDType(checks, d_columns.element_type());
   checks.Type("d_columns", d_columns, ColumnCotangentType(d_columns.element_type()));
   checks.Type("offset", offset, AccumulatorType(d_columns.element_type()));
   DecodeImage(checks, "d_x", *d_x, sizes);

@@ -43,7 +43,7 @@ FusedCall DecodeFused(Checks& checks, FusedKernel kernel, ffi::Dictionary attrib
   FusedCall call = {DecodeConvCall(checks, attributes, offset, origin, mask)};
   Sizes& sizes = call.sizes;
   Product& product = call.product;
-  call.dtype = CheckedDType(checks, x);
+  call.dtype = CheckedDType(checks, x.element_type());
   DecodeImage(checks, name, x, sizes);
   checks.Require(sizes.images_of_x == sizes.images, std::string(name) + " must have as many images as offset");
   checks.Type("offset", offset, ffi::F32);

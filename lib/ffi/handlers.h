@@ -14,7 +14,7 @@ struct Handler {
 
 std::vector<Handler> DeformConvHandlers();
 std::vector<Handler> FusedDeformConvHandlers();
-std::vector<Handler> PsRoiPoolHandlers();
+std::vector<Handler> RoiPoolHandlers();
 std::vector<Handler> AggregationHandlers();
 
 std::vector<std::vector<Handler>> BackendHandlers();

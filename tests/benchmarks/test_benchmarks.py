@@ -11,7 +11,16 @@ pytest.importorskip("matplotlib", reason="the extra 'benchmarks' is not installe
 
 from benchmarks.__main__ import main
 from benchmarks.contenders import PASSES, compiled
-from benchmarks.measurements import attention, dcnv3, deform_conv, deform_psroi_pool, dispatch, growth, operators
+from benchmarks.measurements import (
+    attention,
+    dcnv3,
+    deform_conv,
+    deform_psroi_pool,
+    dispatch,
+    growth,
+    operators,
+    roi_align,
+)
 from benchmarks.measurements.measure import measure
 from benchmarks.readers import memory
 
@@ -25,6 +34,7 @@ TINY_POOL = deform_psroi_pool.Shape(2, 4, 5, 2, rois=3, group=7, classes=2)
 def tiny(monkeypatch):
     monkeypatch.setattr(deform_conv, "SHAPES", {"A": TINY})
     monkeypatch.setattr(deform_psroi_pool, "SHAPES", {"P": TINY_POOL})
+    monkeypatch.setattr(roi_align, "SHAPES", {"R": roi_align.Shape(2, 4, 5, 2, rois=3)})
     monkeypatch.setattr(attention, "SHAPES", {"M": attention.Shape(2, (4, 3), heads=2)})
     monkeypatch.setattr(dcnv3, "SHAPES", {"W": dcnv3.Shape(1, 5, 2)})
     axis = growth.AXES["batch"]._replace(values=(1, 2), shape=lambda n: TINY._replace(batch=n))
@@ -46,7 +56,7 @@ def test_end_to_end(tiny, tmp_path):
     assert status == 0
     assert results["not reached"] == []
     rows = {(row["shape"], row["pass"]): row for row in results["operators"]}
-    assert set(rows) == {(shape, pass_) for shape in "APMW" for pass_ in PASSES}
+    assert set(rows) == {(shape, pass_) for shape in "APRMW" for pass_ in PASSES}
     assert len(results["growth"]) == 2 * len(PASSES)
     for row in (*rows.values(), *results["growth"]):
         assert {"jax_dcn", "reference"} & set(row["seconds"])
@@ -60,6 +70,7 @@ def test_end_to_end(tiny, tmp_path):
     assert {path.name.rsplit("-", 1)[1] for path in tmp_path.glob("*.png")} == {
         "deform_conv2d.png",
         "deform_psroi_pool.png",
+        "roi_align.png",
         "multi_scale_deformable_attention.png",
         "dcnv3.png",
         "growth.png",
@@ -95,8 +106,8 @@ def test_onnxruntime_agrees():
 def test_the_time_limit_names_what_was_not_reached(tiny, tmp_path):
     _, results, text = run(tmp_path, "operators", "--dtypes", "float32", "--seconds", "0")
     assert results["operators"] == []
-    assert results["not reached"] == [f"{shape} float32" for shape in "APMW"]
-    assert "Not reached in 0 s: A float32, P float32, M float32, W float32." in text
+    assert results["not reached"] == [f"{shape} float32" for shape in "APRMW"]
+    assert "Not reached in 0 s: A float32, P float32, R float32, M float32, W float32." in text
 
 
 @pytest.mark.parametrize("wrong", [lambda y: y + 1, lambda y: y * math.nan], ids=["values", "nan"])

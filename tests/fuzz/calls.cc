@@ -51,9 +51,12 @@ class CallBuilder {
         {"dcn_sample", &CallBuilder::Sample},
         {"dcn_offset_cotangent", &CallBuilder::OffsetCotangent},
         {"dcn_input_cotangent", &CallBuilder::InputCotangent},
-        {"dcn_psroi_pool", &CallBuilder::Pool},
-        {"dcn_psroi_pool_input_cotangent", &CallBuilder::PoolInputCotangent},
-        {"dcn_psroi_pool_offset_cotangent", &CallBuilder::PoolOffsetCotangent},
+        {"dcn_roi_pool", &CallBuilder::Pool},
+        {"dcn_roi_pool_input_cotangent", &CallBuilder::PoolInputCotangent},
+        {"dcn_roi_pool_offset_cotangent", &CallBuilder::PoolOffsetCotangent},
+        {"dcn_roi_max_pool", &CallBuilder::MaxPool},
+        {"dcn_roi_max_pool_winners", &CallBuilder::MaxPoolWinners},
+        {"dcn_roi_max_pool_input_cotangent", &CallBuilder::MaxPoolInputCotangent},
         {"dcn_fused_forward", &CallBuilder::FusedForward},
         {"dcn_fused_input_cotangent", &CallBuilder::FusedInputCotangent},
         {"dcn_fused_offset_cotangent", &CallBuilder::FusedOffsetCotangent},
@@ -182,11 +185,14 @@ class CallBuilder {
     Result(kS32, {is_cpu_ ? 0 : workspace}, Role::kScratch);
   }
 
-  void PoolSizes() {
-    for (const char* name : {"output_size", "group_size", "part_size", "sample_per_part"}) {
-      int64_t* pair = name[0] == 'o' ? output_ : name[0] == 'g' ? group_ : name[0] == 'p' ? part_ : points_;
-      pair[0] = Size(3, 1);
-      pair[1] = Size(3, 1);
+  void PoolSizes(bool is_max = false) {
+    const int64_t convention = bytes_.Below(3);
+    call_.attributes["convention"] = Attribute::Integer(convention);
+    const std::vector<std::pair<const char*, int64_t*>> pairs = {
+        {"output_size", output_}, {"group_size", group_}, {"part_size", part_}, {"points", points_}};
+    for (const auto& [name, pair] : pairs) {
+      const int64_t min = pair == points_ && convention ? 0 : 1;  // 0: adaptive
+      for (int axis = 0; axis < 2; ++axis) pair[axis] = is_max && pair == group_ ? 1 : Size(3, min);
       Pair(name, {pair[0], pair[1]});
     }
     const std::vector<double> scales = {0.5, 1, 0.0625, 0, -1, 1e300, 1e-300, 1. / 0, -1. / 0, 0. / 0};
@@ -198,7 +204,7 @@ class CallBuilder {
     height_ = Size(9);
     width_ = Size(9);
     rois_ = Size(5);
-    classes_ = Size(3, 1);
+    classes_ = is_max ? 1 : Size(3, 1);
     features_ = Product({classes_, bytes_.Below(2) ? Size(3) : Product({4, Size(5)})});
     channels_ = Product({features_, group_[0], group_[1]});
   }
@@ -208,6 +214,27 @@ class CallBuilder {
   void Rois() { Argument(Accumulator(type_), {batches_, rois_, 5}, Role::kRois); }
   void OptionalOffset() {
     if (bytes_.Below(2)) Argument(Accumulator(type_), PoolOffsetShape());
+  }
+
+  std::vector<int64_t> WinnersShape() const { return {2, batches_, rois_, output_[0], output_[1], features_}; }
+  void MaxPool() {
+    PoolSizes(true);
+    Argument(type_, PoolImageShape());
+    Rois();
+    Result(type_, PooledShape());
+  }
+  void MaxPoolWinners() {
+    PoolSizes(true);
+    Argument(type_, PoolImageShape());
+    Rois();
+    Result(kS32, WinnersShape());
+  }
+  void MaxPoolInputCotangent() {
+    PoolSizes(true);
+    Rois();
+    Argument(type_, PooledShape());
+    Argument(kS32, WinnersShape());
+    Result(Accumulator(type_), PoolImageShape());
   }
 
   void Pool() {

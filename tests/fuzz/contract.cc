@@ -11,7 +11,7 @@
 #include "deform_conv.h"
 #include "deform_conv_fused.h"
 #include "device.h"
-#include "psroi_pool.h"
+#include "roi_pool.h"
 
 namespace dcn {
 namespace {
@@ -207,11 +207,14 @@ const char* FusedWeightCotangent(Device&, DType dtype, const Sizes& s, const Pos
 
 namespace {
 
+// Without `pooled`, the result is checked by the caller.
 void CheckPool(DType dtype, const PoolSizes& s, const Rois& rois, const void* x, double x_size, const void* pooled) {
   const double wide = AccumulatorSize(dtype);
   for (int axis = 0; axis < 2; ++axis) {
-    REQUIRE(s.output[axis] >= 1 && s.group[axis] >= 1 && s.part[axis] >= 1 && s.points[axis] >= 1);
+    REQUIRE(s.output[axis] >= 1 && s.group[axis] >= 1 && s.part[axis] >= 1);
+    REQUIRE(s.points[axis] >= (s.is_rounded() ? 1 : 0) && BinPoints<double>::MostVisited(s, axis) < k32);
   }
+  REQUIRE(RoiConvention::kRounded <= s.convention && s.convention <= RoiConvention::kUnaligned);
   REQUIRE(s.batches >= 0 && s.images >= 0 && s.rois >= 0 && s.channels >= 0 && s.classes >= 1);
   REQUIRE(0 <= s.height && s.height < k32 && 0 <= s.width && s.width < k32);
   REQUIRE(s.channels % s.groups() == 0 && s.features() % s.classes == 0);
@@ -219,7 +222,7 @@ void CheckPool(DType dtype, const PoolSizes& s, const Rois& rois, const void* x,
   const double parts = double(s.batches) * s.rois * s.part[0] * s.part[1] * s.classes;
   const double image = double(s.height) * s.width * s.channels;
   REQUIRE(contract.Holds(x, double(s.batches) * s.images * image, x_size));
-  REQUIRE(contract.Holds(pooled, pooled_count, SizeOf(dtype)));
+  REQUIRE(!pooled || contract.Holds(pooled, pooled_count, SizeOf(dtype)));
   REQUIRE(contract.Holds(rois.boxes, double(s.batches) * s.rois * 5, wide));
   REQUIRE(!rois.offset || contract.Holds(rois.offset, 2 * parts, wide));
   REQUIRE(double(s.batches) * s.images * image < k64 && pooled_count < k64 && parts * 32 < k64);
@@ -244,6 +247,38 @@ const char* PoolOffsetCotangent(Device&, DType dtype, const PoolSizes& s, const 
   const double parts = double(s.batches) * s.rois * s.part[0] * s.part[1] * s.classes;
   REQUIRE(rois.offset);
   REQUIRE(contract.Holds(d_offset, 2 * parts, AccumulatorSize(dtype)));
+  return nullptr;
+}
+
+namespace {
+
+void CheckMaxPool(DType dtype, const PoolSizes& s, const Rois& rois, const void* x, double x_size, const void* pooled) {
+  CheckPool(dtype, s, rois, x, x_size, pooled);
+  REQUIRE(s.groups() == 1 && s.classes == 1 && !rois.offset);
+}
+
+void CheckWinners(const PoolSizes& s, const int32_t* winners) {
+  REQUIRE(contract.Holds(winners, 2 * double(s.batches) * s.rois * s.output[0] * s.output[1] * s.channels, 4));
+}
+
+}  // namespace
+
+const char* MaxPool(Device&, DType dtype, const PoolSizes& s, const Rois& rois, const void* x, void* pooled) {
+  CheckMaxPool(dtype, s, rois, x, SizeOf(dtype), pooled);
+  return nullptr;
+}
+
+const char* MaxPoolWinners(Device&, DType dtype, const PoolSizes& s, const Rois& rois, const void* x,
+                           int32_t* winners) {
+  CheckMaxPool(dtype, s, rois, x, SizeOf(dtype), nullptr);
+  CheckWinners(s, winners);
+  return nullptr;
+}
+
+const char* MaxPoolInputCotangent(Device&, DType dtype, const PoolSizes& s, const Rois& rois, const void* d_pooled,
+                                  const int32_t* winners, void* d_x) {
+  CheckMaxPool(dtype, s, rois, d_x, AccumulatorSize(dtype), d_pooled);
+  CheckWinners(s, winners);
   return nullptr;
 }
 

@@ -294,7 +294,7 @@ class Frame {
       value = strings_.back().get();
     }
     attributes_.push_back(value);
-    if (name == "sample_per_part" && attribute.bytes.size() >= sizeof(int64_t[2])) {  // many points only take long
+    if (name == "points" && attribute.bytes.size() >= sizeof(int64_t[2])) {  // many points only take long
       int64_t points[2];
       std::memcpy(points, bytes, sizeof points);
       is_runnable_ &= contract || std::max(points[0], points[1]) <= kMaxPoints;

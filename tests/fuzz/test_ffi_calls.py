@@ -38,7 +38,9 @@ def valid_calls():
     def all_operators(x, offset, weight, mask, shift):
         y = jax_dcn.deform_conv2d(x, offset, weight, mask=mask)
         pooled = jax_dcn.deform_psroi_pool(x, jnp.ones((3, 5)), shift, output_size=2)
-        return y.sum() + pooled.sum() + jax_dcn.dcnv3(x, offset, mask, kernel_size=3, padding=1, groups=2).sum()
+        largest = jax_dcn.roi_align(x, jnp.ones((3, 5)), output_size=2, mode="max")
+        aggregated = jax_dcn.dcnv3(x, offset, mask, kernel_size=3, padding=1, groups=2)
+        return y.sum() + pooled.sum() + largest.sum() + aggregated.sum()
 
     operands = [jnp.ones(s) for s in ((2, 5, 6, 4), (2, 5, 6, 36), (3, 3, 4, 2), (2, 5, 6, 18), (3, 2, 2, 4))]
     with pytest.MonkeyPatch.context() as patch:

@@ -49,7 +49,7 @@ MISTAKES = {
         "deform_conv_fused.cc",
     ),
     "vectors": ("fused_limits.h", r"checks\.Require\(vectors <= FusedLimits::kMaxVectors.*?;", "deform_conv_fused.cc"),
-    "rois": ("psroi_pool.cc", r"checks\.Shape\(\"rois.*?;", "psroi_pool.cc"),
+    "rois": ("roi_pool.cc", r"checks\.Shape\(\"rois.*?;", "roi_pool.cc"),
 }
 
 

@@ -108,7 +108,7 @@ def test_without_memory_a_call_raises():
 
         def pool_gradient(scale):
             def total(x):
-                return jax_dcn.psroi_pool(x, jnp.ones((1, 5)), output_size=1).sum()
+                return jax_dcn.deform_psroi_pool(x, jnp.ones((1, 5)), jnp.ones((1, 1, 1, 2)), output_size=1).sum()
 
             return jax.grad(total)(scale * jnp.ones((1, 2**13, 2**13, 1)))
 

@@ -7,11 +7,12 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "aggregation.h"
 #include "cpu/element.h"
 #include "deform_conv.h"
 #include "deform_conv_fused.h"
 #include "device.h"
-#include "psroi_pool.h"
+#include "roi_pool.h"
 
 namespace dcn {
 namespace {
@@ -97,7 +98,8 @@ void TestManyImages() {
 // Many batches of one RoI in an image of one pixel.
 void TestManyBatchesOfRois() {
   constexpr int64_t kBatches = 1 << 20, kChannels = 1 << 12;
-  const PoolSizes sizes = {kBatches, 1, 1, 1, kChannels, 1, 1, {1, 1}, {1, 1}, {1, 1}, {1, 1}, 1, 1};
+  const PoolSizes sizes = {kBatches, 1, 1, 1, kChannels, 1, 1, {1, 1}, {1, 1}, {1, 1}, {1, 1}, RoiConvention::kRounded,
+                           1,        1};
   Large<float> x(kBatches * kChannels), pooled(kBatches * kChannels), d_pooled(kBatches * kChannels);
   Large<float> d_x(kBatches * kChannels), boxes(5 * kBatches), offset(2 * kBatches), d_offset(2 * kBatches);
   const Rois rois = {boxes.data(), offset.data()};
@@ -117,7 +119,7 @@ void TestManyBatchesOfRois() {
 // An image with more columns than float32 has consecutive integers.
 void TestWideImage() {
   constexpr int64_t kWidth = (1 << 24) + 4;
-  const PoolSizes sizes = {1, 1, 1, kWidth, 1, 1, 1, {1, 1}, {1, 1}, {1, 1}, {1, 1}, 1, 1};
+  const PoolSizes sizes = {1, 1, 1, kWidth, 1, 1, 1, {1, 1}, {1, 1}, {1, 1}, {1, 1}, RoiConvention::kRounded, 1, 1};
   Large<float> x(kWidth), pooled(1), boxes(5);
   const float box[] = {0, kWidth, 0, kWidth, 0};
   std::copy(box, box + 5, boxes.data());
@@ -128,6 +130,51 @@ void TestWideImage() {
 }
 
 #ifdef __global__
+// An attention to a level, with one tap per query.
+AggregationSizes OneTapPerQuery(int64_t batches, int64_t channels, int64_t queries, int32_t side) {
+  AggregationSizes sizes = {batches, 1, channels, int64_t{side} * side, queries, 1, 1, 1};
+  sizes.levels[0] = {side, side, 1, 0, 0};
+  sizes.sampling = Sampling::kBilinear;
+  return sizes;
+}
+
+// Many pixels and as many queries, with few channels.
+void TestManyQueries() {
+  constexpr int64_t kSide = 1 << 15, kChannels = 4, kPixels = kSide * kSide;
+  const AggregationSizes sizes = OneTapPerQuery(1, kChannels, kPixels, kSide);
+  Large<float> value(kPixels * kChannels), out(kPixels * kChannels), d_out(kPixels * kChannels);
+  Large<float> locations(2 * kPixels), weights(kPixels), d_locations(2 * kPixels), d_weights(kPixels);
+  Large<int32_t> origin(2);
+  const Taps taps = {locations.data(), weights.data(), origin.data()};
+  locations.last() = locations.last(2) = 1 - 0.5f / kSide;  // the last pixel
+  weights.last() = 2;
+  value.last() = 3;
+  d_out.last() = 5;
+  Device device(nullptr);
+  Check(Aggregate(device, DType::kF32, sizes, taps, value.data(), out.data()));
+  Expect("the last query's result", out.last(), 6);
+  Check(TapCotangents(device, DType::kF32, sizes, taps, value.data(), d_out.data(), d_locations.data(),
+                      d_weights.data()));
+  Expect("the last weight's cotangent, of aggregation,", d_weights.last(), 15);
+  Expect("the last location's cotangent", d_locations.last(), -2 * 15 * float(kSide));
+}
+
+// Many batches of one query, because the handler limits a head to 2^31 samples.
+void TestManyBatchesOfQueries() {
+  constexpr int64_t kBatches = 1 << 20, kChannels = 1 << 12;
+  const AggregationSizes sizes = OneTapPerQuery(kBatches, kChannels, 1, 1);
+  const int64_t workspace_size = kBatches * MinWorkspaceSize(DType::kF32, sizes);
+  Large<float> locations(2 * kBatches), weights(kBatches), d_out(kBatches * kChannels), d_value(kBatches * kChannels);
+  Large<int32_t> origin(2), workspace(workspace_size);
+  locations.last() = locations.last(2) = 0.5;
+  weights.last() = 2;
+  d_out.last() = 5;
+  Device device(nullptr);
+  Check(ValueCotangent(device, DType::kF32, sizes, {locations.data(), weights.data(), origin.data()}, d_out.data(),
+                       true, d_value.data(), workspace.data(), workspace_size));
+  Expect("the last value's cotangent", d_value.last(), 10);
+}
+
 void TestFusedManyPixels() {
   constexpr int64_t kSide = 1 << 15, kChannels = 8, kFeatures = 8, kPixels = kSide * kSide;
   const Sizes sizes = {OneTap(), 1, kSide, kSide, kChannels, kSide, kSide, 1, 1};
@@ -189,6 +236,8 @@ int main() {
   dcn::TestManyBatchesOfRois();
   dcn::TestWideImage();
 #ifdef __global__
+  dcn::TestManyQueries();
+  dcn::TestManyBatchesOfQueries();
   dcn::TestFusedManyPixels();
   dcn::TestFusedManyGroups();
 #endif

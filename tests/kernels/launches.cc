@@ -22,7 +22,7 @@
 #include "cuda/launch.h"
 #include "deform_conv.h"
 #include "deform_conv_fused.h"
-#include "psroi_pool.h"
+#include "roi_pool.h"
 
 namespace dcn {
 namespace {
@@ -241,6 +241,22 @@ void CallFused(DType dtype, const FusedCall& call, bool has_mask) {
   if (call.has_fused_cotangents(dtype)) CallFusedCotangents(dtype, call, positions, x, weight, has_mask);
 }
 
+void CallMaxPool(DType dtype, const PoolSizes& sizes, const Rois& rois, Array& x, Array& d_pooled) {
+  const int64_t x_size = sizes.batches * sizes.images * sizes.height * sizes.width * sizes.channels;
+  const int64_t pooled_size = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;
+  const Rois boxes = {rois.boxes, nullptr};
+  Device device(nullptr);
+
+  Array pooled = Array::Unwritten(dtype, pooled_size);
+  Check(MaxPool(device, dtype, sizes, boxes, x.data(), pooled.data()));
+  pooled.CheckWritten("the pooled maxima");
+  Array winners = Array::Of(std::vector<int32_t>(2 * pooled_size, -7));
+  Check(MaxPoolWinners(device, dtype, sizes, boxes, x.data(), winners.data<int32_t>()));
+  Array d_x = Array::Unwritten(AccumulatorType(dtype), x_size);
+  Check(MaxPoolInputCotangent(device, dtype, sizes, boxes, d_pooled.data(), winners.data<int32_t>(), d_x.data()));
+  d_x.CheckWritten("d_x of the pooled maxima");
+}
+
 void CallPool(DType dtype, const PoolSizes& sizes, bool has_offset) {
   const DType wide = AccumulatorType(dtype);
   const int64_t x_size = sizes.batches * sizes.images * sizes.height * sizes.width * sizes.channels;
@@ -258,6 +274,7 @@ void CallPool(DType dtype, const PoolSizes& sizes, bool has_offset) {
   Array d_x = Array::Unwritten(wide, x_size);
   Check(PoolInputCotangent(device, dtype, sizes, rois, d_pooled.data(), d_x.data()));
   d_x.CheckWritten("d_x");
+  if (sizes.groups() == 1 && sizes.classes == 1) CallMaxPool(dtype, sizes, rois, x, d_pooled);
   if (!has_offset) return;
   Array d_offset = Array::Unwritten(wide, offset_size);
   Check(PoolOffsetCotangent(device, dtype, sizes, rois, x.data(), d_pooled.data(), d_offset.data()));
@@ -375,16 +392,22 @@ const FusedCall kFusedCalls[] = {
     {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 17, 23, 8, 17, 23, 1, 1}, {8, 1}, 64, false},
 };
 
-// Batches, images, height, width, channels, regions, classes; output, group, part, points; scale and trans_std.
+// Batches, images, height, width, channels, regions, classes; output, group, part, points (0: adaptive);
+// convention, scale and trans_std.
 const PoolSizes kPools[] = {
-    {1, 2, 5, 6, 12, 4, 1, {2, 3}, {1, 2}, {2, 2}, {2, 3}, 0.5, 0.2},
-    {2, 1, 4, 7, 36, 3, 3, {3, 2}, {3, 2}, {2, 3}, {2, 2}, 1, 0.1},
-    {1, 1, 2, 3, 8, 70, 1, {2, 2}, {1, 1}, {2, 1}, {1, 1}, 0.5, 0.1},  // more bins than threads in a block
-    {1, 1, 3, 2, 16, 3, 1, {2, 2}, {1, 1}, {2, 2}, {1, 2}, 0.5, 0.1},
-    {1, 1, 1, 1, 3, 5, 3, {1, 1}, {1, 1}, {1, 1}, {1, 1}, 0.25, 0.5},
-    {1, 1, 0, 6, 4, 2, 1, {2, 2}, {1, 1}, {1, 1}, {2, 2}, 1, 0.1},
-    {1, 2, 5, 6, 4, 0, 1, {2, 2}, {1, 1}, {1, 1}, {2, 2}, 1, 0.1},
-    {0, 2, 5, 6, 4, 3, 1, {2, 2}, {1, 1}, {1, 1}, {2, 2}, 1, 0.1},
+    {1, 2, 5, 6, 12, 4, 1, {2, 3}, {1, 2}, {2, 2}, {2, 3}, RoiConvention::kRounded, 0.5, 0.2},
+    {2, 1, 4, 7, 36, 3, 3, {3, 2}, {3, 2}, {2, 3}, {2, 2}, RoiConvention::kRounded, 1, 0.1},
+    {1, 1, 2, 3, 8, 70, 1, {2, 2}, {1, 1}, {2, 1}, {1, 1}, RoiConvention::kRounded, 0.5, 0.1},  // more bins than
+                                                                                                // threads in a block
+    {1, 1, 3, 2, 16, 3, 1, {2, 2}, {1, 1}, {2, 2}, {1, 2}, RoiConvention::kRounded, 0.5, 0.1},
+    {1, 1, 1, 1, 3, 5, 3, {1, 1}, {1, 1}, {1, 1}, {1, 1}, RoiConvention::kRounded, 0.25, 0.5},
+    {1, 1, 0, 6, 4, 2, 1, {2, 2}, {1, 1}, {1, 1}, {2, 2}, RoiConvention::kRounded, 1, 0.1},
+    {1, 2, 5, 6, 4, 0, 1, {2, 2}, {1, 1}, {1, 1}, {2, 2}, RoiConvention::kRounded, 1, 0.1},
+    {0, 2, 5, 6, 4, 3, 1, {2, 2}, {1, 1}, {1, 1}, {2, 2}, RoiConvention::kRounded, 1, 0.1},
+    {1, 2, 5, 6, 8, 4, 1, {2, 3}, {1, 1}, {2, 3}, {2, 1}, RoiConvention::kAligned, 0.5, 0.1},
+    {1, 1, 6, 3, 12, 5, 1, {3, 2}, {1, 1}, {3, 2}, {0, 0}, RoiConvention::kAligned, 1, 0.1},
+    {2, 1, 3, 7, 5, 3, 1, {2, 2}, {1, 1}, {2, 2}, {0, 3}, RoiConvention::kUnaligned, 1, 0.1},
+    {1, 1, 5, 4, 12, 3, 1, {3, 2}, {3, 2}, {3, 2}, {0, 0}, RoiConvention::kAligned, 0.5, 0.1},
 };
 
 // Batches, heads, channels, no pixels yet, rows and columns of queries, no taps and levels yet, sampling, grid: kernel,

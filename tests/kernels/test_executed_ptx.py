@@ -151,7 +151,7 @@ MISTAKES = {
     "dot products of another tap": (
         ("aggregation.cu", "is_upper = threadIdx.x & 2", "is_upper = threadIdx.x & 1"), ["aggregation"], VALUES),
     "corners by the far flag of the other axis": (
-        ("aggregation.cu", "packed_ & kIsFarRight ? 0", "packed_ & kIsFarDown ? 0"), ["aggregation"],
+        ("aggregation.cu", "flags & kIsFarRight ? 0", "flags & kIsFarDown ? 0"), ["aggregation"],
         "out of bounds"),
     "left pixels with the weights of the right ones": (
         ("aggregation_value.cu", "index < cells.middle ? sample.x", "index > cells.middle ? sample.x"),

@@ -14,8 +14,8 @@ from jax_dcn._operators.aggregation import custom_calls as aggregation
 from jax_dcn._operators.aggregation.geometry import Level, Pyramid, Window
 from jax_dcn._operators.deform_conv import custom_calls as conv
 from jax_dcn._operators.deform_conv.geometry import Geometry
-from jax_dcn._operators.psroi_pool import custom_calls as pool
-from jax_dcn._operators.psroi_pool.arguments import Spec
+from jax_dcn._operators.roi_pool import custom_calls as pool
+from jax_dcn._operators.roi_pool.arguments import Spec
 
 pytestmark = [pytest.mark.usefixtures("executed_kernels"), pytest.mark.platforms("cpu")]
 
@@ -93,7 +93,7 @@ def test_deform_conv(sizes):
 
 
 @pytest.mark.parametrize("sizes", with_one_empty(PoolSizes()), ids=str)
-def test_deform_psroi_pool(sizes):
+def test_roi_pool(sizes):
     batch, images, height, width, channels, rois = sizes
     spec = Spec((1, 2), 1.0, (1, 1), (1, 1), (2, 2), 0.1)
     x, boxes = jnp.ones((batch, images, height, width, channels)), jnp.ones((batch, rois, 5))
@@ -102,6 +102,10 @@ def test_deform_psroi_pool(sizes):
         lambda: pool.pool(x, boxes, offset, spec),
         lambda: pool.input_cotangent(boxes, d_pooled, offset, spec, shape=x.shape),
         lambda: pool.offset_cotangent(x, boxes, d_pooled, offset, spec),
+        lambda: pool.max_pool(x, boxes, spec),
+        lambda: pool.max_pool_input_cotangent(
+            boxes, d_pooled, pool.max_pool_winners(x, boxes, spec), spec, shape=x.shape
+        ),
     ]
     for call in calls:
         jax.block_until_ready(jax.jit(call)())

@@ -10,7 +10,7 @@ from . import build
 
 pytestmark = pytest.mark.platforms("cpu")
 
-CPU = {name: build.CPU / f"{name}.cc" for name in ("deform_conv", "psroi_pool")}
+CPU = {name: build.CPU / f"{name}.cc" for name in ("deform_conv", "roi_pool")}
 
 
 @pytest.fixture(params=["cpu", "cuda"])
@@ -57,6 +57,30 @@ MISTAKES = {
         "out + p * call.features",
         "out + int32_t(p * call.features)",
     ),
+    "corners of a tap": (
+        "cuda",
+        "aggregation",
+        "first_byte + pixel * steps.right",
+        "first_byte + int32_t(pixel * steps.right)",
+    ),
+    "query's result": (
+        "cuda",
+        "aggregation",
+        "out + row * sizes.channels + channel",
+        "out + int32_t(row * sizes.channels + channel)",
+    ),
+    "cotangents of taps": (
+        "cuda",
+        "aggregation",
+        "d_out + row * sizes.channels",
+        "d_out + int32_t(row * sizes.channels)",
+    ),
+    "channels of a head": (
+        "cuda",
+        "aggregation_value",
+        "first_query.index(sizes) * sizes.channels + channel",
+        "int32_t(first_query.index(sizes) * sizes.channels) + channel",
+    ),
     "vector of d_y": (
         "cuda",
         "deform_conv_fused_input",
@@ -66,7 +90,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", build.mistakes(MISTAKES, ["columns", "fused output"]))
+@pytest.mark.parametrize("name", build.mistakes(MISTAKES, ["columns", "fused output", "corners of a tap"]))
 def test_an_index_of_32_bits_is_found(name, tmp_path):
     backend, file, right, wrong = MISTAKES[name]
     status, output = run(backend, tmp_path, file, right, wrong)

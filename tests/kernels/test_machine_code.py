@@ -106,7 +106,7 @@ def test_fused_kernels_multiply_on_tensor_cores(kernels):
 
 def has_split_stores(kernel):
     """Whether the compiler splits the vector stores, one per pixel at the kernel's end, on some architectures."""
-    return kernel.source == "psroi_pool.cu" and kernel.name.startswith("InputCotangentKernel")
+    return kernel.source == "roi_pool.cu" and kernel.name.startswith("InputCotangentKernel")
 
 
 def stores_no_channels(kernel):

@@ -17,9 +17,10 @@ from tests.deform_conv import test_fused as conv_fused
 from tests.deform_conv import test_memory as conv_memory
 from tests.deform_conv import test_tangents as conv_tangents
 from tests.deform_conv import test_values as conv_values
-from tests.deform_psroi_pool import test_kinks as pool_kinks
-from tests.deform_psroi_pool import test_special as pool_special
-from tests.deform_psroi_pool import test_values as pool_values
+from tests.roi_pool import test_align as pool_align
+from tests.roi_pool import test_kinks as pool_kinks
+from tests.roi_pool import test_special as pool_special
+from tests.roi_pool import test_values as pool_values
 
 pytestmark = [pytest.mark.usefixtures("executed_kernels"), pytest.mark.platforms("cpu")]
 
@@ -30,6 +31,7 @@ def test_these_tests_run_the_kernels(executed_handlers):
             jax_dcn.deform_conv2d(x.astype(jnp.bfloat16), offset, weight.astype(jnp.bfloat16)).astype(jnp.float32).sum()
             + jax_dcn.deform_conv2d(x, offset, weight, precision="highest").sum()
             + jax_dcn.deform_psroi_pool(x, jnp.ones((1, 5)), shift, output_size=1).sum()
+            + jax_dcn.roi_align(x, jnp.ones((1, 5)), output_size=1, mode="max").sum()
             + jax_dcn.dcnv3(x, offset, offset[..., :1], kernel_size=1, padding=0, groups=1).sum()
         )
 
@@ -179,6 +181,13 @@ test_pool_infinite_cotangent = pool_special.test_an_infinite_cotangent_reaches_w
 test_pool_reads = pool_special.test_only_pixels_with_a_weight_are_read
 test_pool_kinks = pool_special.test_kinks
 test_pool_positions = pool_kinks.test_positions_round_as_they_are_written
+test_roi_align_golden_files = pool_align.test_golden_files
+test_roi_align_deformable = pool_align.test_deformable
+test_roi_align_max = pool_align.test_max
+test_roi_align_special_regions = pool_align.test_special_regions
+test_roi_align_nonfinite_offsets = pool_align.test_offsets_that_are_not_finite
+test_roi_align_kinks = pool_align.test_kinks
+test_roi_align_types = pool_align.test_half_precision
 
 test_aggregation_golden_files = aggregation_values.test_golden_files
 test_aggregation_reference = aggregation_values.test_the_numpy_reference

@@ -101,7 +101,7 @@ MISTAKES = {
         ("threads", r"data race.*SortBinsKernel"),
     ),
     "list read while it is written": (
-        ("psroi_pool.cu", "list[list_index] = item;\n      __syncthreads();", "list[list_index] = item;"),
+        ("roi_pool.cu", "list[list_index] = item;\n      __syncthreads();", "list[list_index] = item;"),
         ("threads", r"ThreadSanitizer: .*InputCotangentKernel"),
     ),
     "misaligned vector": (
@@ -203,7 +203,7 @@ MISTAKES = {
         ("memory", r"heap-buffer-overflow.*GatherKernel"),
     ),
     "unwritten result": (
-        ("psroi_pool.cu", "AsVector<N>(pooled + work", "if (f > 0) AsVector<N>(pooled + work"),
+        ("roi_pool.cu", "AsVector<N>(pooled + work", "if (f > 0) AsVector<N>(pooled + work"),
         ("memory", r"element \d+ of pooled is not written"),
     ),
 }  # fmt: skip

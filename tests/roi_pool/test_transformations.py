@@ -10,9 +10,9 @@ import pytest
 from jax.test_util import check_grads
 
 from tests.helpers.deform_conv.cases import assert_close
-from tests.helpers.deform_psroi_pool import numpy_reference
-from tests.helpers.deform_psroi_pool.cases import COTANGENT, POOLING, operands, pool
-from tests.helpers.deform_psroi_pool.numpy_reference import Pooling
+from tests.helpers.roi_pool import numpy_reference
+from tests.helpers.roi_pool.cases import COTANGENT, POOLING, operands, pool
+from tests.helpers.roi_pool.numpy_reference import Pooling
 
 
 def test_jvp(x64):
@@ -71,13 +71,13 @@ def test_vmap_of_jit(axes, x64):
 
 def test_only_what_is_asked():
     x, rois, offset = map(np.float32, operands())
-    targets = {"x": "dcn_psroi_pool_input_cotangent", "offset": "dcn_psroi_pool_offset_cotangent"}
+    targets = {"x": "dcn_roi_pool_input_cotangent", "offset": "dcn_roi_pool_offset_cotangent"}
     for argnum, name in ((0, "x"), (2, "offset")):
         gradient = jax.grad(lambda *arrays: jnp.sin(pool(*arrays)).sum(), argnum)
         text = jax.jit(gradient).lower(x, rois, offset).compile().as_text()
         found = {operand for operand, target in targets.items() if f'"{target}"' in text}
         assert found == {name}
-        assert 'custom_call_target="dcn_psroi_pool"' in text
+        assert 'custom_call_target="dcn_roi_pool"' in text
 
 
 def test_results_repeat():

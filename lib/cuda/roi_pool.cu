@@ -1,6 +1,6 @@
-// The CUDA kernels of deformable position-sensitive RoI pooling. They use no atomics: each element of a result belongs
+// The CUDA kernels of RoI pooling. They use no atomics: each element of a result belongs
 // to one thread, or to lanes of one warp, and is summed in a fixed order.
-#include "psroi_pool.h"
+#include "roi_pool.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -79,16 +79,17 @@ __global__ void PoolKernel(PoolSizes sizes, Rois rois, const T* x, T* pooled) {
       }
       const int64_t first_row = FirstImageRow(sizes, roi, roi_index);
       const T* channel = x + f * sizes.groups() + ChannelGroupIndex(sizes, row, column);
-      int32_t num_valid_x = 0;
-      const int32_t num_valid_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t y, A weight_y, A) {
+      A num_points_x = 0;
+      const A num_points_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t y, A weight_y, A) {
         const T* row_of_x = channel + (first_row + y) * sizes.width * sizes.channels;
-        num_valid_x = ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t column_of_x, A weight_x, A) {
+        num_points_x = ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t column_of_x, A weight_x, A) {
+          if (weight_y * weight_x == A(0)) return;  // 0 times an infinite pixel would be NaN
           const Vector<T, N> pixel = AsVector<N>(row_of_x + column_of_x * sizes.channels);
           for (int v = 0; v < N; ++v) sum[v] += weight_y * weight_x * A(pixel.value[v]);
         });
       });
-      const A num_valid = A(num_valid_y) * A(num_valid_x);
-      for (int v = 0; v < N; ++v) sum[v] /= num_valid > A(0) ? num_valid : A(1);
+      const A num_points = num_points_y * num_points_x;
+      for (int v = 0; v < N; ++v) sum[v] /= num_points > A(0) ? num_points : A(1);
     }
     Vector<T, N> out;
     for (int v = 0; v < N; ++v) out.value[v] = T(sum[v]);
@@ -110,10 +111,79 @@ struct PointInterval {
 
   __device__ PointInterval(const PoolSizes& sizes, const Roi<A>& roi, int axis, int64_t bin, A shift)
       : first(roi.start[axis] + A(bin) * roi.bin_size[axis] + shift * roi.size[axis]),
-        last(first + A(sizes.points[axis]) * roi.step[axis]) {}
+        last(first + roi.bin_size[axis]) {
+    if (roi.bin_size[axis] >= A(0)) return;
+    const A begin = last;
+    last = first;
+    first = begin;
+  }
 
-  // Whether points may read pixels of [begin, end). Conservative by one pixel: rounding can put a point past `last`.
+  // Whether points may read pixels of [begin, end). Conservative by one pixel: a point before the image reads its first
+  // pixel, and rounding can put a point past `last`.
   __device__ bool MayRead(int64_t begin, int64_t end) const { return last > A(begin - 2) && first < A(end + 1); }
+};
+
+// How much of a bin's cotangent each pixel of a lane gets: mean pooling. A functor, as is AddWinners of max pooling.
+struct AddMean {
+  Rois rois;
+
+  template <typename A>
+  __device__ A Shift(const PoolSizes& sizes, int axis, int64_t offset_index) const {
+    return ScaledOffset<A>(sizes, rois, axis, offset_index);
+  }
+
+  // Adds to `sum` the cotangent `d` of a bin, for pixels x to x + kPixels - 1 of row y. `index` is that of the bin's
+  // first feature in d_pooled.
+  template <int kPixels, int N, typename A, typename T>
+  __device__ void operator()(const PoolSizes& sizes, const Roi<A>& roi, int64_t row, int64_t column, A shift_y,
+                             A shift_x, int64_t y, int64_t x, const T* d_pooled, int64_t index,
+                             Vector<A, N> (&sum)[kPixels]) const {
+    A weight_y = 0, weight_x[kPixels] = {};
+    const A num_points_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t pixel, A weight, A) {
+      if (pixel == y) weight_y = weight;
+    });
+    if (weight_y == A(0)) return;
+    // The loop avoids dynamic indexing, which would place weight_x in local memory.
+    const A num_points_x = ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t pixel, A weight, A) {
+      for (int j = 0; j < kPixels; ++j) weight_x[j] = pixel == x + j ? weight : weight_x[j];
+    });
+    if (num_points_x == A(0)) return;
+    const Vector<T, N> d = AsVector<N>(d_pooled + index);
+    const A scale = weight_y / (num_points_y * num_points_x);
+    for (int j = 0; j < kPixels; ++j) {
+      if (weight_x[j] == A(0)) continue;  // 0 times an infinite cotangent would be NaN
+      for (int v = 0; v < N; ++v) sum[j].value[v] += scale * weight_x[j] * A(d.value[v]);
+    }
+  }
+};
+
+struct AddWinners {
+  const int32_t* rows;  // of the winning points, and below their columns: those of each bin and feature
+  const int32_t* columns;
+
+  template <typename A>
+  __device__ A Shift(const PoolSizes&, int, int64_t) const {
+    return 0;
+  }
+
+  template <int kPixels, int N, typename A, typename T>
+  __device__ void operator()(const PoolSizes& sizes, const Roi<A>& roi, int64_t row, int64_t column, A, A, int64_t y,
+                             int64_t x, const T* d_pooled, int64_t index, Vector<A, N> (&sum)[kPixels]) const {
+    const BinPoints<A> points_y(sizes, roi, 0, row, A(0)), points_x(sizes, roi, 1, column, A(0));
+    for (int v = 0; v < N; ++v) {
+      // The winners are an operand, so they could be anything.
+      const int32_t i = rows[index + v], j = columns[index + v];
+      if (i < 0 || i >= points_y.count || j < 0 || j >= points_x.count) continue;
+      const PoolPoint<A> point_y = points_y.Locate(sizes, roi, 0, i), point_x = points_x.Locate(sizes, roi, 1, j);
+      if (!point_y.is_valid || !point_x.is_valid) continue;
+      const A d = A(d_pooled[index + v]);
+      const A weight_y = point_y.WeightOf(y);
+      for (int k = 0; k < kPixels; ++k) {
+        const A weight = weight_y * point_x.WeightOf(x + k);
+        if (weight != A(0)) sum[k].value[v] += weight * d;  // 0 times an infinite cotangent would be NaN
+      }
+    }
+  }
 };
 
 // Per iteration, each thread tests one item. Items that may read the tile go into a list in shared memory. Then all
@@ -122,9 +192,9 @@ struct PointInterval {
 // With one channel group and one class, an item is a bin, because every channel has the same bins and offsets.
 // Otherwise these differ between the channels of a warp. An item is then bin k of every channel group; it is listed if
 // its RoI is valid and in the tile's image, and each lane tests its own group's bin.
-template <typename T, int N>
-__global__ __launch_bounds__(kThreads, 2) void InputCotangentKernel(PoolSizes sizes, Rois rois, const T* d_pooled,
-                                                                    Accumulator<T>* d_x) {
+template <typename T, int N, typename Add>
+__global__ __launch_bounds__(kThreads, 2) void InputCotangentKernel(PoolSizes sizes, Rois rois, Add add,
+                                                                    const T* d_pooled, Accumulator<T>* d_x) {
   using A = Accumulator<T>;
   constexpr int kPixels = kWarpColumns<A>;
   __shared__ int64_t list[kThreads];
@@ -159,8 +229,8 @@ __global__ __launch_bounds__(kThreads, 2) void InputCotangentKernel(PoolSizes si
         if (is_listed && has_common_bins) {
           const int64_t row = item % group_bins / group_columns, column = item % group_columns;
           const int64_t offset_index = OffsetIndex(sizes, roi_index, row, column, 0);
-          const PointInterval<A> points_y(sizes, roi, 0, row, ScaledOffset<A>(sizes, rois, 0, offset_index));
-          const PointInterval<A> points_x(sizes, roi, 1, column, ScaledOffset<A>(sizes, rois, 1, offset_index));
+          const PointInterval<A> points_y(sizes, roi, 0, row, add.template Shift<A>(sizes, 0, offset_index));
+          const PointInterval<A> points_x(sizes, roi, 1, column, add.template Shift<A>(sizes, 1, offset_index));
           is_listed =
               points_y.MayRead(tile_y, tile_y + kWarpRows) && points_x.MayRead(tile_x, tile_x + kPixels * kWarpsAcross);
         }
@@ -182,27 +252,12 @@ __global__ __launch_bounds__(kThreads, 2) void InputCotangentKernel(PoolSizes si
         if (row >= rows.end || column >= columns.end) continue;
         const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
         const int64_t offset_index = OffsetIndex(sizes, roi_index, row, column, class_);
-        const A shift_y = ScaledOffset<A>(sizes, rois, 0, offset_index);
-        const A shift_x = ScaledOffset<A>(sizes, rois, 1, offset_index);
+        const A shift_y = add.template Shift<A>(sizes, 0, offset_index);
+        const A shift_x = add.template Shift<A>(sizes, 1, offset_index);
         if (!PointInterval<A>(sizes, roi, 0, row, shift_y).MayRead(y, y + 1)) continue;
         if (!PointInterval<A>(sizes, roi, 1, column, shift_x).MayRead(x, x + kPixels)) continue;
-        A weight_y = 0, weight_x[kPixels] = {};
-        const int32_t num_valid_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t pixel, A weight, A) {
-          if (pixel == y) weight_y = weight;
-        });
-        if (weight_y == A(0)) continue;
-        // The loop avoids dynamic indexing, which would place weight_x in local memory.
-        const int32_t num_valid_x = ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t pixel, A weight, A) {
-          for (int j = 0; j < kPixels; ++j) weight_x[j] = pixel == x + j ? weight : weight_x[j];
-        });
-        if (num_valid_x == 0) continue;
         const int64_t bin = (roi_index * sizes.output[0] + row) * sizes.output[1] + column;
-        const Vector<T, N> d = AsVector<N>(d_pooled + bin * sizes.features() + f);
-        const A scale = weight_y / (A(num_valid_y) * A(num_valid_x));
-        for (int j = 0; j < kPixels; ++j) {
-          if (weight_x[j] == A(0)) continue;  // 0 times an infinite cotangent would be NaN
-          for (int v = 0; v < N; ++v) sum[j].value[v] += scale * weight_x[j] * A(d.value[v]);
-        }
+        add(sizes, roi, row, column, shift_y, shift_x, y, x, d_pooled, bin * sizes.features() + f, sum);
       }
     }
     if (!is_active) continue;  // no barrier follows before the next block
@@ -241,24 +296,26 @@ __global__ void OffsetCotangentKernel(PoolSizes sizes, Rois rois, const T* x, co
           const T* d_bin = d_pooled + bin * sizes.features();
           const T* image = x + first_row * sizes.width * sizes.channels + ChannelGroupIndex(sizes, row, column);
           A bin_dy = 0, bin_dx = 0;
-          int32_t num_valid_x = 0;
-          const int32_t num_valid_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t y, A weight_y, A slope_y) {
-            num_valid_x = ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t column_of_x, A weight_x, A slope_x) {
-              const T* pixel = image + (y * sizes.width + column_of_x) * sizes.channels;
-              A dot = 0;
-              const int64_t end = (class_ + 1) * sizes.class_features();
-              for (int64_t f = end - sizes.class_features() + thread % item_lanes * N; f < end; f += item_lanes * N) {
-                const Vector<T, N> d = AsVector<N>(d_bin + f), value = AsVector<N>(pixel + f * sizes.groups());
-                for (int v = 0; v < N; ++v) dot += A(d.value[v]) * A(value.value[v]);
-              }
-              bin_dy += slope_y * weight_x * dot;
-              bin_dx += weight_y * slope_x * dot;
-            });
+          A num_points_x = 0;
+          const A num_points_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t y, A weight_y, A slope_y) {
+            num_points_x =
+                ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t column_of_x, A weight_x, A slope_x) {
+                  const T* pixel = image + (y * sizes.width + column_of_x) * sizes.channels;
+                  A dot = 0;
+                  const int64_t end = (class_ + 1) * sizes.class_features();
+                  for (int64_t f = end - sizes.class_features() + thread % item_lanes * N; f < end;
+                       f += item_lanes * N) {
+                    const Vector<T, N> d = AsVector<N>(d_bin + f), value = AsVector<N>(pixel + f * sizes.groups());
+                    for (int v = 0; v < N; ++v) dot += A(d.value[v]) * A(value.value[v]);
+                  }
+                  bin_dy += slope_y * weight_x * dot;
+                  bin_dx += weight_y * slope_x * dot;
+                });
           });
-          const A num_valid = A(num_valid_y) * A(num_valid_x);
-          if (num_valid == A(0)) continue;
-          dy += bin_dy / num_valid;
-          dx += bin_dx / num_valid;
+          const A num_points = num_points_y * num_points_x;
+          if (num_points == A(0)) continue;
+          dy += bin_dy / num_points;
+          dx += bin_dx / num_points;
         }
       }
       dy *= roi.size[0] * A(sizes.trans_std);
@@ -274,10 +331,105 @@ __global__ void OffsetCotangentKernel(PoolSizes sizes, Rois rois, const T* x, co
   }
 }
 
+// Each thread finds the largest points of N neighbouring features of one bin. `store` writes them, or their values;
+// those of an RoI that is not pooled are empty.
+template <typename T, int N, typename Store>
+__global__ void MaxPoolKernel(PoolSizes sizes, Rois rois, const T* x, Store store) {
+  using A = Accumulator<T>;
+  const int64_t vectors = sizes.channels / N, n = sizes.batches * sizes.rois * sizes.bins() * vectors;
+  for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
+    const int64_t f = work_item % vectors * N, bin = work_item / vectors % sizes.bins(),
+                  roi_index = work_item / vectors / sizes.bins();
+    const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+    Largest<A> largest[N];
+    if (roi.state == RoiState::kValid) {
+      const T* image = x + FirstImageRow(sizes, roi, roi_index) * sizes.width * sizes.channels + f;
+      const BinPoints<A> points_y(sizes, roi, 0, bin / sizes.output[1], A(0));
+      const BinPoints<A> points_x(sizes, roi, 1, bin % sizes.output[1], A(0));
+      for (int32_t i = 0; i < points_y.count; ++i) {
+        const PoolPoint<A> point_y = points_y.Locate(sizes, roi, 0, i);
+        for (int32_t j = 0; j < points_x.count; ++j) {
+          const PoolPoint<A> point_x = points_x.Locate(sizes, roi, 1, j);
+          const bool is_valid = point_y.is_valid && point_x.is_valid;
+          A value[N] = {};
+#pragma unroll  // a dynamic index would place the points in local memory
+          for (int k = 0; k < 4; ++k) {
+            if (!is_valid) break;
+            const int64_t pixel = point_y.pixel[k / 2] * sizes.width + point_x.pixel[k % 2];
+            const A weight = point_y.weight(k / 2) * point_x.weight(k % 2);
+            if (weight == A(0)) continue;  // 0 times an infinite pixel would be NaN
+            const Vector<T, N> corner = AsVector<N>(image + pixel * sizes.channels);
+            for (int v = 0; v < N; ++v) value[v] += weight * A(corner.value[v]);
+          }
+          for (int v = 0; v < N; ++v) largest[v].Add(value[v], is_valid, i, j);
+        }
+      }
+    }
+    store.template Write<N>(work_item * N, roi.state, largest);
+  }
+}
+
+template <typename T>
+struct StoreValues {
+  T* pooled;
+
+  template <int N, typename A>
+  __device__ void Write(int64_t index, RoiState state, const Largest<A> (&largest)[N]) const {
+    Vector<T, N> out;
+    for (int v = 0; v < N; ++v) out.value[v] = T(state == RoiState::kNotFinite ? A(NAN) : largest[v].value);
+    AsVector<N>(pooled + index) = out;
+  }
+};
+
+struct StoreWinners {
+  int32_t* rows;
+  int32_t* columns;
+
+  template <int N, typename A>
+  __device__ void Write(int64_t index, RoiState, const Largest<A> (&largest)[N]) const {
+    for (int v = 0; v < N; ++v) {
+      rows[index + v] = largest[v].row;
+      columns[index + v] = largest[v].column;
+    }
+  }
+};
+
 // How many features of a class are contiguous in x: with several channel groups, features are strided.
 int64_t ContiguousFeatures(const PoolSizes& sizes) { return sizes.groups() == 1 ? sizes.class_features() : 1; }
 
 int64_t CeilDiv(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+template <typename Add>
+const char* LaunchInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const Add& add,
+                                 const void* d_pooled, void* d_x) {
+  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    return DispatchWidth<Accumulator<T>>(ContiguousFeatures(sizes), [&](auto width) {
+      constexpr int N = decltype(width)::value;
+      const int64_t blocks = sizes.batches * sizes.images * CeilDiv(sizes.height, kWarpRows) *
+                             CeilDiv(sizes.width, kWarpColumns<Accumulator<T>> * kWarpsAcross) *
+                             CeilDiv(sizes.channels, kWarp * N);
+      return Launch<InputCotangentKernel<T, N, Add>>(device, blocks, sizes, rois, add, static_cast<const T*>(d_pooled),
+                                                     static_cast<Accumulator<T>*>(d_x));
+    });
+  });
+}
+
+// `make_store(T)` makes the functor that stores the result.
+template <typename MakeStore>
+const char* LaunchMaxPool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
+                          const MakeStore& make_store) {
+  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    return DispatchWidth<T>(sizes.channels, [&](auto width) {
+      constexpr int N = decltype(width)::value;
+      const auto store = make_store(tag);
+      const int64_t n = sizes.batches * sizes.rois * sizes.bins() * sizes.channels / N;
+      return Launch<MaxPoolKernel<T, N, decltype(make_store(tag))>>(device, BlocksFor(n), sizes, rois,
+                                                                    static_cast<const T*>(x), store);
+    });
+  });
+}
 
 }  // namespace
 
@@ -295,17 +447,7 @@ const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois
 
 const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
                                const void* d_pooled, void* d_x) {
-  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
-    using T = decltype(tag);
-    return DispatchWidth<Accumulator<T>>(ContiguousFeatures(sizes), [&](auto width) {
-      constexpr int N = decltype(width)::value;
-      const int64_t blocks = sizes.batches * sizes.images * CeilDiv(sizes.height, kWarpRows) *
-                             CeilDiv(sizes.width, kWarpColumns<Accumulator<T>> * kWarpsAcross) *
-                             CeilDiv(sizes.channels, kWarp * N);
-      return Launch<InputCotangentKernel<T, N>>(device, blocks, sizes, rois, static_cast<const T*>(d_pooled),
-                                                static_cast<Accumulator<T>*>(d_x));
-    });
-  });
+  return LaunchInputCotangent(device, dtype, sizes, rois, AddMean{rois}, d_pooled, d_x);
 }
 
 const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
@@ -326,6 +468,26 @@ const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& si
                                                  static_cast<Accumulator<T>*>(d_offset), item_lanes);
     });
   });
+}
+
+const char* MaxPool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
+                    void* pooled) {
+  return LaunchMaxPool(device, dtype, sizes, rois, x, [&](auto tag) {
+    using T = decltype(tag);
+    return StoreValues<T>{static_cast<T*>(pooled)};
+  });
+}
+
+const char* MaxPoolWinners(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
+                           int32_t* winners) {
+  const int64_t count = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;
+  return LaunchMaxPool(device, dtype, sizes, rois, x, [&](auto) { return StoreWinners{winners, winners + count}; });
+}
+
+const char* MaxPoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
+                                  const void* d_pooled, const int32_t* winners, void* d_x) {
+  const int64_t count = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;
+  return LaunchInputCotangent(device, dtype, sizes, rois, AddWinners{winners, winners + count}, d_pooled, d_x);
 }
 
 }  // namespace dcn

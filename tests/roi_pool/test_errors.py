@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jax_dcn
-from tests.helpers.deform_psroi_pool.cases import POOLING, operands
+from tests.helpers.roi_pool.cases import POOLING, operands
 
 X, ROIS, OFFSET = (jnp.asarray(a, jnp.float32) for a in operands())
 GOOD = {"x": X, "rois": ROIS, "offset": OFFSET} | dataclasses.asdict(POOLING)

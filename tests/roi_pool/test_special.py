@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.deform_conv.cases import assert_close
-from tests.helpers.deform_psroi_pool.cases import BACKENDS, COTANGENT, operands, pull_back
-from tests.helpers.deform_psroi_pool.numpy_reference import Pooling
+from tests.helpers.roi_pool.cases import BACKENDS, COTANGENT, operands, pull_back
+from tests.helpers.roi_pool.numpy_reference import Pooling
 
 on_both = pytest.mark.parametrize("backend", BACKENDS)
 

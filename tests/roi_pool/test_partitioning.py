@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.helpers.deform_psroi_pool.cases import POOLING, Operands, operands, pool
+import jax_dcn
+from tests.helpers.roi_pool.cases import POOLING, Operands, operands, pool
 from tests.helpers.sharding import AXIS_TYPES, check, is_split, make_mesh, place
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -106,6 +107,28 @@ def test_one_feature(spec):
         return jax.grad(lambda x: jnp.sin(pool(x, operands.rois, pooling=pooling)).sum())(operands.x)
 
     check(mesh, gradient, place(mesh, arrays, [spec, P(), P()]), arrays, 1e-3)
+
+
+@pytest.mark.parametrize("name", ["roi_align", "max", "ps_roi_align", "deform_roi_pool"])
+def test_the_roi_align_family(name):
+    """Regions and features over the devices: only the gradient of x is all-reduced, over the regions."""
+    mesh, given = make_mesh(), operands(lead=(4,))
+    arrays = Operands(np.float32(given.x[..., :16]), np.float32(given.rois))
+    specs = Operands(P("a", None, None, None, "b"), P("a"), P())
+    options = {"output_size": 2, "sampling_ratio": 2, "spatial_scale": 0.5}
+    function = getattr(jax_dcn, "roi_align" if name == "max" else name)
+    if name == "max":
+        options["mode"] = "max"
+    if name == "deform_roi_pool":
+        offset = np.float32(np.random.default_rng(0).normal(size=(4, 6, 2, 2, 2)))
+        arrays, specs = arrays._replace(offset=offset), Operands(P("a"), P("a", "b"), P("a", "b"))
+
+    def gradient(arrays):
+        present = [array for array in arrays[1:] if array is not None]
+        return jax.grad(lambda x: jnp.sin(function(x, *present, **options)).sum())(arrays.x)
+
+    exchanged, _ = check(mesh, gradient, place(mesh, arrays, specs), arrays, 1e-3)
+    assert [c.kind for c in exchanged] == (["all-reduce"] if name == "deform_roi_pool" else [])
 
 
 def test_regions_that_name_their_image():

@@ -11,8 +11,8 @@ from jax.scipy.ndimage import map_coordinates
 
 import jax_dcn
 from tests.helpers.deform_conv.cases import assert_close
-from tests.helpers.deform_psroi_pool import numpy_reference
-from tests.helpers.deform_psroi_pool.cases import (
+from tests.helpers.roi_pool import numpy_reference
+from tests.helpers.roi_pool.cases import (
     BACKENDS,
     COTANGENT,
     GOLDEN_FILES,

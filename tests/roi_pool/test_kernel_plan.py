@@ -15,9 +15,9 @@ pytestmark = pytest.mark.platforms("cpu")
 struct = jax.ShapeDtypeStruct
 OPTIONS = {"output_size": 3, "group_size": 2, "part_size": 2, "sample_per_part": (2, 3)}
 CALLS = {
-    ("forward", "kernel"): {"dcn_psroi_pool"},
-    ("x", "kernel"): {"dcn_psroi_pool_input_cotangent"},
-    ("offset", "kernel"): {"dcn_psroi_pool_offset_cotangent"},
+    ("forward", "kernel"): {"dcn_roi_pool"},
+    ("x", "kernel"): {"dcn_roi_pool_input_cotangent"},
+    ("offset", "kernel"): {"dcn_roi_pool_offset_cotangent"},
 }
 
 
@@ -99,6 +99,44 @@ def test_symbolic_sizes_are_printed(target, symbol):
     plan = jax_dcn.deform_psroi_pool_kernel_plan(x, rois, offset, platform=target, **OPTIONS)
     for choice, row in zip(plan, str(plan).splitlines()[2:], strict=True):
         assert isinstance(choice.workspace_bytes, int) or f"{choice.workspace_bytes} B" in row
+
+
+ALIGN = {
+    "roi_align": {"output_size": 3},
+    "max": {"output_size": 3, "mode": "max"},
+    "ps_roi_align": {"output_size": 2, "sampling_ratio": 2},
+    "deform_roi_pool": {"output_size": 2},
+}
+
+
+@pytest.mark.parametrize("target", ["cuda", "cpu", "tpu"])
+@pytest.mark.parametrize("name", ALIGN)
+def test_the_plans_of_the_others(name, target):
+    """They name the calls that are lowered, and their workspace is that of results which users do not see."""
+    operator, options = "roi_align" if name == "max" else name, ALIGN[name]
+    x, rois, offset = shapes()
+    operands = (x, rois, offset) if name == "deform_roi_pool" else (x, rois)
+    plan = getattr(jax_dcn, f"{operator}_kernel_plan")(*operands, platform=target, **options)
+    names = ["x", "rois", "offset"][: len(operands)]
+    assert [choice.computation for choice in plan] == ["forward", *names]
+    pool = functools.partial(getattr(jax_dcn, operator), **options)
+
+    def gradient(x, *rest):
+        pooled, pull_back = jax.vjp(lambda x: pool(x, *rest), x)
+        return pull_back(pooled)
+
+    text = jax.jit(gradient).trace(*operands).lower(lowering_platforms=(target,)).as_text()
+    calls = dict(re.findall(r"custom_call @(dcn_\w+)\(.* -> (.*)", text))
+    kind = "dcn_roi_max_pool" if name == "max" else "dcn_roi_pool"
+    expected = {kind, f"{kind}_input_cotangent"} | ({f"{kind}_winners"} if name == "max" else set())
+    if target == "tpu":
+        assert not calls
+        return
+    assert set(calls) == expected
+    del calls[kind]
+    elements = [re.fullmatch(r"tensor<((?:\d+x)*)[a-z]+(\d+)>", result).groups() for result in calls.values()]
+    size = sum(math.prod(map(int, shape.split("x")[:-1])) * int(bits) // 8 for shape, bits in elements)
+    assert plan["x"].workspace_bytes == size
 
 
 def test_errors():

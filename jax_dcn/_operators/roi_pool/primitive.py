@@ -1,10 +1,12 @@
 """The operator as a JAX primitive, from the reference and the kernels."""
 
+from functools import partial
+
 import jax
 
-from jax_dcn._operators.psroi_pool import kernels
-from jax_dcn._operators.psroi_pool.arguments import OPERANDS, Spec, check_operands
-from jax_dcn._operators.psroi_pool.reference import reference
+from jax_dcn._operators.roi_pool import kernels
+from jax_dcn._operators.roi_pool.arguments import OPERANDS, Spec, check_operands
+from jax_dcn._operators.roi_pool.reference import max_reference, reference
 from jax_dcn._primitive.operator import Axes, Operator
 from jax_dcn._types import Shaped
 
@@ -35,8 +37,8 @@ def axes(x: Shaped, rois: Shaped, offset: Shaped | None, *, spec: Spec) -> Axes:
     )
 
 
-deform_psroi_pool = Operator[Spec](
-    "deform_psroi_pool",
+deform_roi_pool = Operator[Spec](
+    "deform_roi_pool",
     operands=OPERANDS,
     result=result,
     reference=reference,
@@ -48,4 +50,21 @@ deform_psroi_pool = Operator[Spec](
     chunk_lengths=lambda **_: {},
     shared={},
     linear=("x",),
+)
+
+
+# Max pooling takes no offset. It is not linear in x, and so is an operator of its own.
+deform_roi_max_pool = Operator[Spec](
+    "deform_roi_max_pool",
+    operands=OPERANDS[:2],
+    result=partial(result, offset=None),
+    reference=max_reference,
+    forward=kernels.max_forward,
+    tangent=None,
+    cotangent=kernels.max_cotangent,
+    axes=partial(axes, offset=None),
+    keywords=lambda spec, shards: {"spec": spec},
+    chunk_lengths=lambda **_: {},
+    shared={},
+    linear=(),
 )

@@ -1,0 +1,36 @@
+// Memory for arrays that vector instructions access.
+#pragma once
+
+#include <cstddef>
+#include <new>
+#include <vector>
+
+namespace dcn {
+
+// Elements start at a cache line: a vector as wide as one that straddles two takes twice as long.
+template <typename T>
+struct CacheLineAllocator {
+  using value_type = T;
+  static constexpr std::align_val_t kAlignment{64};
+
+  CacheLineAllocator() = default;
+  template <typename U>
+  CacheLineAllocator(const CacheLineAllocator<U>&) {}
+
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kAlignment)); }
+  void deallocate(T* p, size_t) { ::operator delete(p, kAlignment); }
+
+  template <typename U>
+  bool operator==(const CacheLineAllocator<U>&) const {
+    return true;
+  }
+  template <typename U>
+  bool operator!=(const CacheLineAllocator<U>&) const {
+    return false;
+  }
+};
+
+template <typename T>
+using AlignedVector = std::vector<T, CacheLineAllocator<T>>;
+
+}  // namespace dcn

@@ -1,0 +1,691 @@
+#include "roi_pool.h"
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "device.h"
+#include "element.h"
+#include "vectorize.h"
+
+namespace dcn {
+namespace {
+
+// The row and column of a bin, and the flat indices of the part and the channel group that it belongs to.
+struct BinIndex {
+  int64_t row, column, part, group;
+};
+
+// The indices of all bins, row by row. They are computed once per call because they take integer divisions. Empty if
+// there is no output: then no array bounds the number of bins, and this one might not fit in memory.
+std::vector<BinIndex> IndexBins(const PoolSizes& sizes) {
+  if (sizes.batches * sizes.rois == 0 || sizes.features() == 0) return {};
+  const auto flat_cell = [&](int64_t row, int64_t column, const int32_t grid[2]) {
+    return sizes.GridCellOfBin(0, row, grid) * grid[1] + sizes.GridCellOfBin(1, column, grid);
+  };
+  std::vector<BinIndex> bins;
+  for (int64_t row = 0; row < sizes.output[0]; ++row) {
+    for (int64_t column = 0; column < sizes.output[1]; ++column) {
+      bins.push_back({row, column, flat_cell(row, column, sizes.part), flat_cell(row, column, sizes.group)});
+    }
+  }
+  return bins;
+}
+
+// The pixels that a row or column of bins reads along one axis.
+template <typename A>
+struct Profile {
+  struct Pixel {
+    int32_t index;
+    A weight, slope;  // sums over the sample points; slope is the derivative with respect to the position
+  };
+
+  const Pixel *first, *last;
+  A points;  // the number that counts towards the mean; NaN for a NaN offset
+
+  const Pixel* begin() const { return first; }
+  const Pixel* end() const { return last; }
+};
+
+// Storage for `count` profiles. It is allocated outside the vectorized functions, because exceptions do not propagate
+// out of their clones.
+template <typename A>
+class Profiles {
+ public:
+  Profiles(const PoolSizes& sizes, int axis, int64_t count)
+      : axis_(axis),
+        most_pixels_(std::min(2 * BinPoints<A>::MostVisited(sizes, axis), sizes.length(axis))),
+        pixels_(new typename Profile<A>::Pixel[count * most_pixels_]),
+        profiles_(count) {}
+
+  DCN_INLINE void Compute(int64_t i, const PoolSizes& sizes, const Roi<A>& roi, int64_t bin, A shift) {
+    auto* const first = pixels_.get() + i * most_pixels_;
+    auto* last = first;
+    const A points = ForEachPixel(sizes, roi, axis_, bin, shift, [&](int32_t index, A weight, A slope) DCN_INLINED {
+      *last++ = {index, weight, slope};
+    });
+    profiles_[i] = {first, last, shift == shift ? points : shift};
+  }
+
+  const Profile<A>& operator[](int64_t i) const { return profiles_[i]; }
+
+ private:
+  int axis_;
+  int64_t most_pixels_;
+  std::unique_ptr<typename Profile<A>::Pixel[]> pixels_;
+  std::vector<Profile<A>> profiles_;
+};
+
+template <typename A>
+struct BinWeights {
+  const Profile<A>&y, &x;
+  A scale;  // 1 / number of points that count, 0 if there are none, NaN for a NaN offset
+};
+
+// The pixels and weights of the bins of one RoI, for the features of one class. Without an offset, the bins of a row
+// share the profile along y, and those of a column the profile along x. They are then computed once per RoI.
+template <typename A>
+class RoiWeights {
+ public:
+  RoiWeights(const PoolSizes& sizes, const Rois& rois)
+      : is_shared_(!rois.offset),
+        y_(sizes, 0, is_shared_ ? sizes.output[0] : 1),
+        x_(sizes, 1, is_shared_ ? sizes.output[1] : 1) {}
+
+  // `offset` holds the (dx, dy) of the RoI's first part for this class, if there is an offset.
+  DCN_INLINE void Start(const PoolSizes& sizes, const Roi<A>& roi, const A* offset) {
+    roi_ = roi;
+    offset_ = offset;
+    if (!is_shared_) return;
+    for (int64_t row = 0; row < sizes.output[0]; ++row) y_.Compute(row, sizes, roi, row, A(0));
+    for (int64_t column = 0; column < sizes.output[1]; ++column) x_.Compute(column, sizes, roi, column, A(0));
+  }
+
+  DCN_INLINE BinWeights<A> At(const PoolSizes& sizes, const BinIndex& bin) {
+    if (is_shared_) return Shared(bin.row, bin.column);
+    const A* shift = offset_ + bin.part * 2 * sizes.classes;
+    y_.Compute(0, sizes, roi_, bin.row, shift[1] * A(sizes.trans_std));
+    x_.Compute(0, sizes, roi_, bin.column, shift[0] * A(sizes.trans_std));
+    return Shared(0, 0);
+  }
+  // The bin of a row and a column that share their profiles.
+  DCN_INLINE BinWeights<A> Shared(int64_t row, int64_t column) const {
+    const A points = y_[row].points * x_[column].points;
+    return {y_[row], x_[column], points == A(0) ? A(0) : A(1) / points};
+  }
+
+ private:
+  bool is_shared_;
+  Profiles<A> y_, x_;
+  Roi<A> roi_ = {};
+  const A* offset_ = nullptr;
+};
+
+// Below, `roi_index` counts the RoIs of all batches.
+template <typename A>
+DCN_INLINE Roi<A> LocateRoi(const PoolSizes& sizes, const Rois& rois, int64_t roi_index) {
+  return LocateRoi(sizes, static_cast<const A*>(rois.boxes) + roi_index * 5);
+}
+
+// The index of a part's dx in the offset and in its cotangent; its dy follows.
+DCN_INLINE int64_t OffsetIndex(const PoolSizes& sizes, int64_t roi_index, int64_t part, int64_t class_) {
+  return ((roi_index * sizes.part[0] * sizes.part[1] + part) * sizes.classes + class_) * 2;
+}
+
+// The offset of an RoI's first part, for one class, or null.
+template <typename A>
+DCN_INLINE const A* OffsetOfRoi(const PoolSizes& sizes, const Rois& rois, int64_t roi_index, int64_t class_) {
+  if (!rois.offset) return nullptr;
+  return static_cast<const A*>(rois.offset) + OffsetIndex(sizes, roi_index, 0, class_);
+}
+
+// The image that an RoI reads; `image` is its index within the RoI's batch.
+template <typename T>
+DCN_INLINE const T* ImageOfRoi(const PoolSizes& sizes, const T* x, int64_t roi_index, int64_t image) {
+  return x + (roi_index / sizes.rois * sizes.images + image) * sizes.height * sizes.width * sizes.channels;
+}
+
+// A task of the forward and of the offset cotangent is one class of one RoI. Tasks go class by class: the channels of
+// one class are a small part of x, which stays in the cache while all RoIs read it. `image` and `out` begin at the
+// class's features.
+template <typename T>
+DCN_VECTORIZED void PoolRoi(const PoolSizes& sizes, const std::vector<BinIndex>& bins, const Roi<Accumulator<T>>& roi,
+                            const Accumulator<T>* offset, RoiWeights<Accumulator<T>>& weights, const T* image,
+                            Accumulator<T>* sum, T* out) {
+  using A = Accumulator<T>;
+  const int64_t class_features = sizes.class_features(), stride = sizes.groups();
+  weights.Start(sizes, roi, offset);
+  for (size_t i = 0; i < bins.size(); ++i) {
+    const auto bin = weights.At(sizes, bins[i]);
+    std::fill_n(sum, class_features, bin.scale == bin.scale ? A(0) : bin.scale);
+    for (const auto& y : bin.y) {
+      for (const auto& x : bin.x) {
+        const T* pixel = image + (y.index * sizes.width + x.index) * sizes.channels + bins[i].group;
+        const A weight = bin.scale * y.weight * x.weight;
+        if (weight == A(0)) continue;  // 0 times an infinite pixel would be NaN
+        if (stride == 1) {
+          for (int64_t f = 0; f < class_features; ++f) sum[f] += weight * A(pixel[f]);
+        } else {
+          for (int64_t f = 0; f < class_features; ++f) sum[f] += weight * A(pixel[f * stride]);
+        }
+      }
+    }
+    for (int64_t f = 0; f < class_features; ++f) out[f] = T(sum[f]);
+    out += sizes.features();
+  }
+}
+
+// Whether all bins read every channel, at profiles that rows and columns of bins share. A pooling is then a product of
+// two matrices with the image, and takes two passes: along y into sums for each column, and from there along x.
+bool IsSeparable(const PoolSizes& sizes, const Rois& rois) { return !rois.offset && sizes.groups() == 1; }
+
+// The columns of the image that the bins of an RoI read, in ascending order, and a vector of channels for each.
+template <typename A>
+class Columns {
+ public:
+  explicit Columns(const PoolSizes& sizes)
+      : channels_(sizes.channels), is_read_(sizes.width), sums_(new A[sizes.width * sizes.channels]) {
+    indices_.reserve(sizes.width);
+  }
+
+  DCN_INLINE void Find(const PoolSizes& sizes, const RoiWeights<A>& weights) {
+    int32_t first = int32_t(sizes.width), last = -1;
+    for (int64_t column = 0; column < sizes.output[1]; ++column) {
+      for (const auto& x : weights.Shared(0, column).x) {
+        first = std::min(first, x.index);
+        last = std::max(last, x.index);
+        is_read_[x.index] = 1;
+      }
+    }
+    indices_.clear();
+    for (int32_t column = first; column <= last; ++column) {
+      if (is_read_[column]) indices_.push_back(column);
+      is_read_[column] = 0;
+    }
+  }
+
+  const std::vector<int32_t>& indices() const { return indices_; }
+  A* sum(int32_t column) { return sums_.get() + column * channels_; }
+
+  DCN_INLINE void ClearSums() {
+    for (const int32_t column : indices_) std::fill_n(sum(column), channels_, A(0));
+  }
+
+ private:
+  int64_t channels_;
+  std::vector<char> is_read_;
+  std::vector<int32_t> indices_;
+  std::unique_ptr<A[]> sums_;
+};
+
+template <typename T>
+DCN_VECTORIZED void PoolSeparably(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi,
+                                  RoiWeights<Accumulator<T>>& weights, Columns<Accumulator<T>>& columns, const T* image,
+                                  Accumulator<T>* sum, T* out) {
+  using A = Accumulator<T>;
+  const int64_t channels = sizes.channels;
+  weights.Start(sizes, roi, nullptr);
+  columns.Find(sizes, weights);
+  for (int64_t row = 0; row < sizes.output[0]; ++row) {
+    columns.ClearSums();
+    for (const auto& y : weights.Shared(row, 0).y) {
+      if (y.weight == A(0)) continue;  // 0 times an infinite pixel would be NaN
+      for (const int32_t column : columns.indices()) {
+        const T* pixel = image + (y.index * sizes.width + column) * channels;
+        A* column_sum = columns.sum(column);
+        for (int64_t f = 0; f < channels; ++f) column_sum[f] += y.weight * A(pixel[f]);
+      }
+    }
+    for (int64_t column = 0; column < sizes.output[1]; ++column, out += channels) {
+      const auto bin = weights.Shared(row, column);
+      std::fill_n(sum, channels, A(0));
+      for (const auto& x : bin.x) {
+        if (x.weight == A(0)) continue;
+        const A weight = bin.scale * x.weight;
+        const A* column_sum = columns.sum(x.index);
+        for (int64_t f = 0; f < channels; ++f) sum[f] += weight * column_sum[f];
+      }
+      for (int64_t f = 0; f < channels; ++f) out[f] = T(sum[f]);
+    }
+  }
+}
+
+// A band of an image's rows, which one task of the separable input cotangent computes. `image` counts the images of all
+// batches.
+struct Band {
+  int64_t image, begin, end;
+};
+
+// The transpose of PoolSeparably, in the rows of a band.
+template <typename T>
+DCN_VECTORIZED void AddSeparably(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi,
+                                 RoiWeights<Accumulator<T>>& weights, Columns<Accumulator<T>>& columns,
+                                 const Band& band, const T* d_roi, Accumulator<T>* d_image) {
+  using A = Accumulator<T>;
+  const int64_t channels = sizes.channels;
+  weights.Start(sizes, roi, nullptr);
+  columns.Find(sizes, weights);
+  for (int64_t row = 0; row < sizes.output[0]; ++row) {
+    const Profile<A>& profile = weights.Shared(row, 0).y;
+    if (profile.first == profile.last) continue;
+    if ((profile.last - 1)->index < band.begin || profile.first->index >= band.end) continue;
+    columns.ClearSums();
+    for (int64_t column = 0; column < sizes.output[1]; ++column) {
+      const auto bin = weights.Shared(row, column);
+      const T* d = d_roi + (row * sizes.output[1] + column) * channels;
+      for (const auto& x : bin.x) {
+        if (x.weight == A(0)) continue;  // 0 times an infinite cotangent would be NaN
+        const A weight = bin.scale * x.weight;
+        A* column_sum = columns.sum(x.index);
+        for (int64_t f = 0; f < channels; ++f) column_sum[f] += weight * A(d[f]);
+      }
+    }
+    for (const auto& y : profile) {
+      if (y.weight == A(0) || y.index < band.begin || y.index >= band.end) continue;
+      for (const int32_t column : columns.indices()) {
+        const A* column_sum = columns.sum(column);
+        A* out = d_image + (y.index * sizes.width + column) * channels;
+        for (int64_t f = 0; f < channels; ++f) out[f] += y.weight * column_sum[f];
+      }
+    }
+  }
+}
+
+template <typename T>
+void InputCotangentOfBand(const PoolSizes& sizes, const Rois& rois, const T* d_pooled, Accumulator<T>* d_x,
+                          const Band& band) {
+  using A = Accumulator<T>;
+  const int64_t first_roi = band.image / sizes.images * sizes.rois, row_size = sizes.width * sizes.channels;
+  A* d_image = d_x + band.image * sizes.height * row_size;
+  std::fill(d_image + band.begin * row_size, d_image + band.end * row_size, A(0));
+  RoiWeights<A> weights(sizes, rois);
+  Columns<A> columns(sizes);
+  for (int64_t roi_index = first_roi; roi_index < first_roi + sizes.rois; ++roi_index) {
+    const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+    if (roi.state != RoiState::kValid || roi.image != band.image % sizes.images) continue;
+    // A point up to one pixel outside the image reads its border; one more pixel covers rounding.
+    const A edge = roi.start[0] + roi.size[0];
+    const A first = std::min(roi.start[0], edge) - A(2), last = std::max(roi.start[0], edge) + A(2);
+    if (last < A(band.begin) || first > A(band.end)) continue;
+    AddSeparably(sizes, roi, weights, columns, band, d_pooled + roi_index * sizes.bins() * sizes.features(), d_image);
+  }
+}
+
+// The channels of d_x that one task of the input cotangent computes: some features in some channel groups of one image.
+// No two tasks add to the same element. `image` counts the images of all batches.
+struct ChannelBlock {
+  int64_t image, first_feature, features, first_group, groups;
+};
+
+// Adds the cotangents of an RoI's bins to the sums of a block, for its features [begin, end), which are of one class.
+template <typename T>
+DCN_VECTORIZED void AddInputCotangent(const PoolSizes& sizes, const std::vector<BinIndex>& bins,
+                                      const Roi<Accumulator<T>>& roi, const Accumulator<T>* offset,
+                                      RoiWeights<Accumulator<T>>& weights, const ChannelBlock& block, int64_t begin,
+                                      int64_t end, const T* d_roi, Accumulator<T>* d_bin, Accumulator<T>* sums) {
+  using A = Accumulator<T>;
+  const int64_t pixel_stride = block.groups * block.features;
+  weights.Start(sizes, roi, offset);
+  for (size_t i = 0; i < bins.size(); ++i) {
+    const auto bin = weights.At(sizes, bins[i]);
+    const T* d = d_roi + (bins[i].row * sizes.output[1] + bins[i].column) * sizes.features() + block.first_feature;
+    for (int64_t f = begin; f < end; ++f) d_bin[f] = A(d[f]);
+    A* group_sums = sums + (bins[i].group - block.first_group) * block.features;
+    for (const auto& y : bin.y) {
+      for (const auto& x : bin.x) {
+        A* sum = group_sums + (y.index * sizes.width + x.index) * pixel_stride;
+        const A weight = bin.scale * y.weight * x.weight;
+        if (weight == A(0)) continue;  // 0 times an infinite cotangent would be NaN
+        for (int64_t f = begin; f < end; ++f) sum[f] += weight * d_bin[f];
+      }
+    }
+  }
+}
+
+// Writes the sums of a block, which are contiguous, to d_x.
+template <typename A>
+DCN_VECTORIZED void StoreBlock(const PoolSizes& sizes, const ChannelBlock& block, const A* sum, A* d_x) {
+  const int64_t pixels = sizes.height * sizes.width;
+  A* out = d_x + block.image * pixels * sizes.channels + block.first_feature * sizes.groups() + block.first_group;
+  for (int64_t pixel = 0; pixel < pixels; ++pixel) {
+    for (int64_t f = 0; f < block.features; ++f) {
+      for (int64_t g = 0; g < block.groups; ++g) out[f * sizes.groups() + g] = sum[g * block.features + f];
+    }
+    sum += block.groups * block.features;
+    out += sizes.channels;
+  }
+}
+
+template <typename T>
+void InputCotangentOfBlock(const PoolSizes& sizes, const Rois& rois, const std::vector<BinIndex>& all_bins,
+                           const T* d_pooled, Accumulator<T>* d_x, const ChannelBlock& block) {
+  using A = Accumulator<T>;
+  const int64_t class_features = sizes.class_features();
+  const int64_t first_roi = block.image / sizes.images * sizes.rois;
+  std::vector<A> sums(sizes.height * sizes.width * block.groups * block.features), d_bin(block.features);
+  RoiWeights<A> weights(sizes, rois);
+  std::vector<BinIndex> bins;
+  for (const BinIndex& bin : all_bins) {
+    if (bin.group >= block.first_group && bin.group < block.first_group + block.groups) bins.push_back(bin);
+  }
+  for (int64_t roi_index = first_roi; roi_index < first_roi + sizes.rois; ++roi_index) {
+    const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+    if (roi.state != RoiState::kValid || roi.image != block.image % sizes.images) continue;
+    const T* d_roi = d_pooled + roi_index * sizes.bins() * sizes.features();
+    for (int64_t begin = 0, end; begin < block.features; begin = end) {
+      const int64_t class_ = (block.first_feature + begin) / class_features;
+      end = std::min(block.features, (class_ + 1) * class_features - block.first_feature);
+      AddInputCotangent(sizes, bins, roi, OffsetOfRoi<A>(sizes, rois, roi_index, class_), weights, block, begin, end,
+                        d_roi, d_bin.data(), sums.data());
+    }
+  }
+  StoreBlock(sizes, block, sums.data(), d_x);
+}
+
+// A dot product whose order of summation is the same for every instruction set: 16 lanes, which are added in pairs.
+template <typename A, typename T>
+DCN_INLINE A Dot(const T* d, const T* pixel, int64_t stride, int64_t n) {
+  constexpr int kLanes = 16;
+  A dot = 0;
+  int64_t f = 0;
+  if (stride == 1 && n >= kLanes) {
+    A lanes[kLanes] = {};
+    for (; f + kLanes <= n; f += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += A(d[f + lane]) * A(pixel[f + lane]);
+    }
+    for (int half = kLanes / 2; half; half /= 2) {
+      for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    }
+    dot = lanes[0];
+  }
+  for (; f < n; ++f) dot += A(d[f]) * A(pixel[f * stride]);
+  return dot;
+}
+
+// `image`, `d_roi` and `d_offset` begin at the features and the pair of one class.
+template <typename T>
+DCN_VECTORIZED void OffsetCotangentOfRoi(const PoolSizes& sizes, const std::vector<BinIndex>& bins,
+                                         const Roi<Accumulator<T>>& roi, const Accumulator<T>* offset,
+                                         RoiWeights<Accumulator<T>>& weights, const T* image, const T* d_roi,
+                                         Accumulator<T>* d_offset) {
+  using A = Accumulator<T>;
+  weights.Start(sizes, roi, offset);
+  for (size_t i = 0; i < bins.size(); ++i) {
+    const auto bin = weights.At(sizes, bins[i]);
+    if (bin.scale == A(0)) continue;
+    A dy = bin.scale == bin.scale ? A(0) : bin.scale, dx = dy;
+    for (const auto& y : bin.y) {
+      for (const auto& x : bin.x) {
+        const T* pixel = image + (y.index * sizes.width + x.index) * sizes.channels + bins[i].group;
+        const A dot = Dot<A>(d_roi + i * sizes.features(), pixel, sizes.groups(), sizes.class_features());
+        dy += y.slope * x.weight * dot;
+        dx += y.weight * x.slope * dot;
+      }
+    }
+    A* out = d_offset + bins[i].part * 2 * sizes.classes;
+    const A scale = bin.scale * A(sizes.trans_std);
+    out[0] += dx * roi.size[1] * scale;
+    out[1] += dy * roi.size[0] * scale;
+  }
+}
+
+// The visited points of an RoI's rows of bins (axis 0) or columns of bins (axis 1).
+template <typename A>
+class LocatedPoints {
+ public:
+  LocatedPoints(const PoolSizes& sizes, const Roi<A>& roi, int axis) {
+    for (int64_t bin = 0; bin < sizes.output[axis]; ++bin) {
+      const BinPoints<A> points(sizes, roi, axis, bin, A(0));
+      for (int32_t i = 0; i < points.count; ++i) points_.push_back(points.Locate(sizes, roi, axis, i));
+      bounds_.push_back(points_.size());
+    }
+  }
+
+  const PoolPoint<A>* OfBin(int64_t bin) const { return points_.data() + bounds_[bin]; }
+  int64_t Count(int64_t bin) const { return bounds_[bin + 1] - bounds_[bin]; }
+
+ private:
+  std::vector<PoolPoint<A>> points_;
+  std::vector<size_t> bounds_ = {0};
+};
+
+template <typename T>
+DCN_VECTORIZED void FindLargest(const PoolSizes& sizes, const LocatedPoints<Accumulator<T>>& points_y,
+                                const LocatedPoints<Accumulator<T>>& points_x, const T* image, int64_t row,
+                                int64_t column, Largest<Accumulator<T>>* largest) {
+  using A = Accumulator<T>;
+  std::fill_n(largest, sizes.channels, Largest<A>());
+  const PoolPoint<A>*ys = points_y.OfBin(row), *xs = points_x.OfBin(column);
+  for (int32_t i = 0; i < points_y.Count(row); ++i) {
+    for (int32_t j = 0; j < points_x.Count(column); ++j) {
+      const PoolPoint<A>&y = ys[i], &x = xs[j];
+      const bool is_valid = y.is_valid && x.is_valid;
+      A weights[4];
+      const T* corners[4];
+      int num_corners = 0;  // that have a weight, because 0 times an infinite pixel would be NaN
+      for (int k = 0; is_valid && k < 4; ++k) {
+        weights[num_corners] = y.weight(k / 2) * x.weight(k % 2);
+        corners[num_corners] = image + (y.pixel[k / 2] * sizes.width + x.pixel[k % 2]) * sizes.channels;
+        num_corners += weights[num_corners] != A(0);
+      }
+      for (int64_t f = 0; f < sizes.channels; ++f) {
+        A value = 0;
+        for (int k = 0; k < num_corners; ++k) value += weights[k] * A(corners[k][f]);
+        largest[f].Add(value, is_valid, i, j);
+      }
+    }
+  }
+}
+
+// Calls store(index, largest) for each bin and feature of the RoIs that are pooled, and fill(index, state) for those of
+// the others. `index` counts the elements of the result.
+template <typename T, typename Store, typename Fill>
+void ForEachLargest(Device& device, const PoolSizes& sizes, const Rois& rois, const T* x, const Store& store,
+                    const Fill& fill) {
+  using A = Accumulator<T>;
+  device.ParallelFor(sizes.batches * sizes.rois, [&](int64_t roi_index) {
+    const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+    const int64_t roi_size = sizes.bins() * sizes.channels;
+    int64_t index = roi_index * roi_size;
+    if (roi.state != RoiState::kValid) {
+      for (int64_t i = 0; i < roi_size; ++i) fill(index++, roi.state);
+      return;
+    }
+    const LocatedPoints<A> points_y(sizes, roi, 0), points_x(sizes, roi, 1);
+    std::vector<Largest<A>> largest(sizes.channels);
+    for (int64_t bin = 0; bin < sizes.bins(); ++bin) {
+      FindLargest(sizes, points_y, points_x, ImageOfRoi(sizes, x, roi_index, roi.image), bin / sizes.output[1],
+                  bin % sizes.output[1], largest.data());
+      for (const Largest<A>& found : largest) store(index++, found);
+    }
+  });
+}
+
+// Adds the cotangents of an RoI's bins, for channels [begin, end), to the pixels that their largest points read.
+template <typename T>
+void AddToWinners(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi, int64_t roi_index, int64_t begin, int64_t end,
+                  const T* d_pooled, const int32_t* winners, Accumulator<T>* d_image) {
+  using A = Accumulator<T>;
+  const LocatedPoints<A> points_y(sizes, roi, 0), points_x(sizes, roi, 1);
+  const int64_t count = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;
+  for (int64_t bin = 0; bin < sizes.bins(); ++bin) {
+    const int64_t first = (roi_index * sizes.bins() + bin) * sizes.channels;
+    for (int64_t f = begin; f < end; ++f) {
+      const int32_t row = winners[first + f], column = winners[count + first + f];
+      const int64_t bin_row = bin / sizes.output[1], bin_column = bin % sizes.output[1];
+      // The winners are an operand, so they could be anything.
+      if (row < 0 || row >= points_y.Count(bin_row) || column < 0 || column >= points_x.Count(bin_column)) continue;
+      const PoolPoint<A>&y = points_y.OfBin(bin_row)[row], &x = points_x.OfBin(bin_column)[column];
+      if (!y.is_valid || !x.is_valid) continue;
+      for (int k = 0; k < 4; ++k) {
+        const A weight = y.weight(k / 2) * x.weight(k % 2);
+        if (weight == A(0)) continue;  // 0 times an infinite cotangent would be NaN
+        d_image[(y.pixel[k / 2] * sizes.width + x.pixel[k % 2]) * sizes.channels + f] +=
+            weight * A(d_pooled[first + f]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x, void* pooled) {
+  if (sizes.features() == 0) return nullptr;
+  const std::vector<BinIndex> bins = IndexBins(sizes);
+  const int64_t num_rois = sizes.batches * sizes.rois;
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = Accumulator<T>;
+    device.ParallelFor(num_rois * sizes.classes, [&](int64_t task) {
+      const int64_t roi_index = task % num_rois, class_ = task / num_rois, features = sizes.class_features();
+      const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+      T* out = static_cast<T*>(pooled) + roi_index * sizes.bins() * sizes.features() + class_ * features;
+      if (roi.state != RoiState::kValid) {
+        const A fill = roi.state == RoiState::kNotFinite ? std::numeric_limits<A>::quiet_NaN() : A(0);
+        for (int64_t i = 0; i < sizes.bins(); ++i) std::fill_n(out + i * sizes.features(), features, T(fill));
+        return;
+      }
+      const T* image = ImageOfRoi(sizes, static_cast<const T*>(x), roi_index, roi.image);
+      RoiWeights<A> weights(sizes, rois);
+      std::vector<A> sum(features);
+      if (IsSeparable(sizes, rois)) {
+        Columns<A> columns(sizes);
+        PoolSeparably(sizes, roi, weights, columns, image, sum.data(), out);
+        return;
+      }
+      PoolRoi(sizes, bins, roi, OffsetOfRoi<A>(sizes, rois, roi_index, class_), weights,
+              image + class_ * features * sizes.groups(), sum.data(), out);
+    });
+  });
+  return nullptr;
+}
+
+const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
+                               const void* d_pooled, void* d_x) {
+  if (sizes.height * sizes.width == 0) return nullptr;
+  if (IsSeparable(sizes, rois)) {
+    if (sizes.channels == 0) return nullptr;
+    // Several bands per thread, because the RoIs are not evenly spread. Their number does not affect the result.
+    const int64_t images = sizes.batches * sizes.images;
+    const int64_t wanted = std::min(sizes.height, (4 * device.threads() + images - 1) / std::max<int64_t>(images, 1));
+    const int64_t height = (sizes.height + wanted - 1) / std::max<int64_t>(wanted, 1);
+    const int64_t bands = (sizes.height + height - 1) / height;
+    Dispatch<F16, BF16>(dtype, [&](auto tag) {
+      using T = decltype(tag);
+      device.ParallelFor(images * bands, [&](int64_t task) {
+        const int64_t begin = task % bands * height;
+        InputCotangentOfBand(sizes, rois, static_cast<const T*>(d_pooled), static_cast<Accumulator<T>*>(d_x),
+                             {task / bands, begin, std::min(begin + height, sizes.height)});
+      });
+    });
+    return nullptr;
+  }
+  // The approximate number of channels per block; fewer if there would be too few blocks. A class is not split into
+  // smaller blocks, because each block computes the weights of its bins anew. A row of channel groups is not split,
+  // because its channels are contiguous.
+  const int64_t channels = std::clamp<int64_t>(sizes.batches * sizes.images * sizes.channels / 8, 8, 32);
+  const int64_t features = sizes.features(), groups = sizes.groups();
+  const int64_t block_features = std::max({int64_t{1}, channels / groups, std::min(channels, sizes.class_features())});
+  const int64_t block_groups = std::min(groups, std::max<int64_t>(sizes.group[1], channels / block_features));
+  const int64_t feature_blocks = (features + block_features - 1) / block_features;
+  const int64_t group_blocks = (groups + block_groups - 1) / block_groups;
+  const std::vector<BinIndex> bins = IndexBins(sizes);
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    device.ParallelFor(sizes.batches * sizes.images * group_blocks * feature_blocks, [&](int64_t task) {
+      const int64_t f = task % feature_blocks * block_features;
+      const int64_t g = task / feature_blocks % group_blocks * block_groups;
+      const ChannelBlock block = {task / feature_blocks / group_blocks, f, std::min(block_features, features - f), g,
+                                  std::min(block_groups, groups - g)};
+      InputCotangentOfBlock(sizes, rois, bins, static_cast<const T*>(d_pooled), static_cast<Accumulator<T>*>(d_x),
+                            block);
+    });
+  });
+  return nullptr;
+}
+
+const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
+                                const void* d_pooled, void* d_offset) {
+  const std::vector<BinIndex> bins = IndexBins(sizes);
+  const int64_t num_rois = sizes.batches * sizes.rois, parts = int64_t{sizes.part[0]} * sizes.part[1];
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = Accumulator<T>;
+    device.ParallelFor(num_rois * sizes.classes, [&](int64_t task) {
+      const int64_t roi_index = task % num_rois, class_ = task / num_rois, features = sizes.class_features();
+      A* out = static_cast<A*>(d_offset) + OffsetIndex(sizes, roi_index, 0, class_);
+      for (int64_t part = 0; part < parts; ++part) std::fill_n(out + part * 2 * sizes.classes, 2, A(0));
+      const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+      if (roi.state != RoiState::kValid) return;
+      const T* image = ImageOfRoi(sizes, static_cast<const T*>(x), roi_index, roi.image);
+      const T* d_roi = static_cast<const T*>(d_pooled) + roi_index * sizes.bins() * sizes.features();
+      RoiWeights<A> weights(sizes, rois);
+      OffsetCotangentOfRoi(sizes, bins, roi, OffsetOfRoi<A>(sizes, rois, roi_index, class_), weights,
+                           image + class_ * features * sizes.groups(), d_roi + class_ * features, out);
+    });
+  });
+  return nullptr;
+}
+
+const char* MaxPool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
+                    void* pooled) {
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = Accumulator<T>;
+    T* out = static_cast<T*>(pooled);
+    ForEachLargest(
+        device, sizes, rois, static_cast<const T*>(x),
+        [&](int64_t index, const Largest<A>& largest) { out[index] = T(largest.value); },
+        [&](int64_t index, RoiState state) {
+          out[index] = T(state == RoiState::kNotFinite ? std::numeric_limits<A>::quiet_NaN() : A(0));
+        });
+  });
+  return nullptr;
+}
+
+const char* MaxPoolWinners(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
+                           int32_t* winners) {
+  const int64_t count = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const auto store = [&](int64_t index, int32_t row, int32_t column) {
+      winners[index] = row;
+      winners[count + index] = column;
+    };
+    ForEachLargest(
+        device, sizes, rois, static_cast<const T*>(x),
+        [&](int64_t index, const Largest<Accumulator<T>>& largest) { store(index, largest.row, largest.column); },
+        [&](int64_t index, RoiState) { store(index, -1, -1); });
+  });
+  return nullptr;
+}
+
+const char* MaxPoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
+                                  const void* d_pooled, const int32_t* winners, void* d_x) {
+  constexpr int64_t kChannels = 32;  // of a block
+  const int64_t blocks = (sizes.channels + kChannels - 1) / kChannels;
+  const int64_t image_size = sizes.height * sizes.width * sizes.channels;
+  if (image_size == 0) return nullptr;
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = Accumulator<T>;
+    device.ParallelFor(sizes.batches * sizes.images * blocks, [&](int64_t task) {
+      const int64_t image = task / blocks, begin = task % blocks * kChannels;
+      const int64_t end = std::min(begin + kChannels, sizes.channels);
+      A* d_image = static_cast<A*>(d_x) + image * image_size;
+      for (int64_t pixel = 0; pixel < sizes.height * sizes.width; ++pixel) {
+        std::fill(d_image + pixel * sizes.channels + begin, d_image + pixel * sizes.channels + end, A(0));
+      }
+      const int64_t first_roi = image / sizes.images * sizes.rois;
+      for (int64_t roi_index = first_roi; roi_index < first_roi + sizes.rois; ++roi_index) {
+        const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+        if (roi.state != RoiState::kValid || roi.image != image % sizes.images) continue;
+        AddToWinners(sizes, roi, roi_index, begin, end, static_cast<const T*>(d_pooled), winners, d_image);
+      }
+    });
+  });
+  return nullptr;
+}
+
+}  // namespace dcn

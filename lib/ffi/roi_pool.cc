@@ -1,0 +1,244 @@
+// XLA FFI handlers of the pooling: each decodes and checks its operands and calls the backend's function. Every backend
+// module compiles this file with its own Device.
+#include "roi_pool.h"
+
+#include <optional>
+
+#include "device.h"
+#include "ffi/checks.h"
+#include "ffi/handler_wrapper.h"
+#include "ffi/handlers.h"
+
+namespace dcn {
+namespace {
+
+struct PoolCall {
+  PoolSizes sizes = {};
+  Rois rois = {};
+  DType dtype = DType::kF32;
+};
+
+// `x` is x or its cotangent.
+PoolCall DecodePoolCall(Checks& checks, ffi::Dictionary attributes, ffi::DataType data_type, ffi::AnyBuffer x,
+                        ffi::AnyBuffer rois, std::optional<ffi::AnyBuffer> offset) {
+  PoolCall call;
+  PoolSizes& sizes = call.sizes;
+  checks.Pair(attributes, "output_size", 1, sizes.output);
+  checks.Pair(attributes, "group_size", 1, sizes.group);
+  checks.Pair(attributes, "part_size", 1, sizes.part);
+  const int64_t convention = checks.Attribute(attributes, "convention", int64_t{0});
+  checks.Require(0 <= convention && convention <= int64_t(RoiConvention::kUnaligned),
+                 "attribute convention is " + std::to_string(convention) + ", must be 0, 1 or 2");
+  if (!checks.ok()) return call;
+  sizes.convention = RoiConvention(convention);
+  checks.Pair(attributes, "points", sizes.is_rounded() ? 1 : 0, sizes.points);
+  sizes.spatial_scale = checks.Attribute(attributes, "spatial_scale", 1.0);
+  sizes.trans_std = checks.Attribute(attributes, "trans_std", 0.0);
+  call.dtype = CheckedDType(checks, data_type);
+  checks.Rank("x", x, 5);
+  checks.Rank("rois", rois, 3);
+  checks.Type("rois", rois, AccumulatorType(data_type));
+  checks.FitsInt32("the number of bins", int64_t{sizes.output[0]} * sizes.output[1]);
+  if (!checks.ok()) return call;
+
+  const auto shape = x.dimensions();
+  sizes.batches = shape[0];
+  sizes.images = shape[1];
+  sizes.height = shape[2];
+  sizes.width = shape[3];
+  sizes.channels = shape[4];
+  sizes.rois = rois.dimensions()[1];
+  sizes.classes = 1;
+  checks.FitsInt32("the image's height", sizes.height);
+  checks.FitsInt32("the image's width", sizes.width);
+  for (int axis = 0; axis < 2; ++axis) {
+    checks.FitsInt32("the number of points along an axis", BinPoints<double>::MostVisited(sizes, axis));
+  }
+  checks.Require(sizes.channels % sizes.groups() == 0, "x's channels must be divisible by the cells of group_size");
+  checks.Shape("rois", rois, {sizes.batches, sizes.rois, 5});
+  call.rois = {rois.untyped_data(), nullptr};
+  if (offset) {
+    checks.Rank("offset", *offset, 5);
+    checks.Type("offset", *offset, rois.element_type());
+    if (!checks.ok()) return call;
+    const int64_t channels = offset->dimensions()[4];
+    sizes.classes = channels / 2;
+    checks.Require(channels % 2 == 0 && channels > 0 && sizes.features() % sizes.classes == 0,
+                   "offset must have two channels for each of a number of classes that divides the features");
+    checks.Shape("offset", *offset, {sizes.batches, sizes.rois, sizes.part[0], sizes.part[1], channels});
+    call.rois.offset = offset->untyped_data();
+  } else {
+    // Without an offset part_size has no effect, and no operand's shape bounds it, so products of it could overflow.
+    sizes.part[0] = sizes.part[1] = 1;
+  }
+  return call;
+}
+
+// `pooled` is the result or its cotangent.
+void CheckPooled(Checks& checks, const PoolSizes& sizes, ffi::AnyBuffer pooled) {
+  if (!checks.ok()) return;
+  checks.Shape("pooled", pooled, {sizes.batches, sizes.rois, sizes.output[0], sizes.output[1], sizes.features()});
+}
+
+ffi::Error PoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::RemainingArgs offset,
+                    ffi::Result<ffi::AnyBuffer> pooled, ffi::Dictionary attributes) {
+  Checks checks("dcn_roi_pool");
+  const PoolCall call =
+      DecodePoolCall(checks, attributes, pooled->element_type(), x, rois, OptionalOperand(checks, "offset", offset));
+  CheckPooled(checks, call.sizes, *pooled);
+  checks.Type("x", x, pooled->element_type());
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(Pool(device, call.dtype, call.sizes, call.rois, x.untyped_data(), pooled->untyped_data()));
+}
+
+ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
+                              ffi::RemainingArgs offset, ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
+  Checks checks("dcn_roi_pool_input_cotangent");
+  const PoolCall call = DecodePoolCall(checks, attributes, d_pooled.element_type(), *d_x, rois,
+                                       OptionalOperand(checks, "offset", offset));
+  CheckPooled(checks, call.sizes, d_pooled);
+  checks.Type("d_x", *d_x, rois.element_type());
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(
+      PoolInputCotangent(device, call.dtype, call.sizes, call.rois, d_pooled.untyped_data(), d_x->untyped_data()));
+}
+
+ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
+                               ffi::AnyBuffer offset, ffi::Result<ffi::AnyBuffer> d_offset,
+                               ffi::Dictionary attributes) {
+  Checks checks("dcn_roi_pool_offset_cotangent");
+  const PoolCall call = DecodePoolCall(checks, attributes, d_pooled.element_type(), x, rois, offset);
+  CheckPooled(checks, call.sizes, d_pooled);
+  checks.Type("x", x, d_pooled.element_type());
+  const auto shape = offset.dimensions();
+  checks.Type("d_offset", *d_offset, offset.element_type());
+  if (checks.ok()) checks.Shape("d_offset", *d_offset, {shape[0], shape[1], shape[2], shape[3], shape[4]});
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(PoolOffsetCotangent(device, call.dtype, call.sizes, call.rois, x.untyped_data(),
+                                     d_pooled.untyped_data(), d_offset->untyped_data()));
+}
+
+// The checks of a max pooling, which has no offset, and reads every channel in each bin.
+PoolCall DecodeMaxPoolCall(Checks& checks, ffi::Dictionary attributes, ffi::DataType data_type, ffi::AnyBuffer x,
+                           ffi::AnyBuffer rois) {
+  const PoolCall call = DecodePoolCall(checks, attributes, data_type, x, rois, std::nullopt);
+  checks.Require(call.sizes.groups() == 1 && call.sizes.classes == 1, "group_size must be 1");
+  return call;
+}
+
+void CheckWinners(Checks& checks, const PoolSizes& sizes, ffi::AnyBuffer winners) {
+  if (!checks.ok()) return;
+  checks.Type("winners", winners, ffi::S32);
+  checks.Shape("winners", winners, {2, sizes.batches, sizes.rois, sizes.output[0], sizes.output[1], sizes.channels});
+}
+
+ffi::Error MaxPoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
+                       ffi::Result<ffi::AnyBuffer> pooled, ffi::Dictionary attributes) {
+  Checks checks("dcn_roi_max_pool");
+  const PoolCall call = DecodeMaxPoolCall(checks, attributes, pooled->element_type(), x, rois);
+  CheckPooled(checks, call.sizes, *pooled);
+  checks.Type("x", x, pooled->element_type());
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(MaxPool(device, call.dtype, call.sizes, call.rois, x.untyped_data(), pooled->untyped_data()));
+}
+
+ffi::Error MaxPoolWinnersImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
+                              ffi::Result<ffi::AnyBuffer> winners, ffi::Dictionary attributes) {
+  Checks checks("dcn_roi_max_pool_winners");
+  const PoolCall call = DecodeMaxPoolCall(checks, attributes, x.element_type(), x, rois);
+  CheckWinners(checks, call.sizes, *winners);
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(MaxPoolWinners(device, call.dtype, call.sizes, call.rois, x.untyped_data(),
+                                static_cast<int32_t*>(winners->untyped_data())));
+}
+
+ffi::Error MaxPoolInputCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
+                                     ffi::AnyBuffer winners, ffi::Result<ffi::AnyBuffer> d_x,
+                                     ffi::Dictionary attributes) {
+  Checks checks("dcn_roi_max_pool_input_cotangent");
+  const PoolCall call = DecodeMaxPoolCall(checks, attributes, d_pooled.element_type(), *d_x, rois);
+  CheckPooled(checks, call.sizes, d_pooled);
+  checks.Type("d_x", *d_x, rois.element_type());
+  CheckWinners(checks, call.sizes, winners);
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(MaxPoolInputCotangent(device, call.dtype, call.sizes, call.rois, d_pooled.untyped_data(),
+                                       static_cast<const int32_t*>(winners.untyped_data()), d_x->untyped_data()));
+}
+
+XLA_FFI_DEFINE_HANDLER(kPool, PoolImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // rois
+                           .RemainingArgs()        // offset
+                           .Ret<ffi::AnyBuffer>()  // pooled
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kInputCotangent, InputCotangentImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // rois
+                           .Arg<ffi::AnyBuffer>()  // d_pooled
+                           .RemainingArgs()        // offset
+                           .Ret<ffi::AnyBuffer>()  // d_x
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kOffsetCotangent, OffsetCotangentImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // rois
+                           .Arg<ffi::AnyBuffer>()  // d_pooled
+                           .Arg<ffi::AnyBuffer>()  // offset
+                           .Ret<ffi::AnyBuffer>()  // d_offset
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kMaxPool, MaxPoolImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // rois
+                           .Ret<ffi::AnyBuffer>()  // pooled
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kMaxPoolWinners, MaxPoolWinnersImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // rois
+                           .Ret<ffi::AnyBuffer>()  // winners
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER(kMaxPoolInputCotangent, MaxPoolInputCotangentImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // rois
+                           .Arg<ffi::AnyBuffer>()  // d_pooled
+                           .Arg<ffi::AnyBuffer>()  // winners
+                           .Ret<ffi::AnyBuffer>()  // d_x
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+}  // namespace
+
+std::vector<Handler> RoiPoolHandlers() {
+  return {{"dcn_roi_pool", WrappedHandler<kPool>},
+          {"dcn_roi_pool_input_cotangent", WrappedHandler<kInputCotangent>},
+          {"dcn_roi_pool_offset_cotangent", WrappedHandler<kOffsetCotangent>},
+          {"dcn_roi_max_pool", WrappedHandler<kMaxPool>},
+          {"dcn_roi_max_pool_winners", WrappedHandler<kMaxPoolWinners>},
+          {"dcn_roi_max_pool_input_cotangent", WrappedHandler<kMaxPoolInputCotangent>}};
+}
+
+}  // namespace dcn
