@@ -207,6 +207,14 @@ def test_fpn_levels(options):
     assert jax_dcn.fpn_levels(wide, num_levels=2, **options).tolist() == np.minimum(levels, 1).tolist()
 
 
+def test_epsilons_of_fpn_levels():
+    """A size that is too small for its level by half a millionth of it."""
+    box = squares(np.float32([112 * (1 - 5e-7)]))
+    assert jax_dcn.fpn_levels(box, num_levels=4).tolist() == [1]
+    assert jax_dcn.fpn_levels(box, num_levels=4, level_eps=0).tolist() == [0]
+    assert jax_dcn.fpn_levels(box, num_levels=4, level_eps=0, ratio_eps=1e-6).tolist() == [1]
+
+
 def test_fpn_levels_of_special_boxes():
     boxes = np.float32([[3, 3, 3, 9], [9, 9, 3, 12], [0, 0, math.nan, 9], [0, 0, math.inf, 9], [0, 0, 300, 300]])
     levels = jax_dcn.fpn_levels(boxes, num_levels=4)

@@ -121,6 +121,22 @@ def test_api():
     assert public <= listed, public - listed
 
 
+def test_navigation():
+    """Each page is in one of the four groups, in the navigation of the site and in the list of the README."""
+    groups = [re.split(r"\n+", block.text.strip()) for block in blocks("docs/index.md", "{toctree}")]
+    assert [group[1] for group in groups] == [f":caption: {name}" for name in GROUPS]
+    pages = [name for group in groups for name in group[2:]]
+    assert sorted(pages) == sorted(pathlib.Path(page).stem for page in PAGES[1:] if page != "docs/index.md")
+    readme = text_of("README.md").partition("## Documentation\n")[2].partition("\n## ")[0]
+    listed = re.findall(r"^- \*\*(\w+)\.\*\*((?:.*\n)*?)(?=- |\n)", readme, re.MULTILINE)
+    assert [name for name, _ in listed] == GROUPS
+    for (_, text), group in zip(listed, groups, strict=True):
+        assert set(re.findall(r"\(docs/(\w+)\.md\)", text)) == set(group[2:])
+
+
+GROUPS = ["Start", "Guides", "Reference", "Development"]
+
+
 @every_page
 def test_commands(page):
     for block in blocks(page, "sh"):

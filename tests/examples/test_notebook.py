@@ -1,0 +1,63 @@
+"""The notebook runs, and shows the layer of the start page."""
+
+import json
+import re
+import tomllib
+
+import numpy as np
+import pytest
+
+from tests.helpers.pages import ROOT, blocks
+
+pytestmark = pytest.mark.platforms("cpu")
+
+NOTEBOOK = ROOT / "examples/first_layer.ipynb"
+
+
+def cells():
+    """The source of each code cell. Those that install something are commands of the notebook, `%pip`."""
+    notebook = json.loads(NOTEBOOK.read_text())
+    return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def test_it_is_stored_without_results():
+    for cell in json.loads(NOTEBOOK.read_text())["cells"]:
+        assert not cell.get("outputs") and cell.get("execution_count") is None and not cell["metadata"]
+
+
+def test_it_installs_this_repository():
+    (command,) = [source for source in cells() if source.startswith("%")]
+    path, extra = re.fullmatch(r'%pip install --quiet "(\S+)\[(\w+)\]" optax\n?', command).groups()
+    project = NOTEBOOK.parent / path / "pyproject.toml"
+    assert extra in tomllib.loads(project.read_text())["project"]["optional-dependencies"]
+
+
+def test_its_links():
+    text = NOTEBOOK.read_text()
+    for target in re.findall(r"\]\(([^)#]+)", text):
+        assert (NOTEBOOK.parent / target).exists(), target
+
+
+def test_it_trains_the_layer_of_the_start_page():
+    """Each line with which the page makes the images, the layer and the training step is in the notebook."""
+    (training,) = [block.text for block in blocks("docs/start.md", "python") if "optax.adam" in block.text]
+    statements = re.findall(r"^(?:>>>|\.\.\.) (.+)$", training, re.MULTILINE)
+    shown = {line.strip() for source in cells() for line in source.splitlines()}
+    compared = [
+        line.strip() for line in statements if re.match(r" *(images|secret|target|layer|loss|updates|@) ?", line)
+    ]
+    assert len(compared) >= 6
+    assert not set(compared) - shown
+
+
+@pytest.mark.thorough
+def test_it_runs():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    names = {"__name__": "__main__"}
+    for source in cells():
+        if not source.startswith("%"):
+            exec(compile(source, NOTEBOOK.name, "exec"), names)
+    np.testing.assert_allclose(names["offset"].mean((0, 1, 2)), [1.5, -0.75], atol=0.01)
+    assert names["loss"] < 1e-6
+    assert names["axes"].collections
+    pyplot.close("all")
