@@ -83,3 +83,31 @@ def test_pooling(where, dtype, x64):
         return jax_dcn.deform_psroi_pool(x, jnp.asarray(rois), offset, output_size=(1, 2), part_size=1, backend=backend)
 
     check_both(pool, [jnp.asarray(x), jnp.asarray(offset)], dtype)
+
+
+@pytest.mark.parametrize("where", ["x", "offset", "image", "corner", "maximum of x", "maximum of corner"])
+def test_alignment(where, x64):
+    """With an adaptive number of points, whose number special corners make as large as floats are."""
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, (2, SIDE, SIDE, 2))
+    rois = np.tile(np.array([0, 1, 1, 3.3, 3.6]), (25, 1))
+    offset = generator.uniform(-1, 1, (25, 1, 2, 2))
+    if where.endswith("x"):
+        x[1, ..., 0].flat = special_values("float64")
+        rois[:, 0] = 1
+    elif where == "offset":
+        offset[..., 0, 0].flat = special_values("float64")
+    else:
+        rois[:, 0 if where == "image" else 3] = special_values("float64")
+
+    def pool(x, offset, backend):
+        options = {"output_size": (1, 2), "backend": backend}
+        if where.startswith("maximum"):
+            return jax_dcn.roi_align(x, jnp.asarray(rois), mode="max", **options)
+        return jax_dcn.deform_roi_pool(x, jnp.asarray(rois), offset, **options)
+
+    operands = [jnp.asarray(x), jnp.asarray(offset)]
+    if where == "x":  # the reference has no derivative in the offset where pixels are not finite
+        check_both(lambda x, backend: pool(x, operands[1], backend), operands[:1], "float64")
+    else:
+        check_both(pool, operands, "float64")

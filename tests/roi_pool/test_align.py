@@ -215,6 +215,27 @@ def test_the_first_of_equal_points_and_nan_win(x64):
     assert jax_dcn.roi_align(-2e4 * x, rois, output_size=1, sampling_ratio=2, mode="max").item() == -2e4
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_to_compute(backend):
+    """No regions, images, rows, columns or channels: zeros, in one program."""
+    shapes = [((1, 4, 4, 2), 0), ((0, 3, 3, 2), 2), ((1, 0, 4, 2), 2), ((1, 3, 0, 2), 2), ((1, 3, 3, 0), 2)]
+    rois = jnp.array([[0, 0, 0, 3, 3]] * 2)
+
+    @jax.jit
+    def run(images):
+        def of(image, count, mode):
+            return jax_dcn.roi_align(image, rois[:count], output_size=2, mode=mode, backend=backend)
+
+        return [
+            jax.vjp(functools.partial(of, count=count, mode=mode), image)[0]
+            + jax.jvp(functools.partial(of, count=count, mode=mode), (image,), (image,))[1]
+            for image, (_, count) in zip(images, shapes, strict=True)
+            for mode in ("avg", "max")
+        ]
+
+    assert not any(result.any() for result in run([jnp.ones(shape) for shape, _ in shapes]))
+
+
 def test_half_precision():
     align = Align(spatial_scale=0.4)
     for mode in ("avg", "max"):

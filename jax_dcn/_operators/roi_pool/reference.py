@@ -30,6 +30,8 @@ def max_reference(x: jax.Array, rois: jax.Array, *, spec: Spec) -> jax.Array:
 def _max_pool(x: jax.Array, rois: jax.Array, spec: Spec) -> jax.Array:
     """One batch of images x [N, H, W, C] and their regions rois [R, 5]: [R, out, out, C]."""
     images, height, width, channels = x.shape
+    if rois.shape[0] == 0:  # the loop below is traced even if it has no iterations
+        return jnp.zeros((0, *spec.output_size, channels), x.dtype)
     rois = lax.stop_gradient(rois)
     finite = is_finite(rois, spec)
     in_batch = (rois[:, 0] >= 0) & (rois[:, 0] < images)
@@ -61,7 +63,7 @@ def _max_pool(x: jax.Array, rois: jax.Array, spec: Spec) -> jax.Array:
         visited_y, visited_x = (jnp.arange(axis.kept.shape[-1]) for axis in (y, x_))
         values = value(visited_y[:, None, None], visited_x[:, None])
         present = (position_y[region, row][:, None] < jnp.inf) & (position_x[region, column] < jnp.inf)
-        values = jnp.where(present[..., None], values, -jnp.inf).reshape(-1, channels)
+        values = jnp.where(present[..., None], values, -jnp.inf).reshape(present.size, channels)
         winner = jnp.argmax(lax.stop_gradient(values), 0)
         largest = value(*jnp.divmod(winner, visited_x.shape[0]))
         return jnp.where(present.any() & (image[region] >= 0), largest, 0)
