@@ -6,7 +6,6 @@ split share no digit and no part of a photograph. A scene depends only on (split
 
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NamedTuple
@@ -14,6 +13,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
+
+from .loop import ahead
 
 Split = Literal["train", "validation"]
 
@@ -74,6 +75,21 @@ def load_material(split: Split) -> Material:
 
 def make_scene(split: Split, seed: int, index: int, size: int = IMAGE_SIZE) -> Scenes:
     """Scene number `index` of a split, `size` x `size` pixels, the same in each call."""
+    image, boxes, labels, _ = _compose(split, seed, index, size)
+    return _padded(image, np.array(boxes, np.float32), np.array(labels, np.int32))
+
+
+def make_masks(split: Split, seed: int, index: int, size: int = IMAGE_SIZE) -> np.ndarray:
+    """The visible ink of the objects of a scene, in the order of its boxes: bool [objects, size, size]."""
+    _, boxes, labels, inks = _compose(split, seed, index, size)
+    masks = np.zeros((len(boxes), size, size), bool)
+    for mask, (x0, y0, x1, y1), ink in zip(masks, boxes, inks, strict=True):
+        mask[y0:y1, x0:x1] = ink > VISIBLE_INK
+    return masks[np.array(labels) >= 0]
+
+
+def _compose(split, seed, index, size):
+    """The image of a scene, and the boxes, labels (-1 for fragments) and ink of what is painted on it."""
     material = load_material(split)
     rng = np.random.default_rng((split == "validation", seed, index))
     image = _background(rng, material, size)
@@ -81,7 +97,7 @@ def make_scene(split: Split, seed: int, index: int, size: int = IMAGE_SIZE) -> S
     fragments = rng.integers(MIN_FRAGMENTS, MAX_FRAGMENTS + 1)
     picks = rng.integers(len(material.glyphs), size=objects + fragments)
     scales = np.exp(rng.uniform(math.log(MIN_SCALE), math.log(MAX_SCALE), size=objects + fragments))
-    boxes, labels = [], []
+    boxes, labels, inks = [], [], []
     for i in np.argsort(-scales):
         glyph = material.glyphs[picks[i]]
         is_object = i < objects
@@ -92,7 +108,8 @@ def make_scene(split: Split, seed: int, index: int, size: int = IMAGE_SIZE) -> S
         _paint(rng, image, ink, box)
         boxes.append(box)
         labels.append(material.labels[picks[i]] if is_object else -1)
-    return _padded(image, np.array(boxes, np.float32), np.array(labels, np.int32))
+        inks.append(ink)
+    return image, boxes, labels, inks
 
 
 def make_batch(split: Split, seed: int, indices: Sequence[int], size: int = IMAGE_SIZE) -> Scenes:
@@ -114,13 +131,7 @@ def training_batches(
         whole = range(step * batch_size, (step + 1) * batch_size)
         return make_batch("train", seed, whole if rows is None else [whole[row] for row in rows], size)
 
-    with ThreadPoolExecutor(1) as worker:
-        upcoming = worker.submit(batch, steps.start) if steps else None
-        for step in steps:
-            current = upcoming.result()
-            if step + 1 in steps:
-                upcoming = worker.submit(batch, step + 1)
-            yield current
+    return ahead(batch, steps)
 
 
 def _background(rng, material, size):

@@ -1,25 +1,21 @@
-"""Training: one jitted step, data that depends only on (seed, step), and checkpoints to resume from."""
+"""Training on scenes: one jitted step, and data that depends only on (seed, step)."""
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-import orbax.checkpoint as ocp
-from flax import struct
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from tqdm import tqdm
 
 import jax_dcn
 
 from . import scenes
+from .loop import Run, Start, State, fit
 
 # loss(model, params, batch): the number to minimise.
 Loss = Callable[[nn.Module, dict, scenes.Scenes], jax.Array]
@@ -37,23 +33,6 @@ class Recipe:
     weight_decay: float = 1e-2
     clip_norm: float = 5.0
     checkpoint_every: int = 250
-
-
-@struct.dataclass
-class State:
-    """Everything that a step changes. The data of a step and all randomness follow from the seed and `step`."""
-
-    step: jax.Array
-    params: dict
-    optimiser: optax.OptState
-
-
-class Run(NamedTuple):
-    """A finished training: the last state, and the loss and the wall time in milliseconds of each step."""
-
-    state: State
-    losses: list[float]
-    milliseconds: list[float]
 
 
 def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
@@ -113,52 +92,20 @@ def train(
     mesh = jax.make_mesh((len(devices),), ("data",), (AxisType.Auto,), devices=devices)
     split = NamedSharding(mesh, P("data"))
     origin = model, recipe, image_size, seed
-    options = ocp.CheckpointManagerOptions(max_to_keep=1, save_interval_steps=recipe.checkpoint_every, create=True)
-    with jax.set_mesh(mesh), ocp.CheckpointManager(directory.absolute(), options=options) as checkpoints:
-        if resume and checkpoints.latest_step() is not None:
-            state, losses, milliseconds = _restore(checkpoints, initial_state.eval_shape(*origin), recipe)
-        else:
-            for step in checkpoints.all_steps():
-                checkpoints.delete(step)
-            state, losses, milliseconds = initial_state(*origin), [], []
-        last = min(recipe.steps, stop_after or recipe.steps)
-        remaining = range(len(losses), last)
-        silent = jax.process_index() > 0
-        progress = tqdm(remaining, title, last, initial=remaining.start, mininterval=1, disable=silent)
-        rows = _own_rows(split, recipe.batch_size)
-        for own in scenes.training_batches(seed, remaining, recipe.batch_size, image_size, rows):
-            start = time.perf_counter()
-            batch = jax.make_array_from_process_local_data(split, own)
-            state, value = train_step(model, loss, recipe, state, batch)
-            losses.append(value.item())
-            milliseconds.append(1e3 * (time.perf_counter() - start))
-            progress.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
-            progress.update()
-            _save(checkpoints, recipe, state, losses, milliseconds, force=len(losses) == last)
-        progress.close()
-    return Run(state, losses, milliseconds)
+    rows = _own_rows(split, recipe.batch_size)
+
+    def step(state, own):
+        return train_step(model, loss, recipe, state, jax.make_array_from_process_local_data(split, own))
+
+    def batches(steps):
+        return scenes.training_batches(seed, steps, recipe.batch_size, image_size, rows)
+
+    with jax.set_mesh(mesh):
+        start = Start(partial(initial_state, *origin), initial_state.eval_shape(*origin))
+        return fit(step, start, batches, recipe, directory, resume=resume, stop_after=stop_after, title=title)
 
 
 def _own_rows(split, batch_size):
     """The rows of a batch that belong to devices of this process."""
     slices = split.addressable_devices_indices_map((batch_size,)).values()
     return sorted({row for (rows,) in slices for row in range(batch_size)[rows]})
-
-
-def _save(checkpoints, recipe, state, losses, milliseconds, force):
-    if not (force or checkpoints.should_save(len(losses))):
-        return
-    history = {"recipe": asdict(recipe), "losses": losses, "milliseconds": milliseconds}
-    items = ocp.args.Composite(state=ocp.args.StandardSave(state), history=ocp.args.JsonSave(history))
-    checkpoints.save(len(losses), args=items, force=force)
-
-
-def _restore(checkpoints, like, recipe):
-    items = ocp.args.Composite(state=ocp.args.StandardRestore(like), history=ocp.args.JsonRestore())
-    restored = checkpoints.restore(checkpoints.latest_step(), args=items)
-    for name, value in restored.history["recipe"].items():
-        if value != getattr(recipe, name):
-            raise ValueError(
-                f"{name} must be {value} to go on from {checkpoints.directory}, got {getattr(recipe, name)}"
-            )
-    return restored.state, restored.history["losses"], restored.history["milliseconds"]

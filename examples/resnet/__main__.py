@@ -13,10 +13,8 @@ from PIL import Image
 
 from jax_dcn import interop
 
+from .images import DEVIATION, MEAN
 from .model import STAGES, ResNet
-
-# Of ImageNet's images in RGB, with which mmdet trains models of this form.
-MEAN, DEVIATION = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

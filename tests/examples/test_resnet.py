@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from examples.resnet.__main__ import DEVIATION, MEAN, main
+from examples.resnet.__main__ import main
+from examples.resnet.images import DEVIATION, MEAN
 from examples.resnet.model import ResNet
 from jax_dcn import interop
 

@@ -1,0 +1,64 @@
+"""Detect objects with mmdet's Faster R-CNN or Mask R-CNN with deformable convolutions, in Flax.
+
+python -m examples.rcnn mask_rcnn_r50_fpn_mdconv_c3-c5_1x_coco.pth photo.jpg
+python -m examples.rcnn out/rcnn/model.npz photo.jpg --names annotations.json --threshold 0.3 --out found.png
+
+The last is a model that `python -m examples.rcnn.train` has written.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from PIL import Image
+
+from examples.deformable_detr.images import Objects
+
+from .detector import detect
+from .images import SCALE
+from .pictures import draw
+from .weights import load
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; by default, with the arguments of the process."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.rcnn", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoint", type=Path, help="a .pth (read by torch), .safetensors or .npz file")
+    parser.add_argument("image")
+    parser.add_argument("--names", type=Path, help="a JSON file of COCO's format, for the names of the classes")
+    parser.add_argument("--threshold", type=float, default=0.5, help="the lowest score of an object (%(default)s)")
+    size_help = "longer and shorter side that the image is resized to (%(default)s)"
+    parser.add_argument("--scale", type=int, nargs=2, default=SCALE, help=size_help)
+    parser.add_argument("--out", type=Path, default=Path("detections.png"), help="the picture (%(default)s)")
+    options = parser.parse_args(arguments)
+
+    model, variables = load(options.checkpoint)
+    names = class_names(options.names, model.config.classes)
+    image = Image.open(options.image).convert("RGB")
+    found = jax.device_get(detect(model, variables, np.asarray(image)[None], tuple(options.scale)))
+    kept = found.scores[0] >= options.threshold
+    objects = Objects(found.scores[0][kept], found.labels[0][kept], found.boxes[0][kept])
+    for score, label, (x0, y0, x1, y1) in zip(*objects, strict=True):
+        print(f"{names[label]:20} {score:.3f}  from ({x0:.1f}, {y0:.1f}) to ({x1:.1f}, {y1:.1f})")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    draw(options.out, image, objects, None if found.masks is None else found.masks[0][kept], names)
+    print(f"{len(objects.scores)} objects are in {options.out}.")
+
+
+def class_names(annotations: Path | None, count: int) -> list[str]:
+    """The names of the categories in annotations, in the order of their ids; without a file, numbers."""
+    if annotations is None:
+        return [f"class {index}" for index in range(count)]
+    categories = sorted(json.loads(annotations.read_text())["categories"], key=lambda category: category["id"])
+    if len(categories) != count:
+        raise ValueError(f"{annotations} must have the {count} categories of the checkpoint, got {len(categories)}")
+    return [category["name"] for category in categories]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Images with annotations in the format of COCO, at one size for all, and the average precision of detections."""
+
+import contextlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+from pycocotools import mask as rle
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from examples.digits_library.loop import ahead
+from examples.resnet.images import MEAN
+
+from .detector import Detections
+from .losses import Batch
+
+
+class Dataset(NamedTuple):
+    """Annotations, the folder of their images, and the ids of the categories in the order of a model's classes."""
+
+    annotations: COCO
+    folder: Path
+    categories: list[int]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of a model's classes."""
+        return [category["name"] for category in self.annotations.loadCats(self.categories)]
+
+
+def read(annotations: Path, folder: Path) -> Dataset:
+    """Reads a JSON file such as COCO's instances_train2017.json."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = COCO(str(annotations))
+    return Dataset(found, folder, sorted(found.getCatIds()))
+
+
+def load_image(dataset: Dataset, image: int, size: tuple[int, int]) -> np.ndarray:
+    """An image, resized to fit into size (height, width), in its top left corner: uint8 [height, width, 3].
+
+    The rest has the mean colour, which is 0 after normalisation.
+    """
+    pixels = Image.open(dataset.folder / dataset.annotations.imgs[image]["file_name"]).convert("RGB")
+    height, width = fitted_size(pixels.height, pixels.width, size)
+    canvas = np.empty((*size, 3), np.uint8)
+    canvas[:] = np.round(MEAN)
+    canvas[:height, :width] = pixels.resize((width, height), Image.Resampling.BILINEAR)
+    return canvas
+
+
+def fitted_size(height: int, width: int, size: tuple[int, int]) -> tuple[int, int]:
+    """The size of an image after it is resized, with the same ratio, to fit into size (height, width).
+
+    >>> fitted_size(480, 640, (96, 96))
+    (72, 96)
+    """
+    factor = min(size[0] / height, size[1] / width)
+    return min(size[0], round(height * factor)), min(size[1], round(width * factor))
+
+
+def load_example(dataset: Dataset, image: int, size: tuple[int, int], objects: int, masks: bool) -> Batch:
+    """An image and its annotations, padded to a number of objects; crowds and further objects are left out."""
+    info = dataset.annotations.imgs[image]
+    height, width = fitted_size(info["height"], info["width"], size)
+    scale = np.array([width / info["width"], height / info["height"]] * 2)
+    example = Batch(
+        load_image(dataset, image, size),
+        np.zeros((objects, 4), np.float32),
+        np.full(objects, -1, np.int32),
+        np.zeros((objects, *(size if masks else (0, 0))), np.uint8),
+    )
+    annotations = dataset.annotations.loadAnns(dataset.annotations.getAnnIds([image], iscrowd=False))
+    annotations = [one for one in annotations if min(one["bbox"][2:]) > 0]
+    for index, annotation in enumerate(annotations[:objects]):
+        x, y, sides_x, sides_y = annotation["bbox"]
+        example.boxes[index] = np.array([x, y, x + sides_x, y + sides_y]) * scale
+        example.labels[index] = dataset.categories.index(annotation["category_id"])
+        if masks:
+            mask = Image.fromarray(255 * dataset.annotations.annToMask(annotation))
+            resized = mask.resize((width, height), Image.Resampling.BILINEAR)
+            example.masks[index, :height, :width] = np.asarray(resized) >= 128
+    return example
+
+
+def mirrored(example: Batch) -> Batch:
+    """An example whose left and right are exchanged."""
+    width = example.images.shape[1]
+    boxes = np.where(example.labels[:, None] >= 0, [width, 0, width, 0] - example.boxes * [1, -1, 1, -1], 0)
+    return Batch(
+        example.images[:, ::-1], boxes[:, [2, 1, 0, 3]].astype(np.float32), example.labels, example.masks[..., ::-1]
+    )
+
+
+def training_batches(
+    dataset: Dataset,
+    seed: int,
+    steps: range,
+    batch_size: int,
+    size: tuple[int, int],
+    *,
+    objects: int,
+    masks: bool,
+    mirror: bool,
+) -> Iterator[Batch]:
+    """The training batches of the steps in `steps`, which depend only on the seed and the step.
+
+    Each epoch goes through the images that have objects in an order of its own. objects: how many are kept per image.
+    mirror: whether half of the images are mirrored.
+    """
+    images = np.array(sorted({one["image_id"] for one in dataset.annotations.anns.values() if not one["iscrowd"]}))
+
+    def example(number):
+        epoch, place = divmod(number, len(images))
+        order = np.random.default_rng((seed, epoch)).permutation(len(images))
+        found = load_example(dataset, int(images[order[place]]), size, objects, masks)
+        return mirrored(found) if mirror and np.random.default_rng((seed, epoch, place)).random() < 0.5 else found
+
+    def batch(step):
+        examples = [example(number) for number in range(step * batch_size, (step + 1) * batch_size)]
+        return Batch(*(np.stack(parts) for parts in zip(*examples, strict=True)))
+
+    return ahead(batch, steps)
+
+
+def evaluation_batches(
+    dataset: Dataset, batch_size: int, size: tuple[int, int]
+) -> Iterator[tuple[list[int], np.ndarray]]:
+    """The ids of images, and the images; the last batch is filled up with copies of its first image."""
+    ids = sorted(dataset.annotations.getImgIds())
+    for start in range(0, len(ids), batch_size):
+        chosen = ids[start : start + batch_size]
+        images = [load_image(dataset, image, size) for image in chosen]
+        yield chosen, np.stack(images + images[:1] * (batch_size - len(images)))
+
+
+def results(dataset: Dataset, image: int, found: Detections, size: tuple[int, int]) -> list[dict]:
+    """The detections in one image as COCO's results, from those in the output of `load_image`."""
+    info = dataset.annotations.imgs[image]
+    height, width = fitted_size(info["height"], info["width"], size)
+    scale = np.array([info["width"] / width, info["height"] / height] * 2)
+    listed = []
+    for index in np.flatnonzero(np.asarray(found.scores) > 0):
+        x0, y0, x1, y1 = (np.asarray(found.boxes[index]) * scale).tolist()
+        result = {"image_id": image, "category_id": dataset.categories[int(found.labels[index])]}
+        result |= {"bbox": [x0, y0, x1 - x0, y1 - y0], "score": float(found.scores[index])}
+        if found.masks is not None:
+            mask = Image.fromarray(np.asarray(found.masks[index], np.uint8)[:height, :width])
+            result["segmentation"] = encoded(np.asarray(mask.resize((info["width"], info["height"]))))
+        listed.append(result)
+    return listed
+
+
+def encoded(mask: np.ndarray) -> dict:
+    """A mask [height, width] in COCO's run-length encoding, for a JSON file."""
+    found = rle.encode(np.asfortranarray(mask, np.uint8))
+    return {"size": found["size"], "counts": found["counts"].decode()}
+
+
+def average_precision(dataset: Dataset, listed: list[dict], masks: bool) -> dict[str, float]:
+    """COCO's AP (IoU 0.50 to 0.95), AP50 and AP75 of boxes and, if asked for, of masks; all 0 without a detection."""
+    scores = {}
+    for name, kind in {"box": "bbox", "mask": "segm"}.items():
+        if name == "mask" and not masks:
+            continue
+        values = [0.0, 0.0, 0.0]
+        if listed:
+            # pycocotools takes a result with a mask for one without a box.
+            entries = [
+                {key: value for key, value in one.items() if kind == "segm" or key != "segmentation"} for one in listed
+            ]
+            entries = [{key: value for key, value in one.items() if kind == "bbox" or key != "bbox"} for one in entries]
+            with contextlib.redirect_stdout(io.StringIO()):
+                evaluation = COCOeval(dataset.annotations, dataset.annotations.loadRes(entries), kind)
+                evaluation.evaluate()
+                evaluation.accumulate()
+                evaluation.summarize()
+            values = evaluation.stats[:3].tolist()
+        scores |= dict(zip((f"{name} AP", f"{name} AP50", f"{name} AP75"), values, strict=True))
+    return scores

@@ -1,0 +1,109 @@
+"""Faster R-CNN (arXiv 1506.01497) and Mask R-CNN (arXiv 1703.06870) with a deformable ResNet, as one function."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from examples.resnet import ResNet
+from jax_dcn import nms
+
+from .anchors import decode
+from .config import Config, Objects
+from .fpn import FPN
+from .images import SCALE, normalise, paste, resize, resized_size
+from .roi_heads import RoIHead
+from .rpn import Regions, RPNHead, clip, propose, take
+
+DELTA_SCALE = (0.1, 0.1, 0.2, 0.2)
+MASK_THRESHOLD = 0.5
+
+
+class Detections(NamedTuple):
+    """A fixed number of objects per image, best first, some of which are padding.
+
+    boxes: [batch, n, 4] as (x0, y0, x1, y1) in pixels; scores: [batch, n], 0 for padding; labels: [batch, n]; masks,
+    of Mask R-CNN only: logits [batch, n, 28, 28] inside the boxes or, from `detect`, bool [batch, n, height, width].
+    """
+
+    boxes: jax.Array
+    scores: jax.Array
+    labels: jax.Array
+    masks: jax.Array | None
+
+
+class RCNN(nn.Module):
+    """Faster R-CNN or Mask R-CNN, whose parameters have the names of mmdet's."""
+
+    config: Config = Config()
+
+    def setup(self):
+        config = self.config
+        self.backbone = ResNet(config.depth, config.stage_with_dcn, config.modulated, config.offset_groups)
+        self.neck = FPN(config.channels)
+        self.rpn_head = RPNHead(config.channels)
+        self.roi_head = RoIHead(config.classes, config.channels, config.hidden, config.masks)
+
+    def __call__(self, images: jax.Array) -> Detections:
+        """The objects in RGB images [batch, height, width, 3] of numbers from 0 to 255, resized for the network."""
+        height, width = images.shape[1:3]
+        features = self.features(images)
+        regions, _ = propose(self.rpn_head(features), height, width, self.config.proposals)
+        return self.find(features, regions, height, width)
+
+    def features(self, images: jax.Array) -> list[jax.Array]:
+        """The feature pyramid of images as `__call__` takes them."""
+        return self.neck(self.backbone(normalise(images)))
+
+    def find(self, features: list[jax.Array], regions: Regions, height: int, width: int) -> Detections:
+        """The objects in regions of images, whose height and width without padding are given."""
+        logits, deltas = self.roi_head.classify(features, regions)
+        boxes = clip(decode(deltas * jnp.array(DELTA_SCALE), regions.boxes[:, :, None]), height, width)
+        found = choose(jax.nn.softmax(logits), boxes, regions.valid, self.config.objects)
+        if not self.config.masks:
+            return found
+        return found._replace(
+            masks=self.roi_head.segment(features, Regions(found.boxes, found.scores > 0), found.labels)
+        )
+
+
+def choose(scores: jax.Array, boxes: jax.Array, valid: jax.Array, settings: Objects) -> Detections:
+    """The best objects after non-maximum suppression in each class.
+
+    scores [batch, n, classes + 1], boxes [batch, n, classes, 4], valid [batch, n].
+    """
+    batch, count, classes = boxes.shape[:3]
+    scores = scores[..., :classes]
+    scores = jnp.where(valid[..., None] & (scores > settings.score_threshold), scores, -jnp.inf).reshape(batch, -1)
+    labels = jnp.broadcast_to(jnp.tile(jnp.arange(classes), count), scores.shape)
+    boxes = boxes.reshape(batch, -1, 4)
+    kept, valid = nms(boxes, scores, settings.iou_threshold, max_outputs=settings.count, classes=labels)
+    return Detections(take(boxes, kept), jnp.where(valid, take(scores, kept), 0), take(labels, kept), None)
+
+
+@partial(jax.jit, static_argnames=("model", "scale"))
+def detect(model: RCNN, variables: dict[str, Any], images: jax.Array, scale: tuple[int, int] = SCALE) -> Detections:
+    """The objects in RGB images, uint8 [batch, height, width, 3], in pixels of these images.
+
+    scale: the longer and the shorter side that images are resized to, which keep their ratio.
+    """
+    height, width = images.shape[1:3]
+    resized_height, resized_width = resized_size(height, width, scale)
+    found = model.apply(variables, resize(images, resized_height, resized_width))
+    ratio = jnp.array([resized_width / width, resized_height / height] * 2)
+    return in_image(found._replace(boxes=found.boxes / ratio), height, width)
+
+
+def in_image(found: Detections, height: int, width: int) -> Detections:
+    """Detections whose boxes are in pixels of an image, with masks of this image in place of mask logits."""
+    if found.masks is None:
+        return found
+
+    def pasted(mask_and_box):
+        mask, box = mask_and_box
+        return paste(jax.nn.sigmoid(mask), box, height, width) >= MASK_THRESHOLD
+
+    masks = jax.lax.map(lambda image: jax.lax.map(pasted, image), (found.masks, found.boxes))
+    return found._replace(masks=masks & (found.scores > 0)[..., None, None])

@@ -1,0 +1,42 @@
+"""The feature pyramid (Lin et al., arXiv 1612.03144), with the names of mmdet."""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class ConvModule(nn.Module):
+    """A convolution inside a module of its own, as mmcv names it."""
+
+    features: int
+    size: int
+
+    def setup(self):
+        self.conv = nn.Conv(self.features, (self.size, self.size), padding=self.size // 2)
+
+    def __call__(self, x):
+        return self.conv(x)
+
+
+class FPN(nn.Module):
+    """Features of stride 4, 8, 16 and 32, each half as large as the one before, to features of stride 4 to 64."""
+
+    features: int
+    levels: int = 4
+
+    def setup(self):
+        self.lateral_convs = [ConvModule(self.features, 1) for _ in range(self.levels)]
+        self.fpn_convs = [ConvModule(self.features, 3) for _ in range(self.levels)]
+
+    def __call__(self, features: Sequence[jax.Array]) -> list[jax.Array]:
+        merged = [conv(feature) for conv, feature in zip(self.lateral_convs, features, strict=True)]
+        for level in reversed(range(self.levels - 1)):
+            merged[level] += _doubled(merged[level + 1])
+        pyramid = [conv(feature) for conv, feature in zip(self.fpn_convs, merged, strict=True)]
+        return [*pyramid, pyramid[-1][:, ::2, ::2]]
+
+
+def _doubled(x):
+    return jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)

@@ -1,0 +1,78 @@
+"""The region proposal network (Ren et al., arXiv 1506.01497)."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jax_dcn import nms
+
+from .anchors import RATIOS, STRIDES, anchors, decode
+from .config import Proposals
+
+
+class Regions(NamedTuple):
+    """A fixed number of boxes per image, some of which are padding.
+
+    boxes: [batch, n, 4] as (x0, y0, x1, y1) in pixels; valid: bool [batch, n].
+    """
+
+    boxes: jax.Array
+    valid: jax.Array
+
+
+class AnchorPredictions(NamedTuple):
+    """One item per level: anchors [n, 4], logits [batch, n] of containing an object, and deltas [batch, n, 4]."""
+
+    anchors: list[jax.Array]
+    logits: list[jax.Array]
+    deltas: list[jax.Array]
+
+
+class RPNHead(nn.Module):
+    """The features of all levels to `AnchorPredictions`."""
+
+    features: int
+
+    def setup(self):
+        self.rpn_conv = nn.Conv(self.features, (3, 3), padding=1)
+        self.rpn_cls = nn.Conv(len(RATIOS), (1, 1), kernel_init=nn.initializers.normal(0.01))
+        self.rpn_reg = nn.Conv(4 * len(RATIOS), (1, 1), kernel_init=nn.initializers.normal(0.01))
+
+    def __call__(self, features: Sequence[jax.Array]) -> AnchorPredictions:
+        hidden = [nn.relu(self.rpn_conv(feature)) for feature in features]
+        return AnchorPredictions(
+            [jnp.asarray(anchors(*x.shape[1:3], stride)) for x, stride in zip(hidden, STRIDES, strict=True)],
+            [self.rpn_cls(x).reshape(len(x), -1) for x in hidden],
+            [self.rpn_reg(x).reshape(len(x), -1, 4) for x in hidden],
+        )
+
+
+def propose(predictions: AnchorPredictions, height: int, width: int, settings: Proposals) -> tuple[Regions, jax.Array]:
+    """The best boxes after non-maximum suppression on each level, and their scores [batch, n], best first.
+
+    height, width: of the images without their padding.
+    """
+    boxes, logits, levels = [], [], []
+    for level, (base, logit, delta) in enumerate(zip(*jax.lax.stop_gradient(predictions), strict=True)):
+        best, chosen = jax.lax.top_k(logit, min(settings.per_level, logit.shape[1]))
+        boxes.append(clip(decode(take(delta, chosen), base[chosen]), height, width))
+        logits.append(best)
+        levels.append(jnp.full(best.shape, level))
+    boxes, logits, levels = (jnp.concatenate(parts, 1) for parts in (boxes, logits, levels))
+    has_area = (boxes[..., 2:] > boxes[..., :2]).all(-1)
+    logits = jnp.where(has_area, logits, -jnp.inf)
+    kept, valid = nms(boxes, logits, settings.iou_threshold, max_outputs=settings.count, classes=levels)
+    return Regions(take(boxes, kept), valid), jax.nn.sigmoid(take(logits, kept)) * valid
+
+
+def take(values: jax.Array, indices: jax.Array) -> jax.Array:
+    """The values [batch, n, ...] at indices [batch, k] of each image."""
+    return jax.vmap(lambda values, indices: values[indices])(values, indices)
+
+
+def clip(boxes: jax.Array, height: int, width: int) -> jax.Array:
+    """Boxes [..., 4], clipped to the image."""
+    return jnp.clip(boxes, 0, jnp.array([width, height, width, height]))

@@ -1,0 +1,188 @@
+"""Fine-tune Mask R-CNN or Faster R-CNN on images with annotations in the format of COCO.
+
+python -m examples.rcnn.train ANNOTATIONS.json IMAGES --checkpoint CHECKPOINT --steps 5000
+python -m examples.rcnn.train ANNOTATIONS.json IMAGES --checkpoint CHECKPOINT --validation ANNOTATIONS.json IMAGES
+python -m examples.rcnn.train ... --resume    # continue a run that was interrupted
+
+The result is OUT/model.npz, a checkpoint with mmdet's names for `python -m examples.rcnn`.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from examples.digits_library.loop import Start, State, fit
+from jax_dcn import interop
+
+from . import coco
+from .config import REGIONS, Config
+from .detector import RCNN, Detections, detect
+from .images import DIVISOR
+from .losses import Batch, losses
+from .weights import adapt, initialise, load
+
+FROZEN_STAGES = ("conv1", "bn1", "layer1_")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train: mmdet's schedule, whose rate is for 16 images in a step and falls twice by a factor of 10."""
+
+    steps: int
+    batch_size: int = 2
+    learning_rate: float = 0.02
+    warmup: int = 500
+    decays: tuple[float, ...] = (8 / 12, 11 / 12)
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    clip_norm: float = 35.0
+    regions: int = REGIONS.count
+    frozen_stages: bool = True
+    seed: int = 0
+    checkpoint_every: int = 500
+
+
+def rate(recipe: Recipe) -> optax.Schedule:
+    """The learning rate of a step: a linear warm-up, then a constant that falls at fractions of the training."""
+    peak = recipe.learning_rate * recipe.batch_size / 16
+    falls = {round(fraction * recipe.steps): 0.1 for fraction in recipe.decays}
+    constant = optax.piecewise_constant_schedule(peak, falls)
+    warmup = optax.linear_schedule(0.001, 1, max(recipe.warmup, 1))
+    return lambda step: constant(step) * warmup(step)
+
+
+def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
+    """SGD with momentum and weight decay; the stem and the first stage are frozen, as in mmdet, if asked for."""
+    sgd = optax.chain(
+        optax.clip_by_global_norm(recipe.clip_norm),
+        optax.add_decayed_weights(recipe.weight_decay),
+        optax.sgd(rate(recipe), recipe.momentum),
+    )
+
+    def label(path, _):
+        stage = path[1].key if path[0].key == "backbone" else ""
+        return "frozen" if recipe.frozen_stages and stage.startswith(FROZEN_STAGES) else "trained"
+
+    kinds = {"trained": sgd, "frozen": optax.set_to_zero()}
+    return optax.partition(kinds, partial(jax.tree_util.tree_map_with_path, label))
+
+
+@partial(jax.jit, static_argnames=("model", "recipe"), donate_argnames="state")
+def train_step(model: RCNN, recipe: Recipe, statistics: dict, state: State, batch: Batch) -> tuple[State, jax.Array]:
+    """One optimiser step on one batch: the new state, and the loss before the step.
+
+    statistics: of the batch norms, which stay what they are.
+    """
+
+    def loss(params):
+        key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
+        regions = replace(REGIONS, count=recipe.regions)
+        found = model.apply({"params": params, "batch_stats": statistics}, batch, key, regions, method=losses)
+        return sum(found.values())
+
+    value, gradient = jax.value_and_grad(loss)(state.params)
+    updates, optimiser = make_optimiser(recipe).update(gradient, state.optimiser, state.params)
+    return State(state.step + 1, optax.apply_updates(state.params, updates), optimiser), value
+
+
+def evaluate(model: RCNN, variables: dict, dataset: coco.Dataset, batch_size: int, size: tuple[int, int]) -> dict:
+    """The average precision of a model on a data set."""
+    listed = []
+    for ids, images in coco.evaluation_batches(dataset, batch_size, size):
+        found = jax.device_get(detect(model, variables, images, size))
+        for row, image in enumerate(ids):
+            of_image = Detections(*(part if part is None else part[row] for part in found))
+            listed += coco.results(dataset, image, of_image, size)
+    return coco.average_precision(dataset, listed, model.config.masks)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; by default, with the arguments of the process."""
+    options = parse(arguments)
+    dataset = coco.read(*options.data)
+    key = jax.random.key(options.seed)
+    if options.checkpoint:
+        model, variables = adapt(*load(options.checkpoint), len(dataset.categories), key)
+    else:
+        model = RCNN(Config(classes=len(dataset.categories)))
+        variables = initialise(model, key)
+    model = RCNN(replace(model.config, masks=model.config.masks and not options.boxes_only))
+    names = ("steps", "batch_size", "learning_rate", "warmup", "regions", "seed", "checkpoint_every")
+    recipe = Recipe(**{name: getattr(options, name) for name in names}, frozen_stages=bool(options.checkpoint))
+    params, statistics = variables["params"], variables["batch_stats"]
+    if not model.config.masks:
+        params = params | {"roi_head": {"bbox_head": params["roi_head"]["bbox_head"]}}
+
+    def make():
+        return State(jnp.zeros((), jnp.int32), params, make_optimiser(recipe).init(params))
+
+    size = tuple(options.size)
+    run = fit(
+        partial(train_step, model, recipe, statistics),
+        Start(make, jax.eval_shape(make)),
+        lambda steps: coco.training_batches(
+            dataset,
+            recipe.seed,
+            steps,
+            recipe.batch_size,
+            size,
+            objects=options.objects,
+            masks=model.config.masks,
+            mirror=not options.no_mirror,
+        ),
+        recipe,
+        options.out / "checkpoints",
+        resume=options.resume,
+    )
+    variables = {"params": run.state.params, "batch_stats": statistics}
+    options.out.mkdir(parents=True, exist_ok=True)
+    np.savez(options.out / "model.npz", **interop.to_torch(variables))
+    result = {"losses": run.losses, "milliseconds": run.milliseconds, "names": dataset.names}
+    if options.validation:
+        result["scores"] = evaluate(model, variables, coco.read(*options.validation), recipe.batch_size, size)
+        print(", ".join(f"{name} {100 * score:.1f}" for name, score in result["scores"].items()))
+    (options.out / "results.json").write_text(json.dumps(result))
+    print(f"The checkpoint is {options.out / 'model.npz'}.")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.rcnn.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("annotations", type=Path, help="a JSON file of COCO's format")
+    add("images", type=Path, help="the folder of its images")
+    add("--checkpoint", type=Path, help="where training starts: a file of mmdet; by default, from random weights")
+    add("--validation", type=Path, nargs=2, metavar=("ANNOTATIONS", "IMAGES"), help="what to compute AP on")
+    size_help = f"height and width that images are made to fit into, multiples of {DIVISOR} (%(default)s)"
+    add("--size", type=int, nargs=2, default=(800, 1344), metavar=("HEIGHT", "WIDTH"), help=size_help)
+    add("--objects", type=int, default=50, help="how many objects of an image are trained on at most (%(default)s)")
+    add("--boxes-only", action="store_true", help="train Faster R-CNN, without masks")
+    add("--no-mirror", action="store_true", help="mirror no image, for objects that have a left and a right side")
+    add("--steps", type=int, default=1000, help="%(default)s")
+    add("--batch-size", type=int, default=Recipe.batch_size, help="%(default)s")
+    add("--learning-rate", type=float, default=Recipe.learning_rate, help="for 16 images in a step (%(default)s)")
+    add("--warmup", type=int, default=Recipe.warmup, help="steps until the full learning rate (%(default)s)")
+    add("--regions", type=int, default=Recipe.regions, help="drawn from each image for the heads (%(default)s)")
+    add("--seed", type=int, default=Recipe.seed, help="of the data and all random choices (%(default)s)")
+    add("--checkpoint-every", type=int, default=Recipe.checkpoint_every, help="steps (%(default)s)")
+    add("--out", type=Path, default=Path("out/rcnn"), help="folder to write to (%(default)s)")
+    add("--resume", action="store_true", help="go on from the checkpoints in OUT, made with the same options")
+    options = parser.parse_args(arguments)
+    if any(side % DIVISOR for side in options.size):
+        parser.error(f"--size must be multiples of {DIVISOR}")
+    options.data = options.annotations, options.images
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Makes the golden file of Mask R-CNN with mmdet, run by torch on the CPU.
+
+It needs what tests/interop/make_golden.py needs: python -m tests.examples.make_golden_rcnn
+"""
+
+import json
+import pathlib
+import sys
+
+import mmcv
+import mmengine
+import numpy as np
+import torch
+import torchvision
+from mmengine.structures import InstanceData
+
+from tests.helpers import mask_rcnn
+from tests.interop.make_golden import Operators as Convolutions
+
+CONFIG = "dcnv2/mask-rcnn_r50-mdconv-c3-c5_fpn_1x_coco.py"
+ALL = 10**6  # more samples than there are boxes, so that nothing is left to chance
+SHOWN = 8  # regions and objects of each image that are stored
+
+
+class Operators(Convolutions):
+    """Replaces also the operators of regions in the compiled module of mmcv."""
+
+    @staticmethod
+    def roi_align_forward(
+        x, rois, y, *buffers, aligned_height, aligned_width, spatial_scale, sampling_ratio, pool_mode, aligned
+    ):
+        assert pool_mode == 1
+        size = aligned_height, aligned_width
+        y.copy_(torchvision.ops.roi_align(x, rois, size, spatial_scale, sampling_ratio or -1, aligned))
+
+    @staticmethod
+    def nms(boxes, scores, iou_threshold, offset):
+        assert offset == 0
+        return torchvision.ops.nms(boxes, scores, iou_threshold)
+
+
+def main():
+    sys.modules["mmcv._ext"] = mmcv._ext = Operators("mmcv._ext")
+    model = build()
+    shapes = {key: list(array.shape) for key, array in model.state_dict().items()}
+    model.load_state_dict(
+        {key: torch.from_numpy(array) for key, array in mask_rcnn.state(shapes).items()}, strict=False
+    )
+    model.eval()
+    with torch.no_grad():
+        arrays = outputs(model) | losses(model) | resized()
+    versions = [f"{package.__name__} {package.__version__}" for package in (torch, torchvision, mmengine)]
+    arrays |= {"made_by": ", ".join([*versions, "mmdet 3.3.0, mmcv-lite 2.2.0"]), "shapes": json.dumps(shapes)}
+    np.savez_compressed(mask_rcnn.GOLDEN, **arrays)
+    print(mask_rcnn.GOLDEN.stat().st_size, {key: np.shape(array) for key, array in arrays.items()})
+
+
+def build():
+    """The model of the published config, whose samplers keep all boxes."""
+    import mmdet
+    from mmdet.registry import MODELS
+    from mmdet.utils import register_all_modules
+
+    register_all_modules()
+    config = mmengine.Config.fromfile(pathlib.Path(mmdet.__file__).parent / ".mim/configs" / CONFIG).model
+    config.backbone.init_cfg = None
+    for part in ("rpn", "rcnn"):
+        config.train_cfg[part].sampler.num = ALL
+    return MODELS.build(config)
+
+
+def prepared(model):
+    """The images, normalised and padded [2, 3, 96, 128], and what mmdet knows of each image."""
+    mean, deviation = (part.numpy().reshape(3) for part in (model.data_preprocessor.mean, model.data_preprocessor.std))
+    pixels = (mask_rcnn.images().astype(np.float32) - mean) / deviation
+    padding = [(0, -extent % 32) for extent in pixels.shape[1:3]]
+    pixels = np.pad(pixels, [(0, 0), *padding, (0, 0)]).transpose(0, 3, 1, 2)
+    meta = {
+        "img_shape": (mask_rcnn.HEIGHT, mask_rcnn.WIDTH),
+        "ori_shape": mask_rcnn.ORIGINAL,
+        "pad_shape": pixels.shape[2:],
+        "batch_input_shape": pixels.shape[2:],
+        "scale_factor": (mask_rcnn.WIDTH / mask_rcnn.ORIGINAL[1], mask_rcnn.HEIGHT / mask_rcnn.ORIGINAL[0]),
+    }
+    return torch.from_numpy(pixels.copy()), [dict(meta) for _ in pixels]
+
+
+def outputs(model):
+    """The results of each stage of inference. The box head and the mask head see the proposals of mmdet."""
+    pixels, metas = prepared(model)
+    features = model.extract_feat(pixels)
+    logits, deltas = model.rpn_head(features)
+    proposals = model.rpn_head.predict_by_feat(logits, deltas, batch_img_metas=metas, cfg=model.test_cfg.rpn)
+    rois = roi_tensor(proposals)
+    chosen = torch.cat([torch.arange(SHOWN) + image * len(proposals[0]) for image in range(2)])
+    head = model.roi_head._bbox_forward(features, rois)
+    found = model.roi_head.predict_bbox(features, metas, proposals, model.roi_head.test_cfg, rescale=False)
+    mask_rois = roi_tensor(found)
+    scale = torch.tensor(metas[0]["scale_factor"]).repeat(2)
+    arrays = {f"fpn{level}": feature[:, ::128] for level, feature in enumerate(features)}
+    arrays |= {
+        "rpn_logits": torch.cat([part.permute(0, 2, 3, 1).flatten(1) for part in logits], 1)[:, ::4],
+        **per_image("proposals", [part.bboxes for part in proposals]),
+        **per_image("objectness", [part.scores for part in proposals]),
+        "roi_features": head["bbox_feats"][chosen, ::64],
+        "class_logits": head["cls_score"][chosen, ::2],
+        "box_deltas": head["bbox_pred"][chosen, ::5],
+        **per_image("boxes", [part.bboxes / scale for part in found]),
+        **per_image("scores", [part.scores for part in found]),
+        **per_image("labels", [part.labels for part in found]),
+    }
+    mask_logits = model.roi_head._mask_forward(features, mask_rois)["mask_preds"]
+    mask_logits = mask_logits[torch.arange(len(mask_rois)), torch.cat([part.labels for part in found])]
+    arrays |= per_image("mask_logits", [part[:3] for part in mask_logits.split([len(part) for part in found])])
+    found = model.roi_head.predict_mask(features, metas, found, rescale=True)
+    return arrays | per_image("masks", [np.packbits(part.masks[:SHOWN].numpy(), -1) for part in found])
+
+
+def losses(model):
+    """The training losses, of the proposals with which inference goes on, and without any random choice."""
+    from mmdet.structures import DetDataSample
+    from mmdet.structures.mask import BitmapMasks
+
+    pixels, metas = prepared(model)
+    samples = []
+    for meta, boxes, labels, masks in zip(metas, *mask_rcnn.truth(), strict=True):
+        real = labels >= 0
+        instances = InstanceData(
+            bboxes=torch.from_numpy(boxes[real]),
+            labels=torch.from_numpy(labels[real].astype(np.int64)),
+            masks=BitmapMasks(np.pad(masks[real], [(0, 0), (0, 6), (0, 4)]), *pixels.shape[2:]),
+        )
+        samples.append(DetDataSample(metainfo=meta, gt_instances=instances))
+    features = model.extract_feat(pixels)
+    _, proposals = model.rpn_head.loss_and_predict(features, samples, model.test_cfg.rpn)
+    objects = [InstanceData(bboxes=part.gt_instances.bboxes, labels=part.gt_instances.labels * 0) for part in samples]
+    rpn = model.rpn_head.loss_by_feat(*model.rpn_head(features), objects, metas)
+    found = rpn | model.roi_head.loss(features, proposals, samples)
+    found = {name: torch.as_tensor(sum(value) if isinstance(value, list) else value) for name, value in found.items()}
+    return {name: value.numpy().reshape(()) for name, value in found.items() if "loss" in name}
+
+
+def resized():
+    """mmdet's resizing of a small image to two sizes."""
+    image = mask_rcnn.images(30, 40, 1)[0]
+    return {f"resized{scale[0]}": mmcv.imrescale(image, scale) for scale in ((64, 48), (25, 31))}
+
+
+def roi_tensor(instances):
+    from mmdet.structures.bbox import bbox2roi
+
+    return bbox2roi([part.bboxes for part in instances])
+
+
+def per_image(name, arrays):
+    return {f"{name}{image}": array for image, array in enumerate(arrays)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,313 @@
+"""Faster R-CNN and Mask R-CNN in Flax, beside mmdet with the same checkpoint."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from PIL import Image
+
+pytest.importorskip("optax")
+
+from examples.rcnn import RCNN, detect, fill
+from examples.rcnn.assign import NEGATIVE, UNUSED, assign, sample, sample_regions
+from examples.rcnn.config import ANCHORS, Sampling
+from examples.rcnn.detector import Detections, in_image
+from examples.rcnn.images import paste, resize
+from examples.rcnn.losses import Batch, anchor_losses, region_losses
+from examples.rcnn.roi_heads import BOX_BINS, pool
+from examples.rcnn.rpn import Regions, propose
+from examples.rcnn.weights import adapt, config_of, shapes
+from examples.resnet.images import MEAN
+from tests.helpers import mask_rcnn
+
+pytestmark = pytest.mark.platforms("cpu")
+of_pycocotools = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+SHOWN = 8
+PIXELS = 1e-3  # the rounding errors of boxes are relative to anchors of up to 724 pixels
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return mask_rcnn.read()
+
+
+@pytest.fixture(scope="module")
+def state(golden):
+    return mask_rcnn.state(golden[0])
+
+
+@pytest.fixture(scope="module")
+def model(state):
+    return RCNN(config_of(state))
+
+
+@pytest.fixture(scope="module")
+def variables(model, state):
+    return fill(model, state)
+
+
+@pytest.fixture(scope="module")
+def first_stage(model, variables):
+    """(features, predictions of anchors, proposals, their scores)."""
+
+    def run(model, images):
+        features = model.features(images)
+        predictions = model.rpn_head(features)
+        proposals = propose(predictions, mask_rcnn.HEIGHT, mask_rcnn.WIDTH, model.config.proposals)
+        return features, predictions, *proposals
+
+    return jax.jit(functools.partial(model.apply, method=run))(variables, mask_rcnn.images())
+
+
+@pytest.fixture(scope="module")
+def proposals(golden):
+    """mmdet's proposals."""
+    found = [golden[1][f"proposals{image}"] for image in range(2)]
+    count = max(map(len, found))
+    boxes = np.stack([np.pad(boxes, [(0, count - len(boxes)), (0, 0)]) for boxes in found])
+    return Regions(boxes, np.arange(count) < np.array([[len(boxes)] for boxes in found]))
+
+
+@pytest.fixture(scope="module")
+def second_stage(model, variables, first_stage, proposals):
+    """(pooled features, logits of classes, deltas, detections) of mmdet's proposals."""
+
+    def run(model, features, regions):
+        first = Regions(regions.boxes[:, :SHOWN], regions.valid[:, :SHOWN])
+        found = model.find(features, regions, mask_rcnn.HEIGHT, mask_rcnn.WIDTH)
+        return pool(features, first, BOX_BINS), *model.roi_head.classify(features, first), found
+
+    return jax.jit(functools.partial(model.apply, method=run))(variables, first_stage[0], proposals)
+
+
+def test_features(golden, first_stage):
+    for level, feature in enumerate(first_stage[0]):
+        expected = golden[1][f"fpn{level}"].transpose(0, 2, 3, 1)
+        assert_allclose(feature[..., ::128], expected, rtol=0, atol=1e-4)
+
+
+def test_logits_of_anchors(golden, first_stage):
+    logits = np.concatenate(first_stage[1].logits, 1)
+    assert_allclose(logits[:, ::4], golden[1]["rpn_logits"], rtol=0, atol=1e-4)
+
+
+def test_proposals(golden, first_stage):
+    """mmdet sorts by probabilities, many of which round to the same number, so the order may differ."""
+    _, _, regions, scores = first_stage
+    for image, (boxes, valid, score) in enumerate(zip(*regions, scores, strict=True)):
+        expected = golden[1][f"proposals{image}"]
+        assert valid.sum() == len(expected) and not valid[len(expected) :].any()
+        distances = np.abs(boxes[valid][:, None] - expected).max(-1)
+        assert distances.min(0).max() < PIXELS and distances.min(1).max() < PIXELS
+        assert_allclose(score[valid], golden[1][f"objectness{image}"], rtol=0, atol=1e-4)
+        assert_array_equal(score[~valid], 0)
+
+
+def test_heads(golden, second_stage):
+    pooled, logits, deltas, _ = (jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), part) for part in second_stage)
+    assert_allclose(pooled[..., ::64], golden[1]["roi_features"].transpose(0, 2, 3, 1), rtol=0, atol=1e-4)
+    assert_allclose(logits[:, ::2], golden[1]["class_logits"], rtol=0, atol=1e-4)
+    assert_allclose(deltas.reshape(len(deltas), -1)[:, ::5], golden[1]["box_deltas"], rtol=0, atol=1e-4)
+
+
+def test_objects(golden, second_stage):
+    found = second_stage[-1]
+    ratio = np.divide((mask_rcnn.WIDTH, mask_rcnn.HEIGHT) * 2, mask_rcnn.ORIGINAL[::-1] * 2)
+    first = jax.tree.map(lambda part: part[:, :SHOWN], found._replace(boxes=found.boxes / ratio))
+    masks = jax.jit(in_image, static_argnums=(1, 2))(first, *mask_rcnn.ORIGINAL).masks
+    for image in range(2):
+        expected = {name: golden[1][f"{name}{image}"] for name in ("boxes", "scores", "labels", "mask_logits", "masks")}
+        assert_allclose(found.boxes[image] / ratio, expected["boxes"], rtol=0, atol=PIXELS)
+        assert_allclose(found.scores[image], expected["scores"], rtol=0, atol=1e-4)
+        assert_array_equal(found.labels[image], expected["labels"])
+        assert_allclose(found.masks[image, :3], expected["mask_logits"], rtol=0, atol=1e-4)
+        unpacked = np.unpackbits(expected["masks"], -1, count=mask_rcnn.ORIGINAL[1])
+        assert (unpacked != masks[image]).mean() < 1e-4
+
+
+def test_the_whole_is_one_function_of_images(model, variables, second_stage):
+    """Of the images as they are, and of each image alone, whatever is beside it."""
+    whole = detect(model, variables, mask_rcnn.images(), (mask_rcnn.WIDTH, mask_rcnn.HEIGHT))
+    expected = second_stage[-1]
+    assert_allclose(whole.boxes, expected.boxes, rtol=0, atol=PIXELS)
+    assert_allclose(whole.scores, expected.scores, rtol=0, atol=1e-4)
+    assert whole.masks.shape == (2, 100, mask_rcnn.HEIGHT, mask_rcnn.WIDTH) and whole.masks.dtype == bool
+
+
+@pytest.mark.thorough
+def test_faster_rcnn_is_mask_rcnn_without_masks(golden, state):
+    boxes_only = {name: array for name, array in state.items() if "mask_head" not in name}
+    model = RCNN(config_of(boxes_only))
+    assert model.config == dataclasses.replace(RCNN().config, masks=False)
+    variables = fill(model, boxes_only)
+    found = jax.jit(model.apply)(variables, mask_rcnn.images()[:1])
+    assert found.masks is None
+    assert_allclose(found.scores[0], golden[1]["scores0"], rtol=0, atol=1e-4)
+
+
+def test_every_name_is_used_and_none_is_missing(model, state):
+    with pytest.raises(ValueError, match=r"missing 'neck.lateral_convs.0.conv.weight'"):
+        fill(model, {name: array for name, array in state.items() if name != "neck.lateral_convs.0.conv.weight"})
+    with pytest.raises(ValueError, match=r"unexpected 'roi_head.bbox_head.extra.weight'"):
+        fill(model, state | {"roi_head.bbox_head.extra.weight": np.ones(3)})
+    with pytest.raises(ValueError, match="must have a ResNet-50, -101 or -152"):
+        config_of({name: array for name, array in state.items() if "layer3.5" not in name})
+
+
+def test_losses(golden, model, variables, first_stage, proposals):
+    """All anchors and proposals that have a target are drawn, so that nothing is left to chance."""
+    batch = Batch(mask_rcnn.images(), *mask_rcnn.truth())
+    features, predictions, _, _ = first_stage
+    all_anchors = dataclasses.replace(ANCHORS, count=10_000)
+    all_regions = Sampling(0.5, 0.5, 0.5, count=600, positive_fraction=0.1)
+    key = jax.random.key(0)
+
+    def run(model, features, predictions, proposals, batch):
+        samples = sample_regions(key, proposals, batch.truth, all_regions)
+        found = anchor_losses(predictions, batch.truth, key, all_anchors)
+        return found | region_losses(model, features, samples, batch, all_regions), samples
+
+    compute = jax.jit(functools.partial(model.apply, method=run))
+    found, samples = compute(variables, features, predictions, proposals, batch)
+    assert (samples.objects >= 0).sum(1).tolist() == [20, 15]
+    assert_array_equal((samples.objects != UNUSED).sum(1), proposals.valid.sum(1) + (batch.labels >= 0).sum(1))
+    expected = {name: float(array) for name, array in golden[1].items() if name.startswith("loss")}
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(expected, rel=1e-4)
+
+
+def test_resizing(golden):
+    """mmdet's fixed-point arithmetic rounds a few numbers differently."""
+    image = mask_rcnn.images(30, 40, 1)
+    for expected in (golden[1]["resized64"], golden[1]["resized25"]):
+        difference = np.abs(resize(image, *expected.shape[:2])[0] - expected)
+        assert difference.max() <= 1 and (difference > 0).mean() < 0.15
+
+
+def test_pasting_covers_the_box():
+    box = jnp.array([3.0, 2.0, 11.0, 8.0])
+    mask = paste(jnp.ones((28, 28)), box, 10, 16) >= 0.5
+    expected = np.zeros((10, 16), bool)
+    expected[2:8, 3:11] = True
+    assert_array_equal(mask, expected)
+
+
+def test_assignment():
+    boxes = jnp.array(
+        [[0, 0, 10, 10], [0, 0, 10, 5], [0, 0, 10, 3], [20, 20, 30, 26], [50, 50, 60, 60], [0, 0, 10, 10.0]]
+    )
+    truth = Regions(jnp.array([[0, 0, 10, 10], [20, 20, 30, 30], [0, 0, 10, 10.0]]), jnp.array([True, True, False]))
+    valid = jnp.arange(len(boxes)) != 5
+    settings = Sampling(positive=0.7, negative=0.4, low_quality=0.5, count=3, positive_fraction=0.5)
+    objects = assign(boxes, valid, truth, settings)
+    assert objects.tolist() == [0, UNUSED, NEGATIVE, 1, NEGATIVE, UNUSED]
+    drawn = [tuple(sample(jax.random.key(seed), objects, settings).tolist()) for seed in range(20)]
+    for one in drawn:
+        assert sum(index >= 0 for index in one) == 1 and one.count(NEGATIVE) == 2
+    assert len(set(drawn)) == 2
+
+
+def test_another_number_of_classes(model, variables):
+    adapted, new = adapt(model, variables, 10, jax.random.key(0))
+    assert adapted.config == dataclasses.replace(model.config, classes=10)
+    assert jax.tree.map(jnp.shape, new) == jax.tree.map(lambda leaf: leaf.shape, shapes(adapted))
+    kept, head = variables["params"]["roi_head"], new["params"]["roi_head"]
+    assert head["bbox_head"]["shared_fcs_0"]["kernel"] is kept["bbox_head"]["shared_fcs_0"]["kernel"]
+    assert head["bbox_head"]["fc_cls"]["kernel"].std() == pytest.approx(0.01, rel=0.1)
+
+
+@pytest.fixture(scope="module")
+def digits_folder(tmp_path_factory):
+    pytest.importorskip("sklearn")
+    pytest.importorskip("pycocotools")
+    from examples.rcnn import digits
+
+    folder = tmp_path_factory.mktemp("digits")
+    digits.main([str(folder), "--train", "3", "--validation", "2", "--size", "96"])
+    return folder
+
+
+@of_pycocotools
+def test_examples_of_a_folder(digits_folder):
+    """Resizing is by 2/3 in a canvas that is wider than needed. The third scene has no objects."""
+    from examples.digits_library import scenes
+    from examples.rcnn import coco
+
+    dataset = coco.read(digits_folder / "train.json", digits_folder / "train")
+    assert dataset.names == list("0123456789")
+    arguments = {"objects": scenes.MAX_OBJECTS, "masks": True, "mirror": False}
+    (batch,) = coco.training_batches(dataset, 0, range(1), 2, (64, 96), **arguments)
+    expected = [scenes.make_scene("train", 0, index, 96) for index in range(2)]
+    order = [
+        next(i for i, scene in enumerate(expected) if np.array_equal(scene.labels, labels)) for labels in batch.labels
+    ]
+    assert sorted(order) == [0, 1]
+    for row, index in enumerate(order):
+        example = Batch(*(part[row] for part in batch))
+        assert_allclose(example.boxes, expected[index].boxes * 2 / 3, rtol=1e-5)
+        assert_array_equal(example.images[:, 64:], np.broadcast_to(np.round(MEAN), (64, 32, 3)))
+        for box, mask in zip(example.boxes[example.labels >= 0], example.masks, strict=False):
+            rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+            assert_allclose([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1], box, atol=1.5)
+        twice = coco.mirrored(coco.mirrored(example))
+        assert_allclose(twice.boxes, example.boxes, atol=1e-4)
+        assert_array_equal(twice.masks, example.masks)
+    (again,) = coco.training_batches(dataset, 0, range(1), 2, (64, 96), **arguments)
+    jax.tree.map(assert_array_equal, batch, again)
+
+
+@of_pycocotools
+def test_average_precision_of_the_truth(digits_folder):
+    from examples.rcnn import coco
+
+    size = (64, 96)
+    dataset = coco.read(digits_folder / "validation.json", digits_folder / "validation")
+    listed = []
+    for image in dataset.annotations.getImgIds():
+        example = coco.load_example(dataset, image, size, 10, True)
+        found = Detections(example.boxes, (example.labels >= 0) * 0.9, example.labels, example.masks)
+        listed += coco.results(dataset, image, found, size)
+    scores = coco.average_precision(dataset, listed, masks=True)
+    assert scores["box AP"] == pytest.approx(1) and scores["mask AP50"] == pytest.approx(1)
+    assert set(coco.average_precision(dataset, [], masks=False).values()) == {0.0}
+
+
+@of_pycocotools
+@pytest.mark.thorough
+def test_the_commands_train_and_draw(state, digits_folder, tmp_path, capsys):
+    """A checkpoint of mmdet goes through training, into a file and into the command that draws objects."""
+    from examples.rcnn.__main__ import main as draw
+    from examples.rcnn.train import main as train
+
+    data = [str(digits_folder / "train.json"), str(digits_folder / "train")]
+    validation = ["--validation", str(digits_folder / "validation.json"), str(digits_folder / "validation")]
+    options = [
+        "--size",
+        "64",
+        "64",
+        "--objects",
+        "10",
+        "--regions",
+        "16",
+        "--batch-size",
+        "1",
+        "--checkpoint-every",
+        "1",
+    ]
+    np.savez(tmp_path / "mmdet.npz", **state)
+    checkpoint = ["--checkpoint", str(tmp_path / "mmdet.npz"), "--steps", "2", "--learning-rate", "0.001"]
+    train([*data, *options, *validation, *checkpoint, "--out", str(tmp_path / "trained")])
+    assert "box AP " in capsys.readouterr().out
+    with np.load(tmp_path / "trained" / "model.npz") as trained:
+        for name, is_trained in {"backbone.layer1.0.conv1.weight": False, "neck.fpn_convs.0.conv.weight": True}.items():
+            assert np.array_equal(trained[name], state[name]) != is_trained
+    image = str(digits_folder / "validation" / "000000.png")
+    arguments = ["--names", data[0], "--threshold", "0.0", "--scale", "64", "64", "--out", str(tmp_path / "found.png")]
+    draw([str(tmp_path / "trained" / "model.npz"), image, *arguments])
+    assert "objects are in" in capsys.readouterr().out
+    with Image.open(tmp_path / "found.png") as picture:
+        assert picture.size == (96, 96)
