@@ -131,7 +131,13 @@ def run(*command):
     return done.stdout
 
 
-@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=name, marks=pytest.mark.thorough if name == "deform_psroi_pool" else [])
+        for name, program in PROGRAMS.items()
+    ],
+)
 def test_run_in_another_process(program, platform, tmp_path):
     """With symbolic sizes, for all platforms at once: the value, its gradients by jax, and exported gradients."""
     specs = program.specs("nhwr")

@@ -7,126 +7,12 @@
 
 #include "device.h"
 #include "element.h"
+#include "roi_images.h"
+#include "roi_weights.h"
 #include "vectorize.h"
 
 namespace dcn {
 namespace {
-
-// The row and column of a bin, and the flat indices of the part and the channel group that it belongs to.
-struct BinIndex {
-  int64_t row, column, part, group;
-};
-
-// The indices of all bins, row by row. They are computed once per call because they take integer divisions. Empty if
-// there is no output: then no array bounds the number of bins, and this one might not fit in memory.
-std::vector<BinIndex> IndexBins(const PoolSizes& sizes) {
-  if (sizes.batches * sizes.rois == 0 || sizes.features() == 0) return {};
-  const auto flat_cell = [&](int64_t row, int64_t column, const int32_t grid[2]) {
-    return sizes.GridCellOfBin(0, row, grid) * grid[1] + sizes.GridCellOfBin(1, column, grid);
-  };
-  std::vector<BinIndex> bins;
-  for (int64_t row = 0; row < sizes.output[0]; ++row) {
-    for (int64_t column = 0; column < sizes.output[1]; ++column) {
-      bins.push_back({row, column, flat_cell(row, column, sizes.part), flat_cell(row, column, sizes.group)});
-    }
-  }
-  return bins;
-}
-
-// The pixels that a row or column of bins reads along one axis.
-template <typename A>
-struct Profile {
-  struct Pixel {
-    int32_t index;
-    A weight, slope;  // sums over the sample points; slope is the derivative with respect to the position
-  };
-
-  const Pixel *first, *last;
-  A points;  // the number that counts towards the mean; NaN for a NaN offset
-
-  const Pixel* begin() const { return first; }
-  const Pixel* end() const { return last; }
-};
-
-// Storage for `count` profiles. It is allocated outside the vectorized functions, because exceptions do not propagate
-// out of their clones.
-template <typename A>
-class Profiles {
- public:
-  Profiles(const PoolSizes& sizes, int axis, int64_t count)
-      : axis_(axis),
-        most_pixels_(std::min(2 * BinPoints<A>::MostVisited(sizes, axis), sizes.length(axis))),
-        pixels_(new typename Profile<A>::Pixel[count * most_pixels_]),
-        profiles_(count) {}
-
-  DCN_INLINE void Compute(int64_t i, const PoolSizes& sizes, const Roi<A>& roi, int64_t bin, A shift) {
-    auto* const first = pixels_.get() + i * most_pixels_;
-    auto* last = first;
-    const A points = ForEachPixel(sizes, roi, axis_, bin, shift, [&](int32_t index, A weight, A slope) DCN_INLINED {
-      *last++ = {index, weight, slope};
-    });
-    profiles_[i] = {first, last, shift == shift ? points : shift};
-  }
-
-  const Profile<A>& operator[](int64_t i) const { return profiles_[i]; }
-
- private:
-  int axis_;
-  int64_t most_pixels_;
-  std::unique_ptr<typename Profile<A>::Pixel[]> pixels_;
-  std::vector<Profile<A>> profiles_;
-};
-
-template <typename A>
-struct BinWeights {
-  const Profile<A>&y, &x;
-  A scale;  // 1 / number of points that count, 0 if there are none, NaN for a NaN offset
-};
-
-// The pixels and weights of the bins of one RoI, for the features of one class. Without an offset, the bins of a row
-// share the profile along y, and those of a column the profile along x. They are then computed once per RoI.
-template <typename A>
-class RoiWeights {
- public:
-  RoiWeights(const PoolSizes& sizes, const Rois& rois)
-      : is_shared_(!rois.offset),
-        y_(sizes, 0, is_shared_ ? sizes.output[0] : 1),
-        x_(sizes, 1, is_shared_ ? sizes.output[1] : 1) {}
-
-  // `offset` holds the (dx, dy) of the RoI's first part for this class, if there is an offset.
-  DCN_INLINE void Start(const PoolSizes& sizes, const Roi<A>& roi, const A* offset) {
-    roi_ = roi;
-    offset_ = offset;
-    if (!is_shared_) return;
-    for (int64_t row = 0; row < sizes.output[0]; ++row) y_.Compute(row, sizes, roi, row, A(0));
-    for (int64_t column = 0; column < sizes.output[1]; ++column) x_.Compute(column, sizes, roi, column, A(0));
-  }
-
-  DCN_INLINE BinWeights<A> At(const PoolSizes& sizes, const BinIndex& bin) {
-    if (is_shared_) return Shared(bin.row, bin.column);
-    const A* shift = offset_ + bin.part * 2 * sizes.classes;
-    y_.Compute(0, sizes, roi_, bin.row, shift[1] * A(sizes.trans_std));
-    x_.Compute(0, sizes, roi_, bin.column, shift[0] * A(sizes.trans_std));
-    return Shared(0, 0);
-  }
-  // The bin of a row and a column that share their profiles.
-  DCN_INLINE BinWeights<A> Shared(int64_t row, int64_t column) const {
-    const A points = y_[row].points * x_[column].points;
-    return {y_[row], x_[column], points == A(0) ? A(0) : A(1) / points};
-  }
-
- private:
-  bool is_shared_;
-  Profiles<A> y_, x_;
-  Roi<A> roi_ = {};
-  const A* offset_ = nullptr;
-};
-
-// Below, `roi_index` counts the RoIs of all batches.
-template <typename A>
-DCN_INLINE Roi<A> LocateRoi(const PoolSizes& sizes, const Rois& rois, int64_t roi_index) {
-  return LocateRoi(sizes, static_cast<const A*>(rois.boxes) + roi_index * 5);
-}
 
 // The index of a part's dx in the offset and in its cotangent; its dy follows.
 DCN_INLINE int64_t OffsetIndex(const PoolSizes& sizes, int64_t roi_index, int64_t part, int64_t class_) {
@@ -138,12 +24,6 @@ template <typename A>
 DCN_INLINE const A* OffsetOfRoi(const PoolSizes& sizes, const Rois& rois, int64_t roi_index, int64_t class_) {
   if (!rois.offset) return nullptr;
   return static_cast<const A*>(rois.offset) + OffsetIndex(sizes, roi_index, 0, class_);
-}
-
-// The image that an RoI reads; `image` is its index within the RoI's batch.
-template <typename T>
-DCN_INLINE const T* ImageOfRoi(const PoolSizes& sizes, const T* x, int64_t roi_index, int64_t image) {
-  return x + (roi_index / sizes.rois * sizes.images + image) * sizes.height * sizes.width * sizes.channels;
 }
 
 // A task of the forward and of the offset cotangent is one class of one RoI. Tasks go class by class: the channels of
@@ -430,104 +310,6 @@ DCN_VECTORIZED void OffsetCotangentOfRoi(const PoolSizes& sizes, const std::vect
   }
 }
 
-// The visited points of an RoI's rows of bins (axis 0) or columns of bins (axis 1).
-template <typename A>
-class LocatedPoints {
- public:
-  LocatedPoints(const PoolSizes& sizes, const Roi<A>& roi, int axis) {
-    for (int64_t bin = 0; bin < sizes.output[axis]; ++bin) {
-      const BinPoints<A> points(sizes, roi, axis, bin, A(0));
-      for (int32_t i = 0; i < points.count; ++i) points_.push_back(points.Locate(sizes, roi, axis, i));
-      bounds_.push_back(points_.size());
-    }
-  }
-
-  const PoolPoint<A>* OfBin(int64_t bin) const { return points_.data() + bounds_[bin]; }
-  int64_t Count(int64_t bin) const { return bounds_[bin + 1] - bounds_[bin]; }
-
- private:
-  std::vector<PoolPoint<A>> points_;
-  std::vector<size_t> bounds_ = {0};
-};
-
-template <typename T>
-DCN_VECTORIZED void FindLargest(const PoolSizes& sizes, const LocatedPoints<Accumulator<T>>& points_y,
-                                const LocatedPoints<Accumulator<T>>& points_x, const T* image, int64_t row,
-                                int64_t column, Largest<Accumulator<T>>* largest) {
-  using A = Accumulator<T>;
-  std::fill_n(largest, sizes.channels, Largest<A>());
-  const PoolPoint<A>*ys = points_y.OfBin(row), *xs = points_x.OfBin(column);
-  for (int32_t i = 0; i < points_y.Count(row); ++i) {
-    for (int32_t j = 0; j < points_x.Count(column); ++j) {
-      const PoolPoint<A>&y = ys[i], &x = xs[j];
-      const bool is_valid = y.is_valid && x.is_valid;
-      A weights[4];
-      const T* corners[4];
-      int num_corners = 0;  // that have a weight, because 0 times an infinite pixel would be NaN
-      for (int k = 0; is_valid && k < 4; ++k) {
-        weights[num_corners] = y.weight(k / 2) * x.weight(k % 2);
-        corners[num_corners] = image + (y.pixel[k / 2] * sizes.width + x.pixel[k % 2]) * sizes.channels;
-        num_corners += weights[num_corners] != A(0);
-      }
-      for (int64_t f = 0; f < sizes.channels; ++f) {
-        A value = 0;
-        for (int k = 0; k < num_corners; ++k) value += weights[k] * A(corners[k][f]);
-        largest[f].Add(value, is_valid, i, j);
-      }
-    }
-  }
-}
-
-// Calls store(index, largest) for each bin and feature of the RoIs that are pooled, and fill(index, state) for those of
-// the others. `index` counts the elements of the result.
-template <typename T, typename Store, typename Fill>
-void ForEachLargest(Device& device, const PoolSizes& sizes, const Rois& rois, const T* x, const Store& store,
-                    const Fill& fill) {
-  using A = Accumulator<T>;
-  device.ParallelFor(sizes.batches * sizes.rois, [&](int64_t roi_index) {
-    const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
-    const int64_t roi_size = sizes.bins() * sizes.channels;
-    int64_t index = roi_index * roi_size;
-    if (roi.state != RoiState::kValid) {
-      for (int64_t i = 0; i < roi_size; ++i) fill(index++, roi.state);
-      return;
-    }
-    const LocatedPoints<A> points_y(sizes, roi, 0), points_x(sizes, roi, 1);
-    std::vector<Largest<A>> largest(sizes.channels);
-    for (int64_t bin = 0; bin < sizes.bins(); ++bin) {
-      FindLargest(sizes, points_y, points_x, ImageOfRoi(sizes, x, roi_index, roi.image), bin / sizes.output[1],
-                  bin % sizes.output[1], largest.data());
-      for (const Largest<A>& found : largest) store(index++, found);
-    }
-  });
-}
-
-// Adds the cotangents of an RoI's bins, for channels [begin, end), to the pixels that their largest points read.
-template <typename T>
-void AddToWinners(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi, int64_t roi_index, int64_t begin, int64_t end,
-                  const T* d_pooled, const int32_t* winners, Accumulator<T>* d_image) {
-  using A = Accumulator<T>;
-  const LocatedPoints<A> points_y(sizes, roi, 0), points_x(sizes, roi, 1);
-  const int64_t count = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;
-  for (int64_t bin = 0; bin < sizes.bins(); ++bin) {
-    const int64_t first = (roi_index * sizes.bins() + bin) * sizes.channels;
-    for (int64_t f = begin; f < end; ++f) {
-      const int32_t row = winners[first + f], column = winners[count + first + f];
-      const int64_t bin_row = bin / sizes.output[1], bin_column = bin % sizes.output[1];
-      // The winners are an operand, so they could be anything.
-      if (row < 0 || row >= points_y.Count(bin_row) || column < 0 || column >= points_x.Count(bin_column)) continue;
-      const PoolPoint<A>&y = points_y.OfBin(bin_row)[row], &x = points_x.OfBin(bin_column)[column];
-      if (!y.is_valid || !x.is_valid) continue;
-      for (int k = 0; k < 4; ++k) {
-        const A weight = y.weight(k / 2) * x.weight(k % 2);
-        if (weight == A(0)) continue;  // 0 times an infinite cotangent would be NaN
-        d_image[(y.pixel[k / 2] * sizes.width + x.pixel[k % 2]) * sizes.channels + f] +=
-            weight * A(d_pooled[first + f]);
-      }
-    }
-  }
-}
-
 }  // namespace
 
 const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x, void* pooled) {
@@ -623,66 +405,6 @@ const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& si
       RoiWeights<A> weights(sizes, rois);
       OffsetCotangentOfRoi(sizes, bins, roi, OffsetOfRoi<A>(sizes, rois, roi_index, class_), weights,
                            image + class_ * features * sizes.groups(), d_roi + class_ * features, out);
-    });
-  });
-  return nullptr;
-}
-
-const char* MaxPool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
-                    void* pooled) {
-  Dispatch<F16, BF16>(dtype, [&](auto tag) {
-    using T = decltype(tag);
-    using A = Accumulator<T>;
-    T* out = static_cast<T*>(pooled);
-    ForEachLargest(
-        device, sizes, rois, static_cast<const T*>(x),
-        [&](int64_t index, const Largest<A>& largest) { out[index] = T(largest.value); },
-        [&](int64_t index, RoiState state) {
-          out[index] = T(state == RoiState::kNotFinite ? std::numeric_limits<A>::quiet_NaN() : A(0));
-        });
-  });
-  return nullptr;
-}
-
-const char* MaxPoolWinners(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
-                           int32_t* winners) {
-  const int64_t count = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;
-  Dispatch<F16, BF16>(dtype, [&](auto tag) {
-    using T = decltype(tag);
-    const auto store = [&](int64_t index, int32_t row, int32_t column) {
-      winners[index] = row;
-      winners[count + index] = column;
-    };
-    ForEachLargest(
-        device, sizes, rois, static_cast<const T*>(x),
-        [&](int64_t index, const Largest<Accumulator<T>>& largest) { store(index, largest.row, largest.column); },
-        [&](int64_t index, RoiState) { store(index, -1, -1); });
-  });
-  return nullptr;
-}
-
-const char* MaxPoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
-                                  const void* d_pooled, const int32_t* winners, void* d_x) {
-  constexpr int64_t kChannels = 32;  // of a block
-  const int64_t blocks = (sizes.channels + kChannels - 1) / kChannels;
-  const int64_t image_size = sizes.height * sizes.width * sizes.channels;
-  if (image_size == 0) return nullptr;
-  Dispatch<F16, BF16>(dtype, [&](auto tag) {
-    using T = decltype(tag);
-    using A = Accumulator<T>;
-    device.ParallelFor(sizes.batches * sizes.images * blocks, [&](int64_t task) {
-      const int64_t image = task / blocks, begin = task % blocks * kChannels;
-      const int64_t end = std::min(begin + kChannels, sizes.channels);
-      A* d_image = static_cast<A*>(d_x) + image * image_size;
-      for (int64_t pixel = 0; pixel < sizes.height * sizes.width; ++pixel) {
-        std::fill(d_image + pixel * sizes.channels + begin, d_image + pixel * sizes.channels + end, A(0));
-      }
-      const int64_t first_roi = image / sizes.images * sizes.rois;
-      for (int64_t roi_index = first_roi; roi_index < first_roi + sizes.rois; ++roi_index) {
-        const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
-        if (roi.state != RoiState::kValid || roi.image != image % sizes.images) continue;
-        AddToWinners(sizes, roi, roi_index, begin, end, static_cast<const T*>(d_pooled), winners, d_image);
-      }
     });
   });
   return nullptr;
