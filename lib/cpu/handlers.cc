@@ -3,7 +3,7 @@
 namespace dcn {
 
 std::vector<std::vector<Handler>> BackendHandlers() {
-  return {DeformConvHandlers(), RoiPoolHandlers(), AggregationHandlers()};
+  return {DeformConvHandlers(), FusedConvolutionHandlers(), RoiPoolHandlers(), AggregationHandlers()};
 }
 
 XLA_FFI_Handler* InitializeHandler() { return nullptr; }

@@ -1,6 +1,6 @@
 // The Python module of one backend: its handlers as a capsule per stage, the FFI version and compiler of the build, and
-// the limits and thread blocks of the fused kernels. All backends export these, since CUDA programs may be lowered by a
-// build without CUDA.
+// the limits and thread blocks of CUDA's fused kernels. All backends export these, since CUDA programs may be lowered
+// by a build without CUDA. That of the CPU has what its own fused kernels need, too.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
@@ -12,6 +12,9 @@
 
 #include "ffi/fused_limits.h"
 #include "ffi/handlers.h"
+#ifdef DCN_CPU
+#include "fused_convolution.h"
+#endif
 
 namespace nb = nanobind;
 
@@ -113,6 +116,10 @@ NB_MODULE(DCN_MODULE, module) {
   module.attr("compiler") = DCN_COMPILER;
   module.attr("fused_limits") = FusedLimits();
   module.attr("fused_blocks") = FusedBlocks();
+#ifdef DCN_CPU
+  module.attr("fused_instructions") = dcn::FusedInstructions();
+  module.attr("fused_padding") = dcn::kFeaturePadding;
+#endif
   module.def("fused_rejection", &FusedRejection, nb::arg("kernel"), nb::arg("dtype"), nb::arg("x"), nb::arg("output"),
              nb::arg("kernel_size"), nb::arg("offset_groups"), nb::arg("features"), nb::arg("feature_group_count"));
 }

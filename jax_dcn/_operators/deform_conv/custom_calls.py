@@ -1,6 +1,7 @@
 """The XLA custom calls of the convolution, one function each: operands and static parameters in, arrays out.
 
-All arrays have one batch dimension. The handlers are in lib/ffi/deform_conv.cc and lib/ffi/deform_conv_fused.cc.
+All arrays have one batch dimension. The handlers are in lib/ffi/: deform_conv.cc, deform_conv_fused.cc for CUDA and
+fused_convolution.cc for CPUs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -101,6 +102,31 @@ def fused_forward(
         feature_group_count=feature_group_count,
         tile_features=tile_features,
     )
+
+
+def cpu_fused_forward(
+    x: jax.Array,
+    sampling: Sampling,
+    weight: jax.Array,
+    bias: jax.Array,
+    *,
+    feature_group_count: int,
+    workspace_size: int,
+    dtype: DTypeLike,
+) -> jax.Array:
+    """The result [n, rows, columns, Cout], of `dtype`, by weight [kh, kw, Cin/groups, Cout] and a float32 bias."""
+    kh, kw, group_channels, features = weight.shape
+    y, _ = _call(
+        "dcn_cpu_fused_forward",
+        *(x, *_positions(sampling), weight.reshape(kh * kw, group_channels, features), bias),
+        sampling=sampling,
+        results=[
+            _result(x, (*sampling.offset.shape[:3], features), dtype),
+            _result(x, (workspace_size,), jnp.float32),
+        ],
+        feature_group_count=feature_group_count,
+    )
+    return y
 
 
 def fused_input_cotangent(

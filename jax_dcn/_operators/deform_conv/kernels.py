@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_dcn._operators.deform_conv import cost_model, fused, paths, plain
+from jax_dcn._operators.deform_conv import cost_model, cpu_fused, fused, paths, plain
 from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._primitive.chunks import flat
 from jax_dcn._primitive.target import Target
@@ -31,7 +31,8 @@ def forward(
     batch = x.shape[:-3]
     x, offset, mask = flat(x, 3), flat(offset, 3), flat(mask, 3)
     if paths.choose("forward", x, offset, weight, spec, target).path == "fused":
-        y = fused.forward(x, offset, weight, bias, mask, spec=spec, origin=origin)
+        kernels = cpu_fused if target.platform == "cpu" else fused
+        y = kernels.forward(x, offset, weight, bias, mask, spec=spec, origin=origin)
     else:
         y = plain.forward(x, offset, weight, bias, mask, spec=spec, origin=origin, target=target, fill=fill)
     return y.reshape(*batch, *y.shape[1:])

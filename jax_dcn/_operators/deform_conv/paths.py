@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from jax_dcn._operators.deform_conv import cost_model, fused
+from jax_dcn._operators.deform_conv import cost_model, cpu_fused, fused
 from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._primitive.target import Target
@@ -38,14 +38,19 @@ def choose(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Sp
         return Choice(spec.path, f"backend={spec.path!r} was passed")
     if why_not_fused is not None:
         return Choice("plain", why_not_fused)
+    if target.platform == "cpu":
+        why_slow = cpu_fused.why_slow(x, offset, weight, spec)
+        return Choice("plain", why_slow) if why_slow else Choice("fused", f"by {cpu_fused.INSTRUCTIONS} instructions")
     return _faster(computation, cost_model.Sizes.of(x, offset, weight, spec), target)
 
 
 def obstacle(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, platform: str) -> str | None:
     """What makes the fused path impossible, or None."""
+    if platform == "cpu":
+        return next(cpu_fused.obstacles(computation, x, offset, weight, spec), None)
     if computation == "forward":
-        return next(_forward_obstacles(x, offset, weight, spec, platform), None)
-    return next(_cotangent_obstacles(computation, x, offset, weight, spec, platform), None)
+        return next(_forward_obstacles(x, offset, weight, spec), None)
+    return next(_cotangent_obstacles(computation, x, offset, weight, spec), None)
 
 
 def _faster(computation: str, sizes: cost_model.Sizes | None, target: Target) -> Choice:
@@ -63,10 +68,8 @@ def _shown_time(seconds: float) -> str:
     return f"{seconds * 1e3:.2g} ms"
 
 
-def _forward_obstacles(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, platform: str) -> Iterator[str]:
-    """What keeps a forward, and so a gradient, from the fused path; lib/ffi/fused_limits.h has the rules of sizes."""
-    if platform != "cuda":
-        yield f"the fused kernels run on CUDA only, not on {platform}"
+def _forward_obstacles(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> Iterator[str]:
+    """What keeps a forward, and so a gradient, from CUDA's fused path; lib/ffi/fused_limits.h has the rules of sizes."""
     dtype, groups = jnp.dtype(x.dtype), spec.feature_group_count
     if dtype == jnp.float64:
         yield "the data are float64; the fused kernels need float16, bfloat16 or float32"
@@ -92,10 +95,8 @@ def _forward_obstacles(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, pl
     yield from _above("x has", fused.pixels(x), "pixels in all images", fused.MAX_PIXELS - 1)
 
 
-def _cotangent_obstacles(
-    name: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, platform: str
-) -> Iterator[str]:
-    yield from _forward_obstacles(x, offset, weight, spec, platform)
+def _cotangent_obstacles(name: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> Iterator[str]:
+    yield from _forward_obstacles(x, offset, weight, spec)
     dtype, groups = jnp.dtype(x.dtype), spec.feature_group_count
     if spec.dtype != dtype:
         yield f"the result is {spec.dtype} for {dtype} data; the fused gradients need {dtype}"

@@ -7,7 +7,7 @@ import jax
 from jax.typing import ArrayLike
 
 from jax_dcn import _validation
-from jax_dcn._operators.deform_conv import cost_model, fused, paths, plain
+from jax_dcn._operators.deform_conv import cost_model, cpu_fused, fused, paths, plain
 from jax_dcn._operators.deform_conv.arguments import Spec, canonicalize
 from jax_dcn._operators.deform_conv.functions import Options
 from jax_dcn._operators.kernel_plan import (
@@ -101,6 +101,8 @@ def _choice(
     if reference_reason and computation != "bias":
         return KernelChoice(computation, "reference", reference_reason, _columns_bytes(x, offset, weight))
     path, reason = paths.choose(computation, x, offset, weight, spec, target)
+    if path == "fused" and target.platform == "cpu":
+        return KernelChoice(computation, path, reason, cpu_fused.workspace_bytes(x, offset, weight, spec))
     if path == "fused":
         num_splits = cost_model.num_splits(x, offset, weight, spec, target) if computation == "weight" else 1
         size = fused.workspace_bytes(computation, x, offset, weight, num_splits=num_splits)

@@ -1,0 +1,92 @@
+"""The fused path for CPUs: samples are multiplied while they are in the caches, and the columns are never stored.
+
+`paths` decides which calls take it. What is not finite is as on the fused path of CUDA.
+"""
+
+import math
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+
+from jax_dcn._operators.deform_conv import custom_calls
+from jax_dcn._operators.deform_conv.arguments import Spec
+from jax_dcn._operators.deform_conv.custom_calls import Sampling
+from jax_dcn._operators.deform_conv.geometry import groups_and_taps
+from jax_dcn._primitive import extension
+from jax_dcn._types import Shaped
+
+INSTRUCTIONS: str = extension.modules["cpu"].fused_instructions
+DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))
+PADDING: int = extension.modules["cpu"].fused_padding  # features of a group are padded to its multiples
+MIN_CHANNELS = 16  # of an offset group, and features of a group: with fewer, vectors are nearly empty
+SUM_BYTES = 4
+
+
+def forward(
+    x: jax.Array,
+    offset: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    *,
+    spec: Spec,
+    origin: tuple[ArrayLike, ArrayLike],
+) -> jax.Array:
+    features = weight.shape[-1]
+    return custom_calls.cpu_fused_forward(
+        x,
+        Sampling(offset, mask, (0, *origin), weight.shape[:2], spec),
+        weight,
+        jnp.zeros(features, jnp.float32) if bias is None else bias.astype(jnp.float32),
+        feature_group_count=spec.feature_group_count,
+        workspace_size=_packed_weight(weight, spec),
+        dtype=spec.dtype,
+    )
+
+
+def workspace_bytes(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> int:
+    return _packed_weight(weight, spec) * SUM_BYTES
+
+
+def obstacles(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> Iterator[str]:
+    """What keeps a computation from this path."""
+    dtype = jnp.dtype(x.dtype)
+    if computation != "forward":
+        yield "the gradients have no fused kernels on cpu"
+    if dtype not in DTYPES:
+        yield f"the data are {dtype}; the fused kernels need bfloat16 or float32 on cpu"
+    if spec.dtype not in (dtype, jnp.float32):
+        yield f"the result is {spec.dtype} for {dtype} data; the fused kernels need {dtype} or float32"
+    if not _is_ordinary(spec.precision):
+        yield f"precision names an algorithm of XLA's products, {spec.precision}"
+    if x.shape[-1] == 0 or weight.shape[-1] == 0:
+        yield "there are no channels or no features"
+    pixels = [size for size in x.shape[-3:-1] if isinstance(size, int)]
+    if math.prod(pixels) >= 2**31:
+        yield f"an image of x has {math.prod(pixels)} pixels; the fused kernels allow {2**31 - 1}"
+
+
+def why_slow(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> str | None:
+    """What makes this path slower than the plain one, or None."""
+    offset_groups, _ = groups_and_taps(offset, weight.shape[:2])
+    fewest = min(x.shape[-1] // offset_groups, weight.shape[2], weight.shape[-1] // spec.feature_group_count)
+    if INSTRUCTIONS == "portable":
+        return "the processor has no AVX2"
+    if fewest < MIN_CHANNELS:
+        return f"a group has {fewest} channels or features; the fused kernels are fast from {MIN_CHANNELS}"
+    return None
+
+
+def _packed_weight(weight: Shaped, spec: Spec) -> int:
+    """The elements that the packed weight needs: FusedForwardWorkspace in lib/cpu/fused_convolution.h."""
+    kh, kw, group_channels, features = weight.shape
+    groups = spec.feature_group_count
+    return kh * kw * group_channels * groups * -(-features // groups // PADDING) * PADDING
+
+
+def _is_ordinary(precision: object) -> bool:
+    both = precision if isinstance(precision, tuple) else (precision,)
+    return all(one is None or isinstance(one, lax.Precision) for one in both)

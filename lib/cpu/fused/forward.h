@@ -1,0 +1,162 @@
+// The forward of a fused convolution: samples of a block of K go to rows of a buffer, which are multiplied at once.
+
+// Elements of type T as words of which each has one value.
+template <typename T>
+struct Widened {
+  using Product = RegisterProduct<FloatWords>;
+
+  // The sums over a sample's corners of channels [0, count), as words at `out`. Whole vectors are written.
+  static DCN_INLINE void Blend(const T* const (&corner)[4], const Floats (&weight)[4], int64_t count, float* out) {
+    for (int64_t c = 0; c < count; c += kLanes) {
+      const int64_t rest = count - c;
+      Floats sum = weight[0] * Load(corner[0] + c, rest);
+      DCN_UNROLL for (int i = 1; i < 4; ++i) sum += weight[i] * Load(corner[i] + c, rest);
+      Store(sum, out + c);
+    }
+  }
+
+  // Channel of value `v` of the words of a run of channels.
+  static DCN_INLINE int64_t Channel(int64_t v) { return v; }
+  static DCN_INLINE void StoreValue(T value, int64_t, float* word) { *word = float(value); }
+};
+
+constexpr int64_t kBlockWords = 256;         // of K
+constexpr int kRowWords = kBlockWords + 16;  // of a row of samples: an odd number of cache lines, and room for a vector
+
+// The blocks that K is divided into; K is ordered by taps, then by channels of a feature group. A block has whole taps
+// where it can.
+template <typename Element>
+struct Blocks {
+  int64_t channels, depth, length;  // in values
+
+  Blocks(const FusedCall& call) : channels(call.group_channels()), depth(channels * call.sizes.taps()) {
+    constexpr int64_t kLimit = kBlockWords * Element::Product::kValues;
+    length = channels > kLimit || channels == 0 ? kLimit : kLimit / channels * channels;
+  }
+  int64_t count() const { return (depth + length - 1) / length; }
+};
+
+inline int64_t PaddedFeatures(const FusedCall& call) {
+  return (call.product.group_features() + kPanel - 1) / kPanel * kPanel;
+}
+
+template <typename Element, typename T>
+struct Forward {
+  static constexpr int64_t kValues = Element::Product::kValues;
+
+  // Packs a part of the weight [taps, channels of a group, features]: panel by panel of each block of each group.
+  static int64_t PackingTasks(const FusedCall& call) { return call.product.groups * Blocks<Element>(call).count(); }
+  static void Pack(const FusedCall& call, const FusedForwardArrays& arrays, int64_t task) {
+    const Blocks<Element> blocks(call);
+    const int64_t group = task / blocks.count(), begin = task % blocks.count() * blocks.length;
+    const int64_t length = std::min(blocks.length, blocks.depth - begin);
+    const int64_t group_features = call.product.group_features(), padded = PaddedFeatures(call);
+    const T* const from = static_cast<const T*>(arrays.weight) + group * group_features;
+    float* to = arrays.workspace + (group * blocks.depth + begin) * padded / kValues;
+    for (int64_t feature = 0; feature < padded; feature += kPanel, to += length / kValues * kPanel) {
+      const int64_t features = std::min<int64_t>(kPanel, group_features - feature);
+      for (int64_t k = 0; k < length; ++k) {
+        const int64_t channel = (begin + k) % blocks.channels, first = begin + k - channel;
+        const T* const row = from + (first + Element::Channel(channel)) * call.product.features + feature;
+        float* const words = to + k / kValues * kPanel;
+        for (int64_t f = 0; f < features; ++f) Element::StoreValue(row[f], k % kValues, words + f);
+        for (int64_t f = features; f < kPanel; ++f) Element::StoreValue(T(0.0f), k % kValues, words + f);
+      }
+    }
+  }
+
+  static void Compute(const FusedCall& call, const FusedForwardArrays& arrays, const void* zeros, const Tiling& tiling,
+                      std::atomic<int64_t>& next) {
+    Buffers buffers(call, tiling.max_pixels());
+    for (int64_t tile; (tile = next.fetch_add(1)) < tiling.count();) {
+      ComputeTile(call, arrays, static_cast<const T*>(zeros), tiling[tile], buffers);
+    }
+  }
+
+ private:
+  struct Buffers {
+    Samples samples;
+    AlignedVector<float> rows, sums;
+    typename Element::Product product;  // the last member, since it may change the thread's state
+
+    Buffers(const FusedCall& call, int64_t max_pixels)
+        : samples(call, max_pixels),
+          rows(Element::Product::PaddedRows(max_pixels) * kRowWords),
+          sums(Element::Product::PaddedRows(max_pixels) * PaddedFeatures(call)) {}
+  };
+
+  static void ComputeTile(const FusedCall& call, const FusedForwardArrays& arrays, const T* zeros,
+                          const OutputTile& tile, Buffers& buffers) {
+    const Blocks<Element> blocks(call);
+    const int64_t padded = PaddedFeatures(call), group_features = call.product.group_features();
+    buffers.samples.Locate(tile);
+    for (int64_t group = 0; group < call.product.groups; ++group) {
+      for (int64_t begin = 0; begin < blocks.depth; begin += blocks.length) {
+        const int64_t length = std::min(blocks.length, blocks.depth - begin);
+        Sample(call, static_cast<const T*>(arrays.x), zeros, tile, group, begin, length, buffers);
+        buffers.product.template Multiply<kRowWords, 1>(
+            tile.pixels(), padded, length / kValues, buffers.rows.data(),
+            arrays.workspace + (group * blocks.depth + begin) * padded / kValues, buffers.sums.data(), padded,
+            begin == 0);
+      }
+      const float* const bias = arrays.bias + group * group_features;
+      if (arrays.is_y_float) {
+        StoreTile(call, bias, tile, group, buffers.sums.data(), static_cast<float*>(arrays.y));
+      } else {
+        StoreTile(call, bias, tile, group, buffers.sums.data(), static_cast<T*>(arrays.y));
+      }
+    }
+  }
+
+  // Values [begin, begin + length) of K.
+  static void Sample(const FusedCall& call, const T* x, const T* zeros, const OutputTile& tile, int64_t group,
+                     int64_t begin, int64_t length, Buffers& buffers) {
+    const Sizes& sizes = call.sizes;
+    const int64_t group_channels = call.group_channels();
+    const T* const image = x + tile.image * sizes.height * sizes.width * sizes.channels;
+    for (int64_t k = 0, count; k < length; k += count) {
+      const int32_t tap = int32_t((begin + k) / group_channels);
+      const int64_t channel = group * group_channels + (begin + k) % group_channels;
+      const int64_t offset_group = channel / sizes.group_channels();
+      // Up to the end of the tap, of the offset group or of the block.
+      count = std::min({(tap + 1) * group_channels - (begin + k), (offset_group + 1) * sizes.group_channels() - channel,
+                        length - k});
+      SampleRun(image + channel, sizes.channels, zeros, buffers.samples.Of(offset_group, tap), tile.pixels(), count,
+                buffers.rows.data() + k / kValues);
+    }
+  }
+
+  static void SampleRun(const T* image, int64_t channels, const T* zeros, const Samples::Series& series, int64_t pixels,
+                        int64_t count, float* rows) {
+    for (int64_t p = 0; p < pixels; ++p, rows += kRowWords) {
+      const T* corner[4];
+      Floats weight[4];
+      for (int i = 0; i < 4; ++i) {
+        const int32_t pixel = series.pixel[i][p];
+        corner[i] = pixel >= 0 ? image + pixel * channels : zeros;
+        weight[i] = Broadcast(series.weight[i][p]);
+      }
+      Element::Blend(corner, weight, count, rows);
+    }
+  }
+
+  template <typename Y>
+  static void StoreTile(const FusedCall& call, const float* bias, const OutputTile& tile, int64_t group,
+                        const float* sums, Y* y) {
+    const int64_t padded = PaddedFeatures(call), features = call.product.group_features();
+    for (int64_t p = 0; p < tile.pixels(); ++p, sums += padded) {
+      const int64_t row = tile.row + p / tile.columns, column = tile.column + p % tile.columns;
+      Y* const out = y + ((tile.image * call.sizes.rows + row) * call.sizes.columns + column) * call.product.features +
+                     group * features;
+      for (int64_t f = 0; f < features; f += kLanes) {
+        Store(Load(sums + f) + Load(bias + f, features - f), out + f, features - f);
+      }
+    }
+  }
+};
+
+template <typename Element, typename T>
+constexpr FusedKernels::Forward ForwardKernels() {
+  using Kernel = Forward<Element, T>;
+  return {Kernel::PackingTasks, Kernel::Pack, Kernel::Compute};
+}

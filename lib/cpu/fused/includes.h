@@ -1,0 +1,29 @@
+// What the files of each instruction set need of other files, which must not be compiled for that instruction set: the
+// linker keeps one copy of an inline function, which other files call too.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+#include "aligned_vector.h"
+#include "element.h"
+#include "fused/kernels.h"
+#include "sampling.h"
+#include "vectorize.h"
+
+#define DCN_NOINLINE __attribute__((noinline))
+#if defined(__clang__)
+#define DCN_UNROLL _Pragma("unroll")
+
+#define DCN_PRAGMA(text) _Pragma(#text)
+#define DCN_BEGIN_TARGET(names) DCN_PRAGMA(clang attribute push(__attribute__((target(names))), apply_to = function))
+#define DCN_END_TARGET DCN_PRAGMA(clang attribute pop)
+#else
+#define DCN_UNROLL _Pragma("GCC unroll 16")
+
+#define DCN_PRAGMA(text) _Pragma(#text)
+#define DCN_BEGIN_TARGET(names) DCN_PRAGMA(GCC push_options) DCN_PRAGMA(GCC target(names))
+#define DCN_END_TARGET DCN_PRAGMA(GCC pop_options)
+#endif

@@ -1,0 +1,79 @@
+#include "fused/instruction_set.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace dcn {
+namespace {
+
+constexpr const char* kNames[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx"};
+
+#ifdef __x86_64__
+bool HasAvx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+// Whether Linux lets this process use the tile registers. A process asks once, before their first use.
+bool MayUseTiles() {
+#ifdef __linux__
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+bool HasTiles() {
+  constexpr unsigned kFeatures = 7, kBf16Bit = 22, kTileBit = 24;
+  unsigned edx = 0;
+  __asm__("cpuid" : "=d"(edx) : "a"(kFeatures), "c"(0) : "ebx");
+  return (edx >> kBf16Bit & 1) && (edx >> kTileBit & 1) && MayUseTiles();
+}
+#endif
+
+InstructionSet OfProcessor() {
+#ifdef __x86_64__
+  if (HasAvx512()) {
+    if (__builtin_cpu_supports("avx512bf16") && HasTiles()) return InstructionSet::kAmx;
+    // Intel's processors multiply pairs of bfloat16 more slowly than float32.
+    const bool has_fast_pairs = __builtin_cpu_supports("avx512bf16") && !__builtin_cpu_is("intel");
+    return has_fast_pairs ? InstructionSet::kAvx512Bf16 : InstructionSet::kAvx512;
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return InstructionSet::kAvx2;
+#endif
+  return InstructionSet::kPortable;
+}
+
+InstructionSet Determine() {
+  const InstructionSet best = OfProcessor();
+  const char* const requested = std::getenv("JAX_DCN_CPU_INSTRUCTIONS");
+  if (!requested) return best;
+  const auto found = std::find_if(std::begin(kNames), std::end(kNames),
+                                  [&](const char* name) { return std::strcmp(name, requested) == 0; });
+  if (found == std::end(kNames)) {
+    throw std::invalid_argument(std::string("JAX_DCN_CPU_INSTRUCTIONS is ") + requested +
+                                ", must be portable, avx2, avx512, avx512_bf16 or amx");
+  }
+  return std::min(best, InstructionSet(found - std::begin(kNames)));
+}
+
+}  // namespace
+
+InstructionSet BestInstructionSet() {
+  static const InstructionSet best = Determine();
+  return best;
+}
+
+const char* NameOf(InstructionSet set) { return kNames[int(set)]; }
+
+}  // namespace dcn

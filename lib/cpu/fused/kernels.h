@@ -1,0 +1,33 @@
+// The kernels of the fused convolution for one instruction set and type of x.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "dtype.h"
+#include "fused/call.h"
+
+namespace dcn {
+
+struct FusedKernels {
+  struct Forward {
+    int64_t (*packing_tasks)(const FusedCall&);
+    // Packs a part of the weight into the workspace.
+    void (*pack)(const FusedCall&, const FusedForwardArrays&, int64_t task);
+    // Computes tiles of y, which it takes from `next` until there are no more.
+    void (*compute)(const FusedCall&, const FusedForwardArrays&, const void* zeros, const Tiling&,
+                    std::atomic<int64_t>& next);
+  } forward;
+};
+
+// Each instruction set has a file of its own. These kernels multiply in float32.
+const FusedKernels& PortableKernels(DType);
+const FusedKernels& Avx2Kernels(DType);
+const FusedKernels& Avx512Kernels(DType);
+// These multiply pairs of bfloat16. The channels that share a feature group and an offset group must be multiples of
+// kPairChannels.
+const FusedKernels& Avx512Bf16Kernels();
+const FusedKernels& AmxKernels();
+constexpr int64_t kPairChannels = 32;
+
+}  // namespace dcn
