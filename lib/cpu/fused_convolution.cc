@@ -1,6 +1,8 @@
 #include "fused_convolution.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <vector>
 
 #include "device.h"
@@ -11,45 +13,146 @@
 namespace dcn {
 namespace {
 
-// Of the operands that one product has at a time, those of the weight are in the L1 and those of the samples in the L2
-// cache.
+// The operands of a product fit in the caches: a panel of the weight in the L1, the samples of a tile in the L2 cache.
 constexpr int64_t kTilePixels = 210;
-bool HasPairs(const FusedCall& call) {
-  return call.group_channels() % kPairChannels == 0 && call.sizes.group_channels() % kPairChannels == 0;
+constexpr int64_t kTilePixelsOfAmx = 252;  // nearly whole blocks of 32 rows
+
+constexpr int64_t kSliceChannels = 64;
+constexpr int64_t kTasks = 8;                     // of the cotangents at a time, if the shapes allow it
+constexpr int64_t kImageSumBytes = 16 * 1 << 20;  // of the float32 sums of a cotangent of x of 16 bits
+
+int64_t RoundUp(int64_t size, int64_t multiple) { return (size + multiple - 1) / multiple * multiple; }
+
+bool HasPairs(const FusedCall& call, bool is_forward) {
+  return call.group_channels() % kPairChannels == 0 && call.sizes.group_channels() % kPairChannels == 0 &&
+         (is_forward || call.product.group_features() % kPairChannels == 0);
 }
 
-const FusedKernels& KernelsFor(DType dtype, const FusedCall& call) {
+struct Selected {
+  const FusedKernels& kernels;
+  int64_t tile_pixels;
+};
+
+Selected KernelsFor(DType dtype, const FusedCall& call, bool is_forward) {
 #ifdef __x86_64__
   const InstructionSet best = BestInstructionSet();
-  const bool is_paired = dtype == DType::kBF16 && HasPairs(call);
-  if (best == InstructionSet::kAmx && is_paired) return AmxKernels();
-  if (best == InstructionSet::kAvx512Bf16 && is_paired) return Avx512Bf16Kernels();
-  if (best >= InstructionSet::kAvx512) return Avx512Kernels(dtype);
-  if (best == InstructionSet::kAvx2) return Avx2Kernels(dtype);
+  const bool is_paired = dtype == DType::kBF16 && HasPairs(call, is_forward);
+  if (best == InstructionSet::kAmx && is_paired) return {AmxKernels(), kTilePixelsOfAmx};
+  if (best == InstructionSet::kAvx512Bf16 && is_paired) return {Avx512Bf16Kernels(), kTilePixels};
+  if (best >= InstructionSet::kAvx512) return {Avx512Kernels(dtype), kTilePixels};
+  if (best == InstructionSet::kAvx2) return {Avx2Kernels(dtype), kTilePixels};
 #endif
-  return PortableKernels(dtype);
+  return {PortableKernels(dtype), kTilePixels};
+}
+
+// Adds up the slices' sums of the cotangents of positions, in a row of the output of one image of a round.
+void SumPositions(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t round,
+                  int64_t task) {
+  const Sizes& sizes = call.sizes;
+  const int64_t part = task / sizes.rows, row = task % sizes.rows, image = round * plan.parts + part;
+  if (image >= sizes.images) return;
+  const int64_t taps = sizes.taps(), series = sizes.offset_groups * taps, pixels = sizes.rows * sizes.columns;
+  for (int64_t i = row * sizes.columns * series; i < (row + 1) * sizes.columns * series; ++i) {
+    const int64_t channel = i % series / taps * sizes.group_channels();
+    float sum[3] = {};
+    for (int64_t slice = plan.slice_of(channel, call);
+         slice <= plan.slice_of(channel + sizes.group_channels() - 1, call); ++slice) {
+      const float* const from =
+          arrays.workspace + plan.position_sums + 3 * ((slice * plan.parts + part) * pixels * series + i);
+      for (int k = 0; k < 3; ++k) sum[k] += from[k];
+    }
+    const int64_t sample = image * pixels * series + i;
+    if (arrays.d_offset) {
+      arrays.d_offset[2 * sample] = sum[0];
+      arrays.d_offset[2 * sample + 1] = sum[1];
+    }
+    if (arrays.d_mask) arrays.d_mask[sample] = sum[2];
+  }
 }
 
 }  // namespace
 
+CotangentPlan::CotangentPlan(DType dtype, const Sizes& sizes, const Product& product, bool of_x, bool of_positions,
+                             bool of_weight)
+    : of_x(of_x), of_positions(of_positions), of_weight(of_weight) {
+  const int64_t group_channels = sizes.channels / product.groups, features = product.group_features();
+  slice_channels = std::min(kSliceChannels, group_channels);
+  group_slices = (group_channels + slice_channels - 1) / slice_channels;
+  slices = group_slices * product.groups;
+  padded_channels = RoundUp(slice_channels, kFeaturePadding);
+  parts = std::min(std::max<int64_t>(1, sizes.images), (kTasks + slices - 1) / slices);
+  slots = slices * parts;
+  packed_weight = 0;
+  weight_sums = packed_weight + (of_x || of_positions ? sizes.taps() * slices * padded_channels * features : 0);
+  image_sums = weight_sums + (of_weight ? parts * sizes.taps() * slices * features * padded_channels : 0);
+  position_sums = image_sums;
+  if (of_x && dtype != DType::kF32) {
+    const int64_t image = sizes.height * sizes.width * padded_channels;
+    slots = std::max<int64_t>(1, std::min(slots, kImageSumBytes / (int64_t(sizeof(float)) * image)));
+    position_sums += slots * image;
+  }
+  const bool is_slice_whole = sizes.group_channels() <= slice_channels &&
+                              slice_channels % sizes.group_channels() == 0 &&
+                              group_channels % sizes.group_channels() == 0;
+  is_group_split = !is_slice_whole && slices > 1;
+  size = position_sums;
+  if (of_positions && is_group_split) {
+    size += slices * parts * sizes.rows * sizes.columns * sizes.offset_groups * sizes.taps() * 3;
+  }
+}
+
 const char* FusedInstructions() { return NameOf(BestInstructionSet()); }
 
 int64_t FusedForwardWorkspace(const Sizes& sizes, const Product& product) {
-  const int64_t panels = (product.group_features() + kFeaturePadding - 1) / kFeaturePadding;
-  return sizes.taps() * sizes.channels * panels * kFeaturePadding;
+  return sizes.taps() * sizes.channels * RoundUp(product.group_features(), kFeaturePadding);
 }
 
 const char* FusedForward(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                          const Product& product, const FusedForwardArrays& arrays) {
   if (sizes.pixels() == 0) return nullptr;
   const FusedCall call = {sizes, product, positions};
-  const FusedKernels::Forward& kernels = KernelsFor(dtype, call).forward;
+  const auto [selected, tile_pixels] = KernelsFor(dtype, call, true);
+  const FusedKernels::Forward& kernels = selected.forward;
   device.ParallelFor(kernels.packing_tasks(call), [&](int64_t task) { kernels.pack(call, arrays, task); });
   const std::vector<float> zeros(sizes.group_channels(), 0.0f);
-  const Tiling tiling(sizes, kTilePixels);
+  const Tiling tiling(sizes, tile_pixels);
   std::atomic<int64_t> next{0};
   device.ParallelFor(std::min(device.threads(), tiling.count()),
                      [&](int64_t) { kernels.compute(call, arrays, zeros.data(), tiling, next); });
+  return nullptr;
+}
+
+int64_t FusedCotangentsWorkspace(DType dtype, const Sizes& sizes, const Product& product, bool of_x, bool of_positions,
+                                 bool of_weight) {
+  return CotangentPlan(dtype, sizes, product, of_x, of_positions, of_weight).size;
+}
+
+const char* FusedCotangents(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
+                            const Product& product, const FusedCotangentArrays& arrays) {
+  const FusedCall call = {sizes, product, positions};
+  const auto [selected, tile_pixels] = KernelsFor(dtype, call, false);
+  const FusedKernels::Cotangents& kernels = selected.cotangents;
+  const CotangentPlan plan(dtype, sizes, product, arrays.d_x, arrays.d_offset || arrays.d_mask, arrays.d_weight);
+  const Tiling tiling(sizes, tile_pixels);
+  const int64_t weight_tasks = sizes.taps() * plan.slices;
+  if (plan.of_x || plan.of_positions) {
+    device.ParallelFor(weight_tasks, [&](int64_t task) { kernels.pack(call, plan, arrays, task); });
+  }
+  const std::vector<float> zeros(sizes.group_channels(), 0.0f);
+  for (int64_t round = 0; round * plan.parts < sizes.images; ++round) {
+    std::atomic<int64_t> next{0};
+    device.ParallelFor(std::min(device.threads(), plan.slots), [&](int64_t slot) {
+      kernels.compute(call, plan, arrays, zeros.data(), tiling, round, slot, next);
+    });
+    if (!plan.of_positions || !plan.is_group_split) continue;
+    device.ParallelFor(plan.parts * sizes.rows, [&](int64_t task) { SumPositions(call, plan, arrays, round, task); });
+  }
+  if (!plan.of_weight) return nullptr;
+  if (sizes.pixels() == 0) {
+    std::memset(arrays.d_weight, 0, sizes.taps() * call.group_channels() * product.features * sizeof(float));
+  } else {
+    device.ParallelFor(weight_tasks, [&](int64_t task) { kernels.sum_weight(call, plan, arrays, task); });
+  }
   return nullptr;
 }
 

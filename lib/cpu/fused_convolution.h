@@ -27,4 +27,18 @@ struct FusedForwardArrays {
 int64_t FusedForwardWorkspace(const Sizes&, const Product&);
 const char* FusedForward(Device&, DType, const Sizes&, const Positions&, const Product&, const FusedForwardArrays&);
 
+struct FusedCotangentArrays {
+  const void *x, *weight;  // as for the forward
+  const void* d_y;         // of x's type
+  // The results, null where they are not requested.
+  void* d_x;                 // of x's type
+  float *d_offset, *d_mask;  // as offset and mask
+  float* d_weight;           // as weight
+  float* workspace;          // FusedCotangentsWorkspace elements
+};
+
+int64_t FusedCotangentsWorkspace(DType, const Sizes&, const Product&, bool of_x, bool of_positions, bool of_weight);
+const char* FusedCotangents(Device&, DType, const Sizes&, const Positions&, const Product&,
+                            const FusedCotangentArrays&);
+
 }  // namespace dcn

@@ -1,6 +1,8 @@
 // XLA FFI handlers of the fused convolution on CPUs and of its cotangents.
 #include "fused_convolution.h"
 
+#include <vector>
+
 #include "device.h"
 #include "ffi/conv_operands.h"
 #include "ffi/handler_wrapper.h"
@@ -62,6 +64,40 @@ ffi::Error FusedConvForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::
   return ToError(FusedForward(device, call.dtype, call.sizes, call.positions, call.product, arrays));
 }
 
+ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset,
+                                   ffi::AnyBuffer origin, ffi::AnyBuffer weight, ffi::AnyBuffer d_y,
+                                   ffi::RemainingArgs mask, ffi::RemainingRets results, ffi::Dictionary attributes) {
+  Checks checks("dcn_cpu_fused_cotangents");
+  const FusedConvCall call = DecodeFusedConv(checks, attributes, x, offset, origin, mask, weight, d_y);
+  checks.Type("d_y", d_y, x.element_type());
+  if (!checks.ok()) return checks.error();
+  const Sizes& sizes = call.sizes;
+  const Product& product = call.product;
+  const int64_t positions = sizes.offset_groups * sizes.taps();
+  RequestedResults requested(checks, attributes, results);
+  FusedCotangentArrays arrays = {};
+  arrays.x = x.untyped_data();
+  arrays.weight = weight.untyped_data();
+  arrays.d_y = d_y.untyped_data();
+  const auto next = [&](const char* name, ffi::DataType type, const std::vector<int64_t>& shape) {
+    return static_cast<float*>(requested.Next(name, type, shape));
+  };
+  arrays.d_x = next("x", x.element_type(), {sizes.images, sizes.height, sizes.width, sizes.channels});
+  arrays.d_offset = next("offset", ffi::F32, {sizes.images, sizes.rows, sizes.columns, 2 * positions});
+  arrays.d_mask = next("mask", ffi::F32, {sizes.images, sizes.rows, sizes.columns, positions});
+  arrays.d_weight = next("weight", ffi::F32, {sizes.taps(), call.group_channels(), product.features});
+  const bool of_x = checks.Attribute(attributes, "x_requested", false);
+  const bool of_weight = checks.Attribute(attributes, "weight_requested", false);
+  const bool of_positions =
+      checks.Attribute(attributes, "offset_requested", false) || checks.Attribute(attributes, "mask_requested", false);
+  arrays.workspace = next("workspace", ffi::F32,
+                          {FusedCotangentsWorkspace(call.dtype, sizes, product, of_x, of_positions, of_weight)});
+  requested.CheckEnd();
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(FusedCotangents(device, call.dtype, sizes, call.positions, product, arrays));
+}
+
 XLA_FFI_DEFINE_HANDLER(kFusedConvForward, FusedConvForwardImpl,
                        ffi::Ffi::Bind()
                            .Ctx<Device::Binding>()
@@ -75,10 +111,23 @@ XLA_FFI_DEFINE_HANDLER(kFusedConvForward, FusedConvForwardImpl,
                            .Ret<ffi::AnyBuffer>()  // workspace
                            .Attrs());
 
+XLA_FFI_DEFINE_HANDLER(kFusedConvCotangents, FusedConvCotangentsImpl,
+                       ffi::Ffi::Bind()
+                           .Ctx<Device::Binding>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // offset
+                           .Arg<ffi::AnyBuffer>()  // origin
+                           .Arg<ffi::AnyBuffer>()  // weight
+                           .Arg<ffi::AnyBuffer>()  // d_y
+                           .RemainingArgs()        // mask
+                           .RemainingRets()        // d_x, d_offset, d_mask, d_weight, workspace
+                           .Attrs());
+
 }  // namespace
 
 std::vector<Handler> FusedConvolutionHandlers() {
-  return {{"dcn_cpu_fused_forward", WrappedHandler<kFusedConvForward>}};
+  return {{"dcn_cpu_fused_forward", WrappedHandler<kFusedConvForward>},
+          {"dcn_cpu_fused_cotangents", WrappedHandler<kFusedConvCotangents>}};
 }
 
 }  // namespace dcn

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -47,19 +47,48 @@ def forward(
     )
 
 
-def workspace_bytes(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> int:
-    return _packed_weight(weight, spec) * SUM_BYTES
+def cotangents(
+    x: jax.Array,
+    offset: jax.Array,
+    weight: jax.Array,
+    mask: jax.Array | None,
+    d_y: jax.Array,
+    *,
+    requested: Sequence[str],
+    spec: Spec,
+    origin: tuple[ArrayLike, ArrayLike],
+) -> dict[str, jax.Array]:
+    """Those requested, in the type of sums or of the operand. All arrays have one batch dimension."""
+    return custom_calls.cpu_fused_cotangents(
+        x,
+        Sampling(offset, mask, (0, *origin), weight.shape[:2], spec),
+        weight,
+        d_y,
+        feature_group_count=spec.feature_group_count,
+        workspace_size=_cotangents_workspace(requested, x, offset, weight, spec),
+        requested=requested,
+    )
+
+
+def workspace_bytes(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> int:
+    """The workspace of the forward, or of the cotangent of the operand of that name."""
+    if computation == "forward":
+        return _packed_weight(weight, spec) * SUM_BYTES
+    return _cotangents_workspace([computation], x, offset, weight, spec) * SUM_BYTES
 
 
 def obstacles(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> Iterator[str]:
     """What keeps a computation from this path."""
     dtype = jnp.dtype(x.dtype)
-    if computation != "forward":
-        yield "the gradients have no fused kernels on cpu"
     if dtype not in DTYPES:
         yield f"the data are {dtype}; the fused kernels need bfloat16 or float32 on cpu"
     if spec.dtype not in (dtype, jnp.float32):
         yield f"the result is {spec.dtype} for {dtype} data; the fused kernels need {dtype} or float32"
+    if computation != "forward":
+        if spec.dtype != dtype:
+            yield f"the result is {spec.dtype} for {dtype} data; the fused gradients need {dtype}"
+        if not all(isinstance(size, int) for size in (*x.shape, *offset.shape)):
+            yield "a size is symbolic; the fused gradients need it for their workspace"
     if not _is_ordinary(spec.precision):
         yield f"precision names an algorithm of XLA's products, {spec.precision}"
     if x.shape[-1] == 0 or weight.shape[-1] == 0:
@@ -85,6 +114,24 @@ def _packed_weight(weight: Shaped, spec: Spec) -> int:
     kh, kw, group_channels, features = weight.shape
     groups = spec.feature_group_count
     return kh * kw * group_channels * groups * -(-features // groups // PADDING) * PADDING
+
+
+def _cotangents_workspace(requested: Collection[str], x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> int:
+    """The elements of the workspace."""
+    offset_groups, taps = groups_and_taps(offset, weight.shape[:2])
+    size: int = extension.modules["cpu"].fused_cotangents_workspace(
+        is_x_float=x.dtype == jnp.float32,
+        x=x.shape,
+        output=offset.shape[1:3],
+        taps=taps,
+        offset_groups=offset_groups,
+        features=weight.shape[-1],
+        feature_group_count=spec.feature_group_count,
+        of_x="x" in requested,
+        of_positions="offset" in requested or "mask" in requested,
+        of_weight="weight" in requested,
+    )
+    return size
 
 
 def _is_ordinary(precision: object) -> bool:

@@ -129,6 +129,37 @@ def cpu_fused_forward(
     return y
 
 
+def cpu_fused_cotangents(
+    x: jax.Array,
+    sampling: Sampling,
+    weight: jax.Array,
+    d_y: jax.Array,
+    *,
+    feature_group_count: int,
+    workspace_size: int,
+    requested: Sequence[str],
+) -> dict[str, jax.Array]:
+    """Those requested of x, of its type, and of offset, mask and weight, in float32."""
+    kh, kw, group_channels, features = weight.shape
+    flat_weight = weight.reshape(kh * kw, group_channels, features)
+    results = {"x": _result(x, x.shape, x.dtype)} if "x" in requested else {}
+    results |= _position_results(x, sampling, requested)
+    if "weight" in requested:
+        results["weight"] = _result(x, flat_weight.shape, jnp.float32)
+    results["workspace"] = _result(x, (workspace_size,), jnp.float32)
+    cotangents = _call(
+        "dcn_cpu_fused_cotangents",
+        *(x, *_positions(sampling), flat_weight, d_y),
+        sampling=sampling,
+        results=list(results.values()),
+        feature_group_count=feature_group_count,
+        workspace_requested=True,
+        **{f"{name}_requested": name in results for name in ("x", "offset", "mask", "weight")},
+    )
+    out = dict(zip(results, cotangents, strict=True))
+    return {name: out[name].reshape(weight.shape) if name == "weight" else out[name] for name in requested}
+
+
 def fused_input_cotangent(
     sampling: Sampling,
     weight: jax.Array,

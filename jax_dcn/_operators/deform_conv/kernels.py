@@ -86,7 +86,10 @@ def cotangent(
         by_path.setdefault(paths.choose(name, x, offset, weight, spec, target).path, []).append(name)
     keywords: dict[str, Any] = {"spec": spec, "origin": origin}
     out: dict[str, jax.Array] = {}
-    if fused_names := by_path.get("fused"):
+    fused_names = by_path.get("fused", [])
+    if fused_names and target.platform == "cpu":
+        out |= cpu_fused.cotangents(x, offset, weight, mask, ct, requested=fused_names, **keywords)
+    elif fused_names:
         num_splits = cost_model.num_splits(x, offset, weight, spec, target) if "weight" in fused_names else 1
         out |= fused.cotangents(x, offset, weight, mask, ct, requested=fused_names, num_splits=num_splits, **keywords)
     if plain_names := by_path.get("plain"):

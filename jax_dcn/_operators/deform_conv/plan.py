@@ -102,7 +102,7 @@ def _choice(
         return KernelChoice(computation, "reference", reference_reason, _columns_bytes(x, offset, weight))
     path, reason = paths.choose(computation, x, offset, weight, spec, target)
     if path == "fused" and target.platform == "cpu":
-        return KernelChoice(computation, path, reason, cpu_fused.workspace_bytes(x, offset, weight, spec))
+        return KernelChoice(computation, path, reason, cpu_fused.workspace_bytes(computation, x, offset, weight, spec))
     if path == "fused":
         num_splits = cost_model.num_splits(x, offset, weight, spec, target) if computation == "weight" else 1
         size = fused.workspace_bytes(computation, x, offset, weight, num_splits=num_splits)

@@ -5,10 +5,12 @@
 #include "fused/vectors.h"
 #include "fused/product.h"
 #include "fused/samples.h"
+#include "fused/elements.h"
 #include "fused/forward.h"
+#include "fused/cotangents.h"
 // clang-format on
 
 template <typename Element, typename T>
 constexpr FusedKernels Kernels() {
-  return {ForwardKernels<Element, T>()};
+  return {ForwardKernels<Element, T>(), CotangentKernels<Element, T>()};
 }

@@ -19,6 +19,8 @@ class TileProduct {
 
   static int64_t PaddedRows(int64_t rows) { return (rows + kBlockRows - 1) / kBlockRows * kBlockRows; }
 
+  static int64_t PaddedDepth(int64_t pixels) { return ((pixels + 1) / 2 + kWords - 1) / kWords * kWords; }
+
   TileProduct() {
     struct alignas(64) {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -75,8 +77,47 @@ class TileProduct {
     }
   }
 
+  // Pairs of pixels as the first operand of a product over the pixels: a row for each feature.
+  static int64_t PairsSize(int64_t, int64_t features) { return features * kPairsStride; }
+  static void StorePairs(__m512i (&pairs)[kLanes], int64_t first, int64_t feature, int64_t, float* out) {
+    Transpose(pairs);
+    for (int i = 0; i < kLanes; ++i) Store((Floats)pairs[i], out + (feature + i) * kPairsStride + first);
+  }
+  void MultiplyPairs(int64_t features, int64_t channels, int64_t depth, const float* pairs, const float* columns,
+                     float* sums, int64_t stride, bool is_first) const {
+    Multiply<kPairsStride, 1>(features, channels, depth, pairs, columns, sums, stride, is_first);
+  }
+
  private:
   static constexpr int kWords = 16, kBlockRows = 2 * kWords;
+  static constexpr int kPairsStride = kMaxTilePixels / 2 + kWords;  // an odd number of cache lines
+
+  // Of 16 rows of 16 words.
+  static DCN_INLINE void Transpose(__m512i (&rows)[16]) {
+    __m512i pairs[16];
+    for (int i = 0; i < 16; i += 2) {
+      pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+      pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+      rows[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
+      rows[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
+      rows[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
+      rows[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
+    }
+    // Row 4 i + j now has, in its four parts, rows 4 i to 4 i + 3 of columns j, 4 + j, 8 + j and 12 + j.
+    constexpr int kEven = 0x88, kOdd = 0xdd;  // parts of two vectors
+    for (int j = 0; j < 4; ++j) {
+      const __m512i even0 = _mm512_shuffle_i32x4(rows[j], rows[4 + j], kEven);
+      const __m512i even1 = _mm512_shuffle_i32x4(rows[8 + j], rows[12 + j], kEven);
+      const __m512i odd0 = _mm512_shuffle_i32x4(rows[j], rows[4 + j], kOdd);
+      const __m512i odd1 = _mm512_shuffle_i32x4(rows[8 + j], rows[12 + j], kOdd);
+      rows[j] = _mm512_shuffle_i32x4(even0, even1, kEven);
+      rows[4 + j] = _mm512_shuffle_i32x4(odd0, odd1, kEven);
+      rows[8 + j] = _mm512_shuffle_i32x4(even0, even1, kOdd);
+      rows[12 + j] = _mm512_shuffle_i32x4(odd0, odd1, kOdd);
+    }
+  }
 };
 
 constexpr FusedKernels kTiles = Kernels<Pairs<TileProduct>, BF16>();

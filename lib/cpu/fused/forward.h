@@ -1,28 +1,5 @@
 // The forward of a fused convolution: samples of a block of K go to rows of a buffer, which are multiplied at once.
 
-// Elements of type T as words of which each has one value.
-template <typename T>
-struct Widened {
-  using Product = RegisterProduct<FloatWords>;
-
-  // The sums over a sample's corners of channels [0, count), as words at `out`. Whole vectors are written.
-  static DCN_INLINE void Blend(const T* const (&corner)[4], const Floats (&weight)[4], int64_t count, float* out) {
-    for (int64_t c = 0; c < count; c += kLanes) {
-      const int64_t rest = count - c;
-      Floats sum = weight[0] * Load(corner[0] + c, rest);
-      DCN_UNROLL for (int i = 1; i < 4; ++i) sum += weight[i] * Load(corner[i] + c, rest);
-      Store(sum, out + c);
-    }
-  }
-
-  // Channel of value `v` of the words of a run of channels.
-  static DCN_INLINE int64_t Channel(int64_t v) { return v; }
-  static DCN_INLINE void StoreValue(T value, int64_t, float* word) { *word = float(value); }
-};
-
-constexpr int64_t kBlockWords = 256;         // of K
-constexpr int kRowWords = kBlockWords + 16;  // of a row of samples: an odd number of cache lines, and room for a vector
-
 // The blocks that K is divided into; K is ordered by taps, then by channels of a feature group. A block has whole taps
 // where it can.
 template <typename Element>
@@ -89,7 +66,7 @@ struct Forward {
                           const OutputTile& tile, Buffers& buffers) {
     const Blocks<Element> blocks(call);
     const int64_t padded = PaddedFeatures(call), group_features = call.product.group_features();
-    buffers.samples.Locate(tile);
+    buffers.samples.Locate(tile, 0, call.sizes.offset_groups - 1);
     for (int64_t group = 0; group < call.product.groups; ++group) {
       for (int64_t begin = 0; begin < blocks.depth; begin += blocks.length) {
         const int64_t length = std::min(blocks.length, blocks.depth - begin);
@@ -101,9 +78,10 @@ struct Forward {
       }
       const float* const bias = arrays.bias + group * group_features;
       if (arrays.is_y_float) {
-        StoreTile(call, bias, tile, group, buffers.sums.data(), static_cast<float*>(arrays.y));
+        StoreTile(call, bias, buffers.samples, tile.pixels(), group, buffers.sums.data(),
+                  static_cast<float*>(arrays.y));
       } else {
-        StoreTile(call, bias, tile, group, buffers.sums.data(), static_cast<T*>(arrays.y));
+        StoreTile(call, bias, buffers.samples, tile.pixels(), group, buffers.sums.data(), static_cast<T*>(arrays.y));
       }
     }
   }
@@ -126,28 +104,26 @@ struct Forward {
     }
   }
 
-  static void SampleRun(const T* image, int64_t channels, const T* zeros, const Samples::Series& series, int64_t pixels,
+  static void SampleRun(const T* image, int64_t channels, const T* zeros, const SampleArrays& samples, int64_t pixels,
                         int64_t count, float* rows) {
     for (int64_t p = 0; p < pixels; ++p, rows += kRowWords) {
       const T* corner[4];
       Floats weight[4];
       for (int i = 0; i < 4; ++i) {
-        const int32_t pixel = series.pixel[i][p];
+        const int32_t pixel = samples.pixel[i][p];
         corner[i] = pixel >= 0 ? image + pixel * channels : zeros;
-        weight[i] = Broadcast(series.weight[i][p]);
+        weight[i] = Broadcast(samples.weight[i][p]);
       }
       Element::Blend(corner, weight, count, rows);
     }
   }
 
   template <typename Y>
-  static void StoreTile(const FusedCall& call, const float* bias, const OutputTile& tile, int64_t group,
+  static void StoreTile(const FusedCall& call, const float* bias, const Samples& samples, int64_t pixels, int64_t group,
                         const float* sums, Y* y) {
     const int64_t padded = PaddedFeatures(call), features = call.product.group_features();
-    for (int64_t p = 0; p < tile.pixels(); ++p, sums += padded) {
-      const int64_t row = tile.row + p / tile.columns, column = tile.column + p % tile.columns;
-      Y* const out = y + ((tile.image * call.sizes.rows + row) * call.sizes.columns + column) * call.product.features +
-                     group * features;
+    for (int64_t p = 0; p < pixels; ++p, sums += padded) {
+      Y* const out = y + samples.output(p) * call.product.features + group * features;
       for (int64_t f = 0; f < features; f += kLanes) {
         Store(Load(sums + f) + Load(bias + f, features - f), out + f, features - f);
       }

@@ -10,19 +10,20 @@
 #include "aligned_vector.h"
 #include "element.h"
 #include "fused/kernels.h"
+#include "lanes.h"
 #include "sampling.h"
 #include "vectorize.h"
 
 #define DCN_NOINLINE __attribute__((noinline))
 #if defined(__clang__)
 #define DCN_UNROLL _Pragma("unroll")
-
+#define DCN_INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
 #define DCN_PRAGMA(text) _Pragma(#text)
 #define DCN_BEGIN_TARGET(names) DCN_PRAGMA(clang attribute push(__attribute__((target(names))), apply_to = function))
 #define DCN_END_TARGET DCN_PRAGMA(clang attribute pop)
 #else
 #define DCN_UNROLL _Pragma("GCC unroll 16")
-
+#define DCN_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
 #define DCN_PRAGMA(text) _Pragma(#text)
 #define DCN_BEGIN_TARGET(names) DCN_PRAGMA(GCC push_options) DCN_PRAGMA(GCC target(names))
 #define DCN_END_TARGET DCN_PRAGMA(GCC pop_options)

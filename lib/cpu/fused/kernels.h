@@ -18,14 +18,23 @@ struct FusedKernels {
     void (*compute)(const FusedCall&, const FusedForwardArrays&, const void* zeros, const Tiling&,
                     std::atomic<int64_t>& next);
   } forward;
+  struct Cotangents {
+    // Packs the weight of a tap and a slice: taps · slices tasks.
+    void (*pack)(const FusedCall&, const CotangentPlan&, const FusedCotangentArrays&, int64_t task);
+    // Computes slices of the images of a round, one image of each part, which it takes from `next`.
+    void (*compute)(const FusedCall&, const CotangentPlan&, const FusedCotangentArrays&, const void* zeros,
+                    const Tiling&, int64_t round, int64_t slot, std::atomic<int64_t>& next);
+    // Adds up the weight's cotangent of a tap and a slice: taps · slices tasks.
+    void (*sum_weight)(const FusedCall&, const CotangentPlan&, const FusedCotangentArrays&, int64_t task);
+  } cotangents;
 };
 
 // Each instruction set has a file of its own. These kernels multiply in float32.
 const FusedKernels& PortableKernels(DType);
 const FusedKernels& Avx2Kernels(DType);
 const FusedKernels& Avx512Kernels(DType);
-// These multiply pairs of bfloat16. The channels that share a feature group and an offset group must be multiples of
-// kPairChannels.
+// These multiply pairs of bfloat16. The channels of a feature group and of an offset group must be multiples of
+// kPairChannels, and so must be, for the cotangents, the features of a group.
 const FusedKernels& Avx512Bf16Kernels();
 const FusedKernels& AmxKernels();
 constexpr int64_t kPairChannels = 32;

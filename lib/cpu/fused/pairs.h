@@ -1,20 +1,29 @@
 // bfloat16 in words of two.
-
-// Of 32 channels, a vector has the even ones in the low and the odd ones in the high half of its words. A row has the
-// even ones of all words first: that order needs no shuffles, and the weight is packed in it.
+//
+// Of 32 channels, a vector has the even ones in the low and the odd ones in the high half of its words. Sums and
+// products have the even ones first, then the odd ones: that order needs no shuffles, and the weight is packed in it.
 template <typename PairProduct>
 struct Pairs {
   using Product = PairProduct;
+
+  static DCN_INLINE Words LoadWords(const BF16* from) {
+    return *reinterpret_cast<const Vectors::UnalignedWords*>(from);
+  }
+  static DCN_INLINE Floats Even(Words words) { return (Floats)(words << 16); }
+  static DCN_INLINE Floats Odd(Words words) { return (Floats)(words & 0xffff0000); }
+  static DCN_INLINE Floats Rounded(Floats even, Floats odd) {
+    return (Floats)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+  }
 
   static DCN_INLINE void Blend(const BF16* const (&corner)[4], const Floats (&weight)[4], int64_t count, float* out) {
     for (int64_t c = 0; c < count; c += kPairChannels, out += kLanes) {
       Floats even{}, odd{};
       DCN_UNROLL for (int i = 0; i < 4; ++i) {
-        const Words words = *reinterpret_cast<const Vectors::UnalignedWords*>(corner[i] + c);
-        even += weight[i] * (Floats)(words << 16);
-        odd += weight[i] * (Floats)(words & 0xffff0000);
+        const Words words = LoadWords(corner[i] + c);
+        even += weight[i] * Even(words);
+        odd += weight[i] * Odd(words);
       }
-      Store((Floats)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even), out);
+      Store(Rounded(even, odd), out);
     }
   }
 
@@ -24,5 +33,131 @@ struct Pairs {
   }
   static DCN_INLINE void StoreValue(BF16 value, int64_t part, float* word) {
     std::memcpy(reinterpret_cast<char*>(word) + part * sizeof value, &value, sizeof value);
+  }
+
+  static DCN_INLINE void StoreRow(const BF16* from, int64_t count, float* words) {
+    std::memcpy(words, from, count * sizeof(BF16));
+  }
+  static DCN_INLINE void Round(const float* sums, int64_t count, BF16* out) {
+    for (int64_t i = 0; i < count; i += kPairChannels) {
+      const Words words = RoundedBits(Load(sums + i)) | RoundedBits(Load(sums + i + kLanes)) << 16;
+      *reinterpret_cast<Vectors::UnalignedWords*>(out + i) = words;
+    }
+  }
+
+  // Two rows of 16 words, one above the other, become two vectors, whose words are pairs of the rows' elements.
+  struct Interleaved {
+    __m512i low, high;
+
+    DCN_INLINE Interleaved(Floats first, Floats second) {
+      alignas(64) static constexpr uint16_t kLow[] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+      const __m512i low_order = _mm512_load_si512(kLow);
+      const __m512i high_order = _mm512_add_epi16(low_order, _mm512_set1_epi16(16));
+      low = _mm512_permutex2var_epi16((__m512i)first, low_order, (__m512i)second);
+      high = _mm512_permutex2var_epi16((__m512i)first, high_order, (__m512i)second);
+    }
+  };
+
+  class Columns {
+   public:
+    Columns(int64_t max_pixels, int64_t max_channels)
+        : rows_(max_pixels * kRowWords), words_(max_channels * Product::PaddedDepth(max_pixels)) {}
+
+    void Begin(int64_t pixels) { depth_ = Product::PaddedDepth(pixels); }
+    int64_t depth() const { return depth_; }
+    const float* words() const { return words_.data(); }
+
+    DCN_INLINE void Put(int64_t pixel, int64_t c, Floats value) {
+      Store(value, rows_.data() + pixel * kRowWords + c / 2);
+    }
+
+    // Pairs the pixels.
+    void End(int64_t pixels, int64_t channels) {
+      static_assert(kPanel == kPairChannels, "a panel is one pair of vectors");
+      for (int64_t c = 0; c < channels; c += kPanel) {
+        float* out = words_.data() + c * depth_;
+        const float* row = rows_.data() + c / 2;
+        for (int64_t p = 0; p < 2 * depth_; p += 2, row += 2 * kRowWords, out += kPanel) {
+          const Interleaved pair(p < pixels ? Load(row) : Floats{}, p + 1 < pixels ? Load(row + kRowWords) : Floats{});
+          Store((Floats)pair.low, out);
+          Store((Floats)pair.high, out + kLanes);
+        }
+      }
+    }
+
+   private:
+    AlignedVector<float> rows_, words_;
+    int64_t depth_ = 0;
+  };
+
+  class OutputCotangent {
+   public:
+    OutputCotangent(int64_t max_pixels, int64_t features)
+        : max_pixels_(Product::PaddedRows(max_pixels)),
+          rows_(max_pixels_ * ((features / 2 + kBlockWords - 1) / kBlockWords) * kRowWords),
+          pairs_(Product::PairsSize(max_pixels, features)) {}
+
+    float* Row(int64_t pixel, int64_t feature) {
+      return rows_.data() + (feature / (2 * kBlockWords) * max_pixels_ + pixel) * kRowWords;
+    }
+
+    // Pairs the pixels.
+    void End(int64_t pixels, int64_t features) {
+      const int64_t depth = Product::PaddedDepth(pixels);
+      for (int64_t f = 0; f < features; f += kPairChannels) {
+        const float* row = Row(0, f) + f % (2 * kBlockWords) / 2;
+        for (int64_t first = 0; first < depth; first += kLanes) {
+          __m512i low[kLanes], high[kLanes];
+          for (int i = 0; i < kLanes; ++i, row += 2 * kRowWords) {
+            const int64_t p = 2 * (first + i);
+            const Interleaved pair(p < pixels ? Load(row) : Floats{},
+                                   p + 1 < pixels ? Load(row + kRowWords) : Floats{});
+            low[i] = pair.low;
+            high[i] = pair.high;
+          }
+          Product::StorePairs(low, first, f, depth, pairs_.data());
+          Product::StorePairs(high, first, f + kLanes, depth, pairs_.data());
+        }
+      }
+    }
+
+    void AddWeightSums(const Product& product, const Columns& columns, int64_t features, int64_t channels, float* sums,
+                       int64_t stride, bool is_first) {
+      product.MultiplyPairs(features, channels, columns.depth(), pairs_.data(), columns.words(), sums, stride,
+                            is_first);
+    }
+
+   private:
+    int64_t max_pixels_;
+    AlignedVector<float> rows_, pairs_;
+  };
+
+  template <bool kOfX, bool kOfPositions, bool kOfWeight>
+  static DCN_INLINE void Differentiate(const BF16* const (&corner)[4], const Floats (&weight)[4], const float* d_column,
+                                       int64_t count, float* const (&sum)[4], Floats (&dot)[4], Columns& columns,
+                                       int64_t pixel, int64_t c) {
+    for (int64_t i = 0; i < count; i += kPairChannels) {
+      Floats d_even{}, d_odd{}, even{}, odd{};
+      if constexpr (kOfX || kOfPositions) {
+        d_even = Load(d_column + i);
+        d_odd = Load(d_column + i + kLanes);
+      }
+      DCN_UNROLL for (int k = 0; k < 4; ++k) {
+        if constexpr (kOfPositions || kOfWeight) {
+          const Words words = LoadWords(corner[k] + i);
+          if constexpr (kOfPositions) dot[k] += d_even * Even(words) + d_odd * Odd(words);
+          if constexpr (kOfWeight) {
+            even += weight[k] * Even(words);
+            odd += weight[k] * Odd(words);
+          }
+        }
+        if constexpr (kOfX) {
+          Store(Load(sum[k] + i) + weight[k] * d_even, sum[k] + i);
+          Store(Load(sum[k] + i + kLanes) + weight[k] * d_odd, sum[k] + i + kLanes);
+        }
+      }
+      if constexpr (kOfWeight) columns.Put(pixel, c + i, Rounded(even, odd));
+    }
   }
 };

@@ -20,12 +20,14 @@ DCN_INLINE Floats Load(const BF16* from) {
   const Halves halves = *reinterpret_cast<const Vectors::UnalignedHalves*>(from);
   return (Floats)(__builtin_convertvector(halves, Words) << 16);
 }
-// Rounds to nearest, ties to even, as BF16 does.
-DCN_INLINE void Store(Floats value, BF16* to) {
+// In the low halves of words; rounds to nearest, ties to even, as BF16 does.
+DCN_INLINE Words RoundedBits(Floats value) {
   const Words bits = (Words)value;
   const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, quiet_nan = (bits >> 16) | 0x40;
-  const Words result = (bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded;
-  *reinterpret_cast<Vectors::UnalignedHalves*>(to) = __builtin_convertvector(result, Halves);
+  return (bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded;
+}
+DCN_INLINE void Store(Floats value, BF16* to) {
+  *reinterpret_cast<Vectors::UnalignedHalves*>(to) = __builtin_convertvector(RoundedBits(value), Halves);
 }
 
 // The first `count` lanes; the others are zero.
@@ -48,11 +50,15 @@ DCN_INLINE Floats Broadcast(float value) { return value - Floats{}; }
 DCN_INLINE Words BroadcastWord(const float* value) { return BitCast<uint32_t>(*value) + Words{}; }
 
 // The sum of all lanes, always in the same order.
-DCN_INLINE float Sum(Floats value) {
-  float lanes[kLanes];
-  std::memcpy(lanes, &value, sizeof lanes);
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+template <int kCount = kLanes>
+DCN_INLINE float Sum(const typename VectorOf<float, kCount>::Type& value) {
+  if constexpr (kCount == 2) {
+    return value[0] + value[1];
+  } else {
+    typename VectorOf<float, kCount / 2>::Type low, high;
+    std::memcpy(&low, &value, sizeof low);
+    std::memcpy(&high, reinterpret_cast<const char*>(&value) + sizeof low, sizeof high);
+    low += high;
+    return Sum<kCount / 2>(low);
   }
-  return lanes[0];
 }

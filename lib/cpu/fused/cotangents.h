@@ -1,0 +1,253 @@
+// The cotangents of a fused convolution, tile by tile and tap by tap: a product makes the cotangents of the columns;
+// one loop over the samples reads their corners for the cotangents of the positions, makes the columns again, and adds
+// to the cotangent of x; and a product of the columns and the cotangent of y adds to the cotangent of the weight.
+
+template <typename Element, typename T>
+class Cotangents {
+ public:
+  // Packs the weight of a tap and a slice of channels, transposed: blocks of features, in panels of channels.
+  static void Pack(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t task) {
+    const int64_t tap = task / plan.slices, features = call.product.group_features();
+    const CotangentPlan::Slice slice = plan.slice(task % plan.slices, call);
+    const int64_t first = slice.channel % call.group_channels();
+    const T* const weight = static_cast<const T*>(arrays.weight) +
+                            (tap * call.group_channels() + first) * call.product.features + slice.group * features;
+    float* to = PackedWeight(call, plan, arrays, task);
+    for (int64_t block = 0; block < features; block += kBlockValues) {
+      const int64_t length = std::min(kBlockValues, features - block);
+      for (int64_t c = 0; c < slice.channels; c += kPanel, to += length / kValues * kPanel) {
+        for (int64_t n = 0; n < kPanel; ++n) {
+          const int64_t channel = Element::Channel(c + n);
+          const T* const row = weight + channel * call.product.features + block;
+          for (int64_t f = 0; f < length; ++f) {
+            const T value = c + n < slice.channels ? row[f] : T(0.0f);
+            Element::StoreValue(value, f % kValues, to + f / kValues * kPanel + n);
+          }
+        }
+      }
+    }
+  }
+
+  // Computes slices of the images of a round, one of each part, which it takes from `next` until there are no more.
+  static void Compute(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
+                      const void* zeros, const Tiling& tiling, int64_t round, int64_t slot,
+                      std::atomic<int64_t>& next) {
+    Cotangents task(call, plan, arrays, static_cast<const T*>(zeros), tiling, round, slot);
+    for (int64_t i; (i = next.fetch_add(1)) < plan.slices * plan.parts;) {
+      task.part_ = i % plan.parts;
+      task.index_ = i / plan.parts;
+      task.slice_ = plan.slice(task.index_, call);
+      task.image_ = round * plan.parts + task.part_;
+      if (task.image_ < call.sizes.images) task.ComputeImage();
+    }
+  }
+
+  // Adds up the parts of the weight's cotangent in the slice of a tap.
+  static void SumWeight(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
+                        int64_t task) {
+    const int64_t tap = task / plan.slices, index = task % plan.slices, features = call.product.group_features();
+    const CotangentPlan::Slice slice = plan.slice(index, call);
+    const int64_t first = slice.channel % call.group_channels();
+    float* const out =
+        arrays.d_weight + (tap * call.group_channels() + first) * call.product.features + slice.group * features;
+    for (int64_t c = 0; c < slice.channels; ++c) {
+      float* const row = out + Element::Channel(c) * call.product.features;
+      for (int64_t f = 0; f < features; ++f) {
+        float sum = 0;
+        for (int64_t part = 0; part < plan.parts; ++part) {
+          sum += WeightSums(call, plan, arrays, part, tap, index)[f * plan.padded_channels + c];
+        }
+        row[f] = sum;
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kValues = Element::Product::kValues, kBlockValues = kBlockWords * kValues;
+
+  Cotangents(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays, const T* zeros,
+             const Tiling& tiling, int64_t round, int64_t slot)
+      : call_(call),
+        plan_(plan),
+        arrays_(arrays),
+        zeros_(zeros),
+        tiling_(tiling),
+        round_(round),
+        slot_(slot),
+        samples_(call, tiling.max_pixels()),
+        columns_(tiling.max_pixels(), plan.padded_channels),
+        d_y_(tiling.max_pixels(), call.product.group_features()),
+        d_columns_stride_(plan.padded_channels + 16),
+        d_columns_(Element::Product::PaddedRows(tiling.max_pixels()) * d_columns_stride_),
+        unread_(plan.padded_channels) {}
+
+  static float* PackedWeight(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
+                             int64_t task) {
+    return arrays.workspace + plan.packed_weight + task * plan.padded_channels * call.product.group_features();
+  }
+  static float* WeightSums(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
+                           int64_t part, int64_t tap, int64_t slice) {
+    return arrays.workspace + plan.weight_sums +
+           ((part * call.sizes.taps() + tap) * plan.slices + slice) * call.product.group_features() *
+               plan.padded_channels;
+  }
+
+  void ComputeImage() {
+    const Sizes& sizes = call_.sizes;
+    const int64_t pixels = sizes.height * sizes.width;
+    T* const d_x = static_cast<T*>(arrays_.d_x) + (plan_.of_x ? image_ * pixels * sizes.channels + slice_.channel : 0);
+    if (plan_.of_x) {
+      if constexpr (sizeof(T) == sizeof(float)) {
+        image_sums_ = d_x;
+        image_stride_ = sizes.channels;
+      } else {
+        image_sums_ = arrays_.workspace + plan_.image_sums + slot_ * pixels * plan_.padded_channels;
+        image_stride_ = plan_.padded_channels;
+      }
+      for (int64_t p = 0; p < pixels; ++p) {
+        std::memset(image_sums_ + p * image_stride_, 0, slice_.channels * sizeof(float));
+      }
+    }
+    for (int64_t tile = 0; tile < tiling_.image_tiles(); ++tile) {
+      ComputeTile(tiling_[image_ * tiling_.image_tiles() + tile], round_ == 0 && tile == 0);
+    }
+    if (!plan_.of_x || sizeof(T) == sizeof(float)) return;
+    for (int64_t p = 0; p < pixels; ++p) {
+      Element::Round(image_sums_ + p * image_stride_, slice_.channels, d_x + p * sizes.channels);
+    }
+  }
+
+  void ComputeTile(const OutputTile& tile, bool is_first) {
+    const int64_t pixels = tile.pixels(), features = call_.product.group_features();
+    const int64_t offset_group_channels = call_.sizes.group_channels();
+    samples_.Locate(tile, slice_.channel / offset_group_channels,
+                    (slice_.channel + slice_.channels - 1) / offset_group_channels);
+    ReadOutputCotangent(pixels);
+    if (plan_.of_weight) d_y_.End(pixels, features);
+    for (int32_t tap = 0; tap < call_.sizes.taps(); ++tap) {
+      if (plan_.of_x || plan_.of_positions) MultiplyByWeight(pixels, tap);
+      columns_.Begin(pixels);
+      DifferentiateTap(tile, tap);
+      if (!plan_.of_weight) continue;
+      columns_.End(pixels, slice_.channels);
+      d_y_.AddWeightSums(product_, columns_, features, slice_.channels,
+                         WeightSums(call_, plan_, arrays_, part_, tap, index_), plan_.padded_channels, is_first);
+    }
+  }
+
+  void ReadOutputCotangent(int64_t pixels) {
+    const int64_t features = call_.product.group_features();
+    const T* const d_y = static_cast<const T*>(arrays_.d_y) + slice_.group * features;
+    for (int64_t f = 0; f < features; f += kBlockValues) {
+      for (int64_t p = 0; p < pixels; ++p) {
+        Element::StoreRow(d_y + samples_.output(p) * call_.product.features + f, std::min(kBlockValues, features - f),
+                          d_y_.Row(p, f));
+      }
+    }
+  }
+
+  void MultiplyByWeight(int64_t pixels, int32_t tap) {
+    const int64_t features = call_.product.group_features(), panels = (slice_.channels + kPanel - 1) / kPanel;
+    const float* packed = PackedWeight(call_, plan_, arrays_, tap * plan_.slices + index_);
+    for (int64_t f = 0; f < features; f += kBlockValues) {
+      const int64_t depth = std::min(kBlockValues, features - f) / kValues;
+      product_.template Multiply<kRowWords, 1>(pixels, slice_.channels, depth, d_y_.Row(0, f), packed,
+                                               d_columns_.data(), d_columns_stride_, f == 0);
+      packed += depth * panels * kPanel;
+    }
+  }
+
+  // Run by run of the channels that share an offset group.
+  void DifferentiateTap(const OutputTile& tile, int32_t tap) {
+    const int64_t offset_group_channels = call_.sizes.group_channels();
+    for (int64_t c = 0, count; c < slice_.channels; c += count) {
+      const int64_t offset_group = (slice_.channel + c) / offset_group_channels;
+      count = std::min((offset_group + 1) * offset_group_channels - (slice_.channel + c), slice_.channels - c);
+      const int requested = 4 * plan_.of_x + 2 * plan_.of_positions + plan_.of_weight;
+      constexpr void (Cotangents::* kRuns[])(int64_t, int32_t, int64_t, int64_t, int64_t) = {
+          &Cotangents::DifferentiateRun<false, false, true>, &Cotangents::DifferentiateRun<false, false, true>,
+          &Cotangents::DifferentiateRun<false, true, false>, &Cotangents::DifferentiateRun<false, true, true>,
+          &Cotangents::DifferentiateRun<true, false, false>, &Cotangents::DifferentiateRun<true, false, true>,
+          &Cotangents::DifferentiateRun<true, true, false>,  &Cotangents::DifferentiateRun<true, true, true>};
+      (this->*kRuns[requested])(tile.pixels(), tap, offset_group, c, count);
+    }
+  }
+
+  template <bool kOfX, bool kOfPositions, bool kOfWeight>
+  void DifferentiateRun(int64_t pixels, int32_t tap, int64_t offset_group, int64_t c, int64_t count) {
+    const Sizes& sizes = call_.sizes;
+    const SampleArrays samples = samples_.Of(offset_group, tap);
+    const T* const image =
+        static_cast<const T*>(arrays_.x) + image_ * sizes.height * sizes.width * sizes.channels + slice_.channel + c;
+    for (int64_t p = 0; p < pixels; ++p) {
+      const T* corner[4];
+      Floats weight[4], dot[4] = {};
+      float* sum[4] = {};
+      for (int k = 0; k < 4; ++k) {
+        const int64_t pixel = samples.pixel[k][p];
+        corner[k] = pixel >= 0 ? image + pixel * sizes.channels : zeros_;
+        if constexpr (kOfX) sum[k] = pixel >= 0 ? image_sums_ + pixel * image_stride_ + c : unread_.data();
+        weight[k] = Broadcast(samples.weight[k][p]);
+      }
+      Element::template Differentiate<kOfX, kOfPositions, kOfWeight>(
+          corner, weight, d_columns_.data() + p * d_columns_stride_ + c, count, sum, dot, columns_, p, c);
+      if constexpr (kOfPositions) StorePositions(samples, p, offset_group * sizes.taps() + tap, dot);
+    }
+  }
+
+  // As CotangentsOfPosition in sampling.h, but the sums over the channels come last.
+  DCN_INLINE void StorePositions(const SampleArrays& samples, int64_t p, int64_t series, const Floats (&dot)[4]) {
+    const float y = samples.fraction_y[p], x = samples.fraction_x[p], mask = samples.mask[p];
+    const Floats top = (1 - x) * dot[0] + x * dot[1], bottom = (1 - x) * dot[2] + x * dot[3];
+    const Floats left = (1 - y) * dot[0] + y * dot[2], right = (1 - y) * dot[1] + y * dot[3];
+    float d_y = 0 * (y + x), d_x = d_y, d_mask = d_y;  // NaN where the location is
+    if (samples.is_inside(p)) {
+      d_y = mask * Sum(bottom - top);
+      d_x = mask * Sum(right - left);
+      d_mask = Sum((1 - y) * top + y * bottom);
+    }
+    const Sizes& sizes = call_.sizes;
+    const int64_t all_series = sizes.offset_groups * sizes.taps();
+    if (plan_.is_group_split) {
+      const int64_t outputs = sizes.rows * sizes.columns, output = samples_.output(p) - image_ * outputs;
+      float* const out = arrays_.workspace + plan_.position_sums +
+                         3 * (((index_ * plan_.parts + part_) * outputs + output) * all_series + series);
+      out[0] = d_y;
+      out[1] = d_x;
+      out[2] = d_mask;
+      return;
+    }
+    const int64_t sample = samples_.output(p) * all_series + series;
+    if (arrays_.d_offset) {
+      arrays_.d_offset[2 * sample] = d_y;
+      arrays_.d_offset[2 * sample + 1] = d_x;
+    }
+    if (arrays_.d_mask) arrays_.d_mask[sample] = d_mask;
+  }
+
+  const FusedCall& call_;
+  const CotangentPlan& plan_;
+  const FusedCotangentArrays& arrays_;
+  const T* zeros_;
+  const Tiling& tiling_;
+  int64_t round_, slot_;
+
+  // Of the present task.
+  int64_t part_ = 0, index_ = 0, image_ = 0;
+  CotangentPlan::Slice slice_ = {};
+  float* image_sums_ = nullptr;
+  int64_t image_stride_ = 0;
+
+  Samples samples_;
+  typename Element::Columns columns_;
+  typename Element::OutputCotangent d_y_;
+  int64_t d_columns_stride_;
+  AlignedVector<float> d_columns_, unread_;
+  typename Element::Product product_;  // the last member, since it may change the thread's state
+};
+
+template <typename Element, typename T>
+constexpr FusedKernels::Cotangents CotangentKernels() {
+  using Kernel = Cotangents<Element, T>;
+  return {Kernel::Pack, Kernel::Compute, Kernel::SumWeight};
+}
