@@ -45,31 +45,6 @@ Selected KernelsFor(DType dtype, const FusedCall& call, bool is_forward) {
   return {PortableKernels(dtype), kTilePixels};
 }
 
-// Adds up the slices' sums of the cotangents of positions, in a row of the output of one image of a round.
-void SumPositions(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t round,
-                  int64_t task) {
-  const Sizes& sizes = call.sizes;
-  const int64_t part = task / sizes.rows, row = task % sizes.rows, image = round * plan.parts + part;
-  if (image >= sizes.images) return;
-  const int64_t taps = sizes.taps(), series = sizes.offset_groups * taps, pixels = sizes.rows * sizes.columns;
-  for (int64_t i = row * sizes.columns * series; i < (row + 1) * sizes.columns * series; ++i) {
-    const int64_t channel = i % series / taps * sizes.group_channels();
-    float sum[3] = {};
-    for (int64_t slice = plan.slice_of(channel, call);
-         slice <= plan.slice_of(channel + sizes.group_channels() - 1, call); ++slice) {
-      const float* const from =
-          arrays.workspace + plan.position_sums + 3 * ((slice * plan.parts + part) * pixels * series + i);
-      for (int k = 0; k < 3; ++k) sum[k] += from[k];
-    }
-    const int64_t sample = image * pixels * series + i;
-    if (arrays.d_offset) {
-      arrays.d_offset[2 * sample] = sum[0];
-      arrays.d_offset[2 * sample + 1] = sum[1];
-    }
-    if (arrays.d_mask) arrays.d_mask[sample] = sum[2];
-  }
-}
-
 }  // namespace
 
 CotangentPlan::CotangentPlan(DType dtype, const Sizes& sizes, const Product& product, bool of_x, bool of_positions,
@@ -85,19 +60,11 @@ CotangentPlan::CotangentPlan(DType dtype, const Sizes& sizes, const Product& pro
   packed_weight = 0;
   weight_sums = packed_weight + (of_x || of_positions ? sizes.taps() * slices * padded_channels * features : 0);
   image_sums = weight_sums + (of_weight ? parts * sizes.taps() * slices * features * padded_channels : 0);
-  position_sums = image_sums;
+  size = image_sums;
   if (of_x && dtype != DType::kF32) {
     const int64_t image = sizes.height * sizes.width * padded_channels;
-    slots = std::max<int64_t>(1, std::min(slots, kImageSumBytes / (int64_t(sizeof(float)) * image)));
-    position_sums += slots * image;
-  }
-  const bool is_slice_whole = sizes.group_channels() <= slice_channels &&
-                              slice_channels % sizes.group_channels() == 0 &&
-                              group_channels % sizes.group_channels() == 0;
-  is_group_split = !is_slice_whole && slices > 1;
-  size = position_sums;
-  if (of_positions && is_group_split) {
-    size += slices * parts * sizes.rows * sizes.columns * sizes.offset_groups * sizes.taps() * 3;
+    slots = std::clamp(kImageSumBytes / std::max<int64_t>(1, int64_t(sizeof(float)) * image), int64_t{1}, slots);
+    size += slots * image;
   }
 }
 
@@ -140,12 +107,11 @@ const char* FusedCotangents(Device& device, DType dtype, const Sizes& sizes, con
   }
   const std::vector<float> zeros(sizes.group_channels(), 0.0f);
   for (int64_t round = 0; round * plan.parts < sizes.images; ++round) {
+    Progress progress(plan.slices * plan.parts);
     std::atomic<int64_t> next{0};
     device.ParallelFor(std::min(device.threads(), plan.slots), [&](int64_t slot) {
-      kernels.compute(call, plan, arrays, zeros.data(), tiling, round, slot, next);
+      kernels.compute(call, plan, arrays, zeros.data(), tiling, round, slot, progress, next);
     });
-    if (!plan.of_positions || !plan.is_group_split) continue;
-    device.ParallelFor(plan.parts * sizes.rows, [&](int64_t task) { SumPositions(call, plan, arrays, round, task); });
   }
   if (!plan.of_weight) return nullptr;
   if (sizes.pixels() == 0) {

@@ -21,7 +21,7 @@ from jax_dcn._types import Shaped
 INSTRUCTIONS: str = extension.modules["cpu"].fused_instructions
 DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))
 PADDING: int = extension.modules["cpu"].fused_padding  # features of a group are padded to its multiples
-MIN_CHANNELS = 16  # of an offset group, and features of a group: with fewer, vectors are nearly empty
+MIN_CHANNELS = 16  # of a group: with fewer, most lanes of a vector are empty
 SUM_BYTES = 4
 
 
@@ -98,14 +98,18 @@ def obstacles(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec:
         yield f"an image of x has {math.prod(pixels)} pixels; the fused kernels allow {2**31 - 1}"
 
 
-def why_slow(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> str | None:
+def why_slow(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> str | None:
     """What makes this path slower than the plain one, or None."""
-    offset_groups, _ = groups_and_taps(offset, weight.shape[:2])
-    fewest = min(x.shape[-1] // offset_groups, weight.shape[2], weight.shape[-1] // spec.feature_group_count)
     if INSTRUCTIONS == "portable":
         return "the processor has no AVX2"
-    if fewest < MIN_CHANNELS:
-        return f"a group has {fewest} channels or features; the fused kernels are fast from {MIN_CHANNELS}"
+    offset_groups, _ = groups_and_taps(offset, weight.shape[:2])
+    sizes = {"channels in an offset group": x.shape[-1] // offset_groups}
+    if computation != "forward":
+        sizes["channels in a group"] = weight.shape[2]
+        sizes["output channels in a group"] = weight.shape[-1] // spec.feature_group_count
+    for kind, size in sizes.items():
+        if size < MIN_CHANNELS:
+            return f"there are {size} {kind}; the fused kernels are fast from {MIN_CHANNELS} on"
     return None
 
 

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <vector>
 
 #include "dtype.h"
 #include "fused_convolution.h"
@@ -57,20 +59,26 @@ class Tiling {
   int64_t images_, height_, width_, rows_, columns_, down_, across_;
 };
 
+// How many tiles of its image each task of a round has finished.
+using Progress = std::vector<std::atomic<int64_t>>;
+
 // Divides the cotangents of one call into tasks, by shapes only, and the workspace among them. A task covers one slice
-// of the channels and one image at a time. The images of a part are added up one after the other.
+// of the channels of one image. In a round there is a task for each slice and part of the images, and the images of a
+// part follow each other from round to round.
+//
+// Slices that share an offset group add to the same cotangents of positions, tile by tile, each after the slice before.
+// Threads take the tasks in the order of the slices, and a task that has been taken allocates nothing, so that it
+// always finishes: waiting for it ends.
 struct CotangentPlan {
   bool of_x, of_positions, of_weight;  // which are requested
   int64_t slice_channels, group_slices, slices;
   int64_t padded_channels;  // of a slice
   int64_t parts;            // of the images
   int64_t slots;            // tasks that may run at a time
-  bool is_group_split;      // whether an offset group has channels in several slices
   // Of the workspace, in floats: where the arrays start.
   int64_t packed_weight;
-  int64_t weight_sums;    // [parts, taps, slices, features of a group, padded_channels]
-  int64_t image_sums;     // [slots, height, width, padded_channels], if x has 16 bits
-  int64_t position_sums;  // [slices, parts, rows, columns, offset groups, taps, 3], if an offset group is split
+  int64_t weight_sums;  // [parts, taps, slices, features of a group, padded_channels]
+  int64_t image_sums;   // [slots, height, width, padded_channels], if x has 16 bits
   int64_t size;
 
   CotangentPlan(DType dtype, const Sizes& sizes, const Product& product, bool of_x, bool of_positions, bool of_weight);
@@ -82,9 +90,6 @@ struct CotangentPlan {
     const int64_t in_group = index % group_slices * slice_channels, group = index / group_slices;
     return {group, group * call.group_channels() + in_group,
             std::min(slice_channels, call.group_channels() - in_group)};
-  }
-  int64_t slice_of(int64_t channel, const FusedCall& call) const {
-    return channel / call.group_channels() * group_slices + channel % call.group_channels() / slice_channels;
   }
 };
 

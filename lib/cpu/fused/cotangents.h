@@ -30,9 +30,9 @@ class Cotangents {
 
   // Computes slices of the images of a round, one of each part, which it takes from `next` until there are no more.
   static void Compute(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
-                      const void* zeros, const Tiling& tiling, int64_t round, int64_t slot,
+                      const void* zeros, const Tiling& tiling, int64_t round, int64_t slot, Progress& progress,
                       std::atomic<int64_t>& next) {
-    Cotangents task(call, plan, arrays, static_cast<const T*>(zeros), tiling, round, slot);
+    Cotangents task(call, plan, arrays, static_cast<const T*>(zeros), tiling, round, slot, progress);
     for (int64_t i; (i = next.fetch_add(1)) < plan.slices * plan.parts;) {
       task.part_ = i % plan.parts;
       task.index_ = i / plan.parts;
@@ -66,7 +66,7 @@ class Cotangents {
   static constexpr int64_t kValues = Element::Product::kValues, kBlockValues = kBlockWords * kValues;
 
   Cotangents(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays, const T* zeros,
-             const Tiling& tiling, int64_t round, int64_t slot)
+             const Tiling& tiling, int64_t round, int64_t slot, Progress& progress)
       : call_(call),
         plan_(plan),
         arrays_(arrays),
@@ -74,6 +74,7 @@ class Cotangents {
         tiling_(tiling),
         round_(round),
         slot_(slot),
+        progress_(progress),
         samples_(call, tiling.max_pixels()),
         columns_(tiling.max_pixels(), plan.padded_channels),
         d_y_(tiling.max_pixels(), call.product.group_features()),
@@ -109,7 +110,9 @@ class Cotangents {
       }
     }
     for (int64_t tile = 0; tile < tiling_.image_tiles(); ++tile) {
+      if (plan_.of_positions && SharesOffsetGroup(slice_.channel)) WaitForSliceBefore(tile);
       ComputeTile(tiling_[image_ * tiling_.image_tiles() + tile], round_ == 0 && tile == 0);
+      progress_[index_ * plan_.parts + part_].store(tile + 1, std::memory_order_release);
     }
     if (!plan_.of_x || sizeof(T) == sizeof(float)) return;
     for (int64_t p = 0; p < pixels; ++p) {
@@ -163,17 +166,29 @@ class Cotangents {
     for (int64_t c = 0, count; c < slice_.channels; c += count) {
       const int64_t offset_group = (slice_.channel + c) / offset_group_channels;
       count = std::min((offset_group + 1) * offset_group_channels - (slice_.channel + c), slice_.channels - c);
-      const int requested = 4 * plan_.of_x + 2 * plan_.of_positions + plan_.of_weight;
-      constexpr void (Cotangents::* kRuns[])(int64_t, int32_t, int64_t, int64_t, int64_t) = {
-          &Cotangents::DifferentiateRun<false, false, true>, &Cotangents::DifferentiateRun<false, false, true>,
-          &Cotangents::DifferentiateRun<false, true, false>, &Cotangents::DifferentiateRun<false, true, true>,
-          &Cotangents::DifferentiateRun<true, false, false>, &Cotangents::DifferentiateRun<true, false, true>,
-          &Cotangents::DifferentiateRun<true, true, false>,  &Cotangents::DifferentiateRun<true, true, true>};
-      (this->*kRuns[requested])(tile.pixels(), tap, offset_group, c, count);
+      constexpr int kNarrowest = Element::kNarrowest;
+      const auto differentiate = count <= kNarrowest ? RunFor<kNarrowest>() : RunFor<kLanes>();
+      (this->*differentiate)(tile.pixels(), tap, offset_group, c, count);
     }
   }
 
-  template <bool kOfX, bool kOfPositions, bool kOfWeight>
+  using Run = void (Cotangents::*)(int64_t, int32_t, int64_t, int64_t, int64_t);
+  template <int kCount>
+  Run RunFor() const {
+    constexpr Run kRuns[] = {
+        nullptr,
+        &Cotangents::DifferentiateRun<false, false, true, kCount>,
+        &Cotangents::DifferentiateRun<false, true, false, kCount>,
+        &Cotangents::DifferentiateRun<false, true, true, kCount>,
+        &Cotangents::DifferentiateRun<true, false, false, kCount>,
+        &Cotangents::DifferentiateRun<true, false, true, kCount>,
+        &Cotangents::DifferentiateRun<true, true, false, kCount>,
+        &Cotangents::DifferentiateRun<true, true, true, kCount>,
+    };
+    return kRuns[4 * plan_.of_x + 2 * plan_.of_positions + plan_.of_weight];
+  }
+
+  template <bool kOfX, bool kOfPositions, bool kOfWeight, int kCount>
   void DifferentiateRun(int64_t pixels, int32_t tap, int64_t offset_group, int64_t c, int64_t count) {
     const Sizes& sizes = call_.sizes;
     const SampleArrays samples = samples_.Of(offset_group, tap);
@@ -181,48 +196,56 @@ class Cotangents {
         static_cast<const T*>(arrays_.x) + image_ * sizes.height * sizes.width * sizes.channels + slice_.channel + c;
     for (int64_t p = 0; p < pixels; ++p) {
       const T* corner[4];
-      Floats weight[4], dot[4] = {};
+      float weight[4];
+      FloatsOf<kCount> dot[4] = {};
       float* sum[4] = {};
       for (int k = 0; k < 4; ++k) {
         const int64_t pixel = samples.pixel[k][p];
         corner[k] = pixel >= 0 ? image + pixel * sizes.channels : zeros_;
         if constexpr (kOfX) sum[k] = pixel >= 0 ? image_sums_ + pixel * image_stride_ + c : unread_.data();
-        weight[k] = Broadcast(samples.weight[k][p]);
+        weight[k] = samples.weight[k][p];
       }
-      Element::template Differentiate<kOfX, kOfPositions, kOfWeight>(
+      Element::template Differentiate<kOfX, kOfPositions, kOfWeight, kCount>(
           corner, weight, d_columns_.data() + p * d_columns_stride_ + c, count, sum, dot, columns_, p, c);
-      if constexpr (kOfPositions) StorePositions(samples, p, offset_group * sizes.taps() + tap, dot);
+      if constexpr (kOfPositions) {
+        const bool is_added = c == 0 && SharesOffsetGroup(slice_.channel);
+        StorePositions<kCount>(samples, p, offset_group * sizes.taps() + tap, dot, is_added);
+      }
     }
   }
 
   // As CotangentsOfPosition in sampling.h, but the sums over the channels come last.
-  DCN_INLINE void StorePositions(const SampleArrays& samples, int64_t p, int64_t series, const Floats (&dot)[4]) {
+  template <int kCount>
+  DCN_INLINE void StorePositions(const SampleArrays& samples, int64_t p, int64_t series,
+                                 const FloatsOf<kCount> (&dot)[4], bool is_added) {
     const float y = samples.fraction_y[p], x = samples.fraction_x[p], mask = samples.mask[p];
-    const Floats top = (1 - x) * dot[0] + x * dot[1], bottom = (1 - x) * dot[2] + x * dot[3];
-    const Floats left = (1 - y) * dot[0] + y * dot[2], right = (1 - y) * dot[1] + y * dot[3];
+    const FloatsOf<kCount> top = (1 - x) * dot[0] + x * dot[1], bottom = (1 - x) * dot[2] + x * dot[3];
+    const FloatsOf<kCount> left = (1 - y) * dot[0] + y * dot[2], right = (1 - y) * dot[1] + y * dot[3];
     float d_y = 0 * (y + x), d_x = d_y, d_mask = d_y;  // NaN where the location is
     if (samples.is_inside(p)) {
-      d_y = mask * Sum(bottom - top);
-      d_x = mask * Sum(right - left);
-      d_mask = Sum((1 - y) * top + y * bottom);
+      d_y = mask * Sum<kCount>(bottom - top);
+      d_x = mask * Sum<kCount>(right - left);
+      d_mask = Sum<kCount>((1 - y) * top + y * bottom);
     }
     const Sizes& sizes = call_.sizes;
-    const int64_t all_series = sizes.offset_groups * sizes.taps();
-    if (plan_.is_group_split) {
-      const int64_t outputs = sizes.rows * sizes.columns, output = samples_.output(p) - image_ * outputs;
-      float* const out = arrays_.workspace + plan_.position_sums +
-                         3 * (((index_ * plan_.parts + part_) * outputs + output) * all_series + series);
-      out[0] = d_y;
-      out[1] = d_x;
-      out[2] = d_mask;
-      return;
-    }
-    const int64_t sample = samples_.output(p) * all_series + series;
+    const int64_t sample = samples_.output(p) * sizes.offset_groups * sizes.taps() + series;
     if (arrays_.d_offset) {
-      arrays_.d_offset[2 * sample] = d_y;
-      arrays_.d_offset[2 * sample + 1] = d_x;
+      float* const out = arrays_.d_offset + 2 * sample;
+      out[0] = is_added ? out[0] + d_y : d_y;
+      out[1] = is_added ? out[1] + d_x : d_x;
     }
-    if (arrays_.d_mask) arrays_.d_mask[sample] = d_mask;
+    if (arrays_.d_mask) {
+      float* const out = arrays_.d_mask + sample;
+      *out = is_added ? *out + d_mask : d_mask;
+    }
+  }
+
+  // Whether the slice before `channel`, the first one of a slice, has channels of the same offset group.
+  bool SharesOffsetGroup(int64_t channel) const { return channel % call_.sizes.group_channels() != 0; }
+
+  void WaitForSliceBefore(int64_t tile) const {
+    const std::atomic<int64_t>& done = progress_[(index_ - 1) * plan_.parts + part_];
+    while (done.load(std::memory_order_acquire) <= tile) std::this_thread::yield();
   }
 
   const FusedCall& call_;
@@ -231,6 +254,7 @@ class Cotangents {
   const T* zeros_;
   const Tiling& tiling_;
   int64_t round_, slot_;
+  Progress& progress_;
 
   // Of the present task.
   int64_t part_ = 0, index_ = 0, image_ = 0;

@@ -10,13 +10,8 @@ struct Widened {
   using Product = RegisterProduct<FloatWords>;
 
   // The sums over a sample's corners of channels [0, count), as words at `out`. Whole vectors are written.
-  static DCN_INLINE void Blend(const T* const (&corner)[4], const Floats (&weight)[4], int64_t count, float* out) {
-    for (int64_t c = 0; c < count; c += kLanes) {
-      const int64_t rest = count - c;
-      Floats sum = weight[0] * Load(corner[0] + c, rest);
-      DCN_UNROLL for (int i = 1; i < 4; ++i) sum += weight[i] * Load(corner[i] + c, rest);
-      Store(sum, out + c);
-    }
+  static DCN_INLINE void Blend(const T* const (&corner)[4], const float (&weight)[4], int64_t count, float* out) {
+    count <= kNarrow ? BlendBy<kNarrow>(corner, weight, count, out) : BlendBy<kLanes>(corner, weight, count, out);
   }
 
   // The channel that value `v` of a run of channels has.
@@ -41,12 +36,13 @@ struct Widened {
     int64_t depth() const { return depth_; }
     const float* words() const { return words_.data(); }
 
-    // Channels [c, c + kLanes), or the first `count` of them.
-    DCN_INLINE void Put(int64_t pixel, int64_t c, int64_t count, Floats value) {
-      if (c % kLanes == 0 && count >= kLanes) {
-        Store(value, Word(pixel, c));
+    // Channels [c, c + kCount), or the first `count` of them.
+    template <int kCount>
+    DCN_INLINE void Put(int64_t pixel, int64_t c, int64_t count, const FloatsOf<kCount>& value) {
+      if (c % kCount == 0 && count >= kCount) {
+        Store<kCount>(value, Word(pixel, c));
       } else {
-        for (int64_t i = 0; i < std::min<int64_t>(kLanes, count); ++i) *Word(pixel, c + i) = value[i];
+        for (int64_t i = 0; i < std::min<int64_t>(kCount, count); ++i) *Word(pixel, c + i) = value[i];
       }
     }
 
@@ -84,25 +80,40 @@ struct Widened {
     AlignedVector<float> words_;
   };
 
+  // Lanes of the vectors for a run of channels, with which `Differentiate` is called.
+  static constexpr int kNarrowest = kNarrow;
+
   // Reads channels [c, c + count) of a sample's corners, and of the cotangent of its column, and computes what is
   // requested: adds to the sums of the cotangent of x and to the dot products, and stores the columns.
-  template <bool kOfX, bool kOfPositions, bool kOfWeight>
-  static DCN_INLINE void Differentiate(const T* const (&corner)[4], const Floats (&weight)[4], const float* d_column,
-                                       int64_t count, float* const (&sum)[4], Floats (&dot)[4], Columns& columns,
-                                       int64_t pixel, int64_t c) {
-    for (int64_t i = 0; i < count; i += kLanes) {
+  template <bool kOfX, bool kOfPositions, bool kOfWeight, int kCount>
+  static DCN_INLINE void Differentiate(const T* const (&corner)[4], const float (&weight)[4], const float* d_column,
+                                       int64_t count, float* const (&sum)[4], FloatsOf<kCount> (&dot)[4],
+                                       Columns& columns, int64_t pixel, int64_t c) {
+    using Vector = FloatsOf<kCount>;
+    for (int64_t i = 0; i < count; i += kCount) {
       const int64_t rest = count - i;
-      Floats d{}, value{};
-      if constexpr (kOfX || kOfPositions) d = Load(d_column + i, rest);
+      Vector d{}, value{};
+      if constexpr (kOfX || kOfPositions) d = Load<kCount>(d_column + i, rest);
       DCN_UNROLL for (int k = 0; k < 4; ++k) {
         if constexpr (kOfPositions || kOfWeight) {
-          const Floats channels = Load(corner[k] + i, rest);
+          const Vector channels = Load<kCount>(corner[k] + i, rest);
           if constexpr (kOfPositions) dot[k] += d * channels;
           if constexpr (kOfWeight) value += weight[k] * channels;
         }
-        if constexpr (kOfX) Store(Load(sum[k] + i, rest) + weight[k] * d, sum[k] + i, rest);
+        if constexpr (kOfX) Store<kCount>(Load<kCount>(sum[k] + i, rest) + weight[k] * d, sum[k] + i, rest);
       }
-      if constexpr (kOfWeight) columns.Put(pixel, c + i, rest, value);
+      if constexpr (kOfWeight) columns.template Put<kCount>(pixel, c + i, rest, value);
+    }
+  }
+
+ private:
+  template <int kCount>
+  static DCN_INLINE void BlendBy(const T* const (&corner)[4], const float (&weight)[4], int64_t count, float* out) {
+    for (int64_t c = 0; c < count; c += kCount) {
+      const int64_t rest = count - c;
+      FloatsOf<kCount> sum = weight[0] * Load<kCount>(corner[0] + c, rest);
+      DCN_UNROLL for (int i = 1; i < 4; ++i) sum += weight[i] * Load<kCount>(corner[i] + c, rest);
+      Store<kCount>(sum, out + c);
     }
   }
 };

@@ -108,11 +108,11 @@ struct Forward {
                         int64_t count, float* rows) {
     for (int64_t p = 0; p < pixels; ++p, rows += kRowWords) {
       const T* corner[4];
-      Floats weight[4];
+      float weight[4];
       for (int i = 0; i < 4; ++i) {
         const int32_t pixel = samples.pixel[i][p];
         corner[i] = pixel >= 0 ? image + pixel * channels : zeros;
-        weight[i] = Broadcast(samples.weight[i][p]);
+        weight[i] = samples.weight[i][p];
       }
       Element::Blend(corner, weight, count, rows);
     }

@@ -6,11 +6,11 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <thread>
 
 #include "aligned_vector.h"
 #include "element.h"
 #include "fused/kernels.h"
-#include "lanes.h"
 #include "sampling.h"
 #include "vectorize.h"
 

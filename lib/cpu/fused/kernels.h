@@ -23,7 +23,7 @@ struct FusedKernels {
     void (*pack)(const FusedCall&, const CotangentPlan&, const FusedCotangentArrays&, int64_t task);
     // Computes slices of the images of a round, one image of each part, which it takes from `next`.
     void (*compute)(const FusedCall&, const CotangentPlan&, const FusedCotangentArrays&, const void* zeros,
-                    const Tiling&, int64_t round, int64_t slot, std::atomic<int64_t>& next);
+                    const Tiling&, int64_t round, int64_t slot, Progress& progress, std::atomic<int64_t>& next);
     // Adds up the weight's cotangent of a tap and a slice: taps · slices tasks.
     void (*sum_weight)(const FusedCall&, const CotangentPlan&, const FusedCotangentArrays&, int64_t task);
   } cotangents;

@@ -7,7 +7,7 @@ struct Pairs {
   using Product = PairProduct;
 
   static DCN_INLINE Words LoadWords(const BF16* from) {
-    return *reinterpret_cast<const Vectors::UnalignedWords*>(from);
+    return *reinterpret_cast<const VectorsOf<kLanes>::UnalignedWords*>(from);
   }
   static DCN_INLINE Floats Even(Words words) { return (Floats)(words << 16); }
   static DCN_INLINE Floats Odd(Words words) { return (Floats)(words & 0xffff0000); }
@@ -15,7 +15,7 @@ struct Pairs {
     return (Floats)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
   }
 
-  static DCN_INLINE void Blend(const BF16* const (&corner)[4], const Floats (&weight)[4], int64_t count, float* out) {
+  static DCN_INLINE void Blend(const BF16* const (&corner)[4], const float (&weight)[4], int64_t count, float* out) {
     for (int64_t c = 0; c < count; c += kPairChannels, out += kLanes) {
       Floats even{}, odd{};
       DCN_UNROLL for (int i = 0; i < 4; ++i) {
@@ -41,7 +41,7 @@ struct Pairs {
   static DCN_INLINE void Round(const float* sums, int64_t count, BF16* out) {
     for (int64_t i = 0; i < count; i += kPairChannels) {
       const Words words = RoundedBits(Load(sums + i)) | RoundedBits(Load(sums + i + kLanes)) << 16;
-      *reinterpret_cast<Vectors::UnalignedWords*>(out + i) = words;
+      *reinterpret_cast<VectorsOf<kLanes>::UnalignedWords*>(out + i) = words;
     }
   }
 
@@ -133,8 +133,10 @@ struct Pairs {
     AlignedVector<float> rows_, pairs_;
   };
 
-  template <bool kOfX, bool kOfPositions, bool kOfWeight>
-  static DCN_INLINE void Differentiate(const BF16* const (&corner)[4], const Floats (&weight)[4], const float* d_column,
+  static constexpr int kNarrowest = kLanes;
+
+  template <bool kOfX, bool kOfPositions, bool kOfWeight, int>
+  static DCN_INLINE void Differentiate(const BF16* const (&corner)[4], const float (&weight)[4], const float* d_column,
                                        int64_t count, float* const (&sum)[4], Floats (&dot)[4], Columns& columns,
                                        int64_t pixel, int64_t c) {
     for (int64_t i = 0; i < count; i += kPairChannels) {
