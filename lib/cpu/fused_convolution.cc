@@ -17,6 +17,9 @@ namespace {
 constexpr int64_t kTilePixels = 210;
 constexpr int64_t kTilePixelsOfAmx = 252;  // nearly whole blocks of 32 rows
 
+constexpr int64_t kMinTilePixels = 28;      // of small outputs, so that several threads have some
+constexpr int64_t kMinTiles = 16;
+
 constexpr int64_t kSliceChannels = 64;
 constexpr int64_t kTasks = 8;                     // of the cotangents at a time, if the shapes allow it
 constexpr int64_t kImageSumBytes = 16 * 1 << 20;  // of the float32 sums of a cotangent of x of 16 bits
@@ -82,7 +85,7 @@ const char* FusedForward(Device& device, DType dtype, const Sizes& sizes, const 
   const FusedKernels::Forward& kernels = selected.forward;
   device.ParallelFor(kernels.packing_tasks(call), [&](int64_t task) { kernels.pack(call, arrays, task); });
   const std::vector<float> zeros(sizes.group_channels(), 0.0f);
-  const Tiling tiling(sizes, tile_pixels);
+  const Tiling tiling(sizes, std::clamp(sizes.pixels() / kMinTiles, kMinTilePixels, tile_pixels));
   std::atomic<int64_t> next{0};
   device.ParallelFor(std::min(device.threads(), tiling.count()),
                      [&](int64_t) { kernels.compute(call, arrays, zeros.data(), tiling, next); });

@@ -9,19 +9,20 @@ class Cotangents {
   static void Pack(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t task) {
     const int64_t tap = task / plan.slices, features = call.product.group_features();
     const CotangentPlan::Slice slice = plan.slice(task % plan.slices, call);
-    const int64_t first = slice.channel % call.group_channels();
-    const T* const weight = static_cast<const T*>(arrays.weight) +
-                            (tap * call.group_channels() + first) * call.product.features + slice.group * features;
+    const int64_t in_group = slice.channel % call.group_channels();
+    const T* const from = static_cast<const T*>(arrays.weight) +
+                          (tap * call.group_channels() + in_group) * call.product.features + slice.group * features;
     float* to = PackedWeight(call, plan, arrays, task);
     for (int64_t block = 0; block < features; block += kBlockValues) {
       const int64_t length = std::min(kBlockValues, features - block);
       for (int64_t c = 0; c < slice.channels; c += kPanel, to += length / kValues * kPanel) {
-        for (int64_t n = 0; n < kPanel; ++n) {
-          const int64_t channel = Element::Channel(c + n);
-          const T* const row = weight + channel * call.product.features + block;
-          for (int64_t f = 0; f < length; ++f) {
-            const T value = c + n < slice.channels ? row[f] : T(0.0f);
-            Element::StoreValue(value, f % kValues, to + f / kValues * kPanel + n);
+        for (int64_t first = 0; first < length; first += kTransposed) {
+          for (int64_t n = 0; n < kPanel; ++n) {
+            const T* const row = from + Element::Channel(c + n) * call.product.features + block;
+            for (int64_t f = first; f < std::min(first + kTransposed, length); ++f) {
+              const T value = c + n < slice.channels ? row[f] : T(0.0f);
+              Element::StoreValue(value, f % kValues, to + f / kValues * kPanel + n);
+            }
           }
         }
       }
@@ -47,23 +48,27 @@ class Cotangents {
                         int64_t task) {
     const int64_t tap = task / plan.slices, index = task % plan.slices, features = call.product.group_features();
     const CotangentPlan::Slice slice = plan.slice(index, call);
-    const int64_t first = slice.channel % call.group_channels();
+    const int64_t in_group = slice.channel % call.group_channels();
     float* const out =
-        arrays.d_weight + (tap * call.group_channels() + first) * call.product.features + slice.group * features;
-    for (int64_t c = 0; c < slice.channels; ++c) {
-      float* const row = out + Element::Channel(c) * call.product.features;
-      for (int64_t f = 0; f < features; ++f) {
-        float sum = 0;
-        for (int64_t part = 0; part < plan.parts; ++part) {
-          sum += WeightSums(call, plan, arrays, part, tap, index)[f * plan.padded_channels + c];
+        arrays.d_weight + (tap * call.group_channels() + in_group) * call.product.features + slice.group * features;
+    for (int64_t first = 0; first < features; first += kTransposed) {
+      const int64_t end = std::min(first + kTransposed, features);
+      for (int64_t part = 0; part < plan.parts; ++part) {
+        const float* const sums = WeightSums(call, plan, arrays, part, tap, index);
+        for (int64_t c = 0; c < slice.channels; ++c) {
+          float* const row = out + Element::Channel(c) * call.product.features;
+          for (int64_t f = first; f < end; ++f) {
+            const float sum = sums[f * plan.padded_channels + c];
+            row[f] = part == 0 ? sum : row[f] + sum;
+          }
         }
-        row[f] = sum;
       }
     }
   }
 
  private:
   static constexpr int64_t kValues = Element::Product::kValues, kBlockValues = kBlockWords * kValues;
+  static constexpr int64_t kTransposed = 16;  // features at a time, which are at least a cache line
 
   Cotangents(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays, const T* zeros,
              const Tiling& tiling, int64_t round, int64_t slot, Progress& progress)
