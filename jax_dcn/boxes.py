@@ -29,7 +29,8 @@ def nms(
     Goes through the boxes by falling score, and through boxes of equal score by rising index. A box is kept unless its
     IoU (intersection over union) with a box that was kept before is greater than ``iou_threshold``. The boxes kept are
     those of `torchvision.ops.nms`, and with ``classes`` those of `torchvision.ops.batched_nms`, cut off after
-    ``max_outputs`` boxes.
+    ``max_outputs`` boxes. (For few boxes, batched_nms moves the classes apart, which rounds the coordinates, so that an
+    IoU very close to the threshold may be on its other side.)
 
     The function is plain `jax.numpy`: it works inside and outside of `jit`, `vmap` and `scan`. No gradient flows
     through it. Its time grows with N · ``max_outputs`` and its memory with N + ``max_outputs``, not with N².
