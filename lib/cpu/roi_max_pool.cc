@@ -66,6 +66,7 @@ template <typename T, typename Store, typename Fill>
 void ForEachLargest(Device& device, const PoolSizes& sizes, const Rois& rois, const T* x, const Store& store,
                     const Fill& fill) {
   using A = Accumulator<T>;
+  if (sizes.channels == 0) return;  // no array bounds the number of bins then
   device.ParallelFor(sizes.batches * sizes.rois, [&](int64_t roi_index) {
     const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
     const int64_t roi_size = sizes.bins() * sizes.channels;

@@ -347,11 +347,10 @@ const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois
 
 const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
                                const void* d_pooled, void* d_x) {
-  if (sizes.height * sizes.width == 0) return nullptr;
+  if (sizes.height * sizes.width * sizes.channels == 0) return nullptr;
   const int64_t images = sizes.batches * sizes.images;
   const int64_t elements = images * sizes.height * sizes.width * sizes.channels;
   if (IsSeparable(sizes, rois)) {
-    if (sizes.channels == 0) return nullptr;
     // Several bands per thread, because the RoIs are not evenly spread. Their number does not affect the result.
     const int64_t wanted = std::min(sizes.height, (4 * device.threads() + images - 1) / std::max<int64_t>(images, 1));
     const int64_t height = (sizes.height + wanted - 1) / std::max<int64_t>(wanted, 1);
