@@ -84,7 +84,7 @@ def train_step(model: RCNN, recipe: Recipe, statistics: dict, state: State, batc
 
     def loss(params):
         key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
-        regions = replace(REGIONS, count=recipe.regions)
+        regions = replace(model.config.regions, count=recipe.regions)
         found = model.apply({"params": params, "batch_stats": statistics}, batch, key, regions, method=losses)
         return sum(found.values())
 
