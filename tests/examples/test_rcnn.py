@@ -133,6 +133,7 @@ def test_objects(golden, second_stage):
         assert (unpacked != masks[image]).mean() < 1e-4
 
 
+@pytest.mark.thorough
 def test_the_whole_is_one_function_of_images(model, variables, second_stage):
     """Of the images as they are, and of each image alone, whatever is beside it."""
     whole = detect(model, variables, mask_rcnn.images(), (mask_rcnn.WIDTH, mask_rcnn.HEIGHT))
@@ -160,6 +161,38 @@ def test_every_name_is_used_and_none_is_missing(model, state):
         fill(model, state | {"roi_head.bbox_head.extra.weight": np.ones(3)})
     with pytest.raises(ValueError, match="must have a ResNet-50, -101 or -152"):
         config_of({name: array for name, array in state.items() if "layer3.5" not in name})
+    with pytest.raises(ValueError, match=r"lacks 'roi_head.bbox_head.fc_cls.weight'"):
+        config_of({name: array for name, array in state.items() if name.startswith("backbone")})
+
+
+@pytest.mark.parametrize(("channels", "modulated", "groups"), [(54, True, 2), (72, False, 4), (108, True, 4)])
+def test_the_shape_of_an_offset_convolution_decides_what_it_predicts(state, channels, modulated, groups):
+    """54 = 18 · 3, but 3 groups do not divide the channels of a ResNet."""
+    name = "backbone.layer2.0.conv2.conv_offset.weight"
+    config = config_of(state | {name: np.zeros((channels, *state[name].shape[1:]))})
+    assert (config.modulated, config.offset_groups) == (modulated, groups)
+    with pytest.raises(ValueError, match="18 or 27 channels per group, got 50"):
+        config_of(state | {name: np.zeros((50, 128, 3, 3))})
+
+
+def test_commands_say_what_is_wrong_with_files(tmp_path, capsys):
+    pytest.importorskip("pycocotools")
+    from examples.rcnn.__main__ import main as draw
+    from examples.rcnn.train import main as train
+
+    (tmp_path / "bad.npz").write_text("no arrays")
+    (tmp_path / "empty.json").write_text("{}")
+    np.savez(tmp_path / "other.npz", weight=np.ones(3))
+    wrong = {
+        "No such file": (draw, ["none.npz", "photo.jpg"]),
+        "numpy.savez": (draw, ["bad.npz", "photo.jpg"]),
+        "must have a ResNet-50": (draw, ["other.npz", "photo.jpg"]),
+        "must have images": (train, ["empty.json", "images"]),
+    }
+    for message, (command, (file, other)) in wrong.items():
+        with pytest.raises(SystemExit):
+            command([str(tmp_path / file), other])
+        assert message in capsys.readouterr().err
 
 
 def every(settings, count, positive_fraction):
