@@ -9,6 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jax_dcn import _validation
+from jax_dcn._operators.sampling import rounded_product
 
 # A multiple of the vector length of CPUs. On two CPU cores, 64 to 512 boxes take about the same time; long blocks are
 # better for GPUs, because blocks are processed one after the other.
@@ -28,7 +29,8 @@ def nms(
     Goes through the boxes by falling score, and through boxes of equal score by rising index. A box is kept unless its
     IoU (intersection over union) with a box that was kept before is greater than ``iou_threshold``. The boxes kept are
     those of `torchvision.ops.nms`, and with ``classes`` those of `torchvision.ops.batched_nms`, cut off after
-    ``max_outputs`` boxes.
+    ``max_outputs`` boxes. (For few boxes, batched_nms moves the classes apart, which rounds the coordinates, so that an
+    IoU very close to the threshold may be on its other side.)
 
     The function is plain `jax.numpy`: it works inside and outside of `jit`, `vmap` and `scan`. No gradient flows
     through it. Its time grows with N · ``max_outputs`` and its memory with N + ``max_outputs``, not with N².
@@ -134,14 +136,17 @@ def _nms(
 
 
 def _iou(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Intersection over union of boxes, which are broadcast against each other; NaN where the union has no area."""
-    size = jnp.minimum(a[..., 2:], b[..., 2:]) - jnp.maximum(a[..., :2], b[..., :2])
-    intersection = jnp.maximum(size, 0).prod(-1)
+    """Intersection over union of boxes, which are broadcast against each other; NaN where the union has no area.
+
+    Every operation rounds on its own, as in torchvision, because the last bit may decide whether a box is kept.
+    """
+    size = jnp.maximum(jnp.minimum(a[..., 2:], b[..., 2:]) - jnp.maximum(a[..., :2], b[..., :2]), 0)
+    intersection = rounded_product(size[..., 0], size[..., 1])
     return intersection / (_area(a) + _area(b) - intersection)
 
 
 def _area(boxes: jax.Array) -> jax.Array:
-    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+    return rounded_product(boxes[..., 2] - boxes[..., 0], boxes[..., 3] - boxes[..., 1])
 
 
 def _rounded_down(number: float, dtype: np.dtype) -> np.ndarray:

@@ -113,6 +113,17 @@ def test_an_iou_that_equals_the_threshold_does_not_suppress():
         assert kept(boxes[::2].astype(np.float64), scores[::2], 0.3) == [0, 1]
 
 
+def test_the_last_bit_of_an_iou_decides():
+    """The threshold is the IoU of two boxes, which keeps both, or the next smaller number, which does not."""
+    pairs = np.stack([random_boxes(seed, 40)[0] + np.float32([0, 0, 250, 250]) for seed in (11, 12)], 1)
+    for first, second in pairs:
+        (iou,) = ious(first, second[None])
+        scores = np.float32([2, 1])
+        assert 0 < iou < 1
+        assert kept(np.stack([first, second]), scores, float(iou)) == [0, 1]
+        assert kept(np.stack([first, second]), scores, np.nextafter(iou, np.float32(0))) == [0]
+
+
 def test_what_is_never_kept():
     boxes = np.tile(np.float32([0, 0, 4, 4]), (6, 1))
     boxes[1, 2] = math.nan

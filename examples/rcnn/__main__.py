@@ -37,9 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("detections.png"), help="the picture (%(default)s)")
     options = parser.parse_args(arguments)
 
-    model, variables = load(options.checkpoint)
-    names = class_names(options.names, model.config.classes)
-    image = Image.open(options.image).convert("RGB")
+    if min(options.scale) < 1:
+        parser.error("--scale must be positive")
+    try:
+        model, variables = load(options.checkpoint)
+        names = class_names(options.names, model.config.classes)
+        image = Image.open(options.image).convert("RGB")
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     found = jax.device_get(detect(model, variables, np.asarray(image)[None], tuple(options.scale)))
     kept = found.scores[0] >= options.threshold
     objects = Objects(found.scores[0][kept], found.labels[0][kept], found.boxes[0][kept])
@@ -54,7 +59,10 @@ def class_names(annotations: Path | None, count: int) -> list[str]:
     """The names of the categories in annotations, in the order of their ids; without a file, numbers."""
     if annotations is None:
         return [f"class {index}" for index in range(count)]
-    categories = sorted(json.loads(annotations.read_text())["categories"], key=lambda category: category["id"])
+    content = json.loads(annotations.read_text())
+    if not isinstance(content, dict) or "categories" not in content:
+        raise ValueError(f"{annotations} must have categories, as files of COCO's format do")
+    categories = sorted(content["categories"], key=lambda category: category["id"])
     if len(categories) != count:
         raise ValueError(f"{annotations} must have the {count} categories of the checkpoint, got {len(categories)}")
     return [category["name"] for category in categories]

@@ -57,11 +57,13 @@ def sample_anchors(key: jax.Array, anchors: jax.Array, truth: Regions, settings:
 
 
 def sample_regions(key: jax.Array, proposals: Regions, truth: Regions, settings: Sampling) -> Samples:
-    """`settings.count` regions per image, drawn from its objects and proposals."""
+    """`settings.count` regions per image, drawn from its objects, each of which is its own, and its proposals."""
 
     def of_image(key, proposals, truth):
-        boxes, valid = (jnp.concatenate(pair) for pair in zip(truth, proposals, strict=True))
-        objects = sample(key, assign(boxes, valid, truth, settings), settings)
+        boxes = jnp.concatenate([truth.boxes, proposals.boxes])
+        own = jnp.where(truth.valid, jnp.arange(len(truth.valid)), UNUSED)
+        objects = jnp.concatenate([own, assign(*proposals, truth, settings)])
+        objects = sample(key, objects, settings)
         order = jnp.argsort(jnp.where(objects >= 0, 0, -objects), stable=True)[: settings.count]
         return Samples(Regions(boxes[order], objects[order] != UNUSED), objects[order])
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -34,8 +35,14 @@ class Dataset(NamedTuple):
 
 def read(annotations: Path, folder: Path) -> Dataset:
     """Reads a JSON file such as COCO's instances_train2017.json."""
+    content = json.loads(annotations.read_text())
+    for key in ("images", "annotations", "categories"):
+        if not isinstance(content, dict) or not content.get(key):
+            raise ValueError(f"{annotations} must have {key}, as files of COCO's format do")
+    found = COCO()
+    found.dataset = content
     with contextlib.redirect_stdout(io.StringIO()):
-        found = COCO(str(annotations))
+        found.createIndex()
     return Dataset(found, folder, sorted(found.getCatIds()))
 
 

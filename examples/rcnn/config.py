@@ -1,6 +1,7 @@
 """The settings of Faster R-CNN and Mask R-CNN, with the values of mmdet's configs as defaults."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,9 @@ class Sampling:
     """Which boxes a stage is trained on.
 
     A box is positive if its IoU with an object is at least `positive`, and negative if it is below `negative` with all.
-    The box that overlaps an object most is positive from `low_quality` on. Of these, at most `count` are drawn from
-    each image, and at most the fraction `positive_fraction` of them are positive.
+    From an IoU of `low_quality` on, an object also gets the box that overlaps it most, even if this box overlaps
+    another object more. At most `count` boxes are drawn from each image, and at most the fraction `positive_fraction`
+    of them are positive.
     """
 
     positive: float
@@ -38,7 +40,8 @@ class Sampling:
 
 
 ANCHORS = Sampling(positive=0.7, negative=0.3, low_quality=0.3, count=256, positive_fraction=0.5)
-REGIONS = Sampling(positive=0.5, negative=0.5, low_quality=0.5, count=512, positive_fraction=0.25)
+REGIONS = Sampling(positive=0.5, negative=0.5, low_quality=math.inf, count=512, positive_fraction=0.25)
+MASK_REGIONS = replace(REGIONS, low_quality=0.5)
 
 
 @dataclass(frozen=True)
@@ -57,4 +60,10 @@ class Config:
     channels: int = 256
     hidden: int = 1024
     proposals: Proposals = Proposals()
+    training_proposals: Proposals = Proposals(per_level=2000)
     objects: Objects = Objects()
+
+    @property
+    def regions(self) -> Sampling:
+        """Which regions the heads are trained on. mmdet's two models differ in it."""
+        return MASK_REGIONS if self.masks else REGIONS

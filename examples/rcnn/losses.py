@@ -10,7 +10,7 @@ from jax_dcn import roi_align
 
 from .anchors import encode
 from .assign import NEGATIVE, UNUSED, Samples, sample_anchors, sample_regions
-from .config import ANCHORS, REGIONS, Sampling
+from .config import ANCHORS, Sampling
 from .detector import DELTA_SCALE, RCNN
 from .roi_heads import MASK_BINS
 from .rpn import AnchorPredictions, Regions, propose, take
@@ -34,13 +34,17 @@ class Batch(NamedTuple):
         return Regions(self.boxes, self.labels >= 0)
 
 
-def losses(model: RCNN, batch: Batch, key: jax.Array, regions: Sampling = REGIONS) -> dict[str, jax.Array]:
-    """The losses of mmdet by name, for `model.apply(..., method=losses)`. Their sum is what training minimises."""
+def losses(model: RCNN, batch: Batch, key: jax.Array, regions: Sampling | None = None) -> dict[str, jax.Array]:
+    """The losses of mmdet by name, for `model.apply(..., method=losses)`. Their sum is what training minimises.
+
+    regions: which regions the heads are trained on; by default, as in mmdet.
+    """
+    regions = regions or model.config.regions
     anchor_key, region_key = jax.random.split(key)
     features = model.features(batch.images)
     predictions = model.rpn_head(features)
     found = anchor_losses(predictions, batch.truth, anchor_key, ANCHORS)
-    proposals, _ = propose(predictions, *batch.images.shape[1:3], model.config.proposals)
+    proposals, _ = propose(predictions, *batch.images.shape[1:3], model.config.training_proposals)
     samples = sample_regions(region_key, proposals, batch.truth, regions)
     return found | region_losses(model, features, samples, batch, regions)
 

@@ -84,7 +84,7 @@ def train_step(model: RCNN, recipe: Recipe, statistics: dict, state: State, batc
 
     def loss(params):
         key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
-        regions = replace(REGIONS, count=recipe.regions)
+        regions = replace(model.config.regions, count=recipe.regions)
         found = model.apply({"params": params, "batch_stats": statistics}, batch, key, regions, method=losses)
         return sum(found.values())
 
@@ -107,10 +107,10 @@ def evaluate(model: RCNN, variables: dict, dataset: coco.Dataset, batch_size: in
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
     options = parse(arguments)
-    dataset = coco.read(*options.data)
+    dataset, validation, loaded = options.inputs
     key = jax.random.key(options.seed)
-    if options.checkpoint:
-        model, variables = adapt(*load(options.checkpoint), len(dataset.categories), key)
+    if loaded:
+        model, variables = adapt(*loaded, len(dataset.categories), key)
     else:
         model = RCNN(Config(classes=len(dataset.categories)))
         variables = initialise(model, key)
@@ -146,15 +146,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     np.savez(options.out / "model.npz", **interop.to_torch(variables))
     result = {"losses": run.losses, "milliseconds": run.milliseconds, "names": dataset.names}
-    if options.validation:
-        result["scores"] = evaluate(model, variables, coco.read(*options.validation), recipe.batch_size, size)
+    if validation:
+        result["scores"] = evaluate(model, variables, validation, recipe.batch_size, size)
         print(", ".join(f"{name} {100 * score:.1f}" for name, score in result["scores"].items()))
     (options.out / "results.json").write_text(json.dumps(result))
     print(f"The checkpoint is {options.out / 'model.npz'}.")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options of the command line."""
+    """The options of the command line, with the files that they name."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.rcnn.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -180,7 +180,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if any(side % DIVISOR for side in options.size):
         parser.error(f"--size must be multiples of {DIVISOR}")
-    options.data = options.annotations, options.images
+    try:
+        options.inputs = (
+            coco.read(options.annotations, options.images),
+            coco.read(*options.validation) if options.validation else None,
+            load(options.checkpoint) if options.checkpoint else None,
+        )
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     return options
 
 

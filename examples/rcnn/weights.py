@@ -17,6 +17,7 @@ from .config import Config
 from .detector import RCNN
 
 INIT_SIZE = 64
+CLASSES, NECK = "roi_head.bbox_head.fc_cls.weight", "neck.fpn_convs.0.conv.weight"
 
 
 def load(path: str | Path, weights_only: bool = True) -> tuple[RCNN, dict[str, Any]]:
@@ -35,20 +36,34 @@ def config_of(state: Mapping[str, np.ndarray]) -> Config:
     depths = {stages: depth for depth, stages in STAGES.items()}
     if blocks not in depths:
         raise ValueError(f"the checkpoint must have a ResNet-50, -101 or -152 as backbone, got {blocks} blocks")
+    missing = [name for name in (CLASSES, NECK) if name not in state]
+    if missing:
+        raise ValueError(f"the checkpoint must be of mmdet's Faster R-CNN or Mask R-CNN, but it lacks {missing[0]!r}")
     offsets = [f"backbone.layer{stage}.0.conv2.conv_offset.weight" for stage in (1, 2, 3, 4)]
     deformable = [name for name in offsets if name in state]
-    outputs = state[deformable[0]].shape[0] if deformable else 27
-    modulated = outputs % 27 == 0
+    modulated, offset_groups = _offsets(*state[deformable[0]].shape[:2]) if deformable else (True, 1)
     return Config(
-        classes=state["roi_head.bbox_head.fc_cls.weight"].shape[0] - 1,
+        classes=state[CLASSES].shape[0] - 1,
         masks="roi_head.mask_head.conv_logits.weight" in state,
         depth=depths[blocks],
         stage_with_dcn=tuple(name in state for name in offsets),
         modulated=modulated,
-        offset_groups=outputs // (27 if modulated else 18),
-        channels=state["neck.fpn_convs.0.conv.weight"].shape[0],
-        hidden=state["roi_head.bbox_head.fc_cls.weight"].shape[1],
+        offset_groups=offset_groups,
+        channels=state[NECK].shape[0],
+        hidden=state[CLASSES].shape[1],
     )
+
+
+def _offsets(outputs: int, channels: int) -> tuple[bool, int]:
+    """Whether a layer of 3x3 is modulated, and its offset groups, from the shape of its offset convolution.
+
+    18 · 3 g channels could be 27 · 2 g, but only one of them can be: groups divide the layer's channels, a power of 2.
+    """
+    for modulated, per_group in ((True, 27), (False, 18)):
+        groups, rest = divmod(outputs, per_group)
+        if rest == 0 and groups and channels % groups == 0:
+            return modulated, groups
+    raise ValueError(f"an offset convolution must have 18 or 27 channels per group, got {outputs}")
 
 
 def fill(model: RCNN, state: Mapping[str, np.ndarray]) -> dict[str, Any]:

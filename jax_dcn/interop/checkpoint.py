@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,11 @@ def load(path: str | os.PathLike[str], *, key: str | None = None, weights_only: 
 
         return dict(load_file(path))
     if suffix == ".npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return dict(arrays)
+        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{str(path)!r} is not a file that numpy.savez has written") from error
     if suffix == ".pkl":
         if weights_only:
             raise ValueError(

@@ -10,6 +10,7 @@
 #include "device.h"
 #include "element.h"
 #include "lanes.h"
+#include "large_pages.h"
 #include "vectorize.h"
 
 namespace dcn {
@@ -255,6 +256,7 @@ const char* Aggregate(Device& device, DType dtype, const AggregationSizes& sizes
   if (std::min({sizes.batches, sizes.queries(), sizes.heads, sizes.channels}) == 0) return nullptr;
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
+    PreferLargePages(static_cast<T*>(out), sizes.batches * sizes.queries() * sizes.heads * sizes.channels);
     ParallelQueries(device, sizes, taps, static_cast<const T*>(value), [&](auto& block, int64_t begin, int64_t end) {
       (HasWideVectors() ? AggregateRowsWide<T> : AggregateRows<T>)(block, static_cast<T*>(out), begin, end);
     });
@@ -272,6 +274,12 @@ const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& 
     using T = decltype(tag);
     using A = Accumulator<T>;
     const BlockGrid blocks(sizes, threads, sizeof(A));
+    const int64_t elements = sizes.batches * sizes.pixels * sizes.heads * sizes.channels;
+    if (is_wide) {
+      PreferLargePages(static_cast<A*>(d_value), elements);
+    } else {
+      PreferLargePages(static_cast<T*>(d_value), elements);
+    }
     const auto compute = [&](const Block& block, AlignedVector<A>& sums) {
       const int64_t pixel_size = block.heads * block.channels, size = block.pixels * pixel_size;
       sums.assign(size + block.channels, A(0));  // the last ones: what is added to corners outside the block
@@ -304,6 +312,9 @@ const char* TapCotangents(Device& device, DType dtype, const AggregationSizes& s
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = Accumulator<T>;
+    const int64_t num_taps = sizes.batches * sizes.queries() * sizes.heads * sizes.taps;
+    PreferLargePages(static_cast<A*>(d_locations), 2 * num_taps);
+    PreferLargePages(static_cast<A*>(d_weights), num_taps);
     ParallelQueries(device, sizes, taps, static_cast<const T*>(value), [&](auto& block, int64_t begin, int64_t end) {
       std::vector<A> dots(4 * block.corners.max_heads() * sizes.taps);
       DifferentiateRows(block, static_cast<const T*>(d_out), begin, end, dots.data(), static_cast<A*>(d_locations),

@@ -4,6 +4,7 @@
 
 #include "device.h"
 #include "element.h"
+#include "large_pages.h"
 #include "roi_images.h"
 #include "roi_pool.h"
 #include "vectorize.h"
@@ -65,6 +66,7 @@ template <typename T, typename Store, typename Fill>
 void ForEachLargest(Device& device, const PoolSizes& sizes, const Rois& rois, const T* x, const Store& store,
                     const Fill& fill) {
   using A = Accumulator<T>;
+  if (sizes.channels == 0) return;  // no array bounds the number of bins then
   device.ParallelFor(sizes.batches * sizes.rois, [&](int64_t roi_index) {
     const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
     const int64_t roi_size = sizes.bins() * sizes.channels;
@@ -117,6 +119,7 @@ const char* MaxPool(Device& device, DType dtype, const PoolSizes& sizes, const R
     using T = decltype(tag);
     using A = Accumulator<T>;
     T* out = static_cast<T*>(pooled);
+    PreferLargePages(out, sizes.batches * sizes.rois * sizes.bins() * sizes.channels);
     ForEachLargest(
         device, sizes, rois, static_cast<const T*>(x),
         [&](int64_t index, const Largest<A>& largest) { out[index] = T(largest.value); },
@@ -130,6 +133,7 @@ const char* MaxPool(Device& device, DType dtype, const PoolSizes& sizes, const R
 const char* MaxPoolWinners(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
                            int32_t* winners) {
   const int64_t count = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;
+  PreferLargePages(winners, 2 * count);
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     const auto store = [&](int64_t index, int32_t row, int32_t column) {
@@ -153,6 +157,7 @@ const char* MaxPoolInputCotangent(Device& device, DType dtype, const PoolSizes& 
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = Accumulator<T>;
+    PreferLargePages(static_cast<A*>(d_x), sizes.batches * sizes.images * image_size);
     device.ParallelFor(sizes.batches * sizes.images * blocks, [&](int64_t task) {
       const int64_t image = task / blocks, begin = task % blocks * kChannels;
       const int64_t end = std::min(begin + kChannels, sizes.channels);

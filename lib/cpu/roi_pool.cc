@@ -7,6 +7,7 @@
 
 #include "device.h"
 #include "element.h"
+#include "large_pages.h"
 #include "roi_images.h"
 #include "roi_weights.h"
 #include "vectorize.h"
@@ -319,6 +320,7 @@ const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = Accumulator<T>;
+    PreferLargePages(static_cast<T*>(pooled), num_rois * sizes.bins() * sizes.features());
     device.ParallelFor(num_rois * sizes.classes, [&](int64_t task) {
       const int64_t roi_index = task % num_rois, class_ = task / num_rois, features = sizes.class_features();
       const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
@@ -345,19 +347,21 @@ const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois
 
 const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
                                const void* d_pooled, void* d_x) {
-  if (sizes.height * sizes.width == 0) return nullptr;
+  if (sizes.height * sizes.width * sizes.channels == 0) return nullptr;
+  const int64_t images = sizes.batches * sizes.images;
+  const int64_t elements = images * sizes.height * sizes.width * sizes.channels;
   if (IsSeparable(sizes, rois)) {
-    if (sizes.channels == 0) return nullptr;
     // Several bands per thread, because the RoIs are not evenly spread. Their number does not affect the result.
-    const int64_t images = sizes.batches * sizes.images;
     const int64_t wanted = std::min(sizes.height, (4 * device.threads() + images - 1) / std::max<int64_t>(images, 1));
     const int64_t height = (sizes.height + wanted - 1) / std::max<int64_t>(wanted, 1);
     const int64_t bands = (sizes.height + height - 1) / height;
     Dispatch<F16, BF16>(dtype, [&](auto tag) {
       using T = decltype(tag);
+      auto* const out = static_cast<Accumulator<T>*>(d_x);
+      PreferLargePages(out, elements);
       device.ParallelFor(images * bands, [&](int64_t task) {
         const int64_t begin = task % bands * height;
-        InputCotangentOfBand(sizes, rois, static_cast<const T*>(d_pooled), static_cast<Accumulator<T>*>(d_x),
+        InputCotangentOfBand(sizes, rois, static_cast<const T*>(d_pooled), out,
                              {task / bands, begin, std::min(begin + height, sizes.height)});
       });
     });
@@ -366,7 +370,7 @@ const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& siz
   // The approximate number of channels per block; fewer if there would be too few blocks. A class is not split into
   // smaller blocks, because each block computes the weights of its bins anew. A row of channel groups is not split,
   // because its channels are contiguous.
-  const int64_t channels = std::clamp<int64_t>(sizes.batches * sizes.images * sizes.channels / 8, 8, 32);
+  const int64_t channels = std::clamp<int64_t>(images * sizes.channels / 8, 8, 32);
   const int64_t features = sizes.features(), groups = sizes.groups();
   const int64_t block_features = std::max({int64_t{1}, channels / groups, std::min(channels, sizes.class_features())});
   const int64_t block_groups = std::min(groups, std::max<int64_t>(sizes.group[1], channels / block_features));
@@ -375,13 +379,14 @@ const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& siz
   const std::vector<BinIndex> bins = IndexBins(sizes);
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
-    device.ParallelFor(sizes.batches * sizes.images * group_blocks * feature_blocks, [&](int64_t task) {
+    auto* const out = static_cast<Accumulator<T>*>(d_x);
+    PreferLargePages(out, elements);
+    device.ParallelFor(images * group_blocks * feature_blocks, [&](int64_t task) {
       const int64_t f = task % feature_blocks * block_features;
       const int64_t g = task / feature_blocks % group_blocks * block_groups;
       const ChannelBlock block = {task / feature_blocks / group_blocks, f, std::min(block_features, features - f), g,
                                   std::min(block_groups, groups - g)};
-      InputCotangentOfBlock(sizes, rois, bins, static_cast<const T*>(d_pooled), static_cast<Accumulator<T>*>(d_x),
-                            block);
+      InputCotangentOfBlock(sizes, rois, bins, static_cast<const T*>(d_pooled), out, block);
     });
   });
   return nullptr;

@@ -201,8 +201,8 @@ __global__ __launch_bounds__(kThreads, 2) void InputCotangentKernel(PoolSizes si
   __shared__ int32_t counts[kThreads / kWarp];
   const bool has_common_bins = sizes.groups() == 1 && sizes.classes == 1;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int64_t group_rows = (sizes.output[0] + sizes.group[0] - 1) / sizes.group[0];
-  const int64_t group_columns = (sizes.output[1] + sizes.group[1] - 1) / sizes.group[1];
+  const int64_t group_rows = (sizes.output[0] - 1) / sizes.group[0] + 1;  // rounded up, without a sum that overflows
+  const int64_t group_columns = (sizes.output[1] - 1) / sizes.group[1] + 1;
   const int64_t group_bins = group_rows * group_columns, num_items = sizes.rois * group_bins;
   const int64_t channel_tiles = (sizes.channels + kWarp * N - 1) / (kWarp * N);
   const int64_t tiles_across = (sizes.width + kPixels * kWarpsAcross - 1) / (kPixels * kWarpsAcross);

@@ -1,9 +1,11 @@
-"""Makes the golden file of Mask R-CNN with mmdet, run by torch on the CPU.
+"""Makes the golden file of Mask R-CNN and Faster R-CNN with mmdet, run by torch on the CPU.
 
 It needs what tests/interop/make_golden.py needs: python -m tests.examples.make_golden_rcnn
 """
 
+import importlib
 import json
+import math
 import pathlib
 import sys
 
@@ -17,7 +19,7 @@ from mmengine.structures import InstanceData
 from tests.helpers import mask_rcnn
 from tests.interop.make_golden import Operators as Convolutions
 
-CONFIG = "dcnv2/mask-rcnn_r50-mdconv-c3-c5_fpn_1x_coco.py"
+CONFIG = "dcnv2/{}-rcnn_r50-mdconv-c3-c5_fpn_1x_coco.py"
 ALL = 10**6  # more samples than there are boxes, so that nothing is left to chance
 SHOWN = 8  # regions and objects of each image that are stored
 
@@ -41,28 +43,69 @@ class Operators(Convolutions):
 
 def main():
     sys.modules["mmcv._ext"] = mmcv._ext = Operators("mmcv._ext")
-    model = build()
-    shapes = {key: list(array.shape) for key, array in model.state_dict().items()}
-    model.load_state_dict(
-        {key: torch.from_numpy(array) for key, array in mask_rcnn.state(shapes).items()}, strict=False
-    )
-    model.eval()
+    make_differentiable()
+    mask, faster = build("mask"), build("faster")
+    shapes = {key: list(array.shape) for key, array in mask.state_dict().items()}
+    state = {key: torch.from_numpy(array) for key, array in mask_rcnn.state(shapes).items()}
+    for model in (mask, faster):
+        model.load_state_dict({key: array for key, array in state.items() if key in model.state_dict()}, strict=False)
+        model.eval()
     with torch.no_grad():
-        arrays = outputs(model) | losses(model) | resized()
+        arrays = outputs(mask) | anchor_targets(mask) | region_targets(mask) | crowd(mask, faster) | resized()
+        check_same_objects(mask, faster)
+    arrays |= training(mask) | {f"faster_{name}": array for name, array in training(faster).items()}
     versions = [f"{package.__name__} {package.__version__}" for package in (torch, torchvision, mmengine)]
     arrays |= {"made_by": ", ".join([*versions, "mmdet 3.3.0, mmcv-lite 2.2.0"]), "shapes": json.dumps(shapes)}
+    arrays["settings"] = json.dumps({"mask": settings("mask"), "faster": settings("faster")})
     np.savez_compressed(mask_rcnn.GOLDEN, **arrays)
     print(mask_rcnn.GOLDEN.stat().st_size, {key: np.shape(array) for key, array in arrays.items()})
 
 
-def build():
-    """The model of the published config, whose samplers keep all boxes."""
+def make_differentiable():
+    """Lets the layers of mmcv call torchvision's functions, which have gradients."""
+    convolution, align = map(importlib.import_module, ("mmcv.ops.modulated_deform_conv", "mmcv.ops.roi_align"))
+
+    def modulated(x, offset, mask, weight, bias, stride, padding, dilation, groups, deform_groups):
+        return torchvision.ops.deform_conv2d(x, offset, weight, bias, stride, padding, dilation, mask)
+
+    def aligned(x, rois, size, scale, ratio, mode, is_aligned):
+        return torchvision.ops.roi_align(x, rois, size, scale, ratio or -1, is_aligned)
+
+    convolution.modulated_deform_conv2d, align.roi_align = modulated, aligned
+
+
+def config_of(kind):
     import mmdet
-    from mmdet.registry import MODELS
     from mmdet.utils import register_all_modules
 
     register_all_modules()
-    config = mmengine.Config.fromfile(pathlib.Path(mmdet.__file__).parent / ".mim/configs" / CONFIG).model
+    return mmengine.Config.fromfile(pathlib.Path(mmdet.__file__).parent / ".mim/configs" / CONFIG.format(kind)).model
+
+
+def settings(kind):
+    """What the published config says about training."""
+    train = config_of(kind).train_cfg
+    parts = {"anchors": train.rpn, "regions": train.rcnn}
+    found = {
+        name: {
+            "positive": part.assigner.pos_iou_thr,
+            "negative": part.assigner.neg_iou_thr,
+            "low_quality": part.assigner.min_pos_iou if part.assigner.match_low_quality else math.inf,
+            "count": part.sampler.num,
+            "positive_fraction": part.sampler.pos_fraction,
+        }
+        for name, part in parts.items()
+    }
+    proposals = train.rpn_proposal
+    keys = {"per_level": proposals.nms_pre, "count": proposals.max_per_img}
+    return found | {"proposals": keys | {"iou_threshold": proposals.nms.iou_threshold}}
+
+
+def build(kind):
+    """The model of the published config, whose samplers keep all boxes."""
+    from mmdet.registry import MODELS
+
+    config = config_of(kind)
     config.backbone.init_cfg = None
     for part in ("rpn", "rcnn"):
         config.train_cfg[part].sampler.num = ALL
@@ -116,28 +159,120 @@ def outputs(model):
     return arrays | per_image("masks", [np.packbits(part.masks[:SHOWN].numpy(), -1) for part in found])
 
 
-def losses(model):
-    """The training losses, of the proposals with which inference goes on, and without any random choice."""
+def check_same_objects(mask, faster):
+    """Without masks, the result is the same, so Faster R-CNN needs no golden outputs."""
+    pixels, metas = prepared(mask)
+    features = mask.extract_feat(pixels)
+    proposals = mask.rpn_head.predict(features, truth(metas), rescale=False)
+    found = [
+        model.roi_head.predict_bbox(features, metas, proposals, model.roi_head.test_cfg) for model in (mask, faster)
+    ]
+    for mask_found, faster_found in zip(*found, strict=True):
+        assert torch.equal(mask_found.bboxes, faster_found.bboxes)
+
+
+def truth(metas):
+    """The objects as mmdet takes them, in images with padding."""
     from mmdet.structures import DetDataSample
     from mmdet.structures.mask import BitmapMasks
 
-    pixels, metas = prepared(model)
     samples = []
     for meta, boxes, labels, masks in zip(metas, *mask_rcnn.truth(), strict=True):
         real = labels >= 0
         instances = InstanceData(
             bboxes=torch.from_numpy(boxes[real]),
             labels=torch.from_numpy(labels[real].astype(np.int64)),
-            masks=BitmapMasks(np.pad(masks[real], [(0, 0), (0, 6), (0, 4)]), *pixels.shape[2:]),
+            masks=BitmapMasks(np.pad(masks[real], [(0, 0), (0, 6), (0, 4)]), *meta["pad_shape"]),
         )
         samples.append(DetDataSample(metainfo=meta, gt_instances=instances))
+    return samples
+
+
+def objects_of(sampling, count):
+    """The index of the object of each of `count` boxes, -1 for a negative one and -2 for one that is not used."""
+    objects = np.full(count, -2, np.int8)
+    objects[sampling.neg_inds] = -1
+    objects[sampling.pos_inds] = sampling.pos_assigned_gt_inds
+    return objects
+
+
+def anchor_targets(model):
+    """The object of each anchor, and the box targets of those that have one."""
+    pixels, metas = prepared(model)
+    sizes = [part.shape[2:] for part in model.extract_feat(pixels)]
+    anchors, valid = (
+        [torch.cat(levels) for levels in images] for images in model.rpn_head.get_anchors(sizes, metas, "cpu")
+    )
+    arrays = {}
+    for image, sample in enumerate(truth(metas)):
+        objects = InstanceData(bboxes=sample.gt_instances.bboxes, labels=sample.gt_instances.labels * 0)
+        found = model.rpn_head._get_targets_single(anchors[image], valid[image], objects, metas[image])
+        boxes, sampling = found[2], found[-1]
+        arrays[f"anchor_objects{image}"] = objects_of(sampling, len(anchors[image]))
+        arrays[f"anchor_targets{image}"] = boxes[sampling.pos_inds]
+    return arrays
+
+
+def region_targets(model):
+    """The object of each region (those of the truth, then the proposals), and the targets of those that have one."""
+    pixels, metas = prepared(model)
+    samples = truth(metas)
+    instances = [sample.gt_instances for sample in samples]
+    proposals = model.rpn_head.predict(model.extract_feat(pixels), samples, rescale=False)
+    samplings, arrays = [], {}
+    for image, (regions, objects) in enumerate(zip(proposals, instances, strict=True)):
+        regions.priors = regions.pop("bboxes")
+        assigned = model.roi_head.bbox_assigner.assign(regions, objects)
+        samplings.append(model.roi_head.bbox_sampler.sample(assigned, regions, objects))
+        arrays[f"region_objects{image}"] = objects_of(samplings[-1], len(objects) + len(regions.priors))
+    boxes = model.roi_head.bbox_head.get_targets(samplings, model.roi_head.train_cfg, concat=False)[2]
+    masks = model.roi_head.mask_head.get_targets(samplings, instances, model.roi_head.train_cfg)
+    counts = [len(sampling.pos_inds) for sampling in samplings]
+    packed = [np.packbits(part.numpy().astype(bool), -1) for part in masks.split(counts)]
+    return (
+        arrays
+        | per_image("region_targets", [part[:count] for part, count in zip(boxes, counts, strict=True)])
+        | per_image("mask_targets", packed)
+    )
+
+
+def crowd(mask, faster):
+    """What the three assigners do where objects overlap each other."""
+    objects, boxes = map(torch.from_numpy, mask_rcnn.crowd())
+    instances = InstanceData(bboxes=objects, labels=torch.zeros(len(objects), dtype=torch.long))
+    assigners = {
+        "anchors": mask.rpn_head.assigner,
+        "mask": mask.roi_head.bbox_assigner,
+        "faster": faster.roi_head.bbox_assigner,
+    }
+    found = {}
+    for name, assigner in assigners.items():
+        indices = assigner.assign(InstanceData(priors=boxes), instances).gt_inds
+        found[f"crowd_{name}"] = (
+            torch.where(indices > 0, indices - 1, -1 - (indices < 0).long()).numpy().astype(np.int8)
+        )
+    return found
+
+
+def training(model):
+    """The losses and norms of their gradients, of inference's proposals and without any random choice."""
+    pixels, metas = prepared(model)
+    samples = truth(metas)
     features = model.extract_feat(pixels)
     _, proposals = model.rpn_head.loss_and_predict(features, samples, model.test_cfg.rpn)
     objects = [InstanceData(bboxes=part.gt_instances.bboxes, labels=part.gt_instances.labels * 0) for part in samples]
     rpn = model.rpn_head.loss_by_feat(*model.rpn_head(features), objects, metas)
     found = rpn | model.roi_head.loss(features, proposals, samples)
     found = {name: torch.as_tensor(sum(value) if isinstance(value, list) else value) for name, value in found.items()}
-    return {name: value.numpy().reshape(()) for name, value in found.items() if "loss" in name}
+    found = {name: value for name, value in found.items() if "loss" in name}
+    sum(found.values()).backward()
+    parameters = dict(model.named_parameters())
+    norms = {
+        f"gradient:{name}": parameters[name].grad.double().norm()
+        for name in mask_rcnn.WITH_GRADIENTS
+        if name in parameters
+    }
+    return {name: value.detach().numpy().reshape(()) for name, value in (found | norms).items()}
 
 
 def resized():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +14,17 @@ from PIL import Image
 pytest.importorskip("optax")
 
 from examples.rcnn import RCNN, detect, fill
+from examples.rcnn.anchors import encode
 from examples.rcnn.assign import NEGATIVE, UNUSED, assign, sample, sample_regions
-from examples.rcnn.config import ANCHORS, Sampling
-from examples.rcnn.detector import Detections, in_image
+from examples.rcnn.config import ANCHORS, Config, Sampling
+from examples.rcnn.detector import DELTA_SCALE, Detections, in_image
 from examples.rcnn.images import paste, resize
-from examples.rcnn.losses import Batch, anchor_losses, region_losses
+from examples.rcnn.losses import Batch, anchor_losses, mask_targets, region_losses
 from examples.rcnn.roi_heads import BOX_BINS, pool
 from examples.rcnn.rpn import Regions, propose
 from examples.rcnn.weights import adapt, config_of, shapes
 from examples.resnet.images import MEAN
+from jax_dcn import interop
 from tests.helpers import mask_rcnn
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -130,6 +133,7 @@ def test_objects(golden, second_stage):
         assert (unpacked != masks[image]).mean() < 1e-4
 
 
+@pytest.mark.thorough
 def test_the_whole_is_one_function_of_images(model, variables, second_stage):
     """Of the images as they are, and of each image alone, whatever is beside it."""
     whole = detect(model, variables, mask_rcnn.images(), (mask_rcnn.WIDTH, mask_rcnn.HEIGHT))
@@ -157,27 +161,150 @@ def test_every_name_is_used_and_none_is_missing(model, state):
         fill(model, state | {"roi_head.bbox_head.extra.weight": np.ones(3)})
     with pytest.raises(ValueError, match="must have a ResNet-50, -101 or -152"):
         config_of({name: array for name, array in state.items() if "layer3.5" not in name})
+    with pytest.raises(ValueError, match=r"lacks 'roi_head.bbox_head.fc_cls.weight'"):
+        config_of({name: array for name, array in state.items() if name.startswith("backbone")})
 
 
-def test_losses(golden, model, variables, first_stage, proposals):
-    """All anchors and proposals that have a target are drawn, so that nothing is left to chance."""
+@pytest.mark.parametrize(("channels", "modulated", "groups"), [(54, True, 2), (72, False, 4), (108, True, 4)])
+def test_the_shape_of_an_offset_convolution_decides_what_it_predicts(state, channels, modulated, groups):
+    """54 = 18 · 3, but 3 groups do not divide the channels of a ResNet."""
+    name = "backbone.layer2.0.conv2.conv_offset.weight"
+    config = config_of(state | {name: np.zeros((channels, *state[name].shape[1:]))})
+    assert (config.modulated, config.offset_groups) == (modulated, groups)
+    with pytest.raises(ValueError, match="18 or 27 channels per group, got 50"):
+        config_of(state | {name: np.zeros((50, 128, 3, 3))})
+
+
+def test_commands_say_what_is_wrong_with_files(tmp_path, capsys):
+    pytest.importorskip("pycocotools")
+    from examples.rcnn.__main__ import main as draw
+    from examples.rcnn.train import main as train
+
+    (tmp_path / "bad.npz").write_text("no arrays")
+    (tmp_path / "empty.json").write_text("{}")
+    np.savez(tmp_path / "other.npz", weight=np.ones(3))
+    wrong = {
+        "No such file": (draw, ["none.npz", "photo.jpg"]),
+        "numpy.savez": (draw, ["bad.npz", "photo.jpg"]),
+        "must have a ResNet-50": (draw, ["other.npz", "photo.jpg"]),
+        "must have images": (train, ["empty.json", "images"]),
+    }
+    for message, (command, (file, other)) in wrong.items():
+        with pytest.raises(SystemExit):
+            command([str(tmp_path / file), other])
+        assert message in capsys.readouterr().err
+
+
+def every(settings, count, positive_fraction):
+    """Settings with which all boxes that have a target are drawn, so that nothing is left to chance."""
+    return dataclasses.replace(settings, count=count, positive_fraction=positive_fraction)
+
+
+@pytest.fixture(scope="module")
+def samples(proposals):
+    boxes, labels, _ = mask_rcnn.truth()
+    truth = Regions(jnp.array(boxes), jnp.array(labels >= 0))
+    return jax.jit(sample_regions, static_argnums=3)(
+        jax.random.key(0), proposals, truth, every(Config().regions, 600, 0.1)
+    )
+
+
+def test_settings_of_training(golden):
+    """mmdet trains Mask R-CNN and Faster R-CNN with different settings."""
+    for name, expected in json.loads(str(golden[1]["settings"])).items():
+        config = Config(masks=name == "mask")
+        found = {"anchors": ANCHORS, "regions": config.regions, "proposals": config.training_proposals}
+        assert {part: dataclasses.asdict(settings) for part, settings in found.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    {"anchors": ANCHORS, "mask": Config().regions, "faster": Config(masks=False).regions}.items(),
+)
+def test_assignment_where_objects_overlap(golden, name, settings):
+    objects, boxes = map(jnp.array, mask_rcnn.crowd())
+    truth = Regions(objects, jnp.ones(len(objects), bool))
+    found = jax.jit(assign, static_argnums=3)(boxes, jnp.ones(len(boxes), bool), truth, settings)
+    assert_array_equal(found, golden[1][f"crowd_{name}"])
+
+
+def test_targets_of_anchors(golden, first_stage):
+    anchors = jnp.concatenate(first_stage[1].anchors)
+    boxes, labels, _ = mask_rcnn.truth()
+    for image in range(2):
+        truth = Regions(jnp.array(boxes[image]), jnp.array(labels[image] >= 0))
+        objects = jax.jit(assign, static_argnums=3)(anchors, jnp.ones(len(anchors), bool), truth, ANCHORS)
+        assert_array_equal(objects, golden[1][f"anchor_objects{image}"])
+        positive = np.flatnonzero(objects >= 0)
+        targets = encode(boxes[image][objects[positive]], anchors[positive])
+        assert_allclose(targets, golden[1][f"anchor_targets{image}"], rtol=1e-4, atol=1e-6)
+
+
+def test_targets_of_regions(golden, samples, proposals):
+    boxes, labels, masks = mask_rcnn.truth()
+    regions, objects = samples
+    found = jax.jit(mask_targets)(
+        masks, Regions(regions.boxes[:, :20], objects[:, :20] >= 0), np.maximum(objects[:, :20], 0)
+    )
+    for image in range(2):
+        real = (labels[image] >= 0).sum()
+        everything = np.concatenate([boxes[image][:real], proposals.boxes[image][proposals.valid[image]]])
+        expected = golden[1][f"region_objects{image}"]
+        order = np.argsort(np.where(expected >= 0, 0, -expected), stable=True)
+        assert_array_equal(objects[image][: len(order)], expected[order])
+        assert_array_equal(regions.boxes[image][: len(order)], everything[order])
+        count = (expected >= 0).sum()
+        targets = encode(boxes[image][objects[image][:count]], regions.boxes[image][:count]) / np.array(DELTA_SCALE)
+        assert_allclose(targets, golden[1][f"region_targets{image}"], rtol=1e-4, atol=1e-5)
+        unpacked = np.unpackbits(golden[1][f"mask_targets{image}"], -1, count=28)
+        assert_array_equal(found[image][:count], unpacked)
+
+
+def training_losses(model, features, predictions, proposals, batch):
+    """The losses of given proposals, with all anchors and regions that have a target."""
+    key = jax.random.key(0)
+    settings = every(model.config.regions, 600, 0.1)
+    samples = sample_regions(key, proposals, batch.truth, settings)
+    found = anchor_losses(predictions, batch.truth, key, every(ANCHORS, 10_000, 0.5))
+    return found | region_losses(model, features, samples, batch, settings)
+
+
+def expected_training(golden, kind, prefix):
+    """mmdet's losses, or norms of gradients, of Mask R-CNN or Faster R-CNN, by name."""
+    start = {"mask": prefix, "faster": f"faster_{prefix}"}[kind]
+    return {
+        name.removeprefix("faster_").removeprefix("gradient:"): float(array)
+        for name, array in golden[1].items()
+        if name.startswith(start)
+    }
+
+
+@pytest.mark.parametrize("kind", ["mask", pytest.param("faster", marks=pytest.mark.thorough)])
+def test_losses(golden, variables, first_stage, proposals, kind):
     batch = Batch(mask_rcnn.images(), *mask_rcnn.truth())
     features, predictions, _, _ = first_stage
-    all_anchors = dataclasses.replace(ANCHORS, count=10_000)
-    all_regions = Sampling(0.5, 0.5, 0.5, count=600, positive_fraction=0.1)
-    key = jax.random.key(0)
+    compute = jax.jit(functools.partial(RCNN(Config(masks=kind == "mask")).apply, method=training_losses))
+    found = compute(variables, features, predictions, proposals, batch)
+    assert jax.tree.map(float, found) == pytest.approx(expected_training(golden, kind, "loss"), rel=1e-4)
 
-    def run(model, features, predictions, proposals, batch):
-        samples = sample_regions(key, proposals, batch.truth, all_regions)
-        found = anchor_losses(predictions, batch.truth, key, all_anchors)
-        return found | region_losses(model, features, samples, batch, all_regions), samples
 
-    compute = jax.jit(functools.partial(model.apply, method=run))
-    found, samples = compute(variables, features, predictions, proposals, batch)
-    assert (samples.objects >= 0).sum(1).tolist() == [20, 15]
-    assert_array_equal((samples.objects != UNUSED).sum(1), proposals.valid.sum(1) + (batch.labels >= 0).sum(1))
-    expected = {name: float(array) for name, array in golden[1].items() if name.startswith("loss")}
-    assert {name: float(value) for name, value in found.items()} == pytest.approx(expected, rel=1e-4)
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["mask", "faster"])
+def test_gradients(golden, variables, proposals, kind):
+    batch = Batch(mask_rcnn.images(), *mask_rcnn.truth())
+
+    def run(model, proposals, batch):
+        features = model.features(batch.images)
+        return sum(training_losses(model, features, model.rpn_head(features), proposals, batch).values())
+
+    def loss(params):
+        return RCNN(Config(masks=kind == "mask")).apply({**variables, "params": params}, proposals, batch, method=run)
+
+    # float32 is too coarse for the norm of millions of numbers.
+    gradients = interop.to_torch(jax.jit(jax.grad(loss))(variables["params"]))
+    expected = expected_training(golden, kind, "gradient:")
+    found = {name: float(np.linalg.norm(gradients[name].astype(float).ravel())) for name in expected}
+    assert found == pytest.approx(expected, rel=1e-4)
 
 
 def test_resizing(golden):

@@ -19,6 +19,23 @@ SCALES = {
     "bbox_head.fc_cls": 0.8,
     "bbox_head.fc_reg": 0.3,
 }
+# Parameters whose gradients are compared, of each part and each kind of layer.
+WITH_GRADIENTS = (
+    "backbone.layer2.0.bn1.weight",
+    "backbone.layer3.0.conv2.weight",
+    "backbone.layer3.0.conv2.conv_offset.weight",
+    "backbone.layer4.2.conv3.weight",
+    "neck.lateral_convs.0.conv.weight",
+    "neck.fpn_convs.3.conv.bias",
+    "rpn_head.rpn_conv.weight",
+    "rpn_head.rpn_reg.weight",
+    "roi_head.bbox_head.shared_fcs.0.weight",
+    "roi_head.bbox_head.fc_cls.weight",
+    "roi_head.bbox_head.fc_reg.bias",
+    "roi_head.mask_head.convs.0.conv.weight",
+    "roi_head.mask_head.upsample.weight",
+    "roi_head.mask_head.conv_logits.weight",
+)
 
 
 def images(height=HEIGHT, width=WIDTH, batch=2):
@@ -45,6 +62,16 @@ def truth():
     x0, y0, x1, y1 = np.moveaxis(boxes, -1, 0)[..., None, None]
     radius = ((x - (x0 + x1) / 2) / (x1 - x0 + 1e-6)) ** 2 + ((y - (y0 + y1) / 2) / (y1 - y0 + 1e-6)) ** 2
     return boxes, labels, (radius < 0.25).astype(np.uint8)
+
+
+def crowd():
+    """Objects that overlap each other [6, 4], of which the last two are equal, and random boxes near them [300, 4]."""
+    random = np.random.default_rng(1)
+    centres, sides = random.uniform(40, 60, (6, 2)), random.uniform(20, 50, (6, 2))
+    objects = np.concatenate([centres - sides / 2, centres + sides / 2], 1).astype(np.float32).round()
+    objects[5] = objects[4]
+    boxes = objects[random.integers(0, 6, 300)] + random.normal(0, 8, (300, 4))
+    return objects, np.concatenate([boxes[:, :2], np.maximum(boxes[:, 2:], boxes[:, :2] + 1)], 1).astype(np.float32)
 
 
 def state(shapes):

@@ -58,8 +58,8 @@ std::vector<T> RandomNumbers(int64_t size, double limit, double special = 0) {
   return values;
 }
 
-// An array in device memory. If fills_unwritten, unwritten elements have all bits set, which no operand or result has,
-// not even a NaN.
+// An array in device memory. If fills_unwritten, unwritten elements have the byte `unwritten` everywhere. By default
+// all bits are set, which no operand or result of floating-point numbers has, not even a NaN.
 class Array {
  public:
   template <typename T>
@@ -80,7 +80,9 @@ class Array {
     return array;
   }
 
-  static Array Integers(int64_t size) { return Array(size, sizeof(int32_t)); }
+  static Array Integers(int64_t size, unsigned char unwritten = 0xff) {
+    return Array(size, sizeof(int32_t), unwritten);
+  }
 
   template <typename T = void>
   T* data() {
@@ -89,7 +91,7 @@ class Array {
 
   void CheckWritten(const char* name) const {
     std::vector<unsigned char> bytes(bytes_);
-    const std::vector<unsigned char> unwritten(element_, 0xff);
+    const std::vector<unsigned char> unwritten(element_, unwritten_);
     Check(Failure(cudaMemcpy(bytes.data(), memory_.get(), bytes_, cudaMemcpyDeviceToHost)));
     if (!fills_unwritten) return;
     for (size_t i = 0; i < bytes_; i += element_) {
@@ -107,14 +109,16 @@ class Array {
     void operator()(void* address) const { cudaFree(address); }
   };
 
-  Array(size_t size, size_t element) : element_(element), bytes_(size * element) {
+  Array(size_t size, size_t element, unsigned char unwritten = 0xff)
+      : element_(element), bytes_(size * element), unwritten_(unwritten) {
     void* address = nullptr;
     Check(Failure(cudaMalloc(&address, bytes_)));
     memory_.reset(address);
-    if (bytes_ && fills_unwritten) Check(Failure(cudaMemset(address, 0xff, bytes_)));
+    if (bytes_ && fills_unwritten) Check(Failure(cudaMemset(address, unwritten_, bytes_)));
   }
 
   size_t element_, bytes_;
+  unsigned char unwritten_;
   DType dtype_ = DType::kF32;
   std::unique_ptr<void, Free> memory_;
 };
@@ -250,8 +254,9 @@ void CallMaxPool(DType dtype, const PoolSizes& sizes, const Rois& rois, Array& x
   Array pooled = Array::Unwritten(dtype, pooled_size);
   Check(MaxPool(device, dtype, sizes, boxes, x.data(), pooled.data()));
   pooled.CheckWritten("the pooled maxima");
-  Array winners = Array::Of(std::vector<int32_t>(2 * pooled_size, -7));
+  Array winners = Array::Integers(2 * pooled_size, 0x7f);  // larger than any winner; all bits set would be -1
   Check(MaxPoolWinners(device, dtype, sizes, boxes, x.data(), winners.data<int32_t>()));
+  winners.CheckWritten("the winners");
   Array d_x = Array::Unwritten(AccumulatorType(dtype), x_size);
   Check(MaxPoolInputCotangent(device, dtype, sizes, boxes, d_pooled.data(), winners.data<int32_t>(), d_x.data()));
   d_x.CheckWritten("d_x of the pooled maxima");

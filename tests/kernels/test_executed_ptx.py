@@ -156,6 +156,13 @@ MISTAKES = {
     "left pixels with the weights of the right ones": (
         ("aggregation_value.cu", "index < cells.middle ? sample.x", "index > cells.middle ? sample.x"),
         ["aggregation_value"], VALUES),
+    "row and column of a winner swapped": (
+        ("roi_pool.cu", "i = rows[index + v], j = columns[index + v]", "i = columns[index + v], j = rows[index + v]"),
+        ["roi_pool"], VALUES),
+    "a maximum of other weights": (
+        ("roi_pool.cu", "weight = point_y.weight(k / 2) * point_x.weight(k % 2)",
+         "weight = point_y.weight(k / 2) * point_x.weight(k / 2)"),
+        ["roi_pool"], VALUES),
     "a result read as constant": (
         ("deform_conv.cu", "      AsVector<N>(out + c) = vector;\n    }",
          "      AsVector<N>(out + c) = vector; if (__ldg((const short*)columns) == 77) return;\n    }"),

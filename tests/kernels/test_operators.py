@@ -187,6 +187,9 @@ test_roi_align_max = pool_align.test_max
 test_roi_align_special_regions = pool_align.test_special_regions
 test_roi_align_nonfinite_offsets = pool_align.test_offsets_that_are_not_finite
 test_roi_align_kinks = pool_align.test_kinks
+test_roi_align_reads = pool_align.test_only_pixels_with_a_weight_are_read
+test_roi_align_first_largest = pool_align.test_the_first_of_equal_points_and_nan_win
+test_roi_align_without_elements = pool_align.test_nothing_to_compute
 test_roi_align_types = pool_align.test_half_precision
 
 test_aggregation_golden_files = aggregation_values.test_golden_files

@@ -202,6 +202,15 @@ MISTAKES = {
          "pixel <= int64_t{level.height} * level.width"),
         ("memory", r"heap-buffer-overflow.*GatherKernel"),
     ),
+    "column of a winner outside the image": (
+        ("roi_pool.cu", "columns[index + v] = largest[v].column;",
+         "if (largest[v].column >= 0) columns[index + v] = largest[v].column;"),
+        ("memory", r"element \d+ of the winners is not written"),
+    ),
+    "columns of the winners over their rows": (
+        ("roi_pool.cu", "StoreWinners{winners, winners + count}", "StoreWinners{winners, winners + count / 2}"),
+        ("threads", r"data race.*MaxPoolKernel"),
+    ),
     "unwritten result": (
         ("roi_pool.cu", "AsVector<N>(pooled + work", "if (f > 0) AsVector<N>(pooled + work"),
         ("memory", r"element \d+ of pooled is not written"),

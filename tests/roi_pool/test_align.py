@@ -237,7 +237,6 @@ def test_nothing_to_compute(backend):
 
 
 def test_half_precision():
-    align = Align(spatial_scale=0.4)
     for mode in ("avg", "max"):
         align = Align(spatial_scale=0.4, mode=mode)
         cotangent, x, rois, _ = problem(align)

@@ -1,4 +1,4 @@
-"""Values and first derivatives against golden files and the numpy reference; types, memory, kinship with RoIAlign."""
+"""Values and first derivatives against golden files and the numpy reference; types, memory, agreement with RoIAlign."""
 
 import dataclasses
 
@@ -60,7 +60,7 @@ def test_golden_files(path, dtype, data_format, backend):
 
 
 @pytest.mark.parametrize("path", GOLDEN_FILES, ids=lambda path: path.stem)
-def test_the_oracle_is_right(path):
+def test_the_numpy_reference_is_right(path):
     given, pooled, cotangent, gradients, pooling = read_golden(path)
     x, offset, cotangent, *expected = map(to_nhwc, (given.x, given.offset, cotangent, pooled, *gradients))
     assert_close(numpy_reference.pool(x, given.rois, offset, cotangent, pooling), tuple(expected))
