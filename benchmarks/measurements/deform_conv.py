@@ -11,8 +11,8 @@ import jax_dcn
 from benchmarks.contenders import (
     Contender,
     Problem,
-    Unavailable,
     compiled,
+    onednn,
     onnxruntime,
     products,
     pure_jax,
@@ -20,10 +20,10 @@ from benchmarks.contenders import (
 )
 
 NAME = "deform_conv2d"
-FLOOR, PRODUCTS = FLOORS = ("XLA convolution", "matrix products")
+FLOOR, PRODUCTS, PEAK = FLOORS = ("XLA convolution", "matrix products", "oneDNN convolution")
 ABOUT_FLOORS = (
-    "Time: the time of jax_dcn as a multiple of that of an ordinary convolution, which samples nothing, and of that of "
-    "only the matrix products, of columns that are already in memory. "
+    "Time: the time of jax_dcn as a multiple of that of an ordinary convolution of XLA, which samples nothing, of that of "
+    "only the matrix products, of columns that are already in memory, and of oneDNN's ordinary convolution. "
 )
 VARIED = ("x", "offset", "weight", "mask")
 
@@ -116,12 +116,6 @@ def reference(**arguments):
     return deformable(**arguments, backend="reference")
 
 
-def prepare_plain(problem, backward):
-    if jax.default_backend() == "cpu":
-        raise Unavailable("the CPU has no other path")
-    return compiled.prepare(partial(deformable, backend="plain"), VARIED, problem, backward)
-
-
 def ordinary(x, weight, *, stride, dilation, groups):
     return jax.lax.conv_general_dilated(
         x,
@@ -143,9 +137,10 @@ def undeformed(problem):
 
 CONTENDERS = {
     "jax_dcn": compiled.contender(deformable, VARIED),
-    "plain path": Contender(prepare_plain),
+    "plain path": compiled.contender(partial(deformable, backend="plain"), VARIED),
     FLOOR: compiled.contender(ordinary, ("x", "weight"), agrees_at=undeformed),
     PRODUCTS: Contender(products.prepare, agrees_at=undeformed),
+    PEAK: Contender(onednn.prepare, agrees_at=undeformed, compiles=False),
     "pure JAX": compiled.contender(pure_jax.deform_conv2d, VARIED),
     "torchvision": Contender(partial(torchvision.prepare, by_torchvision), compiles=False),
     "onnxruntime": Contender(onnxruntime.prepare, compiles=False),

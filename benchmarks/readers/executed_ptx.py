@@ -29,6 +29,9 @@ HOST_FLAGS = "-fPIC,-fno-gnu-unique"  # so that libraries in one process do not 
 ARCHITECTURE = 80  # of the PTX that the package is compiled from
 
 
+NOT_CUDA = ("fused_convolution", "module")  # files of lib/ffi: handlers of the CPU only; the Python module
+
+
 def missing() -> str | None:
     """Why PTX cannot be executed on this machine, or None."""
     if cuda_tools.find("nvcc") is None:
@@ -38,7 +41,7 @@ def missing() -> str | None:
 
 def module(architecture: int = ARCHITECTURE) -> pathlib.Path:
     """A shared library of the FFI handlers, whose kernels are the PTX for compute_<architecture>."""
-    ffi = [path for path in sorted((LIB / "ffi").glob("*.cc")) if path.name != "module.cc"]
+    ffi = [path for path in sorted((LIB / "ffi").glob("*.cc")) if path.stem not in NOT_CUDA]
     jobs = [
         *((compiled_kernel, path, architecture) for path in KERNELS.values()),
         *((_handlers, path) for path in (*ffi, *sorted((LIB / "cuda").glob("*.cc")), INTERPRETER / "handlers.cc")),

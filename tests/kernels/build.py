@@ -18,6 +18,8 @@ CPU = LIB / "cpu"
 FUZZ = HERE.parent / "fuzz"
 
 BACKEND = sorted((LIB / "cuda").glob("*.cc"))
+# Handlers that only one backend has, and the module, which is Python's.
+ONLY_CUDA, ONLY_CPU, PYTHON = "deform_conv_fused", "fused_convolution", "module"
 
 COMPILER = "g++"
 # No fused multiply-add, as in the package. Reports name lines, but no variables.
@@ -42,8 +44,7 @@ def mistakes(names: Iterable[str], always: Collection[str]) -> list:
 
 def module() -> pathlib.Path:
     """A shared library of the FFI handlers, which call the emulated kernels."""
-    sources = [*sorted(LIB.glob("ffi/*.cc")), *BACKEND]
-    handlers = [(path, [*HANDLER_FLAGS, *SEPARATE]) for path in sources if path.name != "module.cc"]
+    handlers = [(path, [*HANDLER_FLAGS, *SEPARATE]) for path in [*_handlers(but=ONLY_CPU), *BACKEND]]
     own = [(path, SEPARATE) for path in (HERE / "module.cc", *KERNELS.values())]
     return _link("module.so", [*handlers, *own], "none")
 
@@ -80,12 +81,11 @@ def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB)
     """
     names = ["calls", "handlers", *(["replay"] if sanitizer != "fuzzer" else [])]
     harness = [(FUZZ / f"{name}.cc", []) for name in names]
-    paths = [path for path in sorted((LIB / "ffi").glob("*.cc")) if path.name != "module.cc"]
     if backend == "cpu":
-        paths = [*(path for path in paths if path.stem != "deform_conv_fused"), *sorted(CPU.glob("*.cc"))]
+        paths = [*_handlers(but=ONLY_CUDA), *sorted(CPU.rglob("*.cc"))]
         rest = [(path, ["-O0", "-iquote", str(CPU)]) for path in paths]
     else:
-        ffi = [(path, changed / "ffi" / path.name) for path in paths]
+        ffi = [(path, changed / "ffi" / path.name) for path in _handlers(but=ONLY_CPU)]
         ffi = [(new, ["-iquote", str(changed)]) if new.exists() and new != old else (old, []) for old, new in ffi]
         rest = [(path, [*own, "-O0", *HANDLER_FLAGS]) for path, own in [*ffi, *((path, []) for path in BACKEND)]]
         kernels = [FUZZ / "contract.cc"] if backend == "contract" else KERNELS.values()
@@ -112,6 +112,10 @@ def has(sanitizer: str) -> bool:
     """Whether the compiler supports the sanitizer and its library is installed."""
     command = [COMPILERS[sanitizer], *SANITIZERS[sanitizer], "-x", "c++", "-", "-o", os.devnull]
     return subprocess.run(command, input="int main() {}", text=True, capture_output=True).returncode == 0
+
+
+def _handlers(but: str) -> list[pathlib.Path]:
+    return [path for path in sorted((LIB / "ffi").glob("*.cc")) if path.stem not in (but, PYTHON)]
 
 
 def _link(name, sources, sanitizer):

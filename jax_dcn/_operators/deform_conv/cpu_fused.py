@@ -21,7 +21,8 @@ from jax_dcn._types import Shaped
 INSTRUCTIONS: str = extension.modules["cpu"].fused_instructions
 DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))
 PADDING: int = extension.modules["cpu"].fused_padding  # features of a group are padded to its multiples
-MIN_CHANNELS = 16  # of a group: with fewer, most lanes of a vector are empty
+MIN_GROUP_CHANNELS = 8  # of a feature group: with fewer, most lanes of a vector are empty
+MIN_PIXELS = 1024  # of the result, all images together
 SUM_BYTES = 4
 
 
@@ -98,18 +99,17 @@ def obstacles(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec:
         yield f"an image of x has {math.prod(pixels)} pixels; the fused kernels allow {2**31 - 1}"
 
 
-def why_slow(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> str | None:
+def why_slow(offset: Shaped, weight: Shaped, spec: Spec) -> str | None:
     """What makes this path slower than the plain one, or None."""
     if INSTRUCTIONS == "portable":
         return "the processor has no AVX2"
-    offset_groups, _ = groups_and_taps(offset, weight.shape[:2])
-    sizes = {"channels in an offset group": x.shape[-1] // offset_groups}
-    if computation != "forward":
-        sizes["channels in a group"] = weight.shape[2]
-        sizes["output channels in a group"] = weight.shape[-1] // spec.feature_group_count
-    for kind, size in sizes.items():
-        if size < MIN_CHANNELS:
-            return f"there are {size} {kind}; the fused kernels are fast from {MIN_CHANNELS} on"
+    pixels = [size for size in offset.shape[:-1] if isinstance(size, int)]
+    if len(pixels) == 3 and math.prod(pixels) < MIN_PIXELS:
+        return f"the result has {math.prod(pixels)} pixels; packing the weight for the fused kernels pays from {MIN_PIXELS}"
+    groups = spec.feature_group_count
+    fewest = min(weight.shape[2], weight.shape[-1] // groups)
+    if groups > 1 and fewest < MIN_GROUP_CHANNELS:
+        return f"each group has {fewest} channels; the fused kernels are fast from {MIN_GROUP_CHANNELS}"
     return None
 
 

@@ -1,0 +1,160 @@
+"""The fused kernels of the CPU, on each instruction set, over the shapes that tiles, panels and slices have edges in."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_dcn
+from jax_dcn._operators.deform_conv import cpu_fused
+from jax_dcn._primitive import extension
+from tests.helpers.deform_conv.cases import CASE, Case, Operands, assert_close, cast, compiled_pull_back, convolve
+from tests.helpers.deform_conv.numpy_reference import Convolution
+
+pytestmark = pytest.mark.platforms("cpu")
+
+SAME = Convolution(padding="SAME")
+CASES = [
+    Case("panels_of_features", (5, 7), 32, 70, (2, 2), convolution=SAME),
+    Case("slices_of_channels", (6, 5), 150, 20, (1, 3), convolution=SAME),
+    Case("offset_group_in_two_slices", (4, 5), 192, 32, (2, 1), 2, convolution=SAME),
+    Case("offset_group_in_two_feature_groups", (4, 5), 64, 64, (2, 1), convolution=Convolution(padding=1)),
+    Case("blocks_of_k", (3, 5), 300, 300, (1, 1)),
+    Case("tiles", (23, 43), 32, 32, (2, 2), batch=(1,), convolution=SAME),
+    Case("strided_tiles", (43, 44), 8, 8, (3, 3), 2, convolution=Convolution((2, 1), 1, (1, 2))),
+    Case("parts_and_rounds", (3, 4), 64, 32, (2, 2), batch=(11,), convolution=SAME),
+    Case("narrow_offset_groups", (9, 8), 40, 16, (2, 2), 5, convolution=SAME),
+    Case("narrow_groups", (4, 3), 24, 12, (2, 2), 3, convolution=Convolution((1, 1), 1, (1, 1), 4)),
+    Case("torus_of_one_column", (5, 1), 64, 64, (2, 3), convolution=Convolution(padding="CIRCULAR")),
+]
+RESOLUTION = {"float32": 2.0**-23, "bfloat16": 2.0**-8}
+
+
+def narrowed(case, dtype):
+    """Operands and a cotangent whose values `dtype` has, and positions in float32."""
+    operands, cotangent = cast(case.operands(), "float32"), case.cotangent()
+    return (
+        operands._replace(x=jnp.asarray(operands.x, dtype), weight=jnp.asarray(operands.weight, dtype)),
+        jnp.asarray(cotangent, dtype),
+    )
+
+
+def check(case, dtype, operands, cotangent):
+    y, gradients = compiled_pull_back(case, "fused")(cotangent, operands)
+    exact_y, exact = case.expected(*cast((cotangent, operands), "float64"))
+    for actual, expected in itertools.chain([(y, exact_y)], zip(gradients, exact, strict=True)):
+        if expected is not None:
+            scale = np.abs(np.where(np.isfinite(expected), expected, 0)).max(initial=0)
+            assert_close(actual, expected, 0, 16 * RESOLUTION[dtype] * scale)
+
+
+@pytest.mark.parametrize("dtype", RESOLUTION)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_values(case, dtype):
+    check(case, dtype, *narrowed(case, dtype))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("dtype", RESOLUTION)
+def test_nonfinite_offsets(dtype, value):
+    case = CASES[0]
+    operands, cotangent = narrowed(case, dtype)
+    hit = np.random.default_rng(0).uniform(size=operands.offset.shape) < 0.005
+    check(case, dtype, operands._replace(offset=np.where(hit, value, operands.offset)), cotangent)
+
+
+@pytest.mark.parametrize("requested", [s for n in (1, 2, 3) for s in itertools.combinations(Operands._fields[:3], n)])
+def test_any_of_the_gradients(requested):
+    """Those that are requested do not depend on which others are."""
+    case = CASES[2]
+    operands, cotangent = narrowed(case, "float32")
+    _, everything = compiled_pull_back(case, "fused")(cotangent, operands)
+
+    def some(*arrays):
+        return convolve(
+            operands._replace(**dict(zip(requested, arrays, strict=True))), backend="fused", **case.keywords
+        )
+
+    _, pullback = jax.vjp(jax.jit(some), *(getattr(operands, name) for name in requested))
+    assert_close(list(pullback(cotangent)), [getattr(everything, name) for name in requested], 0, 0)
+
+
+def test_which_path():
+    def paths(image=(32, 32), channels=32, features=32, groups=1, dtype="float32", **options):
+        x = jax.ShapeDtypeStruct((1, *image, channels), dtype)
+        offset = jax.ShapeDtypeStruct((1, *image, 18), "float32")
+        weight = jax.ShapeDtypeStruct((3, 3, channels // groups, features), dtype)
+        plan = jax_dcn.kernel_plan(x, offset, weight, platform="cpu", feature_group_count=groups, **options)
+        return {choice.computation: choice for choice in plan}
+
+    for dtype in RESOLUTION:
+        plan = paths(dtype=dtype)
+        assert {choice.path for choice in plan.values()} == {"fused"}
+        assert cpu_fused.INSTRUCTIONS in plan["x"].reason
+    for reason, arguments in {
+        "float16": {"dtype": "float16"},
+        "preferred": {},
+        "names an algorithm": {"precision": jax.lax.DotAlgorithmPreset.F32_F32_F32},
+    }.items():
+        if reason != "preferred":
+            assert all(c.path == "plain" and reason in c.reason for c in paths(**arguments).values()), reason
+    wide = paths(dtype="bfloat16", preferred_element_type=jnp.float32)
+    assert wide["forward"].path == "fused" and wide["x"].path == "plain"
+
+
+def test_where_it_is_slow(monkeypatch):
+    monkeypatch.undo()  # the limits of the package
+
+    def reason(image, groups=1):
+        x = jax.ShapeDtypeStruct((1, *image, 32), "float32")
+        offset = jax.ShapeDtypeStruct((1, *image, 18), "float32")
+        weight = jax.ShapeDtypeStruct((3, 3, 32 // groups, 32), "float32")
+        choice = jax_dcn.kernel_plan(x, offset, weight, platform="cpu", feature_group_count=groups)["forward"]
+        assert (choice.path == "plain") == ("pixels" in choice.reason or "channels" in choice.reason)
+        return choice.reason
+
+    if cpu_fused.INSTRUCTIONS == "portable":
+        pytest.skip("no fused kernels are fast here")
+    assert "instructions" in reason((32, 32))
+    assert "the result has 992 pixels" in reason((31, 32))
+    assert "each group has 4 channels" in reason((32, 32), groups=8)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["avx2", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("portable", "avx512", "avx512_bf16", "amx"))],
+)
+def test_instruction_sets(name):
+    """The tests above in a process that is limited to this one. The name is what runs, or the processor lacks it."""
+    environment = {**os.environ, "JAX_DCN_CPU_INSTRUCTIONS": name}
+    program = "from jax_dcn._operators.deform_conv import cpu_fused; print(cpu_fused.INSTRUCTIONS)"
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    if found.stdout.strip() != name:
+        pytest.skip(f"the processor has no {name}")
+    tests = [f"{__file__}::{test}" for test in ("test_values", "test_nonfinite_offsets")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--platform", "cpu", *tests]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-4000:]
+
+
+def test_an_unknown_instruction_set():
+    environment = {**os.environ, "JAX_DCN_CPU_INSTRUCTIONS": "sse9"}
+    result = subprocess.run([sys.executable, "-c", "import jax_dcn"], env=environment, capture_output=True, text=True)
+    assert "JAX_DCN_CPU_INSTRUCTIONS is sse9, must be portable, avx2" in result.stderr
+
+
+def test_no_pixels():
+    """The gradients of an empty result are zeros."""
+    case = CASE["empty_output"]
+    operands, cotangent = narrowed(case, "float32")
+    _, gradients = compiled_pull_back(case, "fused")(cotangent, operands)
+    assert not np.any(gradients.x) and not np.any(gradients.weight) and gradients.x.size > 0
+
+
+def test_the_module_names_what_it_runs():
+    assert extension.modules["cpu"].fused_instructions in ("portable", "avx2", "avx512", "avx512_bf16", "amx")
