@@ -22,7 +22,7 @@ from benchmarks.contenders import (
 NAME = "deform_conv2d"
 FLOOR, PRODUCTS, PEAK = FLOORS = ("XLA convolution", "matrix products", "oneDNN convolution")
 ABOUT_FLOORS = (
-    "Time: the time of jax_dcn as a multiple of that of an ordinary convolution of XLA, which samples nothing, of that of "
+    "Time: the time of jax_dcn as a multiple of that of XLA's ordinary convolution, which samples nothing, of that of "
     "only the matrix products, of columns that are already in memory, and of oneDNN's ordinary convolution. "
 )
 VARIED = ("x", "offset", "weight", "mask")

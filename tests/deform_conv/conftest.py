@@ -10,3 +10,9 @@ def fused_wherever_possible(monkeypatch):
     monkeypatch.setattr(cpu_fused, "MIN_GROUP_CHANNELS", 0)
     if cpu_fused.INSTRUCTIONS == "portable":
         monkeypatch.setattr(cpu_fused, "INSTRUCTIONS", "portable kernels, which are slow")
+
+
+@pytest.fixture
+def limits_of_the_package(fused_wherever_possible, monkeypatch):
+    """Small problems take the plain path of the CPU."""
+    monkeypatch.undo()

@@ -160,6 +160,7 @@ BACKWARD_KERNELS = {
 
 
 @pytest.mark.parametrize("name", ["x", "offset", "weight", "mask"])
+@pytest.mark.usefixtures("limits_of_the_package")
 def test_explicit_gradients_compute_only_themselves(name):
     operands, cotangent = cast((ASKED_CASE.operands(), ASKED_CASE.cotangent()), np.float32)
     function = getattr(jax_dcn, f"deform_conv2d_{'input' if name == 'x' else name}_grad")
@@ -186,6 +187,7 @@ def subset_id(subset):
 
 
 @pytest.mark.parametrize("subset", SUBSETS, ids=subset_id)
+@pytest.mark.usefixtures("limits_of_the_package")
 def test_grad_computes_only_what_is_asked(subset):
     """The reverse pass holds the kernels of the gradients asked for and no others, and gives the same numbers."""
     operands, cotangent = cast((ASKED_CASE.operands(), ASKED_CASE.cotangent()), np.float32)

@@ -105,11 +105,11 @@ def why_slow(offset: Shaped, weight: Shaped, spec: Spec) -> str | None:
         return "the processor has no AVX2"
     pixels = [size for size in offset.shape[:-1] if isinstance(size, int)]
     if len(pixels) == 3 and math.prod(pixels) < MIN_PIXELS:
-        return f"the result has {math.prod(pixels)} pixels; packing the weight for the fused kernels pays from {MIN_PIXELS}"
+        return f"the result has {math.prod(pixels)} pixels; packing the weight pays from {MIN_PIXELS} on"
     groups = spec.feature_group_count
     fewest = min(weight.shape[2], weight.shape[-1] // groups)
     if groups > 1 and fewest < MIN_GROUP_CHANNELS:
-        return f"each group has {fewest} channels; the fused kernels are fast from {MIN_GROUP_CHANNELS}"
+        return f"each group has {fewest} channels; the fused kernels are fast from {MIN_GROUP_CHANNELS} on"
     return None
 
 

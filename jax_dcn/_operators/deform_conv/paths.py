@@ -69,7 +69,7 @@ def _shown_time(seconds: float) -> str:
 
 
 def _forward_obstacles(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> Iterator[str]:
-    """What keeps a forward, and so a gradient, from CUDA's fused path; lib/ffi/fused_limits.h has the rules of sizes."""
+    """What keeps a forward, and so a gradient, from the fused path of CUDA; lib/ffi/fused_limits.h has the rules."""
     dtype, groups = jnp.dtype(x.dtype), spec.feature_group_count
     if dtype == jnp.float64:
         yield "the data are float64; the fused kernels need float16, bfloat16 or float32"

@@ -17,7 +17,7 @@
 #define DCN_NOINLINE __attribute__((noinline))
 #if defined(__clang__)
 #define DCN_UNROLL _Pragma("unroll")
-#define DCN_INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
+#define DCN_INDEPENDENT_ITERATIONS
 #define DCN_PRAGMA(text) _Pragma(#text)
 #define DCN_BEGIN_TARGET(names) DCN_PRAGMA(clang attribute push(__attribute__((target(names))), apply_to = function))
 #define DCN_END_TARGET DCN_PRAGMA(clang attribute pop)
