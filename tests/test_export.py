@@ -134,7 +134,7 @@ def run(*command):
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(program, id=name, marks=pytest.mark.thorough if name == "deform_psroi_pool" else [])
+        pytest.param(program, id=name, marks=pytest.mark.thorough if name in ("deform_psroi_pool", "roi_align") else [])
         for name, program in PROGRAMS.items()
     ],
 )
@@ -221,7 +221,7 @@ FUSED = {f"dcn_fused_{name}" for name in ("forward", "input_cotangent", "offset_
     "platforms, expected",
     [
         (("tpu",), set()),
-        (("tpu", "cpu"), SAMPLING | POOLING | TANGENTS | AGGREGATION),
+        pytest.param(("tpu", "cpu"), SAMPLING | POOLING | TANGENTS | AGGREGATION, marks=pytest.mark.thorough),
         (("cuda",), FUSED | POOLING | TANGENTS | AGGREGATION),
     ],
     ids=["tpu", "tpu_and_cpu", "cuda"],

@@ -9,7 +9,8 @@ import time
 LEAST_TURNS = 3
 SECONDS_EACH = 3.0
 PAUSE = 0.005  # between turns, until threads that a library leaves spinning are idle
-AWAKE = 0.02  # how long a contender runs before it is timed
+AWAKE = 0.02  # how long a contender runs before it is timed, but at least one call
+LONG = 0.5  # a call that takes longer is timed at once
 QUEUE_SECONDS, LONGEST_QUEUE = 0.01, 50
 
 
@@ -31,9 +32,10 @@ def interleaved(calls, repeats, clock=time.perf_counter):
     Because they take turns, a slow period of the machine affects all of them, and ratios of medians are more reliable
     than absolute times. Calls that a device queues are timed in groups, which hides the time to start them.
 
-    After a pause, a processor is slow for some milliseconds, and starts threads late. Each turn therefore begins with
-    calls that are not timed, until AWAKE has passed. A call that takes longer than that wakes the machine itself, so
-    it is not called twice.
+    After a pause, a processor is slow for some milliseconds, and starts threads late; and memory that a large contender
+    has given back to the system must be mapped again. Each turn therefore begins with calls that are not timed, until
+    AWAKE has passed, as in a program that calls the same function again and again. Calls longer than LONG are not
+    called twice.
     """
     seconds_of_call = {name: timed(call) for name, call in calls.items()}
     lengths = {name: queue_length(call, seconds_of_call[name]) for name, call in calls.items()}
@@ -43,7 +45,7 @@ def interleaved(calls, repeats, clock=time.perf_counter):
             limit = SECONDS_EACH * (LEAST_TURNS if turn < LEAST_TURNS else 1)
             if sum(seconds[name]) * lengths[name] < limit:
                 time.sleep(PAUSE)
-                if seconds_of_call[name] < AWAKE:
+                if seconds_of_call[name] < LONG:
                     wake(call)
                 seconds[name].append(timed(call, lengths[name], clock))
     return {name: summary(values) for name, values in seconds.items()}
@@ -55,6 +57,7 @@ def queue_length(call, seconds):
 
 def wake(call):
     clock = Clock(AWAKE)
+    call.wait(call.start())
     while not clock.over():
         call.wait(call.start())
 

@@ -177,7 +177,11 @@ def test_names_of_classes():
     ("name", "without"),
     [
         ("deformable_detr_two_stage", {"class_embed_2", "bbox_embed_2"}),
-        ("rt_detr_v2_discrete", {"enc_score_head", "enc_bbox_head", "sampling_offsets"}),
+        pytest.param(
+            "rt_detr_v2_discrete",
+            {"enc_score_head", "enc_bbox_head", "sampling_offsets"},
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_gradients(name, without):

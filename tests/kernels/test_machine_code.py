@@ -23,7 +23,12 @@ BYTES = {"half": 2, "bfloat16": 2, "float": 4, "double": 8}
 MAX_REGISTERS = 128  # allows two resident blocks of 256 threads per SM; float64 kernels are exempt
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+# Each architecture takes 15 to 20 s to read.
+OTHERS = {"sm_100", "sm_120"}
+READ = [pytest.param(name, marks=[pytest.mark.thorough] if name in OTHERS else []) for name in ARCHITECTURES]
+
+
+@pytest.fixture(scope="module", params=READ)
 def kernels(request):
     found = read_kernels(request.param)
     assert {kernel.source for kernel in found} == {path.name for path in (build.LIB / "cuda").glob("*.cu")}

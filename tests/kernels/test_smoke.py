@@ -25,6 +25,7 @@ def test_every_custom_call_is_checked(tmp_path, capsys):
     assert any(row["error / tolerance"] > 0.01 for row in results["rows"])
 
 
+@pytest.mark.thorough
 def test_a_wrong_kernel_is_named(monkeypatch, capsys):
     right = custom_calls.fused_forward
     monkeypatch.setattr(fused.custom_calls, "fused_forward", lambda *args, **options: 1.1 * right(*args, **options))

@@ -250,6 +250,7 @@ def test_half_precision():
             assert_close(d_x, exact[1], 0.03, 0.03 * np.abs(exact[1]).max())
 
 
+@pytest.mark.thorough
 def test_derivatives_of_both_orders_and_modes(x64):
     align = Align((2, 1), sampling_ratio=(0, 1), gamma=0.2)
     _, x, rois, offset = problem(align, count=3, features=2, with_offset=True)
