@@ -9,7 +9,9 @@ from benchmarks.reports.formatting import median
 
 COLOURS = {
     "jax_dcn": "#d62728",
+    "plain path": "#8c564b",
     "XLA convolution": "black",
+    "oneDNN convolution": "#e377c2",
     "matrix products": "#7f7f7f",
     "bare loop": "black",
     "pure JAX": "#1f77b4",
@@ -18,7 +20,7 @@ COLOURS = {
     "onnxruntime": "#2ca02c",
     "reference": "#9467bd",
 }
-MARKERS = dict(zip(COLOURS, "|DxDs^^vo", strict=True))
+MARKERS = dict(zip(COLOURS, "|*DPxDs^^vo", strict=True))
 
 
 def draw(results, stem):
@@ -69,7 +71,8 @@ def operator_figure(operator, rows):
     for panel in panels[-1]:
         panel.set_xlabel("time relative to jax_dcn (right: slower)")
     order = [name for name in COLOURS if name in drawn]
-    figure.legend([drawn[name] for name in order], order, loc="outside upper center", ncols=len(order), frameon=False)
+    columns = -(-len(order) // 2) if len(order) > 6 else len(order)
+    figure.legend([drawn[name] for name in order], order, loc="outside upper center", ncols=columns, frameon=False)
     return figure
 
 
