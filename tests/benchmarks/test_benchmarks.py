@@ -64,7 +64,8 @@ def test_end_to_end(tiny, tmp_path):
         assert all(held is None or held >= 0 for held in row["bytes"].values())
         for times in row["seconds"].values():
             assert 0 < times["min"] <= times["median"] <= times["max"] < math.inf
-    assert {"jax_dcn", *deform_conv.FLOORS, "pure JAX", "reference"} <= set(rows["A", "forward"]["seconds"])
+    expected = {"jax_dcn", "plain path", deform_conv.FLOOR, deform_conv.PRODUCTS, "pure JAX", "reference"}
+    assert expected <= set(rows["A", "forward"]["seconds"])
     for part in (*operators.OPERATORS, "Growth", "Dispatch", "Importing jax_dcn"):
         assert part in text
     assert {path.name.rsplit("-", 1)[1] for path in tmp_path.glob("*.png")} == {
