@@ -63,6 +63,16 @@ def program(name: str, sanitizer: str, kernels: dict[str, pathlib.Path]) -> path
     return _link(pathlib.Path(name).stem, [(path, []) for path in sources], sanitizer)
 
 
+def cpu_fused_program(sanitizer: str, folder: pathlib.Path = CPU, changed: Collection[str] = ()) -> pathlib.Path:
+    """An executable of cpu_fused.cc and the CPU's fused kernels, of which `changed` are compiled in another folder."""
+    paths = {path.stem: path for path in [CPU / "fused_convolution.cc", *sorted(CPU.glob("fused/*.cc"))]}
+    sources = [(path, CPU_FLAGS) for name, path in paths.items() if name not in changed]
+    # The folder's own headers come first.
+    flags = ["-O0", "-DDCN_CPU", "-iquote", str(folder), "-iquote", str(CPU)]
+    sources += [(folder / paths[name].relative_to(CPU), flags) for name in changed]
+    return _link("cpu_fused", [*sources, (HERE / "cpu_fused.cc", ["-iquote", str(CPU)])], sanitizer)
+
+
 def last_task_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
     """An executable of `name` and CPU kernels, with the Device of last_task/, which runs only a loop's last task.
 
