@@ -25,7 +25,14 @@ FUSED_PLAN = CPU / "fused" / "plan.cc"
 COMPILER = "g++"
 # No fused multiply-add, as in the package. Reports name lines, but no variables.
 FLAGS = ["-std=c++17", "-O1", "-g1", "-fPIC", "-ffp-contract=off"]
-INCLUDE = [f"-I{HERE / 'cuda'}", f"-I{LIB}", f"-I{LIB / 'cuda'}", f"-I{HERE}", f"-I{CPU}", f"-isystem{jax.ffi.include_dir()}"]
+INCLUDE = [
+    f"-I{HERE / 'cuda'}",
+    f"-I{LIB}",
+    f"-I{LIB / 'cuda'}",
+    f"-I{HERE}",
+    f"-I{CPU}",
+    f"-isystem{jax.ffi.include_dir()}",
+]
 HANDLER_FLAGS = ["-include", "stream.h", '-DDCN_COMPILER="the emulation"']
 CPU_FLAGS = ["-O0", "-DDCN_CPU", "-iquote", str(CPU)]
 SEPARATE = ["-fno-gnu-unique"]  # libraries in one process do not share static variables
@@ -86,7 +93,7 @@ def last_task_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Pa
 
 
 def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB) -> pathlib.Path:
-    """The fuzzing program of a backend, "cpu" or "cuda", or of its handlers without kernels, "cpu_contract" or "contract".
+    """The fuzzing program of a backend, "cpu" or "cuda", or of its handlers alone, "cpu_contract" or "contract".
 
     With the sanitizer "fuzzer" it is libFuzzer's; with any other it replays a corpus. Files in changed/ffi replace
     those of lib/ffi.
