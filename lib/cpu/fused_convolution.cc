@@ -20,12 +20,6 @@ constexpr int64_t kTilePixelsOfAmx = 252;  // nearly whole blocks of 32 rows
 constexpr int64_t kMinTilePixels = 28;      // of small outputs, so that several threads have some
 constexpr int64_t kMinTiles = 16;
 
-constexpr int64_t kSliceChannels = 64;
-constexpr int64_t kTasks = 8;                     // of the cotangents at a time, if the shapes allow it
-constexpr int64_t kImageSumBytes = 16 * 1 << 20;  // of the float32 sums of a cotangent of x of 16 bits
-
-int64_t RoundUp(int64_t size, int64_t multiple) { return (size + multiple - 1) / multiple * multiple; }
-
 bool HasPairs(const FusedCall& call, bool is_forward) {
   return call.group_channels() % kPairChannels == 0 && call.sizes.group_channels() % kPairChannels == 0 &&
          (is_forward || call.product.group_features() % kPairChannels == 0);
@@ -50,32 +44,7 @@ Selected KernelsFor(DType dtype, const FusedCall& call, bool is_forward) {
 
 }  // namespace
 
-CotangentPlan::CotangentPlan(DType dtype, const Sizes& sizes, const Product& product, bool of_x, bool of_positions,
-                             bool of_weight)
-    : of_x(of_x), of_positions(of_positions), of_weight(of_weight) {
-  const int64_t group_channels = sizes.channels / product.groups, features = product.group_features();
-  slice_channels = std::min(kSliceChannels, group_channels);
-  group_slices = (group_channels + slice_channels - 1) / slice_channels;
-  slices = group_slices * product.groups;
-  padded_channels = RoundUp(slice_channels, kFeaturePadding);
-  parts = std::min(std::max<int64_t>(1, sizes.images), (kTasks + slices - 1) / slices);
-  slots = slices * parts;
-  packed_weight = 0;
-  weight_sums = packed_weight + (of_x || of_positions ? sizes.taps() * slices * padded_channels * features : 0);
-  image_sums = weight_sums + (of_weight ? parts * sizes.taps() * slices * features * padded_channels : 0);
-  size = image_sums;
-  if (of_x && dtype != DType::kF32) {
-    const int64_t image = sizes.height * sizes.width * padded_channels;
-    slots = std::clamp(kImageSumBytes / std::max<int64_t>(1, int64_t(sizeof(float)) * image), int64_t{1}, slots);
-    size += slots * image;
-  }
-}
-
 const char* FusedInstructions() { return NameOf(BestInstructionSet()); }
-
-int64_t FusedForwardWorkspace(const Sizes& sizes, const Product& product) {
-  return sizes.taps() * sizes.channels * RoundUp(product.group_features(), kFeaturePadding);
-}
 
 const char* FusedForward(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                          const Product& product, const FusedForwardArrays& arrays) {
@@ -92,17 +61,13 @@ const char* FusedForward(Device& device, DType dtype, const Sizes& sizes, const 
   return nullptr;
 }
 
-int64_t FusedCotangentsWorkspace(DType dtype, const Sizes& sizes, const Product& product, bool of_x, bool of_positions,
-                                 bool of_weight) {
-  return CotangentPlan(dtype, sizes, product, of_x, of_positions, of_weight).size;
-}
-
 const char* FusedCotangents(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                             const Product& product, const FusedCotangentArrays& arrays) {
   const FusedCall call = {sizes, product, positions};
   const auto [selected, tile_pixels] = KernelsFor(dtype, call, false);
   const FusedKernels::Cotangents& kernels = selected.cotangents;
   const CotangentPlan plan(dtype, sizes, product, arrays.d_x, arrays.d_offset || arrays.d_mask, arrays.d_weight);
+  if (!plan.of_x && !plan.of_positions && !plan.of_weight) return nullptr;
   const Tiling tiling(sizes, tile_pixels);
   const int64_t weight_tasks = sizes.taps() * plan.slices;
   if (plan.of_x || plan.of_positions) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "dtype.h"
+#include "ffi/saturating.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace dcn {
@@ -26,11 +27,6 @@ std::string ToString(const Range& values) {
 
 // Upper bound on the element count of a buffer. Small multiples of such a count still fit in int64.
 constexpr int64_t kMaxElements = int64_t{1} << 47;
-
-// The product of two non-negative sizes, or the largest int64 if it overflows.
-inline int64_t SaturatingMultiply(int64_t a, int64_t b) {
-  return b && a > std::numeric_limits<int64_t>::max() / b ? std::numeric_limits<int64_t>::max() : a * b;
-}
 
 // Records the first failed check of one handler call.
 class Checks {

@@ -90,6 +90,7 @@ ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ff
   const bool of_weight = checks.Attribute(attributes, "weight_requested", false);
   const bool of_positions =
       checks.Attribute(attributes, "offset_requested", false) || checks.Attribute(attributes, "mask_requested", false);
+  checks.Require(checks.Attribute(attributes, "workspace_requested", false), "needs a workspace");
   arrays.workspace = next("workspace", ffi::F32,
                           {FusedCotangentsWorkspace(call.dtype, sizes, product, of_x, of_positions, of_weight)});
   requested.CheckEnd();

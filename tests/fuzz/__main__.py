@@ -33,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("backend", choices=["contract", "cpu", "cuda"])
+    parser.add_argument("backend", choices=["contract", "cpu_contract", "cpu", "cuda"])
     parser.add_argument("--seconds", type=int, default=600)
     options = parser.parse_args()
     if shutil.which(build.COMPILERS["fuzzer"]) is None:

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "call.h"
+#include "fused_convolution.h"
 
 namespace fuzz {
 
@@ -65,6 +66,8 @@ class CallBuilder {
         {"dcn_aggregate", &CallBuilder::Aggregate},
         {"dcn_aggregation_value_cotangent", &CallBuilder::AggregationValueCotangent},
         {"dcn_aggregation_tap_cotangents", &CallBuilder::AggregationTapCotangents},
+        {"dcn_cpu_fused_forward", &CallBuilder::CpuFusedForward},
+        {"dcn_cpu_fused_cotangents", &CallBuilder::CpuFusedCotangents},
     };
     const auto& [name, build] = bytes_.ChooseFrom(handlers);
     call_.handler = name;
@@ -328,6 +331,68 @@ class CallBuilder {
     OptionalMask(kF32);
     Result(kF32, {splits, taps_, PerGroup(channels_), features_});
     call_.is_valid &= type_ != kF32 && splits <= std::max<int64_t>(1, Product({images_, rows_, columns_}));
+  }
+
+  // Any channels and features; those that are multiples of 32 are multiplied in pairs, if their type is bfloat16.
+  void CpuFused() {
+    Window(3);
+    type_ = bytes_.ChooseFrom<XLA_FFI_DataType>({kF32, kBF16});
+    offset_groups_ = Size(3, 1);
+    groups_ = Size(3, 1);
+    const int64_t multiple = bytes_.Below(2) ? 1 : 32;
+    channels_ = Product({multiple, Size(5, 1), groups_, bytes_.Below(2) ? offset_groups_ : 1});
+    if (offset_groups_ < 1 || channels_ % offset_groups_ != 0) call_.is_valid = false;
+    features_ = Product({groups_, multiple, Size(5, 1)});
+    call_.attributes["offset_groups"] = Attribute::Integer(offset_groups_);
+    call_.attributes["feature_group_count"] = Attribute::Integer(groups_);
+  }
+  std::vector<int64_t> WeightByTapShape() const { return {taps_, PerGroup(channels_), features_}; }
+  // 0 for sizes that every workspace is refused for.
+  template <typename Size>
+  int64_t CpuWorkspace(const Size& size) const {
+    const auto is_int32 = [](int64_t value) { return 0 <= value && value <= INT32_MAX; };
+    if (!is_int32(kernel_[0]) || !is_int32(kernel_[1]) || !is_int32(taps_) || !is_int32(groups_) || groups_ < 1 ||
+        height_ < 0 || width_ < 0 || channels_ < groups_ || features_ < groups_) {
+      return 0;
+    }
+    dcn::Sizes sizes = {};
+    std::copy_n(kernel_, 2, sizes.window.kernel);
+    sizes.images = images_;
+    sizes.height = height_;
+    sizes.width = width_;
+    sizes.channels = channels_;
+    return size(sizes, dcn::Product{features_, groups_});
+  }
+
+  void CpuFusedForward() {
+    CpuFused();
+    Argument(type_, ImageShape(images_));
+    OffsetAndOrigin(kF32);
+    Argument(type_, WeightByTapShape());
+    Argument(kF32, {features_});
+    OptionalMask(kF32);
+    Result(bytes_.Below(2) ? kF32 : type_, YShape());
+    Result(kF32, {CpuWorkspace(dcn::FusedForwardWorkspace)}, Role::kScratch);
+  }
+  void CpuFusedCotangents() {
+    CpuFused();
+    Argument(type_, ImageShape(images_));
+    OffsetAndOrigin(kF32);
+    Argument(type_, WeightByTapShape());
+    Argument(type_, YShape());
+    OptionalMask(kF32);
+    const bool of_x = IsChosen("x_requested");
+    if (of_x) Result(type_, ImageShape(images_));
+    const size_t results = call_.results.size();
+    PositionResults(kF32);
+    const bool of_positions = call_.results.size() > results, of_weight = IsChosen("weight_requested");
+    if (of_weight) Result(kF32, WeightByTapShape());
+    call_.attributes["workspace_requested"] = Attribute::Boolean(true);
+    const dcn::DType dtype = type_ == kF32 ? dcn::DType::kF32 : dcn::DType::kBF16;
+    const int64_t workspace = CpuWorkspace([&](const dcn::Sizes& sizes, const dcn::Product& product) {
+      return dcn::FusedCotangentsWorkspace(dtype, sizes, product, of_x, of_positions, of_weight);
+    });
+    Result(kF32, {workspace}, Role::kScratch);
   }
 
   // A pyramid of up to three levels, or a window.

@@ -4,6 +4,7 @@
 #include "contract.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 
@@ -11,6 +12,7 @@
 #include "deform_conv.h"
 #include "deform_conv_fused.h"
 #include "device.h"
+#include "fused/call.h"
 #include "roi_pool.h"
 
 namespace dcn {
@@ -27,6 +29,12 @@ void Require(bool condition, const char* what, int line) {
   std::abort();
 }
 #define REQUIRE(condition) Require(condition, #condition, __LINE__)
+
+#ifdef DCN_CPU
+constexpr bool kNeedsWorkspace = false;  // of the plain kernels
+#else
+constexpr bool kNeedsWorkspace = true;
+#endif
 
 double SizeOf(DType dtype) { return dtype == DType::kF64 ? 8 : dtype == DType::kF32 ? 4 : 2; }
 double AccumulatorSize(DType dtype) { return dtype == DType::kF64 ? 8 : 4; }
@@ -99,7 +107,9 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& s, const P
   return nullptr;
 }
 
-int64_t WorkspaceSize(const Sizes& s) { return s.images * s.offset_groups * (2 * s.samples() + s.cells() + 1); }
+int64_t WorkspaceSize(const Sizes& s) {
+  return kNeedsWorkspace ? s.images * s.offset_groups * (2 * s.samples() + s.cells() + 1) : 0;
+}
 
 const char* InputCotangent(Device&, DType dtype, const Sizes& s, const Positions& positions, const void* d_columns,
                            void* d_x, int32_t* workspace) {
@@ -107,9 +117,10 @@ const char* InputCotangent(Device&, DType dtype, const Sizes& s, const Positions
   const double cells = (s.height + 1.) * (s.width + 1.), samples = double(s.rows) * s.columns * s.taps();
   CheckPositions(s, positions, wide);
   REQUIRE(s.images_of_x >= s.images);
-  REQUIRE(cells < k32 && samples < k32);
   REQUIRE(contract.Holds(d_columns, ColumnsCount(s), ColumnCotangentSize(dtype)));
   REQUIRE(contract.Holds(d_x, ImageCount(s, s.images_of_x), wide));
+  if (!kNeedsWorkspace) return nullptr;
+  REQUIRE(cells < k32 && samples < k32);
   REQUIRE(contract.Holds(workspace, bins * (2 * samples + cells + 1), 4));
   return nullptr;
 }
@@ -202,6 +213,50 @@ const char* FusedWeightCotangent(Device&, DType dtype, const Sizes& s, const Pos
   REQUIRE(1 <= splits && splits <= std::max(outputs, 1.));
   REQUIRE(contract.Holds(x, ImageCount(s, s.images), SizeOf(dtype)));
   REQUIRE(contract.Holds(parts, double(splits) * s.taps() * (s.channels / product.groups) * product.features, 4));
+  return nullptr;
+}
+
+namespace {
+
+void CheckCpuFused(DType dtype, const Sizes& s, const Positions& positions, const Product& product, const void* x,
+                   const void* weight, const void* y, double y_size) {
+  CheckPositions(s, positions, 4);
+  REQUIRE(dtype == DType::kF32 || dtype == DType::kBF16);
+  REQUIRE(s.images_of_x == s.images && double(s.height) * s.width < k32);
+  REQUIRE(s.channels > 0 && product.features > 0 && product.groups >= 1);
+  REQUIRE(s.channels % product.groups == 0 && product.features % product.groups == 0);
+  REQUIRE(contract.Holds(x, ImageCount(s, s.images), SizeOf(dtype)));
+  REQUIRE(contract.Holds(weight, WeightCount(s, product), SizeOf(dtype)));
+  REQUIRE(contract.Holds(y, double(s.images) * s.rows * s.columns * product.features, y_size));
+}
+
+}  // namespace
+
+const char* FusedForward(Device&, DType dtype, const Sizes& s, const Positions& positions, const Product& product,
+                         const FusedForwardArrays& arrays) {
+  CheckCpuFused(dtype, s, positions, product, arrays.x, arrays.weight, arrays.y, arrays.is_y_float ? 4 : SizeOf(dtype));
+  REQUIRE(contract.Holds(arrays.bias, product.features, 4));
+  const double padded = std::ceil(double(product.group_features()) / kFeaturePadding) * kFeaturePadding;
+  REQUIRE(contract.Holds(arrays.workspace, double(s.taps()) * s.channels * padded, 4));
+  return nullptr;
+}
+
+const char* FusedCotangents(Device&, DType dtype, const Sizes& s, const Positions& positions, const Product& product,
+                            const FusedCotangentArrays& arrays) {
+  CheckCpuFused(dtype, s, positions, product, arrays.x, arrays.weight, arrays.d_y, SizeOf(dtype));
+  REQUIRE(!arrays.d_x || contract.Holds(arrays.d_x, ImageCount(s, s.images), SizeOf(dtype)));
+  REQUIRE(!arrays.d_offset || contract.Holds(arrays.d_offset, 2 * PositionCount(s), 4));
+  REQUIRE(!arrays.d_mask || contract.Holds(arrays.d_mask, PositionCount(s), 4));
+  REQUIRE(!arrays.d_weight || contract.Holds(arrays.d_weight, WeightCount(s, product), 4));
+  const bool of_positions = arrays.d_offset || arrays.d_mask;
+  const CotangentPlan plan(dtype, s, product, arrays.d_x, of_positions, arrays.d_weight);
+  REQUIRE(double(plan.slices) * plan.slice_channels >= s.channels && plan.slice_channels <= plan.padded_channels);
+  REQUIRE(plan.parts >= 1 && plan.slots >= 1);
+  const double slices = double(s.taps()) * plan.slices * plan.padded_channels * product.group_features();
+  const double weights = (arrays.d_x || of_positions ? 1. : 0.) + (arrays.d_weight ? double(plan.parts) : 0.);
+  const double image = double(s.height) * s.width * plan.padded_channels;
+  const double image_sums = arrays.d_x && dtype == DType::kBF16 ? plan.slots * image : 0.;
+  REQUIRE(contract.Holds(arrays.workspace, slices * weights + image_sums, 4));
   return nullptr;
 }
 
@@ -327,6 +382,7 @@ const char* Aggregate(Device&, DType dtype, const AggregationSizes& s, const Tap
 
 // Of a table: a record of four numbers, an id and the start of a row for each sample, and the starts of the cells.
 int64_t MinWorkspaceSize(DType dtype, const AggregationSizes& s) {
+  if (!kNeedsWorkspace) return 0;
   int64_t cells = 0;
   for (int32_t i = 0; i < s.num_levels; ++i) cells += (s.levels[i].height + int64_t{1}) * (s.levels[i].width + 1);
   return (int64_t(AccumulatorSize(dtype)) + 2) * s.queries() * s.taps + cells + 1;
@@ -335,12 +391,13 @@ int64_t MinWorkspaceSize(DType dtype, const AggregationSizes& s) {
 const char* ValueCotangent(Device&, DType dtype, const AggregationSizes& s, const Taps& taps, const void* d_out,
                            bool is_wide, void* d_value, int32_t* workspace, int64_t workspace_size) {
   CheckAggregation(dtype, s, taps, d_out);
+  REQUIRE(contract.Holds(d_value, ValueCount(s), is_wide ? AccumulatorSize(dtype) : SizeOf(dtype)));
+  if (!kNeedsWorkspace) return nullptr;
   double cells = 0;
   for (int32_t i = 0; i < s.num_levels; ++i) cells += (s.levels[i].height + 1.) * (s.levels[i].width + 1.);
   const double samples = double(s.rows) * s.columns * s.taps;
   REQUIRE(samples + cells < k32);
   REQUIRE(double(s.batches) * s.heads * (samples + cells) * 32 < k64);
-  REQUIRE(contract.Holds(d_value, ValueCount(s), is_wide ? AccumulatorSize(dtype) : SizeOf(dtype)));
   REQUIRE(workspace_size >= (AccumulatorSize(dtype) + 2) * samples + cells + 1);
   REQUIRE(contract.Holds(workspace, double(workspace_size), 4));
   return nullptr;

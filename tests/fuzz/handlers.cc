@@ -106,7 +106,8 @@ XLA_FFI_Api MakeApi() {
 }
 
 // Larger calls are skipped, except on contract.cc: they would take too much memory or time.
-constexpr int64_t kMaxElements = 1 << 14;  // per buffer
+constexpr int64_t kMaxElements = 1 << 14;         // per buffer
+constexpr int64_t kMaxScratchElements = 1 << 16;  // per workspace
 constexpr int64_t kMaxPoints = 1 << 8;     // per bin and axis
 
 size_t SizeOf(XLA_FFI_DataType type) {
@@ -256,7 +257,7 @@ class Frame {
   void AddBuffer(const Buffer& buffer) {
     const int64_t count = Count(buffer.dims), bytes = count * int64_t(SizeOf(buffer.dtype));
     has_impossible_shape_ |= count < 0;
-    is_runnable_ &= contract || count <= kMaxElements;
+    is_runnable_ &= contract || count <= (buffer.role == Role::kScratch ? kMaxScratchElements : kMaxElements);
     memory_.emplace_back();
     dims_.push_back(buffer.dims);
     char* data = nullptr;
@@ -339,7 +340,15 @@ void* operator new(size_t size) {
   if (void* memory = std::malloc(size)) return memory;
   throw std::bad_alloc();
 }
+void* operator new(size_t size, std::align_val_t alignment) {
+  if (fuzz::uncounted != 1 && fuzz::allocations_left >= 0 && fuzz::allocations_left-- == 0) throw std::bad_alloc();
+  void* memory;
+  if (posix_memalign(&memory, size_t(alignment), size) == 0) return memory;
+  throw std::bad_alloc();
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

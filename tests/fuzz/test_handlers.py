@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.usefixtures("compiler")]
 
 CORPUS = pathlib.Path(__file__).parent / "corpus.bin"
 # Backend: (N, mutated), where every N-th input of the corpus is replayed, and then so many mutated inputs.
-RUNS = {"contract": (1, 20_000), "cpu": (1, 5_000), "cuda": (8, 0)}
+RUNS = {"contract": (1, 20_000), "cpu_contract": (1, 20_000), "cpu": (1, 5_000), "cuda": (8, 0)}
 
 
 @pytest.fixture(scope="module")

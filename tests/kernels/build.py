@@ -18,14 +18,23 @@ CPU = LIB / "cpu"
 FUZZ = HERE.parent / "fuzz"
 
 BACKEND = sorted((LIB / "cuda").glob("*.cc"))
-# Handlers that only one backend has, and the module, which is Python's.
-ONLY_CUDA, ONLY_CPU, PYTHON = "deform_conv_fused", "fused_convolution", "module"
+# Handlers that only one backend has; module.cc is compiled by neither program.
+ONLY_ON_CUDA, ONLY_ON_CPU = {"deform_conv_fused.cc"}, {"fused_convolution.cc"}
+FUSED_PLAN = CPU / "fused" / "plan.cc"
 
 COMPILER = "g++"
 # No fused multiply-add, as in the package. Reports name lines, but no variables.
 FLAGS = ["-std=c++17", "-O1", "-g1", "-fPIC", "-ffp-contract=off"]
-INCLUDE = [f"-I{HERE / 'cuda'}", f"-I{LIB}", f"-I{LIB / 'cuda'}", f"-I{HERE}", f"-isystem{jax.ffi.include_dir()}"]
+INCLUDE = [
+    f"-I{HERE / 'cuda'}",
+    f"-I{LIB}",
+    f"-I{LIB / 'cuda'}",
+    f"-I{HERE}",
+    f"-I{CPU}",
+    f"-isystem{jax.ffi.include_dir()}",
+]
 HANDLER_FLAGS = ["-include", "stream.h", '-DDCN_COMPILER="the emulation"']
+CPU_FLAGS = ["-O0", "-DDCN_CPU", "-iquote", str(CPU)]
 SEPARATE = ["-fno-gnu-unique"]  # libraries in one process do not share static variables
 SANITIZERS = {
     "none": [],
@@ -44,7 +53,7 @@ def mistakes(names: Iterable[str], always: Collection[str]) -> list:
 
 def module() -> pathlib.Path:
     """A shared library of the FFI handlers, which call the emulated kernels."""
-    handlers = [(path, [*HANDLER_FLAGS, *SEPARATE]) for path in [*_handlers(but=ONLY_CPU), *BACKEND]]
+    handlers = [(path, [*HANDLER_FLAGS, *SEPARATE]) for path in [*_handlers(ONLY_ON_CPU), *BACKEND]]
     own = [(path, SEPARATE) for path in (HERE / "module.cc", *KERNELS.values())]
     return _link("module.so", [*handlers, *own], "none")
 
@@ -61,6 +70,16 @@ def program(name: str, sanitizer: str, kernels: dict[str, pathlib.Path]) -> path
     return _link(pathlib.Path(name).stem, [(path, []) for path in sources], sanitizer)
 
 
+def cpu_fused_program(sanitizer: str, folder: pathlib.Path = CPU, changed: Collection[str] = ()) -> pathlib.Path:
+    """An executable of cpu_fused.cc and the CPU's fused kernels, of which `changed` are compiled in another folder."""
+    paths = {path.stem: path for path in [CPU / "fused_convolution.cc", *sorted(CPU.glob("fused/*.cc"))]}
+    sources = [(path, CPU_FLAGS) for name, path in paths.items() if name not in changed]
+    # The folder's own headers come first.
+    flags = ["-O0", "-DDCN_CPU", "-iquote", str(folder), "-iquote", str(CPU)]
+    sources += [(folder / paths[name].relative_to(CPU), flags) for name in changed]
+    return _link("cpu_fused", [*sources, (HERE / "cpu_fused.cc", ["-iquote", str(CPU)])], sanitizer)
+
+
 def last_task_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
     """An executable of `name` and CPU kernels, with the Device of last_task/, which runs only a loop's last task.
 
@@ -74,22 +93,23 @@ def last_task_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Pa
 
 
 def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB) -> pathlib.Path:
-    """The fuzzing program of a backend: "cpu", "cuda" or "contract".
+    """The fuzzing program of a backend, "cpu" or "cuda", or of its handlers alone, "cpu_contract" or "contract".
 
     With the sanitizer "fuzzer" it is libFuzzer's; with any other it replays a corpus. Files in changed/ffi replace
     those of lib/ffi.
     """
     names = ["calls", "handlers", *(["replay"] if sanitizer != "fuzzer" else [])]
     harness = [(FUZZ / f"{name}.cc", []) for name in names]
-    if backend == "cpu":
-        paths = [*_handlers(but=ONLY_CUDA), *sorted(CPU.rglob("*.cc"))]
-        rest = [(path, ["-O0", "-iquote", str(CPU)]) for path in paths]
+    if backend in ("cpu", "cpu_contract"):
+        kernels = [*sorted(CPU.glob("*.cc")), *sorted(CPU.glob("fused/*.cc"))]
+        paths = kernels if backend == "cpu" else [FUZZ / "contract.cc", CPU / "handlers.cc", FUSED_PLAN]
+        rest = [(path, CPU_FLAGS) for path in [*_handlers(ONLY_ON_CUDA), *paths]]
     else:
-        ffi = [(path, changed / "ffi" / path.name) for path in _handlers(but=ONLY_CPU)]
+        ffi = [(path, changed / "ffi" / path.name) for path in _handlers(ONLY_ON_CPU)]
         ffi = [(new, ["-iquote", str(changed)]) if new.exists() and new != old else (old, []) for old, new in ffi]
         rest = [(path, [*own, "-O0", *HANDLER_FLAGS]) for path, own in [*ffi, *((path, []) for path in BACKEND)]]
         kernels = [FUZZ / "contract.cc"] if backend == "contract" else KERNELS.values()
-        rest += [(path, []) for path in kernels]
+        rest += [*((path, []) for path in kernels), (FUSED_PLAN, CPU_FLAGS)]
     return _link(f"fuzz_{backend}", [*harness, *rest], sanitizer)
 
 
@@ -114,8 +134,8 @@ def has(sanitizer: str) -> bool:
     return subprocess.run(command, input="int main() {}", text=True, capture_output=True).returncode == 0
 
 
-def _handlers(but: str) -> list[pathlib.Path]:
-    return [path for path in sorted((LIB / "ffi").glob("*.cc")) if path.stem not in (but, PYTHON)]
+def _handlers(without):
+    return [path for path in sorted(LIB.glob("ffi/*.cc")) if path.name not in {"module.cc", *without}]
 
 
 def _link(name, sources, sanitizer):

@@ -1,0 +1,204 @@
+"""The fused kernels of the CPU are right on shapes with tails in every dimension, and stay within their operands.
+
+They run on every instruction set of this processor, under sanitizers too. Planted mistakes must be found.
+"""
+
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from . import build
+
+pytestmark = pytest.mark.platforms("cpu")
+
+INSTRUCTION_SETS = ["portable", "avx2", "avx512", "avx512_bf16", "amx"]
+
+
+def run(program, instructions):
+    """The exit status and output, with the instruction set or the best that the processor has below it."""
+    # ThreadSanitizer needs addresses that are not randomized.
+    command = [*(["setarch", "-R"] if shutil.which("setarch") else []), program]
+    environment = os.environ | {"JAX_DCN_CPU_INSTRUCTIONS": instructions, "TSAN_OPTIONS": "halt_on_error=1"}
+    result = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, timeout=120
+    )
+    return result.returncode, result.stdout
+
+
+@functools.cache
+def right_run(sanitizer, instructions):
+    if not build.has(sanitizer):
+        pytest.skip(f"{build.COMPILER} has not got {' '.join(build.SANITIZERS[sanitizer])}")
+    return run(build.cpu_fused_program(sanitizer), instructions)
+
+
+def skip_unless_available(instructions):
+    if right_run("none", instructions)[1].split()[-1:] != [instructions]:
+        pytest.skip(f"this processor has not got {instructions}")
+
+
+@pytest.mark.parametrize("instructions", INSTRUCTION_SETS)
+@pytest.mark.parametrize("sanitizer", ["none", "memory", pytest.param("threads", marks=pytest.mark.thorough)])
+def test_kernels_are_right(sanitizer, instructions):
+    skip_unless_available(instructions)
+    assert right_run(sanitizer, instructions) == (0, f"every result is right with {instructions}\n")
+
+
+# File, line, its wrong version; the sanitizer and instruction set that find it, and the complaint. Without a sanitizer,
+# an access past the end of an array ends the program by a signal.
+SIGNAL = ""
+SEGFAULT_BY_SANITIZER = r"SEGV|heap-buffer-overflow"
+WRONG = r"is .*, must be"
+MISTAKES = {
+    "tail of channels read past its end": (
+        ("fused/vectors.h", "std::memcpy(lanes, from, count * sizeof(T));", "std::memcpy(lanes, from, sizeof lanes);"),
+        ("none", "avx2", SIGNAL),
+    ),
+    "tail of features stored past its end": (
+        ("fused/vectors.h", "std::memcpy(to, lanes, count * sizeof(T));", "std::memcpy(to, lanes, sizeof lanes);"),
+        ("none", "avx512", f"{WRONG}|^$"),
+    ),
+    "last row of tiles as high as the others": (
+        ("fused/call.h", "std::min(rows_, height_ - row)", "rows_"),
+        ("none", "avx2", f"{WRONG}|^$"),
+    ),
+    "last column of tiles as wide as the others": (
+        ("fused/call.h", "std::min(columns_, width_ - column)", "columns_"),
+        ("none", "portable", f"{WRONG}|^$"),
+    ),
+    "last rows of a product": (
+        ("fused/product.h", "if (row + kTileRows <= rows) {", "if (row < rows) {"),
+        ("memory", "avx512", SEGFAULT_BY_SANITIZER),
+    ),
+    "last panel of features as wide as the others": (
+        ("fused/forward.h", "std::min<int64_t>(kPanel, group_features - feature)", "kPanel"),
+        ("none", "avx2", SIGNAL),
+    ),
+    "last panel of channels as wide as the others": (
+        ("fused/cotangents.h", "c + n < slice.channels ? row[f] : T(0.0f)", "row[f]"),
+        ("none", "portable", SIGNAL),
+    ),
+    "last block of K as long as the others": (
+        (
+            "fused/forward.h",
+            "const int64_t length = std::min(blocks.length, blocks.depth - begin);\n        Sample(",
+            "const int64_t length = blocks.length;\n        Sample(",
+        ),
+        ("memory", "avx2", SEGFAULT_BY_SANITIZER),
+    ),
+    "sums of the weight in the place of another slice": (
+        ("fused/cotangents.h", "* plan.slices + slice) *", "* plan.slices + slice / 2) *"),
+        ("none", "avx2", WRONG),
+    ),
+    "channels of the slice before": (
+        ("fused/call.h", "return {group, group * call.group_channels() + in_group,", "return {group, in_group,"),
+        ("none", "avx512", f"{WRONG}|^$"),
+    ),
+    "slice that does not add to the cotangents of positions": (
+        ("fused/cotangents.h", "c == 0 && SharesOffsetGroup(slice_.channel)", "false"),
+        ("none", "avx2", WRONG),
+    ),
+    "slice that does not wait for the one before": (
+        (
+            "fused/cotangents.h",
+            "if (plan_.of_positions && SharesOffsetGroup(slice_.channel)) WaitForSliceBefore(tile);",
+            "",
+        ),
+        ("threads", "avx2", "data race"),
+    ),
+    "sums of x that tasks share": (
+        ("fused/cotangents.h", "plan_.image_sums + slot_ * pixels", "plan_.image_sums + 0 * pixels"),
+        ("threads", "amx", "data race"),
+    ),
+    "workspace for one part": (
+        ("fused/plan.cc", "SaturatingMultiply(parts, weight_size)", "weight_size"),
+        ("none", "avx2", SIGNAL),
+    ),
+    "odd end of the columns' pairs": (
+        ("fused/pairs.h", "Floats{}, p + 1 < pixels ? Load(row + kRowWords) : Floats{});\n          Store(",
+         "Floats{}, p < pixels ? Load(row + kRowWords) : Floats{});\n          Store("),
+        ("memory", "avx512_bf16", SEGFAULT_BY_SANITIZER),
+    ),
+    "odd end of the pairs of the cotangent of y": (
+        ("fused/pairs.h", "                                   p + 1 < pixels ?",
+         "                                   p < pixels ?"),
+        ("memory", "avx512_bf16", SEGFAULT_BY_SANITIZER),
+    ),
+    "pixels of a pair swapped": (
+        ("fused/pairs.h", "low = _mm512_permutex2var_epi16((__m512i)first, low_order, (__m512i)second);",
+         "low = _mm512_permutex2var_epi16((__m512i)second, low_order, (__m512i)first);"),
+        ("none", "avx512_bf16", WRONG),
+    ),
+    "rows that do not fill a block of tiles": (
+        ("fused/amx.cc", "return (rows + kBlockRows - 1) / kBlockRows * kBlockRows;", "return rows;"),
+        ("none", "amx", SIGNAL),
+    ),
+    "pairs that do not fill a tile": (
+        ("fused/amx.cc", "return ((pixels + 1) / 2 + kWords - 1) / kWords * kWords;", "return (pixels + 1) / 2;"),
+        ("none", "amx", f"{WRONG}|^$"),
+    ),
+    "cotangent of x that is not zero at first": (
+        ("fused/cotangents.h",
+         "std::memset(image_sums_ + p * image_stride_, 0, slice_.channels * sizeof(float));", ""),
+        ("none", "avx2", WRONG),
+    ),
+    "tail of channels of x that is not zero at first": (
+        ("fused/cotangents.h", "std::memset(image_sums_ + p * image_stride_, 0, slice_.channels * sizeof(float));",
+         "std::memset(image_sums_ + p * image_stride_, 0, slice_.channels / 4 * 4 * sizeof(float));"),
+        ("none", "avx2", WRONG),
+    ),
+    "cotangent of the weight without pixels": (
+        ("fused_convolution.cc", "  if (sizes.pixels() == 0) {", "  if (false) {"),
+        ("none", "avx2", WRONG),
+    ),
+}  # fmt: skip
+BY_DEFAULT = [
+    "tail of channels read past its end",
+    "last panel of features as wide as the others",
+    "sums of the weight in the place of another slice",
+    "workspace for one part",
+    "pixels of a pair swapped",
+    "rows that do not fill a block of tiles",
+    "cotangent of x that is not zero at first",
+]
+
+
+def with_mistake(mistake, folder):
+    """A copy of the kernels with a line replaced, and the files in it that must be compiled."""
+    file, right, wrong = mistake
+    source = (build.CPU / file).read_text()
+    assert source.count(right) == 1, f"{file} has changed: it must have {right!r} once"
+    source = source.replace(right, wrong)
+    # The folder name is part of the compiler command, so it must depend on the content.
+    folder = folder / hashlib.sha256(source.encode()).hexdigest()[:16]
+    shutil.copytree(build.CPU, folder)
+    (folder / file).write_text(source)
+    return folder
+
+
+def changed_files(file, instructions):
+    """Those to compile: the linker keeps one copy of an inline function of call.h, so all must have it."""
+    if file.endswith(".cc"):
+        return [file.removeprefix("fused/").removesuffix(".cc")]
+    return ["fused_convolution", *INSTRUCTION_SETS] if file == "fused/call.h" else [instructions]
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_in_the_source(name, tmp_path):
+    with_mistake(MISTAKES[name][0], tmp_path)
+
+
+@pytest.mark.parametrize("name", build.mistakes(MISTAKES, BY_DEFAULT))
+def test_mistakes_are_found(name, tmp_path):
+    mistake, (sanitizer, instructions, complaint) = MISTAKES[name]
+    skip_unless_available(instructions)
+    folder = with_mistake(mistake, tmp_path)
+    program = build.cpu_fused_program(sanitizer, folder, changed_files(mistake[0], instructions))
+    status, output = run(program, instructions)
+    assert status < 0 if complaint == SIGNAL else status != 0, output
+    assert re.search(complaint, output, re.DOTALL), output
