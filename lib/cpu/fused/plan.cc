@@ -2,8 +2,8 @@
 // have 2^63 elements or more.
 #include <algorithm>
 
-#include "fused/call.h"
 #include "ffi/saturating.h"
+#include "fused/call.h"
 
 namespace dcn {
 namespace {
