@@ -5,7 +5,7 @@
 #include <limits>
 #include <optional>
 
-#include "deform_conv.h"
+#include "deform_conv_fused.h"
 #include "ffi/checks.h"
 #include "ffi/requested_results.h"
 
@@ -72,6 +72,35 @@ inline void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer
                  std::string(operand) + "'s channels must be divisible by the offset groups");
   checks.FitsInt32("the image's height", sizes.height);
   checks.FitsInt32("the image's width", sizes.width);
+}
+
+// The decoded operands of a call that also multiplies, except for the weight and the results.
+struct ProductCall : ConvCall {
+  Product product = {};
+  DType dtype = DType::kF32;
+
+  int64_t group_channels() const { return sizes.channels / product.groups; }
+};
+
+// A call covers all images of `x`, which is x or its cotangent, and which messages call `name`. `y` is y or its
+// cotangent.
+inline ProductCall DecodeProductCall(Checks& checks, ffi::Dictionary attributes, std::string_view name,
+                                     ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+                                     ffi::RemainingArgs mask, ffi::AnyBuffer y) {
+  ProductCall call = {DecodeConvCall(checks, attributes, offset, origin, mask)};
+  Sizes& sizes = call.sizes;
+  Product& product = call.product;
+  call.dtype = CheckedDType(checks, x.element_type());
+  DecodeImage(checks, name, x, sizes);
+  checks.Require(sizes.images_of_x == sizes.images, std::string(name) + " must have as many images as offset");
+  checks.Type("offset", offset, ffi::F32);
+  checks.Rank("y", y, 4);
+  product.groups = checks.Attribute(attributes, "feature_group_count", int64_t{1});
+  checks.Require(product.groups >= 1, "attribute feature_group_count must be positive");
+  if (!checks.ok()) return call;
+  product.features = y.dimensions()[3];
+  checks.Shape("y", y, {sizes.images, sizes.rows, sizes.columns, product.features});
+  return call;
 }
 
 // The tangents of a handler, which come first in the remaining operands: each that is present has an attribute

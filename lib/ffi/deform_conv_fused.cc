@@ -13,13 +13,7 @@
 namespace dcn {
 namespace {
 
-// The decoded operands of one call, except for the weight and the results.
-struct FusedCall : ConvCall {
-  Product product = {};
-  DType dtype = DType::kF32;
-
-  int64_t group_channels() const { return sizes.channels / product.groups; }
-
+struct FusedCall : ProductCall {
   // The call for some of the images, if x has only those that the call covers.
   FusedCall Images(int64_t first, int64_t count) const {
     FusedCall part = *this;
@@ -40,20 +34,9 @@ void* ImageData(ffi::AnyBuffer buffer, int64_t image) {
 FusedCall DecodeFused(Checks& checks, FusedKernel kernel, ffi::Dictionary attributes, std::string_view name,
                       ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask,
                       ffi::AnyBuffer y) {
-  FusedCall call = {DecodeConvCall(checks, attributes, offset, origin, mask)};
-  Sizes& sizes = call.sizes;
-  Product& product = call.product;
-  call.dtype = CheckedDType(checks, x.element_type());
-  DecodeImage(checks, name, x, sizes);
-  checks.Require(sizes.images_of_x == sizes.images, std::string(name) + " must have as many images as offset");
-  checks.Type("offset", offset, ffi::F32);
-  checks.Rank("y", y, 4);
-  product.groups = checks.Attribute(attributes, "feature_group_count", int64_t{1});
-  checks.Require(product.groups >= 1, "attribute feature_group_count must be positive");
+  FusedCall call = {DecodeProductCall(checks, attributes, name, x, offset, origin, mask, y)};
   if (!checks.ok()) return call;
-  product.features = y.dimensions()[3];
-  checks.Shape("y", y, {sizes.images, sizes.rows, sizes.columns, product.features});
-  CheckFusedKernel(checks, kernel, name, call.dtype, sizes, product);
+  CheckFusedKernel(checks, kernel, name, call.dtype, call.sizes, call.product);
   return call;
 }
 

@@ -11,31 +11,14 @@
 namespace dcn {
 namespace {
 
-// The decoded operands of one call, except for the weight and the results.
-struct FusedConvCall : ConvCall {
-  Product product = {};
-  DType dtype = DType::kF32;
-
-  int64_t group_channels() const { return sizes.channels / product.groups; }
-};
-
 // `y` is y or its cotangent.
-FusedConvCall DecodeFusedConv(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer offset,
-                              ffi::AnyBuffer origin, ffi::RemainingArgs mask, ffi::AnyBuffer weight, ffi::AnyBuffer y) {
-  FusedConvCall call = {DecodeConvCall(checks, attributes, offset, origin, mask)};
-  Sizes& sizes = call.sizes;
-  Product& product = call.product;
-  call.dtype = CheckedDType(checks, x.element_type());
+ProductCall DecodeFusedConv(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer offset,
+                            ffi::AnyBuffer origin, ffi::RemainingArgs mask, ffi::AnyBuffer weight, ffi::AnyBuffer y) {
+  const ProductCall call = DecodeProductCall(checks, attributes, "x", x, offset, origin, mask, y);
   checks.Require(call.dtype == DType::kF32 || call.dtype == DType::kBF16, "x must be float32 or bfloat16");
-  DecodeImage(checks, "x", x, sizes);
-  checks.Require(sizes.images_of_x == sizes.images, "x must have as many images as offset");
-  checks.Type("offset", offset, ffi::F32);
-  checks.Rank("y", y, 4);
-  product.groups = checks.Attribute(attributes, "feature_group_count", int64_t{1});
-  checks.Require(product.groups >= 1, "attribute feature_group_count must be positive");
   if (!checks.ok()) return call;
-  product.features = y.dimensions()[3];
-  checks.Shape("y", y, {sizes.images, sizes.rows, sizes.columns, product.features});
+  const Sizes& sizes = call.sizes;
+  const Product& product = call.product;
   checks.Require(product.features % product.groups == 0 && sizes.channels % product.groups == 0,
                  "feature_group_count must divide the channels and the features");
   checks.Require(sizes.channels > 0 && product.features > 0, "there must be channels and features");
@@ -50,7 +33,7 @@ ffi::Error FusedConvForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::
                                 ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> workspace,
                                 ffi::Dictionary attributes) {
   Checks checks("dcn_cpu_fused_forward");
-  const FusedConvCall call = DecodeFusedConv(checks, attributes, x, offset, origin, mask, weight, *y);
+  const ProductCall call = DecodeFusedConv(checks, attributes, x, offset, origin, mask, weight, *y);
   const bool is_y_float = y->element_type() == ffi::F32;
   checks.Type("y", *y, is_y_float ? ffi::F32 : x.element_type());
   checks.Type("bias", bias, ffi::F32);
@@ -68,7 +51,7 @@ ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ff
                                    ffi::AnyBuffer origin, ffi::AnyBuffer weight, ffi::AnyBuffer d_y,
                                    ffi::RemainingArgs mask, ffi::RemainingRets results, ffi::Dictionary attributes) {
   Checks checks("dcn_cpu_fused_cotangents");
-  const FusedConvCall call = DecodeFusedConv(checks, attributes, x, offset, origin, mask, weight, d_y);
+  const ProductCall call = DecodeFusedConv(checks, attributes, x, offset, origin, mask, weight, d_y);
   checks.Type("d_y", d_y, x.element_type());
   if (!checks.ok()) return checks.error();
   const Sizes& sizes = call.sizes;

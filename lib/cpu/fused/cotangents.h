@@ -33,6 +33,7 @@ class Cotangents {
   static void Compute(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
                       const void* zeros, const Tiling& tiling, int64_t round, int64_t slot, Progress& progress,
                       std::atomic<int64_t>& next) {
+    if (next.load() >= plan.slices * plan.parts) return;  // the others were faster
     Cotangents task(call, plan, arrays, static_cast<const T*>(zeros), tiling, round, slot, progress);
     for (int64_t i; (i = next.fetch_add(1)) < plan.slices * plan.parts;) {
       task.part_ = i % plan.parts;

@@ -44,6 +44,7 @@ struct Forward {
 
   static void Compute(const FusedCall& call, const FusedForwardArrays& arrays, const void* zeros, const Tiling& tiling,
                       std::atomic<int64_t>& next) {
+    if (next.load() >= tiling.count()) return;  // the others were faster
     Buffers buffers(call, tiling.max_pixels());
     for (int64_t tile; (tile = next.fetch_add(1)) < tiling.count();) {
       ComputeTile(call, arrays, static_cast<const T*>(zeros), tiling[tile], buffers);
