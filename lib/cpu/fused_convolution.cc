@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kTilePixels = 210;
 constexpr int64_t kTilePixelsOfAmx = 252;  // nearly whole blocks of 32 rows
 
-constexpr int64_t kMinTilePixels = 28;      // of small outputs, so that several threads have some
+constexpr int64_t kMinTilePixels = 28;  // of small outputs, so that several threads have some
 constexpr int64_t kMinTiles = 16;
 
 bool HasPairs(const FusedCall& call, bool is_forward) {

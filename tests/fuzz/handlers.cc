@@ -108,7 +108,7 @@ XLA_FFI_Api MakeApi() {
 // Larger calls are skipped, except on contract.cc: they would take too much memory or time.
 constexpr int64_t kMaxElements = 1 << 14;         // per buffer
 constexpr int64_t kMaxScratchElements = 1 << 16;  // per workspace
-constexpr int64_t kMaxPoints = 1 << 8;     // per bin and axis
+constexpr int64_t kMaxPoints = 1 << 8;            // per bin and axis
 
 size_t SizeOf(XLA_FFI_DataType type) {
   switch (type) {
