@@ -26,8 +26,9 @@ def compiler():
         pytest.skip(f"the fuzzer is built with {build.COMPILER} and its sanitizers")
 
 
-def replay(backend, changed=build.LIB):
-    command = [build.fuzzer(backend, changed=changed), CORPUS, *map(str, RUNS[backend])]
+def replay(backend, changed=build.LIB, more=1):
+    step, mutated = RUNS[backend]
+    command = [build.fuzzer(backend, changed=changed), CORPUS, str(step), str(more * mutated)]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return result.returncode, result.stdout
 
@@ -83,6 +84,6 @@ def test_a_removed_check_is_noticed(name, tmp_path):
     (changed / "ffi").mkdir(parents=True)
     shutil.copy(build.LIB / "ffi" / handlers, changed / "ffi")
     (changed / "ffi" / file).write_text(source)
-    status, output = replay("cpu_contract" if handlers in build.ONLY_ON_CPU else "contract", changed)
+    status, output = replay("cpu_contract" if handlers in build.ONLY_ON_CPU else "contract", changed, more=20)
     assert status != 0
     assert re.search(r"runtime error|contract\.cc:\d+: |takes shapes that no memory has", output), output
