@@ -387,12 +387,14 @@ class CallBuilder {
     PositionResults(kF32);
     const bool of_positions = call_.results.size() > results, of_weight = IsChosen("weight_requested");
     if (of_weight) Result(kF32, WeightByTapShape());
-    call_.attributes["workspace_requested"] = Attribute::Boolean(true);
+    const bool has_workspace = bytes_.Below(16) < 15;
+    call_.is_valid &= has_workspace;
+    call_.attributes["workspace_requested"] = Attribute::Boolean(has_workspace);
     const dcn::DType dtype = type_ == kF32 ? dcn::DType::kF32 : dcn::DType::kBF16;
     const int64_t workspace = CpuWorkspace([&](const dcn::Sizes& sizes, const dcn::Product& product) {
       return dcn::FusedCotangentsWorkspace(dtype, sizes, product, of_x, of_positions, of_weight);
     });
-    Result(kF32, {workspace}, Role::kScratch);
+    if (has_workspace) Result(kF32, {workspace}, Role::kScratch);
   }
 
   // A pyramid of up to three levels, or a window.

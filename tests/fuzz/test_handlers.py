@@ -26,8 +26,9 @@ def compiler():
         pytest.skip(f"the fuzzer is built with {build.COMPILER} and its sanitizers")
 
 
-def replay(backend, changed=build.LIB):
-    command = [build.fuzzer(backend, changed=changed), CORPUS, *map(str, RUNS[backend])]
+def replay(backend, changed=build.LIB, more=1):
+    step, mutated = RUNS[backend]
+    command = [build.fuzzer(backend, changed=changed), CORPUS, str(step), str(more * mutated)]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return result.returncode, result.stdout
 
@@ -50,10 +51,30 @@ MISTAKES = {
     ),
     "vectors": ("fused_limits.h", r"checks\.Require\(vectors <= FusedLimits::kMaxVectors.*?;", "deform_conv_fused.cc"),
     "rois": ("roi_pool.cc", r"checks\.Shape\(\"rois.*?;", "roi_pool.cc"),
+    "workspace of the CPU": (
+        "fused_convolution.cc",
+        r"if \(checks\.ok\(\)\) checks\.Shape\(\"workspace.*?;",
+        "fused_convolution.cc",
+    ),
+    "workspace that is requested": (
+        "fused_convolution.cc",
+        r"checks\.Require\(checks\.Attribute\(attributes, \"workspace_requested.*?;",
+        "fused_convolution.cc",
+    ),
+    "pixels of the CPU": (
+        "fused_convolution.cc",
+        r"checks\.FitsInt32\(\"the number of an image's pixels.*?;",
+        "fused_convolution.cc",
+    ),
+    "channels and features of the CPU": (
+        "fused_convolution.cc",
+        r"checks\.Require\(sizes\.channels > 0 && product\.features > 0.*?;",
+        "fused_convolution.cc",
+    ),
 }
 
 
-@pytest.mark.parametrize("name", build.mistakes(MISTAKES, ["rows"]))
+@pytest.mark.parametrize("name", build.mistakes(MISTAKES, ["rows", "workspace of the CPU"]))
 def test_a_removed_check_is_noticed(name, tmp_path):
     file, check, handlers = MISTAKES[name]
     source, count = re.subn(check, ";", (build.LIB / "ffi" / file).read_text(), flags=re.DOTALL)
@@ -63,6 +84,6 @@ def test_a_removed_check_is_noticed(name, tmp_path):
     (changed / "ffi").mkdir(parents=True)
     shutil.copy(build.LIB / "ffi" / handlers, changed / "ffi")
     (changed / "ffi" / file).write_text(source)
-    status, output = replay("contract", changed)
+    status, output = replay("cpu_contract" if handlers in build.ONLY_ON_CPU else "contract", changed, more=20)
     assert status != 0
     assert re.search(r"runtime error|contract\.cc:\d+: |takes shapes that no memory has", output), output

@@ -100,13 +100,14 @@ def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB)
     """
     names = ["calls", "handlers", *(["replay"] if sanitizer != "fuzzer" else [])]
     harness = [(FUZZ / f"{name}.cc", []) for name in names]
-    if backend in ("cpu", "cpu_contract"):
+    is_cpu = backend in ("cpu", "cpu_contract")
+    ffi = [(path, changed / "ffi" / path.name) for path in _handlers(ONLY_ON_CUDA if is_cpu else ONLY_ON_CPU)]
+    ffi = [(new, ["-iquote", str(changed)]) if new.exists() and new != old else (old, []) for old, new in ffi]
+    if is_cpu:
         kernels = [*sorted(CPU.glob("*.cc")), *sorted(CPU.glob("fused/*.cc"))]
         paths = kernels if backend == "cpu" else [FUZZ / "contract.cc", CPU / "handlers.cc", FUSED_PLAN]
-        rest = [(path, CPU_FLAGS) for path in [*_handlers(ONLY_ON_CUDA), *paths]]
+        rest = [(path, [*own, *CPU_FLAGS]) for path, own in [*ffi, *((path, []) for path in paths)]]
     else:
-        ffi = [(path, changed / "ffi" / path.name) for path in _handlers(ONLY_ON_CPU)]
-        ffi = [(new, ["-iquote", str(changed)]) if new.exists() and new != old else (old, []) for old, new in ffi]
         rest = [(path, [*own, "-O0", *HANDLER_FLAGS]) for path, own in [*ffi, *((path, []) for path in BACKEND)]]
         kernels = [FUZZ / "contract.cc"] if backend == "contract" else KERNELS.values()
         rest += [*((path, []) for path in kernels), (FUSED_PLAN, CPU_FLAGS)]

@@ -23,7 +23,7 @@ CotangentPlan::CotangentPlan(DType dtype, const Sizes& sizes, const Product& pro
     : of_x(of_x), of_positions(of_positions), of_weight(of_weight) {
   const int64_t group_channels = sizes.channels / product.groups, features = product.group_features();
   slice_channels = std::min(kSliceChannels, group_channels);
-  group_slices = (group_channels + slice_channels - 1) / slice_channels;
+  group_slices = 1 + (group_channels - 1) / slice_channels;
   slices = group_slices * product.groups;
   padded_channels = RoundUp(slice_channels, kFeaturePadding);
   parts = std::min(std::max<int64_t>(1, sizes.images), 1 + (kTasks - 1) / slices);
