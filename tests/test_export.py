@@ -234,7 +234,8 @@ def test_kernels_where_there_are_some(platforms, expected):
 @pytest.mark.platforms("cpu")
 def test_all_custom_calls_may_be_exported():
     names = [check.is_custom_call() for check in jax_dcn.export.disabled_checks()]
-    assert sorted(names) == sorted(calls(PLATFORMS, jnp.float32) | calls(PLATFORMS, jnp.bfloat16))
+    of_large_problems = {"dcn_cpu_fused_forward", "dcn_cpu_fused_cotangents"}
+    assert sorted(names) == sorted(calls(PLATFORMS, jnp.float32) | calls(PLATFORMS, jnp.bfloat16) | of_large_problems)
 
 
 WITHOUT_KERNELS = """

@@ -8,7 +8,7 @@ import jax
 from jax._src.interpreters import mlir  # jax has no public function that returns the lowering of a platform
 
 from jax_dcn._primitive import target
-from jax_dcn._primitive.extension import custom_calls
+from jax_dcn._primitive.extension import cuda_custom_calls
 from jax_dcn._primitive.target import Target
 
 
@@ -18,7 +18,7 @@ def register(library: ctypes.CDLL, prefix: str) -> dict[str, str]:
     Maps the names of the custom calls to the names under which these handlers are registered.
     """
     library.FindHandler.restype = ctypes.c_void_p
-    names = {name: f"{prefix}_{name}" for name in custom_calls}
+    names = {name: f"{prefix}_{name}" for name in cuda_custom_calls}
     for name, substitute in names.items():
         handler = jax.ffi.pycapsule(library.FindHandler(name.encode()))
         jax.ffi.register_ffi_target(substitute, handler, platform="cpu")

@@ -30,7 +30,9 @@ if "cpu" not in modules:
         "Python in another folder, or install with `pip install --editable .`"
     )
 FUSED = [f"dcn_fused_{name}" for name in ("forward", "input_cotangent", "offset_cotangent", "weight_cotangent")]
-custom_calls = (*modules["cpu"].handlers, *FUSED)  # all platforms have the former, only CUDA has the latter
+CPU_FUSED = [name for name in modules["cpu"].handlers if name.startswith("dcn_cpu_")]
+custom_calls = (*modules["cpu"].handlers, *FUSED)
+cuda_custom_calls = tuple(name for name in custom_calls if name not in CPU_FUSED)
 
 BUILD_CUDA = "JAX_DCN_CUDA=WHEELS pip install --force-reinstall --no-deps ."
 

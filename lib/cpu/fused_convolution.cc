@@ -16,6 +16,7 @@ namespace {
 // The operands of a product fit in the caches: a panel of the weight in the L1, the samples of a tile in the L2 cache.
 constexpr int64_t kTilePixels = 210;
 constexpr int64_t kTilePixelsOfAmx = 252;  // nearly whole blocks of 32 rows
+static_assert(kTilePixelsOfAmx <= kMaxTilePixels, "rows of pairs of pixels would not fit");
 
 constexpr int64_t kMinTilePixels = 28;  // of small outputs, so that several threads have some
 constexpr int64_t kMinTiles = 16;
@@ -56,7 +57,7 @@ const char* FusedForward(Device& device, DType dtype, const Sizes& sizes, const 
   const std::vector<float> zeros(sizes.group_channels(), 0.0f);
   const Tiling tiling(sizes, std::clamp(sizes.pixels() / kMinTiles, kMinTilePixels, tile_pixels));
   std::atomic<int64_t> next{0};
-  device.ParallelFor(std::min(device.threads(), tiling.count()),
+  device.ParallelFor(std::clamp(device.threads(), int64_t{1}, tiling.count()),
                      [&](int64_t) { kernels.compute(call, arrays, zeros.data(), tiling, next); });
   return nullptr;
 }
@@ -77,7 +78,7 @@ const char* FusedCotangents(Device& device, DType dtype, const Sizes& sizes, con
   for (int64_t round = 0; round * plan.parts < sizes.images; ++round) {
     Progress progress(plan.slices * plan.parts);
     std::atomic<int64_t> next{0};
-    device.ParallelFor(std::min(device.threads(), plan.slots), [&](int64_t slot) {
+    device.ParallelFor(std::clamp(device.threads(), int64_t{1}, plan.slots), [&](int64_t slot) {
       kernels.compute(call, plan, arrays, zeros.data(), tiling, round, slot, progress, next);
     });
   }

@@ -9,7 +9,8 @@
 
 namespace dcn {
 
-// The features of a group are padded to its multiples, which are whole panels of every instruction set.
+// The features of a group, and the channels of a slice in the cotangents, are padded to its multiples, which are whole
+// panels of every instruction set.
 constexpr int64_t kFeaturePadding = 64;
 
 // The name of the instruction set of the kernels: lib/cpu/fused/instruction_set.h says how it is chosen.
@@ -37,6 +38,8 @@ struct FusedCotangentArrays {
   float* workspace;          // FusedCotangentsWorkspace elements
 };
 
+// How many tasks of the cotangents may run at a time.
+int64_t FusedCotangentsTasks(DType, const Sizes&, const Product&, bool of_x, bool of_positions, bool of_weight);
 int64_t FusedCotangentsWorkspace(DType, const Sizes&, const Product&, bool of_x, bool of_positions, bool of_weight);
 const char* FusedCotangents(Device&, DType, const Sizes&, const Positions&, const Product&,
                             const FusedCotangentArrays&);

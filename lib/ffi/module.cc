@@ -98,10 +98,10 @@ std::string FusedRejection(const std::string& kernel, const std::string& dtype, 
 }
 
 #ifdef DCN_CPU
-// The size of the workspace of dcn_cpu_fused_cotangents, in elements.
-int64_t FusedCotangentsWorkspace(bool is_x_float, std::array<int64_t, 4> x, std::array<int64_t, 2> output, int64_t taps,
-                                 int64_t offset_groups, int64_t features, int64_t feature_group_count, bool of_x,
-                                 bool of_positions, bool of_weight) {
+// The elements of the workspace of dcn_cpu_fused_cotangents, and how many of its tasks may run at a time.
+std::array<int64_t, 2> FusedCotangentsPlan(bool is_x_float, std::array<int64_t, 4> x, std::array<int64_t, 2> output,
+                                           int64_t taps, int64_t offset_groups, int64_t features,
+                                           int64_t feature_group_count, bool of_x, bool of_positions, bool of_weight) {
   dcn::Sizes sizes = {};
   sizes.window.kernel[0] = 1;
   sizes.window.kernel[1] = int32_t(taps);
@@ -112,8 +112,10 @@ int64_t FusedCotangentsWorkspace(bool is_x_float, std::array<int64_t, 4> x, std:
   sizes.rows = output[0];
   sizes.columns = output[1];
   sizes.offset_groups = offset_groups;
-  return dcn::FusedCotangentsWorkspace(is_x_float ? dcn::DType::kF32 : dcn::DType::kBF16, sizes,
-                                       {features, feature_group_count}, of_x, of_positions, of_weight);
+  const auto dtype = is_x_float ? dcn::DType::kF32 : dcn::DType::kBF16;
+  const dcn::Product product = {features, feature_group_count};
+  return {dcn::FusedCotangentsWorkspace(dtype, sizes, product, of_x, of_positions, of_weight),
+          dcn::FusedCotangentsTasks(dtype, sizes, product, of_x, of_positions, of_weight)};
 }
 #endif
 
@@ -139,9 +141,9 @@ NB_MODULE(DCN_MODULE, module) {
 #ifdef DCN_CPU
   module.attr("fused_instructions") = dcn::FusedInstructions();
   module.attr("fused_padding") = dcn::kFeaturePadding;
-  module.def("fused_cotangents_workspace", &FusedCotangentsWorkspace, nb::arg("is_x_float"), nb::arg("x"),
-             nb::arg("output"), nb::arg("taps"), nb::arg("offset_groups"), nb::arg("features"),
-             nb::arg("feature_group_count"), nb::arg("of_x"), nb::arg("of_positions"), nb::arg("of_weight"));
+  module.def("fused_cotangents_plan", &FusedCotangentsPlan, nb::arg("is_x_float"), nb::arg("x"), nb::arg("output"),
+             nb::arg("taps"), nb::arg("offset_groups"), nb::arg("features"), nb::arg("feature_group_count"),
+             nb::arg("of_x"), nb::arg("of_positions"), nb::arg("of_weight"));
 #endif
   module.def("fused_rejection", &FusedRejection, nb::arg("kernel"), nb::arg("dtype"), nb::arg("x"), nb::arg("output"),
              nb::arg("kernel_size"), nb::arg("offset_groups"), nb::arg("features"), nb::arg("feature_group_count"));

@@ -8,6 +8,7 @@ def fused_wherever_possible(monkeypatch):
     """Small problems take the fused path of the CPU, too; float16 and float64 take the plain one."""
     monkeypatch.setattr(cpu_fused, "MIN_PIXELS", 0)
     monkeypatch.setattr(cpu_fused, "MIN_GROUP_CHANNELS", 0)
+    monkeypatch.setattr(cpu_fused, "MIN_TASKS", 0)
     if cpu_fused.INSTRUCTIONS == "portable":
         monkeypatch.setattr(cpu_fused, "INSTRUCTIONS", "portable kernels, which are slow")
 

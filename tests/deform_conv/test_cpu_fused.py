@@ -108,19 +108,22 @@ def test_which_path():
 
 @pytest.mark.usefixtures("limits_of_the_package")
 def test_where_it_is_slow():
-    def reason(image, groups=1):
-        x = jax.ShapeDtypeStruct((1, *image, 32), "float32")
-        offset = jax.ShapeDtypeStruct((1, *image, 18), "float32")
-        weight = jax.ShapeDtypeStruct((3, 3, 32 // groups, 32), "float32")
-        choice = jax_dcn.kernel_plan(x, offset, weight, platform="cpu", feature_group_count=groups)["forward"]
-        assert (choice.path == "plain") == ("pixels" in choice.reason or "channels" in choice.reason)
+    def reason(image, groups=1, offset_groups=1, of="forward", batch=1):
+        x = jax.ShapeDtypeStruct((batch, *image, 64), "float32")
+        offset = jax.ShapeDtypeStruct((batch, *image, 18 * offset_groups), "float32")
+        weight = jax.ShapeDtypeStruct((3, 3, 64 // groups, 64), "float32")
+        choice = jax_dcn.kernel_plan(x, offset, weight, platform="cpu", feature_group_count=groups)[of]
+        assert (choice.path == "fused") == choice.reason.startswith("the processor has")
         return choice.reason
 
     if cpu_fused.INSTRUCTIONS == "portable":
         pytest.skip("no fused kernels are fast here")
     assert reason((32, 32)) == f"the processor has {cpu_fused.INSTRUCTIONS}"
     assert "the result has 992 pixels" in reason((31, 32))
-    assert "each group has 4 channels" in reason((32, 32), groups=8)
+    assert "each group has 4 channels" in reason((32, 32), groups=16)
+    assert "there are 576 offsets for each pixel" in reason((32, 32), offset_groups=64)
+    assert "the fused gradient has 3 tasks at a time" in reason((32, 32), of="x", batch=3)
+    assert "the processor has" in reason((32, 32), of="x", batch=4)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from tests.helpers.deform_conv.numpy_reference import Convolution
 CROWDED = Case("crowded", (24, 24), 32, 8, (3, 3), 2, (4,), Convolution(padding="SAME"))
 # One image: two threads share its channels, and also the channels of one offset group.
 ONE_IMAGE = Case("one_image", (24, 24), 40, 8, (3, 3), 2, (1,), Convolution(padding="SAME"))
+# Slices of channels share an offset group, and images follow each other in parts.
+SLICES = Case("slices", (16, 17), 192, 32, (2, 2), 1, (11,), Convolution(padding="SAME"))
 
 PROGRAM = """
 import os, sys
@@ -22,14 +24,18 @@ os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:int(sys.argv[1])]))
 import numpy as np, jax, jax_dcn
 with np.load(sys.argv[2]) as file:
     arguments = [file[name] for name in ("cotangent", "x", "offset", "weight", "mask")]
+backend, dtype = sys.argv[4:]
+arguments = [a.astype(dtype) if i in (0, 1, 3) else a for i, a in enumerate(map(jax.numpy.asarray, arguments))]
 gradients = {
-    name: getattr(jax_dcn, f"deform_conv2d_{name}_grad")(*arguments) for name in ("input", "offset", "mask")
+    name: getattr(jax_dcn, f"deform_conv2d_{name}_grad")(*arguments, backend=backend)
+    for name in ("input", "offset", "mask", *(["weight"] if backend == "fused" else []))
 }
 # A 1x1 identity kernel returns the samples unchanged: no matrix product rounds them.
-identity = np.eye(arguments[1].shape[-1], dtype=np.float32)[None, None]
+identity = jax.numpy.eye(arguments[1].shape[-1], dtype=dtype)[None, None]
 _, x, offset, _, mask = arguments
-samples = jax_dcn.deform_conv2d(x, offset[..., :2], identity, mask=mask[..., :1])
-np.savez(sys.argv[3], samples=samples, **gradients)
+samples = jax_dcn.deform_conv2d(x, offset[..., :2], identity, mask=mask[..., :1], backend=backend)
+results = {name: np.asarray(array, np.float32) for name, array in {"samples": samples, **gradients}.items()}
+np.savez(sys.argv[3], **results)
 """
 
 
@@ -52,8 +58,17 @@ def test_repeated_runs_agree_to_the_last_bit(backend, platform):
 @pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores to choose from"
 )
-@pytest.mark.parametrize("case", [CROWDED, ONE_IMAGE], ids=str)
-def test_results_do_not_depend_on_the_number_of_threads(case, tmp_path):
+@pytest.mark.parametrize(
+    "case, backend, dtype",
+    [
+        (CROWDED, "plain", "float32"),
+        (ONE_IMAGE, "plain", "float32"),
+        (SLICES, "fused", "float32"),
+        (SLICES, "fused", "bfloat16"),
+    ],
+    ids=str,
+)
+def test_results_do_not_depend_on_the_number_of_threads(case, backend, dtype, tmp_path):
     cotangent, operands = crowded_arguments(case)
     inputs = tmp_path / "inputs.npz"
     np.savez(inputs, cotangent=cotangent, **{k: v for k, v in operands._asdict().items() if k != "bias"})
@@ -61,7 +76,7 @@ def test_results_do_not_depend_on_the_number_of_threads(case, tmp_path):
     results = []
     for cores in (1, 2):
         output = tmp_path / f"{cores}.npz"
-        command = [sys.executable, "-c", PROGRAM, str(cores), str(inputs), str(output)]
+        command = [sys.executable, "-c", PROGRAM, str(cores), str(inputs), str(output), backend, dtype]
         subprocess.run(command, check=True, env=environment)
         with np.load(output) as file:
             results.append(dict(file))

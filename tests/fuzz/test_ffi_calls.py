@@ -36,7 +36,8 @@ def valid_calls():
         return call
 
     def all_operators(x, offset, weight, mask, shift):
-        y = jax_dcn.deform_conv2d(x, offset, weight, mask=mask)
+        paths = ("plain", "fused")
+        y = sum(jax_dcn.deform_conv2d(x, offset, weight, mask=mask, backend=path) for path in paths)
         pooled = jax_dcn.deform_psroi_pool(x, jnp.ones((3, 5)), shift, output_size=2)
         largest = jax_dcn.roi_align(x, jnp.ones((3, 5)), output_size=2, mode="max")
         aggregated = jax_dcn.dcnv3(x, offset, mask, kernel_size=3, padding=1, groups=2)

@@ -17,7 +17,7 @@ def test_every_custom_call_is_checked(tmp_path, capsys):
     assert smoke.main(["--out", str(path)], platform="cuda") == 0, capsys.readouterr().out
     results = json.loads(path.read_text())
     checked = {(row["call"], row["shape"]) for row in results["rows"]}
-    assert checked == {(call, shape) for call in extension.custom_calls for shape in ("small", "ragged")}
+    assert checked == {(call, shape) for call in extension.cuda_custom_calls for shape in ("small", "ragged")}
     assert {row["dtype"] for row in results["rows"]} == {"float32", "bfloat16", "float16", "float64"}
     assert results["not reached"] == []
     # An error of a tenth of the tolerance is expected of 16-bit types; an error of none would say that nothing ran.

@@ -1,6 +1,6 @@
 """The fused path for CPUs: samples are multiplied while they are in the caches, and the columns are never stored.
 
-`paths` decides which calls take it. What is not finite is as on the fused path of CUDA.
+`paths` decides which calls take it. docs/memory.md says how what is not finite differs from the plain path.
 """
 
 import math
@@ -23,6 +23,8 @@ DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))
 PADDING: int = extension.modules["cpu"].fused_padding  # features of a group are padded to its multiples
 MIN_GROUP_CHANNELS = 8  # of a feature group: with fewer, most lanes of a vector are empty
 MIN_PIXELS = 1024  # of the result, all images together
+MIN_TASKS = 4  # of a gradient, which run at a time
+MAX_SERIES = 512  # taps times offset groups, whose samples of a tile each thread locates at once
 SUM_BYTES = 4
 
 
@@ -66,7 +68,7 @@ def cotangents(
         weight,
         d_y,
         feature_group_count=spec.feature_group_count,
-        workspace_size=_cotangents_workspace(requested, x, offset, weight, spec),
+        workspace_size=_cotangents_plan(requested, x, offset, weight, spec)[0],
         requested=requested,
     )
 
@@ -75,7 +77,7 @@ def workspace_bytes(computation: str, x: Shaped, offset: Shaped, weight: Shaped,
     """The workspace of the forward, or of the cotangent of the operand of that name."""
     if computation == "forward":
         return _packed_weight(weight, spec) * SUM_BYTES
-    return _cotangents_workspace([computation], x, offset, weight, spec) * SUM_BYTES
+    return _cotangents_plan([computation], x, offset, weight, spec)[0] * SUM_BYTES
 
 
 def obstacles(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> Iterator[str]:
@@ -88,18 +90,18 @@ def obstacles(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec:
     if computation != "forward":
         if spec.dtype != dtype:
             yield f"the result is {spec.dtype} for {dtype} data; the fused gradients need {dtype}"
-        if not all(isinstance(size, int) for size in (*x.shape, *offset.shape)):
+        if not all(isinstance(size, int) for size in (*x.shape, *offset.shape, *weight.shape)):
             yield "a size is symbolic; the fused gradients need it for their workspace"
     if not _is_ordinary(spec.precision):
         yield f"precision names an algorithm of XLA's products, {spec.precision}"
     if x.shape[-1] == 0 or weight.shape[-1] == 0:
-        yield "there are no channels or no features"
+        yield "x has no channels or the result has none"
     pixels = [size for size in x.shape[-3:-1] if isinstance(size, int)]
     if math.prod(pixels) >= 2**31:
         yield f"an image of x has {math.prod(pixels)} pixels; the fused kernels allow {2**31 - 1}"
 
 
-def why_slow(offset: Shaped, weight: Shaped, spec: Spec) -> str | None:
+def why_slow(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> str | None:
     """What makes this path slower than the plain one, or None."""
     if INSTRUCTIONS == "portable":
         return "the processor has no AVX2"
@@ -107,9 +109,14 @@ def why_slow(offset: Shaped, weight: Shaped, spec: Spec) -> str | None:
     if len(pixels) == 3 and math.prod(pixels) < MIN_PIXELS:
         return f"the result has {math.prod(pixels)} pixels; packing the weight pays from {MIN_PIXELS} on"
     groups = spec.feature_group_count
-    fewest = min(weight.shape[2], weight.shape[-1] // groups)
-    if groups > 1 and fewest < MIN_GROUP_CHANNELS:
+    if groups > 1 and (fewest := min(weight.shape[2], weight.shape[-1] // groups)) < MIN_GROUP_CHANNELS:
         return f"each group has {fewest} channels; the fused kernels are fast from {MIN_GROUP_CHANNELS} on"
+    if (series := math.prod(groups_and_taps(offset, weight.shape[:2]))) > MAX_SERIES:
+        return f"there are {series} offsets for each pixel; the fused kernels are fast up to {MAX_SERIES}"
+    if computation != "forward":
+        _, tasks = _cotangents_plan([computation], x, offset, weight, spec)
+        if tasks < MIN_TASKS:
+            return f"the fused gradient has {tasks} tasks at a time; it is fast from {MIN_TASKS} on"
     return None
 
 
@@ -120,10 +127,12 @@ def _packed_weight(weight: Shaped, spec: Spec) -> int:
     return kh * kw * group_channels * groups * -(-features // groups // PADDING) * PADDING
 
 
-def _cotangents_workspace(requested: Collection[str], x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> int:
-    """The elements of the workspace."""
+def _cotangents_plan(
+    requested: Collection[str], x: Shaped, offset: Shaped, weight: Shaped, spec: Spec
+) -> tuple[int, int]:
+    """The elements of the workspace, and how many tasks may run at a time."""
     offset_groups, taps = groups_and_taps(offset, weight.shape[:2])
-    size: int = extension.modules["cpu"].fused_cotangents_workspace(
+    size, tasks = extension.modules["cpu"].fused_cotangents_plan(
         is_x_float=x.dtype == jnp.float32,
         x=x.shape,
         output=offset.shape[1:3],
@@ -135,7 +144,7 @@ def _cotangents_workspace(requested: Collection[str], x: Shaped, offset: Shaped,
         of_positions="offset" in requested or "mask" in requested,
         of_weight="weight" in requested,
     )
-    return size
+    return size, tasks
 
 
 def _is_ordinary(precision: object) -> bool:

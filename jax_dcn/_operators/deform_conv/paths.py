@@ -39,7 +39,7 @@ def choose(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Sp
     if why_not_fused is not None:
         return Choice("plain", why_not_fused)
     if target.platform == "cpu":
-        why_slow = cpu_fused.why_slow(offset, weight, spec)
+        why_slow = cpu_fused.why_slow(computation, x, offset, weight, spec)
         return Choice("plain", why_slow) if why_slow else Choice("fused", f"the processor has {cpu_fused.INSTRUCTIONS}")
     return _faster(computation, cost_model.Sizes.of(x, offset, weight, spec), target)
 

@@ -31,6 +31,7 @@ class TileProduct {
       configuration.row_bytes[tile] = kWords * sizeof(float);
       configuration.rows[tile] = kWords;
     }
+    Barrier(&configuration);
     _tile_loadconfig(&configuration);
   }
   ~TileProduct() { _tile_release(); }
@@ -44,6 +45,7 @@ class TileProduct {
     static_assert(kStepStride == 1 && kPanel == 2 * kWords, "a block of C is 2 x 2 tiles");
     constexpr int64_t kRowBytes = kRowStride * sizeof(float), kPanelBytes = kPanel * sizeof(float);
     const int64_t c_bytes = c_stride * sizeof(float);
+    Barrier(a);
     for (int64_t column = 0; column < columns; column += kPanel, b += depth * kPanel) {
       for (int64_t row = 0; row < rows; row += kBlockRows) {
         const float* const tile = a + row * kRowStride;
@@ -92,7 +94,10 @@ class TileProduct {
   static constexpr int kWords = 16, kBlockRows = 2 * kWords;
   static constexpr int kPairsStride = kMaxTilePixels / 2 + kWords;  // an odd number of cache lines
 
-  // Of 16 rows of 16 words.
+  // GCC's intrinsics do not say what memory they read: what has been stored must be there.
+  static DCN_INLINE void Barrier(const void* address) { __asm__ volatile("" : : "r"(address) : "memory"); }
+
+  // Transposes 16 rows of 16 words.
   static DCN_INLINE void Transpose(__m512i (&rows)[16]) {
     __m512i pairs[16];
     for (int i = 0; i < 16; i += 2) {

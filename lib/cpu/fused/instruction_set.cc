@@ -7,6 +7,9 @@
 #include <stdexcept>
 #include <string>
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -35,18 +38,21 @@ bool MayUseTiles() {
 
 bool HasTiles() {
   constexpr unsigned kFeatures = 7, kBf16Bit = 22, kTileBit = 24;
-  unsigned edx = 0;
-  __asm__("cpuid" : "=d"(edx) : "a"(kFeatures), "c"(0) : "ebx");
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!__get_cpuid_count(kFeatures, 0, &eax, &ebx, &ecx, &edx)) return false;
   return (edx >> kBf16Bit & 1) && (edx >> kTileBit & 1) && MayUseTiles();
 }
 #endif
 
-InstructionSet OfProcessor() {
+// The best of the processor up to `limit`. Only if that is AMX does the process ask for the tile registers.
+InstructionSet OfProcessor(InstructionSet limit) {
 #ifdef __x86_64__
   if (HasAvx512()) {
-    if (__builtin_cpu_supports("avx512bf16") && HasTiles()) return InstructionSet::kAmx;
+    if (limit == InstructionSet::kAmx && __builtin_cpu_supports("avx512bf16") && HasTiles())
+      return InstructionSet::kAmx;
     // Intel's processors multiply pairs of bfloat16 more slowly than float32.
-    const bool has_fast_pairs = __builtin_cpu_supports("avx512bf16") && !__builtin_cpu_is("intel");
+    const bool is_requested = limit == InstructionSet::kAvx512Bf16;
+    const bool has_fast_pairs = __builtin_cpu_supports("avx512bf16") && (is_requested || !__builtin_cpu_is("intel"));
     return has_fast_pairs ? InstructionSet::kAvx512Bf16 : InstructionSet::kAvx512;
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return InstructionSet::kAvx2;
@@ -55,16 +61,16 @@ InstructionSet OfProcessor() {
 }
 
 InstructionSet Determine() {
-  const InstructionSet best = OfProcessor();
   const char* const requested = std::getenv("JAX_DCN_CPU_INSTRUCTIONS");
-  if (!requested) return best;
+  if (!requested) return OfProcessor(InstructionSet::kAmx);
   const auto found = std::find_if(std::begin(kNames), std::end(kNames),
                                   [&](const char* name) { return std::strcmp(name, requested) == 0; });
   if (found == std::end(kNames)) {
     throw std::invalid_argument(std::string("JAX_DCN_CPU_INSTRUCTIONS is ") + requested +
                                 ", must be portable, avx2, avx512, avx512_bf16 or amx");
   }
-  return std::min(best, InstructionSet(found - std::begin(kNames)));
+  const auto limit = InstructionSet(found - std::begin(kNames));
+  return std::min(OfProcessor(limit), limit);
 }
 
 }  // namespace

@@ -9,8 +9,9 @@ namespace dcn {
 namespace {
 
 constexpr int64_t kSliceChannels = 64;
-constexpr int64_t kTasks = 8;                     // of the cotangents at a time, if the shapes allow it
-constexpr int64_t kImageSumBytes = 16 * 1 << 20;  // of the float32 sums of a cotangent of x of 16 bits
+constexpr int64_t kTasks = 8;                  // of the cotangents at a time, if the shapes allow it
+constexpr int64_t kImageSumBytes = 24 << 20;   // of the float32 sums of a cotangent of x of 16 bits
+constexpr int64_t kWeightSumBytes = 16 << 20;  // of the weight's sums, unless there is only one part
 
 int64_t RoundUp(int64_t size, int64_t multiple) {
   return SaturatingMultiply(size / multiple + (size % multiple != 0), multiple);
@@ -27,8 +28,10 @@ CotangentPlan::CotangentPlan(DType dtype, const Sizes& sizes, const Product& pro
   slices = group_slices * product.groups;
   padded_channels = RoundUp(slice_channels, kFeaturePadding);
   parts = std::min(std::max<int64_t>(1, sizes.images), 1 + (kTasks - 1) / slices);
-  slots = slices * parts;
   const int64_t weight_size = SaturatingProduct({sizes.taps(), slices, padded_channels, features});
+  const int64_t weight_bytes = std::max<int64_t>(1, SaturatingMultiply(sizeof(float), weight_size));
+  if (of_weight) parts = std::clamp(kWeightSumBytes / weight_bytes, int64_t{1}, parts);
+  slots = slices * parts;
   packed_weight = 0;
   weight_sums = SaturatingAdd(packed_weight, of_x || of_positions ? weight_size : 0);
   image_sums = SaturatingAdd(weight_sums, of_weight ? SaturatingMultiply(parts, weight_size) : 0);
@@ -43,6 +46,11 @@ CotangentPlan::CotangentPlan(DType dtype, const Sizes& sizes, const Product& pro
 
 int64_t FusedForwardWorkspace(const Sizes& sizes, const Product& product) {
   return SaturatingProduct({sizes.taps(), sizes.channels, RoundUp(product.group_features(), kFeaturePadding)});
+}
+
+int64_t FusedCotangentsTasks(DType dtype, const Sizes& sizes, const Product& product, bool of_x, bool of_positions,
+                             bool of_weight) {
+  return CotangentPlan(dtype, sizes, product, of_x, of_positions, of_weight).slots;
 }
 
 int64_t FusedCotangentsWorkspace(DType dtype, const Sizes& sizes, const Product& product, bool of_x, bool of_positions,

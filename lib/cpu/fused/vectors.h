@@ -63,10 +63,6 @@ DCN_INLINE void Store(const FloatsOf<kCount>& value, T* to, int64_t count) {
   std::memcpy(to, lanes, count * sizeof(T));
 }
 
-template <int kCount = kLanes>
-DCN_INLINE FloatsOf<kCount> Broadcast(float value) {
-  return value - FloatsOf<kCount>{};
-}
 DCN_INLINE Words BroadcastWord(const float* value) { return BitCast<uint32_t>(*value) + Words{}; }
 
 // The sum of all lanes, always in the same order.
