@@ -122,8 +122,8 @@ def test_where_it_is_slow():
     assert "the result has 992 pixels" in reason((31, 32))
     assert "each group has 4 channels" in reason((32, 32), groups=16)
     assert "there are 576 offsets for each pixel" in reason((32, 32), offset_groups=64)
-    assert "the fused gradient has 3 tasks at a time" in reason((32, 32), of="x", batch=3)
-    assert "the processor has" in reason((32, 32), of="x", batch=4)
+    assert "the fused gradient has 2 tasks at a time" in reason((32, 32), of="x", batch=2)
+    assert "the processor has" in reason((32, 32), of="x", batch=3)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))
 PADDING: int = extension.modules["cpu"].fused_padding  # features of a group are padded to its multiples
 MIN_GROUP_CHANNELS = 8  # of a feature group: with fewer, most lanes of a vector are empty
 MIN_PIXELS = 1024  # of the result, all images together
-MIN_TASKS = 4  # of a gradient, which run at a time
+MIN_TASKS = 3  # of a gradient, which run at a time
 MAX_SERIES = 512  # taps times offset groups, whose samples of a tile each thread locates at once
 SUM_BYTES = 4
 

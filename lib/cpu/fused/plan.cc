@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kSliceChannels = 64;
 constexpr int64_t kTasks = 8;                  // of the cotangents at a time, if the shapes allow it
-constexpr int64_t kImageSumBytes = 24 << 20;   // of the float32 sums of a cotangent of x of 16 bits
+constexpr int64_t kImageSumBytes = 16 << 20;   // of the float32 sums of a cotangent of x of 16 bits
 constexpr int64_t kWeightSumBytes = 16 << 20;  // of the weight's sums, unless there is only one part
 
 int64_t RoundUp(int64_t size, int64_t multiple) {
