@@ -1,9 +1,6 @@
 // A deformable convolution and its cotangents as implicit GEMMs: the kernels sample x, or gather cotangents, while they
-// multiply, and never store the columns in global memory. Implemented only for CUDA.
-//
-// x is float16, bfloat16 or float32, which is multiplied as tf32. The weight, y and their cotangents have x's type
-// unless stated otherwise; the values of a float32 weight must be tf32 already. A call covers all images. x and, for
-// the cotangents, y must have fewer than kMaxPixels pixels, and a pixel fewer than 2^31 bytes.
+// multiply, and never store the columns in memory. The functions of CUDA and of CPUs differ, since they need other
+// arrays. A call covers all images. The weight, y and their cotangents have x's type unless stated otherwise.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +9,16 @@
 #include "deform_conv.h"
 
 namespace dcn {
+
+struct Product {
+  int64_t features, groups;  // channels of the output; feature groups
+
+  DCN_HOST_DEVICE int64_t group_features() const { return features / groups; }
+};
+
+// The functions of CUDA: x is float16, bfloat16 or float32, which is multiplied as tf32. The values of a float32 weight
+// must be tf32 already. x and, for the cotangents, y must have fewer than kMaxPixels pixels, and a pixel fewer than
+// 2^31 bytes.
 
 // The limit leaves room for the pixels of one more tile in int32.
 constexpr int64_t kMaxPixels = (int64_t{1} << 31) - 256;
@@ -57,12 +64,6 @@ struct FusedBlocks {
   }
 };
 
-struct Product {
-  int64_t features, groups;  // channels of the output; feature groups
-
-  DCN_HOST_DEVICE int64_t group_features() const { return features / groups; }
-};
-
 // The number of elements in a vector, which the kernels load and store at once.
 constexpr int64_t FusedVector(DType dtype) { return FusedLimits::kVectorBytes / (dtype == DType::kF32 ? 4 : 2); }
 
@@ -104,5 +105,49 @@ const char* FusedOffsetCotangent(Device&, DType, const Sizes&, const Positions&,
 // splits is the weight's cotangent. Not for float32, which ldmatrix cannot transpose.
 const char* FusedWeightCotangent(Device&, DType, const Sizes&, const Positions&, const Product&, int64_t num_splits,
                                  const void* x, const void* d_y, float* partial_sums);
+
+// The functions of CPUs: x is not float64; offset, mask and bias are float32. An image has fewer than 2^31 pixels.
+
+// The features of a group, and the channels of a slice in the cotangents, are padded to its multiples, which are whole
+// panels of every instruction set.
+constexpr int64_t kFeaturePadding = 64;
+
+// The name of the instruction set of the kernels: lib/cpu/fused/instruction_set.h says how it is chosen.
+const char* FusedInstructions();
+
+struct FusedForwardArrays {
+  const void* x;       // [images, height, width, channels]
+  const void* weight;  // [taps, channels / groups, features]
+  const float* bias;   // [features]
+  bool is_y_float;     // otherwise it has x's type
+  void* y;             // [images, rows, columns, features]
+  float* workspace;    // FusedForwardWorkspace elements
+};
+
+int64_t FusedForwardWorkspace(const Sizes&, const Product&);
+const char* FusedForward(Device&, DType, const Sizes&, const Positions&, const Product&, const FusedForwardArrays&);
+
+struct RequestedCotangents {
+  bool x, positions, weight;
+
+  bool any() const { return x || positions || weight; }
+};
+
+struct FusedCotangentArrays {
+  const void *x, *weight;  // as for the forward
+  const void* d_y;
+  RequestedCotangents requested;
+  // The results; those that are not requested are not written. Of d_offset and d_mask, one may be null.
+  void* d_x;
+  float *d_offset, *d_mask;  // as offset and mask
+  float* d_weight;           // as weight
+  float* workspace;          // FusedCotangentsWorkspace elements
+};
+
+// How many tasks of the cotangents may run at a time.
+int64_t FusedCotangentsTasks(DType, const Sizes&, const Product&, RequestedCotangents);
+int64_t FusedCotangentsWorkspace(DType, const Sizes&, const Product&, RequestedCotangents);
+const char* FusedCotangents(Device&, DType, const Sizes&, const Positions&, const Product&,
+                            const FusedCotangentArrays&);
 
 }  // namespace dcn

@@ -100,7 +100,7 @@ DCN_INLINE void SumRows(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, 
 }
 
 template <typename T>
-DCN_VECTORIZED void AggregateRows(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64_t end) {
+DCN_VECTORIZED_BELOW_WIDE void AggregateRows(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64_t end) {
   SumRows<kLanes>(taps, out, begin, end);
 }
 

@@ -3,7 +3,7 @@
 namespace dcn {
 
 std::vector<std::vector<Handler>> BackendHandlers() {
-  return {DeformConvHandlers(), FusedConvolutionHandlers(), RoiPoolHandlers(), AggregationHandlers()};
+  return {DeformConvHandlers(), CpuFusedDeformConvHandlers(), RoiPoolHandlers(), AggregationHandlers()};
 }
 
 XLA_FFI_Handler* InitializeHandler() { return nullptr; }

@@ -57,7 +57,8 @@ class Profiles {
         pixels_(new typename Profile<A>::Pixel[count * most_pixels_]),
         profiles_(count) {}
 
-  DCN_INLINE void Compute(int64_t i, const PoolSizes& sizes, const Roi<A>& roi, int64_t bin, A shift) {
+  // A function of its own: many inlined copies would take seconds to compile.
+  DCN_VECTORIZED void Compute(int64_t i, const PoolSizes& sizes, const Roi<A>& roi, int64_t bin, A shift) {
     auto* const first = pixels_.get() + i * most_pixels_;
     auto* last = first;
     const A points = ForEachPixel(sizes, roi, axis_, bin, shift, [&](int32_t index, A weight, A slope) DCN_INLINED {

@@ -14,7 +14,7 @@ struct Handler {
 
 std::vector<Handler> DeformConvHandlers();
 std::vector<Handler> FusedDeformConvHandlers();
-std::vector<Handler> FusedConvolutionHandlers();  // of the CPU
+std::vector<Handler> CpuFusedDeformConvHandlers();
 std::vector<Handler> RoiPoolHandlers();
 std::vector<Handler> AggregationHandlers();
 

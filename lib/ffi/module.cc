@@ -13,7 +13,7 @@
 #include "ffi/fused_limits.h"
 #include "ffi/handlers.h"
 #ifdef DCN_CPU
-#include "fused_convolution.h"
+#include "deform_conv_fused.h"
 #endif
 
 namespace nb = nanobind;
@@ -63,6 +63,13 @@ Value ByName(const std::map<std::string, Value>& values, const std::string& name
   return found->second;
 }
 
+std::map<std::string, dcn::DType> DTypes() {
+  return {{"float16", dcn::DType::kF16},
+          {"bfloat16", dcn::DType::kBF16},
+          {"float32", dcn::DType::kF32},
+          {"float64", dcn::DType::kF64}};
+}
+
 // The message with which the handler dcn_fused_<kernel> rejects operands of these sizes, or an empty string. Only the
 // test that compares the handlers with the Python layer calls it. It reads no operands, so that the sizes may be larger
 // than any memory. x: [images, height, width, channels]; output: its rows and columns.
@@ -85,11 +92,7 @@ std::string FusedRejection(const std::string& kernel, const std::string& dtype, 
                                                       {"offset_cotangent", dcn::FusedKernel::kOffsetCotangent},
                                                       {"weight_cotangent", dcn::FusedKernel::kWeightCotangent}},
                                                      kernel, "kernel");
-  const auto x_dtype = ByName<dcn::DType>({{"float16", dcn::DType::kF16},
-                                           {"bfloat16", dcn::DType::kBF16},
-                                           {"float32", dcn::DType::kF32},
-                                           {"float64", dcn::DType::kF64}},
-                                          dtype, "dtype");
+  const dcn::DType x_dtype = ByName(DTypes(), dtype, "dtype");
   dcn::Checks checks(kernel);
   dcn::CheckFusedKernel(checks, fused_kernel, "x", x_dtype, sizes, {features, feature_group_count});
   if (fused_kernel == dcn::FusedKernel::kInputCotangent)
@@ -99,9 +102,10 @@ std::string FusedRejection(const std::string& kernel, const std::string& dtype, 
 
 #ifdef DCN_CPU
 // The elements of the workspace of dcn_cpu_fused_cotangents, and how many of its tasks may run at a time.
-std::array<int64_t, 2> FusedCotangentsPlan(bool is_x_float, std::array<int64_t, 4> x, std::array<int64_t, 2> output,
-                                           int64_t taps, int64_t offset_groups, int64_t features,
-                                           int64_t feature_group_count, bool of_x, bool of_positions, bool of_weight) {
+std::array<int64_t, 2> FusedCotangentsPlan(const std::string& dtype_name, std::array<int64_t, 4> x,
+                                           std::array<int64_t, 2> output, int64_t taps, int64_t offset_groups,
+                                           int64_t features, int64_t feature_group_count, bool x_requested,
+                                           bool positions_requested, bool weight_requested) {
   dcn::Sizes sizes = {};
   sizes.window.kernel[0] = 1;
   sizes.window.kernel[1] = int32_t(taps);
@@ -112,10 +116,11 @@ std::array<int64_t, 2> FusedCotangentsPlan(bool is_x_float, std::array<int64_t, 
   sizes.rows = output[0];
   sizes.columns = output[1];
   sizes.offset_groups = offset_groups;
-  const auto dtype = is_x_float ? dcn::DType::kF32 : dcn::DType::kBF16;
+  const dcn::DType dtype = ByName(DTypes(), dtype_name, "dtype");
   const dcn::Product product = {features, feature_group_count};
-  return {dcn::FusedCotangentsWorkspace(dtype, sizes, product, of_x, of_positions, of_weight),
-          dcn::FusedCotangentsTasks(dtype, sizes, product, of_x, of_positions, of_weight)};
+  const dcn::RequestedCotangents requested = {x_requested, positions_requested, weight_requested};
+  return {dcn::FusedCotangentsWorkspace(dtype, sizes, product, requested),
+          dcn::FusedCotangentsTasks(dtype, sizes, product, requested)};
 }
 #endif
 
@@ -141,9 +146,9 @@ NB_MODULE(DCN_MODULE, module) {
 #ifdef DCN_CPU
   module.attr("fused_instructions") = dcn::FusedInstructions();
   module.attr("fused_padding") = dcn::kFeaturePadding;
-  module.def("fused_cotangents_plan", &FusedCotangentsPlan, nb::arg("is_x_float"), nb::arg("x"), nb::arg("output"),
+  module.def("fused_cotangents_plan", &FusedCotangentsPlan, nb::arg("dtype"), nb::arg("x"), nb::arg("output"),
              nb::arg("taps"), nb::arg("offset_groups"), nb::arg("features"), nb::arg("feature_group_count"),
-             nb::arg("of_x"), nb::arg("of_positions"), nb::arg("of_weight"));
+             nb::arg("x_requested"), nb::arg("positions_requested"), nb::arg("weight_requested"));
 #endif
   module.def("fused_rejection", &FusedRejection, nb::arg("kernel"), nb::arg("dtype"), nb::arg("x"), nb::arg("output"),
              nb::arg("kernel_size"), nb::arg("offset_groups"), nb::arg("features"), nb::arg("feature_group_count"));

@@ -5,7 +5,7 @@ from jax_dcn._operators.deform_conv import cpu_fused
 
 @pytest.fixture(autouse=True)
 def fused_wherever_possible(monkeypatch):
-    """Small problems take the fused path of the CPU, too; float16 and float64 take the plain one."""
+    """Small problems take the fused path of the CPU, too; float64 takes the plain one."""
     monkeypatch.setattr(cpu_fused, "MIN_PIXELS", 0)
     monkeypatch.setattr(cpu_fused, "MIN_GROUP_CHANNELS", 0)
     monkeypatch.setattr(cpu_fused, "MIN_TASKS", 0)

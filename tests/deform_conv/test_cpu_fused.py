@@ -12,7 +12,6 @@ import pytest
 
 import jax_dcn
 from jax_dcn._operators.deform_conv import cpu_fused
-from jax_dcn._primitive import extension
 from tests.helpers.deform_conv.cases import CASE, Case, Operands, assert_close, cast, compiled_pull_back, convolve
 from tests.helpers.deform_conv.numpy_reference import Convolution
 
@@ -27,12 +26,12 @@ CASES = [
     Case("blocks_of_k", (3, 5), 300, 300, (1, 1)),
     Case("tiles", (23, 43), 32, 32, (2, 2), batch=(1,), convolution=SAME),
     Case("strided_tiles", (43, 44), 8, 8, (3, 3), 2, convolution=Convolution((2, 1), 1, (1, 2))),
-    Case("parts_and_rounds", (3, 4), 64, 32, (2, 2), batch=(11,), convolution=SAME),
+    Case("parts_of_the_images", (3, 4), 64, 32, (2, 2), batch=(40,), convolution=SAME),
     Case("narrow_offset_groups", (9, 8), 40, 16, (2, 2), 5, convolution=SAME),
     Case("narrow_groups", (4, 3), 24, 12, (2, 2), 3, convolution=Convolution((1, 1), 1, (1, 1), 4)),
     Case("torus_of_one_column", (5, 1), 64, 64, (2, 3), convolution=Convolution(padding="CIRCULAR")),
 ]
-RESOLUTION = {"float32": 2.0**-23, "bfloat16": 2.0**-8}
+RESOLUTION = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def narrowed(case, dtype):
@@ -57,6 +56,15 @@ def check(case, dtype, operands, cotangent):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_values(case, dtype):
     check(case, dtype, *narrowed(case, dtype))
+
+
+@pytest.mark.parametrize("dtype", RESOLUTION)
+def test_larger_tiles_of_a_large_weight(dtype):
+    """More than 4 MiB. The plain path takes the same operands, since a reference would take long."""
+    case = Case("large_weight", (48, 60), 1088, 2058, (1, 1), batch=(1,))
+    operands, _ = narrowed(case, dtype)
+    fused, plain = (convolve(operands, backend=backend, **case.keywords) for backend in ("fused", "plain"))
+    assert_close(fused, plain, 0, 16 * RESOLUTION[dtype] * np.abs(plain).max())
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -97,10 +105,11 @@ def test_which_path():
         assert {choice.path for choice in plan.values()} == {"fused"}
         assert cpu_fused.INSTRUCTIONS in plan["x"].reason
     for reason, arguments in {
-        "the data are float16": {"dtype": "float16"},
+        "the data are float64": {"dtype": "float64"},
         "precision names an algorithm": {"precision": jax.lax.DotAlgorithmPreset.F32_F32_F32},
     }.items():
-        plan = paths(**arguments).values()
+        with jax.enable_x64(True):
+            plan = paths(**arguments).values()
         assert all(choice.path == "plain" and choice.reason.startswith(reason) for choice in plan)
     wide = paths(dtype="bfloat16", preferred_element_type=jnp.float32)
     assert wide["forward"].path == "fused" and wide["x"].path == "plain"
@@ -121,8 +130,8 @@ def test_where_it_is_slow():
     assert reason((32, 32)) == f"the processor has {cpu_fused.INSTRUCTIONS}"
     assert "the result has 992 pixels" in reason((31, 32))
     assert "each group has 4 channels" in reason((32, 32), groups=16)
-    assert "there are 576 offsets for each pixel" in reason((32, 32), offset_groups=64)
-    assert "the fused gradient has 2 tasks at a time" in reason((32, 32), of="x", batch=2)
+    assert "there are 576 samples for each pixel" in reason((32, 32), offset_groups=64)
+    assert "at most 2 of the fused gradient's tasks run at a time" in reason((32, 32), of="x", batch=2)
     assert "the processor has" in reason((32, 32), of="x", batch=3)
 
 
@@ -144,9 +153,12 @@ def test_instruction_sets(name):
 
 
 def test_an_unknown_instruction_set():
-    environment = {**os.environ, "JAX_DCN_CPU_INSTRUCTIONS": "sse9"}
-    result = subprocess.run([sys.executable, "-c", "import jax_dcn"], env=environment, capture_output=True, text=True)
-    assert "JAX_DCN_CPU_INSTRUCTIONS is sse9, must be portable, avx2" in result.stderr
+    def import_with(name):
+        environment = {**os.environ, "JAX_DCN_CPU_INSTRUCTIONS": name}
+        return subprocess.run([sys.executable, "-c", "import jax_dcn"], env=environment, capture_output=True, text=True)
+
+    assert "JAX_DCN_CPU_INSTRUCTIONS is sse9, must be portable, avx2" in import_with("sse9").stderr
+    assert import_with("").returncode == 0
 
 
 def test_no_pixels():
@@ -155,7 +167,3 @@ def test_no_pixels():
     operands, cotangent = narrowed(case, "float32")
     _, gradients = compiled_pull_back(case, "fused")(cotangent, operands)
     assert not np.any(gradients.x) and not np.any(gradients.weight) and gradients.x.size > 0
-
-
-def test_the_module_names_what_it_runs():
-    assert extension.modules["cpu"].fused_instructions in ("portable", "avx2", "avx512", "avx512_bf16", "amx")

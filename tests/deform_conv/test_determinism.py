@@ -17,6 +17,8 @@ CROWDED = Case("crowded", (24, 24), 32, 8, (3, 3), 2, (4,), Convolution(padding=
 ONE_IMAGE = Case("one_image", (24, 24), 40, 8, (3, 3), 2, (1,), Convolution(padding="SAME"))
 # Slices of channels share an offset group, and images follow each other in parts.
 SLICES = Case("slices", (16, 17), 192, 32, (2, 2), 1, (11,), Convolution(padding="SAME"))
+# The sums of an image take so much memory that only some of the tasks run at a time.
+MORE_TASKS_THAN_SLOTS = Case("more_tasks_than_slots", (150, 160), 192, 32, (1, 1), 1, (2,), Convolution(padding="SAME"))
 
 PROGRAM = """
 import os, sys
@@ -65,6 +67,8 @@ def test_repeated_runs_agree_to_the_last_bit(backend, platform):
         (ONE_IMAGE, "plain", "float32"),
         (SLICES, "fused", "float32"),
         (SLICES, "fused", "bfloat16"),
+        (SLICES, "fused", "float16"),
+        (MORE_TASKS_THAN_SLOTS, "fused", "bfloat16"),
     ],
     ids=str,
 )

@@ -54,11 +54,11 @@ def temporary_bytes(function, *arguments):
 def test_temporary_memory_is_bounded(function, arrays_of_samples, dtype, image, platform):
     """By the documented limit, or the samples of one row and their cotangents, and by what one image itself takes."""
     with jax.enable_x64(dtype == "float64"):
-        sizes = {batch: temporary_bytes(function, *shapes(batch, image, dtype)) for batch in (1, 4, 16)}
+        sizes = {batch: temporary_bytes(function, *shapes(batch, image, dtype)) for batch in (1, 32, 64)}
     item = 8 if dtype == "float64" else 4
     one_row = arrays_of_samples * 9 * math.prod(image[1:]) * item
     one_image = math.prod(image) * item
-    assert sizes[16] <= sizes[4] + MIB, sizes
+    assert sizes[64] <= sizes[32] + MIB, sizes  # up to 32 tasks have sums of their own
     assert (
         max(sizes.values()) <= max(HELD_SAMPLES[platform], one_row) + 3 * one_image + LIBRARIES[platform] + 4 * MIB
     ), sizes
@@ -89,8 +89,8 @@ def test_other_derivatives_do_not_grow_with_the_batch(derivative, platform):
 
 def test_a_result_of_the_shape_of_x():
     """XLA could start y and the gradient of x from one array, and copy it."""
-    sizes = {batch: temporary_bytes(pull_back, *shapes(batch, (64, 64, 64), "float32", 64)) for batch in (4, 16)}
-    assert sizes[16] <= sizes[4] + MIB, sizes
+    sizes = {batch: temporary_bytes(pull_back, *shapes(batch, (64, 64, 64), "float32", 64)) for batch in (32, 64)}
+    assert sizes[64] <= sizes[32] + MIB, sizes
 
 
 def limit_samples(monkeypatch, held):

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "call.h"
-#include "fused_convolution.h"
+#include "deform_conv_fused.h"
 
 namespace fuzz {
 
@@ -336,7 +336,7 @@ class CallBuilder {
   // Any channels and features; those that are multiples of 32 are multiplied in pairs, if their type is bfloat16.
   void CpuFused() {
     Window(3);
-    type_ = bytes_.ChooseFrom<XLA_FFI_DataType>({kF32, kBF16});
+    type_ = bytes_.ChooseFrom<XLA_FFI_DataType>({kF32, kBF16, kF16});
     offset_groups_ = Size(3, 1);
     groups_ = Size(3, 1);
     const int64_t multiple = bytes_.Below(2) ? 1 : 32;
@@ -381,18 +381,20 @@ class CallBuilder {
     Argument(type_, WeightByTapShape());
     Argument(type_, YShape());
     OptionalMask(kF32);
-    const bool of_x = IsChosen("x_requested");
-    if (of_x) Result(type_, ImageShape(images_));
+    dcn::RequestedCotangents requested = {};
+    requested.x = IsChosen("x_requested");
+    if (requested.x) Result(type_, ImageShape(images_));
     const size_t results = call_.results.size();
     PositionResults(kF32);
-    const bool of_positions = call_.results.size() > results, of_weight = IsChosen("weight_requested");
-    if (of_weight) Result(kF32, WeightByTapShape());
+    requested.positions = call_.results.size() > results;
+    requested.weight = IsChosen("weight_requested");
+    if (requested.weight) Result(kF32, WeightByTapShape());
     const bool has_workspace = bytes_.Below(16) < 15;
     call_.is_valid &= has_workspace;
     call_.attributes["workspace_requested"] = Attribute::Boolean(has_workspace);
     const dcn::DType dtype = type_ == kF32 ? dcn::DType::kF32 : dcn::DType::kBF16;
     const int64_t workspace = CpuWorkspace([&](const dcn::Sizes& sizes, const dcn::Product& product) {
-      return dcn::FusedCotangentsWorkspace(dtype, sizes, product, of_x, of_positions, of_weight);
+      return dcn::FusedCotangentsWorkspace(dtype, sizes, product, requested);
     });
     if (has_workspace) Result(kF32, {workspace}, Role::kScratch);
   }

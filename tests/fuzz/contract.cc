@@ -41,7 +41,6 @@ double AccumulatorSize(DType dtype) { return dtype == DType::kF64 ? 8 : 4; }
 double ColumnCotangentSize(DType dtype) {
   return Device::kRoundsColumnCotangents ? SizeOf(dtype) : AccumulatorSize(dtype);
 }
-double Positive(double size) { return std::max(size, 0.); }
 
 void CheckWindow(const Sizes& s) {
   for (int axis = 0; axis < 2; ++axis) {
@@ -57,7 +56,6 @@ void CheckWindow(const Sizes& s) {
   REQUIRE(0 <= s.images && s.images <= s.images_of_x && s.offset_groups >= 1);
   REQUIRE(s.channels >= 0 && s.channels % s.offset_groups == 0);
   REQUIRE(double(s.images_of_x) * s.height * s.width * s.channels < k64);
-  REQUIRE(double(s.images) * s.rows * s.columns * s.taps() * Positive(s.channels) < k64);
 }
 
 double PositionCount(const Sizes& s) { return double(s.images) * s.rows * s.columns * s.offset_groups * s.taps(); }
@@ -221,7 +219,7 @@ namespace {
 void CheckCpuFused(DType dtype, const Sizes& s, const Positions& positions, const Product& product, const void* x,
                    const void* weight, const void* y, double y_size) {
   CheckPositions(s, positions, 4);
-  REQUIRE(dtype == DType::kF32 || dtype == DType::kBF16);
+  REQUIRE(dtype != DType::kF64);
   REQUIRE(s.images_of_x == s.images && double(s.height) * s.width < k32);
   REQUIRE(s.channels > 0 && product.features > 0 && product.groups >= 1);
   REQUIRE(s.channels % product.groups == 0 && product.features % product.groups == 0);
@@ -244,18 +242,19 @@ const char* FusedForward(Device&, DType dtype, const Sizes& s, const Positions& 
 const char* FusedCotangents(Device&, DType dtype, const Sizes& s, const Positions& positions, const Product& product,
                             const FusedCotangentArrays& arrays) {
   CheckCpuFused(dtype, s, positions, product, arrays.x, arrays.weight, arrays.d_y, SizeOf(dtype));
-  REQUIRE(!arrays.d_x || contract.Holds(arrays.d_x, ImageCount(s, s.images), SizeOf(dtype)));
+  const RequestedCotangents requested = arrays.requested;
+  REQUIRE(!requested.x || contract.Holds(arrays.d_x, ImageCount(s, s.images), SizeOf(dtype)));
   REQUIRE(!arrays.d_offset || contract.Holds(arrays.d_offset, 2 * PositionCount(s), 4));
   REQUIRE(!arrays.d_mask || contract.Holds(arrays.d_mask, PositionCount(s), 4));
-  REQUIRE(!arrays.d_weight || contract.Holds(arrays.d_weight, WeightCount(s, product), 4));
-  const bool of_positions = arrays.d_offset || arrays.d_mask;
-  const CotangentPlan plan(dtype, s, product, arrays.d_x, of_positions, arrays.d_weight);
+  REQUIRE(requested.positions || (!arrays.d_offset && !arrays.d_mask));
+  REQUIRE(!requested.weight || contract.Holds(arrays.d_weight, WeightCount(s, product), 4));
+  const CotangentPlan plan(dtype, s, product, requested);
   REQUIRE(double(plan.slices) * plan.slice_channels >= s.channels && plan.slice_channels <= plan.padded_channels);
   REQUIRE(plan.parts >= 1 && plan.slots >= 1);
   const double slices = double(s.taps()) * plan.slices * plan.padded_channels * product.group_features();
-  const double weights = (arrays.d_x || of_positions ? 1. : 0.) + (arrays.d_weight ? double(plan.parts) : 0.);
+  const double weights = (requested.x || requested.positions ? 1. : 0.) + (requested.weight ? double(plan.parts) : 0.);
   const double image = double(s.height) * s.width * plan.padded_channels;
-  const double image_sums = arrays.d_x && dtype == DType::kBF16 ? plan.slots * image : 0.;
+  const double image_sums = requested.x && dtype != DType::kF32 ? plan.slots * image : 0.;
   REQUIRE(contract.Holds(arrays.workspace, slices * weights + image_sums, 4));
   return nullptr;
 }

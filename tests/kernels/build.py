@@ -19,7 +19,7 @@ FUZZ = HERE.parent / "fuzz"
 
 BACKEND = sorted((LIB / "cuda").glob("*.cc"))
 # Handlers that only one backend has; module.cc is compiled by neither program.
-ONLY_ON_CUDA, ONLY_ON_CPU = {"deform_conv_fused.cc"}, {"fused_convolution.cc"}
+ONLY_ON_CUDA, ONLY_ON_CPU = {"deform_conv_fused.cc"}, {"deform_conv_fused_cpu.cc"}
 FUSED_PLAN = CPU / "fused" / "plan.cc"
 
 COMPILER = "g++"
@@ -72,12 +72,17 @@ def program(name: str, sanitizer: str, kernels: dict[str, pathlib.Path]) -> path
 
 def cpu_fused_program(sanitizer: str, folder: pathlib.Path = CPU, changed: Collection[str] = ()) -> pathlib.Path:
     """An executable of cpu_fused.cc and the CPU's fused kernels, of which `changed` are compiled in another folder."""
-    paths = {path.stem: path for path in [CPU / "fused_convolution.cc", *sorted(CPU.glob("fused/*.cc"))]}
+    main = [CPU / "deform_conv_fused.cc", CPU / "device.cc"]
+    paths = {path.stem: path for path in [*main, *sorted(CPU.glob("fused/*.cc"))]}
     sources = [(path, CPU_FLAGS) for name, path in paths.items() if name not in changed]
-    # The folder's own headers come first.
-    flags = ["-O0", "-DDCN_CPU", "-iquote", str(folder), "-iquote", str(CPU)]
-    sources += [(folder / paths[name].relative_to(CPU), flags) for name in changed]
+    sources += [(folder / paths[name].relative_to(CPU), _changed_cpu_flags(folder)) for name in changed]
     return _link("cpu_fused", [*sources, (HERE / "cpu_fused.cc", ["-iquote", str(CPU)])], sanitizer)
+
+
+def cpu_fused_file(name: str, folder: pathlib.Path = CPU, flags: Collection[str] = ()) -> list[pathlib.Path]:
+    """A file of the CPU's fused kernels in a folder, preprocessed and compiled with debug information."""
+    source, flags = folder / "fused" / f"{name}.cc", [*_changed_cpu_flags(folder), "-g", *flags]
+    return [_compile((COMPILER, source, [*flags, *kind])) for kind in (["-E"], [])]
 
 
 def last_task_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
@@ -137,6 +142,11 @@ def has(sanitizer: str) -> bool:
 
 def _handlers(without):
     return [path for path in sorted(LIB.glob("ffi/*.cc")) if path.name not in {"module.cc", *without}]
+
+
+def _changed_cpu_flags(folder):
+    """The folder's own headers come first."""
+    return ["-O0", "-DDCN_CPU", "-iquote", str(folder), "-iquote", str(CPU)]
 
 
 def _link(name, sources, sanitizer):

@@ -13,12 +13,14 @@
 #include <new>
 #include <random>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
+#include "deform_conv_fused.h"
 #include "device.h"
 #include "element.h"
-#include "fused_convolution.h"
 #include "sampling.h"
+#include "xla/ffi/api/ffi.h"
 
 namespace {
 
@@ -113,7 +115,8 @@ void Run(const Call& call) {
   api.XLA_FFI_ThreadPool_NumThreads = NumThreads;
   api.XLA_FFI_ThreadPool_Schedule = Schedule;
   xla::ffi::DiagnosticEngine diagnostic;
-  Device device(*xla::ffi::CtxDecoding<xla::ffi::ThreadPool>::Decode(&api, nullptr, diagnostic));
+  auto pool = xla::ffi::CtxDecoding<xla::ffi::ThreadPool>::Decode(&api, nullptr, diagnostic);
+  Device device(*pool);
   if (const char* failure = call(device)) {
     std::printf("%s\n", failure);
     std::exit(1);
@@ -163,24 +166,27 @@ class Test {
     Compare<float>();
   }
 
-  void Cotangents(bool of_x, bool of_positions, bool of_weight) {
+  void Cotangents(RequestedCotangents requested) {
     Array<T> d_x(d_x_.size());
     Array<float> d_offset(2 * samples_), d_mask(samples_), d_weight(d_weight_.size());
-    Array<float> workspace(FusedCotangentsWorkspace(DTypeOf(), sizes_, product_, of_x, of_positions, of_weight));
+    Array<float> workspace(FusedCotangentsWorkspace(DTypeOf(), sizes_, product_, requested));
     Run([&](Device& device) {
       return FusedCotangents(device, DTypeOf(), sizes_, positions_, product_,
-                             {x_.data(), weight_.data(), d_y_.data(), of_x ? d_x.data() : nullptr,
-                              of_positions ? d_offset.data() : nullptr, of_positions ? d_mask.data() : nullptr,
-                              of_weight ? d_weight.data() : nullptr, workspace.data()});
+                             {x_.data(), weight_.data(), d_y_.data(), requested, d_x.data(),
+                              requested.positions ? d_offset.data() : nullptr,
+                              requested.positions ? d_mask.data() : nullptr, d_weight.data(), workspace.data()});
     });
-    if (of_x) d_x.Check("d_x", d_x_);
-    if (of_positions) d_offset.Check("d_offset", d_offset_);
-    if (of_positions) d_mask.Check("d_mask", d_mask_);
-    if (of_weight) d_weight.Check("d_weight", d_weight_);
+    if (requested.x) d_x.Check("d_x", d_x_);
+    if (requested.positions) d_offset.Check("d_offset", d_offset_);
+    if (requested.positions) d_mask.Check("d_mask", d_mask_);
+    if (requested.weight) d_weight.Check("d_weight", d_weight_);
   }
 
  private:
-  static constexpr DType DTypeOf() { return sizeof(T) == sizeof(float) ? DType::kF32 : DType::kBF16; }
+  static constexpr DType DTypeOf() {
+    if (std::is_same_v<T, F16>) return DType::kF16;
+    return std::is_same_v<T, float> ? DType::kF32 : DType::kBF16;
+  }
 
   int64_t d_y_size() const { return sizes_.pixels() * product_.features; }
 
@@ -259,7 +265,7 @@ constexpr Shape kShapes[] = {
     {1, 0, 3, 2, 1, 1, 2, 2, 2, {2, 2}},               // no pixels of x
     {1, 3, 3, 2, 1, 1, 2, 0, 2, {2, 2}},               // no pixels of y
     {2, 5, 6, 3, 1, 1, 5, 3, 4, {3, 3}, false},        // no mask
-    {9, 2, 3, 6, 2, 3, 9, 2, 3, {1, 2}},               // more images than parts; groups in no ratio
+    {40, 2, 3, 6, 2, 3, 9, 2, 3, {1, 2}},              // more images than parts; groups in no ratio
     {1, 7, 5, 20, 5, 2, 34, 11, 23, {1, 1}},           // four tiles of different sizes, narrow vectors
     {2, 4, 4, 70, 1, 1, 9, 3, 3, {2, 1}, true, true},  // slices that share an offset group
     {1, 4, 5, 201, 3, 3, 66, 3, 5, {1, 2}},            // slices of groups
@@ -269,6 +275,8 @@ constexpr Shape kShapes[] = {
     {3, 4, 4, 128, 1, 2, 128, 3, 3, {2, 1}},
     {1, 3, 3, 160, 1, 1, 544, 1, 1, {2, 2}},  // pairs: a last slice, and blocks of both
     {1, 3, 3, 64, 2, 1, 41, 3, 5, {1, 1}},    // pairs only in the forward
+    {1, 9, 9, 32, 1, 1, 33, 45, 46, {1, 1}},  // tiles as large as those of large outputs
+    {1, 9, 9, 48, 8, 1, 9, 27, 26, {3, 3}},   // with many offset groups, smaller ones
 };
 
 template <typename T>
@@ -276,15 +284,21 @@ void RunAll() {
   for (const Shape& shape : kShapes) {
     Test<T> test(shape);
     test.Forward();
-    for (int requested = 0; requested < 8; ++requested) test.Cotangents(requested & 4, requested & 2, requested & 1);
+    for (int requested = 0; requested < 8; ++requested)
+      test.Cotangents({bool(requested & 4), bool(requested & 2), bool(requested & 1)});
   }
 }
 
 }  // namespace
 }  // namespace dcn
 
-int main() {
-  dcn::RunAll<float>();
-  dcn::RunAll<dcn::BF16>();
-  std::printf("every result is right with %s\n", dcn::FusedInstructions());
+// With an argument, only names the instruction set.
+int main(int count, char**) {
+  if (count == 1) {
+    dcn::RunAll<float>();
+    dcn::RunAll<dcn::BF16>();
+    dcn::RunAll<dcn::F16>();
+    std::printf("every result is right with ");
+  }
+  std::printf("%s\n", dcn::FusedInstructions());
 }

@@ -19,10 +19,10 @@ pytestmark = pytest.mark.platforms("cpu")
 INSTRUCTION_SETS = ["portable", "avx2", "avx512", "avx512_bf16", "amx"]
 
 
-def run(program, instructions):
+def run(program, instructions, *arguments):
     """The exit status and output, with the instruction set or the best that the processor has below it."""
     # ThreadSanitizer needs addresses that are not randomized.
-    command = [*(["setarch", "-R"] if shutil.which("setarch") else []), program]
+    command = [*(["setarch", "-R"] if shutil.which("setarch") else []), program, *arguments]
     environment = os.environ | {"JAX_DCN_CPU_INSTRUCTIONS": instructions, "TSAN_OPTIONS": "halt_on_error=1"}
     result = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, timeout=120
@@ -38,7 +38,7 @@ def right_run(sanitizer, instructions):
 
 
 def skip_unless_available(instructions):
-    if right_run("none", instructions)[1].split()[-1:] != [instructions]:
+    if run(build.cpu_fused_program("none"), instructions, "name") != (0, f"{instructions}\n"):
         pytest.skip(f"this processor has not got {instructions}")
 
 
@@ -86,7 +86,7 @@ MISTAKES = {
     "last block of K as long as the others": (
         (
             "fused/forward.h",
-            "const int64_t length = std::min(blocks.length, blocks.depth - begin);\n        Sample(",
+            "const int64_t length = std::min(blocks.length, blocks.k - begin);\n        Sample(",
             "const int64_t length = blocks.length;\n        Sample(",
         ),
         ("memory", "avx2", SEGFAULT_BY_SANITIZER),
@@ -106,7 +106,7 @@ MISTAKES = {
     "slice that does not wait for the one before": (
         (
             "fused/cotangents.h",
-            "if (plan_.of_positions && SharesOffsetGroup(slice_.channel)) WaitForSliceBefore(tile);",
+            "if (plan_.requested.positions && SharesOffsetGroup(slice_.channel)) WaitForSliceBefore(tile_count);",
             "",
         ),
         ("threads", "avx2", "data race"),
@@ -116,7 +116,7 @@ MISTAKES = {
         ("threads", "amx", "data race"),
     ),
     "workspace for one part": (
-        ("fused/plan.cc", "SaturatingMultiply(parts, weight_size)", "weight_size"),
+        ("fused/plan.cc", "SaturatingMultiply(count, weight_size)", "weight_size"),
         ("none", "avx2", SIGNAL),
     ),
     "odd end of the columns' pairs": (
@@ -153,7 +153,7 @@ MISTAKES = {
         ("none", "avx2", WRONG),
     ),
     "cotangent of the weight without pixels": (
-        ("fused_convolution.cc", "  if (sizes.pixels() == 0) {", "  if (false) {"),
+        ("deform_conv_fused.cc", "  if (sizes.pixels() == 0) {", "  if (false) {"),
         ("none", "avx2", WRONG),
     ),
 }  # fmt: skip
@@ -185,7 +185,7 @@ def changed_files(file, instructions):
     """Those to compile: the linker keeps one copy of an inline function of call.h, so all must have it."""
     if file.endswith(".cc"):
         return [file.removeprefix("fused/").removesuffix(".cc")]
-    return ["fused_convolution", *INSTRUCTION_SETS] if file == "fused/call.h" else [instructions]
+    return ["deform_conv_fused", "plan", *INSTRUCTION_SETS] if file == "fused/call.h" else [instructions]
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -19,7 +19,7 @@ from jax_dcn._primitive import extension
 from jax_dcn._types import Shaped
 
 INSTRUCTIONS: str = extension.modules["cpu"].fused_instructions
-DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))
+DTYPES = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
 PADDING: int = extension.modules["cpu"].fused_padding  # features of a group are padded to its multiples
 MIN_GROUP_CHANNELS = 8  # of a feature group: with fewer, most lanes of a vector are empty
 MIN_PIXELS = 1024  # of the result, all images together
@@ -84,7 +84,7 @@ def obstacles(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec:
     """What keeps a computation from this path."""
     dtype = jnp.dtype(x.dtype)
     if dtype not in DTYPES:
-        yield f"the data are {dtype}; the fused kernels need bfloat16 or float32 on cpu"
+        yield f"the data are {dtype}; the fused kernels take {', '.join(map(str, DTYPES))}"
     if spec.dtype not in (dtype, jnp.float32):
         yield f"the result is {spec.dtype} for {dtype} data; the fused kernels need {dtype} or float32"
     if computation != "forward":
@@ -112,16 +112,16 @@ def why_slow(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: 
     if groups > 1 and (fewest := min(weight.shape[2], weight.shape[-1] // groups)) < MIN_GROUP_CHANNELS:
         return f"each group has {fewest} channels; the fused kernels are fast from {MIN_GROUP_CHANNELS} on"
     if (series := math.prod(groups_and_taps(offset, weight.shape[:2]))) > MAX_SERIES:
-        return f"there are {series} offsets for each pixel; the fused kernels are fast up to {MAX_SERIES}"
+        return f"there are {series} samples for each pixel; the fused kernels are fast up to {MAX_SERIES}"
     if computation != "forward":
         _, tasks = _cotangents_plan([computation], x, offset, weight, spec)
         if tasks < MIN_TASKS:
-            return f"the fused gradient has {tasks} tasks at a time; it is fast from {MIN_TASKS} on"
+            return f"at most {tasks} of the fused gradient's tasks run at a time; it is fast from {MIN_TASKS} on"
     return None
 
 
 def _packed_weight(weight: Shaped, spec: Spec) -> int:
-    """The elements that the packed weight needs: FusedForwardWorkspace in lib/cpu/fused_convolution.h."""
+    """The elements that the packed weight needs: FusedForwardWorkspace in lib/deform_conv_fused.h."""
     kh, kw, group_channels, features = weight.shape
     groups = spec.feature_group_count
     return kh * kw * group_channels * groups * -(-features // groups // PADDING) * PADDING
@@ -133,16 +133,16 @@ def _cotangents_plan(
     """The elements of the workspace, and how many tasks may run at a time."""
     offset_groups, taps = groups_and_taps(offset, weight.shape[:2])
     size, tasks = extension.modules["cpu"].fused_cotangents_plan(
-        is_x_float=x.dtype == jnp.float32,
+        dtype=jnp.dtype(x.dtype).name,
         x=x.shape,
         output=offset.shape[1:3],
         taps=taps,
         offset_groups=offset_groups,
         features=weight.shape[-1],
         feature_group_count=spec.feature_group_count,
-        of_x="x" in requested,
-        of_positions="offset" in requested or "mask" in requested,
-        of_weight="weight" in requested,
+        x_requested="x" in requested,
+        positions_requested="offset" in requested or "mask" in requested,
+        weight_requested="weight" in requested,
     )
     return size, tasks
 

@@ -1,7 +1,7 @@
 """The XLA custom calls of the convolution, one function each: operands and static parameters in, arrays out.
 
 All arrays have one batch dimension. The handlers are in lib/ffi/: deform_conv.cc, deform_conv_fused.cc for CUDA and
-fused_convolution.cc for CPUs.
+deform_conv_fused_cpu.cc for CPUs.
 """
 
 from collections.abc import Mapping, Sequence

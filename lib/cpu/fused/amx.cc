@@ -1,6 +1,6 @@
 #include "fused/includes.h"
 
-#ifdef __x86_64__
+#if DCN_HAS_X86_KERNELS
 #include <immintrin.h>
 
 DCN_BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma,amx-tile,amx-bf16")
@@ -19,7 +19,7 @@ class TileProduct {
 
   static int64_t PaddedRows(int64_t rows) { return (rows + kBlockRows - 1) / kBlockRows * kBlockRows; }
 
-  static int64_t PaddedDepth(int64_t pixels) { return ((pixels + 1) / 2 + kWords - 1) / kWords * kWords; }
+  static int64_t Steps(int64_t pixels) { return ((pixels + 1) / 2 + kWords - 1) / kWords * kWords; }
 
   TileProduct() {
     struct alignas(64) {
@@ -38,15 +38,15 @@ class TileProduct {
   TileProduct(const TileProduct&) = delete;
   TileProduct& operator=(const TileProduct&) = delete;
 
-  // As RegisterProduct::Multiply. A and C have room for PaddedRows(rows); the depth is a multiple of kWords.
+  // As RegisterProduct::Multiply. A and C have room for PaddedRows(rows); the steps are a multiple of kWords.
   template <int kRowStride, int kStepStride>
-  void Multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, const float* b, float* c,
+  void Multiply(int64_t rows, int64_t columns, int64_t steps, const float* a, const float* b, float* c,
                 int64_t c_stride, bool is_first) const {
     static_assert(kStepStride == 1 && kPanel == 2 * kWords, "a block of C is 2 x 2 tiles");
     constexpr int64_t kRowBytes = kRowStride * sizeof(float), kPanelBytes = kPanel * sizeof(float);
     const int64_t c_bytes = c_stride * sizeof(float);
     Barrier(a);
-    for (int64_t column = 0; column < columns; column += kPanel, b += depth * kPanel) {
+    for (int64_t column = 0; column < columns; column += kPanel, b += steps * kPanel) {
       for (int64_t row = 0; row < rows; row += kBlockRows) {
         const float* const tile = a + row * kRowStride;
         float* const out = c + row * c_stride + column;
@@ -61,7 +61,7 @@ class TileProduct {
           _tile_loadd(2, out + kWords * c_stride, c_bytes);
           _tile_loadd(3, out + kWords * c_stride + kWords, c_bytes);
         }
-        for (int64_t k = 0; k < depth; k += kWords) {
+        for (int64_t k = 0; k < steps; k += kWords) {
           _tile_loadd(4, tile + k, kRowBytes);
           _tile_loadd(5, tile + kWords * kRowStride + k, kRowBytes);
           _tile_loadd(6, b + k * kPanel, kPanelBytes);
@@ -85,16 +85,16 @@ class TileProduct {
     Transpose(pairs);
     for (int i = 0; i < kLanes; ++i) Store((Floats)pairs[i], out + (feature + i) * kPairsStride + first);
   }
-  void MultiplyPairs(int64_t features, int64_t channels, int64_t depth, const float* pairs, const float* columns,
+  void MultiplyPairs(int64_t features, int64_t channels, int64_t steps, const float* pairs, const float* columns,
                      float* sums, int64_t stride, bool is_first) const {
-    Multiply<kPairsStride, 1>(features, channels, depth, pairs, columns, sums, stride, is_first);
+    Multiply<kPairsStride, 1>(features, channels, steps, pairs, columns, sums, stride, is_first);
   }
 
  private:
   static constexpr int kWords = 16, kBlockRows = 2 * kWords;
-  static constexpr int kPairsStride = kMaxTilePixels / 2 + kWords;  // an odd number of cache lines
+  static constexpr int kPairsStride = kMaxCotangentTilePixels / 2 + kWords;  // an odd number of cache lines
 
-  // GCC's intrinsics do not say what memory they read: what has been stored must be there.
+  // GCC's intrinsics do not say what memory they read, so pending stores must be forced out first.
   static DCN_INLINE void Barrier(const void* address) { __asm__ volatile("" : : "r"(address) : "memory"); }
 
   // Transposes 16 rows of 16 words.

@@ -1,20 +1,27 @@
 #include "fused/includes.h"
 
-#ifdef __x86_64__
-DCN_BEGIN_TARGET("avx2,fma")
+#if DCN_HAS_X86_KERNELS
+#include <immintrin.h>
+
+DCN_BEGIN_TARGET("avx2,fma,f16c")
 
 namespace dcn {
 namespace {
 
 constexpr int kLanes = 8, kTileRows = 6, kTileVectors = 2;
 #include "fused/all.h"
+#include "fused/half.h"
 
 constexpr FusedKernels kFloat = Kernels<Widened<float>, float>();
 constexpr FusedKernels kBFloat16 = Kernels<Widened<BF16>, BF16>();
+constexpr FusedKernels kFloat16 = Kernels<Widened<F16>, F16>();
 
 }  // namespace
 
-const FusedKernels& Avx2Kernels(DType dtype) { return dtype == DType::kF32 ? kFloat : kBFloat16; }
+const FusedKernels& Avx2Kernels(DType dtype) {
+  if (dtype == DType::kF16) return kFloat16;
+  return dtype == DType::kF32 ? kFloat : kBFloat16;
+}
 
 }  // namespace dcn
 

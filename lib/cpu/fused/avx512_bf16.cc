@@ -1,6 +1,6 @@
 #include "fused/includes.h"
 
-#ifdef __x86_64__
+#if DCN_HAS_X86_KERNELS
 #include <immintrin.h>
 
 DCN_BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")
@@ -22,21 +22,21 @@ struct PairWords {
 };
 
 struct PairProduct : RegisterProduct<PairWords> {
-  static int64_t PaddedDepth(int64_t pixels) { return (pixels + 1) / 2; }
+  static int64_t Steps(int64_t pixels) { return (pixels + 1) / 2; }
 
   // Pairs of pixels as the first operand of a product over the pixels: rows of features, in blocks.
   static int64_t PairsSize(int64_t max_pixels, int64_t features) {
-    return PaddedDepth(max_pixels) * ((features + kBlockWords - 1) / kBlockWords) * kRowWords;
+    return Steps(max_pixels) * ((features + kBlockWords - 1) / kBlockWords) * kRowWords;
   }
-  static void StorePairs(const __m512i (&pairs)[kLanes], int64_t first, int64_t feature, int64_t depth, float* out) {
-    out += (feature / kBlockWords * depth + first) * kRowWords + feature % kBlockWords;
-    for (int64_t i = 0; i < std::min<int64_t>(kLanes, depth - first); ++i) Store((Floats)pairs[i], out + i * kRowWords);
+  static void StorePairs(const __m512i (&pairs)[kLanes], int64_t first, int64_t feature, int64_t steps, float* out) {
+    out += (feature / kBlockWords * steps + first) * kRowWords + feature % kBlockWords;
+    for (int64_t i = 0; i < std::min<int64_t>(kLanes, steps - first); ++i) Store((Floats)pairs[i], out + i * kRowWords);
   }
-  void MultiplyPairs(int64_t features, int64_t channels, int64_t depth, const float* pairs, const float* columns,
+  void MultiplyPairs(int64_t features, int64_t channels, int64_t steps, const float* pairs, const float* columns,
                      float* sums, int64_t stride, bool is_first) const {
     for (int64_t f = 0; f < features; f += kBlockWords) {
-      Multiply<1, kRowWords>(std::min(kBlockWords, features - f), channels, depth,
-                             pairs + f / kBlockWords * depth * kRowWords, columns, sums + f * stride, stride, is_first);
+      Multiply<1, kRowWords>(std::min(kBlockWords, features - f), channels, steps,
+                             pairs + f / kBlockWords * steps * kRowWords, columns, sums + f * stride, stride, is_first);
     }
   }
 };

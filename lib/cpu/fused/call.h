@@ -7,12 +7,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "deform_conv_fused.h"
 #include "dtype.h"
-#include "fused_convolution.h"
+#include "fused/instruction_set.h"
 
 namespace dcn {
 
-constexpr int64_t kMaxTilePixels = 256;
+constexpr int64_t kMaxTilePixels = 352, kMaxCotangentTilePixels = 256;
+constexpr int64_t kSampleBytes = 44;  // of a sample of a tile, in samples.h
 
 struct FusedCall {
   Sizes sizes;
@@ -59,18 +61,25 @@ class Tiling {
   int64_t images_, height_, width_, rows_, columns_, down_, across_;
 };
 
-// How many tiles of its image each task of a round has finished.
-using Progress = std::vector<std::atomic<int64_t>>;
+// The instruction set of a call's kernels: `best`, or a lower one if `best` multiplies pairs of bfloat16 and the call
+// does not consist of such pairs.
+InstructionSet InstructionSetFor(InstructionSet best, DType, const FusedCall&, bool is_forward);
+
+// The tiles of the kernels of an instruction set.
+Tiling ForwardTiling(InstructionSet, const FusedCall&);
+Tiling CotangentTiling(InstructionSet, const Sizes&);
+
+// How many tiles each task of the cotangents has finished.
+using FinishedTiles = std::vector<std::atomic<int64_t>>;
 
 // Divides the cotangents of one call into tasks, by shapes only, and the workspace among them. A task covers one slice
-// of the channels of one image. In a round there is a task for each slice and part of the images, and the images of a
-// part follow each other from round to round.
+// of the channels of one part of the images.
 //
 // Slices that share an offset group add to the same cotangents of positions, tile by tile, each after the slice before.
 // Threads take the tasks in the order of the slices, and a task that has been taken allocates nothing, so that it
 // always finishes: waiting for it ends.
 struct CotangentPlan {
-  bool of_x, of_positions, of_weight;  // which are requested
+  RequestedCotangents requested;
   int64_t slice_channels, group_slices, slices;
   int64_t padded_channels;  // of a slice
   int64_t parts;            // of the images
@@ -81,7 +90,15 @@ struct CotangentPlan {
   int64_t image_sums;   // [slots, height, width, padded_channels], if x has 16 bits
   int64_t size;
 
-  CotangentPlan(DType dtype, const Sizes& sizes, const Product& product, bool of_x, bool of_positions, bool of_weight);
+  CotangentPlan(DType, const Sizes&, const Product&, RequestedCotangents);
+
+  int64_t tasks() const { return slices * parts; }
+  int64_t first_image(int64_t part, const Sizes& sizes) const { return part * sizes.images / parts; }
+
+  // How many offset groups a slice has at most.
+  int64_t max_offset_groups(const Sizes& sizes) const {
+    return std::min(sizes.offset_groups, 2 + (slice_channels - 1) / sizes.group_channels());
+  }
 
   struct Slice {
     int64_t group, channel, channels;  // a feature group, and channels of x

@@ -29,19 +29,13 @@ class Cotangents {
     }
   }
 
-  // Computes slices of the images of a round, one of each part, which it takes from `next` until there are no more.
+  // Computes tasks, which it takes from `next` until there are no more.
   static void Compute(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
-                      const void* zeros, const Tiling& tiling, int64_t round, int64_t slot, Progress& progress,
+                      const void* zeros, const Tiling& tiling, int64_t slot, FinishedTiles& finished,
                       std::atomic<int64_t>& next) {
-    if (next.load() >= plan.slices * plan.parts) return;  // the others were faster
-    Cotangents task(call, plan, arrays, static_cast<const T*>(zeros), tiling, round, slot, progress);
-    for (int64_t i; (i = next.fetch_add(1)) < plan.slices * plan.parts;) {
-      task.part_ = i % plan.parts;
-      task.index_ = i / plan.parts;
-      task.slice_ = plan.slice(task.index_, call);
-      task.image_ = round * plan.parts + task.part_;
-      if (task.image_ < call.sizes.images) task.ComputeImage();
-    }
+    if (next.load() >= plan.tasks()) return;  // the others were faster
+    Cotangents buffers(call, plan, arrays, static_cast<const T*>(zeros), tiling, slot, finished);
+    for (int64_t task; (task = next.fetch_add(1)) < plan.tasks();) buffers.ComputeTask(task);
   }
 
   // Adds up the parts of the weight's cotangent in the slice of a tap.
@@ -72,16 +66,15 @@ class Cotangents {
   static constexpr int64_t kTransposed = 16;  // features at a time, which are at least a cache line
 
   Cotangents(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays, const T* zeros,
-             const Tiling& tiling, int64_t round, int64_t slot, Progress& progress)
+             const Tiling& tiling, int64_t slot, FinishedTiles& finished)
       : call_(call),
         plan_(plan),
         arrays_(arrays),
         zeros_(zeros),
         tiling_(tiling),
-        round_(round),
         slot_(slot),
-        progress_(progress),
-        samples_(call, tiling.max_pixels()),
+        finished_(finished),
+        samples_(call, plan.max_offset_groups(call.sizes)),
         columns_(tiling.max_pixels(), plan.padded_channels),
         d_y_(tiling.max_pixels(), call.product.group_features()),
         d_columns_stride_(plan.padded_channels + 16),
@@ -99,31 +92,52 @@ class Cotangents {
                plan.padded_channels;
   }
 
-  void ComputeImage() {
+  void ComputeTask(int64_t task) {
+    task_ = task;
+    part_ = task % plan_.parts;
+    index_ = task / plan_.parts;
+    slice_ = plan_.slice(index_, call_);
+    const int64_t end = plan_.first_image(part_ + 1, call_.sizes), tiles = tiling_.image_tiles();
+    int64_t tile_count = 0;
+    for (image_ = plan_.first_image(part_, call_.sizes); image_ < end; ++image_) {
+      if (plan_.requested.x) BeginInputCotangent();
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        if (plan_.requested.positions && SharesOffsetGroup(slice_.channel)) WaitForSliceBefore(tile_count);
+        ComputeTile(tiling_[image_ * tiles + tile], tile_count == 0);
+        finished_[task].store(++tile_count, std::memory_order_release);
+      }
+      if (plan_.requested.x) EndInputCotangent();
+    }
+  }
+
+  // The cotangent of x adds up in the result if that is float32.
+  void BeginInputCotangent() {
     const Sizes& sizes = call_.sizes;
     const int64_t pixels = sizes.height * sizes.width;
-    T* const d_x = static_cast<T*>(arrays_.d_x) + (plan_.of_x ? image_ * pixels * sizes.channels + slice_.channel : 0);
-    if (plan_.of_x) {
-      if constexpr (sizeof(T) == sizeof(float)) {
-        image_sums_ = d_x;
-        image_stride_ = sizes.channels;
-      } else {
-        image_sums_ = arrays_.workspace + plan_.image_sums + slot_ * pixels * plan_.padded_channels;
-        image_stride_ = plan_.padded_channels;
-      }
-      for (int64_t p = 0; p < pixels; ++p) {
-        std::memset(image_sums_ + p * image_stride_, 0, slice_.channels * sizeof(float));
-      }
+    if constexpr (sizeof(T) == sizeof(float)) {
+      image_sums_ = InputCotangent();
+      image_stride_ = sizes.channels;
+    } else {
+      image_sums_ = arrays_.workspace + plan_.image_sums + slot_ * pixels * plan_.padded_channels;
+      image_stride_ = plan_.padded_channels;
     }
-    for (int64_t tile = 0; tile < tiling_.image_tiles(); ++tile) {
-      if (plan_.of_positions && SharesOffsetGroup(slice_.channel)) WaitForSliceBefore(tile);
-      ComputeTile(tiling_[image_ * tiling_.image_tiles() + tile], round_ == 0 && tile == 0);
-      progress_[index_ * plan_.parts + part_].store(tile + 1, std::memory_order_release);
-    }
-    if (!plan_.of_x || sizeof(T) == sizeof(float)) return;
     for (int64_t p = 0; p < pixels; ++p) {
-      Element::Round(image_sums_ + p * image_stride_, slice_.channels, d_x + p * sizes.channels);
+      std::memset(image_sums_ + p * image_stride_, 0, slice_.channels * sizeof(float));
     }
+  }
+
+  void EndInputCotangent() {
+    if constexpr (sizeof(T) != sizeof(float)) {
+      const Sizes& sizes = call_.sizes;
+      for (int64_t p = 0; p < sizes.height * sizes.width; ++p) {
+        Element::Round(image_sums_ + p * image_stride_, slice_.channels, InputCotangent() + p * sizes.channels);
+      }
+    }
+  }
+
+  T* InputCotangent() const {
+    const Sizes& sizes = call_.sizes;
+    return static_cast<T*>(arrays_.d_x) + image_ * sizes.height * sizes.width * sizes.channels + slice_.channel;
   }
 
   void ComputeTile(const OutputTile& tile, bool is_first) {
@@ -132,12 +146,12 @@ class Cotangents {
     samples_.Locate(tile, slice_.channel / offset_group_channels,
                     (slice_.channel + slice_.channels - 1) / offset_group_channels);
     ReadOutputCotangent(pixels);
-    if (plan_.of_weight) d_y_.End(pixels, features);
+    if (plan_.requested.weight) d_y_.End(pixels, features);
     for (int32_t tap = 0; tap < call_.sizes.taps(); ++tap) {
-      if (plan_.of_x || plan_.of_positions) MultiplyByWeight(pixels, tap);
+      if (plan_.requested.x || plan_.requested.positions) MultiplyByWeight(pixels, tap);
       columns_.Begin(pixels);
       DifferentiateTap(tile, tap);
-      if (!plan_.of_weight) continue;
+      if (!plan_.requested.weight) continue;
       columns_.End(pixels, slice_.channels);
       d_y_.AddWeightSums(product_, columns_, features, slice_.channels,
                          WeightSums(call_, plan_, arrays_, part_, tap, index_), plan_.padded_channels, is_first);
@@ -159,10 +173,10 @@ class Cotangents {
     const int64_t features = call_.product.group_features(), panels = (slice_.channels + kPanel - 1) / kPanel;
     const float* packed = PackedWeight(call_, plan_, arrays_, tap * plan_.slices + index_);
     for (int64_t f = 0; f < features; f += kBlockValues) {
-      const int64_t depth = std::min(kBlockValues, features - f) / kValues;
-      product_.template Multiply<kRowWords, 1>(pixels, slice_.channels, depth, d_y_.Row(0, f), packed,
+      const int64_t steps = std::min(kBlockValues, features - f) / kValues;
+      product_.template Multiply<kRowWords, 1>(pixels, slice_.channels, steps, d_y_.Row(0, f), packed,
                                                d_columns_.data(), d_columns_stride_, f == 0);
-      packed += depth * panels * kPanel;
+      packed += steps * panels * kPanel;
     }
   }
 
@@ -191,15 +205,19 @@ class Cotangents {
         &Cotangents::DifferentiateRun<true, true, false, kCount>,
         &Cotangents::DifferentiateRun<true, true, true, kCount>,
     };
-    return kRuns[4 * plan_.of_x + 2 * plan_.of_positions + plan_.of_weight];
+    return kRuns[4 * plan_.requested.x + 2 * plan_.requested.positions + plan_.requested.weight];
   }
 
   template <bool kOfX, bool kOfPositions, bool kOfWeight, int kCount>
   void DifferentiateRun(int64_t pixels, int32_t tap, int64_t offset_group, int64_t c, int64_t count) {
     const Sizes& sizes = call_.sizes;
-    const SampleArrays samples = samples_.Of(offset_group, tap);
+    const int64_t channels = sizes.channels, sums_stride = image_stride_, d_columns_stride = d_columns_stride_;
+    const SampleArrays& samples = samples_.Of(offset_group, tap);
     const T* const image =
-        static_cast<const T*>(arrays_.x) + image_ * sizes.height * sizes.width * sizes.channels + slice_.channel + c;
+        static_cast<const T*>(arrays_.x) + image_ * sizes.height * sizes.width * channels + slice_.channel + c;
+    const T* const zeros = zeros_;
+    float *const sums = kOfX ? image_sums_ + c : nullptr, *const unread = unread_.data(), *const dots = dots_;
+    const float* const d_columns = d_columns_.data() + c;
     for (int64_t p = 0; p < pixels; ++p) {
       const T* corner[4];
       float weight[4];
@@ -207,42 +225,42 @@ class Cotangents {
       float* sum[4] = {};
       for (int k = 0; k < 4; ++k) {
         const int64_t pixel = samples.pixel[k][p];
-        corner[k] = pixel >= 0 ? image + pixel * sizes.channels : zeros_;
-        if constexpr (kOfX) sum[k] = pixel >= 0 ? image_sums_ + pixel * image_stride_ + c : unread_.data();
+        corner[k] = pixel >= 0 ? image + pixel * channels : zeros;
+        if constexpr (kOfX) sum[k] = pixel >= 0 ? sums + pixel * sums_stride : unread;
         weight[k] = samples.weight[k][p];
       }
       Element::template Differentiate<kOfX, kOfPositions, kOfWeight, kCount>(
-          corner, weight, d_columns_.data() + p * d_columns_stride_ + c, count, sum, dot, columns_, p, c);
-      if constexpr (kOfPositions) {
-        const bool is_added = c == 0 && SharesOffsetGroup(slice_.channel);
-        StorePositions<kCount>(samples, p, offset_group * sizes.taps() + tap, dot, is_added);
-      }
+          corner, weight, d_columns + p * d_columns_stride, count, sum, dot, columns_, p, c);
+      if constexpr (kOfPositions) Store<4>(Sums<kCount>(dot), dots + 4 * p);
+    }
+    if constexpr (kOfPositions) {
+      const bool is_added = c == 0 && SharesOffsetGroup(slice_.channel);
+      StorePositions(samples, pixels, offset_group * sizes.taps() + tap, is_added);
     }
   }
 
-  // As CotangentsOfPosition in sampling.h, but the sums over the channels come last.
-  template <int kCount>
-  DCN_INLINE void StorePositions(const SampleArrays& samples, int64_t p, int64_t series,
-                                 const FloatsOf<kCount> (&dot)[4], bool is_added) {
-    const float y = samples.fraction_y[p], x = samples.fraction_x[p], mask = samples.mask[p];
-    const FloatsOf<kCount> top = (1 - x) * dot[0] + x * dot[1], bottom = (1 - x) * dot[2] + x * dot[3];
-    const FloatsOf<kCount> left = (1 - y) * dot[0] + y * dot[2], right = (1 - y) * dot[1] + y * dot[3];
-    float d_y = 0 * (y + x), d_x = d_y, d_mask = d_y;  // NaN where the location is
-    if (samples.is_inside(p)) {
-      d_y = mask * Sum<kCount>(bottom - top);
-      d_x = mask * Sum<kCount>(right - left);
-      d_mask = Sum<kCount>((1 - y) * top + y * bottom);
-    }
-    const Sizes& sizes = call_.sizes;
-    const int64_t sample = samples_.output(p) * sizes.offset_groups * sizes.taps() + series;
-    if (arrays_.d_offset) {
-      float* const out = arrays_.d_offset + 2 * sample;
-      out[0] = is_added ? out[0] + d_y : d_y;
-      out[1] = is_added ? out[1] + d_x : d_x;
-    }
-    if (arrays_.d_mask) {
-      float* const out = arrays_.d_mask + sample;
-      *out = is_added ? *out + d_mask : d_mask;
+  // As CotangentsOfPosition in sampling.h, but from the sums over the channels.
+  void StorePositions(const SampleArrays& samples, int64_t pixels, int64_t series, bool is_added) {
+    const int64_t pixel_series = call_.sizes.offset_groups * call_.sizes.taps();
+    float *const d_offset = arrays_.d_offset, *const d_mask = arrays_.d_mask;
+    for (int64_t p = 0; p < pixels; ++p) {
+      const float y = samples.fraction_y[p], x = samples.fraction_x[p], mask = samples.mask[p];
+      float d_row = 0 * (y + x), d_column = d_row, d_mask_value = d_row;  // NaN where the location is
+      if (samples.is_inside(p)) {
+        const float* const dot = dots_ + 4 * p;
+        const float top = (1 - x) * dot[0] + x * dot[1], bottom = (1 - x) * dot[2] + x * dot[3];
+        const float left = (1 - y) * dot[0] + y * dot[2], right = (1 - y) * dot[1] + y * dot[3];
+        d_row = mask * (bottom - top);
+        d_column = mask * (right - left);
+        d_mask_value = (1 - y) * top + y * bottom;
+      }
+      const int64_t sample = samples_.output(p) * pixel_series + series;
+      if (d_offset) {
+        float* const out = d_offset + 2 * sample;
+        out[0] = is_added ? out[0] + d_row : d_row;
+        out[1] = is_added ? out[1] + d_column : d_column;
+      }
+      if (d_mask) d_mask[sample] = is_added ? d_mask[sample] + d_mask_value : d_mask_value;
     }
   }
 
@@ -250,8 +268,8 @@ class Cotangents {
   bool SharesOffsetGroup(int64_t channel) const { return channel % call_.sizes.group_channels() != 0; }
 
   void WaitForSliceBefore(int64_t tile) const {
-    const std::atomic<int64_t>& done = progress_[(index_ - 1) * plan_.parts + part_];
-    while (done.load(std::memory_order_acquire) <= tile) std::this_thread::yield();
+    const std::atomic<int64_t>& before = finished_[task_ - plan_.parts];
+    while (before.load(std::memory_order_acquire) <= tile) std::this_thread::yield();
   }
 
   const FusedCall& call_;
@@ -259,11 +277,10 @@ class Cotangents {
   const FusedCotangentArrays& arrays_;
   const T* zeros_;
   const Tiling& tiling_;
-  int64_t round_, slot_;
-  Progress& progress_;
+  int64_t slot_;
+  FinishedTiles& finished_;
 
-  // Of the present task.
-  int64_t part_ = 0, index_ = 0, image_ = 0;
+  int64_t task_ = 0, part_ = 0, index_ = 0, image_ = 0;
   CotangentPlan::Slice slice_ = {};
   float* image_sums_ = nullptr;
   int64_t image_stride_ = 0;
@@ -273,7 +290,8 @@ class Cotangents {
   typename Element::OutputCotangent d_y_;
   int64_t d_columns_stride_;
   AlignedVector<float> d_columns_, unread_;
-  typename Element::Product product_;  // the last member, since it may change the thread's state
+  alignas(64) float dots_[4 * kMaxCotangentTilePixels];  // of a sample's corners and the cotangent of its column
+  typename Element::Product product_;                    // the last member, since it may change the thread's state
 };
 
 template <typename Element, typename T>

@@ -1,8 +1,8 @@
 // How elements of x, weight and y become words: the operands of products.
 
 constexpr int64_t kBlockWords = 256;  // of K, in a product
-constexpr int kRowWords =
-    kBlockWords + 16;  // of a row of a buffer: an odd number of cache lines, and room for a vector
+constexpr int kOddLines = 16;  // added to a power of two: rows of an odd number of cache lines spread over the cache
+constexpr int kRowWords = kBlockWords + kOddLines;  // of a row of a buffer, with room for a vector
 
 // A word has one element, as float32.
 template <typename T>
@@ -18,6 +18,11 @@ struct Widened {
   static DCN_INLINE int64_t Channel(int64_t v) { return v; }
   static DCN_INLINE void StoreValue(T value, int64_t, float* word) { *word = float(value); }
 
+  // A row of a panel, whose elements from `count` on are zero.
+  static DCN_INLINE void StoreWords(const T* const (&rows)[1], int64_t count, float* words) {
+    for (int64_t i = 0; i < kPanel; i += kLanes) Store(i < count ? Load(rows[0] + i, count - i) : Floats{}, words + i);
+  }
+
   static DCN_INLINE void StoreRow(const T* from, int64_t count, float* words) {
     for (int64_t i = 0; i < count; i += kLanes) Store(Load(from + i, count - i), words + i);
   }
@@ -31,28 +36,28 @@ struct Widened {
    public:
     Columns(int64_t max_pixels, int64_t max_channels) : words_((max_channels + kPanel) * max_pixels) {}
 
-    void Begin(int64_t pixels) { depth_ = pixels; }
+    void Begin(int64_t pixels) { steps_ = pixels; }
     void End(int64_t, int64_t) {}
-    int64_t depth() const { return depth_; }
+    int64_t steps() const { return steps_; }
     const float* words() const { return words_.data(); }
 
-    // Channels [c, c + kCount), or the first `count` of them.
+    // Channels [c, c + count).
     template <int kCount>
-    DCN_INLINE void Put(int64_t pixel, int64_t c, int64_t count, const FloatsOf<kCount>& value) {
-      if (c % kCount == 0 && count >= kCount) {
+    DCN_INLINE void Put(int64_t pixel, int64_t c, const FloatsOf<kCount>& value, int64_t count = kCount) {
+      if (c % kCount == 0 && count == kCount) {
         Store<kCount>(value, Word(pixel, c));
       } else {
-        for (int64_t i = 0; i < std::min<int64_t>(kCount, count); ++i) *Word(pixel, c + i) = value[i];
+        for (int64_t i = 0; i < count; ++i) *Word(pixel, c + i) = value[i];
       }
     }
 
    private:
     DCN_INLINE float* Word(int64_t pixel, int64_t c) {
-      return words_.data() + (c / kPanel * depth_ + pixel) * kPanel + c % kPanel;
+      return words_.data() + (c / kPanel * steps_ + pixel) * kPanel + c % kPanel;
     }
 
     AlignedVector<float> words_;
-    int64_t depth_ = 0;
+    int64_t steps_ = 0;
   };
 
   // The cotangent of y in a tile, as the first operand of both products: its rows are pixels or features.
@@ -70,7 +75,7 @@ struct Widened {
     void AddWeightSums(const Product& product, const Columns& columns, int64_t features, int64_t channels, float* sums,
                        int64_t stride, bool is_first) {
       for (int64_t f = 0; f < features; f += kBlockWords) {
-        product.template Multiply<1, kRowWords>(std::min(kBlockWords, features - f), channels, columns.depth(),
+        product.template Multiply<1, kRowWords>(std::min(kBlockWords, features - f), channels, columns.steps(),
                                                 Row(0, f), columns.words(), sums + f * stride, stride, is_first);
       }
     }
@@ -90,30 +95,34 @@ struct Widened {
                                        int64_t count, float* const (&sum)[4], FloatsOf<kCount> (&dot)[4],
                                        Columns& columns, int64_t pixel, int64_t c) {
     using Vector = FloatsOf<kCount>;
-    for (int64_t i = 0; i < count; i += kCount) {
-      const int64_t rest = count - i;
+    const auto differentiate = [&](int64_t i, const auto... rest) DCN_INLINED {  // `rest`: how many lanes, if not all
       Vector d{}, value{};
-      if constexpr (kOfX || kOfPositions) d = Load<kCount>(d_column + i, rest);
+      if constexpr (kOfX || kOfPositions) d = Load<kCount>(d_column + i, rest...);
       DCN_UNROLL for (int k = 0; k < 4; ++k) {
         if constexpr (kOfPositions || kOfWeight) {
-          const Vector channels = Load<kCount>(corner[k] + i, rest);
+          const Vector channels = Load<kCount>(corner[k] + i, rest...);
           if constexpr (kOfPositions) dot[k] += d * channels;
           if constexpr (kOfWeight) value += weight[k] * channels;
         }
-        if constexpr (kOfX) Store<kCount>(Load<kCount>(sum[k] + i, rest) + weight[k] * d, sum[k] + i, rest);
+        if constexpr (kOfX) Store<kCount>(Load<kCount>(sum[k] + i, rest...) + weight[k] * d, sum[k] + i, rest...);
       }
-      if constexpr (kOfWeight) columns.template Put<kCount>(pixel, c + i, rest, value);
-    }
+      if constexpr (kOfWeight) columns.template Put<kCount>(pixel, c + i, value, rest...);
+    };
+    int64_t i = 0;
+    for (; i + kCount <= count; i += kCount) differentiate(i);
+    if (i < count) differentiate(i, count - i);
   }
 
  private:
   template <int kCount>
   static DCN_INLINE void BlendBy(const T* const (&corner)[4], const float (&weight)[4], int64_t count, float* out) {
-    for (int64_t c = 0; c < count; c += kCount) {
-      const int64_t rest = count - c;
-      FloatsOf<kCount> sum = weight[0] * Load<kCount>(corner[0] + c, rest);
-      DCN_UNROLL for (int i = 1; i < 4; ++i) sum += weight[i] * Load<kCount>(corner[i] + c, rest);
+    const auto blend = [&](int64_t c, const auto... rest) DCN_INLINED {  // `rest`: how many lanes, if not all
+      FloatsOf<kCount> sum = weight[0] * Load<kCount>(corner[0] + c, rest...);
+      DCN_UNROLL for (int i = 1; i < 4; ++i) sum += weight[i] * Load<kCount>(corner[i] + c, rest...);
       Store<kCount>(sum, out + c);
-    }
+    };
+    int64_t c = 0;
+    for (; c + kCount <= count; c += kCount) blend(c);
+    if (c < count) blend(c, count - c);
   }
 };

@@ -4,13 +4,13 @@
 // where it can.
 template <typename Element>
 struct Blocks {
-  int64_t channels, depth, length;  // in values
+  int64_t channels, k, length;  // in values
 
-  Blocks(const FusedCall& call) : channels(call.group_channels()), depth(channels * call.sizes.taps()) {
+  Blocks(const FusedCall& call) : channels(call.group_channels()), k(channels * call.sizes.taps()) {
     constexpr int64_t kLimit = kBlockWords * Element::Product::kValues;
     length = channels > kLimit || channels == 0 ? kLimit : kLimit / channels * channels;
   }
-  int64_t count() const { return (depth + length - 1) / length; }
+  int64_t count() const { return (k + length - 1) / length; }
 };
 
 inline int64_t PaddedFeatures(const FusedCall& call) {
@@ -26,18 +26,19 @@ struct Forward {
   static void Pack(const FusedCall& call, const FusedForwardArrays& arrays, int64_t task) {
     const Blocks<Element> blocks(call);
     const int64_t group = task / blocks.count(), begin = task % blocks.count() * blocks.length;
-    const int64_t length = std::min(blocks.length, blocks.depth - begin);
+    const int64_t length = std::min(blocks.length, blocks.k - begin);
     const int64_t group_features = call.product.group_features(), padded = PaddedFeatures(call);
     const T* const from = static_cast<const T*>(arrays.weight) + group * group_features;
-    float* to = arrays.workspace + (group * blocks.depth + begin) * padded / kValues;
+    float* to = arrays.workspace + (group * blocks.k + begin) * padded / kValues;
     for (int64_t feature = 0; feature < padded; feature += kPanel, to += length / kValues * kPanel) {
       const int64_t features = std::min<int64_t>(kPanel, group_features - feature);
-      for (int64_t k = 0; k < length; ++k) {
+      for (int64_t k = 0; k < length; k += kValues) {
         const int64_t channel = (begin + k) % blocks.channels, first = begin + k - channel;
-        const T* const row = from + (first + Element::Channel(channel)) * call.product.features + feature;
-        float* const words = to + k / kValues * kPanel;
-        for (int64_t f = 0; f < features; ++f) Element::StoreValue(row[f], k % kValues, words + f);
-        for (int64_t f = features; f < kPanel; ++f) Element::StoreValue(T(0.0f), k % kValues, words + f);
+        const T* rows[kValues];
+        for (int64_t v = 0; v < kValues; ++v) {
+          rows[v] = from + (first + Element::Channel(channel + v)) * call.product.features + feature;
+        }
+        Element::StoreWords(rows, features, to + k / kValues * kPanel);
       }
     }
   }
@@ -52,15 +53,27 @@ struct Forward {
   }
 
  private:
+  // Values of a block of K that have the tap and the offset group in common.
+  struct Run {
+    const SampleArrays* samples;
+    int64_t channel, channels;
+    float* words;  // of the first row
+  };
+
   struct Buffers {
     Samples samples;
+    std::vector<Run> runs;
+    int64_t sums_stride;
     AlignedVector<float> rows, sums;
     typename Element::Product product;  // the last member, since it may change the thread's state
 
     Buffers(const FusedCall& call, int64_t max_pixels)
-        : samples(call, max_pixels),
+        : samples(call, call.sizes.offset_groups),
+          sums_stride(PaddedFeatures(call) + kOddLines),
           rows(Element::Product::PaddedRows(max_pixels) * kRowWords),
-          sums(Element::Product::PaddedRows(max_pixels) * PaddedFeatures(call)) {}
+          sums(Element::Product::PaddedRows(max_pixels) * sums_stride) {
+      runs.reserve(kBlockWords * kValues);
+    }
   };
 
   static void ComputeTile(const FusedCall& call, const FusedForwardArrays& arrays, const T* zeros,
@@ -69,30 +82,30 @@ struct Forward {
     const int64_t padded = PaddedFeatures(call), group_features = call.product.group_features();
     buffers.samples.Locate(tile, 0, call.sizes.offset_groups - 1);
     for (int64_t group = 0; group < call.product.groups; ++group) {
-      for (int64_t begin = 0; begin < blocks.depth; begin += blocks.length) {
-        const int64_t length = std::min(blocks.length, blocks.depth - begin);
+      for (int64_t begin = 0; begin < blocks.k; begin += blocks.length) {
+        const int64_t length = std::min(blocks.length, blocks.k - begin);
         Sample(call, static_cast<const T*>(arrays.x), zeros, tile, group, begin, length, buffers);
         buffers.product.template Multiply<kRowWords, 1>(
             tile.pixels(), padded, length / kValues, buffers.rows.data(),
-            arrays.workspace + (group * blocks.depth + begin) * padded / kValues, buffers.sums.data(), padded,
+            arrays.workspace + (group * blocks.k + begin) * padded / kValues, buffers.sums.data(), buffers.sums_stride,
             begin == 0);
       }
       const float* const bias = arrays.bias + group * group_features;
       if (arrays.is_y_float) {
-        StoreTile(call, bias, buffers.samples, tile.pixels(), group, buffers.sums.data(),
-                  static_cast<float*>(arrays.y));
+        StoreTile(call, bias, buffers, tile.pixels(), group, static_cast<float*>(arrays.y));
       } else {
-        StoreTile(call, bias, buffers.samples, tile.pixels(), group, buffers.sums.data(), static_cast<T*>(arrays.y));
+        StoreTile(call, bias, buffers, tile.pixels(), group, static_cast<T*>(arrays.y));
       }
     }
   }
 
-  // Values [begin, begin + length) of K.
+  // Values [begin, begin + length) of K, row by row of the tile: samples of neighbouring taps share pixels, which stay
+  // in the L1 cache.
   static void Sample(const FusedCall& call, const T* x, const T* zeros, const OutputTile& tile, int64_t group,
                      int64_t begin, int64_t length, Buffers& buffers) {
     const Sizes& sizes = call.sizes;
     const int64_t group_channels = call.group_channels();
-    const T* const image = x + tile.image * sizes.height * sizes.width * sizes.channels;
+    buffers.runs.clear();
     for (int64_t k = 0, count; k < length; k += count) {
       const int32_t tap = int32_t((begin + k) / group_channels);
       const int64_t channel = group * group_channels + (begin + k) % group_channels;
@@ -100,14 +113,31 @@ struct Forward {
       // Up to the end of the tap, of the offset group or of the block.
       count = std::min({(tap + 1) * group_channels - (begin + k), (offset_group + 1) * sizes.group_channels() - channel,
                         length - k});
-      SampleRun(image + channel, sizes.channels, zeros, buffers.samples.Of(offset_group, tap), tile.pixels(), count,
-                buffers.rows.data() + k / kValues);
+      buffers.runs.push_back(
+          {&buffers.samples.Of(offset_group, tap), channel, count, buffers.rows.data() + k / kValues});
+    }
+    const T* const image = x + tile.image * sizes.height * sizes.width * sizes.channels;
+    for (int64_t first = 0; first < tile.pixels(); first += tile.columns) {
+      for (const Run& run : buffers.runs) {
+        SampleRun(image + run.channel, sizes.channels, zeros, *run.samples, first, first + tile.columns, run.channels,
+                  run.words);
+      }
     }
   }
 
-  static void SampleRun(const T* image, int64_t channels, const T* zeros, const SampleArrays& samples, int64_t pixels,
-                        int64_t count, float* rows) {
-    for (int64_t p = 0; p < pixels; ++p, rows += kRowWords) {
+  static void SampleRun(const T* image, int64_t channels, const T* zeros, const SampleArrays& samples, int64_t first,
+                        int64_t end, int64_t count, float* words) {
+    // A constant number of channels saves the loop over them.
+    if (count == kNarrow) {
+      BlendPixels(image, channels, zeros, samples, first, end, kNarrow, words);
+    } else {
+      BlendPixels(image, channels, zeros, samples, first, end, count, words);
+    }
+  }
+
+  static DCN_INLINE void BlendPixels(const T* image, int64_t channels, const T* zeros, const SampleArrays& samples,
+                                     int64_t first, int64_t end, int64_t count, float* words) {
+    for (int64_t p = first; p < end; ++p) {
       const T* corner[4];
       float weight[4];
       for (int i = 0; i < 4; ++i) {
@@ -115,16 +145,17 @@ struct Forward {
         corner[i] = pixel >= 0 ? image + pixel * channels : zeros;
         weight[i] = samples.weight[i][p];
       }
-      Element::Blend(corner, weight, count, rows);
+      Element::Blend(corner, weight, count, words + p * kRowWords);
     }
   }
 
   template <typename Y>
-  static void StoreTile(const FusedCall& call, const float* bias, const Samples& samples, int64_t pixels, int64_t group,
-                        const float* sums, Y* y) {
-    const int64_t padded = PaddedFeatures(call), features = call.product.group_features();
-    for (int64_t p = 0; p < pixels; ++p, sums += padded) {
-      Y* const out = y + samples.output(p) * call.product.features + group * features;
+  static void StoreTile(const FusedCall& call, const float* bias, const Buffers& buffers, int64_t pixels, int64_t group,
+                        Y* y) {
+    const int64_t features = call.product.group_features();
+    for (int64_t p = 0; p < pixels; ++p) {
+      const float* const sums = buffers.sums.data() + p * buffers.sums_stride;
+      Y* const out = y + buffers.samples.output(p) * call.product.features + group * features;
       for (int64_t f = 0; f < features; f += kLanes) {
         Store(Load(sums + f) + Load(bias + f, features - f), out + f, features - f);
       }

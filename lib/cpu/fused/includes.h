@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "aligned_vector.h"
 #include "element.h"

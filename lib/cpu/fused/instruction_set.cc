@@ -7,10 +7,10 @@
 #include <stdexcept>
 #include <string>
 
-#ifdef __x86_64__
+#if DCN_HAS_X86_KERNELS
 #include <cpuid.h>
 #endif
-#if defined(__x86_64__) && defined(__linux__)
+#if DCN_HAS_X86_KERNELS && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -20,10 +20,17 @@ namespace {
 
 constexpr const char* kNames[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx"};
 
-#ifdef __x86_64__
+#if DCN_HAS_X86_KERNELS
 bool HasAvx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+bool HasAvx2() {
+  constexpr unsigned kFeatures = 1, kF16cBit = 29;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __get_cpuid(kFeatures, &eax, &ebx, &ecx, &edx) && (ecx >> kF16cBit & 1);
 }
 
 // Whether Linux lets this process use the tile registers. A process asks once, before their first use.
@@ -46,8 +53,8 @@ bool HasTiles() {
 
 // The best of the processor up to `limit`. Only if that is AMX does the process ask for the tile registers.
 InstructionSet OfProcessor(InstructionSet limit) {
-#ifdef __x86_64__
-  if (HasAvx512()) {
+#if DCN_HAS_X86_KERNELS
+  if (HasAvx2() && HasAvx512()) {
     if (limit == InstructionSet::kAmx && __builtin_cpu_supports("avx512bf16") && HasTiles())
       return InstructionSet::kAmx;
     // Intel's processors multiply pairs of bfloat16 more slowly than float32.
@@ -55,14 +62,14 @@ InstructionSet OfProcessor(InstructionSet limit) {
     const bool has_fast_pairs = __builtin_cpu_supports("avx512bf16") && (is_requested || !__builtin_cpu_is("intel"));
     return has_fast_pairs ? InstructionSet::kAvx512Bf16 : InstructionSet::kAvx512;
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return InstructionSet::kAvx2;
+  if (HasAvx2()) return InstructionSet::kAvx2;
 #endif
   return InstructionSet::kPortable;
 }
 
 InstructionSet Determine() {
   const char* const requested = std::getenv("JAX_DCN_CPU_INSTRUCTIONS");
-  if (!requested) return OfProcessor(InstructionSet::kAmx);
+  if (!requested || !*requested) return OfProcessor(InstructionSet::kAmx);
   const auto found = std::find_if(std::begin(kNames), std::end(kNames),
                                   [&](const char* name) { return std::strcmp(name, requested) == 0; });
   if (found == std::end(kNames)) {

@@ -21,9 +21,9 @@ struct FusedKernels {
   struct Cotangents {
     // Packs the weight of a tap and a slice: taps · slices tasks.
     void (*pack)(const FusedCall&, const CotangentPlan&, const FusedCotangentArrays&, int64_t task);
-    // Computes slices of the images of a round, one image of each part, which it takes from `next`.
+    // Computes tasks of the plan, which it takes from `next` until there are no more.
     void (*compute)(const FusedCall&, const CotangentPlan&, const FusedCotangentArrays&, const void* zeros,
-                    const Tiling&, int64_t round, int64_t slot, Progress& progress, std::atomic<int64_t>& next);
+                    const Tiling&, int64_t slot, FinishedTiles&, std::atomic<int64_t>& next);
     // Adds up the weight's cotangent of a tap and a slice: taps · slices tasks.
     void (*sum_weight)(const FusedCall&, const CotangentPlan&, const FusedCotangentArrays&, int64_t task);
   } cotangents;

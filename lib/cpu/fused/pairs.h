@@ -35,16 +35,6 @@ struct Pairs {
     std::memcpy(reinterpret_cast<char*>(word) + part * sizeof value, &value, sizeof value);
   }
 
-  static DCN_INLINE void StoreRow(const BF16* from, int64_t count, float* words) {
-    std::memcpy(words, from, count * sizeof(BF16));
-  }
-  static DCN_INLINE void Round(const float* sums, int64_t count, BF16* out) {
-    for (int64_t i = 0; i < count; i += kPairChannels) {
-      const Words words = RoundedBits(Load(sums + i)) | RoundedBits(Load(sums + i + kLanes)) << 16;
-      *reinterpret_cast<VectorsOf<kLanes>::UnalignedWords*>(out + i) = words;
-    }
-  }
-
   // Two rows of 16 words, one above the other, become two vectors, whose words are pairs of the rows' elements.
   struct Interleaved {
     __m512i low, high;
@@ -59,13 +49,36 @@ struct Pairs {
     }
   };
 
+  // A row of a panel, whose elements from `count` on are zero.
+  static DCN_INLINE void StoreWords(const BF16* const (&rows)[2], int64_t count, float* words) {
+    static_assert(kPanel == kPairChannels, "a row of a panel is one pair of vectors");
+    float padded[2][kLanes] = {};
+    for (int v = 0; v < 2; ++v) std::memcpy(padded[v], rows[v], std::min<int64_t>(count, kPanel) * sizeof(BF16));
+    const Interleaved pairs(Load(padded[0]), Load(padded[1]));
+    Store((Floats)pairs.low, words);
+    Store((Floats)pairs.high, words + kLanes);
+  }
+
+  static DCN_INLINE void StoreRow(const BF16* from, int64_t count, float* words) {
+    for (int64_t i = 0; i < count; i += kPairChannels) Store((Floats)LoadWords(from + i), words + i / 2);
+  }
+  static DCN_INLINE void Round(const float* sums, int64_t count, BF16* out) {
+    alignas(64) static constexpr uint16_t kOrder[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i order = _mm512_load_si512(kOrder);
+    for (int64_t i = 0; i < count; i += kPairChannels) {
+      const Floats halves = Rounded(Load(sums + i), Load(sums + i + kLanes));
+      Store((Floats)_mm512_permutexvar_epi16(order, (__m512i)halves), reinterpret_cast<float*>(out + i));
+    }
+  }
+
   class Columns {
    public:
     Columns(int64_t max_pixels, int64_t max_channels)
-        : rows_(max_pixels * kRowWords), words_(max_channels * Product::PaddedDepth(max_pixels)) {}
+        : rows_(max_pixels * kRowWords), words_(max_channels * Product::Steps(max_pixels)) {}
 
-    void Begin(int64_t pixels) { depth_ = Product::PaddedDepth(pixels); }
-    int64_t depth() const { return depth_; }
+    void Begin(int64_t pixels) { steps_ = Product::Steps(pixels); }
+    int64_t steps() const { return steps_; }
     const float* words() const { return words_.data(); }
 
     DCN_INLINE void Put(int64_t pixel, int64_t c, Floats value) {
@@ -76,9 +89,9 @@ struct Pairs {
     void End(int64_t pixels, int64_t channels) {
       static_assert(kPanel == kPairChannels, "a panel is one pair of vectors");
       for (int64_t c = 0; c < channels; c += kPanel) {
-        float* out = words_.data() + c * depth_;
+        float* out = words_.data() + c * steps_;
         const float* row = rows_.data() + c / 2;
-        for (int64_t p = 0; p < 2 * depth_; p += 2, row += 2 * kRowWords, out += kPanel) {
+        for (int64_t p = 0; p < 2 * steps_; p += 2, row += 2 * kRowWords, out += kPanel) {
           const Interleaved pair(p < pixels ? Load(row) : Floats{}, p + 1 < pixels ? Load(row + kRowWords) : Floats{});
           Store((Floats)pair.low, out);
           Store((Floats)pair.high, out + kLanes);
@@ -88,7 +101,7 @@ struct Pairs {
 
    private:
     AlignedVector<float> rows_, words_;
-    int64_t depth_ = 0;
+    int64_t steps_ = 0;
   };
 
   class OutputCotangent {
@@ -104,10 +117,10 @@ struct Pairs {
 
     // Pairs the pixels.
     void End(int64_t pixels, int64_t features) {
-      const int64_t depth = Product::PaddedDepth(pixels);
+      const int64_t steps = Product::Steps(pixels);
       for (int64_t f = 0; f < features; f += kPairChannels) {
         const float* row = Row(0, f) + f % (2 * kBlockWords) / 2;
-        for (int64_t first = 0; first < depth; first += kLanes) {
+        for (int64_t first = 0; first < steps; first += kLanes) {
           __m512i low[kLanes], high[kLanes];
           for (int i = 0; i < kLanes; ++i, row += 2 * kRowWords) {
             const int64_t p = 2 * (first + i);
@@ -116,15 +129,15 @@ struct Pairs {
             low[i] = pair.low;
             high[i] = pair.high;
           }
-          Product::StorePairs(low, first, f, depth, pairs_.data());
-          Product::StorePairs(high, first, f + kLanes, depth, pairs_.data());
+          Product::StorePairs(low, first, f, steps, pairs_.data());
+          Product::StorePairs(high, first, f + kLanes, steps, pairs_.data());
         }
       }
     }
 
     void AddWeightSums(const Product& product, const Columns& columns, int64_t features, int64_t channels, float* sums,
                        int64_t stride, bool is_first) {
-      product.MultiplyPairs(features, channels, columns.depth(), pairs_.data(), columns.words(), sums, stride,
+      product.MultiplyPairs(features, channels, columns.steps(), pairs_.data(), columns.words(), sums, stride,
                             is_first);
     }
 

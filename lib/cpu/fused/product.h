@@ -9,10 +9,10 @@ struct FloatWords {
 
 constexpr int kPanel = kTileVectors * kLanes;  // columns of a panel of B, and of a register tile
 
-// Adds A[kRows, depth] · B[depth, kPanel] to C, or sets C where `is_first`. The element of A in row r at step k is at
+// Adds A[kRows, steps] · B[steps, kPanel] to C, or sets C where `is_first`. The element of A in row r at step k is at
 // a[r · kRowStride + k · kStepStride].
 template <typename Word, int kRows, int kRowStride, int kStepStride>
-DCN_NOINLINE void MultiplyTile(const float* a, const float* b, int64_t depth, float* c, int64_t c_stride,
+DCN_NOINLINE void MultiplyTile(const float* a, const float* b, int64_t steps, float* c, int64_t c_stride,
                                bool is_first) {
   Floats sum[kRows][kTileVectors] = {};
   if (!is_first) {
@@ -20,7 +20,7 @@ DCN_NOINLINE void MultiplyTile(const float* a, const float* b, int64_t depth, fl
       DCN_UNROLL for (int v = 0; v < kTileVectors; ++v) sum[r][v] = Load(c + r * c_stride + v * kLanes);
     }
   }
-  for (int64_t k = 0; k < depth; ++k) {
+  for (int64_t k = 0; k < steps; ++k) {
     Floats b_step[kTileVectors];
     DCN_UNROLL for (int v = 0; v < kTileVectors; ++v) b_step[v] = Load(b + v * kLanes);
     DCN_UNROLL for (int r = 0; r < kRows; ++r) {
@@ -38,12 +38,12 @@ DCN_NOINLINE void MultiplyTile(const float* a, const float* b, int64_t depth, fl
 
 // The same for the last rows, fewer than kRows + 1.
 template <typename Word, int kRows, int kRowStride, int kStepStride>
-void MultiplyLastTile(int64_t rows, const float* a, const float* b, int64_t depth, float* c, int64_t c_stride,
+void MultiplyLastTile(int64_t rows, const float* a, const float* b, int64_t steps, float* c, int64_t c_stride,
                       bool is_first) {
   if (rows == kRows) {
-    MultiplyTile<Word, kRows, kRowStride, kStepStride>(a, b, depth, c, c_stride, is_first);
+    MultiplyTile<Word, kRows, kRowStride, kStepStride>(a, b, steps, c, c_stride, is_first);
   } else if constexpr (kRows > 1) {
-    MultiplyLastTile<Word, kRows - 1, kRowStride, kStepStride>(rows, a, b, depth, c, c_stride, is_first);
+    MultiplyLastTile<Word, kRows - 1, kRowStride, kStepStride>(rows, a, b, steps, c, c_stride, is_first);
   }
 }
 
@@ -54,16 +54,16 @@ struct RegisterProduct {
 
   static int64_t PaddedRows(int64_t rows) { return rows; }
 
-  // Adds A[rows, depth] · B[depth, columns] to C[rows, c_stride], or sets C where `is_first`. B is packed in panels of
-  // kPanel columns, each [depth, kPanel]; the columns of C are padded to whole panels.
+  // Adds A[rows, steps] · B[steps, columns] to C[rows, c_stride], or sets C where `is_first`. B is packed in panels of
+  // kPanel columns, each [steps, kPanel]; the columns of C are padded to whole panels.
   template <int kRowStride, int kStepStride>
-  void Multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, const float* b, float* c,
+  void Multiply(int64_t rows, int64_t columns, int64_t steps, const float* a, const float* b, float* c,
                 int64_t c_stride, bool is_first) const {
     constexpr int64_t kLine = 16;  // floats in a cache line
     const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
-    const int64_t tile_lines = (depth * kPanel / kLine + tiles - 1) / tiles;
-    for (int64_t column = 0; column < columns; column += kPanel, b += depth * kPanel) {
-      const float* next = b + depth * kPanel;  // the next panel is fetched, a part with every tile
+    const int64_t tile_lines = (steps * kPanel / kLine + tiles - 1) / tiles;
+    for (int64_t column = 0; column < columns; column += kPanel, b += steps * kPanel) {
+      const float* next = b + steps * kPanel;  // the next panel is fetched, a part with every tile
       for (int64_t row = 0; row < rows; row += kTileRows) {
         for (int64_t line = 0; column + kPanel < columns && line < tile_lines; ++line, next += kLine) {
           __builtin_prefetch(next, 0, 2);
@@ -71,9 +71,9 @@ struct RegisterProduct {
         const float* tile = a + row * kRowStride;
         float* out = c + row * c_stride + column;
         if (row + kTileRows <= rows) {
-          MultiplyTile<Word, kTileRows, kRowStride, kStepStride>(tile, b, depth, out, c_stride, is_first);
+          MultiplyTile<Word, kTileRows, kRowStride, kStepStride>(tile, b, steps, out, c_stride, is_first);
         } else {
-          MultiplyLastTile<Word, kTileRows - 1, kRowStride, kStepStride>(rows - row, tile, b, depth, out, c_stride,
+          MultiplyLastTile<Word, kTileRows - 1, kRowStride, kStepStride>(rows - row, tile, b, steps, out, c_stride,
                                                                          is_first);
         }
       }

@@ -47,6 +47,12 @@ DCN_INLINE void Store(const FloatsOf<kCount>& value, BF16* to) {
       __builtin_convertvector(RoundedBits<kCount>(value), typename VectorsOf<kCount>::Halves);
 }
 
+// Each instruction set defines these.
+template <int kCount = kLanes>
+FloatsOf<kCount> Load(const F16* from);
+template <int kCount = kLanes>
+void Store(const FloatsOf<kCount>& value, F16* to);
+
 // The first `count` lanes; the others are zero.
 template <int kCount = kLanes, typename T>
 DCN_INLINE FloatsOf<kCount> Load(const T* from, int64_t count) {
@@ -65,16 +71,31 @@ DCN_INLINE void Store(const FloatsOf<kCount>& value, T* to, int64_t count) {
 
 DCN_INLINE Words BroadcastWord(const float* value) { return BitCast<uint32_t>(*value) + Words{}; }
 
-// The sum of all lanes, always in the same order.
+template <int kCount, int kFirst, size_t... kIndices>
+DCN_INLINE FloatsOf<sizeof...(kIndices)> Lanes(const FloatsOf<kCount>& value, std::index_sequence<kIndices...>) {
+  return FloatsOf<sizeof...(kIndices)>{value[kFirst + kIndices]...};
+}
+
+// Adds up lanes until four are left.
 template <int kCount>
-DCN_INLINE float Sum(const FloatsOf<kCount>& value) {
+DCN_INLINE FloatsOf<4> FourSums(const FloatsOf<kCount>& value) {
   if constexpr (kCount == 2) {
-    return value[0] + value[1];
+    return FloatsOf<4>{value[0], value[1], 0, 0};
+  } else if constexpr (kCount == 4) {
+    return value;
   } else {
-    FloatsOf<kCount / 2> low, high;
-    std::memcpy(&low, &value, sizeof low);
-    std::memcpy(&high, reinterpret_cast<const char*>(&value) + sizeof low, sizeof high);
-    low += high;
-    return Sum<kCount / 2>(low);
+    constexpr auto kHalf = std::make_index_sequence<kCount / 2>();
+    return FourSums<kCount / 2>(Lanes<kCount, 0>(value, kHalf) + Lanes<kCount, kCount / 2>(value, kHalf));
   }
+}
+
+// The sum of all lanes of each vector, always in the same order.
+template <int kCount>
+DCN_INLINE FloatsOf<4> Sums(const FloatsOf<kCount> (&values)[4]) {
+  using Four = FloatsOf<4>;
+  const Four a = FourSums<kCount>(values[0]), b = FourSums<kCount>(values[1]);
+  const Four c = FourSums<kCount>(values[2]), d = FourSums<kCount>(values[3]);
+  const Four ab = Four{a[0], b[0], a[1], b[1]} + Four{a[2], b[2], a[3], b[3]};
+  const Four cd = Four{c[0], d[0], c[1], d[1]} + Four{c[2], d[2], c[3], d[3]};
+  return Four{ab[0], ab[1], cd[0], cd[1]} + Four{ab[2], ab[3], cd[2], cd[3]};
 }

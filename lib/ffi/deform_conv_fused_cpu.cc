@@ -1,5 +1,5 @@
 // XLA FFI handlers of the fused convolution on CPUs and of its cotangents.
-#include "fused_convolution.h"
+#include "deform_conv_fused.h"
 
 #include <vector>
 
@@ -15,7 +15,7 @@ namespace {
 ProductCall DecodeFusedConv(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer offset,
                             ffi::AnyBuffer origin, ffi::RemainingArgs mask, ffi::AnyBuffer weight, ffi::AnyBuffer y) {
   const ProductCall call = DecodeProductCall(checks, attributes, "x", x, offset, origin, mask, y);
-  checks.Require(call.dtype == DType::kF32 || call.dtype == DType::kBF16, "x must be float32 or bfloat16");
+  checks.Require(call.dtype != DType::kF64, "x must be float32, bfloat16 or float16");
   if (!checks.ok()) return call;
   const Sizes& sizes = call.sizes;
   const Product& product = call.product;
@@ -69,13 +69,12 @@ ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ff
   arrays.d_offset = next("offset", ffi::F32, {sizes.images, sizes.rows, sizes.columns, 2 * positions});
   arrays.d_mask = next("mask", ffi::F32, {sizes.images, sizes.rows, sizes.columns, positions});
   arrays.d_weight = next("weight", ffi::F32, {sizes.taps(), call.group_channels(), product.features});
-  const bool of_x = checks.Attribute(attributes, "x_requested", false);
-  const bool of_weight = checks.Attribute(attributes, "weight_requested", false);
-  const bool of_positions =
-      checks.Attribute(attributes, "offset_requested", false) || checks.Attribute(attributes, "mask_requested", false);
-  checks.Require(checks.Attribute(attributes, "workspace_requested", false), "needs a workspace");
-  arrays.workspace = next("workspace", ffi::F32,
-                          {FusedCotangentsWorkspace(call.dtype, sizes, product, of_x, of_positions, of_weight)});
+  const auto is_requested = [&](const char* name) { return checks.Attribute(attributes, name, false); };
+  const bool offset_or_mask = is_requested("offset_requested") || is_requested("mask_requested");
+  arrays.requested = {is_requested("x_requested"), offset_or_mask, is_requested("weight_requested")};
+  checks.Require(is_requested("workspace_requested"), "needs a workspace");
+  const int64_t workspace = FusedCotangentsWorkspace(call.dtype, sizes, product, arrays.requested);
+  arrays.workspace = next("workspace", ffi::F32, {workspace});
   requested.CheckEnd();
   if (!checks.ok()) return checks.error();
   Device device(context);
@@ -109,7 +108,7 @@ XLA_FFI_DEFINE_HANDLER(kFusedConvCotangents, FusedConvCotangentsImpl,
 
 }  // namespace
 
-std::vector<Handler> FusedConvolutionHandlers() {
+std::vector<Handler> CpuFusedDeformConvHandlers() {
   return {{"dcn_cpu_fused_forward", WrappedHandler<kFusedConvForward>},
           {"dcn_cpu_fused_cotangents", WrappedHandler<kFusedConvCotangents>}};
 }

@@ -1,0 +1,88 @@
+#include "deform_conv_fused.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <vector>
+
+#include "device.h"
+#include "fused/instruction_set.h"
+#include "fused/kernels.h"
+#include "large_pages.h"
+
+namespace dcn {
+namespace {
+
+const FusedKernels& KernelsOf([[maybe_unused]] InstructionSet set, DType dtype) {
+#if DCN_HAS_X86_KERNELS
+  switch (set) {
+    case InstructionSet::kAmx:
+      return AmxKernels();
+    case InstructionSet::kAvx512Bf16:
+      return Avx512Bf16Kernels();
+    case InstructionSet::kAvx512:
+      return Avx512Kernels(dtype);
+    case InstructionSet::kAvx2:
+      return Avx2Kernels(dtype);
+    case InstructionSet::kPortable:
+      break;
+  }
+#endif
+  return PortableKernels(dtype);
+}
+
+}  // namespace
+
+const char* FusedInstructions() { return NameOf(BestInstructionSet()); }
+
+const char* FusedForward(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
+                         const Product& product, const FusedForwardArrays& arrays) {
+  if (sizes.pixels() == 0) return nullptr;
+  const FusedCall call = {sizes, product, positions};
+  const InstructionSet set = InstructionSetFor(BestInstructionSet(), dtype, call, true);
+  const bool is_y_wide = arrays.is_y_float || dtype == DType::kF32;
+  PreferLargePages(static_cast<char*>(arrays.y), sizes.pixels() * product.features * (is_y_wide ? 4 : 2));
+  const FusedKernels::Forward& kernels = KernelsOf(set, dtype).forward;
+  device.ParallelFor(kernels.packing_tasks(call), [&](int64_t task) { kernels.pack(call, arrays, task); });
+  const std::vector<float> zeros(sizes.group_channels(), 0.0f);
+  const Tiling tiling = ForwardTiling(set, call);
+  std::atomic<int64_t> next{0};
+  device.ParallelFor(std::clamp(device.threads(), int64_t{1}, tiling.count()),
+                     [&](int64_t) { kernels.compute(call, arrays, zeros.data(), tiling, next); });
+  return nullptr;
+}
+
+const char* FusedCotangents(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
+                            const Product& product, const FusedCotangentArrays& arrays) {
+  const FusedCall call = {sizes, product, positions};
+  const InstructionSet set = InstructionSetFor(BestInstructionSet(), dtype, call, false);
+  const FusedKernels::Cotangents& kernels = KernelsOf(set, dtype).cotangents;
+  const RequestedCotangents requested = arrays.requested;
+  if (!requested.any()) return nullptr;
+  const CotangentPlan plan(dtype, sizes, product, requested);
+  const int64_t x_elements = sizes.images * sizes.height * sizes.width * sizes.channels;
+  const int64_t samples = sizes.images * sizes.offset_groups * sizes.samples();
+  PreferLargePages(static_cast<char*>(arrays.d_x), x_elements * (dtype == DType::kF32 ? 4 : 2));
+  PreferLargePages(arrays.d_offset, 2 * samples);
+  PreferLargePages(arrays.d_mask, samples);
+  const Tiling tiling = CotangentTiling(set, sizes);
+  const int64_t weight_tasks = sizes.taps() * plan.slices;
+  if (requested.x || requested.positions) {
+    device.ParallelFor(weight_tasks, [&](int64_t task) { kernels.pack(call, plan, arrays, task); });
+  }
+  const std::vector<float> zeros(sizes.group_channels(), 0.0f);
+  FinishedTiles finished(plan.tasks());
+  std::atomic<int64_t> next{0};
+  device.ParallelFor(std::clamp(device.threads(), int64_t{1}, plan.slots), [&](int64_t slot) {
+    kernels.compute(call, plan, arrays, zeros.data(), tiling, slot, finished, next);
+  });
+  if (!requested.weight) return nullptr;
+  if (sizes.pixels() == 0) {
+    std::memset(arrays.d_weight, 0, sizes.taps() * call.group_channels() * product.features * sizeof(float));
+  } else {
+    device.ParallelFor(weight_tasks, [&](int64_t task) { kernels.sum_weight(call, plan, arrays, task); });
+  }
+  return nullptr;
+}
+
+}  // namespace dcn
