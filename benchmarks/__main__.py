@@ -60,6 +60,11 @@ def parse(arguments):
     parser.add_argument(
         "--dtypes", nargs="+", choices=DTYPES["gpu"], default=DTYPES.get(jax.default_backend(), DTYPES["cpu"])
     )
+    names = operators.contenders()
+    parser.add_argument(
+        "--contenders", nargs="+", choices=names, default=names, metavar="NAME",
+        help=f"which ones to compare with: {', '.join(names)}; by default all",
+    )  # fmt: skip
     parser.add_argument("--repeats", type=int, default=15, help="how often each contender is timed, unless it is slow")
     parser.add_argument("--seconds", type=float, help="time limit, after which no task is started")
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="output folder")

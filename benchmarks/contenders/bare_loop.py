@@ -4,24 +4,19 @@ It is a C++ program for float32 and heads of 32 channels, compiled for the proce
 """
 
 import ctypes
-import hashlib
-from functools import cache
-from pathlib import Path
 
 import jax
 import numpy as np
 
-from benchmarks.contenders import Call, Unavailable
+from benchmarks.contenders import Call, Unavailable, native
 from benchmarks.contenders.pure_jax import window_positions
-from benchmarks.readers import cached_build
-from benchmarks.readers.machine import cores, processor
+from benchmarks.readers.machine import cores
 
 NAME = "bare loop"
 ABOUT = (
     "Time: the time of jax_dcn as a multiple of that of a C++ loop that only gathers and multiplies: it is given the "
     "corners of all samples and their weights. "
 )
-SOURCE = Path(__file__).with_suffix(".cc")
 CHANNELS = 32
 
 
@@ -85,15 +80,8 @@ def prepare(problem, backward, value, pixel, weight):
     return Call(start, wait=lambda _: None, arrays=lambda out: {"y": out.copy()}, held=lambda call: (call(), None))
 
 
-@cache
 def library():
-    words = ["g++", "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"]
-    try:
-        # -march=native depends on the processor.
-        name = f"bare_loop_{hashlib.sha256(processor().encode()).hexdigest()[:8]}.so"
-        loaded = ctypes.CDLL(str(cached_build.build(name, [*words, str(SOURCE)], [SOURCE])))
-    except (OSError, RuntimeError) as error:
-        raise Unavailable("needs g++") from error
+    loaded = native.library("bare_loop")
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     loaded.SumRows.argtypes = [pointer, number, number, pointer, pointer, pointer, number]
     loaded.SumRows.restype = None

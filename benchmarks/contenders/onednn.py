@@ -1,4 +1,4 @@
-"""oneDNN's ordinary convolution through PyTorch, on the CPU, with channels last. It is the peak of the processor."""
+"""oneDNN's ordinary convolution through PyTorch, on the CPU, with channels last: the fastest one that is known."""
 
 import jax
 import numpy as np

@@ -11,6 +11,7 @@ import jax_dcn
 from benchmarks.contenders import (
     Contender,
     Problem,
+    bare_convolution,
     compiled,
     onednn,
     onnxruntime,
@@ -20,10 +21,12 @@ from benchmarks.contenders import (
 )
 
 NAME = "deform_conv2d"
-FLOOR, PRODUCTS, PEAK = FLOORS = ("XLA convolution", "matrix products", "oneDNN convolution")
+FLOOR, PRODUCTS, PEAK = ("XLA convolution", "matrix products", "oneDNN convolution")
+FLOORS = (FLOOR, PRODUCTS, PEAK, bare_convolution.NAME)
 ABOUT_FLOORS = (
     "Time: the time of jax_dcn as a multiple of that of XLA's ordinary convolution, which samples nothing, of that of "
     "only the matrix products, of columns that are already in memory, and of oneDNN's ordinary convolution. "
+    + bare_convolution.ABOUT
 )
 VARIED = ("x", "offset", "weight", "mask")
 
@@ -141,6 +144,7 @@ CONTENDERS = {
     FLOOR: compiled.contender(ordinary, ("x", "weight"), agrees_at=undeformed),
     PRODUCTS: Contender(products.prepare, agrees_at=undeformed),
     PEAK: Contender(onednn.prepare, agrees_at=undeformed, compiles=False),
+    bare_convolution.NAME: Contender(bare_convolution.prepare),
     "pure JAX": compiled.contender(pure_jax.deform_conv2d, VARIED),
     "torchvision": Contender(partial(torchvision.prepare, by_torchvision), compiles=False),
     "onnxruntime": Contender(onnxruntime.prepare, compiles=False),

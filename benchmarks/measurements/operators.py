@@ -18,10 +18,16 @@ def tasks(args):
     for name in args.shapes or shapes():
         for dtype in args.dtypes:
             operator = next(operator for operator in OPERATORS.values() if name in operator.SHAPES)
-            yield f"{name} {dtype}", partial(rows_of, operator, name, dtype, args.repeats)
+            yield f"{name} {dtype}", partial(rows_of, operator, name, dtype, args.repeats, args.contenders)
 
 
-def rows_of(operator, name, dtype, repeats):
+def contenders():
+    """The names of all."""
+    return list(dict.fromkeys(name for operator in OPERATORS.values() for name in operator.CONTENDERS))
+
+
+def rows_of(operator, name, dtype, repeats, chosen):
     row = {"operator": operator.NAME, "shape": name, "dtype": dtype}
     problem = operator.problem(operator.SHAPES[name], dtype)
-    return [row | measured for measured in measure(problem, operator.CONTENDERS, repeats)]
+    compared = {name: contender for name, contender in operator.CONTENDERS.items() if name in ("jax_dcn", *chosen)}
+    return [row | measured for measured in measure(problem, compared, repeats)]

@@ -10,6 +10,8 @@ import jax
 
 from benchmarks.readers.sources import commit
 
+# They limit the instructions that this package, oneDNN and XLA use.
+LIMITS = ("JAX_DCN_CPU_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "XLA_FLAGS")
 PACKAGES = ("jax_dcn", "jax", "jaxlib", "torch", "torchvision", "onnxruntime")
 
 
@@ -21,6 +23,7 @@ def machine():
         "processor": f"{processor()}, {cores()} cores",
         "python": platform.python_version(),
         **{name: found for name in PACKAGES if (found := installed(name))},
+        **{name: os.environ[name] for name in LIMITS if name in os.environ},
     }
 
 

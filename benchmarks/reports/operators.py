@@ -14,8 +14,8 @@ MEMORY = (
     "XLA's plan, without what custom calls and libraries allocate themselves. "
 )
 MEMORY_OF_OTHERS = {
-    "torchvision": "torchvision on a GPU: the peak of its allocator. torchvision and onnxruntime on a CPU: how much "
-    "the process grew during the first call.",
+    "torchvision": "torchvision on a GPU: the peak of its allocator. torchvision, oneDNN and onnxruntime on a CPU: how "
+    "much the process grew during the first call.",
     "PyTorch": "PyTorch: the peak of its allocator on a GPU; on a CPU, how much the process grew in the first call.",
 }
 

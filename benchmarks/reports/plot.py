@@ -13,14 +13,14 @@ COLOURS = {
     "XLA convolution": "black",
     "oneDNN convolution": "#e377c2",
     "matrix products": "#7f7f7f",
-    "bare loop": "black",
+    "bare loop": "#bcbd22",
     "pure JAX": "#1f77b4",
     "torchvision": "#ff7f0e",
     "PyTorch": "#ff7f0e",
     "onnxruntime": "#2ca02c",
     "reference": "#9467bd",
 }
-MARKERS = dict(zip(COLOURS, "|*DPxDs^^vo", strict=True))
+MARKERS = dict(zip(COLOURS, "|*DPxhs^^vo", strict=True))
 
 
 def draw(results, stem):

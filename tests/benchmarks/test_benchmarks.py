@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import jax
 import numpy as np
@@ -23,6 +24,8 @@ from benchmarks.measurements import (
 )
 from benchmarks.measurements.measure import measure
 from benchmarks.readers import memory
+from benchmarks.reports.plot import COLOURS, MARKERS
+from jax_dcn._operators.deform_conv.cpu_fused import INSTRUCTIONS
 
 pytestmark = pytest.mark.platforms("cpu")  # the threads of the benchmarks use jax's default platform
 
@@ -104,11 +107,35 @@ def test_onnxruntime_agrees():
     assert backward["without"] == {"onnxruntime": "has no backward pass"}
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.skipif(not INSTRUCTIONS.startswith(("avx512", "amx")), reason="the processor has no AVX-512")
+def test_the_bare_loop_of_the_convolution_agrees():
+    contenders = {name: deform_conv.CONTENDERS[name] for name in ("jax_dcn", "bare loop")}
+    shape = deform_conv.Shape(2, 9, 11, 40, 64, offset_groups=5)
+    forward, backward = measure(deform_conv.problem(shape, "float32"), contenders, 1)
+    assert "bare loop" in forward["seconds"], forward
+    assert backward["without"] == {"bare loop": "has no backward pass"}
+
+
+@pytest.mark.parametrize("operator", operators.OPERATORS)
+def test_contenders_of_a_plot_look_different(operator):
+    names = operators.OPERATORS[operator].CONTENDERS
+    assert len({(COLOURS[name], MARKERS[name]) for name in names}) == len(names)
+
+
 def test_the_time_limit_names_what_was_not_reached(tiny, tmp_path):
     _, results, text = run(tmp_path, "operators", "--dtypes", "float32", "--seconds", "0")
     assert results["operators"] == []
     assert results["not reached"] == [f"{shape} float32" for shape in "APRMW"]
     assert "Not reached in 0 s: A float32, P float32, R float32, M float32, W float32." in text
+
+
+def test_chosen_contenders_and_limited_instructions(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    arguments = ("--contenders", "reference", "--shapes", "A", "--dtypes", "float32", "--no-plot")
+    _, results, text = run(tmp_path, "operators", *arguments)
+    assert all(set(row["seconds"]) == {"jax_dcn", "reference"} for row in results["operators"])
+    assert "ONEDNN_MAX_CPU_ISA AVX2" in text
 
 
 @pytest.mark.parametrize("wrong", [lambda y: y + 1, lambda y: y * math.nan], ids=["values", "nan"])
