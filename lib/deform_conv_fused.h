@@ -65,7 +65,7 @@ struct FusedBlocks {
 };
 
 // The number of elements in a vector, which the kernels load and store at once.
-constexpr int64_t FusedVector(DType dtype) { return FusedLimits::kVectorBytes / (dtype == DType::kF32 ? 4 : 2); }
+constexpr int64_t FusedVector(DType dtype) { return FusedLimits::kVectorBytes / BytesOf(dtype); }
 
 // weight: [features, taps, channels / groups]; bias: float[features]; y: [images, rows, columns, features], float if
 // `is_y_float`. The channels of a feature group and of an offset group are multiples of FusedVector, and the features
@@ -121,10 +121,10 @@ struct FusedForwardArrays {
   const float* bias;   // [features]
   bool is_y_float;     // otherwise it has x's type
   void* y;             // [images, rows, columns, features]
-  float* workspace;    // FusedForwardWorkspace elements
+  float* workspace;    // FusedForwardWorkspace elements: the packed weight, where pairs of bfloat16 are multiplied
 };
 
-int64_t FusedForwardWorkspace(const Sizes&, const Product&);
+int64_t FusedForwardWorkspace(DType, const Sizes&, const Product&);
 const char* FusedForward(Device&, DType, const Sizes&, const Positions&, const Product&, const FusedForwardArrays&);
 
 struct RequestedCotangents {
@@ -144,7 +144,9 @@ struct FusedCotangentArrays {
   float* workspace;          // FusedCotangentsWorkspace elements
 };
 
-// How many tasks of the cotangents may run at a time.
+// How many tasks of the cotangents may run at a time. A 16-bit x needs memory for each. The workspace may be larger so
+// that kMinConcurrentTasks can.
+constexpr int64_t kMinConcurrentTasks = 3;
 int64_t FusedCotangentsTasks(DType, const Sizes&, const Product&, RequestedCotangents);
 int64_t FusedCotangentsWorkspace(DType, const Sizes&, const Product&, RequestedCotangents);
 const char* FusedCotangents(Device&, DType, const Sizes&, const Positions&, const Product&,

@@ -1,9 +1,25 @@
 // Element types of arrays, and dispatch from a DType to a C++ type.
 #pragma once
 
+#include <cstdint>
+
 namespace dcn {
 
 enum class DType { kF16, kBF16, kF32, kF64 };
+
+// The size of an element.
+constexpr int64_t BytesOf(DType dtype) {
+  switch (dtype) {
+    case DType::kF16:
+    case DType::kBF16:
+      return 2;
+    case DType::kF32:
+      return 4;
+    case DType::kF64:
+      break;
+  }
+  return 8;
+}
 
 // The type of positions and sums for arrays of T.
 template <typename T>

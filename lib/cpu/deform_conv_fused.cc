@@ -40,12 +40,14 @@ const char* FusedForward(Device& device, DType dtype, const Sizes& sizes, const 
   if (sizes.pixels() == 0) return nullptr;
   const FusedCall call = {sizes, product, positions};
   const InstructionSet set = InstructionSetFor(BestInstructionSet(), dtype, call, true);
-  const bool is_y_wide = arrays.is_y_float || dtype == DType::kF32;
-  PreferLargePages(static_cast<char*>(arrays.y), sizes.pixels() * product.features * (is_y_wide ? 4 : 2));
+  const int64_t y_bytes = arrays.is_y_float ? int64_t(sizeof(float)) : BytesOf(dtype);
+  PreferLargePages(static_cast<char*>(arrays.y), sizes.pixels() * product.features * y_bytes);
   const FusedKernels::Forward& kernels = KernelsOf(set, dtype).forward;
-  device.ParallelFor(kernels.packing_tasks(call), [&](int64_t task) { kernels.pack(call, arrays, task); });
+  if (kernels.pack) {
+    device.ParallelFor(kernels.packing_tasks(call), [&](int64_t task) { kernels.pack(call, arrays, task); });
+  }
   const std::vector<float> zeros(sizes.group_channels(), 0.0f);
-  const Tiling tiling = ForwardTiling(set, call);
+  const Tiling tiling = ForwardTiling(set, dtype, call);
   std::atomic<int64_t> next{0};
   device.ParallelFor(std::clamp(device.threads(), int64_t{1}, tiling.count()),
                      [&](int64_t) { kernels.compute(call, arrays, zeros.data(), tiling, next); });
@@ -62,7 +64,7 @@ const char* FusedCotangents(Device& device, DType dtype, const Sizes& sizes, con
   const CotangentPlan plan(dtype, sizes, product, requested);
   const int64_t x_elements = sizes.images * sizes.height * sizes.width * sizes.channels;
   const int64_t samples = sizes.images * sizes.offset_groups * sizes.samples();
-  PreferLargePages(static_cast<char*>(arrays.d_x), x_elements * (dtype == DType::kF32 ? 4 : 2));
+  PreferLargePages(static_cast<char*>(arrays.d_x), x_elements * BytesOf(dtype));
   PreferLargePages(arrays.d_offset, 2 * samples);
   PreferLargePages(arrays.d_mask, samples);
   const Tiling tiling = CotangentTiling(set, sizes);

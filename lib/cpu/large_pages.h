@@ -9,8 +9,8 @@
 
 namespace dcn {
 
-// Asks Linux to back an array that has not been written yet with pages of 2 MiB. To be called before the threads of a
-// kernel start to fill a result. The array may be null.
+// Asks Linux to back an array that has not been written yet with pages of 2 MiB. Call it before the threads of
+// a kernel start to fill a result. The array may be null.
 //
 // glibc requests every allocation of 32 MiB or more from the system, so each call writes to new pages. With pages of 4
 // KiB, the page faults take several times as long as filling the array with zeros. Smaller allocations reuse memory,

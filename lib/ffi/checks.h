@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "dtype.h"
-#include "ffi/saturating.h"
+#include "saturating.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace dcn {

@@ -39,7 +39,7 @@ ffi::Error FusedConvForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::
   checks.Type("bias", bias, ffi::F32);
   checks.Shape("bias", bias, {call.product.features});
   checks.Type("workspace", *workspace, ffi::F32);
-  if (checks.ok()) checks.Shape("workspace", *workspace, {FusedForwardWorkspace(call.sizes, call.product)});
+  if (checks.ok()) checks.Shape("workspace", *workspace, {FusedForwardWorkspace(call.dtype, call.sizes, call.product)});
   if (!checks.ok()) return checks.error();
   Device device(context);
   const FusedForwardArrays arrays = {x.untyped_data(), weight.untyped_data(), bias.typed_data<float>(),
@@ -62,19 +62,19 @@ ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ff
   arrays.x = x.untyped_data();
   arrays.weight = weight.untyped_data();
   arrays.d_y = d_y.untyped_data();
-  const auto next = [&](const char* name, ffi::DataType type, const std::vector<int64_t>& shape) {
-    return static_cast<float*>(requested.Next(name, type, shape));
+  const auto next = [&](const char* name, const std::vector<int64_t>& shape) {
+    return static_cast<float*>(requested.Next(name, ffi::F32, shape));
   };
-  arrays.d_x = next("x", x.element_type(), {sizes.images, sizes.height, sizes.width, sizes.channels});
-  arrays.d_offset = next("offset", ffi::F32, {sizes.images, sizes.rows, sizes.columns, 2 * positions});
-  arrays.d_mask = next("mask", ffi::F32, {sizes.images, sizes.rows, sizes.columns, positions});
-  arrays.d_weight = next("weight", ffi::F32, {sizes.taps(), call.group_channels(), product.features});
+  arrays.d_x = requested.Next("x", x.element_type(), {sizes.images, sizes.height, sizes.width, sizes.channels});
+  arrays.d_offset = next("offset", {sizes.images, sizes.rows, sizes.columns, 2 * positions});
+  arrays.d_mask = next("mask", {sizes.images, sizes.rows, sizes.columns, positions});
+  arrays.d_weight = next("weight", {sizes.taps(), call.group_channels(), product.features});
   const auto is_requested = [&](const char* name) { return checks.Attribute(attributes, name, false); };
   const bool offset_or_mask = is_requested("offset_requested") || is_requested("mask_requested");
   arrays.requested = {is_requested("x_requested"), offset_or_mask, is_requested("weight_requested")};
   checks.Require(is_requested("workspace_requested"), "needs a workspace");
   const int64_t workspace = FusedCotangentsWorkspace(call.dtype, sizes, product, arrays.requested);
-  arrays.workspace = next("workspace", ffi::F32, {workspace});
+  arrays.workspace = next("workspace", {workspace});
   requested.CheckEnd();
   if (!checks.ok()) return checks.error();
   Device device(context);

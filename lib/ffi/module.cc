@@ -1,6 +1,7 @@
 // The Python module of one backend: its handlers as a capsule per stage, the FFI version and compiler of the build, and
 // the limits and thread blocks of CUDA's fused kernels. All backends export these, since CUDA programs may be lowered
-// by a build without CUDA. That of the CPU has what its own fused kernels need, too.
+// by a build without CUDA. That of the CPU also exports what Python needs to
+// know of its fused kernels.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
@@ -14,6 +15,10 @@
 #include "ffi/handlers.h"
 #ifdef DCN_CPU
 #include "deform_conv_fused.h"
+
+#ifdef DCN_CPU
+#include "fused/instruction_set.h"
+#endif
 #endif
 
 namespace nb = nanobind;
@@ -106,6 +111,9 @@ std::array<int64_t, 2> FusedCotangentsPlan(const std::string& dtype_name, std::a
                                            std::array<int64_t, 2> output, int64_t taps, int64_t offset_groups,
                                            int64_t features, int64_t feature_group_count, bool x_requested,
                                            bool positions_requested, bool weight_requested) {
+  const bool is_possible = x[3] > 0 && features > 0 && feature_group_count > 0 && x[3] % feature_group_count == 0 &&
+                           features % feature_group_count == 0 && 0 < taps && taps <= INT32_MAX;
+  if (!is_possible) throw std::invalid_argument("fused_cotangents_plan: no call has such sizes");
   dcn::Sizes sizes = {};
   sizes.window.kernel[0] = 1;
   sizes.window.kernel[1] = int32_t(taps);
@@ -146,6 +154,8 @@ NB_MODULE(DCN_MODULE, module) {
 #ifdef DCN_CPU
   module.attr("fused_instructions") = dcn::FusedInstructions();
   module.attr("fused_padding") = dcn::kFeaturePadding;
+  module.attr("fused_min_tasks") = dcn::kMinConcurrentTasks;
+  module.attr("has_x86_kernels") = bool(DCN_HAS_X86_KERNELS);
   module.def("fused_cotangents_plan", &FusedCotangentsPlan, nb::arg("dtype"), nb::arg("x"), nb::arg("output"),
              nb::arg("taps"), nb::arg("offset_groups"), nb::arg("features"), nb::arg("feature_group_count"),
              nb::arg("x_requested"), nb::arg("positions_requested"), nb::arg("weight_requested"));

@@ -347,6 +347,10 @@ class CallBuilder {
     call_.attributes["feature_group_count"] = Attribute::Integer(groups_);
   }
   std::vector<int64_t> WeightByTapShape() const { return {taps_, PerGroup(channels_), features_}; }
+  dcn::DType FusedDType() const {
+    if (type_ == kF32) return dcn::DType::kF32;
+    return type_ == kF16 ? dcn::DType::kF16 : dcn::DType::kBF16;
+  }
   // 0 for sizes that every workspace is refused for.
   template <typename Size>
   int64_t CpuWorkspace(const Size& size) const {
@@ -372,7 +376,10 @@ class CallBuilder {
     Argument(kF32, {features_});
     OptionalMask(kF32);
     Result(bytes_.Below(2) ? kF32 : type_, YShape());
-    Result(kF32, {CpuWorkspace(dcn::FusedForwardWorkspace)}, Role::kScratch);
+    const int64_t workspace = CpuWorkspace([&](const dcn::Sizes& sizes, const dcn::Product& product) {
+      return dcn::FusedForwardWorkspace(FusedDType(), sizes, product);
+    });
+    Result(kF32, {workspace}, Role::kScratch);
   }
   void CpuFusedCotangents() {
     CpuFused();
@@ -392,9 +399,8 @@ class CallBuilder {
     const bool has_workspace = bytes_.Below(16) < 15;
     call_.is_valid &= has_workspace;
     call_.attributes["workspace_requested"] = Attribute::Boolean(has_workspace);
-    const dcn::DType dtype = type_ == kF32 ? dcn::DType::kF32 : dcn::DType::kBF16;
     const int64_t workspace = CpuWorkspace([&](const dcn::Sizes& sizes, const dcn::Product& product) {
-      return dcn::FusedCotangentsWorkspace(dtype, sizes, product, requested);
+      return dcn::FusedCotangentsWorkspace(FusedDType(), sizes, product, requested);
     });
     if (has_workspace) Result(kF32, {workspace}, Role::kScratch);
   }

@@ -70,12 +70,23 @@ def program(name: str, sanitizer: str, kernels: dict[str, pathlib.Path]) -> path
     return _link(pathlib.Path(name).stem, [(path, []) for path in sources], sanitizer)
 
 
-def cpu_fused_program(sanitizer: str, folder: pathlib.Path = CPU, changed: Collection[str] = ()) -> pathlib.Path:
-    """An executable of cpu_fused.cc and the CPU's fused kernels, of which `changed` are compiled in another folder."""
+def cpu_fused_program(
+    sanitizer: str, folder: pathlib.Path = CPU, changed: Collection[str] = (), is_emulated: bool = False
+) -> pathlib.Path:
+    """An executable of cpu_fused.cc and the CPU's fused kernels, of which `changed` are compiled in another folder.
+
+    It may emulate AVX512-BF16 and AMX, in terms of AVX-512.
+    """
     main = [CPU / "deform_conv_fused.cc", CPU / "device.cc"]
     paths = {path.stem: path for path in [*main, *sorted(CPU.glob("fused/*.cc"))]}
-    sources = [(path, CPU_FLAGS) for name, path in paths.items() if name not in changed]
-    sources += [(folder / paths[name].relative_to(CPU), _changed_cpu_flags(folder)) for name in changed]
+    own: dict[str, list[str]] = {}
+    if is_emulated:
+        paths["instruction_set"] = HERE / "emulated_instruction_set.cc"
+        own = dict.fromkeys(["avx512_bf16", "amx"], ["-include", "emulated_instructions.h"])
+    sources = [(path, [*CPU_FLAGS, *own.get(name, [])]) for name, path in paths.items() if name not in changed]
+    sources += [
+        (folder / paths[name].relative_to(CPU), [*_changed_cpu_flags(folder), *own.get(name, [])]) for name in changed
+    ]
     return _link("cpu_fused", [*sources, (HERE / "cpu_fused.cc", ["-iquote", str(CPU)])], sanitizer)
 
 

@@ -89,6 +89,13 @@ class Array {
       std::exit(1);
     }
   }
+  void CheckNotWritten(const char* name) const {
+    for (int64_t i = 0; i < size_; ++i) {
+      if (float(data_[i]) != float(data_[i])) continue;
+      std::printf("element %lld of %s is %g, must not be written\n", static_cast<long long>(i), name, double(data_[i]));
+      std::exit(1);
+    }
+  }
 
  private:
   int64_t size_;
@@ -166,20 +173,22 @@ class Test {
     Compare<float>();
   }
 
-  void Cotangents(RequestedCotangents requested) {
+  // The cotangents of the positions are those of the offset, of the mask or of both.
+  void Cotangents(RequestedCotangents requested, bool of_offset = true, bool of_mask = true) {
     Array<T> d_x(d_x_.size());
     Array<float> d_offset(2 * samples_), d_mask(samples_), d_weight(d_weight_.size());
     Array<float> workspace(FusedCotangentsWorkspace(DTypeOf(), sizes_, product_, requested));
     Run([&](Device& device) {
-      return FusedCotangents(device, DTypeOf(), sizes_, positions_, product_,
-                             {x_.data(), weight_.data(), d_y_.data(), requested, d_x.data(),
-                              requested.positions ? d_offset.data() : nullptr,
-                              requested.positions ? d_mask.data() : nullptr, d_weight.data(), workspace.data()});
+      return FusedCotangents(
+          device, DTypeOf(), sizes_, positions_, product_,
+          {x_.data(), weight_.data(), d_y_.data(), requested, d_x.data(),
+           requested.positions && of_offset ? d_offset.data() : nullptr,
+           requested.positions && of_mask ? d_mask.data() : nullptr, d_weight.data(), workspace.data()});
     });
-    if (requested.x) d_x.Check("d_x", d_x_);
-    if (requested.positions) d_offset.Check("d_offset", d_offset_);
-    if (requested.positions) d_mask.Check("d_mask", d_mask_);
-    if (requested.weight) d_weight.Check("d_weight", d_weight_);
+    requested.x ? d_x.Check("d_x", d_x_) : d_x.CheckNotWritten("d_x");
+    if (requested.positions && of_offset) d_offset.Check("d_offset", d_offset_);
+    if (requested.positions && of_mask) d_mask.Check("d_mask", d_mask_);
+    requested.weight ? d_weight.Check("d_weight", d_weight_) : d_weight.CheckNotWritten("d_weight");
   }
 
  private:
@@ -193,7 +202,7 @@ class Test {
   template <typename Y>
   void Compare() {
     Array<Y> y(d_y_size());
-    Array<float> workspace(FusedForwardWorkspace(sizes_, product_));
+    Array<float> workspace(FusedForwardWorkspace(DTypeOf(), sizes_, product_));
     Run([&](Device& device) {
       return FusedForward(
           device, DTypeOf(), sizes_, positions_, product_,
@@ -258,14 +267,14 @@ class Test {
   std::vector<double> y_, d_x_, d_weight_, d_offset_, d_mask_;
 };
 
-// Each has an odd end of another kind. Channels and features that are multiples of 32 are multiplied in pairs.
+// Each has a tail of another kind. Channels and features that are multiples of 32 are multiplied in pairs.
 constexpr Shape kShapes[] = {
     {1, 1, 1, 1, 1, 1, 1, 1, 1, {1, 1}},               // one of everything
     {0, 3, 3, 2, 1, 1, 2, 2, 2, {2, 2}},               // no images
     {1, 0, 3, 2, 1, 1, 2, 2, 2, {2, 2}},               // no pixels of x
     {1, 3, 3, 2, 1, 1, 2, 0, 2, {2, 2}},               // no pixels of y
     {2, 5, 6, 3, 1, 1, 5, 3, 4, {3, 3}, false},        // no mask
-    {40, 2, 3, 6, 2, 3, 9, 2, 3, {1, 2}},              // more images than parts; groups in no ratio
+    {40, 2, 3, 6, 2, 3, 9, 2, 3, {1, 2}},              // more images than parts; neither group size divides the other
     {1, 7, 5, 20, 5, 2, 34, 11, 23, {1, 1}},           // four tiles of different sizes, narrow vectors
     {2, 4, 4, 70, 1, 1, 9, 3, 3, {2, 1}, true, true},  // slices that share an offset group
     {1, 4, 5, 201, 3, 3, 66, 3, 5, {1, 2}},            // slices of groups
@@ -286,6 +295,8 @@ void RunAll() {
     test.Forward();
     for (int requested = 0; requested < 8; ++requested)
       test.Cotangents({bool(requested & 4), bool(requested & 2), bool(requested & 1)});
+    test.Cotangents({false, true, false}, true, false);
+    test.Cotangents({false, true, false}, false, true);
   }
 }
 

@@ -1,9 +1,11 @@
 """The fused path for CPUs: samples are multiplied while they are in the caches, and the columns are never stored.
 
-`paths` decides which calls take it. docs/memory.md says how what is not finite differs from the plain path.
+`paths` decides which calls take it. docs/memory.md says how results for NaN and infinite operands differ from those of
+the plain path.
 """
 
 import math
+import os
 from collections.abc import Collection, Iterator, Sequence
 
 import jax
@@ -23,7 +25,7 @@ DTYPES = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
 PADDING: int = extension.modules["cpu"].fused_padding  # features of a group are padded to its multiples
 MIN_GROUP_CHANNELS = 8  # of a feature group: with fewer, most lanes of a vector are empty
 MIN_PIXELS = 1024  # of the result, all images together
-MIN_TASKS = 3  # of a gradient, which run at a time
+MIN_TASKS: int = extension.modules["cpu"].fused_min_tasks  # of a gradient, which run at a time
 MAX_SERIES = 512  # taps times offset groups, whose samples of a tile each thread locates at once
 SUM_BYTES = 4
 
@@ -45,7 +47,7 @@ def forward(
         weight,
         jnp.zeros(features, jnp.float32) if bias is None else bias.astype(jnp.float32),
         feature_group_count=spec.feature_group_count,
-        workspace_size=_packed_weight(weight, spec),
+        workspace_size=_forward_workspace(weight, spec),
         dtype=spec.dtype,
     )
 
@@ -76,7 +78,7 @@ def cotangents(
 def workspace_bytes(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> int:
     """The workspace of the forward, or of the cotangent of the operand of that name."""
     if computation == "forward":
-        return _packed_weight(weight, spec) * SUM_BYTES
+        return _forward_workspace(weight, spec) * SUM_BYTES
     return _cotangents_plan([computation], x, offset, weight, spec)[0] * SUM_BYTES
 
 
@@ -96,6 +98,8 @@ def obstacles(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec:
         yield f"precision names an algorithm of XLA's products, {spec.precision}"
     if x.shape[-1] == 0 or weight.shape[-1] == 0:
         yield "x has no channels or the result has none"
+    if (taps := math.prod(weight.shape[:2])) >= 2**31:
+        yield f"weight has {taps} taps; the fused kernels allow {2**31 - 1}"
     pixels = [size for size in x.shape[-3:-1] if isinstance(size, int)]
     if math.prod(pixels) >= 2**31:
         yield f"an image of x has {math.prod(pixels)} pixels; the fused kernels allow {2**31 - 1}"
@@ -104,7 +108,7 @@ def obstacles(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec:
 def why_slow(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> str | None:
     """What makes this path slower than the plain one, or None."""
     if INSTRUCTIONS == "portable":
-        return "the processor has no AVX2"
+        return _why_portable()
     pixels = [size for size in offset.shape[:-1] if isinstance(size, int)]
     if len(pixels) == 3 and math.prod(pixels) < MIN_PIXELS:
         return f"the result has {math.prod(pixels)} pixels; packing the weight pays from {MIN_PIXELS} on"
@@ -114,17 +118,29 @@ def why_slow(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: 
     if (series := math.prod(groups_and_taps(offset, weight.shape[:2]))) > MAX_SERIES:
         return f"there are {series} samples for each pixel; the fused kernels are fast up to {MAX_SERIES}"
     if computation != "forward":
-        _, tasks = _cotangents_plan([computation], x, offset, weight, spec)
+        # Gradients that are computed together share the workspace, so that of x may leave room for fewer tasks.
+        together = ["x", "offset", "weight"] if computation == "x" else [computation]
+        _, tasks = _cotangents_plan(together, x, offset, weight, spec)
         if tasks < MIN_TASKS:
             return f"at most {tasks} of the fused gradient's tasks run at a time; it is fast from {MIN_TASKS} on"
     return None
 
 
-def _packed_weight(weight: Shaped, spec: Spec) -> int:
-    """The elements that the packed weight needs: FusedForwardWorkspace in lib/deform_conv_fused.h."""
+def _why_portable() -> str:
+    if not extension.modules["cpu"].has_x86_kernels:
+        return "this build has no kernels for AVX2: the processor or the compiler does not support them"
+    if os.environ.get("JAX_DCN_CPU_INSTRUCTIONS") == "portable":
+        return "JAX_DCN_CPU_INSTRUCTIONS is portable"
+    return "the processor has no AVX2, no FMA or no F16C"
+
+
+def _forward_workspace(weight: Shaped, spec: Spec) -> int:
+    """The elements of the packed weight: FusedForwardWorkspace in lib/deform_conv_fused.h."""
+    if weight.dtype != jnp.bfloat16:
+        return 0
     kh, kw, group_channels, features = weight.shape
     groups = spec.feature_group_count
-    return kh * kw * group_channels * groups * -(-features // groups // PADDING) * PADDING
+    return kh * kw * group_channels * groups * -(-features // groups // PADDING) * PADDING // 2
 
 
 def _cotangents_plan(

@@ -40,13 +40,13 @@ class TileProduct {
 
   // As RegisterProduct::Multiply. A and C have room for PaddedRows(rows); the steps are a multiple of kWords.
   template <int kRowStride, int kStepStride>
-  void Multiply(int64_t rows, int64_t columns, int64_t steps, const float* a, const float* b, float* c,
+  void Multiply(int64_t rows, int64_t columns, int64_t steps, const float* a, Panels<float> b, float* c,
                 int64_t c_stride, bool is_first) const {
     static_assert(kStepStride == 1 && kPanel == 2 * kWords, "a block of C is 2 x 2 tiles");
-    constexpr int64_t kRowBytes = kRowStride * sizeof(float), kPanelBytes = kPanel * sizeof(float);
-    const int64_t c_bytes = c_stride * sizeof(float);
+    constexpr int64_t kRowBytes = kRowStride * sizeof(float);
+    const int64_t b_bytes = b.step * sizeof(float), c_bytes = c_stride * sizeof(float);
     Barrier(a);
-    for (int64_t column = 0; column < columns; column += kPanel, b += steps * kPanel) {
+    for (int64_t column = 0; column < columns; column += kPanel, b.first += b.panel) {
       for (int64_t row = 0; row < rows; row += kBlockRows) {
         const float* const tile = a + row * kRowStride;
         float* const out = c + row * c_stride + column;
@@ -64,8 +64,8 @@ class TileProduct {
         for (int64_t k = 0; k < steps; k += kWords) {
           _tile_loadd(4, tile + k, kRowBytes);
           _tile_loadd(5, tile + kWords * kRowStride + k, kRowBytes);
-          _tile_loadd(6, b + k * kPanel, kPanelBytes);
-          _tile_loadd(7, b + k * kPanel + kWords, kPanelBytes);
+          _tile_loadd(6, b.first + k * b.step, b_bytes);
+          _tile_loadd(7, b.first + k * b.step + kWords, b_bytes);
           _tile_dpbf16ps(0, 4, 6);
           _tile_dpbf16ps(1, 4, 7);
           _tile_dpbf16ps(2, 5, 6);
@@ -85,7 +85,7 @@ class TileProduct {
     Transpose(pairs);
     for (int i = 0; i < kLanes; ++i) Store((Floats)pairs[i], out + (feature + i) * kPairsStride + first);
   }
-  void MultiplyPairs(int64_t features, int64_t channels, int64_t steps, const float* pairs, const float* columns,
+  void MultiplyPairs(int64_t features, int64_t channels, int64_t steps, const float* pairs, Panels<float> columns,
                      float* sums, int64_t stride, bool is_first) const {
     Multiply<kPairsStride, 1>(features, channels, steps, pairs, columns, sums, stride, is_first);
   }

@@ -32,8 +32,8 @@ struct PairProduct : RegisterProduct<PairWords> {
     out += (feature / kBlockWords * steps + first) * kRowWords + feature % kBlockWords;
     for (int64_t i = 0; i < std::min<int64_t>(kLanes, steps - first); ++i) Store((Floats)pairs[i], out + i * kRowWords);
   }
-  void MultiplyPairs(int64_t features, int64_t channels, int64_t steps, const float* pairs, const float* columns,
-                     float* sums, int64_t stride, bool is_first) const {
+  void MultiplyPairs(int64_t features, int64_t channels, int64_t steps, const float* pairs, Panels<float> columns,
+                     float* sums, int64_t stride, bool is_first) {
     for (int64_t f = 0; f < features; f += kBlockWords) {
       Multiply<1, kRowWords>(std::min(kBlockWords, features - f), channels, steps,
                              pairs + f / kBlockWords * steps * kRowWords, columns, sums + f * stride, stride, is_first);

@@ -66,7 +66,7 @@ class Tiling {
 InstructionSet InstructionSetFor(InstructionSet best, DType, const FusedCall&, bool is_forward);
 
 // The tiles of the kernels of an instruction set.
-Tiling ForwardTiling(InstructionSet, const FusedCall&);
+Tiling ForwardTiling(InstructionSet, DType, const FusedCall&);
 Tiling CotangentTiling(InstructionSet, const Sizes&);
 
 // How many tiles each task of the cotangents has finished.
@@ -84,10 +84,9 @@ struct CotangentPlan {
   int64_t padded_channels;  // of a slice
   int64_t parts;            // of the images
   int64_t slots;            // tasks that may run at a time
-  // Of the workspace, in floats: where the arrays start.
-  int64_t packed_weight;
-  int64_t weight_sums;  // [parts, taps, slices, features of a group, padded_channels]
-  int64_t image_sums;   // [slots, height, width, padded_channels], if x has 16 bits
+  // Where each array starts in the workspace, in floats. The first one is the packed weight, which has x's type.
+  int64_t weight_sums;  // float[parts, taps, slices, features of a group, padded_channels]
+  int64_t image_sums;   // float[slots, height, width, padded_channels], if x has 16 bits
   int64_t size;
 
   CotangentPlan(DType, const Sizes&, const Product&, RequestedCotangents);

@@ -12,16 +12,15 @@ class Cotangents {
     const int64_t in_group = slice.channel % call.group_channels();
     const T* const from = static_cast<const T*>(arrays.weight) +
                           (tap * call.group_channels() + in_group) * call.product.features + slice.group * features;
-    float* to = PackedWeight(call, plan, arrays, task);
+    T* to = PackedWeight(call, plan, arrays, task);
     for (int64_t block = 0; block < features; block += kBlockValues) {
       const int64_t length = std::min(kBlockValues, features - block);
-      for (int64_t c = 0; c < slice.channels; c += kPanel, to += length / kValues * kPanel) {
+      for (int64_t c = 0; c < slice.channels; c += kPanel, to += length * kPanel) {
         for (int64_t first = 0; first < length; first += kTransposed) {
           for (int64_t n = 0; n < kPanel; ++n) {
             const T* const row = from + Element::Channel(c + n) * call.product.features + block;
             for (int64_t f = first; f < std::min(first + kTransposed, length); ++f) {
-              const T value = c + n < slice.channels ? row[f] : T(0.0f);
-              Element::StoreValue(value, f % kValues, to + f / kValues * kPanel + n);
+              to[(f / kValues * kPanel + n) * kValues + f % kValues] = c + n < slice.channels ? row[f] : T(0.0f);
             }
           }
         }
@@ -33,7 +32,7 @@ class Cotangents {
   static void Compute(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
                       const void* zeros, const Tiling& tiling, int64_t slot, FinishedTiles& finished,
                       std::atomic<int64_t>& next) {
-    if (next.load() >= plan.tasks()) return;  // the others were faster
+    if (next.load() >= plan.tasks()) return;  // other threads have taken all tasks
     Cotangents buffers(call, plan, arrays, static_cast<const T*>(zeros), tiling, slot, finished);
     for (int64_t task; (task = next.fetch_add(1)) < plan.tasks();) buffers.ComputeTask(task);
   }
@@ -62,7 +61,7 @@ class Cotangents {
   }
 
  private:
-  static constexpr int64_t kValues = Element::Product::kValues, kBlockValues = kBlockWords * kValues;
+  static constexpr int64_t kValues = Element::MatrixProduct::kValues, kBlockValues = kBlockWords * kValues;
   static constexpr int64_t kTransposed = 16;  // features at a time, which are at least a cache line
 
   Cotangents(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays, const T* zeros,
@@ -77,13 +76,13 @@ class Cotangents {
         samples_(call, plan.max_offset_groups(call.sizes)),
         columns_(tiling.max_pixels(), plan.padded_channels),
         d_y_(tiling.max_pixels(), call.product.group_features()),
-        d_columns_stride_(plan.padded_channels + 16),
-        d_columns_(Element::Product::PaddedRows(tiling.max_pixels()) * d_columns_stride_),
+        d_columns_stride_(plan.padded_channels + kLineFloats),
+        d_columns_(Element::MatrixProduct::PaddedRows(tiling.max_pixels()) * d_columns_stride_),
         unread_(plan.padded_channels) {}
 
-  static float* PackedWeight(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
-                             int64_t task) {
-    return arrays.workspace + plan.packed_weight + task * plan.padded_channels * call.product.group_features();
+  static T* PackedWeight(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
+                         int64_t task) {
+    return reinterpret_cast<T*>(arrays.workspace) + task * plan.padded_channels * call.product.group_features();
   }
   static float* WeightSums(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
                            int64_t part, int64_t tap, int64_t slice) {
@@ -171,12 +170,13 @@ class Cotangents {
 
   void MultiplyByWeight(int64_t pixels, int32_t tap) {
     const int64_t features = call_.product.group_features(), panels = (slice_.channels + kPanel - 1) / kPanel;
-    const float* packed = PackedWeight(call_, plan_, arrays_, tap * plan_.slices + index_);
+    const T* packed = PackedWeight(call_, plan_, arrays_, tap * plan_.slices + index_);
     for (int64_t f = 0; f < features; f += kBlockValues) {
-      const int64_t steps = std::min(kBlockValues, features - f) / kValues;
-      product_.template Multiply<kRowWords, 1>(pixels, slice_.channels, steps, d_y_.Row(0, f), packed,
-                                               d_columns_.data(), d_columns_stride_, f == 0);
-      packed += steps * panels * kPanel;
+      const int64_t length = std::min(kBlockValues, features - f), steps = length / kValues;
+      product_.template Multiply<kRowWords, 1>(pixels, slice_.channels, steps, d_y_.Row(0, f),
+                                               Element::PackedWeight(packed, steps), d_columns_.data(),
+                                               d_columns_stride_, f == 0);
+      packed += length * panels * kPanel;
     }
   }
 
@@ -291,7 +291,7 @@ class Cotangents {
   int64_t d_columns_stride_;
   AlignedVector<float> d_columns_, unread_;
   alignas(64) float dots_[4 * kMaxCotangentTilePixels];  // of a sample's corners and the cotangent of its column
-  typename Element::Product product_;                    // the last member, since it may change the thread's state
+  typename Element::MatrixProduct product_;              // the last member, since it may change the thread's state
 };
 
 template <typename Element, typename T>

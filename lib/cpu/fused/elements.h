@@ -1,13 +1,13 @@
 // How elements of x, weight and y become words: the operands of products.
 
-constexpr int64_t kBlockWords = 256;  // of K, in a product
-constexpr int kOddLines = 16;  // added to a power of two: rows of an odd number of cache lines spread over the cache
-constexpr int kRowWords = kBlockWords + kOddLines;  // of a row of a buffer, with room for a vector
+// Of a row of a buffer, with room for a vector. Rows of an odd number of cache lines spread over the cache.
+constexpr int kRowWords = kBlockWords + kLineFloats;
 
 // A word has one element, as float32.
 template <typename T>
 struct Widened {
-  using Product = RegisterProduct<FloatWords>;
+  using MatrixProduct = RegisterProduct<FloatWords>;
+  static constexpr bool kPacksWeight = false;  // for the forward
 
   // The sums over a sample's corners of channels [0, count), as words at `out`. Whole vectors are written.
   static DCN_INLINE void Blend(const T* const (&corner)[4], const float (&weight)[4], int64_t count, float* out) {
@@ -16,12 +16,9 @@ struct Widened {
 
   // The channel that value `v` of a run of channels has.
   static DCN_INLINE int64_t Channel(int64_t v) { return v; }
-  static DCN_INLINE void StoreValue(T value, int64_t, float* word) { *word = float(value); }
 
-  // A row of a panel, whose elements from `count` on are zero.
-  static DCN_INLINE void StoreWords(const T* const (&rows)[1], int64_t count, float* words) {
-    for (int64_t i = 0; i < kPanel; i += kLanes) Store(i < count ? Load(rows[0] + i, count - i) : Floats{}, words + i);
-  }
+  // Panels of packed values.
+  static Panels<T> PackedWeight(const T* values, int64_t steps) { return PackedPanels(values, steps); }
 
   static DCN_INLINE void StoreRow(const T* from, int64_t count, float* words) {
     for (int64_t i = 0; i < count; i += kLanes) Store(Load(from + i, count - i), words + i);
@@ -39,7 +36,7 @@ struct Widened {
     void Begin(int64_t pixels) { steps_ = pixels; }
     void End(int64_t, int64_t) {}
     int64_t steps() const { return steps_; }
-    const float* words() const { return words_.data(); }
+    Panels<float> panels() const { return PackedPanels(words_.data(), steps_); }
 
     // Channels [c, c + count).
     template <int kCount>
@@ -72,11 +69,11 @@ struct Widened {
     }
     void End(int64_t, int64_t) {}
 
-    void AddWeightSums(const Product& product, const Columns& columns, int64_t features, int64_t channels, float* sums,
+    void AddWeightSums(MatrixProduct& product, const Columns& columns, int64_t features, int64_t channels, float* sums,
                        int64_t stride, bool is_first) {
       for (int64_t f = 0; f < features; f += kBlockWords) {
         product.template Multiply<1, kRowWords>(std::min(kBlockWords, features - f), channels, columns.steps(),
-                                                Row(0, f), columns.words(), sums + f * stride, stride, is_first);
+                                                Row(0, f), columns.panels(), sums + f * stride, stride, is_first);
       }
     }
 

@@ -7,8 +7,8 @@ struct Blocks {
   int64_t channels, k, length;  // in values
 
   Blocks(const FusedCall& call) : channels(call.group_channels()), k(channels * call.sizes.taps()) {
-    constexpr int64_t kLimit = kBlockWords * Element::Product::kValues;
-    length = channels > kLimit || channels == 0 ? kLimit : kLimit / channels * channels;
+    constexpr int64_t kLimit = kBlockWords * Element::MatrixProduct::kValues;
+    length = channels > kLimit ? kLimit : kLimit / channels * channels;
   }
   int64_t count() const { return (k + length - 1) / length; }
 };
@@ -19,9 +19,10 @@ inline int64_t PaddedFeatures(const FusedCall& call) {
 
 template <typename Element, typename T>
 struct Forward {
-  static constexpr int64_t kValues = Element::Product::kValues;
+  static constexpr int64_t kValues = Element::MatrixProduct::kValues;
 
-  // Packs a part of the weight [taps, channels of a group, features]: panel by panel of each block of each group.
+  // Packs a part of the weight [taps, channels of a group, features]: panel by panel of each block of each group. Only
+  // where pairs are multiplied; otherwise the product packs panels when it needs them.
   static int64_t PackingTasks(const FusedCall& call) { return call.product.groups * Blocks<Element>(call).count(); }
   static void Pack(const FusedCall& call, const FusedForwardArrays& arrays, int64_t task) {
     const Blocks<Element> blocks(call);
@@ -29,8 +30,8 @@ struct Forward {
     const int64_t length = std::min(blocks.length, blocks.k - begin);
     const int64_t group_features = call.product.group_features(), padded = PaddedFeatures(call);
     const T* const from = static_cast<const T*>(arrays.weight) + group * group_features;
-    float* to = arrays.workspace + (group * blocks.k + begin) * padded / kValues;
-    for (int64_t feature = 0; feature < padded; feature += kPanel, to += length / kValues * kPanel) {
+    T* to = PackedBlock(arrays, (group * blocks.k + begin) * padded);
+    for (int64_t feature = 0; feature < padded; feature += kPanel, to += length * kPanel) {
       const int64_t features = std::min<int64_t>(kPanel, group_features - feature);
       for (int64_t k = 0; k < length; k += kValues) {
         const int64_t channel = (begin + k) % blocks.channels, first = begin + k - channel;
@@ -38,14 +39,14 @@ struct Forward {
         for (int64_t v = 0; v < kValues; ++v) {
           rows[v] = from + (first + Element::Channel(channel + v)) * call.product.features + feature;
         }
-        Element::StoreWords(rows, features, to + k / kValues * kPanel);
+        Element::StorePairs(rows, features, to + k * kPanel);
       }
     }
   }
 
   static void Compute(const FusedCall& call, const FusedForwardArrays& arrays, const void* zeros, const Tiling& tiling,
                       std::atomic<int64_t>& next) {
-    if (next.load() >= tiling.count()) return;  // the others were faster
+    if (next.load() >= tiling.count()) return;  // other threads have taken all tiles
     Buffers buffers(call, tiling.max_pixels());
     for (int64_t tile; (tile = next.fetch_add(1)) < tiling.count();) {
       ComputeTile(call, arrays, static_cast<const T*>(zeros), tiling[tile], buffers);
@@ -53,6 +54,24 @@ struct Forward {
   }
 
  private:
+  static T* PackedBlock(const FusedForwardArrays& arrays, int64_t offset) {
+    return reinterpret_cast<T*>(arrays.workspace) + offset;
+  }
+
+  // Values [begin, begin + length) of K.
+  static auto Weight(const FusedCall& call, const FusedForwardArrays& arrays, int64_t group, int64_t begin,
+                     int64_t length) {
+    const Blocks<Element> blocks(call);
+    if constexpr (Element::kPacksWeight) {
+      return Element::PackedWeight(PackedBlock(arrays, (group * blocks.k + begin) * PaddedFeatures(call)),
+                                   length / kValues);
+    } else {
+      const int64_t features = call.product.features, group_features = call.product.group_features();
+      const T* const weight = static_cast<const T*>(arrays.weight);
+      return Panels<T>{weight + begin * features + group * group_features, features, kPanel, group_features};
+    }
+  }
+
   // Values of a block of K that have the tap and the offset group in common.
   struct Run {
     const SampleArrays* samples;
@@ -65,13 +84,13 @@ struct Forward {
     std::vector<Run> runs;
     int64_t sums_stride;
     AlignedVector<float> rows, sums;
-    typename Element::Product product;  // the last member, since it may change the thread's state
+    typename Element::MatrixProduct product;  // the last member, since it may change the thread's state
 
     Buffers(const FusedCall& call, int64_t max_pixels)
         : samples(call, call.sizes.offset_groups),
-          sums_stride(PaddedFeatures(call) + kOddLines),
-          rows(Element::Product::PaddedRows(max_pixels) * kRowWords),
-          sums(Element::Product::PaddedRows(max_pixels) * sums_stride) {
+          sums_stride(PaddedFeatures(call) + kLineFloats),
+          rows(Element::MatrixProduct::PaddedRows(max_pixels) * kRowWords),
+          sums(Element::MatrixProduct::PaddedRows(max_pixels) * sums_stride) {
       runs.reserve(kBlockWords * kValues);
     }
   };
@@ -85,10 +104,9 @@ struct Forward {
       for (int64_t begin = 0; begin < blocks.k; begin += blocks.length) {
         const int64_t length = std::min(blocks.length, blocks.k - begin);
         Sample(call, static_cast<const T*>(arrays.x), zeros, tile, group, begin, length, buffers);
-        buffers.product.template Multiply<kRowWords, 1>(
-            tile.pixels(), padded, length / kValues, buffers.rows.data(),
-            arrays.workspace + (group * blocks.k + begin) * padded / kValues, buffers.sums.data(), buffers.sums_stride,
-            begin == 0);
+        buffers.product.template Multiply<kRowWords, 1>(tile.pixels(), padded, length / kValues, buffers.rows.data(),
+                                                        Weight(call, arrays, group, begin, length), buffers.sums.data(),
+                                                        buffers.sums_stride, begin == 0);
       }
       const float* const bias = arrays.bias + group * group_features;
       if (arrays.is_y_float) {
@@ -110,7 +128,7 @@ struct Forward {
       const int32_t tap = int32_t((begin + k) / group_channels);
       const int64_t channel = group * group_channels + (begin + k) % group_channels;
       const int64_t offset_group = channel / sizes.group_channels();
-      // Up to the end of the tap, of the offset group or of the block.
+      // A run ends with the tap, the offset group or the block.
       count = std::min({(tap + 1) * group_channels - (begin + k), (offset_group + 1) * sizes.group_channels() - channel,
                         length - k});
       buffers.runs.push_back(
@@ -166,5 +184,9 @@ struct Forward {
 template <typename Element, typename T>
 constexpr FusedKernels::Forward ForwardKernels() {
   using Kernel = Forward<Element, T>;
-  return {Kernel::PackingTasks, Kernel::Pack, Kernel::Compute};
+  if constexpr (Element::kPacksWeight) {
+    return {Kernel::PackingTasks, Kernel::Pack, Kernel::Compute};
+  } else {
+    return {nullptr, nullptr, Kernel::Compute};
+  }
 }

@@ -27,10 +27,10 @@ bool HasAvx512() {
 }
 
 bool HasAvx2() {
-  constexpr unsigned kFeatures = 1, kF16cBit = 29;
+  constexpr unsigned kLeaf = 1, kF16cBit = 29;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __get_cpuid(kFeatures, &eax, &ebx, &ecx, &edx) && (ecx >> kF16cBit & 1);
+         __get_cpuid(kLeaf, &eax, &ebx, &ecx, &edx) && (ecx >> kF16cBit & 1);
 }
 
 // Whether Linux lets this process use the tile registers. A process asks once, before their first use.
@@ -44,14 +44,14 @@ bool MayUseTiles() {
 }
 
 bool HasTiles() {
-  constexpr unsigned kFeatures = 7, kBf16Bit = 22, kTileBit = 24;
+  constexpr unsigned kLeaf = 7, kBf16Bit = 22, kTileBit = 24;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  if (!__get_cpuid_count(kFeatures, 0, &eax, &ebx, &ecx, &edx)) return false;
+  if (!__get_cpuid_count(kLeaf, 0, &eax, &ebx, &ecx, &edx)) return false;
   return (edx >> kBf16Bit & 1) && (edx >> kTileBit & 1) && MayUseTiles();
 }
 #endif
 
-// The best of the processor up to `limit`. Only if that is AMX does the process ask for the tile registers.
+// The best of the processor up to `limit`. The process asks Linux for the tile registers only if `limit` is AMX.
 InstructionSet OfProcessor(InstructionSet limit) {
 #if DCN_HAS_X86_KERNELS
   if (HasAvx2() && HasAvx512()) {

@@ -11,8 +11,8 @@ namespace dcn {
 
 struct FusedKernels {
   struct Forward {
+    // `pack` packs a part of the weight into the workspace. Both are null if the kernels read the weight as it is.
     int64_t (*packing_tasks)(const FusedCall&);
-    // Packs a part of the weight into the workspace.
     void (*pack)(const FusedCall&, const FusedForwardArrays&, int64_t task);
     // Computes tiles of y, which it takes from `next` until there are no more.
     void (*compute)(const FusedCall&, const FusedForwardArrays&, const void* zeros, const Tiling&,
@@ -29,12 +29,12 @@ struct FusedKernels {
   } cotangents;
 };
 
-// Each instruction set has a file of its own. These kernels multiply in float32.
+// Each instruction set has a file of its own. The kernels of the first three multiply in float32.
 const FusedKernels& PortableKernels(DType);
 const FusedKernels& Avx2Kernels(DType);
 const FusedKernels& Avx512Kernels(DType);
-// These multiply pairs of bfloat16. The channels of a feature group and of an offset group must be multiples of
-// kPairChannels, and so must be, for the cotangents, the features of a group.
+// The kernels of the other two multiply pairs of bfloat16. The channels of a feature group and of an offset group must
+// be multiples of kPairChannels. For the cotangents, the features of a feature group must be, too.
 const FusedKernels& Avx512Bf16Kernels();
 const FusedKernels& AmxKernels();
 constexpr int64_t kPairChannels = 32;

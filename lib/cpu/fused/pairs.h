@@ -4,7 +4,8 @@
 // products have the even ones first, then the odd ones: that order needs no shuffles, and the weight is packed in it.
 template <typename PairProduct>
 struct Pairs {
-  using Product = PairProduct;
+  using MatrixProduct = PairProduct;
+  static constexpr bool kPacksWeight = true;  // for the forward
 
   static DCN_INLINE Words LoadWords(const BF16* from) {
     return *reinterpret_cast<const VectorsOf<kLanes>::UnalignedWords*>(from);
@@ -31,8 +32,9 @@ struct Pairs {
     const int64_t in_run = v % kPairChannels;
     return v - in_run + (in_run < kLanes ? 2 * in_run : 2 * (in_run - kLanes) + 1);
   }
-  static DCN_INLINE void StoreValue(BF16 value, int64_t part, float* word) {
-    std::memcpy(reinterpret_cast<char*>(word) + part * sizeof value, &value, sizeof value);
+
+  static Panels<float> PackedWeight(const BF16* values, int64_t steps) {
+    return PackedPanels(reinterpret_cast<const float*>(values), steps);
   }
 
   // Two rows of 16 words, one above the other, become two vectors, whose words are pairs of the rows' elements.
@@ -50,7 +52,8 @@ struct Pairs {
   };
 
   // A row of a panel, whose elements from `count` on are zero.
-  static DCN_INLINE void StoreWords(const BF16* const (&rows)[2], int64_t count, float* words) {
+  static DCN_INLINE void StorePairs(const BF16* const (&rows)[2], int64_t count, BF16* values) {
+    float* const words = reinterpret_cast<float*>(values);
     static_assert(kPanel == kPairChannels, "a row of a panel is one pair of vectors");
     float padded[2][kLanes] = {};
     for (int v = 0; v < 2; ++v) std::memcpy(padded[v], rows[v], std::min<int64_t>(count, kPanel) * sizeof(BF16));
@@ -75,11 +78,11 @@ struct Pairs {
   class Columns {
    public:
     Columns(int64_t max_pixels, int64_t max_channels)
-        : rows_(max_pixels * kRowWords), words_(max_channels * Product::Steps(max_pixels)) {}
+        : rows_(max_pixels * kRowWords), words_(max_channels * MatrixProduct::Steps(max_pixels)) {}
 
-    void Begin(int64_t pixels) { steps_ = Product::Steps(pixels); }
+    void Begin(int64_t pixels) { steps_ = MatrixProduct::Steps(pixels); }
     int64_t steps() const { return steps_; }
-    const float* words() const { return words_.data(); }
+    Panels<float> panels() const { return PackedPanels(words_.data(), steps_); }
 
     DCN_INLINE void Put(int64_t pixel, int64_t c, Floats value) {
       Store(value, rows_.data() + pixel * kRowWords + c / 2);
@@ -107,9 +110,9 @@ struct Pairs {
   class OutputCotangent {
    public:
     OutputCotangent(int64_t max_pixels, int64_t features)
-        : max_pixels_(Product::PaddedRows(max_pixels)),
+        : max_pixels_(MatrixProduct::PaddedRows(max_pixels)),
           rows_(max_pixels_ * ((features / 2 + kBlockWords - 1) / kBlockWords) * kRowWords),
-          pairs_(Product::PairsSize(max_pixels, features)) {}
+          pairs_(MatrixProduct::PairsSize(max_pixels, features)) {}
 
     float* Row(int64_t pixel, int64_t feature) {
       return rows_.data() + (feature / (2 * kBlockWords) * max_pixels_ + pixel) * kRowWords;
@@ -117,7 +120,7 @@ struct Pairs {
 
     // Pairs the pixels.
     void End(int64_t pixels, int64_t features) {
-      const int64_t steps = Product::Steps(pixels);
+      const int64_t steps = MatrixProduct::Steps(pixels);
       for (int64_t f = 0; f < features; f += kPairChannels) {
         const float* row = Row(0, f) + f % (2 * kBlockWords) / 2;
         for (int64_t first = 0; first < steps; first += kLanes) {
@@ -129,15 +132,15 @@ struct Pairs {
             low[i] = pair.low;
             high[i] = pair.high;
           }
-          Product::StorePairs(low, first, f, steps, pairs_.data());
-          Product::StorePairs(high, first, f + kLanes, steps, pairs_.data());
+          MatrixProduct::StorePairs(low, first, f, steps, pairs_.data());
+          MatrixProduct::StorePairs(high, first, f + kLanes, steps, pairs_.data());
         }
       }
     }
 
-    void AddWeightSums(const Product& product, const Columns& columns, int64_t features, int64_t channels, float* sums,
+    void AddWeightSums(MatrixProduct& product, const Columns& columns, int64_t features, int64_t channels, float* sums,
                        int64_t stride, bool is_first) {
-      product.MultiplyPairs(features, channels, columns.steps(), pairs_.data(), columns.words(), sums, stride,
+      product.MultiplyPairs(features, channels, columns.steps(), pairs_.data(), columns.panels(), sums, stride,
                             is_first);
     }
 

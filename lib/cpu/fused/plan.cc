@@ -1,10 +1,11 @@
 // The tiles and the workspaces of the fused convolution. The sizes of workspaces saturate, so that the handlers refuse
 // a call whose workspace would have 2^63 elements or more.
 #include <algorithm>
+#include <limits>
 
-#include "ffi/saturating.h"
 #include "fused/call.h"
 #include "fused/kernels.h"
+#include "saturating.h"
 
 namespace dcn {
 namespace {
@@ -21,13 +22,15 @@ constexpr int64_t kLargeWeightBytes = 4 << 20;
 // With many offset groups, smaller tiles keep the arrays of the samples in the L2 cache. The product needs some rows.
 constexpr int64_t kMaxSampleBytes = 256 << 10, kMinSampledPixels = 84;
 
-constexpr int64_t kMinTilePixels = 28;  // of small outputs, so that several threads have some
-constexpr int64_t kMinTiles = 8;
+// A small output has at least kMinTiles tiles, so that several threads have work, unless they would be too small.
+constexpr int64_t kMinTiles = 8, kMinTilePixels = 28;
 
-constexpr int64_t kSliceChannels = 64;         // of the cotangents
-constexpr int64_t kMaxTasks = 32;              // at a time, of the cotangents
-constexpr int64_t kWorkspaceFloats = 4 << 20;  // of the cotangents, unless one part of the images needs more
-constexpr int64_t kMinImageSums = 1 << 20;     // floats that image sums may always take
+// Of the cotangents. The floats of the workspace may be more if one part of the images needs more, or if otherwise
+// fewer than kMinConcurrentTasks tasks could run at a time.
+constexpr int64_t kSliceChannels = 64;
+constexpr int64_t kMaxTasks = 32;  // at a time
+constexpr int64_t kWorkspaceFloats = 3 << 20, kMaxWorkspaceFloats = 4 << 20;
+constexpr int64_t kMinImageSums = 1 << 20;  // floats that image sums may always take
 
 int64_t RoundUp(int64_t size, int64_t multiple) {
   return SaturatingMultiply(size / multiple + (size % multiple != 0), multiple);
@@ -38,6 +41,17 @@ bool HasSpareParts(int64_t images, int64_t parts) {
   if (parts == 1) return false;
   const int64_t largest = 1 + (images - 1) / parts;
   return (parts - 1) * largest >= images;
+}
+
+// The elements of a weight whose features are padded.
+int64_t PackedSize(const Sizes& sizes, const Product& product) {
+  return SaturatingProduct({sizes.taps(), sizes.channels, RoundUp(product.group_features(), kFeaturePadding)});
+}
+
+// How many floats have room for elements, an even number or a saturated one.
+int64_t PackedFloats(DType dtype, int64_t elements) {
+  if (elements == std::numeric_limits<int64_t>::max()) return elements;
+  return elements / (int64_t(sizeof(float)) / BytesOf(dtype));
 }
 
 int64_t TilePixels(InstructionSet set) { return set == InstructionSet::kAmx ? kTilePixelsOfAmx : kTilePixels; }
@@ -51,10 +65,9 @@ InstructionSet InstructionSetFor(InstructionSet best, DType dtype, const FusedCa
   return has_pairs ? best : std::min(best, InstructionSet::kAvx512);
 }
 
-Tiling ForwardTiling(InstructionSet set, const FusedCall& call) {
-  const int64_t value_bytes = set >= InstructionSet::kAvx512Bf16 ? 2 : 4;  // of the packed weight
-  const int64_t weight_bytes = FusedForwardWorkspace(call.sizes, call.product) / call.product.groups * value_bytes;
-  const int64_t pixel_bytes = std::max<int64_t>(1, call.sizes.offset_groups * call.sizes.taps()) * kSampleBytes;
+Tiling ForwardTiling(InstructionSet set, DType dtype, const FusedCall& call) {
+  const int64_t weight_bytes = PackedSize(call.sizes, call.product) / call.product.groups * BytesOf(dtype);
+  const int64_t pixel_bytes = call.sizes.offset_groups * call.sizes.taps() * kSampleBytes;
   const int64_t sampled = std::max(kMaxSampleBytes / pixel_bytes, kMinSampledPixels);
   const int64_t most = std::min(sampled, weight_bytes > kLargeWeightBytes ? kMaxTilePixels : TilePixels(set));
   return {call.sizes, std::clamp(call.sizes.pixels() / kMinTiles, kMinTilePixels, most)};
@@ -70,32 +83,27 @@ CotangentPlan::CotangentPlan(DType dtype, const Sizes& sizes, const Product& pro
   slices = group_slices * product.groups;
   padded_channels = RoundUp(slice_channels, kFeaturePadding);
   const int64_t weight_size = SaturatingProduct({sizes.taps(), slices, padded_channels, features});
+  // As few parts as allow kMaxTasks tasks, or the most that half of the workspace has room for. They do not depend on
+  // what is requested, so the bits of a cotangent do not depend on which others are.
+  parts = std::min(1 + (kMaxTasks - 1) / slices, kWorkspaceFloats / 2 / weight_size);
+  parts = std::clamp(parts, int64_t{1}, std::max<int64_t>(1, sizes.images));
+  while (HasSpareParts(sizes.images, parts)) --parts;
+  weight_sums = requested.x || requested.positions ? PackedFloats(dtype, weight_size) : 0;
+  image_sums = SaturatingAdd(weight_sums, requested.weight ? SaturatingMultiply(parts, weight_size) : 0);
   const bool has_image_sums = requested.x && dtype != DType::kF32;
   const int64_t image_size =
       has_image_sums ? SaturatingProduct({sizes.height, sizes.width, padded_channels}) : int64_t{0};
-  packed_weight = 0;
-  weight_sums = requested.x || requested.positions ? weight_size : 0;
-  // As few parts as allow the most tasks at a time.
-  slots = 0;
-  const int64_t max_parts = std::clamp(1 + (kMaxTasks - 1) / slices, int64_t{1}, std::max<int64_t>(1, sizes.images));
-  for (int64_t count = 1; count <= max_parts; ++count) {
-    if (HasSpareParts(sizes.images, count)) continue;
-    const int64_t sums = requested.weight ? SaturatingMultiply(count, weight_size) : 0;
-    const int64_t rest = kWorkspaceFloats - SaturatingAdd(weight_sums, sums);
-    if (count > 1 && rest < 0) break;
-    const int64_t images = image_size == 0 ? kMaxTasks : std::max(rest, kMinImageSums) / image_size;
-    const int64_t tasks = std::clamp(images, int64_t{1}, slices * count);
-    if (tasks > slots) {
-      slots = tasks;
-      parts = count;
-      image_sums = SaturatingAdd(weight_sums, sums);
-    }
+  int64_t images = kMaxTasks;
+  if (image_size > 0) {
+    const int64_t few = std::min(kMinConcurrentTasks, (kMaxWorkspaceFloats - image_sums) / image_size);
+    images = std::max(few, std::max(kWorkspaceFloats - image_sums, kMinImageSums) / image_size);
   }
+  slots = std::clamp(images, int64_t{1}, std::min(tasks(), kMaxTasks));
   size = SaturatingAdd(image_sums, SaturatingMultiply(slots, image_size));
 }
 
-int64_t FusedForwardWorkspace(const Sizes& sizes, const Product& product) {
-  return SaturatingProduct({sizes.taps(), sizes.channels, RoundUp(product.group_features(), kFeaturePadding)});
+int64_t FusedForwardWorkspace(DType dtype, const Sizes& sizes, const Product& product) {
+  return dtype == DType::kBF16 ? PackedFloats(dtype, PackedSize(sizes, product)) : 0;
 }
 
 int64_t FusedCotangentsTasks(DType dtype, const Sizes& sizes, const Product& product, RequestedCotangents requested) {

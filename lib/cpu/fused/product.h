@@ -8,6 +8,8 @@ struct FloatWords {
 };
 
 constexpr int kPanel = kTileVectors * kLanes;  // columns of a panel of B, and of a register tile
+constexpr int64_t kBlockWords = 256;           // of K, in a product
+constexpr int kLineFloats = 16;                // in a cache line
 
 // Adds A[kRows, steps] · B[steps, kPanel] to C, or sets C where `is_first`. The element of A in row r at step k is at
 // a[r · kRowStride + k · kStepStride].
@@ -36,7 +38,7 @@ DCN_NOINLINE void MultiplyTile(const float* a, const float* b, int64_t steps, fl
   }
 }
 
-// The same for the last rows, fewer than kRows + 1.
+// MultiplyTile for the last rows of A, of which there are at most kRows.
 template <typename Word, int kRows, int kRowStride, int kStepStride>
 void MultiplyLastTile(int64_t rows, const float* a, const float* b, int64_t steps, float* c, int64_t c_stride,
                       bool is_first) {
@@ -47,36 +49,74 @@ void MultiplyLastTile(int64_t rows, const float* a, const float* b, int64_t step
   }
 }
 
+// B of a product: panels of kPanel columns, whose rows are `step` elements apart. Only `columns` columns are read.
+template <typename T>
+struct Panels {
+  const T* first;
+  int64_t step, panel, columns;
+};
+
+// Panels that are packed one after the other, each [steps, kPanel].
+template <typename T>
+Panels<T> PackedPanels(const T* first, int64_t steps) {
+  return {first, kPanel, steps * kPanel, INT64_MAX};
+}
+
 // Products by tiles of registers.
 template <typename Word>
-struct RegisterProduct {
+class RegisterProduct {
+ public:
   static constexpr int kValues = Word::kValues;
+
+  RegisterProduct() : panel_(kBlockWords * kPanel) {}
 
   static int64_t PaddedRows(int64_t rows) { return rows; }
 
-  // Adds A[rows, steps] · B[steps, columns] to C[rows, c_stride], or sets C where `is_first`. B is packed in panels of
-  // kPanel columns, each [steps, kPanel]; the columns of C are padded to whole panels.
-  template <int kRowStride, int kStepStride>
-  void Multiply(int64_t rows, int64_t columns, int64_t steps, const float* a, const float* b, float* c,
-                int64_t c_stride, bool is_first) const {
-    constexpr int64_t kLine = 16;  // floats in a cache line
-    const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
-    const int64_t tile_lines = (steps * kPanel / kLine + tiles - 1) / tiles;
-    for (int64_t column = 0; column < columns; column += kPanel, b += steps * kPanel) {
-      const float* next = b + steps * kPanel;  // the next panel is fetched, a part with every tile
+  // Adds A[rows, steps] · B[steps, columns] to C[rows, c_stride], or sets C where `is_first`. The columns of C are
+  // padded to whole panels. If B is not packed, or does not consist of words, it has at most kBlockWords steps.
+  template <int kRowStride, int kStepStride, typename T>
+  void Multiply(int64_t rows, int64_t columns, int64_t steps, const float* a, Panels<T> b, float* c, int64_t c_stride,
+                bool is_first) {
+    const int64_t tiles = (rows + kTileRows - 1) / kTileRows, tile_steps = (steps + tiles - 1) / tiles;
+    for (int64_t column = 0; column < columns; column += kPanel, b.first += b.panel, b.columns -= kPanel) {
+      const float* const words = Words(b, steps);
+      const T* next = b.first + b.panel;  // the next panel is fetched, a part with every tile
       for (int64_t row = 0; row < rows; row += kTileRows) {
-        for (int64_t line = 0; column + kPanel < columns && line < tile_lines; ++line, next += kLine) {
-          __builtin_prefetch(next, 0, 2);
-        }
+        for (int64_t k = 0; column + kPanel < columns && k < tile_steps; ++k, next += b.step) Prefetch(next);
         const float* tile = a + row * kRowStride;
         float* out = c + row * c_stride + column;
         if (row + kTileRows <= rows) {
-          MultiplyTile<Word, kTileRows, kRowStride, kStepStride>(tile, b, steps, out, c_stride, is_first);
+          MultiplyTile<Word, kTileRows, kRowStride, kStepStride>(tile, words, steps, out, c_stride, is_first);
         } else {
-          MultiplyLastTile<Word, kTileRows - 1, kRowStride, kStepStride>(rows - row, tile, b, steps, out, c_stride,
+          MultiplyLastTile<Word, kTileRows - 1, kRowStride, kStepStride>(rows - row, tile, words, steps, out, c_stride,
                                                                          is_first);
         }
       }
     }
   }
+
+ private:
+  template <typename T>
+  static DCN_INLINE void Prefetch(const T* row) {
+    constexpr int kLine = 64 / sizeof(T);
+    DCN_UNROLL for (int i = 0; i < kPanel; i += kLine) __builtin_prefetch(row + i, 0, 2);
+  }
+
+  // The first panel of B as packed words.
+  template <typename T>
+  const float* Words(const Panels<T>& b, int64_t steps) {
+    if constexpr (std::is_same_v<T, float>) {
+      if (b.step == kPanel) return b.first;
+    }
+    for (int64_t k = 0; k < steps; ++k) {
+      const T* const from = b.first + k * b.step;
+      float* const to = panel_.data() + k * kPanel;
+      for (int64_t i = 0; i < kPanel; i += kLanes) {
+        Store(i < b.columns ? Load(from + i, b.columns - i) : Floats{}, to + i);
+      }
+    }
+    return panel_.data();
+  }
+
+  AlignedVector<float> panel_;
 };

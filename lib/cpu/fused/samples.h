@@ -3,7 +3,7 @@
 // The samples of one tap and offset group, as arrays over the pixels of a tile. Their sizes are constants, so that one
 // register addresses all of them.
 struct SampleArrays {
-  static constexpr int kSize = kMaxTilePixels + 16;  // an odd number of cache lines
+  static constexpr int kSize = kMaxTilePixels + kLineFloats;  // an odd number of cache lines
   static_assert(kMaxTilePixels % kLanes == 0, "the last vector would not fit");
 
   float mask[kSize];
@@ -53,7 +53,7 @@ class Samples {
   Samples(const FusedCall& call, int64_t max_offset_groups)
       : call_(call), taps_(call.sizes.taps()), arrays_(max_offset_groups * taps_), outputs_(SampleArrays::kSize) {}
 
-  // Those of offset groups [first, last].
+  // Locates the samples of offset groups `first` to `last`, inclusive.
   void Locate(const OutputTile& tile, int64_t first, int64_t last) {
     const Sizes& sizes = call_.sizes;
     for (int64_t p = 0; p < tile.pixels(); ++p) {

@@ -1,0 +1,17 @@
+// In place of lib/cpu/fused/instruction_set.cc: the instruction set that JAX_DCN_CPU_INSTRUCTIONS names, which the
+// processor need not have.
+#include "fused/instruction_set.h"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace dcn {
+
+InstructionSet BestInstructionSet() {
+  const char* const name = std::getenv("JAX_DCN_CPU_INSTRUCTIONS");
+  return name && std::strcmp(name, "amx") == 0 ? InstructionSet::kAmx : InstructionSet::kAvx512Bf16;
+}
+
+const char* NameOf(InstructionSet set) { return set == InstructionSet::kAmx ? "amx" : "avx512_bf16"; }
+
+}  // namespace dcn
