@@ -92,6 +92,25 @@ def test_any_of_the_gradients(requested):
     assert_close(list(pullback(cotangent)), [getattr(everything, name) for name in requested], 0, 0)
 
 
+def test_bits_of_a_gradient_that_has_several_parts():
+    """They do not depend on whether the gradient of x, whose sums take most of the workspace, is requested, too."""
+    rng = np.random.default_rng(0)
+
+    def normal(*shape):
+        return jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
+
+    x, weight, cotangent = normal(4, 192, 192, 64), normal(3, 3, 64, 32), normal(4, 8, 8, 32)
+    offset = normal(4, 8, 8, 18).astype(jnp.float32)
+
+    def gradients(argnums):
+        def loss(x, weight):
+            return (jax_dcn.deform_conv2d(x, offset, weight, strides=24, backend="fused") * cotangent).sum()
+
+        return jax.jit(jax.grad(loss, argnums))(x, weight)
+
+    np.testing.assert_array_equal(gradients((0, 1))[1], gradients((1,))[0])
+
+
 def test_which_path():
     def paths(image=(32, 32), channels=32, features=32, groups=1, dtype="float32", **options):
         x = jax.ShapeDtypeStruct((1, *image, channels), dtype)
@@ -117,10 +136,10 @@ def test_which_path():
 
 @pytest.mark.usefixtures("limits_of_the_package")
 def test_where_it_is_slow():
-    def reason(image, groups=1, offset_groups=1, of="forward", batch=1):
-        x = jax.ShapeDtypeStruct((batch, *image, 64), "float32")
+    def reason(image, groups=1, offset_groups=1, of="forward", batch=1, dtype="float32"):
+        x = jax.ShapeDtypeStruct((batch, *image, 64), dtype)
         offset = jax.ShapeDtypeStruct((batch, *image, 18 * offset_groups), "float32")
-        weight = jax.ShapeDtypeStruct((3, 3, 64 // groups, 64), "float32")
+        weight = jax.ShapeDtypeStruct((3, 3, 64 // groups, 64), dtype)
         choice = jax_dcn.kernel_plan(x, offset, weight, platform="cpu", feature_group_count=groups)[of]
         assert (choice.path == "fused") == choice.reason.startswith("the processor has")
         return choice.reason
@@ -133,6 +152,12 @@ def test_where_it_is_slow():
     assert "there are 576 samples for each pixel" in reason((32, 32), offset_groups=64)
     assert "at most 2 of the fused gradient's tasks run at a time" in reason((32, 32), of="x", batch=2)
     assert "the processor has" in reason((32, 32), of="x", batch=3)
+    # Beside the sums of the weight's gradient, 16 MiB have room for the sums of 2 or 3 images.
+    assert "at most 2 of the fused gradient's tasks run at a time" in reason(
+        (150, 151), of="x", batch=3, dtype="bfloat16"
+    )
+    assert "the processor has" in reason((144, 144), of="x", batch=3, dtype="bfloat16")
+    assert "the processor has" in reason((150, 151), of="weight", batch=3, dtype="bfloat16")
 
 
 @pytest.mark.parametrize(

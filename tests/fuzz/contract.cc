@@ -235,7 +235,8 @@ const char* FusedForward(Device&, DType dtype, const Sizes& s, const Positions& 
   CheckCpuFused(dtype, s, positions, product, arrays.x, arrays.weight, arrays.y, arrays.is_y_float ? 4 : SizeOf(dtype));
   REQUIRE(contract.Holds(arrays.bias, product.features, 4));
   const double padded = std::ceil(double(product.group_features()) / kFeaturePadding) * kFeaturePadding;
-  REQUIRE(contract.Holds(arrays.workspace, double(s.taps()) * s.channels * padded, 4));
+  const double packed = double(s.taps()) * s.channels * padded;
+  REQUIRE(dtype != DType::kBF16 || contract.Holds(arrays.workspace, packed, SizeOf(dtype)));
   return nullptr;
 }
 
@@ -252,7 +253,8 @@ const char* FusedCotangents(Device&, DType dtype, const Sizes& s, const Position
   REQUIRE(double(plan.slices) * plan.slice_channels >= s.channels && plan.slice_channels <= plan.padded_channels);
   REQUIRE(plan.parts >= 1 && plan.slots >= 1);
   const double slices = double(s.taps()) * plan.slices * plan.padded_channels * product.group_features();
-  const double weights = (requested.x || requested.positions ? 1. : 0.) + (requested.weight ? double(plan.parts) : 0.);
+  const double packed = requested.x || requested.positions ? SizeOf(dtype) / 4. : 0.;
+  const double weights = packed + (requested.weight ? double(plan.parts) : 0.);
   const double image = double(s.height) * s.width * plan.padded_channels;
   const double image_sums = requested.x && dtype != DType::kF32 ? plan.slots * image : 0.;
   REQUIRE(contract.Holds(arrays.workspace, slices * weights + image_sums, 4));

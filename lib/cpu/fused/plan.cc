@@ -83,22 +83,27 @@ CotangentPlan::CotangentPlan(DType dtype, const Sizes& sizes, const Product& pro
   slices = group_slices * product.groups;
   padded_channels = RoundUp(slice_channels, kFeaturePadding);
   const int64_t weight_size = SaturatingProduct({sizes.taps(), slices, padded_channels, features});
-  // As few parts as allow kMaxTasks tasks, or the most that half of the workspace has room for. They do not depend on
-  // what is requested, so the bits of a cotangent do not depend on which others are.
-  parts = std::min(1 + (kMaxTasks - 1) / slices, kWorkspaceFloats / 2 / weight_size);
+  const int64_t packed_size = PackedFloats(dtype, weight_size);
+  const int64_t image_size = dtype == DType::kF32 ? 0 : SaturatingProduct({sizes.height, sizes.width, padded_channels});
+
+  // As few parts as allow kMaxTasks tasks, if their sums fit in half of the workspace and leave room for a few images.
+  // They do not depend on what is requested, so the bits of a cotangent do not depend on which others are.
+  const int64_t few_images = SaturatingMultiply(kMinConcurrentTasks, image_size);
+  const int64_t room = kMaxWorkspaceFloats - SaturatingAdd(packed_size, few_images);
+  const int64_t most_sums =
+      std::min(kWorkspaceFloats / 2, room < weight_size ? kWorkspaceFloats : room) / std::max<int64_t>(1, weight_size);
+  parts = std::min(1 + (kMaxTasks - 1) / slices, most_sums);
   parts = std::clamp(parts, int64_t{1}, std::max<int64_t>(1, sizes.images));
   while (HasSpareParts(sizes.images, parts)) --parts;
-  weight_sums = requested.x || requested.positions ? PackedFloats(dtype, weight_size) : 0;
+
+  weight_sums = requested.x || requested.positions ? packed_size : 0;
   image_sums = SaturatingAdd(weight_sums, requested.weight ? SaturatingMultiply(parts, weight_size) : 0);
-  const bool has_image_sums = requested.x && dtype != DType::kF32;
-  const int64_t image_size =
-      has_image_sums ? SaturatingProduct({sizes.height, sizes.width, padded_channels}) : int64_t{0};
-  int64_t images = kMaxTasks;
-  if (image_size > 0) {
-    const int64_t few = std::min(kMinConcurrentTasks, (kMaxWorkspaceFloats - image_sums) / image_size);
-    images = std::max(few, std::max(kWorkspaceFloats - image_sums, kMinImageSums) / image_size);
-  }
-  slots = std::clamp(images, int64_t{1}, std::min(tasks(), kMaxTasks));
+  slots = std::min(tasks(), kMaxTasks);
+  size = image_sums;
+  if (!requested.x || image_size == 0) return;
+  const int64_t rest = std::max(kWorkspaceFloats - image_sums, kMinImageSums);
+  const int64_t most_images = std::max(rest, std::min(few_images, kMaxWorkspaceFloats - image_sums)) / image_size;
+  slots = std::clamp(most_images, int64_t{1}, slots);
   size = SaturatingAdd(image_sums, SaturatingMultiply(slots, image_size));
 }
 
