@@ -12,7 +12,6 @@ from benchmarks.readers.machine import machine
 from benchmarks.reports.cpu_tasks import sections
 from benchmarks.reports.formatting import paragraph
 from benchmarks.reports.report import RESULTS, write_text
-from jax_dcn._operators.deform_conv.cpu_fused import INSTRUCTIONS
 
 
 def main(arguments=None):
@@ -20,8 +19,7 @@ def main(arguments=None):
     parser.add_argument("--rounds", type=int, default=5, help="how often the processes take turns; 0: only simulate")
     parser.add_argument("--out", type=Path, default=RESULTS, help="output folder")
     args = parser.parse_args(arguments)
-    about = machine() | {"instructions": INSTRUCTIONS}
-    facts = paragraph(", ".join(f"{key} {value}" for key, value in about.items()))
+    facts = paragraph(", ".join(f"{key} {value}" for key, value in machine().items()))
     measured = measure(args.rounds) if args.rounds else {}
     text = "\n\n".join(["# Threads of the fused CPU kernels", facts, *sections(measured)]) + "\n"
     args.out.mkdir(parents=True, exist_ok=True)

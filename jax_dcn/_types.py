@@ -4,7 +4,7 @@ from typing import Any, Literal, Protocol
 
 Pair = int | tuple[int, int]
 Padding = str | int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]
-Backend = Literal["fused", "plain", "reference"] | None  # of a convolution; None for the path estimated to be faster
+Backend = Literal["fused", "plain", "reference"] | None  # of a convolution; None: `paths` chooses
 
 
 class Shaped(Protocol):

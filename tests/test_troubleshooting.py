@@ -33,6 +33,11 @@ def with_old_driver(patch, folder):
     initialize(driver_version=12040, device=1)
 
 
+def with_unknown_instructions(patch, folder):
+    patch.setenv("JAX_DCN_CPU_INSTRUCTIONS", "sse9")
+    return errors_of(sys.executable, "-c", "import jax_dcn")
+
+
 def with_unknown_gpu(patch, folder):
     initialize(device=2, compute_capability=110, has_machine_code=False, has_ptx=False)
 
@@ -112,6 +117,7 @@ def over_devices(patch, folder):
 RAISED = [
     without_kernels,
     with_old_driver,
+    with_unknown_instructions,
     with_unknown_gpu,
     without_compiler,
     of_newer_api,

@@ -24,9 +24,8 @@ NAME = "deform_conv2d"
 FLOOR, PRODUCTS, PEAK = ("XLA convolution", "matrix products", "oneDNN convolution")
 FLOORS = (FLOOR, PRODUCTS, PEAK, bare_convolution.NAME)
 ABOUT_FLOORS = (
-    "Time: the time of jax_dcn as a multiple of that of XLA's ordinary convolution, which samples nothing, of that of "
-    "only the matrix products, of columns that are already in memory, and of oneDNN's ordinary convolution. "
-    + bare_convolution.ABOUT
+    "Time: the time of jax_dcn divided by that of XLA's ordinary convolution (which samples nothing), of the matrix "
+    "products alone (columns already in memory), and of oneDNN's ordinary convolution. " + bare_convolution.ABOUT
 )
 VARIED = ("x", "offset", "weight", "mask")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 
 from benchmarks.readers.sources import commit
+from jax_dcn._operators.deform_conv.cpu_fused import INSTRUCTIONS
 
 # They limit the instructions that this package, oneDNN and XLA use.
 LIMITS = ("JAX_DCN_CPU_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "XLA_FLAGS")
@@ -21,6 +22,7 @@ def machine():
         "commit": commit(),
         "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
         "processor": f"{processor()}, {cores()} cores",
+        "instructions": INSTRUCTIONS,  # of the fused CPU kernels
         "python": platform.python_version(),
         **{name: found for name in PACKAGES if (found := installed(name))},
         **{name: os.environ[name] for name in LIMITS if name in os.environ},

@@ -11,7 +11,8 @@ RATIOS = (
 TIMES = "Milliseconds, median (min to max). Once: too slow to be timed more than once."
 MEMORY = (
     "Peak memory of a call in MiB, with its results and without its operands. JAX: temporary arrays and results in "
-    "XLA's plan, without what custom calls and libraries allocate themselves. "
+    "XLA's plan, without what custom calls and libraries allocate themselves, such as the buffers of each thread in "
+    "the CPU kernels of jax_dcn. "
 )
 MEMORY_OF_OTHERS = {
     "torchvision": "torchvision on a GPU: the peak of its allocator. torchvision, oneDNN and onnxruntime on a CPU: how "

@@ -25,7 +25,7 @@ class KernelChoice:
       reason: why this path runs; empty where there is nothing to say.
       workspace_bytes: the memory it needs besides operands and result.
       partial_sums: how many arrays of the shape of the result are added up; more than one only in the fused gradient of
-        the weight of a convolution, where they are the workspace.
+        the weight of a convolution on CUDA, where they are the workspace.
     """
 
     computation: str
@@ -48,7 +48,8 @@ class KernelPlan:
       choices: a `KernelChoice` for the forward and for the gradient of each operand that is present.
 
     The paths:
-      - "fused": one kernel samples and multiplies, on tensor cores (deformable convolution, on CUDA)
+      - "fused": kernels sample and multiply without storing the columns: on CUDA on tensor cores, on a CPU in the
+        caches (deformable convolution)
       - "plain": kernels sample columns and XLA multiplies them, chunk by chunk (deformable convolution)
       - "kernel": one kernel does the whole computation (pooling)
       - "xla": operations of XLA that need no kernel, such as the sum that is the gradient of the bias

@@ -77,11 +77,12 @@ def deform_conv2d(
     size of an image                                                           for x: scatter lists of up to 128 MiB
     ===========================  ============================================  =========================================
 
-    The default precision allows tf32. All other calls, and all calls on CPU, take the plain path: they sample and
-    multiply in chunks. Where both paths are possible, the one that is estimated to be faster on the GPU runs, for the
-    forward and for each gradient. `jax_dcn.kernel_plan` says which path a call takes, and why. The
-    workspace of the forward and of all derivatives does not grow with the batch; docs/memory.md says how large it is,
-    and what does grow.
+    The default precision allows tf32. On a CPU with AVX2, fused kernels take most calls in float32, bfloat16 and
+    float16; docs/memory.md lists the conditions. All other calls take the plain path: they sample and multiply in
+    chunks. The path is chosen for the forward and for each gradient. Where both paths are possible, the one that is
+    estimated to be faster on the GPU runs; on a CPU, fixed limits of sizes decide. `jax_dcn.kernel_plan` says which
+    path a call takes, and why. The workspace of the forward and of all derivatives does not grow with the batch;
+    docs/memory.md says how large it is, and what does grow.
 
     Args:
       x: [..., H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
@@ -98,13 +99,14 @@ def deform_conv2d(
       precision: the precision of the matrix products, as in `jax.lax.dot_general`.
       preferred_element_type: the result's type; the common type of x and weight by default. Sums are always accumulated
         in float32 or wider and rounded once. Samples of 16-bit data, times their masks, are rounded to 16 bits before
-        the product, as tensor cores need them, and must be in the range of this type. The fused gradient of x also
-        rounds the sum of the cotangents that each tap contributes to a pixel.
+        the product, and must be in the range of this type. The exception are the fused kernels of a CPU, which round
+        samples only where they multiply pairs of bfloat16. On CUDA, the fused gradient of x also rounds the sum of the
+        cotangents that each tap contributes to a pixel.
       deterministic: whether the result must be the same to the last bit on every run. The kernels' results always are,
         so both values mean the same on CPU and CUDA.
-      backend: None for the kernels of the platform that the computation runs on, by the path that is estimated to be
-        faster there; "fused" or "plain" for the kernels of this path; "reference" for the `jax.numpy` form. Compiling
-        raises ValueError where "fused" was passed and the path cannot compute the result or a gradient.
+      backend: None for the kernels of the platform that the computation runs on, by the path that is chosen as
+        described above; "fused" or "plain" for the kernels of this path; "reference" for the `jax.numpy` form.
+        Compiling raises ValueError where "fused" was passed and the path cannot compute the result or a gradient.
 
     Coming from torchvision: stride and dilation are called strides and kernel_dilation here. There padding is 0 by
     default, and the number of groups follows from the weight; here it is feature_group_count. The derivatives differ at

@@ -37,13 +37,19 @@ def kernel_plan(
 ) -> KernelPlan:
     """Which kernels `deform_conv2d` and its gradients run for these arguments, why, and the workspace they need.
 
-    Nothing is computed or compiled, and no GPU is needed. The compiler asks the same code, so the plan is what runs.
+    Nothing is computed or compiled, and no GPU is needed. The compiler asks the same code, so the plan is what runs on
+    one device.
 
-    The plan is for one device: where `jit` splits a convolution over several, pass the shapes of one device's shard.
-    Each gradient is planned by itself. Gradients on the plain path that are computed together share their columns, in
-    smaller chunks. The workspace does not include what converts whole arrays: the transposes of "NCHW", or offsets and
-    masks of 16 bits. Forward mode, which takes the plain path, and derivatives beyond the first are not planned.
-    docs/memory.md describes the paths, the conditions of each, and how the workspace is computed.
+    Where `jit` splits a convolution over several devices, pass the shapes of one device's shard. The plan does not show
+    that on a CPU the gradient of an x of 16 bits takes the plain path where it is summed over devices. On a CPU the
+    plan is for the instruction set of this process, which the reason for "fused" names.
+
+    The workspace is planned for each gradient by itself. Gradients on the plain path that are computed together share
+    their columns, in smaller chunks. On a CPU, fused gradients that are requested together run in one call, whose
+    workspace is not that of any single one. The workspace does not include what converts whole arrays: the transposes
+    of "NCHW", or offsets and masks of 16 bits. Forward mode, which takes the plain path, and derivatives beyond the
+    first are not planned. docs/memory.md describes the paths, the conditions of each, and how the workspace is
+    computed.
 
     Args:
       x, offset, weight, bias, mask: the arrays of `deform_conv2d`, or `jax.ShapeDtypeStruct` objects. Only shapes and
