@@ -49,7 +49,7 @@ int64_t CotangentsMakespan(const FusedCall& call, const CotangentPlan& plan, con
     const int64_t first = plan.first_image(part, call.sizes) * tiling.image_tiles();
     const int64_t end = plan.first_image(part + 1, call.sizes) * tiling.image_tiles();
     const CotangentPlan::Slice slice = plan.slice(task / plan.parts, call);
-    const bool waits = plan.requested.positions && slice.channel % call.sizes.group_channels() != 0;
+    const bool waits = plan.WaitsForSliceBefore(slice, call.sizes);
     threads.Take([&](int64_t time) {
       for (int64_t tile = first; tile < end; ++tile) {
         if (waits) time = std::max(time, finished[task - plan.parts][tile - first]);
@@ -96,7 +96,7 @@ extern "C" void Simulate(const Problem* problem, int64_t count, const int64_t* n
     *slots = plan.slots;
     for (int64_t i = 0; i < count; ++i) makespans[i] = CotangentsMakespan(call, plan, tiling, num_threads[i]);
   } else {
-    const Tiling tiling = ForwardTiling(set, call);
+    const Tiling tiling = ForwardTiling(set, dtype, call);
     *tasks = *slots = tiling.count();
     for (int64_t i = 0; i < count; ++i) makespans[i] = ForwardMakespan(tiling, num_threads[i]);
   }

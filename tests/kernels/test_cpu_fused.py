@@ -115,13 +115,13 @@ MISTAKES = {
         ("none", "avx512", f"{WRONG}|^$"),
     ),
     "slice that does not add to the cotangents of positions": (
-        ("fused/cotangents.h", "c == 0 && SharesOffsetGroup(slice_.channel)", "false"),
+        ("fused/cotangents.h", "c == 0 && plan_.WaitsForSliceBefore(slice_, sizes)", "false"),
         ("none", "avx2", WRONG),
     ),
     "slice that does not wait for the one before": (
         (
             "fused/cotangents.h",
-            "if (plan_.requested.positions && SharesOffsetGroup(slice_.channel)) WaitForSliceBefore(tile_count);",
+            "if (plan_.WaitsForSliceBefore(slice_, call_.sizes)) WaitForSliceBefore(tile_count);",
             "",
         ),
         ("threads", "avx2", "data race"),

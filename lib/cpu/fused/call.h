@@ -102,6 +102,10 @@ struct CotangentPlan {
   struct Slice {
     int64_t group, channel, channels;  // a feature group, and channels of x
   };
+  // Whether the slice adds to cotangents of positions that the slice before also adds to.
+  bool WaitsForSliceBefore(const Slice& slice, const Sizes& sizes) const {
+    return requested.positions && slice.channel % sizes.group_channels() != 0;
+  }
   Slice slice(int64_t index, const FusedCall& call) const {
     const int64_t in_group = index % group_slices * slice_channels, group = index / group_slices;
     return {group, group * call.group_channels() + in_group,

@@ -101,7 +101,7 @@ class Cotangents {
     for (image_ = plan_.first_image(part_, call_.sizes); image_ < end; ++image_) {
       if (plan_.requested.x) BeginInputCotangent();
       for (int64_t tile = 0; tile < tiles; ++tile) {
-        if (plan_.requested.positions && SharesOffsetGroup(slice_.channel)) WaitForSliceBefore(tile_count);
+        if (plan_.WaitsForSliceBefore(slice_, call_.sizes)) WaitForSliceBefore(tile_count);
         ComputeTile(tiling_[image_ * tiles + tile], tile_count == 0);
         finished_[task].store(++tile_count, std::memory_order_release);
       }
@@ -234,7 +234,7 @@ class Cotangents {
       if constexpr (kOfPositions) Store<4>(Sums<kCount>(dot), dots + 4 * p);
     }
     if constexpr (kOfPositions) {
-      const bool is_added = c == 0 && SharesOffsetGroup(slice_.channel);
+      const bool is_added = c == 0 && plan_.WaitsForSliceBefore(slice_, sizes);
       StorePositions(samples, pixels, offset_group * sizes.taps() + tap, is_added);
     }
   }
@@ -263,9 +263,6 @@ class Cotangents {
       if (d_mask) d_mask[sample] = is_added ? d_mask[sample] + d_mask_value : d_mask_value;
     }
   }
-
-  // Whether the slice before `channel`, the first one of a slice, has channels of the same offset group.
-  bool SharesOffsetGroup(int64_t channel) const { return channel % call_.sizes.group_channels() != 0; }
 
   void WaitForSliceBefore(int64_t tile) const {
     const std::atomic<int64_t>& before = finished_[task_ - plan_.parts];

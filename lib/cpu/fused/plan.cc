@@ -86,13 +86,15 @@ CotangentPlan::CotangentPlan(DType dtype, const Sizes& sizes, const Product& pro
   const int64_t packed_size = PackedFloats(dtype, weight_size);
   const int64_t image_size = dtype == DType::kF32 ? 0 : SaturatingProduct({sizes.height, sizes.width, padded_channels});
 
-  // As few parts as allow kMaxTasks tasks, if their sums fit in half of the workspace and leave room for a few images.
-  // They do not depend on what is requested, so the bits of a cotangent do not depend on which others are.
+  // As few parts as allow kMaxTasks tasks, if the workspace has room for their sums. They do not depend on what is
+  // requested, so the bits of a cotangent do not depend on which others are.
+  int64_t room = kWorkspaceFloats - packed_size;
   const int64_t few_images = SaturatingMultiply(kMinConcurrentTasks, image_size);
-  const int64_t room = kMaxWorkspaceFloats - SaturatingAdd(packed_size, few_images);
-  const int64_t most_sums =
-      std::min(kWorkspaceFloats / 2, room < weight_size ? kWorkspaceFloats : room) / std::max<int64_t>(1, weight_size);
-  parts = std::min(1 + (kMaxTasks - 1) / slices, most_sums);
+  if (image_size > 0) {  // half of the workspace is for the sums of images, and there is room for a few
+    const int64_t beside_few = kMaxWorkspaceFloats - SaturatingAdd(packed_size, few_images);
+    room = std::min(kWorkspaceFloats / 2, beside_few >= weight_size ? beside_few : kWorkspaceFloats);
+  }
+  parts = std::min(1 + (kMaxTasks - 1) / slices, room / std::max<int64_t>(1, weight_size));
   parts = std::clamp(parts, int64_t{1}, std::max<int64_t>(1, sizes.images));
   while (HasSpareParts(sizes.images, parts)) --parts;
 
