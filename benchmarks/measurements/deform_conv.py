@@ -21,8 +21,8 @@ from benchmarks.contenders import (
 )
 
 NAME = "deform_conv2d"
-FLOOR, PRODUCTS, PEAK = ("XLA convolution", "matrix products", "oneDNN convolution")
-FLOORS = (FLOOR, PRODUCTS, PEAK, bare_convolution.NAME)
+FLOOR, PRODUCTS, ONEDNN = ("XLA convolution", "matrix products", "oneDNN convolution")
+FLOORS = (FLOOR, PRODUCTS, ONEDNN, bare_convolution.NAME)
 ABOUT_FLOORS = (
     "Time: the time of jax_dcn divided by that of XLA's ordinary convolution (which samples nothing), of the matrix "
     "products alone (columns already in memory), and of oneDNN's ordinary convolution. " + bare_convolution.ABOUT
@@ -142,7 +142,7 @@ CONTENDERS = {
     "plain path": compiled.contender(partial(deformable, backend="plain"), VARIED),
     FLOOR: compiled.contender(ordinary, ("x", "weight"), agrees_at=undeformed),
     PRODUCTS: Contender(products.prepare, agrees_at=undeformed),
-    PEAK: Contender(onednn.prepare, agrees_at=undeformed, compiles=False),
+    ONEDNN: Contender(onednn.prepare, agrees_at=undeformed, compiles=False),
     bare_convolution.NAME: Contender(bare_convolution.prepare),
     "pure JAX": compiled.contender(pure_jax.deform_conv2d, VARIED),
     "torchvision": Contender(partial(torchvision.prepare, by_torchvision), compiles=False),

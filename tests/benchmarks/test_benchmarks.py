@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import sys
 
 import jax
 import numpy as np
@@ -105,6 +106,23 @@ def test_onnxruntime_agrees():
     forward, backward = measure(deform_conv.problem(TINY, "float32"), contenders, 1)
     assert "onnxruntime" in forward["seconds"]
     assert backward["without"] == {"onnxruntime": "has no backward pass"}
+
+
+def test_onednn_agrees():
+    pytest.importorskip("torch")
+    contenders = {name: deform_conv.CONTENDERS[name] for name in ("jax_dcn", deform_conv.ONEDNN)}
+    for row in measure(deform_conv.problem(TINY, "float32"), contenders, 1):
+        assert deform_conv.ONEDNN in row["seconds"], row
+
+
+def test_the_page_says_that_torch_is_absent(tiny, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    contenders = (deform_conv.ONEDNN, "torchvision")
+    arguments = ("--contenders", *contenders, "--shapes", "A", "--dtypes", "float32", "--no-plot")
+    _, results, text = run(tmp_path, "operators", *arguments)
+    assert all(set(row["seconds"]) == {"jax_dcn"} for row in results["operators"])
+    for contender in contenders:
+        assert f"- {contender} cannot be imported (" in text
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

@@ -20,8 +20,8 @@ def special_values(dtype):
         return np.array([*extreme, *near], np.float64).astype(dtype)
 
 
-def check_both(function, operands, dtype):
-    """Compares the kernels with the reference.
+def check_both(function, operands, dtype, backend=None, tolerance=8):
+    """Compares the kernels of a backend with the reference, with a tolerance in units of the type's resolution.
 
     Values so large that sums of them may overflow count as NaN, because the result depends on the order of summation.
     """
@@ -34,17 +34,31 @@ def check_both(function, operands, dtype):
         array = np.asarray(array, np.float64)
         return np.where(np.abs(array) < float(jnp.finfo(dtype).max) ** 0.5, array, np.nan)
 
-    tolerance = 8 * float(jnp.finfo(dtype).eps)
-    for result, expected in zip(*(jax.jit(results, static_argnums=0)(b) for b in (None, "reference")), strict=True):
+    tolerance *= float(jnp.finfo(dtype).eps)
+    for result, expected in zip(*(jax.jit(results, static_argnums=0)(b) for b in (backend, "reference")), strict=True):
         np.testing.assert_allclose(ordinary(result), ordinary(expected), rtol=tolerance, atol=tolerance)
 
 
 OPERANDS = ["x", "offset", "mask", "weight"]
 
 
+PLACES = [*((operand, 0) for operand in OPERANDS), ("offset", "CIRCULAR")]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("where, padding", [*((operand, 0) for operand in OPERANDS), ("offset", "CIRCULAR")])
+@pytest.mark.parametrize("where, padding", PLACES)
 def test_convolution(where, padding, dtype, x64):
+    check_convolution(where, padding, dtype)
+
+
+@pytest.mark.platforms("cpu")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("where, padding", PLACES)
+def test_fused_convolution_of_the_cpu(where, padding, dtype):
+    check_convolution(where, padding, dtype, "fused", 512)  # sums that cancel, in another order
+
+
+def check_convolution(where, padding, dtype, backend=None, tolerance=8):
     wide = jnp.promote_types(dtype, jnp.float32)
     generator = np.random.default_rng(0)
     operands = {
@@ -60,7 +74,7 @@ def test_convolution(where, padding, dtype, x64):
         options = {"padding": padding, "precision": "highest", "backend": backend}
         return jax_dcn.deform_conv2d(x, offset, weight, mask=mask, **options)
 
-    check_both(convolve, list(map(jnp.asarray, operands.values())), dtype)
+    check_both(convolve, list(map(jnp.asarray, operands.values())), dtype, backend, tolerance)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
