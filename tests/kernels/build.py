@@ -82,7 +82,7 @@ def cpu_fused_program(
     own: dict[str, list[str]] = {}
     if is_emulated:
         paths["instruction_set"] = HERE / "emulated_instruction_set.cc"
-        own = dict.fromkeys(["avx512_bf16", "amx"], ["-include", "emulated_instructions.h"])
+        own = {name: ["-include", "emulated_instructions.h"] for name in ("avx512_bf16", "amx")}
     sources = [(path, [*CPU_FLAGS, *own.get(name, [])]) for name, path in paths.items() if name not in changed]
     sources += [
         (folder / paths[name].relative_to(CPU), [*_changed_cpu_flags(folder), *own.get(name, [])]) for name in changed
