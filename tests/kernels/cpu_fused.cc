@@ -284,6 +284,8 @@ constexpr Shape kShapes[] = {
     {3, 4, 4, 128, 1, 2, 128, 3, 3, {2, 1}},
     {1, 3, 3, 160, 1, 1, 544, 1, 1, {2, 2}},  // pairs: a last slice, and blocks of both
     {1, 3, 3, 64, 2, 1, 41, 3, 5, {1, 1}},    // pairs only in the forward
+    {1, 3, 4, 6, 1, 2, 16, 3, 5, {1, 2}},     // groups that are half as wide as a panel of AVX2
+    {1, 3, 4, 6, 1, 2, 32, 3, 5, {1, 2}},     // and of AVX-512
     {1, 9, 9, 32, 1, 1, 33, 45, 46, {1, 1}},  // tiles as large as those of large outputs
     {1, 9, 9, 48, 8, 1, 9, 27, 26, {3, 3}},   // with many offset groups, smaller ones
 };

@@ -102,11 +102,11 @@ class RegisterProduct {
     DCN_UNROLL for (int i = 0; i < kPanel; i += kLine) __builtin_prefetch(row + i, 0, 2);
   }
 
-  // The first panel of B as packed words.
+  // The first panel of B as packed words: B itself if it has them.
   template <typename T>
   const float* Words(const Panels<T>& b, int64_t steps) {
     if constexpr (std::is_same_v<T, float>) {
-      if (b.step == kPanel) return b.first;
+      if (b.step == kPanel && b.columns >= kPanel) return b.first;
     }
     for (int64_t k = 0; k < steps; ++k) {
       const T* const from = b.first + k * b.step;
