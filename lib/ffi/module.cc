@@ -1,11 +1,11 @@
 // The Python module of one backend: its handlers as a capsule per stage, the FFI version and compiler of the build, and
 // the limits and thread blocks of CUDA's fused kernels. All backends export these, since CUDA programs may be lowered
-// by a build without CUDA. That of the CPU also exports what Python needs to
-// know of its fused kernels.
+// by a build without CUDA. That of the CPU also exports what Python needs to know of its fused kernels.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <stdexcept>
@@ -15,10 +15,7 @@
 #include "ffi/handlers.h"
 #ifdef DCN_CPU
 #include "deform_conv_fused.h"
-
-#ifdef DCN_CPU
 #include "fused/instruction_set.h"
-#endif
 #endif
 
 namespace nb = nanobind;
@@ -111,9 +108,13 @@ std::array<int64_t, 2> FusedCotangentsPlan(const std::string& dtype_name, std::a
                                            std::array<int64_t, 2> output, int64_t taps, int64_t offset_groups,
                                            int64_t features, int64_t feature_group_count, bool x_requested,
                                            bool positions_requested, bool weight_requested) {
-  const bool is_possible = x[3] > 0 && features > 0 && feature_group_count > 0 && x[3] % feature_group_count == 0 &&
-                           features % feature_group_count == 0 && 0 < taps && taps <= INT32_MAX;
-  if (!is_possible) throw std::invalid_argument("fused_cotangents_plan: no call has such sizes");
+  const dcn::DType dtype = ByName(DTypes(), dtype_name, "dtype");
+  const bool has_groups = feature_group_count > 0 && x[3] > 0 && features > 0 && x[3] % feature_group_count == 0 &&
+                          features % feature_group_count == 0;
+  const int64_t fewest = std::min({x[0], x[1], x[2], output[0], output[1], taps - 1, offset_groups - 1});
+  if (!has_groups || fewest < 0 || taps > INT32_MAX || dtype == dcn::DType::kF64) {
+    throw std::invalid_argument("fused_cotangents_plan: the fused handlers refuse such arrays");
+  }
   dcn::Sizes sizes = {};
   sizes.window.kernel[0] = 1;
   sizes.window.kernel[1] = int32_t(taps);
@@ -124,7 +125,6 @@ std::array<int64_t, 2> FusedCotangentsPlan(const std::string& dtype_name, std::a
   sizes.rows = output[0];
   sizes.columns = output[1];
   sizes.offset_groups = offset_groups;
-  const dcn::DType dtype = ByName(DTypes(), dtype_name, "dtype");
   const dcn::Product product = {features, feature_group_count};
   const dcn::RequestedCotangents requested = {x_requested, positions_requested, weight_requested};
   return {dcn::FusedCotangentsWorkspace(dtype, sizes, product, requested),

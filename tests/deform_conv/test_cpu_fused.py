@@ -142,10 +142,10 @@ def test_which_path():
 
 @pytest.mark.usefixtures("limits_of_the_package")
 def test_where_it_is_slow():
-    def reason(image, groups=1, offset_groups=1, of="forward", batch=1, dtype="float32"):
+    def reason(image, groups=1, offset_groups=1, of="forward", batch=1, dtype="float32", features=64):
         x = jax.ShapeDtypeStruct((batch, *image, 64), dtype)
         offset = jax.ShapeDtypeStruct((batch, *image, 18 * offset_groups), "float32")
-        weight = jax.ShapeDtypeStruct((3, 3, 64 // groups, 64), dtype)
+        weight = jax.ShapeDtypeStruct((3, 3, 64 // groups, features), dtype)
         choice = jax_dcn.kernel_plan(x, offset, weight, platform="cpu", feature_group_count=groups)[of]
         assert (choice.path == "fused") == choice.reason.startswith("the processor has")
         return choice.reason
@@ -163,7 +163,9 @@ def test_where_it_is_slow():
         (150, 151), of="x", batch=3, dtype="bfloat16"
     )
     assert "the processor has" in reason((144, 144), of="x", batch=3, dtype="bfloat16")
-    assert "the processor has" in reason((150, 151), of="weight", batch=3, dtype="bfloat16")
+    for image, features in (((150, 151), 64), ((146, 146), 64), ((143, 143), 256)):
+        for of in ("offset", "weight"):
+            assert "the processor has" in reason(image, of=of, batch=3, dtype="bfloat16", features=features)
 
 
 @pytest.mark.parametrize(

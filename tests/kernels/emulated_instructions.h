@@ -1,4 +1,7 @@
 // AVX512-BF16 and AMX in terms of AVX-512, for processors that lack them. Included before a file that uses them.
+//
+// Three differences do not matter to the tests, whose sums are exact: sums of pairs are added one by one, subnormal
+// operands and results of products are not zero, and the compiler knows what memory a tile is loaded from.
 #pragma once
 
 #include <immintrin.h>
@@ -94,6 +97,15 @@ DCN_EMULATED void MultiplyAddTiles(int sum, int a, int b) {
 
 }  // namespace dcn_emulated
 
+// Some of these are macros, depending on the compiler.
+#undef _mm512_cvtne2ps_pbh
+#undef _mm512_dpbf16_ps
+#undef _tile_loadconfig
+#undef _tile_release
+#undef _tile_zero
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_dpbf16ps
 #define _mm512_cvtne2ps_pbh dcn_emulated::RoundPairs
 #define _mm512_dpbf16_ps dcn_emulated::MultiplyAddPairs
 #define _tile_loadconfig dcn_emulated::LoadConfiguration

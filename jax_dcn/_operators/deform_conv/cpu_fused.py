@@ -111,7 +111,7 @@ def why_slow(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: 
         return _why_portable()
     pixels = [size for size in offset.shape[:-1] if isinstance(size, int)]
     if len(pixels) == 3 and math.prod(pixels) < MIN_PIXELS:
-        return f"the result has {math.prod(pixels)} pixels; packing the weight pays from {MIN_PIXELS} on"
+        return f"the result has {math.prod(pixels)} pixels; the fused kernels are fast from {MIN_PIXELS} on"
     groups = spec.feature_group_count
     if groups > 1 and (fewest := min(weight.shape[2], weight.shape[-1] // groups)) < MIN_GROUP_CHANNELS:
         return f"each group has {fewest} channels; the fused kernels are fast from {MIN_GROUP_CHANNELS} on"

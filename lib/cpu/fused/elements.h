@@ -17,7 +17,7 @@ struct Widened {
   // The channel that value `v` of a run of channels has.
   static DCN_INLINE int64_t Channel(int64_t v) { return v; }
 
-  // Panels of packed values.
+  // The panels of a packed weight.
   static Panels<T> PackedWeight(const T* values, int64_t steps) { return PackedPanels(values, steps); }
 
   static DCN_INLINE void StoreRow(const T* from, int64_t count, float* words) {

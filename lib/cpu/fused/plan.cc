@@ -25,12 +25,13 @@ constexpr int64_t kMaxSampleBytes = 256 << 10, kMinSampledPixels = 84;
 // A small output has at least kMinTiles tiles, so that several threads have work, unless they would be too small.
 constexpr int64_t kMinTiles = 8, kMinTilePixels = 28;
 
-// Of the cotangents. The floats of the workspace may be more if one part of the images needs more, or if otherwise
-// fewer than kMinConcurrentTasks tasks could run at a time.
-constexpr int64_t kSliceChannels = 64;
-constexpr int64_t kMaxTasks = 32;  // at a time
-constexpr int64_t kWorkspaceFloats = 3 << 20, kMaxWorkspaceFloats = 4 << 20;
-constexpr int64_t kMinImageSums = 1 << 20;  // floats that image sums may always take
+constexpr int64_t kSliceChannels = 64;  // of the cotangents
+constexpr int64_t kMaxTasks = 32;       // of the cotangents, at a time
+
+// Limits of the cotangents' workspace, in floats. A call uses more than kWorkspaceFloats only if fewer than
+// kMinConcurrentTasks tasks could run at a time otherwise, or if one part of the images needs more. Beside a large
+// weight, the sums of images may take kMinImageSums, so that its slices run at the same time.
+constexpr int64_t kWorkspaceFloats = 3 << 20, kMaxWorkspaceFloats = 4 << 20, kMinImageSums = 1 << 20;
 
 int64_t RoundUp(int64_t size, int64_t multiple) {
   return SaturatingMultiply(size / multiple + (size % multiple != 0), multiple);
@@ -48,10 +49,10 @@ int64_t PackedSize(const Sizes& sizes, const Product& product) {
   return SaturatingProduct({sizes.taps(), sizes.channels, RoundUp(product.group_features(), kFeaturePadding)});
 }
 
-// How many floats have room for elements, an even number or a saturated one.
+// How many floats have room for so many elements, which are even or saturated.
 int64_t PackedFloats(DType dtype, int64_t elements) {
-  if (elements == std::numeric_limits<int64_t>::max()) return elements;
-  return elements / (int64_t(sizeof(float)) / BytesOf(dtype));
+  const bool is_halved = BytesOf(dtype) == 2 && elements < std::numeric_limits<int64_t>::max();
+  return is_halved ? elements / 2 : elements;
 }
 
 int64_t TilePixels(InstructionSet set) { return set == InstructionSet::kAmx ? kTilePixelsOfAmx : kTilePixels; }
@@ -90,9 +91,12 @@ CotangentPlan::CotangentPlan(DType dtype, const Sizes& sizes, const Product& pro
   // requested, so the bits of a cotangent do not depend on which others are.
   int64_t room = kWorkspaceFloats - packed_size;
   const int64_t few_images = SaturatingMultiply(kMinConcurrentTasks, image_size);
-  if (image_size > 0) {  // half of the workspace is for the sums of images, and there is room for a few
+  if (image_size > 0) {
+    // The sums of images may take half of the workspace, or those of a few images if there is room for as many tasks.
+    const int64_t few_parts = 1 + (kMinConcurrentTasks - 1) / slices;
     const int64_t beside_few = kMaxWorkspaceFloats - SaturatingAdd(packed_size, few_images);
-    room = std::min(kWorkspaceFloats / 2, beside_few >= weight_size ? beside_few : kWorkspaceFloats);
+    const bool is_enough = beside_few >= SaturatingMultiply(few_parts, weight_size);
+    room = std::min(kWorkspaceFloats / 2, is_enough ? beside_few : kWorkspaceFloats);
   }
   parts = std::min(1 + (kMaxTasks - 1) / slices, room / std::max<int64_t>(1, weight_size));
   parts = std::clamp(parts, int64_t{1}, std::max<int64_t>(1, sizes.images));

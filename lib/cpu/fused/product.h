@@ -49,7 +49,8 @@ void MultiplyLastTile(int64_t rows, const float* a, const float* b, int64_t step
   }
 }
 
-// B of a product: panels of kPanel columns, whose rows are `step` elements apart. Only `columns` columns are read.
+// B of a product: panels of kPanel columns. Only `columns` columns are read, but prefetches, which cannot fault, may
+// lie beyond the end. `step` and `panel` are the distances, in elements, from a row and a panel to the next one.
 template <typename T>
 struct Panels {
   const T* first;
@@ -79,7 +80,7 @@ class RegisterProduct {
                 bool is_first) {
     const int64_t tiles = (rows + kTileRows - 1) / kTileRows, tile_steps = (steps + tiles - 1) / tiles;
     for (int64_t column = 0; column < columns; column += kPanel, b.first += b.panel, b.columns -= kPanel) {
-      const float* const words = Words(b, steps);
+      const float* const words = PackedPanel(b, steps);
       const T* next = b.first + b.panel;  // the next panel is fetched, a part with every tile
       for (int64_t row = 0; row < rows; row += kTileRows) {
         for (int64_t k = 0; column + kPanel < columns && k < tile_steps; ++k, next += b.step) Prefetch(next);
@@ -102,9 +103,9 @@ class RegisterProduct {
     DCN_UNROLL for (int i = 0; i < kPanel; i += kLine) __builtin_prefetch(row + i, 0, 2);
   }
 
-  // The first panel of B as packed words: B itself if it has them.
+  // The first panel of B, packed in words: B itself if it is.
   template <typename T>
-  const float* Words(const Panels<T>& b, int64_t steps) {
+  const float* PackedPanel(const Panels<T>& b, int64_t steps) {
     if constexpr (std::is_same_v<T, float>) {
       if (b.step == kPanel && b.columns >= kPanel) return b.first;
     }
