@@ -115,6 +115,17 @@ def test_wrong_calls(invalid):
             assert "INVALID_ARGUMENT" in str(error), error
 
 
+@pytest.mark.parametrize("name, data", [("dcn_cpu_fused_forward", (0, 3)), ("dcn_cpu_fused_cotangents", (0, 3, 4))])
+def test_the_fused_kernels_refuse_float64(name, data):
+    """All data operands have the type, so no other check refuses it. The fuzzer makes no such call."""
+    results, aliases, operands, attributes = valid_calls()[name]
+    operands = [jax.ShapeDtypeStruct(a.shape, "float64") if i in data else a for i, a in enumerate(operands)]
+    results = [jax.ShapeDtypeStruct(results[0].shape, "float64"), *results[1:]]
+    message = "INVALID_ARGUMENT.*x must be float32, bfloat16 or float16"
+    with jax.enable_x64(True), pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        call(name, results, aliases, operands, attributes)
+
+
 def test_sizes_of_levels_that_overflow():
     """Their pixels add up to 4 in 64 bits, as many as value has."""
     levels = [(2**31 - 1, 2**31 - 1, 1)] * 4 + [(2**17, 2**17, 1)]

@@ -53,7 +53,6 @@ MISTAKES = {
 } | {
     f"{name} of the CPU": ("deform_conv_fused_cpu.cc", check, "deform_conv_fused_cpu.cc")
     for name, check in {
-        "type": r"checks\.Require\(call\.dtype != .*?;",
         "groups": r"checks\.Require\(product\.features % .*?;",
         "channels and features": r"checks\.Require\(sizes\.channels > 0.*?;",
         "pixels": r"checks\.FitsInt32\(\"the number of an image's pixels.*?;",
