@@ -36,10 +36,9 @@ constexpr bool kNeedsWorkspace = false;  // of the plain kernels
 constexpr bool kNeedsWorkspace = true;
 #endif
 
-double SizeOf(DType dtype) { return dtype == DType::kF64 ? 8 : dtype == DType::kF32 ? 4 : 2; }
 double AccumulatorSize(DType dtype) { return dtype == DType::kF64 ? 8 : 4; }
 double ColumnCotangentSize(DType dtype) {
-  return Device::kRoundsColumnCotangents ? SizeOf(dtype) : AccumulatorSize(dtype);
+  return Device::kRoundsColumnCotangents ? double(BytesOf(dtype)) : AccumulatorSize(dtype);
 }
 
 void CheckWindow(const Sizes& s) {
@@ -75,8 +74,8 @@ void CheckPositions(const Sizes& s, const Positions& positions, double size) {
 const char* SampleColumns(Device&, DType dtype, const Sizes& s, const Positions& positions, const void* x,
                           void* columns) {
   CheckPositions(s, positions, AccumulatorSize(dtype));
-  REQUIRE(contract.Holds(x, ImageCount(s, s.images_of_x), SizeOf(dtype)));
-  REQUIRE(contract.Holds(columns, ColumnsCount(s), SizeOf(dtype)));
+  REQUIRE(contract.Holds(x, ImageCount(s, s.images_of_x), BytesOf(dtype)));
+  REQUIRE(contract.Holds(columns, ColumnsCount(s), BytesOf(dtype)));
   return nullptr;
 }
 
@@ -84,12 +83,12 @@ const char* SampleTangents(Device&, DType dtype, const Sizes& s, const Positions
                            const void* x, bool columns_requested, void* columns) {
   const double wide = AccumulatorSize(dtype);
   CheckPositions(s, positions, wide);
-  REQUIRE(contract.Holds(x, ImageCount(s, s.images_of_x), SizeOf(dtype)));
-  REQUIRE(!tangents.x || contract.Holds(tangents.x, ImageCount(s, s.images_of_x), SizeOf(dtype)));
+  REQUIRE(contract.Holds(x, ImageCount(s, s.images_of_x), BytesOf(dtype)));
+  REQUIRE(!tangents.x || contract.Holds(tangents.x, ImageCount(s, s.images_of_x), BytesOf(dtype)));
   REQUIRE(!tangents.offset || contract.Holds(tangents.offset, 2 * PositionCount(s), wide));
   REQUIRE(!tangents.mask || contract.Holds(tangents.mask, PositionCount(s), wide));
   REQUIRE(positions.mask || !tangents.mask);
-  REQUIRE(contract.Holds(columns, (columns_requested ? 2 : 1) * ColumnsCount(s), SizeOf(dtype)));
+  REQUIRE(contract.Holds(columns, (columns_requested ? 2 : 1) * ColumnsCount(s), BytesOf(dtype)));
   return nullptr;
 }
 
@@ -98,7 +97,7 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& s, const P
   const double wide = AccumulatorSize(dtype);
   if (columns) SampleColumns(device, dtype, s, positions, x, columns);
   CheckPositions(s, positions, wide);
-  REQUIRE(contract.Holds(x, ImageCount(s, s.images_of_x), SizeOf(dtype)));
+  REQUIRE(contract.Holds(x, ImageCount(s, s.images_of_x), BytesOf(dtype)));
   REQUIRE(contract.Holds(d_columns, ColumnsCount(s), ColumnCotangentSize(dtype)));
   REQUIRE(!d_offset || contract.Holds(d_offset, 2 * PositionCount(s), wide));
   REQUIRE(!d_mask || contract.Holds(d_mask, PositionCount(s), wide));
@@ -126,12 +125,12 @@ const char* InputCotangent(Device&, DType dtype, const Sizes& s, const Positions
 namespace {
 
 void CheckFused(DType dtype, const Sizes& s, const Positions& positions, const Product& product) {
-  const double vector = 16 / SizeOf(dtype);
+  const double vector = 16 / BytesOf(dtype);
   CheckPositions(s, positions, 4);
   REQUIRE(dtype != DType::kF64);
   REQUIRE(s.images_of_x == s.images);
   REQUIRE(double(s.images) * s.height * s.width < k32 - 256);
-  REQUIRE(s.channels * SizeOf(dtype) < k32 && product.features < k32 && product.features >= 0);
+  REQUIRE(s.channels * BytesOf(dtype) < k32 && product.features < k32 && product.features >= 0);
   REQUIRE(product.groups >= 1 && s.channels % product.groups == 0 && product.features % product.groups == 0);
   REQUIRE(int64_t(s.channels / product.groups) % int64_t(vector) == 0);
   REQUIRE(s.group_channels() % int64_t(vector) == 0 && product.group_features() % 2 == 0);
@@ -140,15 +139,15 @@ void CheckFused(DType dtype, const Sizes& s, const Positions& positions, const P
 void CheckFusedCotangent(DType dtype, const Sizes& s, const Positions& positions, const Product& product,
                          const void* d_y) {
   CheckFused(dtype, s, positions, product);
-  const double outputs = double(s.images) * s.rows * s.columns, vectors = product.group_features() * SizeOf(dtype) / 16;
+  const double outputs = double(s.images) * s.rows * s.columns, vectors = product.group_features() * BytesOf(dtype) / 16;
   REQUIRE(product.features > 0 && s.channels > 0);
-  REQUIRE(product.features * SizeOf(dtype) < k32);
+  REQUIRE(product.features * BytesOf(dtype) < k32);
   REQUIRE(product.group_features() % FusedVector(dtype) == 0);
   REQUIRE(double(s.rows) * s.columns < k32 - 256 && outputs < k32 - 256);
   const int64_t segment = SegmentChannels(s, product);
   REQUIRE(segment > 0 && std::max(s.channels / product.groups, s.group_channels()) % segment == 0);
   REQUIRE(s.taps() * (vectors + 16) < k32);  // the K dimension is an int32
-  REQUIRE(contract.Holds(d_y, outputs * product.features, SizeOf(dtype)));
+  REQUIRE(contract.Holds(d_y, outputs * product.features, BytesOf(dtype)));
 }
 
 double WeightCount(const Sizes& s, const Product& product) {
@@ -163,10 +162,10 @@ const char* FusedForward(Device&, DType dtype, const Sizes& s, const Positions& 
   CheckFused(dtype, s, positions, product);
   REQUIRE(tile_features == 64 || tile_features == 128 || tile_features == 256);
   const double outputs = double(s.images) * s.rows * s.columns;
-  REQUIRE(contract.Holds(x, ImageCount(s, s.images), SizeOf(dtype)));
-  REQUIRE(contract.Holds(weight, WeightCount(s, product), SizeOf(dtype)));
+  REQUIRE(contract.Holds(x, ImageCount(s, s.images), BytesOf(dtype)));
+  REQUIRE(contract.Holds(weight, WeightCount(s, product), BytesOf(dtype)));
   REQUIRE(contract.Holds(bias, product.features, 4));
-  REQUIRE(contract.Holds(y, outputs * product.features, is_y_float ? 4 : SizeOf(dtype)));
+  REQUIRE(contract.Holds(y, outputs * product.features, is_y_float ? 4 : BytesOf(dtype)));
   return nullptr;
 }
 
@@ -178,9 +177,9 @@ const char* FusedInputCotangent(Device&, DType dtype, const Sizes& s, const Posi
   const double starts = double(s.height) * s.width + 1;
   REQUIRE(list_count * contributions < k32 && list_count * starts < k32);
   // A contribution has the index of a vector of d_y, as an uint32.
-  REQUIRE(double(s.images) * s.rows * s.columns * product.features * SizeOf(dtype) / 16 < 2 * k32);
-  REQUIRE(contract.Holds(weight, WeightCount(s, product), SizeOf(dtype)));
-  REQUIRE(contract.Holds(d_x, ImageCount(s, s.images), SizeOf(dtype)));
+  REQUIRE(double(s.images) * s.rows * s.columns * product.features * BytesOf(dtype) / 16 < 2 * k32);
+  REQUIRE(contract.Holds(weight, WeightCount(s, product), BytesOf(dtype)));
+  REQUIRE(contract.Holds(d_x, ImageCount(s, s.images), BytesOf(dtype)));
   REQUIRE(contract.Holds(lists.row_start, list_count * starts, 4));
   REQUIRE(contract.Holds(lists.contributions, list_count * contributions, 8));
   REQUIRE(contract.Holds(lists.workspace, list_count * contributions, 4));
@@ -191,13 +190,13 @@ const char* FusedOffsetCotangent(Device&, DType dtype, const Sizes& s, const Pos
                                  const Product& product, int32_t block_taps, const void* x, const void* weight,
                                  const void* d_y, float* d_offset, float* d_mask) {
   CheckFusedCotangent(dtype, s, positions, product, d_y);
-  const double vectors = product.group_features() * SizeOf(dtype) / 16;
+  const double vectors = product.group_features() * BytesOf(dtype) / 16;
   const double tiles =
       double(s.group_channels()) / SegmentChannels(s, product) * (SegmentChannels(s, product) + 63) / 64;
   REQUIRE(1 <= block_taps && block_taps <= s.taps());
   REQUIRE(block_taps * tiles * (vectors + 7) / 8 < k32);  // a block's iterations
-  REQUIRE(contract.Holds(x, ImageCount(s, s.images), SizeOf(dtype)));
-  REQUIRE(contract.Holds(weight, WeightCount(s, product), SizeOf(dtype)));
+  REQUIRE(contract.Holds(x, ImageCount(s, s.images), BytesOf(dtype)));
+  REQUIRE(contract.Holds(weight, WeightCount(s, product), BytesOf(dtype)));
   REQUIRE(!d_offset || contract.Holds(d_offset, 2 * PositionCount(s), 4));
   REQUIRE(!d_mask || contract.Holds(d_mask, PositionCount(s), 4));
   return nullptr;
@@ -207,9 +206,9 @@ const char* FusedWeightCotangent(Device&, DType dtype, const Sizes& s, const Pos
                                  const Product& product, int64_t splits, const void* x, const void* d_y, float* parts) {
   CheckFusedCotangent(dtype, s, positions, product, d_y);
   const double outputs = double(s.images) * s.rows * s.columns;
-  REQUIRE(SizeOf(dtype) == 2);
+  REQUIRE(BytesOf(dtype) == 2);
   REQUIRE(1 <= splits && splits <= std::max(outputs, 1.));
-  REQUIRE(contract.Holds(x, ImageCount(s, s.images), SizeOf(dtype)));
+  REQUIRE(contract.Holds(x, ImageCount(s, s.images), BytesOf(dtype)));
   REQUIRE(contract.Holds(parts, double(splits) * s.taps() * (s.channels / product.groups) * product.features, 4));
   return nullptr;
 }
@@ -223,8 +222,8 @@ void CheckCpuFused(DType dtype, const Sizes& s, const Positions& positions, cons
   REQUIRE(s.images_of_x == s.images && double(s.height) * s.width < k32);
   REQUIRE(s.channels > 0 && product.features > 0 && product.groups >= 1);
   REQUIRE(s.channels % product.groups == 0 && product.features % product.groups == 0);
-  REQUIRE(contract.Holds(x, ImageCount(s, s.images), SizeOf(dtype)));
-  REQUIRE(contract.Holds(weight, WeightCount(s, product), SizeOf(dtype)));
+  REQUIRE(contract.Holds(x, ImageCount(s, s.images), BytesOf(dtype)));
+  REQUIRE(contract.Holds(weight, WeightCount(s, product), BytesOf(dtype)));
   REQUIRE(contract.Holds(y, double(s.images) * s.rows * s.columns * product.features, y_size));
 }
 
@@ -232,19 +231,19 @@ void CheckCpuFused(DType dtype, const Sizes& s, const Positions& positions, cons
 
 const char* FusedForward(Device&, DType dtype, const Sizes& s, const Positions& positions, const Product& product,
                          const FusedForwardArrays& arrays) {
-  CheckCpuFused(dtype, s, positions, product, arrays.x, arrays.weight, arrays.y, arrays.is_y_float ? 4 : SizeOf(dtype));
+  CheckCpuFused(dtype, s, positions, product, arrays.x, arrays.weight, arrays.y, arrays.is_y_float ? 4 : BytesOf(dtype));
   REQUIRE(contract.Holds(arrays.bias, product.features, 4));
   const double padded = std::ceil(double(product.group_features()) / kFeaturePadding) * kFeaturePadding;
   const double packed = double(s.taps()) * s.channels * padded;
-  REQUIRE(dtype != DType::kBF16 || contract.Holds(arrays.workspace, packed, SizeOf(dtype)));
+  REQUIRE(dtype != DType::kBF16 || contract.Holds(arrays.workspace, packed, BytesOf(dtype)));
   return nullptr;
 }
 
 const char* FusedCotangents(Device&, DType dtype, const Sizes& s, const Positions& positions, const Product& product,
                             const FusedCotangentArrays& arrays) {
-  CheckCpuFused(dtype, s, positions, product, arrays.x, arrays.weight, arrays.d_y, SizeOf(dtype));
+  CheckCpuFused(dtype, s, positions, product, arrays.x, arrays.weight, arrays.d_y, BytesOf(dtype));
   const RequestedCotangents requested = arrays.requested;
-  REQUIRE(!requested.x || contract.Holds(arrays.d_x, ImageCount(s, s.images), SizeOf(dtype)));
+  REQUIRE(!requested.x || contract.Holds(arrays.d_x, ImageCount(s, s.images), BytesOf(dtype)));
   REQUIRE(!arrays.d_offset || contract.Holds(arrays.d_offset, 2 * PositionCount(s), 4));
   REQUIRE(!arrays.d_mask || contract.Holds(arrays.d_mask, PositionCount(s), 4));
   REQUIRE(requested.positions || (!arrays.d_offset && !arrays.d_mask));
@@ -253,7 +252,7 @@ const char* FusedCotangents(Device&, DType dtype, const Sizes& s, const Position
   REQUIRE(double(plan.slices) * plan.slice_channels >= s.channels && plan.slice_channels <= plan.padded_channels);
   REQUIRE(plan.parts >= 1 && plan.slots >= 1);
   const double slices = double(s.taps()) * plan.slices * plan.padded_channels * product.group_features();
-  const double packed = requested.x || requested.positions ? SizeOf(dtype) / 4. : 0.;
+  const double packed = requested.x || requested.positions ? BytesOf(dtype) / 4. : 0.;
   const double weights = packed + (requested.weight ? double(plan.parts) : 0.);
   const double image = double(s.height) * s.width * plan.padded_channels;
   const double image_sums = requested.x && dtype != DType::kF32 ? plan.slots * image : 0.;
@@ -278,7 +277,7 @@ void CheckPool(DType dtype, const PoolSizes& s, const Rois& rois, const void* x,
   const double parts = double(s.batches) * s.rois * s.part[0] * s.part[1] * s.classes;
   const double image = double(s.height) * s.width * s.channels;
   REQUIRE(contract.Holds(x, double(s.batches) * s.images * image, x_size));
-  REQUIRE(!pooled || contract.Holds(pooled, pooled_count, SizeOf(dtype)));
+  REQUIRE(!pooled || contract.Holds(pooled, pooled_count, BytesOf(dtype)));
   REQUIRE(contract.Holds(rois.boxes, double(s.batches) * s.rois * 5, wide));
   REQUIRE(!rois.offset || contract.Holds(rois.offset, 2 * parts, wide));
   REQUIRE(double(s.batches) * s.images * image < k64 && pooled_count < k64 && parts * 32 < k64);
@@ -287,7 +286,7 @@ void CheckPool(DType dtype, const PoolSizes& s, const Rois& rois, const void* x,
 }  // namespace
 
 const char* Pool(Device&, DType dtype, const PoolSizes& s, const Rois& rois, const void* x, void* pooled) {
-  CheckPool(dtype, s, rois, x, SizeOf(dtype), pooled);
+  CheckPool(dtype, s, rois, x, BytesOf(dtype), pooled);
   return nullptr;
 }
 
@@ -299,7 +298,7 @@ const char* PoolInputCotangent(Device&, DType dtype, const PoolSizes& s, const R
 
 const char* PoolOffsetCotangent(Device&, DType dtype, const PoolSizes& s, const Rois& rois, const void* x,
                                 const void* d_pooled, void* d_offset) {
-  CheckPool(dtype, s, rois, x, SizeOf(dtype), d_pooled);
+  CheckPool(dtype, s, rois, x, BytesOf(dtype), d_pooled);
   const double parts = double(s.batches) * s.rois * s.part[0] * s.part[1] * s.classes;
   REQUIRE(rois.offset);
   REQUIRE(contract.Holds(d_offset, 2 * parts, AccumulatorSize(dtype)));
@@ -320,13 +319,13 @@ void CheckWinners(const PoolSizes& s, const int32_t* winners) {
 }  // namespace
 
 const char* MaxPool(Device&, DType dtype, const PoolSizes& s, const Rois& rois, const void* x, void* pooled) {
-  CheckMaxPool(dtype, s, rois, x, SizeOf(dtype), pooled);
+  CheckMaxPool(dtype, s, rois, x, BytesOf(dtype), pooled);
   return nullptr;
 }
 
 const char* MaxPoolWinners(Device&, DType dtype, const PoolSizes& s, const Rois& rois, const void* x,
                            int32_t* winners) {
-  CheckMaxPool(dtype, s, rois, x, SizeOf(dtype), nullptr);
+  CheckMaxPool(dtype, s, rois, x, BytesOf(dtype), nullptr);
   CheckWinners(s, winners);
   return nullptr;
 }
@@ -370,14 +369,14 @@ void CheckAggregation(DType dtype, const AggregationSizes& s, const Taps& taps, 
   REQUIRE(contract.Holds(taps.locations, 2 * TapCount(s), AccumulatorSize(dtype)));
   REQUIRE(contract.Holds(taps.weights, TapCount(s), AccumulatorSize(dtype)));
   REQUIRE(contract.Holds(taps.origin, 2, 4));
-  REQUIRE(contract.Holds(out, OutCount(s), SizeOf(dtype)));
+  REQUIRE(contract.Holds(out, OutCount(s), BytesOf(dtype)));
 }
 
 }  // namespace
 
 const char* Aggregate(Device&, DType dtype, const AggregationSizes& s, const Taps& taps, const void* value, void* out) {
   CheckAggregation(dtype, s, taps, out);
-  REQUIRE(contract.Holds(value, ValueCount(s), SizeOf(dtype)));
+  REQUIRE(contract.Holds(value, ValueCount(s), BytesOf(dtype)));
   return nullptr;
 }
 
@@ -392,7 +391,7 @@ int64_t MinWorkspaceSize(DType dtype, const AggregationSizes& s) {
 const char* ValueCotangent(Device&, DType dtype, const AggregationSizes& s, const Taps& taps, const void* d_out,
                            bool is_wide, void* d_value, int32_t* workspace, int64_t workspace_size) {
   CheckAggregation(dtype, s, taps, d_out);
-  REQUIRE(contract.Holds(d_value, ValueCount(s), is_wide ? AccumulatorSize(dtype) : SizeOf(dtype)));
+  REQUIRE(contract.Holds(d_value, ValueCount(s), is_wide ? AccumulatorSize(dtype) : BytesOf(dtype)));
   if (!kNeedsWorkspace) return nullptr;
   double cells = 0;
   for (int32_t i = 0; i < s.num_levels; ++i) cells += (s.levels[i].height + 1.) * (s.levels[i].width + 1.);
