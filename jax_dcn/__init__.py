@@ -2,9 +2,8 @@
 
 The operators are `deform_conv2d`, with a function for each of its gradients, `multi_scale_deformable_attention`,
 `dcnv3`, which is also the operator of DCNv4, and poolings of regions: `deform_psroi_pool`, `psroi_pool`, `roi_align`,
-`ps_roi_align` and `deform_roi_pool`. `kernel_plan`, for the convolution, and functions such as
-`deform_psroi_pool_kernel_plan` say which kernels they run. `jax_dcn.linen` and `jax_dcn.nnx` each have the layers
-`DeformConv`, `DeformPSRoIPool`, `MultiScaleDeformableAttention`, `DCNv3` and `DCNv4`. `offset_labels`,
+`ps_roi_align` and `deform_roi_pool`. `kernel_plan` says which kernels they run. `jax_dcn.linen` and `jax_dcn.nnx` each
+have the layers `DeformConv`, `DeformPSRoIPool`, `MultiScaleDeformableAttention`, `DCNv3` and `DCNv4`. `offset_labels`,
 `offset_statistics`, `warn_of_offsets` and `jax_dcn.quantize` help to train them, and `jax_dcn.export` helps to export
 them. `jax_dcn.interop` converts weights from other libraries, and `jax_dcn.viz` draws where layers sample.
 `as_deform_conv` converts the sampling of DCNv3 and DCNv4 for statistics and pictures. `nms` and `fpn_levels`
@@ -18,9 +17,7 @@ from typing import TYPE_CHECKING
 from jax_dcn import export
 from jax_dcn._operators.aggregation import (
     dcnv3,
-    dcnv3_kernel_plan,
     multi_scale_deformable_attention,
-    multi_scale_deformable_attention_kernel_plan,
 )
 from jax_dcn._operators.deform_conv import (
     deform_conv2d,
@@ -28,57 +25,47 @@ from jax_dcn._operators.deform_conv import (
     deform_conv2d_mask_grad,
     deform_conv2d_offset_grad,
     deform_conv2d_weight_grad,
-    kernel_plan,
 )
-from jax_dcn._operators.kernel_plan import KernelChoice, KernelPlan
+from jax_dcn._operators.kernel_plan import kernel_plan
 from jax_dcn._operators.roi_pool import (
     deform_psroi_pool,
-    deform_psroi_pool_kernel_plan,
     deform_roi_pool,
-    deform_roi_pool_kernel_plan,
     ps_roi_align,
-    ps_roi_align_kernel_plan,
     psroi_pool,
     roi_align,
-    roi_align_kernel_plan,
 )
+from jax_dcn._primitive.plan import ComputationPlan, KernelPlan
 from jax_dcn.boxes import fpn_levels, nms
 from jax_dcn.optim import offset_labels
 from jax_dcn.sampling import as_deform_conv
 from jax_dcn.statistics import offset_statistics, warn_of_offsets
 
 __all__ = [
-    "KernelChoice",
+    "ComputationPlan",
     "KernelPlan",
     "as_deform_conv",
     "dcnv3",
-    "dcnv3_kernel_plan",
     "deform_conv2d",
     "deform_conv2d_input_grad",
     "deform_conv2d_mask_grad",
     "deform_conv2d_offset_grad",
     "deform_conv2d_weight_grad",
     "deform_psroi_pool",
-    "deform_psroi_pool_kernel_plan",
     "deform_roi_pool",
-    "deform_roi_pool_kernel_plan",
     "export",
     "fpn_levels",
     "interop",
     "kernel_plan",
     "linen",
     "multi_scale_deformable_attention",
-    "multi_scale_deformable_attention_kernel_plan",
     "nms",
     "nnx",
     "offset_labels",
     "offset_statistics",
     "ps_roi_align",
-    "ps_roi_align_kernel_plan",
     "psroi_pool",
     "quantize",
     "roi_align",
-    "roi_align_kernel_plan",
     "viz",
     "warn_of_offsets",
 ]

@@ -4,7 +4,7 @@ from typing import Any, Literal, Protocol
 
 Pair = int | tuple[int, int]
 Padding = str | int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]
-Backend = Literal["fused", "plain", "reference"] | None  # of a convolution; None: `paths` chooses
+Backend = Literal["fused", "im2col", "reference"] | None  # of a convolution; None: its `plan` chooses
 
 
 class Shaped(Protocol):

@@ -33,6 +33,7 @@ struct FusedLimits {
   static constexpr int64_t kSliceVectors = 8;      // vectors of a pixel per K slice
   static constexpr int64_t kMaxVectors = UINT32_MAX;  // of d_y for the images of a chunk: their indices are uint32
   static constexpr int64_t kMarginVectors = 16;  // added to the vectors of each tap, so that K indices fit in int32
+  static constexpr int64_t kMaxListBytes = 128 << 20;  // of the scatter lists of one image
 };
 
 // A thread block of a fused kernel, by which tests and cost models compute the occupancy of an SM.
@@ -144,12 +145,21 @@ struct FusedCotangentArrays {
   float* workspace;          // FusedCotangentsWorkspace elements
 };
 
-// How many tasks of the cotangents may run at a time. A 16-bit x needs memory for each. The workspace may be larger so
-// that kMinConcurrentTasks can.
+// How the cotangents of a call are divided: each task computes a slice of the channels for a part of the images. A
+// 16-bit x needs memory for each task that runs.
+struct FusedTasks {
+  int64_t parts;       // of the images; the bits of the weight's cotangent depend on them
+  int64_t concurrent;  // the tasks that may run at a time
+};
+
+// The division for which the workspace stays small. It may be larger so that kMinConcurrentTasks can run at a time.
 constexpr int64_t kMinConcurrentTasks = 3;
-int64_t FusedCotangentsTasks(DType, const Sizes&, const Product&, RequestedCotangents);
-int64_t FusedCotangentsWorkspace(DType, const Sizes&, const Product&, RequestedCotangents);
-const char* FusedCotangents(Device&, DType, const Sizes&, const Positions&, const Product&,
+FusedTasks ChooseFusedTasks(DType, const Sizes&, const Product&, RequestedCotangents);
+
+// The most tasks that a division into `parts` has.
+int64_t FusedTaskCount(const Sizes&, const Product&, int64_t parts);
+int64_t FusedCotangentsWorkspace(DType, const Sizes&, const Product&, RequestedCotangents, FusedTasks);
+const char* FusedCotangents(Device&, DType, const Sizes&, const Positions&, const Product&, FusedTasks,
                             const FusedCotangentArrays&);
 
 }  // namespace dcn

@@ -1,91 +1,95 @@
-"""What a kernel plan is: for each computation of an operator, the path that it takes, and why."""
+"""`kernel_plan`: how an operator and its gradients are computed, for users."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 
 from jax_dcn import _validation
-from jax_dcn._primitive import extension, jax_internals, target
-from jax_dcn._primitive.operator import why_reference
+from jax_dcn._primitive import jax_internals, target
+from jax_dcn._primitive.operator import calls_of
+from jax_dcn._primitive.plan import KernelPlan
 from jax_dcn._primitive.target import Target
 
 _GPU_PLATFORMS = ("cuda", "rocm", "oneapi")
 
 
-@dataclass(frozen=True)
-class KernelChoice:
-    """How one computation, the forward or a gradient, is done.
+def kernel_plan(
+    function: Callable[..., jax.Array],
+    *arguments: Any,
+    platform: str | None = None,
+    compute_capability: str | None = None,
+    **options: Any,
+) -> KernelPlan:
+    """Which kernels an operator and its gradients run for these arguments, why, and what they need.
 
-    Attributes:
-      computation: "forward", or the name of the operand whose gradient it is.
-      path: which code runs; `KernelPlan` lists the paths.
-      reason: why this path runs; empty where there is nothing to say.
-      workspace_bytes: the memory it needs besides operands and result.
-      partial_sums: how many arrays of the shape of the result are added up; more than one only in the fused gradient of
-        the weight of a convolution on CUDA, where they are the workspace.
+    Nothing is computed or compiled, and no GPU is needed. Lowering asks the same code, so the plan is what runs on one
+    device.
+
+    Where `jit` splits a convolution over several devices, pass the shapes of one device's shard. The plan does not show
+    that on a CPU the gradient with respect to an x of 16 bits takes the im2col path where it is summed over devices. On
+    a CPU the plan is for the instruction set of this process, which the reason for "fused" names.
+
+    Each gradient is planned by itself. Gradients of a convolution that are computed together share columns, in smaller
+    chunks, or on a CPU one fused call, whose workspace is not that of any single one. The workspace does not include
+    what converts whole arrays: the transposes of "NCHW", or offsets and masks of 16 bits. Forward mode and derivatives
+    beyond the first are not planned. docs/memory.md describes the paths, the conditions of each, and how the workspace
+    is computed.
+
+    Args:
+      function: an operator of jax_dcn, such as `jax_dcn.deform_conv2d` or `jax_dcn.roi_align`, or a function of one of
+        its gradients, such as `jax_dcn.deform_conv2d_input_grad`.
+      arguments: its array arguments, as arrays or `jax.ShapeDtypeStruct` objects. Only shapes and types matter.
+      platform: "cpu", "cuda", "rocm", "oneapi" or "tpu", as in `jax.export`; "gpu" means "cuda". By default that of the
+        default device.
+      compute_capability: of CUDA GPUs, such as "9.0", as the devices of jax have it. By default that of the default
+        device, or of the GPUs that jax has initialized in this process, and otherwise "9.0". If it is passed, the plan
+        is for the number of SMs of one GPU with it, which docs/performance.md names.
+      options: the keywords of `function`.
+
+    Returns:
+      A `KernelPlan`, with a `ComputationPlan` for the forward and for the gradient with respect to each array argument.
+      The workspace is in bytes, without what XLA adds to rearrange columns for its products; that of "reference" is a
+      lower bound, the samples of the whole batch.
+
+    Raises:
+      TypeError, ValueError: as `function`; also if it does not call exactly one operator of jax_dcn, or if the platform
+        is not a string, or unknown.
+      RuntimeError: the kernels would run, and the platform has a device here, but jax_dcn was built without them.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jax_dcn
+      >>> x = jax.ShapeDtypeStruct((16, 64, 64, 96), jnp.bfloat16)
+      >>> offset = jax.ShapeDtypeStruct((16, 64, 64, 18), jnp.float32)
+      >>> weight = jax.ShapeDtypeStruct((3, 3, 96, 60), jnp.bfloat16)
+      >>> target = {"platform": "cuda", "compute_capability": "9.0"}
+      >>> plan = jax_dcn.kernel_plan(jax_dcn.deform_conv2d, x, offset, weight, **target)
+      >>> print(plan)  # doctest: +ELLIPSIS
+      deform_conv2d on cuda
+      computation         path    workspace  chosen                  why
+      forward             fused   101.2 KiB  tiles of 64 features    estimates for sm_90: fused ... ms, im2col ... ms
+      gradient of x       im2col  17.1 MiB   1 image at a time       weight has 60 output channels; the fused ...
+      gradient of offset  im2col  13.5 MiB   2 images at a time      weight has 60 output channels; the fused ...
+      gradient of weight  im2col  54.0 MiB   8 images at a time      weight has 60 output channels; the fused ...
+      >>> plan["x"].path, plan["forward"].flops
+      ('im2col', 7247757312)
+      >>> rois = jax.ShapeDtypeStruct((512, 5), jnp.float32)
+      >>> print(jax_dcn.kernel_plan(jax_dcn.roi_align, x, rois, output_size=7, platform="cuda"))
+      roi_align on cuda
+      computation       path    workspace  chosen  why
+      forward           kernel  0 B
+      gradient of x     kernel  24.0 MiB           its sums are float32
+      gradient of rois  xla     0 B                it is zero
     """
-
-    computation: str
-    path: str
-    reason: str
-    workspace_bytes: int
-    partial_sums: int = 1
-
-
-@dataclass(frozen=True)
-class KernelPlan:
-    """Which kernels an operator runs: `print` shows a table.
-
-    Iterating over a plan yields one `KernelChoice` per computation. `plan["forward"]` is that of the forward, and
-    `plan["x"]` that of the gradient of x.
-
-    Attributes:
-      operator: the operator's name.
-      platform: the platform that the plan is for, such as "cpu" or "cuda".
-      choices: a `KernelChoice` for the forward and for the gradient of each operand that is present.
-
-    The paths:
-      - "fused": kernels sample and multiply without storing the columns: on CUDA on tensor cores, on a CPU in the
-        caches (deformable convolution)
-      - "plain": kernels sample columns and XLA multiplies them, chunk by chunk (deformable convolution)
-      - "kernel": one kernel does the whole computation (pooling)
-      - "xla": operations of XLA that need no kernel, such as the sum that is the gradient of the bias
-      - "reference": the operator in `jax.numpy`
-    """
-
-    operator: str
-    platform: str
-    choices: tuple[KernelChoice, ...]
-
-    def __iter__(self) -> Iterator[KernelChoice]:
-        return iter(self.choices)
-
-    def __getitem__(self, computation: str) -> KernelChoice:
-        found = {choice.computation: choice for choice in self.choices}
-        if computation not in found:
-            raise KeyError(f"a computation must be one of {', '.join(map(repr, found))}, got {computation!r}")
-        return found[computation]
-
-    def __str__(self) -> str:
-        rows = [("computation", "path", "workspace", "why")]
-        for choice in self.choices:
-            computation = choice.computation if choice.computation == "forward" else f"gradient of {choice.computation}"
-            size = f"{'at least ' if choice.path == 'reference' else ''}{_shown(choice.workspace_bytes)}"
-            size += f", {choice.partial_sums} partial sums" if choice.partial_sums > 1 else ""
-            rows.append((computation, choice.path, size, choice.reason))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([f"{self.operator} on {self.platform}", *lines])
-
-
-def _shown(count: Any) -> str:
-    if not isinstance(count, int) or count < 2**10:  # a symbolic number of bytes has no order
-        return f"{count} B"
-    unit, size = ("MiB", 2**20) if count >= 2**20 else ("KiB", 2**10)
-    return f"{count / size:.1f} {unit}"
+    chosen_target = _resolve_target(platform, compute_capability)
+    traced = {name: value for name, value in options.items() if hasattr(value, "shape") and hasattr(value, "dtype")}
+    static = {name: value for name, value in options.items() if name not in traced}
+    calls = calls_of(partial(function, **static), *arguments, **traced)
+    name = getattr(function, "__name__", repr(function))
+    if len(calls) != 1:
+        raise ValueError(f"function must call one operator of jax_dcn, got {name}, which calls {len(calls)}")
+    return KernelPlan(name, chosen_target.platform, calls[0].plan(chosen_target))
 
 
 def platform_of(device: jax.Device) -> str:
@@ -96,14 +100,17 @@ def platform_of(device: jax.Device) -> str:
     return next((name for name in _GPU_PLATFORMS if name in version), "gpu")
 
 
-def resolve_target(platform: str | None, compute_capability: str | None = None) -> Target:
+def _resolve_target(platform: Any, compute_capability: Any) -> Target:
     """The target that a user's arguments mean, or that of the default device."""
     device = None
     if platform is None:
         default = jax_internals.config(jax_internals.DEFAULT_DEVICE)
         device = default if isinstance(default, jax.Device) else jax.devices(default)[0]
         platform = platform_of(device)
-    platform = _lowering_platform(platform)
+    if not isinstance(platform, str):
+        raise TypeError(f"platform must be None or a string such as 'cpu' or 'cuda', got {platform!r}")
+    _validation.choice("platform", platform, ("cpu", "gpu", "tpu", *_GPU_PLATFORMS))
+    platform = "cuda" if platform == "gpu" else platform
     if compute_capability is None:
         return target.of_device(platform, device or target.local_device(platform))
     message = f"compute_capability must be None or a string such as '9.0', got {compute_capability!r}"
@@ -113,49 +120,3 @@ def resolve_target(platform: str | None, compute_capability: str | None = None) 
     if parsed is None:
         raise ValueError(message)
     return Target(platform, parsed)
-
-
-def _lowering_platform(platform: Any) -> str:
-    if not isinstance(platform, str):
-        raise TypeError(f"platform must be None or a string such as 'cpu' or 'cuda', got {platform!r}")
-    _validation.choice("platform", platform, ("cpu", "gpu", "tpu", *_GPU_PLATFORMS))
-    return "cuda" if platform == "gpu" else platform
-
-
-def why_reference_runs(platform: str, backend: Any) -> str:
-    """Why the reference runs, or an empty string. Raises, as lowering does, if the kernels run and were not built."""
-    reason = why_reference(platform, backend)
-    if not reason:
-        extension.require(platform)
-    return reason
-
-
-def canonical_structs(
-    canonicalize: Callable[..., Any], arrays: Mapping[str, Any], options: Mapping[str, Any]
-) -> tuple[dict[str, jax.ShapeDtypeStruct | None], Any]:
-    """The shapes and types of the operands, and the spec, that `canonicalize(**arrays, **options)` would give."""
-    structs = {name: _struct(name, array) for name, array in arrays.items()}
-    specs = []
-
-    def operands(**tracers: Any) -> Any:
-        problem = canonicalize(**tracers, **options)
-        specs.append(problem.spec)
-        return problem.operands
-
-    return jax.eval_shape(operands, **structs), specs[0]
-
-
-def _struct(name: str, value: Any) -> jax.ShapeDtypeStruct | None:
-    if value is None:
-        return None
-    if not isinstance(value, jax.ShapeDtypeStruct):
-        value = _validation.as_array(name, value)
-    return jax.ShapeDtypeStruct(value.shape, value.dtype)
-
-
-def flat_struct(struct: jax.ShapeDtypeStruct | None, dimensions: int) -> jax.ShapeDtypeStruct | None:
-    """The shape and type of `chunks.flat(array, dimensions)`, for an array as `struct` describes."""
-    if struct is None:
-        return None
-    leading, rest = struct.shape[:-dimensions], struct.shape[-dimensions:]
-    return jax.ShapeDtypeStruct((math.prod(leading), *rest), struct.dtype)

@@ -16,7 +16,10 @@ role. The role is the name of the operand whose shape it has, or `RESULT` if it 
 determines how the array is batched, typed, cut into chunks and sharded.
 """
 
+import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -25,6 +28,7 @@ import jax
 
 from jax_dcn._primitive import chunks, extension, jax_internals, partition, target
 from jax_dcn._primitive.jax_internals import PRIMITIVES
+from jax_dcn._primitive.plan import ComputationPlan
 from jax_dcn._primitive.target import Target
 
 RESULT = "result"
@@ -48,6 +52,18 @@ class Step(NamedTuple):
 
 
 Chain = tuple[Step, ...]
+
+
+class Request(NamedTuple):
+    """What is to be planned: the forward, if there is no step, or the derivatives of a step, for one device.
+
+    The cotangents in `all_reduced` are summed over devices before they are rounded, and better have a wider dtype.
+    """
+
+    step: Step | None
+    spec: Any
+    target: Target
+    all_reduced: tuple[str, ...] = ()
 
 
 class Axes(NamedTuple):
@@ -83,13 +99,16 @@ class Operator(Generic[Spec]):
       result: `result(**operands, spec)` maps shapes and dtypes of the operands to those of the result. It raises an
         error if they do not fit together.
       reference: `reference(**operands, **keywords)`, the operator in `jax.numpy`, which defines it and its derivatives.
-      forward: `forward(**operands, target, **keywords)` computes the same with the kernels of a target.
-      tangent: `tangent(**operands, tangents, target, **keywords)` computes the tangent of the result from those of
-        some operands, by name, with the kernels of a target. None if there is no kernel.
-      cotangent: `cotangent(**operands, ct, requested, all_reduced, target, **keywords)` computes the cotangents of
-        the operands in `requested` with the kernels of a target, and returns them by name. They have the dtypes of
-        the operands or the wider dtype in which sums are taken. The wider one is better for those in `all_reduced`,
-        which are all-reduced over devices before they are rounded.
+      plan: `plan(request, **operands)`, from shapes, decides how the computations of a `Request` are done, once, before
+        anything is computed. It returns a `ComputationPlan` for each, by name. Costs are added to it by `flops`.
+      forward: `forward(plans, **operands, **keywords)` computes the same as the reference, as planned.
+      tangent: `tangent(plans, **operands, tangents, **keywords)` computes the tangent of the result from those of some
+        operands, by name, as planned. None if there is no kernel.
+      cotangent: `cotangent(plans, **operands, ct, **keywords)` computes the planned cotangents, and returns them by
+        name. They have the dtypes of the operands or the wider dtype in which sums are taken.
+      flops: `flops(computation, **operands, spec)`, from shapes, the floating-point operations of a computation.
+      samples: `samples(**operands, spec)`, from shapes, the bytes of the reference's samples, its least workspace.
+      words: `words(spec)`, what users call operands, where that is not their name.
       axes: `axes(**operands, spec)`, from shapes, the dimensions that may be sharded.
       keywords: `keywords(spec, shards)`, the keywords of the three functions above on a device that has these shards.
       chunk_lengths: `chunk_lengths(**operands, target)`, from shapes with one batch dimension, the lengths of the
@@ -104,14 +123,18 @@ class Operator(Generic[Spec]):
     operands: tuple[str, ...]
     result: Callable[..., jax.ShapeDtypeStruct]
     reference: Callable[..., jax.Array]
+    plan: Callable[..., dict[str, ComputationPlan]]
     forward: Callable[..., jax.Array]
     tangent: Callable[..., jax.Array] | None
     cotangent: Callable[..., Arrays]
+    flops: Callable[..., int]
+    samples: Callable[..., int]
     axes: Callable[..., Axes]
     keywords: Callable[[Spec, Mapping[str, partition.Shard]], dict[str, Any]]
     chunk_lengths: Callable[..., Mapping[str, Any]]
     shared: Mapping[str, int]
     linear: tuple[str, ...]
+    words: Callable[[Spec], Mapping[str, str]] = lambda spec: {}
 
     def __post_init__(self) -> None:
         if PRIMITIVES.missing:
@@ -139,8 +162,10 @@ class Operator(Generic[Spec]):
     def _bind(
         self, *arrays: Any, present: tuple[str, ...], chain: Chain, spec: Spec, backend: Backend
     ) -> list[jax.Array]:
+        avals = list(map(jax.typeof, arrays))
+        if (calls := _RECORDED_CALLS.get()) is not None:
+            calls.append(Call(self, avals, present, chain, spec, backend))
         if PRIMITIVES.missing:
-            avals = list(map(jax.typeof, arrays))
             jax_internals.fall_back_to_reference(self.name, avals)
             _, results, _ = self._arrays(avals, present, chain, spec)
             function = self._function(None, present, chain, spec)
@@ -281,32 +306,54 @@ class Operator(Generic[Spec]):
         return not chain or (len(chain) == 1 and (chain[0].mode == "vjp" or self.tangent is not None))
 
     def _by_kernel(self, evaluation: "_Evaluation[Spec]", arrays: Arrays) -> Arrays:
-        keywords = self.keywords(evaluation.spec, evaluation.shards)
-        keywords |= {**self._with_absent(arrays), "target": evaluation.target}
-        if not evaluation.chain:
-            return {RESULT: self.forward(**keywords)}
-        (mode, names), *_ = evaluation.chain
-        if mode == "jvp" and self.tangent is not None:
-            return {RESULT: self.tangent(tangents={name: arrays[_tangent_name(name, 0)] for name in names}, **keywords)}
-        ct = arrays[_cotangent_name(RESULT, 0)]
-        return self.cotangent(ct=ct, requested=names, all_reduced=evaluation.all_reduced, **keywords)
-
-    def _by_chunks(self, evaluation: "_Evaluation[Spec]", arrays: Arrays) -> Arrays:
-        """Derivatives of the reference, with the workspace of a chunk of the operands."""
         present, chain, spec, shards, all_reduced, target = evaluation
         argument_roles, result_roles = _roles(present, chain)
-        axes = self.axes(**self._with_absent(arrays), spec=spec)
-        shapes = {role: jax.typeof(arrays[name]) for name, role in argument_roles.items()}
-        if RESULT not in shapes:
-            reference = partial(self.reference, **self.keywords(spec, shards))
-            shapes[RESULT] = jax.eval_shape(reference, **self._with_absent(arrays))
+        names = self._dimensions(arrays, spec)
+        flat = {name: self._flat(array, argument_roles[name], names) for name, array in arrays.items()}
+        operands, keywords = self._with_absent(flat), self.keywords(spec, shards)
+        step = chain[0] if chain else None
+        plans = self.plan(Request(step, keywords["spec"], target, all_reduced), **operands)
+        if step is None:
+            outs = {RESULT: self.forward(plans, **operands, **keywords)}
+        elif step.mode == "jvp" and self.tangent is not None:
+            tangents = {name: flat[_tangent_name(name, 0)] for name in step.arguments}
+            outs = {RESULT: self.tangent(plans, **operands, tangents=tangents, **keywords)}
+        else:
+            outs = self.cotangent(plans, **operands, ct=flat[_cotangent_name(RESULT, 0)], **keywords)
+
+        def unflat(out: jax.Array, role: str) -> jax.Array:
+            if role != RESULT:
+                return out.reshape(arrays[role].shape)
+            like = next(name for name in present if name not in self.shared)
+            batch = arrays[like].shape[: arrays[like].ndim - len(names(like)) + 1]
+            return out.reshape(*batch, *out.shape[1:])
+
+        return {name: unflat(outs[name], role) for name, role in result_roles.items()}
+
+    def _dimensions(self, operands: Mapping[str, Any], spec: Spec) -> Callable[[str], partition.Names]:
+        """The names of the dimensions of an array by its role, with all batch dimensions as one."""
+        axes = self.axes(**self._with_absent(operands), spec=spec)
 
         def names(role: str) -> partition.Names:
             of_example = axes.result if role == RESULT else axes.operands[role]
             return of_example if role in self.shared else ("batch", *of_example)
 
-        def flat(array: jax.Array, role: str) -> jax.Array:
-            return array if role in self.shared else chunks.flat(array, len(names(role)) - 1)
+        return names
+
+    def _flat(self, array: jax.Array, role: str, names: Callable[[str], partition.Names]) -> jax.Array:
+        """The array with all batch dimensions as one, which shared operands lack."""
+        return array if role in self.shared else chunks.flat(array, len(names(role)) - 1)
+
+    def _by_chunks(self, evaluation: "_Evaluation[Spec]", arrays: Arrays) -> Arrays:
+        """Derivatives of the reference, with the workspace of a chunk of the operands."""
+        present, chain, spec, shards, all_reduced, target = evaluation
+        argument_roles, result_roles = _roles(present, chain)
+        names = self._dimensions(arrays, spec)
+        flat = partial(self._flat, names=names)
+        shapes = {role: jax.typeof(arrays[name]) for name, role in argument_roles.items()}
+        if RESULT not in shapes:
+            reference = partial(self.reference, **self.keywords(spec, shards))
+            shapes[RESULT] = jax.eval_shape(reference, **self._with_absent(arrays))
 
         def like(name: str, role: str) -> partition.Array:
             struct = jax.eval_shape(partial(flat, role=role), shapes[role])
@@ -417,6 +464,67 @@ class Operator(Generic[Spec]):
             operands[k] = array
         out = self._bind(*operands, present=present, chain=chain, **params)
         return out, [0] * len(out)
+
+
+class Call(NamedTuple):
+    """A call of an operator, by the shapes of its operands."""
+
+    operator: Operator[Any]
+    avals: Sequence[Any]
+    present: tuple[str, ...]
+    chain: Chain
+    spec: Any
+    backend: Backend
+
+    def plan(self, target: Target) -> tuple[ComputationPlan, ...]:
+        """The plans of the call's computations: of the forward and each gradient, or of the gradients that it asks for.
+
+        Raises, as lowering does, if the kernels would run and were not built.
+        """
+        operator, shapes = self.operator, dict(zip(self.present, self.avals, strict=False))
+        names = operator._dimensions(shapes, self.spec)
+
+        def flat(name: str) -> Any:
+            return jax.eval_shape(partial(operator._flat, role=name, names=names), shapes[name])
+
+        operands = operator._with_absent({name: flat(name) for name in self.present})
+        result = operator.result(**operands, spec=self.spec)
+        why = why_reference(target.platform, self.backend)
+        if not why:
+            extension.require(target.platform)
+
+        def plan(computation: str) -> ComputationPlan:
+            if why:
+                size = operator.samples(**operands, spec=self.spec)
+                planned = ComputationPlan(computation, "reference", why, size)
+            else:
+                step = None if computation == "forward" else Step("vjp", (computation,))
+                planned = operator.plan(Request(step, self.spec, target), **operands)[computation]
+            others = [] if computation == "forward" else [operands[computation]]
+            arrays = [result, *others, *(operands[name] for name in self.present)]
+            return dataclasses.replace(
+                planned,
+                computation=operator.words(self.spec).get(computation, computation),
+                flops=operator.flops(computation, **operands, spec=self.spec),
+                bytes_accessed=sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays),
+            )
+
+        computations = self.chain[0].arguments if self.chain else ("forward", *self.present)
+        return tuple(map(plan, computations))
+
+
+_RECORDED_CALLS: ContextVar[list[Call] | None] = ContextVar("recorded calls of operators", default=None)
+
+
+def calls_of(function: Callable[..., Any], *args: Any, **keywords: Any) -> list[Call]:
+    """The calls of operators that a function makes, found by tracing it."""
+    calls: list[Call] = []
+    token = _RECORDED_CALLS.set(calls)
+    try:
+        jax.eval_shape(lambda *args, **keywords: function(*args, **keywords), *args, **keywords)
+    finally:
+        _RECORDED_CALLS.reset(token)
+    return calls
 
 
 class _Evaluation(NamedTuple, Generic[Spec]):

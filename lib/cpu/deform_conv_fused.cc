@@ -55,13 +55,13 @@ const char* FusedForward(Device& device, DType dtype, const Sizes& sizes, const 
 }
 
 const char* FusedCotangents(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                            const Product& product, const FusedCotangentArrays& arrays) {
+                            const Product& product, FusedTasks tasks, const FusedCotangentArrays& arrays) {
   const FusedCall call = {sizes, product, positions};
   const InstructionSet set = InstructionSetFor(BestInstructionSet(), dtype, call, false);
   const FusedKernels::Cotangents& kernels = KernelsOf(set, dtype).cotangents;
   const RequestedCotangents requested = arrays.requested;
   if (!requested.any()) return nullptr;
-  const CotangentPlan plan(dtype, sizes, product, requested);
+  const CotangentPlan plan(dtype, sizes, product, requested, tasks);
   const int64_t x_elements = sizes.images * sizes.height * sizes.width * sizes.channels;
   const int64_t samples = sizes.images * sizes.offset_groups * sizes.samples();
   PreferLargePages(static_cast<char*>(arrays.d_x), x_elements * BytesOf(dtype));

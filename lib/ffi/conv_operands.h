@@ -100,6 +100,8 @@ inline ProductCall DecodeProductCall(Checks& checks, ffi::Dictionary attributes,
   if (!checks.ok()) return call;
   product.features = y.dimensions()[3];
   checks.Shape("y", y, {sizes.images, sizes.rows, sizes.columns, product.features});
+  checks.Require(product.features % product.groups == 0 && sizes.channels % product.groups == 0,
+                 "feature_group_count must divide the channels and the features");
   return call;
 }
 

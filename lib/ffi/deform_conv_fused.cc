@@ -6,9 +6,9 @@
 
 #include "device.h"
 #include "ffi/conv_operands.h"
-#include "ffi/fused_limits.h"
 #include "ffi/handler_wrapper.h"
 #include "ffi/handlers.h"
+#include "fused_rules.h"
 
 namespace dcn {
 namespace {
@@ -31,22 +31,30 @@ void* ImageData(ffi::AnyBuffer buffer, int64_t image) {
 }
 
 // `x` is x or its cotangent, which messages call `name`; `y` is y or its cotangent.
-FusedCall DecodeFused(Checks& checks, FusedKernel kernel, ffi::Dictionary attributes, std::string_view name,
+FusedCall DecodeFused(Checks& checks, Computation computation, ffi::Dictionary attributes, std::string_view name,
                       ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask,
                       ffi::AnyBuffer y) {
   FusedCall call = {DecodeProductCall(checks, attributes, name, x, offset, origin, mask, y)};
+  const DType y_dtype = CheckedDType(checks, y.element_type());
   if (!checks.ok()) return call;
-  CheckFusedKernel(checks, kernel, name, call.dtype, call.sizes, call.product);
+  const std::string unsupported =
+      UnsupportedByFusedCuda(computation, ShapeOf(call.dtype, y_dtype, call.sizes, call.product));
+  checks.Require(unsupported.empty(), unsupported);
   return call;
 }
 
-// The same for the cotangents, which need a d_y of x's type.
-FusedCall DecodeCotangent(Checks& checks, FusedKernel kernel, ffi::Dictionary attributes, std::string_view name,
-                          ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask,
-                          ffi::AnyBuffer d_y) {
-  FusedCall call = DecodeFused(checks, kernel, attributes, name, x, offset, origin, mask, d_y);
-  checks.Type("d_y", d_y, x.element_type());
-  return call;
+// The input cotangent computes `images` at a time.
+void CheckScatterLists(Checks& checks, const FusedCall& call, int64_t images) {
+  const Sizes& sizes = call.sizes;
+  const int64_t lists = SaturatingProduct({images, sizes.offset_groups, sizes.taps()});
+  const int64_t outputs = SaturatingMultiply(sizes.rows, sizes.columns);
+  checks.FitsInt32("the number of contributions", SaturatingProduct({4, lists, outputs}));
+  checks.FitsInt32("the number of their lists",
+                   SaturatingMultiply(lists, SaturatingMultiply(sizes.height, sizes.width) + 1));
+  const int64_t vectors = SaturatingProduct({images, outputs, call.product.features / FusedVector(call.dtype)});
+  checks.Require(vectors <= FusedLimits::kMaxVectors, "the images of row_start have " + std::to_string(vectors) +
+                                                          " vectors of 16 bytes of d_y, must be at most " +
+                                                          std::to_string(FusedLimits::kMaxVectors));
 }
 
 void CheckWeightByChannel(Checks& checks, const FusedCall& call, ffi::AnyBuffer weight, ffi::AnyBuffer x) {
@@ -58,14 +66,13 @@ ffi::Error FusedForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyB
                             ffi::AnyBuffer weight, ffi::AnyBuffer bias, ffi::RemainingArgs mask,
                             ffi::Result<ffi::AnyBuffer> y, ffi::Dictionary attributes) {
   Checks checks("dcn_fused_forward");
-  const FusedCall call = DecodeFused(checks, FusedKernel::kForward, attributes, "x", x, offset, origin, mask, *y);
+  const FusedCall call = DecodeFused(checks, Computation::kForward, attributes, "x", x, offset, origin, mask, *y);
   const int64_t tile = checks.Attribute(attributes, "tile_features", int64_t{64});
   const auto& tiles = FusedLimits::kTileFeatures;
   checks.Require(std::find(std::begin(tiles), std::end(tiles), tile) != std::end(tiles),
                  "attribute tile_features must be 64, 128 or 256");
-  const bool is_y_float = y->element_type() != x.element_type();
-  checks.Type("y", *y, is_y_float ? ffi::F32 : x.element_type());
   if (!checks.ok()) return checks.error();
+  const bool is_y_float = y->element_type() != x.element_type();
   checks.Type("weight", weight, x.element_type());
   checks.Shape("weight", weight, {call.product.features, call.sizes.taps(), call.group_channels()});
   checks.Type("bias", bias, ffi::F32);
@@ -82,8 +89,7 @@ ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offse
                                    ffi::Result<ffi::AnyBuffer> contributions, ffi::Result<ffi::AnyBuffer> workspace,
                                    ffi::Dictionary attributes) {
   Checks checks("dcn_fused_input_cotangent");
-  const FusedCall call =
-      DecodeCotangent(checks, FusedKernel::kInputCotangent, attributes, "d_x", *d_x, offset, origin, mask, d_y);
+  const FusedCall call = DecodeFused(checks, Computation::kX, attributes, "d_x", *d_x, offset, origin, mask, d_y);
   if (!checks.ok()) return checks.error();
   CheckWeightByChannel(checks, call, weight, *d_x);
   checks.Rank("row_start", *row_start, 4);
@@ -91,7 +97,7 @@ ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offse
   const Sizes& sizes = call.sizes;
   const int64_t images = row_start->dimensions()[0];  // at a time
   checks.Require(images > 0 || sizes.images == 0, "row_start has no images");
-  CheckScatterLists(checks, call.dtype, sizes, call.product, images);
+  CheckScatterLists(checks, call, images);
   const int64_t outputs = sizes.rows * sizes.columns, taps = sizes.taps();
   checks.Type("row_start", *row_start, ffi::S32);
   checks.Shape("row_start", *row_start, {images, sizes.offset_groups, taps, sizes.height * sizes.width + 1});
@@ -117,8 +123,7 @@ ffi::Error FusedOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, f
                                     ffi::AnyBuffer origin, ffi::AnyBuffer weight, ffi::AnyBuffer d_y,
                                     ffi::RemainingArgs mask, ffi::RemainingRets results, ffi::Dictionary attributes) {
   Checks checks("dcn_fused_offset_cotangent");
-  const FusedCall call =
-      DecodeCotangent(checks, FusedKernel::kOffsetCotangent, attributes, "x", x, offset, origin, mask, d_y);
+  const FusedCall call = DecodeFused(checks, Computation::kOffset, attributes, "x", x, offset, origin, mask, d_y);
   if (!checks.ok()) return checks.error();
   CheckWeightByChannel(checks, call, weight, x);
   const int64_t block_taps = checks.Attribute(attributes, "block_taps", int64_t{1});
@@ -140,8 +145,7 @@ ffi::Error FusedWeightCotangentImpl(Device::Context context, ffi::AnyBuffer x, f
                                     ffi::AnyBuffer origin, ffi::AnyBuffer d_y, ffi::RemainingArgs mask,
                                     ffi::Result<ffi::AnyBuffer> partial_sums, ffi::Dictionary attributes) {
   Checks checks("dcn_fused_weight_cotangent");
-  const FusedCall call =
-      DecodeCotangent(checks, FusedKernel::kWeightCotangent, attributes, "x", x, offset, origin, mask, d_y);
+  const FusedCall call = DecodeFused(checks, Computation::kWeight, attributes, "x", x, offset, origin, mask, d_y);
   checks.Rank("partial_sums", *partial_sums, 4);
   if (!checks.ok()) return checks.error();
   const int64_t num_splits = partial_sums->dimensions()[0];

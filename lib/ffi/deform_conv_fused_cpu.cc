@@ -1,30 +1,31 @@
 // XLA FFI handlers of the fused convolution on CPUs and of its cotangents.
 #include "deform_conv_fused.h"
 
+#include <algorithm>
+#include <string>
 #include <vector>
 
 #include "device.h"
 #include "ffi/conv_operands.h"
 #include "ffi/handler_wrapper.h"
 #include "ffi/handlers.h"
+#include "fused_rules.h"
 
 namespace dcn {
 namespace {
 
 // `y` is y or its cotangent.
-ProductCall DecodeFusedConv(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer offset,
-                            ffi::AnyBuffer origin, ffi::RemainingArgs mask, ffi::AnyBuffer weight, ffi::AnyBuffer y) {
+ProductCall DecodeFusedConv(Checks& checks, Computation computation, ffi::Dictionary attributes, ffi::AnyBuffer x,
+                            ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask,
+                            ffi::AnyBuffer weight, ffi::AnyBuffer y) {
   const ProductCall call = DecodeProductCall(checks, attributes, "x", x, offset, origin, mask, y);
-  checks.Require(call.dtype != DType::kF64, "x must be float32, bfloat16 or float16");
+  const DType y_dtype = CheckedDType(checks, y.element_type());
   if (!checks.ok()) return call;
-  const Sizes& sizes = call.sizes;
-  const Product& product = call.product;
-  checks.Require(product.features % product.groups == 0 && sizes.channels % product.groups == 0,
-                 "feature_group_count must divide the channels and the features");
-  checks.Require(sizes.channels > 0 && product.features > 0, "there must be channels and features");
-  checks.FitsInt32("the number of an image's pixels", SaturatingMultiply(sizes.height, sizes.width));
+  const std::string unsupported =
+      UnsupportedByFusedCpu(computation, ShapeOf(call.dtype, y_dtype, call.sizes, call.product));
+  checks.Require(unsupported.empty(), unsupported);
   checks.Type("weight", weight, x.element_type());
-  if (checks.ok()) checks.Shape("weight", weight, {sizes.taps(), call.group_channels(), product.features});
+  if (checks.ok()) checks.Shape("weight", weight, {call.sizes.taps(), call.group_channels(), call.product.features});
   return call;
 }
 
@@ -33,9 +34,9 @@ ffi::Error FusedConvForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::
                                 ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> workspace,
                                 ffi::Dictionary attributes) {
   Checks checks("dcn_cpu_fused_forward");
-  const ProductCall call = DecodeFusedConv(checks, attributes, x, offset, origin, mask, weight, *y);
+  const ProductCall call =
+      DecodeFusedConv(checks, Computation::kForward, attributes, x, offset, origin, mask, weight, *y);
   const bool is_y_float = y->element_type() == ffi::F32;
-  checks.Type("y", *y, is_y_float ? ffi::F32 : x.element_type());
   checks.Type("bias", bias, ffi::F32);
   checks.Shape("bias", bias, {call.product.features});
   checks.Type("workspace", *workspace, ffi::F32);
@@ -51,8 +52,7 @@ ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ff
                                    ffi::AnyBuffer origin, ffi::AnyBuffer weight, ffi::AnyBuffer d_y,
                                    ffi::RemainingArgs mask, ffi::RemainingRets results, ffi::Dictionary attributes) {
   Checks checks("dcn_cpu_fused_cotangents");
-  const ProductCall call = DecodeFusedConv(checks, attributes, x, offset, origin, mask, weight, d_y);
-  checks.Type("d_y", d_y, x.element_type());
+  const ProductCall call = DecodeFusedConv(checks, Computation::kX, attributes, x, offset, origin, mask, weight, d_y);
   if (!checks.ok()) return checks.error();
   const Sizes& sizes = call.sizes;
   const Product& product = call.product;
@@ -73,12 +73,19 @@ ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ff
   const bool offset_or_mask = is_requested("offset_requested") || is_requested("mask_requested");
   arrays.requested = {is_requested("x_requested"), offset_or_mask, is_requested("weight_requested")};
   checks.Require(is_requested("workspace_requested"), "needs a workspace");
-  const int64_t workspace = FusedCotangentsWorkspace(call.dtype, sizes, product, arrays.requested);
+  const FusedTasks tasks = {checks.Attribute(attributes, "parts", int64_t{1}),
+                            checks.Attribute(attributes, "concurrent_tasks", int64_t{1})};
+  checks.Require(1 <= tasks.parts && tasks.parts <= std::max<int64_t>(1, sizes.images),
+                 "attribute parts must be a number of parts of the images");
+  checks.Require(1 <= tasks.concurrent && tasks.concurrent <= FusedTaskCount(sizes, product, tasks.parts),
+                 "attribute concurrent_tasks must be a number of tasks");
+  if (!checks.ok()) return checks.error();
+  const int64_t workspace = FusedCotangentsWorkspace(call.dtype, sizes, product, arrays.requested, tasks);
   arrays.workspace = next("workspace", {workspace});
   requested.CheckEnd();
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(FusedCotangents(device, call.dtype, sizes, call.positions, product, arrays));
+  return ToError(FusedCotangents(device, call.dtype, sizes, call.positions, product, tasks, arrays));
 }
 
 XLA_FFI_DEFINE_HANDLER(kFusedConvForward, FusedConvForwardImpl,

@@ -4,15 +4,17 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include <algorithm>
 #include <array>
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
-#include "ffi/fused_limits.h"
 #include "ffi/handlers.h"
+#include "fused_rules.h"
 #ifdef DCN_CPU
 #include "deform_conv_fused.h"
 #include "fused/instruction_set.h"
@@ -28,14 +30,13 @@ nb::dict FusedLimits() {
   for (const int64_t features : Limits::kTileFeatures) tile_features.append(features);
   nb::dict limits;
   limits["vector_bytes"] = Limits::kVectorBytes;
-  limits["max_pixels"] = dcn::kMaxPixels;
   limits["tile_pixels"] = Limits::kTilePixels;
   limits["tile_features"] = nb::tuple(tile_features);
   limits["weight_tile"] = Limits::kWeightTile;
   limits["min_split_pixels"] = Limits::kMinSplitPixels;
   limits["slice_vectors"] = Limits::kSliceVectors;
   limits["max_vectors"] = Limits::kMaxVectors;
-  limits["margin_vectors"] = Limits::kMarginVectors;
+  limits["max_list_bytes"] = Limits::kMaxListBytes;
   return limits;
 }
 
@@ -72,46 +73,49 @@ std::map<std::string, dcn::DType> DTypes() {
           {"float64", dcn::DType::kF64}};
 }
 
-// The message with which the handler dcn_fused_<kernel> rejects operands of these sizes, or an empty string. Only the
-// test that compares the handlers with the Python layer calls it. It reads no operands, so that the sizes may be larger
-// than any memory. x: [images, height, width, channels]; output: its rows and columns.
-std::string FusedRejection(const std::string& kernel, const std::string& dtype, std::array<int64_t, 4> x,
-                           std::array<int64_t, 2> output, std::array<int32_t, 2> kernel_size, int64_t offset_groups,
-                           int64_t features, int64_t feature_group_count) {
-  dcn::Sizes sizes = {};
-  sizes.window.kernel[0] = kernel_size[0];
-  sizes.window.kernel[1] = kernel_size[1];
-  sizes.images = x[0];
-  sizes.images_of_x = x[0];
-  sizes.height = x[1];
-  sizes.width = x[2];
-  sizes.channels = x[3];
-  sizes.rows = output[0];
-  sizes.columns = output[1];
-  sizes.offset_groups = offset_groups;
-  const auto fused_kernel = ByName<dcn::FusedKernel>({{"forward", dcn::FusedKernel::kForward},
-                                                      {"input_cotangent", dcn::FusedKernel::kInputCotangent},
-                                                      {"offset_cotangent", dcn::FusedKernel::kOffsetCotangent},
-                                                      {"weight_cotangent", dcn::FusedKernel::kWeightCotangent}},
-                                                     kernel, "kernel");
-  const dcn::DType x_dtype = ByName(DTypes(), dtype, "dtype");
-  dcn::Checks checks(kernel);
-  dcn::CheckFusedKernel(checks, fused_kernel, "x", x_dtype, sizes, {features, feature_group_count});
-  if (fused_kernel == dcn::FusedKernel::kInputCotangent)
-    dcn::CheckScatterLists(checks, x_dtype, sizes, {features, feature_group_count}, sizes.images);
-  return checks.message();
+// Why the fused kernels of a platform cannot do a computation of these shapes; empty if they can. x: [images, height,
+// width, channels]; y: its rows, columns and features.
+std::string FusedUnsupported(const std::string& platform, const std::string& computation, const std::string& dtype,
+                             const std::string& y_dtype, std::array<int64_t, 4> x, std::array<int64_t, 3> y,
+                             std::array<int64_t, 3> taps_and_groups, std::tuple<std::string, bool, bool> precision) {
+  using dcn::Computation;
+  const auto of = ByName<Computation>({{"forward", Computation::kForward},
+                                       {"x", Computation::kX},
+                                       {"offset", Computation::kOffset},
+                                       {"mask", Computation::kMask},
+                                       {"weight", Computation::kWeight}},
+                                      computation, "computation");
+  const auto unsupported = ByName<decltype(&dcn::UnsupportedByFusedCpu)>(
+      {{"cpu", &dcn::UnsupportedByFusedCpu}, {"cuda", &dcn::UnsupportedByFusedCuda}}, platform, "platform");
+  const auto [taps, groups, offset_groups] = taps_and_groups;
+  const dcn::ConvolutionShape shape = {ByName(DTypes(), dtype, "dtype"),
+                                       ByName(DTypes(), y_dtype, "dtype"),
+                                       x[0],
+                                       x[1],
+                                       x[2],
+                                       x[3],
+                                       y[0],
+                                       y[1],
+                                       y[2],
+                                       taps,
+                                       groups,
+                                       offset_groups};
+  const auto [name, allows_tf32, is_algorithm] = precision;
+  return unsupported(of, shape, {name, allows_tf32, is_algorithm});
 }
 
 #ifdef DCN_CPU
-// The elements of the workspace of dcn_cpu_fused_cotangents, and how many of its tasks may run at a time.
-std::array<int64_t, 2> FusedCotangentsPlan(const std::string& dtype_name, std::array<int64_t, 4> x,
-                                           std::array<int64_t, 2> output, int64_t taps, int64_t offset_groups,
-                                           int64_t features, int64_t feature_group_count, bool x_requested,
-                                           bool positions_requested, bool weight_requested) {
+// How dcn_cpu_fused_cotangents is to be divided: the parts, the tasks that may run at a time, and the elements of the
+// workspace.
+std::array<int64_t, 3> FusedCotangentsPlan(const std::string& dtype_name, std::array<int64_t, 4> x,
+                                           std::array<int64_t, 3> y, std::array<int64_t, 3> taps_and_groups,
+                                           std::array<bool, 3> requested_cotangents) {
   const dcn::DType dtype = ByName(DTypes(), dtype_name, "dtype");
-  const bool has_groups = feature_group_count > 0 && x[3] > 0 && features > 0 && x[3] % feature_group_count == 0 &&
-                          features % feature_group_count == 0;
-  const int64_t fewest = std::min({x[0], x[1], x[2], output[0], output[1], taps - 1, offset_groups - 1});
+  const auto [taps, groups, offset_groups] = taps_and_groups;
+  const int64_t channels = x[3], features = y[2];
+  const bool has_groups =
+      groups > 0 && channels > 0 && features > 0 && channels % groups == 0 && features % groups == 0;
+  const int64_t fewest = std::min({x[0], x[1], x[2], y[0], y[1], taps - 1, offset_groups - 1});
   if (!has_groups || fewest < 0 || taps > INT32_MAX || dtype == dcn::DType::kF64) {
     throw std::invalid_argument("fused_cotangents_plan: the fused handlers refuse such arrays");
   }
@@ -121,14 +125,15 @@ std::array<int64_t, 2> FusedCotangentsPlan(const std::string& dtype_name, std::a
   sizes.images = x[0];
   sizes.height = x[1];
   sizes.width = x[2];
-  sizes.channels = x[3];
-  sizes.rows = output[0];
-  sizes.columns = output[1];
+  sizes.channels = channels;
+  sizes.rows = y[0];
+  sizes.columns = y[1];
   sizes.offset_groups = offset_groups;
-  const dcn::Product product = {features, feature_group_count};
-  const dcn::RequestedCotangents requested = {x_requested, positions_requested, weight_requested};
-  return {dcn::FusedCotangentsWorkspace(dtype, sizes, product, requested),
-          dcn::FusedCotangentsTasks(dtype, sizes, product, requested)};
+  const dcn::Product product = {features, groups};
+  const auto [of_x, of_positions, of_weight] = requested_cotangents;
+  const dcn::RequestedCotangents requested = {of_x, of_positions, of_weight};
+  const dcn::FusedTasks tasks = dcn::ChooseFusedTasks(dtype, sizes, product, requested);
+  return {tasks.parts, tasks.concurrent, dcn::FusedCotangentsWorkspace(dtype, sizes, product, requested, tasks)};
 }
 #endif
 
@@ -156,10 +161,9 @@ NB_MODULE(DCN_MODULE, module) {
   module.attr("fused_padding") = dcn::kFeaturePadding;
   module.attr("fused_min_tasks") = dcn::kMinConcurrentTasks;
   module.attr("has_x86_kernels") = bool(DCN_HAS_X86_KERNELS);
-  module.def("fused_cotangents_plan", &FusedCotangentsPlan, nb::arg("dtype"), nb::arg("x"), nb::arg("output"),
-             nb::arg("taps"), nb::arg("offset_groups"), nb::arg("features"), nb::arg("feature_group_count"),
-             nb::arg("x_requested"), nb::arg("positions_requested"), nb::arg("weight_requested"));
+  module.def("fused_cotangents_plan", &FusedCotangentsPlan, nb::arg("dtype"), nb::arg("x"), nb::arg("y"),
+             nb::arg("taps_and_groups"), nb::arg("requested"));
 #endif
-  module.def("fused_rejection", &FusedRejection, nb::arg("kernel"), nb::arg("dtype"), nb::arg("x"), nb::arg("output"),
-             nb::arg("kernel_size"), nb::arg("offset_groups"), nb::arg("features"), nb::arg("feature_group_count"));
+  module.def("fused_unsupported", &FusedUnsupported, nb::arg("platform"), nb::arg("computation"), nb::arg("dtype"),
+             nb::arg("y_dtype"), nb::arg("x"), nb::arg("y"), nb::arg("taps_and_groups"), nb::arg("precision"));
 }

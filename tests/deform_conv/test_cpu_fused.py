@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jax_dcn
-from jax_dcn._operators.deform_conv import cpu_fused
+from jax_dcn._operators.deform_conv.plan import INSTRUCTIONS
 from tests.helpers.deform_conv.cases import CASE, Case, Operands, assert_close, cast, compiled_pull_back, convolve
 from tests.helpers.deform_conv.cases import CASES as OPTIONS
 from tests.helpers.deform_conv.numpy_reference import Convolution
@@ -66,11 +66,11 @@ def test_values_of_all_options(case):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_larger_tiles_of_a_large_weight(dtype):
-    """More than 4 MiB. The plain path takes the same operands, since a reference would take long."""
+    """More than 4 MiB. The im2col path takes the same operands, since a reference would take long."""
     case = Case("large_weight", (48, 60), 1088, 2058, (1, 1), batch=(1,))
     operands, _ = narrowed(case, dtype)
-    fused, plain = (convolve(operands, backend=backend, **case.keywords) for backend in ("fused", "plain"))
-    assert_close(fused, plain, 0, TOLERANCE[dtype] * np.abs(plain).max())
+    fused, im2col = (convolve(operands, backend=backend, **case.keywords) for backend in ("fused", "im2col"))
+    assert_close(fused, im2col, 0, TOLERANCE[dtype] * np.abs(im2col).max())
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -122,22 +122,22 @@ def test_which_path():
         x = jax.ShapeDtypeStruct((1, *image, channels), dtype)
         offset = jax.ShapeDtypeStruct((1, *image, 18), "float32")
         weight = jax.ShapeDtypeStruct((3, 3, channels // groups, features), dtype)
-        plan = jax_dcn.kernel_plan(x, offset, weight, platform="cpu", feature_group_count=groups, **options)
-        return {choice.computation: choice for choice in plan}
+        plan = jax_dcn.kernel_plan(jax_dcn.deform_conv2d, x, offset, weight, platform="cpu", feature_group_count=groups, **options)
+        return {of.computation: of for of in plan}
 
     for dtype in TOLERANCE:
         plan = paths(dtype=dtype)
-        assert {choice.path for choice in plan.values()} == {"fused"}
-        assert cpu_fused.INSTRUCTIONS in plan["x"].reason
+        assert {of.path for of in plan.values()} == {"fused"}
+        assert INSTRUCTIONS in plan["x"].reason
     for reason, arguments in {
         "the data are float64": {"dtype": "float64"},
         "precision names an algorithm": {"precision": jax.lax.DotAlgorithmPreset.F32_F32_F32},
     }.items():
         with jax.enable_x64(True):
             plan = paths(**arguments).values()
-        assert all(choice.path == "plain" and choice.reason.startswith(reason) for choice in plan)
+        assert all(of.path == "im2col" and of.reason.startswith(reason) for of in plan)
     wide = paths(dtype="bfloat16", preferred_element_type=jnp.float32)
-    assert wide["forward"].path == "fused" and wide["x"].path == "plain"
+    assert wide["forward"].path == "fused" and wide["x"].path == "im2col"
 
 
 @pytest.mark.usefixtures("limits_of_the_package")
@@ -146,13 +146,13 @@ def test_where_it_is_slow():
         x = jax.ShapeDtypeStruct((batch, *image, 64), dtype)
         offset = jax.ShapeDtypeStruct((batch, *image, 18 * offset_groups), "float32")
         weight = jax.ShapeDtypeStruct((3, 3, 64 // groups, features), dtype)
-        choice = jax_dcn.kernel_plan(x, offset, weight, platform="cpu", feature_group_count=groups)[of]
-        assert (choice.path == "fused") == choice.reason.startswith("the processor has")
-        return choice.reason
+        planned = jax_dcn.kernel_plan(jax_dcn.deform_conv2d, x, offset, weight, platform="cpu", feature_group_count=groups)[of]
+        assert (planned.path == "fused") == planned.reason.startswith("the processor has")
+        return planned.reason
 
-    if cpu_fused.INSTRUCTIONS == "portable":
+    if INSTRUCTIONS == "portable":
         pytest.skip("no fused kernels are fast here")
-    assert reason((32, 32)) == f"the processor has {cpu_fused.INSTRUCTIONS}"
+    assert reason((32, 32)) == f"the processor has {INSTRUCTIONS}"
     assert "the result has 992 pixels" in reason((31, 32))
     assert "each group has 4 channels" in reason((32, 32), groups=16)
     assert "there are 576 samples for each pixel" in reason((32, 32), offset_groups=64)
@@ -175,7 +175,7 @@ def test_where_it_is_slow():
 def test_instruction_sets(name):
     """The tests above in a process that is limited to this one. The name is what runs, or the processor lacks it."""
     environment = {**os.environ, "JAX_DCN_CPU_INSTRUCTIONS": name}
-    program = "from jax_dcn._operators.deform_conv import cpu_fused; print(cpu_fused.INSTRUCTIONS)"
+    program = "from jax_dcn._operators.deform_conv import plan; print(plan.INSTRUCTIONS)"
     found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     if found.stdout.strip() != name:
         pytest.skip(f"the processor has no {name}")

@@ -13,7 +13,7 @@ from jax import export
 from jax.sharding import PartitionSpec as P
 
 import jax_dcn
-from jax_dcn._operators.deform_conv import cost_model, fused
+from jax_dcn._operators.deform_conv import cuda_tiles, gpu_estimate, plan
 from tests.helpers.deform_conv.cases import Case, Operands, assert_close, convolve, explicit_gradients, pull_back
 from tests.helpers.deform_conv.numpy_reference import Convolution
 
@@ -176,18 +176,16 @@ def test_all_samples_in_one_pixel(dtype, precision):
 
 
 @pytest.mark.parametrize("is_masked", [True, False])
-@pytest.mark.parametrize("images", [0, 1, 3])
-def test_images_in_runs(images, is_masked, monkeypatch):
-    """The gradient of x in chunks of one or three images, or on the plain path if the lists of one are too long."""
+@pytest.mark.parametrize("images", [1, 3])
+def test_images_in_chunks(images, is_masked, monkeypatch):
+    """The scatter lists of the gradient of x are made of one or three images at a time."""
     case = dataclasses.replace(CASE["torus_back"], batch=(5,))
     operands = cast(case, "bfloat16", masked=is_masked)
-    of_image = fused.list_bytes(operands.x, operands.offset)
-    monkeypatch.setattr(fused, "LIST_BYTES", min(images, 1) * of_image)
-    monkeypatch.setattr(fused, "CHUNK_LIST_BYTES", images * of_image)
-    monkeypatch.setattr(cost_model, "MARGIN", math.inf)  # what can be fused is
+    monkeypatch.setattr(plan, "CHUNK_LIST_BYTES", images * plan._list_bytes(operands.x, operands.offset))
+    monkeypatch.setattr(gpu_estimate, "MARGIN", math.inf)  # what can be fused is
     calls = re.findall(r"@(?:\w*)dcn_fused_input_cotangent\(.*-> .*", lowered(operands, case=case, of=gradient))
     lists = [re.findall(r"tensor<(\d+)x\d+x\d+x\d+xi32>", call) for call in calls]
-    assert lists == ([[str(images)] * 2] if images else [])
+    assert lists == [[str(images)] * 2]
     jax.clear_caches()
     check_values(case, "bfloat16", operands)
 
@@ -260,7 +258,7 @@ def test_gradients_of_any_batch_are_fused():
     text = exporter(Operands(*structs)).mlir_module()
     assert set(re.findall(r"@\w*(dcn_\w+)\(", text)) == {INPUT, OFFSET, WEIGHT}
     (call,) = re.findall(r"@(?:\w*)dcn_fused_input_cotangent\(.*-> .*", text)
-    images = fused.CHUNK_LIST_BYTES // fused.list_bytes(operands.x, operands.offset)
+    images = plan.CHUNK_LIST_BYTES // plan._list_bytes(operands.x, operands.offset)
     assert re.findall(r"tensor<(\d+)x\d+x\d+x\d+xi32>", call) == [str(images)] * 2
 
 
@@ -323,24 +321,24 @@ def test_what_is_not_fused(case, dtype, keywords):
 
 
 INPUT, OFFSET, WEIGHT = (f"dcn_fused_{name}_cotangent" for name in ("input", "offset", "weight"))
-PLAIN_COTANGENTS = {"dcn_input_cotangent", "dcn_offset_cotangent"}  # and the samples, in passing
+IM2COL_COTANGENTS = {"dcn_input_cotangent", "dcn_offset_cotangent"}  # and the samples, in passing
 COTANGENTS = [
     (with_channels(32), "bfloat16", {}, {INPUT, OFFSET, WEIGHT}),
     (with_channels(64, features=16, groups=2), "float16", {}, {INPUT, OFFSET, WEIGHT}),
     (with_channels(64, offset_groups=2), "bfloat16", {}, {INPUT, OFFSET, WEIGHT}),
     (with_channels(32), "float32", {"precision": "default"}, {INPUT, OFFSET, "dcn_sample"}),
-    (with_channels(32), "float32", {"precision": "highest"}, PLAIN_COTANGENTS),
+    (with_channels(32), "float32", {"precision": "highest"}, IM2COL_COTANGENTS),
     (with_channels(8), "bfloat16", {}, {INPUT, OFFSET, WEIGHT}),
     (with_channels(4), "float32", {"precision": "default"}, {INPUT, OFFSET, "dcn_sample"}),
-    (with_channels(12), "bfloat16", {}, PLAIN_COTANGENTS),
-    (with_channels(32, features=12), "bfloat16", {}, PLAIN_COTANGENTS),
+    (with_channels(12), "bfloat16", {}, IM2COL_COTANGENTS),
+    (with_channels(32, features=12), "bfloat16", {}, IM2COL_COTANGENTS),
     (with_channels(64, offset_groups=8), "bfloat16", {}, {INPUT, OFFSET, WEIGHT}),
-    (with_channels(192, 24, 2, 3), "bfloat16", {}, PLAIN_COTANGENTS),
+    (with_channels(192, 24, 2, 3), "bfloat16", {}, IM2COL_COTANGENTS),
     (
         with_channels(32),
         "bfloat16",
         {"preferred_element_type": jnp.float32},
-        PLAIN_COTANGENTS,
+        IM2COL_COTANGENTS,
     ),
 ]
 
@@ -370,20 +368,21 @@ def test_the_default_precision_counts(precision, name):
         assert custom_call(cast(PLAIN, "bfloat16")) == "dcn_fused_forward"
 
 
-def test_tiles():
-    assert fused.tile_features(pixels=10**6, features=300, groups=1) == 256
-    assert fused.tile_features(pixels=10**6, features=256, groups=2) == 128
-    assert fused.tile_features(pixels=10**6, features=32, groups=1) == 64
-    assert fused.tile_features(pixels=128 * 127, features=256, groups=1) == 128
-    assert fused.tile_features(pixels=128 * 127, features=256, groups=2) == 128
-    assert fused.tile_features(pixels=1, features=512, groups=1) == 64
+def test_tiles_cover_all_features_of_a_group_if_they_can():
+    def tile(pixels, features, groups):
+        return cuda_tiles.tile_features(pixels=pixels, features=features, groups=groups)
+
+    assert tile(10**6, 300, 1) == max(cuda_tiles.TILE_FEATURES)
+    assert tile(10**6, 256, 2) == 128
+    assert tile(10**6, 32, 1) == tile(1, 512, 1) == min(cuda_tiles.TILE_FEATURES)
 
 
-def test_taps_of_a_block():
-    assert fused.block_taps(pixels=128 * 1000, offset_groups=1, taps=9) == 9
-    assert fused.block_taps(pixels=128 * 100, offset_groups=1, taps=9) == 2
-    assert fused.block_taps(pixels=128 * 100, offset_groups=4, taps=9) == 9
-    assert fused.block_taps(pixels=1, offset_groups=1, taps=9) == fused.block_taps(0, 1, 9) == 1
+@pytest.mark.parametrize("pixels", [0, 1, 128 * 100, 128 * 1000])
+@pytest.mark.parametrize("offset_groups", [1, 4])
+def test_blocks_share_the_taps_where_there_are_few_pixels(pixels, offset_groups):
+    taps = cuda_tiles.block_taps(pixels, offset_groups, taps=9)
+    blocks = math.ceil(pixels / cuda_tiles.TILE_PIXELS) * offset_groups * math.ceil(9 / taps)
+    assert 1 <= taps <= 9 and (taps in (1, 9) or blocks > cuda_tiles.MIN_BLOCKS)
 
 
 @pytest.mark.parametrize("of", [convolve, gradient])

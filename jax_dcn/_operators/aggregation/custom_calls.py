@@ -12,6 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_dcn._operators.aggregation.geometry import Spec, Window
+from jax_dcn._operators.aggregation.plan import ValueCotangent
 from jax_dcn._primitive import jax_internals
 
 
@@ -31,14 +32,14 @@ def aggregate(value: jax.Array, taps: Taps, spec: Spec) -> jax.Array:
 
 
 def value_cotangent(
-    taps: Taps, d_out: jax.Array, spec: Spec, *, shape: Sequence[int], dtype: DTypeLike, workspace_size: int
+    taps: Taps, d_out: jax.Array, spec: Spec, *, shape: Sequence[int], choices: ValueCotangent
 ) -> jax.Array:
-    """The cotangent of value [n, pixels, M, D], of d_out's type or that of the locations."""
+    """The cotangent of value [n, pixels, M, D], of the planned type."""
     d_value, _ = _call(
         "dcn_aggregation_value_cotangent",
         *(*_operands(taps), d_out),
         spec=spec,
-        results=[(shape, dtype), ((workspace_size,), jnp.int32)],
+        results=[(shape, choices.dtype), ((choices.workspace_size,), jnp.int32)],
     )
     return d_value
 

@@ -1,145 +1,78 @@
-"""Which kernels an aggregation runs."""
+"""Decides what the kernels of an aggregation and of its gradients need."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Unpack
+from dataclasses import dataclass
+from typing import Any
 
-import jax
-from jax.typing import ArrayLike
+from jax_dcn._operators.aggregation.geometry import Spec, Window, levels_of
+from jax_dcn._primitive.operator import Request
+from jax_dcn._primitive.plan import ComputationPlan
+from jax_dcn._types import Shaped
 
-from jax_dcn import _validation
-from jax_dcn._operators.aggregation import workspace
-from jax_dcn._operators.aggregation.arguments import OPERANDS, canonicalize_attention, canonicalize_dcnv3
-from jax_dcn._operators.aggregation.functions import AttentionOptions, DCNv3Options, Pads
-from jax_dcn._operators.kernel_plan import (
-    KernelChoice,
-    KernelPlan,
-    canonical_structs,
-    flat_struct,
-    resolve_target,
-    why_reference_runs,
-)
-from jax_dcn._types import Pair, Shaped
-
-Operand = ArrayLike | jax.ShapeDtypeStruct
+# The limit of the samples that are sorted at once on a GPU.
+SORT_BYTES = 256 * 2**20
+# The limit of the samples of a chunk in derivatives of the reference, which hold several arrays of this size.
+REFERENCE_BYTES = 2**19
 
 
-def multi_scale_deformable_attention_kernel_plan(
-    value: Operand,
-    sampling_locations: Operand,
-    attention_weights: Operand,
-    *,
-    spatial_shapes: Sequence[Sequence[int]],
-    platform: str | None = None,
-    **options: Unpack[AttentionOptions],
-) -> KernelPlan:
-    """Which kernels `multi_scale_deformable_attention` and its gradients run, and the workspace they need.
+@dataclass(frozen=True)
+class ValueCotangent:
+    """How the cotangent of value is computed."""
 
-    As `kernel_plan` for deformable convolution: nothing is computed, and the plan is for one device. On CPU and CUDA
-    one custom call does each computation ("kernel"); on other platforms `jax.numpy` does ("reference").
+    dtype: Any
+    workspace_size: int  # in 32-bit elements
+    tables: int  # the heads of an example whose samples are sorted at a time, on a GPU
 
-    Args:
-      value, sampling_locations, attention_weights: the arrays of `multi_scale_deformable_attention`, or
-        `jax.ShapeDtypeStruct` objects. Only shapes and types matter.
-      platform: as in `kernel_plan`.
-      spatial_shapes, options: the keywords of `multi_scale_deformable_attention`.
-
-    Returns:
-      A `KernelPlan`. The workspace, in bytes, is that of the gradient of value on CUDA: the samples, sorted by
-      location, of as many heads as fit 256 MiB. That of "reference" is a lower bound, all samples.
-
-    Raises:
-      TypeError, ValueError: as `multi_scale_deformable_attention`; also if the platform is not a string, or unknown.
-      RuntimeError: the kernels would run, and the platform has a device here, but jax_dcn was built without them.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, jax_dcn
-      >>> levels = ((64, 64), (32, 32), (16, 16), (8, 8))
-      >>> value = jax.ShapeDtypeStruct((2, 5440, 8, 32), jnp.bfloat16)
-      >>> locations = jax.ShapeDtypeStruct((2, 5440, 8, 4, 4, 2), jnp.float32)
-      >>> weights = jax.ShapeDtypeStruct((2, 5440, 8, 4, 4), jnp.float32)
-      >>> plan = jax_dcn.multi_scale_deformable_attention_kernel_plan
-      >>> print(plan(value, locations, weights, spatial_shapes=levels, platform="cpu"))
-      multi_scale_deformable_attention on cpu
-      computation                     path    workspace  why
-      forward                         kernel  0 B
-      gradient of value               kernel  0 B
-      gradient of sampling_locations  kernel  0 B
-      gradient of attention_weights   kernel  0 B
-    """
-    _validation.keywords("multi_scale_deformable_attention_kernel_plan", options, AttentionOptions.__annotations__)
-    arrays = {"value": value, "sampling_locations": sampling_locations, "attention_weights": attention_weights}
-    keywords = {"spatial_shapes": spatial_shapes, **options}
-    return _plan("multi_scale_deformable_attention", canonicalize_attention, arrays, keywords, platform)
+    def __str__(self) -> str:
+        return f"{self.tables} head{'' if self.tables == 1 else 's'} at a time" if self.tables else ""
 
 
-def dcnv3_kernel_plan(
-    x: Operand,
-    offset: Operand,
-    mask: Operand,
-    *,
-    kernel_size: Pair,
-    padding: Pads,
-    groups: int,
-    platform: str | None = None,
-    **options: Unpack[DCNv3Options],
-) -> KernelPlan:
-    """Which kernels `dcnv3` and its gradients run for these arguments, and the workspace they need.
-
-    As `multi_scale_deformable_attention_kernel_plan`.
-
-    Args:
-      x, offset, mask: the arrays of `dcnv3`, or `jax.ShapeDtypeStruct` objects. Only shapes and types matter.
-      platform: as in `kernel_plan`.
-      kernel_size, padding, groups, options: the keywords of `dcnv3`.
-
-    Returns:
-      A `KernelPlan`.
-
-    Raises:
-      TypeError, ValueError: as `dcnv3`; also if the platform is not a string, or unknown.
-      RuntimeError: the kernels would run, and the platform has a device here, but jax_dcn was built without them.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, jax_dcn
-      >>> x, offset, mask = (jax.ShapeDtypeStruct((8, 56, 56, c), jnp.float32) for c in (128, 4 * 18, 4 * 9))
-      >>> plan = jax_dcn.dcnv3_kernel_plan(x, offset, mask, kernel_size=3, padding=1, groups=4, platform="cpu")
-      >>> plan["x"].path
-      'kernel'
-    """
-    _validation.keywords("dcnv3_kernel_plan", options, DCNv3Options.__annotations__)
-    arrays = {"x": x, "offset": offset, "mask": mask}
-    keywords = {"kernel_size": kernel_size, "padding": padding, "groups": groups, **options}
-    return _plan("dcnv3", canonicalize_dcnv3, arrays, keywords, platform)
+def plan(request: Request, value: Shaped, locations: Shaped, weights: Shaped) -> dict[str, ComputationPlan]:
+    """The plans by computation: one custom call for the forward, one for value, one for locations and weights."""
+    names = ("forward",) if request.step is None else request.step.arguments
+    plans = {name: ComputationPlan(name, "kernel") for name in names}
+    if "value" in names:
+        choices = _value_cotangent(request, value, locations)
+        plans["value"] = ComputationPlan("value", "kernel", "", 4 * choices.workspace_size, choices)
+    return plans
 
 
-def _plan(
-    operator: str,
-    canonicalize: Callable[..., Any],
-    arrays: Mapping[str, Operand],
-    keywords: Mapping[str, Any],
-    platform: str | None,
-) -> KernelPlan:
-    """The plan of the public function `operator`, whose array arguments are, in order, the operands."""
-    target = resolve_target(platform)
-    structs, spec = canonical_structs(canonicalize, arrays, keywords)
-    dims = spec.image_dims
-    value, locations = flat_struct(structs["value"], dims + 2), flat_struct(structs["locations"], dims + 3)
-    assert value is not None and locations is not None
-    reference_reason = why_reference_runs(target.platform, keywords.get("backend"))
-
-    def choice(computation: str, operand: str | None) -> KernelChoice:
-        if reference_reason:
-            return KernelChoice(computation, "reference", reference_reason, _samples_bytes(value, locations))
-        elements = 0
-        if operand == "value":
-            elements = workspace.value_cotangent_elements(value, locations, spec, target)
-        return KernelChoice(computation, "kernel", "", 4 * elements)
-
-    gradients = [choice(name, operand) for name, operand in zip(arrays, OPERANDS, strict=True)]
-    return KernelPlan(operator, target.platform, (choice("forward", None), *gradients))
+def _value_cotangent(request: Request, value: Shaped, locations: Shaped) -> ValueCotangent:
+    """On a GPU, the samples of a head are sorted by location, as many heads at a time as SORT_BYTES have room for."""
+    dtype = locations.dtype if "value" in request.all_reduced else value.dtype
+    if request.target.platform != "cuda":
+        return ValueCotangent(dtype, 0, 0)
+    cells = sum((level.height + 1) * (level.width + 1) for level in levels_of(request.spec, value))
+    # As TableLayout of lib/cuda/aggregation_value.cu: a sample has a record of four numbers, an id and a row's start.
+    words = locations.dtype.itemsize + 2
+    elements = words * math.prod(locations.shape[1:-3]) * request.spec.taps + cells + 1
+    tables = value.shape[0] * value.shape[-2]
+    if not isinstance(elements, int) or not isinstance(tables, int):  # symbolic dimensions
+        return ValueCotangent(dtype, elements, 1)
+    tables = min(tables, max(SORT_BYTES // (4 * elements), 1))
+    return ValueCotangent(dtype, tables * elements, tables)
 
 
-def _samples_bytes(value: Shaped, locations: Shaped) -> Any:
+def reference_chunk(value: Shaped, locations: Shaped) -> dict[str, Any]:
+    """The lengths of the chunks in which derivatives of the reference are evaluated."""
+    row_bytes = math.prod(locations.shape[2:-1]) * value.shape[-1] * locations.dtype.itemsize
+    if not isinstance(row_bytes, int):  # a symbolic number of columns
+        return {"batch": 1, "rows": 1}
+    return {"batch": 1, "rows": max(REFERENCE_BYTES // max(row_bytes, 1), 1)}
+
+
+def flops(computation: str, value: Shaped, locations: Shaped, weights: Shaped, *, spec: Spec) -> int:
+    """Ten for each sampled channel: eight to interpolate or scatter it, two to multiply and add."""
+    return 10 * math.prod(locations.shape[:-1]) * value.shape[-1]
+
+
+def samples(value: Shaped, locations: Shaped, weights: Shaped, *, spec: Spec) -> Any:
     """The bytes of the reference's samples."""
     return math.prod(locations.shape[:-1]) * value.shape[-1] * locations.dtype.itemsize
+
+
+def words(spec: Spec) -> dict[str, str]:
+    """The operands as the arguments of `dcnv3` or of `multi_scale_deformable_attention`."""
+    if isinstance(spec, Window):
+        return {"value": "x", "locations": "offset", "weights": "mask"}
+    return {"locations": "sampling_locations", "weights": "attention_weights"}

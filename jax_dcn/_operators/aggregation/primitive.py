@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jax_dcn._operators.aggregation import kernels, workspace
+from jax_dcn._operators.aggregation import kernels, plan
 from jax_dcn._operators.aggregation.arguments import OPERANDS, check_operands
 from jax_dcn._operators.aggregation.geometry import Spec
 from jax_dcn._operators.aggregation.reference import reference
@@ -43,7 +43,7 @@ def keywords(spec: Spec, shards: Mapping[str, Shard]) -> dict[str, Any]:
 
 def chunk_lengths(value: Shaped, locations: Shaped, weights: Shaped, *, target: Target) -> dict[str, Any]:
     """The lengths of the chunks of queries in which derivatives of the reference are evaluated."""
-    return workspace.reference_chunk(value, locations)
+    return plan.reference_chunk(value, locations)
 
 
 deform_aggregation = Operator[Spec](
@@ -51,12 +51,16 @@ deform_aggregation = Operator[Spec](
     operands=OPERANDS,
     result=result,
     reference=reference,
+    plan=plan.plan,
     forward=kernels.forward,
     tangent=None,
     cotangent=kernels.cotangent,
+    flops=plan.flops,
+    samples=plan.samples,
     axes=axes,
     keywords=keywords,
     chunk_lengths=chunk_lengths,
     shared={},
     linear=("value", "weights"),
+    words=plan.words,
 )

@@ -7,7 +7,6 @@ from jax_dcn._operators.deform_conv.functions import (
     deform_conv2d_offset_grad,
     deform_conv2d_weight_grad,
 )
-from jax_dcn._operators.deform_conv.plan import kernel_plan
 
 __all__ = [
     "deform_conv2d",
@@ -15,5 +14,4 @@ __all__ = [
     "deform_conv2d_mask_grad",
     "deform_conv2d_offset_grad",
     "deform_conv2d_weight_grad",
-    "kernel_plan",
 ]

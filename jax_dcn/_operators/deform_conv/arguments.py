@@ -20,7 +20,7 @@ class Spec(Geometry):
     feature_group_count: int
     precision: Any
     dtype: Any  # of the result
-    path: Literal["fused", "plain"] | None  # that was requested
+    path: Literal["fused", "im2col"] | None  # that was requested
 
 
 OPERANDS = ("x", "offset", "weight", "bias", "mask")
@@ -50,7 +50,7 @@ def canonicalize(
 ) -> Problem:
     _validation.choice("data_format", data_format, ("NHWC", "NCHW"))
     _validation.choice("deterministic", deterministic, (None, True, False))
-    _validation.choice("backend", backend, (None, "fused", "plain", "reference"))
+    _validation.choice("backend", backend, (None, "fused", "im2col", "reference"))
     first = data_format == "NCHW"
     x = _validation.array("x", x)
     offset = _validation.array("offset", offset)
@@ -85,7 +85,7 @@ def canonicalize(
         dtype=dtype
         if preferred_element_type is None
         else _validation.dtype("preferred_element_type", preferred_element_type),
-        path=backend if backend in ("fused", "plain") else None,
+        path=backend if backend in ("fused", "im2col") else None,
     )
     check_operands(x, offset, weight, bias, mask, spec=spec, channels_first=first)
     operands = (

@@ -14,11 +14,12 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_dcn._operators.deform_conv.geometry import Geometry, groups_and_taps
+from jax_dcn._operators.deform_conv.plan import FusedCpu
 from jax_dcn._primitive import jax_internals
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Samples:
     """The samples that a call takes: those of some rows and columns of the result, of some images of x."""
 
     offset: jax.Array  # [n, rows, columns, G·K·2]
@@ -28,25 +29,25 @@ class Sampling:
     geometry: Geometry
 
 
-def sample(x: jax.Array, sampling: Sampling) -> jax.Array:
+def sample(x: jax.Array, samples: Samples) -> jax.Array:
     """The columns [n, rows, columns, K, Cin], of x's type."""
-    return _call("dcn_sample", x, *_positions(sampling), sampling=sampling, results=_columns(x, sampling))
+    return _call("dcn_sample", x, *_positions(samples), samples=samples, results=_columns(x, samples))
 
 
 def sample_tangents(
-    x: jax.Array, sampling: Sampling, tangents: Mapping[str, jax.Array], *, columns_requested: bool
+    x: jax.Array, samples: Samples, tangents: Mapping[str, jax.Array], *, columns_requested: bool
 ) -> jax.Array:
     """The tangents of the columns, [n, rows, columns, K, 1, Cin], from those tangents of x, offset and mask that exist.
 
     If the columns are requested, they follow the tangents: [n, rows, columns, K, 2, Cin].
     """
     present = {name: tangents[name] for name in ("x", "offset", "mask") if name in tangents}
-    columns = _columns(x, sampling)
+    columns = _columns(x, samples)
     *pixels, channels = columns.shape
     return _call(
         "dcn_sample_tangents",
-        *(x, *_positions(sampling), *present.values()),
-        sampling=sampling,
+        *(x, *_positions(samples), *present.values()),
+        samples=samples,
         results=_result(x, (*pixels, 2 if columns_requested else 1, channels), x.dtype),
         columns_requested=columns_requested,
         **{f"{name}_tangent": name in present for name in ("x", "offset", "mask")},
@@ -54,16 +55,16 @@ def sample_tangents(
 
 
 def offset_cotangent(
-    x: jax.Array, sampling: Sampling, d_columns: jax.Array, *, requested: Sequence[str], columns_requested: bool
+    x: jax.Array, samples: Samples, d_columns: jax.Array, *, requested: Sequence[str], columns_requested: bool
 ) -> dict[str, jax.Array]:
     """The cotangents of "offset" and "mask", as requested; and "columns", which need the same reads of x."""
-    results = _position_results(x, sampling, requested)
+    results = _position_results(x, samples, requested)
     if columns_requested:
-        results["columns"] = _columns(x, sampling)
+        results["columns"] = _columns(x, samples)
     cotangents = _call(
         "dcn_offset_cotangent",
-        *(x, *_positions(sampling), d_columns),
-        sampling=sampling,
+        *(x, *_positions(samples), d_columns),
+        samples=samples,
         results=list(results.values()),
         columns_requested=columns_requested,
         **_requests(requested),
@@ -71,12 +72,12 @@ def offset_cotangent(
     return dict(zip(results, cotangents, strict=True))
 
 
-def input_cotangent(sampling: Sampling, d_columns: jax.Array, d_x: jax.Array, *, workspace_size: int) -> jax.Array:
+def input_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array, *, workspace_size: int) -> jax.Array:
     """`d_x` [N, H, W, Cin], N >= n, with the contribution of these samples added in place."""
     d_x, _ = _call(
         "dcn_input_cotangent",
-        *(*_positions(sampling), d_columns, d_x),
-        sampling=sampling,
+        *(*_positions(samples), d_columns, d_x),
+        samples=samples,
         results=[_result(d_x, d_x.shape, d_x.dtype), _result(d_x, (workspace_size,), jnp.int32)],
         aliases={3: 0},
     )
@@ -85,7 +86,7 @@ def input_cotangent(sampling: Sampling, d_columns: jax.Array, d_x: jax.Array, *,
 
 def fused_forward(
     x: jax.Array,
-    sampling: Sampling,
+    samples: Samples,
     weight: jax.Array,
     bias: jax.Array,
     *,
@@ -96,9 +97,9 @@ def fused_forward(
     """The result [n, rows, columns, Cout], of `dtype`, by weight [Cout, K, Cin/groups] and a float32 bias [Cout]."""
     return _call(
         "dcn_fused_forward",
-        *(x, *_positions(sampling), weight, bias),
-        sampling=sampling,
-        results=_result(x, (*sampling.offset.shape[:3], weight.shape[0]), dtype),
+        *(x, *_positions(samples), weight, bias),
+        samples=samples,
+        results=_result(x, (*samples.offset.shape[:3], weight.shape[0]), dtype),
         feature_group_count=feature_group_count,
         tile_features=tile_features,
     )
@@ -106,7 +107,7 @@ def fused_forward(
 
 def cpu_fused_forward(
     x: jax.Array,
-    sampling: Sampling,
+    samples: Samples,
     weight: jax.Array,
     bias: jax.Array,
     *,
@@ -118,10 +119,10 @@ def cpu_fused_forward(
     kh, kw, group_channels, features = weight.shape
     y, _ = _call(
         "dcn_cpu_fused_forward",
-        *(x, *_positions(sampling), weight.reshape(kh * kw, group_channels, features), bias),
-        sampling=sampling,
+        *(x, *_positions(samples), weight.reshape(kh * kw, group_channels, features), bias),
+        samples=samples,
         results=[
-            _result(x, (*sampling.offset.shape[:3], features), dtype),
+            _result(x, (*samples.offset.shape[:3], features), dtype),
             _result(x, (workspace_size,), jnp.float32),
         ],
         feature_group_count=feature_group_count,
@@ -131,29 +132,31 @@ def cpu_fused_forward(
 
 def cpu_fused_cotangents(
     x: jax.Array,
-    sampling: Sampling,
+    samples: Samples,
     weight: jax.Array,
     d_y: jax.Array,
     *,
     feature_group_count: int,
-    workspace_size: int,
+    division: FusedCpu,
     requested: Sequence[str],
 ) -> dict[str, jax.Array]:
-    """Those requested of x, of its type, and of offset, mask and weight, in float32."""
+    """The requested cotangents: of x, in its type, and of offset, mask and weight, in float32."""
     kh, kw, group_channels, features = weight.shape
     flat_weight = weight.reshape(kh * kw, group_channels, features)
     results = {"x": _result(x, x.shape, x.dtype)} if "x" in requested else {}
-    results |= _position_results(x, sampling, requested)
+    results |= _position_results(x, samples, requested)
     if "weight" in requested:
         results["weight"] = _result(x, flat_weight.shape, jnp.float32)
-    results["workspace"] = _result(x, (workspace_size,), jnp.float32)
+    results["workspace"] = _result(x, (division.workspace_size,), jnp.float32)
     cotangents = _call(
         "dcn_cpu_fused_cotangents",
-        *(x, *_positions(sampling), flat_weight, d_y),
-        sampling=sampling,
+        *(x, *_positions(samples), flat_weight, d_y),
+        samples=samples,
         results=list(results.values()),
         feature_group_count=feature_group_count,
         workspace_requested=True,
+        parts=division.parts,
+        concurrent_tasks=division.concurrent_tasks,
         **{f"{name}_requested": name in results for name in ("x", "offset", "mask", "weight")},
     )
     out = dict(zip(results, cotangents, strict=True))
@@ -161,7 +164,7 @@ def cpu_fused_cotangents(
 
 
 def fused_input_cotangent(
-    sampling: Sampling,
+    samples: Samples,
     weight: jax.Array,
     d_y: jax.Array,
     *,
@@ -170,13 +173,13 @@ def fused_input_cotangent(
     images_at_once: int,
 ) -> jax.Array:
     """The cotangent of x [n, H, W, Cin], by weight [Cin, K, Cout/groups]. The images are computed in chunks."""
-    images, rows, columns, _ = sampling.offset.shape
-    groups, taps = groups_and_taps(sampling.offset, sampling.kernel_size)
+    images, rows, columns, _ = samples.offset.shape
+    groups, taps = groups_and_taps(samples.offset, samples.kernel_size)
     lists = scatter_list_shapes((images_at_once, groups, taps), rows * columns, image_size[0] * image_size[1])
     d_x, *_ = _call(
         "dcn_fused_input_cotangent",
-        *(*_positions(sampling), weight, d_y),
-        sampling=sampling,
+        *(*_positions(samples), weight, d_y),
+        samples=samples,
         results=[
             _result(d_y, (images, *image_size, weight.shape[0]), d_y.dtype),
             *(_result(d_y, shape, jnp.int32) for shape in lists),
@@ -194,7 +197,7 @@ def scatter_list_shapes(taps: tuple[int, ...], output_pixels: int, image_pixels:
 
 def fused_offset_cotangent(
     x: jax.Array,
-    sampling: Sampling,
+    samples: Samples,
     weight: jax.Array,
     d_y: jax.Array,
     *,
@@ -203,11 +206,11 @@ def fused_offset_cotangent(
     requested: Sequence[str],
 ) -> dict[str, jax.Array]:
     """The cotangents of "offset" and "mask", as requested, by weight [Cin, K, Cout/groups]."""
-    results = _position_results(x, sampling, requested)
+    results = _position_results(x, samples, requested)
     cotangents = _call(
         "dcn_fused_offset_cotangent",
-        *(x, *_positions(sampling), weight, d_y),
-        sampling=sampling,
+        *(x, *_positions(samples), weight, d_y),
+        samples=samples,
         results=list(results.values()),
         feature_group_count=feature_group_count,
         block_taps=block_taps,
@@ -217,14 +220,14 @@ def fused_offset_cotangent(
 
 
 def fused_weight_cotangent(
-    x: jax.Array, sampling: Sampling, d_y: jax.Array, *, feature_group_count: int, num_splits: int
+    x: jax.Array, samples: Samples, d_y: jax.Array, *, feature_group_count: int, num_splits: int
 ) -> jax.Array:
     """Partial sums of the cotangent of the weight, in float32: [num_splits, K, Cin/groups, Cout]."""
-    _, taps = groups_and_taps(sampling.offset, sampling.kernel_size)
+    _, taps = groups_and_taps(samples.offset, samples.kernel_size)
     return _call(
         "dcn_fused_weight_cotangent",
-        *(x, *_positions(sampling), d_y),
-        sampling=sampling,
+        *(x, *_positions(samples), d_y),
+        samples=samples,
         results=_result(x, (num_splits, taps, x.shape[-1] // feature_group_count, d_y.shape[-1]), jnp.float32),
         feature_group_count=feature_group_count,
     )
@@ -233,38 +236,38 @@ def fused_weight_cotangent(
 def _call(
     name: str,
     *operands: jax.Array,
-    sampling: Sampling,
+    samples: Samples,
     results: Any,
     aliases: Any = None,
     **attributes: bool | int,
 ) -> Any:
     """The custom call `name`, with the mask, if there is one, as its last operand."""
-    if sampling.mask is not None:
-        operands = (*operands, sampling.mask)
-    geometry = sampling.geometry
+    if samples.mask is not None:
+        operands = (*operands, samples.mask)
+    geometry = samples.geometry
     return jax.ffi.ffi_call(name, results, input_output_aliases=aliases)(
         *jax_internals.vary_alike(operands),
-        kernel_size=np.array(sampling.kernel_size, np.int64),
+        kernel_size=np.array(samples.kernel_size, np.int64),
         strides=np.array(geometry.strides, np.int64),
         padding=np.array([low for low, _ in geometry.padding], np.int64),
         kernel_dilation=np.array(geometry.kernel_dilation, np.int64),
         circular=geometry.circular,
-        offset_groups=groups_and_taps(sampling.offset, sampling.kernel_size)[0],
+        offset_groups=groups_and_taps(samples.offset, samples.kernel_size)[0],
         **attributes,
     )
 
 
-def _positions(sampling: Sampling) -> tuple[jax.Array, jax.Array]:
-    return sampling.offset, jnp.stack([jnp.asarray(first, jnp.int32) for first in sampling.origin])
+def _positions(samples: Samples) -> tuple[jax.Array, jax.Array]:
+    return samples.offset, jnp.stack([jnp.asarray(first, jnp.int32) for first in samples.origin])
 
 
-def _columns(x: jax.Array, sampling: Sampling) -> Any:
-    _, taps = groups_and_taps(sampling.offset, sampling.kernel_size)
-    return _result(x, (*sampling.offset.shape[:3], taps, x.shape[-1]), x.dtype)
+def _columns(x: jax.Array, samples: Samples) -> Any:
+    _, taps = groups_and_taps(samples.offset, samples.kernel_size)
+    return _result(x, (*samples.offset.shape[:3], taps, x.shape[-1]), x.dtype)
 
 
-def _position_results(x: jax.Array, sampling: Sampling, requested: Sequence[str]) -> dict[str, Any]:
-    offset = sampling.offset
+def _position_results(x: jax.Array, samples: Samples, requested: Sequence[str]) -> dict[str, Any]:
+    offset = samples.offset
     shapes = {"offset": offset.shape, "mask": (*offset.shape[:-1], offset.shape[-1] // 2)}
     return {name: _result(x, shape, offset.dtype) for name, shape in shapes.items() if name in requested}
 

@@ -78,11 +78,11 @@ def deform_conv2d(
     ===========================  ============================================  =========================================
 
     The default precision allows tf32. On a CPU with AVX2, fused kernels take most calls in float32, bfloat16 and
-    float16; docs/memory.md lists the conditions. All other calls take the plain path: they sample and multiply in
-    chunks. The path is chosen for the forward and for each gradient. Where both paths are possible, the one that is
-    estimated to be faster on the GPU runs; on a CPU, fixed limits of sizes decide. `jax_dcn.kernel_plan` says which
-    path a call takes, and why. The workspace of the forward and of all derivatives does not grow with the batch;
-    docs/memory.md says how large it is, and what does grow.
+    float16; docs/memory.md lists the conditions. All other calls take the im2col path: they sample columns, which XLA
+    multiplies, in chunks. The path is chosen for the forward and for each gradient. Where both paths are possible, the
+    one that is estimated to be faster on the GPU runs; on a CPU, fixed limits of sizes decide. `jax_dcn.kernel_plan`
+    says which path a call takes, and why. The workspace of the forward and of all derivatives does not grow with the
+    batch; docs/memory.md says how large it is, and what does grow.
 
     Args:
       x: [..., H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
@@ -105,7 +105,7 @@ def deform_conv2d(
       deterministic: whether the result must be the same to the last bit on every run. The kernels' results always are,
         so both values mean the same on CPU and CUDA.
       backend: None for the kernels of the platform that the computation runs on, by the path that is chosen as
-        described above; "fused" or "plain" for the kernels of this path; "reference" for the `jax.numpy` form.
+        described above; "fused" or "im2col" for the kernels of this path; "reference" for the `jax.numpy` form.
         Compiling raises ValueError where "fused" was passed and the path cannot compute the result or a gradient.
 
     Coming from torchvision: stride and dilation are called strides and kernel_dilation here. There padding is 0 by

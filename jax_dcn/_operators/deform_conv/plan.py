@@ -1,122 +1,487 @@
-"""Which kernels a deformable convolution runs."""
+"""Decides how a convolution and its derivatives are computed: the path and, for its kernels, everything they are told.
+
+Lowering and `kernel_plan` both ask `plan`. The executors `fused_cuda`, `fused_cpu` and `im2col` only obey.
+"""
 
 import math
-from typing import Any, Unpack
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import jax
-from jax.typing import ArrayLike
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
 
-from jax_dcn import _validation
-from jax_dcn._operators.deform_conv import cost_model, cpu_fused, fused, paths, plain
-from jax_dcn._operators.deform_conv.arguments import Spec, canonicalize
-from jax_dcn._operators.deform_conv.functions import Options
-from jax_dcn._operators.kernel_plan import (
-    KernelChoice,
-    KernelPlan,
-    canonical_structs,
-    flat_struct,
-    resolve_target,
-    why_reference_runs,
-)
+from jax_dcn._operators.deform_conv import cuda_tiles, gpu_estimate
+from jax_dcn._operators.deform_conv.arguments import Spec
+from jax_dcn._operators.deform_conv.geometry import groups_and_taps
+from jax_dcn._operators.deform_conv.gpu_estimate import ConvolutionSizes
+from jax_dcn._operators.deform_conv.gpu_numbers import Gpu
+from jax_dcn._primitive import extension
+from jax_dcn._primitive.chunks import balanced
+from jax_dcn._primitive.operator import Request
+from jax_dcn._primitive.plan import ComputationPlan
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
-Operand = ArrayLike | jax.ShapeDtypeStruct
+LINEAR = ("x", "weight", "mask")  # the operands in each of which the result is linear
+
+# Workspace budget per chunk of the im2col path, for the columns and their cotangents; the forward, which has columns
+# only, uses half. The budget of a CPU keeps a chunk in its caches; a GPU needs large products to be fast.
+COLUMN_BYTES = {"cpu": 16 * 2**20, "cuda": 128 * 2**20}
+REFERENCE_PART = 16  # of this budget: the columns in derivatives of the reference, which hold up to 25 such arrays
+
+CHUNK_LIST_BYTES = 64 * 2**20  # the most that the scatter lists of several images may take, on CUDA
+_MAX_VECTORS: int = extension.modules["cpu"].fused_limits["max_vectors"]
+
+INSTRUCTIONS: str = extension.modules["cpu"].fused_instructions
+_FEATURE_PADDING: int = extension.modules["cpu"].fused_padding
+# The fused path of a CPU is faster than im2col from these limits on.
+MIN_GROUP_CHANNELS = 8  # of a feature group: with fewer, most lanes of a vector are empty
+MIN_PIXELS = 1024  # of the result, all images together
+MIN_TASKS: int = extension.modules["cpu"].fused_min_tasks  # of a gradient, which run at a time
+MAX_PIXEL_SAMPLES = 512  # taps times offset groups, whose samples of a tile each thread locates at once
+
+_FLOAT32_BYTES = 4
 
 
-def kernel_plan(
-    x: Operand,
-    offset: Operand,
-    weight: Operand,
-    bias: Operand | None = None,
-    mask: Operand | None = None,
+@dataclass(frozen=True)
+class Im2col:
+    """The chunks of the im2col path: how many images, or else how many rows of one image."""
+
+    images: int
+    rows: int
+    columns_dtype: Any  # of the cotangent of the columns
+    x_dtype: Any = None  # of the cotangent of x; that of its sums is the offset's
+    # 32-bit elements that a GPU needs to sort samples by pixel: per output row, and per image.
+    sort_row: int = 0
+    sort_image: int = 0
+    stores_transposes: bool = False  # XLA's fast products for CPUs do not take a transposed first operand
+
+    def __str__(self) -> str:
+        return _at_a_time(self.images, "image") if self.images > 1 else _at_a_time(self.rows, "row")
+
+
+class FusedCuda:
+    """What a fused CUDA kernel is told."""
+
+
+@dataclass(frozen=True)
+class FusedCudaForward(FusedCuda):
+    tile_features: int
+
+    def __str__(self) -> str:
+        return f"tiles of {self.tile_features} features"
+
+
+@dataclass(frozen=True)
+class FusedCudaInput(FusedCuda):
+    """For the gradient with respect to x."""
+
+    images: int  # at a time, whose scatter lists are in the workspace
+
+    def __str__(self) -> str:
+        return _at_a_time(self.images, "image")
+
+
+@dataclass(frozen=True)
+class FusedCudaPositions(FusedCuda):
+    """For the gradients with respect to offset and mask, which one kernel computes."""
+
+    block_taps: int
+
+    def __str__(self) -> str:
+        return f"{self.block_taps} tap{'' if self.block_taps == 1 else 's'} a block"
+
+
+@dataclass(frozen=True)
+class FusedCudaWeight(FusedCuda):
+    """For the gradient with respect to weight."""
+
+    num_splits: int
+
+    def __str__(self) -> str:
+        return f"{self.num_splits} partial sum{'' if self.num_splits == 1 else 's'}"
+
+
+@dataclass(frozen=True)
+class FusedCpu:
+    """How the fused kernels of a CPU divide their work."""
+
+    workspace_size: int  # in float32 elements
+    parts: int = 0  # of the images, in gradients
+    concurrent_tasks: int = 0  # of gradients
+
+    def __str__(self) -> str:
+        return f"up to {_at_a_time(self.concurrent_tasks, 'task')}" if self.concurrent_tasks else ""
+
+
+def _at_a_time(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'} at a time"
+
+
+class Operands(NamedTuple):
+    """The operands that decide, with one batch dimension, by shape and type."""
+
+    x: Shaped
+    offset: Shaped
+    weight: Shaped
+    spec: Spec
+    target: Target
+
+    @property
+    def positions(self) -> tuple[int, int]:
+        """The number of offset groups and the number of taps."""
+        return groups_and_taps(self.offset, self.weight.shape[:2])
+
+    @property
+    def column_row(self) -> int:
+        """The number of elements of the columns of one output row."""
+        return self.offset.shape[2] * math.prod(self.weight.shape[:2]) * self.x.shape[-1]
+
+    @property
+    def sizes(self) -> ConvolutionSizes:
+        """The sizes for estimates, as far as they are known: a symbolic number, or size, of images counts as 1."""
+        images = self.x.shape[0] if isinstance(self.x.shape[0], int) else 1
+        offset_groups, taps = self.positions
+        return ConvolutionSizes(
+            images=images,
+            image_pixels=_known_pixels(self.x) // max(images, 1),
+            pixels=_known_pixels(self.offset),
+            taps=taps,
+            channels=self.x.shape[-1],
+            features=self.weight.shape[-1],
+            groups=self.spec.feature_group_count,
+            offset_groups=offset_groups,
+            itemsize=self.x.dtype.itemsize,
+        )
+
+    @property
+    def can_be_estimated(self) -> bool:
+        """Whether no size is symbolic and no array empty."""
+        shapes = (*self.x.shape, *self.offset.shape, *self.weight.shape)
+        return all(isinstance(size, int) and size > 0 for size in shapes)
+
+    @property
+    def gpu(self) -> Gpu:
+        return gpu_estimate.gpu_of(self.target.compute_capability, self.target.sms)
+
+
+def plan(
+    request: Request, x: Shaped, offset: Shaped, weight: Shaped, bias: Shaped | None, mask: Shaped | None
+) -> dict[str, ComputationPlan]:
+    """The plans by computation: "forward", "tangent", or the operands whose cotangents are requested."""
+    step, spec, target, all_reduced = request
+    operands = Operands(x, offset, weight, spec, target)
+    if step is None:
+        return {"forward": _forward(operands)}
+    if step.mode == "jvp":
+        return _tangent(step.arguments, operands)
+    return _cotangents(step.arguments, all_reduced, operands)
+
+
+def reference_chunk(x: Shaped, offset: Shaped, weight: Shaped, target: Target) -> tuple[int, int]:
+    """The images and rows of a chunk in derivatives of the reference."""
+    row_bytes = offset.shape[2] * math.prod(weight.shape[:2]) * x.shape[-1] * offset.dtype.itemsize
+    return _chunk(offset, COLUMN_BYTES[target.platform] // REFERENCE_PART, row_bytes=row_bytes)
+
+
+def flops(
+    computation: str,
+    x: Shaped,
+    offset: Shaped,
+    weight: Shaped,
+    bias: Shaped | None,
+    mask: Shaped | None,
     *,
-    platform: str | None = None,
-    compute_capability: str | None = None,
-    **options: Unpack[Options],
-) -> KernelPlan:
-    """Which kernels `deform_conv2d` and its gradients run for these arguments, why, and the workspace they need.
-
-    Nothing is computed or compiled, and no GPU is needed. The compiler asks the same code, so the plan is what runs on
-    one device.
-
-    Where `jit` splits a convolution over several devices, pass the shapes of one device's shard. The plan does not show
-    that on a CPU the gradient of an x of 16 bits takes the plain path where it is summed over devices. On a CPU the
-    plan is for the instruction set of this process, which the reason for "fused" names.
-
-    The workspace is planned for each gradient by itself. Gradients on the plain path that are computed together share
-    their columns, in smaller chunks. On a CPU, fused gradients that are requested together run in one call, whose
-    workspace is not that of any single one. The workspace does not include what converts whole arrays: the transposes
-    of "NCHW", or offsets and masks of 16 bits. Forward mode, which takes the plain path, and derivatives beyond the
-    first are not planned. docs/memory.md describes the paths, the conditions of each, and how the workspace is
-    computed.
-
-    Args:
-      x, offset, weight, bias, mask: the arrays of `deform_conv2d`, or `jax.ShapeDtypeStruct` objects. Only shapes and
-        types matter.
-      platform: "cpu", "cuda", "rocm", "oneapi" or "tpu", as in `jax.export`; "gpu" means "cuda". By default that of the
-        default device.
-      compute_capability: of CUDA GPUs, such as "9.0", as the devices of jax have it. By default that of the default
-        device, or of the GPUs that jax has initialized in this process, and otherwise "9.0". If it is passed, the plan
-        is for the number of SMs of one GPU with it, which docs/performance.md names.
-      options: the keywords of `deform_conv2d`.
-
-    Returns:
-      A `KernelPlan`, with a `KernelChoice` for the forward and for the gradient of each operand that is present. The
-      workspace of "fused" and "plain" is in bytes, without what XLA adds to rearrange columns for its products; that of
-      "reference" is a lower bound, the columns of the whole batch.
-
-    Raises:
-      TypeError, ValueError: as `deform_conv2d`; also if the platform is not a string, or unknown.
-      RuntimeError: the kernels would run, and the platform has a device here, but jax_dcn was built without them.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, jax_dcn
-      >>> x = jax.ShapeDtypeStruct((16, 64, 64, 96), jnp.bfloat16)
-      >>> offset = jax.ShapeDtypeStruct((16, 64, 64, 18), jnp.float32)
-      >>> weight = jax.ShapeDtypeStruct((3, 3, 96, 60), jnp.bfloat16)
-      >>> plan = jax_dcn.kernel_plan(x, offset, weight, platform="cuda", compute_capability="9.0")
-      >>> print(plan)  # doctest: +ELLIPSIS
-      deform_conv2d on cuda
-      computation         path   workspace  why
-      forward             fused  101.2 KiB  estimates for sm_90: fused ... ms, plain ... ms
-      gradient of x       plain  17.1 MiB   weight has 60 output channels; the fused gradients need a multiple of 8, ...
-      gradient of offset  plain  13.5 MiB   weight has 60 output channels; the fused gradients need a multiple of 8, ...
-      gradient of weight  plain  54.0 MiB   weight has 60 output channels; the fused gradients need a multiple of 8, ...
-      >>> plan["x"].path
-      'plain'
-    """
-    _validation.keywords("kernel_plan", options, Options.__annotations__)
-    target = resolve_target(platform, compute_capability)
-    arrays = {"x": x, "offset": offset, "weight": weight, "bias": bias, "mask": mask}
-    operands, spec = canonical_structs(canonicalize, arrays, options)
-    operands |= {name: flat_struct(operands[name], 3) for name in ("x", "offset", "mask")}
-    computations = [
-        "forward",
-        *(name for name in ("x", "offset", "mask", "weight", "bias") if operands[name] is not None),
-    ]
-    reference_reason = why_reference_runs(target.platform, options.get("backend"))
-    choices = (_choice(name, operands, spec, target, reference_reason) for name in computations)
-    return KernelPlan("deform_conv2d", target.platform, tuple(choices))
+    spec: Spec,
+) -> int:
+    """Those of the product, and eight for each interpolated or scattered element of the columns."""
+    pixels = math.prod(offset.shape[:-1])
+    if computation == "bias":
+        return pixels * weight.shape[-1]
+    columns = pixels * math.prod(weight.shape[:2]) * x.shape[-1]
+    return 2 * columns * (weight.shape[-1] // spec.feature_group_count) + 8 * columns
 
 
-def _choice(
-    computation: str, operands: dict[str, Any], spec: Spec, target: Target, reference_reason: str
-) -> KernelChoice:
-    x, offset, weight = (operands[name] for name in ("x", "offset", "weight"))
-    if reference_reason and computation != "bias":
-        return KernelChoice(computation, "reference", reference_reason, _columns_bytes(x, offset, weight))
-    path, reason = paths.choose(computation, x, offset, weight, spec, target)
-    if path == "fused" and target.platform == "cpu":
-        return KernelChoice(computation, path, reason, cpu_fused.workspace_bytes(computation, x, offset, weight, spec))
-    if path == "fused":
-        num_splits = cost_model.num_splits(x, offset, weight, spec, target) if computation == "weight" else 1
-        size = fused.workspace_bytes(computation, x, offset, weight, num_splits=num_splits)
-        return KernelChoice(computation, path, reason, size, num_splits)
-    size = plain.workspace_bytes(computation, x, offset, weight, spec, target) if path == "plain" else 0
-    return KernelChoice(computation, path, reason, size)
-
-
-def _columns_bytes(x: Shaped, offset: Shaped, weight: Shaped) -> int:
-    """Those of the whole batch, in the type of sums."""
+def samples(x: Shaped, offset: Shaped, weight: Shaped, bias: Shaped | None, mask: Shaped | None, *, spec: Spec) -> int:
+    """The bytes of the columns of the whole batch, in the type of sums."""
     return math.prod(offset.shape[:3]) * math.prod(weight.shape[:2]) * x.shape[-1] * offset.dtype.itemsize
+
+
+def _path(computation: str, operands: Operands) -> tuple[str, str]:
+    """The path of the forward, or of one gradient, and the reason. No choice depends on another.
+
+    It is the path that was requested, or else the faster one of those that are possible. Raises ValueError where the
+    fused path was requested and is impossible.
+    """
+    spec, platform = operands.spec, operands.target.platform
+    unsupported = _unsupported_reason(computation, operands)
+    if spec.path == "fused" and unsupported:
+        what = "the forward" if computation == "forward" else f"the gradient of {computation}"
+        raise ValueError(f"backend='fused' cannot compute {what}: {unsupported}. With backend=None it can be computed")
+    if spec.path is not None:
+        return spec.path, f"backend={spec.path!r} was passed"
+    if unsupported:
+        return "im2col", unsupported
+    if platform == "cpu":
+        slow = _slow_reason(computation, operands)
+        return ("im2col", slow) if slow else ("fused", f"the processor has {INSTRUCTIONS}")
+    if not operands.can_be_estimated:
+        return "fused", "no time is estimated for arrays that are empty or of a symbolic size"
+    sizes, gpu = operands.sizes, operands.gpu
+    fused = gpu_estimate.fused_seconds(computation, sizes, gpu)
+    im2col = gpu_estimate.im2col_seconds(computation, sizes, gpu)
+    estimates = f"estimates for {gpu.architecture}: fused {fused * 1e3:.2g} ms, im2col {im2col * 1e3:.2g} ms"
+    return "im2col" if im2col * gpu_estimate.MARGIN < fused else "fused", estimates
+
+
+def _unsupported_reason(computation: str, operands: Operands) -> str:
+    """Why the fused kernels cannot do it, or an empty string: the rules are in lib/fused_rules.cc."""
+    x, offset, weight, spec, target = operands
+    offset_groups, taps = operands.positions
+    both = spec.precision if isinstance(spec.precision, tuple) else (spec.precision,)
+    tf32 = spec.precision == lax.DotAlgorithmPreset.TF32_TF32_F32
+    reason: str = extension.modules["cpu"].fused_unsupported(
+        platform=target.platform,
+        computation=computation,
+        dtype=jnp.dtype(x.dtype).name,
+        y_dtype=jnp.dtype(spec.dtype).name,
+        x=_for_rules(x.shape),
+        y=_for_rules((*offset.shape[1:3], weight.shape[-1])),
+        taps_and_groups=_for_rules((taps, spec.feature_group_count, offset_groups)),
+        precision=(
+            ", ".join(str(getattr(one, "name", one)) for one in both),
+            tf32 or all(one in (None, lax.Precision.DEFAULT) for one in both),
+            not all(one is None or isinstance(one, lax.Precision) for one in both),
+        ),
+    )
+    return reason
+
+
+def _for_rules(sizes: Sequence[Any]) -> list[int]:
+    """Sizes as lib/fused_rules.h takes them: -1 is a symbolic one."""
+    return [min(size, 2**62) if isinstance(size, int) else -1 for size in sizes]
+
+
+def _slow_reason(computation: str, operands: Operands) -> str:
+    """What makes the fused path of a CPU slower than im2col, or an empty string."""
+    _, offset, weight, spec, _ = operands
+    if INSTRUCTIONS == "portable":
+        if not extension.modules["cpu"].has_x86_kernels:
+            return "this build has no kernels for AVX2: the processor or the compiler does not support them"
+        if os.environ.get("JAX_DCN_CPU_INSTRUCTIONS") == "portable":
+            return "JAX_DCN_CPU_INSTRUCTIONS is portable"
+        return "the processor has no AVX2, no FMA or no F16C"
+    if all(isinstance(size, int) for size in offset.shape[:-1]) and (pixels := _known_pixels(offset)) < MIN_PIXELS:
+        return f"the result has {pixels} pixels; the fused kernels are fast from {MIN_PIXELS} on"
+    groups = spec.feature_group_count
+    if groups > 1 and (fewest := min(weight.shape[2], weight.shape[-1] // groups)) < MIN_GROUP_CHANNELS:
+        return f"each group has {fewest} channels; the fused kernels are fast from {MIN_GROUP_CHANNELS} on"
+    if (count := math.prod(operands.positions)) > MAX_PIXEL_SAMPLES:
+        return f"there are {count} samples for each pixel; the fused kernels are fast up to {MAX_PIXEL_SAMPLES}"
+    if computation != "forward":
+        # Gradients that are computed together share the workspace, so that of x may leave room for fewer tasks.
+        together = ["x", "offset", "weight"] if computation == "x" else [computation]
+        tasks = _fused_cpu_gradients(together, operands).concurrent_tasks
+        if tasks < MIN_TASKS:
+            return f"at most {tasks} of the fused gradient's tasks run at a time; it is fast from {MIN_TASKS} on"
+    return ""
+
+
+def _forward(operands: Operands) -> ComputationPlan:
+    _, offset, weight, spec, target = operands
+    path, reason = _path("forward", operands)
+    if path == "im2col":
+        return _im2col_forward(reason, operands)
+    if target.platform == "cpu":
+        size = _packed_weight_size(weight, spec) if weight.dtype == jnp.bfloat16 else 0
+        return ComputationPlan("forward", path, reason, _FLOAT32_BYTES * size, FusedCpu(size))
+    features = weight.shape[-1]
+    tile = cuda_tiles.tile_features(math.prod(offset.shape[:3]), features, spec.feature_group_count)
+    return ComputationPlan("forward", path, reason, _weight_bytes(weight), FusedCudaForward(tile))
+
+
+def _im2col_forward(reason: str, operands: Operands) -> ComputationPlan:
+    dtype = _columns_cotangent_dtype(operands)
+    budget = _budget(["forward"], 1, operands)
+    images, rows = _chunk(operands.offset, budget, row_bytes=operands.column_row * dtype.itemsize)
+    choices = Im2col(images, rows, dtype)
+    return ComputationPlan(
+        "forward", "im2col", reason, _column_count(choices, operands) * operands.x.dtype.itemsize, choices
+    )
+
+
+def _tangent(active: Collection[str], operands: Operands) -> dict[str, ComputationPlan]:
+    """The forward of a tangent, where the result is linear in the only active operand; else one product of tangents."""
+    active = set(active) - {"bias"}
+    if not active:
+        return {}
+    if len(active) == 1 and not active.isdisjoint(LINEAR):
+        return {"forward": _forward(operands)}
+    arrays = 2 if "weight" in active else 1  # of the size of the columns
+    row_bytes = arrays * operands.column_row * operands.offset.dtype.itemsize
+    images, rows = _chunk(operands.offset, arrays * COLUMN_BYTES[operands.target.platform] // 2, row_bytes=row_bytes)
+    return {"tangent": ComputationPlan("tangent", "im2col", choices=Im2col(images, rows, operands.offset.dtype))}
+
+
+def _cotangents(
+    requested: Sequence[str], all_reduced: Collection[str], operands: Operands
+) -> dict[str, ComputationPlan]:
+    x, _, _, spec, target = operands
+    paths = {name: _path(name, operands) for name in requested if name != "bias"}
+    # The fused kernels of the CPU would round the cotangent of x before its sum over devices.
+    if "x" in all_reduced and target.platform == "cpu" and x.dtype.itemsize == 2 and spec.path is None:
+        paths["x"] = "im2col", "its sum over devices is rounded once"
+    by_im2col = [name for name, (path, _) in paths.items() if path == "im2col"]
+    fused = [name for name in paths if name not in by_im2col]
+    choices: dict[str, Any] = {}
+    if by_im2col:
+        choices |= dict.fromkeys(by_im2col, _im2col_cotangents(by_im2col, all_reduced, operands))
+    if fused and target.platform == "cpu":
+        choices |= dict.fromkeys(fused, _fused_cpu_gradients(fused, operands))
+    elif fused:
+        choices |= {name: _fused_cuda_gradient(name, operands) for name in fused}
+    plans = {
+        name: ComputationPlan(name, *paths[name], _workspace_bytes(name, choices[name], operands), choices[name])
+        for name in paths
+    }
+    if "bias" in requested:
+        reason = "it is a sum over the cotangent of the result, which needs no kernel"
+        plans["bias"] = ComputationPlan("bias", "xla", reason)
+    return plans
+
+
+def _workspace_bytes(name: str, choices: Im2col | FusedCpu | FusedCuda, operands: Operands) -> int:
+    x, offset, weight, _, _ = operands
+    if isinstance(choices, FusedCpu):
+        return _FLOAT32_BYTES * choices.workspace_size
+    if isinstance(choices, FusedCudaWeight):
+        return choices.num_splits * math.prod(weight.shape) * _FLOAT32_BYTES
+    if isinstance(choices, FusedCudaInput):
+        return _weight_bytes(weight) + choices.images * _list_bytes(x, offset)
+    if isinstance(choices, FusedCuda):
+        return _weight_bytes(weight)
+    columns = _column_count(choices, operands)
+    if name == "weight":
+        return columns * x.dtype.itemsize
+    size = columns * choices.columns_dtype.itemsize
+    if name == "x":
+        images, rows = _within(choices, offset)
+        size += images * (4 * (rows * choices.sort_row + choices.sort_image) + _image_sum_bytes(x, offset, x.dtype))
+    return size
+
+
+def _fused_cuda_gradient(name: str, operands: Operands) -> FusedCuda:
+    x, offset, weight, _, _ = operands
+    if name == "x":
+        vectors = math.prod(offset.shape[1:3]) * weight.shape[-1] * weight.dtype.itemsize // cuda_tiles.VECTOR_BYTES
+        limit = min(CHUNK_LIST_BYTES // max(_list_bytes(x, offset), 1), _MAX_VECTORS // max(vectors, 1))
+        images = x.shape[0]
+        return FusedCudaInput(min(images, balanced(images, limit)) if isinstance(images, int) else max(limit, 1))
+    if name == "weight":
+        return FusedCudaWeight(gpu_estimate.weight_splits(operands.sizes, operands.gpu))
+    return FusedCudaPositions(cuda_tiles.block_taps(_known_pixels(offset), *operands.positions))
+
+
+def _list_bytes(x: Shaped, offset: Shaped) -> int:
+    """The bytes of the scatter lists of one image, as custom_calls.scatter_list_shapes has them."""
+    contributions = 4 * math.prod(offset.shape[1:3])  # each sample is in the lists of four pixels
+    return offset.shape[-1] // 2 * 4 * (math.prod(x.shape[1:3]) + 1 + 3 * contributions)
+
+
+def _fused_cpu_gradients(requested: Collection[str], operands: Operands) -> FusedCpu:
+    x, offset, weight, spec, _ = operands
+    offset_groups, taps = operands.positions
+    parts, tasks, size = extension.modules["cpu"].fused_cotangents_plan(
+        dtype=jnp.dtype(x.dtype).name,
+        x=x.shape,
+        y=(*offset.shape[1:3], weight.shape[-1]),
+        taps_and_groups=(taps, spec.feature_group_count, offset_groups),
+        requested=("x" in requested, not {"offset", "mask"}.isdisjoint(requested), "weight" in requested),
+    )
+    return FusedCpu(size, parts, tasks)
+
+
+def _packed_weight_size(weight: Shaped, spec: Spec) -> int:
+    """The float32 elements of a packed weight of bfloat16: FusedForwardWorkspace in lib/deform_conv_fused.h."""
+    kh, kw, group_channels, features = weight.shape
+    groups = spec.feature_group_count
+    return kh * kw * group_channels * groups * -(-features // groups // _FEATURE_PADDING) * _FEATURE_PADDING // 2
+
+
+def _im2col_cotangents(requested: Collection[str], all_reduced: Collection[str], operands: Operands) -> Im2col:
+    x, offset, _, _, target = operands
+    columns_dtype = _columns_cotangent_dtype(operands)
+    x_dtype = offset.dtype if "x" in all_reduced else x.dtype
+    arrays = (not {"x", "offset", "mask"}.isdisjoint(requested)) + ("weight" in requested)  # of the size of the columns
+    row_bytes = arrays * operands.column_row * columns_dtype.itemsize
+    sort_row = sort_image = image_bytes = 0
+    if "x" in requested:
+        if target.platform == "cuda":
+            offset_groups, _ = operands.positions
+            sort_row = offset.shape[2] * offset.shape[3]
+            sort_image = offset_groups * ((x.shape[1] + 1) * (x.shape[2] + 1) + 1)
+        row_bytes += sort_row * 4
+        image_bytes = sort_image * 4 + _image_sum_bytes(x, offset, x_dtype)
+    budget = _budget(requested, arrays, operands)
+    images, rows = _chunk(offset, budget, row_bytes=row_bytes, image_bytes=image_bytes)
+    return Im2col(images, rows, columns_dtype, x_dtype, sort_row, sort_image, target.platform == "cpu")
+
+
+def _columns_cotangent_dtype(operands: Operands) -> Any:
+    """As the handlers have it: Device::kRoundsColumnCotangents in lib/cpu/device.h and lib/cuda/device.h."""
+    dtype = operands.x.dtype
+    return jnp.dtype(jnp.promote_types(dtype, jnp.float32) if operands.target.platform == "cpu" else dtype)
+
+
+def _budget(computations: Collection[str], arrays: int, operands: Operands) -> int:
+    """The bytes of a chunk, with so many arrays of the size of the columns."""
+    target = operands.target
+    limit = COLUMN_BYTES[target.platform] // (2 if "forward" in computations else 1)
+    if target.platform != "cuda" or operands.x.dtype.itemsize != 2:
+        return limit
+    if not operands.can_be_estimated:
+        return min(limit, arrays * gpu_estimate.LARGE_CHUNK_BYTES)
+    return min(limit, arrays * gpu_estimate.column_bytes(computations, operands.sizes, operands.gpu))
+
+
+def _image_sum_bytes(x: Shaped, offset: Shaped, x_dtype: DTypeLike) -> int:
+    """The bytes of the sums of one image's cotangent. Where they have its type, they are made in the result itself."""
+    return 0 if jnp.dtype(x_dtype) == offset.dtype else math.prod(x.shape[1:]) * offset.dtype.itemsize
+
+
+def _chunk(offset: Shaped, budget: int, *, row_bytes: int, image_bytes: int = 0) -> tuple[int, int]:
+    """How many images, or else how many rows of one image, fit into `budget` bytes.
+
+    Rows get half of the budget where an image itself leaves less: each chunk of rows visits all pixels of its image.
+    """
+    images, rows = offset.shape[:2]
+    if not isinstance(rows * row_bytes + image_bytes, int):  # a symbolic dimension, of an exported function
+        return 1, 1
+    most = budget // max(rows * row_bytes + image_bytes, 1)
+    if most < 2:
+        return 1, balanced(rows, max(budget - image_bytes, budget // 2) // max(row_bytes, 1))
+    return balanced(images, most), rows
+
+
+def _within(choices: Im2col, offset: Shaped) -> tuple[int, int]:
+    """The images and rows of a chunk, which may be longer than the arrays."""
+    pairs = zip((choices.images, choices.rows), offset.shape[:2], strict=True)
+    images, rows = (min(chunk, size) if isinstance(size, int) else chunk for chunk, size in pairs)
+    return images, rows
+
+
+def _column_count(choices: Im2col, operands: Operands) -> int:
+    """The number of elements of the columns of a chunk."""
+    return math.prod(_within(choices, operands.offset)) * operands.column_row
+
+
+def _weight_bytes(weight: Shaped) -> int:
+    return math.prod(weight.shape) * weight.dtype.itemsize
+
+
+def _known_pixels(array: Shaped) -> int:
+    """The pixels of all images, as far as sizes are known."""
+    return math.prod(size for size in array.shape[:-1] if isinstance(size, int))

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jax_dcn._operators.deform_conv import kernels, plain
+from jax_dcn._operators.deform_conv import kernels, plan
 from jax_dcn._operators.deform_conv.arguments import OPERANDS, Spec, check_operands
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._operators.deform_conv.reference import reference
@@ -63,8 +63,8 @@ def chunk_lengths(
     x: Shaped, offset: Shaped, weight: Shaped, bias: Shaped | None, mask: Shaped | None, *, target: Target
 ) -> dict[str, int]:
     """Of the images and rows whose columns are held at a time in derivatives of the reference."""
-    chunk = plain.reference_chunk(x, offset, weight, target)
-    return {"batch": chunk.images, "rows": chunk.rows}
+    images, rows = plan.reference_chunk(x, offset, weight, target)
+    return {"batch": images, "rows": rows}
 
 
 deform_conv = Operator[Spec](
@@ -72,12 +72,15 @@ deform_conv = Operator[Spec](
     operands=OPERANDS,
     result=result,
     reference=reference,
+    plan=plan.plan,
     forward=kernels.forward,
     tangent=kernels.tangent,
     cotangent=kernels.cotangent,
+    flops=plan.flops,
+    samples=plan.samples,
     axes=axes,
     keywords=keywords,
     chunk_lengths=chunk_lengths,
     shared={"weight": 4, "bias": 1},
-    linear=kernels.LINEAR,
+    linear=plan.LINEAR,
 )

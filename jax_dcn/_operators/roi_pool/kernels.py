@@ -1,68 +1,45 @@
 """The operator by kernels: one custom call each for the result and for the cotangents of x and offset."""
 
-from collections.abc import Collection
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 from jax_dcn._operators.roi_pool import custom_calls
 from jax_dcn._operators.roi_pool.arguments import Spec
-from jax_dcn._primitive.chunks import flat
-from jax_dcn._primitive.target import Target
+from jax_dcn._primitive.plan import ComputationPlan
+
+Plans = Mapping[str, ComputationPlan]
 
 
-def forward(x: jax.Array, rois: jax.Array, offset: jax.Array | None, *, spec: Spec, target: Target) -> jax.Array:
-    pooled = custom_calls.pool(flat(x, 4), flat(rois, 2), flat(offset, 4), spec)
-    return pooled.reshape(*rois.shape[:-1], *pooled.shape[2:])
+def forward(plans: Plans, x: jax.Array, rois: jax.Array, offset: jax.Array | None, *, spec: Spec) -> jax.Array:
+    return custom_calls.pool(x, rois, offset, spec)
 
 
 def cotangent(
-    x: jax.Array,
-    rois: jax.Array,
-    offset: jax.Array | None,
-    ct: jax.Array,
-    *,
-    requested: Collection[str],
-    all_reduced: Collection[str],
-    spec: Spec,
-    target: Target,
+    plans: Plans, x: jax.Array, rois: jax.Array, offset: jax.Array | None, *, ct: jax.Array, spec: Spec
 ) -> dict[str, jax.Array]:
     """The cotangents in the dtype of the sums, whether they are all-reduced or not."""
-    flat_x, flat_rois, flat_offset, flat_ct = flat(x, 4), flat(rois, 2), flat(offset, 4), flat(ct, 4)
     out = {}
-    if "x" in requested:
-        d_x = custom_calls.input_cotangent(flat_rois, flat_ct, flat_offset, spec, shape=flat_x.shape)
-        out["x"] = d_x.reshape(x.shape)
-    if "rois" in requested:
+    if "x" in plans:
+        out["x"] = custom_calls.input_cotangent(rois, ct, offset, spec, shape=x.shape)
+    if "rois" in plans:
         out["rois"] = jnp.zeros_like(rois)
-    if offset is not None and flat_offset is not None and "offset" in requested:
-        d_offset = custom_calls.offset_cotangent(flat_x, flat_rois, flat_ct, flat_offset, spec)
-        out["offset"] = d_offset.reshape(offset.shape)
+    if offset is not None and "offset" in plans:
+        out["offset"] = custom_calls.offset_cotangent(x, rois, ct, offset, spec)
     return out
 
 
-def max_forward(x: jax.Array, rois: jax.Array, *, spec: Spec, target: Target) -> jax.Array:
-    pooled = custom_calls.max_pool(flat(x, 4), flat(rois, 2), spec)
-    return pooled.reshape(*rois.shape[:-1], *pooled.shape[2:])
+def max_forward(plans: Plans, x: jax.Array, rois: jax.Array, *, spec: Spec) -> jax.Array:
+    return custom_calls.max_pool(x, rois, spec)
 
 
-def max_cotangent(
-    x: jax.Array,
-    rois: jax.Array,
-    ct: jax.Array,
-    *,
-    requested: Collection[str],
-    all_reduced: Collection[str],
-    spec: Spec,
-    target: Target,
-) -> dict[str, jax.Array]:
+def max_cotangent(plans: Plans, x: jax.Array, rois: jax.Array, *, ct: jax.Array, spec: Spec) -> dict[str, jax.Array]:
     """The cotangents in the dtype of the sums, whether they are all-reduced or not."""
-    flat_x, flat_rois, flat_ct = flat(x, 4), flat(rois, 2), flat(ct, 4)
     out = {}
-    if "x" in requested:
-        winners = custom_calls.max_pool_winners(flat_x, flat_rois, spec)
-        d_x = custom_calls.max_pool_input_cotangent(flat_rois, flat_ct, winners, spec, shape=flat_x.shape)
-        out["x"] = d_x.reshape(x.shape)
-    if "rois" in requested:
+    if "x" in plans:
+        winners = custom_calls.max_pool_winners(x, rois, spec)
+        out["x"] = custom_calls.max_pool_input_cotangent(rois, ct, winners, spec, shape=x.shape)
+    if "rois" in plans:
         out["rois"] = jnp.zeros_like(rois)
     return out

@@ -4,7 +4,7 @@ from functools import partial
 
 import jax
 
-from jax_dcn._operators.roi_pool import kernels
+from jax_dcn._operators.roi_pool import kernels, plan
 from jax_dcn._operators.roi_pool.arguments import OPERANDS, Spec, check_operands
 from jax_dcn._operators.roi_pool.reference import max_reference, reference
 from jax_dcn._primitive.operator import Axes, Operator
@@ -42,9 +42,12 @@ deform_roi_pool = Operator[Spec](
     operands=OPERANDS,
     result=result,
     reference=reference,
+    plan=plan.plan,
     forward=kernels.forward,
     tangent=None,
     cotangent=kernels.cotangent,
+    flops=plan.flops,
+    samples=plan.samples,
     axes=axes,
     keywords=lambda spec, shards: {"spec": spec},
     chunk_lengths=lambda **_: {},
@@ -59,9 +62,12 @@ deform_roi_max_pool = Operator[Spec](
     operands=OPERANDS[:2],
     result=partial(result, offset=None),
     reference=max_reference,
+    plan=plan.max_plan,
     forward=kernels.max_forward,
     tangent=None,
     cotangent=kernels.max_cotangent,
+    flops=plan.flops,
+    samples=plan.max_samples,
     axes=partial(axes, offset=None),
     keywords=lambda spec, shards: {"spec": spec},
     chunk_lengths=lambda **_: {},

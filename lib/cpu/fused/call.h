@@ -89,7 +89,7 @@ struct CotangentPlan {
   int64_t image_sums;   // float[slots, height, width, padded_channels], if x has 16 bits
   int64_t size;
 
-  CotangentPlan(DType, const Sizes&, const Product&, RequestedCotangents);
+  CotangentPlan(DType, const Sizes&, const Product&, RequestedCotangents, FusedTasks);
 
   int64_t tasks() const { return slices * parts; }
   int64_t first_image(int64_t part, const Sizes& sizes) const { return part * sizes.images / parts; }

@@ -76,54 +76,88 @@ Tiling ForwardTiling(InstructionSet set, DType dtype, const FusedCall& call) {
 
 Tiling CotangentTiling(InstructionSet set, const Sizes& sizes) { return {sizes, TilePixels(set)}; }
 
-CotangentPlan::CotangentPlan(DType dtype, const Sizes& sizes, const Product& product, RequestedCotangents requested)
-    : requested(requested) {
-  const int64_t group_channels = sizes.channels / product.groups, features = product.group_features();
-  slice_channels = std::min(kSliceChannels, group_channels);
-  group_slices = 1 + (group_channels - 1) / slice_channels;
-  slices = group_slices * product.groups;
-  padded_channels = RoundUp(slice_channels, kFeaturePadding);
-  const int64_t weight_size = SaturatingProduct({sizes.taps(), slices, padded_channels, features});
-  const int64_t packed_size = PackedFloats(dtype, weight_size);
-  const int64_t image_size = dtype == DType::kF32 ? 0 : SaturatingProduct({sizes.height, sizes.width, padded_channels});
+namespace {
 
-  // As few parts as allow kMaxTasks tasks, if the workspace has room for their sums. They do not depend on what is
-  // requested, so the bits of a cotangent do not depend on which others are.
-  int64_t room = kWorkspaceFloats - packed_size;
-  const int64_t few_images = SaturatingMultiply(kMinConcurrentTasks, image_size);
-  if (image_size > 0) {
+// The slices of the channels, and the floats of the arrays that a division into tasks has.
+struct Slices {
+  Slices(DType dtype, const Sizes& sizes, const Product& product) {
+    const int64_t group_channels = sizes.channels / product.groups;
+    channels = std::min(kSliceChannels, group_channels);
+    in_group = 1 + (group_channels - 1) / channels;
+    count = in_group * product.groups;
+    padded_channels = RoundUp(channels, kFeaturePadding);
+    weight_size = SaturatingProduct({sizes.taps(), count, padded_channels, product.group_features()});
+    packed_size = PackedFloats(dtype, weight_size);
+    image_size = dtype == DType::kF32 ? 0 : SaturatingProduct({sizes.height, sizes.width, padded_channels});
+  }
+
+  int64_t channels, padded_channels;  // of a slice
+  int64_t in_group, count;
+  int64_t weight_size, packed_size;  // of a part's sums of the weight's cotangent, and of the packed weight
+  int64_t image_size;                // of a task's sums of the cotangent of x
+
+  // The floats of the packed weight and of the sums of the weight's cotangent.
+  int64_t BeforeImages(RequestedCotangents requested, int64_t parts) const {
+    const int64_t sums = requested.weight ? SaturatingMultiply(parts, weight_size) : 0;
+    return SaturatingAdd(requested.x || requested.positions ? packed_size : 0, sums);
+  }
+};
+
+// As few parts as allow kMaxTasks tasks, if the workspace has room for their sums. They do not depend on what is
+// requested, so the bits of a cotangent do not depend on which others are.
+int64_t ChooseParts(const Sizes& sizes, const Slices& slices) {
+  int64_t room = kWorkspaceFloats - slices.packed_size;
+  if (slices.image_size > 0) {
     // The sums of images may take half of the workspace, or those of a few images if there is room for as many tasks.
-    const int64_t few_parts = 1 + (kMinConcurrentTasks - 1) / slices;
-    const int64_t beside_few = kMaxWorkspaceFloats - SaturatingAdd(packed_size, few_images);
-    const bool is_enough = beside_few >= SaturatingMultiply(few_parts, weight_size);
+    const int64_t few_images = SaturatingMultiply(kMinConcurrentTasks, slices.image_size);
+    const int64_t few_parts = 1 + (kMinConcurrentTasks - 1) / slices.count;
+    const int64_t beside_few = kMaxWorkspaceFloats - SaturatingAdd(slices.packed_size, few_images);
+    const bool is_enough = beside_few >= SaturatingMultiply(few_parts, slices.weight_size);
     room = std::min(kWorkspaceFloats / 2, is_enough ? beside_few : kWorkspaceFloats);
   }
-  parts = std::min(1 + (kMaxTasks - 1) / slices, room / std::max<int64_t>(1, weight_size));
+  int64_t parts = std::min(1 + (kMaxTasks - 1) / slices.count, room / std::max<int64_t>(1, slices.weight_size));
   parts = std::clamp(parts, int64_t{1}, std::max<int64_t>(1, sizes.images));
   while (HasSpareParts(sizes.images, parts)) --parts;
+  return parts;
+}
 
-  weight_sums = requested.x || requested.positions ? packed_size : 0;
-  image_sums = SaturatingAdd(weight_sums, requested.weight ? SaturatingMultiply(parts, weight_size) : 0);
-  slots = std::min(tasks(), kMaxTasks);
-  size = image_sums;
-  if (!requested.x || image_size == 0) return;
-  const int64_t rest = std::max(kWorkspaceFloats - image_sums, kMinImageSums);
-  const int64_t most_images = std::max(rest, std::min(few_images, kMaxWorkspaceFloats - image_sums)) / image_size;
-  slots = std::clamp(most_images, int64_t{1}, slots);
-  size = SaturatingAdd(image_sums, SaturatingMultiply(slots, image_size));
+}  // namespace
+
+FusedTasks ChooseFusedTasks(DType dtype, const Sizes& sizes, const Product& product, RequestedCotangents requested) {
+  const Slices slices(dtype, sizes, product);
+  const int64_t parts = ChooseParts(sizes, slices), tasks = std::min(slices.count * parts, kMaxTasks);
+  if (!requested.x || slices.image_size == 0) return {parts, tasks};
+  const int64_t before = slices.BeforeImages(requested, parts);
+  const int64_t few_images = SaturatingMultiply(kMinConcurrentTasks, slices.image_size);
+  const int64_t rest = std::max(kWorkspaceFloats - before, kMinImageSums);
+  const int64_t images = std::max(rest, std::min(few_images, kMaxWorkspaceFloats - before)) / slices.image_size;
+  return {parts, std::clamp(images, int64_t{1}, tasks)};
+}
+
+int64_t FusedTaskCount(const Sizes& sizes, const Product& product, int64_t parts) {
+  return SaturatingMultiply(Slices(DType::kF32, sizes, product).count, parts);
+}
+
+CotangentPlan::CotangentPlan(DType dtype, const Sizes& sizes, const Product& product, RequestedCotangents requested,
+                             FusedTasks tasks)
+    : requested(requested), parts(tasks.parts), slots(tasks.concurrent) {
+  const Slices of_call(dtype, sizes, product);
+  slice_channels = of_call.channels;
+  group_slices = of_call.in_group;
+  slices = of_call.count;
+  padded_channels = of_call.padded_channels;
+  weight_sums = requested.x || requested.positions ? of_call.packed_size : 0;
+  image_sums = of_call.BeforeImages(requested, parts);
+  size = SaturatingAdd(image_sums, requested.x ? SaturatingMultiply(slots, of_call.image_size) : 0);
 }
 
 int64_t FusedForwardWorkspace(DType dtype, const Sizes& sizes, const Product& product) {
   return dtype == DType::kBF16 ? PackedFloats(dtype, PackedSize(sizes, product)) : 0;
 }
 
-int64_t FusedCotangentsTasks(DType dtype, const Sizes& sizes, const Product& product, RequestedCotangents requested) {
-  return CotangentPlan(dtype, sizes, product, requested).slots;
-}
-
-int64_t FusedCotangentsWorkspace(DType dtype, const Sizes& sizes, const Product& product,
-                                 RequestedCotangents requested) {
-  return CotangentPlan(dtype, sizes, product, requested).size;
+int64_t FusedCotangentsWorkspace(DType dtype, const Sizes& sizes, const Product& product, RequestedCotangents requested,
+                                 FusedTasks tasks) {
+  return CotangentPlan(dtype, sizes, product, requested, tasks).size;
 }
 
 }  // namespace dcn

@@ -1,0 +1,187 @@
+"""The im2col path: custom calls sample columns and XLA multiplies them, one chunk of rows or of images at a time."""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike, DTypeLike
+
+from jax_dcn._operators.deform_conv import custom_calls
+from jax_dcn._operators.deform_conv.arguments import Spec
+from jax_dcn._operators.deform_conv.convolution import Convolution
+from jax_dcn._operators.deform_conv.custom_calls import Samples
+from jax_dcn._operators.deform_conv.plan import Im2col
+from jax_dcn._primitive.chunks import filled, fold, read_chunk, write_chunk
+
+# From what the arrays of results start, which are overwritten. XLA for CPUs, which ignores the barrier of
+# `chunks.filled`, would make one array for those that start from equal values, and copy it. Gradients start from 0.
+VALUE_FILL, TANGENT_FILL = math.nan, math.inf
+
+Cotangents: TypeAlias = dict[str, jax.Array]
+_Start: TypeAlias = tuple[ArrayLike, ArrayLike]  # an image and a row
+
+
+def forward(convolution: Convolution, choices: Im2col, fill: float) -> jax.Array:
+    x, offset, weight, bias, _, spec, _ = convolution
+
+    def part(start: _Start, size: tuple[int, int]) -> jax.Array:
+        part = _product(custom_calls.sample(x, _samples_at(start, size, convolution)), weight, spec)
+        return part if bias is None else part + bias
+
+    y = filled(x, (*offset.shape[:3], weight.shape[-1]), spec.dtype, fill)
+    return _with_parts(y, choices, part)
+
+
+def tangent(convolution: Convolution, tangents: Mapping[str, jax.Array], choices: Im2col) -> jax.Array:
+    """The tangent of the result, from those of x, offset or mask, and maybe of weight and bias."""
+    x, offset, weight, _, _, spec, _ = convolution
+    # One product multiplies the columns' tangents by the weight and the columns by the weight's tangent.
+    factors = jnp.stack([weight, tangents["weight"]] if "weight" in tangents else [weight], axis=2)
+
+    def part(start: _Start, size: tuple[int, int]) -> jax.Array:
+        of_chunk = {
+            name: array if name == "x" else read_chunk(array, start, size)
+            for name, array in tangents.items()
+            if name in ("x", "offset", "mask")
+        }
+        columns = custom_calls.sample_tangents(
+            x, _samples_at(start, size, convolution), of_chunk, columns_requested="weight" in tangents
+        )
+        *pixels, taps, parts, channels = columns.shape
+        part = _product(columns.reshape(*pixels, taps * parts, channels), factors, spec)
+        return part + tangents["bias"] if "bias" in tangents else part
+
+    d_y = filled(x, (*offset.shape[:3], weight.shape[-1]), spec.dtype, TANGENT_FILL)
+    return _with_parts(d_y, choices, part)
+
+
+def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[str], choices: Im2col) -> Cotangents:
+    """The requested cotangents, in the sums' type, but that of x in the planned one."""
+    x, offset, weight, _, mask, spec, _ = convolution
+    sum_dtype, groups = offset.dtype, spec.feature_group_count
+    positions = [name for name in ("offset", "mask") if name in requested]
+    is_in_place = choices.x_dtype == sum_dtype
+
+    def images_at(image: ArrayLike, count: int, out: Cotangents) -> Cotangents:
+        def rows_at(
+            row: ArrayLike, height: int, carry: tuple[Cotangents, jax.Array | None]
+        ) -> tuple[Cotangents, jax.Array | None]:
+            out, d_xs = carry
+            out = dict(out)
+            samples = _samples_at((image, row), (count, height), convolution)
+            part = read_chunk(d_y, (image, row), (count, height))
+            columns = None
+            if positions or d_xs is not None:
+                d_columns = _columns_cotangent(part, weight, spec, choices.columns_dtype)
+                if d_xs is not None:
+                    size = count * (height * choices.sort_row + choices.sort_image)
+                    d_xs = custom_calls.input_cotangent(samples, d_columns, d_xs, workspace_size=size)
+                if positions:
+                    answer = custom_calls.offset_cotangent(
+                        x, samples, d_columns, requested=positions, columns_requested="weight" in requested
+                    )
+                    columns = answer.pop("columns", None)
+                    out |= {name: write_chunk(out[name], d, (image, row)) for name, d in answer.items()}
+            if "weight" in requested:
+                columns = custom_calls.sample(x, samples) if columns is None else columns
+                out["weight"] += _weight_cotangent(part, columns, spec, choices)
+            return out, d_xs
+
+        out = dict(out)
+        d_x = out.pop("x", None)
+        d_xs = d_x if d_x is None or is_in_place else filled(x, (count, *x.shape[1:]), sum_dtype)
+        out, d_xs = fold(rows_at, offset.shape[1], choices.rows, (out, d_xs))
+        if d_x is not None and d_xs is not None:
+            out["x"] = d_xs if is_in_place else write_chunk(d_x, d_xs.astype(choices.x_dtype), (image, 0))
+        return out
+
+    out = {
+        name: filled(d_y, array.shape, dtype)
+        for name, array, dtype in (("x", x, choices.x_dtype), ("offset", offset, sum_dtype), ("mask", mask, sum_dtype))
+        if name in requested and array is not None
+    }
+    if "weight" in requested:
+        shape = (groups, weight.shape[3] // groups, math.prod(weight.shape[:2]), weight.shape[2])
+        out["weight"] = filled(d_y, shape, sum_dtype)
+    out = fold(images_at, offset.shape[0], choices.images, out)
+    if "weight" in requested:
+        out["weight"] = out["weight"].transpose(2, 3, 0, 1).reshape(weight.shape)
+    return out
+
+
+def _with_parts(y: jax.Array, choices: Im2col, part: Callable[[_Start, tuple[int, int]], jax.Array]) -> jax.Array:
+    """`y` with all of its images and rows replaced, a chunk at a time, by `part(start, size)`, which is rounded."""
+
+    def images_at(image: ArrayLike, count: int, y: jax.Array) -> jax.Array:
+        def rows_at(row: ArrayLike, height: int, y: jax.Array) -> jax.Array:
+            start = (image, row)
+            return write_chunk(y, part(start, (count, height)).astype(y.dtype), start)
+
+        return fold(rows_at, y.shape[1], choices.rows, y)
+
+    return fold(images_at, y.shape[0], choices.images, y)
+
+
+def _samples_at(start: _Start, size: tuple[int, int], convolution: Convolution) -> Samples:
+    """The samples of `size` (images, rows) from `start` on, of a convolution whose output begins at its origin."""
+    image, row = start
+    _, offset, weight, _, mask, spec, origin = convolution
+    of_chunk = partial(read_chunk, start=start, size=size)
+    mask = None if mask is None else of_chunk(mask)
+    return Samples(of_chunk(offset), mask, (image, origin[0] + row, origin[1]), weight.shape[:2], spec)
+
+
+def _product(columns: jax.Array, weight: jax.Array, spec: Spec) -> jax.Array:
+    """[n, rows, width, K, Cin] by [kh, kw, Cin/groups, Cout]: [n, rows, width, Cout], in the sums' type."""
+    *shape, taps, channels = columns.shape
+    pixels, groups, features = math.prod(shape), spec.feature_group_count, weight.shape[-1]
+    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=_sum_dtype(columns.dtype))
+    if groups == 1:
+        y = dot("pd,do->po", columns.reshape(pixels, taps * channels), weight.reshape(taps * channels, features))
+    else:
+        y = dot(
+            "pkgc,kcgo->pgo",
+            columns.reshape(pixels, taps, groups, channels // groups),
+            weight.reshape(taps, channels // groups, groups, features // groups),
+        )
+    return y.reshape(*shape, features)
+
+
+def _columns_cotangent(d_y: jax.Array, weight: jax.Array, spec: Spec, dtype: DTypeLike) -> jax.Array:
+    """[n, rows, width, Cout] by [kh, kw, Cin/groups, Cout]: [n, rows, width, K, Cin], of `dtype`."""
+    *pixels, features = d_y.shape
+    taps, groups, group_channels = math.prod(weight.shape[:2]), spec.feature_group_count, weight.shape[2]
+    # XLA sums in float32 and rounds once, where it writes 16 bits.
+    product_dtype = dtype if d_y.dtype == weight.dtype else _sum_dtype(weight.dtype)
+    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=product_dtype)
+    if groups == 1:
+        d_columns = dot("...o,do->...d", d_y, weight.reshape(taps * group_channels, features))
+    else:
+        d_y = d_y.reshape(*pixels, groups, features // groups)
+        d_columns = dot("...go,kcgo->...kgc", d_y, weight.reshape(taps, group_channels, groups, features // groups))
+    return d_columns.reshape(*pixels, taps, groups * group_channels).astype(dtype)
+
+
+def _weight_cotangent(d_y: jax.Array, columns: jax.Array, spec: Spec, choices: Im2col) -> jax.Array:
+    """[n, rows, width, Cout] by [n, rows, width, K, Cin]: [groups, Cout/groups, K, Cin/groups], in the sums' type."""
+    pixels, (taps, channels), features = math.prod(d_y.shape[:3]), columns.shape[3:], d_y.shape[-1]
+    groups = spec.feature_group_count
+    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=_sum_dtype(d_y.dtype))
+    if groups == 1:
+        d_y = d_y.reshape(pixels, features).T
+        if choices.stores_transposes:
+            # The barrier makes XLA store the transposed array.
+            d_y = lax.optimization_barrier(d_y.reshape(-1)).reshape(features, pixels)
+        d_weight = dot("op,pd->od", d_y, columns.reshape(pixels, taps * channels))
+    else:
+        columns = columns.reshape(pixels, taps, groups, channels // groups)
+        d_weight = dot("pkgc,pgo->gokc", columns, d_y.reshape(pixels, groups, features // groups))
+    return d_weight.reshape(groups, features // groups, taps, channels // groups)
+
+
+def _sum_dtype(dtype: DTypeLike) -> Any:
+    return jnp.promote_types(dtype, jnp.float32)

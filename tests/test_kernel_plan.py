@@ -1,0 +1,512 @@
+"""`kernel_plan` describes the custom calls of the program that is lowered, and the sizes of their workspace."""
+
+import functools
+import math
+import re
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import export
+
+import jax_dcn
+from jax_dcn._operators import kernel_plan
+from jax_dcn._operators.deform_conv import gpu_estimate, plan
+from jax_dcn._primitive import extension
+
+pytestmark = pytest.mark.platforms("cpu")
+struct = jax.ShapeDtypeStruct
+
+# The custom calls of each computation, by operator, computation and path. On a CPU the fused path has its own.
+CALLS = {
+    "deform_conv2d": {
+        ("forward", "fused"): "dcn_fused_forward",
+        ("x", "fused"): "dcn_fused_input_cotangent",
+        ("offset", "fused"): "dcn_fused_offset_cotangent",
+        ("mask", "fused"): "dcn_fused_offset_cotangent",
+        ("weight", "fused"): "dcn_fused_weight_cotangent",
+        ("forward", "im2col"): "dcn_sample",
+        ("x", "im2col"): "dcn_input_cotangent",
+        ("offset", "im2col"): "dcn_offset_cotangent",
+        ("mask", "im2col"): "dcn_offset_cotangent",
+        ("weight", "im2col"): "dcn_sample",
+    },
+    "deform_psroi_pool": {
+        ("forward", "kernel"): "dcn_roi_pool",
+        ("x", "kernel"): "dcn_roi_pool_input_cotangent",
+        ("offset", "kernel"): "dcn_roi_pool_offset_cotangent",
+    },
+    "multi_scale_deformable_attention": {
+        ("forward", "kernel"): "dcn_aggregate",
+        ("value", "kernel"): "dcn_aggregation_value_cotangent",
+        ("sampling_locations", "kernel"): "dcn_aggregation_tap_cotangents",
+        ("attention_weights", "kernel"): "dcn_aggregation_tap_cotangents",
+    },
+    "dcnv3": {
+        ("forward", "kernel"): "dcn_aggregate",
+        ("x", "kernel"): "dcn_aggregation_value_cotangent",
+        ("offset", "kernel"): "dcn_aggregation_tap_cotangents",
+        ("mask", "kernel"): "dcn_aggregation_tap_cotangents",
+    },
+}
+CALLS["roi_align"] = CALLS["ps_roi_align"] = CALLS["deform_roi_pool"] = CALLS["deform_psroi_pool"]
+CALL = re.compile(r"custom_call @(dcn_\w+)\(.* : \((.*?)\) -> (.*)")
+TYPE = re.compile(r"tensor<((?:\d+x)*)(\w+)>")
+BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i32": 4}
+
+
+def convolution(dtype="bfloat16", *, batch=(2,), image=(4, 5), channels=32, features=8, kernel=(3, 3), **more):
+    """The operands of a "SAME" convolution."""
+    samples = (*batch, *image, more.get("offset_groups", 1) * math.prod(kernel))
+    wide = jnp.promote_types(dtype, jnp.float32)
+    operands = {
+        "x": struct((*batch, *image, channels), dtype),
+        "offset": struct((*samples[:-1], 2 * samples[-1]), wide),
+        "weight": struct((*kernel, channels // more.get("groups", 1), features), dtype),
+    }
+    return operands | ({"bias": struct((features,), wide), "mask": struct(samples, wide)} if more.get("all", 1) else {})
+
+
+def pooling(dtype="bfloat16", *, batch=(), images=2, rows=6, regions=5, offset=True):
+    operands = {"x": struct((*batch, images, rows, 7, 12), dtype), "rois": struct((*batch, regions, 5), jnp.float32)}
+    return operands | ({"offset": struct((*batch, regions, 2, 2, 2), dtype)} if offset else {})
+
+
+def attention(dtype="bfloat16", *, batch=(2,), queries=7):
+    wide, taps = jnp.promote_types(dtype, jnp.float32), (*batch, queries, 4, 5)
+    value, locations = struct((*batch, 36, 4, 6), dtype), struct((*taps, 2), wide)
+    return {"value": value, "sampling_locations": locations, "attention_weights": struct(taps, wide)}
+
+
+def window(dtype="bfloat16", *, batch=(2,)):
+    wide = jnp.promote_types(dtype, jnp.float32)
+    shapes = {"x": (*batch, 5, 6, 12), "offset": (*batch, 5, 6, 36), "mask": (*batch, 5, 6, 18)}
+    return {name: struct(shape, dtype if name == "x" else wide) for name, shape in shapes.items()}
+
+
+OPTIONS = {
+    "deform_psroi_pool": {"output_size": 3, "group_size": 2, "part_size": 2, "sample_per_part": (2, 3)},
+    "roi_align": {"output_size": 3},
+    "ps_roi_align": {"output_size": 2, "sampling_ratio": 2},
+    "deform_roi_pool": {"output_size": 2},
+    "multi_scale_deformable_attention": {"spatial_shapes": ((5, 6), (3, 2)), "points": (2, 3)},
+    "dcnv3": {"kernel_size": 3, "padding": 1, "groups": 2},
+}
+
+
+def planned(name, operands, platform="cuda", **options):
+    function = getattr(jax_dcn, name)
+    return jax_dcn.kernel_plan(function, **operands, platform=platform, **OPTIONS.get(name, {}) | options)
+
+
+def lowered(name, operands, computation, platform, **options):
+    """The program of the forward, or of the gradient with respect to one operand."""
+    function = functools.partial(getattr(jax_dcn, name), **OPTIONS.get(name, {}) | options)
+
+    def compute(cotangent, operands):
+        if computation == "forward":
+            return function(**operands)
+        of_operand = {computation: operands[computation]}
+        (gradient,) = jax.vjp(lambda active: function(**operands | active), of_operand)[1](cotangent)
+        return gradient
+
+    cotangent = jax.eval_shape(lambda operands: function(**operands), operands)
+    return jax.jit(compute).trace(cotangent, operands).lower(lowering_platforms=(platform,))
+
+
+def tensor_bytes(types):
+    """The size of each tensor in a list of MLIR types."""
+    return [math.prod(map(int, dims.split("x")[:-1])) * BYTES[dtype] for dims, dtype in TYPE.findall(types)]
+
+
+def workspace_bytes(call, operands, results, is_x_narrow):
+    """What a custom call needs besides its operands and results, from the sizes of its buffers."""
+    if call in ("dcn_sample", "dcn_fused_weight_cotangent"):
+        return results[0]  # columns; partial sums
+    if call.startswith("dcn_cpu_fused"):
+        return results[-1]
+    if call == "dcn_offset_cotangent":
+        return operands[3]  # the columns' cotangent
+    if call == "dcn_input_cotangent":
+        return operands[2] + is_x_narrow * operands[3] + results[1]  # the columns' cotangent, sums, and samples' order
+    if call == "dcn_fused_input_cotangent":
+        return operands[2] + sum(results[1:])  # the weight and the scatter lists
+    if call.startswith("dcn_fused"):
+        return operands[3]  # the weight
+    if call == "dcn_aggregation_value_cotangent":
+        return results[1]
+    return is_x_narrow * results[0] if call.endswith("_input_cotangent") else 0
+
+
+def check(name, operands, platform, **options):
+    """The plan of all computations, once they have been lowered and compared with it."""
+    plan = planned(name, operands, platform, **options)
+    first, *others = [of.computation for of in plan]
+    assert first == "forward" and sorted(others) == sorted(operands)
+    x = operands.get("x", operands.get("value"))
+    is_narrow = x.dtype != jnp.promote_types(x.dtype, jnp.float32)
+    for of in plan:
+        text = lowered(name, operands, of.computation, platform, **options).as_text()
+        calls = [(call, tensor_bytes(ins), tensor_bytes(outs)) for call, ins, outs in CALL.findall(text)]
+        expected = CALLS[name].get((of.computation, of.path))
+        if (of.path, platform) == ("fused", "cpu"):
+            expected = f"dcn_cpu_fused_{'forward' if of.computation == 'forward' else 'cotangents'}"
+        names = {call for call, *_ in calls}
+        assert names == ({expected} if expected else set()) or (names == set() and 0 in x.shape), of
+        if calls:
+            assert of.workspace_bytes == max(workspace_bytes(*call, is_narrow) for call in calls), of
+    return plan
+
+
+def paths(plan):
+    return {of.computation: of.path for of in plan}
+
+
+VARIANTS = {
+    "fused": {},
+    "groups": {"channels": 64, "features": 16, "groups": 2},
+    "no_bias_and_mask": {"all": 0},
+    "narrow": {"channels": 24},
+    "vectors": {"channels": 12},
+    "ragged_groups": {"channels": 192, "features": 48, "groups": 2, "offset_groups": 3},
+    "offset_groups": {"channels": 64, "offset_groups": 2},
+    "narrow_offset_groups": {"channels": 64, "offset_groups": 4},
+    "odd_features": {"features": 7},
+    "few_features": {"features": 6},
+    "many_features": {"features": 264},
+    "unbatched": {"batch": ()},
+    "two_batch_dimensions": {"batch": (2, 3)},
+    "no_images": {"batch": (0,)},
+    "many_pixels": {"image": (40, 41), "batch": (3,)},
+    "one_tap": {"kernel": (1, 1)},
+}
+DTYPES = [("float16", "highest"), ("float32", "highest"), ("float32", "TF32_TF32_F32"), ("float64", None)]
+SHORT = list(VARIANTS)[:3]
+
+
+@pytest.mark.parametrize(
+    "target, dtype, precision, variant",
+    [
+        *(("cuda", dtype, "default", variant) for dtype in ("bfloat16", "float32") for variant in VARIANTS),
+        *(("cuda", *dtype, variant) for dtype in DTYPES for variant in SHORT),
+        *(("cpu", dtype, None, variant) for dtype in ("bfloat16", "float32") for variant in (*SHORT, "many_pixels")),
+        ("tpu", "bfloat16", None, "fused"),
+    ],
+)
+def test_the_plan_of_a_convolution_is_what_is_lowered(target, dtype, precision, variant):
+    with jax.enable_x64(dtype == "float64"):
+        options = {"precision": precision, "feature_group_count": VARIANTS[variant].get("groups", 1)}
+        check("deform_conv2d", convolution(dtype, **VARIANTS[variant]), target, **options)
+
+
+@pytest.mark.parametrize(
+    "target, dtype, batch, options",
+    [
+        ("cuda", "bfloat16", (2, 3), {}),
+        ("cuda", "float64", (), {}),
+        ("cpu", "float32", (2,), {}),
+        ("cpu", "float32", (2,), {"backend": "reference"}),
+        ("tpu", "float32", (2,), {}),
+    ],
+)
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_the_plan_is_what_is_lowered(name, target, dtype, batch, options):
+    of = {"multi_scale_deformable_attention": attention, "dcnv3": window}.get(name, pooling)
+    with jax.enable_x64(dtype == "float64"):
+        operands = of(dtype, batch=batch)
+        if name in ("roi_align", "ps_roi_align"):
+            del operands["offset"]
+        plan = check(name, operands, target, **options)
+    runs_kernels = target != "tpu" and not options
+    assert set(paths(plan).values()) <= ({"kernel", "xla"} if runs_kernels else {"reference"})
+
+
+@pytest.mark.parametrize("target", ["cuda", "cpu"])
+def test_the_gradient_of_a_maximum_needs_its_place(target):
+    operands = pooling(offset=False)
+    plan = planned("roi_align", operands, target, mode="max")
+    text = lowered("roi_align", operands, "x", target, mode="max").as_text()
+    results = [tensor_bytes(outs)[0] for _, _, outs in CALL.findall(text)]
+    assert len(results) == 2 and plan["x"].workspace_bytes == sum(results)
+
+
+def test_a_gradient_function_has_a_plan_of_its_own():
+    operands = convolution(all=0)
+    cotangent = struct((2, 4, 5, 8), jnp.bfloat16)
+    plan = jax_dcn.kernel_plan(jax_dcn.deform_conv2d_weight_grad, cotangent, *operands.values(), platform="cuda")
+    assert list(plan) == [planned("deform_conv2d", operands)["weight"]]
+
+
+def test_options_count():
+    wide = check("deform_conv2d", convolution(), "cuda", preferred_element_type=jnp.float32)
+    gradients = dict.fromkeys(("x", "offset", "mask", "weight"), "im2col")
+    assert paths(wide) == {"forward": "fused", "bias": "xla", **gradients}
+    assert wide["x"].reason == "the result is float32 for bfloat16 data; the fused gradients need bfloat16"
+
+
+def test_first_channels():
+    operands = convolution(all=0)
+    shapes = {"x": (2, 32, 4, 5), "offset": (2, 18, 4, 5), "weight": (8, 32, 3, 3)}
+    nchw = {name: struct(shape, operands[name].dtype) for name, shape in shapes.items()}
+    assert planned("deform_conv2d", nchw, data_format="NCHW") == planned("deform_conv2d", operands)
+
+
+@pytest.mark.parametrize("images", [1, 3])
+def test_images_in_chunks(images, monkeypatch):
+    """The scatter lists of so many images are made at a time."""
+    operands = convolution(batch=(5,))
+    monkeypatch.setattr(plan, "CHUNK_LIST_BYTES", images * plan._list_bytes(operands["x"], operands["offset"]))
+    monkeypatch.setattr(gpu_estimate, "MARGIN", math.inf)  # what can be fused is
+    assert check("deform_conv2d", operands, "cuda")["x"].choices.images == images
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_all_images_are_one_chunk_if_their_workspace_fits(dtype, target, monkeypatch):
+    def workspace():
+        return check("deform_conv2d", convolution(dtype, batch=(4,)), target, backend="im2col")["x"].workspace_bytes
+
+    at_once = workspace()
+    monkeypatch.setitem(plan.COLUMN_BYTES, target, at_once)
+    assert workspace() == at_once
+    monkeypatch.setitem(plan.COLUMN_BYTES, target, at_once - 1)
+    assert workspace() == at_once // 2
+
+
+@pytest.mark.parametrize("target, path", [("cuda", "fused"), ("cuda", "im2col"), ("cpu", "im2col")])
+def test_a_path_can_be_forced(target, path):
+    plan = check("deform_conv2d", convolution(), target, backend=path)
+    assert set(paths(plan).values()) == {path, "xla"}
+    assert plan["forward"].reason == f"backend={path!r} was passed"
+
+
+def test_a_forced_path_that_is_impossible_is_an_error():
+    """The plan raises what lowering does."""
+    operands, options = convolution("float32"), {"precision": "default", "backend": "fused"}
+    message = "backend='fused' cannot compute the gradient of weight: the data are float32; the fused gradient of"
+    with pytest.raises(ValueError, match=message):
+        planned("deform_conv2d", operands, **options)
+    with pytest.raises(ValueError, match=message):
+        lowered("deform_conv2d", operands, "weight", "cuda", **options)
+    assert "dcn_fused_forward" in lowered("deform_conv2d", operands, "forward", "cuda", **options).as_text()
+    with jax.enable_x64(True), pytest.raises(ValueError, match="cannot compute the forward: the data are float64"):
+        lowered("deform_conv2d", convolution("float64"), "forward", "cpu", **options)
+
+
+@pytest.mark.parametrize(
+    "name, operands",
+    [
+        ("deform_conv2d", convolution("float32", image=(16, 17))),
+        ("deform_psroi_pool", pooling("float32", batch=(3,))),
+        ("multi_scale_deformable_attention", attention("float32")),
+        ("dcnv3", window("float32")),
+    ],
+)
+def test_the_workspace_of_the_reference_is_a_lower_bound(name, operands):
+    for of in planned(name, operands, "cpu", backend="reference"):
+        if of.computation in ("rois", "bias"):
+            continue  # XLA computes them without the samples
+        compiled = lowered(name, operands, of.computation, "cpu", backend="reference").compile()
+        assert compiled.memory_analysis().temp_size_in_bytes >= of.workspace_bytes > 0, of
+
+
+LARGE = {"image": (2**14, 2**14), "batch": (8,)}
+VECTOR = "which is 16 bytes of bfloat16"
+REASONS = [
+    (
+        {"channels": 24, "offset_groups": 2},
+        "weight",
+        f"x has 12 channels in each of 2 offset groups; the fused kernels need a multiple of 8, {VECTOR}",
+    ),
+    ({"channels": 0}, "weight", "x has no channels; the fused gradients need some"),
+    ({"channels": 12}, "weight", f"x has 12 channels; the fused kernels need a multiple of 8, {VECTOR}"),
+    ({"features": 7}, "weight", "weight has 7 output channels; the fused kernels need an even number"),
+    ({"features": 6}, "weight", f"weight has 6 output channels; the fused gradients need a multiple of 8, {VECTOR}"),
+    ({"dtype": "float32"}, "weight", "the data are float32; the fused gradient of weight needs a 16-bit type"),
+    (LARGE, "weight", f"x has {2**31} pixels in all images; the fused kernels allow {2**31 - 257}"),
+    (
+        {"channels": 192, "features": 48, "groups": 2, "offset_groups": 3},
+        "offset",
+        "x has 96 channels in each group and 64 in each offset group; the fused gradients need one of these numbers to "
+        "divide the other",
+    ),
+    (
+        {"image": (1200, 1200)},
+        "x",
+        "the scatter lists of one image take 673920036 bytes; the fused gradient of x allows 134217728",
+    ),
+    ({"channels": 2**31}, "forward", f"x has {2**32} bytes a pixel; the fused kernels allow {2**31 - 1}"),
+    ({"features": 2**31}, "forward", f"weight has {2**31} output channels; the fused kernels allow {2**31 - 1}"),
+]
+
+
+@pytest.mark.parametrize("keywords, computation, reason", REASONS)
+def test_reasons(keywords, computation, reason):
+    options = {"precision": "default", "feature_group_count": keywords.get("groups", 1)}
+    assert planned("deform_conv2d", convolution(**keywords), **options)[computation].reason == reason
+
+
+def test_precision_is_a_reason():
+    plan = planned("deform_conv2d", convolution("float32"), precision="highest")
+    assert plan["forward"].reason == "the data are float32, and precision HIGHEST does not allow tf32 products"
+
+
+def test_table():
+    plan = planned("deform_conv2d", convolution(all=0, channels=24))
+    title, header, *rows = str(plan).splitlines()
+    assert title == "deform_conv2d on cuda"
+    assert header.split() == ["computation", "path", "workspace", "chosen", "why"]
+    names = ["forward", "gradient of x", "gradient of offset", "gradient of weight"]
+    assert [row.split("  ")[0] for row in rows] == names
+    assert "tiles of 64 features" in rows[0]
+
+
+def test_partial_sums_suit_the_gpu():
+    operands = convolution(image=(100, 168), batch=(16,), channels=128, features=128)
+    splits = {}
+    for capability in ("9.0", "12.0"):
+        weight = planned("deform_conv2d", operands, compute_capability=capability)["weight"]
+        splits[capability] = weight.choices.num_splits
+        assert weight.workspace_bytes == splits[capability] * 9 * 128 * 128 * 4
+    assert splits["9.0"] > splits["12.0"] > 1  # a block of the latter has an SM to itself
+
+
+@pytest.mark.parametrize("computation", ["forward", "x", "weight"])
+def test_flops_are_those_of_the_product_and_of_interpolation(computation):
+    """The product has as many as XLA counts in an ordinary convolution with a kernel of one tap."""
+    operands = convolution("float32", kernel=(1, 1), all=0, groups=2)
+    x, weight = operands["x"], operands["weight"]
+
+    def ordinary(x, weight):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(
+            x, weight, (1, 1), "VALID", dimension_numbers=numbers, feature_group_count=2
+        )
+
+    counted = jax.jit(ordinary).lower(x, weight).cost_analysis()["flops"]
+    of = planned("deform_conv2d", operands, "cpu", feature_group_count=2)[computation]
+    assert of.flops == counted + 8 * math.prod(x.shape)
+
+
+def test_bytes_are_those_of_operands_and_results():
+    operands = convolution()
+    sizes = {name: math.prod(a.shape) * a.dtype.itemsize for name, a in operands.items()}
+    result = 2 * 4 * 5 * 8 * 2
+    plan = planned("deform_conv2d", operands)
+    assert plan["forward"].bytes_accessed == sum(sizes.values()) + result
+    assert plan["offset"].bytes_accessed == sum(sizes.values()) + result + sizes["offset"]
+
+
+@pytest.mark.parametrize("batch", [1, 16, 1024])
+def test_the_workspace_of_attention_on_cuda_does_not_grow_with_the_batch(batch):
+    levels = ((64, 64), (32, 32), (16, 16), (8, 8))
+    taps = (batch, 5440, 8, 4, 4)
+    operands = struct((batch, 5440, 8, 32), jnp.bfloat16), struct((*taps, 2), jnp.float32), struct(taps, jnp.float32)
+    function = jax_dcn.multi_scale_deformable_attention
+    plan = jax_dcn.kernel_plan(function, *operands, spatial_shapes=levels, platform="cuda")
+    assert 0 < plan["value"].workspace_bytes <= 256 * 2**20
+
+
+def test_arrays_and_the_default_platform():
+    """Arrays count by shape and type; the platform is that of the default device."""
+    operands = convolution()
+    arrays = {name: jnp.zeros(a.shape, a.dtype) for name, a in operands.items()}
+    expected = planned("deform_conv2d", operands, "cpu")
+    assert planned("deform_conv2d", arrays, None) == planned("deform_conv2d", operands, None) == expected
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert planned("deform_conv2d", operands, None).platform == "cpu"
+    assert planned("deform_conv2d", operands, "gpu").platform == "cuda"
+
+
+@pytest.mark.parametrize(
+    "name, version, expected",
+    [
+        ("cpu", "<unknown>", "cpu"),
+        ("gpu", "PJRT C API\ncuda 12090", "cuda"),
+        ("gpu", "PJRT C API\nrocm 60300", "rocm"),
+        ("tpu", "PJRT C API\nTFRT TPU v5 lite", "tpu"),
+    ],
+)
+def test_platform_of(name, version, expected):
+    client = types.SimpleNamespace(platform_version=version)
+    assert kernel_plan.platform_of(types.SimpleNamespace(platform=name, client=client)) == expected
+
+
+def test_rocm_runs_the_reference():
+    plan = planned("deform_conv2d", convolution(), "rocm")
+    assert set(paths(plan).values()) == {"reference"}
+    assert plan["forward"].reason == "jax_dcn has no kernels for rocm"
+
+
+def test_the_reference_needs_no_kernels(monkeypatch):
+    """On a GPU machine without CUDA kernels, the remedy that the error recommends can be planned."""
+    monkeypatch.setattr(extension, "modules", {"cpu": extension.modules["cpu"]})
+    devices = jax.devices()
+    monkeypatch.setattr(jax, "devices", lambda platform=None: devices)
+    assert set(paths(planned("deform_conv2d", convolution(), backend="reference")).values()) == {"reference"}
+    with pytest.raises(RuntimeError, match="jax_dcn was built without its cuda kernels"):
+        planned("deform_conv2d", convolution())
+
+
+PLATFORMS = "platform must be one of 'cpu', 'gpu', 'tpu', 'cuda', 'rocm', 'oneapi', got"
+WRONG = [
+    ({"x": struct((4, 5, 32), jnp.int32)}, TypeError, "x must be of type float16"),
+    ({"weight": struct((3, 3, 16, 8), jnp.float32)}, ValueError, "weight must have Cin/groups"),
+    ({"platform": 1}, TypeError, "platform must be None or a string"),
+    ({"platform": "CUDA"}, ValueError, f"{PLATFORMS} 'CUDA'"),
+    ({"compute_capability": 9.0}, TypeError, "compute_capability must be None or a string"),
+    ({"stride": 1}, TypeError, r"deform_conv2d\(\) got an unexpected keyword argument 'stride'"),
+]
+
+
+@pytest.mark.parametrize("wrong, error, message", WRONG)
+def test_errors(wrong, error, message):
+    with pytest.raises(error, match=message):
+        jax_dcn.kernel_plan(jax_dcn.deform_conv2d, **convolution() | wrong)
+
+
+def test_other_functions_are_errors():
+    with pytest.raises(ValueError, match="function must call one operator of jax_dcn, got sin, which calls 0"):
+        jax_dcn.kernel_plan(jnp.sin, 1.0)
+
+
+def test_no_such_computation():
+    with pytest.raises(KeyError, match="must be one of 'forward', 'x'"):
+        _ = planned("deform_conv2d", convolution())["input"]
+
+
+def test_symbolic_batch():
+    (batch,) = export.symbolic_shape("batch")
+    symbolic, known = (planned("deform_conv2d", convolution(batch=(size,))) for size in (batch, 1))
+    assert paths(symbolic) == paths(known)
+    assert symbolic["offset"].workspace_bytes == known["offset"].workspace_bytes
+    # The most images whose scatter lists are made at a time, for want of a number.
+    operands = convolution()
+    limit = plan.CHUNK_LIST_BYTES // plan._list_bytes(operands["x"], operands["offset"])
+    many = planned("deform_conv2d", convolution(batch=(limit,)))
+    assert symbolic["x"].workspace_bytes == many["x"].workspace_bytes
+
+
+@pytest.mark.parametrize("target", ["cuda", "cpu", "tpu"])
+@pytest.mark.parametrize(
+    "name, of, options, symbols",
+    [
+        ("deform_conv2d", convolution, {"padding": 1}, {"batch": 1}),
+        ("deform_conv2d", convolution, {"padding": 1}, {"image": 2}),
+        ("deform_psroi_pool", pooling, {}, {"batch": 1}),
+        ("deform_psroi_pool", pooling, {}, {"rows": 0}),
+        ("deform_psroi_pool", pooling, {}, {"regions": 0}),
+        ("multi_scale_deformable_attention", attention, {}, {"batch": 1}),
+        ("multi_scale_deformable_attention", attention, {}, {"queries": 0}),
+    ],
+)
+def test_symbolic_sizes_are_printed(target, name, of, options, symbols):
+    """A symbolic number of bytes cannot be compared with a unit, so it is printed in bytes."""
+    ((argument, count),) = symbols.items()
+    sizes = export.symbolic_shape(", ".join("nm"[: max(count, 1)]))
+    plan = planned(name, of(**{argument: sizes if count else sizes[0]}), target, **options)
+    for computation, row in zip(plan, str(plan).splitlines()[2:], strict=True):
+        symbolic = not isinstance(computation.workspace_bytes, int)
+        at_least = "at least " * (computation.path == "reference")
+        assert not symbolic or f"  {at_least}{computation.workspace_bytes} B" in row
