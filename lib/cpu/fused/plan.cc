@@ -57,27 +57,6 @@ int64_t PackedFloats(DType dtype, int64_t elements) {
 
 int64_t TilePixels(InstructionSet set) { return set == InstructionSet::kAmx ? kTilePixelsOfAmx : kTilePixels; }
 
-}  // namespace
-
-InstructionSet InstructionSetFor(InstructionSet best, DType dtype, const FusedCall& call, bool is_forward) {
-  const bool has_pairs = dtype == DType::kBF16 && call.group_channels() % kPairChannels == 0 &&
-                         call.sizes.group_channels() % kPairChannels == 0 &&
-                         (is_forward || call.product.group_features() % kPairChannels == 0);
-  return has_pairs ? best : std::min(best, InstructionSet::kAvx512);
-}
-
-Tiling ForwardTiling(InstructionSet set, DType dtype, const FusedCall& call) {
-  const int64_t weight_bytes = PackedSize(call.sizes, call.product) / call.product.groups * BytesOf(dtype);
-  const int64_t pixel_bytes = call.sizes.offset_groups * call.sizes.taps() * kSampleBytes;
-  const int64_t sampled = std::max(kMaxSampleBytes / pixel_bytes, kMinSampledPixels);
-  const int64_t most = std::min(sampled, weight_bytes > kLargeWeightBytes ? kMaxTilePixels : TilePixels(set));
-  return {call.sizes, std::clamp(call.sizes.pixels() / kMinTiles, kMinTilePixels, most)};
-}
-
-Tiling CotangentTiling(InstructionSet set, const Sizes& sizes) { return {sizes, TilePixels(set)}; }
-
-namespace {
-
 // The slices of the channels, and the floats of the arrays that a division into tasks has.
 struct Slices {
   Slices(DType dtype, const Sizes& sizes, const Product& product) {
@@ -122,6 +101,23 @@ int64_t ChooseParts(const Sizes& sizes, const Slices& slices) {
 }
 
 }  // namespace
+
+InstructionSet InstructionSetFor(InstructionSet best, DType dtype, const FusedCall& call, bool is_forward) {
+  const bool has_pairs = dtype == DType::kBF16 && call.group_channels() % kPairChannels == 0 &&
+                         call.sizes.group_channels() % kPairChannels == 0 &&
+                         (is_forward || call.product.group_features() % kPairChannels == 0);
+  return has_pairs ? best : std::min(best, InstructionSet::kAvx512);
+}
+
+Tiling ForwardTiling(InstructionSet set, DType dtype, const FusedCall& call) {
+  const int64_t weight_bytes = PackedSize(call.sizes, call.product) / call.product.groups * BytesOf(dtype);
+  const int64_t pixel_bytes = call.sizes.offset_groups * call.sizes.taps() * kSampleBytes;
+  const int64_t sampled = std::max(kMaxSampleBytes / pixel_bytes, kMinSampledPixels);
+  const int64_t most = std::min(sampled, weight_bytes > kLargeWeightBytes ? kMaxTilePixels : TilePixels(set));
+  return {call.sizes, std::clamp(call.sizes.pixels() / kMinTiles, kMinTilePixels, most)};
+}
+
+Tiling CotangentTiling(InstructionSet set, const Sizes& sizes) { return {sizes, TilePixels(set)}; }
 
 FusedTasks ChooseFusedTasks(DType dtype, const Sizes& sizes, const Product& product, RequestedCotangents requested) {
   const Slices slices(dtype, sizes, product);
