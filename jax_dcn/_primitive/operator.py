@@ -89,29 +89,29 @@ def why_reference(platform: str, backend: Backend) -> str:
 
 @dataclass(eq=False)
 class Operator(Generic[Spec]):
-    """An operator, called with its operands by name. An operand that it can do without may be absent or None.
+    """An operator, called with its operands.
 
-    The functions below take the operands by name, too. An absent operand is None there.
+    The functions below take the operands as a named tuple, in which an absent operand is None.
 
     Args:
       name: the name of the operator and of its primitive.
-      operands: the names of the operands, in the order in which the primitive takes them.
-      result: `result(**operands, spec)` maps shapes and dtypes of the operands to those of the result. It raises an
-        error if they do not fit together.
-      reference: `reference(**operands, **keywords)`, the operator in `jax.numpy`, which defines it and its derivatives.
-      plan: `plan(request, **operands)`, from shapes, decides how the computations of a `Request` are done, once, before
+      operands: the type of this named tuple, in the order in which the primitive takes operands.
+      result: `result(operands, spec)` maps shapes and dtypes of the operands to those of the result. It raises an error
+        if they do not fit together.
+      reference: `reference(operands, **keywords)`, the operator in `jax.numpy`, which defines it and its derivatives.
+      plan: `plan(request, operands)`, from shapes, decides how the computations of a `Request` are done, once, before
         anything is computed. It returns a `ComputationPlan` for each, by name. Costs are added to it by `flops`.
-      forward: `forward(plans, **operands, **keywords)` computes the same as the reference, as planned.
-      tangent: `tangent(plans, **operands, tangents, **keywords)` computes the tangent of the result from those of some
+      forward: `forward(plans, operands, **keywords)` computes the same as the reference, as planned.
+      tangent: `tangent(plans, operands, tangents, **keywords)` computes the tangent of the result from those of some
         operands, by name, as planned. None if there is no kernel.
-      cotangent: `cotangent(plans, **operands, ct, **keywords)` computes the planned cotangents, and returns them by
-        name. They have the dtypes of the operands or the wider dtype in which sums are taken.
-      flops: `flops(computation, **operands, spec)`, from shapes, the floating-point operations of a computation.
-      samples: `samples(**operands, spec)`, from shapes, the bytes of the reference's samples, its least workspace.
+      cotangent: `cotangent(plans, operands, ct, **keywords)` computes the planned cotangents, and returns them by name.
+        They have the dtypes of the operands or the wider dtype in which sums are taken.
+      flops: `flops(computation, operands, spec)`, from shapes, the floating-point operations of a computation.
+      samples: `samples(operands, spec)`, from shapes, the bytes of the reference's samples, its least workspace.
       words: `words(spec)`, what users call operands, where that is not their name.
-      axes: `axes(**operands, spec)`, from shapes, the dimensions that may be sharded.
+      axes: `axes(operands, spec)`, from shapes, the dimensions that may be sharded.
       keywords: `keywords(spec, shards)`, the keywords of the three functions above on a device that has these shards.
-      chunk_lengths: `chunk_lengths(**operands, target)`, from shapes with one batch dimension, the lengths of the
+      chunk_lengths: `chunk_lengths(operands, target)`, from shapes with one batch dimension, the lengths of the
         chunks in which derivatives of the reference are evaluated, by the names of `axes` and "batch". The reference of
         these chunks must add up to that of the whole.
       shared: the number of dimensions of each operand that all examples of a batch share, as they do weights. If these
@@ -120,7 +120,7 @@ class Operator(Generic[Spec]):
     """
 
     name: str
-    operands: tuple[str, ...]
+    operands: Any
     result: Callable[..., jax.ShapeDtypeStruct]
     reference: Callable[..., jax.Array]
     plan: Callable[..., dict[str, ComputationPlan]]
@@ -174,34 +174,22 @@ class Operator(Generic[Spec]):
         bound: list[jax.Array] = primitive.bind(*arrays, present=present, chain=chain, spec=spec, backend=backend)
         return bound
 
-    def __call__(self, *, spec: Spec, backend: Backend = None, **operands: jax.Array | None) -> jax.Array:
-        arrays = self._present(operands)
+    def __call__(self, operands: Any, *, spec: Spec, backend: Backend = None) -> jax.Array:
+        arrays = _present(operands)
         (result,) = self._bind(*arrays.values(), present=tuple(arrays), chain=(), spec=spec, backend=backend)
         return result
 
     def cotangents(
-        self,
-        *,
-        cotangent: jax.Array,
-        requested: tuple[str, ...],
-        spec: Spec,
-        backend: Backend = None,
-        **operands: jax.Array | None,
+        self, operands: Any, *, cotangent: jax.Array, requested: tuple[str, ...], spec: Spec, backend: Backend = None
     ) -> Arrays:
         """The cotangents of the operands in `requested`, by name, from the cotangent of the result."""
-        arrays, chain = self._present(operands), (Step("vjp", requested),)
+        arrays, chain = _present(operands), (Step("vjp", requested),)
         bind = partial(self._bind, present=tuple(arrays), chain=chain, spec=spec, backend=backend)
         return dict(zip(requested, bind(*arrays.values(), cotangent), strict=True))
 
-    def _present(self, operands: Mapping[str, jax.Array | None]) -> Arrays:
-        if unknown := operands.keys() - set(self.operands):
-            raise TypeError(f"{self.name} has no operands {sorted(unknown)}")
-        arrays = ((name, operands.get(name)) for name in self.operands)
-        return {name: array for name, array in arrays if array is not None}
-
-    def _with_absent(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """All operands by name, those that are absent as None, without the other arguments of a chain."""
-        return {name: arrays.get(name) for name in self.operands}
+    def _with_absent(self, arrays: Mapping[str, Any]) -> Any:
+        """The operands, those that are absent as None, without the other arguments of a chain."""
+        return self.operands(*(arrays.get(name) for name in self.operands._fields))
 
     def _abstract_evaluation(
         self, *avals: jax.core.ShapedArray, present: tuple[str, ...], chain: Chain, spec: Spec, backend: Backend
@@ -231,7 +219,7 @@ class Operator(Generic[Spec]):
             for name, aval in zip(present, avals, strict=False)
         }
         operands = self._with_absent(shapes)
-        axes, result = self.axes(**operands, spec=spec), self.result(**operands, spec=spec)
+        axes, result = self.axes(operands, spec=spec), self.result(operands, spec=spec)
 
         def array(names: partition.Names, like: jax.ShapeDtypeStruct) -> partition.Array:
             leading = tuple(f"batch{k}" for k in range(len(batch) + len(like.shape) - len(names)))
@@ -312,14 +300,14 @@ class Operator(Generic[Spec]):
         flat = {name: self._flat(array, argument_roles[name], names) for name, array in arrays.items()}
         operands, keywords = self._with_absent(flat), self.keywords(spec, shards)
         step = chain[0] if chain else None
-        plans = self.plan(Request(step, keywords["spec"], target, all_reduced), **operands)
+        plans = self.plan(Request(step, keywords["spec"], target, all_reduced), operands)
         if step is None:
-            outs = {RESULT: self.forward(plans, **operands, **keywords)}
+            outs = {RESULT: self.forward(plans, operands, **keywords)}
         elif step.mode == "jvp" and self.tangent is not None:
             tangents = {name: flat[_tangent_name(name, 0)] for name in step.arguments}
-            outs = {RESULT: self.tangent(plans, **operands, tangents=tangents, **keywords)}
+            outs = {RESULT: self.tangent(plans, operands, tangents, **keywords)}
         else:
-            outs = self.cotangent(plans, **operands, ct=flat[_cotangent_name(RESULT, 0)], **keywords)
+            outs = self.cotangent(plans, operands, flat[_cotangent_name(RESULT, 0)], **keywords)
 
         def unflat(out: jax.Array, role: str) -> jax.Array:
             if role != RESULT:
@@ -332,7 +320,7 @@ class Operator(Generic[Spec]):
 
     def _dimensions(self, operands: Mapping[str, Any], spec: Spec) -> Callable[[str], partition.Names]:
         """The names of the dimensions of an array by its role, with all batch dimensions as one."""
-        axes = self.axes(**self._with_absent(operands), spec=spec)
+        axes = self.axes(self._with_absent(operands), spec=spec)
 
         def names(role: str) -> partition.Names:
             of_example = axes.result if role == RESULT else axes.operands[role]
@@ -353,7 +341,7 @@ class Operator(Generic[Spec]):
         shapes = {role: jax.typeof(arrays[name]) for name, role in argument_roles.items()}
         if RESULT not in shapes:
             reference = partial(self.reference, **self.keywords(spec, shards))
-            shapes[RESULT] = jax.eval_shape(reference, **self._with_absent(arrays))
+            shapes[RESULT] = jax.eval_shape(reference, self._with_absent(arrays))
 
         def like(name: str, role: str) -> partition.Array:
             struct = jax.eval_shape(partial(flat, role=role), shapes[role])
@@ -371,13 +359,13 @@ class Operator(Generic[Spec]):
             flat_arrays,
             arguments={name: names(role) for name, role in argument_roles.items()},
             results={name: like(name, role) for name, role in result_roles.items()},
-            lengths=tuple(self.chunk_lengths(**self._with_absent(flat_arrays), target=target).items()),
+            lengths=tuple(self.chunk_lengths(self._with_absent(flat_arrays), target=target).items()),
             fill=len(chain),
         )
         return {name: outs[name].reshape(shapes[role].shape) for name, role in result_roles.items()}
 
     def _by_reference(self, arrays: Arrays, *, widen: Callable[[jax.Array], jax.Array], **keywords: Any) -> Arrays:
-        return {RESULT: widen(self.reference(**self._with_absent(arrays), **keywords))}
+        return {RESULT: widen(self.reference(self._with_absent(arrays), **keywords))}
 
     def _jvp_rule(
         self, primals: Sequence[Any], tangents: Sequence[Any], *, present: tuple[str, ...], chain: Chain, **params: Any
@@ -488,24 +476,25 @@ class Call(NamedTuple):
             return jax.eval_shape(partial(operator._flat, role=name, names=names), shapes[name])
 
         operands = operator._with_absent({name: flat(name) for name in self.present})
-        result = operator.result(**operands, spec=self.spec)
+        result = operator.result(operands, spec=self.spec)
         why = why_reference(target.platform, self.backend)
         if not why:
             extension.require(target.platform)
 
         def plan(computation: str) -> ComputationPlan:
             if why:
-                size = operator.samples(**operands, spec=self.spec)
+                size = operator.samples(operands, spec=self.spec)
                 planned = ComputationPlan(computation, "reference", why, size)
             else:
                 step = None if computation == "forward" else Step("vjp", (computation,))
-                planned = operator.plan(Request(step, self.spec, target), **operands)[computation]
-            others = [] if computation == "forward" else [operands[computation]]
-            arrays = [result, *others, *(operands[name] for name in self.present)]
+                planned = operator.plan(Request(step, self.spec, target), operands)[computation]
+            present = _present(operands)
+            gradient = [] if computation == "forward" else [present[computation]]
+            arrays: list[Any] = [result, *gradient, *present.values()]
             return dataclasses.replace(
                 planned,
                 computation=operator.words(self.spec).get(computation, computation),
-                flops=operator.flops(computation, **operands, spec=self.spec),
+                flops=operator.flops(computation, operands, spec=self.spec),
                 bytes_accessed=sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays),
             )
 
@@ -536,6 +525,10 @@ class _Evaluation(NamedTuple, Generic[Spec]):
     shards: Mapping[str, partition.Shard]
     all_reduced: tuple[str, ...]
     target: Target
+
+
+def _present(operands: Any) -> Arrays:
+    return {name: array for name, array in operands._asdict().items() if array is not None}
 
 
 def _tangent_name(name: str, depth: int) -> str:

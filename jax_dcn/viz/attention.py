@@ -97,16 +97,16 @@ def attention_samples(
 
     of_level = np.repeat(np.arange(len(problem.spec.levels)), [level.points for level in problem.spec.levels])
     sizes = np.array([level[:2] for level in problem.spec.levels])[np.tile(of_level, heads)]
-    locations = np.asarray(problem.operands["locations"], np.float64).reshape(heads * taps, 2)[:, ::-1]
+    locations = np.asarray(problem.operands.locations, np.float64).reshape(heads * taps, 2)[:, ::-1]
     positions = locations * sizes - 0.5
     if problem.spec.discrete:
-        levels = tap_levels(problem.spec, problem.operands["value"])
-        pixels_read = np.stack(discrete_pixels(problem.operands["locations"], levels), -1)
+        levels = tap_levels(problem.spec, problem.operands.value)
+        pixels_read = np.stack(discrete_pixels(problem.operands.locations, levels), -1)
         positions = pixels_read.astype(np.float64).reshape(-1, 2)
     return AttentionSamples(
         locations,
         positions,
-        np.asarray(problem.operands["weights"], np.float64).ravel(),
+        np.asarray(problem.operands.weights, np.float64).ravel(),
         np.repeat(np.arange(heads), taps),
         np.tile(of_level, heads),
         ((positions > -1) & (positions < sizes)).all(-1),

@@ -122,7 +122,9 @@ def test_which_path():
         x = jax.ShapeDtypeStruct((1, *image, channels), dtype)
         offset = jax.ShapeDtypeStruct((1, *image, 18), "float32")
         weight = jax.ShapeDtypeStruct((3, 3, channels // groups, features), dtype)
-        plan = jax_dcn.kernel_plan(jax_dcn.deform_conv2d, x, offset, weight, platform="cpu", feature_group_count=groups, **options)
+        plan = jax_dcn.kernel_plan(
+            jax_dcn.deform_conv2d, x, offset, weight, platform="cpu", feature_group_count=groups, **options
+        )
         return {of.computation: of for of in plan}
 
     for dtype in TOLERANCE:
@@ -146,7 +148,9 @@ def test_where_it_is_slow():
         x = jax.ShapeDtypeStruct((batch, *image, 64), dtype)
         offset = jax.ShapeDtypeStruct((batch, *image, 18 * offset_groups), "float32")
         weight = jax.ShapeDtypeStruct((3, 3, 64 // groups, features), dtype)
-        planned = jax_dcn.kernel_plan(jax_dcn.deform_conv2d, x, offset, weight, platform="cpu", feature_group_count=groups)[of]
+        planned = jax_dcn.kernel_plan(
+            jax_dcn.deform_conv2d, x, offset, weight, platform="cpu", feature_group_count=groups
+        )[of]
         assert (planned.path == "fused") == planned.reason.startswith("the processor has")
         return planned.reason
 

@@ -7,7 +7,7 @@ a window.
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,21 @@ from jax_dcn._operators.aggregation.geometry import Level, Pyramid, Spec, Window
 from jax_dcn._primitive import jax_internals
 from jax_dcn._types import Pair, Shaped
 
-OPERANDS = ("value", "locations", "weights")
+A = TypeVar("A", covariant=True)
 MAX_LEVELS, MAX_TAPS = 32, 2**24  # kMaxLevels and kMaxTaps of lib/aggregation_geometry.h
 BACKENDS = (None, "reference")
 
 
+class Operands(NamedTuple, Generic[A]):
+    """The canonical operands, as arrays or as their shapes and types."""
+
+    value: A
+    locations: A
+    weights: A
+
+
 class Problem(NamedTuple):
-    operands: dict[str, Any]  # arrays by name
+    operands: Operands[jax.Array]
     spec: Spec
 
 
@@ -160,8 +168,9 @@ def window(
     return Window(kernel_size, strides, pads, kernel_dilation, scale, remove_center)
 
 
-def check_operands(value: Shaped, locations: Shaped, weights: Shaped, *, spec: Spec) -> None:
+def check_operands(operands: Operands[Shaped], spec: Spec) -> None:
     """Raises ValueError unless the canonical operands fit."""
+    value, locations, weights = operands
     dims = spec.image_dims
     *_, heads, _ = value.shape
     if isinstance(spec, Pyramid) and value.shape[-3] != spec.pixels:
@@ -181,9 +190,9 @@ def _problem(value: jax.Array, locations: jax.Array, weights: jax.Array, spec: S
     sum_dtype = jnp.result_type(value.dtype, jnp.float32, locations.dtype, weights.dtype)
     # The kernels take locations of float64 only for data of float64.
     data_dtype = sum_dtype if sum_dtype == jnp.float64 else value.dtype
-    check_operands(value, locations, weights, spec=spec)
+    check_operands(Operands(value, locations, weights), spec)
     operands = (value.astype(data_dtype), locations.astype(sum_dtype), weights.astype(sum_dtype))
-    return Problem(dict(zip(OPERANDS, jax_internals.vary_alike(operands), strict=True)), spec)
+    return Problem(Operands(*jax_internals.vary_alike(operands)), spec)
 
 
 def _check_choices(deterministic: Any, backend: Any) -> None:

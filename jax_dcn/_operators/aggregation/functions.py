@@ -112,7 +112,7 @@ def multi_scale_deformable_attention(
         deterministic=deterministic,
         backend=backend,
     )
-    out = deform_aggregation(**problem.operands, spec=problem.spec, backend=backend)
+    out = deform_aggregation(problem.operands, spec=problem.spec, backend=backend)
     return out.reshape(*out.shape[:-2], out.shape[-2] * out.shape[-1]).astype(jnp.asarray(value).dtype)
 
 
@@ -201,5 +201,5 @@ def dcnv3(
         deterministic=deterministic,
         backend=backend,
     )
-    out = deform_aggregation(**problem.operands, spec=problem.spec, backend=backend)
+    out = deform_aggregation(problem.operands, spec=problem.spec, backend=backend)
     return out.reshape(*out.shape[:-2], out.shape[-2] * out.shape[-1]).astype(jnp.asarray(x).dtype)

@@ -4,9 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from jax_dcn._operators.aggregation.arguments import Operands
 from jax_dcn._operators.aggregation.geometry import Spec, Window, levels_of
 from jax_dcn._primitive.operator import Request
 from jax_dcn._primitive.plan import ComputationPlan
+from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
 # The limit of the samples that are sorted at once on a GPU.
@@ -27,12 +29,12 @@ class ValueCotangent:
         return f"{self.tables} head{'' if self.tables == 1 else 's'} at a time" if self.tables else ""
 
 
-def plan(request: Request, value: Shaped, locations: Shaped, weights: Shaped) -> dict[str, ComputationPlan]:
+def plan(request: Request, operands: Operands[Shaped]) -> dict[str, ComputationPlan]:
     """The plans by computation: one custom call for the forward, one for value, one for locations and weights."""
     names = ("forward",) if request.step is None else request.step.arguments
     plans = {name: ComputationPlan(name, "kernel") for name in names}
     if "value" in names:
-        choices = _value_cotangent(request, value, locations)
+        choices = _value_cotangent(request, operands.value, operands.locations)
         plans["value"] = ComputationPlan("value", "kernel", "", 4 * choices.workspace_size, choices)
     return plans
 
@@ -53,22 +55,24 @@ def _value_cotangent(request: Request, value: Shaped, locations: Shaped) -> Valu
     return ValueCotangent(dtype, tables * elements, tables)
 
 
-def reference_chunk(value: Shaped, locations: Shaped) -> dict[str, Any]:
-    """The lengths of the chunks in which derivatives of the reference are evaluated."""
+def reference_chunk(operands: Operands[Shaped], *, target: Target) -> dict[str, Any]:
+    """The lengths of the chunks of queries in which derivatives of the reference are evaluated."""
+    value, locations, _ = operands
     row_bytes = math.prod(locations.shape[2:-1]) * value.shape[-1] * locations.dtype.itemsize
     if not isinstance(row_bytes, int):  # a symbolic number of columns
         return {"batch": 1, "rows": 1}
     return {"batch": 1, "rows": max(REFERENCE_BYTES // max(row_bytes, 1), 1)}
 
 
-def flops(computation: str, value: Shaped, locations: Shaped, weights: Shaped, *, spec: Spec) -> int:
+def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
     """Ten for each sampled channel: eight to interpolate or scatter it, two to multiply and add."""
-    return 10 * math.prod(locations.shape[:-1]) * value.shape[-1]
+    return 10 * math.prod(operands.locations.shape[:-1]) * operands.value.shape[-1]
 
 
-def samples(value: Shaped, locations: Shaped, weights: Shaped, *, spec: Spec) -> Any:
+def samples(operands: Operands[Shaped], spec: Spec) -> Any:
     """The bytes of the reference's samples."""
-    return math.prod(locations.shape[:-1]) * value.shape[-1] * locations.dtype.itemsize
+    locations = operands.locations
+    return math.prod(locations.shape[:-1]) * operands.value.shape[-1] * locations.dtype.itemsize
 
 
 def words(spec: Spec) -> dict[str, str]:

@@ -6,25 +6,25 @@ from typing import Any
 import jax
 
 from jax_dcn._operators.aggregation import kernels, plan
-from jax_dcn._operators.aggregation.arguments import OPERANDS, check_operands
+from jax_dcn._operators.aggregation.arguments import Operands, check_operands
 from jax_dcn._operators.aggregation.geometry import Spec
 from jax_dcn._operators.aggregation.reference import reference
 from jax_dcn._primitive.operator import Axes, Operator
 from jax_dcn._primitive.partition import Shard
-from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
 
-def result(value: Shaped, locations: Shaped, weights: Shaped, *, spec: Spec) -> jax.ShapeDtypeStruct:
+def result(operands: Operands[Shaped], spec: Spec) -> jax.ShapeDtypeStruct:
     """The shape and type of the result; raises ValueError where the operands do not fit."""
-    check_operands(value, locations, weights, spec=spec)
+    check_operands(operands, spec)
+    value, _, weights = operands
     return jax.ShapeDtypeStruct((*weights.shape[:-1], value.shape[-1]), value.dtype)
 
 
-def axes(value: Shaped, locations: Shaped, weights: Shaped, *, spec: Spec) -> Axes:
+def axes(operands: Operands[Shaped], spec: Spec) -> Axes:
     """The queries and the heads may be sharded. The value's pixels may not: a tap may read any."""
     queries = ("rows", "columns")[: spec.image_dims]
-    sizes = dict(zip(queries, locations.shape[-spec.image_dims - 3 :], strict=False))
+    sizes = dict(zip(queries, operands.locations.shape[-spec.image_dims - 3 :], strict=False))
     return Axes(
         operands={
             "value": (*[None] * spec.image_dims, "heads", None),
@@ -32,7 +32,7 @@ def axes(value: Shaped, locations: Shaped, weights: Shaped, *, spec: Spec) -> Ax
             "weights": (*queries, "heads", None),
         },
         result=(*queries, "heads", None),
-        sizes={**sizes, "heads": value.shape[-2]},
+        sizes={**sizes, "heads": operands.value.shape[-2]},
     )
 
 
@@ -41,14 +41,9 @@ def keywords(spec: Spec, shards: Mapping[str, Shard]) -> dict[str, Any]:
     return {"spec": spec, "origin": tuple(shards[name].start if name in shards else 0 for name in ("rows", "columns"))}
 
 
-def chunk_lengths(value: Shaped, locations: Shaped, weights: Shaped, *, target: Target) -> dict[str, Any]:
-    """The lengths of the chunks of queries in which derivatives of the reference are evaluated."""
-    return plan.reference_chunk(value, locations)
-
-
 deform_aggregation = Operator[Spec](
     "deform_aggregation",
-    operands=OPERANDS,
+    operands=Operands,
     result=result,
     reference=reference,
     plan=plan.plan,
@@ -59,7 +54,7 @@ deform_aggregation = Operator[Spec](
     samples=plan.samples,
     axes=axes,
     keywords=keywords,
-    chunk_lengths=chunk_lengths,
+    chunk_lengths=plan.reference_chunk,
     shared={},
     linear=("value", "weights"),
     words=plan.words,

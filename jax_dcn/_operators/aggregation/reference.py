@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from jax_dcn._operators.aggregation.arguments import Operands
 from jax_dcn._operators.aggregation.geometry import (
     Spec,
     TapLevels,
@@ -21,19 +22,12 @@ from jax_dcn._operators.aggregation.geometry import (
 from jax_dcn._operators.sampling import interpolate, read_pixels
 
 
-def reference(
-    value: jax.Array,
-    locations: jax.Array,
-    weights: jax.Array,
-    *,
-    spec: Spec,
-    origin: tuple[ArrayLike, ArrayLike],
-) -> jax.Array:
+def reference(operands: Operands[jax.Array], *, spec: Spec, origin: tuple[ArrayLike, ArrayLike]) -> jax.Array:
     """The result [..., queries, M, D] of the queries from `origin` on, as many as `locations` has."""
     aggregate: Any = partial(_aggregate, spec=spec, origin=origin)
-    for _ in value.shape[: -spec.image_dims - 2]:
+    for _ in operands.value.shape[: -spec.image_dims - 2]:
         aggregate = jax.vmap(aggregate)
-    return aggregate(value, locations, weights)
+    return aggregate(*operands)
 
 
 def _aggregate(

@@ -1,7 +1,7 @@
 """Checks what users pass, and makes the canonical operands of it: channels last, and of types that kernels take."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +23,21 @@ class Spec(Geometry):
     path: Literal["fused", "im2col"] | None  # that was requested
 
 
-OPERANDS = ("x", "offset", "weight", "bias", "mask")
+A = TypeVar("A", covariant=True)
+
+
+class Operands(NamedTuple, Generic[A]):
+    """The canonical operands, as arrays or as their shapes and types."""
+
+    x: A
+    offset: A
+    weight: A
+    bias: A | None
+    mask: A | None
 
 
 class Problem(NamedTuple):
-    operands: dict[str, Any]  # arrays by name; None for an absent one
+    operands: Operands[jax.Array]
     spec: Spec
 
 
@@ -87,7 +97,7 @@ def canonicalize(
         else _validation.dtype("preferred_element_type", preferred_element_type),
         path=backend if backend in ("fused", "im2col") else None,
     )
-    check_operands(x, offset, weight, bias, mask, spec=spec, channels_first=first)
+    check_operands(Operands(x, offset, weight, bias, mask), spec, channels_first=first)
     operands = (
         x.astype(data_dtype),
         offset.astype(sum_dtype),
@@ -95,20 +105,12 @@ def canonicalize(
         None if bias is None else bias.astype(sum_dtype),
         None if mask is None else mask.astype(sum_dtype),
     )
-    return Problem(dict(zip(OPERANDS, jax_internals.vary_alike(operands), strict=True)), spec)
+    return Problem(Operands(*jax_internals.vary_alike(operands)), spec)
 
 
-def check_operands(
-    x: Shaped,
-    offset: Shaped,
-    weight: Shaped,
-    bias: Shaped | None,
-    mask: Shaped | None,
-    *,
-    spec: Spec,
-    channels_first: bool = False,
-) -> None:
+def check_operands(operands: Operands[Shaped], spec: Spec, *, channels_first: bool = False) -> None:
     """Raises ValueError unless the canonical operands fit; messages give their shapes in the user's layout."""
+    x, offset, weight, bias, mask = operands
 
     def shown(*shape: object) -> str:
         order = (*shape[:-3], shape[-1], *shape[-3:-1]) if channels_first else shape

@@ -5,16 +5,12 @@ from typing import NamedTuple
 import jax
 from jax.typing import ArrayLike
 
-from jax_dcn._operators.deform_conv.arguments import Spec
+from jax_dcn._operators.deform_conv.arguments import Operands, Spec
 
 
 class Convolution(NamedTuple):
-    """Canonical operands with one batch dimension, for the output's rows and columns from `origin` on."""
+    """Operands with one batch dimension, for the output's rows and columns from `origin` on."""
 
-    x: jax.Array
-    offset: jax.Array
-    weight: jax.Array
-    bias: jax.Array | None
-    mask: jax.Array | None
+    operands: Operands[jax.Array]
     spec: Spec
     origin: tuple[ArrayLike, ArrayLike]

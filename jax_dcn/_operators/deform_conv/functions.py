@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_dcn import _validation
-from jax_dcn._operators.deform_conv.arguments import canonicalize, channels_first, channels_last
+from jax_dcn._operators.deform_conv.arguments import Operands, canonicalize, channels_first, channels_last
 from jax_dcn._operators.deform_conv.primitive import deform_conv, result
 from jax_dcn._primitive import jax_internals
 from jax_dcn._types import Backend, Padding, Pair
@@ -146,7 +146,7 @@ def deform_conv2d(
         deterministic=deterministic,
         backend=backend,
     )
-    y = deform_conv(**problem.operands, spec=problem.spec, backend=backend)
+    y = deform_conv(problem.operands, spec=problem.spec, backend=backend)
     return channels_first(y) if data_format == "NCHW" else y
 
 
@@ -264,15 +264,15 @@ def _gradient(
     problem = canonicalize(x, offset, weight, None, mask, **options)
     first = options.get("data_format") == "NCHW"
     cotangent = _validation.array("cotangent", cotangent)
-    expected = result(**problem.operands, spec=problem.spec).shape
+    expected = result(problem.operands, spec=problem.spec).shape
     if first:
         expected = (*expected[:-3], expected[-1], *expected[-3:-1])
     if cotangent.shape != expected:
         raise ValueError(f"cotangent must have the result's shape {expected}, got {cotangent.shape}")
     cotangent = (channels_last(cotangent) if first else cotangent).astype(problem.spec.dtype)
-    *operands, ct = jax_internals.vary_alike([*problem.operands.values(), cotangent])
+    *operands, ct = jax_internals.vary_alike([*problem.operands, cotangent])
     gradient = deform_conv.cotangents(
-        **dict(zip(problem.operands, operands, strict=True)),
+        Operands(*operands),
         cotangent=ct,
         requested=(name,),
         spec=problem.spec,

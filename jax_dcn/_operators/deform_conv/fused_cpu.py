@@ -15,7 +15,7 @@ from jax_dcn._operators.deform_conv.plan import FusedCpu
 
 
 def forward(convolution: Convolution, choices: FusedCpu) -> jax.Array:
-    x, offset, weight, bias, mask, spec, origin = convolution
+    (x, offset, weight, bias, mask), spec, origin = convolution
     return custom_calls.cpu_fused_forward(
         x,
         Samples(offset, mask, (0, *origin), weight.shape[:2], spec),
@@ -31,7 +31,7 @@ def cotangents(
     convolution: Convolution, d_y: jax.Array, requested: Sequence[str], choices: FusedCpu
 ) -> dict[str, jax.Array]:
     """The requested cotangents, in the type of sums or for x of the operand."""
-    x, offset, weight, _, mask, spec, origin = convolution
+    (x, offset, weight, _, mask), spec, origin = convolution
     return custom_calls.cpu_fused_cotangents(
         x,
         Samples(offset, mask, (0, *origin), weight.shape[:2], spec),

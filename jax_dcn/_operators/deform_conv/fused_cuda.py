@@ -24,7 +24,7 @@ from jax_dcn._operators.deform_conv.plan import (
 
 
 def forward(convolution: Convolution, choices: FusedCudaForward) -> jax.Array:
-    x, offset, weight, bias, mask, spec, origin = convolution
+    (x, offset, weight, bias, mask), spec, origin = convolution
     return custom_calls.fused_forward(
         x,
         Samples(offset, mask, (0, *origin), weight.shape[:2], spec),
@@ -43,7 +43,7 @@ def cotangents(
 
     They have the type of sums, or for x that of the operand.
     """
-    x, offset, weight, _, mask, spec, origin = convolution
+    (x, offset, weight, _, mask), spec, origin = convolution
     samples, groups = Samples(offset, mask, (0, *origin), weight.shape[:2], spec), spec.feature_group_count
     match choices:
         case FusedCudaInput(images):

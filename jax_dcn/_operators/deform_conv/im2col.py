@@ -26,7 +26,7 @@ _Start: TypeAlias = tuple[ArrayLike, ArrayLike]  # an image and a row
 
 
 def forward(convolution: Convolution, choices: Im2col, fill: float) -> jax.Array:
-    x, offset, weight, bias, _, spec, _ = convolution
+    (x, offset, weight, bias, _), spec, _ = convolution
 
     def part(start: _Start, size: tuple[int, int]) -> jax.Array:
         part = _product(custom_calls.sample(x, _samples_at(start, size, convolution)), weight, spec)
@@ -38,7 +38,7 @@ def forward(convolution: Convolution, choices: Im2col, fill: float) -> jax.Array
 
 def tangent(convolution: Convolution, tangents: Mapping[str, jax.Array], choices: Im2col) -> jax.Array:
     """The tangent of the result, from those of x, offset or mask, and maybe of weight and bias."""
-    x, offset, weight, _, _, spec, _ = convolution
+    (x, offset, weight, _, _), spec, _ = convolution
     # One product multiplies the columns' tangents by the weight and the columns by the weight's tangent.
     factors = jnp.stack([weight, tangents["weight"]] if "weight" in tangents else [weight], axis=2)
 
@@ -61,7 +61,7 @@ def tangent(convolution: Convolution, tangents: Mapping[str, jax.Array], choices
 
 def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[str], choices: Im2col) -> Cotangents:
     """The requested cotangents, in the sums' type, but that of x in the planned one."""
-    x, offset, weight, _, mask, spec, _ = convolution
+    (x, offset, weight, _, mask), spec, _ = convolution
     sum_dtype, groups = offset.dtype, spec.feature_group_count
     positions = [name for name in ("offset", "mask") if name in requested]
     is_in_place = choices.x_dtype == sum_dtype
@@ -129,7 +129,7 @@ def _with_parts(y: jax.Array, choices: Im2col, part: Callable[[_Start, tuple[int
 def _samples_at(start: _Start, size: tuple[int, int], convolution: Convolution) -> Samples:
     """The samples of `size` (images, rows) from `start` on, of a convolution whose output begins at its origin."""
     image, row = start
-    _, offset, weight, _, mask, spec, origin = convolution
+    (_, offset, weight, _, mask), spec, origin = convolution
     of_chunk = partial(read_chunk, start=start, size=size)
     mask = None if mask is None else of_chunk(mask)
     return Samples(of_chunk(offset), mask, (image, origin[0] + row, origin[1]), weight.shape[:2], spec)

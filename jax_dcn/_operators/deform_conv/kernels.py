@@ -8,67 +8,37 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_dcn._operators.deform_conv import fused_cpu, fused_cuda, im2col
-from jax_dcn._operators.deform_conv.arguments import Spec
+from jax_dcn._operators.deform_conv.arguments import Operands, Spec
 from jax_dcn._operators.deform_conv.convolution import Convolution
 from jax_dcn._operators.deform_conv.plan import FusedCpu, FusedCuda, FusedCudaForward, Im2col
 from jax_dcn._primitive.plan import ComputationPlan
 
+Arrays = Mapping[str, jax.Array]
 Plans = Mapping[str, ComputationPlan]
+Origin = tuple[ArrayLike, ArrayLike]
 
 
-def forward(
-    plans: Plans,
-    x: jax.Array,
-    offset: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
-    *,
-    spec: Spec,
-    origin: tuple[ArrayLike, ArrayLike],
-) -> jax.Array:
+def forward(plans: Plans, operands: Operands[jax.Array], *, spec: Spec, origin: Origin) -> jax.Array:
     """The rows and columns of the output from `origin` on, as many as `offset` has."""
-    return _forward(Convolution(x, offset, weight, bias, mask, spec, origin), plans["forward"], im2col.VALUE_FILL)
+    return _forward(Convolution(operands, spec, origin), plans["forward"], im2col.VALUE_FILL)
 
 
-def tangent(
-    plans: Plans,
-    x: jax.Array,
-    offset: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
-    *,
-    tangents: Mapping[str, jax.Array],
-    spec: Spec,
-    origin: tuple[ArrayLike, ArrayLike],
-) -> jax.Array:
+def tangent(plans: Plans, operands: Operands[jax.Array], tangents: Arrays, *, spec: Spec, origin: Origin) -> jax.Array:
     """The tangent of the result, from the tangents of those operands that have one."""
-    convolution = Convolution(x, offset, weight, None, mask, spec, origin)
+    operands = operands._replace(bias=None)
     if "tangent" in plans:
-        return im2col.tangent(convolution, tangents, plans["tangent"].choices)
+        return im2col.tangent(Convolution(operands, spec, origin), tangents, plans["tangent"].choices)
     if "forward" in plans:
-        operands: dict[str, Any] = dict(
-            tangents
-        )  # of one operand, in which the result is linear, and maybe of the bias
-        return _forward(convolution._replace(**operands), plans["forward"], im2col.TANGENT_FILL)
-    return jnp.broadcast_to(tangents["bias"], (*offset.shape[:-1], weight.shape[-1])).astype(spec.dtype)
+        return _forward(Convolution(operands._replace(**tangents), spec, origin), plans["forward"], im2col.TANGENT_FILL)
+    shape = (*operands.offset.shape[:-1], operands.weight.shape[-1])
+    return jnp.broadcast_to(tangents["bias"], shape).astype(spec.dtype)
 
 
 def cotangent(
-    plans: Plans,
-    x: jax.Array,
-    offset: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
-    *,
-    ct: jax.Array,
-    spec: Spec,
-    origin: tuple[ArrayLike, ArrayLike],
+    plans: Plans, operands: Operands[jax.Array], ct: jax.Array, *, spec: Spec, origin: Origin
 ) -> dict[str, jax.Array]:
     """The planned cotangents, in the dtype of the sums; that of x in the planned dtype."""
-    convolution = Convolution(x, offset, weight, bias, mask, spec, origin)
+    convolution = Convolution(operands, spec, origin)
     by_choices: dict[Any, list[str]] = {}
     for name, plan in plans.items():
         by_choices.setdefault(plan.choices, []).append(name)
@@ -82,7 +52,7 @@ def cotangent(
             case FusedCuda():
                 out |= fused_cuda.cotangents(convolution, ct, names, choices)
             case None:
-                out["bias"] = ct.sum((0, 1, 2), dtype=offset.dtype)
+                out["bias"] = ct.sum((0, 1, 2), dtype=operands.offset.dtype)
     return out
 
 

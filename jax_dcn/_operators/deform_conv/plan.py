@@ -14,7 +14,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jax_dcn._operators.deform_conv import cuda_tiles, gpu_estimate
-from jax_dcn._operators.deform_conv.arguments import Spec
+from jax_dcn._operators.deform_conv.arguments import Operands, Spec
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._operators.deform_conv.gpu_estimate import ConvolutionSizes
 from jax_dcn._operators.deform_conv.gpu_numbers import Gpu
@@ -121,8 +121,8 @@ def _at_a_time(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'} at a time"
 
 
-class Operands(NamedTuple):
-    """The operands that decide, with one batch dimension, by shape and type."""
+class _Problem(NamedTuple):
+    """What decides: the operands with one batch dimension, by shape and type, without bias and mask."""
 
     x: Shaped
     offset: Shaped
@@ -168,36 +168,28 @@ class Operands(NamedTuple):
         return gpu_estimate.gpu_of(self.target.compute_capability, self.target.sms)
 
 
-def plan(
-    request: Request, x: Shaped, offset: Shaped, weight: Shaped, bias: Shaped | None, mask: Shaped | None
-) -> dict[str, ComputationPlan]:
+def plan(request: Request, operands: Operands[Shaped]) -> dict[str, ComputationPlan]:
     """The plans by computation: "forward", "tangent", or the operands whose cotangents are requested."""
     step, spec, target, all_reduced = request
-    operands = Operands(x, offset, weight, spec, target)
+    problem = _Problem(operands.x, operands.offset, operands.weight, spec, target)
     if step is None:
-        return {"forward": _forward(operands)}
+        return {"forward": _forward(problem)}
     if step.mode == "jvp":
-        return _tangent(step.arguments, operands)
-    return _cotangents(step.arguments, all_reduced, operands)
+        return _tangent(step.arguments, problem)
+    return _cotangents(step.arguments, all_reduced, problem)
 
 
-def reference_chunk(x: Shaped, offset: Shaped, weight: Shaped, target: Target) -> tuple[int, int]:
-    """The images and rows of a chunk in derivatives of the reference."""
+def reference_chunk(operands: Operands[Shaped], *, target: Target) -> dict[str, int]:
+    """The images and rows whose columns are held at a time in derivatives of the reference."""
+    x, offset, weight, _, _ = operands
     row_bytes = offset.shape[2] * math.prod(weight.shape[:2]) * x.shape[-1] * offset.dtype.itemsize
-    return _chunk(offset, COLUMN_BYTES[target.platform] // REFERENCE_PART, row_bytes=row_bytes)
+    images, rows = _chunk(offset, COLUMN_BYTES[target.platform] // REFERENCE_PART, row_bytes=row_bytes)
+    return {"batch": images, "rows": rows}
 
 
-def flops(
-    computation: str,
-    x: Shaped,
-    offset: Shaped,
-    weight: Shaped,
-    bias: Shaped | None,
-    mask: Shaped | None,
-    *,
-    spec: Spec,
-) -> int:
-    """Those of the product, and eight for each interpolated or scattered element of the columns."""
+def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
+    """The operations of the product, and eight for each interpolated or scattered element of the columns."""
+    x, offset, weight, _, _ = operands
     pixels = math.prod(offset.shape[:-1])
     if computation == "bias":
         return pixels * weight.shape[-1]
@@ -205,19 +197,20 @@ def flops(
     return 2 * columns * (weight.shape[-1] // spec.feature_group_count) + 8 * columns
 
 
-def samples(x: Shaped, offset: Shaped, weight: Shaped, bias: Shaped | None, mask: Shaped | None, *, spec: Spec) -> int:
+def samples(operands: Operands[Shaped], spec: Spec) -> int:
     """The bytes of the columns of the whole batch, in the type of sums."""
+    x, offset, weight, _, _ = operands
     return math.prod(offset.shape[:3]) * math.prod(weight.shape[:2]) * x.shape[-1] * offset.dtype.itemsize
 
 
-def _path(computation: str, operands: Operands) -> tuple[str, str]:
+def _path(computation: str, problem: _Problem) -> tuple[str, str]:
     """The path of the forward, or of one gradient, and the reason. No choice depends on another.
 
     It is the path that was requested, or else the faster one of those that are possible. Raises ValueError where the
     fused path was requested and is impossible.
     """
-    spec, platform = operands.spec, operands.target.platform
-    unsupported = _unsupported_reason(computation, operands)
+    spec, platform = problem.spec, problem.target.platform
+    unsupported = _unsupported_reason(computation, problem)
     if spec.path == "fused" and unsupported:
         what = "the forward" if computation == "forward" else f"the gradient of {computation}"
         raise ValueError(f"backend='fused' cannot compute {what}: {unsupported}. With backend=None it can be computed")
@@ -226,21 +219,21 @@ def _path(computation: str, operands: Operands) -> tuple[str, str]:
     if unsupported:
         return "im2col", unsupported
     if platform == "cpu":
-        slow = _slow_reason(computation, operands)
+        slow = _slow_reason(computation, problem)
         return ("im2col", slow) if slow else ("fused", f"the processor has {INSTRUCTIONS}")
-    if not operands.can_be_estimated:
+    if not problem.can_be_estimated:
         return "fused", "no time is estimated for arrays that are empty or of a symbolic size"
-    sizes, gpu = operands.sizes, operands.gpu
+    sizes, gpu = problem.sizes, problem.gpu
     fused = gpu_estimate.fused_seconds(computation, sizes, gpu)
     im2col = gpu_estimate.im2col_seconds(computation, sizes, gpu)
     estimates = f"estimates for {gpu.architecture}: fused {fused * 1e3:.2g} ms, im2col {im2col * 1e3:.2g} ms"
     return "im2col" if im2col * gpu_estimate.MARGIN < fused else "fused", estimates
 
 
-def _unsupported_reason(computation: str, operands: Operands) -> str:
+def _unsupported_reason(computation: str, problem: _Problem) -> str:
     """Why the fused kernels cannot do it, or an empty string: the rules are in lib/fused_rules.cc."""
-    x, offset, weight, spec, target = operands
-    offset_groups, taps = operands.positions
+    x, offset, weight, spec, target = problem
+    offset_groups, taps = problem.positions
     both = spec.precision if isinstance(spec.precision, tuple) else (spec.precision,)
     tf32 = spec.precision == lax.DotAlgorithmPreset.TF32_TF32_F32
     reason: str = extension.modules["cpu"].fused_unsupported(
@@ -265,9 +258,9 @@ def _for_rules(sizes: Sequence[Any]) -> list[int]:
     return [min(size, 2**62) if isinstance(size, int) else -1 for size in sizes]
 
 
-def _slow_reason(computation: str, operands: Operands) -> str:
+def _slow_reason(computation: str, problem: _Problem) -> str:
     """What makes the fused path of a CPU slower than im2col, or an empty string."""
-    _, offset, weight, spec, _ = operands
+    _, offset, weight, spec, _ = problem
     if INSTRUCTIONS == "portable":
         if not extension.modules["cpu"].has_x86_kernels:
             return "this build has no kernels for AVX2: the processor or the compiler does not support them"
@@ -279,22 +272,22 @@ def _slow_reason(computation: str, operands: Operands) -> str:
     groups = spec.feature_group_count
     if groups > 1 and (fewest := min(weight.shape[2], weight.shape[-1] // groups)) < MIN_GROUP_CHANNELS:
         return f"each group has {fewest} channels; the fused kernels are fast from {MIN_GROUP_CHANNELS} on"
-    if (count := math.prod(operands.positions)) > MAX_PIXEL_SAMPLES:
+    if (count := math.prod(problem.positions)) > MAX_PIXEL_SAMPLES:
         return f"there are {count} samples for each pixel; the fused kernels are fast up to {MAX_PIXEL_SAMPLES}"
     if computation != "forward":
         # Gradients that are computed together share the workspace, so that of x may leave room for fewer tasks.
         together = ["x", "offset", "weight"] if computation == "x" else [computation]
-        tasks = _fused_cpu_gradients(together, operands).concurrent_tasks
+        tasks = _fused_cpu_gradients(together, problem).concurrent_tasks
         if tasks < MIN_TASKS:
             return f"at most {tasks} of the fused gradient's tasks run at a time; it is fast from {MIN_TASKS} on"
     return ""
 
 
-def _forward(operands: Operands) -> ComputationPlan:
-    _, offset, weight, spec, target = operands
-    path, reason = _path("forward", operands)
+def _forward(problem: _Problem) -> ComputationPlan:
+    _, offset, weight, spec, target = problem
+    path, reason = _path("forward", problem)
     if path == "im2col":
-        return _im2col_forward(reason, operands)
+        return _im2col_forward(reason, problem)
     if target.platform == "cpu":
         size = _packed_weight_size(weight, spec) if weight.dtype == jnp.bfloat16 else 0
         return ComputationPlan("forward", path, reason, _FLOAT32_BYTES * size, FusedCpu(size))
@@ -303,34 +296,34 @@ def _forward(operands: Operands) -> ComputationPlan:
     return ComputationPlan("forward", path, reason, _weight_bytes(weight), FusedCudaForward(tile))
 
 
-def _im2col_forward(reason: str, operands: Operands) -> ComputationPlan:
-    dtype = _columns_cotangent_dtype(operands)
-    budget = _budget(["forward"], 1, operands)
-    images, rows = _chunk(operands.offset, budget, row_bytes=operands.column_row * dtype.itemsize)
+def _im2col_forward(reason: str, problem: _Problem) -> ComputationPlan:
+    dtype = _columns_cotangent_dtype(problem)
+    budget = _budget(["forward"], 1, problem)
+    images, rows = _chunk(problem.offset, budget, row_bytes=problem.column_row * dtype.itemsize)
     choices = Im2col(images, rows, dtype)
     return ComputationPlan(
-        "forward", "im2col", reason, _column_count(choices, operands) * operands.x.dtype.itemsize, choices
+        "forward", "im2col", reason, _column_count(choices, problem) * problem.x.dtype.itemsize, choices
     )
 
 
-def _tangent(active: Collection[str], operands: Operands) -> dict[str, ComputationPlan]:
+def _tangent(active: Collection[str], problem: _Problem) -> dict[str, ComputationPlan]:
     """The forward of a tangent, where the result is linear in the only active operand; else one product of tangents."""
     active = set(active) - {"bias"}
     if not active:
         return {}
     if len(active) == 1 and not active.isdisjoint(LINEAR):
-        return {"forward": _forward(operands)}
+        return {"forward": _forward(problem)}
     arrays = 2 if "weight" in active else 1  # of the size of the columns
-    row_bytes = arrays * operands.column_row * operands.offset.dtype.itemsize
-    images, rows = _chunk(operands.offset, arrays * COLUMN_BYTES[operands.target.platform] // 2, row_bytes=row_bytes)
-    return {"tangent": ComputationPlan("tangent", "im2col", choices=Im2col(images, rows, operands.offset.dtype))}
+    row_bytes = arrays * problem.column_row * problem.offset.dtype.itemsize
+    images, rows = _chunk(problem.offset, arrays * COLUMN_BYTES[problem.target.platform] // 2, row_bytes=row_bytes)
+    return {"tangent": ComputationPlan("tangent", "im2col", choices=Im2col(images, rows, problem.offset.dtype))}
 
 
 def _cotangents(
-    requested: Sequence[str], all_reduced: Collection[str], operands: Operands
+    requested: Sequence[str], all_reduced: Collection[str], problem: _Problem
 ) -> dict[str, ComputationPlan]:
-    x, _, _, spec, target = operands
-    paths = {name: _path(name, operands) for name in requested if name != "bias"}
+    x, _, _, spec, target = problem
+    paths = {name: _path(name, problem) for name in requested if name != "bias"}
     # The fused kernels of the CPU would round the cotangent of x before its sum over devices.
     if "x" in all_reduced and target.platform == "cpu" and x.dtype.itemsize == 2 and spec.path is None:
         paths["x"] = "im2col", "its sum over devices is rounded once"
@@ -338,13 +331,13 @@ def _cotangents(
     fused = [name for name in paths if name not in by_im2col]
     choices: dict[str, Any] = {}
     if by_im2col:
-        choices |= dict.fromkeys(by_im2col, _im2col_cotangents(by_im2col, all_reduced, operands))
+        choices |= dict.fromkeys(by_im2col, _im2col_cotangents(by_im2col, all_reduced, problem))
     if fused and target.platform == "cpu":
-        choices |= dict.fromkeys(fused, _fused_cpu_gradients(fused, operands))
+        choices |= dict.fromkeys(fused, _fused_cpu_gradients(fused, problem))
     elif fused:
-        choices |= {name: _fused_cuda_gradient(name, operands) for name in fused}
+        choices |= {name: _fused_cuda_gradient(name, problem) for name in fused}
     plans = {
-        name: ComputationPlan(name, *paths[name], _workspace_bytes(name, choices[name], operands), choices[name])
+        name: ComputationPlan(name, *paths[name], _workspace_bytes(name, choices[name], problem), choices[name])
         for name in paths
     }
     if "bias" in requested:
@@ -353,8 +346,8 @@ def _cotangents(
     return plans
 
 
-def _workspace_bytes(name: str, choices: Im2col | FusedCpu | FusedCuda, operands: Operands) -> int:
-    x, offset, weight, _, _ = operands
+def _workspace_bytes(name: str, choices: Im2col | FusedCpu | FusedCuda, problem: _Problem) -> int:
+    x, offset, weight, _, _ = problem
     if isinstance(choices, FusedCpu):
         return _FLOAT32_BYTES * choices.workspace_size
     if isinstance(choices, FusedCudaWeight):
@@ -363,7 +356,7 @@ def _workspace_bytes(name: str, choices: Im2col | FusedCpu | FusedCuda, operands
         return _weight_bytes(weight) + choices.images * _list_bytes(x, offset)
     if isinstance(choices, FusedCuda):
         return _weight_bytes(weight)
-    columns = _column_count(choices, operands)
+    columns = _column_count(choices, problem)
     if name == "weight":
         return columns * x.dtype.itemsize
     size = columns * choices.columns_dtype.itemsize
@@ -373,16 +366,16 @@ def _workspace_bytes(name: str, choices: Im2col | FusedCpu | FusedCuda, operands
     return size
 
 
-def _fused_cuda_gradient(name: str, operands: Operands) -> FusedCuda:
-    x, offset, weight, _, _ = operands
+def _fused_cuda_gradient(name: str, problem: _Problem) -> FusedCuda:
+    x, offset, weight, _, _ = problem
     if name == "x":
         vectors = math.prod(offset.shape[1:3]) * weight.shape[-1] * weight.dtype.itemsize // cuda_tiles.VECTOR_BYTES
         limit = min(CHUNK_LIST_BYTES // max(_list_bytes(x, offset), 1), _MAX_VECTORS // max(vectors, 1))
         images = x.shape[0]
         return FusedCudaInput(min(images, balanced(images, limit)) if isinstance(images, int) else max(limit, 1))
     if name == "weight":
-        return FusedCudaWeight(gpu_estimate.weight_splits(operands.sizes, operands.gpu))
-    return FusedCudaPositions(cuda_tiles.block_taps(_known_pixels(offset), *operands.positions))
+        return FusedCudaWeight(gpu_estimate.weight_splits(problem.sizes, problem.gpu))
+    return FusedCudaPositions(cuda_tiles.block_taps(_known_pixels(offset), *problem.positions))
 
 
 def _list_bytes(x: Shaped, offset: Shaped) -> int:
@@ -391,9 +384,9 @@ def _list_bytes(x: Shaped, offset: Shaped) -> int:
     return offset.shape[-1] // 2 * 4 * (math.prod(x.shape[1:3]) + 1 + 3 * contributions)
 
 
-def _fused_cpu_gradients(requested: Collection[str], operands: Operands) -> FusedCpu:
-    x, offset, weight, spec, _ = operands
-    offset_groups, taps = operands.positions
+def _fused_cpu_gradients(requested: Collection[str], problem: _Problem) -> FusedCpu:
+    x, offset, weight, spec, _ = problem
+    offset_groups, taps = problem.positions
     parts, tasks, size = extension.modules["cpu"].fused_cotangents_plan(
         dtype=jnp.dtype(x.dtype).name,
         x=x.shape,
@@ -411,40 +404,40 @@ def _packed_weight_size(weight: Shaped, spec: Spec) -> int:
     return kh * kw * group_channels * groups * -(-features // groups // _FEATURE_PADDING) * _FEATURE_PADDING // 2
 
 
-def _im2col_cotangents(requested: Collection[str], all_reduced: Collection[str], operands: Operands) -> Im2col:
-    x, offset, _, _, target = operands
-    columns_dtype = _columns_cotangent_dtype(operands)
+def _im2col_cotangents(requested: Collection[str], all_reduced: Collection[str], problem: _Problem) -> Im2col:
+    x, offset, _, _, target = problem
+    columns_dtype = _columns_cotangent_dtype(problem)
     x_dtype = offset.dtype if "x" in all_reduced else x.dtype
     arrays = (not {"x", "offset", "mask"}.isdisjoint(requested)) + ("weight" in requested)  # of the size of the columns
-    row_bytes = arrays * operands.column_row * columns_dtype.itemsize
+    row_bytes = arrays * problem.column_row * columns_dtype.itemsize
     sort_row = sort_image = image_bytes = 0
     if "x" in requested:
         if target.platform == "cuda":
-            offset_groups, _ = operands.positions
+            offset_groups, _ = problem.positions
             sort_row = offset.shape[2] * offset.shape[3]
             sort_image = offset_groups * ((x.shape[1] + 1) * (x.shape[2] + 1) + 1)
         row_bytes += sort_row * 4
         image_bytes = sort_image * 4 + _image_sum_bytes(x, offset, x_dtype)
-    budget = _budget(requested, arrays, operands)
+    budget = _budget(requested, arrays, problem)
     images, rows = _chunk(offset, budget, row_bytes=row_bytes, image_bytes=image_bytes)
     return Im2col(images, rows, columns_dtype, x_dtype, sort_row, sort_image, target.platform == "cpu")
 
 
-def _columns_cotangent_dtype(operands: Operands) -> Any:
+def _columns_cotangent_dtype(problem: _Problem) -> Any:
     """As the handlers have it: Device::kRoundsColumnCotangents in lib/cpu/device.h and lib/cuda/device.h."""
-    dtype = operands.x.dtype
-    return jnp.dtype(jnp.promote_types(dtype, jnp.float32) if operands.target.platform == "cpu" else dtype)
+    dtype = problem.x.dtype
+    return jnp.dtype(jnp.promote_types(dtype, jnp.float32) if problem.target.platform == "cpu" else dtype)
 
 
-def _budget(computations: Collection[str], arrays: int, operands: Operands) -> int:
+def _budget(computations: Collection[str], arrays: int, problem: _Problem) -> int:
     """The bytes of a chunk, with so many arrays of the size of the columns."""
-    target = operands.target
+    target = problem.target
     limit = COLUMN_BYTES[target.platform] // (2 if "forward" in computations else 1)
-    if target.platform != "cuda" or operands.x.dtype.itemsize != 2:
+    if target.platform != "cuda" or problem.x.dtype.itemsize != 2:
         return limit
-    if not operands.can_be_estimated:
+    if not problem.can_be_estimated:
         return min(limit, arrays * gpu_estimate.LARGE_CHUNK_BYTES)
-    return min(limit, arrays * gpu_estimate.column_bytes(computations, operands.sizes, operands.gpu))
+    return min(limit, arrays * gpu_estimate.column_bytes(computations, problem.sizes, problem.gpu))
 
 
 def _image_sum_bytes(x: Shaped, offset: Shaped, x_dtype: DTypeLike) -> int:
@@ -473,9 +466,9 @@ def _within(choices: Im2col, offset: Shaped) -> tuple[int, int]:
     return images, rows
 
 
-def _column_count(choices: Im2col, operands: Operands) -> int:
+def _column_count(choices: Im2col, problem: _Problem) -> int:
     """The number of elements of the columns of a chunk."""
-    return math.prod(_within(choices, operands.offset)) * operands.column_row
+    return math.prod(_within(choices, problem.offset)) * problem.column_row
 
 
 def _weight_bytes(weight: Shaped) -> int:

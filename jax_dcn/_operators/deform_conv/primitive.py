@@ -8,28 +8,26 @@ from typing import Any
 import jax
 
 from jax_dcn._operators.deform_conv import kernels, plan
-from jax_dcn._operators.deform_conv.arguments import OPERANDS, Spec, check_operands
+from jax_dcn._operators.deform_conv.arguments import Operands, Spec, check_operands
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._operators.deform_conv.reference import reference
 from jax_dcn._primitive.operator import Axes, Operator
 from jax_dcn._primitive.partition import Shard
-from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
 
-def result(
-    x: Shaped, offset: Shaped, weight: Shaped, bias: Shaped | None, mask: Shaped | None, *, spec: Spec
-) -> jax.ShapeDtypeStruct:
+def result(operands: Operands[Shaped], spec: Spec) -> jax.ShapeDtypeStruct:
     """The shape and type of the result; raises ValueError where the operands do not fit."""
-    check_operands(x, offset, weight, bias, mask, spec=spec)
-    return jax.ShapeDtypeStruct((*offset.shape[:-1], weight.shape[-1]), spec.dtype)
+    check_operands(operands, spec)
+    return jax.ShapeDtypeStruct((*operands.offset.shape[:-1], operands.weight.shape[-1]), spec.dtype)
 
 
-def axes(x: Shaped, offset: Shaped, weight: Shaped, bias: Shaped | None, mask: Shaped | None, *, spec: Spec) -> Axes:
+def axes(operands: Operands[Shaped], spec: Spec) -> Axes:
     """The output's rows, columns and features may be sharded; in a grouped convolution, only whole groups of features.
 
     There the input channels are sharded with the features, and so are the offset groups if there are several.
     """
+    _, offset, weight, _, _ = operands
     (offset_groups, _), groups = groups_and_taps(offset, weight.shape[:2]), spec.feature_group_count
     grouped = "groups" if groups > 1 else None
     features = grouped or "features"
@@ -59,17 +57,9 @@ def keywords(spec: Spec, shards: Mapping[str, Shard]) -> dict[str, Any]:
     return {"spec": spec, "origin": tuple(shards[name].start if name in shards else 0 for name in ("rows", "columns"))}
 
 
-def chunk_lengths(
-    x: Shaped, offset: Shaped, weight: Shaped, bias: Shaped | None, mask: Shaped | None, *, target: Target
-) -> dict[str, int]:
-    """Of the images and rows whose columns are held at a time in derivatives of the reference."""
-    images, rows = plan.reference_chunk(x, offset, weight, target)
-    return {"batch": images, "rows": rows}
-
-
 deform_conv = Operator[Spec](
     "deform_conv",
-    operands=OPERANDS,
+    operands=Operands,
     result=result,
     reference=reference,
     plan=plan.plan,
@@ -80,7 +70,7 @@ deform_conv = Operator[Spec](
     samples=plan.samples,
     axes=axes,
     keywords=keywords,
-    chunk_lengths=chunk_lengths,
+    chunk_lengths=plan.reference_chunk,
     shared={"weight": 4, "bias": 1},
     linear=plan.LINEAR,
 )

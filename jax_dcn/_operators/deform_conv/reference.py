@@ -7,22 +7,14 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_dcn._operators.deform_conv.arguments import Spec
+from jax_dcn._operators.deform_conv.arguments import Operands, Spec
 from jax_dcn._operators.deform_conv.geometry import Size, groups_and_taps, positions
 from jax_dcn._operators.sampling import interpolate
 
 
-def reference(
-    x: jax.Array,
-    offset: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
-    *,
-    spec: Spec,
-    origin: tuple[ArrayLike, ArrayLike],
-) -> jax.Array:
+def reference(operands: Operands[jax.Array], *, spec: Spec, origin: tuple[ArrayLike, ArrayLike]) -> jax.Array:
     """The rows and columns of the output from `origin` on, as many as `offset` has."""
+    x, offset, weight, bias, mask = operands
     sample: Any = partial(_sample, kernel_size=weight.shape[:2], spec=spec, origin=origin)
     for _ in x.shape[:-3]:
         sample = jax.vmap(sample, in_axes=(0, 0, None if mask is None else 0))

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jax_dcn import _validation
 from jax_dcn._primitive import jax_internals
 from jax_dcn._types import Pair, Shaped
 
-OPERANDS = ("x", "rois", "offset")
+A = TypeVar("A", covariant=True)
 
 
 # Where the sample points of a bin lie, in the order of the enumeration of lib/roi_geometry.h, which defines them.
@@ -36,8 +36,16 @@ class Spec:
     convention: Literal["rounded", "aligned", "unaligned"] = "rounded"
 
 
+class Operands(NamedTuple, Generic[A]):
+    """The canonical operands, as arrays or as their shapes and types."""
+
+    x: A
+    rois: A
+    offset: A | None  # max pooling takes none
+
+
 class Problem(NamedTuple):
-    operands: dict[str, Any]  # arrays by name; None for an absent one
+    operands: Operands[jax.Array]
     spec: Spec
 
 
@@ -81,8 +89,7 @@ def of_roi_align(
     _validation.choice("mode", mode, ("avg", "max"))
     spec = _align_spec(output_size, spatial_scale, sampling_ratio)
     spec = dataclasses.replace(spec, convention="aligned" if aligned else "unaligned")
-    operands, spec = canonicalize(x, rois, None, spec, **common)
-    return Problem({name: operands[name] for name in ("x", "rois")}, spec)  # max pooling has no operand for an offset
+    return canonicalize(x, rois, None, spec, **common)
 
 
 def of_ps_roi_align(
@@ -159,25 +166,20 @@ def canonicalize(
     if first:
         x = jnp.moveaxis(x, -3, -1)
         offset = None if offset is None else jnp.moveaxis(offset, -3, -1)
-    check_operands(x, rois, offset, spec=spec, classes=classes, channels_first=first)
+    check_operands(Operands(x, rois, offset), spec, classes=classes, channels_first=first)
     operands = (
         x.astype(data_dtype),
         jax.lax.stop_gradient(rois.astype(sum_dtype)),
         None if offset is None else offset.astype(sum_dtype),
     )
-    return Problem(dict(zip(OPERANDS, jax_internals.vary_alike(operands), strict=True)), spec)
+    return Problem(Operands(*jax_internals.vary_alike(operands)), spec)
 
 
 def check_operands(
-    x: Shaped,
-    rois: Shaped,
-    offset: Shaped | None,
-    *,
-    spec: Spec,
-    classes: int | None = None,
-    channels_first: bool = False,
+    operands: Operands[Shaped], spec: Spec, *, classes: int | None = None, channels_first: bool = False
 ) -> None:
     """Raises ValueError unless the canonical operands fit; messages give their shapes in the user's layout."""
+    x, rois, offset = operands
 
     def shown(*shape: object) -> str:
         order = (*shape[:-3], shape[-1], *shape[-3:-1]) if channels_first else shape

@@ -375,5 +375,5 @@ def _pooled(
     backend: Literal["reference"] | None,
     operator: Operator[Spec] = primitive.deform_roi_pool,
 ) -> jax.Array:
-    pooled = operator(**problem.operands, spec=problem.spec, backend=backend).astype(jnp.asarray(x).dtype)
+    pooled = operator(problem.operands, spec=problem.spec, backend=backend).astype(jnp.asarray(x).dtype)
     return jnp.moveaxis(pooled, -1, -3) if data_format == "NCHW" else pooled

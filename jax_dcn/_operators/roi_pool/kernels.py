@@ -6,20 +6,19 @@ import jax
 import jax.numpy as jnp
 
 from jax_dcn._operators.roi_pool import custom_calls
-from jax_dcn._operators.roi_pool.arguments import Spec
+from jax_dcn._operators.roi_pool.arguments import Operands, Spec
 from jax_dcn._primitive.plan import ComputationPlan
 
 Plans = Mapping[str, ComputationPlan]
 
 
-def forward(plans: Plans, x: jax.Array, rois: jax.Array, offset: jax.Array | None, *, spec: Spec) -> jax.Array:
-    return custom_calls.pool(x, rois, offset, spec)
+def forward(plans: Plans, operands: Operands[jax.Array], *, spec: Spec) -> jax.Array:
+    return custom_calls.pool(*operands, spec)
 
 
-def cotangent(
-    plans: Plans, x: jax.Array, rois: jax.Array, offset: jax.Array | None, *, ct: jax.Array, spec: Spec
-) -> dict[str, jax.Array]:
+def cotangent(plans: Plans, operands: Operands[jax.Array], ct: jax.Array, *, spec: Spec) -> dict[str, jax.Array]:
     """The cotangents in the dtype of the sums, whether they are all-reduced or not."""
+    x, rois, offset = operands
     out = {}
     if "x" in plans:
         out["x"] = custom_calls.input_cotangent(rois, ct, offset, spec, shape=x.shape)
@@ -30,12 +29,13 @@ def cotangent(
     return out
 
 
-def max_forward(plans: Plans, x: jax.Array, rois: jax.Array, *, spec: Spec) -> jax.Array:
-    return custom_calls.max_pool(x, rois, spec)
+def max_forward(plans: Plans, operands: Operands[jax.Array], *, spec: Spec) -> jax.Array:
+    return custom_calls.max_pool(operands.x, operands.rois, spec)
 
 
-def max_cotangent(plans: Plans, x: jax.Array, rois: jax.Array, *, ct: jax.Array, spec: Spec) -> dict[str, jax.Array]:
+def max_cotangent(plans: Plans, operands: Operands[jax.Array], ct: jax.Array, *, spec: Spec) -> dict[str, jax.Array]:
     """The cotangents in the dtype of the sums, whether they are all-reduced or not."""
+    x, rois, _ = operands
     out = {}
     if "x" in plans:
         winners = custom_calls.max_pool_winners(x, rois, spec)

@@ -8,19 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_dcn._operators.roi_pool.arguments import Spec
+from jax_dcn._operators.roi_pool.arguments import Operands, Spec
 from jax_dcn._operators.roi_pool.geometry import Points, is_finite, points_of_bins, scaled, shift_of_bins
 
 
-def reference(x: jax.Array, rois: jax.Array, offset: jax.Array | None, *, spec: Spec) -> jax.Array:
+def reference(operands: Operands[jax.Array], *, spec: Spec) -> jax.Array:
+    x, rois, offset = operands
     pool: Any = partial(_pool, spec=spec)
     for _ in x.shape[:-4]:
         pool = jax.vmap(pool, in_axes=(0, 0, None if offset is None else 0))
     return pool(x, rois, offset)
 
 
-def max_reference(x: jax.Array, rois: jax.Array, *, spec: Spec) -> jax.Array:
+def max_reference(operands: Operands[jax.Array], *, spec: Spec) -> jax.Array:
     """Max pooling: the first largest of the points of each bin, a region and a bin at a time."""
+    x, rois, _ = operands
     pool: Any = partial(_max_pool, spec=spec)
     for _ in x.shape[:-4]:
         pool = jax.vmap(pool)
