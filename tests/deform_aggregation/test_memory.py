@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_dcn
-from jax_dcn._operators.aggregation import workspace
+from jax_dcn._operators.aggregation import plan
 from tests.helpers.deform_aggregation.cases import CASES, pull_back
 from tests.helpers.deform_conv.cases import assert_close
 
