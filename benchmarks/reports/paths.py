@@ -5,8 +5,9 @@ import jax.numpy as jnp
 
 import jax_dcn
 from benchmarks.measurements.deform_conv import SHAPES
+from benchmarks.readers.devices import DEVICES
 from benchmarks.reports.formatting import digits, markdown
-from jax_dcn._operators.deform_conv import cost_model
+from jax_dcn._operators.deform_conv import gpu_estimate
 
 NAMES, BATCHES = "ABCDEFG", (1, 4, 16)
 COMPUTATIONS = {"forward": "forward", "x": "gradient of x", "offset": "of offset, mask", "weight": "of weight"}
@@ -14,12 +15,14 @@ COMPUTATIONS = {"forward": "forward", "x": "gradient of x", "offset": "of offset
 
 def page(day):
     shapes = "\n".join(f"- {name}: {SHAPES[name]._replace(batch='batch')!s}" for name in NAMES)
-    tables = "\n\n".join(f"## {gpu.architecture}, {gpu.name}\n\n{table(gpu)}" for gpu in cost_model.GPUS.values())
+    tables = "\n\n".join(
+        f"## {gpu.architecture}, {DEVICES[gpu.architecture].gpu}\n\n{table(gpu)}" for gpu in gpu_estimate.GPUS.values()
+    )
     return (
         f"# Fused or plain: the paths of the deformable convolution\n\n{day}, estimated from counts, not measured: "
         "bfloat16 data. Each cell has the milliseconds of the\nfused and of the plain path; the one that runs is bold. "
         "The plain path runs only where its estimate is shorter by a\n"
-        f"factor of {cost_model.MARGIN}. `jax_dcn/_operators/deform_conv/cost_model.py` makes the estimates.\n\n"
+        f"factor of {gpu_estimate.MARGIN}. `jax_dcn/_operators/deform_conv/gpu_estimate.py` makes the estimates.\n\n"
         f"{shapes}\n\n{tables}\n"
     )
 
@@ -39,8 +42,8 @@ def table(gpu):
 def cell(choice, shape, gpu):
     sizes = sizes_of(shape)
     times = {
-        "fused": cost_model.fused_seconds(choice.computation, sizes, gpu),
-        "plain": cost_model.plain_seconds(choice.computation, sizes, gpu),
+        "fused": gpu_estimate.fused_seconds(choice.computation, sizes, gpu),
+        "plain": gpu_estimate.im2col_seconds(choice.computation, sizes, gpu),
     }
     shown = {path: digits(seconds * 1e3) for path, seconds in times.items()}
     shown[choice.path] = f"**{shown[choice.path]}**"
@@ -65,7 +68,7 @@ def planned(shape, compute_capability):
 
 def sizes_of(shape):
     pixels = shape.batch * -(-shape.height // shape.stride) * -(-shape.width // shape.stride)
-    return cost_model.Sizes(
+    return gpu_estimate.ConvolutionSizes(
         images=shape.batch,
         image_pixels=shape.height * shape.width,
         pixels=pixels,
@@ -74,5 +77,5 @@ def sizes_of(shape):
         features=shape.features,
         groups=shape.groups,
         offset_groups=shape.offset_groups,
-        item=2,
+        itemsize=2,
     )
