@@ -13,7 +13,6 @@ from pathlib import Path
 from benchmarks.measurements import kernel_costs
 from benchmarks.readers import machine_code
 from benchmarks.readers.estimates import newest
-from benchmarks.readers.sources import KERNEL_SOURCES, digest_of_sources
 from benchmarks.reports import gpu_numbers
 from benchmarks.reports.kernel_costs import replace_tables, tables
 from benchmarks.reports.machine_code import page, static_row, static_tables
@@ -50,11 +49,10 @@ def main(arguments=None, results=RESULTS, performance=PERFORMANCE, module=gpu_nu
 def measure():
     module = extension.modules["cuda"]
     report = {"date": str(date.today()), "compiler": module.compiler, "dtype": kernel_costs.DTYPE}
-    report["kernel sources"] = digest_of_sources(KERNEL_SOURCES)
     report["module bytes"] = Path(module.__file__).stat().st_size
     report["launches"] = list(kernel_costs.measure())
     report["other launches"] = list(kernel_costs.measure(kernel_costs.OTHER_SHAPES))
-    report["plain launches"] = list(kernel_costs.measure_plain())
+    report["im2col launches"] = list(kernel_costs.measure_im2col())
     report["kernels"] = static_rows()
     return report
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from statistics import linear_regression, mean
 
-from benchmarks.measurements.kernel_costs import OTHER_SHAPES, PLAIN_SHAPES, SHAPES
+from benchmarks.measurements.kernel_costs import IM2COL_SHAPES, OTHER_SHAPES, SHAPES
 from benchmarks.readers.devices import DEVICES
 from jax_dcn._operators.deform_conv import gpu_estimate
 
@@ -38,13 +38,13 @@ def numbers(report):
     of_kernels = [launch for launch in launches if "clocks per K step" in launch]
     sorts = [launch for launch in launches if "clocks per K step" not in launch]
     k_steps, taps = k_step_clocks(of_architecture(BASE, of_kernels))
-    columns = column_clocks(of_architecture(BASE, report["plain launches"]))
+    columns = column_clocks(of_architecture(BASE, report["im2col launches"]))
     lines = ["GPUS = {"]
     for name in DEVICES:
         launches = of_architecture(name, of_kernels)
         factors = (
             factor(k_step_clocks(launches)[0], k_steps),
-            factor(column_clocks(of_architecture(name, report["plain launches"])), columns),
+            factor(column_clocks(of_architecture(name, report["im2col launches"])), columns),
         )
         lines.append(f"    {name.removeprefix('sm_')}: {gpu(name, launches, factors)}")
     lines += ["}", *table("K_STEP_CLOCKS", k_steps)]
@@ -125,7 +125,7 @@ def column_clocks(launches):
     """By computation and channels of an offset group."""
     found = {}
     for launch in launches:
-        shape, clocks = PLAIN_SHAPES[launch["shape"]], launch["clocks per 128 bytes of columns"]
+        shape, clocks = IM2COL_SHAPES[launch["shape"]], launch["clocks per 128 bytes of columns"]
         key = COMPUTATIONS[launch["call"]], shape.channels // shape.offset_groups
         found[key] = max(found.get(key, 0), *clocks.values())
     return found

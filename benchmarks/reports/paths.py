@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import jax_dcn
 from benchmarks.measurements.deform_conv import SHAPES
 from benchmarks.readers.devices import DEVICES
-from benchmarks.reports.formatting import digits, markdown
+from benchmarks.reports.formatting import digits, markdown, paragraph
 from jax_dcn._operators.deform_conv import gpu_estimate
 
 NAMES, BATCHES = "ABCDEFG", (1, 4, 16)
@@ -18,13 +18,13 @@ def page(day):
     tables = "\n\n".join(
         f"## {gpu.architecture}, {DEVICES[gpu.architecture].gpu}\n\n{table(gpu)}" for gpu in gpu_estimate.GPUS.values()
     )
-    return (
-        f"# Fused or plain: the paths of the deformable convolution\n\n{day}, estimated from counts, not measured: "
-        "bfloat16 data. Each cell has the milliseconds of the\nfused and of the plain path; the one that runs is bold. "
-        "The plain path runs only where its estimate is shorter by a\n"
-        f"factor of {gpu_estimate.MARGIN}. `jax_dcn/_operators/deform_conv/gpu_estimate.py` makes the estimates.\n\n"
-        f"{shapes}\n\n{tables}\n"
+    about = (
+        f"{day}, estimated from counts, not measured: bfloat16 data. Each cell has the milliseconds of the fused and "
+        "of the im2col path. The one that runs is bold. The im2col path runs only if its estimate is shorter by a "
+        f"factor of {gpu_estimate.MARGIN}. `jax_dcn/_operators/deform_conv/gpu_estimate.py` makes the estimates."
     )
+    sections = ("# Fused or im2col: the paths of the deformable convolution", paragraph(about), shapes, tables)
+    return "\n\n".join(sections) + "\n"
 
 
 def table(gpu):
@@ -40,14 +40,11 @@ def table(gpu):
 
 
 def cell(choice, shape, gpu):
-    sizes = sizes_of(shape)
-    times = {
-        "fused": gpu_estimate.fused_seconds(choice.computation, sizes, gpu),
-        "plain": gpu_estimate.im2col_seconds(choice.computation, sizes, gpu),
-    }
-    shown = {path: digits(seconds * 1e3) for path, seconds in times.items()}
-    shown[choice.path] = f"**{shown[choice.path]}**"
-    return " / ".join(shown.values())
+    estimates = gpu_estimate.fused_seconds, gpu_estimate.im2col_seconds
+    shown = [digits(seconds(choice.computation, sizes_of(shape), gpu) * 1e3) for seconds in estimates]
+    chosen = int(choice.path != "fused")
+    shown[chosen] = f"**{shown[chosen]}**"
+    return " / ".join(shown)
 
 
 def planned(shape, compute_capability):
