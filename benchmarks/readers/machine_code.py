@@ -58,19 +58,22 @@ def missing():
 
 def kernels(architecture):
     """All kernels of the built module for an architecture such as `sm_90`."""
-    module = extension.modules["cuda"].__file__
-    resources = read("cuobjdump", "--dump-resource-usage", "-arch", architecture, module)
-    numbers = r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)"
-    found = re.findall(rf"Function (\w+):\s+{numbers}", resources)
-    code = read("cuobjdump", "--dump-sass", "-arch", architecture, module)
+    found = resources(architecture)
+    code = read("cuobjdump", "--dump-sass", "-arch", architecture, extension.modules["cuda"].__file__)
     functions = dict(re.findall(r"Function : (\w+)\n(.*?)\n\s+\.{5}", code, re.S))
-    names = read("c++filt", *(name for name, *_ in found)).splitlines()
+    names = read("c++filt", *found).splitlines()
     result = []
-    for plain, (name, *counts) in zip(map(short_name, names), found, strict=True):
-        registers, stack, shared, local = map(int, counts)
+    for plain, (name, (registers, stack, shared, local)) in zip(map(short_name, names), found.items(), strict=True):
         source = re.search(r"_GLOBAL__N__[0-9a-f]+_\d+_(\w+?)_cu_", name).group(1)
         result.append(Kernel(f"{source}.cu", plain, registers, stack, local, shared, Counter(opcodes(functions[name]))))
     return sorted(result)
+
+
+def resources(architecture):
+    """Registers, and bytes of stack, of shared and of local memory, of all kernels, by linker names."""
+    text = read("cuobjdump", "--dump-resource-usage", "-arch", architecture, extension.modules["cuda"].__file__)
+    numbers = r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)"
+    return {name: tuple(map(int, counts)) for name, *counts in re.findall(rf"Function (\w+):\s+{numbers}", text)}
 
 
 def architectures():

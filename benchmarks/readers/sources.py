@@ -9,8 +9,6 @@ ROOT = Path(__file__).parents[2]
 # What decides the results, in the folders of the repository.
 SOURCES = ("CMakeLists.txt", "pyproject.toml", "cmake/*", "jax_dcn/**/*.py", "lib/**/*.*", "tests/**/*.*")
 SOURCES += ("benchmarks/**/*.py",)
-# What decides the machine code of the CUDA kernels.
-KERNEL_SOURCES = ("lib/*.h", "lib/cuda/*")
 
 
 def commit():
@@ -20,10 +18,10 @@ def commit():
     return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
-def digest_of_sources(patterns=SOURCES):
+def digest_of_sources():
     """Not the commit: a commit of the results would change it, and sources may be copied to the GPU without git."""
     digest = hashlib.sha256()
-    for path in sorted({path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()}):
+    for path in sorted({path for pattern in SOURCES for path in ROOT.glob(pattern) if path.is_file()}):
         if "__pycache__" in path.parts:
             continue
         digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())

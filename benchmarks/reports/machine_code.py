@@ -5,7 +5,7 @@ from benchmarks.readers.machine_code import WARPS
 from benchmarks.reports.formatting import paragraph
 from benchmarks.reports.kernel_costs import details
 
-COSTS = """Only the fused kernels and the sort have costs: those of the plain path and of PSROI pooling are not counted.
+COSTS = """Only the fused kernels and the sort have costs: those of the im2col path and of PSROI pooling have none.
 All times are estimates that leave out waiting. They are counted from eight thread blocks per launch, and
 assume the clocks and rates in benchmarks/readers/devices.py, which says which of them are published. Issue, L1 and
 tensor are clocks of an SM per K step; those of the main loop are issued instructions per K step. Offsets have a

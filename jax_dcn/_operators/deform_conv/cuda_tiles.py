@@ -11,6 +11,7 @@ WEIGHT_TILE: int = _LIMITS["weight_tile"]
 MIN_SPLIT_PIXELS: int = _LIMITS["min_split_pixels"]
 SLICE_VECTORS: int = _LIMITS["slice_vectors"]
 
+SUM_BYTES = 4  # of an element of the partial sums of the gradient with respect to weight
 MIN_BLOCKS = 128  # about the number of SMs of a large GPU
 # Enough thread blocks to keep all SMs busy until the last ones end: two waves on an H100, which has two resident blocks
 # on each of its 132 SMs.

@@ -16,8 +16,7 @@ from jax.typing import DTypeLike
 from jax_dcn._operators.deform_conv import cuda_tiles, gpu_estimate
 from jax_dcn._operators.deform_conv.arguments import Operands, Spec
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
-from jax_dcn._operators.deform_conv.gpu_estimate import ConvolutionSizes
-from jax_dcn._operators.deform_conv.gpu_numbers import Gpu
+from jax_dcn._operators.deform_conv.gpu_estimate import ConvolutionSizes, Gpu
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.chunks import balanced
 from jax_dcn._primitive.operator import Request
