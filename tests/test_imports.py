@@ -25,8 +25,8 @@ FORBIDDEN = {
     "jax_dcn/nnx": ("jax_dcn.linen",),
     "examples": ("benchmarks", "tests"),
     "benchmarks": ("tests",),
-    "benchmarks/readers": ("benchmarks.contenders", "benchmarks.measurements", "benchmarks.reports"),
-    "benchmarks/contenders": ("benchmarks.measurements", "benchmarks.reports"),
+    "benchmarks/readers": ("benchmarks.baselines", "benchmarks.measurements", "benchmarks.reports"),
+    "benchmarks/baselines": ("benchmarks.measurements", "benchmarks.reports"),
     "benchmarks/measurements": ("benchmarks.reports",),
 }
 

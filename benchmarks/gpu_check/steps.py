@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+from benchmarks.counting import estimates
+from benchmarks.gpu_check import ncu
+from benchmarks.gpu_check.junit import read_tests
 from benchmarks.gpu_check.process import GRACE, run
-from benchmarks.readers import estimates, gpu, ncu
-from benchmarks.readers.cuda_tools import find
-from benchmarks.readers.junit import read_tests
 from benchmarks.reports.report import RESULTS
+from benchmarks.support import gpu
+from benchmarks.support.cuda_tools import find
 
 WORKERS = 8  # test processes that share the GPU
 SANITIZER_WORKERS = 4

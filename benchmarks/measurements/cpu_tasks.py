@@ -10,14 +10,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-
-import jax_dcn
-from benchmarks.contenders import Call, Unavailable
+from benchmarks.baselines import Call, Unavailable
 from benchmarks.measurements import deform_conv, derivatives
 from benchmarks.measurements.timing import interleaved
-from benchmarks.readers import cached_build
+from benchmarks.support import cached_build
 
 SOURCE = Path(__file__).with_suffix(".cc")
 LIB = cached_build.ROOT / "lib"
@@ -66,8 +62,7 @@ def simulate(shape, dtype, pass_, threads=THREADS):
     problem = Problem(
         kernel=KERNEL,
         images=shape.batch,
-        rows=-(-shape.height // shape.stride),
-        columns=-(-shape.width // shape.stride),
+        **dict(zip(("rows", "columns"), deform_conv.output_size(shape)[1:], strict=True)),
         **{name: getattr(shape, name) for name in ("height", "width", "channels", "features", "groups")},
         offset_groups=shape.offset_groups,
         is_bfloat16=dtype == "bfloat16",
@@ -86,19 +81,7 @@ def simulate(shape, dtype, pass_, threads=THREADS):
 
 def fused_names(shape, dtype):
     """The forward and the operands whose gradients the fused path computes."""
-    size = (shape.batch, -(-shape.height // shape.stride), -(-shape.width // shape.stride))
-    samples, struct = KERNEL**2 * shape.offset_groups, jax.ShapeDtypeStruct
-    plan = jax_dcn.kernel_plan(
-        struct((shape.batch, shape.height, shape.width, shape.channels), dtype),
-        struct((*size, 2 * samples), jnp.float32),
-        struct((KERNEL, KERNEL, shape.channels // shape.groups, shape.features), dtype),
-        mask=struct((*size, samples), jnp.float32),
-        strides=shape.stride,
-        padding=shape.dilation,
-        kernel_dilation=shape.dilation,
-        feature_group_count=shape.groups,
-        platform="cpu",
-    )
+    plan = deform_conv.plan(shape, dtype, platform="cpu")
     return {name for name in (FORWARD, *deform_conv.VARIED) if plan[name].path == "fused"}
 
 
@@ -150,8 +133,6 @@ def seconds(shape, dtype, pass_):
 def prepared(shape, dtype, pass_):
     problem = deform_conv.problem(shape, dtype)
     arguments = problem.operands, {}, problem.cotangent
-    call = Call(
-        partial(derivatives.compiled(pass_, None, problem, arguments), *arguments), jax.block_until_ready, None, None
-    )
+    call = Call(partial(derivatives.compiled(pass_, None, problem, arguments), *arguments))
     call()
     return call

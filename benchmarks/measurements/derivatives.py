@@ -6,7 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from benchmarks.contenders import Call
+from benchmarks.baselines import Call
 from benchmarks.measurements import deform_conv
 from benchmarks.measurements.timing import interleaved
 
@@ -25,13 +25,13 @@ def gradients(function, operands, tangents, cotangent):
     return jax.vjp(function, operands)[1](cotangent)[0]
 
 
-def jvp(moving, function, operands, tangents, cotangent):
-    """The value and its tangent, where the operands in `moving` have tangents."""
+def jvp(active, function, operands, tangents, cotangent):
+    """The value and its tangent, where the operands in `active` have tangents."""
 
-    def of_moving(some):
+    def of_active(some):
         return function(operands | some)
 
-    return jax.jvp(of_moving, *(({name: arrays[name] for name in moving},) for arrays in (operands, tangents)))
+    return jax.jvp(of_active, *(({name: arrays[name] for name in active},) for arrays in (operands, tangents)))
 
 
 def tangent(*arguments):
@@ -39,7 +39,7 @@ def tangent(*arguments):
 
 
 def hessian_product(function, operands, tangents, cotangent):
-    """Of the product of the result and the cotangent, with the tangents."""
+    """The product with the tangents of the Hessian of the sum of result times cotangent."""
 
     def of_operands(operands):
         return gradients(function, operands, tangents, cotangent)
@@ -71,10 +71,7 @@ def times(shape, repeats):
     names = {name: (name, None) for name in PROGRAMS} | {
         f"{name}, reference": (name, "reference") for name in BY_REFERENCE
     }
-    calls = {
-        label: Call(partial(compiled(*named, problem, arguments), *arguments), jax.block_until_ready, None, None)
-        for label, named in names.items()
-    }
+    calls = {label: Call(partial(compiled(*named, problem, arguments), *arguments)) for label, named in names.items()}
     for call in calls.values():
         call()
     return {name: interleaved(calls, repeats, clock) for name, clock in CLOCKS.items()}

@@ -17,8 +17,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dcn
-from benchmarks.measurements import deform_conv, deform_psroi_pool
-from benchmarks.readers.hlo import Collective, collectives
+from benchmarks.lowering.hlo import Collective, collectives
+from benchmarks.measurements import deform_conv, roi_pool
 
 DEVICES = (1, 2, 4, 8)
 SIDES = (2048, 4096, 8192)
@@ -27,8 +27,8 @@ SHAPES = {
     "grouped": deform_conv.SHAPES["H"]._replace(batch=8, offset_groups=8),
     "large": deform_conv.Shape(1, 1024, 1024, 256, 256),
     "large grouped": deform_conv.Shape(1, 1024, 1024, 256, 256, groups=8, offset_groups=8),
-    "pooling": deform_psroi_pool.SHAPES["P3"]._replace(images=8),
-    "batched pooling": deform_psroi_pool.SHAPES["P3"]._replace(images=8),  # each image a batch, with as many regions
+    "pooling": roi_pool.PSROI_POOL.shapes["P3"]._replace(images=8),
+    "batched pooling": roi_pool.PSROI_POOL.shapes["P3"]._replace(images=8),  # each image a batch, with as many regions
 }
 
 
@@ -115,7 +115,7 @@ def operator(shape, batched):
     images, regions = (shape.images, 1), (shape.images, shape.rois // shape.images)
     if not batched:
         images, regions = (shape.images,), (shape.rois,)
-    bins = deform_psroi_pool.BINS
+    bins = roi_pool.BINS
     shapes = {
         "x": (*images, shape.height, shape.width, shape.features),
         "rois": (*regions, 5),

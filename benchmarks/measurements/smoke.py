@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dcn
-from benchmarks.readers.machine import cores
+from benchmarks.support.machine import cores
 from jax_dcn._primitive.extension import FUSED, cuda_custom_calls
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")

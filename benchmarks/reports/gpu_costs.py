@@ -4,8 +4,8 @@ from pathlib import Path
 from statistics import linear_regression, mean
 
 import jax_dcn
+from benchmarks.counting.devices import DEVICES
 from benchmarks.measurements.kernel_costs import OTHER_SHAPES, PLAIN_SHAPES, SHAPES
-from benchmarks.readers.devices import DEVICES
 from jax_dcn._operators.deform_conv.gpu import NARROW
 
 MODULE = Path(jax_dcn.__file__).parent / "_operators" / "deform_conv" / "gpu_costs.py"
@@ -23,7 +23,7 @@ ASSUMED_L2_BYTES = 40  # per clock and SM, where it is not published
 
 HEAD = '''"""What GPUs do per clock, and what the kernels need. `python -m benchmarks.machine_code` writes this file.
 
-benchmarks/readers/devices.py has the sources of the rates, and says which are assumed. The clocks are counted, as
+benchmarks/counting/devices.py has the sources of the rates, and says which are assumed. The clocks are counted, as
 docs/performance.md describes, and not measured.
 """
 

@@ -64,7 +64,7 @@ SHOWN = re.compile(r"Duration|SM Frequency|Issue Slots Busy|L1/TEX|Tensor|Achiev
 
 
 def profile_table(launches):
-    """Launches as `readers.ncu` returns them: one line per launch and metric."""
+    """Launches as `gpu_check.ncu` returns them: one line per launch and metric."""
     rows = [
         [str(number), f"`{launch['kernel']}`", metric, f"{value} {unit}".strip()]
         for number, launch in enumerate(launches, 1)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.lowering.hlo import collectives
 from benchmarks.measurements import deform_conv, deform_psroi_pool, links, scaling
-from benchmarks.readers.hlo import collectives
 from benchmarks.reports import links as link_tables
 from benchmarks.reports import scaling as scaling_tables
 from tests.helpers.sharding import make_mesh

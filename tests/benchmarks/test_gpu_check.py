@@ -12,10 +12,10 @@ import pytest
 from benchmarks import __main__ as benchmarks
 from benchmarks.gpu_check import __main__ as gpu_check
 from benchmarks.gpu_check import record, steps
+from benchmarks.gpu_check.junit import read_tests
 from benchmarks.gpu_check.process import run as run_process
-from benchmarks.readers import sources
-from benchmarks.readers.junit import read_tests
 from benchmarks.reports import gpu_check as report
+from benchmarks.support import sources
 
 pytestmark = pytest.mark.platforms("cpu")
 

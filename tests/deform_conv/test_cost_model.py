@@ -7,9 +7,10 @@ import types
 import jax
 import pytest
 
+from benchmarks.counting import estimates
+from benchmarks.lowering import executed_ptx
 from benchmarks.measurements import kernel_costs
 from benchmarks.measurements.deform_conv import SHAPES
-from benchmarks.readers import estimates, executed_ptx
 from benchmarks.reports.paths import planned, sizes_of
 from benchmarks.reports.report import RESULTS
 from jax_dcn._operators.deform_conv import cost_model, fused

@@ -22,9 +22,10 @@ import pathlib
 
 import pytest
 
+from benchmarks.counting import device_code, machine_code
+from benchmarks.counting.devices import DEVICES
+from benchmarks.lowering import executed_ptx
 from benchmarks.measurements import aggregation_costs, deform_conv, kernel_costs
-from benchmarks.readers import device_code, executed_ptx, machine_code
-from benchmarks.readers.devices import DEVICES
 
 pytestmark = [
     pytest.mark.skipif(kernel_costs.missing() is not None, reason=str(kernel_costs.missing())),

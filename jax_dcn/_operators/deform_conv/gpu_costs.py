@@ -1,6 +1,6 @@
 """What GPUs do per clock, and what the kernels need. `python -m benchmarks.machine_code` writes this file.
 
-benchmarks/readers/devices.py has the sources of the rates, and says which are assumed. The clocks are counted, as
+benchmarks/counting/devices.py has the sources of the rates, and says which are assumed. The clocks are counted, as
 docs/performance.md describes, and not measured.
 """
 
