@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.lowering.hlo import collectives
-from benchmarks.measurements import deform_conv, deform_psroi_pool, links, scaling
+from benchmarks.measurements import deform_conv, links, roi_pool, scaling
 from benchmarks.reports import links as link_tables
 from benchmarks.reports import scaling as scaling_tables
 from tests.helpers.sharding import make_mesh
@@ -19,7 +19,7 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs" / "scaling.md"
 TINY = {
     "convolution": deform_conv.Shape(4, 4, 5, 8, 6),
     "large": deform_conv.Shape(1, 8, 5, 8, 6),
-    "pooling": deform_psroi_pool.Shape(4, 4, 5, 2, rois=8),
+    "pooling": roi_pool.Shape(4, 4, 5, 2, rois=8),
 }
 WEIGHT, BIAS, X, OFFSET, MASK = 9 * 8 * 6, 6, 4 * 4 * 5 * 8, 4 * 4 * 5 * 18, 4 * 4 * 5 * 9
 POOLED = 4 * 4 * 5 * 2

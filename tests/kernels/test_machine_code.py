@@ -156,3 +156,10 @@ def test_instructions_are_told_apart():
     assert list(kernel.accesses("asynchronous copies")) == ["LDGSTS.E.BYPASS.128"]
     assert kernel.resident_warps == WARPS
     assert kernel._replace(registers=65).resident_warps == 28
+    digest = machine_code.digest([kernel])
+    assert machine_code.digest([kernel._replace(name="renamed", source="b.cu")]) == digest
+    assert machine_code.digest([kernel._replace(registers=33)]) != digest
+    assert (
+        machine_code.digest([kernel._replace(instructions=kernel.instructions + machine_code.Counter(["NOP"]))])
+        != digest
+    )
