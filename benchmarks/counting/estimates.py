@@ -27,26 +27,21 @@ def newest(folder):
 
 
 def read(path, architecture, name):
-    """Estimates by (custom call, shape, batch), for one GPU of the architecture; empty if the file has none.
+    """Estimates by (custom call, shape, batch), for the GPU of the architecture; empty if the file has none.
 
-    Without estimates for the architecture itself, those for an older one of the same major version are taken. Among
-    GPUs of the same architecture, that is taken which `name` names, or else the first.
+    Without estimates for the architecture itself, those for an older one of the same major version are taken. `name` is
+    that of the GPU as nvidia-smi prints it.
     """
     launches = json.loads(path.read_text())["launches"]
     major, minor = _version(architecture)
     known = {launch["architecture"] for launch in launches}
     usable = [one for one in known if _version(one)[0] == major and _version(one)[1] <= minor]
-    if not usable:
-        return {}
-    chosen = max(usable, key=_version)
-    launches = [launch for launch in launches if launch["architecture"] == chosen]
-    gpus = list(dict.fromkeys(launch["gpu"] for launch in launches))
-    gpu = next((gpu for gpu in gpus if _is_named(gpu, name)), gpus[0])
+    chosen = max(usable, key=_version, default=None)
     calls = {}
     for launch in launches:
-        if launch["gpu"] == gpu:
+        if launch["architecture"] == chosen:
             calls.setdefault((launch["call"], launch["shape"], launch["batch"]), []).append(launch)
-    return {key: _sum(gpu, _is_named(gpu, name), launches) for key, launches in calls.items()}
+    return {key: _sum(launches, name) for key, launches in calls.items()}
 
 
 def _is_named(gpu, name):
@@ -54,12 +49,13 @@ def _is_named(gpu, name):
     return re.search(rf"\b{gpu}\b(?! (Ti|D|NVL|Laptop)\b)", name, re.IGNORECASE) is not None
 
 
-def _sum(gpu, is_of_this_gpu, launches):
+def _sum(launches, name):
+    gpu = launches[0]["gpu"]
     longest = max(launches, key=lambda launch: launch["milliseconds"])
     kernels = Counter()
     for launch in launches:
         kernels[launch["kernel"]] += launch["milliseconds"]
-    return Estimate(gpu, is_of_this_gpu, sum(kernels.values()), longest["bound_by"], dict(kernels))
+    return Estimate(gpu, _is_named(gpu, name), sum(kernels.values()), longest["bound_by"], dict(kernels))
 
 
 def _version(architecture):

@@ -24,6 +24,8 @@ SHAPES = ("small", "ragged")
 # types are rounded to these types. Tensor cores take float32 as tf32, which has the mantissa of float16.
 TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2, "tf32": 4e-3}
 
+POOLING = {"y": "dcn_roi_pool", "x": "dcn_roi_pool_input_cotangent", "offset": "dcn_roi_pool_offset_cotangent"}
+
 # The custom call that computes each result.
 CALLS = {
     "plain": {
@@ -41,16 +43,8 @@ CALLS = {
         "mask": "dcn_fused_offset_cotangent",
         "weight": "dcn_fused_weight_cotangent",
     },
-    "pooling": {
-        "y": "dcn_roi_pool",
-        "x": "dcn_roi_pool_input_cotangent",
-        "offset": "dcn_roi_pool_offset_cotangent",
-    },
-    "alignment": {
-        "y": "dcn_roi_pool",
-        "x": "dcn_roi_pool_input_cotangent",
-        "offset": "dcn_roi_pool_offset_cotangent",
-    },
+    "pooling": POOLING,
+    "alignment": POOLING,
     "maximum": {
         "y": "dcn_roi_max_pool",
         "x": ("dcn_roi_max_pool_winners", "dcn_roi_max_pool_input_cotangent"),

@@ -14,16 +14,6 @@ LONG = 0.5  # a call that takes longer is timed at once
 QUEUE_SECONDS, LONGEST_QUEUE = 0.01, 50
 
 
-class Clock:
-    """A time limit; work that was started before it is finished."""
-
-    def __init__(self, seconds=math.inf):
-        self.end = time.monotonic() + seconds
-
-    def over(self):
-        return time.monotonic() >= self.end
-
-
 def interleaved(calls, repeats, clock=time.perf_counter):
     """The seconds per call of each of the named calls, which take turns and have each been called before.
 
@@ -56,9 +46,9 @@ def queue_length(call, seconds):
 
 
 def wake(call):
-    clock = Clock(AWAKE)
+    end = time.monotonic() + AWAKE
     call.wait(call.start())
-    while not clock.over():
+    while time.monotonic() < end:
         call.wait(call.start())
 
 

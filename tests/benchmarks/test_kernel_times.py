@@ -32,9 +32,9 @@ def test_estimates_are_summed_over_the_launches_of_a_call():
     "architecture, name, gpu, is_of_this_gpu, milliseconds",
     [
         ("sm_90", "NVIDIA H200", "H200", True, 0.25),
-        ("sm_90", "NVIDIA GH200 480GB", "GH200", True, 0.2),
+        ("sm_90", "NVIDIA GH200 480GB", "H200", False, 0.25),
         ("sm_90", "NVIDIA H200 NVL", "H200", False, 0.25),
-        ("sm_90", "NVIDIA H100 80GB HBM3", "H200", False, 0.25),  # the first GPU of the architecture
+        ("sm_90", "NVIDIA H100 80GB HBM3", "H200", False, 0.25),
         ("sm_80", "NVIDIA A100-SXM4-40GB", "A100", True, 1.0),
         ("sm_89", "NVIDIA L4", "A100", False, 1.0),  # the same major version
         ("sm_120", "NVIDIA GeForce RTX 5090", "RTX 5090", True, 0.75),
