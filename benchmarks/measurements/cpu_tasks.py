@@ -54,7 +54,7 @@ class Measured(NamedTuple):
 
 
 def simulate(shape, dtype, pass_, threads=THREADS):
-    """None if the plain path computes everything."""
+    """None if the im2col path computes everything."""
     fused = fused_names(shape, dtype)
     requested = fused - {FORWARD} if pass_ == GRADIENTS else set()
     if not (requested or (pass_ == FORWARD and FORWARD in fused)):

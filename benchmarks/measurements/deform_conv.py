@@ -146,7 +146,7 @@ CONVOLUTION = Operator(
     problem=problem,
     implementations={
         "jax_dcn": compiled.implementation(deformable, VARIED),
-        "plain path": compiled.implementation(partial(deformable, backend="plain"), VARIED),
+        "im2col path": compiled.implementation(partial(deformable, backend="plain"), VARIED),
         XLA: compiled.implementation(ordinary, ("x", "weight"), agrees_at=undeformed),
         ONEDNN: pytorch.implementation(
             *(pytorch.ordinary_convolution, pytorch.onednn_type, ("x", "weight")),

@@ -26,7 +26,7 @@ REPEATS = 9
 TRACED_RUNS = 3
 
 # The path and the operands whose gradients a program computes, by its custom call. The time of its kernels does not
-# include the products of the plain path, which are XLA's; the time of the program does.
+# include the products of the im2col path, which are XLA's; the time of the program does.
 CALLS = {
     "dcn_fused_forward": ("fused", ()),
     "dcn_fused_input_cotangent": ("fused", ("x",)),

@@ -5,8 +5,8 @@ from benchmarks.measurements.kernel_costs import SHAPES
 from benchmarks.reports.formatting import paragraph
 from benchmarks.reports.kernel_costs import details
 
-COSTS = """Only the fused kernels and the sort have costs: those of the plain path and of PSROI pooling are not counted.
-All times are estimates that leave out waiting. They are counted from eight thread blocks per launch, and
+COSTS = """Only the fused kernels and the sort have costs: those of the im2col path and of the RoI poolings are not
+counted. All times are estimates that leave out waiting. They are counted from eight thread blocks per launch, and
 assume the clocks and rates in benchmarks/counting/devices.py, which says which of them are published. Issue, L1 and
 tensor are clocks of an SM per K step; those of the main loop are issued instructions per K step. Offsets have a
 standard deviation of 2 pixels. docs/performance.md says what all this means."""

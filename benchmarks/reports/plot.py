@@ -9,7 +9,7 @@ from benchmarks.reports.formatting import median
 
 COLOURS = {
     "jax_dcn": "#d62728",
-    "plain path": "#8c564b",
+    "im2col path": "#8c564b",
     "XLA convolution": "black",
     "oneDNN convolution": "#e377c2",
     "bare loop": "#bcbd22",

@@ -71,7 +71,7 @@ def test_end_to_end(tiny, tmp_path):
         assert all(held is None or held >= 0 for held in row["bytes"].values())
         for times in row["seconds"].values():
             assert 0 < times["min"] <= times["median"] <= times["max"] < math.inf
-    assert {"jax_dcn", "plain path", deform_conv.XLA, "pure JAX", "reference"} <= set(rows["A", "forward"]["seconds"])
+    assert {"jax_dcn", "im2col path", deform_conv.XLA, "pure JAX", "reference"} <= set(rows["A", "forward"]["seconds"])
     assert all(part in text for part in (*operators.OPERATORS, "Growth"))
     plots = {path.name.rsplit("-", 1)[1]: path.read_bytes() for path in tmp_path.glob("*.png")}
     assert set(plots) == {f"{name}.png" for name in (*operators.OPERATORS, "growth")}
