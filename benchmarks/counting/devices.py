@@ -23,7 +23,6 @@ have as much. The rates of the other L2 caches are not published either, and tho
 from typing import NamedTuple
 
 SCHEDULERS = 4  # of an SM; each issues one instruction of a warp per clock
-WAVEFRONT_BYTES = 128  # that L1 cache and shared memory together move per clock
 REGISTERS, REGISTER_UNIT, WARP = 65536, 256, 32  # of an SM; warps get registers in units
 RESERVED_SHARED = 1 << 10  # bytes of shared memory that a resident block takes beyond its own
 MMA_OPERATIONS = {"bf16": 16 * 8 * 16, "f16": 16 * 8 * 16, "tf32": 16 * 8 * 8}  # multiply-adds of an instruction
