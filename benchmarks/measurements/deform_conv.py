@@ -64,27 +64,35 @@ def output_size(shape):
     return shape.batch, -(-shape.height // shape.stride), -(-shape.width // shape.stride)
 
 
-def problem(shape, dtype):
-    random = np.random.default_rng(0)
-    size = output_size(shape)
+def operand_shapes(shape):
     samples = 9 * shape.offset_groups
+    return {
+        "x": (shape.batch, shape.height, shape.width, shape.channels),
+        "offset": (*output_size(shape), 2 * samples),
+        "weight": (3, 3, shape.channels // shape.groups, shape.features),
+        "mask": (*output_size(shape), samples),
+    }
 
-    def normal(*size, scale=1.0):
+
+def problem(shape, dtype):
+    random, sizes = np.random.default_rng(0), operand_shapes(shape)
+
+    def normal(size, scale=1.0):
         return jnp.asarray(random.standard_normal(size, np.float32) * np.float32(scale), dtype)
 
     # Samples lie a quarter of a pixel away from the non-differentiable points, and their locations are exact in 16
     # bits, so that all implementations read the same pixels.
-    offset = random.standard_normal((*size, 2 * samples), np.float32) * shape.deviation
+    offset = random.standard_normal(sizes["offset"], np.float32) * shape.deviation
     offset = np.round(2 * offset) / 2 + 0.25
     return Problem(
         operands={
-            "x": normal(shape.batch, shape.height, shape.width, shape.channels),
+            "x": normal(sizes["x"]),
             "offset": jnp.asarray(offset, jnp.float32),
-            "weight": normal(3, 3, shape.channels // shape.groups, shape.features, scale=0.02),
-            "mask": jnp.asarray(random.random((*size, samples), np.float32)),
+            "weight": normal(sizes["weight"], scale=0.02),
+            "mask": jnp.asarray(random.random(sizes["mask"], np.float32)),
         },
         varied=VARIED,
-        cotangent=normal(*size, shape.features),
+        cotangent=normal((*output_size(shape), shape.features)),
         dtype=dtype,
         options={"stride": shape.stride, "dilation": shape.dilation, "groups": shape.groups},
     )
@@ -125,12 +133,13 @@ def undeformed(problem):
 
 def plan(shape, dtype, **target):
     """What `jax_dcn.kernel_plan` says about the convolution of a shape on a platform."""
-    size, samples, struct = output_size(shape), 9 * shape.offset_groups, jax.ShapeDtypeStruct
+    dtypes = {"x": dtype, "weight": dtype}
+    x, offset, weight, mask = (
+        jax.ShapeDtypeStruct(size, dtypes.get(name, jnp.float32)) for name, size in operand_shapes(shape).items()
+    )
     return jax_dcn.kernel_plan(
-        struct((shape.batch, shape.height, shape.width, shape.channels), dtype),
-        struct((*size, 2 * samples), jnp.float32),
-        struct((3, 3, shape.channels // shape.groups, shape.features), dtype),
-        mask=struct((*size, samples), jnp.float32),
+        *(x, offset, weight),
+        mask=mask,
         strides=shape.stride,
         padding=shape.dilation,
         kernel_dilation=shape.dilation,

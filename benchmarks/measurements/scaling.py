@@ -103,14 +103,7 @@ class Row(NamedTuple):
 def operator(shape, batched):
     """A function of named operands, and their shapes. `batched` gives each image of a pooling its own batch."""
     if isinstance(shape, deform_conv.Shape):
-        size, samples = (shape.batch, shape.height, shape.width), 9 * shape.offset_groups
-        shapes = {
-            "x": (*size, shape.channels),
-            "offset": (*size, 2 * samples),
-            "weight": (3, 3, shape.channels // shape.groups, shape.features),
-            "bias": (shape.features,),
-            "mask": (*size, samples),
-        }
+        shapes = deform_conv.operand_shapes(shape) | {"bias": (shape.features,)}
         return partial(convolution, groups=shape.groups), shapes
     images, regions = (shape.images, 1), (shape.images, shape.rois // shape.images)
     if not batched:
@@ -125,9 +118,7 @@ def operator(shape, batched):
 
 
 def convolution(operands, groups):
-    operands = dict(operands)
-    arguments = [operands.pop(name) for name in ("x", "offset", "weight")]
-    return jax_dcn.deform_conv2d(*arguments, **operands, feature_group_count=groups)
+    return jax_dcn.deform_conv2d(**operands, feature_group_count=groups)
 
 
 def pooling(operands, bins, stride):
