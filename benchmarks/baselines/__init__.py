@@ -9,7 +9,7 @@ PASSES = ("forward", "forward + backward")
 
 
 class Unavailable(Exception):
-    """Why an implementation does not support a problem."""
+    """The reason why an implementation does not support a problem."""
 
 
 class Problem(NamedTuple):

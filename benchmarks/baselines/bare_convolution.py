@@ -21,7 +21,7 @@ GROUP_CHANNELS, PANEL = 8, 32  # as in bare_convolution.cc
 
 
 class Convolution(ctypes.Structure):
-    """As in bare_convolution.cc."""
+    """The struct of bare_convolution.cc."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("images", "height", "width", "channels", "features")),

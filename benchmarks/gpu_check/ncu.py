@@ -40,7 +40,7 @@ def read(text):
 
 
 def kernel_name(shown):
-    """As in the other tables: ncu writes `<unnamed>`, and the type of template arguments that are numbers."""
+    """The name as in the other tables: ncu writes `<unnamed>`, and the type of template arguments that are numbers."""
     return short_name(re.sub(r"\(\w+\)(?=-?\d)", "", shown.replace("<unnamed>", "(anonymous namespace)")))
 
 

@@ -27,7 +27,7 @@ def register(library: ctypes.CDLL, prefix: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def substituted(names: dict[str, str], compute_capability: int | None = None):
-    """Within it, all of jax_dcn is lowered on the CPU as for CUDA, to the handlers with these names."""
+    """A context in which jax_dcn is lowered on the CPU as for CUDA, to the handlers with these names."""
     real_call = jax.ffi.ffi_call
 
     def substitute_call(name, *args, **kwargs):

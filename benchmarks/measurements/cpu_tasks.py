@@ -30,7 +30,7 @@ CALLS = 7  # in a turn of a process
 
 
 class Problem(ctypes.Structure):
-    """As in cpu_tasks.cc."""
+    """The struct of cpu_tasks.cc."""
 
     _fields_ = [
         (name, ctypes.c_int64)
@@ -49,12 +49,12 @@ class Simulated(NamedTuple):
 
 
 class Measured(NamedTuple):
-    seconds: float  # of one thread
-    speedup: float  # of two
+    seconds: float  # with one thread
+    speedup: float  # with two threads
 
 
 def simulate(shape, dtype, pass_, threads=THREADS):
-    """None if the im2col path computes everything."""
+    """The simulated speedups of a pass, or None if the im2col path computes everything."""
     fused = fused_names(shape, dtype)
     requested = fused - {FORWARD} if pass_ == GRADIENTS else set()
     if not (requested or (pass_ == FORWARD and FORWARD in fused)):
@@ -101,7 +101,7 @@ def library():
 
 
 def measure(rounds):
-    """By shape, type and pass. Processes with one and with two threads take turns."""
+    """The speedups by shape, type and pass. Processes with one and with two threads take turns."""
     processors = sorted(os.sched_getaffinity(0))[:2]
     if len(processors) < 2:
         raise Unavailable("needs two processors")

@@ -61,7 +61,7 @@ BY_REFERENCE = ("jvp",)
 
 
 def times(shape, repeats):
-    """By clock, the seconds of each program by the kernels, and of those in `BY_REFERENCE` by the reference.
+    """The seconds of each program by the kernels, and of those in `BY_REFERENCE` by the reference, by clock.
 
     The programs take turns.
     """
@@ -78,7 +78,7 @@ def times(shape, repeats):
 
 
 def memory(shape):
-    """By backend and program, for each of `BATCHES`: MiB of temporary arrays, and of arguments and results."""
+    """The MiB of temporary arrays, and of arguments and results, by backend, program and number in `BATCHES`."""
     problem = deform_conv.problem(shape._replace(batch=1), "float32")
 
     def mebibytes(name, backend, batch):

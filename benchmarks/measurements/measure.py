@@ -19,7 +19,7 @@ def measure(problem, implementations, repeats):
 
 
 def prepare_all(problem, implementations):
-    """For each pass and implementation, its call, or the reason why it has none."""
+    """The call of each implementation and pass, or the reason why it has none."""
 
     def prepare(implementation, backward):
         try:

@@ -111,7 +111,7 @@ def cases(platform):
 
 
 def custom_calls_of(platform):
-    """Without the fused kernels of the CPU, which only larger problems run."""
+    """The custom calls of a platform, without the fused kernels of the CPU, which only larger problems run."""
     return [name for name in cuda_custom_calls if platform == "cuda" or name not in FUSED]
 
 
@@ -154,7 +154,7 @@ def rows(case, program, reference):
 
 
 def largest_error(actual, expected):
-    """As a fraction of the largest expected magnitude."""
+    """The largest error, as a fraction of the largest expected magnitude."""
     if actual.shape != expected.shape:
         return np.inf
     return np.max(np.abs(actual - expected)) / np.max(np.abs(expected))

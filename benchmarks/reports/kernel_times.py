@@ -46,7 +46,7 @@ def kernel_lines(row):
 
 
 def ratio(measured, expected, estimate):
-    """Only of an estimate for the GPU that was measured."""
+    """The ratio, where the estimate is for the GPU that was measured."""
     return digits(measured / expected) if measured and expected and estimate["is_of_this_gpu"] else "-"
 
 

@@ -37,7 +37,7 @@ def sum_seconds(numbers, links):
 
 
 def product_seconds(pixels, weights):
-    """Of forward + backward: three matrix products, each with one multiplication and one addition per element."""
+    """The time of forward + backward: three products, with one multiplication and one addition per element."""
     return 6 * pixels * weights / PRODUCTS
 
 

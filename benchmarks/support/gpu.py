@@ -30,12 +30,12 @@ def identity():
 
 
 def architecture(identity):
-    """Such as "sm_90"."""
+    """The name of the architecture, such as "sm_90"."""
     return f"sm_{identity['compute capability'].replace('.', '')}"
 
 
 def facts():
-    """More about the first GPU and its driver; None for what cannot be read."""
+    """Details of the first GPU and its driver; None for what cannot be read."""
     try:
         log = ElementTree.fromstring(_nvidia_smi("-q", "-x"))
     except ElementTree.ParseError:
@@ -68,7 +68,7 @@ def sm_count():
 
 
 def runtime_version():
-    """That of the CUDA runtime in NVIDIA's wheels, which XLA uses."""
+    """The version of the CUDA runtime in NVIDIA's wheels, which XLA uses."""
     prefix = "nvidia-cuda-runtime"
     found = (d for d in distributions() if (d.metadata["Name"] or "").lower().startswith(prefix))
     return next((distribution.version for distribution in found), None)

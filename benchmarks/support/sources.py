@@ -19,7 +19,7 @@ def commit():
 
 
 def digest_of_sources():
-    """Not the commit: a commit of the results would change it, and sources may be copied to the GPU without git."""
+    """A hash of the sources. The commit would not do: results change it, and sources may be copied without git."""
     digest = hashlib.sha256()
     for path in sorted({path for pattern in SOURCES for path in ROOT.glob(pattern) if path.is_file()}):
         if "__pycache__" in path.parts:
