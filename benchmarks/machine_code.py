@@ -2,7 +2,7 @@
 
 The registers and instructions are read from the built module. For the costs, the kernels' PTX is executed on the CPU
 for the benchmark's shapes, which takes some minutes. Writes benchmarks/results/<date>-machine-code.json and .md, and
-jax_dcn/_operators/deform_conv/gpu_costs.py, and replaces the tables of docs/performance.md.
+replaces the numbers of jax_dcn/_operators/deform_conv/gpu_estimate.py and the tables of docs/performance.md.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.counting import machine_code
 from benchmarks.counting.estimates import newest
 from benchmarks.measurements import kernel_costs
-from benchmarks.reports import gpu_costs
+from benchmarks.reports import gpu_numbers
 from benchmarks.reports.kernel_costs import replace_tables, tables
 from benchmarks.reports.machine_code import SHOWN, page, static_row, static_table
 from benchmarks.reports.report import RESULTS, write_json, write_text
@@ -22,7 +22,7 @@ from jax_dcn._primitive import extension
 PERFORMANCE = RESULTS.parents[1] / "docs" / "performance.md"
 
 
-def main(arguments=None, results=RESULTS, performance=PERFORMANCE, module=gpu_costs.MODULE):
+def main(arguments=None, results=RESULTS, performance=PERFORMANCE, module=gpu_numbers.MODULE):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.machine_code", description=__doc__)
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--registers", action="store_true", help="only print registers and instructions; write nothing")
@@ -59,14 +59,14 @@ def measure():
     report["module bytes"] = Path(module.__file__).stat().st_size
     report["launches"] = list(kernel_costs.measure())
     report["other launches"] = list(kernel_costs.measure(kernel_costs.OTHER_SHAPES))
-    report["plain launches"] = list(kernel_costs.measure_plain())
+    report["im2col launches"] = list(kernel_costs.measure_im2col())
     report["kernels"] = [static_row(kernel) for kernel in kernels[SHOWN]]
     return report
 
 
 def write_pages(report, path, performance, module):
     write_text(path.with_suffix(".md"), page(report))
-    write_text(module, gpu_costs.module(report))
+    write_text(module, gpu_numbers.replaced(module.read_text(), report))
     write_text(performance, replace_tables(performance.read_text(), tables(report["launches"])))
 
 

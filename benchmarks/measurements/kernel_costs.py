@@ -8,7 +8,7 @@ Clocks of an SM per K step:
 - L1: the wavefronts of shared memory, asynchronous copies and global accesses, one per clock
 - tensor: the tensor core instructions, by the rate of the device
 
-Those of the plain path's kernels are per 128 bytes of columns instead.
+Those of the im2col path's kernels are per 128 bytes of columns instead.
 
 They are of all the kernel's instructions, also those outside of the main loop, divided by the number of K steps. The
 time is that of the SM with the most thread blocks, if the slowest of the three hides all else. It is also at least that
@@ -28,8 +28,8 @@ DTYPE = "bfloat16"
 SHAPES = {name: deform_conv.SHAPES[name]._replace(batch=16) for name in "ABCDFG"}
 # For the choice of a path only: 64 features, with many channels in each offset group.
 OTHER_SHAPES = {"E2": deform_conv.SHAPES["E2"]._replace(batch=4)}
-PLAIN_SHAPES = {name: deform_conv.SHAPES[name]._replace(batch=1) for name in "ABF"}
-PLAIN_KERNELS = {
+IM2COL_SHAPES = {name: deform_conv.SHAPES[name]._replace(batch=1) for name in "ABF"}
+IM2COL_KERNELS = {
     "SampleColumnsKernel": "dcn_sample",
     "OffsetCotangentKernel": "dcn_offset_cotangent",
     "InputCotangentKernel": "dcn_input_cotangent",
@@ -44,7 +44,7 @@ SOURCES = {
     "deform_conv_fused_weight": "dcn_fused_weight_cotangent",
 }
 POSITION, SUM = 4, 4  # bytes of an offset, a mask or a partial sum
-COLUMN_BYTES = 128  # for which the clocks of the plain kernels are given
+COLUMN_BYTES = 128  # for which the clocks of the im2col kernels are given
 ITEM = {"bf16": 2, "f16": 2, "tf32": 4}
 
 
@@ -66,16 +66,16 @@ def measure(shapes=SHAPES):
             yield from costs(records[key] + weight, found, architecture, name, shape)
 
 
-def measure_plain():
-    """A row for each kernel of the plain path, shape and architecture, without those that sort."""
-    records = {name: executed_launches(shape, "backward", backend="plain") for name, shape in PLAIN_SHAPES.items()}
+def measure_im2col():
+    """A row for each kernel of the im2col path, shape and architecture, without those that sort."""
+    records = {name: executed_launches(shape, "backward", backend="plain") for name, shape in IM2COL_SHAPES.items()}
     ptx = device_code.compile_ptx(executed_ptx.KERNELS["deform_conv"], PTX)
     for architecture in DEVICES:
         found = device_code.assemble(ptx, architecture, None)
-        for name, shape in PLAIN_SHAPES.items():
+        for name, shape in IM2COL_SHAPES.items():
             for record in records[name]:
                 function = found[device_code.linker_name(record["kernel"])]
-                call = PLAIN_KERNELS.get(function.name.partition("<")[0])
+                call = IM2COL_KERNELS.get(function.name.partition("<")[0])
                 if call:
                     vectors = record_columns(shape) * ITEM["bf16"] / COLUMN_BYTES * record["blocks"] / record["grid"]
                     clocks = {key: round(count / vectors, 2) for key, count in sm_clocks(function, record).items()}

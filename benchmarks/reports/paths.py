@@ -2,10 +2,11 @@
 
 import math
 
+from benchmarks.counting.devices import DEVICES
 from benchmarks.measurements import deform_conv
 from benchmarks.measurements.deform_conv import SHAPES
-from benchmarks.reports.formatting import digits, markdown
-from jax_dcn._operators.deform_conv import cost_model
+from benchmarks.reports.formatting import digits, markdown, paragraph
+from jax_dcn._operators.deform_conv import gpu_estimate
 
 NAMES, BATCHES = "ABCDEFG", (1, 4, 16)
 COMPUTATIONS = {"forward": "forward", "x": "gradient of x", "offset": "of offset, mask", "weight": "of weight"}
@@ -13,14 +14,16 @@ COMPUTATIONS = {"forward": "forward", "x": "gradient of x", "offset": "of offset
 
 def page(day):
     shapes = "\n".join(f"- {name}: {SHAPES[name]._replace(batch='batch')!s}" for name in NAMES)
-    tables = "\n\n".join(f"## {gpu.architecture}, {gpu.name}\n\n{table(gpu)}" for gpu in cost_model.GPUS.values())
-    return (
-        f"# Fused or plain: the paths of the deformable convolution\n\n{day}, estimated from counts, not measured: "
-        "bfloat16 data. Each cell has the milliseconds of the\nfused and of the plain path; the one that runs is bold. "
-        "The plain path runs only where its estimate is shorter by a\n"
-        f"factor of {cost_model.MARGIN}. `jax_dcn/_operators/deform_conv/cost_model.py` makes the estimates.\n\n"
-        f"{shapes}\n\n{tables}\n"
+    tables = "\n\n".join(
+        f"## {gpu.architecture}, {DEVICES[gpu.architecture].gpu}\n\n{table(gpu)}" for gpu in gpu_estimate.GPUS.values()
     )
+    about = (
+        f"{day}, estimated from counts, not measured: bfloat16 data. Each cell has the milliseconds of the fused and "
+        "of the im2col path. The one that runs is bold. The im2col path runs only if its estimate is shorter by a "
+        f"factor of {gpu_estimate.MARGIN}. `jax_dcn/_operators/deform_conv/gpu_estimate.py` makes the estimates."
+    )
+    sections = ("# Fused or im2col: the paths of the deformable convolution", paragraph(about), shapes, tables)
+    return "\n\n".join(sections) + "\n"
 
 
 def table(gpu):
@@ -36,14 +39,11 @@ def table(gpu):
 
 
 def cell(choice, shape, gpu):
-    sizes = sizes_of(shape)
-    times = {
-        "fused": cost_model.fused_seconds(choice.computation, sizes, gpu),
-        "plain": cost_model.plain_seconds(choice.computation, sizes, gpu),
-    }
-    shown = {path: digits(seconds * 1e3) for path, seconds in times.items()}
-    shown[choice.path] = f"**{shown[choice.path]}**"
-    return " / ".join(shown.values())
+    estimates = gpu_estimate.fused_seconds, gpu_estimate.im2col_seconds
+    shown = [digits(seconds(choice.computation, sizes_of(shape), gpu) * 1e3) for seconds in estimates]
+    chosen = int(choice.path != "fused")
+    shown[chosen] = f"**{shown[chosen]}**"
+    return " / ".join(shown)
 
 
 def planned(shape, compute_capability):
@@ -51,7 +51,7 @@ def planned(shape, compute_capability):
 
 
 def sizes_of(shape):
-    return cost_model.Sizes(
+    return gpu_estimate.ConvolutionSizes(
         images=shape.batch,
         image_pixels=shape.height * shape.width,
         pixels=math.prod(deform_conv.output_size(shape)),
@@ -60,5 +60,5 @@ def sizes_of(shape):
         features=shape.features,
         groups=shape.groups,
         offset_groups=shape.offset_groups,
-        item=2,
+        itemsize=2,
     )

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import counting, machine_code
 from benchmarks.counting import device_code, estimates, executed_sass, sass
 from benchmarks.counting.devices import DEVICES, occupancy
-from benchmarks.reports import gpu_costs, kernel_costs, paths
+from benchmarks.reports import gpu_numbers, kernel_costs, paths
 from benchmarks.reports.report import RESULTS
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -199,8 +199,8 @@ def newest_results():
     return json.loads(estimates.newest(RESULTS).read_text())
 
 
-def test_the_page_of_paths_is_what_the_cost_model_chooses():
-    """After a change to the cost model or the counted costs, `python -m benchmarks.paths` must run again."""
+def test_the_page_of_paths_is_what_is_chosen():
+    """After a change to the estimate or the counted costs, `python -m benchmarks.paths` must run again."""
     newest = max(RESULTS.glob("*-paths.md"))
     assert paths.page(date.fromisoformat(newest.name[:10])) == newest.read_text()
 
@@ -209,9 +209,9 @@ def test_pages_have_the_tables_of_the_results(tmp_path):
     path = Path(shutil.copy(estimates.newest(RESULTS), tmp_path))
     performance = tmp_path / "performance.md"
     performance.write_text(machine_code.PERFORMANCE.read_text())
-    module = tmp_path / "gpu_costs.py"
+    module = Path(shutil.copy(gpu_numbers.MODULE, tmp_path))
     machine_code.main(["--render"], tmp_path, performance, module)
-    assert module.read_text() == gpu_costs.MODULE.read_text()
+    assert module.read_text() == gpu_numbers.MODULE.read_text()
     assert performance.read_text() == machine_code.PERFORMANCE.read_text()
     assert path.with_suffix(".md").read_text() == estimates.newest(RESULTS).with_suffix(".md").read_text()
 
@@ -230,7 +230,7 @@ def built_module(monkeypatch, tmp_path):
     monkeypatch.setattr(counting.machine_code, "kernels", lambda architecture: [kernel])
     monkeypatch.setattr(machine_code.kernel_costs, "missing", lambda: None)
     monkeypatch.setattr(machine_code.kernel_costs, "measure", lambda shapes=(): iter(() if shapes else launches))
-    monkeypatch.setattr(machine_code.kernel_costs, "measure_plain", lambda: iter(newest_results()["plain launches"]))
+    monkeypatch.setattr(machine_code.kernel_costs, "measure_im2col", lambda: iter(newest_results()["im2col launches"]))
 
 
 ROW = "| a.cu | `Kernel<half>` | 128 | 16 of 64 | 0, 0 | 1024 | 2 of 16 | 1 of 4 | none | 64 HMMA.16816.F32 |"
@@ -246,7 +246,7 @@ def test_registers_are_only_printed(built_module, tmp_path, capsys):
 def test_the_command_writes_results_and_pages(built_module, tmp_path):
     performance = tmp_path / "performance.md"
     performance.write_text(machine_code.PERFORMANCE.read_text())
-    machine_code.main([], tmp_path, performance, tmp_path / "gpu_costs.py")
+    machine_code.main([], tmp_path, performance, Path(shutil.copy(gpu_numbers.MODULE, tmp_path)))
     report = json.loads(estimates.newest(tmp_path).read_text())
     assert list(report) == list(newest_results())
     assert list(report["machine code"]) == ["sm_90"]

@@ -13,7 +13,7 @@ from jax import export
 from jax.sharding import PartitionSpec as P
 
 import jax_dcn
-from jax_dcn._operators.deform_conv import cost_model, fused
+from jax_dcn._operators.deform_conv import fused, gpu_estimate
 from tests.helpers.deform_conv.cases import Case, Operands, assert_close, convolve, explicit_gradients, pull_back
 from tests.helpers.deform_conv.numpy_reference import Convolution
 
@@ -184,7 +184,7 @@ def test_images_in_runs(images, is_masked, monkeypatch):
     of_image = fused.list_bytes(operands.x, operands.offset)
     monkeypatch.setattr(fused, "LIST_BYTES", min(images, 1) * of_image)
     monkeypatch.setattr(fused, "CHUNK_LIST_BYTES", images * of_image)
-    monkeypatch.setattr(cost_model, "MARGIN", math.inf)  # what can be fused is
+    monkeypatch.setattr(gpu_estimate, "MARGIN", math.inf)  # what can be fused is
     calls = re.findall(r"@(?:\w*)dcn_fused_input_cotangent\(.*-> .*", lowered(operands, case=case, of=gradient))
     lists = [re.findall(r"tensor<(\d+)x\d+x\d+x\d+xi32>", call) for call in calls]
     assert lists == ([[str(images)] * 2] if images else [])

@@ -12,7 +12,7 @@ from jax import export
 
 import jax_dcn
 from jax_dcn._operators import kernel_plan
-from jax_dcn._operators.deform_conv import cost_model, fused, plain
+from jax_dcn._operators.deform_conv import fused, gpu_estimate, plain
 from jax_dcn._primitive import extension
 from tests.helpers.deform_conv.cases import Operands, convolve
 
@@ -195,7 +195,7 @@ def limit_lists(monkeypatch, operands, images):
     size = fused.list_bytes(operands.x, operands.offset)
     monkeypatch.setattr(fused, "LIST_BYTES", min(images, 1) * size)
     monkeypatch.setattr(fused, "CHUNK_LIST_BYTES", images * size)
-    monkeypatch.setattr(cost_model, "MARGIN", math.inf)  # what can be fused is
+    monkeypatch.setattr(gpu_estimate, "MARGIN", math.inf)  # what can be fused is
 
 
 @pytest.mark.parametrize("held", [0, 1, 3])

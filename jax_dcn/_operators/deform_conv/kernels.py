@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_dcn._operators.deform_conv import cost_model, cpu_fused, fused, paths, plain
+from jax_dcn._operators.deform_conv import cpu_fused, fused, paths, plain
 from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._primitive.chunks import flat
 from jax_dcn._primitive.target import Target
@@ -93,7 +93,7 @@ def cotangent(
     if fused_names and target.platform == "cpu":
         out |= cpu_fused.cotangents(x, offset, weight, mask, ct, requested=fused_names, **keywords)
     elif fused_names:
-        num_splits = cost_model.num_splits(x, offset, weight, spec, target) if "weight" in fused_names else 1
+        num_splits = paths.num_splits(x, offset, weight, spec, target) if "weight" in fused_names else 1
         out |= fused.cotangents(x, offset, weight, mask, ct, requested=fused_names, num_splits=num_splits, **keywords)
     if plain_names := by_path.get("plain"):
         keywords |= {"x_dtype": offset.dtype if "x" in all_reduced else x.dtype, "target": target}

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from jax_dcn._operators.deform_conv import cost_model, cpu_fused, fused
+from jax_dcn._operators.deform_conv import cpu_fused, fused, gpu_estimate
 from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._primitive.target import Target
@@ -41,7 +41,7 @@ def choose(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Sp
     if target.platform == "cpu":
         why_slow = cpu_fused.why_slow(computation, x, offset, weight, spec)
         return Choice("plain", why_slow) if why_slow else Choice("fused", f"the processor has {cpu_fused.INSTRUCTIONS}")
-    return _faster(computation, cost_model.Sizes.of(x, offset, weight, spec), target)
+    return _faster(computation, known_sizes(x, offset, weight, spec), target)
 
 
 def obstacle(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, platform: str) -> str | None:
@@ -53,13 +53,43 @@ def obstacle(computation: str, x: Shaped, offset: Shaped, weight: Shaped, spec: 
     return next(_cotangent_obstacles(computation, x, offset, weight, spec), None)
 
 
-def _faster(computation: str, sizes: cost_model.Sizes | None, target: Target) -> Choice:
+def sizes_of(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> gpu_estimate.ConvolutionSizes:
+    """The sizes as far as they are known: a symbolic number of images, or size of an image, counts as 1."""
+    offset_groups, taps = groups_and_taps(offset, weight.shape[:2])
+    images = x.shape[0] if isinstance(x.shape[0], int) else 1
+    return gpu_estimate.ConvolutionSizes(
+        images=images,
+        image_pixels=fused.pixels(x) // max(images, 1),
+        pixels=fused.pixels(offset),
+        taps=taps,
+        channels=x.shape[-1],
+        features=weight.shape[-1],
+        groups=spec.feature_group_count,
+        offset_groups=offset_groups,
+        itemsize=x.dtype.itemsize,
+    )
+
+
+def known_sizes(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec) -> gpu_estimate.ConvolutionSizes | None:
+    """None if a size is symbolic, or an array empty."""
+    shapes = (*x.shape, *offset.shape, *weight.shape)
+    are_known = all(isinstance(size, int) and size > 0 for size in shapes)
+    return sizes_of(x, offset, weight, spec) if are_known else None
+
+
+def num_splits(x: Shaped, offset: Shaped, weight: Shaped, spec: Spec, target: Target) -> int:
+    """The number of partial sums of the weight's cotangent."""
+    gpu = gpu_estimate.gpu_of(target.compute_capability, target.sms)
+    return gpu_estimate.weight_splits(sizes_of(x, offset, weight, spec), gpu)
+
+
+def _faster(computation: str, sizes: gpu_estimate.ConvolutionSizes | None, target: Target) -> Choice:
     if sizes is None:
         return Choice("fused", "no time is estimated for arrays that are empty or of a symbolic size")
-    gpu = cost_model.gpu_of(target)
-    by_fused = cost_model.fused_seconds(computation, sizes, gpu)
-    by_plain = cost_model.plain_seconds(computation, sizes, gpu)
-    path: Literal["fused", "plain"] = "plain" if by_plain * cost_model.MARGIN < by_fused else "fused"
+    gpu = gpu_estimate.gpu_of(target.compute_capability, target.sms)
+    by_fused = gpu_estimate.fused_seconds(computation, sizes, gpu)
+    by_plain = gpu_estimate.im2col_seconds(computation, sizes, gpu)
+    path: Literal["fused", "plain"] = "plain" if by_plain * gpu_estimate.MARGIN < by_fused else "fused"
     estimates = f"fused {_shown_time(by_fused)}, plain {_shown_time(by_plain)}"
     return Choice(path, f"estimates for {gpu.architecture}: {estimates}")
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_dcn._operators.deform_conv import cost_model, custom_calls
+from jax_dcn._operators.deform_conv import custom_calls, gpu_estimate, paths
 from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._operators.deform_conv.custom_calls import Sampling
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
@@ -300,9 +300,11 @@ def _budget(
     limit = COLUMN_BYTES[target.platform] // (2 if "forward" in computations else 1)
     if target.platform != "cuda" or x.dtype.itemsize != 2:
         return limit
-    sizes = cost_model.Sizes.of(x, offset, weight, spec)
-    gpu = cost_model.gpu_of(target)
-    return min(limit, arrays * cost_model.column_bytes(computations, sizes, gpu))
+    sizes = paths.known_sizes(x, offset, weight, spec)
+    if sizes is None:
+        return min(limit, arrays * gpu_estimate.LARGE_CHUNK_BYTES)
+    gpu = gpu_estimate.gpu_of(target.compute_capability, target.sms)
+    return min(limit, arrays * gpu_estimate.column_bytes(computations, sizes, gpu))
 
 
 def _image_sum_bytes(x: Shaped, offset: Shaped, x_dtype: DTypeLike) -> int:

@@ -7,7 +7,7 @@ import jax
 from jax.typing import ArrayLike
 
 from jax_dcn import _validation
-from jax_dcn._operators.deform_conv import cost_model, cpu_fused, fused, paths, plain
+from jax_dcn._operators.deform_conv import cpu_fused, fused, paths, plain
 from jax_dcn._operators.deform_conv.arguments import Spec, canonicalize
 from jax_dcn._operators.deform_conv.functions import Options
 from jax_dcn._operators.kernel_plan import (
@@ -110,7 +110,7 @@ def _choice(
     if path == "fused" and target.platform == "cpu":
         return KernelChoice(computation, path, reason, cpu_fused.workspace_bytes(computation, x, offset, weight, spec))
     if path == "fused":
-        num_splits = cost_model.num_splits(x, offset, weight, spec, target) if computation == "weight" else 1
+        num_splits = paths.num_splits(x, offset, weight, spec, target) if computation == "weight" else 1
         size = fused.workspace_bytes(computation, x, offset, weight, num_splits=num_splits)
         return KernelChoice(computation, path, reason, size, num_splits)
     size = plain.workspace_bytes(computation, x, offset, weight, spec, target) if path == "plain" else 0
