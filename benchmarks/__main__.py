@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: compares the operators with their alternatives, and measures scaling and overhead.
+"""`python -m benchmarks`: compares the operators with their baselines, and measures how their cost grows.
 
 It writes the results to a folder: <date>-<platform>.json, the same as tables (.md), and plots (.png).
 """
@@ -12,16 +12,14 @@ from pathlib import Path
 
 import jax
 
-from benchmarks.measurements import dispatch, growth, operators
-from benchmarks.measurements.timing import Clock
-from benchmarks.readers.machine import load, machine
-from benchmarks.reports import dispatch as dispatch_tables
+from benchmarks.measurements import growth, operators
 from benchmarks.reports import growth as growth_tables
 from benchmarks.reports import operators as operator_tables
 from benchmarks.reports import report
+from benchmarks.support.machine import load, machine
 
-BENCHMARKS = {"operators": operators, "growth": growth, "dispatch": dispatch}
-TABLES = {"operators": operator_tables.tables, "growth": growth_tables.tables, "dispatch": dispatch_tables.tables}
+BENCHMARKS = {"operators": operators, "growth": growth}
+TABLES = {"operators": operator_tables.tables, "growth": growth_tables.tables}
 DTYPES = {"cpu": ["float32", "bfloat16"], "gpu": ["bfloat16", "float16", "float32"]}
 
 
@@ -29,7 +27,7 @@ def main(arguments=None):
     args = parse(arguments)
     if args.plot:
         from benchmarks.reports import plot  # imported before the work, because matplotlib may be missing
-    clock = Clock(math.inf if args.seconds is None else args.seconds)
+    end = time.monotonic() + (math.inf if args.seconds is None else args.seconds)
     stem = args.out / f"{date.today()}-{jax.default_backend()}"
     results = {"machine": machine() | {"load average before": load()}, "note": args.note}
     results |= {"limit": args.seconds, "not reached": []}
@@ -37,7 +35,7 @@ def main(arguments=None):
     for name, benchmark in chosen.items():
         results[name] = []
         for label, task in benchmark.tasks(args):
-            if clock.over():
+            if time.monotonic() >= end:
                 results["not reached"].append(label)
                 continue
             start = time.monotonic()
@@ -60,12 +58,12 @@ def parse(arguments):
     parser.add_argument(
         "--dtypes", nargs="+", choices=DTYPES["gpu"], default=DTYPES.get(jax.default_backend(), DTYPES["cpu"])
     )
-    names = operators.contenders()
+    names = operators.baselines()
     parser.add_argument(
-        "--contenders", nargs="+", choices=names, default=names, metavar="NAME",
+        "--baselines", nargs="+", choices=names, default=names, metavar="NAME",
         help=f"which ones to compare with: {', '.join(names)}; by default all",
     )  # fmt: skip
-    parser.add_argument("--repeats", type=int, default=15, help="how often each contender is timed, unless it is slow")
+    parser.add_argument("--repeats", type=int, default=15, help="how often each one is timed, unless it is slow")
     parser.add_argument("--seconds", type=float, help="time limit, after which no task is started")
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="output folder")
     parser.add_argument("--note", default="", help="a note printed above the tables")

@@ -10,12 +10,12 @@ import json
 from datetime import date
 from pathlib import Path
 
+from benchmarks.counting import machine_code
+from benchmarks.counting.estimates import newest
 from benchmarks.measurements import kernel_costs
-from benchmarks.readers import machine_code
-from benchmarks.readers.estimates import newest
 from benchmarks.reports import gpu_numbers
 from benchmarks.reports.kernel_costs import replace_tables, tables
-from benchmarks.reports.machine_code import page, static_row, static_tables
+from benchmarks.reports.machine_code import SHOWN, page, static_row, static_table
 from benchmarks.reports.report import RESULTS, write_json, write_text
 from jax_dcn._primitive import extension
 
@@ -35,10 +35,15 @@ def main(arguments=None, results=RESULTS, performance=PERFORMANCE, module=gpu_nu
     if reason := machine_code.missing():
         raise SystemExit(reason)
     if args.registers:
-        print(static_tables(static_rows()))
+        tables = {
+            name: static_table(map(static_row, machine_code.kernels(name))) for name in machine_code.architectures()
+        }
+        print("\n\n".join(f"### {name}\n\n{table}" for name, table in tables.items()))
         return
     if reason := kernel_costs.missing():
         raise SystemExit(f"There are no costs, because PTX cannot be executed: {reason}. --registers needs no PTX.")
+    if SHOWN not in machine_code.architectures():
+        raise SystemExit(f"jax_dcn was built without machine code for {SHOWN}, which the page lists.")
     path = results / f"{date.today()}-machine-code.json"
     report = measure()
     write_json(path, report)
@@ -48,17 +53,15 @@ def main(arguments=None, results=RESULTS, performance=PERFORMANCE, module=gpu_nu
 
 def measure():
     module = extension.modules["cuda"]
+    kernels = {name: machine_code.kernels(name) for name in machine_code.architectures()}
     report = {"date": str(date.today()), "compiler": module.compiler, "dtype": kernel_costs.DTYPE}
+    report["machine code"] = {name: machine_code.digest(found) for name, found in kernels.items()}
     report["module bytes"] = Path(module.__file__).stat().st_size
     report["launches"] = list(kernel_costs.measure())
     report["other launches"] = list(kernel_costs.measure(kernel_costs.OTHER_SHAPES))
     report["im2col launches"] = list(kernel_costs.measure_im2col())
-    report["kernels"] = static_rows()
+    report["kernels"] = [static_row(kernel) for kernel in kernels[SHOWN]]
     return report
-
-
-def static_rows():
-    return {name: list(map(static_row, machine_code.kernels(name))) for name in machine_code.architectures()}
 
 
 def write_pages(report, path, performance, module):

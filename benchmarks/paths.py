@@ -3,12 +3,13 @@
 from datetime import date
 
 from benchmarks.reports.paths import page
-from benchmarks.reports.report import RESULTS, write_text
+from benchmarks.reports.report import parser, write_text
 
 
-def main(results=RESULTS):
+def main(arguments=None):
+    args = parser("paths", __doc__).parse_args(arguments)
     text = page(date.today())
-    write_text(results / f"{date.today()}-paths.md", text)
+    write_text(args.out / f"{date.today()}-paths.md", text)
     print(text)
 
 

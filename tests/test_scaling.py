@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dcn
-from benchmarks.readers.hlo import collectives
+from benchmarks.lowering.hlo import collectives
 from tests.helpers.deform_conv.cases import assert_close
 from tests.helpers.sharding import make_mesh
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from benchmarks.gpu_check.record import Record
 from benchmarks.gpu_check.steps import STEPS, Context
-from benchmarks.readers import gpu
 from benchmarks.reports.report import RESULTS
+from benchmarks.support import gpu
 
 MINUTES = 9
 

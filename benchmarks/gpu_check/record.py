@@ -4,9 +4,9 @@ import json
 import re
 from datetime import date
 
-from benchmarks.readers.sources import commit, digest_of_sources
 from benchmarks.reports.gpu_check import page
 from benchmarks.reports.report import write_json, write_text
+from benchmarks.support.sources import commit, digest_of_sources
 
 
 class Record:

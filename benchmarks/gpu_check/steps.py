@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+from benchmarks.counting import estimates
+from benchmarks.gpu_check import ncu
+from benchmarks.gpu_check.junit import read_tests
 from benchmarks.gpu_check.process import GRACE, run
-from benchmarks.readers import estimates, gpu, ncu
-from benchmarks.readers.cuda_tools import find
-from benchmarks.readers.junit import read_tests
 from benchmarks.reports.report import RESULTS
+from benchmarks.support import gpu
+from benchmarks.support.cuda_tools import find
 
 WORKERS = 8  # test processes that share the GPU
 SANITIZER_WORKERS = 4
@@ -59,7 +61,7 @@ def smoke(context):
 
 
 def run_tests(context):
-    """Those of the CPU can run on any machine."""
+    """Only the tests of the GPU, because those of the CPU can run on any machine."""
     step = run_pytest("--platform=cuda", f"--ignore={SANITIZERS}", workers=WORKERS, limit=context.limit)
     return failing_if_all_were_skipped(step)
 
@@ -69,7 +71,7 @@ def sanitize(context):
 
 
 def failing_if_all_were_skipped(step):
-    """If no test of the GPU passed, nothing was tested."""
+    """The step, which fails if no test passed on the GPU, because nothing was tested then."""
     if step["backends"].get("cuda", {}).get("passed", 0) > 0:
         return step
     return step | {"ok": False, "why": "No test passed on the GPU; tests that were skipped have their reasons below."}

@@ -8,16 +8,16 @@ A tap has four corners, and a pixel of a head is rarely longer than the 128 byte
 are the least that a thousand taps take, unless neighbouring queries sample the same pixels.
 """
 
-from typing import NamedTuple
+from functools import partial
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 import jax_dcn
+from benchmarks.counting import device_code
+from benchmarks.counting.devices import DEVICES, occupancy
+from benchmarks.lowering import executed_ptx
 from benchmarks.measurements import kernel_costs
-from benchmarks.readers import device_code, executed_ptx
-from benchmarks.readers.devices import DEVICES, occupancy
+from benchmarks.measurements.aggregation import ATTENTION, DCNV3
 
 DTYPE = "bfloat16"
 KERNELS = {
@@ -28,79 +28,7 @@ KERNELS = {
     "GatherKernel": "dcn_aggregation_value_cotangent",
 }
 SOURCES = ("aggregation", "aggregation_value")
-
-
-class Attention(NamedTuple):
-    """The encoder of Deformable DETR: queries are the pixels of all levels. With `queries`, a decoder."""
-
-    batch: int
-    levels: tuple[tuple[int, int], ...]
-    heads: int
-    channels: int  # of a head
-    points: int
-    queries: int | None = None
-
-    @property
-    def taps(self):
-        """Of all queries and heads."""
-        queries = self.queries or sum(height * width for height, width in self.levels)
-        return self.batch * queries * self.heads * len(self.levels) * self.points
-
-    def problem(self, dtype):
-        """(function, its operands)."""
-        random = np.random.default_rng(0)
-        if self.queries:
-            centers = random.random((self.queries, 2))
-        else:
-            grids = [np.mgrid[:height, :width].reshape(2, -1).T[:, ::-1] for height, width in self.levels]
-            centers = np.concatenate(
-                [(grid + 0.5) / (width, height) for grid, (height, width) in zip(grids, self.levels, strict=True)]
-            )
-        taps = (self.batch, len(centers), self.heads, len(self.levels), self.points)
-        sizes = np.array([(width, height) for height, width in self.levels])[:, None]
-        locations = centers[:, None, None, None] + 2 * random.standard_normal((*taps, 2)) / sizes
-        pixels = sum(height * width for height, width in self.levels)
-        value = random.standard_normal((self.batch, pixels, self.heads, self.channels))
-
-        def function(*operands):
-            return jax_dcn.multi_scale_deformable_attention(*operands, spatial_shapes=self.levels)
-
-        weights = random.random(taps)
-        return function, (jnp.asarray(value, dtype), *(jnp.asarray(a, jnp.float32) for a in (locations, weights)))
-
-
-class Window(NamedTuple):
-    """A DCNv3 of 3 x 3 taps."""
-
-    batch: int
-    size: tuple[int, int]
-    groups: int
-    channels: int  # of a group
-
-    @property
-    def taps(self):
-        return self.batch * self.size[0] * self.size[1] * self.groups * 9
-
-    def problem(self, dtype):
-        """(function, its operands)."""
-        random = np.random.default_rng(0)
-        image = (self.batch, *self.size)
-        x = random.standard_normal((*image, self.groups * self.channels))
-        offset = random.standard_normal((*image, self.groups * 18))
-        mask = random.random((*image, self.groups * 9))
-
-        def function(*operands):
-            return jax_dcn.dcnv3(*operands, kernel_size=3, padding=1, groups=self.groups)
-
-        return function, (jnp.asarray(x, dtype), *(jnp.asarray(a, jnp.float32) for a in (offset, mask)))
-
-
-PYRAMID = ((64, 64), (32, 32), (16, 16), (8, 8))
-SHAPES = {
-    "encoder": Attention(2, PYRAMID, 8, 32, 4),
-    "decoder": Attention(2, PYRAMID, 8, 32, 4, queries=300),
-    "dcnv3": Window(2, (56, 56), 4, 32),
-}
+SHAPES = {"encoder": ATTENTION.shapes["M1"], "decoder": ATTENTION.shapes["M2"], "dcnv3": DCNV3.shapes["W1"]}
 
 
 def measure(shapes=SHAPES, dtype=DTYPE, architectures=tuple(DEVICES)):
@@ -117,13 +45,18 @@ def measure(shapes=SHAPES, dtype=DTYPE, architectures=tuple(DEVICES)):
 
 def launches(shape, dtype):
     """The records of the launches of the result and of all gradients."""
-    function, operands = shape.problem(dtype)
+    if isinstance(shape, type(SHAPES["dcnv3"])):
+        operator, function = DCNV3, jax_dcn.dcnv3
+    else:
+        operator, function = ATTENTION, jax_dcn.multi_scale_deformable_attention
+    problem = operator.problem(shape, dtype)
 
-    def run(*operands):
-        result, pull_back = jax.vjp(function, *operands)
-        return result, pull_back(jnp.ones_like(result))
+    def run(operands, cotangent):
+        result, pull_back = jax.vjp(partial(function, **problem.options), *operands)
+        return result, pull_back(cotangent)
 
-    return executed_ptx.launches(run, *operands, architecture=kernel_costs.PTX)
+    operands = tuple(problem.operands.values())
+    return executed_ptx.launches(run, operands, problem.cotangent, architecture=kernel_costs.PTX)
 
 
 def functions(architecture):
@@ -136,7 +69,7 @@ def functions(architecture):
 
 
 def cost(function, record, device, name, shape):
-    """A launch on a device. The clocks and bytes are those of the executed thread blocks, which are all."""
+    """A launch on a device. All thread blocks are executed, so clocks and bytes are those of the whole launch."""
     thousands = shape.taps / 1000
     clocks = kernel_costs.sm_clocks(function, record)
     shared = record["static_shared"] + record["dynamic_shared"]

@@ -10,14 +10,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-
-import jax_dcn
-from benchmarks.contenders import Call, Unavailable
+from benchmarks.baselines import Call, Unavailable
 from benchmarks.measurements import deform_conv, derivatives
 from benchmarks.measurements.timing import interleaved
-from benchmarks.readers import cached_build
+from benchmarks.support import cached_build
 
 SOURCE = Path(__file__).with_suffix(".cc")
 LIB = cached_build.ROOT / "lib"
@@ -34,7 +30,7 @@ CALLS = 7  # in a turn of a process
 
 
 class Problem(ctypes.Structure):
-    """As in cpu_tasks.cc."""
+    """The struct of cpu_tasks.cc."""
 
     _fields_ = [
         (name, ctypes.c_int64)
@@ -53,12 +49,12 @@ class Simulated(NamedTuple):
 
 
 class Measured(NamedTuple):
-    seconds: float  # of one thread
-    speedup: float  # of two
+    seconds: float  # with one thread
+    speedup: float  # with two threads
 
 
 def simulate(shape, dtype, pass_, threads=THREADS):
-    """None if the plain path computes everything."""
+    """The simulated speedups of a pass, or None if the im2col path computes everything."""
     fused = fused_names(shape, dtype)
     requested = fused - {FORWARD} if pass_ == GRADIENTS else set()
     if not (requested or (pass_ == FORWARD and FORWARD in fused)):
@@ -66,8 +62,7 @@ def simulate(shape, dtype, pass_, threads=THREADS):
     problem = Problem(
         kernel=KERNEL,
         images=shape.batch,
-        rows=-(-shape.height // shape.stride),
-        columns=-(-shape.width // shape.stride),
+        **dict(zip(("rows", "columns"), deform_conv.output_size(shape)[1:], strict=True)),
         **{name: getattr(shape, name) for name in ("height", "width", "channels", "features", "groups")},
         offset_groups=shape.offset_groups,
         is_bfloat16=dtype == "bfloat16",
@@ -86,19 +81,7 @@ def simulate(shape, dtype, pass_, threads=THREADS):
 
 def fused_names(shape, dtype):
     """The forward and the operands whose gradients the fused path computes."""
-    size = (shape.batch, -(-shape.height // shape.stride), -(-shape.width // shape.stride))
-    samples, struct = KERNEL**2 * shape.offset_groups, jax.ShapeDtypeStruct
-    plan = jax_dcn.kernel_plan(
-        struct((shape.batch, shape.height, shape.width, shape.channels), dtype),
-        struct((*size, 2 * samples), jnp.float32),
-        struct((KERNEL, KERNEL, shape.channels // shape.groups, shape.features), dtype),
-        mask=struct((*size, samples), jnp.float32),
-        strides=shape.stride,
-        padding=shape.dilation,
-        kernel_dilation=shape.dilation,
-        feature_group_count=shape.groups,
-        platform="cpu",
-    )
+    plan = deform_conv.plan(shape, dtype, platform="cpu")
     return {name for name in (FORWARD, *deform_conv.VARIED) if plan[name].path == "fused"}
 
 
@@ -118,7 +101,7 @@ def library():
 
 
 def measure(rounds):
-    """By shape, type and pass. Processes with one and with two threads take turns."""
+    """The speedups by shape, type and pass. Processes with one and with two threads take turns."""
     processors = sorted(os.sched_getaffinity(0))[:2]
     if len(processors) < 2:
         raise Unavailable("needs two processors")
@@ -150,8 +133,6 @@ def seconds(shape, dtype, pass_):
 def prepared(shape, dtype, pass_):
     problem = deform_conv.problem(shape, dtype)
     arguments = problem.operands, {}, problem.cotangent
-    call = Call(
-        partial(derivatives.compiled(pass_, None, problem, arguments), *arguments), jax.block_until_ready, None, None
-    )
+    call = Call(partial(derivatives.compiled(pass_, None, problem, arguments), *arguments))
     call()
     return call

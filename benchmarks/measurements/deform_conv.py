@@ -1,4 +1,4 @@
-"""Deformable convolution: shapes, operands and contenders."""
+"""Deformable convolution: shapes, operands and implementations."""
 
 from functools import partial
 from typing import NamedTuple
@@ -8,25 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dcn
-from benchmarks.contenders import (
-    Contender,
+from benchmarks.baselines import (
+    Implementation,
+    Operator,
     Problem,
     bare_convolution,
     compiled,
-    onednn,
     onnxruntime,
-    products,
     pure_jax,
-    torchvision,
+    pytorch,
 )
 
-NAME = "deform_conv2d"
-FLOOR, PRODUCTS, ONEDNN = ("XLA convolution", "matrix products", "oneDNN convolution")
-FLOORS = (FLOOR, PRODUCTS, ONEDNN, bare_convolution.NAME)
-ABOUT_FLOORS = (
-    "Time: the time of jax_dcn divided by that of XLA's ordinary convolution (which samples nothing), of the matrix "
-    "products alone (columns already in memory), and of oneDNN's ordinary convolution. " + bare_convolution.ABOUT
-)
 VARIED = ("x", "offset", "weight", "mask")
 
 
@@ -68,27 +60,39 @@ SHAPES = {
 SHAPES |= {f"{name}16": SHAPES[name]._replace(batch=16) for name in "ABCD"}
 
 
-def problem(shape, dtype):
-    random = np.random.default_rng(0)
-    size = (shape.batch, -(-shape.height // shape.stride), -(-shape.width // shape.stride))
-    samples = 9 * shape.offset_groups
+def output_size(shape):
+    return shape.batch, -(-shape.height // shape.stride), -(-shape.width // shape.stride)
 
-    def normal(*size, scale=1.0):
+
+def operand_shapes(shape):
+    samples = 9 * shape.offset_groups
+    return {
+        "x": (shape.batch, shape.height, shape.width, shape.channels),
+        "offset": (*output_size(shape), 2 * samples),
+        "weight": (3, 3, shape.channels // shape.groups, shape.features),
+        "mask": (*output_size(shape), samples),
+    }
+
+
+def problem(shape, dtype):
+    random, sizes = np.random.default_rng(0), operand_shapes(shape)
+
+    def normal(size, scale=1.0):
         return jnp.asarray(random.standard_normal(size, np.float32) * np.float32(scale), dtype)
 
-    # Samples lie a quarter of a pixel away from the kinks of the interpolation, and their locations are exact in 16
-    # bits, so that all contenders read the same pixels.
-    offset = random.standard_normal((*size, 2 * samples), np.float32) * shape.deviation
+    # Samples lie a quarter of a pixel away from the non-differentiable points, and their locations are exact in 16
+    # bits, so that all implementations read the same pixels.
+    offset = random.standard_normal(sizes["offset"], np.float32) * shape.deviation
     offset = np.round(2 * offset) / 2 + 0.25
     return Problem(
         operands={
-            "x": normal(shape.batch, shape.height, shape.width, shape.channels),
+            "x": normal(sizes["x"]),
             "offset": jnp.asarray(offset, jnp.float32),
-            "weight": normal(3, 3, shape.channels // shape.groups, shape.features, scale=0.02),
-            "mask": jnp.asarray(random.random((*size, samples), np.float32)),
+            "weight": normal(sizes["weight"], scale=0.02),
+            "mask": jnp.asarray(random.random(sizes["mask"], np.float32)),
         },
         varied=VARIED,
-        cotangent=normal(*size, shape.features),
+        cotangent=normal((*output_size(shape), shape.features)),
         dtype=dtype,
         options={"stride": shape.stride, "dilation": shape.dilation, "groups": shape.groups},
     )
@@ -106,16 +110,6 @@ def deformable(x, offset, weight, mask, *, stride, dilation, groups, backend=Non
         feature_group_count=groups,
         backend=backend,
     )
-
-
-def by_torchvision(ops, operands, options):
-    dilation = options["dilation"]
-    sampling = {"stride": options["stride"], "padding": dilation, "dilation": dilation}
-    return ops.deform_conv2d(operands["x"], operands["offset"], operands["weight"], mask=operands["mask"], **sampling)
-
-
-def reference(**arguments):
-    return deformable(**arguments, backend="reference")
 
 
 def ordinary(x, weight, *, stride, dilation, groups):
@@ -137,15 +131,44 @@ def undeformed(problem):
     return problem._replace(operands={**problem.operands, **zeros})
 
 
-CONTENDERS = {
-    "jax_dcn": compiled.contender(deformable, VARIED),
-    "plain path": compiled.contender(partial(deformable, backend="plain"), VARIED),
-    FLOOR: compiled.contender(ordinary, ("x", "weight"), agrees_at=undeformed),
-    PRODUCTS: Contender(products.prepare, agrees_at=undeformed),
-    ONEDNN: Contender(onednn.prepare, agrees_at=undeformed, compiles=False),
-    bare_convolution.NAME: Contender(bare_convolution.prepare),
-    "pure JAX": compiled.contender(pure_jax.deform_conv2d, VARIED),
-    "torchvision": Contender(partial(torchvision.prepare, by_torchvision), compiles=False),
-    "onnxruntime": Contender(onnxruntime.prepare, compiles=False),
-    "reference": compiled.contender(reference, VARIED),
-}
+def plan(shape, dtype, **target):
+    """What `jax_dcn.kernel_plan` says about the convolution of a shape on a platform."""
+    dtypes = {"x": dtype, "weight": dtype}
+    x, offset, weight, mask = (
+        jax.ShapeDtypeStruct(size, dtypes.get(name, jnp.float32)) for name, size in operand_shapes(shape).items()
+    )
+    return jax_dcn.kernel_plan(
+        *(x, offset, weight),
+        mask=mask,
+        strides=shape.stride,
+        padding=shape.dilation,
+        kernel_dilation=shape.dilation,
+        feature_group_count=shape.groups,
+        **target,
+    )
+
+
+XLA, ONEDNN = "XLA convolution", "oneDNN convolution"
+CONVOLUTION = Operator(
+    name="deform_conv2d",
+    shapes=SHAPES,
+    problem=problem,
+    implementations={
+        "jax_dcn": compiled.implementation(deformable, VARIED),
+        "im2col path": compiled.implementation(partial(deformable, backend="plain"), VARIED),
+        XLA: compiled.implementation(ordinary, ("x", "weight"), agrees_at=undeformed),
+        ONEDNN: pytorch.implementation(
+            *(pytorch.ordinary_convolution, pytorch.onednn_type, ("x", "weight")),
+            layout="channels last",
+            agrees_at=undeformed,
+        ),
+        bare_convolution.NAME: Implementation(bare_convolution.prepare),
+        "pure JAX": compiled.implementation(pure_jax.deform_conv2d, VARIED),
+        "torchvision": pytorch.implementation(pytorch.deform_conv2d, pytorch.torchvision_type),
+        "onnxruntime": Implementation(onnxruntime.prepare, compiles=False),
+        "reference": compiled.implementation(partial(deformable, backend="reference"), VARIED),
+    },
+    lower_bounds=(XLA, ONEDNN, bare_convolution.NAME),
+    about_lower_bounds="Time: the time of jax_dcn divided by that of XLA's and of oneDNN's ordinary convolution, which "
+    "sample nothing. " + bare_convolution.ABOUT,
+)

@@ -6,7 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from benchmarks.contenders import Call
+from benchmarks.baselines import Call
 from benchmarks.measurements import deform_conv
 from benchmarks.measurements.timing import interleaved
 
@@ -25,13 +25,13 @@ def gradients(function, operands, tangents, cotangent):
     return jax.vjp(function, operands)[1](cotangent)[0]
 
 
-def jvp(moving, function, operands, tangents, cotangent):
-    """The value and its tangent, where the operands in `moving` have tangents."""
+def jvp(active, function, operands, tangents, cotangent):
+    """The value and its tangent, where the operands in `active` have tangents."""
 
-    def of_moving(some):
+    def of_active(some):
         return function(operands | some)
 
-    return jax.jvp(of_moving, *(({name: arrays[name] for name in moving},) for arrays in (operands, tangents)))
+    return jax.jvp(of_active, *(({name: arrays[name] for name in active},) for arrays in (operands, tangents)))
 
 
 def tangent(*arguments):
@@ -39,7 +39,7 @@ def tangent(*arguments):
 
 
 def hessian_product(function, operands, tangents, cotangent):
-    """Of the product of the result and the cotangent, with the tangents."""
+    """The product with the tangents of the Hessian of the sum of result times cotangent."""
 
     def of_operands(operands):
         return gradients(function, operands, tangents, cotangent)
@@ -61,7 +61,7 @@ BY_REFERENCE = ("jvp",)
 
 
 def times(shape, repeats):
-    """By clock, the seconds of each program by the kernels, and of those in `BY_REFERENCE` by the reference.
+    """The seconds of each program by the kernels, and of those in `BY_REFERENCE` by the reference, by clock.
 
     The programs take turns.
     """
@@ -71,17 +71,14 @@ def times(shape, repeats):
     names = {name: (name, None) for name in PROGRAMS} | {
         f"{name}, reference": (name, "reference") for name in BY_REFERENCE
     }
-    calls = {
-        label: Call(partial(compiled(*named, problem, arguments), *arguments), jax.block_until_ready, None, None)
-        for label, named in names.items()
-    }
+    calls = {label: Call(partial(compiled(*named, problem, arguments), *arguments)) for label, named in names.items()}
     for call in calls.values():
         call()
     return {name: interleaved(calls, repeats, clock) for name, clock in CLOCKS.items()}
 
 
 def memory(shape):
-    """By backend and program, for each of `BATCHES`: MiB of temporary arrays, and of arguments and results."""
+    """The MiB of temporary arrays, and of arguments and results, by backend, program and number in `BATCHES`."""
     problem = deform_conv.problem(shape._replace(batch=1), "float32")
 
     def mebibytes(name, backend, batch):

@@ -1,47 +1,53 @@
 """How the time and memory of the operators scale with the problem size, and the slopes on a log-log plot."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.measurements import deform_conv, deform_psroi_pool
+from benchmarks.baselines import Operator
+from benchmarks.measurements import deform_conv, roi_pool
+from benchmarks.measurements.deform_conv import CONVOLUTION, XLA
 from benchmarks.measurements.measure import measure
 
 
 class Axis(NamedTuple):
-    operator: Any
-    contenders: tuple[str, ...]
+    operator: Operator
+    baseline: str
     values: tuple[int, ...]
-    shape: Any  # a function: the shape for a value
+    shape: Callable[[int], Any]
     label: str
 
+    @property
+    def implementations(self):
+        return ("jax_dcn", self.baseline)
 
-CONVOLUTION, POOLING = ("jax_dcn", deform_conv.FLOOR), ("jax_dcn", "reference")
+
 AXES = {
     "batch": Axis(
-        *(deform_conv, CONVOLUTION, (1, 2, 4, 8, 16, 32, 64)),
+        *(CONVOLUTION, XLA, (1, 2, 4, 8, 16, 32, 64)),
         lambda n: deform_conv.Shape(n, 32, 32, 128, 128),
         "batch of images 32 x 32 x 128",
     ),
     "channels": Axis(
-        *(deform_conv, CONVOLUTION, (64, 128, 256, 512, 1024)),
+        *(CONVOLUTION, XLA, (64, 128, 256, 512, 1024)),
         lambda n: deform_conv.Shape(2, 32, 32, n, n),
         "input and output channels of 2 x 32 x 32 pixels",
     ),
     "side": Axis(
-        *(deform_conv, CONVOLUTION, (32, 64, 128, 256, 512, 1024)),
+        *(CONVOLUTION, XLA, (32, 64, 128, 256, 512, 1024)),
         lambda n: deform_conv.Shape(1, n, n, 64, 64),
         "side of a square image of 64 channels",
     ),
     "offset": Axis(
-        *(deform_conv, CONVOLUTION, (1, 4, 16, 64, 256)),
+        *(CONVOLUTION, XLA, (1, 4, 16, 64, 256)),
         lambda n: deform_conv.Shape(2, 128, 128, 128, 128, deviation=n),
         "standard deviation of offsets in pixels, images of 128 x 128",
     ),
     "points": Axis(
-        *(deform_psroi_pool, POOLING, (1, 2, 4, 8)),
-        lambda n: deform_psroi_pool.Shape(1, 38, 63, 64, rois=64, points=n),
+        *(roi_pool.PSROI_POOL, "reference", (1, 2, 4, 8)),
+        lambda n: roi_pool.Shape(1, 38, 63, 64, rois=64, points=n),
         "points per bin, along each axis",
     ),
 }
@@ -56,11 +62,10 @@ def tasks(args):
 
 def rows_of(name, value, dtype, repeats):
     axis = AXES[name]
-    contenders = {contender: axis.operator.CONTENDERS[contender] for contender in axis.contenders}
+    chosen = {one: axis.operator.implementations[one] for one in axis.implementations}
     row = {"axis": name, "value": value, "shape": f"{name} {value}", "dtype": dtype}
-    return [
-        row | measured for measured in measure(axis.operator.problem(axis.shape(value), dtype), contenders, repeats)
-    ]
+    problem = axis.operator.problem(axis.shape(value), dtype)
+    return [row | measured for measured in measure(problem, chosen, repeats)]
 
 
 def series(rows, name, pass_):

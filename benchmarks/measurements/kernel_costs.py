@@ -19,9 +19,10 @@ import re
 
 import jax
 
+from benchmarks.counting import device_code, executed_sass, sass
+from benchmarks.counting.devices import DEVICES, RESERVED_SHARED, SCHEDULERS, WARP, occupancy
+from benchmarks.lowering import executed_ptx
 from benchmarks.measurements import deform_conv
-from benchmarks.readers import device_code, executed_ptx, executed_sass, sass
-from benchmarks.readers.devices import DEVICES, RESERVED_SHARED, SCHEDULERS, WARP, occupancy
 
 DTYPE = "bfloat16"
 SHAPES = {name: deform_conv.SHAPES[name]._replace(batch=16) for name in "ABCDFG"}

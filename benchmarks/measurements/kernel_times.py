@@ -5,17 +5,20 @@ kernels alone come from jax's profiler, where it can trace the GPU.
 """
 
 import os
+import re
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
 
 import jax
 
+from benchmarks.baselines import Call
 from benchmarks.measurements import deform_conv
 from benchmarks.measurements.timing import interleaved
-from benchmarks.readers import device_times, gpu
-from benchmarks.readers.machine import cores
+from benchmarks.support import gpu
+from benchmarks.support.cuda_tools import short_name
+from benchmarks.support.machine import cores
 
 SHAPES = ("A", "B", "C", "D")
 BATCH, DTYPE = 16, "bfloat16"
@@ -23,7 +26,7 @@ REPEATS = 9
 TRACED_RUNS = 3
 
 # The path and the operands whose gradients a program computes, by its custom call. The time of its kernels does not
-# include the products of the plain path, which are XLA's; the time of the program does.
+# include the products of the im2col path, which are XLA's; the time of the program does.
 CALLS = {
     "dcn_fused_forward": ("fused", ()),
     "dcn_fused_input_cotangent": ("fused", ("x",)),
@@ -37,20 +40,6 @@ CALLS = {
 
 # XLA would put custom calls into CUDA graphs, in which the profiler may not see the kernels.
 XLA_FLAGS = "--xla_gpu_enable_command_buffer="
-
-
-class Program(NamedTuple):
-    """A compiled program, as `timing` takes it."""
-
-    run: Any
-    operands: tuple[Any, ...]
-    queued: bool
-
-    def start(self):
-        return self.run(*self.operands)
-
-    def wait(self, result):
-        jax.block_until_ready(result)
 
 
 def set_flags():
@@ -70,7 +59,7 @@ def programs(shape):
         operands = (problem.operands, problem.cotangent)
         with jax.default_device(device):
             run = jax.jit(partial(results, varied, options)).lower(*operands).compile()
-        return Program(run, operands, queued=jax.default_backend() != "cpu")
+        return Call(partial(run, *operands), queued=device_is_gpu)
 
     with ThreadPoolExecutor(cores()) as pool:
         return dict(zip(CALLS, pool.map(prepare, CALLS.values()), strict=True))
@@ -92,7 +81,7 @@ def measure(name, shape):
     """A row for each custom call on a shape."""
     prepared = programs(shape)
     for program in prepared.values():
-        program.wait(program.start())
+        program()
     seconds = interleaved(prepared, REPEATS)
     clock = gpu.sm_clock()  # as it still is a moment after the load
     for call, program in prepared.items():
@@ -111,22 +100,44 @@ def measure(name, shape):
 
 
 def traced(program):
-    """The kernels of one run, by name: the mean of a few runs. Empty where the profiler sees none."""
+    """The kernels of one run by name, {"milliseconds", "launches", "own"}: the mean of a few runs.
+
+    It is empty where the profiler sees no kernels. That needs a driver that lets CUPTI trace them, as drivers do by
+    default.
+    """
+    kernels = {}
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(TRACED_RUNS):
-                program.wait(program.start())
-        found = device_times.of_folder(folder)
-    for kernel in found.values():
+                program()
+        for path in Path(folder).rglob("*.xplane.pb"):
+            add_kernels(kernels, jax.profiler.ProfileData.from_file(str(path)))
+    for kernel in kernels.values():
         kernel["milliseconds"] /= TRACED_RUNS
         kernel["launches"] /= TRACED_RUNS
-    return found
+    return kernels
+
+
+def add_kernels(kernels, data):
+    """Adds the kernels of one trace. `own` are those of this package; the others are XLA's."""
+    for plane in data.planes:
+        if not re.match(r"/device:GPU:\d+", plane.name):
+            continue
+        for line in plane.lines:
+            if not line.name.startswith("Stream"):  # the other lines summarize the streams
+                continue
+            for event in line.events:
+                is_own = "dcn::" in event.name
+                name = short_name(event.name) if is_own else event.name
+                kernel = kernels.setdefault(name, {"milliseconds": 0.0, "launches": 0, "own": is_own})
+                kernel["milliseconds"] += event.duration_ns * 1e-6
+                kernel["launches"] += 1
 
 
 def run_once(shape):
     """Runs each program once, for a profiler."""
     for program in programs(shape).values():
-        program.wait(program.start())
+        program()
 
 
 def shapes(names):

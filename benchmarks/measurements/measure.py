@@ -1,51 +1,51 @@
-"""Measures the time and memory of all contenders on one problem, after checking that their results agree."""
+"""Measures the time and memory of all implementations on one problem, after checking that their results agree."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from benchmarks.contenders import PASSES, Unavailable
+from benchmarks.baselines import PASSES, Unavailable
 from benchmarks.measurements.timing import interleaved
-from benchmarks.readers.machine import cores
+from benchmarks.support.machine import cores
 
-# Of the norm of the difference to jax_dcn's result. By default, a GPU multiplies float32 arrays in tf32.
+# The largest difference to jax_dcn's result, relative to its norm. By default, a GPU multiplies float32 arrays in tf32.
 TOLERANCE = {"float32": 5e-3, "bfloat16": 5e-2, "float16": 5e-2}
 
 
-def measure(problem, contenders, repeats):
-    """One row per pass: seconds and bytes of each contender, or why it is missing or was refused."""
-    prepared = prepare_all(problem, contenders)
-    return [measure_pass(problem, contenders, calls, repeats) | {"pass": name} for name, calls in prepared.items()]
+def measure(problem, implementations, repeats):
+    """One row per pass: seconds and bytes of each implementation, or why it is missing or was refused."""
+    prepared = prepare_all(problem, implementations)
+    return [measure_pass(problem, implementations, calls, repeats) | {"pass": name} for name, calls in prepared.items()]
 
 
-def prepare_all(problem, contenders):
-    """For each pass and contender, its call, or the reason why it has none."""
+def prepare_all(problem, implementations):
+    """The call of each implementation and pass, or the reason why it has none."""
 
-    def prepare(contender, backward):
+    def prepare(implementation, backward):
         try:
-            return contender.prepare(problem, backward)
+            return implementation.prepare(problem, backward)
         except Unavailable as reason:
             return reason
 
-    jobs = [(pass_, name) for pass_ in PASSES for name in contenders]
-    prepared = {pass_: dict.fromkeys(contenders) for pass_ in PASSES}
+    jobs = [(pass_, name) for pass_ in PASSES for name in implementations]
+    prepared = {pass_: dict.fromkeys(implementations) for pass_ in PASSES}
     with ThreadPoolExecutor(cores()) as pool:
         compiling = {}
         for job in jobs:
             pass_, name = job
-            if contenders[name].compiles:
-                compiling[job] = pool.submit(prepare, contenders[name], pass_ != PASSES[0])
+            if implementations[name].compiles:
+                compiling[job] = pool.submit(prepare, implementations[name], pass_ != PASSES[0])
             else:
-                prepared[pass_][name] = prepare(contenders[name], pass_ != PASSES[0])
+                prepared[pass_][name] = prepare(implementations[name], pass_ != PASSES[0])
         for (pass_, name), future in compiling.items():
             prepared[pass_][name] = future.result()
     return prepared
 
 
-def measure_pass(problem, contenders, calls, repeats):
+def measure_pass(problem, implementations, calls, repeats):
     without = {name: str(reason) for name, reason in calls.items() if isinstance(reason, Unavailable)}
     calls = {name: call for name, call in calls.items() if name not in without}
-    held, refused = check(problem, contenders, calls)
+    held, refused = check(problem, implementations, calls)
     calls = {name: call for name, call in calls.items() if name not in refused}
     return {
         "seconds": interleaved(calls, repeats),
@@ -56,14 +56,14 @@ def measure_pass(problem, contenders, calls, repeats):
     }
 
 
-def check(problem, contenders, calls):
-    """Calls each contender once: the peak memory in bytes, and the errors of those that fail or differ from jax_dcn."""
+def check(problem, implementations, calls):
+    """Calls each implementation once: the peak memory in bytes, and why some fail or differ from jax_dcn."""
     held, refused, ours = {}, {}, None
     for name, call in calls.items():
         try:
             result, held[name] = call.held(call)
             arrays = call.arrays(result)
-        except Exception as error:  # the other contenders can still be timed
+        except Exception as error:  # the other ones can still be timed
             refused[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             continue
         if name == "jax_dcn":
@@ -71,7 +71,7 @@ def check(problem, contenders, calls):
         elif ours is None:
             refused[name] = "there is nothing of jax_dcn's to compare with"
         else:
-            agrees_at = contenders[name].agrees_at
+            agrees_at = implementations[name].agrees_at
             expected = calls["jax_dcn"].at(agrees_at(problem)) if agrees_at else ours
             errors = {key: relative_error(arrays[key], expected[key]) for key in arrays}
             if wrong := [f"{k} by {e:.2%}" for k, e in errors.items() if not e <= TOLERANCE[problem.dtype]]:

@@ -17,8 +17,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dcn
-from benchmarks.measurements import deform_conv, deform_psroi_pool
-from benchmarks.readers.hlo import Collective, collectives
+from benchmarks.lowering.hlo import Collective, collectives
+from benchmarks.measurements import deform_conv, roi_pool
 
 DEVICES = (1, 2, 4, 8)
 SIDES = (2048, 4096, 8192)
@@ -27,8 +27,8 @@ SHAPES = {
     "grouped": deform_conv.SHAPES["H"]._replace(batch=8, offset_groups=8),
     "large": deform_conv.Shape(1, 1024, 1024, 256, 256),
     "large grouped": deform_conv.Shape(1, 1024, 1024, 256, 256, groups=8, offset_groups=8),
-    "pooling": deform_psroi_pool.SHAPES["P3"]._replace(images=8),
-    "batched pooling": deform_psroi_pool.SHAPES["P3"]._replace(images=8),  # each image a batch, with as many regions
+    "pooling": roi_pool.PSROI_POOL.shapes["P3"]._replace(images=8),
+    "batched pooling": roi_pool.PSROI_POOL.shapes["P3"]._replace(images=8),  # each image a batch, with as many regions
 }
 
 
@@ -103,19 +103,12 @@ class Row(NamedTuple):
 def operator(shape, batched):
     """A function of named operands, and their shapes. `batched` gives each image of a pooling its own batch."""
     if isinstance(shape, deform_conv.Shape):
-        size, samples = (shape.batch, shape.height, shape.width), 9 * shape.offset_groups
-        shapes = {
-            "x": (*size, shape.channels),
-            "offset": (*size, 2 * samples),
-            "weight": (3, 3, shape.channels // shape.groups, shape.features),
-            "bias": (shape.features,),
-            "mask": (*size, samples),
-        }
+        shapes = deform_conv.operand_shapes(shape) | {"bias": (shape.features,)}
         return partial(convolution, groups=shape.groups), shapes
     images, regions = (shape.images, 1), (shape.images, shape.rois // shape.images)
     if not batched:
         images, regions = (shape.images,), (shape.rois,)
-    bins = deform_psroi_pool.BINS
+    bins = roi_pool.BINS
     shapes = {
         "x": (*images, shape.height, shape.width, shape.features),
         "rois": (*regions, 5),
@@ -125,9 +118,7 @@ def operator(shape, batched):
 
 
 def convolution(operands, groups):
-    operands = dict(operands)
-    arguments = [operands.pop(name) for name in ("x", "offset", "weight")]
-    return jax_dcn.deform_conv2d(*arguments, **operands, feature_group_count=groups)
+    return jax_dcn.deform_conv2d(**operands, feature_group_count=groups)
 
 
 def pooling(operands, bins, stride):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dcn
-from benchmarks.readers.machine import cores
+from benchmarks.support.machine import cores
 from jax_dcn._primitive.extension import FUSED, cuda_custom_calls
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -23,6 +23,8 @@ SHAPES = ("small", "ragged")
 # The largest error that is allowed, as a fraction of the largest expected magnitude. Samples and results of 16-bit
 # types are rounded to these types. Tensor cores take float32 as tf32, which has the mantissa of float16.
 TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2, "tf32": 4e-3}
+
+POOLING = {"y": "dcn_roi_pool", "x": "dcn_roi_pool_input_cotangent", "offset": "dcn_roi_pool_offset_cotangent"}
 
 # The custom call that computes each result.
 CALLS = {
@@ -41,16 +43,8 @@ CALLS = {
         "mask": "dcn_fused_offset_cotangent",
         "weight": "dcn_fused_weight_cotangent",
     },
-    "pooling": {
-        "y": "dcn_roi_pool",
-        "x": "dcn_roi_pool_input_cotangent",
-        "offset": "dcn_roi_pool_offset_cotangent",
-    },
-    "alignment": {
-        "y": "dcn_roi_pool",
-        "x": "dcn_roi_pool_input_cotangent",
-        "offset": "dcn_roi_pool_offset_cotangent",
-    },
+    "pooling": POOLING,
+    "alignment": POOLING,
     "maximum": {
         "y": "dcn_roi_max_pool",
         "x": ("dcn_roi_max_pool_winners", "dcn_roi_max_pool_input_cotangent"),
@@ -117,7 +111,7 @@ def cases(platform):
 
 
 def custom_calls_of(platform):
-    """Without the fused kernels of the CPU, which only larger problems run."""
+    """The custom calls of a platform, without the fused kernels of the CPU, which only larger problems run."""
     return [name for name in cuda_custom_calls if platform == "cuda" or name not in FUSED]
 
 
@@ -160,7 +154,7 @@ def rows(case, program, reference):
 
 
 def largest_error(actual, expected):
-    """As a fraction of the largest expected magnitude."""
+    """The largest error, as a fraction of the largest expected magnitude."""
     if actual.shape != expected.shape:
         return np.inf
     return np.max(np.abs(actual - expected)) / np.max(np.abs(expected))

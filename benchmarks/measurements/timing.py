@@ -9,19 +9,9 @@ import time
 LEAST_TURNS = 3
 SECONDS_EACH = 3.0
 PAUSE = 0.005  # between turns, until threads that a library leaves spinning are idle
-AWAKE = 0.02  # how long a contender runs before it is timed, but at least one call
+AWAKE = 0.02  # how long a call is repeated before it is timed, but at least one call
 LONG = 0.5  # a call that takes longer is timed at once
 QUEUE_SECONDS, LONGEST_QUEUE = 0.01, 50
-
-
-class Clock:
-    """A time limit; work that was started before it is finished."""
-
-    def __init__(self, seconds=math.inf):
-        self.end = time.monotonic() + seconds
-
-    def over(self):
-        return time.monotonic() >= self.end
 
 
 def interleaved(calls, repeats, clock=time.perf_counter):
@@ -32,8 +22,8 @@ def interleaved(calls, repeats, clock=time.perf_counter):
     Because they take turns, a slow period of the machine affects all of them, and ratios of medians are more reliable
     than absolute times. Calls that a device queues are timed in groups, which hides the time to start them.
 
-    After a pause, a processor is slow for some milliseconds, and starts threads late; and memory that a large contender
-    has given back to the system must be mapped again. Each turn therefore begins with calls that are not timed, until
+    After a pause, a processor is slow for some milliseconds, and starts threads late; and memory that a large call has
+    given back to the system must be mapped again. Each turn therefore begins with calls that are not timed, until
     AWAKE has passed, as in a program that calls the same function again and again. Calls longer than LONG are not
     called twice.
     """
@@ -56,9 +46,9 @@ def queue_length(call, seconds):
 
 
 def wake(call):
-    clock = Clock(AWAKE)
+    end = time.monotonic() + AWAKE
     call.wait(call.start())
-    while not clock.over():
+    while time.monotonic() < end:
         call.wait(call.start())
 
 

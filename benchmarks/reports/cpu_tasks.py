@@ -18,7 +18,7 @@ ABOUT_MEASURED = (
     "speedup is the median of the ratios of their times. It includes packing and adding up."
 )
 NOTATION = (
-    '"Tasks": how many there are, and after a slash how many of them may run at a time if that is fewer. "plain": the '
+    '"Tasks": how many there are, and after a slash how many of them may run at a time if that is fewer. "im2col": the '
     "fused kernels do not run, and XLA divides most of the work."
 )
 
@@ -47,7 +47,7 @@ def table(pass_, tasks):
 
 def cells(simulated):
     if simulated is None:
-        return ["plain", *["-"] * len(THREADS[1:])]
+        return ["im2col", *["-"] * len(THREADS[1:])]
     limit = f" / {simulated.slots}" if simulated.slots < simulated.tasks else ""
     speedups = zip(THREADS, simulated.speedups, strict=True)
     return [f"{simulated.tasks}{limit}", *(f"{speedup:.2f}" for threads, speedup in speedups if threads > 1)]

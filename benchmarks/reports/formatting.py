@@ -19,7 +19,7 @@ def markdown(rows):
 
 
 def list_reasons(rows, names):
-    """Lists of the notes on contenders: each note once, with the rows that it applies to."""
+    """Lists of the notes on implementations: each note once, with the rows that it applies to."""
     for key, before in (("without", ""), ("notes", "in "), ("refused", "**refused**: ")):
         found = {}
         for row in rows:
@@ -41,7 +41,7 @@ def median(row, name):
 
 
 def ratio(row, of, by):
-    """The ratio of the times of two contenders."""
+    """The ratio of the times of two implementations."""
     if not (median(row, of) and median(row, by)):
         return "-"
     return f"**{digits(median(row, of) / median(row, by))}**"

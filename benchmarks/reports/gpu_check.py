@@ -3,8 +3,6 @@
 from benchmarks.reports import kernel_times, smoke
 from benchmarks.reports.formatting import markdown
 
-NAMES = ("facts", "build", "smoke", "tests", "sanitizers", "estimates", "ratios", "profile")
-
 
 def page(report):
     return "\n\n".join(sections(report)) + "\n"
@@ -15,9 +13,11 @@ def sections(report):
     gpu = ", ".join(f"{key} {value}" for key, value in report["gpu"].items())
     seconds = sum(step["seconds"] for step in steps.values())
     yield f"# GPU check\n\n{report['date']}, commit {report['commit']}, {gpu}; {seconds} s in all."
-    yield markdown([["step", "result", "seconds"], *([name, *outcome(steps.get(name))] for name in NAMES)])
+    yield markdown([["step", "result", "seconds"], *([name, *outcome(steps.get(name))] for name in SECTIONS)])
     for name, section in SECTIONS.items():
-        if name in steps and (paragraphs := [*section(steps[name]), *reason(steps[name])]):
+        step = steps.get(name, {})
+        # Why a step has no result, or less than it could have, comes last.
+        if paragraphs := [*section(step), *([step["why"]] if step.get("why") else [])]:
             yield f"## {name.capitalize()}"
             yield from paragraphs
 
@@ -29,12 +29,6 @@ def outcome(step):
     if step.get("stopped at its limit"):
         state += ", stopped at its limit"
     return [state, str(step["seconds"])]
-
-
-def reason(step):
-    """Why a step has no result, or less than it could have."""
-    if step.get("why"):
-        yield step["why"]
 
 
 def of_facts(step):
@@ -91,13 +85,9 @@ def of_profile(step):
         yield kernel_times.profile_table(step["launches"])
 
 
-def of_build(step):
-    return ()
-
-
 SECTIONS = {
     "facts": of_facts,
-    "build": of_build,
+    "build": lambda step: (),
     "smoke": of_smoke,
     "tests": of_tests,
     "sanitizers": of_tests,

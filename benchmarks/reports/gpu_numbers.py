@@ -3,8 +3,8 @@
 from pathlib import Path
 from statistics import linear_regression, mean
 
+from benchmarks.counting.devices import DEVICES
 from benchmarks.measurements.kernel_costs import IM2COL_SHAPES, OTHER_SHAPES, SHAPES
-from benchmarks.readers.devices import DEVICES
 from jax_dcn._operators.deform_conv import gpu_estimate
 
 MODULE = Path(gpu_estimate.__file__)

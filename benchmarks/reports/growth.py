@@ -1,6 +1,6 @@
 """Tables of how time and memory grow with the work."""
 
-from benchmarks.contenders import PASSES
+from benchmarks.baselines import PASSES
 from benchmarks.measurements import growth
 from benchmarks.measurements.growth import series, slopes
 from benchmarks.reports.formatting import list_reasons, markdown, mebibytes, median, milliseconds
@@ -14,21 +14,21 @@ def tables(rows):
     for name, axis in growth.AXES.items():
         own = [row for pass_ in PASSES for row in series(rows, name, pass_)]
         if own:
-            reasons = [*list_reasons(own, list(axis.contenders))]
+            reasons = [*list_reasons(own, list(axis.implementations))]
             yield "\n\n".join([f"### {axis.label[0].upper()}{axis.label[1:]}", detail(own, axis), *reasons])
 
 
 def slope_table(rows):
-    table = [["growing", "pass", "contender", "range", "time", "memory"]]
+    table = [["growing", "pass", "implementation", "range", "time", "memory"]]
     for name, axis in growth.AXES.items():
         for pass_ in PASSES:
             own = series(rows, name, pass_)
-            for contender in axis.contenders if own else ():
+            for one in axis.implementations if own else ():
                 values = [row["value"] for row in own]
-                time = slopes((row["value"], median(row, contender)) for row in own)
-                memory = slopes((row["value"], row["bytes"].get(contender)) for row in own)
+                time = slopes((row["value"], median(row, one)) for row in own)
+                memory = slopes((row["value"], row["bytes"].get(one)) for row in own)
                 span = f"{values[0]} to {values[-1]}"
-                table.append([name, pass_, contender, span, shown(time), shown(memory)])
+                table.append([name, pass_, one, span, shown(time), shown(memory)])
     return markdown(table)
 
 
@@ -38,9 +38,13 @@ def shown(slopes):
 
 
 def detail(rows, axis):
-    head = [rows[0]["axis"], "pass", *(f"{name}, {unit}" for unit in ("ms", "MiB") for name in axis.contenders)]
+    head = [rows[0]["axis"], "pass", *(f"{name}, {unit}" for unit in ("ms", "MiB") for name in axis.implementations)]
     body = (
-        [str(row["value"]), row["pass"], *(cell(row, n) for cell in (milliseconds, mebibytes) for n in axis.contenders)]
+        [
+            str(row["value"]),
+            row["pass"],
+            *(cell(row, n) for cell in (milliseconds, mebibytes) for n in axis.implementations),
+        ]
         for row in rows
     )
     return markdown([head, *body])

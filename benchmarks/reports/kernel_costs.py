@@ -1,6 +1,6 @@
 """Tables of what the fused kernels cost, from the results of `python -m benchmarks.machine_code`."""
 
-from benchmarks.readers.devices import DEVICES
+from benchmarks.counting.devices import DEVICES
 from benchmarks.reports.formatting import digits, markdown
 
 CALLS = {
@@ -10,27 +10,6 @@ CALLS = {
     "dcn_fused_weight_cotangent": "weight cotangent",
 }
 SORT = "sort for the input cotangent"
-# Of the kernels at commit 2426407 on an H200, by shape: clocks of an SM per K step for issue and L1, and milliseconds.
-BEFORE = {
-    ("A", "forward"): (1519, 1701, 0.28),
-    ("A", "input cotangent"): (2440, 2017, 0.40),
-    ("A", "offset and mask cotangents"): (2347, 2370, 0.39),
-    ("A", "weight cotangent"): (1815, 2056, 0.35),
-    ("A", SORT): (None, None, 0.40),
-    ("B", "forward"): (1870, 2232, 0.18),
-    ("B", "input cotangent"): (2347, 1913, 0.39),
-    ("B", "offset and mask cotangents"): (1629, 1602, 0.27),
-    ("B", "weight cotangent"): (1815, 2060, 0.35),
-    ("B", SORT): (None, None, 0.10),
-}
-# What was predicted for the kernels' next version before it was written: the slower of issue and L1.
-PREDICTED = {
-    ("A", "forward"): 1450,
-    ("A", "input cotangent"): 1600,
-    ("A", "offset and mask cotangents"): 1400,
-    ("A", "weight cotangent"): 1450,
-    ("B", "forward"): 2050,
-}
 # The GPUs of the table of times.
 GPUS = ("A100", "H200", "RTX 5090")
 
@@ -38,7 +17,6 @@ GPUS = ("A100", "H200", "RTX 5090")
 def tables(launches):
     """Each table that the performance page has, by its name there."""
     return {
-        "costs before and after": before_and_after(launches),
         "wavefronts by instruction": wavefronts(launches),
         "costs in milliseconds": milliseconds(launches),
         "costs by architecture": by_architecture(launches),
@@ -49,28 +27,8 @@ def title(launch):
     return CALLS[launch["call"]] if "clocks per K step" in launch else SORT
 
 
-def before_and_after(launches):
-    head = ["shape", "kernel", "before: issue", "L1", "ms", "predicted", "now: issue", "L1", "tensor", "bound by", "ms"]
-    rows = [head]
-    for (shape, kernel), (*clocks_before, time_before) in BEFORE.items():
-        chosen = [one for one in launches if one["gpu"] == "H200" and (one["shape"], title(one)) == (shape, kernel)]
-        clocks = chosen[0].get("clocks per K step", {"issue": None, "L1": None, "tensor": None})
-        row = [
-            shape,
-            kernel,
-            *map(_clocks, clocks_before),
-            digits(time_before),
-            _clocks(PREDICTED.get((shape, kernel))),
-        ]
-        bound_by = chosen[0]["bound_by"] if kernel != SORT else ""
-        rows.append(
-            [*row, *map(_clocks, clocks.values()), bound_by, digits(sum(one["milliseconds"] for one in chosen))]
-        )
-    return markdown(rows)
-
-
 def _clocks(count):
-    return "" if count is None else f"{count:,.0f}"
+    return f"{count:,.0f}"
 
 
 def wavefronts(launches):
@@ -109,7 +67,7 @@ def by_architecture(launches):
             clocks = launch["clocks per K step"]
             slowest = max(clocks, key=clocks.get)
             row = [f"{launch['architecture']}, {launch['gpu']}", f"`{launch['kernel']}`", str(launch["resident warps"])]
-            row += [launch["occupancy limited by"], *(f"{count:,.0f}" for count in clocks.values()), slowest]
+            row += [launch["occupancy limited by"], *map(_clocks, clocks.values()), slowest]
             rows.append(row)
     return markdown(rows)
 
@@ -127,8 +85,7 @@ def details(launches):
         for launch in chosen:
             row = [launch["shape"], f"`{launch['kernel']}`", str(launch["grid"]), str(launch["resident warps"])]
             row += [launch["occupancy limited by"]]
-            row += [f"{count:,.0f}" for count in launch["clocks per K step"].values()]
-            row += [f"{launch['main loop, instructions per K step']:,.0f}"]
+            row += map(_clocks, [*launch["clocks per K step"].values(), launch["main loop, instructions per K step"]])
             rows.append([*row, digits(launch["milliseconds"]), launch["bound_by"]])
         architecture = chosen[0]["architecture"]
         yield f"### {architecture}, {gpu}"

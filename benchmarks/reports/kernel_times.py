@@ -46,7 +46,7 @@ def kernel_lines(row):
 
 
 def ratio(measured, expected, estimate):
-    """Only of an estimate for the GPU that was measured."""
+    """The ratio, where the estimate is for the GPU that was measured."""
     return digits(measured / expected) if measured and expected and estimate["is_of_this_gpu"] else "-"
 
 
@@ -64,7 +64,7 @@ SHOWN = re.compile(r"Duration|SM Frequency|Issue Slots Busy|L1/TEX|Tensor|Achiev
 
 
 def profile_table(launches):
-    """Launches as `readers.ncu` returns them: one line per launch and metric."""
+    """Launches as `gpu_check.ncu` returns them: one line per launch and metric."""
     rows = [
         [str(number), f"`{launch['kernel']}`", metric, f"{value} {unit}".strip()]
         for number, launch in enumerate(launches, 1)

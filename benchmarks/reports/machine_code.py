@@ -1,18 +1,20 @@
 """The page about the machine code of the CUDA kernels."""
 
+from benchmarks.counting.machine_code import WARPS
 from benchmarks.measurements.kernel_costs import SHAPES
-from benchmarks.readers.machine_code import WARPS
 from benchmarks.reports.formatting import paragraph
 from benchmarks.reports.kernel_costs import details
 
-COSTS = """Only the fused kernels and the sort have costs: those of the im2col path and of PSROI pooling have none.
-All times are estimates that leave out waiting. They are counted from eight thread blocks per launch, and
-assume the clocks and rates in benchmarks/readers/devices.py, which says which of them are published. Issue, L1 and
+COSTS = """Only the fused kernels and the sort have costs: those of the im2col path and of the RoI poolings are not
+counted. All times are estimates that leave out waiting. They are counted from eight thread blocks per launch, and
+assume the clocks and rates in benchmarks/counting/devices.py, which says which of them are published. Issue, L1 and
 tensor are clocks of an SM per K step; those of the main loop are issued instructions per K step. Offsets have a
 standard deviation of 2 pixels. docs/performance.md says what all this means."""
 GEFORCE = """The tensor column of RTX GPUs is for GeForce cards. Data-centre and workstation GPUs of the same
 architecture may sum in float32 at the full rate."""
-STATIC = """Read from the built module: registers per thread, warps that the registers of an SM have room for, bytes of
+SHOWN = "sm_90"  # the architecture whose kernels the page lists
+STATIC = f"""Read from the built module, for {SHOWN}; `python -m benchmarks.machine_code --registers` lists all
+architectures. Registers per thread, warps that the registers of an SM have room for, bytes of
 stack and local memory per thread (0: nothing is spilled), bytes of static shared memory per block, and the number of
 instructions of each kind. Kernels with a number of channels access 16 bytes at a time, or one element if 16 bytes do
 not divide the channels."""
@@ -31,18 +33,14 @@ def page(results):
         *details(results["launches"]),
         "## Registers and instructions",
         paragraph(STATIC),
-        static_tables(results["kernels"]),
+        static_table(results["kernels"]),
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def static_tables(kernels):
-    """A table for each architecture, of rows as `static_row` makes them."""
-    return "\n\n".join(f"### {architecture}\n\n{table(rows)}" for architecture, rows in kernels.items())
-
-
-def table(rows):
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
+def static_table(rows):
+    head, *_ = rows = list(rows)
+    lines = [list(head), ["---"] * len(head), *(row.values() for row in rows)]
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
 
 

@@ -1,12 +1,12 @@
-"""Tables of each operator beside its alternatives: speed, time and memory."""
+"""Tables of each operator beside its baselines: speed, time and memory."""
 
-from benchmarks.contenders import PASSES
+from benchmarks.baselines import PASSES
 from benchmarks.measurements.operators import OPERATORS
 from benchmarks.reports.formatting import list_reasons, markdown, mebibytes, milliseconds, paragraph, ratio
 
 RATIOS = (
-    "jax_dcn compared with the others: ratios of the medians of calls that took turns. {floors}Speed: how many times "
-    "faster jax_dcn is. A contender was timed only after its results agreed with those of jax_dcn."
+    "jax_dcn compared with the others: ratios of the medians of calls that took turns. {lower_bounds}Speed: how many "
+    "times faster jax_dcn is. A baseline was timed only after its results agreed with those of jax_dcn."
 )
 TIMES = "Milliseconds, median (min to max). Once: too slow to be timed more than once."
 MEMORY = (
@@ -30,7 +30,7 @@ def tables(rows):
 
 
 def table_set(operator, rows):
-    floors, everyone = operator.FLOORS, list(operator.CONTENDERS)
+    everyone = list(operator.implementations)
 
     def table(names, cell, title=str):
         head = ["shape", "type", "pass", *map(title, names)]
@@ -38,14 +38,17 @@ def table_set(operator, rows):
         return markdown([head, *body])
 
     def to_jax_dcn(row, name):
-        return ratio(row, "jax_dcn", name) if name in floors else ratio(row, name, "jax_dcn")
+        return ratio(row, "jax_dcn", name) if name in operator.lower_bounds else ratio(row, name, "jax_dcn")
+
+    def titled(name):
+        return f"{'time' if name in operator.lower_bounds else 'speed'} / {name}"
 
     named = dict.fromkeys(row["shape"] for row in rows)
     return "\n\n".join(
         [
-            "\n".join(f"- {name}: {operator.SHAPES[name]}" for name in named),
-            paragraph(RATIOS.format(floors=operator.ABOUT_FLOORS)),
-            table(everyone[1:], to_jax_dcn, lambda name: f"{'time' if name in floors else 'speed'} / {name}"),
+            "\n".join(f"- {name}: {operator.shapes[name]}" for name in named),
+            paragraph(RATIOS.format(lower_bounds=operator.about_lower_bounds)),
+            table(everyone[1:], to_jax_dcn, titled),
             *list_reasons(rows, everyone),
             TIMES,
             table(everyone, milliseconds),

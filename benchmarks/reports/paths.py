@@ -1,11 +1,10 @@
 """The table of the paths of the convolution, with their estimated times."""
 
-import jax
-import jax.numpy as jnp
+import math
 
-import jax_dcn
+from benchmarks.counting.devices import DEVICES
+from benchmarks.measurements import deform_conv
 from benchmarks.measurements.deform_conv import SHAPES
-from benchmarks.readers.devices import DEVICES
 from benchmarks.reports.formatting import digits, markdown, paragraph
 from jax_dcn._operators.deform_conv import gpu_estimate
 
@@ -48,27 +47,14 @@ def cell(choice, shape, gpu):
 
 
 def planned(shape, compute_capability):
-    size = (shape.batch, -(-shape.height // shape.stride), -(-shape.width // shape.stride))
-    samples, struct = 9 * shape.offset_groups, jax.ShapeDtypeStruct
-    return jax_dcn.kernel_plan(
-        struct((shape.batch, shape.height, shape.width, shape.channels), jnp.bfloat16),
-        struct((*size, 2 * samples), jnp.float32),
-        struct((3, 3, shape.channels // shape.groups, shape.features), jnp.bfloat16),
-        strides=shape.stride,
-        padding=shape.dilation,
-        kernel_dilation=shape.dilation,
-        feature_group_count=shape.groups,
-        platform="cuda",
-        compute_capability=compute_capability,
-    )
+    return deform_conv.plan(shape, "bfloat16", platform="cuda", compute_capability=compute_capability)
 
 
 def sizes_of(shape):
-    pixels = shape.batch * -(-shape.height // shape.stride) * -(-shape.width // shape.stride)
     return gpu_estimate.ConvolutionSizes(
         images=shape.batch,
         image_pixels=shape.height * shape.width,
-        pixels=pixels,
+        pixels=math.prod(deform_conv.output_size(shape)),
         taps=9,
         channels=shape.channels,
         features=shape.features,

@@ -1,18 +1,17 @@
-"""Plots of the results: the operators compared with their contenders, and growth."""
+"""Plots of the results: the operators compared with their baselines, and growth."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from benchmarks.contenders import PASSES
+from benchmarks.baselines import PASSES
 from benchmarks.measurements import growth, operators
 from benchmarks.reports.formatting import median
 
 COLOURS = {
     "jax_dcn": "#d62728",
-    "plain path": "#8c564b",
+    "im2col path": "#8c564b",
     "XLA convolution": "black",
     "oneDNN convolution": "#e377c2",
-    "matrix products": "#7f7f7f",
     "bare loop": "#bcbd22",
     "pure JAX": "#1f77b4",
     "torchvision": "#ff7f0e",
@@ -20,7 +19,7 @@ COLOURS = {
     "onnxruntime": "#2ca02c",
     "reference": "#9467bd",
 }
-MARKERS = dict(zip(COLOURS, "|*DPxhs^^vo", strict=True))
+MARKERS = dict(zip(COLOURS, "|*DPhs^^vo", strict=True))
 
 
 def draw(results, stem):
@@ -36,7 +35,7 @@ def draw(results, stem):
 
 
 def operator_figure(operator, rows):
-    """A panel for each type and pass: for each shape, the time of each contender relative to jax_dcn."""
+    """A panel for each type and pass: for each shape, the time of each implementation relative to jax_dcn."""
     rows = [row for row in rows if row["operator"] == operator and "jax_dcn" in row["seconds"]]
     if not rows:
         return None
@@ -77,7 +76,7 @@ def operator_figure(operator, rows):
 
 
 def mark(panel, height, row):
-    """Draws the contenders of a row, and returns the marks by name."""
+    """Draws the implementations of a row, and returns the marks by name."""
     return {
         name: panel.scatter(
             *(median(row, name) / median(row, "jax_dcn"), height),
@@ -102,17 +101,17 @@ def growth_figure(rows):
         axis = growth.AXES[name]
         for pass_, style in zip(PASSES, ("-", "--"), strict=True):
             own = growth.series(rows, name, pass_)
-            for contender in axis.contenders:
+            for one in axis.implementations:
                 for panel, cost in ((time, in_milliseconds), (memory, in_mebibytes)):
-                    points = [(row["value"], y) for row in own if (y := cost(row, contender))]
+                    points = [(row["value"], y) for row in own if (y := cost(row, one))]
                     (line,) = panel.plot(
                         *(zip(*points, strict=True) if points else ((), ())),
                         style,
-                        color=COLOURS[contender],
+                        color=COLOURS[one],
                         marker="o",
                         markersize=3.5,
                     )
-                    drawn[f"{contender}, {pass_}"] = line
+                    drawn[f"{one}, {pass_}"] = line
         time.set_title(axis.label, fontsize=10)
         for panel, label in ((time, "time, ms"), (memory, "memory, MiB")):
             panel.set(xscale="log", yscale="log", ylabel=label)

@@ -1,11 +1,29 @@
-"""Writes the results as a JSON file and as tables."""
+"""Writes results as JSON files and as pages."""
 
+import argparse
 import json
+from datetime import date
 from pathlib import Path
 
 from benchmarks.reports.formatting import paragraph
 
 RESULTS = Path(__file__).parents[1] / "results"
+LONGEST_LINE = 1000  # of a JSON file, so that a row of results takes one line
+
+
+def parser(name, description):
+    """The parser of `python -m benchmarks.<name>`, which writes to a folder."""
+    made = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
+    made.add_argument("--out", type=Path, default=RESULTS, help="output folder")
+    return made
+
+
+def write_page(folder, name, title, sections):
+    """Writes `<date>-<name>.md`, and prints it."""
+    text = "\n\n".join([f"# {title}", *sections]) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / f"{date.today()}-{name}.md", text)
+    print(text)
 
 
 def write(report, tables, stem):
@@ -18,7 +36,22 @@ def write(report, tables, stem):
 
 
 def write_json(path, report):
-    write_text(path, json.dumps(report, indent=1) + "\n")
+    write_text(path, json_text(report) + "\n")
+
+
+def json_text(value, indent=""):
+    """The value on one line, or on several lines if it is longer than LONGEST_LINE."""
+    line = json.dumps(value)
+    if len(line) <= LONGEST_LINE or not isinstance(value, dict | list):
+        return line
+    inner = f"{indent} "
+    if isinstance(value, dict):
+        begin, end = "{}"
+        parts = [f"{inner}{json.dumps(key)}: {json_text(item, inner)}" for key, item in value.items()]
+    else:
+        begin, end = "[]"
+        parts = [f"{inner}{json_text(item, inner)}" for item in value]
+    return ",\n".join(parts).join((f"{begin}\n", f"\n{indent}{end}"))
 
 
 def write_text(path, text):
@@ -27,9 +60,12 @@ def write_text(path, text):
     draft.replace(path)  # atomic, because a run may be stopped at any time
 
 
+def facts(machine):
+    return paragraph(", ".join(f"{key} {value}" for key, value in machine.items() if value is not None))
+
+
 def sections(report, tables):
-    machine = {key: value for key, value in report["machine"].items() if value is not None}
-    yield paragraph(", ".join(f"{key} {value}" for key, value in machine.items()))
+    yield facts(report["machine"])
     if report["note"]:
         yield paragraph(report["note"])
     if report["not reached"]:

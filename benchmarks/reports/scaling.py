@@ -4,11 +4,11 @@ from datetime import date
 
 import jax
 
-from benchmarks.contenders import PASSES
+from benchmarks.baselines import PASSES
 from benchmarks.measurements import scaling
-from benchmarks.readers.sources import commit
 from benchmarks.reports import links
 from benchmarks.reports.formatting import digits, markdown, paragraph
+from benchmarks.support.sources import commit
 
 MEGA, GIGA = 1e6, 1e9
 NOTE = (

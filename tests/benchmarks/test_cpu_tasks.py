@@ -13,7 +13,7 @@ from jax_dcn._operators.deform_conv.cpu_fused import INSTRUCTIONS
 
 pytestmark = [
     pytest.mark.platforms("cpu"),
-    pytest.mark.skipif(INSTRUCTIONS == "portable", reason="without AVX2 the plain path runs"),
+    pytest.mark.skipif(INSTRUCTIONS == "portable", reason="without AVX2 the im2col path runs"),
     pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
 ]
 

@@ -7,8 +7,10 @@ import jax
 import pytest
 
 from benchmarks import kernel_times as command
+from benchmarks.baselines import Call
+from benchmarks.counting import estimates
+from benchmarks.gpu_check import ncu
 from benchmarks.measurements import deform_conv, kernel_times
-from benchmarks.readers import device_times, estimates, ncu
 from benchmarks.reports.kernel_times import compared, kernel_lines
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -30,9 +32,9 @@ def test_estimates_are_summed_over_the_launches_of_a_call():
     "architecture, name, gpu, is_of_this_gpu, milliseconds",
     [
         ("sm_90", "NVIDIA H200", "H200", True, 0.25),
-        ("sm_90", "NVIDIA GH200 480GB", "GH200", True, 0.2),
+        ("sm_90", "NVIDIA GH200 480GB", "H200", False, 0.25),
         ("sm_90", "NVIDIA H200 NVL", "H200", False, 0.25),
-        ("sm_90", "NVIDIA H100 80GB HBM3", "H200", False, 0.25),  # the first GPU of the architecture
+        ("sm_90", "NVIDIA H100 80GB HBM3", "H200", False, 0.25),
         ("sm_80", "NVIDIA A100-SXM4-40GB", "A100", True, 1.0),
         ("sm_89", "NVIDIA L4", "A100", False, 1.0),  # the same major version
         ("sm_120", "NVIDIA GeForce RTX 5090", "RTX 5090", True, 0.75),
@@ -87,15 +89,6 @@ planes { name: "/host:CPU"
 """
 
 
-def test_kernels_are_read_from_a_trace():
-    kernels = {}
-    device_times.add(kernels, jax.profiler.ProfileData.from_serialized_xspace(xspace(TRACE)))
-    assert kernels == {
-        "FusedForwardKernel<bfloat16, 128>": {"milliseconds": pytest.approx(1.0), "launches": 2, "own": True},
-        "input_transpose_fusion": {"milliseconds": pytest.approx(0.005), "launches": 1, "own": False},
-    }
-
-
 def xspace(text):
     return jax.profiler.ProfileData.text_proto_to_serialized_xspace(text)
 
@@ -124,10 +117,17 @@ def test_times_of_the_trace_are_those_of_one_run(monkeypatch, tmp_path):
         return jax.profiler.TraceAnnotation("nothing")
 
     monkeypatch.setattr(jax.profiler, "trace", trace)
-    program = kernel_times.Program(lambda: None, (), queued=False)
-    kernels = kernel_times.traced(program)
-    assert kernels["FusedForwardKernel<bfloat16, 128>"]["launches"] == pytest.approx(2 / kernel_times.TRACED_RUNS)
-    assert kernels["FusedForwardKernel<bfloat16, 128>"]["milliseconds"] == pytest.approx(1 / kernel_times.TRACED_RUNS)
+    kernels = kernel_times.traced(Call(lambda: None))
+    assert kernels == {
+        "FusedForwardKernel<bfloat16, 128>": of_run(1.0, 2, own=True),
+        "input_transpose_fusion": of_run(0.005, 1, own=False),
+    }
+
+
+def of_run(milliseconds, launches, own):
+    """What a trace of all runs says about one of them."""
+    runs = kernel_times.TRACED_RUNS
+    return {"milliseconds": pytest.approx(milliseconds / runs), "launches": launches / runs, "own": own}
 
 
 PROFILE = """==PROF== Connected to process 7 (/usr/bin/python3)
@@ -142,7 +142,7 @@ a line of the program
 """
 
 
-def test_the_table_of_ncu_is_read():
+def test_the_table_and_the_errors_of_ncu_are_read():
     assert ncu.read(PROFILE) == [
         {
             "kernel": "FusedForwardKernel<half, 128>",
@@ -151,9 +151,6 @@ def test_the_table_of_ncu_is_read():
         {"kernel": "FusedWeightCotangentKernel<half>", "metrics": {"Achieved Occupancy": ("24.9", "%")}},
     ]
     assert ncu.errors(PROFILE) == []
-
-
-def test_a_profile_that_is_not_permitted():
     text = "==PROF== Connected to process 7\n==ERROR== ERR_NVGPUCTRPERM - The user does not have permission.\n"
     assert ncu.read(text) == []
     assert ncu.errors(text) == ["ERR_NVGPUCTRPERM - The user does not have permission."]

@@ -6,9 +6,9 @@ import types
 import jax
 import pytest
 
+from benchmarks.counting import estimates
+from benchmarks.counting.devices import DEVICES
 from benchmarks.measurements.deform_conv import SHAPES
-from benchmarks.readers import estimates
-from benchmarks.readers.devices import DEVICES
 from benchmarks.reports.paths import planned, sizes_of
 from benchmarks.reports.report import RESULTS
 from jax_dcn._operators.deform_conv import fused, gpu_estimate

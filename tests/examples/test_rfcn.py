@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from numpy.testing import assert_allclose, assert_array_equal
 
-from benchmarks.readers.hlo import collectives
+from benchmarks.lowering.hlo import collectives
 from tests.helpers.sharding import make_mesh
 
 pytest.importorskip("sklearn")

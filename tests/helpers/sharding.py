@@ -5,7 +5,7 @@ import math
 import jax
 from jax.sharding import AxisType, NamedSharding
 
-from benchmarks.readers.hlo import collectives
+from benchmarks.lowering.hlo import collectives
 from tests.helpers.deform_conv.cases import assert_close
 
 AXIS_TYPES = ("Auto", "Explicit")

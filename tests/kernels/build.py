@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import pytest
 
-from benchmarks.readers import cached_build, cuda_tools
-from benchmarks.readers.executed_ptx import DEVICE_FLAGS, KERNELS, LIB
+from benchmarks.lowering.executed_ptx import DEVICE_FLAGS, KERNELS, LIB
+from benchmarks.support import cached_build, cuda_tools
 
 HERE = pathlib.Path(__file__).parent
 CPU = LIB / "cpu"

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from benchmarks.readers import executed_ptx
-from benchmarks.readers.substituted_kernels import substituted
+from benchmarks.lowering import executed_ptx
+from benchmarks.lowering.substituted_kernels import substituted
 
 from . import build, emulation
 

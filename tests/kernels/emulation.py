@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from benchmarks.readers.substituted_kernels import register
+from benchmarks.lowering.substituted_kernels import register
 
 from . import build
 

@@ -22,9 +22,10 @@ import pathlib
 
 import pytest
 
-from benchmarks.measurements import aggregation_costs, deform_conv, kernel_costs
-from benchmarks.readers import device_code, executed_ptx, machine_code
-from benchmarks.readers.devices import DEVICES
+from benchmarks.counting import device_code, machine_code
+from benchmarks.counting.devices import DEVICES
+from benchmarks.lowering import executed_ptx
+from benchmarks.measurements import aggregation, aggregation_costs, deform_conv, kernel_costs
 
 pytestmark = [
     pytest.mark.skipif(kernel_costs.missing() is not None, reason=str(kernel_costs.missing())),
@@ -155,7 +156,7 @@ def test_the_aggregation_stays_within_its_budgets():
     assert clocks.keys() == AGGREGATION.keys()
     assert {name: count for name, count in clocks.items() if count > AGGREGATION[name]} == {}
     sorting = [row for row in rows if row["call"] == "dcn_aggregation_value_cotangent"]
-    atomics = 4 * shape.channels * 4  # bytes that vectorized atomics would add per sample
+    atomics = 4 * aggregation.CHANNELS * 4  # bytes that vectorized atomics would add per sample
     assert sum(row["bytes of the L2 cache per tap"] for row in sorting) < atomics
 
 

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from benchmarks.readers import cuda_tools
+from benchmarks.support import cuda_tools
 
 from . import build
 from .test_sanitizers import MISTAKES, with_mistake

@@ -7,7 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from benchmarks.readers import executed_ptx
+from benchmarks.lowering import executed_ptx
 
 from . import build
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.readers import executed_ptx
+from benchmarks.lowering import executed_ptx
 
 from . import build
 from .test_sanitizers import MISTAKES as SOURCE_MISTAKES

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_dcn
-from benchmarks.readers.substituted_kernels import substituted
+from benchmarks.lowering.substituted_kernels import substituted
 from jax_dcn._primitive import extension
 
 from .emulation import RUNTIME_VERSION, initialize, library, machine

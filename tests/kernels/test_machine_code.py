@@ -1,13 +1,15 @@
 """Properties of the compiled CUDA kernels, read from the SASS of the built module: registers, spills, vector loads."""
 
 import functools
+import json
 import re
 
 import pytest
 
-from benchmarks.readers import machine_code
-from benchmarks.readers.devices import DEVICES, RESERVED_SHARED, WARP, occupancy
-from benchmarks.readers.machine_code import WARPS
+from benchmarks.counting import estimates, machine_code
+from benchmarks.counting.devices import DEVICES, RESERVED_SHARED, WARP, occupancy
+from benchmarks.counting.machine_code import WARPS
+from benchmarks.reports.report import RESULTS
 from jax_dcn._primitive import extension
 
 from . import build
@@ -55,6 +57,15 @@ def test_every_gpu_has_machine_code_or_ptx(target, embedded):
     assert runs_code or target in JETSON  # the others do not wait for the driver's compiler
 
 
+@pytest.mark.parametrize("architecture", READ)
+def test_results_are_of_this_machine_code(architecture):
+    """After a change to the instructions of a CUDA kernel, `python -m benchmarks.machine_code` must run again."""
+    results = json.loads(estimates.newest(RESULTS).read_text())
+    if results["compiler"] != extension.modules["cuda"].compiler:
+        pytest.skip(f"the results are from {results['compiler']}")
+    assert results["machine code"][architecture] == machine_code.digest(read_kernels(architecture))
+
+
 def test_every_kernel_is_read(kernels):
     for kernel in kernels:
         assert kernel.instructions["EXIT"] >= 1, kernel.name
@@ -96,13 +107,13 @@ def test_an_sm_has_enough_warps_of_every_fused_kernel(sm):
         found = occupancy(DEVICES[sm], kernel.registers, kernel.shared + shared_bytes, block_warps * WARP)
         most[tile] = max(most.get(tile, 0), found.warps)
     too_wide = [tile for tile in most if tile[2] == 256 and DEVICES[sm].shared_bytes < 132 << 10]
-    assert len(most) == 9 + 6 + 9 + 8
+    assert {name for name, *_ in most} == set(extension.modules["cuda"].fused_blocks)
     assert {tile: n for tile, n in most.items() if n < MIN_WARPS} == dict.fromkeys(too_wide, 0)
 
 
 def test_fused_kernels_multiply_on_tensor_cores(kernels):
     of_type = {"half": "HMMA.16816.F32", "bfloat16": "HMMA.16816.F32.BF16", "float": "HMMA.1688.F32.TF32"}
-    assert len(fused(kernels)) == 15 + 9 + 12 + 12
+    assert {kernel.name.partition("<")[0] for kernel in fused(kernels)} == set(extension.modules["cuda"].fused_blocks)
     for kernel in fused(kernels):
         assert list(kernel.accesses("matrix instructions")) == [of_type[re.search(r"<(\w+)", kernel.name)[1]]]
         assert all(".128" in opcode for opcode in kernel.accesses("asynchronous copies"))
@@ -145,3 +156,10 @@ def test_instructions_are_told_apart():
     assert list(kernel.accesses("asynchronous copies")) == ["LDGSTS.E.BYPASS.128"]
     assert kernel.resident_warps == WARPS
     assert kernel._replace(registers=65).resident_warps == 28
+    digest = machine_code.digest([kernel])
+    assert machine_code.digest([kernel._replace(name="renamed", source="b.cu")]) == digest
+    assert machine_code.digest([kernel._replace(registers=33)]) != digest
+    assert (
+        machine_code.digest([kernel._replace(instructions=kernel.instructions + machine_code.Counter(["NOP"]))])
+        != digest
+    )

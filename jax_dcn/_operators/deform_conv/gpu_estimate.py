@@ -37,7 +37,7 @@ class Gpu(NamedTuple):
 
 # The clocks are those of an SM of sm_80. Fused kernels: per K step, by columns of the block tile, 0 for narrow channel
 # segments; for the gradients of offset and mask also per tap. Sort: per entry. im2col: per 128 bytes of columns, by
-# channels of an offset group. benchmarks/readers/devices.py has the sources of the rates.
+# channels of an offset group. benchmarks/counting/devices.py has the sources of the rates.
 # Written by `python -m benchmarks.machine_code`:
 GPUS = {
     80: Gpu("sm_80", 108, 1.41e09, 1_024, 1_024, 2.039e12, 40_000_000, 5_120, 2, 1, 1),  # A100

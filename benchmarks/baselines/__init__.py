@@ -1,0 +1,61 @@
+"""Implementations that jax_dcn is compared with. Each prepares calls for a problem, or says why it cannot."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+PASSES = ("forward", "forward + backward")
+
+
+class Unavailable(Exception):
+    """The reason why an implementation does not support a problem."""
+
+
+class Problem(NamedTuple):
+    operands: dict[str, jax.Array]
+    varied: tuple[str, ...]  # the operands whose gradients "forward + backward" computes
+    cotangent: jax.Array
+    dtype: str
+    options: dict[str, Any]  # static options, by the names that the implementations use
+
+
+class Call(NamedTuple):
+    start: Callable[[], Any]
+    wait: Callable[[Any], Any] = jax.block_until_ready  # returns when the result of `start` is complete
+    arrays: Callable[[Any], dict] | None = None  # of a result: "y", and gradients by the names of their operands
+    held: Callable[[Callable], tuple[Any, int | None]] | None = (
+        None  # the result of a call, and its peak memory in bytes
+    )
+    queued: bool = False  # whether a device queues calls that are started before the last one ends
+    note: str = ""
+    at: Callable[[Problem], dict] | None = None  # the arrays of the result for other operands
+
+    def __call__(self):
+        result = self.start()
+        self.wait(result)
+        return result
+
+
+class Implementation(NamedTuple):
+    """jax_dcn, or a baseline."""
+
+    prepare: Callable[[Problem, bool], Call]  # the flag says whether to include the backward pass
+    agrees_at: Callable[[Problem], Problem] | None = None  # where it must agree with jax_dcn; None: everywhere
+    compiles: bool = True  # whether `prepare` compiles; it may then run in any thread
+
+
+class Operator(NamedTuple):
+    """An operator with all its implementations, "jax_dcn" first, and shapes by name, the most important ones first."""
+
+    name: str
+    shapes: dict[str, Any]
+    problem: Callable[[Any, str], Problem]  # of a shape and a type
+    implementations: dict[str, Implementation]
+    lower_bounds: tuple[str, ...] = ()  # the implementations that do only a part of the work
+    about_lower_bounds: str = ""
+
+
+def native_call(start):
+    """The call of a C++ program: `start` runs it, and returns its result, which the next call overwrites."""
+    return Call(start, wait=lambda _: None, arrays=lambda y: {"y": y.copy()}, held=lambda call: (call(), None))

@@ -1,0 +1,142 @@
+"""Deformable aggregation: multi-scale deformable attention, and DCNv3, which is also the operator of DCNv4."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+import jax_dcn
+from benchmarks.baselines import Implementation, Operator, Problem, bare_loop, compiled, pure_jax, pytorch
+
+ATTENTION_OPERANDS, DCNV3_OPERANDS = ("value", "sampling_locations", "attention_weights"), ("x", "offset", "mask")
+CHANNELS, POINTS = 32, 4  # of a head or a group; of a head on each level
+
+
+class Attention(NamedTuple):
+    """Queries that sample square levels. Without `queries`, each pixel is a query, which samples around itself."""
+
+    batch: int
+    sizes: tuple[int, ...]
+    queries: int | None = None
+    heads: int = 8
+
+    def __str__(self):
+        queries = "each pixel" if self.queries is None else f"{self.queries} queries"
+        levels = ", ".join(f"{size}²" for size in self.sizes)
+        return f"{queries} of {self.batch} examples, levels {levels}, {self.heads} heads of {CHANNELS}, {POINTS} points"
+
+    @property
+    def taps(self):
+        """The number of taps of all queries and heads."""
+        queries = self.queries or sum(size**2 for size in self.sizes)
+        return self.batch * queries * self.heads * len(self.sizes) * POINTS
+
+
+class Window(NamedTuple):
+    """A 3x3 window of DCNv3 on x [batch, size, size, groups · CHANNELS]."""
+
+    batch: int
+    size: int
+    groups: int
+
+    def __str__(self):
+        return f"{self.batch} x {self.size} x {self.size}, {self.groups} groups of {CHANNELS}"
+
+    @property
+    def taps(self):
+        """The number of taps of all pixels and groups."""
+        return self.batch * self.size**2 * self.groups * 9
+
+
+def attention_problem(shape, dtype):
+    random = np.random.default_rng(0)
+    pixels = sum(size**2 for size in shape.sizes)
+    levels = np.array(shape.sizes)[:, None, None]
+    if shape.queries is None:
+        centers = np.concatenate([grid(size) for size in shape.sizes])[:, None, None, None]
+        scattered = 2 / levels * random.standard_normal((shape.batch, pixels, shape.heads, len(levels), POINTS, 2))
+        locations = centers + scattered
+    else:
+        locations = random.random((shape.batch, shape.queries, shape.heads, len(levels), POINTS, 2))
+    weights = random.random(locations.shape[:-1])
+    weights /= weights.sum((-1, -2), keepdims=True)
+
+    def normal(*size):
+        return jnp.asarray(random.standard_normal(size, np.float32), dtype)
+
+    return Problem(
+        operands={
+            "value": normal(shape.batch, pixels, shape.heads, CHANNELS),
+            "sampling_locations": jnp.asarray(locations, jnp.float32),
+            "attention_weights": jnp.asarray(weights, jnp.float32),
+        },
+        varied=ATTENTION_OPERANDS,
+        cotangent=normal(shape.batch, locations.shape[1], shape.heads * CHANNELS),
+        dtype=dtype,
+        options={"spatial_shapes": tuple((size, size) for size in shape.sizes)},
+    )
+
+
+def grid(size):
+    """The centres of a level's pixels, row by row, as fractions (x, y)."""
+    rows, columns = np.divmod(np.arange(size**2), size)
+    return (np.stack([columns, rows], 1) + 0.5) / size
+
+
+def dcnv3_problem(shape, dtype):
+    random = np.random.default_rng(0)
+    size = (shape.batch, shape.size, shape.size)
+    taps = 9 * shape.groups
+
+    def normal(channels, dtype=dtype):
+        return jnp.asarray(random.standard_normal((*size, channels), np.float32), dtype)
+
+    return Problem(
+        operands={
+            "x": normal(shape.groups * CHANNELS),
+            "offset": normal(2 * taps, jnp.float32),
+            "mask": jnp.asarray(random.random((*size, taps), np.float32)),
+        },
+        varied=DCNV3_OPERANDS,
+        cotangent=normal(shape.groups * CHANNELS),
+        dtype=dtype,
+        options={"kernel_size": 3, "padding": 1, "groups": shape.groups},
+    )
+
+
+def implementations(function, operands, prepare_loop, in_pure_jax):
+    return {
+        "jax_dcn": compiled.implementation(function, operands),
+        bare_loop.NAME: Implementation(prepare_loop),
+        "pure JAX": compiled.implementation(in_pure_jax, operands),
+        "reference": compiled.implementation(partial(function, backend="reference"), operands),
+    }
+
+
+ATTENTION = Operator(
+    name="multi_scale_deformable_attention",
+    shapes={
+        "M1": Attention(2, (64, 32, 16, 8)),  # an encoder
+        "M2": Attention(2, (64, 32, 16, 8), queries=300),  # a decoder
+    },
+    problem=attention_problem,
+    implementations=implementations(
+        jax_dcn.multi_scale_deformable_attention,
+        ATTENTION_OPERANDS,
+        bare_loop.prepare_attention,
+        pure_jax.multi_scale_deformable_attention,
+    )
+    | {"PyTorch": pytorch.implementation(pytorch.attention, pytorch.float32_type, layout="nhwc")},
+    lower_bounds=(bare_loop.NAME,),
+    about_lower_bounds=bare_loop.ABOUT,
+)
+DCNV3 = Operator(
+    name="dcnv3",
+    # The first three stages of InternImage, for images of 224 x 224.
+    shapes={"W1": Window(2, 56, 4), "W2": Window(2, 28, 8), "W3": Window(2, 14, 16)},
+    problem=dcnv3_problem,
+    implementations=implementations(jax_dcn.dcnv3, DCNV3_OPERANDS, bare_loop.prepare_dcnv3, pure_jax.dcnv3),
+    lower_bounds=(bare_loop.NAME,),
+    about_lower_bounds=bare_loop.ABOUT,
+)
