@@ -52,7 +52,7 @@ class _Features:
 
 
 @documented
-class DeformConv(DeformConvBase, _Features, Layer):
+class DeformConv(Layer, DeformConvBase, _Features):
     """A 2-D convolution that learns where to sample: a layer around :func:`jax_dcn.deform_conv2d`.
 
     It replaces a :class:`flax.linen.Conv`.
@@ -95,7 +95,7 @@ class DeformConv(DeformConvBase, _Features, Layer):
 
 
 @documented
-class DeformPSRoIPool(DeformPSRoIPoolBase, Layer):
+class DeformPSRoIPool(Layer, DeformPSRoIPoolBase):
     """Position-sensitive RoI pooling that learns to shift its bins: a layer around :func:`jax_dcn.deform_psroi_pool`.
 
     Example:
@@ -119,7 +119,7 @@ class DeformPSRoIPool(DeformPSRoIPoolBase, Layer):
 
 
 @documented
-class MultiScaleDeformableAttention(MultiScaleDeformableAttentionBase, Layer):
+class MultiScaleDeformableAttention(Layer, MultiScaleDeformableAttentionBase):
     """Multi-scale deformable attention: a layer around :func:`jax_dcn.multi_scale_deformable_attention`.
 
     Example:
@@ -147,7 +147,7 @@ class MultiScaleDeformableAttention(MultiScaleDeformableAttentionBase, Layer):
 
 
 @documented
-class DCNv3(DCNv3Base, Layer):
+class DCNv3(Layer, DCNv3Base):
     """The layer of InternImage: a sum of weighted samples around each pixel, around :func:`jax_dcn.dcnv3`.
 
     Args:
@@ -180,7 +180,7 @@ class DCNv3(DCNv3Base, Layer):
 
 
 @documented
-class DCNv4(DCNv4Base, Layer):
+class DCNv4(Layer, DCNv4Base):
     """The layer of FlashInternImage: a sum of weighted samples around each pixel, around :func:`jax_dcn.dcnv3`.
 
     Example:

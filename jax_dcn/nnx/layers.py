@@ -87,7 +87,7 @@ class _OutFeatures(_InFeatures):
 
 @documented
 @dataclass(eq=False, repr=False)
-class DeformConv(DeformConvBase, _OutFeatures, Layer):
+class DeformConv(Layer, DeformConvBase, _OutFeatures):
     """A 2-D convolution that learns where to sample: a layer around :func:`jax_dcn.deform_conv2d`.
 
     It replaces a :class:`flax.nnx.Conv`. Set ``conv_offset`` to None in a layer to which offsets are always passed.
@@ -149,7 +149,7 @@ class DeformConv(DeformConvBase, _OutFeatures, Layer):
 
 @documented
 @dataclass(eq=False, repr=False)
-class DeformPSRoIPool(DeformPSRoIPoolBase, _InFeatures, Layer):
+class DeformPSRoIPool(Layer, DeformPSRoIPoolBase, _InFeatures):
     """Position-sensitive RoI pooling that learns to shift its bins: a layer around :func:`jax_dcn.deform_psroi_pool`.
 
     The attribute of the branch that is not chosen is None. Set both to None in a layer to which offsets are always
@@ -190,7 +190,7 @@ class DeformPSRoIPool(DeformPSRoIPoolBase, _InFeatures, Layer):
 
 @documented
 @dataclass(eq=False, repr=False)
-class MultiScaleDeformableAttention(MultiScaleDeformableAttentionBase, Layer):
+class MultiScaleDeformableAttention(Layer, MultiScaleDeformableAttentionBase):
     """Multi-scale deformable attention: a layer around :func:`jax_dcn.multi_scale_deformable_attention`.
 
     Example:
@@ -220,7 +220,7 @@ class MultiScaleDeformableAttention(MultiScaleDeformableAttentionBase, Layer):
 
 @documented
 @dataclass(eq=False, repr=False)
-class DCNv3(DCNv3Base, _Features, Layer):
+class DCNv3(Layer, DCNv3Base, _Features):
     """The layer of InternImage: a sum of weighted samples around each pixel, around :func:`jax_dcn.dcnv3`.
 
     Example:
@@ -249,7 +249,7 @@ class DCNv3(DCNv3Base, _Features, Layer):
 
 @documented
 @dataclass(eq=False, repr=False)
-class DCNv4(DCNv4Base, _Features, Layer):
+class DCNv4(Layer, DCNv4Base, _Features):
     """The layer of FlashInternImage: a sum of weighted samples around each pixel, around :func:`jax_dcn.dcnv3`.
 
     Example:
