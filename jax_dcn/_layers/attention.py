@@ -46,14 +46,11 @@ class MultiScaleDeformableAttentionBase(common.Layer):
       use_projections: Whether to have ``value_proj`` and ``output_proj``. D-FINE does without.
       dtype: Dtype of the computation; None infers it from values and parameters. Offsets and weights are predicted in
         float32 (or wider) all the same.
-      param_dtype: Dtype of the parameters.
-      precision: Of the products, see :class:`jax.lax.Precision`.
       kernel_init: Initializer of the kernels of both projections.
       bias_init: Initializer of the biases of both projections.
       spatial_shapes: The (H, W) of each level, for calls that do not give them. They must be given here under ``remat``
         and ``jit`` of Linen and NNX, which trace the arguments of a call.
       return_sampling: Whether a call returns ``(y, sampling_locations, attention_weights)``.
-      backend: None for the kernels of the platform, "reference" for ``jax.numpy``.
 
     References:
       Zhu et al., Deformable DETR, arXiv:2010.04159; Lv et al., RT-DETRv2, arXiv:2407.17140; Peng et al., D-FINE,

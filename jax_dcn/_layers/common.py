@@ -31,7 +31,15 @@ Sublayers = dict[str, Sublayer | tuple[Sublayer, ...] | None]
 
 
 class Layer:
-    """The base class of all layers. Their options are the fields of dataclasses that inherit from it."""
+    """The base class of all layers. Their options are the fields of dataclasses that inherit from it.
+
+    Args:
+      dtype: Dtype of the computation; None infers it from input and parameters. Offsets and masks are predicted in
+        float32 (or wider) all the same.
+      param_dtype: Dtype of the parameters.
+      precision: Precision of the products, see :class:`jax.lax.Precision`.
+      backend: None for the kernels of the platform, "reference" for ``jax.numpy``.
+    """
 
     dtype: Dtype | None
     param_dtype: Dtype
@@ -76,7 +84,11 @@ class Layer:
 
 
 class OffsetLayer(Layer):
-    """The base class of layers that can return offsets and masks."""
+    """The base class of layers that can return offsets and masks.
+
+    Args:
+      return_offsets: Whether a call returns ``(y, offset, mask)``.
+    """
 
     return_offsets: bool
 

@@ -31,14 +31,8 @@ class DCNBase(common.OffsetLayer):
       kernel_dilation: Spacing of the taps in pixels: one int or a pair.
       offset_scale: Factor of the offsets and of the window itself, about its centre.
       remove_center: Whether the window lacks its tap in the centre.
-      dtype: Dtype of the computation; None infers it from input and parameters. Offsets and masks are predicted in
-        float32 (or wider) all the same.
-      param_dtype: Dtype of the parameters.
-      precision: Of the products, see :class:`jax.lax.Precision`.
       kernel_init: Initializer of the kernels of both projections.
       bias_init: Initializer of their biases.
-      return_offsets: Whether a call returns ``(y, offset, mask)``.
-      backend: None for the kernels of the platform, "reference" for ``jax.numpy``.
     """
 
     groups: int = 4

@@ -39,10 +39,6 @@ class DeformConvBase(common.BranchLayer):
       kernel_dilation: Spacing of the taps in pixels: one int or a pair.
       feature_group_count: Into how many groups the convolution divides the channels.
       use_bias: Whether to add a bias.
-      dtype: Dtype of the computation; None infers it from input and parameters. Offsets and masks are predicted in
-        float32 (or wider) all the same.
-      param_dtype: Dtype of the parameters.
-      precision: Of the products, see :class:`jax.lax.Precision`.
       kernel_init: Initializer of ``kernel``.
       bias_init: Initializer of ``bias``.
       preferred_element_type: Dtype of the output; None means that of the computation.
@@ -53,7 +49,6 @@ class DeformConvBase(common.BranchLayer):
       offset_bound: Keeps every coordinate of a predicted offset within this many pixels:
         ``offset = offset_bound * tanh(raw / offset_bound)``. None sets no bound.
       kernel_transform: Function applied to the kernel before use, such as :func:`jax_dcn.quantize.power_of_two`.
-      return_offsets: Whether a call returns ``(y, offset, mask)``.
       backend: None for the kernels of the platform, "fused" or "plain" for those of this path, "reference" for
         ``jax.numpy``; see :func:`jax_dcn.deform_conv2d`.
     """

@@ -14,7 +14,7 @@ def documented(layer: type[T]) -> type[T]:
     """Adds the docstrings of a layer's base classes in this package to its own.
 
     The summary and the example are the layer's. Paragraphs of the bases, without their summaries, precede the further
-    paragraphs of the layer. The arguments stand in the order of the signature.
+    paragraphs of the layer. The arguments stand in the order of the signature; the most derived class documents each.
     """
     for name, annotation in layer.__init__.__annotations__.items():
         if isinstance(annotation, InitVar):  # help() and the site show the type
@@ -29,7 +29,9 @@ def documented(layer: type[T]) -> type[T]:
     for part in parts:
         for name, text in zip(part[1::2], part[2::2], strict=True):
             sections[name] += text.rstrip() + "\n"
-    entries = {text.split(":")[0].strip(): text for text in re.split(r"\n(?=  \w)", sections["Args"].rstrip())}
+    entries: dict[str, str] = {}
+    for text in re.split(r"\n(?=  \w)", sections["Args"].rstrip()):
+        entries.setdefault(text.split(":")[0].strip(), text)
     order = inspect.signature(layer.__init__).parameters
     sections["Args"] = "\n".join(entries[name] for name in order if name in entries)
     texts = [own[0], *shared, *own[1:]]

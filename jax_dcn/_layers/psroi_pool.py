@@ -35,7 +35,7 @@ class DeformPSRoIPoolBase(common.BranchLayer):
     Args:
       output_size: Into how many bins a region is cut; an int, or one each for rows and columns.
       offset_branch: "conv" or "fc".
-      spatial_scale: Of ``x`` to the input image: 1/16 for features of stride 16.
+      spatial_scale: Scale of ``x`` relative to the input image: 1/16 for features of stride 16.
       group_size: Rows and columns of the grid of score maps; 1 pools all bins from the same channels.
       part_size: Into how many parts, each with its own offset, a region is cut; None means ``output_size``.
       sample_per_part: Samples of a bin along each axis.
@@ -46,11 +46,8 @@ class DeformPSRoIPoolBase(common.BranchLayer):
       hidden_features: Size of the two hidden layers of "fc".
       dtype: Dtype of the pooling; None means that of ``x``. Offsets and masks are predicted in float32 (or wider) all
         the same.
-      param_dtype: Dtype of the parameters.
-      precision: Of the branch's products, see :class:`jax.lax.Precision`.
       kernel_init: Initializer of the kernels of the hidden layers.
       return_offsets: Whether a call returns ``(pooled, offset, mask)``.
-      backend: None for the kernel of the platform, "reference" for plain ``jax.numpy``.
 
     References:
       Dai et al., Deformable Convolutional Networks, arXiv:1703.06211, section 2.2; Zhu et al., Deformable ConvNets v2,
@@ -197,8 +194,7 @@ class DeformPSRoIPoolBase(common.BranchLayer):
             )
 
     def _sampling(self) -> dict[str, Any]:
-        names = ("spatial_scale", "sample_per_part", "backend")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("spatial_scale", "sample_per_part", "backend")}
 
     def _parts(self) -> tuple[int, int]:
         if self.part_size is None:

@@ -17,9 +17,9 @@ from jax_dcn.viz.locations import Floats
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Of the heads, in turn: bright, as images are often dark, and none like the red of crosses.
+# The heads take these colours in turn: bright, as images are often dark, and none like the red of crosses.
 COLOURS = ("#56b4e9", "#e69f00", "#2cbf8b", "#f0e442", "#e38ac0", "#5b7cff", "#a5e65a", "#cdb4ff")
-MARKERS = "os^Dvp*hX"  # of the levels, in turn
+MARKERS = "os^Dvp*hX"  # the levels take them in turn
 LARGEST, SMALLEST = 160, 4  # areas of dots, in square points, for a query of up to CROWD samples
 CROWD = 32
 
@@ -27,9 +27,9 @@ CROWD = 32
 class AttentionSamples(NamedTuple):
     """The samples that a query reads, head by head.
 
-    fractions: [n, 2] as (y, x), the sampling locations as fractions of the map; locations: [n, 2] as (y, x), in pixels of
-    their level; weights, heads, levels: [n]; inside: [n], whether a sample reads its level, at least partly. With the
-    method "discrete", locations are those of the pixels that are read; all are inside, as samples outside read the
+    fractions: [n, 2] as (y, x), the sampling locations as fractions of the map; locations: [n, 2] as (y, x), in pixels
+    of their level; weights, heads, levels: [n]; inside: [n], whether a sample reads its level, at least partly. With
+    the method "discrete", locations are those of the pixels that are read; all are inside, as samples outside read the
     border.
     """
 

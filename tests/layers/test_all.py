@@ -175,7 +175,7 @@ def test_transformations_of_nnx(name, arguments):
 @both_interfaces
 @each_layer
 def test_training(make, name, arguments):
-    """A residual block learns in few steps to shift an image or to read a pyramid, a pooling layer to pool like another."""
+    """A residual block learns to shift an image or to read a pyramid, a pooling layer to pool like another one."""
     layer, inputs = build(make, name, **arguments)
     residual, target = inputs[0], jnp.roll(inputs[0], 1, -2)
     if name == POOLING:
