@@ -201,59 +201,37 @@ def test_a_region_that_is_not_finite_lies_nowhere():
     assert not np.isnan(positions[[0, 2]]).any()
 
 
+LAYER, LAYERS = layer_of(np.zeros((8, 8, 18))), layer_of(np.zeros((2, 8, 8, 18)))  # of one image, and of two
+BOX, NO_OFFSET = np.zeros((1, 4)), np.zeros((2, 7, 7, 2))
+
+
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda layer: layer_of(np.zeros((8, 8, 18)), np.zeros((8, 8, 8))), r"mask must have shape \(8, 8, 9\)"),
-        (lambda layer: viz.sampling_locations([], (0, 0)), "layers must be one or more"),
-        (lambda layer: viz.sampling_locations(layer, (1, 1, 1)), r"position must be a \(row, column\)"),
-        (lambda layer: viz.sampling_locations(layer, (8, 0)), r"position must be a .*\(8, 8\), got \(8, 0\)"),
-        (
-            lambda layer: viz.sampling_locations(layer, (0, 0), offset_group=1),
-            "offset_group must be an int from 0 to 0, got 1",
-        ),
-        (
-            lambda layer: viz.sampling_locations([layer_of(np.zeros((9, 9, 18))), layer], (0, 0)),
-            "layers must be in ord",
-        ),
-        (
-            lambda layer: viz.sampling_locations(layer_of(np.zeros((2, 8, 8, 18))), (0, 0)),
-            "layers must be of one image",
-        ),
-        (lambda layer: viz.plot_offsets(layer_of(np.zeros((2, 8, 8, 18)))), "layer must be of one image"),
-        (
-            lambda layer: viz.bin_locations(np.zeros((3, 5)), np.zeros((2, 7, 7, 2)), output_size=7),
-            "offset must have sha",
-        ),
-        (lambda layer: viz.plot_bins(np.zeros((1, 5)), output_size=7), r"roi must be one region .*, got \(1, 5\)"),
-        (lambda layer: viz.bin_locations(np.zeros((3, 4)), output_size=7), "rois must have shape"),
-        (lambda layer: viz.plot_bins(np.zeros(5), output_size=7, spatial_scale=0), "spatial_scale must not be zero"),
-        (
-            lambda layer: viz.plot_bins(np.zeros(5), output_size=7, class_index=1),
-            "class_index must be .* 0 to 0, got 1",
-        ),
-        (
-            lambda layer: viz.plot_bins(np.zeros(5), np.zeros((7, 7, 4)), output_size=7, class_index=-1),
-            "0 to 1, got -1",
-        ),
-        (lambda layer: viz.plot_offsets(layer, tap=9), "tap must be an int from 0 to 8, got 9"),
-        (lambda layer: viz.plot_offsets(layer, offset_group=5), "offset_group must be an int from 0 to 0, got 5"),
-        (lambda layer: viz.plot_offset_lengths({}), "layers must be one or more"),
-        (
-            lambda layer: viz.dilation_table({"a": layer}, np.zeros((1, 4)), [0], image_size=(8, 8)),
-            r"only there; a: \(\)",
-        ),
-        (
-            lambda layer: viz.dilation_table(
-                {"a": layer_of(np.zeros((2, 8, 8, 18)))}, np.zeros((1, 4)), image_size=(8, 8)
-            ),
-            r"images must be given .*; a: \(2,\)",
-        ),
+        (lambda: layer_of(np.zeros((8, 8, 18)), np.zeros((8, 8, 8))), r"mask must have shape \(8, 8, 9\)"),
+        (lambda: viz.sampling_locations([], (0, 0)), "layers must be one or more"),
+        (lambda: viz.sampling_locations(LAYER, (1, 1, 1)), r"position must be a \(row, column\)"),
+        (lambda: viz.sampling_locations(LAYER, (8, 0)), r"position must be a .*\(8, 8\), got \(8, 0\)"),
+        (lambda: viz.sampling_locations(LAYER, (0, 0), offset_group=1), "offset_group must be .* 0 to 0, got 1"),
+        (lambda: viz.sampling_locations([layer_of(np.zeros((9, 9, 18))), LAYER], (0, 0)), "layers must be in order"),
+        (lambda: viz.sampling_locations(LAYERS, (0, 0)), "layers must be of one image"),
+        (lambda: viz.plot_offsets(LAYERS), "layer must be of one image"),
+        (lambda: viz.plot_offsets(LAYER, tap=9), "tap must be an int from 0 to 8, got 9"),
+        (lambda: viz.plot_offsets(LAYER, offset_group=5), "offset_group must be an int from 0 to 0, got 5"),
+        (lambda: viz.plot_offset_lengths({}), "layers must be one or more"),
+        (lambda: viz.bin_locations(np.zeros((3, 5)), NO_OFFSET, output_size=7), "offset must have shape"),
+        (lambda: viz.bin_locations(np.zeros((3, 4)), output_size=7), "rois must have shape"),
+        (lambda: viz.plot_bins(np.zeros((1, 5)), output_size=7), r"roi must be one region .*, got \(1, 5\)"),
+        (lambda: viz.plot_bins(np.zeros(5), output_size=7, spatial_scale=0), "spatial_scale must not be zero"),
+        (lambda: viz.plot_bins(np.zeros(5), output_size=7, class_index=1), "class_index must be .* 0 to 0, got 1"),
+        (lambda: viz.plot_bins(np.zeros(5), NO_OFFSET[0], output_size=7, class_index=-1), "0 to 0, got -1"),
+        (lambda: viz.dilation_table({"a": LAYER}, BOX, [0], image_size=(8, 8)), r"only there; a: \(\)"),
+        (lambda: viz.dilation_table({"a": LAYERS}, BOX, image_size=(8, 8)), r"images must be given .*; a: \(2,\)"),
     ],
 )
 def test_errors(call, message):
     with pytest.raises(ValueError, match=message):
-        call(layer_of(np.zeros((8, 8, 18))))
+        call()
 
 
 def test_a_layer_is_made_outside_of_jit():

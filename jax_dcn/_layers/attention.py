@@ -74,7 +74,7 @@ class MultiScaleDeformableAttentionBase(common.Layer):
     return_sampling: bool = False
     backend: Literal["reference"] | None = None
 
-    def check(self, channels: int, name: str = "features") -> None:
+    def _check(self, channels: int, name: str = "features") -> None:
         common.check_channels(name, channels, num_heads=self.num_heads)
         self._points()
         _validation.choice("backend", self.backend, BACKENDS)
@@ -83,7 +83,7 @@ class MultiScaleDeformableAttentionBase(common.Layer):
             _validation.number("offset_scale", self.offset_scale)
         self._check_dtype()
 
-    def make_hashable(self) -> None:
+    def _make_hashable(self) -> None:
         """Converts the options to Python's ints: Flax's transformations hash the attributes of a module."""
         points: Any = self.num_points
         if isinstance(points, np.ndarray):
@@ -94,7 +94,7 @@ class MultiScaleDeformableAttentionBase(common.Layer):
             self.num_points = _validation.positive("num_points", points)
         self.spatial_shapes = None if self.spatial_shapes is None else level_sizes(self.spatial_shapes)
 
-    def sublayers(self, channels: int) -> common.Sublayers:
+    def _sublayers(self, channels: int) -> common.Sublayers:
         samples = self.num_heads * sum(self._points())
         initializers = {"kernel_init": self.kernel_init, "bias_init": self.bias_init}
         projection = self._dense(channels, channels, dtype=self.dtype, **initializers) if self.use_projections else None
@@ -138,7 +138,7 @@ class MultiScaleDeformableAttentionBase(common.Layer):
           TypeError: For an argument of the wrong kind or dtype.
           ValueError: For a wrong shape or value.
         """
-        layers = self.components(self.features)
+        layers = self._components(self.features)
         query, value = _validation.array("query", query), _validation.array("value", value)
         reference_points = _validation.coordinates("reference_points", reference_points)
         if padding_mask is not None:

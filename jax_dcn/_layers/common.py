@@ -45,19 +45,19 @@ class Layer:
     param_dtype: Dtype
     precision: PrecisionLike
 
-    def check(self, channels: int, name: str = "the channel count of x") -> None:
+    def _check(self, channels: int, name: str = "the channel count of x") -> None:
         """Checks the options of the layer for this many channels, which messages call `name`."""
         raise NotImplementedError
 
-    def sublayers(self, channels: int) -> Sublayers:
+    def _sublayers(self, channels: int) -> Sublayers:
         """The layers inside this one by name, in the order in which NNX initializes them; None for an absent one.
 
         channels: the number of channels of the input, or of what a pooling layer predicts offsets from.
         """
         raise NotImplementedError
 
-    def components(self, channels: int, name: str = "x") -> Mapping[str, Any]:
-        """The layers that `sublayers` describes, and the layer's own parameters, by name. `linen` and `nnx` define it.
+    def _components(self, channels: int, name: str = "x") -> Mapping[str, Any]:
+        """The layers that `_sublayers` describes, and the layer's own parameters, by name. `linen` and `nnx` define it.
 
         name: the argument of the call that has this many channels, for messages.
         """

@@ -51,7 +51,7 @@ class DCNBase(common.OffsetLayer):
     return_offsets: bool = False
     backend: Literal["reference"] | None = None
 
-    def check(self, channels: int, name: str = "the channel count of x") -> None:
+    def _check(self, channels: int, name: str = "the channel count of x") -> None:
         common.check_channels(name, channels, groups=self.groups)
         self._samples()
         if self.dw_kernel_size is not None:
@@ -129,11 +129,11 @@ class DCNv3Base(DCNBase):
     norm: Literal["layer_norm", "batch_norm"] = "layer_norm"
     activation: Activation = _EXACT_GELU
 
-    def check(self, channels: int, name: str = "the channel count of x") -> None:
-        super().check(channels, name)
+    def _check(self, channels: int, name: str = "the channel count of x") -> None:
+        super()._check(channels, name)
         _validation.choice("norm", self.norm, ("layer_norm", "batch_norm"))
 
-    def sublayers(self, channels: int) -> common.Sublayers:
+    def _sublayers(self, channels: int) -> common.Sublayers:
         samples = self._samples()
         # The numbers are InternImage's. Flax's default variance, E[x²] - E[x]², cancels where the mean is large.
         norm: dict[str, Any] = {"param_dtype": self.param_dtype, "use_fast_variance": False}
@@ -168,7 +168,7 @@ class DCNv3Base(DCNBase):
           TypeError: For an argument of the wrong kind or dtype.
           ValueError: For a wrong shape or value.
         """
-        layers = self.components(common.channels_of(x))
+        layers = self._components(common.channels_of(x))
         options = {"use_running_average": use_running_average} if self.norm == "batch_norm" else {}
         value = layers["input_proj"](x)
         features = self.activation(layers["dw_norm"](layers["dw_conv"](self._widen(x)), **options))
@@ -215,7 +215,7 @@ class DCNv4Base(DCNBase):
     use_projections: bool = True
     output_bias: bool = True
 
-    def sublayers(self, channels: int) -> common.Sublayers:
+    def _sublayers(self, channels: int) -> common.Sublayers:
         outputs = -(-3 * self._samples() // 8) * 8
         size = self.dw_kernel_size
         return {
@@ -241,7 +241,7 @@ class DCNv4Base(DCNBase):
           TypeError: For an argument of the wrong kind or dtype.
           ValueError: For a wrong shape or value.
         """
-        layers = self.components(common.channels_of(x))
+        layers = self._components(common.channels_of(x))
         features = self._widen(x)
         if layers["offset_mask_dw"] is not None:
             features = layers["offset_mask_dw"](features)

@@ -74,7 +74,7 @@ class DeformConvBase(common.BranchLayer):
     return_offsets: bool = False
     backend: Backend = None
 
-    def check(self, channels: int, name: str = "the channel count of x") -> None:
+    def _check(self, channels: int, name: str = "the channel count of x") -> None:
         common.check_channels(
             name, channels, feature_group_count=self.feature_group_count, offset_groups=self.offset_groups
         )
@@ -83,11 +83,11 @@ class DeformConvBase(common.BranchLayer):
             raise ValueError(f"offset_bound must be None or a positive finite number of pixels, got {bound!r}")
         _validation.number("mask_scale", self.mask_scale)
 
-    def kernel_shape(self, channels: int, features: int) -> tuple[int, ...]:
+    def _kernel_shape(self, channels: int, features: int) -> tuple[int, ...]:
         kernel_size = _validation.pair("kernel_size", self.kernel_size)
         return (*kernel_size, channels // self.feature_group_count, features)
 
-    def sublayers(self, channels: int) -> common.Sublayers:
+    def _sublayers(self, channels: int) -> common.Sublayers:
         kernel_size, strides, dilation = (
             _validation.pair(name, getattr(self, name)) for name in ("kernel_size", "strides", "kernel_dilation")
         )
@@ -95,7 +95,7 @@ class DeformConvBase(common.BranchLayer):
         window = {"strides": strides, "padding": self.padding, "kernel_dilation": dilation}
         return {"conv_offset": self._conv(channels, outputs, kernel_size, **window)}
 
-    def promote(self, *arrays: jax.Array | None) -> Sequence[Any]:
+    def _promote(self, *arrays: jax.Array | None) -> Sequence[Any]:
         """Casts input, kernel and bias to the dtype of the computation. `linen` and `nnx` define it."""
         raise NotImplementedError
 
@@ -126,7 +126,7 @@ class DeformConvBase(common.BranchLayer):
           TypeError: For an argument of the wrong kind or dtype.
           ValueError: For a wrong shape or value, or a mask without an offset.
         """
-        components = self.components(common.channels_of(x))
+        components = self._components(common.channels_of(x))
         kernel, bias = components["kernel"], components["bias"]
         # Checked before the offset convolution, whose errors would not name the arguments of this layer.
         strides = _validation.pair("strides", self.strides)
@@ -145,7 +145,7 @@ class DeformConvBase(common.BranchLayer):
             kernel = self.kernel_transform(kernel)
             if kernel.shape != shape:
                 raise ValueError(f"kernel_transform must keep the kernel's shape {shape}, got {kernel.shape}")
-        x, kernel, bias = self.promote(x, kernel, bias)
+        x, kernel, bias = self._promote(x, kernel, bias)
         y = deform_conv2d(
             x,
             offset,

@@ -73,12 +73,12 @@ class DeformPSRoIPoolBase(common.BranchLayer):
     return_offsets: bool = False
     backend: Literal["reference"] | None = None
 
-    def check(self, channels: int, name: str = "the channel count of x") -> None:
+    def _check(self, channels: int, name: str = "the channel count of x") -> None:
         self._check_options()
         if self.offset_branch == "fc":
             self._check_channels(name, channels)
 
-    def sublayers(self, channels: int) -> common.Sublayers:
+    def _sublayers(self, channels: int) -> common.Sublayers:
         outputs = self._branch_features(int(self.classes) * math.prod(self._parts()))
         if self.offset_branch == "conv":
             return {"conv_offset": self._conv(channels, outputs, (1, 1)), "fc_offset": None}
@@ -165,7 +165,7 @@ class DeformPSRoIPoolBase(common.BranchLayer):
     ) -> jax.Array:
         """Offsets and mask logits of the parts of all regions: [..., R, part, part, 2·classes or 3·classes]."""
         branch_name = f"{self.offset_branch}_offset"
-        branch = self._check_branch(branch_name, self.components(inputs.shape[-1], name)[branch_name], mask)
+        branch = self._check_branch(branch_name, self._components(inputs.shape[-1], name)[branch_name], mask)
         inputs, parts = self._widen(inputs), self._parts()
         if self.offset_branch == "conv":
             return psroi_pool(branch(inputs), rois, output_size=parts, group_size=parts, **self._sampling())

@@ -23,9 +23,9 @@ class Layer(common.Layer, nn.Module):
     """The base class of all layers of Linen. Their `__call__` is compact, so that they can create parameters."""
 
     @nn.nowrap
-    def components(self, channels: int, name: str = "x") -> Mapping[str, Any]:
-        self.check(channels)
-        sublayers = self.sublayers(channels)
+    def _components(self, channels: int, name: str = "x") -> Mapping[str, Any]:
+        self._check(channels)
+        sublayers = self._sublayers(channels)
         return {
             name: None if sublayer is None else _create(sublayer, name=name) for name, sublayer in sublayers.items()
         }
@@ -81,16 +81,16 @@ class DeformConv(Layer, DeformConvBase, _Features):
     __call__ = nn.compact(DeformConvBase.__call__)
 
     @nn.nowrap
-    def components(self, channels: int, name: str = "x") -> Mapping[str, Any]:
+    def _components(self, channels: int, name: str = "x") -> Mapping[str, Any]:
         common.check_channels("features", self.features, feature_group_count=self.feature_group_count)
-        components = super().components(channels)
-        kernel_shape = self.kernel_shape(channels, self.features)
+        components = super()._components(channels)
+        kernel_shape = self._kernel_shape(channels, self.features)
         kernel = self.param("kernel", self.kernel_init, kernel_shape, self.param_dtype)
         bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
         return {**components, "kernel": kernel, "bias": bias}
 
     @nn.nowrap
-    def promote(self, *arrays: jax.Array | None) -> Any:
+    def _promote(self, *arrays: jax.Array | None) -> Any:
         return self.promote_dtype(*arrays, dtype=self.dtype)
 
 
@@ -140,7 +140,7 @@ class MultiScaleDeformableAttention(Layer, MultiScaleDeformableAttentionBase):
     """
 
     def __post_init__(self) -> None:
-        self.make_hashable()
+        self._make_hashable()
         super().__post_init__()
 
     __call__ = nn.compact(MultiScaleDeformableAttentionBase.__call__)

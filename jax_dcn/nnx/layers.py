@@ -32,20 +32,20 @@ class Layer(common.Layer, nnx.Module):
       ValueError: For an argument of a wrong value.
     """
 
-    channels_argument: ClassVar[str] = "features"  # the argument that says how many channels the input has
+    _channels_argument: ClassVar[str] = "features"  # the argument that says how many channels the input has
     rngs: InitVar[nnx.Rngs] = field(kw_only=True)
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
-        channels = getattr(self, self.channels_argument)
-        self.check(channels, self.channels_argument)
-        for name, sublayer in self.sublayers(channels).items():
+        channels = getattr(self, self._channels_argument)
+        self._check(channels, self._channels_argument)
+        for name, sublayer in self._sublayers(channels).items():
             setattr(self, name, nnx.data(None) if sublayer is None else _create(sublayer, rngs))
         for name in vars(self).keys() & {"kernel_init", "bias_init"}:
             delattr(self, name)  # functions in the graph would tell layers apart that are otherwise the same
 
-    def components(self, channels: int, name: str = "x") -> Mapping[str, Any]:
-        if channels != (expected := getattr(self, self.channels_argument)):
-            raise ValueError(f"{name} must have {self.channels_argument}={expected} channels, got {channels}")
+    def _components(self, channels: int, name: str = "x") -> Mapping[str, Any]:
+        if channels != (expected := getattr(self, self._channels_argument)):
+            raise ValueError(f"{name} must have {self._channels_argument}={expected} channels, got {channels}")
         return vars(self)
 
 
@@ -112,7 +112,7 @@ class DeformConv(Layer, DeformConvBase, _OutFeatures):
       ((2, 8, 8, 18), (2, 8, 8, 9))
     """
 
-    channels_argument: ClassVar[str] = "in_features"
+    _channels_argument: ClassVar[str] = "in_features"
     promote_dtype: PromoteDtypeFn = field(default=promote_dtype, kw_only=True)
     kernel_metadata: InitVar[Mapping[str, Any] | None] = field(default=None, kw_only=True)
     bias_metadata: InitVar[Mapping[str, Any] | None] = field(default=None, kw_only=True)
@@ -129,8 +129,8 @@ class DeformConv(Layer, DeformConvBase, _OutFeatures):
         for name in ("kernel_size", "strides", "kernel_dilation"):
             setattr(self, name, _validation.pair(name, getattr(self, name)))
         common.check_channels("out_features", self.out_features, feature_group_count=self.feature_group_count)
-        self.check(self.in_features, "in_features")
-        kernel_shape = self.kernel_shape(self.in_features, self.out_features)
+        self._check(self.in_features, "in_features")
+        kernel_shape = self._kernel_shape(self.in_features, self.out_features)
         kernel = self.kernel_init(rngs.params(), kernel_shape, self.param_dtype)
         self.kernel = nnx.Param(kernel, **(kernel_metadata or {}))
         self.bias = nnx.data(None)
@@ -139,11 +139,11 @@ class DeformConv(Layer, DeformConvBase, _OutFeatures):
             self.bias = nnx.Param(bias, **(bias_metadata or {}))
         super().__post_init__(rngs)
 
-    def components(self, channels: int, name: str = "x") -> Mapping[str, Any]:
+    def _components(self, channels: int, name: str = "x") -> Mapping[str, Any]:
         bias = None if self.bias is None else self.bias[...]
-        return {**super().components(channels, name), "kernel": self.kernel[...], "bias": bias}
+        return {**super()._components(channels, name), "kernel": self.kernel[...], "bias": bias}
 
-    def promote(self, *arrays: jax.Array | None) -> Any:
+    def _promote(self, *arrays: jax.Array | None) -> Any:
         return self.promote_dtype(arrays, dtype=self.dtype)
 
 
@@ -176,7 +176,7 @@ class DeformPSRoIPool(Layer, DeformPSRoIPoolBase, _InFeatures):
       ((2, 3, 3, 10), None)
     """
 
-    channels_argument: ClassVar[str] = "in_features"
+    _channels_argument: ClassVar[str] = "in_features"
     conv_offset: nnx.Conv | None = field(init=False)
     fc_offset: nnx.Sequential | None = field(init=False)
 
@@ -214,7 +214,7 @@ class MultiScaleDeformableAttention(Layer, MultiScaleDeformableAttentionBase):
     output_proj: nnx.Linear | None = field(init=False)
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
-        self.make_hashable()
+        self._make_hashable()
         super().__post_init__(rngs)
 
 

@@ -173,7 +173,7 @@ def test_transformations_of_nnx(name, arguments):
 
 
 @both_interfaces
-@each_layer
+@pytest.mark.parametrize("name, arguments", [*EACH, ("DeformConv", {"dtype": jnp.bfloat16})], ids=str)
 def test_training(make, name, arguments):
     """A residual block learns to shift an image or to read a pyramid, a pooling layer to pool like another one."""
     layer, inputs = build(make, name, **arguments)
@@ -195,7 +195,7 @@ def test_training(make, name, arguments):
 
     (found, _), losses = jax.lax.scan(step, (layer.params, optimizer.init(layer.params)), length=30)
     assert losses[-1] < 0.7 * losses[0]
-    changed = jax.tree.map(lambda a, b: bool((a != b).any()), layer.params, found)
+    changed = jax.tree.map(lambda a, b: bool((a != b).any()) and b.dtype == jnp.float32, layer.params, found)
     assert all(jax.tree.leaves(changed)), changed
 
 

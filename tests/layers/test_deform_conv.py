@@ -156,16 +156,6 @@ def test_kernel_transform():
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), gradient, through)
 
 
-def test_vmap_over_an_ensemble():
-    x = normal(1, [3, 2, 6, 6, 4])
-    ensemble = nn.vmap(DeformConv, variable_axes={"params": 0}, split_rngs={"params": True})(features=5, kernel_size=3)
-    variables = random_variables(ensemble, x)
-    for i, y in enumerate(ensemble.apply(variables, x)):
-        member = jax.tree.map(lambda leaf, i=i: leaf[i], variables)
-        expected = DeformConv(features=5, kernel_size=3).apply(member, x[i])
-        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
-
-
 def test_partitioning_metadata():
     init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, None, None, "model"))
     layer = DeformConv(features=4, kernel_size=3, kernel_init=init)
@@ -174,33 +164,6 @@ def test_partitioning_metadata():
     spec = nn.get_partition_spec(variables)["params"]["kernel"]
     assert spec == jax.sharding.PartitionSpec(None, None, None, "model")
     assert layer.apply(variables, x).shape == (5, 5, 4)
-
-
-def test_bfloat16_training():
-    x = normal(1, [4, 8, 8, 3])
-    target = jnp.roll(x, (1, 2), (1, 2))
-    layer = DeformConv(features=3, kernel_size=3, dtype=jnp.bfloat16)
-    params = layer.init(jax.random.key(0), x)["params"]
-    optimizer = optax.adam(1e-2)
-    state = optimizer.init(params)
-
-    @jax.jit
-    def step(params, state):
-        def loss(params):
-            return ((layer.apply({"params": params}, x).astype(jnp.float32) - target) ** 2).mean()
-
-        value, gradient = jax.value_and_grad(loss)(params)
-        updates, state = optimizer.update(gradient, state)
-        return optax.apply_updates(params, updates), state, value, gradient
-
-    losses = []
-    for _ in range(20):
-        params, state, value, gradient = step(params, state)
-        losses.append(value)
-        assert all(leaf.dtype == jnp.float32 and jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
-    assert losses[-1] < 0.8 * losses[0]
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
-    assert all(leaf.any() for leaf in jax.tree.leaves(params["conv_offset"]))
 
 
 def test_offsets_are_learned():
