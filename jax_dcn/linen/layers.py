@@ -1,7 +1,7 @@
 """The layers as Flax Linen modules: how they create their parameters."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -76,7 +76,7 @@ class DeformConv(Layer, DeformConvBase, _Features):
       ((2, 8, 8, 18), (2, 8, 8, 9))
     """
 
-    promote_dtype: PromoteDtypeFn = promote_dtype
+    promote_dtype: PromoteDtypeFn = field(default=promote_dtype, kw_only=True)
 
     __call__ = nn.compact(DeformConvBase.__call__)
 
@@ -168,7 +168,7 @@ class DCNv3(Layer, DCNv3Base):
       ((2, 16, 16, 36), (2, 16, 16, 18))
     """
 
-    use_running_average: bool | None = None
+    use_running_average: bool | None = field(default=None, kw_only=True)
 
     @nn.compact
     def __call__(
