@@ -15,8 +15,6 @@ from jax_dcn._layers import common
 from jax_dcn._operators.deform_conv import deform_conv2d, geometry
 from jax_dcn._types import Backend, Padding, Pair
 
-KernelTransform = Callable[[jax.Array], jax.Array]
-
 
 @dataclass(eq=False, repr=False)
 class DeformConvBase(common.BranchLayer):
@@ -70,7 +68,7 @@ class DeformConvBase(common.BranchLayer):
     modulated: bool = True
     mask_scale: float = 1.0
     offset_bound: float | None = None
-    kernel_transform: KernelTransform | None = None
+    kernel_transform: Callable[[jax.Array], jax.Array] | None = None
     return_offsets: bool = False
     backend: Backend = None
 

@@ -15,8 +15,6 @@ from jax_dcn._operators.roi_pool import deform_psroi_pool, psroi_pool
 from jax_dcn._operators.roi_pool.arguments import of_deform_psroi_pool
 from jax_dcn._types import Pair
 
-OffsetBranch = Literal["conv", "fc"]
-
 
 @dataclass(eq=False, repr=False)
 class DeformPSRoIPoolBase(common.BranchLayer):
@@ -56,7 +54,7 @@ class DeformPSRoIPoolBase(common.BranchLayer):
 
     output_size: Pair
     _: KW_ONLY
-    offset_branch: OffsetBranch = "conv"
+    offset_branch: Literal["conv", "fc"] = "conv"
     spatial_scale: float = 1.0
     group_size: Pair = 1
     part_size: Pair | None = None
