@@ -36,8 +36,8 @@ from jax_dcn._operators.roi_pool import (
 )
 from jax_dcn._primitive.plan import ComputationPlan, KernelPlan
 from jax_dcn.boxes import fpn_levels, nms
+from jax_dcn.conversion import as_deform_conv
 from jax_dcn.optim import offset_labels
-from jax_dcn.sampling import as_deform_conv
 from jax_dcn.statistics import offset_statistics, warn_of_offsets
 
 __all__ = [

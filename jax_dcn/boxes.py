@@ -26,9 +26,9 @@ def nms(
 ) -> tuple[jax.Array, jax.Array]:
     """Greedy non-maximum suppression: the indices of the boxes that no better box overlaps too much.
 
-    Goes through the boxes by falling score, and through boxes of equal score by rising index. A box is kept unless its
-    IoU (intersection over union) with a box that was kept before is greater than ``iou_threshold``. The boxes kept are
-    those of `torchvision.ops.nms`, and with ``classes`` those of `torchvision.ops.batched_nms`, cut off after
+    It goes through the boxes by falling score, and through boxes of equal score by rising index. A box is kept unless
+    its IoU (intersection over union) with a box that was kept before is greater than ``iou_threshold``. The boxes kept
+    are those of `torchvision.ops.nms`, and with ``classes`` those of `torchvision.ops.batched_nms`, cut off after
     ``max_outputs`` boxes. (For few boxes, batched_nms moves the classes apart, which rounds the coordinates, so that an
     IoU very close to the threshold may be on its other side.)
 
@@ -183,8 +183,8 @@ def fpn_levels(
     ========================  =========  ===============  ==============  =========  =========
 
     Args:
-      boxes: [..., 4], (x1, y1, x2, y2) in pixels of the image, float32, float64 or integers. Computed in float32, or in
-        float64 for boxes of float64. Of regions of interest [..., 5], pass ``rois[..., 1:]``.
+      boxes: [..., 4], (x1, y1, x2, y2) in pixels of the image, float32, float64 or integers. Levels are computed in
+        float32, or in float64 for boxes of float64. For regions of interest [..., 5], pass ``rois[..., 1:]``.
       num_levels: how many levels the pyramid has.
       min_level: the level of its finest features: 2 if their stride is 4.
       canonical_level: the level of a box whose size, the square root of its area, is ``canonical_size`` pixels.

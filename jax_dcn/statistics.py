@@ -37,8 +37,8 @@ def offset_statistics(
     Returns:
       A dictionary of scalars:
 
-      - "max_length", "mean_length": of the offsets (dy, dx) that are finite, in pixels of the convolution's input,
-        float32 (or wider)
+      - "max_length", "mean_length": lengths of the offsets (dy, dx) that are finite, in pixels of the convolution's
+        input, float32 (or wider)
       - "not_finite": how many offsets are NaN or infinite in dy or dx, int32
       - "outside": the fraction of samples that offsets have moved out of the image, where they read zero and get no
         gradient that would move them back. Only samples that are in the image without offsets are counted, because

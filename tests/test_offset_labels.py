@@ -1,7 +1,5 @@
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
@@ -12,7 +10,6 @@ import jax_dcn.linen
 import jax_dcn.nnx
 
 X = jax.random.normal(jax.random.key(0), [2, 6, 6, 3])
-FROZEN_OFFSETS = {"default": optax.sgd(1e-1), "offset": optax.set_to_zero()}
 
 
 class LinenNet(nn.Module):
@@ -20,15 +17,6 @@ class LinenNet(nn.Module):
     def __call__(self, x):
         x = nn.relu(nn.Conv(4, (3, 3))(x))
         return jax_dcn.linen.DeformConv(2, 3)(x)
-
-
-class NnxNet(nnx.Module):
-    def __init__(self, rngs):
-        self.conv = nnx.Conv(3, 4, (3, 3), rngs=rngs)
-        self.deform = jax_dcn.nnx.DeformConv(4, 2, 3, rngs=rngs)
-
-    def __call__(self, x):
-        return self.deform(nnx.relu(self.conv(x)))
 
 
 @pytest.fixture
@@ -90,27 +78,3 @@ def test_one_layer_of_an_aggregation_predicts_offsets(name, predicting):
         labels = jax_dcn.offset_labels(params)
         assert jax.tree.leaves(labels[predicting]) == ["offset"] * 2
         assert jax.tree.leaves(labels).count("offset") == 2
-
-
-def test_freezing_the_offsets_of_a_linen_model(variables):
-    params = variables["params"]
-    optimizer = optax.multi_transform(FROZEN_OFFSETS, jax_dcn.offset_labels)
-    gradients = jax.tree.map(jnp.ones_like, params)
-    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
-    for update, label in zip(jax.tree.leaves(updates), jax.tree.leaves(LABELS), strict=True):
-        np.testing.assert_allclose(update, 0 if label == "offset" else -0.1)
-
-
-def test_freezing_the_offsets_of_an_nnx_model():
-    model = NnxNet(nnx.Rngs(0))
-    before = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    optimizer = nnx.Optimizer(model, optax.multi_transform(FROZEN_OFFSETS, jax_dcn.offset_labels), wrt=nnx.Param)
-
-    @nnx.jit
-    def step(model, optimizer):
-        optimizer.update(model, nnx.grad(lambda model: (model(X) ** 2).sum())(model))
-
-    step(model, optimizer)
-    moved = jax.tree.map(lambda a, b: bool((a != b).any()), before, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
-    assert moved["conv"] == {"kernel": True, "bias": True}
-    assert moved["deform"] == {"kernel": True, "bias": True, "conv_offset": {"kernel": False, "bias": False}}

@@ -50,8 +50,8 @@ def test_positions_are_where_the_operator_reads(output_size, geometry):
     read = jax_dcn.deform_conv2d(x, offset, weight, **options).reshape(*output_size, taps, groups, 3).swapaxes(2, 3)
 
     circular = geometry.get("padding") == "CIRCULAR"
-    positions = layer.positions % IMAGE_SIZE if circular else layer.positions
-    assert_array_equal(layer.is_inside(layer.positions), read[..., 2] > 0)
+    positions = layer.locations % IMAGE_SIZE if circular else layer.locations
+    assert_array_equal(layer.is_inside(layer.locations), read[..., 2] > 0)
     whole = ((positions >= 0) & (positions <= np.subtract(IMAGE_SIZE, 1))).all(-1)
     assert 0.3 < whole.mean() < 0.9
     assert_allclose(read[whole][:, :2], positions[whole], atol=1e-4)
@@ -76,10 +76,10 @@ def test_stacked_positions_have_the_weights_of_the_gradient(padding):
 
     for position in [(0, 0), (2, 2), (3, 4)]:
         gradient = jax.grad(seen)(jnp.zeros((7, 9, 2)), position).sum(-1)
-        samples = viz.sampling_positions(layers, position)
+        samples = viz.sampling_locations(layers, position)
         assert len(samples.weights) == 18**2 and samples.inside.all() == (padding == "CIRCULAR")
         found = np.zeros((7, 9))
-        np.add.at(found, tuple(samples.positions[samples.inside].astype(int).T), samples.weights[samples.inside])
+        np.add.at(found, tuple(samples.locations[samples.inside].astype(int).T), samples.weights[samples.inside])
         assert_allclose(found, gradient, atol=1e-4)
 
 
@@ -90,20 +90,20 @@ def layer_of(offset, mask=None, **geometry):
 
 def test_three_layers_without_offsets_sample_seven_by_seven_pixels():
     layer = layer_of(np.zeros((15, 15, 18)))
-    samples = viz.sampling_positions([layer] * 3, (7, 7))
-    assert samples.positions.shape == (9**3, 2) and samples.weights.tolist() == [1] * 9**3
-    assert_array_equal(np.unique(samples.positions, axis=0), np.mgrid[4:11, 4:11].reshape(2, -1).T)
-    assert (viz.sampling_positions(layer, (0, 0)).inside.reshape(3, 3) == np.outer([0, 1, 1], [0, 1, 1])).all()
+    samples = viz.sampling_locations([layer] * 3, (7, 7))
+    assert samples.locations.shape == (9**3, 2) and samples.weights.tolist() == [1] * 9**3
+    assert_array_equal(np.unique(samples.locations, axis=0), np.mgrid[4:11, 4:11].reshape(2, -1).T)
+    assert (viz.sampling_locations(layer, (0, 0)).inside.reshape(3, 3) == np.outer([0, 1, 1], [0, 1, 1])).all()
 
 
 def test_below_a_sample_outside_there_is_nothing():
     outside = np.zeros((8, 8, 9, 2))
     outside[4, 4, 0] = [np.nan, 0]
     outside[4, 4, 1] = [0, 100]
-    samples = viz.sampling_positions([layer_of(np.zeros((8, 8, 18))), layer_of(outside.reshape(8, 8, 18))], (4, 4))
+    samples = viz.sampling_locations([layer_of(np.zeros((8, 8, 18))), layer_of(outside.reshape(8, 8, 18))], (4, 4))
     nothing = np.arange(81) < 18
     assert_array_equal(samples.inside, ~nothing)
-    assert_array_equal(np.isnan(samples.positions).all(1), nothing)
+    assert_array_equal(np.isnan(samples.locations).all(1), nothing)
 
 
 def test_between_positions_of_a_layer_the_nearest_counts():
@@ -114,16 +114,16 @@ def test_between_positions_of_a_layer_the_nearest_counts():
         viz.Layer(offset, image_size=size, kernel_size=3, strides=2, padding=1)
         for offset, size in ((below, (16, 16)), (above, (8, 8)))
     ]
-    middle = viz.sampling_positions(layers, (2, 2)).positions[40]
+    middle = viz.sampling_locations(layers, (2, 2)).locations[40]
     assert_allclose(middle, 2 * (2 * 2 - 0.3) + 1)
 
 
 def test_one_offset_group_of_several():
     offset = np.stack([np.zeros((8, 8, 9, 2)), np.ones((8, 8, 9, 2))], 2).reshape(8, 8, 36)
     layer = layer_of(offset)
-    first, second = (viz.sampling_positions(layer, (4, 4), offset_group=group).positions for group in (0, 1))
+    first, second = (viz.sampling_locations(layer, (4, 4), offset_group=group).locations for group in (0, 1))
     assert_array_equal(second, first + 1)
-    assert_array_equal(viz.sampling_positions(layer, (4, 4)).positions, np.concatenate([first, second]))
+    assert_array_equal(viz.sampling_locations(layer, (4, 4)).locations, np.concatenate([first, second]))
 
 
 @pytest.mark.parametrize("module", ["linen", "nnx"])
@@ -139,7 +139,7 @@ def test_of_a_module(module):
         y, offset, mask = layer(x)
     seen = viz.Layer.of(layer, x, offset, mask)
     assert seen.output_size == y.shape[1:3] and seen.mask.mean() == 0.5
-    assert viz.sampling_positions(seen[1], (2, 4)).positions.tolist() == [
+    assert viz.sampling_locations(seen[1], (2, 4)).locations.tolist() == [
         [row, column] for row in (4, 5, 6) for column in (4, 5)
     ]
 
@@ -188,7 +188,7 @@ def test_bins_are_where_the_operator_pools():
     rois = rois.astype(np.float32)
     x = np.broadcast_to(np.concatenate([coordinates] * classes, -1), (2, 1, height, width, 2 * classes))
     pooled = jax_dcn.deform_psroi_pool(x, rois, offset, part_size=(2, 3), **POOLING)
-    positions = viz.bin_positions(rois, offset, **POOLING)
+    positions = viz.bin_locations(rois, offset, **POOLING)
     assert positions.shape == (2, 5, 4, 3, classes, 2, 3, 2)
     assert positions.min() >= 0 and positions[..., 0].max() <= height - 1 and positions[..., 1].max() <= width - 1
     assert_allclose(positions.mean((-3, -2)).reshape(pooled.shape), pooled, rtol=1e-4)
@@ -196,64 +196,42 @@ def test_bins_are_where_the_operator_pools():
 
 def test_a_region_that_is_not_finite_lies_nowhere():
     rois = np.array([[0, 0, 0, 8, 8], [0, 0, np.nan, 8, 8], [-1, 0, 0, 8, 8]], np.float32)
-    positions = viz.bin_positions(rois, **POOLING)
+    positions = viz.bin_locations(rois, **POOLING)
     assert np.isnan(positions).reshape(3, -1).all(1).tolist() == [False, True, False]
     assert not np.isnan(positions[[0, 2]]).any()
+
+
+LAYER, LAYERS = layer_of(np.zeros((8, 8, 18))), layer_of(np.zeros((2, 8, 8, 18)))  # of one image, and of two
+BOX, NO_OFFSET = np.zeros((1, 4)), np.zeros((2, 7, 7, 2))
 
 
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda layer: layer_of(np.zeros((8, 8, 18)), np.zeros((8, 8, 8))), r"mask must have shape \(8, 8, 9\)"),
-        (lambda layer: viz.sampling_positions([], (0, 0)), "layers must be one or more"),
-        (lambda layer: viz.sampling_positions(layer, (1, 1, 1)), r"position must be a \(row, column\)"),
-        (lambda layer: viz.sampling_positions(layer, (8, 0)), r"position must be a .*\(8, 8\), got \(8, 0\)"),
-        (
-            lambda layer: viz.sampling_positions(layer, (0, 0), offset_group=1),
-            "offset_group must be an int from 0 to 0, got 1",
-        ),
-        (
-            lambda layer: viz.sampling_positions([layer_of(np.zeros((9, 9, 18))), layer], (0, 0)),
-            "layers must be in ord",
-        ),
-        (
-            lambda layer: viz.sampling_positions(layer_of(np.zeros((2, 8, 8, 18))), (0, 0)),
-            "layers must be of one image",
-        ),
-        (lambda layer: viz.plot_offsets(layer_of(np.zeros((2, 8, 8, 18)))), "layer must be of one image"),
-        (
-            lambda layer: viz.bin_positions(np.zeros((3, 5)), np.zeros((2, 7, 7, 2)), output_size=7),
-            "offset must have sha",
-        ),
-        (lambda layer: viz.plot_bins(np.zeros((1, 5)), output_size=7), r"roi must be one region .*, got \(1, 5\)"),
-        (lambda layer: viz.bin_positions(np.zeros((3, 4)), output_size=7), "rois must have shape"),
-        (lambda layer: viz.plot_bins(np.zeros(5), output_size=7, spatial_scale=0), "spatial_scale must not be zero"),
-        (
-            lambda layer: viz.plot_bins(np.zeros(5), output_size=7, class_index=1),
-            "class_index must be .* 0 to 0, got 1",
-        ),
-        (
-            lambda layer: viz.plot_bins(np.zeros(5), np.zeros((7, 7, 4)), output_size=7, class_index=-1),
-            "0 to 1, got -1",
-        ),
-        (lambda layer: viz.plot_offsets(layer, tap=9), "tap must be an int from 0 to 8, got 9"),
-        (lambda layer: viz.plot_offsets(layer, offset_group=5), "offset_group must be an int from 0 to 0, got 5"),
-        (lambda layer: viz.plot_offset_lengths({}), "layers must be one or more"),
-        (
-            lambda layer: viz.dilation_table({"a": layer}, np.zeros((1, 4)), [0], image_size=(8, 8)),
-            r"only there; a: \(\)",
-        ),
-        (
-            lambda layer: viz.dilation_table(
-                {"a": layer_of(np.zeros((2, 8, 8, 18)))}, np.zeros((1, 4)), image_size=(8, 8)
-            ),
-            r"images must be given .*; a: \(2,\)",
-        ),
+        (lambda: layer_of(np.zeros((8, 8, 18)), np.zeros((8, 8, 8))), r"mask must have shape \(8, 8, 9\)"),
+        (lambda: viz.sampling_locations([], (0, 0)), "layers must be one or more"),
+        (lambda: viz.sampling_locations(LAYER, (1, 1, 1)), r"position must be a \(row, column\)"),
+        (lambda: viz.sampling_locations(LAYER, (8, 0)), r"position must be a .*\(8, 8\), got \(8, 0\)"),
+        (lambda: viz.sampling_locations(LAYER, (0, 0), offset_group=1), "offset_group must be .* 0 to 0, got 1"),
+        (lambda: viz.sampling_locations([layer_of(np.zeros((9, 9, 18))), LAYER], (0, 0)), "layers must be in order"),
+        (lambda: viz.sampling_locations(LAYERS, (0, 0)), "layers must be of one image"),
+        (lambda: viz.plot_offsets(LAYERS), "layer must be of one image"),
+        (lambda: viz.plot_offsets(LAYER, tap=9), "tap must be an int from 0 to 8, got 9"),
+        (lambda: viz.plot_offsets(LAYER, offset_group=5), "offset_group must be an int from 0 to 0, got 5"),
+        (lambda: viz.plot_offset_lengths({}), "layers must be one or more"),
+        (lambda: viz.bin_locations(np.zeros((3, 5)), NO_OFFSET, output_size=7), "offset must have shape"),
+        (lambda: viz.bin_locations(np.zeros((3, 4)), output_size=7), "rois must have shape"),
+        (lambda: viz.plot_bins(np.zeros((1, 5)), output_size=7), r"roi must be one region .*, got \(1, 5\)"),
+        (lambda: viz.plot_bins(np.zeros(5), output_size=7, spatial_scale=0), "spatial_scale must not be zero"),
+        (lambda: viz.plot_bins(np.zeros(5), output_size=7, class_index=1), "class_index must be .* 0 to 0, got 1"),
+        (lambda: viz.plot_bins(np.zeros(5), NO_OFFSET[0], output_size=7, class_index=-1), "0 to 0, got -1"),
+        (lambda: viz.dilation_table({"a": LAYER}, BOX, [0], image_size=(8, 8)), r"only there; a: \(\)"),
+        (lambda: viz.dilation_table({"a": LAYERS}, BOX, image_size=(8, 8)), r"images must be given .*; a: \(2,\)"),
     ],
 )
 def test_errors(call, message):
     with pytest.raises(ValueError, match=message):
-        call(layer_of(np.zeros((8, 8, 18))))
+        call()
 
 
 def test_a_layer_is_made_outside_of_jit():

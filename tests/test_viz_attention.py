@@ -50,13 +50,13 @@ def test_samples_are_what_the_operator_reads():
         read = jax_dcn.multi_scale_deformable_attention(coordinates(), locations, one_tap, **ARRAYS)
         read = np.reshape(read, (TAPS, HEADS, 4)).swapaxes(0, 1).reshape(-1, 4)
         assert_array_equal(samples.inside, read[:, 3] > 0)
-        whole = ((samples.positions >= 0) & (samples.positions <= np.array(LEVELS)[samples.levels] - 1)).all(-1)
+        whole = ((samples.locations >= 0) & (samples.locations <= np.array(LEVELS)[samples.levels] - 1)).all(-1)
         numbers_whole += whole.sum()
-        assert_allclose(read[whole, :2], samples.positions[whole], atol=1e-5)
+        assert_allclose(read[whole, :2], samples.locations[whole], atol=1e-5)
         assert_array_equal(read[whole, 2], samples.levels[whole])
         assert_array_equal(samples.heads, np.repeat(np.arange(HEADS), TAPS))
         assert_allclose(samples.weights, WEIGHTS[query].ravel())
-        assert_allclose(samples.locations, LOCATIONS[query].reshape(-1, 2)[:, ::-1])
+        assert_allclose(samples.fractions, LOCATIONS[query].reshape(-1, 2)[:, ::-1])
     assert 5 < numbers_whole < LOCATIONS.size / 2
 
 
@@ -69,13 +69,13 @@ def test_discrete_samples_are_what_the_operator_reads():
     same = np.broadcast_to(locations, (TAPS, HEADS, TAPS, 2))
     read = jax_dcn.multi_scale_deformable_attention(coordinates(), same, one_tap, **options)
     read = np.reshape(read, (TAPS, HEADS, 4)).swapaxes(0, 1).reshape(-1, 4)
-    assert_array_equal(samples.positions, read[:, :2])
+    assert_array_equal(samples.locations, read[:, :2])
     assert samples.inside.all()
     ax = viz.plot_attention(locations, WEIGHTS[:1], 0, **options)
     assert not any(text.get_text().startswith("outside") for text in ax.figure.legends[0].get_texts())
     first = samples.levels == 0
     dots = drawn(ax)[0]
-    assert {tuple(place) for place in samples.positions[first][:, ::-1]} <= {tuple(place) for place in dots.round(6)}
+    assert {tuple(place) for place in samples.locations[first][:, ::-1]} <= {tuple(place) for place in dots.round(6)}
 
 
 def test_of_what_a_layer_returns():
@@ -85,7 +85,7 @@ def test_of_what_a_layer_returns():
     (_, locations, weights), _ = layer.init_with_output(jax.random.key(0), *inputs, spatial_shapes=LEVELS)
     samples = viz.attention_samples(locations[0], weights[0], 1, **ARRAYS)
     assert_allclose(samples.weights, 1 / TAPS, rtol=1e-6)
-    first = samples.positions[(samples.heads == 0) & (samples.levels == 0)]
+    first = samples.locations[(samples.heads == 0) & (samples.levels == 0)]
     assert_allclose(first, [[2, 4.5], [2, 5.5]], atol=1e-5)  # to the right of the middle, (2, 3.5)
 
 
@@ -108,12 +108,12 @@ def test_picture():
     ax = viz.plot_attention(LOCATIONS, WEIGHTS, 0, **ARRAYS, image=image, reference_point=(0.5, 0.25))
     places, areas, colours = drawn(ax)
     assert len(places) == samples.inside.sum() < len(samples.inside)
-    expected = samples.locations[samples.inside][:, ::-1] * (80, 50) - 0.5
+    expected = samples.fractions[samples.inside][:, ::-1] * (80, 50) - 0.5
     assert_allclose(np.sort(places, 0), np.sort(expected, 0), atol=1e-4)
     # The largest weight has the largest dot, wherever it is drawn.
     largest = np.argmax(np.where(samples.inside, samples.weights, 0))
     x, y = places[np.argmax(areas)]
-    assert_allclose((y, x), samples.locations[largest] * (50, 80) - 0.5, atol=1e-4)
+    assert_allclose((y, x), samples.fractions[largest] * (50, 80) - 0.5, atol=1e-4)
     assert len(set(colours)) == HEADS
     lost = f"outside: {(~samples.inside).sum()} of {HEADS * TAPS}"
     assert legend(ax) == ["head 0", "head 1", "head 2", "level 0", "level 1", lost, "reference point"]

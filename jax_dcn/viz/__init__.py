@@ -1,20 +1,20 @@
 """Sampling locations of deformable layers, as numbers and as pictures.
 
-Numbers are numpy arrays. Positions are (y, x) in pixels of the layer's input, where pixel (i, j) is at (i, j). Pictures
-need matplotlib: ``pip install "jax_dcn[viz]"``. docs/pictures.md in the repository shows them.
+Numbers are numpy arrays. Sampling locations are (y, x) in pixels of the layer's input, where pixel (i, j) is at (i, j).
+Pictures need matplotlib: ``pip install "jax_dcn[viz]"``. docs/pictures.md in the repository shows them.
 """
 
 from jax_dcn.viz.attention import AttentionSamples, attention_samples, plot_attention
-from jax_dcn.viz.plots import plot_bins, plot_dilation, plot_offset_lengths, plot_offsets, plot_sampling
-from jax_dcn.viz.positions import (
+from jax_dcn.viz.locations import (
     COCO_SIZES,
     Layer,
     Samples,
-    bin_positions,
+    bin_locations,
     dilation_table,
     effective_dilation,
-    sampling_positions,
+    sampling_locations,
 )
+from jax_dcn.viz.plots import plot_bins, plot_dilation, plot_offset_lengths, plot_offsets, plot_sampling
 
 __all__ = [
     "COCO_SIZES",
@@ -22,7 +22,7 @@ __all__ = [
     "Layer",
     "Samples",
     "attention_samples",
-    "bin_positions",
+    "bin_locations",
     "dilation_table",
     "effective_dilation",
     "plot_attention",
@@ -31,5 +31,5 @@ __all__ = [
     "plot_offset_lengths",
     "plot_offsets",
     "plot_sampling",
-    "sampling_positions",
+    "sampling_locations",
 ]

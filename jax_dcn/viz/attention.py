@@ -12,14 +12,14 @@ from jax_dcn import _validation
 from jax_dcn._operators.aggregation.arguments import canonicalize_attention
 from jax_dcn._operators.aggregation.geometry import Pyramid, discrete_pixels, tap_levels
 from jax_dcn.viz.drawing import TROUBLE, axes, canvas, highlight, in_picture, make_room, mark
-from jax_dcn.viz.positions import Floats
+from jax_dcn.viz.locations import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Of the heads, in turn: bright, as images are often dark, and none like the red of crosses.
+# The heads take these colours in turn: bright, as images are often dark, and none like the red of crosses.
 COLOURS = ("#56b4e9", "#e69f00", "#2cbf8b", "#f0e442", "#e38ac0", "#5b7cff", "#a5e65a", "#cdb4ff")
-MARKERS = "os^Dvp*hX"  # of the levels, in turn
+MARKERS = "os^Dvp*hX"  # the levels take them in turn
 LARGEST, SMALLEST = 160, 4  # areas of dots, in square points, for a query of up to CROWD samples
 CROWD = 32
 
@@ -27,13 +27,14 @@ CROWD = 32
 class AttentionSamples(NamedTuple):
     """The samples that a query reads, head by head.
 
-    locations: [n, 2] as (y, x), fractions of the map; positions: [n, 2] as (y, x) in pixels of their level; weights,
-    heads, levels: [n]; inside: [n], whether a sample reads its level, at least partly. With the method
-    "discrete", positions are those of the pixels that are read; all are inside, as samples outside read the border.
+    fractions: [n, 2] as (y, x), the sampling locations as fractions of the map; locations: [n, 2] as (y, x), in pixels
+    of their level; weights, heads, levels: [n]; inside: [n], whether a sample reads its level, at least partly. With
+    the method "discrete", locations are those of the pixels that are read; all are inside, as samples outside read the
+    border.
     """
 
+    fractions: Floats
     locations: Floats
-    positions: Floats
     weights: Floats
     heads: NDArray[np.int_]
     levels: NDArray[np.int_]
@@ -71,7 +72,7 @@ def attention_samples(
       >>> from jax_dcn.viz import attention_samples
       >>> locations, weights = np.full((5, 8, 2, 4, 2), 0.5), np.full((5, 8, 2, 4), 1 / 8)
       >>> samples = attention_samples(locations, weights, 0, spatial_shapes=((8, 12), (4, 6)))
-      >>> samples.positions.shape, samples.positions[0].tolist(), samples.positions[4].tolist()
+      >>> samples.locations.shape, samples.locations[0].tolist(), samples.locations[4].tolist()
       ((64, 2), [3.5, 5.5], [1.5, 2.5])
     """
     for name, array in (("sampling_locations", sampling_locations), ("attention_weights", attention_weights)):
@@ -97,19 +98,19 @@ def attention_samples(
 
     of_level = np.repeat(np.arange(len(problem.spec.levels)), [level.points for level in problem.spec.levels])
     sizes = np.array([level[:2] for level in problem.spec.levels])[np.tile(of_level, heads)]
-    locations = np.asarray(problem.operands.locations, np.float64).reshape(heads * taps, 2)[:, ::-1]
-    positions = locations * sizes - 0.5
+    fractions = np.asarray(problem.operands.locations, np.float64).reshape(heads * taps, 2)[:, ::-1]
+    locations = fractions * sizes - 0.5
     if problem.spec.discrete:
         levels = tap_levels(problem.spec, problem.operands.value)
         pixels_read = np.stack(discrete_pixels(problem.operands.locations, levels), -1)
-        positions = pixels_read.astype(np.float64).reshape(-1, 2)
+        locations = pixels_read.astype(np.float64).reshape(-1, 2)
     return AttentionSamples(
+        fractions,
         locations,
-        positions,
         np.asarray(problem.operands.weights, np.float64).ravel(),
         np.repeat(np.arange(heads), taps),
         np.tile(of_level, heads),
-        ((positions > -1) & (positions < sizes)).all(-1),
+        ((locations > -1) & (locations < sizes)).all(-1),
     )
 
 
@@ -174,7 +175,7 @@ def plot_attention(
     new, ax = ax is None, axes(ax)
     first = np.array(spatial_shapes[0])
     scale = canvas(ax, image, (int(first[0]), int(first[1])))
-    places = (samples.positions + 0.5) * (first / np.array(spatial_shapes)[samples.levels]) - 0.5
+    places = (samples.locations + 0.5) * (first / np.array(spatial_shapes)[samples.levels]) - 0.5
     lost = places[shown & ~samples.inside]
     make_room(ax, lost, scale)
     style: dict[str, Any] = {"edgecolors": "black", "linewidths": 0.7, "zorder": 3}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.typing import ArrayLike
 
-from jax_dcn.viz.positions import Floats
+from jax_dcn.viz.locations import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,10 +45,10 @@ def canvas(ax: "Axes", image: ArrayLike | None, input_size: tuple[int, int] | No
     return scale
 
 
-def make_room(ax: "Axes", positions: Floats, scale: Floats) -> None:
-    """Widens the axes for positions up to half a picture outside."""
+def make_room(ax: "Axes", locations: Floats, scale: Floats) -> None:
+    """Widens the axes for locations up to half a picture outside."""
     limits = np.sort([ax.get_xlim(), ax.get_ylim()])  # [x and y, low and high]
-    points = np.stack(in_picture(positions, scale), -1)
+    points = np.stack(in_picture(locations, scale), -1)
     reach = np.diff(limits)[:, 0] / 2
     near = points[((points > limits[:, 0] - reach) & (points < limits[:, 1] + reach)).all(-1)]
     if len(near):
@@ -56,8 +56,8 @@ def make_room(ax: "Axes", positions: Floats, scale: Floats) -> None:
         ax.set(xlim=(low[0], high[0]), ylim=(high[1], low[1]))
 
 
-def mark(ax: "Axes", positions: Floats, scale: Floats, marker: str, **style: Any) -> None:
-    ax.plot(*in_picture(positions, scale), marker, **style)
+def mark(ax: "Axes", locations: Floats, scale: Floats, marker: str, **style: Any) -> None:
+    ax.plot(*in_picture(locations, scale), marker, **style)
 
 
 def highlight(ax: "Axes", corner: Floats, side: Floats, scale: Floats) -> None:
@@ -70,7 +70,7 @@ def outline(corner: Floats, side: Floats, scale: Floats) -> tuple[Floats, Floats
     return in_picture(corner + side * np.array([[0, 0], [0, 1], [1, 1], [1, 0], [0, 0]]), scale)
 
 
-def in_picture(positions: Floats, scale: Floats) -> tuple[Floats, Floats]:
-    """x and y of positions [..., 2] in a picture, where a pixel of the input is `scale` pixels."""
-    y, x = np.moveaxis((positions + 0.5) * scale - 0.5, -1, 0)
+def in_picture(locations: Floats, scale: Floats) -> tuple[Floats, Floats]:
+    """x and y of locations [..., 2] in a picture, where a pixel of the input is `scale` pixels."""
+    y, x = np.moveaxis((locations + 0.5) * scale - 0.5, -1, 0)
     return x, y

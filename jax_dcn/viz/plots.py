@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from jax_dcn import _validation
 from jax_dcn._types import Pair
 from jax_dcn.viz.drawing import TROUBLE, axes, canvas, highlight, in_picture, make_room, mark, outline
-from jax_dcn.viz.positions import Floats, Layer, bin_positions, sampling_positions
+from jax_dcn.viz.locations import Floats, Layer, bin_locations, sampling_locations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ def plot_sampling(
     image of it are drawn.
 
     Args:
-      layers, position, offset_group: as `sampling_positions` takes them.
+      layers, position, offset_group: as `sampling_locations` takes them.
       image: [height, width] or [height, width, 3 or 4], of any size: the image that the first layer's input was
         computed from. Floats outside [0, 1] are scaled to that range.
       ax: the Axes to draw on. None creates a figure with a legend and a colour bar. Otherwise add them with
@@ -50,7 +50,7 @@ def plot_sampling(
 
     Raises:
       ImportError: matplotlib is not installed.
-      ValueError: as `sampling_positions`.
+      ValueError: as `sampling_locations`.
 
     Example:
       >>> import numpy as np
@@ -61,21 +61,21 @@ def plot_sampling(
       81
     """
     stack = [layers] if isinstance(layers, Layer) else list(layers)
-    samples = sampling_positions(stack, position, offset_group=offset_group)
-    plain = sampling_positions([layer.undeformed() for layer in stack], position, offset_group=0).positions
+    samples = sampling_locations(stack, position, offset_group=offset_group)
+    plain = sampling_locations([layer.undeformed() for layer in stack], position, offset_group=0).locations
     centre: Floats = np.asarray(position, np.float64)
     for layer in reversed(stack):
         centre = layer.centre(centre)
 
     new, ax = ax is None, axes(ax)
     scale = canvas(ax, image, stack[0].image_size)
-    lost = samples.positions[~samples.inside]
+    lost = samples.locations[~samples.inside]
     make_room(ax, lost, scale)
     mark(ax, centre, scale, "+", color="black", markersize=15, markeredgewidth=4.5)
     mark(ax, centre, scale, "+", color="white", markersize=14, markeredgewidth=2.5, label="output position")
     plain = np.unique(plain[np.isfinite(plain).all(1)], axis=0)
     mark(ax, plain, scale, "s", color="white", markerfacecolor="none", markersize=6, label="plain convolution")
-    x, y = in_picture(samples.positions[samples.inside], scale)
+    x, y = in_picture(samples.locations[samples.inside], scale)
     size = 46 if len(samples.weights) <= 9 else 20
     weights = samples.weights[samples.inside]
     colours: dict[str, Any] = {"c": weights, "vmin": 0, "vmax": np.fmax.reduce(weights, initial=1), **WEIGHTS}
@@ -136,7 +136,7 @@ def plot_offsets(
     finite = np.asarray(np.isfinite(offset).all((-1, -2)))
     every = (_spaced(layer, offset[finite].mean(1)),) * 2
     # An arrow for several taps starts at the centre of the kernel.
-    start = layer.undeformed().positions[:, :, 0, taps][every].mean(-2)
+    start = layer.undeformed().locations[:, :, 0, taps][every].mean(-2)
     offset, finite = offset[every], finite[every]
     start, offset, broken = start[finite], offset[finite], start[~finite]
 
@@ -185,7 +185,7 @@ def plot_bins(
 
     Raises:
       ImportError: matplotlib is not installed.
-      TypeError, ValueError: as `bin_positions`; also for several regions, an unknown class, or a scale of zero.
+      TypeError, ValueError: as `bin_locations`; also for several regions, an unknown class, or a scale of zero.
 
     Example:
       >>> import numpy as np
@@ -203,7 +203,7 @@ def plot_bins(
 
     def of_bins(offset: ArrayLike | None, sample_per_part: Pair) -> Floats:
         scaled = {"spatial_scale": spatial_scale, "trans_std": trans_std}
-        return bin_positions(roi[None], offset, output_size=output_size, sample_per_part=sample_per_part, **scaled)[0]
+        return bin_locations(roi[None], offset, output_size=output_size, sample_per_part=sample_per_part, **scaled)[0]
 
     moved, still = of_bins(offsets, sample_per_part), of_bins(None, sample_per_part)[:, :, 0]
     moved = moved[:, :, _validation.index("class_index", class_index, moved.shape[2])]

@@ -222,15 +222,6 @@ def test_tensors(variables):
     jax.tree.map(np.testing.assert_array_equal, interop.from_torch(tensors, variables), variables)
 
 
-def test_jit():
-    """The result is an ordinary tree."""
-    x = jnp.ones((1, 8, 8, 4))
-    layer = DeformConv(8, (3, 3))
-    variables = layer.init(jax.random.key(0), x)
-    converted = interop.from_torch(interop.to_torch(variables), variables)
-    np.testing.assert_array_equal(jax.jit(layer.apply)(converted, x), jax.jit(layer.apply)(variables, x))
-
-
 def test_unknown_style():
     with pytest.raises(ValueError, match=r"style must be one of 'mmcv', 'detectron2'.*got 'caffe'"):
         interop.to_torch({}, style="caffe")

@@ -8,7 +8,7 @@ import pytest
 import jax_dcn
 import jax_dcn.linen
 from jax_dcn import as_deform_conv, offset_statistics, viz
-from tests.helpers.deform_aggregation.layers import assert_close, normal, randomized
+from tests.helpers.layers import assert_close, normal, randomized
 
 X = normal(1, (2, 7, 8, 4))
 
@@ -64,7 +64,7 @@ def test_statistics_and_pictures():
     offset[..., 2, 0] = 1
     offset, mask = as_deform_conv(offset.reshape(6, 6, 18), np.ones((6, 6, 9), np.float32), kernel_size=3)
     layer = viz.Layer(offset, mask, image_size=(6, 6), kernel_size=3)
-    assert layer.positions[2, 2, 0, 6].tolist() == [3, 2]
+    assert layer.locations[2, 2, 0, 6].tolist() == [3, 2]
     assert offset_statistics(offset, (6, 6), 3)["max_length"] == 1
 
 

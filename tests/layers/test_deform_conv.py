@@ -1,3 +1,5 @@
+"""`DeformConv` in Linen and NNX: what only it has."""
+
 from functools import partial
 
 import jax
@@ -6,12 +8,15 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from flax import nnx
 from jax import lax
-from jax.test_util import check_grads
+from jax.sharding import AxisType
 
+import jax_dcn.nnx
 from jax_dcn import deform_conv2d
 from jax_dcn.linen import DeformConv
 from jax_dcn.quantize import power_of_two
+from tests.helpers.layers import normal
 
 GEOMETRIES = [
     {},
@@ -25,10 +30,6 @@ GEOMETRIES = [
     {"kernel_size": (1, 4)},
     {"feature_group_count": 2, "use_bias": False},
 ]
-
-
-def normal(seed, shape, dtype=jnp.float32):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
 def random_variables(layer, *inputs, scale=0.2):
@@ -121,22 +122,7 @@ def test_offsets_from_outside():
         layer.apply(variables, x, offset[..., :18])
 
 
-def test_a_kernel_transform_must_keep_the_shape():
-    layer = DeformConv(features=2, kernel_size=3, kernel_transform=lambda kernel: kernel[:2])
-    with pytest.raises(ValueError, match=r"kernel_transform must keep .* got \(2, 3, 4, 2\)"):
-        layer.init(jax.random.key(0), jnp.ones([6, 6, 4]))
-
-
-def test_return_offsets():
-    x = normal(1, [5, 5, 3])
-    layer = DeformConv(features=2, kernel_size=3, modulated=False, return_offsets=True)
-    variables = random_variables(layer, x)
-    y, offset, mask = layer.apply(variables, x)
-    assert offset.shape == (5, 5, 18) and mask is None
-    np.testing.assert_array_equal(layer.apply(variables, x, return_offsets=False), y)
-
-
-@pytest.mark.parametrize("batch", [(), (0,), (2, 3), (2, 1, 2)])
+@pytest.mark.parametrize("batch", [(), (0,)])
 def test_batch_dimensions(batch):
     layer = DeformConv(features=5, kernel_size=3, strides=2, return_offsets=True)
     x = normal(1, [*batch, 6, 7, 4])
@@ -145,35 +131,6 @@ def test_batch_dimensions(batch):
     for got, expected in zip(layer.apply(variables, x), flat, strict=True):
         assert got.shape[:-3] == batch
         np.testing.assert_allclose(got, expected.reshape(got.shape), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-def test_low_precision(dtype):
-    """Offsets and masks are those of the float32 layer, for any dtype of the convolution."""
-    x = normal(1, [2, 6, 6, 4])
-    layer = DeformConv(features=3, kernel_size=3, return_offsets=True)
-    variables = random_variables(layer, x)
-    y, offset, mask = layer.apply(variables, x)
-    low_y, low_offset, low_mask = layer.clone(dtype=dtype).apply(variables, x)
-    assert low_y.dtype == dtype
-    assert low_offset.dtype == low_mask.dtype == jnp.float32
-    np.testing.assert_array_equal(low_offset, offset)
-    np.testing.assert_array_equal(low_mask, mask)
-    np.testing.assert_allclose(low_y.astype(jnp.float32), y, rtol=0.05, atol=0.1)
-
-    in_low = layer.clone(param_dtype=dtype)
-    y, offset, _ = in_low.apply(in_low.init(jax.random.key(0), x.astype(dtype)), x.astype(dtype))
-    assert (y.dtype, offset.dtype) == (dtype, jnp.float32)
-    wide = layer.clone(dtype=dtype, preferred_element_type=jnp.float32)
-    assert wide.apply(variables, x)[0].dtype == jnp.float32
-
-
-def test_double_precision(x64):
-    x = normal(1, [5, 5, 2], jnp.float64)
-    layer = DeformConv(features=2, kernel_size=3, param_dtype=jnp.float64, return_offsets=True)
-    variables = random_variables(layer, x)
-    assert {array.dtype for array in layer.apply(variables, x)} == {jnp.dtype(jnp.float64)}
-    check_grads(lambda variables, x: layer.apply(variables, x)[0], (variables, x), 1, atol=1e-7, rtol=1e-7, eps=1e-6)
 
 
 def test_kernel_transform():
@@ -193,49 +150,6 @@ def test_kernel_transform():
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), gradient, through)
 
 
-class Tower(nn.Module):
-    """Three layers by nn.scan, each rematerialised if requested."""
-
-    layer: type[nn.Module] = DeformConv
-
-    @nn.compact
-    def __call__(self, x):
-        scanned = nn.scan(
-            lambda layer, x, _: (layer(x), None), variable_axes={"params": 0}, split_rngs={"params": True}, length=3
-        )
-        return scanned(self.layer(features=4, kernel_size=3, name="layer"), x, None)[0]
-
-
-@pytest.mark.parametrize("layer", [DeformConv, nn.remat(DeformConv), nn.jit(DeformConv)], ids=["plain", "remat", "jit"])
-def test_scan_remat_and_jit(layer):
-    x = normal(1, [2, 6, 6, 4])
-    tower = Tower(layer)
-    variables = random_variables(tower, x)
-
-    def scanned_loss(variables):
-        return (tower.apply(variables, x) ** 2).sum()
-
-    def unrolled_loss(variables):
-        y = x
-        for i in range(3):
-            params = jax.tree.map(lambda leaf, i=i: leaf[i], variables["params"]["layer"])
-            y = DeformConv(features=4, kernel_size=3).apply({"params": params}, y)
-        return (y**2).sum()
-
-    both = (jax.jit(jax.value_and_grad(loss))(variables) for loss in (scanned_loss, unrolled_loss))
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), *both)
-
-
-def test_vmap_over_an_ensemble():
-    x = normal(1, [3, 2, 6, 6, 4])
-    ensemble = nn.vmap(DeformConv, variable_axes={"params": 0}, split_rngs={"params": True})(features=5, kernel_size=3)
-    variables = random_variables(ensemble, x)
-    for i, y in enumerate(ensemble.apply(variables, x)):
-        member = jax.tree.map(lambda leaf, i=i: leaf[i], variables)
-        expected = DeformConv(features=5, kernel_size=3).apply(member, x[i])
-        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
-
-
 def test_partitioning_metadata():
     init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, None, None, "model"))
     layer = DeformConv(features=4, kernel_size=3, kernel_init=init)
@@ -244,33 +158,6 @@ def test_partitioning_metadata():
     spec = nn.get_partition_spec(variables)["params"]["kernel"]
     assert spec == jax.sharding.PartitionSpec(None, None, None, "model")
     assert layer.apply(variables, x).shape == (5, 5, 4)
-
-
-def test_bfloat16_training():
-    x = normal(1, [4, 8, 8, 3])
-    target = jnp.roll(x, (1, 2), (1, 2))
-    layer = DeformConv(features=3, kernel_size=3, dtype=jnp.bfloat16)
-    params = layer.init(jax.random.key(0), x)["params"]
-    optimizer = optax.adam(1e-2)
-    state = optimizer.init(params)
-
-    @jax.jit
-    def step(params, state):
-        def loss(params):
-            return ((layer.apply({"params": params}, x).astype(jnp.float32) - target) ** 2).mean()
-
-        value, gradient = jax.value_and_grad(loss)(params)
-        updates, state = optimizer.update(gradient, state)
-        return optax.apply_updates(params, updates), state, value, gradient
-
-    losses = []
-    for _ in range(20):
-        params, state, value, gradient = step(params, state)
-        losses.append(value)
-        assert all(leaf.dtype == jnp.float32 and jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
-    assert losses[-1] < 0.8 * losses[0]
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
-    assert all(leaf.any() for leaf in jax.tree.leaves(params["conv_offset"]))
 
 
 def test_offsets_are_learned():
@@ -297,24 +184,107 @@ def test_offsets_are_learned():
     np.testing.assert_allclose(found["bias"], [1.3, -0.7], atol=0.05)
 
 
+def test_scan_over_layers_of_linen():
+    x = normal(1, [2, 6, 6, 4])
+
+    class Tower(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            axes = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+            scanned = nn.scan(lambda layer, x, _: (layer(x), None), **axes, length=3)
+            return scanned(nn.remat(DeformConv)(features=4, kernel_size=3, name="layer"), x, None)[0]
+
+    variables = random_variables(Tower(), x)
+
+    def scanned_loss(variables):
+        return (Tower().apply(variables, x) ** 2).sum()
+
+    def unrolled_loss(variables):
+        y = x
+        for i in range(3):
+            params = jax.tree.map(lambda leaf, i=i: leaf[i], variables["params"]["layer"])
+            y = DeformConv(features=4, kernel_size=3).apply({"params": params}, y)
+        return (y**2).sum()
+
+    both = (jax.jit(jax.value_and_grad(loss))(variables) for loss in (scanned_loss, unrolled_loss))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), *both)
+
+
+def test_vmap_and_scan_over_stacked_layers_of_nnx():
+    x = normal(1, [2, 6, 6, 4])
+    layers = [nnx.merge(*random_state(jax_dcn.nnx.DeformConv(4, 4, 3, rngs=nnx.Rngs(seed)), seed)) for seed in range(3)]
+    states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(nnx.state, layers))
+    stacked = nnx.merge(nnx.graphdef(layers[0]), states)
+    compare = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+
+    each = nnx.vmap(lambda layer, x: layer(x), in_axes=(0, None))(stacked, x)
+    compare(each, jnp.stack([layer(x) for layer in layers]))
+    in_turn = nnx.scan(lambda x, layer: layer(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, stacked)
+    compare(in_turn, layers[2](layers[1](layers[0](x))))
+
+
+def random_state(layer, seed):
+    graphdef, state = nnx.split(layer)
+    return graphdef, jax.tree.map(lambda leaf: leaf + 0.1 * normal(seed, leaf.shape), state)
+
+
+def test_a_new_layer_of_nnx_is_an_ordinary_convolution():
+    x = normal(1, [2, 8, 9, 4])
+    shared = {"strides": 2, "feature_group_count": 2, "bias_init": nnx.initializers.normal(), "rngs": nnx.Rngs(0)}
+    conv = nnx.Conv(4, 6, (3, 3), **shared)
+    layer = jax_dcn.nnx.DeformConv(4, 6, (3, 3), **shared | {"rngs": nnx.Rngs(0)}, mask_scale=2.0)
+    np.testing.assert_array_equal(layer.kernel, conv.kernel)
+    np.testing.assert_array_equal(layer.bias, conv.bias)
+    np.testing.assert_allclose(layer(x), conv(x), rtol=1e-5, atol=1e-5)
+
+
+def test_nnx_without_conv_offset():
+    layer = jax_dcn.nnx.DeformConv(4, 6, 3, rngs=nnx.Rngs(0))
+    layer.conv_offset = None
+    assert set(nnx.to_pure_dict(nnx.state(layer))) == {"kernel", "bias"}
+
+    x, offset, mask = normal(1, [6, 6, 4]), normal(2, [6, 6, 18]), normal(3, [6, 6, 9])
+    expected = deform_conv2d(x, offset, layer.kernel[...], mask=mask)
+    np.testing.assert_array_equal(layer(x, offset, mask), expected)
+    np.testing.assert_allclose(nnx.jit(lambda layer: layer(x, offset, mask))(layer), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="offset must be given to a layer whose conv_offset is None"):
+        layer(x)
+
+
+def test_initializers_do_not_tell_layers_of_nnx_apart():
+    """Each call of an initializer's factory returns another function, with which nnx.jit would compile again."""
+    first, second = (
+        nnx.graphdef(jax_dcn.nnx.DeformConv(4, 6, 3, kernel_init=nnx.initializers.normal(), rngs=nnx.Rngs(0)))
+        for _ in range(2)
+    )
+    assert first == second
+
+
+def test_metadata_of_the_parameters():
+    metadata = {"kernel_metadata": {"role": "kernel"}, "bias_metadata": {"role": "bias"}}
+    layer = jax_dcn.nnx.DeformConv(4, 6, 3, rngs=nnx.Rngs(0), **metadata)
+    assert (layer.kernel.get_metadata("role"), layer.bias.get_metadata("role")) == ("kernel", "bias")
+
+
+@pytest.mark.platforms("cpu")
+def test_sharded_parameters_of_nnx():
+    init = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, None, None, "model"))
+    with jax.set_mesh(jax.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu")[:2])):
+        layer = jax_dcn.nnx.DeformConv(4, 6, 3, kernel_init=init, rngs=nnx.Rngs(0))
+        assert layer.kernel[...].sharding.spec == jax.P(None, None, None, "model")
+        assert layer(jnp.ones([2, 6, 6, 4])).shape == (2, 6, 6, 6)
+
+
 @pytest.mark.parametrize(
     "arguments, shape, message",
     [
-        ({"features": 0}, [6, 6, 4], "features must be a positive int, got 0"),
-        ({"features": 2.5}, [6, 6, 4], "features must be a positive int, got 2.5"),
-        ({"kernel_size": (3, 3, 3)}, [6, 6, 4], r"kernel_size must be .* got \(3, 3, 3\)"),
-        ({"kernel_size": 0}, [6, 6, 4], "kernel_size must be .* got 0"),
-        ({"strides": (1, 2, 1)}, [6, 6, 4], r"strides must be .* got \(1, 2, 1\)"),
         ({"padding": "REFLECT"}, [6, 6, 4], "padding must be .* got 'REFLECT'"),
         ({"backend": "gpu"}, [6, 6, 4], "backend must be .* got 'gpu'"),
-        ({"offset_groups": 3}, [6, 6, 4], "channel count of x must be a multiple of offset_groups=3, got 4"),
-        ({"offset_groups": 0}, [6, 6, 4], "offset_groups must be a positive int, got 0"),
-        ({"feature_group_count": 3}, [6, 6, 4], "count of x must be a multiple of feature_group_count=3, got 4"),
-        ({"feature_group_count": 4}, [6, 6, 4], "features must be a multiple of feature_group_count=4, got 6"),
-        ({"offset_bound": 0.0}, [6, 6, 4], "offset_bound must be .* got 0.0"),
-        ({"offset_bound": jnp.inf}, [6, 6, 4], "offset_bound must be .* got inf"),
-        ({"offset_bound": "3"}, [6, 6, 4], "offset_bound must be .* got '3'"),
-        ({"mask_scale": jnp.nan}, [6, 6, 4], "mask_scale must be a finite number, got nan"),
+        (
+            {"kernel_transform": lambda kernel: kernel[:2]},
+            [6, 6, 4],
+            r"kernel_transform must keep .* got \(2, 3, 4, 6\)",
+        ),
         ({}, [6, 4], r"x must have the shape \[\.\.\., height, width, channels\], got \[6, 4\]"),
     ],
 )
@@ -324,6 +294,14 @@ def test_errors(arguments, shape, message):
         jax.eval_shape(layer.init, jax.random.key(0), jnp.ones(shape))
 
 
-def test_a_mask_needs_an_offset():
-    with pytest.raises(ValueError, match="mask was given without an offset"):
-        DeformConv(features=6, kernel_size=3).init(jax.random.key(0), jnp.ones([6, 6, 4]), mask=jnp.ones([6, 6, 9]))
+def test_errors_of_a_call():
+    x, mask = jnp.ones([6, 6, 4]), jnp.ones([6, 6, 9])
+    layer = jax_dcn.nnx.DeformConv(4, 6, 3, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="x must have in_features=4 channels, got 5"):
+        layer(jnp.ones([6, 6, 5]))
+    for call in (layer, partial(DeformConv(features=6, kernel_size=3).init, jax.random.key(0))):
+        with pytest.raises(ValueError, match="mask was given without an offset"):
+            call(x, mask=mask)
+    for arguments, message in (((0, 6), "in_features must be .* got 0"), (("4", 6), "in_features must be .* got '4'")):
+        with pytest.raises(ValueError, match=message):
+            jax_dcn.nnx.DeformConv(*arguments, 3, rngs=nnx.Rngs(0))

@@ -12,7 +12,7 @@ import jax_dcn
 import jax_dcn.linen
 import jax_dcn.nnx
 from jax_dcn import interop
-from tests.helpers.deform_aggregation.layers import (
+from tests.helpers.layers import (
     CHANNELS,
     CONVOLUTION,
     assert_close,

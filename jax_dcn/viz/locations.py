@@ -40,7 +40,7 @@ class Layer:
     Attributes:
       offset: [..., Ho, Wo, G, K, 2] as (dy, dx), in pixels of the input.
       mask: [..., Ho, Wo, G, K], ones without modulation.
-      positions: [..., Ho, Wo, G, K, 2] as (y, x), the sampling locations; not wrapped for "CIRCULAR" padding.
+      locations: [..., Ho, Wo, G, K, 2] as (y, x), the sampling locations; not wrapped for "CIRCULAR" padding.
       image_size, output_size, kernel_size: (rows, columns).
 
     Raises:
@@ -50,9 +50,9 @@ class Layer:
       >>> import numpy as np
       >>> from jax_dcn.viz import Layer
       >>> layer = Layer(np.zeros((4, 4, 18)), image_size=(8, 8), kernel_size=3, strides=2, padding=1)
-      >>> layer.positions.shape
+      >>> layer.locations.shape
       (4, 4, 1, 9, 2)
-      >>> layer.positions[1, 0, 0, :3].tolist()  # the three upper taps of the output at (1, 0)
+      >>> layer.locations[1, 0, 0, :3].tolist()  # the three upper taps of the output at (1, 0)
       [[1.0, -1.0], [1.0, 0.0], [1.0, 1.0]]
     """
 
@@ -99,7 +99,7 @@ class Layer:
           >>> module = DeformConv(features=4, kernel_size=3, strides=2, return_offsets=True)
           >>> x = jnp.ones((2, 8, 8, 3))
           >>> (y, offset, mask), variables = jax.jit(module.init_with_output)(jax.random.key(0), x)
-          >>> Layer.of(module, x, offset, mask)[0].positions.shape
+          >>> Layer.of(module, x, offset, mask)[0].locations.shape
           (4, 4, 1, 9, 2)
         """
         same = {name: getattr(module, name) for name in ("kernel_size", "strides", "padding", "kernel_dilation")}
@@ -118,7 +118,7 @@ class Layer:
         return rows, columns
 
     @property
-    def positions(self) -> Floats:
+    def locations(self) -> Floats:
         flat = self.offset.reshape(*self.offset.shape[:-3], -1)
         along = geometry.positions(flat, self.kernel_size, self.geometry)
         return np.stack(along, -1).swapaxes(-3, -2)
@@ -135,9 +135,9 @@ class Layer:
         first = np.asarray(position) * self.geometry.strides - [low for low, _ in self.geometry.padding]
         return np.asarray(first + reach / 2)
 
-    def is_inside(self, position: Floats) -> NDArray[np.bool_]:
-        """Whether samples at positions [..., 2] are inside the input."""
-        return np.asarray(geometry.reads(position[..., 0], position[..., 1], self.image_size, self.geometry))
+    def is_inside(self, location: Floats) -> NDArray[np.bool_]:
+        """Whether samples at locations [..., 2] are inside the input."""
+        return np.asarray(geometry.reads(location[..., 0], location[..., 1], self.image_size, self.geometry))
 
     def statistics(self) -> dict[str, float]:
         """`jax_dcn.offset_statistics` of this layer."""
@@ -149,17 +149,17 @@ class Layer:
 class Samples(NamedTuple):
     """The samples that an output position depends on.
 
-    positions: [n, 2] as (y, x) in pixels of the first layer's input; weights: [n], the product of the masks on the way;
-    inside: [n], whether all layers on the way sample inside their inputs. If a layer samples outside, the positions in
+    locations: [n, 2] as (y, x) in pixels of the first layer's input; weights: [n], the product of the masks on the way;
+    inside: [n], whether all layers on the way sample inside their inputs. If a layer samples outside, the locations in
     the layers below it are NaN.
     """
 
-    positions: Floats
+    locations: Floats
     weights: Floats
     inside: NDArray[np.bool_]
 
 
-def sampling_positions(
+def sampling_locations(
     layers: Layer | Sequence[Layer], position: tuple[int, int], *, offset_group: int | None = None
 ) -> Samples:
     """The sampling locations of one layer, or of several stacked layers, for one output position of one image.
@@ -182,12 +182,12 @@ def sampling_positions(
 
     Example:
       >>> import numpy as np
-      >>> from jax_dcn.viz import Layer, sampling_positions
+      >>> from jax_dcn.viz import Layer, sampling_locations
       >>> shifted = np.zeros((9, 9, 9, 2)) + [0.0, 0.5]  # every tap half a pixel to the right
       >>> layer = Layer(shifted.reshape(9, 9, 18), image_size=(9, 9), kernel_size=3)
-      >>> sampling_positions(layer, (4, 4)).positions[0].tolist()
+      >>> sampling_locations(layer, (4, 4)).locations[0].tolist()
       [3.0, 3.5]
-      >>> sampling_positions([layer] * 3, (4, 4)).positions.shape
+      >>> sampling_locations([layer] * 3, (4, 4)).locations.shape
       (729, 2)
     """
     stack = [layers] if isinstance(layers, Layer) else list(layers)
@@ -200,7 +200,7 @@ def sampling_positions(
         points = np.where(inside[:, None], points, 0)
         nearest = np.clip(points.round().astype(int), 0, np.subtract(layer.output_size, 1))
         rows, columns = nearest.T
-        reached = layer.positions[rows, columns, chosen].reshape(len(points), -1, 2)
+        reached = layer.locations[rows, columns, chosen].reshape(len(points), -1, 2)
         reached += ((points - nearest) * layer.geometry.strides)[:, None]
         points = np.where(inside[:, None, None], reached, np.nan).reshape(-1, 2)
         weights = (weights[:, None] * layer.mask[rows, columns, chosen].reshape(len(rows), -1)).ravel()
@@ -251,10 +251,10 @@ def effective_dilation(layer: Layer) -> Floats:
     """
     if layer.kernel_size == (1, 1):
         raise ValueError("a kernel of a single tap has no neighbouring samples")
-    positions = layer.positions
-    positions = positions.reshape(*positions.shape[:-2], *layer.kernel_size, 2)
-    lead = positions.shape[:-3]
-    steps = [np.linalg.norm(np.diff(positions, axis=axis), axis=-1).reshape(*lead, -1) for axis in (-3, -2)]
+    locations = layer.locations
+    locations = locations.reshape(*locations.shape[:-2], *layer.kernel_size, 2)
+    lead = locations.shape[:-3]
+    steps = [np.linalg.norm(np.diff(locations, axis=axis), axis=-1).reshape(*lead, -1) for axis in (-3, -2)]
     return np.asarray(np.concatenate(steps, -1).mean(-1))
 
 
@@ -313,7 +313,7 @@ def dilation_table(
     }
 
 
-def bin_positions(
+def bin_locations(
     rois: ArrayLike,
     offset: ArrayLike | None = None,
     *,
@@ -338,9 +338,9 @@ def bin_positions(
 
     Example:
       >>> import numpy as np
-      >>> from jax_dcn.viz import bin_positions
+      >>> from jax_dcn.viz import bin_locations
       >>> rois = np.array([[0.0, 0.0, 0.0, 63.0, 31.0]])  # image index, x1, y1, x2, y2
-      >>> bin_positions(rois, output_size=2, spatial_scale=1 / 16, sample_per_part=1)[0, :, :, 0, 0, 0].tolist()
+      >>> bin_locations(rois, output_size=2, spatial_scale=1 / 16, sample_per_part=1)[0, :, :, 0, 0, 0].tolist()
       [[[-0.5, -0.5], [-0.5, 1.5]], [[0.5, -0.5], [0.5, 1.5]]]
     """
     rois = _validation.coordinates("rois", rois)
@@ -364,14 +364,14 @@ def bin_positions(
         points=_validation.pair("sample_per_part", sample_per_part),
         trans_std=_validation.number("trans_std", trans_std),
     )
-    positions = _bin_positions(rois.reshape(-1, 5).astype(np.float32), offset, spec)
-    return np.asarray(positions).reshape(*lead, *positions.shape[1:])
+    locations = _bin_locations(rois.reshape(-1, 5).astype(np.float32), offset, spec)
+    return np.asarray(locations).reshape(*lead, *locations.shape[1:])
 
 
 @partial(jax.jit, static_argnums=2)
-def _bin_positions(rois: jax.Array, offset: jax.Array | None, spec: Spec) -> jax.Array:
+def _bin_locations(rois: jax.Array, offset: jax.Array | None, spec: Spec) -> jax.Array:
     points = pool_geometry.points_of_bins(rois, pool_geometry.shift_of_bins(offset, rois, spec), spec, (None, None))
     y, x = (points_along.position for points_along in points)
-    positions = jnp.stack(jnp.broadcast_arrays(y[..., :, None], x[..., None, :]), -1)
+    locations = jnp.stack(jnp.broadcast_arrays(y[..., :, None], x[..., None, :]), -1)
     finite = pool_geometry.is_finite(rois, spec)
-    return jnp.where(finite[:, None, None, None, None, None, None], positions, jnp.nan)
+    return jnp.where(finite[:, None, None, None, None, None, None], locations, jnp.nan)

@@ -4,13 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
-from flax import nnx
 
 import jax_dcn
 import jax_dcn.linen
 import jax_dcn.nnx
-from tests.helpers.deform_aggregation.layers import (
+from tests.helpers.layers import (
     ATTENTION,
     CHANNELS,
     LEVELS,
@@ -137,29 +135,6 @@ def test_levels_as_an_attribute(make):
     np.testing.assert_array_equal(rows.apply(layer.params, *inputs, spatial_shapes=LEVELS), expected)
     with pytest.raises(ValueError, match=r"spatial_shapes must be .* got None"):
         layer.apply(layer.params, *inputs, spatial_shapes=None)
-
-
-@pytest.mark.parametrize("transform", [nn.remat, nn.jit])
-def test_transformations_of_linen_wrap_the_layer(transform):
-    inputs = queries()
-    layer = random_attention(linen_layer, inputs)
-    options = ATTENTION | {"num_points": [3, 3], "spatial_shapes": [list(size) for size in LEVELS]}
-    wrapped = transform(jax_dcn.linen.MultiScaleDeformableAttention)(**options)
-
-    def loss(apply):
-        return jax.jit(jax.value_and_grad(lambda params: (apply(params, *inputs) ** 2).sum()))(layer.params)
-
-    assert_close(loss(lambda params, *inputs: wrapped.apply({"params": params}, *inputs)), loss(layer.apply))
-
-
-def test_remat_of_nnx():
-    inputs = queries()
-    layer = jax_dcn.nnx.MultiScaleDeformableAttention(**ATTENTION, spatial_shapes=LEVELS, rngs=nnx.Rngs(0))
-    remat = nnx.remat(lambda layer, *inputs: layer(*inputs))
-    gradients = (
-        nnx.grad(lambda layer, f=f: (f(layer, *inputs) ** 2).sum())(layer) for f in (remat, type(layer).__call__)
-    )
-    assert_close(*map(nnx.to_pure_dict, gradients))
 
 
 @both_interfaces

@@ -1,4 +1,4 @@
-"""The sampling of DCNv3 and DCNv4 in the layout of a deformable convolution."""
+"""Converts offsets and masks of DCNv3 and DCNv4 to the layout of a deformable convolution."""
 
 import jax
 import jax.numpy as jnp

@@ -1,0 +1,161 @@
+"""What the Linen and the NNX `DeformConv` share."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from numbers import Real
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.typing import Dtype, Initializer, PrecisionLike
+
+from jax_dcn import _validation
+from jax_dcn._layers import common
+from jax_dcn._operators.deform_conv import deform_conv2d, geometry
+from jax_dcn._types import Backend, Padding, Pair
+
+
+@dataclass(eq=False, repr=False)
+class DeformConvBase(common.BranchLayer):
+    """The options and the computation of `DeformConv`.
+
+    It contains an ordinary convolution, ``conv_offset``, which predicts an offset in pixels and, if ``modulated``, a
+    mask for each output pixel and kernel tap. That convolution is initialized with zeros, so a new layer samples the
+    regular grid, with masks of ``mask_scale / 2``.
+
+    Parameters: ``kernel`` [kh, kw, in // feature_group_count, out], ``bias`` [out], and ``kernel`` and ``bias`` of
+    ``conv_offset``, whose output channels are 2·G·K offsets (dy, then dx, for each of the G offset groups and
+    K = kh·kw taps) followed by G·K mask logits. :func:`jax_dcn.offset_labels` labels the two kinds of parameters for an
+    optimizer.
+
+    Args:
+      kernel_size: Height and width of the kernel; an int means a square one.
+      strides: One int for both dimensions, or a pair.
+      padding: "SAME", "SAME_LOWER", "VALID", "CIRCULAR" (the image is a torus), an int, a pair of ints, or
+        ``((top, bottom), (left, right))``.
+      kernel_dilation: Spacing of the taps in pixels: one int or a pair.
+      feature_group_count: Into how many groups the convolution divides the channels.
+      use_bias: Whether to add a bias.
+      kernel_init: Initializer of ``kernel``.
+      bias_init: Initializer of ``bias``.
+      preferred_element_type: Dtype of the output; None means that of the computation.
+      offset_groups: Into how many groups with their own offsets and masks the input channels are divided.
+      modulated: Whether to predict masks (DCNv2) beside offsets.
+      mask_scale: ``mask = mask_scale * sigmoid(logits)``. With 2 a new layer computes just what an ordinary convolution
+        would.
+      offset_bound: Keeps every coordinate of a predicted offset within this many pixels:
+        ``offset = offset_bound * tanh(raw / offset_bound)``. None sets no bound.
+      kernel_transform: Function applied to the kernel before use, such as :func:`jax_dcn.quantize.power_of_two`.
+      backend: None for the kernels of the platform, "fused" or "plain" for those of this path, "reference" for
+        ``jax.numpy``; see :func:`jax_dcn.deform_conv2d`.
+    """
+
+    kernel_size: Pair
+    strides: Pair = 1
+    padding: Padding = "SAME"
+    _: KW_ONLY
+    kernel_dilation: Pair = 1
+    feature_group_count: int = 1
+    use_bias: bool = True
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+    precision: PrecisionLike = None
+    kernel_init: Initializer = common.LECUN_NORMAL
+    bias_init: Initializer = common.ZEROS
+    preferred_element_type: Dtype | None = None
+    offset_groups: int = 1
+    modulated: bool = True
+    mask_scale: float = 1.0
+    offset_bound: float | None = None
+    kernel_transform: Callable[[jax.Array], jax.Array] | None = None
+    return_offsets: bool = False
+    backend: Backend = None
+
+    def _check(self, channels: int, name: str = "the channel count of x") -> None:
+        common.check_channels(
+            name, channels, feature_group_count=self.feature_group_count, offset_groups=self.offset_groups
+        )
+        bound = self.offset_bound
+        if bound is not None and not (isinstance(bound, Real) and 0 < bound < math.inf):
+            raise ValueError(f"offset_bound must be None or a positive finite number of pixels, got {bound!r}")
+        _validation.number("mask_scale", self.mask_scale)
+
+    def _kernel_shape(self, channels: int, features: int) -> tuple[int, ...]:
+        kernel_size = _validation.pair("kernel_size", self.kernel_size)
+        return (*kernel_size, channels // self.feature_group_count, features)
+
+    def _sublayers(self, channels: int) -> common.Sublayers:
+        kernel_size, strides, dilation = (
+            _validation.pair(name, getattr(self, name)) for name in ("kernel_size", "strides", "kernel_dilation")
+        )
+        outputs = self._branch_features(self.offset_groups * math.prod(kernel_size))
+        window = {"strides": strides, "padding": self.padding, "kernel_dilation": dilation}
+        return {"conv_offset": self._conv(channels, outputs, kernel_size, **window)}
+
+    def _promote(self, *arrays: jax.Array | None) -> Sequence[Any]:
+        """Casts input, kernel and bias to the dtype of the computation. `linen` and `nnx` define it."""
+        raise NotImplementedError
+
+    def __call__(
+        self,
+        x: jax.Array,
+        offset: jax.Array | None = None,
+        mask: jax.Array | None = None,
+        *,
+        return_offsets: bool | None = None,
+    ) -> Any:
+        """Convolves ``x``.
+
+        Args:
+          x: [..., H, W, in], with any number of batch dimensions, including none.
+          offset: [..., Ho, Wo, 2·G·K], in pixels, channel ``(g·K + k)·2 + {0: dy, 1: dx}``. None predicts it. An
+            offset that is given is used unchanged, without ``offset_bound``, and ``conv_offset`` is not used; in Linen,
+            a layer that is initialized so has none.
+          mask: [..., Ho, Wo, G·K], used as it is. May only be given with an offset; an offset without a mask means no
+            modulation.
+          return_offsets: Overrides the attribute of that name.
+
+        Returns:
+          ``y`` [..., Ho, Wo, out], or ``(y, offset, mask)`` with the offset and mask that were used. The mask is None
+          without modulation.
+
+        Raises:
+          TypeError: For an argument of the wrong kind or dtype.
+          ValueError: For a wrong shape or value, or a mask without an offset.
+        """
+        components = self._components(common.channels_of(x))
+        kernel, bias = components["kernel"], components["bias"]
+        # Checked before the offset convolution, whose errors would not name the arguments of this layer.
+        strides = _validation.pair("strides", self.strides)
+        dilation = _validation.pair("kernel_dilation", self.kernel_dilation)
+        _validation.padding(self.padding, x.shape[-3:-1], kernel.shape[:2], strides, dilation)
+        if offset is None:
+            branch = self._check_branch("conv_offset", components["conv_offset"], mask)
+            offset, mask = self._offset_and_mask(branch(self._widen(x)))
+            if self.offset_bound is not None:
+                offset = self.offset_bound * jnp.tanh(offset / self.offset_bound)
+        else:
+            channels = geometry.offset_channels(kernel.shape[:2], self.offset_groups)
+            common.check_offset(offset, channels, f"tap of offset_groups={self.offset_groups}")
+        if self.kernel_transform is not None:
+            shape = kernel.shape
+            kernel = self.kernel_transform(kernel)
+            if kernel.shape != shape:
+                raise ValueError(f"kernel_transform must keep the kernel's shape {shape}, got {kernel.shape}")
+        x, kernel, bias = self._promote(x, kernel, bias)
+        y = deform_conv2d(
+            x,
+            offset,
+            kernel,
+            bias,
+            mask,
+            strides=strides,
+            padding=self.padding,
+            kernel_dilation=dilation,
+            feature_group_count=self.feature_group_count,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+            backend=self.backend,
+        )
+        return self._result(y, offset, mask, return_offsets)

@@ -1,0 +1,272 @@
+"""`DeformPSRoIPool` in Linen and NNX."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+import jax_dcn
+import jax_dcn.linen
+import jax_dcn.nnx
+from tests.helpers.layers import (
+    BINS,
+    FEATURES,
+    MOVES,
+    POOLING,
+    SAMPLING,
+    SCORES,
+    assert_close,
+    both_interfaces,
+    linen_layer,
+    normal,
+    scores_and_regions,
+)
+
+ARGUMENTS = POOLING | {"modulated": False}
+X, ROIS, READ = scores_and_regions()
+both_branches = pytest.mark.parametrize("branch", ["conv", "fc"])
+
+
+def pool_layer(make, inputs, **arguments):
+    """Most of these tests are about layers without masks."""
+    return make("DeformPSRoIPool", inputs, ARGUMENTS | arguments)
+
+
+def deforming(layer):
+    """The layer with random parameters instead of zeros."""
+    return layer._replace(params=jax.tree.map(lambda leaf: 0.3 * normal(leaf.ndim, leaf.shape), layer.params))
+
+
+def times_mask_of_parts(pooled, mask):
+    """With loops: each bin is multiplied by the mask of its part and class."""
+    pooled, mask = np.array(pooled), np.asarray(mask)
+    _, rows, columns, features = pooled.shape
+    _, part_rows, part_columns, classes = mask.shape
+    for r, i, j, d in np.ndindex(pooled.shape):
+        part = int(np.floor(i * part_rows / rows)), int(np.floor(j * part_columns / columns))
+        pooled[r, i, j, d] *= mask[(r, *part, d // (features // classes))]
+    return pooled
+
+
+@both_interfaces
+@pytest.mark.parametrize("modulated, numbers", [(False, 2), (True, 3)])
+def test_parameters(make, modulated, numbers):
+    outputs = numbers * 3 * 2 * 3
+    conv = pool_layer(make, scores_and_regions("conv"), modulated=modulated).params
+    assert jax.tree.map(jnp.shape, conv) == {"conv_offset": {"kernel": (1, 1, FEATURES, outputs), "bias": (outputs,)}}
+    fc = pool_layer(make, scores_and_regions("fc"), offset_branch="fc", modulated=modulated).params["fc_offset"]
+    assert jax.tree.map(jnp.shape, fc) == {
+        "layers_0": {"kernel": (5 * 4 * 6, 8), "bias": (8,)},
+        "layers_2": {"kernel": (8, 8), "bias": (8,)},
+        "layers_4": {"kernel": (8, outputs), "bias": (outputs,)},
+    }
+    assert all(fc[name]["kernel"].all() for name in ("layers_0", "layers_2"))
+    assert not any(leaf.any() for leaf in jax.tree.leaves([conv, fc["layers_4"]]))
+
+
+@both_interfaces
+@both_branches
+@pytest.mark.parametrize("arguments", [{}, {"modulated": True, "mask_scale": 2.0}], ids=str)
+def test_a_new_layer_pools_plainly(make, branch, arguments):
+    inputs = scores_and_regions(branch)
+    layer = pool_layer(make, inputs, offset_branch=branch, **arguments)
+    assert_close(layer.apply(layer.params, *inputs), jax_dcn.psroi_pool(*inputs[:2], **BINS))
+
+
+@both_interfaces
+@pytest.mark.parametrize("modulated", [False, True])
+@pytest.mark.parametrize("given", [True, False], ids=["features", "x"])
+def test_conv_branch(make, modulated, given):
+    """The first 2·classes features pooled from the convolution's maps are the offset, the rest the mask's logits."""
+    inputs = scores_and_regions("conv" if given else "fc")
+    layer = deforming(pool_layer(make, inputs, modulated=modulated, mask_scale=3.0))
+    pooled, offset, mask = jax.jit(partial(layer.apply, return_offsets=True))(layer.params, *inputs)
+
+    x, rois, *features = inputs
+    conv = layer.params["conv_offset"]
+    maps = jnp.einsum("nhwi,io->nhwo", *features or [x], conv["kernel"][0, 0]) + conv["bias"]
+    raw = jax_dcn.psroi_pool(maps, rois, output_size=(2, 3), group_size=(2, 3), **SAMPLING)
+    check_prediction(inputs, raw, pooled, offset, mask, modulated)
+
+
+@both_interfaces
+@pytest.mark.parametrize("modulated", [False, True])
+def test_fc_branch(make, modulated):
+    inputs = scores_and_regions("fc")
+    layer = deforming(pool_layer(make, inputs, offset_branch="fc", modulated=modulated, mask_scale=3.0))
+    pooled, offset, mask = jax.jit(partial(layer.apply, return_offsets=True))(layer.params, *inputs)
+
+    hidden = jax_dcn.psroi_pool(*inputs, **BINS).reshape(6, -1)
+    for name in ("layers_0", "layers_2", "layers_4"):
+        dense = layer.params["fc_offset"][name]
+        raw = hidden @ dense["kernel"] + dense["bias"]
+        hidden = jnp.maximum(raw, 0)
+    check_prediction(inputs, raw.reshape(6, 2, 3, -1), pooled, offset, mask, modulated)
+
+
+def check_prediction(inputs, raw, pooled, offset, mask, modulated):
+    assert jnp.abs(raw[..., :6]).max() > 0.3
+    assert_close(offset, raw[..., :6])
+    expected = jax_dcn.deform_psroi_pool(*inputs[:2], offset, **BINS, **MOVES)
+    if modulated:
+        assert raw.shape[-1] == 9
+        assert_close(mask, 3 / (1 + jnp.exp(-raw[..., 6:])))
+        expected = times_mask_of_parts(expected, mask)
+    else:
+        assert raw.shape[-1] == 6 and mask is None
+    assert_close(pooled, expected)
+
+
+@both_interfaces
+@both_branches
+def test_parts_are_the_bins_by_default(make, branch):
+    inputs = scores_and_regions(branch)
+    layer = pool_layer(make, inputs, offset_branch=branch, part_size=None, classes=1, return_offsets=True)
+    assert layer.apply(layer.params, *inputs)[1].shape == (6, 5, 4, 2)
+    assert layer.apply(layer.params, *inputs, return_offsets=False).shape == (6, 5, 4, 6)
+
+
+def test_linen_with_offsets_from_outside():
+    x, rois, features = scores_and_regions("conv")
+    offset, mask = normal(4, (6, 2, 3, 6)), normal(5, (6, 2, 3, 3))
+    for branch in ("conv", "fc"):
+        layer = jax_dcn.linen.DeformPSRoIPool(**POOLING, offset_branch=branch)
+        assert not layer.init(jax.random.key(0), x, rois, offset=offset)
+        check_given_offsets(partial(layer.apply, {}), x, rois, offset, mask)
+    pooled = jax_dcn.linen.DeformPSRoIPool(**ARGUMENTS).apply({}, x, rois, features, offset)
+    np.testing.assert_array_equal(pooled, jax_dcn.deform_psroi_pool(x, rois, offset, **BINS, **MOVES))
+
+
+@pytest.mark.parametrize("without_branch", [False, True])
+@both_branches
+def test_nnx_with_offsets_from_outside(branch, without_branch):
+    x, rois = scores_and_regions("fc")
+    offset, mask = normal(4, (6, 2, 3, 6)), normal(5, (6, 2, 3, 3))
+    layer = deforming_nnx_layer(branch)
+    if without_branch:
+        layer.conv_offset = layer.fc_offset = None
+        assert not jax.tree.leaves(nnx.state(layer))
+        with pytest.raises(ValueError, match=f"offset must be given to a layer whose {branch}_offset is None"):
+            layer(x, rois)
+    check_given_offsets(layer, x, rois, offset, mask)
+
+
+def check_given_offsets(apply, x, rois, offset, mask):
+    expected = jax_dcn.deform_psroi_pool(x, rois, offset, **BINS, **MOVES)
+    pooled, used_offset, used_mask = apply(x, rois, offset=offset, return_offsets=True)
+    np.testing.assert_array_equal(pooled, expected)
+    np.testing.assert_array_equal(used_offset, offset)
+    assert used_mask is None
+    assert_close(apply(x, rois, offset=offset, mask=mask), times_mask_of_parts(expected, mask))
+
+
+def deforming_nnx_layer(branch):
+    layer = jax_dcn.nnx.DeformPSRoIPool(SCORES, **POOLING, offset_branch=branch, rngs=nnx.Rngs(0))
+    nnx.update(layer, jax.tree.map(lambda leaf: 0.3 * normal(leaf.ndim, leaf.shape), nnx.state(layer)))
+    return layer
+
+
+@both_interfaces
+@both_branches
+@pytest.mark.parametrize("padding", [[-1, 2, 2, 9, 9], [-1, jnp.nan, jnp.inf, 0, 0]], ids=str)
+def test_padding(make, branch, padding):
+    """A padding region gives zeros, and does not change any gradient."""
+    x, rois, *features = scores_and_regions(branch)
+    layer = deforming(pool_layer(make, [x, rois, *features], offset_branch=branch, modulated=True, return_offsets=True))
+
+    @jax.jit
+    def run(rois):
+        def loss(params, x, *features):
+            pooled, offset, mask = layer.apply(params, x, rois, *features)
+            return jnp.sin(pooled).sum(), (pooled, offset, mask)
+
+        arguments = layer.params, x, *features
+        return jax.grad(loss, range(len(arguments)), has_aux=True)(*arguments)
+
+    gradients, (pooled, offset, mask) = run(rois.at[2].set(jnp.array(padding)))
+    assert not pooled[2].any()
+    assert jnp.isfinite(offset).all() and jnp.isfinite(mask).all()
+    if branch == "conv":
+        assert not offset[2].any()
+    expected, _ = run(jnp.delete(rois, 2, 0, assume_unique_indices=True))
+    assert_close(gradients, expected, 1e-4)
+
+
+@both_interfaces
+@both_branches
+def test_no_regions(make, branch):
+    inputs = scores_and_regions(branch)
+    layer = pool_layer(make, inputs, offset_branch=branch, modulated=True, return_offsets=True)
+    inputs[1] = inputs[1][:0]
+    shapes = [array.shape for array in layer.apply(layer.params, *inputs)]
+    assert shapes == [(0, 5, 4, 6), (0, 2, 3, 6), (0, 2, 3, 3)]
+
+
+@both_interfaces
+def test_kernel_init_is_that_of_the_hidden_layers(make):
+    layer = pool_layer(make, scores_and_regions("fc"), offset_branch="fc", kernel_init=nn.initializers.constant(0.5))
+    means = {name: dense["kernel"].mean() for name, dense in layer.params["fc_offset"].items()}
+    assert means == {"layers_0": 0.5, "layers_2": 0.5, "layers_4": 0.0}
+
+
+@pytest.mark.parametrize(
+    "arguments, changes, message",
+    [
+        ({"backend": "gpu"}, {}, "backend must be .* got 'gpu'"),
+        ({"trans_std": "1"}, {}, "trans_std must be a finite number, got '1'"),
+        ({"classes": 4}, {}, r"the channel count of x must be a multiple of 24, for classes=4 .* got 36"),
+        ({}, {"x": X[0]}, r"x must have shape \[\.\.\., N, H, W, C\], got \(9, 8, 36\)"),
+        ({}, {"x": X.astype(int)}, "x must be of type .* got int32"),
+        ({}, {"rois": ROIS[:, :4]}, r"rois must have shape \(R, 5\) for x of shape \(2, 9, 8, 36\), got \(6, 4\)"),
+        ({}, {"features": [1.0]}, r"features must be an array, got \[1.0\]"),
+        (
+            {},
+            {"features": READ[:, :8]},
+            r"features must be as many and as large as x, of shape \(2, 9, 8, 36\), got \(2, 8, 8, 7\)",
+        ),
+        ({"offset_branch": "fc"}, {"features": READ}, "features must be None with offset_branch='fc'"),
+        ({}, {"mask": jnp.ones([6, 2, 3, 3])}, "mask was given without an offset"),
+        (
+            {},
+            {"offset": jnp.zeros([6, 2, 3, 2])},
+            r"offset must have 6 channels, two for each of classes=3, got shape \(6, 2, 3, 2\)",
+        ),
+        ({}, {"offset": jnp.zeros([6, 3, 3, 6])}, r"offset must have shape \(6, 2, 3, 2·classes\) .* \(6, 3, 3, 6\)"),
+        (
+            {},
+            {"offset": jnp.zeros([6, 2, 3, 6]), "mask": jnp.ones([6, 5, 4, 3])},
+            r"mask must have the shape \(6, 2, 3, 3\), one for each part and class, got \(6, 5, 4, 3\)",
+        ),
+    ],
+)
+@both_interfaces
+def test_errors_of_a_call(make, arguments, changes, message):
+    inputs = {"x": X, "rois": ROIS, "features": None, "offset": None, "mask": None, **changes}
+    arguments = POOLING | arguments
+
+    def call():
+        if make is linen_layer:
+            layer = jax_dcn.linen.DeformPSRoIPool(**arguments)
+            return layer.init(jax.random.key(0), **inputs)
+        return jax_dcn.nnx.DeformPSRoIPool(SCORES, **arguments, rngs=nnx.Rngs(0))(**inputs)
+
+    with pytest.raises((TypeError, ValueError), match=message):
+        jax.eval_shape(call)
+
+
+def test_nnx_knows_its_number_of_features():
+    with pytest.raises(ValueError, match="in_features must be a positive int, got 0"):
+        jax_dcn.nnx.DeformPSRoIPool(0, 3, rngs=nnx.Rngs(0))
+    x, rois, features = scores_and_regions("conv")
+    layer = jax_dcn.nnx.DeformPSRoIPool(FEATURES, **ARGUMENTS, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="x must have in_features=7 channels, got 36"):
+        layer(x, rois)
+    with pytest.raises(ValueError, match="features must have in_features=7 channels, got 6"):
+        layer(x, rois, features[..., :6])
+    layer = jax_dcn.nnx.DeformPSRoIPool(SCORES, **ARGUMENTS, offset_branch="fc", rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="x must have in_features=36 channels, got 18"):
+        layer(x[..., :18], rois)
