@@ -187,47 +187,12 @@ ffi::Error TapCotangentsImpl(Device::Context context, ffi::AnyBuffer value, ffi:
                                d_locations, d_weights));
 }
 
-XLA_FFI_DEFINE_HANDLER(kAggregate, AggregateImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // value
-                           .Arg<ffi::AnyBuffer>()  // locations
-                           .Arg<ffi::AnyBuffer>()  // weights
-                           .Arg<ffi::AnyBuffer>()  // origin
-                           .Ret<ffi::AnyBuffer>()  // out
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kValueCotangent, ValueCotangentImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // locations
-                           .Arg<ffi::AnyBuffer>()  // weights
-                           .Arg<ffi::AnyBuffer>()  // origin
-                           .Arg<ffi::AnyBuffer>()  // d_out
-                           .Ret<ffi::AnyBuffer>()  // d_value
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kTapCotangents, TapCotangentsImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // value
-                           .Arg<ffi::AnyBuffer>()  // locations
-                           .Arg<ffi::AnyBuffer>()  // weights
-                           .Arg<ffi::AnyBuffer>()  // origin
-                           .Arg<ffi::AnyBuffer>()  // d_out
-                           .RemainingRets()        // d_locations, d_weights
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
 }  // namespace
 
 std::vector<Handler> AggregationHandlers() {
-  return {{"dcn_aggregate", WrappedHandler<kAggregate>},
-          {"dcn_aggregation_value_cotangent", WrappedHandler<kValueCotangent>},
-          {"dcn_aggregation_tap_cotangents", WrappedHandler<kTapCotangents>}};
+  return {{"dcn_aggregate", WrappedHandler<AggregateImpl>},
+          {"dcn_aggregation_value_cotangent", WrappedHandler<ValueCotangentImpl>},
+          {"dcn_aggregation_tap_cotangents", WrappedHandler<TapCotangentsImpl>}};
 }
 
 }  // namespace dcn

@@ -171,74 +171,15 @@ ffi::Error MaxPoolInputCotangentImpl(Device::Context context, ffi::AnyBuffer roi
                                        static_cast<const int32_t*>(winners.untyped_data()), d_x->untyped_data()));
 }
 
-XLA_FFI_DEFINE_HANDLER(kPool, PoolImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // rois
-                           .RemainingArgs()        // offset
-                           .Ret<ffi::AnyBuffer>()  // pooled
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kInputCotangent, InputCotangentImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // rois
-                           .Arg<ffi::AnyBuffer>()  // d_pooled
-                           .RemainingArgs()        // offset
-                           .Ret<ffi::AnyBuffer>()  // d_x
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kOffsetCotangent, OffsetCotangentImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // rois
-                           .Arg<ffi::AnyBuffer>()  // d_pooled
-                           .Arg<ffi::AnyBuffer>()  // offset
-                           .Ret<ffi::AnyBuffer>()  // d_offset
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kMaxPool, MaxPoolImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // rois
-                           .Ret<ffi::AnyBuffer>()  // pooled
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kMaxPoolWinners, MaxPoolWinnersImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // rois
-                           .Ret<ffi::AnyBuffer>()  // winners
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kMaxPoolInputCotangent, MaxPoolInputCotangentImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // rois
-                           .Arg<ffi::AnyBuffer>()  // d_pooled
-                           .Arg<ffi::AnyBuffer>()  // winners
-                           .Ret<ffi::AnyBuffer>()  // d_x
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
 }  // namespace
 
 std::vector<Handler> RoiPoolHandlers() {
-  return {{"dcn_roi_pool", WrappedHandler<kPool>},
-          {"dcn_roi_pool_input_cotangent", WrappedHandler<kInputCotangent>},
-          {"dcn_roi_pool_offset_cotangent", WrappedHandler<kOffsetCotangent>},
-          {"dcn_roi_max_pool", WrappedHandler<kMaxPool>},
-          {"dcn_roi_max_pool_winners", WrappedHandler<kMaxPoolWinners>},
-          {"dcn_roi_max_pool_input_cotangent", WrappedHandler<kMaxPoolInputCotangent>}};
+  return {{"dcn_roi_pool", WrappedHandler<PoolImpl>},
+          {"dcn_roi_pool_input_cotangent", WrappedHandler<InputCotangentImpl>},
+          {"dcn_roi_pool_offset_cotangent", WrappedHandler<OffsetCotangentImpl>},
+          {"dcn_roi_max_pool", WrappedHandler<MaxPoolImpl>},
+          {"dcn_roi_max_pool_winners", WrappedHandler<MaxPoolWinnersImpl>},
+          {"dcn_roi_max_pool_input_cotangent", WrappedHandler<MaxPoolInputCotangentImpl>}};
 }
 
 }  // namespace dcn
