@@ -28,29 +28,30 @@ void CheckTaps(Checks& checks, int64_t taps) {
                                        std::to_string(kMaxTaps));
 }
 
-// The taps' grid of DCNv3 and DCNv4, and the image as the only level.
+// The window of DCNv3 and DCNv4, and the image as the only level.
 void DecodeWindow(Checks& checks, ffi::Dictionary attributes, int64_t height, int64_t width, AggregationSizes& sizes) {
-  TapGrid& grid = sizes.grid;
-  checks.Pair(attributes, "kernel_size", 1, grid.kernel);
-  checks.Pair(attributes, "strides", 1, grid.strides);
-  checks.Pair(attributes, "padding", std::numeric_limits<int32_t>::min(), grid.padding);
-  checks.Pair(attributes, "kernel_dilation", 1, grid.dilation);
-  grid.offset_scale = checks.Attribute(attributes, "offset_scale", 1.0);
-  grid.remove_center = checks.Attribute(attributes, "remove_center", false);
-  CheckTaps(checks, int64_t{grid.kernel[0]} * grid.kernel[1]);
+  AggregationWindow& window = sizes.window;
+  checks.Pair(attributes, "kernel_size", 1, window.kernel);
+  checks.Pair(attributes, "strides", 1, window.strides);
+  checks.Pair(attributes, "padding", std::numeric_limits<int32_t>::min(), window.padding);
+  checks.Pair(attributes, "kernel_dilation", 1, window.dilation);
+  window.offset_scale = checks.Attribute(attributes, "offset_scale", 1.0);
+  window.remove_center = checks.Attribute(attributes, "remove_center", false);
+  CheckTaps(checks, int64_t{window.kernel[0]} * window.kernel[1]);
   for (int axis = 0; axis < 2; ++axis) {
-    checks.FitsInt32("the kernel's reach", (int64_t{grid.kernel[axis]} - 1) * grid.dilation[axis]);
+    checks.FitsInt32("the kernel's reach", (int64_t{window.kernel[axis]} - 1) * window.dilation[axis]);
   }
   if (!checks.ok()) return;
-  sizes.sampling = Sampling::kWindow;
+  sizes.sampling = SamplingMethod::kWindow;
   sizes.num_levels = 1;
-  sizes.taps = grid.taps();
+  sizes.taps = window.taps();
   sizes.levels[0] = {int32_t(height), int32_t(width), sizes.taps, 0, 0};
 }
 
 // The levels of an attention: an attribute with height, width and taps of each.
 void DecodePyramid(Checks& checks, ffi::Dictionary attributes, AggregationSizes& sizes) {
-  sizes.sampling = checks.Attribute(attributes, "discrete", false) ? Sampling::kDiscrete : Sampling::kBilinear;
+  sizes.sampling =
+      checks.Attribute(attributes, "discrete", false) ? SamplingMethod::kDiscrete : SamplingMethod::kBilinear;
   const auto levels = checks.Attribute(attributes, "levels", ffi::Span<const int64_t>());
   checks.Require(levels.size() % 3 == 0 && levels.size() / 3 <= kMaxLevels,
                  "attribute levels must have three values for each of at most " + std::to_string(kMaxLevels) +

@@ -1,6 +1,6 @@
-// What the handlers need of XLA's foreign function interface: buffers, attributes and errors, on top of its C API. XLA's
-// own C++ header, xla/ffi/api/ffi.h, has the same names. Each file that includes it takes several seconds longer to
-// compile.
+// What the handlers need of XLA's foreign function interface: buffers, attributes and errors, on top of its C API.
+// XLA's own C++ header, xla/ffi/api/ffi.h, has the same names. Each file that includes it takes several seconds longer
+// to compile.
 #pragma once
 
 #include <cassert>

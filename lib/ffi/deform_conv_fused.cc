@@ -107,9 +107,9 @@ ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offse
                               workspace->typed_data<int32_t>()};
   for (int64_t first = 0; first < sizes.images; first += images) {
     const FusedCall part = call.Images(first, std::min(images, sizes.images - first));
-    const char* failure = FusedInputCotangent(device, call.dtype, part.sizes, part.positions, call.product, lists,
-                                              weight.untyped_data(), ImageData(d_y, call.dtype, first),
-                                              ImageData(*d_x, call.dtype, first));
+    const char* failure =
+        FusedInputCotangent(device, call.dtype, part.sizes, part.positions, call.product, lists, weight.untyped_data(),
+                            ImageData(d_y, call.dtype, first), ImageData(*d_x, call.dtype, first));
     if (failure) return ToError(failure);
   }
   return ffi::Error::Success();

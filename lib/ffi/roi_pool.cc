@@ -129,10 +129,10 @@ PoolCall DecodeMaxPoolCall(Checks& checks, ffi::Dictionary attributes, ffi::Data
   return call;
 }
 
-void CheckWinners(Checks& checks, const PoolSizes& sizes, ffi::AnyBuffer winners) {
+void CheckArgmax(Checks& checks, const PoolSizes& sizes, ffi::AnyBuffer argmax) {
   if (!checks.ok()) return;
-  checks.Type("winners", winners, ffi::S32);
-  checks.Shape("winners", winners, {2, sizes.batches, sizes.rois, sizes.output[0], sizes.output[1], sizes.channels});
+  checks.Type("argmax", argmax, ffi::S32);
+  checks.Shape("argmax", argmax, {2, sizes.batches, sizes.rois, sizes.output[0], sizes.output[1], sizes.channels});
 }
 
 ffi::Error MaxPoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
@@ -146,29 +146,29 @@ ffi::Error MaxPoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer
   return ToError(MaxPool(device, call.dtype, call.sizes, call.rois, x.untyped_data(), pooled->untyped_data()));
 }
 
-ffi::Error MaxPoolWinnersImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
-                              ffi::Result<ffi::AnyBuffer> winners, ffi::Dictionary attributes) {
-  Checks checks("dcn_roi_max_pool_winners");
+ffi::Error MaxPoolArgmaxImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
+                             ffi::Result<ffi::AnyBuffer> argmax, ffi::Dictionary attributes) {
+  Checks checks("dcn_roi_max_pool_argmax");
   const PoolCall call = DecodeMaxPoolCall(checks, attributes, x.element_type(), x, rois);
-  CheckWinners(checks, call.sizes, *winners);
+  CheckArgmax(checks, call.sizes, *argmax);
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(MaxPoolWinners(device, call.dtype, call.sizes, call.rois, x.untyped_data(),
-                                static_cast<int32_t*>(winners->untyped_data())));
+  return ToError(MaxPoolArgmax(device, call.dtype, call.sizes, call.rois, x.untyped_data(),
+                               static_cast<int32_t*>(argmax->untyped_data())));
 }
 
 ffi::Error MaxPoolInputCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
-                                     ffi::AnyBuffer winners, ffi::Result<ffi::AnyBuffer> d_x,
+                                     ffi::AnyBuffer argmax, ffi::Result<ffi::AnyBuffer> d_x,
                                      ffi::Dictionary attributes) {
   Checks checks("dcn_roi_max_pool_input_cotangent");
   const PoolCall call = DecodeMaxPoolCall(checks, attributes, d_pooled.element_type(), *d_x, rois);
   CheckPooled(checks, call.sizes, d_pooled);
   checks.Type("d_x", *d_x, rois.element_type());
-  CheckWinners(checks, call.sizes, winners);
+  CheckArgmax(checks, call.sizes, argmax);
   if (!checks.ok()) return checks.error();
   Device device(context);
   return ToError(MaxPoolInputCotangent(device, call.dtype, call.sizes, call.rois, d_pooled.untyped_data(),
-                                       static_cast<const int32_t*>(winners.untyped_data()), d_x->untyped_data()));
+                                       static_cast<const int32_t*>(argmax.untyped_data()), d_x->untyped_data()));
 }
 
 }  // namespace
@@ -178,7 +178,7 @@ std::vector<Handler> RoiPoolHandlers() {
           {"dcn_roi_pool_input_cotangent", WrappedHandler<InputCotangentImpl>},
           {"dcn_roi_pool_offset_cotangent", WrappedHandler<OffsetCotangentImpl>},
           {"dcn_roi_max_pool", WrappedHandler<MaxPoolImpl>},
-          {"dcn_roi_max_pool_winners", WrappedHandler<MaxPoolWinnersImpl>},
+          {"dcn_roi_max_pool_argmax", WrappedHandler<MaxPoolArgmaxImpl>},
           {"dcn_roi_max_pool_input_cotangent", WrappedHandler<MaxPoolInputCotangentImpl>}};
 }
 

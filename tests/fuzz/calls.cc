@@ -56,7 +56,7 @@ class CallBuilder {
         {"dcn_roi_pool_input_cotangent", &CallBuilder::PoolInputCotangent},
         {"dcn_roi_pool_offset_cotangent", &CallBuilder::PoolOffsetCotangent},
         {"dcn_roi_max_pool", &CallBuilder::MaxPool},
-        {"dcn_roi_max_pool_winners", &CallBuilder::MaxPoolWinners},
+        {"dcn_roi_max_pool_argmax", &CallBuilder::MaxPoolArgmax},
         {"dcn_roi_max_pool_input_cotangent", &CallBuilder::MaxPoolInputCotangent},
         {"dcn_fused_forward", &CallBuilder::FusedForward},
         {"dcn_fused_input_cotangent", &CallBuilder::FusedInputCotangent},
@@ -219,24 +219,24 @@ class CallBuilder {
     if (bytes_.Below(2)) Argument(Accumulator(type_), PoolOffsetShape());
   }
 
-  std::vector<int64_t> WinnersShape() const { return {2, batches_, rois_, output_[0], output_[1], features_}; }
+  std::vector<int64_t> ArgmaxShape() const { return {2, batches_, rois_, output_[0], output_[1], features_}; }
   void MaxPool() {
     PoolSizes(true);
     Argument(type_, PoolImageShape());
     Rois();
     Result(type_, PooledShape());
   }
-  void MaxPoolWinners() {
+  void MaxPoolArgmax() {
     PoolSizes(true);
     Argument(type_, PoolImageShape());
     Rois();
-    Result(kS32, WinnersShape());
+    Result(kS32, ArgmaxShape());
   }
   void MaxPoolInputCotangent() {
     PoolSizes(true);
     Rois();
     Argument(type_, PooledShape());
-    Argument(kS32, WinnersShape());
+    Argument(kS32, ArgmaxShape());
     Result(Accumulator(type_), PoolImageShape());
   }
 

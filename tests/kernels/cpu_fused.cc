@@ -16,10 +16,10 @@
 #include <type_traits>
 #include <vector>
 
+#include "bilinear.h"
 #include "deform_conv_fused.h"
 #include "device.h"
 #include "element.h"
-#include "sampling.h"
 #include "xla/ffi/api/c_api.h"
 
 namespace {

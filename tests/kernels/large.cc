@@ -134,7 +134,7 @@ void TestWideImage() {
 AggregationSizes OneTapPerQuery(int64_t batches, int64_t channels, int64_t queries, int32_t side) {
   AggregationSizes sizes = {batches, 1, channels, int64_t{side} * side, queries, 1, 1, 1};
   sizes.levels[0] = {side, side, 1, 0, 0};
-  sizes.sampling = Sampling::kBilinear;
+  sizes.sampling = SamplingMethod::kBilinear;
   return sizes;
 }
 

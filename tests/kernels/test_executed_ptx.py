@@ -156,7 +156,7 @@ MISTAKES = {
     "left pixels with the weights of the right ones": (
         ("aggregation_value.cu", "index < cells.middle ? sample.x", "index > cells.middle ? sample.x"),
         ["aggregation_value"], VALUES),
-    "row and column of a winner swapped": (
+    "row and column of an argmax swapped": (
         ("roi_pool.cu", "i = rows[index + v], j = columns[index + v]", "i = columns[index + v], j = rows[index + v]"),
         ["roi_pool"], VALUES),
     "a maximum of other weights": (

@@ -202,13 +202,13 @@ MISTAKES = {
          "pixel <= int64_t{level.height} * level.width"),
         ("memory", r"heap-buffer-overflow.*GatherKernel"),
     ),
-    "column of a winner outside the image": (
+    "column of an argmax outside the image": (
         ("roi_pool.cu", "columns[index + v] = largest[v].column;",
          "if (largest[v].column >= 0) columns[index + v] = largest[v].column;"),
-        ("memory", r"element \d+ of the winners is not written"),
+        ("memory", r"element \d+ of the argmax is not written"),
     ),
-    "columns of the winners over their rows": (
-        ("roi_pool.cu", "StoreWinners{winners, winners + count}", "StoreWinners{winners, winners + count / 2}"),
+    "columns of the argmax over their rows": (
+        ("roi_pool.cu", "StoreArgmax{argmax, argmax + count}", "StoreArgmax{argmax, argmax + count / 2}"),
         ("threads", r"data race.*MaxPoolKernel"),
     ),
     "unwritten result": (

@@ -128,7 +128,7 @@ def test_the_plans_of_the_others(name, target):
     text = jax.jit(gradient).trace(*operands).lower(lowering_platforms=(target,)).as_text()
     calls = dict(re.findall(r"custom_call @(dcn_\w+)\(.* -> (.*)", text))
     kind = "dcn_roi_max_pool" if name == "max" else "dcn_roi_pool"
-    expected = {kind, f"{kind}_input_cotangent"} | ({f"{kind}_winners"} if name == "max" else set())
+    expected = {kind, f"{kind}_input_cotangent"} | ({f"{kind}_argmax"} if name == "max" else set())
     if target == "tpu":
         assert not calls
         return

@@ -60,8 +60,8 @@ def max_cotangent(
     flat_x, flat_rois, flat_ct = flat(x, 4), flat(rois, 2), flat(ct, 4)
     out = {}
     if "x" in requested:
-        winners = custom_calls.max_pool_winners(flat_x, flat_rois, spec)
-        d_x = custom_calls.max_pool_input_cotangent(flat_rois, flat_ct, winners, spec, shape=flat_x.shape)
+        argmax = custom_calls.max_pool_argmax(flat_x, flat_rois, spec)
+        d_x = custom_calls.max_pool_input_cotangent(flat_rois, flat_ct, argmax, spec, shape=flat_x.shape)
         out["x"] = d_x.reshape(x.shape)
     if "rois" in requested:
         out["rois"] = jnp.zeros_like(rois)

@@ -160,5 +160,5 @@ def _choice(
     if computation != "x":
         return KernelChoice(computation, "kernel", "", 0)
     widened = math.prod(x.shape) * rois.dtype.itemsize if x.dtype != rois.dtype else 0
-    winners = 2 * 4 * bins * features if is_max else 0
-    return KernelChoice("x", "kernel", "", widened + winners)
+    argmax = 2 * 4 * bins * features if is_max else 0
+    return KernelChoice("x", "kernel", "", widened + argmax)
