@@ -10,7 +10,6 @@
 #include <limits>
 #include <memory>
 #include <new>
-#include <optional>
 #include <random>
 #include <thread>
 #include <utility>
@@ -20,7 +19,7 @@
 #include "cpu/element.h"
 #include "ffi/handlers.h"
 #ifdef DCN_EXECUTES_PTX
-#include "ptx/call_memory.h"
+#include "ptx/call.h"
 #endif
 
 struct XLA_FFI_Error {
@@ -239,8 +238,7 @@ class Frame {
         XLA_FFI_Attrs_STRUCT_SIZE, nullptr,           int64_t(attribute_types_.size()), attribute_types_.data(),
         name_pointers_.data(),     attributes_.data()};
 #ifdef DCN_EXECUTES_PTX
-    std::optional<ptx::CallMemory> memory;
-    if (!has_impossible_shape_) memory.emplace(frame);
+    if (!has_impossible_shape_) return ptx::Call(handler, &frame);
 #endif
     return handler(&frame);
   }

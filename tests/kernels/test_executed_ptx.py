@@ -120,11 +120,10 @@ RIGHT = ["rotate", "dynamic", "shuffle", "warp", "atomic", "separate_blocks", "c
 WRONG = {
     "unwritten": "reads memory that was not written",
     "dynamic_beyond": "out of bounds of shared memory",
-    "static_beyond": "out of bounds of shared memory",
     "no_carve_out": "was launched without a carve-out",
     "misaligned": "is misaligned",
     "sum_read_too_early": "is a race: it reads what another thread writes",
-    "static_into_the_next": "out of bounds of its variable",
+    "static_beyond": "out of bounds of its variable",
     "array_in_local_memory": "unknown directive",
     "two_barriers": "waits while other warps wait at another barrier",
     "divergent_barrier": r"waits for lanes 0x00000020 of its warp, .* have ended",

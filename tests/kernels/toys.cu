@@ -50,13 +50,6 @@ __global__ void __launch_bounds__(kThreads, 2) NoCarveOutKernel(int* out) {
 }
 
 __global__ void StaticBeyondKernel(int* out) {
-  __shared__ int values[kThreads];
-  values[threadIdx.x] = 1;
-  __syncthreads();
-  out[threadIdx.x] = values[threadIdx.x + 1];
-}
-
-__global__ void StaticIntoTheNextKernel(int* out) {
   __shared__ int values[kThreads], others[kThreads];
   values[threadIdx.x] = others[threadIdx.x] = 1;
   __syncthreads();
@@ -65,9 +58,9 @@ __global__ void StaticIntoTheNextKernel(int* out) {
 
 // An index that the compiler does not know puts the array in local memory, which the interpreter does not have.
 __global__ void ArrayInLocalMemoryKernel(int* out) {
-  int values[4] = {out[0], out[1], out[2], out[3]};
-  values[out[4] + threadIdx.x] = 1;
-  out[threadIdx.x] = values[threadIdx.x % 4];
+  int values[kThreads];
+  for (int i = 0; i < kThreads; ++i) values[out[i]] = i;
+  out[threadIdx.x] = values[out[threadIdx.x]];
 }
 
 __global__ void DivergentBarrierKernel(int*) {
@@ -201,7 +194,6 @@ const std::map<std::string, Toy> kToys = {
     {"dynamic_beyond", {DynamicKernel<1>, 1, kThreads * sizeof(int)}},
     {"no_carve_out", {NoCarveOutKernel, 1, kThreads * sizeof(int)}},
     {"static_beyond", {StaticBeyondKernel}},
-    {"static_into_the_next", {StaticIntoTheNextKernel}},
     {"array_in_local_memory", {ArrayInLocalMemoryKernel}},
     {"divergent_barrier", {DivergentBarrierKernel}},
     {"two_barriers", {TwoBarriersKernel}},

@@ -3,13 +3,11 @@
 
 #include <array>
 #include <cstring>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "call_memory.h"
-#include "ffi/handler_wrapper.h"
+#include "call.h"
 
 namespace {
 
@@ -24,37 +22,18 @@ const std::vector<dcn::Handler>& Handlers() {
   return handlers;
 }
 
-std::mutex mutex;  // XLA may run independent calls at the same time
-
-bool HasResult(const XLA_FFI_CallFrame* frame) {
-  for (int64_t i = 0; i < frame->rets.size; ++i) {
-    const auto* result = static_cast<const XLA_FFI_Buffer*>(frame->rets.rets[i]);
-    bool is_empty = false;
-    for (int64_t d = 0; d < result->rank; ++d) is_empty |= result->dims[d] == 0;
-    if (!is_empty) return true;
-  }
-  return false;
-}
-
-// Calls a handler, which must put a node on the stream if it has a result that is not empty. XLA may capture the call
-// into a CUDA graph of its own, and its older releases reject an empty graph. XLA removes calls of which all results
-// are empty. XLA's handlers have no state, so each has a function of its own.
+// XLA's handlers have no state, so each has a function of its own.
 template <size_t index>
-XLA_FFI_Error* CheckedHandler(XLA_FFI_CallFrame* frame) {
+XLA_FFI_Error* HandlerAt(XLA_FFI_CallFrame* frame) {
   if (frame->extension_start) return Handlers()[index].call(frame);  // a metadata query
-  const std::lock_guard<std::mutex> lock(mutex);
-  const ptx::CallMemory memory(*frame);
-  const int64_t nodes_before = ptx::NumNodes();
-  XLA_FFI_Error* error = Handlers()[index].call(frame);
-  if (error || ptx::NumNodes() > nodes_before || !HasResult(frame)) return error;
-  return dcn::MakeError(frame, XLA_FFI_Error_Code_INTERNAL, "the call enqueued nothing");
+  return ptx::Call(Handlers()[index].call, frame);
 }
 
 constexpr size_t kMaxHandlers = 32;
 
 template <size_t... indices>
-XLA_FFI_Handler* CheckedHandlerAt(size_t index, std::index_sequence<indices...>) {
-  static constexpr std::array<XLA_FFI_Handler*, kMaxHandlers> kHandlers = {&CheckedHandler<indices>...};
+XLA_FFI_Handler* FindHandlerAt(size_t index, std::index_sequence<indices...>) {
+  static constexpr std::array<XLA_FFI_Handler*, kMaxHandlers> kHandlers = {&HandlerAt<indices>...};
   return kHandlers.at(index);
 }
 
@@ -65,7 +44,7 @@ extern "C" {
 XLA_FFI_Handler* FindHandler(const char* name) {
   for (size_t i = 0; i < Handlers().size(); ++i) {
     if (std::strcmp(Handlers()[i].name, name) != 0) continue;
-    return CheckedHandlerAt(i, std::make_index_sequence<kMaxHandlers>());
+    return FindHandlerAt(i, std::make_index_sequence<kMaxHandlers>());
   }
   return nullptr;
 }
