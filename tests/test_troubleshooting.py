@@ -45,7 +45,7 @@ def with_unknown_gpu(patch, folder):
 def initialize(**differences):
     if executed_ptx.missing():
         pytest.skip(executed_ptx.missing())
-    executed_ptx.interpreter().initialize(**differences)
+    executed_ptx.interpreter(executed_ptx.ARCHITECTURE).initialize(**differences)
 
 
 def without_compiler(patch, folder):

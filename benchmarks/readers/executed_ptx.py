@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -57,6 +58,14 @@ def program(
     """An executable of `source` and of files of kernels, by name."""
     jobs = [(compiled_kernel, path, architecture) for path in (source, *kernels.values())]
     return _link(source.stem, [*_run(jobs), _interpreter()], [])
+
+
+def run(program: pathlib.Path, *arguments: str | pathlib.Path, **options: int) -> tuple[int, str]:
+    """The exit status and output of a program, with these fields of `Options` in interpreter.h."""
+    environment = os.environ | {"PTX_OPTIONS": ",".join(f"{name}={value}" for name, value in options.items())}
+    command = [program, *arguments]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    return result.returncode, result.stdout
 
 
 def compiled_kernel(path: pathlib.Path, architecture: int) -> pathlib.Path:
@@ -110,7 +119,7 @@ class Interpreter:
 
 
 @functools.cache
-def interpreter(architecture: int = ARCHITECTURE) -> Interpreter:
+def interpreter(architecture: int) -> Interpreter:
     return Interpreter(module(architecture), f"sm_{architecture}")
 
 

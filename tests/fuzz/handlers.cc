@@ -238,7 +238,9 @@ class Frame {
         XLA_FFI_Attrs_STRUCT_SIZE, nullptr,           int64_t(attribute_types_.size()), attribute_types_.data(),
         name_pointers_.data(),     attributes_.data()};
 #ifdef DCN_EXECUTES_PTX
-    if (!has_impossible_shape_) return ptx::Call(handler, &frame);
+    bool has_result = false;
+    for (const Buffer& result : call_.results) has_result |= result.role == Role::kResult && Count(result.dims) > 0;
+    if (!has_impossible_shape_) return ptx::Call(handler, &frame, has_result);
 #endif
     return handler(&frame);
   }

@@ -114,10 +114,10 @@ MUTATIONS = {
     "pixel of the value past the end": Mutation(
         "aggregation_value.cu", "pixel < int64_t{level.height} * level.width",
         "pixel <= int64_t{level.height} * level.width", FAULT),
-    "column of a winner outside the image": Mutation(
+    "column of an argmax outside the image": Mutation(
         "roi_pool.cu", "columns[index + v] = largest[v].column;",
         "if (largest[v].column >= 0) columns[index + v] = largest[v].column;", "is not written"),
-    "columns of the winners over their rows": Mutation(
+    "columns of the argmax over their rows": Mutation(
         "roi_pool.cu", "StoreWinners{winners, winners + count}", "StoreWinners{winners, winners + count / 2}",
         FAULT),
     "unwritten result": Mutation(
@@ -184,7 +184,7 @@ MUTATIONS = {
         "aggregation.cu", "flags & kIsFarRight ? 0", "flags & kIsFarDown ? 0", "out of bounds"),
     "left pixels with the weights of the right ones": Mutation(
         "aggregation_value.cu", "index < cells.middle ? sample.x", "index > cells.middle ? sample.x", VALUES),
-    "row and column of a winner swapped": Mutation(
+    "row and column of an argmax swapped": Mutation(
         "roi_pool.cu", "i = rows[index + v], j = columns[index + v]", "i = columns[index + v], j = rows[index + v]",
         VALUES),
     "a maximum of other weights": Mutation(

@@ -1,8 +1,6 @@
 """The counting sort agrees with numpy's stable sort, and its work is linear in the entries and rows of a table."""
 
 import json
-import os
-import subprocess
 
 import numpy as np
 import pytest
@@ -28,12 +26,10 @@ def sort(folder, rows, row, is_row_start_global, *, has_pairs=False, **options):
     program = executed_ptx.program(build.HERE / "sorts.cu", kernels={})
     sizes = [row.shape[0], rows, row.shape[1], is_row_start_global, has_pairs]
     np.concatenate([sizes, row.ravel()]).astype(np.int32).tofile(folder / "operands")
-    environment = os.environ | {"PTX_OPTIONS": ",".join(f"{name}={value}" for name, value in options.items())}
-    command = [program, folder / "operands", folder / "results"]
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    assert result.returncode == 0, result.stdout
+    status, output = executed_ptx.run(program, folder / "operands", folder / "results", **options)
+    assert status == 0, output
     starts, values = np.split(np.fromfile(folder / "results", np.int32), [row.shape[0] * (rows + 1)])
-    return starts.reshape(-1, rows + 1), values.reshape(*row.shape, *[2] * has_pairs), result.stdout
+    return starts.reshape(-1, rows + 1), values.reshape(*row.shape, *[2] * has_pairs), output
 
 
 def random_rows(rows, tables, entries, missing=0.1):

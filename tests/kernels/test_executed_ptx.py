@@ -4,15 +4,14 @@ Small kernels (toys.cu) show each kind of fault. That the results are right is t
 """
 
 import json
-import os
 import re
-import subprocess
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks.readers import executed_ptx
+from benchmarks.readers.executed_ptx import run
 
 from . import build
 from .mutations import MUTATIONS, VALUES
@@ -24,13 +23,6 @@ pytestmark = [
 
 TYPES = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)  # in the order of DType in lib/dtype.h
 RESOLUTION = (2**-10, 2**-7, 2**-10, 2**-40)  # of what is multiplied: the tensor cores take float32 as tf32
-
-
-def run(program, *arguments, **options):
-    environment = os.environ | {"PTX_OPTIONS": ",".join(f"{name}={value}" for name, value in options.items())}
-    command = [program, *arguments]
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    return result.returncode, result.stdout
 
 
 def launches(**options):

@@ -53,7 +53,7 @@ __global__ void StaticBeyondKernel(int* out) {
   __shared__ int values[kThreads], others[kThreads];
   values[threadIdx.x] = others[threadIdx.x] = 1;
   __syncthreads();
-  out[threadIdx.x] = values[threadIdx.x + out[0] + 1] + others[threadIdx.x];
+  out[threadIdx.x] = values[threadIdx.x + 1] + others[threadIdx.x];
 }
 
 // An index that the compiler does not know puts the array in local memory, which the interpreter does not have.

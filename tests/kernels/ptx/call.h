@@ -1,7 +1,6 @@
 // Calls of FFI handlers whose kernels run on the interpreter.
 #pragma once
 
-#include <algorithm>
 #include <mutex>
 #include <vector>
 
@@ -41,24 +40,16 @@ class CallMemory {
   std::vector<const void*> added_;
 };
 
-inline bool HasResult(const XLA_FFI_CallFrame& frame) {
-  for (int64_t i = 0; i < frame.rets.size; ++i) {
-    const auto& result = *static_cast<const XLA_FFI_Buffer*>(frame.rets.rets[i]);
-    if (std::find(result.dims, result.dims + result.rank, 0) == result.dims + result.rank) return true;
-  }
-  return false;
-}
-
 // Calls a handler, which must put a node on the stream if it has a result that is not empty. XLA may capture the call
 // into a CUDA graph of its own, and its older releases reject an empty graph. XLA removes calls of which all results
 // are empty.
-inline XLA_FFI_Error* Call(XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame) {
+inline XLA_FFI_Error* Call(XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame, bool has_result) {
   static std::mutex mutex;  // XLA may run independent calls at the same time
   const std::lock_guard<std::mutex> lock(mutex);
   const CallMemory memory(*frame);
   const int64_t nodes_before = NumNodes();
   XLA_FFI_Error* error = handler(frame);
-  if (error || NumNodes() > nodes_before || !HasResult(*frame)) return error;
+  if (error || NumNodes() > nodes_before || !has_result) return error;
   return dcn::MakeError(frame, XLA_FFI_Error_Code_INTERNAL, "the call enqueued nothing");
 }
 
