@@ -1,5 +1,5 @@
-// Calls every function of the kernels' headers on small operands, to be run under a sanitizer, on a GPU or in the
-// emulation. Operands are random, of every type, and cover the edge cases of shapes and sampling locations. Each
+// Calls every function of the kernels' headers on small operands, to be run in the PTX interpreter, or on a GPU under a
+// sanitizer. Operands are random, of every type, and cover the edge cases of shapes and sampling locations. Each
 // operand is a separate allocation of exactly its size, so that accesses past its end are found. `launches FILE` writes
 // the results to a file.
 //
@@ -461,13 +461,5 @@ int main(int num_arguments, char** arguments) {
     for (const dcn::Aggregation& call : dcn::kAggregations) dcn::CallAggregation(dtype, call, iteration++ % 2);
     ++iteration;  // so that a case alternates between types in having the optional operand
   }
-#ifndef __CUDA_RUNTIME_H__  // in the emulation
-  dcn::results = nullptr;
-  execution::max_shared_bytes = 99 << 10;  // too little for the widest tiles
-  execution::max_grid_blocks = 1;          // so that blocks iterate over several tiles
-  for (const dcn::FusedCall& call : dcn::kFusedCalls) {
-    dcn::CallFused(dcn::DType::kBF16, call, iteration++ % 2);
-  }
-#endif
   std::puts("every launch is done");
 }

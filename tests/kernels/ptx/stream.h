@@ -1,5 +1,5 @@
-// Included before the FFI handlers of the emulated kernels. On the CPU, XLA's execution context has no stream, and the
-// emulation needs none.
+// Included before the FFI handlers whose kernels run on the interpreter. On the CPU, XLA's execution context has no
+// stream, and the interpreter needs none.
 #pragma once
 
 #include <cuda_runtime_api.h>
