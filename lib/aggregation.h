@@ -3,7 +3,7 @@
 //
 //   out[b, q, m, :] = sum over taps t of weights[b, q, m, t] · sample(value[b, level of t, m, :], position of t)
 //
-// b is a batch, q a query, m a head. sampling.h defines a sample; aggregation_geometry.h defines positions and levels.
+// b is a batch, q a query, m a head. bilinear.h defines a sample; aggregation_geometry.h defines positions and levels.
 // The weight multiplies the sample also where the sample reads nothing: a weight that is NaN gives NaN.
 #pragma once
 
@@ -24,8 +24,8 @@ struct AggregationSizes {
   int32_t taps;                      // of all levels, per query and head
   int32_t num_levels;
   Level levels[kMaxLevels];
-  Sampling sampling;
-  TapGrid grid;  // of Sampling::kWindow, which has one level
+  SamplingMethod sampling;
+  AggregationWindow window;  // in SamplingMethod::kWindow, which has one level
 
   DCN_HOST_DEVICE int64_t queries() const { return rows * columns; }
 };
@@ -34,7 +34,7 @@ struct AggregationSizes {
 struct Taps {
   const void* locations;  // A[batches, rows, columns, heads, taps, 2]: x before y
   const void* weights;    // A[batches, rows, columns, heads, taps]
-  const int32_t* origin;  // [2]: the row and column of the first query, among all queries of Sampling::kWindow
+  const int32_t* origin;  // [2]: the row and column of the first query, among all queries, in SamplingMethod::kWindow
 };
 
 // In the functions below, DType is the type T of value and out, and of the cotangent of out.

@@ -1,5 +1,5 @@
-// Where the taps of a deformable aggregation sample: at normalised locations in the levels of a feature pyramid, or on
-// a window grid that offsets move. Host and device code share this one implementation; sampling.h interpolates.
+// The sampling locations of a deformable aggregation: normalised locations in the levels of a feature pyramid, or the
+// taps of a window, moved by offsets. Host and device code share this one implementation; bilinear.h interpolates.
 //
 // The last bit of a position decides on which side of a pixel a sample lies, where its derivative jumps. Products and
 // sums of positions are therefore rounded separately: host code that calls LocateTap is compiled with
@@ -9,14 +9,15 @@
 #include <cmath>
 #include <cstdint>
 
+#include "bilinear.h"
 #include "host_device.h"
-#include "sampling.h"
 
 namespace dcn {
 
-// More than the levels of a pyramid whose sizes halve until they are 1. A limit lets kernels take the levels by value.
+// The limit is more than the levels of a pyramid whose sizes halve until they are 1. It lets kernels take the levels by
+// value.
 constexpr int kMaxLevels = 32;
-// Per query and head, of all levels. Kernels round 32-bit numbers of taps up.
+// The most taps per query and head, in all levels. Kernels round 32-bit numbers of taps up.
 constexpr int64_t kMaxTaps = int64_t{1} << 24;
 
 // A feature map of the value. Its pixels are consecutive, and so are its taps among those of a query.
@@ -28,14 +29,14 @@ struct Level {
 };
 
 // How the last dimension of `locations`, (x, y), determines the position of a tap in its level.
-enum class Sampling {
+enum class SamplingMethod {
   kBilinear,  // fractions of the level: 0 is the left or top edge of the first pixel, 1 the other edge of the last
   kDiscrete,  // the same, but the tap reads a single pixel, and has no derivative in its location
-  kWindow,    // offsets in pixels from a grid of taps around the query's pixel; bilinear
+  kWindow,    // offsets in pixels from the taps of a window around the query's pixel; bilinear
 };
 
-// The grid of Sampling::kWindow. Pairs are (vertical, horizontal). Taps are counted column by column.
-struct TapGrid {
+// The window of SamplingMethod::kWindow. Pairs are (vertical, horizontal). Taps are counted column by column.
+struct AggregationWindow {
   int32_t kernel[2], strides[2], dilation[2];
   int32_t padding[2];  // above and left of the image
   double offset_scale;
@@ -47,13 +48,13 @@ struct TapGrid {
     const int32_t center = kernel[1] / 2 * kernel[0] + kernel[0] / 2;
     return tap + (remove_center && tap >= center);
   }
-  // The distance of the grid's centre from its first tap.
+  // The distance of the window's centre from its first tap.
   DCN_HOST_DEVICE int32_t half(int axis) const { return dilation[axis] * (kernel[axis] - 1) / 2; }
-  // The coordinate of the grid's centre for a row or column of queries.
+  // The coordinate of the window's centre for a row or column of queries.
   DCN_HOST_DEVICE int64_t center(int axis, int64_t query) const {
     return query * strides[axis] - padding[axis] + half(axis);
   }
-  // The distance of a row (axis 0) or column (axis 1) of taps from the grid's centre, which offset_scale scales
+  // The distance of a row (axis 0) or column (axis 1) of taps from the window's centre, which offset_scale scales
   // together with the offset.
   DCN_HOST_DEVICE int32_t cell_distance(int axis, int32_t cell) const { return cell * dilation[axis] - half(axis); }
   DCN_HOST_DEVICE int32_t distance(int axis, int32_t tap) const {
@@ -82,7 +83,7 @@ DCN_HOST_DEVICE A NormalizedPosition(A location, int32_t size) {
   return RoundedProduct(location, A(size)) - A(0.5);
 }
 
-// `center` and `distance` are those of TapGrid; `offset` is the matching coordinate of the tap.
+// `center` and `distance` are what AggregationWindow returns; `offset` is the matching coordinate of the tap.
 template <typename A>
 DCN_HOST_DEVICE A WindowPosition(int64_t center, int32_t distance, A offset, A offset_scale) {
   return A(center) + RoundedProduct(A(distance) + offset, offset_scale);

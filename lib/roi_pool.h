@@ -27,17 +27,17 @@ const char* PoolInputCotangent(Device&, DType, const PoolSizes&, const Rois&, co
 const char* PoolOffsetCotangent(Device&, DType, const PoolSizes&, const Rois&, const void* x, const void* d_pooled,
                                 void* d_offset);
 
-// The functions below are of max pooling, which has no offset, one channel group and one class. `winners`
+// The functions below compute max pooling, which has no offset, one channel group and one class. `argmax`
 // int32[2, batches, rois, output, output, features] holds the row and the column, among the points that the bin visits,
 // of the first largest one; the row is -1 where that point is outside the image, or there is none.
 
 const char* MaxPool(Device&, DType, const PoolSizes&, const Rois&, const void* x, void* pooled);
 
 // x: T, as above.
-const char* MaxPoolWinners(Device&, DType, const PoolSizes&, const Rois&, const void* x, int32_t* winners);
+const char* MaxPoolArgmax(Device&, DType, const PoolSizes&, const Rois&, const void* x, int32_t* argmax);
 
 // d_x: A, with the shape of x; d_pooled: T.
 const char* MaxPoolInputCotangent(Device&, DType, const PoolSizes&, const Rois&, const void* d_pooled,
-                                  const int32_t* winners, void* d_x);
+                                  const int32_t* argmax, void* d_x);
 
 }  // namespace dcn

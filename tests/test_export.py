@@ -211,7 +211,7 @@ def calls(platforms, dtype):
 TANGENTS = {"dcn_sample_tangents"}
 SAMPLING = {"dcn_sample", "dcn_input_cotangent", "dcn_offset_cotangent"}
 POOLING = {"dcn_roi_pool", "dcn_roi_pool_input_cotangent", "dcn_roi_pool_offset_cotangent"}
-POOLING |= {"dcn_roi_max_pool", "dcn_roi_max_pool_winners", "dcn_roi_max_pool_input_cotangent"}
+POOLING |= {"dcn_roi_max_pool", "dcn_roi_max_pool_argmax", "dcn_roi_max_pool_input_cotangent"}
 AGGREGATION = {"dcn_aggregate", "dcn_aggregation_value_cotangent", "dcn_aggregation_tap_cotangents"}
 FUSED = {f"dcn_fused_{name}" for name in ("forward", "input_cotangent", "offset_cotangent", "weight_cotangent")}
 

@@ -14,9 +14,9 @@ from jax import export
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jax_dcn
+from benchmarks.readers import executed_ptx
 from jax_dcn._primitive import extension, jax_internals
 from tests.helpers.pages import ERRORS, blocks
-from tests.kernels import build, emulation
 
 pytestmark = pytest.mark.platforms("cpu")
 CMAKE = pathlib.Path(__file__).parents[1] / "cmake"
@@ -39,13 +39,13 @@ def with_unknown_instructions(patch, folder):
 
 
 def with_unknown_gpu(patch, folder):
-    initialize(device=2, compute_capability=110, has_machine_code=False, has_ptx=False)
+    initialize(device=2, compute_capability=110, has_machine_code=0, has_ptx=0)
 
 
 def initialize(**differences):
-    if shutil.which(build.COMPILER) is None:
-        pytest.skip(f"CUDA is emulated with {build.COMPILER}")
-    emulation.initialize(**differences)
+    if executed_ptx.missing():
+        pytest.skip(executed_ptx.missing())
+    executed_ptx.interpreter(executed_ptx.ARCHITECTURE).initialize(**differences)
 
 
 def without_compiler(patch, folder):

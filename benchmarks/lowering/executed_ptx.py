@@ -11,7 +11,8 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Collection, Iterator
+import subprocess
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -42,53 +43,42 @@ def missing() -> str | None:
 def module(architecture: int = ARCHITECTURE) -> pathlib.Path:
     """A shared library of the FFI handlers, whose kernels are the PTX for compute_<architecture>."""
     ffi = [path for path in sorted((LIB / "ffi").glob("*.cc")) if path.stem not in NOT_CUDA]
-    jobs = [
-        *((compiled_kernel, path, architecture) for path in KERNELS.values()),
-        *((_handlers, path) for path in (*ffi, *sorted((LIB / "cuda").glob("*.cc")), INTERPRETER / "handlers.cc")),
-    ]
-    return _link("module.so", _run(jobs), ["-shared"])
+    jobs = [(_handlers, path) for path in (*ffi, *sorted((LIB / "cuda").glob("*.cc")), INTERPRETER / "handlers.cc")]
+    return _link("module.so", [*_run(jobs), *objects(architecture)], ["-shared"])
+
+
+def objects(architecture: int = ARCHITECTURE) -> list[pathlib.Path]:
+    """The kernels' object files and the interpreter, to be linked with a program that launches the kernels."""
+    return [*_run([(compiled_kernel, path, architecture) for path in KERNELS.values()]), _interpreter()]
 
 
 def program(
-    source: pathlib.Path,
-    architecture: int = ARCHITECTURE,
-    kernels: Collection[str] = tuple(KERNELS),
-    changed: pathlib.Path | None = None,
-    recompiled: Collection[str] = (),
+    source: pathlib.Path, architecture: int = ARCHITECTURE, kernels: Mapping[str, pathlib.Path] = KERNELS
 ) -> pathlib.Path:
-    """An executable of `source` and `kernels`.
-
-    The kernels named by `recompiled` are compiled from the files in the folder `changed`, as far as it has them.
-    """
-    jobs = [(compiled_kernel, KERNELS[name], architecture) for name in kernels if name not in recompiled]
-    for name in recompiled:
-        path = changed / KERNELS[name].name
-        jobs.append((compiled_kernel, path if path.exists() else KERNELS[name], architecture, changed))
-    jobs.append((compiled_kernel, source, architecture))
-    return _link(source.stem, _run(jobs), [])
+    """An executable of `source` and of files of kernels, by name."""
+    jobs = [(compiled_kernel, path, architecture) for path in (source, *kernels.values())]
+    return _link(source.stem, [*_run(jobs), _interpreter()], [])
 
 
-def compiled_kernel(path: pathlib.Path, architecture: int, folder: pathlib.Path | None = None) -> pathlib.Path:
+def run(program: pathlib.Path, *arguments: str | pathlib.Path, **options: int) -> tuple[int, str]:
+    """The exit status and output of a program, with these fields of `Options` in interpreter.h."""
+    environment = os.environ | {"PTX_OPTIONS": ",".join(f"{name}={value}" for name, value in options.items())}
+    command = [program, *arguments]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    return result.returncode, result.stdout
+
+
+def compiled_kernel(path: pathlib.Path, architecture: int) -> pathlib.Path:
     """An object file of a CUDA source, with the PTX for compute_<architecture> and the lines that it comes from.
 
-    Headers in the folder, if there is one, replace those of the package.
+    Headers in the source's folder replace those of the package.
     """
-    include = [*([f"-I{folder}"] if folder else []), f"-I{LIB}", f"-I{LIB / 'cuda'}"]
+    include = [f"-I{folder}" for folder in (path.parent, LIB, LIB / "cuda")]
     target = f"arch=compute_{architecture},code=compute_{architecture}"
     command = [cuda_tools.find("nvcc"), "-std=c++17", "-lineinfo", *DEVICE_FLAGS.get(path.stem, []), *include]
-    command += [
-        "-gencode",
-        target,
-        "--no-compress",
-        "--cudart=none",
-        f"-Xcompiler={HOST_FLAGS}",
-        "-x",
-        "cu",
-        "-c",
-        path,
-    ]
-    own = sorted(folder.iterdir()) if folder else []
-    return build(f"{path.stem}.o", command, [path, *own, *sorted(LIB.rglob("*.h"))])
+    command += ["-gencode", target, "--no-compress", "--cudart=none", f"-Xcompiler={HOST_FLAGS}"]
+    command += ["-x", "cu", "-c", path]
+    return build(f"{path.stem}.o", command, [path, *sorted(path.parent.glob("*.h")), *sorted(LIB.rglob("*.h"))])
 
 
 class Interpreter:
@@ -97,18 +87,31 @@ class Interpreter:
     def __init__(self, path: pathlib.Path, prefix: str):
         self._library = ctypes.CDLL(str(path))
         self._library.TakeInterpreterRecords.restype = ctypes.c_char_p
-        self._library.SetInterpreterOption.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
+        self._library.FindInterpreterOption.restype = ctypes.POINTER(ctypes.c_uint64)
         self.handlers = register(self._library, prefix)
-        jax.ffi.register_ffi_target(f"{prefix}_initialize", jax.ffi.pycapsule(self._library.Initialize), platform="cpu")
-        initialize = jax.ffi.ffi_call(f"{prefix}_initialize", jax.ShapeDtypeStruct((0,), "int32"), has_side_effect=True)
-        jax.block_until_ready(initialize())
+        self._initialize = f"{prefix}_initialize"
+        jax.ffi.register_ffi_target(self._initialize, jax.ffi.pycapsule(self._library.Initialize), platform="cpu")
+        self.initialize()
         self.set(requires_loading=1)
 
-    def set(self, **options: int) -> None:
-        """Sets fields of `Options` in interpreter.h."""
+    def set(self, **options: int) -> dict[str, int]:
+        """Sets fields of `Options` in interpreter.h, and returns the values that they had."""
+        before = {}
         for name, value in options.items():
-            if not self._library.SetInterpreterOption(name.encode(), value):
+            option = self._library.FindInterpreterOption(name.encode())
+            if not option:
                 raise ValueError(f"the interpreter has no option {name}")
+            before[name], option[0] = option[0], value
+        return before
+
+    def initialize(self, **machine: int) -> None:
+        """Calls the handler of the initialize stage, while these options describe the machine."""
+        before = self.set(**machine)
+        try:
+            nothing = jax.ShapeDtypeStruct((0,), "int32")
+            jax.block_until_ready(jax.ffi.ffi_call(self._initialize, nothing, has_side_effect=True)())
+        finally:
+            self.set(**before)
 
     def take_records(self) -> list[dict]:
         """The records of the launches since the last call. The option `counts` must be set."""
@@ -116,7 +119,7 @@ class Interpreter:
 
 
 @functools.cache
-def interpreter(architecture: int = ARCHITECTURE) -> Interpreter:
+def interpreter(architecture: int) -> Interpreter:
     return Interpreter(module(architecture), f"sm_{architecture}")
 
 
@@ -141,11 +144,11 @@ def launches(
     """
     with executed(architecture, compute_capability) as found:
         found.take_records()
-        found.set(counts=1, checks_races=0, sampled_blocks=sampled_blocks)
+        before = found.set(counts=1, checks_races=0, sampled_blocks=sampled_blocks)
         try:
             jax.block_until_ready(jax.jit(function)(*arguments))
         finally:
-            found.set(counts=0, checks_races=1, sampled_blocks=0)
+            found.set(**before)
         return found.take_records()
 
 
@@ -156,10 +159,9 @@ def _run(jobs):
 
 def _handlers(path):
     command = [cuda_tools.find("nvcc"), "-std=c++17", f"-Xcompiler={HOST_FLAGS},-O1", f"-I{LIB}", f"-I{LIB / 'cuda'}"]
-    command += [f"-I{INTERPRETER}", f"-I{INTERPRETER.parent}", f"-isystem={jax.ffi.include_dir()}"]
-    command += ["-include", INTERPRETER.parent / "stream.h"]
-    command += ['-DDCN_COMPILER="nvcc"']
-    headers = [*LIB.rglob("*.h"), *INTERPRETER.glob("*.h"), *INTERPRETER.parent.glob("*.h")]
+    command += [f"-I{INTERPRETER}", f"-isystem={jax.ffi.include_dir()}"]
+    command += ["-include", INTERPRETER / "stream.h", '-DDCN_COMPILER="nvcc"']
+    headers = [*LIB.rglob("*.h"), *INTERPRETER.glob("*.h")]
     return build(f"{path.stem}.o", [*command, "-c", path], [path, *sorted(headers)])
 
 
@@ -175,5 +177,5 @@ def _interpreter():
 
 
 def _link(name, objects, flags):
-    library = _interpreter()
-    return build(name, [HOST_COMPILER, *flags, *objects, library, f"-Wl,-rpath,{library.parent}", "-pthread"], [])
+    search = f"-Wl,-rpath,{_interpreter().parent}"
+    return build(name, [HOST_COMPILER, *flags, *objects, search, "-pthread"], [])

@@ -47,7 +47,7 @@ CALLS = {
     "alignment": POOLING,
     "maximum": {
         "y": "dcn_roi_max_pool",
-        "x": ("dcn_roi_max_pool_winners", "dcn_roi_max_pool_input_cotangent"),
+        "x": ("dcn_roi_max_pool_argmax", "dcn_roi_max_pool_input_cotangent"),
     },
     "attention": {
         "y": "dcn_aggregate",

@@ -1,4 +1,4 @@
-"""Windows on an image, and bilinear sampling of it at positions in `jax.numpy`, by the rules of lib/sampling.h."""
+"""Windows on an image, and bilinear sampling of it at positions in `jax.numpy`, by the rules of lib/bilinear.h."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -194,7 +194,7 @@ template <typename T>
 DCN_VECTORIZED void DifferentiateRows(BlockTaps<Accumulator<T>>& taps, const T* d_out, int64_t begin, int64_t end,
                                       Accumulator<T>* dots, Accumulator<T>* d_locations, Accumulator<T>* d_weights) {
   using A = Accumulator<T>;
-  const bool moves = taps.sizes.sampling != Sampling::kDiscrete;
+  const bool moves = taps.sizes.sampling != SamplingMethod::kDiscrete;
   taps.ForEachRows(begin, end, [&](int64_t row, int64_t rows) DCN_INLINED {
     const int64_t first_tap = row * taps.sizes.taps, count = rows * taps.sizes.taps;
     DotCorners(taps, d_out + row * taps.sizes.channels, rows, dots);

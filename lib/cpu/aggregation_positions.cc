@@ -41,16 +41,16 @@ DCN_VECTORIZED void LocateTaps(const AggregationSizes& sizes, const int64_t (&qu
                        DCN_INLINED { LocateOnAxes(blocks, locations, top, bottom, y, left, right, x, locate); };
   const int32_t* const sizes_of_taps[] = {size[0], size[1]};
   const int32_t* const distances[] = {distance[0], distance[1]};
-  if (sizes.sampling == Sampling::kBilinear) {
+  if (sizes.sampling == SamplingMethod::kBilinear) {
     run([&](int axis, int64_t i, A location) DCN_INLINED {
       const int32_t length = sizes_of_taps[axis][i];
       return LocateOnAxis(NormalizedPosition(location, length), length, false);
     });
-  } else if (sizes.sampling == Sampling::kDiscrete) {
+  } else if (sizes.sampling == SamplingMethod::kDiscrete) {
     run([&](int axis, int64_t i, A location) DCN_INLINED { return LocateDiscrete(location, sizes_of_taps[axis][i]); });
   } else {
-    const A scale = A(sizes.grid.offset_scale);
-    const int64_t center[] = {sizes.grid.center(0, query[0]), sizes.grid.center(1, query[1])};
+    const A scale = A(sizes.window.offset_scale);
+    const int64_t center[] = {sizes.window.center(0, query[0]), sizes.window.center(1, query[1])};
     run([&](int axis, int64_t i, A location) DCN_INLINED {
       const A position = WindowPosition(center[axis], distances[axis][i], location, scale);
       return LocateOnAxis(position, sizes_of_taps[axis][i], false);
@@ -101,7 +101,7 @@ TapCorners<A>::TapCorners(const AggregationSizes& sizes, const Block& block, con
     : sizes_(sizes),
       block_pixels_(block.pixels),
       max_heads_(std::clamp<int64_t>(kTaps / std::max(sizes.taps, 1), 1, std::max<int64_t>(block.heads, 1))) {
-  const bool window = sizes.sampling == Sampling::kWindow;
+  const bool window = sizes.sampling == SamplingMethod::kWindow;
   for (int64_t head = 0; head < max_heads_; ++head) {
     for (int32_t l = 0; l < sizes.num_levels; ++l) {
       const Level& level = sizes.levels[l];
@@ -112,8 +112,8 @@ TapCorners<A>::TapCorners(const AggregationSizes& sizes, const Block& block, con
         for (int axis = 0; axis < 2; ++axis) {
           const int32_t size = axis == 0 ? level.height : level.width;
           size_[axis].push_back(size);
-          distance_[axis].push_back(window ? int32_t(sizes.grid.distance(axis, tap)) : 0);
-          derivative_[axis].push_back(window ? A(sizes.grid.offset_scale) : A(size));
+          distance_[axis].push_back(window ? int32_t(sizes.window.distance(axis, tap)) : 0);
+          derivative_[axis].push_back(window ? A(sizes.window.offset_scale) : A(size));
         }
       }
     }

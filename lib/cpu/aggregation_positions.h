@@ -9,7 +9,7 @@
 
 #include "aggregation.h"
 #include "aggregation_blocks.h"
-#include "sampling.h"
+#include "bilinear.h"
 
 namespace dcn {
 
@@ -58,7 +58,7 @@ class TapCorners {
   int64_t block_pixels_, max_heads_;
   // By axis, of which the vertical one comes first:
   std::vector<int32_t> size_[2];      // of the tap's level
-  std::vector<int32_t> distance_[2];  // of Sampling::kWindow: TapGrid::distance
+  std::vector<int32_t> distance_[2];  // of SamplingMethod::kWindow: AggregationWindow::distance
   std::vector<A> derivative_[2];
   std::vector<int64_t> first_pixel_;  // of the tap's level, in the block
   std::vector<int64_t> row_stride_;   // of the tap's level, in bytes

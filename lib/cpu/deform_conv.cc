@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "bilinear.h"
 #include "device.h"
 #include "element.h"
 #include "lanes.h"
-#include "sampling.h"
 #include "vectorize.h"
 
 namespace dcn {

@@ -3,20 +3,22 @@
 
 #include <cstdint>
 
-namespace xla::ffi {
-class ThreadPool;
-}
+struct XLA_FFI_Api;
+struct XLA_FFI_ExecutionContext;
 
 namespace dcn {
 
 struct Device {
-  using Binding = xla::ffi::ThreadPool;
-  using Context = xla::ffi::ThreadPool;
+  // What gives a call access to XLA's thread pool.
+  struct Context {
+    const XLA_FFI_Api* api;
+    XLA_FFI_ExecutionContext* context;
+  };
 
   // XLA's products for CPUs have float32 results, which would have to be converted.
   static constexpr bool kRoundsColumnCotangents = false;
 
-  explicit Device(Context& pool) : pool(&pool) {}
+  explicit Device(const Context& context) : context_(context) {}
 
   int64_t threads() const;
 
@@ -27,10 +29,10 @@ struct Device {
     Run(n, &body, [](const void* body, int64_t i) { (*static_cast<const Body*>(body))(i); });
   }
 
-  Context* pool;  // outlives the Device
-
  private:
   void Run(int64_t n, const void* body, void (*call)(const void* body, int64_t i));
+
+  Context context_;
 };
 
 }  // namespace dcn

@@ -1,6 +1,7 @@
-// The CUDA kernels of a deformable aggregation and of the cotangents of its taps. A team of lanes has the channels of a
-// query and head. Each lane of a quad, four neighbouring lanes of the team, locates another tap. Then the whole team
-// reads the four taps' corners, one tap after the other.
+// The CUDA kernels of a deformable aggregation and of the cotangents of its taps. A subwarp (a tile of the warp's
+// lanes, as in CUDA's cooperative groups) has the channels of a query and head. Each lane of a quad, four neighbouring
+// lanes of the subwarp, locates another tap. Then the whole subwarp reads the four taps' corners, one tap after the
+// other.
 #include "aggregation.h"
 
 #include <cuda_bf16.h>
@@ -15,31 +16,33 @@
 namespace dcn {
 namespace {
 
-constexpr int kQuad = 4, kMaxLog2Team = 5;
+constexpr int kQuad = 4, kMaxLog2Subwarp = 5;
 
-// The logarithm of the lanes of a team, which have a vector of the channels each.
-int Log2Team(const AggregationSizes& sizes, int64_t vector) {
-  int log2_team = 2;
-  while (log2_team < kMaxLog2Team && (vector << log2_team) < sizes.channels) ++log2_team;
-  return log2_team;
+// The logarithm of the number of lanes of a subwarp, each of which has a vector of the channels.
+int Log2Subwarp(const AggregationSizes& sizes, int64_t vector) {
+  int log2_subwarp = 2;
+  while (log2_subwarp < kMaxLog2Subwarp && (vector << log2_subwarp) < sizes.channels) ++log2_subwarp;
+  return log2_subwarp;
 }
 
 DCN_HOST_DEVICE int64_t NumQueryHeads(const AggregationSizes& sizes) {
   return sizes.batches * sizes.heads * sizes.queries();
 }
 
-// Calls f(query and head, whether it is not past the end) for the work items of the calling thread's teams. Queries are
-// counted first, so that neighbouring teams sample neighbouring pixels of the same head, which the L1 cache then has.
-// All lanes of a warp exchange what they have located, so those past the end repeat the last item.
+// Calls f(query and head, row of `weights`, whether it is not past the end) for the work items of the calling thread's
+// subwarps. Queries are counted first, so that neighbouring subwarps sample neighbouring pixels of the same head, which
+// the L1 cache then has. All lanes of a warp exchange what they have located, so those past the end repeat the last
+// item.
 template <typename F>
-__device__ void ForEachQueryHead(const Aggregation& call, int log2_team, const F& f) {
+__device__ void ForEachQueryHead(const Aggregation& call, int log2_subwarp, const F& f) {
   const AggregationSizes& sizes = call.sizes;
   const int64_t n = NumQueryHeads(sizes);
-  for (int64_t first = global_thread() / kWarp * kWarp; first < n << log2_team; first += grid_stride()) {
-    const int64_t work_item = (first + threadIdx.x % kWarp) >> log2_team, existing = min(work_item, n - 1);
+  for (int64_t first = global_thread() / kWarp * kWarp; first < n << log2_subwarp; first += grid_stride()) {
+    const int64_t work_item = (first + threadIdx.x % kWarp) >> log2_subwarp, existing = min(work_item, n - 1);
     const int64_t head_of_all = call.by_queries.Quotient(existing), batch = call.by_heads.Quotient(head_of_all);
     const int64_t query = existing - head_of_all * sizes.queries(), head = head_of_all - batch * sizes.heads;
-    f(QueryHead{batch, query, head}, work_item < n);
+    const QueryHead query_head = {batch, query, head};
+    f(query_head, query_head.index(sizes), work_item < n);
   }
 }
 
@@ -92,7 +95,7 @@ class PackedCorners {
     packed_ = ((first_byte + pixel * steps.right) & kDistance) | int64_t(uint64_t{flags} << 32);
   }
 
-  // Those of the tap of a lane of the quad.
+  // The corners of the tap of a lane of the quad.
   __device__ PackedCorners Of(int lane) const { return PackedCorners(__shfl_sync(kWholeWarp, packed_, lane, kQuad)); }
   __device__ bool is_read() const { return packed_ >= 0; }
 
@@ -120,14 +123,14 @@ class PackedCorners {
 };
 
 template <typename T, int N>
-__global__ void AggregateKernel(Aggregation call, int log2_team, const T* value, T* out) {
+__global__ void AggregateKernel(Aggregation call, int log2_subwarp, const T* value, T* out) {
   using A = Accumulator<T>;
   const AggregationSizes& sizes = call.sizes;
-  const int team = 1 << log2_team, lane = int(threadIdx.x) & (team - 1);
+  const int subwarp = 1 << log2_subwarp, lane = int(threadIdx.x) & (subwarp - 1);
   const int64_t pixel_bytes = sizes.heads * sizes.channels * sizeof(T);
-  ForEachQueryHead(call, log2_team, [&](const QueryHead& query_head, bool is_valid) {
-    const int64_t row = query_head.index(sizes), first_byte = FirstChannel(sizes, query_head) * sizeof(T);
-    for (int64_t first = 0; first < sizes.channels; first += team * N) {
+  ForEachQueryHead(call, log2_subwarp, [&](const QueryHead& query_head, int64_t row, bool is_valid) {
+    const int64_t first_byte = FirstChannel(sizes, query_head) * sizeof(T);
+    for (int64_t first = 0; first < sizes.channels; first += subwarp * N) {
       const int64_t channel = first + lane * N;
       const bool has_channel = channel < sizes.channels;
       A sum[N] = {}, unread = 0;
@@ -183,25 +186,25 @@ __device__ void SumOverQuad(const A (&dot)[kQuad][4], A (&own)[4]) {
 // The factors from derivatives in pixels to those in the last dimension of `locations`.
 template <typename A>
 __device__ Vector<A, 2> PixelsPerUnit(const AggregationSizes& sizes, const Level& level) {
-  if (sizes.sampling == Sampling::kBilinear) return {A(level.width), A(level.height)};
-  return {A(sizes.grid.offset_scale), A(sizes.grid.offset_scale)};
+  if (sizes.sampling == SamplingMethod::kBilinear) return {A(level.width), A(level.height)};
+  return {A(sizes.window.offset_scale), A(sizes.window.offset_scale)};
 }
 
 template <typename T, int N>
-__global__ void TapCotangentsKernel(Aggregation call, int log2_team, const T* value, const T* d_out,
+__global__ void TapCotangentsKernel(Aggregation call, int log2_subwarp, const T* value, const T* d_out,
                                     Accumulator<T>* d_locations, Accumulator<T>* d_weights) {
   using A = Accumulator<T>;
   const AggregationSizes& sizes = call.sizes;
-  const int team = 1 << log2_team, lane = int(threadIdx.x) & (team - 1);
+  const int subwarp = 1 << log2_subwarp, lane = int(threadIdx.x) & (subwarp - 1);
   const int64_t pixel_bytes = sizes.heads * sizes.channels * sizeof(T);
-  ForEachQueryHead(call, log2_team, [&](const QueryHead& query_head, bool is_valid) {
-    const int64_t row = query_head.index(sizes), first_byte = FirstChannel(sizes, query_head) * sizeof(T);
+  ForEachQueryHead(call, log2_subwarp, [&](const QueryHead& query_head, int64_t row, bool is_valid) {
+    const int64_t first_byte = FirstChannel(sizes, query_head) * sizeof(T);
     const T* const cotangent = d_out + row * sizes.channels;
     ForEachQuad<A>(call, query_head.query, row, [&](const Level& level, int32_t count, const LocatedTap<A>& tap) {
       const CornerSteps steps(pixel_bytes, level);
       const PackedCorners of_lane(first_byte, steps, level, PixelPair(tap.corners.y), PixelPair(tap.corners.x));
       A dots[kQuad][4] = {};
-      for (int64_t first = 0; first < sizes.channels; first += team * N) {
+      for (int64_t first = 0; first < sizes.channels; first += subwarp * N) {
         const int64_t channel = first + lane * N;
         const bool has_channel = channel < sizes.channels;
         Vector<T, N> d = {};
@@ -221,7 +224,7 @@ __global__ void TapCotangentsKernel(Aggregation call, int log2_team, const T* va
       A dot[4];
       SumOverQuad(dots, dot);
       for (int corner = 0; corner < 4; ++corner) {
-        for (int lanes = kQuad; lanes < team; lanes *= 2)
+        for (int lanes = kQuad; lanes < subwarp; lanes *= 2)
           dot[corner] += __shfl_xor_sync(kWholeWarp, dot[corner], lanes);
         if (!tap.corners.is_read(corner)) dot[corner] = A(0);
       }
@@ -233,44 +236,40 @@ __global__ void TapCotangentsKernel(Aggregation call, int log2_team, const T* va
       d_location.value[0] *= cotangents.x;
       d_location.value[1] *= cotangents.y;
       AsVector<2>(d_locations + 2 * tap.index) =
-          sizes.sampling == Sampling::kDiscrete ? Vector<A, 2>{A(0), A(0)} : d_location;
+          sizes.sampling == SamplingMethod::kDiscrete ? Vector<A, 2>{A(0), A(0)} : d_location;
     });
   });
 }
 
-// The blocks for all teams. They are small, because registers limit the occupancy.
-Grid GridFor(const AggregationSizes& sizes, int log2_team) {
+// The blocks for all subwarps. They are small, because registers limit the occupancy.
+Grid GridFor(const AggregationSizes& sizes, int log2_subwarp) {
   constexpr int kBlockThreads = 128;
-  return {((NumQueryHeads(sizes) << log2_team) + kBlockThreads - 1) / kBlockThreads, kBlockThreads, 0, 1};
+  return {((NumQueryHeads(sizes) << log2_subwarp) + kBlockThreads - 1) / kBlockThreads, kBlockThreads, 0, 1};
 }
 
 }  // namespace
 
 const char* Aggregate(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps, const void* value,
                       void* out) {
-  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+  return DispatchVectors(dtype, sizes.channels, [&](auto tag, auto width) {
     using T = decltype(tag);
-    return DispatchWidth<T>(sizes.channels, [&](auto width) {
-      constexpr int N = decltype(width)::value;
-      const int log2_team = Log2Team(sizes, N);
-      return Launch<AggregateKernel<T, N>>(device, GridFor(sizes, log2_team), Aggregation(sizes, taps), log2_team,
-                                           static_cast<const T*>(value), static_cast<T*>(out));
-    });
+    constexpr int N = decltype(width)::value;
+    const int log2_subwarp = Log2Subwarp(sizes, N);
+    return Launch<AggregateKernel<T, N>>(device, GridFor(sizes, log2_subwarp), Aggregation(sizes, taps), log2_subwarp,
+                                         static_cast<const T*>(value), static_cast<T*>(out));
   });
 }
 
 const char* TapCotangents(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps,
                           const void* value, const void* d_out, void* d_locations, void* d_weights) {
-  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+  return DispatchVectors(dtype, sizes.channels, [&](auto tag, auto width) {
     using T = decltype(tag);
     using A = Accumulator<T>;
-    return DispatchWidth<T>(sizes.channels, [&](auto width) {
-      constexpr int N = decltype(width)::value;
-      const int log2_team = Log2Team(sizes, N);
-      return Launch<TapCotangentsKernel<T, N>>(device, GridFor(sizes, log2_team), Aggregation(sizes, taps), log2_team,
-                                               static_cast<const T*>(value), static_cast<const T*>(d_out),
-                                               static_cast<A*>(d_locations), static_cast<A*>(d_weights));
-    });
+    constexpr int N = decltype(width)::value;
+    const int log2_subwarp = Log2Subwarp(sizes, N);
+    return Launch<TapCotangentsKernel<T, N>>(device, GridFor(sizes, log2_subwarp), Aggregation(sizes, taps),
+                                             log2_subwarp, static_cast<const T*>(value), static_cast<const T*>(d_out),
+                                             static_cast<A*>(d_locations), static_cast<A*>(d_weights));
   });
 }
 

@@ -143,7 +143,7 @@ struct SamplesOfPixel {
     };
     above = pair(cell);
     below = pair(cell + width + 1);
-    if (sizes.sampling != Sampling::kDiscrete) return;
+    if (sizes.sampling != SamplingMethod::kDiscrete) return;
     // Only the top left corner is read.
     above.end = above.begin;
     below.begin = below.middle;
@@ -153,37 +153,37 @@ struct SamplesOfPixel {
   __device__ int32_t count() const { return above_count() + below.end - below.begin; }
 };
 
-// How the pixels of a table are divided among warps. A team of lanes has the channels of a pixel. Where a pixel has
-// many samples around it, several teams take turns with them.
+// How the pixels of a table are divided among warps. A subwarp has the channels of a pixel. Where a pixel has
+// many samples around it, several subwarps take turns with them.
 struct GatherShape {
-  int log2_team;
-  int32_t log2_teams[kMaxLevels];  // of a pixel
-  int64_t first_warp[kMaxLevels];  // of a level, in those of a table
-  int64_t warps;                   // of a table
+  int log2_subwarp;
+  int32_t log2_subwarps[kMaxLevels];  // of a pixel
+  int64_t first_warp[kMaxLevels];     // of a level, in those of a table
+  int64_t warps;                      // of a table
 
-  GatherShape(const AggregationSizes& sizes, int64_t vector) : log2_team(0), warps(0) {
-    constexpr int64_t kTeamSamples = 32;  // a good number, on average, of samples that a team adds up
-    while (log2_team < kLog2Warp && (vector << log2_team) < sizes.channels) ++log2_team;
+  GatherShape(const AggregationSizes& sizes, int64_t vector) : log2_subwarp(0), warps(0) {
+    constexpr int64_t kSubwarpSamples = 32;  // a good number, on average, of samples that a subwarp adds up
+    while (log2_subwarp < kLog2Warp && (vector << log2_subwarp) < sizes.channels) ++log2_subwarp;
     for (int32_t i = 0; i < sizes.num_levels; ++i) {
       const Level& level = sizes.levels[i];
       const int64_t samples = 4 * sizes.queries() * level.taps, pixels = int64_t{level.height} * level.width;
-      log2_teams[i] = 0;
-      while (log2_team + log2_teams[i] < kLog2Warp && (pixels * kTeamSamples << log2_teams[i]) < samples)
-        ++log2_teams[i];
+      log2_subwarps[i] = 0;
+      while (log2_subwarp + log2_subwarps[i] < kLog2Warp && (pixels * kSubwarpSamples << log2_subwarps[i]) < samples)
+        ++log2_subwarps[i];
       first_warp[i] = warps;
-      warps += ((pixels << (log2_team + log2_teams[i])) + kWarp - 1) / kWarp;
+      warps += ((pixels << (log2_subwarp + log2_subwarps[i])) + kWarp - 1) / kWarp;
     }
   }
 };
 
-// Each team computes N channels per lane of a pixel and head.
+// Each subwarp computes N channels per lane of a pixel and head.
 template <typename T, int N>
 __global__ void GatherKernel(SampleTables<Accumulator<T>> tables, int64_t num_tables, GatherShape shape,
                              const int32_t* row_start, const SortedSample<Accumulator<T>>* samples_by_cell,
                              const T* d_out, bool is_wide, void* d_value) {
   using A = Accumulator<T>;
   const AggregationSizes& sizes = tables.call.sizes;
-  const int team = 1 << shape.log2_team, lane = int(threadIdx.x % kWarp);
+  const int subwarp = 1 << shape.log2_subwarp, lane = int(threadIdx.x % kWarp);
   const int64_t samples = sizes.queries() * sizes.taps, query_elements = sizes.heads * sizes.channels;
   for (int64_t warp = global_thread() / kWarp; warp < num_tables * shape.warps; warp += grid_stride() / kWarp) {
     const int64_t table = Quotient(warp, shape.warps), head_of_all = tables.first + table;
@@ -192,7 +192,7 @@ __global__ void GatherKernel(SampleTables<Accumulator<T>> tables, int64_t num_ta
     int32_t i = 0;
     while (i + 1 < sizes.num_levels && warp_of_table >= shape.first_warp[i + 1]) ++i;
     const Level& level = sizes.levels[i];
-    const int log2_lanes = shape.log2_team + shape.log2_teams[i];
+    const int log2_lanes = shape.log2_subwarp + shape.log2_subwarps[i];
     const int64_t pixel = ((warp_of_table - shape.first_warp[i]) * kWarp + lane) >> log2_lanes;
     const bool is_valid = pixel < int64_t{level.height} * level.width;
     const SamplesOfPixel around(sizes, tables.rows, row_start + table * (int64_t{tables.rows.count} + 1), i,
@@ -201,12 +201,12 @@ __global__ void GatherKernel(SampleTables<Accumulator<T>> tables, int64_t num_ta
     const int64_t batch = tables.call.by_heads.Quotient(head_of_all);
     const QueryHead first_query = {batch, 0, head_of_all - batch * sizes.heads};
     const int32_t above_count = around.above_count(), count = is_valid ? around.count() : 0;
-    for (int64_t first = 0; first < sizes.channels; first += team * N) {
-      const int64_t channel = first + (lane & (team - 1)) * N;
+    for (int64_t first = 0; first < sizes.channels; first += subwarp * N) {
+      const int64_t channel = first + (lane & (subwarp - 1)) * N;
       const T* const cotangents = d_out + first_query.index(sizes) * sizes.channels + channel;
       A sum[N] = {};
-      for (int32_t k = (lane & ((1 << log2_lanes) - 1)) >> shape.log2_team; k < count && channel < sizes.channels;
-           k += 1 << shape.log2_teams[i]) {
+      for (int32_t k = (lane & ((1 << log2_lanes) - 1)) >> shape.log2_subwarp; k < count && channel < sizes.channels;
+           k += 1 << shape.log2_subwarps[i]) {
         const bool is_bottom = k < above_count;
         const CellPair& cells = is_bottom ? around.above : around.below;
         const int32_t index = cells.begin + (is_bottom ? k : k - above_count);
@@ -217,10 +217,10 @@ __global__ void GatherKernel(SampleTables<Accumulator<T>> tables, int64_t num_ta
         const A weight = weight_y * weight_x * sample.weight;
         for (int v = 0; v < N; ++v) sum[v] += weight * A(d.value[v]);
       }
-      for (int lanes = team; lanes < 1 << log2_lanes; lanes *= 2) {
+      for (int lanes = subwarp; lanes < 1 << log2_lanes; lanes *= 2) {
         for (int v = 0; v < N; ++v) sum[v] += __shfl_xor_sync(kWholeWarp, sum[v], lanes);
       }
-      if (!is_valid || channel >= sizes.channels || lane & ((1 << log2_lanes) - team)) continue;
+      if (!is_valid || channel >= sizes.channels || lane & ((1 << log2_lanes) - subwarp)) continue;
       const int64_t element = FirstChannel(sizes, first_query) + (level.first_pixel + pixel) * query_elements + channel;
       const auto store = [&](auto* result) {
         using Result = std::remove_reference_t<decltype(*result)>;

@@ -2,13 +2,12 @@
 // and mask.
 #pragma once
 
-#include <matrix.h>
-
 #include <cstdint>
 
 #include "gather.h"
 #include "gemm.h"
 #include "launch.h"
+#include "matrix.h"
 #include "vector.h"
 
 namespace dcn {

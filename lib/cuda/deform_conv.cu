@@ -15,19 +15,20 @@
 namespace dcn {
 namespace {
 
-// The lanes that share a sample. Eight lanes load 128 contiguous bytes, and locate the sample as often as it has more.
-constexpr int kMaxLog2Team = 3;
+// A subwarp (a tile of the warp's lanes, as in CUDA's cooperative groups) shares a sample. Eight lanes load 128
+// contiguous bytes, and locate the sample as often as it has more.
+constexpr int kMaxLog2Subwarp = 3;
 
-// The logarithm of their number, 0 where the channels of an offset group are one vector.
-int Log2Team(const Sizes& sizes, int64_t vector) {
-  int log2_team = 0;
-  while (log2_team < kMaxLog2Team && (vector << log2_team) < sizes.group_channels()) ++log2_team;
-  return log2_team;
+// The logarithm of the number of its lanes, 0 where the channels of an offset group are one vector.
+int Log2Subwarp(const Sizes& sizes, int64_t vector) {
+  int log2_subwarp = 0;
+  while (log2_subwarp < kMaxLog2Subwarp && (vector << log2_subwarp) < sizes.group_channels()) ++log2_subwarp;
+  return log2_subwarp;
 }
 
-// The threads that have a sample each, as teams.
-DCN_HOST_DEVICE int64_t TeamThreads(const Sizes& sizes, int log2_team) {
-  return sizes.pixels() * sizes.offset_groups * sizes.taps() << log2_team;
+// The number of threads whose subwarps have a sample each.
+DCN_HOST_DEVICE int64_t SubwarpThreads(const Sizes& sizes, int log2_subwarp) {
+  return sizes.pixels() * sizes.offset_groups * sizes.taps() << log2_subwarp;
 }
 
 // The indices of a sample: `index` is that of `mask`, and of `offset` as pairs.
@@ -89,27 +90,28 @@ struct CornerChannels {
   }
 };
 
-// Calls f(indices, corners, channels at the corners, mask) for the samples of the calling thread's team.
+// Calls f(indices, corners, channels at the corners, mask) for the samples of the calling thread's subwarp.
 template <typename T, typename F>
-__device__ void ForEachSample(const Sizes& sizes, const Positions& positions, int log2_team, const T* x, const F& f) {
+__device__ void ForEachSample(const Sizes& sizes, const Positions& positions, int log2_subwarp, const T* x,
+                              const F& f) {
   using A = Accumulator<T>;
-  const int64_t n = TeamThreads(sizes, log2_team);
+  const int64_t n = SubwarpThreads(sizes, log2_subwarp);
   for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
-    const SampleIndices sample(sizes, work_item >> log2_team);
+    const SampleIndices sample(sizes, work_item >> log2_subwarp);
     const BilinearCorners<A> corners = Locate<A>(sizes, positions, sample);
     f(sample, corners, CornerChannels<T>(sizes, positions, x, sample, corners), Mask<A>(positions, sample.index));
   }
 }
 
-// A team of lanes computes the columns of a sample: the channels of its offset group, N at a time.
+// A subwarp computes the columns of a sample: the channels of its offset group, N at a time.
 template <typename T, int N>
-__global__ void SampleColumnsKernel(Sizes sizes, Positions positions, int log2_team, const T* x, T* columns) {
+__global__ void SampleColumnsKernel(Sizes sizes, Positions positions, int log2_subwarp, const T* x, T* columns) {
   using A = Accumulator<T>;
-  const int team = 1 << log2_team, lane = int(threadIdx.x) & (team - 1);
+  const int subwarp = 1 << log2_subwarp, lane = int(threadIdx.x) & (subwarp - 1);
   const auto sample_columns = [&](const SampleIndices& sample, const BilinearCorners<A>& corners,
                                   const CornerChannels<T>& pixels, A mask) {
     T* const out = columns + sample.Column(sizes);
-    for (int64_t c = lane * N; c < sample.group_channels; c += team * N) {
+    for (int64_t c = lane * N; c < sample.group_channels; c += subwarp * N) {
       A sum[N];
       for (int v = 0; v < N; ++v) sum[v] = corners.unread_value();
       for (int corner = 0; corner < 4; ++corner) {
@@ -122,18 +124,18 @@ __global__ void SampleColumnsKernel(Sizes sizes, Positions positions, int log2_t
       AsVector<N>(out + c) = vector;
     }
   };
-  ForEachSample(sizes, positions, log2_team, x, sample_columns);
+  ForEachSample(sizes, positions, log2_subwarp, x, sample_columns);
 }
 
-// A team of lanes computes the tangents of the columns of a sample, and its columns if requested.
+// A subwarp computes the tangents of the columns of a sample, and its columns if requested.
 template <typename T, int N>
-__global__ void SampleTangentsKernel(Sizes sizes, Positions positions, Tangents tangents, int log2_team, const T* x,
+__global__ void SampleTangentsKernel(Sizes sizes, Positions positions, Tangents tangents, int log2_subwarp, const T* x,
                                      bool columns_requested, T* columns) {
   using A = Accumulator<T>;
   const T* const d_x = static_cast<const T*>(tangents.x);
   const A* const d_offset = static_cast<const A*>(tangents.offset);
   const A* const d_mask = static_cast<const A*>(tangents.mask);
-  const int team = 1 << log2_team, lane = int(threadIdx.x) & (team - 1);
+  const int subwarp = 1 << log2_subwarp, lane = int(threadIdx.x) & (subwarp - 1);
   const auto sample_tangents = [&](const SampleIndices& sample, const BilinearCorners<A>& corners,
                                    const CornerChannels<T>& pixels, A mask) {
     A weight_tangent[4] = {};
@@ -144,7 +146,7 @@ __global__ void SampleTangentsKernel(Sizes sizes, Positions positions, Tangents 
     // The columns follow the tangents of the same tap.
     T* const out =
         columns + sample.Column(sizes) + (columns_requested ? sample.Column(sizes) - sample.first_channel : 0);
-    for (int64_t c = lane * N; c < sample.group_channels; c += team * N) {
+    for (int64_t c = lane * N; c < sample.group_channels; c += subwarp * N) {
       A value[N], tangent[N];
       for (int v = 0; v < N; ++v) value[v] = tangent[v] = corners.unread_value();
       for (int corner = 0; corner < 4; ++corner) {
@@ -173,27 +175,27 @@ __global__ void SampleTangentsKernel(Sizes sizes, Positions positions, Tangents 
       AsVector<N>(out + sizes.channels + c) = vector;
     }
   };
-  ForEachSample(sizes, positions, log2_team, x, sample_tangents);
+  ForEachSample(sizes, positions, log2_subwarp, x, sample_tangents);
 }
 
-// A team of lanes computes the cotangents of a sample's offset and mask, which are sums over the channels of its offset
+// A subwarp computes the cotangents of a sample's offset and mask, which are sums over the channels of its offset
 // group.
 template <typename T, int N>
-__global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, int log2_team, const T* x, const T* d_columns,
-                                      Accumulator<T>* d_offset, Accumulator<T>* d_mask) {
+__global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, int log2_subwarp, const T* x,
+                                      const T* d_columns, Accumulator<T>* d_offset, Accumulator<T>* d_mask) {
   using A = Accumulator<T>;
-  const int team = 1 << log2_team, lane = int(threadIdx.x) & (team - 1);
-  const int64_t n = TeamThreads(sizes, log2_team);
+  const int subwarp = 1 << log2_subwarp, lane = int(threadIdx.x) & (subwarp - 1);
+  const int64_t n = SubwarpThreads(sizes, log2_subwarp);
   // All lanes of a warp exchange sums, also those past the end, which repeat the last sample.
   for (int64_t first = global_thread() / kWarp * kWarp; first < n; first += grid_stride()) {
     const int64_t work_item = first + threadIdx.x % kWarp;
-    const SampleIndices sample(sizes, (work_item < n ? work_item : n - 1) >> log2_team);
+    const SampleIndices sample(sizes, (work_item < n ? work_item : n - 1) >> log2_subwarp);
     const BilinearCorners<A> corners = Locate<A>(sizes, positions, sample);
     A dot[4] = {};
     if (corners.is_inside()) {
       const CornerChannels<T> pixels(sizes, positions, x, sample, corners);
       const T* const d = d_columns + sample.Column(sizes);
-      for (int64_t c = lane * N; c < sample.group_channels; c += team * N) {
+      for (int64_t c = lane * N; c < sample.group_channels; c += subwarp * N) {
         const Vector<T, N> d_column = AsVector<N>(d + c);
         for (int corner = 0; corner < 4; ++corner) {
           if (!pixels.address[corner]) continue;
@@ -203,7 +205,7 @@ __global__ void OffsetCotangentKernel(Sizes sizes, Positions positions, int log2
       }
     }
     for (int corner = 0; corner < 4; ++corner) {
-      for (int lanes = team / 2; lanes; lanes /= 2) dot[corner] += __shfl_xor_sync(kWholeWarp, dot[corner], lanes);
+      for (int lanes = subwarp / 2; lanes; lanes /= 2) dot[corner] += __shfl_xor_sync(kWholeWarp, dot[corner], lanes);
     }
     if (lane != 0 || work_item >= n) continue;
     StorePositionCotangents(positions, sample.index, corners, dot, d_offset, d_mask);
@@ -309,28 +311,24 @@ __global__ void InputCotangentKernel(Sizes sizes, Positions positions, const int
 
 const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
                           void* columns) {
-  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+  return DispatchVectors(dtype, sizes.group_channels(), [&](auto tag, auto width) {
     using T = decltype(tag);
-    return DispatchWidth<T>(sizes.group_channels(), [&](auto width) {
-      constexpr int N = decltype(width)::value;
-      const int log2_team = Log2Team(sizes, N);
-      return Launch<SampleColumnsKernel<T, N>>(device, BlocksFor(TeamThreads(sizes, log2_team)), sizes, positions,
-                                               log2_team, static_cast<const T*>(x), static_cast<T*>(columns));
-    });
+    constexpr int N = decltype(width)::value;
+    const int log2_subwarp = Log2Subwarp(sizes, N);
+    return Launch<SampleColumnsKernel<T, N>>(device, BlocksFor(SubwarpThreads(sizes, log2_subwarp)), sizes, positions,
+                                             log2_subwarp, static_cast<const T*>(x), static_cast<T*>(columns));
   });
 }
 
 const char* SampleTangents(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                            const Tangents& tangents, const void* x, bool columns_requested, void* columns) {
-  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+  return DispatchVectors(dtype, sizes.group_channels(), [&](auto tag, auto width) {
     using T = decltype(tag);
-    return DispatchWidth<T>(sizes.group_channels(), [&](auto width) {
-      constexpr int N = decltype(width)::value;
-      const int log2_team = Log2Team(sizes, N);
-      return Launch<SampleTangentsKernel<T, N>>(device, BlocksFor(TeamThreads(sizes, log2_team)), sizes, positions,
-                                                tangents, log2_team, static_cast<const T*>(x), columns_requested,
-                                                static_cast<T*>(columns));
-    });
+    constexpr int N = decltype(width)::value;
+    const int log2_subwarp = Log2Subwarp(sizes, N);
+    return Launch<SampleTangentsKernel<T, N>>(device, BlocksFor(SubwarpThreads(sizes, log2_subwarp)), sizes, positions,
+                                              tangents, log2_subwarp, static_cast<const T*>(x), columns_requested,
+                                              static_cast<T*>(columns));
   });
 }
 
@@ -338,16 +336,14 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, con
                             const void* d_columns, void* d_offset, void* d_mask, void* columns) {
   const char* failure = columns ? SampleColumns(device, dtype, sizes, positions, x, columns) : nullptr;
   if (failure) return failure;
-  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+  return DispatchVectors(dtype, sizes.group_channels(), [&](auto tag, auto width) {
     using T = decltype(tag);
     using A = Accumulator<T>;
-    return DispatchWidth<T>(sizes.group_channels(), [&](auto width) {
-      constexpr int N = decltype(width)::value;
-      const int log2_team = Log2Team(sizes, N);
-      return Launch<OffsetCotangentKernel<T, N>>(device, BlocksFor(TeamThreads(sizes, log2_team)), sizes, positions,
-                                                 log2_team, static_cast<const T*>(x), static_cast<const T*>(d_columns),
-                                                 static_cast<A*>(d_offset), static_cast<A*>(d_mask));
-    });
+    constexpr int N = decltype(width)::value;
+    const int log2_subwarp = Log2Subwarp(sizes, N);
+    return Launch<OffsetCotangentKernel<T, N>>(device, BlocksFor(SubwarpThreads(sizes, log2_subwarp)), sizes, positions,
+                                               log2_subwarp, static_cast<const T*>(x), static_cast<const T*>(d_columns),
+                                               static_cast<A*>(d_offset), static_cast<A*>(d_mask));
   });
 }
 

@@ -1,10 +1,9 @@
 // Sampling in the fused kernels: from pixels of x in global memory to samples in shared memory.
 #pragma once
 
-#include <matrix.h>
-
 #include <cstdint>
 
+#include "matrix.h"
 #include "pixel_pair.h"
 #include "pixel_strips.h"
 #include "positions.h"

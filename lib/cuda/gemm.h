@@ -6,8 +6,6 @@
 // computes a warp tile, from fragments that ldmatrix loads.
 #pragma once
 
-#include <matrix.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -15,6 +13,7 @@
 #include "deform_conv_fused.h"
 #include "dtype.h"
 #include "launch.h"
+#include "matrix.h"
 
 extern __shared__ uint4 dynamic_shared[];
 

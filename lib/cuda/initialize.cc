@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 
-#include "ffi/checks.h"
 #include "ffi/handler_wrapper.h"
 #include "ffi/handlers.h"
 #include "kernel_registry.h"
@@ -101,13 +100,11 @@ ffi::Error Initialize() {
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = LoadKernelsOnce(device);
   if (error == cudaSuccess) return ffi::Error::Success();
-  return ffi::Error(ffi::ErrorCode::kFailedPrecondition, Describe(error, device));
+  return {XLA_FFI_Error_Code_FAILED_PRECONDITION, Describe(error, device)};
 }
-
-XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize, ffi::Ffi::BindInitialize());
 
 }  // namespace
 
-XLA_FFI_Handler* InitializeHandler() { return WrappedHandler<kInitialize>; }
+XLA_FFI_Handler* InitializeHandler() { return WrappedHandler<Initialize, XLA_FFI_ExecutionStage_INITIALIZE>; }
 
 }  // namespace dcn

@@ -1,5 +1,4 @@
-// Warp-level instructions of the tensor cores (sm_80 and later), and the loads and copies that feed them. Kernels
-// include this file as <matrix.h>, so that the tests can put one for the CPU in its place.
+// Warp-level instructions of the tensor cores (sm_80 and later), and the loads and copies that feed them.
 //
 // All 32 lanes of a warp call load_matrix_fragments, load_matrix_fragments_transposed and mma together. Fragments
 // consist of words of 4 bytes along K, each two 16-bit elements or one float, so that their layout in the lanes is the

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "sampling.h"
+#include "bilinear.h"
 
 namespace dcn {
 

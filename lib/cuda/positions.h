@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
+#include "bilinear.h"
 #include "deform_conv.h"
 #include "division.h"
-#include "sampling.h"
 #include "vector.h"
 #include "window.h"
 

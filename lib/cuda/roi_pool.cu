@@ -123,7 +123,7 @@ struct PointInterval {
   __device__ bool MayRead(int64_t begin, int64_t end) const { return last > A(begin - 2) && first < A(end + 1); }
 };
 
-// How much of a bin's cotangent each pixel of a lane gets: mean pooling. A functor, as is AddWinners of max pooling.
+// Adds to each pixel of a lane its part of a bin's cotangent in mean pooling. AddAtArgmax does so in max pooling.
 struct AddMean {
   Rois rois;
 
@@ -157,8 +157,8 @@ struct AddMean {
   }
 };
 
-struct AddWinners {
-  const int32_t* rows;  // of the winning points, and below their columns: those of each bin and feature
+struct AddAtArgmax {
+  const int32_t* rows;  // the row, and below the column, of the largest point of each bin and feature
   const int32_t* columns;
 
   template <typename A>
@@ -171,7 +171,7 @@ struct AddWinners {
                              int64_t x, const T* d_pooled, int64_t index, Vector<A, N> (&sum)[kPixels]) const {
     const BinPoints<A> points_y(sizes, roi, 0, row, A(0)), points_x(sizes, roi, 1, column, A(0));
     for (int v = 0; v < N; ++v) {
-      // The winners are an operand, so they could be anything.
+      // The argmax is an operand, so it could be anything.
       const int32_t i = rows[index + v], j = columns[index + v];
       if (i < 0 || i >= points_y.count || j < 0 || j >= points_x.count) continue;
       const PoolPoint<A> point_y = points_y.Locate(sizes, roi, 0, i), point_x = points_x.Locate(sizes, roi, 1, j);
@@ -381,7 +381,7 @@ struct StoreValues {
   }
 };
 
-struct StoreWinners {
+struct StoreArgmax {
   int32_t* rows;
   int32_t* columns;
 
@@ -419,29 +419,25 @@ const char* LaunchInputCotangent(Device& device, DType dtype, const PoolSizes& s
 template <typename MakeStore>
 const char* LaunchMaxPool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
                           const MakeStore& make_store) {
-  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+  return DispatchVectors(dtype, sizes.channels, [&](auto tag, auto width) {
     using T = decltype(tag);
-    return DispatchWidth<T>(sizes.channels, [&](auto width) {
-      constexpr int N = decltype(width)::value;
-      const auto store = make_store(tag);
-      const int64_t n = sizes.batches * sizes.rois * sizes.bins() * sizes.channels / N;
-      return Launch<MaxPoolKernel<T, N, decltype(make_store(tag))>>(device, BlocksFor(n), sizes, rois,
-                                                                    static_cast<const T*>(x), store);
-    });
+    constexpr int N = decltype(width)::value;
+    const auto store = make_store(tag);
+    const int64_t n = sizes.batches * sizes.rois * sizes.bins() * sizes.channels / N;
+    return Launch<MaxPoolKernel<T, N, decltype(make_store(tag))>>(device, BlocksFor(n), sizes, rois,
+                                                                  static_cast<const T*>(x), store);
   });
 }
 
 }  // namespace
 
 const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x, void* pooled) {
-  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+  return DispatchVectors(dtype, ContiguousFeatures(sizes), [&](auto tag, auto width) {
     using T = decltype(tag);
-    return DispatchWidth<T>(ContiguousFeatures(sizes), [&](auto width) {
-      constexpr int N = decltype(width)::value;
-      const int64_t n = sizes.batches * sizes.rois * sizes.bins() * sizes.features() / N;
-      return Launch<PoolKernel<T, N>>(device, BlocksFor(n), sizes, rois, static_cast<const T*>(x),
-                                      static_cast<T*>(pooled));
-    });
+    constexpr int N = decltype(width)::value;
+    const int64_t n = sizes.batches * sizes.rois * sizes.bins() * sizes.features() / N;
+    return Launch<PoolKernel<T, N>>(device, BlocksFor(n), sizes, rois, static_cast<const T*>(x),
+                                    static_cast<T*>(pooled));
   });
 }
 
@@ -457,16 +453,14 @@ const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& si
     const size_t element_bytes = DispatchAccumulator(dtype, [](auto tag) { return sizeof tag; });
     return Failure(cudaMemsetAsync(d_offset, 0, n * 2 * element_bytes, device.stream));
   }
-  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+  return DispatchVectors(dtype, ContiguousFeatures(sizes), [&](auto tag, auto width) {
     using T = decltype(tag);
-    return DispatchWidth<T>(ContiguousFeatures(sizes), [&](auto width) {
-      constexpr int N = decltype(width)::value;
-      int item_lanes = 1;
-      while (item_lanes < kWarp && item_lanes * N < sizes.class_features()) item_lanes *= 2;
-      return Launch<OffsetCotangentKernel<T, N>>(device, BlocksFor(n * item_lanes), sizes, rois,
-                                                 static_cast<const T*>(x), static_cast<const T*>(d_pooled),
-                                                 static_cast<Accumulator<T>*>(d_offset), item_lanes);
-    });
+    constexpr int N = decltype(width)::value;
+    int item_lanes = 1;
+    while (item_lanes < kWarp && item_lanes * N < sizes.class_features()) item_lanes *= 2;
+    return Launch<OffsetCotangentKernel<T, N>>(device, BlocksFor(n * item_lanes), sizes, rois, static_cast<const T*>(x),
+                                               static_cast<const T*>(d_pooled), static_cast<Accumulator<T>*>(d_offset),
+                                               item_lanes);
   });
 }
 
@@ -478,16 +472,16 @@ const char* MaxPool(Device& device, DType dtype, const PoolSizes& sizes, const R
   });
 }
 
-const char* MaxPoolWinners(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
-                           int32_t* winners) {
+const char* MaxPoolArgmax(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
+                          int32_t* argmax) {
   const int64_t count = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;
-  return LaunchMaxPool(device, dtype, sizes, rois, x, [&](auto) { return StoreWinners{winners, winners + count}; });
+  return LaunchMaxPool(device, dtype, sizes, rois, x, [&](auto) { return StoreArgmax{argmax, argmax + count}; });
 }
 
 const char* MaxPoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
-                                  const void* d_pooled, const int32_t* winners, void* d_x) {
+                                  const void* d_pooled, const int32_t* argmax, void* d_x) {
   const int64_t count = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;
-  return LaunchInputCotangent(device, dtype, sizes, rois, AddWinners{winners, winners + count}, d_pooled, d_x);
+  return LaunchInputCotangent(device, dtype, sizes, rois, AddAtArgmax{argmax, argmax + count}, d_pooled, d_x);
 }
 
 }  // namespace dcn

@@ -23,7 +23,7 @@ struct Aggregation {
         by_heads(sizes.heads),
         by_columns(sizes.columns),
         by_taps(sizes.taps),
-        by_kernel_rows(sizes.grid.kernel[0]) {}
+        by_kernel_rows(sizes.window.kernel[0]) {}
 };
 
 // A query and a head of a batch, to which a row of `weights` and a row of `out` belong.
@@ -46,28 +46,28 @@ template <typename A>
 class TapLocator {
  public:
   __device__ TapLocator(const Aggregation& call, int64_t query) : call_(call) {
-    if (call.sizes.sampling != Sampling::kWindow) return;
+    if (call.sizes.sampling != SamplingMethod::kWindow) return;
     const int64_t row = call.by_columns.Quotient(query), column = query - row * call.sizes.columns;
-    center_[0] = call.sizes.grid.center(0, call.taps.origin[0] + row);
-    center_[1] = call.sizes.grid.center(1, call.taps.origin[1] + column);
-    scale_ = A(call.sizes.grid.offset_scale);
+    center_[0] = call.sizes.window.center(0, call.taps.origin[0] + row);
+    center_[1] = call.sizes.window.center(1, call.taps.origin[1] + column);
+    scale_ = A(call.sizes.window.offset_scale);
   }
 
   // `tap` counts those of all levels; `index` is that of the tap in `weights`.
   __device__ BilinearCorners<A> operator()(const Level& level, int32_t tap, int64_t index) const {
     const Vector<A, 2> location = AsVector<2>(static_cast<const A*>(call_.taps.locations) + 2 * index);
     const A x = location.value[0], y = location.value[1];
-    if (call_.sizes.sampling == Sampling::kDiscrete) {
+    if (call_.sizes.sampling == SamplingMethod::kDiscrete) {
       return {LocateDiscrete(y, level.height), LocateDiscrete(x, level.width)};
     }
-    if (call_.sizes.sampling == Sampling::kBilinear) {
+    if (call_.sizes.sampling == SamplingMethod::kBilinear) {
       return Corners(level, NormalizedPosition(y, level.height), NormalizedPosition(x, level.width));
     }
-    const TapGrid& grid = call_.sizes.grid;
-    const int32_t cell = grid.index(tap), column = int32_t(call_.by_kernel_rows.Quotient(uint32_t(cell)));
-    const int32_t row = cell - column * grid.kernel[0];
-    return Corners(level, WindowPosition(center_[0], grid.cell_distance(0, row), y, scale_),
-                   WindowPosition(center_[1], grid.cell_distance(1, column), x, scale_));
+    const AggregationWindow& window = call_.sizes.window;
+    const int32_t cell = window.index(tap), column = int32_t(call_.by_kernel_rows.Quotient(uint32_t(cell)));
+    const int32_t row = cell - column * window.kernel[0];
+    return Corners(level, WindowPosition(center_[0], window.cell_distance(0, row), y, scale_),
+                   WindowPosition(center_[1], window.cell_distance(1, column), x, scale_));
   }
 
  private:
@@ -76,7 +76,7 @@ class TapLocator {
   }
 
   const Aggregation& call_;
-  // Of Sampling::kWindow: the center of the query's grid.
+  // Of SamplingMethod::kWindow: the center of the query's window.
   int64_t center_[2];
   A scale_;
 };

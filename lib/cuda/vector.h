@@ -1,7 +1,12 @@
 // Vectors of neighbouring elements, for loads and stores of up to 16 bytes.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <cstdint>
+
+#include "dtype.h"
 
 namespace dcn {
 
@@ -30,6 +35,13 @@ template <typename T, typename F>
 const char* DispatchWidth(int64_t n, const F& f) {
   constexpr int kWide = 16 / sizeof(T);
   return n % kWide == 0 ? f(Width<kWide>()) : f(Width<1>());
+}
+
+// Calls f with a value of the type of the data, and the number of its elements that a thread moves at once.
+template <typename F>
+const char* DispatchVectors(DType dtype, int64_t n, const F& f) {
+  return Dispatch<__half, __nv_bfloat16>(
+      dtype, [&](auto tag) { return DispatchWidth<decltype(tag)>(n, [&](auto width) { return f(tag, width); }); });
 }
 
 }  // namespace dcn

@@ -28,29 +28,30 @@ void CheckTaps(Checks& checks, int64_t taps) {
                                        std::to_string(kMaxTaps));
 }
 
-// The taps' grid of DCNv3 and DCNv4, and the image as the only level.
+// The window of DCNv3 and DCNv4, and the image as the only level.
 void DecodeWindow(Checks& checks, ffi::Dictionary attributes, int64_t height, int64_t width, AggregationSizes& sizes) {
-  TapGrid& grid = sizes.grid;
-  checks.Pair(attributes, "kernel_size", 1, grid.kernel);
-  checks.Pair(attributes, "strides", 1, grid.strides);
-  checks.Pair(attributes, "padding", std::numeric_limits<int32_t>::min(), grid.padding);
-  checks.Pair(attributes, "kernel_dilation", 1, grid.dilation);
-  grid.offset_scale = checks.Attribute(attributes, "offset_scale", 1.0);
-  grid.remove_center = checks.Attribute(attributes, "remove_center", false);
-  CheckTaps(checks, int64_t{grid.kernel[0]} * grid.kernel[1]);
+  AggregationWindow& window = sizes.window;
+  checks.Pair(attributes, "kernel_size", 1, window.kernel);
+  checks.Pair(attributes, "strides", 1, window.strides);
+  checks.Pair(attributes, "padding", std::numeric_limits<int32_t>::min(), window.padding);
+  checks.Pair(attributes, "kernel_dilation", 1, window.dilation);
+  window.offset_scale = checks.Attribute(attributes, "offset_scale", 1.0);
+  window.remove_center = checks.Attribute(attributes, "remove_center", false);
+  CheckTaps(checks, int64_t{window.kernel[0]} * window.kernel[1]);
   for (int axis = 0; axis < 2; ++axis) {
-    checks.FitsInt32("the kernel's reach", (int64_t{grid.kernel[axis]} - 1) * grid.dilation[axis]);
+    checks.FitsInt32("the kernel's reach", (int64_t{window.kernel[axis]} - 1) * window.dilation[axis]);
   }
   if (!checks.ok()) return;
-  sizes.sampling = Sampling::kWindow;
+  sizes.sampling = SamplingMethod::kWindow;
   sizes.num_levels = 1;
-  sizes.taps = grid.taps();
+  sizes.taps = window.taps();
   sizes.levels[0] = {int32_t(height), int32_t(width), sizes.taps, 0, 0};
 }
 
 // The levels of an attention: an attribute with height, width and taps of each.
 void DecodePyramid(Checks& checks, ffi::Dictionary attributes, AggregationSizes& sizes) {
-  sizes.sampling = checks.Attribute(attributes, "discrete", false) ? Sampling::kDiscrete : Sampling::kBilinear;
+  sizes.sampling =
+      checks.Attribute(attributes, "discrete", false) ? SamplingMethod::kDiscrete : SamplingMethod::kBilinear;
   const auto levels = checks.Attribute(attributes, "levels", ffi::Span<const int64_t>());
   checks.Require(levels.size() % 3 == 0 && levels.size() / 3 <= kMaxLevels,
                  "attribute levels must have three values for each of at most " + std::to_string(kMaxLevels) +
@@ -187,47 +188,12 @@ ffi::Error TapCotangentsImpl(Device::Context context, ffi::AnyBuffer value, ffi:
                                d_locations, d_weights));
 }
 
-XLA_FFI_DEFINE_HANDLER(kAggregate, AggregateImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // value
-                           .Arg<ffi::AnyBuffer>()  // locations
-                           .Arg<ffi::AnyBuffer>()  // weights
-                           .Arg<ffi::AnyBuffer>()  // origin
-                           .Ret<ffi::AnyBuffer>()  // out
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kValueCotangent, ValueCotangentImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // locations
-                           .Arg<ffi::AnyBuffer>()  // weights
-                           .Arg<ffi::AnyBuffer>()  // origin
-                           .Arg<ffi::AnyBuffer>()  // d_out
-                           .Ret<ffi::AnyBuffer>()  // d_value
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kTapCotangents, TapCotangentsImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // value
-                           .Arg<ffi::AnyBuffer>()  // locations
-                           .Arg<ffi::AnyBuffer>()  // weights
-                           .Arg<ffi::AnyBuffer>()  // origin
-                           .Arg<ffi::AnyBuffer>()  // d_out
-                           .RemainingRets()        // d_locations, d_weights
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
 }  // namespace
 
 std::vector<Handler> AggregationHandlers() {
-  return {{"dcn_aggregate", WrappedHandler<kAggregate>},
-          {"dcn_aggregation_value_cotangent", WrappedHandler<kValueCotangent>},
-          {"dcn_aggregation_tap_cotangents", WrappedHandler<kTapCotangents>}};
+  return {{"dcn_aggregate", WrappedHandler<AggregateImpl>},
+          {"dcn_aggregation_value_cotangent", WrappedHandler<ValueCotangentImpl>},
+          {"dcn_aggregation_tap_cotangents", WrappedHandler<TapCotangentsImpl>}};
 }
 
 }  // namespace dcn

@@ -117,60 +117,13 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
                                 workspace->typed_data<int32_t>()));
 }
 
-XLA_FFI_DEFINE_HANDLER(kSample, SampleImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // offset
-                           .Arg<ffi::AnyBuffer>()  // origin
-                           .RemainingArgs()        // mask
-                           .Ret<ffi::AnyBuffer>()  // columns
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kSampleTangents, SampleTangentsImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // offset
-                           .Arg<ffi::AnyBuffer>()  // origin
-                           .RemainingArgs()        // tangents of x, offset and mask; mask
-                           .Ret<ffi::AnyBuffer>()  // columns
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kOffsetCotangent, OffsetCotangentImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // offset
-                           .Arg<ffi::AnyBuffer>()  // origin
-                           .Arg<ffi::AnyBuffer>()  // d_columns
-                           .RemainingArgs()        // mask
-                           .RemainingRets()        // d_offset, d_mask, columns
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kInputCotangent, InputCotangentImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // offset
-                           .Arg<ffi::AnyBuffer>()  // origin
-                           .Arg<ffi::AnyBuffer>()  // d_columns
-                           .Arg<ffi::AnyBuffer>()  // d_x so far, aliased with d_x
-                           .RemainingArgs()        // mask
-                           .Ret<ffi::AnyBuffer>()  // d_x
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
 }  // namespace
 
 std::vector<Handler> DeformConvHandlers() {
-  return {{"dcn_sample", WrappedHandler<kSample>},
-          {"dcn_sample_tangents", WrappedHandler<kSampleTangents>},
-          {"dcn_offset_cotangent", WrappedHandler<kOffsetCotangent>},
-          {"dcn_input_cotangent", WrappedHandler<kInputCotangent>}};
+  return {{"dcn_sample", WrappedHandler<SampleImpl>},
+          {"dcn_sample_tangents", WrappedHandler<SampleTangentsImpl>},
+          {"dcn_offset_cotangent", WrappedHandler<OffsetCotangentImpl>},
+          {"dcn_input_cotangent", WrappedHandler<InputCotangentImpl>}};
 }
 
 }  // namespace dcn

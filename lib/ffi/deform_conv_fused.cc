@@ -25,9 +25,10 @@ struct FusedCall : ProductCall {
   }
 };
 
-// The address of an image of a buffer that has any.
-void* ImageData(ffi::AnyBuffer buffer, int64_t image) {
-  return static_cast<char*>(buffer.untyped_data()) + buffer.size_bytes() / buffer.dimensions()[0] * image;
+// The address of an image of a buffer of four dimensions.
+void* ImageData(ffi::AnyBuffer buffer, DType dtype, int64_t image) {
+  const auto shape = buffer.dimensions();
+  return static_cast<char*>(buffer.untyped_data()) + image * shape[1] * shape[2] * shape[3] * BytesOf(dtype);
 }
 
 // `x` is x or its cotangent, which messages call `name`; `y` is y or its cotangent.
@@ -112,8 +113,9 @@ ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offse
                               workspace->typed_data<int32_t>()};
   for (int64_t first = 0; first < sizes.images; first += images) {
     const FusedCall part = call.Images(first, std::min(images, sizes.images - first));
-    const char* failure = FusedInputCotangent(device, call.dtype, part.sizes, part.positions, call.product, lists,
-                                              weight.untyped_data(), ImageData(d_y, first), ImageData(*d_x, first));
+    const char* failure =
+        FusedInputCotangent(device, call.dtype, part.sizes, part.positions, call.product, lists, weight.untyped_data(),
+                            ImageData(d_y, call.dtype, first), ImageData(*d_x, call.dtype, first));
     if (failure) return ToError(failure);
   }
   return ffi::Error::Success();
@@ -160,66 +162,13 @@ ffi::Error FusedWeightCotangentImpl(Device::Context context, ffi::AnyBuffer x, f
                                       x.untyped_data(), d_y.untyped_data(), partial_sums->typed_data<float>()));
 }
 
-XLA_FFI_DEFINE_HANDLER(kFusedForward, FusedForwardImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // offset
-                           .Arg<ffi::AnyBuffer>()  // origin
-                           .Arg<ffi::AnyBuffer>()  // weight
-                           .Arg<ffi::AnyBuffer>()  // bias
-                           .RemainingArgs()        // mask
-                           .Ret<ffi::AnyBuffer>()  // y
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kFusedInputCotangent, FusedInputCotangentImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // offset
-                           .Arg<ffi::AnyBuffer>()  // origin
-                           .Arg<ffi::AnyBuffer>()  // weight
-                           .Arg<ffi::AnyBuffer>()  // d_y
-                           .RemainingArgs()        // mask
-                           .Ret<ffi::AnyBuffer>()  // d_x
-                           .Ret<ffi::AnyBuffer>()  // row_start
-                           .Ret<ffi::AnyBuffer>()  // contributions
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kFusedOffsetCotangent, FusedOffsetCotangentImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // offset
-                           .Arg<ffi::AnyBuffer>()  // origin
-                           .Arg<ffi::AnyBuffer>()  // weight
-                           .Arg<ffi::AnyBuffer>()  // d_y
-                           .RemainingArgs()        // mask
-                           .RemainingRets()        // d_offset, d_mask
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kFusedWeightCotangent, FusedWeightCotangentImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // offset
-                           .Arg<ffi::AnyBuffer>()  // origin
-                           .Arg<ffi::AnyBuffer>()  // d_y
-                           .RemainingArgs()        // mask
-                           .Ret<ffi::AnyBuffer>()  // partial_sums
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
 }  // namespace
 
 std::vector<Handler> FusedDeformConvHandlers() {
-  return {{"dcn_fused_forward", WrappedHandler<kFusedForward>},
-          {"dcn_fused_input_cotangent", WrappedHandler<kFusedInputCotangent>},
-          {"dcn_fused_offset_cotangent", WrappedHandler<kFusedOffsetCotangent>},
-          {"dcn_fused_weight_cotangent", WrappedHandler<kFusedWeightCotangent>}};
+  return {{"dcn_fused_forward", WrappedHandler<FusedForwardImpl>},
+          {"dcn_fused_input_cotangent", WrappedHandler<FusedInputCotangentImpl>},
+          {"dcn_fused_offset_cotangent", WrappedHandler<FusedOffsetCotangentImpl>},
+          {"dcn_fused_weight_cotangent", WrappedHandler<FusedWeightCotangentImpl>}};
 }
 
 }  // namespace dcn

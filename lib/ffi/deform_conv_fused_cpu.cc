@@ -88,36 +88,11 @@ ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ff
   return ToError(FusedCotangents(device, call.dtype, sizes, call.positions, product, tasks, arrays));
 }
 
-XLA_FFI_DEFINE_HANDLER(kFusedConvForward, FusedConvForwardImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // offset
-                           .Arg<ffi::AnyBuffer>()  // origin
-                           .Arg<ffi::AnyBuffer>()  // weight
-                           .Arg<ffi::AnyBuffer>()  // bias
-                           .RemainingArgs()        // mask
-                           .Ret<ffi::AnyBuffer>()  // y
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attrs());
-
-XLA_FFI_DEFINE_HANDLER(kFusedConvCotangents, FusedConvCotangentsImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // offset
-                           .Arg<ffi::AnyBuffer>()  // origin
-                           .Arg<ffi::AnyBuffer>()  // weight
-                           .Arg<ffi::AnyBuffer>()  // d_y
-                           .RemainingArgs()        // mask
-                           .RemainingRets()        // d_x, d_offset, d_mask, d_weight, workspace
-                           .Attrs());
-
 }  // namespace
 
 std::vector<Handler> CpuFusedDeformConvHandlers() {
-  return {{"dcn_cpu_fused_forward", WrappedHandler<kFusedConvForward>},
-          {"dcn_cpu_fused_cotangents", WrappedHandler<kFusedConvCotangents>}};
+  return {{"dcn_cpu_fused_forward", WrappedHandler<FusedConvForwardImpl>},
+          {"dcn_cpu_fused_cotangents", WrappedHandler<FusedConvCotangentsImpl>}};
 }
 
 }  // namespace dcn

@@ -129,10 +129,10 @@ PoolCall DecodeMaxPoolCall(Checks& checks, ffi::Dictionary attributes, ffi::Data
   return call;
 }
 
-void CheckWinners(Checks& checks, const PoolSizes& sizes, ffi::AnyBuffer winners) {
+void CheckArgmax(Checks& checks, const PoolSizes& sizes, ffi::AnyBuffer argmax) {
   if (!checks.ok()) return;
-  checks.Type("winners", winners, ffi::S32);
-  checks.Shape("winners", winners, {2, sizes.batches, sizes.rois, sizes.output[0], sizes.output[1], sizes.channels});
+  checks.Type("argmax", argmax, ffi::S32);
+  checks.Shape("argmax", argmax, {2, sizes.batches, sizes.rois, sizes.output[0], sizes.output[1], sizes.channels});
 }
 
 ffi::Error MaxPoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
@@ -146,99 +146,40 @@ ffi::Error MaxPoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer
   return ToError(MaxPool(device, call.dtype, call.sizes, call.rois, x.untyped_data(), pooled->untyped_data()));
 }
 
-ffi::Error MaxPoolWinnersImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
-                              ffi::Result<ffi::AnyBuffer> winners, ffi::Dictionary attributes) {
-  Checks checks("dcn_roi_max_pool_winners");
+ffi::Error MaxPoolArgmaxImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,
+                             ffi::Result<ffi::AnyBuffer> argmax, ffi::Dictionary attributes) {
+  Checks checks("dcn_roi_max_pool_argmax");
   const PoolCall call = DecodeMaxPoolCall(checks, attributes, x.element_type(), x, rois);
-  CheckWinners(checks, call.sizes, *winners);
+  CheckArgmax(checks, call.sizes, *argmax);
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(MaxPoolWinners(device, call.dtype, call.sizes, call.rois, x.untyped_data(),
-                                static_cast<int32_t*>(winners->untyped_data())));
+  return ToError(MaxPoolArgmax(device, call.dtype, call.sizes, call.rois, x.untyped_data(),
+                               static_cast<int32_t*>(argmax->untyped_data())));
 }
 
 ffi::Error MaxPoolInputCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
-                                     ffi::AnyBuffer winners, ffi::Result<ffi::AnyBuffer> d_x,
+                                     ffi::AnyBuffer argmax, ffi::Result<ffi::AnyBuffer> d_x,
                                      ffi::Dictionary attributes) {
   Checks checks("dcn_roi_max_pool_input_cotangent");
   const PoolCall call = DecodeMaxPoolCall(checks, attributes, d_pooled.element_type(), *d_x, rois);
   CheckPooled(checks, call.sizes, d_pooled);
   checks.Type("d_x", *d_x, rois.element_type());
-  CheckWinners(checks, call.sizes, winners);
+  CheckArgmax(checks, call.sizes, argmax);
   if (!checks.ok()) return checks.error();
   Device device(context);
   return ToError(MaxPoolInputCotangent(device, call.dtype, call.sizes, call.rois, d_pooled.untyped_data(),
-                                       static_cast<const int32_t*>(winners.untyped_data()), d_x->untyped_data()));
+                                       static_cast<const int32_t*>(argmax.untyped_data()), d_x->untyped_data()));
 }
-
-XLA_FFI_DEFINE_HANDLER(kPool, PoolImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // rois
-                           .RemainingArgs()        // offset
-                           .Ret<ffi::AnyBuffer>()  // pooled
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kInputCotangent, InputCotangentImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // rois
-                           .Arg<ffi::AnyBuffer>()  // d_pooled
-                           .RemainingArgs()        // offset
-                           .Ret<ffi::AnyBuffer>()  // d_x
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kOffsetCotangent, OffsetCotangentImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // rois
-                           .Arg<ffi::AnyBuffer>()  // d_pooled
-                           .Arg<ffi::AnyBuffer>()  // offset
-                           .Ret<ffi::AnyBuffer>()  // d_offset
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kMaxPool, MaxPoolImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // rois
-                           .Ret<ffi::AnyBuffer>()  // pooled
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kMaxPoolWinners, MaxPoolWinnersImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // rois
-                           .Ret<ffi::AnyBuffer>()  // winners
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER(kMaxPoolInputCotangent, MaxPoolInputCotangentImpl,
-                       ffi::Ffi::Bind()
-                           .Ctx<Device::Binding>()
-                           .Arg<ffi::AnyBuffer>()  // rois
-                           .Arg<ffi::AnyBuffer>()  // d_pooled
-                           .Arg<ffi::AnyBuffer>()  // winners
-                           .Ret<ffi::AnyBuffer>()  // d_x
-                           .Attrs(),
-                       {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 
 std::vector<Handler> RoiPoolHandlers() {
-  return {{"dcn_roi_pool", WrappedHandler<kPool>},
-          {"dcn_roi_pool_input_cotangent", WrappedHandler<kInputCotangent>},
-          {"dcn_roi_pool_offset_cotangent", WrappedHandler<kOffsetCotangent>},
-          {"dcn_roi_max_pool", WrappedHandler<kMaxPool>},
-          {"dcn_roi_max_pool_winners", WrappedHandler<kMaxPoolWinners>},
-          {"dcn_roi_max_pool_input_cotangent", WrappedHandler<kMaxPoolInputCotangent>}};
+  return {{"dcn_roi_pool", WrappedHandler<PoolImpl>},
+          {"dcn_roi_pool_input_cotangent", WrappedHandler<InputCotangentImpl>},
+          {"dcn_roi_pool_offset_cotangent", WrappedHandler<OffsetCotangentImpl>},
+          {"dcn_roi_max_pool", WrappedHandler<MaxPoolImpl>},
+          {"dcn_roi_max_pool_argmax", WrappedHandler<MaxPoolArgmaxImpl>},
+          {"dcn_roi_max_pool_input_cotangent", WrappedHandler<MaxPoolInputCotangentImpl>}};
 }
 
 }  // namespace dcn

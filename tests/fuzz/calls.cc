@@ -1,6 +1,10 @@
-// Decodes calls from bytes: the bytes choose a handler, a valid call of it, and then some mutations of the call.
+// Decodes calls from bytes: the bytes choose a handler, a valid call of it, and then some changes of the call.
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <initializer_list>
+#include <map>
+#include <sstream>
 #include <utility>
 
 #include "call.h"
@@ -8,24 +12,22 @@
 
 namespace fuzz {
 
-const std::vector<int64_t> kExtremeSizes = {
-    0,
-    1,
-    -1,
-    (1 << 15) + 1,
-    (1 << 24) + 1,
-    INT32_MAX - 1,
-    INT32_MAX,
-    int64_t{INT32_MAX} + 1,
-    int64_t{1} << 32,
-    int64_t{1} << 40,
-    int64_t{1} << 47,
-    int64_t{1} << 61,
-    INT64_MAX - 1,
-    INT64_MAX,
-    INT32_MIN,
-    INT64_MIN,
-};
+const std::vector<int64_t> kExtremeSizes = {0,
+                                            1,
+                                            -1,
+                                            (1 << 15) + 1,
+                                            (1 << 24) + 1,
+                                            INT32_MAX - 1,
+                                            INT32_MAX,
+                                            int64_t{INT32_MAX} + 1,
+                                            int64_t{1} << 32,
+                                            int64_t{1} << 40,
+                                            int64_t{1} << 47,
+                                            int64_t{1} << 61,
+                                            INT64_MAX - 1,
+                                            INT64_MAX,
+                                            INT32_MIN,
+                                            INT64_MIN};
 
 namespace {
 
@@ -40,42 +42,67 @@ int64_t Product(std::initializer_list<int64_t> sizes) {
 }
 int64_t Sum(int64_t a, int64_t b) { return int64_t(uint64_t(a) + uint64_t(b)); }
 
-XLA_FFI_DataType Accumulator(XLA_FFI_DataType type) { return type == kF64 ? kF64 : kF32; }
+// A handler. Its operands and results are words: a type, a name of kShapes, and what decides whether it is passed:
+// after
+// "?" the name of a boolean attribute, or nothing if only the number of operands says so.
+//
+// Types: T of the data, A its accumulator, C of the columns' cotangents, Y of a result (T or float32), W T or A, F
+// float32, I int32. Lower case: a workspace.
+class CallBuilder;
+struct Handler {
+  using Step = void (CallBuilder::*)();
+  const char* name;
+  Step choose_sizes;
+  const char *operands, *results;
+  Step between = nullptr, choose_rest = nullptr;  // choose what the bytes after the operands, or the results, decide
+};
+
+// The words of a shape are dimensions: each is the product of the sizes of its letters and of its digits. One in
+// parentheses is present only in windows of an aggregation.
+//
+// In convolutions: n images of the tile, N of x; h and w: of x; r and q: of the output; k taps, g offset groups, G
+// feature groups, c channels, f features; d and e: those of a feature group; i images at a time, s starts of lists. In
+// poolings: b batches, n images, p RoIs, m classes, f features; y and x: bins, s and t: parts. In aggregations: b
+// batches, m heads, r and q: queries. z: elements of a workspace, or partial sums.
+const std::map<std::string, const char*> kShapes = {{"x", "N h w c"},          {"d_x", "N h w c"},
+                                                    {"offset", "n r q 2gk"},   {"mask", "n r q gk"},
+                                                    {"columns", "n r q k c"},  {"tangents", "n r q k v c"},
+                                                    {"y", "n r q f"},          {"bias", "f"},
+                                                    {"weight", "f k d"},       {"by_channel", "c k e"},
+                                                    {"by_tap", "k d f"},       {"parts", "z k d f"},
+                                                    {"lists", "i g k s"},      {"pairs", "i g k 4rq 2"},
+                                                    {"ids", "i g k 4rq"},      {"workspace", "z"},
+                                                    {"pooled", "b p y x f"},   {"images", "b n h w c"},
+                                                    {"shifts", "b p s t 2m"},  {"argmax", "2 b p y x f"},
+                                                    {"rois", "b p 5"},         {"origin", "3"},
+                                                    {"query_origin", "2"},     {"value", "b h (w) m c"},
+                                                    {"out", "b r (q) m c"},    {"locations", "b r (q) m k 2"},
+                                                    {"weights", "b r (q) m k"}};
 
 class CallBuilder {
  public:
   CallBuilder(Bytes& bytes, bool is_cpu) : bytes_(bytes), is_cpu_(is_cpu) {}
 
   Call Build() {
-    using Build = void (CallBuilder::*)();
-    const std::vector<std::pair<const char*, Build>> handlers = {
-        {"dcn_sample", &CallBuilder::Sample},
-        {"dcn_offset_cotangent", &CallBuilder::OffsetCotangent},
-        {"dcn_input_cotangent", &CallBuilder::InputCotangent},
-        {"dcn_roi_pool", &CallBuilder::Pool},
-        {"dcn_roi_pool_input_cotangent", &CallBuilder::PoolInputCotangent},
-        {"dcn_roi_pool_offset_cotangent", &CallBuilder::PoolOffsetCotangent},
-        {"dcn_roi_max_pool", &CallBuilder::MaxPool},
-        {"dcn_roi_max_pool_winners", &CallBuilder::MaxPoolWinners},
-        {"dcn_roi_max_pool_input_cotangent", &CallBuilder::MaxPoolInputCotangent},
-        {"dcn_fused_forward", &CallBuilder::FusedForward},
-        {"dcn_fused_input_cotangent", &CallBuilder::FusedInputCotangent},
-        {"dcn_fused_offset_cotangent", &CallBuilder::FusedOffsetCotangent},
-        {"dcn_fused_weight_cotangent", &CallBuilder::FusedWeightCotangent},
-        {"dcn_sample_tangents", &CallBuilder::SampleTangents},
-        {"dcn_aggregate", &CallBuilder::Aggregate},
-        {"dcn_aggregation_value_cotangent", &CallBuilder::AggregationValueCotangent},
-        {"dcn_aggregation_tap_cotangents", &CallBuilder::AggregationTapCotangents},
-        {"dcn_cpu_fused_forward", &CallBuilder::CpuFusedForward},
-        {"dcn_cpu_fused_cotangents", &CallBuilder::CpuFusedCotangents},
-    };
-    const auto& [name, build] = bytes_.ChooseFrom(handlers);
-    call_.handler = name;
-    (this->*build)();
+    const Handler& handler = bytes_.ChooseFrom(Handlers());
+    call_.handler = handler.name;
+    (this->*handler.choose_sizes)();
+    AddAll(call_.arguments, handler.operands);
+    if (handler.between) (this->*handler.between)();
+    AddAll(call_.results, handler.results);
+    if (handler.choose_rest) (this->*handler.choose_rest)();
     return call_;
   }
 
  private:
+  static const std::vector<Handler>& Handlers();
+
+  int64_t& size(char letter) { return sizes_[size_t(letter)]; }
+  int64_t Dimension(const std::string& word) {
+    int64_t product = 1;
+    for (const char c : word) product = Product({product, '0' <= c && c <= '9' ? c - '0' : size(c)});
+    return product;
+  }
   // Mostly a size in [min, max], sometimes an extreme one.
   int64_t Size(int64_t max, int64_t min = 0) {
     const int64_t byte = bytes_.Next(), extreme = byte - (256 - int64_t(kExtremeSizes.size()));
@@ -83,357 +110,225 @@ class CallBuilder {
     call_.is_valid = false;
     return kExtremeSizes[extreme];
   }
-
-  void Argument(XLA_FFI_DataType dtype, std::vector<int64_t> dims, Role role = Role::kNumbers) {
-    call_.arguments.push_back({dtype, std::move(dims), role});
+  void ChooseSizes(const char* letters, std::initializer_list<int64_t> max, int64_t min = 0) {
+    for (const int64_t most : max) size(*letters++) = Size(most, min);
   }
-  void Result(XLA_FFI_DataType dtype, std::vector<int64_t> dims, Role role = Role::kResult) {
-    call_.results.push_back({dtype, std::move(dims), role});
+  void Integer(const char* name, int64_t value) { call_.attributes[name] = Attribute::Integer(value); }
+  void Pair(const char* name, int64_t max, int64_t min) {
+    const int64_t first = Size(max, min), second = Size(max, min);
+    call_.attributes[name] = Attribute::Integers({first, second});
   }
-  void Pair(const char* name, const std::vector<int64_t>& pair) { call_.attributes[name] = Attribute::Integers(pair); }
+  bool IsChosen(const std::string& attribute) {
+    const bool is_chosen = bytes_.Below(2);
+    call_.attributes[attribute] = Attribute::Boolean(is_chosen);
+    return is_chosen;
+  }
+  bool IsTrue(const std::string& attribute) const { return call_.attributes.at(attribute).bytes[0]; }
 
+  XLA_FFI_DataType TypeOf(char type) {
+    const XLA_FFI_DataType wide = type_ == kF64 ? kF64 : kF32;
+    switch (std::toupper(type)) {
+      case 'T':
+        return type_;
+      case 'C':
+        return is_cpu_ ? wide : type_;
+      case 'W':
+        return bytes_.Below(2) ? wide : type_;
+      case 'Y':
+        return bytes_.Below(2) ? kF32 : type_;
+      case 'F':
+        return kF32;
+      case 'I':
+        return kS32;
+      default:
+        return wide;
+    }
+  }
+  void AddAll(std::vector<Buffer>& buffers, const char* words) {
+    std::istringstream stream(words);
+    for (std::string word; stream >> word;) {
+      const size_t end = word.find('?');
+      if (end != std::string::npos) {
+        const std::string attribute = word.substr(end + 1);
+        if (!(attribute.empty() ? bytes_.Below(2) : IsChosen(attribute))) continue;
+      }
+      Add(buffers, word[0], word.substr(2, end - 2));
+    }
+  }
+  void Add(std::vector<Buffer>& buffers, char type, const std::string& name) {
+    std::vector<int64_t> dims;
+    std::istringstream words(kShapes.at(name));
+    for (std::string word; words >> word;) {
+      if (word[0] != '(') dims.push_back(Dimension(word));
+      if (word[0] == '(' && is_window_) dims.push_back(Dimension(word.substr(1, word.size() - 2)));
+    }
+    Role role = &buffers == &call_.results ? Role::kResult : Role::kNumbers;
+    if (std::islower(type)) role = Role::kScratch;
+    if (name == "d_x") role = Role::kInPlace;
+    if (name == "rois") role = Role::kRois;
+    if (name == "origin" || name == "query_origin") role = Role::kOrigin;
+    buffers.push_back({TypeOf(type), dims, role});
+  }
+
+  // The window of a convolution, and the sizes of its images.
   void Window(int64_t max_kernel_size) {
-    kernel_[0] = Size(max_kernel_size, 1);
-    kernel_[1] = Size(max_kernel_size, 1);
-    taps_ = Product({kernel_[0], kernel_[1]});
-    Pair("kernel_size", {kernel_[0], kernel_[1]});
-    Pair("strides", {Size(3, 1), Size(3, 1)});
-    Pair("padding", {Size(3, -3), Size(3, -3)});
-    Pair("kernel_dilation", {Size(3, 1), Size(3, 1)});
+    ChooseKernel(max_kernel_size);
     call_.attributes["circular"] = Attribute::Boolean(bytes_.Below(2));
-    images_ = Size(3);
-    height_ = Size(9);
-    width_ = Size(9);
-    rows_ = Size(4);
-    columns_ = Size(5);
+    ChooseSizes("nhwrq", {3, 9, 9, 4, 5});
+  }
+  void ChooseKernel(int64_t max, const char* image = "", std::initializer_list<int64_t> max_image = {}) {
+    for (int64_t& kernel : kernel_) kernel = Size(max, 1);
+    ChooseSizes(image, max_image);
+    size('k') = Product({kernel_[0], kernel_[1]});
+    call_.attributes["kernel_size"] = Attribute::Integers({kernel_[0], kernel_[1]});
+    Pair("strides", 3, 1);
+    Pair("padding", 3, -3);
+    Pair("kernel_dilation", 3, 1);
   }
 
   // The sizes of a call of the handlers of columns, which support any number of channels.
   void Columns() {
     Window(4);
     type_ = bytes_.ChooseFrom<XLA_FFI_DataType>({kF32, kF16, kBF16, kF64});
-    offset_groups_ = Size(4, 1);
-    channels_ = Product({offset_groups_, bytes_.Below(2) ? Size(3) : Product({4, Size(5)})});
-    call_.attributes["offset_groups"] = Attribute::Integer(offset_groups_);
+    size('g') = Size(4, 1);
+    size('c') = Product({size('g'), bytes_.Below(2) ? Size(3) : Product({4, Size(5)})});
+    Integer("offset_groups", size('g'));
+    size('N') = Sum(size('n'), Size(2));
+    const int64_t cells = Product({Sum(size('h'), 1), Sum(size('w'), 1)});
+    const int64_t samples = Product({2, size('r'), size('q'), size('k')});
+    size('z') = is_cpu_ ? 0 : Product({size('n'), size('g'), Sum(samples, Sum(cells, 1))});
   }
-  std::vector<int64_t> ColumnsShape() const { return {images_, rows_, columns_, taps_, channels_}; }
-  std::vector<int64_t> ImageShape(int64_t images) const { return {images, height_, width_, channels_}; }
-  std::vector<int64_t> PositionsShape(int64_t coordinates) const {
-    return {images_, rows_, columns_, Product({coordinates, offset_groups_, taps_})};
-  }
-  void OffsetAndOrigin(XLA_FFI_DataType type) {
-    Argument(type, PositionsShape(2));
-    Argument(kS32, {3}, Role::kOrigin);
-  }
-  void OptionalMask(XLA_FFI_DataType type) {
-    if (bytes_.Below(2)) Argument(type, PositionsShape(1));
+  void OptionalMask() {
+    if (IsTrue("mask_tangent") || bytes_.Below(2)) Add(call_.arguments, 'A', "mask");
+    size('v') = IsChosen("columns_requested") ? 2 : 1;
   }
 
-  void Sample() {
-    Columns();
-    Argument(type_, ImageShape(Sum(images_, Size(2))));
-    OffsetAndOrigin(Accumulator(type_));
-    OptionalMask(Accumulator(type_));
-    Result(type_, ColumnsShape());
-  }
-
-  void SampleTangents() {
-    Columns();
-    const std::vector<int64_t> image = ImageShape(Sum(images_, Size(2)));
-    const XLA_FFI_DataType wide = Accumulator(type_);
-    Argument(type_, image);
-    OffsetAndOrigin(wide);
-    if (IsChosen("x_tangent")) Argument(type_, image);
-    if (IsChosen("offset_tangent")) Argument(wide, PositionsShape(2));
-    const bool has_mask_tangent = IsChosen("mask_tangent");
-    if (has_mask_tangent) Argument(wide, PositionsShape(1));
-    if (has_mask_tangent || bytes_.Below(2)) Argument(wide, PositionsShape(1));
-    Result(type_, {images_, rows_, columns_, taps_, IsChosen("columns_requested") ? 2 : 1, channels_});
-  }
-
-  void OffsetCotangent() {
-    Columns();
-    Argument(type_, ImageShape(Sum(images_, Size(2))));
-    OffsetAndOrigin(Accumulator(type_));
-    Argument(ColumnCotangent(), ColumnsShape());
-    OptionalMask(Accumulator(type_));
-    PositionResults(Accumulator(type_));
-    if (IsChosen("columns_requested")) Result(type_, ColumnsShape());
-  }
-
-  bool IsChosen(const std::string& attribute) {
-    const bool is_chosen = bytes_.Below(2);
-    call_.attributes[attribute] = Attribute::Boolean(is_chosen);
-    return is_chosen;
-  }
-  void PositionResults(XLA_FFI_DataType type) {
-    if (IsChosen("offset_requested")) Result(type, PositionsShape(2));
-    if (IsChosen("mask_requested")) Result(type, PositionsShape(1));
-  }
-
-  XLA_FFI_DataType ColumnCotangent() const { return is_cpu_ ? Accumulator(type_) : type_; }
-
-  void InputCotangent() {
-    Columns();
-    const XLA_FFI_DataType wide = Accumulator(type_);
-    OffsetAndOrigin(wide);
-    Argument(ColumnCotangent(), ColumnsShape());
-    const int64_t images_of_x = Sum(images_, Size(2));
-    Argument(wide, ImageShape(images_of_x), Role::kInPlace);
-    OptionalMask(wide);
-    Result(wide, ImageShape(images_of_x), Role::kInPlace);
-    const int64_t samples = Product({2, rows_, columns_, taps_});
-    const int64_t cells = Product({Sum(height_, 1), Sum(width_, 1)});
-    const int64_t workspace = Product({images_, offset_groups_, Sum(samples, Sum(cells, 1))});
-    Result(kS32, {is_cpu_ ? 0 : workspace}, Role::kScratch);
-  }
-
-  void PoolSizes(bool is_max = false) {
+  void MeanPool() { PoolSizes(false); }
+  void MaxPool() { PoolSizes(true); }
+  void PoolSizes(bool is_max) {
     const int64_t convention = bytes_.Below(3);
-    call_.attributes["convention"] = Attribute::Integer(convention);
-    const std::vector<std::pair<const char*, int64_t*>> pairs = {
-        {"output_size", output_}, {"group_size", group_}, {"part_size", part_}, {"points", points_}};
-    for (const auto& [name, pair] : pairs) {
-      const int64_t min = pair == points_ && convention ? 0 : 1;  // 0: adaptive
-      for (int axis = 0; axis < 2; ++axis) pair[axis] = is_max && pair == group_ ? 1 : Size(3, min);
-      Pair(name, {pair[0], pair[1]});
+    Integer("convention", convention);
+    const std::vector<std::pair<const char*, const char*>> pairs = {
+        {"output_size", "yx"}, {"group_size", "uv"}, {"part_size", "st"}, {"points", "ij"}};
+    for (const auto& [name, letters] : pairs) {
+      const int64_t min = *letters == 'i' && convention ? 0 : 1;  // 0: adaptive
+      for (int axis = 0; axis < 2; ++axis) size(letters[axis]) = is_max && *letters == 'u' ? 1 : Size(3, min);
+      call_.attributes[name] = Attribute::Integers({size(letters[0]), size(letters[1])});
     }
     const std::vector<double> scales = {0.5, 1, 0.0625, 0, -1, 1e300, 1e-300, 1. / 0, -1. / 0, 0. / 0};
     call_.attributes["spatial_scale"] = Attribute::Number(bytes_.ChooseFrom(scales));
     call_.attributes["trans_std"] = Attribute::Number(bytes_.ChooseFrom(scales));
     type_ = bytes_.ChooseFrom<XLA_FFI_DataType>({kF32, kF16, kBF16, kF64});
-    batches_ = Size(2);
-    images_ = Size(2);
-    height_ = Size(9);
-    width_ = Size(9);
-    rois_ = Size(5);
-    classes_ = is_max ? 1 : Size(3, 1);
-    features_ = Product({classes_, bytes_.Below(2) ? Size(3) : Product({4, Size(5)})});
-    channels_ = Product({features_, group_[0], group_[1]});
-  }
-  std::vector<int64_t> PoolImageShape() const { return {batches_, images_, height_, width_, channels_}; }
-  std::vector<int64_t> PooledShape() const { return {batches_, rois_, output_[0], output_[1], features_}; }
-  std::vector<int64_t> PoolOffsetShape() const { return {batches_, rois_, part_[0], part_[1], Product({2, classes_})}; }
-  void Rois() { Argument(Accumulator(type_), {batches_, rois_, 5}, Role::kRois); }
-  void OptionalOffset() {
-    if (bytes_.Below(2)) Argument(Accumulator(type_), PoolOffsetShape());
+    ChooseSizes("bnhwp", {2, 2, 9, 9, 5});
+    size('m') = is_max ? 1 : Size(3, 1);
+    size('f') = Product({size('m'), bytes_.Below(2) ? Size(3) : Product({4, Size(5)})});
+    size('c') = Dimension("fuv");
   }
 
-  std::vector<int64_t> WinnersShape() const { return {2, batches_, rois_, output_[0], output_[1], features_}; }
-  void MaxPool() {
-    PoolSizes(true);
-    Argument(type_, PoolImageShape());
-    Rois();
-    Result(type_, PooledShape());
+  // Per feature group. INT64_MIN / -1 would overflow.
+  int64_t PerGroup(int64_t count) { return size('G') && size('G') != -1 ? count / size('G') : 0; }
+  void StoreGroups() {
+    Integer("offset_groups", size('g'));
+    Integer("feature_group_count", size('G'));
+    size('N') = size('n');
+    size('d') = PerGroup(size('c'));
+    size('e') = PerGroup(size('f'));
   }
-  void MaxPoolWinners() {
-    PoolSizes(true);
-    Argument(type_, PoolImageShape());
-    Rois();
-    Result(kS32, WinnersShape());
-  }
-  void MaxPoolInputCotangent() {
-    PoolSizes(true);
-    Rois();
-    Argument(type_, PooledShape());
-    Argument(kS32, WinnersShape());
-    Result(Accumulator(type_), PoolImageShape());
-  }
-
-  void Pool() {
-    PoolSizes();
-    Argument(type_, PoolImageShape());
-    Rois();
-    OptionalOffset();
-    Result(type_, PooledShape());
-  }
-  void PoolInputCotangent() {
-    PoolSizes();
-    Rois();
-    Argument(type_, PooledShape());
-    OptionalOffset();
-    Result(Accumulator(type_), PoolImageShape());
-  }
-  void PoolOffsetCotangent() {
-    PoolSizes();
-    Argument(type_, PoolImageShape());
-    Rois();
-    Argument(type_, PooledShape());
-    Argument(Accumulator(type_), PoolOffsetShape());
-    Result(Accumulator(type_), PoolOffsetShape());
-  }
-
   void Fused() {
     Window(3);
     type_ = bytes_.ChooseFrom<XLA_FFI_DataType>({kF32, kF16, kBF16});
     const int64_t vector = type_ == kF32 ? 4 : 8;
-    offset_groups_ = Size(3, 1);
-    groups_ = Size(3, 1);
+    ChooseSizes("gG", {3, 3}, 1);
     // A multiple of both group counts: a segment times their maximum, which is enough if they are equal or one of them
     // is 1, or times their product.
-    const int64_t segment = Product({vector, Size(3, 1)});
-    const bool use_maximum = bytes_.Below(2);
-    channels_ = use_maximum ? Product({segment, std::max(groups_, offset_groups_)})
-                            : Product({segment, groups_, offset_groups_});
-    features_ = Product({groups_, vector, Size(3, 1)});
-    if (offset_groups_ > 1 && groups_ > 1 && offset_groups_ != groups_) call_.is_valid = false;
-    call_.attributes["offset_groups"] = Attribute::Integer(offset_groups_);
-    call_.attributes["feature_group_count"] = Attribute::Integer(groups_);
+    const int64_t segment = Product({vector, Size(3, 1)}), g = size('g'), groups = size('G');
+    size('c') = bytes_.Below(2) ? Product({segment, std::max(groups, g)}) : Product({segment, groups, g});
+    size('f') = Product({groups, vector, Size(3, 1)});
+    if (g > 1 && groups > 1 && g != groups) call_.is_valid = false;
+    StoreGroups();
   }
-  std::vector<int64_t> YShape() const { return {images_, rows_, columns_, features_}; }
-  // Per group. INT64_MIN / -1 would overflow.
-  int64_t PerGroup(int64_t count) const { return groups_ && groups_ != -1 ? count / groups_ : 0; }
-  std::vector<int64_t> WeightByChannelShape() const { return {channels_, taps_, PerGroup(features_)}; }
-
-  void FusedForward() {
-    Fused();
-    Argument(type_, ImageShape(images_));
-    OffsetAndOrigin(kF32);
-    Argument(type_, {features_, taps_, PerGroup(channels_)});
-    Argument(kF32, {features_});
-    OptionalMask(kF32);
-    Result(bytes_.Below(2) ? kF32 : type_, YShape());
-    call_.attributes["tile_features"] = Attribute::Integer(64 << bytes_.Below(3));
-  }
-  void FusedInputCotangent() {
-    Fused();
-    OffsetAndOrigin(kF32);
-    Argument(type_, WeightByChannelShape());
-    Argument(type_, YShape());
-    OptionalMask(kF32);
-    const int64_t contributions = Product({4, rows_, columns_});
+  void TileFeatures() { Integer("tile_features", 64 << bytes_.Below(3)); }
+  void ImagesAtATime() {
     // A call of extremely many images would take extremely long if it computed them one by one.
-    const int64_t images = images_ <= 3 ? Size(3) : images_;  // at a time
-    call_.is_valid &= images > 0 || images_ == 0;
-    Result(type_, ImageShape(images_));
-    Result(kS32, {images, offset_groups_, taps_, Sum(Product({height_, width_}), 1)}, Role::kScratch);
-    Result(kS32, {images, offset_groups_, taps_, contributions, 2}, Role::kScratch);
-    Result(kS32, {images, offset_groups_, taps_, contributions}, Role::kScratch);
+    size('i') = size('n') <= 3 ? Size(3) : size('n');
+    call_.is_valid &= size('i') > 0 || size('n') == 0;
+    size('s') = Sum(Dimension("hw"), 1);
   }
-  void FusedOffsetCotangent() {
-    Fused();
-    Argument(type_, ImageShape(images_));
-    OffsetAndOrigin(kF32);
-    Argument(type_, WeightByChannelShape());
-    Argument(type_, YShape());
-    OptionalMask(kF32);
-    PositionResults(kF32);
+  void BlockTaps() {
     const int64_t block_taps = Size(3, 1);
-    call_.attributes["block_taps"] = Attribute::Integer(block_taps);
-    call_.is_valid &= block_taps <= taps_;
+    Integer("block_taps", block_taps);
+    call_.is_valid &= block_taps <= size('k');
   }
-  void FusedWeightCotangent() {
+  void FusedSplits() {
     Fused();
-    const int64_t splits = Size(3, 1);
-    Argument(type_, ImageShape(images_));
-    OffsetAndOrigin(kF32);
-    Argument(type_, YShape());
-    OptionalMask(kF32);
-    Result(kF32, {splits, taps_, PerGroup(channels_), features_});
-    call_.is_valid &= type_ != kF32 && splits <= std::max<int64_t>(1, Product({images_, rows_, columns_}));
+    size('z') = Size(3, 1);
+    call_.is_valid &= type_ != kF32 && size('z') <= std::max<int64_t>(1, Dimension("nrq"));
   }
 
   // Any channels and features; those that are multiples of 32 are multiplied in pairs, if their type is bfloat16.
   void CpuFused() {
     Window(3);
     type_ = bytes_.ChooseFrom<XLA_FFI_DataType>({kF32, kBF16, kF16});
-    offset_groups_ = Size(3, 1);
-    groups_ = Size(3, 1);
-    const int64_t multiple = bytes_.Below(2) ? 1 : 32;
-    channels_ = Product({multiple, Size(5, 1), groups_, bytes_.Below(2) ? offset_groups_ : 1});
-    if (offset_groups_ < 1 || channels_ % offset_groups_ != 0) call_.is_valid = false;
-    features_ = Product({groups_, multiple, Size(5, 1)});
-    call_.attributes["offset_groups"] = Attribute::Integer(offset_groups_);
-    call_.attributes["feature_group_count"] = Attribute::Integer(groups_);
+    ChooseSizes("gG", {3, 3}, 1);
+    const int64_t multiple = bytes_.Below(2) ? 1 : 32, channels = Size(5, 1), g = size('g');
+    size('c') = Product({multiple, channels, size('G'), bytes_.Below(2) ? g : 1});
+    if (g < 1 || size('c') % g != 0) call_.is_valid = false;
+    size('f') = Product({size('G'), multiple, Size(5, 1)});
+    StoreGroups();
   }
-  std::vector<int64_t> WeightByTapShape() const { return {taps_, PerGroup(channels_), features_}; }
   dcn::DType FusedDType() const {
-    if (type_ == kF32) return dcn::DType::kF32;
-    return type_ == kF16 ? dcn::DType::kF16 : dcn::DType::kBF16;
+    return type_ == kF32 ? dcn::DType::kF32 : type_ == kF16 ? dcn::DType::kF16 : dcn::DType::kBF16;
   }
-  // 0 for sizes that every workspace is refused for.
-  template <typename Size>
-  int64_t CpuWorkspace(const Size& size) const {
-    const auto is_int32 = [](int64_t value) { return 0 <= value && value <= INT32_MAX; };
-    if (!is_int32(kernel_[0]) || !is_int32(kernel_[1]) || !is_int32(taps_) || !is_int32(groups_) || groups_ < 1 ||
-        height_ < 0 || width_ < 0 || channels_ < groups_ || features_ < groups_) {
-      return 0;
+  // The size of a workspace; 0 for sizes that every workspace is refused for.
+  template <typename WorkspaceOf>
+  void CpuWorkspace(const WorkspaceOf& workspace_of) {
+    size('z') = 0;
+    for (const int64_t number : {kernel_[0], kernel_[1], size('k'), size('G')}) {
+      if (number < 0 || number > INT32_MAX) return;
     }
+    if (size('G') < 1 || size('h') < 0 || size('w') < 0) return;
+    if (size('c') < size('G') || size('f') < size('G')) return;
     dcn::Sizes sizes = {};
     std::copy_n(kernel_, 2, sizes.window.kernel);
-    sizes.images = images_;
-    sizes.height = height_;
-    sizes.width = width_;
-    sizes.channels = channels_;
-    return size(sizes, dcn::Product{features_, groups_});
+    sizes.images = size('n');
+    sizes.height = size('h');
+    sizes.width = size('w');
+    sizes.channels = size('c');
+    size('z') = workspace_of(sizes, dcn::Product{size('f'), size('G')});
   }
-
-  void CpuFusedForward() {
-    CpuFused();
-    Argument(type_, ImageShape(images_));
-    OffsetAndOrigin(kF32);
-    Argument(type_, WeightByTapShape());
-    Argument(kF32, {features_});
-    OptionalMask(kF32);
-    Result(bytes_.Below(2) ? kF32 : type_, YShape());
-    const int64_t workspace = CpuWorkspace([&](const dcn::Sizes& sizes, const dcn::Product& product) {
+  void CpuForwardWorkspace() {
+    CpuWorkspace([&](const dcn::Sizes& sizes, const dcn::Product& product) {
       return dcn::FusedForwardWorkspace(FusedDType(), sizes, product);
     });
-    Result(kF32, {workspace}, Role::kScratch);
   }
-  void CpuFusedCotangents() {
-    CpuFused();
-    Argument(type_, ImageShape(images_));
-    OffsetAndOrigin(kF32);
-    Argument(type_, WeightByTapShape());
-    Argument(type_, YShape());
-    OptionalMask(kF32);
-    dcn::RequestedCotangents requested = {};
-    requested.x = IsChosen("x_requested");
-    if (requested.x) Result(type_, ImageShape(images_));
-    const size_t results = call_.results.size();
-    PositionResults(kF32);
-    requested.positions = call_.results.size() > results;
-    requested.weight = IsChosen("weight_requested");
-    if (requested.weight) Result(kF32, WeightByTapShape());
+  void CpuCotangentsWorkspace() {
     const bool has_workspace = bytes_.Below(16) < 15;
     call_.is_valid &= has_workspace;
     call_.attributes["workspace_requested"] = Attribute::Boolean(has_workspace);
-    const int64_t workspace = CpuWorkspace([&](const dcn::Sizes& sizes, const dcn::Product& product) {
+    const dcn::RequestedCotangents requested = {
+        IsTrue("x_requested"), IsTrue("offset_requested") || IsTrue("mask_requested"), IsTrue("weight_requested")};
+    CpuWorkspace([&](const dcn::Sizes& sizes, const dcn::Product& product) {
       return dcn::FusedCotangentsWorkspace(FusedDType(), sizes, product, requested);
     });
-    if (has_workspace) Result(kF32, {workspace}, Role::kScratch);
+    if (has_workspace) Add(call_.results, 'f', "workspace");
   }
 
   // A pyramid of up to three levels, or a window.
   void Aggregation() {
     is_window_ = IsChosen("window");
     type_ = bytes_.ChooseFrom<XLA_FFI_DataType>({kF32, kF16, kBF16, kF64});
-    batches_ = Size(2);
-    heads_ = Size(3);
-    channels_ = bytes_.Below(2) ? Size(3) : Product({4, Size(5)});
-    rows_ = Size(5);
-    columns_ = is_window_ ? Size(4) : 1;
-    height_ = width_ = cells_ = taps_ = 0;
-    if (is_window_) {
-      WindowLevel();
-    } else {
-      Pyramid();
-    }
+    ChooseSizes("bm", {2, 3});
+    size('c') = bytes_.Below(2) ? Size(3) : Product({4, Size(5)});
+    size('r') = Size(5);
+    size('q') = is_window_ ? Size(4) : 1;
+    is_window_ ? WindowLevel() : Pyramid();
   }
   void WindowLevel() {
-    kernel_[0] = Size(3, 1);
-    kernel_[1] = Size(3, 1);
-    height_ = Size(6);
-    width_ = Size(6);
-    Pair("kernel_size", {kernel_[0], kernel_[1]});
-    Pair("strides", {Size(3, 1), Size(3, 1)});
-    Pair("padding", {Size(3, -3), Size(3, -3)});
-    Pair("kernel_dilation", {Size(3, 1), Size(3, 1)});
+    ChooseKernel(3, "hw", {6, 6});
     const std::vector<double> scales = {1, 0.5, 0, -1, 1e300, 1. / 0, 0. / 0};
     call_.attributes["offset_scale"] = Attribute::Number(bytes_.ChooseFrom(scales));
-    taps_ = Sum(Product({kernel_[0], kernel_[1]}), IsChosen("remove_center") ? -1 : 0);
-    cells_ = Product({Sum(height_, 1), Sum(width_, 1)});
+    size('k') = Sum(size('k'), IsChosen("remove_center") ? -1 : 0);
+    cells_ = Product({Sum(size('h'), 1), Sum(size('w'), 1)});
   }
   void Pyramid() {
     IsChosen("discrete");
@@ -441,61 +336,64 @@ class CallBuilder {
     for (int64_t count = bytes_.Below(4); count > 0; --count) {
       const int64_t height = Size(5), width = Size(5), taps = Size(4);
       levels.insert(levels.end(), {height, width, taps});
-      height_ = Sum(height_, Product({height, width}));
+      size('h') = Sum(size('h'), Product({height, width}));  // the pixels of all levels
       cells_ = Sum(cells_, Product({Sum(height, 1), Sum(width, 1)}));
-      taps_ = Sum(taps_, taps);
+      size('k') = Sum(size('k'), taps);
     }
     call_.attributes["levels"] = Attribute::Integers(levels);
   }
-  std::vector<int64_t> AggregationShape(int64_t rows, int64_t columns, std::vector<int64_t> rest) const {
-    std::vector<int64_t> shape = {batches_, rows};
-    if (is_window_) shape.push_back(columns);
-    shape.push_back(heads_);
-    shape.insert(shape.end(), rest.begin(), rest.end());
-    return shape;
-  }
-  std::vector<int64_t> ValueShape() const { return AggregationShape(height_, width_, {channels_}); }
-  std::vector<int64_t> OutShape() const { return AggregationShape(rows_, columns_, {channels_}); }
-  std::vector<int64_t> LocationsShape() const { return AggregationShape(rows_, columns_, {taps_, 2}); }
-  std::vector<int64_t> WeightsShape() const { return AggregationShape(rows_, columns_, {taps_}); }
-  void TapArguments() {
-    Argument(Accumulator(type_), LocationsShape());
-    Argument(Accumulator(type_), WeightsShape());
-    Argument(kS32, {2}, Role::kOrigin);
-  }
-
-  void Aggregate() {
-    Aggregation();
-    Argument(type_, ValueShape());
-    TapArguments();
-    Result(type_, OutShape());
-  }
-  void AggregationValueCotangent() {
-    Aggregation();
-    TapArguments();
-    Argument(type_, OutShape());
-    Result(bytes_.Below(2) ? Accumulator(type_) : type_, ValueShape());
+  void SampleTables() {
     const int64_t words = type_ == kF64 ? 10 : 6;
-    const int64_t table = Sum(Product({words, rows_, columns_, taps_}), Sum(cells_, 1));
-    Result(kS32, {is_cpu_ ? 0 : Product({table, 1 + bytes_.Below(3)})}, Role::kScratch);
-  }
-  void AggregationTapCotangents() {
-    Aggregation();
-    Argument(type_, ValueShape());
-    TapArguments();
-    Argument(type_, OutShape());
-    if (IsChosen("locations_requested")) Result(Accumulator(type_), LocationsShape());
-    if (IsChosen("weights_requested")) Result(Accumulator(type_), WeightsShape());
+    const int64_t table = Sum(Product({words, size('r'), size('q'), size('k')}), Sum(cells_, 1));
+    size('z') = is_cpu_ ? 0 : Product({table, 1 + bytes_.Below(3)});
+    Add(call_.results, 'i', "workspace");
   }
 
   Bytes& bytes_;
-  bool is_cpu_, is_window_;
+  const bool is_cpu_;
+  bool is_window_ = false;
   Call call_;
-  XLA_FFI_DataType type_;
-  int64_t kernel_[2], output_[2], group_[2], part_[2], points_[2];
-  int64_t taps_, images_, height_, width_, rows_, columns_, channels_, offset_groups_, groups_ = 1, features_;
-  int64_t batches_, rois_, classes_, heads_, cells_;
+  XLA_FFI_DataType type_ = kF32;
+  int64_t kernel_[2] = {}, cells_ = 0;
+  std::array<int64_t, 128> sizes_ = {};  // by letter
 };
+
+const std::vector<Handler>& CallBuilder::Handlers() {
+  using B = CallBuilder;
+  static const std::vector<Handler> handlers = {
+      {"dcn_sample", &B::Columns, "T:x A:offset I:origin A:mask?", "T:columns"},
+      {"dcn_offset_cotangent", &B::Columns, "T:x A:offset I:origin C:columns A:mask?",
+       "A:offset?offset_requested A:mask?mask_requested T:columns?columns_requested"},
+      {"dcn_input_cotangent", &B::Columns, "A:offset I:origin C:columns A:d_x A:mask?", "A:d_x i:workspace"},
+      {"dcn_roi_pool", &B::MeanPool, "T:images A:rois A:shifts?", "T:pooled"},
+      {"dcn_roi_pool_input_cotangent", &B::MeanPool, "A:rois T:pooled A:shifts?", "A:images"},
+      {"dcn_roi_pool_offset_cotangent", &B::MeanPool, "T:images A:rois T:pooled A:shifts", "A:shifts"},
+      {"dcn_roi_max_pool", &B::MaxPool, "T:images A:rois", "T:pooled"},
+      {"dcn_roi_max_pool_argmax", &B::MaxPool, "T:images A:rois", "I:argmax"},
+      {"dcn_roi_max_pool_input_cotangent", &B::MaxPool, "A:rois T:pooled I:argmax", "A:images"},
+      {"dcn_fused_forward", &B::Fused, "T:x F:offset I:origin T:weight F:bias F:mask?", "Y:y", nullptr,
+       &B::TileFeatures},
+      {"dcn_fused_input_cotangent", &B::Fused, "F:offset I:origin T:by_channel T:y F:mask?",
+       "T:x i:lists i:pairs i:ids", &B::ImagesAtATime},
+      {"dcn_fused_offset_cotangent", &B::Fused, "T:x F:offset I:origin T:by_channel T:y F:mask?",
+       "F:offset?offset_requested F:mask?mask_requested", nullptr, &B::BlockTaps},
+      {"dcn_fused_weight_cotangent", &B::FusedSplits, "T:x F:offset I:origin T:y F:mask?", "F:parts"},
+      {"dcn_sample_tangents", &B::Columns,
+       "T:x A:offset I:origin T:x?x_tangent A:offset?offset_tangent A:mask?mask_tangent", "T:tangents",
+       &B::OptionalMask},
+      {"dcn_aggregate", &B::Aggregation, "T:value A:locations A:weights I:query_origin", "T:out"},
+      {"dcn_aggregation_value_cotangent", &B::Aggregation, "A:locations A:weights I:query_origin T:out", "W:value",
+       nullptr, &B::SampleTables},
+      {"dcn_aggregation_tap_cotangents", &B::Aggregation, "T:value A:locations A:weights I:query_origin T:out",
+       "A:locations?locations_requested A:weights?weights_requested"},
+      {"dcn_cpu_fused_forward", &B::CpuFused, "T:x F:offset I:origin T:by_tap F:bias F:mask?", "Y:y f:workspace",
+       &B::CpuForwardWorkspace},
+      {"dcn_cpu_fused_cotangents", &B::CpuFused, "T:x F:offset I:origin T:by_tap T:y F:mask?",
+       "T:x?x_requested F:offset?offset_requested F:mask?mask_requested F:by_tap?weight_requested", nullptr,
+       &B::CpuCotangentsWorkspace},
+  };
+  return handlers;
+}
 
 // Makes a call invalid, mostly.
 class Mutation {
@@ -539,17 +437,17 @@ class Mutation {
     if (size) *size = MutatedSize(*size);
   }
   void Type() {
-    static const std::vector<XLA_FFI_DataType> kTypes = {kF32,
-                                                         kF64,
-                                                         kF16,
-                                                         kBF16,
-                                                         kS32,
-                                                         XLA_FFI_DataType_S64,
-                                                         XLA_FFI_DataType_PRED,
-                                                         XLA_FFI_DataType_C64,
-                                                         XLA_FFI_DataType_INVALID,
-                                                         XLA_FFI_DataType_TOKEN};
-    if (Buffer* buffer = ChooseElement(Buffers())) buffer->dtype = bytes_.ChooseFrom(kTypes);
+    const std::vector<XLA_FFI_DataType> types = {kF32,
+                                                 kF64,
+                                                 kF16,
+                                                 kBF16,
+                                                 kS32,
+                                                 XLA_FFI_DataType_S64,
+                                                 XLA_FFI_DataType_PRED,
+                                                 XLA_FFI_DataType_C64,
+                                                 XLA_FFI_DataType_INVALID,
+                                                 XLA_FFI_DataType_TOKEN};
+    if (Buffer* buffer = ChooseElement(Buffers())) buffer->dtype = bytes_.ChooseFrom(types);
   }
   void Rank() {
     Buffer* buffer = ChooseElement(Buffers());

@@ -139,7 +139,8 @@ void CheckFused(DType dtype, const Sizes& s, const Positions& positions, const P
 void CheckFusedCotangent(DType dtype, const Sizes& s, const Positions& positions, const Product& product,
                          const void* d_y) {
   CheckFused(dtype, s, positions, product);
-  const double outputs = double(s.images) * s.rows * s.columns, vectors = product.group_features() * BytesOf(dtype) / 16;
+  const double outputs = double(s.images) * s.rows * s.columns,
+               vectors = product.group_features() * BytesOf(dtype) / 16;
   REQUIRE(product.features > 0 && s.channels > 0);
   REQUIRE(product.features * BytesOf(dtype) < k32);
   REQUIRE(product.group_features() % FusedVector(dtype) == 0);
@@ -231,7 +232,8 @@ void CheckCpuFused(DType dtype, const Sizes& s, const Positions& positions, cons
 
 const char* FusedForward(Device&, DType dtype, const Sizes& s, const Positions& positions, const Product& product,
                          const FusedForwardArrays& arrays) {
-  CheckCpuFused(dtype, s, positions, product, arrays.x, arrays.weight, arrays.y, arrays.is_y_float ? 4 : BytesOf(dtype));
+  CheckCpuFused(dtype, s, positions, product, arrays.x, arrays.weight, arrays.y,
+                arrays.is_y_float ? 4 : BytesOf(dtype));
   REQUIRE(contract.Holds(arrays.bias, product.features, 4));
   const double padded = std::ceil(double(product.group_features()) / kFeaturePadding) * kFeaturePadding;
   const double packed = double(s.taps()) * s.channels * padded;
@@ -312,8 +314,8 @@ void CheckMaxPool(DType dtype, const PoolSizes& s, const Rois& rois, const void*
   REQUIRE(s.groups() == 1 && s.classes == 1 && !rois.offset);
 }
 
-void CheckWinners(const PoolSizes& s, const int32_t* winners) {
-  REQUIRE(contract.Holds(winners, 2 * double(s.batches) * s.rois * s.output[0] * s.output[1] * s.channels, 4));
+void CheckArgmax(const PoolSizes& s, const int32_t* argmax) {
+  REQUIRE(contract.Holds(argmax, 2 * double(s.batches) * s.rois * s.output[0] * s.output[1] * s.channels, 4));
 }
 
 }  // namespace
@@ -323,17 +325,16 @@ const char* MaxPool(Device&, DType dtype, const PoolSizes& s, const Rois& rois, 
   return nullptr;
 }
 
-const char* MaxPoolWinners(Device&, DType dtype, const PoolSizes& s, const Rois& rois, const void* x,
-                           int32_t* winners) {
+const char* MaxPoolArgmax(Device&, DType dtype, const PoolSizes& s, const Rois& rois, const void* x, int32_t* argmax) {
   CheckMaxPool(dtype, s, rois, x, BytesOf(dtype), nullptr);
-  CheckWinners(s, winners);
+  CheckArgmax(s, argmax);
   return nullptr;
 }
 
 const char* MaxPoolInputCotangent(Device&, DType dtype, const PoolSizes& s, const Rois& rois, const void* d_pooled,
-                                  const int32_t* winners, void* d_x) {
+                                  const int32_t* argmax, void* d_x) {
   CheckMaxPool(dtype, s, rois, d_x, AccumulatorSize(dtype), d_pooled);
-  CheckWinners(s, winners);
+  CheckArgmax(s, argmax);
   return nullptr;
 }
 
@@ -356,12 +357,12 @@ void CheckAggregation(DType dtype, const AggregationSizes& s, const Taps& taps, 
     level_taps += level.taps;
   }
   REQUIRE(level_pixels == s.pixels && level_taps == s.taps && level_taps < k32);
-  if (s.sampling == Sampling::kWindow) {
+  if (s.sampling == SamplingMethod::kWindow) {
     for (int axis = 0; axis < 2; ++axis) {
-      REQUIRE(s.grid.kernel[axis] >= 1 && s.grid.strides[axis] >= 1 && s.grid.dilation[axis] >= 1);
-      REQUIRE((s.grid.kernel[axis] - 1.) * s.grid.dilation[axis] < k32);
+      REQUIRE(s.window.kernel[axis] >= 1 && s.window.strides[axis] >= 1 && s.window.dilation[axis] >= 1);
+      REQUIRE((s.window.kernel[axis] - 1.) * s.window.dilation[axis] < k32);
     }
-    REQUIRE(double(s.grid.kernel[0]) * s.grid.kernel[1] < k32 && s.grid.taps() == s.taps);
+    REQUIRE(double(s.window.kernel[0]) * s.window.kernel[1] < k32 && s.window.taps() == s.taps);
   }
   // A kernel uses one warp per query and head, and packs flags into the indices of pixels.
   REQUIRE(TapCount(s) * 2 < k64 && OutCount(s) < k64 && ValueCount(s) * 8 < k64);

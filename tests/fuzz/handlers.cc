@@ -1,7 +1,7 @@
 // The fuzz target, for libFuzzer and replay.cc: decodes one call of a handler from bytes and makes it under a
 // sanitizer. For any bytes, the handler must return an error, or succeed and write all its results. It is linked with
-// the kernels of the CPU, with the emulated kernels of CUDA, or with contract.cc, which allows any size because it
-// needs no memory.
+// the kernels of the CPU, with those of CUDA in the PTX interpreter, or with contract.cc, which allows any size because
+// it needs no memory.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -18,6 +18,9 @@
 #include "contract.h"
 #include "cpu/element.h"
 #include "ffi/handlers.h"
+#ifdef DCN_EXECUTES_PTX
+#include "ptx/call.h"
+#endif
 
 struct XLA_FFI_Error {
   std::string message;
@@ -58,12 +61,11 @@ void Show(const Call& call) {
 
 // The number of allocations before one fails; negative if none fails. Allocations of this file are not counted.
 std::atomic<int64_t> allocations_left{-1};
-// 1 while allocations are not counted. Not a bool, because the emulation fills thread-local storage with 0xff.
-thread_local int uncounted = 0;
+thread_local bool is_uncounted = false;  // while allocations are not counted
 
 struct Uncounted {
-  int previous = std::exchange(uncounted, 1);
-  ~Uncounted() { uncounted = previous; }
+  bool previous = std::exchange(is_uncounted, true);
+  ~Uncounted() { is_uncounted = previous; }
 };
 
 // The part of XLA's FFI API that the handlers call.
@@ -235,6 +237,11 @@ class Frame {
     frame.attrs = {
         XLA_FFI_Attrs_STRUCT_SIZE, nullptr,           int64_t(attribute_types_.size()), attribute_types_.data(),
         name_pointers_.data(),     attributes_.data()};
+#ifdef DCN_EXECUTES_PTX
+    bool has_result = false;
+    for (const Buffer& result : call_.results) has_result |= result.role == Role::kResult && Count(result.dims) > 0;
+    if (!has_impossible_shape_) return ptx::Call(handler, &frame, has_result);
+#endif
     return handler(&frame);
   }
 
@@ -336,12 +343,12 @@ XLA_FFI_Handler* Find(const std::string& name) {
 extern "C" const char* __asan_default_options() { return "alloc_dealloc_mismatch=0"; }
 
 void* operator new(size_t size) {
-  if (fuzz::uncounted != 1 && fuzz::allocations_left >= 0 && fuzz::allocations_left-- == 0) throw std::bad_alloc();
+  if (!fuzz::is_uncounted && fuzz::allocations_left >= 0 && fuzz::allocations_left-- == 0) throw std::bad_alloc();
   if (void* memory = std::malloc(size)) return memory;
   throw std::bad_alloc();
 }
 void* operator new(size_t size, std::align_val_t alignment) {
-  if (fuzz::uncounted != 1 && fuzz::allocations_left >= 0 && fuzz::allocations_left-- == 0) throw std::bad_alloc();
+  if (!fuzz::is_uncounted && fuzz::allocations_left >= 0 && fuzz::allocations_left-- == 0) throw std::bad_alloc();
   void* memory;
   if (posix_memalign(&memory, size_t(alignment), size) == 0) return memory;
   throw std::bad_alloc();
@@ -362,8 +369,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const int64_t failing_allocation = int64_t{bytes.Next()} - 192;  // mostly negative: none fails
   Frame frame(call, bytes.Next());
   if (!handler || !frame.is_runnable()) return 0;
-  // Only valid calls: if XLA cannot allocate its own message about an invalid attribute, it ends the process.
-  const bool has_failing_allocation = (is_cpu || contract) && frame.is_valid() && failing_allocation >= 0;
+  const bool has_failing_allocation = (is_cpu || contract) && failing_allocation >= 0;
   allocations_left = has_failing_allocation ? failing_allocation : -1;
   const std::unique_ptr<XLA_FFI_Error> error(frame.Run(handler));
   allocations_left = -1;

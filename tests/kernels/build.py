@@ -1,8 +1,9 @@
-"""Compiles the source of the CUDA kernels for the CPU, with an emulation in place of CUDA, and for a GPU."""
+"""Compiles programs of the CPU's kernels, the fuzzer, and a program of the CUDA kernels for a GPU."""
 
 import functools
 import os
 import pathlib
+import re
 import subprocess
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,14 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import pytest
 
-from benchmarks.lowering.executed_ptx import DEVICE_FLAGS, KERNELS, LIB
-from benchmarks.support import cached_build, cuda_tools
+from benchmarks.readers import cached_build, cuda_tools, executed_ptx
+from benchmarks.readers.executed_ptx import DEVICE_FLAGS, LIB
 
 HERE = pathlib.Path(__file__).parent
 CPU = LIB / "cpu"
 FUZZ = HERE.parent / "fuzz"
 
-BACKEND = sorted((LIB / "cuda").glob("*.cc"))
 # Handlers that only one backend has; module.cc is compiled by neither program.
 ONLY_ON_CUDA, ONLY_ON_CPU = {"deform_conv_fused.cc"}, {"deform_conv_fused_cpu.cc"}
 FUSED_PLAN = CPU / "fused" / "plan.cc"
@@ -25,17 +25,8 @@ FUSED_PLAN = CPU / "fused" / "plan.cc"
 COMPILER = "g++"
 # No fused multiply-add, as in the package. Reports name lines, but no variables.
 FLAGS = ["-std=c++17", "-O1", "-g1", "-fPIC", "-ffp-contract=off"]
-INCLUDE = [
-    f"-I{HERE / 'cuda'}",
-    f"-I{LIB}",
-    f"-I{LIB / 'cuda'}",
-    f"-I{HERE}",
-    f"-I{CPU}",
-    f"-isystem{jax.ffi.include_dir()}",
-]
-HANDLER_FLAGS = ["-include", "stream.h", '-DDCN_COMPILER="the emulation"']
+INCLUDE = [f"-I{LIB}", f"-I{LIB / 'cuda'}", f"-I{HERE}", f"-I{CPU}", f"-isystem{jax.ffi.include_dir()}"]
 CPU_FLAGS = ["-O0", "-DDCN_CPU", "-iquote", str(CPU)]
-SEPARATE = ["-fno-gnu-unique"]  # libraries in one process do not share static variables
 SANITIZERS = {
     "none": [],
     # The checks of inlined functions take several times as long to compile.
@@ -46,28 +37,9 @@ SANITIZERS = {
 COMPILERS = {sanitizer: "clang++" if sanitizer == "fuzzer" else COMPILER for sanitizer in SANITIZERS}
 
 
-def mistakes(names: Iterable[str], always: Collection[str]) -> list:
+def mutations(names: Iterable[str], always: Collection[str]) -> list:
     """Parameters of a mutation test. Only the names in `always` run by default; `make thorough` runs all."""
     return [pytest.param(name, marks=[] if name in always else [pytest.mark.thorough]) for name in names]
-
-
-def module() -> pathlib.Path:
-    """A shared library of the FFI handlers, which call the emulated kernels."""
-    handlers = [(path, [*HANDLER_FLAGS, *SEPARATE]) for path in [*_handlers(ONLY_ON_CPU), *BACKEND]]
-    own = [(path, SEPARATE) for path in (HERE / "module.cc", *KERNELS.values())]
-    return _link("module.so", [*handlers, *own], "none")
-
-
-def initialize_module() -> pathlib.Path:
-    """A shared library of the handler of the initialize stage, for one kernel."""
-    flags = [*HANDLER_FLAGS, *SEPARATE]
-    return _link("initialize.so", [(HERE / "initialize.cc", flags), (LIB / "cuda" / "initialize.cc", flags)], "none")
-
-
-def program(name: str, sanitizer: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
-    """An executable of `name`, a file in this folder, and `kernels`, compiled with a sanitizer."""
-    sources = [HERE / name, *kernels.values()]
-    return _link(pathlib.Path(name).stem, [(path, []) for path in sources], sanitizer)
 
 
 def cpu_fused_program(
@@ -115,19 +87,25 @@ def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB)
     those of lib/ffi.
     """
     names = ["calls", "handlers", *(["replay"] if sanitizer != "fuzzer" else [])]
-    harness = [(FUZZ / f"{name}.cc", []) for name in names]
     is_cpu = backend in ("cpu", "cpu_contract")
     ffi = [(path, changed / "ffi" / path.name) for path in _handlers(ONLY_ON_CUDA if is_cpu else ONLY_ON_CPU)]
     ffi = [(new, ["-iquote", str(changed)]) if new.exists() and new != old else (old, []) for old, new in ffi]
+    harness, kernels, compiled = [(FUZZ / f"{name}.cc", []) for name in names], [FUZZ / "contract.cc"], []
     if is_cpu:
-        kernels = [*sorted(CPU.glob("*.cc")), *sorted(CPU.glob("fused/*.cc"))]
-        paths = kernels if backend == "cpu" else [FUZZ / "contract.cc", CPU / "handlers.cc", FUSED_PLAN]
-        rest = [(path, [*own, *CPU_FLAGS]) for path, own in [*ffi, *((path, []) for path in paths)]]
+        own = [*sorted(CPU.glob("*.cc")), *sorted(CPU.glob("fused/*.cc"))]
+        kernels = own if backend == "cpu" else [*kernels, CPU / "handlers.cc", FUSED_PLAN]
+        rest = [(path, [*flags, *CPU_FLAGS]) for path, flags in [*ffi, *((path, []) for path in kernels)]]
     else:
-        rest = [(path, [*own, "-O0", *HANDLER_FLAGS]) for path, own in [*ffi, *((path, []) for path in BACKEND)]]
-        kernels = [FUZZ / "contract.cc"] if backend == "contract" else KERNELS.values()
-        rest += [*((path, []) for path in kernels), (FUSED_PLAN, CPU_FLAGS)]
-    return _link(f"fuzz_{backend}", [*harness, *rest], sanitizer)
+        cuda = ["-isystem", _toolkit_headers()]
+        ffi = [*ffi, (LIB / "cuda" / "handlers.cc", [])]
+        rest = [(path, [*flags, "-O0", *cuda, "-include", "ptx/stream.h"]) for path, flags in ffi]
+        if backend == "cuda":
+            harness = [(path, [*cuda, "-DDCN_EXECUTES_PTX"]) for path, _ in harness]
+            compiled = executed_ptx.objects()
+        else:
+            rest += [(path, cuda) for path in kernels]
+        rest.append((FUSED_PLAN, CPU_FLAGS))
+    return _link(f"fuzz_{backend}", [*harness, *rest], sanitizer, compiled)
 
 
 def device_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
@@ -160,14 +138,20 @@ def _changed_cpu_flags(folder):
     return ["-O0", "-DDCN_CPU", "-iquote", str(folder), "-iquote", str(CPU)]
 
 
-def _link(name, sources, sanitizer):
-    """`sources` are pairs of a path and its own flags. The emulation itself is compiled without a sanitizer."""
+def _toolkit_headers():
+    """The folder of the CUDA toolkit's headers."""
+    command = [cuda_tools.find("nvcc"), "--dryrun", "-c", "any.cc"]
+    steps = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True).stderr
+    return re.search(r'INCLUDES="-I([^"]+)"', steps)[1]
+
+
+def _link(name, sources, sanitizer, compiled=()):
+    """`sources` are pairs of a path and its own flags; `compiled` are libraries and object files."""
     compiler, flags = COMPILERS[sanitizer], SANITIZERS[sanitizer]
-    sources = [(compiler, path, [*flags, *own]) for path, own in sources]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(_compile, [*sources, (COMPILER, HERE / "execution.cc", [])]))
-    kind = ["-shared"] if name.endswith(".so") else []
-    return cached_build.build(name, [compiler, *flags, *kind, "-pthread", *objects], [])
+        objects = list(pool.map(_compile, [(compiler, path, [*flags, *own]) for path, own in sources]))
+    search = [f"-Wl,-rpath,{path.parent}" for path in compiled if path.suffix == ".so"]
+    return cached_build.build(name, [compiler, *flags, "-pthread", *objects, *compiled, *search], [])
 
 
 def _compile(compiler_source_and_flags):

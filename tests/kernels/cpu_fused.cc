@@ -16,11 +16,11 @@
 #include <type_traits>
 #include <vector>
 
+#include "bilinear.h"
 #include "deform_conv_fused.h"
 #include "device.h"
 #include "element.h"
-#include "sampling.h"
-#include "xla/ffi/api/ffi.h"
+#include "xla/ffi/api/c_api.h"
 
 namespace {
 
@@ -121,9 +121,7 @@ void Run(const Call& call) {
   api.struct_size = XLA_FFI_Api_STRUCT_SIZE;
   api.XLA_FFI_ThreadPool_NumThreads = NumThreads;
   api.XLA_FFI_ThreadPool_Schedule = Schedule;
-  xla::ffi::DiagnosticEngine diagnostic;
-  auto pool = xla::ffi::CtxDecoding<xla::ffi::ThreadPool>::Decode(&api, nullptr, diagnostic);
-  Device device(*pool);
+  Device device({&api, nullptr});
   if (const char* failure = call(device)) {
     std::printf("%s\n", failure);
     std::exit(1);

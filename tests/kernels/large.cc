@@ -13,6 +13,9 @@
 #include "deform_conv_fused.h"
 #include "device.h"
 #include "roi_pool.h"
+#ifdef __CUDACC__
+#include "ptx/memory.h"
+#endif
 
 namespace dcn {
 namespace {
@@ -33,6 +36,9 @@ class Large {
       std::printf("no address space\n");
       std::exit(2);
     }
+#ifdef __CUDACC__
+    ptx::AddAllocation(data_, size_t(size) * sizeof(T), false, false);
+#endif
   }
 
   T* data() { return data_; }
@@ -129,12 +135,12 @@ void TestWideImage() {
   Expect("the last of many columns", pooled.last(), 3);
 }
 
-#ifdef __global__
+#ifdef __CUDACC__
 // An attention to a level, with one tap per query.
 AggregationSizes OneTapPerQuery(int64_t batches, int64_t channels, int64_t queries, int32_t side) {
   AggregationSizes sizes = {batches, 1, channels, int64_t{side} * side, queries, 1, 1, 1};
   sizes.levels[0] = {side, side, 1, 0, 0};
-  sizes.sampling = Sampling::kBilinear;
+  sizes.sampling = SamplingMethod::kBilinear;
   return sizes;
 }
 
@@ -228,14 +234,11 @@ void TestFusedManyGroups() {
 }  // namespace dcn
 
 int main() {
-#ifdef __global__
-  execution::only_last_block = true;
-#endif
   dcn::TestManyPixels();
   dcn::TestManyImages();
   dcn::TestManyBatchesOfRois();
   dcn::TestWideImage();
-#ifdef __global__
+#ifdef __CUDACC__
   dcn::TestManyQueries();
   dcn::TestManyBatchesOfQueries();
   dcn::TestFusedManyPixels();

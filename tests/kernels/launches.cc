@@ -1,5 +1,5 @@
-// Calls every function of the kernels' headers on small operands, to be run under a sanitizer, on a GPU or in the
-// emulation. Operands are random, of every type, and cover the edge cases of shapes and sampling locations. Each
+// Calls every function of the kernels' headers on small operands, to be run in the PTX interpreter, or on a GPU under a
+// sanitizer. Operands are random, of every type, and cover the edge cases of shapes and sampling locations. Each
 // operand is a separate allocation of exactly its size, so that accesses past its end are found. `launches FILE` writes
 // the results to a file.
 //
@@ -254,11 +254,11 @@ void CallMaxPool(DType dtype, const PoolSizes& sizes, const Rois& rois, Array& x
   Array pooled = Array::Unwritten(dtype, pooled_size);
   Check(MaxPool(device, dtype, sizes, boxes, x.data(), pooled.data()));
   pooled.CheckWritten("the pooled maxima");
-  Array winners = Array::Integers(2 * pooled_size, 0x7f);  // larger than any winner; all bits set would be -1
-  Check(MaxPoolWinners(device, dtype, sizes, boxes, x.data(), winners.data<int32_t>()));
-  winners.CheckWritten("the winners");
+  Array argmax = Array::Integers(2 * pooled_size, 0x7f);  // larger than any index; all bits set would be -1
+  Check(MaxPoolArgmax(device, dtype, sizes, boxes, x.data(), argmax.data<int32_t>()));
+  argmax.CheckWritten("the argmax");
   Array d_x = Array::Unwritten(AccumulatorType(dtype), x_size);
-  Check(MaxPoolInputCotangent(device, dtype, sizes, boxes, d_pooled.data(), winners.data<int32_t>(), d_x.data()));
+  Check(MaxPoolInputCotangent(device, dtype, sizes, boxes, d_pooled.data(), argmax.data<int32_t>(), d_x.data()));
   d_x.CheckWritten("d_x of the pooled maxima");
 }
 
@@ -286,9 +286,9 @@ void CallPool(DType dtype, const PoolSizes& sizes, bool has_offset) {
   d_offset.CheckWritten("d_offset");
 }
 
-// `levels` have only their sizes and taps, except in Sampling::kWindow, whose level follows from the grid.
+// `levels` have only their sizes and taps, except in SamplingMethod::kWindow, whose level follows from the grid.
 AggregationSizes WithLevels(AggregationSizes sizes, std::vector<Level> levels) {
-  if (sizes.sampling == Sampling::kWindow) levels[0].taps = sizes.grid.taps();
+  if (sizes.sampling == SamplingMethod::kWindow) levels[0].taps = sizes.window.taps();
   for (Level& level : levels) {
     level.first_tap = sizes.taps;
     level.first_pixel = sizes.pixels;
@@ -314,7 +314,7 @@ void CallAggregation(DType dtype, const Aggregation& call, bool is_wide) {
   Device device(nullptr);
 
   Array value = Array::Random(dtype, value_size, 1), d_out = Array::Random(dtype, out_size, 1);
-  Array locations = Array::Random(wide, 2 * taps_size, sizes.sampling == Sampling::kWindow ? 3 : 1.2, 0.1);
+  Array locations = Array::Random(wide, 2 * taps_size, sizes.sampling == SamplingMethod::kWindow ? 3 : 1.2, 0.1);
   Array weights = Array::Random(wide, taps_size, 1);
   Array origin = Array::Of(std::vector<int32_t>{1, 2});
   const Taps taps = {locations.data(), weights.data(), origin.data<int32_t>()};
@@ -419,19 +419,25 @@ const PoolSizes kPools[] = {
 // strides, dilation, padding, scale and whether the center is removed. Then levels: height, width, taps. Then how many
 // heads of an example are sorted at once.
 const Aggregation kAggregations[] = {
-    {{2, 3, 16, 0, 5, 1, 0, 0, {}, Sampling::kBilinear, {}}, {{4, 5, 3}, {0, 3, 1}, {2, 3, 5}, {1, 1, 0}}, 2},
-    {{1, 2, 8, 0, 40, 1, 0, 0, {}, Sampling::kBilinear, {}}, {{2, 2, 6}, {1, 1, 4}}, 2},  // many samples in few cells
-    {{1, 1, 72, 0, 3, 1, 0, 0, {}, Sampling::kBilinear, {}}, {{3, 7, 2}}, 1},
-    {{1, 1, 264, 0, 2, 1, 0, 0, {}, Sampling::kBilinear, {}}, {{3, 2, 1}}, 1},  // more vectors than lanes
-    {{2, 2, 5, 0, 4, 1, 0, 0, {}, Sampling::kDiscrete, {}}, {{3, 4, 4}, {2, 1, 1}}, 3},
-    {{1, 2, 24, 0, 3, 4, 0, 0, {}, Sampling::kWindow, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1.5, true}}, {{5, 6, 0}}, 2},
-    {{2, 1, 3, 0, 2, 3, 0, 0, {}, Sampling::kWindow, {{2, 1}, {2, 1}, {1, 2}, {0, -1}, 0.5, false}}, {{4, 3, 0}}, 1},
-    {{0, 2, 8, 0, 3, 1, 0, 0, {}, Sampling::kBilinear, {}}, {{3, 4, 2}}, 1},
-    {{1, 0, 8, 0, 3, 1, 0, 0, {}, Sampling::kBilinear, {}}, {{3, 4, 2}}, 1},
-    {{1, 2, 0, 0, 3, 1, 0, 0, {}, Sampling::kBilinear, {}}, {{3, 4, 2}}, 1},
-    {{1, 2, 8, 0, 0, 1, 0, 0, {}, Sampling::kBilinear, {}}, {{3, 4, 2}}, 1},
-    {{1, 2, 8, 0, 3, 1, 0, 0, {}, Sampling::kBilinear, {}}, {}, 1},
-    {{1, 2, 8, 0, 3, 1, 0, 0, {}, Sampling::kDiscrete, {}}, {{0, 4, 2}}, 1},
+    {{2, 3, 16, 0, 5, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{4, 5, 3}, {0, 3, 1}, {2, 3, 5}, {1, 1, 0}}, 2},
+    {{1, 2, 8, 0, 40, 1, 0, 0, {}, SamplingMethod::kBilinear, {}},
+     {{2, 2, 6}, {1, 1, 4}},
+     2},  // many samples in few cells
+    {{1, 1, 72, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{3, 7, 2}}, 1},
+    {{1, 1, 264, 0, 2, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{3, 2, 1}}, 1},  // more vectors than lanes
+    {{2, 2, 5, 0, 4, 1, 0, 0, {}, SamplingMethod::kDiscrete, {}}, {{3, 4, 4}, {2, 1, 1}}, 3},
+    {{1, 2, 24, 0, 3, 4, 0, 0, {}, SamplingMethod::kWindow, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1.5, true}},
+     {{5, 6, 0}},
+     2},
+    {{2, 1, 3, 0, 2, 3, 0, 0, {}, SamplingMethod::kWindow, {{2, 1}, {2, 1}, {1, 2}, {0, -1}, 0.5, false}},
+     {{4, 3, 0}},
+     1},
+    {{0, 2, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{3, 4, 2}}, 1},
+    {{1, 0, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{3, 4, 2}}, 1},
+    {{1, 2, 0, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{3, 4, 2}}, 1},
+    {{1, 2, 8, 0, 0, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{3, 4, 2}}, 1},
+    {{1, 2, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {}, 1},
+    {{1, 2, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kDiscrete, {}}, {{0, 4, 2}}, 1},
 };
 
 }  // namespace
@@ -455,13 +461,5 @@ int main(int num_arguments, char** arguments) {
     for (const dcn::Aggregation& call : dcn::kAggregations) dcn::CallAggregation(dtype, call, iteration++ % 2);
     ++iteration;  // so that a case alternates between types in having the optional operand
   }
-#ifndef __CUDA_RUNTIME_H__  // in the emulation
-  dcn::results = nullptr;
-  execution::max_shared_bytes = 99 << 10;  // too little for the widest tiles
-  execution::max_grid_blocks = 1;          // so that blocks iterate over several tiles
-  for (const dcn::FusedCall& call : dcn::kFusedCalls) {
-    dcn::CallFused(dcn::DType::kBF16, call, iteration++ % 2);
-  }
-#endif
   std::puts("every launch is done");
 }

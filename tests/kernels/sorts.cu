@@ -54,26 +54,19 @@ void Check(const char* failure) {
   std::exit(1);
 }
 
-class Array {
- public:
-  explicit Array(size_t size) : bytes_(size * sizeof(int32_t)) { Check(Failure(cudaMalloc(&data_, bytes_))); }
-  explicit Array(const std::vector<int32_t>& values) : Array(values.size()) {
-    Check(Failure(cudaMemcpy(data_, values.data(), bytes_, cudaMemcpyHostToDevice)));
-  }
-  Array(const Array&) = delete;
-  ~Array() { cudaFree(data_); }
+// Memory of the device that is not freed, with these values if they are given.
+int32_t* Allocate(size_t size, const int32_t* values = nullptr) {
+  void* data = nullptr;
+  Check(Failure(cudaMalloc(&data, size * sizeof(int32_t))));
+  if (values) Check(Failure(cudaMemcpy(data, values, size * sizeof(int32_t), cudaMemcpyHostToDevice)));
+  return static_cast<int32_t*>(data);
+}
 
-  int32_t* data() const { return static_cast<int32_t*>(data_); }
-  std::vector<int32_t> Values() const {
-    std::vector<int32_t> values(bytes_ / sizeof(int32_t));
-    Check(Failure(cudaMemcpy(values.data(), data_, bytes_, cudaMemcpyDeviceToHost)));
-    return values;
-  }
-
- private:
-  void* data_ = nullptr;
-  size_t bytes_;
-};
+void Write(const int32_t* data, size_t size, std::FILE* file) {
+  std::vector<int32_t> values(size);
+  Check(Failure(cudaMemcpy(values.data(), data, size * sizeof(int32_t), cudaMemcpyDeviceToHost)));
+  std::fwrite(values.data(), sizeof(int32_t), size, file);
+}
 
 struct Options {
   int32_t tables, rows, entries, is_row_start_global, has_pairs;
@@ -83,21 +76,24 @@ template <typename Value, int kItemEntries>
 void Sort(const Options& options, std::FILE* operands, std::FILE* results) {
   const auto [tables, rows, entries, is_row_start_global, has_pairs] = options;
   std::vector<int32_t> row(size_t(tables) * entries);
-  for (int32_t& value : row) {
-    if (std::fread(&value, sizeof value, 1, operands) != 1) Check("too few rows");
-  }
-  const Array given(row), workspace(row.size()), row_start(size_t(tables) * (size_t(rows) + 1));
+  if (std::fread(row.data(), sizeof(int32_t), row.size(), operands) != row.size()) Check("too few rows");
+  const int32_t* const given = Allocate(row.size(), row.data());
+  const size_t num_starts = size_t(tables) * (size_t(rows) + 1),
+               num_words = row.size() * sizeof(Value) / sizeof(int32_t);
+  int32_t* const row_start = Allocate(num_starts);
   // The values of entries without a row are not written.
-  const Array values(std::vector<int32_t>(row.size() * sizeof(Value) / sizeof(int32_t), -1));
-  const CsrTables<Value> csr = {tables,           rows,
-                                entries,          is_row_start_global != 0,
-                                row_start.data(), reinterpret_cast<Value*>(values.data()),
-                                workspace.data()};
-  Check(SortByRow(Device(nullptr), GivenTables<Value, kItemEntries>{given.data(), entries}, csr));
+  int32_t* const values = Allocate(num_words, std::vector<int32_t>(num_words, -1).data());
+  const CsrTables<Value> csr = {tables,
+                                rows,
+                                entries,
+                                is_row_start_global != 0,
+                                row_start,
+                                reinterpret_cast<Value*>(values),
+                                Allocate(row.size())};
+  Check(SortByRow(Device(nullptr), GivenTables<Value, kItemEntries>{given, entries}, csr));
   Check(Failure(cudaDeviceSynchronize()));
-  for (const Array* array : {&row_start, &values}) {
-    for (const int32_t value : array->Values()) std::fwrite(&value, sizeof value, 1, results);
-  }
+  Write(row_start, num_starts, results);
+  Write(values, num_words, results);
 }
 
 void Run(std::FILE* operands, std::FILE* results) {

@@ -4,10 +4,10 @@ import subprocess
 
 import pytest
 
-from benchmarks.support import cuda_tools
+from benchmarks.readers import cuda_tools, executed_ptx
 
 from . import build
-from .test_sanitizers import MISTAKES, with_mistake
+from .mutations import MUTATIONS
 
 pytestmark = pytest.mark.platforms("cuda")
 
@@ -20,7 +20,7 @@ CLEAN = {
 # initcheck takes memory that was filled in advance to be written.
 OPTIONS = {"initcheck": ["--leave-unwritten"]}
 
-# Tool, mistake, and what the tool reports.
+# Tool, mutation, and what the tool reports.
 FOUND = [
     ("memcheck", "off by one in global memory", "SortBinsKernel"),
     ("racecheck", "missing barrier", "PartitionKernel"),
@@ -54,19 +54,19 @@ def check(tool, program):
 
 
 def test_launches():
-    assert run(build.device_program("launches.cc", build.KERNELS)) == (0, "every launch is done\n")
+    assert run(build.device_program("launches.cc", executed_ptx.KERNELS)) == (0, "every launch is done\n")
 
 
 @pytest.mark.parametrize("tool", CLEAN)
 def test_kernels_are_clean(tool):
-    status, output = check(tool, build.device_program("launches.cc", build.KERNELS))
+    status, output = check(tool, build.device_program("launches.cc", executed_ptx.KERNELS))
     assert status == 0, output
     assert "every launch is done" in output
     assert CLEAN[tool] in output
 
 
 @pytest.mark.parametrize("tool, name, complaint", FOUND)
-def test_mistakes_in_kernels_are_found(tool, name, complaint, tmp_path):
-    status, output = check(tool, build.device_program("launches.cc", with_mistake(MISTAKES[name][0], tmp_path)))
+def test_mutations_are_found(tool, name, complaint, tmp_path):
+    status, output = check(tool, build.device_program("launches.cc", MUTATIONS[name].kernels(tmp_path / "mutated")))
     assert status != 0
     assert complaint in output

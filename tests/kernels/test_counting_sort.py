@@ -1,8 +1,6 @@
 """The counting sort agrees with numpy's stable sort, and its work is linear in the entries and rows of a table."""
 
 import json
-import os
-import subprocess
 
 import numpy as np
 import pytest
@@ -11,32 +9,27 @@ from benchmarks.lowering import executed_ptx
 
 from . import build
 
-pytestmark = pytest.mark.platforms("cpu")
+pytestmark = [
+    pytest.mark.platforms("cpu"),
+    pytest.mark.skipif(executed_ptx.missing() is not None, reason=str(executed_ptx.missing())),
+]
 
 NO_ROW = -1
 SHARED_ROWS = 1024 * 256 + 63  # of a table whose rows are all counted in shared memory
-EXECUTIONS = ["ptx", pytest.param("memory", marks=pytest.mark.thorough)]
 
 
-def sort(execution, folder, rows, row, is_row_start_global, *, has_pairs=False, **options):
+def sort(folder, rows, row, is_row_start_global, *, has_pairs=False, **options):
     """Row starts, values and the program's output, for the rows [tables, entries] of the entries.
 
     With `has_pairs`, a value has 8 bytes instead of 4, and an item 4 entries instead of 2.
     """
-    if execution == "ptx":
-        if executed_ptx.missing():
-            pytest.skip(executed_ptx.missing())
-        program = executed_ptx.program(build.HERE / "sorts.cu", kernels=())
-    else:
-        program = build.program("sorts.cu", execution, {})
+    program = executed_ptx.program(build.HERE / "sorts.cu", kernels={})
     sizes = [row.shape[0], rows, row.shape[1], is_row_start_global, has_pairs]
     np.concatenate([sizes, row.ravel()]).astype(np.int32).tofile(folder / "operands")
-    environment = os.environ | {"PTX_OPTIONS": ",".join(f"{name}={value}" for name, value in options.items())}
-    command = [program, folder / "operands", folder / "results"]
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    assert result.returncode == 0, result.stdout
+    status, output = executed_ptx.run(program, folder / "operands", folder / "results", **options)
+    assert status == 0, output
     starts, values = np.split(np.fromfile(folder / "results", np.int32), [row.shape[0] * (rows + 1)])
-    return starts.reshape(-1, rows + 1), values.reshape(*row.shape, *[2] * has_pairs), result.stdout
+    return starts.reshape(-1, rows + 1), values.reshape(*row.shape, *[2] * has_pairs), output
 
 
 def random_rows(rows, tables, entries, missing=0.1):
@@ -69,12 +62,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("is_row_start_global", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_order(name, is_row_start_global, execution, tmp_path):
+def test_order(name, is_row_start_global, tmp_path):
     rows, row = CASES[name]
-    starts, values, _ = sort(execution, tmp_path, rows, row, is_row_start_global)
+    starts, values, _ = sort(tmp_path, rows, row, is_row_start_global)
     check_order(rows, row, is_row_start_global, starts, values)
 
 
@@ -86,11 +78,10 @@ PAIR_CASES = {
 }
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("name", PAIR_CASES)
-def test_order_of_pairs(name, execution, tmp_path):
+def test_order_of_pairs(name, tmp_path):
     rows, row = PAIR_CASES[name]
-    starts, values, _ = sort(execution, tmp_path, rows, row, True, has_pairs=True)
+    starts, values, _ = sort(tmp_path, rows, row, True, has_pairs=True)
     ids, complements = np.moveaxis(values, -1, 0)
     check_order(rows, row, True, starts, ids)
     check_order(rows, row, True, starts, ~complements)
@@ -106,7 +97,7 @@ def check_order(rows, row, is_row_start_global, starts, values):
 
 def instructions(folder, rows, entries):
     row = random_rows(rows, 1, entries)
-    output = sort("ptx", folder, rows, row, False, counts=1, checks_races=0)[-1]
+    output = sort(folder, rows, row, False, counts=1, checks_races=0)[-1]
     return sum(record["counters"]["warp_instructions"] for record in json.loads(output[output.index("[{") :]))
 
 

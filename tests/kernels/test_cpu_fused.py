@@ -216,7 +216,7 @@ def test_mistakes_are_in_the_source(name, tmp_path):
     with_mistake(MISTAKES[name][0], tmp_path)
 
 
-@pytest.mark.parametrize("name", build.mistakes(MISTAKES, BY_DEFAULT))
+@pytest.mark.parametrize("name", build.mutations(MISTAKES, BY_DEFAULT))
 def test_mistakes_are_found(name, tmp_path):
     mistake, (sanitizer, instructions, complaint) = MISTAKES[name]
     emulated = is_emulated(instructions)

@@ -1,23 +1,20 @@
-"""The compiled PTX of all kernels runs without a fault, and computes what their source does in the emulation.
+"""The compiled PTX of all kernels runs without a fault in the interpreter, and mutations of the kernels are found.
 
-The other tests check that mistakes would be found: in small kernels (toys.cu), and in the package's kernels, above all
-in their inline assembly, which the emulation does not run.
+Small kernels (toys.cu) show each kind of fault. That the results are right is tested in test_operators.py.
 """
 
 import json
-import os
 import re
-import subprocess
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.lowering import executed_ptx
+from benchmarks.readers import executed_ptx
+from benchmarks.readers.executed_ptx import run
 
 from . import build
-from .test_sanitizers import MISTAKES as SOURCE_MISTAKES
-from .test_sanitizers import PRODUCTS, with_mistake
+from .mutations import MUTATIONS, VALUES
 
 pytestmark = [
     pytest.mark.platforms("cpu"),
@@ -28,15 +25,8 @@ TYPES = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)  # in the order of
 RESOLUTION = (2**-10, 2**-7, 2**-10, 2**-40)  # of what is multiplied: the tensor cores take float32 as tf32
 
 
-def run(program, *arguments, **options):
-    environment = os.environ | {"PTX_OPTIONS": ",".join(f"{name}={value}" for name, value in options.items())}
-    command = [program, *arguments]
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    return result.returncode, result.stdout
-
-
-def launches(architecture=executed_ptx.ARCHITECTURE, **mistake):
-    return executed_ptx.program(build.HERE / "launches.cc", architecture, **mistake)
+def launches(**options):
+    return executed_ptx.program(build.HERE / "launches.cc", **options)
 
 
 def read_results(path):
@@ -68,149 +58,66 @@ def differences(path, expected):
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """The results of launches.cc in the emulation."""
-    path = tmp_path_factory.mktemp("results") / "emulated"
-    sanitizer = "memory" if build.has("memory") else "none"  # the program of test_sanitizers.py
-    subprocess.run([build.program("launches.cc", sanitizer, build.KERNELS), path], check=True, capture_output=True)
-    return path
+    """The results of launches.cc, and the names of the kernels that it does not use."""
+    path = tmp_path_factory.mktemp("results") / "expected"
+    status, output = run(launches(), path, lists_unused=1)
+    done, *unused = output.splitlines()
+    assert (status, done) == (0, "every launch is done")
+    return path, set(unused)
 
 
 # The package's machine code is compiled from the PTX for compute_80, unless a user builds it for other architectures.
-@pytest.mark.parametrize("architecture", [80, pytest.param(90, marks=pytest.mark.thorough)])
-def test_kernels_are_clean_and_right(architecture, expected, tmp_path):
-    assert run(launches(architecture), tmp_path / "results", seed=1) == (0, "every launch is done\n")
-    assert differences(tmp_path / "results", expected) == []
+@pytest.mark.thorough
+def test_another_architecture_has_the_same_results(expected, tmp_path):
+    assert run(launches(architecture=90), tmp_path / "results") == (0, "every launch is done\n")
+    assert differences(tmp_path / "results", expected[0]) == []
 
 
-SMALL_GPU = {
-    "max_shared_bytes": 99 << 10
-}  # as on sm_86, sm_89 and sm_120: too little for wide tiles and for two blocks
+def test_results_do_not_depend_on_the_order_of_blocks_and_warps(expected, tmp_path):
+    assert run(launches(), tmp_path / "results", seed=2)[0] == 0
+    assert (tmp_path / "results").read_bytes() == expected[0].read_bytes()
 
 
-def test_every_kernel_is_launched():
-    unused = []
-    for options in ({}, SMALL_GPU):
-        status, output = run(launches(), lists_unused=1, max_grid_blocks=1, seed=2, **options)
-        first, *names = output.splitlines()
-        assert (status, first) == (0, "every launch is done")
-        unused.append(set(names))
-    assert unused[0] and unused[0].isdisjoint(unused[1])
+# As sm_86, sm_89 and sm_120: too little for wide tiles and for two blocks. A single block iterates over several tiles.
+SMALL_GPU = {"max_shared_bytes": 99 << 10, "max_grid_blocks": 1}
 
 
-FORWARD, INPUT, OFFSET, WEIGHT = (f"deform_conv_fused_{name}" for name in ("forward", "input", "offset", "weight"))
-VALUES = "values"  # the results differ
-
-# File, line and replacement; the kernels that are compiled with it; what is reported. One kernel is enough for a
-# mistake in matrix.h and gemm.h: they have no host functions, which the linker would share with the other kernels.
-MISTAKES = {
-    "operands of the packing cvt swapped, bfloat16": (
-        ("matrix.h", 'bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[1]), "f"(values[0])',
-         'bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[0]), "f"(values[1])'), [FORWARD], VALUES),
-    "operands of the packing cvt swapped, float16": (
-        ("matrix.h", '.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[1]), "f"(values[0])',
-         '.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[0]), "f"(values[1])'), [WEIGHT], VALUES),
-    "no wait for copies": (
-        ("matrix.h", '{ asm volatile("cp.async.wait_all;" ::: "memory"); }', "{}"), [FORWARD], "not waited for"),
-    "copies committed instead of waited for": (
-        ("matrix.h", "cp.async.wait_all;", "cp.async.commit_group;"), [OFFSET], "not waited for"),
-    "wait for all copies but the last": (
-        ("matrix.h", "cp.async.wait_all;", "cp.async.commit_group; cp.async.wait_group 1;"), [INPUT], "not waited for"),
-    "matrices transposed": (
-        ("matrix.h", "m8n8.x4.shared.b16", "m8n8.x4.trans.shared.b16"), [INPUT], VALUES),
-    "matrices not transposed": (
-        ("matrix.h", "m8n8.x4.trans.shared.b16", "m8n8.x4.shared.b16"), [WEIGHT], VALUES),
-    "words of a fragment swapped": (
-        ("matrix.h", '"r"(a[0]), "r"(a[1]), "r"(a[2])', '"r"(a[0]), "r"(a[2]), "r"(a[1])'), [FORWARD], VALUES),
-    "bfloat16 multiplied as float16": (
-        ("matrix.h", "m16n8k16.row.col.f32.bf16.bf16.f32", "m16n8k16.row.col.f32.f16.f16.f32"), [FORWARD], VALUES),
-    "an input of mma overwritten, which the constraint excludes": (
-        ("matrix.h", "{%8, %9}, {%0, %1, %2, %3};", "{%8, %9}, {%0, %1, %2, %3}; mov.b32 %4, 0;"), [OFFSET], VALUES),
-    "zeros copied in place of the data": (
-        ("matrix.h", "zeros ? 0 : 16", "zeros ? 16 : 0"), [FORWARD], "out of bounds"),
-    "a load that ignores its predicate": (
-        ("matrix.h", "@valid ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];",
-         "ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"), [FORWARD], "out of bounds"),
-    "pixels moved by 8 bytes": (
-        ("gather.h", "address[0] = static_cast<const char*>(x) +", "address[0] = static_cast<const char*>(x) + 8 +"),
-        [FORWARD], "is misaligned"),
-    "targets of copies moved by 8 bytes": (
-        ("matrix.h", "(AddressInShared(shared)), ", "(AddressInShared(shared) + 8), "), [WEIGHT], "is misaligned"),
-    "no barrier after a stage": (
-        ("deform_conv_fused_forward.cu", "wait_async_copies();\n      __syncthreads();", "wait_async_copies();"),
-        [FORWARD], "was not written"),
-    "no barrier of the warp before ldmatrix": (
-        ("gemm.h", "    __syncwarp();\n#pragma unroll", "#pragma unroll"), [INPUT], "needs a warp that has converged"),
-    "products by some lanes": (
-        ("gemm.h", "mma<T>(accumulators[i][j], a[i]", "if (lane() < 31) mma<T>(accumulators[i][j], a[i]"), [INPUT],
-        "waits for lanes 0x80000000 of its warp"),
-    "an instruction that the interpreter does not have": (
-        ("matrix.h", "cvt.rna.tf32.f32", "cvt.rn.tf32.f32"), [FORWARD], "the interpreter has no cvt.rn.tf32.f32"),
-    "carve-out for fewer resident blocks": (
-        ("deform_conv_fused_forward.cu", "kSharedBytes, kResidentBlocks}, call,", "kSharedBytes, 1}, call,"), [FORWARD],
-        "has a carve-out of 65536 bytes, but its 3 resident blocks need 200704"),
-    "dot products of another tap": (
-        ("aggregation.cu", "is_upper = threadIdx.x & 2", "is_upper = threadIdx.x & 1"), ["aggregation"], VALUES),
-    "corners by the far flag of the other axis": (
-        ("aggregation.cu", "flags & kIsFarRight ? 0", "flags & kIsFarDown ? 0"), ["aggregation"],
-        "out of bounds"),
-    "left pixels with the weights of the right ones": (
-        ("aggregation_value.cu", "index < cells.middle ? sample.x", "index > cells.middle ? sample.x"),
-        ["aggregation_value"], VALUES),
-    "row and column of a winner swapped": (
-        ("roi_pool.cu", "i = rows[index + v], j = columns[index + v]", "i = columns[index + v], j = rows[index + v]"),
-        ["roi_pool"], VALUES),
-    "a maximum of other weights": (
-        ("roi_pool.cu", "weight = point_y.weight(k / 2) * point_x.weight(k % 2)",
-         "weight = point_y.weight(k / 2) * point_x.weight(k / 2)"),
-        ["roi_pool"], VALUES),
-    "a result read as constant": (
-        ("deform_conv.cu", "      AsVector<N>(out + c) = vector;\n    }",
-         "      AsVector<N>(out + c) = vector; if (__ldg((const short*)columns) == 77) return;\n    }"),
-        ["deform_conv"], "through ld.global.nc"),
-}  # fmt: skip
-ALWAYS = ["no wait for copies", "matrices not transposed"]
+def test_a_small_gpu_has_the_same_results_and_runs_the_other_kernels(expected, tmp_path):
+    status, output = run(launches(), tmp_path / "results", lists_unused=1, **SMALL_GPU)
+    assert (status, output.splitlines()[0]) == (0, "every launch is done")
+    assert differences(tmp_path / "results", expected[0]) == []
+    assert expected[1] and expected[1].isdisjoint(output.splitlines()[1:])
 
 
-def report_of(mistaken, recompiled, expected, folder):
-    """What is reported about the kernels, of which those in the folder `mistaken` are compiled from there."""
-    status, output = run(launches(changed=mistaken, recompiled=recompiled), folder / "results")
-    return output if status else f"{VALUES} {differences(folder / 'results', expected)}"
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_mutations_are_in_the_source(name, tmp_path):
+    """Most mutations are compiled only by `make thorough`, or on a GPU."""
+    assert MUTATIONS[name].kernels(tmp_path / "mutated") != executed_ptx.KERNELS
 
 
-@pytest.mark.parametrize("name", build.mistakes(MISTAKES, ALWAYS))
-def test_mistakes_in_kernels_are_found(name, expected, tmp_path):
-    mistake, recompiled, report = MISTAKES[name]
-    folder = tmp_path / "mistaken"
-    folder.mkdir()
-    with_mistake(mistake, folder)
-    found = report_of(folder, recompiled, expected, tmp_path)
-    assert re.search(report, found), found
-    assert found != f"{VALUES} []"
+@pytest.mark.parametrize("name", build.mutations(MUTATIONS, ["no wait for copies", "matrices not transposed"]))
+def test_mutations_are_found(name, expected, tmp_path):
+    kernels = MUTATIONS[name].kernels(tmp_path / "mutated")
+    status, output = run(launches(kernels=kernels), tmp_path / "results")
+    if MUTATIONS[name].report == VALUES:
+        assert status == 0, output
+        output = "\n".join(differences(tmp_path / "results", expected[0]))
+    else:
+        assert status != 0
+    assert re.search(MUTATIONS[name].report, output), output
 
 
-@pytest.mark.parametrize("name", build.mistakes(SOURCE_MISTAKES, []))
-def test_mistakes_in_the_source_are_found(name, expected, tmp_path):
-    """Those of the sanitizers' test, each with some report."""
-    folder = tmp_path / "mistaken"
-    folder.mkdir()
-    kernels = with_mistake(SOURCE_MISTAKES[name][0], folder)
-    recompiled = [kernel for kernel, path in kernels.items() if path.parent == folder]
-    output = report_of(folder, recompiled, expected, tmp_path)
-    for options in ({"max_grid_blocks": 1}, {"seed": 3}):
-        if output == f"{VALUES} []":
-            status, output = run(launches(changed=folder, recompiled=recompiled), **options)
-            output = output if status else f"{VALUES} []"
-    assert output != f"{VALUES} []"
-
-
+PRODUCTS = {"product_f16": 16, "product_bf16": 16, "product_tf32": 8}  # and their K dimensions
 RIGHT = ["rotate", "dynamic", "shuffle", "warp", "atomic", "separate_blocks", "copy", *PRODUCTS]
 WRONG = {
     "unwritten": "reads memory that was not written",
     "dynamic_beyond": "out of bounds of shared memory",
-    "static_beyond": "out of bounds of shared memory",
     "no_carve_out": "was launched without a carve-out",
     "misaligned": "is misaligned",
     "sum_read_too_early": "is a race: it reads what another thread writes",
+    "static_beyond": "out of bounds of its variable",
+    "array_in_local_memory": "unknown directive",
+    "two_barriers": "waits while other warps wait at another barrier",
     "divergent_barrier": r"waits for lanes 0x00000020 of its warp, .* have ended",
     "divergent_shuffle": r"waits for lanes 0x00000020 of its warp, .* have ended",
     "divergent_match": r"waits for lanes 0x00000020 of its warp, .* have ended",
@@ -227,7 +134,7 @@ WRONG = {
 
 
 def toy(name, **options):
-    return run(executed_ptx.program(build.HERE / "toys.cu", kernels=()), name, **options)
+    return run(executed_ptx.program(build.HERE / "toys.cu", kernels={}), name, **options)
 
 
 @pytest.mark.parametrize("name", RIGHT)

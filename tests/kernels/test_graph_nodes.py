@@ -104,7 +104,7 @@ def test_roi_pool(sizes):
         lambda: pool.offset_cotangent(x, boxes, d_pooled, offset, spec),
         lambda: pool.max_pool(x, boxes, spec),
         lambda: pool.max_pool_input_cotangent(
-            boxes, d_pooled, pool.max_pool_winners(x, boxes, spec), spec, shape=x.shape
+            boxes, d_pooled, pool.max_pool_argmax(x, boxes, spec), spec, shape=x.shape
         ),
     ]
     for call in calls:

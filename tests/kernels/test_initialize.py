@@ -13,8 +13,6 @@ import jax_dcn
 from benchmarks.lowering.substituted_kernels import substituted
 from jax_dcn._primitive import extension
 
-from .emulation import RUNTIME_VERSION, initialize, library, machine
-
 pytestmark = pytest.mark.platforms("cpu")
 
 
@@ -34,50 +32,52 @@ WITH_OLDER_NVCC = f"\n  JAX_DCN_CUDA=ON CUDACXX=/path/to/nvcc {REBUILD}"
 MACHINES = {
     "driver of an older major version": (
         {"driver_version": 12040, "device": 3},
-        ["(the emulation) need a driver that supports CUDA 13.0", "supports only CUDA 12.4", WITH_OLDER_NVCC],
+        ["(nvcc) need a driver that supports CUDA 13.0", "supports only CUDA 12.4", WITH_OLDER_NVCC],
     ),
     "driver that cannot compile the PTX": (
-        {"driver_version": 13000, "device": 4, "has_machine_code": False},
+        {"driver_version": 13000, "device": 4, "has_machine_code": 0},
         ["need a driver that supports CUDA 13.1", "supports only CUDA 13.0", WITH_OLDER_NVCC],
     ),
     "GPU that is not in the build": (
-        {"device": 5, "compute_capability": 110, "has_machine_code": False, "has_ptx": False},
-        ["compute capability 11.0", "(the emulation) have no code", f"\n  CUDAARCHS=110 {extension.BUILD_CUDA}"],
+        {"device": 5, "compute_capability": 110, "has_machine_code": 0, "has_ptx": 0},
+        ["compute capability 11.0", "(nvcc) have no code", f"\n  CUDAARCHS=110 {extension.BUILD_CUDA}"],
     ),
     "GPU that is too old": (
-        {"device": 6, "compute_capability": 75, "has_machine_code": False, "has_ptx": False},
+        {"device": 6, "compute_capability": 75, "has_machine_code": 0, "has_ptx": 0},
         ["compute capability 7.5", "need 8.0 or newer", "backend='reference'"],
     ),
 }
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_a_machine_that_cannot_run_the_kernels(name):
+def test_a_machine_that_cannot_run_the_kernels(name, interpreter):
     machine, parts = MACHINES[name]
     for _ in range(2):  # the second call reports what the first one found
         with pytest.raises(jax.errors.JaxRuntimeError, match="FAILED_PRECONDITION") as raised:
-            initialize(**machine)
+            interpreter.initialize(**machine)
         assert [part for part in parts if part not in str(raised.value)] == []
-    initialize()
+    interpreter.initialize()
 
 
-def test_a_lack_of_memory_may_be_temporary():
+def test_a_lack_of_memory_may_be_temporary(interpreter):
     with pytest.raises(jax.errors.JaxRuntimeError, match="kernels cannot be loaded"):
-        initialize(device=9, has_memory=False)
-    initialize(device=9)
-    initialize(device=9, has_memory=False)  # the kernels are not loaded again
+        interpreter.initialize(device=9, has_memory=0)
+    interpreter.initialize(device=9)
+    interpreter.initialize(device=9, has_memory=0)  # the kernels are not loaded again
 
 
-@pytest.mark.thorough  # it compiles all emulated kernels
-def test_a_failed_query_of_the_device_is_an_error(emulated_handlers):
+def test_a_failed_query_of_the_device_is_an_error(interpreter):
     operands = jnp.zeros((1, 4, 4, 8)), jnp.zeros((1, 4, 4, 18)), jnp.zeros((3, 3, 8, 8))
-    with substituted(emulated_handlers), machine(library(), driver_version=12040):
-        run = jax.jit(functools.partial(jax_dcn.deform_conv2d, padding=1, precision="default"))
-        with pytest.raises(jax.errors.JaxRuntimeError):
+    run = jax.jit(functools.partial(jax_dcn.deform_conv2d, padding=1, precision="default"))
+    before = interpreter.set(driver_version=12040)
+    try:
+        with substituted(interpreter.handlers), pytest.raises(jax.errors.JaxRuntimeError):
             jax.block_until_ready(run(*operands))
+    finally:
+        interpreter.set(**before)
 
 
-@pytest.mark.parametrize("driver, has_machine_code", [(13000, True), (RUNTIME_VERSION, False)])
-def test_a_machine_that_runs_the_kernels(driver, has_machine_code):
-    """Any driver of the major version runs machine code."""
-    initialize(driver_version=driver, device=7 + has_machine_code, has_machine_code=has_machine_code)
+@pytest.mark.parametrize("driver, has_machine_code", [(13000, 1), (13010, 0)])
+def test_a_machine_that_runs_the_kernels(driver, has_machine_code, interpreter):
+    """Any driver of the major version runs machine code; PTX needs the runtime's version, which is 13.1 here."""
+    interpreter.initialize(driver_version=driver, device=7 + has_machine_code, has_machine_code=has_machine_code)

@@ -2,96 +2,86 @@
 
 import re
 import shutil
-import subprocess
 
 import pytest
 
+from benchmarks.readers import executed_ptx
+
 from . import build
+from .mutations import Mutation
 
 pytestmark = pytest.mark.platforms("cpu")
 
-CPU = {name: build.CPU / f"{name}.cc" for name in ("deform_conv", "roi_pool")}
+
+def run(program):
+    # The interpreter's records of all accesses would take memory.
+    status, output = executed_ptx.run(program, only_last_block=1, checks_races=0)
+    if status == 2:
+        pytest.skip(output)
+    return status, output
 
 
-@pytest.fixture(params=["cpu", "cuda"])
-def backend(request):
-    return request.param
+def on_cuda(kernels=executed_ptx.KERNELS):
+    """The exit status and output of large.cc with the CUDA kernels."""
+    if executed_ptx.missing():
+        pytest.skip(executed_ptx.missing())
+    return run(executed_ptx.program(build.HERE / "large.cc", kernels=kernels))
 
 
-def run(backend, folder, file=None, right="", wrong=""):
-    """The exit status and output of large.cc, with `right` replaced by `wrong` in a kernel's source if given."""
-    kernels = dict(build.KERNELS)
-    if backend == "cpu":
-        kernels = {name: folder / path.name for name, path in CPU.items()}
-        for name, path in CPU.items():
-            shutil.copy(path, kernels[name])
-        shutil.copy(build.HERE / "last_task" / "device.h", folder)
-    if file is not None:
-        source = (CPU if backend == "cpu" else build.KERNELS)[file].read_text()
-        assert source.count(right) == 1, f"{file} has changed: it must have the line {right!r} once"
-        kernels[file] = folder / build.KERNELS[file].with_suffix(".cc" if backend == "cpu" else ".cu").name
-        kernels[file].write_text(source.replace(right, wrong))
-    program = build.last_task_program if backend == "cpu" else lambda *rest: build.program(rest[0], "none", rest[1])
-    result = subprocess.run([program("large.cc", kernels)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if result.returncode == 2:
-        pytest.skip(result.stdout)
-    return result.returncode, result.stdout
+def on_cpu(folder, right="", wrong=""):
+    """The same with the CPU's kernels, `right` in deform_conv.cc replaced by `wrong`."""
+    shutil.copy(build.HERE / "last_task" / "device.h", folder)
+    kernels = {
+        name: shutil.copy(build.CPU / f"{name}.cc", folder / f"{name}.cc") for name in ("deform_conv", "roi_pool")
+    }
+    source = kernels["deform_conv"].read_text()
+    assert not right or source.count(right) == 1, f"deform_conv.cc has changed: it must have the line {right!r} once"
+    kernels["deform_conv"].write_text(source.replace(right, wrong) if right else source)
+    return run(build.last_task_program("large.cc", kernels))
 
 
-def test_last_places(backend, tmp_path):
-    assert run(backend, tmp_path) == (0, "all last places are right\n")
+def test_last_places_on_cuda():
+    assert on_cuda() == (0, "all last places are right\n")
 
 
-# Backend, file, and an index that the mutation computes in int32, which is too narrow.
-MISTAKES = {
-    "columns": ("cpu", "deform_conv", "(p * taps + k) * sizes.channels", "int32_t((p * taps + k) * sizes.channels)"),
-    "pixel of x": (
-        "cuda",
-        "deform_conv",
-        "x + pixel * sizes.channels + sample.first_channel",
-        "x + int32_t(pixel * sizes.channels) + sample.first_channel",
-    ),
-    "fused output": (
-        "cuda",
-        "deform_conv_fused_forward",
-        "out + p * call.features",
-        "out + int32_t(p * call.features)",
-    ),
-    "corners of a tap": (
-        "cuda",
-        "aggregation",
-        "first_byte + pixel * steps.right",
-        "first_byte + int32_t(pixel * steps.right)",
-    ),
-    "query's result": (
-        "cuda",
-        "aggregation",
-        "out + row * sizes.channels + channel",
-        "out + int32_t(row * sizes.channels + channel)",
-    ),
-    "cotangents of taps": (
-        "cuda",
-        "aggregation",
-        "d_out + row * sizes.channels",
-        "d_out + int32_t(row * sizes.channels)",
-    ),
-    "channels of a head": (
-        "cuda",
-        "aggregation_value",
-        "first_query.index(sizes) * sizes.channels + channel",
-        "int32_t(first_query.index(sizes) * sizes.channels) + channel",
-    ),
-    "vector of d_y": (
-        "cuda",
-        "deform_conv_fused_input",
-        "words[n % kLoads], features, buffer[i][0]);",
-        "words[n % kLoads], features + int64_t(int32_t(buffer[i][0])) * kChunkSize<T>, 0);",
-    ),
-}
+def test_last_places_on_cpu(tmp_path):
+    assert on_cpu(tmp_path) == (0, "all last places are right\n")
 
 
-@pytest.mark.parametrize("name", build.mistakes(MISTAKES, ["columns", "fused output", "corners of a tap"]))
-def test_an_index_of_32_bits_is_found(name, tmp_path):
-    backend, file, right, wrong = MISTAKES[name]
-    status, output = run(backend, tmp_path, file, right, wrong)
-    assert status < 0 or re.search("the last .* is .*, must be", output), output
+WRONG_PLACE = "the last .* is .*, must be|out of bounds"
+
+
+def narrow(file, index, wrong):
+    return Mutation(file, index, wrong, WRONG_PLACE)
+
+
+# An index, computed in int32.
+MUTATIONS = {
+    "pixel of x": narrow("deform_conv.cu", "x + pixel * sizes.channels +", "x + int32_t(pixel * sizes.channels) +"),
+    "fused output": narrow(
+        "deform_conv_fused_forward.cu", "out + p * call.features", "out + int32_t(p * call.features)"),
+    "corners of a tap": narrow(
+        "aggregation.cu", "first_byte + pixel * steps.right", "first_byte + int32_t(pixel * steps.right)"),
+    "query's result": narrow(
+        "aggregation.cu", "out + row * sizes.channels + channel", "out + int32_t(row * sizes.channels + channel)"),
+    "cotangents of taps": narrow(
+        "aggregation.cu", "d_out + row * sizes.channels", "d_out + int32_t(row * sizes.channels)"),
+    "channels of a head": narrow(
+        "aggregation_value.cu", "first_query.index(sizes) * sizes.channels + channel",
+        "int32_t(first_query.index(sizes) * sizes.channels) + channel"),
+    "vector of d_y": narrow(
+        "deform_conv_fused_input.cu", "words[n % kLoads], features, buffer[i][0]);",
+        "words[n % kLoads], features + int64_t(int32_t(buffer[i][0])) * kChunkSize<T>, 0);"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", build.mutations(MUTATIONS, ["corners of a tap"]))
+def test_an_index_of_32_bits_is_found_on_cuda(name, tmp_path):
+    status, output = on_cuda(MUTATIONS[name].kernels(tmp_path / "mutated"))
+    assert status < 0 or re.search(MUTATIONS[name].report, output), output
+
+
+def test_an_index_of_32_bits_is_found_on_cpu(tmp_path):
+    columns = "(p * taps + k) * sizes.channels"
+    status, output = on_cpu(tmp_path, columns, f"int32_t({columns})")
+    assert status < 0 or re.search(WRONG_PLACE, output), output

@@ -1,12 +1,13 @@
 // Small correct and incorrect kernels, which show what errors the execution model detects: `toys NAME` runs one and
 // prints its output.
 #include <cuda_runtime.h>
-#include <matrix.h>
 
 #include <cstdio>
 #include <map>
 #include <string>
 #include <vector>
+
+#include "cuda/matrix.h"
 
 extern __shared__ uint4 dynamic_shared[];
 
@@ -49,10 +50,17 @@ __global__ void __launch_bounds__(kThreads, 2) NoCarveOutKernel(int* out) {
 }
 
 __global__ void StaticBeyondKernel(int* out) {
-  __shared__ int values[kThreads];
-  values[threadIdx.x] = 1;
+  __shared__ int values[kThreads], others[kThreads];
+  values[threadIdx.x] = others[threadIdx.x] = 1;
   __syncthreads();
-  out[threadIdx.x] = values[threadIdx.x + 1];
+  out[threadIdx.x] = values[threadIdx.x + 1] + others[threadIdx.x];
+}
+
+// An index that the compiler does not know puts the array in local memory, which the interpreter does not have.
+__global__ void ArrayInLocalMemoryKernel(int* out) {
+  int values[kThreads];
+  for (int i = 0; i < kThreads; ++i) values[out[i]] = i;
+  out[threadIdx.x] = values[out[threadIdx.x]];
 }
 
 __global__ void DivergentBarrierKernel(int*) {
@@ -186,6 +194,7 @@ const std::map<std::string, Toy> kToys = {
     {"dynamic_beyond", {DynamicKernel<1>, 1, kThreads * sizeof(int)}},
     {"no_carve_out", {NoCarveOutKernel, 1, kThreads * sizeof(int)}},
     {"static_beyond", {StaticBeyondKernel}},
+    {"array_in_local_memory", {ArrayInLocalMemoryKernel}},
     {"divergent_barrier", {DivergentBarrierKernel}},
     {"two_barriers", {TwoBarriersKernel}},
     {"divergent_shuffle", {DivergentShuffleKernel}},

@@ -42,18 +42,18 @@ def max_pool(x: jax.Array, rois: jax.Array, spec: Spec) -> jax.Array:
     return _call("dcn_roi_max_pool", x, rois, spec=spec, shape=shape, dtype=x.dtype)
 
 
-def max_pool_winners(x: jax.Array, rois: jax.Array, spec: Spec) -> jax.Array:
+def max_pool_argmax(x: jax.Array, rois: jax.Array, spec: Spec) -> jax.Array:
     """The row and the column of the largest point of each bin and feature, int32[2, n, R, out, out, C]."""
     shape = (2, *rois.shape[:2], *spec.output_size, x.shape[-1])
-    return _call("dcn_roi_max_pool_winners", x, rois, spec=spec, shape=shape, dtype=jnp.int32)
+    return _call("dcn_roi_max_pool_argmax", x, rois, spec=spec, shape=shape, dtype=jnp.int32)
 
 
 def max_pool_input_cotangent(
-    rois: jax.Array, d_pooled: jax.Array, winners: jax.Array, spec: Spec, *, shape: Sequence[int]
+    rois: jax.Array, d_pooled: jax.Array, argmax: jax.Array, spec: Spec, *, shape: Sequence[int]
 ) -> jax.Array:
     """The cotangent of x [n, N, H, W, C], of `rois`' type."""
     name = "dcn_roi_max_pool_input_cotangent"
-    return _call(name, rois, d_pooled, winners, spec=spec, shape=shape, dtype=rois.dtype)
+    return _call(name, rois, d_pooled, argmax, spec=spec, shape=shape, dtype=rois.dtype)
 
 
 def _call(name: str, *operands: jax.Array | None, spec: Spec, shape: Sequence[int], dtype: DTypeLike) -> jax.Array:

@@ -38,8 +38,8 @@ def max_cotangent(plans: Plans, operands: Operands[jax.Array], ct: jax.Array, *,
     x, rois, _ = operands
     out = {}
     if "x" in plans:
-        winners = custom_calls.max_pool_winners(x, rois, spec)
-        out["x"] = custom_calls.max_pool_input_cotangent(rois, ct, winners, spec, shape=x.shape)
+        argmax = custom_calls.max_pool_argmax(x, rois, spec)
+        out["x"] = custom_calls.max_pool_input_cotangent(rois, ct, argmax, spec, shape=x.shape)
     if "rois" in plans:
         out["rois"] = jnp.zeros_like(rois)
     return out

@@ -66,8 +66,8 @@ def _max_pool(x: jax.Array, rois: jax.Array, spec: Spec) -> jax.Array:
         values = value(visited_y[:, None, None], visited_x[:, None])
         present = (position_y[region, row][:, None] < jnp.inf) & (position_x[region, column] < jnp.inf)
         values = jnp.where(present[..., None], values, -jnp.inf).reshape(present.size, channels)
-        winner = jnp.argmax(lax.stop_gradient(values), 0)
-        largest = value(*jnp.divmod(winner, visited_x.shape[0]))
+        index = jnp.argmax(lax.stop_gradient(values), 0)
+        largest = value(*jnp.divmod(index, visited_x.shape[0]))
         return jnp.where(present.any() & (image[region] >= 0), largest, 0)
 
     index = jnp.divmod(jnp.arange(rois.shape[0] * len(bins)), len(bins))

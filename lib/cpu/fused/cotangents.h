@@ -239,7 +239,7 @@ class Cotangents {
     }
   }
 
-  // As CotangentsOfPosition in sampling.h, but from the sums over the channels.
+  // As CotangentsOfPosition in bilinear.h, but from the sums over the channels.
   void StorePositions(const SampleArrays& samples, int64_t pixels, int64_t series, bool is_added) {
     const int64_t pixel_series = call_.sizes.offset_groups * call_.sizes.taps();
     float *const d_offset = arrays_.d_offset, *const d_mask = arrays_.d_mask;

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "aligned_vector.h"
+#include "bilinear.h"
 #include "element.h"
 #include "fused/kernels.h"
-#include "sampling.h"
 #include "vectorize.h"
 
 #define DCN_NOINLINE __attribute__((noinline))

@@ -1,69 +1,70 @@
-// The library of the FFI handlers whose kernels run on the interpreter. A call's operands and results, which are
-// buffers of XLA on the CPU, become the interpreter's allocations during the call: operands may only be read, and
-// results have not been written.
-#include <mutex>
+// The library of the FFI handlers whose kernels run on the interpreter. Python looks them up by name.
+#include "ffi/handlers.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "checked_handlers.h"
-#include "memory.h"
-#include "runtime.h"
-#include "xla/ffi/api/ffi.h"
+#include "call.h"
 
 namespace {
 
-std::mutex mutex;  // XLA may run independent calls at the same time
-
-size_t Bytes(const XLA_FFI_Buffer& buffer) {
-  size_t bytes = xla::ffi::ByteWidth(static_cast<xla::ffi::DataType>(buffer.dtype));
-  for (int64_t i = 0; i < buffer.rank; ++i) bytes *= size_t(buffer.dims[i]);
-  return bytes;
+const std::vector<dcn::Handler>& Handlers() {
+  static const std::vector<dcn::Handler> handlers = [] {
+    std::vector<dcn::Handler> all;
+    for (const auto& of_operator : dcn::BackendHandlers()) {
+      all.insert(all.end(), of_operator.begin(), of_operator.end());
+    }
+    return all;
+  }();
+  return handlers;
 }
 
-// The buffers of a call as allocations, while it lives.
-class CallMemory {
- public:
-  explicit CallMemory(const XLA_FFI_CallFrame& frame) {
-    for (int64_t i = 0; i < frame.rets.size; ++i) {
-      const auto& result = *static_cast<const XLA_FFI_Buffer*>(frame.rets.rets[i]);
-      Add(result, false);
-    }
-    for (int64_t i = 0; i < frame.args.size; ++i) Add(*static_cast<const XLA_FFI_Buffer*>(frame.args.args[i]), true);
+bool HasResult(const XLA_FFI_CallFrame& frame) {
+  for (int64_t i = 0; i < frame.rets.size; ++i) {
+    const auto& result = *static_cast<const XLA_FFI_Buffer*>(frame.rets.rets[i]);
+    if (std::find(result.dims, result.dims + result.rank, 0) == result.dims + result.rank) return true;
   }
-  ~CallMemory() {
-    for (const void* base : added_) ptx::RemoveAllocation(base);
-  }
-  CallMemory(const CallMemory&) = delete;
+  return false;
+}
 
- private:
-  void Add(const XLA_FFI_Buffer& buffer, bool is_operand) {
-    const size_t bytes = Bytes(buffer);
-    if (bytes == 0) return;
-    if (ptx::FindAllocation(reinterpret_cast<uint64_t>(buffer.data))) {
-      // An operand that is passed twice, or whose memory is also a result's, which then has been written.
-      if (is_operand) ptx::RecordHostWrite(buffer.data, bytes, true);
-      return;
-    }
-    ptx::AddAllocation(buffer.data, bytes, is_operand, ptx::ChecksRaces());
-    added_.push_back(buffer.data);
-  }
+// XLA's handlers have no state, so each has a function of its own.
+template <size_t index>
+XLA_FFI_Error* HandlerAt(XLA_FFI_CallFrame* frame) {
+  if (frame->extension_start) return Handlers()[index].call(frame);  // a metadata query
+  return ptx::Call(Handlers()[index].call, frame, HasResult(*frame));
+}
 
-  std::vector<const void*> added_;
-};
+constexpr size_t kMaxHandlers = 32;
 
-XLA_FFI_Error* Call(XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  const CallMemory memory(*frame);
-  return handler(frame);
+template <size_t... indices>
+XLA_FFI_Handler* FindHandlerAt(size_t index, std::index_sequence<indices...>) {
+  static constexpr std::array<XLA_FFI_Handler*, kMaxHandlers> kHandlers = {&HandlerAt<indices>...};
+  return kHandlers.at(index);
 }
 
 }  // namespace
 
-const checked_handlers::StandIn checked_handlers::stand_in = {Call, ptx::NumNodes};
-
 extern "C" {
 
-bool SetInterpreterOption(const char* name, uint64_t value) { return ptx::SetOption(name, value); }
+XLA_FFI_Handler* FindHandler(const char* name) {
+  for (size_t i = 0; i < Handlers().size(); ++i) {
+    if (std::strcmp(Handlers()[i].name, name) != 0) continue;
+    return FindHandlerAt(i, std::make_index_sequence<kMaxHandlers>());
+  }
+  return nullptr;
+}
+
+// The handler of the initialize stage as one of the execute stage, because XLA for CPUs executes no other stage.
+XLA_FFI_Error* Initialize(XLA_FFI_CallFrame* frame) {
+  frame->stage = XLA_FFI_ExecutionStage_INITIALIZE;
+  return dcn::InitializeHandler()(frame);
+}
+
+uint64_t* FindInterpreterOption(const char* name) { return ptx::FindOption(name); }
 
 // The text is valid until the next call.
 const char* TakeInterpreterRecords() {

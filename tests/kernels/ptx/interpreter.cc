@@ -46,7 +46,7 @@ Launch::Launch(Module& module, const Kernel& kernel, const GridShape& grid, void
       grid_(grid),
       options_(options),
       parameters_(kernel.parameter_bytes),
-      shared_((kernel.static_shared_bytes + 15) / 16 * 16 + grid.dynamic_shared_bytes),
+      shared_(kernel.dynamic_shared_start() + grid.dynamic_shared_bytes),
       shared_cells_(shared_.size() / kGranule + 1),
       l1_(options.l1_bytes),
       random_(options.seed * 0x9e3779b97f4a7c15 + 1) {
@@ -54,10 +54,23 @@ Launch::Launch(Module& module, const Kernel& kernel, const GridShape& grid, void
     const auto [offset, bytes] = kernel.parameters[i];
     std::memcpy(&parameters_[offset], arguments[i], bytes);
   }
+  AddGuards();
   if (options.counts) {
     counters_.executions.resize(kernel.code.size());
     counters_.wavefronts.resize(kernel.code.size());
   }
+}
+
+// Forbids accesses to shared memory between variables.
+void Launch::AddGuards() {
+  uint32_t end = 0;
+  for (const auto& [start, bytes] : kernel_.shared_variables) {
+    std::fill(shared_cells_.begin() + (end + kGranule - 1) / kGranule, shared_cells_.begin() + start / kGranule,
+              Cell::Guard());
+    end = start + bytes;
+  }
+  std::fill(shared_cells_.begin() + (end + kGranule - 1) / kGranule,
+            shared_cells_.begin() + kernel_.dynamic_shared_start() / kGranule, Cell::Guard());
 }
 
 uint64_t Launch::Random() {  // xorshift64
@@ -78,7 +91,8 @@ void Launch::Run() {
   epochs_.launch = NextEpoch();
   const uint32_t blocks = grid_.blocks[0] * grid_.blocks[1] * grid_.blocks[2];
   const bool is_sampled = options_.sampled_blocks && kernel_.name.find("Fused") != std::string::npos;
-  const uint32_t count = is_sampled ? std::min(options_.sampled_blocks, blocks) : blocks;
+  const uint32_t count = is_sampled ? uint32_t(std::min<uint64_t>(options_.sampled_blocks, blocks)) : blocks;
+  if (options_.only_last_block) return RunBlock(blocks - 1);
   std::vector<uint32_t> order(count);
   for (uint32_t i = 0; i < count; ++i) order[i] = uint32_t(uint64_t{i} * blocks / count);
   for (uint32_t i = count; i > 1; --i) std::swap(order[i - 1], order[Random() % i]);

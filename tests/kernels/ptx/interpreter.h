@@ -22,16 +22,25 @@ struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+constexpr uint64_t kRuntimeVersion = 13010;  // CUDA 13.1, as cudaRuntimeGetVersion returns it
+
+// Truth values are 0 or 1, so that all options have one type and can be set by name.
 struct Options {
-  bool checks_races = true;     // races and reads of memory that was not written; all other faults are always reported
-  bool counts = false;          // a program ends with the records of its launches
+  uint64_t checks_races = 1;    // races and reads of memory that was not written; all other faults are always reported
+  uint64_t counts = 0;          // a program ends with the records of its launches
   uint64_t seed = 1;            // of the order of blocks and warps, and of when asynchronous copies arrive
-  uint32_t sampled_blocks = 0;  // if not 0, a launch of a kernel whose name contains "Fused" runs only so many blocks
-  uint32_t max_grid_blocks = ~0u;  // the grid is cut to this many blocks, to test grid-stride loops
-  uint32_t max_shared_bytes = 227 << 10;
-  bool requires_loading = false;  // of kernels, before they are launched
-  bool lists_unused = false;      // the program ends with the names of the kernels that it did not use
-  size_t l1_bytes = 64 << 10;     // of the simulated L1 cache, which is empty at the start of each block
+  uint64_t sampled_blocks = 0;  // if not 0, a launch of a kernel whose name contains "Fused" runs only so many blocks
+  uint64_t max_grid_blocks = ~0u;  // the grid is cut to this many blocks, to test grid-stride loops
+  uint64_t only_last_block = 0;    // only the last block of a launch runs, to test large operands
+  uint64_t max_shared_bytes = 227 << 10;
+  uint64_t requires_loading = 0;  // of kernels, before they are launched
+  uint64_t lists_unused = 0;      // the program ends with the names of the kernels that it did not use
+  uint64_t l1_bytes = 64 << 10;   // of the simulated L1 cache, which is empty at the start of each block
+  // The machine. If there is no machine code for its compute capability, it needs PTX, and a driver of the runtime's
+  // version.
+  uint64_t driver_version = kRuntimeVersion, device = 0, compute_capability = 90;
+  uint64_t has_machine_code = 1, has_ptx = 1;
+  uint64_t has_memory = 1;  // to load kernels
 };
 
 struct GridShape {
@@ -108,6 +117,7 @@ class Launch {
 
  private:
   void RunBlock(uint32_t block);
+  void AddGuards();
   // Runs until the warp waits for the block's barrier; returns false if it has ended instead.
   bool RunWarp(Warp&);
   void RunGroup(Warp&, Warp::Group, uint32_t limit);

@@ -1,5 +1,6 @@
 #include "memory.h"
 
+#include <algorithm>
 #include <map>
 
 namespace ptx {
@@ -85,8 +86,10 @@ void Cell::RecordWrite(Access access, Accessor accessor, const Epochs& epochs) {
 }
 
 const char* Cell::Record(Access access, Accessor accessor, const Epochs& epochs, uint32_t since, bool is_used) {
-  if (write_epoch_ >= epochs.block && writer_ & kIsInFlight)
-    return "is at the target of a copy that was not waited for";
+  if (write_epoch_ >= epochs.block && writer_ & (kIsInFlight | kIsGuard)) {
+    return writer_ & kIsGuard ? "is out of bounds of its variable"
+                              : "is at the target of a copy that was not waited for";
+  }
   if (IsRead(access)) {
     if (write_epoch_ < since && is_used) return "reads memory that was not written";
     const char* error = CheckRead(access == Access::kConstantRead, accessor, epochs);
@@ -98,6 +101,12 @@ const char* Cell::Record(Access access, Accessor accessor, const Epochs& epochs,
   if (const char* error = CheckWrite(is_atomic, accessor, epochs)) return error;
   RecordWrite(access, accessor, epochs);
   return nullptr;
+}
+
+Cell Cell::Guard() {
+  Cell cell(~uint32_t{0});
+  cell.writer_ = kIsGuard;
+  return cell;
 }
 
 void Cell::CompleteAsyncWrite(Accessor accessor, const Epochs& epochs) {
@@ -127,9 +136,10 @@ void RecordHostWrite(const void* base, size_t bytes, bool is_written) {
   const uint64_t address = reinterpret_cast<uint64_t>(base);
   Allocation* allocation = FindAllocation(address);
   if (!allocation || allocation->cells.empty()) return;
-  const size_t first = (address - allocation->base) / kGranule;
-  for (size_t i = 0; i < (bytes + kGranule - 1) / kGranule; ++i)
-    allocation->cells[first + i].RecordHostWrite(is_written);
+  const size_t first = (address - allocation->base) / kGranule, count = (bytes + kGranule - 1) / kGranule;
+  for (size_t i = first; i < std::min(first + count, allocation->cells.size()); ++i) {
+    allocation->cells[i].RecordHostWrite(is_written);
+  }
 }
 
 }  // namespace ptx

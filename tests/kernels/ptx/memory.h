@@ -43,6 +43,7 @@ class Cell {
   // initialization.
   const char* Record(Access access, Accessor accessor, const Epochs& epochs, uint32_t since, bool is_used);
   void RecordHostWrite(bool is_written) { *this = Cell(is_written ? kHostEpoch : 0); }
+  static Cell Guard();  // of memory that no access may touch
   void CompleteAsyncWrite(Accessor accessor, const Epochs& epochs);
 
   Cell() = default;
@@ -53,6 +54,7 @@ class Cell {
   // Of the writer: it is an asynchronous copy; since the epoch or the launch began, some write was not atomic; others
   // wrote, too: threads since the epoch began, blocks since the launch began.
   static constexpr uint32_t kIsInFlight = 1 << 19, kPlainInEpoch = 1 << 20, kPlainInLaunch = 1 << 21;
+  static constexpr uint32_t kIsGuard = 1 << 24;
   static constexpr uint32_t kOtherWriters = 1 << 22, kOtherWriterBlocks = 1 << 23;
 
   explicit Cell(uint32_t write_epoch) : write_epoch_(write_epoch) {}

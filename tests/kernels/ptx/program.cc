@@ -189,7 +189,9 @@ class KernelParser {
     const Variable variable = ParseVariable();
     Expect(";");
     const uint32_t offset = RoundUp(kernel_.static_shared_bytes, variable.alignment);
-    symbols_[variable.name] = offset;
+    const uint32_t guarded = offset + uint32_t(kernel_.shared_variables.size()) * kGuardBytes;
+    symbols_[variable.name] = guarded;
+    kernel_.shared_variables.push_back({guarded, variable.bytes});
     kernel_.static_shared_bytes = offset + variable.bytes;
   }
 
@@ -328,7 +330,7 @@ class KernelParser {
     if (symbol == symbols_.end()) Fail("unknown name " + name);
     operand.kind = Operand::kImmediate;
     // Dynamic shared memory begins after the static variables, which are declared before they are used.
-    operand.bits = symbol->second == kDynamicShared ? RoundUp(kernel_.static_shared_bytes, 16) : symbol->second;
+    operand.bits = symbol->second == kDynamicShared ? kernel_.dynamic_shared_start() : symbol->second;
     return operand;
   }
 

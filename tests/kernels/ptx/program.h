@@ -76,14 +76,24 @@ class RegisterLayout {
   std::map<std::string, Place> specials_;
 };
 
+constexpr uint32_t kGuardBytes = 128;
+
 struct Kernel {
   std::string name;
   std::vector<Instruction> code;
   RegisterLayout registers;
   std::vector<std::pair<uint32_t, uint32_t>> parameters;  // offset and bytes
   uint32_t parameter_bytes = 0, static_shared_bytes = 0, max_threads = 1024;
+  // Static shared variables: offset and bytes. Guards between them keep an access past the end of one out of the next;
+  // their size is a multiple of the wavefront's, so that bank conflicts are those of memory without guards.
+  std::vector<std::pair<uint32_t, uint32_t>> shared_variables;
   uint32_t resident_blocks = 0;        // that an SM must have room for, by the launch bounds; 0 if they do not say
   std::vector<std::string> locations;  // "file:line<file:line...": a source line, and the lines that it is inlined at
+
+  // Dynamic shared memory follows the static variables.
+  uint32_t dynamic_shared_start() const {
+    return (static_shared_bytes + 15) / 16 * 16 + uint32_t(shared_variables.size()) * kGuardBytes;
+  }
 };
 
 // The PTX of one source file. Kernels are parsed when they are first used.

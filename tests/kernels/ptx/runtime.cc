@@ -8,8 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <sstream>
 
@@ -115,7 +115,7 @@ void Record(const Launch& launch, Counters& counters) {
   records += out.str();
 }
 
-uint32_t SmSharedBytes() { return options.max_shared_bytes + kReservedSharedBytes; }
+uint32_t SmSharedBytes() { return uint32_t(options.max_shared_bytes) + kReservedSharedBytes; }
 
 // The smallest carve-out of at least `bytes`, or the largest.
 uint32_t CarveOut(uint32_t bytes) {
@@ -164,7 +164,7 @@ cudaError_t Run(const void* address, const dim3& grid, const dim3& block, size_t
                       kernel.static_shared_bytes + shared_bytes <= options.max_shared_bytes;
     if (!fits) return cudaErrorInvalidConfiguration;
     CheckCarveOut(function, kernel, uint32_t(shared_bytes));
-    const uint32_t blocks = std::min(grid.x, options.max_grid_blocks);
+    const uint32_t blocks = uint32_t(std::min<uint64_t>(grid.x, options.max_grid_blocks));
     Options own = options;
     own.seed += launches++;
     const DefaultFloatingPoint floating_point;
@@ -184,37 +184,33 @@ void ReadEnvironment() {
   std::istringstream stream(text ? text : "");
   for (std::string item; std::getline(stream, item, ',');) {
     const size_t equals = item.find('=');
-    if (equals == std::string::npos || !SetOption(item.substr(0, equals), std::stoull(item.substr(equals + 1)))) {
-      Exit("PTX_OPTIONS: no option " + item);
-    }
+    uint64_t* const option = equals == std::string::npos ? nullptr : FindOption(item.substr(0, equals));
+    if (!option) Exit("PTX_OPTIONS: no option " + item);
+    *option = std::stoull(item.substr(equals + 1));
   }
 }
 
 }  // namespace
 
-bool SetOption(const std::string& name, uint64_t value) {
-  if (name == "checks_races") {
-    options.checks_races = value;
-  } else if (name == "counts") {
-    options.counts = value;
-  } else if (name == "seed") {
-    options.seed = value;
-  } else if (name == "sampled_blocks") {
-    options.sampled_blocks = uint32_t(value);
-  } else if (name == "max_grid_blocks") {
-    options.max_grid_blocks = uint32_t(value);
-  } else if (name == "max_shared_bytes") {
-    options.max_shared_bytes = uint32_t(value);
-  } else if (name == "requires_loading") {
-    options.requires_loading = value;
-  } else if (name == "lists_unused") {
-    options.lists_unused = value;
-  } else if (name == "l1_bytes") {
-    options.l1_bytes = value;
-  } else {
-    return false;
-  }
-  return true;
+uint64_t* FindOption(const std::string& name) {
+  static const std::map<std::string, uint64_t*> by_name = {{"checks_races", &options.checks_races},
+                                                           {"counts", &options.counts},
+                                                           {"seed", &options.seed},
+                                                           {"sampled_blocks", &options.sampled_blocks},
+                                                           {"max_grid_blocks", &options.max_grid_blocks},
+                                                           {"only_last_block", &options.only_last_block},
+                                                           {"max_shared_bytes", &options.max_shared_bytes},
+                                                           {"requires_loading", &options.requires_loading},
+                                                           {"lists_unused", &options.lists_unused},
+                                                           {"l1_bytes", &options.l1_bytes},
+                                                           {"driver_version", &options.driver_version},
+                                                           {"device", &options.device},
+                                                           {"compute_capability", &options.compute_capability},
+                                                           {"has_machine_code", &options.has_machine_code},
+                                                           {"has_ptx", &options.has_ptx},
+                                                           {"has_memory", &options.has_memory}};
+  const auto found = by_name.find(name);
+  return found == by_name.end() ? nullptr : found->second;
 }
 
 bool ChecksRaces() { return options.checks_races; }
@@ -285,6 +281,11 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* function) {
   const auto found = functions.find(function);
   if (found == functions.end()) return cudaErrorInvalidDeviceFunction;
+  if (!options.has_memory) return cudaErrorMemoryAllocation;
+  if (!options.has_machine_code) {
+    if (!options.has_ptx) return cudaErrorNoKernelImageForDevice;
+    if (options.driver_version < ptx::kRuntimeVersion) return cudaErrorUnsupportedPtxVersion;
+  }
   found->second.is_loaded = true;
   const ptx::Kernel& kernel = found->second.module->Find(found->second.name);
   *attributes = {};
@@ -294,17 +295,17 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* fu
 }
 
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
-  return cudaSuccess;
+  *device = int(options.device);
+  return options.driver_version / 1000 < ptx::kRuntimeVersion / 1000 ? cudaErrorInsufficientDriver : cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor:
-      *value = 9;
+      *value = int(options.compute_capability / 10);
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor:
-      *value = 0;
+      *value = int(options.compute_capability % 10);
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
       *value = int(ptx::SmSharedBytes());
@@ -315,10 +316,13 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
 }
 
 cudaError_t cudaDriverGetVersion(int* version) {
-  *version = CUDART_VERSION;
+  *version = int(options.driver_version);
   return cudaSuccess;
 }
-cudaError_t cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = int(ptx::kRuntimeVersion);
+  return cudaSuccess;
+}
 
 cudaError_t cudaMalloc(void** address, size_t bytes) {
   constexpr size_t kAlignment = 256;

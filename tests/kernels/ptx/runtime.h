@@ -6,9 +6,9 @@
 
 namespace ptx {
 
-// Sets a field of Options by its name. Returns false if there is none. Programs read them from the environment
-// variable PTX_OPTIONS: "seed=3,max_grid_blocks=1".
-bool SetOption(const std::string& name, uint64_t value);
+// The option of this name, or null. Programs read options from the environment variable PTX_OPTIONS:
+// "seed=3,max_grid_blocks=1".
+uint64_t* FindOption(const std::string& name);
 
 // Whether memory that is added as an allocation needs cells.
 bool ChecksRaces();

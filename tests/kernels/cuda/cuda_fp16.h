@@ -1,5 +1,0 @@
-#pragma once
-
-#include "cpu/element.h"
-
-using __half = dcn::F16;
