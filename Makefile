@@ -20,7 +20,7 @@ test: .venv/installed
 	$(MAKE) --jobs=2 lint docs .venv/gpu-compiler
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# All tests, compiled with all optimisations, and more planted mistakes, which the tests must find. Run it after a
+# All tests, compiled with all optimisations, and more mutations, which the tests must find. Run it after a
 # change to kernels, handlers or their test harness.
 thorough: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "thorough or not thorough" --optimized

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 
+from benchmarks.readers import executed_ptx
 from tests.kernels import build
 
 CORPUS = pathlib.Path(__file__).parent / "corpus.bin"
@@ -38,6 +39,8 @@ def main() -> None:
     options = parser.parse_args()
     if shutil.which(build.COMPILERS["fuzzer"]) is None:
         parser.error(f"{build.COMPILERS['fuzzer']} is not installed")
+    if not options.backend.startswith("cpu") and executed_ptx.missing():
+        parser.error(executed_ptx.missing())
     program = build.fuzzer(options.backend, "fuzzer")
     with tempfile.TemporaryDirectory() as temporary:
         known, found = (pathlib.Path(temporary) / name for name in ("known", "found"))

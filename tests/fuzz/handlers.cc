@@ -239,7 +239,7 @@ class Frame {
         name_pointers_.data(),     attributes_.data()};
 #ifdef DCN_EXECUTES_PTX
     bool has_result = false;
-    for (const Buffer& result : call_.results) has_result |= result.role == Role::kResult && Count(result.dims) > 0;
+    for (const Buffer& result : call_.results) has_result |= result.role != Role::kScratch && Count(result.dims) > 0;
     if (!has_impossible_shape_) return ptx::Call(handler, &frame, has_result);
 #endif
     return handler(&frame);

@@ -11,13 +11,14 @@ import subprocess
 
 import pytest
 
+from benchmarks.readers import executed_ptx
 from tests.kernels import build
 
 pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.usefixtures("compiler")]
 
 CORPUS = pathlib.Path(__file__).parent / "corpus.bin"
 # Backend: (N, mutated), where every N-th input of the corpus is replayed, and then so many mutated inputs.
-RUNS = {"contract": (1, 20_000), "cpu_contract": (1, 20_000), "cpu": (1, 5_000), "cuda": (8, 0)}
+RUNS = {"contract": (1, 20_000), "cpu_contract": (1, 20_000), "cpu": (1, 5_000), "cuda": (1, 0)}
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,8 @@ def compiler():
 
 
 def replay(backend, step, mutated, changed=build.LIB):
+    if not backend.startswith("cpu") and executed_ptx.missing():  # the handlers include the CUDA toolkit's headers
+        pytest.skip(executed_ptx.missing())
     command = [build.fuzzer(backend, changed=changed), CORPUS, str(step), str(mutated)]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return result.returncode, result.stdout

@@ -107,20 +107,17 @@ def test_mutations_are_found(name, expected, tmp_path):
     assert re.search(MUTATIONS[name].report, output), output
 
 
-PRODUCTS = {"product_f16": 16, "product_bf16": 16, "product_tf32": 8}  # and their K dimensions
-RIGHT = ["rotate", "dynamic", "shuffle", "warp", "atomic", "separate_blocks", "copy", *PRODUCTS]
+RIGHT = ["rotate", "dynamic", "shuffle", "warp", "copy"]
 WRONG = {
     "unwritten": "reads memory that was not written",
     "dynamic_beyond": "out of bounds of shared memory",
     "no_carve_out": "was launched without a carve-out",
     "misaligned": "is misaligned",
-    "sum_read_too_early": "is a race: it reads what another thread writes",
     "static_beyond": "out of bounds of its variable",
     "array_in_local_memory": "unknown directive",
     "two_barriers": "waits while other warps wait at another barrier",
     "divergent_barrier": r"waits for lanes 0x00000020 of its warp, .* have ended",
     "divergent_shuffle": r"waits for lanes 0x00000020 of its warp, .* have ended",
-    "divergent_match": r"waits for lanes 0x00000020 of its warp, .* have ended",
     "excluded_lane": "shuffles from a lane that does not take part",
     "rotate_without_first_barrier": "is a race: it .* what another thread",
     "rotate_without_second_barrier": "is a race: it .* what another thread",
@@ -157,12 +154,7 @@ def test_what_toys_compute():
     lanes = range(64)
     assert values("rotate")[:64] == [100 + (i + 1) % 64 for i in lanes]
     assert values("shuffle")[:64] == [8 if i % 32 < 16 else 7 for i in lanes]
-    assert values("atomic")[:2] == [64, 64]
     assert values("copy")[:64] == [0 if i % 2 else 7 for i in lanes]
-    for name, depth in PRODUCTS.items():
-        row, k = np.ogrid[:16, :depth]
-        a, b = row - 2 * k, (row**2 % 7 + k % 5)[:8]
-        assert values(name) == (1 + a @ b.T).ravel().tolist()
 
 
 def counted(name):
@@ -192,6 +184,3 @@ def test_what_is_counted():
 
     counters, _ = counted("diverge")
     assert counters["divergent_branches"] == 2  # one of each warp
-
-    counters, _ = counted("product_bf16")
-    assert (counters["mma"], counters["by_class"]["ldmatrix"]) == ({"bf16": 1}, 2)

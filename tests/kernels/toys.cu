@@ -79,10 +79,6 @@ __global__ void DivergentShuffleKernel(int* out) {
   if (threadIdx.x != 5) out[threadIdx.x] = __shfl_xor_sync(~0u, int(threadIdx.x), 1);
 }
 
-__global__ void DivergentMatchKernel(int* out) {
-  if (threadIdx.x != 5) out[threadIdx.x] = int(__match_any_sync(~0u, int(threadIdx.x)));
-}
-
 __global__ void ShuffleKernel(int* out) {
   const int me = int(threadIdx.x), lane = me % 32;
   out[me] = __shfl_xor_sync(~0u, me, 3) == (me ^ 3);
@@ -108,43 +104,11 @@ __global__ void WarpKernel(int* out) {
   out[threadIdx.x] = __shfl_xor_sync(~0u, values[threadIdx.x ^ 1], 1);  // a shuffle does not order memory accesses
 }
 
-__global__ void AtomicKernel(int* out) { atomicAdd(&out[threadIdx.x % 2], 1); }
-
 // Both blocks write the same words.
 __global__ void OverlappingBlocksKernel(int* out) { out[threadIdx.x] = int(blockIdx.x); }
 
-// Each block has its own shared memory, so this is no race.
-__global__ void SeparateBlocksKernel(int* out) {
-  __shared__ int values[kThreads];
-  values[threadIdx.x] = int(blockIdx.x);
-  __syncthreads();
-  out[blockIdx.x * kThreads + threadIdx.x] = values[kThreads - 1 - threadIdx.x];
-}
-
 __global__ void MisalignedKernel(int* out) {
   if (threadIdx.x == 0) *reinterpret_cast<uint4*>(out + 1) = uint4{1, 2, 3, 4};
-}
-
-// The product of matrices [16, k] and [8, k] in shared memory, by the tensor cores.
-template <typename T>
-__global__ void MmaKernel(int* out) {
-  constexpr int kK = 32 / sizeof(T);
-  alignas(16) __shared__ T a[16][kK];
-  alignas(16) __shared__ T b[16][kK];  // only the first eight rows are multiplied
-  if (threadIdx.x >= 32) return;
-  const int lane = int(threadIdx.x);
-  for (int i = lane; i < 16 * kK; i += 32) {
-    const int row = i / kK, k = i % kK;
-    a[row][k] = T(float(row - 2 * k));
-    b[row][k] = T(float(row * row % 7 + k % 5));
-  }
-  __syncwarp();
-  uint32_t a_words[4], b_words[4];
-  dcn::load_matrix_fragments(a_words, &a[lane % 16][lane / 16 * (kK / 2)]);
-  dcn::load_matrix_fragments(b_words, &b[lane / 16 * 8 + lane % 8][lane / 8 % 2 * (kK / 2)]);
-  float accumulator[4] = {1, 1, 1, 1};
-  dcn::mma<T>(accumulator, a_words, {b_words[0], b_words[1]});
-  for (int i = 0; i < 4; ++i) out[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = int(accumulator[i]);
 }
 
 template <bool kWait>
@@ -155,15 +119,10 @@ __global__ void CopyKernel(int* out) {
   out[threadIdx.x] = int(words[threadIdx.x].z);
 }
 
-// The last thread to add reads the sum, which its own addition does not order after the others'.
-__global__ void SumReadTooEarlyKernel(int* out) {
-  if (atomicAdd(&out[0], 1) == kThreads - 1) out[1] = out[0];
-}
-
 // Half of the lanes wait in a loop of their own.
 __global__ void DivergeKernel(int* out) {
   if (threadIdx.x % 2) {
-    for (int i = 0; i < out[0] + 1; ++i) atomicAdd(&out[threadIdx.x], 1);
+    for (int i = 0; i < out[0] + 1; ++i) ++out[threadIdx.x];
   }
 }
 
@@ -198,26 +157,19 @@ const std::map<std::string, Toy> kToys = {
     {"divergent_barrier", {DivergentBarrierKernel}},
     {"two_barriers", {TwoBarriersKernel}},
     {"divergent_shuffle", {DivergentShuffleKernel}},
-    {"divergent_match", {DivergentMatchKernel}},
     {"shuffle", {ShuffleKernel}},
     {"excluded_lane", {ExcludedLaneKernel}},
     {"warp", {WarpKernel<true>}},
     {"warp_without_barrier", {WarpKernel<false>}},
-    {"atomic", {AtomicKernel, 2}},
     {"overlapping_blocks", {OverlappingBlocksKernel, 2}},
-    {"separate_blocks", {SeparateBlocksKernel, 2}},
     {"misaligned", {MisalignedKernel}},
-    {"product_f16", {MmaKernel<__half>}},
-    {"product_bf16", {MmaKernel<__nv_bfloat16>}},
-    {"product_tf32", {MmaKernel<float>}},
     {"copy", {CopyKernel<true>}},
     {"conflict", {ConflictKernel}},
-    {"sum_read_too_early", {SumReadTooEarlyKernel}},
     {"diverge", {DivergeKernel}},
     {"copy_without_wait", {CopyKernel<false>}},
-    {"shared_memory_without_opt_in", {AtomicKernel, 1, 64 << 10}},
-    {"no_blocks", {AtomicKernel, 0}},
-    {"too_much_shared_memory", {AtomicKernel, 1, 1 << 20}},
+    {"shared_memory_without_opt_in", {DynamicKernel<0>, 1, 64 << 10}},
+    {"no_blocks", {DynamicKernel<0>, 0}},
+    {"too_much_shared_memory", {DynamicKernel<0>, 1, 1 << 20}},
 };
 
 }  // namespace

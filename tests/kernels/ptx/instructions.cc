@@ -22,7 +22,6 @@ int ClassOf(const std::string& opcode, const std::vector<std::string>& words) {
   const std::string &name = words[0], &type = words.back();
   if (name == "mma" || name == "ldmatrix") return find(name == "mma" ? "matrix" : "ldmatrix");
   if (name == "cp") return find("async copy");
-  if (name == "atom") return find("atomic");
   if (name == "bar" || name == "barrier") return find("barrier");
   if (name == "shfl" || name == "vote") return find("shuffle");
   if (name == "bra" || name == "ret" || name == "exit") return find("branch");
@@ -82,7 +81,7 @@ bool Decode(const std::string& opcode, const std::vector<Operand>& operands, Reg
     return operands.size() == 1 && operands[0].kind == Operand::kImmediate && operands[0].bits == 0;
   }
   const std::string& name = words[0];
-  if (name == "ld" || name == "st" || name == "cp" || name == "atom" || name == "ldmatrix") {
+  if (name == "ld" || name == "st" || name == "cp" || name == "ldmatrix") {
     return DecodeMemoryInstruction(opcode, operands, registers, out);
   }
   if (name == "mma" || name == "shfl" || name == "vote" || name == "match" || name == "bar") {

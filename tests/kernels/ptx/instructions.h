@@ -11,7 +11,7 @@ namespace ptx {
 
 // Those that act on each lane by itself, and access no memory.
 bool DecodeLaneInstruction(const std::string& opcode, const std::vector<Operand>&, RegisterLayout&, Instruction*);
-// Loads, stores, atomics, asynchronous copies and ldmatrix.
+// Loads, stores, asynchronous copies and ldmatrix.
 bool DecodeMemoryInstruction(const std::string& opcode, const std::vector<Operand>&, RegisterLayout&, Instruction*);
 // The other ones that lanes execute together: mma, shuffles, votes and barriers of a warp.
 bool DecodeWarpInstruction(const std::string& opcode, const std::vector<Operand>&, RegisterLayout&, Instruction*);

@@ -20,10 +20,8 @@ bool Cell::IsOrdered(uint32_t earlier, uint16_t warp_barriers, Accessor accessor
 const char* Cell::CheckRead(bool is_constant, Accessor accessor, const Epochs& epochs) const {
   if (write_epoch_ < epochs.launch) return nullptr;
   if (is_constant) return "reads through ld.global.nc what the kernel writes";
-  if (write_epoch_ < epochs.block || writer_ & kOtherWriterBlocks)
-    return "is a race: it reads what another block writes";
-  const bool is_ordered = IsOrdered(writer_, write_warp_barriers_, accessor) && !(writer_ & kOtherWriters);
-  if (write_epoch_ == epochs.current && !is_ordered) {
+  if (write_epoch_ < epochs.block) return "is a race: it reads what another block writes";
+  if (write_epoch_ == epochs.current && !IsOrdered(writer_, write_warp_barriers_, accessor)) {
     return "is a race: it reads what another thread writes, with no barrier between them";
   }
   return nullptr;
@@ -48,14 +46,10 @@ void Cell::RecordRead(Accessor accessor, const Epochs& epochs) {
   read_warp_barriers_ = accessor.warp_barriers;
 }
 
-const char* Cell::CheckWrite(bool is_atomic, Accessor accessor, const Epochs& epochs) const {
+const char* Cell::CheckWrite(Accessor accessor, const Epochs& epochs) const {
   if (write_epoch_ >= epochs.launch) {
-    const bool is_other_block = write_epoch_ < epochs.block || writer_ & kOtherWriterBlocks;
-    if (is_other_block && !(is_atomic && !(writer_ & kPlainInLaunch))) {
-      return "is a race: it writes what another block writes";
-    }
-    const bool is_ordered = IsOrdered(writer_, write_warp_barriers_, accessor) && !(writer_ & kOtherWriters);
-    if (write_epoch_ == epochs.current && !is_ordered && !(is_atomic && !(writer_ & kPlainInEpoch))) {
+    if (write_epoch_ < epochs.block) return "is a race: it writes what another block writes";
+    if (write_epoch_ == epochs.current && !IsOrdered(writer_, write_warp_barriers_, accessor)) {
       return "is a race: it writes what another thread writes, with no barrier between them";
     }
   }
@@ -70,19 +64,9 @@ const char* Cell::CheckWrite(bool is_atomic, Accessor accessor, const Epochs& ep
 }
 
 void Cell::RecordWrite(Access access, Accessor accessor, const Epochs& epochs) {
-  uint32_t flags = access == Access::kAtomic ? 0 : kPlainInEpoch | kPlainInLaunch;
-  if (access == Access::kAsyncWrite) flags |= kIsInFlight;
-  if (write_epoch_ >= epochs.launch) {
-    flags |= writer_ & (kPlainInLaunch | kOtherWriterBlocks);
-    if (write_epoch_ < epochs.block) flags |= kOtherWriterBlocks;
-  }
-  if (write_epoch_ == epochs.current) {
-    flags |= writer_ & (kPlainInEpoch | kOtherWriters);
-    if (!IsOrdered(writer_, write_warp_barriers_, accessor)) flags |= kOtherWriters;
-  }
   write_epoch_ = epochs.current;
   write_warp_barriers_ = accessor.warp_barriers;
-  writer_ = accessor.thread | flags;
+  writer_ = accessor.thread | (access == Access::kAsyncWrite ? kIsInFlight : 0);
 }
 
 const char* Cell::Record(Access access, Accessor accessor, const Epochs& epochs, uint32_t since, bool is_used) {
@@ -96,9 +80,7 @@ const char* Cell::Record(Access access, Accessor accessor, const Epochs& epochs,
     if (!error) RecordRead(accessor, epochs);
     return error;
   }
-  const bool is_atomic = access == Access::kAtomic;
-  if (is_atomic && write_epoch_ < since) return "adds to memory that was not written";
-  if (const char* error = CheckWrite(is_atomic, accessor, epochs)) return error;
+  if (const char* error = CheckWrite(accessor, epochs)) return error;
   RecordWrite(access, accessor, epochs);
   return nullptr;
 }
@@ -110,7 +92,7 @@ Cell Cell::Guard() {
 }
 
 void Cell::CompleteAsyncWrite(Accessor accessor, const Epochs& epochs) {
-  writer_ = accessor.thread | kPlainInEpoch | kPlainInLaunch;
+  writer_ = accessor.thread;
   write_epoch_ = epochs.current;
   write_warp_barriers_ = accessor.warp_barriers;
 }

@@ -13,7 +13,6 @@ enum class Access : uint8_t {
   kRead,
   kConstantRead,  // ld.global.nc, whose memory must not change during the launch
   kWrite,
-  kAtomic,
   kAsyncRead,  // the source of an asynchronous copy
   kAsyncWrite  // the target of an asynchronous copy, until the thread waits for it
 };
@@ -51,18 +50,14 @@ class Cell {
  private:
   static constexpr uint32_t kThread = 0xffff, kWarpSize = 32;
   static constexpr uint32_t kOtherLanes = 1 << 16, kOtherWarps = 1 << 17, kOtherBlocks = 1 << 18;  // also read it
-  // Of the writer: it is an asynchronous copy; since the epoch or the launch began, some write was not atomic; others
-  // wrote, too: threads since the epoch began, blocks since the launch began.
-  static constexpr uint32_t kIsInFlight = 1 << 19, kPlainInEpoch = 1 << 20, kPlainInLaunch = 1 << 21;
-  static constexpr uint32_t kIsGuard = 1 << 24;
-  static constexpr uint32_t kOtherWriters = 1 << 22, kOtherWriterBlocks = 1 << 23;
+  static constexpr uint32_t kIsInFlight = 1 << 19, kIsGuard = 1 << 20;  // the writer is an asynchronous copy, or none
 
   explicit Cell(uint32_t write_epoch) : write_epoch_(write_epoch) {}
 
   static bool IsOrdered(uint32_t earlier, uint16_t warp_barriers, Accessor accessor);
   const char* CheckRead(bool is_constant, Accessor accessor, const Epochs& epochs) const;
   void RecordRead(Accessor accessor, const Epochs& epochs);
-  const char* CheckWrite(bool is_atomic, Accessor accessor, const Epochs& epochs) const;
+  const char* CheckWrite(Accessor accessor, const Epochs& epochs) const;
   void RecordWrite(Access access, Accessor accessor, const Epochs& epochs);
 
   uint32_t write_epoch_ = 0, writer_ = 0;  // epoch 0: not written

@@ -1,4 +1,4 @@
-// Loads, stores, atomics, asynchronous copies and ldmatrix. Operand 4 is the address; operands 0 to 3 are what is
+// Loads, stores, asynchronous copies and ldmatrix. Operand 4 is the address; operands 0 to 3 are what is
 // loaded or stored.
 #include <algorithm>
 #include <cstring>
@@ -49,24 +49,6 @@ void Store(Warp& warp, const Instruction& instruction, Lanes lanes) {
       const Element value = Element(warp.At<Register>(instruction.operands[i])[lane]);
       std::memcpy(memory + addresses[lane] + size_t(i) * sizeof value, &value, sizeof value);
     }
-  }
-}
-
-// atom d, [address], value: the lanes take turns in an order of their own.
-void AtomicAdd(Warp& warp, const Instruction& instruction, Lanes lanes) {
-  uint64_t addresses[kLanes];
-  GetAddresses<uint64_t>(warp, instruction, kAddress, addresses);
-  warp.launch.CheckAccess(warp, instruction, lanes, Space::kGlobal, Access::kAtomic, addresses, 4);
-  const int turn = int(warp.launch.Random() % kLanes);
-  for (int i = 0; i < kLanes; ++i) {
-    const int lane = i ^ turn;
-    if (!Has(lanes, lane)) continue;
-    uint32_t value;
-    auto* address = reinterpret_cast<uint8_t*>(addresses[lane]);
-    std::memcpy(&value, address, sizeof value);
-    const uint32_t sum = value + warp.At<uint32_t>(instruction.operands[1])[lane];
-    std::memcpy(address, &sum, sizeof sum);
-    warp.At<uint32_t>(instruction.operands[0])[lane] = value;
   }
 }
 
@@ -253,13 +235,7 @@ bool DecodeMemoryInstruction(const std::string& opcode, const std::vector<Operan
   const std::vector<std::string> words = Words(opcode);
   if (words[0] == "ld" || words[0] == "st") return DecodeLoadOrStore(words, operands, registers, out);
   if (words[0] == "cp") return DecodeCopy(opcode, operands, registers, out);
-  if (words[0] == "ldmatrix") return DecodeLdmatrix(opcode, operands, registers, out);
-  if (opcode != "atom.global.add.u32" || operands.size() != 3) return false;
-  bool ok = true;
-  out->execute = AtomicAdd;
-  out->operands[0] = PlaceOf(operands[0], 4, registers, &ok);
-  out->operands[1] = PlaceOf(operands[2], 4, registers, &ok);
-  return DecodeAddress(operands[1], 8, registers, out) == 8 && ok;
+  return DecodeLdmatrix(opcode, operands, registers, out);
 }
 
 }  // namespace ptx
