@@ -27,15 +27,12 @@ from tests.helpers.roi_pool.cases import (
 )
 
 GOLDEN_VARIANTS = [
-    ("float64", "NHWC", None),
     ("float64", "NCHW", None),
-    ("float32", "NHWC", None),
-    ("float32", "NCHW", None),
+    pytest.param("float32", "NHWC", None, marks=pytest.mark.optimized),
     ("float64", "NCHW", "reference"),
 ]
 
 
-@pytest.mark.optimized
 @pytest.mark.parametrize("dtype, data_format, backend", GOLDEN_VARIANTS)
 @pytest.mark.parametrize("path", GOLDEN_FILES, ids=lambda path: path.stem)
 def test_golden_files(path, dtype, data_format, backend):
@@ -80,7 +77,7 @@ def test_any_shape(count):
     check()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_kernels_are_the_reference(seed, x64):
     given = operands(seed)
     assert_close(pull_back(COTANGENT, *given), pull_back(COTANGENT, *given, backend="reference"))

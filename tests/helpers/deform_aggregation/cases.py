@@ -51,7 +51,7 @@ class Attention:
     def function(self):
         return self.with_backend(None)
 
-    def with_backend(self, backend, **options):
+    def with_backend(self, backend=None, **options):
         keywords = {"spatial_shapes": self.spatial_shapes, "points": self.points, "method": self.method}
         return _partial(jax_dcn.multi_scale_deformable_attention, **keywords, backend=backend, **options)
 
@@ -97,7 +97,7 @@ class Convolution:
     def function(self):
         return self.with_backend(None)
 
-    def with_backend(self, backend, **options):
+    def with_backend(self, backend=None, **options):
         names = ("kernel_size", "strides", "padding", "kernel_dilation", "offset_scale", "remove_center", "groups")
         return _partial(jax_dcn.dcnv3, **{name: getattr(self, name) for name in names}, backend=backend, **options)
 
