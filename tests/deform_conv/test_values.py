@@ -117,9 +117,15 @@ def plain_convolution(x, weight, padding, strides, dilation, groups):
     )
 
 
-@pytest.mark.parametrize("strides, dilation", [((1, 1), (1, 1)), ((2, 1), (1, 2))])
-@pytest.mark.parametrize("groups, offset_groups", [(1, 1), (2, 3), (6, 1), (3, 2)])
-@pytest.mark.parametrize("padding", PADDINGS, ids=str)
+@pytest.mark.parametrize(
+    "padding, groups, offset_groups, strides, dilation",
+    [
+        *((padding, 1, 1, (1, 1), (1, 1)) for padding in PADDINGS),
+        *((padding, 2, 3, (2, 1), (1, 2)) for padding in PADDINGS),
+        ("SAME", 6, 1, (1, 1), (1, 1)),
+        ("VALID", 3, 2, (1, 1), (1, 1)),
+    ],
+)
 def test_zero_offsets_are_a_plain_convolution(padding, groups, offset_groups, strides, dilation, x64):
     rng = np.random.default_rng(0)
     x, weight = rng.normal(size=(2, 7, 8, 6)), rng.normal(size=(3, 2, 6 // groups, 12))

@@ -52,7 +52,7 @@ test_conv_far_on_the_torus = conv_values.test_huge_offsets_stay_on_the_torus
 test_conv_types = conv_types.test_against_float64
 test_conv_sums_over_channels = conv_types.test_sums_over_channels_are_wide
 test_conv_sums_over_pixels = conv_types.test_sums_over_pixels_are_wide
-test_conv_positions = conv_types.test_positions_are_wide
+test_conv_locations = conv_types.test_locations_are_wide
 test_conv_tangent_types = conv_tangents.test_types
 test_conv_tangents_that_are_not_finite = conv_tangents.test_values_that_are_not_finite
 
@@ -190,7 +190,6 @@ test_aggregation_any_shape = aggregation_values.test_any_shape
 test_aggregation_types = aggregation_values.test_dtypes
 test_aggregation_mixed_types = aggregation_values.test_offsets_and_masks_of_16_bits
 test_aggregation_nothing = aggregation_values.test_nothing_to_compute
-test_aggregation_no_pixels = aggregation_values.test_no_pixels
 test_aggregation_non_differentiable_points = aggregation_special.test_non_differentiable_points
 test_aggregation_locations = aggregation_special.test_locations_round_as_they_are_written
 
