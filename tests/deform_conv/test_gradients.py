@@ -84,7 +84,10 @@ def test_the_second_derivative_is_the_mixed_one(backend, x64):
     np.testing.assert_array_equal(hessian(np.array([-1.0, 0.5])), np.zeros((2, 2)))
 
 
-@pytest.mark.parametrize("name, backend", [("circular", None), ("4_groups_6_offset_groups", "reference")])
+@pytest.mark.parametrize(
+    "name, backend",
+    [(name, None) for name in ("circular", "strided_dilated", "4_groups_6_offset_groups")] + [("plain", "reference")],
+)
 def test_explicit_gradients(name, backend):
     case = CASE[name]
     operands, cotangent = cast((case.operands(), case.cotangent()), np.float32)

@@ -17,6 +17,7 @@ from tests.deform_conv import test_fused as conv_fused
 from tests.deform_conv import test_memory as conv_memory
 from tests.deform_conv import test_tangents as conv_tangents
 from tests.deform_conv import test_values as conv_values
+from tests.operators import test_golden as golden
 from tests.operators import test_special as special
 from tests.roi_pool import test_align as pool_align
 from tests.roi_pool import test_special as pool_special
@@ -44,7 +45,6 @@ def test_these_tests_run_the_kernels(executed_handlers):
     assert {name for name in executed_handlers.values() if f"@{name}(" in text} == set(executed_handlers.values())
 
 
-test_conv_golden_files = conv_values.test_golden_files
 test_conv_numpy_reference = conv_values.test_numpy_reference
 test_conv_empty_batch = conv_values.test_an_empty_batch_has_zero_weight_gradients
 test_conv_far_outside = conv_values.test_samples_far_outside_are_zero
@@ -165,7 +165,6 @@ def test_conv_fused_memory():
     assert compiled.memory_analysis().temp_size_in_bytes <= operands.weight.nbytes + 2**12
 
 
-test_pool_golden_files = pool_values.test_golden_files
 test_pool_reference = pool_values.test_kernels_are_the_reference
 test_pool_many_features = pool_values.test_kernels_are_the_reference_for_many_features
 test_pool_types = pool_values.test_dtypes
@@ -175,7 +174,6 @@ test_pool_no_pixels = pool_values.test_no_pixels
 test_pool_infinite_cotangent = pool_special.test_an_infinite_cotangent_reaches_what_its_bin_reads
 test_pool_non_differentiable_points = pool_special.test_non_differentiable_points
 test_pool_locations = pool_special.test_locations_round_as_they_are_written
-test_roi_align_golden_files = pool_align.test_golden_files
 test_roi_align_deformable = pool_align.test_deformable
 test_roi_align_max = pool_align.test_max
 test_roi_align_huge_regions = pool_align.test_huge_regions
@@ -184,7 +182,6 @@ test_roi_align_first_largest = pool_align.test_the_first_of_equal_points_and_nan
 test_roi_align_without_elements = pool_align.test_nothing_to_compute
 test_roi_align_types = pool_align.test_half_precision
 
-test_aggregation_golden_files = aggregation_values.test_golden_files
 test_aggregation_reference = aggregation_values.test_the_numpy_reference
 test_aggregation_any_shape = aggregation_values.test_any_shape
 test_aggregation_types = aggregation_values.test_dtypes
@@ -193,6 +190,7 @@ test_aggregation_nothing = aggregation_values.test_nothing_to_compute
 test_aggregation_non_differentiable_points = aggregation_special.test_non_differentiable_points
 test_aggregation_locations = aggregation_special.test_locations_round_as_they_are_written
 
+test_golden_files = golden.test_golden_files
 test_locations_that_are_not_finite = special.test_locations_that_are_not_finite
 test_nan_weights = special.test_a_nan_weight
 test_special_regions = special.test_regions_that_are_padding_or_not_finite

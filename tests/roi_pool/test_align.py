@@ -1,8 +1,6 @@
 """RoIAlign, its position-sensitive and its deformable form: values, gradients, non-differentiable points."""
 
 import functools
-import json
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +12,6 @@ from tests.helpers.deform_conv.cases import assert_close
 from tests.helpers.roi_pool import align_reference
 from tests.helpers.roi_pool.align_reference import Align
 from tests.helpers.roi_pool.cases import BACKENDS, RoIAlign, align_regions
-from tests.roi_pool.make_golden import OUTPUT, SCALE
-
-GOLDEN_FILES = sorted(pathlib.Path(__file__).parents[1].glob("golden/roi_align/*.npz"))
 
 
 @functools.partial(jax.jit, static_argnames=("align", "backend", "data_format"))
@@ -34,37 +29,6 @@ def problem(align, seed=0, count=24, with_offset=False):
     """(cotangent, x, rois, offset)"""
     case = RoIAlign(align, with_offset, count=count)
     return case.cotangent(seed), *case.operands(seed)
-
-
-def read_golden(path):
-    with np.load(path) as file:
-        arrays = dict(file)
-    meta = json.loads(str(arrays["meta"]))
-    ratio = (meta["sampling_ratio"],) * 2
-    align = Align(OUTPUT, SCALE, ratio, meta.get("aligned", True), "avg", meta["position_sensitive"])
-    return (arrays["gy"], arrays["x"], arrays["rois"]), (arrays["y"], arrays["gx"]), align
-
-
-@pytest.mark.parametrize(
-    "dtype, backend",
-    [("float64", None), pytest.param("float32", None, marks=pytest.mark.optimized), ("float64", "reference")],
-)
-@pytest.mark.parametrize("path", GOLDEN_FILES, ids=lambda path: path.stem)
-def test_golden_files(path, dtype, backend):
-    given, expected, align = read_golden(path)
-    with jax.enable_x64(dtype == "float64"):
-        given = [np.asarray(array, dtype) for array in given]
-        pooled, d_x, _ = pull_back(*given, None, align=align, backend=backend, data_format="NCHW")
-    tolerance = {"float64": 1e-10, "float32": 1e-4}[dtype]
-    assert_close((pooled, d_x), expected, tolerance, tolerance)
-
-
-@pytest.mark.parametrize("path", GOLDEN_FILES, ids=lambda path: path.stem)
-def test_the_loops_are_right(path):
-    (cotangent, x, rois), expected, align = read_golden(path)
-    cotangent, x, *expected = (np.moveaxis(array, 1, -1) for array in (cotangent, x, *expected))
-    pooled, d_x, _ = align_reference.pool(x, rois, None, cotangent, align)
-    assert_close((pooled, d_x), tuple(expected))
 
 
 @pytest.mark.parametrize("name", ["aligned", "unaligned", "position_sensitive"])

@@ -2,9 +2,7 @@
 
 import dataclasses
 import functools
-import json
 import math
-import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +13,6 @@ from tests.helpers.deform_conv import numpy_reference
 from tests.helpers.deform_conv.numpy_reference import Convolution
 
 BACKENDS = (None, "reference")
-GOLDEN_FILES = sorted(pathlib.Path(__file__).parents[2].glob("golden/deform_conv/*.npz"))
 
 
 class Operands(NamedTuple):
@@ -146,22 +143,6 @@ CASES = [
     Case("empty_output", (2, 5), 3, 2, (3, 3), convolution=Convolution(padding="VALID")),
 ]
 CASE = {case.name: case for case in CASES}
-
-
-def read_golden(path):
-    """(operands, y, cotangent, gradients, keywords of deform_conv2d) of a golden file, all NCHW."""
-    with np.load(path) as file:
-        arrays = dict(file)
-    attributes = json.loads(str(arrays["meta"]))["attrs"]
-    keywords = {
-        "strides": tuple(attributes["stride"]),
-        "padding": tuple((p, p) for p in attributes["padding"]),
-        "kernel_dilation": tuple(attributes["dilation"]),
-        "feature_group_count": attributes["groups"],
-    }
-    operands = Operands(*(arrays.get(name) for name in Operands._fields))
-    gradients = Operands(*(arrays.get(f"g{name}") for name in Operands._fields))
-    return operands, arrays["y"], arrays["gy"], gradients, keywords
 
 
 def convolve(operands, **keywords):

@@ -2,9 +2,7 @@
 
 import dataclasses
 import functools
-import json
 import math
-import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +16,6 @@ from .align_reference import Align
 from .numpy_reference import Pooling
 
 BACKENDS = (None, "reference")
-GOLDEN_FILES = sorted(pathlib.Path(__file__).parents[2].glob("golden/deform_psroi_pool/*.npz"))
 # 6 features, a group size of 3 x 2, bins that are not square and differ from the parts in number, and 3 classes
 POOLING = Pooling((5, 4), (3, 2), (2, 3), (3, 2), spatial_scale=0.5, trans_std=0.2)
 COTANGENT = np.random.default_rng(9).normal(size=(6, 5, 4, 6))
@@ -205,29 +202,3 @@ def random_regions(random, count, images, reach, positive):
     last = first + random.uniform(0 if positive else -0.3, 1.5, (count, 2)) * reach
     corners = np.round(np.concatenate([first, last], 1) * 2) / 2
     return np.concatenate([image, sometimes(random, 0.03, [np.nan, np.inf, -np.inf], corners)], 1)
-
-
-def read_golden(path):
-    """(operands, pooled, cotangent, gradients in x and offset, Pooling) of a golden file, all NCHW."""
-    with np.load(path) as file:
-        arrays = dict(file)
-    attributes = json.loads(str(arrays["meta"]))["attrs"]
-    pooled_size, group_size, part_size, samples = (
-        (attributes[name],) * 2 for name in ("pooled_size", "group_size", "part_size", "sample_per_part")
-    )
-    pooling = Pooling(
-        pooled_size,
-        group_size,
-        part_size if part_size[0] else None,
-        samples,
-        float(np.float32(attributes["spatial_scale"])),
-        float(np.float32(attributes["trans_std"])),
-    )
-    if attributes["no_trans"]:
-        arrays["trans"] = arrays["gtrans"] = None
-    given = Operands(arrays["x"], arrays["rois"], arrays["trans"])
-    return given, arrays["y"], arrays["gy"], (arrays["gx"], arrays["gtrans"]), pooling
-
-
-def to_nhwc(array):
-    return None if array is None else np.moveaxis(array, 1, -1)
