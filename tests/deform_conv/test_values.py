@@ -54,14 +54,6 @@ def test_data_formats_agree_over_any_batch_dimensions(case, x64):
     assert_close(to_nhwc(jax.tree.map(np.asarray, nchw_gradients)), gradients)
 
 
-def test_an_empty_batch_has_zero_weight_gradients(x64):
-    case = CASE["empty_batch"]
-    _, gradients = compiled_pull_back(case, None)(case.cotangent(), case.operands())
-    assert gradients.x.shape == (0, 4, 5, 3)
-    np.testing.assert_array_equal(gradients.weight, np.zeros((3, 3, 3, 2)))
-    np.testing.assert_array_equal(gradients.bias, np.zeros(2))
-
-
 PADDINGS = ["SAME", "SAME_LOWER", "VALID", "CIRCULAR", 0, 2, (2, 1), ((1, 0), (0, 2)), ((-1, 1), (2, -2))]
 
 

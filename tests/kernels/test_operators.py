@@ -17,6 +17,7 @@ from tests.deform_conv import test_fused as conv_fused
 from tests.deform_conv import test_memory as conv_memory
 from tests.deform_conv import test_tangents as conv_tangents
 from tests.deform_conv import test_values as conv_values
+from tests.operators import test_derivatives as derivatives
 from tests.operators import test_golden as golden
 from tests.operators import test_special as special
 from tests.roi_pool import test_align as pool_align
@@ -46,7 +47,6 @@ def test_these_tests_run_the_kernels(executed_handlers):
 
 
 test_conv_numpy_reference = conv_values.test_numpy_reference
-test_conv_empty_batch = conv_values.test_an_empty_batch_has_zero_weight_gradients
 test_conv_far_outside = conv_values.test_samples_far_outside_are_zero
 test_conv_far_on_the_torus = conv_values.test_huge_offsets_stay_on_the_torus
 test_conv_types = conv_types.test_against_float64
@@ -165,7 +165,6 @@ def test_conv_fused_memory():
     assert compiled.memory_analysis().temp_size_in_bytes <= operands.weight.nbytes + 2**12
 
 
-test_pool_reference = pool_values.test_kernels_are_the_reference
 test_pool_many_features = pool_values.test_kernels_are_the_reference_for_many_features
 test_pool_types = pool_values.test_dtypes
 test_pool_coordinates = pool_values.test_coordinates_keep_their_precision_in_half_precision_images
@@ -190,6 +189,7 @@ test_aggregation_nothing = aggregation_values.test_nothing_to_compute
 test_aggregation_non_differentiable_points = aggregation_special.test_non_differentiable_points
 test_aggregation_locations = aggregation_special.test_locations_round_as_they_are_written
 
+test_gradients = derivatives.test_gradients
 test_golden_files = golden.test_golden_files
 test_locations_that_are_not_finite = special.test_locations_that_are_not_finite
 test_nan_weights = special.test_a_nan_weight

@@ -16,7 +16,7 @@ from tests.helpers.roi_pool.cases import BACKENDS, RoIAlign, align_regions
 
 @functools.partial(jax.jit, static_argnames=("align", "backend", "data_format"))
 def pull_back(cotangent, x, rois, offset, align, backend=None, data_format="NHWC"):
-    """(pooled, gradient in x, gradient in offset)."""
+    """(pooled, gradients with respect to x and offset)."""
 
     def of(x, offset):
         return align_regions(x, rois, offset, align=align, backend=backend, data_format=data_format)

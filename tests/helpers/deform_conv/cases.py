@@ -75,7 +75,7 @@ class Case:
         return functools.partial(jax_dcn.deform_conv2d, **self.keywords, backend=backend, **options)
 
     def operands(self, seed=0, offset_scale=2.0, grid=64, masked=True, lead=()):
-        """Random float64 operands. Offsets are multiples of 1/grid: exact in float32, and some lie on pixels."""
+        """Random float64 operands. Offsets are multiples of 1/grid: exact in float32, some on pixels."""
         rng = np.random.default_rng(seed)
         batch = (*lead, *self.batch)
         samples = (*batch, *self.output_size, self.offset_groups * self.kernel[0] * self.kernel[1])
@@ -150,7 +150,7 @@ def convolve(operands, **keywords):
 
 
 def pull_back(cotangent, operands, **keywords):
-    """(y, gradients in all operands that are not None)."""
+    """(y, gradients with respect to all operands that are not None)."""
     y, pullback = jax.vjp(functools.partial(convolve, **keywords), operands)
     return y, *pullback(cotangent)
 

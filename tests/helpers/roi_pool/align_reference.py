@@ -50,7 +50,7 @@ def corners_of(position, length):
 
 
 def pool(x, rois, offset, cotangent, align):
-    """(pooled, gradient in x, gradient in the offset) of sum(pooled * cotangent); None for the offset if it is None."""
+    """(pooled, gradients of sum(pooled * cotangent) with respect to x and offset); None for an offset that is None."""
     images, height, width, channels = x.shape
     rows, columns = align.output_size
     features = channels // (rows * columns) if align.position_sensitive else channels

@@ -46,7 +46,7 @@ def pool(x, rois, offset=None, *, pooling=POOLING, **options):
 
 @functools.partial(jax.jit, static_argnames=("pooling", "backend"))
 def pull_back(cotangent, x, rois, offset=None, pooling=POOLING, backend=None):
-    """(pooled, gradient in x, gradient in offset)."""
+    """(pooled, gradients with respect to x and offset)."""
 
     def of(x, offset):
         return pool(x, rois, offset, pooling=pooling, backend=backend)
