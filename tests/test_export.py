@@ -20,9 +20,10 @@ from jax.sharding import PartitionSpec as P
 
 import jax_dcn
 from jax_dcn import linen
+from jax_dcn._primitive import extension
 from tests.helpers.deform_aggregation.cases import Attention, Convolution
-from tests.helpers.deform_conv.cases import Operands, assert_close, cast
-from tests.helpers.deform_conv.layer import LAYER, apply
+from tests.helpers.deform_conv.cases import assert_close, cast
+from tests.helpers.operators import CONVOLUTION
 from tests.helpers.roi_pool import cases as pooling
 from tests.helpers.run_exported import with_gradients
 from tests.helpers.sharding import make_mesh
@@ -53,11 +54,11 @@ class Program(NamedTuple):
 
 
 def convolve(*operands, backend=None):
-    return apply(Operands(*operands), backend=backend)
+    return CONVOLUTION.case.with_backend(backend)(*operands)
 
 
 def of_convolution(n, height, width):
-    return tuple(cast(dataclasses.replace(LAYER, batch=(n,), image=(height, width)).operands(), np.float32))
+    return tuple(cast(dataclasses.replace(CONVOLUTION.case, batch=(n,), image=(height, width)).operands(), np.float32))
 
 
 def of_pooling(n, height, width):
@@ -149,7 +150,7 @@ def test_run_in_another_process(program, platform, tmp_path):
         assert_near(tuple(file.values()), program.expected(3, 5, 4) * 2)
 
 
-@pytest.mark.parametrize("symbolic, sizes", [("", (2, 3, 4)), ("n", (1, 3, 4)), ("w", (2, 3, 7))])
+@pytest.mark.parametrize("symbolic, sizes", [("n", (1, 3, 4)), ("w", (2, 3, 7))])
 def test_sizes_some_of_which_are_symbolic(symbolic, sizes, platform):
     program = PROGRAMS["deform_conv2d"]
     artifact = exported(with_gradients(program.function), program.specs(symbolic))
@@ -208,34 +209,15 @@ def calls(platforms, dtype):
     return {name for artifact in artifacts for name in re.findall(r"@(dcn_\w+)", artifact.mlir_module())}
 
 
-TANGENTS = {"dcn_sample_tangents"}
-SAMPLING = {"dcn_sample", "dcn_input_cotangent", "dcn_offset_cotangent"}
-POOLING = {"dcn_roi_pool", "dcn_roi_pool_input_cotangent", "dcn_roi_pool_offset_cotangent"}
-POOLING |= {"dcn_roi_max_pool", "dcn_roi_max_pool_argmax", "dcn_roi_max_pool_input_cotangent"}
-AGGREGATION = {"dcn_aggregate", "dcn_aggregation_value_cotangent", "dcn_aggregation_tap_cotangents"}
-FUSED = {f"dcn_fused_{name}" for name in ("forward", "input_cotangent", "offset_cotangent", "weight_cotangent")}
-
-
 @pytest.mark.platforms("cpu")
-@pytest.mark.parametrize(
-    "platforms, expected",
-    [
-        (("tpu",), set()),
-        pytest.param(("tpu", "cpu"), SAMPLING | POOLING | TANGENTS | AGGREGATION, marks=pytest.mark.thorough),
-        (("cuda",), FUSED | POOLING | TANGENTS | AGGREGATION),
-    ],
-    ids=["tpu", "tpu_and_cpu", "cuda"],
-)
-def test_kernels_where_there_are_some(platforms, expected):
-    """Exports from any machine contain the kernels; for CUDA and 16-bit data, the fused ones."""
-    assert calls(platforms, jnp.bfloat16) == expected
-
-
-@pytest.mark.platforms("cpu")
-def test_all_custom_calls_may_be_exported():
-    names = [check.is_custom_call() for check in jax_dcn.export.disabled_checks()]
-    of_large_problems = {"dcn_cpu_fused_forward", "dcn_cpu_fused_cotangents"}
-    assert sorted(names) == sorted(calls(PLATFORMS, jnp.float32) | calls(PLATFORMS, jnp.bfloat16) | of_large_problems)
+def test_kernels_where_there_are_some():
+    """Exports from any machine contain the kernels: for CUDA and 16-bit data the fused ones, and none for a TPU."""
+    allowed = {check.is_custom_call() for check in jax_dcn.export.disabled_checks()}
+    on_cuda = calls(("cuda",), jnp.bfloat16)
+    assert on_cuda.issuperset(extension.FUSED)
+    assert calls(("tpu",), jnp.bfloat16) == set()
+    # Only large problems take the fused path of a CPU.
+    assert on_cuda | calls(PLATFORMS, jnp.float32) == allowed.difference(extension.CPU_FUSED)
 
 
 WITHOUT_KERNELS = """
@@ -275,7 +257,7 @@ def test_over_several_devices():
         exported(convolve, placed, ("cpu",))
 
 
-@pytest.mark.parametrize("name", ["deform_conv2d", "deform_psroi_pool", "dcnv3"])
+@pytest.mark.parametrize("name", ["deform_conv2d", "deform_psroi_pool"])
 def test_compiled_ahead_of_time(name):
     program = PROGRAMS[name]
     arguments, expected = program.arguments(2, 3, 4), program.expected(2, 3, 4)

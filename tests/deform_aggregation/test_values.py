@@ -1,4 +1,4 @@
-"""Values and first derivatives against golden files and the numpy reference, for all shapes and types."""
+"""Values and first derivatives against the numpy reference, for all shapes and types."""
 
 import jax
 import jax.numpy as jnp
@@ -10,32 +10,13 @@ import jax_dcn
 from tests.helpers.deform_aggregation.cases import (
     BACKENDS,
     CASES,
-    GOLDEN_FILES,
     Attention,
     Convolution,
     Operands,
     cases,
     pull_back,
-    read_golden,
 )
 from tests.helpers.deform_conv.cases import assert_close
-
-TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
-VARIANTS = [
-    pytest.param("float64", None, marks=pytest.mark.optimized),
-    pytest.param("float32", None, marks=pytest.mark.optimized),
-    ("float64", "reference"),
-]
-
-
-@pytest.mark.parametrize("dtype, backend", VARIANTS)
-@pytest.mark.parametrize("path", GOLDEN_FILES, ids=lambda path: f"{path.parent.name}_{path.stem}")
-def test_golden_files(path, dtype, backend):
-    function, *arrays = read_golden(path, backend)
-    with jax.enable_x64(dtype == "float64"):
-        operands, result, cotangent, gradients = jax.tree.map(lambda array: np.asarray(array, dtype), tuple(arrays))
-        actual = pull_back(cotangent, operands, function)
-    assert_close(actual, (result, gradients), TOLERANCE[dtype], TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -129,8 +110,15 @@ def test_an_attention_can_express_a_dcnv3(x64):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "case",
-    [Attention(queries=0), Attention(channels=0), Attention(heads=0), Convolution(image=(2, 2), padding=((0, 0),) * 2)],
-    ids=["queries", "channels", "heads", "output"],
+    [
+        Attention(queries=0),
+        Attention(channels=0),
+        Attention(heads=0),
+        Convolution(image=(2, 2), padding=((0, 0),) * 2),  # no output
+        Convolution(image=(0, 3), padding=((2, 2), (2, 2))),
+        Convolution(image=(3, 0), padding=((2, 2), (2, 2))),
+    ],
+    ids=["queries", "channels", "heads", "output", "rows", "columns"],
 )
 def test_nothing_to_compute(case, backend):
     operands, cotangent = case.operands(), case.cotangent()
@@ -138,16 +126,4 @@ def test_nothing_to_compute(case, backend):
         np.float32(cotangent), Operands(*map(np.float32, operands)), case.with_backend(backend)
     )
     assert result.shape == cotangent.shape
-    assert not any(np.any(gradient) for gradient in gradients)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("image", [(0, 3), (3, 0)])
-def test_no_pixels(image, backend):
-    case = Convolution(image=image, padding=((2, 2), (2, 2)))
-    operands, cotangent = case.operands(), case.cotangent()
-    result, gradients = pull_back(
-        np.float32(cotangent), Operands(*map(np.float32, operands)), case.with_backend(backend)
-    )
-    assert result.size > 0
     assert not any(np.any(array) for array in (result, *gradients))

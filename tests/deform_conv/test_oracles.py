@@ -9,8 +9,7 @@ from tests.helpers.deform_conv.cases import CASES, assert_close, cast, convolve,
 COMMON_CASES = [case for case in CASES if len(case.batch) == 1 and not case.is_empty and not case.convolution.wraps]
 
 
-@pytest.mark.parametrize("opset", [19, 22])
-@pytest.mark.parametrize("masked", [True, False], ids=["masked", "unmasked"])
+@pytest.mark.parametrize("opset, masked", [(19, True), (22, False)])
 @pytest.mark.parametrize("case", COMMON_CASES, ids=str)
 def test_onnxruntime(case, masked, opset):
     onnx = pytest.importorskip("onnx")
@@ -53,7 +52,7 @@ def test_onnxruntime(case, masked, opset):
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "unmasked"])
 @pytest.mark.parametrize("case", COMMON_CASES, ids=str)
 def test_torchvision(case, masked, x64):
-    """Away from the kinks, at which its rule for the gradient of the offset differs."""
+    """Away from non-differentiable points, at which its rule differs."""
     torch = pytest.importorskip("torch")
     torchvision = pytest.importorskip("torchvision")
     (top, bottom), (left, right) = case.convolution.explicit_padding(case.image, case.kernel)

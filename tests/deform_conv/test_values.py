@@ -1,4 +1,4 @@
-"""Values and gradients against golden files, the numpy reference and jax's own convolution."""
+"""Values and gradients against the numpy reference and jax's own convolution."""
 
 import jax
 import jax.numpy as jnp
@@ -12,49 +12,15 @@ from tests.helpers.deform_conv.cases import (
     BACKENDS,
     CASE,
     CASES,
-    GOLDEN_FILES,
     Operands,
     assert_close,
     cast,
     compiled_pull_back,
     convolve,
-    explicit_gradients,
     pull_back,
-    read_golden,
     to_nchw,
     to_nhwc,
 )
-
-GOLDEN_VARIANTS = [
-    ("float64", "NHWC", None),
-    ("float64", "NCHW", None),
-    pytest.param("float32", "NHWC", None, marks=pytest.mark.optimized),
-    ("float32", "NCHW", None),
-    ("float64", "NCHW", "reference"),
-]
-
-
-@pytest.mark.parametrize("dtype, data_format, backend", GOLDEN_VARIANTS)
-@pytest.mark.parametrize("path", GOLDEN_FILES, ids=lambda path: path.stem)
-def test_golden_files(path, dtype, data_format, backend):
-    operands, y, cotangent, gradients, keywords = read_golden(path)
-    if data_format == "NHWC":
-        operands, gradients = to_nhwc(operands), to_nhwc(gradients)
-        y, cotangent = np.moveaxis(y, 1, -1), np.moveaxis(cotangent, 1, -1)
-    keywords |= {"data_format": data_format, "backend": backend, "precision": "highest"}
-
-    @jax.jit
-    def answers(cotangent, operands):
-        explicit = explicit_gradients(cotangent, operands, **keywords) if backend is None else ()
-        return pull_back(cotangent, operands, **keywords), explicit
-
-    with jax.enable_x64(dtype == "float64"):
-        (actual_y, implicit), explicit = answers(*cast((cotangent, operands), dtype))
-    tolerance = {"float64": 1e-10, "float32": 1e-4}[dtype]
-    assert_close(actual_y, y, tolerance, tolerance)
-    assert_close(implicit, gradients, tolerance, tolerance)
-    if backend is None:
-        assert_close(explicit, gradients._replace(bias=None), tolerance, tolerance)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -88,14 +54,6 @@ def test_data_formats_agree_over_any_batch_dimensions(case, x64):
     assert_close(to_nhwc(jax.tree.map(np.asarray, nchw_gradients)), gradients)
 
 
-def test_an_empty_batch_has_zero_weight_gradients(x64):
-    case = CASE["empty_batch"]
-    _, gradients = compiled_pull_back(case, None)(case.cotangent(), case.operands())
-    assert gradients.x.shape == (0, 4, 5, 3)
-    np.testing.assert_array_equal(gradients.weight, np.zeros((3, 3, 3, 2)))
-    np.testing.assert_array_equal(gradients.bias, np.zeros(2))
-
-
 PADDINGS = ["SAME", "SAME_LOWER", "VALID", "CIRCULAR", 0, 2, (2, 1), ((1, 0), (0, 2)), ((-1, 1), (2, -2))]
 
 
@@ -119,9 +77,15 @@ def plain_convolution(x, weight, padding, strides, dilation, groups):
     )
 
 
-@pytest.mark.parametrize("strides, dilation", [((1, 1), (1, 1)), ((2, 1), (1, 2))])
-@pytest.mark.parametrize("groups, offset_groups", [(1, 1), (2, 3), (6, 1), (3, 2)])
-@pytest.mark.parametrize("padding", PADDINGS, ids=str)
+@pytest.mark.parametrize(
+    "padding, groups, offset_groups, strides, dilation",
+    [
+        *((padding, 1, 1, (1, 1), (1, 1)) for padding in PADDINGS),
+        *((padding, 2, 3, (2, 1), (1, 2)) for padding in PADDINGS),
+        ("SAME", 6, 1, (1, 1), (1, 1)),
+        ("VALID", 3, 2, (1, 1), (1, 1)),
+    ],
+)
 def test_zero_offsets_are_a_plain_convolution(padding, groups, offset_groups, strides, dilation, x64):
     rng = np.random.default_rng(0)
     x, weight = rng.normal(size=(2, 7, 8, 6)), rng.normal(size=(3, 2, 6 // groups, 12))
@@ -156,23 +120,8 @@ def test_numbers_stand_for_pairs(x64):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", [CASE["plain"], CASE["even_kernel_same_strided"], CASE["circular"]], ids=str)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_nonfinite_offsets(value, case, backend, x64):
-    """NaN: the sample and its gradients are NaN; infinite: they are zero. Neither reaches x's gradient."""
-    operands, cotangent = case.operands(), case.cotangent()
-    hit = np.random.default_rng(0).uniform(size=operands.offset.shape) < 0.01
-    assert hit.any()
-    operands = operands._replace(offset=np.where(hit, value, operands.offset))
-    y, gradients = compiled_pull_back(case, backend)(cotangent, operands)
-    assert_close((y, gradients), case.expected(cotangent, operands))
-    assert np.isfinite(gradients.x).all()
-    assert np.isnan(y).any() == np.isnan(value)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("value", [1e30, -1e30, 3e9, -3e9, 2.0**31, -(2.0**63), np.inf, -np.inf])
+@pytest.mark.parametrize("value", [1e30, -3e9, 2.0**31, -(2.0**63), np.inf])
 def test_samples_far_outside_are_zero(value, dtype, backend):
     case = CASE["plain"]
     with jax.enable_x64(dtype == "float64"):
@@ -187,7 +136,7 @@ def test_samples_far_outside_are_zero(value, dtype, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("value", [1e30, -3e9, -(2.0**63)])
 def test_huge_offsets_stay_on_the_torus(value, backend):
-    """A huge float32 position has lost its place among the pixels, but it still is one of them."""
+    """A huge float32 location has lost its place among the pixels, but it still is one of them."""
     case = CASE["circular"]
     operands = cast(case.operands(masked=False), np.float32)
     operands = Operands(np.ones_like(operands.x), np.full_like(operands.offset, value), operands.weight, operands.bias)

@@ -8,8 +8,6 @@ from jax.sharding import AxisType, NamedSharding
 from benchmarks.lowering.hlo import collectives
 from tests.helpers.deform_conv.cases import assert_close
 
-AXIS_TYPES = ("Auto", "Explicit")
-
 
 def make_mesh(axis_type="Auto", shape=(4, 2)):
     names = ("a", "b")[: len(shape)]

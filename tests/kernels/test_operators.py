@@ -17,8 +17,10 @@ from tests.deform_conv import test_fused as conv_fused
 from tests.deform_conv import test_memory as conv_memory
 from tests.deform_conv import test_tangents as conv_tangents
 from tests.deform_conv import test_values as conv_values
+from tests.operators import test_derivatives as derivatives
+from tests.operators import test_golden as golden
+from tests.operators import test_special as special
 from tests.roi_pool import test_align as pool_align
-from tests.roi_pool import test_kinks as pool_kinks
 from tests.roi_pool import test_special as pool_special
 from tests.roi_pool import test_values as pool_values
 
@@ -44,16 +46,13 @@ def test_these_tests_run_the_kernels(interpreter):
     assert [name for name in interpreter.handlers.values() if f"@{name}(" not in text] == []
 
 
-test_conv_golden_files = conv_values.test_golden_files
 test_conv_numpy_reference = conv_values.test_numpy_reference
-test_conv_empty_batch = conv_values.test_an_empty_batch_has_zero_weight_gradients
-test_conv_nonfinite_offsets = conv_values.test_nonfinite_offsets
 test_conv_far_outside = conv_values.test_samples_far_outside_are_zero
 test_conv_far_on_the_torus = conv_values.test_huge_offsets_stay_on_the_torus
 test_conv_types = conv_types.test_against_float64
 test_conv_sums_over_channels = conv_types.test_sums_over_channels_are_wide
 test_conv_sums_over_pixels = conv_types.test_sums_over_pixels_are_wide
-test_conv_positions = conv_types.test_positions_are_wide
+test_conv_locations = conv_types.test_locations_are_wide
 test_conv_tangent_types = conv_tangents.test_types
 test_conv_tangents_that_are_not_finite = conv_tangents.test_values_that_are_not_finite
 
@@ -166,43 +165,33 @@ def test_conv_fused_memory():
     assert compiled.memory_analysis().temp_size_in_bytes <= operands.weight.nbytes + 2**12
 
 
-test_pool_golden_files = pool_values.test_golden_files
-test_pool_reference = pool_values.test_kernels_are_the_reference
 test_pool_many_features = pool_values.test_kernels_are_the_reference_for_many_features
 test_pool_types = pool_values.test_dtypes
 test_pool_coordinates = pool_values.test_coordinates_keep_their_precision_in_half_precision_images
 test_pool_no_regions = pool_values.test_no_regions
 test_pool_no_pixels = pool_values.test_no_pixels
-test_pool_padding = pool_special.test_padding_anywhere_is_zero_and_reads_nothing
-test_pool_all_padding = pool_special.test_all_padding
-test_pool_nonfinite_regions = pool_special.test_regions_that_are_not_finite
-test_pool_nonfinite_offsets = pool_special.test_offsets_that_are_not_finite
 test_pool_infinite_cotangent = pool_special.test_an_infinite_cotangent_reaches_what_its_bin_reads
-test_pool_reads = pool_special.test_only_pixels_with_a_weight_are_read
-test_pool_kinks = pool_special.test_kinks
-test_pool_positions = pool_kinks.test_positions_round_as_they_are_written
-test_roi_align_golden_files = pool_align.test_golden_files
+test_pool_non_differentiable_points = pool_special.test_non_differentiable_points
+test_pool_locations = pool_special.test_locations_round_as_they_are_written
 test_roi_align_deformable = pool_align.test_deformable
 test_roi_align_max = pool_align.test_max
-test_roi_align_special_regions = pool_align.test_special_regions
-test_roi_align_nonfinite_offsets = pool_align.test_offsets_that_are_not_finite
-test_roi_align_kinks = pool_align.test_kinks
-test_roi_align_reads = pool_align.test_only_pixels_with_a_weight_are_read
+test_roi_align_huge_regions = pool_align.test_huge_regions
+test_roi_align_non_differentiable_points = pool_align.test_non_differentiable_points
 test_roi_align_first_largest = pool_align.test_the_first_of_equal_points_and_nan_win
 test_roi_align_without_elements = pool_align.test_nothing_to_compute
 test_roi_align_types = pool_align.test_half_precision
 
-test_aggregation_golden_files = aggregation_values.test_golden_files
 test_aggregation_reference = aggregation_values.test_the_numpy_reference
 test_aggregation_any_shape = aggregation_values.test_any_shape
 test_aggregation_types = aggregation_values.test_dtypes
 test_aggregation_mixed_types = aggregation_values.test_offsets_and_masks_of_16_bits
 test_aggregation_nothing = aggregation_values.test_nothing_to_compute
-test_aggregation_no_pixels = aggregation_values.test_no_pixels
-test_aggregation_nan_location = aggregation_special.test_a_nan_location
-test_aggregation_infinite_location = aggregation_special.test_an_infinite_location_is_outside
-test_aggregation_discrete_special = aggregation_special.test_discrete_locations_that_are_not_finite
-test_aggregation_nan_weight = aggregation_special.test_a_nan_weight
-test_aggregation_reads = aggregation_special.test_only_pixels_with_a_weight_are_read
-test_aggregation_kinks = aggregation_special.test_kinks
-test_aggregation_positions = aggregation_special.test_positions_round_as_they_are_written
+test_aggregation_non_differentiable_points = aggregation_special.test_non_differentiable_points
+test_aggregation_locations = aggregation_special.test_locations_round_as_they_are_written
+
+test_gradients = derivatives.test_gradients
+test_golden_files = golden.test_golden_files
+test_locations_that_are_not_finite = special.test_locations_that_are_not_finite
+test_nan_weights = special.test_a_nan_weight
+test_special_regions = special.test_regions_that_are_padding_or_not_finite
+test_reads = special.test_only_pixels_with_a_weight_are_read

@@ -5,6 +5,8 @@ import pathlib
 
 import numpy as np
 
+from tests.helpers.roi_pool.cases import regions
+
 FOLDER = pathlib.Path(__file__).parents[1] / "golden/roi_align"
 CASES = {
     "adaptive": {"sampling_ratio": 0, "aligned": True},
@@ -15,15 +17,6 @@ CASES = {
     "ps_ratio_2": {"sampling_ratio": 2},
 }
 SIZE, SCALE, OUTPUT = (7, 9), 0.375, (3, 2)
-
-
-def regions(random, count, images, reach):
-    """Regions in and outside images of `reach` input pixels, tiny and inverted ones, with corners on and off pixels."""
-    first = random.uniform(-0.4, 1.1, (count, 2)) * reach
-    size = random.choice([0.02, 0.3, 1.5, -0.4], (count, 1)) * random.uniform(0, 1, (count, 2)) * reach
-    box = np.concatenate([first, first + size], 1)
-    box = np.where(np.arange(count)[:, None] % 3, box, np.round(box))
-    return np.concatenate([random.integers(0, images, (count, 1)), box], 1)
 
 
 def main():

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import math
 import pathlib
 from typing import Any, NamedTuple
@@ -17,7 +16,6 @@ from . import numpy_reference
 
 BACKENDS = (None, "reference")
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden/deform_aggregation"
-GOLDEN_FILES = sorted(path for folder in ("msda", "dcnv3", "dcnv4") for path in (GOLDEN / folder).glob("*.npz"))
 
 
 class Operands(NamedTuple):
@@ -51,7 +49,7 @@ class Attention:
     def function(self):
         return self.with_backend(None)
 
-    def with_backend(self, backend, **options):
+    def with_backend(self, backend=None, **options):
         keywords = {"spatial_shapes": self.spatial_shapes, "points": self.points, "method": self.method}
         return _partial(jax_dcn.multi_scale_deformable_attention, **keywords, backend=backend, **options)
 
@@ -97,7 +95,7 @@ class Convolution:
     def function(self):
         return self.with_backend(None)
 
-    def with_backend(self, backend, **options):
+    def with_backend(self, backend=None, **options):
         names = ("kernel_size", "strides", "padding", "kernel_dilation", "offset_scale", "remove_center", "groups")
         return _partial(jax_dcn.dcnv3, **{name: getattr(self, name) for name in names}, backend=backend, **options)
 
@@ -189,37 +187,6 @@ def cases(draw):
     return Convolution(
         kernel_size, pair(1, 2), padding, dilation, scale, remove_center, heads, channels, image, on_grid
     )
-
-
-def read_golden(path, backend=None):
-    """(function, operands, result, cotangent, gradients) of a golden file of an operator."""
-    with np.load(path) as file:
-        arrays = dict(file)
-    meta = json.loads(str(arrays["meta"]))
-    rule = "_cuda" if meta["kinks"] else ""
-    if path.parent.name == "msda":
-        names = ("value", "locations", "weights")
-        keywords = {name: meta[name] for name in ("spatial_shapes", "points", "method")}
-        function = _partial(jax_dcn.multi_scale_deformable_attention, **keywords, backend=backend)
-    else:
-        names = ("x", "offset", "mask")
-        pairs = {name: tuple(meta[name]) for name in ("kernel_size", "strides", "padding", "kernel_dilation")}
-        rest = {name: meta[name] for name in ("groups", "offset_scale", "remove_center")}
-        function = _partial(jax_dcn.dcnv3, **pairs, **rest, backend=backend)
-        if path.parent.name == "dcnv4":
-            for prefix, suffix in (("", ""), ("g", rule)):
-                packed = arrays[f"{prefix}offset_mask{suffix}"]
-                arrays[f"{prefix}offset{suffix}"], arrays[f"{prefix}mask"] = unpack(packed, meta)
-    gradients = [arrays[f"g{names[0]}"], arrays[f"g{names[1]}{rule}"], arrays[f"g{names[2]}"]]
-    return function, Operands(*(arrays[name] for name in names)), arrays["y"], arrays["gy"], Operands(*gradients)
-
-
-def unpack(packed, meta):
-    """The offset and the mask of DCNv4's offset_mask."""
-    groups, taps = meta["groups"], math.prod(meta["kernel_size"]) - meta["remove_center"]
-    of_groups = packed[..., : groups * 3 * taps].reshape(*packed.shape[:-1], groups, 3 * taps)
-    parts = of_groups[..., : 2 * taps], of_groups[..., 2 * taps :]
-    return tuple(part.reshape(*packed.shape[:-1], -1) for part in parts)
 
 
 class _partial(functools.partial):

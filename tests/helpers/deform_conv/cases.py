@@ -2,9 +2,7 @@
 
 import dataclasses
 import functools
-import json
 import math
-import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +13,6 @@ from tests.helpers.deform_conv import numpy_reference
 from tests.helpers.deform_conv.numpy_reference import Convolution
 
 BACKENDS = (None, "reference")
-GOLDEN_FILES = sorted(pathlib.Path(__file__).parents[2].glob("golden/deform_conv/*.npz"))
 
 
 class Operands(NamedTuple):
@@ -74,12 +71,16 @@ class Case:
     def is_empty(self):
         return 0 in (*self.batch, *self.output_size)
 
-    def operands(self, seed=0, offset_scale=2.0, grid=64, masked=True):
-        """Random float64 operands. Offsets are multiples of 1/grid: exact in float32, and sometimes on kinks."""
+    def with_backend(self, backend=None, **options):
+        return functools.partial(jax_dcn.deform_conv2d, **self.keywords, backend=backend, **options)
+
+    def operands(self, seed=0, offset_scale=2.0, grid=64, masked=True, lead=()):
+        """Random float64 operands. Offsets are multiples of 1/grid: exact in float32, some on pixels."""
         rng = np.random.default_rng(seed)
-        samples = (*self.batch, *self.output_size, self.offset_groups * self.kernel[0] * self.kernel[1])
+        batch = (*lead, *self.batch)
+        samples = (*batch, *self.output_size, self.offset_groups * self.kernel[0] * self.kernel[1])
         return Operands(
-            rng.normal(size=(*self.batch, *self.image, self.cin)),
+            rng.normal(size=(*batch, *self.image, self.cin)),
             np.round(rng.normal(size=(*samples[:-1], 2 * samples[-1])) * offset_scale * grid) / grid,
             rng.normal(size=(*self.kernel, self.cin // self.convolution.feature_group_count, self.cout)),
             rng.normal(size=self.cout),
@@ -87,14 +88,14 @@ class Case:
         )
 
     def smooth_operands(self, seed=0, masked=True):
-        """Operands whose samples all lie at least 0.2 pixels away from the kinks of bilinear interpolation."""
+        """Operands whose samples all lie at least 0.2 pixels away from non-differentiable points."""
         operands = self.operands(seed, masked=masked)
         rng = np.random.default_rng(seed + 1)
         whole = rng.integers(-2, 2, operands.offset.shape)
         return operands._replace(offset=whole + rng.uniform(0.2, 0.8, whole.shape))
 
-    def cotangent(self, seed=0):
-        return np.random.default_rng(seed + 2).normal(size=(*self.batch, *self.output_size, self.cout))
+    def cotangent(self, seed=0, lead=()):
+        return np.random.default_rng(seed + 2).normal(size=(*lead, *self.batch, *self.output_size, self.cout))
 
     def expected(self, cotangent, operands):
         """(y, gradients) of the numpy reference, with all batch dimensions folded into one."""
@@ -144,28 +145,12 @@ CASES = [
 CASE = {case.name: case for case in CASES}
 
 
-def read_golden(path):
-    """(operands, y, cotangent, gradients, keywords of deform_conv2d) of a golden file, all NCHW."""
-    with np.load(path) as file:
-        arrays = dict(file)
-    attributes = json.loads(str(arrays["meta"]))["attrs"]
-    keywords = {
-        "strides": tuple(attributes["stride"]),
-        "padding": tuple((p, p) for p in attributes["padding"]),
-        "kernel_dilation": tuple(attributes["dilation"]),
-        "feature_group_count": attributes["groups"],
-    }
-    operands = Operands(*(arrays.get(name) for name in Operands._fields))
-    gradients = Operands(*(arrays.get(f"g{name}") for name in Operands._fields))
-    return operands, arrays["y"], arrays["gy"], gradients, keywords
-
-
 def convolve(operands, **keywords):
     return jax_dcn.deform_conv2d(*operands, **keywords)
 
 
 def pull_back(cotangent, operands, **keywords):
-    """(y, gradients in all operands that are not None)."""
+    """(y, gradients with respect to all operands that are not None)."""
     y, pullback = jax.vjp(functools.partial(convolve, **keywords), operands)
     return y, *pullback(cotangent)
 

@@ -134,7 +134,7 @@ def deform_conv2d(x, offset, weight, bias=None, mask=None, *, convolution):
 
 
 def gradients(cotangent, x, offset, weight, mask=None, *, convolution):
-    """d sum(y * cotangent) in every operand: a dict of x, offset, weight, bias and mask."""
+    """The gradients of sum(y * cotangent), by the names of the operands."""
     cotangent, x, offset, weight, mask = as_float64(cotangent, x, offset, weight, mask)
     mask = ones_mask(offset) if mask is None else mask
     kh, kw, _, cout = weight.shape

@@ -50,7 +50,7 @@ def corners_of(position, length):
 
 
 def pool(x, rois, offset, cotangent, align):
-    """(pooled, gradient in x, gradient in the offset) of sum(pooled * cotangent); None for the offset if it is None."""
+    """(pooled, gradients of sum(pooled * cotangent) with respect to x and offset); None for an offset that is None."""
     images, height, width, channels = x.shape
     rows, columns = align.output_size
     features = channels // (rows * columns) if align.position_sensitive else channels
@@ -66,6 +66,9 @@ def pool(x, rois, offset, cotangent, align):
         for row, column in itertools.product(range(rows), range(columns)):
             channel = slice(row * columns + column, None, rows * columns) if align.position_sensitive else slice(None)
             shift_x, shift_y = (0.0, 0.0) if offset is None else align.gamma * offset[r, row, column]
+            if math.isnan(shift_x) or math.isnan(shift_y):
+                pooled[r, row, column] = in_offset[r, row, column] = np.nan
+                continue
             ys = [corners_of(align.position(0, along_y, row, i, shift_y), height) for i in range(along_y[2])]
             xs = [corners_of(align.position(1, along_x, column, i, shift_x), width) for i in range(along_x[2])]
             points = list(itertools.product(ys, xs))

@@ -2,9 +2,7 @@
 
 import dataclasses
 import functools
-import json
 import math
-import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -13,10 +11,11 @@ from hypothesis import strategies as st
 
 import jax_dcn
 
+from . import align_reference, numpy_reference
+from .align_reference import Align
 from .numpy_reference import Pooling
 
 BACKENDS = (None, "reference")
-GOLDEN_FILES = sorted(pathlib.Path(__file__).parents[2].glob("golden/deform_psroi_pool/*.npz"))
 # 6 features, a group size of 3 x 2, bins that are not square and differ from the parts in number, and 3 classes
 POOLING = Pooling((5, 4), (3, 2), (2, 3), (3, 2), spatial_scale=0.5, trans_std=0.2)
 COTANGENT = np.random.default_rng(9).normal(size=(6, 5, 4, 6))
@@ -47,13 +46,92 @@ def pool(x, rois, offset=None, *, pooling=POOLING, **options):
 
 @functools.partial(jax.jit, static_argnames=("pooling", "backend"))
 def pull_back(cotangent, x, rois, offset=None, pooling=POOLING, backend=None):
-    """(pooled, gradient in x, gradient in offset)."""
+    """(pooled, gradients with respect to x and offset)."""
 
     def of(x, offset):
         return pool(x, rois, offset, pooling=pooling, backend=backend)
 
     pooled, pullback = jax.vjp(of, x, offset)
     return pooled, *pullback(cotangent)
+
+
+@dataclasses.dataclass(frozen=True)
+class PSRoIPool:
+    """A deform_psroi_pool as the record of an operator wants it."""
+
+    pooling: Pooling = POOLING
+    classes: int = 3
+
+    def with_backend(self, backend=None, **options):
+        return functools.partial(pool, pooling=self.pooling, backend=backend, **options)
+
+    def operands(self, seed=0, lead=()):
+        x, rois, offset = operands(seed, lead)
+        return Operands(x, rois, offset[..., : 2 * self.classes])
+
+    def cotangent(self, seed=9, lead=()):
+        return np.random.default_rng(seed).normal(size=(*lead, *COTANGENT.shape))
+
+    def expected(self, cotangent, operands):
+        pooled, d_x, d_offset = numpy_reference.pool(*operands, cotangent, self.pooling)
+        return pooled, Operands(d_x, np.zeros(operands.rois.shape), d_offset)
+
+
+@dataclasses.dataclass(frozen=True)
+class RoIAlign:
+    """A pooling of the RoIAlign family as the record of an operator wants it; with offsets it is deformable."""
+
+    align: Align = Align(spatial_scale=0.4)  # noqa: RUF009, it is frozen
+    has_offset: bool = False
+    image: tuple[int, int] = (7, 9)
+    features: int = 4
+    count: int = 6
+
+    def with_backend(self, backend=None, **options):
+        return functools.partial(align_regions, align=self.align, backend=backend, **options)
+
+    def operands(self, seed=0, lead=()):
+        random = np.random.default_rng(seed)
+        bins = self.align.output_size
+        channels = self.features * (math.prod(bins) if self.align.position_sensitive else 1)
+        x = random.normal(size=(*lead, 2, *self.image, channels))
+        reach = max(self.image) / self.align.spatial_scale
+        rois = np.reshape(
+            [regions(random, self.count, 2, reach) for _ in range(math.prod(lead))], (*lead, self.count, 5)
+        )
+        offset = random.normal(size=(*lead, self.count, *bins, 2)) * 2 if self.has_offset else None
+        return Operands(x, rois, offset)
+
+    def cotangent(self, seed=9, lead=()):
+        shape = (*lead, self.count, *self.align.output_size, self.features)
+        return np.random.default_rng(seed).normal(size=shape)
+
+    def expected(self, cotangent, operands):
+        pooled, d_x, d_offset = align_reference.pool(*operands, cotangent, self.align)
+        return pooled, Operands(d_x, np.zeros(operands.rois.shape), d_offset)
+
+
+def align_regions(x, rois, offset=None, *, align, **options):
+    """The function of the RoIAlign family that `align` describes."""
+    options |= {
+        "output_size": align.output_size,
+        "spatial_scale": align.spatial_scale,
+        "sampling_ratio": align.sampling_ratio,
+    }
+    if align.position_sensitive:
+        return jax_dcn.ps_roi_align(x, rois, **options)
+    if offset is not None:
+        return jax_dcn.deform_roi_pool(x, rois, offset, gamma=align.gamma, **options)
+    return jax_dcn.roi_align(x, rois, aligned=align.aligned, mode=align.mode, **options)
+
+
+def regions(random, count, images, reach):
+    """Regions in and outside images of `reach` input pixels, tiny and inverted ones, with corners on and off pixels."""
+    first = random.uniform(-0.4, 1.1, (count, 2)) * reach
+    size = random.choice([0.02, 0.3, 1.5, -0.4], (count, 1)) * random.uniform(0, 1, (count, 2)) * reach
+    box = np.concatenate([first, first + size], 1)
+    box = np.where(np.arange(count)[:, None] % 3, box, np.round(box))
+    return np.concatenate([random.integers(0, images, (count, 1)), box], 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,29 +202,3 @@ def random_regions(random, count, images, reach, positive):
     last = first + random.uniform(0 if positive else -0.3, 1.5, (count, 2)) * reach
     corners = np.round(np.concatenate([first, last], 1) * 2) / 2
     return np.concatenate([image, sometimes(random, 0.03, [np.nan, np.inf, -np.inf], corners)], 1)
-
-
-def read_golden(path):
-    """(operands, pooled, cotangent, gradients in x and offset, Pooling) of a golden file, all NCHW."""
-    with np.load(path) as file:
-        arrays = dict(file)
-    attributes = json.loads(str(arrays["meta"]))["attrs"]
-    pooled_size, group_size, part_size, samples = (
-        (attributes[name],) * 2 for name in ("pooled_size", "group_size", "part_size", "sample_per_part")
-    )
-    pooling = Pooling(
-        pooled_size,
-        group_size,
-        part_size if part_size[0] else None,
-        samples,
-        float(np.float32(attributes["spatial_scale"])),
-        float(np.float32(attributes["trans_std"])),
-    )
-    if attributes["no_trans"]:
-        arrays["trans"] = arrays["gtrans"] = None
-    given = Operands(arrays["x"], arrays["rois"], arrays["trans"])
-    return given, arrays["y"], arrays["gy"], (arrays["gx"], arrays["gtrans"]), pooling
-
-
-def to_nhwc(array):
-    return None if array is None else np.moveaxis(array, 1, -1)

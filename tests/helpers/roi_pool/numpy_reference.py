@@ -25,7 +25,8 @@ class Pooling:
     def points(self, axis, bin_index, first, last, shift, length):
         """The points of a bin along an axis of `length` pixels, without those that are left out.
 
-        Each point is a list of the pixels that it interpolates: (pixel, weight, derivative of the weight in the shift).
+        Each point is a list of the pixels that it interpolates, as (pixel, weight, slope): the slope is the derivative of
+        the weight with respect to the shift.
         """
         start = round_half_away(first) * self.spatial_scale - 0.5
         size = max((round_half_away(last) + 1) * self.spatial_scale - 0.5 - start, 0.1)
@@ -50,7 +51,7 @@ def round_half_away(value):
 
 
 def pool(x, rois, offset, cotangent, pooling):
-    """(pooled, gradient in x, gradient in the offset) of sum(pooled * cotangent); None for the offset if it is None."""
+    """(pooled, gradients of sum(pooled * cotangent) with respect to x and offset); None for an offset that is None."""
     images, height, width, channels = x.shape
     group_rows, group_columns = pooling.group_size
     features = channels // (group_rows * group_columns)

@@ -1,0 +1,131 @@
+"""The golden files of all operators: what other people's implementations computed, in the layout in which they do."""
+
+import functools
+import json
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import jax_dcn
+from tests.helpers.deform_aggregation.cases import Operands as AggregationOperands
+from tests.helpers.deform_conv.cases import Operands as ConvolutionOperands
+from tests.helpers.roi_pool.align_reference import Align
+from tests.helpers.roi_pool.cases import Operands as PoolingOperands
+from tests.helpers.roi_pool.cases import PSRoIPool, RoIAlign
+from tests.helpers.roi_pool.numpy_reference import Pooling
+from tests.roi_pool.make_golden import OUTPUT, SCALE
+
+FOLDER = pathlib.Path(__file__).parents[1] / "golden"
+
+
+class Golden(NamedTuple):
+    """A function of the operands, which takes `backend` too, and what it must give.
+
+    case: of a pooling, the case whose numpy reference the file checks, too. Its arrays are NHWC.
+    """
+
+    function: Callable
+    operands: Any
+    result: Any
+    cotangent: Any
+    gradients: Any
+    case: Any = None
+
+
+def convolution(arrays, meta):
+    attributes = meta["attrs"]
+    keywords = {
+        "strides": tuple(attributes["stride"]),
+        "padding": tuple((p, p) for p in attributes["padding"]),
+        "kernel_dilation": tuple(attributes["dilation"]),
+        "feature_group_count": attributes["groups"],
+    }
+    operands = ConvolutionOperands(*(arrays.get(name) for name in ConvolutionOperands._fields))
+    gradients = ConvolutionOperands(*(arrays.get(f"g{name}") for name in ConvolutionOperands._fields))
+    function = functools.partial(jax_dcn.deform_conv2d, **keywords, data_format="NCHW", precision="highest")
+    return Golden(function, operands, arrays["y"], arrays["gy"], gradients)
+
+
+def ps_roi_pool(arrays, meta):
+    attributes = meta["attrs"]
+    pooled_size, group_size, part_size, samples = (
+        (attributes[name],) * 2 for name in ("pooled_size", "group_size", "part_size", "sample_per_part")
+    )
+    factors = (float(np.float32(attributes[name])) for name in ("spatial_scale", "trans_std"))
+    pooling = Pooling(pooled_size, group_size, part_size if part_size[0] else None, samples, *factors)
+    if attributes["no_trans"]:
+        arrays["trans"] = arrays["gtrans"] = None
+    return pooled(PSRoIPool(pooling), arrays)
+
+
+def roi_align(arrays, meta):
+    ratio = (meta["sampling_ratio"],) * 2
+    align = Align(OUTPUT, SCALE, ratio, meta.get("aligned", True), "avg", meta["position_sensitive"])
+    return pooled(RoIAlign(align), arrays)
+
+
+def pooled(case, arrays):
+    operands = PoolingOperands(arrays["x"], arrays["rois"], arrays.get("trans"))
+    gradients = PoolingOperands(arrays["gx"], np.zeros(arrays["rois"].shape), arrays.get("gtrans"))
+    function = functools.partial(case.with_backend, data_format="NCHW")
+    return Golden(
+        lambda *operands, backend: function(backend)(*operands), operands, arrays["y"], arrays["gy"], gradients, case
+    )
+
+
+def attention(arrays, meta):
+    keywords = {name: meta[name] for name in ("spatial_shapes", "points", "method")}
+    function = functools.partial(jax_dcn.multi_scale_deformable_attention, **keywords)
+    return aggregated(function, ("value", "locations", "weights"), arrays, meta)
+
+
+def dcnv3(arrays, meta):
+    pairs = {name: tuple(meta[name]) for name in ("kernel_size", "strides", "padding", "kernel_dilation")}
+    rest = {name: meta[name] for name in ("groups", "offset_scale", "remove_center")}
+    return aggregated(functools.partial(jax_dcn.dcnv3, **pairs, **rest), ("x", "offset", "mask"), arrays, meta)
+
+
+def dcnv4(arrays, meta):
+    for prefix, suffix in (("", ""), ("g", rule(meta))):
+        packed = arrays[f"{prefix}offset_mask{suffix}"]
+        arrays[f"{prefix}offset{suffix}"], arrays[f"{prefix}mask"] = unpack(packed, meta)
+    return dcnv3(arrays, meta)
+
+
+def aggregated(function, names, arrays, meta):
+    gradients = [arrays[f"g{names[0]}"], arrays[f"g{names[1]}{rule(meta)}"], arrays[f"g{names[2]}"]]
+    operands = AggregationOperands(*(arrays[name] for name in names))
+    return Golden(function, operands, arrays["y"], arrays["gy"], AggregationOperands(*gradients))
+
+
+def rule(meta):
+    """The suffix of the gradients by the rule of the CUDA kernels, where samples lie on non-differentiable points."""
+    return "_cuda" if meta["kinks"] else ""
+
+
+def unpack(packed, meta):
+    """The offset and the mask of DCNv4's offset_mask."""
+    groups, taps = meta["groups"], math.prod(meta["kernel_size"]) - meta["remove_center"]
+    of_groups = packed[..., : groups * 3 * taps].reshape(*packed.shape[:-1], groups, 3 * taps)
+    parts = of_groups[..., : 2 * taps], of_groups[..., 2 * taps :]
+    return tuple(part.reshape(*packed.shape[:-1], -1) for part in parts)
+
+
+READERS = {
+    "deform_conv": convolution,
+    "deform_psroi_pool": ps_roi_pool,
+    "roi_align": roi_align,
+    "deform_aggregation/msda": attention,
+    "deform_aggregation/dcnv3": dcnv3,
+    "deform_aggregation/dcnv4": dcnv4,
+}
+FILES = sorted(path for folder in READERS for path in (FOLDER / folder).glob("*.npz"))
+
+
+def read(path):
+    with np.load(path) as file:
+        arrays = dict(file)
+    return READERS[str(path.parent.relative_to(FOLDER))](arrays, json.loads(str(arrays["meta"])))

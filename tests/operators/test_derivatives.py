@@ -1,0 +1,133 @@
+"""Derivatives of all orders and modes, and no more of them than are requested."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from tests.helpers.deform_conv.cases import BACKENDS, assert_close, cast
+from tests.helpers.operators import EACH_PRIMITIVE, each_operator, loss, pull_back
+
+from .test_transformations import subsets
+
+
+def of_some(function, operands, names):
+    """`function` as a function of the operands in `names`."""
+    return lambda *some: function(*operands._replace(**dict(zip(names, some, strict=True))))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@each_operator()
+def test_gradients(operator, backend, x64):
+    """Against the numpy reference, by kernels and by the reference."""
+    operands, cotangent = operator.case.operands(), operator.case.cotangent()
+    run = jax.jit(functools.partial(pull_back, operator.case.with_backend(backend)))
+    assert_close(run(cotangent, operands), operator.case.expected(cotangent, operands))
+
+
+@each_operator(*EACH_PRIMITIVE)
+def test_tangents(operator, x64):
+    """Tangents of each operand and of all, against the gradients of the numpy reference."""
+    case = operator.case
+    operands, cotangent, tangents = case.operands(), case.cotangent(), case.operands(seed=1)
+    _, gradients = case.expected(cotangent, operands)
+    for names in subsets(operator):
+        primals, pushed = (tuple(getattr(tree, name) for name in names) for tree in (operands, tangents))
+        push = jax.jit(functools.partial(jax.jvp, of_some(case.with_backend(), operands, names)))
+        expected = sum(np.vdot(getattr(gradients, name), getattr(tangents, name)) for name in names)
+        assert_close(np.vdot(push(primals, pushed)[1], cotangent), expected)
+
+
+def smooth(operator):
+    """The operands of the small problem that have gradients, and the function of these."""
+    names, operands = operator.differentiable, operator.smooth
+    return [getattr(operands, name) for name in names], of_some(operator.small.with_backend(), operands, names)
+
+
+@each_operator("deform_conv2d")
+def test_finite_differences(operator, x64):
+    """Both orders and modes."""
+    operands, function = smooth(operator)
+    check_grads(jax.jit(function), operands, 2, ["fwd", "rev"], rtol=1e-5, atol=1e-5, eps=1e-6)
+
+
+@each_operator("deform_psroi_pool", "multi_scale_deformable_attention")
+def test_finite_differences_of_the_gradient(operator, x64):
+    """In both modes. The gradient itself is compared with the numpy reference."""
+    operands, function = smooth(operator)
+
+    def of_function(*operands):
+        return jnp.sin(function(*operands)).sum()
+
+    gradient = jax.jit(jax.grad(of_function, tuple(range(len(operands)))))
+    check_grads(gradient, operands, 1, ["fwd", "rev"], rtol=1e-5, atol=1e-5, eps=1e-6)
+
+
+def jacobians(function, of_loss, operands):
+    return [mode(lambda operands: function(*operands))(operands) for mode in (jax.jacfwd, jax.jacrev)]
+
+
+def hessian(function, of_loss, operands):
+    return jax.hessian(of_loss)(operands)
+
+
+def gradient_of_penalty(function, of_loss, operands):
+    return jax.grad(lambda operands: sum(jnp.sum(g**2) for g in jax.tree.leaves(jax.grad(of_loss)(operands))))(operands)
+
+
+def third_order(function, of_loss, operands):
+    def along(t):
+        return of_loss(jax.tree.map(lambda a: a + t * jnp.cos(a), operands))
+
+    return jax.grad(jax.jacfwd(jax.grad(along)))(1e-3)
+
+
+@pytest.mark.parametrize(
+    "derivative",
+    [jacobians, third_order, *(pytest.param(f, marks=pytest.mark.thorough) for f in (hessian, gradient_of_penalty))],
+)
+@each_operator("deform_conv2d", "multi_scale_deformable_attention")
+def test_against_the_reference(operator, derivative, x64):
+    def run(backend):
+        function = operator.small.with_backend(backend)
+        return jax.jit(functools.partial(derivative, function, functools.partial(loss, function)))(operator.smooth)
+
+    assert_close(run(None), run("reference"), 1e-8, 1e-8)
+
+
+def custom_calls(compiled):
+    return set(re.findall(r'custom_call_target="(dcn_\w+)"', compiled.as_text()))
+
+
+@pytest.mark.usefixtures("limits_of_the_package")
+@each_operator()
+def test_only_what_is_requested_is_computed(operator):
+    """The program has the kernels of the requested gradients and no others, and the same numbers."""
+    operands, cotangent = cast((operator.case.operands(), operator.case.cotangent()), np.float32)
+    run = jax.jit(functools.partial(pull_back, operator.case.with_backend()))
+    _, gradients = run(cotangent, operands)
+    calls = {*operator.kernels.values(), operator.forward}
+    for name in operator.names:
+
+        def of_one(array, name=name):
+            return (operator.case.with_backend()(*operands._replace(**{name: array})) * cotangent).sum()
+
+        compiled = jax.jit(jax.grad(of_one)).lower(getattr(operands, name)).compile()
+        # The loss is linear in the result, so that the program does not need the result.
+        assert custom_calls(compiled) & calls == {call for call in (operator.kernels.get(name),) if call}
+        assert_close(compiled(getattr(operands, name)), getattr(gradients, name), 1e-5, 1e-5)
+    reference = jax.jit(functools.partial(pull_back, operator.case.with_backend("reference")))
+    assert not custom_calls(reference.lower(cotangent, operands).compile())
+
+
+@pytest.mark.optimized
+@each_operator()
+def test_results_repeat(operator):
+    operands, cotangent = cast((operator.case.operands(), operator.case.cotangent()), np.float32)
+    run = jax.jit(functools.partial(pull_back, operator.case.with_backend()))
+    first, second = run(cotangent, operands), run(cotangent, operands)
+    jax.tree.map(np.testing.assert_array_equal, first, second)

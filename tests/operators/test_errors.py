@@ -1,0 +1,340 @@
+"""What arguments may be; what they may not be is refused, while tracing, by messages that name the argument.
+
+A message says which argument it is about, what it must be and what it is.
+"""
+
+import dataclasses
+import functools
+import re
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_dcn
+from jax_dcn._operators.aggregation.arguments import MAX_LEVELS, MAX_TAPS
+from tests.helpers.pages import ROOT
+from tests.helpers.roi_pool.cases import POOLING, operands
+
+ones, zeros, struct = jnp.ones, jnp.zeros, jax.ShapeDtypeStruct
+CONVOLUTION = {
+    "x": ones((2, 5, 6, 4)),
+    "offset": ones((2, 5, 6, 36)),
+    "weight": ones((3, 3, 2, 6)),
+    "bias": ones(6),
+    "mask": ones((2, 5, 6, 18)),
+    "feature_group_count": 2,
+}
+ARRAYS = ("x", "offset", "weight", "bias", "mask")
+# The wrong arguments: the error, and the parts of its message in order.
+WRONG_CONVOLUTION = [
+    ({"x": ones((2, 5, 6, 4), int)}, TypeError, ["x must", "float32", "int32"]),
+    ({"x": ones((2, 5, 6, 4), bool)}, TypeError, ["x must", "bool"]),
+    ({"x": [[[1.0]]]}, TypeError, ["x must", "array", "list"]),
+    ({"x": None}, TypeError, ["x must", "None"]),
+    ({"x": ones((6, 4))}, ValueError, ["x must", "[..., H, W, Cin]", "(6, 4)"]),
+    ({"offset": ones((2, 5, 6, 36), int)}, TypeError, ["offset must", "int32"]),
+    ({"offset": None}, TypeError, ["offset must", "None"]),
+    ({"offset": ones((5, 6, 36))}, ValueError, ["offset must", "(5, 6, 36)"]),
+    ({"offset": ones((3, 5, 6, 36))}, ValueError, ["offset must", "(2, 5, 6, G·18)", "(3, 5, 6, 36)"]),
+    ({"offset": ones((2, 5, 7, 36))}, ValueError, ["offset must", "(2, 5, 6, G·18)", "(2, 5, 7, 36)"]),
+    ({"offset": ones((2, 5, 6, 35))}, ValueError, ["offset must", "G·18", "(2, 5, 6, 35)"]),
+    ({"offset": ones((2, 5, 6, 0))}, ValueError, ["offset must", "G·18", "(2, 5, 6, 0)"]),
+    ({"offset": ones((2, 5, 6, 54))}, ValueError, ["offset", "4 channels", "3 groups", "(2, 5, 6, 54)"]),
+    ({"strides": (2, 1)}, ValueError, ["offset must", "(2, 3, 6, G·18)", "(2, 5, 6, 36)"]),
+    ({"weight": ones((3, 3, 2, 6), complex)}, TypeError, ["weight must", "complex64"]),
+    ({"weight": ones((3, 2, 6))}, ValueError, ["weight must", "[kh, kw, Cin/groups, Cout]", "(3, 2, 6)"]),
+    ({"weight": ones((3, 3, 4, 6))}, ValueError, ["weight must", "4/2", "(2, 5, 6, 4)", "(3, 3, 4, 6)"]),
+    ({"weight": ones((3, 3, 2, 5))}, ValueError, ["weight", "divisible by feature_group_count=2", "5"]),
+    ({"weight": ones((0, 3, 2, 6))}, ValueError, ["weight must", "(0, 3, 2, 6)"]),
+    ({"bias": ones(5)}, ValueError, ["bias must", "(6,)", "(5,)"]),
+    ({"bias": ones((1, 6))}, ValueError, ["bias must", "[Cout]", "(1, 6)"]),
+    ({"bias": ones(6, int)}, TypeError, ["bias must", "int32"]),
+    ({"mask": ones((2, 5, 6, 9))}, ValueError, ["mask must", "(2, 5, 6, 18)", "(2, 5, 6, 9)"]),
+    ({"mask": ones((1, 5, 6, 18))}, ValueError, ["mask must", "(2, 5, 6, 18)", "(1, 5, 6, 18)"]),
+    ({"mask": ones((5, 6, 18))}, ValueError, ["mask must", "(5, 6, 18)"]),
+    ({"mask": ones((2, 5, 6, 18), bool)}, TypeError, ["mask must", "bool"]),
+    ({"strides": 0}, ValueError, ["strides must", "positive", "0"]),
+    ({"strides": (1, 2, 3)}, ValueError, ["strides must", "pair", "(1, 2, 3)"]),
+    ({"strides": 1.5}, TypeError, ["strides must", "1.5"]),
+    ({"strides": (1, -1)}, ValueError, ["strides must", "(1, -1)"]),
+    ({"kernel_dilation": 0}, ValueError, ["kernel_dilation must", "positive", "0"]),
+    ({"kernel_dilation": "2"}, ValueError, ["kernel_dilation must", "'2'"]),
+    ({"padding": "FULL"}, ValueError, ["padding must", "'SAME'", "'CIRCULAR'", "'FULL'"]),
+    ({"padding": (1, 2, 3)}, ValueError, ["padding must", "(1, 2, 3)"]),
+    ({"padding": ((1,), (1, 1))}, ValueError, ["padding must", "((1,), (1, 1))"]),
+    ({"padding": 0.5}, TypeError, ["padding must", "0.5"]),
+    ({"padding": None}, TypeError, ["padding must", "None"]),
+    ({"feature_group_count": 0}, ValueError, ["feature_group_count must", "positive", "0"]),
+    ({"feature_group_count": 1.0}, TypeError, ["feature_group_count must", "1.0"]),
+    ({"feature_group_count": 3}, ValueError, ["weight must", "4/3", "feature_group_count=3"]),
+    ({"data_format": "NCWH"}, ValueError, ["data_format must", "'NHWC'", "'NCHW'", "'NCWH'"]),
+    ({"backend": "cuda"}, ValueError, ["backend must", "'reference'", "'cuda'"]),
+    ({"deterministic": "yes"}, ValueError, ["deterministic must", "'yes'"]),
+    ({"preferred_element_type": int}, TypeError, ["preferred_element_type must", "float32", "int"]),
+    ({"preferred_element_type": "wide"}, TypeError, ["preferred_element_type must", "'wide'"]),
+]
+VALUE, LOCATIONS, WEIGHTS = jnp.zeros((2, 26, 4, 6)), jnp.zeros((2, 5, 4, 2, 3, 2)), jnp.zeros((2, 5, 4, 2, 3))
+LEVELS = ((4, 5), (3, 2))
+ATTENTION = {
+    "value": VALUE,
+    "sampling_locations": LOCATIONS,
+    "attention_weights": WEIGHTS,
+    "spatial_shapes": LEVELS,
+}
+UNEVEN = {
+    "points": (1, 3),
+    "sampling_locations": jnp.zeros((2, 5, 4, 4, 2)),
+    "attention_weights": jnp.zeros((2, 5, 4, 4)),
+}
+X3, OFFSET3, MASK3 = jnp.zeros((2, 7, 5, 12)), jnp.zeros((2, 7, 5, 2 * 9 * 2)), jnp.zeros((2, 7, 5, 2 * 9))
+DCNV3 = {"x": X3, "offset": OFFSET3, "mask": MASK3, "kernel_size": 3, "padding": 1, "groups": 2}
+WRONG_ATTENTION = [
+    ({"value": VALUE[0, 0]}, ValueError, ["value must", "[..., S, M, D]", "(4, 6)"]),
+    ({"value": VALUE.astype(int)}, TypeError, ["value must", "int32"]),
+    ({"value": VALUE[:, :25]}, ValueError, ["value must", "26 pixels", "spatial_shapes", "(2, 25, 4, 6)"]),
+    ({"value": [[1.0]]}, TypeError, ["value must", "array", "list"]),
+    ({"sampling_locations": LOCATIONS[0]}, ValueError, ["sampling_locations must", "[..., Q, M, L, P, 2]"]),
+    ({"sampling_locations": LOCATIONS[..., :1]}, ValueError, ["sampling_locations must", "(2, 5, 4, 2, 3, 2)"]),
+    ({"sampling_locations": LOCATIONS[:, :, :3]}, ValueError, ["sampling_locations must", "(2, 5, 4, 2, 3, 2)"]),
+    ({"sampling_locations": LOCATIONS[:1]}, ValueError, ["sampling_locations must", "(2, 5, 4, 2, 3, 2)"]),
+    (
+        {"sampling_locations": LOCATIONS[:, :, :, :1]},
+        ValueError,
+        ["sampling_locations must", "(2, 5, 4, 2, 3, 2)", "2 levels"],
+    ),
+    ({"sampling_locations": LOCATIONS.astype(jnp.bfloat16)}, TypeError, ["sampling_locations must", "bfloat16"]),
+    (
+        {"attention_weights": WEIGHTS[:, :4]},
+        ValueError,
+        ["attention_weights must", "(2, 5, 4, 2, 3)", "(2, 4, 4, 2, 3)"],
+    ),
+    ({"attention_weights": LOCATIONS}, ValueError, ["attention_weights must", "[..., Q, M, L, P]"]),
+    ({"attention_weights": WEIGHTS.astype(int)}, TypeError, ["attention_weights must", "int32"]),
+    ({"spatial_shapes": ()}, ValueError, ["spatial_shapes must", "()"]),
+    ({"spatial_shapes": (4, 5)}, ValueError, ["spatial_shapes must", "(4, 5)"]),
+    ({"spatial_shapes": ((4, 5), (3,))}, ValueError, ["spatial_shapes must", "((4, 5), (3,))"]),
+    ({"spatial_shapes": ((4, 5), (3, 0))}, ValueError, ["spatial_shapes[1] must", "(3, 0)"]),
+    ({"spatial_shapes": ((4, 5), (3, 2.0))}, ValueError, ["spatial_shapes[1] must", "(3, 2.0)"]),
+    ({"spatial_shapes": ((1, 1),) * 33}, ValueError, ["spatial_shapes must", "32 levels", "33"]),
+    ({"spatial_shapes": ((2**16, 2**15),)}, ValueError, ["spatial_shapes must", "2**31"]),
+    ({"points": (1, 3)}, ValueError, ["sampling_locations must", "[..., Q, M, sum(points), 2]"]),
+    (UNEVEN | {"points": (1, 2)}, ValueError, ["sampling_locations must", "(2, 5, 4, 3, 2)"]),
+    (UNEVEN | {"points": (4,)}, ValueError, ["points must", "2 levels", "(4,)"]),
+    (UNEVEN | {"points": 4}, ValueError, ["points must", "2 levels", "4"]),
+    (UNEVEN | {"points": (0, 4)}, ValueError, ["points[0] must", "0"]),
+    ({"method": "nearest"}, ValueError, ["method must", "'nearest'"]),
+    ({"deterministic": 1}, ValueError, ["deterministic must", "1"]),
+    ({"backend": "fused"}, ValueError, ["backend must", "'fused'"]),
+]
+WRONG_DCNV3 = [
+    ({"x": X3[0, 0]}, ValueError, ["x must", "[..., H, W, C]", "(5, 12)"]),
+    ({"x": X3.astype(int)}, TypeError, ["x must", "int32"]),
+    ({"x": X3[..., :11]}, ValueError, ["x's channels", "groups=2", "11"]),
+    ({"offset": OFFSET3[0]}, ValueError, ["offset must", "[..., Ho, Wo, G·K·2]"]),
+    ({"offset": OFFSET3[..., :34]}, ValueError, ["offset must", "(2, 7, 5, 36)", "9 taps", "(2, 7, 5, 34)"]),
+    ({"offset": OFFSET3[:, :6]}, ValueError, ["offset must", "(2, 7, 5, 36)", "(2, 6, 5, 36)"]),
+    ({"mask": MASK3[:1]}, ValueError, ["mask must", "(2, 7, 5, 18)", "(1, 7, 5, 18)"]),
+    ({"mask": OFFSET3}, ValueError, ["mask must", "(2, 7, 5, 18)", "(2, 7, 5, 36)"]),
+    ({"mask": MASK3.astype(int)}, TypeError, ["mask must", "int32"]),
+    ({"remove_center": True}, ValueError, ["offset must", "8 taps"]),
+    ({"remove_center": 1}, ValueError, ["remove_center must", "1"]),
+    ({"remove_center": True, "kernel_size": 1}, ValueError, ["kernel_size must", "(1, 1)"]),
+    ({"kernel_size": 0}, ValueError, ["kernel_size must", "0"]),
+    ({"kernel_size": (2**16, 2**16)}, ValueError, ["kernel_size must", "16777216"]),
+    ({"strides": (1, 0)}, ValueError, ["strides must", "(1, 0)"]),
+    ({"kernel_dilation": 1.5}, TypeError, ["kernel_dilation must", "1.5"]),
+    ({"kernel_dilation": 2**30}, ValueError, ["kernel_dilation must", "2**31"]),
+    ({"padding": "SAME"}, ValueError, ["padding must", "int", "'SAME'"]),
+    ({"padding": (1, 2, 3)}, ValueError, ["padding must", "(1, 2, 3)"]),
+    ({"groups": 0}, ValueError, ["groups must", "0"]),
+    ({"groups": 2.0}, TypeError, ["groups must", "2.0"]),
+    ({"offset_scale": float("nan")}, ValueError, ["offset_scale must", "nan"]),
+    ({"offset_scale": "1"}, TypeError, ["offset_scale must", "'1'"]),
+    ({"backend": "cuda"}, ValueError, ["backend must", "'cuda'"]),
+]
+
+X, ROIS, OFFSET = (jnp.asarray(a, jnp.float32) for a in operands())
+POOL = {"x": X, "rois": ROIS, "offset": OFFSET} | dataclasses.asdict(POOLING)
+WRONG_POOLING = [
+    ({"x": X[0]}, ValueError, ["x must", "[..., N, H, W, C]", "(9, 8, 36)"]),
+    ({"x": X[..., :35]}, ValueError, ["x's channels", "6 cells", "35"]),
+    ({"x": X.astype(int)}, TypeError, ["x must", "int32"]),
+    ({"rois": ROIS[:, :4]}, ValueError, ["rois must", "(R, 5)", "(6, 4)"]),
+    ({"rois": ROIS[None]}, ValueError, ["rois must", "[..., R, 5]", "(1, 6, 5)"]),
+    ({"rois": [[0, 1, 1, 2, 2]]}, TypeError, ["rois must", "array", "list"]),
+    ({"rois": ROIS > 0}, TypeError, ["rois must", "float32, float64 or an integer one", "bool"]),
+    ({"rois": ROIS.astype(jnp.bfloat16)}, TypeError, ["rois must", "float32", "bfloat16", "pass float32"]),
+    ({"rois": ROIS.astype(jnp.float16)}, TypeError, ["rois must", "float32", "float16", "pass float32"]),
+    ({"offset": OFFSET[:5]}, ValueError, ["offset must", "(6, 2, 3, 2·classes)", "(5, 2, 3, 6)"]),
+    ({"offset": OFFSET[..., :5]}, ValueError, ["offset must", "2·classes", "(6, 2, 3, 5)"]),
+    ({"offset": jnp.zeros((6, 2, 3, 8))}, ValueError, ["offset", "6 features", "4 classes"]),
+    ({"offset": OFFSET.astype(int)}, TypeError, ["offset must", "int32"]),
+    ({"part_size": 3}, ValueError, ["offset must", "part_size=(3, 3)", "(6, 2, 3, 6)"]),
+    ({"output_size": 0}, ValueError, ["output_size must", "0"]),
+    ({"output_size": True}, TypeError, ["output_size must", "True"]),
+    ({"output_size": (7, 2.0)}, ValueError, ["output_size must", "(7, 2.0)"]),
+    ({"output_size": np.array(7.0)}, ValueError, ["output_size must", "array(7.)"]),
+    ({"output_size": np.array([7, 7, 7])}, ValueError, ["output_size must", "[7, 7, 7]"]),
+    ({"output_size": jnp.array([7, 7, 7])}, ValueError, ["output_size must", "[7, 7, 7]"]),
+    ({"output_size": jnp.array([7.0, 7.0])}, ValueError, ["output_size must", "[7., 7.]"]),
+    ({"group_size": 1.5}, TypeError, ["group_size must", "1.5"]),
+    ({"sample_per_part": -1}, ValueError, ["sample_per_part must", "-1"]),
+    ({"sample_per_part": 2**31}, ValueError, ["sample_per_part must", "less than 2**31"]),
+    ({"spatial_scale": "1"}, TypeError, ["spatial_scale must", "'1'"]),
+    ({"spatial_scale": True}, TypeError, ["spatial_scale must", "True"]),
+    ({"spatial_scale": None}, TypeError, ["spatial_scale must", "None"]),
+    ({"spatial_scale": 1j}, TypeError, ["spatial_scale must", "1j"]),
+    ({"spatial_scale": np.ones(1)}, TypeError, ["spatial_scale must", "array([1.])"]),
+    ({"trans_std": float("nan")}, ValueError, ["trans_std must", "nan"]),
+    ({"trans_std": jnp.array(jnp.inf)}, ValueError, ["trans_std must", "inf"]),
+    ({"data_format": "NWHC"}, ValueError, ["data_format must", "'NWHC'"]),
+    ({"backend": "cpu"}, ValueError, ["backend must", "'cpu'"]),
+]
+
+ALIGN = {"x": zeros((1, 5, 6, 12)), "rois": zeros((3, 5)), "output_size": 2}
+WRONG_ALIGN = [
+    (jax_dcn.roi_align, {"sampling_ratio": -1}, ValueError, ["sampling_ratio must be a non-negative int", "-1"]),
+    (jax_dcn.roi_align, {"sampling_ratio": 1.5}, TypeError, ["sampling_ratio must", "1.5"]),
+    (jax_dcn.roi_align, {"aligned": 1}, ValueError, ["aligned must", "1"]),
+    (jax_dcn.roi_align, {"mode": "mean"}, ValueError, ["mode must", "'mean'"]),
+    (jax_dcn.roi_align, {"x": ALIGN["x"][0]}, ValueError, ["x must", "[..., N, H, W, C]"]),
+    (jax_dcn.ps_roi_align, {"output_size": 5}, ValueError, ["x's channels", "25 cells of output_size=(5, 5), got 12"]),
+    (jax_dcn.deform_roi_pool, {"gamma": "1"}, TypeError, ["gamma must", "'1'"]),
+    (jax_dcn.deform_roi_pool, {"offset": zeros((3, 2, 2, 4))}, ValueError, ["offset must", "(3, 2, 2, 2) ", "output"]),
+    (jax_dcn.deform_roi_pool, {"offset": zeros((3, 2, 2))}, ValueError, ["offset must", "[..., R, part, part, 2]"]),
+]
+# The messages about a gradient's operands are those about the operator's.
+WRONG_GRADIENT = [
+    ({"cotangent": ones((2, 5, 6, 4))}, ValueError, ["cotangent must", "(2, 5, 6, 6)", "(2, 5, 6, 4)"]),
+    ({"cotangent": ones((2, 5, 6, 6), int)}, TypeError, ["cotangent must", "int32"]),
+    ({"mask": ones((2, 5, 6, 9))}, ValueError, ["mask must", "(2, 5, 6, 18)", "(2, 5, 6, 9)"]),
+    ({"padding": "FULL"}, ValueError, ["padding must", "'FULL'"]),
+]
+GRADIENTS = [getattr(jax_dcn, f"deform_conv2d_{name}_grad") for name in ("input", "offset", "mask", "weight")]
+GRADIENT = {name: value for name, value in CONVOLUTION.items() if name != "bias"} | {"cotangent": ones((2, 5, 6, 6))}
+ATTEND = jax_dcn.multi_scale_deformable_attention
+
+
+def channels_first(name, array):
+    if name not in ARRAYS:
+        return array
+    return jnp.transpose(array, (3, 2, 0, 1)) if name == "weight" else jnp.moveaxis(array, -1, min(1, array.ndim - 1))
+
+
+NCHW = {name: channels_first(name, a) for name, a in CONVOLUTION.items()} | {"data_format": "NCHW"}
+WRONG_NCHW = [
+    ({"x": ones((5, 6))}, ValueError, ["x must", "[..., Cin, H, W]", "(5, 6)"]),
+    ({"weight": ones((6, 2, 3))}, ValueError, ["weight must", "[Cout, Cin/groups, kh, kw]", "(6, 2, 3)"]),
+    ({"weight": ones((6, 3, 3, 3))}, ValueError, ["weight must", "(2, 4, 5, 6)", "(6, 3, 3, 3)"]),
+    ({"offset": ones((2, 36, 5, 7))}, ValueError, ["offset must", "(2, G·18, 5, 6)", "(2, 36, 5, 7)"]),
+    ({"mask": ones((2, 9, 5, 6))}, ValueError, ["mask must", "(2, 18, 5, 6)", "(2, 9, 5, 6)"]),
+]
+WRONG = [
+    *((jax_dcn.deform_conv2d, CONVOLUTION, *row) for row in WRONG_CONVOLUTION),
+    *((jax_dcn.deform_conv2d, NCHW, *row) for row in WRONG_NCHW),
+    *((function, GRADIENT, *row) for function in GRADIENTS for row in WRONG_GRADIENT),
+    (GRADIENTS[2], GRADIENT, {"mask": None}, TypeError, ["mask must", "None"]),
+    *((ATTEND, ATTENTION, *row) for row in WRONG_ATTENTION),
+    *((jax_dcn.dcnv3, DCNV3, *row) for row in WRONG_DCNV3),
+    *((jax_dcn.deform_psroi_pool, POOL, *row) for row in WRONG_POOLING),
+    *((function, ALIGN, *row) for function, *row in WRONG_ALIGN),
+]
+
+
+def saying(words):
+    return ".*".join(map(re.escape, words))
+
+
+def trace(function, arguments):
+    """Abstractly: nothing is compiled or run."""
+    return jax.eval_shape(lambda: function(**arguments))
+
+
+IDS = [f"{function.__name__}-{','.join(map(str, wrong))}-{k}" for k, (function, _, wrong, *_) in enumerate(WRONG)]
+
+
+@pytest.mark.parametrize("function, good, wrong, error, words", WRONG, ids=IDS)
+def test_errors_name_the_argument(function, good, wrong, error, words):
+    with pytest.raises(error, match=saying(words)):
+        trace(function, good | wrong)
+
+
+def test_the_good_arguments_are_good():
+    assert trace(jax_dcn.deform_conv2d, CONVOLUTION).shape == (2, 5, 6, 6)
+    assert trace(jax_dcn.deform_conv2d, NCHW).shape == (2, 6, 5, 6)
+    assert trace(jax_dcn.deform_psroi_pool, POOL).shape == (6, 5, 4, 6)
+    assert trace(ATTEND, ATTENTION).shape == trace(ATTEND, ATTENTION | UNEVEN).shape == (2, 5, 24)
+    for function in GRADIENTS:
+        trace(function, GRADIENT)
+
+
+@pytest.mark.parametrize(
+    "function, good, name, value",
+    [
+        (ATTEND, ATTENTION, "spatial_shapes", np.array(LEVELS)),
+        (jax_dcn.dcnv3, DCNV3, "offset_scale", 1.0),
+        (jax_dcn.dcnv3, DCNV3, "padding", 1),
+        (jax_dcn.deform_psroi_pool, POOL, "spatial_scale", 0.5),
+        (jax_dcn.deform_psroi_pool, POOL, "output_size", 5),
+    ],
+)
+def test_static_arguments_cannot_be_traced(function, good, name, value):
+    with pytest.raises(TypeError, match=saying([name, "must be", "known when the function is traced"])):
+        jax.eval_shape(lambda value: function(**good | {name: value}), value)
+
+
+def test_limits_are_those_of_the_kernels():
+    header = (ROOT / "lib/aggregation_geometry.h").read_text()
+    assert f"kMaxLevels = {MAX_LEVELS};" in header
+    assert f"kMaxTaps = int64_t{{1}} << {MAX_TAPS.bit_length() - 1};" in header
+
+
+@pytest.mark.parametrize(
+    "taps, points, words",
+    [
+        ((2**26, 1, 32), (30, 2), ["fewer than 2**31 samples", "2147483648"]),
+        ((1, 1, 2, 2**24), None, ["at most 16777216 taps", "33554432"]),
+    ],
+    ids=["samples", "taps"],
+)
+def test_too_many(taps, points, words):
+    operands = struct((26, 1, 1), jnp.float32), struct((*taps, 2), jnp.float32), struct(taps, jnp.float32)
+    with pytest.raises(ValueError, match=saying(words)):
+        jax.eval_shape(functools.partial(ATTEND, spatial_shapes=LEVELS, points=points), *operands)
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        list(map(list, LEVELS)),
+        jnp.array(LEVELS),
+        (np.array([4, 5]), (np.int8(3), jnp.int32(2))),
+        [jnp.array(size) for size in LEVELS],
+    ],
+)
+def test_spatial_shapes_may_be_arrays(levels):
+    arguments = ATTENTION | UNEVEN | {"points": np.array([1, 3]), "spatial_shapes": levels}
+    assert trace(ATTEND, arguments).shape == (2, 5, 24)
+
+
+@pytest.mark.parametrize("padding", [1, (1, 1), ((1, 1), (1, 1)), np.array([1, 1]), [[0, 2], [2, 0]]])
+def test_paddings(padding):
+    assert trace(jax_dcn.dcnv3, DCNV3 | {"padding": padding}).shape == X3.shape
+
+
+@pytest.mark.parametrize("name", ["spatial_scale", "trans_std"])
+def test_real_numbers(name):
+    half = jax_dcn.deform_psroi_pool(**POOL | {name: 0.5})
+    for value in (Fraction(1, 2), np.float32(0.5), np.float16(0.5), np.array(0.5), jnp.float32(0.5), jnp.bfloat16(0.5)):
+        np.testing.assert_array_equal(jax_dcn.deform_psroi_pool(**POOL | {name: value}), half)
+
+
+@pytest.mark.parametrize("name", ["output_size", "sample_per_part"])
+def test_whole_numbers(name):
+    pair = jax_dcn.deform_psroi_pool(**POOL | {name: (2, 2)})
+    arrays = np.array(2), jnp.int32(2), np.array([2, 2]), jnp.array([2, 2])
+    for two in (2, np.uint8(2), [2, 2], (np.int8(2), jnp.int32(2)), *arrays):
+        np.testing.assert_array_equal(jax_dcn.deform_psroi_pool(**POOL | {name: two}), pair)

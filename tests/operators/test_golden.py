@@ -1,0 +1,45 @@
+"""Results and gradients of other people's operators, from golden files."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from tests.helpers import golden
+from tests.helpers.deform_conv.cases import assert_close, cast
+from tests.helpers.operators import pull_back
+
+VARIANTS = [
+    ("float64", None, 1e-10),
+    pytest.param("float32", None, 1e-4, marks=pytest.mark.optimized),
+    ("float64", "reference", 1e-10),
+]
+every_file = pytest.mark.parametrize("path", golden.FILES, ids=lambda path: f"{path.parent.name}_{path.stem}")
+
+
+@pytest.mark.parametrize("dtype, backend, tolerance", VARIANTS)
+@every_file
+def test_golden_files(path, dtype, backend, tolerance):
+    file = golden.read(path)
+    with jax.enable_x64(dtype == "float64"):
+        arguments = cast((file.cotangent, file.operands), dtype)
+        actual = jax.jit(functools.partial(pull_back, functools.partial(file.function, backend=backend)))(*arguments)
+    assert_close(actual, (file.result, file.gradients), tolerance, tolerance)
+
+
+def test_numpy_references_of_poolings():
+    """The loops that the other tests compare with give the same."""
+    for path in golden.FILES:
+        file = golden.read(path)
+        if file.case is not None:
+            operands, gradients = (
+                tree._replace(**{n: to_nhwc(getattr(tree, n)) for n in ("x", "offset")})
+                for tree in (file.operands, file.gradients)
+            )
+            actual = file.case.expected(to_nhwc(file.cotangent), operands)
+            assert_close(actual, (to_nhwc(file.result), gradients))
+
+
+def to_nhwc(array):
+    return None if array is None else np.moveaxis(array, 1, -1)
