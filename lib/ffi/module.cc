@@ -15,7 +15,7 @@
 #include "ffi/handlers.h"
 #ifdef DCN_CPU
 #include "deform_conv_fused.h"
-#include "fused/instruction_set.h"
+#include "instruction_sets.h"
 #endif
 
 namespace nb = nanobind;

@@ -3,14 +3,20 @@
 #include <algorithm>
 #include <vector>
 
+#include "attributes.h"
 #include "device.h"
 #include "element.h"
-#include "lanes.h"
+#include "instruction_sets.h"
 #include "sampling.h"
-#include "vectorize.h"
+#include "vectors.h"
 
-namespace dcn {
+DCN_BEGIN_TARGET
 namespace {
+
+// Sums are taken in the same order for every instruction set.
+constexpr int kDotLanes = 8;
+template <typename A>
+using Channels = Vector<A, kDotLanes>;
 
 // The locations of up to kMaxSamples samples on one axis, as arrays, so that the compiler vectorizes Locate.
 template <typename A>
@@ -123,24 +129,23 @@ struct CornerChannels {
     }
   }
 
-  DCN_INLINE Lanes<A> At(int corner, int64_t c, int count) const { return Lanes<A>(address[corner] + c, count); }
+  DCN_INLINE Channels<A> At(int corner, int64_t c, int count) const { return Load<kDotLanes>(address[corner] + c, count); }
 
   DCN_INLINE void Blend(A mask, int64_t channels, T* out) const {
-    ForEachLanes(channels, [&](int64_t c, int count) DCN_INLINED {
-      Lanes<A> sum;
-      for (int corner = 0; corner < 4; ++corner) sum.value += weight[corner] * At(corner, c, count).value;
-      sum.value *= mask;
-      sum.Store(out + c, count);
+    ForEachRun<kDotLanes>(channels, [&](int64_t c, int count) DCN_INLINED {
+      Channels<A> sum = {};
+      for (int corner = 0; corner < 4; ++corner) sum += weight[corner] * At(corner, c, count);
+      Store<kDotLanes>(sum * mask, out + c, count);
     });
   }
 
   DCN_INLINE void Dot(const A* d, int64_t channels, A dot[4]) const {
-    Lanes<A> sum[4];
-    ForEachLanes(channels, [&](int64_t c, int count) DCN_INLINED {
-      const Lanes<A> cotangent(d + c, count);
-      for (int corner = 0; corner < 4; ++corner) sum[corner].value += cotangent.value * At(corner, c, count).value;
+    Channels<A> sum[4] = {};
+    ForEachRun<kDotLanes>(channels, [&](int64_t c, int count) DCN_INLINED {
+      const Channels<A> cotangent = Load<kDotLanes>(d + c, count);
+      for (int corner = 0; corner < 4; ++corner) sum[corner] += cotangent * At(corner, c, count);
     });
-    for (int corner = 0; corner < 4; ++corner) dot[corner] = sum[corner].Sum();
+    Store<4>(Sums<kDotLanes, A>(sum), dot);
   }
 };
 
@@ -153,7 +158,7 @@ void ParallelRanges(Device& device, int64_t n, int64_t elements, const Body& bod
 }
 
 template <typename T>
-DCN_VECTORIZED void SamplePixels(const Call<Accumulator<T>>& call, const T* x, const T* zeros, T* columns,
+void SamplePixels(const Call<Accumulator<T>>& call, const T* x, const T* zeros, T* columns,
                                  int64_t begin, int64_t end) {
   const auto sample = [&](const BilinearCorners<Accumulator<T>>& corners, const SampleIndices& indices) DCN_INLINED {
     const CornerChannels<T> channels(call, corners, indices, x, zeros);
@@ -163,7 +168,7 @@ DCN_VECTORIZED void SamplePixels(const Call<Accumulator<T>>& call, const T* x, c
 }
 
 template <typename T>
-DCN_VECTORIZED void SampleTangentsOfPixels(const Call<Accumulator<T>>& call, const Tangents& tangents, const T* x,
+void SampleTangentsOfPixels(const Call<Accumulator<T>>& call, const Tangents& tangents, const T* x,
                                            const T* zeros, bool columns_requested, T* columns, int64_t begin,
                                            int64_t end) {
   using A = Accumulator<T>;
@@ -182,27 +187,26 @@ DCN_VECTORIZED void SampleTangentsOfPixels(const Call<Accumulator<T>>& call, con
     }
     T* const out = columns + parts * (indices.column - indices.channel) + indices.channel;
     // A tangent that is zero has no term, which would be NaN for an infinite factor.
-    ForEachLanes(call.group_channels, [&](int64_t c, int count) DCN_INLINED {
-      Lanes<A> value, tangent;
+    ForEachRun<kDotLanes>(call.group_channels, [&](int64_t c, int count) DCN_INLINED {
+      Channels<A> value = {}, tangent = {};
       for (int corner = 0; corner < 4; ++corner) {
-        const Lanes<A> pixel = pixels.At(corner, c, count);
-        value.value += pixels.weight[corner] * pixel.value;
-        if (d_offset) tangent.value += weight_tangent[corner] * pixel.value;
-        if (d_x) tangent.value += pixels.weight[corner] * pixel_tangents.At(corner, c, count).value;
+        const Channels<A> pixel = pixels.At(corner, c, count);
+        value += pixels.weight[corner] * pixel;
+        if (d_offset) tangent += weight_tangent[corner] * pixel;
+        if (d_x) tangent += pixels.weight[corner] * pixel_tangents.At(corner, c, count);
       }
-      if (d_x || d_offset) tangent.value *= mask;
-      if (d_mask) tangent.value += mask_tangent * value.value;
-      tangent.Store(out + c, count);
+      if (d_x || d_offset) tangent *= mask;
+      if (d_mask) tangent += mask_tangent * value;
+      Store<kDotLanes>(tangent, out + c, count);
       if (!columns_requested) return;
-      value.value *= mask;
-      value.Store(out + call.sizes.channels + c, count);
+      Store<kDotLanes>(value * mask, out + call.sizes.channels + c, count);
     });
   };
   call.ForEachSample(begin, end, 0, call.sizes.offset_groups - 1, sample);
 }
 
 template <typename T>
-DCN_VECTORIZED void OffsetCotangentOfPixels(const Call<Accumulator<T>>& call, const T* x, const T* zeros,
+void OffsetCotangentOfPixels(const Call<Accumulator<T>>& call, const T* x, const T* zeros,
                                             const Accumulator<T>* d_columns, Accumulator<T>* d_offset,
                                             Accumulator<T>* d_mask, T* columns, int64_t begin, int64_t end) {
   using A = Accumulator<T>;
@@ -224,7 +228,7 @@ DCN_VECTORIZED void OffsetCotangentOfPixels(const Call<Accumulator<T>>& call, co
 
 // Scatters the cotangents of an image's samples to channels [first, end) of d_x.
 template <typename A>
-DCN_VECTORIZED void ScatterSamples(const Call<A>& call, const A* d_columns, A* d_x, int64_t image, int64_t first,
+void ScatterSamples(const Call<A>& call, const A* d_columns, A* d_x, int64_t image, int64_t first,
                                    int64_t end) {
   const Sizes& sizes = call.sizes;
   const int64_t pixels = sizes.rows * sizes.columns;
@@ -237,10 +241,8 @@ DCN_VECTORIZED void ScatterSamples(const Call<A>& call, const A* d_columns, A* d
       if (!corners.is_read(corner)) continue;
       const A weight = corners.weight(corner) * call.Mask(indices.sample);
       A* out = d_x + corners.pixel(corner, 0, sizes.width) * sizes.channels + channel;
-      ForEachLanes(channels, [&](int64_t c, int count) DCN_INLINED {
-        Lanes<A> sum(out + c, count);
-        sum.value += weight * Lanes<A>(d + c, count).value;
-        sum.Store(out + c, count);
+      ForEachRun<kDotLanes>(channels, [&](int64_t c, int count) DCN_INLINED {
+        Store<kDotLanes>(Load<kDotLanes>(out + c, count) + weight * Load<kDotLanes>(d + c, count), out + c, count);
       });
     }
   };
@@ -295,8 +297,6 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, con
   return nullptr;
 }
 
-int64_t WorkspaceSize(const Sizes&) { return 0; }
-
 // Each task has its own channels, so that sums are taken in the order of the samples for any number of threads.
 const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                            const void* d_columns, void* d_x, int32_t*) {
@@ -318,4 +318,4 @@ const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, cons
   return nullptr;
 }
 
-}  // namespace dcn
+DCN_END_TARGET

@@ -4,12 +4,12 @@
 
 #include "device.h"
 #include "element.h"
+#include "instruction_sets.h"
 #include "large_pages.h"
 #include "roi_images.h"
 #include "roi_pool.h"
-#include "vectorize.h"
 
-namespace dcn {
+DCN_BEGIN_TARGET
 namespace {
 
 // The visited points of an RoI's rows of bins (axis 0) or columns of bins (axis 1).
@@ -33,7 +33,7 @@ class LocatedPoints {
 };
 
 template <typename T>
-DCN_VECTORIZED void FindLargest(const PoolSizes& sizes, const LocatedPoints<Accumulator<T>>& points_y,
+void FindLargest(const PoolSizes& sizes, const LocatedPoints<Accumulator<T>>& points_y,
                                 const LocatedPoints<Accumulator<T>>& points_x, const T* image, int64_t row,
                                 int64_t column, Largest<Accumulator<T>>* largest) {
   using A = Accumulator<T>;
@@ -87,17 +87,17 @@ void ForEachLargest(Device& device, const PoolSizes& sizes, const Rois& rois, co
 
 // Adds the cotangents of an RoI's bins, for channels [begin, end), to the pixels that their largest points read.
 template <typename T>
-void AddToWinners(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi, int64_t roi_index, int64_t begin, int64_t end,
-                  const T* d_pooled, const int32_t* winners, Accumulator<T>* d_image) {
+void AddToArgmax(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi, int64_t roi_index, int64_t begin, int64_t end,
+                  const T* d_pooled, const int32_t* argmax, Accumulator<T>* d_image) {
   using A = Accumulator<T>;
   const LocatedPoints<A> points_y(sizes, roi, 0), points_x(sizes, roi, 1);
   const int64_t count = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;
   for (int64_t bin = 0; bin < sizes.bins(); ++bin) {
     const int64_t first = (roi_index * sizes.bins() + bin) * sizes.channels;
     for (int64_t f = begin; f < end; ++f) {
-      const int32_t row = winners[first + f], column = winners[count + first + f];
+      const int32_t row = argmax[first + f], column = argmax[count + first + f];
       const int64_t bin_row = bin / sizes.output[1], bin_column = bin % sizes.output[1];
-      // The winners are an operand, so they could be anything.
+      // `argmax` is an operand, so it could be anything.
       if (row < 0 || row >= points_y.Count(bin_row) || column < 0 || column >= points_x.Count(bin_column)) continue;
       const PoolPoint<A>&y = points_y.OfBin(bin_row)[row], &x = points_x.OfBin(bin_column)[column];
       if (!y.is_valid || !x.is_valid) continue;
@@ -131,14 +131,14 @@ const char* MaxPool(Device& device, DType dtype, const PoolSizes& sizes, const R
 }
 
 const char* MaxPoolWinners(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
-                           int32_t* winners) {
+                           int32_t* argmax) {
   const int64_t count = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;
-  PreferLargePages(winners, 2 * count);
+  PreferLargePages(argmax, 2 * count);
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     const auto store = [&](int64_t index, int32_t row, int32_t column) {
-      winners[index] = row;
-      winners[count + index] = column;
+      argmax[index] = row;
+      argmax[count + index] = column;
     };
     ForEachLargest(
         device, sizes, rois, static_cast<const T*>(x),
@@ -149,7 +149,7 @@ const char* MaxPoolWinners(Device& device, DType dtype, const PoolSizes& sizes, 
 }
 
 const char* MaxPoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
-                                  const void* d_pooled, const int32_t* winners, void* d_x) {
+                                  const void* d_pooled, const int32_t* argmax, void* d_x) {
   constexpr int64_t kChannels = 32;  // of a block
   const int64_t blocks = (sizes.channels + kChannels - 1) / kChannels;
   const int64_t image_size = sizes.height * sizes.width * sizes.channels;
@@ -169,11 +169,11 @@ const char* MaxPoolInputCotangent(Device& device, DType dtype, const PoolSizes& 
       for (int64_t roi_index = first_roi; roi_index < first_roi + sizes.rois; ++roi_index) {
         const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
         if (roi.state != RoiState::kValid || roi.image != image % sizes.images) continue;
-        AddToWinners(sizes, roi, roi_index, begin, end, static_cast<const T*>(d_pooled), winners, d_image);
+        AddToArgmax(sizes, roi, roi_index, begin, end, static_cast<const T*>(d_pooled), argmax, d_image);
       }
     });
   });
   return nullptr;
 }
 
-}  // namespace dcn
+DCN_END_TARGET

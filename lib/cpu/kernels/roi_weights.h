@@ -5,10 +5,11 @@
 #include <memory>
 #include <vector>
 
+#include "attributes.h"
+#include "instruction_sets.h"
 #include "roi_pool.h"
-#include "vectorize.h"
 
-namespace dcn {
+DCN_BEGIN_TARGET
 
 // The row and column of a bin, and the flat indices of the part and the channel group that it belongs to.
 struct BinIndex {
@@ -46,8 +47,7 @@ struct Profile {
   const Pixel* end() const { return last; }
 };
 
-// Storage for `count` profiles. It is allocated outside the vectorized functions, because exceptions do not propagate
-// out of their clones.
+// Storage for `count` profiles.
 template <typename A>
 class Profiles {
  public:
@@ -57,11 +57,11 @@ class Profiles {
         pixels_(new typename Profile<A>::Pixel[count * most_pixels_]),
         profiles_(count) {}
 
-  // A function of its own: many inlined copies would take seconds to compile.
-  DCN_VECTORIZED void Compute(int64_t i, const PoolSizes& sizes, const Roi<A>& roi, int64_t bin, A shift) {
+  // Many inlined copies would take seconds to compile.
+  DCN_NOINLINE void Compute(int64_t i, const PoolSizes& sizes, const Roi<A>& roi, int64_t bin, A shift) {
     auto* const first = pixels_.get() + i * most_pixels_;
     auto* last = first;
-    const A points = ForEachPixel(sizes, roi, axis_, bin, shift, [&](int32_t index, A weight, A slope) DCN_INLINED {
+    const A points = ForEachPixel(sizes, roi, axis_, bin, shift, [&](int32_t index, A weight, A slope) {
       *last++ = {index, weight, slope};
     });
     profiles_[i] = {first, last, shift == shift ? points : shift};
@@ -121,4 +121,4 @@ class RoiWeights {
   const A* offset_ = nullptr;
 };
 
-}  // namespace dcn
+DCN_END_TARGET
