@@ -7,19 +7,19 @@
 namespace dcn {
 namespace {
 
-#define DCN_OPERATORS(OPERATOR)                                                                             \
-  OPERATOR(Aggregate)                                                                                       \
-  OPERATOR(ValueCotangent)                                                                                  \
-  OPERATOR(TapCotangents)                                                                                   \
-  OPERATOR(SampleColumns)                                                                                   \
-  OPERATOR(SampleTangents)                                                                                  \
-  OPERATOR(OffsetCotangent)                                                                                 \
-  OPERATOR(InputCotangent)                                                                                  \
-  OPERATOR(Pool)                                                                                            \
-  OPERATOR(PoolInputCotangent)                                                                              \
-  OPERATOR(PoolOffsetCotangent)                                                                             \
-  OPERATOR(MaxPool)                                                                                         \
-  OPERATOR(MaxPoolWinners)                                                                                  \
+#define DCN_OPERATORS(OPERATOR) \
+  OPERATOR(Aggregate)           \
+  OPERATOR(ValueCotangent)      \
+  OPERATOR(TapCotangents)       \
+  OPERATOR(SampleColumns)       \
+  OPERATOR(SampleTangents)      \
+  OPERATOR(OffsetCotangent)     \
+  OPERATOR(InputCotangent)      \
+  OPERATOR(Pool)                \
+  OPERATOR(PoolInputCotangent)  \
+  OPERATOR(PoolOffsetCotangent) \
+  OPERATOR(MaxPool)             \
+  OPERATOR(MaxPoolWinners)      \
   OPERATOR(MaxPoolInputCotangent)
 
 struct Operators {
@@ -31,9 +31,9 @@ struct Operators {
 
 #define DCN_DECLARE(name) decltype(dcn::name) name;
 #define DCN_ADDRESS(name) name,
-#define DCN_DEFINE_OPERATORS(set)                                    \
-  namespace set {                                                    \
-  DCN_OPERATORS(DCN_DECLARE)                                         \
+#define DCN_DEFINE_OPERATORS(set)                                       \
+  namespace set {                                                       \
+  DCN_OPERATORS(DCN_DECLARE)                                            \
   static constexpr Operators kOperators = {DCN_OPERATORS(DCN_ADDRESS)}; \
   }
 DCN_DEFINE_OPERATORS(portable)

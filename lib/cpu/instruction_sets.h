@@ -19,8 +19,7 @@
 #define DCN_TABLE_portable(COLUMN) COLUMN(16, "sse2", portable)
 #define DCN_TABLE_avx2(COLUMN) COLUMN(32, "avx2,fma,f16c", avx2)
 #define DCN_TABLE_avx512(COLUMN) COLUMN(64, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl", avx512)
-#define DCN_TABLE_avx512_bf16(COLUMN) \
-  COLUMN(64, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16", avx512)
+#define DCN_TABLE_avx512_bf16(COLUMN) COLUMN(64, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16", avx512)
 #define DCN_TABLE_amx(COLUMN) \
   COLUMN(64, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-bf16,amx-tile", avx512)
 #if DCN_HAS_X86_KERNELS
@@ -33,9 +32,9 @@
 #define DCN_FEATURES(vector_bytes, features, operators) features
 #define DCN_OPERATORS_OF(vector_bytes, features, operators) operators
 
-// A file is compiled for DCN_INSTRUCTION_SET. Its kernels are between DCN_BEGIN_TARGET and DCN_END_TARGET, in a namespace
-// that is named after the set. Files must be included before: the linker keeps one copy of an inline function, which
-// files of other sets call too, so it must not be compiled for this set.
+// A file is compiled for DCN_INSTRUCTION_SET. Its kernels are between DCN_BEGIN_TARGET and DCN_END_TARGET, in a
+// namespace that is named after the set. Files must be included before: the linker keeps one copy of an inline
+// function, which files of other sets call too, so it must not be compiled for this set.
 #ifndef DCN_INSTRUCTION_SET
 #define DCN_INSTRUCTION_SET portable
 #endif
@@ -52,9 +51,9 @@
 #define DCN_PUSH_TARGET(names) DCN_PRAGMA(GCC push_options) DCN_PRAGMA(GCC target(names))
 #define DCN_POP_TARGET DCN_PRAGMA(GCC pop_options)
 #endif
-#define DCN_BEGIN_TARGET                                        \
+#define DCN_BEGIN_TARGET                                         \
   DCN_PUSH_TARGET(DCN_COLUMN(DCN_INSTRUCTION_SET, DCN_FEATURES)) \
-  namespace dcn {                                               \
+  namespace dcn {                                                \
   namespace DCN_INSTRUCTION_SET {
 #define DCN_END_TARGET \
   }                    \
@@ -66,8 +65,8 @@ namespace dcn {
 // The rows of the table.
 enum class InstructionSet { kPortable, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
-// The best set of this processor, up to the one that the environment variable JAX_DCN_CPU_INSTRUCTIONS names. On Intel's
-// processors, that is kAvx512Bf16 only if the variable names it. It is determined once.
+// The best set of this processor, up to the one that the environment variable JAX_DCN_CPU_INSTRUCTIONS names. On
+// Intel's processors, that is kAvx512Bf16 only if the variable names it. It is determined once.
 InstructionSet BestInstructionSet();
 const char* NameOf(InstructionSet);
 

@@ -1,6 +1,6 @@
 // Vectors of neighbouring channels or samples, as wide as those of the instruction set, or of another number of lanes.
-// Compilers vectorize short loops over arrays only sometimes, and make slow code of vectors that are wider than those of
-// the processor.
+// Compilers vectorize short loops over arrays only sometimes, and make slow code of vectors that are wider than those
+// of the processor.
 #pragma once
 
 #include <cstdint>
@@ -162,12 +162,19 @@ DCN_INLINE Vector<A, 4> Sums(const Vector<A, kCount> (&values)[4]) {
   return Four{ab[0], ab[1], cd[0], cd[1]} + Four{ab[2], ab[3], cd[2], cd[3]};
 }
 
+// Tells the compiler that `count` is less than kCount, so that it removes the branch for whole vectors.
+template <int kCount>
+DCN_INLINE int Tail(int64_t count) {
+  if (count >= kCount) __builtin_unreachable();
+  return int(count);
+}
+
 // Calls body(first_channel, count) for consecutive runs of at most kCount channels.
 template <int kCount, typename Body>
 DCN_INLINE void ForEachRun(int64_t channels, const Body& body) {
   int64_t c = 0;
   for (; c + kCount <= channels; c += kCount) body(c, kCount);
-  if (c < channels) body(c, int(channels - c));
+  if (c < channels) body(c, Tail<kCount>(channels - c));
 }
 
 // Adds factor · from[i] to sums[i], which do not overlap.

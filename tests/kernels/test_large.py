@@ -10,8 +10,6 @@ from . import build
 
 pytestmark = pytest.mark.platforms("cpu")
 
-CPU = {name: build.CPU / f"{name}.cc" for name in ("deform_conv", "roi_pool")}
-
 
 @pytest.fixture(params=["cpu", "cuda"])
 def backend(request):
@@ -22,17 +20,19 @@ def run(backend, folder, file=None, right="", wrong=""):
     """The exit status and output of large.cc, with `right` replaced by `wrong` in a kernel's source if given."""
     kernels = dict(build.KERNELS)
     if backend == "cpu":
-        kernels = {name: folder / path.name for name, path in CPU.items()}
-        for name, path in CPU.items():
-            shutil.copy(path, kernels[name])
-        shutil.copy(build.HERE / "last_task" / "device.h", folder)
+        folder = shutil.copytree(build.CPU, folder / "cpu")
+        kernels = {path.stem: path for path in (folder / "kernels").glob("*.cc")}
     if file is not None:
-        source = (CPU if backend == "cpu" else build.KERNELS)[file].read_text()
+        source = kernels[file].read_text()
         assert source.count(right) == 1, f"{file} has changed: it must have the line {right!r} once"
-        kernels[file] = folder / build.KERNELS[file].with_suffix(".cc" if backend == "cpu" else ".cu").name
+        if backend == "cuda":
+            kernels[file] = folder / kernels[file].name
         kernels[file].write_text(source.replace(right, wrong))
-    program = build.last_task_program if backend == "cpu" else lambda *rest: build.program(rest[0], "none", rest[1])
-    result = subprocess.run([program("large.cc", kernels)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if backend == "cpu":
+        program = build.last_task_program("large.cc", folder)
+    else:
+        program = build.program("large.cc", "none", kernels)
+    result = subprocess.run([program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if result.returncode == 2:
         pytest.skip(result.stdout)
     return result.returncode, result.stdout

@@ -24,7 +24,8 @@ template <typename Element, typename T>
 class Cotangents {
  public:
   // Packs the weight of a tap and a slice of channels, transposed: blocks of features, in panels of channels.
-  static void Pack(const ConvolutionCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t task) {
+  static void Pack(const ConvolutionCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
+                   int64_t task) {
     const int64_t tap = task / plan.slices, features = call.product.group_features();
     const CotangentPlan::Slice slice = plan.slice(task % plan.slices, call);
     const int64_t in_group = slice.channel % call.group_channels();

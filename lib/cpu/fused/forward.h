@@ -40,7 +40,9 @@ struct Forward {
 
   // Packs a part of the weight [taps, channels of a group, features]: panel by panel of each block of each group. Only
   // where pairs are multiplied; otherwise the product packs panels when it needs them.
-  static int64_t PackingTasks(const ConvolutionCall& call) { return call.product.groups * Blocks<Element>(call).count(); }
+  static int64_t PackingTasks(const ConvolutionCall& call) {
+    return call.product.groups * Blocks<Element>(call).count();
+  }
   static void Pack(const ConvolutionCall& call, const FusedForwardArrays& arrays, int64_t task) {
     const Blocks<Element> blocks(call);
     const int64_t group = task / blocks.count(), begin = task % blocks.count() * blocks.length;
@@ -61,8 +63,8 @@ struct Forward {
     }
   }
 
-  static void Compute(const ConvolutionCall& call, const FusedForwardArrays& arrays, const void* zeros, const Tiling& tiling,
-                      std::atomic<int64_t>& next) {
+  static void Compute(const ConvolutionCall& call, const FusedForwardArrays& arrays, const void* zeros,
+                      const Tiling& tiling, std::atomic<int64_t>& next) {
     if (next.load() >= tiling.count()) return;  // other threads have taken all tiles
     Buffers buffers(call, tiling.max_pixels());
     for (int64_t tile; (tile = next.fetch_add(1)) < tiling.count();) {
@@ -185,8 +187,8 @@ struct Forward {
   }
 
   template <typename Y>
-  static void StoreTile(const ConvolutionCall& call, const float* bias, const Buffers& buffers, int64_t pixels, int64_t group,
-                        Y* y) {
+  static void StoreTile(const ConvolutionCall& call, const float* bias, const Buffers& buffers, int64_t pixels,
+                        int64_t group, Y* y) {
     const int64_t features = call.product.group_features();
     for (int64_t p = 0; p < pixels; ++p) {
       const float* const sums = buffers.sums.data() + p * buffers.sums_stride;

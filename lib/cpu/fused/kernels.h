@@ -30,12 +30,12 @@ struct FusedKernels {
   } cotangents;
 };
 
-// The kernels of each instruction set. Those of avx512_bf16 and amx multiply pairs of bfloat16, and are for no other type.
-// The channels of a feature group and of an offset group must be multiples of kPairChannels. For the cotangents, the
-// features of a feature group must be, too.
-#define DCN_DECLARE(set)                        \
-  namespace set {                               \
-  const FusedKernels& FusedKernelsFor(DType);   \
+// The kernels of each instruction set. Those of avx512_bf16 and amx multiply pairs of bfloat16, and are for no other
+// type. The channels of a feature group and of an offset group must be multiples of kPairChannels. For the cotangents,
+// the features of a feature group must be, too.
+#define DCN_DECLARE(set)                      \
+  namespace set {                             \
+  const FusedKernels& FusedKernelsFor(DType); \
   }
 DCN_INSTRUCTION_SETS(DCN_DECLARE)
 constexpr int64_t kPairChannels = 32;

@@ -20,11 +20,11 @@ struct FloatWords {
   static DCN_INLINE Floats MultiplyAdd(const float* a, Floats b, Floats sum) { return sum + *a * b; }
 };
 
-// The sums of a micro-tile stay in registers: those of its rows, each of two vectors, beside two vectors of B. There are
-// 16 registers, or 32 of 64 bytes. Without fused multiply-add, a product needs one, too.
+// The sums of a micro-tile stay in registers: those of its rows, each of two vectors, beside two vectors of B. There
+// are 16 registers, or 32 of 64 bytes. Without fused multiply-add, a product needs one, too.
 constexpr int kMicroRows = kVectorBytes == 64 ? 14 : kVectorBytes == 32 ? 6 : 5, kMicroVectors = 2;
 constexpr int kPanel = kMicroVectors * kLanes;  // columns of a panel of B, and of a micro-tile
-constexpr int64_t kBlockWords = 256;           // of K, in a product
+constexpr int64_t kBlockWords = 256;            // of K, in a product
 constexpr int kLineFloats = 16;                 // in a cache line
 // A row of a buffer, with room for a vector. Rows of an odd number of cache lines spread over the cache.
 constexpr int kRowWords = kBlockWords + kLineFloats;
@@ -33,7 +33,7 @@ constexpr int kRowWords = kBlockWords + kLineFloats;
 // a[r · kRowStride + k · kStepStride].
 template <typename Word, int kRows, int kRowStride, int kStepStride>
 DCN_NOINLINE void MultiplyMicroTile(const float* a, const float* b, int64_t steps, float* c, int64_t c_stride,
-                               bool is_first) {
+                                    bool is_first) {
   Floats sum[kRows][kMicroVectors] = {};
   if (!is_first) {
     DCN_UNROLL for (int r = 0; r < kRows; ++r) {
@@ -59,7 +59,7 @@ DCN_NOINLINE void MultiplyMicroTile(const float* a, const float* b, int64_t step
 // MultiplyMicroTile for the last rows of A, of which there are at most kRows.
 template <typename Word, int kRows, int kRowStride, int kStepStride>
 void MultiplyLastMicroTile(int64_t rows, const float* a, const float* b, int64_t steps, float* c, int64_t c_stride,
-                      bool is_first) {
+                           bool is_first) {
   if (rows == kRows) {
     MultiplyMicroTile<Word, kRows, kRowStride, kStepStride>(a, b, steps, c, c_stride, is_first);
   } else if constexpr (kRows > 1) {
@@ -108,8 +108,8 @@ class RegisterProduct {
         if (row + kMicroRows <= rows) {
           MultiplyMicroTile<Word, kMicroRows, kRowStride, kStepStride>(a_rows, words, steps, out, c_stride, is_first);
         } else {
-          MultiplyLastMicroTile<Word, kMicroRows - 1, kRowStride, kStepStride>(rows - row, a_rows, words, steps, out, c_stride,
-                                                                         is_first);
+          MultiplyLastMicroTile<Word, kMicroRows - 1, kRowStride, kStepStride>(rows - row, a_rows, words, steps, out,
+                                                                               c_stride, is_first);
         }
       }
     }

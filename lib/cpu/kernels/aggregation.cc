@@ -47,8 +47,8 @@ struct BlockTaps {
   }
 };
 
-// Calls body(number of vectors, first channel, channels of each vector) for consecutive runs of channels. The number is a
-// constant, so that their sums stay in registers. N: the lanes of a vector.
+// Calls body(number of vectors, first channel, channels of each vector) for consecutive runs of channels. The number is
+// a constant, so that their sums stay in registers. N: the lanes of a vector.
 template <int N, typename Body>
 DCN_INLINE void ForEachChannels(int64_t channels, const Body& body) {
   int64_t c = 0;
@@ -58,7 +58,7 @@ DCN_INLINE void ForEachChannels(int64_t channels, const Body& body) {
     if (c + N <= channels) {
       body(std::integral_constant<int, 1>(), c, N);
     } else {
-      body(std::integral_constant<int, 1>(), c, int(channels - c));
+      body(std::integral_constant<int, 1>(), c, Tail<N>(channels - c));
     }
   }
 }
@@ -185,7 +185,7 @@ DCN_INLINE void DifferentiateTaps(const TapCorners<A>& corners, int64_t count, c
 
 template <typename T>
 void DifferentiateRows(BlockTaps<Accumulator<T>>& taps, const T* d_out, int64_t begin, int64_t end,
-                                      Accumulator<T>* dots, Accumulator<T>* d_locations, Accumulator<T>* d_weights) {
+                       Accumulator<T>* dots, Accumulator<T>* d_locations, Accumulator<T>* d_weights) {
   using A = Accumulator<T>;
   const bool moves = taps.sizes.sampling != Sampling::kDiscrete;
   taps.ForEachRows(begin, end, [&](int64_t row, int64_t rows) DCN_INLINED {

@@ -129,7 +129,9 @@ struct CornerChannels {
     }
   }
 
-  DCN_INLINE Channels<A> At(int corner, int64_t c, int count) const { return Load<kDotLanes>(address[corner] + c, count); }
+  DCN_INLINE Channels<A> At(int corner, int64_t c, int count) const {
+    return Load<kDotLanes>(address[corner] + c, count);
+  }
 
   DCN_INLINE void Blend(A mask, int64_t channels, T* out) const {
     ForEachRun<kDotLanes>(channels, [&](int64_t c, int count) DCN_INLINED {
@@ -145,7 +147,10 @@ struct CornerChannels {
       const Channels<A> cotangent = Load<kDotLanes>(d + c, count);
       for (int corner = 0; corner < 4; ++corner) sum[corner] += cotangent * At(corner, c, count);
     });
-    Store<4>(Sums<kDotLanes, A>(sum), dot);
+    for (int corner = 0; corner < 4; ++corner) {
+      const Vector<A, 4> four = FourSums<kDotLanes, A>(sum[corner]);
+      dot[corner] = (four[0] + four[2]) + (four[1] + four[3]);
+    }
   }
 };
 
@@ -158,8 +163,8 @@ void ParallelRanges(Device& device, int64_t n, int64_t elements, const Body& bod
 }
 
 template <typename T>
-void SamplePixels(const Call<Accumulator<T>>& call, const T* x, const T* zeros, T* columns,
-                                 int64_t begin, int64_t end) {
+void SamplePixels(const Call<Accumulator<T>>& call, const T* x, const T* zeros, T* columns, int64_t begin,
+                  int64_t end) {
   const auto sample = [&](const BilinearCorners<Accumulator<T>>& corners, const SampleIndices& indices) DCN_INLINED {
     const CornerChannels<T> channels(call, corners, indices, x, zeros);
     channels.Blend(call.Mask(indices.sample), call.group_channels, columns + indices.column);
@@ -168,9 +173,8 @@ void SamplePixels(const Call<Accumulator<T>>& call, const T* x, const T* zeros, 
 }
 
 template <typename T>
-void SampleTangentsOfPixels(const Call<Accumulator<T>>& call, const Tangents& tangents, const T* x,
-                                           const T* zeros, bool columns_requested, T* columns, int64_t begin,
-                                           int64_t end) {
+void SampleTangentsOfPixels(const Call<Accumulator<T>>& call, const Tangents& tangents, const T* x, const T* zeros,
+                            bool columns_requested, T* columns, int64_t begin, int64_t end) {
   using A = Accumulator<T>;
   const T* const d_x = static_cast<const T*>(tangents.x);
   const A* const d_offset = static_cast<const A*>(tangents.offset);
@@ -207,8 +211,8 @@ void SampleTangentsOfPixels(const Call<Accumulator<T>>& call, const Tangents& ta
 
 template <typename T>
 void OffsetCotangentOfPixels(const Call<Accumulator<T>>& call, const T* x, const T* zeros,
-                                            const Accumulator<T>* d_columns, Accumulator<T>* d_offset,
-                                            Accumulator<T>* d_mask, T* columns, int64_t begin, int64_t end) {
+                             const Accumulator<T>* d_columns, Accumulator<T>* d_offset, Accumulator<T>* d_mask,
+                             T* columns, int64_t begin, int64_t end) {
   using A = Accumulator<T>;
   const auto differentiate = [&](const BilinearCorners<A>& corners, const SampleIndices& indices) DCN_INLINED {
     const CornerChannels<T> channels(call, corners, indices, x, zeros);
@@ -228,8 +232,7 @@ void OffsetCotangentOfPixels(const Call<Accumulator<T>>& call, const T* x, const
 
 // Scatters the cotangents of an image's samples to channels [first, end) of d_x.
 template <typename A>
-void ScatterSamples(const Call<A>& call, const A* d_columns, A* d_x, int64_t image, int64_t first,
-                                   int64_t end) {
+void ScatterSamples(const Call<A>& call, const A* d_columns, A* d_x, int64_t image, int64_t first, int64_t end) {
   const Sizes& sizes = call.sizes;
   const int64_t pixels = sizes.rows * sizes.columns;
   d_x += (call.first_image + image) * sizes.height * sizes.width * sizes.channels;

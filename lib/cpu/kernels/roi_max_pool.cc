@@ -34,8 +34,8 @@ class LocatedPoints {
 
 template <typename T>
 void FindLargest(const PoolSizes& sizes, const LocatedPoints<Accumulator<T>>& points_y,
-                                const LocatedPoints<Accumulator<T>>& points_x, const T* image, int64_t row,
-                                int64_t column, Largest<Accumulator<T>>* largest) {
+                 const LocatedPoints<Accumulator<T>>& points_x, const T* image, int64_t row, int64_t column,
+                 Largest<Accumulator<T>>* largest) {
   using A = Accumulator<T>;
   std::fill_n(largest, sizes.channels, Largest<A>());
   const PoolPoint<A>*ys = points_y.OfBin(row), *xs = points_x.OfBin(column);
@@ -88,7 +88,7 @@ void ForEachLargest(Device& device, const PoolSizes& sizes, const Rois& rois, co
 // Adds the cotangents of an RoI's bins, for channels [begin, end), to the pixels that their largest points read.
 template <typename T>
 void AddToArgmax(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi, int64_t roi_index, int64_t begin, int64_t end,
-                  const T* d_pooled, const int32_t* argmax, Accumulator<T>* d_image) {
+                 const T* d_pooled, const int32_t* argmax, Accumulator<T>* d_image) {
   using A = Accumulator<T>;
   const LocatedPoints<A> points_y(sizes, roi, 0), points_x(sizes, roi, 1);
   const int64_t count = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;

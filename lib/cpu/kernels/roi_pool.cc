@@ -34,8 +34,8 @@ DCN_INLINE const A* OffsetOfRoi(const PoolSizes& sizes, const Rois& rois, int64_
 // class's features.
 template <typename T>
 void PoolRoi(const PoolSizes& sizes, const std::vector<BinIndex>& bins, const Roi<Accumulator<T>>& roi,
-                            const Accumulator<T>* offset, RoiWeights<Accumulator<T>>& weights, const T* image,
-                            Accumulator<T>* sum, T* out) {
+             const Accumulator<T>* offset, RoiWeights<Accumulator<T>>& weights, const T* image, Accumulator<T>* sum,
+             T* out) {
   using A = Accumulator<T>;
   const int64_t class_features = sizes.class_features(), stride = sizes.groups();
   weights.Start(sizes, roi, offset);
@@ -103,9 +103,8 @@ class Columns {
 };
 
 template <typename T>
-void PoolSeparably(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi,
-                                  RoiWeights<Accumulator<T>>& weights, Columns<Accumulator<T>>& columns, const T* image,
-                                  Accumulator<T>* sum, T* out) {
+void PoolSeparably(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi, RoiWeights<Accumulator<T>>& weights,
+                   Columns<Accumulator<T>>& columns, const T* image, Accumulator<T>* sum, T* out) {
   using A = Accumulator<T>;
   const int64_t channels = sizes.channels;
   weights.Start(sizes, roi, nullptr);
@@ -139,9 +138,8 @@ struct Band {
 
 // The transpose of PoolSeparably, in the rows of a band.
 template <typename T>
-void AddSeparably(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi,
-                                 RoiWeights<Accumulator<T>>& weights, Columns<Accumulator<T>>& columns,
-                                 const Band& band, const T* d_roi, Accumulator<T>* d_image) {
+void AddSeparably(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi, RoiWeights<Accumulator<T>>& weights,
+                  Columns<Accumulator<T>>& columns, const Band& band, const T* d_roi, Accumulator<T>* d_image) {
   using A = Accumulator<T>;
   const int64_t channels = sizes.channels;
   weights.Start(sizes, roi, nullptr);
@@ -197,10 +195,9 @@ struct ChannelBlock {
 
 // Adds the cotangents of an RoI's bins to the sums of a block, for its features [begin, end), which are of one class.
 template <typename T>
-void AddInputCotangent(const PoolSizes& sizes, const std::vector<BinIndex>& bins,
-                                      const Roi<Accumulator<T>>& roi, const Accumulator<T>* offset,
-                                      RoiWeights<Accumulator<T>>& weights, const ChannelBlock& block, int64_t begin,
-                                      int64_t end, const T* d_roi, Accumulator<T>* d_bin, Accumulator<T>* sums) {
+void AddInputCotangent(const PoolSizes& sizes, const std::vector<BinIndex>& bins, const Roi<Accumulator<T>>& roi,
+                       const Accumulator<T>* offset, RoiWeights<Accumulator<T>>& weights, const ChannelBlock& block,
+                       int64_t begin, int64_t end, const T* d_roi, Accumulator<T>* d_bin, Accumulator<T>* sums) {
   using A = Accumulator<T>;
   const int64_t pixel_stride = block.groups * block.features;
   weights.Start(sizes, roi, offset);
@@ -282,10 +279,9 @@ DCN_INLINE A Dot(const T* d, const T* pixel, int64_t stride, int64_t n) {
 
 // `image`, `d_roi` and `d_offset` begin at the features and the pair of one class.
 template <typename T>
-void OffsetCotangentOfRoi(const PoolSizes& sizes, const std::vector<BinIndex>& bins,
-                                         const Roi<Accumulator<T>>& roi, const Accumulator<T>* offset,
-                                         RoiWeights<Accumulator<T>>& weights, const T* image, const T* d_roi,
-                                         Accumulator<T>* d_offset) {
+void OffsetCotangentOfRoi(const PoolSizes& sizes, const std::vector<BinIndex>& bins, const Roi<Accumulator<T>>& roi,
+                          const Accumulator<T>* offset, RoiWeights<Accumulator<T>>& weights, const T* image,
+                          const T* d_roi, Accumulator<T>* d_offset) {
   using A = Accumulator<T>;
   weights.Start(sizes, roi, offset);
   for (size_t i = 0; i < bins.size(); ++i) {

@@ -61,9 +61,8 @@ class Profiles {
   DCN_NOINLINE void Compute(int64_t i, const PoolSizes& sizes, const Roi<A>& roi, int64_t bin, A shift) {
     auto* const first = pixels_.get() + i * most_pixels_;
     auto* last = first;
-    const A points = ForEachPixel(sizes, roi, axis_, bin, shift, [&](int32_t index, A weight, A slope) {
-      *last++ = {index, weight, slope};
-    });
+    const A points = ForEachPixel(sizes, roi, axis_, bin, shift,
+                                  [&](int32_t index, A weight, A slope) { *last++ = {index, weight, slope}; });
     profiles_[i] = {first, last, shift == shift ? points : shift};
   }
 
