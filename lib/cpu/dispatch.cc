@@ -7,20 +7,13 @@
 namespace dcn {
 namespace {
 
-#define DCN_OPERATORS(OPERATOR) \
-  OPERATOR(Aggregate)           \
-  OPERATOR(ValueCotangent)      \
-  OPERATOR(TapCotangents)       \
-  OPERATOR(SampleColumns)       \
-  OPERATOR(SampleTangents)      \
-  OPERATOR(OffsetCotangent)     \
-  OPERATOR(InputCotangent)      \
-  OPERATOR(Pool)                \
-  OPERATOR(PoolInputCotangent)  \
-  OPERATOR(PoolOffsetCotangent) \
-  OPERATOR(MaxPool)             \
-  OPERATOR(MaxPoolWinners)      \
-  OPERATOR(MaxPoolInputCotangent)
+// clang-format off
+#define DCN_OPERATORS(OPERATOR)                                                                 \
+  OPERATOR(Aggregate) OPERATOR(ValueCotangent) OPERATOR(TapCotangents)                          \
+  OPERATOR(SampleColumns) OPERATOR(SampleTangents) OPERATOR(OffsetCotangent) OPERATOR(InputCotangent) \
+  OPERATOR(Pool) OPERATOR(PoolInputCotangent) OPERATOR(PoolOffsetCotangent)                     \
+  OPERATOR(MaxPool) OPERATOR(MaxPoolWinners) OPERATOR(MaxPoolInputCotangent)
+// clang-format on
 
 struct Operators {
 #define DCN_MEMBER(name) decltype(dcn::name)* name;

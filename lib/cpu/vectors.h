@@ -47,6 +47,22 @@ DCN_INLINE void StoreUnconverted(const Vector<T, kCount>& value, T* to) {
   *reinterpret_cast<typename VectorOf<T, kCount>::Unaligned*>(to) = value;
 }
 
+// 16-bit elements in the low halves of words. GCC 12 makes several instructions of the generic conversion.
+template <int kCount>
+DCN_INLINE WordsOf<kCount> LoadHalves(const void* from) {
+#if DCN_HAS_X86_KERNELS
+  if constexpr (kVectorBytes == 64 && kCount == 16) {
+    return (WordsOf<kCount>)_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(from)));
+  } else if constexpr (kVectorBytes >= 32 && kCount == 8) {
+    return (WordsOf<kCount>)_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(from)));
+  } else if constexpr (kVectorBytes >= 32 && kCount == 4) {
+    return (WordsOf<kCount>)_mm_cvtepu16_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(from)));
+  }
+#endif
+  const auto halves = LoadUnconverted<kCount>(static_cast<const uint16_t*>(from));
+  return __builtin_convertvector(halves, WordsOf<kCount>);
+}
+
 // Elements as the accumulator type.
 template <int kCount = kLanes>
 DCN_INLINE FloatsOf<kCount> Load(const float* from) {
@@ -58,8 +74,7 @@ DCN_INLINE Vector<double, kCount> Load(const double* from) {
 }
 template <int kCount = kLanes>
 DCN_INLINE FloatsOf<kCount> Load(const BF16* from) {
-  const auto halves = LoadUnconverted<kCount>(reinterpret_cast<const uint16_t*>(from));
-  return (FloatsOf<kCount>)(__builtin_convertvector(halves, WordsOf<kCount>) << 16);
+  return (FloatsOf<kCount>)(LoadHalves<kCount>(from) << 16);
 }
 template <int kCount = kLanes>
 DCN_INLINE FloatsOf<kCount> Load(const F16* from) {
@@ -72,9 +87,8 @@ DCN_INLINE FloatsOf<kCount> Load(const F16* from) {
     return (FloatsOf<kCount>)_mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
   }
 #endif
-  const auto halves = LoadUnconverted<kCount>(reinterpret_cast<const uint16_t*>(from));
   FloatsOf<kCount> value;
-  F16::Convert<Vector<int32_t, kCount>>(__builtin_convertvector(halves, WordsOf<kCount>), value);
+  F16::Convert<Vector<int32_t, kCount>>(LoadHalves<kCount>(from), value);
   return value;
 }
 
@@ -83,7 +97,8 @@ template <int kCount = kLanes>
 DCN_INLINE WordsOf<kCount> RoundedBits(const FloatsOf<kCount>& value) {
   const WordsOf<kCount> bits = (WordsOf<kCount>)value;
   const WordsOf<kCount> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, quiet_nan = (bits >> 16) | 0x40;
-  return (bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded;
+  // The magnitude as signed integers, because AVX2 has no unsigned comparison.
+  return (Vector<int32_t, kCount>)(bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded;
 }
 
 template <int kCount = kLanes>

@@ -154,12 +154,22 @@ struct CornerChannels {
   }
 };
 
-// Calls body(begin, end) on ranges that cover [0, n), of about kGrain elements each. An index has `elements` of them.
+// Calls body(value of the type of x, Call, zeros, begin, end) on ranges that cover the pixels of the tile, of about
+// kGrain elements of the columns each.
 template <typename Body>
-void ParallelRanges(Device& device, int64_t n, int64_t elements, const Body& body) {
+void RunOnPixels(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const Body& body) {
   constexpr int64_t kGrain = 1 << 16;
-  const int64_t length = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, elements));
-  device.ParallelFor((n + length - 1) / length, [&](int64_t i) { body(i * length, std::min(n, (i + 1) * length)); });
+  const int64_t pixels = sizes.pixels();
+  if (pixels == 0) return;
+  const int64_t length = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, sizes.taps() * sizes.channels));
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const Call<Accumulator<T>> call(sizes, positions);
+    const std::vector<T> zeros(sizes.group_channels(), T(0));
+    device.ParallelFor((pixels + length - 1) / length, [&](int64_t i) {
+      body(tag, call, zeros.data(), i * length, std::min(pixels, (i + 1) * length));
+    });
+  });
 }
 
 template <typename T>
@@ -257,45 +267,30 @@ void ScatterSamples(const Call<A>& call, const A* d_columns, A* d_x, int64_t ima
 
 const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
                           void* columns) {
-  if (sizes.pixels() == 0) return nullptr;
-  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+  RunOnPixels(device, dtype, sizes, positions, [&](auto tag, const auto& call, const auto* zeros, auto... range) {
     using T = decltype(tag);
-    const Call<Accumulator<T>> call(sizes, positions);
-    const std::vector<T> zeros(sizes.group_channels(), T(0));
-    ParallelRanges(device, sizes.pixels(), sizes.taps() * sizes.channels, [&](int64_t begin, int64_t end) {
-      SamplePixels(call, static_cast<const T*>(x), zeros.data(), static_cast<T*>(columns), begin, end);
-    });
+    SamplePixels(call, static_cast<const T*>(x), zeros, static_cast<T*>(columns), range...);
   });
   return nullptr;
 }
 
 const char* SampleTangents(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                            const Tangents& tangents, const void* x, bool columns_requested, void* columns) {
-  if (sizes.pixels() == 0) return nullptr;
-  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+  RunOnPixels(device, dtype, sizes, positions, [&](auto tag, const auto& call, const auto* zeros, auto... range) {
     using T = decltype(tag);
-    const Call<Accumulator<T>> call(sizes, positions);
-    const std::vector<T> zeros(sizes.group_channels(), T(0));
-    ParallelRanges(device, sizes.pixels(), sizes.taps() * sizes.channels, [&](int64_t begin, int64_t end) {
-      SampleTangentsOfPixels(call, tangents, static_cast<const T*>(x), zeros.data(), columns_requested,
-                             static_cast<T*>(columns), begin, end);
-    });
+    SampleTangentsOfPixels(call, tangents, static_cast<const T*>(x), zeros, columns_requested, static_cast<T*>(columns),
+                           range...);
   });
   return nullptr;
 }
 
 const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
                             const void* d_columns, void* d_offset, void* d_mask, void* columns) {
-  if (sizes.pixels() == 0) return nullptr;
-  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+  RunOnPixels(device, dtype, sizes, positions, [&](auto tag, const auto& call, const auto* zeros, auto... range) {
     using T = decltype(tag);
     using A = Accumulator<T>;
-    const Call<Accumulator<T>> call(sizes, positions);
-    const std::vector<T> zeros(sizes.group_channels(), T(0));
-    ParallelRanges(device, sizes.pixels(), sizes.taps() * sizes.channels, [&](int64_t begin, int64_t end) {
-      OffsetCotangentOfPixels(call, static_cast<const T*>(x), zeros.data(), static_cast<const A*>(d_columns),
-                              static_cast<A*>(d_offset), static_cast<A*>(d_mask), static_cast<T*>(columns), begin, end);
-    });
+    OffsetCotangentOfPixels(call, static_cast<const T*>(x), zeros, static_cast<const A*>(d_columns),
+                            static_cast<A*>(d_offset), static_cast<A*>(d_mask), static_cast<T*>(columns), range...);
   });
   return nullptr;
 }

@@ -6,8 +6,8 @@
 #include "element.h"
 #include "instruction_sets.h"
 #include "large_pages.h"
-#include "roi_images.h"
 #include "roi_pool.h"
+#include "roi_weights.h"
 
 DCN_BEGIN_TARGET
 namespace {

@@ -10,7 +10,6 @@
 #include "element.h"
 #include "instruction_sets.h"
 #include "large_pages.h"
-#include "roi_images.h"
 #include "roi_weights.h"
 #include "vectors.h"
 

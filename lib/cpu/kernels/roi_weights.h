@@ -1,4 +1,4 @@
-// The pixels that the bins of an RoI read, and their weights.
+// The RoIs of a call, the images and pixels that their bins read, and the weights of the pixels.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +10,18 @@
 #include "roi_pool.h"
 
 DCN_BEGIN_TARGET
+
+// `roi_index` counts the RoIs of all batches.
+template <typename A>
+DCN_INLINE Roi<A> LocateRoi(const PoolSizes& sizes, const Rois& rois, int64_t roi_index) {
+  return dcn::LocateRoi(sizes, static_cast<const A*>(rois.boxes) + roi_index * 5);
+}
+
+// The image that an RoI reads; `image` is its index within the RoI's batch.
+template <typename T>
+DCN_INLINE const T* ImageOfRoi(const PoolSizes& sizes, const T* x, int64_t roi_index, int64_t image) {
+  return x + (roi_index / sizes.rois * sizes.images + image) * sizes.height * sizes.width * sizes.channels;
+}
 
 // The row and column of a bin, and the flat indices of the part and the channel group that it belongs to.
 struct BinIndex {
