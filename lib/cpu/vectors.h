@@ -192,15 +192,21 @@ DCN_INLINE void ForEachRun(int64_t channels, const Body& body) {
   if (c < channels) body(c, Tail<kCount>(channels - c));
 }
 
-// Adds factor · from[i] to sums[i], which do not overlap.
+// Adds factor · from[i] to sums[i], which do not overlap. What remains after whole vectors is added in narrower ones.
+template <int kCount, typename A, typename T>
+DCN_INLINE void AddProductsBy(A factor, const T* from, int64_t i, int64_t count, A* sums) {
+  if constexpr (sizeof(A) * kCount < 16) {
+    for (; i < count; ++i) sums[i] += factor * A(from[i]);
+  } else {
+    for (; i + kCount <= count; i += kCount) {
+      Store<kCount>(Load<kCount>(sums + i) + factor * Load<kCount>(from + i), sums + i);
+    }
+    AddProductsBy<kCount / 2>(factor, from, i, count, sums);
+  }
+}
 template <typename A, typename T>
 DCN_INLINE void AddProducts(A factor, const T* from, int64_t count, A* sums) {
-  constexpr int kCount = kVectorBytes / sizeof(A);
-  int64_t i = 0;
-  for (; i + kCount <= count; i += kCount) {
-    Store<kCount>(Load<kCount>(sums + i) + factor * Load<kCount>(from + i), sums + i);
-  }
-  for (; i < count; ++i) sums[i] += factor * A(from[i]);
+  AddProductsBy<kVectorBytes / sizeof(A)>(factor, from, 0, count, sums);
 }
 
 }  // namespace

@@ -25,7 +25,6 @@ struct FloatWords {
 constexpr int kMicroRows = kVectorBytes == 64 ? 14 : kVectorBytes == 32 ? 6 : 5, kMicroVectors = 2;
 constexpr int kPanel = kMicroVectors * kLanes;  // columns of a panel of B, and of a micro-tile
 constexpr int64_t kBlockWords = 256;            // of K, in a product
-constexpr int kLineFloats = 16;                 // in a cache line
 // A row of a buffer, with room for a vector. Rows of an odd number of cache lines spread over the cache.
 constexpr int kRowWords = kBlockWords + kLineFloats;
 

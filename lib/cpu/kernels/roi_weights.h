@@ -9,6 +9,21 @@
 #include "instruction_sets.h"
 #include "roi_pool.h"
 
+namespace dcn {
+
+// Appends pixels. ForEachPixel, which belongs to no instruction set, can only inline what belongs to none either.
+template <typename Pixel>
+struct PixelWriter {
+  Pixel*& last;
+
+  template <typename A>
+  DCN_INLINE void operator()(int32_t index, A weight, A slope) const {
+    *last++ = {index, weight, slope};
+  }
+};
+
+}  // namespace dcn
+
 DCN_BEGIN_TARGET
 
 // `roi_index` counts the RoIs of all batches.
@@ -73,8 +88,8 @@ class Profiles {
   DCN_NOINLINE void Compute(int64_t i, const PoolSizes& sizes, const Roi<A>& roi, int64_t bin, A shift) {
     auto* const first = pixels_.get() + i * most_pixels_;
     auto* last = first;
-    const A points = ForEachPixel(sizes, roi, axis_, bin, shift,
-                                  [&](int32_t index, A weight, A slope) { *last++ = {index, weight, slope}; });
+    const PixelWriter<typename Profile<A>::Pixel> writer{last};
+    const A points = ForEachPixel(sizes, roi, axis_, bin, shift, writer);
     profiles_[i] = {first, last, shift == shift ? points : shift};
   }
 
