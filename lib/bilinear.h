@@ -10,7 +10,7 @@
 // - The derivative with respect to the position is right-handed where a coordinate is an integer.
 //
 // The one exception is an infinite cotangent of a sample whose position is inside but which has a corner outside the
-// image. cpu/deform_conv.cc multiplies the channels of that corner as zeros, so that the cotangents of the position and
+// image. The CPU kernels multiply the channels of that corner as zeros, so that the cotangents of the position and
 // the mask are NaN. The CUDA kernels skip the corner. The same holds for an infinite tangent of the position of such
 // a sample: the sample's tangent is NaN on the CPU. The fused kernels multiply more zeros, as docs/memory.md says.
 #pragma once

@@ -113,7 +113,7 @@ const char* FusedWeightCotangent(Device&, DType, const Sizes&, const Positions&,
 // panels of every instruction set.
 constexpr int64_t kFeaturePadding = 64;
 
-// The name of the instruction set of the kernels: lib/cpu/fused/instruction_set.h says how it is chosen.
+// The name of the instruction set of the kernels: lib/cpu/instruction_sets.h says how it is chosen.
 const char* FusedInstructions();
 
 struct FusedForwardArrays {

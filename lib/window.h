@@ -2,7 +2,7 @@
 //
 // An operator with other sampling locations, such as normalised coordinates, provides a small header like this one, its
 // own sizes struct, and its own code that locates a sample (as LocateSample in cuda/positions.h) and loops over samples
-// (as ForEachSample in cpu/deform_conv.cc). It calls LocateCorners and CotangentsOfPosition of bilinear.h unchanged.
+// (as ForEachSample in kernels/deform_conv.cc). It calls LocateCorners and CotangentsOfPosition of bilinear.h.
 #pragma once
 
 #include <cstdint>

@@ -142,7 +142,7 @@ def test_commands(page):
     for block in blocks(page, "sh"):
         subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
     for variable in re.findall(r"\bJAX_DCN_\w+", text_of(page)):
-        assert variable in text_of("CMakeLists.txt") + text_of("lib/cpu/fused/instruction_set.cc"), variable
+        assert variable in text_of("CMakeLists.txt") + text_of("lib/cpu/instruction_sets.cc"), variable
     in_text = re.findall(r"`((?:make|pip install|python -m) [^`]+)`", FENCED.sub("", text_of(page)))
     for command in itertools.chain(in_text, *(commands_of(block.text) for block in blocks(page, "sh"))):
         check(command)

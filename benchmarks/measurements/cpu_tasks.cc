@@ -9,7 +9,7 @@
 
 #include "deform_conv_fused.h"
 #include "fused/call.h"
-#include "fused/instruction_set.h"
+#include "instruction_sets.h"
 
 namespace {
 
@@ -40,7 +40,7 @@ int64_t ForwardMakespan(const Tiling& tiling, int64_t num_threads) {
   return threads.makespan();
 }
 
-int64_t CotangentsMakespan(const FusedCall& call, const CotangentPlan& plan, const Tiling& tiling,
+int64_t CotangentsMakespan(const ConvolutionCall& call, const CotangentPlan& plan, const Tiling& tiling,
                            int64_t num_threads) {
   Threads threads(std::min(num_threads, plan.slots));
   std::vector<std::vector<int64_t>> finished(plan.tasks());  // the times when the tiles of a task are finished
@@ -84,7 +84,7 @@ extern "C" void Simulate(const Problem* problem, int64_t count, const int64_t* n
                        problem->columns,
                        problem->offset_groups,
                        problem->images};
-  const FusedCall call = {sizes, {problem->features, problem->groups}, {}};
+  const ConvolutionCall call = {sizes, {problem->features, problem->groups}, {}};
   const DType dtype = problem->is_bfloat16 ? DType::kBF16 : DType::kF32;
   const RequestedCotangents requested = {problem->x_requested != 0, problem->positions_requested != 0,
                                          problem->weight_requested != 0};

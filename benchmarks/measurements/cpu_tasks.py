@@ -89,7 +89,7 @@ def fused_names(shape, dtype):
 def library():
     command = ["g++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     command += [f"-I{LIB}", f"-I{LIB / 'cpu'}"]
-    sources = [SOURCE, *(LIB / "cpu" / "fused" / f"{name}.cc" for name in ("plan", "instruction_set"))]
+    sources = [SOURCE, *(LIB / "cpu" / f"{name}.cc" for name in ("fused/plan", "instruction_sets"))]
     try:
         built = cached_build.build("cpu_tasks.so", [*command, *sources], [*sources, *sorted(LIB.glob("**/*.h"))])
     except OSError as error:

@@ -7,6 +7,8 @@
 
 namespace dcn {
 
+constexpr int kLineFloats = 16;  // in a cache line
+
 // Elements start at a cache line: a vector as wide as one that straddles two takes twice as long.
 template <typename T>
 struct CacheLineAllocator {

@@ -6,29 +6,17 @@
 #include <vector>
 
 #include "device.h"
-#include "fused/instruction_set.h"
 #include "fused/kernels.h"
+#include "instruction_sets.h"
 #include "large_pages.h"
 
 namespace dcn {
 namespace {
 
-const FusedKernels& KernelsOf([[maybe_unused]] InstructionSet set, DType dtype) {
-#if DCN_HAS_X86_KERNELS
-  switch (set) {
-    case InstructionSet::kAmx:
-      return AmxKernels();
-    case InstructionSet::kAvx512Bf16:
-      return Avx512Bf16Kernels();
-    case InstructionSet::kAvx512:
-      return Avx512Kernels(dtype);
-    case InstructionSet::kAvx2:
-      return Avx2Kernels(dtype);
-    case InstructionSet::kPortable:
-      break;
-  }
-#endif
-  return PortableKernels(dtype);
+const FusedKernels& KernelsOf(InstructionSet set, DType dtype) {
+#define DCN_KERNELS_OF(set) set::FusedKernelsFor,
+  constexpr const FusedKernels& (*kKernels[])(DType) = {DCN_INSTRUCTION_SETS(DCN_KERNELS_OF)};
+  return kKernels[int(set)](dtype);
 }
 
 }  // namespace
@@ -38,7 +26,7 @@ const char* FusedInstructions() { return NameOf(BestInstructionSet()); }
 const char* FusedForward(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                          const Product& product, const FusedForwardArrays& arrays) {
   if (sizes.pixels() == 0) return nullptr;
-  const FusedCall call = {sizes, product, positions};
+  const ConvolutionCall call = {sizes, product, positions};
   const InstructionSet set = InstructionSetFor(BestInstructionSet(), dtype, call, true);
   const int64_t y_bytes = arrays.is_y_float ? int64_t(sizeof(float)) : BytesOf(dtype);
   PreferLargePages(static_cast<char*>(arrays.y), sizes.pixels() * product.features * y_bytes);
@@ -56,7 +44,7 @@ const char* FusedForward(Device& device, DType dtype, const Sizes& sizes, const 
 
 const char* FusedCotangents(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                             const Product& product, FusedTasks tasks, const FusedCotangentArrays& arrays) {
-  const FusedCall call = {sizes, product, positions};
+  const ConvolutionCall call = {sizes, product, positions};
   const InstructionSet set = InstructionSetFor(BestInstructionSet(), dtype, call, false);
   const FusedKernels::Cotangents& kernels = KernelsOf(set, dtype).cotangents;
   const RequestedCotangents requested = arrays.requested;

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "vectorize.h"
+#include "attributes.h"
 
 namespace dcn {
 

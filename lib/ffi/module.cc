@@ -17,7 +17,7 @@
 #include "fused_rules.h"
 #ifdef DCN_CPU
 #include "deform_conv_fused.h"
-#include "fused/instruction_set.h"
+#include "instruction_sets.h"
 #endif
 
 namespace nb = nanobind;

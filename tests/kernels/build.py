@@ -3,6 +3,7 @@
 import functools
 import os
 import pathlib
+import platform
 import re
 import subprocess
 from collections.abc import Collection, Iterable
@@ -21,12 +22,16 @@ FUZZ = HERE.parent / "fuzz"
 # Handlers that only one backend has; module.cc is compiled by neither program.
 ONLY_ON_CUDA, ONLY_ON_CPU = {"deform_conv_fused.cc"}, {"deform_conv_fused_cpu.cc"}
 FUSED_PLAN = CPU / "fused" / "plan.cc"
+CPU_INSTRUCTION_SETS = CPU / "instruction_sets.cc"
 
 COMPILER = "g++"
 # No fused multiply-add, as in the package. Reports name lines, but no variables.
 FLAGS = ["-std=c++17", "-O1", "-g1", "-fPIC", "-ffp-contract=off"]
 INCLUDE = [f"-I{LIB}", f"-I{LIB / 'cuda'}", f"-I{HERE}", f"-I{CPU}", f"-isystem{jax.ffi.include_dir()}"]
-CPU_FLAGS = ["-O0", "-DDCN_CPU", "-iquote", str(CPU)]
+CPU_FLAGS = ["-O0", "-DDCN_CPU", "-iquote", str(CPU), "-Wno-psabi"]
+# The rows of the table in lib/cpu/instruction_sets.h that lib/cpu/kernels is compiled for.
+INSTRUCTION_SETS = ["portable", *(["avx2", "avx512"] if platform.machine() == "x86_64" else [])]
+FUSED_INSTRUCTION_SETS = [*INSTRUCTION_SETS, "avx512_bf16", "amx"]
 SANITIZERS = {
     "none": [],
     # The checks of inlined functions take several times as long to compile.
@@ -47,37 +52,56 @@ def cpu_fused_program(
 ) -> pathlib.Path:
     """An executable of cpu_fused.cc and the CPU's fused kernels, of which `changed` are compiled in another folder.
 
-    It may emulate AVX512-BF16 and AMX, in terms of AVX-512.
+    `changed` has names of files and of instruction sets. The program may emulate AVX512-BF16 and AMX, in terms of
+    AVX-512.
     """
-    main = [CPU / "deform_conv_fused.cc", CPU / "device.cc"]
-    paths = {path.stem: path for path in [*main, *sorted(CPU.glob("fused/*.cc"))]}
-    own: dict[str, list[str]] = {}
+    main = [CPU / "deform_conv_fused.cc", CPU / "device.cc", CPU / "fused" / "plan.cc"]
+    sources = {path.stem: (path, []) for path in main}
+    sources["instruction_sets"] = (HERE / "emulated_instruction_sets.cc" if is_emulated else CPU_INSTRUCTION_SETS, [])
+    sources |= {name: cpu_fused_kernels(name) for name in FUSED_INSTRUCTION_SETS}
     if is_emulated:
-        paths["instruction_set"] = HERE / "emulated_instruction_set.cc"
-        own = {name: ["-include", "emulated_instructions.h"] for name in ("avx512_bf16", "amx")}
-    sources = [(path, [*CPU_FLAGS, *own.get(name, [])]) for name, path in paths.items() if name not in changed]
-    sources += [
-        (folder / paths[name].relative_to(CPU), [*_changed_cpu_flags(folder), *own.get(name, [])]) for name in changed
+        for name in ("avx512_bf16", "amx"):
+            sources[name][1].extend(["-include", "emulated_instructions.h"])
+    unchanged = [(path, [*CPU_FLAGS, *own]) for name, (path, own) in sources.items() if name not in changed]
+    replaced = [
+        (folder / sources[name][0].relative_to(CPU), [*_changed_cpu_flags(folder), *sources[name][1]])
+        for name in changed
     ]
-    return _link("cpu_fused", [*sources, (HERE / "cpu_fused.cc", ["-iquote", str(CPU)])], sanitizer)
+    return _link("cpu_fused", [*unchanged, *replaced, (HERE / "cpu_fused.cc", ["-iquote", str(CPU)])], sanitizer)
 
 
-def cpu_fused_file(name: str, folder: pathlib.Path = CPU, flags: Collection[str] = ()) -> list[pathlib.Path]:
-    """A file of the CPU's fused kernels in a folder, preprocessed and compiled with debug information."""
-    source, flags = folder / "fused" / f"{name}.cc", [*_changed_cpu_flags(folder), "-g", *flags]
-    return [_compile((COMPILER, source, [*flags, *kind])) for kind in (["-E"], [])]
+def cpu_fused_kernels(instructions: str) -> tuple[pathlib.Path, list[str]]:
+    """The source of the fused kernels of an instruction set, and its own flags."""
+    if instructions in INSTRUCTION_SETS:
+        return CPU / "kernels" / "deform_conv_fused.cc", [f"-DDCN_INSTRUCTION_SET={instructions}"]
+    return CPU / "fused" / f"{instructions}.cc", []
 
 
-def last_task_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
-    """An executable of `name` and CPU kernels, with the Device of last_task/, which runs only a loop's last task.
+def cpu_kernels(file: str, instructions: str, flags: Collection[str] = ()) -> pathlib.Path:
+    """A file of lib/cpu, compiled for an instruction set."""
+    own = [f"-DDCN_INSTRUCTION_SET={instructions}"] if file.startswith("kernels/") else []
+    return _compile((COMPILER, CPU / f"{file}.cc", [*CPU_FLAGS, *own, *flags]))
 
-    The kernels must be in a folder with a copy of that device.h, because they include it from there.
+
+def all_cpu_kernels() -> list[tuple[pathlib.Path, list[str]]]:
+    """The sources of all CPU kernels, and the flags of each."""
+    once = [*sorted(CPU.glob("*.cc")), *sorted(CPU.glob("fused/*.cc"))]
+    kernels = [
+        (path, [f"-DDCN_INSTRUCTION_SET={instructions}"])
+        for path in sorted(CPU.glob("kernels/*.cc"))
+        for instructions in INSTRUCTION_SETS
+    ]
+    return [*((path, []) for path in once), *kernels]
+
+
+def last_task_program(name: str, folder: pathlib.Path) -> pathlib.Path:
+    """An executable of `name` and the portable CPU kernels, with the Device of last_task/.
+
+    It runs only a loop's last task. `folder` is lib/cpu or a copy.
     """
-    own = {
-        path: ["-O0", "-iquote", str(HERE / "last_task"), "-iquote", str(CPU)]
-        for path in [HERE / name, *kernels.values()]
-    }
-    return _link(pathlib.Path(name).stem, list(own.items()), "none")
+    own = ["-iquote", str(HERE / "last_task"), *_changed_cpu_flags(folder), "-DDCN_HAS_X86_KERNELS=0"]
+    kernels = [folder / "dispatch.cc", folder / "instruction_sets.cc", *sorted(folder.glob("kernels/*.cc"))]
+    return _link(pathlib.Path(name).stem, [(path, own) for path in [HERE / name, *kernels]], "none")
 
 
 def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB) -> pathlib.Path:
@@ -92,9 +116,9 @@ def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB)
     ffi = [(new, ["-iquote", str(changed)]) if new.exists() and new != old else (old, []) for old, new in ffi]
     harness, kernels, compiled = [(FUZZ / f"{name}.cc", []) for name in names], [FUZZ / "contract.cc"], []
     if is_cpu:
-        own = [*sorted(CPU.glob("*.cc")), *sorted(CPU.glob("fused/*.cc"))]
-        kernels = own if backend == "cpu" else [*kernels, CPU / "handlers.cc", FUSED_PLAN]
-        rest = [(path, [*flags, *CPU_FLAGS]) for path, flags in [*ffi, *((path, []) for path in kernels)]]
+        contract = [(path, []) for path in (*kernels, CPU / "handlers.cc", FUSED_PLAN)]
+        rest = [*ffi, *(all_cpu_kernels() if backend == "cpu" else contract)]
+        rest = [(path, [*own, *CPU_FLAGS]) for path, own in rest]
     else:
         cuda = ["-isystem", _toolkit_headers()]
         ffi = [*ffi, (LIB / "cuda" / "handlers.cc", [])]
@@ -135,7 +159,7 @@ def _handlers(without):
 
 def _changed_cpu_flags(folder):
     """The folder's own headers come first."""
-    return ["-O0", "-DDCN_CPU", "-iquote", str(folder), "-iquote", str(CPU)]
+    return ["-iquote", str(folder), *CPU_FLAGS]
 
 
 def _toolkit_headers():

@@ -1,7 +1,7 @@
 """The fused kernels of the CPU are right on shapes with tails in every dimension, and stay within their operands.
 
 They run on every instruction set, under sanitizers too; AVX512-BF16 and AMX are emulated on processors that have only
-AVX-512. Planted mistakes must be found.
+AVX-512. Mutations must be found.
 """
 
 import functools
@@ -17,7 +17,6 @@ from . import build
 
 pytestmark = pytest.mark.platforms("cpu")
 
-INSTRUCTION_SETS = ["portable", "avx2", "avx512", "avx512_bf16", "amx"]
 EMULATED = ["avx512_bf16", "amx"]  # in terms of AVX-512, where the processor lacks them
 
 
@@ -54,7 +53,7 @@ def is_emulated(instructions):
     return True
 
 
-@pytest.mark.parametrize("instructions", INSTRUCTION_SETS)
+@pytest.mark.parametrize("instructions", build.FUSED_INSTRUCTION_SETS)
 @pytest.mark.parametrize("sanitizer", ["none", "memory", pytest.param("threads", marks=pytest.mark.thorough)])
 def test_kernels_are_right(sanitizer, instructions):
     assert right_run(sanitizer, instructions) == (0, f"every result is right with {instructions}\n")
@@ -65,13 +64,13 @@ def test_kernels_are_right(sanitizer, instructions):
 SIGNAL = ""
 SEGFAULT_BY_SANITIZER = r"SEGV|heap-buffer-overflow"
 WRONG = r"is .*, must be"
-MISTAKES = {
+MUTATIONS = {
     "tail of channels read past its end": (
-        ("fused/vectors.h", "std::memcpy(lanes, from, count * sizeof(T));", "std::memcpy(lanes, from, sizeof lanes);"),
+        ("vectors.h", "std::memcpy(lanes, from, count * sizeof(T));", "std::memcpy(lanes, from, sizeof lanes);"),
         ("none", "avx2", SIGNAL),
     ),
     "tail of features stored past its end": (
-        ("fused/vectors.h", "std::memcpy(to, lanes, count * sizeof(T));", "std::memcpy(to, lanes, sizeof lanes);"),
+        ("vectors.h", "std::memcpy(to, lanes, count * sizeof(T));", "std::memcpy(to, lanes, sizeof lanes);"),
         ("none", "avx512", f"{WRONG}|^$"),
     ),
     "last row of tiles as high as the others": (
@@ -83,7 +82,7 @@ MISTAKES = {
         ("none", "portable", f"{WRONG}|^$"),
     ),
     "last rows of a product": (
-        ("fused/product.h", "if (row + kTileRows <= rows) {", "if (row < rows) {"),
+        ("fused/product.h", "if (row + kMicroRows <= rows) {", "if (row < rows) {"),
         ("memory", "avx512", SEGFAULT_BY_SANITIZER),
     ),
     "last panel of features as wide as the others": (
@@ -191,9 +190,9 @@ BY_DEFAULT = [
 ]
 
 
-def with_mistake(mistake, folder):
+def with_mutation(mutation, folder):
     """A copy of the kernels with a line replaced, and the files in it that must be compiled."""
-    file, right, wrong = mistake
+    file, right, wrong = mutation
     source = (build.CPU / file).read_text()
     assert source.count(right) == 1, f"{file} has changed: it must have {right!r} once"
     source = source.replace(right, wrong)
@@ -208,20 +207,22 @@ def changed_files(file, instructions):
     """Those to compile: the linker keeps one copy of an inline function of call.h, so all must have it."""
     if file.endswith(".cc"):
         return [file.removeprefix("fused/").removesuffix(".cc")]
-    return ["deform_conv_fused", "plan", *INSTRUCTION_SETS] if file == "fused/call.h" else [instructions]
+    if file == "fused/call.h":
+        return ["deform_conv_fused", "plan", *build.FUSED_INSTRUCTION_SETS]
+    return [instructions]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_in_the_source(name, tmp_path):
-    with_mistake(MISTAKES[name][0], tmp_path)
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_mutations_are_in_the_source(name, tmp_path):
+    with_mutation(MUTATIONS[name][0], tmp_path)
 
 
-@pytest.mark.parametrize("name", build.mutations(MISTAKES, BY_DEFAULT))
-def test_mistakes_are_found(name, tmp_path):
-    mistake, (sanitizer, instructions, complaint) = MISTAKES[name]
+@pytest.mark.parametrize("name", build.mutations(MUTATIONS, BY_DEFAULT))
+def test_mutations_are_found(name, tmp_path):
+    mutation, (sanitizer, instructions, complaint) = MUTATIONS[name]
     emulated = is_emulated(instructions)
-    folder = with_mistake(mistake, tmp_path)
-    changed = changed_files(mistake[0], instructions)
+    folder = with_mutation(mutation, tmp_path)
+    changed = changed_files(mutation[0], instructions)
     program = build.cpu_fused_program(sanitizer, folder, changed, is_emulated=emulated)
     status, output = run(program, instructions)
     assert status < 0 if complaint == SIGNAL else status != 0, output

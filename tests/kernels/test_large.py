@@ -30,14 +30,12 @@ def on_cuda(kernels=executed_ptx.KERNELS):
 
 def on_cpu(folder, right="", wrong=""):
     """The same with the CPU's kernels, `right` in deform_conv.cc replaced by `wrong`."""
-    shutil.copy(build.HERE / "last_task" / "device.h", folder)
-    kernels = {
-        name: shutil.copy(build.CPU / f"{name}.cc", folder / f"{name}.cc") for name in ("deform_conv", "roi_pool")
-    }
-    source = kernels["deform_conv"].read_text()
+    folder = shutil.copytree(build.CPU, folder / "cpu")
+    path = folder / "kernels" / "deform_conv.cc"
+    source = path.read_text()
     assert not right or source.count(right) == 1, f"deform_conv.cc has changed: it must have the line {right!r} once"
-    kernels["deform_conv"].write_text(source.replace(right, wrong) if right else source)
-    return run(build.last_task_program("large.cc", kernels))
+    path.write_text(source.replace(right, wrong) if right else source)
+    return run(build.last_task_program("large.cc", folder))
 
 
 def test_last_places_on_cuda():

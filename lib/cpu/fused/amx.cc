@@ -1,19 +1,14 @@
-#include "fused/includes.h"
-
-#if DCN_HAS_X86_KERNELS
-#include <immintrin.h>
-
-DCN_BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma,amx-tile,amx-bf16")
-
-namespace dcn {
-namespace {
-
-constexpr int kLanes = 16, kTileRows = 1, kTileVectors = 2;
-#include "fused/all.h"
+#define DCN_INSTRUCTION_SET amx
+#include "fused/cotangents.h"
+#include "fused/forward.h"
 #include "fused/pairs.h"
 
+#if DCN_HAS_X86_KERNELS
+DCN_BEGIN_TARGET
+namespace {
+
 // Products by the tile registers of AMX, each 16 rows of 16 words. An object configures them for its thread.
-class TileProduct {
+class AmxProduct {
  public:
   static constexpr int kValues = 2;
 
@@ -21,7 +16,7 @@ class TileProduct {
 
   static int64_t Steps(int64_t pixels) { return ((pixels + 1) / 2 + kWords - 1) / kWords * kWords; }
 
-  TileProduct() {
+  AmxProduct() {
     struct alignas(64) {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
       uint16_t row_bytes[16] = {};
@@ -34,9 +29,9 @@ class TileProduct {
     Barrier(&configuration);
     _tile_loadconfig(&configuration);
   }
-  ~TileProduct() { _tile_release(); }
-  TileProduct(const TileProduct&) = delete;
-  TileProduct& operator=(const TileProduct&) = delete;
+  ~AmxProduct() { _tile_release(); }
+  AmxProduct(const AmxProduct&) = delete;
+  AmxProduct& operator=(const AmxProduct&) = delete;
 
   // As RegisterProduct::Multiply. A and C have room for PaddedRows(rows); the steps are a multiple of kWords.
   template <int kRowStride, int kStepStride>
@@ -125,13 +120,12 @@ class TileProduct {
   }
 };
 
-constexpr FusedKernels kTiles = Kernels<Pairs<TileProduct>, BF16>();
+constexpr FusedKernels kKernels = {ForwardKernels<Pairs<AmxProduct>, BF16>(),
+                                   CotangentKernels<Pairs<AmxProduct>, BF16>()};
 
 }  // namespace
 
-const FusedKernels& AmxKernels() { return kTiles; }
-
-}  // namespace dcn
+const FusedKernels& FusedKernelsFor(DType) { return kKernels; }
 
 DCN_END_TARGET
 #endif

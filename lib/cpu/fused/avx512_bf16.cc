@@ -1,17 +1,11 @@
-#include "fused/includes.h"
+#define DCN_INSTRUCTION_SET avx512_bf16
+#include "fused/cotangents.h"
+#include "fused/forward.h"
+#include "fused/pairs.h"
 
 #if DCN_HAS_X86_KERNELS
-#include <immintrin.h>
-
-DCN_BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")
-
-namespace dcn {
+DCN_BEGIN_TARGET
 namespace {
-
-constexpr int kLanes = 16, kTileRows = 14, kTileVectors = 2;
-#include "fused/all.h"
-
-#include "fused/pairs.h"
 
 // A word is two bfloat16.
 struct PairWords {
@@ -41,13 +35,12 @@ struct PairProduct : RegisterProduct<PairWords> {
   }
 };
 
-constexpr FusedKernels kPairs = Kernels<Pairs<PairProduct>, BF16>();
+constexpr FusedKernels kKernels = {ForwardKernels<Pairs<PairProduct>, BF16>(),
+                                   CotangentKernels<Pairs<PairProduct>, BF16>()};
 
 }  // namespace
 
-const FusedKernels& Avx512Bf16Kernels() { return kPairs; }
-
-}  // namespace dcn
+const FusedKernels& FusedKernelsFor(DType) { return kKernels; }
 
 DCN_END_TARGET
 #endif

@@ -9,14 +9,14 @@
 
 #include "deform_conv_fused.h"
 #include "dtype.h"
-#include "fused/instruction_set.h"
+#include "instruction_sets.h"
 
 namespace dcn {
 
 constexpr int64_t kMaxTilePixels = 352, kMaxCotangentTilePixels = 256;
 constexpr int64_t kSampleBytes = 44;  // of a sample of a tile, in samples.h
 
-struct FusedCall {
+struct ConvolutionCall {
   Sizes sizes;
   Product product;
   Positions positions;
@@ -35,8 +35,8 @@ struct OutputTile {
 class Tiling {
  public:
   Tiling(const Sizes& sizes, int64_t pixels) : images_(sizes.images), height_(sizes.rows), width_(sizes.columns) {
-    columns_ = Part(width_, std::min(kColumns, pixels));
-    rows_ = Part(height_, std::max<int64_t>(1, pixels / columns_));
+    columns_ = EvenSize(width_, std::min(kColumns, pixels));
+    rows_ = EvenSize(height_, std::max<int64_t>(1, pixels / columns_));
     across_ = (width_ + columns_ - 1) / columns_;
     down_ = (height_ + rows_ - 1) / rows_;
   }
@@ -53,9 +53,9 @@ class Tiling {
  private:
   static constexpr int64_t kColumns = 21;  // neighbouring samples share pixels, so tiles are not single rows
 
-  static int64_t Part(int64_t size, int64_t limit) {
-    const int64_t parts = std::max<int64_t>(1, (size + limit - 1) / limit);
-    return std::max<int64_t>(1, (size + parts - 1) / parts);
+  static int64_t EvenSize(int64_t size, int64_t limit) {
+    const int64_t tiles = std::max<int64_t>(1, (size + limit - 1) / limit);
+    return std::max<int64_t>(1, (size + tiles - 1) / tiles);
   }
 
   int64_t images_, height_, width_, rows_, columns_, down_, across_;
@@ -63,10 +63,10 @@ class Tiling {
 
 // The instruction set of a call's kernels: `best`, or a lower one if `best` multiplies pairs of bfloat16 and the call
 // does not consist of such pairs.
-InstructionSet InstructionSetFor(InstructionSet best, DType, const FusedCall&, bool is_forward);
+InstructionSet InstructionSetFor(InstructionSet best, DType, const ConvolutionCall&, bool is_forward);
 
 // The tiles of the kernels of an instruction set.
-Tiling ForwardTiling(InstructionSet, DType, const FusedCall&);
+Tiling ForwardTiling(InstructionSet, DType, const ConvolutionCall&);
 Tiling CotangentTiling(InstructionSet, const Sizes&);
 
 // How many tiles each task of the cotangents has finished.
@@ -106,7 +106,7 @@ struct CotangentPlan {
   bool WaitsForSliceBefore(const Slice& slice, const Sizes& sizes) const {
     return requested.positions && slice.channel % sizes.group_channels() != 0;
   }
-  Slice slice(int64_t index, const FusedCall& call) const {
+  Slice slice(int64_t index, const ConvolutionCall& call) const {
     const int64_t in_group = index % group_slices * slice_channels, group = index / group_slices;
     return {group, group * call.group_channels() + in_group,
             std::min(slice_channels, call.group_channels() - in_group)};

@@ -1,12 +1,31 @@
 // The cotangents of a fused convolution, tile by tile and tap by tap: a product makes the cotangents of the columns;
 // one loop over the samples reads their corners for the cotangents of the positions, makes the columns again, and adds
 // to the cotangent of x; and a product of the columns and the cotangent of y adds to the cotangent of the weight.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+
+#include "aligned_vector.h"
+#include "attributes.h"
+#include "fused/kernels.h"
+#include "fused/product.h"
+#include "fused/samples.h"
+#include "instruction_sets.h"
+#include "vectors.h"
+
+DCN_BEGIN_TARGET
+namespace {
 
 template <typename Element, typename T>
 class Cotangents {
  public:
   // Packs the weight of a tap and a slice of channels, transposed: blocks of features, in panels of channels.
-  static void Pack(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t task) {
+  static void Pack(const ConvolutionCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
+                   int64_t task) {
     const int64_t tap = task / plan.slices, features = call.product.group_features();
     const CotangentPlan::Slice slice = plan.slice(task % plan.slices, call);
     const int64_t in_group = slice.channel % call.group_channels();
@@ -29,7 +48,7 @@ class Cotangents {
   }
 
   // Computes tasks, which it takes from `next` until there are no more.
-  static void Compute(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
+  static void Compute(const ConvolutionCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
                       const void* zeros, const Tiling& tiling, int64_t slot, FinishedTiles& finished,
                       std::atomic<int64_t>& next) {
     if (next.load() >= plan.tasks()) return;  // other threads have taken all tasks
@@ -38,7 +57,7 @@ class Cotangents {
   }
 
   // Adds up the parts of the weight's cotangent in the slice of a tap.
-  static void SumWeight(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
+  static void SumWeight(const ConvolutionCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
                         int64_t task) {
     const int64_t tap = task / plan.slices, index = task % plan.slices, features = call.product.group_features();
     const CotangentPlan::Slice slice = plan.slice(index, call);
@@ -64,7 +83,7 @@ class Cotangents {
   static constexpr int64_t kValues = Element::MatrixProduct::kValues, kBlockValues = kBlockWords * kValues;
   static constexpr int64_t kTransposed = 16;  // features at a time, which are at least a cache line
 
-  Cotangents(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays, const T* zeros,
+  Cotangents(const ConvolutionCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays, const T* zeros,
              const Tiling& tiling, int64_t slot, FinishedTiles& finished)
       : call_(call),
         plan_(plan),
@@ -80,11 +99,11 @@ class Cotangents {
         d_columns_(Element::MatrixProduct::PaddedRows(tiling.max_pixels()) * d_columns_stride_),
         unread_(plan.padded_channels) {}
 
-  static T* PackedWeight(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
+  static T* PackedWeight(const ConvolutionCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
                          int64_t task) {
     return reinterpret_cast<T*>(arrays.workspace) + task * plan.padded_channels * call.product.group_features();
   }
-  static float* WeightSums(const FusedCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
+  static float* WeightSums(const ConvolutionCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
                            int64_t part, int64_t tap, int64_t slice) {
     return arrays.workspace + plan.weight_sums +
            ((part * call.sizes.taps() + tap) * plan.slices + slice) * call.product.group_features() *
@@ -240,8 +259,8 @@ class Cotangents {
   }
 
   // As CotangentsOfPosition in bilinear.h, but from the sums over the channels.
-  void StorePositions(const SampleArrays& samples, int64_t pixels, int64_t series, bool is_added) {
-    const int64_t pixel_series = call_.sizes.offset_groups * call_.sizes.taps();
+  void StorePositions(const SampleArrays& samples, int64_t pixels, int64_t sample_in_pixel, bool is_added) {
+    const int64_t pixel_samples = call_.sizes.offset_groups * call_.sizes.taps();
     float *const d_offset = arrays_.d_offset, *const d_mask = arrays_.d_mask;
     for (int64_t p = 0; p < pixels; ++p) {
       const float y = samples.fraction_y[p], x = samples.fraction_x[p], mask = samples.mask[p];
@@ -254,7 +273,7 @@ class Cotangents {
         d_column = mask * (right - left);
         d_mask_value = (1 - y) * top + y * bottom;
       }
-      const int64_t sample = samples_.output(p) * pixel_series + series;
+      const int64_t sample = samples_.output(p) * pixel_samples + sample_in_pixel;
       if (d_offset) {
         float* const out = d_offset + 2 * sample;
         out[0] = is_added ? out[0] + d_row : d_row;
@@ -269,7 +288,7 @@ class Cotangents {
     while (before.load(std::memory_order_acquire) <= tile) std::this_thread::yield();
   }
 
-  const FusedCall& call_;
+  const ConvolutionCall& call_;
   const CotangentPlan& plan_;
   const FusedCotangentArrays& arrays_;
   const T* zeros_;
@@ -296,3 +315,6 @@ constexpr FusedKernels::Cotangents CotangentKernels() {
   using Kernel = Cotangents<Element, T>;
   return {Kernel::Pack, Kernel::Compute, Kernel::SumWeight};
 }
+
+}  // namespace
+DCN_END_TARGET

@@ -1,7 +1,17 @@
 // How elements of x, weight and y become words: the operands of products.
+#pragma once
 
-// Of a row of a buffer, with room for a vector. Rows of an odd number of cache lines spread over the cache.
-constexpr int kRowWords = kBlockWords + kLineFloats;
+#include <algorithm>
+#include <cstdint>
+
+#include "aligned_vector.h"
+#include "attributes.h"
+#include "fused/product.h"
+#include "instruction_sets.h"
+#include "vectors.h"
+
+DCN_BEGIN_TARGET
+namespace {
 
 // A word has one element, as float32.
 template <typename T>
@@ -123,3 +133,6 @@ struct Widened {
     if (c < count) blend(c, count - c);
   }
 };
+
+}  // namespace
+DCN_END_TARGET

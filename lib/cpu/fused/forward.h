@@ -1,4 +1,21 @@
 // The forward of a fused convolution: samples of a block of K go to rows of a buffer, which are multiplied at once.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "aligned_vector.h"
+#include "attributes.h"
+#include "fused/kernels.h"
+#include "fused/product.h"
+#include "fused/samples.h"
+#include "instruction_sets.h"
+#include "vectors.h"
+
+DCN_BEGIN_TARGET
+namespace {
 
 // The blocks that K is divided into; K is ordered by taps, then by channels of a feature group. A block has whole taps
 // where it can.
@@ -6,14 +23,14 @@ template <typename Element>
 struct Blocks {
   int64_t channels, k, length;  // in values
 
-  Blocks(const FusedCall& call) : channels(call.group_channels()), k(channels * call.sizes.taps()) {
+  Blocks(const ConvolutionCall& call) : channels(call.group_channels()), k(channels * call.sizes.taps()) {
     constexpr int64_t kLimit = kBlockWords * Element::MatrixProduct::kValues;
     length = channels > kLimit ? kLimit : kLimit / channels * channels;
   }
   int64_t count() const { return (k + length - 1) / length; }
 };
 
-inline int64_t PaddedFeatures(const FusedCall& call) {
+inline int64_t PaddedFeatures(const ConvolutionCall& call) {
   return (call.product.group_features() + kPanel - 1) / kPanel * kPanel;
 }
 
@@ -23,8 +40,10 @@ struct Forward {
 
   // Packs a part of the weight [taps, channels of a group, features]: panel by panel of each block of each group. Only
   // where pairs are multiplied; otherwise the product packs panels when it needs them.
-  static int64_t PackingTasks(const FusedCall& call) { return call.product.groups * Blocks<Element>(call).count(); }
-  static void Pack(const FusedCall& call, const FusedForwardArrays& arrays, int64_t task) {
+  static int64_t PackingTasks(const ConvolutionCall& call) {
+    return call.product.groups * Blocks<Element>(call).count();
+  }
+  static void Pack(const ConvolutionCall& call, const FusedForwardArrays& arrays, int64_t task) {
     const Blocks<Element> blocks(call);
     const int64_t group = task / blocks.count(), begin = task % blocks.count() * blocks.length;
     const int64_t length = std::min(blocks.length, blocks.k - begin);
@@ -44,8 +63,8 @@ struct Forward {
     }
   }
 
-  static void Compute(const FusedCall& call, const FusedForwardArrays& arrays, const void* zeros, const Tiling& tiling,
-                      std::atomic<int64_t>& next) {
+  static void Compute(const ConvolutionCall& call, const FusedForwardArrays& arrays, const void* zeros,
+                      const Tiling& tiling, std::atomic<int64_t>& next) {
     if (next.load() >= tiling.count()) return;  // other threads have taken all tiles
     Buffers buffers(call, tiling.max_pixels());
     for (int64_t tile; (tile = next.fetch_add(1)) < tiling.count();) {
@@ -59,7 +78,7 @@ struct Forward {
   }
 
   // Values [begin, begin + length) of K.
-  static auto Weight(const FusedCall& call, const FusedForwardArrays& arrays, int64_t group, int64_t begin,
+  static auto Weight(const ConvolutionCall& call, const FusedForwardArrays& arrays, int64_t group, int64_t begin,
                      int64_t length) {
     const Blocks<Element> blocks(call);
     if constexpr (Element::kPacksWeight) {
@@ -86,7 +105,7 @@ struct Forward {
     AlignedVector<float> rows, sums;
     typename Element::MatrixProduct product;  // the last member, since it may change the thread's state
 
-    Buffers(const FusedCall& call, int64_t max_pixels)
+    Buffers(const ConvolutionCall& call, int64_t max_pixels)
         : samples(call, call.sizes.offset_groups),
           sums_stride(PaddedFeatures(call) + kLineFloats),
           rows(Element::MatrixProduct::PaddedRows(max_pixels) * kRowWords),
@@ -95,7 +114,7 @@ struct Forward {
     }
   };
 
-  static void ComputeTile(const FusedCall& call, const FusedForwardArrays& arrays, const T* zeros,
+  static void ComputeTile(const ConvolutionCall& call, const FusedForwardArrays& arrays, const T* zeros,
                           const OutputTile& tile, Buffers& buffers) {
     const Blocks<Element> blocks(call);
     const int64_t padded = PaddedFeatures(call), group_features = call.product.group_features();
@@ -119,7 +138,7 @@ struct Forward {
 
   // Values [begin, begin + length) of K, row by row of the tile: samples of neighbouring taps share pixels, which stay
   // in the L1 cache.
-  static void Sample(const FusedCall& call, const T* x, const T* zeros, const OutputTile& tile, int64_t group,
+  static void Sample(const ConvolutionCall& call, const T* x, const T* zeros, const OutputTile& tile, int64_t group,
                      int64_t begin, int64_t length, Buffers& buffers) {
     const Sizes& sizes = call.sizes;
     const int64_t group_channels = call.group_channels();
@@ -168,8 +187,8 @@ struct Forward {
   }
 
   template <typename Y>
-  static void StoreTile(const FusedCall& call, const float* bias, const Buffers& buffers, int64_t pixels, int64_t group,
-                        Y* y) {
+  static void StoreTile(const ConvolutionCall& call, const float* bias, const Buffers& buffers, int64_t pixels,
+                        int64_t group, Y* y) {
     const int64_t features = call.product.group_features();
     for (int64_t p = 0; p < pixels; ++p) {
       const float* const sums = buffers.sums.data() + p * buffers.sums_stride;
@@ -190,3 +209,6 @@ constexpr FusedKernels::Forward ForwardKernels() {
     return {nullptr, nullptr, Kernel::Compute};
   }
 }
+
+}  // namespace
+DCN_END_TARGET

@@ -2,13 +2,31 @@
 //
 // Of 32 channels, a vector has the even ones in the low and the odd ones in the high half of its words. Sums and
 // products have the even ones first, then the odd ones: that order needs no shuffles, and the weight is packed in it.
+#pragma once
+
+#include <immintrin.h>
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "aligned_vector.h"
+#include "attributes.h"
+#include "element.h"
+#include "fused/kernels.h"
+#include "fused/product.h"
+#include "instruction_sets.h"
+#include "vectors.h"
+
+DCN_BEGIN_TARGET
+namespace {
+
 template <typename PairProduct>
 struct Pairs {
   using MatrixProduct = PairProduct;
   static constexpr bool kPacksWeight = true;  // for the forward
 
   static DCN_INLINE Words LoadWords(const BF16* from) {
-    return *reinterpret_cast<const VectorsOf<kLanes>::UnalignedWords*>(from);
+    return *reinterpret_cast<const VectorOf<uint32_t, kLanes>::Unaligned*>(from);
   }
   static DCN_INLINE Floats Even(Words words) { return (Floats)(words << 16); }
   static DCN_INLINE Floats Odd(Words words) { return (Floats)(words & 0xffff0000); }
@@ -179,3 +197,6 @@ struct Pairs {
     }
   }
 };
+
+}  // namespace
+DCN_END_TARGET

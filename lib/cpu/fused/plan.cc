@@ -102,14 +102,14 @@ int64_t ChooseParts(const Sizes& sizes, const Slices& slices) {
 
 }  // namespace
 
-InstructionSet InstructionSetFor(InstructionSet best, DType dtype, const FusedCall& call, bool is_forward) {
+InstructionSet InstructionSetFor(InstructionSet best, DType dtype, const ConvolutionCall& call, bool is_forward) {
   const bool has_pairs = dtype == DType::kBF16 && call.group_channels() % kPairChannels == 0 &&
                          call.sizes.group_channels() % kPairChannels == 0 &&
                          (is_forward || call.product.group_features() % kPairChannels == 0);
   return has_pairs ? best : std::min(best, InstructionSet::kAvx512);
 }
 
-Tiling ForwardTiling(InstructionSet set, DType dtype, const FusedCall& call) {
+Tiling ForwardTiling(InstructionSet set, DType dtype, const ConvolutionCall& call) {
   const int64_t weight_bytes = PackedSize(call.sizes, call.product) / call.product.groups * BytesOf(dtype);
   const int64_t pixel_bytes = call.sizes.offset_groups * call.sizes.taps() * kSampleBytes;
   const int64_t sampled = std::max(kMaxSampleBytes / pixel_bytes, kMinSampledPixels);

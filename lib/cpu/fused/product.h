@@ -1,5 +1,18 @@
 // Matrix products of panels in the caches. A and B consist of words of 32 bits: a float32, or two bfloat16 that are
 // neighbours along K and that one instruction multiplies together.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "aligned_vector.h"
+#include "attributes.h"
+#include "instruction_sets.h"
+#include "vectors.h"
+
+DCN_BEGIN_TARGET
+namespace {
 
 // A word is one float32.
 struct FloatWords {
@@ -7,26 +20,30 @@ struct FloatWords {
   static DCN_INLINE Floats MultiplyAdd(const float* a, Floats b, Floats sum) { return sum + *a * b; }
 };
 
-constexpr int kPanel = kTileVectors * kLanes;  // columns of a panel of B, and of a register tile
-constexpr int64_t kBlockWords = 256;           // of K, in a product
-constexpr int kLineFloats = 16;                // in a cache line
+// The sums of a micro-tile stay in registers: those of its rows, each of two vectors, beside two vectors of B. There
+// are 16 registers, or 32 of 64 bytes. Without fused multiply-add, a product needs one, too.
+constexpr int kMicroRows = kVectorBytes == 64 ? 14 : kVectorBytes == 32 ? 6 : 5, kMicroVectors = 2;
+constexpr int kPanel = kMicroVectors * kLanes;  // columns of a panel of B, and of a micro-tile
+constexpr int64_t kBlockWords = 256;            // of K, in a product
+// A row of a buffer, with room for a vector. Rows of an odd number of cache lines spread over the cache.
+constexpr int kRowWords = kBlockWords + kLineFloats;
 
 // Adds A[kRows, steps] · B[steps, kPanel] to C, or sets C where `is_first`. The element of A in row r at step k is at
 // a[r · kRowStride + k · kStepStride].
 template <typename Word, int kRows, int kRowStride, int kStepStride>
-DCN_NOINLINE void MultiplyTile(const float* a, const float* b, int64_t steps, float* c, int64_t c_stride,
-                               bool is_first) {
-  Floats sum[kRows][kTileVectors] = {};
+DCN_NOINLINE void MultiplyMicroTile(const float* a, const float* b, int64_t steps, float* c, int64_t c_stride,
+                                    bool is_first) {
+  Floats sum[kRows][kMicroVectors] = {};
   if (!is_first) {
     DCN_UNROLL for (int r = 0; r < kRows; ++r) {
-      DCN_UNROLL for (int v = 0; v < kTileVectors; ++v) sum[r][v] = Load(c + r * c_stride + v * kLanes);
+      DCN_UNROLL for (int v = 0; v < kMicroVectors; ++v) sum[r][v] = Load(c + r * c_stride + v * kLanes);
     }
   }
   for (int64_t k = 0; k < steps; ++k) {
-    Floats b_step[kTileVectors];
-    DCN_UNROLL for (int v = 0; v < kTileVectors; ++v) b_step[v] = Load(b + v * kLanes);
+    Floats b_step[kMicroVectors];
+    DCN_UNROLL for (int v = 0; v < kMicroVectors; ++v) b_step[v] = Load(b + v * kLanes);
     DCN_UNROLL for (int r = 0; r < kRows; ++r) {
-      DCN_UNROLL for (int v = 0; v < kTileVectors; ++v) {
+      DCN_UNROLL for (int v = 0; v < kMicroVectors; ++v) {
         sum[r][v] = Word::MultiplyAdd(a + r * kRowStride, b_step[v], sum[r][v]);
       }
     }
@@ -34,18 +51,18 @@ DCN_NOINLINE void MultiplyTile(const float* a, const float* b, int64_t steps, fl
     b += kPanel;
   }
   DCN_UNROLL for (int r = 0; r < kRows; ++r) {
-    DCN_UNROLL for (int v = 0; v < kTileVectors; ++v) Store(sum[r][v], c + r * c_stride + v * kLanes);
+    DCN_UNROLL for (int v = 0; v < kMicroVectors; ++v) Store(sum[r][v], c + r * c_stride + v * kLanes);
   }
 }
 
-// MultiplyTile for the last rows of A, of which there are at most kRows.
+// MultiplyMicroTile for the last rows of A, of which there are at most kRows.
 template <typename Word, int kRows, int kRowStride, int kStepStride>
-void MultiplyLastTile(int64_t rows, const float* a, const float* b, int64_t steps, float* c, int64_t c_stride,
-                      bool is_first) {
+void MultiplyLastMicroTile(int64_t rows, const float* a, const float* b, int64_t steps, float* c, int64_t c_stride,
+                           bool is_first) {
   if (rows == kRows) {
-    MultiplyTile<Word, kRows, kRowStride, kStepStride>(a, b, steps, c, c_stride, is_first);
+    MultiplyMicroTile<Word, kRows, kRowStride, kStepStride>(a, b, steps, c, c_stride, is_first);
   } else if constexpr (kRows > 1) {
-    MultiplyLastTile<Word, kRows - 1, kRowStride, kStepStride>(rows, a, b, steps, c, c_stride, is_first);
+    MultiplyLastMicroTile<Word, kRows - 1, kRowStride, kStepStride>(rows, a, b, steps, c, c_stride, is_first);
   }
 }
 
@@ -63,7 +80,7 @@ Panels<T> PackedPanels(const T* first, int64_t steps) {
   return {first, kPanel, steps * kPanel, INT64_MAX};
 }
 
-// Products by tiles of registers.
+// Products by micro-tiles.
 template <typename Word>
 class RegisterProduct {
  public:
@@ -78,19 +95,20 @@ class RegisterProduct {
   template <int kRowStride, int kStepStride, typename T>
   void Multiply(int64_t rows, int64_t columns, int64_t steps, const float* a, Panels<T> b, float* c, int64_t c_stride,
                 bool is_first) {
-    const int64_t tiles = (rows + kTileRows - 1) / kTileRows, tile_steps = (steps + tiles - 1) / tiles;
+    const int64_t micro_tiles = (rows + kMicroRows - 1) / kMicroRows;
+    const int64_t prefetched = (steps + micro_tiles - 1) / micro_tiles;  // steps
     for (int64_t column = 0; column < columns; column += kPanel, b.first += b.panel, b.columns -= kPanel) {
       const float* const words = PackedPanel(b, steps);
-      const T* next = b.first + b.panel;  // the next panel is fetched, a part with every tile
-      for (int64_t row = 0; row < rows; row += kTileRows) {
-        for (int64_t k = 0; column + kPanel < columns && k < tile_steps; ++k, next += b.step) Prefetch(next);
-        const float* tile = a + row * kRowStride;
+      const T* next = b.first + b.panel;  // the next panel is fetched, some steps with every micro-tile
+      for (int64_t row = 0; row < rows; row += kMicroRows) {
+        for (int64_t k = 0; column + kPanel < columns && k < prefetched; ++k, next += b.step) Prefetch(next);
+        const float* const a_rows = a + row * kRowStride;
         float* out = c + row * c_stride + column;
-        if (row + kTileRows <= rows) {
-          MultiplyTile<Word, kTileRows, kRowStride, kStepStride>(tile, words, steps, out, c_stride, is_first);
+        if (row + kMicroRows <= rows) {
+          MultiplyMicroTile<Word, kMicroRows, kRowStride, kStepStride>(a_rows, words, steps, out, c_stride, is_first);
         } else {
-          MultiplyLastTile<Word, kTileRows - 1, kRowStride, kStepStride>(rows - row, tile, words, steps, out, c_stride,
-                                                                         is_first);
+          MultiplyLastMicroTile<Word, kMicroRows - 1, kRowStride, kStepStride>(rows - row, a_rows, words, steps, out,
+                                                                               c_stride, is_first);
         }
       }
     }
@@ -121,3 +139,6 @@ class RegisterProduct {
 
   AlignedVector<float> panel_;
 };
+
+}  // namespace
+DCN_END_TARGET

@@ -1,4 +1,17 @@
 // Where the samples of a tile lie.
+#pragma once
+
+#include <cstdint>
+
+#include "aligned_vector.h"
+#include "attributes.h"
+#include "bilinear.h"
+#include "fused/call.h"
+#include "instruction_sets.h"
+#include "vectors.h"
+
+DCN_BEGIN_TARGET
+namespace {
 
 // The samples of one tap and offset group, as arrays over the pixels of a tile. Their sizes are constants, so that one
 // register addresses all of them.
@@ -50,7 +63,7 @@ static_assert(sizeof(SampleArrays) == kSampleBytes * SampleArrays::kSize, "plan.
 // The samples of a tile, of all taps and some offset groups.
 class Samples {
  public:
-  Samples(const FusedCall& call, int64_t max_offset_groups)
+  Samples(const ConvolutionCall& call, int64_t max_offset_groups)
       : call_(call), taps_(call.sizes.taps()), arrays_(max_offset_groups * taps_), outputs_(SampleArrays::kSize) {}
 
   // Locates the samples of offset groups `first` to `last`, inclusive.
@@ -85,19 +98,22 @@ class Samples {
   void ReadPositions(int64_t pixels, int64_t s, SampleArrays& arrays) {
     const float* const offset = static_cast<const float*>(call_.positions.offset);
     const float* const mask = static_cast<const float*>(call_.positions.mask);
-    const int64_t series = call_.sizes.offset_groups * taps_;
+    const int64_t pixel_samples = call_.sizes.offset_groups * taps_;
     for (int64_t p = 0; p < pixels; ++p) {
-      const int64_t sample = outputs_[p] * series + s;
+      const int64_t sample = outputs_[p] * pixel_samples + s;
       offset_y_[p] = offset[2 * sample];
       offset_x_[p] = offset[2 * sample + 1];
       arrays.mask[p] = mask ? mask[sample] : 1.0f;
     }
   }
 
-  const FusedCall& call_;
+  const ConvolutionCall& call_;
   int64_t taps_, first_ = 0;
   AlignedVector<SampleArrays> arrays_;
   AlignedVector<int64_t> outputs_;
   float start_y_[SampleArrays::kSize] = {}, start_x_[SampleArrays::kSize] = {};
   float offset_y_[SampleArrays::kSize] = {}, offset_x_[SampleArrays::kSize] = {};
 };
+
+}  // namespace
+DCN_END_TARGET

@@ -3,14 +3,20 @@
 #include <algorithm>
 #include <vector>
 
+#include "attributes.h"
 #include "bilinear.h"
 #include "device.h"
 #include "element.h"
-#include "lanes.h"
-#include "vectorize.h"
+#include "instruction_sets.h"
+#include "vectors.h"
 
-namespace dcn {
+DCN_BEGIN_TARGET
 namespace {
+
+// Sums are taken in the same order for every instruction set.
+constexpr int kDotLanes = 8;
+template <typename A>
+using Channels = Vector<A, kDotLanes>;
 
 // The locations of up to kMaxSamples samples on one axis, as arrays, so that the compiler vectorizes Locate.
 template <typename A>
@@ -123,38 +129,52 @@ struct CornerChannels {
     }
   }
 
-  DCN_INLINE Lanes<A> At(int corner, int64_t c, int count) const { return Lanes<A>(address[corner] + c, count); }
+  DCN_INLINE Channels<A> At(int corner, int64_t c, int count) const {
+    return Load<kDotLanes>(address[corner] + c, count);
+  }
 
   DCN_INLINE void Blend(A mask, int64_t channels, T* out) const {
-    ForEachLanes(channels, [&](int64_t c, int count) DCN_INLINED {
-      Lanes<A> sum;
-      for (int corner = 0; corner < 4; ++corner) sum.value += weight[corner] * At(corner, c, count).value;
-      sum.value *= mask;
-      sum.Store(out + c, count);
+    ForEachRun<kDotLanes>(channels, [&](int64_t c, int count) DCN_INLINED {
+      Channels<A> sum = {};
+      for (int corner = 0; corner < 4; ++corner) sum += weight[corner] * At(corner, c, count);
+      Store<kDotLanes>(sum * mask, out + c, count);
     });
   }
 
   DCN_INLINE void Dot(const A* d, int64_t channels, A dot[4]) const {
-    Lanes<A> sum[4];
-    ForEachLanes(channels, [&](int64_t c, int count) DCN_INLINED {
-      const Lanes<A> cotangent(d + c, count);
-      for (int corner = 0; corner < 4; ++corner) sum[corner].value += cotangent.value * At(corner, c, count).value;
+    Channels<A> sum[4] = {};
+    ForEachRun<kDotLanes>(channels, [&](int64_t c, int count) DCN_INLINED {
+      const Channels<A> cotangent = Load<kDotLanes>(d + c, count);
+      for (int corner = 0; corner < 4; ++corner) sum[corner] += cotangent * At(corner, c, count);
     });
-    for (int corner = 0; corner < 4; ++corner) dot[corner] = sum[corner].Sum();
+    for (int corner = 0; corner < 4; ++corner) {
+      const Vector<A, 4> four = FourSums<kDotLanes, A>(sum[corner]);
+      dot[corner] = (four[0] + four[2]) + (four[1] + four[3]);
+    }
   }
 };
 
-// Calls body(begin, end) on ranges that cover [0, n), of about kGrain elements each. An index has `elements` of them.
+// Calls body(value of the type of x, Call, zeros, begin, end) on ranges that cover the pixels of the tile, of about
+// kGrain elements of the columns each.
 template <typename Body>
-void ParallelRanges(Device& device, int64_t n, int64_t elements, const Body& body) {
+void RunOnPixels(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const Body& body) {
   constexpr int64_t kGrain = 1 << 16;
-  const int64_t length = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, elements));
-  device.ParallelFor((n + length - 1) / length, [&](int64_t i) { body(i * length, std::min(n, (i + 1) * length)); });
+  const int64_t pixels = sizes.pixels();
+  if (pixels == 0) return;
+  const int64_t length = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, sizes.taps() * sizes.channels));
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const Call<Accumulator<T>> call(sizes, positions);
+    const std::vector<T> zeros(sizes.group_channels(), T(0));
+    device.ParallelFor((pixels + length - 1) / length, [&](int64_t i) {
+      body(tag, call, zeros.data(), i * length, std::min(pixels, (i + 1) * length));
+    });
+  });
 }
 
 template <typename T>
-DCN_VECTORIZED void SamplePixels(const Call<Accumulator<T>>& call, const T* x, const T* zeros, T* columns,
-                                 int64_t begin, int64_t end) {
+void SamplePixels(const Call<Accumulator<T>>& call, const T* x, const T* zeros, T* columns, int64_t begin,
+                  int64_t end) {
   const auto sample = [&](const BilinearCorners<Accumulator<T>>& corners, const SampleIndices& indices) DCN_INLINED {
     const CornerChannels<T> channels(call, corners, indices, x, zeros);
     channels.Blend(call.Mask(indices.sample), call.group_channels, columns + indices.column);
@@ -163,9 +183,8 @@ DCN_VECTORIZED void SamplePixels(const Call<Accumulator<T>>& call, const T* x, c
 }
 
 template <typename T>
-DCN_VECTORIZED void SampleTangentsOfPixels(const Call<Accumulator<T>>& call, const Tangents& tangents, const T* x,
-                                           const T* zeros, bool columns_requested, T* columns, int64_t begin,
-                                           int64_t end) {
+void SampleTangentsOfPixels(const Call<Accumulator<T>>& call, const Tangents& tangents, const T* x, const T* zeros,
+                            bool columns_requested, T* columns, int64_t begin, int64_t end) {
   using A = Accumulator<T>;
   const T* const d_x = static_cast<const T*>(tangents.x);
   const A* const d_offset = static_cast<const A*>(tangents.offset);
@@ -182,29 +201,28 @@ DCN_VECTORIZED void SampleTangentsOfPixels(const Call<Accumulator<T>>& call, con
     }
     T* const out = columns + parts * (indices.column - indices.channel) + indices.channel;
     // A tangent that is zero has no term, which would be NaN for an infinite factor.
-    ForEachLanes(call.group_channels, [&](int64_t c, int count) DCN_INLINED {
-      Lanes<A> value, tangent;
+    ForEachRun<kDotLanes>(call.group_channels, [&](int64_t c, int count) DCN_INLINED {
+      Channels<A> value = {}, tangent = {};
       for (int corner = 0; corner < 4; ++corner) {
-        const Lanes<A> pixel = pixels.At(corner, c, count);
-        value.value += pixels.weight[corner] * pixel.value;
-        if (d_offset) tangent.value += weight_tangent[corner] * pixel.value;
-        if (d_x) tangent.value += pixels.weight[corner] * pixel_tangents.At(corner, c, count).value;
+        const Channels<A> pixel = pixels.At(corner, c, count);
+        value += pixels.weight[corner] * pixel;
+        if (d_offset) tangent += weight_tangent[corner] * pixel;
+        if (d_x) tangent += pixels.weight[corner] * pixel_tangents.At(corner, c, count);
       }
-      if (d_x || d_offset) tangent.value *= mask;
-      if (d_mask) tangent.value += mask_tangent * value.value;
-      tangent.Store(out + c, count);
+      if (d_x || d_offset) tangent *= mask;
+      if (d_mask) tangent += mask_tangent * value;
+      Store<kDotLanes>(tangent, out + c, count);
       if (!columns_requested) return;
-      value.value *= mask;
-      value.Store(out + call.sizes.channels + c, count);
+      Store<kDotLanes>(value * mask, out + call.sizes.channels + c, count);
     });
   };
   call.ForEachSample(begin, end, 0, call.sizes.offset_groups - 1, sample);
 }
 
 template <typename T>
-DCN_VECTORIZED void OffsetCotangentOfPixels(const Call<Accumulator<T>>& call, const T* x, const T* zeros,
-                                            const Accumulator<T>* d_columns, Accumulator<T>* d_offset,
-                                            Accumulator<T>* d_mask, T* columns, int64_t begin, int64_t end) {
+void OffsetCotangentOfPixels(const Call<Accumulator<T>>& call, const T* x, const T* zeros,
+                             const Accumulator<T>* d_columns, Accumulator<T>* d_offset, Accumulator<T>* d_mask,
+                             T* columns, int64_t begin, int64_t end) {
   using A = Accumulator<T>;
   const auto differentiate = [&](const BilinearCorners<A>& corners, const SampleIndices& indices) DCN_INLINED {
     const CornerChannels<T> channels(call, corners, indices, x, zeros);
@@ -224,8 +242,7 @@ DCN_VECTORIZED void OffsetCotangentOfPixels(const Call<Accumulator<T>>& call, co
 
 // Scatters the cotangents of an image's samples to channels [first, end) of d_x.
 template <typename A>
-DCN_VECTORIZED void ScatterSamples(const Call<A>& call, const A* d_columns, A* d_x, int64_t image, int64_t first,
-                                   int64_t end) {
+void ScatterSamples(const Call<A>& call, const A* d_columns, A* d_x, int64_t image, int64_t first, int64_t end) {
   const Sizes& sizes = call.sizes;
   const int64_t pixels = sizes.rows * sizes.columns;
   d_x += (call.first_image + image) * sizes.height * sizes.width * sizes.channels;
@@ -237,10 +254,8 @@ DCN_VECTORIZED void ScatterSamples(const Call<A>& call, const A* d_columns, A* d
       if (!corners.is_read(corner)) continue;
       const A weight = corners.weight(corner) * call.Mask(indices.sample);
       A* out = d_x + corners.pixel(corner, 0, sizes.width) * sizes.channels + channel;
-      ForEachLanes(channels, [&](int64_t c, int count) DCN_INLINED {
-        Lanes<A> sum(out + c, count);
-        sum.value += weight * Lanes<A>(d + c, count).value;
-        sum.Store(out + c, count);
+      ForEachRun<kDotLanes>(channels, [&](int64_t c, int count) DCN_INLINED {
+        Store<kDotLanes>(Load<kDotLanes>(out + c, count) + weight * Load<kDotLanes>(d + c, count), out + c, count);
       });
     }
   };
@@ -252,50 +267,33 @@ DCN_VECTORIZED void ScatterSamples(const Call<A>& call, const A* d_columns, A* d
 
 const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
                           void* columns) {
-  if (sizes.pixels() == 0) return nullptr;
-  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+  RunOnPixels(device, dtype, sizes, positions, [&](auto tag, const auto& call, const auto* zeros, auto... range) {
     using T = decltype(tag);
-    const Call<Accumulator<T>> call(sizes, positions);
-    const std::vector<T> zeros(sizes.group_channels(), T(0));
-    ParallelRanges(device, sizes.pixels(), sizes.taps() * sizes.channels, [&](int64_t begin, int64_t end) {
-      SamplePixels(call, static_cast<const T*>(x), zeros.data(), static_cast<T*>(columns), begin, end);
-    });
+    SamplePixels(call, static_cast<const T*>(x), zeros, static_cast<T*>(columns), range...);
   });
   return nullptr;
 }
 
 const char* SampleTangents(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
                            const Tangents& tangents, const void* x, bool columns_requested, void* columns) {
-  if (sizes.pixels() == 0) return nullptr;
-  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+  RunOnPixels(device, dtype, sizes, positions, [&](auto tag, const auto& call, const auto* zeros, auto... range) {
     using T = decltype(tag);
-    const Call<Accumulator<T>> call(sizes, positions);
-    const std::vector<T> zeros(sizes.group_channels(), T(0));
-    ParallelRanges(device, sizes.pixels(), sizes.taps() * sizes.channels, [&](int64_t begin, int64_t end) {
-      SampleTangentsOfPixels(call, tangents, static_cast<const T*>(x), zeros.data(), columns_requested,
-                             static_cast<T*>(columns), begin, end);
-    });
+    SampleTangentsOfPixels(call, tangents, static_cast<const T*>(x), zeros, columns_requested, static_cast<T*>(columns),
+                           range...);
   });
   return nullptr;
 }
 
 const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
                             const void* d_columns, void* d_offset, void* d_mask, void* columns) {
-  if (sizes.pixels() == 0) return nullptr;
-  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+  RunOnPixels(device, dtype, sizes, positions, [&](auto tag, const auto& call, const auto* zeros, auto... range) {
     using T = decltype(tag);
     using A = Accumulator<T>;
-    const Call<Accumulator<T>> call(sizes, positions);
-    const std::vector<T> zeros(sizes.group_channels(), T(0));
-    ParallelRanges(device, sizes.pixels(), sizes.taps() * sizes.channels, [&](int64_t begin, int64_t end) {
-      OffsetCotangentOfPixels(call, static_cast<const T*>(x), zeros.data(), static_cast<const A*>(d_columns),
-                              static_cast<A*>(d_offset), static_cast<A*>(d_mask), static_cast<T*>(columns), begin, end);
-    });
+    OffsetCotangentOfPixels(call, static_cast<const T*>(x), zeros, static_cast<const A*>(d_columns),
+                            static_cast<A*>(d_offset), static_cast<A*>(d_mask), static_cast<T*>(columns), range...);
   });
   return nullptr;
 }
-
-int64_t WorkspaceSize(const Sizes&) { return 0; }
 
 // Each task has its own channels, so that sums are taken in the order of the samples for any number of threads.
 const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
@@ -318,4 +316,4 @@ const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, cons
   return nullptr;
 }
 
-}  // namespace dcn
+DCN_END_TARGET

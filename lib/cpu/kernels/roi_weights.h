@@ -1,14 +1,42 @@
-// The pixels that the bins of an RoI read, and their weights.
+// The RoIs of a call, the images and pixels that their bins read, and the weights of the pixels.
 #pragma once
 
 #include <algorithm>
 #include <memory>
 #include <vector>
 
+#include "attributes.h"
+#include "instruction_sets.h"
 #include "roi_pool.h"
-#include "vectorize.h"
 
 namespace dcn {
+
+// Appends pixels. ForEachPixel, which belongs to no instruction set, can only inline what belongs to none either.
+template <typename Pixel>
+struct PixelWriter {
+  Pixel*& last;
+
+  template <typename A>
+  DCN_INLINE void operator()(int32_t index, A weight, A slope) const {
+    *last++ = {index, weight, slope};
+  }
+};
+
+}  // namespace dcn
+
+DCN_BEGIN_TARGET
+
+// `roi_index` counts the RoIs of all batches.
+template <typename A>
+DCN_INLINE Roi<A> LocateRoi(const PoolSizes& sizes, const Rois& rois, int64_t roi_index) {
+  return dcn::LocateRoi(sizes, static_cast<const A*>(rois.boxes) + roi_index * 5);
+}
+
+// The image that an RoI reads; `image` is its index within the RoI's batch.
+template <typename T>
+DCN_INLINE const T* ImageOfRoi(const PoolSizes& sizes, const T* x, int64_t roi_index, int64_t image) {
+  return x + (roi_index / sizes.rois * sizes.images + image) * sizes.height * sizes.width * sizes.channels;
+}
 
 // The row and column of a bin, and the flat indices of the part and the channel group that it belongs to.
 struct BinIndex {
@@ -46,8 +74,7 @@ struct Profile {
   const Pixel* end() const { return last; }
 };
 
-// Storage for `count` profiles. It is allocated outside the vectorized functions, because exceptions do not propagate
-// out of their clones.
+// Storage for `count` profiles.
 template <typename A>
 class Profiles {
  public:
@@ -57,13 +84,12 @@ class Profiles {
         pixels_(new typename Profile<A>::Pixel[count * most_pixels_]),
         profiles_(count) {}
 
-  // A function of its own: many inlined copies would take seconds to compile.
-  DCN_VECTORIZED void Compute(int64_t i, const PoolSizes& sizes, const Roi<A>& roi, int64_t bin, A shift) {
+  // Many inlined copies would take seconds to compile.
+  DCN_NOINLINE void Compute(int64_t i, const PoolSizes& sizes, const Roi<A>& roi, int64_t bin, A shift) {
     auto* const first = pixels_.get() + i * most_pixels_;
     auto* last = first;
-    const A points = ForEachPixel(sizes, roi, axis_, bin, shift, [&](int32_t index, A weight, A slope) DCN_INLINED {
-      *last++ = {index, weight, slope};
-    });
+    const PixelWriter<typename Profile<A>::Pixel> writer{last};
+    const A points = ForEachPixel(sizes, roi, axis_, bin, shift, writer);
     profiles_[i] = {first, last, shift == shift ? points : shift};
   }
 
@@ -121,4 +147,4 @@ class RoiWeights {
   const A* offset_ = nullptr;
 };
 
-}  // namespace dcn
+DCN_END_TARGET

@@ -1,6 +1,6 @@
-// In place of lib/cpu/fused/instruction_set.cc: the instruction set that JAX_DCN_CPU_INSTRUCTIONS names, which the
+// In place of lib/cpu/instruction_sets.cc: the instruction set that JAX_DCN_CPU_INSTRUCTIONS names, which the
 // processor need not have.
-#include "fused/instruction_set.h"
+#include "instruction_sets.h"
 
 #include <cstdlib>
 #include <cstring>

@@ -10,8 +10,10 @@
 #include "aggregation.h"
 #include "aggregation_blocks.h"
 #include "bilinear.h"
+#include "host_device.h"
+#include "instruction_sets.h"
 
-namespace dcn {
+DCN_BEGIN_TARGET
 
 // The corners of consecutive taps: arrays for each corner. A weight is that of the bilinear interpolation times that of
 // the tap.
@@ -72,4 +74,4 @@ class TapCorners {
   std::vector<A> weight_[4];
 };
 
-}  // namespace dcn
+DCN_END_TARGET

@@ -7,14 +7,18 @@
 
 #include "aggregation_positions.h"
 #include "aligned_vector.h"
+#include "attributes.h"
 #include "device.h"
 #include "element.h"
-#include "lanes.h"
+#include "instruction_sets.h"
 #include "large_pages.h"
-#include "vectorize.h"
+#include "vectors.h"
 
-namespace dcn {
+DCN_BEGIN_TARGET
 namespace {
+
+// Sums are taken in the same order for every instruction set.
+constexpr int kDotLanes = 8;
 
 // The taps of the queries and heads of a block. A row is a query and a head; its index counts those of all batches.
 template <typename A>
@@ -43,9 +47,9 @@ struct BlockTaps {
   }
 };
 
-// Calls body(number of Lanes, first channel, channels of each Lanes) for consecutive runs of channels. The number is a
-// constant, so that their sums stay in registers. N: the channels that Lanes have room for.
-template <int N = kLanes, typename Body>
+// Calls body(number of vectors, first channel, channels of each vector) for consecutive runs of channels. The number is
+// a constant, so that their sums stay in registers. N: the lanes of a vector.
+template <int N, typename Body>
 DCN_INLINE void ForEachChannels(int64_t channels, const Body& body) {
   int64_t c = 0;
   for (; c + 4 * N <= channels; c += 4 * N) body(std::integral_constant<int, 4>(), c, N);
@@ -54,7 +58,7 @@ DCN_INLINE void ForEachChannels(int64_t channels, const Body& body) {
     if (c + N <= channels) {
       body(std::integral_constant<int, 1>(), c, N);
     } else {
-      body(std::integral_constant<int, 1>(), c, int(channels - c));
+      body(std::integral_constant<int, 1>(), c, Tail<N>(channels - c));
     }
   }
 }
@@ -68,68 +72,56 @@ DCN_INLINE void ForEachCorner(const Body& body) {
   body(3);
 }
 
-template <int N, typename T>
-DCN_INLINE void SumRows(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64_t end) {
+template <typename T>
+void AggregateRows(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64_t end) {
   using A = Accumulator<T>;
+  constexpr int N = kVectorBytes / sizeof(A);
   const int64_t num_taps = taps.sizes.taps, channels = taps.sizes.channels;
   taps.ForEachRows(begin, end, [&](int64_t first_row, int64_t rows) DCN_INLINED {
     for (int64_t i = 0; i < rows; ++i) {
       const CornerArrays<A> corners = taps.corners.at(i * num_taps);
       T* const out_row = out + (first_row + i) * channels;
-      ForEachChannels<N>(channels, [&](auto lanes, int64_t c, int count) DCN_INLINED {
-        constexpr int kRun = decltype(lanes)::value;
+      ForEachChannels<N>(channels, [&](auto vectors, int64_t c, int count) DCN_INLINED {
+        constexpr int kRun = decltype(vectors)::value;
         // Two sums, because an addition waits for the one before it.
-        Lanes<A, N> sum[2][kRun];
+        Vector<A, N> sum[2][kRun] = {};
         for (int64_t tap = 0; tap < num_taps; ++tap) {
           ForEachCorner([&](int corner) DCN_INLINED {
             const T* const pixel = reinterpret_cast<const T*>(corners.address[corner][tap]) + c;
             const A weight = corners.weight[corner][tap];
             for (int v = 0; v < kRun; ++v) {
-              sum[corner % 2][v].value += weight * Lanes<A, N>(pixel + v * N, count).value;
+              sum[corner % 2][v] += weight * Load<N>(pixel + v * N, count);
             }
           });
         }
         for (int v = 0; v < kRun; ++v) {
-          Lanes<A, N> total;
-          total.value = sum[0][v].value + sum[1][v].value;
-          total.Store(out_row + c + v * N, count);
+          Store<N>(sum[0][v] + sum[1][v], out_row + c + v * N, count);
         }
       });
     }
   });
 }
 
-template <typename T>
-DCN_VECTORIZED_BELOW_WIDE void AggregateRows(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64_t end) {
-  SumRows<kLanes>(taps, out, begin, end);
-}
-
-template <typename T>
-DCN_WIDE void AggregateRowsWide(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64_t end) {
-  SumRows<kWideBytes / sizeof(Accumulator<T>)>(taps, out, begin, end);
-}
-
 // Adds the cotangents of the block's elements, in its array, from queries [begin, end).
 template <typename T>
-DCN_VECTORIZED void ScatterRows(BlockTaps<Accumulator<T>>& taps, const T* d_out, int64_t begin, int64_t end) {
+void ScatterRows(BlockTaps<Accumulator<T>>& taps, const T* d_out, int64_t begin, int64_t end) {
   using A = Accumulator<T>;
   const int64_t num_taps = taps.sizes.taps, channels = taps.sizes.channels;
   taps.ForEachRows(begin, end, [&](int64_t first_row, int64_t rows) DCN_INLINED {
     for (int64_t i = 0; i < rows; ++i) {
       const CornerArrays<A> corners = taps.corners.at(i * num_taps);
       const T* const d_row = d_out + (first_row + i) * channels + taps.block.first_channel;
-      ForEachChannels(taps.block.channels, [&](auto lanes, int64_t c, int count) DCN_INLINED {
-        constexpr int kRun = decltype(lanes)::value;
-        Lanes<A> d[kRun];
-        for (int v = 0; v < kRun; ++v) d[v] = Lanes<A>(d_row + c + v * kLanes, count);
+      ForEachChannels<kDotLanes>(taps.block.channels, [&](auto vectors, int64_t c, int count) DCN_INLINED {
+        constexpr int kRun = decltype(vectors)::value;
+        Vector<A, kDotLanes> d[kRun];
+        for (int v = 0; v < kRun; ++v) d[v] = Load<kDotLanes>(d_row + c + v * kDotLanes, count);
         for (int64_t tap = 0; tap < num_taps; ++tap) {
           ForEachCorner([&](int corner) DCN_INLINED {
             A* const pixel = reinterpret_cast<A*>(corners.address[corner][tap]) + c;
             const A weight = corners.weight[corner][tap];
             for (int v = 0; v < kRun; ++v) {
-              Lanes<A> sum(pixel + v * kLanes, count);
-              sum.value += weight * d[v].value;
-              sum.Store(pixel + v * kLanes, count);
+              A* const sums = pixel + v * kDotLanes;
+              Store<kDotLanes>(Load<kDotLanes>(sums, count) + weight * d[v], sums, count);
             }
           });
         }
@@ -146,19 +138,20 @@ DCN_INLINE void DotCorners(const BlockTaps<Accumulator<T>>& taps, const T* d_out
   std::fill_n(dots, 4 * num_taps * rows, A(0));
   for (int64_t i = 0; i < rows; ++i, d_out += channels, dots += 4 * num_taps) {
     const CornerArrays<A> corners = taps.corners.at(i * num_taps);
-    ForEachChannels(channels, [&](auto lanes, int64_t c, int count) DCN_INLINED {
-      constexpr int kRun = decltype(lanes)::value;
-      Lanes<A> d[kRun];
-      for (int v = 0; v < kRun; ++v) d[v] = Lanes<A>(d_out + c + v * kLanes, count);
+    ForEachChannels<kDotLanes>(channels, [&](auto vectors, int64_t c, int count) DCN_INLINED {
+      constexpr int kRun = decltype(vectors)::value;
+      Vector<A, kDotLanes> d[kRun];
+      for (int v = 0; v < kRun; ++v) d[v] = Load<kDotLanes>(d_out + c + v * kDotLanes, count);
       for (int64_t tap = 0; tap < num_taps; ++tap) {
-        Lanes<A> product[4];
+        Vector<A, kDotLanes> product[4] = {};
         ForEachCorner([&](int corner) DCN_INLINED {
           const T* const pixel = reinterpret_cast<const T*>(corners.address[corner][tap]) + c;
           for (int v = 0; v < kRun; ++v) {
-            product[corner].value += d[v].value * Lanes<A>(pixel + v * kLanes, count).value;
+            product[corner] += d[v] * Load<kDotLanes>(pixel + v * kDotLanes, count);
           }
         });
-        AddSums(product, dots + 4 * tap);
+        A* const sums = dots + 4 * tap;
+        Store<4>(Load<4>(sums) + Sums<kDotLanes, A>(product), sums);
       }
     });
   }
@@ -191,8 +184,8 @@ DCN_INLINE void DifferentiateTaps(const TapCorners<A>& corners, int64_t count, c
 }
 
 template <typename T>
-DCN_VECTORIZED void DifferentiateRows(BlockTaps<Accumulator<T>>& taps, const T* d_out, int64_t begin, int64_t end,
-                                      Accumulator<T>* dots, Accumulator<T>* d_locations, Accumulator<T>* d_weights) {
+void DifferentiateRows(BlockTaps<Accumulator<T>>& taps, const T* d_out, int64_t begin, int64_t end,
+                       Accumulator<T>* dots, Accumulator<T>* d_locations, Accumulator<T>* d_weights) {
   using A = Accumulator<T>;
   const bool moves = taps.sizes.sampling != SamplingMethod::kDiscrete;
   taps.ForEachRows(begin, end, [&](int64_t row, int64_t rows) DCN_INLINED {
@@ -211,7 +204,7 @@ DCN_VECTORIZED void DifferentiateRows(BlockTaps<Accumulator<T>>& taps, const T* 
 
 // Converts the elements of a block of value's cotangent to their type and copies them to their place in it.
 template <typename A, typename T>
-DCN_VECTORIZED void StoreBlock(const AggregationSizes& sizes, const Block& block, const A* sums, T* d_value) {
+void StoreBlock(const AggregationSizes& sizes, const Block& block, const A* sums, T* d_value) {
   for (int64_t p = 0; p < block.pixels; ++p) {
     const int64_t pixel = block.batch * sizes.pixels + block.first_pixel + p;
     for (int64_t head = 0; head < block.heads; ++head, sums += block.channels) {
@@ -258,13 +251,11 @@ const char* Aggregate(Device& device, DType dtype, const AggregationSizes& sizes
     using T = decltype(tag);
     PreferLargePages(static_cast<T*>(out), sizes.batches * sizes.queries() * sizes.heads * sizes.channels);
     ParallelQueries(device, sizes, taps, static_cast<const T*>(value), [&](auto& block, int64_t begin, int64_t end) {
-      (HasWideVectors() ? AggregateRowsWide<T> : AggregateRows<T>)(block, static_cast<T*>(out), begin, end);
+      AggregateRows(block, static_cast<T*>(out), begin, end);
     });
   });
   return nullptr;
 }
-
-int64_t MinWorkspaceSize(DType, const AggregationSizes&) { return 0; }
 
 const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps,
                            const void* d_out, bool is_wide, void* d_value, int32_t*, int64_t) {
@@ -324,4 +315,4 @@ const char* TapCotangents(Device& device, DType dtype, const AggregationSizes& s
   return nullptr;
 }
 
-}  // namespace dcn
+DCN_END_TARGET

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "vectorize.h"
+#include "attributes.h"
 
-namespace dcn {
+DCN_BEGIN_TARGET
 namespace {
 
 // Enough taps to amortize the loops over them, and few enough to stay in the L1 cache.
@@ -34,9 +34,9 @@ DCN_INLINE void LocateOnAxes(int64_t blocks, const A* locations, int32_t* __rest
 
 // `query`: the row and the column of the query.
 template <typename A>
-DCN_VECTORIZED void LocateTaps(const AggregationSizes& sizes, const int64_t (&query)[2], int64_t blocks,
-                               const int32_t* const (&size)[2], const int32_t* const (&distance)[2], const A* locations,
-                               int32_t* top, int32_t* bottom, A* y, int32_t* left, int32_t* right, A* x) {
+void LocateTaps(const AggregationSizes& sizes, const int64_t (&query)[2], int64_t blocks,
+                const int32_t* const (&size)[2], const int32_t* const (&distance)[2], const A* locations, int32_t* top,
+                int32_t* bottom, A* y, int32_t* left, int32_t* right, A* x) {
   const auto run = [&](const auto& locate)
                        DCN_INLINED { LocateOnAxes(blocks, locations, top, bottom, y, left, right, x, locate); };
   const int32_t* const sizes_of_taps[] = {size[0], size[1]};
@@ -60,12 +60,11 @@ DCN_VECTORIZED void LocateTaps(const AggregationSizes& sizes, const int64_t (&qu
 
 // `pixels` is the number of the block's pixels, by which corners outside the block are recognized. `row_stride` is in
 // bytes.
-DCN_VECTORIZED void AddressCorners(const BlockArray& block_array, uint64_t pixels, int64_t blocks, const int32_t* top,
-                                   const int32_t* bottom, const int32_t* left, const int32_t* right,
-                                   const int32_t* width, const int64_t* row_stride, const int64_t* first_pixel,
-                                   const int64_t* head_offset, uintptr_t* __restrict top_left,
-                                   uintptr_t* __restrict top_right, uintptr_t* __restrict bottom_left,
-                                   uintptr_t* __restrict bottom_right) {
+void AddressCorners(const BlockArray& block_array, uint64_t pixels, int64_t blocks, const int32_t* top,
+                    const int32_t* bottom, const int32_t* left, const int32_t* right, const int32_t* width,
+                    const int64_t* row_stride, const int64_t* first_pixel, const int64_t* head_offset,
+                    uintptr_t* __restrict top_left, uintptr_t* __restrict top_right, uintptr_t* __restrict bottom_left,
+                    uintptr_t* __restrict bottom_right) {
   const BlockArray array = block_array;
   for (int64_t i = 0; i < blocks * kBlock; ++i) {
     // Of 32-bit factors, because a product of 64-bit ones takes several instructions.
@@ -83,8 +82,8 @@ DCN_VECTORIZED void AddressCorners(const BlockArray& block_array, uint64_t pixel
 }
 
 template <typename A>
-DCN_VECTORIZED void WeighCorners(int64_t blocks, const A* y, const A* x, const A* tap_weight, A* __restrict top_left,
-                                 A* __restrict top_right, A* __restrict bottom_left, A* __restrict bottom_right) {
+void WeighCorners(int64_t blocks, const A* y, const A* x, const A* tap_weight, A* __restrict top_left,
+                  A* __restrict top_right, A* __restrict bottom_left, A* __restrict bottom_right) {
   for (int64_t i = 0; i < blocks * kBlock; ++i) {
     const A left = (1 - x[i]) * tap_weight[i], right = x[i] * tap_weight[i];
     top_left[i] = (1 - y[i]) * left;
@@ -156,4 +155,4 @@ void TapCorners<A>::Locate(const BlockArray& block_array, const int32_t* origin,
 template class TapCorners<float>;
 template class TapCorners<double>;
 
-}  // namespace dcn
+DCN_END_TARGET

@@ -5,14 +5,15 @@
 #include <memory>
 #include <vector>
 
+#include "attributes.h"
 #include "device.h"
 #include "element.h"
+#include "instruction_sets.h"
 #include "large_pages.h"
-#include "roi_images.h"
 #include "roi_weights.h"
-#include "vectorize.h"
+#include "vectors.h"
 
-namespace dcn {
+DCN_BEGIN_TARGET
 namespace {
 
 // The index of a part's dx in the offset and in its cotangent; its dy follows.
@@ -31,9 +32,9 @@ DCN_INLINE const A* OffsetOfRoi(const PoolSizes& sizes, const Rois& rois, int64_
 // one class are a small part of x, which stays in the cache while all RoIs read it. `image` and `out` begin at the
 // class's features.
 template <typename T>
-DCN_VECTORIZED void PoolRoi(const PoolSizes& sizes, const std::vector<BinIndex>& bins, const Roi<Accumulator<T>>& roi,
-                            const Accumulator<T>* offset, RoiWeights<Accumulator<T>>& weights, const T* image,
-                            Accumulator<T>* sum, T* out) {
+void PoolRoi(const PoolSizes& sizes, const std::vector<BinIndex>& bins, const Roi<Accumulator<T>>& roi,
+             const Accumulator<T>* offset, RoiWeights<Accumulator<T>>& weights, const T* image, Accumulator<T>* sum,
+             T* out) {
   using A = Accumulator<T>;
   const int64_t class_features = sizes.class_features(), stride = sizes.groups();
   weights.Start(sizes, roi, offset);
@@ -46,7 +47,7 @@ DCN_VECTORIZED void PoolRoi(const PoolSizes& sizes, const std::vector<BinIndex>&
         const A weight = bin.scale * y.weight * x.weight;
         if (weight == A(0)) continue;  // 0 times an infinite pixel would be NaN
         if (stride == 1) {
-          for (int64_t f = 0; f < class_features; ++f) sum[f] += weight * A(pixel[f]);
+          AddProducts(weight, pixel, class_features, sum);
         } else {
           for (int64_t f = 0; f < class_features; ++f) sum[f] += weight * A(pixel[f * stride]);
         }
@@ -101,9 +102,8 @@ class Columns {
 };
 
 template <typename T>
-DCN_VECTORIZED void PoolSeparably(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi,
-                                  RoiWeights<Accumulator<T>>& weights, Columns<Accumulator<T>>& columns, const T* image,
-                                  Accumulator<T>* sum, T* out) {
+void PoolSeparably(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi, RoiWeights<Accumulator<T>>& weights,
+                   Columns<Accumulator<T>>& columns, const T* image, Accumulator<T>* sum, T* out) {
   using A = Accumulator<T>;
   const int64_t channels = sizes.channels;
   weights.Start(sizes, roi, nullptr);
@@ -114,8 +114,7 @@ DCN_VECTORIZED void PoolSeparably(const PoolSizes& sizes, const Roi<Accumulator<
       if (y.weight == A(0)) continue;  // 0 times an infinite pixel would be NaN
       for (const int32_t column : columns.indices()) {
         const T* pixel = image + (y.index * sizes.width + column) * channels;
-        A* column_sum = columns.sum(column);
-        for (int64_t f = 0; f < channels; ++f) column_sum[f] += y.weight * A(pixel[f]);
+        AddProducts(y.weight, pixel, channels, columns.sum(column));
       }
     }
     for (int64_t column = 0; column < sizes.output[1]; ++column, out += channels) {
@@ -123,9 +122,7 @@ DCN_VECTORIZED void PoolSeparably(const PoolSizes& sizes, const Roi<Accumulator<
       std::fill_n(sum, channels, A(0));
       for (const auto& x : bin.x) {
         if (x.weight == A(0)) continue;
-        const A weight = bin.scale * x.weight;
-        const A* column_sum = columns.sum(x.index);
-        for (int64_t f = 0; f < channels; ++f) sum[f] += weight * column_sum[f];
+        AddProducts(bin.scale * x.weight, columns.sum(x.index), channels, sum);
       }
       for (int64_t f = 0; f < channels; ++f) out[f] = T(sum[f]);
     }
@@ -140,9 +137,8 @@ struct Band {
 
 // The transpose of PoolSeparably, in the rows of a band.
 template <typename T>
-DCN_VECTORIZED void AddSeparably(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi,
-                                 RoiWeights<Accumulator<T>>& weights, Columns<Accumulator<T>>& columns,
-                                 const Band& band, const T* d_roi, Accumulator<T>* d_image) {
+void AddSeparably(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi, RoiWeights<Accumulator<T>>& weights,
+                  Columns<Accumulator<T>>& columns, const Band& band, const T* d_roi, Accumulator<T>* d_image) {
   using A = Accumulator<T>;
   const int64_t channels = sizes.channels;
   weights.Start(sizes, roi, nullptr);
@@ -157,17 +153,14 @@ DCN_VECTORIZED void AddSeparably(const PoolSizes& sizes, const Roi<Accumulator<T
       const T* d = d_roi + (row * sizes.output[1] + column) * channels;
       for (const auto& x : bin.x) {
         if (x.weight == A(0)) continue;  // 0 times an infinite cotangent would be NaN
-        const A weight = bin.scale * x.weight;
-        A* column_sum = columns.sum(x.index);
-        for (int64_t f = 0; f < channels; ++f) column_sum[f] += weight * A(d[f]);
+        AddProducts(bin.scale * x.weight, d, channels, columns.sum(x.index));
       }
     }
     for (const auto& y : profile) {
       if (y.weight == A(0) || y.index < band.begin || y.index >= band.end) continue;
       for (const int32_t column : columns.indices()) {
-        const A* column_sum = columns.sum(column);
-        A* out = d_image + (y.index * sizes.width + column) * channels;
-        for (int64_t f = 0; f < channels; ++f) out[f] += y.weight * column_sum[f];
+        A* const out = d_image + (y.index * sizes.width + column) * channels;
+        AddProducts(y.weight, columns.sum(column), channels, out);
       }
     }
   }
@@ -201,10 +194,9 @@ struct ChannelBlock {
 
 // Adds the cotangents of an RoI's bins to the sums of a block, for its features [begin, end), which are of one class.
 template <typename T>
-DCN_VECTORIZED void AddInputCotangent(const PoolSizes& sizes, const std::vector<BinIndex>& bins,
-                                      const Roi<Accumulator<T>>& roi, const Accumulator<T>* offset,
-                                      RoiWeights<Accumulator<T>>& weights, const ChannelBlock& block, int64_t begin,
-                                      int64_t end, const T* d_roi, Accumulator<T>* d_bin, Accumulator<T>* sums) {
+void AddInputCotangent(const PoolSizes& sizes, const std::vector<BinIndex>& bins, const Roi<Accumulator<T>>& roi,
+                       const Accumulator<T>* offset, RoiWeights<Accumulator<T>>& weights, const ChannelBlock& block,
+                       int64_t begin, int64_t end, const T* d_roi, Accumulator<T>* d_bin, Accumulator<T>* sums) {
   using A = Accumulator<T>;
   const int64_t pixel_stride = block.groups * block.features;
   weights.Start(sizes, roi, offset);
@@ -218,7 +210,7 @@ DCN_VECTORIZED void AddInputCotangent(const PoolSizes& sizes, const std::vector<
         A* sum = group_sums + (y.index * sizes.width + x.index) * pixel_stride;
         const A weight = bin.scale * y.weight * x.weight;
         if (weight == A(0)) continue;  // 0 times an infinite cotangent would be NaN
-        for (int64_t f = begin; f < end; ++f) sum[f] += weight * d_bin[f];
+        AddProducts(weight, d_bin + begin, end - begin, sum + begin);
       }
     }
   }
@@ -226,7 +218,7 @@ DCN_VECTORIZED void AddInputCotangent(const PoolSizes& sizes, const std::vector<
 
 // Writes the sums of a block, which are contiguous, to d_x.
 template <typename A>
-DCN_VECTORIZED void StoreBlock(const PoolSizes& sizes, const ChannelBlock& block, const A* sum, A* d_x) {
+void StoreBlock(const PoolSizes& sizes, const ChannelBlock& block, const A* sum, A* d_x) {
   const int64_t pixels = sizes.height * sizes.width;
   A* out = d_x + block.image * pixels * sizes.channels + block.first_feature * sizes.groups() + block.first_group;
   for (int64_t pixel = 0; pixel < pixels; ++pixel) {
@@ -286,10 +278,9 @@ DCN_INLINE A Dot(const T* d, const T* pixel, int64_t stride, int64_t n) {
 
 // `image`, `d_roi` and `d_offset` begin at the features and the pair of one class.
 template <typename T>
-DCN_VECTORIZED void OffsetCotangentOfRoi(const PoolSizes& sizes, const std::vector<BinIndex>& bins,
-                                         const Roi<Accumulator<T>>& roi, const Accumulator<T>* offset,
-                                         RoiWeights<Accumulator<T>>& weights, const T* image, const T* d_roi,
-                                         Accumulator<T>* d_offset) {
+void OffsetCotangentOfRoi(const PoolSizes& sizes, const std::vector<BinIndex>& bins, const Roi<Accumulator<T>>& roi,
+                          const Accumulator<T>* offset, RoiWeights<Accumulator<T>>& weights, const T* image,
+                          const T* d_roi, Accumulator<T>* d_offset) {
   using A = Accumulator<T>;
   weights.Start(sizes, roi, offset);
   for (size_t i = 0; i < bins.size(); ++i) {
@@ -415,4 +406,4 @@ const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& si
   return nullptr;
 }
 
-}  // namespace dcn
+DCN_END_TARGET

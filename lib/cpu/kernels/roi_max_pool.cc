@@ -4,12 +4,12 @@
 
 #include "device.h"
 #include "element.h"
+#include "instruction_sets.h"
 #include "large_pages.h"
-#include "roi_images.h"
 #include "roi_pool.h"
-#include "vectorize.h"
+#include "roi_weights.h"
 
-namespace dcn {
+DCN_BEGIN_TARGET
 namespace {
 
 // The visited points of an RoI's rows of bins (axis 0) or columns of bins (axis 1).
@@ -33,9 +33,9 @@ class LocatedPoints {
 };
 
 template <typename T>
-DCN_VECTORIZED void FindLargest(const PoolSizes& sizes, const LocatedPoints<Accumulator<T>>& points_y,
-                                const LocatedPoints<Accumulator<T>>& points_x, const T* image, int64_t row,
-                                int64_t column, Largest<Accumulator<T>>* largest) {
+void FindLargest(const PoolSizes& sizes, const LocatedPoints<Accumulator<T>>& points_y,
+                 const LocatedPoints<Accumulator<T>>& points_x, const T* image, int64_t row, int64_t column,
+                 Largest<Accumulator<T>>* largest) {
   using A = Accumulator<T>;
   std::fill_n(largest, sizes.channels, Largest<A>());
   const PoolPoint<A>*ys = points_y.OfBin(row), *xs = points_x.OfBin(column);
@@ -97,7 +97,7 @@ void AddToArgmax(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi, int64_t
     for (int64_t f = begin; f < end; ++f) {
       const int32_t row = argmax[first + f], column = argmax[count + first + f];
       const int64_t bin_row = bin / sizes.output[1], bin_column = bin % sizes.output[1];
-      // The argmax is an operand, so it could be anything.
+      // `argmax` is an operand, so it could be anything.
       if (row < 0 || row >= points_y.Count(bin_row) || column < 0 || column >= points_x.Count(bin_column)) continue;
       const PoolPoint<A>&y = points_y.OfBin(bin_row)[row], &x = points_x.OfBin(bin_column)[column];
       if (!y.is_valid || !x.is_valid) continue;
@@ -176,4 +176,4 @@ const char* MaxPoolInputCotangent(Device& device, DType dtype, const PoolSizes& 
   return nullptr;
 }
 
-}  // namespace dcn
+DCN_END_TARGET

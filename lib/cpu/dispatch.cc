@@ -1,0 +1,111 @@
+// The operators that kernels/ defines for each instruction set: calls those of this processor.
+#include "aggregation.h"
+#include "deform_conv.h"
+#include "instruction_sets.h"
+#include "roi_pool.h"
+
+namespace dcn {
+namespace {
+
+// clang-format off
+#define DCN_OPERATORS(OPERATOR)                                                                 \
+  OPERATOR(Aggregate) OPERATOR(ValueCotangent) OPERATOR(TapCotangents)                          \
+  OPERATOR(SampleColumns) OPERATOR(SampleTangents) OPERATOR(OffsetCotangent) OPERATOR(InputCotangent) \
+  OPERATOR(Pool) OPERATOR(PoolInputCotangent) OPERATOR(PoolOffsetCotangent)                     \
+  OPERATOR(MaxPool) OPERATOR(MaxPoolArgmax) OPERATOR(MaxPoolInputCotangent)
+// clang-format on
+
+struct Operators {
+#define DCN_MEMBER(name) decltype(dcn::name)* name;
+  DCN_OPERATORS(DCN_MEMBER)
+};
+
+}  // namespace
+
+#define DCN_DECLARE(name) decltype(dcn::name) name;
+#define DCN_ADDRESS(name) name,
+#define DCN_DEFINE_OPERATORS(set)                                       \
+  namespace set {                                                       \
+  DCN_OPERATORS(DCN_DECLARE)                                            \
+  static constexpr Operators kOperators = {DCN_OPERATORS(DCN_ADDRESS)}; \
+  }
+DCN_DEFINE_OPERATORS(portable)
+#if DCN_HAS_X86_KERNELS
+DCN_DEFINE_OPERATORS(avx2)
+DCN_DEFINE_OPERATORS(avx512)
+#endif
+
+static const Operators& Best() {
+#define DCN_ROW(set) &DCN_TABLE_##set(DCN_OPERATORS_OF)::kOperators,
+  static constexpr const Operators* kTable[] = {DCN_INSTRUCTION_SETS(DCN_ROW)};
+  return *kTable[int(BestInstructionSet())];
+}
+
+int64_t MinWorkspaceSize(DType, const AggregationSizes&) { return 0; }
+int64_t WorkspaceSize(const Sizes&) { return 0; }
+
+const char* Aggregate(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps, const void* value,
+                      void* out) {
+  return Best().Aggregate(device, dtype, sizes, taps, value, out);
+}
+
+const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps,
+                           const void* d_out, bool is_wide, void* d_value, int32_t* workspace, int64_t workspace_size) {
+  return Best().ValueCotangent(device, dtype, sizes, taps, d_out, is_wide, d_value, workspace, workspace_size);
+}
+
+const char* TapCotangents(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps,
+                          const void* value, const void* d_out, void* d_locations, void* d_weights) {
+  return Best().TapCotangents(device, dtype, sizes, taps, value, d_out, d_locations, d_weights);
+}
+
+const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
+                          void* columns) {
+  return Best().SampleColumns(device, dtype, sizes, positions, x, columns);
+}
+
+const char* SampleTangents(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
+                           const Tangents& tangents, const void* x, bool columns_requested, void* columns) {
+  return Best().SampleTangents(device, dtype, sizes, positions, tangents, x, columns_requested, columns);
+}
+
+const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
+                            const void* d_columns, void* d_offset, void* d_mask, void* columns) {
+  return Best().OffsetCotangent(device, dtype, sizes, positions, x, d_columns, d_offset, d_mask, columns);
+}
+
+const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
+                           const void* d_columns, void* d_x, int32_t* workspace) {
+  return Best().InputCotangent(device, dtype, sizes, positions, d_columns, d_x, workspace);
+}
+
+const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x, void* pooled) {
+  return Best().Pool(device, dtype, sizes, rois, x, pooled);
+}
+
+const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
+                               const void* d_pooled, void* d_x) {
+  return Best().PoolInputCotangent(device, dtype, sizes, rois, d_pooled, d_x);
+}
+
+const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
+                                const void* d_pooled, void* d_offset) {
+  return Best().PoolOffsetCotangent(device, dtype, sizes, rois, x, d_pooled, d_offset);
+}
+
+const char* MaxPool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
+                    void* pooled) {
+  return Best().MaxPool(device, dtype, sizes, rois, x, pooled);
+}
+
+const char* MaxPoolArgmax(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
+                          int32_t* argmax) {
+  return Best().MaxPoolArgmax(device, dtype, sizes, rois, x, argmax);
+}
+
+const char* MaxPoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
+                                  const void* d_pooled, const int32_t* argmax, void* d_x) {
+  return Best().MaxPoolInputCotangent(device, dtype, sizes, rois, d_pooled, argmax, d_x);
+}
+
+}  // namespace dcn

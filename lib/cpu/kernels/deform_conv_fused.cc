@@ -1,0 +1,22 @@
+// The kernels of the fused convolution that multiply in float32.
+#include "element.h"
+#include "fused/cotangents.h"
+#include "fused/elements.h"
+#include "fused/forward.h"
+#include "fused/kernels.h"
+#include "instruction_sets.h"
+
+DCN_BEGIN_TARGET
+namespace {
+
+template <typename T>
+constexpr FusedKernels kKernels = {ForwardKernels<Widened<T>, T>(), CotangentKernels<Widened<T>, T>()};
+
+}  // namespace
+
+const FusedKernels& FusedKernelsFor(DType dtype) {
+  if (dtype == DType::kF16) return kKernels<F16>;
+  return dtype == DType::kF32 ? kKernels<float> : kKernels<BF16>;
+}
+
+DCN_END_TARGET
