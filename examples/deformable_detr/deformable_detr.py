@@ -8,14 +8,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from examples.resnet.model import PLAIN, ResNet
 from jax_dcn.linen import MultiScaleDeformableAttention
 
-from .backbone import ResNet
 from .config import DeformableDetrConfig
-from .decoder import Decoder, DecoderLayer, Detections, Outputs
-from .layers import FeedForward, box_head, class_head, layer_norm
+from .decoder import Decoder, Detections, Memory, Outputs
+from .layers import EncoderLayer, box_head, class_head, layer_norm
 from .positions import Shapes, pixel_centres, resize_mask, sines_of_boxes, sines_of_pixels, valid_ratios
-from .proposals import best, proposals
+from .proposals import best, project, proposals
 
 GROUPS = 32
 
@@ -48,28 +48,6 @@ class ConvGroupNorm(nn.Module):
         return nn.GroupNorm(GROUPS, epsilon=1e-5, use_fast_variance=False, name="norm")(x)
 
 
-class EncoderLayer(nn.Module):
-    """Deformable attention of the pyramid to itself and a feed-forward network, each added and normalised."""
-
-    config: DeformableDetrConfig
-
-    @nn.compact
-    def __call__(self, x: jax.Array, reference: jax.Array, pyramid: Pyramid) -> jax.Array:
-        config = self.config
-        attention = MultiScaleDeformableAttention(
-            config.d_model,
-            num_heads=config.encoder_attention_heads,
-            num_levels=config.num_feature_levels,
-            num_points=config.encoder_n_points,
-            name="self_attn",
-        )
-        query = x + pyramid.position
-        attended = attention(query, reference, x, spatial_shapes=pyramid.shapes, padding_mask=pyramid.mask)
-        x = layer_norm("self_attn_layer_norm")(x + attended)
-        y = FeedForward(config.encoder_ffn_dim, config.activation_function, name="mlp")(x)
-        return layer_norm("final_layer_norm")(x + y)
-
-
 class Encoder(nn.Module):
     """A pyramid to its encoded features [batch, pixels, channels]."""
 
@@ -77,11 +55,21 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(self, pyramid: Pyramid) -> jax.Array:
+        config = self.config
         centres = pixel_centres(pyramid.shapes, pyramid.ratios)
         reference = centres[:, :, None] * pyramid.ratios[:, None]
+        attention = partial(
+            MultiScaleDeformableAttention,
+            config.d_model,
+            num_heads=config.encoder_attention_heads,
+            num_levels=config.num_feature_levels,
+            num_points=config.encoder_n_points,
+        )
+        options = {"spatial_shapes": pyramid.shapes, "padding_mask": pyramid.mask}
         x = pyramid.features
-        for index in range(self.config.encoder_layers):
-            x = EncoderLayer(self.config, name=f"layers_{index}")(x, reference, pyramid)
+        for index in range(config.encoder_layers):
+            layer = EncoderLayer(attention, config.encoder_ffn_dim, config.activation_function, name=f"layers_{index}")
+            x = layer(x, x + pyramid.position, reference, x, **options)
         return x
 
 
@@ -97,7 +85,7 @@ class DeformableDetr(nn.Module):
     def __call__(self, images: jax.Array, mask: jax.Array | None = None) -> Outputs:
         config = self.config
         mask = jnp.ones(images.shape[:3], bool) if mask is None else mask.astype(bool)
-        pyramid = self._pyramid(ResNet(config.backbone, name="backbone")(images), mask)
+        pyramid = self._pyramid(ResNet(config.backbone, PLAIN, frozen=True, name="backbone")(images), mask)
         memory = Encoder(config, name="encoder")(pyramid)
         heads = config.decoder_layers + config.two_stage if config.with_box_refine else 1
         class_heads = [class_head(config.num_labels, f"class_embed_{index}") for index in range(heads)]
@@ -107,30 +95,8 @@ class DeformableDetr(nn.Module):
         else:
             proposed, reference, embedding = None, *self._learned_queries(len(images))
         position, queries = jnp.split(embedding, 2, -1)
-        attention = partial(
-            MultiScaleDeformableAttention,
-            config.d_model,
-            num_heads=config.decoder_attention_heads,
-            num_levels=config.num_feature_levels,
-            num_points=config.decoder_n_points,
-        )
-        layer = partial(
-            DecoderLayer,
-            config.decoder_attention_heads,
-            config.decoder_ffn_dim,
-            config.activation_function,
-            cross_attention=attention,
-        )
-        found = Decoder(config.decoder_layers, layer, config.with_box_refine, name="decoder")(
-            queries,
-            reference,
-            lambda reference: position,
-            memory,
-            pyramid.shapes,
-            class_heads,
-            box_heads,
-            pyramid.ratios,
-            pyramid.mask,
+        found = Decoder(config, config.activation_function, config.with_box_refine, name="decoder")(
+            queries, reference, lambda _: position, Memory(memory, *pyramid[2:]), class_heads, box_heads
         )
         return Outputs(found, proposed)
 
@@ -171,9 +137,7 @@ class DeformableDetr(nn.Module):
     ) -> tuple[Detections, jax.Array, jax.Array]:
         """The boxes that all pixels propose, the best of them [batch, queries, 4], and their embeddings."""
         config = self.config
-        boxes, inside = proposals(pyramid.shapes, pyramid.ratios)
-        projected = nn.Dense(config.d_model, name="enc_output")(jnp.where(inside, memory, 0))
-        features = layer_norm("enc_output_norm")(projected)
+        features, boxes = project(memory, proposals(pyramid.shapes, pyramid.ratios))
         logits = class_head(features)
         boxes = jax.nn.sigmoid(box_head(features) + boxes)
         [reference] = best(logits[..., 0], config.two_stage_num_proposals, boxes)

@@ -1,9 +1,11 @@
 """The first of two stages: each pixel of the encoder proposes a box."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .layers import layer_norm
 from .positions import Shapes, pixel_centres
 
 SIZE = 0.05  # of a proposal on the first level; each further level doubles it
@@ -22,6 +24,18 @@ def proposals(shapes: Shapes, ratios: jax.Array) -> tuple[jax.Array, jax.Array]:
     inside = jnp.all((boxes > MARGIN) & (boxes < 1 - MARGIN), -1, keepdims=True)
     boxes = jnp.where(inside, boxes, 0.5)
     return jnp.where(inside, jnp.log(boxes / (1 - boxes)), jnp.inf), inside
+
+
+def project(
+    memory: jax.Array, proposed: tuple[jax.Array, jax.Array], epsilon: float = 1e-5
+) -> tuple[jax.Array, jax.Array]:
+    """The features [batch, pixels, channels] of pixels, from which heads move `proposed` boxes, and these boxes.
+
+    Called in a module, whose layers it makes.
+    """
+    boxes, inside = proposed
+    projected = nn.Dense(memory.shape[-1], name="enc_output")(jnp.where(inside, memory, 0))
+    return layer_norm("enc_output_norm", epsilon)(projected), boxes
 
 
 def best(scores: jax.Array, count: int, *arrays: jax.Array) -> list[jax.Array]:

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import optax
 
 from examples.digits_library.backbone import STRIDE, locations
-from examples.digits_library.boxes import area, generalised_iou, iou
 from examples.digits_library.scenes import Scenes
+from examples.library.boxes import area, generalised_iou, iou
 
 from .model import Detector, Predictions
 

@@ -13,9 +13,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dcn
+from examples.library.loop import Run, Start, State, fit
 
 from . import scenes
-from .loop import Run, Start, State, fit
 
 # loss(model, params, batch): the number to minimise.
 Loss = Callable[[nn.Module, dict, scenes.Scenes], jax.Array]

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from examples.digits_library.loop import Start, State, fit
+from examples.library.loop import Start, State, fit
 from jax_dcn import interop
 
 from . import coco

@@ -8,9 +8,10 @@ from examples.digits_library import scenes
 from examples.digits_library.backbone import STRIDE
 from examples.digits_library.evaluate import SIZE_LIMITS
 from examples.digits_library.pictures import clearest_object, zoom
+from examples.library.boxes import Boxes
 from jax_dcn import viz
 
-from .model import SAMPLES_PER_PART, TRANS_STD, Boxes, as_rois
+from .model import SAMPLES_PER_PART, TRANS_STD, as_rois
 from .sampling import Moves, region_of
 
 

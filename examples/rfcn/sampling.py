@@ -6,9 +6,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from examples.digits_library.boxes import iou
+from examples.library.boxes import Boxes, iou
 
-from .model import RFCN, Boxes
+from .model import RFCN
 
 
 class Moves(NamedTuple):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import optax
@@ -14,16 +14,6 @@ from flax import struct
 from tqdm import tqdm
 
 Batch = TypeVar("Batch")
-
-
-class Recipe(Protocol):
-    """How to train: a dataclass, which must be the same for a run that is resumed."""
-
-    @property
-    def steps(self) -> int: ...
-
-    @property
-    def checkpoint_every(self) -> int: ...
 
 
 @struct.dataclass
@@ -54,7 +44,7 @@ def fit(
     step: Callable[[State, Any], tuple[State, jax.Array]],
     start: Start,
     batches: Callable[[range], Iterator[Any]],
-    recipe: Recipe,
+    recipe: Any,
     directory: Path,
     *,
     resume: bool = False,
@@ -63,9 +53,10 @@ def fit(
 ) -> Run:
     """Apply `step`, which returns the new state and the loss, to the batches of all steps of the recipe.
 
-    batches: takes the numbers of the steps that remain. resume: continue from the newest checkpoint in `directory`, if
-    any, as if never interrupted; otherwise delete old checkpoints. stop_after: stop after that many steps, like an
-    interruption.
+    batches: takes the numbers of the steps that remain.
+    recipe: a dataclass with `steps` and `checkpoint_every`, among others; a run that is resumed must have the same.
+    resume: continue from the newest checkpoint in `directory`, if any, as if never interrupted; otherwise delete old
+    checkpoints. stop_after: stop after that many steps, like an interruption.
     """
     options = ocp.CheckpointManagerOptions(max_to_keep=1, save_interval_steps=recipe.checkpoint_every, create=True)
     with ocp.CheckpointManager(directory.absolute(), options=options) as checkpoints:
