@@ -12,7 +12,7 @@ from jax_dcn.linen import MultiScaleDeformableAttention
 
 from .config import DeformableDetrConfig, RTDetrConfig
 from .layers import FeedForward, SelfAttention, layer_norm
-from .positions import Shapes
+from .positions import Pyramid
 
 EPSILON = 1e-5
 
@@ -60,19 +60,6 @@ def move(reference: jax.Array, change: jax.Array) -> jax.Array:
     return jax.nn.sigmoid(jnp.concatenate([moved, change[..., known:]], -1))
 
 
-class Memory(NamedTuple):
-    """An encoded feature pyramid, its levels one after another, as the decoder reads it.
-
-    features: [batch, pixels, channels]; shapes: (height, width) of each level; mask: [batch, pixels], whether a pixel
-    is valid, None if all are; ratios: [batch or 1, levels or 1, 2], the valid share of the width and of the height.
-    """
-
-    features: jax.Array
-    shapes: Shapes
-    mask: jax.Array | None
-    ratios: jax.Array
-
-
 class DecoderLayer(nn.Module):
     """Self attention, deformable attention and a feed-forward network, each added to its input and normalised."""
 
@@ -82,7 +69,7 @@ class DecoderLayer(nn.Module):
     attention_options: Mapping[str, Any]
 
     @nn.compact
-    def __call__(self, queries: jax.Array, position: jax.Array, reference: jax.Array, memory: Memory) -> jax.Array:
+    def __call__(self, queries: jax.Array, position: jax.Array, reference: jax.Array, memory: Pyramid) -> jax.Array:
         config = self.config
         attended = SelfAttention(config.decoder_attention_heads, name="self_attn")(queries, position)
         queries = layer_norm("self_attn_layer_norm", self.epsilon)(queries + attended)
@@ -122,13 +109,13 @@ class Decoder(nn.Module):
         queries: jax.Array,
         reference: jax.Array,
         position: Callable[[jax.Array], jax.Array],
-        memory: Memory,
+        memory: Pyramid,
         class_heads: Sequence[nn.Module],
         box_heads: Sequence[nn.Module],
     ) -> Detections:
         """Runs all layers.
 
-        queries: [batch, queries, channels].
+        queries: [batch, queries, channels]; memory: the encoded pyramid.
         reference: [batch, queries, 2 or 4], points or boxes in fractions of the valid part of the image.
         position: from a reference to the position embedding of its query.
         class_heads, box_heads: one for each layer, or one for all of them.

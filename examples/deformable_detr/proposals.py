@@ -5,8 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .decoder import Detections
 from .layers import layer_norm
-from .positions import Shapes, pixel_centres
+from .positions import Pyramid, Shapes, pixel_centres
 
 SIZE = 0.05  # of a proposal on the first level; each further level doubles it
 MARGIN = 0.01
@@ -26,16 +27,14 @@ def proposals(shapes: Shapes, ratios: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.where(inside, jnp.log(boxes / (1 - boxes)), jnp.inf), inside
 
 
-def project(
-    memory: jax.Array, proposed: tuple[jax.Array, jax.Array], epsilon: float = 1e-5
-) -> tuple[jax.Array, jax.Array]:
-    """The features [batch, pixels, channels] of pixels, from which heads move `proposed` boxes, and these boxes.
-
-    Called in a module, whose layers it makes.
-    """
-    boxes, inside = proposed
-    projected = nn.Dense(memory.shape[-1], name="enc_output")(jnp.where(inside, memory, 0))
-    return layer_norm("enc_output_norm", epsilon)(projected), boxes
+def propose(
+    memory: Pyramid, class_head: nn.Module, box_head: nn.Module, epsilon: float = 1e-5
+) -> tuple[jax.Array, Detections]:
+    """The features of all pixels of the encoded pyramid, and what they propose; makes layers of the calling module."""
+    boxes, inside = proposals(memory.shapes, memory.ratios)
+    projected = nn.Dense(memory.features.shape[-1], name="enc_output")(jnp.where(inside, memory.features, 0))
+    features = layer_norm("enc_output_norm", epsilon)(projected)
+    return features, Detections(class_head(features), jax.nn.sigmoid(box_head(features) + boxes))
 
 
 def best(scores: jax.Array, count: int, *arrays: jax.Array) -> list[jax.Array]:

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from examples.resnet.model import PLAIN, ResNet
 
 from .config import RTDetrConfig
-from .decoder import Decoder, Detections, Memory, Outputs
+from .decoder import Decoder, Detections, Outputs
 from .hybrid_encoder import ConvNorm, HybridEncoder
 from .layers import Head, box_head, class_head
-from .proposals import best, project, proposals
+from .positions import Pyramid
+from .proposals import best, propose
 
 COARSEST_STRIDE = 32
 METHODS = {"default": "bilinear", "discrete": "discrete"}
@@ -42,9 +43,9 @@ class RTDetr(nn.Module):
             conv = partial(ConvNorm, config.d_model, size, stride, epsilon=config.batch_norm_eps)
             levels.append(conv(name=f"decoder_input_proj_{index}")(x, use_running_average))
         shapes = tuple(level.shape[1:3] for level in levels)
-        memory = jnp.concatenate([level.reshape(len(level), -1, config.d_model) for level in levels], 1)
-        ratios = jnp.ones((1, len(levels), 2), memory.dtype)
-        proposed, queries = self._propose(memory, shapes, ratios)
+        features = jnp.concatenate([level.reshape(len(level), -1, config.d_model) for level in levels], 1)
+        memory = Pyramid(features, shapes, None, jnp.ones((1, len(levels), 2), features.dtype))
+        proposed, queries = self._propose(memory)
         indices = range(config.decoder_layers)
         options = {"method": METHODS[config.decoder_method], "offset_scale": config.decoder_offset_scale}
         settings = config, config.decoder_activation_function, True, config.layer_norm_eps, options
@@ -52,17 +53,16 @@ class RTDetr(nn.Module):
             queries,
             jax.lax.stop_gradient(proposed.boxes),
             Head((2 * config.d_model, config.d_model), name="query_pos_head"),
-            Memory(memory, shapes, None, ratios[:, :1]),
+            memory._replace(ratios=memory.ratios[:, :1]),
             [class_head(config.num_labels, f"class_embed_{index}") for index in indices],
             [box_head(config.d_model, f"bbox_embed_{index}") for index in indices],
         )
         return Outputs(found, proposed)
 
-    def _propose(self, memory, shapes, ratios):
+    def _propose(self, memory: Pyramid) -> tuple[Detections, jax.Array]:
         """The best detections of the first stage, and the features of their pixels, as queries without gradient."""
         config = self.config
-        features, boxes = project(memory, proposals(shapes, ratios), config.layer_norm_eps)
-        logits = class_head(config.num_labels, "enc_score_head")(features)
-        boxes = jax.nn.sigmoid(box_head(config.d_model, "enc_bbox_head")(features) + boxes)
+        heads = class_head(config.num_labels, "enc_score_head"), box_head(config.d_model, "enc_bbox_head")
+        features, (logits, boxes) = propose(memory, *heads, config.layer_norm_eps)
         logits, boxes, queries = best(logits.max(-1), config.num_queries, logits, boxes, features)
         return Detections(logits, boxes), jax.lax.stop_gradient(queries)

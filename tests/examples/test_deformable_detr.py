@@ -129,8 +129,6 @@ def test_missing_and_unknown_names():
         fill(model, without)
     with pytest.raises(ValueError, match=r"missing nothing; unexpected 'encoder.layers.2.mlp.fc1.bias'"):
         fill(model, state | {"model.encoder.layers.2.fc1.bias": np.ones(48)})
-    with pytest.raises(ValueError, match="must be"):
-        fill(model, state | {missing: np.ones(31)})
 
 
 @pytest.mark.parametrize(

@@ -34,20 +34,6 @@ def test_every_object_has_a_location_and_the_smallest_wins():
     assert_array_equal(cells[found & (chosen == 1)], [[28, 28]])
 
 
-def test_a_deformable_detector_starts_as_the_plain_one():
-    images = scenes.make_batch("train", 0, range(2), IMAGE_SIZE).images
-    plain, deformable = (Detector(**TINY, operator=operator) for operator in ("plain", "deformable"))
-    params = jax.jit(deformable.init)(jax.random.key(0), images)["params"]
-    without_offsets = jax.tree.map(lambda leaf: leaf, params)
-    for name, block in without_offsets["backbone"].items():
-        if name.startswith("stage3"):
-            for conv in ("conv1", "conv2"):
-                del block[conv]["conv"]["conv_offset"]
-    expected = jax.jit(plain.apply)({"params": without_offsets}, images)
-    for got, want in zip(jax.jit(deformable.apply)({"params": params}, images), expected, strict=True):
-        assert_allclose(got, want, atol=1e-4)
-
-
 def test_a_run_learns_and_can_be_resumed(tmp_path):
     run = partial(train, MODEL, loss, image_size=IMAGE_SIZE)
     train_step.clear_cache()
