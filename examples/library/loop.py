@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import optax
 import orbax.checkpoint as ocp
 from flax import struct
@@ -23,6 +24,20 @@ class State:
     step: jax.Array
     params: dict
     optimiser: optax.OptState
+
+
+def first_state(params: dict, optimiser: optax.GradientTransformation) -> State:
+    """The state before the first step."""
+    return State(jnp.zeros((), jnp.int32), params, optimiser.init(params))
+
+
+def update(
+    state: State, optimiser: optax.GradientTransformation, loss: Callable[[dict], jax.Array]
+) -> tuple[State, jax.Array]:
+    """One step of the optimiser: the new state, and the loss of the parameters before the step."""
+    value, gradient = jax.value_and_grad(loss)(state.params)
+    updates, optimiser_state = optimiser.update(gradient, state.optimiser, state.params)
+    return State(state.step + 1, optax.apply_updates(state.params, updates), optimiser_state), value
 
 
 class Run(NamedTuple):
