@@ -4,48 +4,40 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
+from examples.resnet.model import STAGES, Layout
+
 from .layers import ACTIVATIONS
 
-TIMM_DEPTHS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
+TIMM_DEPTHS = {f"resnet{depth}": stages for depth, stages in STAGES.items()}
+COARSE_STAGES = (2, 3, 4)  # of a backbone, whose features the encoders take
+RESNET50 = Layout(out_indices=COARSE_STAGES)
+RESNET50_VD = Layout(deep=True, out_indices=COARSE_STAGES)
 
 
-@dataclasses.dataclass(frozen=True)
-class ResNetConfig:
-    """A ResNet; `deep` is ResNet-vd, whose stem is three 3x3 convolutions and whose strided shortcuts take means."""
-
-    deep: bool = False
-    embedding_size: int = 64
-    hidden_sizes: tuple[int, ...] = (256, 512, 1024, 2048)
-    depths: tuple[int, ...] = (3, 4, 6, 3)
-    layer_type: str = "bottleneck"
-    downsample_in_bottleneck: bool = False
-    out_indices: tuple[int, ...] = (2, 3, 4)
-
-    @classmethod
-    def from_json(cls, config: Mapping[str, Any]) -> Self:
-        """The settings in a `backbone_config`."""
-        kind = config["model_type"]
-        if kind == "timm_backbone":
-            require(config, backbone=tuple(TIMM_DEPTHS))
-            return cls(depths=TIMM_DEPTHS[config["backbone"]], out_indices=tuple(config["out_indices"]))
-        require(
-            config,
-            model_type=("resnet", "rt_detr_resnet"),
-            layer_type=("bottleneck", "basic"),
-            hidden_act="relu",
-            downsample_in_first_stage=False,
-        )
-        known = _known(cls, config)
-        if config.get("out_features"):
-            known["out_indices"] = tuple(int(name.removeprefix("stage")) for name in config["out_features"])
-        return cls(**known, deep=kind == "rt_detr_resnet")
+def backbone_layout(config: Mapping[str, Any]) -> Layout:
+    """The network that a `backbone_config` describes."""
+    kind = config["model_type"]
+    if kind == "timm_backbone":
+        require(config, backbone=tuple(TIMM_DEPTHS))
+        return Layout(depths=TIMM_DEPTHS[config["backbone"]], out_indices=tuple(config["out_indices"]))
+    require(
+        config,
+        model_type=("resnet", "rt_detr_resnet"),
+        layer_type=("bottleneck", "basic"),
+        hidden_act="relu",
+        downsample_in_first_stage=False,
+    )
+    known = {"out_indices": COARSE_STAGES} | _known(Layout, config)
+    if config.get("out_features"):
+        known["out_indices"] = tuple(int(name.removeprefix("stage")) for name in config["out_features"])
+    return Layout(**known | {"deep": kind == "rt_detr_resnet"})
 
 
 @dataclasses.dataclass(frozen=True)
 class DeformableDetrConfig:
     """Deformable DETR; `with_box_refine` and `two_stage` choose its variants."""
 
-    backbone: ResNetConfig = ResNetConfig()
+    backbone: Layout = RESNET50
     num_labels: int = 91
     num_queries: int = 300
     d_model: int = 256
@@ -71,7 +63,7 @@ class DeformableDetrConfig:
             raise ValueError("a config with two_stage must also have with_box_refine")
         levels = [2, 3, 4] if config.get("num_feature_levels", cls.num_feature_levels) > 1 else [4]
         timm = {"model_type": "timm_backbone", "backbone": config.get("backbone") or "resnet50", "out_indices": levels}
-        backbone = ResNetConfig.from_json(config.get("backbone_config") or timm)
+        backbone = backbone_layout(config.get("backbone_config") or timm)
         return cls(**_known(cls, config) | {"backbone": backbone, "num_labels": len(labels(config))})
 
 
@@ -79,7 +71,7 @@ class DeformableDetrConfig:
 class RTDetrConfig:
     """RT-DETR and RT-DETRv2; the first has no `decoder_offset_scale`, and scales offsets as Deformable DETR does."""
 
-    backbone: ResNetConfig = ResNetConfig(deep=True)
+    backbone: Layout = RESNET50_VD
     num_labels: int = 80
     num_queries: int = 300
     layer_norm_eps: float = 1e-5
@@ -116,7 +108,7 @@ class RTDetrConfig:
             decoder_activation_function=tuple(ACTIVATIONS),
             decoder_method=("default", "discrete"),
         )
-        backbone = ResNetConfig.from_json(config.get("backbone_config") or {"model_type": "rt_detr_resnet"})
+        backbone = backbone_layout(config.get("backbone_config") or {"model_type": "rt_detr_resnet"})
         known = _known(cls, config) | {"backbone": backbone, "num_labels": len(labels(config))}
         if config["model_type"] == "rt_detr":
             known["decoder_offset_scale"] = None

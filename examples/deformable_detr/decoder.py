@@ -1,14 +1,18 @@
 """The decoder of both models: queries attend to each other and to the feature pyramid, and move their boxes."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.core import FrozenDict
 
+from jax_dcn.linen import MultiScaleDeformableAttention
+
+from .config import DeformableDetrConfig, RTDetrConfig
 from .layers import FeedForward, SelfAttention, layer_norm
-from .positions import Shapes
+from .positions import Pyramid
 
 EPSILON = 1e-5
 
@@ -57,47 +61,47 @@ def move(reference: jax.Array, change: jax.Array) -> jax.Array:
 
 
 class DecoderLayer(nn.Module):
-    """Self attention, deformable attention and a feed-forward network, each added to its input and normalised.
+    """Self attention, deformable attention and a feed-forward network, each added to its input and normalised."""
 
-    cross_attention: makes the `MultiScaleDeformableAttention`, given its name.
-    """
-
-    heads: int
-    ffn_features: int
+    config: DeformableDetrConfig | RTDetrConfig
     activation: str
-    cross_attention: Callable[..., nn.Module]
-    epsilon: float = 1e-5
+    epsilon: float
+    attention_options: Mapping[str, Any]
 
     @nn.compact
-    def __call__(
-        self,
-        queries: jax.Array,
-        position: jax.Array,
-        reference: jax.Array,
-        memory: jax.Array,
-        shapes: Shapes,
-        mask: jax.Array | None,
-    ) -> jax.Array:
-        attended = SelfAttention(self.heads, name="self_attn")(queries, position)
+    def __call__(self, queries: jax.Array, position: jax.Array, reference: jax.Array, memory: Pyramid) -> jax.Array:
+        config = self.config
+        attended = SelfAttention(config.decoder_attention_heads, name="self_attn")(queries, position)
         queries = layer_norm("self_attn_layer_norm", self.epsilon)(queries + attended)
-        attended = self.cross_attention(name="encoder_attn")(
-            queries + position, reference, memory, spatial_shapes=shapes, padding_mask=mask
+        cross_attention = MultiScaleDeformableAttention(
+            config.d_model,
+            num_heads=config.decoder_attention_heads,
+            num_levels=config.num_feature_levels,
+            num_points=config.decoder_n_points,
+            **self.attention_options,
+            name="encoder_attn",
         )
+        inputs = queries + position, reference, memory.features
+        attended = cross_attention(*inputs, spatial_shapes=memory.shapes, padding_mask=memory.mask)
         queries = layer_norm("encoder_attn_layer_norm", self.epsilon)(queries + attended)
-        y = FeedForward(self.ffn_features, self.activation, name="mlp")(queries)
+        y = FeedForward(config.decoder_ffn_dim, self.activation, name="mlp")(queries)
         return layer_norm("final_layer_norm", self.epsilon)(queries + y)
 
 
 class Decoder(nn.Module):
     """Queries and their reference points or boxes to detections.
 
-    layer: makes a `DecoderLayer`, given its name.
+    activation: of the feed-forward networks.
     refine: whether the boxes of each layer are the references of the next one, which get no gradient.
+    epsilon: of the layer normalisations.
+    attention_options: further arguments of `MultiScaleDeformableAttention`.
     """
 
-    layers: int
-    layer: Callable[..., DecoderLayer]
+    config: DeformableDetrConfig | RTDetrConfig
+    activation: str
     refine: bool
+    epsilon: float = 1e-5
+    attention_options: Mapping[str, Any] = FrozenDict()
 
     @nn.compact
     def __call__(
@@ -105,29 +109,25 @@ class Decoder(nn.Module):
         queries: jax.Array,
         reference: jax.Array,
         position: Callable[[jax.Array], jax.Array],
-        memory: jax.Array,
-        shapes: Shapes,
+        memory: Pyramid,
         class_heads: Sequence[nn.Module],
         box_heads: Sequence[nn.Module],
-        ratios: jax.Array,
-        mask: jax.Array | None = None,
     ) -> Detections:
         """Runs all layers.
 
-        queries: [batch, queries, channels].
+        queries: [batch, queries, channels]; memory: the encoded pyramid.
         reference: [batch, queries, 2 or 4], points or boxes in fractions of the valid part of the image.
         position: from a reference to the position embedding of its query.
-        memory: [batch, pixels, channels], the encoded pyramid of the given shapes.
         class_heads, box_heads: one for each layer, or one for all of them.
-        ratios: [batch or 1, levels or 1, 2], the valid share of the width and of the height of each level.
-        mask: [batch, pixels], whether a pixel is valid; None if all are.
         """
         found = []
-        for index in range(self.layers):
-            scale = jnp.tile(ratios, reference.shape[-1] // 2)
+        for index in range(self.config.decoder_layers):
+            scale = jnp.tile(memory.ratios, reference.shape[-1] // 2)
             located = reference[:, :, None] * scale[:, None]
-            layer = self.layer(name=f"layers_{index}")
-            queries = layer(queries, position(reference), located, memory, shapes, mask)
+            layer = DecoderLayer(
+                self.config, self.activation, self.epsilon, self.attention_options, name=f"layers_{index}"
+            )
+            queries = layer(queries, position(reference), located, memory)
             logits, change = (heads[min(index, len(heads) - 1)](queries) for heads in (class_heads, box_heads))
             boxes = move(reference, change)
             found.append(Detections(logits, boxes))

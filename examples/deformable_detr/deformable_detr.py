@@ -2,36 +2,21 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from examples.resnet.model import PLAIN, ResNet
 from jax_dcn.linen import MultiScaleDeformableAttention
 
-from .backbone import ResNet
 from .config import DeformableDetrConfig
-from .decoder import Decoder, DecoderLayer, Detections, Outputs
-from .layers import FeedForward, box_head, class_head, layer_norm
-from .positions import Shapes, pixel_centres, resize_mask, sines_of_boxes, sines_of_pixels, valid_ratios
-from .proposals import best, proposals
+from .decoder import Decoder, Detections, Outputs
+from .layers import EncoderLayer, box_head, class_head, layer_norm
+from .positions import Pyramid, pixel_centres, resize_mask, sines_of_boxes, sines_of_pixels, valid_ratios
+from .proposals import best, propose
 
 GROUPS = 32
-
-
-class Pyramid(NamedTuple):
-    """A feature pyramid, its levels one after another.
-
-    features and position: [batch, pixels, channels]; shapes: (height, width) of each level; mask [batch, pixels]:
-    whether a pixel is valid; ratios [batch, levels, 2]: the valid share of the width and of the height.
-    """
-
-    features: jax.Array
-    position: jax.Array
-    shapes: Shapes
-    mask: jax.Array
-    ratios: jax.Array
 
 
 class ConvGroupNorm(nn.Module):
@@ -48,41 +33,29 @@ class ConvGroupNorm(nn.Module):
         return nn.GroupNorm(GROUPS, epsilon=1e-5, use_fast_variance=False, name="norm")(x)
 
 
-class EncoderLayer(nn.Module):
-    """Deformable attention of the pyramid to itself and a feed-forward network, each added and normalised."""
+class Encoder(nn.Module):
+    """A pyramid, and the embedding [batch, pixels, channels] of its pixels, to the encoded pyramid."""
 
     config: DeformableDetrConfig
 
     @nn.compact
-    def __call__(self, x: jax.Array, reference: jax.Array, pyramid: Pyramid) -> jax.Array:
+    def __call__(self, pyramid: Pyramid, position: jax.Array) -> Pyramid:
         config = self.config
-        attention = MultiScaleDeformableAttention(
+        centres = pixel_centres(pyramid.shapes, pyramid.ratios)
+        reference = centres[:, :, None] * pyramid.ratios[:, None]
+        attention = partial(
+            MultiScaleDeformableAttention,
             config.d_model,
             num_heads=config.encoder_attention_heads,
             num_levels=config.num_feature_levels,
             num_points=config.encoder_n_points,
-            name="self_attn",
         )
-        query = x + pyramid.position
-        attended = attention(query, reference, x, spatial_shapes=pyramid.shapes, padding_mask=pyramid.mask)
-        x = layer_norm("self_attn_layer_norm")(x + attended)
-        y = FeedForward(config.encoder_ffn_dim, config.activation_function, name="mlp")(x)
-        return layer_norm("final_layer_norm")(x + y)
-
-
-class Encoder(nn.Module):
-    """A pyramid to its encoded features [batch, pixels, channels]."""
-
-    config: DeformableDetrConfig
-
-    @nn.compact
-    def __call__(self, pyramid: Pyramid) -> jax.Array:
-        centres = pixel_centres(pyramid.shapes, pyramid.ratios)
-        reference = centres[:, :, None] * pyramid.ratios[:, None]
+        options = {"spatial_shapes": pyramid.shapes, "padding_mask": pyramid.mask}
         x = pyramid.features
-        for index in range(self.config.encoder_layers):
-            x = EncoderLayer(self.config, name=f"layers_{index}")(x, reference, pyramid)
-        return x
+        for index in range(config.encoder_layers):
+            layer = EncoderLayer(attention, config.encoder_ffn_dim, config.activation_function, name=f"layers_{index}")
+            x = layer(x, x + position, reference, x, **options)
+        return pyramid._replace(features=x)
 
 
 class DeformableDetr(nn.Module):
@@ -97,45 +70,24 @@ class DeformableDetr(nn.Module):
     def __call__(self, images: jax.Array, mask: jax.Array | None = None) -> Outputs:
         config = self.config
         mask = jnp.ones(images.shape[:3], bool) if mask is None else mask.astype(bool)
-        pyramid = self._pyramid(ResNet(config.backbone, name="backbone")(images), mask)
-        memory = Encoder(config, name="encoder")(pyramid)
+        maps = ResNet(config.backbone, PLAIN, frozen=True, name="backbone")(images)
+        memory = Encoder(config, name="encoder")(*self._pyramid(maps, mask))
         heads = config.decoder_layers + config.two_stage if config.with_box_refine else 1
         class_heads = [class_head(config.num_labels, f"class_embed_{index}") for index in range(heads)]
         box_heads = [box_head(config.d_model, f"bbox_embed_{index}") for index in range(heads)]
         if config.two_stage:
-            proposed, reference, embedding = self._propose(memory, pyramid, class_heads[-1], box_heads[-1])
+            proposed, reference, embedding = self._propose(memory, class_heads[-1], box_heads[-1])
         else:
             proposed, reference, embedding = None, *self._learned_queries(len(images))
         position, queries = jnp.split(embedding, 2, -1)
-        attention = partial(
-            MultiScaleDeformableAttention,
-            config.d_model,
-            num_heads=config.decoder_attention_heads,
-            num_levels=config.num_feature_levels,
-            num_points=config.decoder_n_points,
-        )
-        layer = partial(
-            DecoderLayer,
-            config.decoder_attention_heads,
-            config.decoder_ffn_dim,
-            config.activation_function,
-            cross_attention=attention,
-        )
-        found = Decoder(config.decoder_layers, layer, config.with_box_refine, name="decoder")(
-            queries,
-            reference,
-            lambda reference: position,
-            memory,
-            pyramid.shapes,
-            class_heads,
-            box_heads,
-            pyramid.ratios,
-            pyramid.mask,
+        found = Decoder(config, config.activation_function, config.with_box_refine, name="decoder")(
+            queries, reference, lambda _: position, memory, class_heads, box_heads
         )
         return Outputs(found, proposed)
 
-    def _pyramid(self, maps: Sequence[jax.Array], mask: jax.Array) -> Pyramid:
-        """The maps of the backbone and further halvings of the last one, as a pyramid of `d_model` channels."""
+    def _pyramid(self, maps: Sequence[jax.Array], mask: jax.Array) -> tuple[Pyramid, jax.Array]:
+        """The maps of the backbone and further halvings of the last one, as a pyramid of `d_model` channels; and the
+        embedding of its pixels."""
         config = self.config
         levels = []
         for index in range(config.num_feature_levels):
@@ -155,7 +107,7 @@ class DeformableDetr(nn.Module):
             jnp.concatenate([part.reshape(len(part), -1, *part.shape[3:]) for part in parts], 1)
             for parts in (levels, positions, masks)
         )
-        return Pyramid(features, position, shapes, mask, valid_ratios(masks, features.dtype))
+        return Pyramid(features, shapes, mask, valid_ratios(masks, features.dtype)), position
 
     def _learned_queries(self, batch: int) -> tuple[jax.Array, jax.Array]:
         """Reference points [batch, queries, 2], and embeddings [batch, queries, 2 * channels]."""
@@ -167,16 +119,12 @@ class DeformableDetr(nn.Module):
         return tuple(jnp.broadcast_to(part, (batch, *part.shape)) for part in (reference, embedding))
 
     def _propose(
-        self, memory: jax.Array, pyramid: Pyramid, class_head: nn.Module, box_head: nn.Module
+        self, memory: Pyramid, class_head: nn.Module, box_head: nn.Module
     ) -> tuple[Detections, jax.Array, jax.Array]:
         """The boxes that all pixels propose, the best of them [batch, queries, 4], and their embeddings."""
         config = self.config
-        boxes, inside = proposals(pyramid.shapes, pyramid.ratios)
-        projected = nn.Dense(config.d_model, name="enc_output")(jnp.where(inside, memory, 0))
-        features = layer_norm("enc_output_norm")(projected)
-        logits = class_head(features)
-        boxes = jax.nn.sigmoid(box_head(features) + boxes)
-        [reference] = best(logits[..., 0], config.two_stage_num_proposals, boxes)
+        _, proposed = propose(memory, class_head, box_head)
+        [reference] = best(proposed.logits[..., 0], config.two_stage_num_proposals, proposed.boxes)
         reference = jax.lax.stop_gradient(reference)
         embedding = nn.Dense(2 * config.d_model, name="pos_trans")(sines_of_boxes(reference, config.d_model // 2))
-        return Detections(logits, boxes), reference, layer_norm("pos_trans_norm")(embedding)
+        return proposed, reference, layer_norm("pos_trans_norm")(embedding)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .config import RTDetrConfig
-from .layers import ACTIVATIONS, FeedForward, SelfAttention, layer_norm
+from .layers import ACTIVATIONS, EncoderLayer, SelfAttention
 from .positions import sines_of_grid
 
 REPVGG_BLOCKS = 3
@@ -71,20 +71,6 @@ class CSPRepLayer(nn.Module):
         return conv(config.encoder_hidden_dim, name="conv3")(y, use_running_average)
 
 
-class EncoderLayer(nn.Module):
-    """Self attention and a feed-forward network, each added to its input and normalised."""
-
-    config: RTDetrConfig
-
-    @nn.compact
-    def __call__(self, x: jax.Array, position: jax.Array) -> jax.Array:
-        config = self.config
-        attended = SelfAttention(config.encoder_attention_heads, name="self_attn")(x, position)
-        x = layer_norm("self_attn_layer_norm", config.layer_norm_eps)(x + attended)
-        y = FeedForward(config.encoder_ffn_dim, config.encoder_activation_function, name="mlp")(x)
-        return layer_norm("final_layer_norm", config.layer_norm_eps)(x + y)
-
-
 class IntraScale(nn.Module):
     """Attention among the pixels of one map [batch, height, width, channels]."""
 
@@ -92,11 +78,15 @@ class IntraScale(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        config = self.config
         batch, height, width, channels = x.shape
-        position = sines_of_grid(height, width, channels, self.config.positional_encoding_temperature)
+        position = sines_of_grid(height, width, channels, config.positional_encoding_temperature)
         pixels = x.reshape(batch, -1, channels)
-        for index in range(self.config.encoder_layers):
-            pixels = EncoderLayer(self.config, name=f"layers_{index}")(pixels, position.astype(x.dtype))
+        attention = partial(SelfAttention, config.encoder_attention_heads)
+        ffn = config.encoder_ffn_dim, config.encoder_activation_function
+        for index in range(config.encoder_layers):
+            layer = EncoderLayer(attention, *ffn, config.layer_norm_eps, name=f"layers_{index}")
+            pixels = layer(pixels, pixels, position.astype(x.dtype))
         return pixels.reshape(x.shape)
 
 

@@ -1,10 +1,12 @@
 """From an image file to the input of a model, and from its outputs to objects."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from examples.library.objects import Objects
 
 from .decoder import Outputs
 
@@ -22,14 +24,6 @@ DEFAULTS_BY_MODEL = {
     "rt_detr": {"do_normalize": False, "size": {"height": 640, "width": 640}},
     "rt_detr_v2": {"do_normalize": False, "size": {"height": 640, "width": 640}},
 }
-
-
-class Objects(NamedTuple):
-    """Objects, best first: scores [n] in [0, 1], labels [n], and boxes [n, 4] as (x0, y0, x1, y1) in pixels."""
-
-    scores: np.ndarray
-    labels: np.ndarray
-    boxes: np.ndarray
 
 
 def preprocess(image: Image.Image, model_type: str, processor: Mapping[str, Any]) -> np.ndarray:
@@ -53,8 +47,12 @@ def resized(height: int, width: int, size: int | Mapping[str, int], max_size: in
     (640, 640)
     >>> resized(480, 640, {"shortest_edge": 800, "longest_edge": 1333})
     (800, 1066)
-    >>> resized(400, 1000, 800, max_size=1333)
-    (533, 1333)
+    >>> resized(640, 480, {"shortest_edge": 800, "longest_edge": 1333})
+    (1066, 800)
+    >>> resized(500, 1010, {"shortest_edge": 800, "longest_edge": 1333})
+    (660, 1333)
+    >>> resized(400, 1000, 800, max_size=1333), resized(400, 1000, 800)  # as in old files
+    ((533, 1333), (533, 1333))
     """
     if isinstance(size, int):
         size = {"shortest_edge": size, "longest_edge": max_size or 1333}

@@ -1,7 +1,9 @@
 """The layers that the encoders and decoders of both models share."""
 
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -41,6 +43,25 @@ class FeedForward(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         hidden = ACTIVATIONS[self.activation](nn.Dense(self.features, name="fc1")(x))
         return nn.Dense(x.shape[-1], name="fc2")(hidden)
+
+
+class EncoderLayer(nn.Module):
+    """Attention and a feed-forward network, each added to its input and normalised.
+
+    attention: makes the layer of attention, given its name; it is called with all arguments but x.
+    """
+
+    attention: Callable[..., nn.Module]
+    ffn_features: int
+    activation: str
+    epsilon: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *inputs: jax.Array, **options: Any) -> jax.Array:
+        attended = self.attention(name="self_attn")(*inputs, **options)
+        x = layer_norm("self_attn_layer_norm", self.epsilon)(x + attended)
+        y = FeedForward(self.ffn_features, self.activation, name="mlp")(x)
+        return layer_norm("final_layer_norm", self.epsilon)(x + y)
 
 
 class Head(nn.Module):

@@ -9,13 +9,25 @@ HEADS = ("class_embed", "bbox_embed")
 UNUSED = "model.denoising_class_embed."  # for a part of RT-DETR's training that these models do not have
 
 
-def _previous(template: str) -> Callable[[re.Match[str]], str]:
-    """A replacement that inserts the number in the last group of a match, less one."""
-    return lambda match: match.expand(template).format(int(match[match.lastindex]) - 1)
+KINDS = {"convolution": "conv", "normalization": "bn"}
 
 
-# Applied one after another.
-RENAMINGS = {
+def _stem(match: re.Match[str]) -> str:
+    """A layer of a stem in transformers; only the stems of ResNet-vd have several, with numbers."""
+    return f"backbone.{KINDS[match[2]]}{int(match[1] or 0) + 1}."
+
+
+def _block(match: re.Match[str]) -> str:
+    """A layer of a residual block in transformers."""
+    return f"backbone.layer{int(match[1]) + 1}.{match[2]}.{KINDS[match[4]]}{int(match[3]) + 1}."
+
+
+def _shortcut(match: re.Match[str]) -> str:
+    return f"backbone.layer{int(match[1]) + 1}.{match[2]}.downsample.{list(KINDS).index(match[3])}."
+
+
+# Applied one after another. A backbone of timm has the names of these models.
+RENAMINGS: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"^model\.": "",
     # the layers of encoder and decoder, in files
     r"\.self_attn\.out_proj\.": ".self_attn.o_proj.",
@@ -29,26 +41,17 @@ RENAMINGS = {
     r"^enc_output\.1\.": "enc_output_norm.",
     # a backbone of transformers
     r"^backbone\.(conv_encoder\.)?model\.": "backbone.",
-    r"^backbone\.embedder\.embedder\.(?=[cn])": "backbone.embedder.0.",
-    r"^backbone\.embedder\.embedder\.": "backbone.embedder.",
-    r"^backbone\.encoder\.stages\.(\d+)\.layers\.": r"backbone.stage\1.",
-    r"\.shortcut\.1\.": ".shortcut.",
-    # a backbone of timm
-    r"^backbone\.conv1\.": "backbone.embedder.0.convolution.",
-    r"^backbone\.bn1\.": "backbone.embedder.0.normalization.",
-    r"^backbone\.layer(\d)\.": _previous("backbone.stage{}."),
-    r"^(backbone\.stage\d\.\d+)\.conv(\d)\.": _previous(r"\1.layer.{}.convolution."),
-    r"^(backbone\.stage\d\.\d+)\.bn(\d)\.": _previous(r"\1.layer.{}.normalization."),
-    r"\.downsample\.0\.": ".shortcut.convolution.",
-    r"\.downsample\.1\.": ".shortcut.normalization.",
+    r"^backbone\.embedder\.embedder\.(?:(\d)\.)?(convolution|normalization)\.": _stem,
+    r"^backbone\.encoder\.stages\.(\d+)\.layers\.(\d+)\.layer\.(\d)\.(convolution|normalization)\.": _block,
+    r"^backbone\.encoder\.stages\.(\d+)\.layers\.(\d+)\.shortcut\.(?:1\.)?(convolution|normalization)\.": _shortcut,
 }
 
 
 def renamed(name: str) -> str:
     """The name that a parameter has in these models.
 
-    >>> renamed("model.backbone.conv_encoder.model.layer1.0.bn2.weight")
-    'backbone.stage0.0.layer.1.normalization.weight'
+    >>> renamed("model.backbone.model.encoder.stages.0.layers.0.layer.1.normalization.weight")
+    'backbone.layer1.0.bn2.weight'
     >>> renamed("model.encoder.encoder.0.layers.0.fc1.bias")
     'encoder.aifi.0.layers.0.mlp.fc1.bias'
     """

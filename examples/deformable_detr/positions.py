@@ -7,12 +7,27 @@ are (x, y), and sizes of images are 1.
 import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 Shapes = Sequence[tuple[int, int]]
+
+
+class Pyramid(NamedTuple):
+    """A feature pyramid, its levels one after another.
+
+    features: [batch, pixels, channels]; shapes: (height, width) of each level; mask: [batch, pixels], whether a pixel
+    is valid, None if all are; ratios: [batch or 1, levels or 1, 2], the valid share of the width and of the height.
+    """
+
+    features: jax.Array
+    shapes: Shapes
+    mask: jax.Array | None
+    ratios: jax.Array
+
 
 TEMPERATURE = 10000
 

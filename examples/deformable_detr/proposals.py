@@ -1,10 +1,13 @@
 """The first of two stages: each pixel of the encoder proposes a box."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .positions import Shapes, pixel_centres
+from .decoder import Detections
+from .layers import layer_norm
+from .positions import Pyramid, Shapes, pixel_centres
 
 SIZE = 0.05  # of a proposal on the first level; each further level doubles it
 MARGIN = 0.01
@@ -22,6 +25,16 @@ def proposals(shapes: Shapes, ratios: jax.Array) -> tuple[jax.Array, jax.Array]:
     inside = jnp.all((boxes > MARGIN) & (boxes < 1 - MARGIN), -1, keepdims=True)
     boxes = jnp.where(inside, boxes, 0.5)
     return jnp.where(inside, jnp.log(boxes / (1 - boxes)), jnp.inf), inside
+
+
+def propose(
+    memory: Pyramid, class_head: nn.Module, box_head: nn.Module, epsilon: float = 1e-5
+) -> tuple[jax.Array, Detections]:
+    """The features of all pixels of the encoded pyramid, and what they propose; makes layers of the calling module."""
+    boxes, inside = proposals(memory.shapes, memory.ratios)
+    projected = nn.Dense(memory.features.shape[-1], name="enc_output")(jnp.where(inside, memory.features, 0))
+    features = layer_norm("enc_output_norm", epsilon)(projected)
+    return features, Detections(class_head(features), jax.nn.sigmoid(box_head(features) + boxes))
 
 
 def best(scores: jax.Array, count: int, *arrays: jax.Array) -> list[jax.Array]:

@@ -6,14 +6,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jax_dcn.linen import MultiScaleDeformableAttention
+from examples.resnet.model import PLAIN, ResNet
 
-from .backbone import ResNet
 from .config import RTDetrConfig
-from .decoder import Decoder, DecoderLayer, Detections, Outputs
+from .decoder import Decoder, Detections, Outputs
 from .hybrid_encoder import ConvNorm, HybridEncoder
-from .layers import Head, box_head, class_head, layer_norm
-from .proposals import best, proposals
+from .layers import Head, box_head, class_head
+from .positions import Pyramid
+from .proposals import best, propose
 
 COARSEST_STRIDE = 32
 METHODS = {"default": "bilinear", "discrete": "discrete"}
@@ -34,7 +34,7 @@ class RTDetr(nn.Module):
             raise ValueError(f"images must have sides divisible by {COARSEST_STRIDE}, got shape {images.shape}")
         maps = [
             ConvNorm(config.encoder_hidden_dim, 1, name=f"encoder_input_proj_{index}")(x, use_running_average)
-            for index, x in enumerate(ResNet(config.backbone, name="backbone")(images))
+            for index, x in enumerate(ResNet(config.backbone, PLAIN, frozen=True, name="backbone")(images))
         ]
         maps = HybridEncoder(config, name="encoder")(maps, use_running_average)
         levels = []
@@ -43,46 +43,26 @@ class RTDetr(nn.Module):
             conv = partial(ConvNorm, config.d_model, size, stride, epsilon=config.batch_norm_eps)
             levels.append(conv(name=f"decoder_input_proj_{index}")(x, use_running_average))
         shapes = tuple(level.shape[1:3] for level in levels)
-        memory = jnp.concatenate([level.reshape(len(level), -1, config.d_model) for level in levels], 1)
-        ratios = jnp.ones((1, len(levels), 2), memory.dtype)
-        proposed, queries = self._propose(memory, shapes, ratios)
-        attention = partial(
-            MultiScaleDeformableAttention,
-            config.d_model,
-            num_heads=config.decoder_attention_heads,
-            num_levels=config.num_feature_levels,
-            num_points=config.decoder_n_points,
-            method=METHODS[config.decoder_method],
-            offset_scale=config.decoder_offset_scale,
-        )
-        layer = partial(
-            DecoderLayer,
-            config.decoder_attention_heads,
-            config.decoder_ffn_dim,
-            config.decoder_activation_function,
-            attention,
-            config.layer_norm_eps,
-        )
+        features = jnp.concatenate([level.reshape(len(level), -1, config.d_model) for level in levels], 1)
+        memory = Pyramid(features, shapes, None, jnp.ones((1, len(levels), 2), features.dtype))
+        proposed, queries = self._propose(memory)
         indices = range(config.decoder_layers)
-        found = Decoder(config.decoder_layers, layer, refine=True, name="decoder")(
+        options = {"method": METHODS[config.decoder_method], "offset_scale": config.decoder_offset_scale}
+        settings = config, config.decoder_activation_function, True, config.layer_norm_eps, options
+        found = Decoder(*settings, name="decoder")(
             queries,
             jax.lax.stop_gradient(proposed.boxes),
             Head((2 * config.d_model, config.d_model), name="query_pos_head"),
-            memory,
-            shapes,
+            memory._replace(ratios=memory.ratios[:, :1]),
             [class_head(config.num_labels, f"class_embed_{index}") for index in indices],
             [box_head(config.d_model, f"bbox_embed_{index}") for index in indices],
-            ratios[:, :1],
         )
         return Outputs(found, proposed)
 
-    def _propose(self, memory, shapes, ratios):
+    def _propose(self, memory: Pyramid) -> tuple[Detections, jax.Array]:
         """The best detections of the first stage, and the features of their pixels, as queries without gradient."""
         config = self.config
-        boxes, inside = proposals(shapes, ratios)
-        projected = nn.Dense(config.d_model, name="enc_output")(jnp.where(inside, memory, 0))
-        features = layer_norm("enc_output_norm", config.layer_norm_eps)(projected)
-        logits = class_head(config.num_labels, "enc_score_head")(features)
-        boxes = jax.nn.sigmoid(box_head(config.d_model, "enc_bbox_head")(features) + boxes)
+        heads = class_head(config.num_labels, "enc_score_head"), box_head(config.d_model, "enc_bbox_head")
+        features, (logits, boxes) = propose(memory, *heads, config.layer_norm_eps)
         logits, boxes, queries = best(logits.max(-1), config.num_queries, logits, boxes, features)
         return Detections(logits, boxes), jax.lax.stop_gradient(queries)

@@ -9,40 +9,37 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-import jax
-
 from examples.digits_library import compare, report, scenes
 from examples.digits_library.backbone import Operator
 from examples.digits_library.evaluate import SIZE_LIMITS
-from examples.digits_library.pictures import draw_detections
 
-from . import sampling
 from .losses import loss
 from .model import Detector, detect
-from .pictures import draw_sampling
+from .sampling import draw_sampling, mean_dilations
 
-VARIANTS = get_args(Operator)
-DILATIONS = tuple(f"dilation {size}" for size in SIZE_LIMITS)
+
+def table(results: list[dict]) -> str:
+    """Scores and dilations of the variants."""
+    return (
+        f"{report.markdown_table(results, tuple(f'dilation {size}' for size in SIZE_LIMITS))}\n"
+        "Dilation is the mean distance of neighbouring samples at their centres, in cells of 8 pixels."
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
-    options = compare.parse(__doc__, VARIANTS, {"steps": 1600, "out": Path("out/detector")}, arguments)
-    models = {name: Detector(len(scenes.CLASSES), operator=name) for name in options.variants}
-    method = compare.Method(loss, detect, sampling.mean_dilations)
-    results, params, found, pictured = compare.compare(models, method, options)
-    if jax.process_index() > 0:
-        return
-    text = (
-        f"{report.markdown_table(results, DILATIONS)}\n"
-        "Dilation is the mean distance of neighbouring samples at their centres, in cells of 8 pixels."
+    example = compare.Example(
+        __doc__,
+        variants=get_args(Operator),
+        defaults={"steps": 1600, "out": Path("out/detector")},
+        make=lambda variant: Detector(len(scenes.CLASSES), operator=variant),
+        loss=loss,
+        detect=detect,
+        table=table,
+        draw=draw_sampling,
+        measure=mean_dilations,
     )
-    compare.write_results(results, text, options)
-    draw_detections(options.out / "detections.png", pictured, found)
-    if "deformable" in params:
-        layers = sampling.deformable_layers(models["deformable"], params["deformable"], pictured.images)
-        draw_sampling(options.out / "sampling.png", pictured, list(layers.values()))
-    print(f"Table and pictures are in {options.out}.")
+    compare.run(example, arguments)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import optax
 
 from examples.digits_library.backbone import STRIDE, locations
-from examples.digits_library.boxes import area, generalised_iou, iou
 from examples.digits_library.scenes import Scenes
+from examples.library.boxes import area, generalised_iou, iou
 
 from .model import Detector, Predictions
 
@@ -48,8 +48,8 @@ def detection_loss(predictions: Predictions, locations: jax.Array, boxes: jax.Ar
     targets = jnp.take_along_axis(boxes, objects[..., None], 1)
     classes = jax.nn.one_hot(jnp.take_along_axis(labels, objects, 1), predictions.logits.shape[-1])
     overlap = jax.lax.stop_gradient(iou(predictions.boxes, targets))
-    wanted = classes * jnp.where(found, overlap, 0)[..., None]
-    weight = jnp.where(wanted > 0, wanted, NEGATIVE_WEIGHT * jax.nn.sigmoid(predictions.logits) ** FOCUS)
-    score_loss = weight * optax.sigmoid_binary_cross_entropy(predictions.logits, wanted)
+    target_scores = classes * jnp.where(found, overlap, 0)[..., None]
+    weight = jnp.where(target_scores > 0, target_scores, NEGATIVE_WEIGHT * jax.nn.sigmoid(predictions.logits) ** FOCUS)
+    score_loss = weight * optax.sigmoid_binary_cross_entropy(predictions.logits, target_scores)
     box_loss = jnp.where(found, 1 - generalised_iou(predictions.boxes, targets), 0)
     return (score_loss.sum() + BOX_WEIGHT * box_loss.sum()) / jnp.maximum(found.sum(), 1)

@@ -1,6 +1,7 @@
 """Trains variants of a detector in the same way and scores them, for the command lines of the examples."""
 
 import argparse
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,38 +12,38 @@ import jax
 import numpy as np
 
 from . import distributed, evaluate, report, scenes
+from .pictures import draw_detections
 from .train import Loss, Recipe, train
 
 PICTURED_SCENES = 8
 
 
-class Method(NamedTuple):
-    """How a kind of detector is trained and measured.
+class Example(NamedTuple):
+    """A program that trains variants of a detector in the same way, and compares them.
 
-    loss: as `train` takes it. detect(model, params, images): its `Detections`. measure(model, params, batches): more
-    numbers, by name.
+    doc: its docstring, a summary and then commands. variants: all that it knows. defaults: of its options.
+    make(variant): a model. loss: as `train` takes it. detect(model, params, images): its `Detections`.
+    table(results): the text of the results. draw(folder, model, params, scenes): pictures of the variant "deformable".
+    measure(model, params, batches): more numbers, by name.
     """
 
+    doc: str
+    variants: Sequence[str]
+    defaults: dict[str, Any]
+    make: Callable[[str], nn.Module]
     loss: Loss
     detect: Callable[[nn.Module, dict, jax.Array], evaluate.Detections]
+    table: Callable[[list[dict]], str]
+    draw: Callable[[Path, nn.Module, dict, scenes.Scenes], None]
     measure: Callable[[nn.Module, dict, list[scenes.Scenes]], dict[str, float]] = lambda *_: {}
 
 
-class Comparison(NamedTuple):
-    """The result of each run, and, for the first run of each variant, its parameters and its detections in the
-    `pictured` scenes."""
-
-    results: list[dict[str, Any]]
-    params: dict[str, dict]
-    found: dict[str, evaluate.Detections]
-    pictured: scenes.Scenes
-
-
-def compare(models: dict[str, nn.Module], method: Method, options: argparse.Namespace) -> Comparison:
-    """Train every model with every seed, score it on the validation scenes and print the scores.
+def run(example: Example, arguments: Sequence[str] | None) -> None:
+    """Train every variant with every seed, score it on the validation scenes, and write tables and pictures.
 
     Several processes train together. Afterwards each of them computes the same scores, so that none waits for another.
     """
+    options = parse(example.doc, example.variants, example.defaults, arguments)
     devices = distributed.start(options)
     say = print if jax.process_index() == 0 else lambda *_: None
     say(f"jax {jax.__version__} on {len(devices)} x {devices[0].device_kind}")
@@ -50,39 +51,43 @@ def compare(models: dict[str, nn.Module], method: Method, options: argparse.Name
     pictured = scenes.make_batch("validation", evaluate.VALIDATION_SEED, range(PICTURED_SCENES))
     rates = {"learning_rate": options.learning_rate, "offset_rate": options.offset_rate}
     recipe = Recipe(options.steps, options.batch_size, **rates, checkpoint_every=options.checkpoint_every)
-    comparison = Comparison([], {}, {}, pictured)
-    for seed in range(options.seeds):
-        for variant, model in models.items():
-            name = f"{variant}-{seed}"
-            directory = options.out / "checkpoints" / name
-            run = train(model, method.loss, recipe, seed, directory, resume=options.resume, devices=devices, title=name)
-            params = jax.device_get(run.state.params)
-            detections = [jax.device_get(method.detect(model, params, batch.images)) for batch in truth]
-            scores = evaluate.average_precision(truth, detections)
-            say(f"{name}: " + ", ".join(f"{score} {100 * scores[score]:.1f}" for score in ("AP", "AP50", "AP75")))
-            comparison.results.append(
-                {
-                    "variant": variant,
-                    "seed": seed,
-                    **scores,
-                    "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
-                    "ms per step": float(np.median(run.milliseconds)),
-                    **method.measure(model, params, truth),
-                    "losses": run.losses,
-                }
-            )
-            if variant not in comparison.found:
-                comparison.params[variant] = params
-                comparison.found[variant] = jax.device_get(method.detect(model, params, pictured.images))
-    return comparison
-
-
-def write_results(results: list[dict], text: str, options: argparse.Namespace) -> None:
-    """Print the text, with a legend, and write it and the results to the output folder."""
-    text = f"{text}\n{report.LEGEND}\n"
+    models = {variant: example.make(variant) for variant in options.variants}
+    results, first_params = [], {}
+    for seed, (variant, model) in itertools.product(range(options.seeds), models.items()):
+        name = f"{variant}-{seed}"
+        directory = options.out / "checkpoints" / name
+        training = {"resume": options.resume, "devices": devices, "title": name}
+        finished = train(model, example.loss, recipe, seed, directory, **training)
+        params = jax.device_get(finished.state.params)
+        first_params.setdefault(variant, params)
+        detections = [jax.device_get(example.detect(model, params, batch.images)) for batch in truth]
+        scores = evaluate.average_precision(truth, detections)
+        say(f"{name}: " + ", ".join(f"{score} {100 * scores[score]:.1f}" for score in ("AP", "AP50", "AP75")))
+        results.append(
+            {
+                "variant": variant,
+                "seed": seed,
+                **scores,
+                "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
+                "ms per step": float(np.median(finished.milliseconds)),
+                **example.measure(model, params, truth),
+                "losses": finished.losses,
+            }
+        )
+    if jax.process_index() > 0:
+        return
+    text = f"{example.table(results)}\n{report.LEGEND}\n"
     print(f"\n{text}", end="")
     (options.out / "results.md").write_text(text)
     (options.out / "results.json").write_text(json.dumps({"options": vars(options), "runs": results}, default=str))
+    found = {
+        name: jax.device_get(example.detect(models[name], params, pictured.images))
+        for name, params in first_params.items()
+    }
+    draw_detections(options.out / "detections.png", pictured, found)
+    if "deformable" in models:
+        example.draw(options.out, models["deformable"], first_params["deformable"], pictured)
+    print(f"Tables and pictures are in {options.out}.")
 
 
 def parse(

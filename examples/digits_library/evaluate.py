@@ -1,18 +1,16 @@
 """Detections and their COCO average precision."""
 
-import contextlib
-import io
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
+
+from examples.library import precision
+from examples.library.boxes import suppress
 
 from . import scenes
-from .boxes import suppress
 
 VALIDATION_SEED = 1
 MAX_DETECTIONS = 100
@@ -62,46 +60,25 @@ def average_precision(truth: list[scenes.Scenes], found: list[Detections]) -> di
 
     An average over no object is NaN.
     """
-    with contextlib.redirect_stdout(io.StringIO()):
-        ground_truth = _coco((batch.boxes, batch.labels >= 0, batch.labels) for batch in truth)
-        evaluation = COCOeval(ground_truth, _coco(found), "bbox")
-        areas = {"all": (0, math.inf)} | SIZE_LIMITS
-        evaluation.params.areaRng = [[low**2, high**2] for low, high in areas.values()]
-        evaluation.params.areaRngLbl = list(areas)
-        evaluation.evaluate()
-        evaluation.accumulate()
-    precision = evaluation.eval["precision"][..., -1]  # [IoU threshold, recall, class, area]
-    mean = {label: _mean_of_known(precision[..., i]) for i, label in enumerate(areas)}
-    return {
-        "AP": mean["all"],
-        "AP50": _mean_of_known(precision[0, ..., 0]),
-        "AP75": _mean_of_known(precision[5, ..., 0]),
-        **{f"AP {label}": mean[label] for label in SIZE_LIMITS},
+    true_objects = _objects((batch.boxes, batch.labels >= 0, batch.labels) for batch in truth)
+    content = {
+        "images": [{"id": image} for image in range(sum(len(batch.images) for batch in truth))],
+        "annotations": precision.numbered(true_objects),
+        "categories": [{"id": index, "name": name} for index, name in enumerate(scenes.CLASSES)],
     }
+    return precision.average_precision(precision.indexed(content), _objects(found), sizes=SIZE_LIMITS)
 
 
-def _coco(batches):
-    """Batches of (boxes, scores, classes) in the format of pycocotools. A score of 0 means no object."""
-    coco = COCO()
-    annotations, images = [], []
-    for image, (boxes, scores, classes) in enumerate(_per_image(batches)):
-        images.append({"id": image})
-        for i in np.flatnonzero(scores > 0):
-            x0, y0, x1, y1 = boxes[i].tolist()
-            annotation = {"id": len(annotations) + 1, "image_id": image, "category_id": int(classes[i]), "iscrowd": 0}
-            annotation |= {"bbox": [x0, y0, x1 - x0, y1 - y0], "area": (x1 - x0) * (y1 - y0), "score": float(scores[i])}
-            annotations.append(annotation)
-    categories = [{"id": i, "name": name} for i, name in enumerate(scenes.CLASSES)]
-    coco.dataset = {"images": images, "annotations": annotations, "categories": categories}
-    coco.createIndex()
-    return coco
-
-
-def _per_image(batches):
-    for batch in batches:
-        yield from zip(*(np.asarray(part) for part in batch), strict=True)
-
-
-def _mean_of_known(values):
-    known = values[values > -1]
-    return float(known.mean()) if known.size else math.nan
+def _objects(batches):
+    """Batches of (boxes, scores, classes) in the format of COCO. A score of 0 means no object."""
+    images = (image for batch in batches for image in zip(*(np.asarray(part) for part in batch), strict=True))
+    return [
+        {
+            "image_id": image,
+            "category_id": int(classes[index]),
+            "bbox": precision.corners_to_sides(boxes[index]),
+            "score": float(scores[index]),
+        }
+        for image, (boxes, scores, classes) in enumerate(images)
+        for index in np.flatnonzero(scores > 0)
+    ]

@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 
+from examples.library.boxes import suppress
+
 from . import scenes
-from .boxes import suppress
 from .evaluate import NMS_THRESHOLD, Detections, size_class
 
 SCORE_THRESHOLD = 0.3

@@ -13,9 +13,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dcn
+from examples.library.loop import Run, Start, State, first_state, fit, update
 
 from . import scenes
-from .loop import Run, Start, State, fit
 
 # loss(model, params, batch): the number to minimise.
 Loss = Callable[[nn.Module, dict, scenes.Scenes], jax.Array]
@@ -52,8 +52,7 @@ def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
 def initial_state(model: nn.Module, recipe: Recipe, image_size: int, seed: int) -> State:
     """The state before the first step."""
     images = jnp.zeros((1, image_size, image_size, 3), jnp.uint8)
-    params = model.init(jax.random.key(seed), images)["params"]
-    return State(jnp.zeros((), jnp.int32), params, make_optimiser(recipe).init(params))
+    return first_state(model.init(jax.random.key(seed), images)["params"], make_optimiser(recipe))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3, out_shardings=P())
@@ -61,9 +60,7 @@ def train_step(
     model: nn.Module, loss: Loss, recipe: Recipe, state: State, batch: scenes.Scenes
 ) -> tuple[State, jax.Array]:
     """One optimiser step on one batch: the new state, and the loss before the step."""
-    value, gradient = jax.value_and_grad(loss, argnums=1)(model, state.params, batch)
-    updates, optimiser_state = make_optimiser(recipe).update(gradient, state.optimiser, state.params)
-    return State(state.step + 1, optax.apply_updates(state.params, updates), optimiser_state), value
+    return update(state, make_optimiser(recipe), lambda params: loss(model, params, batch))
 
 
 def train(

@@ -6,7 +6,6 @@ python -m examples.rcnn out/rcnn/model.npz photo.jpg --names annotations.json --
 The last is a model that `python -m examples.rcnn.train` has written.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,26 +14,20 @@ import jax
 import numpy as np
 from PIL import Image
 
-from examples.deformable_detr.images import Objects
+from examples.library import objects
 
 from .detector import detect
 from .images import SCALE
-from .pictures import draw
 from .weights import load
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.rcnn", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("checkpoint", type=Path, help="a .pth (read by torch), .safetensors or .npz file")
-    parser.add_argument("image")
+    checkpoint_help = "a .pth (read by torch), .safetensors or .npz file"
+    parser = objects.make_parser("python -m examples.rcnn", __doc__, checkpoint_help)
     parser.add_argument("--names", type=Path, help="a JSON file of COCO's format, for the names of the classes")
-    parser.add_argument("--threshold", type=float, default=0.5, help="the lowest score of an object (%(default)s)")
     size_help = "longer and shorter side that the image is resized to (%(default)s)"
     parser.add_argument("--scale", type=int, nargs=2, default=SCALE, help=size_help)
-    parser.add_argument("--out", type=Path, default=Path("detections.png"), help="the picture (%(default)s)")
     options = parser.parse_args(arguments)
 
     if min(options.scale) < 1:
@@ -47,12 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(str(error))
     found = jax.device_get(detect(model, variables, np.asarray(image)[None], tuple(options.scale)))
     kept = found.scores[0] >= options.threshold
-    objects = Objects(found.scores[0][kept], found.labels[0][kept], found.boxes[0][kept])
-    for score, label, (x0, y0, x1, y1) in zip(*objects, strict=True):
-        print(f"{names[label]:20} {score:.3f}  from ({x0:.1f}, {y0:.1f}) to ({x1:.1f}, {y1:.1f})")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    draw(options.out, image, objects, None if found.masks is None else found.masks[0][kept], names)
-    print(f"{len(objects.scores)} objects are in {options.out}.")
+    masks = None if found.masks is None else found.masks[0][kept]
+    detected = objects.Objects(found.scores[0][kept], found.labels[0][kept], found.boxes[0][kept], masks)
+    objects.report(options.out, image, detected, names)
 
 
 def class_names(annotations: Path | None, count: int) -> list[str]:

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from examples.rfcn import anchors as rfcn
+from examples.library import boxes
 
 STRIDES = (4, 8, 16, 32, 64)
 RATIOS = (0.5, 1.0, 2.0)
@@ -13,8 +13,8 @@ SCALE = 8
 MAX_LOG_SCALE = math.log(1000 / 16)
 MIN_SIDE = 1e-3  # padding has no area; mmdet has no limit
 
-encode = partial(rfcn.encode, min_side=MIN_SIDE)
-decode = partial(rfcn.decode, min_side=MIN_SIDE, log_scales=(-MAX_LOG_SCALE, MAX_LOG_SCALE))
+encode = partial(boxes.encode, min_side=MIN_SIDE)
+decode = partial(boxes.decode, min_side=MIN_SIDE, log_scales=(-MAX_LOG_SCALE, MAX_LOG_SCALE))
 
 
 def anchors(height: int, width: int, stride: int) -> np.ndarray:

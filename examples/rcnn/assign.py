@@ -5,10 +5,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from examples.digits_library.boxes import iou
+from examples.library.boxes import Boxes, iou
 
-from .config import Sampling
-from .rpn import Regions
+from .config import Selection
 
 NEGATIVE, UNUSED = -1, -2
 
@@ -19,11 +18,11 @@ class Samples(NamedTuple):
     regions: [batch, n]; objects: the index of the object of each region, or `NEGATIVE`, or `UNUSED` for padding.
     """
 
-    regions: Regions
+    regions: Boxes
     objects: jax.Array
 
 
-def assign(boxes: jax.Array, valid: jax.Array, truth: Regions, settings: Sampling) -> jax.Array:
+def assign(boxes: jax.Array, valid: jax.Array, truth: Boxes, settings: Selection) -> jax.Array:
     """The index of the object that each box [n] of one image has, or `NEGATIVE`, or `UNUSED`.
 
     truth: the objects' boxes [m, 4] and which of them are no padding.
@@ -38,7 +37,7 @@ def assign(boxes: jax.Array, valid: jax.Array, truth: Regions, settings: Samplin
     return jnp.where(valid, jnp.where(is_best.any(1), last_best, objects), UNUSED)
 
 
-def sample(key: jax.Array, objects: jax.Array, settings: Sampling) -> jax.Array:
+def sample(key: jax.Array, objects: jax.Array, settings: Selection) -> jax.Array:
     """The result [n] of `assign`, in which at most `settings.count` boxes stay, drawn at random, and others are
     `UNUSED`."""
     positive_key, negative_key = jax.random.split(key)
@@ -47,7 +46,7 @@ def sample(key: jax.Array, objects: jax.Array, settings: Sampling) -> jax.Array:
     return jnp.where(positive | negative, objects, UNUSED)
 
 
-def sample_anchors(key: jax.Array, anchors: jax.Array, truth: Regions, settings: Sampling) -> jax.Array:
+def sample_anchors(key: jax.Array, anchors: jax.Array, truth: Boxes, settings: Selection) -> jax.Array:
     """The object of each anchor [batch, n] that is drawn, or `NEGATIVE`, or `UNUSED`."""
 
     def of_image(key, truth):
@@ -56,7 +55,7 @@ def sample_anchors(key: jax.Array, anchors: jax.Array, truth: Regions, settings:
     return jax.vmap(of_image)(jax.random.split(key, len(truth.boxes)), truth)
 
 
-def sample_regions(key: jax.Array, proposals: Regions, truth: Regions, settings: Sampling) -> Samples:
+def sample_regions(key: jax.Array, proposals: Boxes, truth: Boxes, settings: Selection) -> Samples:
     """`settings.count` regions per image, drawn from its objects, each of which is its own, and its proposals."""
 
     def of_image(key, proposals, truth):
@@ -65,7 +64,7 @@ def sample_regions(key: jax.Array, proposals: Regions, truth: Regions, settings:
         objects = jnp.concatenate([own, assign(*proposals, truth, settings)])
         objects = sample(key, objects, settings)
         order = jnp.argsort(jnp.where(objects >= 0, 0, -objects), stable=True)[: settings.count]
-        return Samples(Regions(boxes[order], objects[order] != UNUSED), objects[order])
+        return Samples(Boxes(boxes[order], objects[order] != UNUSED), objects[order])
 
     return jax.vmap(of_image)(jax.random.split(key, len(truth.boxes)), proposals, truth)
 

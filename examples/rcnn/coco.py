@@ -1,7 +1,5 @@
 """Images with annotations in the format of COCO, at one size for all, and the average precision of detections."""
 
-import contextlib
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +9,10 @@ import numpy as np
 from PIL import Image
 from pycocotools import mask as rle
 from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 
-from examples.digits_library.loop import ahead
-from examples.resnet.images import MEAN
+from examples.library import precision
+from examples.library.loop import ahead
+from examples.resnet import MEAN
 
 from .detector import Detections
 from .losses import Batch
@@ -39,10 +37,7 @@ def read(annotations: Path, folder: Path) -> Dataset:
     for key in ("images", "annotations", "categories"):
         if not isinstance(content, dict) or not content.get(key):
             raise ValueError(f"{annotations} must have {key}, as files of COCO's format do")
-    found = COCO()
-    found.dataset = content
-    with contextlib.redirect_stdout(io.StringIO()):
-        found.createIndex()
+    found = precision.indexed(content)
     return Dataset(found, folder, sorted(found.getCatIds()))
 
 
@@ -151,9 +146,9 @@ def results(dataset: Dataset, image: int, found: Detections, size: tuple[int, in
     scale = np.array([info["width"] / width, info["height"] / height] * 2)
     listed = []
     for index in np.flatnonzero(np.asarray(found.scores) > 0):
-        x0, y0, x1, y1 = (np.asarray(found.boxes[index]) * scale).tolist()
         result = {"image_id": image, "category_id": dataset.categories[int(found.labels[index])]}
-        result |= {"bbox": [x0, y0, x1 - x0, y1 - y0], "score": float(found.scores[index])}
+        bbox = precision.corners_to_sides(np.asarray(found.boxes[index]) * scale)
+        result |= {"bbox": bbox, "score": float(found.scores[index])}
         if found.masks is not None:
             mask = Image.fromarray(np.asarray(found.masks[index], np.uint8)[:height, :width])
             result["segmentation"] = encoded(np.asarray(mask.resize((info["width"], info["height"]))))
@@ -168,23 +163,7 @@ def encoded(mask: np.ndarray) -> dict:
 
 
 def average_precision(dataset: Dataset, listed: list[dict], masks: bool) -> dict[str, float]:
-    """COCO's AP (IoU 0.50 to 0.95), AP50 and AP75 of boxes and, if asked for, of masks; all 0 without a detection."""
-    scores = {}
-    for name, kind in {"box": "bbox", "mask": "segm"}.items():
-        if name == "mask" and not masks:
-            continue
-        values = [0.0, 0.0, 0.0]
-        if listed:
-            # pycocotools takes a result with a mask for one without a box.
-            entries = [
-                {key: value for key, value in one.items() if kind == "segm" or key != "segmentation"} for one in listed
-            ]
-            entries = [{key: value for key, value in one.items() if kind == "bbox" or key != "bbox"} for one in entries]
-            with contextlib.redirect_stdout(io.StringIO()):
-                evaluation = COCOeval(dataset.annotations, dataset.annotations.loadRes(entries), kind)
-                evaluation.evaluate()
-                evaluation.accumulate()
-                evaluation.summarize()
-            values = evaluation.stats[:3].tolist()
-        scores |= dict(zip((f"{name} AP", f"{name} AP50", f"{name} AP75"), values, strict=True))
-    return scores
+    """COCO's AP (IoU 0.50 to 0.95), AP50 and AP75 of boxes and, if asked for, of masks."""
+    kinds = {"box": "bbox"} | ({"mask": "segm"} if masks else {})
+    scores = {name: precision.average_precision(dataset.annotations, listed, kind) for name, kind in kinds.items()}
+    return {f"{name} {score}": value for name, found in scores.items() for score, value in found.items()}

@@ -14,7 +14,7 @@ class Proposals:
 
 
 @dataclass(frozen=True)
-class Objects:
+class ObjectLimits:
     """How objects are chosen from the classes of all regions."""
 
     score_threshold: float = 0.05
@@ -23,7 +23,7 @@ class Objects:
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Selection:
     """Which boxes a stage is trained on.
 
     A box is positive if its IoU with an object is at least `positive`, and negative if it is below `negative` with all.
@@ -39,8 +39,8 @@ class Sampling:
     positive_fraction: float
 
 
-ANCHORS = Sampling(positive=0.7, negative=0.3, low_quality=0.3, count=256, positive_fraction=0.5)
-REGIONS = Sampling(positive=0.5, negative=0.5, low_quality=math.inf, count=512, positive_fraction=0.25)
+ANCHORS = Selection(positive=0.7, negative=0.3, low_quality=0.3, count=256, positive_fraction=0.5)
+REGIONS = Selection(positive=0.5, negative=0.5, low_quality=math.inf, count=512, positive_fraction=0.25)
 MASK_REGIONS = replace(REGIONS, low_quality=0.5)
 
 
@@ -61,9 +61,9 @@ class Config:
     hidden: int = 1024
     proposals: Proposals = Proposals()
     training_proposals: Proposals = Proposals(per_level=2000)
-    objects: Objects = Objects()
+    objects: ObjectLimits = ObjectLimits()
 
     @property
-    def regions(self) -> Sampling:
+    def regions(self) -> Selection:
         """Which regions the heads are trained on. mmdet's two models differ in it."""
         return MASK_REGIONS if self.masks else REGIONS

@@ -7,15 +7,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from examples.library.boxes import Boxes, clip
 from examples.resnet import ResNet
 from jax_dcn import nms
 
 from .anchors import decode
-from .config import Config, Objects
+from .config import Config, ObjectLimits
 from .fpn import FPN
 from .images import SCALE, normalise, paste, resize, resized_size
 from .roi_heads import RoIHead
-from .rpn import Regions, RPNHead, clip, propose, take
+from .rpn import RPNHead, propose, take
 
 DELTA_SCALE = (0.1, 0.1, 0.2, 0.2)
 MASK_THRESHOLD = 0.5
@@ -57,19 +58,17 @@ class RCNN(nn.Module):
         """The feature pyramid of images as `__call__` takes them."""
         return self.neck(self.backbone(normalise(images)))
 
-    def find(self, features: list[jax.Array], regions: Regions, height: int, width: int) -> Detections:
+    def find(self, features: list[jax.Array], regions: Boxes, height: int, width: int) -> Detections:
         """The objects in regions of images, whose height and width without padding are given."""
         logits, deltas = self.roi_head.classify(features, regions)
         boxes = clip(decode(deltas * jnp.array(DELTA_SCALE), regions.boxes[:, :, None]), height, width)
         found = choose(jax.nn.softmax(logits), boxes, regions.valid, self.config.objects)
         if not self.config.masks:
             return found
-        return found._replace(
-            masks=self.roi_head.segment(features, Regions(found.boxes, found.scores > 0), found.labels)
-        )
+        return found._replace(masks=self.roi_head.segment(features, Boxes(found.boxes, found.scores > 0), found.labels))
 
 
-def choose(scores: jax.Array, boxes: jax.Array, valid: jax.Array, settings: Objects) -> Detections:
+def choose(scores: jax.Array, boxes: jax.Array, valid: jax.Array, settings: ObjectLimits) -> Detections:
     """The best objects after non-maximum suppression in each class.
 
     scores [batch, n, classes + 1], boxes [batch, n, classes, 4], valid [batch, n].

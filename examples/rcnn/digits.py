@@ -8,10 +8,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from PIL import Image
 
 from examples.digits_library import evaluate, scenes
+from examples.library import precision
 
 from .coco import encoded
 
@@ -43,12 +43,10 @@ def write(folder: Path, split: scenes.Split, count: int, size: int) -> None:
         Image.fromarray(scene.images).save(folder / split / name)
         images.append({"id": index + 1, "file_name": name, "height": size, "width": size})
         for box, label, mask in zip(scene.boxes[: len(masks)], scene.labels, masks, strict=False):
-            x0, y0, x1, y1 = box.tolist()
-            annotation = {"id": len(annotations) + 1, "image_id": index + 1, "category_id": int(label) + 1}
-            annotation |= {"bbox": [x0, y0, x1 - x0, y1 - y0], "area": int(np.count_nonzero(mask)), "iscrowd": 0}
-            annotations.append(annotation | {"segmentation": encoded(mask)})
+            annotation = {"image_id": index + 1, "category_id": int(label) + 1, "segmentation": encoded(mask)}
+            annotations.append(annotation | {"bbox": precision.corners_to_sides(box)})
     categories = [{"id": index, "name": name} for index, name in enumerate(scenes.CLASSES, 1)]
-    content = {"images": images, "annotations": annotations, "categories": categories}
+    content = {"images": images, "annotations": precision.numbered(annotations, "segm"), "categories": categories}
     (folder / f"{split}.json").write_text(json.dumps(content))
 
 

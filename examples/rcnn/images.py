@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from examples.resnet.images import DEVIATION, MEAN
+from examples.resnet import DEVIATION, MEAN
 
 SCALE = (1333, 800)
 DIVISOR = 32

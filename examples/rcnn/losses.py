@@ -6,14 +6,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from examples.library.boxes import Boxes
 from jax_dcn import roi_align
 
 from .anchors import encode
 from .assign import NEGATIVE, UNUSED, Samples, sample_anchors, sample_regions
-from .config import ANCHORS, Sampling
+from .config import ANCHORS, Selection
 from .detector import DELTA_SCALE, RCNN
 from .roi_heads import MASK_BINS
-from .rpn import AnchorPredictions, Regions, propose, take
+from .rpn import AnchorPredictions, propose, take
 
 
 class Batch(NamedTuple):
@@ -29,12 +30,12 @@ class Batch(NamedTuple):
     masks: jax.Array
 
     @property
-    def truth(self) -> Regions:
+    def truth(self) -> Boxes:
         """The boxes, and which of them are no padding."""
-        return Regions(self.boxes, self.labels >= 0)
+        return Boxes(self.boxes, self.labels >= 0)
 
 
-def losses(model: RCNN, batch: Batch, key: jax.Array, regions: Sampling | None = None) -> dict[str, jax.Array]:
+def losses(model: RCNN, batch: Batch, key: jax.Array, regions: Selection | None = None) -> dict[str, jax.Array]:
     """The losses of mmdet by name, for `model.apply(..., method=losses)`. Their sum is what training minimises.
 
     regions: which regions the heads are trained on; by default, as in mmdet.
@@ -50,7 +51,7 @@ def losses(model: RCNN, batch: Batch, key: jax.Array, regions: Sampling | None =
 
 
 def anchor_losses(
-    predictions: AnchorPredictions, truth: Regions, key: jax.Array, settings: Sampling
+    predictions: AnchorPredictions, truth: Boxes, key: jax.Array, settings: Selection
 ) -> dict[str, jax.Array]:
     """Cross-entropy of objects and L1 loss of their boxes, per anchor that is drawn."""
     anchors = jnp.concatenate(predictions.anchors)
@@ -67,7 +68,7 @@ def anchor_losses(
 
 
 def region_losses(
-    model: RCNN, features: list[jax.Array], samples: Samples, batch: Batch, settings: Sampling
+    model: RCNN, features: list[jax.Array], samples: Samples, batch: Batch, settings: Selection
 ) -> dict[str, jax.Array]:
     """Cross-entropy of classes and L1 loss of boxes, per region, and cross-entropy of the masks' cells."""
     regions, objects = samples
@@ -86,7 +87,7 @@ def region_losses(
     if model.config.masks:
         # Only the first regions of a sample may be positive.
         first = int(settings.count * settings.positive_fraction)
-        regions = Regions(regions.boxes[:, :first], positive[:, :first])
+        regions = Boxes(regions.boxes[:, :first], positive[:, :first])
         logits = model.roi_head.segment(features, regions, own_class[:, :first])
         cells = optax.sigmoid_binary_cross_entropy(logits, mask_targets(batch.masks, regions, object_or_0[:, :first]))
         mean = cells.mean((-2, -1))
@@ -94,7 +95,7 @@ def region_losses(
     return found
 
 
-def mask_targets(masks: jax.Array, regions: Regions, objects: jax.Array) -> jax.Array:
+def mask_targets(masks: jax.Array, regions: Boxes, objects: jax.Array) -> jax.Array:
     """Which cells of regions [batch, n] the masks [batch, m, height, width] of their objects cover by half or more."""
     batch, count = masks.shape[:2]
     index = jnp.where(regions.valid, objects + count * jnp.arange(batch)[:, None], -1)

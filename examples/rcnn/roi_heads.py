@@ -6,18 +6,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from examples.library.boxes import Boxes
 from jax_dcn import fpn_levels, roi_align
 
 from .anchors import STRIDES
 from .fpn import ConvModule
-from .rpn import Regions
 
 POOLED_LEVELS = 4  # the coarsest features only propose
 BOX_BINS, MASK_BINS = 7, 14
 MASK_CONVS = 4
 
 
-def pool(features: Sequence[jax.Array], regions: Regions, bins: int) -> jax.Array:
+def pool(features: Sequence[jax.Array], regions: Boxes, bins: int) -> jax.Array:
     """RoIAlign from the level that suits each region's size: [batch, n, bins, bins, features]; zeros for padding."""
     batch, count = regions.valid.shape
     levels = fpn_levels(
@@ -106,11 +106,11 @@ class RoIHead(nn.Module):
         if self.masks:
             self.mask_head = MaskHead(self.classes, self.features)
 
-    def classify(self, features: Sequence[jax.Array], regions: Regions) -> tuple[jax.Array, jax.Array]:
+    def classify(self, features: Sequence[jax.Array], regions: Boxes) -> tuple[jax.Array, jax.Array]:
         """Logits [batch, n, classes + 1] and deltas [batch, n, classes, 4] of regions."""
         return self.bbox_head(pool(features, regions, BOX_BINS))
 
-    def segment(self, features: Sequence[jax.Array], regions: Regions, labels: jax.Array) -> jax.Array:
+    def segment(self, features: Sequence[jax.Array], regions: Boxes, labels: jax.Array) -> jax.Array:
         """The mask logits [batch, n, 28, 28] of the class of each region, given by labels [batch, n]."""
         pooled = pool(features, regions, MASK_BINS)
         logits = self.mask_head(pooled.reshape(-1, *pooled.shape[2:]))

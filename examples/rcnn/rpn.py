@@ -7,20 +7,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from examples.library.boxes import Boxes, clip
 from jax_dcn import nms
 
 from .anchors import RATIOS, STRIDES, anchors, decode
 from .config import Proposals
-
-
-class Regions(NamedTuple):
-    """A fixed number of boxes per image, some of which are padding.
-
-    boxes: [batch, n, 4] as (x0, y0, x1, y1) in pixels; valid: bool [batch, n].
-    """
-
-    boxes: jax.Array
-    valid: jax.Array
 
 
 class AnchorPredictions(NamedTuple):
@@ -50,7 +41,7 @@ class RPNHead(nn.Module):
         )
 
 
-def propose(predictions: AnchorPredictions, height: int, width: int, settings: Proposals) -> tuple[Regions, jax.Array]:
+def propose(predictions: AnchorPredictions, height: int, width: int, settings: Proposals) -> tuple[Boxes, jax.Array]:
     """The best boxes after non-maximum suppression on each level, and their scores [batch, n], best first.
 
     height, width: of the images without their padding.
@@ -65,14 +56,9 @@ def propose(predictions: AnchorPredictions, height: int, width: int, settings: P
     has_area = (boxes[..., 2:] > boxes[..., :2]).all(-1)
     logits = jnp.where(has_area, logits, -jnp.inf)
     kept, valid = nms(boxes, logits, settings.iou_threshold, max_outputs=settings.count, classes=levels)
-    return Regions(take(boxes, kept), valid), jax.nn.sigmoid(take(logits, kept)) * valid
+    return Boxes(take(boxes, kept), valid), jax.nn.sigmoid(take(logits, kept)) * valid
 
 
 def take(values: jax.Array, indices: jax.Array) -> jax.Array:
     """The values [batch, n, ...] at indices [batch, k] of each image."""
     return jax.vmap(lambda values, indices: values[indices])(values, indices)
-
-
-def clip(boxes: jax.Array, height: int, width: int) -> jax.Array:
-    """Boxes [..., 4], clipped to the image."""
-    return jnp.clip(boxes, 0, jnp.array([width, height, width, height]))

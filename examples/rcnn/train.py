@@ -15,11 +15,10 @@ from functools import partial
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
-from examples.digits_library.loop import Start, State, fit
+from examples.library.loop import Start, State, first_state, fit, update
 from jax_dcn import interop
 
 from . import coco
@@ -88,9 +87,7 @@ def train_step(model: RCNN, recipe: Recipe, statistics: dict, state: State, batc
         found = model.apply({"params": params, "batch_stats": statistics}, batch, key, regions, method=losses)
         return sum(found.values())
 
-    value, gradient = jax.value_and_grad(loss)(state.params)
-    updates, optimiser = make_optimiser(recipe).update(gradient, state.optimiser, state.params)
-    return State(state.step + 1, optax.apply_updates(state.params, updates), optimiser), value
+    return update(state, make_optimiser(recipe), loss)
 
 
 def evaluate(model: RCNN, variables: dict, dataset: coco.Dataset, batch_size: int, size: tuple[int, int]) -> dict:
@@ -122,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         params = params | {"roi_head": {"bbox_head": params["roi_head"]["bbox_head"]}}
 
     def make():
-        return State(jnp.zeros((), jnp.int32), params, make_optimiser(recipe).init(params))
+        return first_state(params, make_optimiser(recipe))
 
     size = tuple(options.size)
     run = fit(

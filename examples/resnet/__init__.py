@@ -1,5 +1,5 @@
 """ResNet with deformable convolutions, which loads mmdet's checkpoints: ``python -m examples.resnet``."""
 
-from .model import ResNet
+from .model import DEVIATION, MEAN, Layout, ResNet
 
-__all__ = ["ResNet"]
+__all__ = ["DEVIATION", "MEAN", "Layout", "ResNet"]

@@ -13,8 +13,7 @@ from PIL import Image
 
 from jax_dcn import interop
 
-from .images import DEVIATION, MEAN
-from .model import STAGES, ResNet
+from .model import DEVIATION, MEAN, STAGES, ResNet
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

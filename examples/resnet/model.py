@@ -1,8 +1,12 @@
-"""ResNet-50, -101 and -152 with deformable convolutions, with the names and the results of mmdet's.
+"""ResNets with deformable convolutions, with the names and the results of mmdet's, torchvision's and transformers'.
 
-He et al., Deep Residual Learning, arXiv:1512.03385, in the form where the 3x3 convolution of a block has its stride;
+He et al., Deep Residual Learning, arXiv:1512.03385; He et al., Bag of Tricks, arXiv:1812.01187, for ResNet-vd;
 Dai et al., arXiv:1703.06211, and Zhu et al., arXiv:1811.11168, for which convolutions are deformable.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -11,96 +15,127 @@ from flax.typing import Dtype
 
 from jax_dcn.linen import DeformConv
 
+# The normalisation of images in RGB, of ImageNet's, that mmdet's models of this form are trained with.
+MEAN, DEVIATION = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+
 STAGES = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
-EXPANSION = 4
+PLAIN = (False,) * 4  # no stage has deformable convolutions
+EXPANSION = 4  # of the channels in the middle of a bottleneck
 
 
-class Bottleneck(nn.Module):
-    """A residual block of 1x1, 3x3 and 1x1 convolutions, of which the 3x3 one is plain or deformable."""
+@dataclass(frozen=True)
+class Layout:
+    """The sizes and the form of a ResNet, by the names of transformers.
+
+    layer_type: "bottleneck", blocks of 1x1, 3x3 and 1x1 convolutions, or "basic", of two 3x3 convolutions.
+    deep: ResNet-vd, whose stem is three 3x3 convolutions and whose strided shortcuts take means.
+    downsample_in_bottleneck: the first 1x1 convolution of a block has its stride, and not the 3x3 convolution.
+    out_indices: the stages whose features are returned, from 1 to 4.
+    """
+
+    deep: bool = False
+    embedding_size: int = 64
+    hidden_sizes: tuple[int, ...] = (256, 512, 1024, 2048)
+    depths: tuple[int, ...] = STAGES[50]
+    layer_type: str = "bottleneck"
+    downsample_in_bottleneck: bool = False
+    out_indices: tuple[int, ...] = (1, 2, 3, 4)
+
+
+class FrozenBatchNorm(nn.Module):
+    """A batch normalisation whose statistics and parameters are all constants: none of them is in "params"."""
+
+    epsilon: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale, bias, mean, var = (self._constant(name, x.shape[-1]) for name in ("scale", "bias", "mean", "var"))
+        factor = scale * jax.lax.rsqrt(var + self.epsilon)
+        return x * factor + (bias - mean * factor)
+
+    def _constant(self, name, channels):
+        init = jnp.ones if name in ("scale", "var") else jnp.zeros
+        return self.variable("batch_stats", name, init, (channels,)).value
+
+
+class Block(nn.Module):
+    """A residual block. conv, conv3x3 and norm make its layers; conv3x3 may be deformable."""
 
     features: int
     stride: int
     project: bool
-    deformable: bool
-    modulated: bool
-    offset_groups: int
-    dtype: Dtype | None
+    layout: Layout
+    conv: Callable[..., nn.Module]
+    conv3x3: Callable[..., nn.Module]
+    norm: Callable[..., nn.Module]
 
-    def setup(self):
-        self.conv1 = _conv(self.features, 1, dtype=self.dtype)
-        if self.deformable:
-            self.conv2 = DeformConv(
-                self.features,
-                (3, 3),
-                strides=self.stride,
-                padding=1,
-                use_bias=False,
-                modulated=self.modulated,
-                offset_groups=self.offset_groups,
-                dtype=self.dtype,
-            )
-        else:
-            self.conv2 = _conv(self.features, 3, self.stride, self.dtype)
-        self.conv3 = _conv(self.features * EXPANSION, 1, dtype=self.dtype)
-        self.bn1, self.bn2, self.bn3 = (nn.BatchNorm(momentum=0.9, dtype=self.dtype) for _ in range(3))
-        if self.project:
-            projection = _conv(self.features * EXPANSION, 1, self.stride, self.dtype)
-            self.downsample = [projection, nn.BatchNorm(momentum=0.9, dtype=self.dtype)]
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = x
+        sizes = self._sizes()
+        for index, (features, size, stride) in enumerate(sizes, 1):
+            layer = self.conv3x3 if size == 3 else self.conv
+            y = layer(features, (size, size), strides=stride, padding=size // 2, name=f"conv{index}")(y)
+            y = self.norm(name=f"bn{index}")(y)
+            y = nn.relu(y) if index < len(sizes) else y
+        return nn.relu(y + (self._shortcut(x) if self.project else x))
 
-    def __call__(self, x, *, use_running_average):
-        shortcut = x
-        if self.project:
-            conv, norm = self.downsample
-            shortcut = norm(conv(x), use_running_average)
-        x = nn.relu(self.bn1(self.conv1(x), use_running_average))
-        x = nn.relu(self.bn2(self.conv2(x), use_running_average))
-        return nn.relu(self.bn3(self.conv3(x), use_running_average) + shortcut)
+    def _sizes(self):
+        """The features, size and stride of each convolution."""
+        if self.layout.layer_type == "basic":
+            return [(self.features, 3, self.stride), (self.features, 3, 1)]
+        narrow = self.features // EXPANSION
+        strides = (self.stride, 1) if self.layout.downsample_in_bottleneck else (1, self.stride)
+        return [(narrow, 1, strides[0]), (narrow, 3, strides[1]), (self.features, 1, 1)]
+
+    def _shortcut(self, x):
+        stride = self.stride
+        if self.layout.deep and stride == 2:
+            x, stride = nn.avg_pool(x, (2, 2), strides=(2, 2)), 1
+        return self.norm(name="downsample_1")(self.conv(self.features, (1, 1), strides=stride, name="downsample_0")(x))
 
 
 class ResNet(nn.Module):
-    """Images [..., height, width, 3], normalised as for the checkpoint, to features of stride 4, 8, 16 and 32.
+    """Images [..., height, width, 3], normalised as for the checkpoint, to the features of stages.
 
-    depth: 50, 101 or 152.
+    layout: 50, 101 or 152, whose stages have features of stride 4, 8, 16 and 32; or another `Layout`.
     stage_with_dcn: for each stage, whether its 3x3 convolutions are deformable; all False is the plain network.
     modulated: with masks (mmdet's DCNv2) or without (DCN).
     offset_groups: mmdet's deform_groups.
+    frozen: the parameters of batch normalisations are constants, too.
     """
 
-    depth: int = 50
+    layout: int | Layout = 50
     stage_with_dcn: tuple[bool, bool, bool, bool] = (False, True, True, True)
     modulated: bool = True
     offset_groups: int = 1
+    frozen: bool = False
     dtype: Dtype | None = None
 
-    def setup(self):
-        self.conv1 = _conv(64, 7, 2, self.dtype)
-        self.bn1 = nn.BatchNorm(momentum=0.9, dtype=self.dtype)
-        self.layer1, self.layer2, self.layer3, self.layer4 = (
-            [
-                Bottleneck(
-                    64 * 2**stage,
-                    stride=2 if stage and not block else 1,
-                    project=not block,
-                    deformable=self.stage_with_dcn[stage],
-                    modulated=self.modulated,
-                    offset_groups=self.offset_groups,
-                    dtype=self.dtype,
-                )
-                for block in range(blocks)
-            ]
-            for stage, blocks in enumerate(STAGES[self.depth])
-        )
-
+    @nn.compact
     def __call__(self, images: jax.Array, *, use_running_average: bool = True) -> list[jax.Array]:
-        x = nn.relu(self.bn1(self.conv1(jnp.asarray(images)), use_running_average))
+        layout = self.layout if isinstance(self.layout, Layout) else Layout(depths=STAGES[self.layout])
+        conv = partial(nn.Conv, use_bias=False, dtype=self.dtype)
+        groups = {"modulated": self.modulated, "offset_groups": self.offset_groups}
+        deformable = partial(DeformConv, use_bias=False, dtype=self.dtype, **groups)
+        norm = partial(nn.BatchNorm, use_running_average, momentum=0.9, dtype=self.dtype)
+        norm = FrozenBatchNorm if self.frozen else norm
+        width = layout.embedding_size
+        stem = [(width // 2, 3, 2), (width // 2, 3, 1), (width, 3, 1)] if layout.deep else [(width, 7, 2)]
+        x = jnp.asarray(images)
+        for index, (features, size, stride) in enumerate(stem, 1):
+            x = conv(features, (size, size), strides=stride, padding=size // 2, name=f"conv{index}")(x)
+            x = nn.relu(norm(name=f"bn{index}")(x))
         x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
-        features = []
-        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
-            for block in stage:
-                x = block(x, use_running_average=use_running_average)
-            features.append(x)
-        return features
-
-
-def _conv(features, size, stride=1, dtype=None):
-    return nn.Conv(features, (size, size), strides=stride, padding=size // 2, use_bias=False, dtype=dtype)
+        outputs = []
+        stages = zip(layout.hidden_sizes, layout.depths, self.stage_with_dcn, strict=True)
+        for stage, (features, depth, with_dcn) in enumerate(stages, 1):
+            for index in range(depth):
+                halve = index == 0 and stage > 1
+                always = index == 0 and layout.deep and layout.layer_type == "basic"
+                project = halve or always or x.shape[-1] != features
+                layers = conv, deformable if with_dcn else conv, norm
+                x = Block(features, 1 + halve, project, layout, *layers, name=f"layer{stage}_{index}")(x)
+            if stage in layout.out_indices:
+                outputs.append(x)
+        return outputs

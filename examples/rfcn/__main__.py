@@ -8,15 +8,11 @@ python -m examples.rfcn --resume         # continue a run that was interrupted
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
-
 from examples.digits_library import compare, report, scenes
-from examples.digits_library.pictures import draw_detections
 
 from .losses import loss
 from .model import RFCN, detect
-from .pictures import draw_bins
-from .sampling import moves
+from .sampling import draw_bins
 
 # Whether the convolutions of the last stage, and the pooling, are deformable.
 VARIANTS = {
@@ -29,18 +25,17 @@ VARIANTS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
-    defaults = {"steps": 1600, "out": Path("out/rfcn"), "variants": ["plain", "deformable"]}
-    options = compare.parse(__doc__, tuple(VARIANTS), defaults, arguments)
-    models = {name: RFCN(len(scenes.CLASSES), *VARIANTS[name]) for name in options.variants}
-    results, params, found, pictured = compare.compare(models, compare.Method(loss, detect), options)
-    if jax.process_index() > 0:
-        return
-    compare.write_results(results, f"{report.markdown_table(results)}\n{two_by_two(results)}", options)
-    draw_detections(options.out / "detections.png", pictured, found)
-    if "deformable" in params:
-        bins = jax.device_get(moves(models["deformable"], params["deformable"], pictured.images))
-        draw_bins(options.out / "bins.png", pictured, bins)
-    print(f"Tables and pictures are in {options.out}.")
+    example = compare.Example(
+        __doc__,
+        variants=tuple(VARIANTS),
+        defaults={"steps": 1600, "out": Path("out/rfcn"), "variants": ["plain", "deformable"]},
+        make=lambda variant: RFCN(len(scenes.CLASSES), *VARIANTS[variant]),
+        loss=loss,
+        detect=detect,
+        table=lambda results: f"{report.markdown_table(results)}\n{two_by_two(results)}",
+        draw=draw_bins,
+    )
+    compare.run(example, arguments)
 
 
 def two_by_two(results: list[dict]) -> str:

@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from examples.digits_library.boxes import iou
 from examples.digits_library.scenes import Scenes
+from examples.library.boxes import Boxes, encode, iou
 
-from .anchors import anchors, encode
-from .model import DELTA_SCALE, RFCN, Boxes, Predictions
+from .model import DELTA_SCALE, RFCN, Predictions, anchors
 
 ANCHOR_OBJECT, ANCHOR_BACKGROUND = 0.5, 0.4
 REGION_OBJECT = 0.5

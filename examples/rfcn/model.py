@@ -12,29 +12,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from examples.digits_library.backbone import STRIDE, Backbone, norm
-from examples.digits_library.boxes import suppress
+from examples.digits_library.backbone import STRIDE, Backbone, locations, norm
 from examples.digits_library.evaluate import Detections, strongest
+from examples.library.boxes import Boxes, clip, decode, suppress
 from jax_dcn import psroi_pool
 from jax_dcn.linen import DeformPSRoIPool
 
-from .anchors import SIDES, anchors, decode
-
+SIDES = (10.0, 18.0, 32.0, 56.0)  # of anchors
 CANDIDATES, PROPOSALS = 192, 64
 PROPOSAL_THRESHOLD = 0.7
 OBJECT_PRIOR = 0.01
 DELTA_SCALE = (0.1, 0.1, 0.2, 0.2)
 SAMPLES_PER_PART, TRANS_STD = 4, 0.1
-
-
-class Boxes(NamedTuple):
-    """A fixed number of boxes per image, some of which are padding.
-
-    boxes: [batch, n, 4] as (x0, y0, x1, y1) in pixels; valid: bool [batch, n].
-    """
-
-    boxes: jax.Array
-    valid: jax.Array
 
 
 class Predictions(NamedTuple):
@@ -119,9 +108,15 @@ def propose(height: int, width: int, logits: jax.Array, deltas: jax.Array) -> Bo
     return Boxes(boxes[best], kept > 0)
 
 
-def clip(boxes: jax.Array, height: int, width: int) -> jax.Array:
-    """Boxes [..., 4], clipped to the image."""
-    return jnp.clip(boxes, 0, jnp.array([width, height, width, height]))
+def anchors(height: int, width: int) -> jax.Array:
+    """Squares of all `SIDES` around each cell: [cells · sides, 4] as (x0, y0, x1, y1), cell by cell.
+
+    >>> anchors(8, 8)[:2].tolist()
+    [[-1.0, -1.0, 9.0, 9.0], [-5.0, -5.0, 13.0, 13.0]]
+    """
+    centres = locations(height, width)[:, None]
+    half = jnp.array(SIDES)[:, None] / 2
+    return jnp.concatenate([centres - half, centres + half], -1).reshape(-1, 4)
 
 
 def as_rois(regions: Boxes) -> jax.Array:

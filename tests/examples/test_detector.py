@@ -1,7 +1,6 @@
 """The anchor-free example detector, and the training that the examples share."""
 
 import dataclasses
-import functools
 import json
 from functools import partial
 
@@ -19,19 +18,12 @@ from examples.detector.losses import assign, loss
 from examples.detector.model import Detector
 from examples.digits_library import scenes
 from examples.digits_library.backbone import locations
-from examples.digits_library.train import Recipe, train
+from examples.digits_library.train import Recipe, train, train_step
 
 IMAGE_SIZE = 64
 TINY = {"classes": 10, "widths": (8, 8, 16, 16), "blocks": (1, 1, 1)}
 RECIPE = Recipe(steps=60, batch_size=4, learning_rate=1e-2, checkpoint_every=25)
 MODEL = Detector(**TINY, operator="deformable")
-TRACES = []
-
-
-def counted_loss(model, params, batch):
-    """The loss; `TRACES` grows by one element whenever the training step is traced."""
-    TRACES.append(1)
-    return loss(model, params, batch)
 
 
 def test_every_object_has_a_location_and_the_smallest_wins():
@@ -42,68 +34,32 @@ def test_every_object_has_a_location_and_the_smallest_wins():
     assert_array_equal(cells[found & (chosen == 1)], [[28, 28]])
 
 
-def test_a_deformable_detector_starts_as_the_plain_one():
-    images = scenes.make_batch("train", 0, range(2), IMAGE_SIZE).images
-    plain, deformable = (Detector(**TINY, operator=operator) for operator in ("plain", "deformable"))
-    params = jax.jit(deformable.init)(jax.random.key(0), images)["params"]
-    without_offsets = jax.tree.map(lambda leaf: leaf, params)
-    for name, block in without_offsets["backbone"].items():
-        if name.startswith("stage3"):
-            for conv in ("conv1", "conv2"):
-                del block[conv]["conv"]["conv_offset"]
-    expected = jax.jit(plain.apply)({"params": without_offsets}, images)
-    for got, want in zip(jax.jit(deformable.apply)({"params": params}, images), expected, strict=True):
-        assert_allclose(got, want, atol=1e-4)
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    return tmp_path_factory.mktemp("checkpoints")
-
-
-@functools.cache
-def train_into(folder):
-    return train(MODEL, counted_loss, RECIPE, 0, folder, image_size=IMAGE_SIZE)
-
-
-@pytest.fixture
-def uninterrupted(checkpoints, platform):
-    return train_into(checkpoints / platform)
-
-
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, uninterrupted):
-    traces = len(TRACES)
-    train(MODEL, counted_loss, RECIPE, 0, tmp_path, image_size=IMAGE_SIZE, stop_after=30)
-    resumed = train(MODEL, counted_loss, RECIPE, 0, tmp_path, image_size=IMAGE_SIZE, resume=True)
-    assert_allclose(resumed.losses, uninterrupted.losses, rtol=1e-5)
-    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-4, atol=1e-5), resumed.state, uninterrupted.state)
-    with pytest.raises(ValueError, match="steps must be"):
-        train(
-            MODEL, counted_loss, dataclasses.replace(RECIPE, steps=99), 0, tmp_path, image_size=IMAGE_SIZE, resume=True
-        )
-    assert len(TRACES) == traces
-
-
-def test_a_finished_run_is_not_trained_again(checkpoints, uninterrupted, platform):
-    again = train(MODEL, counted_loss, RECIPE, 0, checkpoints / platform, image_size=IMAGE_SIZE, resume=True)
-    assert again.losses == uninterrupted.losses and again.milliseconds == uninterrupted.milliseconds
-    jax.tree.map(assert_array_equal, again.state, uninterrupted.state)
-
-
-def test_loss_falls(uninterrupted):
+def test_a_run_learns_and_can_be_resumed(tmp_path):
+    run = partial(train, MODEL, loss, image_size=IMAGE_SIZE)
+    train_step.clear_cache()
+    uninterrupted = run(RECIPE, 0, tmp_path / "uninterrupted")
     assert np.mean(uninterrupted.losses[-10:]) < 0.95 * np.mean(uninterrupted.losses[:10])
-
-
-def test_offsets_move_while_training(uninterrupted):
     block = uninterrupted.state.params["backbone"]["stage3_block0"]
     assert all(np.abs(block[conv]["conv"]["conv_offset"]["kernel"]).max() > 0 for conv in ("conv1", "conv2"))
+
+    run(RECIPE, 0, tmp_path, stop_after=30)
+    resumed = run(RECIPE, 0, tmp_path, resume=True)
+    assert_allclose(resumed.losses, uninterrupted.losses, rtol=1e-5)
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-4, atol=1e-5), resumed.state, uninterrupted.state)
+    assert train_step._cache_size() == 1
+
+    finished = run(RECIPE, 0, tmp_path, resume=True)
+    assert finished.losses == resumed.losses and finished.milliseconds == resumed.milliseconds
+    jax.tree.map(assert_array_equal, finished.state, resumed.state)
+    with pytest.raises(ValueError, match="steps must be"):
+        run(dataclasses.replace(RECIPE, steps=99), 0, tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(
     "operator, names", [("dcnv3", ("input_proj", "mask")), ("dcnv4", ("value_proj", "offset_mask"))]
 )
 def test_gradients_reach_new_layers(operator, names):
-    """Those of the two layers of a block, whose weights start at zero."""
+    """The weights of both layers of a block start at zero."""
     batch = scenes.make_batch("train", 0, range(2), IMAGE_SIZE)
     model = Detector(**TINY, operator=operator)
     params = jax.jit(model.init)(jax.random.key(0), batch.images)["params"]

@@ -1,4 +1,8 @@
-"""The library that the example detectors share: data, scores and tables."""
+"""What the example detectors share: data, scores and tables; and the examples in all docstrings."""
+
+import doctest
+import importlib
+import pkgutil
 
 import numpy as np
 import pytest
@@ -8,7 +12,17 @@ pytest.importorskip("sklearn")
 pytest.importorskip("pycocotools")
 pytest.importorskip("orbax.checkpoint")
 
-from examples.digits_library import boxes, evaluate, report, scenes
+import examples
+from examples.digits_library import evaluate, report, scenes
+from examples.library import boxes
+
+
+def test_examples_in_docstrings():
+    """Those of `examples`, which pytest does not collect."""
+    modules = [found.name for found in pkgutil.walk_packages(examples.__path__, "examples.")]
+    results = [doctest.testmod(importlib.import_module(name)) for name in modules if not name.endswith("__main__")]
+    assert sum(result.attempted for result in results) >= 15
+    assert not any(result.failed for result in results)
 
 
 def test_a_scene_depends_on_split_seed_and_index_alone():

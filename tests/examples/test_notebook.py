@@ -20,21 +20,14 @@ def cells():
     return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
-def test_it_is_stored_without_results():
+def test_it_is_stored_without_results_and_installs_this_repository():
     for cell in json.loads(NOTEBOOK.read_text())["cells"]:
         assert not cell.get("outputs") and cell.get("execution_count") is None and not cell["metadata"]
-
-
-def test_it_installs_this_repository():
     (command,) = [source for source in cells() if source.startswith("%")]
     path, extra = re.fullmatch(r'%pip install --quiet "(\S+)\[(\w+)\]" optax\n?', command).groups()
     project = NOTEBOOK.parent / path / "pyproject.toml"
     assert extra in tomllib.loads(project.read_text())["project"]["optional-dependencies"]
-
-
-def test_its_links():
-    text = NOTEBOOK.read_text()
-    for target in re.findall(r"\]\(([^)#]+)", text):
+    for target in re.findall(r"\]\(([^)#]+)", NOTEBOOK.read_text()):
         assert (NOTEBOOK.parent / target).exists(), target
 
 

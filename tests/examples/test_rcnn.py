@@ -13,17 +13,18 @@ from PIL import Image
 
 pytest.importorskip("optax")
 
+from examples.library.boxes import Boxes
 from examples.rcnn import RCNN, detect, fill
 from examples.rcnn.anchors import encode
 from examples.rcnn.assign import NEGATIVE, UNUSED, assign, sample, sample_regions
-from examples.rcnn.config import ANCHORS, Config, Sampling
+from examples.rcnn.config import ANCHORS, Config
 from examples.rcnn.detector import DELTA_SCALE, Detections, in_image
-from examples.rcnn.images import paste, resize
+from examples.rcnn.images import resize
 from examples.rcnn.losses import Batch, anchor_losses, mask_targets, region_losses
 from examples.rcnn.roi_heads import BOX_BINS, pool
-from examples.rcnn.rpn import Regions, propose
+from examples.rcnn.rpn import propose
 from examples.rcnn.weights import adapt, config_of, shapes
-from examples.resnet.images import MEAN
+from examples.resnet import MEAN
 from jax_dcn import interop
 from tests.helpers import mask_rcnn
 
@@ -73,7 +74,7 @@ def proposals(golden):
     found = [golden[1][f"proposals{image}"] for image in range(2)]
     count = max(map(len, found))
     boxes = np.stack([np.pad(boxes, [(0, count - len(boxes)), (0, 0)]) for boxes in found])
-    return Regions(boxes, np.arange(count) < np.array([[len(boxes)] for boxes in found]))
+    return Boxes(boxes, np.arange(count) < np.array([[len(boxes)] for boxes in found]))
 
 
 @pytest.fixture(scope="module")
@@ -81,20 +82,17 @@ def second_stage(model, variables, first_stage, proposals):
     """(pooled features, logits of classes, deltas, detections) of mmdet's proposals."""
 
     def run(model, features, regions):
-        first = Regions(regions.boxes[:, :SHOWN], regions.valid[:, :SHOWN])
+        first = Boxes(regions.boxes[:, :SHOWN], regions.valid[:, :SHOWN])
         found = model.find(features, regions, mask_rcnn.HEIGHT, mask_rcnn.WIDTH)
         return pool(features, first, BOX_BINS), *model.roi_head.classify(features, first), found
 
     return jax.jit(functools.partial(model.apply, method=run))(variables, first_stage[0], proposals)
 
 
-def test_features(golden, first_stage):
+def test_features_and_logits_of_anchors(golden, first_stage):
     for level, feature in enumerate(first_stage[0]):
         expected = golden[1][f"fpn{level}"].transpose(0, 2, 3, 1)
         assert_allclose(feature[..., ::128], expected, rtol=0, atol=1e-4)
-
-
-def test_logits_of_anchors(golden, first_stage):
     logits = np.concatenate(first_stage[1].logits, 1)
     assert_allclose(logits[:, ::4], golden[1]["rpn_logits"], rtol=0, atol=1e-4)
 
@@ -203,7 +201,7 @@ def every(settings, count, positive_fraction):
 @pytest.fixture(scope="module")
 def samples(proposals):
     boxes, labels, _ = mask_rcnn.truth()
-    truth = Regions(jnp.array(boxes), jnp.array(labels >= 0))
+    truth = Boxes(jnp.array(boxes), jnp.array(labels >= 0))
     return jax.jit(sample_regions, static_argnums=3)(
         jax.random.key(0), proposals, truth, every(Config().regions, 600, 0.1)
     )
@@ -223,7 +221,7 @@ def test_settings_of_training(golden):
 )
 def test_assignment_where_objects_overlap(golden, name, settings):
     objects, boxes = map(jnp.array, mask_rcnn.crowd())
-    truth = Regions(objects, jnp.ones(len(objects), bool))
+    truth = Boxes(objects, jnp.ones(len(objects), bool))
     found = jax.jit(assign, static_argnums=3)(boxes, jnp.ones(len(boxes), bool), truth, settings)
     assert_array_equal(found, golden[1][f"crowd_{name}"])
 
@@ -232,7 +230,7 @@ def test_targets_of_anchors(golden, first_stage):
     anchors = jnp.concatenate(first_stage[1].anchors)
     boxes, labels, _ = mask_rcnn.truth()
     for image in range(2):
-        truth = Regions(jnp.array(boxes[image]), jnp.array(labels[image] >= 0))
+        truth = Boxes(jnp.array(boxes[image]), jnp.array(labels[image] >= 0))
         objects = jax.jit(assign, static_argnums=3)(anchors, jnp.ones(len(anchors), bool), truth, ANCHORS)
         assert_array_equal(objects, golden[1][f"anchor_objects{image}"])
         positive = np.flatnonzero(objects >= 0)
@@ -244,7 +242,7 @@ def test_targets_of_regions(golden, samples, proposals):
     boxes, labels, masks = mask_rcnn.truth()
     regions, objects = samples
     found = jax.jit(mask_targets)(
-        masks, Regions(regions.boxes[:, :20], objects[:, :20] >= 0), np.maximum(objects[:, :20], 0)
+        masks, Boxes(regions.boxes[:, :20], objects[:, :20] >= 0), np.maximum(objects[:, :20], 0)
     )
     for image in range(2):
         real = (labels[image] >= 0).sum()
@@ -313,23 +311,9 @@ def test_resizing(golden):
         np.testing.assert_array_equal(resize(image, *expected.shape[:2])[0], expected)
 
 
-def test_pasting_covers_the_box():
-    box = jnp.array([3.0, 2.0, 11.0, 8.0])
-    mask = paste(jnp.ones((28, 28)), box, 10, 16) >= 0.5
-    expected = np.zeros((10, 16), bool)
-    expected[2:8, 3:11] = True
-    assert_array_equal(mask, expected)
-
-
-def test_assignment():
-    boxes = jnp.array(
-        [[0, 0, 10, 10], [0, 0, 10, 5], [0, 0, 10, 3], [20, 20, 30, 26], [50, 50, 60, 60], [0, 0, 10, 10.0]]
-    )
-    truth = Regions(jnp.array([[0, 0, 10, 10], [20, 20, 30, 30], [0, 0, 10, 10.0]]), jnp.array([True, True, False]))
-    valid = jnp.arange(len(boxes)) != 5
-    settings = Sampling(positive=0.7, negative=0.4, low_quality=0.5, count=3, positive_fraction=0.5)
-    objects = assign(boxes, valid, truth, settings)
-    assert objects.tolist() == [0, UNUSED, NEGATIVE, 1, NEGATIVE, UNUSED]
+def test_samples_are_drawn_at_random():
+    objects = jnp.array([0, UNUSED, NEGATIVE, 1, NEGATIVE, UNUSED])
+    settings = every(ANCHORS, 3, 0.5)
     drawn = [tuple(sample(jax.random.key(seed), objects, settings).tolist()) for seed in range(20)]
     for one in drawn:
         assert sum(index >= 0 for index in one) == 1 and one.count(NEGATIVE) == 2
@@ -410,22 +394,10 @@ def test_the_commands_train_and_draw(state, digits_folder, tmp_path, capsys):
 
     data = [str(digits_folder / "train.json"), str(digits_folder / "train")]
     validation = ["--validation", str(digits_folder / "validation.json"), str(digits_folder / "validation")]
-    options = [
-        "--size",
-        "64",
-        "64",
-        "--objects",
-        "10",
-        "--regions",
-        "16",
-        "--batch-size",
-        "1",
-        "--checkpoint-every",
-        "1",
-    ]
+    few = ["--objects", "10", "--regions", "16", "--batch-size", "1", "--checkpoint-every", "1"]
     np.savez(tmp_path / "mmdet.npz", **state)
     checkpoint = ["--checkpoint", str(tmp_path / "mmdet.npz"), "--steps", "2", "--learning-rate", "0.001"]
-    train([*data, *options, *validation, *checkpoint, "--out", str(tmp_path / "trained")])
+    train([*data, *few, "--size", "64", "64", *validation, *checkpoint, "--out", str(tmp_path / "trained")])
     assert "box AP " in capsys.readouterr().out
     with np.load(tmp_path / "trained" / "model.npz") as trained:
         for name, is_trained in {"backbone.layer1.0.conv1.weight": False, "neck.fpn_convs.0.conv.weight": True}.items():

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from examples.resnet import DEVIATION, MEAN, ResNet
 from examples.resnet.__main__ import main
-from examples.resnet.images import DEVIATION, MEAN
-from examples.resnet.model import ResNet
 from jax_dcn import interop
 
 pytestmark = pytest.mark.platforms("cpu")

@@ -1,6 +1,5 @@
 """R-FCN: its regions, its losses, one compiled training step, and its sampling locations."""
 
-import functools
 import json
 from functools import partial
 
@@ -20,31 +19,16 @@ pytest.importorskip("pycocotools")
 pytest.importorskip("orbax.checkpoint")
 
 from examples.digits_library import scenes
-from examples.digits_library.boxes import iou
 from examples.digits_library.train import Recipe, train, train_step
+from examples.library.boxes import Boxes, encode, iou
 from examples.rfcn.__main__ import VARIANTS, main, two_by_two
-from examples.rfcn.anchors import anchors, decode, encode
 from examples.rfcn.losses import loss, match_anchors, proposal_loss, region_loss
-from examples.rfcn.model import DELTA_SCALE, PROPOSALS, RFCN, Boxes, Predictions, as_rois, detect, propose, refine
+from examples.rfcn.model import DELTA_SCALE, PROPOSALS, RFCN, Predictions, anchors, as_rois, detect, propose, refine
 
 IMAGE_SIZE = 64
 TINY = {"widths": (8, 8, 16, 16), "blocks": (1, 1, 1), "width": 16}
 MODEL = RFCN(10, deformable_convolution=True, deformable_pooling=True, **TINY)
 RECIPE = Recipe(steps=50, batch_size=4, learning_rate=1e-2)
-TRACES = []
-
-
-def counted_loss(model, params, batch):
-    """The loss; `TRACES` grows by one element whenever the training step is traced."""
-    TRACES.append(1)
-    return loss(model, params, batch)
-
-
-def test_decoding_undoes_encoding():
-    random = np.random.default_rng(0)
-    corner, size = random.uniform(0, 50, (2, 20, 2)), random.uniform(5, 30, (2, 20, 2))
-    boxes, base = np.concatenate([corner, corner + size], -1)
-    assert_allclose(decode(encode(boxes, base), base), boxes, rtol=1e-4, atol=1e-3)
 
 
 def test_every_object_has_an_anchor_and_padding_has_none():
@@ -100,12 +84,8 @@ def test_right_regions_have_a_small_loss_and_padding_none(batch, near_objects):
     assert region_loss_of(right._replace(deltas=0.5 * right.deltas), batch) > 0.02
     padding = Boxes(right.regions.boxes, np.zeros_like(right.regions.valid))
     assert region_loss_of(right._replace(logits=-right.logits, regions=padding), batch) == 0
-
-
-def test_refining_undoes_what_the_loss_asks_for(batch, near_objects):
-    boxes = refine(near_objects.regions.boxes, near_objects.deltas)
-    objects = near_objects.regions.valid
-    assert_allclose(boxes[objects], batch.boxes[objects], atol=1e-3)
+    refined = refine(right.regions.boxes, right.deltas)
+    assert_allclose(refined[right.regions.valid], batch.boxes[right.regions.valid], atol=1e-3)
 
 
 def test_right_anchors_have_a_small_loss(batch):
@@ -151,40 +131,17 @@ def test_a_step_over_devices_gathers_no_maps(batch):
     assert sum(c.bytes for c in exchanged) - sum(c.bytes for c in gathered) == 4 * numbers
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    return tmp_path_factory.mktemp("checkpoints")
-
-
-@functools.cache
-def train_into(folder):
-    TRACES.clear()
+def test_training_compiles_one_step_and_moves_offsets(tmp_path):
     train_step.clear_cache()
-    return train(MODEL, counted_loss, RECIPE, 0, folder, image_size=IMAGE_SIZE)
-
-
-@pytest.fixture
-def trained(checkpoints, platform):
-    return train_into(checkpoints / platform)
-
-
-def test_the_training_step_compiles_once(trained):
-    assert len(trained.losses) == RECIPE.steps and len(TRACES) == 1 and train_step._cache_size() == 1
-
-
-def test_loss_falls(trained):
+    trained = train(MODEL, loss, RECIPE, 0, tmp_path, image_size=IMAGE_SIZE)
+    assert len(trained.losses) == RECIPE.steps and train_step._cache_size() == 1
     assert np.mean(trained.losses[-10:]) < 0.9 * np.mean(trained.losses[:10])
-
-
-def test_offsets_of_convolutions_and_pooling_move(trained):
     params = trained.state.params
     layers = (params["backbone"]["stage3_block0"]["conv1"]["conv"], params["class_pool"], params["box_pool"])
     assert all(np.abs(layer["conv_offset"]["kernel"]).max() > 0 for layer in layers)
 
-
-def test_detections_lie_in_the_image(trained):
     batch = scenes.make_batch("validation", 0, range(2), IMAGE_SIZE)
-    boxes, scores, classes = detect(MODEL, trained.state.params, batch.images)
+    boxes, scores, classes = detect(MODEL, params, batch.images)
     assert boxes.min() >= 0 and boxes.max() <= IMAGE_SIZE
     assert scores.min() >= 0 and scores.max() <= 1 and scores.any()
     assert set(np.unique(classes)) <= set(range(10))

@@ -5,25 +5,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import optax
 import orbax.checkpoint as ocp
 from flax import struct
 from tqdm import tqdm
 
 Batch = TypeVar("Batch")
-
-
-class Recipe(Protocol):
-    """How to train: a dataclass, which must be the same for a run that is resumed."""
-
-    @property
-    def steps(self) -> int: ...
-
-    @property
-    def checkpoint_every(self) -> int: ...
 
 
 @struct.dataclass
@@ -33,6 +24,20 @@ class State:
     step: jax.Array
     params: dict
     optimiser: optax.OptState
+
+
+def first_state(params: dict, optimiser: optax.GradientTransformation) -> State:
+    """The state before the first step."""
+    return State(jnp.zeros((), jnp.int32), params, optimiser.init(params))
+
+
+def update(
+    state: State, optimiser: optax.GradientTransformation, loss: Callable[[dict], jax.Array]
+) -> tuple[State, jax.Array]:
+    """One step of the optimiser: the new state, and the loss of the parameters before the step."""
+    value, gradient = jax.value_and_grad(loss)(state.params)
+    updates, optimiser_state = optimiser.update(gradient, state.optimiser, state.params)
+    return State(state.step + 1, optax.apply_updates(state.params, updates), optimiser_state), value
 
 
 class Run(NamedTuple):
@@ -54,7 +59,7 @@ def fit(
     step: Callable[[State, Any], tuple[State, jax.Array]],
     start: Start,
     batches: Callable[[range], Iterator[Any]],
-    recipe: Recipe,
+    recipe: Any,
     directory: Path,
     *,
     resume: bool = False,
@@ -63,9 +68,10 @@ def fit(
 ) -> Run:
     """Apply `step`, which returns the new state and the loss, to the batches of all steps of the recipe.
 
-    batches: takes the numbers of the steps that remain. resume: continue from the newest checkpoint in `directory`, if
-    any, as if never interrupted; otherwise delete old checkpoints. stop_after: stop after that many steps, like an
-    interruption.
+    batches: takes the numbers of the steps that remain.
+    recipe: a dataclass with `steps` and `checkpoint_every`, among others; a run that is resumed must have the same.
+    resume: continue from the newest checkpoint in `directory`, if any, as if never interrupted; otherwise delete old
+    checkpoints. stop_after: stop after that many steps, like an interruption.
     """
     options = ocp.CheckpointManagerOptions(max_to_keep=1, save_interval_steps=recipe.checkpoint_every, create=True)
     with ocp.CheckpointManager(directory.absolute(), options=options) as checkpoints:

@@ -1,0 +1,1 @@
+"""A library, not an example: what detectors of several examples share."""

@@ -1,0 +1,99 @@
+"""Boxes (x0, y0, x1, y1) in pixels: a padded set of them, overlap, encoding, and suppression of a fixed size."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Boxes(NamedTuple):
+    """A fixed number of boxes per image, some of which are padding.
+
+    boxes: [batch, n, 4]; valid: bool [batch, n].
+    """
+
+    boxes: jax.Array
+    valid: jax.Array
+
+
+def area(boxes: jax.Array) -> jax.Array:
+    """Areas [...] of boxes [..., 4].
+
+    >>> area(jnp.array([1.0, 1.0, 3.0, 4.0])).item()
+    6.0
+    """
+    return jnp.prod(boxes[..., 2:] - boxes[..., :2], -1)
+
+
+def iou(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Intersection over union of boxes [..., 4], broadcast against each other."""
+    intersection, union = _intersection_and_union(a, b)
+    return intersection / union
+
+
+def generalised_iou(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Generalised IoU (arXiv 1902.09630) of boxes [..., 4] in [-1, 1]; it falls with the distance of disjoint boxes."""
+    intersection, union = _intersection_and_union(a, b)
+    low, high = jnp.minimum(a[..., :2], b[..., :2]), jnp.maximum(a[..., 2:], b[..., 2:])
+    hull = jnp.prod(high - low, -1) + _TINY
+    return intersection / union - (hull - union) / hull
+
+
+def clip(boxes: jax.Array, height: int, width: int) -> jax.Array:
+    """Boxes [..., 4], clipped to the image."""
+    return jnp.clip(boxes, 0, jnp.array([width, height, width, height]))
+
+
+def encode(boxes: jax.Array, base: jax.Array, min_side: float = 1.0) -> jax.Array:
+    """Boxes [..., 4] relative to base [..., 4]: shift of the centre (x, y) in sides of the base, and log scales (x, y).
+
+    The parametrisation of R-CNN (arXiv 1311.2524, equations 6 to 9). Sides below `min_side` pixels count as that long.
+    """
+    centre, size = _centre_and_size(boxes, min_side)
+    base_centre, base_size = _centre_and_size(base, min_side)
+    return jnp.concatenate([(centre - base_centre) / base_size, jnp.log(size / base_size)], -1)
+
+
+def decode(
+    deltas: jax.Array,
+    base: jax.Array,
+    min_side: float = 1.0,
+    log_scales: tuple[float | None, float | None] = (None, 2.0),
+) -> jax.Array:
+    """The inverse of `encode`, with log scales clipped to a range.
+
+    >>> box, base = jnp.array([2.0, 1.0, 6.0, 9.0]), jnp.array([0.0, 0.0, 8.0, 4.0])
+    >>> bool(jnp.allclose(decode(encode(box, base), base), box))
+    True
+    """
+    base_centre, base_size = _centre_and_size(base, min_side)
+    centre = base_centre + deltas[..., :2] * base_size
+    half = base_size * jnp.exp(jnp.clip(deltas[..., 2:], *log_scales)) / 2
+    return jnp.concatenate([centre - half, centre + half], -1)
+
+
+def suppress(boxes: jax.Array, scores: jax.Array, classes: jax.Array, threshold: float) -> jax.Array:
+    """Greedy non-maximum suppression within classes, in a fixed number of steps.
+
+    Unlike those of `jax_dcn.nms`, its loops end without a condition, which devices that share a batch would exchange.
+    boxes [n, 4], scores [n] in descending order and classes [n] of one image; returns the scores, with 0 for
+    suppressed boxes.
+    """
+    later = jnp.arange(len(scores))[:, None] < jnp.arange(len(scores))
+    rivals = later & (classes[:, None] == classes) & (iou(boxes[:, None], boxes) > threshold)
+    kept = jax.lax.fori_loop(0, len(scores), lambda i, kept: kept & ~(kept[i] & rivals[i]), scores > 0)
+    return jnp.where(kept, scores, 0)
+
+
+_TINY = 1e-6
+
+
+def _intersection_and_union(a, b):
+    sides = jnp.minimum(a[..., 2:], b[..., 2:]) - jnp.maximum(a[..., :2], b[..., :2])
+    intersection = jnp.prod(jnp.maximum(sides, 0), -1)
+    return intersection, area(a) + area(b) - intersection + _TINY
+
+
+def _centre_and_size(boxes, min_side):
+    low, high = boxes[..., :2], boxes[..., 2:]
+    return (low + high) / 2, jnp.maximum(high - low, min_side)

@@ -1,0 +1,68 @@
+"""COCO's average precision, by pycocotools."""
+
+import contextlib
+import io
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pycocotools import mask as rle
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+
+def indexed(content: dict[str, Any]) -> COCO:
+    """The images, annotations and categories of a file in COCO's format, as pycocotools needs them."""
+    coco = COCO()
+    coco.dataset = content
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco.createIndex()
+    return coco
+
+
+def numbered(objects: list[dict[str, Any]], kind: Literal["bbox", "segm"] = "bbox") -> list[dict[str, Any]]:
+    """Objects that have a box or a mask, as annotations."""
+
+    def area(found):
+        return float(rle.area(found["segmentation"])) if kind == "segm" else math.prod(found["bbox"][2:])
+
+    return [found | {"id": number, "area": area(found), "iscrowd": 0} for number, found in enumerate(objects, 1)]
+
+
+def corners_to_sides(box: Any) -> list[float]:
+    """A box (x0, y0, x1, y1) as COCO writes it: (x0, y0, width, height)."""
+    x0, y0, x1, y1 = map(float, box)
+    return [x0, y0, x1 - x0, y1 - y0]
+
+
+def average_precision(
+    truth: COCO,
+    results: list[dict[str, Any]],
+    kind: Literal["bbox", "segm"] = "bbox",
+    sizes: Mapping[str, tuple[float, float]] | None = None,
+) -> dict[str, float]:
+    """COCO's AP (IoU 0.50 to 0.95), AP50 and AP75, and AP of each class of sizes, in [0, 1].
+
+    results: of each detection "image_id", "category_id", "score" and "bbox" or "segmentation".
+    sizes: of each class, the range of the square roots of areas. An average over no object is NaN.
+    """
+    areas = {"all": (0, math.inf)} | dict(sizes or {})
+    with contextlib.redirect_stdout(io.StringIO()):
+        evaluation = COCOeval(truth, indexed(truth.dataset | {"annotations": numbered(results, kind)}), kind)
+        evaluation.params.areaRng = [[low**2, high**2] for low, high in areas.values()]
+        evaluation.params.areaRngLbl = list(areas)
+        evaluation.evaluate()
+        evaluation.accumulate()
+    precision = evaluation.eval["precision"][..., -1]  # [IoU threshold, recall, class, area]
+    mean = {label: _mean_of_known(precision[..., index]) for index, label in enumerate(areas)}
+    return {
+        "AP": mean["all"],
+        "AP50": _mean_of_known(precision[0, ..., 0]),
+        "AP75": _mean_of_known(precision[5, ..., 0]),
+        **{f"AP {label}": mean[label] for label in sizes or {}},
+    }
+
+
+def _mean_of_known(values):
+    known = values[values > -1]
+    return float(known.mean()) if known.size else math.nan
