@@ -14,7 +14,7 @@ from jax import export
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jax_dcn
-from benchmarks.readers import executed_ptx
+from benchmarks.lowering import executed_ptx
 from jax_dcn._primitive import extension, jax_internals
 from tests.helpers.pages import ERRORS, blocks
 

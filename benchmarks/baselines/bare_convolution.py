@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.baselines import Unavailable, native, native_call
 from benchmarks.support.machine import cores
-from jax_dcn._operators.deform_conv.cpu_fused import INSTRUCTIONS
+from jax_dcn._operators.deform_conv.plan import INSTRUCTIONS
 
 NAME = "bare loop"
 ABOUT = (

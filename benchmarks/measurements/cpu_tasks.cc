@@ -90,7 +90,8 @@ extern "C" void Simulate(const Problem* problem, int64_t count, const int64_t* n
                                          problem->weight_requested != 0};
   const InstructionSet set = InstructionSetFor(BestInstructionSet(), dtype, call, !requested.any());
   if (requested.any()) {
-    const CotangentPlan plan(dtype, sizes, call.product, requested);
+    const FusedTasks chosen = ChooseFusedTasks(dtype, sizes, call.product, requested);
+    const CotangentPlan plan(dtype, sizes, call.product, requested, chosen);
     const Tiling tiling = CotangentTiling(set, sizes);
     *tasks = plan.tasks();
     *slots = plan.slots;

@@ -138,6 +138,7 @@ def plan(shape, dtype, **target):
         jax.ShapeDtypeStruct(size, dtypes.get(name, jnp.float32)) for name, size in operand_shapes(shape).items()
     )
     return jax_dcn.kernel_plan(
+        jax_dcn.deform_conv2d,
         *(x, offset, weight),
         mask=mask,
         strides=shape.stride,
@@ -155,7 +156,7 @@ CONVOLUTION = Operator(
     problem=problem,
     implementations={
         "jax_dcn": compiled.implementation(deformable, VARIED),
-        "im2col path": compiled.implementation(partial(deformable, backend="plain"), VARIED),
+        "im2col path": compiled.implementation(partial(deformable, backend="im2col"), VARIED),
         XLA: compiled.implementation(ordinary, ("x", "weight"), agrees_at=undeformed),
         ONEDNN: pytorch.implementation(
             *(pytorch.ordinary_convolution, pytorch.onednn_type, ("x", "weight")),

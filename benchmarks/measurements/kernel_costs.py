@@ -68,7 +68,7 @@ def measure(shapes=SHAPES):
 
 def measure_im2col():
     """A row for each kernel of the im2col path, shape and architecture, without those that sort."""
-    records = {name: executed_launches(shape, "backward", backend="plain") for name, shape in IM2COL_SHAPES.items()}
+    records = {name: executed_launches(shape, "backward", backend="im2col") for name, shape in IM2COL_SHAPES.items()}
     ptx = device_code.compile_ptx(executed_ptx.KERNELS["deform_conv"], PTX)
     for architecture in DEVICES:
         found = device_code.assemble(ptx, architecture, None)

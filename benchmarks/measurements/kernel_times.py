@@ -32,10 +32,10 @@ CALLS = {
     "dcn_fused_input_cotangent": ("fused", ("x",)),
     "dcn_fused_offset_cotangent": ("fused", ("offset", "mask")),
     "dcn_fused_weight_cotangent": ("fused", ("weight",)),
-    "dcn_sample": ("plain", ()),
-    "dcn_input_cotangent": ("plain", ("x",)),
-    "dcn_offset_cotangent": ("plain", ("offset", "mask")),
-    "dcn_sample, for the weight": ("plain", ("weight",)),
+    "dcn_sample": ("im2col", ()),
+    "dcn_input_cotangent": ("im2col", ("x",)),
+    "dcn_offset_cotangent": ("im2col", ("offset", "mask")),
+    "dcn_sample, for the weight": ("im2col", ("weight",)),
 }
 
 # XLA would put custom calls into CUDA graphs, in which the profiler may not see the kernels.

@@ -28,7 +28,7 @@ POOLING = {"y": "dcn_roi_pool", "x": "dcn_roi_pool_input_cotangent", "offset": "
 
 # The custom call that computes each result.
 CALLS = {
-    "plain": {
+    "im2col": {
         "y": "dcn_sample",
         "x": "dcn_input_cotangent",
         "offset": "dcn_offset_cotangent",
@@ -167,7 +167,7 @@ def compile_kernels(case, device):
         operands, cotangent = problem.cast(case.dtype)
         precision = "default" if case.path == "fused" else "highest"
         # By default, convolutions as small as these are fused where they can be.
-        function = partial(problem.function, backend="plain") if case.path == "plain" else problem.function
+        function = partial(problem.function, backend="im2col") if case.path == "im2col" else problem.function
         with jax.default_matmul_precision(precision):
             lowered = results_of(function, case.path).lower(operands, cotangent)
         called = set(re.findall(rf"({'|'.join(cuda_custom_calls)})\b", lowered.as_text()))
@@ -331,10 +331,10 @@ SMALL = {"batch": 1, "image": (8, 8), "channels": 32, "features": 32, "kernel": 
 ALIGNED_SMALL = {"images": 1, "image": (8, 8), "features": 8, "output": (2, 2), "ratio": 2, "regions": 4}
 ALIGNED_RAGGED = {"images": 2, "image": (9, 7), "features": 5, "output": (3, 2), "ratio": (0, 3), "regions": 7}
 PROBLEMS = {
-    ("plain", "small"): partial(convolution, **SMALL),
+    ("im2col", "small"): partial(convolution, **SMALL),
     ("fused", "small"): partial(convolution, **SMALL),
     # No vector of channels, and offset groups that divide no group.
-    ("plain", "ragged"): partial(
+    ("im2col", "ragged"): partial(
         convolution,
         **{"batch": 2, "image": (9, 7), "channels": 15, "features": 10, "kernel": (3, 2), "offset_groups": 3},
         **{"strides": (2, 1), "kernel_dilation": (1, 2), "feature_group_count": 5},

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 
 from benchmarks.support.sources import commit
-from jax_dcn._operators.deform_conv.cpu_fused import INSTRUCTIONS
+from jax_dcn._operators.deform_conv.plan import INSTRUCTIONS
 
 # They limit the instructions that this package, oneDNN and XLA use.
 LIMITS = ("JAX_DCN_CPU_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "XLA_FLAGS")

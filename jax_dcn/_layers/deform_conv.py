@@ -47,7 +47,7 @@ class DeformConvBase(common.BranchLayer):
       offset_bound: Keeps every coordinate of a predicted offset within this many pixels:
         ``offset = offset_bound * tanh(raw / offset_bound)``. None sets no bound.
       kernel_transform: Function applied to the kernel before use, such as :func:`jax_dcn.quantize.power_of_two`.
-      backend: None for the kernels of the platform, "fused" or "plain" for those of this path, "reference" for
+      backend: None for the kernels of the platform, "fused" or "im2col" for those of this path, "reference" for
         ``jax.numpy``; see :func:`jax_dcn.deform_conv2d`.
     """
 

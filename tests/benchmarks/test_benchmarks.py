@@ -18,7 +18,7 @@ from benchmarks.measurements.deform_conv import CONVOLUTION
 from benchmarks.measurements.measure import measure
 from benchmarks.reports.plot import COLOURS, MARKERS
 from benchmarks.support import memory
-from jax_dcn._operators.deform_conv.cpu_fused import INSTRUCTIONS
+from jax_dcn._operators.deform_conv.plan import INSTRUCTIONS
 
 pytestmark = pytest.mark.platforms("cpu")  # the threads of the benchmarks use jax's default platform
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import cpu_tasks as command
 from benchmarks.measurements import cpu_tasks
 from benchmarks.measurements.deform_conv import Shape
-from jax_dcn._operators.deform_conv.cpu_fused import INSTRUCTIONS
+from jax_dcn._operators.deform_conv.plan import INSTRUCTIONS
 
 pytestmark = [
     pytest.mark.platforms("cpu"),

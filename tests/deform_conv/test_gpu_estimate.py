@@ -11,7 +11,7 @@ from benchmarks.counting.devices import DEVICES
 from benchmarks.measurements.deform_conv import SHAPES
 from benchmarks.reports.paths import planned, sizes_of
 from benchmarks.reports.report import RESULTS
-from jax_dcn._operators.deform_conv import fused, gpu_estimate
+from jax_dcn._operators.deform_conv import cuda_tiles, gpu_estimate
 from jax_dcn._operators.deform_conv.gpu_estimate import GPUS, MARGIN
 from jax_dcn._primitive import target
 from jax_dcn._primitive.target import Target
@@ -99,7 +99,7 @@ def test_the_estimate_agrees_with_the_counted_launches(capability):
 
 def sum_bytes(sizes):
     """The size of a partial sum of the gradient of the weight."""
-    return sizes.taps * sizes.channels // sizes.groups * sizes.features * fused.SUM_BYTES
+    return sizes.taps * sizes.channels // sizes.groups * sizes.features * cuda_tiles.SUM_BYTES
 
 
 # Pixels, channels, taps, features, groups.
@@ -127,7 +127,7 @@ def test_weight_splits(pixels, channels, taps, features, groups, capability, sms
     splits = gpu_estimate.weight_splits(sizes, gpu)
     assert splits >= 1
     if splits > 1:
-        assert pixels // splits >= fused.MIN_SPLIT_PIXELS
+        assert pixels // splits >= cuda_tiles.MIN_SPLIT_PIXELS
         assert (splits - 1) * math.ceil(math.ceil(pixels / 64) / splits) * 64 < pixels
         assert splits * sum_bytes(sizes) <= gpu_estimate.MAX_SM_BLOCKS * gpu.sms * 2**16 <= 2**26
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_dcn._operators.deform_conv import plain
+from jax_dcn._operators.deform_conv import plan
 from tests.helpers.deform_conv.cases import CASE, Operands, assert_close, convolve, pull_back
 
 pytestmark = pytest.mark.optimized
@@ -103,8 +103,8 @@ def test_a_result_of_the_shape_of_x():
 
 
 def limit_samples(monkeypatch, held):
-    for name in plain.COLUMN_BYTES:
-        monkeypatch.setitem(plain.COLUMN_BYTES, name, held)
+    for name in plan.COLUMN_BYTES:
+        monkeypatch.setitem(plan.COLUMN_BYTES, name, held)
 
 
 CHUNKED = [

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_dcn._operators.deform_conv import plain
+from jax_dcn._operators.deform_conv import plan
 from tests.helpers.deform_conv.cases import CASE, Case, Operands, assert_close, cast, convolve, pull_back
 from tests.helpers.deform_conv.numpy_reference import Convolution
 
@@ -43,7 +43,7 @@ def test_types(case, dtype, x64):
 
 
 @pytest.mark.platforms("cpu")
-@pytest.mark.parametrize("backend, forward_call", [("fused", "dcn_fused_forward"), ("plain", "dcn_sample")])
+@pytest.mark.parametrize("backend, forward_call", [("fused", "dcn_fused_forward"), ("im2col", "dcn_sample")])
 def test_a_requested_path_has_all_derivatives(backend, forward_call):
     """A tangent that is a forward takes this path; all others are the same on both paths."""
     operands = cast(FUSIBLE.operands(), jnp.bfloat16)
@@ -108,8 +108,8 @@ def test_chunks_add_up(name, held, monkeypatch, x64):
     case = CASE[name]
     arguments = case.cotangent(), case.operands(), case.operands(1)
     expected = jax.jit(hessian_product("reference", case))(*arguments)
-    for platform in plain.COLUMN_BYTES:
-        monkeypatch.setitem(plain.COLUMN_BYTES, platform, held)
+    for platform in plan.COLUMN_BYTES:
+        monkeypatch.setitem(plan.COLUMN_BYTES, platform, held)
     by_chunks = jax.jit(hessian_product(None, case))
     assert "stablehlo.while" in by_chunks.lower(*arguments).as_text()
     assert_close(by_chunks(*arguments), expected)

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 
-from benchmarks.readers import executed_ptx
+from benchmarks.lowering import executed_ptx
 from tests.kernels import build
 
 CORPUS = pathlib.Path(__file__).parent / "corpus.bin"

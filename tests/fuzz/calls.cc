@@ -307,8 +307,15 @@ class CallBuilder {
     call_.attributes["workspace_requested"] = Attribute::Boolean(has_workspace);
     const dcn::RequestedCotangents requested = {
         IsTrue("x_requested"), IsTrue("offset_requested") || IsTrue("mask_requested"), IsTrue("weight_requested")};
-    CpuWorkspace([&](const dcn::Sizes& sizes, const dcn::Product& product) {
-      return dcn::FusedCotangentsWorkspace(FusedDType(), sizes, product, requested);
+    const dcn::FusedTasks tasks = {Size(3, 1), Size(5, 1)};
+    Integer("parts", tasks.parts);
+    Integer("concurrent_tasks", tasks.concurrent);
+    CpuWorkspace([&](const dcn::Sizes& sizes, const dcn::Product& product) -> int64_t {
+      const bool is_divided = 1 <= tasks.parts && tasks.parts <= std::max<int64_t>(1, sizes.images) &&
+                              1 <= tasks.concurrent &&
+                              tasks.concurrent <= dcn::FusedTaskCount(sizes, product, tasks.parts);
+      call_.is_valid &= is_divided;
+      return is_divided ? dcn::FusedCotangentsWorkspace(FusedDType(), sizes, product, requested, tasks) : 0;
     });
     if (has_workspace) Add(call_.results, 'f', "workspace");
   }

@@ -242,7 +242,7 @@ const char* FusedForward(Device&, DType dtype, const Sizes& s, const Positions& 
 }
 
 const char* FusedCotangents(Device&, DType dtype, const Sizes& s, const Positions& positions, const Product& product,
-                            const FusedCotangentArrays& arrays) {
+                            FusedTasks tasks, const FusedCotangentArrays& arrays) {
   CheckCpuFused(dtype, s, positions, product, arrays.x, arrays.weight, arrays.d_y, BytesOf(dtype));
   const RequestedCotangents requested = arrays.requested;
   REQUIRE(!requested.x || contract.Holds(arrays.d_x, ImageCount(s, s.images), BytesOf(dtype)));
@@ -250,9 +250,10 @@ const char* FusedCotangents(Device&, DType dtype, const Sizes& s, const Position
   REQUIRE(!arrays.d_mask || contract.Holds(arrays.d_mask, PositionCount(s), 4));
   REQUIRE(requested.positions || (!arrays.d_offset && !arrays.d_mask));
   REQUIRE(!requested.weight || contract.Holds(arrays.d_weight, WeightCount(s, product), 4));
-  const CotangentPlan plan(dtype, s, product, requested);
+  const CotangentPlan plan(dtype, s, product, requested, tasks);
   REQUIRE(double(plan.slices) * plan.slice_channels >= s.channels && plan.slice_channels <= plan.padded_channels);
-  REQUIRE(plan.parts >= 1 && plan.slots >= 1);
+  REQUIRE(plan.parts >= 1 && plan.parts <= std::max<int64_t>(1, s.images));
+  REQUIRE(plan.slots >= 1 && plan.slots <= plan.tasks());
   const double slices = double(s.taps()) * plan.slices * plan.padded_channels * product.group_features();
   const double packed = requested.x || requested.positions ? BytesOf(dtype) / 4. : 0.;
   const double weights = packed + (requested.weight ? double(plan.parts) : 0.);

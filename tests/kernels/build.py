@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import pytest
 
-from benchmarks.readers import cached_build, cuda_tools, executed_ptx
-from benchmarks.readers.executed_ptx import DEVICE_FLAGS, LIB
+from benchmarks.lowering import executed_ptx
+from benchmarks.support import cached_build, cuda_tools
+from benchmarks.lowering.executed_ptx import DEVICE_FLAGS, LIB
 
 HERE = pathlib.Path(__file__).parent
 CPU = LIB / "cpu"
@@ -107,12 +108,13 @@ def last_task_program(name: str, folder: pathlib.Path) -> pathlib.Path:
 def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB) -> pathlib.Path:
     """The fuzzing program of a backend, "cpu" or "cuda", or of its handlers alone, "cpu_contract" or "contract".
 
-    With the sanitizer "fuzzer" it is libFuzzer's; with any other it replays a corpus. Files in changed/ffi replace
-    those of lib/ffi.
+    With the sanitizer "fuzzer" it is libFuzzer's; with any other it replays a corpus. Files in `changed`
+    replace those of lib/.
     """
     names = ["calls", "handlers", *(["replay"] if sanitizer != "fuzzer" else [])]
     is_cpu = backend in ("cpu", "cpu_contract")
-    ffi = [(path, changed / "ffi" / path.name) for path in _handlers(ONLY_ON_CUDA if is_cpu else ONLY_ON_CPU)]
+    decoding = [*_handlers(ONLY_ON_CUDA if is_cpu else ONLY_ON_CPU), LIB / "fused_rules.cc"]
+    ffi = [(path, changed / path.relative_to(LIB)) for path in decoding]
     ffi = [(new, ["-iquote", str(changed)]) if new.exists() and new != old else (old, []) for old, new in ffi]
     harness, kernels, compiled = [(FUZZ / f"{name}.cc", []) for name in names], [FUZZ / "contract.cc"], []
     if is_cpu:

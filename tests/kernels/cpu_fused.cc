@@ -175,10 +175,11 @@ class Test {
   void Cotangents(RequestedCotangents requested, bool of_offset = true, bool of_mask = true) {
     Array<T> d_x(d_x_.size());
     Array<float> d_offset(2 * samples_), d_mask(samples_), d_weight(d_weight_.size());
-    Array<float> workspace(FusedCotangentsWorkspace(DTypeOf(), sizes_, product_, requested));
+    const FusedTasks tasks = ChooseFusedTasks(DTypeOf(), sizes_, product_, requested);
+    Array<float> workspace(FusedCotangentsWorkspace(DTypeOf(), sizes_, product_, requested, tasks));
     Run([&](Device& device) {
       return FusedCotangents(
-          device, DTypeOf(), sizes_, positions_, product_,
+          device, DTypeOf(), sizes_, positions_, product_, tasks,
           {x_.data(), weight_.data(), d_y_.data(), requested, d_x.data(),
            requested.positions && of_offset ? d_offset.data() : nullptr,
            requested.positions && of_mask ? d_mask.data() : nullptr, d_weight.data(), workspace.data()});

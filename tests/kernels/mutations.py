@@ -4,7 +4,7 @@ import pathlib
 import shutil
 from typing import NamedTuple
 
-from benchmarks.readers.executed_ptx import KERNELS, LIB
+from benchmarks.lowering.executed_ptx import KERNELS, LIB
 
 VALUES = "differs by"  # the results are wrong
 FAULT = "is a race|was not written|out of bounds"  # which of them depends on the order of the warps

@@ -4,7 +4,8 @@ import subprocess
 
 import pytest
 
-from benchmarks.readers import cuda_tools, executed_ptx
+from benchmarks.lowering import executed_ptx
+from benchmarks.support import cuda_tools
 
 from . import build
 from .mutations import MUTATIONS

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.readers import executed_ptx
-from benchmarks.readers.executed_ptx import run
+from benchmarks.lowering import executed_ptx
+from benchmarks.lowering.executed_ptx import run
 
 from . import build
 from .mutations import MUTATIONS, VALUES

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from benchmarks.readers import executed_ptx
+from benchmarks.lowering import executed_ptx
 
 from . import build
 from .mutations import Mutation

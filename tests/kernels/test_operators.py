@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_dcn
-from jax_dcn._operators.deform_conv import fused, kernels
+from jax_dcn._operators.deform_conv import cuda_tiles, kernels, plan
 from jax_dcn._operators.deform_conv.arguments import canonicalize
 from jax_dcn._primitive.target import Target
 from tests.deform_aggregation import test_special as aggregation_special
@@ -67,7 +67,7 @@ test_conv_fused_without_mask_and_bias = conv_fused.test_without_mask_and_bias
 test_conv_fused_unrounded_sums = conv_fused.test_the_sum_leaves_unrounded
 test_conv_fused_nonfinite_offsets = conv_fused.test_nonfinite_offsets
 test_conv_fused_one_pixel = conv_fused.test_all_samples_in_one_pixel
-test_conv_fused_runs = conv_fused.test_images_in_runs
+test_conv_fused_runs = conv_fused.test_images_in_chunks
 test_conv_fused_wide_sums = conv_fused.test_sums_of_gradients_are_wide
 test_conv_fused_mask_alone = conv_fused.test_the_cotangent_of_the_mask_alone
 test_conv_fused_reads = conv_fused.test_only_pixels_that_samples_touch_are_read
@@ -77,10 +77,10 @@ TILED = ["ragged_strip_and_tile", "several_tiles_of_features", "2_groups_3_offse
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", TILED)
-@pytest.mark.parametrize("tile", fused.TILE_FEATURES[1:])
+@pytest.mark.parametrize("tile", cuda_tiles.TILE_FEATURES[1:])
 def test_conv_fused_tiles(tile, name, dtype, monkeypatch):
     """Forces tile sizes that are not selected for small shapes."""
-    monkeypatch.setattr(fused, "tile_features", lambda *_: tile)
+    monkeypatch.setattr(cuda_tiles, "tile_features", lambda *_: tile)
     case = conv_fused.CASE[name]
     conv_fused.check_values(case, dtype, conv_fused.cast(case, dtype))
 
@@ -100,9 +100,13 @@ def test_conv_fused_tiles_of_8_warps(tile, name, dtype, one_resident_block, monk
     test_conv_fused_tiles(tile, name, dtype, monkeypatch)
 
 
+def with_seven_images(choose):
+    return lambda name, problem: plan.FusedCudaInput(7) if name == "x" else choose(name, problem)
+
+
 def test_conv_fused_with_more_scatter_lists_than_images(monkeypatch):
     """As in an exported function whose batch is symbolic."""
-    monkeypatch.setattr(fused, "_images_at_once", lambda *_: 7)
+    monkeypatch.setattr(plan, "_fused_cuda_gradient", with_seven_images(plan._fused_cuda_gradient))
     case = conv_fused.CASE["torus_back"]
     conv_fused.check_values(case, "bfloat16", conv_fused.cast(case, "bfloat16"))
 
@@ -111,7 +115,7 @@ def test_conv_fused_with_more_scatter_lists_than_images(monkeypatch):
 @pytest.mark.parametrize("taps", [2, 5])
 def test_conv_fused_taps_of_a_block(taps, name, monkeypatch):
     """Forces several taps per block; for small shapes one would be selected."""
-    monkeypatch.setattr(fused, "block_taps", lambda *_: taps)
+    monkeypatch.setattr(cuda_tiles, "block_taps", lambda *_: taps)
     case = conv_fused.CASE[name]
     conv_fused.check_values(case, "bfloat16", conv_fused.cast(case, "bfloat16"))
 
@@ -122,11 +126,11 @@ def test_conv_paths_agree(name):
     case = conv_fused.CASE[name]
     operands, cotangent = conv_fused.cast(case, "bfloat16"), jnp.asarray(case.cotangent(), "bfloat16")
     run = functools.partial(conv_fused.pull_back, **case.keywords)
-    functions = {path: jax.jit(functools.partial(run, backend=path)) for path in ("fused", "plain")}
+    functions = {path: jax.jit(functools.partial(run, backend=path)) for path in ("fused", "im2col")}
     for path, function in functions.items():
         assert ("dcn_fused" in function.lower(cotangent, operands).as_text()) == (path == "fused")
     by_path = {path: jax.tree.leaves(function(cotangent, operands)) for path, function in functions.items()}
-    for fused_array, plain_array in zip(by_path["fused"], by_path["plain"], strict=True):
+    for fused_array, plain_array in zip(by_path["fused"], by_path["im2col"], strict=True):
         largest = jnp.abs(plain_array.astype(jnp.float32)).max()
         conv_fused.assert_close(fused_array, plain_array, 0, 4 * 2**-7 * largest)
 

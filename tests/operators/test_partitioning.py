@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.readers.hlo import collectives
+from benchmarks.lowering.hlo import collectives
 from tests.helpers.deform_conv.cases import Case, Operands, assert_close, cast
 from tests.helpers.deform_conv.numpy_reference import Convolution
 from tests.helpers.operators import CONVOLUTION, EACH_PRIMITIVE, OPERATORS, Split, each_operator, loss

@@ -89,8 +89,8 @@ def deform_psroi_pool(
     gathered. To keep each image on its own device, make every image a batch of its own.
 
     docs/deform_psroi_pool.md explains all of this step by step, compares it with RoI pooling and RoIAlign, and shows
-    how to convert boxes and MXNet's arguments. `deform_psroi_pool_kernel_plan` says which kernels run, and what
-    workspace they need.
+    how to convert boxes and MXNet's arguments. `jax_dcn.kernel_plan` says which kernels run, and what workspace they
+    need.
 
     Args:
       x: [..., N, H, W, D·group_size²]; float16, bfloat16, float32 or float64. All arrays may have leading batch
