@@ -9,7 +9,7 @@
 
 namespace dcn {
 
-// Where the sample points of a bin lie, and which of them count. Everything else that differs follows from this.
+// The convention decides the locations of a bin's sample points, and which of them count. All other differences follow.
 //
 //                         kRounded                kAligned          kUnaligned
 //   corners of an RoI     rounded to pixels, the  exact             exact
@@ -155,8 +155,8 @@ struct BinPoints {
   }
 };
 
-// Where the largest of a bin's sample points lies. Points outside the image are zero. A NaN is larger than any number,
-// and the first of equal points is kept, in the order of rows and then columns.
+// The largest of a bin's sample points and its location. Points outside the image are zero. A NaN is larger than any
+// number, and the first of equal points is kept, in the order of rows and then columns.
 template <typename A>
 struct Largest {
   A value = 0;

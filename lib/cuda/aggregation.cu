@@ -79,8 +79,8 @@ struct CornerSteps {
       : right(pixel_bytes), down(level.width * pixel_bytes) {}
 };
 
-// Which pixels a sample reads, as one number that lanes pass to each other: the distance of the first from the start of
-// the value, in bytes, and three flags in the highest bits, where few instructions separate them from the distance.
+// The pixels that a sample reads, as one number that lanes pass to each other: the distance of the first from the start
+// of the value, in bytes, and three flags in the highest bits, where few instructions separate them from the distance.
 // Where the level has only one of two rows or columns, its pixels are read twice. So all four corners are read, or
 // none.
 class PackedCorners {

@@ -43,9 +43,9 @@ constexpr int kPartitionWarps = kThreads / kWarp, kSortWarps = 4;
 constexpr int32_t kMaxBins = 1024, kMaxChunks = kWarp, kChunkEntries = 32 * kThreads;
 constexpr int32_t kMinBinRows = 2 * kMaxChunks;  // row_start has room for a bin's parts of all chunks
 constexpr int kMinBinRowsLog2 = 7;               // of all bins but the last
-// In shared memory, per warp. The last bin has fewer than kMinBinRows rows more than the others.
+// The rows in shared memory, per warp. The last bin has fewer than kMinBinRows rows more than the others.
 constexpr int32_t kSharedRows = 256 + kMinBinRows;
-// As many as the shared memory of a block has room for.
+// The entries in shared memory, per warp: as many as a block has room for.
 template <typename Value>
 constexpr int32_t kStaged = sizeof(Value) <= 8 ? 576 : int32_t(576 * 8 / sizeof(Value));
 

@@ -58,16 +58,9 @@ constexpr bool FitsSm(size_t sm_shared_bytes, size_t shared_bytes, int blocks, i
 // Calls f with a value of the type that tensor cores take for `dtype`.
 template <typename F>
 const char* DispatchTensorCoreType(DType dtype, const F& f) {
-  switch (dtype) {
-    case DType::kF16:
-      return f(__half());
-    case DType::kBF16:
-      return f(__nv_bfloat16());
-    case DType::kF32:
-      return f(float());
-    case DType::kF64:
-      break;
-  }
+  if (dtype == DType::kF16) return f(__half());
+  if (dtype == DType::kBF16) return f(__nv_bfloat16());
+  if (dtype == DType::kF32) return f(float());
   return "the tensor cores take no float64";
 }
 
@@ -237,7 +230,8 @@ class WarpTile {
     MultiplyStage<kRoundToTf32>(a, first_row(), b);
   }
 
-  // The same for a stage of A that has only some rows of the block tile: `row` is the warp tile's first row in it.
+  // Adds the product of a stage of A that has only some rows of the block tile: `row` is the warp tile's first row in
+  // it.
   template <bool kRoundToTf32 = false>
   __device__ void MultiplyStage(const uint4* a, int row, const uint4* b) {
     __syncwarp();
@@ -275,8 +269,8 @@ class WarpTile {
     }
   }
 
-  // For a B whose columns are permuted by permuted_column: calls f(column, rows) for each run of columns of the lane,
-  // where rows(g) calls g(row, values) for each row, with the kRunColumns accumulators of the run.
+  // Calls f(column, rows) for each run of columns of the lane, if permuted_column permutes the columns of B. rows(g)
+  // calls g(row, values) for each row, with the kRunColumns accumulators of the run.
   template <typename F>
   __device__ void ForEachRun(int32_t column, const F& f) const {
     static_assert(Shape::kFragmentsN % 4 == 0, "a run has accumulators of four fragments");
@@ -297,7 +291,7 @@ class WarpTile {
   float accumulators[Shape::kFragmentsM][Shape::kFragmentsN][4] = {};
 
  private:
-  // For MN-major operands, whose elements have 16 bits: ldmatrix cannot transpose others.
+  // The chunks per row of MN-major operands, whose elements have 16 bits: ldmatrix cannot transpose others.
   static constexpr int kRowChunksOfA = Shape::kM / 8, kRowChunksOfB = Shape::kN / 8;
   static_assert(kLayout == Layout::kKMajor || sizeof(T) == 2);
 };

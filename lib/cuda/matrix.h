@@ -33,7 +33,7 @@ __device__ inline void load_matrix_fragments(uint32_t (&words)[4], const void* r
                : "r"(AddressInShared(row)));
 }
 
-// The same for matrices of 16-bit elements, transposed: lane 4r + c receives elements r of rows 2c and 2c + 1.
+// Loads four matrices of 16-bit elements, transposed: lane 4r + c receives elements r of rows 2c and 2c + 1.
 __device__ inline void load_matrix_fragments_transposed(uint32_t (&words)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
@@ -75,7 +75,7 @@ __device__ inline void load_global_if(bool is_valid, Words& words, const void* a
       : "l"(address), "r"(uint32_t{is_valid}));
 }
 
-// The same for 8 bytes.
+// Loads 8 bytes in the same way.
 __device__ inline void load_global_if(bool is_valid, uint32_t (&words)[2], const void* address) {
   asm volatile(
       "{\n"

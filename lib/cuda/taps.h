@@ -1,4 +1,4 @@
-// Where the taps of a deformable aggregation sample, on the GPU.
+// The sampling locations of a deformable aggregation on the GPU.
 #pragma once
 
 #include <cstdint>
@@ -76,7 +76,7 @@ class TapLocator {
   }
 
   const Aggregation& call_;
-  // Of SamplingMethod::kWindow: the center of the query's window.
+  // The center of the query's window, and the scale of its offsets, in SamplingMethod::kWindow.
   int64_t center_[2];
   A scale_;
 };

@@ -15,20 +15,32 @@ ffi::DataType ColumnCotangentType(ffi::DataType data) {
   return Device::kRoundsColumnCotangents ? data : AccumulatorType(data);
 }
 
+struct SampleCall : ConvCall {
+  DType dtype = DType::kF32;
+};
+
+// Decodes the operands of the handlers that sample x.
+SampleCall DecodeSampleCall(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer offset,
+                            ffi::AnyBuffer origin, ffi::RemainingArgs rest, size_t mask_index = 0) {
+  SampleCall call = {DecodeConvCall(checks, attributes, offset, origin, rest, mask_index)};
+  if (!checks.ok()) return call;
+  call.dtype = CheckedDType(checks, x.element_type());
+  DecodeImage(checks, "x", x, call.sizes);
+  checks.Type("offset", offset, AccumulatorType(x.element_type()));
+  return call;
+}
+
 ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                       ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> columns, ffi::Dictionary attributes) {
   Checks checks("dcn_sample");
-  ConvCall call = DecodeConvCall(checks, attributes, offset, origin, mask);
+  const SampleCall call = DecodeSampleCall(checks, attributes, x, offset, origin, mask);
   if (!checks.ok()) return checks.error();
-  Sizes& sizes = call.sizes;
-  const DType dtype = CheckedDType(checks, x.element_type());
-  DecodeImage(checks, "x", x, sizes);
-  checks.Type("offset", offset, AccumulatorType(x.element_type()));
+  const Sizes& sizes = call.sizes;
   checks.Type("columns", *columns, x.element_type());
   checks.Shape("columns", *columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(SampleColumns(device, dtype, sizes, call.positions, x.untyped_data(), columns->untyped_data()));
+  return ToError(SampleColumns(device, call.dtype, sizes, call.positions, x.untyped_data(), columns->untyped_data()));
 }
 
 ffi::Error SampleTangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
@@ -37,12 +49,9 @@ ffi::Error SampleTangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::An
   Checks checks("dcn_sample_tangents");
   TangentOperands operands(checks, attributes, rest);
   const size_t mask_index = operands.Count({"x", "offset", "mask"});
-  ConvCall call = DecodeConvCall(checks, attributes, offset, origin, rest, mask_index);
+  const SampleCall call = DecodeSampleCall(checks, attributes, x, offset, origin, rest, mask_index);
   if (!checks.ok()) return checks.error();
-  Sizes& sizes = call.sizes;
-  const DType dtype = CheckedDType(checks, x.element_type());
-  DecodeImage(checks, "x", x, sizes);
-  checks.Type("offset", offset, AccumulatorType(x.element_type()));
+  const Sizes& sizes = call.sizes;
   const int64_t positions = sizes.offset_groups * sizes.taps();
   Tangents tangents = {};
   tangents.x = operands.Next("x", x.element_type(), {sizes.images_of_x, sizes.height, sizes.width, sizes.channels});
@@ -56,20 +65,17 @@ ffi::Error SampleTangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::An
                {sizes.images, sizes.rows, sizes.columns, sizes.taps(), columns_requested ? 2 : 1, sizes.channels});
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(SampleTangents(device, dtype, sizes, call.positions, tangents, x.untyped_data(), columns_requested,
-                                columns->untyped_data()));
+  return ToError(SampleTangents(device, call.dtype, sizes, call.positions, tangents, x.untyped_data(),
+                                columns_requested, columns->untyped_data()));
 }
 
 ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                                ffi::AnyBuffer d_columns, ffi::RemainingArgs mask, ffi::RemainingRets results,
                                ffi::Dictionary attributes) {
   Checks checks("dcn_offset_cotangent");
-  ConvCall call = DecodeConvCall(checks, attributes, offset, origin, mask);
+  const SampleCall call = DecodeSampleCall(checks, attributes, x, offset, origin, mask);
   if (!checks.ok()) return checks.error();
-  Sizes& sizes = call.sizes;
-  const DType dtype = CheckedDType(checks, x.element_type());
-  DecodeImage(checks, "x", x, sizes);
-  checks.Type("offset", offset, AccumulatorType(x.element_type()));
+  const Sizes& sizes = call.sizes;
   checks.Type("d_columns", d_columns, ColumnCotangentType(x.element_type()));
   checks.Shape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   RequestedResults requested(checks, attributes, results);
@@ -82,7 +88,7 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
   requested.CheckEnd();
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(OffsetCotangent(device, dtype, sizes, call.positions, x.untyped_data(), d_columns.untyped_data(),
+  return ToError(OffsetCotangent(device, call.dtype, sizes, call.positions, x.untyped_data(), d_columns.untyped_data(),
                                  d_offset, d_mask, columns));
 }
 
