@@ -31,6 +31,16 @@ MIXTURES = [
 ]
 
 
+in_16_bits = pytest.mark.parametrize(
+    "dtype, backend",
+    [
+        *((dtype, None) for dtype in LOW),
+        ("bfloat16", "reference"),
+        pytest.param("float16", "reference", marks=pytest.mark.thorough),
+    ],
+)
+
+
 def resolution(*dtypes):
     return max(float(jnp.finfo(dtype).eps) for dtype in dtypes)
 
@@ -82,8 +92,7 @@ def test_explicit_gradients_have_the_type_of_their_operand(name):
 MANY = 4096  # more ones than float16 (2048) or bfloat16 (256) can count
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", LOW)
+@in_16_bits
 def test_sums_over_channels_are_wide(dtype, backend):
     """The value, and the gradients with respect to offset and mask, add one for each channel."""
     x = jnp.broadcast_to(jnp.arange(2, dtype=dtype)[:, None], (1, 1, 2, MANY))[:, :, ::-1]
@@ -97,8 +106,7 @@ def test_sums_over_channels_are_wide(dtype, backend):
     assert gradients.mask[0, 0, 0, 0] == MANY
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", LOW)
+@in_16_bits
 def test_sums_over_pixels_are_wide(dtype, backend):
     """All output pixels sample the same pixel, so each adds one to the gradients with respect to x, weight and bias."""
     rows, columns = np.divmod(np.arange(MANY), 64)
@@ -114,8 +122,7 @@ def test_sums_over_pixels_are_wide(dtype, backend):
     assert gradients.bias.item() == MANY
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", LOW)
+@in_16_bits
 def test_locations_are_wide(dtype, backend):
     """Column 2999 of a wide image is no number of either 16-bit type, and half a pixel beside it even less."""
     x = jnp.asarray(np.arange(3000) % 7, dtype).reshape(1, 3000, 1)
@@ -138,8 +145,7 @@ def test_a_float64_offset_keeps_its_places(backend, x64):
     assert y[0, -2, 0] == np.float32(1 + 2.0**-20)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", LOW)
+@in_16_bits
 def test_preferred_element_type(dtype, backend):
     """The sum is not rounded to the data's type, and the gradients keep their operands' types."""
     count = MANY + 1

@@ -25,8 +25,8 @@ class Pooling:
     def points(self, axis, bin_index, first, last, shift, length):
         """The points of a bin along an axis of `length` pixels, without those that are left out.
 
-        Each point is a list of the pixels that it interpolates, as (pixel, weight, slope): the slope is the derivative of
-        the weight with respect to the shift.
+        Each point is a list of the pixels that it interpolates: (pixel, weight, derivative of the weight with respect
+        to the shift).
         """
         start = round_half_away(first) * self.spatial_scale - 0.5
         size = max((round_half_away(last) + 1) * self.spatial_scale - 0.5 - start, 0.1)
