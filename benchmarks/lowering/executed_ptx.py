@@ -43,7 +43,10 @@ def missing() -> str | None:
 def module(architecture: int = ARCHITECTURE) -> pathlib.Path:
     """A shared library of the FFI handlers, whose kernels are the PTX for compute_<architecture>."""
     ffi = [path for path in sorted((LIB / "ffi").glob("*.cc")) if path.stem not in NOT_CUDA]
-    jobs = [(_handlers, path) for path in (*ffi, LIB / "fused_rules.cc", *sorted((LIB / "cuda").glob("*.cc")), INTERPRETER / "handlers.cc")]
+    jobs = [
+        (_handlers, path)
+        for path in (*ffi, LIB / "fused_rules.cc", *sorted((LIB / "cuda").glob("*.cc")), INTERPRETER / "handlers.cc")
+    ]
     return _link("module.so", [*_run(jobs), *objects(architecture)], ["-shared"])
 
 

@@ -65,7 +65,7 @@ def test_other_derivatives_do_not_grow_with_the_batch(function, platform):
 @pytest.mark.parametrize("limit", [1, 2**11])
 def test_chunks_add_up(name, limit, monkeypatch, x64):
     """Queries one by one, and some rows of them, in derivatives of the reference."""
-    monkeypatch.setattr(workspace, "REFERENCE_BYTES", limit)
+    monkeypatch.setattr(plan, "REFERENCE_BYTES", limit)
     case = CASES[name]
     operands, directions, cotangent = case.operands(lead=(2,)), case.operands(1, lead=(2,)), case.cotangent(lead=(2,))
 

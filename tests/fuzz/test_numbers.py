@@ -94,9 +94,11 @@ def test_fused_convolution(case, dtype, where):
     hit.flat = np.resize(special, hit.size)
 
     cotangent, operands = arrays.pop("cotangent"), Operands(**arrays)
-    fused, plain = (jax.tree.leaves(compiled_pull_back(case, path)(cotangent, operands)) for path in ("fused", "im2col"))
+    fused, im2col = (
+        jax.tree.leaves(compiled_pull_back(case, path)(cotangent, operands)) for path in ("fused", "im2col")
+    )
     resolution = max(float(jnp.finfo(dtype).eps), 2.0**-18)  # differences of large sums are derivatives in offset
-    for result, expected in zip(fused, plain, strict=True):
+    for result, expected in zip(fused, im2col, strict=True):
         result, expected = ordinary(result, dtype), ordinary(expected, dtype)
         np.testing.assert_allclose(result, expected, rtol=0, atol=resolution * np.nanmax(np.abs(expected), initial=0))
 

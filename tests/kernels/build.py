@@ -13,8 +13,8 @@ import jax
 import pytest
 
 from benchmarks.lowering import executed_ptx
-from benchmarks.support import cached_build, cuda_tools
 from benchmarks.lowering.executed_ptx import DEVICE_FLAGS, LIB
+from benchmarks.support import cached_build, cuda_tools
 
 HERE = pathlib.Path(__file__).parent
 CPU = LIB / "cpu"

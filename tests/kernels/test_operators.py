@@ -9,6 +9,7 @@ import pytest
 import jax_dcn
 from jax_dcn._operators.deform_conv import cuda_tiles, kernels, plan
 from jax_dcn._operators.deform_conv.arguments import canonicalize
+from jax_dcn._primitive.operator import Request, Step
 from jax_dcn._primitive.target import Target
 from tests.deform_aggregation import test_special as aggregation_special
 from tests.deform_aggregation import test_values as aggregation_values
@@ -122,7 +123,7 @@ def test_conv_fused_taps_of_a_block(taps, name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["4_offset_groups_in_2_groups_back", "ragged_strip_and_tile_back", "torus_back"])
 def test_conv_paths_agree(name):
-    """The plain path has the values and gradients of the fused one, from the same operands."""
+    """The im2col path has the values and gradients of the fused one, from the same operands."""
     case = conv_fused.CASE[name]
     operands, cotangent = conv_fused.cast(case, "bfloat16"), jnp.asarray(case.cotangent(), "bfloat16")
     run = functools.partial(conv_fused.pull_back, **case.keywords)
@@ -130,32 +131,35 @@ def test_conv_paths_agree(name):
     for path, function in functions.items():
         assert ("dcn_fused" in function.lower(cotangent, operands).as_text()) == (path == "fused")
     by_path = {path: jax.tree.leaves(function(cotangent, operands)) for path, function in functions.items()}
-    for fused_array, plain_array in zip(by_path["fused"], by_path["im2col"], strict=True):
-        largest = jnp.abs(plain_array.astype(jnp.float32)).max()
-        conv_fused.assert_close(fused_array, plain_array, 0, 4 * 2**-7 * largest)
+    for fused_array, im2col_array in zip(by_path["fused"], by_path["im2col"], strict=True):
+        largest = jnp.abs(im2col_array.astype(jnp.float32)).max()
+        conv_fused.assert_close(fused_array, im2col_array, 0, 4 * 2**-7 * largest)
 
 
 def test_conv_fused_parts_of_the_output():
     """A shard of the output rows and columns, which starts at an origin, has the values of the whole output."""
     case = conv_fused.with_channels(64, 16, offset_groups=2)
-    problem = canonicalize(*conv_fused.cast(case, "bfloat16"), **case.keywords)
-    x, offset, weight, bias, mask = problem.operands.values()
-    cotangent = jnp.asarray(case.cotangent(), x.dtype).at[:, :2].set(0).at[:, :, :1].set(0)
-    requested = tuple(problem.operands)
+    whole, spec = canonicalize(*conv_fused.cast(case, "bfloat16"), **case.keywords)
+    cotangent = jnp.asarray(case.cotangent(), whole.x.dtype).at[:, :2].set(0).at[:, :, :1].set(0)
 
     @jax.jit
     def run(offset, mask, cotangent, origin):
-        keywords = {"spec": problem.spec, "origin": origin, "target": Target("cuda")}
-        y = kernels.forward(x, offset, weight, bias, mask, **keywords)
-        keywords |= {"requested": requested, "all_reduced": ()}
-        return y, *kernels.cotangent(x, offset, weight, bias, mask, cotangent, **keywords).values()
+        operands = whole._replace(offset=offset, mask=mask)
+
+        def planned(step):
+            return plan.plan(Request(step, spec, Target("cuda")), operands)
+
+        y = kernels.forward(planned(None), operands, spec=spec, origin=origin)
+        plans = planned(Step("vjp", whole._fields))
+        gradients = kernels.cotangent(plans, operands, cotangent, spec=spec, origin=origin)
+        return y, *(gradients[name] for name in whole._fields)
 
     def shard(array):
         return array[:, 2:, 1:]
 
-    y, d_x, d_offset, d_weight, d_bias, d_mask = run(offset, mask, cotangent, (0, 0))
+    y, d_x, d_offset, d_weight, d_bias, d_mask = run(whole.offset, whole.mask, cotangent, (0, 0))
     expected = shard(y), d_x, shard(d_offset), d_weight, d_bias, shard(d_mask)
-    sharded = run(shard(offset), shard(mask), shard(cotangent), (2, 1))
+    sharded = run(shard(whole.offset), shard(whole.mask), shard(cotangent), (2, 1))
     conv_fused.assert_close(sharded, expected, 2**-6, 2**-6)
 
 

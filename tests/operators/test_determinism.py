@@ -35,7 +35,7 @@ CASES = {
     "maximum of regions": RoIAlign(Align((7, 7), 0.5, mode="max"), image=(20, 24), features=33, count=200),
 }
 RUNS = [  # case, backend and dtype
-    *((name, "plain", "float32") for name in ("convolution", "one image")),
+    *((name, "im2col", "float32") for name in ("convolution", "one image")),
     *(("slices", "fused", dtype) for dtype in ("float32", "bfloat16", "float16")),
     ("more tasks than slots", "fused", "bfloat16"),
     *((name, None, "float32") for name in ("attention", "one head", "mean of regions", "maximum of regions")),
@@ -45,7 +45,7 @@ RUNS = [  # case, backend and dtype
 def results(name, backend, dtype):
     """What kernels compute: the result and the gradients, together and one by one, which are other tasks.
 
-    On the plain path, XLA's products compute the result and the gradient of the weight.
+    On the im2col path, XLA's products compute the result and the gradient of the weight.
     """
     case = CASES[name]
     operands, cotangent = cast((case.operands(), case.cotangent()), np.float32)
