@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jax_dcn import _validation
-from jax_dcn._operators.sampling import rounded_product
+from jax_dcn._operators.bilinear import rounded_product
 
 # A multiple of the vector length of CPUs. On two CPU cores, 64 to 512 boxes take about the same time; long blocks are
 # better for GPUs, because blocks are processed one after the other.

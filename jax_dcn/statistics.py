@@ -66,7 +66,7 @@ def offset_statistics(
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def statistics_of(
-    offset: ArrayLike, image_size: tuple[int, int], kernel_size: tuple[int, int], layer: geometry.Geometry
+    offset: ArrayLike, image_size: tuple[int, int], kernel_size: tuple[int, int], layer: geometry.Window
 ) -> dict[str, jax.Array]:
     """`offset_statistics` for arguments that were already checked."""
     offset = jnp.asarray(offset)
@@ -75,7 +75,7 @@ def statistics_of(
     finite = jnp.isfinite(vectors).all(-1)
     length = jnp.where(finite, jnp.linalg.norm(vectors, axis=-1), 0)
 
-    y, x = geometry.positions(offset, kernel_size, layer)
+    y, x = geometry.locations(offset, kernel_size, layer)
     grid_y, grid_x = geometry.grid(offset.shape[-3:-1], kernel_size, layer)
     regular = geometry.reads(grid_y, grid_x, image_size, layer)
     lost = regular & ~geometry.reads(y, x, image_size, layer) & ~(jnp.isnan(y) | jnp.isnan(x))

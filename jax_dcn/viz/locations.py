@@ -120,7 +120,7 @@ class Layer:
     @property
     def locations(self) -> Floats:
         flat = self.offset.reshape(*self.offset.shape[:-3], -1)
-        along = geometry.positions(flat, self.kernel_size, self.geometry)
+        along = geometry.locations(flat, self.kernel_size, self.geometry)
         return np.stack(along, -1).swapaxes(-3, -2)
 
     def undeformed(self) -> "Layer":

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jax_dcn._operators.sampling import output_size, rounded_product
+from jax_dcn._operators.bilinear import output_size, rounded_product
 from jax_dcn._types import Shaped
 
 Size = Sequence[int]  # (rows, columns)

@@ -19,7 +19,7 @@ from jax_dcn._operators.aggregation.geometry import (
     tap_levels,
     window_positions,
 )
-from jax_dcn._operators.sampling import interpolate, read_pixels
+from jax_dcn._operators.bilinear import interpolate, read_pixels
 
 
 def reference(operands: Operands[jax.Array], *, spec: Spec, origin: tuple[ArrayLike, ArrayLike]) -> jax.Array:

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_dcn import _validation
-from jax_dcn._operators.deform_conv.geometry import Geometry, fits, groups_and_taps, offset_channels, resolve
+from jax_dcn._operators.deform_conv.geometry import Window, fits, groups_and_taps, offset_channels, resolve
 from jax_dcn._primitive import jax_internals
 from jax_dcn._types import Backend, Padding, Pair, Shaped
 
 
 @dataclass(frozen=True)
-class Spec(Geometry):
+class Spec(Window):
     """The static parameters of a deformable convolution, resolved."""
 
     feature_group_count: int
@@ -85,11 +85,11 @@ def canonicalize(
         x, offset = channels_last(x), channels_last(offset)
         mask = None if mask is None else channels_last(mask)
         weight = jnp.transpose(weight, (2, 3, 1, 0))
-    geometry = resolve(
+    window = resolve(
         x.shape[-3:-1], weight.shape[:2], strides=strides, padding=padding, kernel_dilation=kernel_dilation
     )
     spec = Spec(
-        **vars(geometry),
+        **vars(window),
         feature_group_count=_validation.positive("feature_group_count", feature_group_count),
         precision=_validation.precision(precision),
         dtype=dtype

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_dcn._operators.deform_conv.geometry import Geometry, groups_and_taps
+from jax_dcn._operators.deform_conv.geometry import Window, groups_and_taps
 from jax_dcn._operators.deform_conv.plan import FusedCpu
 from jax_dcn._primitive import jax_internals
 
@@ -26,7 +26,7 @@ class Samples:
     mask: jax.Array | None  # [n, rows, columns, G·K]
     origin: tuple[ArrayLike, ArrayLike, ArrayLike]  # the first image, of x; the first row and column, of the result
     kernel_size: Sequence[int]
-    geometry: Geometry
+    window: Window
 
 
 def sample(x: jax.Array, samples: Samples) -> jax.Array:
@@ -244,14 +244,14 @@ def _call(
     """The custom call `name`, with the mask, if there is one, as its last operand."""
     if samples.mask is not None:
         operands = (*operands, samples.mask)
-    geometry = samples.geometry
+    window = samples.window
     return jax.ffi.ffi_call(name, results, input_output_aliases=aliases)(
         *jax_internals.vary_alike(operands),
         kernel_size=np.array(samples.kernel_size, np.int64),
-        strides=np.array(geometry.strides, np.int64),
-        padding=np.array([low for low, _ in geometry.padding], np.int64),
-        kernel_dilation=np.array(geometry.kernel_dilation, np.int64),
-        circular=geometry.circular,
+        strides=np.array(window.strides, np.int64),
+        padding=np.array([low for low, _ in window.padding], np.int64),
+        kernel_dilation=np.array(window.kernel_dilation, np.int64),
+        circular=window.circular,
         offset_groups=groups_and_taps(samples.offset, samples.kernel_size)[0],
         **attributes,
     )

@@ -130,7 +130,7 @@ class _Problem(NamedTuple):
     target: Target
 
     @property
-    def positions(self) -> tuple[int, int]:
+    def groups_and_taps(self) -> tuple[int, int]:
         """The number of offset groups and the number of taps."""
         return groups_and_taps(self.offset, self.weight.shape[:2])
 
@@ -143,7 +143,7 @@ class _Problem(NamedTuple):
     def sizes(self) -> ConvolutionSizes:
         """The sizes for estimates, as far as they are known: a symbolic number, or size, of images counts as 1."""
         images = self.x.shape[0] if isinstance(self.x.shape[0], int) else 1
-        offset_groups, taps = self.positions
+        offset_groups, taps = self.groups_and_taps
         return ConvolutionSizes(
             images=images,
             image_pixels=_known_pixels(self.x) // max(images, 1),
@@ -232,7 +232,7 @@ def _path(computation: str, problem: _Problem) -> tuple[str, str]:
 def _unsupported_reason(computation: str, problem: _Problem) -> str:
     """Why the fused kernels cannot do it, or an empty string: the rules are in lib/fused_rules.cc."""
     x, offset, weight, spec, target = problem
-    offset_groups, taps = problem.positions
+    offset_groups, taps = problem.groups_and_taps
     both = spec.precision if isinstance(spec.precision, tuple) else (spec.precision,)
     tf32 = spec.precision == lax.DotAlgorithmPreset.TF32_TF32_F32
     reason: str = extension.modules["cpu"].fused_unsupported(
@@ -271,7 +271,7 @@ def _slow_reason(computation: str, problem: _Problem) -> str:
     groups = spec.feature_group_count
     if groups > 1 and (fewest := min(weight.shape[2], weight.shape[-1] // groups)) < MIN_GROUP_CHANNELS:
         return f"each group has {fewest} channels; the fused kernels are fast from {MIN_GROUP_CHANNELS} on"
-    if (count := math.prod(problem.positions)) > MAX_PIXEL_SAMPLES:
+    if (count := math.prod(problem.groups_and_taps)) > MAX_PIXEL_SAMPLES:
         return f"there are {count} samples for each pixel; the fused kernels are fast up to {MAX_PIXEL_SAMPLES}"
     if computation != "forward":
         # Gradients that are computed together share the workspace, so that of x may leave room for fewer tasks.
@@ -374,7 +374,7 @@ def _fused_cuda_gradient(name: str, problem: _Problem) -> FusedCuda:
         return FusedCudaInput(min(images, balanced(images, limit)) if isinstance(images, int) else max(limit, 1))
     if name == "weight":
         return FusedCudaWeight(gpu_estimate.weight_splits(problem.sizes, problem.gpu))
-    return FusedCudaPositions(cuda_tiles.block_taps(_known_pixels(offset), *problem.positions))
+    return FusedCudaPositions(cuda_tiles.block_taps(_known_pixels(offset), *problem.groups_and_taps))
 
 
 def _list_bytes(x: Shaped, offset: Shaped) -> int:
@@ -385,7 +385,7 @@ def _list_bytes(x: Shaped, offset: Shaped) -> int:
 
 def _fused_cpu_gradients(requested: Collection[str], problem: _Problem) -> FusedCpu:
     x, offset, weight, spec, _ = problem
-    offset_groups, taps = problem.positions
+    offset_groups, taps = problem.groups_and_taps
     parts, tasks, size = extension.modules["cpu"].fused_cotangents_plan(
         dtype=jnp.dtype(x.dtype).name,
         x=x.shape,
@@ -412,7 +412,7 @@ def _im2col_cotangents(requested: Collection[str], all_reduced: Collection[str],
     sort_row = sort_image = image_bytes = 0
     if "x" in requested:
         if target.platform == "cuda":
-            offset_groups, _ = problem.positions
+            offset_groups, _ = problem.groups_and_taps
             sort_row = offset.shape[2] * offset.shape[3]
             sort_image = offset_groups * ((x.shape[1] + 1) * (x.shape[2] + 1) + 1)
         row_bytes += sort_row * 4

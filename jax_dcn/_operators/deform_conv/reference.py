@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
+from jax_dcn._operators.bilinear import interpolate
 from jax_dcn._operators.deform_conv.arguments import Operands, Spec
-from jax_dcn._operators.deform_conv.geometry import Size, groups_and_taps, positions
-from jax_dcn._operators.sampling import interpolate
+from jax_dcn._operators.deform_conv.geometry import Size, groups_and_taps, locations
 
 
 def reference(operands: Operands[jax.Array], *, spec: Spec, origin: tuple[ArrayLike, ArrayLike]) -> jax.Array:
@@ -35,7 +35,7 @@ def _sample(
     height, width, channels = x.shape
     rows, columns = offset.shape[:2]
     groups, taps = groups_and_taps(offset, kernel_size)
-    position_y, position_x = positions(offset, kernel_size, spec, origin)
+    position_y, position_x = locations(offset, kernel_size, spec, origin)
     pixels = x.astype(offset.dtype).reshape(height * width, groups, channels // groups)
     sampled = interpolate(pixels, position_y, position_x, (height, width), spec.circular)
     if mask is not None:

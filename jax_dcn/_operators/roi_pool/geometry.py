@@ -9,8 +9,8 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
+from jax_dcn._operators.bilinear import rounded_product
 from jax_dcn._operators.roi_pool.arguments import Spec
-from jax_dcn._operators.sampling import rounded_product
 
 
 class Points(NamedTuple):
