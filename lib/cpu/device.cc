@@ -9,43 +9,11 @@
 #include <mutex>
 #include <new>
 
-#include "xla/ffi/api/c_api.h"
+#include "xla/ffi/api/ffi.h"
 
 namespace dcn {
 
-namespace {
-
-void DestroyError(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
-  XLA_FFI_Error_Destroy_Args args = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, error};
-  api->XLA_FFI_Error_Destroy(&args);
-}
-
-using Task = std::function<void()>;
-
-// Runs a task on XLA's thread pool, or here if there is none.
-void Schedule(const Device::Context& context, const Task& task) {
-  const auto run = [](void* data) {
-    const std::unique_ptr<Task> task(static_cast<Task*>(data));
-    (*task)();
-  };
-  auto* const copy = new Task(task);
-  XLA_FFI_ThreadPool_Schedule_Args args = {XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE, nullptr, context.context, run,
-                                           copy};
-  if (XLA_FFI_Error* error = context.api->XLA_FFI_ThreadPool_Schedule(&args)) {
-    DestroyError(context.api, error);
-    run(copy);
-  }
-}
-
-}  // namespace
-
-int64_t Device::threads() const {
-  int64_t count = 0;
-  XLA_FFI_ThreadPool_NumThreads_Args args = {XLA_FFI_ThreadPool_NumThreads_Args_STRUCT_SIZE, nullptr, context_.context,
-                                             &count};
-  if (XLA_FFI_Error* error = context_.api->XLA_FFI_ThreadPool_NumThreads(&args)) DestroyError(context_.api, error);
-  return count;
-}
+int64_t Device::threads() const { return pool->num_threads(); }
 
 void Device::Run(int64_t n, const void* body, void (*call)(const void*, int64_t)) {
   struct Progress {
@@ -73,7 +41,7 @@ void Device::Run(int64_t n, const void* body, void (*call)(const void*, int64_t)
   };
   const int64_t num_helpers = std::min(n, threads()) - 1;
   try {
-    for (int64_t i = 0; i < num_helpers; ++i) Schedule(context_, run_iterations);
+    for (int64_t i = 0; i < num_helpers; ++i) pool->Schedule(std::function<void()>(run_iterations));
   } catch (const std::bad_alloc&) {  // the caller runs what the missing helpers would have run
   }
   run_iterations();

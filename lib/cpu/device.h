@@ -3,22 +3,20 @@
 
 #include <cstdint>
 
-struct XLA_FFI_Api;
-struct XLA_FFI_ExecutionContext;
+namespace xla::ffi {
+class ThreadPool;
+}
 
 namespace dcn {
 
 struct Device {
-  // What gives a call access to XLA's thread pool.
-  struct Context {
-    const XLA_FFI_Api* api;
-    XLA_FFI_ExecutionContext* context;
-  };
+  using Binding = xla::ffi::ThreadPool;
+  using Context = xla::ffi::ThreadPool;
 
   // XLA's products for CPUs have float32 results, which would have to be converted.
   static constexpr bool kRoundsColumnCotangents = false;
 
-  explicit Device(const Context& context) : context_(context) {}
+  explicit Device(Context& pool) : pool(&pool) {}
 
   int64_t threads() const;
 
@@ -29,10 +27,10 @@ struct Device {
     Run(n, &body, [](const void* body, int64_t i) { (*static_cast<const Body*>(body))(i); });
   }
 
+  Context* pool;  // outlives the Device
+
  private:
   void Run(int64_t n, const void* body, void (*call)(const void* body, int64_t i));
-
-  Context context_;
 };
 
 }  // namespace dcn

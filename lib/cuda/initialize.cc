@@ -100,11 +100,11 @@ ffi::Error Initialize() {
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = LoadKernelsOnce(device);
   if (error == cudaSuccess) return ffi::Error::Success();
-  return {XLA_FFI_Error_Code_FAILED_PRECONDITION, Describe(error, device)};
+  return ffi::Error(ffi::ErrorCode::kFailedPrecondition, Describe(error, device));
 }
 
 }  // namespace
 
-XLA_FFI_Handler* InitializeHandler() { return WrappedHandler<Initialize, XLA_FFI_ExecutionStage_INITIALIZE>; }
+XLA_FFI_Handler* InitializeHandler() { return WrappedHandler<Initialize, ffi::ExecutionStage::kInitialize>; }
 
 }  // namespace dcn

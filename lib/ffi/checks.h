@@ -11,10 +11,12 @@
 #include <vector>
 
 #include "dtype.h"
-#include "ffi/api.h"
 #include "saturating.h"
+#include "xla/ffi/api/ffi.h"
 
 namespace dcn {
+
+namespace ffi = xla::ffi;
 
 template <typename Range>
 std::string ToString(const Range& values) {
@@ -113,7 +115,10 @@ inline DType CheckedDType(Checks& checks, ffi::DataType type) {
 inline std::optional<ffi::AnyBuffer> OptionalOperand(Checks& checks, std::string_view operand, ffi::RemainingArgs rest,
                                                      size_t index = 0) {
   checks.Require(rest.size() <= index + 1, "has operands after " + std::string(operand));
-  return rest.get(index);
+  if (rest.size() != index + 1) return std::nullopt;
+  const auto buffer = rest.get<ffi::AnyBuffer>(index);
+  checks.Require(buffer.has_value(), std::string(operand) + " must be an array");
+  return buffer.has_value() ? std::optional(*buffer) : std::nullopt;
 }
 
 // The error that a handler returns for the result of a backend's function: nullptr, or a message.

@@ -119,7 +119,7 @@ class TangentOperands {
   // The data pointer of the next tangent, or null if it is absent.
   const void* Next(const std::string& name, ffi::DataType type, const std::vector<int64_t>& shape) {
     if (!IsPresent(name)) return nullptr;
-    const auto tangent = rest_.get(next_++);
+    const auto tangent = rest_.get<ffi::AnyBuffer>(next_++);
     checks_.Require(tangent.has_value(), "has no tangent of " + name + ", which is said to be present");
     if (!checks_.ok()) return nullptr;
     checks_.Type("the tangent of " + name, *tangent, type);

@@ -1,89 +1,100 @@
-// Makes FFI handlers of functions.
+// Makes FFI handlers of functions, by XLA's own header.
 #pragma once
 
 #include <cstdint>
-#include <tuple>
+#include <exception>
+#include <initializer_list>
+#include <new>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
+#include <utility>
 
-#include "ffi/api.h"
+#include "device.h"
+#include "ffi/checks.h"
+#include "xla/ffi/api/c_api.h"
+#include "xla/ffi/api/ffi.h"
 
 namespace dcn {
 
-XLA_FFI_Error* MakeError(const XLA_FFI_CallFrame* frame, XLA_FFI_Error_Code code, const char* message);
-
-// The buffers that the signature of a handler names, and whether more may follow them.
-struct Signature {
-  int64_t operands, results;
-  bool has_remaining_operands, has_remaining_results;
-};
-
-// Answers XLA's query of a handler's metadata. In a call, checks the stage, the number of buffers, and that their
-// element counts do not overflow, before it calls `function`. Converts C++ exceptions to FFI errors, because XLA is
-// built without exceptions.
-XLA_FFI_Error* CallHandler(XLA_FFI_CallFrame* frame, XLA_FFI_ExecutionStage stage, const Signature& signature,
-                           ffi::Error (*function)(const XLA_FFI_CallFrame&));
-
-// The stream of a call on a GPU.
-void* GetStream(const XLA_FFI_CallFrame& frame);
-
-// The execution context of a call: a stream, or what gives access to a pool of threads.
-template <typename Context>
-Context DecodeContext(const XLA_FFI_CallFrame& frame) {
-  if constexpr (std::is_pointer_v<Context>) {
-    return static_cast<Context>(GetStream(frame));
+// Binds the remaining parameters of a handler's function, in order: the context of the Device, each operand
+// (ffi::AnyBuffer) and result (ffi::Result), those that remain, and the attributes.
+template <typename Binding, typename Function>
+auto Bind(Binding&& binding, Function function, std::initializer_list<ffi::Traits> traits) {
+  return std::move(binding).To(function, traits);
+}
+template <typename First, typename... Rest, typename Binding, typename Function>
+auto Bind(Binding&& binding, Function function, std::initializer_list<ffi::Traits> traits) {
+  if constexpr (std::is_same_v<First, ffi::AnyBuffer>) {
+    return Bind<Rest...>(std::move(binding).template Arg<ffi::AnyBuffer>(), function, traits);
+  } else if constexpr (std::is_same_v<First, ffi::Result<ffi::AnyBuffer>>) {
+    return Bind<Rest...>(std::move(binding).template Ret<ffi::AnyBuffer>(), function, traits);
+  } else if constexpr (std::is_same_v<First, ffi::RemainingArgs>) {
+    return Bind<Rest...>(std::move(binding).RemainingArgs(), function, traits);
+  } else if constexpr (std::is_same_v<First, ffi::RemainingRets>) {
+    return Bind<Rest...>(std::move(binding).RemainingRets(), function, traits);
+  } else if constexpr (std::is_same_v<First, ffi::Dictionary>) {
+    return Bind<Rest...>(std::move(binding).template Attrs<ffi::Dictionary>(), function, traits);
   } else {
-    return {frame.api, frame.ctx};
+    static_assert(std::is_same_v<First, Device::Context>);
+    return Bind<Rest...>(std::move(binding).template Ctx<Device::Binding>(), function, traits);
   }
 }
 
-// Decodes the parameters of a handler's function one after the other.
-class ParameterDecoder {
- public:
-  explicit ParameterDecoder(const XLA_FFI_CallFrame& frame) : frame_(frame) {}
-
-  template <typename T>
-  T Next() {
-    if constexpr (std::is_same_v<T, ffi::AnyBuffer>) {
-      return T(frame_.args.args[operand_++]);
-    } else if constexpr (std::is_same_v<T, ffi::Result<ffi::AnyBuffer>>) {
-      return T(ffi::AnyBuffer(frame_.rets.rets[result_++]));
-    } else if constexpr (std::is_same_v<T, ffi::RemainingArgs>) {
-      return T(frame_.args.args + operand_, frame_.args.size - operand_);
-    } else if constexpr (std::is_same_v<T, ffi::RemainingRets>) {
-      return T(frame_.rets.rets + result_, frame_.rets.size - result_);
-    } else if constexpr (std::is_same_v<T, ffi::Dictionary>) {
-      return T(&frame_.attrs);
+template <auto function, ffi::ExecutionStage stage, typename... Parameters>
+XLA_FFI_Error* CallBound(ffi::Error (*)(Parameters...), XLA_FFI_CallFrame* frame) {
+  // XLA may capture calls of the execute stage into a CUDA graph.
+  static auto* const handler = [] {
+    if constexpr (stage == ffi::ExecutionStage::kExecute) {
+      return Bind<Parameters...>(ffi::Ffi::Bind<stage>(), function, {ffi::Traits::kCmdBufferCompatible}).release();
     } else {
-      return DecodeContext<T>(frame_);
+      return Bind<Parameters...>(ffi::Ffi::Bind<stage>(), function, {}).release();
+    }
+  }();
+  return handler->Call(frame);
+}
+
+inline XLA_FFI_Error* MakeError(const XLA_FFI_CallFrame* frame, XLA_FFI_Error_Code code, const char* message) {
+  XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, message, code};
+  return frame->api->XLA_FFI_Error_Create(&args);
+}
+
+// The first buffer that has a negative dimension or more than kMaxElements elements, or null. Dimensions of 0 count as
+// 1, so that in a buffer that passes the product of any of its dimensions is at most kMaxElements.
+inline const XLA_FFI_Buffer* FindOversizedBuffer(int64_t count, void** buffers) {
+  for (int64_t i = 0; i < count; ++i) {
+    const auto* buffer = static_cast<const XLA_FFI_Buffer*>(buffers[i]);
+    int64_t product = 1;
+    for (int64_t d = 0; d < buffer->rank; ++d) {
+      const int64_t size = buffer->dims[d];
+      product = size < 0 ? kMaxElements + 1 : SaturatingMultiply(product, size == 0 ? 1 : size);
+      if (product > kMaxElements) return buffer;
     }
   }
+  return nullptr;
+}
 
- private:
-  const XLA_FFI_CallFrame& frame_;
-  int64_t operand_ = 0, result_ = 0;
-};
-
-template <auto function, typename = decltype(function)>
-struct HandlerOf;
-
-template <auto function, typename... Parameters>
-struct HandlerOf<function, ffi::Error (*)(Parameters...)> {
-  template <typename T>
-  static constexpr int64_t kCount = (int64_t{std::is_same_v<Parameters, T>} + ... + 0);
-  static constexpr Signature kSignature = {kCount<ffi::AnyBuffer>, kCount<ffi::Result<ffi::AnyBuffer>>,
-                                           kCount<ffi::RemainingArgs> > 0, kCount<ffi::RemainingRets> > 0};
-
-  static ffi::Error DecodeAndCall(const XLA_FFI_CallFrame& frame) {
-    [[maybe_unused]] ParameterDecoder decoder(frame);
-    return std::apply(function, std::tuple<Parameters...>{decoder.Next<Parameters>()...});
-  }
-};
-
-// The handler of a function for a stage. The function's parameters say what it is called with: the context of the
-// Device, each operand (ffi::AnyBuffer) and result (ffi::Result), those that remain, and the attributes.
-template <auto function, XLA_FFI_ExecutionStage stage = XLA_FFI_ExecutionStage_EXECUTE>
+// The handler of a function. It rejects shapes whose element count overflows, and converts C++ exceptions to FFI
+// errors, because XLA is built without exceptions.
+template <auto function, ffi::ExecutionStage stage = ffi::ExecutionStage::kExecute>
 XLA_FFI_Error* WrappedHandler(XLA_FFI_CallFrame* frame) {
-  return CallHandler(frame, stage, HandlerOf<function>::kSignature, HandlerOf<function>::DecodeAndCall);
+  const auto* extension = frame->extension_start;
+  // A metadata query, which XLA makes at registration, has no operands to check.
+  if (extension && extension->type == XLA_FFI_Extension_Metadata) return CallBound<function, stage>(function, frame);
+  try {
+    const XLA_FFI_Buffer* oversized = FindOversizedBuffer(frame->args.size, frame->args.args);
+    if (!oversized) oversized = FindOversizedBuffer(frame->rets.size, frame->rets.rets);
+    if (!oversized) return CallBound<function, stage>(function, frame);
+    const std::string shape = ToString(ffi::Span<const int64_t>(oversized->dims, size_t(oversized->rank)));
+    const std::string message = "jax_dcn: an operand or result has shape " + shape + ", which no memory can hold";
+    return MakeError(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, message.c_str());
+  } catch (const std::bad_alloc&) {
+    return MakeError(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "jax_dcn: out of memory");
+  } catch (const std::length_error&) {
+    return MakeError(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "jax_dcn: out of memory");
+  } catch (const std::exception& exception) {
+    return MakeError(frame, XLA_FFI_Error_Code_INTERNAL, exception.what());
+  }
 }
 
 }  // namespace dcn

@@ -19,10 +19,12 @@ class RequestedResults {
     if (!checks_.Attribute(attributes_, name + "_requested", false)) return nullptr;
     checks_.Require(next_ < results_.size(), "has no result for " + name + ", which is requested");
     if (!checks_.ok()) return nullptr;
-    const ffi::AnyBuffer result = *results_.get(next_++);
-    checks_.Type("the result for " + name, result, type);
-    checks_.Shape("the result for " + name, result, shape);
-    return result.untyped_data();
+    auto result = results_.get<ffi::AnyBuffer>(next_++);
+    checks_.Require(result.has_value(), "the result for " + name + " must be an array");
+    if (!checks_.ok()) return nullptr;
+    checks_.Type("the result for " + name, **result, type);
+    checks_.Shape("the result for " + name, **result, shape);
+    return (*result)->untyped_data();
   }
 
   void CheckEnd() const { checks_.Require(next_ == results_.size(), "has more results than requested"); }

@@ -369,7 +369,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const int64_t failing_allocation = int64_t{bytes.Next()} - 192;  // mostly negative: none fails
   Frame frame(call, bytes.Next());
   if (!handler || !frame.is_runnable()) return 0;
-  const bool has_failing_allocation = (is_cpu || contract) && failing_allocation >= 0;
+  // Only valid calls: if XLA cannot allocate its own message about an invalid attribute, it ends the process.
+  const bool has_failing_allocation = (is_cpu || contract) && frame.is_valid() && failing_allocation >= 0;
   allocations_left = has_failing_allocation ? failing_allocation : -1;
   const std::unique_ptr<XLA_FFI_Error> error(frame.Run(handler));
   allocations_left = -1;

@@ -20,7 +20,7 @@
 #include "deform_conv_fused.h"
 #include "device.h"
 #include "element.h"
-#include "xla/ffi/api/c_api.h"
+#include "xla/ffi/api/ffi.h"
 
 namespace {
 
@@ -121,7 +121,9 @@ void Run(const Call& call) {
   api.struct_size = XLA_FFI_Api_STRUCT_SIZE;
   api.XLA_FFI_ThreadPool_NumThreads = NumThreads;
   api.XLA_FFI_ThreadPool_Schedule = Schedule;
-  Device device({&api, nullptr});
+  xla::ffi::DiagnosticEngine diagnostic;
+  auto pool = xla::ffi::CtxDecoding<xla::ffi::ThreadPool>::Decode(&api, nullptr, diagnostic);
+  Device device(*pool);
   if (const char* failure = call(device)) {
     std::printf("%s\n", failure);
     std::exit(1);

@@ -4,9 +4,13 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ffi/handler_wrapper.h"
+#include "xla/ffi/api/ffi.h"
 
 template <>
-inline cudaStream_t dcn::DecodeContext<cudaStream_t>(const XLA_FFI_CallFrame&) {
-  return nullptr;
-}
+struct xla::ffi::CtxDecoding<xla::ffi::PlatformStream<cudaStream_t>> {
+  using Type = cudaStream_t;
+
+  static std::optional<Type> Decode(const XLA_FFI_Api*, XLA_FFI_ExecutionContext*, DiagnosticEngine&) {
+    return nullptr;
+  }
+};
