@@ -96,7 +96,7 @@ def test_the_fused_kernels_refuse_float64(name, data):
     results, _, operands, attributes = valid_calls()[name]
     operands = [jax.ShapeDtypeStruct(a.shape, "float64") if i in data else a for i, a in enumerate(operands)]
     results = [jax.ShapeDtypeStruct(results[0].shape, "float64"), *results[1:]]
-    message = "INVALID_ARGUMENT.*x must be float32, bfloat16 or float16"
+    message = "INVALID_ARGUMENT.*the data are float64; the fused kernels need float16, bfloat16 or float32"
     with jax.enable_x64(True), pytest.raises(jax.errors.JaxRuntimeError, match=message):
         call(name, results, operands, attributes)
 
