@@ -188,9 +188,10 @@ SHORT = list(VARIANTS)[:3]
 @pytest.mark.parametrize(
     "target, dtype, precision, variant",
     [
-        *(("cuda", dtype, "default", variant) for dtype in ("bfloat16", "float32") for variant in VARIANTS),
-        *(("cuda", *dtype, variant) for dtype in DTYPES for variant in SHORT),
-        *(("cpu", dtype, None, variant) for dtype in ("bfloat16", "float32") for variant in (*SHORT, "many_pixels")),
+        *(("cuda", "bfloat16", "default", variant) for variant in VARIANTS),
+        *(("cuda", *dtype, "fused") for dtype in DTYPES),
+        *(("cuda", "float32", "default", variant) for variant in SHORT),
+        *(("cpu", dtype, None, variant) for dtype in ("bfloat16", "float32") for variant in ("fused", "many_pixels")),
         ("tpu", "bfloat16", None, "fused"),
     ],
 )

@@ -104,7 +104,7 @@ def test_layers_of_one_shape_share_no_array():
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_fused_path_copies_neither_operands_nor_results(program):
-    """The plain path copies, by chunks, at least what it reads or writes as the operand or result of a product."""
+    """The im2col path copies, by chunks, at least what it reads or writes as the operand or result of a product."""
     cotangent, operands = shapes(16, (100, 168, 128), "bfloat16", features=128)
     arguments = on(gpu(), (cotangent, operands))
     compiled = {

@@ -31,7 +31,7 @@ void Require(bool condition, const char* what, int line) {
 #define REQUIRE(condition) Require(condition, #condition, __LINE__)
 
 #ifdef DCN_CPU
-constexpr bool kNeedsWorkspace = false;  // of the plain kernels
+constexpr bool kNeedsWorkspace = false;  // of the im2col kernels
 #else
 constexpr bool kNeedsWorkspace = true;
 #endif

@@ -77,7 +77,7 @@ FUSED_CASES = [
 @pytest.mark.parametrize("dtype", DTYPES[:3])
 @pytest.mark.parametrize("case", FUSED_CASES, ids=str)
 def test_fused_convolution(case, dtype, where):
-    """The fused path, which smaller problems do not take by themselves, gives the numbers of the plain path.
+    """The fused path, which smaller problems do not take by themselves, gives the numbers of the im2col path.
 
     All values are positive, so that no sum cancels. Large values, whose sums would, are only among the offsets.
     """
