@@ -26,7 +26,7 @@ from jax_dcn._operators.deform_conv import (
     deform_conv2d_offset_grad,
     deform_conv2d_weight_grad,
 )
-from jax_dcn._operators.kernel_plan import kernel_plan
+from jax_dcn._operators.kernel_plan import KernelPlan, kernel_plan
 from jax_dcn._operators.roi_pool import (
     deform_psroi_pool,
     deform_roi_pool,
@@ -34,7 +34,7 @@ from jax_dcn._operators.roi_pool import (
     psroi_pool,
     roi_align,
 )
-from jax_dcn._primitive.plan import ComputationPlan, KernelPlan
+from jax_dcn._primitive.plan import ComputationPlan
 from jax_dcn.boxes import fpn_levels, nms
 from jax_dcn.conversion import as_deform_conv
 from jax_dcn.optim import offset_labels
