@@ -152,6 +152,8 @@ struct FusedTasks {
   int64_t concurrent;  // the tasks that may run at a time
 };
 
+constexpr int64_t kMaxFusedTasks = 32;  // at a time, and parts
+
 // The division for which the workspace stays small. It may be larger so that kMinConcurrentTasks can run at a time.
 constexpr int64_t kMinConcurrentTasks = 3;
 FusedTasks ChooseFusedTasks(DType, const Sizes&, const Product&, RequestedCotangents);

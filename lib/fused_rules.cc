@@ -89,7 +89,7 @@ void RequireForward(Rules& rules, const ConvolutionShape& shape, const ProductPr
   rules.Require(shape.features / shape.groups % 2 == 0,
                 "weight has " + InEach(shape.features, "output channel", shape.groups, "group") +
                     "; the fused kernels need an even number");
-  rules.AtMost(kInt32Max, "x has", shape.channels / vector * FusedLimits::kVectorBytes, "bytes a pixel");
+  rules.AtMost(kInt32Max, "x has", KnownProduct({shape.channels / vector, FusedLimits::kVectorBytes}), "bytes a pixel");
   rules.AtMost(kInt32Max, "weight has", shape.features, "output channels");
   rules.AtMost(kMaxPixels - 1, "x has", KnownProduct({shape.images, shape.height, shape.width}),
                "pixels in all images");
@@ -109,9 +109,11 @@ void RequireGradient(Rules& rules, Computation computation, const ConvolutionSha
   rules.Require(std::max(of_group, of_offset_group) % std::min(of_group, of_offset_group) == 0,
                 "x has " + std::to_string(of_group) + " channels in each group and " + std::to_string(of_offset_group) +
                     " in each offset group; the fused gradients need one of these numbers to divide the other");
+  rules.AtMost(kMaxPixels - 1, "the result has", KnownProduct({shape.rows, shape.columns}), "pixels in an image");
   rules.AtMost(kMaxPixels - 1, "the result has", KnownProduct({shape.images, shape.rows, shape.columns}),
                "pixels in all images");
-  rules.AtMost(kInt32Max, "the result has", shape.features / vector * FusedLimits::kVectorBytes, "bytes a pixel");
+  rules.AtMost(kInt32Max, "the result has", KnownProduct({shape.features / vector, FusedLimits::kVectorBytes}),
+               "bytes a pixel");
   rules.AtMost(kInt32Max, "the K dimension of the GEMM has",
                KnownProduct({shape.taps, group_features / vector + FusedLimits::kMarginVectors}),
                "vectors of 16 bytes");

@@ -70,8 +70,8 @@ def kernel_plan(
 ) -> KernelPlan:
     """Which kernels an operator and its gradients run for these arguments, why, and what they need.
 
-    Nothing is computed or compiled, and no GPU is needed. Lowering asks the same code, so the plan is what runs on one
-    device.
+    Nothing is computed or compiled, and no GPU is needed. Lowering asks the same code, so the plan of a computation is
+    what runs on one device if it is computed by itself.
 
     Where `jit` splits a convolution over several devices, pass the shapes of one device's shard. The plan does not show
     that on a CPU the gradient with respect to an x of 16 bits takes the im2col path where it is summed over devices. On
@@ -84,8 +84,8 @@ def kernel_plan(
     is computed.
 
     Args:
-      function: an operator of jax_dcn, such as `jax_dcn.deform_conv2d` or `jax_dcn.roi_align`, or a function of one of
-        its gradients, such as `jax_dcn.deform_conv2d_input_grad`.
+      function: an operator of jax_dcn itself, not a transformation of it, such as `jax_dcn.deform_conv2d` or
+        `jax_dcn.roi_align`, or a function of one of its gradients, such as `jax_dcn.deform_conv2d_input_grad`.
       arguments: its array arguments, as arrays or `jax.ShapeDtypeStruct` objects. Only shapes and types matter.
       platform: "cpu", "cuda", "rocm", "oneapi" or "tpu", as in `jax.export`; "gpu" means "cuda". By default that of the
         default device.
@@ -113,11 +113,11 @@ def kernel_plan(
       >>> plan = jax_dcn.kernel_plan(jax_dcn.deform_conv2d, x, offset, weight, **target)
       >>> print(plan)  # doctest: +ELLIPSIS
       deform_conv2d on cuda
-      computation         path    workspace  chosen                  why
-      forward             fused   101.2 KiB  tiles of 64 features    estimates for sm_90: fused ... ms, im2col ... ms
-      gradient of x       im2col  17.1 MiB   1 image at a time       weight has 60 output channels; the fused ...
-      gradient of offset  im2col  13.5 MiB   2 images at a time      weight has 60 output channels; the fused ...
-      gradient of weight  im2col  54.0 MiB   8 images at a time      weight has 60 output channels; the fused ...
+      computation         path    workspace  chosen                why
+      forward             fused   101.2 KiB  tiles of 64 features  estimates for sm_90: fused ... ms, im2col ... ms
+      gradient of x       im2col  17.1 MiB   2 images at a time    weight has 60 output channels; the fused ...
+      gradient of offset  im2col  13.5 MiB   2 images at a time    weight has 60 output channels; the fused ...
+      gradient of weight  im2col  54.0 MiB   8 images at a time    weight has 60 output channels; the fused ...
       >>> plan["x"].path, plan["forward"].flops
       ('im2col', 7247757312)
       >>> rois = jax.ShapeDtypeStruct((512, 5), jnp.float32)
@@ -129,7 +129,7 @@ def kernel_plan(
       gradient of rois  xla     0 B                it is zero
     """
     chosen_target = _resolve_target(platform, compute_capability)
-    traced = {name: value for name, value in options.items() if hasattr(value, "shape") and hasattr(value, "dtype")}
+    traced = {name: value for name, value in options.items() if isinstance(value, jax.ShapeDtypeStruct)}
     static = {name: value for name, value in options.items() if name not in traced}
     calls = calls_of(partial(function, **static), *arguments, **traced)
     name = getattr(function, "__name__", repr(function))

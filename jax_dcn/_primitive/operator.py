@@ -57,7 +57,7 @@ Chain = tuple[Step, ...]
 class Request(NamedTuple):
     """What is to be planned: the forward, if there is no step, or the derivatives of a step, for one device.
 
-    The cotangents in `all_reduced` are summed over devices before they are rounded, and better have a wider dtype.
+    The cotangents in `all_reduced` are summed over devices, and rounded after that. They should have a wider dtype.
     """
 
     step: Step | None

@@ -75,9 +75,10 @@ ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ff
   checks.Require(is_requested("workspace_requested"), "needs a workspace");
   const FusedTasks tasks = {checks.Attribute(attributes, "parts", int64_t{1}),
                             checks.Attribute(attributes, "concurrent_tasks", int64_t{1})};
-  checks.Require(1 <= tasks.parts && tasks.parts <= std::max<int64_t>(1, sizes.images),
+  checks.Require(1 <= tasks.parts && tasks.parts <= std::clamp<int64_t>(sizes.images, 1, kMaxFusedTasks),
                  "attribute parts must be a number of parts of the images");
-  checks.Require(1 <= tasks.concurrent && tasks.concurrent <= FusedTaskCount(sizes, product, tasks.parts),
+  checks.Require(1 <= tasks.concurrent &&
+                     tasks.concurrent <= std::min<int64_t>(kMaxFusedTasks, FusedTaskCount(sizes, product, tasks.parts)),
                  "attribute concurrent_tasks must be a number of tasks");
   if (!checks.ok()) return checks.error();
   const int64_t workspace = FusedCotangentsWorkspace(call.dtype, sizes, product, arrays.requested, tasks);

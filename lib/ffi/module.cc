@@ -34,9 +34,7 @@ nb::dict FusedLimits() {
   limits["tile_features"] = nb::tuple(tile_features);
   limits["weight_tile"] = Limits::kWeightTile;
   limits["min_split_pixels"] = Limits::kMinSplitPixels;
-  limits["slice_vectors"] = Limits::kSliceVectors;
   limits["max_vectors"] = Limits::kMaxVectors;
-  limits["max_list_bytes"] = Limits::kMaxListBytes;
   return limits;
 }
 
@@ -88,6 +86,7 @@ std::string FusedUnsupported(const std::string& platform, const std::string& com
   const auto unsupported = ByName<decltype(&dcn::UnsupportedByFusedCpu)>(
       {{"cpu", &dcn::UnsupportedByFusedCpu}, {"cuda", &dcn::UnsupportedByFusedCuda}}, platform, "platform");
   const auto [taps, groups, offset_groups] = taps_and_groups;
+  if (groups < 1 || offset_groups < 1) throw std::invalid_argument("fused_unsupported: groups must be positive");
   const dcn::ConvolutionShape shape = {ByName(DTypes(), dtype, "dtype"),
                                        ByName(DTypes(), y_dtype, "dtype"),
                                        x[0],

@@ -311,8 +311,9 @@ class CallBuilder {
     Integer("parts", tasks.parts);
     Integer("concurrent_tasks", tasks.concurrent);
     CpuWorkspace([&](const dcn::Sizes& sizes, const dcn::Product& product) -> int64_t {
-      const bool is_divided = 1 <= tasks.parts && tasks.parts <= std::max<int64_t>(1, sizes.images) &&
-                              1 <= tasks.concurrent &&
+      const bool is_divided = 1 <= tasks.parts &&
+                              tasks.parts <= std::clamp<int64_t>(sizes.images, 1, dcn::kMaxFusedTasks) &&
+                              1 <= tasks.concurrent && tasks.concurrent <= dcn::kMaxFusedTasks &&
                               tasks.concurrent <= dcn::FusedTaskCount(sizes, product, tasks.parts);
       call_.is_valid &= is_divided;
       return is_divided ? dcn::FusedCotangentsWorkspace(FusedDType(), sizes, product, requested, tasks) : 0;

@@ -9,7 +9,6 @@ TILE_PIXELS: int = _LIMITS["tile_pixels"]
 TILE_FEATURES: tuple[int, ...] = _LIMITS["tile_features"]
 WEIGHT_TILE: int = _LIMITS["weight_tile"]
 MIN_SPLIT_PIXELS: int = _LIMITS["min_split_pixels"]
-SLICE_VECTORS: int = _LIMITS["slice_vectors"]
 
 SUM_BYTES = 4  # of an element of the partial sums of the gradient with respect to weight
 MIN_BLOCKS = 128  # about the number of SMs of a large GPU

@@ -1,6 +1,6 @@
-"""Decides how a convolution and its derivatives are computed: the path and, for its kernels, everything they are told.
+"""Decides how a convolution and its derivatives are computed: the path, and all parameters of its kernels.
 
-Lowering and `kernel_plan` both ask `plan`. The executors `fused_cuda`, `fused_cpu` and `im2col` only obey.
+Lowering and `kernel_plan` both ask `plan`. The executors `fused_cuda`, `fused_cpu` and `im2col` follow the plan.
 """
 
 import math

@@ -26,7 +26,6 @@ constexpr int64_t kMaxSampleBytes = 256 << 10, kMinSampledPixels = 84;
 constexpr int64_t kMinTiles = 8, kMinTilePixels = 28;
 
 constexpr int64_t kSliceChannels = 64;  // of the cotangents
-constexpr int64_t kMaxTasks = 32;       // of the cotangents, at a time
 
 // Limits of the cotangents' workspace, in floats. A call uses more than kWorkspaceFloats only if fewer than
 // kMinConcurrentTasks tasks could run at a time otherwise, or if one part of the images needs more. Beside a large
@@ -82,7 +81,7 @@ struct Slices {
   }
 };
 
-// As few parts as allow kMaxTasks tasks, if the workspace has room for their sums. They do not depend on what is
+// As few parts as allow kMaxFusedTasks tasks, if the workspace has room for their sums. They do not depend on what is
 // requested, so the bits of a cotangent do not depend on which others are.
 int64_t ChooseParts(const Sizes& sizes, const Slices& slices) {
   int64_t room = kWorkspaceFloats - slices.packed_size;
@@ -94,7 +93,7 @@ int64_t ChooseParts(const Sizes& sizes, const Slices& slices) {
     const bool is_enough = beside_few >= SaturatingMultiply(few_parts, slices.weight_size);
     room = std::min(kWorkspaceFloats / 2, is_enough ? beside_few : kWorkspaceFloats);
   }
-  int64_t parts = std::min(1 + (kMaxTasks - 1) / slices.count, room / std::max<int64_t>(1, slices.weight_size));
+  int64_t parts = std::min(1 + (kMaxFusedTasks - 1) / slices.count, room / std::max<int64_t>(1, slices.weight_size));
   parts = std::clamp(parts, int64_t{1}, std::max<int64_t>(1, sizes.images));
   while (HasSpareParts(sizes.images, parts)) --parts;
   return parts;
@@ -121,7 +120,7 @@ Tiling CotangentTiling(InstructionSet set, const Sizes& sizes) { return {sizes, 
 
 FusedTasks ChooseFusedTasks(DType dtype, const Sizes& sizes, const Product& product, RequestedCotangents requested) {
   const Slices slices(dtype, sizes, product);
-  const int64_t parts = ChooseParts(sizes, slices), tasks = std::min(slices.count * parts, kMaxTasks);
+  const int64_t parts = ChooseParts(sizes, slices), tasks = std::min(slices.count * parts, kMaxFusedTasks);
   if (!requested.x || slices.image_size == 0) return {parts, tasks};
   const int64_t before = slices.BeforeImages(requested, parts);
   const int64_t few_images = SaturatingMultiply(kMinConcurrentTasks, slices.image_size);
