@@ -162,10 +162,10 @@ class Operator(Generic[Spec]):
     def _bind(
         self, *arrays: Any, present: tuple[str, ...], chain: Chain, spec: Spec, backend: Backend
     ) -> list[jax.Array]:
-        avals = list(map(jax.typeof, arrays))
         if (calls := _RECORDED_CALLS.get()) is not None:
-            calls.append(Call(self, avals, present, chain, spec, backend))
+            calls.append(Call(self, list(map(jax.typeof, arrays)), present, chain, spec, backend))
         if PRIMITIVES.missing:
+            avals = list(map(jax.typeof, arrays))
             jax_internals.fall_back_to_reference(self.name, avals)
             _, results, _ = self._arrays(avals, present, chain, spec)
             function = self._function(None, present, chain, spec)

@@ -13,7 +13,7 @@ class ComputationPlan:
       path: which code runs; `KernelPlan` lists the paths.
       reason: why this path runs; empty where there is nothing to say.
       workspace_bytes: the memory it needs besides operands and result.
-      choices: what the path's kernels are told, such as the size of a tile or the number of images at a time; None
+      choices: the parameters of the path's kernels, such as the size of a tile or the number of images at a time; None
         where nothing is chosen. It prints as text; its attributes may change between releases.
       flops: floating-point operations. A multiply-add counts as two.
       bytes_accessed: the bytes of the operands that it reads and of its result, each counted once.

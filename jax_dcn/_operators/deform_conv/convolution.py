@@ -3,9 +3,11 @@
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_dcn._operators.deform_conv.arguments import Operands, Spec
+from jax_dcn._operators.deform_conv.custom_calls import Samples
 
 
 class Convolution(NamedTuple):
@@ -14,3 +16,15 @@ class Convolution(NamedTuple):
     operands: Operands[jax.Array]
     spec: Spec
     origin: tuple[ArrayLike, ArrayLike]
+
+    @property
+    def samples(self) -> Samples:
+        """The samples of all images, rows and columns."""
+        _, offset, weight, _, mask = self.operands
+        return Samples(offset, mask, (0, *self.origin), weight.shape[:2], self.spec)
+
+    @property
+    def float32_bias(self) -> jax.Array:
+        """The bias as the fused kernels take it; zeros if there is none."""
+        _, _, weight, bias, _ = self.operands
+        return jnp.zeros(weight.shape[-1], jnp.float32) if bias is None else bias.astype(jnp.float32)

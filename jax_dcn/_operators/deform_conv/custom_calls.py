@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_dcn._operators.deform_conv.geometry import Window, groups_and_taps
-from jax_dcn._operators.deform_conv.plan import FusedCpu
+from jax_dcn._operators.deform_conv.plan import FusedCpu, scatter_list_shapes
 from jax_dcn._primitive import jax_internals
 
 
@@ -187,12 +187,6 @@ def fused_input_cotangent(
         feature_group_count=feature_group_count,
     )
     return d_x
-
-
-def scatter_list_shapes(taps: tuple[int, ...], output_pixels: int, image_pixels: int) -> list[tuple[int, ...]]:
-    """The shapes of row_start, contributions and the workspace to sort, all int32, for dimensions `taps` of taps."""
-    contributions = 4 * output_pixels  # each sample is in the lists of four pixels
-    return [(*taps, image_pixels + 1), (*taps, contributions, 2), (*taps, contributions)]
 
 
 def fused_offset_cotangent(

@@ -6,21 +6,19 @@ docs/memory.md says how results for NaN and infinite operands differ from those 
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 
 from jax_dcn._operators.deform_conv import custom_calls
 from jax_dcn._operators.deform_conv.convolution import Convolution
-from jax_dcn._operators.deform_conv.custom_calls import Samples
 from jax_dcn._operators.deform_conv.plan import FusedCpu
 
 
 def forward(convolution: Convolution, choices: FusedCpu) -> jax.Array:
-    (x, offset, weight, bias, mask), spec, origin = convolution
+    (x, _, weight, _, _), spec, _ = convolution
     return custom_calls.cpu_fused_forward(
         x,
-        Samples(offset, mask, (0, *origin), weight.shape[:2], spec),
+        convolution.samples,
         weight,
-        jnp.zeros(weight.shape[-1], jnp.float32) if bias is None else bias.astype(jnp.float32),
+        convolution.float32_bias,
         feature_group_count=spec.feature_group_count,
         workspace_size=choices.workspace_size,
         dtype=spec.dtype,
@@ -31,10 +29,10 @@ def cotangents(
     convolution: Convolution, d_y: jax.Array, requested: Sequence[str], choices: FusedCpu
 ) -> dict[str, jax.Array]:
     """The requested cotangents, in the type of sums or for x of the operand."""
-    (x, offset, weight, _, mask), spec, origin = convolution
+    (x, _, weight, _, _), spec, _ = convolution
     return custom_calls.cpu_fused_cotangents(
         x,
-        Samples(offset, mask, (0, *origin), weight.shape[:2], spec),
+        convolution.samples,
         weight,
         d_y,
         feature_group_count=spec.feature_group_count,

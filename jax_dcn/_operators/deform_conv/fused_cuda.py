@@ -13,7 +13,6 @@ from jax import lax
 from jax_dcn._operators.deform_conv import custom_calls
 from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._operators.deform_conv.convolution import Convolution
-from jax_dcn._operators.deform_conv.custom_calls import Samples
 from jax_dcn._operators.deform_conv.plan import (
     FusedCuda,
     FusedCudaForward,
@@ -24,12 +23,12 @@ from jax_dcn._operators.deform_conv.plan import (
 
 
 def forward(convolution: Convolution, choices: FusedCudaForward) -> jax.Array:
-    (x, offset, weight, bias, mask), spec, origin = convolution
+    (x, _, weight, _, _), spec, _ = convolution
     return custom_calls.fused_forward(
         x,
-        Samples(offset, mask, (0, *origin), weight.shape[:2], spec),
+        convolution.samples,
         _by_feature(weight),
-        jnp.zeros(weight.shape[-1], jnp.float32) if bias is None else bias.astype(jnp.float32),
+        convolution.float32_bias,
         feature_group_count=spec.feature_group_count,
         tile_features=choices.tile_features,
         dtype=spec.dtype,
@@ -43,8 +42,8 @@ def cotangents(
 
     They have the type of sums, or for x that of the operand.
     """
-    (x, offset, weight, _, mask), spec, origin = convolution
-    samples, groups = Samples(offset, mask, (0, *origin), weight.shape[:2], spec), spec.feature_group_count
+    (x, _, weight, _, _), spec, _ = convolution
+    samples, groups = convolution.samples, spec.feature_group_count
     match choices:
         case FusedCudaInput(images):
             d_x = custom_calls.fused_input_cotangent(

@@ -63,7 +63,7 @@ class Im2col:
 
 
 class FusedCuda:
-    """What a fused CUDA kernel is told."""
+    """The parameters of a fused CUDA kernel."""
 
 
 @dataclass(frozen=True)
@@ -377,10 +377,16 @@ def _fused_cuda_gradient(name: str, problem: _Problem) -> FusedCuda:
     return FusedCudaPositions(cuda_tiles.block_taps(_known_pixels(offset), *problem.groups_and_taps))
 
 
+def scatter_list_shapes(taps: tuple[int, ...], output_pixels: int, image_pixels: int) -> list[tuple[int, ...]]:
+    """The shapes of row_start, contributions and the workspace to sort, all int32, for dimensions `taps` of taps."""
+    contributions = 4 * output_pixels  # each sample is in the lists of four pixels
+    return [(*taps, image_pixels + 1), (*taps, contributions, 2), (*taps, contributions)]
+
+
 def _list_bytes(x: Shaped, offset: Shaped) -> int:
-    """The bytes of the scatter lists of one image, as custom_calls.scatter_list_shapes has them."""
-    contributions = 4 * math.prod(offset.shape[1:3])  # each sample is in the lists of four pixels
-    return offset.shape[-1] // 2 * 4 * (math.prod(x.shape[1:3]) + 1 + 3 * contributions)
+    """The bytes of the scatter lists of one image."""
+    shapes = scatter_list_shapes((offset.shape[-1] // 2,), math.prod(offset.shape[1:3]), math.prod(x.shape[1:3]))
+    return 4 * sum(map(math.prod, shapes))
 
 
 def _fused_cpu_gradients(requested: Collection[str], problem: _Problem) -> FusedCpu:
