@@ -64,7 +64,6 @@ def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[s
     (x, offset, weight, _, mask), spec, _ = convolution
     sum_dtype, groups = offset.dtype, spec.feature_group_count
     positions = [name for name in ("offset", "mask") if name in requested]
-    is_in_place = choices.x_dtype == sum_dtype
 
     def images_at(image: ArrayLike, count: int, out: Cotangents) -> Cotangents:
         def rows_at(
@@ -93,10 +92,10 @@ def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[s
 
         out = dict(out)
         d_x = out.pop("x", None)
-        d_xs = d_x if d_x is None or is_in_place else filled(x, (count, *x.shape[1:]), sum_dtype)
+        d_xs = d_x if d_x is None or not choices.x_sums else filled(x, (count, *x.shape[1:]), sum_dtype)
         out, d_xs = fold(rows_at, offset.shape[1], choices.rows, (out, d_xs))
         if d_x is not None and d_xs is not None:
-            out["x"] = d_xs if is_in_place else write_chunk(d_x, d_xs.astype(choices.x_dtype), (image, 0))
+            out["x"] = write_chunk(d_x, d_xs.astype(choices.x_dtype), (image, 0)) if choices.x_sums else d_xs
         return out
 
     out = {

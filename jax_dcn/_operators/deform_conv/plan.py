@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import DTypeLike
 
 from jax_dcn._operators.deform_conv import cuda_tiles, gpu_estimate
 from jax_dcn._operators.deform_conv.arguments import Operands, Spec
@@ -52,7 +51,8 @@ class Im2col:
     images: int
     rows: int
     columns_dtype: Any  # of the cotangent of the columns
-    x_dtype: Any = None  # of the cotangent of x; that of its sums is the offset's
+    x_dtype: Any = None  # of the cotangent of x
+    x_sums: bool = False  # whether its sums have an array of their own, because they have another dtype
     # 32-bit elements that a GPU needs to sort samples by pixel: per output row, and per image.
     sort_row: int = 0
     sort_image: int = 0
@@ -137,7 +137,12 @@ class _Problem(NamedTuple):
     @property
     def column_row(self) -> int:
         """The number of elements of the columns of one output row."""
-        return self.offset.shape[2] * math.prod(self.weight.shape[:2]) * self.x.shape[-1]
+        return self.offset.shape[2] * _pixel_columns(self.x, self.weight)
+
+    @property
+    def image_sum_bytes(self) -> int:
+        """The bytes of the sums of one image's cotangent."""
+        return math.prod(self.x.shape[1:]) * self.offset.dtype.itemsize
 
     @property
     def sizes(self) -> ConvolutionSizes:
@@ -181,7 +186,7 @@ def plan(request: Request, operands: Operands[Shaped]) -> dict[str, ComputationP
 def reference_chunk(operands: Operands[Shaped], *, target: Target) -> dict[str, int]:
     """The images and rows whose columns are held at a time in derivatives of the reference."""
     x, offset, weight, _, _ = operands
-    row_bytes = offset.shape[2] * math.prod(weight.shape[:2]) * x.shape[-1] * offset.dtype.itemsize
+    row_bytes = offset.shape[2] * _pixel_columns(x, weight) * offset.dtype.itemsize
     images, rows = _chunk(offset, COLUMN_BYTES[target.platform] // REFERENCE_PART, row_bytes=row_bytes)
     return {"batch": images, "rows": rows}
 
@@ -192,14 +197,19 @@ def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
     pixels = math.prod(offset.shape[:-1])
     if computation == "bias":
         return pixels * weight.shape[-1]
-    columns = pixels * math.prod(weight.shape[:2]) * x.shape[-1]
+    columns = pixels * _pixel_columns(x, weight)
     return 2 * columns * (weight.shape[-1] // spec.feature_group_count) + 8 * columns
 
 
 def samples(operands: Operands[Shaped], spec: Spec) -> int:
     """The bytes of the columns of the whole batch, in the type of sums."""
     x, offset, weight, _, _ = operands
-    return math.prod(offset.shape[:3]) * math.prod(weight.shape[:2]) * x.shape[-1] * offset.dtype.itemsize
+    return math.prod(offset.shape[:3]) * _pixel_columns(x, weight) * offset.dtype.itemsize
+
+
+def _pixel_columns(x: Shaped, weight: Shaped) -> int:
+    """The number of elements of the columns of one pixel of the result."""
+    return math.prod(weight.shape[:2]) * x.shape[-1]
 
 
 def _path(computation: str, problem: _Problem) -> tuple[str, str]:
@@ -361,7 +371,8 @@ def _workspace_bytes(name: str, choices: Im2col | FusedCpu | FusedCuda, problem:
     size = columns * choices.columns_dtype.itemsize
     if name == "x":
         images, rows = _within(choices, offset)
-        size += images * (4 * (rows * choices.sort_row + choices.sort_image) + _image_sum_bytes(x, offset, x.dtype))
+        sums = problem.image_sum_bytes if choices.x_sums else 0
+        size += images * (4 * (rows * choices.sort_row + choices.sort_image) + sums)
     return size
 
 
@@ -415,17 +426,16 @@ def _im2col_cotangents(requested: Collection[str], all_reduced: Collection[str],
     x_dtype = offset.dtype if "x" in all_reduced else x.dtype
     arrays = (not {"x", "offset", "mask"}.isdisjoint(requested)) + ("weight" in requested)  # of the size of the columns
     row_bytes = arrays * problem.column_row * columns_dtype.itemsize
-    sort_row = sort_image = image_bytes = 0
-    if "x" in requested:
-        if target.platform == "cuda":
-            offset_groups, _ = problem.groups_and_taps
-            sort_row = offset.shape[2] * offset.shape[3]
-            sort_image = offset_groups * ((x.shape[1] + 1) * (x.shape[2] + 1) + 1)
-        row_bytes += sort_row * 4
-        image_bytes = sort_image * 4 + _image_sum_bytes(x, offset, x_dtype)
+    x_sums = "x" in requested and x_dtype != offset.dtype
+    sort_row = sort_image = 0
+    if "x" in requested and target.platform == "cuda":
+        offset_groups, _ = problem.groups_and_taps
+        sort_row = offset.shape[2] * offset.shape[3]
+        sort_image = offset_groups * ((x.shape[1] + 1) * (x.shape[2] + 1) + 1)
     budget = _budget(requested, arrays, problem)
-    images, rows = _chunk(offset, budget, row_bytes=row_bytes, image_bytes=image_bytes)
-    return Im2col(images, rows, columns_dtype, x_dtype, sort_row, sort_image, target.platform == "cpu")
+    image_bytes = 4 * sort_image + (problem.image_sum_bytes if x_sums else 0)
+    images, rows = _chunk(offset, budget, row_bytes=row_bytes + 4 * sort_row, image_bytes=image_bytes)
+    return Im2col(images, rows, columns_dtype, x_dtype, x_sums, sort_row, sort_image, target.platform == "cpu")
 
 
 def _columns_cotangent_dtype(problem: _Problem) -> Any:
@@ -443,11 +453,6 @@ def _budget(computations: Collection[str], arrays: int, problem: _Problem) -> in
     if not problem.can_be_estimated:
         return min(limit, arrays * gpu_estimate.LARGE_CHUNK_BYTES)
     return min(limit, arrays * gpu_estimate.column_bytes(computations, problem.sizes, problem.gpu))
-
-
-def _image_sum_bytes(x: Shaped, offset: Shaped, x_dtype: DTypeLike) -> int:
-    """The bytes of the sums of one image's cotangent. Where they have its type, they are made in the result itself."""
-    return 0 if jnp.dtype(x_dtype) == offset.dtype else math.prod(x.shape[1:]) * offset.dtype.itemsize
 
 
 def _chunk(offset: Shaped, budget: int, *, row_bytes: int, image_bytes: int = 0) -> tuple[int, int]:
