@@ -26,6 +26,7 @@ rules and of all names that are found; `platform_version` of a device's `client`
 import dataclasses
 import functools
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
@@ -201,12 +202,35 @@ def result_aval(
 
     A bare `ShapedArray(shape, dtype)` would lose the mesh under Explicit sharding and the varying axes in `shard_map`.
     """
-    aval: jax.core.ShapedArray = like.update(shape=tuple(shape), dtype=dtype, weak_type=False)
-    if like.sharding.mesh.empty:
-        return aval
-    spec = PartitionSpec(*[None] * len(shape)) if spec is None else spec
-    sharded: jax.core.ShapedArray = aval.update(sharding=NamedSharding(like.sharding.mesh, spec))
-    return sharded
+    changes: dict[str, Any] = {"shape": tuple(shape), "dtype": dtype, "weak_type": False}
+    if not like.sharding.mesh.empty:
+        spec = PartitionSpec(*[None] * len(shape)) if spec is None else spec
+        changes["sharding"] = NamedSharding(like.sharding.mesh, spec)
+    aval: jax.core.ShapedArray = like.update(**changes)
+    return aval
+
+
+def reshape(array: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """`array.reshape(shape)`, in which dimensions between equal first and equal last ones are merged, or one is split.
+
+    Under an Explicit mesh jax refuses some shardings of these dimensions. Here the result is sharded along the first of
+    them if only that is sharded, into equal shards; otherwise they are gathered.
+    """
+    old, new = array.shape, tuple(shape)
+    if not _is_explicit(jax.typeof(array)):
+        return array.reshape(new)
+    first = next((k for k, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    rest = zip(old[first:][::-1], new[first:][::-1], strict=False)
+    last = next((k for k, (a, b) in enumerate(rest) if a != b), min(len(old), len(new)) - first)
+    sharding = jax.typeof(array).sharding
+    entries = (*sharding.spec, *[None] * (len(old) - len(sharding.spec)))
+    changed, entry = entries[first : len(old) - last], None
+    if any(changed[:1]) and not any(changed[1:]) and first < len(new) - last:
+        axes = changed[0] if isinstance(changed[0], tuple) else changed[:1]
+        entry = None if new[first] % math.prod(sharding.mesh.shape[axis] for axis in axes) else changed[0]
+    middle = [entry, *[None] * (len(new) - last - first - 1)][: len(new) - last - first]
+    spec = PartitionSpec(*entries[:first], *middle, *entries[len(old) - last :])
+    return lax.reshape(array, new, out_sharding=NamedSharding(sharding.mesh, spec))
 
 
 def no_mesh() -> Any:

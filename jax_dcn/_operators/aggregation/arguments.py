@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 from jax_dcn import _validation
 from jax_dcn._operators.aggregation.geometry import Level, Pyramid, Spec, Window, window_taps
 from jax_dcn._primitive import jax_internals
+from jax_dcn._primitive.jax_internals import reshape
 from jax_dcn._types import Pair, Shaped
 
 A = TypeVar("A", covariant=True)
@@ -83,7 +84,7 @@ def canonicalize_attention(
             f"dimension, got {weights.shape}"
         )
     flat = (*leading, queries, heads, spec.taps)
-    return _problem(value, locations.reshape(*flat, 2), weights.reshape(flat), spec)
+    return _problem(value, reshape(locations, (*flat, 2)), reshape(weights, flat), spec)
 
 
 def canonicalize_dcnv3(
@@ -135,9 +136,9 @@ def canonicalize_dcnv3(
                 f"{spec.taps} taps, got {array.shape}"
             )
     return _problem(
-        x.reshape(*leading, height, width, groups, channels // groups),
-        offset.reshape(*leading, rows, columns, groups, spec.taps, 2),
-        mask.reshape(*leading, rows, columns, groups, spec.taps),
+        reshape(x, (*leading, height, width, groups, channels // groups)),
+        reshape(offset, (*leading, rows, columns, groups, spec.taps, 2)),
+        reshape(mask, (*leading, rows, columns, groups, spec.taps)),
         spec,
     )
 

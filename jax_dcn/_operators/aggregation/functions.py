@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 
 from jax_dcn._operators.aggregation.arguments import canonicalize_attention, canonicalize_dcnv3
 from jax_dcn._operators.aggregation.primitive import deform_aggregation
+from jax_dcn._primitive.jax_internals import reshape
 from jax_dcn._types import Pair
 
 Pads = int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]
@@ -113,7 +114,7 @@ def multi_scale_deformable_attention(
         backend=backend,
     )
     out = deform_aggregation(problem.operands, spec=problem.spec, backend=backend)
-    return out.reshape(*out.shape[:-2], out.shape[-2] * out.shape[-1]).astype(jnp.asarray(value).dtype)
+    return reshape(out, (*out.shape[:-2], out.shape[-2] * out.shape[-1])).astype(jnp.asarray(value).dtype)
 
 
 def dcnv3(
@@ -202,4 +203,4 @@ def dcnv3(
         backend=backend,
     )
     out = deform_aggregation(problem.operands, spec=problem.spec, backend=backend)
-    return out.reshape(*out.shape[:-2], out.shape[-2] * out.shape[-1]).astype(jnp.asarray(x).dtype)
+    return reshape(out, (*out.shape[:-2], out.shape[-2] * out.shape[-1])).astype(jnp.asarray(x).dtype)
