@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from jax_dcn import _validation
 from jax_dcn._operators.bilinear import rounded_product
+from jax_dcn._primitive.promotion import by_standard_rules
 
 # A multiple of the vector length of CPUs. On two CPU cores, 64 to 512 boxes take about the same time; long blocks are
 # better for GPUs, because blocks are processed one after the other.
@@ -86,6 +87,7 @@ def nms(
 
 
 @partial(jax.jit, static_argnames="max_outputs")
+@by_standard_rules
 def _nms(
     boxes: jax.Array, scores: jax.Array, classes: jax.Array | None, threshold: ArrayLike, *, max_outputs: int
 ) -> tuple[jax.Array, jax.Array]:
@@ -155,6 +157,7 @@ def _rounded_down(number: float, dtype: np.dtype) -> np.ndarray:
     return rounded if float(rounded) <= number else np.nextafter(rounded, np.asarray(-math.inf, dtype))
 
 
+@by_standard_rules
 def fpn_levels(
     boxes: ArrayLike,
     *,

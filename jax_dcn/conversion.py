@@ -6,9 +6,11 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jax_dcn import _validation
+from jax_dcn._primitive.promotion import by_standard_rules
 from jax_dcn._types import Pair
 
 
+@by_standard_rules
 def as_deform_conv(
     offset: ArrayLike,
     mask: ArrayLike,

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from jax_dcn import _validation
 from jax_dcn._operators.deform_conv import geometry
+from jax_dcn._primitive.promotion import by_standard_rules, sum_dtype
 from jax_dcn._types import Padding, Pair
 
 
@@ -65,12 +66,13 @@ def offset_statistics(
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
+@by_standard_rules
 def statistics_of(
     offset: ArrayLike, image_size: tuple[int, int], kernel_size: tuple[int, int], layer: geometry.Window
 ) -> dict[str, jax.Array]:
     """`offset_statistics` for arguments that were already checked."""
     offset = jnp.asarray(offset)
-    offset = offset.astype(jnp.promote_types(offset.dtype, jnp.float32))
+    offset = offset.astype(sum_dtype(offset.dtype))
     vectors = offset.reshape(*offset.shape[:-1], offset.shape[-1] // 2, 2)
     finite = jnp.isfinite(vectors).all(-1)
     length = jnp.where(finite, jnp.linalg.norm(vectors, axis=-1), 0)

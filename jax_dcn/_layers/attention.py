@@ -14,6 +14,7 @@ from jax_dcn import _validation
 from jax_dcn._layers import common
 from jax_dcn._operators.aggregation import multi_scale_deformable_attention
 from jax_dcn._operators.aggregation.arguments import BACKENDS, level_sizes
+from jax_dcn._primitive.promotion import by_standard_rules, sum_dtype
 
 
 @dataclass(eq=False, repr=False)
@@ -157,7 +158,7 @@ class MultiScaleDeformableAttentionBase(common.Layer):
         elif self.dtype is not None:
             value = value.astype(self.dtype)
         # The aggregation computes in the widest of its dtypes: float64 reference points must not widen value.
-        wide = jnp.promote_types(value.dtype, jnp.float32)
+        wide = sum_dtype(value.dtype)
         locations, weights = locations.astype(wide), weights.astype(wide)
         if padding_mask is not None:
             value = jnp.where(padding_mask[..., None], value, 0)
@@ -184,12 +185,13 @@ class MultiScaleDeformableAttentionBase(common.Layer):
             raise ValueError(f"num_points must be an int, or one for each of num_levels={levels}, got {counts}")
         return counts
 
+    @by_standard_rules
     def _locations(
         self, reference_points: jax.Array, offsets: jax.Array, sizes: Sequence[tuple[int, int]]
     ) -> jax.Array:
         """The locations [..., Q, M, T, 2], as fractions of the levels, of offsets of that shape."""
         counts = self._points()
-        dtype = jnp.promote_types(offsets.dtype, reference_points.dtype)
+        dtype = sum_dtype(offsets.dtype, reference_points.dtype)
         references = _of_taps(reference_points.astype(dtype), counts)[..., None, :, :]
         if references.shape[-1] == 2:
             width_and_height = np.repeat(np.array(sizes, dtype)[:, ::-1], counts, axis=0)

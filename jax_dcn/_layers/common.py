@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax.typing import Dtype, Initializer, PrecisionLike
 
 from jax_dcn import _validation
+from jax_dcn._primitive.promotion import sum_dtype
 
 Branch = Callable[..., jax.Array]
 LECUN_NORMAL: Initializer = jax.nn.initializers.lecun_normal()
@@ -76,7 +77,7 @@ class Layer:
     def _widen(self, inputs: jax.Array) -> jax.Array:
         """The inputs of a branch in float32 or wider, because the precision of a 16-bit offset falls as it grows."""
         dtype = inputs.dtype if self.dtype is None else self.dtype
-        return jnp.asarray(inputs, jnp.promote_types(dtype, jnp.float32))
+        return jnp.asarray(inputs, sum_dtype(dtype))
 
     def _check_dtype(self) -> None:
         if self.dtype is not None:

@@ -15,6 +15,7 @@ from jax_dcn import _validation
 from jax_dcn._layers import common
 from jax_dcn._operators.aggregation import dcnv3
 from jax_dcn._operators.aggregation.arguments import BACKENDS, window
+from jax_dcn._primitive.promotion import by_standard_rules
 from jax_dcn._types import Pair
 
 Activation = Callable[[jax.Array], jax.Array]
@@ -267,6 +268,7 @@ class DCNv4Base(DCNBase):
         return offset.reshape(*leading, 2 * samples), mask.reshape(*leading, samples)
 
 
+@by_standard_rules
 def _blend(y: jax.Array, value: jax.Array, logits: jax.Array) -> jax.Array:
     """The centre feature scale: blends the result with the value, with one weight for each group [..., G]."""
     weight = jax.nn.sigmoid(logits)[..., None]

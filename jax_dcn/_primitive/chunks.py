@@ -11,7 +11,8 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_dcn._primitive import jax_internals
-from jax_dcn._primitive.partition import Array, Names, sum_dtype
+from jax_dcn._primitive.partition import Array, Names
+from jax_dcn._primitive.promotion import sum_dtype
 
 Arrays = dict[str, jax.Array]
 Carry = TypeVar("Carry")

@@ -29,6 +29,7 @@ import jax
 from jax_dcn._primitive import chunks, extension, jax_internals, partition, target
 from jax_dcn._primitive.jax_internals import PRIMITIVES
 from jax_dcn._primitive.plan import ComputationPlan
+from jax_dcn._primitive.promotion import by_standard_rules, sum_dtype
 from jax_dcn._primitive.target import Target
 
 RESULT = "result"
@@ -272,6 +273,7 @@ class Operator(Generic[Spec]):
         """The function that a chain makes: as a target with kernels computes it, or by the whole reference if None."""
         arguments, results = _roles(present, chain)
 
+        @by_standard_rules
         def call(
             *args: jax.Array, shards: Mapping[str, partition.Shard], all_reduced: Sequence[bool]
         ) -> tuple[jax.Array, ...]:
@@ -345,7 +347,7 @@ class Operator(Generic[Spec]):
 
         def like(name: str, role: str) -> partition.Array:
             struct = jax.eval_shape(partial(flat, role=role), shapes[role])
-            dtype = partition.sum_dtype(struct.dtype) if name in all_reduced else struct.dtype
+            dtype = sum_dtype(struct.dtype) if name in all_reduced else struct.dtype
             return partition.Array(names(role), struct.shape, dtype)
 
         def of_chunk(arrays: Arrays, starts: chunks.Starts) -> Arrays:

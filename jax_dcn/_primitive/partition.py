@@ -13,10 +13,11 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from jax_dcn._primitive import jax_internals
 from jax_dcn._primitive.jax_internals import PARTITIONING
+from jax_dcn._primitive.promotion import sum_dtype
 
 Names = tuple[str | None, ...]
 MeshAxes = tuple[str, ...]
@@ -73,11 +74,6 @@ def assign(
 
 def spec_of(names: Names, split: Mapping[str, MeshAxes]) -> PartitionSpec:
     return PartitionSpec(*(None if name is None else split.get(name) for name in names))
-
-
-def sum_dtype(dtype: DTypeLike) -> Any:
-    """The dtype in which sums of arrays of `dtype` are taken."""
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def widened(array: jax.Array) -> jax.Array:

@@ -18,6 +18,7 @@ from jax_dcn import _validation
 from jax_dcn._operators.aggregation.geometry import Level, Pyramid, Spec, Window, window_taps
 from jax_dcn._primitive import jax_internals
 from jax_dcn._primitive.jax_internals import reshape
+from jax_dcn._primitive.promotion import sum_dtype
 from jax_dcn._types import Pair, Shaped
 
 A = TypeVar("A", covariant=True)
@@ -188,11 +189,11 @@ def check_operands(operands: Operands[Shaped], spec: Spec) -> None:
 
 
 def _problem(value: jax.Array, locations: jax.Array, weights: jax.Array, spec: Spec) -> Problem:
-    sum_dtype = jnp.result_type(value.dtype, jnp.float32, locations.dtype, weights.dtype)
+    wide = sum_dtype(value.dtype, locations.dtype, weights.dtype)
     # The kernels take locations of float64 only for data of float64.
-    data_dtype = sum_dtype if sum_dtype == jnp.float64 else value.dtype
+    data_dtype = wide if wide == jnp.float64 else value.dtype
     check_operands(Operands(value, locations, weights), spec)
-    operands = (value.astype(data_dtype), locations.astype(sum_dtype), weights.astype(sum_dtype))
+    operands = (value.astype(data_dtype), locations.astype(wide), weights.astype(wide))
     return Problem(Operands(*jax_internals.vary_alike(operands)), spec)
 
 

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jax_dcn import _validation
 from jax_dcn._operators.deform_conv.geometry import Window, fits, groups_and_taps, offset_channels, resolve
 from jax_dcn._primitive import jax_internals
+from jax_dcn._primitive.promotion import sum_dtype
 from jax_dcn._types import Backend, Padding, Pair, Shaped
 
 
@@ -78,9 +79,9 @@ def canonicalize(
 
     dtype = jnp.promote_types(x.dtype, weight.dtype)
     positions = [array.dtype for array in (offset, mask) if array is not None]
-    sum_dtype = jnp.result_type(dtype, jnp.float32, *positions)
+    wide = sum_dtype(dtype, *positions)
     # The kernels take positions of float64 only for data of float64.
-    data_dtype = sum_dtype if sum_dtype == jnp.float64 else dtype
+    data_dtype = wide if wide == jnp.float64 else dtype
     if first:
         x, offset = channels_last(x), channels_last(offset)
         mask = None if mask is None else channels_last(mask)
@@ -100,10 +101,10 @@ def canonicalize(
     check_operands(Operands(x, offset, weight, bias, mask), spec, channels_first=first)
     operands = (
         x.astype(data_dtype),
-        offset.astype(sum_dtype),
+        offset.astype(wide),
         weight.astype(data_dtype),
-        None if bias is None else bias.astype(sum_dtype),
-        None if mask is None else mask.astype(sum_dtype),
+        None if bias is None else bias.astype(wide),
+        None if mask is None else mask.astype(wide),
     )
     return Problem(Operands(*jax_internals.vary_alike(operands)), spec)
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jax_dcn._operators.deform_conv.convolution import Convolution
 from jax_dcn._operators.deform_conv.custom_calls import Samples
 from jax_dcn._operators.deform_conv.plan import Im2col
 from jax_dcn._primitive.chunks import filled, fold, read_chunk, write_chunk
+from jax_dcn._primitive.promotion import sum_dtype
 
 # From what the arrays of results start, which are overwritten. XLA for CPUs, which ignores the barrier of
 # `chunks.filled`, would make one array for those that start from equal values, and copy it. Gradients start from 0.
@@ -138,7 +139,7 @@ def _product(columns: jax.Array, weight: jax.Array, spec: Spec) -> jax.Array:
     """[n, rows, width, K, Cin] by [kh, kw, Cin/groups, Cout]: [n, rows, width, Cout], in the sums' type."""
     *shape, taps, channels = columns.shape
     pixels, groups, features = math.prod(shape), spec.feature_group_count, weight.shape[-1]
-    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=_sum_dtype(columns.dtype))
+    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=sum_dtype(columns.dtype))
     if groups == 1:
         y = dot("pd,do->po", columns.reshape(pixels, taps * channels), weight.reshape(taps * channels, features))
     else:
@@ -155,7 +156,7 @@ def _columns_cotangent(d_y: jax.Array, weight: jax.Array, spec: Spec, dtype: DTy
     *pixels, features = d_y.shape
     taps, groups, group_channels = math.prod(weight.shape[:2]), spec.feature_group_count, weight.shape[2]
     # XLA sums in float32 and rounds once, where it writes 16 bits.
-    product_dtype = dtype if d_y.dtype == weight.dtype else _sum_dtype(weight.dtype)
+    product_dtype = dtype if d_y.dtype == weight.dtype else sum_dtype(weight.dtype)
     dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=product_dtype)
     if groups == 1:
         d_columns = dot("...o,do->...d", d_y, weight.reshape(taps * group_channels, features))
@@ -169,7 +170,7 @@ def _weight_cotangent(d_y: jax.Array, columns: jax.Array, spec: Spec, choices: I
     """[n, rows, width, Cout] by [n, rows, width, K, Cin]: [groups, Cout/groups, K, Cin/groups], in the sums' type."""
     pixels, (taps, channels), features = math.prod(d_y.shape[:3]), columns.shape[3:], d_y.shape[-1]
     groups = spec.feature_group_count
-    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=_sum_dtype(d_y.dtype))
+    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=sum_dtype(d_y.dtype))
     if groups == 1:
         d_y = d_y.reshape(pixels, features).T
         if choices.stores_transposes:
@@ -180,7 +181,3 @@ def _weight_cotangent(d_y: jax.Array, columns: jax.Array, spec: Spec, choices: I
         columns = columns.reshape(pixels, taps, groups, channels // groups)
         d_weight = dot("pkgc,pgo->gokc", columns, d_y.reshape(pixels, groups, features // groups))
     return d_weight.reshape(groups, features // groups, taps, channels // groups)
-
-
-def _sum_dtype(dtype: DTypeLike) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)

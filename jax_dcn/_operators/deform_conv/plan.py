@@ -20,6 +20,7 @@ from jax_dcn._primitive import extension
 from jax_dcn._primitive.chunks import balanced
 from jax_dcn._primitive.operator import Request
 from jax_dcn._primitive.plan import ComputationPlan
+from jax_dcn._primitive.promotion import sum_dtype
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
@@ -441,7 +442,7 @@ def _im2col_cotangents(requested: Collection[str], all_reduced: Collection[str],
 def _columns_cotangent_dtype(problem: _Problem) -> Any:
     """As the handlers have it: Device::kRoundsColumnCotangents in lib/cpu/device.h and lib/cuda/device.h."""
     dtype = problem.x.dtype
-    return jnp.dtype(jnp.promote_types(dtype, jnp.float32) if problem.target.platform == "cpu" else dtype)
+    return sum_dtype(dtype) if problem.target.platform == "cpu" else jnp.dtype(dtype)
 
 
 def _budget(computations: Collection[str], arrays: int, problem: _Problem) -> int:

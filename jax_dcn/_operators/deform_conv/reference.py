@@ -5,11 +5,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from jax_dcn._operators.bilinear import interpolate
 from jax_dcn._operators.deform_conv.arguments import Operands, Spec
 from jax_dcn._operators.deform_conv.geometry import Size, groups_and_taps, locations
+from jax_dcn._primitive.promotion import sum_dtype
 
 
 def reference(operands: Operands[jax.Array], *, spec: Spec, origin: tuple[ArrayLike, ArrayLike]) -> jax.Array:
@@ -47,7 +48,7 @@ def _product(columns: jax.Array, weight: jax.Array, spec: Spec) -> jax.Array:
     """Columns [..., K, C] by weight [kh, kw, C/groups, Cout]: [..., Cout], in the sums' type."""
     *lead, taps, channels = columns.shape
     groups, features = spec.feature_group_count, weight.shape[-1]
-    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=_sum_dtype(columns.dtype))
+    dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=sum_dtype(columns.dtype))
     if groups == 1:
         return dot("...d,do->...o", columns.reshape(*lead, taps * channels), weight.reshape(taps * channels, features))
     y = dot(
@@ -56,7 +57,3 @@ def _product(columns: jax.Array, weight: jax.Array, spec: Spec) -> jax.Array:
         weight.reshape(taps, channels // groups, groups, features // groups),
     )
     return y.reshape(*lead, features)
-
-
-def _sum_dtype(dtype: DTypeLike) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from jax_dcn import _validation
 from jax_dcn._primitive import jax_internals
+from jax_dcn._primitive.promotion import sum_dtype
 from jax_dcn._types import Pair, Shaped
 
 A = TypeVar("A", covariant=True)
@@ -160,17 +161,17 @@ def canonicalize(
         layout = f"[..., R, {pairs}, part, part]" if first else f"[..., R, part, part, {pairs}]"
         _validation.rank("offset", offset, x.ndim, f"{layout} for x of shape {x.shape}")
     positions = [array.dtype for array in (rois, offset) if array is not None]
-    sum_dtype = jnp.result_type(x.dtype, jnp.float32, *positions)
+    wide = sum_dtype(x.dtype, *positions)
     # The kernels take positions of float64 only for data of float64.
-    data_dtype = sum_dtype if sum_dtype == jnp.float64 else x.dtype
+    data_dtype = wide if wide == jnp.float64 else x.dtype
     if first:
         x = jnp.moveaxis(x, -3, -1)
         offset = None if offset is None else jnp.moveaxis(offset, -3, -1)
     check_operands(Operands(x, rois, offset), spec, classes=classes, channels_first=first)
     operands = (
         x.astype(data_dtype),
-        jax.lax.stop_gradient(rois.astype(sum_dtype)),
-        None if offset is None else offset.astype(sum_dtype),
+        jax.lax.stop_gradient(rois.astype(wide)),
+        None if offset is None else offset.astype(wide),
     )
     return Problem(Operands(*jax_internals.vary_alike(operands)), spec)
 
