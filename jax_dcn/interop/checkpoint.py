@@ -2,8 +2,8 @@
 
 import os
 import pickle
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,9 @@ def load(path: str | os.PathLike[str], *, key: str | None = None, weights_only: 
       NumPy arrays; bfloat16 is the type of ml_dtypes.
 
     Raises:
-      ValueError: For a file of another kind, one that torch refuses, or one without arrays.
+      ValueError: For a file of another kind, a damaged one, one that torch refuses, one without arrays, or an array
+        that NumPy cannot hold, such as a quantised or sparse tensor. The message names the file, and such an array.
+      OSError: For a file that is missing or must not be read.
       ImportError: If the package that reads such files is not installed.
 
     Example:
@@ -45,28 +47,72 @@ def load(path: str | os.PathLike[str], *, key: str | None = None, weights_only: 
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
-        from safetensors.numpy import load_file
-
-        return dict(load_file(path))
+        with _reading(path, "safetensors"):
+            return _some(_safetensors(path), path)
     if suffix == ".npz":
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                return dict(arrays)
-        except (ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{str(path)!r} is not a file that numpy.savez has written") from error
+        with _reading(path, "numpy.savez"), np.load(path, allow_pickle=False) as arrays:
+            return _some({name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}, path)
     if suffix == ".pkl":
         if weights_only:
             raise ValueError(
                 f"{str(path)!r} may hold code, as all of its kind: if you trust it, pass weights_only=False"
             )
-        return _state_dict(pickle.loads(path.read_bytes(), encoding="latin1"), key, path)
+        with _reading(path, "pickle"):
+            content = pickle.loads(path.read_bytes(), encoding="latin1")
+        return _state_dict(content, key, path)
     if suffix not in _TORCH:
         raise ValueError(f"path must end in .safetensors, .npz, .pkl, {', '.join(_TORCH)}, got {str(path)!r}")
     return _state_dict(_load_torch(path, weights_only), key, path)
 
 
-def to_array(value: Any) -> np.ndarray:
-    """Converts a value of a state dict, which is an array or a tensor, to a NumPy array."""
+class Unreadable(ValueError):
+    """An error whose message names the file or the array already."""
+
+
+@contextmanager
+def _reading(path: Path, writer: str) -> Iterator[None]:
+    """Raises ValueError for every error of a reader, and a damaged file may cause any, but for what the system says."""
+    try:
+        yield
+    except (ImportError, FileNotFoundError, PermissionError, IsADirectoryError, Unreadable):
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"{str(path)!r} is not a whole file that {writer} has written: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _safetensors(path: Path) -> dict[str, np.ndarray]:
+    from safetensors import safe_open
+
+    arrays = {}
+    with safe_open(path, framework="numpy") as file:
+        for name in file.keys():  # noqa: SIM118, because it is no mapping
+            with _array_named(name, path):
+                arrays[name] = file.get_tensor(name)
+    return arrays
+
+
+@contextmanager
+def _array_named(name: str, path: Path | None = None) -> Iterator[None]:
+    """Raises Unreadable, which names the array, for an error of its conversion."""
+    try:
+        yield
+    except Exception as error:
+        where = f" in {str(path)!r}" if path else ""
+        raise Unreadable(
+            f"{name!r}{where} cannot be converted to a NumPy array of a dense floating type: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def to_array(name: str, value: Any, path: Path | None = None) -> np.ndarray:
+    """Converts the value of this name in a state dict, which is an array or a tensor, to a NumPy array."""
+    with _array_named(name, path):
+        return _to_array(value)
+
+
+def _to_array(value: Any) -> np.ndarray:
     if not hasattr(value, "detach"):
         return np.asarray(value)
     tensor = value.detach().cpu()
@@ -78,17 +124,18 @@ def to_array(value: Any) -> np.ndarray:
 
 
 def _load_torch(path: Path, weights_only: bool) -> Any:
-    import torch
+    with _reading(path, "torch"):
+        import torch
 
-    try:
-        return torch.load(path, map_location="cpu", weights_only=weights_only)
-    except pickle.UnpicklingError as error:
-        if "Unsupported global" not in str(error):
-            raise ValueError(f"{str(path)!r} is not a file that torch has written") from error
-        raise ValueError(
-            f"{str(path)!r} holds more than arrays, which torch does not load unasked: if you trust the file, pass "
-            "weights_only=False"
-        ) from error
+        try:
+            return torch.load(path, map_location="cpu", weights_only=weights_only)
+        except pickle.UnpicklingError as error:
+            if "unsupported global" not in str(error).lower():  # its long message suggests to pass weights_only=False
+                raise Unreadable(f"{str(path)!r} is not a whole file that torch has written") from error
+            raise Unreadable(
+                f"{str(path)!r} holds more than arrays, which torch does not load unasked: if you trust the file, pass "
+                "weights_only=False"
+            ) from error
 
 
 def _state_dict(content: Any, key: str | None, path: Path) -> dict[str, np.ndarray]:
@@ -99,7 +146,11 @@ def _state_dict(content: Any, key: str | None, path: Path) -> dict[str, np.ndarr
     if name:
         content = content[name]
     arrays = content if isinstance(content, Mapping) else {}
-    state = {name: to_array(value) for name, value in arrays.items() if hasattr(value, "shape")}
+    state = {name: to_array(name, value, path) for name, value in arrays.items() if hasattr(value, "shape")}
+    return _some(state, path, f"; there may be some under {inside}, by key")
+
+
+def _some(state: dict[str, np.ndarray], path: Path, advice: str = "") -> dict[str, np.ndarray]:
     if not state:
-        raise ValueError(f"{str(path)!r} holds no arrays by name; there may be some under {inside}, by key")
+        raise Unreadable(f"{str(path)!r} holds no arrays by name{advice}")
     return state

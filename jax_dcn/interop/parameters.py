@@ -199,7 +199,7 @@ class _Source:
         found = [key for key in dict.fromkeys(keys) if key in self._state_dict]
         if len(found) > 1:
             raise ValueError(f"state_dict has {' and '.join(map(repr, found))}, which name the same parameter")
-        return (tuple(found), to_array(self._state_dict[found[0]])) if found else None
+        return (tuple(found), to_array(found[0], self._state_dict[found[0]])) if found else None
 
     def likeliest(self, keys: Sequence[str]) -> str:
         """Which of these missing names is inside the most modules that the state dict has, for a message."""
@@ -297,7 +297,14 @@ def _fitted(key: str, array: np.ndarray, path: names.Path, leaf: Any) -> jax.Arr
             f"{key!r} has shape {array.shape}, of which {'/'.join(path)} would get {value.shape}, but it must be "
             f"{leaf.shape}{_advice(path, value.shape, leaf.shape)}"
         )
-    return jnp.asarray(value, jax.dtypes.canonicalize_dtype(leaf.dtype))
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise ValueError(f"{key!r} must be of a floating type, as {'/'.join(path)} is, got {array.dtype}")
+    with np.errstate(over="ignore"):
+        converted = value.astype(dtype)
+    if (np.isinf(converted) & np.isfinite(value)).any():
+        raise ValueError(f"{key!r} has values that {dtype}, the type of {'/'.join(path)}, cannot hold")
+    return jnp.asarray(converted)
 
 
 def _advice(path: names.Path, found: Sequence[int], expected: Sequence[int]) -> str:

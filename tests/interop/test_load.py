@@ -75,7 +75,7 @@ def test_what_torch_has_not_written(tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "weights.PTH").write_text("<html>404</html>")
     for weights_only in (True, False):
-        with pytest.raises(ValueError, match="is not a file that torch has written"):
+        with pytest.raises(ValueError, match="is not a whole file that torch has written"):
             interop.load(tmp_path / "weights.PTH", weights_only=weights_only)
 
 
