@@ -2,6 +2,7 @@
 
 import math
 import operator
+import reprlib
 from collections.abc import Collection, Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal
@@ -15,6 +16,8 @@ from jax_dcn._primitive import jax_internals
 FLOATS = tuple(map(jnp.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)))
 _LIMIT = 2**31  # the kernels count positions on the grid in 32 bits
 _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel = 1  # the lengths of nested lists could fill a screen
 _KNOWN = " that is known when the function is traced, as a Python number is"
 
 
@@ -40,8 +43,16 @@ def coordinates(name: str, value: Any) -> jax.Array:
 def as_array(name: str, value: Any) -> jax.Array:
     """`value`, an array of any library, as one of jax."""
     if not isinstance(value, jax.Array | np.ndarray | np.generic) and not hasattr(value, "__jax_array__"):
-        raise TypeError(f"{name} must be an array, got {value!r} of type {type(value).__name__}")
-    return jnp.asarray(value)
+        raise TypeError(f"{name} must be an array, got {_BRIEF.repr(value)} of type {type(value).__name__}")
+    try:
+        return jnp.asarray(value)
+    except TypeError as error:  # for a type that jax does not have
+        if not isinstance(value, np.ndarray | np.generic):
+            raise
+        order = (
+            "" if value.dtype.isnative else " in the byte order of another machine: pass array.astype(array.dtype.type)"
+        )
+        raise TypeError(f"{name} must be of a type that jax has, got {value.dtype}{order}") from error
 
 
 def dtype(name: str, value: Any) -> np.dtype:
@@ -108,6 +119,19 @@ def number(name: str, value: Any) -> float:
     if not math.isfinite(converted):
         raise ValueError(f"{name} must be a finite number, got {value!r}")
     return converted
+
+
+def scale(name: str, value: Any) -> float:
+    """`value` as a number that float32 holds as a positive one, and whose inverse it holds."""
+    converted = number(name, value)
+    if not 1e-37 < converted < 1e37:
+        raise ValueError(f"{name} must be a positive number that float32 can hold, got {value!r}")
+    return converted
+
+
+def function(name: str, value: Any) -> None:
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, got {value!r}")
 
 
 def positive(name: str, value: Any) -> int:

@@ -222,7 +222,7 @@ BOX, NO_OFFSET = np.zeros((1, 4)), np.zeros((2, 7, 7, 2))
         (lambda: viz.bin_locations(np.zeros((3, 5)), NO_OFFSET, output_size=7), "offset must have shape"),
         (lambda: viz.bin_locations(np.zeros((3, 4)), output_size=7), "rois must have shape"),
         (lambda: viz.plot_bins(np.zeros((1, 5)), output_size=7), r"roi must be one region .*, got \(1, 5\)"),
-        (lambda: viz.plot_bins(np.zeros(5), output_size=7, spatial_scale=0), "spatial_scale must not be zero"),
+        (lambda: viz.plot_bins(np.zeros(5), output_size=7, spatial_scale=0), "spatial_scale must be a positive number"),
         (lambda: viz.plot_bins(np.zeros(5), output_size=7, class_index=1), "class_index must be .* 0 to 0, got 1"),
         (lambda: viz.plot_bins(np.zeros(5), NO_OFFSET[0], output_size=7, class_index=-1), "0 to 0, got -1"),
         (lambda: viz.dilation_table({"a": LAYER}, BOX, [0], image_size=(8, 8)), r"only there; a: \(\)"),

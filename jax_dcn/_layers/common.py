@@ -79,9 +79,10 @@ class Layer:
         dtype = inputs.dtype if self.dtype is None else self.dtype
         return jnp.asarray(inputs, sum_dtype(dtype))
 
-    def _check_dtype(self) -> None:
+    def _check_dtypes(self) -> None:
         if self.dtype is not None:
             _validation.dtype("dtype", self.dtype)
+        _validation.dtype("param_dtype", self.param_dtype)
 
 
 class OffsetLayer(Layer):

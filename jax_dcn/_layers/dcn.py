@@ -59,7 +59,7 @@ class DCNBase(common.OffsetLayer):
             _validation.pair("dw_kernel_size", self.dw_kernel_size)
         _validation.choice("backend", self.backend, BACKENDS)
         _validation.choice("center_feature_scale", self.center_feature_scale, (True, False))
-        self._check_dtype()
+        self._check_dtypes()
 
     def _window(self) -> dict[str, Any]:
         """The window, padded such that the result has the size of x."""
@@ -133,6 +133,7 @@ class DCNv3Base(DCNBase):
     def _check(self, channels: int, name: str = "the channel count of x") -> None:
         super()._check(channels, name)
         _validation.choice("norm", self.norm, ("layer_norm", "batch_norm"))
+        _validation.function("activation", self.activation)
 
     def _sublayers(self, channels: int) -> common.Sublayers:
         samples = self._samples()

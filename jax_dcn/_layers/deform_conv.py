@@ -80,6 +80,12 @@ class DeformConvBase(common.BranchLayer):
         if bound is not None and not (isinstance(bound, Real) and 0 < bound < math.inf):
             raise ValueError(f"offset_bound must be None or a positive finite number of pixels, got {bound!r}")
         _validation.number("mask_scale", self.mask_scale)
+        if self.kernel_transform is not None:
+            _validation.function("kernel_transform", self.kernel_transform)
+        self._check_dtypes()
+        # Here, because errors of the offset convolution would not name the arguments of this layer.
+        sizes = [_validation.pair(name, getattr(self, name)) for name in ("kernel_size", "strides", "kernel_dilation")]
+        _validation.padding(self.padding, (1, 1), *sizes)
 
     def _kernel_shape(self, channels: int, features: int) -> tuple[int, ...]:
         kernel_size = _validation.pair("kernel_size", self.kernel_size)
@@ -126,7 +132,6 @@ class DeformConvBase(common.BranchLayer):
         """
         components = self._components(common.channels_of(x))
         kernel, bias = components["kernel"], components["bias"]
-        # Checked before the offset convolution, whose errors would not name the arguments of this layer.
         strides = _validation.pair("strides", self.strides)
         dilation = _validation.pair("kernel_dilation", self.kernel_dilation)
         _validation.padding(self.padding, x.shape[-3:-1], kernel.shape[:2], strides, dilation)

@@ -358,7 +358,7 @@ def bin_locations(
         offset = offset.reshape(-1, *offset.shape[-3:])
     spec = Spec(
         output_size=output_size,
-        spatial_scale=_validation.number("spatial_scale", spatial_scale),
+        spatial_scale=_validation.scale("spatial_scale", spatial_scale),
         group_size=(1, 1),
         part_size=part_size,
         points=_validation.pair("sample_per_part", sample_per_part),

@@ -185,7 +185,7 @@ def plot_bins(
 
     Raises:
       ImportError: matplotlib is not installed.
-      TypeError, ValueError: as `bin_locations`; also for several regions, an unknown class, or a scale of zero.
+      TypeError, ValueError: as `bin_locations`; also for several regions or an unknown class.
 
     Example:
       >>> import numpy as np
@@ -197,8 +197,7 @@ def plot_bins(
     roi = np.asarray(roi)
     if roi.shape != (5,):
         raise ValueError(f"roi must be one region of shape (5,), got {roi.shape}")
-    if _validation.number("spatial_scale", spatial_scale) == 0:
-        raise ValueError("spatial_scale must not be zero, which leaves the picture no scale")
+    spatial_scale = _validation.scale("spatial_scale", spatial_scale)
     offsets = None if offset is None else np.asarray(offset)[None]
 
     def of_bins(offset: ArrayLike | None, sample_per_part: Pair) -> Floats:

@@ -66,7 +66,7 @@ def of_deform_psroi_pool(
     bins = _validation.pair("output_size", output_size)
     spec = Spec(
         output_size=bins,
-        spatial_scale=_validation.number("spatial_scale", spatial_scale),
+        spatial_scale=_validation.scale("spatial_scale", spatial_scale),
         group_size=_validation.pair("group_size", group_size),
         part_size=bins if part_size is None else _validation.pair("part_size", part_size),
         points=_validation.pair("sample_per_part", sample_per_part),
@@ -126,7 +126,7 @@ def _align_spec(output_size: Pair, spatial_scale: Any, sampling_ratio: Pair) -> 
     bins = _validation.pair("output_size", output_size)
     return Spec(
         output_size=bins,
-        spatial_scale=_validation.number("spatial_scale", spatial_scale),
+        spatial_scale=_validation.scale("spatial_scale", spatial_scale),
         group_size=(1, 1),
         part_size=bins,
         points=_validation.pair("sampling_ratio", sampling_ratio, least=0),
