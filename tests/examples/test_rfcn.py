@@ -24,6 +24,7 @@ from examples.library.boxes import Boxes, encode, iou
 from examples.rfcn.__main__ import VARIANTS, main, two_by_two
 from examples.rfcn.losses import loss, match_anchors, proposal_loss, region_loss
 from examples.rfcn.model import DELTA_SCALE, PROPOSALS, RFCN, Predictions, anchors, as_rois, detect, propose, refine
+from examples.rfcn.sampling import draw_bins
 
 IMAGE_SIZE = 64
 TINY = {"widths": (8, 8, 16, 16), "blocks": (1, 1, 1), "width": 16}
@@ -145,6 +146,8 @@ def test_training_compiles_one_step_and_moves_offsets(tmp_path):
     assert boxes.min() >= 0 and boxes.max() <= IMAGE_SIZE
     assert scores.min() >= 0 and scores.max() <= 1 and scores.any()
     assert set(np.unique(classes)) <= set(range(10))
+    draw_bins(tmp_path, MODEL, params, scenes.make_batch("validation", 1, range(8)))
+    assert (tmp_path / "bins.png").stat().st_size > 10_000
 
 
 def test_the_two_by_two_table_holds_every_variant():
@@ -153,6 +156,7 @@ def test_the_two_by_two_table_holds_every_variant():
     assert cells == [["1.0 ± 1.4", "21.0 ± 1.4"], ["11.0 ± 1.4", "31.0 ± 1.4"]]
 
 
+@pytest.mark.thorough
 def test_the_command_writes_tables_json_and_pictures(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("examples.rfcn.__main__.RFCN", partial(RFCN, **TINY))
     main(["--steps", "2", "--batch-size", "4", "--validation-images", "4", "--out", str(tmp_path)])

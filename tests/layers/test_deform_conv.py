@@ -5,11 +5,9 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
-from jax import lax
 from jax.sharding import AxisType
 
 import jax_dcn.nnx
@@ -59,20 +57,20 @@ def test_initialised_like_an_ordinary_convolution():
     jax.tree.map(np.testing.assert_array_equal, params, expected)
 
 
-@pytest.mark.parametrize("modulated", [False, True])
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_an_ordinary_convolution_until_offsets_are_learned(geometry, modulated):
+def test_an_ordinary_convolution_until_offsets_are_learned(geometry):
     arguments = {"features": 6, "kernel_size": (3, 3), **geometry}
     x = normal(1, [2, 9, 8, 4])
-    layer = DeformConv(**arguments, modulated=modulated, mask_scale=2.0, offset_groups=2)
+    layer = DeformConv(**arguments, mask_scale=2.0, offset_groups=2)
     params = random_variables(layer, x)["params"]
     y = layer.apply({"params": {**params, "conv_offset": jax.tree.map(jnp.zeros_like, params.pop("conv_offset"))}}, x)
     expected = nn.Conv(**arguments).apply({"params": params}, x)
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("bound", [None, 1.5])
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize(
+    "geometry, bound", [(geometry, 1.5 if number % 3 == 0 else None) for number, geometry in enumerate(GEOMETRIES)]
+)
 def test_prediction(geometry, bound):
     """The first 2·G·K channels of conv_offset are the offsets, the next G·K the logits of the mask."""
     arguments = {"features": 6, "kernel_size": 3, **geometry}
@@ -122,17 +120,6 @@ def test_offsets_from_outside():
         layer.apply(variables, x, offset[..., :18])
 
 
-@pytest.mark.parametrize("batch", [(), (0,)])
-def test_batch_dimensions(batch):
-    layer = DeformConv(features=5, kernel_size=3, strides=2, return_offsets=True)
-    x = normal(1, [*batch, 6, 7, 4])
-    variables = random_variables(layer, x)
-    flat = layer.apply(variables, x.reshape(-1, 6, 7, 4))
-    for got, expected in zip(layer.apply(variables, x), flat, strict=True):
-        assert got.shape[:-3] == batch
-        np.testing.assert_allclose(got, expected.reshape(got.shape), rtol=1e-5, atol=1e-5)
-
-
 def test_kernel_transform():
     x = normal(1, [2, 6, 6, 4])
     plain = DeformConv(features=3, kernel_size=3)
@@ -141,13 +128,6 @@ def test_kernel_transform():
     params = variables["params"]
     expected = {"params": {**params, "kernel": power_of_two(params["kernel"], min_exponent=-5)}}
     np.testing.assert_array_equal(quantised.apply(variables, x), plain.apply(expected, x))
-
-    def loss(layer, variables):
-        return (layer.apply(variables, x) ** 2).sum()
-
-    gradient = jax.jit(jax.grad(partial(loss, quantised)))(variables)
-    through = jax.jit(jax.grad(partial(loss, plain)))(expected)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), gradient, through)
 
 
 def test_partitioning_metadata():
@@ -158,30 +138,6 @@ def test_partitioning_metadata():
     spec = nn.get_partition_spec(variables)["params"]["kernel"]
     assert spec == jax.sharding.PartitionSpec(None, None, None, "model")
     assert layer.apply(variables, x).shape == (5, 5, 4)
-
-
-def test_offsets_are_learned():
-    """A layer with one tap and an identity kernel learns, only by its offset, how far an image was shifted."""
-    rows, columns = jnp.mgrid[:12, :12]
-    wave = jnp.stack([jnp.sin(rows / 3), jnp.cos(columns / 4)], -1)
-    moved = jnp.stack([jnp.sin((rows + 1.3) / 3), jnp.cos((columns - 0.7) / 4)], -1)
-    layer = DeformConv(features=2, kernel_size=1, modulated=False, use_bias=False)
-    params = {**layer.init(jax.random.key(0), wave)["params"], "kernel": jnp.eye(2)[None, None]}
-    optimizer = optax.adam(0.05)
-
-    def loss(conv_offset):
-        y = layer.apply({"params": {**params, "conv_offset": conv_offset}}, wave)
-        return ((y - moved)[2:-2, 2:-2] ** 2).mean()
-
-    def step(carry, _):
-        conv_offset, state = carry
-        gradient = {**jax.grad(loss)(conv_offset), "kernel": jnp.zeros([1, 1, 2, 2])}
-        updates, state = optimizer.update(gradient, state)
-        return (optax.apply_updates(conv_offset, updates), state), None
-
-    start = params["conv_offset"]
-    (found, _), _ = lax.scan(step, (start, optimizer.init(start)), length=200)
-    np.testing.assert_allclose(found["bias"], [1.3, -0.7], atol=0.05)
 
 
 def test_scan_over_layers_of_linen():
