@@ -234,18 +234,6 @@ def test_fpn_levels_of_special_boxes():
     assert jax_dcn.fpn_levels(boxes[:0], num_levels=4).shape == (0,)
 
 
-def test_torchvision_assigns_the_same_levels():
-    torch = pytest.importorskip("torch")
-    poolers = pytest.importorskip("torchvision.ops.poolers")
-    random = np.exp(np.random.default_rng(10).uniform(0, 8, (5000, 2)))
-    boxes = np.concatenate([squares(np.arange(1, 2000)), np.pad(random, ((0, 0), (2, 0)))]).astype(np.float32)
-    expected = poolers.LevelMapper(2, 5)([torch.from_numpy(boxes)])
-    np.testing.assert_array_equal(jax_dcn.fpn_levels(boxes, num_levels=4), expected)
-    expected = poolers.LevelMapper(3, 7, canonical_scale=100, canonical_level=5)([torch.from_numpy(boxes)])
-    levels = jax_dcn.fpn_levels(boxes, num_levels=5, min_level=3, canonical_level=5, canonical_size=100)
-    np.testing.assert_array_equal(levels, expected)
-
-
 @pytest.mark.parametrize(
     "change, message",
     [

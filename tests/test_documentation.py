@@ -207,10 +207,10 @@ def anchors(text):
 
 def test_tree():
     """The tree names every folder of the repository, and nothing that does not exist."""
+    folders = {folder for path in files() for folder in path.parents} - {pathlib.PurePath(".")}
     for paths in tree():
-        assert any(matching(path) for path in paths), f"{paths} are missing from the repository"
-    listed = {found for paths in tree() for path in paths for found in matching(path)}
-    missing = {folder for path in files() for folder in path.parents} - {pathlib.PurePath(".")} - listed
+        assert folders & paths, f"{paths} are missing from the repository"
+    missing = folders - set.union(*tree())
     assert not missing, f"{sorted(map(str, missing))} are missing from {TREE}"
 
 
@@ -222,14 +222,8 @@ def tree():
         depth = (len(line) - len(line.lstrip())) // 2
         names = re.match(r"\S+(?: \S+)*", line.strip())[0].split()
         for name in names:
-            yield [parent / name for parent in parents[depth]]
+            yield {parent / name for parent in parents[depth]}
         parents[depth + 1] = [parent / name for parent in parents[depth] for name in names if name.endswith("/")]
-
-
-def matching(pattern):
-    """The files and folders that a path of the tree, perhaps with a wildcard, stands for."""
-    everything = {part for path in files() for part in (path, *path.parents)}
-    return {path for path in everything if len(path.parts) == len(pattern.parts) and path.match(str(pattern))}
 
 
 def test_files_in_text():

@@ -110,14 +110,6 @@ def test_between_positions_of_a_layer_the_nearest_counts():
     assert_allclose(middle, 2 * (2 * 2 - 0.3) + 1)
 
 
-def test_one_offset_group_of_several():
-    offset = np.stack([np.zeros((8, 8, 9, 2)), np.ones((8, 8, 9, 2))], 2).reshape(8, 8, 36)
-    layer = layer_of(offset)
-    first, second = (viz.sampling_locations(layer, (4, 4), offset_group=group).locations for group in (0, 1))
-    assert_array_equal(second, first + 1)
-    assert_array_equal(viz.sampling_locations(layer, (4, 4)).locations, np.concatenate([first, second]))
-
-
 @pytest.mark.parametrize("module", ["linen", "nnx"])
 def test_of_a_module(module):
     x, options = jnp.ones((2, 8, 6, 3)), {"strides": (2, 1), "padding": "VALID", "return_offsets": True}
@@ -350,15 +342,6 @@ def test_plot_offset_lengths_shows_a_diverging_layer():
     length = np.linalg.norm(offset.reshape(2, 8, 8, 9, 2), axis=-1)
     assert_allclose(medians, [0.01 * np.median(length), 0, 100 * np.median(length[..., 1:])])
     ax.figure.canvas.draw()
-
-
-def test_plot_offset_lengths_draws_percentiles():
-    lengths = np.stack([np.arange(101.0), np.zeros(101)], -1)[None]
-    line, bar, median, longest, _ = viz.plot_offset_lengths(
-        {"conv": viz.Layer(lengths, image_size=(1, 101), kernel_size=1)}
-    ).lines
-    ends = [list(artist.get_xdata()) for artist in (line, bar, median, longest)]
-    assert ends == [[1, 99], [25, 75], [50], [100]]
 
 
 def test_without_matplotlib(monkeypatch):

@@ -79,18 +79,27 @@ def stored_keys(folder):
     return set(tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{folder}/"}).result().list().result())
 
 
-def test_a_killed_run_goes_on_on_other_devices_as_if_never_interrupted(tmp_path):
-    """The run starts on eight devices of two processes, one of which is killed. It continues on one, then on eight."""
-    checkpoints = tmp_path / "checkpoints" / "deformable-0"
-    with two_processes(tmp_path) as (first, second):
+def start_and_kill(out, checkpoints):
+    """Starts a run of two processes, one of which is killed; the other one ends then."""
+    with two_processes(out) as (first, second):
         patience = time.monotonic() + 120
         while not saved_steps(checkpoints) and first.poll() is second.poll() is None and time.monotonic() < patience:
             time.sleep(0.05)
         second.kill()
-        uninterrupted = train(MODEL, loss, RECIPE, 0, tmp_path / "uninterrupted")
         _, errors = first.communicate(timeout=120)
     assert first.returncode != 0
     assert saved_steps(checkpoints), errors
+
+
+@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_an_interrupted_run_goes_on_on_other_devices_as_if_never_interrupted(is_killed, tmp_path):
+    """A run on eight devices of one process, or of two, continues on one device, then on eight of two processes."""
+    checkpoints = tmp_path / "checkpoints" / "deformable-0"
+    uninterrupted = train(MODEL, loss, RECIPE, 0, tmp_path / "uninterrupted")
+    if is_killed:
+        start_and_kill(tmp_path, checkpoints)
+    else:
+        train(MODEL, loss, RECIPE, 0, checkpoints, stop_after=3, devices=jax.devices()[:8])
 
     step = max(saved_steps(checkpoints))
     history = json.loads((checkpoints / str(step) / "history" / "metadata").read_text())

@@ -159,9 +159,8 @@ def test_the_depthwise_convolution_begins_like_pytorchs(make):
         assert leaf.min() < 0 < leaf.max()
 
 
-@both_interfaces
-def test_new_layers(make):
-    layer, (x,) = build(make, "DCNv3")
+def test_new_layers():
+    layer, (x,) = build(linen_layer, "DCNv3")
     plain = {"offset": jnp.zeros((2, 5, 6, 36)), "mask": jnp.full((2, 5, 6, 18), 1 / 9)}
 
     def projected(name, x):
@@ -169,12 +168,12 @@ def test_new_layers(make):
 
     mean = jax_dcn.dcnv3(projected("input_proj", x), **plain, kernel_size=3, padding=1, groups=2)
     assert_close(layer.apply(layer.params, x), projected("output_proj", mean))
-    layer, (x,) = build(make, "DCNv4")
+    layer, (x,) = build(linen_layer, "DCNv4")
     assert not layer.apply(layer.params, x).any()
     gradient = jax.jit(jax.grad(lambda params: (layer.apply(params, x) - 1).sum()))(layer.params)
     learning = {(name, leaf) for name, dense in gradient.items() for leaf in dense if dense[leaf].any()}
     assert learning == {("offset_mask", "kernel"), ("offset_mask", "bias"), ("output_proj", "bias")}
-    layer, inputs = build(make, "MultiScaleDeformableAttention", return_sampling=True)
+    layer, inputs = build(linen_layer, "MultiScaleDeformableAttention", return_sampling=True)
     _, _, weights = layer.apply(layer.params, *inputs)
     np.testing.assert_allclose(weights, 1 / 6, rtol=1e-6)
 

@@ -140,32 +140,6 @@ def test_partitioning_metadata():
     assert layer.apply(variables, x).shape == (5, 5, 4)
 
 
-def test_scan_over_layers_of_linen():
-    x = normal(1, [2, 6, 6, 4])
-
-    class Tower(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            axes = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
-            scanned = nn.scan(lambda layer, x, _: (layer(x), None), **axes, length=3)
-            return scanned(nn.remat(DeformConv)(features=4, kernel_size=3, name="layer"), x, None)[0]
-
-    variables = random_variables(Tower(), x)
-
-    def scanned_loss(variables):
-        return (Tower().apply(variables, x) ** 2).sum()
-
-    def unrolled_loss(variables):
-        y = x
-        for i in range(3):
-            params = jax.tree.map(lambda leaf, i=i: leaf[i], variables["params"]["layer"])
-            y = DeformConv(features=4, kernel_size=3).apply({"params": params}, y)
-        return (y**2).sum()
-
-    both = (jax.jit(jax.value_and_grad(loss))(variables) for loss in (scanned_loss, unrolled_loss))
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), *both)
-
-
 def test_vmap_and_scan_over_stacked_layers_of_nnx():
     x = normal(1, [2, 6, 6, 4])
     layers = [nnx.merge(*random_state(jax_dcn.nnx.DeformConv(4, 4, 3, rngs=nnx.Rngs(seed)), seed)) for seed in range(3)]

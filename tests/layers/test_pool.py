@@ -206,12 +206,8 @@ def test_no_regions(branch):
 @pytest.mark.parametrize(
     "arguments, changes, message",
     [
-        ({"backend": "gpu"}, {}, "backend must be .* got 'gpu'"),
-        ({"trans_std": "1"}, {}, "trans_std must be a finite number, got '1'"),
         ({"classes": 4}, {}, r"the channel count of x must be a multiple of 24, for classes=4 .* got 36"),
         ({}, {"x": X[0]}, r"x must have shape \[\.\.\., N, H, W, C\], got \(9, 8, 36\)"),
-        ({}, {"x": X.astype(int)}, "x must be of type .* got int32"),
-        ({}, {"rois": ROIS[:, :4]}, r"rois must have shape \(R, 5\) for x of shape \(2, 9, 8, 36\), got \(6, 4\)"),
         ({}, {"features": [1.0]}, r"features must be an array, got \[1.0\]"),
         (
             {},
@@ -225,7 +221,6 @@ def test_no_regions(branch):
             {"offset": jnp.zeros([6, 2, 3, 2])},
             r"offset must have 6 channels, two for each of classes=3, got shape \(6, 2, 3, 2\)",
         ),
-        ({}, {"offset": jnp.zeros([6, 3, 3, 6])}, r"offset must have shape \(6, 2, 3, 2·classes\) .* \(6, 3, 3, 6\)"),
         (
             {},
             {"offset": jnp.zeros([6, 2, 3, 6]), "mask": jnp.ones([6, 5, 4, 3])},
