@@ -39,16 +39,15 @@ def test_no_block_escapes(page):
     assert not re.search(r"^ {4,}(>>>|\$|(import|from|make|pip|python)\b)", FENCED.sub("", text_of(page)), re.MULTILINE)
 
 
-def peers_of(block):
-    """The modules of other libraries that a block imports."""
-    statements = ast.walk(ast.parse(block.text)) if ">>>" not in block.text else ()
+def imports_peers(block):
+    """Whether a block imports another library, which may not be installed."""
     names = set()
-    for statement in statements:
+    for statement in ast.walk(ast.parse(block.text)):
         if isinstance(statement, ast.Import):
             names |= {alias.name for alias in statement.names}
         elif isinstance(statement, ast.ImportFrom):
             names.add(statement.module)
-    return {name for name in names if name.split(".")[0] in PEERS}
+    return any(name.split(".")[0] in PEERS for name in names)
 
 
 @pytest.fixture
@@ -85,19 +84,8 @@ def test_readme():
     assert names["restored"].platforms == ("cpu", "cuda", "tpu")
 
 
-BESIDE = {(page, *sorted(peers_of(block))) for page in PAGES for block in blocks(page, "python") if peers_of(block)}
-
-
-@pytest.mark.parametrize("page, peers", [(page, peers) for page, *peers in sorted(BESIDE)])
-def test_python_beside_other_libraries(page, peers):
-    """Results are compared with those of other libraries, if installed; otherwise their code is only parsed."""
-    for peer in peers:
-        pytest.importorskip(peer, exc_type=ImportError)  # also if its compiled part is missing
-    run(page, peers)
-
-
-def run(page, peers=()):
-    """Runs the blocks of a page in order, without those of libraries other than `peers`, and returns their names."""
+def run(page):
+    """Runs the blocks of a page in order, and returns their names. Blocks with other libraries are only parsed."""
     if page == "docs/scaling.md" and jax.device_count() < 8:
         pytest.skip("that page wants eight devices")
     for package in NEEDED.get(page, ()):
@@ -108,7 +96,7 @@ def run(page, peers=()):
             test = doctest.DocTestParser().get_doctest(block.text, {}, page, page, block.line)
             test.globs = names  # not a copy, or functions would not see what later blocks do
             assert doctest.DocTestRunner().run(test, clear_globs=False).failed == 0
-        elif peers_of(block) <= set(peers):
+        elif not imports_peers(block):
             exec(compile("\n" * block.line + block.text, page, "exec"), names)
     return names
 
@@ -119,22 +107,6 @@ def test_api():
     public = {name for name in jax_dcn.__all__ if not isinstance(getattr(jax_dcn, name), types.ModuleType)}
     public |= {f"interop.{name}" for name in jax_dcn.interop.__all__} | {f"viz.{name}" for name in jax_dcn.viz.__all__}
     assert public <= listed, public - listed
-
-
-def test_navigation():
-    """Each page is in one of the four groups, in the navigation of the site and in the list of the README."""
-    groups = [re.split(r"\n+", block.text.strip()) for block in blocks("docs/index.md", "{toctree}")]
-    assert [group[1] for group in groups] == [f":caption: {name}" for name in GROUPS]
-    pages = [name for group in groups for name in group[2:]]
-    assert sorted(pages) == sorted(pathlib.Path(page).stem for page in PAGES[1:] if page != "docs/index.md")
-    readme = text_of("README.md").partition("## Documentation\n")[2].partition("\n## ")[0]
-    listed = re.findall(r"^- \*\*(\w+)\.\*\*((?:.*\n)*?)(?=- |\n)", readme, re.MULTILINE)
-    assert [name for name, _ in listed] == GROUPS
-    for (_, text), group in zip(listed, groups, strict=True):
-        assert set(re.findall(r"\(docs/(\w+)\.md\)", text)) == set(group[2:])
-
-
-GROUPS = ["Start", "Guides", "Reference", "Development"]
 
 
 @every_page

@@ -19,7 +19,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dcn
-from jax_dcn import linen
 from jax_dcn._primitive import extension
 from tests.helpers.deform_aggregation.cases import Attention, Convolution
 from tests.helpers.deform_conv.cases import assert_close, cast
@@ -94,21 +93,6 @@ def of_dcnv3(n, height, width):
     return tuple(map(np.float32, Convolution(image=(height, width)).operands(lead=(n,))))
 
 
-CONVOLUTION_LAYER = linen.DeformConv(2, (3, 3), offset_groups=2)
-VARIABLES = jax.eval_shape(CONVOLUTION_LAYER.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 3, 4, 2), np.float32))
-
-
-def apply_layer(x, *leaves, backend=None):
-    variables = jax.tree.unflatten(jax.tree.structure(VARIABLES), leaves)
-    return CONVOLUTION_LAYER.clone(backend=backend).apply(variables, x)
-
-
-def of_layer(n, height, width):
-    random = np.random.default_rng(0)
-    shapes = (n, height, width, 2), *(leaf.shape for leaf in jax.tree.leaves(VARIABLES))
-    return tuple(random.normal(size=shape).astype(np.float32) for shape in shapes)
-
-
 IMAGES, WHOLE = "n, h, w, ...", "..."
 PROGRAMS = {
     "deform_conv2d": Program(convolve, of_convolution, (IMAGES, IMAGES, WHOLE, WHOLE, IMAGES)),
@@ -116,7 +100,6 @@ PROGRAMS = {
     "roi_align": Program(align, of_alignment, (IMAGES, "r, ...")),
     "multi_scale_deformable_attention": Program(attend, of_attention, ("n, ...", "n, h, ...", "n, h, ...")),
     "dcnv3": Program(aggregate, of_dcnv3, (IMAGES, IMAGES, IMAGES)),
-    "DeformConv": Program(apply_layer, of_layer, (IMAGES, *[WHOLE] * len(jax.tree.leaves(VARIABLES)))),
 }
 
 

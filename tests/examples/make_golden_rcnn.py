@@ -5,7 +5,6 @@ It needs what tests/interop/make_golden.py needs: python -m tests.examples.make_
 
 import importlib
 import json
-import math
 import pathlib
 import sys
 
@@ -55,7 +54,6 @@ def main():
     arrays |= training(mask) | {f"faster_{name}": array for name, array in training(faster).items()}
     versions = [f"{package.__name__} {package.__version__}" for package in (torch, torchvision, mmengine)]
     arrays |= {"made_by": ", ".join([*versions, "mmdet 3.3.0, mmcv-lite 2.2.0"]), "shapes": json.dumps(shapes)}
-    arrays["settings"] = json.dumps({"mask": settings("mask"), "faster": settings("faster")})
     np.savez_compressed(mask_rcnn.GOLDEN, **arrays)
     print(mask_rcnn.GOLDEN.stat().st_size, {key: np.shape(array) for key, array in arrays.items()})
 
@@ -79,25 +77,6 @@ def config_of(kind):
 
     register_all_modules()
     return mmengine.Config.fromfile(pathlib.Path(mmdet.__file__).parent / ".mim/configs" / CONFIG.format(kind)).model
-
-
-def settings(kind):
-    """What the published config says about training."""
-    train = config_of(kind).train_cfg
-    parts = {"anchors": train.rpn, "regions": train.rcnn}
-    found = {
-        name: {
-            "positive": part.assigner.pos_iou_thr,
-            "negative": part.assigner.neg_iou_thr,
-            "low_quality": part.assigner.min_pos_iou if part.assigner.match_low_quality else math.inf,
-            "count": part.sampler.num,
-            "positive_fraction": part.sampler.pos_fraction,
-        }
-        for name, part in parts.items()
-    }
-    proposals = train.rpn_proposal
-    keys = {"per_level": proposals.nms_pre, "count": proposals.max_per_img}
-    return found | {"proposals": keys | {"iou_threshold": proposals.nms.iou_threshold}}
 
 
 def build(kind):

@@ -24,12 +24,11 @@ from examples.library.boxes import Boxes, encode, iou
 from examples.rfcn.__main__ import VARIANTS, main, two_by_two
 from examples.rfcn.losses import loss, match_anchors, proposal_loss, region_loss
 from examples.rfcn.model import DELTA_SCALE, PROPOSALS, RFCN, Predictions, anchors, as_rois, detect, propose, refine
-from examples.rfcn.sampling import draw_bins
 
 IMAGE_SIZE = 64
 TINY = {"widths": (8, 8, 16, 16), "blocks": (1, 1, 1), "width": 16}
 MODEL = RFCN(10, deformable_convolution=True, deformable_pooling=True, **TINY)
-RECIPE = Recipe(steps=50, batch_size=4, learning_rate=1e-2)
+RECIPE = Recipe(steps=30, batch_size=4, learning_rate=1e-2)
 
 
 def test_every_object_has_an_anchor_and_padding_has_none():
@@ -146,8 +145,6 @@ def test_training_compiles_one_step_and_moves_offsets(tmp_path):
     assert boxes.min() >= 0 and boxes.max() <= IMAGE_SIZE
     assert scores.min() >= 0 and scores.max() <= 1 and scores.any()
     assert set(np.unique(classes)) <= set(range(10))
-    draw_bins(tmp_path, MODEL, params, scenes.make_batch("validation", 1, range(8)))
-    assert (tmp_path / "bins.png").stat().st_size > 10_000
 
 
 def test_the_two_by_two_table_holds_every_variant():

@@ -57,17 +57,6 @@ def test_initialised_like_an_ordinary_convolution():
     jax.tree.map(np.testing.assert_array_equal, params, expected)
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_an_ordinary_convolution_until_offsets_are_learned(geometry):
-    arguments = {"features": 6, "kernel_size": (3, 3), **geometry}
-    x = normal(1, [2, 9, 8, 4])
-    layer = DeformConv(**arguments, mask_scale=2.0, offset_groups=2)
-    params = random_variables(layer, x)["params"]
-    y = layer.apply({"params": {**params, "conv_offset": jax.tree.map(jnp.zeros_like, params.pop("conv_offset"))}}, x)
-    expected = nn.Conv(**arguments).apply({"params": params}, x)
-    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     "geometry, bound", [(geometry, 1.5 if number % 3 == 0 else None) for number, geometry in enumerate(GEOMETRIES)]
 )
@@ -158,7 +147,7 @@ def random_state(layer, seed):
     return graphdef, jax.tree.map(lambda leaf: leaf + 0.1 * normal(seed, leaf.shape), state)
 
 
-def test_a_new_layer_of_nnx_is_an_ordinary_convolution():
+def test_a_new_layer_is_an_ordinary_convolution():
     x = normal(1, [2, 8, 9, 4])
     shared = {"strides": 2, "feature_group_count": 2, "bias_init": nnx.initializers.normal(), "rngs": nnx.Rngs(0)}
     conv = nnx.Conv(4, 6, (3, 3), **shared)

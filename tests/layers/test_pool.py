@@ -138,18 +138,18 @@ def test_linen_with_offsets_from_outside():
     np.testing.assert_array_equal(pooled, jax_dcn.deform_psroi_pool(x, rois, offset, **BINS, **MOVES))
 
 
-@pytest.mark.parametrize("without_branch", [False, True])
 @both_branches
-def test_nnx_with_offsets_from_outside(branch, without_branch):
+def test_nnx_with_offsets_from_outside(branch):
     x, rois = scores_and_regions("fc")
     offset, mask = normal(4, (6, 2, 3, 6)), normal(5, (6, 2, 3, 3))
-    layer = deforming_nnx_layer(branch)
-    if without_branch:
-        layer.conv_offset = layer.fc_offset = None
-        assert not jax.tree.leaves(nnx.state(layer))
-        with pytest.raises(ValueError, match=f"offset must be given to a layer whose {branch}_offset is None"):
-            layer(x, rois)
+    layer = jax_dcn.nnx.DeformPSRoIPool(SCORES, **POOLING, offset_branch=branch, rngs=nnx.Rngs(0))
+    nnx.update(layer, jax.tree.map(lambda leaf: 0.3 * normal(leaf.ndim, leaf.shape), nnx.state(layer)))
     check_given_offsets(layer, x, rois, offset, mask)
+    layer.conv_offset = layer.fc_offset = None
+    assert not jax.tree.leaves(nnx.state(layer))
+    check_given_offsets(layer, x, rois, offset, mask)
+    with pytest.raises(ValueError, match=f"offset must be given to a layer whose {branch}_offset is None"):
+        layer(x, rois)
 
 
 def check_given_offsets(apply, x, rois, offset, mask):
@@ -159,12 +159,6 @@ def check_given_offsets(apply, x, rois, offset, mask):
     np.testing.assert_array_equal(used_offset, offset)
     assert used_mask is None
     assert_close(apply(x, rois, offset=offset, mask=mask), times_mask_of_parts(expected, mask))
-
-
-def deforming_nnx_layer(branch):
-    layer = jax_dcn.nnx.DeformPSRoIPool(SCORES, **POOLING, offset_branch=branch, rngs=nnx.Rngs(0))
-    nnx.update(layer, jax.tree.map(lambda leaf: 0.3 * normal(leaf.ndim, leaf.shape), nnx.state(layer)))
-    return layer
 
 
 @both_branches
