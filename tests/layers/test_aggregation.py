@@ -114,33 +114,13 @@ def test_a_new_attention_samples_on_rays(name):
 
 
 @both_interfaces
-def test_parameters(make):
-    attention, _ = build(make, "MultiScaleDeformableAttention", num_points=(3, 1))
-    assert jax.tree.map(jnp.shape, attention.params) == {
-        "sampling_offsets": {"kernel": (8, 16), "bias": (16,)},
-        "attention_weights": {"kernel": (8, 8), "bias": (8,)},
-        "value_proj": {"kernel": (8, 8), "bias": (8,)},
-        "output_proj": {"kernel": (8, 8), "bias": (8,)},
-    }
+def test_which_parameters_start_at_zero(make):
+    """The golden files have the names and shapes of all parameters."""
     options = {"kernel_size": (3, 5), "dw_kernel_size": 1, "center_feature_scale": True, "remove_center": True}
+    attention, _ = build(make, "MultiScaleDeformableAttention", num_points=(3, 1))
     dcnv3, _ = build(make, "DCNv3", **options)
-    assert jax.tree.map(jnp.shape, dcnv3.params) == {
-        "input_proj": {"kernel": (8, 8), "bias": (8,)},
-        "dw_conv": {"kernel": (1, 1, 1, 8), "bias": (8,)},
-        "dw_norm": {"scale": (8,), "bias": (8,)},
-        "offset": {"kernel": (8, 56), "bias": (56,)},
-        "mask": {"kernel": (8, 28), "bias": (28,)},
-        "center_feature_scale_proj": {"kernel": (8, 2), "bias": (2,)},
-        "output_proj": {"kernel": (8, 8), "bias": (8,)},
-    }
     dcnv4, _ = build(make, "DCNv4", **options, output_bias=False)
-    assert jax.tree.map(jnp.shape, dcnv4.params) == {
-        "value_proj": {"kernel": (8, 8), "bias": (8,)},
-        "offset_mask_dw": {"kernel": (1, 1, 1, 8), "bias": (8,)},
-        "offset_mask": {"kernel": (8, 88), "bias": (88,)},  # 2 · 14 · 3 = 84, and 4 of padding
-        "center_feature_scale_proj": {"kernel": (8, 2), "bias": (2,)},
-        "output_proj": {"kernel": (8, 8)},
-    }
+    assert dcnv4.params["offset_mask"]["bias"].shape == (88,)  # 2 · 14 · 3 = 84, and 4 of padding
     zero = {"attention_weights", "offset", "mask", "offset_mask", "center_feature_scale_proj"}
     for params in (attention.params, dcnv3.params, dcnv4.params):
         for name, dense in params.items():
@@ -150,10 +130,9 @@ def test_parameters(make):
     assert set(bare.params) == {"offset_mask"}
 
 
-@both_interfaces
-def test_the_depthwise_convolution_begins_like_pytorchs(make):
+def test_the_depthwise_convolution_begins_like_pytorchs():
     """Uniform in ±1/sqrt(taps), kernel and bias."""
-    params = build(make, "DCNv3", dw_kernel_size=7)[0].params["dw_conv"]
+    params = build(linen_layer, "DCNv3", dw_kernel_size=7)[0].params["dw_conv"]
     for leaf in params.values():
         assert 0.5 / 7 < abs(leaf).max() <= 1 / 7 + 1e-7
         assert leaf.min() < 0 < leaf.max()

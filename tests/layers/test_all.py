@@ -41,9 +41,10 @@ VARIANTS = [
     ("DeformConv", {"padding": ((2, 0), (1, 1)), "feature_group_count": 2, "offset_groups": 4}),
     ("DeformConv", {"offset_bound": 1.0, "dtype": jnp.bfloat16, "preferred_element_type": jnp.float32}),
     ("DeformConv", {"kernel_transform": power_of_two, "mask_scale": 2.0, "backend": "reference"}),
-    (POOLING, {"modulated": False}),
+    (POOLING, {"modulated": False, "part_size": None}),
     (POOLING, {"offset_branch": "fc", "dtype": jnp.bfloat16}),
     (ATTENTION, {"num_points": (2, 1), "method": "discrete", "dtype": jnp.bfloat16}),
+    (ATTENTION, {"num_points": [np.int32(2), 1], "offset_scale": 2.0, "use_projections": False}),
     ("DCNv3", {"center_feature_scale": True, "dtype": jnp.bfloat16, "kernel_size": 5, "remove_center": True}),
     ("DCNv4", {"center_feature_scale": True, "dtype": jnp.float16, "dw_kernel_size": 5, "output_bias": False}),
 ]

@@ -36,19 +36,6 @@ def random_variables(layer, *inputs, scale=0.2):
     return jax.tree.map(lambda leaf: scale * normal(len(leaf.shape), leaf.shape, leaf.dtype), shapes)
 
 
-@pytest.mark.parametrize(
-    "arguments, channels", [({}, 27), ({"modulated": False}, 18), ({"offset_groups": 2, "feature_group_count": 4}, 54)]
-)
-def test_parameters(arguments, channels):
-    layer = DeformConv(features=8, kernel_size=3, **arguments)
-    params = jax.eval_shape(layer.init, jax.random.key(0), jnp.ones([5, 6, 4]))["params"]
-    assert jax.tree.map(jnp.shape, params) == {
-        "kernel": (3, 3, 4 // layer.feature_group_count, 8),
-        "bias": (8,),
-        "conv_offset": {"kernel": (3, 3, 4, channels), "bias": (channels,)},
-    }
-
-
 def test_initialised_like_an_ordinary_convolution():
     arguments = {"features": 6, "kernel_size": (3, 3), "bias_init": nn.initializers.normal()}
     layers = DeformConv(**arguments), nn.Conv(**arguments)
