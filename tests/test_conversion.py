@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jax_dcn
-from jax_dcn import as_deform_conv, offset_statistics, viz
+from jax_dcn import as_deform_conv
 from tests.helpers.layers import assert_close, normal
 
 X = normal(1, (2, 7, 8, 4))
@@ -41,27 +41,6 @@ def test_a_convolution_with_a_kernel_of_ones_gives_the_same(window):
         feature_group_count=4,
     )
     assert_close(y, jax_dcn.dcnv3(X, offset, mask, groups=2, padding=padding, **window))
-
-
-def test_the_effective_dilation_of_a_spread_window():
-    """The taps of the regular grid, spread to twice their distance."""
-    column, row = np.divmod(np.arange(9), 3)
-    offset = np.tile(np.stack([column - 1.0, row - 1.0], -1).reshape(18), (1, 6, 6, 2)).astype(np.float32)
-    spread = as_deform_conv(offset, np.ones((1, 6, 6, 18), np.float32), kernel_size=3)
-    scaled = as_deform_conv(0 * offset, np.ones((1, 6, 6, 18), np.float32), kernel_size=3, offset_scale=2.0)
-    for sampled in (spread, scaled):
-        layer = viz.Layer(*sampled, image_size=(6, 6), kernel_size=3)
-        np.testing.assert_allclose(viz.effective_dilation(layer), 2)
-
-
-def test_statistics_and_pictures():
-    """An offset of one pixel to the right, of the tap in the lower left corner."""
-    offset = np.zeros((6, 6, 9, 2), np.float32)
-    offset[..., 2, 0] = 1
-    offset, mask = as_deform_conv(offset.reshape(6, 6, 18), np.ones((6, 6, 9), np.float32), kernel_size=3)
-    layer = viz.Layer(offset, mask, image_size=(6, 6), kernel_size=3)
-    assert layer.locations[2, 2, 0, 6].tolist() == [3, 2]
-    assert offset_statistics(offset, (6, 6), 3)["max_length"] == 1
 
 
 @pytest.mark.parametrize(

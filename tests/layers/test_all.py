@@ -95,8 +95,9 @@ def test_low_precision(name, arguments, dtype):
     assert [array.dtype for array in low.apply(low.params, *low_inputs)] == [dtype, jnp.float32, jnp.float32]
 
 
-@each_layer
+@pytest.mark.parametrize("name, arguments", [("DeformConv", {}), (POOLING, {})], ids=str)
 def test_double_precision(name, arguments, x64):
+    """The golden files of the other layers are in double precision."""
     arguments = arguments | returning(name) | {"param_dtype": jnp.float64}
     inputs, arguments, options = problem(name, **arguments)
     inputs = [array.astype(jnp.float64) for array in inputs]
@@ -168,7 +169,9 @@ def test_transformations_of_nnx(name, arguments):
     np.testing.assert_array_equal(nnx.merge(*nnx.split(layer))(*inputs), layer(*inputs))
 
 
-@pytest.mark.parametrize("name, arguments", [*EACH, ("DeformConv", {"dtype": jnp.bfloat16})], ids=str)
+@pytest.mark.parametrize(
+    "name, arguments", [("DeformConv", {"dtype": jnp.bfloat16}), (ATTENTION, {}), ("DCNv4", {}), (POOLING, {})], ids=str
+)
 def test_training(name, arguments):
     """A residual block learns to shift an image or to read a pyramid, a pooling layer to pool like another one."""
     layer, inputs = build(linen_layer, name, **arguments)
@@ -208,15 +211,11 @@ def test_training(name, arguments):
         (ATTENTION, {"num_points": None}, "num_points must be a positive int, got None"),
         (ATTENTION, {"spatial_shapes": (5, 6)}, "spatial_shapes must be a sequence of .* got"),
         (ATTENTION, {"backend": "cuda"}, "backend must be one of None, 'reference', got 'cuda'"),
-        ("DCNv3", {"backend": "fused"}, "backend must be one of None, 'reference', got 'fused'"),
         ("DCNv3", {"groups": 3}, "(features|channel count of x) must be a multiple of groups=3, got 8"),
-        ("DCNv3", {"kernel_size": 0}, "kernel_size must be .* got 0"),
         ("DCNv3", {"dw_kernel_size": (1, 2, 3)}, r"dw_kernel_size must be .* got \(1, 2, 3\)"),
         ("DCNv3", {"norm": "LN"}, "norm must be one of 'layer_norm', 'batch_norm', got 'LN'"),
         ("DCNv3", {"center_feature_scale": 2}, "center_feature_scale must be one of True, False, got 2"),
         ("DCNv4", {"kernel_size": 1, "remove_center": True}, "kernel_size must leave a tap"),
-        ("DCNv4", {"offset_scale": jnp.inf}, "offset_scale must be a finite number, got inf"),
-        ("DCNv4", {"kernel_dilation": 0}, "kernel_dilation must be .* got 0"),
         ("DeformConv", {"features": 2.5}, "features must be a positive int, got 2.5"),
         ("DeformConv", {"kernel_size": (3, 3, 3)}, r"kernel_size must be .* got \(3, 3, 3\)"),
         ("DeformConv", {"strides": (1, 2, 1)}, r"strides must be .* got \(1, 2, 1\)"),
@@ -225,16 +224,12 @@ def test_training(name, arguments):
         ("DeformConv", {"feature_group_count": 3}, "features must be a multiple of feature_group_count=3, got 8"),
         ("DeformConv", {"features": 9, "feature_group_count": 3}, "(in_features|of x) .* feature_group_count=3, got 8"),
         ("DeformConv", {"offset_bound": 0.0}, "offset_bound must be .* got 0.0"),
-        ("DeformConv", {"offset_bound": "3"}, "offset_bound must be .* got '3'"),
         ("DeformConv", {"mask_scale": jnp.nan}, "mask_scale must be a finite number, got nan"),
         (POOLING, {"offset_branch": "linear"}, "offset_branch must be one of 'conv', 'fc', got 'linear'"),
         (POOLING, {"classes": 0}, "classes must be a positive int, got 0"),
         (POOLING, {"hidden_features": 1.5}, "hidden_features must be a positive int, got 1.5"),
-        (POOLING, {"mask_scale": "2"}, "mask_scale must be a finite number, got '2'"),
-        (POOLING, {"output_size": 0}, "output_size must be .* got 0"),
         (POOLING, {"group_size": (1, 2, 3)}, r"group_size must be .* got \(1, 2, 3\)"),
         (POOLING, {"part_size": "7"}, "part_size must be .* got '7'"),
-        (POOLING, {"sample_per_part": -1}, "sample_per_part must be .* got -1"),
         (
             POOLING,
             {"offset_branch": "fc", "classes": 4},
