@@ -39,15 +39,16 @@ def test_no_block_escapes(page):
     assert not re.search(r"^ {4,}(>>>|\$|(import|from|make|pip|python)\b)", FENCED.sub("", text_of(page)), re.MULTILINE)
 
 
-def imports_peers(block):
-    """Whether a block imports another library, which may not be installed."""
+def peers_of(block):
+    """The modules of other libraries that a block imports."""
+    statements = ast.walk(ast.parse(block.text)) if ">>>" not in block.text else ()
     names = set()
-    for statement in ast.walk(ast.parse(block.text)):
+    for statement in statements:
         if isinstance(statement, ast.Import):
             names |= {alias.name for alias in statement.names}
         elif isinstance(statement, ast.ImportFrom):
             names.add(statement.module)
-    return any(name.split(".")[0] in PEERS for name in names)
+    return {name for name in names if name.split(".")[0] in PEERS}
 
 
 @pytest.fixture
@@ -84,8 +85,19 @@ def test_readme():
     assert names["restored"].platforms == ("cpu", "cuda", "tpu")
 
 
-def run(page):
-    """Runs the blocks of a page in order, and returns their names. Blocks with other libraries are only parsed."""
+BESIDE = {(page, *sorted(peers_of(block))) for page in PAGES for block in blocks(page, "python") if peers_of(block)}
+
+
+@pytest.mark.parametrize("page, peers", [(page, peers) for page, *peers in sorted(BESIDE)])
+def test_python_beside_other_libraries(page, peers):
+    """Results are compared with those of other libraries, if installed; otherwise their code is only parsed."""
+    for peer in peers:
+        pytest.importorskip(peer, exc_type=ImportError)  # also if its compiled part is missing
+    run(page, peers)
+
+
+def run(page, peers=()):
+    """Runs the blocks of a page in order, without those of libraries other than `peers`, and returns their names."""
     if page == "docs/scaling.md" and jax.device_count() < 8:
         pytest.skip("that page wants eight devices")
     for package in NEEDED.get(page, ()):
@@ -96,7 +108,7 @@ def run(page):
             test = doctest.DocTestParser().get_doctest(block.text, {}, page, page, block.line)
             test.globs = names  # not a copy, or functions would not see what later blocks do
             assert doctest.DocTestRunner().run(test, clear_globs=False).failed == 0
-        elif not imports_peers(block):
+        elif peers_of(block) <= set(peers):
             exec(compile("\n" * block.line + block.text, page, "exec"), names)
     return names
 

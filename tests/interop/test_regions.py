@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -9,8 +10,8 @@ from flax import nnx
 import jax_dcn
 import jax_dcn.nnx
 from jax_dcn import interop
+from jax_dcn.linen import DeformPSRoIPool
 
-BINS = {"square": (3, 3), "oblong": (2, 3)}
 CHANNELS, HIDDEN, STD = 4, 6, 0.1
 NAMES = ("weight", "bias")
 ROIS = np.array([[0, 3, 2, 20, 17], [1, 0, 5, 9, 23], [0, 8, 8, 30, 12]], np.float32)
@@ -60,9 +61,9 @@ def run_pack(state, kind, x, bins):
     return pooled / (1 + np.exp(-logits))
 
 
-@pytest.mark.parametrize("bins", BINS.values(), ids=BINS)
+@pytest.mark.parametrize("bins, api", [((3, 3), "linen"), ((2, 3), "nnx")])
 @pytest.mark.parametrize("kind", ["offsets", "separate", "joint"])
-def test_packs(kind, bins):
+def test_packs(kind, bins, api):
     state = pack(kind, bins)
     x = np.random.default_rng(1).normal(size=(2, CHANNELS, 14, 17)).astype(np.float32)
     expected = run_pack(state, kind, x, bins).transpose(0, 2, 3, 1)
@@ -75,9 +76,15 @@ def test_packs(kind, bins):
         hidden_features=2 * HIDDEN if kind == "separate" else HIDDEN,
     )
     output_size = None if bins[0] == bins[1] else bins
-    layer = jax_dcn.nnx.DeformPSRoIPool(CHANNELS, bins, **settings, rngs=nnx.Rngs(0))
-    filled = interop.from_torch(state, layer, output_size=output_size)
-    pooled = filled(inputs, ROIS)
+    if api == "linen":
+        layer = DeformPSRoIPool(bins, **settings)
+        like = jax.eval_shape(layer.init, jax.random.key(0), inputs, ROIS)
+        filled = interop.from_torch(state, like, output_size=output_size)
+        pooled = layer.apply(filled, inputs, ROIS)
+    else:
+        layer = jax_dcn.nnx.DeformPSRoIPool(CHANNELS, bins, **settings, rngs=nnx.Rngs(0))
+        filled = interop.from_torch(state, layer, output_size=output_size)
+        pooled = filled(inputs, ROIS)
     np.testing.assert_allclose(pooled, expected, rtol=1e-4, atol=1e-5)
 
     style = "dcnv2" if kind == "joint" else "mmcv"
