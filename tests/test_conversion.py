@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import jax_dcn
-import jax_dcn.linen
-from jax_dcn import as_deform_conv, offset_statistics, viz
-from tests.helpers.layers import assert_close, normal, randomized
+from jax_dcn import as_deform_conv
+from tests.helpers.layers import assert_close, normal
 
 X = normal(1, (2, 7, 8, 4))
 
@@ -24,14 +23,11 @@ X = normal(1, (2, 7, 8, 4))
     ],
     ids=str,
 )
-@pytest.mark.parametrize("name", ["DCNv3", "DCNv4"])
-def test_a_convolution_with_a_kernel_of_ones_gives_the_same(name, window):
-    layer = getattr(jax_dcn.linen, name)(groups=2, return_offsets=True, **window)
-    params = randomized(layer.init(jax.random.key(0), X)["params"])
-    _, offset, mask = layer.apply({"params": params}, X)
-    convert = jax.jit(lambda offset, mask: as_deform_conv(offset, mask, **window))
-    converted = convert(offset, mask)
+def test_a_convolution_with_a_kernel_of_ones_gives_the_same(window):
     rows, columns = np.broadcast_to(window["kernel_size"], 2)
+    taps = rows * columns - window.get("remove_center", False)
+    offset, mask = normal(2, (2, 7, 8, 4 * taps)), normal(3, (2, 7, 8, 2 * taps))
+    converted = jax.jit(lambda offset, mask: as_deform_conv(offset, mask, **window))(offset, mask)
     dilation = np.broadcast_to(window.get("kernel_dilation", 1), 2).tolist()
     reach = [d * (k - 1) for k, d in zip((rows, columns), dilation, strict=True)]
     padding = [(n // 2, n - n // 2) for n in reach]
@@ -45,27 +41,6 @@ def test_a_convolution_with_a_kernel_of_ones_gives_the_same(name, window):
         feature_group_count=4,
     )
     assert_close(y, jax_dcn.dcnv3(X, offset, mask, groups=2, padding=padding, **window))
-
-
-def test_the_effective_dilation_of_a_spread_window():
-    """The taps of the regular grid, spread to twice their distance."""
-    column, row = np.divmod(np.arange(9), 3)
-    offset = np.tile(np.stack([column - 1.0, row - 1.0], -1).reshape(18), (1, 6, 6, 2)).astype(np.float32)
-    spread = as_deform_conv(offset, np.ones((1, 6, 6, 18), np.float32), kernel_size=3)
-    scaled = as_deform_conv(0 * offset, np.ones((1, 6, 6, 18), np.float32), kernel_size=3, offset_scale=2.0)
-    for sampled in (spread, scaled):
-        layer = viz.Layer(*sampled, image_size=(6, 6), kernel_size=3)
-        np.testing.assert_allclose(viz.effective_dilation(layer), 2)
-
-
-def test_statistics_and_pictures():
-    """An offset of one pixel to the right, of the tap in the lower left corner."""
-    offset = np.zeros((6, 6, 9, 2), np.float32)
-    offset[..., 2, 0] = 1
-    offset, mask = as_deform_conv(offset.reshape(6, 6, 18), np.ones((6, 6, 9), np.float32), kernel_size=3)
-    layer = viz.Layer(offset, mask, image_size=(6, 6), kernel_size=3)
-    assert layer.locations[2, 2, 0, 6].tolist() == [3, 2]
-    assert offset_statistics(offset, (6, 6), 3)["max_length"] == 1
 
 
 @pytest.mark.parametrize(

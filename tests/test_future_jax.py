@@ -21,27 +21,27 @@ from jax_dcn._primitive import jax_internals
 pytestmark = pytest.mark.platforms("cpu")
 
 HELPERS = pathlib.Path(__file__).parent / "helpers"
-PRIMITIVES, PARTITIONING, REPLACEABLE, ATTRIBUTES, OPTIONS = (
-    jax_internals.PRIMITIVES.entries,
-    jax_internals.PARTITIONING.entries,
-    jax_internals.REPLACEABLE.entries,
-    jax_internals.ATTRIBUTES,
-    jax_internals.OPTIONS,
+PRIMITIVES, PARTITIONING, REPLACEABLE = (
+    group.entries for group in (jax_internals.PRIMITIVES, jax_internals.PARTITIONING, jax_internals.REPLACEABLE)
 )
-NAMES = (*PRIMITIVES, *PARTITIONING, *REPLACEABLE, *ATTRIBUTES, *OPTIONS)
-ONE_DEVICE = ("eager", "one device", "shard_map")
+SEVERAL_DEVICES = ("several devices", "Explicit mesh")
+PROGRAMS = ("eager", "one device", "shard_map", *SEVERAL_DEVICES)
+# The names of a group have one fallback, so all programs run without the first one of each group.
+RUNS = dict.fromkeys(("nothing", *REPLACEABLE, *jax_internals.ATTRIBUTES), PROGRAMS)
+RUNS |= dict.fromkeys(jax_internals.OPTIONS, ("one device", "several devices"))
+RUNS |= dict.fromkeys(PRIMITIVES, ("eager",)) | {PRIMITIVES[0]: PROGRAMS}
+RUNS |= dict.fromkeys(PARTITIONING, ("several devices",)) | {PARTITIONING[0]: PROGRAMS}
 
 
 @pytest.fixture(scope="module")
 def reports():
     """The reports of `run_without_names.py` by the name that is missing, and one without a missing name."""
-    names = ("nothing", *NAMES)
-    command = [sys.executable, str(HELPERS / "run_without_names.py"), *names]
+    command = [sys.executable, str(HELPERS / "run_without_names.py"), json.dumps(RUNS)]
     flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
     environment = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {flags}"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
     assert done.returncode == 0, done.stderr
-    return {name: json.loads(line) for name, line in zip(names, done.stdout.splitlines(), strict=True)}
+    return {name: json.loads(line) for name, line in zip(RUNS, done.stdout.splitlines(), strict=True)}
 
 
 def message(name, consequence):
@@ -61,45 +61,39 @@ PERHAPS_GATHERED = (
 )
 
 
+def consequence_of(name, program):
+    """What the warning says, if there is one. Without the axis context, the number of devices is not known."""
+    if name in PRIMITIVES:
+        return REFERENCE
+    if name == jax_internals.AXIS_CONTEXT:
+        return None if program == "shard_map" else PERHAPS_GATHERED
+    needs = (*PARTITIONING, jax_internals.HLO_SHARDING)
+    return GATHERED if program in SEVERAL_DEVICES and name in needs else None
+
+
 def test_only_the_removed_name_is_missing(reports):
+    groups = (*PRIMITIVES, *PARTITIONING, *REPLACEABLE)
     for name, report in reports.items():
-        assert report["missing"] == ([] if name in ("nothing", *ATTRIBUTES, *OPTIONS) else [name])
+        assert report["missing"] == ([name] if name in groups else [])
+        assert report["platform"] == "cpu"
 
 
-@pytest.mark.parametrize("name", ["nothing", *NAMES])
-def test_one_device_and_shard_map(name, reports):
-    for program in ONE_DEVICE:
-        report = reports[name][program]
-        expected = [message(name, REFERENCE)] if name in PRIMITIVES else []
-        if name == jax_internals.AXIS_CONTEXT and program != "shard_map":
-            expected = [message(name, PERHAPS_GATHERED)]  # the number of devices is not known
-        assert report["error"] is None
-        assert report["right"]
-        assert report["warnings"] == expected
-        assert report["warns here"]
-        assert report["kernels"] == (name not in PRIMITIVES)
-    assert reports[name]["platform"] == "cpu"
-
-
-@pytest.mark.parametrize("program", ["several devices", "Explicit mesh"])
-@pytest.mark.parametrize("name", ["nothing", *NAMES])
-def test_jit_over_several_devices(name, program, reports):
-    """It is partitioned, or it gathers the operands with a warning. XLA partitions the reference."""
+@pytest.mark.parametrize("name, program", [(name, program) for name in RUNS for program in RUNS[name]])
+def test_programs(name, program, reports):
+    """Over several devices a program is partitioned, or it gathers the operands. XLA partitions the reference."""
     report = reports[name][program]
     if name in PRIMITIVES and program == "Explicit mesh":
         assert report["error"] == message(name, EXPLICIT)
         return
-    consequences = (
-        dict.fromkeys(PRIMITIVES, REFERENCE)
-        | dict.fromkeys((*PARTITIONING, jax_internals.HLO_SHARDING), GATHERED)
-        | {jax_internals.AXIS_CONTEXT: PERHAPS_GATHERED}
-    )
-    consequence = consequences.get(name)
+    consequence = consequence_of(name, program)
+    is_split = program in SEVERAL_DEVICES
     assert report["error"] is None
     assert report["right"]
-    assert report["gathered"] == (consequence in (GATHERED, PERHAPS_GATHERED))
     assert report["warnings"] == ([] if consequence is None else [message(name, consequence)])
-    assert report["warns here"] == (name != jax_internals.HLO_SHARDING)  # which the partitioner's thread reads
+    assert report["kernels"] == (name not in PRIMITIVES)
+    assert report["gathered"] == (is_split and consequence in (GATHERED, PERHAPS_GATHERED))
+    # The partitioner's thread reads the sharding.
+    assert report["warns here"] != (is_split and name == jax_internals.HLO_SHARDING)
 
 
 def test_programs_without_annotations_are_not_confused(reports):

@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -20,7 +19,7 @@ IMAGES, REGIONS, CLASSES = 8, 4, 3
 POOLING = {"output_size": 2, "group_size": 2, "spatial_scale": 0.5, "sample_per_part": 2}
 
 
-class Linen(nn.Module):
+class Model(nn.Module):
     @nn.compact
     def __call__(self, images, rois):
         x = nn.relu(nn.Conv(8, (3, 3), (2, 2))(images))
@@ -31,29 +30,6 @@ class Linen(nn.Module):
         return pooled.mean((-3, -2))
 
 
-class NNX(nnx.Module):
-    def __init__(self, rngs):
-        self.stem = nnx.Conv(3, 8, (3, 3), (2, 2), rngs=rngs)
-        self.conv = jax_dcn.nnx.DeformConv(8, 8, (3, 3), modulated=True, rngs=rngs)
-        self.head = nnx.Conv(8, CLASSES * 4, (1, 1), rngs=rngs)
-        self.pool = jax_dcn.nnx.DeformPSRoIPool(8, **POOLING, rngs=rngs)
-
-    def __call__(self, images, rois):
-        x = nnx.relu(self.conv(nnx.relu(self.stem(images))))
-        return self.pool(self.head(x)[:, None], rois, x[:, None]).mean((-3, -2))
-
-
-def linen():
-    """(apply, params) of a model."""
-    model = Linen()
-    return model.apply, model.init(jax.random.key(0), *data()[:2])
-
-
-def nnx_():
-    graph, params = nnx.split(NNX(nnx.Rngs(0)))
-    return lambda params, *inputs: nnx.merge(graph, params)(*inputs), params
-
-
 def data():
     rng = np.random.default_rng(0)
     images = rng.normal(size=(IMAGES, 16, 12, 3)).astype(np.float32)
@@ -62,24 +38,26 @@ def data():
     return images, rois, rng.integers(0, CLASSES, (IMAGES, REGIONS))
 
 
-def make_step(apply):
-    def loss(params, images, rois, labels):
-        logits = jax.nn.log_softmax(apply(params, images, rois))
-        return -jnp.take_along_axis(logits, labels[..., None], -1).mean()
-
-    @jax.jit
-    def step(params, *batch):
-        value, gradient = jax.value_and_grad(loss)(params, *batch)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), value
-
-    return step
+@pytest.fixture(scope="module")
+def params():
+    return jax.jit(Model().init)(jax.random.key(0), *data()[:2])
 
 
-@pytest.mark.parametrize("make, axis_type", [(linen, "Auto"), (nnx_, "Explicit")])
-def test_data_parallel_step(make, axis_type):
+def loss(params, images, rois, labels):
+    logits = jax.nn.log_softmax(Model().apply(params, images, rois))
+    return -jnp.take_along_axis(logits, labels[..., None], -1).mean()
+
+
+@jax.jit
+def step(params, *batch):
+    value, gradient = jax.value_and_grad(loss)(params, *batch)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), value
+
+
+@pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
+def test_data_parallel_step(axis_type, params):
     """A step communicates only the gradients, each once. Guards against: activations gathered by a layer."""
-    apply, params = make()
-    mesh, step = make_mesh(axis_type, (8,)), make_step(apply)
+    mesh = make_mesh(axis_type, (8,))
     placed = jax.device_put(params, NamedSharding(mesh, P()))
     batch = jax.device_put(data(), NamedSharding(mesh, P("a")))
     exchanged = collectives(step.lower(placed, *batch).compile())
@@ -95,11 +73,10 @@ def features_of(leaf):
 
 
 @pytest.mark.parametrize("name", ["rows", "features"])
-def test_other_splits(name):
+def test_other_splits(name, params):
     """The same step on images that are also split by rows, or with parameters split by features. Guards against: a
     layer that is right for only one sharding."""
-    apply, params = linen()
-    mesh, step = make_mesh(), make_step(apply)
+    mesh = make_mesh()
     specs = jax.tree.map(features_of if name == "features" else lambda leaf: P(), params)
     placed = jax.tree.map(lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec)), params, specs)
     images, *rest = data()

@@ -88,14 +88,6 @@ def layer_of(offset, mask=None, **geometry):
     return viz.Layer(offset, mask, image_size=offset.shape[-3:-1], kernel_size=3, **geometry)
 
 
-def test_three_layers_without_offsets_sample_seven_by_seven_pixels():
-    layer = layer_of(np.zeros((15, 15, 18)))
-    samples = viz.sampling_locations([layer] * 3, (7, 7))
-    assert samples.locations.shape == (9**3, 2) and samples.weights.tolist() == [1] * 9**3
-    assert_array_equal(np.unique(samples.locations, axis=0), np.mgrid[4:11, 4:11].reshape(2, -1).T)
-    assert (viz.sampling_locations(layer, (0, 0)).inside.reshape(3, 3) == np.outer([0, 1, 1], [0, 1, 1])).all()
-
-
 def test_below_a_sample_outside_there_is_nothing():
     outside = np.zeros((8, 8, 9, 2))
     outside[4, 4, 0] = [np.nan, 0]
@@ -116,14 +108,6 @@ def test_between_positions_of_a_layer_the_nearest_counts():
     ]
     middle = viz.sampling_locations(layers, (2, 2)).locations[40]
     assert_allclose(middle, 2 * (2 * 2 - 0.3) + 1)
-
-
-def test_one_offset_group_of_several():
-    offset = np.stack([np.zeros((8, 8, 9, 2)), np.ones((8, 8, 9, 2))], 2).reshape(8, 8, 36)
-    layer = layer_of(offset)
-    first, second = (viz.sampling_locations(layer, (4, 4), offset_group=group).locations for group in (0, 1))
-    assert_array_equal(second, first + 1)
-    assert_array_equal(viz.sampling_locations(layer, (4, 4)).locations, np.concatenate([first, second]))
 
 
 @pytest.mark.parametrize("module", ["linen", "nnx"])
@@ -247,23 +231,6 @@ def lines(ax, label):
     return [line for line in ax.lines if line.get_label() == label]
 
 
-def test_plot_sampling_in_pixels_of_the_image():
-    """In an image four times as large, the centre of pixel 2 of the input is at (2 + 1/2) * 4 - 1/2."""
-    offset = np.zeros((8, 8, 9, 2))
-    offset[2, 2, 4] = [1, 0.5]
-    mask = np.full((8, 8, 9), 0.25)
-    ax = viz.plot_sampling(layer_of(offset.reshape(8, 8, 18), mask), (2, 2), image=np.zeros((32, 32, 3)))
-    assert_allclose(points(ax.collections[0])[4], [11.5, 13.5])  # x, y
-    assert_allclose(ax.collections[0].get_array(), 0.25)
-    (plain,) = lines(ax, "plain convolution")
-    assert_allclose(np.sort(np.unique(plain.get_xdata())), [5.5, 9.5, 13.5])
-    (centre,) = lines(ax, "output position")
-    assert_allclose(centre.get_xydata().ravel(), [9.5, 9.5])
-    assert ax.get_xlim() == (-0.5, 31.5) and ax.get_ylim() == (31.5, -0.5)
-    assert len(ax.images) == 1 and ax.figure.legends and len(ax.figure.axes) == 2
-    ax.figure.canvas.draw()
-
-
 def test_two_layers_of_two_groups():
     """A second layer without padding on a first one that halves the rows, in an image twice as large as its input."""
 
@@ -375,15 +342,6 @@ def test_plot_offset_lengths_shows_a_diverging_layer():
     length = np.linalg.norm(offset.reshape(2, 8, 8, 9, 2), axis=-1)
     assert_allclose(medians, [0.01 * np.median(length), 0, 100 * np.median(length[..., 1:])])
     ax.figure.canvas.draw()
-
-
-def test_plot_offset_lengths_draws_percentiles():
-    lengths = np.stack([np.arange(101.0), np.zeros(101)], -1)[None]
-    line, bar, median, longest, _ = viz.plot_offset_lengths(
-        {"conv": viz.Layer(lengths, image_size=(1, 101), kernel_size=1)}
-    ).lines
-    ends = [list(artist.get_xdata()) for artist in (line, bar, median, longest)]
-    assert ends == [[1, 99], [25, 75], [50], [100]]
 
 
 def test_without_matplotlib(monkeypatch):

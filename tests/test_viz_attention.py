@@ -1,9 +1,6 @@
 """Where the queries of an attention look, compared with what the operator reads, and the contents of pictures."""
 
-import math
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -76,17 +73,6 @@ def test_discrete_samples_are_what_the_operator_reads():
     first = samples.levels == 0
     dots = drawn(ax)[0]
     assert {tuple(place) for place in samples.locations[first][:, ::-1]} <= {tuple(place) for place in dots.round(6)}
-
-
-def test_of_what_a_layer_returns():
-    layer = jax_dcn.linen.MultiScaleDeformableAttention(8, 2, 2, POINTS, return_sampling=True)
-    query, value = jnp.ones((1, QUERIES, 8)), jnp.ones((1, sum(map(math.prod, LEVELS)), 8))
-    inputs = query, jnp.full((1, QUERIES, 1, 2), 0.5), value
-    (_, locations, weights), _ = layer.init_with_output(jax.random.key(0), *inputs, spatial_shapes=LEVELS)
-    samples = viz.attention_samples(locations[0], weights[0], 1, **ARRAYS)
-    assert_allclose(samples.weights, 1 / TAPS, rtol=1e-6)
-    first = samples.locations[(samples.heads == 0) & (samples.levels == 0)]
-    assert_allclose(first, [[2, 4.5], [2, 5.5]], atol=1e-5)  # to the right of the middle, (2, 3.5)
 
 
 def drawn(ax):

@@ -11,11 +11,13 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from . import distributed, evaluate, report, scenes
+from . import evaluate, report, scenes
 from .pictures import draw_detections
 from .train import Loss, Recipe, train
 
 PICTURED_SCENES = 8
+# If a process sends no heartbeat for this time, the others end. By default jax waits for 100 s.
+HEARTBEAT_TIMEOUT_SECONDS = 20
 
 
 class Example(NamedTuple):
@@ -44,7 +46,7 @@ def run(example: Example, arguments: Sequence[str] | None) -> None:
     Several processes train together. Afterwards each of them computes the same scores, so that none waits for another.
     """
     options = parse(example.doc, example.variants, example.defaults, arguments)
-    devices = distributed.start(options)
+    devices = connected_devices(options.distributed)
     say = print if jax.process_index() == 0 else lambda *_: None
     say(f"jax {jax.__version__} on {len(devices)} x {devices[0].device_kind}")
     truth = list(evaluate.validation_batches(options.validation_images, options.batch_size))
@@ -90,6 +92,20 @@ def run(example: Example, arguments: Sequence[str] | None) -> None:
     print(f"Tables and pictures are in {options.out}.")
 
 
+def connected_devices(distributed: Sequence[str] | None) -> list[jax.Device]:
+    """The devices to train on: one, or with `--distributed` those of all processes, once they are connected."""
+    if distributed is None:
+        return jax.devices()[:1]
+    address, processes, number = distributed or (None, None, None)
+    jax.distributed.initialize(
+        address,
+        processes and int(processes),
+        number and int(number),
+        heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
+    )
+    return jax.devices()
+
+
 def parse(
     doc: str, variants: Sequence[str], defaults: dict[str, Any], arguments: Sequence[str] | None
 ) -> argparse.Namespace:
@@ -115,10 +131,15 @@ def parse(
     add("--out", type=Path, help="folder to write to (%(default)s)")
     resume_help = "go on from the checkpoints in OUT, made with the same options; otherwise they are overwritten"
     add("--resume", action="store_true", help=resume_help)
-    distributed.add_arguments(parser)
+    distributed_help = (
+        "share each batch among the devices of several processes: HOST:PORT where the first one listens, how many "
+        "there are, and which one this is, from 0 on; none of them where jax knows the cluster"
+    )
+    add("--distributed", nargs="*", metavar="PLACE", help=distributed_help)
     parser.set_defaults(**defaults)
     options = parser.parse_args(arguments)
-    distributed.check(parser, options)
+    if options.distributed and len(options.distributed) != 3:
+        parser.error("--distributed takes HOST:PORT, the number of processes and the number of this one, or nothing")
     return options
 
 

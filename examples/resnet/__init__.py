@@ -1,4 +1,4 @@
-"""ResNet with deformable convolutions, which loads mmdet's checkpoints: ``python -m examples.resnet``."""
+"""ResNet with deformable convolutions, which loads mmdet's checkpoints."""
 
 from .model import DEVIATION, MEAN, Layout, ResNet
 

@@ -5,7 +5,6 @@ It needs what tests/interop/make_golden.py needs: python -m tests.examples.make_
 
 import importlib
 import json
-import math
 import pathlib
 import sys
 
@@ -21,7 +20,7 @@ from tests.interop.make_golden import Operators as Convolutions
 
 CONFIG = "dcnv2/{}-rcnn_r50-mdconv-c3-c5_fpn_1x_coco.py"
 ALL = 10**6  # more samples than there are boxes, so that nothing is left to chance
-SHOWN = 8  # regions and objects of each image that are stored
+SHOWN = 8  # masks of each image that are stored
 
 
 class Operators(Convolutions):
@@ -51,12 +50,10 @@ def main():
         model.load_state_dict({key: array for key, array in state.items() if key in model.state_dict()}, strict=False)
         model.eval()
     with torch.no_grad():
-        arrays = outputs(mask) | anchor_targets(mask) | region_targets(mask) | crowd(mask, faster) | resized()
-        check_same_objects(mask, faster)
+        arrays = outputs(mask) | crowd(mask, faster) | resized()
     arrays |= training(mask) | {f"faster_{name}": array for name, array in training(faster).items()}
     versions = [f"{package.__name__} {package.__version__}" for package in (torch, torchvision, mmengine)]
     arrays |= {"made_by": ", ".join([*versions, "mmdet 3.3.0, mmcv-lite 2.2.0"]), "shapes": json.dumps(shapes)}
-    arrays["settings"] = json.dumps({"mask": settings("mask"), "faster": settings("faster")})
     np.savez_compressed(mask_rcnn.GOLDEN, **arrays)
     print(mask_rcnn.GOLDEN.stat().st_size, {key: np.shape(array) for key, array in arrays.items()})
 
@@ -80,25 +77,6 @@ def config_of(kind):
 
     register_all_modules()
     return mmengine.Config.fromfile(pathlib.Path(mmdet.__file__).parent / ".mim/configs" / CONFIG.format(kind)).model
-
-
-def settings(kind):
-    """What the published config says about training."""
-    train = config_of(kind).train_cfg
-    parts = {"anchors": train.rpn, "regions": train.rcnn}
-    found = {
-        name: {
-            "positive": part.assigner.pos_iou_thr,
-            "negative": part.assigner.neg_iou_thr,
-            "low_quality": part.assigner.min_pos_iou if part.assigner.match_low_quality else math.inf,
-            "count": part.sampler.num,
-            "positive_fraction": part.sampler.pos_fraction,
-        }
-        for name, part in parts.items()
-    }
-    proposals = train.rpn_proposal
-    keys = {"per_level": proposals.nms_pre, "count": proposals.max_per_img}
-    return found | {"proposals": keys | {"iou_threshold": proposals.nms.iou_threshold}}
 
 
 def build(kind):
@@ -134,9 +112,6 @@ def outputs(model):
     features = model.extract_feat(pixels)
     logits, deltas = model.rpn_head(features)
     proposals = model.rpn_head.predict_by_feat(logits, deltas, batch_img_metas=metas, cfg=model.test_cfg.rpn)
-    rois = roi_tensor(proposals)
-    chosen = torch.cat([torch.arange(SHOWN) + image * len(proposals[0]) for image in range(2)])
-    head = model.roi_head._bbox_forward(features, rois)
     found = model.roi_head.predict_bbox(features, metas, proposals, model.roi_head.test_cfg, rescale=False)
     mask_rois = roi_tensor(found)
     scale = torch.tensor(metas[0]["scale_factor"]).repeat(2)
@@ -145,9 +120,6 @@ def outputs(model):
         "rpn_logits": torch.cat([part.permute(0, 2, 3, 1).flatten(1) for part in logits], 1)[:, ::4],
         **per_image("proposals", [part.bboxes for part in proposals]),
         **per_image("objectness", [part.scores for part in proposals]),
-        "roi_features": head["bbox_feats"][chosen, ::64],
-        "class_logits": head["cls_score"][chosen, ::2],
-        "box_deltas": head["bbox_pred"][chosen, ::5],
         **per_image("boxes", [part.bboxes / scale for part in found]),
         **per_image("scores", [part.scores for part in found]),
         **per_image("labels", [part.labels for part in found]),
@@ -157,18 +129,6 @@ def outputs(model):
     arrays |= per_image("mask_logits", [part[:3] for part in mask_logits.split([len(part) for part in found])])
     found = model.roi_head.predict_mask(features, metas, found, rescale=True)
     return arrays | per_image("masks", [np.packbits(part.masks[:SHOWN].numpy(), -1) for part in found])
-
-
-def check_same_objects(mask, faster):
-    """Without masks, the result is the same, so Faster R-CNN needs no golden outputs."""
-    pixels, metas = prepared(mask)
-    features = mask.extract_feat(pixels)
-    proposals = mask.rpn_head.predict(features, truth(metas), rescale=False)
-    found = [
-        model.roi_head.predict_bbox(features, metas, proposals, model.roi_head.test_cfg) for model in (mask, faster)
-    ]
-    for mask_found, faster_found in zip(*found, strict=True):
-        assert torch.equal(mask_found.bboxes, faster_found.bboxes)
 
 
 def truth(metas):
@@ -186,54 +146,6 @@ def truth(metas):
         )
         samples.append(DetDataSample(metainfo=meta, gt_instances=instances))
     return samples
-
-
-def objects_of(sampling, count):
-    """The index of the object of each of `count` boxes, -1 for a negative one and -2 for one that is not used."""
-    objects = np.full(count, -2, np.int8)
-    objects[sampling.neg_inds] = -1
-    objects[sampling.pos_inds] = sampling.pos_assigned_gt_inds
-    return objects
-
-
-def anchor_targets(model):
-    """The object of each anchor, and the box targets of those that have one."""
-    pixels, metas = prepared(model)
-    sizes = [part.shape[2:] for part in model.extract_feat(pixels)]
-    anchors, valid = (
-        [torch.cat(levels) for levels in images] for images in model.rpn_head.get_anchors(sizes, metas, "cpu")
-    )
-    arrays = {}
-    for image, sample in enumerate(truth(metas)):
-        objects = InstanceData(bboxes=sample.gt_instances.bboxes, labels=sample.gt_instances.labels * 0)
-        found = model.rpn_head._get_targets_single(anchors[image], valid[image], objects, metas[image])
-        boxes, sampling = found[2], found[-1]
-        arrays[f"anchor_objects{image}"] = objects_of(sampling, len(anchors[image]))
-        arrays[f"anchor_targets{image}"] = boxes[sampling.pos_inds]
-    return arrays
-
-
-def region_targets(model):
-    """The object of each region (those of the truth, then the proposals), and the targets of those that have one."""
-    pixels, metas = prepared(model)
-    samples = truth(metas)
-    instances = [sample.gt_instances for sample in samples]
-    proposals = model.rpn_head.predict(model.extract_feat(pixels), samples, rescale=False)
-    samplings, arrays = [], {}
-    for image, (regions, objects) in enumerate(zip(proposals, instances, strict=True)):
-        regions.priors = regions.pop("bboxes")
-        assigned = model.roi_head.bbox_assigner.assign(regions, objects)
-        samplings.append(model.roi_head.bbox_sampler.sample(assigned, regions, objects))
-        arrays[f"region_objects{image}"] = objects_of(samplings[-1], len(objects) + len(regions.priors))
-    boxes = model.roi_head.bbox_head.get_targets(samplings, model.roi_head.train_cfg, concat=False)[2]
-    masks = model.roi_head.mask_head.get_targets(samplings, instances, model.roi_head.train_cfg)
-    counts = [len(sampling.pos_inds) for sampling in samplings]
-    packed = [np.packbits(part.numpy().astype(bool), -1) for part in masks.split(counts)]
-    return (
-        arrays
-        | per_image("region_targets", [part[:count] for part, count in zip(boxes, counts, strict=True)])
-        | per_image("mask_targets", packed)
-    )
 
 
 def crowd(mask, faster):

@@ -13,7 +13,7 @@ from PIL import Image
 pytest.importorskip("matplotlib")
 
 from examples.deformable_detr.__main__ import main
-from examples.deformable_detr.config import RESNET50, DeformableDetrConfig, labels
+from examples.deformable_detr.config import RESNET50, DeformableDetrConfig
 from examples.deformable_detr.decoder import Detections, Outputs
 from examples.deformable_detr.images import find_objects, preprocess
 from examples.deformable_detr.names import rename, renamed
@@ -41,22 +41,17 @@ def run(config, state, pixels, mask, dtype):
     return jax.jit(model.apply)(fill(model, state, dtype), *arguments)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", ["deformable_detr", "rt_detr_v2"])
-def test_golden_files(name, dtype):
+def test_golden_files(name, x64):
     config, state, arrays, _ = read(name)
-    pixels = arrays["pixel_values"].transpose(0, 2, 3, 1)
-    with jax.enable_x64(dtype == "float64"):
-        outputs = run(config, state, pixels, arrays.get("pixel_mask"), dtype)
-    suffix, tolerance = ("64", 1e-10) if dtype == "float64" else ("", 1e-4)
-    assert outputs.logits.dtype == outputs.boxes.dtype == dtype
-    assert_allclose(outputs.logits, arrays[f"logits{suffix}"], rtol=0, atol=tolerance)
-    assert_allclose(outputs.boxes, arrays[f"pred_boxes{suffix}"], rtol=0, atol=tolerance)
-    if name == "rt_detr_v2" and dtype == "float64":
-        boxes = arrays["intermediate_reference_points64"].swapaxes(0, 1)
-        assert_allclose(outputs.layers.boxes, boxes, rtol=0, atol=tolerance)
-        assert_allclose(outputs.proposals.logits, arrays["enc_topk_logits64"], rtol=0, atol=tolerance)
-        assert_allclose(outputs.proposals.boxes, arrays["enc_topk_bboxes64"], rtol=0, atol=tolerance)
+    outputs = run(config, state, arrays["pixel_values"].transpose(0, 2, 3, 1), arrays.get("pixel_mask"), "float64")
+    compare = functools.partial(assert_allclose, rtol=0, atol=1e-10)
+    compare(outputs.logits, arrays["logits64"])
+    compare(outputs.boxes, arrays["pred_boxes64"])
+    if name == "rt_detr_v2":
+        compare(outputs.layers.boxes, arrays["intermediate_reference_points64"].swapaxes(0, 1))
+        compare(outputs.proposals.logits, arrays["enc_topk_logits64"])
+        compare(outputs.proposals.boxes, arrays["enc_topk_bboxes64"])
 
 
 @pytest.mark.parametrize("name", detectors.CONFIGS)
@@ -66,20 +61,9 @@ def test_variants(name):
     pixels, mask = detectors.images(config)
     masked = mask if config["model_type"] == "deformable_detr" else None
     outputs = run(config, detectors.state(shapes), pixels, masked, "float32")
+    assert outputs.logits.dtype == outputs.boxes.dtype == "float32"
     assert_allclose(outputs.logits, logits, rtol=0, atol=1e-4)
     assert_allclose(outputs.boxes, boxes, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", detectors.CONFIGS)
-def test_golden_files_of_variants_beside_transformers(name):
-    pytest.importorskip("transformers")
-    pytest.importorskip("torch")
-    from tests.examples import make_golden
-
-    shapes, logits, boxes = detectors.read(name)
-    theirs = make_golden.run(detectors.CONFIGS[name], shapes)
-    assert_allclose(theirs[0], logits, rtol=0, atol=1e-9)
-    assert_allclose(theirs[1], boxes, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["deformable_detr", "rt_detr_v2"])
@@ -158,12 +142,6 @@ def test_defaults_of_old_configs():
     assert DeformableDetrConfig.from_json({}).backbone == RESNET50
     single = DeformableDetrConfig.from_json({"backbone": "resnet101", "num_feature_levels": 1}).backbone
     assert (single.depths, single.out_indices) == ((3, 4, 23, 3), (4,))
-
-
-def test_names_of_classes():
-    numbers = range(12)
-    assert labels({"id2label": {str(i): f"name {i}" for i in reversed(numbers)}}) == [f"name {i}" for i in numbers]
-    assert labels({}) == ["LABEL_0", "LABEL_1"]
 
 
 @pytest.mark.parametrize(

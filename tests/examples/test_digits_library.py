@@ -6,7 +6,7 @@ import pkgutil
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 pytest.importorskip("sklearn")
 pytest.importorskip("pycocotools")
@@ -34,12 +34,6 @@ def test_a_scene_depends_on_split_seed_and_index_alone():
     assert all(np.array_equal(part[1], expected) for part, expected in zip(batch, first, strict=True))
 
 
-def test_the_training_batches_of_a_resumed_run_are_those_of_an_uninterrupted_one():
-    whole = list(scenes.training_batches(0, range(4), 2))
-    for batch, expected in zip(scenes.training_batches(0, range(2, 4), 2), whole[2:], strict=True):
-        assert_array_equal(batch.images, expected.images)
-
-
 def test_no_digit_and_no_part_of_a_photograph_is_in_both_splits():
     train_split, validation = scenes.load_material("train"), scenes.load_material("validation")
     train_glyphs = {glyph.tobytes() for glyph in train_split.glyphs}
@@ -63,14 +57,6 @@ def test_boxes_are_tight(monkeypatch):
             assert inside[0].any() and inside[-1].any() and inside[:, 0].any() and inside[:, -1].any()
             outside[y0:y1, x0:x1] = False
         assert not outside.any()
-
-
-def test_one_image_holds_small_and_large_objects():
-    batch = scenes.make_batch("train", 0, range(20))
-    sizes = [evaluate.size_class(image_boxes[labels >= 0]) for image_boxes, labels in zip(*batch[1:], strict=True)]
-    assert np.mean([{0, 2} <= set(image.tolist()) for image in sizes]) > 0.5
-    heights = (batch.boxes[..., 3] - batch.boxes[..., 1])[batch.labels >= 0]
-    assert heights.max() > 4 * heights.min()
 
 
 def test_suppression_keeps_the_best_of_each_class():

@@ -20,7 +20,6 @@ pytest.importorskip("orbax.checkpoint")
 
 import tensorstore
 
-from examples.detector.__main__ import main
 from examples.detector.losses import loss
 from examples.detector.model import Detector
 from examples.digits_library.train import Recipe, train
@@ -43,7 +42,6 @@ OPTIONS = [
 ]
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
-    "JAX_NUM_PROCESSES": "2",
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # optimizations take longer than they save
     "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4",
 }
@@ -53,13 +51,12 @@ ENVIRONMENT = {
 def two_processes(out, *options):
     with socket.create_server(("localhost", 0)) as server:
         address = f"localhost:{server.getsockname()[1]}"
-    place = "--out", out, "--distributed", "--coordinator", address
-    command = [sys.executable, "-c", PROGRAM, *OPTIONS, *options, *place]
+    command = [sys.executable, "-c", PROGRAM, *OPTIONS, *options, "--out", out, "--distributed", address, "2"]
     with contextlib.ExitStack() as stack:
         processes = []
         for number in "01":
             process = subprocess.Popen(
-                [*command, "--process-id", number],
+                [*command, number],
                 cwd=Path(__file__).parents[2],
                 env=os.environ | ENVIRONMENT,
                 stdout=subprocess.PIPE,
@@ -79,18 +76,27 @@ def stored_keys(folder):
     return set(tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{folder}/"}).result().list().result())
 
 
-def test_a_killed_run_goes_on_on_other_devices_as_if_never_interrupted(tmp_path):
-    """The run starts on eight devices of two processes, one of which is killed. It continues on one, then on eight."""
-    checkpoints = tmp_path / "checkpoints" / "deformable-0"
-    with two_processes(tmp_path) as (first, second):
+def start_and_kill(out, checkpoints):
+    """Starts a run of two processes, one of which is killed; the other one ends then."""
+    with two_processes(out) as (first, second):
         patience = time.monotonic() + 120
         while not saved_steps(checkpoints) and first.poll() is second.poll() is None and time.monotonic() < patience:
             time.sleep(0.05)
         second.kill()
-        uninterrupted = train(MODEL, loss, RECIPE, 0, tmp_path / "uninterrupted")
         _, errors = first.communicate(timeout=120)
     assert first.returncode != 0
     assert saved_steps(checkpoints), errors
+
+
+@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_an_interrupted_run_goes_on_on_other_devices_as_if_never_interrupted(is_killed, tmp_path):
+    """A run on eight devices of one process, or of two, continues on one device, then on eight of two processes."""
+    checkpoints = tmp_path / "checkpoints" / "deformable-0"
+    uninterrupted = train(MODEL, loss, RECIPE, 0, tmp_path / "uninterrupted")
+    if is_killed:
+        start_and_kill(tmp_path, checkpoints)
+    else:
+        train(MODEL, loss, RECIPE, 0, checkpoints, stop_after=3, devices=jax.devices()[:8])
 
     step = max(saved_steps(checkpoints))
     history = json.loads((checkpoints / str(step) / "history" / "metadata").read_text())
@@ -117,10 +123,3 @@ def test_a_batch_that_the_devices_cannot_share_is_refused(tmp_path):
     recipe = dataclasses.replace(RECIPE, batch_size=6)
     with pytest.raises(ValueError, match="batch_size must be a multiple of the 4 devices, got 6"):
         train(MODEL, loss, recipe, 0, tmp_path, devices=jax.devices()[:4])
-
-
-@pytest.mark.parametrize("option", ["--coordinator", "--processes", "--process-id"])
-def test_options_of_several_processes_alone_are_refused(option, capsys):
-    with pytest.raises(SystemExit):
-        main([option, "1"])
-    assert f"{option} needs --distributed" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import tomllib
 import numpy as np
 import pytest
 
-from tests.helpers.pages import ROOT, blocks
+from tests.helpers.pages import ROOT
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -29,18 +29,6 @@ def test_it_is_stored_without_results_and_installs_this_repository():
     assert extra in tomllib.loads(project.read_text())["project"]["optional-dependencies"]
     for target in re.findall(r"\]\(([^)#]+)", NOTEBOOK.read_text()):
         assert (NOTEBOOK.parent / target).exists(), target
-
-
-def test_it_trains_the_layer_of_the_start_page():
-    """Each line with which the page makes the images, the layer and the training step is in the notebook."""
-    (training,) = [block.text for block in blocks("docs/start.md", "python") if "optax.adam" in block.text]
-    statements = re.findall(r"^(?:>>>|\.\.\.) (.+)$", training, re.MULTILINE)
-    shown = {line.strip() for source in cells() for line in source.splitlines()}
-    compared = [
-        line.strip() for line in statements if re.match(r" *(images|secret|target|layer|loss|updates|@) ?", line)
-    ]
-    assert len(compared) >= 6
-    assert not set(compared) - shown
 
 
 @pytest.mark.thorough

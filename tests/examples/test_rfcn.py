@@ -28,7 +28,7 @@ from examples.rfcn.model import DELTA_SCALE, PROPOSALS, RFCN, Predictions, ancho
 IMAGE_SIZE = 64
 TINY = {"widths": (8, 8, 16, 16), "blocks": (1, 1, 1), "width": 16}
 MODEL = RFCN(10, deformable_convolution=True, deformable_pooling=True, **TINY)
-RECIPE = Recipe(steps=50, batch_size=4, learning_rate=1e-2)
+RECIPE = Recipe(steps=30, batch_size=4, learning_rate=1e-2)
 
 
 def test_every_object_has_an_anchor_and_padding_has_none():
@@ -153,6 +153,7 @@ def test_the_two_by_two_table_holds_every_variant():
     assert cells == [["1.0 ± 1.4", "21.0 ± 1.4"], ["11.0 ± 1.4", "31.0 ± 1.4"]]
 
 
+@pytest.mark.thorough
 def test_the_command_writes_tables_json_and_pictures(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("examples.rfcn.__main__.RFCN", partial(RFCN, **TINY))
     main(["--steps", "2", "--batch-size", "4", "--validation-images", "4", "--out", str(tmp_path)])

@@ -56,8 +56,7 @@ def renamed(golden, style):
     return state
 
 
-@pytest.mark.parametrize("api", ["linen", "nnx"])
-@pytest.mark.parametrize("style", SPELLINGS)
+@pytest.mark.parametrize("style, api", [*((style, "linen") for style in SPELLINGS), ("mmcv", "nnx")])
 @pytest.mark.parametrize("name", ["DCN", "DCNv2"])
 def test_mmcv_layer(name, style, api):
     golden = np.load(GOLDEN / f"mmcv_{name}.npz")

@@ -111,12 +111,6 @@ def test_wrong_module(variables, strict):
         interop.from_torch(state, variables, module="neck", strict=strict)
 
 
-def test_parameters_alone(variables):
-    """A tree without running statistics does not need them."""
-    params = variables["params"]
-    jax.tree.map(np.testing.assert_array_equal, interop.from_torch(interop.to_torch(variables), params), params)
-
-
 def test_one_array_for_two_parameters():
     with pytest.raises(ValueError, match="'weight' would be both kernel and scale"):
         interop.from_torch({"weight": np.ones((2, 2))}, {"kernel": np.ones((2, 2)), "scale": np.ones((2, 2))})
@@ -220,11 +214,6 @@ def test_tensors(variables):
     state = interop.to_torch(variables)
     tensors = {name: Tensor(array) for name, array in state.items()}
     jax.tree.map(np.testing.assert_array_equal, interop.from_torch(tensors, variables), variables)
-
-
-def test_unknown_style():
-    with pytest.raises(ValueError, match=r"style must be one of 'mmcv', 'detectron2'.*got 'caffe'"):
-        interop.to_torch({}, style="caffe")
 
 
 def test_names_that_cannot_be_written():

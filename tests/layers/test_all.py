@@ -41,9 +41,10 @@ VARIANTS = [
     ("DeformConv", {"padding": ((2, 0), (1, 1)), "feature_group_count": 2, "offset_groups": 4}),
     ("DeformConv", {"offset_bound": 1.0, "dtype": jnp.bfloat16, "preferred_element_type": jnp.float32}),
     ("DeformConv", {"kernel_transform": power_of_two, "mask_scale": 2.0, "backend": "reference"}),
-    (POOLING, {"modulated": False}),
+    (POOLING, {"modulated": False, "part_size": None}),
     (POOLING, {"offset_branch": "fc", "dtype": jnp.bfloat16}),
     (ATTENTION, {"num_points": (2, 1), "method": "discrete", "dtype": jnp.bfloat16}),
+    (ATTENTION, {"num_points": [np.int32(2), 1], "offset_scale": 2.0, "use_projections": False}),
     ("DCNv3", {"center_feature_scale": True, "dtype": jnp.bfloat16, "kernel_size": 5, "remove_center": True}),
     ("DCNv4", {"center_feature_scale": True, "dtype": jnp.float16, "dw_kernel_size": 5, "output_bias": False}),
 ]
@@ -75,28 +76,28 @@ def test_options_are_documented_and_the_same_in_both_interfaces(name):
     assert options[0] == options[1]
 
 
-@both_interfaces
 @each_layer
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_low_precision(make, name, arguments, dtype):
+def test_low_precision(name, arguments, dtype):
     """Where the samples lie and how much they count is that of the float32 layer, for any dtype of the computation."""
     arguments = arguments | returning(name)
-    layer, inputs = build(make, name, **arguments)
+    layer, inputs = build(linen_layer, name, **arguments)
     params = randomized(layer.params)
     y, *sampling = layer.apply(params, *inputs)
-    low_y, *low_sampling = build(make, name, **arguments, dtype=dtype)[0].apply(params, *inputs)
+    low_y, *low_sampling = build(linen_layer, name, **arguments, dtype=dtype)[0].apply(params, *inputs)
     assert low_y.dtype == dtype
     assert_close(low_sampling, sampling, 0)
     assert_close(low_y.astype(jnp.float32), y, 0.05 if dtype == jnp.bfloat16 else 0.02)
 
-    low = build(make, name, **arguments, param_dtype=dtype)[0]
+    low = build(linen_layer, name, **arguments, param_dtype=dtype)[0]
     assert {leaf.dtype for leaf in jax.tree.leaves(low.params)} == {jnp.dtype(dtype)}
     low_inputs = [array if i == 1 else array.astype(dtype) for i, array in enumerate(inputs)]
     assert [array.dtype for array in low.apply(low.params, *low_inputs)] == [dtype, jnp.float32, jnp.float32]
 
 
-@each_layer
+@pytest.mark.parametrize("name, arguments", [("DeformConv", {}), (POOLING, {})], ids=str)
 def test_double_precision(name, arguments, x64):
+    """The golden files of the other layers are in double precision."""
     arguments = arguments | returning(name) | {"param_dtype": jnp.float64}
     inputs, arguments, options = problem(name, **arguments)
     inputs = [array.astype(jnp.float64) for array in inputs]
@@ -108,14 +109,13 @@ def test_double_precision(name, arguments, x64):
     def loss(params, x):
         return layer.apply(params, x, *inputs[1:])[0]
 
-    check_grads(loss, (params, inputs[0]), 1, atol=1e-6, rtol=1e-6, eps=1e-7)
+    check_grads(loss, (params, inputs[0]), 1, ["rev"], atol=1e-6, rtol=1e-6, eps=1e-7)
 
 
-@both_interfaces
 @each_layer
-def test_batch_dimensions(make, name, arguments):
+def test_batch_dimensions(name, arguments):
     arguments = arguments | returning(name)
-    layer, _ = build(make, name, **arguments)
+    layer, _ = build(linen_layer, name, **arguments)
     params = randomized(layer.params)
     inputs = problem(name, lead=(2, 3), **arguments)[0]
     apply = jax.jit(layer.apply)
@@ -137,14 +137,13 @@ def test_backend_and_precision_are_passed_on(name, arguments):
         assert products and all("HIGH" in line and "HIGHEST" not in line for line in products)
 
 
-@pytest.mark.parametrize("transform", [nn.remat, nn.jit])
 @each_layer
-def test_transformations_of_linen(name, arguments, transform):
+def test_transformations_of_linen(name, arguments):
     inputs, arguments, options = problem(name, **arguments)
     if options:
         arguments = arguments | {"num_points": [3, 3], "spatial_shapes": [list(size) for size in LEVELS]}
     layer = linen_layer(name, inputs, arguments)
-    wrapped = transform(getattr(jax_dcn.linen, name))(**arguments)
+    wrapped = nn.jit(nn.remat(getattr(jax_dcn.linen, name)))(**arguments)
 
     def slopes(apply):
         return jax.jit(jax.value_and_grad(lambda params: (apply(params, *inputs) ** 2).sum()))(params)
@@ -164,18 +163,18 @@ def test_transformations_of_nnx(name, arguments):
     def squared(layer):
         return (layer(*inputs) ** 2).sum()
 
-    gradient = nnx.grad(squared)(layer)
+    gradient = nnx.jit(nnx.grad(squared))(layer)
     assert all(leaf.any() for leaf in jax.tree.leaves(gradient))
-    assert_close(nnx.jit(nnx.grad(squared))(layer), gradient, 1e-4)
     assert_close(nnx.jit(nnx.grad(nnx.remat(squared)))(layer), gradient, 1e-4)
     np.testing.assert_array_equal(nnx.merge(*nnx.split(layer))(*inputs), layer(*inputs))
 
 
-@both_interfaces
-@pytest.mark.parametrize("name, arguments", [*EACH, ("DeformConv", {"dtype": jnp.bfloat16})], ids=str)
-def test_training(make, name, arguments):
+@pytest.mark.parametrize(
+    "name, arguments", [("DeformConv", {"dtype": jnp.bfloat16}), (ATTENTION, {}), ("DCNv4", {}), (POOLING, {})], ids=str
+)
+def test_training(name, arguments):
     """A residual block learns to shift an image or to read a pyramid, a pooling layer to pool like another one."""
-    layer, inputs = build(make, name, **arguments)
+    layer, inputs = build(linen_layer, name, **arguments)
     residual, target = inputs[0], jnp.roll(inputs[0], 1, -2)
     if name == POOLING:
         residual, target = 0, layer.apply(randomized(layer.params), *inputs)
@@ -209,44 +208,28 @@ def test_training(make, name, arguments):
         (ATTENTION, {"method": "default"}, "method must be one of 'bilinear', 'discrete'"),
         (ATTENTION, {"offset_scale": "1"}, "offset_scale must be a finite number, got '1'"),
         (ATTENTION, {"dtype": "int8"}, "dtype must be float16, .* got 'int8'"),
-        (ATTENTION, {"num_points": "4"}, "num_points must be a positive int, got '4'"),
         (ATTENTION, {"num_points": None}, "num_points must be a positive int, got None"),
-        (ATTENTION, {"num_points": 1.5}, "num_points must be a positive int, got 1.5"),
         (ATTENTION, {"spatial_shapes": (5, 6)}, "spatial_shapes must be a sequence of .* got"),
         (ATTENTION, {"backend": "cuda"}, "backend must be one of None, 'reference', got 'cuda'"),
-        ("DCNv3", {"backend": "fused"}, "backend must be one of None, 'reference', got 'fused'"),
-        ("DCNv4", {"backend": "fused"}, "backend must be one of None, 'reference', got 'fused'"),
         ("DCNv3", {"groups": 3}, "(features|channel count of x) must be a multiple of groups=3, got 8"),
-        ("DCNv3", {"kernel_size": 0}, "kernel_size must be .* got 0"),
         ("DCNv3", {"dw_kernel_size": (1, 2, 3)}, r"dw_kernel_size must be .* got \(1, 2, 3\)"),
         ("DCNv3", {"norm": "LN"}, "norm must be one of 'layer_norm', 'batch_norm', got 'LN'"),
         ("DCNv3", {"center_feature_scale": 2}, "center_feature_scale must be one of True, False, got 2"),
         ("DCNv4", {"kernel_size": 1, "remove_center": True}, "kernel_size must leave a tap"),
-        ("DCNv4", {"offset_scale": jnp.inf}, "offset_scale must be a finite number, got inf"),
-        ("DCNv4", {"kernel_dilation": 0}, "kernel_dilation must be .* got 0"),
-        ("DCNv4", {"dtype": "int8"}, "dtype must be float16, .* got 'int8'"),
-        ("DeformConv", {"features": 0}, "features must be a positive int, got 0"),
         ("DeformConv", {"features": 2.5}, "features must be a positive int, got 2.5"),
         ("DeformConv", {"kernel_size": (3, 3, 3)}, r"kernel_size must be .* got \(3, 3, 3\)"),
         ("DeformConv", {"strides": (1, 2, 1)}, r"strides must be .* got \(1, 2, 1\)"),
         ("DeformConv", {"kernel_dilation": 0}, "kernel_dilation must be .* got 0"),
         ("DeformConv", {"offset_groups": 3}, "(in_features|of x) must be a multiple of offset_groups=3, got 8"),
-        ("DeformConv", {"offset_groups": 0}, "offset_groups must be a positive int, got 0"),
         ("DeformConv", {"feature_group_count": 3}, "features must be a multiple of feature_group_count=3, got 8"),
         ("DeformConv", {"features": 9, "feature_group_count": 3}, "(in_features|of x) .* feature_group_count=3, got 8"),
         ("DeformConv", {"offset_bound": 0.0}, "offset_bound must be .* got 0.0"),
-        ("DeformConv", {"offset_bound": jnp.inf}, "offset_bound must be .* got inf"),
-        ("DeformConv", {"offset_bound": "3"}, "offset_bound must be .* got '3'"),
         ("DeformConv", {"mask_scale": jnp.nan}, "mask_scale must be a finite number, got nan"),
         (POOLING, {"offset_branch": "linear"}, "offset_branch must be one of 'conv', 'fc', got 'linear'"),
         (POOLING, {"classes": 0}, "classes must be a positive int, got 0"),
         (POOLING, {"hidden_features": 1.5}, "hidden_features must be a positive int, got 1.5"),
-        (POOLING, {"mask_scale": "2"}, "mask_scale must be a finite number, got '2'"),
-        (POOLING, {"dtype": "int32"}, "dtype must be float16, .* got 'int32'"),
-        (POOLING, {"output_size": 0}, "output_size must be .* got 0"),
         (POOLING, {"group_size": (1, 2, 3)}, r"group_size must be .* got \(1, 2, 3\)"),
         (POOLING, {"part_size": "7"}, "part_size must be .* got '7'"),
-        (POOLING, {"sample_per_part": -1}, "sample_per_part must be .* got -1"),
         (
             POOLING,
             {"offset_branch": "fc", "classes": 4},

@@ -37,24 +37,10 @@ def random_attention(make, inputs, **arguments):
     return layer._replace(params=randomized(layer.params))
 
 
-WIDTH_AND_HEIGHT = np.repeat([[6, 5], [2, 3]], 3, axis=0)  # of each tap
-
-
-@both_interfaces
-def test_points_of_two_coordinates(make):
-    inputs = queries()
-    layer = random_attention(make, inputs)
-    references = jnp.repeat(inputs[1], 3, -2)[..., None, :, :]
-    expected = references + offsets_of(layer, inputs[0]) / WIDTH_AND_HEIGHT
-    assert_close(locations_of(layer, inputs), expected)
-
-
-@both_interfaces
-@pytest.mark.parametrize("offset_scale, factor", [(None, 0.5), (0.5, 0.5), (2.0, 2.0)])
-@pytest.mark.parametrize("levels", [1, 2])
-def test_boxes(make, offset_scale, factor, levels):
+@pytest.mark.parametrize("offset_scale, factor, levels", [(None, 0.5, 1), (2.0, 2.0, 2)])
+def test_boxes(offset_scale, factor, levels):
     inputs = queries(coordinates=4, levels=levels)
-    layer = random_attention(make, inputs, num_points=(2, 4), offset_scale=offset_scale)
+    layer = random_attention(linen_layer, inputs, num_points=(2, 4), offset_scale=offset_scale)
     boxes = jnp.broadcast_to(inputs[1], (2, QUERIES, 2, 4))
     boxes = jnp.repeat(boxes, jnp.array([2, 4]), -2)[..., None, :, :]
     points = np.repeat([2, 4], [2, 4])[:, None]
@@ -62,19 +48,9 @@ def test_boxes(make, offset_scale, factor, levels):
     assert_close(locations_of(layer, inputs), expected)
 
 
-def test_as_many_points_on_each_level_are_one_number():
+def test_the_result_is_that_of_the_function():
     inputs = queries()
-    layers = [random_attention(linen_layer, inputs, num_points=points) for points in (3, (3, 3), [3, 3])]
-    for other in layers[1:]:
-        np.testing.assert_array_equal(
-            other.apply(layers[0].params, *inputs), layers[0].apply(layers[0].params, *inputs)
-        )
-
-
-@both_interfaces
-def test_the_result_is_that_of_the_function(make):
-    inputs = queries()
-    layer = random_attention(make, inputs, num_points=(1, 4), method="discrete", use_projections=False)
+    layer = random_attention(linen_layer, inputs, num_points=(1, 4), method="discrete", use_projections=False)
     y, locations, weights = layer.apply(layer.params, *inputs, return_sampling=True)
     value = inputs[2].reshape(2, PIXELS, 2, 4)
     assert_close(weights.sum(-1), jnp.ones((2, QUERIES, 2)))
@@ -84,28 +60,37 @@ def test_the_result_is_that_of_the_function(make):
     assert_close(y, expected)
 
 
-@both_interfaces
-def test_padding(make):
+class Mask:
+    """A mask of another library."""
+
+    def __init__(self, mask):
+        self.mask = mask
+
+    def __jax_array__(self):
+        return jnp.asarray(self.mask)
+
+
+def test_padding():
     """What stands where value is padded changes nothing, not even by the bias of value_proj."""
     query, references, value = queries()
-    layer = random_attention(make, [query, references, value])
+    layer = random_attention(linen_layer, [query, references, value])
     valid = np.random.default_rng(5).uniform(size=value.shape[:-1]) < 0.7
     apply = jax.jit(layer.apply)
     y = apply(layer.params, query, references, value, padding_mask=valid)
-    other = apply(layer.params, query, references, jnp.where(valid[..., None], value, 99), padding_mask=valid)
-    np.testing.assert_array_equal(y, other)
+    changed = jnp.where(valid[..., None], value, 99)
+    other = layer.apply(layer.params, query, references, changed, padding_mask=Mask(valid))
+    assert_close(y, other)
     no_bias = layer.params | {"value_proj": layer.params["value_proj"] | {"bias": jnp.zeros(CHANNELS)}}
     zeros = jnp.where(valid[..., None], value, 0)
     masked = apply(no_bias, query, references, value, padding_mask=valid)
     assert_close(masked, apply(no_bias, query, references, zeros))
 
 
-@both_interfaces
-def test_float64_references_do_not_widen_the_computation(make):
+def test_float64_references_do_not_widen_the_computation():
     with jax.enable_x64(True):
         query, references, value = queries()
         inputs = [query, references.astype(jnp.float64), value]
-        layer = random_attention(make, inputs, dtype="bfloat16", return_sampling=True)
+        layer = random_attention(linen_layer, inputs, dtype="bfloat16", return_sampling=True)
         y, locations, weights = layer.apply(layer.params, *inputs)
         assert (y.dtype, locations.dtype, weights.dtype) == (jnp.bfloat16, jnp.float32, jnp.float32)
         traced = jax.jit(layer.apply).lower(layer.params, *inputs).as_text()
@@ -113,13 +98,13 @@ def test_float64_references_do_not_widen_the_computation(make):
         assert "xbf16>" in operands and "xf64>" not in operands
 
 
-@both_interfaces
-def test_numbers_of_numpy(make):
+def test_numbers_of_points_may_be_of_any_kind():
     inputs = queries()
-    expected = make("MultiScaleDeformableAttention", inputs, ATTENTION, spatial_shapes=LEVELS)
-    for points in (np.int64(3), [np.int32(3)] * 2, np.array([3, 3])):
-        layer = random_attention(make, inputs, num_points=points)
-        assert jax.tree.map(jnp.shape, layer.params) == jax.tree.map(jnp.shape, expected.params)
+    layer = random_attention(linen_layer, inputs)
+    expected = layer.apply(layer.params, *inputs)
+    for points in ((3, 3), [np.int32(3)] * 2, np.array([3, 3]), np.int64(3)):
+        other = random_attention(linen_layer, inputs, num_points=points)
+        np.testing.assert_array_equal(other.apply(layer.params, *inputs), expected)
     for points in ([3, 3], np.int64(3)):
         hash(jax_dcn.linen.MultiScaleDeformableAttention(8, 2, 2, points, spatial_shapes=[[5, 6], np.array([3, 2])]))
 
@@ -135,18 +120,6 @@ def test_levels_as_an_attribute(make):
     np.testing.assert_array_equal(rows.apply(layer.params, *inputs, spatial_shapes=LEVELS), expected)
     with pytest.raises(ValueError, match=r"spatial_shapes must be .* got None"):
         layer.apply(layer.params, *inputs, spatial_shapes=None)
-
-
-@both_interfaces
-def test_a_padding_mask_of_another_library(make):
-    class Mask:
-        def __jax_array__(self):
-            return jnp.arange(2 * PIXELS).reshape(2, PIXELS) % 3 > 0
-
-    inputs = queries()
-    layer = random_attention(make, inputs)
-    expected = layer.apply(layer.params, *inputs, padding_mask=Mask().__jax_array__())
-    np.testing.assert_array_equal(layer.apply(layer.params, *inputs, padding_mask=Mask()), expected)
 
 
 def test_discrete_has_no_gradient_in_offsets():

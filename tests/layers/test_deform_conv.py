@@ -5,11 +5,9 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
-from jax import lax
 from jax.sharding import AxisType
 
 import jax_dcn.nnx
@@ -38,19 +36,6 @@ def random_variables(layer, *inputs, scale=0.2):
     return jax.tree.map(lambda leaf: scale * normal(len(leaf.shape), leaf.shape, leaf.dtype), shapes)
 
 
-@pytest.mark.parametrize(
-    "arguments, channels", [({}, 27), ({"modulated": False}, 18), ({"offset_groups": 2, "feature_group_count": 4}, 54)]
-)
-def test_parameters(arguments, channels):
-    layer = DeformConv(features=8, kernel_size=3, **arguments)
-    params = jax.eval_shape(layer.init, jax.random.key(0), jnp.ones([5, 6, 4]))["params"]
-    assert jax.tree.map(jnp.shape, params) == {
-        "kernel": (3, 3, 4 // layer.feature_group_count, 8),
-        "bias": (8,),
-        "conv_offset": {"kernel": (3, 3, 4, channels), "bias": (channels,)},
-    }
-
-
 def test_initialised_like_an_ordinary_convolution():
     arguments = {"features": 6, "kernel_size": (3, 3), "bias_init": nn.initializers.normal()}
     layers = DeformConv(**arguments), nn.Conv(**arguments)
@@ -59,20 +44,9 @@ def test_initialised_like_an_ordinary_convolution():
     jax.tree.map(np.testing.assert_array_equal, params, expected)
 
 
-@pytest.mark.parametrize("modulated", [False, True])
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_an_ordinary_convolution_until_offsets_are_learned(geometry, modulated):
-    arguments = {"features": 6, "kernel_size": (3, 3), **geometry}
-    x = normal(1, [2, 9, 8, 4])
-    layer = DeformConv(**arguments, modulated=modulated, mask_scale=2.0, offset_groups=2)
-    params = random_variables(layer, x)["params"]
-    y = layer.apply({"params": {**params, "conv_offset": jax.tree.map(jnp.zeros_like, params.pop("conv_offset"))}}, x)
-    expected = nn.Conv(**arguments).apply({"params": params}, x)
-    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("bound", [None, 1.5])
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize(
+    "geometry, bound", [(geometry, 1.5 if number % 3 == 0 else None) for number, geometry in enumerate(GEOMETRIES)]
+)
 def test_prediction(geometry, bound):
     """The first 2·G·K channels of conv_offset are the offsets, the next G·K the logits of the mask."""
     arguments = {"features": 6, "kernel_size": 3, **geometry}
@@ -122,17 +96,6 @@ def test_offsets_from_outside():
         layer.apply(variables, x, offset[..., :18])
 
 
-@pytest.mark.parametrize("batch", [(), (0,)])
-def test_batch_dimensions(batch):
-    layer = DeformConv(features=5, kernel_size=3, strides=2, return_offsets=True)
-    x = normal(1, [*batch, 6, 7, 4])
-    variables = random_variables(layer, x)
-    flat = layer.apply(variables, x.reshape(-1, 6, 7, 4))
-    for got, expected in zip(layer.apply(variables, x), flat, strict=True):
-        assert got.shape[:-3] == batch
-        np.testing.assert_allclose(got, expected.reshape(got.shape), rtol=1e-5, atol=1e-5)
-
-
 def test_kernel_transform():
     x = normal(1, [2, 6, 6, 4])
     plain = DeformConv(features=3, kernel_size=3)
@@ -141,13 +104,6 @@ def test_kernel_transform():
     params = variables["params"]
     expected = {"params": {**params, "kernel": power_of_two(params["kernel"], min_exponent=-5)}}
     np.testing.assert_array_equal(quantised.apply(variables, x), plain.apply(expected, x))
-
-    def loss(layer, variables):
-        return (layer.apply(variables, x) ** 2).sum()
-
-    gradient = jax.jit(jax.grad(partial(loss, quantised)))(variables)
-    through = jax.jit(jax.grad(partial(loss, plain)))(expected)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), gradient, through)
 
 
 def test_partitioning_metadata():
@@ -158,56 +114,6 @@ def test_partitioning_metadata():
     spec = nn.get_partition_spec(variables)["params"]["kernel"]
     assert spec == jax.sharding.PartitionSpec(None, None, None, "model")
     assert layer.apply(variables, x).shape == (5, 5, 4)
-
-
-def test_offsets_are_learned():
-    """A layer with one tap and an identity kernel learns, only by its offset, how far an image was shifted."""
-    rows, columns = jnp.mgrid[:12, :12]
-    wave = jnp.stack([jnp.sin(rows / 3), jnp.cos(columns / 4)], -1)
-    moved = jnp.stack([jnp.sin((rows + 1.3) / 3), jnp.cos((columns - 0.7) / 4)], -1)
-    layer = DeformConv(features=2, kernel_size=1, modulated=False, use_bias=False)
-    params = {**layer.init(jax.random.key(0), wave)["params"], "kernel": jnp.eye(2)[None, None]}
-    optimizer = optax.adam(0.05)
-
-    def loss(conv_offset):
-        y = layer.apply({"params": {**params, "conv_offset": conv_offset}}, wave)
-        return ((y - moved)[2:-2, 2:-2] ** 2).mean()
-
-    def step(carry, _):
-        conv_offset, state = carry
-        gradient = {**jax.grad(loss)(conv_offset), "kernel": jnp.zeros([1, 1, 2, 2])}
-        updates, state = optimizer.update(gradient, state)
-        return (optax.apply_updates(conv_offset, updates), state), None
-
-    start = params["conv_offset"]
-    (found, _), _ = lax.scan(step, (start, optimizer.init(start)), length=200)
-    np.testing.assert_allclose(found["bias"], [1.3, -0.7], atol=0.05)
-
-
-def test_scan_over_layers_of_linen():
-    x = normal(1, [2, 6, 6, 4])
-
-    class Tower(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            axes = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
-            scanned = nn.scan(lambda layer, x, _: (layer(x), None), **axes, length=3)
-            return scanned(nn.remat(DeformConv)(features=4, kernel_size=3, name="layer"), x, None)[0]
-
-    variables = random_variables(Tower(), x)
-
-    def scanned_loss(variables):
-        return (Tower().apply(variables, x) ** 2).sum()
-
-    def unrolled_loss(variables):
-        y = x
-        for i in range(3):
-            params = jax.tree.map(lambda leaf, i=i: leaf[i], variables["params"]["layer"])
-            y = DeformConv(features=4, kernel_size=3).apply({"params": params}, y)
-        return (y**2).sum()
-
-    both = (jax.jit(jax.value_and_grad(loss))(variables) for loss in (scanned_loss, unrolled_loss))
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), *both)
 
 
 def test_vmap_and_scan_over_stacked_layers_of_nnx():
@@ -228,7 +134,7 @@ def random_state(layer, seed):
     return graphdef, jax.tree.map(lambda leaf: leaf + 0.1 * normal(seed, leaf.shape), state)
 
 
-def test_a_new_layer_of_nnx_is_an_ordinary_convolution():
+def test_a_new_layer_is_an_ordinary_convolution():
     x = normal(1, [2, 8, 9, 4])
     shared = {"strides": 2, "feature_group_count": 2, "bias_init": nnx.initializers.normal(), "rngs": nnx.Rngs(0)}
     conv = nnx.Conv(4, 6, (3, 3), **shared)

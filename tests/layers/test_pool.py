@@ -58,57 +58,37 @@ def test_parameters(make, modulated, numbers):
     outputs = numbers * 3 * 2 * 3
     conv = pool_layer(make, scores_and_regions("conv"), modulated=modulated).params
     assert jax.tree.map(jnp.shape, conv) == {"conv_offset": {"kernel": (1, 1, FEATURES, outputs), "bias": (outputs,)}}
-    fc = pool_layer(make, scores_and_regions("fc"), offset_branch="fc", modulated=modulated).params["fc_offset"]
+    options = {"offset_branch": "fc", "modulated": modulated, "kernel_init": nn.initializers.constant(0.5)}
+    fc = pool_layer(make, scores_and_regions("fc"), **options).params["fc_offset"]
     assert jax.tree.map(jnp.shape, fc) == {
         "layers_0": {"kernel": (5 * 4 * 6, 8), "bias": (8,)},
         "layers_2": {"kernel": (8, 8), "bias": (8,)},
         "layers_4": {"kernel": (8, outputs), "bias": (outputs,)},
     }
-    assert all(fc[name]["kernel"].all() for name in ("layers_0", "layers_2"))
+    assert all((fc[name]["kernel"] == 0.5).all() for name in ("layers_0", "layers_2"))
     assert not any(leaf.any() for leaf in jax.tree.leaves([conv, fc["layers_4"]]))
 
 
-@both_interfaces
 @both_branches
 @pytest.mark.parametrize("arguments", [{}, {"modulated": True, "mask_scale": 2.0}], ids=str)
-def test_a_new_layer_pools_plainly(make, branch, arguments):
+def test_a_new_layer_pools_plainly(branch, arguments):
     inputs = scores_and_regions(branch)
-    layer = pool_layer(make, inputs, offset_branch=branch, **arguments)
+    layer = pool_layer(linen_layer, inputs, offset_branch=branch, **arguments)
     assert_close(layer.apply(layer.params, *inputs), jax_dcn.psroi_pool(*inputs[:2], **BINS))
 
 
-@both_interfaces
 @pytest.mark.parametrize("modulated", [False, True])
 @pytest.mark.parametrize("given", [True, False], ids=["features", "x"])
-def test_conv_branch(make, modulated, given):
+def test_conv_branch(modulated, given):
     """The first 2·classes features pooled from the convolution's maps are the offset, the rest the mask's logits."""
     inputs = scores_and_regions("conv" if given else "fc")
-    layer = deforming(pool_layer(make, inputs, modulated=modulated, mask_scale=3.0))
+    layer = deforming(pool_layer(linen_layer, inputs, modulated=modulated, mask_scale=3.0))
     pooled, offset, mask = jax.jit(partial(layer.apply, return_offsets=True))(layer.params, *inputs)
 
     x, rois, *features = inputs
     conv = layer.params["conv_offset"]
     maps = jnp.einsum("nhwi,io->nhwo", *features or [x], conv["kernel"][0, 0]) + conv["bias"]
     raw = jax_dcn.psroi_pool(maps, rois, output_size=(2, 3), group_size=(2, 3), **SAMPLING)
-    check_prediction(inputs, raw, pooled, offset, mask, modulated)
-
-
-@both_interfaces
-@pytest.mark.parametrize("modulated", [False, True])
-def test_fc_branch(make, modulated):
-    inputs = scores_and_regions("fc")
-    layer = deforming(pool_layer(make, inputs, offset_branch="fc", modulated=modulated, mask_scale=3.0))
-    pooled, offset, mask = jax.jit(partial(layer.apply, return_offsets=True))(layer.params, *inputs)
-
-    hidden = jax_dcn.psroi_pool(*inputs, **BINS).reshape(6, -1)
-    for name in ("layers_0", "layers_2", "layers_4"):
-        dense = layer.params["fc_offset"][name]
-        raw = hidden @ dense["kernel"] + dense["bias"]
-        hidden = jnp.maximum(raw, 0)
-    check_prediction(inputs, raw.reshape(6, 2, 3, -1), pooled, offset, mask, modulated)
-
-
-def check_prediction(inputs, raw, pooled, offset, mask, modulated):
     assert jnp.abs(raw[..., :6]).max() > 0.3
     assert_close(offset, raw[..., :6])
     expected = jax_dcn.deform_psroi_pool(*inputs[:2], offset, **BINS, **MOVES)
@@ -121,11 +101,10 @@ def check_prediction(inputs, raw, pooled, offset, mask, modulated):
     assert_close(pooled, expected)
 
 
-@both_interfaces
 @both_branches
-def test_parts_are_the_bins_by_default(make, branch):
+def test_parts_are_the_bins_by_default(branch):
     inputs = scores_and_regions(branch)
-    layer = pool_layer(make, inputs, offset_branch=branch, part_size=None, classes=1, return_offsets=True)
+    layer = pool_layer(linen_layer, inputs, offset_branch=branch, part_size=None, classes=1, return_offsets=True)
     assert layer.apply(layer.params, *inputs)[1].shape == (6, 5, 4, 2)
     assert layer.apply(layer.params, *inputs, return_offsets=False).shape == (6, 5, 4, 6)
 
@@ -141,18 +120,18 @@ def test_linen_with_offsets_from_outside():
     np.testing.assert_array_equal(pooled, jax_dcn.deform_psroi_pool(x, rois, offset, **BINS, **MOVES))
 
 
-@pytest.mark.parametrize("without_branch", [False, True])
 @both_branches
-def test_nnx_with_offsets_from_outside(branch, without_branch):
+def test_nnx_with_offsets_from_outside(branch):
     x, rois = scores_and_regions("fc")
     offset, mask = normal(4, (6, 2, 3, 6)), normal(5, (6, 2, 3, 3))
-    layer = deforming_nnx_layer(branch)
-    if without_branch:
-        layer.conv_offset = layer.fc_offset = None
-        assert not jax.tree.leaves(nnx.state(layer))
-        with pytest.raises(ValueError, match=f"offset must be given to a layer whose {branch}_offset is None"):
-            layer(x, rois)
+    layer = jax_dcn.nnx.DeformPSRoIPool(SCORES, **POOLING, offset_branch=branch, rngs=nnx.Rngs(0))
+    nnx.update(layer, jax.tree.map(lambda leaf: 0.3 * normal(leaf.ndim, leaf.shape), nnx.state(layer)))
     check_given_offsets(layer, x, rois, offset, mask)
+    layer.conv_offset = layer.fc_offset = None
+    assert not jax.tree.leaves(nnx.state(layer))
+    check_given_offsets(layer, x, rois, offset, mask)
+    with pytest.raises(ValueError, match=f"offset must be given to a layer whose {branch}_offset is None"):
+        layer(x, rois)
 
 
 def check_given_offsets(apply, x, rois, offset, mask):
@@ -164,19 +143,14 @@ def check_given_offsets(apply, x, rois, offset, mask):
     assert_close(apply(x, rois, offset=offset, mask=mask), times_mask_of_parts(expected, mask))
 
 
-def deforming_nnx_layer(branch):
-    layer = jax_dcn.nnx.DeformPSRoIPool(SCORES, **POOLING, offset_branch=branch, rngs=nnx.Rngs(0))
-    nnx.update(layer, jax.tree.map(lambda leaf: 0.3 * normal(leaf.ndim, leaf.shape), nnx.state(layer)))
-    return layer
-
-
-@both_interfaces
 @both_branches
 @pytest.mark.parametrize("padding", [[-1, 2, 2, 9, 9], [-1, jnp.nan, jnp.inf, 0, 0]], ids=str)
-def test_padding(make, branch, padding):
+def test_padding(branch, padding):
     """A padding region gives zeros, and does not change any gradient."""
     x, rois, *features = scores_and_regions(branch)
-    layer = deforming(pool_layer(make, [x, rois, *features], offset_branch=branch, modulated=True, return_offsets=True))
+    layer = deforming(
+        pool_layer(linen_layer, [x, rois, *features], offset_branch=branch, modulated=True, return_offsets=True)
+    )
 
     @jax.jit
     def run(rois):
@@ -196,32 +170,20 @@ def test_padding(make, branch, padding):
     assert_close(gradients, expected, 1e-4)
 
 
-@both_interfaces
 @both_branches
-def test_no_regions(make, branch):
+def test_no_regions(branch):
     inputs = scores_and_regions(branch)
-    layer = pool_layer(make, inputs, offset_branch=branch, modulated=True, return_offsets=True)
+    layer = pool_layer(linen_layer, inputs, offset_branch=branch, modulated=True, return_offsets=True)
     inputs[1] = inputs[1][:0]
     shapes = [array.shape for array in layer.apply(layer.params, *inputs)]
     assert shapes == [(0, 5, 4, 6), (0, 2, 3, 6), (0, 2, 3, 3)]
 
 
-@both_interfaces
-def test_kernel_init_is_that_of_the_hidden_layers(make):
-    layer = pool_layer(make, scores_and_regions("fc"), offset_branch="fc", kernel_init=nn.initializers.constant(0.5))
-    means = {name: dense["kernel"].mean() for name, dense in layer.params["fc_offset"].items()}
-    assert means == {"layers_0": 0.5, "layers_2": 0.5, "layers_4": 0.0}
-
-
 @pytest.mark.parametrize(
     "arguments, changes, message",
     [
-        ({"backend": "gpu"}, {}, "backend must be .* got 'gpu'"),
-        ({"trans_std": "1"}, {}, "trans_std must be a finite number, got '1'"),
         ({"classes": 4}, {}, r"the channel count of x must be a multiple of 24, for classes=4 .* got 36"),
         ({}, {"x": X[0]}, r"x must have shape \[\.\.\., N, H, W, C\], got \(9, 8, 36\)"),
-        ({}, {"x": X.astype(int)}, "x must be of type .* got int32"),
-        ({}, {"rois": ROIS[:, :4]}, r"rois must have shape \(R, 5\) for x of shape \(2, 9, 8, 36\), got \(6, 4\)"),
         ({}, {"features": [1.0]}, r"features must be an array, got \[1.0\]"),
         (
             {},
@@ -235,7 +197,6 @@ def test_kernel_init_is_that_of_the_hidden_layers(make):
             {"offset": jnp.zeros([6, 2, 3, 2])},
             r"offset must have 6 channels, two for each of classes=3, got shape \(6, 2, 3, 2\)",
         ),
-        ({}, {"offset": jnp.zeros([6, 3, 3, 6])}, r"offset must have shape \(6, 2, 3, 2·classes\) .* \(6, 3, 3, 6\)"),
         (
             {},
             {"offset": jnp.zeros([6, 2, 3, 6]), "mask": jnp.ones([6, 5, 4, 3])},
