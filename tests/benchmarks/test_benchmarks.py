@@ -11,12 +11,13 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="the extra 'benchmarks' is not installed")
 
+from benchmarks import growth, operators
 from benchmarks.__main__ import main
 from benchmarks.baselines import PASSES, compiled
-from benchmarks.measurements import aggregation, deform_conv, growth, operators, roi_pool
+from benchmarks.measurements import aggregation, deform_conv, roi_pool
 from benchmarks.measurements.deform_conv import CONVOLUTION
 from benchmarks.measurements.measure import measure
-from benchmarks.reports.plot import COLOURS, MARKERS
+from benchmarks.plot import COLOURS, MARKERS
 from benchmarks.support import memory
 from jax_dcn._operators.deform_conv.plan import INSTRUCTIONS
 
@@ -37,7 +38,6 @@ BASELINES = CONVOLUTION.implementations
 def tiny(monkeypatch):
     chosen = {name: one._replace(shapes=TINY_SHAPES[name]) for name, one in operators.OPERATORS.items()}
     monkeypatch.setattr(operators, "OPERATORS", chosen)
-    monkeypatch.setattr("benchmarks.reports.operators.OPERATORS", chosen)
     axis = growth.AXES["batch"]._replace(values=(1, 2), shape=lambda n: TINY._replace(batch=n))
     monkeypatch.setattr(growth, "AXES", {"batch": axis})
 

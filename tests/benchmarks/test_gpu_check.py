@@ -259,7 +259,7 @@ def test_without_estimates_or_a_profiler_the_page_says_so(machine):
     (machine.bin / "ncu").unlink()
     assert machine.check() == (0, ORDER[:-1])
     assert "There are no estimates for sm_90: `python -m benchmarks.machine_code` writes" in machine.page
-    assert "| A | `dcn_fused_forward` | 0.50 | 0.60 (0.55 to 0.70) |" in lines_of(machine.page)
+    assert "| A | `dcn_fused_forward` | 0.50 | - | - | - | 0.60 (0.55 to 0.70) |" in lines_of(machine.page)
     assert "There is no profile: ncu is not installed." in machine.page
 
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import counting, machine_code
+from benchmarks import counting, machine_code, paths
 from benchmarks.counting import device_code, estimates, executed_sass, sass
 from benchmarks.counting.devices import DEVICES, occupancy
-from benchmarks.reports import gpu_numbers, kernel_costs, paths
-from benchmarks.reports.report import RESULTS
+from benchmarks.reports import gpu_numbers, kernel_costs
+from benchmarks.reports.report import RESULTS, page_text
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -202,7 +202,8 @@ def newest_results():
 def test_the_page_of_paths_is_what_is_chosen():
     """After a change to the estimate or the counted costs, `python -m benchmarks.paths` must run again."""
     newest = max(RESULTS.glob("*-paths.md"))
-    assert paths.page(date.fromisoformat(newest.name[:10])) == newest.read_text()
+    sections = paths.sections(date.fromisoformat(newest.name[:10]))
+    assert page_text(paths.TITLE, sections) == newest.read_text()
 
 
 def test_pages_have_the_tables_of_the_results(tmp_path):

@@ -6,12 +6,12 @@ from pathlib import Path
 import jax
 import pytest
 
-from benchmarks import kernel_times as command
+from benchmarks import kernel_times
 from benchmarks.baselines import Call
 from benchmarks.counting import estimates
 from benchmarks.gpu_check import ncu
-from benchmarks.measurements import deform_conv, kernel_times
-from benchmarks.reports.kernel_times import compared, kernel_lines
+from benchmarks.measurements import deform_conv
+from benchmarks.reports.gpu_check import kernel_lines, times_line
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -53,7 +53,7 @@ def test_only_estimates_for_the_measured_gpu_have_a_ratio():
     row["program milliseconds"] = dict.fromkeys(("median", "min", "max"), 0.9)
     for name, call_ratio, kernel_ratio in (("NVIDIA H200", "2.00", "2.00"), ("NVIDIA H100 PCIe", "-", "-")):
         row["estimate"] = estimates.read(ESTIMATES, "sm_90", name)[INPUT, "A", 16]._asdict()
-        assert compared(row)[2:6] == ["0.85", "0.42", call_ratio, "issue"]
+        assert times_line(row)[2:6] == ["0.85", "0.42", call_ratio, "issue"]
         assert next(kernel_lines(row))[3:] == ["0.10", "0.050", kernel_ratio]
 
 
@@ -98,7 +98,7 @@ def test_each_call_is_timed_by_itself(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(kernel_times, "BATCH", 3)
     monkeypatch.setenv("XLA_FLAGS", "")
     path = tmp_path / "times.json"
-    assert command.main(["--shapes", "A", "--out", str(path)]) == 0
+    assert kernel_times.main(["--shapes", "A", "--out", str(path)]) == 0
     results = json.loads(path.read_text())
     assert [(row["call"], row["shape"], row["batch"]) for row in results["rows"]] == [
         (call, "A", 3) for call in kernel_times.CALLS
@@ -107,8 +107,8 @@ def test_each_call_is_timed_by_itself(monkeypatch, tmp_path, capsys):
     for row in results["rows"]:
         assert 0 < row["program milliseconds"]["min"] <= row["program milliseconds"]["median"]
         assert row["milliseconds"] is None and row["kernels"] == {}  # no GPU
-    assert "| A     | `dcn_fused_forward`          | -           |" in capsys.readouterr().out
-    assert command.main(["--shapes", "A", "--once"]) == 0
+    assert "| A     | `dcn_fused_forward`          | -           | -            |" in capsys.readouterr().out
+    assert kernel_times.main(["--shapes", "A", "--once"]) == 0
 
 
 def test_times_of_the_trace_are_those_of_one_run(monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.counting import estimates
 from benchmarks.counting.devices import DEVICES
 from benchmarks.measurements.deform_conv import SHAPES
-from benchmarks.reports.paths import planned, sizes_of
+from benchmarks.paths import planned, sizes_of
 from benchmarks.reports.report import RESULTS
 from jax_dcn._operators.deform_conv import cuda_tiles, gpu_estimate
 from jax_dcn._operators.deform_conv.gpu_estimate import GPUS, MARGIN
