@@ -45,8 +45,9 @@ NOTE = (
     "counts the operands that a device needs all of and does not have, and, in float32, the gradients of the operands "
     "that it has all of. If a device keeps only a part of such a sum, as for an x that came split, the whole sum is "
     'counted, although half of it would be enough to send. "Without rules" is for custom calls that XLA\'s partitioner '
-    "knows nothing about. A convolution then works on some output rows at a time, and XLA gathers whole arrays again "
-    "for each of these chunks."
+    "knows nothing about, so that XLA gathers their operands: once where the fused kernels of the CPU run. On the "
+    "im2col path a convolution works on some output rows at a time, and XLA gathers whole arrays again for each of "
+    "these chunks."
 )
 MEMORY = (
     "256 channels and features in bfloat16, offset and mask in float32; with channel groups, 8 feature groups and 8 "

@@ -64,11 +64,8 @@ def of_tests(step):
 def of_estimates(step):
     if "results" in step:
         rows = step["results"]["rows"]
-        if estimated := [row["estimate"] for row in rows if row["estimate"]]:
-            gpus = sorted({estimate["gpu"] for estimate in estimated})
-            yield f"Measured times, and the estimates of {step['estimates']} for {', '.join(gpus)}."
-            if not all(estimate["is_of_this_gpu"] for estimate in estimated):
-                yield "There are no estimates for this GPU. Those for another GPU are shown without a ratio."
+        if any(row["estimate"] for row in rows):
+            yield f"Measured times, and the estimates of {step['estimates']}."
         yield times_table(rows)
         yield kernels_table(rows)
         if clocks := {row["SM clock"]: None for row in rows if row["SM clock"]}:
@@ -133,7 +130,7 @@ def times_line(row):
     measured, estimate, shown = row["milliseconds"], row.get("estimate"), ["-", "-", "-"]
     if estimate:
         milliseconds = estimate["milliseconds"]
-        shown = [digits(milliseconds), ratio(measured, milliseconds, estimate), estimate["bound_by"]]
+        shown = [digits(milliseconds), ratio(measured, milliseconds), estimate["bound_by"]]
     middle, low, high = (digits(row["program milliseconds"][key]) for key in ("median", "min", "max"))
     kernels = "-" if measured is None else digits(measured)
     return [row["shape"], f"`{row['call']}`", kernels, *shown, f"{middle} ({low} to {high})"]
@@ -156,13 +153,12 @@ def kernel_lines(row):
             f"{found['launches']:g}" if found else "-",
             digits(found["milliseconds"]) if found else "-",
             digits(expected) if expected is not None else "-",
-            ratio(found and found["milliseconds"], expected, row["estimate"]),
+            ratio(found and found["milliseconds"], expected),
         ]
 
 
-def ratio(measured, expected, estimate):
-    """The ratio, where the estimate is for the GPU that was measured."""
-    return digits(measured / expected) if measured and expected and estimate["is_of_this_gpu"] else "-"
+def ratio(measured, expected):
+    return digits(measured / expected) if measured and expected else "-"
 
 
 SECTIONS = {

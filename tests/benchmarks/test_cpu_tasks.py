@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -56,6 +57,7 @@ def test_the_page_has_both(tmp_path, monkeypatch):
     is_measured = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1
     monkeypatch.setattr(cpu_tasks, "MEASURED", {"A": SHAPE})
     monkeypatch.setattr(cpu_tasks, "DTYPES", ("float32",))
+    monkeypatch.setattr(cpu_tasks, "process_on", lambda _: ThreadPoolExecutor(1))  # starting processes takes seconds
     cpu_tasks.main(["--rounds", str(int(is_measured)), "--out", str(tmp_path)])
     (page,) = tmp_path.iterdir()
     assert page.name.endswith("-cpu-tasks.md")
