@@ -136,12 +136,9 @@ def measure(rounds):
         for name, dtype, pass_ in itertools.product(MEASURED, DTYPES, PASSES):
             call = seconds, MEASURED[name], dtype, pass_
             turns = [[process.submit(*call).result() for process in (one, two)] for _ in range(rounds)]
-            measured[name, dtype, pass_] = summary(turns)
+            speedup = statistics.median(one / two for one, two in turns)
+            measured[name, dtype, pass_] = Measured(statistics.median(one for one, _ in turns), speedup)
     return measured
-
-
-def summary(turns):
-    return Measured(statistics.median(one for one, _ in turns), statistics.median(one / two for one, two in turns))
 
 
 def process_on(processors):

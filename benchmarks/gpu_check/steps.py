@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,6 @@ from xml.etree import ElementTree
 
 from benchmarks.counting import estimates
 from benchmarks.gpu_check import ncu
-from benchmarks.gpu_check.junit import read_tests
 from benchmarks.gpu_check.process import GRACE, run
 from benchmarks.reports.report import RESULTS
 from benchmarks.support import gpu
@@ -156,3 +156,20 @@ def run_pytest(*arguments, workers, limit):
             return step | read_tests(ElementTree.parse(results))
         except (OSError, ElementTree.ParseError) as error:
             return step | {"ok": False, "backends": {}, "unreadable": str(error)}
+
+
+def read_tests(results):
+    """The outcomes of each backend's tests, counted; the reasons for skips, counted; and the messages of failures."""
+    outcomes, reasons, failures = {}, Counter(), {}
+    for case in results.iter("testcase"):
+        properties = {p.get("name"): p.get("value") for p in case.iter("property")}
+        counts = outcomes.setdefault(properties.get("backend", "none"), Counter())
+        name = f"{case.get('classname')}::{case.get('name')}"
+        failed = [problem for kind in ("failure", "error") for problem in case.iter(kind)]
+        skipped = case.find("skipped")
+        if failed:
+            failures[name] = (failed[0].get("message") or failed[0].text or "")[:500]
+        elif skipped is not None:
+            reasons[skipped.get("message")] += 1
+        counts["failed" if failed else "passed" if skipped is None else "skipped"] += 1
+    return {"backends": outcomes, "reasons to skip": reasons, "failures": failures}

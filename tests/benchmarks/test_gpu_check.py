@@ -12,7 +12,6 @@ import pytest
 from benchmarks import __main__ as benchmarks
 from benchmarks.gpu_check import __main__ as gpu_check
 from benchmarks.gpu_check import record, steps
-from benchmarks.gpu_check.junit import read_tests
 from benchmarks.gpu_check.process import run as run_process
 from benchmarks.reports import gpu_check as report
 from benchmarks.support import sources
@@ -29,12 +28,14 @@ def test_only_the_tests_of_a_platform_run_and_name_it(tmp_path):
     results = tmp_path / "results.xml"
     command = [*steps.PYTEST, f"--junitxml={results}", "--platform=cpu", "tests/test_platforms.py"]
     subprocess.run(command, capture_output=True, cwd=sources.ROOT)
-    assert read_tests(ElementTree.parse(results))["backends"] == {"cpu": {"passed": 1}}
+    assert steps.read_tests(ElementTree.parse(results))["backends"] == {"cpu": {"passed": 1}}
 
 
 def test_outcomes_are_on_the_page():
     cases = ("<failure message='it is wrong'/>", "<skipped message='no reason'/>", "")
-    outcome = read_tests(ElementTree.fromstring("".join(map(TEST_RESULTS.__mod__, cases)).join(("<all>", "</all>"))))
+    outcome = steps.read_tests(
+        ElementTree.fromstring("".join(map(TEST_RESULTS.__mod__, cases)).join(("<all>", "</all>")))
+    )
     assert outcome["backends"] == {"cuda": {"passed": 1, "skipped": 1, "failed": 1}}
     step = {"ok": True, "seconds": 3, "stopped at its limit": False}
     tests = step | outcome | {"ok": False, "stopped at its limit": True}
