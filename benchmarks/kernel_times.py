@@ -101,36 +101,29 @@ def measure(name, shape):
 def traced(program):
     """The kernels of one run by name, {"milliseconds", "launches", "own"}: the mean of a few runs.
 
-    It is empty where the profiler sees no kernels. That needs a driver that lets CUPTI trace them, as drivers do by
-    default.
+    `own` are those of this package; the others are XLA's. It is empty where the profiler sees no kernels. That needs a
+    driver that lets CUPTI trace them, as drivers do by default.
     """
     kernels = {}
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(TRACED_RUNS):
                 program()
-        for path in Path(folder).rglob("*.xplane.pb"):
-            add_kernels(kernels, jax.profiler.ProfileData.from_file(str(path)))
-    for kernel in kernels.values():
-        kernel["milliseconds"] /= TRACED_RUNS
-        kernel["launches"] /= TRACED_RUNS
+        for event in kernel_events(Path(folder)):
+            is_own = "dcn::" in event.name
+            name = short_name(event.name) if is_own else event.name
+            kernel = kernels.setdefault(name, {"milliseconds": 0.0, "launches": 0, "own": is_own})
+            kernel["milliseconds"] += event.duration_ns * 1e-6 / TRACED_RUNS
+            kernel["launches"] += 1 / TRACED_RUNS
     return kernels
 
 
-def add_kernels(kernels, data):
-    """Adds the kernels of one trace. `own` are those of this package; the others are XLA's."""
-    for plane in data.planes:
-        if not re.match(r"/device:GPU:\d+", plane.name):
-            continue
-        for line in plane.lines:
-            if not line.name.startswith("Stream"):  # the other lines summarize the streams
-                continue
-            for event in line.events:
-                is_own = "dcn::" in event.name
-                name = short_name(event.name) if is_own else event.name
-                kernel = kernels.setdefault(name, {"milliseconds": 0.0, "launches": 0, "own": is_own})
-                kernel["milliseconds"] += event.duration_ns * 1e-6
-                kernel["launches"] += 1
+def kernel_events(folder):
+    for path in folder.rglob("*.xplane.pb"):
+        for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
+            for line in plane.lines if re.match(r"/device:GPU:\d+", plane.name) else ():
+                if line.name.startswith("Stream"):  # the other lines summarize the streams
+                    yield from line.events
 
 
 def main(arguments=None):
