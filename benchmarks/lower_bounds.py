@@ -8,7 +8,7 @@ import math
 
 from benchmarks.baselines import PASSES
 from benchmarks.measurements.deform_conv import SHAPES, output_size
-from benchmarks.reports.formatting import markdown, paragraph
+from benchmarks.reports.formatting import list_named, markdown, paragraph
 from benchmarks.reports.report import parser, write_page
 
 NAMES = ("A16", "B16", "C16", "D16")
@@ -41,8 +41,7 @@ def count(shape):
 
 def main(arguments=None):
     args = parser("lower_bounds", __doc__).parse_args(arguments)
-    shapes = "\n".join(f"- {name}: {SHAPES[name]}" for name in NAMES)
-    sections = [paragraph(ABOUT), shapes, markdown([HEAD, *rows()])]
+    sections = [paragraph(ABOUT), list_named({name: SHAPES[name] for name in NAMES}), markdown([HEAD, *rows()])]
     write_page(args.out, "lower-bounds", "Lower bounds for the deformable convolution", sections)
 
 

@@ -54,8 +54,3 @@ class Operator(NamedTuple):
     implementations: dict[str, Implementation]
     lower_bounds: tuple[str, ...] = ()  # the implementations that do only a part of the work
     about_lower_bounds: str = ""
-
-
-def native_call(start):
-    """The call of a C++ program: `start` runs it, and returns its result, which the next call overwrites."""
-    return Call(start, wait=lambda _: None, arrays=lambda y: {"y": y.copy()}, held=lambda call: (call(), None))

@@ -20,7 +20,7 @@ typedef float Lanes __attribute__((vector_size(kPanel / 2 * sizeof(float)), alig
 
 }  // namespace
 
-// As in bare_convolution.py. The weight is [features / kPanel, K, kPanel], where K is [offset groups, taps, channels].
+// As in native.py. The weight is [features / kPanel, K, kPanel], where K is [offset groups, taps, channels].
 struct Convolution {
   int64_t images, height, width, channels, features;
   const float *x, *offset, *mask, *weight;

@@ -1,13 +1,135 @@
-"""C++ programs, compiled for the processor that runs them."""
+"""Bare loops in C++, compiled for the processor that runs them: lower bounds on a CPU's forward pass in float32.
+
+That of a convolution has only its three steps: it locates, interpolates and multiplies, for offset groups of 8 channels
+on CPUs with AVX-512. That of an aggregation is given the corners of all samples and their weights.
+"""
 
 import ctypes
 import hashlib
 from functools import cache
 from pathlib import Path
 
-from benchmarks.baselines import Unavailable
+import jax
+import numpy as np
+
+from benchmarks.baselines import Call, Unavailable
+from benchmarks.baselines.pure_jax import corners, window_positions
 from benchmarks.support import cached_build
-from benchmarks.support.machine import processor
+from benchmarks.support.machine import cores, processor
+from jax_dcn._operators.deform_conv.plan import INSTRUCTIONS
+
+NAME = "bare loop"
+ABOUT_CONVOLUTION = (
+    "Bare loop: a C++ program that only locates, interpolates and multiplies, with one border rule and no options. Its "
+    "weight is packed beforehand, and it writes to the same array in every call. "
+)
+ABOUT_AGGREGATION = (
+    "Time: the time of jax_dcn as a multiple of that of a C++ loop that only gathers and multiplies: it is given the "
+    "corners of all samples and their weights. "
+)
+GROUP_CHANNELS, PANEL = 8, 32  # as in bare_convolution.cc
+HEAD_CHANNELS = 32  # as in bare_loop.cc
+
+
+class Convolution(ctypes.Structure):
+    """The struct of bare_convolution.cc."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("images", "height", "width", "channels", "features")),
+        *((name, ctypes.c_void_p) for name in ("x", "offset", "mask", "weight", "y")),
+    ]
+
+
+def prepare_convolution(problem, backward):
+    check(problem, backward)
+    x, offset, weight, mask = (
+        np.ascontiguousarray(problem.operands[name], np.float32) for name in ("x", "offset", "weight", "mask")
+    )
+    channels, features = weight.shape[-2:]
+    if not INSTRUCTIONS.startswith(("avx512", "amx")):
+        raise Unavailable("has register tiles of AVX-512")
+    if mask.shape[-1] * GROUP_CHANNELS != 9 * channels or features % PANEL:
+        raise Unavailable(f"needs offset groups of {GROUP_CHANNELS} channels and a multiple of {PANEL} features")
+    if any(problem.options[name] != 1 for name in ("stride", "dilation", "groups")):
+        raise Unavailable("has no stride, dilation or feature groups")
+    convolve = library("bare_convolution").Convolve
+    by_group = weight.reshape(9, -1, GROUP_CHANNELS, features).swapaxes(0, 1)
+    panels = np.ascontiguousarray(by_group.reshape(-1, features // PANEL, PANEL).swapaxes(0, 1))
+    arrays = (x, offset, mask, panels, np.empty(problem.cotangent.shape, np.float32))
+    call = Convolution(*x.shape, features, *(array.ctypes.data for array in arrays))
+
+    def start():
+        convolve(ctypes.byref(call), ctypes.c_int64(cores()))
+        return arrays[-1]
+
+    return native_call(start)
+
+
+def prepare_attention(problem, backward):
+    check(problem, backward)
+    value, locations, weights = (np.asarray(array) for array in problem.operands.values())
+    shapes = problem.options["spatial_shapes"]
+    firsts = np.cumsum([0, *(height * width for height, width in shapes)])
+    found = [
+        corners_of(locations[..., i, :, 1] * height - 0.5, locations[..., i, :, 0] * width - 0.5, height, width)
+        for i, (height, width) in enumerate(shapes)
+    ]
+    pixel = np.concatenate([first + pixels for first, (pixels, _) in zip(firsts, found, strict=False)], -2)
+    weight = np.concatenate([weight for _, weight in found], -2)
+    return prepare_sums(problem, value, pixel, weight * weights.reshape(*weights.shape[:-2], -1, 1))
+
+
+def prepare_dcnv3(problem, backward):
+    check(problem, backward)
+    x, offset, mask = (np.asarray(array) for array in problem.operands.values())
+    batch, height, width, _ = x.shape
+    groups = problem.options["groups"]
+    y, x_ = (np.asarray(array) for array in window_positions(offset.reshape(batch, height, width, groups, 9, 2)))
+    pixel, weight = corners_of(y, x_, height, width)
+    value = x.reshape(batch, height * width, groups, -1)
+    return prepare_sums(problem, value, pixel, weight * mask.reshape(*weight.shape[:-1], 1))
+
+
+def corners_of(y, x, height, width):
+    """The pixels and the weights [..., 4] of the corners of samples; weight 0 where there is no pixel."""
+    pixels, weights = zip(*corners(y, x, height, width), strict=True)
+    return np.stack(pixels, -1), np.stack(weights, -1)
+
+
+def prepare_sums(problem, value, pixel, weight):
+    """`value`: [batch, pixels, heads, channels]; `pixel`, `weight`: [batch, ..., heads, taps, 4]."""
+    batch, pixels, heads, channels = value.shape
+    if channels != HEAD_CHANNELS:
+        raise Unavailable(f"is for {HEAD_CHANNELS} channels per head")
+    sum_rows = library("bare_loop").SumRows
+    image = np.arange(batch).reshape(-1, *[1] * (pixel.ndim - 1))
+    index = ((image * pixels + pixel) * heads + np.arange(heads)[:, None, None]) * channels
+    value, index, weight = (np.ascontiguousarray(a, t) for a, t in ((value, "f4"), (index, "i4"), (weight, "f4")))
+    out = np.empty(problem.cotangent.shape, np.float32)
+    rows = out.size // channels
+    pointers, numbers = (ctypes.c_void_p, ctypes.c_int64)
+    sum_rows.argtypes = [pointers, numbers, numbers, pointers, pointers, pointers, numbers]
+
+    def start():
+        sizes = rows, index.size // rows
+        sum_rows(value.ctypes.data, *sizes, *(array.ctypes.data for array in (index, weight, out)), cores())
+        return out
+
+    return native_call(start)
+
+
+def check(problem, backward):
+    if jax.default_backend() != "cpu":
+        raise Unavailable("runs on a CPU")
+    if backward:
+        raise Unavailable("has no backward pass")
+    if problem.dtype != "float32":
+        raise Unavailable("needs float32")
+
+
+def native_call(start):
+    """`start` runs the program, and returns its result, which the next call overwrites."""
+    return Call(start, wait=lambda _: None, arrays=lambda y: {"y": y.copy()}, held=lambda call: (call(), None))
 
 
 @cache

@@ -14,8 +14,6 @@ from typing import NamedTuple
 class Estimate(NamedTuple):
     """The launches of one custom call, together."""
 
-    gpu: str
-    is_of_this_gpu: bool  # otherwise of another GPU of its major version
     milliseconds: float
     bound_by: str  # what bounds the launch that takes longest
     kernels: dict[str, float]  # milliseconds
@@ -26,22 +24,13 @@ def newest(folder):
     return max(folder.glob("*-machine-code.json"), default=None)
 
 
-def read(path, architecture, name):
-    """Estimates by (custom call, shape, batch), for the GPU of the architecture; empty if the file has none.
-
-    Without estimates for the architecture itself, those for an older one of the same major version are taken. `name` is
-    that of the GPU as nvidia-smi prints it.
-    """
-    launches = json.loads(path.read_text())["launches"]
-    major, minor = _version(architecture)
-    known = {launch["architecture"] for launch in launches}
-    usable = [one for one in known if _version(one)[0] == major and _version(one)[1] <= minor]
-    chosen = max(usable, key=_version, default=None)
+def read(path, name):
+    """Estimates by (custom call, shape, batch), for a GPU by the name that nvidia-smi prints; empty if it has none."""
     calls = {}
-    for launch in launches:
-        if launch["architecture"] == chosen:
+    for launch in json.loads(path.read_text())["launches"]:
+        if _is_named(launch["gpu"], name):
             calls.setdefault((launch["call"], launch["shape"], launch["batch"]), []).append(launch)
-    return {key: _sum(launches, name) for key, launches in calls.items()}
+    return {key: _sum(launches) for key, launches in calls.items()}
 
 
 def _is_named(gpu, name):
@@ -49,16 +38,9 @@ def _is_named(gpu, name):
     return re.search(rf"\b{gpu}\b(?! (Ti|D|NVL|Laptop)\b)", name, re.IGNORECASE) is not None
 
 
-def _sum(launches, name):
-    gpu = launches[0]["gpu"]
+def _sum(launches):
     longest = max(launches, key=lambda launch: launch["milliseconds"])
     kernels = Counter()
     for launch in launches:
         kernels[launch["kernel"]] += launch["milliseconds"]
-    return Estimate(gpu, _is_named(gpu, name), sum(kernels.values()), longest["bound_by"], dict(kernels))
-
-
-def _version(architecture):
-    """(9, 0) for "sm_90", (12, 1) for "sm_121"."""
-    major, minor = re.fullmatch(r"sm_(\d+)(\d)[a-z]?", architecture).groups()
-    return int(major), int(minor)
+    return Estimate(sum(kernels.values()), longest["bound_by"], dict(kernels))

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,6 @@ from xml.etree import ElementTree
 
 from benchmarks.counting import estimates
 from benchmarks.gpu_check import ncu
-from benchmarks.gpu_check.junit import read_tests
 from benchmarks.gpu_check.process import GRACE, run
 from benchmarks.reports.report import RESULTS
 from benchmarks.support import gpu
@@ -27,8 +27,9 @@ SANITIZERS = "tests/kernels/test_compute_sanitizer.py"
 RATIO_SHAPES = ("A16", "B16", "C16", "D16", "P1", "P3", "A", "B", "C", "D", "E", "F", "P2", "P4")
 RATIO_DTYPE = "bfloat16"
 PROFILED_SHAPE, PROFILED_LAUNCHES = "A", 8
-NO_ESTIMATES = "`python -m benchmarks.machine_code` writes <date>-machine-code.json"
 PYTHON = (sys.executable, "-m")
+# The tests record their backend as a property. For other families pytest warns of that, and warnings are errors.
+PYTEST = (*PYTHON, "pytest", "-q", "-o", "junit_family=xunit1")
 
 
 class Context(NamedTuple):
@@ -47,7 +48,7 @@ def read_facts(context):
 
 
 def build(context):
-    architecture = gpu.architecture(context.gpu).removeprefix("sm_")
+    architecture = context.gpu["compute capability"].replace(".", "")
     return run(
         *(*PYTHON, "pip", "install", "--no-build-isolation", "--no-deps", "--editable", "."),
         "-Ccmake.define.JAX_DCN_CUDA=ON",
@@ -79,16 +80,12 @@ def failing_if_all_were_skipped(step):
 
 def compare_estimates(context):
     step = run_for_json(*PYTHON, "benchmarks.kernel_times", limit=context.limit)
-    path, architecture = estimates.newest(RESULTS), gpu.architecture(context.gpu)
-    found = estimates.read(path, architecture, context.gpu["name"]) if path else {}
+    path, name = estimates.newest(RESULTS), context.gpu["name"]
+    found = estimates.read(path, name) if path else {}
     for row in step.get("results", {}).get("rows", ()):
         estimate = found.get((row["call"], row["shape"], row["batch"]))
         row["estimate"] = estimate and estimate._asdict()
-    why = (
-        ""
-        if found
-        else f"There are no estimates for {architecture}: {f'{path.name} has others' if path else NO_ESTIMATES}."
-    )
+    why = "" if found else f"There are no estimates for {name}: `python -m benchmarks.machine_code` writes them."
     return step | {"estimates": path and path.name, "why": why}
 
 
@@ -153,11 +150,26 @@ def run_for_json(*command, limit):
 def run_pytest(*arguments, workers, limit):
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
-        options = ["-q", f"--junitxml={results}"]
-        if find_spec("xdist"):
-            options += ["-n", str(min(workers, os.cpu_count()))]
-        step = run(*PYTHON, "pytest", *options, *arguments, limit=limit)
+        processes = ["-n", str(min(workers, os.cpu_count()))] if find_spec("xdist") else []
+        step = run(*PYTEST, f"--junitxml={results}", *processes, *arguments, limit=limit)
         try:
             return step | read_tests(ElementTree.parse(results))
         except (OSError, ElementTree.ParseError) as error:
             return step | {"ok": False, "backends": {}, "unreadable": str(error)}
+
+
+def read_tests(results):
+    """The outcomes of each backend's tests, counted; the reasons for skips, counted; and the messages of failures."""
+    outcomes, reasons, failures = {}, Counter(), {}
+    for case in results.iter("testcase"):
+        properties = {p.get("name"): p.get("value") for p in case.iter("property")}
+        counts = outcomes.setdefault(properties.get("backend", "none"), Counter())
+        name = f"{case.get('classname')}::{case.get('name')}"
+        failed = [problem for kind in ("failure", "error") for problem in case.iter(kind)]
+        skipped = case.find("skipped")
+        if failed:
+            failures[name] = (failed[0].get("message") or failed[0].text or "")[:500]
+        elif skipped is not None:
+            reasons[skipped.get("message")] += 1
+        counts["failed" if failed else "passed" if skipped is None else "skipped"] += 1
+    return {"backends": outcomes, "reasons to skip": reasons, "failures": failures}

@@ -1,1 +1,1 @@
-"""What is measured or counted: problems of each operator, and their times, memory and exchanges."""
+"""Problems of each operator, and what several commands measure or count: times, memory, costs of kernels."""

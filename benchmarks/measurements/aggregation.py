@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dcn
-from benchmarks.baselines import Implementation, Operator, Problem, bare_loop, compiled, pure_jax, pytorch
+from benchmarks.baselines import Implementation, Operator, Problem, compiled, native, pure_jax, pytorch
 
 ATTENTION_OPERANDS, DCNV3_OPERANDS = ("value", "sampling_locations", "attention_weights"), ("x", "offset", "mask")
 CHANNELS, POINTS = 32, 4  # of a head or a group; of a head on each level
@@ -108,7 +108,7 @@ def dcnv3_problem(shape, dtype):
 def implementations(function, operands, prepare_loop, in_pure_jax):
     return {
         "jax_dcn": compiled.implementation(function, operands),
-        bare_loop.NAME: Implementation(prepare_loop),
+        native.NAME: Implementation(prepare_loop),
         "pure JAX": compiled.implementation(in_pure_jax, operands),
         "reference": compiled.implementation(partial(function, backend="reference"), operands),
     }
@@ -124,19 +124,19 @@ ATTENTION = Operator(
     implementations=implementations(
         jax_dcn.multi_scale_deformable_attention,
         ATTENTION_OPERANDS,
-        bare_loop.prepare_attention,
+        native.prepare_attention,
         pure_jax.multi_scale_deformable_attention,
     )
     | {"PyTorch": pytorch.implementation(pytorch.attention, pytorch.float32_type, layout="nhwc")},
-    lower_bounds=(bare_loop.NAME,),
-    about_lower_bounds=bare_loop.ABOUT,
+    lower_bounds=(native.NAME,),
+    about_lower_bounds=native.ABOUT_AGGREGATION,
 )
 DCNV3 = Operator(
     name="dcnv3",
     # The first three stages of InternImage, for images of 224 x 224.
     shapes={"W1": Window(2, 56, 4), "W2": Window(2, 28, 8), "W3": Window(2, 14, 16)},
     problem=dcnv3_problem,
-    implementations=implementations(jax_dcn.dcnv3, DCNV3_OPERANDS, bare_loop.prepare_dcnv3, pure_jax.dcnv3),
-    lower_bounds=(bare_loop.NAME,),
-    about_lower_bounds=bare_loop.ABOUT,
+    implementations=implementations(jax_dcn.dcnv3, DCNV3_OPERANDS, native.prepare_dcnv3, pure_jax.dcnv3),
+    lower_bounds=(native.NAME,),
+    about_lower_bounds=native.ABOUT_AGGREGATION,
 )

@@ -8,16 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dcn
-from benchmarks.baselines import (
-    Implementation,
-    Operator,
-    Problem,
-    bare_convolution,
-    compiled,
-    onnxruntime,
-    pure_jax,
-    pytorch,
-)
+from benchmarks.baselines import Implementation, Operator, Problem, compiled, native, onnxruntime, pure_jax, pytorch
 
 VARIED = ("x", "offset", "weight", "mask")
 
@@ -163,13 +154,13 @@ CONVOLUTION = Operator(
             layout="channels last",
             agrees_at=undeformed,
         ),
-        bare_convolution.NAME: Implementation(bare_convolution.prepare),
+        native.NAME: Implementation(native.prepare_convolution),
         "pure JAX": compiled.implementation(pure_jax.deform_conv2d, VARIED),
         "torchvision": pytorch.implementation(pytorch.deform_conv2d, pytorch.torchvision_type),
         "onnxruntime": Implementation(onnxruntime.prepare, compiles=False),
         "reference": compiled.implementation(partial(deformable, backend="reference"), VARIED),
     },
-    lower_bounds=(XLA, ONEDNN, bare_convolution.NAME),
+    lower_bounds=(XLA, ONEDNN, native.NAME),
     about_lower_bounds="Time: the time of jax_dcn divided by that of XLA's and of oneDNN's ordinary convolution, which "
-    "sample nothing. " + bare_convolution.ABOUT,
+    "sample nothing. " + native.ABOUT_CONVOLUTION,
 )

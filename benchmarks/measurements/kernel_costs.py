@@ -15,6 +15,7 @@ time is that of the SM with the most thread blocks, if the slowest of the three 
 of the L2 cache and of device memory. Waiting is not counted: for latencies, barriers, or the end of other warps.
 """
 
+import math
 import re
 
 import jax
@@ -69,23 +70,22 @@ def measure(shapes=SHAPES):
 def measure_im2col():
     """A row for each kernel of the im2col path, shape and architecture, without those that sort."""
     records = {name: executed_launches(shape, "backward", backend="im2col") for name, shape in IM2COL_SHAPES.items()}
-    ptx = device_code.compile_ptx(executed_ptx.KERNELS["deform_conv"], PTX)
     for architecture in DEVICES:
-        found = device_code.assemble(ptx, architecture, None)
+        found = assembled("deform_conv", architecture)
         for name, shape in IM2COL_SHAPES.items():
             for record in records[name]:
                 function = found[device_code.linker_name(record["kernel"])]
                 call = IM2COL_KERNELS.get(function.name.partition("<")[0])
                 if call:
-                    vectors = record_columns(shape) * ITEM["bf16"] / COLUMN_BYTES * record["blocks"] / record["grid"]
+                    elements = pixels(shape) * 9 * shape.channels
+                    vectors = elements * ITEM["bf16"] / COLUMN_BYTES * record["blocks"] / record["grid"]
                     clocks = {key: round(count / vectors, 2) for key, count in sm_clocks(function, record).items()}
                     row = {"shape": name, "batch": shape.batch, "architecture": architecture, "call": call}
                     yield row | {"kernel": function.name, "clocks per 128 bytes of columns": clocks}
 
 
-def record_columns(shape):
-    """The elements of the columns of a shape."""
-    return shape.batch * -(-shape.height // shape.stride) * -(-shape.width // shape.stride) * 9 * shape.channels
+def pixels(shape):
+    return math.prod(deform_conv.output_size(shape))
 
 
 def sm_clocks(function, record):
@@ -132,25 +132,26 @@ def executed_launches(shape, computation, device=DEVICES["sm_90"], backend="fuse
         interpreter.set(max_shared_bytes=DEFAULT_SHARED - RESERVED_SHARED)
 
 
+def assembled(source, architecture, kernels=None):
+    """The machine code of the kernels of a file: all, or those with these parts of names."""
+    ptx = device_code.compile_ptx(executed_ptx.KERNELS[source], PTX)
+    return device_code.assemble(ptx, architecture, kernels)
+
+
 def functions(architecture, kernels=None):
-    """The machine code of the kernels, all or those with these parts of names, and the custom call of each."""
-    found = {}
-    for source, call in SOURCES.items():
-        ptx = device_code.compile_ptx(executed_ptx.KERNELS[source], PTX)
-        for name, function in device_code.assemble(ptx, architecture, kernels).items():
-            found[name] = (function, call)
-    return found
-
-
-class OtherPtx(Exception):
-    """The PTX that ran is not the PTX that the machine code was compiled from."""
+    """The machine code of the fused kernels and of the sort, and the custom call of each."""
+    return {
+        name: (function, call)
+        for source, call in SOURCES.items()
+        for name, function in assembled(source, architecture, kernels).items()
+    }
 
 
 def executed(function, record):
     """The executions of each block of the machine code in a recorded launch."""
     lines = record["lines"]
     if [opcode for _, opcode in function.ptx] != [line[3] for line in lines]:
-        raise OtherPtx(function.name)
+        raise RuntimeError(f"other PTX ran than the machine code of {function.name} was compiled from")
     ptx = {number: (opcode, line[4]) for (number, opcode), line in zip(function.ptx, lines, strict=True)}
     warps = record["blocks"] * -(-record["threads"] // WARP)
     return executed_sass.block_executions(function.blocks, ptx, warps)
@@ -169,6 +170,10 @@ def wavefronts(record):
     return {
         kind: sum(line[5] for line in record["lines"] if line[3].startswith(opcode)) for opcode, kind in kinds.items()
     }
+
+
+def shuffles(record):
+    return sum(line[4] for line in record["lines"] if line[3].startswith("shfl"))
 
 
 def products(block):
@@ -217,17 +222,14 @@ def cost(function, call, record, device, shape):
     if device.l2_bytes:
         moved = counters["l2_bytes"] * record["grid"] / record["blocks"]
         milliseconds["L2"] = moved / device.l2_bytes / device.clock * 1e-6
-    row = {"kernel": function.name, "call": call, "count": 1, "grid": record["grid"], "threads": record["threads"]}
-    row |= {"registers": function.registers, "shared bytes": shared, "resident blocks": resident.blocks}
+    row = {"kernel": function.name, "call": call, "grid": record["grid"], "resident blocks": resident.blocks}
     row |= {"resident warps": resident.warps, "occupancy limited by": resident.limit}
     if steps := k_steps(function, record):
         (kind,) = counters["mma"]
         milliseconds["memory"] = compulsory_bytes(call, shape, ITEM[kind]) / device.memory * 1e-6
         row["clocks per K step"] = {name: round(count / steps, 1) for name, count in clocks.items()}
         row["wavefronts per K step"] = {name: round(count / steps, 1) for name, count in wavefronts(record).items()}
-        row["shuffles per K step"] = round(
-            sum(line[4] for line in record["lines"] if line[3].startswith("shfl")) / steps, 1
-        )
+        row["shuffles per K step"] = round(shuffles(record) / steps, 1)
         loop = main_loop(function, executions)
         row["main loop, instructions per K step"] = round(issued(function, executions, loop) / steps, 1)
     return row | {"bounds": milliseconds}
@@ -235,10 +237,10 @@ def cost(function, call, record, device, shape):
 
 def compulsory_bytes(call, shape, item):
     """Operands and results of the custom call, each moved once."""
-    pixels = shape.batch * -(-shape.height // shape.stride) * -(-shape.width // shape.stride)
-    samples = 9 * pixels * shape.offset_groups
+    samples = 9 * pixels(shape) * shape.offset_groups
     positions, weight = 3 * samples * POSITION, 9 * shape.channels // shape.groups * shape.features
-    x, y = shape.batch * shape.height * shape.width * shape.channels * item, pixels * shape.features * item
+    x = shape.batch * shape.height * shape.width * shape.channels * item
+    y = pixels(shape) * shape.features * item
     return {
         "dcn_fused_forward": x + positions + weight * item + y,
         "dcn_fused_input_cotangent": y + 4 * samples * 8 + weight * item + x,  # the lists have 8 bytes per corner
@@ -271,4 +273,4 @@ def _sum(row, other):
     bounds = {key: value + other["bounds"][key] for key, value in row["bounds"].items() if key != "memory"}
     if "memory" in row["bounds"]:
         bounds["memory"] = row["bounds"]["memory"]
-    return row | {"count": row["count"] + 1, "grid": row["grid"] + other["grid"], "bounds": bounds}
+    return row | {"grid": row["grid"] + other["grid"], "bounds": bounds}

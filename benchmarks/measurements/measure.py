@@ -21,25 +21,18 @@ def measure(problem, implementations, repeats):
 def prepare_all(problem, implementations):
     """The call of each implementation and pass, or the reason why it has none."""
 
-    def prepare(implementation, backward):
+    def prepare(pass_, name):
         try:
-            return implementation.prepare(problem, backward)
+            return implementations[name].prepare(problem, pass_ != PASSES[0])
         except Unavailable as reason:
             return reason
 
     jobs = [(pass_, name) for pass_ in PASSES for name in implementations]
-    prepared = {pass_: dict.fromkeys(implementations) for pass_ in PASSES}
     with ThreadPoolExecutor(cores()) as pool:
-        compiling = {}
-        for job in jobs:
-            pass_, name = job
-            if implementations[name].compiles:
-                compiling[job] = pool.submit(prepare, implementations[name], pass_ != PASSES[0])
-            else:
-                prepared[pass_][name] = prepare(implementations[name], pass_ != PASSES[0])
-        for (pass_, name), future in compiling.items():
-            prepared[pass_][name] = future.result()
-    return prepared
+        compiling = {job: pool.submit(prepare, *job) for job in jobs if implementations[job[1]].compiles}
+        prepared = {job: prepare(*job) for job in jobs if job not in compiling}
+        prepared |= {job: future.result() for job, future in compiling.items()}
+    return {pass_: {name: prepared[pass_, name] for name in implementations} for pass_ in PASSES}
 
 
 def measure_pass(problem, implementations, calls, repeats):

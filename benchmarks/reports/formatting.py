@@ -18,6 +18,10 @@ def markdown(rows):
     return "\n".join(f"| {line} |" for line in lines)
 
 
+def list_named(values):
+    return "\n".join(f"- {name}: {value!s}" for name, value in values.items())
+
+
 def list_reasons(rows, names):
     """Lists of the notes on implementations: each note once, with the rows that it applies to."""
     for key, before in (("without", ""), ("notes", "in "), ("refused", "**refused**: ")):

@@ -1,7 +1,11 @@
-"""The page that `make gpu-check` writes."""
+"""The page that `make gpu-check` writes, and its tables. It needs neither jax nor jax_dcn."""
 
-from benchmarks.reports import kernel_times, smoke
-from benchmarks.reports.formatting import markdown
+import re
+
+from benchmarks.reports.formatting import digits, markdown
+
+# The metrics of a profile that say what bounds a kernel; a report has all of them in its JSON file.
+SHOWN = re.compile(r"Duration|SM Frequency|Issue Slots Busy|L1/TEX|Tensor|Achieved Occupancy|Shared.*Conflict")
 
 
 def page(report):
@@ -40,7 +44,7 @@ def of_facts(step):
 
 def of_smoke(step):
     if "results" in step:
-        yield from smoke.sections(step["results"])
+        yield from smoke_sections(step["results"])
 
 
 def of_tests(step):
@@ -61,14 +65,9 @@ def of_estimates(step):
     if "results" in step:
         rows = step["results"]["rows"]
         if any(row["estimate"] for row in rows):
-            gpus = {row["estimate"]["gpu"] for row in rows if row["estimate"]}
-            yield f"Measured times, and the estimates of {step['estimates']} for {', '.join(sorted(gpus))}."
-            if not all(row["estimate"]["is_of_this_gpu"] for row in rows if row["estimate"]):
-                yield "There are no estimates for this GPU. Those for another GPU are shown without a ratio."
-            yield kernel_times.compared_table(rows)
-            yield kernel_times.kernels_table(rows)
-        else:
-            yield kernel_times.measured_table(rows)
+            yield f"Measured times, and the estimates of {step['estimates']}."
+        yield times_table(rows)
+        yield kernels_table(rows)
         if clocks := {row["SM clock"]: None for row in rows if row["SM clock"]}:
             yield f"Clock of the SMs after each shape was timed: {', '.join(clocks)}."
         if rows and not any(row["milliseconds"] for row in rows):
@@ -81,8 +80,85 @@ def of_ratios(step):
 
 
 def of_profile(step):
-    if step.get("launches"):
-        yield kernel_times.profile_table(step["launches"])
+    """One line per launch and metric."""
+    rows = [
+        [str(number), f"`{launch['kernel']}`", metric, f"{value} {unit}".strip()]
+        for number, launch in enumerate(step.get("launches", ()), 1)
+        for metric, (value, unit) in launch["metrics"].items()
+        if SHOWN.search(metric)
+    ]
+    if rows:
+        yield markdown([["launch", "kernel", "metric", "value"], *rows])
+
+
+def smoke_sections(results):
+    head = ["custom call", "checked", "wrong", "largest error / tolerance", "of"]
+    yield markdown([head, *(smoke_line(call, results["rows"]) for call in results["calls"])])
+    wrong = [
+        f"- **wrong** `{row['call']}`: {row['result']}, {described(row)}: {row['reason']}"
+        for row in results["rows"]
+        if not row["ok"]
+    ]
+    if wrong:
+        yield "\n".join(wrong)
+    if results["not reached"]:
+        yield f"Not reached: {', '.join(results['not reached'])}."
+
+
+def smoke_line(call, rows):
+    own = [row for row in rows if row["call"] == call]
+    if not own:
+        return [f"`{call}`", "**no**", "", "", ""]
+    measured = [row for row in own if row["error / tolerance"] is not None]
+    largest = max(measured, key=lambda row: row["error / tolerance"], default=None)
+    wrong = sum(not row["ok"] for row in own)
+    shown = ["-", "-"] if largest is None else [digits(largest["error / tolerance"]), described(largest)]
+    return [f"`{call}`", str(len(own)), str(wrong), *shown]
+
+
+def described(row):
+    return f"{row['path']}, {row['shape']}, {row['dtype']}"
+
+
+def times_table(rows):
+    """Rows of `benchmarks.kernel_times.measure`, which may have an "estimate": a dictionary, or None."""
+    head = ["shape", "custom call", "kernels, ms", "estimate, ms", "measured / estimate", "bound by", "program, ms"]
+    return markdown([head, *map(times_line, rows)])
+
+
+def times_line(row):
+    measured, estimate, shown = row["milliseconds"], row.get("estimate"), ["-", "-", "-"]
+    if estimate:
+        milliseconds = estimate["milliseconds"]
+        shown = [digits(milliseconds), ratio(measured, milliseconds), estimate["bound_by"]]
+    middle, low, high = (digits(row["program milliseconds"][key]) for key in ("median", "min", "max"))
+    kernels = "-" if measured is None else digits(measured)
+    return [row["shape"], f"`{row['call']}`", kernels, *shown, f"{middle} ({low} to {high})"]
+
+
+def kernels_table(rows):
+    """The same rows kernel by kernel: those of the package that were measured or estimated."""
+    head = ["shape", "kernel", "launches", "measured, ms", "estimate, ms", "measured / estimate"]
+    return markdown([head, *(line for row in rows for line in kernel_lines(row))])
+
+
+def kernel_lines(row):
+    measured = {name: kernel for name, kernel in row["kernels"].items() if kernel["own"]}
+    estimated = row["estimate"]["kernels"] if row["estimate"] else {}
+    for name in dict.fromkeys([*measured, *estimated]):
+        found, expected = measured.get(name), estimated.get(name)
+        yield [
+            row["shape"],
+            f"`{name}`",
+            f"{found['launches']:g}" if found else "-",
+            digits(found["milliseconds"]) if found else "-",
+            digits(expected) if expected is not None else "-",
+            ratio(found and found["milliseconds"], expected),
+        ]
+
+
+def ratio(measured, expected):
+    return digits(measured / expected) if measured and expected else "-"
 
 
 SECTIONS = {

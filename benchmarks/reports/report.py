@@ -12,27 +12,21 @@ LONGEST_LINE = 1000  # of a JSON file, so that a row of results takes one line
 
 
 def parser(name, description):
-    """The parser of `python -m benchmarks.<name>`, which writes to a folder."""
-    made = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
+    """The parser of `python -m benchmarks.<name>`, or of `python -m benchmarks`, which writes to a folder."""
+    made = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}".rstrip("."), description=description)
     made.add_argument("--out", type=Path, default=RESULTS, help="output folder")
     return made
 
 
+def page_text(title, sections):
+    return "\n\n".join([f"# {title}", *sections]) + "\n"
+
+
 def write_page(folder, name, title, sections):
     """Writes `<date>-<name>.md`, and prints it."""
-    text = "\n\n".join([f"# {title}", *sections]) + "\n"
-    folder.mkdir(parents=True, exist_ok=True)
+    text = page_text(title, sections)
     write_text(folder / f"{date.today()}-{name}.md", text)
     print(text)
-
-
-def write(report, tables, stem):
-    """Writes `report` to `stem`.json and its tables to `stem`.md, and returns the text of the tables."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    text = "\n\n".join(sections(report, tables)) + "\n"
-    write_json(stem.with_suffix(".json"), report)
-    write_text(stem.with_suffix(".md"), text)
-    return text
 
 
 def write_json(path, report):
@@ -55,6 +49,7 @@ def json_text(value, indent=""):
 
 
 def write_text(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f"{path.suffix}.draft")
     draft.write_text(text)
     draft.replace(path)  # atomic, because a run may be stopped at any time
@@ -62,15 +57,3 @@ def write_text(path, text):
 
 def facts(machine):
     return paragraph(", ".join(f"{key} {value}" for key, value in machine.items() if value is not None))
-
-
-def sections(report, tables):
-    yield facts(report["machine"])
-    if report["note"]:
-        yield paragraph(report["note"])
-    if report["not reached"]:
-        limit = "" if report["limit"] is None else f" in {report['limit']:.0f} s"
-        yield paragraph(f"Not reached{limit}: {', '.join(report['not reached'])}.")
-    for name, tables_of in tables.items():
-        if report.get(name):
-            yield from tables_of(report[name])

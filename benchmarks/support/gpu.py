@@ -29,11 +29,6 @@ def identity():
     return dict(zip(IDENTITY, lines[0].split(", "), strict=True)) if lines else None
 
 
-def architecture(identity):
-    """The name of the architecture, such as "sm_90"."""
-    return f"sm_{identity['compute capability'].replace('.', '')}"
-
-
 def facts():
     """Details of the first GPU and its driver; None for what cannot be read."""
     try:

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from benchmarks import scaling
 from benchmarks.lowering.hlo import collectives
-from benchmarks.measurements import deform_conv, roi_pool, scaling
+from benchmarks.measurements import deform_conv, roi_pool
 from benchmarks.reports import links
-from benchmarks.reports import scaling as scaling_tables
 from tests.helpers.sharding import make_mesh
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -43,7 +43,7 @@ def test_rows(name, forward, both, monkeypatch):
     assert scaling.total(row.forward) == 4 * forward
     assert scaling.total(row.both) == row.least == 4 * both
     assert row.without_rules > row.least
-    assert name in scaling_tables.table([row])
+    assert name in scaling.table([row])
 
 
 def test_one_device_exchanges_nothing(monkeypatch):

@@ -12,27 +12,11 @@ import pytest
 from benchmarks import __main__ as benchmarks
 from benchmarks.gpu_check import __main__ as gpu_check
 from benchmarks.gpu_check import record, steps
-from benchmarks.gpu_check.junit import read_tests
 from benchmarks.gpu_check.process import run as run_process
 from benchmarks.reports import gpu_check as report
 from benchmarks.support import sources
 
 pytestmark = pytest.mark.platforms("cpu")
-
-SOME_TESTS = """
-import pytest
-
-@pytest.fixture(autouse=True)
-def backend(record_property, request):
-    record_property("backend", request.param)
-
-@pytest.mark.parametrize("backend", ["cpu", "cuda"], indirect=True)
-@pytest.mark.parametrize("case", range(4))
-def test(case, backend):
-    if case == 1:
-        pytest.skip("no reason")
-    assert case != 2, "it is wrong"
-"""
 
 
 def lines_of(page):
@@ -40,16 +24,19 @@ def lines_of(page):
     return [" ".join(line.split()) for line in page.splitlines()]
 
 
-def test_outcomes_are_counted_by_backend_and_failures_are_named(tmp_path):
-    (tmp_path / "test_some.py").write_text(SOME_TESTS)
+def test_only_the_tests_of_a_platform_run_and_name_it(tmp_path):
     results = tmp_path / "results.xml"
-    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={results}", f"--rootdir={tmp_path}", str(tmp_path)]
-    subprocess.run(command, capture_output=True, cwd=tmp_path)
-    outcome = read_tests(ElementTree.parse(results))
-    each = {"passed": 2, "skipped": 1, "failed": 1}
-    assert outcome["backends"] == {"cpu": each, "cuda": each}
-    assert outcome["reasons to skip"] == {"no reason": 2}
-    assert set(outcome["failures"]) == {"test_some::test[2-cpu]", "test_some::test[2-cuda]"}
+    command = [*steps.PYTEST, f"--junitxml={results}", "--platform=cpu", "tests/test_platforms.py"]
+    subprocess.run(command, capture_output=True, cwd=sources.ROOT)
+    assert steps.read_tests(ElementTree.parse(results))["backends"] == {"cpu": {"passed": 1}}
+
+
+def test_outcomes_are_on_the_page():
+    cases = ("<failure message='it is wrong'/>", "<skipped message='no reason'/>", "")
+    outcome = steps.read_tests(
+        ElementTree.fromstring("".join(map(TEST_RESULTS.__mod__, cases)).join(("<all>", "</all>")))
+    )
+    assert outcome["backends"] == {"cuda": {"passed": 1, "skipped": 1, "failed": 1}}
     step = {"ok": True, "seconds": 3, "stopped at its limit": False}
     tests = step | outcome | {"ok": False, "stopped at its limit": True}
     head = {"gpu": {"name": "a GPU"}, "date": "today", "commit": "abc"}
@@ -58,20 +45,14 @@ def test_outcomes_are_counted_by_backend_and_failures_are_named(tmp_path):
     assert "| build | passed | 3 |" in lines
     assert "| tests | **failed**, stopped at its limit | 3 |" in lines
     assert "| ratios | not reached | |" in lines
-    assert "| cuda | 2 | 1 | 1 |" in lines
-    assert any("**failed** `test_some::test[2-cuda]`: AssertionError: it is wrong" in line for line in lines)
+    assert "| cuda | 1 | 1 | 1 |" in lines
+    assert "- 1 skipped: no reason" in lines
+    assert "- **failed** `test::cuda`: it is wrong" in lines
 
 
 def test_the_shapes_of_the_ratios_exist():
     args = benchmarks.parse(["operators", "--shapes", *steps.RATIO_SHAPES, "--dtypes", steps.RATIO_DTYPE])
     assert list(args.shapes) == list(steps.RATIO_SHAPES)
-
-
-def test_only_the_tests_of_the_gpu_are_chosen():
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--platform=cuda", "tests/test_platforms.py"]
-    collected = subprocess.run(command, capture_output=True, text=True, cwd=sources.ROOT).stdout.splitlines()
-    assert "tests/test_platforms.py::test_tests_run_where_they_say[cuda]" in collected
-    assert not any("[cpu]" in line for line in collected)
 
 
 def test_a_command_is_stopped_at_its_limit():
@@ -243,47 +224,32 @@ def test_results_of_each_step_are_on_the_page(machine):
     assert "| A | `A<half>` | 1 | 0.50 | 0.25 | 2.00 |" in lines
     assert not any("`fusion`" in line for line in lines)  # it is XLA's
     assert "Clock of the SMs after each shape was timed: 1755 MHz." in lines
-    assert "Measured times, and the estimates of 2026-01-01-machine-code.json for H200." in lines
-    assert "There are no estimates for this GPU" not in machine.page
+    assert "Measured times, and the estimates of 2026-01-01-machine-code.json." in lines
+    assert "There are no estimates" not in machine.page
     assert "| 1 | `FusedForwardKernel<half, 128>` | Issue Slots Busy | 61.5 % |" in lines
     assert "Waves Per SM" not in machine.page  # it is in the JSON file
     (launch,) = machine.report["steps"]["profile"]["launches"]
     assert launch["metrics"]["Waves Per SM"] == ["2", ""]
 
-    path.write_text(json.dumps({"launches": [LAUNCH | {"gpu": "GH200"}]}))
-    machine.check("--only", "estimates")
-    assert "There are no estimates for this GPU. Those for another GPU are shown without a ratio." in machine.page
-
 
 def test_without_estimates_or_a_profiler_the_page_says_so(machine):
     (machine.bin / "ncu").unlink()
     assert machine.check() == (0, ORDER[:-1])
-    assert "There are no estimates for sm_90: `python -m benchmarks.machine_code` writes" in machine.page
-    assert "| A | `dcn_fused_forward` | 0.50 | 0.60 (0.55 to 0.70) |" in lines_of(machine.page)
+    assert "There are no estimates for Fast GPU H200: `python -m benchmarks.machine_code` writes" in machine.page
+    assert "| A | `dcn_fused_forward` | 0.50 | - | - | - | 0.60 (0.55 to 0.70) |" in lines_of(machine.page)
     assert "There is no profile: ncu is not installed." in machine.page
-
-
-def limits(machine):
-    return {name: limit for name, _, limit, _ in machine.commands}
-
-
-def test_all_steps_fit_the_time(machine):
-    shares = {name: step.seconds for name, step in steps.STEPS.items()}
-    assert sum(shares.values()) <= gpu_check.MINUTES * 60
-    machine.takes = {name: shares[step] for name, step in zip(ORDER, list(shares)[1:], strict=True)}
-    machine.check()
-    for name, step in zip(ORDER, list(shares)[1:], strict=True):  # nothing is left over but the time of the facts
-        assert shares[step] <= limits(machine)[name] <= shares[step] + 10
 
 
 def test_time_that_is_left_over_is_for_later_steps(machine):
     shares = {name: step.seconds for name, step in steps.STEPS.items()}
+    assert sum(shares.values()) <= gpu_check.MINUTES * 60
     machine.takes = {"pip": 20}
     machine.check("--only", "build,tests,profile")
+    limits = {name: limit for name, _, limit, _ in machine.commands}
     left_over = gpu_check.MINUTES * 60 - shares["tests"] - shares["profile"]
-    assert limits(machine)["pip"] == left_over
-    assert limits(machine)["pytest"] == left_over - 20 + shares["tests"]
-    assert limits(machine)["ncu"] == gpu_check.MINUTES * 60 - 20 - 1
+    assert limits["pip"] == left_over
+    assert limits["pytest"] == left_over - 20 + shares["tests"]
+    assert limits["ncu"] == gpu_check.MINUTES * 60 - 20 - 1
 
 
 def test_only_some_steps(machine, capsys):
@@ -329,9 +295,7 @@ def test_an_unreadable_report_is_replaced(machine):
     "what",
     [
         {"fails": ["benchmarks.smoke"]},
-        {"fails": ["pytest"]},
         {"fails": ["sanitizers"]},
-        {"fails": ["benchmarks.kernel_times"]},
         {"skips": ["pytest"]},
         {"skips": ["sanitizers"]},
         {"refused": {"jax_dcn": "MemoryError: no"}},
@@ -352,7 +316,7 @@ def test_nothing_runs_after_a_build_that_failed(machine):
 
 
 def test_a_step_that_raises_an_error_stops_no_later_step(machine, monkeypatch):
-    def broken(path, architecture, name):
+    def broken(path, name):
         raise KeyError("launches")
 
     (machine.results / "2026-01-01-machine-code.json").write_text("{}")

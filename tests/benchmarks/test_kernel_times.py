@@ -6,12 +6,12 @@ from pathlib import Path
 import jax
 import pytest
 
-from benchmarks import kernel_times as command
+from benchmarks import kernel_times
 from benchmarks.baselines import Call
 from benchmarks.counting import estimates
 from benchmarks.gpu_check import ncu
-from benchmarks.measurements import deform_conv, kernel_times
-from benchmarks.reports.kernel_times import compared, kernel_lines
+from benchmarks.measurements import deform_conv
+from benchmarks.reports.gpu_check import kernel_lines, times_line
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -20,46 +20,32 @@ ESTIMATES = Path(__file__).parent / "estimates.json"
 
 
 def test_estimates_are_summed_over_the_launches_of_a_call():
-    found = estimates.read(ESTIMATES, "sm_90", "NVIDIA H200")
+    found = estimates.read(ESTIMATES, "NVIDIA H200")
     assert set(found) == {(INPUT, "A", 16), (FORWARD, "A", 16), (FORWARD, "B", 16)}
     launches = found[INPUT, "A", 16]
     assert launches.milliseconds == pytest.approx(0.05 + 0.25 + 0.125)
     assert launches.bound_by == "issue"  # as the longest launch
     assert launches.kernels == {"ScanKernel": 0.05, "FusedInputCotangentKernel<bfloat16>": 0.375}
+    measured = {"ScanKernel": {"own": True, "launches": 1, "milliseconds": 0.1}}
+    row = {"shape": "A", "call": INPUT, "milliseconds": 0.85, "kernels": measured, "estimate": launches._asdict()}
+    row["program milliseconds"] = dict.fromkeys(("median", "min", "max"), 0.9)
+    assert times_line(row)[2:6] == ["0.85", "0.42", "2.00", "issue"]
+    assert next(kernel_lines(row))[3:] == ["0.10", "0.050", "2.00"]
 
 
 @pytest.mark.parametrize(
-    "architecture, name, gpu, is_of_this_gpu, milliseconds",
+    "name, milliseconds",
     [
-        ("sm_90", "NVIDIA H200", "H200", True, 0.25),
-        ("sm_90", "NVIDIA GH200 480GB", "H200", False, 0.25),
-        ("sm_90", "NVIDIA H200 NVL", "H200", False, 0.25),
-        ("sm_90", "NVIDIA H100 80GB HBM3", "H200", False, 0.25),
-        ("sm_80", "NVIDIA A100-SXM4-40GB", "A100", True, 1.0),
-        ("sm_89", "NVIDIA L4", "A100", False, 1.0),  # the same major version
-        ("sm_120", "NVIDIA GeForce RTX 5090", "RTX 5090", True, 0.75),
-        ("sm_120", "NVIDIA GeForce RTX 5090 Laptop GPU", "RTX 5090", False, 0.75),
-        ("sm_121", "NVIDIA GB10", "RTX 5090", False, 0.75),
+        ("NVIDIA A100-SXM4-40GB", 1.0),
+        ("NVIDIA GeForce RTX 5090", 0.75),
+        ("NVIDIA GeForce RTX 5090 Laptop GPU", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA GH200 480GB", None),
     ],
 )
-def test_estimates_are_those_of_the_most_similar_gpu(architecture, name, gpu, is_of_this_gpu, milliseconds):
-    found = estimates.read(ESTIMATES, architecture, name)[FORWARD, "A", 16]
-    assert (found.gpu, found.is_of_this_gpu, found.milliseconds) == (gpu, is_of_this_gpu, milliseconds)
-
-
-def test_only_estimates_for_the_measured_gpu_have_a_ratio():
-    measured = {"ScanKernel": {"own": True, "launches": 1, "milliseconds": 0.1}}
-    row = {"shape": "A", "call": INPUT, "milliseconds": 0.85, "kernels": measured}
-    row["program milliseconds"] = dict.fromkeys(("median", "min", "max"), 0.9)
-    for name, call_ratio, kernel_ratio in (("NVIDIA H200", "2.00", "2.00"), ("NVIDIA H100 PCIe", "-", "-")):
-        row["estimate"] = estimates.read(ESTIMATES, "sm_90", name)[INPUT, "A", 16]._asdict()
-        assert compared(row)[2:6] == ["0.85", "0.42", call_ratio, "issue"]
-        assert next(kernel_lines(row))[3:] == ["0.10", "0.050", kernel_ratio]
-
-
-@pytest.mark.parametrize("architecture", ["sm_100", "sm_75"])
-def test_there_are_no_estimates_for_other_architectures(architecture):
-    assert estimates.read(ESTIMATES, architecture, "a GPU") == {}
+def test_estimates_are_those_of_the_gpu_itself(name, milliseconds):
+    found = estimates.read(ESTIMATES, name)
+    assert found[FORWARD, "A", 16].milliseconds == milliseconds if milliseconds else not found
 
 
 def test_the_newest_estimates_are_found(tmp_path):
@@ -98,7 +84,7 @@ def test_each_call_is_timed_by_itself(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(kernel_times, "BATCH", 3)
     monkeypatch.setenv("XLA_FLAGS", "")
     path = tmp_path / "times.json"
-    assert command.main(["--shapes", "A", "--out", str(path)]) == 0
+    assert kernel_times.main(["--shapes", "A", "--out", str(path)]) == 0
     results = json.loads(path.read_text())
     assert [(row["call"], row["shape"], row["batch"]) for row in results["rows"]] == [
         (call, "A", 3) for call in kernel_times.CALLS
@@ -107,8 +93,8 @@ def test_each_call_is_timed_by_itself(monkeypatch, tmp_path, capsys):
     for row in results["rows"]:
         assert 0 < row["program milliseconds"]["min"] <= row["program milliseconds"]["median"]
         assert row["milliseconds"] is None and row["kernels"] == {}  # no GPU
-    assert "| A     | `dcn_fused_forward`          | -           |" in capsys.readouterr().out
-    assert command.main(["--shapes", "A", "--once"]) == 0
+    assert "| A     | `dcn_fused_forward`          | -           | -            |" in capsys.readouterr().out
+    assert kernel_times.main(["--shapes", "A", "--once"]) == 0
 
 
 def test_times_of_the_trace_are_those_of_one_run(monkeypatch, tmp_path):

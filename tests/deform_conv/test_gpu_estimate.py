@@ -9,7 +9,7 @@ import pytest
 from benchmarks.counting import estimates
 from benchmarks.counting.devices import DEVICES
 from benchmarks.measurements.deform_conv import SHAPES
-from benchmarks.reports.paths import planned, sizes_of
+from benchmarks.paths import planned, sizes_of
 from benchmarks.reports.report import RESULTS
 from jax_dcn._operators.deform_conv import cuda_tiles, gpu_estimate
 from jax_dcn._operators.deform_conv.gpu_estimate import GPUS, MARGIN
@@ -87,7 +87,7 @@ def test_wrong_compute_capabilities(wrong, error):
 @pytest.mark.parametrize("capability", GPUS)
 def test_the_estimate_agrees_with_the_counted_launches(capability):
     """Although its clocks are means over shapes, with one factor for each architecture."""
-    found = estimates.read(estimates.newest(RESULTS), f"sm_{capability}", DEVICES[f"sm_{capability}"].gpu)
+    found = estimates.read(estimates.newest(RESULTS), DEVICES[f"sm_{capability}"].gpu)
     assert len(found) >= 16
     for (call, name, batch), counted in found.items():
         sizes, gpu = sizes_of(shape_of(name, batch)), GPUS[capability]

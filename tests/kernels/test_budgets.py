@@ -22,10 +22,11 @@ import pathlib
 
 import pytest
 
+from benchmarks import aggregation_costs
 from benchmarks.counting import device_code, machine_code
 from benchmarks.counting.devices import DEVICES
 from benchmarks.lowering import executed_ptx
-from benchmarks.measurements import aggregation, aggregation_costs, deform_conv, kernel_costs
+from benchmarks.measurements import aggregation, deform_conv, kernel_costs
 
 pytestmark = [
     pytest.mark.skipif(kernel_costs.missing() is not None, reason=str(kernel_costs.missing())),

@@ -29,8 +29,8 @@ def test_every_custom_call_is_checked(tmp_path, capsys):
 def test_a_wrong_kernel_is_named(monkeypatch, capsys):
     right = custom_calls.fused_forward
     monkeypatch.setattr(custom_calls, "fused_forward", lambda *args, **options: 1.1 * right(*args, **options))
-    monkeypatch.setattr(smoke.smoke, "DTYPES", ("bfloat16",))
-    monkeypatch.setattr(smoke.smoke, "SHAPES", ("small",))
+    monkeypatch.setattr(smoke, "DTYPES", ("bfloat16",))
+    monkeypatch.setattr(smoke, "SHAPES", ("small",))
     assert smoke.main([], platform="cuda") == 1
     output = capsys.readouterr().out
     assert "- **wrong** `dcn_fused_forward`: y, fused, small, bfloat16: differs from the reference" in output
@@ -38,7 +38,7 @@ def test_a_wrong_kernel_is_named(monkeypatch, capsys):
 
 
 def test_a_kernel_that_is_not_reached_fails_the_test(monkeypatch, capsys):
-    monkeypatch.setattr(smoke.smoke, "DTYPES", ("float32",))  # the fused gradient of the weight needs 16 bits
-    monkeypatch.setattr(smoke.smoke, "SHAPES", ("small",))
+    monkeypatch.setattr(smoke, "DTYPES", ("float32",))  # the fused gradient of the weight needs 16 bits
+    monkeypatch.setattr(smoke, "SHAPES", ("small",))
     assert smoke.main([], platform="cuda") == 1
     assert re.search(r"\| `dcn_fused_weight_cotangent` +\| \*\*no\*\*", capsys.readouterr().out)

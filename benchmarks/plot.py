@@ -3,8 +3,8 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from benchmarks import growth, operators
 from benchmarks.baselines import PASSES
-from benchmarks.measurements import growth, operators
 from benchmarks.reports.formatting import median
 
 COLOURS = {

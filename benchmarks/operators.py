@@ -1,8 +1,15 @@
-"""Tables of each operator beside its baselines: speed, time and memory."""
+"""Each operator beside its baselines: speed, time and memory."""
+
+from functools import partial
 
 from benchmarks.baselines import PASSES
-from benchmarks.measurements.operators import OPERATORS
-from benchmarks.reports.formatting import list_reasons, markdown, mebibytes, milliseconds, paragraph, ratio
+from benchmarks.measurements.aggregation import ATTENTION, DCNV3
+from benchmarks.measurements.deform_conv import CONVOLUTION
+from benchmarks.measurements.measure import measure
+from benchmarks.measurements.roi_pool import PSROI_POOL, ROI_ALIGN
+from benchmarks.reports.formatting import list_named, list_reasons, markdown, mebibytes, milliseconds, paragraph, ratio
+
+OPERATORS = {operator.name: operator for operator in (CONVOLUTION, PSROI_POOL, ROI_ALIGN, ATTENTION, DCNV3)}
 
 RATIOS = (
     "jax_dcn compared with the others: ratios of the medians of calls that took turns. {lower_bounds}Speed: how many "
@@ -19,6 +26,32 @@ MEMORY_OF_OTHERS = {
     "much the process grew during the first call.",
     "PyTorch": "PyTorch: the peak of its allocator on a GPU; on a CPU, how much the process grew in the first call.",
 }
+
+
+def shapes():
+    """The names of all shapes, the most important ones first, because a time limit cuts off the last ones."""
+    first = [name for operator in OPERATORS.values() for name in list(operator.shapes)[:4]]
+    return list(dict.fromkeys([*first, *(name for operator in OPERATORS.values() for name in operator.shapes)]))
+
+
+def baselines():
+    """The names of all baselines."""
+    names = dict.fromkeys(name for operator in OPERATORS.values() for name in operator.implementations)
+    return [name for name in names if name != "jax_dcn"]
+
+
+def tasks(args):
+    for name in args.shapes or shapes():
+        for dtype in args.dtypes:
+            operator = next(operator for operator in OPERATORS.values() if name in operator.shapes)
+            yield f"{name} {dtype}", partial(rows_of, operator, name, dtype, args.repeats, args.baselines)
+
+
+def rows_of(operator, name, dtype, repeats, chosen):
+    row = {"operator": operator.name, "shape": name, "dtype": dtype}
+    problem = operator.problem(operator.shapes[name], dtype)
+    compared = {key: one for key, one in operator.implementations.items() if key in ("jax_dcn", *chosen)}
+    return [row | measured for measured in measure(problem, compared, repeats)]
 
 
 def tables(rows):
@@ -46,7 +79,7 @@ def table_set(operator, rows):
     named = dict.fromkeys(row["shape"] for row in rows)
     return "\n\n".join(
         [
-            "\n".join(f"- {name}: {operator.shapes[name]}" for name in named),
+            list_named({name: operator.shapes[name] for name in named}),
             paragraph(RATIOS.format(lower_bounds=operator.about_lower_bounds)),
             table(everyone[1:], to_jax_dcn, titled),
             *list_reasons(rows, everyone),
