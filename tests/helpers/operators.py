@@ -17,8 +17,7 @@ from tests.helpers.deform_aggregation import cases as aggregation
 from tests.helpers.deform_conv import cases as convolution
 from tests.helpers.deform_conv.numpy_reference import Convolution
 from tests.helpers.roi_pool import cases as pooling
-from tests.helpers.roi_pool.align_reference import Align
-from tests.helpers.roi_pool.numpy_reference import Pooling
+from tests.helpers.roi_pool.numpy_reference import Align, Pooling
 
 
 class Split(NamedTuple):

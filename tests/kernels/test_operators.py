@@ -176,8 +176,7 @@ def test_conv_fused_memory():
 test_pool_many_features = pool_values.test_kernels_are_the_reference_for_many_features
 test_pool_types = pool_values.test_dtypes
 test_pool_coordinates = pool_values.test_coordinates_keep_their_precision_in_half_precision_images
-test_pool_no_regions = pool_values.test_no_regions
-test_pool_no_pixels = pool_values.test_no_pixels
+test_pool_nothing = pool_values.test_nothing_to_compute
 test_pool_infinite_cotangent = pool_special.test_an_infinite_cotangent_reaches_what_its_bin_reads
 test_pool_non_differentiable_points = pool_special.test_non_differentiable_points
 test_pool_locations = pool_special.test_locations_round_as_they_are_written

@@ -15,8 +15,8 @@ from tests.helpers.deform_aggregation.cases import Attention
 from tests.helpers.deform_conv.cases import Case, cast, explicit_gradients
 from tests.helpers.deform_conv.numpy_reference import Convolution
 from tests.helpers.operators import pull_back
-from tests.helpers.roi_pool.align_reference import Align
 from tests.helpers.roi_pool.cases import RoIAlign
+from tests.helpers.roi_pool.numpy_reference import Align
 
 SAME = Convolution(padding="SAME")
 # Many samples fall on few pixels, so that a summation order that depends on the threads would be noticed.

@@ -26,8 +26,9 @@ def input_cotangent(x, rois, name):
     return pullback(jnp.cos(jnp.arange(pooled.size, dtype=jnp.float32)).reshape(pooled.shape))[0]
 
 
-@pytest.mark.parametrize("name", POOLINGS)
-@pytest.mark.parametrize("height", [511, 512, 513])
+@pytest.mark.parametrize(
+    "name, height", [("mean", 511), ("mean", 512), ("mean", 513), ("max", 513), ("position-sensitive", 513)]
+)
 def test_input_cotangent_of_any_size_is_exact(name, height):
     """The cotangent of two images, which has about 32 MiB, consists of those of each image, which are smaller."""
     random = np.random.default_rng(height)

@@ -24,7 +24,7 @@ from tests.helpers.roi_pool.cases import (
 )
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("count", [4, pytest.param(40, marks=pytest.mark.thorough)])
 def test_any_shape(count):
     @settings(max_examples=count)
     @given(problems())
@@ -38,7 +38,7 @@ def test_any_shape(count):
     check()
 
 
-@pytest.mark.parametrize("classes, class_features, group_size", [(4, 20, (1, 1)), (2, 33, (1, 2)), (1, 70, (1, 1))])
+@pytest.mark.parametrize("classes, class_features, group_size", [(4, 20, (1, 2)), (1, 70, (1, 1))])
 def test_kernels_are_the_reference_for_many_features(classes, class_features, group_size, x64):
     """They work on blocks of features, across classes, and add up features in lanes."""
     pooling = dataclasses.replace(POOLING, group_size=group_size, output_size=(2, 3))
@@ -104,37 +104,29 @@ def test_an_offset_of_half_a_step_makes_it_roi_align(x64):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_no_regions(backend):
-    x, _, _ = map(np.float32, operands())
+def test_nothing_to_compute(backend):
+    """No images, rows, columns or regions: zeros, in one program."""
+    shapes = [((0, 3, 4, 2), 1), ((1, 0, 4, 2), 1), ((1, 3, 0, 2), 1), ((1, 3, 4, 2), 0)]
+    problems = [(jnp.ones(shape), jnp.ones((count, 2, 2, 2))) for shape, count in shapes]
 
-    def of(x):
-        return pool(x, jnp.zeros((0, 5)), jnp.zeros((0, 2, 3, 6)), backend=backend)
+    @jax.jit
+    def run(problems):
+        def of(x, offset):
+            rois = jnp.tile(jnp.array([0.0, -1.0, -1.0, 3.0, 3.0]), (len(offset), 1))
+            return jax_dcn.deform_psroi_pool(x, rois, offset, output_size=2, backend=backend)
 
-    pooled, tangent = jax.jvp(of, (x,), (x,))
-    assert pooled.shape == tangent.shape == (0, 5, 4, 6)
-    assert not jax.grad(lambda x: of(x).sum())(x).any()
+        return [(jax.jvp(of, p, p), jax.grad(lambda *p: of(*p).sum(), (0, 1))(*p)) for p in problems]
 
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("shape", [(0, 3, 4, 2), (1, 0, 4, 2), (1, 3, 0, 2)])
-def test_no_pixels(shape, backend):
-    rois = jnp.array([[0.0, -1.0, -1.0, 3.0, 3.0]])
-
-    def of(x, offset):
-        return jax_dcn.deform_psroi_pool(x, rois, offset, output_size=2, backend=backend)
-
-    primals = jnp.zeros(shape), jnp.ones((1, 2, 2, 2))
-    for result in (*jax.jvp(of, primals, primals), *jax.grad(lambda *p: of(*p).sum(), (0, 1))(*primals)):
-        assert not result.any()
-
-
-def temporary_bytes(samples, backend):
-    x, rois, offset = map(np.float32, operands())
-    options = {"pooling": dataclasses.replace(POOLING, sample_per_part=samples), "backend": backend}
-    compiled = pull_back.lower(np.float32(COTANGENT), x, rois, offset, **options).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
+    results = run(problems)
+    assert [tangents[0].shape for tangents, _ in results] == [(count, 2, 2, 2) for _, count in shapes]
+    assert not any(np.any(array) for array in jax.tree.leaves(results))
 
 
 def test_memory_does_not_grow_with_the_points():
-    assert temporary_bytes((8, 8), None) == temporary_bytes((1, 1), None)
-    assert temporary_bytes((8, 8), "reference") > 10 * temporary_bytes((1, 1), "reference")
+    def temporary_bytes(samples):
+        x, rois, offset = map(np.float32, operands())
+        pooling = dataclasses.replace(POOLING, sample_per_part=samples)
+        compiled = pull_back.lower(np.float32(COTANGENT), x, rois, offset, pooling=pooling).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary_bytes((8, 8)) == temporary_bytes((1, 1))
