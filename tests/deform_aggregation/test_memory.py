@@ -61,8 +61,7 @@ def test_other_derivatives_do_not_grow_with_the_batch(function, platform):
     assert sizes[16] <= 64 * MIB, sizes
 
 
-@pytest.mark.parametrize("name", ["attention", "dcnv3"])
-@pytest.mark.parametrize("limit", [1, 2**11])
+@pytest.mark.parametrize("name, limit", [("attention", 1), ("dcnv3", 2**11)])
 def test_chunks_add_up(name, limit, monkeypatch, x64):
     """Queries one by one, and some rows of them, in derivatives of the reference."""
     monkeypatch.setattr(plan, "REFERENCE_BYTES", limit)
