@@ -12,9 +12,10 @@ import pytest
 
 import jax_dcn
 from jax_dcn._operators.deform_conv.plan import INSTRUCTIONS
-from tests.helpers.deform_conv.cases import Case, Operands, assert_close, cast, compiled_pull_back, convolve
 from tests.helpers.deform_conv.cases import CASES as OPTIONS
+from tests.helpers.deform_conv.cases import Case, Operands, assert_close, cast, compiled_pull_back, convolve
 from tests.helpers.deform_conv.numpy_reference import Convolution
+from tests.helpers.operators import of_some
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -87,12 +88,7 @@ def test_any_of_the_gradients(requested):
     case = CASES[2]
     operands, cotangent = narrowed(case, "float32")
     _, everything = compiled_pull_back(case, "fused")(cotangent, operands)
-
-    def some(*arrays):
-        return convolve(
-            operands._replace(**dict(zip(requested, arrays, strict=True))), backend="fused", **case.keywords
-        )
-
+    some = of_some(case.with_backend("fused"), operands, requested)
     _, pullback = jax.vjp(jax.jit(some), *(getattr(operands, name) for name in requested))
     assert_close(list(pullback(cotangent)), [getattr(everything, name) for name in requested], 0, 0)
 

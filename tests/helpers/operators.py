@@ -91,6 +91,11 @@ def pull_back(function, cotangent, operands):
     return result, pullback(cotangent)[0]
 
 
+def of_some(function, operands, names):
+    """`function` as a function of the operands in `names`."""
+    return lambda *some: function(*operands._replace(**dict(zip(names, some, strict=True))))
+
+
 def loss(function, operands):
     """A loss whose cotangent differs for each element of the result."""
     return jnp.sin(function(*operands)).sum()

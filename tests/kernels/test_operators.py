@@ -185,8 +185,6 @@ test_roi_align_max = pool_align.test_max
 test_roi_align_huge_regions = pool_align.test_huge_regions
 test_roi_align_non_differentiable_points = pool_align.test_non_differentiable_points
 test_roi_align_first_largest = pool_align.test_the_first_of_equal_points_and_nan_win
-test_roi_align_without_elements = pool_align.test_nothing_to_compute
-test_roi_align_types = pool_align.test_half_precision
 
 test_aggregation_reference = aggregation_values.test_the_numpy_reference
 test_aggregation_any_shape = aggregation_values.test_any_shape

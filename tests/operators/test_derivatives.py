@@ -10,14 +10,9 @@ import pytest
 from jax.test_util import check_grads
 
 from tests.helpers.deform_conv.cases import BACKENDS, assert_close, cast
-from tests.helpers.operators import EACH_PRIMITIVE, each_operator, loss, pull_back
+from tests.helpers.operators import EACH_PRIMITIVE, each_operator, loss, of_some, pull_back
 
 from .test_transformations import subsets
-
-
-def of_some(function, operands, names):
-    """`function` as a function of the operands in `names`."""
-    return lambda *some: function(*operands._replace(**dict(zip(names, some, strict=True))))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -112,12 +107,10 @@ def test_only_what_is_requested_is_computed(operator):
     _, gradients = run(cotangent, operands)
     calls = {*operator.kernels.values(), operator.forward}
     for name in operator.names:
-
-        def of_one(array, name=name):
-            return (operator.case.with_backend()(*operands._replace(**{name: array})) * cotangent).sum()
-
-        compiled = jax.jit(jax.grad(of_one)).lower(getattr(operands, name)).compile()
+        of_one = of_some(operator.case.with_backend(), operands, [name])
         # The loss is linear in the result, so that the program does not need the result.
+        gradient = jax.grad(lambda array, of_one=of_one: (of_one(array) * cotangent).sum())
+        compiled = jax.jit(gradient).lower(getattr(operands, name)).compile()
         assert custom_calls(compiled) & calls == {call for call in (operator.kernels.get(name),) if call}
         assert_close(compiled(getattr(operands, name)), getattr(gradients, name), 1e-5, 1e-5)
     reference = jax.jit(functools.partial(pull_back, operator.case.with_backend("reference")))

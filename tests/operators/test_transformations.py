@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.deform_conv.cases import assert_close, cast
-from tests.helpers.operators import CONVOLUTION, EACH_PRIMITIVE, each_operator, loss, pull_back
+from tests.helpers.operators import CONVOLUTION, EACH_PRIMITIVE, each_operator, loss, of_some, pull_back
 
 assert_near = functools.partial(assert_close, rtol=1e-4, atol=1e-4)
 one_operator = each_operator("deform_conv2d")  # for rules that do not depend on the operator
@@ -70,10 +70,7 @@ def test_linear_transpose(operator):
     cotangent = np.float32(operator.case.cotangent())
     _, gradients = pull_back(operator.case.with_backend(), cotangent, operands)
     for name, operand in operands._asdict().items():
-
-        def of_one(array, name=name):
-            return apply(operator, operands._replace(**{name: array}))
-
+        of_one = of_some(operator.case.with_backend(), operands, [name])
         if name in operator.linear:
             assert_near(jax.linear_transpose(of_one, operand)(cotangent)[0], getattr(gradients, name))
             pull = jax.vjp(of_one, operand)[1]
@@ -165,11 +162,7 @@ def test_vmap_of_vmap_and_of_jvp(operator):
     name = [name for name in operator.names if name not in operator.shared][-1]
     array = getattr(operands, name)
     arrays = np.stack([np.stack([array * a * b for a in (1, 0.5)]) for b in (1, -1, 2)])
-
-    @jax.jit
-    def of_one(array):
-        return apply(operator, operands._replace(**{name: array}))
-
+    of_one = jax.jit(of_some(operator.case.with_backend(), operands, [name]))
     double = jax.jit(jax.vmap(jax.vmap(of_one)))(arrays)
     assert_near(double, np.array([[of_one(array) for array in row] for row in arrays]))
     push = jax.jit(lambda tangent: jax.jvp(functools.partial(apply, operator), (operands,), (tangent,))[1])

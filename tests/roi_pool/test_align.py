@@ -1,13 +1,8 @@
 """RoIAlign, its position-sensitive and its deformable form: values, gradients, non-differentiable points."""
 
-import functools
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax_dcn
 from tests.helpers.deform_conv.cases import assert_close
 from tests.helpers.roi_pool import numpy_reference
 from tests.helpers.roi_pool.cases import BACKENDS, RoIAlign, pull_back
@@ -90,38 +85,3 @@ def test_the_first_of_equal_points_and_nan_win(x64):
         assert np.isnan(pooled).all()
     # mmcv's maximum starts at -10000.
     assert pull_back(np.ones((1, 1, 1, 1)), -2e4 * x, rois, None, pooling=align)[0].item() == -2e4
-
-
-@pytest.mark.parametrize("backend", [None, pytest.param("reference", marks=pytest.mark.thorough)])
-def test_nothing_to_compute(backend):
-    """No regions, images, rows, columns or channels: zeros, in one program."""
-    shapes = [((1, 4, 4, 2), 0), ((0, 3, 3, 2), 2), ((1, 0, 4, 2), 2), ((1, 3, 0, 2), 2), ((1, 3, 3, 0), 2)]
-    rois = jnp.array([[0, 0, 0, 3, 3]] * 2)
-
-    @jax.jit
-    def run(images):
-        def of(image, count, mode):
-            return jax_dcn.roi_align(image, rois[:count], output_size=2, mode=mode, backend=backend)
-
-        results = []
-        for image, (_, count) in zip(images, shapes, strict=True):
-            mean, maximum = (functools.partial(of, count=count, mode=mode) for mode in ("avg", "max"))
-            results += jax.jvp(mean, (image,), (image,))
-            results += [jax.grad(lambda x, f=f: f(x).sum())(image) for f in (mean, maximum)]
-        return results
-
-    assert not any(result.any() for result in run([jnp.ones(shape) for shape, _ in shapes]))
-
-
-def test_half_precision():
-    for mode in ("avg", "max"):
-        align = Align(spatial_scale=0.4, mode=mode)
-        cotangent, x, rois, _ = problem(align)
-        with jax.enable_x64(True):
-            exact = pull_back(cotangent, x, rois, None, pooling=align)
-        x, cotangent = (np.asarray(array, jnp.bfloat16) for array in (x, cotangent))
-        pooled, d_x, _ = pull_back(cotangent, x, np.float32(rois), None, pooling=align)
-        assert pooled.dtype == d_x.dtype == jnp.bfloat16
-        assert_close(pooled, exact[0], 0.03, 0.03)
-        if mode == "avg":
-            assert_close(d_x, exact[1], 0.03, 0.03 * np.abs(exact[1]).max())
