@@ -69,7 +69,6 @@ test_conv_fused_unrounded_sums = conv_fused.test_the_sum_leaves_unrounded
 test_conv_fused_nonfinite_offsets = conv_fused.test_nonfinite_offsets
 test_conv_fused_one_pixel = conv_fused.test_all_samples_in_one_pixel
 test_conv_fused_runs = conv_fused.test_images_in_chunks
-test_conv_fused_wide_sums = conv_fused.test_sums_of_gradients_are_wide
 test_conv_fused_mask_alone = conv_fused.test_the_cotangent_of_the_mask_alone
 test_conv_fused_reads = conv_fused.test_only_pixels_that_samples_touch_are_read
 
