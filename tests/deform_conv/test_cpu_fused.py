@@ -112,18 +112,18 @@ def test_bits_of_a_gradient_that_has_several_parts():
     np.testing.assert_array_equal(gradients((0, 1))[1], gradients((1,))[0])
 
 
-def test_which_path():
-    def paths(image=(32, 32), channels=32, features=32, groups=1, dtype="float32", **options):
-        x = jax.ShapeDtypeStruct((1, *image, channels), dtype)
-        offset = jax.ShapeDtypeStruct((1, *image, 18), "float32")
-        weight = jax.ShapeDtypeStruct((3, 3, channels // groups, features), dtype)
-        plan = jax_dcn.kernel_plan(
-            jax_dcn.deform_conv2d, x, offset, weight, platform="cpu", feature_group_count=groups, **options
-        )
-        return {of.computation: of for of in plan}
+def planned(image=(32, 32), groups=1, offset_groups=1, batch=1, dtype="float32", **options):
+    """The plan of each computation."""
+    x = jax.ShapeDtypeStruct((batch, *image, 64), dtype)
+    offset = jax.ShapeDtypeStruct((batch, *image, 18 * offset_groups), "float32")
+    weight = jax.ShapeDtypeStruct((3, 3, 64 // groups, 64), dtype)
+    options |= {"platform": "cpu", "feature_group_count": groups}
+    return {of.computation: of for of in jax_dcn.kernel_plan(jax_dcn.deform_conv2d, x, offset, weight, **options)}
 
+
+def test_which_path():
     for dtype in TOLERANCE:
-        plan = paths(dtype=dtype)
+        plan = planned(dtype=dtype)
         assert {of.path for of in plan.values()} == {"fused"}
         assert INSTRUCTIONS in plan["x"].reason
     for reason, arguments in {
@@ -131,23 +131,18 @@ def test_which_path():
         "precision names an algorithm": {"precision": jax.lax.DotAlgorithmPreset.F32_F32_F32},
     }.items():
         with jax.enable_x64(True):
-            plan = paths(**arguments).values()
+            plan = planned(**arguments).values()
         assert all(of.path == "im2col" and of.reason.startswith(reason) for of in plan)
-    wide = paths(dtype="bfloat16", preferred_element_type=jnp.float32)
+    wide = planned(dtype="bfloat16", preferred_element_type=jnp.float32)
     assert wide["forward"].path == "fused" and wide["x"].path == "im2col"
 
 
 @pytest.mark.usefixtures("limits_of_the_package")
 def test_where_it_is_slow():
-    def reason(image, groups=1, offset_groups=1, of="forward", batch=1):
-        x = jax.ShapeDtypeStruct((batch, *image, 64), "float32")
-        offset = jax.ShapeDtypeStruct((batch, *image, 18 * offset_groups), "float32")
-        weight = jax.ShapeDtypeStruct((3, 3, 64 // groups, 64), "float32")
-        planned = jax_dcn.kernel_plan(
-            jax_dcn.deform_conv2d, x, offset, weight, platform="cpu", feature_group_count=groups
-        )[of]
-        assert (planned.path == "fused") == planned.reason.startswith("the processor has")
-        return planned.reason
+    def reason(image, of="forward", **options):
+        plan = planned(image, **options)[of]
+        assert (plan.path == "fused") == plan.reason.startswith("the processor has")
+        return plan.reason
 
     if INSTRUCTIONS == "portable":
         pytest.skip("no fused kernels are fast here")
