@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jax_dcn
@@ -61,8 +62,7 @@ def test_other_derivatives_do_not_grow_with_the_batch(function, platform):
     assert sizes[16] <= 64 * MIB, sizes
 
 
-@pytest.mark.parametrize("name", ["attention", "dcnv3"])
-@pytest.mark.parametrize("limit", [1, 2**11])
+@pytest.mark.parametrize("name, limit", [("attention", 1), ("dcnv3", 2**11)])
 def test_chunks_add_up(name, limit, monkeypatch, x64):
     """Queries one by one, and some rows of them, in derivatives of the reference."""
     monkeypatch.setattr(plan, "REFERENCE_BYTES", limit)
@@ -75,3 +75,26 @@ def test_chunks_add_up(name, limit, monkeypatch, x64):
         )()
 
     assert_close(push(case.with_backend(None, deterministic=True)), push(case.with_backend("reference")))
+
+
+@pytest.mark.platforms("cpu")
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_blocks_of_pixels_are_the_whole(dtype):
+    """On a CPU, the cotangent of value is computed in blocks of pixels where its sums take too much memory."""
+    sizes, channels = ((1024, 1024), (3, 5)), 16  # the sums of a head take 64 MiB
+    random = np.random.default_rng(0)
+    locations = random.uniform(-0.01, 1.01, (1, 300, 1, len(sizes), 4, 2)).astype(np.float32)
+    weights = random.random(locations.shape[:-1], np.float32)
+    cotangent = jnp.asarray(random.standard_normal((1, 300, channels)), dtype)
+    value = jnp.zeros((1, 1024 * 1024 + 15, 1, channels), dtype)
+
+    def d_value(backend):
+        def attention(value):
+            return jax_dcn.multi_scale_deformable_attention(
+                value, locations, weights, spatial_shapes=sizes, backend=backend
+            )
+
+        return jax.jit(lambda: jax.vjp(attention, value)[1](cotangent)[0])()
+
+    tolerance = 1e-2 if dtype == jnp.bfloat16 else 1e-5
+    assert_close(d_value(None), d_value("reference"), tolerance, 1e-6)

@@ -35,6 +35,7 @@ in_16_bits = pytest.mark.parametrize(
     "dtype, backend",
     [
         *((dtype, None) for dtype in LOW),
+        ("bfloat16", "im2col"),
         ("bfloat16", "reference"),
         pytest.param("float16", "reference", marks=pytest.mark.thorough),
     ],
@@ -94,32 +95,30 @@ MANY = 4096  # more ones than float16 (2048) or bfloat16 (256) can count
 
 @in_16_bits
 def test_sums_over_channels_are_wide(dtype, backend):
-    """The value, and the gradients with respect to offset and mask, add one for each channel."""
+    """Each channel adds one to the value and, of each of 8 features, to the gradients of offset and mask."""
     x = jnp.broadcast_to(jnp.arange(2, dtype=dtype)[:, None], (1, 1, 2, MANY))[:, :, ::-1]
     operands = Operands(
-        x, jnp.zeros((1, 1, 2, 2), dtype), jnp.ones((1, 1, MANY, 1), dtype), None, jnp.ones((1, 1, 2, 1), dtype)
+        x, jnp.zeros((1, 1, 2, 2), dtype), jnp.ones((1, 1, MANY, 8), dtype), None, jnp.ones((1, 1, 2, 1), dtype)
     )
-    cotangent = jnp.array([1, 0], dtype).reshape(1, 1, 2, 1)
+    cotangent = jnp.zeros((1, 1, 2, 8), dtype).at[0, 0, 0].set(1)
     y, gradients = jax.jit(functools.partial(pull_back, backend=backend))(cotangent, operands)
-    assert y[0, 0, 0, 0] == MANY
-    assert gradients.offset[0, 0, 0, 1] == -MANY
-    assert gradients.mask[0, 0, 0, 0] == MANY
+    np.testing.assert_array_equal(y[0, 0, 0].astype(jnp.float32), np.full(8, MANY))
+    assert gradients.offset[0, 0, 0, 1] == -8 * MANY
+    assert gradients.mask[0, 0, 0, 0] == 8 * MANY
 
 
 @in_16_bits
 def test_sums_over_pixels_are_wide(dtype, backend):
-    """All output pixels sample the same pixel, so each adds one to the gradients with respect to x, weight and bias."""
+    """All output pixels sample the same pixel, so each adds one to the gradients of weight and bias, and 8 to x's."""
     rows, columns = np.divmod(np.arange(MANY), 64)
     offset = -np.stack([rows, columns], -1).reshape(1, 64, 64, 2)
-    operands = Operands(
-        jnp.ones((1, 64, 64, 1), dtype), jnp.asarray(offset, dtype), jnp.ones((1, 1, 1, 1), dtype), jnp.zeros(1, dtype)
-    )
-    cotangent = jnp.ones((1, 64, 64, 1), dtype)
+    x, weight = jnp.ones((1, 64, 64, 32), dtype), jnp.ones((1, 1, 32, 8), dtype)
+    operands = Operands(x, jnp.asarray(offset, dtype), weight, jnp.zeros(8, dtype))
+    cotangent = jnp.ones((1, 64, 64, 8), dtype)
     _, gradients = jax.jit(functools.partial(pull_back, backend=backend))(cotangent, operands)
-    assert gradients.x[0, 0, 0, 0] == MANY
-    assert gradients.x.astype(jnp.float32).sum() == MANY
-    assert gradients.weight.item() == MANY
-    assert gradients.bias.item() == MANY
+    d_x, d_weight, d_bias = (np.float32(gradient) for gradient in (gradients.x, gradients.weight, gradients.bias))
+    assert (d_x[0, 0, 0] == 8 * MANY).all() and d_x.sum() == 8 * MANY * 32
+    assert (d_weight == MANY).all() and (d_bias == MANY).all()
 
 
 @in_16_bits

@@ -29,10 +29,6 @@ CASES = [
     Case("group_of_one_vector", (4, 3), 32, 8, (3, 3), 1, convolution=Convolution((1, 1), "SAME", (1, 1), 4)),
     Case("torus", (3, 4), 16, 6, (3, 2), 2, convolution=Convolution((2, 1), "CIRCULAR", (3, 2))),
     Case("one_pixel", (1, 1), 8, 4, (3, 3), convolution=Convolution(padding=1)),
-    Case("two_batch_dimensions", (3, 4), 8, 4, (2, 2), batch=(2, 3), convolution=Convolution(padding="SAME")),
-    Case("unbatched", (4, 5), 8, 2, (3, 3), batch=(), convolution=Convolution(padding=((1, 2), (0, 1)))),
-    Case("empty_batch", (4, 5), 8, 2, (3, 3), batch=(0,), convolution=Convolution(padding="SAME")),
-    Case("empty_output", (2, 5), 8, 2, (3, 3), convolution=Convolution(padding="VALID")),
     Case("no_channels", (4, 5), 0, 4, (3, 3), convolution=Convolution(padding="SAME")),
     # The cotangents of these cases are fused, too.
     Case("one_stage_back", (5, 6), 32, 8, (1, 1)),
@@ -49,6 +45,7 @@ CASES = [
     Case("24_channels_an_offset_group_back", (4, 5), 96, 72, (2, 2), 4, convolution=Convolution((2, 1), 1, (1, 2), 2)),
     Case("8_channels_a_group_back", (4, 3), 32, 32, (3, 3), 2, convolution=Convolution((1, 1), 1, (1, 1), 4)),
     Case("whole_tile_of_channels_back", (9, 10), 128, 136, (1, 2), batch=(1,), convolution=Convolution(padding="SAME")),
+    Case("two_batch_dimensions_back", (3, 4), 32, 8, (2, 2), batch=(2, 3), convolution=Convolution(padding="SAME")),
     Case("unbatched_back", (4, 5), 32, 8, (3, 3), batch=(), convolution=Convolution(padding=((1, 2), (0, 1)))),
     Case("empty_batch_back", (4, 5), 32, 8, (3, 3), batch=(0,), convolution=Convolution(padding="SAME")),
     Case("empty_output_back", (2, 5), 32, 8, (3, 3), convolution=Convolution(padding="VALID")),
@@ -102,15 +99,15 @@ def sum_errors(case, dtype, cotangent, operands):
     return of_y, *Operands(of_x, 0, of_weight, 0, 0)
 
 
-def check_values(case, dtype, operands, of_result=None):
+def check_values(case, dtype, operands):
     """Value and gradients: what is rounded to the data's type, and the sums of tensor cores."""
-    cotangent = jnp.asarray(case.cotangent(), of_result or dtype)
-    run = functools.partial(pull_back, preferred_element_type=of_result, precision="default", **case.keywords)
+    cotangent = jnp.asarray(case.cotangent(), dtype)
+    run = functools.partial(pull_back, precision="default", **case.keywords)
     lowered = jax.jit(run).lower(cotangent, operands)
     y, gradients = lowered.compile()(cotangent, operands)
     exact_operands = np.asarray(cotangent, np.float64), widened(operands)
     exact_y, exact_gradients = case.expected(*exact_operands)
-    assert y.dtype == (of_result or dtype)
+    assert y.dtype == dtype
     has_tensor_cores = "dcn_fused_forward" in lowered.as_text()
     errors = sum_errors(case, dtype, *exact_operands) if has_tensor_cores else [0] * 6
     for actual, exact, error in zip((y, *gradients), (exact_y, *exact_gradients), errors, strict=True):
@@ -119,13 +116,20 @@ def check_values(case, dtype, operands, of_result=None):
             assert_close(actual, exact, 0, tolerance)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case, dtype",
+    [
+        *((case, dtype) for case in CASES for dtype in ("bfloat16", "float32")),
+        # which differs from bfloat16 in how elements are converted, not in tiles and stages
+        *((CASE[name], "float16") for name in ("2_groups_3_offset_groups", "torus_back", "8_channels_a_group_back")),
+    ],
+    ids=str,
+)
 def test_values(case, dtype):
     check_values(case, dtype, cast(case, dtype))
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_without_mask_and_bias(dtype):
     check_values(PLAIN, dtype, cast(PLAIN, dtype, masked=False)._replace(bias=None))
 
@@ -141,13 +145,14 @@ def test_the_sum_leaves_unrounded(dtype):
 
 
 @pytest.mark.parametrize("name", ["ragged_strip_and_tile", "torus", "ragged_strip_and_tile_back", "torus_back"])
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_nonfinite_offsets(value, name):
-    case = CASE[name]
+@pytest.mark.parametrize("values", [[np.nan], [np.inf, -np.inf]], ids=["nan", "inf"])
+def test_nonfinite_offsets(values, name):
+    case, random = CASE[name], np.random.default_rng(0)
     operands = cast(case, "bfloat16")
-    hit = np.random.default_rng(0).uniform(size=operands.offset.shape) < 0.01
+    hit = random.uniform(size=operands.offset.shape) < 0.01
     assert hit.any()
-    check_values(case, "bfloat16", operands._replace(offset=jnp.where(hit, value, operands.offset)))
+    offset = jnp.where(hit, random.choice(values, hit.shape), operands.offset).astype("float32")
+    check_values(case, "bfloat16", operands._replace(offset=offset))
 
 
 def test_only_pixels_that_samples_touch_are_read():
@@ -175,40 +180,15 @@ def test_all_samples_in_one_pixel(dtype, precision):
     assert_close(d_x, exact.x, 0, 4 * RESOLUTION[dtype] * np.abs(exact.x).max())
 
 
-@pytest.mark.parametrize("is_masked", [True, False])
-@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("images, is_masked", [(1, False), (3, True)])
 def test_images_in_chunks(images, is_masked, monkeypatch):
     """The scatter lists of the gradient of x are made of one or three images at a time."""
     case = dataclasses.replace(CASE["torus_back"], batch=(5,))
     operands = cast(case, "bfloat16", masked=is_masked)
     monkeypatch.setattr(plan, "CHUNK_LIST_BYTES", images * plan._list_bytes(operands.x, operands.offset))
     monkeypatch.setattr(gpu_estimate, "MARGIN", math.inf)  # what can be fused is
-    calls = re.findall(r"@(?:\w*)dcn_fused_input_cotangent\(.*-> .*", lowered(operands, case=case, of=gradient))
-    lists = [re.findall(r"tensor<(\d+)x\d+x\d+x\d+xi32>", call) for call in calls]
-    assert lists == [[str(images)] * 2]
     jax.clear_caches()
     check_values(case, "bfloat16", operands)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_sums_of_gradients_are_wide(dtype):
-    """Over more pixels and channels than 16 bits count one by one."""
-
-    def gradients(x, offset, weight, mask):
-        def loss(x, weight, mask):
-            return jax_dcn.deform_conv2d(x, offset, weight, mask=mask).astype(jnp.float32).sum()
-
-        return jax.jit(jax.grad(loss, (0, 1, 2)))(x, weight, mask)
-
-    rows, columns = np.mgrid[:64, :64]
-    to_first = -jnp.asarray(np.stack([rows, columns], -1)[None], jnp.float32)
-    x, weight = jnp.ones((1, 64, 64, 32), dtype), jnp.ones((1, 1, 32, 8), dtype)
-    d_x, d_weight, _ = gradients(x, to_first, weight, jnp.ones((1, 64, 64, 1)))
-    np.testing.assert_array_equal(d_x[0, 0, 0].astype(jnp.float32), np.full(32, 4096 * 8))
-    np.testing.assert_array_equal(d_weight.astype(jnp.float32), np.full((1, 1, 32, 8), 4096))
-    x, weight = jnp.ones((1, 1, 1, 4096), dtype), jnp.ones((1, 1, 4096, 8), dtype)
-    _, _, d_mask = gradients(x, jnp.zeros((1, 1, 1, 2)), weight, jnp.ones((1, 1, 1, 1)))
-    np.testing.assert_array_equal(d_mask, np.full((1, 1, 1, 1), 4096 * 8, np.float32))
 
 
 def test_the_cotangent_of_the_mask_alone():
@@ -298,11 +278,8 @@ NOT_FUSED = [
     (PLAIN, "float32", {"precision": ("default", "highest")}),
     (PLAIN, "float32", {"precision": "default", "preferred_element_type": jnp.bfloat16}),
     (PLAIN, "float16", {"preferred_element_type": jnp.bfloat16}),
-    (with_channels(12), "bfloat16", {}),
     (with_channels(16, groups=4), "bfloat16", {}),
     (with_channels(16, offset_groups=4), "bfloat16", {}),
-    (with_channels(16, features=7), "bfloat16", {}),
-    (with_channels(16, features=6, groups=2), "bfloat16", {}),
 ]
 
 
@@ -330,31 +307,13 @@ COTANGENTS = [
     (with_channels(32), "float32", {"precision": "highest"}, IM2COL_COTANGENTS),
     (with_channels(8), "bfloat16", {}, {INPUT, OFFSET, WEIGHT}),
     (with_channels(4), "float32", {"precision": "default"}, {INPUT, OFFSET, "dcn_sample"}),
-    (with_channels(12), "bfloat16", {}, IM2COL_COTANGENTS),
-    (with_channels(32, features=12), "bfloat16", {}, IM2COL_COTANGENTS),
     (with_channels(64, offset_groups=8), "bfloat16", {}, {INPUT, OFFSET, WEIGHT}),
-    (with_channels(192, 24, 2, 3), "bfloat16", {}, IM2COL_COTANGENTS),
-    (
-        with_channels(32),
-        "bfloat16",
-        {"preferred_element_type": jnp.float32},
-        IM2COL_COTANGENTS,
-    ),
 ]
 
 
 @pytest.mark.parametrize("case, dtype, keywords, names", COTANGENTS)
 def test_which_cotangents_are_fused(case, dtype, keywords, names):
     assert custom_calls(cast(case, dtype), case=case, of=gradient, **keywords) == names
-
-
-def test_only_the_cotangents_wanted_are_computed():
-    def gradient_of_weight(operands, **keywords):
-        run = jax.grad(lambda weight: convolve(operands._replace(weight=weight), **keywords).astype(jnp.float32).sum())
-        return run(operands.weight)
-
-    case = with_channels(32)
-    assert custom_calls(cast(case, "bfloat16"), case=case, of=gradient_of_weight) == {WEIGHT}
 
 
 def test_float64_is_not_fused(x64):
@@ -366,15 +325,6 @@ def test_the_default_precision_counts(precision, name):
     with jax.default_matmul_precision(precision):
         assert custom_call(cast(PLAIN, "float32")) == name
         assert custom_call(cast(PLAIN, "bfloat16")) == "dcn_fused_forward"
-
-
-def test_tiles_cover_all_features_of_a_group_if_they_can():
-    def tile(pixels, features, groups):
-        return cuda_tiles.tile_features(pixels=pixels, features=features, groups=groups)
-
-    assert tile(10**6, 300, 1) == max(cuda_tiles.TILE_FEATURES)
-    assert tile(10**6, 256, 2) == 128
-    assert tile(10**6, 32, 1) == tile(1, 512, 1) == min(cuda_tiles.TILE_FEATURES)
 
 
 @pytest.mark.parametrize("pixels", [0, 1, 128 * 100, 128 * 1000])

@@ -1,7 +1,6 @@
 """Derivatives at non-differentiable points, by the written rule, and no more derivatives than are requested."""
 
 import functools
-import itertools
 import re
 
 import jax
@@ -13,7 +12,6 @@ from tests.helpers.deform_conv.cases import (
     BACKENDS,
     CASE,
     Case,
-    Operands,
     assert_close,
     cast,
     compiled_pull_back,
@@ -46,26 +44,22 @@ NON_DIFFERENTIABLE_POINTS = [
 ]
 
 
-@pytest.mark.parametrize("dtype, backend", [("float32", None), ("float64", None), ("float32", "reference")])
-def test_offset_derivative_at_non_differentiable_points(dtype, backend):
-    locations, derivatives = (np.array(column, dtype) for column in zip(*NON_DIFFERENTIABLE_POINTS, strict=True))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_offset_derivative_at_non_differentiable_points(backend):
+    locations, derivatives = (np.array(column, np.float32) for column in zip(*NON_DIFFERENTIABLE_POINTS, strict=True))
     count = len(locations)
-    with jax.enable_x64(dtype == "float64"):
-        x = np.broadcast_to(IMAGE.astype(dtype)[..., None], (count, 2, 3, 1))
-        offset = np.zeros((count, 2, 3, 2), dtype)
-        offset[:, 0, 0] = locations
-        cotangent = np.zeros((count, 2, 3, 1), dtype)
-        cotangent[:, 0, 0] = 1
-        weight = np.ones((1, 1, 1, 1), dtype)
-        pull_back = jax.jit(functools.partial(jax_dcn.deform_conv2d_offset_grad, backend=backend))
-        reverse = pull_back(cotangent, x, offset, weight)
-        np.testing.assert_array_equal(reverse[:, 0, 0], derivatives)
-        apply = jax.jit(lambda offset: jax_dcn.deform_conv2d(x, offset, weight, backend=backend))
-        for axis in range(2):
-            direction = np.zeros_like(offset)
-            direction[..., axis] = 1
-            _, forward = jax.jvp(apply, (offset,), (direction,))
-            np.testing.assert_array_equal(forward[:, 0, 0, 0], derivatives[:, axis])
+    x = np.broadcast_to(np.float32(IMAGE)[..., None], (count, 2, 3, 1))
+    offset, cotangent = np.zeros((count, 2, 3, 2), np.float32), np.zeros((count, 2, 3, 1), np.float32)
+    offset[:, 0, 0], cotangent[:, 0, 0] = locations, 1
+    weight = np.ones((1, 1, 1, 1), np.float32)
+    pull_back = jax.jit(functools.partial(jax_dcn.deform_conv2d_offset_grad, backend=backend))
+    np.testing.assert_array_equal(pull_back(cotangent, x, offset, weight)[:, 0, 0], derivatives)
+    apply = jax.jit(lambda offset: jax_dcn.deform_conv2d(x, offset, weight, backend=backend))
+    for axis in range(2):
+        direction = np.zeros_like(offset)
+        direction[..., axis] = 1
+        _, forward = jax.jvp(apply, (offset,), (direction,))
+        np.testing.assert_array_equal(forward[:, 0, 0, 0], derivatives[:, axis])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -122,13 +116,10 @@ def test_explicit_gradients_compute_only_themselves(name):
 
 
 REQUESTS = [
-    ("bias",),
     ("weight", "bias"),
     ("offset", "mask"),
-    ("x", "weight"),
     ("weight", "mask"),
     ("x", "offset", "weight"),
-    Operands._fields,
 ]
 
 
@@ -147,14 +138,3 @@ def test_only_what_is_requested_is_computed(names):
     check_kernels(compiled.as_text(), names)
     _, gradients = compiled_pull_back(REQUESTED, None)(cotangent, operands)
     assert_close(compiled(some), {name: getattr(gradients, name) for name in names}, 1e-5, 1e-5)
-
-
-def test_the_jaxpr_of_a_gradient_has_only_what_is_requested():
-    """One reverse primitive, whose results have the shapes of the requested gradients."""
-    operands = cast(REQUESTED.operands(), np.float32)
-    for size in range(1, 6):
-        for subset in itertools.combinations(range(5), size):
-            gradient = jax.grad(lambda *operands: convolve(operands, **REQUESTED.keywords).sum(), subset)
-            equations = jax.make_jaxpr(gradient)(*operands).jaxpr.eqns
-            (cotangent,) = [e for e in equations if e.primitive.name == "deform_conv" and e.params["chain"]]
-            assert [v.aval.shape for v in cotangent.outvars] == [operands[k].shape for k in subset]

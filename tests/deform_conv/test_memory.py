@@ -123,6 +123,34 @@ def test_chunks_add_up(name, held, monkeypatch, x64):
     assert_close(answer, case.expected(cotangent, operands))
 
 
+@pytest.mark.parametrize(
+    "name, held",
+    [
+        ("strided_dilated", 2**14),
+        ("circular", 2**10),
+        ("two_batch_dimensions", 2**8),
+        pytest.param("6_groups_4_offset_groups", 2**8, marks=pytest.mark.thorough),
+    ],
+)
+def test_chunks_of_second_derivatives_add_up(name, held, monkeypatch, x64):
+    """Chunks of a row, of some rows and of some images, the last of which may be smaller."""
+    case = CASE[name]
+    arguments = case.cotangent(), case.operands(), case.operands(1)
+
+    def product(backend):
+        def run(cotangent, operands, tangents):
+            gradients = functools.partial(pull_back, cotangent, backend=backend, **case.keywords)
+            return jax.jvp(gradients, (operands,), (tangents,))[1]
+
+        return jax.jit(run)
+
+    expected = product("reference")(*arguments)
+    limit_samples(monkeypatch, held)
+    by_chunks = product(None)
+    assert "stablehlo.while" in by_chunks.lower(*arguments).as_text()
+    assert_close(by_chunks(*arguments), expected)
+
+
 @pytest.mark.parametrize("held, loops", [(1, True), (2**20, False)])
 @pytest.mark.usefixtures("limits_of_the_package")
 def test_a_low_limit_makes_chunks(held, loops, monkeypatch):

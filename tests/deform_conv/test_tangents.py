@@ -1,4 +1,4 @@
-"""The tangent of the convolution by kernels, and second derivatives in chunks, against the reference."""
+"""The tangent of the convolution by kernels, against the reference."""
 
 import re
 
@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_dcn._operators.deform_conv import plan
-from tests.helpers.deform_conv.cases import CASE, Case, Operands, assert_close, cast, convolve, pull_back
+from tests.helpers.deform_conv.cases import CASE, Case, Operands, assert_close, cast, convolve
 from tests.helpers.deform_conv.numpy_reference import Convolution
+from tests.helpers.operators import of_some
 
 GROUPED = Case("grouped", (3, 5), 16, 8, (2, 2), 2, (2,), Convolution(padding="SAME", feature_group_count=4))
 FUSIBLE = Case("fusible", (3, 5), 16, 8, (2, 2), 2, (2,), Convolution(padding="SAME"))
@@ -19,11 +19,8 @@ def tangent(case, names, backend=None):
     """A compiled function of (operands, tangents), of which it takes those in `names`."""
 
     def push(operands, tangents):
-        def of_some(*some):
-            return convolve(operands._replace(**dict(zip(names, some, strict=True))), backend=backend, **case.keywords)
-
         primals, directions = (tuple(getattr(tree, name) for name in names) for tree in (operands, tangents))
-        return jax.jvp(of_some, primals, directions)[1]
+        return jax.jvp(of_some(case.with_backend(backend), operands, names), primals, directions)[1]
 
     return jax.jit(push)
 
@@ -79,37 +76,3 @@ def test_values_that_are_not_finite(names, x64):
     actual, expected = (tangent(case, names, backend)(operands, tangents) for backend in (None, "reference"))
     assert_close(actual, expected)
     assert np.isnan(actual).any() == (names != ("bias",)) and np.isfinite(actual).any()
-
-
-def hessian_product(backend, case):
-    """The derivative of the gradients of the convolution's product with a cotangent, along tangents."""
-
-    def product(cotangent, operands, tangents):
-        def gradients(operands):
-            return pull_back(cotangent, operands, backend=backend, **case.keywords)[1]
-
-        return jax.jvp(gradients, (operands,), (tangents,))[1]
-
-    return product
-
-
-@pytest.mark.parametrize(
-    "name, held",
-    [
-        ("strided_dilated", 2**14),
-        ("circular", 2**10),
-        ("two_batch_dimensions", 2**8),
-        pytest.param("6_groups_4_offset_groups", 2**8, marks=pytest.mark.thorough),
-        pytest.param("6_groups_4_offset_groups", 2**14, marks=pytest.mark.thorough),
-    ],
-)
-def test_chunks_add_up(name, held, monkeypatch, x64):
-    """Chunks of a row, of some rows and of some images, the last of which may be smaller."""
-    case = CASE[name]
-    arguments = case.cotangent(), case.operands(), case.operands(1)
-    expected = jax.jit(hessian_product("reference", case))(*arguments)
-    for platform in plan.COLUMN_BYTES:
-        monkeypatch.setitem(plan.COLUMN_BYTES, platform, held)
-    by_chunks = jax.jit(hessian_product(None, case))
-    assert "stablehlo.while" in by_chunks.lower(*arguments).as_text()
-    assert_close(by_chunks(*arguments), expected)

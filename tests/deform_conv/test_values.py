@@ -12,11 +12,9 @@ from tests.helpers.deform_conv.cases import (
     BACKENDS,
     CASE,
     CASES,
-    Operands,
     assert_close,
     cast,
     compiled_pull_back,
-    convolve,
     pull_back,
     to_nchw,
     to_nhwc,
@@ -28,7 +26,7 @@ from tests.helpers.deform_conv.cases import (
 def test_numpy_reference(case, backend):
     run = compiled_pull_back(case, backend)
 
-    @settings(max_examples=4)
+    @settings(max_examples=3 if backend is None else 2)
     @given(
         seed=st.integers(0, 2**32 - 1),
         offset_scale=st.sampled_from([0.5, 2.0, 20.0]),
@@ -80,8 +78,8 @@ def plain_convolution(x, weight, padding, strides, dilation, groups):
 @pytest.mark.parametrize(
     "padding, groups, offset_groups, strides, dilation",
     [
-        *((padding, 1, 1, (1, 1), (1, 1)) for padding in PADDINGS),
         *((padding, 2, 3, (2, 1), (1, 2)) for padding in PADDINGS),
+        ("SAME_LOWER", 1, 1, (1, 1), (1, 1)),
         ("SAME", 6, 1, (1, 1), (1, 1)),
         ("VALID", 3, 2, (1, 1), (1, 1)),
     ],
@@ -119,14 +117,17 @@ def test_numbers_stand_for_pairs(x64):
     np.testing.assert_array_equal(short, long)
 
 
+def far(offset, *values):
+    return np.random.default_rng(0).choice(values, offset.shape).astype(offset.dtype)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("value", [1e30, -3e9, 2.0**31, -(2.0**63), np.inf])
-def test_samples_far_outside_are_zero(value, dtype, backend):
+def test_samples_far_outside_are_zero(dtype, backend):
     case = CASE["plain"]
     with jax.enable_x64(dtype == "float64"):
         operands = cast(case.operands(), dtype)
-        operands = operands._replace(offset=np.full_like(operands.offset, value))
+        operands = operands._replace(offset=far(operands.offset, 1e30, -3e9, 2.0**31, -(2.0**63), np.inf))
         y, gradients = compiled_pull_back(case, backend)(cast(case.cotangent(), dtype), operands)
     np.testing.assert_array_equal(y, np.broadcast_to(operands.bias, y.shape))
     for gradient in gradients._replace(bias=None):
@@ -134,23 +135,12 @@ def test_samples_far_outside_are_zero(value, dtype, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("value", [1e30, -3e9, -(2.0**63)])
-def test_huge_offsets_stay_on_the_torus(value, backend):
+def test_huge_offsets_stay_on_the_torus(backend):
     """A huge float32 location has lost its place among the pixels, but it still is one of them."""
     case = CASE["circular"]
     operands = cast(case.operands(masked=False), np.float32)
-    operands = Operands(np.ones_like(operands.x), np.full_like(operands.offset, value), operands.weight, operands.bias)
+    operands = operands._replace(x=np.ones_like(operands.x), offset=far(operands.offset, 1e30, -3e9, -(2.0**63)))
     y, gradients = compiled_pull_back(case, backend)(cast(case.cotangent(), np.float32), operands)
     on_every_pixel = operands.weight.sum((0, 1, 2)) + operands.bias
     np.testing.assert_allclose(y, np.broadcast_to(on_every_pixel, y.shape), rtol=1e-4, atol=1e-4)
     assert all(np.isfinite(gradient).all() for gradient in gradients if gradient is not None)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_mask_is_used_as_it_is(backend, x64):
-    case = CASE["plain"]
-    operands = case.operands()
-    apply = jax.jit(lambda mask: convolve(operands._replace(bias=None, mask=mask), backend=backend, **case.keywords))
-    negative = apply(-3 * operands.mask)
-    assert_close(negative, -3 * apply(operands.mask))
-    assert_close(apply(np.ones_like(operands.mask)), convolve(case.operands(masked=False)._replace(bias=None)))

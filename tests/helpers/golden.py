@@ -12,10 +12,9 @@ import numpy as np
 import jax_dcn
 from tests.helpers.deform_aggregation.cases import Operands as AggregationOperands
 from tests.helpers.deform_conv.cases import Operands as ConvolutionOperands
-from tests.helpers.roi_pool.align_reference import Align
 from tests.helpers.roi_pool.cases import Operands as PoolingOperands
 from tests.helpers.roi_pool.cases import PSRoIPool, RoIAlign
-from tests.helpers.roi_pool.numpy_reference import Pooling
+from tests.helpers.roi_pool.numpy_reference import Align, Pooling
 from tests.roi_pool.make_golden import OUTPUT, SCALE
 
 FOLDER = pathlib.Path(__file__).parents[1] / "golden"

@@ -17,8 +17,7 @@ from tests.helpers.deform_aggregation import cases as aggregation
 from tests.helpers.deform_conv import cases as convolution
 from tests.helpers.deform_conv.numpy_reference import Convolution
 from tests.helpers.roi_pool import cases as pooling
-from tests.helpers.roi_pool.align_reference import Align
-from tests.helpers.roi_pool.numpy_reference import Pooling
+from tests.helpers.roi_pool.numpy_reference import Align, Pooling
 
 
 class Split(NamedTuple):
@@ -90,6 +89,11 @@ def pull_back(function, cotangent, operands):
     """(result, gradients with respect to all operands) of a function of these operands."""
     result, pullback = jax.vjp(lambda operands: function(*operands), operands)
     return result, pullback(cotangent)[0]
+
+
+def of_some(function, operands, names):
+    """`function` as a function of the operands in `names`."""
+    return lambda *some: function(*operands._replace(**dict(zip(names, some, strict=True))))
 
 
 def loss(function, operands):

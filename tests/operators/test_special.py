@@ -25,25 +25,25 @@ def compiled(name, backend):
     return jax.jit(functools.partial(pull_back, CASES[name].with_backend(backend)))
 
 
-def spoiled(array, value, count=3):
+def spoiled(array, values):
     """`array` with some of its elements replaced."""
     array, random = array.copy(), np.random.default_rng(0)
-    array.flat[random.choice(array.size, count, replace=False)] = value
+    array.flat[random.choice(array.size, len(values), replace=False)] = values
     return array
 
 
 @on_both
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("values", [[np.nan] * 3, [np.inf, -np.inf, 3e38, -3e38]], ids=["nan", "huge"])
 @pytest.mark.parametrize("name", WITH_LOCATIONS)
-def test_locations_that_are_not_finite(name, value, backend, x64):
+def test_locations_that_are_not_finite(name, values, backend, x64):
     """A NaN makes the results that use its sample NaN, and its gradients; an infinite location is outside."""
     case = CASES[name]
     operands, cotangent = case.operands(), case.cotangent()
     field = "locations" if hasattr(operands, "locations") else "offset"
-    operands = operands._replace(**{field: spoiled(getattr(operands, field), value)})
+    operands = operands._replace(**{field: spoiled(getattr(operands, field), values)})
     result, gradients = compiled(name, backend)(cotangent, operands)
     assert_close((result, gradients), case.expected(cotangent, operands))
-    assert np.isnan(result).any() == np.isnan(value) and not np.isnan(result).all()
+    assert np.isnan(result).any() == np.isnan(values[0]) and not np.isnan(result).all()
     assert np.isfinite(gradients[0]).all()
 
 

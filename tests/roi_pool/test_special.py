@@ -9,8 +9,6 @@ import jax_dcn
 from tests.helpers.roi_pool.cases import BACKENDS, COTANGENT, operands, pull_back
 from tests.helpers.roi_pool.numpy_reference import Pooling
 
-on_both = pytest.mark.parametrize("backend", BACKENDS)
-
 
 def test_an_infinite_cotangent_reaches_what_its_bin_reads(x64):
     x, rois, offset = operands()
@@ -20,10 +18,12 @@ def test_an_infinite_cotangent_reaches_what_its_bin_reads(x64):
     np.testing.assert_array_equal(infinite, np.where(np.asarray(reached) > 0, np.inf, 0))
 
 
-@on_both
-@pytest.mark.parametrize(
-    "shift, value, slope",
-    [
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_non_differentiable_points(backend, x64):
+    """Regions of four pixels and one point, at 0.5 and moving by four pixels an offset of 1."""
+    x = np.cumsum(np.arange(1.0, 9.0))[None, None, :, None]
+    pooling = Pooling((1, 1), sample_per_part=(1, 1), trans_std=1.0)
+    cases = [  # shift, value, slope
         (0.0, 2, 8),  # at 0.5, between 1 and 3
         (0.125, 3, 0),  # on a pixel
         (-0.125, 1, 0),  # on the first pixel
@@ -34,22 +34,20 @@ def test_an_infinite_cotangent_reaches_what_its_bin_reads(x64):
         (1.625, 36, 0),
         (1.75, 36, 0),  # at 7.5: kept
         (1.76, 0, 0),
-    ],
-)
-def test_non_differentiable_points(shift, value, slope, backend, x64):
-    """A region of four pixels and one point, at 0.5 and moving by four pixels an offset of 1."""
-    x = np.cumsum(np.arange(1.0, 9.0))[None, None, :, None]
-    pooling = Pooling((1, 1), sample_per_part=(1, 1), trans_std=1.0)
-    offset = np.array([[[[shift, 0.0]]]])
-    cotangent = np.ones((1, 1, 1, 1))
-    pooled, _, d_offset = pull_back(cotangent, x, np.array([[0, 1, 0, 4, 0]]), offset, pooling=pooling, backend=backend)
-    assert (pooled.item(), d_offset[0, 0, 0].tolist()) == (value, [slope, 0])
+    ]
+    shift, value, slope = np.array(cases).T
+    rois = np.tile([0.0, 1.0, 0.0, 4.0, 0.0], (len(cases), 1))
+    offset = np.stack([shift, 0 * shift], -1)[:, None, None]
+    given = np.ones((len(cases), 1, 1, 1)), x, rois, offset
+    pooled, _, d_offset = pull_back(*given, pooling=pooling, backend=backend)
+    np.testing.assert_array_equal(pooled.ravel(), value)
+    np.testing.assert_array_equal(d_offset[:, 0, 0], np.stack([slope, 0 * slope], -1))
 
 
 @pytest.mark.optimized  # which may fuse a product with a sum
-@pytest.mark.parametrize("backend", [None, "reference"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("scale", [1.0, 1 / 16])
-@pytest.mark.parametrize("bins", [3, 5, 7, 9])
+@pytest.mark.parametrize("bins", [3, 7])
 def test_locations_round_as_they_are_written(bins, scale, backend, x64):
     """Every product, quotient and sum rounds on its own, in numpy as in the operator, though bins may not divide."""
     width = 24

@@ -1,4 +1,4 @@
-"""The operands that tests share, random problems of any shape, and the golden files."""
+"""The operands that tests share, random problems of any shape, and the folder of the golden files."""
 
 import dataclasses
 import functools
@@ -150,17 +150,13 @@ CASES = {
     "discrete_on_edges": Attention(((4, 8), (2, 2)), (3, 3), method="discrete", on_grid=True),
     "one_channel": Attention(channels=1, heads=3),
     "many_channels": Attention(channels=70, heads=2, queries=3),
+    "more_taps_than_are_located_at_a_time": Attention(((6, 7),), (300,), 5, 3, 11),
     "dcnv3": Convolution(),
     "remove_center": Convolution(remove_center=True, padding=((0, 2), (1, 0))),
     "strided_dilated": Convolution((2, 5), (2, 1), ((1, 1), (4, 4)), (1, 2), offset_scale=1.7),
     "sparse": Convolution((1, 1), (4, 4), ((0, 0), (0, 0)), image=(13, 12)),
     "dcnv3_on_pixels": Convolution(on_grid=True, offset_scale=0.5),
 }
-
-
-def sometimes(random, share, values, array):
-    """`array` with this fraction of its elements replaced by random ones of the values."""
-    return np.where(random.uniform(size=array.shape) < share, random.choice(values, array.shape), array)
 
 
 @st.composite

@@ -8,6 +8,8 @@ import math
 
 import numpy as np
 
+from tests.helpers.deform_conv.numpy_reference import axis_corners
+
 
 def attention(value, locations, weights, cotangent, spatial_shapes, points, method="bilinear"):
     """(result, gradients of value, locations, weights) of sum(result * cotangent).
@@ -90,15 +92,11 @@ def bilinear(y, x, height, width, scale_y, scale_x):
     """The corners in the image: (row, column, weight, derivatives of the weight in the location's x and y)."""
     if math.isnan(y) or math.isnan(x):
         return [(0, 0, math.nan, math.nan, math.nan)]
-    if not (-1 < y < height and -1 < x < width):
-        return []
-    top, left = math.floor(y), math.floor(x)
-    corners = []
-    for row, wy, slope_y in ((top, top + 1 - y, -1.0), (top + 1, y - top, 1.0)):
-        for column, wx, slope_x in ((left, left + 1 - x, -1.0), (left + 1, x - left, 1.0)):
-            if 0 <= row < height and 0 <= column < width:
-                corners.append((row, column, wy * wx, wy * slope_x * scale_x, slope_y * wx * scale_y))
-    return corners
+    return [
+        (row, column, wy * wx, wy * slope_x * scale_x, slope_y * wx * scale_y)
+        for row, wy, slope_y in axis_corners(y, height, wraps=False)
+        for column, wx, slope_x in axis_corners(x, width, wraps=False)
+    ]
 
 
 def nearest(location, size):

@@ -67,10 +67,6 @@ class Case:
     def output_size(self):
         return self.convolution.output_size(self.image, self.kernel)
 
-    @property
-    def is_empty(self):
-        return 0 in (*self.batch, *self.output_size)
-
     def with_backend(self, backend=None, **options):
         return functools.partial(jax_dcn.deform_conv2d, **self.keywords, backend=backend, **options)
 
@@ -87,9 +83,9 @@ class Case:
             rng.uniform(0, 2, samples) if masked else None,
         )
 
-    def smooth_operands(self, seed=0, masked=True):
+    def smooth_operands(self, seed=0):
         """Operands whose samples all lie at least 0.2 pixels away from non-differentiable points."""
-        operands = self.operands(seed, masked=masked)
+        operands = self.operands(seed)
         rng = np.random.default_rng(seed + 1)
         whole = rng.integers(-2, 2, operands.offset.shape)
         return operands._replace(offset=whole + rng.uniform(0.2, 0.8, whole.shape))
@@ -99,26 +95,18 @@ class Case:
 
     def expected(self, cotangent, operands):
         """(y, gradients) of the numpy reference, with all batch dimensions folded into one."""
-        x, offset, weight, bias, mask = operands
 
         def fold(array):
             if array is not None:
                 return array.reshape(math.prod(self.batch), *array.shape[len(self.batch) :])
 
-        def unfold(array):
-            return array.reshape(*self.batch, *array.shape[1:])
-
-        x, offset, mask = map(fold, (x, offset, mask))
-        y = numpy_reference.deform_conv2d(x, offset, weight, bias, mask, convolution=self.convolution)
-        gradients = numpy_reference.gradients(fold(cotangent), x, offset, weight, mask, convolution=self.convolution)
-        gradients = Operands(**gradients)
-        return unfold(y), Operands(
-            unfold(gradients.x),
-            unfold(gradients.offset),
-            gradients.weight,
-            None if bias is None else gradients.bias,
-            None if mask is None else unfold(gradients.mask),
+        batched = {name: fold(getattr(operands, name)) for name in ("x", "offset", "mask")}
+        y, gradients = numpy_reference.deform_conv2d(
+            fold(cotangent), **operands._asdict() | batched, convolution=self.convolution
         )
+        for name, array in operands._asdict().items():
+            gradients[name] = None if array is None else gradients[name].reshape(array.shape)
+        return y.reshape(*self.batch, *y.shape[1:]), Operands(**gradients)
 
 
 CASES = [

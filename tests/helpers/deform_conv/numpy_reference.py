@@ -103,61 +103,32 @@ def feature_groups(cin, cout, count):
     ]
 
 
-def columns_of(x, offset, mask, kernel, convolution):
-    """The masked samples [N, Ho, Wo, K, Cin]."""
-    columns = np.zeros((*offset.shape[:3], kernel[0] * kernel[1], x.shape[-1]))
-    for n, ho, wo, tap, channels, channel, position in samples(x, offset, kernel, convolution):
-        sample, *_ = blend(x[n], channels, position, convolution.wraps)
-        columns[n, ho, wo, tap, channels] = sample * mask[n, ho, wo, channel // 2]
-    return columns
-
-
-def as_float64(*arrays):
-    return [None if array is None else np.asarray(array, np.float64) for array in arrays]
-
-
-def ones_mask(offset):
-    return np.ones((*offset.shape[:3], offset.shape[3] // 2))
-
-
-def deform_conv2d(x, offset, weight, bias=None, mask=None, *, convolution):
-    """The convolution's output [N, Ho, Wo, Cout]."""
-    x, offset, weight, bias, mask = as_float64(x, offset, weight, bias, mask)
-    mask = ones_mask(offset) if mask is None else mask
+def deform_conv2d(cotangent, x, offset, weight, bias=None, mask=None, *, convolution):
+    """The output y [N, Ho, Wo, Cout], and the gradients of sum(y * cotangent) by the names of the operands."""
+    cotangent, x, offset, weight = (np.asarray(array, np.float64) for array in (cotangent, x, offset, weight))
+    mask = np.ones((*offset.shape[:3], offset.shape[3] // 2)) if mask is None else np.asarray(mask, np.float64)
     kh, kw, _, cout = weight.shape
-    columns = columns_of(x, offset, mask, (kh, kw), convolution)
     taps = weight.reshape(kh * kw, -1, cout)
-    y = np.zeros((*offset.shape[:3], cout))
+    blends = [
+        (at, blend(x[at[0]], at[4], position, convolution.wraps))
+        for *at, position in samples(x, offset, (kh, kw), convolution)
+    ]
+    columns = np.zeros((*offset.shape[:3], kh * kw, x.shape[-1]))
+    for (n, ho, wo, tap, channels, channel), (sample, *_) in blends:
+        columns[n, ho, wo, tap, channels] = sample * mask[n, ho, wo, channel // 2]
+    y, in_columns, in_taps = np.zeros((*offset.shape[:3], cout)), np.zeros_like(columns), np.zeros_like(taps)
     for inputs, outputs in feature_groups(x.shape[-1], cout, convolution.feature_group_count):
         y[..., outputs] = np.einsum("nhwkc,kco->nhwo", columns[..., inputs], taps[..., outputs])
-    return y if bias is None else y + bias
-
-
-def gradients(cotangent, x, offset, weight, mask=None, *, convolution):
-    """The gradients of sum(y * cotangent), by the names of the operands."""
-    cotangent, x, offset, weight, mask = as_float64(cotangent, x, offset, weight, mask)
-    mask = ones_mask(offset) if mask is None else mask
-    kh, kw, _, cout = weight.shape
-    columns = columns_of(x, offset, mask, (kh, kw), convolution)
-    taps = weight.reshape(kh * kw, -1, cout)
-    in_columns, in_taps = np.zeros_like(columns), np.zeros_like(taps)
-    for inputs, outputs in feature_groups(x.shape[-1], cout, convolution.feature_group_count):
         in_columns[..., inputs] = np.einsum("nhwo,kco->nhwkc", cotangent[..., outputs], taps[..., outputs])
         in_taps[..., outputs] = np.einsum("nhwkc,nhwo->kco", columns[..., inputs], cotangent[..., outputs])
 
     in_x, in_offset, in_mask = np.zeros_like(x), np.zeros_like(offset), np.zeros_like(mask)
-    for n, ho, wo, tap, channels, channel, position in samples(x, offset, (kh, kw), convolution):
-        sample, in_y, in_x_position, pixels = blend(x[n], channels, position, convolution.wraps)
+    for (n, ho, wo, tap, channels, channel), (sample, in_y, in_x_position, pixels) in blends:
         modulation, in_column = mask[n, ho, wo, channel // 2], in_columns[n, ho, wo, tap, channels]
         in_mask[n, ho, wo, channel // 2] = in_column @ sample
         in_offset[n, ho, wo, channel] = modulation * (in_column @ in_y)
         in_offset[n, ho, wo, channel + 1] = modulation * (in_column @ in_x_position)
         for row, column, corner_weight in pixels:
             in_x[n, row, column, channels] += modulation * corner_weight * in_column
-    return {
-        "x": in_x,
-        "offset": in_offset,
-        "weight": in_taps.reshape(weight.shape),
-        "bias": cotangent.sum((0, 1, 2)),
-        "mask": in_mask,
-    }
+    gradients = {"x": in_x, "offset": in_offset, "weight": in_taps.reshape(weight.shape), "mask": in_mask}
+    return y if bias is None else y + bias, gradients | {"bias": cotangent.sum((0, 1, 2))}

@@ -1,4 +1,4 @@
-"""The operands that tests share, random problems of any shape, and the golden files."""
+"""The operands that tests share, and random problems of any shape."""
 
 import dataclasses
 import functools
@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 import jax_dcn
 
-from . import align_reference, numpy_reference
-from .align_reference import Align
-from .numpy_reference import Pooling
+from . import numpy_reference
+from .numpy_reference import Align, Pooling
 
 BACKENDS = (None, "reference")
 # 6 features, a group size of 3 x 2, bins that are not square and differ from the parts in number, and 3 classes
@@ -22,7 +21,7 @@ COTANGENT = np.random.default_rng(9).normal(size=(6, 5, 4, 6))
 
 
 class Operands(NamedTuple):
-    """deform_psroi_pool's array arguments in its own order."""
+    """The array arguments of the poolings, in their order."""
 
     x: Any
     rois: Any
@@ -41,7 +40,16 @@ def operands(seed=0, lead=()):
 
 
 def pool(x, rois, offset=None, *, pooling=POOLING, **options):
-    return jax_dcn.deform_psroi_pool(x, rois, offset, **dataclasses.asdict(pooling) | options)
+    """The function of the package that `pooling` describes."""
+    if isinstance(pooling, Pooling):
+        return jax_dcn.deform_psroi_pool(x, rois, offset, **dataclasses.asdict(pooling) | options)
+    for name in ("output_size", "spatial_scale", "sampling_ratio"):
+        options[name] = getattr(pooling, name)
+    if pooling.position_sensitive:
+        return jax_dcn.ps_roi_align(x, rois, **options)
+    if offset is not None:
+        return jax_dcn.deform_roi_pool(x, rois, offset, gamma=pooling.gamma, **options)
+    return jax_dcn.roi_align(x, rois, aligned=pooling.aligned, mode=pooling.mode, **options)
 
 
 @functools.partial(jax.jit, static_argnames=("pooling", "backend"))
@@ -55,15 +63,25 @@ def pull_back(cotangent, x, rois, offset=None, pooling=POOLING, backend=None):
     return pooled, *pullback(cotangent)
 
 
-@dataclasses.dataclass(frozen=True)
-class PSRoIPool:
-    """A deform_psroi_pool as the record of an operator wants it."""
+class Case:
+    """What the record of an operator wants of a pooling, besides operands and a cotangent."""
 
-    pooling: Pooling = POOLING
-    classes: int = 3
+    pooling: Pooling | Align
 
     def with_backend(self, backend=None, **options):
         return functools.partial(pool, pooling=self.pooling, backend=backend, **options)
+
+    def expected(self, cotangent, operands):
+        pooled, d_x, d_offset = numpy_reference.pool(*operands, cotangent, self.pooling)
+        return pooled, Operands(d_x, np.zeros(operands.rois.shape), d_offset)
+
+
+@dataclasses.dataclass(frozen=True)
+class PSRoIPool(Case):
+    """A deform_psroi_pool."""
+
+    pooling: Pooling = POOLING
+    classes: int = 3
 
     def operands(self, seed=0, lead=()):
         x, rois, offset = operands(seed, lead)
@@ -72,30 +90,23 @@ class PSRoIPool:
     def cotangent(self, seed=9, lead=()):
         return np.random.default_rng(seed).normal(size=(*lead, *COTANGENT.shape))
 
-    def expected(self, cotangent, operands):
-        pooled, d_x, d_offset = numpy_reference.pool(*operands, cotangent, self.pooling)
-        return pooled, Operands(d_x, np.zeros(operands.rois.shape), d_offset)
-
 
 @dataclasses.dataclass(frozen=True)
-class RoIAlign:
-    """A pooling of the RoIAlign family as the record of an operator wants it; with offsets it is deformable."""
+class RoIAlign(Case):
+    """A pooling of the RoIAlign family; with offsets it is deformable."""
 
-    align: Align = Align(spatial_scale=0.4)  # noqa: RUF009, it is frozen
+    pooling: Align = Align(spatial_scale=0.4)  # noqa: RUF009, it is frozen
     has_offset: bool = False
     image: tuple[int, int] = (7, 9)
     features: int = 4
     count: int = 6
 
-    def with_backend(self, backend=None, **options):
-        return functools.partial(align_regions, align=self.align, backend=backend, **options)
-
     def operands(self, seed=0, lead=()):
         random = np.random.default_rng(seed)
-        bins = self.align.output_size
-        channels = self.features * (math.prod(bins) if self.align.position_sensitive else 1)
+        bins = self.pooling.output_size
+        channels = self.features * math.prod(self.pooling.group_size)
         x = random.normal(size=(*lead, 2, *self.image, channels))
-        reach = max(self.image) / self.align.spatial_scale
+        reach = max(self.image) / self.pooling.spatial_scale
         rois = np.reshape(
             [regions(random, self.count, 2, reach) for _ in range(math.prod(lead))], (*lead, self.count, 5)
         )
@@ -103,26 +114,8 @@ class RoIAlign:
         return Operands(x, rois, offset)
 
     def cotangent(self, seed=9, lead=()):
-        shape = (*lead, self.count, *self.align.output_size, self.features)
+        shape = (*lead, self.count, *self.pooling.output_size, self.features)
         return np.random.default_rng(seed).normal(size=shape)
-
-    def expected(self, cotangent, operands):
-        pooled, d_x, d_offset = align_reference.pool(*operands, cotangent, self.align)
-        return pooled, Operands(d_x, np.zeros(operands.rois.shape), d_offset)
-
-
-def align_regions(x, rois, offset=None, *, align, **options):
-    """The function of the RoIAlign family that `align` describes."""
-    options |= {
-        "output_size": align.output_size,
-        "spatial_scale": align.spatial_scale,
-        "sampling_ratio": align.sampling_ratio,
-    }
-    if align.position_sensitive:
-        return jax_dcn.ps_roi_align(x, rois, **options)
-    if offset is not None:
-        return jax_dcn.deform_roi_pool(x, rois, offset, gamma=align.gamma, **options)
-    return jax_dcn.roi_align(x, rois, aligned=align.aligned, mode=align.mode, **options)
 
 
 def regions(random, count, images, reach):
@@ -135,7 +128,7 @@ def regions(random, count, images, reach):
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class Problem(Case):
     """A pooling of any shape, with regions and offsets of every kind.
 
     With `on_grid`, all coordinates are exact, and often on pixels and on the border. Otherwise, random offsets keep
