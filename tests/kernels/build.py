@@ -152,7 +152,7 @@ def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB)
         ffi = [*ffi, (LIB / "cuda" / "handlers.cc", [])]
         rest = [(path, [*flags, "-O0", *cuda, "-include", "ptx/stream.h"]) for path, flags in ffi]
         if backend == "cuda":
-            harness = [(path, [*cuda, "-DDCN_EXECUTES_PTX"]) for path, _ in harness]
+            harness[names.index("handlers")] = (FUZZ / "handlers.cc", [*cuda, "-DDCN_EXECUTES_PTX"])
             compiled = executed_ptx.objects()
         else:
             rest += [(path, cuda) for path in kernels]
