@@ -69,19 +69,27 @@ PROGRAMS = {"forward": forward, "step": pull_back} | {
 }
 
 
+def thorough(parameter):
+    return pytest.param(parameter, marks=pytest.mark.thorough)
+
+
+# A step computes all gradients, so those of one operand alone are compiled less often.
+STEPS = [program if program in ("forward", "step") else thorough(program) for program in PROGRAMS]
+
+
 @pytest.mark.parametrize("dtype, precision", [("bfloat16", None), ("float32", None), ("float32", "highest")])
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", STEPS)
 def test_workspace_is_bounded_at_any_batch_size(program, dtype, precision):
     """A training step holds its operands, its results, and this much besides."""
     with jax.default_matmul_precision(precision):
         sizes = {
             batch: temporary_bytes(PROGRAMS[program], *on(gpu(), shapes(batch, (100, 168, 128), dtype, features=128)))
-            for batch in (1, 16, 64, 1024)
+            for batch in (1, 64, 1024)
         }
     assert max(sizes.values()) <= 256 * MIB, sizes
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("dtype", ["bfloat16", thorough("float32")])
 @pytest.mark.parametrize("derivative", [tangent, hessian_product])
 def test_other_derivatives_are_bounded(derivative, dtype):
     size = temporary_bytes(derivative, *on(gpu(), shapes(64, (100, 168, 128), dtype, features=128)))
@@ -102,7 +110,7 @@ def test_layers_of_one_shape_share_no_array():
     assert held <= sum(4 * struct.size for struct in of_first_layer) + 128 * MIB
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", STEPS)
 def test_the_fused_path_copies_neither_operands_nor_results(program):
     """The im2col path copies, by chunks, at least what it reads or writes as the operand or result of a product."""
     cotangent, operands = shapes(16, (100, 168, 128), "bfloat16", features=128)
@@ -138,7 +146,7 @@ def test_pooling_holds_no_more_than_the_sums_of_a_gradient(dtype):
     assert temporary_bytes(step, *on(gpu(), (pooled, x, rois, offset))) <= x.size * 4 + MIB
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", thorough("float32")])
 @pytest.mark.parametrize("derivative", [attention.gradients, attention.tangent, attention.hessian_product])
 def test_attention_is_bounded_at_any_batch_size(derivative, dtype):
     sizes = {batch: attention.temporary_bytes(derivative, batch, dtype, gpu()) for batch in (1, 64)}

@@ -64,9 +64,6 @@ class Bytes {
   const uint8_t *next_, *end_;
 };
 
-// Sizes that overflow 32 or 64 bits, themselves or in products, or almost do.
-extern const std::vector<int64_t> kExtremeSizes;
-
 // A valid or slightly invalid call of a handler of the CPU or of CUDA.
 Call ReadCall(Bytes&, bool is_cpu);
 

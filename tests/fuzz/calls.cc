@@ -12,24 +12,14 @@
 
 namespace fuzz {
 
-const std::vector<int64_t> kExtremeSizes = {0,
-                                            1,
-                                            -1,
-                                            (1 << 15) + 1,
-                                            (1 << 24) + 1,
-                                            INT32_MAX - 1,
-                                            INT32_MAX,
-                                            int64_t{INT32_MAX} + 1,
-                                            int64_t{1} << 32,
-                                            int64_t{1} << 40,
-                                            int64_t{1} << 47,
-                                            int64_t{1} << 61,
-                                            INT64_MAX - 1,
-                                            INT64_MAX,
-                                            INT32_MIN,
-                                            INT64_MIN};
-
 namespace {
+
+constexpr int64_t k32 = INT32_MAX, k64 = INT64_MAX, kOne = 1;
+
+// Sizes that overflow 32 or 64 bits, themselves or in products, or almost do.
+const std::vector<int64_t> kExtremeSizes = {0,       1,       -1,         (1 << 15) + 1, (1 << 24) + 1, k32 - 1,
+                                            k32,     k32 + 1, kOne << 32, kOne << 40,    kOne << 47,    kOne << 61,
+                                            k64 - 1, k64,     INT32_MIN,  INT64_MIN};
 
 constexpr auto kF16 = XLA_FFI_DataType_F16, kBF16 = XLA_FFI_DataType_BF16, kF32 = XLA_FFI_DataType_F32,
                kF64 = XLA_FFI_DataType_F64, kS32 = XLA_FFI_DataType_S32;

@@ -18,6 +18,7 @@
 #include "contract.h"
 #include "cpu/element.h"
 #include "ffi/handlers.h"
+#include "xla/ffi/api/ffi.h"
 #ifdef DCN_EXECUTES_PTX
 #include "ptx/call.h"
 #endif
@@ -36,27 +37,6 @@ namespace {
 [[noreturn]] void Fail(const Call& call, const std::string& why) {
   std::fprintf(stderr, "%s: %s\n", call.handler.c_str(), why.c_str());
   std::abort();
-}
-
-// Prints a call, to debug a failing input.
-void Show(const Call& call) {
-  std::fprintf(stderr, "%s\n", call.handler.c_str());
-  for (const auto* buffers : {&call.arguments, &call.results}) {
-    for (const Buffer& buffer : *buffers) {
-      std::fprintf(stderr, "  type %d [", int(buffer.dtype));
-      for (const int64_t size : buffer.dims) std::fprintf(stderr, " %lld", static_cast<long long>(size));
-      std::fprintf(stderr, " ]\n");
-    }
-  }
-  for (const auto& [name, attribute] : call.attributes) {
-    std::fprintf(stderr, "  %s:", name.c_str());
-    for (size_t i = 0; i + 8 <= attribute.bytes.size(); i += 8) {
-      long long value;
-      std::memcpy(&value, &attribute.bytes[i], sizeof value);
-      std::fprintf(stderr, " %lld", value);
-    }
-    std::fprintf(stderr, "\n");
-  }
 }
 
 // The number of allocations before one fails; negative if none fails. Allocations of this file are not counted.
@@ -112,24 +92,7 @@ constexpr int64_t kMaxElements = 1 << 14;         // per buffer
 constexpr int64_t kMaxScratchElements = 1 << 16;  // per workspace
 constexpr int64_t kMaxPoints = 1 << 8;            // per bin and axis
 
-size_t SizeOf(XLA_FFI_DataType type) {
-  switch (type) {
-    case XLA_FFI_DataType_PRED:
-      return 1;
-    case XLA_FFI_DataType_F16:
-    case XLA_FFI_DataType_BF16:
-      return 2;
-    case XLA_FFI_DataType_F32:
-    case XLA_FFI_DataType_S32:
-      return 4;
-    case XLA_FFI_DataType_F64:
-    case XLA_FFI_DataType_S64:
-    case XLA_FFI_DataType_C64:
-      return 8;
-    default:
-      return 0;
-  }
-}
+size_t SizeOf(XLA_FFI_DataType type) { return xla::ffi::ByteWidth(xla::ffi::DataType(type)); }
 
 // The bytes of an unwritten element: a NaN with a payload that no arithmetic produces.
 std::string Unwritten(XLA_FFI_DataType type) {
@@ -342,11 +305,7 @@ XLA_FFI_Handler* Find(const std::string& name) {
 // Some libraries call the operators below and others AddressSanitizer's, so new and delete may not match.
 extern "C" const char* __asan_default_options() { return "alloc_dealloc_mismatch=0"; }
 
-void* operator new(size_t size) {
-  if (!fuzz::is_uncounted && fuzz::allocations_left >= 0 && fuzz::allocations_left-- == 0) throw std::bad_alloc();
-  if (void* memory = std::malloc(size)) return memory;
-  throw std::bad_alloc();
-}
+void* operator new(size_t size) { return operator new(size, std::align_val_t(alignof(std::max_align_t))); }
 void* operator new(size_t size, std::align_val_t alignment) {
   if (!fuzz::is_uncounted && fuzz::allocations_left >= 0 && fuzz::allocations_left-- == 0) throw std::bad_alloc();
   void* memory;
@@ -363,7 +322,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const bool is_cpu = !Find("dcn_fused_forward");
   Bytes bytes(data, size);
   const Call call = ReadCall(bytes, is_cpu);
-  if (std::getenv("SHOW_CALLS")) Show(call);
   XLA_FFI_Handler* handler = Find(call.handler);
   schedule = Schedule(bytes.Below(3));
   const int64_t failing_allocation = int64_t{bytes.Next()} - 192;  // mostly negative: none fails

@@ -1,5 +1,5 @@
-// Replays the inputs that libFuzzer found: `replay CORPUS N MUTATED` runs every N-th input of the corpus, and then
-// MUTATED random inputs of it with some bytes changed. In the corpus each input follows its length in two bytes.
+// Replays the inputs that libFuzzer found: `replay CORPUS MUTATED` runs the inputs of the corpus, and then MUTATED
+// random ones of them with some bytes changed. In the corpus each input follows its length in two bytes.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -19,14 +19,13 @@ int main(int, char** arguments) {
     inputs.emplace_back(&bytes[start + 2], &bytes[start + 2 + size]);
     start += 2 + size;
   }
-  const size_t step = std::atoi(arguments[2]);
-  for (size_t i = 0; i < inputs.size(); i += step) LLVMFuzzerTestOneInput(inputs[i].data(), inputs[i].size());
+  for (const std::vector<uint8_t>& input : inputs) LLVMFuzzerTestOneInput(input.data(), input.size());
   std::minstd_rand generator;
-  const int num_mutated = std::atoi(arguments[3]);
+  const int num_mutated = std::atoi(arguments[2]);
   for (int i = 0; i < num_mutated; ++i) {
     std::vector<uint8_t> input = inputs[generator() % inputs.size()];
     for (int change = 0; change < 3 && !input.empty(); ++change) input[generator() % input.size()] = generator() >> 8;
     LLVMFuzzerTestOneInput(input.data(), input.size());
   }
-  std::printf("of %zu inputs every %zu. and %d changed ones are done\n", inputs.size(), step, num_mutated);
+  std::printf("%zu inputs and %d changed ones are done\n", inputs.size(), num_mutated);
 }

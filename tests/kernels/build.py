@@ -1,10 +1,12 @@
 """Compiles programs of the CPU's kernels, the fuzzer, and a program of the CUDA kernels for a GPU."""
 
 import functools
+import hashlib
 import os
 import pathlib
 import platform
 import re
+import shutil
 import subprocess
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,8 +32,9 @@ COMPILER = "g++"
 FLAGS = ["-std=c++17", "-O1", "-g1", "-fPIC", "-ffp-contract=off"]
 INCLUDE = [f"-I{LIB}", f"-I{LIB / 'cuda'}", f"-I{HERE}", f"-I{CPU}", f"-isystem{jax.ffi.include_dir()}"]
 CPU_FLAGS = ["-O0", "-DDCN_CPU", "-iquote", str(CPU), "-Wno-psabi"]
+PORTABLE = ["portable"]
 # The rows of the table in lib/cpu/instruction_sets.h that lib/cpu/kernels is compiled for.
-INSTRUCTION_SETS = ["portable", *(["avx2", "avx512"] if platform.machine() == "x86_64" else [])]
+INSTRUCTION_SETS = [*PORTABLE, *(["avx2", "avx512"] if platform.machine() == "x86_64" else [])]
 FUSED_INSTRUCTION_SETS = [*INSTRUCTION_SETS, "avx512_bf16", "amx"]
 SANITIZERS = {
     "none": [],
@@ -48,34 +51,52 @@ def mutations(names: Iterable[str], always: Collection[str]) -> list:
     return [pytest.param(name, marks=[] if name in always else [pytest.mark.thorough]) for name in names]
 
 
+def mutated(root: pathlib.Path, file: str, change: str, parent: pathlib.Path) -> pathlib.Path:
+    """A copy of the folder `root`, in `parent`, of which one file is changed: see `mutated_source`."""
+    source = mutated_source(root / file, change)
+    # The folder name is part of the compiler command, so it must depend on the content.
+    folder = parent / hashlib.sha256(source.encode()).hexdigest()[:16]
+    shutil.copytree(root, folder)
+    (folder / file).write_text(source)
+    return folder
+
+
+def mutated_source(path: pathlib.Path, change: str) -> str:
+    """A file's text after a change, which is written as in CriticMarkup: `some {~~old~>new~~} text`."""
+    right, wrong = (re.sub(r"\{~~(.*?)~>(.*?)~~\}", version, change, flags=re.DOTALL) for version in (r"\1", r"\2"))
+    assert right != wrong
+    source = path.read_text()
+    assert source.count(right) == 1, f"{path.name} has changed: it must have {right!r} once"
+    return source.replace(right, wrong)
+
+
 def cpu_fused_program(
-    sanitizer: str, folder: pathlib.Path = CPU, changed: Collection[str] = (), is_emulated: bool = False
+    sanitizer: str,
+    sets: Collection[str] = FUSED_INSTRUCTION_SETS,
+    folder: pathlib.Path = CPU,
+    changed: Collection[str] = (),
+    is_emulated: bool = False,
 ) -> pathlib.Path:
     """An executable of cpu_fused.cc and the CPU's fused kernels, of which `changed` are compiled in another folder.
 
-    `changed` has names of files and of instruction sets. The program may emulate AVX512-BF16 and AMX, in terms of
-    AVX-512.
+    `sets` are all instruction sets, or PORTABLE. `changed` has names of files and of instruction sets. The program may
+    emulate AVX512-BF16 and AMX, in terms of AVX-512.
     """
-    main = [CPU / "deform_conv_fused.cc", CPU / "device.cc", CPU / "fused" / "plan.cc"]
+    main = [CPU / "deform_conv_fused.cc", CPU / "device.cc", FUSED_PLAN]
     sources = {path.stem: (path, []) for path in main}
     sources["instruction_sets"] = (HERE / "emulated_instruction_sets.cc" if is_emulated else CPU_INSTRUCTION_SETS, [])
-    sources |= {name: cpu_fused_kernels(name) for name in FUSED_INSTRUCTION_SETS}
-    if is_emulated:
-        for name in ("avx512_bf16", "amx"):
-            sources[name][1].extend(["-include", "emulated_instructions.h"])
-    unchanged = [(path, [*CPU_FLAGS, *own]) for name, (path, own) in sources.items() if name not in changed]
-    replaced = [
-        (folder / sources[name][0].relative_to(CPU), [*_changed_cpu_flags(folder), *sources[name][1]])
-        for name in changed
-    ]
-    return _link("cpu_fused", [*unchanged, *replaced, (HERE / "cpu_fused.cc", ["-iquote", str(CPU)])], sanitizer)
-
-
-def cpu_fused_kernels(instructions: str) -> tuple[pathlib.Path, list[str]]:
-    """The source of the fused kernels of an instruction set, and its own flags."""
-    if instructions in INSTRUCTION_SETS:
-        return CPU / "kernels" / "deform_conv_fused.cc", [f"-DDCN_INSTRUCTION_SET={instructions}"]
-    return CPU / "fused" / f"{instructions}.cc", []
+    for name in sets:
+        is_kernel = name in INSTRUCTION_SETS
+        source = "kernels/deform_conv_fused.cc" if is_kernel else f"fused/{name}.cc"
+        emulation = ["-include", "emulated_instructions.h"] if is_emulated and not is_kernel else []
+        sources[name] = (CPU / source, [f"-DDCN_INSTRUCTION_SET={name}"] if is_kernel else emulation)
+    compiled = [(HERE / "cpu_fused.cc", ["-iquote", str(CPU)])]
+    for name, (path, own) in sources.items():
+        flags = [*_cpu_flags(sets), *own]
+        if name in changed:
+            path, flags = folder / path.relative_to(CPU), ["-iquote", str(folder), *flags]
+        compiled.append((path, flags))
+    return _link("cpu_fused", compiled, sanitizer)
 
 
 def cpu_kernels(file: str, instructions: str, flags: Collection[str] = ()) -> pathlib.Path:
@@ -84,49 +105,54 @@ def cpu_kernels(file: str, instructions: str, flags: Collection[str] = ()) -> pa
     return _compile((COMPILER, CPU / f"{file}.cc", [*CPU_FLAGS, *own, *flags]))
 
 
-def all_cpu_kernels() -> list[tuple[pathlib.Path, list[str]]]:
-    """The sources of all CPU kernels, and the flags of each."""
+def all_cpu_kernels(sets: Collection[str]) -> list[tuple[pathlib.Path, list[str]]]:
+    """The sources of all CPU kernels, and the flags of each. `sets` are INSTRUCTION_SETS, or PORTABLE."""
+    flags = _cpu_flags(sets)
     once = [*sorted(CPU.glob("*.cc")), *sorted(CPU.glob("fused/*.cc"))]
     kernels = [
-        (path, [f"-DDCN_INSTRUCTION_SET={instructions}"])
+        (path, [*flags, f"-DDCN_INSTRUCTION_SET={instructions}"])
         for path in sorted(CPU.glob("kernels/*.cc"))
-        for instructions in INSTRUCTION_SETS
+        for instructions in sets
     ]
-    return [*((path, []) for path in once), *kernels]
+    return [*((path, flags) for path in once), *kernels]
 
 
-def last_task_program(name: str, folder: pathlib.Path) -> pathlib.Path:
+def last_task_program(name: str, changed: pathlib.Path | None = None) -> pathlib.Path:
     """An executable of `name` and the portable CPU kernels, with the Device of last_task/.
 
-    It runs only a loop's last task. `folder` is lib/cpu or a copy.
+    It runs only a loop's last task. The file `changed` replaces the kernels of its name.
     """
-    own = ["-iquote", str(HERE / "last_task"), *_changed_cpu_flags(folder), "-DDCN_HAS_X86_KERNELS=0"]
-    kernels = [folder / "dispatch.cc", folder / "instruction_sets.cc", *sorted(folder.glob("kernels/*.cc"))]
-    return _link(pathlib.Path(name).stem, [(path, own) for path in [HERE / name, *kernels]], "none")
+    own = ["-iquote", str(HERE / "last_task"), *_cpu_flags(PORTABLE)]
+    kernels = {path.name: path for path in sorted(CPU.glob("kernels/*.cc"))}
+    if changed:
+        kernels[changed.name] = changed
+    sources = [HERE / name, CPU / "dispatch.cc", CPU_INSTRUCTION_SETS, *kernels.values()]
+    return _link(pathlib.Path(name).stem, [(path, own) for path in sources], "none")
 
 
 def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB) -> pathlib.Path:
     """The fuzzing program of a backend, "cpu" or "cuda", or of its handlers alone, "cpu_contract" or "contract".
 
-    With the sanitizer "fuzzer" it is libFuzzer's; with any other it replays a corpus. Files in `changed`
-    replace those of lib/.
+    "cpu_portable" has only the portable kernels. With the sanitizer "fuzzer" it is libFuzzer's; with any other it
+    replays a corpus. Files in `changed` replace those of lib/.
     """
     names = ["calls", "handlers", *(["replay"] if sanitizer != "fuzzer" else [])]
-    is_cpu = backend in ("cpu", "cpu_contract")
+    is_cpu = backend.startswith("cpu")
     decoding = [*_handlers(ONLY_ON_CUDA if is_cpu else ONLY_ON_CPU), LIB / "fused_rules.cc"]
     ffi = [(path, changed / path.relative_to(LIB)) for path in decoding]
     ffi = [(new, ["-iquote", str(changed)]) if new.exists() and new != old else (old, []) for old, new in ffi]
     harness, kernels, compiled = [(FUZZ / f"{name}.cc", []) for name in names], [FUZZ / "contract.cc"], []
     if is_cpu:
-        contract = [(path, []) for path in (*kernels, CPU / "handlers.cc", FUSED_PLAN)]
-        rest = [*ffi, *(all_cpu_kernels() if backend == "cpu" else contract)]
-        rest = [(path, [*own, *CPU_FLAGS]) for path, own in rest]
+        sets = {"cpu": INSTRUCTION_SETS, "cpu_portable": PORTABLE}.get(backend)
+        contract = [(path, CPU_FLAGS) for path in (*kernels, CPU / "handlers.cc", FUSED_PLAN)]
+        rest = [(path, [*own, *CPU_FLAGS]) for path, own in ffi]
+        rest += all_cpu_kernels(sets) if sets else contract
     else:
         cuda = ["-isystem", _toolkit_headers()]
         ffi = [*ffi, (LIB / "cuda" / "handlers.cc", [])]
         rest = [(path, [*flags, "-O0", *cuda, "-include", "ptx/stream.h"]) for path, flags in ffi]
         if backend == "cuda":
-            harness = [(path, [*cuda, "-DDCN_EXECUTES_PTX"]) for path, _ in harness]
+            harness[names.index("handlers")] = (FUZZ / "handlers.cc", [*cuda, "-DDCN_EXECUTES_PTX"])
             compiled = executed_ptx.objects()
         else:
             rest += [(path, cuda) for path in kernels]
@@ -159,9 +185,8 @@ def _handlers(without):
     return [path for path in sorted(LIB.glob("ffi/*.cc")) if path.name not in {"module.cc", *without}]
 
 
-def _changed_cpu_flags(folder):
-    """The folder's own headers come first."""
-    return ["-iquote", str(folder), *CPU_FLAGS]
+def _cpu_flags(sets):
+    return [*CPU_FLAGS, *(["-DDCN_HAS_X86_KERNELS=0"] if list(sets) == PORTABLE else [])]
 
 
 def _toolkit_headers():

@@ -2,6 +2,7 @@ import pathlib
 import shutil
 import sys
 
+import jax.numpy as jnp
 import pytest
 
 from benchmarks.lowering import executed_ptx
@@ -34,7 +35,15 @@ def executed_kernels(interpreter):
 
 
 def pytest_collection_modifyitems(items):
-    """Deselects the reference cases of tests that are imported from other folders, because they run no kernels."""
+    """Of the tests that are imported from other folders, deselects those of the reference, which run no kernels.
+
+    float16 has the instructions of bfloat16, and the golden files in float32 those of the other tests, so they run in
+    `make thorough` only.
+    """
     imported = [item for item in items if item.path.parent == HERE and hasattr(item, "callspec")]
     without_kernels = {item for item in imported if item.callspec.params.get("backend") == "reference"}
     items[:] = [item for item in items if item not in without_kernels]
+    for item in imported:
+        dtype = item.callspec.params.get("dtype")
+        if dtype in ("float16", jnp.float16) or (item.originalname == "test_golden_files" and dtype == "float32"):
+            item.add_marker(pytest.mark.thorough)

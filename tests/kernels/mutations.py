@@ -1,10 +1,11 @@
 """Mutations of the CUDA kernels, which the tests must find: one line of a file of lib/cuda is replaced."""
 
 import pathlib
-import shutil
 from typing import NamedTuple
 
 from benchmarks.lowering.executed_ptx import KERNELS, LIB
+
+from . import build
 
 VALUES = "differs by"  # the results are wrong
 FAULT = "is a race|was not written|out of bounds"  # which of them depends on the order of the warps
@@ -12,186 +13,147 @@ FAULT = "is a race|was not written|out of bounds"  # which of them depends on th
 
 class Mutation(NamedTuple):
     file: str
-    right: str
-    wrong: str
+    change: str  # of the file: see build.mutated_source
     report: str  # a pattern of what the PTX interpreter reports
     kernel: str = ""  # the file of kernels that is compiled with a mutated header
 
-    def kernels(self, folder: pathlib.Path) -> dict[str, pathlib.Path]:
-        """The files of all kernels, one of them mutated: it is in `folder`, a copy of lib/cuda that is made here."""
-        source = (LIB / "cuda" / self.file).read_text()
-        assert source.count(self.right) == 1, f"{self.file} has changed: it must have the line {self.right!r} once"
-        shutil.copytree(LIB / "cuda", folder)
-        (folder / self.file).write_text(source.replace(self.right, self.wrong))
+    def kernels(self, parent: pathlib.Path) -> dict[str, pathlib.Path]:
+        """The files of all kernels, one of them mutated: it is in a copy of lib/cuda that is made in `parent`."""
+        folder = build.mutated(LIB / "cuda", self.file, self.change, parent)
         name = self.kernel or pathlib.Path(self.file).stem
         return KERNELS | {name: folder / KERNELS[name].name}
 
 
-WIDTH = """, [&](auto width) {
-      constexpr int N = decltype(width)::value;
-      return Launch<InputCotangentKernel"""
 MUTATIONS = {
     "missing barrier": Mutation(
-        "counting_sort.h", "    __syncthreads();\n    if (warp == 0) {", "    if (warp == 0) {", FAULT,
-        kernel="deform_conv"),
+        "counting_sort.h", "    {~~__syncthreads();\n    ~>~~}if (warp == 0) {", FAULT, kernel="deform_conv"),
     "another missing barrier": Mutation(
-        "counting_sort.h", "    __syncthreads();\n    int32_t* chunk_ids", "    int32_t* chunk_ids", FAULT,
-        kernel="deform_conv"),
+        "counting_sort.h", "    {~~__syncthreads();\n    ~>~~}int32_t* chunk_ids", FAULT, kernel="deform_conv"),
     "barrier that not all reach": Mutation(
-        "counting_sort.h", "    __syncthreads();\n    if (warp == 0) {",
-        "    if (warp_entries > 0) __syncthreads();\n    if (warp == 0) {", "waits", kernel="deform_conv"),
-    "off by one in shared memory": Mutation(
-        "counting_sort.h", "next[warp][bin] = 0;", "next[warp + 1][bin] = 0;", FAULT, kernel="deform_conv"),
-    "off by one in global memory": Mutation(
-        "counting_sort.h", "shape.first_row(bin + 1) : shape.rows)", "shape.first_row(bin + 1) : shape.rows + 1)",
-        FAULT, kernel="deform_conv"),
-    "overlapping writes of threads": Mutation(
-        "deform_conv.cu", "out = columns + sample.Column(sizes)", "out = columns + sample.Column(sizes) / 16 * 8",
-        FAULT),
-    "overlapping writes of blocks": Mutation(
-        "deform_conv.cu", "StorePositionCotangents(positions, sample.index,",
-        "StorePositionCotangents(positions, sample.index % 8,", FAULT),
-    "missing barrier of a warp": Mutation(
-        "counting_sort.h", "  __syncwarp();\n  if (key >= 0 && lower == 0)", "  if (key >= 0 && lower == 0)",
-        FAULT, kernel="deform_conv"),
-    "entry that is not stored": Mutation(
-        "counting_sort.h", "if (bin >= 0) chunk_ids[place]", "if (bin > 0) chunk_ids[place]", FAULT,
+        "counting_sort.h", "    {~~~>if (warp_entries > 0) ~~}__syncthreads();\n    if (warp == 0) {", "waits",
         kernel="deform_conv"),
+    "off by one in shared memory": Mutation(
+        "counting_sort.h", "next[warp{~~~> + 1~~}][bin] = 0;", FAULT, kernel="deform_conv"),
+    "off by one in global memory": Mutation(
+        "counting_sort.h", "shape.first_row(bin + 1) : shape.rows{~~~> + 1~~})", FAULT, kernel="deform_conv"),
+    "overlapping writes of threads": Mutation(
+        "deform_conv.cu", "out = columns + sample.Column(sizes){~~~> / 16 * 8~~}", FAULT),
+    "overlapping writes of blocks": Mutation(
+        "deform_conv.cu", "StorePositionCotangents(positions, sample.index{~~~> % 8~~},", FAULT),
+    "missing barrier of a warp": Mutation(
+        "counting_sort.h", "  {~~__syncwarp();\n  ~>~~}if (key >= 0 && lower == 0)", FAULT, kernel="deform_conv"),
+    "entry that is not stored": Mutation(
+        "counting_sort.h", "if (bin >{~~=~>~~} 0) chunk_ids[place]", FAULT, kernel="deform_conv"),
     "rows counted where the parts of the bin are still read": Mutation(
-        "counting_sort.h", "    __syncwarp();  // the parts have been read\n", "", FAULT, kernel="deform_conv"),
+        "counting_sort.h", "{~~    __syncwarp();  // the parts have been read\n~>~~}", FAULT, kernel="deform_conv"),
     "list read while it is written": Mutation(
-        "roi_pool.cu", "list[list_index] = item;\n      __syncthreads();", "list[list_index] = item;", FAULT),
+        "roi_pool.cu", "list[list_index] = item;{~~\n      __syncthreads();~>~~}", FAULT),
     "misaligned vector": Mutation(
         "deform_conv.cu",
-        "DispatchWidth<T>(sizes.group_channels()" + WIDTH,
-        "DispatchWidth<T>(2 * sizes.group_channels()" + WIDTH,
+        "DispatchWidth<T>({~~~>2 * ~~}sizes.group_channels(), [&](auto width) {\n      "
+        "constexpr int N = decltype(width)::value;\n      return Launch<InputCotangentKernel",
         "is misaligned"),
     "samples loaded before their corners are stored": Mutation(
-        "deform_conv_fused_forward.cu", "+ tap] = corners;\n      }\n      __syncthreads();",
-        "+ tap] = corners;\n      }", FAULT),
-    "pixel past the end": Mutation(
-        "deform_conv_fused_forward.cu", "i < call.sizes.pixels()", "i <= call.sizes.pixels()", FAULT),
+        "deform_conv_fused_forward.cu", "+ tap] = corners;\n      }{~~\n      __syncthreads();~>~~}", FAULT),
+    "pixel past the end": Mutation("deform_conv_fused_forward.cu", "i <{~~~>=~~} call.sizes.pixels()", FAULT),
     "feature past the end of a group": Mutation(
-        "deform_conv_fused_forward.cu", " || in_group + k >= call.group_features", "", FAULT),
-    "chunk past the end": Mutation(
-        "deform_conv_fused_forward.cu", "return tap_ < num_taps();", "return true;", FAULT),
+        "deform_conv_fused_forward.cu", "{~~ || in_group + k >= call.group_features~>~~}", FAULT),
+    "chunk past the end": Mutation("deform_conv_fused_forward.cu", "return {~~tap_ < num_taps()~>true~~};", FAULT),
     "list that starts too early": Mutation(
-        "counting_sort.h", "row_ends[-1] = bin_start;", "row_ends[-1] = bin_start - (sizeof(Value) > 4);", FAULT,
+        "counting_sort.h", "row_ends[-1] = bin_start{~~~> - (sizeof(Value) > 4)~~};", FAULT,
         kernel="deform_conv_fused_input"),
     "contributions summed into the stage that is multiplied": Mutation(
-        "deform_conv_fused_input.cu", "HalfStage(slice / 2, slice % 2, half)",
-        "HalfStage(slice / 2 + 1, slice % 2, half)", FAULT),
+        "deform_conv_fused_input.cu", "HalfStage(slice / 2{~~~> + 1~~}, slice % 2, half)", FAULT),
     "pixel of x past the end": Mutation(
-        "deform_conv_fused_input.cu", "const bool is_valid = i < call.pixels;",
-        "const bool is_valid = i <= call.pixels;", FAULT),
+        "deform_conv_fused_input.cu", "const bool is_valid = i <{~~~>=~~} call.pixels;", FAULT),
     "pixels of x read before they are stored": Mutation(
-        "deform_conv_fused_input.cu", "    }\n    __syncthreads();\n    const ChannelTile",
-        "    }\n    const ChannelTile", FAULT),
+        "deform_conv_fused_input.cu", "    }\n    {~~__syncthreads();\n    ~>~~}const ChannelTile", FAULT),
     "dot products read before they are stored": Mutation(
-        "deform_conv_fused_offset.cu", "    __syncthreads();\n    if (!kManySamples) store_cotangents(",
-        "    if (!kManySamples) store_cotangents(", FAULT),
+        "deform_conv_fused_offset.cu", "    {~~__syncthreads();\n    ~>~~}if (!kManySamples) store_cotangents(", FAULT),
     "corners read before they are located": Mutation(
-        "deform_conv_fused_offset.cu", "__syncthreads();  // all threads have located", "// all threads have located",
-        FAULT),
+        "deform_conv_fused_offset.cu", "{~~__syncthreads();  ~>~~}// all threads have located", FAULT),
     "corners stored while they are read": Mutation(
-        "deform_conv_fused_weight.cu", "__syncthreads();\n      find_corners(slice + 1);", "find_corners(slice + 1);",
-        FAULT),
+        "deform_conv_fused_weight.cu", "{~~__syncthreads();\n      ~>~~}find_corners(slice + 1);", FAULT),
     "feature of the weight past the end of a group": Mutation(
-        "deform_conv_fused_weight.cu", " || feature >= block_tile.first_feature + block_tile.features", "", FAULT),
+        "deform_conv_fused_weight.cu", "{~~ || feature >= block_tile.first_feature + block_tile.features~>~~}", FAULT),
     "no barrier between blocks, forward": Mutation(
-        "deform_conv_fused_forward.cu", "    __syncthreads();\n  }\n}", "  }\n}", FAULT),
+        "deform_conv_fused_forward.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT),
     "no barrier between blocks, input": Mutation(
-        "deform_conv_fused_input.cu", "    __syncthreads();\n  }\n}", "  }\n}", FAULT),
+        "deform_conv_fused_input.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT),
     "no barrier between blocks, offset": Mutation(
-        "deform_conv_fused_offset.cu", "    __syncthreads();\n  }\n}", "  }\n}", FAULT),
+        "deform_conv_fused_offset.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT),
     "no barrier between blocks, weight": Mutation(
-        "deform_conv_fused_weight.cu", "    __syncthreads();\n  }\n}", "  }\n}", FAULT),
+        "deform_conv_fused_weight.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT),
     "tap past the end of a level": Mutation(
-        "aggregation.cu", "min(first + int32_t(threadIdx.x % kQuad), level.taps - 1)",
-        "first + int32_t(threadIdx.x % kQuad)", FAULT),
+        "aggregation.cu", "{~~min(~>~~}first + int32_t(threadIdx.x % kQuad){~~, level.taps - 1)~>~~}", FAULT),
     "cotangents of a tap stored by several lanes": Mutation(
-        "aggregation.cu", "if (!is_valid || lane >= count) return;", "if (!is_valid) return;", FAULT),
+        "aggregation.cu", "if (!is_valid{~~ || lane >= count~>~~}) return;", FAULT),
     "pixel of the value past the end": Mutation(
-        "aggregation_value.cu", "pixel < int64_t{level.height} * level.width",
-        "pixel <= int64_t{level.height} * level.width", FAULT),
+        "aggregation_value.cu", "pixel <{~~~>=~~} int64_t{level.height} * level.width", FAULT),
     "column of an argmax outside the image": Mutation(
-        "roi_pool.cu", "columns[index + v] = largest[v].column;",
-        "if (largest[v].column >= 0) columns[index + v] = largest[v].column;", "is not written"),
+        "roi_pool.cu", "{~~~>if (largest[v].column >= 0) ~~}columns[index + v] = largest[v].column;", "is not written"),
     "columns of the argmax over their rows": Mutation(
-        "roi_pool.cu", "StoreArgmax{argmax, argmax + count}", "StoreArgmax{argmax, argmax + count / 2}",
-        FAULT),
-    "unwritten result": Mutation(
-        "roi_pool.cu", "AsVector<N>(pooled + work", "if (f > 0) AsVector<N>(pooled + work", "is not written"),
+        "roi_pool.cu", "StoreArgmax{argmax, argmax + count{~~~> / 2~~}}", FAULT),
+    "unwritten result": Mutation("roi_pool.cu", "{~~~>if (f > 0) ~~}AsVector<N>(pooled + work", "is not written"),
     "operands of the packing cvt swapped, bfloat16": Mutation(
-        "matrix.h", 'bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[1]), "f"(values[0])',
-        'bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[0]), "f"(values[1])', VALUES,
-        kernel="deform_conv_fused_forward"),
+        "matrix.h", 'bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[{~~1]), "f"(values[0~>0]), "f"(values[1~~}])',
+        VALUES, kernel="deform_conv_fused_forward"),
     "operands of the packing cvt swapped, float16": Mutation(
-        "matrix.h", '.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[1]), "f"(values[0])',
-        '.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[0]), "f"(values[1])', VALUES,
-        kernel="deform_conv_fused_weight"),
+        "matrix.h", '.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[{~~1]), "f"(values[0~>0]), "f"(values[1~~}])',
+        VALUES, kernel="deform_conv_fused_weight"),
     "no wait for copies": Mutation(
-        "matrix.h", '{ asm volatile("cp.async.wait_all;" ::: "memory"); }', "{}", "not waited for",
+        "matrix.h", '{{~~ asm volatile("cp.async.wait_all;" ::: "memory"); ~>~~}}', "not waited for",
         kernel="deform_conv_fused_forward"),
     "copies committed instead of waited for": Mutation(
-        "matrix.h", "cp.async.wait_all;", "cp.async.commit_group;", "not waited for",
-        kernel="deform_conv_fused_offset"),
+        "matrix.h", "cp.async.{~~wait_all~>commit_group~~};", "not waited for", kernel="deform_conv_fused_offset"),
     "wait for all copies but the last": Mutation(
-        "matrix.h", "cp.async.wait_all;", "cp.async.commit_group; cp.async.wait_group 1;", "not waited for",
+        "matrix.h", "cp.async.{~~wait_all~>commit_group; cp.async.wait_group 1~~};", "not waited for",
         kernel="deform_conv_fused_input"),
     "matrices transposed": Mutation(
-        "matrix.h", "m8n8.x4.shared.b16", "m8n8.x4.trans.shared.b16", VALUES, kernel="deform_conv_fused_input"),
+        "matrix.h", "m8n8.x4.{~~~>trans.~~}shared.b16", VALUES, kernel="deform_conv_fused_input"),
     "matrices not transposed": Mutation(
-        "matrix.h", "m8n8.x4.trans.shared.b16", "m8n8.x4.shared.b16", VALUES, kernel="deform_conv_fused_weight"),
+        "matrix.h", "m8n8.x4.{~~trans.~>~~}shared.b16", VALUES, kernel="deform_conv_fused_weight"),
     "words of a fragment swapped": Mutation(
-        "matrix.h", '"r"(a[0]), "r"(a[1]), "r"(a[2])', '"r"(a[0]), "r"(a[2]), "r"(a[1])', VALUES,
-        kernel="deform_conv_fused_forward"),
+        "matrix.h", '"r"(a[0]), "r"(a[{~~1]), "r"(a[2~>2]), "r"(a[1~~}])', VALUES, kernel="deform_conv_fused_forward"),
     "bfloat16 multiplied as float16": Mutation(
-        "matrix.h", "m16n8k16.row.col.f32.bf16.bf16.f32", "m16n8k16.row.col.f32.f16.f16.f32", VALUES,
-        kernel="deform_conv_fused_forward"),
+        "matrix.h", "m16n8k16.row.col.f32.{~~bf16.bf16~>f16.f16~~}.f32", VALUES, kernel="deform_conv_fused_forward"),
     "an input of mma overwritten, which the constraint excludes": Mutation(
-        "matrix.h", "{%8, %9}, {%0, %1, %2, %3};", "{%8, %9}, {%0, %1, %2, %3}; mov.b32 %4, 0;", VALUES,
-        kernel="deform_conv_fused_offset"),
+        "matrix.h", "{%8, %9}, {%0, %1, %2, %3};{~~~> mov.b32 %4, 0;~~}", VALUES, kernel="deform_conv_fused_offset"),
     "zeros copied in place of the data": Mutation(
-        "matrix.h", "zeros ? 0 : 16", "zeros ? 16 : 0", "out of bounds", kernel="deform_conv_fused_forward"),
+        "matrix.h", "zeros ? {~~0 : 16~>16 : 0~~}", "out of bounds", kernel="deform_conv_fused_forward"),
     "a load that ignores its predicate": Mutation(
-        "matrix.h", "@valid ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];",
-        "ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];", "out of bounds", kernel="deform_conv_fused_forward"),
+        "matrix.h", "{~~@valid ~>~~}ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];", "out of bounds",
+        kernel="deform_conv_fused_forward"),
     "pixels moved by 8 bytes": Mutation(
-        "gather.h", "address[0] = static_cast<const char*>(x) +", "address[0] = static_cast<const char*>(x) + 8 +",
-        "is misaligned", kernel="deform_conv_fused_forward"),
+        "gather.h", "address[0] = static_cast<const char*>(x) +{~~~> 8 +~~}", "is misaligned",
+        kernel="deform_conv_fused_forward"),
     "targets of copies moved by 8 bytes": Mutation(
-        "matrix.h", "(AddressInShared(shared)), ", "(AddressInShared(shared) + 8), ", "is misaligned",
-        kernel="deform_conv_fused_weight"),
+        "matrix.h", "(AddressInShared(shared){~~~> + 8~~}), ", "is misaligned", kernel="deform_conv_fused_weight"),
     "no barrier after a stage": Mutation(
-        "deform_conv_fused_forward.cu", "wait_async_copies();\n      __syncthreads();", "wait_async_copies();",
-        "was not written"),
+        "deform_conv_fused_forward.cu", "wait_async_copies();{~~\n      __syncthreads();~>~~}", "was not written"),
     "no barrier of the warp before ldmatrix": Mutation(
-        "gemm.h", "    __syncwarp();\n#pragma unroll", "#pragma unroll", "needs a warp that has converged",
+        "gemm.h", "{~~    __syncwarp();\n~>~~}#pragma unroll", "needs a warp that has converged",
         kernel="deform_conv_fused_input"),
     "products by some lanes": Mutation(
-        "gemm.h", "mma<T>(accumulators[i][j], a[i]", "if (lane() < 31) mma<T>(accumulators[i][j], a[i]",
-        "waits for lanes 0x80000000 of its warp", kernel="deform_conv_fused_input"),
+        "gemm.h", "{~~~>if (lane() < 31) ~~}mma<T>(accumulators[i][j], a[i]", "waits for lanes 0x80000000 of its warp",
+        kernel="deform_conv_fused_input"),
     "an instruction that the interpreter does not have": Mutation(
-        "matrix.h", "cvt.rna.tf32.f32", "cvt.rn.tf32.f32", "the interpreter has no cvt.rn.tf32.f32",
+        "matrix.h", "cvt.{~~rna~>rn~~}.tf32.f32", "the interpreter has no cvt.rn.tf32.f32",
         kernel="deform_conv_fused_forward"),
     "carve-out for fewer resident blocks": Mutation(
-        "deform_conv_fused_forward.cu", "kSharedBytes, kResidentBlocks}, call,", "kSharedBytes, 1}, call,",
+        "deform_conv_fused_forward.cu", "kSharedBytes, {~~kResidentBlocks~>1~~}}, call,",
         "has a carve-out of 65536 bytes, but its 3 resident blocks need 200704"),
-    "dot products of another tap": Mutation(
-        "aggregation.cu", "is_upper = threadIdx.x & 2", "is_upper = threadIdx.x & 1", VALUES),
+    "dot products of another tap": Mutation("aggregation.cu", "is_upper = threadIdx.x & {~~2~>1~~}", VALUES),
     "corners by the far flag of the other axis": Mutation(
-        "aggregation.cu", "flags & kIsFarRight ? 0", "flags & kIsFarDown ? 0", "out of bounds"),
+        "aggregation.cu", "flags & {~~kIsFarRight~>kIsFarDown~~} ? 0", "out of bounds"),
     "left pixels with the weights of the right ones": Mutation(
-        "aggregation_value.cu", "index < cells.middle ? sample.x", "index > cells.middle ? sample.x", VALUES),
+        "aggregation_value.cu", "index {~~<~>>~~} cells.middle ? sample.x", VALUES),
     "row and column of an argmax swapped": Mutation(
-        "roi_pool.cu", "i = rows[index + v], j = columns[index + v]", "i = columns[index + v], j = rows[index + v]",
-        VALUES),
+        "roi_pool.cu", "i = {~~rows[index + v], j = columns~>columns[index + v], j = rows~~}[index + v]", VALUES),
     "a maximum of other weights": Mutation(
-        "roi_pool.cu", "weight = point_y.weight(k / 2) * point_x.weight(k % 2)",
-        "weight = point_y.weight(k / 2) * point_x.weight(k / 2)", VALUES),
+        "roi_pool.cu", "weight = point_y.weight(k / 2) * point_x.weight(k {~~%~>/~~} 2)", VALUES),
     "a result read as constant": Mutation(
-        "deform_conv.cu", "      AsVector<N>(out + c) = vector;\n    }",
-        "      AsVector<N>(out + c) = vector; if (__ldg((const short*)columns) == 77) return;\n    }",
+        "deform_conv.cu",
+        "      AsVector<N>(out + c) = vector;{~~~> if (__ldg((const short*)columns) == 77) return;~~}\n    }",
         "through ld.global.nc"),
 }  # fmt: skip

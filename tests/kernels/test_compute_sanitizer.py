@@ -68,6 +68,6 @@ def test_kernels_are_clean(tool):
 
 @pytest.mark.parametrize("tool, name, complaint", FOUND)
 def test_mutations_are_found(tool, name, complaint, tmp_path):
-    status, output = check(tool, build.device_program("launches.cc", MUTATIONS[name].kernels(tmp_path / "mutated")))
+    status, output = check(tool, build.device_program("launches.cc", MUTATIONS[name].kernels(tmp_path)))
     assert status != 0
     assert complaint in output

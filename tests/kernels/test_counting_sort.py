@@ -62,37 +62,31 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("is_row_start_global", [False, True])
-@pytest.mark.parametrize("name", CASES)
-def test_order(name, is_row_start_global, tmp_path):
-    rows, row = CASES[name]
-    starts, values, _ = sort(tmp_path, rows, row, is_row_start_global)
-    check_order(rows, row, is_row_start_global, starts, values)
-
-
-# For each way to count, the number of rows and the row of each entry.
+# The same for pairs of ids: a case for each way to count.
 PAIR_CASES = {
-    "few entries per bin": (300, random_rows(300, 3, 1000)),
-    "many entries per bin": (300, random_rows(300, 3, 9000)),
-    "counted in global memory": (SHARED_ROWS + 1, random_rows(SHARED_ROWS + 1, 2, 3000)),
+    "pairs, few entries per bin": (300, random_rows(300, 3, 1000)),
+    "pairs, many entries per bin": (300, random_rows(300, 3, 9000)),
+    "pairs, counted in global memory": (SHARED_ROWS + 1, random_rows(SHARED_ROWS + 1, 2, 3000)),
 }
 
 
-@pytest.mark.parametrize("name", PAIR_CASES)
-def test_order_of_pairs(name, tmp_path):
-    rows, row = PAIR_CASES[name]
-    starts, values, _ = sort(tmp_path, rows, row, True, has_pairs=True)
-    ids, complements = np.moveaxis(values, -1, 0)
-    check_order(rows, row, True, starts, ids)
-    check_order(rows, row, True, starts, ~complements)
-
-
-def check_order(rows, row, is_row_start_global, starts, values):
+@pytest.mark.parametrize(
+    "name, is_row_start_global",
+    [*((name, k % 2 == 0) for k, name in enumerate(CASES)), *((name, True) for name in PAIR_CASES)],
+)
+def test_order(name, is_row_start_global, tmp_path):
+    has_pairs = name in PAIR_CASES
+    rows, row = (CASES | PAIR_CASES)[name]
+    starts, values, _ = sort(tmp_path, rows, row, is_row_start_global, has_pairs=has_pairs)
+    if has_pairs:
+        values, complements = np.moveaxis(values, -1, 0)
     for table, (own, own_starts) in enumerate(zip(row, starts, strict=True)):
         order = np.argsort(own, kind="stable")[np.count_nonzero(own == NO_ROW) :]
         table_start = table * row.shape[1] if is_row_start_global else 0
         np.testing.assert_array_equal(own_starts, table_start + np.searchsorted(own[order], np.arange(rows + 1)))
         np.testing.assert_array_equal(values[table, : order.size], order)
+        if has_pairs:
+            np.testing.assert_array_equal(complements[table, : order.size], ~order)
 
 
 def instructions(folder, rows, entries):

@@ -5,7 +5,7 @@ AVX-512. Mutations must be found.
 """
 
 import functools
-import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -35,8 +35,13 @@ def run(program, instructions, *arguments):
 def right_run(sanitizer, instructions):
     if not build.has(sanitizer):
         pytest.skip(f"{build.COMPILER} has not got {' '.join(build.SANITIZERS[sanitizer])}")
-    program = build.cpu_fused_program(sanitizer, is_emulated=is_emulated(instructions))
-    return run(program, instructions)
+    return run(program(sanitizer, instructions), instructions)
+
+
+def program(sanitizer, instructions, *mutation):
+    """The portable kernels are compiled alone, as `tests/fuzz` does under the same sanitizers."""
+    sets = build.PORTABLE if instructions == "portable" else build.FUSED_INSTRUCTION_SETS
+    return build.cpu_fused_program(sanitizer, sets, *mutation, is_emulated=is_emulated(instructions))
 
 
 @functools.cache
@@ -46,161 +51,108 @@ def is_available(instructions):
 
 def is_emulated(instructions):
     """Whether the processor lacks the instruction set, but can emulate it. Skips the test if it cannot."""
-    if is_available(instructions):
+    if instructions == "portable" or is_available(instructions):
         return False
     if instructions not in EMULATED or not is_available("avx512"):
         pytest.skip(f"this processor has not got {instructions}")
     return True
 
 
-@pytest.mark.parametrize("instructions", build.FUSED_INSTRUCTION_SETS)
-@pytest.mark.parametrize("sanitizer", ["none", "memory", pytest.param("threads", marks=pytest.mark.thorough)])
+# A sanitizer finds all that the plain program finds of the portable kernels, and takes long to compile.
+BY_DEFAULT_RUNS = [("memory", "portable"), *(("none", name) for name in build.FUSED_INSTRUCTION_SETS[1:])]
+RUNS = itertools.product(["none", "memory", "threads"], build.FUSED_INSTRUCTION_SETS)
+
+
+@pytest.mark.parametrize(
+    "sanitizer, instructions",
+    [pytest.param(*run, marks=[] if run in BY_DEFAULT_RUNS else [pytest.mark.thorough]) for run in RUNS],
+)
 def test_kernels_are_right(sanitizer, instructions):
     assert right_run(sanitizer, instructions) == (0, f"every result is right with {instructions}\n")
 
 
-# File, line, its wrong version; the sanitizer and instruction set that find it, and the complaint. Without a sanitizer,
-# an access past the end of an array ends the program by a signal.
+# File, change of it; the sanitizer and instruction set that find it, and the complaint. Without a sanitizer, an access
+# past the end of an array ends the program by a signal.
 SIGNAL = ""
 SEGFAULT_BY_SANITIZER = r"SEGV|heap-buffer-overflow"
 WRONG = r"is .*, must be"
+WRONG_OR_SIGNAL = f"{WRONG}|^$"
 MUTATIONS = {
     "tail of channels read past its end": (
-        ("vectors.h", "std::memcpy(lanes, from, count * sizeof(T));", "std::memcpy(lanes, from, sizeof lanes);"),
-        ("none", "avx2", SIGNAL),
-    ),
+        "vectors.h", "std::memcpy(lanes, from, {~~count * sizeof(T)~>sizeof lanes~~});", "none", "avx2", SIGNAL),
     "tail of features stored past its end": (
-        ("vectors.h", "std::memcpy(to, lanes, count * sizeof(T));", "std::memcpy(to, lanes, sizeof lanes);"),
-        ("none", "avx512", f"{WRONG}|^$"),
-    ),
+        "vectors.h", "std::memcpy(to, lanes, {~~count * sizeof(T)~>sizeof lanes~~});", "none", "avx512",
+        WRONG_OR_SIGNAL),
     "last row of tiles as high as the others": (
-        ("fused/call.h", "std::min(rows_, height_ - row)", "rows_"),
-        ("none", "avx2", f"{WRONG}|^$"),
-    ),
+        "fused/call.h", "{~~std::min(rows_, height_ - row)~>rows_~~}", "none", "avx2", WRONG_OR_SIGNAL),
     "last column of tiles as wide as the others": (
-        ("fused/call.h", "std::min(columns_, width_ - column)", "columns_"),
-        ("none", "portable", f"{WRONG}|^$"),
-    ),
+        "fused/call.h", "{~~std::min(columns_, width_ - column)~>columns_~~}", "none", "portable", WRONG_OR_SIGNAL),
     "last rows of a product": (
-        ("fused/product.h", "if (row + kMicroRows <= rows) {", "if (row < rows) {"),
-        ("memory", "avx512", SEGFAULT_BY_SANITIZER),
-    ),
+        "fused/product.h", "if (row {~~+ kMicroRows <=~><~~} rows) {", "memory", "avx512", SEGFAULT_BY_SANITIZER),
     "last panel of features as wide as the others": (
-        ("fused/product.h", "i < b.columns ? Load(from + i, b.columns - i) : Floats{}", "Load(from + i)"),
-        ("none", "avx2", SIGNAL),
-    ),
+        "fused/product.h", "{~~i < b.columns ? Load(from + i, b.columns - i) : Floats{}~>Load(from + i)~~}", "none",
+        "avx2", SIGNAL),
     "groups narrower than a panel read past their end": (
-        ("fused/product.h", "b.step == kPanel && b.columns >= kPanel", "b.step == kPanel"),
-        ("none", "avx2", SIGNAL),
-    ),
+        "fused/product.h", "b.step == kPanel{~~ && b.columns >= kPanel~>~~}", "none", "avx2", SIGNAL),
     "last panel of pairs as wide as the others": (
-        ("fused/forward.h", "std::min<int64_t>(kPanel, group_features - feature)", "kPanel"),
-        ("memory", "avx512_bf16", SEGFAULT_BY_SANITIZER),
-    ),
+        "fused/forward.h", "{~~std::min<int64_t>(kPanel, group_features - feature)~>kPanel~~}", "memory",
+        "avx512_bf16", SEGFAULT_BY_SANITIZER),
     "last panel of channels as wide as the others": (
-        ("fused/cotangents.h", "c + n < slice.channels ? row[f] : T(0.0f)", "row[f]"),
-        ("none", "portable", SIGNAL),
-    ),
+        "fused/cotangents.h", "{~~c + n < slice.channels ? row[f] : T(0.0f)~>row[f]~~}", "none", "portable", SIGNAL),
     "last block of K as long as the others": (
-        (
-            "fused/forward.h",
-            "const int64_t length = std::min(blocks.length, blocks.k - begin);\n        Sample(",
-            "const int64_t length = blocks.length;\n        Sample(",
-        ),
-        ("memory", "avx2", SEGFAULT_BY_SANITIZER),
-    ),
+        "fused/forward.h",
+        "const int64_t length = {~~std::min(blocks.length, blocks.k - begin)~>blocks.length~~};\n        Sample(",
+        "memory", "avx2", SEGFAULT_BY_SANITIZER),
     "sums of the weight in the place of another slice": (
-        ("fused/cotangents.h", "* plan.slices + slice) *", "* plan.slices + slice / 2) *"),
-        ("none", "avx2", WRONG),
-    ),
+        "fused/cotangents.h", "* plan.slices + slice{~~~> / 2~~}) *", "none", "avx2", WRONG),
     "channels of the slice before": (
-        ("fused/call.h", "return {group, group * call.group_channels() + in_group,", "return {group, in_group,"),
-        ("none", "avx512", f"{WRONG}|^$"),
-    ),
+        "fused/call.h", "return {group, {~~group * call.group_channels() + ~>~~}in_group,", "none", "avx512",
+        WRONG_OR_SIGNAL),
     "slice that does not add to the cotangents of positions": (
-        ("fused/cotangents.h", "c == 0 && plan_.WaitsForSliceBefore(slice_, sizes)", "false"),
-        ("none", "avx2", WRONG),
-    ),
+        "fused/cotangents.h", "{~~c == 0 && plan_.WaitsForSliceBefore(slice_, sizes)~>false~~}", "none", "avx2", WRONG),
     "slice that does not wait for the one before": (
-        (
-            "fused/cotangents.h",
-            "if (plan_.WaitsForSliceBefore(slice_, call_.sizes)) WaitForSliceBefore(tile_count);",
-            "",
-        ),
-        ("threads", "avx2", "data race"),
-    ),
+        "fused/cotangents.h",
+        "{~~if (plan_.WaitsForSliceBefore(slice_, call_.sizes)) WaitForSliceBefore(tile_count);~>~~}", "threads",
+        "avx2", "data race"),
     "sums of x that tasks share": (
-        ("fused/cotangents.h", "plan_.image_sums + slot_ * pixels", "plan_.image_sums + 0 * pixels"),
-        ("threads", "avx2", "data race"),
-    ),
+        "fused/cotangents.h", "plan_.image_sums + {~~slot_~>0~~} * pixels", "threads", "avx2", "data race"),
     "workspace for one part": (
-        ("fused/plan.cc", "SaturatingMultiply(parts, weight_size)", "weight_size"),
-        ("none", "avx2", SIGNAL),
-    ),
+        "fused/plan.cc", "{~~SaturatingMultiply(parts, weight_size)~>weight_size~~}", "none", "avx2", SIGNAL),
     "odd end of the columns' pairs": (
-        ("fused/pairs.h", "Floats{}, p + 1 < pixels ? Load(row + kRowWords) : Floats{});\n          Store(",
-         "Floats{}, p < pixels ? Load(row + kRowWords) : Floats{});\n          Store("),
-        ("memory", "avx512_bf16", SEGFAULT_BY_SANITIZER),
-    ),
+        "fused/pairs.h", "Floats{}, p {~~+ 1 ~>~~}< pixels ? Load(row + kRowWords) : Floats{});\n          Store(",
+        "memory", "avx512_bf16", SEGFAULT_BY_SANITIZER),
     "odd end of the pairs of the cotangent of y": (
-        ("fused/pairs.h", "                                   p + 1 < pixels ?",
-         "                                   p < pixels ?"),
-        ("memory", "avx512_bf16", SEGFAULT_BY_SANITIZER),
-    ),
+        "fused/pairs.h", "                                   p {~~+ 1 ~>~~}< pixels ?", "memory", "avx512_bf16",
+        SEGFAULT_BY_SANITIZER),
     "pixels of a pair swapped": (
-        ("fused/pairs.h", "low = _mm512_permutex2var_epi16((__m512i)first, low_order, (__m512i)second);",
-         "low = _mm512_permutex2var_epi16((__m512i)second, low_order, (__m512i)first);"),
-        ("none", "avx512_bf16", WRONG),
-    ),
+        "fused/pairs.h",
+        "low = _mm512_permutex2var_epi16((__m512i){~~first~>second~~}, low_order, (__m512i){~~second~>first~~});",
+        "none", "avx512_bf16", WRONG),
     "rows that do not fill a block of tiles": (
-        ("fused/amx.cc", "return (rows + kBlockRows - 1) / kBlockRows * kBlockRows;", "return rows;"),
-        ("none", "amx", SIGNAL),
-    ),
+        "fused/amx.cc", "return {~~(rows + kBlockRows - 1) / kBlockRows * kBlockRows~>rows~~};", "none", "amx", SIGNAL),
     "pairs that do not fill a tile": (
-        ("fused/amx.cc", "return ((pixels + 1) / 2 + kWords - 1) / kWords * kWords;", "return (pixels + 1) / 2;"),
-        ("none", "amx", f"{WRONG}|^$"),
-    ),
+        "fused/amx.cc", "return ({~~(pixels + 1) / 2 + kWords - 1) / kWords * kWords~>pixels + 1) / 2~~};", "none",
+        "amx", WRONG_OR_SIGNAL),
     "cotangent of x that is not zero at first": (
-        ("fused/cotangents.h",
-         "std::memset(image_sums_ + p * image_stride_, 0, slice_.channels * sizeof(float));", ""),
-        ("none", "avx2", WRONG),
-    ),
+        "fused/cotangents.h",
+        "{~~std::memset(image_sums_ + p * image_stride_, 0, slice_.channels * sizeof(float));~>~~}", "none", "avx2",
+        WRONG),
     "tail of channels of x that is not zero at first": (
-        ("fused/cotangents.h", "std::memset(image_sums_ + p * image_stride_, 0, slice_.channels * sizeof(float));",
-         "std::memset(image_sums_ + p * image_stride_, 0, slice_.channels / 4 * 4 * sizeof(float));"),
-        ("none", "avx2", WRONG),
-    ),
+        "fused/cotangents.h",
+        "std::memset(image_sums_ + p * image_stride_, 0, slice_.channels {~~~>/ 4 * 4 ~~}* sizeof(float));", "none",
+        "avx2", WRONG),
     "cotangent of the weight that was not requested": (
-        ("deform_conv_fused.cc", "  if (!requested.weight) return nullptr;\n", ""),
-        ("none", "avx2", f"{WRONG}|must not be written|^$"),
-    ),
+        "deform_conv_fused.cc", "{~~  if (!requested.weight) return nullptr;\n~>~~}", "none", "avx2",
+        f"must not be written|{WRONG_OR_SIGNAL}"),
     "cotangent of the weight without pixels": (
-        ("deform_conv_fused.cc", "  if (sizes.pixels() == 0) {", "  if (false) {"),
-        ("none", "avx2", WRONG),
-    ),
+        "deform_conv_fused.cc", "  if ({~~sizes.pixels() == 0~>false~~}) {", "none", "avx2", WRONG),
 }  # fmt: skip
 BY_DEFAULT = [
     "tail of channels read past its end",
-    "last panel of features as wide as the others",
-    "sums of the weight in the place of another slice",
     "workspace for one part",
     "pixels of a pair swapped",
     "rows that do not fill a block of tiles",
-    "cotangent of x that is not zero at first",
 ]
-
-
-def with_mutation(mutation, folder):
-    """A copy of the kernels with a line replaced, and the files in it that must be compiled."""
-    file, right, wrong = mutation
-    source = (build.CPU / file).read_text()
-    assert source.count(right) == 1, f"{file} has changed: it must have {right!r} once"
-    source = source.replace(right, wrong)
-    # The folder name is part of the compiler command, so it must depend on the content.
-    folder = folder / hashlib.sha256(source.encode()).hexdigest()[:16]
-    shutil.copytree(build.CPU, folder)
-    (folder / file).write_text(source)
-    return folder
 
 
 def changed_files(file, instructions):
@@ -208,22 +160,20 @@ def changed_files(file, instructions):
     if file.endswith(".cc"):
         return [file.removeprefix("fused/").removesuffix(".cc")]
     if file == "fused/call.h":
-        return ["deform_conv_fused", "plan", *build.FUSED_INSTRUCTION_SETS]
+        sets = build.PORTABLE if instructions == "portable" else build.FUSED_INSTRUCTION_SETS
+        return ["deform_conv_fused", "plan", *sets]
     return [instructions]
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_mutations_are_in_the_source(name, tmp_path):
-    with_mutation(MUTATIONS[name][0], tmp_path)
+def test_mutations_are_in_the_source():
+    for file, change, *_ in MUTATIONS.values():
+        build.mutated_source(build.CPU / file, change)
 
 
 @pytest.mark.parametrize("name", build.mutations(MUTATIONS, BY_DEFAULT))
 def test_mutations_are_found(name, tmp_path):
-    mutation, (sanitizer, instructions, complaint) = MUTATIONS[name]
-    emulated = is_emulated(instructions)
-    folder = with_mutation(mutation, tmp_path)
-    changed = changed_files(mutation[0], instructions)
-    program = build.cpu_fused_program(sanitizer, folder, changed, is_emulated=emulated)
-    status, output = run(program, instructions)
+    file, change, sanitizer, instructions, complaint = MUTATIONS[name]
+    folder = build.mutated(build.CPU, file, change, tmp_path)
+    status, output = run(program(sanitizer, instructions, folder, changed_files(file, instructions)), instructions)
     assert status < 0 if complaint == SIGNAL else status != 0, output
     assert re.search(complaint, output, re.DOTALL), output

@@ -49,8 +49,6 @@ struct GridShape {
   uint32_t dynamic_shared_bytes;
 };
 
-enum class Space : uint8_t { kParameter, kShared, kGlobal };
-
 class Launch;
 
 struct AsyncCopy {

@@ -72,6 +72,16 @@ class Table {
 };
 
 template <typename T>
+void AddComparisons(Table& table, const std::string& type) {
+  table.Add<bool, T, T>("setp.eq." + type, [](T a, T b) { return a == b; });
+  table.Add<bool, T, T>("setp.ne." + type, [](T a, T b) { return a < b || a > b; });  // false of NaN
+  table.Add<bool, T, T>("setp.lt." + type, [](T a, T b) { return a < b; });
+  table.Add<bool, T, T>("setp.le." + type, [](T a, T b) { return a <= b; });
+  table.Add<bool, T, T>("setp.gt." + type, [](T a, T b) { return a > b; });
+  table.Add<bool, T, T>("setp.ge." + type, [](T a, T b) { return a >= b; });
+}
+
+template <typename T>
 void AddIntegers(Table& table, const std::string& type) {
   using U = std::make_unsigned_t<T>;
   constexpr uint32_t kBits = 8 * sizeof(T);
@@ -95,12 +105,7 @@ void AddIntegers(Table& table, const std::string& type) {
   table.Add<T, T, uint32_t>("shr." + type, [](T a, uint32_t b) {
     return b < kBits ? T(a >> b) : a < 0 ? T(-1) : T(0);
   });
-  table.Add<bool, T, T>("setp.eq." + type, [](T a, T b) { return a == b; });
-  table.Add<bool, T, T>("setp.ne." + type, [](T a, T b) { return a != b; });
-  table.Add<bool, T, T>("setp.lt." + type, [](T a, T b) { return a < b; });
-  table.Add<bool, T, T>("setp.le." + type, [](T a, T b) { return a <= b; });
-  table.Add<bool, T, T>("setp.gt." + type, [](T a, T b) { return a > b; });
-  table.Add<bool, T, T>("setp.ge." + type, [](T a, T b) { return a >= b; });
+  AddComparisons<T>(table, type);
   if constexpr (sizeof(T) < 8) {
     using W = std::conditional_t<sizeof(T) == 4, int64_t, int32_t>;
     using Wide = std::conditional_t<std::is_signed_v<T>, W, std::make_unsigned_t<W>>;
@@ -170,12 +175,7 @@ void AddFloats(Table& table, const std::string& type) {
   table.Add<T, T>("cvt.rpi." + type + "." + type, [](T a) { return Canonical(std::ceil(a)); });
   table.Add<T, T>("cvt.rzi." + type + "." + type, [](T a) { return Canonical(std::trunc(a)); });
   table.Add<T, T>("cvt.rni." + type + "." + type, [](T a) { return Canonical(std::nearbyint(a)); });
-  table.Add<bool, T, T>("setp.eq." + type, [](T a, T b) { return a == b; });
-  table.Add<bool, T, T>("setp.ne." + type, [](T a, T b) { return a < b || a > b; });
-  table.Add<bool, T, T>("setp.lt." + type, [](T a, T b) { return a < b; });
-  table.Add<bool, T, T>("setp.le." + type, [](T a, T b) { return a <= b; });
-  table.Add<bool, T, T>("setp.gt." + type, [](T a, T b) { return a > b; });
-  table.Add<bool, T, T>("setp.ge." + type, [](T a, T b) { return a >= b; });
+  AddComparisons<T>(table, type);
   // Those with u are true of NaN.
   table.Add<bool, T, T>("setp.equ." + type, [](T a, T b) { return !(a < b || a > b); });
   table.Add<bool, T, T>("setp.neu." + type, [](T a, T b) { return !(a == b); });

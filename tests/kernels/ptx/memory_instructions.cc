@@ -11,43 +11,31 @@ namespace {
 
 constexpr int kAddress = 4;
 
-template <typename Address>
-void GetAddresses(Warp& warp, const Instruction& instruction, int operand, uint64_t (&addresses)[kLanes]) {
+void GetAddresses(Warp& warp, const Instruction& instruction, int operand, uint32_t bytes,
+                  uint64_t (&addresses)[kLanes]) {
+  const Place place = instruction.operands[operand];
   for (int lane = 0; lane < kLanes; ++lane) {
-    addresses[lane] = warp.At<Address>(instruction.operands[operand])[lane];
+    addresses[lane] = bytes == 8 ? warp.At<uint64_t>(place)[lane] : warp.At<uint32_t>(place)[lane];
     if (operand == kAddress) addresses[lane] += uint64_t(int64_t(instruction.displacement));
   }
 }
 
 // Element is the type in memory, Register the one in the register file.
-template <Space space, typename Element, typename Register, typename Address, Access access>
-void Load(Warp& warp, const Instruction& instruction, Lanes lanes) {
+template <bool kIsLoad, typename Element, typename Register>
+void LoadOrStore(Warp& warp, const Instruction& instruction, Lanes lanes) {
   uint64_t addresses[kLanes];
-  GetAddresses<Address>(warp, instruction, kAddress, addresses);
-  warp.launch.CheckAccess(warp, instruction, lanes, space, access, addresses, sizeof(Element) * instruction.count);
-  const uint8_t* memory = warp.launch.Memory(space);
-  for (int lane = 0; lane < kLanes; ++lane) {
-    if (!Has(lanes, lane)) continue;
-    for (int i = 0; i < instruction.count; ++i) {
-      Element value;
-      std::memcpy(&value, memory + addresses[lane] + size_t(i) * sizeof value, sizeof value);
-      warp.At<Register>(instruction.operands[i])[lane] = Register(value);
-    }
-  }
-}
-
-template <Space space, typename Element, typename Register, typename Address>
-void Store(Warp& warp, const Instruction& instruction, Lanes lanes) {
-  uint64_t addresses[kLanes];
-  GetAddresses<Address>(warp, instruction, kAddress, addresses);
-  warp.launch.CheckAccess(warp, instruction, lanes, space, Access::kWrite, addresses,
+  GetAddresses(warp, instruction, kAddress, instruction.address_bytes, addresses);
+  warp.launch.CheckAccess(warp, instruction, lanes, instruction.space, instruction.access, addresses,
                           sizeof(Element) * instruction.count);
-  uint8_t* memory = warp.launch.Memory(space);
+  uint8_t* memory = warp.launch.Memory(instruction.space);
   for (int lane = 0; lane < kLanes; ++lane) {
     if (!Has(lanes, lane)) continue;
     for (int i = 0; i < instruction.count; ++i) {
-      const Element value = Element(warp.At<Register>(instruction.operands[i])[lane]);
-      std::memcpy(memory + addresses[lane] + size_t(i) * sizeof value, &value, sizeof value);
+      uint8_t* const element = memory + addresses[lane] + size_t(i) * sizeof(Element);
+      Register& value = warp.At<Register>(instruction.operands[i])[lane];
+      Element moved = Element(value);
+      kIsLoad ? std::memcpy(&moved, element, sizeof moved) : std::memcpy(element, &moved, sizeof moved);
+      if (kIsLoad) value = Register(moved);
     }
   }
 }
@@ -57,8 +45,8 @@ void Store(Warp& warp, const Instruction& instruction, Lanes lanes) {
 void CopyAsync(Warp& warp, const Instruction& instruction, Lanes lanes) {
   constexpr uint32_t kCopyBytes = sizeof AsyncCopy::data;
   uint64_t targets[kLanes], sources[kLanes];
-  GetAddresses<uint32_t>(warp, instruction, kAddress, targets);
-  GetAddresses<uint64_t>(warp, instruction, kAddress + 1, sources);
+  GetAddresses(warp, instruction, kAddress, sizeof(uint32_t), targets);
+  GetAddresses(warp, instruction, kAddress + 1, sizeof(uint64_t), sources);
   Launch& launch = warp.launch;
   launch.CheckAccess(warp, instruction, lanes, Space::kShared, Access::kAsyncWrite, targets, kCopyBytes);
   const uint32_t* counts = warp.At<uint32_t>(instruction.operands[kAddress + 2]);
@@ -93,7 +81,7 @@ template <bool kIsTransposed>
 void Ldmatrix(Warp& warp, const Instruction& instruction, Lanes lanes) {
   constexpr int kRows = 8, kRowBytes = 16;
   uint64_t addresses[kLanes];
-  GetAddresses<uint32_t>(warp, instruction, kAddress, addresses);
+  GetAddresses(warp, instruction, kAddress, sizeof(uint32_t), addresses);
   warp.launch.CheckAccess(warp, instruction, lanes, Space::kShared, Access::kRead, addresses, kRowBytes);
   const uint8_t* memory = warp.launch.Memory(Space::kShared);
   uint32_t words[4][kLanes];
@@ -113,12 +101,11 @@ void Ldmatrix(Warp& warp, const Instruction& instruction, Lanes lanes) {
   }
 }
 
-template <Space space, typename Address, Access access>
 Handler MemoryHandler(bool is_load, char kind, uint32_t memory_bytes, uint32_t register_bytes) {
   const auto make = [&](auto element, auto reg) -> Handler {
     using Element = decltype(element);
     using Register = decltype(reg);
-    return is_load ? Load<space, Element, Register, Address, access> : Store<space, Element, Register, Address>;
+    return is_load ? LoadOrStore<true, Element, Register> : LoadOrStore<false, Element, Register>;
   };
   const bool is_signed = kind == 's';  // a load extends the sign
   switch (memory_bytes * 16 + register_bytes) {
@@ -176,24 +163,13 @@ bool DecodeLoadOrStore(const std::vector<std::string>& words, const std::vector<
     out->operands[i] = PlaceOf(elements[i], register_bytes, registers, &ok);
   }
   const uint32_t address_bytes = DecodeAddress(address, space == "global" ? 8 : 4, registers, out);
-  if (!ok || address_bytes == 0) return false;
-  const auto decode = [&](auto handler4, auto handler8) {
-    const auto handler = address_bytes == 8 ? handler8 : handler4;
-    out->execute = handler(is_load, type[0], memory_bytes, register_bytes);
-    return out->execute != nullptr;
-  };
-  if (space == "param") {
-    return decode(MemoryHandler<Space::kParameter, uint32_t, Access::kRead>,
-                  MemoryHandler<Space::kParameter, uint64_t, Access::kRead>);
-  }
-  if (space == "shared") {
-    return decode(MemoryHandler<Space::kShared, uint32_t, Access::kRead>,
-                  MemoryHandler<Space::kShared, uint64_t, Access::kRead>);
-  }
-  if (space != "global" || address_bytes != 8) return false;
-  out->execute = (is_constant ? MemoryHandler<Space::kGlobal, uint64_t, Access::kConstantRead>
-                              : MemoryHandler<Space::kGlobal, uint64_t, Access::kRead>)(is_load, type[0], memory_bytes,
-                                                                                        register_bytes);
+  const bool is_global = space == "global";
+  if (!is_global && space != "shared" && space != "param") return false;
+  if (!ok || address_bytes == 0 || (is_global && address_bytes != 8)) return false;
+  out->address_bytes = uint8_t(address_bytes);
+  out->space = is_global ? Space::kGlobal : space == "shared" ? Space::kShared : Space::kParameter;
+  out->access = !is_load ? Access::kWrite : is_constant && is_global ? Access::kConstantRead : Access::kRead;
+  out->execute = MemoryHandler(is_load, type[0], memory_bytes, register_bytes);
   return out->execute != nullptr;
 }
 

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "memory.h"
+
 namespace ptx {
 
 constexpr int kLanes = 32;
@@ -33,6 +35,8 @@ enum class Control : uint8_t {
   kCollective  // waits for all lanes of `members`, or for the whole warp
 };
 
+enum class Space : uint8_t { kParameter, kShared, kGlobal };
+
 constexpr int kMaxOperands = 14;  // of an mma
 
 struct Instruction {
@@ -41,6 +45,9 @@ struct Instruction {
   bool is_negated = false;    // executes where the guard is false
   bool is_aligned = false;    // PTX's .aligned: requires a warp that has converged
   uint8_t count = 1;          // elements of a vector that a load or store moves
+  uint8_t address_bytes = 8;  // of a load or store, as are the space and the access
+  Space space = Space::kGlobal;
+  Access access = Access::kRead;
   uint16_t opcode = 0;        // index into Opcodes()
   int32_t guard = -1;         // place of the predicate, or -1
   int32_t target = -1;        // of a branch: index of an instruction
