@@ -11,15 +11,10 @@
 
 namespace dcn {
 
-// The decoded operands of one call, as far as every handler has them.
-struct ConvCall {
-  Sizes sizes = {};
-  Positions positions = {};
-};
-
-inline ConvCall DecodeConvCall(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
-                               ffi::RemainingArgs rest, size_t mask_index = 0) {
-  ConvCall call;
+// Decodes the sizes and positions of a call.
+inline Convolution DecodeSampling(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset,
+                                  ffi::AnyBuffer origin, ffi::RemainingArgs rest, size_t mask_index = 0) {
+  Convolution call = {};
   Sizes& sizes = call.sizes;
   Window& window = sizes.window;
   checks.Pair(attributes, "kernel_size", 1, window.kernel);
@@ -74,20 +69,12 @@ inline void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer
   checks.FitsInt32("the image's width", sizes.width);
 }
 
-// The decoded operands of a call that also multiplies, except for the weight and the results.
-struct ProductCall : ConvCall {
-  Product product = {};
-  DType dtype = DType::kF32;
-
-  int64_t group_channels() const { return sizes.channels / product.groups; }
-};
-
-// A call covers all images of `x`, which is x or its cotangent, and which messages call `name`. `y` is y or its
-// cotangent.
-inline ProductCall DecodeProductCall(Checks& checks, ffi::Dictionary attributes, std::string_view name,
+// Decodes a call that also multiplies. It covers all images of `x`, which is x or its cotangent, and which messages
+// call `name`. `y` is y or its cotangent.
+inline Convolution DecodeConvolution(Checks& checks, ffi::Dictionary attributes, std::string_view name,
                                      ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                                      ffi::RemainingArgs mask, ffi::AnyBuffer y) {
-  ProductCall call = {DecodeConvCall(checks, attributes, offset, origin, mask)};
+  Convolution call = DecodeSampling(checks, attributes, offset, origin, mask);
   Sizes& sizes = call.sizes;
   Product& product = call.product;
   call.dtype = CheckedDType(checks, x.element_type());

@@ -6,7 +6,7 @@
 #include "aligned_vector.h"
 #include "attributes.h"
 #include "bilinear.h"
-#include "fused/call.h"
+#include "fused/plan.h"
 #include "instruction_sets.h"
 #include "vectors.h"
 
@@ -63,17 +63,20 @@ static_assert(sizeof(SampleArrays) == kSampleBytes * SampleArrays::kSize, "plan.
 // The samples of a tile, of all taps and some offset groups.
 class Samples {
  public:
-  Samples(const ConvolutionCall& call, int64_t max_offset_groups)
-      : call_(call), taps_(call.sizes.taps()), arrays_(max_offset_groups * taps_), outputs_(SampleArrays::kSize) {}
+  Samples(const Convolution& convolution, int64_t max_offset_groups)
+      : convolution_(convolution),
+        taps_(convolution.sizes.taps()),
+        arrays_(max_offset_groups * taps_),
+        outputs_(SampleArrays::kSize) {}
 
   // Locates the samples of offset groups `first` to `last`, inclusive.
   void Locate(const OutputTile& tile, int64_t first, int64_t last) {
-    const Sizes& sizes = call_.sizes;
+    const Sizes& sizes = convolution_.sizes;
     for (int64_t p = 0; p < tile.pixels(); ++p) {
       const int64_t row = tile.row + p / tile.columns, column = tile.column + p % tile.columns;
       outputs_[p] = (tile.image * sizes.rows + row) * sizes.columns + column;
-      start_y_[p] = float(sizes.window.start(0, call_.positions.origin[1] + row));
-      start_x_[p] = float(sizes.window.start(1, call_.positions.origin[2] + column));
+      start_y_[p] = float(sizes.window.start(0, convolution_.positions.origin[1] + row));
+      start_x_[p] = float(sizes.window.start(1, convolution_.positions.origin[2] + column));
     }
     first_ = first;
     // What is computed for the pixels that fill the last vector is not used.
@@ -82,7 +85,7 @@ class Samples {
     for (int64_t s = first * taps_; s < (last + 1) * taps_; ++s) {
       const int32_t tap = int32_t(s % taps_);
       SampleArrays& arrays = arrays_[s - first * taps_];
-      ReadPositions(tile.pixels(), s, arrays);
+      ReadOperands(tile.pixels(), s, arrays);
       locate(count, sizes.height, sizes.width, float(sizes.window.distance(0, tap)),
              float(sizes.window.distance(1, tap)), start_y_, start_x_, offset_y_, offset_x_, arrays);
     }
@@ -95,10 +98,10 @@ class Samples {
   }
 
  private:
-  void ReadPositions(int64_t pixels, int64_t s, SampleArrays& arrays) {
-    const float* const offset = static_cast<const float*>(call_.positions.offset);
-    const float* const mask = static_cast<const float*>(call_.positions.mask);
-    const int64_t pixel_samples = call_.sizes.offset_groups * taps_;
+  void ReadOperands(int64_t pixels, int64_t s, SampleArrays& arrays) {
+    const float* const offset = static_cast<const float*>(convolution_.positions.offset);
+    const float* const mask = static_cast<const float*>(convolution_.positions.mask);
+    const int64_t pixel_samples = convolution_.sizes.pixel_samples();
     for (int64_t p = 0; p < pixels; ++p) {
       const int64_t sample = outputs_[p] * pixel_samples + s;
       offset_y_[p] = offset[2 * sample];
@@ -107,7 +110,7 @@ class Samples {
     }
   }
 
-  const ConvolutionCall& call_;
+  const Convolution& convolution_;
   int64_t taps_, first_ = 0;
   AlignedVector<SampleArrays> arrays_;
   AlignedVector<int64_t> outputs_;
