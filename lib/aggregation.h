@@ -25,7 +25,10 @@ struct AggregationSizes {
   int32_t num_levels;
   Level levels[kMaxLevels];
   SamplingMethod sampling;
-  AggregationWindow window;  // in SamplingMethod::kWindow, which has one level
+  // In SamplingMethod::kWindow, which has one level:
+  Window window;  // not circular
+  double offset_scale;
+  bool remove_center;  // the tap in the middle is left out
 
   DCN_HOST_DEVICE int64_t queries() const { return rows * columns; }
 };

@@ -75,8 +75,8 @@ __device__ void ForEachQuad(const Aggregation& call, int64_t query, int64_t row,
 struct CornerSteps {
   int64_t right, down;
 
-  __device__ CornerSteps(int64_t pixel_bytes, const Level& level)
-      : right(pixel_bytes), down(level.width * pixel_bytes) {}
+  __device__ CornerSteps(const AggregationSizes& sizes, size_t element_bytes, const Level& level)
+      : right(sizes.heads * sizes.channels * element_bytes), down(level.width * right) {}
 };
 
 // The pixels that a sample reads, as one number that lanes pass to each other: the distance of the first from the start
@@ -127,7 +127,6 @@ __global__ void AggregateKernel(Aggregation call, int log2_subwarp, const T* val
   using A = Accumulator<T>;
   const AggregationSizes& sizes = call.sizes;
   const int subwarp = 1 << log2_subwarp, lane = int(threadIdx.x) & (subwarp - 1);
-  const int64_t pixel_bytes = sizes.heads * sizes.channels * sizeof(T);
   ForEachQueryHead(call, log2_subwarp, [&](const QueryHead& query_head, int64_t row, bool is_valid) {
     const int64_t first_byte = FirstChannel(sizes, query_head) * sizeof(T);
     for (int64_t first = 0; first < sizes.channels; first += subwarp * N) {
@@ -135,7 +134,7 @@ __global__ void AggregateKernel(Aggregation call, int log2_subwarp, const T* val
       const bool has_channel = channel < sizes.channels;
       A sum[N] = {}, unread = 0;
       ForEachQuad<A>(call, query_head.query, row, [&](const Level& level, int32_t count, const LocatedTap<A>& tap) {
-        const CornerSteps steps(pixel_bytes, level);
+        const CornerSteps steps(sizes, sizeof(T), level);
         const PixelPair y(tap.corners.y), x(tap.corners.x);
         const PackedCorners of_lane(first_byte, steps, level, y, x);
         const A tap_weight = tap.weight * y.weight * x.weight;
@@ -187,7 +186,7 @@ __device__ void SumOverQuad(const A (&dot)[kQuad][4], A (&own)[4]) {
 template <typename A>
 __device__ Vector<A, 2> PixelsPerUnit(const AggregationSizes& sizes, const Level& level) {
   if (sizes.sampling == SamplingMethod::kBilinear) return {A(level.width), A(level.height)};
-  return {A(sizes.window.offset_scale), A(sizes.window.offset_scale)};
+  return {A(sizes.offset_scale), A(sizes.offset_scale)};
 }
 
 template <typename T, int N>
@@ -196,12 +195,11 @@ __global__ void TapCotangentsKernel(Aggregation call, int log2_subwarp, const T*
   using A = Accumulator<T>;
   const AggregationSizes& sizes = call.sizes;
   const int subwarp = 1 << log2_subwarp, lane = int(threadIdx.x) & (subwarp - 1);
-  const int64_t pixel_bytes = sizes.heads * sizes.channels * sizeof(T);
   ForEachQueryHead(call, log2_subwarp, [&](const QueryHead& query_head, int64_t row, bool is_valid) {
     const int64_t first_byte = FirstChannel(sizes, query_head) * sizeof(T);
     const T* const cotangent = d_out + row * sizes.channels;
     ForEachQuad<A>(call, query_head.query, row, [&](const Level& level, int32_t count, const LocatedTap<A>& tap) {
-      const CornerSteps steps(pixel_bytes, level);
+      const CornerSteps steps(sizes, sizeof(T), level);
       const PackedCorners of_lane(first_byte, steps, level, PixelPair(tap.corners.y), PixelPair(tap.corners.x));
       A dots[kQuad][4] = {};
       for (int64_t first = 0; first < sizes.channels; first += subwarp * N) {

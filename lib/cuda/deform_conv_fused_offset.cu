@@ -19,7 +19,7 @@
 #include "gemm.h"
 #include "launch.h"
 #include "pixel_strips.h"
-#include "positions.h"
+#include "samples.h"
 #include "vector.h"
 
 namespace dcn {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 
 #include "deform_conv_fused.h"
@@ -17,10 +16,7 @@ inline Convolution DecodeSampling(Checks& checks, ffi::Dictionary attributes, ff
   Convolution call = {};
   Sizes& sizes = call.sizes;
   Window& window = sizes.window;
-  checks.Pair(attributes, "kernel_size", 1, window.kernel);
-  checks.Pair(attributes, "strides", 1, window.strides);
-  checks.Pair(attributes, "padding", std::numeric_limits<int32_t>::min(), window.padding);
-  checks.Pair(attributes, "kernel_dilation", 1, window.dilation);
+  DecodeWindow(checks, attributes, window);
   window.circular = checks.Attribute(attributes, "circular", false);
   sizes.offset_groups = checks.Attribute(attributes, "offset_groups", int64_t{1});
   checks.Require(sizes.offset_groups >= 1, "attribute offset_groups must be positive");
@@ -28,9 +24,6 @@ inline Convolution DecodeSampling(Checks& checks, ffi::Dictionary attributes, ff
   checks.Type("origin", origin, ffi::S32);
   checks.Shape("origin", origin, {3});
   checks.FitsInt32("the number of taps", int64_t{window.kernel[0]} * window.kernel[1]);
-  for (int axis = 0; axis < 2; ++axis) {
-    checks.FitsInt32("the kernel's reach", (int64_t{window.kernel[axis]} - 1) * window.dilation[axis]);
-  }
   if (!checks.ok()) return call;
 
   const auto shape = offset.dimensions();

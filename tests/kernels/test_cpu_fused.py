@@ -74,11 +74,11 @@ MUTATIONS = {
         ("none", "avx512", f"{WRONG}|^$"),
     ),
     "last row of tiles as high as the others": (
-        ("fused/call.h", "std::min(rows_, height_ - row)", "rows_"),
+        ("fused/plan.h", "std::min(rows_, height_ - row)", "rows_"),
         ("none", "avx2", f"{WRONG}|^$"),
     ),
     "last column of tiles as wide as the others": (
-        ("fused/call.h", "std::min(columns_, width_ - column)", "columns_"),
+        ("fused/plan.h", "std::min(columns_, width_ - column)", "columns_"),
         ("none", "portable", f"{WRONG}|^$"),
     ),
     "last rows of a product": (
@@ -104,33 +104,33 @@ MUTATIONS = {
     "last block of K as long as the others": (
         (
             "fused/forward.h",
-            "const int64_t length = std::min(blocks.length, blocks.k - begin);\n        Sample(",
-            "const int64_t length = blocks.length;\n        Sample(",
+            "const int64_t length = BlockLength(begin);\n    buffers",
+            "const int64_t length = block_;\n    buffers",
         ),
         ("memory", "avx2", SEGFAULT_BY_SANITIZER),
     ),
     "sums of the weight in the place of another slice": (
-        ("fused/cotangents.h", "* plan.slices + slice) *", "* plan.slices + slice / 2) *"),
+        ("fused/cotangents.h", "* slices.count + slice) *", "* slices.count + slice / 2) *"),
         ("none", "avx2", WRONG),
     ),
     "channels of the slice before": (
-        ("fused/call.h", "return {group, group * call.group_channels() + in_group,", "return {group, in_group,"),
+        ("fused/plan.h", "return {group, group * group_channels + in_group,", "return {group, in_group,"),
         ("none", "avx512", f"{WRONG}|^$"),
     ),
     "slice that does not add to the cotangents of positions": (
-        ("fused/cotangents.h", "c == 0 && plan_.WaitsForSliceBefore(slice_, sizes)", "false"),
+        ("fused/cotangents.h", "c == 0 && plan_.WaitsForSliceBefore(slice_)", "false"),
         ("none", "avx2", WRONG),
     ),
     "slice that does not wait for the one before": (
         (
             "fused/cotangents.h",
-            "if (plan_.WaitsForSliceBefore(slice_, call_.sizes)) WaitForSliceBefore(tile_count);",
+            "if (plan_.WaitsForSliceBefore(slice_)) WaitForSliceBefore(tile_count);",
             "",
         ),
         ("threads", "avx2", "data race"),
     ),
     "sums of x that tasks share": (
-        ("fused/cotangents.h", "plan_.image_sums + slot_ * pixels", "plan_.image_sums + 0 * pixels"),
+        ("fused/cotangents.h", "first + slot_ * pixels", "first + 0 * pixels"),
         ("threads", "avx2", "data race"),
     ),
     "workspace for one part": (
@@ -153,7 +153,7 @@ MUTATIONS = {
         ("none", "avx512_bf16", WRONG),
     ),
     "rows that do not fill a block of tiles": (
-        ("fused/amx.cc", "return (rows + kBlockRows - 1) / kBlockRows * kBlockRows;", "return rows;"),
+        ("fused/amx.cc", "return (rows + kMicroTileRows - 1) / kMicroTileRows * kMicroTileRows;", "return rows;"),
         ("none", "amx", SIGNAL),
     ),
     "pairs that do not fill a tile": (
@@ -171,11 +171,11 @@ MUTATIONS = {
         ("none", "avx2", WRONG),
     ),
     "cotangent of the weight that was not requested": (
-        ("deform_conv_fused.cc", "  if (!requested.weight) return nullptr;\n", ""),
+        ("fused/cotangents.h", "    if (!requested.weight) return;\n", ""),
         ("none", "avx2", f"{WRONG}|must not be written|^$"),
     ),
     "cotangent of the weight without pixels": (
-        ("deform_conv_fused.cc", "  if (sizes.pixels() == 0) {", "  if (false) {"),
+        ("fused/cotangents.h", "    if (sizes.pixels() == 0) {", "    if (false) {"),
         ("none", "avx2", WRONG),
     ),
 }  # fmt: skip
@@ -204,10 +204,10 @@ def with_mutation(mutation, folder):
 
 
 def changed_files(file, instructions):
-    """Those to compile: the linker keeps one copy of an inline function of call.h, so all must have it."""
+    """Those to compile: the linker keeps one copy of an inline function of plan.h, so all must have it."""
     if file.endswith(".cc"):
         return [file.removeprefix("fused/").removesuffix(".cc")]
-    if file == "fused/call.h":
+    if file == "fused/plan.h":
         return ["deform_conv_fused", "plan", *build.FUSED_INSTRUCTION_SETS]
     return [instructions]
 

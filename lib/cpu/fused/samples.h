@@ -33,17 +33,20 @@ DCN_INLINE int32_t PixelIndex(int32_t row, int32_t column, int32_t width) {
   return (row | column) < 0 ? -1 : int32_t(uint32_t(row) * uint32_t(width)) + column;
 }
 
-// The first tap of each pixel lies at (start_y, start_x). `a` overlaps none of the other arrays, so iterations are
-// independent.
+// What locates the samples of a tap on one axis: the first tap of each pixel of a tile, and the offsets of the tap.
+struct AxisOperands {
+  float start[SampleArrays::kSize] = {}, offset[SampleArrays::kSize] = {};
+};
+
+// `a` overlaps none of the other arrays, so iterations are independent.
 template <bool kIsCircular>
 DCN_NOINLINE void LocateSamples(int64_t count, int64_t height, int64_t width, float tap_y, float tap_x,
-                                const float* start_y, const float* start_x, const float* offset_y,
-                                const float* offset_x, SampleArrays& a) {
+                                const AxisOperands& vertical, const AxisOperands& horizontal, SampleArrays& a) {
   const int32_t row_pixels = int32_t(width);
   DCN_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < count; ++i) {
-    const AxisLocation<float> y = LocateOnAxis(start_y[i] + tap_y + offset_y[i], height, kIsCircular);
-    const AxisLocation<float> x = LocateOnAxis(start_x[i] + tap_x + offset_x[i], width, kIsCircular);
+    const AxisLocation<float> y = LocateOnAxis(vertical.start[i] + tap_y + vertical.offset[i], height, kIsCircular);
+    const AxisLocation<float> x = LocateOnAxis(horizontal.start[i] + tap_x + horizontal.offset[i], width, kIsCircular);
     a.fraction_y[i] = y.fraction;
     a.fraction_x[i] = x.fraction;
     const float mask = a.mask[i], top = y.weight(0) * mask, bottom = y.weight(1) * mask;
@@ -75,8 +78,8 @@ class Samples {
     for (int64_t p = 0; p < tile.pixels(); ++p) {
       const int64_t row = tile.row + p / tile.columns, column = tile.column + p % tile.columns;
       outputs_[p] = (tile.image * sizes.rows + row) * sizes.columns + column;
-      start_y_[p] = float(sizes.window.start(0, convolution_.positions.origin[1] + row));
-      start_x_[p] = float(sizes.window.start(1, convolution_.positions.origin[2] + column));
+      vertical_.start[p] = float(sizes.window.start(0, convolution_.positions.origin[1] + row));
+      horizontal_.start[p] = float(sizes.window.start(1, convolution_.positions.origin[2] + column));
     }
     first_ = first;
     // What is computed for the pixels that fill the last vector is not used.
@@ -87,7 +90,7 @@ class Samples {
       SampleArrays& arrays = arrays_[s - first * taps_];
       ReadOperands(tile.pixels(), s, arrays);
       locate(count, sizes.height, sizes.width, float(sizes.window.distance(0, tap)),
-             float(sizes.window.distance(1, tap)), start_y_, start_x_, offset_y_, offset_x_, arrays);
+             float(sizes.window.distance(1, tap)), vertical_, horizontal_, arrays);
     }
   }
 
@@ -104,8 +107,8 @@ class Samples {
     const int64_t pixel_samples = convolution_.sizes.pixel_samples();
     for (int64_t p = 0; p < pixels; ++p) {
       const int64_t sample = outputs_[p] * pixel_samples + s;
-      offset_y_[p] = offset[2 * sample];
-      offset_x_[p] = offset[2 * sample + 1];
+      vertical_.offset[p] = offset[2 * sample];
+      horizontal_.offset[p] = offset[2 * sample + 1];
       arrays.mask[p] = mask ? mask[sample] : 1.0f;
     }
   }
@@ -114,8 +117,7 @@ class Samples {
   int64_t taps_, first_ = 0;
   AlignedVector<SampleArrays> arrays_;
   AlignedVector<int64_t> outputs_;
-  float start_y_[SampleArrays::kSize] = {}, start_x_[SampleArrays::kSize] = {};
-  float offset_y_[SampleArrays::kSize] = {}, offset_x_[SampleArrays::kSize] = {};
+  AxisOperands vertical_, horizontal_;
 };
 
 }  // namespace

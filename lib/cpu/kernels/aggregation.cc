@@ -5,13 +5,13 @@
 #include <type_traits>
 #include <vector>
 
-#include "aggregation_positions.h"
 #include "aligned_vector.h"
 #include "attributes.h"
 #include "device.h"
 #include "element.h"
 #include "instruction_sets.h"
 #include "large_pages.h"
+#include "tap_corners.h"
 #include "vectors.h"
 
 DCN_BEGIN_TARGET
