@@ -26,9 +26,9 @@ struct AggregationSizes {
   Level levels[kMaxLevels];
   SamplingMethod sampling;
   // In SamplingMethod::kWindow, which has one level:
-  Window window;  // not circular
+  bool remove_center;  // the tap in the middle of the window is left out
+  Window window;       // not circular
   double offset_scale;
-  bool remove_center;  // the tap in the middle is left out
 
   DCN_HOST_DEVICE int64_t queries() const { return rows * columns; }
 };

@@ -66,7 +66,7 @@ struct Call {
 struct BlockTile {
   int32_t first_chunk, chunks;
   int32_t first_sample, samples;  // of a pixel in the feature group
-  int64_t first_position;         // the index of first_sample among the samples of a pixel
+  int64_t first_pixel_sample;     // the index of first_sample among the samples of a pixel
   int32_t first_channel;          // of the feature group
   int32_t first_feature, features;
   int32_t first_pixel, pixels;
@@ -86,7 +86,7 @@ struct BlockTile {
     first_sample = call.ChunkAt(first_chunk).sample;
     samples = call.ChunkAt(first_chunk + chunks - 1).sample - first_sample + 1;
     first_channel = group * call.group_channels;
-    first_position = int64_t{first_channel / call.offset_group_channels} * call.taps + first_sample;
+    first_pixel_sample = int64_t{first_channel / call.offset_group_channels} * call.taps + first_sample;
     first_feature = group * call.group_features + feature_in_group;
     features = call.group_features - feature_in_group;
     const int64_t first = split * call.split_pixels, left = call.pixels - first;
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
         const int64_t p = shared.pixels[slice % kStages][pixel];
         Corners corners = NoCorners();
         if (p >= 0) {
-          const int64_t sample_index = p * call.pixel_samples + block_tile.first_position + sample;
+          const int64_t sample_index = p * call.pixel_samples + block_tile.first_pixel_sample + sample;
           corners =
               FindCorners(call.sizes, call.positions, shared.sampled[pixel], sample_index, shared.distance[sample]);
         }

@@ -74,9 +74,9 @@ ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ff
                             checks.Attribute(attributes, "concurrent_tasks", int64_t{1})};
   checks.Require(1 <= tasks.parts && tasks.parts <= std::clamp<int64_t>(sizes.images, 1, kMaxFusedTasks),
                  "attribute parts must be a number of parts of the images");
-  checks.Require(
-      1 <= tasks.concurrent && tasks.concurrent <= std::min<int64_t>(kMaxFusedTasks, FusedTaskCount(call, tasks.parts)),
-      "attribute concurrent_tasks must be a number of tasks");
+  const int64_t most_tasks = std::min(kMaxFusedTasks, FusedTaskCount(call, tasks.parts));
+  checks.Require(1 <= tasks.concurrent && tasks.concurrent <= most_tasks,
+                 "attribute concurrent_tasks must be a number of tasks");
   if (!checks.ok()) return checks.error();
   arrays.workspace = next("workspace", {FusedCotangentsWorkspace(call, arrays.requested, tasks)});
   requested.CheckEnd();

@@ -416,29 +416,29 @@ const PoolSizes kPools[] = {
     {1, 1, 5, 4, 12, 3, 1, {3, 2}, {3, 2}, {3, 2}, {0, 0}, RoiConvention::kAligned, 0.5, 0.1},
 };
 
-// Batches, heads, channels, no pixels yet, rows and columns of queries, no taps and levels yet, sampling, window,
-// scale and whether the center is removed. Then levels: height, width, taps. Then how many
+// Batches, heads, channels, no pixels yet, rows and columns of queries, no taps and levels yet, sampling, whether
+// the center is removed, window and scale. Then levels: height, width, taps. Then how many
 // heads of an example are sorted at once.
 const Aggregation kAggregations[] = {
-    {{2, 3, 16, 0, 5, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{4, 5, 3}, {0, 3, 1}, {2, 3, 5}, {1, 1, 0}}, 2},
-    {{1, 2, 8, 0, 40, 1, 0, 0, {}, SamplingMethod::kBilinear, {}},
+    {{2, 3, 16, 0, 5, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {{4, 5, 3}, {0, 3, 1}, {2, 3, 5}, {1, 1, 0}}, 2},
+    {{1, 2, 8, 0, 40, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0},
      {{2, 2, 6}, {1, 1, 4}},
      2},  // many samples in few cells
-    {{1, 1, 72, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{3, 7, 2}}, 1},
-    {{1, 1, 264, 0, 2, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{3, 2, 1}}, 1},  // more vectors than lanes
-    {{2, 2, 5, 0, 4, 1, 0, 0, {}, SamplingMethod::kDiscrete, {}}, {{3, 4, 4}, {2, 1, 1}}, 3},
-    {{1, 2, 24, 0, 3, 4, 0, 0, {}, SamplingMethod::kWindow, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1.5, true},
+    {{1, 1, 72, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {{3, 7, 2}}, 1},
+    {{1, 1, 264, 0, 2, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {{3, 2, 1}}, 1},  // more vectors than lanes
+    {{2, 2, 5, 0, 4, 1, 0, 0, {}, SamplingMethod::kDiscrete, false, {}, 0}, {{3, 4, 4}, {2, 1, 1}}, 3},
+    {{1, 2, 24, 0, 3, 4, 0, 0, {}, SamplingMethod::kWindow, true, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1.5},
      {{5, 6, 0}},
      2},
-    {{2, 1, 3, 0, 2, 3, 0, 0, {}, SamplingMethod::kWindow, {{2, 1}, {2, 1}, {0, -1}, {1, 2}, false}, 0.5, false},
+    {{2, 1, 3, 0, 2, 3, 0, 0, {}, SamplingMethod::kWindow, false, {{2, 1}, {2, 1}, {0, -1}, {1, 2}, false}, 0.5},
      {{4, 3, 0}},
      1},
-    {{0, 2, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{3, 4, 2}}, 1},
-    {{1, 0, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{3, 4, 2}}, 1},
-    {{1, 2, 0, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{3, 4, 2}}, 1},
-    {{1, 2, 8, 0, 0, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{3, 4, 2}}, 1},
-    {{1, 2, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {}, 1},
-    {{1, 2, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kDiscrete, {}}, {{0, 4, 2}}, 1},
+    {{0, 2, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {{3, 4, 2}}, 1},
+    {{1, 0, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {{3, 4, 2}}, 1},
+    {{1, 2, 0, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {{3, 4, 2}}, 1},
+    {{1, 2, 8, 0, 0, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {{3, 4, 2}}, 1},
+    {{1, 2, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {}, 1},
+    {{1, 2, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kDiscrete, false, {}, 0}, {{0, 4, 2}}, 1},
 };
 
 }  // namespace

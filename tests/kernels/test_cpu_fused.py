@@ -94,7 +94,7 @@ MUTATIONS = {
         ("none", "avx2", SIGNAL),
     ),
     "last panel of pairs as wide as the others": (
-        ("fused/forward.h", "std::min<int64_t>(kPanel, group_features - feature)", "kPanel"),
+        ("fused/forward.h", "std::min<int64_t>(kPanel, group_features_ - feature)", "kPanel"),
         ("memory", "avx512_bf16", SEGFAULT_BY_SANITIZER),
     ),
     "last panel of channels as wide as the others": (
