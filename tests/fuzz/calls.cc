@@ -299,9 +299,7 @@ class CallBuilder {
     sizes.channels = size('c');
     size('z') = workspace_of(convolution);
   }
-  void CpuForwardWorkspace() {
-    CpuWorkspace(dcn::FusedForwardWorkspace);
-  }
+  void CpuForwardWorkspace() { CpuWorkspace(dcn::FusedForwardWorkspace); }
   void CpuCotangentsWorkspace() {
     const bool has_workspace = bytes_.Below(16) < 15;
     call_.is_valid &= has_workspace;

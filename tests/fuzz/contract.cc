@@ -158,8 +158,8 @@ double WeightCount(const Sizes& s, const Product& product) {
 
 }  // namespace
 
-const char* FusedForward(Device&, const Convolution& convolution, int32_t tile_features, bool is_y_float,
-                         const void* x, const void* weight, const void* bias, void* y) {
+const char* FusedForward(Device&, const Convolution& convolution, int32_t tile_features, bool is_y_float, const void* x,
+                         const void* weight, const void* bias, void* y) {
   const auto& [dtype, s, positions, product] = convolution;
   CheckFused(convolution);
   REQUIRE(tile_features == 64 || tile_features == 128 || tile_features == 256);
@@ -171,8 +171,8 @@ const char* FusedForward(Device&, const Convolution& convolution, int32_t tile_f
   return nullptr;
 }
 
-const char* FusedInputCotangent(Device&, const Convolution& convolution, const ScatterLists& lists,
-                                const void* weight, const void* d_y, void* d_x) {
+const char* FusedInputCotangent(Device&, const Convolution& convolution, const ScatterLists& lists, const void* weight,
+                                const void* d_y, void* d_x) {
   const auto& [dtype, s, positions, product] = convolution;
   CheckFusedCotangent(convolution, d_y);
   const double list_count = double(s.images) * s.offset_groups * s.taps(), contributions = 4. * s.rows * s.columns;
@@ -234,8 +234,7 @@ void CheckCpuFused(const Convolution& convolution, const void* x, const void* we
 
 const char* FusedForward(Device&, const Convolution& convolution, const FusedForwardArrays& arrays) {
   const auto& [dtype, s, positions, product] = convolution;
-  CheckCpuFused(convolution, arrays.x, arrays.weight, arrays.y,
-                arrays.is_y_float ? 4 : BytesOf(dtype));
+  CheckCpuFused(convolution, arrays.x, arrays.weight, arrays.y, arrays.is_y_float ? 4 : BytesOf(dtype));
   REQUIRE(contract.Holds(arrays.bias, product.features, 4));
   const double padded = std::ceil(double(product.group_features()) / kFeaturePadding) * kFeaturePadding;
   const double packed = double(s.taps()) * s.channels * padded;

@@ -219,8 +219,7 @@ void CallFusedCotangents(DType dtype, const FusedCall& call, const Positions& po
   if (dtype == DType::kF32) return;
   constexpr int64_t kSplits = 2;
   Array parts = Array::Unwritten(DType::kF32, kSplits * sizes.taps() * call.group_channels() * product.features);
-  Check(FusedWeightCotangent(device, convolution, kSplits, x.data(), d_y.data(),
-                             parts.data<float>()));
+  Check(FusedWeightCotangent(device, convolution, kSplits, x.data(), d_y.data(), parts.data<float>()));
   parts.CheckWritten("parts");
 }
 
@@ -420,12 +419,16 @@ const PoolSizes kPools[] = {
 // the center is removed, window and scale. Then levels: height, width, taps. Then how many
 // heads of an example are sorted at once.
 const Aggregation kAggregations[] = {
-    {{2, 3, 16, 0, 5, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {{4, 5, 3}, {0, 3, 1}, {2, 3, 5}, {1, 1, 0}}, 2},
+    {{2, 3, 16, 0, 5, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0},
+     {{4, 5, 3}, {0, 3, 1}, {2, 3, 5}, {1, 1, 0}},
+     2},
     {{1, 2, 8, 0, 40, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0},
      {{2, 2, 6}, {1, 1, 4}},
      2},  // many samples in few cells
     {{1, 1, 72, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {{3, 7, 2}}, 1},
-    {{1, 1, 264, 0, 2, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {{3, 2, 1}}, 1},  // more vectors than lanes
+    {{1, 1, 264, 0, 2, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0},
+     {{3, 2, 1}},
+     1},  // more vectors than lanes
     {{2, 2, 5, 0, 4, 1, 0, 0, {}, SamplingMethod::kDiscrete, false, {}, 0}, {{3, 4, 4}, {2, 1, 1}}, 3},
     {{1, 2, 24, 0, 3, 4, 0, 0, {}, SamplingMethod::kWindow, true, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1.5},
      {{5, 6, 0}},
