@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "deform_conv_fused.h"
-#include "fused/call.h"
+#include "fused/plan.h"
 #include "instruction_sets.h"
 
 namespace {
@@ -40,19 +40,20 @@ int64_t ForwardMakespan(const Tiling& tiling, int64_t num_threads) {
   return threads.makespan();
 }
 
-int64_t CotangentsMakespan(const ConvolutionCall& call, const CotangentPlan& plan, const Tiling& tiling,
-                           int64_t num_threads) {
-  Threads threads(std::min(num_threads, plan.slots));
+int64_t CotangentsMakespan(const CotangentPlan& plan, int64_t num_threads) {
+  const Tiling& tiling = plan.tiling;
+  const int64_t parts = plan.division.parts;
+  Threads threads(std::min(num_threads, plan.division.concurrent));
   std::vector<std::vector<int64_t>> finished(plan.tasks());  // the times when the tiles of a task are finished
   for (int64_t task = 0; task < plan.tasks(); ++task) {
-    const int64_t part = task % plan.parts;
-    const int64_t first = plan.first_image(part, call.sizes) * tiling.image_tiles();
-    const int64_t end = plan.first_image(part + 1, call.sizes) * tiling.image_tiles();
-    const CotangentPlan::Slice slice = plan.slice(task / plan.parts, call);
-    const bool waits = plan.WaitsForSliceBefore(slice, call.sizes);
+    const int64_t part = task % parts;
+    const int64_t first = plan.first_image(part) * tiling.image_tiles();
+    const int64_t end = plan.first_image(part + 1) * tiling.image_tiles();
+    const CotangentPlan::Slice slice = plan.slice(task / parts);
+    const bool waits = plan.WaitsForSliceBefore(slice);
     threads.Take([&](int64_t time) {
       for (int64_t tile = first; tile < end; ++tile) {
-        if (waits) time = std::max(time, finished[task - plan.parts][tile - first]);
+        if (waits) time = std::max(time, finished[task - parts][tile - first]);
         time += tiling[tile].pixels() * slice.channels;
         finished[task].push_back(time);
       }
@@ -84,20 +85,19 @@ extern "C" void Simulate(const Problem* problem, int64_t count, const int64_t* n
                        problem->columns,
                        problem->offset_groups,
                        problem->images};
-  const ConvolutionCall call = {sizes, {problem->features, problem->groups}, {}};
   const DType dtype = problem->is_bfloat16 ? DType::kBF16 : DType::kF32;
+  const Convolution convolution = {dtype, sizes, {}, {problem->features, problem->groups}};
   const RequestedCotangents requested = {problem->x_requested != 0, problem->positions_requested != 0,
                                          problem->weight_requested != 0};
-  const InstructionSet set = InstructionSetFor(BestInstructionSet(), dtype, call, !requested.any());
+  const InstructionSet set = InstructionSetFor(BestInstructionSet(), convolution, !requested.any());
   if (requested.any()) {
-    const FusedTasks chosen = ChooseFusedTasks(dtype, sizes, call.product, requested);
-    const CotangentPlan plan(dtype, sizes, call.product, requested, chosen);
-    const Tiling tiling = CotangentTiling(set, sizes);
+    const FusedTasks chosen = ChooseFusedTasks(convolution, requested);
+    const CotangentPlan plan = {convolution, requested, chosen, CotangentTiling(set, sizes), Slices(convolution)};
     *tasks = plan.tasks();
-    *slots = plan.slots;
-    for (int64_t i = 0; i < count; ++i) makespans[i] = CotangentsMakespan(call, plan, tiling, num_threads[i]);
+    *slots = chosen.concurrent;
+    for (int64_t i = 0; i < count; ++i) makespans[i] = CotangentsMakespan(plan, num_threads[i]);
   } else {
-    const Tiling tiling = ForwardTiling(set, dtype, call);
+    const Tiling tiling = ForwardTiling(set, convolution);
     *tasks = *slots = tiling.count();
     for (int64_t i = 0; i < count; ++i) makespans[i] = ForwardMakespan(tiling, num_threads[i]);
   }

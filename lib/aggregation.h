@@ -25,7 +25,10 @@ struct AggregationSizes {
   int32_t num_levels;
   Level levels[kMaxLevels];
   SamplingMethod sampling;
-  AggregationWindow window;  // in SamplingMethod::kWindow, which has one level
+  // In SamplingMethod::kWindow, which has one level:
+  bool remove_center;  // the tap in the middle of the window is left out
+  Window window;       // not circular
+  double offset_scale;
 
   DCN_HOST_DEVICE int64_t queries() const { return rows * columns; }
 };

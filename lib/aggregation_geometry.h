@@ -11,6 +11,7 @@
 
 #include "bilinear.h"
 #include "host_device.h"
+#include "window.h"
 
 namespace dcn {
 
@@ -35,33 +36,25 @@ enum class SamplingMethod {
   kWindow,    // offsets in pixels from the taps of a window around the query's pixel; bilinear
 };
 
-// The window of SamplingMethod::kWindow. Pairs are (vertical, horizontal). Taps are counted column by column.
-struct AggregationWindow {
-  int32_t kernel[2], strides[2], dilation[2];
-  int32_t padding[2];  // above and left of the image
-  double offset_scale;
-  bool remove_center;  // the tap in the middle is left out
-
-  DCN_HOST_DEVICE int32_t taps() const { return kernel[0] * kernel[1] - remove_center; }
-  // The index of a tap among those of the whole window.
-  DCN_HOST_DEVICE int32_t index(int32_t tap) const {
-    const int32_t center = kernel[1] / 2 * kernel[0] + kernel[0] / 2;
-    return tap + (remove_center && tap >= center);
-  }
-  // The distance of the window's centre from its first tap.
-  DCN_HOST_DEVICE int32_t half(int axis) const { return dilation[axis] * (kernel[axis] - 1) / 2; }
-  // The coordinate of the window's centre for a row or column of queries.
-  DCN_HOST_DEVICE int64_t center(int axis, int64_t query) const {
-    return query * strides[axis] - padding[axis] + half(axis);
-  }
-  // The distance of a row (axis 0) or column (axis 1) of taps from the window's centre, which offset_scale scales
-  // together with the offset.
-  DCN_HOST_DEVICE int32_t cell_distance(int axis, int32_t cell) const { return cell * dilation[axis] - half(axis); }
-  DCN_HOST_DEVICE int32_t distance(int axis, int32_t tap) const {
-    const int32_t column = index(tap) / kernel[0];
-    return cell_distance(axis, axis == 0 ? index(tap) - column * kernel[0] : column);
-  }
-};
+// The cell of the window of SamplingMethod::kWindow that a tap has. Cells and taps are counted column by column;
+// without `remove_center`, every cell has a tap.
+DCN_HOST_DEVICE int32_t CellOfTap(const Window& window, bool remove_center, int32_t tap) {
+  const int32_t center = window.kernel[1] / 2 * window.kernel[0] + window.kernel[0] / 2;
+  return tap + (remove_center && tap >= center);
+}
+// The distance of the window's centre from its first cell.
+DCN_HOST_DEVICE int32_t HalfWindow(const Window& window, int axis) {
+  return window.dilation[axis] * (window.kernel[axis] - 1) / 2;
+}
+// The coordinate of the window's centre for a row or column of queries.
+DCN_HOST_DEVICE int64_t WindowCenter(const Window& window, int axis, int64_t query) {
+  return window.start(axis, query) + HalfWindow(window, axis);
+}
+// The distance of a row (axis 0) or column (axis 1) of cells from the window's centre. The offset is added to it, and
+// offset_scale scales both.
+DCN_HOST_DEVICE int32_t CenterDistance(const Window& window, int axis, int32_t row_or_column) {
+  return row_or_column * window.dilation[axis] - HalfWindow(window, axis);
+}
 
 // A product that is rounded before anything is added to it.
 template <typename A>
@@ -83,7 +76,7 @@ DCN_HOST_DEVICE A NormalizedPosition(A location, int32_t size) {
   return RoundedProduct(location, A(size)) - A(0.5);
 }
 
-// `center` and `distance` are what AggregationWindow returns; `offset` is the matching coordinate of the tap.
+// `center` is a WindowCenter and `distance` a CenterDistance; `offset` is the matching coordinate of the tap.
 template <typename A>
 DCN_HOST_DEVICE A WindowPosition(int64_t center, int32_t distance, A offset, A offset_scale) {
   return A(center) + RoundedProduct(A(distance) + offset, offset_scale);

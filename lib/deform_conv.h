@@ -34,6 +34,8 @@ struct Sizes {
   }
   // Samples of one image and offset group: output pixels × taps.
   DCN_HOST_DEVICE int64_t samples() const { return rows * columns * taps(); }
+  // Samples of one output pixel, of all offset groups.
+  DCN_HOST_DEVICE int64_t pixel_samples() const { return offset_groups * taps(); }
   // Cells of one image: the squares between four neighbouring pixels, by which the CUDA kernels sort samples.
   DCN_HOST_DEVICE int64_t cells() const { return (height + 1) * (width + 1); }
 };

@@ -16,6 +16,16 @@ struct Product {
   DCN_HOST_DEVICE int64_t group_features() const { return features / groups; }
 };
 
+// The convolution that a call computes. The functions of CUDA and of CPUs take one, with their own arrays.
+struct Convolution {
+  DType dtype;  // of x
+  Sizes sizes;
+  Positions positions;
+  Product product;
+
+  int64_t group_channels() const { return sizes.channels / product.groups; }
+};
+
 // The functions of CUDA: x is float16, bfloat16 or float32, which is multiplied as tf32. The values of a float32 weight
 // must be tf32 already. x and, for the cotangents, y must have fewer than kMaxPixels pixels, and a pixel fewer than
 // 2^31 bytes.
@@ -71,14 +81,14 @@ constexpr int64_t FusedVector(DType dtype) { return FusedLimits::kVectorBytes / 
 // weight: [features, taps, channels / groups]; bias: float[features]; y: [images, rows, columns, features], float if
 // `is_y_float`. The channels of a feature group and of an offset group are multiples of FusedVector, and the features
 // of a group are even. A block computes at most `tile_features` features of a group: 64, 128 or 256.
-const char* FusedForward(Device&, DType, const Sizes&, const Positions&, const Product&, int32_t tile_features,
-                         bool is_y_float, const void* x, const void* weight, const void* bias, void* y);
+const char* FusedForward(Device&, const Convolution&, int32_t tile_features, bool is_y_float, const void* x,
+                         const void* weight, const void* bias, void* y);
 
 // The cotangents have two more conditions: the features of a group are multiples of FusedVector, and one of the two
 // group sizes, in channels, divides the other. A channel segment is then the run of channels that share one feature
 // group and one offset group, and as long as the smaller group.
-inline int64_t SegmentChannels(const Sizes& sizes, const Product& product) {
-  return std::min(sizes.channels / product.groups, sizes.group_channels());
+inline int64_t SegmentChannels(const Convolution& convolution) {
+  return std::min(convolution.group_channels(), convolution.sizes.group_channels());
 }
 
 // The transpose of the sampling as lists in CSR form: for each pixel of x and tap, the output pixels that sample it and
@@ -94,18 +104,18 @@ struct ScatterLists {
 };
 
 // weight: [channels, taps, features / groups]; d_x: [images, height, width, channels].
-const char* FusedInputCotangent(Device&, DType, const Sizes&, const Positions&, const Product&, const ScatterLists&,
-                                const void* weight, const void* d_y, void* d_x);
+const char* FusedInputCotangent(Device&, const Convolution&, const ScatterLists&, const void* weight, const void* d_y,
+                                void* d_x);
 
 // weight: as for the input's cotangent. d_offset and d_mask have the shapes of offset and mask; either may be null. A
 // block takes `block_taps` taps of a tile of pixels.
-const char* FusedOffsetCotangent(Device&, DType, const Sizes&, const Positions&, const Product&, int32_t block_taps,
-                                 const void* x, const void* weight, const void* d_y, float* d_offset, float* d_mask);
+const char* FusedOffsetCotangent(Device&, const Convolution&, int32_t block_taps, const void* x, const void* weight,
+                                 const void* d_y, float* d_offset, float* d_mask);
 
 // Split-K over the pixels. partial_sums: float[num_splits, taps, channels / groups, features], whose sum over the
 // splits is the weight's cotangent. Not for float32, which ldmatrix cannot transpose.
-const char* FusedWeightCotangent(Device&, DType, const Sizes&, const Positions&, const Product&, int64_t num_splits,
-                                 const void* x, const void* d_y, float* partial_sums);
+const char* FusedWeightCotangent(Device&, const Convolution&, int64_t num_splits, const void* x, const void* d_y,
+                                 float* partial_sums);
 
 // The functions of CPUs: x is not float64; offset, mask and bias are float32. An image has fewer than 2^31 pixels.
 
@@ -125,8 +135,8 @@ struct FusedForwardArrays {
   float* workspace;    // FusedForwardWorkspace elements: the packed weight, where pairs of bfloat16 are multiplied
 };
 
-int64_t FusedForwardWorkspace(DType, const Sizes&, const Product&);
-const char* FusedForward(Device&, DType, const Sizes&, const Positions&, const Product&, const FusedForwardArrays&);
+int64_t FusedForwardWorkspace(const Convolution&);
+const char* FusedForward(Device&, const Convolution&, const FusedForwardArrays&);
 
 struct RequestedCotangents {
   bool x, positions, weight;
@@ -156,12 +166,11 @@ constexpr int64_t kMaxFusedTasks = 32;  // at a time, and parts
 
 // The division for which the workspace stays small. It may be larger so that kMinConcurrentTasks can run at a time.
 constexpr int64_t kMinConcurrentTasks = 3;
-FusedTasks ChooseFusedTasks(DType, const Sizes&, const Product&, RequestedCotangents);
+FusedTasks ChooseFusedTasks(const Convolution&, RequestedCotangents);
 
 // The most tasks that a division into `parts` has.
-int64_t FusedTaskCount(const Sizes&, const Product&, int64_t parts);
-int64_t FusedCotangentsWorkspace(DType, const Sizes&, const Product&, RequestedCotangents, FusedTasks);
-const char* FusedCotangents(Device&, DType, const Sizes&, const Positions&, const Product&, FusedTasks,
-                            const FusedCotangentArrays&);
+int64_t FusedTaskCount(const Convolution&, int64_t parts);
+int64_t FusedCotangentsWorkspace(const Convolution&, RequestedCotangents, FusedTasks);
+const char* FusedCotangents(Device&, const Convolution&, FusedTasks, const FusedCotangentArrays&);
 
 }  // namespace dcn

@@ -140,9 +140,11 @@ void RequireInputGradient(Rules& rules, const ConvolutionShape& shape) {
 
 }  // namespace
 
-ConvolutionShape ShapeOf(DType dtype, DType y_dtype, const Sizes& sizes, const Product& product) {
-  return {dtype,      y_dtype,       sizes.images,     sizes.height, sizes.width,    sizes.channels,
-          sizes.rows, sizes.columns, product.features, sizes.taps(), product.groups, sizes.offset_groups};
+ConvolutionShape ShapeOf(const Convolution& convolution, DType y_dtype) {
+  const Sizes& sizes = convolution.sizes;
+  const Product& product = convolution.product;
+  return {convolution.dtype, y_dtype,       sizes.images,     sizes.height, sizes.width,    sizes.channels,
+          sizes.rows,        sizes.columns, product.features, sizes.taps(), product.groups, sizes.offset_groups};
 }
 
 int64_t ScatterListBytes(const ConvolutionShape& shape) {

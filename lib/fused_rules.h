@@ -36,7 +36,7 @@ std::string UnsupportedByFusedCuda(Computation, const ConvolutionShape&, const P
 std::string UnsupportedByFusedCpu(Computation, const ConvolutionShape&, const ProductPrecision& = {});
 
 // The shape of the call that a handler decoded.
-ConvolutionShape ShapeOf(DType dtype, DType y_dtype, const Sizes&, const Product&);
+ConvolutionShape ShapeOf(const Convolution&, DType y_dtype);
 
 // The bytes of the scatter lists of one image, which the gradient of x needs on CUDA.
 int64_t ScatterListBytes(const ConvolutionShape&);

@@ -1,7 +1,7 @@
-// The sampling locations of a convolution: a regular grid of taps, moved by offsets.
+// The windows of convolutions and aggregations: regular grids of taps, which offsets move.
 //
 // An operator with other sampling locations, such as normalised coordinates, provides a small header like this one, its
-// own sizes struct, and its own code that locates a sample (as LocateSample in cuda/positions.h) and loops over samples
+// own sizes struct, and its own code that locates a sample (as LocateSample in cuda/samples.h) and loops over samples
 // (as ForEachSample in kernels/deform_conv.cc). It calls LocateCorners and CotangentsOfPosition of bilinear.h.
 #pragma once
 

@@ -171,9 +171,9 @@ DCN_INLINE int Tail(int64_t count) {
   return int(count);
 }
 
-// Calls body(first_channel, count) for consecutive runs of at most kCount channels.
+// Calls body(first_channel, count) for consecutive vectors of at most kCount channels.
 template <int kCount, typename Body>
-DCN_INLINE void ForEachRun(int64_t channels, const Body& body) {
+DCN_INLINE void ForEachVector(int64_t channels, const Body& body) {
   int64_t c = 0;
   for (; c + kCount <= channels; c += kCount) body(c, kCount);
   if (c < channels) body(c, Tail<kCount>(channels - c));

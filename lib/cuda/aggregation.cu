@@ -29,11 +29,11 @@ DCN_HOST_DEVICE int64_t NumQueryHeads(const AggregationSizes& sizes) {
   return sizes.batches * sizes.heads * sizes.queries();
 }
 
-// Calls f(query and head, row of `weights`, whether it is not past the end) for the work items of the calling thread's
-// subwarps. Queries are counted first, so that neighbouring subwarps sample neighbouring pixels of the same head, which
-// the L1 cache then has. All lanes of a warp exchange what they have located, so those past the end repeat the last
-// item.
-template <typename F>
+// Calls f(query, row of `weights`, first byte of the head in the value, whether it is not past the end) for the work
+// items of the calling thread's subwarps. Queries are counted first, so that neighbouring subwarps sample neighbouring
+// pixels of the same head, which the L1 cache then has. All lanes of a warp exchange what they have located, so those
+// past the end repeat the last item.
+template <typename T, typename F>
 __device__ void ForEachQueryHead(const Aggregation& call, int log2_subwarp, const F& f) {
   const AggregationSizes& sizes = call.sizes;
   const int64_t n = NumQueryHeads(sizes);
@@ -42,7 +42,7 @@ __device__ void ForEachQueryHead(const Aggregation& call, int log2_subwarp, cons
     const int64_t head_of_all = call.by_queries.Quotient(existing), batch = call.by_heads.Quotient(head_of_all);
     const int64_t query = existing - head_of_all * sizes.queries(), head = head_of_all - batch * sizes.heads;
     const QueryHead query_head = {batch, query, head};
-    f(query_head, query_head.index(sizes), work_item < n);
+    f(query, query_head.index(sizes), FirstChannel(sizes, query_head) * sizeof(T), work_item < n);
   }
 }
 
@@ -128,13 +128,12 @@ __global__ void AggregateKernel(Aggregation call, int log2_subwarp, const T* val
   const AggregationSizes& sizes = call.sizes;
   const int subwarp = 1 << log2_subwarp, lane = int(threadIdx.x) & (subwarp - 1);
   const int64_t pixel_bytes = sizes.heads * sizes.channels * sizeof(T);
-  ForEachQueryHead(call, log2_subwarp, [&](const QueryHead& query_head, int64_t row, bool is_valid) {
-    const int64_t first_byte = FirstChannel(sizes, query_head) * sizeof(T);
+  ForEachQueryHead<T>(call, log2_subwarp, [&](int64_t query, int64_t row, int64_t first_byte, bool is_valid) {
     for (int64_t first = 0; first < sizes.channels; first += subwarp * N) {
       const int64_t channel = first + lane * N;
       const bool has_channel = channel < sizes.channels;
       A sum[N] = {}, unread = 0;
-      ForEachQuad<A>(call, query_head.query, row, [&](const Level& level, int32_t count, const LocatedTap<A>& tap) {
+      ForEachQuad<A>(call, query, row, [&](const Level& level, int32_t count, const LocatedTap<A>& tap) {
         const CornerSteps steps(pixel_bytes, level);
         const PixelPair y(tap.corners.y), x(tap.corners.x);
         const PackedCorners of_lane(first_byte, steps, level, y, x);
@@ -187,7 +186,7 @@ __device__ void SumOverQuad(const A (&dot)[kQuad][4], A (&own)[4]) {
 template <typename A>
 __device__ Vector<A, 2> PixelsPerUnit(const AggregationSizes& sizes, const Level& level) {
   if (sizes.sampling == SamplingMethod::kBilinear) return {A(level.width), A(level.height)};
-  return {A(sizes.window.offset_scale), A(sizes.window.offset_scale)};
+  return {A(sizes.offset_scale), A(sizes.offset_scale)};
 }
 
 template <typename T, int N>
@@ -197,10 +196,9 @@ __global__ void TapCotangentsKernel(Aggregation call, int log2_subwarp, const T*
   const AggregationSizes& sizes = call.sizes;
   const int subwarp = 1 << log2_subwarp, lane = int(threadIdx.x) & (subwarp - 1);
   const int64_t pixel_bytes = sizes.heads * sizes.channels * sizeof(T);
-  ForEachQueryHead(call, log2_subwarp, [&](const QueryHead& query_head, int64_t row, bool is_valid) {
-    const int64_t first_byte = FirstChannel(sizes, query_head) * sizeof(T);
+  ForEachQueryHead<T>(call, log2_subwarp, [&](int64_t query, int64_t row, int64_t first_byte, bool is_valid) {
     const T* const cotangent = d_out + row * sizes.channels;
-    ForEachQuad<A>(call, query_head.query, row, [&](const Level& level, int32_t count, const LocatedTap<A>& tap) {
+    ForEachQuad<A>(call, query, row, [&](const Level& level, int32_t count, const LocatedTap<A>& tap) {
       const CornerSteps steps(pixel_bytes, level);
       const PackedCorners of_lane(first_byte, steps, level, PixelPair(tap.corners.y), PixelPair(tap.corners.x));
       A dots[kQuad][4] = {};

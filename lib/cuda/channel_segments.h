@@ -21,13 +21,13 @@ struct ChannelSegments {
   int32_t segment_tiles, offset_group_tiles, tiles;  // of a segment, of an offset group, of all channels
 
   ChannelSegments() = default;
-  ChannelSegments(const Sizes& sizes, const Product& product, int32_t tile_channels)
-      : channels(int32_t(sizes.channels)),
-        group_channels(int32_t(sizes.channels / product.groups)),
-        offset_group_channels(int32_t(sizes.group_channels())),
-        segment_channels(int32_t(SegmentChannels(sizes, product))),
-        features(int32_t(product.features)),
-        group_features(int32_t(product.group_features())),
+  ChannelSegments(const Convolution& convolution, int32_t tile_channels)
+      : channels(int32_t(convolution.sizes.channels)),
+        group_channels(int32_t(convolution.group_channels())),
+        offset_group_channels(int32_t(convolution.sizes.group_channels())),
+        segment_channels(int32_t(SegmentChannels(convolution))),
+        features(int32_t(convolution.product.features)),
+        group_features(int32_t(convolution.product.group_features())),
         tile_channels(tile_channels),
         segment_tiles((segment_channels + tile_channels - 1) / tile_channels),
         offset_group_tiles(offset_group_channels / segment_channels * segment_tiles),

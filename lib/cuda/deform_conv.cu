@@ -9,7 +9,7 @@
 #include "counting_sort.h"
 #include "device.h"
 #include "launch.h"
-#include "positions.h"
+#include "samples.h"
 #include "vector.h"
 
 namespace dcn {

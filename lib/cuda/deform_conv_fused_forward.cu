@@ -320,8 +320,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, ForwardTile<kFeatures, kWarps>:
 }
 
 template <typename T, int kFeatures, int kWarps>
-const char* LaunchForward(const Device& device, const Sizes& sizes, const Positions& positions, const Product& product,
-                          bool is_y_float, const void* x, const void* weight, const void* bias, void* y) {
+const char* LaunchForward(const Device& device, const Convolution& convolution, bool is_y_float, const void* x,
+                          const void* weight, const void* bias, void* y) {
   using Tile = ForwardTile<kFeatures, kWarps>;
   constexpr int kResidentBlocks = Tile::kResidentBlocks;
   constexpr size_t kSharedBytes = sizeof(Shared<kFeatures>);
@@ -335,11 +335,13 @@ const char* LaunchForward(const Device& device, const Sizes& sizes, const Positi
     static_assert(FitsSm(kSmSharedBytesSm86, kSharedBytes, kResidentBlocks, kWarps));
   }
 
+  const Sizes& sizes = convolution.sizes;
+  const Product& product = convolution.product;
   Call call = {};
   call.sizes = sizes;
-  call.positions = positions;
+  call.positions = convolution.positions;
   call.steps = CornerSteps(sizes, sizes.channels * int64_t{sizeof(T)});
-  call.group_channels = int32_t(sizes.channels / product.groups);
+  call.group_channels = int32_t(convolution.group_channels());
   call.offset_group_channels = int32_t(sizes.group_channels());
   call.taps = sizes.taps();
   const int32_t rounds = (call.taps + kCornerTaps<kFeatures> - 1) / kCornerTaps<kFeatures>;
@@ -374,15 +376,14 @@ const char* LaunchWidest(int32_t tile_features, size_t sm_shared_bytes, Argument
 
 }  // namespace
 
-const char* FusedForward(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                         const Product& product, int32_t tile_features, bool is_y_float, const void* x,
-                         const void* weight, const void* bias, void* y) {
+const char* FusedForward(Device& device, const Convolution& convolution, int32_t tile_features, bool is_y_float,
+                         const void* x, const void* weight, const void* bias, void* y) {
   size_t sm_shared_bytes;
   const cudaError_t error = SmSharedBytes(&sm_shared_bytes);
   if (error != cudaSuccess) return Failure(error);
-  return DispatchTensorCoreType(dtype, [&](auto tag) {
-    return LaunchWidest<decltype(tag), 256>(tile_features, sm_shared_bytes, device, sizes, positions, product,
-                                            is_y_float, x, weight, bias, y);
+  return DispatchTensorCoreType(convolution.dtype, [&](auto tag) {
+    return LaunchWidest<decltype(tag), 256>(tile_features, sm_shared_bytes, device, convolution, is_y_float, x, weight,
+                                            bias, y);
   });
 }
 

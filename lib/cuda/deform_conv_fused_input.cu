@@ -17,7 +17,7 @@
 #include "gemm.h"
 #include "launch.h"
 #include "pixel_strips.h"
-#include "positions.h"
+#include "samples.h"
 #include "vector.h"
 
 namespace dcn {
@@ -109,13 +109,15 @@ struct CornerTables {
 };
 
 // A row per image, offset group, tap and pixel of x.
-const char* BuildScatterLists(Device& device, const Sizes& sizes, const Positions& positions, uint32_t pixel_vectors,
-                              const ScatterLists& lists) {
-  const int64_t tables = sizes.images * sizes.offset_groups * sizes.taps();
+const char* BuildScatterLists(Device& device, const Convolution& convolution, const ScatterLists& lists) {
+  const Sizes& sizes = convolution.sizes;
+  const uint32_t pixel_vectors = uint32_t(convolution.product.features / FusedVector(convolution.dtype));
+  const int64_t num_tables = sizes.images * sizes.offset_groups * sizes.taps();
   const int32_t rows = int32_t(sizes.height * sizes.width), entries = int32_t(4 * sizes.rows * sizes.columns);
-  const CsrTables<Contribution> csr = {tables,         rows, entries, true, lists.row_start, lists.contributions,
-                                       lists.workspace};
-  return SortByRow(device, CornerTables{sizes, positions, Divisor(sizes.columns), pixel_vectors}, csr);
+  const CsrTables<Contribution> csr = {num_tables,          rows,           entries, true, lists.row_start,
+                                       lists.contributions, lists.workspace};
+  const CornerTables tables = {sizes, convolution.positions, Divisor(sizes.columns), pixel_vectors};
+  return SortByRow(device, tables, csr);
 }
 
 struct Call {
@@ -340,13 +342,14 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kChannels, kWarps
 }
 
 template <typename T, typename Tile>
-const char* LaunchInputCotangent(const Device& device, const Sizes& sizes, const Product& product,
-                                 const ScatterLists& lists, const void* weight, const void* d_y, void* d_x) {
+const char* LaunchInputCotangent(const Device& device, const Convolution& convolution, const ScatterLists& lists,
+                                 const void* weight, const void* d_y, void* d_x) {
   constexpr size_t kSharedBytes = sizeof(Shared<Tile::kN>);
   static_assert(FusedBlocks::Contain(FusedBlocks::kInputCotangent, {Tile::kN, Tile::kWarps, kSharedBytes}));
   CheckCotangentBlock<Tile, kSharedBytes, 164>();
+  const Sizes& sizes = convolution.sizes;
   Call call = {};
-  call.segments = ChannelSegments(sizes, product, Tile::kN);
+  call.segments = ChannelSegments(convolution, Tile::kN);
   call.height = int32_t(sizes.height);
   call.width = int32_t(sizes.width);
   call.image_pixels = int32_t(sizes.height * sizes.width);
@@ -364,14 +367,12 @@ const char* LaunchInputCotangent(const Device& device, const Sizes& sizes, const
 
 }  // namespace
 
-const char* FusedInputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                                const Product& product, const ScatterLists& lists, const void* weight, const void* d_y,
-                                void* d_x) {
-  if (const char* failure = BuildScatterLists(device, sizes, positions, product.features / FusedVector(dtype), lists))
-    return failure;
-  return DispatchTensorCoreType(dtype, [&](auto tag) {
-    return DispatchCotangentTile(SegmentChannels(sizes, product), sizeof(Shared<128>), [&](auto tile) {
-      return LaunchInputCotangent<decltype(tag), decltype(tile)>(device, sizes, product, lists, weight, d_y, d_x);
+const char* FusedInputCotangent(Device& device, const Convolution& convolution, const ScatterLists& lists,
+                                const void* weight, const void* d_y, void* d_x) {
+  if (const char* failure = BuildScatterLists(device, convolution, lists)) return failure;
+  return DispatchTensorCoreType(convolution.dtype, [&](auto tag) {
+    return DispatchCotangentTile(SegmentChannels(convolution), sizeof(Shared<128>), [&](auto tile) {
+      return LaunchInputCotangent<decltype(tag), decltype(tile)>(device, convolution, lists, weight, d_y, d_x);
     });
   });
 }

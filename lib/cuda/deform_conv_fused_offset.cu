@@ -19,7 +19,7 @@
 #include "gemm.h"
 #include "launch.h"
 #include "pixel_strips.h"
-#include "positions.h"
+#include "samples.h"
 #include "vector.h"
 
 namespace dcn {
@@ -309,16 +309,16 @@ __global__ void __launch_bounds__(kWarps* kWarp, OffsetTile<kColumns, kWarps>::k
 }
 
 template <typename T, typename Tile, bool kManySamples>
-const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, const Positions& positions,
-                                  const Product& product, int32_t block_taps, const void* x, const void* weight,
-                                  const void* d_y, float* d_offset, float* d_mask) {
+const char* LaunchOffsetCotangent(const Device& device, const Convolution& convolution, int32_t block_taps,
+                                  const void* x, const void* weight, const void* d_y, float* d_offset, float* d_mask) {
   constexpr size_t kSharedBytes = sizeof(Shared<Tile>);
   static_assert(FusedBlocks::Contain(FusedBlocks::kOffsetCotangent, {Tile::kN, Tile::kWarps, kSharedBytes}));
   CheckCotangentBlock<Tile, kSharedBytes, 164>();
+  const Sizes& sizes = convolution.sizes;
   Call call = {};
-  call.segments = ChannelSegments(sizes, product, Tile::kN);
+  call.segments = ChannelSegments(convolution, Tile::kN);
   call.sizes = sizes;
-  call.positions = positions;
+  call.positions = convolution.positions;
   call.pixels = int32_t(sizes.pixels());
   call.rows = int32_t(sizes.rows);
   call.columns = int32_t(sizes.columns);
@@ -326,7 +326,7 @@ const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, cons
   call.slices = (call.feature_chunks + kSliceChunks - 1) / kSliceChunks;
   call.taps = sizes.taps();
   call.weight_row_chunks = call.taps * call.feature_chunks;
-  call.groups = int32_t(kManySamples ? product.groups : sizes.offset_groups);
+  call.groups = int32_t(kManySamples ? convolution.product.groups : sizes.offset_groups);
   call.sample_tiles = call.taps;
   call.block_sample_tiles = block_taps;
   if (kManySamples) {
@@ -352,19 +352,19 @@ const char* LaunchOffsetCotangent(const Device& device, const Sizes& sizes, cons
 
 }  // namespace
 
-const char* FusedOffsetCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                                 const Product& product, int32_t block_taps, const void* x, const void* weight,
-                                 const void* d_y, float* d_offset, float* d_mask) {
-  return DispatchTensorCoreType(dtype, [&](auto tag) {
+const char* FusedOffsetCotangent(Device& device, const Convolution& convolution, int32_t block_taps, const void* x,
+                                 const void* weight, const void* d_y, float* d_offset, float* d_mask) {
+  return DispatchTensorCoreType(convolution.dtype, [&](auto tag) {
     using T = decltype(tag);
     const auto launch = [&](auto launcher) {
-      return launcher(device, sizes, positions, product, block_taps, x, weight, d_y, d_offset, d_mask);
+      return launcher(device, convolution, block_taps, x, weight, d_y, d_offset, d_mask);
     };
+    const int64_t group_channels = convolution.sizes.group_channels();
     // Samples share tiles where at least two of them fit into eight chunks.
-    if (sizes.group_channels() <= sizes.channels / product.groups && sizes.group_channels() <= 4 * kChunkSize<T>) {
+    if (group_channels <= convolution.group_channels() && group_channels <= 4 * kChunkSize<T>) {
       return launch(LaunchOffsetCotangent<T, OffsetTile<64, 8>, true>);
     }
-    return DispatchCotangentTile(SegmentChannels(sizes, product), sizeof(Shared<OffsetTile<128, 4>>), [&](auto tile) {
+    return DispatchCotangentTile(SegmentChannels(convolution), sizeof(Shared<OffsetTile<128, 4>>), [&](auto tile) {
       using Tile = decltype(tile);
       return launch(LaunchOffsetCotangent<T, OffsetTile<Tile::kN, Tile::kWarps>, false>);
     });

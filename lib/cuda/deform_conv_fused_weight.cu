@@ -66,7 +66,7 @@ struct Call {
 struct BlockTile {
   int32_t first_chunk, chunks;
   int32_t first_sample, samples;  // of a pixel in the feature group
-  int64_t first_position;         // the index of first_sample among the samples of a pixel
+  int64_t first_pixel_sample;     // the index of first_sample among the samples of a pixel
   int32_t first_channel;          // of the feature group
   int32_t first_feature, features;
   int32_t first_pixel, pixels;
@@ -86,7 +86,7 @@ struct BlockTile {
     first_sample = call.ChunkAt(first_chunk).sample;
     samples = call.ChunkAt(first_chunk + chunks - 1).sample - first_sample + 1;
     first_channel = group * call.group_channels;
-    first_position = int64_t{first_channel / call.offset_group_channels} * call.taps + first_sample;
+    first_pixel_sample = int64_t{first_channel / call.offset_group_channels} * call.taps + first_sample;
     first_feature = group * call.group_features + feature_in_group;
     features = call.group_features - feature_in_group;
     const int64_t first = split * call.split_pixels, left = call.pixels - first;
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
         const int64_t p = shared.pixels[slice % kStages][pixel];
         Corners corners = NoCorners();
         if (p >= 0) {
-          const int64_t sample_index = p * call.pixel_samples + block_tile.first_position + sample;
+          const int64_t sample_index = p * call.pixel_samples + block_tile.first_pixel_sample + sample;
           corners =
               FindCorners(call.sizes, call.positions, shared.sampled[pixel], sample_index, shared.distance[sample]);
         }
@@ -269,15 +269,16 @@ int32_t MostSamples(int32_t segment_chunks, int32_t tile_chunks, int32_t group_s
 }
 
 template <typename T, typename Tile, int kTileSamples>
-const char* LaunchWeightCotangent(const Device& device, const Sizes& sizes, const Positions& positions,
-                                  const Product& product, int64_t num_splits, const void* x, const void* d_y,
-                                  float* partial_sums) {
+const char* LaunchWeightCotangent(const Device& device, const Convolution& convolution, int64_t num_splits,
+                                  const void* x, const void* d_y, float* partial_sums) {
   constexpr size_t kSharedBytes = sizeof(Shared<Tile::kN, kTileSamples>);
   static_assert(FusedBlocks::Contain(FusedBlocks::kWeightCotangent, {Tile::kN, Tile::kWarps, kSharedBytes}));
   CheckCotangentBlock<Tile, kSharedBytes, 164>();
+  const Sizes& sizes = convolution.sizes;
+  const Product& product = convolution.product;
   Call call = {};
   call.sizes = sizes;
-  call.positions = positions;
+  call.positions = convolution.positions;
   call.pixel_samples = sizes.offset_groups * sizes.taps();
   call.pixels = int32_t(sizes.pixels());
   call.rows = int32_t(sizes.rows);
@@ -288,9 +289,9 @@ const char* LaunchWeightCotangent(const Device& device, const Sizes& sizes, cons
   call.features = int32_t(product.features);
   call.group_features = int32_t(product.group_features());
   call.groups = int32_t(product.groups);
-  call.group_channels = int32_t(sizes.channels / product.groups);
+  call.group_channels = int32_t(convolution.group_channels());
   call.offset_group_channels = int32_t(sizes.group_channels());
-  call.segment_chunks = int32_t(SegmentChannels(sizes, product) / kChunkSize<T>);
+  call.segment_chunks = int32_t(SegmentChannels(convolution) / kChunkSize<T>);
   call.group_chunks = call.taps * (call.group_channels / kChunkSize<T>);
   call.tile_chunks = std::min(kTileChunks, kTileSamples * call.segment_chunks);
   const int32_t samples = MostSamples(call.segment_chunks, call.tile_chunks, call.group_chunks / call.segment_chunks);
@@ -307,22 +308,22 @@ const char* LaunchWeightCotangent(const Device& device, const Sizes& sizes, cons
 
 }  // namespace
 
-const char* FusedWeightCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                                 const Product& product, int64_t num_splits, const void* x, const void* d_y,
-                                 float* partial_sums) {
-  const bool has_one_sample = SegmentChannels(sizes, product) % FusedLimits::kWeightTile == 0;
+const char* FusedWeightCotangent(Device& device, const Convolution& convolution, int64_t num_splits, const void* x,
+                                 const void* d_y, float* partial_sums) {
+  const bool has_one_sample = SegmentChannels(convolution) % FusedLimits::kWeightTile == 0;
+  const int64_t features = convolution.product.group_features();
   const auto launch = [&](auto tag) {
-    return DispatchCotangentTile(product.group_features(), sizeof(Shared<128, kManySamples<128>>), [&](auto tile) {
+    return DispatchCotangentTile(features, sizeof(Shared<128, kManySamples<128>>), [&](auto tile) {
       using T = decltype(tag);
       using Tile = decltype(tile);
       constexpr auto kLaunchOne = LaunchWeightCotangent<T, Tile, 1>;
       constexpr auto kLaunchMany = LaunchWeightCotangent<T, Tile, kManySamples<Tile::kN>>;
       const auto launch = has_one_sample ? kLaunchOne : kLaunchMany;
-      return launch(device, sizes, positions, product, num_splits, x, d_y, partial_sums);
+      return launch(device, convolution, num_splits, x, d_y, partial_sums);
     });
   };
-  if (dtype == DType::kF16) return launch(__half());
-  if (dtype == DType::kBF16) return launch(__nv_bfloat16());
+  if (convolution.dtype == DType::kF16) return launch(__half());
+  if (convolution.dtype == DType::kBF16) return launch(__nv_bfloat16());
   return "the tensor cores transpose only 16-bit numbers";
 }
 

@@ -6,7 +6,7 @@
 #include "matrix.h"
 #include "pixel_pair.h"
 #include "pixel_strips.h"
-#include "positions.h"
+#include "samples.h"
 #include "vector.h"
 
 namespace dcn {

@@ -48,9 +48,9 @@ class TapLocator {
   __device__ TapLocator(const Aggregation& call, int64_t query) : call_(call) {
     if (call.sizes.sampling != SamplingMethod::kWindow) return;
     const int64_t row = call.by_columns.Quotient(query), column = query - row * call.sizes.columns;
-    center_[0] = call.sizes.window.center(0, call.taps.origin[0] + row);
-    center_[1] = call.sizes.window.center(1, call.taps.origin[1] + column);
-    scale_ = A(call.sizes.window.offset_scale);
+    center_[0] = WindowCenter(call.sizes.window, 0, call.taps.origin[0] + row);
+    center_[1] = WindowCenter(call.sizes.window, 1, call.taps.origin[1] + column);
+    scale_ = A(call.sizes.offset_scale);
   }
 
   // `tap` counts those of all levels; `index` is that of the tap in `weights`.
@@ -63,11 +63,12 @@ class TapLocator {
     if (call_.sizes.sampling == SamplingMethod::kBilinear) {
       return Corners(level, NormalizedPosition(y, level.height), NormalizedPosition(x, level.width));
     }
-    const AggregationWindow& window = call_.sizes.window;
-    const int32_t cell = window.index(tap), column = int32_t(call_.by_kernel_rows.Quotient(uint32_t(cell)));
+    const Window& window = call_.sizes.window;
+    const int32_t cell = CellOfTap(window, call_.sizes.remove_center, tap),
+                  column = int32_t(call_.by_kernel_rows.Quotient(uint32_t(cell)));
     const int32_t row = cell - column * window.kernel[0];
-    return Corners(level, WindowPosition(center_[0], window.cell_distance(0, row), y, scale_),
-                   WindowPosition(center_[1], window.cell_distance(1, column), x, scale_));
+    return Corners(level, WindowPosition(center_[0], CenterDistance(window, 0, row), y, scale_),
+                   WindowPosition(center_[1], CenterDistance(window, 1, column), x, scale_));
   }
 
  private:

@@ -3,7 +3,6 @@
 #include "aggregation.h"
 
 #include <initializer_list>
-#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,22 +28,15 @@ void CheckTaps(Checks& checks, int64_t taps) {
 }
 
 // The window of DCNv3 and DCNv4, and the image as the only level.
-void DecodeWindow(Checks& checks, ffi::Dictionary attributes, int64_t height, int64_t width, AggregationSizes& sizes) {
-  AggregationWindow& window = sizes.window;
-  checks.Pair(attributes, "kernel_size", 1, window.kernel);
-  checks.Pair(attributes, "strides", 1, window.strides);
-  checks.Pair(attributes, "padding", std::numeric_limits<int32_t>::min(), window.padding);
-  checks.Pair(attributes, "kernel_dilation", 1, window.dilation);
-  window.offset_scale = checks.Attribute(attributes, "offset_scale", 1.0);
-  window.remove_center = checks.Attribute(attributes, "remove_center", false);
-  CheckTaps(checks, int64_t{window.kernel[0]} * window.kernel[1]);
-  for (int axis = 0; axis < 2; ++axis) {
-    checks.FitsInt32("the kernel's reach", (int64_t{window.kernel[axis]} - 1) * window.dilation[axis]);
-  }
+void DecodeImage(Checks& checks, ffi::Dictionary attributes, int64_t height, int64_t width, AggregationSizes& sizes) {
+  DecodeWindow(checks, attributes, sizes.window);
+  sizes.offset_scale = checks.Attribute(attributes, "offset_scale", 1.0);
+  sizes.remove_center = checks.Attribute(attributes, "remove_center", false);
+  CheckTaps(checks, int64_t{sizes.window.kernel[0]} * sizes.window.kernel[1]);
   if (!checks.ok()) return;
   sizes.sampling = SamplingMethod::kWindow;
   sizes.num_levels = 1;
-  sizes.taps = window.taps();
+  sizes.taps = sizes.window.taps() - sizes.remove_center;
   sizes.levels[0] = {int32_t(height), int32_t(width), sizes.taps, 0, 0};
 }
 
@@ -108,7 +100,7 @@ AggregationCall DecodeAggregation(Checks& checks, ffi::Dictionary attributes, ff
   if (!checks.ok()) return call;
   sizes.pixels = height * width;
   if (is_window) {
-    DecodeWindow(checks, attributes, height, width, sizes);
+    DecodeImage(checks, attributes, height, width, sizes);
   } else {
     DecodePyramid(checks, attributes, sizes);
   }

@@ -12,6 +12,7 @@
 
 #include "dtype.h"
 #include "saturating.h"
+#include "window.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace dcn {
@@ -108,6 +109,17 @@ inline DType CheckedDType(Checks& checks, ffi::DataType type) {
     default:
       checks.Require(false, "the element type must be float16, bfloat16, float32 or float64");
       return DType::kF32;
+  }
+}
+
+// Decodes the attributes of a window, except for circular padding.
+inline void DecodeWindow(Checks& checks, ffi::Dictionary attributes, Window& window) {
+  checks.Pair(attributes, "kernel_size", 1, window.kernel);
+  checks.Pair(attributes, "strides", 1, window.strides);
+  checks.Pair(attributes, "padding", std::numeric_limits<int32_t>::min(), window.padding);
+  checks.Pair(attributes, "kernel_dilation", 1, window.dilation);
+  for (int axis = 0; axis < 2; ++axis) {
+    checks.FitsInt32("the kernel's reach", (int64_t{window.kernel[axis]} - 1) * window.dilation[axis]);
   }
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 
 #include "deform_conv_fused.h"
@@ -11,21 +10,13 @@
 
 namespace dcn {
 
-// The decoded operands of one call, as far as every handler has them.
-struct ConvCall {
-  Sizes sizes = {};
-  Positions positions = {};
-};
-
-inline ConvCall DecodeConvCall(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
-                               ffi::RemainingArgs rest, size_t mask_index = 0) {
-  ConvCall call;
+// Decodes the sizes and positions of a call.
+inline Convolution DecodeSampling(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset,
+                                  ffi::AnyBuffer origin, ffi::RemainingArgs rest, size_t mask_index = 0) {
+  Convolution call = {};
   Sizes& sizes = call.sizes;
   Window& window = sizes.window;
-  checks.Pair(attributes, "kernel_size", 1, window.kernel);
-  checks.Pair(attributes, "strides", 1, window.strides);
-  checks.Pair(attributes, "padding", std::numeric_limits<int32_t>::min(), window.padding);
-  checks.Pair(attributes, "kernel_dilation", 1, window.dilation);
+  DecodeWindow(checks, attributes, window);
   window.circular = checks.Attribute(attributes, "circular", false);
   sizes.offset_groups = checks.Attribute(attributes, "offset_groups", int64_t{1});
   checks.Require(sizes.offset_groups >= 1, "attribute offset_groups must be positive");
@@ -33,9 +24,6 @@ inline ConvCall DecodeConvCall(Checks& checks, ffi::Dictionary attributes, ffi::
   checks.Type("origin", origin, ffi::S32);
   checks.Shape("origin", origin, {3});
   checks.FitsInt32("the number of taps", int64_t{window.kernel[0]} * window.kernel[1]);
-  for (int axis = 0; axis < 2; ++axis) {
-    checks.FitsInt32("the kernel's reach", (int64_t{window.kernel[axis]} - 1) * window.dilation[axis]);
-  }
   if (!checks.ok()) return call;
 
   const auto shape = offset.dimensions();
@@ -74,20 +62,12 @@ inline void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer
   checks.FitsInt32("the image's width", sizes.width);
 }
 
-// The decoded operands of a call that also multiplies, except for the weight and the results.
-struct ProductCall : ConvCall {
-  Product product = {};
-  DType dtype = DType::kF32;
-
-  int64_t group_channels() const { return sizes.channels / product.groups; }
-};
-
-// A call covers all images of `x`, which is x or its cotangent, and which messages call `name`. `y` is y or its
-// cotangent.
-inline ProductCall DecodeProductCall(Checks& checks, ffi::Dictionary attributes, std::string_view name,
+// Decodes a call that also multiplies. It covers all images of `x`, which is x or its cotangent, and which messages
+// call `name`. `y` is y or its cotangent.
+inline Convolution DecodeConvolution(Checks& checks, ffi::Dictionary attributes, std::string_view name,
                                      ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                                      ffi::RemainingArgs mask, ffi::AnyBuffer y) {
-  ProductCall call = {DecodeConvCall(checks, attributes, offset, origin, mask)};
+  Convolution call = DecodeSampling(checks, attributes, offset, origin, mask);
   Sizes& sizes = call.sizes;
   Product& product = call.product;
   call.dtype = CheckedDType(checks, x.element_type());

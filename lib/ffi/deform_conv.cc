@@ -15,14 +15,10 @@ ffi::DataType ColumnCotangentType(ffi::DataType data) {
   return Device::kRoundsColumnCotangents ? data : AccumulatorType(data);
 }
 
-struct SampleCall : ConvCall {
-  DType dtype = DType::kF32;
-};
-
-// Decodes the operands of the handlers that sample x.
-SampleCall DecodeSampleCall(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer offset,
-                            ffi::AnyBuffer origin, ffi::RemainingArgs rest, size_t mask_index = 0) {
-  SampleCall call = {DecodeConvCall(checks, attributes, offset, origin, rest, mask_index)};
+// Decodes a call of the handlers that sample x, which has no product.
+Convolution DecodeSamplingOfX(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer offset,
+                              ffi::AnyBuffer origin, ffi::RemainingArgs rest, size_t mask_index = 0) {
+  Convolution call = DecodeSampling(checks, attributes, offset, origin, rest, mask_index);
   if (!checks.ok()) return call;
   call.dtype = CheckedDType(checks, x.element_type());
   DecodeImage(checks, "x", x, call.sizes);
@@ -33,7 +29,7 @@ SampleCall DecodeSampleCall(Checks& checks, ffi::Dictionary attributes, ffi::Any
 ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                       ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> columns, ffi::Dictionary attributes) {
   Checks checks("dcn_sample");
-  const SampleCall call = DecodeSampleCall(checks, attributes, x, offset, origin, mask);
+  const Convolution call = DecodeSamplingOfX(checks, attributes, x, offset, origin, mask);
   if (!checks.ok()) return checks.error();
   const Sizes& sizes = call.sizes;
   checks.Type("columns", *columns, x.element_type());
@@ -49,15 +45,15 @@ ffi::Error SampleTangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::An
   Checks checks("dcn_sample_tangents");
   TangentOperands operands(checks, attributes, rest);
   const size_t mask_index = operands.Count({"x", "offset", "mask"});
-  const SampleCall call = DecodeSampleCall(checks, attributes, x, offset, origin, rest, mask_index);
+  const Convolution call = DecodeSamplingOfX(checks, attributes, x, offset, origin, rest, mask_index);
   if (!checks.ok()) return checks.error();
   const Sizes& sizes = call.sizes;
-  const int64_t positions = sizes.offset_groups * sizes.taps();
   Tangents tangents = {};
   tangents.x = operands.Next("x", x.element_type(), {sizes.images_of_x, sizes.height, sizes.width, sizes.channels});
-  tangents.offset =
-      operands.Next("offset", offset.element_type(), {sizes.images, sizes.rows, sizes.columns, 2 * positions});
-  tangents.mask = operands.Next("mask", offset.element_type(), {sizes.images, sizes.rows, sizes.columns, positions});
+  tangents.offset = operands.Next("offset", offset.element_type(),
+                                  {sizes.images, sizes.rows, sizes.columns, 2 * sizes.pixel_samples()});
+  tangents.mask =
+      operands.Next("mask", offset.element_type(), {sizes.images, sizes.rows, sizes.columns, sizes.pixel_samples()});
   checks.Require(call.positions.mask || !tangents.mask, "has a tangent of mask, but no mask");
   const bool columns_requested = checks.Attribute(attributes, "columns_requested", false);
   checks.Type("columns", *columns, x.element_type());
@@ -73,16 +69,16 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
                                ffi::AnyBuffer d_columns, ffi::RemainingArgs mask, ffi::RemainingRets results,
                                ffi::Dictionary attributes) {
   Checks checks("dcn_offset_cotangent");
-  const SampleCall call = DecodeSampleCall(checks, attributes, x, offset, origin, mask);
+  const Convolution call = DecodeSamplingOfX(checks, attributes, x, offset, origin, mask);
   if (!checks.ok()) return checks.error();
   const Sizes& sizes = call.sizes;
   checks.Type("d_columns", d_columns, ColumnCotangentType(x.element_type()));
   checks.Shape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   RequestedResults requested(checks, attributes, results);
-  const int64_t positions = sizes.offset_groups * sizes.taps();
-  void* d_offset =
-      requested.Next("offset", offset.element_type(), {sizes.images, sizes.rows, sizes.columns, 2 * positions});
-  void* d_mask = requested.Next("mask", offset.element_type(), {sizes.images, sizes.rows, sizes.columns, positions});
+  void* d_offset = requested.Next("offset", offset.element_type(),
+                                  {sizes.images, sizes.rows, sizes.columns, 2 * sizes.pixel_samples()});
+  void* d_mask =
+      requested.Next("mask", offset.element_type(), {sizes.images, sizes.rows, sizes.columns, sizes.pixel_samples()});
   void* columns = requested.Next("columns", x.element_type(),
                                  {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   requested.CheckEnd();
@@ -97,7 +93,7 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
                               ffi::Result<ffi::AnyBuffer> d_x, ffi::Result<ffi::AnyBuffer> workspace,
                               ffi::Dictionary attributes) {
   Checks checks("dcn_input_cotangent");
-  ConvCall call = DecodeConvCall(checks, attributes, offset, origin, mask);
+  Convolution call = DecodeSampling(checks, attributes, offset, origin, mask);
   if (!checks.ok()) return checks.error();
   Sizes& sizes = call.sizes;
   const DType dtype = CheckedDType(checks, d_columns.element_type());

@@ -13,17 +13,15 @@
 namespace dcn {
 namespace {
 
-struct FusedCall : ProductCall {
-  // The call for some of the images, if x has only those that the call covers.
-  FusedCall Images(int64_t first, int64_t count) const {
-    FusedCall part = *this;
-    part.sizes.images = part.sizes.images_of_x = count;
-    const int64_t first_sample = first * sizes.offset_groups * sizes.samples();
-    part.positions.offset = static_cast<const float*>(positions.offset) + 2 * first_sample;
-    if (positions.mask) part.positions.mask = static_cast<const float*>(positions.mask) + first_sample;
-    return part;
-  }
-};
+// The call for some of the images.
+Convolution Images(Convolution call, int64_t first, int64_t count) {
+  call.sizes.images = call.sizes.images_of_x = count;
+  const int64_t first_sample = first * call.sizes.offset_groups * call.sizes.samples();
+  Positions& positions = call.positions;
+  positions.offset = static_cast<const float*>(positions.offset) + 2 * first_sample;
+  if (positions.mask) positions.mask = static_cast<const float*>(positions.mask) + first_sample;
+  return call;
+}
 
 // The address of an image of a buffer of four dimensions.
 void* ImageData(ffi::AnyBuffer buffer, DType dtype, int64_t image) {
@@ -32,20 +30,19 @@ void* ImageData(ffi::AnyBuffer buffer, DType dtype, int64_t image) {
 }
 
 // `x` is x or its cotangent, which messages call `name`; `y` is y or its cotangent.
-FusedCall DecodeFused(Checks& checks, Computation computation, ffi::Dictionary attributes, std::string_view name,
-                      ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask,
-                      ffi::AnyBuffer y) {
-  FusedCall call = {DecodeProductCall(checks, attributes, name, x, offset, origin, mask, y)};
+Convolution DecodeFused(Checks& checks, Computation computation, ffi::Dictionary attributes, std::string_view name,
+                        ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask,
+                        ffi::AnyBuffer y) {
+  const Convolution call = DecodeConvolution(checks, attributes, name, x, offset, origin, mask, y);
   const DType y_dtype = CheckedDType(checks, y.element_type());
   if (!checks.ok()) return call;
-  const std::string unsupported =
-      UnsupportedByFusedCuda(computation, ShapeOf(call.dtype, y_dtype, call.sizes, call.product));
+  const std::string unsupported = UnsupportedByFusedCuda(computation, ShapeOf(call, y_dtype));
   checks.Require(unsupported.empty(), unsupported);
   return call;
 }
 
 // The input cotangent computes `images` at a time.
-void CheckScatterLists(Checks& checks, const FusedCall& call, int64_t images) {
+void CheckScatterLists(Checks& checks, const Convolution& call, int64_t images) {
   const Sizes& sizes = call.sizes;
   const int64_t lists = SaturatingProduct({images, sizes.offset_groups, sizes.taps()});
   const int64_t outputs = SaturatingMultiply(sizes.rows, sizes.columns);
@@ -58,7 +55,7 @@ void CheckScatterLists(Checks& checks, const FusedCall& call, int64_t images) {
                                                           std::to_string(FusedLimits::kMaxVectors));
 }
 
-void CheckWeightByChannel(Checks& checks, const FusedCall& call, ffi::AnyBuffer weight, ffi::AnyBuffer x) {
+void CheckWeightByChannel(Checks& checks, const Convolution& call, ffi::AnyBuffer weight, ffi::AnyBuffer x) {
   checks.Type("weight", weight, x.element_type());
   checks.Shape("weight", weight, {call.sizes.channels, call.sizes.taps(), call.product.group_features()});
 }
@@ -67,7 +64,7 @@ ffi::Error FusedForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyB
                             ffi::AnyBuffer weight, ffi::AnyBuffer bias, ffi::RemainingArgs mask,
                             ffi::Result<ffi::AnyBuffer> y, ffi::Dictionary attributes) {
   Checks checks("dcn_fused_forward");
-  const FusedCall call = DecodeFused(checks, Computation::kForward, attributes, "x", x, offset, origin, mask, *y);
+  const Convolution call = DecodeFused(checks, Computation::kForward, attributes, "x", x, offset, origin, mask, *y);
   const int64_t tile = checks.Attribute(attributes, "tile_features", int64_t{64});
   const auto& tiles = FusedLimits::kTileFeatures;
   checks.Require(std::find(std::begin(tiles), std::end(tiles), tile) != std::end(tiles),
@@ -80,8 +77,8 @@ ffi::Error FusedForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyB
   checks.Shape("bias", bias, {call.product.features});
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(FusedForward(device, call.dtype, call.sizes, call.positions, call.product, int32_t(tile), is_y_float,
-                              x.untyped_data(), weight.untyped_data(), bias.untyped_data(), y->untyped_data()));
+  return ToError(FusedForward(device, call, int32_t(tile), is_y_float, x.untyped_data(), weight.untyped_data(),
+                              bias.untyped_data(), y->untyped_data()));
 }
 
 ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
@@ -90,7 +87,7 @@ ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offse
                                    ffi::Result<ffi::AnyBuffer> contributions, ffi::Result<ffi::AnyBuffer> workspace,
                                    ffi::Dictionary attributes) {
   Checks checks("dcn_fused_input_cotangent");
-  const FusedCall call = DecodeFused(checks, Computation::kX, attributes, "d_x", *d_x, offset, origin, mask, d_y);
+  const Convolution call = DecodeFused(checks, Computation::kX, attributes, "d_x", *d_x, offset, origin, mask, d_y);
   if (!checks.ok()) return checks.error();
   CheckWeightByChannel(checks, call, weight, *d_x);
   checks.Rank("row_start", *row_start, 4);
@@ -112,10 +109,9 @@ ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offse
                               static_cast<Contribution*>(contributions->untyped_data()),
                               workspace->typed_data<int32_t>()};
   for (int64_t first = 0; first < sizes.images; first += images) {
-    const FusedCall part = call.Images(first, std::min(images, sizes.images - first));
-    const char* failure =
-        FusedInputCotangent(device, call.dtype, part.sizes, part.positions, call.product, lists, weight.untyped_data(),
-                            ImageData(d_y, call.dtype, first), ImageData(*d_x, call.dtype, first));
+    const char* failure = FusedInputCotangent(device, Images(call, first, std::min(images, sizes.images - first)),
+                                              lists, weight.untyped_data(), ImageData(d_y, call.dtype, first),
+                                              ImageData(*d_x, call.dtype, first));
     if (failure) return ToError(failure);
   }
   return ffi::Error::Success();
@@ -125,29 +121,28 @@ ffi::Error FusedOffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, f
                                     ffi::AnyBuffer origin, ffi::AnyBuffer weight, ffi::AnyBuffer d_y,
                                     ffi::RemainingArgs mask, ffi::RemainingRets results, ffi::Dictionary attributes) {
   Checks checks("dcn_fused_offset_cotangent");
-  const FusedCall call = DecodeFused(checks, Computation::kOffset, attributes, "x", x, offset, origin, mask, d_y);
+  const Convolution call = DecodeFused(checks, Computation::kOffset, attributes, "x", x, offset, origin, mask, d_y);
   if (!checks.ok()) return checks.error();
   CheckWeightByChannel(checks, call, weight, x);
   const int64_t block_taps = checks.Attribute(attributes, "block_taps", int64_t{1});
   checks.Require(1 <= block_taps && block_taps <= call.sizes.taps(), "attribute block_taps must be a number of taps");
   const Sizes& sizes = call.sizes;
-  const int64_t positions = sizes.offset_groups * sizes.taps();
   RequestedResults requested(checks, attributes, results);
-  void* d_offset = requested.Next("offset", ffi::F32, {sizes.images, sizes.rows, sizes.columns, 2 * positions});
-  void* d_mask = requested.Next("mask", ffi::F32, {sizes.images, sizes.rows, sizes.columns, positions});
+  void* d_offset =
+      requested.Next("offset", ffi::F32, {sizes.images, sizes.rows, sizes.columns, 2 * sizes.pixel_samples()});
+  void* d_mask = requested.Next("mask", ffi::F32, {sizes.images, sizes.rows, sizes.columns, sizes.pixel_samples()});
   requested.CheckEnd();
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(FusedOffsetCotangent(device, call.dtype, sizes, call.positions, call.product, int32_t(block_taps),
-                                      x.untyped_data(), weight.untyped_data(), d_y.untyped_data(),
-                                      static_cast<float*>(d_offset), static_cast<float*>(d_mask)));
+  return ToError(FusedOffsetCotangent(device, call, int32_t(block_taps), x.untyped_data(), weight.untyped_data(),
+                                      d_y.untyped_data(), static_cast<float*>(d_offset), static_cast<float*>(d_mask)));
 }
 
 ffi::Error FusedWeightCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset,
                                     ffi::AnyBuffer origin, ffi::AnyBuffer d_y, ffi::RemainingArgs mask,
                                     ffi::Result<ffi::AnyBuffer> partial_sums, ffi::Dictionary attributes) {
   Checks checks("dcn_fused_weight_cotangent");
-  const FusedCall call = DecodeFused(checks, Computation::kWeight, attributes, "x", x, offset, origin, mask, d_y);
+  const Convolution call = DecodeFused(checks, Computation::kWeight, attributes, "x", x, offset, origin, mask, d_y);
   checks.Rank("partial_sums", *partial_sums, 4);
   if (!checks.ok()) return checks.error();
   const int64_t num_splits = partial_sums->dimensions()[0];
@@ -158,8 +153,8 @@ ffi::Error FusedWeightCotangentImpl(Device::Context context, ffi::AnyBuffer x, f
                {num_splits, call.sizes.taps(), call.group_channels(), call.product.features});
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(FusedWeightCotangent(device, call.dtype, call.sizes, call.positions, call.product, num_splits,
-                                      x.untyped_data(), d_y.untyped_data(), partial_sums->typed_data<float>()));
+  return ToError(FusedWeightCotangent(device, call, num_splits, x.untyped_data(), d_y.untyped_data(),
+                                      partial_sums->typed_data<float>()));
 }
 
 }  // namespace

@@ -15,14 +15,13 @@ namespace dcn {
 namespace {
 
 // `y` is y or its cotangent.
-ProductCall DecodeFusedConv(Checks& checks, Computation computation, ffi::Dictionary attributes, ffi::AnyBuffer x,
+Convolution DecodeFusedConv(Checks& checks, Computation computation, ffi::Dictionary attributes, ffi::AnyBuffer x,
                             ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask,
                             ffi::AnyBuffer weight, ffi::AnyBuffer y) {
-  const ProductCall call = DecodeProductCall(checks, attributes, "x", x, offset, origin, mask, y);
+  const Convolution call = DecodeConvolution(checks, attributes, "x", x, offset, origin, mask, y);
   const DType y_dtype = CheckedDType(checks, y.element_type());
   if (!checks.ok()) return call;
-  const std::string unsupported =
-      UnsupportedByFusedCpu(computation, ShapeOf(call.dtype, y_dtype, call.sizes, call.product));
+  const std::string unsupported = UnsupportedByFusedCpu(computation, ShapeOf(call, y_dtype));
   checks.Require(unsupported.empty(), unsupported);
   checks.Type("weight", weight, x.element_type());
   if (checks.ok()) checks.Shape("weight", weight, {call.sizes.taps(), call.group_channels(), call.product.features});
@@ -34,29 +33,27 @@ ffi::Error FusedConvForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::
                                 ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> workspace,
                                 ffi::Dictionary attributes) {
   Checks checks("dcn_cpu_fused_forward");
-  const ProductCall call =
+  const Convolution call =
       DecodeFusedConv(checks, Computation::kForward, attributes, x, offset, origin, mask, weight, *y);
   const bool is_y_float = y->element_type() == ffi::F32;
   checks.Type("bias", bias, ffi::F32);
   checks.Shape("bias", bias, {call.product.features});
   checks.Type("workspace", *workspace, ffi::F32);
-  if (checks.ok()) checks.Shape("workspace", *workspace, {FusedForwardWorkspace(call.dtype, call.sizes, call.product)});
+  if (checks.ok()) checks.Shape("workspace", *workspace, {FusedForwardWorkspace(call)});
   if (!checks.ok()) return checks.error();
   Device device(context);
   const FusedForwardArrays arrays = {x.untyped_data(), weight.untyped_data(), bias.typed_data<float>(),
                                      is_y_float,       y->untyped_data(),     workspace->typed_data<float>()};
-  return ToError(FusedForward(device, call.dtype, call.sizes, call.positions, call.product, arrays));
+  return ToError(FusedForward(device, call, arrays));
 }
 
 ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset,
                                    ffi::AnyBuffer origin, ffi::AnyBuffer weight, ffi::AnyBuffer d_y,
                                    ffi::RemainingArgs mask, ffi::RemainingRets results, ffi::Dictionary attributes) {
   Checks checks("dcn_cpu_fused_cotangents");
-  const ProductCall call = DecodeFusedConv(checks, Computation::kX, attributes, x, offset, origin, mask, weight, d_y);
+  const Convolution call = DecodeFusedConv(checks, Computation::kX, attributes, x, offset, origin, mask, weight, d_y);
   if (!checks.ok()) return checks.error();
   const Sizes& sizes = call.sizes;
-  const Product& product = call.product;
-  const int64_t positions = sizes.offset_groups * sizes.taps();
   RequestedResults requested(checks, attributes, results);
   FusedCotangentArrays arrays = {};
   arrays.x = x.untyped_data();
@@ -66,9 +63,9 @@ ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ff
     return static_cast<float*>(requested.Next(name, ffi::F32, shape));
   };
   arrays.d_x = requested.Next("x", x.element_type(), {sizes.images, sizes.height, sizes.width, sizes.channels});
-  arrays.d_offset = next("offset", {sizes.images, sizes.rows, sizes.columns, 2 * positions});
-  arrays.d_mask = next("mask", {sizes.images, sizes.rows, sizes.columns, positions});
-  arrays.d_weight = next("weight", {sizes.taps(), call.group_channels(), product.features});
+  arrays.d_offset = next("offset", {sizes.images, sizes.rows, sizes.columns, 2 * sizes.pixel_samples()});
+  arrays.d_mask = next("mask", {sizes.images, sizes.rows, sizes.columns, sizes.pixel_samples()});
+  arrays.d_weight = next("weight", {sizes.taps(), call.group_channels(), call.product.features});
   const auto is_requested = [&](const char* name) { return checks.Attribute(attributes, name, false); };
   const bool offset_or_mask = is_requested("offset_requested") || is_requested("mask_requested");
   arrays.requested = {is_requested("x_requested"), offset_or_mask, is_requested("weight_requested")};
@@ -77,16 +74,15 @@ ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ff
                             checks.Attribute(attributes, "concurrent_tasks", int64_t{1})};
   checks.Require(1 <= tasks.parts && tasks.parts <= std::clamp<int64_t>(sizes.images, 1, kMaxFusedTasks),
                  "attribute parts must be a number of parts of the images");
-  checks.Require(1 <= tasks.concurrent &&
-                     tasks.concurrent <= std::min<int64_t>(kMaxFusedTasks, FusedTaskCount(sizes, product, tasks.parts)),
+  const int64_t most_tasks = std::min(kMaxFusedTasks, FusedTaskCount(call, tasks.parts));
+  checks.Require(1 <= tasks.concurrent && tasks.concurrent <= most_tasks,
                  "attribute concurrent_tasks must be a number of tasks");
   if (!checks.ok()) return checks.error();
-  const int64_t workspace = FusedCotangentsWorkspace(call.dtype, sizes, product, arrays.requested, tasks);
-  arrays.workspace = next("workspace", {workspace});
+  arrays.workspace = next("workspace", {FusedCotangentsWorkspace(call, arrays.requested, tasks)});
   requested.CheckEnd();
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(FusedCotangents(device, call.dtype, sizes, call.positions, product, tasks, arrays));
+  return ToError(FusedCotangents(device, call, tasks, arrays));
 }
 
 }  // namespace

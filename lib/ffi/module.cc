@@ -109,16 +109,17 @@ std::string FusedUnsupported(const std::string& platform, const std::string& com
 std::array<int64_t, 3> FusedCotangentsPlan(const std::string& dtype_name, std::array<int64_t, 4> x,
                                            std::array<int64_t, 3> y, std::array<int64_t, 3> taps_and_groups,
                                            std::array<bool, 3> requested_cotangents) {
-  const dcn::DType dtype = ByName(DTypes(), dtype_name, "dtype");
+  dcn::Convolution convolution = {};
+  convolution.dtype = ByName(DTypes(), dtype_name, "dtype");
   const auto [taps, groups, offset_groups] = taps_and_groups;
   const int64_t channels = x[3], features = y[2];
   const bool has_groups =
       groups > 0 && channels > 0 && features > 0 && channels % groups == 0 && features % groups == 0;
   const int64_t fewest = std::min({x[0], x[1], x[2], y[0], y[1], taps - 1, offset_groups - 1});
-  if (!has_groups || fewest < 0 || taps > INT32_MAX || dtype == dcn::DType::kF64) {
+  if (!has_groups || fewest < 0 || taps > INT32_MAX || convolution.dtype == dcn::DType::kF64) {
     throw std::invalid_argument("fused_cotangents_plan: the fused handlers refuse such arrays");
   }
-  dcn::Sizes sizes = {};
+  dcn::Sizes& sizes = convolution.sizes;
   sizes.window.kernel[0] = 1;
   sizes.window.kernel[1] = int32_t(taps);
   sizes.images = x[0];
@@ -128,11 +129,11 @@ std::array<int64_t, 3> FusedCotangentsPlan(const std::string& dtype_name, std::a
   sizes.rows = y[0];
   sizes.columns = y[1];
   sizes.offset_groups = offset_groups;
-  const dcn::Product product = {features, groups};
+  convolution.product = {features, groups};
   const auto [of_x, of_positions, of_weight] = requested_cotangents;
   const dcn::RequestedCotangents requested = {of_x, of_positions, of_weight};
-  const dcn::FusedTasks tasks = dcn::ChooseFusedTasks(dtype, sizes, product, requested);
-  return {tasks.parts, tasks.concurrent, dcn::FusedCotangentsWorkspace(dtype, sizes, product, requested, tasks)};
+  const dcn::FusedTasks tasks = dcn::ChooseFusedTasks(convolution, requested);
+  return {tasks.parts, tasks.concurrent, dcn::FusedCotangentsWorkspace(convolution, requested, tasks)};
 }
 #endif
 

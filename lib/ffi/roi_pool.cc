@@ -80,16 +80,22 @@ void CheckPooled(Checks& checks, const PoolSizes& sizes, ffi::AnyBuffer pooled) 
   checks.Shape("pooled", pooled, {sizes.batches, sizes.rois, sizes.output[0], sizes.output[1], sizes.features()});
 }
 
+// Runs Pool or MaxPool.
+ffi::Error RunPooling(Checks& checks, Device::Context context, const PoolCall& call, ffi::AnyBuffer x,
+                      ffi::AnyBuffer pooled, decltype(Pool)* pool) {
+  CheckPooled(checks, call.sizes, pooled);
+  checks.Type("x", x, pooled.element_type());
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(pool(device, call.dtype, call.sizes, call.rois, x.untyped_data(), pooled.untyped_data()));
+}
+
 ffi::Error PoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::RemainingArgs offset,
                     ffi::Result<ffi::AnyBuffer> pooled, ffi::Dictionary attributes) {
   Checks checks("dcn_roi_pool");
   const PoolCall call =
       DecodePoolCall(checks, attributes, pooled->element_type(), x, rois, OptionalOperand(checks, "offset", offset));
-  CheckPooled(checks, call.sizes, *pooled);
-  checks.Type("x", x, pooled->element_type());
-  if (!checks.ok()) return checks.error();
-  Device device(context);
-  return ToError(Pool(device, call.dtype, call.sizes, call.rois, x.untyped_data(), pooled->untyped_data()));
+  return RunPooling(checks, context, call, x, *pooled, Pool);
 }
 
 ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
@@ -139,11 +145,7 @@ ffi::Error MaxPoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer
                        ffi::Result<ffi::AnyBuffer> pooled, ffi::Dictionary attributes) {
   Checks checks("dcn_roi_max_pool");
   const PoolCall call = DecodeMaxPoolCall(checks, attributes, pooled->element_type(), x, rois);
-  CheckPooled(checks, call.sizes, *pooled);
-  checks.Type("x", x, pooled->element_type());
-  if (!checks.ok()) return checks.error();
-  Device device(context);
-  return ToError(MaxPool(device, call.dtype, call.sizes, call.rois, x.untyped_data(), pooled->untyped_data()));
+  return RunPooling(checks, context, call, x, *pooled, MaxPool);
 }
 
 ffi::Error MaxPoolArgmaxImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois,

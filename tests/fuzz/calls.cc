@@ -278,19 +278,18 @@ class CallBuilder {
     }
     if (size('G') < 1 || size('h') < 0 || size('w') < 0) return;
     if (size('c') < size('G') || size('f') < size('G')) return;
-    dcn::Sizes sizes = {};
+    dcn::Convolution convolution = {};
+    convolution.dtype = FusedDType();
+    convolution.product = {size('f'), size('G')};
+    dcn::Sizes& sizes = convolution.sizes;
     std::copy_n(kernel_, 2, sizes.window.kernel);
     sizes.images = size('n');
     sizes.height = size('h');
     sizes.width = size('w');
     sizes.channels = size('c');
-    size('z') = workspace_of(sizes, dcn::Product{size('f'), size('G')});
+    size('z') = workspace_of(convolution);
   }
-  void CpuForwardWorkspace() {
-    CpuWorkspace([&](const dcn::Sizes& sizes, const dcn::Product& product) {
-      return dcn::FusedForwardWorkspace(FusedDType(), sizes, product);
-    });
-  }
+  void CpuForwardWorkspace() { CpuWorkspace(dcn::FusedForwardWorkspace); }
   void CpuCotangentsWorkspace() {
     const bool has_workspace = bytes_.Below(16) < 15;
     call_.is_valid &= has_workspace;
@@ -300,13 +299,13 @@ class CallBuilder {
     const dcn::FusedTasks tasks = {Size(3, 1), Size(5, 1)};
     Integer("parts", tasks.parts);
     Integer("concurrent_tasks", tasks.concurrent);
-    CpuWorkspace([&](const dcn::Sizes& sizes, const dcn::Product& product) -> int64_t {
+    CpuWorkspace([&](const dcn::Convolution& convolution) -> int64_t {
       const bool is_divided = 1 <= tasks.parts &&
-                              tasks.parts <= std::clamp<int64_t>(sizes.images, 1, dcn::kMaxFusedTasks) &&
+                              tasks.parts <= std::clamp<int64_t>(convolution.sizes.images, 1, dcn::kMaxFusedTasks) &&
                               1 <= tasks.concurrent && tasks.concurrent <= dcn::kMaxFusedTasks &&
-                              tasks.concurrent <= dcn::FusedTaskCount(sizes, product, tasks.parts);
+                              tasks.concurrent <= dcn::FusedTaskCount(convolution, tasks.parts);
       call_.is_valid &= is_divided;
-      return is_divided ? dcn::FusedCotangentsWorkspace(FusedDType(), sizes, product, requested, tasks) : 0;
+      return is_divided ? dcn::FusedCotangentsWorkspace(convolution, requested, tasks) : 0;
     });
     if (has_workspace) Add(call_.results, 'f', "workspace");
   }

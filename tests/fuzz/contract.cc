@@ -12,7 +12,7 @@
 #include "deform_conv.h"
 #include "deform_conv_fused.h"
 #include "device.h"
-#include "fused/call.h"
+#include "fused/plan.h"
 #include "roi_pool.h"
 
 namespace dcn {
@@ -124,7 +124,8 @@ const char* InputCotangent(Device&, DType dtype, const Sizes& s, const Positions
 
 namespace {
 
-void CheckFused(DType dtype, const Sizes& s, const Positions& positions, const Product& product) {
+void CheckFused(const Convolution& convolution) {
+  const auto& [dtype, s, positions, product] = convolution;
   const double vector = 16 / BytesOf(dtype);
   CheckPositions(s, positions, 4);
   REQUIRE(dtype != DType::kF64);
@@ -136,16 +137,16 @@ void CheckFused(DType dtype, const Sizes& s, const Positions& positions, const P
   REQUIRE(s.group_channels() % int64_t(vector) == 0 && product.group_features() % 2 == 0);
 }
 
-void CheckFusedCotangent(DType dtype, const Sizes& s, const Positions& positions, const Product& product,
-                         const void* d_y) {
-  CheckFused(dtype, s, positions, product);
+void CheckFusedCotangent(const Convolution& convolution, const void* d_y) {
+  const auto& [dtype, s, positions, product] = convolution;
+  CheckFused(convolution);
   const double outputs = double(s.images) * s.rows * s.columns,
                vectors = product.group_features() * BytesOf(dtype) / 16;
   REQUIRE(product.features > 0 && s.channels > 0);
   REQUIRE(product.features * BytesOf(dtype) < k32);
   REQUIRE(product.group_features() % FusedVector(dtype) == 0);
   REQUIRE(double(s.rows) * s.columns < k32 - 256 && outputs < k32 - 256);
-  const int64_t segment = SegmentChannels(s, product);
+  const int64_t segment = SegmentChannels(convolution);
   REQUIRE(segment > 0 && std::max(s.channels / product.groups, s.group_channels()) % segment == 0);
   REQUIRE(s.taps() * (vectors + 16) < k32);  // the K dimension is an int32
   REQUIRE(contract.Holds(d_y, outputs * product.features, BytesOf(dtype)));
@@ -157,10 +158,10 @@ double WeightCount(const Sizes& s, const Product& product) {
 
 }  // namespace
 
-const char* FusedForward(Device&, DType dtype, const Sizes& s, const Positions& positions, const Product& product,
-                         int32_t tile_features, bool is_y_float, const void* x, const void* weight, const void* bias,
-                         void* y) {
-  CheckFused(dtype, s, positions, product);
+const char* FusedForward(Device&, const Convolution& convolution, int32_t tile_features, bool is_y_float, const void* x,
+                         const void* weight, const void* bias, void* y) {
+  const auto& [dtype, s, positions, product] = convolution;
+  CheckFused(convolution);
   REQUIRE(tile_features == 64 || tile_features == 128 || tile_features == 256);
   const double outputs = double(s.images) * s.rows * s.columns;
   REQUIRE(contract.Holds(x, ImageCount(s, s.images), BytesOf(dtype)));
@@ -170,10 +171,10 @@ const char* FusedForward(Device&, DType dtype, const Sizes& s, const Positions& 
   return nullptr;
 }
 
-const char* FusedInputCotangent(Device&, DType dtype, const Sizes& s, const Positions& positions,
-                                const Product& product, const ScatterLists& lists, const void* weight, const void* d_y,
-                                void* d_x) {
-  CheckFusedCotangent(dtype, s, positions, product, d_y);
+const char* FusedInputCotangent(Device&, const Convolution& convolution, const ScatterLists& lists, const void* weight,
+                                const void* d_y, void* d_x) {
+  const auto& [dtype, s, positions, product] = convolution;
+  CheckFusedCotangent(convolution, d_y);
   const double list_count = double(s.images) * s.offset_groups * s.taps(), contributions = 4. * s.rows * s.columns;
   const double starts = double(s.height) * s.width + 1;
   REQUIRE(list_count * contributions < k32 && list_count * starts < k32);
@@ -187,13 +188,13 @@ const char* FusedInputCotangent(Device&, DType dtype, const Sizes& s, const Posi
   return nullptr;
 }
 
-const char* FusedOffsetCotangent(Device&, DType dtype, const Sizes& s, const Positions& positions,
-                                 const Product& product, int32_t block_taps, const void* x, const void* weight,
-                                 const void* d_y, float* d_offset, float* d_mask) {
-  CheckFusedCotangent(dtype, s, positions, product, d_y);
+const char* FusedOffsetCotangent(Device&, const Convolution& convolution, int32_t block_taps, const void* x,
+                                 const void* weight, const void* d_y, float* d_offset, float* d_mask) {
+  const auto& [dtype, s, positions, product] = convolution;
+  CheckFusedCotangent(convolution, d_y);
   const double vectors = product.group_features() * BytesOf(dtype) / 16;
   const double tiles =
-      double(s.group_channels()) / SegmentChannels(s, product) * (SegmentChannels(s, product) + 63) / 64;
+      double(s.group_channels()) / SegmentChannels(convolution) * (SegmentChannels(convolution) + 63) / 64;
   REQUIRE(1 <= block_taps && block_taps <= s.taps());
   REQUIRE(block_taps * tiles * (vectors + 7) / 8 < k32);  // a block's iterations
   REQUIRE(contract.Holds(x, ImageCount(s, s.images), BytesOf(dtype)));
@@ -203,9 +204,10 @@ const char* FusedOffsetCotangent(Device&, DType dtype, const Sizes& s, const Pos
   return nullptr;
 }
 
-const char* FusedWeightCotangent(Device&, DType dtype, const Sizes& s, const Positions& positions,
-                                 const Product& product, int64_t splits, const void* x, const void* d_y, float* parts) {
-  CheckFusedCotangent(dtype, s, positions, product, d_y);
+const char* FusedWeightCotangent(Device&, const Convolution& convolution, int64_t splits, const void* x,
+                                 const void* d_y, float* parts) {
+  const auto& [dtype, s, positions, product] = convolution;
+  CheckFusedCotangent(convolution, d_y);
   const double outputs = double(s.images) * s.rows * s.columns;
   REQUIRE(BytesOf(dtype) == 2);
   REQUIRE(1 <= splits && splits <= std::max(outputs, 1.));
@@ -216,8 +218,8 @@ const char* FusedWeightCotangent(Device&, DType dtype, const Sizes& s, const Pos
 
 namespace {
 
-void CheckCpuFused(DType dtype, const Sizes& s, const Positions& positions, const Product& product, const void* x,
-                   const void* weight, const void* y, double y_size) {
+void CheckCpuFused(const Convolution& convolution, const void* x, const void* weight, const void* y, double y_size) {
+  const auto& [dtype, s, positions, product] = convolution;
   CheckPositions(s, positions, 4);
   REQUIRE(dtype != DType::kF64);
   REQUIRE(s.images_of_x == s.images && double(s.height) * s.width < k32);
@@ -230,10 +232,9 @@ void CheckCpuFused(DType dtype, const Sizes& s, const Positions& positions, cons
 
 }  // namespace
 
-const char* FusedForward(Device&, DType dtype, const Sizes& s, const Positions& positions, const Product& product,
-                         const FusedForwardArrays& arrays) {
-  CheckCpuFused(dtype, s, positions, product, arrays.x, arrays.weight, arrays.y,
-                arrays.is_y_float ? 4 : BytesOf(dtype));
+const char* FusedForward(Device&, const Convolution& convolution, const FusedForwardArrays& arrays) {
+  const auto& [dtype, s, positions, product] = convolution;
+  CheckCpuFused(convolution, arrays.x, arrays.weight, arrays.y, arrays.is_y_float ? 4 : BytesOf(dtype));
   REQUIRE(contract.Holds(arrays.bias, product.features, 4));
   const double padded = std::ceil(double(product.group_features()) / kFeaturePadding) * kFeaturePadding;
   const double packed = double(s.taps()) * s.channels * padded;
@@ -241,25 +242,26 @@ const char* FusedForward(Device&, DType dtype, const Sizes& s, const Positions& 
   return nullptr;
 }
 
-const char* FusedCotangents(Device&, DType dtype, const Sizes& s, const Positions& positions, const Product& product,
-                            FusedTasks tasks, const FusedCotangentArrays& arrays) {
-  CheckCpuFused(dtype, s, positions, product, arrays.x, arrays.weight, arrays.d_y, BytesOf(dtype));
+const char* FusedCotangents(Device&, const Convolution& convolution, FusedTasks tasks,
+                            const FusedCotangentArrays& arrays) {
+  const auto& [dtype, s, positions, product] = convolution;
+  CheckCpuFused(convolution, arrays.x, arrays.weight, arrays.d_y, BytesOf(dtype));
   const RequestedCotangents requested = arrays.requested;
   REQUIRE(!requested.x || contract.Holds(arrays.d_x, ImageCount(s, s.images), BytesOf(dtype)));
   REQUIRE(!arrays.d_offset || contract.Holds(arrays.d_offset, 2 * PositionCount(s), 4));
   REQUIRE(!arrays.d_mask || contract.Holds(arrays.d_mask, PositionCount(s), 4));
   REQUIRE(requested.positions || (!arrays.d_offset && !arrays.d_mask));
   REQUIRE(!requested.weight || contract.Holds(arrays.d_weight, WeightCount(s, product), 4));
-  const CotangentPlan plan(dtype, s, product, requested, tasks);
-  REQUIRE(double(plan.slices) * plan.slice_channels >= s.channels && plan.slice_channels <= plan.padded_channels);
-  REQUIRE(plan.parts >= 1 && plan.parts <= std::max<int64_t>(1, s.images));
-  REQUIRE(plan.slots >= 1 && plan.slots <= plan.tasks());
-  const double slices = double(s.taps()) * plan.slices * plan.padded_channels * product.group_features();
+  const Slices slices(convolution);
+  REQUIRE(double(slices.count) * slices.channels >= s.channels && slices.channels <= slices.padded_channels);
+  REQUIRE(tasks.parts >= 1 && tasks.parts <= std::max<int64_t>(1, s.images));
+  REQUIRE(tasks.concurrent >= 1 && tasks.concurrent <= slices.count * tasks.parts);
+  const double weight = double(s.taps()) * slices.count * slices.padded_channels * product.group_features();
   const double packed = requested.x || requested.positions ? BytesOf(dtype) / 4. : 0.;
-  const double weights = packed + (requested.weight ? double(plan.parts) : 0.);
-  const double image = double(s.height) * s.width * plan.padded_channels;
-  const double image_sums = requested.x && dtype != DType::kF32 ? plan.slots * image : 0.;
-  REQUIRE(contract.Holds(arrays.workspace, slices * weights + image_sums, 4));
+  const double weights = packed + (requested.weight ? double(tasks.parts) : 0.);
+  const double image = double(s.height) * s.width * slices.padded_channels;
+  const double image_sums = requested.x && dtype != DType::kF32 ? tasks.concurrent * image : 0.;
+  REQUIRE(contract.Holds(arrays.workspace, weight * weights + image_sums, 4));
   return nullptr;
 }
 
@@ -363,7 +365,7 @@ void CheckAggregation(DType dtype, const AggregationSizes& s, const Taps& taps, 
       REQUIRE(s.window.kernel[axis] >= 1 && s.window.strides[axis] >= 1 && s.window.dilation[axis] >= 1);
       REQUIRE((s.window.kernel[axis] - 1.) * s.window.dilation[axis] < k32);
     }
-    REQUIRE(double(s.window.kernel[0]) * s.window.kernel[1] < k32 && s.window.taps() == s.taps);
+    REQUIRE(double(s.window.kernel[0]) * s.window.kernel[1] < k32 && s.window.taps() - s.remove_center == s.taps);
   }
   // A kernel uses one warp per query and head, and packs flags into the indices of pixels.
   REQUIRE(TapCount(s) * 2 < k64 && OutCount(s) < k64 && ValueCount(s) * 8 < k64);

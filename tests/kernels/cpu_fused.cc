@@ -177,11 +177,11 @@ class Test {
   void Cotangents(RequestedCotangents requested, bool of_offset = true, bool of_mask = true) {
     Array<T> d_x(d_x_.size());
     Array<float> d_offset(2 * samples_), d_mask(samples_), d_weight(d_weight_.size());
-    const FusedTasks tasks = ChooseFusedTasks(DTypeOf(), sizes_, product_, requested);
-    Array<float> workspace(FusedCotangentsWorkspace(DTypeOf(), sizes_, product_, requested, tasks));
+    const FusedTasks tasks = ChooseFusedTasks(convolution(), requested);
+    Array<float> workspace(FusedCotangentsWorkspace(convolution(), requested, tasks));
     Run([&](Device& device) {
       return FusedCotangents(
-          device, DTypeOf(), sizes_, positions_, product_, tasks,
+          device, convolution(), tasks,
           {x_.data(), weight_.data(), d_y_.data(), requested, d_x.data(),
            requested.positions && of_offset ? d_offset.data() : nullptr,
            requested.positions && of_mask ? d_mask.data() : nullptr, d_weight.data(), workspace.data()});
@@ -198,15 +198,16 @@ class Test {
     return std::is_same_v<T, float> ? DType::kF32 : DType::kBF16;
   }
 
+  Convolution convolution() const { return {DTypeOf(), sizes_, positions_, product_}; }
   int64_t d_y_size() const { return sizes_.pixels() * product_.features; }
 
   template <typename Y>
   void Compare() {
     Array<Y> y(d_y_size());
-    Array<float> workspace(FusedForwardWorkspace(DTypeOf(), sizes_, product_));
+    Array<float> workspace(FusedForwardWorkspace(convolution()));
     Run([&](Device& device) {
       return FusedForward(
-          device, DTypeOf(), sizes_, positions_, product_,
+          device, convolution(),
           {x_.data(), weight_.data(), bias_.data(), sizeof(Y) == sizeof(float), y.data(), workspace.data()});
     });
     y.Check("y", y_);

@@ -193,18 +193,17 @@ void TestFusedManyPixels() {
   weight.last() = BF16(2);
   d_y.last() = BF16(5);
   Device device(nullptr);
-  Check(FusedForward(device, DType::kBF16, sizes, positions, product, 64, false, x.data(), weight.data(), bias.data(),
-                     y.data()));
+  const Convolution convolution = {DType::kBF16, sizes, positions, product};
+  Check(FusedForward(device, convolution, 64, false, x.data(), weight.data(), bias.data(), y.data()));
   Expect("the last output", y.last(), 6);
-  Check(FusedOffsetCotangent(device, DType::kBF16, sizes, positions, product, 1, x.data(), weight.data(), d_y.data(),
-                             d_offset.data(), d_mask.data()));
+  Check(FusedOffsetCotangent(device, convolution, 1, x.data(), weight.data(), d_y.data(), d_offset.data(),
+                             d_mask.data()));
   Expect("the last mask's cotangent, fused,", d_mask.last(), 30);
   Expect("the last offset's cotangent, fused,", d_offset.last(), -30);
 
   constexpr int64_t kSplits = 1 << 20;
   Large<float> parts(kSplits * kChannels * kFeatures);
-  Check(FusedWeightCotangent(device, DType::kBF16, sizes, positions, product, kSplits, x.data(), d_y.data(),
-                             parts.data()));
+  Check(FusedWeightCotangent(device, convolution, kSplits, x.data(), d_y.data(), parts.data()));
   Expect("the last weight's cotangent", parts.last(), 15);
 }
 
@@ -224,7 +223,7 @@ void TestFusedManyGroups() {
   d_y.last() = BF16(5);
   const ScatterLists lists = {starts.data(), reinterpret_cast<Contribution*>(contributions.data()), workspace.data()};
   Device device(nullptr);
-  Check(FusedInputCotangent(device, DType::kBF16, sizes, {offset.data(), nullptr, origin.data()}, product, lists,
+  Check(FusedInputCotangent(device, {DType::kBF16, sizes, {offset.data(), nullptr, origin.data()}, product}, lists,
                             weight.data(), d_y.data(), d_x.data()));
   Expect("the last pixel's cotangent, fused,", d_x.last(), 10);
 }

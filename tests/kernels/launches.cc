@@ -186,7 +186,7 @@ struct FusedCall {
   int64_t group_channels() const { return sizes.channels / product.groups; }
   // Whether the fused cotangents support this call too.
   bool has_fused_cotangents(DType dtype) const {
-    const int64_t segment = SegmentChannels(sizes, product), vector = FusedVector(dtype);
+    const int64_t segment = SegmentChannels({dtype, sizes, {}, product}), vector = FusedVector(dtype);
     return segment > 0 && std::max(group_channels(), sizes.group_channels()) % segment == 0 && product.features > 0 &&
            product.group_features() % vector == 0;
   }
@@ -204,13 +204,14 @@ void CallFusedCotangents(DType dtype, const FusedCall& call, const Positions& po
   Array starts = Array::Integers(bins * (sizes.height * sizes.width + 1));
   Array contributions = Array::Integers(2 * 4 * bins * outputs), workspace = Array::Integers(4 * bins * outputs);
   const ScatterLists lists = {starts.data<int32_t>(), contributions.data<Contribution>(), workspace.data<int32_t>()};
-  Check(FusedInputCotangent(device, dtype, sizes, positions, product, lists, weight.data(), d_y.data(), d_x.data()));
+  const Convolution convolution = {dtype, sizes, positions, product};
+  Check(FusedInputCotangent(device, convolution, lists, weight.data(), d_y.data(), d_x.data()));
   d_x.CheckWritten("d_x");
 
   Array d_offset = Array::Unwritten(DType::kF32, 2 * positions_size);
   Array d_mask = Array::Unwritten(DType::kF32, positions_size);
   const int32_t block_taps = std::min(sizes.taps(), 2);
-  Check(FusedOffsetCotangent(device, dtype, sizes, positions, product, block_taps, x.data(), weight.data(), d_y.data(),
+  Check(FusedOffsetCotangent(device, convolution, block_taps, x.data(), weight.data(), d_y.data(),
                              has_mask ? nullptr : d_offset.data<float>(), has_mask ? d_mask.data<float>() : nullptr));
   if (has_mask) d_mask.CheckWritten("d_mask");
   if (!has_mask) d_offset.CheckWritten("d_offset");
@@ -218,8 +219,7 @@ void CallFusedCotangents(DType dtype, const FusedCall& call, const Positions& po
   if (dtype == DType::kF32) return;
   constexpr int64_t kSplits = 2;
   Array parts = Array::Unwritten(DType::kF32, kSplits * sizes.taps() * call.group_channels() * product.features);
-  Check(FusedWeightCotangent(device, dtype, sizes, positions, product, kSplits, x.data(), d_y.data(),
-                             parts.data<float>()));
+  Check(FusedWeightCotangent(device, convolution, kSplits, x.data(), d_y.data(), parts.data<float>()));
   parts.CheckWritten("parts");
 }
 
@@ -239,7 +239,7 @@ void CallFused(DType dtype, const FusedCall& call, bool has_mask) {
   Array y = Array::Unwritten(is_y_float ? DType::kF32 : dtype, sizes.pixels() * product.features);
   Array origin = Array::Of(std::vector<int32_t>{0, 0, 0});
   const Positions positions = {offset.data(), has_mask ? mask.data() : nullptr, origin.data<int32_t>()};
-  Check(FusedForward(device, dtype, sizes, positions, product, tile_features, is_y_float, x.data(), weight.data(),
+  Check(FusedForward(device, {dtype, sizes, positions, product}, tile_features, is_y_float, x.data(), weight.data(),
                      bias.data(), y.data()));
   y.CheckWritten("y");
   if (call.has_fused_cotangents(dtype)) CallFusedCotangents(dtype, call, positions, x, weight, has_mask);
@@ -288,7 +288,7 @@ void CallPool(DType dtype, const PoolSizes& sizes, bool has_offset) {
 
 // `levels` have only their sizes and taps, except in SamplingMethod::kWindow, whose level follows from the grid.
 AggregationSizes WithLevels(AggregationSizes sizes, std::vector<Level> levels) {
-  if (sizes.sampling == SamplingMethod::kWindow) levels[0].taps = sizes.window.taps();
+  if (sizes.sampling == SamplingMethod::kWindow) levels[0].taps = sizes.window.taps() - sizes.remove_center;
   for (Level& level : levels) {
     level.first_tap = sizes.taps;
     level.first_pixel = sizes.pixels;
@@ -415,29 +415,33 @@ const PoolSizes kPools[] = {
     {1, 1, 5, 4, 12, 3, 1, {3, 2}, {3, 2}, {3, 2}, {0, 0}, RoiConvention::kAligned, 0.5, 0.1},
 };
 
-// Batches, heads, channels, no pixels yet, rows and columns of queries, no taps and levels yet, sampling, grid: kernel,
-// strides, dilation, padding, scale and whether the center is removed. Then levels: height, width, taps. Then how many
+// Batches, heads, channels, no pixels yet, rows and columns of queries, no taps and levels yet, sampling, whether
+// the center is removed, window and scale. Then levels: height, width, taps. Then how many
 // heads of an example are sorted at once.
 const Aggregation kAggregations[] = {
-    {{2, 3, 16, 0, 5, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{4, 5, 3}, {0, 3, 1}, {2, 3, 5}, {1, 1, 0}}, 2},
-    {{1, 2, 8, 0, 40, 1, 0, 0, {}, SamplingMethod::kBilinear, {}},
+    {{2, 3, 16, 0, 5, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0},
+     {{4, 5, 3}, {0, 3, 1}, {2, 3, 5}, {1, 1, 0}},
+     2},
+    {{1, 2, 8, 0, 40, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0},
      {{2, 2, 6}, {1, 1, 4}},
      2},  // many samples in few cells
-    {{1, 1, 72, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{3, 7, 2}}, 1},
-    {{1, 1, 264, 0, 2, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{3, 2, 1}}, 1},  // more vectors than lanes
-    {{2, 2, 5, 0, 4, 1, 0, 0, {}, SamplingMethod::kDiscrete, {}}, {{3, 4, 4}, {2, 1, 1}}, 3},
-    {{1, 2, 24, 0, 3, 4, 0, 0, {}, SamplingMethod::kWindow, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1.5, true}},
+    {{1, 1, 72, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {{3, 7, 2}}, 1},
+    {{1, 1, 264, 0, 2, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0},
+     {{3, 2, 1}},
+     1},  // more vectors than lanes
+    {{2, 2, 5, 0, 4, 1, 0, 0, {}, SamplingMethod::kDiscrete, false, {}, 0}, {{3, 4, 4}, {2, 1, 1}}, 3},
+    {{1, 2, 24, 0, 3, 4, 0, 0, {}, SamplingMethod::kWindow, true, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1.5},
      {{5, 6, 0}},
      2},
-    {{2, 1, 3, 0, 2, 3, 0, 0, {}, SamplingMethod::kWindow, {{2, 1}, {2, 1}, {1, 2}, {0, -1}, 0.5, false}},
+    {{2, 1, 3, 0, 2, 3, 0, 0, {}, SamplingMethod::kWindow, false, {{2, 1}, {2, 1}, {0, -1}, {1, 2}, false}, 0.5},
      {{4, 3, 0}},
      1},
-    {{0, 2, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{3, 4, 2}}, 1},
-    {{1, 0, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{3, 4, 2}}, 1},
-    {{1, 2, 0, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{3, 4, 2}}, 1},
-    {{1, 2, 8, 0, 0, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {{3, 4, 2}}, 1},
-    {{1, 2, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, {}}, {}, 1},
-    {{1, 2, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kDiscrete, {}}, {{0, 4, 2}}, 1},
+    {{0, 2, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {{3, 4, 2}}, 1},
+    {{1, 0, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {{3, 4, 2}}, 1},
+    {{1, 2, 0, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {{3, 4, 2}}, 1},
+    {{1, 2, 8, 0, 0, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {{3, 4, 2}}, 1},
+    {{1, 2, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kBilinear, false, {}, 0}, {}, 1},
+    {{1, 2, 8, 0, 3, 1, 0, 0, {}, SamplingMethod::kDiscrete, false, {}, 0}, {{0, 4, 2}}, 1},
 };
 
 }  // namespace

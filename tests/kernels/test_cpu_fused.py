@@ -84,9 +84,9 @@ MUTATIONS = {
         "vectors.h", "std::memcpy(to, lanes, {~~count * sizeof(T)~>sizeof lanes~~});", "none", "avx512",
         WRONG_OR_SIGNAL),
     "last row of tiles as high as the others": (
-        "fused/call.h", "{~~std::min(rows_, height_ - row)~>rows_~~}", "none", "avx2", WRONG_OR_SIGNAL),
+        "fused/plan.h", "{~~std::min(rows_, height_ - row)~>rows_~~}", "none", "avx2", WRONG_OR_SIGNAL),
     "last column of tiles as wide as the others": (
-        "fused/call.h", "{~~std::min(columns_, width_ - column)~>columns_~~}", "none", "portable", WRONG_OR_SIGNAL),
+        "fused/plan.h", "{~~std::min(columns_, width_ - column)~>columns_~~}", "none", "portable", WRONG_OR_SIGNAL),
     "last rows of a product": (
         "fused/product.h", "if (row {~~+ kMicroRows <=~><~~} rows) {", "memory", "avx512", SEGFAULT_BY_SANITIZER),
     "last panel of features as wide as the others": (
@@ -95,27 +95,25 @@ MUTATIONS = {
     "groups narrower than a panel read past their end": (
         "fused/product.h", "b.step == kPanel{~~ && b.columns >= kPanel~>~~}", "none", "avx2", SIGNAL),
     "last panel of pairs as wide as the others": (
-        "fused/forward.h", "{~~std::min<int64_t>(kPanel, group_features - feature)~>kPanel~~}", "memory",
+        "fused/forward.h", "{~~std::min<int64_t>(kPanel, group_features_ - feature)~>kPanel~~}", "memory",
         "avx512_bf16", SEGFAULT_BY_SANITIZER),
     "last panel of channels as wide as the others": (
         "fused/cotangents.h", "{~~c + n < slice.channels ? row[f] : T(0.0f)~>row[f]~~}", "none", "portable", SIGNAL),
     "last block of K as long as the others": (
-        "fused/forward.h",
-        "const int64_t length = {~~std::min(blocks.length, blocks.k - begin)~>blocks.length~~};\n        Sample(",
-        "memory", "avx2", SEGFAULT_BY_SANITIZER),
+        "fused/forward.h", "const int64_t length = {~~BlockLength(begin)~>block_~~};\n    buffers", "memory", "avx2",
+        SEGFAULT_BY_SANITIZER),
     "sums of the weight in the place of another slice": (
-        "fused/cotangents.h", "* plan.slices + slice{~~~> / 2~~}) *", "none", "avx2", WRONG),
+        "fused/cotangents.h", "* slices.count + slice{~~~> / 2~~}) *", "none", "avx2", WRONG),
     "channels of the slice before": (
-        "fused/call.h", "return {group, {~~group * call.group_channels() + ~>~~}in_group,", "none", "avx512",
+        "fused/plan.h", "return {group, {~~group * group_channels + ~>~~}in_group,", "none", "avx512",
         WRONG_OR_SIGNAL),
     "slice that does not add to the cotangents of positions": (
-        "fused/cotangents.h", "{~~c == 0 && plan_.WaitsForSliceBefore(slice_, sizes)~>false~~}", "none", "avx2", WRONG),
+        "fused/cotangents.h", "{~~c == 0 && plan_.WaitsForSliceBefore(slice_)~>false~~}", "none", "avx2", WRONG),
     "slice that does not wait for the one before": (
-        "fused/cotangents.h",
-        "{~~if (plan_.WaitsForSliceBefore(slice_, call_.sizes)) WaitForSliceBefore(tile_count);~>~~}", "threads",
-        "avx2", "data race"),
+        "fused/cotangents.h", "{~~if (plan_.WaitsForSliceBefore(slice_)) WaitForSliceBefore(tile_count);~>~~}",
+        "threads", "avx2", "data race"),
     "sums of x that tasks share": (
-        "fused/cotangents.h", "plan_.image_sums + {~~slot_~>0~~} * pixels", "threads", "avx2", "data race"),
+        "fused/cotangents.h", "first + {~~slot_~>0~~} * pixels", "threads", "avx2", "data race"),
     "workspace for one part": (
         "fused/plan.cc", "{~~SaturatingMultiply(parts, weight_size)~>weight_size~~}", "none", "avx2", SIGNAL),
     "odd end of the columns' pairs": (
@@ -129,7 +127,8 @@ MUTATIONS = {
         "low = _mm512_permutex2var_epi16((__m512i){~~first~>second~~}, low_order, (__m512i){~~second~>first~~});",
         "none", "avx512_bf16", WRONG),
     "rows that do not fill a block of tiles": (
-        "fused/amx.cc", "return {~~(rows + kBlockRows - 1) / kBlockRows * kBlockRows~>rows~~};", "none", "amx", SIGNAL),
+        "fused/amx.cc", "return {~~(rows + kMicroTileRows - 1) / kMicroTileRows * kMicroTileRows~>rows~~};", "none",
+        "amx", SIGNAL),
     "pairs that do not fill a tile": (
         "fused/amx.cc", "return ({~~(pixels + 1) / 2 + kWords - 1) / kWords * kWords~>pixels + 1) / 2~~};", "none",
         "amx", WRONG_OR_SIGNAL),
@@ -142,10 +141,10 @@ MUTATIONS = {
         "std::memset(image_sums_ + p * image_stride_, 0, slice_.channels {~~~>/ 4 * 4 ~~}* sizeof(float));", "none",
         "avx2", WRONG),
     "cotangent of the weight that was not requested": (
-        "deform_conv_fused.cc", "{~~  if (!requested.weight) return nullptr;\n~>~~}", "none", "avx2",
+        "fused/cotangents.h", "{~~    if (!requested.weight) return;\n~>~~}", "none", "avx2",
         f"must not be written|{WRONG_OR_SIGNAL}"),
     "cotangent of the weight without pixels": (
-        "deform_conv_fused.cc", "  if ({~~sizes.pixels() == 0~>false~~}) {", "none", "avx2", WRONG),
+        "fused/cotangents.h", "    if ({~~sizes.pixels() == 0~>false~~}) {", "none", "avx2", WRONG),
 }  # fmt: skip
 BY_DEFAULT = [
     "tail of channels read past its end",
@@ -156,10 +155,10 @@ BY_DEFAULT = [
 
 
 def changed_files(file, instructions):
-    """Those to compile: the linker keeps one copy of an inline function of call.h, so all must have it."""
+    """Those to compile: the linker keeps one copy of an inline function of plan.h, so all must have it."""
     if file.endswith(".cc"):
         return [file.removeprefix("fused/").removesuffix(".cc")]
-    if file == "fused/call.h":
+    if file == "fused/plan.h":
         sets = build.PORTABLE if instructions == "portable" else build.FUSED_INSTRUCTION_SETS
         return ["deform_conv_fused", "plan", *sets]
     return [instructions]

@@ -25,7 +25,7 @@ pytestmark = [
 KERNELS = sorted(path.stem for path in build.CPU.glob("kernels/*.cc"))
 FILES = [(f"kernels/{name}", instructions) for name in KERNELS for instructions in ("avx2", "avx512")]
 FILES += [("fused/avx512_bf16", "avx512_bf16"), ("fused/amx", "amx")]
-BY_DEFAULT = [("kernels/aggregation_positions", "avx2"), ("kernels/roi_pool", "avx512"), ("fused/amx", "amx")]
+BY_DEFAULT = [("kernels/tap_corners", "avx2"), ("kernels/roi_pool", "avx512"), ("fused/amx", "amx")]
 
 
 def read(*command):
@@ -58,4 +58,4 @@ def test_shared_code_is_compiled_for_every_processor(file, flags):
 
 def test_templates_compiled_for_an_instruction_set_are_found():
     """A compiler option, unlike the pragmas, applies to the templates of other files, too."""
-    assert shared_code_for_a_target("kernels/aggregation_positions", "avx512", ["-mavx512f"])
+    assert shared_code_for_a_target("kernels/tap_corners", "avx512", ["-mavx512f"])

@@ -12,12 +12,12 @@ from jax_dcn._primitive import extension
 pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.usefixtures("executed_kernels")]
 
 
-ALL_TYPES = smoke.smoke.DTYPES
+ALL_TYPES = smoke.DTYPES
 
 
 @pytest.mark.parametrize("dtypes", [("bfloat16", "float64"), pytest.param(ALL_TYPES, marks=pytest.mark.thorough)])
 def test_every_custom_call_is_checked(dtypes, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(smoke.smoke, "DTYPES", dtypes)
+    monkeypatch.setattr(smoke, "DTYPES", dtypes)
     path = tmp_path / "smoke.json"
     assert smoke.main(["--out", str(path)], platform="cuda") == 0, capsys.readouterr().out
     results = json.loads(path.read_text())

@@ -12,7 +12,7 @@ class AmxProduct {
  public:
   static constexpr int kValues = 2;
 
-  static int64_t PaddedRows(int64_t rows) { return (rows + kBlockRows - 1) / kBlockRows * kBlockRows; }
+  static int64_t PaddedRows(int64_t rows) { return (rows + kMicroTileRows - 1) / kMicroTileRows * kMicroTileRows; }
 
   static int64_t Steps(int64_t pixels) { return ((pixels + 1) / 2 + kWords - 1) / kWords * kWords; }
 
@@ -37,12 +37,12 @@ class AmxProduct {
   template <int kRowStride, int kStepStride>
   void Multiply(int64_t rows, int64_t columns, int64_t steps, const float* a, Panels<float> b, float* c,
                 int64_t c_stride, bool is_first) const {
-    static_assert(kStepStride == 1 && kPanel == 2 * kWords, "a block of C is 2 x 2 tiles");
+    static_assert(kStepStride == 1 && kPanel == 2 * kWords, "a micro-tile of C is 2 x 2 tiles");
     constexpr int64_t kRowBytes = kRowStride * sizeof(float);
     const int64_t b_bytes = b.step * sizeof(float), c_bytes = c_stride * sizeof(float);
     Barrier(a);
     for (int64_t column = 0; column < columns; column += kPanel, b.first += b.panel) {
-      for (int64_t row = 0; row < rows; row += kBlockRows) {
+      for (int64_t row = 0; row < rows; row += kMicroTileRows) {
         const float* const tile = a + row * kRowStride;
         float* const out = c + row * c_stride + column;
         if (is_first) {
@@ -86,7 +86,7 @@ class AmxProduct {
   }
 
  private:
-  static constexpr int kWords = 16, kBlockRows = 2 * kWords;
+  static constexpr int kWords = 16, kMicroTileRows = 2 * kWords;
   static constexpr int kPairsStride = kMaxCotangentTilePixels / 2 + kWords;  // an odd number of cache lines
 
   // GCC's intrinsics do not say what memory they read, so pending stores must be forced out first.
@@ -120,8 +120,7 @@ class AmxProduct {
   }
 };
 
-constexpr FusedKernels kKernels = {ForwardKernels<Pairs<AmxProduct>, BF16>(),
-                                   CotangentKernels<Pairs<AmxProduct>, BF16>()};
+constexpr FusedKernels kKernels = {Forward<Pairs<AmxProduct>, BF16>::Run, Cotangents<Pairs<AmxProduct>, BF16>::Run};
 
 }  // namespace
 

@@ -35,8 +35,7 @@ struct PairProduct : RegisterProduct<PairWords> {
   }
 };
 
-constexpr FusedKernels kKernels = {ForwardKernels<Pairs<PairProduct>, BF16>(),
-                                   CotangentKernels<Pairs<PairProduct>, BF16>()};
+constexpr FusedKernels kKernels = {Forward<Pairs<PairProduct>, BF16>::Run, Cotangents<Pairs<PairProduct>, BF16>::Run};
 
 }  // namespace
 

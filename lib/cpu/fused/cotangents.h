@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <cstring>
 #include <thread>
+#include <vector>
 
 #include "aligned_vector.h"
 #include "attributes.h"
-#include "fused/kernels.h"
+#include "device.h"
+#include "fused/plan.h"
 #include "fused/product.h"
 #include "fused/samples.h"
 #include "instruction_sets.h"
@@ -23,21 +25,83 @@ namespace {
 template <typename Element, typename T>
 class Cotangents {
  public:
+  static void Run(Device& device, const CotangentPlan& plan, const FusedCotangentArrays& arrays) {
+    const Sizes& sizes = plan.convolution.sizes;
+    const RequestedCotangents requested = plan.requested;
+    const int64_t weight_tasks = sizes.taps() * plan.slices.count;
+    if (requested.x || requested.positions) {
+      device.ParallelFor(weight_tasks, [&](int64_t task) { PackWeight(plan, arrays, task); });
+    }
+    const std::vector<T> zeros(sizes.group_channels());
+    FinishedTiles finished(plan.tasks());
+    std::atomic<int64_t> next{0};
+    device.ParallelFor(std::clamp(device.threads(), int64_t{1}, plan.division.concurrent), [&](int64_t slot) {
+      if (next.load() >= plan.tasks()) return;  // other threads have taken all tasks
+      Cotangents buffers(plan, arrays, zeros.data(), slot, finished);
+      for (int64_t task; (task = next.fetch_add(1)) < plan.tasks();) buffers.ComputeTask(task);
+    });
+    if (!requested.weight) return;
+    if (sizes.pixels() == 0) {
+      const int64_t size = sizes.taps() * plan.convolution.group_channels() * plan.convolution.product.features;
+      std::memset(arrays.d_weight, 0, size * sizeof(float));
+    } else {
+      device.ParallelFor(weight_tasks, [&](int64_t task) { SumWeight(plan, arrays, task); });
+    }
+  }
+
+ private:
+  // How many tiles each task has finished.
+  using FinishedTiles = std::vector<std::atomic<int64_t>>;
+
+  static constexpr int64_t kValues = Element::MatrixProduct::kValues, kBlockValues = kBlockWords * kValues;
+  static constexpr int64_t kTransposed = 16;  // features at a time, which are at least a cache line
+
+  Cotangents(const CotangentPlan& plan, const FusedCotangentArrays& arrays, const T* zeros, int64_t slot,
+             FinishedTiles& finished)
+      : convolution_(plan.convolution),
+        plan_(plan),
+        arrays_(arrays),
+        zeros_(zeros),
+        slot_(slot),
+        finished_(finished),
+        samples_(plan.convolution, plan.max_offset_groups()),
+        columns_(plan.tiling.max_pixels(), plan.slices.padded_channels),
+        d_y_(plan.tiling.max_pixels(), plan.convolution.product.group_features()),
+        d_columns_stride_(plan.slices.padded_channels + kLineFloats),
+        d_columns_(Element::MatrixProduct::PaddedRows(plan.tiling.max_pixels()) * d_columns_stride_),
+        unread_(plan.slices.padded_channels) {}
+
+  static T* PackedWeight(const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t task) {
+    return reinterpret_cast<T*>(arrays.workspace) +
+           task * plan.slices.padded_channels * plan.convolution.product.group_features();
+  }
+  static float* WeightSums(const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t part, int64_t tap,
+                           int64_t slice) {
+    const Slices& slices = plan.slices;
+    return arrays.workspace + slices.PackedWeight(plan.requested) +
+           ((part * plan.convolution.sizes.taps() + tap) * slices.count + slice) *
+               plan.convolution.product.group_features() * slices.padded_channels;
+  }
+  // The index of the first element of a tap and a slice in the weight and its cotangent.
+  static int64_t WeightIndex(const CotangentPlan& plan, int64_t tap, const CotangentPlan::Slice& slice) {
+    const Product& product = plan.convolution.product;
+    return (tap * plan.convolution.group_channels() + slice.in_group) * product.features +
+           slice.group * product.group_features();
+  }
+
   // Packs the weight of a tap and a slice of channels, transposed: blocks of features, in panels of channels.
-  static void Pack(const ConvolutionCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
-                   int64_t task) {
-    const int64_t tap = task / plan.slices, features = call.product.group_features();
-    const CotangentPlan::Slice slice = plan.slice(task % plan.slices, call);
-    const int64_t in_group = slice.channel % call.group_channels();
-    const T* const from = static_cast<const T*>(arrays.weight) +
-                          (tap * call.group_channels() + in_group) * call.product.features + slice.group * features;
-    T* to = PackedWeight(call, plan, arrays, task);
+  static void PackWeight(const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t task) {
+    const Product& product = plan.convolution.product;
+    const int64_t features = product.group_features();
+    const CotangentPlan::Slice slice = plan.slice(task % plan.slices.count);
+    const T* const from = static_cast<const T*>(arrays.weight) + WeightIndex(plan, task / plan.slices.count, slice);
+    T* to = PackedWeight(plan, arrays, task);
     for (int64_t block = 0; block < features; block += kBlockValues) {
       const int64_t length = std::min(kBlockValues, features - block);
       for (int64_t c = 0; c < slice.channels; c += kPanel, to += length * kPanel) {
         for (int64_t first = 0; first < length; first += kTransposed) {
           for (int64_t n = 0; n < kPanel; ++n) {
-            const T* const row = from + Element::Channel(c + n) * call.product.features + block;
+            const T* const row = from + Element::Channel(c + n) * product.features + block;
             for (int64_t f = first; f < std::min(first + kTransposed, length); ++f) {
               to[(f / kValues * kPanel + n) * kValues + f % kValues] = c + n < slice.channels ? row[f] : T(0.0f);
             }
@@ -47,31 +111,20 @@ class Cotangents {
     }
   }
 
-  // Computes tasks, which it takes from `next` until there are no more.
-  static void Compute(const ConvolutionCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
-                      const void* zeros, const Tiling& tiling, int64_t slot, FinishedTiles& finished,
-                      std::atomic<int64_t>& next) {
-    if (next.load() >= plan.tasks()) return;  // other threads have taken all tasks
-    Cotangents buffers(call, plan, arrays, static_cast<const T*>(zeros), tiling, slot, finished);
-    for (int64_t task; (task = next.fetch_add(1)) < plan.tasks();) buffers.ComputeTask(task);
-  }
-
   // Adds up the parts of the weight's cotangent in the slice of a tap.
-  static void SumWeight(const ConvolutionCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
-                        int64_t task) {
-    const int64_t tap = task / plan.slices, index = task % plan.slices, features = call.product.group_features();
-    const CotangentPlan::Slice slice = plan.slice(index, call);
-    const int64_t in_group = slice.channel % call.group_channels();
-    float* const out =
-        arrays.d_weight + (tap * call.group_channels() + in_group) * call.product.features + slice.group * features;
-    for (int64_t first = 0; first < features; first += kTransposed) {
-      const int64_t end = std::min(first + kTransposed, features);
-      for (int64_t part = 0; part < plan.parts; ++part) {
-        const float* const sums = WeightSums(call, plan, arrays, part, tap, index);
+  static void SumWeight(const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t task) {
+    const int64_t tap = task / plan.slices.count, index = task % plan.slices.count;
+    const Product& product = plan.convolution.product;
+    const CotangentPlan::Slice slice = plan.slice(index);
+    float* const out = arrays.d_weight + WeightIndex(plan, tap, slice);
+    for (int64_t first = 0; first < product.group_features(); first += kTransposed) {
+      const int64_t end = std::min(first + kTransposed, product.group_features());
+      for (int64_t part = 0; part < plan.division.parts; ++part) {
+        const float* const sums = WeightSums(plan, arrays, part, tap, index);
         for (int64_t c = 0; c < slice.channels; ++c) {
-          float* const row = out + Element::Channel(c) * call.product.features;
+          float* const row = out + Element::Channel(c) * product.features;
           for (int64_t f = first; f < end; ++f) {
-            const float sum = sums[f * plan.padded_channels + c];
+            const float sum = sums[f * plan.slices.padded_channels + c];
             row[f] = part == 0 ? sum : row[f] + sum;
           }
         }
@@ -79,49 +132,18 @@ class Cotangents {
     }
   }
 
- private:
-  static constexpr int64_t kValues = Element::MatrixProduct::kValues, kBlockValues = kBlockWords * kValues;
-  static constexpr int64_t kTransposed = 16;  // features at a time, which are at least a cache line
-
-  Cotangents(const ConvolutionCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays, const T* zeros,
-             const Tiling& tiling, int64_t slot, FinishedTiles& finished)
-      : call_(call),
-        plan_(plan),
-        arrays_(arrays),
-        zeros_(zeros),
-        tiling_(tiling),
-        slot_(slot),
-        finished_(finished),
-        samples_(call, plan.max_offset_groups(call.sizes)),
-        columns_(tiling.max_pixels(), plan.padded_channels),
-        d_y_(tiling.max_pixels(), call.product.group_features()),
-        d_columns_stride_(plan.padded_channels + kLineFloats),
-        d_columns_(Element::MatrixProduct::PaddedRows(tiling.max_pixels()) * d_columns_stride_),
-        unread_(plan.padded_channels) {}
-
-  static T* PackedWeight(const ConvolutionCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
-                         int64_t task) {
-    return reinterpret_cast<T*>(arrays.workspace) + task * plan.padded_channels * call.product.group_features();
-  }
-  static float* WeightSums(const ConvolutionCall& call, const CotangentPlan& plan, const FusedCotangentArrays& arrays,
-                           int64_t part, int64_t tap, int64_t slice) {
-    return arrays.workspace + plan.weight_sums +
-           ((part * call.sizes.taps() + tap) * plan.slices + slice) * call.product.group_features() *
-               plan.padded_channels;
-  }
-
   void ComputeTask(int64_t task) {
     task_ = task;
-    part_ = task % plan_.parts;
-    index_ = task / plan_.parts;
-    slice_ = plan_.slice(index_, call_);
-    const int64_t end = plan_.first_image(part_ + 1, call_.sizes), tiles = tiling_.image_tiles();
+    part_ = task % plan_.division.parts;
+    index_ = task / plan_.division.parts;
+    slice_ = plan_.slice(index_);
+    const int64_t end = plan_.first_image(part_ + 1), tiles = plan_.tiling.image_tiles();
     int64_t tile_count = 0;
-    for (image_ = plan_.first_image(part_, call_.sizes); image_ < end; ++image_) {
+    for (image_ = plan_.first_image(part_); image_ < end; ++image_) {
       if (plan_.requested.x) BeginInputCotangent();
       for (int64_t tile = 0; tile < tiles; ++tile) {
-        if (plan_.WaitsForSliceBefore(slice_, call_.sizes)) WaitForSliceBefore(tile_count);
-        ComputeTile(tiling_[image_ * tiles + tile], tile_count == 0);
+        if (plan_.WaitsForSliceBefore(slice_)) WaitForSliceBefore(tile_count);
+        ComputeTile(plan_.tiling[image_ * tiles + tile], tile_count == 0);
         finished_[task].store(++tile_count, std::memory_order_release);
       }
       if (plan_.requested.x) EndInputCotangent();
@@ -130,14 +152,15 @@ class Cotangents {
 
   // The cotangent of x adds up in the result if that is float32.
   void BeginInputCotangent() {
-    const Sizes& sizes = call_.sizes;
+    const Sizes& sizes = convolution_.sizes;
     const int64_t pixels = sizes.height * sizes.width;
     if constexpr (sizeof(T) == sizeof(float)) {
       image_sums_ = InputCotangent();
       image_stride_ = sizes.channels;
     } else {
-      image_sums_ = arrays_.workspace + plan_.image_sums + slot_ * pixels * plan_.padded_channels;
-      image_stride_ = plan_.padded_channels;
+      const int64_t first = plan_.slices.BeforeImages(plan_.requested, plan_.division.parts);
+      image_stride_ = plan_.slices.padded_channels;
+      image_sums_ = arrays_.workspace + first + slot_ * pixels * image_stride_;
     }
     for (int64_t p = 0; p < pixels; ++p) {
       std::memset(image_sums_ + p * image_stride_, 0, slice_.channels * sizeof(float));
@@ -146,7 +169,7 @@ class Cotangents {
 
   void EndInputCotangent() {
     if constexpr (sizeof(T) != sizeof(float)) {
-      const Sizes& sizes = call_.sizes;
+      const Sizes& sizes = convolution_.sizes;
       for (int64_t p = 0; p < sizes.height * sizes.width; ++p) {
         Element::Round(image_sums_ + p * image_stride_, slice_.channels, InputCotangent() + p * sizes.channels);
       }
@@ -154,42 +177,42 @@ class Cotangents {
   }
 
   T* InputCotangent() const {
-    const Sizes& sizes = call_.sizes;
+    const Sizes& sizes = convolution_.sizes;
     return static_cast<T*>(arrays_.d_x) + image_ * sizes.height * sizes.width * sizes.channels + slice_.channel;
   }
 
   void ComputeTile(const OutputTile& tile, bool is_first) {
-    const int64_t pixels = tile.pixels(), features = call_.product.group_features();
-    const int64_t offset_group_channels = call_.sizes.group_channels();
+    const int64_t pixels = tile.pixels(), features = convolution_.product.group_features();
+    const int64_t offset_group_channels = convolution_.sizes.group_channels();
     samples_.Locate(tile, slice_.channel / offset_group_channels,
                     (slice_.channel + slice_.channels - 1) / offset_group_channels);
     ReadOutputCotangent(pixels);
     if (plan_.requested.weight) d_y_.End(pixels, features);
-    for (int32_t tap = 0; tap < call_.sizes.taps(); ++tap) {
+    for (int32_t tap = 0; tap < convolution_.sizes.taps(); ++tap) {
       if (plan_.requested.x || plan_.requested.positions) MultiplyByWeight(pixels, tap);
       columns_.Begin(pixels);
       DifferentiateTap(tile, tap);
       if (!plan_.requested.weight) continue;
       columns_.End(pixels, slice_.channels);
-      d_y_.AddWeightSums(product_, columns_, features, slice_.channels,
-                         WeightSums(call_, plan_, arrays_, part_, tap, index_), plan_.padded_channels, is_first);
+      d_y_.AddWeightSums(product_, columns_, features, slice_.channels, WeightSums(plan_, arrays_, part_, tap, index_),
+                         plan_.slices.padded_channels, is_first);
     }
   }
 
   void ReadOutputCotangent(int64_t pixels) {
-    const int64_t features = call_.product.group_features();
+    const int64_t features = convolution_.product.group_features();
     const T* const d_y = static_cast<const T*>(arrays_.d_y) + slice_.group * features;
     for (int64_t f = 0; f < features; f += kBlockValues) {
       for (int64_t p = 0; p < pixels; ++p) {
-        Element::StoreRow(d_y + samples_.output(p) * call_.product.features + f, std::min(kBlockValues, features - f),
-                          d_y_.Row(p, f));
+        Element::StoreRow(d_y + samples_.output(p) * convolution_.product.features + f,
+                          std::min(kBlockValues, features - f), d_y_.Row(p, f));
       }
     }
   }
 
   void MultiplyByWeight(int64_t pixels, int32_t tap) {
-    const int64_t features = call_.product.group_features(), panels = (slice_.channels + kPanel - 1) / kPanel;
-    const T* packed = PackedWeight(call_, plan_, arrays_, tap * plan_.slices + index_);
+    const int64_t features = convolution_.product.group_features(), panels = (slice_.channels + kPanel - 1) / kPanel;
+    const T* packed = PackedWeight(plan_, arrays_, tap * plan_.slices.count + index_);
     for (int64_t f = 0; f < features; f += kBlockValues) {
       const int64_t length = std::min(kBlockValues, features - f), steps = length / kValues;
       product_.template Multiply<kRowWords, 1>(pixels, slice_.channels, steps, d_y_.Row(0, f),
@@ -199,37 +222,37 @@ class Cotangents {
     }
   }
 
-  // Run by run of the channels that share an offset group.
+  // Segment by segment: the channels of the slice that share an offset group.
   void DifferentiateTap(const OutputTile& tile, int32_t tap) {
-    const int64_t offset_group_channels = call_.sizes.group_channels();
+    const int64_t offset_group_channels = convolution_.sizes.group_channels();
     for (int64_t c = 0, count; c < slice_.channels; c += count) {
       const int64_t offset_group = (slice_.channel + c) / offset_group_channels;
       count = std::min((offset_group + 1) * offset_group_channels - (slice_.channel + c), slice_.channels - c);
       constexpr int kNarrowest = Element::kNarrowest;
-      const auto differentiate = count <= kNarrowest ? RunFor<kNarrowest>() : RunFor<kLanes>();
+      const auto differentiate = count <= kNarrowest ? DifferentiateFor<kNarrowest>() : DifferentiateFor<kLanes>();
       (this->*differentiate)(tile.pixels(), tap, offset_group, c, count);
     }
   }
 
-  using Run = void (Cotangents::*)(int64_t, int32_t, int64_t, int64_t, int64_t);
+  using Differentiate = void (Cotangents::*)(int64_t, int32_t, int64_t, int64_t, int64_t);
   template <int kCount>
-  Run RunFor() const {
-    constexpr Run kRuns[] = {
+  Differentiate DifferentiateFor() const {
+    constexpr Differentiate kFunctions[] = {
         nullptr,
-        &Cotangents::DifferentiateRun<false, false, true, kCount>,
-        &Cotangents::DifferentiateRun<false, true, false, kCount>,
-        &Cotangents::DifferentiateRun<false, true, true, kCount>,
-        &Cotangents::DifferentiateRun<true, false, false, kCount>,
-        &Cotangents::DifferentiateRun<true, false, true, kCount>,
-        &Cotangents::DifferentiateRun<true, true, false, kCount>,
-        &Cotangents::DifferentiateRun<true, true, true, kCount>,
+        &Cotangents::DifferentiateSegment<false, false, true, kCount>,
+        &Cotangents::DifferentiateSegment<false, true, false, kCount>,
+        &Cotangents::DifferentiateSegment<false, true, true, kCount>,
+        &Cotangents::DifferentiateSegment<true, false, false, kCount>,
+        &Cotangents::DifferentiateSegment<true, false, true, kCount>,
+        &Cotangents::DifferentiateSegment<true, true, false, kCount>,
+        &Cotangents::DifferentiateSegment<true, true, true, kCount>,
     };
-    return kRuns[4 * plan_.requested.x + 2 * plan_.requested.positions + plan_.requested.weight];
+    return kFunctions[4 * plan_.requested.x + 2 * plan_.requested.positions + plan_.requested.weight];
   }
 
   template <bool kOfX, bool kOfPositions, bool kOfWeight, int kCount>
-  void DifferentiateRun(int64_t pixels, int32_t tap, int64_t offset_group, int64_t c, int64_t count) {
-    const Sizes& sizes = call_.sizes;
+  void DifferentiateSegment(int64_t pixels, int32_t tap, int64_t offset_group, int64_t c, int64_t count) {
+    const Sizes& sizes = convolution_.sizes;
     const int64_t channels = sizes.channels, sums_stride = image_stride_, d_columns_stride = d_columns_stride_;
     const SampleArrays& samples = samples_.Of(offset_group, tap);
     const T* const image =
@@ -253,14 +276,14 @@ class Cotangents {
       if constexpr (kOfPositions) Store<4>(Sums<kCount>(dot), dots + 4 * p);
     }
     if constexpr (kOfPositions) {
-      const bool is_added = c == 0 && plan_.WaitsForSliceBefore(slice_, sizes);
+      const bool is_added = c == 0 && plan_.WaitsForSliceBefore(slice_);
       StorePositions(samples, pixels, offset_group * sizes.taps() + tap, is_added);
     }
   }
 
   // As CotangentsOfPosition in bilinear.h, but from the sums over the channels.
   void StorePositions(const SampleArrays& samples, int64_t pixels, int64_t sample_in_pixel, bool is_added) {
-    const int64_t pixel_samples = call_.sizes.offset_groups * call_.sizes.taps();
+    const int64_t pixel_samples = convolution_.sizes.pixel_samples();
     float *const d_offset = arrays_.d_offset, *const d_mask = arrays_.d_mask;
     for (int64_t p = 0; p < pixels; ++p) {
       const float y = samples.fraction_y[p], x = samples.fraction_x[p], mask = samples.mask[p];
@@ -284,15 +307,14 @@ class Cotangents {
   }
 
   void WaitForSliceBefore(int64_t tile) const {
-    const std::atomic<int64_t>& before = finished_[task_ - plan_.parts];
+    const std::atomic<int64_t>& before = finished_[task_ - plan_.division.parts];
     while (before.load(std::memory_order_acquire) <= tile) std::this_thread::yield();
   }
 
-  const ConvolutionCall& call_;
+  const Convolution& convolution_;
   const CotangentPlan& plan_;
   const FusedCotangentArrays& arrays_;
   const T* zeros_;
-  const Tiling& tiling_;
   int64_t slot_;
   FinishedTiles& finished_;
 
@@ -309,12 +331,6 @@ class Cotangents {
   alignas(64) float dots_[4 * kMaxCotangentTilePixels];  // of a sample's corners and the cotangent of its column
   typename Element::MatrixProduct product_;              // the last member, since it may change the thread's state
 };
-
-template <typename Element, typename T>
-constexpr FusedKernels::Cotangents CotangentKernels() {
-  using Kernel = Cotangents<Element, T>;
-  return {Kernel::Pack, Kernel::Compute, Kernel::SumWeight};
-}
 
 }  // namespace
 DCN_END_TARGET

@@ -46,7 +46,7 @@ struct Widened {
     count <= kNarrow ? BlendBy<kNarrow>(corner, weight, count, out) : BlendBy<kLanes>(corner, weight, count, out);
   }
 
-  // The channel that value `v` of a run of channels has.
+  // The channel that value `v` of a slice or a block of K has.
   static DCN_INLINE int64_t Channel(int64_t v) { return v; }
 
   // The panels of a packed weight.
@@ -114,7 +114,7 @@ struct Widened {
     AlignedVector<float> words_;
   };
 
-  // Lanes of the vectors for a run of channels, with which `Differentiate` is called.
+  // The fewest lanes of the vectors for a segment of channels, with which `Differentiate` is called.
   static constexpr int kNarrowest = kNarrow;
 
   // Reads channels [c, c + count) of a sample's corners, and of the cotangent of its column, and computes what is

@@ -12,7 +12,7 @@
 #include "aligned_vector.h"
 #include "attributes.h"
 #include "element.h"
-#include "fused/kernels.h"
+#include "fused/plan.h"
 #include "fused/product.h"
 #include "instruction_sets.h"
 #include "vectors.h"
@@ -47,8 +47,8 @@ struct Pairs {
   }
 
   static DCN_INLINE int64_t Channel(int64_t v) {
-    const int64_t in_run = v % kPairChannels;
-    return v - in_run + (in_run < kLanes ? 2 * in_run : 2 * (in_run - kLanes) + 1);
+    const int64_t i = v % kPairChannels;
+    return v - i + (i < kLanes ? 2 * i : 2 * (i - kLanes) + 1);
   }
 
   static Panels<float> PackedWeight(const BF16* values, int64_t steps) {

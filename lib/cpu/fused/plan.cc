@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "fused/call.h"
-#include "fused/kernels.h"
+#include "fused/plan.h"
 #include "saturating.h"
 
 namespace dcn {
@@ -44,8 +43,9 @@ bool HasSpareParts(int64_t images, int64_t parts) {
 }
 
 // The elements of a weight whose features are padded.
-int64_t PackedSize(const Sizes& sizes, const Product& product) {
-  return SaturatingProduct({sizes.taps(), sizes.channels, RoundUp(product.group_features(), kFeaturePadding)});
+int64_t PackedSize(const Convolution& convolution) {
+  const int64_t features = RoundUp(convolution.product.group_features(), kFeaturePadding);
+  return SaturatingProduct({convolution.sizes.taps(), convolution.sizes.channels, features});
 }
 
 // How many floats have room for so many elements, which are even or saturated.
@@ -55,31 +55,6 @@ int64_t PackedFloats(DType dtype, int64_t elements) {
 }
 
 int64_t TilePixels(InstructionSet set) { return set == InstructionSet::kAmx ? kTilePixelsOfAmx : kTilePixels; }
-
-// The slices of the channels, and the floats of the arrays that a division into tasks has.
-struct Slices {
-  Slices(DType dtype, const Sizes& sizes, const Product& product) {
-    const int64_t group_channels = sizes.channels / product.groups;
-    channels = std::min(kSliceChannels, group_channels);
-    in_group = 1 + (group_channels - 1) / channels;
-    count = in_group * product.groups;
-    padded_channels = RoundUp(channels, kFeaturePadding);
-    weight_size = SaturatingProduct({sizes.taps(), count, padded_channels, product.group_features()});
-    packed_size = PackedFloats(dtype, weight_size);
-    image_size = dtype == DType::kF32 ? 0 : SaturatingProduct({sizes.height, sizes.width, padded_channels});
-  }
-
-  int64_t channels, padded_channels;  // of a slice
-  int64_t in_group, count;
-  int64_t weight_size, packed_size;  // of a part's sums of the weight's cotangent, and of the packed weight
-  int64_t image_size;                // of a task's sums of the cotangent of x
-
-  // The floats of the packed weight and of the sums of the weight's cotangent.
-  int64_t BeforeImages(RequestedCotangents requested, int64_t parts) const {
-    const int64_t sums = requested.weight ? SaturatingMultiply(parts, weight_size) : 0;
-    return SaturatingAdd(requested.x || requested.positions ? packed_size : 0, sums);
-  }
-};
 
 // As few parts as allow kMaxFusedTasks tasks, if the workspace has room for their sums. They do not depend on what is
 // requested, so the bits of a cotangent do not depend on which others are.
@@ -101,26 +76,42 @@ int64_t ChooseParts(const Sizes& sizes, const Slices& slices) {
 
 }  // namespace
 
-InstructionSet InstructionSetFor(InstructionSet best, DType dtype, const ConvolutionCall& call, bool is_forward) {
-  const bool has_pairs = dtype == DType::kBF16 && call.group_channels() % kPairChannels == 0 &&
-                         call.sizes.group_channels() % kPairChannels == 0 &&
-                         (is_forward || call.product.group_features() % kPairChannels == 0);
+Slices::Slices(const Convolution& convolution) {
+  const auto& [dtype, sizes, positions, product] = convolution;
+  const int64_t group_channels = convolution.group_channels();
+  channels = std::min(kSliceChannels, group_channels);
+  in_group = 1 + (group_channels - 1) / channels;
+  count = in_group * product.groups;
+  padded_channels = RoundUp(channels, kFeaturePadding);
+  weight_size = SaturatingProduct({sizes.taps(), count, padded_channels, product.group_features()});
+  packed_size = PackedFloats(dtype, weight_size);
+  image_size = dtype == DType::kF32 ? 0 : SaturatingProduct({sizes.height, sizes.width, padded_channels});
+}
+
+int64_t Slices::BeforeImages(RequestedCotangents requested, int64_t parts) const {
+  return SaturatingAdd(PackedWeight(requested), requested.weight ? SaturatingMultiply(parts, weight_size) : 0);
+}
+
+InstructionSet InstructionSetFor(InstructionSet best, const Convolution& convolution, bool is_forward) {
+  const bool has_pairs = convolution.dtype == DType::kBF16 && convolution.group_channels() % kPairChannels == 0 &&
+                         convolution.sizes.group_channels() % kPairChannels == 0 &&
+                         (is_forward || convolution.product.group_features() % kPairChannels == 0);
   return has_pairs ? best : std::min(best, InstructionSet::kAvx512);
 }
 
-Tiling ForwardTiling(InstructionSet set, DType dtype, const ConvolutionCall& call) {
-  const int64_t weight_bytes = PackedSize(call.sizes, call.product) / call.product.groups * BytesOf(dtype);
-  const int64_t pixel_bytes = call.sizes.offset_groups * call.sizes.taps() * kSampleBytes;
-  const int64_t sampled = std::max(kMaxSampleBytes / pixel_bytes, kMinSampledPixels);
+Tiling ForwardTiling(InstructionSet set, const Convolution& convolution) {
+  const Sizes& sizes = convolution.sizes;
+  const int64_t weight_bytes = PackedSize(convolution) / convolution.product.groups * BytesOf(convolution.dtype);
+  const int64_t sampled = std::max(kMaxSampleBytes / (sizes.pixel_samples() * kSampleBytes), kMinSampledPixels);
   const int64_t most = std::min(sampled, weight_bytes > kLargeWeightBytes ? kMaxTilePixels : TilePixels(set));
-  return {call.sizes, std::clamp(call.sizes.pixels() / kMinTiles, kMinTilePixels, most)};
+  return {sizes, std::clamp(sizes.pixels() / kMinTiles, kMinTilePixels, most)};
 }
 
 Tiling CotangentTiling(InstructionSet set, const Sizes& sizes) { return {sizes, TilePixels(set)}; }
 
-FusedTasks ChooseFusedTasks(DType dtype, const Sizes& sizes, const Product& product, RequestedCotangents requested) {
-  const Slices slices(dtype, sizes, product);
-  const int64_t parts = ChooseParts(sizes, slices), tasks = std::min(slices.count * parts, kMaxFusedTasks);
+FusedTasks ChooseFusedTasks(const Convolution& convolution, RequestedCotangents requested) {
+  const Slices slices(convolution);
+  const int64_t parts = ChooseParts(convolution.sizes, slices), tasks = std::min(slices.count * parts, kMaxFusedTasks);
   if (!requested.x || slices.image_size == 0) return {parts, tasks};
   const int64_t before = slices.BeforeImages(requested, parts);
   const int64_t few_images = SaturatingMultiply(kMinConcurrentTasks, slices.image_size);
@@ -129,30 +120,18 @@ FusedTasks ChooseFusedTasks(DType dtype, const Sizes& sizes, const Product& prod
   return {parts, std::clamp(images, int64_t{1}, tasks)};
 }
 
-int64_t FusedTaskCount(const Sizes& sizes, const Product& product, int64_t parts) {
-  return SaturatingMultiply(Slices(DType::kF32, sizes, product).count, parts);
+int64_t FusedTaskCount(const Convolution& convolution, int64_t parts) {
+  return SaturatingMultiply(Slices(convolution).count, parts);
 }
 
-CotangentPlan::CotangentPlan(DType dtype, const Sizes& sizes, const Product& product, RequestedCotangents requested,
-                             FusedTasks tasks)
-    : requested(requested), parts(tasks.parts), slots(tasks.concurrent) {
-  const Slices of_call(dtype, sizes, product);
-  slice_channels = of_call.channels;
-  group_slices = of_call.in_group;
-  slices = of_call.count;
-  padded_channels = of_call.padded_channels;
-  weight_sums = requested.x || requested.positions ? of_call.packed_size : 0;
-  image_sums = of_call.BeforeImages(requested, parts);
-  size = SaturatingAdd(image_sums, requested.x ? SaturatingMultiply(slots, of_call.image_size) : 0);
+int64_t FusedForwardWorkspace(const Convolution& convolution) {
+  return convolution.dtype == DType::kBF16 ? PackedFloats(convolution.dtype, PackedSize(convolution)) : 0;
 }
 
-int64_t FusedForwardWorkspace(DType dtype, const Sizes& sizes, const Product& product) {
-  return dtype == DType::kBF16 ? PackedFloats(dtype, PackedSize(sizes, product)) : 0;
-}
-
-int64_t FusedCotangentsWorkspace(DType dtype, const Sizes& sizes, const Product& product, RequestedCotangents requested,
-                                 FusedTasks tasks) {
-  return CotangentPlan(dtype, sizes, product, requested, tasks).size;
+int64_t FusedCotangentsWorkspace(const Convolution& convolution, RequestedCotangents requested, FusedTasks tasks) {
+  const Slices slices(convolution);
+  const int64_t images = requested.x ? SaturatingMultiply(tasks.concurrent, slices.image_size) : 0;
+  return SaturatingAdd(slices.BeforeImages(requested, tasks.parts), images);
 }
 
 }  // namespace dcn

@@ -6,7 +6,7 @@
 #include "aligned_vector.h"
 #include "attributes.h"
 #include "bilinear.h"
-#include "fused/call.h"
+#include "fused/plan.h"
 #include "instruction_sets.h"
 #include "vectors.h"
 
@@ -33,17 +33,20 @@ DCN_INLINE int32_t PixelIndex(int32_t row, int32_t column, int32_t width) {
   return (row | column) < 0 ? -1 : int32_t(uint32_t(row) * uint32_t(width)) + column;
 }
 
-// The first tap of each pixel lies at (start_y, start_x). `a` overlaps none of the other arrays, so iterations are
-// independent.
+// What locates the samples of a tap on one axis: the first tap of each pixel of a tile, and the offsets of the tap.
+struct AxisOperands {
+  float start[SampleArrays::kSize] = {}, offset[SampleArrays::kSize] = {};
+};
+
+// `a` overlaps none of the other arrays, so iterations are independent.
 template <bool kIsCircular>
 DCN_NOINLINE void LocateSamples(int64_t count, int64_t height, int64_t width, float tap_y, float tap_x,
-                                const float* start_y, const float* start_x, const float* offset_y,
-                                const float* offset_x, SampleArrays& a) {
+                                const AxisOperands& vertical, const AxisOperands& horizontal, SampleArrays& a) {
   const int32_t row_pixels = int32_t(width);
   DCN_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < count; ++i) {
-    const AxisLocation<float> y = LocateOnAxis(start_y[i] + tap_y + offset_y[i], height, kIsCircular);
-    const AxisLocation<float> x = LocateOnAxis(start_x[i] + tap_x + offset_x[i], width, kIsCircular);
+    const AxisLocation<float> y = LocateOnAxis(vertical.start[i] + tap_y + vertical.offset[i], height, kIsCircular);
+    const AxisLocation<float> x = LocateOnAxis(horizontal.start[i] + tap_x + horizontal.offset[i], width, kIsCircular);
     a.fraction_y[i] = y.fraction;
     a.fraction_x[i] = x.fraction;
     const float mask = a.mask[i], top = y.weight(0) * mask, bottom = y.weight(1) * mask;
@@ -63,17 +66,20 @@ static_assert(sizeof(SampleArrays) == kSampleBytes * SampleArrays::kSize, "plan.
 // The samples of a tile, of all taps and some offset groups.
 class Samples {
  public:
-  Samples(const ConvolutionCall& call, int64_t max_offset_groups)
-      : call_(call), taps_(call.sizes.taps()), arrays_(max_offset_groups * taps_), outputs_(SampleArrays::kSize) {}
+  Samples(const Convolution& convolution, int64_t max_offset_groups)
+      : convolution_(convolution),
+        taps_(convolution.sizes.taps()),
+        arrays_(max_offset_groups * taps_),
+        outputs_(SampleArrays::kSize) {}
 
   // Locates the samples of offset groups `first` to `last`, inclusive.
   void Locate(const OutputTile& tile, int64_t first, int64_t last) {
-    const Sizes& sizes = call_.sizes;
+    const Sizes& sizes = convolution_.sizes;
     for (int64_t p = 0; p < tile.pixels(); ++p) {
       const int64_t row = tile.row + p / tile.columns, column = tile.column + p % tile.columns;
       outputs_[p] = (tile.image * sizes.rows + row) * sizes.columns + column;
-      start_y_[p] = float(sizes.window.start(0, call_.positions.origin[1] + row));
-      start_x_[p] = float(sizes.window.start(1, call_.positions.origin[2] + column));
+      vertical_.start[p] = float(sizes.window.start(0, convolution_.positions.origin[1] + row));
+      horizontal_.start[p] = float(sizes.window.start(1, convolution_.positions.origin[2] + column));
     }
     first_ = first;
     // What is computed for the pixels that fill the last vector is not used.
@@ -82,9 +88,9 @@ class Samples {
     for (int64_t s = first * taps_; s < (last + 1) * taps_; ++s) {
       const int32_t tap = int32_t(s % taps_);
       SampleArrays& arrays = arrays_[s - first * taps_];
-      ReadPositions(tile.pixels(), s, arrays);
+      ReadOperands(tile.pixels(), s, arrays);
       locate(count, sizes.height, sizes.width, float(sizes.window.distance(0, tap)),
-             float(sizes.window.distance(1, tap)), start_y_, start_x_, offset_y_, offset_x_, arrays);
+             float(sizes.window.distance(1, tap)), vertical_, horizontal_, arrays);
     }
   }
 
@@ -95,24 +101,23 @@ class Samples {
   }
 
  private:
-  void ReadPositions(int64_t pixels, int64_t s, SampleArrays& arrays) {
-    const float* const offset = static_cast<const float*>(call_.positions.offset);
-    const float* const mask = static_cast<const float*>(call_.positions.mask);
-    const int64_t pixel_samples = call_.sizes.offset_groups * taps_;
+  void ReadOperands(int64_t pixels, int64_t s, SampleArrays& arrays) {
+    const float* const offset = static_cast<const float*>(convolution_.positions.offset);
+    const float* const mask = static_cast<const float*>(convolution_.positions.mask);
+    const int64_t pixel_samples = convolution_.sizes.pixel_samples();
     for (int64_t p = 0; p < pixels; ++p) {
       const int64_t sample = outputs_[p] * pixel_samples + s;
-      offset_y_[p] = offset[2 * sample];
-      offset_x_[p] = offset[2 * sample + 1];
+      vertical_.offset[p] = offset[2 * sample];
+      horizontal_.offset[p] = offset[2 * sample + 1];
       arrays.mask[p] = mask ? mask[sample] : 1.0f;
     }
   }
 
-  const ConvolutionCall& call_;
+  const Convolution& convolution_;
   int64_t taps_, first_ = 0;
   AlignedVector<SampleArrays> arrays_;
   AlignedVector<int64_t> outputs_;
-  float start_y_[SampleArrays::kSize] = {}, start_x_[SampleArrays::kSize] = {};
-  float offset_y_[SampleArrays::kSize] = {}, offset_x_[SampleArrays::kSize] = {};
+  AxisOperands vertical_, horizontal_;
 };
 
 }  // namespace

@@ -5,13 +5,13 @@
 #include <type_traits>
 #include <vector>
 
-#include "aggregation_positions.h"
 #include "aligned_vector.h"
 #include "attributes.h"
 #include "device.h"
 #include "element.h"
 #include "instruction_sets.h"
 #include "large_pages.h"
+#include "tap_corners.h"
 #include "vectors.h"
 
 DCN_BEGIN_TARGET
@@ -47,7 +47,7 @@ struct BlockTaps {
   }
 };
 
-// Calls body(number of vectors, first channel, channels of each vector) for consecutive runs of channels. The number is
+// Calls body(number of vectors, first channel, channels of each vector) for consecutive channels. The number is
 // a constant, so that their sums stay in registers. N: the lanes of a vector.
 template <int N, typename Body>
 DCN_INLINE void ForEachChannels(int64_t channels, const Body& body) {
@@ -82,19 +82,19 @@ void AggregateRows(BlockTaps<Accumulator<T>>& taps, T* out, int64_t begin, int64
       const CornerArrays<A> corners = taps.corners.at(i * num_taps);
       T* const out_row = out + (first_row + i) * channels;
       ForEachChannels<N>(channels, [&](auto vectors, int64_t c, int count) DCN_INLINED {
-        constexpr int kRun = decltype(vectors)::value;
+        constexpr int kVectors = decltype(vectors)::value;
         // Two sums, because an addition waits for the one before it.
-        Vector<A, N> sum[2][kRun] = {};
+        Vector<A, N> sum[2][kVectors] = {};
         for (int64_t tap = 0; tap < num_taps; ++tap) {
           ForEachCorner([&](int corner) DCN_INLINED {
             const T* const pixel = reinterpret_cast<const T*>(corners.address[corner][tap]) + c;
             const A weight = corners.weight[corner][tap];
-            for (int v = 0; v < kRun; ++v) {
+            for (int v = 0; v < kVectors; ++v) {
               sum[corner % 2][v] += weight * Load<N>(pixel + v * N, count);
             }
           });
         }
-        for (int v = 0; v < kRun; ++v) {
+        for (int v = 0; v < kVectors; ++v) {
           Store<N>(sum[0][v] + sum[1][v], out_row + c + v * N, count);
         }
       });
@@ -112,14 +112,14 @@ void ScatterRows(BlockTaps<Accumulator<T>>& taps, const T* d_out, int64_t begin,
       const CornerArrays<A> corners = taps.corners.at(i * num_taps);
       const T* const d_row = d_out + (first_row + i) * channels + taps.block.first_channel;
       ForEachChannels<kDotLanes>(taps.block.channels, [&](auto vectors, int64_t c, int count) DCN_INLINED {
-        constexpr int kRun = decltype(vectors)::value;
-        Vector<A, kDotLanes> d[kRun];
-        for (int v = 0; v < kRun; ++v) d[v] = Load<kDotLanes>(d_row + c + v * kDotLanes, count);
+        constexpr int kVectors = decltype(vectors)::value;
+        Vector<A, kDotLanes> d[kVectors];
+        for (int v = 0; v < kVectors; ++v) d[v] = Load<kDotLanes>(d_row + c + v * kDotLanes, count);
         for (int64_t tap = 0; tap < num_taps; ++tap) {
           ForEachCorner([&](int corner) DCN_INLINED {
             A* const pixel = reinterpret_cast<A*>(corners.address[corner][tap]) + c;
             const A weight = corners.weight[corner][tap];
-            for (int v = 0; v < kRun; ++v) {
+            for (int v = 0; v < kVectors; ++v) {
               A* const sums = pixel + v * kDotLanes;
               Store<kDotLanes>(Load<kDotLanes>(sums, count) + weight * d[v], sums, count);
             }
@@ -139,14 +139,14 @@ DCN_INLINE void DotCorners(const BlockTaps<Accumulator<T>>& taps, const T* d_out
   for (int64_t i = 0; i < rows; ++i, d_out += channels, dots += 4 * num_taps) {
     const CornerArrays<A> corners = taps.corners.at(i * num_taps);
     ForEachChannels<kDotLanes>(channels, [&](auto vectors, int64_t c, int count) DCN_INLINED {
-      constexpr int kRun = decltype(vectors)::value;
-      Vector<A, kDotLanes> d[kRun];
-      for (int v = 0; v < kRun; ++v) d[v] = Load<kDotLanes>(d_out + c + v * kDotLanes, count);
+      constexpr int kVectors = decltype(vectors)::value;
+      Vector<A, kDotLanes> d[kVectors];
+      for (int v = 0; v < kVectors; ++v) d[v] = Load<kDotLanes>(d_out + c + v * kDotLanes, count);
       for (int64_t tap = 0; tap < num_taps; ++tap) {
         Vector<A, kDotLanes> product[4] = {};
         ForEachCorner([&](int corner) DCN_INLINED {
           const T* const pixel = reinterpret_cast<const T*>(corners.address[corner][tap]) + c;
-          for (int v = 0; v < kRun; ++v) {
+          for (int v = 0; v < kVectors; ++v) {
             product[corner] += d[v] * Load<kDotLanes>(pixel + v * kDotLanes, count);
           }
         });

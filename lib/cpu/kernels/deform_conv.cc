@@ -134,7 +134,7 @@ struct CornerChannels {
   }
 
   DCN_INLINE void Blend(A mask, int64_t channels, T* out) const {
-    ForEachRun<kDotLanes>(channels, [&](int64_t c, int count) DCN_INLINED {
+    ForEachVector<kDotLanes>(channels, [&](int64_t c, int count) DCN_INLINED {
       Channels<A> sum = {};
       for (int corner = 0; corner < 4; ++corner) sum += weight[corner] * At(corner, c, count);
       Store<kDotLanes>(sum * mask, out + c, count);
@@ -143,7 +143,7 @@ struct CornerChannels {
 
   DCN_INLINE void Dot(const A* d, int64_t channels, A dot[4]) const {
     Channels<A> sum[4] = {};
-    ForEachRun<kDotLanes>(channels, [&](int64_t c, int count) DCN_INLINED {
+    ForEachVector<kDotLanes>(channels, [&](int64_t c, int count) DCN_INLINED {
       const Channels<A> cotangent = Load<kDotLanes>(d + c, count);
       for (int corner = 0; corner < 4; ++corner) sum[corner] += cotangent * At(corner, c, count);
     });
@@ -201,7 +201,7 @@ void SampleTangentsOfPixels(const Call<Accumulator<T>>& call, const Tangents& ta
     }
     T* const out = columns + parts * (indices.column - indices.channel) + indices.channel;
     // A tangent that is zero has no term, which would be NaN for an infinite factor.
-    ForEachRun<kDotLanes>(call.group_channels, [&](int64_t c, int count) DCN_INLINED {
+    ForEachVector<kDotLanes>(call.group_channels, [&](int64_t c, int count) DCN_INLINED {
       Channels<A> value = {}, tangent = {};
       for (int corner = 0; corner < 4; ++corner) {
         const Channels<A> pixel = pixels.At(corner, c, count);
@@ -254,7 +254,7 @@ void ScatterSamples(const Call<A>& call, const A* d_columns, A* d_x, int64_t ima
       if (!corners.is_read(corner)) continue;
       const A weight = corners.weight(corner) * call.Mask(indices.sample);
       A* out = d_x + corners.pixel(corner, 0, sizes.width) * sizes.channels + channel;
-      ForEachRun<kDotLanes>(channels, [&](int64_t c, int count) DCN_INLINED {
+      ForEachVector<kDotLanes>(channels, [&](int64_t c, int count) DCN_INLINED {
         Store<kDotLanes>(Load<kDotLanes>(out + c, count) + weight * Load<kDotLanes>(d + c, count), out + c, count);
       });
     }

@@ -3,14 +3,14 @@
 #include "fused/cotangents.h"
 #include "fused/elements.h"
 #include "fused/forward.h"
-#include "fused/kernels.h"
+#include "fused/plan.h"
 #include "instruction_sets.h"
 
 DCN_BEGIN_TARGET
 namespace {
 
 template <typename T>
-constexpr FusedKernels kKernels = {ForwardKernels<Widened<T>, T>(), CotangentKernels<Widened<T>, T>()};
+constexpr FusedKernels kKernels = {Forward<Widened<T>, T>::Run, Cotangents<Widened<T>, T>::Run};
 
 }  // namespace
 

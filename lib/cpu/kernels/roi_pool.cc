@@ -192,30 +192,6 @@ struct ChannelBlock {
   int64_t image, first_feature, features, first_group, groups;
 };
 
-// Adds the cotangents of an RoI's bins to the sums of a block, for its features [begin, end), which are of one class.
-template <typename T>
-void AddInputCotangent(const PoolSizes& sizes, const std::vector<BinIndex>& bins, const Roi<Accumulator<T>>& roi,
-                       const Accumulator<T>* offset, RoiWeights<Accumulator<T>>& weights, const ChannelBlock& block,
-                       int64_t begin, int64_t end, const T* d_roi, Accumulator<T>* d_bin, Accumulator<T>* sums) {
-  using A = Accumulator<T>;
-  const int64_t pixel_stride = block.groups * block.features;
-  weights.Start(sizes, roi, offset);
-  for (size_t i = 0; i < bins.size(); ++i) {
-    const auto bin = weights.At(sizes, bins[i]);
-    const T* d = d_roi + (bins[i].row * sizes.output[1] + bins[i].column) * sizes.features() + block.first_feature;
-    for (int64_t f = begin; f < end; ++f) d_bin[f] = A(d[f]);
-    A* group_sums = sums + (bins[i].group - block.first_group) * block.features;
-    for (const auto& y : bin.y) {
-      for (const auto& x : bin.x) {
-        A* sum = group_sums + (y.index * sizes.width + x.index) * pixel_stride;
-        const A weight = bin.scale * y.weight * x.weight;
-        if (weight == A(0)) continue;  // 0 times an infinite cotangent would be NaN
-        AddProducts(weight, d_bin + begin, end - begin, sum + begin);
-      }
-    }
-  }
-}
-
 // Writes the sums of a block, which are contiguous, to d_x.
 template <typename A>
 void StoreBlock(const PoolSizes& sizes, const ChannelBlock& block, const A* sum, A* d_x) {
@@ -249,8 +225,21 @@ void InputCotangentOfBlock(const PoolSizes& sizes, const Rois& rois, const std::
     for (int64_t begin = 0, end; begin < block.features; begin = end) {
       const int64_t class_ = (block.first_feature + begin) / class_features;
       end = std::min(block.features, (class_ + 1) * class_features - block.first_feature);
-      AddInputCotangent(sizes, bins, roi, OffsetOfRoi<A>(sizes, rois, roi_index, class_), weights, block, begin, end,
-                        d_roi, d_bin.data(), sums.data());
+      weights.Start(sizes, roi, OffsetOfRoi<A>(sizes, rois, roi_index, class_));
+      for (const BinIndex& index : bins) {
+        const auto bin = weights.At(sizes, index);
+        const T* d = d_roi + (index.row * sizes.output[1] + index.column) * sizes.features() + block.first_feature;
+        for (int64_t f = begin; f < end; ++f) d_bin[f] = A(d[f]);
+        A* const group_sums = sums.data() + (index.group - block.first_group) * block.features;
+        for (const auto& y : bin.y) {
+          for (const auto& x : bin.x) {
+            const A weight = bin.scale * y.weight * x.weight;
+            if (weight == A(0)) continue;  // 0 times an infinite cotangent would be NaN
+            A* const sum = group_sums + (y.index * sizes.width + x.index) * block.groups * block.features;
+            AddProducts(weight, d_bin.data() + begin, end - begin, sum + begin);
+          }
+        }
+      }
     }
   }
   StoreBlock(sizes, block, sums.data(), d_x);

@@ -1,6 +1,6 @@
 // Where the taps of an aggregation sample: their corners, as weights and as addresses in memory.
 //
-// aggregation_positions.cc is compiled without fused multiply-adds, because the last bit of a position matters. The
+// tap_corners.cc is compiled without fused multiply-adds, because the last bit of a position matters. The
 // kernels in aggregation.cc are compiled with them.
 #pragma once
 
@@ -21,6 +21,21 @@ template <typename A>
 struct CornerArrays {
   const uintptr_t* address[4];
   const A* weight[4];
+};
+
+// What Locate needs and finds on one axis: arrays with an element per tap.
+template <typename A>
+struct TapAxis {
+  std::vector<int32_t> size;      // of the tap's level
+  std::vector<int32_t> distance;  // CenterDistance, in SamplingMethod::kWindow
+  std::vector<A> derivative;      // of the position with respect to the location
+  std::vector<A> location;
+  std::vector<int32_t> pixel[2];  // as AxisLocation has them
+  std::vector<A> fraction;
+
+  DCN_HOST_DEVICE AxisLocation<A> operator[](int64_t tap) const {
+    return {{pixel[0][tap], pixel[1][tap]}, fraction[tap], pixel[0][tap] != kOutside};
+  }
 };
 
 // The corners of all taps of a few consecutive heads of a query, as many as Locate is asked for. All arrays have an
@@ -46,29 +61,20 @@ class TapCorners {
     }
     return corners;
   }
-  DCN_HOST_DEVICE BilinearCorners<A> operator[](int64_t tap) const { return {Axis(0, tap), Axis(1, tap)}; }
-  // The derivative of the position with respect to the location.
-  DCN_HOST_DEVICE A derivative(int axis, int64_t tap) const { return derivative_[axis][tap]; }
+  DCN_HOST_DEVICE BilinearCorners<A> operator[](int64_t tap) const { return {axes_[0][tap], axes_[1][tap]}; }
+  DCN_HOST_DEVICE A derivative(int axis, int64_t tap) const { return axes_[axis].derivative[tap]; }
 
  private:
-  DCN_HOST_DEVICE AxisLocation<A> Axis(int axis, int64_t tap) const {
-    const int32_t first = pixel_[axis][0][tap];
-    return {{first, pixel_[axis][1][tap]}, fraction_[axis][tap], first != kOutside};
-  }
+  void LocateAxis(int64_t taps, TapAxis<A>& axis, int64_t center);
+  void AddressCorners(int64_t taps, const BlockArray& array, uintptr_t first);
+  void WeighCorners(int64_t taps);
 
   const AggregationSizes& sizes_;
   int64_t block_pixels_, max_heads_;
-  // By axis, of which the vertical one comes first:
-  std::vector<int32_t> size_[2];      // of the tap's level
-  std::vector<int32_t> distance_[2];  // of SamplingMethod::kWindow: AggregationWindow::distance
-  std::vector<A> derivative_[2];
+  TapAxis<A> axes_[2];                // vertical, horizontal
   std::vector<int64_t> first_pixel_;  // of the tap's level, in the block
   std::vector<int64_t> row_stride_;   // of the tap's level, in bytes
   std::vector<int64_t> head_offset_;  // of the tap's head, in bytes
-
-  std::vector<int32_t> pixel_[2][2];  // by axis, then by neighbour
-  std::vector<A> fraction_[2];
-  std::vector<A> locations_;  // of the taps, two each
   std::vector<A> tap_weight_;
   std::vector<uintptr_t> address_[4];
   std::vector<A> weight_[4];
