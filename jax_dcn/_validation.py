@@ -17,7 +17,7 @@ FLOATS = tuple(map(jnp.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float
 _LIMIT = 2**31  # the kernels count positions on the grid in 32 bits
 _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
 _BRIEF = reprlib.Repr()
-_BRIEF.maxlevel = 1  # the lengths of nested lists could fill a screen
+_BRIEF.maxlevel = 2  # the lengths of nested lists could fill a screen
 _KNOWN = " that is known when the function is traced, as a Python number is"
 
 

@@ -126,7 +126,7 @@ def last_task_program(name: str, changed: pathlib.Path | None = None) -> pathlib
     kernels = {path.name: path for path in sorted(CPU.glob("kernels/*.cc"))}
     if changed:
         kernels[changed.name] = changed
-    sources = [HERE / name, CPU / "dispatch.cc", CPU_INSTRUCTION_SETS, *kernels.values()]
+    sources = [HERE / name, CPU / "dispatch.cc", CPU_INSTRUCTION_SETS, CPU / "fused/plan.cc", *kernels.values()]
     return _link(pathlib.Path(name).stem, [(path, own) for path in sources], "none")
 
 

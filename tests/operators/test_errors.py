@@ -31,7 +31,7 @@ ARRAYS = ("x", "offset", "weight", "bias", "mask")
 # The wrong arguments: the error, and the parts of its message in order.
 WRONG_CONVOLUTION = [
     ({"x": ones((2, 5, 6, 4), int)}, TypeError, ["x must", "float32", "int32"]),
-    ({"x": [[[1.0]]]}, TypeError, ["x must", "array", "[[...]]", "list"]),
+    ({"x": [[[1.0]]]}, TypeError, ["x must", "array", "[[[...]]]", "list"]),
     ({"x": np.ones((2, 5, 6, 4), ">f4")}, TypeError, ["x must", ">f4", "byte order"]),
     ({"x": np.ones((2, 5, 6, 4), np.longdouble)}, TypeError, ["x must", "float128"]),
     ({"x": np.ones((2, 5, 6, 4), object)}, TypeError, ["x must", "object"]),
