@@ -1,3 +1,4 @@
+import os
 import pathlib
 import re
 import shutil
@@ -5,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 
+import numpy
 import pytest
 
 import jax_dcn
@@ -45,8 +47,31 @@ def test_layers_are_imported_when_asked_for():
         _ = jax_dcn.flex
 
 
+def run_in_source(folder, path):
+    """Runs, with `python -m` in a source folder without compiled modules, a program that calls a kernel."""
+    shutil.copytree(ROOT / "jax_dcn", folder / "jax_dcn", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    (folder / "program.py").write_text(
+        "import jax_dcn, numpy as np\n"
+        "jax_dcn.roi_align(np.ones((1, 4, 4, 1)), np.array([[0.0, 0, 0, 2, 2]]), output_size=1)\n"
+        "print(jax_dcn.__file__)\n"
+    )
+    # Without `site`, whose files of editable installations find the package of this repository.
+    command = [sys.executable, "-S", "-m", "program"]
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | {"PYTHONPATH": os.pathsep.join(path)}, capture_output=True, text=True
+    )
+
+
+def test_programs_in_the_source_folder_find_the_installed_kernels(tmp_path):
+    process = run_in_source(tmp_path, sys.path)
+    assert process.stdout.strip() == str(tmp_path / "jax_dcn" / "__init__.py"), process.stderr
+
+
 def test_source_without_kernels(tmp_path):
-    shutil.copytree(ROOT / "jax_dcn", tmp_path / "jax_dcn", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    command = [sys.executable, "-S", "-c", f"import sys; sys.path += {sys.path}; import jax_dcn"]
-    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert f"ImportError: no compiled kernels in {tmp_path}" in process.stderr
+    others = tmp_path / "installed"
+    others.mkdir()
+    for entry in pathlib.Path(numpy.__file__).parents[1].iterdir():
+        if entry.name != "jax_dcn":
+            (others / entry.name).symlink_to(entry)
+    process = run_in_source(tmp_path / "source", [str(others)])
+    assert f"ImportError: no compiled kernels in {tmp_path / 'source'}" in process.stderr

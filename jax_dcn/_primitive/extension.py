@@ -1,8 +1,10 @@
 """Finds the compiled modules and registers their handlers with XLA."""
 
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import extend_path
 from types import ModuleType
 
 import jax
@@ -12,7 +14,9 @@ PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}  # lowering platform and module name:
 
 
 def _load() -> dict[str, ModuleType]:
-    modules = {}
+    # In a source folder, whose jax_dcn hides the installed one, the compiled modules are still those installed.
+    package, modules = sys.modules[PACKAGE], {}
+    package.__path__ = extend_path(package.__path__, PACKAGE)
     for platform, ffi_platform in PLATFORMS.items():
         # An absent module was not built. A module that is present and cannot be imported raises its error.
         if find_spec(f"{PACKAGE}._{platform}") is None:
@@ -26,8 +30,8 @@ def _load() -> dict[str, ModuleType]:
 modules = _load()
 if "cpu" not in modules:
     raise ImportError(
-        f"no compiled kernels in {Path(__file__).parents[1]}, which is not an installed jax_dcn but its source: start "
-        "Python in another folder, or install with `pip install --editable .`"
+        f"no compiled kernels in {Path(__file__).parents[1]}, which is the source of jax_dcn, and jax_dcn is not "
+        "installed: run `pip install .` in the source folder"
     )
 FUSED = [f"dcn_fused_{name}" for name in ("forward", "input_cotangent", "offset_cotangent", "weight_cotangent")]
 CPU_FUSED = [name for name in modules["cpu"].handlers if name.startswith("dcn_cpu_")]

@@ -12,6 +12,7 @@ from tests.helpers.deform_conv.cases import (
     BACKENDS,
     CASE,
     CASES,
+    Case,
     assert_close,
     cast,
     compiled_pull_back,
@@ -19,6 +20,7 @@ from tests.helpers.deform_conv.cases import (
     to_nchw,
     to_nhwc,
 )
+from tests.helpers.deform_conv.numpy_reference import Convolution
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -144,3 +146,15 @@ def test_huge_offsets_stay_on_the_torus(backend):
     on_every_pixel = operands.weight.sum((0, 1, 2)) + operands.bias
     np.testing.assert_allclose(y, np.broadcast_to(on_every_pixel, y.shape), rtol=1e-4, atol=1e-4)
     assert all(np.isfinite(gradient).all() for gradient in gradients if gradient is not None)
+
+
+@pytest.mark.parametrize("backend", ["fused", "im2col", "reference"])
+def test_start_and_tap_distance_are_added_as_integers(backend):
+    """float32 holds neither of the two, but their sum: the middle taps are inside, and the others far outside."""
+
+    def run(distance):
+        convolution = Convolution((1, 1), distance, (distance, distance))
+        case = Case("far_taps", (5, 6), 16, 8, (3, 3), convolution=convolution)
+        return compiled_pull_back(case, backend)(cast(case.cotangent(), "float32"), cast(case.operands(), "float32"))
+
+    assert_close(run(2**24 + 1), run(64), 0, 0)

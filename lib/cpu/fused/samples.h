@@ -34,19 +34,23 @@ DCN_INLINE int32_t PixelIndex(int32_t row, int32_t column, int32_t width) {
 }
 
 // What locates the samples of a tap on one axis: the first tap of each pixel of a tile, and the offsets of the tap.
+// Whole numbers are added as double, which is exact, and rounded once; vectors of 64-bit integers need AVX-512.
 struct AxisOperands {
-  float start[SampleArrays::kSize] = {}, offset[SampleArrays::kSize] = {};
+  double start[SampleArrays::kSize] = {};
+  float offset[SampleArrays::kSize] = {};
+
+  DCN_INLINE float Location(int64_t i, double distance) const { return float(start[i] + distance) + offset[i]; }
 };
 
 // `a` overlaps none of the other arrays, so iterations are independent.
 template <bool kIsCircular>
-DCN_NOINLINE void LocateSamples(int64_t count, int64_t height, int64_t width, float tap_y, float tap_x,
+DCN_NOINLINE void LocateSamples(int64_t count, int64_t height, int64_t width, double tap_y, double tap_x,
                                 const AxisOperands& vertical, const AxisOperands& horizontal, SampleArrays& a) {
   const int32_t row_pixels = int32_t(width);
   DCN_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < count; ++i) {
-    const AxisLocation<float> y = LocateOnAxis(vertical.start[i] + tap_y + vertical.offset[i], height, kIsCircular);
-    const AxisLocation<float> x = LocateOnAxis(horizontal.start[i] + tap_x + horizontal.offset[i], width, kIsCircular);
+    const AxisLocation<float> y = LocateOnAxis(vertical.Location(i, tap_y), height, kIsCircular);
+    const AxisLocation<float> x = LocateOnAxis(horizontal.Location(i, tap_x), width, kIsCircular);
     a.fraction_y[i] = y.fraction;
     a.fraction_x[i] = x.fraction;
     const float mask = a.mask[i], top = y.weight(0) * mask, bottom = y.weight(1) * mask;
@@ -78,8 +82,8 @@ class Samples {
     for (int64_t p = 0; p < tile.pixels(); ++p) {
       const int64_t row = tile.row + p / tile.columns, column = tile.column + p % tile.columns;
       outputs_[p] = (tile.image * sizes.rows + row) * sizes.columns + column;
-      vertical_.start[p] = float(sizes.window.start(0, convolution_.positions.origin[1] + row));
-      horizontal_.start[p] = float(sizes.window.start(1, convolution_.positions.origin[2] + column));
+      vertical_.start[p] = double(sizes.window.start(0, convolution_.positions.origin[1] + row));
+      horizontal_.start[p] = double(sizes.window.start(1, convolution_.positions.origin[2] + column));
     }
     first_ = first;
     // What is computed for the pixels that fill the last vector is not used.
@@ -89,8 +93,8 @@ class Samples {
       const int32_t tap = int32_t(s % taps_);
       SampleArrays& arrays = arrays_[s - first * taps_];
       ReadOperands(tile.pixels(), s, arrays);
-      locate(count, sizes.height, sizes.width, float(sizes.window.distance(0, tap)),
-             float(sizes.window.distance(1, tap)), vertical_, horizontal_, arrays);
+      locate(count, sizes.height, sizes.width, double(sizes.window.distance(0, tap)),
+             double(sizes.window.distance(1, tap)), vertical_, horizontal_, arrays);
     }
   }
 

@@ -25,9 +25,11 @@ struct AxisLocations {
   int32_t pixel[2][kMaxSamples];
   A fraction[kMaxSamples];
 
-  DCN_INLINE void Locate(int count, A start, const A* distance, const A* offset, int64_t size, bool circular) {
+  // `start` and `distance` are whole numbers, whose sum as double is exact.
+  DCN_INLINE void Locate(int count, double start, const double* distance, const A* offset, int64_t size,
+                         bool circular) {
     for (int i = 0; i < count; ++i) {
-      const AxisLocation<A> location = LocateOnAxis(start + distance[i] + offset[2 * i], size, circular);
+      const AxisLocation<A> location = LocateOnAxis(A(start + distance[i]) + offset[2 * i], size, circular);
       pixel[0][i] = location.pixel[0];
       pixel[1][i] = location.pixel[1];
       fraction[i] = location.fraction;
@@ -54,7 +56,7 @@ struct Call {
   int64_t group_channels;
   const A *offset, *mask;
   int64_t first_image, first_row, first_column;
-  std::vector<A> distance[2];  // of the taps from the first, vertical and horizontal, repeated for each offset group
+  std::vector<double> distance[2];  // of the taps from the first, vertical and horizontal, repeated for each offset group
 
   Call(const Sizes& sizes, const Positions& positions)
       : sizes(sizes),
@@ -66,7 +68,7 @@ struct Call {
         first_column(positions.origin[2]) {
     for (int axis = 0; axis < 2; ++axis) {
       for (int64_t g = 0; g < sizes.offset_groups; ++g) {
-        for (int32_t k = 0; k < sizes.taps(); ++k) distance[axis].push_back(A(sizes.window.distance(axis, k)));
+        for (int32_t k = 0; k < sizes.taps(); ++k) distance[axis].push_back(double(sizes.window.distance(axis, k)));
       }
     }
   }
@@ -83,8 +85,8 @@ struct Call {
     AxisLocations<A> y, x;
     for (int64_t p = begin; p < end; ++p) {
       const int64_t row = p / sizes.columns, image = row / sizes.rows;
-      const A top = A(window.start(0, first_row + row % sizes.rows));
-      const A left = A(window.start(1, first_column + p % sizes.columns));
+      const double top = double(window.start(0, first_row + row % sizes.rows));
+      const double left = double(window.start(1, first_column + p % sizes.columns));
       int64_t g = first, k = 0;
       for (int64_t j = first * taps; j < (last + 1) * taps; j += kMaxSamples) {
         const int count = int(std::min<int64_t>(kMaxSamples, (last + 1) * taps - j));
