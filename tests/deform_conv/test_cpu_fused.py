@@ -16,6 +16,7 @@ from tests.helpers.deform_conv.cases import CASES as OPTIONS
 from tests.helpers.deform_conv.cases import Case, Operands, assert_close, cast, compiled_pull_back, convolve
 from tests.helpers.deform_conv.numpy_reference import Convolution
 from tests.helpers.operators import of_some
+from tests.operators import test_random_problems
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -161,7 +162,7 @@ SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
     "name, some", [("avx2", "tiles"), *(pytest.param(name, "", marks=pytest.mark.thorough) for name in SETS)]
 )
 def test_instruction_sets(name, some):
-    """The tests above, or some of them, in a process that is limited to this one.
+    """The tests above, and random problems of all operators, or some of them, in a process limited to this one.
 
     The name is what runs, or the processor lacks it. `tests/kernels/test_cpu_fused.py` runs each set on more shapes.
     """
@@ -171,7 +172,9 @@ def test_instruction_sets(name, some):
     if found.stdout.strip() != name:
         pytest.skip(f"the processor has no {name}")
     tests = [f"{__file__}::{test}" for test in ("test_values", "test_values_of_all_options")]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--platform", "cpu", "-k", some, *tests]
+    tests.append(test_random_problems.__file__)
+    options = ["-q", "-p", "no:cacheprovider", "--platform", "cpu", "-k", some, *([] if some else ["-m", ""])]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-4000:]
 

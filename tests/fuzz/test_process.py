@@ -1,5 +1,6 @@
 """JAX stays usable after interrupts, when memory is exhausted, and with calls from many threads."""
 
+import functools
 import subprocess
 import sys
 import textwrap
@@ -11,21 +12,14 @@ import numpy as np
 import pytest
 
 import jax_dcn
+from tests.helpers.deform_conv.cases import cast
+from tests.helpers.operators import OPERATORS, pull_back
 
 pytestmark = pytest.mark.platforms("cpu")
 
 
 def convolve(x, offset, weight):
     return jax_dcn.deform_conv2d(x, offset, weight)
-
-
-def pooled(x, offset, weight):
-    rois = jnp.array([[0.0, 0, 0, 5, 5], [1, 2, 1, 7, 6]])
-    return jax_dcn.deform_psroi_pool(x, rois, offset[:, :2, :2, :2], output_size=2)
-
-
-def gradients(function):
-    return jax.jit(jax.grad(lambda *operands: (function(*operands) ** 2).sum(), (0, 1)))
 
 
 def operands(size, seed=0):
@@ -36,18 +30,22 @@ def operands(size, seed=0):
 
 def test_many_threads_at_once():
     """Calls from many threads have bitwise the results of calls from one thread."""
-    work = [(gradients(f), operands(size)) for f in (convolve, pooled) for size in (8, 13, 24)] * 8
-    expected = [jax.device_get(f(*a)) for f, a in work]
-    with ThreadPoolExecutor(16) as pool:
-        results = list(pool.map(lambda item: jax.device_get(item[0](*item[1])), work * 2))
-    for pair in zip(results, expected * 2, strict=True):
+    work = []
+    for operator in OPERATORS.values():
+        call = jax.jit(functools.partial(pull_back, operator.case.with_backend()))
+        work += [(call, cast((operator.case.cotangent(i), operator.case.operands(i)), np.float32)) for i in range(8)]
+    expected = [jax.device_get(call(*arguments)) for call, arguments in work]
+    with ThreadPoolExecutor(24) as pool:
+        results = list(pool.map(lambda item: jax.device_get(item[0](*item[1])), work * 4))
+    for pair in zip(results, expected * 4, strict=True):
         jax.tree.map(np.testing.assert_array_equal, *pair)
 
 
 def test_several_devices_in_several_threads():
     devices = jax.device_count()
     parts = [jnp.stack(arrays) for arrays in zip(*(operands(8, seed) for seed in range(devices)), strict=True)]
-    mapped = jax.pmap(gradients(jax.vmap(convolve)))
+    gradients = jax.grad(lambda *operands: (jax.vmap(convolve)(*operands) ** 2).sum(), (0, 1))
+    mapped = jax.pmap(gradients)
     parts = [part[:, None] for part in parts]
     expected = jax.device_get(mapped(*parts))
     with ThreadPoolExecutor(4) as pool:
@@ -135,3 +133,57 @@ def test_without_memory_a_call_raises():
         "RESOURCE_EXHAUSTED:_jax_dcn:_out_of",
     )
     assert run(program) == [compiled, xla, compiled, ours, compiled, ours, "ValueError", ours, "usable"]
+
+
+@pytest.mark.thorough
+def test_any_limit_of_memory():
+    """Each call returns what it returns without a limit, or raises."""
+    program = """
+        import resource, numpy as np
+
+        random = np.random.default_rng(0)
+
+        def array(*shape):
+            return jnp.asarray(random.normal(size=shape), jnp.float32)
+
+        def pull_back(function, *arguments, **options):
+            def run(*arrays):
+                y, pullback = jax.vjp(lambda *arrays: function(*arrays, **options), *arrays)
+                return y, pullback(y)
+
+            return jax.jit(run), arguments
+
+        x, offset, weight = array(2, 160, 160, 64), array(2, 160, 160, 18), array(3, 3, 64, 64)
+        rois = jnp.concatenate([jnp.zeros((64, 1)), 40 + 40 * array(64, 4)], 1)
+        attention = array(2, 9000, 4, 16), array(2, 9000, 4, 4, 2), array(2, 9000, 4, 4)
+        dcnv3 = x, array(2, 160, 160, 72), array(2, 160, 160, 36)
+        calls = [
+            pull_back(jax_dcn.deform_conv2d, x, offset, weight, backend="fused", padding="SAME"),
+            pull_back(jax_dcn.deform_conv2d, x, offset, weight, backend="im2col", padding="SAME"),
+            *(pull_back(jax_dcn.roi_align, x, rois, output_size=14, mode=mode) for mode in ("avg", "max")),
+            pull_back(jax_dcn.deform_psroi_pool, x, rois, array(64, 7, 7, 2), output_size=7),
+            pull_back(jax_dcn.dcnv3, *dcnv3, kernel_size=3, padding=1, groups=4),
+            pull_back(
+                jax_dcn.multi_scale_deformable_attention, *attention, spatial_shapes=((90, 100),), points=(4,)
+            ),
+        ]
+        unlimited = [jax.device_get(call(*arguments)) for call, arguments in calls]
+        raised = 0
+        for seed in range(400):
+            random = np.random.default_rng(seed)
+            chosen = random.integers(len(calls))
+            call, arguments = calls[chosen]
+            used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+            room = int(2 ** random.uniform(16, 26))
+            resource.setrlimit(resource.RLIMIT_AS, (used + room, resource.RLIM_INFINITY))
+            try:
+                result = jax.block_until_ready(call(*arguments))
+            except (jax.errors.JaxRuntimeError, ValueError) as error:
+                result, raised = None, raised + 1
+                assert str(error).startswith("RESOURCE_EXHAUSTED"), error
+            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+            if result is not None:
+                jax.tree.map(np.testing.assert_array_equal, jax.device_get(result), unlimited[chosen])
+        print(40 < raised < 360)
+    """
+    assert run(program) == ["True", "usable"]

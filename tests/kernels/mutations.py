@@ -16,6 +16,7 @@ class Mutation(NamedTuple):
     change: str  # of the file: see build.mutated_source
     report: str  # a pattern of what the PTX interpreter reports
     kernel: str = ""  # the file of kernels that is compiled with a mutated header
+    blocks: int = 2**31 - 1  # grids are cut to this many blocks
 
     def kernels(self, parent: pathlib.Path) -> dict[str, pathlib.Path]:
         """The files of all kernels, one of them mutated: it is in a copy of lib/cuda that is made in `parent`."""
@@ -77,13 +78,13 @@ MUTATIONS = {
     "feature of the weight past the end of a group": Mutation(
         "deform_conv_fused_weight.cu", "{~~ || feature >= block_tile.first_feature + block_tile.features~>~~}", FAULT),
     "no barrier between blocks, forward": Mutation(
-        "deform_conv_fused_forward.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT),
+        "deform_conv_fused_forward.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT, blocks=1),
     "no barrier between blocks, input": Mutation(
-        "deform_conv_fused_input.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT),
+        "deform_conv_fused_input.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT, blocks=1),
     "no barrier between blocks, offset": Mutation(
-        "deform_conv_fused_offset.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT),
+        "deform_conv_fused_offset.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT, blocks=1),
     "no barrier between blocks, weight": Mutation(
-        "deform_conv_fused_weight.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT),
+        "deform_conv_fused_weight.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT, blocks=1),
     "tap past the end of a level": Mutation(
         "aggregation.cu", "{~~min(~>~~}first + int32_t(threadIdx.x % kQuad){~~, level.taps - 1)~>~~}", FAULT),
     "cotangents of a tap stored by several lanes": Mutation(

@@ -98,7 +98,7 @@ def test_mutations_are_in_the_source():
 @pytest.mark.parametrize("name", build.mutations(MUTATIONS, ["matrices not transposed"]))
 def test_mutations_are_found(name, expected, tmp_path):
     kernels = MUTATIONS[name].kernels(tmp_path)
-    status, output = run(launches(kernels=kernels), tmp_path / "results")
+    status, output = run(launches(kernels=kernels), tmp_path / "results", max_grid_blocks=MUTATIONS[name].blocks)
     if MUTATIONS[name].report == VALUES:
         assert status == 0, output
         output = "\n".join(differences(tmp_path / "results", expected[0]))

@@ -20,6 +20,7 @@ from tests.deform_conv import test_tangents as conv_tangents
 from tests.deform_conv import test_values as conv_values
 from tests.operators import test_derivatives as derivatives
 from tests.operators import test_golden as golden
+from tests.operators import test_random_problems as random_problems
 from tests.operators import test_special as special
 from tests.roi_pool import test_align as pool_align
 from tests.roi_pool import test_special as pool_special
@@ -186,7 +187,6 @@ test_roi_align_non_differentiable_points = pool_align.test_non_differentiable_po
 test_roi_align_first_largest = pool_align.test_the_first_of_equal_points_and_nan_win
 
 test_aggregation_reference = aggregation_values.test_the_numpy_reference
-test_aggregation_any_shape = aggregation_values.test_any_shape
 test_aggregation_types = aggregation_values.test_dtypes
 test_aggregation_mixed_types = aggregation_values.test_offsets_and_masks_of_16_bits
 test_aggregation_nothing = aggregation_values.test_nothing_to_compute
@@ -195,6 +195,7 @@ test_aggregation_locations = aggregation_special.test_locations_round_as_they_ar
 
 test_gradients = derivatives.test_gradients
 test_golden_files = golden.test_golden_files
+test_random_problems = random_problems.test_random_problems
 test_locations_that_are_not_finite = special.test_locations_that_are_not_finite
 test_nan_weights = special.test_a_nan_weight
 test_special_regions = special.test_regions_that_are_padding_or_not_finite

@@ -5,8 +5,10 @@ import functools
 import math
 from typing import Any, NamedTuple
 
+import hypothesis
 import jax
 import numpy as np
+from hypothesis import strategies as st
 
 import jax_dcn
 from tests.helpers.deform_conv import numpy_reference
@@ -131,6 +133,31 @@ CASES = [
     Case("empty_output", (2, 5), 3, 2, (3, 3), convolution=Convolution(padding="VALID")),
 ]
 CASE = {case.name: case for case in CASES}
+
+
+@st.composite
+def cases(draw):
+    """Problems of any shape and options. Their positions are exact in float32."""
+
+    def pair(least, most):
+        return draw(st.tuples(st.integers(least, most), st.integers(least, most)))
+
+    groups, offset_groups, kernel = draw(st.integers(1, 3)), draw(st.integers(1, 3)), pair(1, 3)
+    explicit = st.tuples(*[st.tuples(st.integers(-1, 3), st.integers(-1, 3))] * 2)
+    padding = draw(st.sampled_from(["SAME", "SAME_LOWER", "VALID", "CIRCULAR"]) | explicit)
+    convolution = Convolution(pair(1, 3), padding, pair(1, 2), groups)
+    case = Case(
+        "drawn",
+        pair(1, 7),
+        math.lcm(groups, offset_groups) * draw(st.sampled_from([1, 3, 8, 16])),
+        groups * draw(st.sampled_from([1, 2, 8, 17])),
+        kernel,
+        offset_groups,
+        draw(st.sampled_from([(), (2,), (2, 1)])),
+        convolution,
+    )
+    hypothesis.assume(min(case.output_size) > 0)
+    return case
 
 
 def convolve(operands, **keywords):

@@ -38,7 +38,8 @@ class Convolution:
         if self.padding == "CIRCULAR":
             return reach // 2, reach - reach // 2
         total = max((math.ceil(length / stride) - 1) * stride + reach + 1 - length, 0)
-        return total // 2, total - total // 2
+        low = (total + (self.padding == "SAME_LOWER")) // 2
+        return low, total - low
 
     def output_size(self, image, kernel):
         sizes = zip(

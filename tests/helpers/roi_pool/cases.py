@@ -93,13 +93,14 @@ class PSRoIPool(Case):
 
 @dataclasses.dataclass(frozen=True)
 class RoIAlign(Case):
-    """A pooling of the RoIAlign family; with offsets it is deformable."""
+    """A pooling of the RoIAlign family; with offsets it is deformable. Corners are on half pixels if `on_grid`."""
 
     pooling: Align = Align(spatial_scale=0.4)  # noqa: RUF009, it is frozen
     has_offset: bool = False
     image: tuple[int, int] = (7, 9)
     features: int = 4
     count: int = 6
+    on_grid: bool = False
 
     def operands(self, seed=0, lead=()):
         random = np.random.default_rng(seed)
@@ -111,6 +112,9 @@ class RoIAlign(Case):
             [regions(random, self.count, 2, reach) for _ in range(math.prod(lead))], (*lead, self.count, 5)
         )
         offset = random.normal(size=(*lead, self.count, *bins, 2)) * 2 if self.has_offset else None
+        if self.on_grid:
+            rois = np.round(rois * 2) / 2
+            offset = None if offset is None else np.round(offset)
         return Operands(x, rois, offset)
 
     def cotangent(self, seed=9, lead=()):
@@ -180,6 +184,28 @@ def problems(draw):
         has_offset=not on_grid or draw(st.booleans()),
         pooling=Pooling(bins(), pair(3), pair(4), bins(), draw(scale), draw(trans_std)),
     )
+
+
+@st.composite
+def aligns(draw):
+    """Problems of the RoIAlign family; with `on_grid`, all coordinates are exact in float32."""
+    on_grid, kind = draw(st.booleans()), draw(st.sampled_from(["avg", "max", "deformable", "position_sensitive"]))
+
+    def pair(numbers):
+        return draw(st.tuples(numbers, numbers))
+
+    numbers = st.sampled_from([1, 2, 4]) if on_grid else st.integers(1, 4)
+    pooling = Align(
+        pair(numbers),
+        draw(st.sampled_from([0.25, 0.5, 1.0] if on_grid else [0.2718, 0.7071, 1.2357])),
+        pair(numbers if on_grid else st.integers(0, 4)),
+        aligned=kind != "avg" or draw(st.booleans()),
+        mode="max" if kind == "max" else "avg",
+        position_sensitive=kind == "position_sensitive",
+        gamma=0.125,
+    )
+    image, features = pair(st.integers(1, 7)), draw(st.integers(1, 5))
+    return RoIAlign(pooling, kind == "deformable", image, features, count=4, on_grid=on_grid)
 
 
 def sometimes(random, share, values, array):
