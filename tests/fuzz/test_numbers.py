@@ -73,11 +73,20 @@ FUSED_CASES = [
     Case("strided", (SIDE, SIDE), 12, 40, (3, 2), 2, (1,), Convolution((2, 1), ((2, 1), (1, 1)), (1, 2))),
     Case("groups", (SIDE, SIDE), 16, 50, (2, 2), batch=(1,), convolution=Convolution((1, 1), "SAME", (1, 1), 2)),
 ]
+FUSED_TYPES = ["bfloat16", "float32", "float16"]
 
 
 @pytest.mark.platforms("cpu")
 @pytest.mark.parametrize("where", [*OPERANDS, "cotangent"])
-@pytest.mark.parametrize("case, dtype", [*zip(FUSED_CASES, ["bfloat16", "float32", "float16"], strict=True)], ids=str)
+@pytest.mark.parametrize(
+    "case, dtype",
+    [
+        pytest.param(case, dtype, marks=() if i == j else pytest.mark.thorough)
+        for i, case in enumerate(FUSED_CASES)
+        for j, dtype in enumerate(FUSED_TYPES)
+    ],
+    ids=str,
+)
 def test_fused_convolution(case, dtype, where):
     """The fused path, which smaller problems do not take by themselves, gives the numbers of the im2col path.
 

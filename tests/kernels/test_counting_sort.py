@@ -72,7 +72,11 @@ PAIR_CASES = {
 
 @pytest.mark.parametrize(
     "name, is_row_start_global",
-    [*((name, k % 2 == 0) for k, name in enumerate(CASES)), *((name, True) for name in PAIR_CASES)],
+    [
+        *((name, k % 2 == 0) for k, name in enumerate(CASES)),
+        *(pytest.param(name, k % 2 == 1, marks=pytest.mark.thorough) for k, name in enumerate(CASES)),
+        *((name, True) for name in PAIR_CASES),
+    ],
 )
 def test_order(name, is_row_start_global, tmp_path):
     has_pairs = name in PAIR_CASES
