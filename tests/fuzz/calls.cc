@@ -299,13 +299,13 @@ class CallBuilder {
     const dcn::FusedTasks tasks = {Size(3, 1), Size(5, 1)};
     Integer("parts", tasks.parts);
     Integer("concurrent_tasks", tasks.concurrent);
+    const auto is_number = [](int64_t tasks) { return 1 <= tasks && tasks <= dcn::kMaxFusedTasks; };
+    call_.is_valid &= is_number(tasks.parts) && is_number(tasks.concurrent);
     CpuWorkspace([&](const dcn::Convolution& convolution) -> int64_t {
-      const bool is_divided = 1 <= tasks.parts &&
-                              tasks.parts <= std::clamp<int64_t>(convolution.sizes.images, 1, dcn::kMaxFusedTasks) &&
-                              1 <= tasks.concurrent && tasks.concurrent <= dcn::kMaxFusedTasks &&
-                              tasks.concurrent <= dcn::FusedTaskCount(convolution, tasks.parts);
-      call_.is_valid &= is_divided;
-      return is_divided ? dcn::FusedCotangentsWorkspace(convolution, requested, tasks) : 0;
+      if (!is_number(tasks.parts) || !is_number(tasks.concurrent)) return 0;
+      call_.is_valid &= tasks.parts <= std::max<int64_t>(convolution.sizes.images, 1) &&
+                        tasks.concurrent <= dcn::FusedTaskCount(convolution, tasks.parts);
+      return dcn::FusedCotangentsWorkspace(convolution, requested, tasks);
     });
     if (has_workspace) Add(call_.results, 'f', "workspace");
   }
@@ -462,7 +462,7 @@ class Mutation {
     if (kind == 0) buffers.erase(buffers.begin() + (buffer - buffers.data()));
     if (kind == 1) buffers.push_back(Buffer(*buffer));
     if (kind == 2) std::swap(*buffer, buffers.front());
-    if (kind == 3) buffer->role = Role::kNumbers;  // the operand or result is no longer in place
+    if (kind == 3 && buffer->role == Role::kInPlace) buffer->role = Role::kNumbers;
   }
   void Attributes() {
     if (call_.attributes.empty()) return;
