@@ -91,6 +91,8 @@ void RequireForward(Rules& rules, const ConvolutionShape& shape, const ProductPr
                     "; the fused kernels need an even number");
   rules.AtMost(kInt32Max, "x has", KnownProduct({shape.channels / vector, FusedLimits::kVectorBytes}), "bytes a pixel");
   rules.AtMost(kInt32Max, "weight has", shape.features, "output channels");
+  rules.AtMost(kInt32Max, "an output channel of weight has",
+               KnownProduct({shape.taps, shape.channels / shape.groups / vector}), "vectors of 16 bytes");
   rules.AtMost(kMaxPixels - 1, "x has", KnownProduct({shape.images, shape.height, shape.width}),
                "pixels in all images");
 }

@@ -309,6 +309,11 @@ REASONS = [
         "the scatter lists of one image take 673920036 bytes; the fused gradient of x allows 134217728",
     ),
     ({"channels": 2**31}, "forward", f"x has {2**32} bytes a pixel; the fused kernels allow {2**31 - 1}"),
+    (
+        {"channels": 2**29, "kernel": (8, 8)},
+        "forward",
+        f"an output channel of weight has {2**32} vectors of 16 bytes; the fused kernels allow {2**31 - 1}",
+    ),
     ({"features": 2**31}, "forward", f"weight has {2**31} output channels; the fused kernels allow {2**31 - 1}"),
 ]
 
