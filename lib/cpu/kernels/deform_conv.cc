@@ -56,7 +56,7 @@ struct Call {
   int64_t group_channels;
   const A *offset, *mask;
   int64_t first_image, first_row, first_column;
-  std::vector<double> distance[2];  // of the taps from the first, vertical and horizontal, repeated for each offset group
+  std::vector<double> distance[2];  // of the taps from the first: vertical, horizontal; repeated for each offset group
 
   Call(const Sizes& sizes, const Positions& positions)
       : sizes(sizes),
