@@ -45,7 +45,7 @@ __device__ A ScaledOffset(const PoolSizes& sizes, const Rois& rois, int axis, in
 
 // A range of the rows, or of the columns, of an RoI's bins.
 struct BinRange {
-  int64_t begin, end;
+  int32_t begin, end;
 
   __device__ int64_t size() const { return end - begin; }
 };
@@ -54,7 +54,7 @@ struct BinRange {
 // groups. The inverse of PoolSizes::GridCellOfBin.
 __device__ BinRange BinsOfGridCell(const PoolSizes& sizes, int axis, const int32_t grid[2], int64_t cell) {
   const int64_t bins = sizes.output[axis], cells = grid[axis];
-  return {(cell * bins + cells - 1) / cells, ((cell + 1) * bins + cells - 1) / cells};
+  return {int32_t((cell * bins + cells - 1) / cells), int32_t(((cell + 1) * bins + cells - 1) / cells)};
 }
 
 // Each thread computes N features of one bin. Consecutive threads compute consecutive features, so that the stores of a
@@ -104,14 +104,17 @@ template <typename A>
 constexpr int kWarpColumns = 32 / sizeof(A);
 constexpr int kWarpRows = 4, kWarpsAcross = kThreads / kWarp / kWarpRows;
 
-// The interval along an axis that contains the sample points of a row or column of bins.
+// The interval along an axis that contains the sample points of a row or column of bins, or of several.
 template <typename A>
 struct PointInterval {
   A first, last;
 
-  __device__ PointInterval(const PoolSizes& sizes, const Roi<A>& roi, int axis, int64_t bin, A shift)
-      : first(roi.start[axis] + A(bin) * roi.bin_size[axis] + shift * roi.size[axis]),
-        last(first + roi.bin_size[axis]) {
+  __device__ PointInterval(const Roi<A>& roi, int axis, int32_t bin, A shift)
+      : PointInterval(roi, axis, BinRange{bin, bin + 1}, shift) {}
+  // Rounding is monotonic, so the interval of several bins contains that of each.
+  __device__ PointInterval(const Roi<A>& roi, int axis, const BinRange& bins, A shift)
+      : first(roi.start[axis] + A(bins.begin) * roi.bin_size[axis] + shift * roi.size[axis]),
+        last(roi.start[axis] + A(bins.end - 1) * roi.bin_size[axis] + shift * roi.size[axis] + roi.bin_size[axis]) {
     if (roi.bin_size[axis] >= A(0)) return;
     const A begin = last;
     last = first;
@@ -127,6 +130,7 @@ struct PointInterval {
 struct AddMean {
   Rois rois;
 
+  __device__ bool shifts_bins() const { return rois.offset != nullptr; }
   template <typename A>
   __device__ A Shift(const PoolSizes& sizes, int axis, int64_t offset_index) const {
     return ScaledOffset<A>(sizes, rois, axis, offset_index);
@@ -161,6 +165,7 @@ struct AddAtArgmax {
   const int32_t* rows;  // the row, and below the column, of the largest point of each bin and feature
   const int32_t* columns;
 
+  __device__ bool shifts_bins() const { return false; }
   template <typename A>
   __device__ A Shift(const PoolSizes&, int, int64_t) const {
     return 0;
@@ -186,33 +191,51 @@ struct AddAtArgmax {
   }
 };
 
-// Per iteration, each thread tests one item. Items that may read the tile go into a list in shared memory. Then all
-// threads add the cotangents of the listed items.
+// Lists the items of those threads of the block that have one, in the order of the threads. Returns their number. Both
+// arrays are in shared memory.
+__device__ int ListItems(bool has_item, int64_t item, int32_t (&counts)[kThreads / kWarp], int64_t (&list)[kThreads]) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const unsigned votes = __ballot_sync(kWholeWarp, has_item);
+  if (lane == 0) counts[warp] = __popc(votes);
+  __syncthreads();
+  int index = __popc(votes & ((1u << lane) - 1)), num_items = 0;
+  for (int w = 0; w < kThreads / kWarp; ++w) {
+    if (w < warp) index += counts[w];
+    num_items += counts[w];
+  }
+  if (has_item) list[index] = item;
+  __syncthreads();
+  return num_items;
+}
+
+// Each thread tests one RoI, and those that may read the tile are listed. Then each thread tests one item of the listed
+// RoIs, and the items that may read the tile are listed. Then all threads add the cotangents of the listed items.
 //
 // With one channel group and one class, an item is a bin, because every channel has the same bins and offsets.
-// Otherwise these differ between the channels of a warp. An item is then bin k of every channel group; it is listed if
-// its RoI is valid and in the tile's image, and each lane tests its own group's bin.
+// Otherwise these differ between the channels of a warp. An item is then bin k of every channel group, and each lane
+// tests its own group's bin. Offsets may move bins to anywhere, so that with them every RoI of the image is listed.
 template <typename T, int N, typename Add>
-__global__ __launch_bounds__(kThreads, 2) void InputCotangentKernel(PoolSizes sizes, Rois rois, Add add,
-                                                                    const T* d_pooled, Accumulator<T>* d_x) {
+__global__ __launch_bounds__(kThreads, sizeof(T) == 8 ? 1 : 2) void InputCotangentKernel(PoolSizes sizes, Rois rois,
+                                                                                         Add add, const T* d_pooled,
+                                                                                         Accumulator<T>* d_x) {
   using A = Accumulator<T>;
   constexpr int kPixels = kWarpColumns<A>;
-  __shared__ int64_t list[kThreads];
+  __shared__ int64_t listed_rois[kThreads], list[kThreads];
   __shared__ int32_t counts[kThreads / kWarp];
   const bool has_common_bins = sizes.groups() == 1 && sizes.classes == 1;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int64_t group_rows = (sizes.output[0] - 1) / sizes.group[0] + 1;  // rounded up, without a sum that overflows
-  const int64_t group_columns = (sizes.output[1] - 1) / sizes.group[1] + 1;
-  const int64_t group_bins = group_rows * group_columns, num_items = sizes.rois * group_bins;
-  const int64_t channel_tiles = (sizes.channels + kWarp * N - 1) / (kWarp * N);
-  const int64_t tiles_across = (sizes.width + kPixels * kWarpsAcross - 1) / (kPixels * kWarpsAcross);
-  const int64_t tiles_down = (sizes.height + kWarpRows - 1) / kWarpRows;
+  const int32_t group_rows = (sizes.output[0] - 1) / sizes.group[0] + 1;  // rounded up, without a sum that overflows
+  const int32_t group_columns = (sizes.output[1] - 1) / sizes.group[1] + 1;
+  const int64_t group_bins = int64_t{group_rows} * group_columns;
+  const int32_t channel_tiles = int32_t((sizes.channels + kWarp * N - 1) / (kWarp * N));
+  const int32_t tiles_across = int32_t((sizes.width + kPixels * kWarpsAcross - 1) / (kPixels * kWarpsAcross));
+  const int32_t tiles_down = int32_t((sizes.height + kWarpRows - 1) / kWarpRows);
   const int64_t blocks = sizes.batches * sizes.images * tiles_down * tiles_across * channel_tiles;
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     const int64_t image = block / channel_tiles / tiles_across / tiles_down, batch = image / sizes.images;
-    const int64_t tile_y = block / channel_tiles / tiles_across % tiles_down * kWarpRows;
-    const int64_t tile_x = block / channel_tiles % tiles_across * kPixels * kWarpsAcross;
-    const int64_t y = tile_y + warp / kWarpsAcross, x = tile_x + warp % kWarpsAcross * kPixels;
+    const int warp_row = warp / kWarpsAcross, warp_column = warp % kWarpsAcross;
+    const int64_t y = block / channel_tiles / tiles_across % tiles_down * kWarpRows + warp_row;
+    const int64_t x = (block / channel_tiles % tiles_across * kWarpsAcross + warp_column) * kPixels;
     const int64_t channel = (block % channel_tiles * kWarp + lane) * N;
     const bool is_active = channel < sizes.channels && y < sizes.height;
     const int64_t f = channel / sizes.groups(), group = channel % sizes.groups();
@@ -220,44 +243,49 @@ __global__ __launch_bounds__(kThreads, 2) void InputCotangentKernel(PoolSizes si
     const BinRange rows = BinsOfGridCell(sizes, 0, sizes.group, group / sizes.group[1]);
     const BinRange columns = BinsOfGridCell(sizes, 1, sizes.group, group % sizes.group[1]);
     Vector<A, N> sum[kPixels] = {};
-    for (int64_t first_item = 0; first_item < num_items; first_item += kThreads) {
-      const int64_t item = first_item + threadIdx.x, roi_index = batch * sizes.rois + item / group_bins;
-      bool is_listed = false;
-      if (item < num_items) {
-        const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
-        is_listed = roi.state == RoiState::kValid && roi.image == image % sizes.images;
+    const auto may_read_tile = [&](const PointInterval<A>& points_y, const PointInterval<A>& points_x) {
+      const int64_t tile_y = y - warp_row, tile_x = x - warp_column * kPixels;
+      return points_y.MayRead(tile_y, tile_y + kWarpRows) && points_x.MayRead(tile_x, tile_x + kPixels * kWarpsAcross);
+    };
+    const int64_t end_roi = (batch + 1) * sizes.rois;
+    for (int64_t first_roi = end_roi - sizes.rois; first_roi < end_roi; first_roi += kThreads) {
+      const int64_t own_roi = first_roi + threadIdx.x;
+      bool is_roi_listed = false;
+      if (own_roi < end_roi) {
+        const Roi<A> roi = LocateRoi<A>(sizes, rois, own_roi);
+        is_roi_listed = roi.state == RoiState::kValid && roi.image == image % sizes.images &&
+                        (add.shifts_bins() || may_read_tile({roi, 0, BinRange{0, sizes.output[0]}, A(0)},
+                                                            {roi, 1, BinRange{0, sizes.output[1]}, A(0)}));
+      }
+      const int64_t num_items = ListItems(is_roi_listed, own_roi, counts, listed_rois) * group_bins;
+      for (int64_t first_item = 0; first_item < num_items; first_item += kThreads) {
+        const int64_t own_item = first_item + threadIdx.x, own_bin = own_item % group_bins;
+        int64_t item = 0;
+        bool is_listed = own_item < num_items;
+        if (is_listed) item = listed_rois[own_item / group_bins] * group_bins + own_bin;
         if (is_listed && has_common_bins) {
-          const int64_t row = item % group_bins / group_columns, column = item % group_columns;
+          const int64_t roi_index = item / group_bins;
+          const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+          const int32_t row = int32_t(own_bin / group_columns), column = int32_t(own_bin % group_columns);
           const int64_t offset_index = OffsetIndex(sizes, roi_index, row, column, 0);
-          const PointInterval<A> points_y(sizes, roi, 0, row, add.template Shift<A>(sizes, 0, offset_index));
-          const PointInterval<A> points_x(sizes, roi, 1, column, add.template Shift<A>(sizes, 1, offset_index));
-          is_listed =
-              points_y.MayRead(tile_y, tile_y + kWarpRows) && points_x.MayRead(tile_x, tile_x + kPixels * kWarpsAcross);
+          is_listed = may_read_tile({roi, 0, row, add.template Shift<A>(sizes, 0, offset_index)},
+                                    {roi, 1, column, add.template Shift<A>(sizes, 1, offset_index)});
         }
-      }
-      const unsigned votes = __ballot_sync(kWholeWarp, is_listed);
-      if (lane == 0) counts[warp] = __popc(votes);
-      __syncthreads();
-      int list_index = __popc(votes & ((1u << lane) - 1)), num_listed = 0;
-      for (int w = 0; w < kThreads / kWarp; ++w) {
-        if (w < warp) list_index += counts[w];
-        num_listed += counts[w];
-      }
-      if (is_listed) list[list_index] = item;
-      __syncthreads();
-      for (int i = 0; is_active && i < num_listed; ++i) {
-        const int64_t roi_index = batch * sizes.rois + list[i] / group_bins;
-        const int64_t row = rows.begin + list[i] % group_bins / group_columns;
-        const int64_t column = columns.begin + list[i] % group_columns;
-        if (row >= rows.end || column >= columns.end) continue;
-        const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
-        const int64_t offset_index = OffsetIndex(sizes, roi_index, row, column, class_);
-        const A shift_y = add.template Shift<A>(sizes, 0, offset_index);
-        const A shift_x = add.template Shift<A>(sizes, 1, offset_index);
-        if (!PointInterval<A>(sizes, roi, 0, row, shift_y).MayRead(y, y + 1)) continue;
-        if (!PointInterval<A>(sizes, roi, 1, column, shift_x).MayRead(x, x + kPixels)) continue;
-        const int64_t bin = (roi_index * sizes.output[0] + row) * sizes.output[1] + column;
-        add(sizes, roi, row, column, shift_y, shift_x, y, x, d_pooled, bin * sizes.features() + f, sum);
+        const int num_listed = ListItems(is_listed, item, counts, list);
+        for (int i = 0; is_active && i < num_listed; ++i) {
+          const int64_t roi_index = list[i] / group_bins;
+          const int32_t row = rows.begin + int32_t(list[i] % group_bins / group_columns);
+          const int32_t column = columns.begin + int32_t(list[i] % group_columns);
+          if (row >= rows.end || column >= columns.end) continue;
+          const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+          const int64_t offset_index = OffsetIndex(sizes, roi_index, row, column, class_);
+          const A shift_y = add.template Shift<A>(sizes, 0, offset_index);
+          const A shift_x = add.template Shift<A>(sizes, 1, offset_index);
+          if (!PointInterval<A>(roi, 0, row, shift_y).MayRead(y, y + 1)) continue;
+          if (!PointInterval<A>(roi, 1, column, shift_x).MayRead(x, x + kPixels)) continue;
+          const int64_t bin = (roi_index * sizes.output[0] + row) * sizes.output[1] + column;
+          add(sizes, roi, row, column, shift_y, shift_x, y, x, d_pooled, bin * sizes.features() + f, sum);
+        }
       }
     }
     if (!is_active) continue;  // no barrier follows before the next block
