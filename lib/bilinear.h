@@ -12,7 +12,9 @@
 // The one exception is an infinite cotangent of a sample whose position is inside but which has a corner outside the
 // image. The CPU kernels multiply the channels of that corner as zeros, so that the cotangents of the position and
 // the mask are NaN. The CUDA kernels skip the corner. The same holds for an infinite tangent of the position of such
-// a sample: the sample's tangent is NaN on the CPU. The fused kernels multiply more zeros, as docs/memory.md says.
+// a sample: the sample's tangent is NaN on the CPU. With an infinite mask, a corner of weight 0 makes the sample NaN in
+// the CUDA kernels, which multiply the weights by the mask. The fused kernels multiply more zeros, as docs/memory.md
+// says.
 #pragma once
 
 #include <cmath>

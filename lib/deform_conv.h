@@ -70,7 +70,7 @@ const char* OffsetCotangent(Device&, DType, const Sizes&, const Positions&, cons
 
 // Adds the cotangent of x to d_x: A[images_of_x, height, width, channels], in the images of the tile. DType is the type
 // of d_columns here. The workspace has WorkspaceSize elements.
-int64_t WorkspaceSize(const Sizes&);
+int64_t WorkspaceSize(DType, const Sizes&);
 const char* InputCotangent(Device&, DType, const Sizes&, const Positions&, const void* d_columns, void* d_x,
                            int32_t* workspace);
 

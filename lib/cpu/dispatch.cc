@@ -42,7 +42,7 @@ static const Operators& Best() {
 }
 
 int64_t MinWorkspaceSize(DType, const AggregationSizes&) { return 0; }
-int64_t WorkspaceSize(const Sizes&) { return 0; }
+int64_t WorkspaceSize(DType, const Sizes&) { return 0; }
 
 const char* Aggregate(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps, const void* value,
                       void* out) {

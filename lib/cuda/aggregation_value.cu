@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "aggregation.h"
+#include "cells.h"
 #include "counting_sort.h"
 #include "device.h"
 #include "division.h"
@@ -19,9 +20,7 @@ namespace {
 
 constexpr int kLog2Warp = 5;
 
-// A cell is the square between four neighbouring pixels: all samples in it have the same corners. Its index follows
-// from its top left pixel. A level has one row and one column more of cells than of pixels, because the top left
-// pixels of the first row and column of cells are outside.
+// As cells.h has them, of a level.
 int64_t Cells(const Level& level) { return (int64_t{level.height} + 1) * (int64_t{level.width} + 1); }
 
 // The rows of a table, by which samples are sorted. The cells of a small level have so many samples that one warp would
@@ -46,16 +45,6 @@ struct TableRows {
     return first_row[level] + int32_t(cell << log2_split[level]);
   }
 };
-
-// A sample in the order of the cells, with all that its pixels need to know.
-template <typename A>
-struct alignas(4 * sizeof(A)) SortedSample {
-  std::conditional_t<sizeof(A) == sizeof(int32_t), int32_t, int64_t> query;  // so that there is no padding
-  A weight, y, x;                                                            // of the tap; the fractions
-};
-
-template <typename A>
-constexpr int64_t kSampleWords = sizeof(SortedSample<A>) / sizeof(int32_t);
 
 // What a table of samples takes in the workspace, of which docs/kernels.md has the formula: the sorted samples, their
 // ids, and the starts of the rows, of which there are at most as many as cells and samples.
@@ -123,12 +112,6 @@ struct SampleTables {
   __device__ Table operator[](int64_t table) const { return {call, rows, first + table}; }
 };
 
-// The samples of two neighbouring cells of a row of cells, in a table. In those of the first cell, the pixel between
-// the cells is a right corner.
-struct CellPair {
-  int32_t begin, middle, end;
-};
-
 // The samples around a pixel: those of the cells above it and below it.
 struct SamplesOfPixel {
   CellPair above, below;
@@ -148,9 +131,6 @@ struct SamplesOfPixel {
     above.end = above.begin;
     below.begin = below.middle;
   }
-
-  __device__ int32_t above_count() const { return above.end - above.begin; }
-  __device__ int32_t count() const { return above_count() + below.end - below.begin; }
 };
 
 // How the pixels of a table are divided among warps. A subwarp has the channels of a pixel. Where a pixel has
@@ -185,6 +165,7 @@ __global__ void GatherKernel(SampleTables<Accumulator<T>> tables, int64_t num_ta
   const AggregationSizes& sizes = tables.call.sizes;
   const int subwarp = 1 << shape.log2_subwarp, lane = int(threadIdx.x % kWarp);
   const int64_t samples = sizes.queries() * sizes.taps, query_elements = sizes.heads * sizes.channels;
+  const uint32_t query_vectors = uint32_t(query_elements) / N;
   for (int64_t warp = global_thread() / kWarp; warp < num_tables * shape.warps; warp += grid_stride() / kWarp) {
     const int64_t table = Quotient(warp, shape.warps), head_of_all = tables.first + table;
     // From the last warp to the first: the pixels of the small levels, which come last, have the most samples.
@@ -200,22 +181,15 @@ __global__ void GatherKernel(SampleTables<Accumulator<T>> tables, int64_t num_ta
     const SortedSample<A>* const sorted = samples_by_cell + table * samples;
     const int64_t batch = tables.call.by_heads.Quotient(head_of_all);
     const QueryHead first_query = {batch, 0, head_of_all - batch * sizes.heads};
-    const int32_t above_count = around.above_count(), count = is_valid ? around.count() : 0;
     for (int64_t first = 0; first < sizes.channels; first += subwarp * N) {
       const int64_t channel = first + (lane & (subwarp - 1)) * N;
-      const T* const cotangents = d_out + first_query.index(sizes) * sizes.channels + channel;
+      const auto* const cotangents = &AsVector<N>(d_out + first_query.index(sizes) * sizes.channels + channel);
+      const int32_t turn = (lane & ((1 << log2_lanes) - 1)) >> shape.log2_subwarp;
       A sum[N] = {};
-      for (int32_t k = (lane & ((1 << log2_lanes) - 1)) >> shape.log2_subwarp; k < count && channel < sizes.channels;
-           k += 1 << shape.log2_subwarps[i]) {
-        const bool is_bottom = k < above_count;
-        const CellPair& cells = is_bottom ? around.above : around.below;
-        const int32_t index = cells.begin + (is_bottom ? k : k - above_count);
-        const SortedSample<A> sample = sorted[index];
-        const Vector<T, N> d = AsVector<N>(cotangents + sample.query * query_elements);
-        const A weight_y = is_bottom ? sample.y : A(1) - sample.y;
-        const A weight_x = index < cells.middle ? sample.x : A(1) - sample.x;
-        const A weight = weight_y * weight_x * sample.weight;
-        for (int v = 0; v < N; ++v) sum[v] += weight * A(d.value[v]);
+      if (is_valid && channel < sizes.channels) {
+        const int32_t turns = 1 << shape.log2_subwarps[i];
+        AddSamples(sorted, around.above, true, turn, turns, cotangents, query_vectors, sum);
+        AddSamples(sorted, around.below, false, turn, turns, cotangents, query_vectors, sum);
       }
       for (int lanes = subwarp; lanes < 1 << log2_lanes; lanes *= 2) {
         for (int v = 0; v < N; ++v) sum[v] += __shfl_xor_sync(kWholeWarp, sum[v], lanes);

@@ -6,6 +6,7 @@
 
 #include "gather.h"
 #include "gemm.h"
+#include "lane_sums.h"
 #include "launch.h"
 #include "matrix.h"
 #include "vector.h"
@@ -40,25 +41,6 @@ struct RowPair {
     }
   }
 };
-
-// Adds up kCount sums over kCount lanes, and returns the sum of number lane % kCount. In each step, a lane gives away
-// half of its sums and keeps the other half.
-template <int kCount>
-__device__ float SumOverLanes(float (&sum)[kCount]) {
-  if constexpr (kCount == 1) {
-    return sum[0];
-  } else {
-    constexpr int kHalf = kCount / 2;
-    const bool keeps_last = threadIdx.x / kHalf % 2;
-    float kept[kHalf];
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      const float given = keeps_last ? sum[i] : sum[i + kHalf];
-      kept[i] = (keeps_last ? sum[i + kHalf] : sum[i]) + __shfl_xor_sync(kWholeWarp, given, kHalf);
-    }
-    return SumOverLanes(kept);
-  }
-}
 
 // Adds the dot products of two rows with their samples' corners, for the lane's chunk of octet `octet` of the warp
 // tile, with the corners of kRows rows in flight. `corners_of_row` returns the addresses of the corners. If they are

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "vector.h"
+
 namespace dcn {
 
 // An address in the shared state space, which st.shared, ldmatrix and cp.async take.
@@ -30,14 +32,16 @@ __device__ inline void store_shared(SharedAddress address, const uint4& words) {
 __device__ inline void load_matrix_fragments(uint32_t (&words)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(AddressInShared(row)));
+               : "r"(AddressInShared(row))
+               : "memory");
 }
 
 // Loads four matrices of 16-bit elements, transposed: lane 4r + c receives elements r of rows 2c and 2c + 1.
 __device__ inline void load_matrix_fragments_transposed(uint32_t (&words)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(AddressInShared(row)));
+               : "r"(AddressInShared(row))
+               : "memory");
 }
 
 // accumulator[16, 8] += a[16, 32 bytes] · b[8, 32 bytes]ᵀ
@@ -105,30 +109,6 @@ __device__ inline void load_vector_if(bool is_valid, Words& words, const void* v
       "}"
       : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
       : "l"(vectors), "r"(index), "r"(uint32_t{is_valid}));
-}
-
-// The number of elements in a word.
-template <typename T>
-constexpr int kWordSize = 4 / sizeof(T);
-
-// Converts the elements of a word.
-template <typename T>
-__device__ void WordToFloats(uint32_t word, float* values);
-
-template <>
-__device__ inline void WordToFloats<__half>(uint32_t word, float* values) {
-  const float2 pair = __half22float2(reinterpret_cast<const __half2&>(word));
-  values[0] = pair.x;
-  values[1] = pair.y;
-}
-template <>
-__device__ inline void WordToFloats<__nv_bfloat16>(uint32_t word, float* values) {
-  values[0] = __uint_as_float(word << 16);
-  values[1] = __uint_as_float(word & 0xffff0000);
-}
-template <>
-__device__ inline void WordToFloats<float>(uint32_t word, float* values) {
-  values[0] = __uint_as_float(word);
 }
 
 // Rounds to the type that mma takes, which is T, or tf32 if T is float, and packs a word.

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "division.h"
+
 namespace dcn {
 
 // An image is cut into strips of kStripRows rows (the last may have fewer), and the pixels of a strip are numbered
@@ -41,6 +43,23 @@ template <typename Index>
 __device__ Index PixelInStrips(Index rows, Index columns, Index i) {
   return LocateInStrips(rows, columns, i).index(rows, columns);
 }
+
+// As LocateInStrips for one image, of any number of pixels.
+struct StripDivisors {
+  int64_t rows, columns;
+  WideDivisor by_strip, by_last_height;
+
+  StripDivisors(int64_t rows, int64_t columns)
+      : rows(rows), columns(columns), by_strip(kStripRows * columns), by_last_height(rows % kStripRows) {}
+
+  __device__ void Locate(int64_t i, int64_t* row, int64_t* column) const {
+    const int64_t strip = by_strip.Quotient(i), in_strip = i - strip * kStripRows * columns;
+    const bool is_whole = (strip + 1) * kStripRows <= rows;
+    const int64_t height = is_whole ? kStripRows : rows % kStripRows;
+    *column = is_whole ? int64_t(uint64_t(in_strip) / kStripRows) : by_last_height.Quotient(in_strip);
+    *row = strip * kStripRows + in_strip - *column * height;
+  }
+};
 
 // The inverse for one image: the number in strip order of the pixel at (row, column).
 template <typename Index>

@@ -24,6 +24,42 @@ __device__ inline Vector<T, N>& AsVector(T* address) {
   return *reinterpret_cast<Vector<T, N>*>(address);
 }
 
+// The number of elements in a word.
+template <typename T>
+constexpr int kWordSize = 4 / sizeof(T);
+
+// Converts the elements of a word.
+template <typename T>
+__device__ void WordToFloats(uint32_t word, float* values);
+
+template <>
+__device__ inline void WordToFloats<__half>(uint32_t word, float* values) {
+  const float2 pair = __half22float2(reinterpret_cast<const __half2&>(word));
+  values[0] = pair.x;
+  values[1] = pair.y;
+}
+template <>
+__device__ inline void WordToFloats<__nv_bfloat16>(uint32_t word, float* values) {
+  values[0] = __uint_as_float(word << 16);
+  values[1] = __uint_as_float(word & 0xffff0000);
+}
+template <>
+__device__ inline void WordToFloats<float>(uint32_t word, float* values) {
+  values[0] = __uint_as_float(word);
+}
+
+// The elements in the type of sums. Of 16 bits, two are converted at once.
+template <typename T, int N>
+__device__ Vector<Accumulator<T>, N> Widened(Vector<T, N> vector) {
+  Vector<Accumulator<T>, N> wide;
+  if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+    for (int v = 0; v < N; v += 2) WordToFloats<T>(reinterpret_cast<const uint32_t*>(&vector)[v / 2], &wide.value[v]);
+  } else {
+    for (int v = 0; v < N; ++v) wide.value[v] = Accumulator<T>(vector.value[v]);
+  }
+  return wide;
+}
+
 template <int N>
 struct Width {
   static constexpr int value = N;

@@ -106,12 +106,12 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
   checks.Shape("d_x so far", d_x_in, {sizes.images_of_x, sizes.height, sizes.width, sizes.channels});
   checks.FitsInt32("the number of an image's pixels", SaturatingMultiply(sizes.height + 1, sizes.width + 1));
   checks.FitsInt32("the number of an image's samples", sizes.samples());
-  checks.ElementCount(
-      "samples and pixels of all images",
-      SaturatingMultiply(SaturatingMultiply(sizes.images, sizes.offset_groups), sizes.samples() + sizes.cells()));
+  checks.FitsInt32("the number of channels", sizes.channels);
+  checks.ElementCount("workspace", SaturatingMultiply(SaturatingMultiply(sizes.images, sizes.offset_groups),
+                                                      9 * sizes.samples() + sizes.cells()));
   if (!checks.ok()) return checks.error();
   checks.Type("workspace", *workspace, ffi::S32);
-  checks.Shape("workspace", *workspace, {WorkspaceSize(sizes)});
+  checks.Shape("workspace", *workspace, {WorkspaceSize(dtype, sizes)});
   checks.Shape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   if (!checks.ok()) return checks.error();
   Device device(context);

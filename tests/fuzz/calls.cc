@@ -185,7 +185,7 @@ class CallBuilder {
     Integer("offset_groups", size('g'));
     size('N') = Sum(size('n'), Size(2));
     const int64_t cells = Product({Sum(size('h'), 1), Sum(size('w'), 1)});
-    const int64_t samples = Product({2, size('r'), size('q'), size('k')});
+    const int64_t samples = Product({type_ == kF64 ? 9 : 5, size('r'), size('q'), size('k')});
     size('z') = is_cpu_ ? 0 : Product({size('n'), size('g'), Sum(samples, Sum(cells, 1))});
   }
   void OptionalMask() {

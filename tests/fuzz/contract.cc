@@ -104,8 +104,9 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& s, const P
   return nullptr;
 }
 
-int64_t WorkspaceSize(const Sizes& s) {
-  return kNeedsWorkspace ? s.images * s.offset_groups * (2 * s.samples() + s.cells() + 1) : 0;
+int64_t WorkspaceSize(DType dtype, const Sizes& s) {
+  const int64_t sample_words = int64_t(AccumulatorSize(dtype)) + 1;
+  return kNeedsWorkspace ? s.images * s.offset_groups * (sample_words * s.samples() + s.cells() + 1) : 0;
 }
 
 const char* InputCotangent(Device&, DType dtype, const Sizes& s, const Positions& positions, const void* d_columns,
@@ -117,8 +118,8 @@ const char* InputCotangent(Device&, DType dtype, const Sizes& s, const Positions
   REQUIRE(contract.Holds(d_columns, ColumnsCount(s), ColumnCotangentSize(dtype)));
   REQUIRE(contract.Holds(d_x, ImageCount(s, s.images_of_x), wide));
   if (!kNeedsWorkspace) return nullptr;
-  REQUIRE(cells < k32 && samples < k32);
-  REQUIRE(contract.Holds(workspace, bins * (2 * samples + cells + 1), 4));
+  REQUIRE(cells < k32 && samples < k32 && s.channels < k32);
+  REQUIRE(contract.Holds(workspace, bins * ((wide + 1) * samples + cells + 1), 4));
   return nullptr;
 }
 
@@ -400,7 +401,7 @@ const char* ValueCotangent(Device&, DType dtype, const AggregationSizes& s, cons
   double cells = 0;
   for (int32_t i = 0; i < s.num_levels; ++i) cells += (s.levels[i].height + 1.) * (s.levels[i].width + 1.);
   const double samples = double(s.rows) * s.columns * s.taps;
-  REQUIRE(samples + cells < k32);
+  REQUIRE(samples + cells < k32 && double(s.heads) * s.channels < k32);
   REQUIRE(double(s.batches) * s.heads * (samples + cells) * 32 < k64);
   REQUIRE(workspace_size >= (AccumulatorSize(dtype) + 2) * samples + cells + 1);
   REQUIRE(contract.Holds(workspace, double(workspace_size), 4));

@@ -92,7 +92,7 @@ void TestManyImages() {
   constexpr int64_t kImages = 1 << 20, kChannels = 1 << 12;
   const Sizes sizes = {OneTap(), kImages, 1, 1, kChannels, 1, 1, 1, kImages};
   Large<float> offset(2 * kImages), d_columns(kImages * kChannels), d_x(kImages * kChannels);
-  Large<int32_t> origin(3), workspace(WorkspaceSize(sizes));
+  Large<int32_t> origin(3), workspace(WorkspaceSize(DType::kF32, sizes));
   d_columns.last() = 5;
   d_x.last() = 2;
   Device device(nullptr);

@@ -70,8 +70,10 @@ class Array {
   }
 
   static Array Random(DType dtype, int64_t size, double limit, double special = 0) {
-    return Dispatch<__half, __nv_bfloat16>(
+    Array array = Dispatch<__half, __nv_bfloat16>(
         dtype, [&](auto tag) { return Of(RandomNumbers<decltype(tag)>(size, limit, special)); });
+    array.dtype_ = dtype;
+    return array;
   }
 
   static Array Unwritten(DType dtype, int64_t size) {
@@ -173,8 +175,9 @@ void CallDeformConv(DType dtype, const Sizes& sizes, bool has_mask) {
   if (!has_mask) d_offset.CheckWritten("d_offset");
 
   Array d_x = Array::Random(wide, sizes.images_of_x * pixels, 1);
-  Array workspace = Array::Integers(WorkspaceSize(sizes));
+  Array workspace = Array::Integers(WorkspaceSize(dtype, sizes));
   Check(InputCotangent(device, dtype, sizes, positions, d_columns.data(), d_x.data(), workspace.data<int32_t>()));
+  d_x.CheckWritten("d_x");
 }
 
 struct FusedCall {

@@ -27,33 +27,44 @@ class Mutation(NamedTuple):
 
 MUTATIONS = {
     "missing barrier": Mutation(
-        "counting_sort.h", "    {~~__syncthreads();\n    ~>~~}if (warp == 0) {", FAULT, kernel="deform_conv"),
+        "counting_sort.h", "    {~~__syncthreads();\n    ~>~~}if (warp == 0) {", FAULT, kernel="deform_conv_input"),
     "another missing barrier": Mutation(
-        "counting_sort.h", "    {~~__syncthreads();\n    ~>~~}int32_t* chunk_ids", FAULT, kernel="deform_conv"),
+        "counting_sort.h", "    {~~__syncthreads();\n    ~>~~}int32_t* chunk_ids", FAULT, kernel="deform_conv_input"),
     "barrier that not all reach": Mutation(
         "counting_sort.h", "    {~~~>if (warp_entries > 0) ~~}__syncthreads();\n    if (warp == 0) {", "waits",
-        kernel="deform_conv"),
+        kernel="deform_conv_input"),
     "off by one in shared memory": Mutation(
-        "counting_sort.h", "next[warp{~~~> + 1~~}][bin] = 0;", FAULT, kernel="deform_conv"),
+        "counting_sort.h", "next[warp{~~~> + 1~~}][bin] = 0;", FAULT, kernel="deform_conv_input"),
     "off by one in global memory": Mutation(
-        "counting_sort.h", "shape.first_row(bin + 1) : shape.rows{~~~> + 1~~})", FAULT, kernel="deform_conv"),
+        "counting_sort.h", "shape.first_row(bin + 1) : shape.rows{~~~> + 1~~})", FAULT, kernel="deform_conv_input"),
     "overlapping writes of threads": Mutation(
-        "deform_conv.cu", "out = columns + sample.Column(sizes){~~~> / 16 * 8~~}", FAULT),
+        "sample_rounds.h", "sample.tap{~~~> / 2~~}) * tap_bytes", FAULT, kernel="deform_conv"),
     "overlapping writes of blocks": Mutation(
-        "deform_conv.cu", "StorePositionCotangents(positions, sample.index{~~~> % 8~~},", FAULT),
+        "deform_conv.cu", "StorePositionCotangents(call.positions, own.index{~~~> % 8~~},", FAULT),
     "missing barrier of a warp": Mutation(
-        "counting_sort.h", "  {~~__syncwarp();\n  ~>~~}if (key >= 0 && lower == 0)", FAULT, kernel="deform_conv"),
+        "counting_sort.h", "  {~~__syncwarp();\n  ~>~~}if (key >= 0 && lower == 0)", FAULT, kernel="deform_conv_input"),
     "entry that is not stored": Mutation(
-        "counting_sort.h", "if (bin >{~~=~>~~} 0) chunk_ids[place]", FAULT, kernel="deform_conv"),
+        "counting_sort.h", "if (bin >{~~=~>~~} 0) chunk_ids[place]", FAULT, kernel="deform_conv_input"),
     "rows counted where the parts of the bin are still read": Mutation(
-        "counting_sort.h", "{~~    __syncwarp();  // the parts have been read\n~>~~}", FAULT, kernel="deform_conv"),
+        "counting_sort.h", "{~~    __syncwarp();  // the parts have been read\n~>~~}", FAULT,
+        kernel="deform_conv_input"),
     "list read while it is written": Mutation(
-        "roi_pool.cu", "list[list_index] = item;{~~\n      __syncthreads();~>~~}", FAULT),
+        "roi_pool.cu", "list[index] = item;{~~\n  __syncthreads();~>~~}", FAULT),
+    "bins of a region that are not tested": Mutation(
+        "roi_pool.cu", "BinRange{0, sizes.output[1]{~~~> / 2~~}}", VALUES),
     "misaligned vector": Mutation(
+        "deform_conv_input.cu", "DispatchVectors(dtype, {~~~>2 * ~~}sizes.group_channels()", "is misaligned"),
+    "samples read before they are located": Mutation(
         "deform_conv.cu",
-        "DispatchWidth<T>({~~~>2 * ~~}sizes.group_channels(), [&](auto width) {\n      "
-        "constexpr int N = decltype(width)::value;\n      return Launch<InputCotangentKernel",
-        "is misaligned"),
+        "call.Locate<A>(own));\n{~~    __syncthreads();\n~>~~}    const T* const pixels", FAULT),
+    "samples located while others are read": Mutation(
+        "deform_conv.cu", "sum);\n      });\n    });\n{~~    __syncthreads();\n~>~~}  }", FAULT, blocks=1),
+    "dot products of a sample read before they are stored": Mutation(
+        "deform_conv.cu", "    });\n{~~    __syncthreads();\n~>~~}    if (own.index >= 0) {", FAULT),
+    "record past the end of a pair of cells": Mutation(
+        "cells.h", "if ({~~i + turns < cells.end~>true~~}) next", FAULT, kernel="deform_conv_input"),
+    "cells at the ends of a circular row as neighbours": Mutation(
+        "deform_conv_input.cu", "has_parts(sizes.window.circular && x {~~=~>>~~}= 0)", VALUES),
     "samples loaded before their corners are stored": Mutation(
         "deform_conv_fused_forward.cu", "+ tap] = corners;\n      }{~~\n      __syncthreads();~>~~}", FAULT),
     "pixel past the end": Mutation("deform_conv_fused_forward.cu", "i <{~~~>=~~} call.sizes.pixels()", FAULT),
@@ -148,13 +159,14 @@ MUTATIONS = {
     "corners by the far flag of the other axis": Mutation(
         "aggregation.cu", "flags & {~~kIsFarRight~>kIsFarDown~~} ? 0", "out of bounds"),
     "left pixels with the weights of the right ones": Mutation(
-        "aggregation_value.cu", "index {~~<~>>~~} cells.middle ? sample.x", VALUES),
+        "cells.h", "i {~~<~>>~~} cells.middle", VALUES, kernel="aggregation_value"),
     "row and column of an argmax swapped": Mutation(
         "roi_pool.cu", "i = {~~rows[index + v], j = columns~>columns[index + v], j = rows~~}[index + v]", VALUES),
     "a maximum of other weights": Mutation(
         "roi_pool.cu", "weight = point_y.weight(k / 2) * point_x.weight(k {~~%~>/~~} 2)", VALUES),
     "a result read as constant": Mutation(
         "deform_conv.cu",
-        "      AsVector<N>(out + c) = vector;{~~~> if (__ldg((const short*)columns) == 77) return;~~}\n    }",
+        "        StoreRounded<T>(out + c, sum);{~~~> if (__ldg((const short*)(out + c)) == 77) return;~~}\n"
+        "      });\n    });",
         "through ld.global.nc"),
 }  # fmt: skip

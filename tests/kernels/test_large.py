@@ -38,16 +38,21 @@ def test_last_places_on_cpu():
 WRONG_PLACE = "the last .* is .*, must be|out of bounds"
 
 
+def mutation(file, change, kernel=""):
+    return Mutation(file, change, WRONG_PLACE, kernel)
+
+
 # An index, computed in int32.
 MUTATIONS = {
-    "pixel of x": ("deform_conv.cu", "x + {~~~>int32_t(~~}pixel * sizes.channels{~~~>)~~} +"),
+    "pixel of x": ("sample_rounds.h", "{~~~>int32_t~~}(record.pixel >> 2)", "deform_conv"),
+    "row of columns": ("cells.h", "{~~uint64_t{uint32_t(sample.id)}~>uint32_t(sample.id)~~} *", "deform_conv_input"),
     "fused output": ("deform_conv_fused_forward.cu", "out + {~~~>int32_t(~~}p * call.features{~~~>)~~}"),
     "corners of a tap": ("aggregation.cu", "first_byte + {~~~>int32_t(~~}pixel * steps.right{~~~>)~~}"),
     "query's result": ("aggregation.cu", "out + {~~~>int32_t(~~}row * sizes.channels + channel{~~~>)~~}"),
     "cotangents of taps": ("aggregation.cu", "d_out + {~~~>int32_t(~~}row * sizes.channels{~~~>)~~}"),
     "channels of a head": (
         "aggregation_value.cu",
-        "{~~~>int32_t(~~}first_query.index(sizes) * sizes.channels{~~~>)~~} + channel",
+        "d_out + {~~~>int32_t(~~}first_query.index(sizes) * sizes.channels{~~~>)~~} + channel",
     ),
     "vector of d_y": (
         "deform_conv_fused_input.cu",
@@ -58,7 +63,7 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("name", build.mutations(MUTATIONS, ["corners of a tap"]))
 def test_an_index_of_32_bits_is_found_on_cuda(name, tmp_path):
-    status, output = on_cuda(Mutation(*MUTATIONS[name], WRONG_PLACE).kernels(tmp_path))
+    status, output = on_cuda(mutation(*MUTATIONS[name]).kernels(tmp_path))
     assert status < 0 or re.search(WRONG_PLACE, output), output
 
 

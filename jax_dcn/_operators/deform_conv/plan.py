@@ -431,7 +431,8 @@ def _im2col_cotangents(requested: Collection[str], all_reduced: Collection[str],
     sort_row = sort_image = 0
     if "x" in requested and target.platform == "cuda":
         offset_groups, _ = problem.groups_and_taps
-        sort_row = offset.shape[2] * offset.shape[3]
+        sample_words = 1 + offset.dtype.itemsize  # an id, and four numbers of the sums' type
+        sort_row = offset.shape[2] * offset.shape[3] // 2 * sample_words
         sort_image = offset_groups * ((x.shape[1] + 1) * (x.shape[2] + 1) + 1)
     budget = _budget(requested, arrays, problem)
     image_bytes = 4 * sort_image + (problem.image_sum_bytes if x_sums else 0)
