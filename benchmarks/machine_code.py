@@ -15,16 +15,19 @@ from benchmarks.counting.estimates import newest
 from benchmarks.measurements import kernel_costs
 from benchmarks.reports import gpu_numbers
 from benchmarks.reports.formatting import list_named, paragraph
+from benchmarks.reports.gpu_numbers import of_architecture
 from benchmarks.reports.kernel_costs import details, replace_tables, tables
 from benchmarks.reports.report import RESULTS, page_text, write_json, write_text
 from jax_dcn._primitive import extension
 
 PERFORMANCE = RESULTS.parents[1] / "docs" / "performance.md"
-COSTS = """Only the fused kernels and the sort have costs: those of the im2col path and of the RoI poolings are not
-counted. All times are estimates that leave out waiting. They are counted from eight thread blocks per launch, and
+COSTS = """Only the fused kernels and the sort have times: of the im2col path there are clocks, and the RoI poolings are
+not counted. All times are estimates that leave out waiting. They are counted from eight thread blocks per launch, and
 assume the clocks and rates in benchmarks/counting/devices.py, which says which of them are published. Issue, L1 and
 tensor are clocks of an SM per K step; those of the main loop are issued instructions per K step. Offsets have a
 standard deviation of 2 pixels. docs/performance.md says what all this means."""
+IM2COL = """Clocks of an SM per 128 bytes of columns, without the sort. The cotangents of offset and mask include the
+columns for the gradient of the weight. Offsets have a standard deviation of 2 pixels, and the batch is 1."""
 GEFORCE = """The tensor column of RTX GPUs is for GeForce cards. Data-centre and workstation GPUs of the same
 architecture may sum in float32 at the full rate."""
 SHOWN = "sm_90"  # the architecture whose kernels the page lists
@@ -92,6 +95,9 @@ def page(results):
         *map(paragraph, (COSTS, GEFORCE)),
         list_named(kernel_costs.SHAPES),
         *details(results["launches"]),
+        f"## Clocks of the im2col path in {results['dtype']}",
+        paragraph(IM2COL),
+        static_table(map(im2col_row, of_architecture(SHOWN, results["im2col launches"]))),
         "## Registers and instructions",
         paragraph(STATIC),
         static_table(results["kernels"]),
@@ -103,6 +109,11 @@ def static_table(rows):
     head, *_ = rows = list(rows)
     lines = [list(head), ["---"] * len(head), *(row.values() for row in rows)]
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
+
+
+def im2col_row(launch):
+    clocks = launch["clocks per 128 bytes of columns"]
+    return {"shape": launch["shape"], "kernel": f"`{launch['kernel']}`"} | clocks
 
 
 def static_row(kernel):

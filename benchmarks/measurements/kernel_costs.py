@@ -69,9 +69,20 @@ def measure(shapes=SHAPES):
 
 def measure_im2col():
     """A row for each kernel of the im2col path, shape and architecture, without those that sort."""
-    records = {name: executed_launches(shape, "backward", backend="im2col") for name, shape in IM2COL_SHAPES.items()}
+    records = {
+        name: [
+            record
+            for computation in ("forward", "backward")
+            for record in executed_launches(shape, computation, backend="im2col")
+        ]
+        for name, shape in IM2COL_SHAPES.items()
+    }
     for architecture in DEVICES:
-        found = assembled("deform_conv", architecture)
+        found = {
+            name: function
+            for source in ("deform_conv", "deform_conv_input")
+            for name, function in assembled(source, architecture).items()
+        }
         for name, shape in IM2COL_SHAPES.items():
             for record in records[name]:
                 function = found[device_code.linker_name(record["kernel"])]
