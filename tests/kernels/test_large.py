@@ -45,7 +45,10 @@ def mutation(file, change, kernel=""):
 # An index, computed in int32.
 MUTATIONS = {
     "pixel of x": ("sample_rounds.h", "{~~~>int32_t~~}(record.pixel >> 2)", "deform_conv"),
-    "row of columns": ("cells.h", "{~~uint64_t{uint32_t(sample.id)}~>uint32_t(sample.id)~~} *", "deform_conv_input"),
+    "columns of an image": (
+        "deform_conv_input.cu",
+        "d_columns + {~~~>int32_t(~~}image * samples * sizes.channels{~~~>)~~}",
+    ),
     "fused output": ("deform_conv_fused_forward.cu", "out + {~~~>int32_t(~~}p * call.features{~~~>)~~}"),
     "corners of a tap": ("aggregation.cu", "first_byte + {~~~>int32_t(~~}pixel * steps.right{~~~>)~~}"),
     "query's result": ("aggregation.cu", "out + {~~~>int32_t(~~}row * sizes.channels + channel{~~~>)~~}"),
