@@ -163,7 +163,12 @@ def _run(jobs):
 def _handlers(path):
     command = [cuda_tools.find("nvcc"), "-std=c++17", f"-Xcompiler={HOST_FLAGS},-O1", f"-I{LIB}", f"-I{LIB / 'cuda'}"]
     command += [f"-I{INTERPRETER}", f"-isystem={jax.ffi.include_dir()}"]
-    command += ["-include", INTERPRETER / "stream.h", '-DDCN_COMPILER="nvcc"']
+    command += [
+        "-include",
+        INTERPRETER / "stream.h",
+        '-DDCN_COMPILER="nvcc"',
+        '-DDCN_ARCHITECTURES="80-real 90-real 80-virtual"',
+    ]
     headers = [*LIB.rglob("*.h"), *INTERPRETER.glob("*.h")]
     return build(f"{path.stem}.o", [*command, "-c", path], [path, *sorted(headers)])
 

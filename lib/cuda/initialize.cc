@@ -3,9 +3,12 @@
 // deadlock if a running kernel waits for one that is launched later, as NCCL's kernels do.
 #include <cuda_runtime_api.h>
 
+#include <cctype>
+#include <cstdio>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <sstream>
 #include <string>
 
 #include "ffi/handler_wrapper.h"
@@ -32,17 +35,27 @@ std::string DriverIsTooOld(bool needs_minor_version) {
          "  JAX_DCN_CUDA=ON CUDACXX=/path/to/nvcc pip install --force-reinstall --no-deps .";
 }
 
+struct ComputeCapability {
+  int major = 0, minor = 0;
+
+  explicit ComputeCapability(int device) {
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  }
+  std::string name() const { return std::to_string(major) + "." + std::to_string(minor); }
+  int number() const { return 10 * major + minor; }
+};
+
 std::string DeviceIsNotSupported(int device) {
   constexpr int kOldestMajor = 8;
-  int major = 0, minor = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  const std::string message = "this GPU has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
+  const ComputeCapability capability(device);
+  const std::string message = "this GPU has compute capability " + capability.name() +
                               ", for which jax_dcn's CUDA kernels (" DCN_COMPILER ") have no code. ";
-  if (major < kOldestMajor) {
+  if (capability.major < kOldestMajor) {
     return message + "They need 8.0 or newer. Pass backend='reference' to run the slow jax.numpy form there.";
   }
-  return message + "In jax_dcn's source folder, build them for it:\n  CUDAARCHS=" + std::to_string(10 * major + minor) +
+  return message +
+         "In jax_dcn's source folder, build them for it:\n  CUDAARCHS=" + std::to_string(capability.number()) +
          " JAX_DCN_CUDA=WHEELS pip install --force-reinstall --no-deps .";
 }
 
@@ -58,6 +71,33 @@ std::string Describe(cudaError_t error, int device) {
     default:
       return std::string("jax_dcn's CUDA kernels cannot be loaded: ") + cudaGetErrorString(error);
   }
+}
+
+// Whether the driver compiles this module's PTX for the GPU, because it has no machine code that the GPU runs: that of
+// the same major version and the same or an older minor one. Jetson Orin (8.7) runs only its own. The names are those
+// of CMAKE_CUDA_ARCHITECTURES, such as "80-real 90-virtual"; without a suffix, a name stands for both.
+bool CompilesPtx(const ComputeCapability& gpu) {
+  constexpr int kOrin = 87;
+  bool has_ptx = false;
+  std::istringstream names(DCN_ARCHITECTURES);
+  for (std::string name; names >> name;) {
+    if (!std::isdigit(static_cast<unsigned char>(name[0]))) return false;  // "native" or "all"
+    const bool is_virtual = name.find("-virtual") != std::string::npos,
+               is_real = name.find("-real") != std::string::npos;
+    const int code = std::stoi(name);
+    if (!is_virtual && code == gpu.number()) return false;
+    if (!is_virtual && code / 10 == gpu.major && code < gpu.number() && gpu.number() != kOrin) return false;
+    has_ptx = has_ptx || (!is_real && code <= gpu.number());
+  }
+  return has_ptx;
+}
+
+void SayThatPtxIsCompiled(const ComputeCapability& gpu) {
+  std::fprintf(stderr,
+               "jax_dcn: the CUDA kernels have no machine code for this GPU (compute capability %s), so the driver "
+               "compiles them now, which may take minutes. It keeps the result in its cache: see the environment "
+               "variable CUDA_CACHE_PATH.\n",
+               gpu.name().c_str());
 }
 
 cudaError_t LoadKernels() {
@@ -90,6 +130,8 @@ cudaError_t LoadKernelsOnce(int device) {
   }
   std::lock_guard<std::mutex> lock(loading->mutex);
   if (loading->result) return *loading->result;
+  const ComputeCapability capability(device);
+  if (CompilesPtx(capability)) SayThatPtxIsCompiled(capability);
   const cudaError_t result = LoadKernels();
   if (IsFinal(result)) loading->result = result;
   return result;

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #include "device.h"
@@ -24,13 +25,38 @@ constexpr int ResidentBlocks(size_t shared_bytes, size_t sm_shared_bytes) {
   return int(sm_shared_bytes / (shared_bytes + kReservedSharedBytes));
 }
 
+// A number of bytes that is found once for each device, and is not 0. Threads that ask at the same time may all find
+// it.
+class BytesOfDevice {
+ public:
+  // Calls find(device, bytes) unless the bytes of the current device are known.
+  template <typename F>
+  cudaError_t Get(size_t* bytes, const F& find) {
+    int device = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error != cudaSuccess) return error;
+    if (device >= kMaxDevices) return find(device, bytes);
+    *bytes = found_[device];
+    if (*bytes > 0) return cudaSuccess;
+    error = find(device, bytes);
+    if (error == cudaSuccess) found_[device] = *bytes;
+    return error;
+  }
+
+ private:
+  static constexpr int kMaxDevices = 64;
+  std::atomic<size_t> found_[kMaxDevices] = {};
+};
+
 // The most shared memory that an SM of this device can have.
 inline cudaError_t SmSharedBytes(size_t* bytes) {
-  int device = 0, value = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
-  *bytes = size_t(value);
-  return error;
+  static BytesOfDevice most;
+  return most.Get(bytes, [](int device, size_t* found) {
+    int value = 0;
+    const cudaError_t error = cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    *found = size_t(value);
+    return error;
+  });
 }
 
 // The carve-out for blocks that need `shared_bytes` of an SM, as a percentage of the most that the SM can have. It is
@@ -52,17 +78,21 @@ struct Grid {
 };
 
 // Raises the kernel's limit of 48 KiB of dynamic shared memory, and requests the smallest carve-out that its resident
-// blocks fit, so that the L1 cache gets the rest.
-template <typename... Parameters>
-cudaError_t RequestSharedMemory(void (*kernel)(Parameters...), const Grid& grid) {
-  size_t sm_shared_bytes;
-  cudaError_t error = SmSharedBytes(&sm_shared_bytes);
-  if (error != cudaSuccess) return error;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(grid.shared_bytes));
-  if (error != cudaSuccess) return error;
-  const size_t resident_bytes = size_t(grid.resident_blocks) * (grid.shared_bytes + kReservedSharedBytes);
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                              CarveOutPercent(resident_bytes, sm_shared_bytes));
+// blocks fit, so that the L1 cache gets the rest. All grids of a kernel have as much shared memory.
+template <auto kernel>
+cudaError_t RequestSharedMemory(const Grid& grid) {
+  static BytesOfDevice requested;
+  size_t bytes;
+  return requested.Get(&bytes, [&](int, size_t* found) {
+    size_t sm_shared_bytes;
+    cudaError_t error = SmSharedBytes(&sm_shared_bytes);
+    if (error != cudaSuccess) return error;
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(grid.shared_bytes));
+    if (error != cudaSuccess) return error;
+    *found = size_t(grid.resident_blocks) * (grid.shared_bytes + kReservedSharedBytes);
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                CarveOutPercent(*found, sm_shared_bytes));
+  });
 }
 
 // An empty launch still runs one block, which finds no work. CUDA rejects an empty grid, and XLA rejects a captured
@@ -72,7 +102,7 @@ const char* Launch(const Device& device, const Grid& grid, Arguments... argument
   (void)KernelRegistration<kernel>::is_registered;  // a use, without which it would not be instantiated
   constexpr int64_t kMaxBlocks = 1 << 20;
   if (grid.shared_bytes > 0) {
-    const cudaError_t error = RequestSharedMemory(kernel, grid);
+    const cudaError_t error = RequestSharedMemory<kernel>(grid);
     if (error != cudaSuccess) return Failure(error);
   }
   cudaLaunchConfig_t config = {};

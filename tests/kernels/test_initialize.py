@@ -81,3 +81,14 @@ def test_a_failed_query_of_the_device_is_an_error(interpreter):
 def test_a_machine_that_runs_the_kernels(driver, has_machine_code, interpreter):
     """Any driver of the major version runs machine code; PTX needs the runtime's version, which is 13.1 here."""
     interpreter.initialize(driver_version=driver, device=7 + has_machine_code, has_machine_code=has_machine_code)
+
+
+# The interpreter's module has machine code for 8.0 and 9.0. Of the GPUs of 8.x, only Jetson Orin, 8.7, cannot run it.
+@pytest.mark.parametrize(
+    "capability, compiles", [(75, False), (80, False), (89, False), (87, True), (90, False), (110, True)]
+)
+def test_a_user_is_told_that_the_driver_compiles_the_kernels(capability, compiles, interpreter, capfd):
+    for _ in range(2):  # only the first call compiles them
+        interpreter.initialize(device=capability, compute_capability=capability)
+    message = f"no machine code for this GPU (compute capability {capability // 10}.{capability % 10})"
+    assert capfd.readouterr().err.count(message) == int(compiles)
