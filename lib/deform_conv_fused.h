@@ -63,8 +63,8 @@ struct FusedBlocks {
       {64, 4, 63520}, {64, 8, 63520}, {128, 4, 79904}, {128, 8, 79904}, {256, 8, 120864}};
   static constexpr FusedBlock kInputCotangent[] = {{64, 8, 66080}, {128, 4, 82464}, {128, 8, 82464}};
   static constexpr FusedBlock kOffsetCotangent[] = {{64, 8, 52752}, {128, 4, 71184}, {128, 8, 71184}};
-  static constexpr FusedBlock kWeightCotangent[] = {{64, 8, 52416},  {64, 8, 67904},  {128, 4, 68800},
-                                                    {128, 4, 76032}, {128, 8, 68800}, {128, 8, 76032}};
+  static constexpr FusedBlock kWeightCotangent[] = {{64, 8, 55232},  {64, 8, 67904},  {128, 4, 71616},
+                                                    {128, 4, 76032}, {128, 8, 71616}, {128, 8, 76032}};
 
   template <size_t kSize>
   static constexpr bool Contain(const FusedBlock (&blocks)[kSize], FusedBlock block) {

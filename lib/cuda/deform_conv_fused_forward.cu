@@ -3,9 +3,9 @@
 //
 // A block computes 128 pixels of the output × 64, 128 or 256 features, in K slices of 128 bytes and with two stages in
 // shared memory. While the warps multiply a stage, the threads sample the next one. The unit is a pass, a part of an
-// mma step: a thread starts to load one chunk (16 bytes at each of the four corners of a sample), issues the mma
-// instructions of the pass, which hide the latency of the loads, interpolates in float32, and stores the rounded chunk,
-// swizzled against bank conflicts. One chunk per thread is in flight. The weight is copied asynchronously.
+// mma step: a thread starts to load the chunk of the next pass (16 bytes at each of the four corners of a sample),
+// issues the mma instructions of this pass, interpolates its chunk in float32, and stores it, rounded, swizzled against
+// bank conflicts. So two chunks per thread are in flight. The weight is copied asynchronously.
 #include "deform_conv_fused.h"
 
 #include <cuda_bf16.h>
@@ -208,17 +208,30 @@ __global__ void __launch_bounds__(kWarps* kWarp, ForwardTile<kFeatures, kWarps>:
 
     KSlices<kChunkSize<T>> slices(call, block_tile, chunk);
     auto find_corners = [&] {
+      constexpr int kRounds = (kTilePixels * kCornerTaps<kFeatures> + kThreads - 1) / kThreads;
       const int taps = slices.num_taps();
-      for (int i = thread; i < kTilePixels * taps; i += kThreads) {
-        const int place = i / taps, tap = i % taps;
-        const int64_t p = shared.pixels[place % kTileColumns * kStripRows + place / kTileColumns];
-        Corners corners = NoCorners();
-        if (p >= 0) {
-          const int32_t kernel_tap = slices.first_tap() + tap;
-          const int64_t sample_index = SampleIndex(call.sizes, p, slices.offset_group(), kernel_tap);
-          corners = FindCorners(call.sizes, call.positions, shared.sampled[place], sample_index, kernel_tap);
-        }
-        shared.corners[place * kCornerTaps<kFeatures> + tap] = corners;
+      int place[kRounds], tap[kRounds];
+      bool is_valid[kRounds];
+      SampleOperands<float> operands[kRounds];  // all are loaded before the first one is used
+#pragma unroll
+      for (int round = 0; round < kRounds; ++round) {
+        const int i = thread + round * kThreads;
+        place[round] = i / taps, tap[round] = i % taps;
+        if (i >= kTilePixels * taps) continue;
+        const int64_t p = shared.pixels[place[round] % kTileColumns * kStripRows + place[round] / kTileColumns];
+        is_valid[round] = p >= 0;
+        const int32_t kernel_tap = slices.first_tap() + tap[round];
+        const int64_t sample_index =
+            SampleIndex(call.sizes, is_valid[round] ? p : 0, slices.offset_group(), kernel_tap);
+        operands[round] = SampleOperands<float>(call.positions, sample_index);
+      }
+#pragma unroll
+      for (int round = 0; round < kRounds; ++round) {
+        if (thread + round * kThreads >= kTilePixels * taps) continue;
+        shared.corners[place[round] * kCornerTaps<kFeatures> + tap[round]] =
+            is_valid[round] ? FindCorners(call.sizes, shared.sampled[place[round]], operands[round],
+                                          slices.first_tap() + tap[round])
+                            : NoCorners();
       }
       __syncthreads();
     };
@@ -259,17 +272,19 @@ __global__ void __launch_bounds__(kWarps* kWarp, ForwardTile<kFeatures, kWarps>:
       } else {
         const auto& previous = shared.stages[1 - stage];
         __syncwarp();  // lanes that loaded other chunks may have diverged
+        CornerLoads<T> loads = load_corners(0);
 #pragma unroll
         for (int step = 0; step < kSliceSteps; ++step) {
           typename Accumulators::FragmentsOfA a;
 #pragma unroll
           for (int pass = 0; pass < Tile::kPasses; ++pass) {
             const int i = step * Tile::kPasses + pass;
-            const CornerLoads<T> loads = load_corners(i);
+            const CornerLoads<T> next = i + 1 < Tile::kSamples ? load_corners(i + 1) : loads;
             if (pass == 0) tile.LoadA(previous.samples, step, a);
             const int first = pass * Tile::kPassFragments;
             tile.MultiplyColumns(previous.weight, step, a, first, Tile::kPassFragments);
             store_samples(stage, i, loads, tile.ZeroAfterProducts(call.zero, first, Tile::kPassFragments));
+            loads = next;
           }
         }
       }

@@ -96,19 +96,25 @@ struct BlockTile {
   }
 };
 
+// The corner tables of a block. With two, it finds the corners of the next slice while it samples this one. Tiles of
+// many samples have no shared memory for a second one.
+template <int kTileSamples>
+constexpr int kCornerTables = kTileSamples == 1 ? 2 : 1;
+
 template <int kFeatures, int kTileSamples>
 struct Shared {
   using Tile = CotangentTile<kFeatures, 8>;
+  static constexpr int kTables = kCornerTables<kTileSamples>;
 
   struct {
     uint4 samples[Tile::kChunksOfA], cotangent[Tile::kChunksOfB];
   } stages[kStages];
-  Corners corners[kSlicePixels * kTileSamples];  // of one slice
-  int32_t pixels[kStages][kSlicePixels];         // of the output; -1 past the end of the split
-  SampledPixel sampled[kSlicePixels];            // of one slice
-  Vector<int32_t, 2> distance[kTileSamples];     // of each sample's tap from the first
-  int64_t rows[kTileChunks];                     // of partial_sums, the first of each chunk; -1 past the end
-  BlockTile block_tile;                          // in shared memory, because the accumulators need the registers
+  Corners corners[kTables][kSlicePixels * kTileSamples];
+  int32_t pixels[kTables + 1][kSlicePixels];  // of the output; -1 past the end of the split
+  SampledPixel sampled[kTables][kSlicePixels];
+  Vector<int32_t, 2> distance[kTileSamples];  // of each sample's tap from the first
+  int64_t rows[kTileChunks];                  // of partial_sums, the first of each chunk; -1 past the end
+  BlockTile block_tile;                       // in shared memory, because the accumulators need the registers
 };
 
 // One block per tile of a group's rows × kFeatures features, for one split.
@@ -126,6 +132,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
   static_assert(kPassRows % 8 == 0, "the chunks of a thread must have one swizzle in all rows");
   static_assert(kPasses * kPassSteps == kSliceSteps, "each pass must have the same number of mma steps");
   constexpr bool kHasOneSample = kTileSamples == 1;
+  constexpr int kTables = kCornerTables<kTileSamples>, kLocatedSlices = kTables + 1;
   using Loads = CornerLoads<T, kHasOneSample ? 2 : 1, kLineChunks * kChunkBytes>;
   auto& shared = *reinterpret_cast<Shared<kFeatures, kTileSamples>*>(dynamic_shared);
   const BlockTile& block_tile = shared.block_tile;
@@ -150,26 +157,26 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
     auto locate_pixels = [&](int32_t slice) {
       if (thread >= kSlicePixels) return;
       const int32_t i = slice * kSlicePixels + thread;
-      int32_t* index = &shared.pixels[slice % kStages][thread];
+      int32_t* index = &shared.pixels[slice % kLocatedSlices][thread];
       *index = -1;
       if (i >= block_tile.pixels) return;
       const auto pixel = LocateInStrips(call.rows, call.columns, block_tile.first_pixel + i);
       *index = pixel.index(call.rows, call.columns);
-      shared.sampled[thread] = SampledPixel(call.sizes, call.positions, pixel);
+      shared.sampled[slice % kTables][thread] = SampledPixel(call.sizes, call.positions, pixel);
     };
     auto find_corners = [&](int32_t slice) {
       for (int i = thread; i < kSlicePixels << sample_bits; i += kThreads) {
         const int sample = i & ((1 << sample_bits) - 1);
         if (sample >= block_tile.samples) continue;
         const int pixel = i >> sample_bits;
-        const int64_t p = shared.pixels[slice % kStages][pixel];
+        const int64_t p = shared.pixels[slice % kLocatedSlices][pixel];
         Corners corners = NoCorners();
         if (p >= 0) {
           const int64_t sample_index = p * call.pixel_samples + block_tile.first_pixel_sample + sample;
-          corners =
-              FindCorners(call.sizes, call.positions, shared.sampled[pixel], sample_index, shared.distance[sample]);
+          corners = FindCorners(call.sizes, shared.sampled[slice % kTables][pixel],
+                                SampleOperands<float>(call.positions, sample_index), shared.distance[sample]);
         }
-        shared.corners[i] = corners;
+        shared.corners[slice % kTables][i] = corners;
       }
     };
 
@@ -181,7 +188,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
       uint4* to = &shared.stages[slice % kStages].cotangent[swizzled_index<kCotangentChunks>(row, chunk)];
 #pragma unroll
       for (int i = 0; i < kPasses; ++i) {
-        const int64_t p = shared.pixels[slice % kStages][row + i * kPassRows];
+        const int64_t p = shared.pixels[slice % kLocatedSlices][row + i * kPassRows];
         for (int k = 0; k < kCotangentChunks; k += kLineChunks) {
           const bool is_valid = p >= 0 && chunk + k < copied_chunks;
           const auto* from = reinterpret_cast<const void*>(copied + p * call.d_y_pixel_bytes + k * kChunkBytes);
@@ -201,9 +208,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
       table_index[k] = (row << sample_bits) + from.sample - block_tile.first_sample;
       channels[k] = is_valid ? x + block_tile.first_channel + from.channel : nullptr;
     }
-    auto load_corners = [&](int pass, int k) {
-      return Loads(shared.corners[table_index[k] + (pass * kPassRows << sample_bits)], channels[k], call.steps,
-                   kHasOneSample || channels[k] != nullptr);
+    auto load_corners = [&](int32_t slice, int pass, int k) {
+      return Loads(shared.corners[slice % kTables][table_index[k] + (pass * kPassRows << sample_bits)], channels[k],
+                   call.steps, kHasOneSample || channels[k] != nullptr);
     };
 
     WarpTile<T, Tile, Layout::kMNMajor> tile;
@@ -213,7 +220,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
       tile.MultiplyColumns(shared.stages[slice % kStages].cotangent, step, a, 0, Tile::kFragmentsN);
     };
 
-    locate_pixels(0);
+    for (int32_t slice = 0; slice < kTables; ++slice) locate_pixels(slice);
     __syncthreads();
     find_corners(0);
     __syncthreads();
@@ -221,7 +228,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
     const int32_t slices = (block_tile.pixels + kSlicePixels - 1) / kSlicePixels;
     for (int32_t slice = 0; slice < slices; ++slice) {
       copy_cotangent(slice);
-      locate_pixels(slice + 1);
+      locate_pixels(slice + kTables);
       __syncwarp();  // for ldmatrix
       uint4* to = &shared.stages[slice % kStages].samples[swizzled_index<kTileChunks>(row, chunk)];
 #pragma unroll
@@ -235,14 +242,14 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kFeatures, kWarps
           const uint4 samples[] = {first.Blend(zero), second.Blend(zero, kHasOneSample ? 1 : 0)};
           for (int k = 0; k < 2; ++k) to[pass * kPassRows * kTileChunks + k * kLineChunks] = samples[k];
         };
-        const Loads loads = load_corners(pass, 0);
+        const Loads loads = load_corners(slice, pass, 0);
         if constexpr (kHasOneSample) {
           multiply_and_store(loads, loads);
         } else {
-          multiply_and_store(loads, load_corners(pass, 1));
+          multiply_and_store(loads, load_corners(slice, pass, 1));
         }
       }
-      __syncthreads();
+      if constexpr (kTables == 1) __syncthreads();
       find_corners(slice + 1);
       wait_async_copies();
       __syncthreads();

@@ -75,10 +75,10 @@ __device__ inline Corners CornersToRead(const Sizes& sizes, const BilinearCorner
 
 // The corners of the sample at a tap, or at a distance from the first tap.
 template <typename TapOrDistance>
-__device__ Corners FindCorners(const Sizes& sizes, const Positions& positions, const SampledPixel& pixel,
-                               int64_t sample_index, const TapOrDistance& tap_or_distance) {
-  return CornersToRead(sizes, LocateSample<float>(sizes, positions, pixel.first_tap, sample_index, tap_or_distance),
-                       Mask<float>(positions, sample_index), pixel.image);
+__device__ Corners FindCorners(const Sizes& sizes, const SampledPixel& pixel, const SampleOperands<float>& operands,
+                               const TapOrDistance& tap_or_distance) {
+  return CornersToRead(sizes, LocateSample<float>(sizes, pixel.first_tap, operands.offset, tap_or_distance),
+                       operands.mask, pixel.image);
 }
 
 // The addresses of a sample's corners in x, which may point to any channel of its first pixel. They may be read only if

@@ -66,7 +66,9 @@ MUTATIONS = {
     "cells at the ends of a circular row as neighbours": Mutation(
         "deform_conv_input.cu", "has_parts(sizes.window.circular && x {~~=~>>~~}= 0)", VALUES),
     "samples loaded before their corners are stored": Mutation(
-        "deform_conv_fused_forward.cu", "+ tap] = corners;\n      }{~~\n      __syncthreads();~>~~}", FAULT),
+        "deform_conv_fused_forward.cu", ": NoCorners();\n      }{~~\n      __syncthreads();~>~~}", FAULT),
+    "samples of the next pass": Mutation(
+        "deform_conv_fused_forward.cu", "store_samples(stage, i, {~~loads~>next~~},", VALUES),
     "pixel past the end": Mutation("deform_conv_fused_forward.cu", "i <{~~~>=~~} call.sizes.pixels()", FAULT),
     "feature past the end of a group": Mutation(
         "deform_conv_fused_forward.cu", "{~~ || in_group + k >= call.group_features~>~~}", FAULT),
@@ -85,7 +87,9 @@ MUTATIONS = {
     "corners read before they are located": Mutation(
         "deform_conv_fused_offset.cu", "{~~__syncthreads();  ~>~~}// all threads have located", FAULT),
     "corners stored while they are read": Mutation(
-        "deform_conv_fused_weight.cu", "{~~__syncthreads();\n      ~>~~}find_corners(slice + 1);", FAULT),
+        "deform_conv_fused_weight.cu", "{~~if constexpr (kTables == 1) __syncthreads();\n      ~>~~}find_corners(", FAULT),
+    "corners stored in the table that is read": Mutation(
+        "deform_conv_fused_weight.cu", "corners[slice{~~~> + 1~~} % kTables][i] = corners;", FAULT),
     "feature of the weight past the end of a group": Mutation(
         "deform_conv_fused_weight.cu", "{~~ || feature >= block_tile.first_feature + block_tile.features~>~~}", FAULT),
     "no barrier between blocks, forward": Mutation(
