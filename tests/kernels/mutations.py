@@ -87,7 +87,10 @@ MUTATIONS = {
     "corners read before they are located": Mutation(
         "deform_conv_fused_offset.cu", "{~~__syncthreads();  ~>~~}// all threads have located", FAULT),
     "corners stored while they are read": Mutation(
-        "deform_conv_fused_weight.cu", "{~~if constexpr (kTables == 1) __syncthreads();\n      ~>~~}find_corners(", FAULT),
+        "deform_conv_fused_weight.cu",
+        "{~~if constexpr (kTables == 1) __syncthreads();\n      ~>~~}find_corners(",
+        FAULT,
+    ),
     "corners stored in the table that is read": Mutation(
         "deform_conv_fused_weight.cu", "corners[slice{~~~> + 1~~} % kTables][i] = corners;", FAULT),
     "feature of the weight past the end of a group": Mutation(
