@@ -186,20 +186,29 @@ struct ChunkSum {
   }
 };
 
+// Where consecutive lists start and end among the contributions.
+struct ListEnds {
+  int32_t start, first, second, last;  // `second` is `first` if there is one list
+
+  ListEnds() = default;
+  __device__ ListEnds(const int32_t* row_start, int count)
+      : start(row_start[0]), first(row_start[1]), second(row_start[min(2, count)]), last(row_start[count]) {}
+};
+
 // Calls store(i, sum) for each list i of `count` consecutive lists, with the sum over its contributions for 16 bytes of
 // features of d_y. Loads stay in flight across the ends of lists: the features of a contribution are loaded kLoads
 // contributions before they are added, and the contribution itself twice as early. What is added after the last
 // contribution is never stored.
 template <typename T, typename Store>
-__device__ void SumLists(const int32_t* row_start, int count, const Contribution* contributions, const T* features,
-                         const Store& store) {
+__device__ void SumLists(const int32_t* row_start, int count, const ListEnds& ends, const Contribution* contributions,
+                         const T* features, const Store& store) {
   constexpr int kLoads = 4;
   constexpr int32_t kNever = INT32_MAX;
-  const int32_t first = row_start[0], last_end = row_start[count];
-  int32_t left = last_end - first;
-  int32_t end = row_start[1] - first;  // of the list, counted like n
-  int32_t next_end = row_start[min(2, count)];
-  contributions += first;
+  const int32_t last_end = ends.last;
+  int32_t left = last_end - ends.start;
+  int32_t end = ends.first - ends.start;  // of the list, counted like n
+  int32_t next_end = ends.second;
+  contributions += ends.start;
 
   uint32_t buffer[2 * kLoads][2] = {};  // a Contribution each: the vector of d_y and the weight
   bool is_valid[2 * kLoads];
@@ -279,26 +288,43 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kChannels, kWarps
         copy_async(&stage[swizzled_index(row, chunk)], reinterpret_cast<const Words*>(weight) + index, !is_valid);
       }
     };
-    auto gather = [&](int32_t pair, int half) {
-      const uint32_t chunk = uint32_t(thread) % kPairChunks, first_row = thread / kPairChunks * kRun;
+    const uint32_t chunk = uint32_t(thread) % kPairChunks, first_row = thread / kPairChunks * kRun;
+    // The lists of consecutive pixels of an image are contiguous. In a run of pixels of several images, or with
+    // the end, lists are summed one by one until the rest of the run is in one image.
+    auto count_lists = [&](const int32_t* lists, uint32_t row) {
+      const int32_t in_run = first_row + kRun - row;
+      return lists[first_row + kRun - 1] - lists[row] == in_run - 1 ? in_run : 1;
+    };
+    // If not, the sums of the row are zeros.
+    auto has_lists = [&](int32_t k, int32_t list) { return k < k_chunks && list >= 0; };
+    auto lists_of_tap = [&](int32_t list, uint32_t tap) {
+      return call.row_start + list + tap * (call.image_pixels + 1);
+    };
+    auto find_ends = [&](int32_t pair, int half, uint32_t row) {
+      const int32_t* lists = shared.lists + half * kHalfPixels;
+      const int32_t k = pair * kPairChunks + chunk;
+      if (!has_lists(k, lists[row])) return ListEnds();
+      return ListEnds(lists_of_tap(lists[row], call.feature_chunks.Quotient(k)), count_lists(lists, row));
+    };
+    // `ends` are those of the first lists.
+    auto gather = [&](int32_t pair, int half, ListEnds ends) {
       const int32_t k = pair * kPairChunks + chunk;
       const uint32_t tap = call.feature_chunks.Quotient(k), feature_chunk = k - tap * call.feature_chunks.divisor;
       uint4* sums = shared.sums[HalfStage(pair, chunk / kSliceChunks, half)];
       const T* features = d_y + (block_tile.first_feature + feature_chunk * kChunkSize<T>);
       const int32_t* lists = shared.lists + half * kHalfPixels;
-      // The lists of consecutive pixels of an image are contiguous. In a run of pixels of several images, or with
-      // the end, lists are summed one by one until the rest of the run is in one image.
 #pragma unroll 1
       for (uint32_t row = first_row, count; row < first_row + kRun; row += count) {
-        const int32_t list = lists[row], in_run = first_row + kRun - row;
-        count = lists[first_row + kRun - 1] - list == in_run - 1 ? in_run : 1;
+        if (row > first_row) ends = find_ends(pair, half, row);
+        const int32_t list = lists[row];
+        count = count_lists(lists, row);
         const SharedAddress rows = AddressInShared(&sums[row / 8 * 8 * kSliceChunks]);
         const uint32_t row_bytes = row % 8 * kSwizzledRowBytes, chunk_bytes = chunk % kSliceChunks * kChunkBytes;
         auto store = [&](uint32_t i, const uint4& sum) {
           store_shared(rows + ((row_bytes + i * kSwizzledRowBytes) ^ chunk_bytes), sum);
         };
-        if (k < k_chunks && list >= 0) {
-          SumLists(call.row_start + list + tap * (call.image_pixels + 1), count, call.contributions, features, store);
+        if (has_lists(k, list)) {
+          SumLists(lists_of_tap(list, tap), count, ends, call.contributions, features, store);
         } else {
           for (int i = 0; i < count; ++i) store(i, {0, 0, 0, 0});
         }
@@ -307,13 +333,16 @@ __global__ void __launch_bounds__(kWarps* kWarp, CotangentTile<kChannels, kWarps
 
     WarpTile<T, Tile> tile;
     const int half = tile.first_row() / kHalfPixels;
-    // In step i, the block gathers half of pair i / 2, copies the weight of slice i - 1, and multiplies slice i - 2.
+    // In step i, the block gathers half of pair i / 2, copies the weight of slice i - 1, finds where the lists of the
+    // next step are, and multiplies slice i - 2.
+    ListEnds ends = find_ends(0, 0, first_row);
 #pragma unroll 1
     for (int32_t step = 0; step < slices + 2; ++step) {
       wait_async_copies();
       __syncthreads();
       if (step > 0 && step <= slices) load_weight(step - 1);
-      if (step / 2 * 2 < slices) gather(step / 2, step % 2);
+      if (step / 2 * 2 < slices) gather(step / 2, step % 2, ends);
+      ends = find_ends((step + 1) / 2, (step + 1) % 2, first_row);
       if (step < 2) continue;
       const int32_t slice = step - 2;
       tile.MultiplyStage(shared.sums[HalfStage(slice / 2, slice % 2, half)], tile.first_row() % kHalfPixels,
