@@ -46,7 +46,7 @@ def assemble(ptx, architecture, kernels=None):
         source.write_text(ptx)
         entries = [] if kernels is None else ["--entry", ",".join(instructions)]
         read("ptxas", "-arch", architecture, "-lineinfo", *entries, source, "-o", cubin)
-        blocks = sass.functions(read("nvdisasm", "-gp", "-c", cubin))
+        blocks = sass.functions(read("nvdisasm", "-gp", "-hex", "-c", cubin))
         usage = read("cuobjdump", "--dump-resource-usage", cubin)
     resources = {name: counts for name, *counts in re.findall(r"Function (\w+):\s+REG:(\d+) \S+ SHARED:(\d+)", usage)}
     names = dict(zip(instructions, read("c++filt", *instructions).splitlines(), strict=True))

@@ -1,6 +1,10 @@
 """Reads machine code (SASS) as the basic blocks of each kernel, with the PTX instruction that each comes from.
 
-`nvdisasm -gp` prints code that was compiled with -lineinfo and, before instructions, the line of the PTX.
+`nvdisasm -gp -hex` prints code that was compiled with -lineinfo, before instructions the line of the PTX, and after
+them their encoding, which says how long the next instruction waits. Bits 41 to 57 of its second word are: the clocks
+until the next instruction may be issued; a hint; the scoreboard that the result releases and the one that is released
+when the operands are read (7: none); and a mask of the scoreboards that the instruction waits for. Source: Jia and
+others, "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", arXiv 1804.06826, section 2.1.
 """
 
 import re
@@ -14,6 +18,8 @@ from scipy.sparse.csgraph import connected_components
 FUNCTION = re.compile(r"\.text\.(\S+):")
 PTX_LINE = re.compile(r'\s*//## File "[^"]*", line (\d+)')
 LABEL = re.compile(r"(\.L_x_\d+|\$\S+):")
+SCOREBOARDS, NO_SCOREBOARD = 6, 7
+SECOND_WORD = re.compile(r"\s+/\* (0x[0-9a-f]{16}) \*/$")
 INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*(.*?)\s*;")
 TARGET = re.compile(r"`\((\S+?)\)")
 ENDS_BLOCK = re.compile(r"BRA|BRX|JMP|EXIT|RET|CALL|WARPSYNC\.COLLECTIVE")
@@ -24,6 +30,10 @@ class Instruction(NamedTuple):
     operands: str
     is_predicated: bool
     ptx_line: int | None
+    stall: int = 1  # clocks
+    result_scoreboard: int = NO_SCOREBOARD
+    operands_scoreboard: int = NO_SCOREBOARD
+    awaited: tuple[int, ...] = ()  # scoreboards
 
 
 class Block(NamedTuple):
@@ -47,7 +57,18 @@ def functions(disassembly):
         elif match := INSTRUCTION.match(text):
             guard, opcode, operands = match.groups()
             items.append(Instruction(opcode, operands, guard is not None and guard.strip() != "@PT", line))
+        elif match := SECOND_WORD.match(text):
+            items[-1] = items[-1]._replace(**_control(int(match[1], 16) >> 41))
     return {name: _blocks(items) for name, items in found.items()}
+
+
+def _control(bits):
+    return {
+        "stall": max(bits & 15, 1),
+        "result_scoreboard": bits >> 5 & 7,
+        "operands_scoreboard": bits >> 8 & 7,
+        "awaited": tuple(k for k in range(SCOREBOARDS) if bits >> 11 + k & 1),
+    }
 
 
 def _blocks(items):

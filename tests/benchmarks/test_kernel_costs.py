@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import counting, machine_code, paths
-from benchmarks.counting import device_code, estimates, executed_sass, sass
+from benchmarks.counting import device_code, estimates, executed_sass, sass, waiting
 from benchmarks.counting.devices import DEVICES, occupancy
 from benchmarks.reports import gpu_numbers, kernel_costs
 from benchmarks.reports.report import RESULTS, page_text
@@ -133,6 +133,45 @@ def test_executions_of_blocks(blocks):
     """An unrolled product runs half as often in each copy; a moved instruction and a subroutine run as their block."""
     found = executed_sass.block_executions(blocks, PTX, warps=2)
     assert found == pytest.approx([2, 10, 40, 20, 40, 10, 2, 2])
+
+
+def instruction(opcode, **control):
+    return sass.Instruction(opcode, "", False, None, **control)
+
+
+def test_waits_that_machine_code_encodes():
+    """Of a load for sm_90: 2 clocks until the next instruction, scoreboards 5 and 1, and a wait for scoreboard 0."""
+    control = 2 | 5 << 5 | 1 << 8 | 1 << 11
+    code = f"""
+.text.kernel:
+        /*0000*/    LDG.E R7, desc[UR4][R2.64] ;    /* 0x0000000402077981 */
+                                                    /* 0x{control << 41:016x} */
+        /*0010*/    EXIT ;                          /* 0x000000000000794d */
+                                                    /* 0x000fea0003800000 */
+"""
+    load, _ = sass.functions(code)["kernel"][0].instructions
+    assert (load.stall, load.result_scoreboard, load.operands_scoreboard, load.awaited) == (2, 5, 1, (0,))
+
+
+def test_a_warp_alone_waits_for_its_loads():
+    """A load in the loop is awaited by the next iteration, which hides what it issues in between."""
+    load, add = instruction("LDG.E", result_scoreboard=2), instruction("FADD", awaited=(2,))
+    others = [instruction("FMUL")] * 100
+    loop = sass.Block((add, load, *others), (0,), None)
+    assert waiting.alone([loop], [1.0], 0) == 263 + 1
+    assert waiting.alone([sass.Block((load, add, *others), (0,), None)], [1.0], 0) == 263 + 1 + 100
+
+
+def test_a_warp_alone_waits_for_its_products():
+    loop = sass.Block(8 * (instruction("HMMA.16816.F32.BF16"),), (0,), None)
+    assert waiting.alone([loop], [3.0], 6) == 3 * 8 * 6
+
+
+def test_warps_hide_each_others_waiting():
+    """One warp needs the sum, few warps share it, and many are bound by the service."""
+    assert waiting.together(100, 300, 1) == 400
+    assert waiting.together(172, 330, 2) == pytest.approx(280.5, abs=0.1)
+    assert waiting.together(100, 300, 64) == pytest.approx(100, rel=1e-6)
 
 
 def test_instructions_of_ptx():
