@@ -35,7 +35,6 @@ IM2COL_KERNELS = {
     "OffsetCotangentKernel": "dcn_offset_cotangent",
     "InputCotangentKernel": "dcn_input_cotangent",
 }
-DEFAULT_SHARED = DEVICES["sm_90"].shared_bytes  # of an SM, as the PTX interpreter assumes
 SAMPLED_BLOCKS = 8  # of each launch of a fused kernel
 PTX = 80  # the virtual architecture that the package's machine code is compiled from
 SOURCES = {
@@ -130,17 +129,20 @@ def executed_launches(shape, computation, device=DEVICES["sm_90"], backend="fuse
     else:
         function, arguments = backward, (problem.operands, problem.cotangent)
     interpreter = executed_ptx.interpreter(PTX)
-    interpreter.set(max_shared_bytes=device.shared_bytes - RESERVED_SHARED)
+    capability = int(device.architecture.removeprefix("sm_"))
+    number = list(DEVICES).index(device.architecture) + 1  # it keeps what was requested for another device
+    shared_bytes = device.shared_bytes - RESERVED_SHARED
+    before = interpreter.set(max_shared_bytes=shared_bytes, device=number, requires_loading=0)
     try:
         return executed_ptx.launches(
             function,
             *arguments,
             sampled_blocks=SAMPLED_BLOCKS,
             architecture=PTX,
-            compute_capability=int(device.architecture.removeprefix("sm_")),
+            compute_capability=capability,
         )
     finally:
-        interpreter.set(max_shared_bytes=DEFAULT_SHARED - RESERVED_SHARED)
+        interpreter.set(**before)
 
 
 def assembled(source, architecture, kernels=None):

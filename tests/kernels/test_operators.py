@@ -89,7 +89,7 @@ def test_conv_fused_tiles(tile, name, dtype, monkeypatch):
 @pytest.fixture
 def one_resident_block(interpreter):
     """Only one block of a forward's tile fits an SM, as on sm_86, sm_89 and sm_120."""
-    before = interpreter.set(max_shared_bytes=99 << 10)
+    before = interpreter.set(max_shared_bytes=99 << 10, device=10, requires_loading=0)
     yield
     interpreter.set(**before)
 

@@ -23,12 +23,17 @@ constexpr uint32_t kReservedSharedBytes = 1 << 10;  // of a block
 // The shared memory that an SM can have, in KiB, up to the most of the machine.
 constexpr uint32_t kCarveOuts[] = {0, 8, 16, 32, 64, 100, 132, 164, 196, 228};
 
-struct Function {
-  Module* module;
-  std::string name;
+// What a device knows of a kernel.
+struct Attributes {
   uint32_t max_dynamic_shared = kDefaultSharedBytes;
   std::optional<uint32_t> carve_out_percent;
   bool is_loaded = false;
+};
+
+struct Function {
+  Module* module;
+  std::string name;
+  std::map<uint64_t, Attributes> of_device = {};
 };
 
 std::unordered_map<const void*, Function> functions;
@@ -126,12 +131,12 @@ uint32_t CarveOut(uint32_t bytes) {
 }
 
 // A GPU would run a kernel with another carve-out too, but with fewer resident blocks, or less L1 cache.
-void CheckCarveOut(const Function& function, const Kernel& kernel, uint32_t dynamic_shared_bytes) {
+void CheckCarveOut(const Attributes& attributes, const Kernel& kernel, uint32_t dynamic_shared_bytes) {
   if (dynamic_shared_bytes == 0 || kernel.resident_blocks == 0) return;
   const uint32_t block = kernel.static_shared_bytes + dynamic_shared_bytes + kReservedSharedBytes;
   const uint32_t needed = CarveOut(kernel.resident_blocks * block);
-  if (!function.carve_out_percent) throw std::runtime_error(kernel.name + " was launched without a carve-out");
-  const uint32_t carve_out = CarveOut(*function.carve_out_percent * SmSharedBytes() / 100);
+  if (!attributes.carve_out_percent) throw std::runtime_error(kernel.name + " was launched without a carve-out");
+  const uint32_t carve_out = CarveOut(*attributes.carve_out_percent * SmSharedBytes() / 100);
   if (carve_out == needed) return;
   throw std::runtime_error(kernel.name + " has a carve-out of " + std::to_string(carve_out) + " bytes, but its " +
                            std::to_string(kernel.resident_blocks) + " resident blocks need " + std::to_string(needed));
@@ -155,15 +160,16 @@ cudaError_t Run(const void* address, const dim3& grid, const dim3& block, size_t
   ++nodes;
   const auto found = functions.find(address);
   if (found == functions.end()) return cudaErrorInvalidDeviceFunction;
-  const Function& function = found->second;
-  if (options.requires_loading && !function.is_loaded) return cudaErrorDeviceUninitialized;
+  Function& function = found->second;
+  const Attributes& attributes = function.of_device[options.device];
+  if (options.requires_loading && !attributes.is_loaded) return cudaErrorDeviceUninitialized;
   try {
     const Kernel& kernel = function.module->Find(function.name);
     const bool fits = block.x > 0 && block.x <= kernel.max_threads && block.y == 1 && block.z == 1 && grid.x > 0 &&
-                      grid.y > 0 && grid.z > 0 && shared_bytes <= function.max_dynamic_shared &&
+                      grid.y > 0 && grid.z > 0 && shared_bytes <= attributes.max_dynamic_shared &&
                       kernel.static_shared_bytes + shared_bytes <= options.max_shared_bytes;
     if (!fits) return cudaErrorInvalidConfiguration;
-    CheckCarveOut(function, kernel, uint32_t(shared_bytes));
+    CheckCarveOut(attributes, kernel, uint32_t(shared_bytes));
     const uint32_t blocks = uint32_t(std::min<uint64_t>(grid.x, options.max_grid_blocks));
     Options own = options;
     own.seed += launches++;
@@ -266,14 +272,15 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
   const auto found = functions.find(function);
   if (found == functions.end()) return cudaErrorInvalidDeviceFunction;
+  ptx::Attributes& attributes = found->second.of_device[options.device];
   if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) {
     if (value < 0 || value > 100) return cudaErrorInvalidValue;
-    found->second.carve_out_percent = uint32_t(value);
+    attributes.carve_out_percent = uint32_t(value);
     return cudaSuccess;
   }
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaErrorInvalidValue;
   if (value < 0 || uint32_t(value) > options.max_shared_bytes) return cudaErrorInvalidValue;
-  found->second.max_dynamic_shared = std::max(uint32_t(value), ptx::kDefaultSharedBytes);
+  attributes.max_dynamic_shared = std::max(uint32_t(value), ptx::kDefaultSharedBytes);
   return cudaSuccess;
 }
 
@@ -286,7 +293,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* fu
     if (!options.has_ptx) return cudaErrorNoKernelImageForDevice;
     if (options.driver_version < ptx::kRuntimeVersion) return cudaErrorUnsupportedPtxVersion;
   }
-  found->second.is_loaded = true;
+  found->second.of_device[options.device].is_loaded = true;
   const ptx::Kernel& kernel = found->second.module->Find(found->second.name);
   *attributes = {};
   attributes->sharedSizeBytes = kernel.static_shared_bytes;
