@@ -84,7 +84,9 @@ extern "C" void Simulate(const Problem* problem, int64_t count, const int64_t* n
                        problem->rows,
                        problem->columns,
                        problem->offset_groups,
-                       problem->images};
+                       problem->images,
+                       problem->images,
+                       problem->rows};
   const DType dtype = problem->is_bfloat16 ? DType::kBF16 : DType::kF32;
   const Convolution convolution = {dtype, sizes, {}, {problem->features, problem->groups}};
   const RequestedCotangents requested = {problem->x_requested != 0, problem->positions_requested != 0,

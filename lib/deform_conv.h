@@ -22,15 +22,19 @@ struct Sizes {
   int64_t images, height, width, channels;  // of x; `images` are those of the tile
   int64_t rows, columns;                    // of the output tile that a call covers, in each image
   int64_t offset_groups;
-  int64_t images_of_x;  // all images of x or its cotangent, from which operations select those of the tile
+  // All images of x or its cotangent, of which operations select those of the tile; and all images and rows of the
+  // positions, of which the tile is a contiguous part: all rows, or rows of one image.
+  int64_t images_of_x, images_of_positions, rows_of_positions;
 
   DCN_HOST_DEVICE int32_t taps() const { return window.taps(); }
   DCN_HOST_DEVICE int64_t pixels() const { return images * rows * columns; }
   DCN_HOST_DEVICE int64_t group_channels() const { return channels / offset_groups; }
-  // An image index out of bounds is clamped, as in a dynamic slice.
-  DCN_HOST_DEVICE int64_t first_image(int32_t requested) const {
-    const int64_t last = images_of_x - images;
-    return requested < 0 ? 0 : requested < last ? requested : last;
+  // Indices out of bounds are clamped, as in a dynamic slice.
+  DCN_HOST_DEVICE int64_t first_image(const int32_t* origin) const { return Clamped(origin[0], images_of_x - images); }
+  // The tile's first sample in `mask`, and in `offset` as pairs.
+  DCN_HOST_DEVICE int64_t first_sample(const int32_t* origin) const {
+    const int64_t image = Clamped(origin[0], images_of_positions - images);
+    return (image * rows_of_positions + Clamped(origin[3], rows_of_positions - rows)) * columns * pixel_samples();
   }
   // Samples of one image and offset group: output pixels × taps.
   DCN_HOST_DEVICE int64_t samples() const { return rows * columns * taps(); }
@@ -38,13 +42,18 @@ struct Sizes {
   DCN_HOST_DEVICE int64_t pixel_samples() const { return offset_groups * taps(); }
   // Cells of one image: the squares between four neighbouring pixels, by which the CUDA kernels sort samples.
   DCN_HOST_DEVICE int64_t cells() const { return (height + 1) * (width + 1); }
+
+ private:
+  DCN_HOST_DEVICE static int64_t Clamped(int32_t index, int64_t last) {
+    return index < 0 ? 0 : index < last ? index : last;
+  }
 };
 
 // A, the accumulator type, is float, or double for a DType of float64. `mask` may be null.
 struct Positions {
-  const void* offset;     // A[images, rows, columns, offset_groups, taps, 2]
-  const void* mask;       // A[images, rows, columns, offset_groups, taps]
-  const int32_t* origin;  // [3]: the tile's first image in x, and its first row and column in the output
+  const void* offset;     // A[images_of_positions, rows_of_positions, columns, offset_groups, taps, 2]
+  const void* mask;       // A[images_of_positions, rows_of_positions, columns, offset_groups, taps]
+  const int32_t* origin;  // [4]: the tile's first image; its first row and column in the output; its first row here
 };
 
 // In the functions below, DType is the type of x. The cotangents of the columns have it, too, if the Device rounds them
@@ -63,15 +72,17 @@ struct Tangents {
 const char* SampleTangents(Device&, DType, const Sizes&, const Positions&, const Tangents&, const void* x,
                            bool columns_requested, void* columns);
 
-// The cotangents of offset and mask, of type A. The columns are computed from the same reads of x. Each of the three
-// results may be null. d_columns: in the shape of the columns.
+// The cotangents of offset and mask, of type A and in the shapes of Positions, of which only those of the tile are
+// written. The columns are computed from the same reads of x. Each of the three results may be null. d_columns: in the
+// shape of the columns.
 const char* OffsetCotangent(Device&, DType, const Sizes&, const Positions&, const void* x, const void* d_columns,
                             void* d_offset, void* d_mask, void* columns);
 
 // Adds the cotangent of x to d_x: A[images_of_x, height, width, channels], in the images of the tile. DType is the type
-// of d_columns here. The workspace has WorkspaceSize elements.
+// of d_columns here. If is_rounded, replaces these images of d_x, which has that DType: for 16 bits, not on a CPU, and
+// if the tile has all rows. The workspace has WorkspaceSize elements.
 int64_t WorkspaceSize(DType, const Sizes&);
-const char* InputCotangent(Device&, DType, const Sizes&, const Positions&, const void* d_columns, void* d_x,
-                           int32_t* workspace);
+const char* InputCotangent(Device&, DType, const Sizes&, const Positions&, const void* d_columns, bool is_rounded,
+                           void* d_x, int32_t* workspace);
 
 }  // namespace dcn

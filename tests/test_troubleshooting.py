@@ -85,7 +85,7 @@ def without_handler(patch, folder):
 
 def of_other_version(patch, folder):
     x, offset, _ = OPERANDS
-    jax.ffi.ffi_call("dcn_sample", jax.ShapeDtypeStruct((2, 8, 8, 9, 4), x.dtype))(x, offset, jnp.zeros(3, jnp.int32))
+    jax.ffi.ffi_call("dcn_sample", jax.ShapeDtypeStruct((2, 8, 8, 9, 4), x.dtype))(x, offset, jnp.zeros(4, jnp.int32))
 
 
 def with_moved_name(patch, folder):

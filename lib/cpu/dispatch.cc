@@ -75,8 +75,8 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, con
 }
 
 const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                           const void* d_columns, void* d_x, int32_t* workspace) {
-  return Best().InputCotangent(device, dtype, sizes, positions, d_columns, d_x, workspace);
+                           const void* d_columns, bool is_rounded, void* d_x, int32_t* workspace) {
+  return Best().InputCotangent(device, dtype, sizes, positions, d_columns, is_rounded, d_x, workspace);
 }
 
 const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x, void* pooled) {

@@ -54,7 +54,7 @@ __device__ void StoreUnread(const SampleRounds& call, const SampleRecord<A>& rec
 
 // A subwarp computes the columns of a sample: the channels of its offset group, N at a time.
 template <typename T, int N>
-__global__ void __launch_bounds__(kThreads) SampleColumnsKernel(SampleRounds call, const T* x, T* columns) {
+__global__ void __launch_bounds__(kThreads, 4) SampleColumnsKernel(SampleRounds call, const T* x, T* columns) {
   using A = Accumulator<T>;
   __shared__ SampleRecord<A> records[kThreads];
   for (int64_t round = blockIdx.x; round < call.rounds(); round += gridDim.x) {

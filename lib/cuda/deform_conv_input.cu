@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cells.h"
 #include "counting_sort.h"
@@ -45,8 +46,12 @@ class SamplesOfGroup {
     A y, x;
   };
 
-  __device__ SamplesOfGroup(const Tables& call, int64_t table)
-      : call_(call), image_(call.by_offset_groups.Quotient(table)), group_(table - image_ * call.sizes.offset_groups) {}
+  __device__ SamplesOfGroup(const Tables& call, int64_t table) : call_(call) {
+    const Sizes& sizes = call.sizes;
+    const int64_t image = call.by_offset_groups.Quotient(table), group = table - image * sizes.offset_groups;
+    first_ =
+        sizes.first_sample(call.positions.origin) + SampleIndex(sizes, image * sizes.rows * sizes.columns, group, 0);
+  }
 
   __device__ Entry operator()(int32_t id) const {
     const Sizes& sizes = call_.sizes;
@@ -57,7 +62,7 @@ class SamplesOfGroup {
         {int64_t{kernel_row} * sizes.window.dilation[0],
          (tap - int64_t{kernel_row} * sizes.window.kernel[1]) * sizes.window.dilation[1]}};
     const FirstTap first_tap(sizes, call_.positions, row, pixel - row * sizes.columns);
-    const int64_t index = SampleIndex(sizes, image_ * sizes.rows * sizes.columns + pixel, group_, tap);
+    const int64_t index = first_ + SampleIndex(sizes, pixel, 0, tap);
     const BilinearCorners<A> corners = LocateSample<A>(sizes, call_.positions, first_tap, index, distance);
     return {CellOf(corners), id, index, corners.y.fraction, corners.x.fraction};
   }
@@ -74,7 +79,7 @@ class SamplesOfGroup {
   }
 
   const Tables& call_;
-  int64_t image_, group_;
+  int64_t first_;  // sample of the table, in `mask`
 };
 
 template <typename A>
@@ -147,18 +152,18 @@ struct CellsOfPixel {
   }
 };
 
-// Each subwarp computes N channels per lane of a pixel and offset group.
-template <typename T, int N>
+// Each subwarp computes N channels per lane of a pixel and offset group. It adds sums to d_x, and stores rounded ones.
+template <typename T, int N, typename Out>
 __global__ void __launch_bounds__(kThreads, 4)
     InputCotangentKernel(SampleTables<Accumulator<T>> call, GatherShape shape, const int32_t* row_start,
-                         const SortedSample<Accumulator<T>>* samples_by_cell, const T* d_columns, Accumulator<T>* d_x) {
+                         const SortedSample<Accumulator<T>>* samples_by_cell, const T* d_columns, Out* d_x) {
   using A = Accumulator<T>;
   const Sizes& sizes = call.sizes;
   const int subwarp = 1 << shape.log2_subwarp, lanes = 1 << shape.log2_lanes, lane = int(threadIdx.x) & (lanes - 1);
   const int32_t turn = lane >> shape.log2_subwarp, turns = lanes >> shape.log2_subwarp;
   const int64_t samples = sizes.samples(), group_channels = shape.group_channels;
   const uint32_t row_vectors = uint32_t(sizes.channels) / N;
-  const int64_t first_pixel = sizes.first_image(call.positions.origin[0]) * shape.image_pixels;
+  const int64_t first_pixel = sizes.first_image(call.positions.origin) * shape.image_pixels;
   // All lanes of a warp exchange sums, also those past the end, which have no samples.
   for (int64_t first = global_thread() / kWarp * kWarp; first < shape.pixels << shape.log2_lanes;
        first += grid_stride()) {
@@ -185,9 +190,14 @@ __global__ void __launch_bounds__(kThreads, 4)
       }
       if (!has_channel || turn > 0) continue;
       const int64_t pixel = first_pixel + image * shape.image_pixels + y * sizes.width + x;
-      Vector<A, N>& out = AsVector<N>(d_x + pixel * sizes.channels + channel);
-      Vector<A, N> total = out;
-      for (int v = 0; v < N; ++v) total.value[v] += sum[v];
+      Vector<Out, N>& out = AsVector<N>(d_x + pixel * sizes.channels + channel);
+      Vector<Out, N> total;
+      if constexpr (std::is_same_v<Out, A>) {
+        total = out;
+        for (int v = 0; v < N; ++v) total.value[v] += sum[v];
+      } else {
+        for (int v = 0; v < N; ++v) total.value[v] = Out(sum[v]);
+      }
       out = total;
     }
   }
@@ -201,7 +211,7 @@ int64_t WorkspaceSize(DType dtype, const Sizes& sizes) {
 }
 
 const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                           const void* d_columns, void* d_x, int32_t* workspace) {
+                           const void* d_columns, bool is_rounded, void* d_x, int32_t* workspace) {
   return DispatchVectors(dtype, sizes.group_channels(), [&](auto tag, auto width) {
     using T = decltype(tag);
     using A = Accumulator<T>;
@@ -211,9 +221,12 @@ const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, cons
     const char* failure = SortByRow(device, tables, csr);
     if (failure) return failure;
     const GatherShape shape(sizes, N);
-    return Launch<InputCotangentKernel<T, N>>(device, BlocksFor(shape.pixels << shape.log2_lanes), tables, shape,
-                                              csr.row_start, csr.values, static_cast<const T*>(d_columns),
-                                              static_cast<A*>(d_x));
+    const auto launch = [&](auto* out) {
+      using Out = std::remove_pointer_t<decltype(out)>;
+      return Launch<InputCotangentKernel<T, N, Out>>(device, BlocksFor(shape.pixels << shape.log2_lanes), tables, shape,
+                                                     csr.row_start, csr.values, static_cast<const T*>(d_columns), out);
+    };
+    return is_rounded ? launch(static_cast<T*>(d_x)) : launch(static_cast<A*>(d_x));
   });
 }
 

@@ -80,7 +80,7 @@ struct SampleRounds {
   __device__ int64_t Image(int64_t round) const { return by_image_rounds.Quotient(round); }
   // The offset in x of an image of the tile.
   __device__ int64_t ImageStart(int64_t image) const {
-    return (sizes.first_image(positions.origin[0]) + image) * sizes.height * sizes.width * sizes.channels;
+    return (sizes.first_image(positions.origin) + image) * sizes.height * sizes.width * sizes.channels;
   }
 
   // The samples of a round.
@@ -103,7 +103,8 @@ struct SampleRounds {
     sample.offset_group = of_pixel - sample.tap * sizes.offset_groups;
     strips.Locate(pixel, &sample.row, &sample.column);
     sample.output_pixel = (image * sizes.rows + sample.row) * sizes.columns + sample.column;
-    sample.index = SampleIndex(sizes, sample.output_pixel, sample.offset_group, sample.tap);
+    sample.index =
+        sizes.first_sample(positions.origin) + SampleIndex(sizes, sample.output_pixel, sample.offset_group, sample.tap);
     return sample;
   }
 

@@ -10,7 +10,7 @@
 
 namespace dcn {
 
-// Decodes the sizes and positions of a call.
+// Decodes the sizes and positions of a call, whose tile is all of offset.
 inline Convolution DecodeSampling(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer offset,
                                   ffi::AnyBuffer origin, ffi::RemainingArgs rest, size_t mask_index = 0) {
   Convolution call = {};
@@ -22,13 +22,13 @@ inline Convolution DecodeSampling(Checks& checks, ffi::Dictionary attributes, ff
   checks.Require(sizes.offset_groups >= 1, "attribute offset_groups must be positive");
   checks.Rank("offset", offset, 4);
   checks.Type("origin", origin, ffi::S32);
-  checks.Shape("origin", origin, {3});
+  checks.Shape("origin", origin, {4});
   checks.FitsInt32("the number of taps", int64_t{window.kernel[0]} * window.kernel[1]);
   if (!checks.ok()) return call;
 
   const auto shape = offset.dimensions();
-  sizes.images = shape[0];
-  sizes.rows = shape[1];
+  sizes.images = sizes.images_of_positions = shape[0];
+  sizes.rows = sizes.rows_of_positions = shape[1];
   sizes.columns = shape[2];
   checks.FitsInt32("the number of the output's rows", sizes.rows);
   checks.FitsInt32("the number of the output's columns", sizes.columns);
@@ -46,6 +46,21 @@ inline Convolution DecodeSampling(Checks& checks, ffi::Dictionary attributes, ff
   return call;
 }
 
+// Decodes the tile of a call from its columns, or from their cotangents: a contiguous part of offset.
+inline void DecodeTile(Checks& checks, std::string_view operand, ffi::AnyBuffer columns, Sizes& sizes) {
+  const auto shape = columns.dimensions();
+  checks.Require(shape.size() > 2,
+                 std::string(operand) + " has shape " + ToString(shape) + ", must have more dimensions");
+  if (!checks.ok()) return;
+  sizes.images = shape[0];
+  sizes.rows = shape[1];
+  const bool is_part = sizes.images <= sizes.images_of_positions && sizes.rows <= sizes.rows_of_positions;
+  checks.Require(is_part && (sizes.images <= 1 || sizes.rows == sizes.rows_of_positions),
+                 std::string(operand) + " has shape " + ToString(shape) + ", must have images of offset, which has " +
+                     std::to_string(sizes.images_of_positions) + " of " + std::to_string(sizes.rows_of_positions) +
+                     " rows, or rows of one image");
+}
+
 // Decodes the sizes of x, or of its cotangent, whichever the handler has.
 inline void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer x, Sizes& sizes) {
   checks.Rank(operand, x, 4);
@@ -55,7 +70,7 @@ inline void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer
   sizes.width = shape[2];
   sizes.channels = shape[3];
   sizes.images_of_x = shape[0];
-  checks.Require(shape[0] >= sizes.images, std::string(operand) + " has fewer images than offset");
+  checks.Require(shape[0] >= sizes.images, std::string(operand) + " has fewer images than the tile");
   checks.Require(sizes.channels % sizes.offset_groups == 0,
                  std::string(operand) + "'s channels must be divisible by the offset groups");
   checks.FitsInt32("the image's height", sizes.height);
@@ -85,34 +100,36 @@ inline Convolution DecodeConvolution(Checks& checks, ffi::Dictionary attributes,
   return call;
 }
 
-// The tangents of a handler, which come first in the remaining operands: each that is present has an attribute
-// `<name>_tangent`.
-class TangentOperands {
+// Operands of a handler that come first in the remaining operands: each that is present has an attribute
+// `<name>_<what>`.
+class OptionalOperands {
  public:
-  TangentOperands(Checks& checks, ffi::Dictionary attributes, ffi::RemainingArgs rest)
-      : checks_(checks), attributes_(attributes), rest_(rest) {}
+  OptionalOperands(Checks& checks, ffi::Dictionary attributes, ffi::RemainingArgs rest, std::string_view what)
+      : checks_(checks), attributes_(attributes), rest_(rest), what_(what) {}
 
   size_t Count(std::initializer_list<const char*> names) const {
     return std::count_if(names.begin(), names.end(), [&](const char* name) { return IsPresent(name); });
   }
 
-  // The data pointer of the next tangent, or null if it is absent.
+  // The data pointer of the next operand, or null if it is absent.
   const void* Next(const std::string& name, ffi::DataType type, const std::vector<int64_t>& shape) {
     if (!IsPresent(name)) return nullptr;
-    const auto tangent = rest_.get<ffi::AnyBuffer>(next_++);
-    checks_.Require(tangent.has_value(), "has no tangent of " + name + ", which is said to be present");
+    const auto operand = rest_.get<ffi::AnyBuffer>(next_++);
+    checks_.Require(operand.has_value(), "has no operand for " + AttributeOf(name) + ", which is true");
     if (!checks_.ok()) return nullptr;
-    checks_.Type("the tangent of " + name, *tangent, type);
-    checks_.Shape("the tangent of " + name, *tangent, shape);
-    return tangent->untyped_data();
+    checks_.Type("the operand for " + AttributeOf(name), *operand, type);
+    checks_.Shape("the operand for " + AttributeOf(name), *operand, shape);
+    return operand->untyped_data();
   }
 
  private:
-  bool IsPresent(const std::string& name) const { return checks_.Attribute(attributes_, name + "_tangent", false); }
+  std::string AttributeOf(const std::string& name) const { return name + "_" + what_; }
+  bool IsPresent(const std::string& name) const { return checks_.Attribute(attributes_, AttributeOf(name), false); }
 
   Checks& checks_;
   ffi::Dictionary attributes_;
   ffi::RemainingArgs rest_;
+  std::string what_;
   size_t next_ = 0;
 };
 

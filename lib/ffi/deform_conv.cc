@@ -15,10 +15,17 @@ ffi::DataType ColumnCotangentType(ffi::DataType data) {
   return Device::kRoundsColumnCotangents ? data : AccumulatorType(data);
 }
 
+// The shape of offset, with two numbers per sample, or of mask, with one.
+std::vector<int64_t> PositionShape(const Sizes& sizes, int64_t numbers) {
+  return {sizes.images_of_positions, sizes.rows_of_positions, sizes.columns, numbers * sizes.pixel_samples()};
+}
+
 // Decodes a call of the handlers that sample x, which has no product.
 Convolution DecodeSamplingOfX(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x, ffi::AnyBuffer offset,
-                              ffi::AnyBuffer origin, ffi::RemainingArgs rest, size_t mask_index = 0) {
+                              ffi::AnyBuffer origin, ffi::AnyBuffer columns, ffi::RemainingArgs rest,
+                              size_t mask_index = 0) {
   Convolution call = DecodeSampling(checks, attributes, offset, origin, rest, mask_index);
+  DecodeTile(checks, "columns", columns, call.sizes);
   if (!checks.ok()) return call;
   call.dtype = CheckedDType(checks, x.element_type());
   DecodeImage(checks, "x", x, call.sizes);
@@ -29,7 +36,7 @@ Convolution DecodeSamplingOfX(Checks& checks, ffi::Dictionary attributes, ffi::A
 ffi::Error SampleImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
                       ffi::RemainingArgs mask, ffi::Result<ffi::AnyBuffer> columns, ffi::Dictionary attributes) {
   Checks checks("dcn_sample");
-  const Convolution call = DecodeSamplingOfX(checks, attributes, x, offset, origin, mask);
+  const Convolution call = DecodeSamplingOfX(checks, attributes, x, offset, origin, *columns, mask);
   if (!checks.ok()) return checks.error();
   const Sizes& sizes = call.sizes;
   checks.Type("columns", *columns, x.element_type());
@@ -43,17 +50,15 @@ ffi::Error SampleTangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::An
                               ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> columns,
                               ffi::Dictionary attributes) {
   Checks checks("dcn_sample_tangents");
-  TangentOperands operands(checks, attributes, rest);
+  OptionalOperands operands(checks, attributes, rest, "tangent");
   const size_t mask_index = operands.Count({"x", "offset", "mask"});
-  const Convolution call = DecodeSamplingOfX(checks, attributes, x, offset, origin, rest, mask_index);
+  const Convolution call = DecodeSamplingOfX(checks, attributes, x, offset, origin, *columns, rest, mask_index);
   if (!checks.ok()) return checks.error();
   const Sizes& sizes = call.sizes;
   Tangents tangents = {};
   tangents.x = operands.Next("x", x.element_type(), {sizes.images_of_x, sizes.height, sizes.width, sizes.channels});
-  tangents.offset = operands.Next("offset", offset.element_type(),
-                                  {sizes.images, sizes.rows, sizes.columns, 2 * sizes.pixel_samples()});
-  tangents.mask =
-      operands.Next("mask", offset.element_type(), {sizes.images, sizes.rows, sizes.columns, sizes.pixel_samples()});
+  tangents.offset = operands.Next("offset", offset.element_type(), PositionShape(sizes, 2));
+  tangents.mask = operands.Next("mask", offset.element_type(), PositionShape(sizes, 1));
   checks.Require(call.positions.mask || !tangents.mask, "has a tangent of mask, but no mask");
   const bool columns_requested = checks.Attribute(attributes, "columns_requested", false);
   checks.Type("columns", *columns, x.element_type());
@@ -66,19 +71,25 @@ ffi::Error SampleTangentsImpl(Device::Context context, ffi::AnyBuffer x, ffi::An
 }
 
 ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
-                               ffi::AnyBuffer d_columns, ffi::RemainingArgs mask, ffi::RemainingRets results,
+                               ffi::AnyBuffer d_columns, ffi::RemainingArgs rest, ffi::RemainingRets results,
                                ffi::Dictionary attributes) {
   Checks checks("dcn_offset_cotangent");
-  const Convolution call = DecodeSamplingOfX(checks, attributes, x, offset, origin, mask);
+  OptionalOperands so_far(checks, attributes, rest, "requested");
+  const size_t mask_index = so_far.Count({"offset", "mask"});
+  const Convolution call = DecodeSamplingOfX(checks, attributes, x, offset, origin, d_columns, rest, mask_index);
   if (!checks.ok()) return checks.error();
   const Sizes& sizes = call.sizes;
   checks.Type("d_columns", d_columns, ColumnCotangentType(x.element_type()));
   checks.Shape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   RequestedResults requested(checks, attributes, results);
-  void* d_offset = requested.Next("offset", offset.element_type(),
-                                  {sizes.images, sizes.rows, sizes.columns, 2 * sizes.pixel_samples()});
-  void* d_mask =
-      requested.Next("mask", offset.element_type(), {sizes.images, sizes.rows, sizes.columns, sizes.pixel_samples()});
+  const auto in_place = [&](const std::string& name, int64_t numbers) {
+    void* const result = requested.Next(name, offset.element_type(), PositionShape(sizes, numbers));
+    const void* const operand = so_far.Next(name, offset.element_type(), PositionShape(sizes, numbers));
+    checks.Require(result == operand, "the result for " + name + " must be written in place");
+    return result;
+  };
+  void* const d_offset = in_place("offset", 2);
+  void* const d_mask = in_place("mask", 1);
   void* columns = requested.Next("columns", x.element_type(),
                                  {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   requested.CheckEnd();
@@ -96,13 +107,17 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
   Convolution call = DecodeSampling(checks, attributes, offset, origin, mask);
   if (!checks.ok()) return checks.error();
   Sizes& sizes = call.sizes;
+  DecodeTile(checks, "d_columns", d_columns, sizes);
   const DType dtype = CheckedDType(checks, d_columns.element_type());
   checks.Type("d_columns", d_columns, ColumnCotangentType(d_columns.element_type()));
   checks.Type("offset", offset, AccumulatorType(d_columns.element_type()));
   DecodeImage(checks, "d_x", *d_x, sizes);
-  checks.Type("d_x", *d_x, offset.element_type());
+  const bool is_rounded = d_x->element_type() != offset.element_type();
+  checks.Type("d_x", *d_x, is_rounded ? d_columns.element_type() : offset.element_type());
+  checks.Require(!is_rounded || sizes.rows == sizes.rows_of_positions,
+                 "d_x must have the type of offset where d_columns does not have all rows");
   checks.Require(d_x->untyped_data() == d_x_in.untyped_data(), "d_x must be added to in place");
-  checks.Type("d_x so far", d_x_in, offset.element_type());
+  checks.Type("d_x so far", d_x_in, d_x->element_type());
   checks.Shape("d_x so far", d_x_in, {sizes.images_of_x, sizes.height, sizes.width, sizes.channels});
   checks.FitsInt32("the number of an image's pixels", SaturatingMultiply(sizes.height + 1, sizes.width + 1));
   checks.FitsInt32("the number of an image's samples", sizes.samples());
@@ -115,8 +130,8 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
   checks.Shape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(InputCotangent(device, dtype, sizes, call.positions, d_columns.untyped_data(), d_x->untyped_data(),
-                                workspace->typed_data<int32_t>()));
+  return ToError(InputCotangent(device, dtype, sizes, call.positions, d_columns.untyped_data(), is_rounded,
+                                d_x->untyped_data(), workspace->typed_data<int32_t>()));
 }
 
 }  // namespace

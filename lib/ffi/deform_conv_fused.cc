@@ -15,7 +15,7 @@ namespace {
 
 // The call for some of the images.
 Convolution Images(Convolution call, int64_t first, int64_t count) {
-  call.sizes.images = call.sizes.images_of_x = count;
+  call.sizes.images = call.sizes.images_of_x = call.sizes.images_of_positions = count;
   const int64_t first_sample = first * call.sizes.offset_groups * call.sizes.samples();
   Positions& positions = call.positions;
   positions.offset = static_cast<const float*>(positions.offset) + 2 * first_sample;

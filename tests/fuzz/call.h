@@ -18,6 +18,7 @@ struct Buffer {
   XLA_FFI_DataType dtype;
   std::vector<int64_t> dims;
   Role role = Role::kNumbers;
+  int place = 0;  // of kInPlace: the operand and the result of the same place have the same memory
 };
 
 struct Attribute {

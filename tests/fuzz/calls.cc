@@ -36,8 +36,8 @@ int64_t Sum(int64_t a, int64_t b) { return int64_t(uint64_t(a) + uint64_t(b)); }
 // after
 // "?" the name of a boolean attribute, or nothing if only the number of operands says so.
 //
-// Types: T of the data, A its accumulator, C of the columns' cotangents, Y of a result (T or float32), W T or A, F
-// float32, I int32. Lower case: a workspace.
+// Types: T of the data, A its accumulator, C of the columns' cotangents, D of d_x, Y of a result (T or float32), W T or
+// A, F float32, I int32. Lower case: a workspace.
 class CallBuilder;
 struct Handler {
   using Step = void (CallBuilder::*)();
@@ -50,12 +50,14 @@ struct Handler {
 // The words of a shape are dimensions: each is the product of the sizes of its letters and of its digits. One in
 // parentheses is present only in windows of an aggregation.
 //
-// In convolutions: n images of the tile, N of x; h and w: of x; r and q: of the output; k taps, g offset groups, G
+// In convolutions: n images of the tile, N of x, P of the positions; h and w: of x; r and q: of the tile, R rows of the
+// positions; k taps, g offset groups, G
 // feature groups, c channels, f features; d and e: those of a feature group; i images at a time, s starts of lists. In
 // poolings: b batches, n images, p RoIs, m classes, f features; y and x: bins, s and t: parts. In aggregations: b
 // batches, m heads, r and q: queries. z: elements of a workspace, or partial sums.
 const std::map<std::string, const char*> kShapes = {{"x", "N h w c"},          {"d_x", "N h w c"},
-                                                    {"offset", "n r q 2gk"},   {"mask", "n r q gk"},
+                                                    {"offset", "P R q 2gk"},   {"mask", "P R q gk"},
+                                                    {"d_offset", "P R q 2gk"}, {"d_mask", "P R q gk"},
                                                     {"columns", "n r q k c"},  {"tangents", "n r q k v c"},
                                                     {"y", "n r q f"},          {"bias", "f"},
                                                     {"weight", "f k d"},       {"by_channel", "c k e"},
@@ -64,7 +66,7 @@ const std::map<std::string, const char*> kShapes = {{"x", "N h w c"},          {
                                                     {"ids", "i g k 4rq"},      {"workspace", "z"},
                                                     {"pooled", "b p y x f"},   {"images", "b n h w c"},
                                                     {"shifts", "b p s t 2m"},  {"argmax", "2 b p y x f"},
-                                                    {"rois", "b p 5"},         {"origin", "3"},
+                                                    {"rois", "b p 5"},         {"origin", "4"},
                                                     {"query_origin", "2"},     {"value", "b h (w) m c"},
                                                     {"out", "b r (q) m c"},    {"locations", "b r (q) m k 2"},
                                                     {"weights", "b r (q) m k"}};
@@ -109,6 +111,7 @@ class CallBuilder {
     call_.attributes[name] = Attribute::Integers({first, second});
   }
   bool IsChosen(const std::string& attribute) {
+    if (call_.attributes.count(attribute)) return IsTrue(attribute);
     const bool is_chosen = bytes_.Below(2);
     call_.attributes[attribute] = Attribute::Boolean(is_chosen);
     return is_chosen;
@@ -122,6 +125,8 @@ class CallBuilder {
         return type_;
       case 'C':
         return is_cpu_ ? wide : type_;
+      case 'D':
+        return is_rounded_ ? type_ : wide;
       case 'W':
         return bytes_.Below(2) ? wide : type_;
       case 'Y':
@@ -154,10 +159,12 @@ class CallBuilder {
     }
     Role role = &buffers == &call_.results ? Role::kResult : Role::kNumbers;
     if (std::islower(type)) role = Role::kScratch;
-    if (name == "d_x") role = Role::kInPlace;
+    static const std::map<std::string, int> places = {{"d_x", 1}, {"d_offset", 1}, {"d_mask", 2}};
+    const int place = places.count(name) ? places.at(name) : 0;
+    if (place) role = Role::kInPlace;
     if (name == "rois") role = Role::kRois;
     if (name == "origin" || name == "query_origin") role = Role::kOrigin;
-    buffers.push_back({TypeOf(type), dims, role});
+    buffers.push_back({TypeOf(type), dims, role, place});
   }
 
   // The window of a convolution, and the sizes of its images.
@@ -165,6 +172,8 @@ class CallBuilder {
     ChooseKernel(max_kernel_size);
     call_.attributes["circular"] = Attribute::Boolean(bytes_.Below(2));
     ChooseSizes("nhwrq", {3, 9, 9, 4, 5});
+    size('P') = size('n');
+    size('R') = size('r');
   }
   void ChooseKernel(int64_t max, const char* image = "", std::initializer_list<int64_t> max_image = {}) {
     for (int64_t& kernel : kernel_) kernel = Size(max, 1);
@@ -184,9 +193,15 @@ class CallBuilder {
     size('c') = Product({size('g'), bytes_.Below(2) ? Size(3) : Product({4, Size(5)})});
     Integer("offset_groups", size('g'));
     size('N') = Sum(size('n'), Size(2));
+    size('P') = Sum(size('n'), Size(2));
+    if (size('n') <= 1) size('R') = Sum(size('r'), Size(2));
     const int64_t cells = Product({Sum(size('h'), 1), Sum(size('w'), 1)});
     const int64_t samples = Product({type_ == kF64 ? 9 : 5, size('r'), size('q'), size('k')});
     size('z') = is_cpu_ ? 0 : Product({size('n'), size('g'), Sum(samples, Sum(cells, 1))});
+  }
+  void InputColumns() {
+    Columns();
+    is_rounded_ = !is_cpu_ && size('r') == size('R') && bytes_.Below(2);
   }
   void OptionalMask() {
     if (IsTrue("mask_tangent") || bytes_.Below(2)) Add(call_.arguments, 'A', "mask");
@@ -348,7 +363,7 @@ class CallBuilder {
 
   Bytes& bytes_;
   const bool is_cpu_;
-  bool is_window_ = false;
+  bool is_window_ = false, is_rounded_ = false;
   Call call_;
   XLA_FFI_DataType type_ = kF32;
   int64_t kernel_[2] = {}, cells_ = 0;
@@ -359,9 +374,10 @@ const std::vector<Handler>& CallBuilder::Handlers() {
   using B = CallBuilder;
   static const std::vector<Handler> handlers = {
       {"dcn_sample", &B::Columns, "T:x A:offset I:origin A:mask?", "T:columns"},
-      {"dcn_offset_cotangent", &B::Columns, "T:x A:offset I:origin C:columns A:mask?",
-       "A:offset?offset_requested A:mask?mask_requested T:columns?columns_requested"},
-      {"dcn_input_cotangent", &B::Columns, "A:offset I:origin C:columns A:d_x A:mask?", "A:d_x i:workspace"},
+      {"dcn_offset_cotangent", &B::Columns,
+       "T:x A:offset I:origin C:columns A:d_offset?offset_requested A:d_mask?mask_requested A:mask?",
+       "A:d_offset?offset_requested A:d_mask?mask_requested T:columns?columns_requested"},
+      {"dcn_input_cotangent", &B::InputColumns, "A:offset I:origin C:columns D:d_x A:mask?", "D:d_x i:workspace"},
       {"dcn_roi_pool", &B::MeanPool, "T:images A:rois A:shifts?", "T:pooled"},
       {"dcn_roi_pool_input_cotangent", &B::MeanPool, "A:rois T:pooled A:shifts?", "A:images"},
       {"dcn_roi_pool_offset_cotangent", &B::MeanPool, "T:images A:rois T:pooled A:shifts", "A:shifts"},

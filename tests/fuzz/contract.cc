@@ -53,11 +53,15 @@ void CheckWindow(const Sizes& s) {
   REQUIRE(double(s.window.kernel[0]) * s.window.kernel[1] < k32);
   REQUIRE(0 <= s.height && s.height < k32 && 0 <= s.width && s.width < k32);
   REQUIRE(0 <= s.images && s.images <= s.images_of_x && s.offset_groups >= 1);
+  REQUIRE(s.images <= s.images_of_positions && 0 <= s.rows && s.rows <= s.rows_of_positions);
+  REQUIRE(s.images <= 1 || s.rows == s.rows_of_positions);
   REQUIRE(s.channels >= 0 && s.channels % s.offset_groups == 0);
   REQUIRE(double(s.images_of_x) * s.height * s.width * s.channels < k64);
 }
 
-double PositionCount(const Sizes& s) { return double(s.images) * s.rows * s.columns * s.offset_groups * s.taps(); }
+double PositionCount(const Sizes& s) {
+  return double(s.images_of_positions) * s.rows_of_positions * s.columns * s.offset_groups * s.taps();
+}
 double ColumnsCount(const Sizes& s) { return double(s.images) * s.rows * s.columns * s.taps() * s.channels; }
 double ImageCount(const Sizes& s, double images) { return images * s.height * s.width * s.channels; }
 
@@ -66,7 +70,7 @@ void CheckPositions(const Sizes& s, const Positions& positions, double size) {
   REQUIRE(PositionCount(s) * 32 < k64);  // a kernel uses one warp per position
   REQUIRE(contract.Holds(positions.offset, 2 * PositionCount(s), size));
   REQUIRE(!positions.mask || contract.Holds(positions.mask, PositionCount(s), size));
-  REQUIRE(contract.Holds(positions.origin, 3, 4));
+  REQUIRE(contract.Holds(positions.origin, 4, 4));
 }
 
 }  // namespace
@@ -110,13 +114,14 @@ int64_t WorkspaceSize(DType dtype, const Sizes& s) {
 }
 
 const char* InputCotangent(Device&, DType dtype, const Sizes& s, const Positions& positions, const void* d_columns,
-                           void* d_x, int32_t* workspace) {
+                           bool is_rounded, void* d_x, int32_t* workspace) {
   const double wide = AccumulatorSize(dtype), bins = double(s.images) * s.offset_groups;
   const double cells = (s.height + 1.) * (s.width + 1.), samples = double(s.rows) * s.columns * s.taps();
   CheckPositions(s, positions, wide);
   REQUIRE(s.images_of_x >= s.images);
   REQUIRE(contract.Holds(d_columns, ColumnsCount(s), ColumnCotangentSize(dtype)));
-  REQUIRE(contract.Holds(d_x, ImageCount(s, s.images_of_x), wide));
+  REQUIRE(!is_rounded || (kNeedsWorkspace && BytesOf(dtype) == 2 && s.rows == s.rows_of_positions));
+  REQUIRE(contract.Holds(d_x, ImageCount(s, s.images_of_x), is_rounded ? BytesOf(dtype) : wide));
   if (!kNeedsWorkspace) return nullptr;
   REQUIRE(cells < k32 && samples < k32 && s.channels < k32);
   REQUIRE(contract.Holds(workspace, bins * ((wide + 1) * samples + cells + 1), 4));

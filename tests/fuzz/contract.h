@@ -12,9 +12,10 @@ namespace fuzz {
 class Contract {
  public:
   // The address of the `number`-th buffer of a call, counted from 1. `bytes` is negative if its shape is impossible.
-  char* Address(size_t number, bool in_place, int64_t bytes) {
+  // Buffers of the same place, counted from 1, have the same address.
+  char* Address(size_t number, int place, int64_t bytes) {
     if (number == 1) bytes_.clear();
-    char* address = reinterpret_cast<char*>((in_place ? kInPlace : number) << 52);
+    char* address = reinterpret_cast<char*>((place ? kInPlace + size_t(place) : number) << 52);
     bytes_[address] = bytes;
     return address;
   }

@@ -231,17 +231,18 @@ class Frame {
     memory_.emplace_back();
     dims_.push_back(buffer.dims);
     char* data = nullptr;
+    const int place = buffer.role == Role::kInPlace ? buffer.place : 0;
     if (contract) {
-      data = contract->Address(memory_.size(), buffer.role == Role::kInPlace, bytes);
-    } else if (buffer.role == Role::kInPlace && in_place_) {
-      data = in_place_;
+      data = contract->Address(memory_.size(), place, bytes);
+    } else if (place && in_place_.count(place)) {
+      data = in_place_[place];
     } else if (count >= 0 && is_runnable_) {  // an empty buffer has an address too
       memory_.back().reset(new char[bytes]);
       data = memory_.back().get();
       const std::string unwritten = Unwritten(buffer.dtype);
       for (int64_t i = 0; i < count; ++i) std::memcpy(data + i * unwritten.size(), unwritten.data(), unwritten.size());
       if (memory_.size() <= call_.arguments.size()) numbers_.Fill(buffer, data, count);
-      if (buffer.role == Role::kInPlace) in_place_ = data;
+      if (place) in_place_[place] = data;
     }
     buffers_.push_back(
         {XLA_FFI_Buffer_STRUCT_SIZE, nullptr, buffer.dtype, data, int64_t(buffer.dims.size()), dims_.back().data()});
@@ -287,7 +288,7 @@ class Frame {
   std::vector<std::unique_ptr<XLA_FFI_Array>> arrays_;
   std::vector<std::unique_ptr<XLA_FFI_Scalar>> scalars_;
   std::vector<std::unique_ptr<XLA_FFI_ByteSpan>> strings_;
-  char* in_place_ = nullptr;
+  std::map<int, char*> in_place_;  // by place
 };
 
 XLA_FFI_Handler* Find(const std::string& name) {

@@ -259,7 +259,7 @@ class Test {
     }
   }
 
-  int32_t origin_[3] = {0, 1, -1};
+  int32_t origin_[4] = {0, 1, -1, 0};
   Sizes sizes_;
   Product product_;
   int64_t samples_;

@@ -66,11 +66,11 @@ Window OneTap() { return {{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}; }
 // Many pixels with few channels.
 void TestManyPixels() {
   constexpr int64_t kSide = 1 << 15, kChannels = 4, kPixels = kSide * kSide;
-  const Sizes sizes = {OneTap(), 1, kSide, kSide, kChannels, kSide, kSide, 1, 1};
+  const Sizes sizes = {OneTap(), 1, kSide, kSide, kChannels, kSide, kSide, 1, 1, 1, kSide};
   Large<float> x(kPixels * kChannels), offset(2 * kPixels), columns(kPixels * kChannels),
       d_columns(kPixels * kChannels);
   Large<float> d_offset(2 * kPixels), d_mask(kPixels);
-  Large<int32_t> origin(3);
+  Large<int32_t> origin(4);
   const Positions positions = {offset.data(), nullptr, origin.data()};
   x.last() = 3;
   d_columns.last() = 5;
@@ -90,13 +90,13 @@ void TestManyPixels() {
 // Many images of one pixel with many channels, because the handler limits an image to 2^31 samples.
 void TestManyImages() {
   constexpr int64_t kImages = 1 << 20, kChannels = 1 << 12;
-  const Sizes sizes = {OneTap(), kImages, 1, 1, kChannels, 1, 1, 1, kImages};
+  const Sizes sizes = {OneTap(), kImages, 1, 1, kChannels, 1, 1, 1, kImages, kImages, 1};
   Large<float> offset(2 * kImages), d_columns(kImages * kChannels), d_x(kImages * kChannels);
-  Large<int32_t> origin(3), workspace(WorkspaceSize(DType::kF32, sizes));
+  Large<int32_t> origin(4), workspace(WorkspaceSize(DType::kF32, sizes));
   d_columns.last() = 5;
   d_x.last() = 2;
   Device device(nullptr);
-  Check(InputCotangent(device, DType::kF32, sizes, {offset.data(), nullptr, origin.data()}, d_columns.data(),
+  Check(InputCotangent(device, DType::kF32, sizes, {offset.data(), nullptr, origin.data()}, d_columns.data(), false,
                        d_x.data(), workspace.data()));
   Expect("the last pixel's cotangent", d_x.last(), 7);
 }
@@ -183,11 +183,11 @@ void TestManyBatchesOfQueries() {
 
 void TestFusedManyPixels() {
   constexpr int64_t kSide = 1 << 15, kChannels = 8, kFeatures = 8, kPixels = kSide * kSide;
-  const Sizes sizes = {OneTap(), 1, kSide, kSide, kChannels, kSide, kSide, 1, 1};
+  const Sizes sizes = {OneTap(), 1, kSide, kSide, kChannels, kSide, kSide, 1, 1, 1, kSide};
   const Product product = {kFeatures, 1};
   Large<BF16> x(kPixels * kChannels), y(kPixels * kFeatures), d_y(kPixels * kFeatures), weight(kChannels * kFeatures);
   Large<float> offset(2 * kPixels), bias(kFeatures), d_offset(2 * kPixels), d_mask(kPixels);
-  Large<int32_t> origin(3);
+  Large<int32_t> origin(4);
   const Positions positions = {offset.data(), nullptr, origin.data()};
   x.last() = BF16(3);
   weight.last() = BF16(2);
@@ -214,11 +214,11 @@ void TestFusedManyGroups() {
   constexpr int64_t kSide = 1 << 8, kGroups = 31 << 11, kChannels = 8 * kGroups, kPixels = kSide * kSide;
   static_assert(kPixels * kGroups <= FusedLimits::kMaxVectors && (kPixels - 1) * kGroups > INT32_MAX);
   static_assert(kPixels / FusedLimits::kTilePixels * kGroups % (1 << 20) == 0);
-  const Sizes sizes = {OneTap(), 1, kSide, kSide, kChannels, kSide, kSide, 1, 1};
+  const Sizes sizes = {OneTap(), 1, kSide, kSide, kChannels, kSide, kSide, 1, 1, 1, kSide};
   const Product product = {kChannels, kGroups};
   Large<BF16> weight(kChannels * 8), d_y(kPixels * kChannels), d_x(kPixels * kChannels);
   Large<float> offset(2 * kPixels);
-  Large<int32_t> origin(3), starts(kPixels + 1), contributions(8 * kPixels), workspace(4 * kPixels);
+  Large<int32_t> origin(4), starts(kPixels + 1), contributions(8 * kPixels), workspace(4 * kPixels);
   weight.last() = BF16(2);
   d_y.last() = BF16(5);
   const ScatterLists lists = {starts.data(), reinterpret_cast<Contribution*>(contributions.data()), workspace.data()};

@@ -136,7 +136,9 @@ Array RandomBoxes(DType dtype, int64_t count, int64_t images) {
 
 DType AccumulatorType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-void CallDeformConv(DType dtype, const Sizes& sizes, bool has_mask) {
+void CallDeformConv(DType dtype, Sizes sizes, bool has_mask) {
+  sizes.images_of_positions = sizes.images;
+  sizes.rows_of_positions = sizes.rows;
   const DType wide = AccumulatorType(dtype);
   const int64_t positions_size = sizes.pixels() * sizes.offset_groups * sizes.taps();
   const int64_t columns_size = sizes.pixels() * sizes.taps() * sizes.channels;
@@ -146,7 +148,7 @@ void CallDeformConv(DType dtype, const Sizes& sizes, bool has_mask) {
   Array x = Array::Random(dtype, sizes.images_of_x * pixels, 1);
   Array offset = Array::Random(wide, 2 * positions_size, 3, 0.1);
   Array mask = Array::Random(wide, positions_size, 1);
-  Array origin = Array::Of(std::vector<int32_t>{1, 0, 1});
+  Array origin = Array::Of(std::vector<int32_t>{1, 0, 1, 0});
   const Positions positions = {offset.data(), has_mask ? mask.data() : nullptr, origin.data<int32_t>()};
 
   Array columns = Array::Unwritten(dtype, columns_size);
@@ -176,8 +178,13 @@ void CallDeformConv(DType dtype, const Sizes& sizes, bool has_mask) {
 
   Array d_x = Array::Random(wide, sizes.images_of_x * pixels, 1);
   Array workspace = Array::Integers(WorkspaceSize(dtype, sizes));
-  Check(InputCotangent(device, dtype, sizes, positions, d_columns.data(), d_x.data(), workspace.data<int32_t>()));
+  int32_t* const words = workspace.data<int32_t>();
+  Check(InputCotangent(device, dtype, sizes, positions, d_columns.data(), false, d_x.data(), words));
   d_x.CheckWritten("d_x");
+  if (BytesOf(dtype) != 2) return;
+  Array rounded = Array::Random(dtype, sizes.images_of_x * pixels, 1);
+  Check(InputCotangent(device, dtype, sizes, positions, d_columns.data(), true, rounded.data(), words));
+  rounded.CheckWritten("rounded d_x");
 }
 
 struct FusedCall {
@@ -240,7 +247,7 @@ void CallFused(DType dtype, const FusedCall& call, bool has_mask) {
   Array weight = Array::Random(dtype, std::max(weight_size, int64_t{1}), 1),
         bias = Array::Random(DType::kF32, product.features, 1);
   Array y = Array::Unwritten(is_y_float ? DType::kF32 : dtype, sizes.pixels() * product.features);
-  Array origin = Array::Of(std::vector<int32_t>{0, 0, 0});
+  Array origin = Array::Of(std::vector<int32_t>{0, 0, 0, 0});
   const Positions positions = {offset.data(), has_mask ? mask.data() : nullptr, origin.data<int32_t>()};
   Check(FusedForward(device, {dtype, sizes, positions, product}, tile_features, is_y_float, x.data(), weight.data(),
                      bias.data(), y.data()));

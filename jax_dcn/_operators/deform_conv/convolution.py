@@ -21,7 +21,8 @@ class Convolution(NamedTuple):
     def samples(self) -> Samples:
         """The samples of all images, rows and columns."""
         _, offset, weight, _, mask = self.operands
-        return Samples(offset, mask, (0, *self.origin), weight.shape[:2], self.spec)
+        images, rows, _, _ = offset.shape
+        return Samples(offset, mask, (0, 0), (images, rows), self.origin, weight.shape[:2], self.spec)
 
     @property
     def float32_bias(self) -> jax.Array:

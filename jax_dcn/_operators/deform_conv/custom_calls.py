@@ -20,13 +20,19 @@ from jax_dcn._primitive import jax_internals
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples that a call takes: those of some rows and columns of the result, of some images of x."""
+    """The samples that a call takes: those of images of x and of offset, or of rows of one image."""
 
-    offset: jax.Array  # [n, rows, columns, G·K·2]
-    mask: jax.Array | None  # [n, rows, columns, G·K]
-    origin: tuple[ArrayLike, ArrayLike, ArrayLike]  # the first image, of x; the first row and column, of the result
+    offset: jax.Array  # [N, H, columns, G·K·2]
+    mask: jax.Array | None  # [N, H, columns, G·K]
+    start: tuple[ArrayLike, ArrayLike]  # the first image and row, of offset
+    size: tuple[int, int]  # n, rows
+    origin: tuple[ArrayLike, ArrayLike]  # the row and column of the result where offset begins
     kernel_size: Sequence[int]
     window: Window
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return (*self.size, self.offset.shape[2])
 
 
 def sample(x: jax.Array, samples: Samples) -> jax.Array:
@@ -55,17 +61,28 @@ def sample_tangents(
 
 
 def offset_cotangent(
-    x: jax.Array, samples: Samples, d_columns: jax.Array, *, requested: Sequence[str], columns_requested: bool
+    x: jax.Array,
+    samples: Samples,
+    d_columns: jax.Array,
+    d_positions: Mapping[str, jax.Array],
+    *,
+    columns_requested: bool,
 ) -> dict[str, jax.Array]:
-    """The cotangents of "offset" and "mask", as requested; and "columns", which need the same reads of x."""
+    """The cotangents "offset" and "mask" in `d_positions`, with those of these samples written in place.
+
+    Also "columns", if requested, which need the same reads of x.
+    """
+    requested = [name for name in ("offset", "mask") if name in d_positions]
+    operands = x, *_positions(samples), d_columns
     results = _position_results(x, samples, requested)
     if columns_requested:
         results["columns"] = _columns(x, samples)
     cotangents = _call(
         "dcn_offset_cotangent",
-        *(x, *_positions(samples), d_columns),
+        *(*operands, *(d_positions[name] for name in requested)),
         samples=samples,
         results=list(results.values()),
+        aliases={len(operands) + k: k for k in range(len(requested))},
         columns_requested=columns_requested,
         **_requests(requested),
     )
@@ -252,12 +269,14 @@ def _call(
 
 
 def _positions(samples: Samples) -> tuple[jax.Array, jax.Array]:
-    return samples.offset, jnp.stack([jnp.asarray(first, jnp.int32) for first in samples.origin])
+    (image, row), (first_row, first_column) = samples.start, samples.origin
+    origin = image, first_row + row, first_column, row
+    return samples.offset, jnp.stack([jnp.asarray(first, jnp.int32) for first in origin])
 
 
 def _columns(x: jax.Array, samples: Samples) -> Any:
     _, taps = groups_and_taps(samples.offset, samples.kernel_size)
-    return _result(x, (*samples.offset.shape[:3], taps, x.shape[-1]), x.dtype)
+    return _result(x, (*samples.shape, taps, x.shape[-1]), x.dtype)
 
 
 def _position_results(x: jax.Array, samples: Samples, requested: Sequence[str]) -> dict[str, Any]:

@@ -44,14 +44,8 @@ def tangent(convolution: Convolution, tangents: Mapping[str, jax.Array], choices
     factors = jnp.stack([weight, tangents["weight"]] if "weight" in tangents else [weight], axis=2)
 
     def part(start: _Start, size: tuple[int, int]) -> jax.Array:
-        of_chunk = {
-            name: array if name == "x" else read_chunk(array, start, size)
-            for name, array in tangents.items()
-            if name in ("x", "offset", "mask")
-        }
-        columns = custom_calls.sample_tangents(
-            x, _samples_at(start, size, convolution), of_chunk, columns_requested="weight" in tangents
-        )
+        samples = _samples_at(start, size, convolution)
+        columns = custom_calls.sample_tangents(x, samples, tangents, columns_requested="weight" in tangents)
         *pixels, taps, parts, channels = columns.shape
         part = _product(columns.reshape(*pixels, taps * parts, channels), factors, spec)
         return part + tangents["bias"] if "bias" in tangents else part
@@ -81,11 +75,11 @@ def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[s
                     size = count * (height * choices.sort_row + choices.sort_image)
                     d_xs = custom_calls.input_cotangent(samples, d_columns, d_xs, workspace_size=size)
                 if positions:
-                    answer = custom_calls.offset_cotangent(
-                        x, samples, d_columns, requested=positions, columns_requested="weight" in requested
+                    d_positions = {name: out[name] for name in positions}
+                    out |= custom_calls.offset_cotangent(
+                        x, samples, d_columns, d_positions, columns_requested="weight" in requested
                     )
-                    columns = answer.pop("columns", None)
-                    out |= {name: write_chunk(out[name], d, (image, row)) for name, d in answer.items()}
+                    columns = out.pop("columns", None)
             if "weight" in requested:
                 columns = custom_calls.sample(x, samples) if columns is None else columns
                 out["weight"] += _weight_cotangent(part, columns, spec, choices)
@@ -128,11 +122,8 @@ def _with_parts(y: jax.Array, choices: Im2col, part: Callable[[_Start, tuple[int
 
 def _samples_at(start: _Start, size: tuple[int, int], convolution: Convolution) -> Samples:
     """The samples of `size` (images, rows) from `start` on, of a convolution whose output begins at its origin."""
-    image, row = start
     (_, offset, weight, _, mask), spec, origin = convolution
-    of_chunk = partial(read_chunk, start=start, size=size)
-    mask = None if mask is None else of_chunk(mask)
-    return Samples(of_chunk(offset), mask, (image, origin[0] + row, origin[1]), weight.shape[:2], spec)
+    return Samples(offset, mask, start, size, origin, weight.shape[:2], spec)
 
 
 def _product(columns: jax.Array, weight: jax.Array, spec: Spec) -> jax.Array:

@@ -55,7 +55,7 @@ struct Call {
   Sizes sizes;
   int64_t group_channels;
   const A *offset, *mask;
-  int64_t first_image, first_row, first_column;
+  int64_t first_image, first_row, first_column, first_sample;
   std::vector<double> distance[2];  // of the taps from the first: vertical, horizontal; repeated for each offset group
 
   Call(const Sizes& sizes, const Positions& positions)
@@ -63,9 +63,10 @@ struct Call {
         group_channels(sizes.group_channels()),
         offset(static_cast<const A*>(positions.offset)),
         mask(static_cast<const A*>(positions.mask)),
-        first_image(sizes.first_image(positions.origin[0])),
+        first_image(sizes.first_image(positions.origin)),
         first_row(positions.origin[1]),
-        first_column(positions.origin[2]) {
+        first_column(positions.origin[2]),
+        first_sample(sizes.first_sample(positions.origin)) {
     for (int axis = 0; axis < 2; ++axis) {
       for (int64_t g = 0; g < sizes.offset_groups; ++g) {
         for (int32_t k = 0; k < sizes.taps(); ++k) distance[axis].push_back(double(sizes.window.distance(axis, k)));
@@ -90,7 +91,8 @@ struct Call {
       int64_t g = first, k = 0;
       for (int64_t j = first * taps; j < (last + 1) * taps; j += kMaxSamples) {
         const int count = int(std::min<int64_t>(kMaxSamples, (last + 1) * taps - j));
-        const A* offsets = offset + 2 * (p * pixel_samples + j);
+        const int64_t sample = first_sample + p * pixel_samples + j;
+        const A* offsets = offset + 2 * sample;
         if (window.circular) {
           y.Locate(count, top, &distance[0][j], offsets, sizes.height, true);
           x.Locate(count, left, &distance[1][j], offsets + 1, sizes.width, true);
@@ -101,7 +103,7 @@ struct Call {
         for (int i = 0; i < count; ++i) {
           const int64_t channel = g * group_channels;
           body(BilinearCorners<A>{y[i], x[i]},
-               SampleIndices{image, p * pixel_samples + j + i, channel, (p * taps + k) * sizes.channels + channel});
+               SampleIndices{image, sample + i, channel, (p * taps + k) * sizes.channels + channel});
           if (++k == taps) {
             k = 0;
             ++g;
@@ -299,7 +301,7 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, con
 
 // Each task has its own channels, so that sums are taken in the order of the samples for any number of threads.
 const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                           const void* d_columns, void* d_x, int32_t*) {
+                           const void* d_columns, bool, void* d_x, int32_t*) {
   if (sizes.pixels() == 0) return nullptr;
   constexpr int64_t kCacheLine = 16;  // channels
   const int64_t threads = (device.threads() + sizes.images - 1) / sizes.images;
