@@ -22,12 +22,14 @@ from jax_dcn._primitive import extension
 
 PERFORMANCE = RESULTS.parents[1] / "docs" / "performance.md"
 COSTS = """Only the fused kernels and the sort have times: of the im2col path there are clocks, and the RoI poolings are
-not counted. All times are estimates that leave out waiting. They are counted from eight thread blocks per launch, and
-assume the clocks and rates in benchmarks/counting/devices.py, which says which of them are published. Issue, L1 and
-tensor are clocks of an SM per K step; those of the main loop are issued instructions per K step. Offsets have a
-standard deviation of 2 pixels. docs/performance.md says what all this means."""
-IM2COL = """Clocks of an SM per 128 bytes of columns, without the sort. The cotangents of offset and mask include the
-columns for the gradient of the weight. Offsets have a standard deviation of 2 pixels, and the batch is 1."""
+not counted. All times are estimated with waiting, from counts of eight thread blocks per launch, and assume the clocks
+and rates in benchmarks/counting/devices.py, which says which of them are published. Issue, L1 and tensor are clocks of
+an SM per K step, and so are those with waiting, for one resident thread block and for all; those of the main loop are
+issued instructions per K step. The last column says what would bind without waiting. Offsets have a standard deviation
+of 2 pixels. docs/performance.md says what all this means."""
+IM2COL = """Clocks of an SM per 128 bytes of columns, without the sort, and with waiting in the last column. The
+cotangents of offset and mask include the columns for the gradient of the weight. Offsets have a standard deviation of 2
+pixels, and the batch is 1."""
 GEFORCE = """The tensor column of RTX GPUs is for GeForce cards. Data-centre and workstation GPUs of the same
 architecture may sum in float32 at the full rate."""
 SHOWN = "sm_90"  # the architecture whose kernels the page lists

@@ -82,11 +82,17 @@ class Case(NamedTuple):
     @property
     def calls(self):
         """Pairs of a result and a custom call that it needs."""
-        # The fused gradient of the weight needs a 16-bit type.
-        calls = CALLS[self.path] | ({"weight": "dcn_sample"} if self.is_tf32 else {})
         return [
-            (result, name) for result, names in calls.items() for name in ([names] if isinstance(names, str) else names)
+            (result, name)
+            for result, names in CALLS[self.path].items()
+            for name in ([names] if isinstance(names, str) else names)
+            if result not in self.constant
         ]
+
+    @property
+    def constant(self):
+        """Operands whose gradients are not computed: the fused gradient of the weight needs a 16-bit type."""
+        return ("weight",) if self.is_tf32 else ()
 
     @property
     def tolerance(self):
@@ -156,10 +162,10 @@ def compile_kernels(case, device):
         problem = problem_of(case.path, case.shape)
         operands, cotangent = problem.cast(case.dtype)
         precision = "default" if case.path == "fused" else "highest"
-        # By default, convolutions as small as these are fused where they can be.
-        function = partial(problem.function, backend="im2col") if case.path == "im2col" else problem.function
+        is_convolution = case.path in ("fused", "im2col")
+        function = partial(problem.function, backend=case.path) if is_convolution else problem.function
         with jax.default_matmul_precision(precision):
-            lowered = results_of(function, case.path).lower(operands, cotangent)
+            lowered = results_of(function, case.path, case.constant).lower(operands, cotangent)
         called = set(re.findall(rf"({'|'.join(cuda_custom_calls)})\b", lowered.as_text()))
         program = lowered.compile()
 
@@ -192,17 +198,17 @@ def compile_reference(path, shape):
     return call
 
 
-def results_of(function, path):
-    """The jitted function that returns the result, "y", and the gradients by the names of the operands.
+def results_of(function, path, constant=()):
+    """The jitted function that returns the result, "y", and the gradients by the names of operands that vary.
 
     If the path has a kernel for tangents, also the "tangent" of the result in the direction of the operands themselves.
     """
 
     def run(operands, cotangent):
-        def of_operands(operands):
-            return function(**operands)
+        def of_operands(active):
+            return function(**operands | active)
 
-        y, pull_back = jax.vjp(of_operands, operands)
+        y, pull_back = jax.vjp(of_operands, {name: operands[name] for name in operands if name not in constant})
         (gradients,) = pull_back(cotangent)
         tangent = {"tangent": jax.jvp(of_operands, (operands,), (operands,))[1]} if "tangent" in CALLS[path] else {}
         return {"y": y, **gradients, **tangent}

@@ -5,30 +5,33 @@ which are 64 numbers of 16 bits. N is the first number in the kernel's name. Tha
 
 Clocks of an SM per K step:
 - issue: the machine instructions that warps execute, of which each of four schedulers issues one per clock
-- L1: the wavefronts of shared memory, asynchronous copies and global accesses, one per clock
+- L1: the wavefronts of shared memory, asynchronous copies and global accesses, and shuffles, one per clock
 - tensor: the tensor core instructions, by the rate of the device
 
 Those of the im2col path's kernels are per 128 bytes of columns instead.
 
-They are of all the kernel's instructions, also those outside of the main loop, divided by the number of K steps. The
-time is that of the SM with the most thread blocks, if the slowest of the three hides all else. It is also at least that
-of the L2 cache and of device memory. Waiting is not counted: for latencies, barriers, or the end of other warps.
+They are of all the kernel's instructions, also those outside of the main loop, divided by the number of K steps. From
+issue, L1 and what a warp alone takes, benchmarks/counting/waiting.py estimates the clocks with waiting, for one
+resident thread block and for all. The time is that of the SM with the most thread blocks, and at least that of the
+tensor cores, of the L2 cache and of device memory.
 """
 
+import functools
 import math
 import re
 
 import jax
 
-from benchmarks.counting import device_code, executed_sass, sass
+from benchmarks.counting import device_code, executed_sass, sass, waiting
 from benchmarks.counting.devices import DEVICES, RESERVED_SHARED, SCHEDULERS, WARP, occupancy
 from benchmarks.lowering import executed_ptx
 from benchmarks.measurements import deform_conv
 
 DTYPE = "bfloat16"
 SHAPES = {name: deform_conv.SHAPES[name]._replace(batch=16) for name in "ABCDFG"}
-# For the choice of a path only: 64 features, with many channels in each offset group.
+# For the choice of a path only: 64 features or channels, with many channels in each offset group.
 OTHER_SHAPES = {"E2": deform_conv.SHAPES["E2"]._replace(batch=4)}
+OTHER_SHAPES["E3"] = OTHER_SHAPES["E2"]._replace(channels=64, features=128)
 IM2COL_SHAPES = {name: deform_conv.SHAPES[name]._replace(batch=1) for name in "ABF"}
 IM2COL_KERNELS = {
     "SampleColumnsKernel": "dcn_sample",
@@ -89,7 +92,12 @@ def measure_im2col():
                 if call:
                     elements = pixels(shape) * 9 * shape.channels
                     vectors = elements * ITEM["bf16"] / COLUMN_BYTES * record["blocks"] / record["grid"]
-                    clocks = {key: round(count / vectors, 2) for key, count in sm_clocks(function, record).items()}
+                    clocks = sm_clocks(function, record)
+                    device = DEVICES[architecture]
+                    clocks["L2"] = record["counters"]["l2_bytes"] * device.sms / device.l2_rate
+                    resident = residency(function, record, device).blocks
+                    clocks["with waiting"] = block_clocks(function, record, resident) * record["blocks"]
+                    clocks = {key: round(count / vectors, 2) for key, count in clocks.items()}
                     row = {"shape": name, "batch": shape.batch, "architecture": architecture, "call": call}
                     yield row | {"kernel": function.name, "clocks per 128 bytes of columns": clocks}
 
@@ -103,8 +111,26 @@ def sm_clocks(function, record):
     counters = record["counters"]
     return {
         "issue": issued(function, executed(function, record)) / SCHEDULERS,
-        "L1": sum(counters[name] for name in ("shared_wavefronts", "async_wavefronts", "l1_wavefronts")),
+        "L1": sum(counters[name] for name in ("shared_wavefronts", "async_wavefronts", "l1_wavefronts"))
+        + shuffles(record),
     }
+
+
+def block_clocks(function, record, resident, mma_clocks=0.0):
+    """Clocks of one SM for a thread block with waiting, while so many are resident.
+
+    `mma_clocks`: of a scheduler for one tensor core instruction.
+    """
+    warps = -(-record["threads"] // (WARP * SCHEDULERS))  # of the block, on each scheduler
+    alone = waiting.alone(function.blocks, executed(function, record), mma_clocks)
+    alone /= record["blocks"] * warps * SCHEDULERS
+    service = max(sm_clocks(function, record).values()) / record["blocks"] / warps
+    return warps * waiting.together(service, max(alone - service, 0), resident * warps)
+
+
+def residency(function, record, device):
+    shared = record["static_shared"] + record["dynamic_shared"]
+    return occupancy(device, function.registers, shared, record["threads"])
 
 
 def executed_launches(shape, computation, device=DEVICES["sm_90"], backend="fused"):
@@ -226,12 +252,17 @@ def compiled(function):
 def cost(function, call, record, device, shape):
     """A launch on a device, with `shape` as the size of the whole call."""
     counters, executions = record["counters"], executed(function, record)
-    shared = record["static_shared"] + record["dynamic_shared"]
-    resident = occupancy(device, function.registers, shared, record["threads"])
+    resident = residency(function, record, device)
     clocks = sm_clocks(function, record)  # of all executed blocks, on one SM
     clocks["tensor"] = sum(count * device.clocks(kind) for kind, count in counters["mma"].items())
-    of_busiest = -(-record["grid"] // device.sms) / record["blocks"]
+    blocks_of_busiest = -(-record["grid"] // device.sms)
+    of_busiest = blocks_of_busiest / record["blocks"]
     milliseconds = {name: count * of_busiest / device.clock * 1e-6 for name, count in clocks.items()}
+    mma_clocks = max((SCHEDULERS * device.clocks(kind) for kind in counters["mma"]), default=0)
+    with_waiting = functools.partial(block_clocks, function, record, mma_clocks=mma_clocks)
+    waves, last = divmod(blocks_of_busiest, resident.blocks)
+    waited = waves * resident.blocks * with_waiting(resident.blocks) + (last * with_waiting(last) if last else 0)
+    milliseconds["waiting"] = waited / device.clock * 1e-6
     if device.l2_bytes:
         moved = counters["l2_bytes"] * record["grid"] / record["blocks"]
         milliseconds["L2"] = moved / device.l2_bytes / device.clock * 1e-6
@@ -241,6 +272,10 @@ def cost(function, call, record, device, shape):
         (kind,) = counters["mma"]
         milliseconds["memory"] = compulsory_bytes(call, shape, ITEM[kind]) / device.memory * 1e-6
         row["clocks per K step"] = {name: round(count / steps, 1) for name, count in clocks.items()}
+        row["waiting per K step"] = {
+            name: round(max(with_waiting(number) * record["blocks"], clocks["tensor"]) / steps, 1)
+            for name, number in (("one block", 1), ("all blocks", resident.blocks))
+        }
         row["wavefronts per K step"] = {name: round(count / steps, 1) for name, count in wavefronts(record).items()}
         row["shuffles per K step"] = round(shuffles(record) / steps, 1)
         loop = main_loop(function, executions)
@@ -275,10 +310,10 @@ def costs(records, found, architecture, name, shape):
     calls = list(SOURCES.values())
     for row in sorted(rows.values(), key=lambda row: calls.index(row["call"])):
         bounds = row["bounds"]
-        bound_by = max(bounds, key=bounds.get)
+        bound_by = max(bounds.keys() - {"waiting"}, key=bounds.get)
         row["bounds"] = {key: round(value, 4) for key, value in bounds.items()}
         place = {"shape": name, "batch": shape.batch, "architecture": architecture, "gpu": device.gpu}
-        yield place | row | {"milliseconds": round(bounds[bound_by], 4), "bound_by": bound_by}
+        yield place | row | {"milliseconds": round(max(bounds.values()), 4), "bound_by": bound_by}
 
 
 def _sum(row, other):

@@ -9,7 +9,9 @@ from jax_dcn._operators.deform_conv import gpu_estimate
 
 MODULE = Path(gpu_estimate.__file__)
 BEGIN, END = "# Written by `python -m benchmarks.machine_code`:\n", "# End of what is written.\n"
-BASE = "sm_80"  # whose clocks are written; the other architectures have a factor for each path
+# Whose clocks are written, by the resident thread blocks of the gradient of the weight. The others have a factor.
+BASES = {1: "sm_86", 2: "sm_80"}
+WAITING = ("one block", "all blocks")
 NARROW = 64  # channels of a channel segment, below which a K slice or a tile of the fused kernels has several taps
 COMPUTATIONS = {
     "dcn_fused_forward": "forward",
@@ -21,7 +23,6 @@ COMPUTATIONS = {
     "dcn_input_cotangent": "x",
 }
 FUSED_SHAPES = SHAPES | OTHER_SHAPES
-ASSUMED_L2_BYTES = 40  # per clock and SM, where it is not published
 
 
 def replaced(module, report):
@@ -37,47 +38,52 @@ def numbers(report):
     launches = report["launches"] + report["other launches"]
     of_kernels = [launch for launch in launches if "clocks per K step" in launch]
     sorts = [launch for launch in launches if "clocks per K step" not in launch]
-    k_steps, taps = k_step_clocks(of_architecture(BASE, of_kernels))
-    columns = column_clocks(of_architecture(BASE, report["im2col launches"]))
+    k_steps = {blocks: k_step_clocks(of_architecture(name, of_kernels)) for blocks, name in BASES.items()}
+    columns = column_clocks(of_architecture(BASES[2], report["im2col launches"]))
     lines = ["GPUS = {"]
     for name in DEVICES:
         launches = of_architecture(name, of_kernels)
+        blocks = weight_blocks(launches)
         factors = (
-            factor(k_step_clocks(launches)[0], k_steps),
+            factor(k_step_clocks(launches), k_steps[blocks]),
             factor(column_clocks(of_architecture(name, report["im2col launches"])), columns),
         )
-        lines.append(f"    {name.removeprefix('sm_')}: {gpu(name, launches, factors)}")
-    lines += ["}", *table("K_STEP_CLOCKS", k_steps)]
-    lines += [f"TAP_CLOCKS = {taps}", f"SORT_CLOCKS = {sort_clocks(of_architecture(BASE, sorts), DEVICES[BASE]):g}"]
-    return "\n".join([*lines, *table("COLUMN_CLOCKS", columns), ""])
+        lines.append(f"    {name.removeprefix('sm_')}: {gpu(name, blocks, factors)}")
+    lines += ["}", "K_STEP_CLOCKS = {"]
+    for blocks, clocks in k_steps.items():
+        lines += [f"    {blocks}: {{", *(f"    {row}" for row in rows(clocks)), "    },"]
+    lines += ["}", f"SORT_CLOCKS = {sort_clocks(of_architecture(BASES[2], sorts), DEVICES[BASES[2]]):g}"]
+    return "\n".join([*lines, "COLUMN_CLOCKS = {", *rows(columns), "}", ""])
 
 
 def of_architecture(name, launches):
     return [launch for launch in launches if launch["architecture"] == name]
 
 
-def gpu(name, launches, factors):
+def weight_blocks(launches):
+    return min(one["resident blocks"] for one in launches if COMPUTATIONS[one["call"]] == "weight")
+
+
+def gpu(name, blocks, factors):
     device = DEVICES[name]
-    blocks = min(one["resident blocks"] for one in launches if COMPUTATIONS[one["call"]] == "weight")
     rates = (
         device.sms,
         device.clock * 1e9,
-        device.multiply_adds,
         device.products,
         device.memory * 1e9,
         device.l2_size * 10**6,
-        device.l2_bytes or ASSUMED_L2_BYTES * device.sms,
+        device.l2_rate,
     )
     values = ", ".join(map(shown, (*rates, blocks, *factors)))
     return f'Gpu("{name}", {values}),  # {device.gpu}'
 
 
-def table(name, clocks):
-    """A dictionary by computation, of clocks by columns or channels."""
-    rows = {}
+def rows(clocks):
+    """Those of a dictionary by computation, of clocks by columns or channels."""
+    found = {}
     for (computation, size), count in sorted(clocks.items()):
-        rows.setdefault(computation, []).append(f"{size}: {count:g}")
-    return [f"{name} = {{", *(f'    "{key}": {{{", ".join(items)}}},' for key, items in rows.items()), "}"]
+        found.setdefault(computation, []).append(f"{size}: {count}")
+    return [f'    "{computation}": {{{", ".join(items)}}},' for computation, items in found.items()]
 
 
 def shown(value):
@@ -86,29 +92,40 @@ def shown(value):
 
 def factor(clocks, base):
     """How many times as many clocks an architecture needs."""
-    return round(mean(clocks[key] / base[key] for key in clocks), 2)
+    return round(mean(last(clocks[key]) / last(base[key]) for key in clocks), 2)
+
+
+def last(clocks):
+    """With all resident blocks, of a pair."""
+    return clocks[-1] if isinstance(clocks, tuple) else clocks
 
 
 def k_step_clocks(launches):
-    """Means over the shapes, by computation and columns of the block tile, or 0 for narrow channel segments.
+    """Pairs of means over the shapes, by computation and columns of the block tile, or 0 for narrow channel segments.
 
-    Those of the gradients of offset and mask have a part that each tap needs after its products: the second result.
+    Of the gradients of offset and mask, each tap needs a part after its products: that of the computation "tap", in
+    proportion to the columns.
     """
+    found = [_mean_clocks(launches, resident) for resident in WAITING]
+    return {key: tuple(clocks[key] for clocks in found) for key in found[0]}
+
+
+def _mean_clocks(launches, resident):
     found, per_tap = {}, []
     for launch in launches:
-        shape, clocks = FUSED_SHAPES[launch["shape"]], launch["clocks per K step"]
+        shape, clocks = FUSED_SHAPES[launch["shape"]], launch["waiting per K step"][resident]
         is_narrow = shape.channels // max(shape.offset_groups, shape.groups) < NARROW
         tile = 0 if is_narrow else int(launch["kernel"].split(", ")[1].rstrip(">"))
-        key, clocks = (COMPUTATIONS[launch["call"]], tile), max(clocks["issue"], clocks["L1"])
+        key = COMPUTATIONS[launch["call"]], tile
         if key[0] == "offset":
             per_tap.append((key, 1 / -(-shape.features // shape.groups // 64), clocks))
         else:
             found.setdefault(key, []).append(clocks)
-    _, xs, ys = zip(*(point for point in per_tap if point[0][1]), strict=True)
+    _, xs, ys = zip(*(point for point in per_tap if point[0][1] == 128), strict=True)
     tap_clocks = max(linear_regression(xs, ys).slope, 0)
     for key, taps_per_k_step, clocks in per_tap:
-        found.setdefault(key, []).append(clocks - tap_clocks * taps_per_k_step)
-    return {key: round(mean(values)) for key, values in found.items()}, round(tap_clocks)
+        found.setdefault(key, []).append(clocks - tap_clocks * taps_per_k_step * (key[1] or 128) / 128)
+    return {key: round(mean(values)) for key, values in found.items()} | {("tap", 128): round(tap_clocks)}
 
 
 def sort_clocks(launches, device):

@@ -42,7 +42,7 @@ def wavefronts(launches):
 
 
 def milliseconds(launches):
-    """The times of each shape, and what bounds them."""
+    """The times of each shape, and what would bound them without waiting."""
     names = list(dict.fromkeys(launch["shape"] for launch in launches))
     rows = [["shape", "kernel", *GPUS]]
     for shape in names:
@@ -61,13 +61,15 @@ def _time(launches, kernel, gpu):
 
 
 def by_architecture(launches):
-    rows = [["architecture, GPU", "kernel", "resident warps", "limited by", "issue", "L1", "tensor", "bound by"]]
+    head = ["architecture, GPU", "kernel", "resident warps", "limited by", "issue", "L1", "tensor"]
+    rows = [[*head, "bound by", "one block, with waiting", "all, with waiting"]]
     for launch in fused(launches):
         if launch["shape"] == "A":
             clocks = launch["clocks per K step"]
             slowest = max(clocks, key=clocks.get)
             row = [f"{launch['architecture']}, {launch['gpu']}", f"`{launch['kernel']}`", str(launch["resident warps"])]
             row += [launch["occupancy limited by"], *map(_clocks, clocks.values()), slowest]
+            row += map(_clocks, launch["waiting per K step"].values())
             rows.append(row)
     return markdown(rows)
 
@@ -79,6 +81,7 @@ def fused(launches):
 def details(launches):
     """All shapes, as the results page has them."""
     head = ["shape", "kernel", "blocks", "resident warps", "limited by", "issue", "L1", "tensor", "main loop, issued"]
+    head += ["one block, with waiting", "all, with waiting"]
     for gpu in dict.fromkeys(launch["gpu"] for launch in launches):
         chosen = [launch for launch in fused(launches) if launch["gpu"] == gpu]
         rows = [[*head, "ms", "bound by"]]
@@ -86,6 +89,7 @@ def details(launches):
             row = [launch["shape"], f"`{launch['kernel']}`", str(launch["grid"]), str(launch["resident warps"])]
             row += [launch["occupancy limited by"]]
             row += map(_clocks, [*launch["clocks per K step"].values(), launch["main loop, instructions per K step"]])
+            row += map(_clocks, launch["waiting per K step"].values())
             rows.append([*row, digits(launch["milliseconds"]), launch["bound_by"]])
         architecture = chosen[0]["architecture"]
         yield f"### {architecture}, {gpu}"

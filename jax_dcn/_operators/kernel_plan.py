@@ -70,18 +70,18 @@ def kernel_plan(
 ) -> KernelPlan:
     """Which kernels an operator and its gradients run for these arguments, why, and what they need.
 
-    Nothing is computed or compiled, and no GPU is needed. Lowering asks the same code, so the plan of a computation is
-    what runs on one device if it is computed by itself.
+    Nothing is computed or compiled, and no GPU is needed. Lowering asks the same code, so the plan is what runs on one
+    device if all gradients are computed together.
 
     Where `jit` splits a convolution over several devices, pass the shapes of one device's shard. The plan does not show
     that on a CPU the gradient with respect to an x of 16 bits takes the im2col path where it is summed over devices. On
     a CPU the plan is for the instruction set of this process, which the reason for "fused" names.
 
-    Each gradient is planned by itself. Gradients of a convolution that are computed together share columns, in smaller
-    chunks, or on a CPU one fused call, whose workspace is not that of any single one. The workspace does not include
-    what converts whole arrays: the transposes of "NCHW", or offsets and masks of 16 bits. Forward mode and derivatives
-    beyond the first are not planned. docs/memory.md describes the paths, the conditions of each, and how the workspace
-    is computed.
+    Gradients of a convolution that are computed together share columns, or on a CPU one fused call, whose workspace
+    each of them shows. A gradient that is computed by itself may have larger chunks, or take another path. The
+    workspace does not include what converts whole arrays: the transposes of "NCHW", or offsets and masks of 16 bits.
+    Forward mode and derivatives beyond the first are not planned. docs/memory.md describes the paths, the conditions of
+    each, and how the workspace is computed.
 
     Args:
       function: an operator of jax_dcn itself, not a transformation of it, such as `jax_dcn.deform_conv2d` or
@@ -115,7 +115,7 @@ def kernel_plan(
       deform_conv2d on cuda
       computation         path    workspace  chosen                why
       forward             fused   101.2 KiB  tiles of 64 features  estimates for sm_90: fused ... ms, im2col ... ms
-      gradient of x       im2col  35.9 MiB   4 images at a time    weight has 60 output channels; the fused ...
+      gradient of x       im2col  59.8 MiB   8 images at a time    weight has 60 output channels; the fused ...
       gradient of offset  im2col  54.0 MiB   8 images at a time    weight has 60 output channels; the fused ...
       gradient of weight  im2col  54.0 MiB   8 images at a time    weight has 60 output channels; the fused ...
       >>> plan["x"].path, plan["forward"].flops

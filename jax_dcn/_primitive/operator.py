@@ -483,13 +483,19 @@ class Call(NamedTuple):
         if not why:
             extension.require(target.platform)
 
+        computations = self.chain[0].arguments if self.chain else ("forward", *self.present)
+        plans: dict[str, ComputationPlan] = {}
+        if not why:
+            gradients = tuple(name for name in computations if name != "forward")
+            for step in (None, Step("vjp", gradients)):
+                plans |= operator.plan(Request(step, self.spec, target), operands)
+
         def plan(computation: str) -> ComputationPlan:
             if why:
                 size = operator.samples(operands, spec=self.spec)
                 planned = ComputationPlan(computation, "reference", why, size)
             else:
-                step = None if computation == "forward" else Step("vjp", (computation,))
-                planned = operator.plan(Request(step, self.spec, target), operands)[computation]
+                planned = plans[computation]
             present = _present(operands)
             gradient = [] if computation == "forward" else [present[computation]]
             arrays: list[Any] = [result, *gradient, *present.values()]
@@ -500,7 +506,6 @@ class Call(NamedTuple):
                 bytes_accessed=sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays),
             )
 
-        computations = self.chain[0].arguments if self.chain else ("forward", *self.present)
         return tuple(map(plan, computations))
 
 

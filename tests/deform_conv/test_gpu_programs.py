@@ -112,7 +112,7 @@ def test_layers_of_one_shape_share_no_array():
 
 @pytest.mark.parametrize("program", STEPS)
 def test_the_fused_path_copies_neither_operands_nor_results(program):
-    """The im2col path copies, by chunks, at least what it reads or writes as the operand or result of a product."""
+    """The im2col path copies, by chunks, what products read or write of operands and results, and nothing else."""
     cotangent, operands = shapes(16, (100, 168, 128), "bfloat16", features=128)
     arguments = on(gpu(), (cotangent, operands))
     compiled = {
@@ -121,7 +121,8 @@ def test_the_fused_path_copies_neither_operands_nor_results(program):
     }
     assert ("dcn_fused" in compiled["fused"].as_text(), "dcn_fused" in compiled["im2col"].as_text()) == (True, False)
     assert copied_bytes(compiled["fused"]) <= 1024
-    assert copied_bytes(compiled["im2col"]) >= cotangent.size * cotangent.dtype.itemsize
+    size = cotangent.size * cotangent.dtype.itemsize  # also of the result
+    assert size <= copied_bytes(compiled["im2col"]) <= size * (3.01 if program == "step" else 1.01)
 
 
 @pytest.mark.parametrize("batch, image", [(1, (100, 168, 128)), (8, (64, 64, 64))])
@@ -168,7 +169,8 @@ def test_images_and_features_split_over_gpus():
         struct.update(sharding=NamedSharding(mesh, spec))
         for struct, spec in zip((cotangent, *operands), (P("data", None, None, "model"), *specs), strict=True)
     )
-    compiled = jax.jit(pull_back).lower(cotangent, Operands(*operands)).compile()
+    step = functools.partial(pull_back, backend="fused")
+    compiled = jax.jit(step).lower(cotangent, Operands(*operands)).compile()
     calls = set(re.findall(r'custom_call_target="(dcn_\w+)"', compiled.as_text()))
     assert calls == set(extension.FUSED)
     exchanged = collectives(compiled)

@@ -1,23 +1,26 @@
 """Estimates the time of the fused and of the im2col path of a convolution on a GPU.
 
-An estimate is the time of the kernels if nothing waits, so it is a lower bound, and only the ratio of two estimates is
-used. Nothing was measured on a GPU: docs/performance.md says how clocks are counted, and what is assumed.
+An estimate includes waiting for latencies. Nothing was measured on a GPU: docs/performance.md says how clocks are
+counted and estimated, and what is assumed.
 """
 
 import math
 from collections.abc import Collection
+from itertools import combinations
 from typing import NamedTuple
 
 from jax_dcn._operators.deform_conv import cuda_tiles
 
-# The im2col path runs only if its estimate is shorter by this factor: the estimates may be wrong by about as much, and
-# the fused path needs less workspace.
-MARGIN = 1.2
+# Estimates of the im2col path are multiplied by this in comparisons: estimates may be wrong by about as much, and the
+# fused path needs less workspace.
+MARGIN = 1.1
 LAUNCH_SECONDS = 3e-6  # per kernel, assumed; launches overlap with the kernels that were launched before
-IM2COL_LAUNCHES = {"forward": 7, "x": 14, "offset": 9, "mask": 9, "weight": 10}  # per chunk, counted in XLA's programs
+# Per chunk of the im2col path, counted in XLA's programs: the loop with a slice or an update; the kernels that a
+# computation adds; and the product that the gradients of x, offset and mask share.
+CHUNK_LAUNCHES, IM2COL_LAUNCHES = 3, {"forward": 2, "x": 3, "offset": 1, "weight": 3, "columns": 1}
 PRODUCT_EFFICIENCY = 0.7  # of the published rate, assumed for XLA's products
 PRODUCT_TILE, MIN_SPLIT_K = 128, 1024  # of a thread block of XLA's products; they split K where SMs would be idle
-LARGE_CHUNK_BYTES = 64 * 2**20  # of columns, which exceed the L2 cache
+LARGE_CHUNKS = tuple(mib * 2**20 for mib in (64, 80, 96, 112))  # bytes of columns, which exceed the L2 cache
 MAX_SM_BLOCKS = 4  # per SM, of the gradient of the weight: each has up to 64 KiB of partial sums
 
 
@@ -25,40 +28,49 @@ class Gpu(NamedTuple):
     architecture: str
     sms: int
     clock: float  # Hz
-    multiply_adds: float  # of `mma.sync` per clock and SM, in 16 bits
     product_multiply_adds: float  # of XLA's products per clock and SM, in 16 bits
     memory: float  # bytes per second
     l2_bytes: int  # its size
     l2_bytes_per_clock: int
     weight_blocks: int  # resident thread blocks per SM of the gradient of the weight
-    fused_clocks: float  # of the fused kernels, relative to sm_80
-    im2col_clocks: float  # of the other kernels, likewise
+    fused_clocks: float  # of the fused kernels, relative to the first GPU with as many such blocks
+    im2col_clocks: float  # of the other kernels, relative to sm_80
 
 
-# The clocks are those of an SM of sm_80. Fused kernels: per K step, by columns of the block tile, 0 for narrow channel
-# segments; for the gradients of offset and mask also per tap. Sort: per entry. im2col: per 128 bytes of columns, by
-# channels of an offset group. benchmarks/counting/devices.py has the sources of the rates.
+# Clocks of an SM with waiting. Fused kernels: per K step of a thread block, if it is alone and if all are resident, by
+# resident blocks per SM, and columns of the block tile, 0 for narrow channel segments. A tap of the gradients of offset
+# and mask needs those of "tap" too. Sort: per entry. im2col: per 128 bytes of columns, by channels of an offset group.
+# benchmarks/counting/devices.py has the sources of the rates.
 # Written by `python -m benchmarks.machine_code`:
 GPUS = {
-    80: Gpu("sm_80", 108, 1.41e09, 1_024, 1_024, 2.039e12, 40_000_000, 5_120, 2, 1, 1),  # A100
-    86: Gpu("sm_86", 82, 1.695e09, 256, 256, 9.36e11, 6_000_000, 3_280, 1, 1.11, 1),  # RTX 3090
-    89: Gpu("sm_89", 128, 2.52e09, 256, 256, 1.008e12, 72_000_000, 5_120, 1, 1.11, 1),  # RTX 4090
-    90: Gpu("sm_90", 132, 1.755e09, 1269.76, 2_048, 4.8e12, 50_000_000, 5_120, 2, 1, 1.02),  # H200
-    100: Gpu("sm_100", 148, 1.85e09, 1_024, 4_096, 8e12, 126_000_000, 5_920, 2, 1, 1.01),  # B200
-    120: Gpu("sm_120", 170, 2.407e09, 256, 256, 1.792e12, 96_000_000, 6_800, 1, 1.12, 0.98),  # RTX 5090
+    80: Gpu("sm_80", 108, 1.41e09, 1_024, 2.039e12, 40_000_000, 5_120, 2, 1, 1),  # A100
+    86: Gpu("sm_86", 82, 1.695e09, 256, 9.36e11, 6_000_000, 2_132, 1, 1, 1.05),  # RTX 3090
+    89: Gpu("sm_89", 128, 2.52e09, 256, 1.008e12, 72_000_000, 3_328, 1, 1, 1.05),  # RTX 4090
+    90: Gpu("sm_90", 132, 1.755e09, 2_048, 4.8e12, 50_000_000, 3_500, 2, 0.98, 1.08),  # H200
+    100: Gpu("sm_100", 148, 1.85e09, 4_096, 8e12, 126_000_000, 3_848, 2, 1.01, 1.1),  # B200
+    120: Gpu("sm_120", 170, 2.407e09, 256, 1.792e12, 96_000_000, 4_420, 1, 1.08, 1.09),  # RTX 5090
 }
 K_STEP_CLOCKS = {
-    "forward": {0: 3347, 64: 1274, 128: 1447, 256: 2052},
-    "offset": {0: 3124, 128: 684},
-    "weight": {0: 5124, 64: 1525, 128: 1498},
-    "x": {0: 2505, 128: 1727},
+    1: {
+        "forward": {0: (5261, 5261), 64: (2847, 2847), 128: (4137, 4137)},
+        "offset": {0: (7522, 7522), 64: (2246, 2246), 128: (3585, 3585)},
+        "tap": {128: (2456, 2456)},
+        "weight": {0: (6599, 6599), 64: (2897, 2897), 128: (4152, 4152)},
+        "x": {0: (8648, 8648), 64: (6693, 6693), 128: (7410, 7410)},
+    },
+    2: {
+        "forward": {0: (6800, 4224), 64: (3446, 1959), 128: (4640, 2566), 256: (3170, 3170)},
+        "offset": {0: (2790, 2317), 64: (561, 590), 128: (1817, 1067)},
+        "tap": {128: (6601, 3544)},
+        "weight": {0: (6135, 5174), 64: (2427, 1654), 128: (4748, 2636)},
+        "x": {0: (7896, 4267), 64: (5955, 3234), 128: (10049, 5187)},
+    },
 }
-TAP_CLOCKS = 1754
-SORT_CLOCKS = 2.45
+SORT_CLOCKS = 4.71
 COLUMN_CLOCKS = {
-    "forward": {8: 42.38, 128: 8.88, 256: 7.37},
-    "offset": {8: 53.04, 128: 13.53, 256: 11.24},
-    "x": {8: 47.15, 128: 13.75, 256: 12.16},
+    "forward": {8: 43.03, 128: 9.03, 256: 7.48},
+    "offset": {8: 55.12, 128: 14.22, 256: 11.68},
+    "x": {8: 51.42, 128: 16.09, 256: 14.18},
 }
 # End of what is written.
 
@@ -93,7 +105,7 @@ def fused_seconds(computation: str, sizes: ConvolutionSizes, gpu: Gpu) -> float:
 
 def _fused_kernel_seconds(computation: str, sizes: ConvolutionSizes, gpu: Gpu) -> float:
     """The K steps of the SM that has the most thread blocks, of all kernels but that of the gradient of the weight."""
-    kernel, tap_clocks, sort_clocks = computation, 0.0, 0.0
+    kernel, taps, sort_clocks = computation, 0.0, 0.0
     features, segments = sizes.features // sizes.groups, max(sizes.groups, sizes.offset_groups)
     segment = sizes.channels // segments  # channels that share a feature group and an offset group
     tile, is_narrow = 64 if segment <= 64 else 128, segment < 64
@@ -109,7 +121,7 @@ def _fused_kernel_seconds(computation: str, sizes: ConvolutionSizes, gpu: Gpu) -
         entries = 4 * sizes.pixels * sizes.taps * sizes.offset_groups
         sort_clocks = entries * SORT_CLOCKS * gpu.im2col_clocks / gpu.sms
     else:
-        kernel, tap_clocks = "offset", TAP_CLOCKS / _slices(features, sizes)
+        kernel, taps = "offset", 1 / _slices(features, sizes)
         # Samples of narrow offset groups share a tile. Those of narrow feature groups do not.
         is_narrow = segments == sizes.offset_groups and segment <= 4 * cuda_tiles.VECTOR_BYTES // sizes.itemsize
         if is_narrow:
@@ -120,8 +132,8 @@ def _fused_kernel_seconds(computation: str, sizes: ConvolutionSizes, gpu: Gpu) -
             blocks = sizes.offset_groups * math.ceil(sizes.taps / block_taps)
             block_tiles = block_taps * math.ceil(segments / sizes.offset_groups) * math.ceil(segment / tile)
         blocks, k_steps = pixel_tiles * blocks, block_tiles * _slices(features, sizes)
-    clocks = _k_step_clocks(kernel, tile, is_narrow, gpu, tap_clocks)
-    return (math.ceil(blocks / gpu.sms) * k_steps * clocks + sort_clocks) / gpu.clock
+    clocks = _k_step_clocks(blocks, kernel, tile, is_narrow, gpu, taps)
+    return (k_steps * clocks + sort_clocks) / gpu.clock
 
 
 def weight_splits(sizes: ConvolutionSizes, gpu: Gpu) -> int:
@@ -139,22 +151,25 @@ def _weight_gradient(sizes: ConvolutionSizes, gpu: Gpu) -> tuple[float, int]:
     rows = min(cuda_tiles.WEIGHT_TILE, 1024 // tile * segment)  # a tile has up to 16 or 8 samples of each pixel
     tiles = sizes.groups * math.ceil(sizes.taps * channels / rows) * math.ceil(features / tile)
     slices = max(_slices(sizes.pixels, sizes), 1)
-    clocks = _k_step_clocks("weight", tile, segment < 64, gpu)
     found = []
     for blocks in range(gpu.weight_blocks, MAX_SM_BLOCKS + 1, gpu.weight_blocks):
         most = max(min(blocks * gpu.sms // tiles, sizes.pixels // cuda_tiles.MIN_SPLIT_PIXELS), 1)
         splits = math.ceil(slices / math.ceil(slices / most))  # the fewest with as many K steps
         k_steps = math.ceil(slices / splits) + 1  # 0.4 to 0.9 are counted outside of the main loop
         moved = 2 * cuda_tiles.SUM_BYTES * splits * sizes.taps * channels * sizes.features  # partial sums, in and out
-        found.append((math.ceil(tiles * splits / gpu.sms) * k_steps * clocks / gpu.clock + moved / gpu.memory, splits))
+        clocks = _k_step_clocks(tiles * splits, "weight", tile, segment < 64, gpu)
+        found.append((k_steps * clocks / gpu.clock + moved / gpu.memory, splits))
     return min(found)
 
 
-def _k_step_clocks(kernel: str, tile: int, is_narrow: bool, gpu: Gpu, tap_clocks: float = 0) -> float:
-    """Bound by the instructions, or by the tensor cores."""
-    known = K_STEP_CLOCKS[kernel]
-    counted = known[0] if is_narrow else known.get(tile, known[128])
-    return max((counted + tap_clocks) * gpu.fused_clocks, cuda_tiles.TILE_PIXELS * tile * 64 / gpu.multiply_adds)
+def _k_step_clocks(blocks: int, kernel: str, tile: int, is_narrow: bool, gpu: Gpu, taps: float = 0) -> float:
+    """Clocks of the SM that has the most of these thread blocks, for a K step of each and so many taps."""
+    known = K_STEP_CLOCKS[gpu.weight_blocks]
+    size = 0 if is_narrow else tile if tile in known[kernel] else 128
+    taps *= (size or 128) / 128
+    alone, resident = (one + taps * tap for one, tap in zip(known[kernel][size], known["tap"][128], strict=True))
+    waves, last = divmod(math.ceil(blocks / gpu.sms), gpu.weight_blocks)
+    return (waves * gpu.weight_blocks * resident + last * alone) * gpu.fused_clocks
 
 
 def _slices(length: int, sizes: ConvolutionSizes) -> int:
@@ -162,39 +177,100 @@ def _slices(length: int, sizes: ConvolutionSizes) -> int:
     return math.ceil(length * sizes.itemsize / 128)
 
 
+def im2col_choice(
+    computations: Collection[str], others: Collection[str], sizes: ConvolutionSizes, gpu: Gpu, error: float = 1
+) -> set[str]:
+    """Which of the computations the im2col path should do, while it does the others in any case.
+
+    Either the forward, or gradients that are computed together. `error` multiplies the estimates of the im2col path.
+    """
+    kernels = sorted({_kernel(name) for name in computations})
+    subsets = [set(chosen) for count in range(len(kernels) + 1) for chosen in combinations(kernels, count)]
+
+    def seconds(chosen: set[str]) -> float:
+        return total_seconds([*kernels, *others], chosen.union(others), sizes, gpu, MARGIN * error)
+
+    best = min(subsets, key=seconds)
+    return {name for name in computations if _kernel(name) in best}
+
+
+def total_seconds(
+    computations: Collection[str], by_im2col: Collection[str], sizes: ConvolutionSizes, gpu: Gpu, margin: float = 1
+) -> float:
+    """The time of computations of which the im2col path does some, where these count `margin` times."""
+    fused = {_kernel(name) for name in computations if name not in by_im2col}
+    seconds = sum(fused_seconds(kernel, sizes, gpu) for kernel in fused)
+    return seconds + margin * im2col_seconds(by_im2col, sizes, gpu) if by_im2col else seconds
+
+
+def _kernel(computation: str) -> str:
+    """The gradients of offset and mask have one kernel."""
+    return "offset" if computation == "mask" else computation
+
+
 def column_bytes(computations: Collection[str], sizes: ConvolutionSizes, gpu: Gpu) -> int:
     """How many bytes of columns a chunk of the im2col path should have: as many as stay in the L2 cache, or more.
 
-    Fewer bytes in each chunk make more launches.
+    Fewer bytes in each chunk make more launches, and products that leave more SMs idle.
     """
 
     def seconds(size: int) -> float:  # to the nanosecond, so that rounding errors do not decide
-        return round(sum(im2col_seconds(name, sizes, gpu, size) for name in computations), 9)
+        return round(im2col_seconds(computations, sizes, gpu, size), 9)
 
-    return min(gpu.l2_bytes // 2, LARGE_CHUNK_BYTES, key=seconds)
+    return min(gpu.l2_bytes // 2 // _arrays(computations), *LARGE_CHUNKS, key=seconds)
 
 
-def im2col_seconds(computation: str, sizes: ConvolutionSizes, gpu: Gpu, chunk_bytes: int | None = None) -> float:
-    """As `fused_seconds`, on the im2col path, in chunks of so many bytes of columns, by default of the best number.
+def _arrays(computations: Collection[str]) -> int:
+    """Of the size of the columns: the columns and their cotangents."""
+    return max((not {"x", "offset", "mask"}.isdisjoint(computations)) + ("weight" in computations), 1)
 
-    Our kernels, and then XLA's products, are bound by themselves or by the columns' memory; or else launches are.
+
+def im2col_seconds(
+    computations: Collection[str], sizes: ConvolutionSizes, gpu: Gpu, chunk_bytes: int | None = None
+) -> float:
+    """The time of these computations together on the im2col path, in chunks of so many bytes of columns.
+
+    By default of the best number. Our kernels and XLA's products follow each other. Each is bound by itself or by the
+    memory of the columns that it reads and writes; or else launches are.
     """
     if chunk_bytes is None:
-        chunk_bytes = column_bytes([computation], sizes, gpu)
+        chunk_bytes = column_bytes(computations, sizes, gpu)
+    names = {_kernel(name) for name in computations}
     total = sizes.pixels * sizes.taps * sizes.channels * sizes.itemsize
     chunks = math.ceil(total / chunk_bytes)
-    known = COLUMN_CLOCKS[{"mask": "offset", "weight": "forward"}.get(computation, computation)]
+    is_in_l2 = _arrays(computations) * min(chunk_bytes, total) <= gpu.l2_bytes // 2
+    memory = total / (gpu.l2_bytes_per_clock * gpu.clock if is_in_l2 else gpu.memory)
+
+    def kernel(name: str, passes: int = 1) -> float:
+        return max(_column_seconds(name, total, sizes, gpu), passes * memory)
+
+    def product(name: str) -> float:  # a grouped product has a rearranged copy
+        seconds = chunks * _product_seconds(name, sizes, gpu, math.ceil(sizes.pixels / chunks))
+        return max(seconds, memory * (1 if sizes.groups == 1 else 2))
+
+    launches, seconds = CHUNK_LAUNCHES + sum(IM2COL_LAUNCHES[name] for name in names), 0.0
+    if "forward" in names:
+        seconds += kernel("forward") + product("forward")
+    if not names.isdisjoint(("x", "offset")):
+        launches += IM2COL_LAUNCHES["columns"]
+        seconds += product("x")
+    if "x" in names:
+        seconds += kernel("x")
+    if "offset" in names:  # with the columns that the gradient of the weight needs
+        seconds += kernel("offset", passes=2 if "weight" in names else 1)
+    if "weight" in names:
+        seconds += product("weight") + (0 if "offset" in names else kernel("forward"))
+    bounds = [seconds, chunks * launches * LAUNCH_SECONDS, *(_operand_seconds(name, sizes, gpu) for name in names)]
+    return max(bounds)
+
+
+def _column_seconds(kernel: str, columns_bytes: int, sizes: ConvolutionSizes, gpu: Gpu) -> float:
+    known = COLUMN_CLOCKS[kernel]
     nearest = min(known, key=lambda channels: abs(math.log(channels * sizes.offset_groups / sizes.channels)))
-    clocks = known[nearest] * total / 128
-    if computation == "x":
+    clocks = known[nearest] * columns_bytes / 128
+    if kernel == "x":
         clocks += SORT_CLOCKS * sizes.pixels * sizes.taps * sizes.offset_groups
-    is_in_l2 = min(chunk_bytes, total) <= gpu.l2_bytes // 2
-    rate = gpu.l2_bytes_per_clock * gpu.clock if is_in_l2 else gpu.memory
-    memory = total * (1 if sizes.groups == 1 else 2) / rate  # a grouped product has a rearranged copy
-    products = chunks * _product_seconds(computation, sizes, gpu, math.ceil(sizes.pixels / chunks))
-    device = max(clocks * gpu.im2col_clocks / gpu.sms / gpu.clock, memory) + max(products, memory)
-    launches = chunks * IM2COL_LAUNCHES[computation] * LAUNCH_SECONDS
-    return max(device, launches, _operand_seconds(computation, sizes, gpu))
+    return clocks * gpu.im2col_clocks / gpu.sms / gpu.clock
 
 
 def _operand_seconds(computation: str, sizes: ConvolutionSizes, gpu: Gpu) -> float:

@@ -213,12 +213,32 @@ def _pixel_columns(x: Shaped, weight: Shaped) -> int:
     return math.prod(weight.shape[:2]) * x.shape[-1]
 
 
-def _path(computation: str, problem: _Problem) -> tuple[str, str]:
-    """The path of the forward, or of one gradient, and the reason. No choice depends on another.
+def _paths(computations: Collection[str], problem: _Problem) -> dict[str, tuple[str, str]]:
+    """The paths of the forward, or of gradients that are computed together, and the reasons.
 
-    It is the path that was requested, or else the faster one of those that are possible. Raises ValueError where the
+    They are those that were requested, or else the fastest of those that are possible. Raises ValueError where the
     fused path was requested and is impossible.
     """
+    known = {name: _known_path(name, problem) for name in computations}
+    estimated = [name for name, path in known.items() if path is None]
+    if not estimated:
+        return {name: path for name, path in known.items() if path is not None}
+    sizes, gpu = problem.sizes, problem.gpu
+    others = [name for name, path in known.items() if path is not None and path[0] == "im2col"]
+    by_im2col = gpu_estimate.im2col_choice(estimated, others, sizes, gpu)
+
+    def milliseconds(im2col: Collection[str]) -> str:
+        return f"{gpu_estimate.total_seconds(computations, [*im2col, *others], sizes, gpu) * 1e3:.2g} ms"
+
+    what = " of these gradients" if len(computations) > 1 else ""
+    reason = f"estimates for {gpu.architecture}{what}: fused {milliseconds([])}, im2col {milliseconds(estimated)}"
+    if 0 < len(by_im2col) < len(estimated):
+        reason += f", chosen {milliseconds(by_im2col)}"
+    return {name: path or ("im2col" if name in by_im2col else "fused", reason) for name, path in known.items()}
+
+
+def _known_path(computation: str, problem: _Problem) -> tuple[str, str] | None:
+    """The path and the reason, or None where estimates decide."""
     spec, platform = problem.spec, problem.target.platform
     unsupported = _unsupported_reason(computation, problem)
     if spec.path == "fused" and unsupported:
@@ -233,11 +253,7 @@ def _path(computation: str, problem: _Problem) -> tuple[str, str]:
         return ("im2col", slow) if slow else ("fused", f"the processor has {INSTRUCTIONS}")
     if not problem.can_be_estimated:
         return "fused", "no time is estimated for arrays that are empty or of a symbolic size"
-    sizes, gpu = problem.sizes, problem.gpu
-    fused = gpu_estimate.fused_seconds(computation, sizes, gpu)
-    im2col = gpu_estimate.im2col_seconds(computation, sizes, gpu)
-    estimates = f"estimates for {gpu.architecture}: fused {fused * 1e3:.2g} ms, im2col {im2col * 1e3:.2g} ms"
-    return "im2col" if im2col * gpu_estimate.MARGIN < fused else "fused", estimates
+    return None
 
 
 def _unsupported_reason(computation: str, problem: _Problem) -> str:
@@ -295,7 +311,7 @@ def _slow_reason(computation: str, problem: _Problem) -> str:
 
 def _forward(problem: _Problem) -> ComputationPlan:
     _, offset, weight, spec, target = problem
-    path, reason = _path("forward", problem)
+    path, reason = _paths(["forward"], problem)["forward"]
     if path == "im2col":
         return _im2col_forward(reason, problem)
     if target.platform == "cpu":
@@ -333,7 +349,7 @@ def _cotangents(
     requested: Sequence[str], all_reduced: Collection[str], problem: _Problem
 ) -> dict[str, ComputationPlan]:
     x, _, _, spec, target = problem
-    paths = {name: _path(name, problem) for name in requested if name != "bias"}
+    paths = _paths([name for name in requested if name != "bias"], problem)
     # The fused kernels of the CPU would round the cotangent of x before its sum over devices.
     if "x" in all_reduced and target.platform == "cpu" and x.dtype.itemsize == 2 and spec.path is None:
         paths["x"] = "im2col", "its sum over devices is rounded once"
@@ -427,7 +443,6 @@ def _im2col_cotangents(requested: Collection[str], all_reduced: Collection[str],
     x_dtype = offset.dtype if "x" in all_reduced else x.dtype
     arrays = (not {"x", "offset", "mask"}.isdisjoint(requested)) + ("weight" in requested)  # of the size of the columns
     row_bytes = arrays * problem.column_row * columns_dtype.itemsize
-    x_sums = "x" in requested and x_dtype != offset.dtype
     sort_row = sort_image = 0
     if "x" in requested and target.platform == "cuda":
         offset_groups, _ = problem.groups_and_taps
@@ -435,8 +450,15 @@ def _im2col_cotangents(requested: Collection[str], all_reduced: Collection[str],
         sort_row = offset.shape[2] * offset.shape[3] // 2 * sample_words
         sort_image = offset_groups * ((x.shape[1] + 1) * (x.shape[2] + 1) + 1)
     budget = _budget(requested, arrays, problem)
-    image_bytes = 4 * sort_image + (problem.image_sum_bytes if x_sums else 0)
-    images, rows = _chunk(offset, budget, row_bytes=row_bytes + 4 * sort_row, image_bytes=image_bytes)
+
+    def chunk(image_bytes: int) -> tuple[int, int]:
+        return _chunk(offset, budget, row_bytes=row_bytes + 4 * sort_row, image_bytes=4 * sort_image + image_bytes)
+
+    x_sums = "x" in requested and x_dtype != offset.dtype
+    images, rows = chunk(problem.image_sum_bytes if x_sums and target.platform == "cpu" else 0)
+    if x_sums and target.platform == "cuda":  # whose kernel rounds the sums of whole images
+        x_sums = rows != offset.shape[1]
+        images, rows = chunk(problem.image_sum_bytes) if x_sums else (images, rows)
     return Im2col(images, rows, columns_dtype, x_dtype, x_sums, sort_row, sort_image, target.platform == "cpu")
 
 
@@ -453,8 +475,8 @@ def _budget(computations: Collection[str], arrays: int, problem: _Problem) -> in
     if target.platform != "cuda" or problem.x.dtype.itemsize != 2:
         return limit
     if not problem.can_be_estimated:
-        return min(limit, arrays * gpu_estimate.LARGE_CHUNK_BYTES)
-    return min(limit, arrays * gpu_estimate.column_bytes(computations, problem.sizes, problem.gpu))
+        return min(limit, arrays * gpu_estimate.LARGE_CHUNKS[0])
+    return arrays * gpu_estimate.column_bytes(computations, problem.sizes, problem.gpu)
 
 
 def _chunk(offset: Shaped, budget: int, *, row_bytes: int, image_bytes: int = 0) -> tuple[int, int]:
