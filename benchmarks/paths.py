@@ -43,7 +43,7 @@ def table(gpu):
 def cells(shape, capability, gpu):
     plan, sizes = planned(shape, capability), sizes_of(shape)
     chosen = {name for name in FORWARD + GRADIENTS if plan[name].path == "im2col"}
-    possible = {name for name in chosen | set(FORWARD + GRADIENTS) if plan[name].reason.startswith("estimates")}
+    possible = {name for name in FORWARD + GRADIENTS if plan[name].reason.startswith("estimates")}
     forward, gradients = (times(names, chosen, sizes, gpu) for names in (FORWARD, GRADIENTS))
     changes = [
         ", ".join(sorted(by_im2col(possible, sizes, gpu, error) ^ (chosen & possible))) or "-"
@@ -86,12 +86,17 @@ def sizes_of(shape):
         images=shape.batch,
         image_pixels=shape.height * shape.width,
         pixels=math.prod(deform_conv.output_size(shape)),
+        rows=deform_conv.output_size(shape)[1],
         taps=9,
         channels=shape.channels,
         features=shape.features,
         groups=shape.groups,
         offset_groups=shape.offset_groups,
         itemsize=2,
+        sort_words=(
+            deform_conv.output_size(shape)[2] * 9 * shape.offset_groups * 5,
+            shape.offset_groups * ((shape.height + 1) * (shape.width + 1) + 1),
+        ),
     )
 
 

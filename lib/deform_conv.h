@@ -51,9 +51,10 @@ struct Sizes {
 
 // A, the accumulator type, is float, or double for a DType of float64. `mask` may be null.
 struct Positions {
-  const void* offset;     // A[images_of_positions, rows_of_positions, columns, offset_groups, taps, 2]
-  const void* mask;       // A[images_of_positions, rows_of_positions, columns, offset_groups, taps]
-  const int32_t* origin;  // [4]: the tile's first image; its first row and column in the output; its first row here
+  const void* offset;  // A[images_of_positions, rows_of_positions, columns, offset_groups, taps, 2]
+  const void* mask;    // A[images_of_positions, rows_of_positions, columns, offset_groups, taps]
+  const int32_t*
+      origin;  // [4]: the tile's first image; its first row and column in the output; its first row in `offset`
 };
 
 // In the functions below, DType is the type of x. The cotangents of the columns have it, too, if the Device rounds them

@@ -193,11 +193,17 @@ def calls(platforms, dtype):
     return {name for artifact in artifacts for name in re.findall(r"@(dcn_\w+)", artifact.mlir_module())}
 
 
-@pytest.mark.platforms("cpu")
-def test_kernels_where_there_are_some(monkeypatch):
-    """Exports from any machine contain the kernels: for CUDA and 16-bit data the fused ones."""
-    monkeypatch.setattr(gpu_estimate, "MARGIN", math.inf)  # what can be fused is
+@pytest.fixture
+def fuses_what_can_be(monkeypatch):
     jax.clear_caches()
+    monkeypatch.setattr(gpu_estimate, "MARGIN", math.inf)
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.platforms("cpu")
+def test_kernels_where_there_are_some(fuses_what_can_be):
+    """Exports from any machine contain the kernels: for CUDA and 16-bit data the fused ones."""
     allowed = {check.is_custom_call() for check in jax_dcn.export.disabled_checks()}
     on_cuda = calls(("cuda",), jnp.bfloat16)
     assert on_cuda.issuperset(extension.FUSED)

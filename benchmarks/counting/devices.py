@@ -17,7 +17,7 @@ L2 cache sizes: the same whitepapers and datasheets.
 SMs, boost clocks and device memory: the same whitepapers and the datasheets of H200 and B200. These datasheets do not
 state a clock, so both clocks are assumptions. For the H200, 989 TFLOP/s at 2,048 multiply-adds imply 1.83 GHz, with
 which its times would be up to 4% shorter. L2 cache: 5,120 bytes per clock on A100 (whitepaper). The H200 is assumed to
-have 3,500, 6.1 TB/s: microbenchmarks reach 5.5 to 7. The rates of the other L2 caches are not published either.
+have 3,500, which are 6.1 TB/s, and the other caches as much per SM: no rates are published.
 """
 
 from typing import NamedTuple

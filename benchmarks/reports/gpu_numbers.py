@@ -79,7 +79,7 @@ def gpu(name, blocks, factors):
 
 
 def rows(clocks):
-    """Those of a dictionary by computation, of clocks by columns or channels."""
+    """The lines of a dictionary by computation, of clocks by columns or channels."""
     found = {}
     for (computation, size), count in sorted(clocks.items()):
         found.setdefault(computation, []).append(f"{size}: {count}")
@@ -106,8 +106,8 @@ def k_step_clocks(launches):
     Of the gradients of offset and mask, each tap needs a part after its products: that of the computation "tap", in
     proportion to the columns.
     """
-    found = [_mean_clocks(launches, resident) for resident in WAITING]
-    return {key: tuple(clocks[key] for clocks in found) for key in found[0]}
+    alone, resident = (_mean_clocks(launches, resident) for resident in WAITING)
+    return {key: (max(alone[key], clocks), clocks) for key, clocks in resident.items()}
 
 
 def _mean_clocks(launches, resident):

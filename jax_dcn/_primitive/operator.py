@@ -486,8 +486,8 @@ class Call(NamedTuple):
         computations = self.chain[0].arguments if self.chain else ("forward", *self.present)
         plans: dict[str, ComputationPlan] = {}
         if not why:
-            gradients = tuple(name for name in computations if name != "forward")
-            for step in (None, Step("vjp", gradients)):
+            gradients = Step("vjp", tuple(name for name in computations if name != "forward"))
+            for step in (gradients,) if self.chain else (None, gradients):
                 plans |= operator.plan(Request(step, self.spec, target), operands)
 
         def plan(computation: str) -> ComputationPlan:

@@ -152,7 +152,8 @@ struct CellsOfPixel {
   }
 };
 
-// Each subwarp computes N channels per lane of a pixel and offset group. It adds sums to d_x, and stores rounded ones.
+// Each subwarp computes N channels per lane of a pixel and offset group. It adds to d_x of the accumulator type, and
+// replaces d_x of type T.
 template <typename T, int N, typename Out>
 __global__ void __launch_bounds__(kThreads, 4)
     InputCotangentKernel(SampleTables<Accumulator<T>> call, GatherShape shape, const int32_t* row_start,

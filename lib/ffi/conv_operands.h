@@ -115,7 +115,7 @@ class OptionalOperands {
   const void* Next(const std::string& name, ffi::DataType type, const std::vector<int64_t>& shape) {
     if (!IsPresent(name)) return nullptr;
     const auto operand = rest_.get<ffi::AnyBuffer>(next_++);
-    checks_.Require(operand.has_value(), "has no operand for " + AttributeOf(name) + ", which is true");
+    checks_.Require(operand.has_value(), "lacks the operand that attribute " + AttributeOf(name) + " announces");
     if (!checks_.ok()) return nullptr;
     checks_.Type("the operand for " + AttributeOf(name), *operand, type);
     checks_.Shape("the operand for " + AttributeOf(name), *operand, shape);

@@ -108,6 +108,7 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
   if (!checks.ok()) return checks.error();
   Sizes& sizes = call.sizes;
   DecodeTile(checks, "d_columns", d_columns, sizes);
+  if (!checks.ok()) return checks.error();
   const DType dtype = CheckedDType(checks, d_columns.element_type());
   checks.Type("d_columns", d_columns, ColumnCotangentType(d_columns.element_type()));
   checks.Type("offset", offset, AccumulatorType(d_columns.element_type()));

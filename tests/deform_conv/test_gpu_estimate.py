@@ -128,7 +128,7 @@ def test_weight_splits(pixels, channels, taps, features, groups, capability, sms
     """No part is empty or has too few pixels, and the partial sums take at most 64 KiB per thread block."""
     gpu = gpu_estimate.gpu_of(capability, sms)
     sizes = gpu_estimate.ConvolutionSizes(
-        1, pixels, pixels, taps, channels, features, groups, offset_groups=1, itemsize=2
+        1, pixels, pixels, 1, taps, channels, features, groups, offset_groups=1, itemsize=2, sort_words=(0, 0)
     )
     splits = gpu_estimate.weight_splits(sizes, gpu)
     assert splits >= 1
@@ -143,7 +143,7 @@ def test_weight_splits(pixels, channels, taps, features, groups, capability, sms
 def test_the_last_wave_of_the_gradient_of_the_weight_is_nearly_full(name, tiles, capability):
     gpu = GPUS[capability]
     blocks = tiles * gpu_estimate.weight_splits(sizes_of(shape_of(name, 16)), gpu)
-    slots = gpu.sms * gpu.weight_blocks
+    slots = gpu.sms * gpu.resident_blocks
     assert blocks / slots / math.ceil(blocks / slots) > 0.8
 
 

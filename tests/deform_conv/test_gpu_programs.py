@@ -122,7 +122,7 @@ def test_the_fused_path_copies_neither_operands_nor_results(program):
     assert ("dcn_fused" in compiled["fused"].as_text(), "dcn_fused" in compiled["im2col"].as_text()) == (True, False)
     assert copied_bytes(compiled["fused"]) <= 1024
     size = cotangent.size * cotangent.dtype.itemsize  # also of the result
-    assert size <= copied_bytes(compiled["im2col"]) <= size * (3.01 if program == "step" else 1.01)
+    assert size <= copied_bytes(compiled["im2col"]) <= size * (3.01 if program == "step" else 1.01), program
 
 
 @pytest.mark.parametrize("batch, image", [(1, (100, 168, 128)), (8, (64, 64, 64))])

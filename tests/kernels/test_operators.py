@@ -18,6 +18,7 @@ from tests.deform_conv import test_fused as conv_fused
 from tests.deform_conv import test_memory as conv_memory
 from tests.deform_conv import test_tangents as conv_tangents
 from tests.deform_conv import test_values as conv_values
+from tests.helpers.deform_conv.cases import assert_close, pull_back
 from tests.operators import test_derivatives as derivatives
 from tests.operators import test_golden as golden
 from tests.operators import test_random_problems as random_problems
@@ -62,6 +63,26 @@ test_conv_tangents_that_are_not_finite = conv_tangents.test_values_that_are_not_
 @pytest.mark.parametrize("name", ["valid", "4_groups_6_offset_groups"])
 def test_conv_chunks(name, monkeypatch, x64):
     conv_memory.test_chunks_add_up(name, 2**11, monkeypatch, x64)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("held", [2**8, 2**11], ids=["rows", "images"])
+def test_conv_chunks_of_16_bits(held, dtype, monkeypatch):
+    """Chunks add to the sums of x, or round and replace its images; all write their part of d_offset and d_mask."""
+    case = conv_values.CASE["two_batch_dimensions"]
+    operands = conv_fused.cast(case, dtype)
+    cotangent = jnp.asarray(case.cotangent(), dtype)
+
+    def gradients():
+        jax.clear_caches()
+        run = jax.jit(functools.partial(pull_back, backend="im2col", **case.keywords))
+        return "while" in run.lower(cotangent, operands).as_text(), run(cotangent, operands)
+
+    is_a_loop, expected = gradients()
+    conv_memory.limit_samples(monkeypatch, held)
+    has_chunks, actual = gradients()
+    assert (is_a_loop, has_chunks) == (False, True)
+    assert_close(actual, expected, rtol=2**-6, atol=2**-6)
 
 
 test_conv_fused_values = conv_fused.test_values

@@ -20,7 +20,7 @@ from jax_dcn._primitive import jax_internals
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples that a call takes: those of images of x and of offset, or of rows of one image."""
+    """The samples that a call takes: those of some images, or of some rows of one image."""
 
     offset: jax.Array  # [N, H, columns, G·K·2]
     mask: jax.Array | None  # [N, H, columns, G·K]
@@ -90,7 +90,10 @@ def offset_cotangent(
 
 
 def input_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array, *, workspace_size: int) -> jax.Array:
-    """`d_x` [N, H, W, Cin], N >= n, with the contribution of these samples added in place."""
+    """`d_x` [N, H, W, Cin], N >= n, with the contribution of these samples added in place.
+
+    A `d_x` of 16 bits is replaced in the images of these samples, which must have all rows.
+    """
     d_x, _ = _call(
         "dcn_input_cotangent",
         *(*_positions(samples), d_columns, d_x),

@@ -10,9 +10,10 @@ from itertools import combinations
 from typing import NamedTuple
 
 from jax_dcn._operators.deform_conv import cuda_tiles
+from jax_dcn._operators.deform_conv.cuda_tiles import SUM_BYTES
+from jax_dcn._operators.deform_conv.im2col_chunks import ChunkSizes, largest_chunk
 
-# Estimates of the im2col path are multiplied by this in comparisons: estimates may be wrong by about as much, and the
-# fused path needs less workspace.
+# Estimates of the im2col path are multiplied by this in comparisons, because the fused path needs less workspace.
 MARGIN = 1.1
 LAUNCH_SECONDS = 3e-6  # per kernel, assumed; launches overlap with the kernels that were launched before
 # Per chunk of the im2col path, counted in XLA's programs: the loop with a slice or an update; the kernels that a
@@ -32,7 +33,7 @@ class Gpu(NamedTuple):
     memory: float  # bytes per second
     l2_bytes: int  # its size
     l2_bytes_per_clock: int
-    weight_blocks: int  # resident thread blocks per SM of the gradient of the weight
+    resident_blocks: int  # of the fused kernels per SM: those of the gradient of the weight, as most have
     fused_clocks: float  # of the fused kernels, relative to the first GPU with as many such blocks
     im2col_clocks: float  # of the other kernels, relative to sm_80
 
@@ -60,7 +61,7 @@ K_STEP_CLOCKS = {
     },
     2: {
         "forward": {0: (6800, 4224), 64: (3446, 1959), 128: (4640, 2566), 256: (3170, 3170)},
-        "offset": {0: (2790, 2317), 64: (561, 590), 128: (1817, 1067)},
+        "offset": {0: (2790, 2317), 64: (590, 590), 128: (1817, 1067)},
         "tap": {128: (6601, 3544)},
         "weight": {0: (6135, 5174), 64: (2427, 1654), 128: (4748, 2636)},
         "x": {0: (7896, 4267), 64: (5955, 3234), 128: (10049, 5187)},
@@ -81,12 +82,14 @@ class ConvolutionSizes(NamedTuple):
     images: int
     image_pixels: int  # of x
     pixels: int  # of the result, all images together
+    rows: int  # of the result
     taps: int
     channels: int
     features: int
     groups: int
     offset_groups: int
     itemsize: int  # of x
+    sort_words: tuple[int, int]  # 32-bit elements to sort samples by pixel: per row of the result, and per image
 
 
 def gpu_of(compute_capability: int | None, sms: int | None) -> Gpu:
@@ -112,7 +115,7 @@ def _fused_kernel_seconds(computation: str, sizes: ConvolutionSizes, gpu: Gpu) -
     pixel_tiles = math.ceil(sizes.pixels / cuda_tiles.TILE_PIXELS)
     if computation == "forward":
         # Where shared memory has room for only one block of the gradient of the weight, it has none for 256 columns.
-        tile = min(cuda_tiles.tile_features(sizes.pixels, sizes.features, sizes.groups), 128 * gpu.weight_blocks)
+        tile = min(cuda_tiles.tile_features(sizes.pixels, sizes.features, sizes.groups), 128 * gpu.resident_blocks)
         blocks = pixel_tiles * sizes.groups * math.ceil(features / tile)
         k_steps = math.ceil(segments / sizes.groups) * _slices(sizes.taps * segment, sizes)
     elif computation == "x":
@@ -152,11 +155,11 @@ def _weight_gradient(sizes: ConvolutionSizes, gpu: Gpu) -> tuple[float, int]:
     tiles = sizes.groups * math.ceil(sizes.taps * channels / rows) * math.ceil(features / tile)
     slices = max(_slices(sizes.pixels, sizes), 1)
     found = []
-    for blocks in range(gpu.weight_blocks, MAX_SM_BLOCKS + 1, gpu.weight_blocks):
+    for blocks in range(gpu.resident_blocks, MAX_SM_BLOCKS + 1, gpu.resident_blocks):
         most = max(min(blocks * gpu.sms // tiles, sizes.pixels // cuda_tiles.MIN_SPLIT_PIXELS), 1)
         splits = math.ceil(slices / math.ceil(slices / most))  # the fewest with as many K steps
         k_steps = math.ceil(slices / splits) + 1  # 0.4 to 0.9 are counted outside of the main loop
-        moved = 2 * cuda_tiles.SUM_BYTES * splits * sizes.taps * channels * sizes.features  # partial sums, in and out
+        moved = 2 * SUM_BYTES * splits * sizes.taps * channels * sizes.features  # partial sums, in and out
         clocks = _k_step_clocks(tiles * splits, "weight", tile, segment < 64, gpu)
         found.append((k_steps * clocks / gpu.clock + moved / gpu.memory, splits))
     return min(found)
@@ -164,12 +167,12 @@ def _weight_gradient(sizes: ConvolutionSizes, gpu: Gpu) -> tuple[float, int]:
 
 def _k_step_clocks(blocks: int, kernel: str, tile: int, is_narrow: bool, gpu: Gpu, taps: float = 0) -> float:
     """Clocks of the SM that has the most of these thread blocks, for a K step of each and so many taps."""
-    known = K_STEP_CLOCKS[gpu.weight_blocks]
+    known = K_STEP_CLOCKS[gpu.resident_blocks]
     size = 0 if is_narrow else tile if tile in known[kernel] else 128
     taps *= (size or 128) / 128
     alone, resident = (one + taps * tap for one, tap in zip(known[kernel][size], known["tap"][128], strict=True))
-    waves, last = divmod(math.ceil(blocks / gpu.sms), gpu.weight_blocks)
-    return (waves * gpu.weight_blocks * resident + last * alone) * gpu.fused_clocks
+    waves, last = divmod(math.ceil(blocks / gpu.sms), gpu.resident_blocks)
+    return (waves * gpu.resident_blocks * resident + last * alone) * gpu.fused_clocks
 
 
 def _slices(length: int, sizes: ConvolutionSizes) -> int:
@@ -208,44 +211,47 @@ def _kernel(computation: str) -> str:
     return "offset" if computation == "mask" else computation
 
 
-def column_bytes(computations: Collection[str], sizes: ConvolutionSizes, gpu: Gpu) -> int:
-    """How many bytes of columns a chunk of the im2col path should have: as many as stay in the L2 cache, or more.
-
-    Fewer bytes in each chunk make more launches, and products that leave more SMs idle.
-    """
-
-    def seconds(size: int) -> float:  # to the nanosecond, so that rounding errors do not decide
-        return round(im2col_seconds(computations, sizes, gpu, size), 9)
-
-    return min(gpu.l2_bytes // 2 // _arrays(computations), *LARGE_CHUNKS, key=seconds)
-
-
-def _arrays(computations: Collection[str]) -> int:
+def column_arrays(computations: Collection[str]) -> int:
     """Of the size of the columns: the columns and their cotangents."""
     return max((not {"x", "offset", "mask"}.isdisjoint(computations)) + ("weight" in computations), 1)
 
 
-def im2col_seconds(
-    computations: Collection[str], sizes: ConvolutionSizes, gpu: Gpu, chunk_bytes: int | None = None
-) -> float:
-    """The time of these computations together on the im2col path, in chunks of so many bytes of columns.
+def chunk_budget(computations: Collection[str], sizes: ConvolutionSizes, gpu: Gpu) -> int:
+    """The bytes that a chunk of the im2col path should have: as many as stay in the L2 cache, or more.
 
-    By default of the best number. Our kernels and XLA's products follow each other. Each is bound by itself or by the
-    memory of the columns that it reads and writes; or else launches are.
+    Small chunks make more launches, and products that leave more SMs idle.
     """
-    if chunk_bytes is None:
-        chunk_bytes = column_bytes(computations, sizes, gpu)
+
+    def seconds(budget: int) -> float:  # to the nanosecond, so that rounding errors do not decide
+        return round(im2col_seconds(computations, sizes, gpu, budget), 9)
+
+    return min(gpu.l2_bytes // 2, *(column_arrays(computations) * size for size in LARGE_CHUNKS), key=seconds)
+
+
+def im2col_seconds(
+    computations: Collection[str], sizes: ConvolutionSizes, gpu: Gpu, budget: int | None = None
+) -> float:
+    """The time of these computations together on the im2col path, in chunks of so many bytes, by default of the best.
+
+    Our kernels and XLA's products follow each other. Each is bound by itself or by the memory of the columns that it
+    reads and writes; or else launches are.
+    """
+    if budget is None:
+        budget = chunk_budget(computations, sizes, gpu)
     names = {_kernel(name) for name in computations}
+    of_chunk = _chunk_sizes(names, sizes)
+    chunk = largest_chunk(of_chunk, budget)
+    parts = math.ceil(sizes.images / chunk.images), math.ceil(sizes.rows / chunk.rows)
+    chunks, chunk_rows = math.prod(parts), chunk.images * chunk.rows
     total = sizes.pixels * sizes.taps * sizes.channels * sizes.itemsize
-    chunks = math.ceil(total / chunk_bytes)
-    is_in_l2 = _arrays(computations) * min(chunk_bytes, total) <= gpu.l2_bytes // 2
-    memory = total / (gpu.l2_bytes_per_clock * gpu.clock if is_in_l2 else gpu.memory)
+    held = chunk_rows * of_chunk.row_bytes + chunk.images * of_chunk.image_bytes
+    memory = total / (gpu.l2_bytes_per_clock * gpu.clock if held <= gpu.l2_bytes // 2 else gpu.memory)
 
     def kernel(name: str, passes: int = 1) -> float:
         return max(_column_seconds(name, total, sizes, gpu), passes * memory)
 
     def product(name: str) -> float:  # a grouped product has a rearranged copy
-        seconds = chunks * _product_seconds(name, sizes, gpu, math.ceil(sizes.pixels / chunks))
+        seconds = chunks * _product_seconds(name, sizes, gpu, chunk_rows * sizes.pixels // (sizes.images * sizes.rows))
         return max(seconds, memory * (1 if sizes.groups == 1 else 2))
 
     launches, seconds = CHUNK_LAUNCHES + sum(IM2COL_LAUNCHES[name] for name in names), 0.0
@@ -255,13 +261,26 @@ def im2col_seconds(
         launches += IM2COL_LAUNCHES["columns"]
         seconds += product("x")
     if "x" in names:
-        seconds += kernel("x")
+        # A chunk of rows reads and writes the sums of all pixels of its image, which are zeroed first and rounded last.
+        moved = 2 * SUM_BYTES * parts[1] + 3 * SUM_BYTES if chunk.has_sums else sizes.itemsize
+        seconds += kernel("x") + sizes.images * sizes.image_pixels * sizes.channels * moved / gpu.memory
     if "offset" in names:  # with the columns that the gradient of the weight needs
         seconds += kernel("offset", passes=2 if "weight" in names else 1)
     if "weight" in names:
         seconds += product("weight") + (0 if "offset" in names else kernel("forward"))
     bounds = [seconds, chunks * launches * LAUNCH_SECONDS, *(_operand_seconds(name, sizes, gpu) for name in names)]
     return max(bounds)
+
+
+def _chunk_sizes(names: Collection[str], sizes: ConvolutionSizes) -> ChunkSizes:
+    """What a chunk holds, as in plan.py."""
+    row_pixels = sizes.pixels // (sizes.images * sizes.rows)
+    row_bytes = column_arrays(names) * row_pixels * sizes.taps * sizes.channels * sizes.itemsize
+    if "x" not in names:
+        return ChunkSizes(sizes.images, sizes.rows, row_bytes)
+    sort_row, sort_image = sizes.sort_words
+    sums = sizes.image_pixels * sizes.channels * SUM_BYTES
+    return ChunkSizes(sizes.images, sizes.rows, row_bytes + 4 * sort_row, 4 * sort_image, sums, kernel_rounds=True)
 
 
 def _column_seconds(kernel: str, columns_bytes: int, sizes: ConvolutionSizes, gpu: Gpu) -> float:

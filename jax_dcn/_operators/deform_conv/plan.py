@@ -16,6 +16,7 @@ from jax_dcn._operators.deform_conv import cuda_tiles, gpu_estimate
 from jax_dcn._operators.deform_conv.arguments import Operands, Spec
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._operators.deform_conv.gpu_estimate import ConvolutionSizes, Gpu
+from jax_dcn._operators.deform_conv.im2col_chunks import ChunkSizes, largest_chunk
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.chunks import balanced
 from jax_dcn._primitive.operator import Request
@@ -27,7 +28,8 @@ from jax_dcn._types import Shaped
 LINEAR = ("x", "weight", "mask")  # the operands in each of which the result is linear
 
 # Workspace budget per chunk of the im2col path, for the columns and their cotangents; the forward, which has columns
-# only, uses half. The budget of a CPU keeps a chunk in its caches; a GPU needs large products to be fast.
+# only, uses half. The budget of a CPU keeps a chunk in its caches; a GPU needs large products to be fast. For 16-bit
+# data on a GPU, estimates choose up to 7/4 of it.
 COLUMN_BYTES = {"cpu": 16 * 2**20, "cuda": 128 * 2**20}
 REFERENCE_PART = 16  # of this budget: the columns in derivatives of the reference, which hold up to 25 such arrays
 
@@ -53,7 +55,7 @@ class Im2col:
     rows: int
     columns_dtype: Any  # of the cotangent of the columns
     x_dtype: Any = None  # of the cotangent of x
-    x_sums: bool = False  # whether its sums have an array of their own, because they have another dtype
+    x_sums: bool = False  # whether its sums have an array of their own: of another dtype, and not rounded by the kernel
     # 32-bit elements that a GPU needs to sort samples by pixel: per output row, and per image.
     sort_row: int = 0
     sort_image: int = 0
@@ -146,6 +148,14 @@ class _Problem(NamedTuple):
         return math.prod(self.x.shape[1:]) * self.offset.dtype.itemsize
 
     @property
+    def sort_words(self) -> tuple[int, int]:
+        """32-bit elements that a GPU needs to sort samples by pixel: per output row, and per image."""
+        offset_groups, _ = self.groups_and_taps
+        sample_words = 1 + self.offset.dtype.itemsize  # an id, and four numbers of the sums' type
+        cells = (self.x.shape[1] + 1) * (self.x.shape[2] + 1)
+        return self.offset.shape[2] * self.offset.shape[3] // 2 * sample_words, offset_groups * (cells + 1)
+
+    @property
     def sizes(self) -> ConvolutionSizes:
         """The sizes for estimates, as far as they are known: a symbolic number, or size, of images counts as 1."""
         images = self.x.shape[0] if isinstance(self.x.shape[0], int) else 1
@@ -154,12 +164,14 @@ class _Problem(NamedTuple):
             images=images,
             image_pixels=_known_pixels(self.x) // max(images, 1),
             pixels=_known_pixels(self.offset),
+            rows=self.offset.shape[1] if isinstance(self.offset.shape[1], int) else 1,
             taps=taps,
             channels=self.x.shape[-1],
             features=self.weight.shape[-1],
             groups=self.spec.feature_group_count,
             offset_groups=offset_groups,
             itemsize=self.x.dtype.itemsize,
+            sort_words=self.sort_words,
         )
 
     @property
@@ -188,8 +200,8 @@ def reference_chunk(operands: Operands[Shaped], *, target: Target) -> dict[str, 
     """The images and rows whose columns are held at a time in derivatives of the reference."""
     x, offset, weight, _, _ = operands
     row_bytes = offset.shape[2] * _pixel_columns(x, weight) * offset.dtype.itemsize
-    images, rows = _chunk(offset, COLUMN_BYTES[target.platform] // REFERENCE_PART, row_bytes=row_bytes)
-    return {"batch": images, "rows": rows}
+    chunk = largest_chunk(_chunk_sizes(offset, row_bytes), COLUMN_BYTES[target.platform] // REFERENCE_PART)
+    return {"batch": chunk.images, "rows": chunk.rows}
 
 
 def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
@@ -231,7 +243,10 @@ def _paths(computations: Collection[str], problem: _Problem) -> dict[str, tuple[
         return f"{gpu_estimate.total_seconds(computations, [*im2col, *others], sizes, gpu) * 1e3:.2g} ms"
 
     what = " of these gradients" if len(computations) > 1 else ""
-    reason = f"estimates for {gpu.architecture}{what}: fused {milliseconds([])}, im2col {milliseconds(estimated)}"
+    where = " where possible" if others else ""
+    reason = (
+        f"estimates for {gpu.architecture}{what}: fused{where} {milliseconds([])}, im2col {milliseconds(estimated)}"
+    )
     if 0 < len(by_im2col) < len(estimated):
         reason += f", chosen {milliseconds(by_im2col)}"
     return {name: path or ("im2col" if name in by_im2col else "fused", reason) for name, path in known.items()}
@@ -324,9 +339,9 @@ def _forward(problem: _Problem) -> ComputationPlan:
 
 def _im2col_forward(reason: str, problem: _Problem) -> ComputationPlan:
     dtype = _columns_cotangent_dtype(problem)
-    budget = _budget(["forward"], 1, problem)
-    images, rows = _chunk(problem.offset, budget, row_bytes=problem.column_row * dtype.itemsize)
-    choices = Im2col(images, rows, dtype)
+    sizes = _chunk_sizes(problem.offset, problem.column_row * dtype.itemsize)
+    chunk = largest_chunk(sizes, _budget(["forward"], problem))
+    choices = Im2col(chunk.images, chunk.rows, dtype)
     return ComputationPlan(
         "forward", "im2col", reason, _column_count(choices, problem) * problem.x.dtype.itemsize, choices
     )
@@ -341,8 +356,10 @@ def _tangent(active: Collection[str], problem: _Problem) -> dict[str, Computatio
         return {"forward": _forward(problem)}
     arrays = 2 if "weight" in active else 1  # of the size of the columns
     row_bytes = arrays * problem.column_row * problem.offset.dtype.itemsize
-    images, rows = _chunk(problem.offset, arrays * COLUMN_BYTES[problem.target.platform] // 2, row_bytes=row_bytes)
-    return {"tangent": ComputationPlan("tangent", "im2col", choices=Im2col(images, rows, problem.offset.dtype))}
+    budget = arrays * COLUMN_BYTES[problem.target.platform] // 2
+    chunk = largest_chunk(_chunk_sizes(problem.offset, row_bytes), budget)
+    choices = Im2col(chunk.images, chunk.rows, problem.offset.dtype)
+    return {"tangent": ComputationPlan("tangent", "im2col", choices=choices)}
 
 
 def _cotangents(
@@ -439,27 +456,22 @@ def _packed_weight_size(weight: Shaped, spec: Spec) -> int:
 
 def _im2col_cotangents(requested: Collection[str], all_reduced: Collection[str], problem: _Problem) -> Im2col:
     x, offset, _, _, target = problem
-    columns_dtype = _columns_cotangent_dtype(problem)
+    columns_dtype, on_cuda = _columns_cotangent_dtype(problem), target.platform == "cuda"
     x_dtype = offset.dtype if "x" in all_reduced else x.dtype
-    arrays = (not {"x", "offset", "mask"}.isdisjoint(requested)) + ("weight" in requested)  # of the size of the columns
-    row_bytes = arrays * problem.column_row * columns_dtype.itemsize
-    sort_row = sort_image = 0
-    if "x" in requested and target.platform == "cuda":
-        offset_groups, _ = problem.groups_and_taps
-        sample_words = 1 + offset.dtype.itemsize  # an id, and four numbers of the sums' type
-        sort_row = offset.shape[2] * offset.shape[3] // 2 * sample_words
-        sort_image = offset_groups * ((x.shape[1] + 1) * (x.shape[2] + 1) + 1)
-    budget = _budget(requested, arrays, problem)
+    row_bytes = gpu_estimate.column_arrays(requested) * problem.column_row * columns_dtype.itemsize
+    sort_row, sort_image = problem.sort_words if "x" in requested and on_cuda else (0, 0)
+    sizes = _chunk_sizes(offset, row_bytes + 4 * sort_row)._replace(
+        image_bytes=4 * sort_image,
+        sum_bytes=problem.image_sum_bytes if "x" in requested and x_dtype != offset.dtype else 0,
+        kernel_rounds=on_cuda,
+    )
+    images, rows, x_sums = largest_chunk(sizes, _budget(requested, problem))
+    return Im2col(images, rows, columns_dtype, x_dtype, x_sums, sort_row, sort_image, not on_cuda)
 
-    def chunk(image_bytes: int) -> tuple[int, int]:
-        return _chunk(offset, budget, row_bytes=row_bytes + 4 * sort_row, image_bytes=4 * sort_image + image_bytes)
 
-    x_sums = "x" in requested and x_dtype != offset.dtype
-    images, rows = chunk(problem.image_sum_bytes if x_sums and target.platform == "cpu" else 0)
-    if x_sums and target.platform == "cuda":  # whose kernel rounds the sums of whole images
-        x_sums = rows != offset.shape[1]
-        images, rows = chunk(problem.image_sum_bytes) if x_sums else (images, rows)
-    return Im2col(images, rows, columns_dtype, x_dtype, x_sums, sort_row, sort_image, target.platform == "cpu")
+def _chunk_sizes(offset: Shaped, row_bytes: int) -> ChunkSizes:
+    images, rows = offset.shape[:2]
+    return ChunkSizes(images, rows, row_bytes)
 
 
 def _columns_cotangent_dtype(problem: _Problem) -> Any:
@@ -468,29 +480,15 @@ def _columns_cotangent_dtype(problem: _Problem) -> Any:
     return sum_dtype(dtype) if problem.target.platform == "cpu" else jnp.dtype(dtype)
 
 
-def _budget(computations: Collection[str], arrays: int, problem: _Problem) -> int:
-    """The bytes of a chunk, with so many arrays of the size of the columns."""
+def _budget(computations: Collection[str], problem: _Problem) -> int:
+    """The bytes of a chunk."""
     target = problem.target
     limit = COLUMN_BYTES[target.platform] // (2 if "forward" in computations else 1)
     if target.platform != "cuda" or problem.x.dtype.itemsize != 2:
         return limit
     if not problem.can_be_estimated:
-        return min(limit, arrays * gpu_estimate.LARGE_CHUNKS[0])
-    return arrays * gpu_estimate.column_bytes(computations, problem.sizes, problem.gpu)
-
-
-def _chunk(offset: Shaped, budget: int, *, row_bytes: int, image_bytes: int = 0) -> tuple[int, int]:
-    """How many images, or else how many rows of one image, fit into `budget` bytes.
-
-    Rows get half of the budget where an image itself leaves less: each chunk of rows visits all pixels of its image.
-    """
-    images, rows = offset.shape[:2]
-    if not isinstance(rows * row_bytes + image_bytes, int):  # a symbolic dimension, of an exported function
-        return 1, 1
-    most = budget // max(rows * row_bytes + image_bytes, 1)
-    if most < 2:
-        return 1, balanced(rows, max(budget - image_bytes, budget // 2) // max(row_bytes, 1))
-    return balanced(images, most), rows
+        return min(limit, gpu_estimate.column_arrays(computations) * gpu_estimate.LARGE_CHUNKS[0])
+    return min(limit * 7 // 4, gpu_estimate.chunk_budget(computations, problem.sizes, problem.gpu))
 
 
 def _within(choices: Im2col, offset: Shaped) -> tuple[int, int]:

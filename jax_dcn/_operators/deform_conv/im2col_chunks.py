@@ -1,0 +1,48 @@
+"""The chunks of the im2col path: how many images, or rows of one image, fit into a budget of workspace."""
+
+from typing import Any, NamedTuple
+
+from jax_dcn._primitive.chunks import balanced
+
+
+class Chunk(NamedTuple):
+    images: int
+    rows: int
+    has_sums: bool  # whether the sums of the cotangent of x have an array of their own
+
+
+class ChunkSizes(NamedTuple):
+    """What decides: of the output, and in bytes of workspace. Images and rows may be symbolic."""
+
+    images: Any
+    rows: Any
+    row_bytes: Any
+    image_bytes: Any = 0
+    sum_bytes: Any = 0  # of an image's cotangent of x, if its type is not that of its sums
+    kernel_rounds: bool = False  # the sums of whole images, which then take no workspace
+
+
+def largest_chunk(sizes: ChunkSizes, budget: int) -> Chunk:
+    """The most images or rows that fit into `budget` bytes. Symbolic sizes get one row."""
+    if sizes.kernel_rounds:
+        images, rows, has_all_rows = _fitting(sizes, budget, 0)
+        if has_all_rows:
+            return Chunk(images, rows, False)
+    images, rows, _ = _fitting(sizes, budget, sizes.sum_bytes)
+    return Chunk(images, rows, not (isinstance(sizes.sum_bytes, int) and sizes.sum_bytes == 0))
+
+
+def _fitting(sizes: ChunkSizes, budget: int, sum_bytes: Any) -> tuple[int, int, bool]:
+    """The images, the rows, and whether these are all of an image.
+
+    Rows get half of the budget where an image itself leaves less: each chunk of rows visits all pixels of its image.
+    """
+    images, rows, row_bytes, image_bytes, *_ = sizes
+    image_bytes += sum_bytes
+    if not isinstance(rows * row_bytes + image_bytes, int):
+        return 1, 1, False
+    most = budget // max(rows * row_bytes + image_bytes, 1)
+    if most > 1:
+        return balanced(images, most), rows, True
+    fitting = balanced(rows, max(budget - image_bytes, budget // 2) // max(row_bytes, 1))
+    return 1, fitting, fitting == rows
