@@ -84,7 +84,7 @@ def planned(shape, compute_capability):
 def sizes_of(shape):
     return gpu_estimate.ConvolutionSizes(
         images=shape.batch,
-        image_pixels=shape.height * shape.width,
+        image_size=(shape.height, shape.width),
         pixels=math.prod(deform_conv.output_size(shape)),
         rows=deform_conv.output_size(shape)[1],
         taps=9,
@@ -93,10 +93,6 @@ def sizes_of(shape):
         groups=shape.groups,
         offset_groups=shape.offset_groups,
         itemsize=2,
-        sort_words=(
-            deform_conv.output_size(shape)[2] * 9 * shape.offset_groups * 5,
-            shape.offset_groups * ((shape.height + 1) * (shape.width + 1) + 1),
-        ),
     )
 
 

@@ -82,17 +82,11 @@ class Case(NamedTuple):
     @property
     def calls(self):
         """Pairs of a result and a custom call that it needs."""
+        # The fused gradient of the weight needs a 16-bit type.
+        calls = CALLS[self.path] | ({"weight": "dcn_sample"} if self.is_tf32 else {})
         return [
-            (result, name)
-            for result, names in CALLS[self.path].items()
-            for name in ([names] if isinstance(names, str) else names)
-            if result not in self.constant
+            (result, name) for result, names in calls.items() for name in ([names] if isinstance(names, str) else names)
         ]
-
-    @property
-    def constant(self):
-        """Operands whose gradients are not computed: the fused gradient of the weight needs a 16-bit type."""
-        return ("weight",) if self.is_tf32 else ()
 
     @property
     def tolerance(self):
@@ -165,7 +159,8 @@ def compile_kernels(case, device):
         is_convolution = case.path in ("fused", "im2col")
         function = partial(problem.function, backend=case.path) if is_convolution else problem.function
         with jax.default_matmul_precision(precision):
-            lowered = results_of(function, case.path, case.constant).lower(operands, cotangent)
+            by_im2col = {"weight": partial(problem.function, backend="im2col")} if case.is_tf32 else {}
+            lowered = results_of(function, case.path, by_im2col).lower(operands, cotangent)
         called = set(re.findall(rf"({'|'.join(cuda_custom_calls)})\b", lowered.as_text()))
         program = lowered.compile()
 
@@ -198,18 +193,24 @@ def compile_reference(path, shape):
     return call
 
 
-def results_of(function, path, constant=()):
-    """The jitted function that returns the result, "y", and the gradients by the names of operands that vary.
+def results_of(function, path, others=None):
+    """The jitted function that returns the result, "y", and the gradients by the names of the operands.
 
-    If the path has a kernel for tangents, also the "tangent" of the result in the direction of the operands themselves.
+    Those of `others` are gradients of other functions, by operand. If the path has a kernel for tangents, also the
+    "tangent" of the result in the direction of the operands themselves.
     """
+    others = others or {}
 
     def run(operands, cotangent):
         def of_operands(active):
             return function(**operands | active)
 
-        y, pull_back = jax.vjp(of_operands, {name: operands[name] for name in operands if name not in constant})
+        def gradient(name, other):
+            return jax.vjp(lambda operand: other(**operands | {name: operand}), operands[name])[1](cotangent)[0]
+
+        y, pull_back = jax.vjp(of_operands, {name: operands[name] for name in operands if name not in others})
         (gradients,) = pull_back(cotangent)
+        gradients |= {name: gradient(name, other) for name, other in others.items()}
         tangent = {"tangent": jax.jvp(of_operands, (operands,), (operands,))[1]} if "tangent" in CALLS[path] else {}
         return {"y": y, **gradients, **tangent}
 

@@ -1,6 +1,7 @@
 import collections
 import functools
 import importlib.util
+import math
 import os
 
 # Set before jax is imported. Sharding tests need several devices, on any machine. Autotuning would take longer than it
@@ -14,6 +15,8 @@ os.environ["MPLBACKEND"] = "agg"
 import hypothesis
 import jax
 import pytest
+
+from jax_dcn._operators.deform_conv import gpu_estimate
 
 hypothesis.settings.register_profile(
     "jax_dcn",
@@ -119,3 +122,12 @@ def pytest_terminal_summary(terminalreporter):
     reasons = collections.Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} skipped: {reason}")
+
+
+@pytest.fixture
+def fuses_what_can_be(monkeypatch):
+    """On a GPU, convolutions are fused where they can be, whatever is estimated."""
+    jax.clear_caches()
+    monkeypatch.setattr(gpu_estimate, "MARGIN", math.inf)
+    yield
+    jax.clear_caches()

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import math
 import pathlib
 import re
 import subprocess
@@ -20,7 +19,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dcn
-from jax_dcn._operators.deform_conv import gpu_estimate
 from jax_dcn._primitive import extension
 from tests.helpers.deform_aggregation.cases import Attention, Convolution
 from tests.helpers.deform_conv.cases import assert_close, cast
@@ -191,14 +189,6 @@ def calls(platforms, dtype):
 
     artifacts = [exported(everything(function), arguments, platforms) for function, arguments in programs]
     return {name for artifact in artifacts for name in re.findall(r"@(dcn_\w+)", artifact.mlir_module())}
-
-
-@pytest.fixture
-def fuses_what_can_be(monkeypatch):
-    jax.clear_caches()
-    monkeypatch.setattr(gpu_estimate, "MARGIN", math.inf)
-    yield
-    jax.clear_caches()
 
 
 @pytest.mark.platforms("cpu")

@@ -12,7 +12,7 @@ from jax import export
 
 import jax_dcn
 from jax_dcn._operators import kernel_plan
-from jax_dcn._operators.deform_conv import gpu_estimate, plan
+from jax_dcn._operators.deform_conv import plan
 from jax_dcn._primitive import extension
 from tests.helpers.operators import OPERATORS
 
@@ -154,11 +154,6 @@ def check(name, operands, platform, **options):
     return plan
 
 
-@pytest.fixture
-def fuses_what_can_be(monkeypatch):
-    monkeypatch.setattr(gpu_estimate, "MARGIN", math.inf)
-
-
 def paths(plan):
     return {of.computation: of.path for of in plan}
 
@@ -248,7 +243,7 @@ def test_images_in_chunks(images, fuses_what_can_be, monkeypatch):
     assert check("deform_conv2d", operands, "cuda")["x"].choices.images == images
 
 
-@pytest.mark.parametrize("dtype, target", [("float32", "cpu"), ("float32", "cuda")])
+@pytest.mark.parametrize("dtype, target", [("float32", "cpu"), ("float32", "cuda"), ("bfloat16", "cuda")])
 def test_all_images_are_one_chunk_if_their_workspace_fits(dtype, target, monkeypatch):
     def workspace():
         operands = convolution(dtype, batch=(4,), all=0)
@@ -256,9 +251,10 @@ def test_all_images_are_one_chunk_if_their_workspace_fits(dtype, target, monkeyp
         return plan["x"].workspace_bytes + plan["weight"].workspace_bytes
 
     at_once = workspace()
-    monkeypatch.setitem(plan.COLUMN_BYTES, target, at_once)
+    least = -(-at_once * 4 // 7) if dtype == "bfloat16" else at_once  # of which estimates choose up to 7/4
+    monkeypatch.setitem(plan.COLUMN_BYTES, target, least)
     assert workspace() == at_once
-    monkeypatch.setitem(plan.COLUMN_BYTES, target, at_once - 1)
+    monkeypatch.setitem(plan.COLUMN_BYTES, target, least - 1)
     assert workspace() == at_once // 2
 
 

@@ -16,7 +16,6 @@ resident thread block and for all. The time is that of the SM with the most thre
 tensor cores, of the L2 cache and of device memory.
 """
 
-import functools
 import math
 import re
 
@@ -92,11 +91,11 @@ def measure_im2col():
                 if call:
                     elements = pixels(shape) * 9 * shape.channels
                     vectors = elements * ITEM["bf16"] / COLUMN_BYTES * record["blocks"] / record["grid"]
-                    clocks = sm_clocks(function, record)
-                    device = DEVICES[architecture]
+                    device, executions = DEVICES[architecture], executed(function, record)
+                    clocks = sm_clocks(function, record, executions)
                     clocks["L2"] = record["counters"]["l2_bytes"] * device.sms / device.l2_rate
-                    resident = residency(function, record, device).blocks
-                    clocks["with waiting"] = block_clocks(function, record, resident) * record["blocks"]
+                    with_waiting = clocks_with_waiting(function, record, executions)
+                    clocks["with waiting"] = with_waiting(residency(function, record, device).blocks)
                     clocks = {key: round(count / vectors, 2) for key, count in clocks.items()}
                     row = {"shape": name, "batch": shape.batch, "architecture": architecture, "call": call}
                     yield row | {"kernel": function.name, "clocks per 128 bytes of columns": clocks}
@@ -106,26 +105,23 @@ def pixels(shape):
     return math.prod(deform_conv.output_size(shape))
 
 
-def sm_clocks(function, record):
+def sm_clocks(function, record, executions):
     """Clocks of one SM for all executed blocks, without tensor core instructions."""
     counters = record["counters"]
-    return {
-        "issue": issued(function, executed(function, record)) / SCHEDULERS,
-        "L1": sum(counters[name] for name in ("shared_wavefronts", "async_wavefronts", "l1_wavefronts"))
-        + shuffles(record),
-    }
+    wavefronts = sum(counters[name] for name in ("shared_wavefronts", "async_wavefronts", "l1_wavefronts"))
+    return {"issue": issued(function, executions) / SCHEDULERS, "L1": wavefronts + shuffles(record)}
 
 
-def block_clocks(function, record, resident, mma_clocks=0.0):
-    """Clocks of one SM for a thread block with waiting, while so many are resident.
+def clocks_with_waiting(function, record, executions, mma_clocks=0.0):
+    """The clocks of one SM for all executed blocks with waiting, as a function of how many blocks are resident.
 
     `mma_clocks`: of a scheduler for one tensor core instruction.
     """
-    warps = -(-record["threads"] // (WARP * SCHEDULERS))  # of the block, on each scheduler
-    alone = waiting.alone(function.blocks, executed(function, record), mma_clocks)
-    alone /= record["blocks"] * warps * SCHEDULERS
-    service = max(sm_clocks(function, record).values()) / record["blocks"] / warps
-    return warps * waiting.together(service, max(alone - service, 0), resident * warps)
+    warps = -(-record["threads"] // (WARP * SCHEDULERS))  # of a block, on each scheduler
+    of_scheduler = record["blocks"] * warps
+    service = max(sm_clocks(function, record, executions).values()) / of_scheduler
+    alone = waiting.alone(function.blocks, executions, mma_clocks) / SCHEDULERS / of_scheduler
+    return lambda resident: of_scheduler * waiting.together(service, max(alone - service, 0), resident * warps)
 
 
 def residency(function, record, device):
@@ -156,7 +152,7 @@ def executed_launches(shape, computation, device=DEVICES["sm_90"], backend="fuse
         function, arguments = backward, (problem.operands, problem.cotangent)
     interpreter = executed_ptx.interpreter(PTX)
     capability = int(device.architecture.removeprefix("sm_"))
-    number = list(DEVICES).index(device.architecture) + 1  # it keeps what was requested for another device
+    number = list(DEVICES).index(device.architecture) + 1  # a device of its own, as kernels request memory only once
     shared_bytes = device.shared_bytes - RESERVED_SHARED
     before = interpreter.set(max_shared_bytes=shared_bytes, device=number, requires_loading=0)
     try:
@@ -253,16 +249,16 @@ def cost(function, call, record, device, shape):
     """A launch on a device, with `shape` as the size of the whole call."""
     counters, executions = record["counters"], executed(function, record)
     resident = residency(function, record, device)
-    clocks = sm_clocks(function, record)  # of all executed blocks, on one SM
+    clocks = sm_clocks(function, record, executions)  # of all executed blocks, on one SM
     clocks["tensor"] = sum(count * device.clocks(kind) for kind, count in counters["mma"].items())
     blocks_of_busiest = -(-record["grid"] // device.sms)
     of_busiest = blocks_of_busiest / record["blocks"]
     milliseconds = {name: count * of_busiest / device.clock * 1e-6 for name, count in clocks.items()}
     mma_clocks = max((SCHEDULERS * device.clocks(kind) for kind in counters["mma"]), default=0)
-    with_waiting = functools.partial(block_clocks, function, record, mma_clocks=mma_clocks)
+    with_waiting = clocks_with_waiting(function, record, executions, mma_clocks)
     waves, last = divmod(blocks_of_busiest, resident.blocks)
     waited = waves * resident.blocks * with_waiting(resident.blocks) + (last * with_waiting(last) if last else 0)
-    milliseconds["waiting"] = waited / device.clock * 1e-6
+    milliseconds["waiting"] = waited / record["blocks"] / device.clock * 1e-6
     if device.l2_bytes:
         moved = counters["l2_bytes"] * record["grid"] / record["blocks"]
         milliseconds["L2"] = moved / device.l2_bytes / device.clock * 1e-6
@@ -273,7 +269,7 @@ def cost(function, call, record, device, shape):
         milliseconds["memory"] = compulsory_bytes(call, shape, ITEM[kind]) / device.memory * 1e-6
         row["clocks per K step"] = {name: round(count / steps, 1) for name, count in clocks.items()}
         row["waiting per K step"] = {
-            name: round(max(with_waiting(number) * record["blocks"], clocks["tensor"]) / steps, 1)
+            name: round(max(with_waiting(number), clocks["tensor"]) / steps, 1)
             for name, number in (("one block", 1), ("all blocks", resident.blocks))
         }
         row["wavefronts per K step"] = {name: round(count / steps, 1) for name, count in wavefronts(record).items()}

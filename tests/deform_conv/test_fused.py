@@ -13,7 +13,7 @@ from jax import export
 from jax.sharding import PartitionSpec as P
 
 import jax_dcn
-from jax_dcn._operators.deform_conv import cuda_tiles, gpu_estimate, plan
+from jax_dcn._operators.deform_conv import cuda_tiles, plan
 from tests.helpers.deform_conv.cases import Case, Operands, assert_close, convolve, explicit_gradients, pull_back
 from tests.helpers.deform_conv.numpy_reference import Convolution
 
@@ -181,13 +181,11 @@ def test_all_samples_in_one_pixel(dtype, precision):
 
 
 @pytest.mark.parametrize("images, is_masked", [(1, False), (3, True)])
-def test_images_in_chunks(images, is_masked, monkeypatch):
+def test_images_in_chunks(images, is_masked, fuses_what_can_be, monkeypatch):
     """The scatter lists of the gradient of x are made of one or three images at a time."""
     case = dataclasses.replace(CASE["torus_back"], batch=(5,))
     operands = cast(case, "bfloat16", masked=is_masked)
     monkeypatch.setattr(plan, "CHUNK_LIST_BYTES", images * plan._list_bytes(operands.x, operands.offset))
-    monkeypatch.setattr(gpu_estimate, "MARGIN", math.inf)  # what can be fused is
-    jax.clear_caches()
     check_values(case, "bfloat16", operands)
 
 
@@ -312,8 +310,7 @@ COTANGENTS = [
 
 
 @pytest.mark.parametrize("case, dtype, keywords, names", COTANGENTS)
-def test_which_cotangents_are_fused(case, dtype, keywords, names, monkeypatch):
-    monkeypatch.setattr(gpu_estimate, "MARGIN", math.inf)  # what can be fused is
+def test_which_cotangents_are_fused(case, dtype, keywords, names, fuses_what_can_be):
     assert custom_calls(cast(case, dtype), case=case, of=gradient, **keywords) == names
 
 

@@ -91,14 +91,17 @@ class Array {
     return static_cast<T*>(memory_.get());
   }
 
-  void CheckWritten(const char* name) const {
+  // Checks that `count` elements from `first` on are written, by default all, and no others.
+  void CheckWritten(const char* name, int64_t first = 0, int64_t count = INT64_MAX) const {
     std::vector<unsigned char> bytes(bytes_);
     const std::vector<unsigned char> unwritten(element_, unwritten_);
     Check(Failure(cudaMemcpy(bytes.data(), memory_.get(), bytes_, cudaMemcpyDeviceToHost)));
     if (!fills_unwritten) return;
     for (size_t i = 0; i < bytes_; i += element_) {
-      if (std::memcmp(&bytes[i], unwritten.data(), element_) != 0) continue;
-      std::printf("element %zu of %s is not written\n", i / element_, name);
+      const int64_t element = int64_t(i / element_);
+      const bool is_written = std::memcmp(&bytes[i], unwritten.data(), element_) != 0;
+      if (is_written == (element >= first && element - first < count)) continue;
+      std::printf("element %lld of %s is %swritten\n", (long long)element, name, is_written ? "" : "not ");
       std::exit(1);
     }
     if (!results) return;
@@ -150,7 +153,10 @@ void CallDeformConv(DType dtype, Sizes sizes, bool has_mask) {
   Array x = Array::Random(dtype, sizes.images_of_x * pixels, 1);
   Array offset = Array::Random(wide, 2 * positions_size, 3, 0.1);
   Array mask = Array::Random(wide, positions_size, 1);
-  Array origin = Array::Of(std::vector<int32_t>{1, 0, 1, 1});
+  const std::vector<int32_t> start = {1, 0, 1, 1};
+  const int64_t first_sample = sizes.first_sample(start.data());
+  const int64_t samples = sizes.images * sizes.samples() * sizes.offset_groups;
+  Array origin = Array::Of(start);
   const Positions positions = {offset.data(), has_mask ? mask.data() : nullptr, origin.data<int32_t>()};
 
   Array columns = Array::Unwritten(dtype, columns_size);
@@ -169,12 +175,14 @@ void CallDeformConv(DType dtype, Sizes sizes, bool has_mask) {
   tangents_only.CheckWritten("tangents");
 
   Array d_columns = Array::Random(Device::kRoundsColumnCotangents ? dtype : wide, columns_size, 1);
-  Array d_offset = Array::Random(wide, 2 * positions_size, 1), d_mask = Array::Random(wide, positions_size, 1);
+  Array d_offset = Array::Unwritten(wide, 2 * positions_size), d_mask = Array::Unwritten(wide, positions_size);
   Array requested_columns = Array::Unwritten(dtype, columns_size);
   Check(OffsetCotangent(device, dtype, sizes, positions, x.data(), d_columns.data(),
                         has_mask ? nullptr : d_offset.data(), has_mask ? d_mask.data() : nullptr,
                         has_mask ? requested_columns.data() : nullptr));
+  if (has_mask) d_mask.CheckWritten("d_mask", first_sample, samples);
   if (has_mask) requested_columns.CheckWritten("requested columns");
+  if (!has_mask) d_offset.CheckWritten("d_offset", 2 * first_sample, 2 * samples);
 
   Array d_x = Array::Random(wide, sizes.images_of_x * pixels, 1);
   Array workspace = Array::Integers(WorkspaceSize(dtype, sizes));

@@ -11,7 +11,13 @@ from typing import NamedTuple
 
 from jax_dcn._operators.deform_conv import cuda_tiles
 from jax_dcn._operators.deform_conv.cuda_tiles import SUM_BYTES
-from jax_dcn._operators.deform_conv.im2col_chunks import ChunkSizes, largest_chunk
+from jax_dcn._operators.deform_conv.im2col_chunks import (
+    ChunkSizes,
+    column_arrays,
+    gradient_sizes,
+    largest_chunk,
+    sort_words,
+)
 
 # Estimates of the im2col path are multiplied by this in comparisons, because the fused path needs less workspace.
 MARGIN = 1.1
@@ -80,7 +86,7 @@ class ConvolutionSizes(NamedTuple):
     """The sizes of a convolution that its time depends on."""
 
     images: int
-    image_pixels: int  # of x
+    image_size: tuple[int, int]  # height and width of x
     pixels: int  # of the result, all images together
     rows: int  # of the result
     taps: int
@@ -89,7 +95,10 @@ class ConvolutionSizes(NamedTuple):
     groups: int
     offset_groups: int
     itemsize: int  # of x
-    sort_words: tuple[int, int]  # 32-bit elements to sort samples by pixel: per row of the result, and per image
+
+    @property
+    def image_pixels(self) -> int:
+        return math.prod(self.image_size)
 
 
 def gpu_of(compute_capability: int | None, sms: int | None) -> Gpu:
@@ -201,7 +210,7 @@ def total_seconds(
     computations: Collection[str], by_im2col: Collection[str], sizes: ConvolutionSizes, gpu: Gpu, margin: float = 1
 ) -> float:
     """The time of computations of which the im2col path does some, where these count `margin` times."""
-    fused = {_kernel(name) for name in computations if name not in by_im2col}
+    fused = sorted({_kernel(name) for name in computations if name not in by_im2col})
     seconds = sum(fused_seconds(kernel, sizes, gpu) for kernel in fused)
     return seconds + margin * im2col_seconds(by_im2col, sizes, gpu) if by_im2col else seconds
 
@@ -209,11 +218,6 @@ def total_seconds(
 def _kernel(computation: str) -> str:
     """The gradients of offset and mask have one kernel."""
     return "offset" if computation == "mask" else computation
-
-
-def column_arrays(computations: Collection[str]) -> int:
-    """Of the size of the columns: the columns and their cotangents."""
-    return max((not {"x", "offset", "mask"}.isdisjoint(computations)) + ("weight" in computations), 1)
 
 
 def chunk_budget(computations: Collection[str], sizes: ConvolutionSizes, gpu: Gpu) -> int:
@@ -273,14 +277,16 @@ def im2col_seconds(
 
 
 def _chunk_sizes(names: Collection[str], sizes: ConvolutionSizes) -> ChunkSizes:
-    """What a chunk holds, as in plan.py."""
-    row_pixels = sizes.pixels // (sizes.images * sizes.rows)
-    row_bytes = column_arrays(names) * row_pixels * sizes.taps * sizes.channels * sizes.itemsize
-    if "x" not in names:
-        return ChunkSizes(sizes.images, sizes.rows, row_bytes)
-    sort_row, sort_image = sizes.sort_words
-    sums = sizes.image_pixels * sizes.channels * SUM_BYTES
-    return ChunkSizes(sizes.images, sizes.rows, row_bytes + 4 * sort_row, 4 * sort_image, sums, kernel_rounds=True)
+    row_samples = sizes.pixels // (sizes.images * sizes.rows) * sizes.taps
+    return gradient_sizes(
+        names,
+        sizes.images,
+        sizes.rows,
+        row_samples * sizes.channels * sizes.itemsize,
+        sort=sort_words(row_samples * sizes.offset_groups, sizes.offset_groups, *sizes.image_size, SUM_BYTES),
+        sum_bytes=sizes.image_pixels * sizes.channels * SUM_BYTES,
+        kernel_rounds=True,
+    )
 
 
 def _column_seconds(kernel: str, columns_bytes: int, sizes: ConvolutionSizes, gpu: Gpu) -> float:

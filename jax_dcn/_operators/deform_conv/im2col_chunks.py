@@ -1,5 +1,6 @@
 """The chunks of the im2col path: how many images, or rows of one image, fit into a budget of workspace."""
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from jax_dcn._primitive.chunks import balanced
@@ -20,6 +21,39 @@ class ChunkSizes(NamedTuple):
     image_bytes: Any = 0
     sum_bytes: Any = 0  # of an image's cotangent of x, if its type is not that of its sums
     kernel_rounds: bool = False  # the sums of whole images, which then take no workspace
+
+
+def column_arrays(computations: Collection[str]) -> int:
+    """The number of arrays of the size of the columns: the columns and their cotangents."""
+    return max((not {"x", "offset", "mask"}.isdisjoint(computations)) + ("weight" in computations), 1)
+
+
+def sort_words(row_samples: Any, offset_groups: int, height: Any, width: Any, sum_itemsize: int) -> tuple[Any, Any]:
+    """32-bit elements that a GPU needs to sort samples by pixel of x: per output row, and per image."""
+    sample_words = 1 + sum_itemsize  # an id, and four numbers of the sums' type
+    return row_samples * sample_words, offset_groups * ((height + 1) * (width + 1) + 1)
+
+
+def gradient_sizes(
+    computations: Collection[str],
+    images: Any,
+    rows: Any,
+    column_row_bytes: Any,
+    *,
+    sort: tuple[Any, Any],
+    sum_bytes: Any,
+    kernel_rounds: bool,
+) -> ChunkSizes:
+    """What the forward holds, or gradients that are computed together. Only that of x needs `sort` and `sum_bytes`."""
+    sort_row, sort_image = sort if "x" in computations else (0, 0)
+    return ChunkSizes(
+        images,
+        rows,
+        row_bytes=column_arrays(computations) * column_row_bytes + 4 * sort_row,
+        image_bytes=4 * sort_image,
+        sum_bytes=sum_bytes if "x" in computations else 0,
+        kernel_rounds=kernel_rounds,
+    )
 
 
 def largest_chunk(sizes: ChunkSizes, budget: int) -> Chunk:

@@ -16,7 +16,13 @@ from jax_dcn._operators.deform_conv import cuda_tiles, gpu_estimate
 from jax_dcn._operators.deform_conv.arguments import Operands, Spec
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._operators.deform_conv.gpu_estimate import ConvolutionSizes, Gpu
-from jax_dcn._operators.deform_conv.im2col_chunks import ChunkSizes, largest_chunk
+from jax_dcn._operators.deform_conv.im2col_chunks import (
+    ChunkSizes,
+    column_arrays,
+    gradient_sizes,
+    largest_chunk,
+    sort_words,
+)
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.chunks import balanced
 from jax_dcn._primitive.operator import Request
@@ -151,27 +157,25 @@ class _Problem(NamedTuple):
     def sort_words(self) -> tuple[int, int]:
         """32-bit elements that a GPU needs to sort samples by pixel: per output row, and per image."""
         offset_groups, _ = self.groups_and_taps
-        sample_words = 1 + self.offset.dtype.itemsize  # an id, and four numbers of the sums' type
-        cells = (self.x.shape[1] + 1) * (self.x.shape[2] + 1)
-        return self.offset.shape[2] * self.offset.shape[3] // 2 * sample_words, offset_groups * (cells + 1)
+        row_samples = self.offset.shape[2] * self.offset.shape[3] // 2
+        _, height, width, _ = self.x.shape
+        return sort_words(row_samples, offset_groups, height, width, self.offset.dtype.itemsize)
 
     @property
     def sizes(self) -> ConvolutionSizes:
         """The sizes for estimates, as far as they are known: a symbolic number, or size, of images counts as 1."""
-        images = self.x.shape[0] if isinstance(self.x.shape[0], int) else 1
         offset_groups, taps = self.groups_and_taps
         return ConvolutionSizes(
-            images=images,
-            image_pixels=_known_pixels(self.x) // max(images, 1),
+            images=_known_size(self.x.shape[0]),
+            image_size=(_known_size(self.x.shape[1]), _known_size(self.x.shape[2])),
             pixels=_known_pixels(self.offset),
-            rows=self.offset.shape[1] if isinstance(self.offset.shape[1], int) else 1,
+            rows=_known_size(self.offset.shape[1]),
             taps=taps,
             channels=self.x.shape[-1],
             features=self.weight.shape[-1],
             groups=self.spec.feature_group_count,
             offset_groups=offset_groups,
             itemsize=self.x.dtype.itemsize,
-            sort_words=self.sort_words,
         )
 
     @property
@@ -458,15 +462,19 @@ def _im2col_cotangents(requested: Collection[str], all_reduced: Collection[str],
     x, offset, _, _, target = problem
     columns_dtype, on_cuda = _columns_cotangent_dtype(problem), target.platform == "cuda"
     x_dtype = offset.dtype if "x" in all_reduced else x.dtype
-    row_bytes = gpu_estimate.column_arrays(requested) * problem.column_row * columns_dtype.itemsize
-    sort_row, sort_image = problem.sort_words if "x" in requested and on_cuda else (0, 0)
-    sizes = _chunk_sizes(offset, row_bytes + 4 * sort_row)._replace(
-        image_bytes=4 * sort_image,
-        sum_bytes=problem.image_sum_bytes if "x" in requested and x_dtype != offset.dtype else 0,
+    sort = problem.sort_words if "x" in requested and on_cuda else (0, 0)
+    images, rows = offset.shape[:2]
+    sizes = gradient_sizes(
+        requested,
+        images,
+        rows,
+        problem.column_row * columns_dtype.itemsize,
+        sort=sort,
+        sum_bytes=problem.image_sum_bytes if x_dtype != offset.dtype else 0,
         kernel_rounds=on_cuda,
     )
     images, rows, x_sums = largest_chunk(sizes, _budget(requested, problem))
-    return Im2col(images, rows, columns_dtype, x_dtype, x_sums, sort_row, sort_image, not on_cuda)
+    return Im2col(images, rows, columns_dtype, x_dtype, x_sums, *sort, not on_cuda)
 
 
 def _chunk_sizes(offset: Shaped, row_bytes: int) -> ChunkSizes:
@@ -487,7 +495,7 @@ def _budget(computations: Collection[str], problem: _Problem) -> int:
     if target.platform != "cuda" or problem.x.dtype.itemsize != 2:
         return limit
     if not problem.can_be_estimated:
-        return min(limit, gpu_estimate.column_arrays(computations) * gpu_estimate.LARGE_CHUNKS[0])
+        return min(limit, column_arrays(computations) * gpu_estimate.LARGE_CHUNKS[0])
     return min(limit * 7 // 4, gpu_estimate.chunk_budget(computations, problem.sizes, problem.gpu))
 
 
@@ -505,6 +513,11 @@ def _column_count(choices: Im2col, problem: _Problem) -> int:
 
 def _weight_bytes(weight: Shaped) -> int:
     return math.prod(weight.shape) * weight.dtype.itemsize
+
+
+def _known_size(size: Any) -> int:
+    """1 for a symbolic size."""
+    return size if isinstance(size, int) else 1
 
 
 def _known_pixels(array: Shaped) -> int:
