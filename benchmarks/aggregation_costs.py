@@ -79,7 +79,7 @@ def launches(shape):
 
 def cost(function, record, device, name, taps):
     """A launch on a device. All thread blocks are executed, so clocks and bytes are those of the whole launch."""
-    clocks = kernel_costs.sm_clocks(function, record)
+    clocks = kernel_costs.sm_clocks(function, record, kernel_costs.executed(function, record))
     milliseconds = max(clocks.values()) / device.sms / device.clock * 1e-6
     return {
         "shape": name,
