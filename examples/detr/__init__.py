@@ -1,4 +1,4 @@
-"""Deformable DETR and RT-DETRv2 with the weights of transformers: ``python -m examples.deformable_detr``."""
+"""Deformable DETR and RT-DETRv2 with the weights of transformers: ``python -m examples.detr``."""
 
 from .config import DeformableDetrConfig, RTDetrConfig
 from .deformable_detr import DeformableDetr

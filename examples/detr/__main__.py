@@ -1,7 +1,7 @@
 """Detect objects with a Deformable DETR, RT-DETR or RT-DETRv2 of Hugging Face, in Flax.
 
-python -m examples.deformable_detr CHECKPOINT photo.jpg
-python -m examples.deformable_detr CHECKPOINT photo.jpg --threshold 0.3 --out found.png
+python -m examples.detr CHECKPOINT photo.jpg
+python -m examples.detr CHECKPOINT photo.jpg --threshold 0.3 --out found.png
 
 CHECKPOINT is a folder with config.json and model.safetensors, such as a download of SenseTime/deformable-detr,
 SenseTime/deformable-detr-with-box-refine-two-stage or PekingU/rtdetr_v2_r18vd.
@@ -21,7 +21,7 @@ from .weights import load
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
     checkpoint_help = "a folder with config.json and model.safetensors"
-    options = make_parser("python -m examples.deformable_detr", __doc__, checkpoint_help).parse_args(arguments)
+    options = make_parser("python -m examples.detr", __doc__, checkpoint_help).parse_args(arguments)
 
     checkpoint = load(options.checkpoint)
     image = Image.open(options.image).convert("RGB")

@@ -12,12 +12,12 @@ from PIL import Image
 
 pytest.importorskip("matplotlib")
 
-from examples.deformable_detr.__main__ import main
-from examples.deformable_detr.config import RESNET50, DeformableDetrConfig
-from examples.deformable_detr.decoder import Detections, Outputs
-from examples.deformable_detr.images import find_objects, preprocess
-from examples.deformable_detr.names import rename, renamed
-from examples.deformable_detr.weights import fill, load, make_model
+from examples.detr.__main__ import main
+from examples.detr.config import RESNET50, DeformableDetrConfig
+from examples.detr.decoder import Detections, Outputs
+from examples.detr.images import find_objects, preprocess
+from examples.detr.names import rename, renamed
+from examples.detr.weights import fill, load, make_model
 from tests.helpers import detectors
 from tests.helpers.deform_aggregation.cases import GOLDEN
 
