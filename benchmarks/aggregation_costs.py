@@ -1,8 +1,8 @@
 """`python -m benchmarks.aggregation_costs`: what the CUDA kernels of the aggregation are estimated to cost on GPUs.
 
 It takes minutes, and writes benchmarks/results/<date>-aggregation-costs.md. Costs are clocks of an SM per thousand taps
-of all queries and heads, counted as those per K step of `kernel_costs`: `issue` of machine instructions and `L1` of
-wavefronts, for all instructions of a kernel. Shuffles, which are no wavefronts here, are given beside them.
+of all queries and heads, counted as those per K step of `kernel_costs`: `issue` of machine instructions, and `L1` of
+wavefronts and shuffles, for all instructions of a kernel. Shuffles are also given on their own.
 """
 
 from functools import partial
@@ -33,10 +33,10 @@ SHAPES = {"encoder": ATTENTION.shapes["M1"], "decoder": ATTENTION.shapes["M2"], 
 CORNERS = 4000
 ABOUT = f"""\
 **Nothing was run on a GPU.** The clocks of an SM per thousand taps are counted from machine code and executed PTX,
-{DTYPE}: `issue` of instructions, and `L1` for wavefronts. The larger one bounds the time. A thousand taps read
-4,000 corners, which take a wavefront each. Shuffles may use the same pipeline as L1. Bytes of the L2 cache are loads
-that miss a simulated L1 cache, and all stores. Milliseconds are the larger clocks divided among all SMs at the boost
-clock.
+{DTYPE}: `issue` of instructions, and `L1` of wavefronts and shuffles, which are assumed to share a pipeline. The
+larger one bounds the time. A thousand taps read 4,000 corners, which take a wavefront each. Bytes of the L2 cache are
+loads that miss a simulated L1 cache, and all stores. Milliseconds are the larger clocks divided among all SMs at the
+boost clock.
 
 The last three kernels are the gradient of value: two sort the samples by location, and one gathers. Vectorized atomics
 would move 512 bytes per tap for 32 channels: four corners of 32 floats."""
