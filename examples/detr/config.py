@@ -9,6 +9,8 @@ from examples.resnet.model import STAGES, Layout
 from .layers import ACTIVATIONS
 
 TIMM_DEPTHS = {f"resnet{depth}": stages for depth, stages in STAGES.items()}
+TIMM_BASIC_DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
+BASIC_SIZES = (64, 128, 256, 512)
 COARSE_STAGES = (2, 3, 4)  # of a backbone, whose features the encoders take
 RESNET50 = Layout(out_indices=COARSE_STAGES)
 RESNET50_VD = Layout(deep=True, out_indices=COARSE_STAGES)
@@ -18,8 +20,11 @@ def backbone_layout(config: Mapping[str, Any]) -> Layout:
     """The network that a `backbone_config` describes."""
     kind = config["model_type"]
     if kind == "timm_backbone":
-        require(config, backbone=tuple(TIMM_DEPTHS))
-        return Layout(depths=TIMM_DEPTHS[config["backbone"]], out_indices=tuple(config["out_indices"]))
+        require(config, backbone=(*TIMM_BASIC_DEPTHS, *TIMM_DEPTHS))
+        name, out_indices = config["backbone"], tuple(config["out_indices"])
+        if name in TIMM_BASIC_DEPTHS:
+            return Layout(False, 64, BASIC_SIZES, TIMM_BASIC_DEPTHS[name], "basic", out_indices=out_indices)
+        return Layout(depths=TIMM_DEPTHS[name], out_indices=out_indices)
     require(
         config,
         model_type=("resnet", "rt_detr_resnet"),
@@ -51,6 +56,9 @@ class DeformableDetrConfig:
     decoder_ffn_dim: int = 1024
     decoder_attention_heads: int = 8
     decoder_n_points: int = 4
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
     with_box_refine: bool = False
     two_stage: bool = False
     two_stage_num_proposals: int = 300
@@ -64,7 +72,7 @@ class DeformableDetrConfig:
         levels = [2, 3, 4] if config.get("num_feature_levels", cls.num_feature_levels) > 1 else [4]
         timm = {"model_type": "timm_backbone", "backbone": config.get("backbone") or "resnet50", "out_indices": levels}
         backbone = backbone_layout(config.get("backbone_config") or timm)
-        return cls(**_known(cls, config) | {"backbone": backbone, "num_labels": len(labels(config))})
+        return cls(**_known(cls, config) | {"backbone": backbone, "num_labels": len(label_names(config))})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +102,13 @@ class RTDetrConfig:
     decoder_n_points: int = 4
     decoder_offset_scale: float | None = 0.5
     decoder_method: str = "default"
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    freeze_backbone_batch_norms: bool = True
+    num_denoising: int = 100
+    label_noise_ratio: float = 0.5
+    box_noise_scale: float = 1.0
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
@@ -109,13 +124,13 @@ class RTDetrConfig:
             decoder_method=("default", "discrete"),
         )
         backbone = backbone_layout(config.get("backbone_config") or {"model_type": "rt_detr_resnet"})
-        known = _known(cls, config) | {"backbone": backbone, "num_labels": len(labels(config))}
+        known = _known(cls, config) | {"backbone": backbone, "num_labels": len(label_names(config))}
         if config["model_type"] == "rt_detr":
             known["decoder_offset_scale"] = None
         return cls(**known)
 
 
-def labels(config: Mapping[str, Any]) -> list[str]:
+def label_names(config: Mapping[str, Any]) -> list[str]:
     """The names of the classes in a config.json, which has two unnamed ones if it says nothing else."""
     named = config.get("id2label")
     if named is None:

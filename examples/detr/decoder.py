@@ -1,4 +1,4 @@
-"""The decoder of both models: queries attend to each other and to the feature pyramid, and move their boxes."""
+"""The decoder of Deformable DETR and RT-DETR: queries attend to each other and to the pyramid, and move their boxes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from flax.core import FrozenDict
 from jax_dcn.linen import MultiScaleDeformableAttention
 
 from .config import DeformableDetrConfig, RTDetrConfig
-from .layers import FeedForward, SelfAttention, layer_norm
+from .layers import FeedForward, LayerOptions, SelfAttention
 from .positions import Pyramid
 
 EPSILON = 1e-5
@@ -27,15 +27,32 @@ class Detections(NamedTuple):
     boxes: jax.Array
 
 
+class Predictions(NamedTuple):
+    """What the decoder predicts for one set of queries.
+
+    logits, boxes: of each layer, [layers, batch, queries, ...].
+    Of D-FINE also: first: detections of the plain head on the first layer; corners: [layers, batch, queries, 4,
+    bins + 1], logits of the distances of the sides; reference: [batch, queries, 4], the boxes that these refer to.
+    """
+
+    logits: jax.Array
+    boxes: jax.Array
+    first: Detections | None = None
+    corners: jax.Array | None = None
+    reference: jax.Array | None = None
+
+
 class Outputs(NamedTuple):
     """What a model predicts.
 
-    layers: by each decoder layer, [layers, batch, queries, ...]; the last one is the result, the others are for losses.
-    proposals: by the first of two stages, [batch, proposals, ...]; also for losses.
+    layers: for the ordinary queries; the last layer is the result, the others are for losses.
+    proposals: by the first of two stages, [batch, proposals, ...]; for losses.
+    denoising: for the denoising queries; for losses.
     """
 
-    layers: Detections
+    layers: Predictions
     proposals: Detections | None
+    denoising: Predictions | None = None
 
     @property
     def logits(self) -> jax.Array:
@@ -61,46 +78,60 @@ def move(reference: jax.Array, change: jax.Array) -> jax.Array:
 
 
 class DecoderLayer(nn.Module):
-    """Self attention, deformable attention and a feed-forward network, each added to its input and normalised."""
+    """Self attention, deformable attention and a feed-forward network, each added to its input and normalised.
 
-    config: DeformableDetrConfig | RTDetrConfig
-    activation: str
-    epsilon: float
-    attention_options: Mapping[str, Any]
-
-    @nn.compact
-    def __call__(self, queries: jax.Array, position: jax.Array, reference: jax.Array, memory: Pyramid) -> jax.Array:
-        config = self.config
-        attended = SelfAttention(config.decoder_attention_heads, name="self_attn")(queries, position)
-        queries = layer_norm("self_attn_layer_norm", self.epsilon)(queries + attended)
-        cross_attention = MultiScaleDeformableAttention(
-            config.d_model,
-            num_heads=config.decoder_attention_heads,
-            num_levels=config.num_feature_levels,
-            num_points=config.decoder_n_points,
-            **self.attention_options,
-            name="encoder_attn",
-        )
-        inputs = queries + position, reference, memory.features
-        attended = cross_attention(*inputs, spatial_shapes=memory.shapes, padding_mask=memory.mask)
-        queries = layer_norm("encoder_attn_layer_norm", self.epsilon)(queries + attended)
-        y = FeedForward(config.decoder_ffn_dim, self.activation, name="mlp")(queries)
-        return layer_norm("final_layer_norm", self.epsilon)(queries + y)
-
-
-class Decoder(nn.Module):
-    """Queries and their reference points or boxes to detections.
-
-    activation: of the feed-forward networks.
-    refine: whether the boxes of each layer are the references of the next one, which get no gradient.
-    epsilon: of the layer normalisations.
     attention_options: further arguments of `MultiScaleDeformableAttention`.
     """
 
     config: DeformableDetrConfig | RTDetrConfig
     activation: str
+    options: LayerOptions
+    attention_options: Mapping[str, Any]
+
+    @nn.compact
+    def __call__(
+        self,
+        queries: jax.Array,
+        position: jax.Array,
+        reference: jax.Array,
+        memory: Pyramid,
+        hidden: jax.Array | None = None,
+    ) -> jax.Array:
+        config, options = self.config, self.options
+        position = position.astype(queries.dtype)
+        attended = SelfAttention(config.decoder_attention_heads, options, name="self_attn")(queries, position, hidden)
+        queries = options.norm("self_attn_layer_norm")(queries + options.drop(attended, options.dropout))
+        cross_attention = MultiScaleDeformableAttention(
+            config.d_model,
+            num_heads=config.decoder_attention_heads,
+            num_levels=config.num_feature_levels,
+            num_points=config.decoder_n_points,
+            dtype=options.dtype,
+            **self.attention_options,
+            name="encoder_attn",
+        )
+        inputs = queries + position, reference, memory.features
+        attended = cross_attention(*inputs, spatial_shapes=memory.shapes, padding_mask=memory.mask)
+        queries = options.norm("encoder_attn_layer_norm")(queries + options.drop(attended, options.dropout))
+        y = FeedForward(config.decoder_ffn_dim, self.activation, options, name="mlp")(queries)
+        return options.norm("final_layer_norm")(queries + options.drop(y, options.dropout))
+
+
+class Decoder(nn.Module):
+    """Queries and their reference points or boxes to predictions.
+
+    activation: of the feed-forward networks.
+    refine: whether the boxes of each layer are the references of the next one, which get no gradient.
+    looks_forward_twice: whether the loss of a layer also trains the box of the layer before, as in DINO (arXiv
+    2203.03605) and RT-DETR.
+    attention_options: further arguments of `MultiScaleDeformableAttention`.
+    """
+
+    config: DeformableDetrConfig | RTDetrConfig
+    activation: str
+    options: LayerOptions
     refine: bool
-    epsilon: float = 1e-5
+    looks_forward_twice: bool = False
     attention_options: Mapping[str, Any] = FrozenDict()
 
     @nn.compact
@@ -112,25 +143,40 @@ class Decoder(nn.Module):
         memory: Pyramid,
         class_heads: Sequence[nn.Module],
         box_heads: Sequence[nn.Module],
-    ) -> Detections:
+        hidden: jax.Array | None = None,
+    ) -> Predictions:
         """Runs all layers.
 
         queries: [batch, queries, channels]; memory: the encoded pyramid.
         reference: [batch, queries, 2 or 4], points or boxes in fractions of the valid part of the image.
         position: from a reference to the position embedding of its query.
         class_heads, box_heads: one for each layer, or one for all of them.
+        hidden: bool [queries, queries], which queries do not see each other.
         """
-        found = []
+        found, start = [], reference
         for index in range(self.config.decoder_layers):
             scale = jnp.tile(memory.ratios, reference.shape[-1] // 2)
             located = reference[:, :, None] * scale[:, None]
             layer = DecoderLayer(
-                self.config, self.activation, self.epsilon, self.attention_options, name=f"layers_{index}"
+                self.config, self.activation, self.options, self.attention_options, name=f"layers_{index}"
             )
-            queries = layer(queries, position(reference), located, memory)
-            logits, change = (heads[min(index, len(heads) - 1)](queries) for heads in (class_heads, box_heads))
+            queries = layer(queries, position(reference), located, memory, hidden)
+            wide = queries.astype(reference.dtype)
+            logits, change = (heads[min(index, len(heads) - 1)](wide) for heads in (class_heads, box_heads))
             boxes = move(reference, change)
-            found.append(Detections(logits, boxes))
+            found.append(Detections(logits, move(start, change) if self.looks_forward_twice else boxes))
             if self.refine:
-                reference = jax.lax.stop_gradient(boxes)
-        return jax.tree.map(lambda *layers: jnp.stack(layers), *found)
+                start, reference = boxes, jax.lax.stop_gradient(boxes)
+        return Predictions(*jax.tree.map(lambda *layers: jnp.stack(layers), *found))
+
+
+def split(predictions: Predictions, count: int) -> tuple[Predictions | None, Predictions]:
+    """The predictions for the first `count` queries, None if it is 0, and those for the others."""
+
+    def part(where: slice) -> Predictions:
+        return jax.tree.map(lambda leaf: leaf[:, :, where], predictions._replace(first=None, reference=None))._replace(
+            first=jax.tree.map(lambda leaf: leaf[:, where], predictions.first),
+            reference=jax.tree.map(lambda leaf: leaf[:, where], predictions.reference),
+        )
+
+    return part(slice(count)) if count else None, part(slice(count, None))

@@ -6,13 +6,14 @@ from functools import partial
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.typing import Dtype
 
 from examples.resnet.model import PLAIN, ResNet
 from jax_dcn.linen import MultiScaleDeformableAttention
 
 from .config import DeformableDetrConfig
 from .decoder import Decoder, Detections, Outputs
-from .layers import EncoderLayer, box_head, class_head, layer_norm
+from .layers import EncoderLayer, LayerOptions, box_head, class_head
 from .positions import Pyramid, pixel_centres, resize_mask, sines_of_boxes, sines_of_pixels, valid_ratios
 from .proposals import best, propose
 
@@ -25,18 +26,21 @@ class ConvGroupNorm(nn.Module):
     features: int
     size: int
     stride: int
+    dtype: Dtype | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         size = (self.size, self.size)
-        x = nn.Conv(self.features, size, strides=self.stride, padding=self.size // 2, name="conv")(x)
-        return nn.GroupNorm(GROUPS, epsilon=1e-5, use_fast_variance=False, name="norm")(x)
+        options = {"dtype": self.dtype}
+        x = nn.Conv(self.features, size, strides=self.stride, padding=self.size // 2, name="conv", **options)(x)
+        return nn.GroupNorm(GROUPS, epsilon=1e-5, use_fast_variance=False, name="norm", **options)(x)
 
 
 class Encoder(nn.Module):
     """A pyramid, and the embedding [batch, pixels, channels] of its pixels, to the encoded pyramid."""
 
     config: DeformableDetrConfig
+    options: LayerOptions
 
     @nn.compact
     def __call__(self, pyramid: Pyramid, position: jax.Array) -> Pyramid:
@@ -49,29 +53,40 @@ class Encoder(nn.Module):
             num_heads=config.encoder_attention_heads,
             num_levels=config.num_feature_levels,
             num_points=config.encoder_n_points,
+            dtype=self.options.dtype,
         )
-        options = {"spatial_shapes": pyramid.shapes, "padding_mask": pyramid.mask}
+        keywords = {"spatial_shapes": pyramid.shapes, "padding_mask": pyramid.mask}
         x = pyramid.features
         for index in range(config.encoder_layers):
-            layer = EncoderLayer(attention, config.encoder_ffn_dim, config.activation_function, name=f"layers_{index}")
-            x = layer(x, x + position, reference, x, **options)
+            ffn = config.encoder_ffn_dim, config.activation_function
+            layer = EncoderLayer(attention, *ffn, self.options, name=f"layers_{index}")
+            x = layer(x, x + position, reference, x, **keywords)
         return pyramid._replace(features=x)
 
 
 class DeformableDetr(nn.Module):
-    """Images [batch, height, width, 3] to `Outputs`; it has no dropout.
+    """Images [batch, height, width, 3] to `Outputs`.
 
-    mask: [batch, height, width], nonzero where an image is not padding; None if nothing is.
+    mask: [batch, height, width], nonzero where an image is not padding; None if nothing is. train: whether dropout is
+    on, which needs a key "dropout". dtype: of products and convolutions; positions, boxes and logits have float32.
     """
 
     config: DeformableDetrConfig
+    dtype: Dtype | None = None
 
     @nn.compact
-    def __call__(self, images: jax.Array, mask: jax.Array | None = None) -> Outputs:
+    def __call__(self, images: jax.Array, mask: jax.Array | None = None, *, train: bool = False) -> Outputs:
         config = self.config
+        options = LayerOptions(
+            train,
+            self.dtype,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            activation_dropout=config.activation_dropout,
+        )
         mask = jnp.ones(images.shape[:3], bool) if mask is None else mask.astype(bool)
-        maps = ResNet(config.backbone, PLAIN, frozen=True, name="backbone")(images)
-        memory = Encoder(config, name="encoder")(*self._pyramid(maps, mask))
+        maps = ResNet(config.backbone, PLAIN, frozen=True, dtype=self.dtype, name="backbone")(images)
+        memory = Encoder(config, options, name="encoder")(*self._pyramid(maps, mask))
         heads = config.decoder_layers + config.two_stage if config.with_box_refine else 1
         class_heads = [class_head(config.num_labels, f"class_embed_{index}") for index in range(heads)]
         box_heads = [box_head(config.d_model, f"bbox_embed_{index}") for index in range(heads)]
@@ -79,8 +94,8 @@ class DeformableDetr(nn.Module):
             proposed, reference, embedding = self._propose(memory, class_heads[-1], box_heads[-1])
         else:
             proposed, reference, embedding = None, *self._learned_queries(len(images))
-        position, queries = jnp.split(embedding, 2, -1)
-        found = Decoder(config, config.activation_function, config.with_box_refine, name="decoder")(
+        position, queries = jnp.split(embedding.astype(memory.features.dtype), 2, -1)
+        found = Decoder(config, config.activation_function, options, config.with_box_refine, name="decoder")(
             queries, reference, lambda _: position, memory, class_heads, box_heads
         )
         return Outputs(found, proposed)
@@ -95,19 +110,20 @@ class DeformableDetr(nn.Module):
                 x, size, stride = maps[index], 1, 1
             else:
                 x, size, stride = maps[-1] if index == len(maps) else levels[-1], 3, 2
-            levels.append(ConvGroupNorm(config.d_model, size, stride, name=f"input_proj_{index}")(x))
+            levels.append(ConvGroupNorm(config.d_model, size, stride, self.dtype, name=f"input_proj_{index}")(x))
         shapes = tuple(level.shape[1:3] for level in levels)
         masks = [resize_mask(mask, shape) for shape in shapes]
         embeddings = self.param("level_embed", nn.initializers.normal(1.0), (len(levels), config.d_model))
+        wide = jnp.promote_types(levels[0].dtype, jnp.float32)
         positions = [
-            sines_of_pixels(mask, config.d_model, level.dtype) + embedding
-            for mask, level, embedding in zip(masks, levels, embeddings, strict=True)
+            (sines_of_pixels(mask, config.d_model, wide) + embedding).astype(levels[0].dtype)
+            for mask, embedding in zip(masks, embeddings, strict=True)
         ]
         features, position, mask = (
             jnp.concatenate([part.reshape(len(part), -1, *part.shape[3:]) for part in parts], 1)
             for parts in (levels, positions, masks)
         )
-        return Pyramid(features, shapes, mask, valid_ratios(masks, features.dtype)), position
+        return Pyramid(features, shapes, mask, valid_ratios(masks, wide)), position
 
     def _learned_queries(self, batch: int) -> tuple[jax.Array, jax.Array]:
         """Reference points [batch, queries, 2], and embeddings [batch, queries, 2 * channels]."""
@@ -127,4 +143,4 @@ class DeformableDetr(nn.Module):
         [reference] = best(proposed.logits[..., 0], config.two_stage_num_proposals, proposed.boxes)
         reference = jax.lax.stop_gradient(reference)
         embedding = nn.Dense(2 * config.d_model, name="pos_trans")(sines_of_boxes(reference, config.d_model // 2))
-        return proposed, reference, layer_norm("pos_trans_norm")(embedding)
+        return proposed, reference, LayerOptions().norm("pos_trans_norm")(embedding)

@@ -1,6 +1,7 @@
-"""RT-DETR's encoder: attention within the coarsest maps, then convolutions down and up the pyramid."""
+"""The encoder of RT-DETR and D-FINE: attention within the coarsest maps, then convolutions down and up the pyramid."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import flax.linen as nn
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .config import RTDetrConfig
-from .layers import ACTIVATIONS, EncoderLayer, SelfAttention
+from .layers import ACTIVATIONS, EncoderLayer, LayerOptions, SelfAttention
 from .positions import sines_of_grid
 
 REPVGG_BLOCKS = 3
@@ -19,22 +20,32 @@ class ConvNorm(nn.Module):
 
     features: int
     size: int
+    options: LayerOptions
     stride: int = 1
     activation: str | None = None
     epsilon: float = 1e-5
+    groups: int = 1
 
     @nn.compact
-    def __call__(self, x: jax.Array, use_running_average: bool) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
+        options = self.options
         conv = nn.Conv(
             self.features,
             (self.size, self.size),
             strides=self.stride,
             padding=self.size // 2,
+            feature_group_count=self.groups,
             use_bias=False,
+            dtype=options.dtype,
             name="conv",
         )
         norm = nn.BatchNorm(
-            use_running_average, momentum=0.9, epsilon=self.epsilon, use_fast_variance=False, name="norm"
+            not options.train,
+            momentum=0.9,
+            epsilon=self.epsilon,
+            use_fast_variance=False,
+            dtype=options.dtype,
+            name="norm",
         )
         x = norm(conv(x))
         return ACTIVATIONS[self.activation](x) if self.activation else x
@@ -44,77 +55,103 @@ class RepVGGBlock(nn.Module):
     """A 3x3 and a 1x1 convolution side by side."""
 
     config: RTDetrConfig
+    options: LayerOptions
 
     @nn.compact
-    def __call__(self, x: jax.Array, use_running_average: bool) -> jax.Array:
-        conv = partial(ConvNorm, x.shape[-1], epsilon=self.config.batch_norm_eps)
-        wide, narrow = (conv(size, name=name)(x, use_running_average) for name, size in (("conv1", 3), ("conv2", 1)))
+    def __call__(self, x: jax.Array) -> jax.Array:
+        conv = partial(ConvNorm, x.shape[-1], options=self.options, epsilon=self.config.batch_norm_eps)
+        wide, narrow = (conv(size=size, name=name)(x) for name, size in (("conv1", 3), ("conv2", 1)))
         return ACTIVATIONS[self.config.activation_function](wide + narrow)
 
 
 class CSPRepLayer(nn.Module):
-    """A cross-stage-partial block: one half of the channels passes RepVGG blocks, the other half a convolution."""
+    """A cross-stage-partial block: one part of the channels passes RepVGG blocks, the other part a convolution.
+
+    features: of the result; hidden: of both parts, by default `features` times the config's `hidden_expansion`.
+    """
 
     config: RTDetrConfig
+    options: LayerOptions
+    features: int
+    hidden: int | None = None
+    blocks: int = REPVGG_BLOCKS
 
     @nn.compact
-    def __call__(self, x: jax.Array, use_running_average: bool) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         config = self.config
-        conv = partial(ConvNorm, size=1, activation=config.activation_function, epsilon=config.batch_norm_eps)
-        features = int(config.encoder_hidden_dim * config.hidden_expansion)
-        deep = conv(features, name="conv1")(x, use_running_average)
-        for index in range(REPVGG_BLOCKS):
-            deep = RepVGGBlock(config, name=f"bottlenecks_{index}")(deep, use_running_average)
-        y = deep + conv(features, name="conv2")(x, use_running_average)
-        if features == config.encoder_hidden_dim:
-            return y
-        return conv(config.encoder_hidden_dim, name="conv3")(y, use_running_average)
+        conv = partial(
+            ConvNorm,
+            size=1,
+            options=self.options,
+            activation=config.activation_function,
+            epsilon=config.batch_norm_eps,
+        )
+        hidden = self.hidden or int(self.features * config.hidden_expansion)
+        deep = conv(hidden, name="conv1")(x)
+        for index in range(self.blocks):
+            deep = RepVGGBlock(config, self.options, name=f"bottlenecks_{index}")(deep)
+        y = deep + conv(hidden, name="conv2")(x)
+        return y if hidden == self.features else conv(self.features, name="conv3")(y)
 
 
 class IntraScale(nn.Module):
     """Attention among the pixels of one map [batch, height, width, channels]."""
 
     config: RTDetrConfig
+    options: LayerOptions
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         config = self.config
+        options = replace(self.options, attention_dropout=self.options.dropout)
         batch, height, width, channels = x.shape
         position = sines_of_grid(height, width, channels, config.positional_encoding_temperature)
         pixels = x.reshape(batch, -1, channels)
-        attention = partial(SelfAttention, config.encoder_attention_heads)
+        attention = partial(SelfAttention, config.encoder_attention_heads, options)
         ffn = config.encoder_ffn_dim, config.encoder_activation_function
         for index in range(config.encoder_layers):
-            layer = EncoderLayer(attention, *ffn, config.layer_norm_eps, name=f"layers_{index}")
+            layer = EncoderLayer(attention, *ffn, options, name=f"layers_{index}")
             pixels = layer(pixels, pixels, position.astype(x.dtype))
         return pixels.reshape(x.shape)
 
 
 class HybridEncoder(nn.Module):
-    """Maps [batch, height, width, channels], each half as large as the one before it, to maps of the same sizes."""
+    """Maps [batch, height, width, channels], each half as large as the one before it, to maps of the same sizes.
+
+    block, halve: make the layers that merge two maps, and that halve a map; each is given its name.
+    """
 
     config: RTDetrConfig
+    options: LayerOptions
+    block: Callable[..., nn.Module]
+    halve: Callable[..., nn.Module]
+    lateral_activation: str | None
 
     @nn.compact
-    def __call__(self, maps: Sequence[jax.Array], use_running_average: bool) -> list[jax.Array]:
-        config = self.config
-        conv = partial(
-            ConvNorm, config.encoder_hidden_dim, activation=config.activation_function, epsilon=config.batch_norm_eps
+    def __call__(self, maps: Sequence[jax.Array]) -> list[jax.Array]:
+        config, options = self.config, self.options
+        lateral = partial(
+            ConvNorm,
+            config.encoder_hidden_dim,
+            1,
+            options,
+            activation=self.lateral_activation,
+            epsilon=config.batch_norm_eps,
         )
         maps = list(maps)
         if config.encoder_layers:
             for index, level in enumerate(config.encode_proj_layers):
-                maps[level] = IntraScale(config, name=f"aifi_{index}")(maps[level])
+                maps[level] = IntraScale(config, options, name=f"aifi_{index}")(maps[level])
         down = [maps[-1]]
         for index, finer in enumerate(maps[-2::-1]):
-            coarse = conv(1, name=f"lateral_convs_{index}")(down[-1], use_running_average)
+            coarse = lateral(name=f"lateral_convs_{index}")(down[-1])
             both = jnp.concatenate([_doubled(coarse), finer], -1)
-            down[-1:] = [coarse, CSPRepLayer(config, name=f"fpn_blocks_{index}")(both, use_running_average)]
+            down[-1:] = [coarse, self.block(name=f"fpn_blocks_{index}")(both)]
         up = [down.pop()]
         for index, coarser in enumerate(reversed(down)):
-            halved = conv(3, 2, name=f"downsample_convs_{index}")(up[-1], use_running_average)
+            halved = self.halve(name=f"downsample_convs_{index}")(up[-1])
             both = jnp.concatenate([halved, coarser], -1)
-            up.append(CSPRepLayer(config, name=f"pan_blocks_{index}")(both, use_running_average))
+            up.append(self.block(name=f"pan_blocks_{index}")(both))
         return up
 
 

@@ -51,6 +51,8 @@ def resized(height: int, width: int, size: int | Mapping[str, int], max_size: in
     (1066, 800)
     >>> resized(500, 1010, {"shortest_edge": 800, "longest_edge": 1333})
     (660, 1333)
+    >>> resized(481, 1334, {"shortest_edge": 800, "longest_edge": 1333})
+    (481, 1334)
     >>> resized(400, 1000, 800, max_size=1333), resized(400, 1000, 800)  # as in old files
     ((533, 1333), (533, 1333))
     """
@@ -61,6 +63,8 @@ def resized(height: int, width: int, size: int | Mapping[str, int], max_size: in
     shorter, longer = sorted((height, width))
     edge = min(size["shortest_edge"], size["longest_edge"] * shorter / longer)
     short, long = round(edge), int(edge * longer / shorter)
+    if short == shorter:  # the image stays, even if its longer side is a pixel too long
+        return height, width
     return (short, long) if height <= width else (long, short)
 
 

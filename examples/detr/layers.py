@@ -1,33 +1,71 @@
-"""The layers that the encoders and decoders of both models share."""
+"""The layers that the encoders and decoders of all models share."""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
+from flax.typing import Dtype
 
-ACTIVATIONS = {"relu": nn.relu, "silu": nn.silu, "gelu": partial(nn.gelu, approximate=False)}
+ACTIVATIONS = {"relu": nn.relu, "silu": nn.silu, "swish": nn.silu, "gelu": partial(nn.gelu, approximate=False)}
 
 
-def layer_norm(name: str, epsilon: float = 1e-5) -> nn.LayerNorm:
-    """A layer normalisation as in PyTorch: the variance is the mean of squared differences."""
-    return nn.LayerNorm(epsilon=epsilon, use_fast_variance=False, name=name)
+@dataclass(frozen=True)
+class LayerOptions:
+    """What all layers of a transformer share.
+
+    train: whether batch normalisations use the statistics of the batch, and dropout is on. dtype: of products and
+    convolutions, by default that of their operands. epsilon: of layer normalisations.
+    dropout: of what is added to the input of a layer; attention_dropout: of the weights of self attention;
+    activation_dropout: between the layers of feed-forward networks.
+    """
+
+    train: bool = False
+    dtype: Dtype | None = None
+    epsilon: float = 1e-5
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+
+    def norm(self, name: str) -> nn.LayerNorm:
+        """A layer normalisation as in PyTorch: the variance is the mean of squared differences."""
+        return nn.LayerNorm(epsilon=self.epsilon, use_fast_variance=False, dtype=self.dtype, name=name)
+
+    def drop(self, x: jax.Array, rate: float) -> jax.Array:
+        """Dropout; makes a layer of the calling module."""
+        return nn.Dropout(rate, deterministic=not self.train)(x)
 
 
 class SelfAttention(nn.Module):
-    """Attention among x [batch, length, channels]; `position`, of the same shape, is added to queries and keys only."""
+    """Attention among x [batch, length, channels]; `position`, of the same shape, is added to queries and keys only.
+
+    hidden: bool [length, length], whether the query of a row does not see that of a column; by default, each sees all.
+    """
 
     heads: int
+    options: LayerOptions
 
     @nn.compact
-    def __call__(self, x: jax.Array, position: jax.Array) -> jax.Array:
-        located = x + position
+    def __call__(self, x: jax.Array, position: jax.Array, hidden: jax.Array | None = None) -> jax.Array:
+        options = self.options
+        dense = partial(nn.Dense, x.shape[-1], dtype=options.dtype)
+        located = x + position.astype(x.dtype)
         sources = {"q_proj": located, "k_proj": located, "v_proj": x}
-        query, key, value = (self._split(nn.Dense(x.shape[-1], name=name)(part)) for name, part in sources.items())
-        attended = nn.dot_product_attention(query, key, value)
-        return nn.Dense(x.shape[-1], name="o_proj")(attended.reshape(x.shape))
+        query, key, value = (self._split(dense(name=name)(part)) for name, part in sources.items())
+        drops = options.train and options.attention_dropout > 0
+        attended = nn.dot_product_attention(
+            query,
+            key,
+            value,
+            mask=None if hidden is None else ~hidden,
+            dropout_rng=self.make_rng("dropout") if drops else None,
+            dropout_rate=options.attention_dropout,
+            deterministic=not drops,
+        )
+        return dense(name="o_proj")(attended.reshape(x.shape))
 
     def _split(self, x):
         return x.reshape(*x.shape[:-1], self.heads, -1)
@@ -38,11 +76,14 @@ class FeedForward(nn.Module):
 
     features: int
     activation: str
+    options: LayerOptions
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        hidden = ACTIVATIONS[self.activation](nn.Dense(self.features, name="fc1")(x))
-        return nn.Dense(x.shape[-1], name="fc2")(hidden)
+        dtype = self.options.dtype
+        hidden = ACTIVATIONS[self.activation](nn.Dense(self.features, dtype=dtype, name="fc1")(x))
+        hidden = self.options.drop(hidden, self.options.activation_dropout)
+        return nn.Dense(x.shape[-1], dtype=dtype, name="fc2")(hidden)
 
 
 class EncoderLayer(nn.Module):
@@ -54,14 +95,15 @@ class EncoderLayer(nn.Module):
     attention: Callable[..., nn.Module]
     ffn_features: int
     activation: str
-    epsilon: float = 1e-5
+    options: LayerOptions
 
     @nn.compact
-    def __call__(self, x: jax.Array, *inputs: jax.Array, **options: Any) -> jax.Array:
-        attended = self.attention(name="self_attn")(*inputs, **options)
-        x = layer_norm("self_attn_layer_norm", self.epsilon)(x + attended)
-        y = FeedForward(self.ffn_features, self.activation, name="mlp")(x)
-        return layer_norm("final_layer_norm", self.epsilon)(x + y)
+    def __call__(self, x: jax.Array, *inputs: jax.Array, **keywords: Any) -> jax.Array:
+        options = self.options
+        attended = self.attention(name="self_attn")(*inputs, **keywords)
+        x = options.norm("self_attn_layer_norm")(x + options.drop(attended, options.dropout))
+        y = FeedForward(self.ffn_features, self.activation, options, name="mlp")(x)
+        return options.norm("final_layer_norm")(x + options.drop(y, options.dropout))
 
 
 class Head(nn.Module):

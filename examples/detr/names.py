@@ -1,15 +1,15 @@
-"""The names of parameters: from those in files and in the models of transformers to those of these models."""
+"""The names of parameters: in files of transformers, and in these models as `interop.to_torch` writes them."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 HEADS = ("class_embed", "bbox_embed")
-UNUSED = "model.denoising_class_embed."  # for a part of RT-DETR's training that these models do not have
-
-
 KINDS = {"convolution": "conv", "normalization": "bn"}
+LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "mean": "running_mean", "var": "running_var"}
+Rules = dict[str, str | Callable[[re.Match[str]], str]]
 
 
 def _stem(match: re.Match[str]) -> str:
@@ -26,15 +26,16 @@ def _shortcut(match: re.Match[str]) -> str:
     return f"backbone.layer{int(match[1]) + 1}.{match[2]}.downsample.{list(KINDS).index(match[3])}."
 
 
-# Applied one after another. A backbone of timm has the names of these models.
-RENAMINGS: dict[str, str | Callable[[re.Match[str]], str]] = {
+# From all names that files and models of transformers 4 and 5 have, one rule after another. A backbone of timm has the
+# names of these models.
+FROM_FILES: Rules = {
     r"^model\.": "",
     # the layers of encoder and decoder, in files
     r"\.self_attn\.out_proj\.": ".self_attn.o_proj.",
     r"\.layers\.(\d+)\.(fc[12])\.": r".layers.\1.mlp.\2.",
     r"^encoder\.encoder\.": "encoder.aifi.",
     # parts that the models share, but that the original ones place differently
-    r"^decoder\.((class|bbox)_embed|query_pos_head)\.": r"\1.",
+    r"^decoder\.((class|bbox)_embed|query_pos_head|pre_bbox_head)\.": r"\1.",
     r"^(\w*input_proj\.\d+)\.0\.": r"\1.conv.",
     r"^(\w*input_proj\.\d+)\.1\.": r"\1.norm.",
     r"^enc_output\.0\.": "enc_output.",
@@ -46,39 +47,126 @@ RENAMINGS: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"^backbone\.encoder\.stages\.(\d+)\.layers\.(\d+)\.shortcut\.(?:1\.)?(convolution|normalization)\.": _shortcut,
 }
 
+# To the names that transformers 5 writes, one rule after another.
+TO_FILES: Rules = {
+    r"\.self_attn\.o_proj\.": ".self_attn.out_proj.",
+    r"\.layers\.(\d+)\.mlp\.": r".layers.\1.",
+    r"^encoder\.aifi\.": "encoder.encoder.",
+    r"^(\w*input_proj\.\d+)\.conv\.": r"\1.0.",
+    r"^(\w*input_proj\.\d+)\.norm\.": r"\1.1.",
+}
+TO_FILES_OF_RT_DETR: Rules = {
+    r"^enc_output\.": "enc_output.0.",
+    r"^enc_output_norm\.": "enc_output.1.",
+    r"^(query_pos_head|pre_bbox_head)\.": r"decoder.\1.",
+}
+
+
+def _resnet_to_files(deep: bool) -> Rules:
+    """Of a ResNet; a `deep` one is ResNet-vd, in which a mean comes before the convolution of a strided shortcut."""
+    kinds = {short: long for long, short in KINDS.items()}
+
+    def stem(match):
+        number = f"{int(match[2]) - 1}." if deep else ""
+        return f"backbone.embedder.embedder.{number}{kinds[match[1]]}."
+
+    def block(match):
+        layer = f"layer.{int(match[4]) - 1}.{kinds[match[3]]}"
+        return f"backbone.encoder.stages.{int(match[1]) - 1}.layers.{match[2]}.{layer}."
+
+    def shortcut(match):
+        place = "shortcut.1" if deep and int(match[1]) > 1 else "shortcut"
+        return f"backbone.encoder.stages.{int(match[1]) - 1}.layers.{match[2]}.{place}.{list(KINDS)[int(match[3])]}."
+
+    return {
+        r"^backbone\.(conv|bn)(\d)\.": stem,
+        r"^backbone\.layer(\d)\.(\d+)\.(conv|bn)(\d)\.": block,
+        r"^backbone\.layer(\d)\.(\d+)\.downsample\.(\d)\.": shortcut,
+    }
+
+
+def of_path(path: Sequence[Any]) -> str:
+    """The name in these models of the variable at a path of jax.tree_util.
+
+    >>> import jax
+    >>> tree = {"params": {"encoder": {"layers_0": {"fc1": {"kernel": 0}}}}}
+    >>> of_path(jax.tree_util.tree_flatten_with_path(tree)[0][0][0])
+    'encoder.layers.0.fc1.weight'
+    """
+    *modules, kind = [entry.key for entry in path[1:]]
+    return ".".join([*(re.sub(r"_(\d+)$", r".\1", module) for module in modules), LEAVES.get(kind, kind)])
+
 
 def renamed(name: str) -> str:
-    """The name that a parameter has in these models.
+    """The name in these models of a parameter in a file.
 
     >>> renamed("model.backbone.model.encoder.stages.0.layers.0.layer.1.normalization.weight")
     'backbone.layer1.0.bn2.weight'
     >>> renamed("model.encoder.encoder.0.layers.0.fc1.bias")
     'encoder.aifi.0.layers.0.mlp.fc1.bias'
     """
-    for pattern, replacement in RENAMINGS.items():
-        name = re.sub(pattern, replacement, name)
-    return name
+    return _apply(FROM_FILES, name)
 
 
-def rename(state: Mapping[str, np.ndarray], heads: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """A state dict with the names of these models, without what they do not use.
+def in_file(name: str, config: Mapping[str, Any]) -> str:
+    """The name in a file of a parameter of the model of a config.json.
+
+    >>> config = {"model_type": "rt_detr", "backbone_config": {"model_type": "rt_detr_resnet"}}
+    >>> in_file("backbone.layer1.0.bn2.weight", config)
+    'model.backbone.model.encoder.stages.0.layers.0.layer.1.normalization.weight'
+    """
+    is_deformable_detr = config["model_type"] == "deformable_detr"
+    rules = TO_FILES if is_deformable_detr else TO_FILES | TO_FILES_OF_RT_DETR
+    # D-FINE's backbone and those of timm have the names of these models.
+    if (config.get("backbone_config") or {}).get("model_type") in ("resnet", "rt_detr_resnet"):
+        rules = _resnet_to_files(deep=not is_deformable_detr) | rules
+    name = _apply(rules, name)
+    name = re.sub(r"^backbone\.", "backbone.conv_encoder.model." if is_deformable_detr else "backbone.model.", name)
+    if name.startswith(HEADS):
+        return name if is_deformable_detr and not config.get("with_box_refine") else f"model.decoder.{name}"
+    return f"model.{name}"
+
+
+def rename(state: Mapping[str, np.ndarray], heads: Mapping[str, int]) -> dict[str, str]:
+    """The names in a file, by the names in these models.
 
     heads: how many of "class_embed" and "bbox_embed" the model has. A file may have several copies of a parameter, such
     as of a head that all layers share; they must be equal. If it has only the first head, the others are its copies.
     """
     source: dict[str, str] = {}
     for name in state:
-        if name.startswith(UNUSED):
-            continue
         new = renamed(name)
         for kind, count in heads.items():
             new = re.sub(rf"^{kind}\.\d+\.", f"{kind}.0.", new) if count == 1 else new
         known = source.setdefault(new, name)
-        if not np.array_equal(state[known], state[name]):
+        if known != name and not np.array_equal(state[known], state[name], equal_nan=True):
             raise ValueError(f"{known!r} and {name!r} are one parameter of this model, but differ in the checkpoint")
     for kind, count in heads.items():
         present = [name for name in source if name.startswith(f"{kind}.")]
         if all(name.startswith(f"{kind}.0.") for name in present):
             for name in present:
                 source |= {name.replace(".0.", f".{index}.", 1): source[name] for index in range(1, count)}
-    return {new: state[name] for new, name in source.items()}
+    return source
+
+
+def derived(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays that a file has beside parameters: counters of batch normalisations, and quotients of points."""
+    arrays: dict[str, np.ndarray] = {}
+    frozen = config.get("freeze_backbone_batch_norms", True)
+    for name in names:
+        module = name.rpartition(".")[0]
+        if name.endswith(".running_var") and not (frozen and ".backbone." in name):
+            arrays[f"{module}.num_batches_tracked"] = np.zeros((), np.int64)
+        quotient = {"rt_detr_v2": "n_points_scale", "d_fine": "num_points_scale"}.get(config["model_type"])
+        if quotient and name.endswith("encoder_attn.sampling_offsets.bias"):
+            points = config.get("decoder_n_points", 4)
+            counts = points if isinstance(points, (list, tuple)) else [points] * config.get("num_feature_levels", 3)
+            place = f"{module.removesuffix('.sampling_offsets')}.{quotient}"
+            arrays[place] = np.concatenate([np.full(count, 1 / count, np.float32) for count in counts])
+    return arrays
+
+
+def _apply(rules, name):
+    for pattern, replacement in rules.items():
+        name = re.sub(pattern, replacement, name)
+    return name

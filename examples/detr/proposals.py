@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .decoder import Detections
-from .layers import layer_norm
+from .layers import LayerOptions
 from .positions import Pyramid, Shapes, pixel_centres
 
 SIZE = 0.05  # of a proposal on the first level; each further level doubles it
@@ -30,14 +30,18 @@ def proposals(shapes: Shapes, ratios: jax.Array) -> tuple[jax.Array, jax.Array]:
 def propose(
     memory: Pyramid, class_head: nn.Module, box_head: nn.Module, epsilon: float = 1e-5
 ) -> tuple[jax.Array, Detections]:
-    """The features of all pixels of the encoded pyramid, and what they propose; makes layers of the calling module."""
+    """The features of all pixels of the encoded pyramid, and what they propose; makes layers of the calling module.
+
+    They are computed with the precision of positions, at least float32.
+    """
     boxes, inside = proposals(memory.shapes, memory.ratios)
-    projected = nn.Dense(memory.features.shape[-1], name="enc_output")(jnp.where(inside, memory.features, 0))
-    features = layer_norm("enc_output_norm", epsilon)(projected)
+    known = jnp.where(inside, memory.features, 0).astype(boxes.dtype)
+    projected = nn.Dense(memory.features.shape[-1], name="enc_output")(known)
+    features = LayerOptions(epsilon=epsilon).norm("enc_output_norm")(projected)
     return features, Detections(class_head(features), jax.nn.sigmoid(box_head(features) + boxes))
 
 
 def best(scores: jax.Array, count: int, *arrays: jax.Array) -> list[jax.Array]:
-    """The items of arrays [batch, items, channels] with the highest scores [batch, items]."""
-    chosen = jax.lax.top_k(scores, count)[1][..., None]
+    """The items of arrays [batch, items, channels] with the highest scores [batch, items], at most `count`."""
+    chosen = jax.lax.top_k(scores, min(count, scores.shape[1]))[1][..., None]
     return [jnp.take_along_axis(array, chosen, 1) for array in arrays]

@@ -1,17 +1,21 @@
 """RT-DETR and RT-DETRv2: Zhao et al., arXiv:2304.08069, and Lv et al., arXiv:2407.17140."""
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.typing import Dtype
 
 from examples.resnet.model import PLAIN, ResNet
 
 from .config import RTDetrConfig
-from .decoder import Decoder, Detections, Outputs
-from .hybrid_encoder import ConvNorm, HybridEncoder
-from .layers import Head, box_head, class_head
+from .decoder import Decoder, Detections, Outputs, split
+from .denoising import Denoising
+from .hybrid_encoder import ConvNorm, CSPRepLayer, HybridEncoder
+from .layers import Head, LayerOptions, box_head, class_head
 from .positions import Pyramid
 from .proposals import best, propose
 
@@ -20,49 +24,118 @@ METHODS = {"default": "bilinear", "discrete": "discrete"}
 
 
 class RTDetr(nn.Module):
-    """Images [batch, height, width, 3], sides divisible by 32, to `Outputs`; it has no dropout and no denoising.
+    """Images [batch, height, width, 3], sides divisible by 32, to `Outputs`.
 
-    use_running_average: False if the batch normalisations of the encoder, but not of the backbone, are to be trained.
+    denoising: queries that are trained beside the others. train: whether the batch normalisations use the statistics of
+    the batch, and update the mutable "batch_stats", and dropout is on. Those of the backbone do only if the config says
+    so. dtype: of products and convolutions; positions, boxes and logits have float32.
     """
 
     config: RTDetrConfig
+    dtype: Dtype | None = None
 
     @nn.compact
-    def __call__(self, images: jax.Array, *, use_running_average: bool = True) -> Outputs:
+    def __call__(self, images: jax.Array, *, denoising: Denoising | None = None, train: bool = False) -> Outputs:
         config = self.config
-        if any(side % COARSEST_STRIDE for side in images.shape[1:3]):
-            raise ValueError(f"images must have sides divisible by {COARSEST_STRIDE}, got shape {images.shape}")
-        maps = [
-            ConvNorm(config.encoder_hidden_dim, 1, name=f"encoder_input_proj_{index}")(x, use_running_average)
-            for index, x in enumerate(ResNet(config.backbone, PLAIN, frozen=True, name="backbone")(images))
-        ]
-        maps = HybridEncoder(config, name="encoder")(maps, use_running_average)
-        levels = []
-        for index in range(config.num_feature_levels):
-            x, size, stride = (maps[index], 1, 1) if index < len(maps) else (maps[-1], 3, 2)
-            conv = partial(ConvNorm, config.d_model, size, stride, epsilon=config.batch_norm_eps)
-            levels.append(conv(name=f"decoder_input_proj_{index}")(x, use_running_average))
-        shapes = tuple(level.shape[1:3] for level in levels)
-        features = jnp.concatenate([level.reshape(len(level), -1, config.d_model) for level in levels], 1)
-        memory = Pyramid(features, shapes, None, jnp.ones((1, len(levels), 2), features.dtype))
-        proposed, queries = self._propose(memory)
+        options = LayerOptions(
+            train,
+            self.dtype,
+            config.layer_norm_eps,
+            config.dropout,
+            config.attention_dropout,
+            config.activation_dropout,
+        )
+        frozen = config.freeze_backbone_batch_norms
+        backbone = ResNet(config.backbone, PLAIN, frozen=frozen, dtype=self.dtype, name="backbone")
+        maps = project(config, options, backbone(check_images(images), use_running_average=not train))
+        conv = partial(
+            ConvNorm,
+            config.encoder_hidden_dim,
+            options=options,
+            activation=config.activation_function,
+            epsilon=config.batch_norm_eps,
+        )
+        block = partial(CSPRepLayer, config, options, config.encoder_hidden_dim)
+        halve = partial(conv, size=3, stride=2)
+        maps = HybridEncoder(config, options, block, halve, config.activation_function, name="encoder")(maps)
+        memory = pyramid(config, options, maps)
+        proposed, queries, reference = choose_queries(config, memory)
+        queries, reference, hidden = add_denoising(config, queries, reference, denoising)
         indices = range(config.decoder_layers)
-        options = {"method": METHODS[config.decoder_method], "offset_scale": config.decoder_offset_scale}
-        settings = config, config.decoder_activation_function, True, config.layer_norm_eps, options
-        found = Decoder(*settings, name="decoder")(
-            queries,
-            jax.lax.stop_gradient(proposed.boxes),
+        attention = {"method": METHODS[config.decoder_method], "offset_scale": config.decoder_offset_scale}
+        settings = config, config.decoder_activation_function, options
+        found = Decoder(*settings, refine=True, looks_forward_twice=True, attention_options=attention, name="decoder")(
+            queries.astype(memory.features.dtype),
+            reference,
             Head((2 * config.d_model, config.d_model), name="query_pos_head"),
             memory._replace(ratios=memory.ratios[:, :1]),
             [class_head(config.num_labels, f"class_embed_{index}") for index in indices],
             [box_head(config.d_model, f"bbox_embed_{index}") for index in indices],
+            hidden,
         )
-        return Outputs(found, proposed)
+        denoised, found = split(found, 0 if denoising is None else denoising.classes.shape[1])
+        return Outputs(found, proposed, denoised)
 
-    def _propose(self, memory: Pyramid) -> tuple[Detections, jax.Array]:
-        """The best detections of the first stage, and the features of their pixels, as queries without gradient."""
-        config = self.config
-        heads = class_head(config.num_labels, "enc_score_head"), box_head(config.d_model, "enc_bbox_head")
-        features, (logits, boxes) = propose(memory, *heads, config.layer_norm_eps)
-        logits, boxes, queries = best(logits.max(-1), config.num_queries, logits, boxes, features)
-        return Detections(logits, boxes), jax.lax.stop_gradient(queries)
+
+def check_images(images: jax.Array) -> jax.Array:
+    """The images; raises if their sides are not divisible by the coarsest stride."""
+    if any(side % COARSEST_STRIDE for side in images.shape[1:3]):
+        raise ValueError(f"images must have sides divisible by {COARSEST_STRIDE}, got shape {images.shape}")
+    return images
+
+
+def project(config: RTDetrConfig, options: LayerOptions, maps: Sequence[jax.Array]) -> list[jax.Array]:
+    """The maps of a backbone with the encoder's number of channels; makes layers of the calling module."""
+    return [
+        ConvNorm(config.encoder_hidden_dim, 1, options, name=f"encoder_input_proj_{index}")(x)
+        for index, x in enumerate(maps)
+    ]
+
+
+def pyramid(config: RTDetrConfig, options: LayerOptions, maps: Sequence[jax.Array]) -> Pyramid:
+    """The encoded maps and further halvings of the last one; makes layers of the calling module."""
+    levels = []
+    for index in range(config.num_feature_levels):
+        x, size, stride = (maps[index], 1, 1) if index < len(maps) else (maps[-1], 3, 2)
+        conv = ConvNorm(
+            config.d_model, size, options, stride, epsilon=config.batch_norm_eps, name=f"decoder_input_proj_{index}"
+        )
+        levels.append(conv(x))
+    shapes = tuple(level.shape[1:3] for level in levels)
+    features = jnp.concatenate([level.reshape(len(level), -1, config.d_model) for level in levels], 1)
+    ratios = jnp.ones((1, len(levels), 2), jnp.promote_types(features.dtype, jnp.float32))
+    return Pyramid(features, shapes, None, ratios)
+
+
+def choose_queries(config: RTDetrConfig, memory: Pyramid) -> tuple[Detections, jax.Array, jax.Array]:
+    """The best detections of the first stage, and as queries without gradient their features and boxes; makes layers of
+    the calling module."""
+    heads = class_head(config.num_labels, "enc_score_head"), box_head(config.d_model, "enc_bbox_head")
+    features, (logits, boxes) = propose(memory, *heads, config.layer_norm_eps)
+    logits, boxes, queries = best(logits.max(-1), config.num_queries, logits, boxes, features)
+    return Detections(logits, boxes), *jax.lax.stop_gradient((queries, boxes))
+
+
+def add_denoising(
+    config: RTDetrConfig, queries: jax.Array, boxes: jax.Array, denoising: Denoising | None
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """The queries and their boxes after those of denoising, and which queries do not see each other; makes the
+    embedding of classes in the calling module."""
+    if not config.num_denoising:
+        return queries, boxes, None
+    embed = nn.Embed(
+        config.num_labels + 1, config.d_model, embedding_init=_zero_for_padding, name="denoising_class_embed"
+    )
+    if denoising is None:
+        embed(jnp.zeros(1, jnp.int32))  # makes the parameter
+        return queries, boxes, None
+    noisy = embed(denoising.classes)
+    is_padding = denoising.classes == config.num_labels
+    noisy = jnp.where(is_padding[..., None], jax.lax.stop_gradient(noisy), noisy)
+    queries = jnp.concatenate([noisy.astype(queries.dtype), queries], 1)
+    return queries, jnp.concatenate([jax.nn.sigmoid(denoising.boxes), boxes], 1), denoising.hidden
+
+
+def _zero_for_padding(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+    """Normally distributed rows, of which the last, that of padding, is zero."""
+    return jax.random.normal(key, shape, dtype).at[-1].set(0)

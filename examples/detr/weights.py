@@ -1,19 +1,21 @@
-"""Models from checkpoints of transformers: a folder with config.json, and weights by name."""
+"""Checkpoints of transformers: a folder with config.json, and weights by name; read, written, and with new classes."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
 from jax_dcn import interop
 
 from . import names
-from .config import DeformableDetrConfig, RTDetrConfig, labels, require
+from .config import DeformableDetrConfig, RTDetrConfig, label_names, require
 from .deformable_detr import DeformableDetr
 from .rt_detr import RTDetr
 
@@ -22,54 +24,149 @@ MODELS = {
     "rt_detr": (RTDetr, RTDetrConfig),
     "rt_detr_v2": (RTDetr, RTDetrConfig),
 }
-FILES = ("model.safetensors", "pytorch_model.bin")
-INIT_SIZE = 640  # sides of the images for which parameters are made: large enough for the usual number of proposals
+FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+IGNORED = ("num_batches_tracked", "n_points_scale", "num_points_scale")
+INIT_SIZE = 64  # sides of the images for which parameters are made
+FOCAL_BIAS = -np.log(99)  # of classifiers, whose scores are 0.01 at first
 
 
 class Checkpoint(NamedTuple):
-    """A model, its variables and the names of its classes; its kind, and its preprocessor_config.json if it has one."""
+    """A model and its variables; its config.json, and its preprocessor_config.json, empty if there is none."""
 
     model: nn.Module
     variables: dict[str, Any]
-    labels: list[str]
-    model_type: str
+    config: dict[str, Any]
     processor: dict[str, Any]
 
+    @property
+    def labels(self) -> list[str]:
+        """The names of the classes."""
+        return label_names(self.config)
 
-def load(folder: str | Path) -> Checkpoint:
-    """Reads a folder that `save_pretrained` has written, or a snapshot from the hub."""
+    @property
+    def model_type(self) -> str:
+        """The kind of the model, such as "rt_detr_v2"."""
+        return self.config["model_type"]
+
+
+def load(folder: str | Path, dtype: DTypeLike | None = None) -> Checkpoint:
+    """Reads a folder that `save_pretrained` has written, or a snapshot from the hub.
+
+    dtype: of the model's products and convolutions, by default that of the parameters, float32.
+    """
     folder = Path(folder)
     config = _json(folder / "config.json")
-    weights = next((folder / name for name in FILES if (folder / name).exists()), None)
-    if weights is None:
-        raise FileNotFoundError(f"{folder} must have {' or '.join(FILES)}")
-    model = make_model(config)
+    model = make_model(config, dtype)
     processor = folder / "preprocessor_config.json"
-    return Checkpoint(
-        model,
-        fill(model, interop.load(weights)),
-        labels(config),
-        config["model_type"],
-        _json(processor) if processor.exists() else {},
-    )
+    variables = fill(model, _weights(folder), config)
+    return Checkpoint(model, variables, config, _json(processor) if processor.exists() else {})
 
 
-def make_model(config: Mapping[str, Any]) -> nn.Module:
+def save(folder: str | Path, checkpoint: Checkpoint) -> None:
+    """Writes a folder that `from_pretrained` of transformers and `load` read."""
+    from safetensors.numpy import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(checkpoint.config, indent=2))
+    if checkpoint.processor:
+        (folder / "preprocessor_config.json").write_text(json.dumps(checkpoint.processor, indent=2))
+    save_file(to_file(checkpoint), folder / "model.safetensors", {"format": "pt"})
+
+
+def to_file(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint, float32 and by the names that transformers gives them."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(checkpoint.variables)[0]:
+        array = np.asarray(leaf, np.float32)
+        if path[-1].key == "kernel":
+            array = array.transpose(-1, -2, *range(array.ndim - 2))
+        found[names.in_file(names.of_path(path), checkpoint.config)] = np.ascontiguousarray(array)
+    return found | names.derived(found, checkpoint.config)
+
+
+def make_model(config: Mapping[str, Any], dtype: DTypeLike | None = None) -> nn.Module:
     """The model of a config.json."""
+    if "model_type" not in config:
+        raise ValueError(f"the config must have model_type, one of {', '.join(MODELS)}")
     require(config, model_type=tuple(MODELS))
     model, settings = MODELS[config["model_type"]]
-    return model(settings.from_json(config))
+    return model(settings.from_json(config), dtype)
 
 
-def fill(model: nn.Module, state: Mapping[str, np.ndarray], dtype: DTypeLike = "float32") -> dict[str, Any]:
-    """The variables of a model, from a state dict with the names in files or in models of transformers."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, INIT_SIZE, INIT_SIZE, 3), dtype))
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
-    heads = {kind: sum(name.startswith(f"{kind}_") for name in shapes["params"]) for kind in names.HEADS}
-    return interop.from_torch(names.rename(state, heads), shapes)
+def shapes(model: nn.Module, dtype: DTypeLike = "float32") -> dict[str, Any]:
+    """The shapes of the variables of a model."""
+    found = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, INIT_SIZE, INIT_SIZE, 3), dtype))
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), found)
+
+
+def fill(
+    model: nn.Module, state: Mapping[str, np.ndarray], config: Mapping[str, Any], dtype: DTypeLike = "float32"
+) -> dict[str, Any]:
+    """The variables of the model of a config.json, from a state dict with the names in files or in models of
+    transformers, all of which must be used."""
+    like = shapes(model, dtype)
+    heads = {kind: sum(name.startswith(f"{kind}_") for name in like["params"]) for kind in names.HEADS}
+    source = names.rename({name: array for name, array in state.items() if not name.endswith(IGNORED)}, heads)
+    expected = {names.of_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(like)[0]}
+    missing = sorted(names.in_file(name, config) for name in expected - source.keys())
+    unexpected = sorted(source[name] for name in source.keys() - expected)
+    if missing or unexpected:
+        raise ValueError(
+            f"the checkpoint does not fit its config: missing {_some(missing)}; unexpected {_some(unexpected)}"
+        )
+    return interop.from_torch({name: state[known] for name, known in source.items()}, like)
+
+
+def initialise(config: Mapping[str, Any], key: jax.Array, dtype: DTypeLike | None = None) -> Checkpoint:
+    """A model of a config.json with random weights, as for training from nothing."""
+    model = make_model(config, dtype)
+    variables = jax.jit(model.init)(key, jnp.zeros((1, INIT_SIZE, INIT_SIZE, 3)))
+    return Checkpoint(model, variables, dict(config), {})
+
+
+def adapt(checkpoint: Checkpoint, labels: Sequence[str], key: jax.Array) -> Checkpoint:
+    """A model for other classes. Its classifiers and embeddings of classes have new weights, all others keep theirs."""
+    if list(labels) == checkpoint.labels:
+        return checkpoint
+    config = checkpoint.config | {
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }
+    config.pop("num_labels", None)
+    settings = replace(checkpoint.model.config, num_labels=len(labels))
+    fresh = initialise(config, key)
+    model = checkpoint.model.clone(config=settings)
+
+    def kept(path, new, old):
+        is_of_classes = any(
+            getattr(entry, "key", "").startswith(("class_embed", "enc_score_head", "denoising_class")) for entry in path
+        )
+        return new if is_of_classes else old
+
+    variables = jax.tree_util.tree_map_with_path(kept, fresh.variables, checkpoint.variables)
+    return Checkpoint(model, variables, config, checkpoint.processor)
+
+
+def _weights(folder):
+    path = next((folder / name for name in FILES if (folder / name).exists()), None)
+    if path is None:
+        raise FileNotFoundError(f"{folder} must have {' or '.join(FILES)}")
+    if path.suffix != ".json":
+        return interop.load(path)
+    parts = sorted(set(_json(path)["weight_map"].values()))
+    return {name: array for part in parts for name, array in interop.load(folder / part).items()}
 
 
 def _json(path):
     if not path.exists():
         raise FileNotFoundError(f"{path.parent} must have {path.name}, as a checkpoint of transformers has")
-    return json.loads(path.read_text())
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON: {error}") from error
+
+
+def _some(listed, most=6):
+    shown = ", ".join(map(repr, listed[:most])) or "nothing"
+    return shown + (f" and {len(listed) - most} more" if len(listed) > most else "")

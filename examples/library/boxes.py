@@ -25,6 +25,22 @@ def area(boxes: jax.Array) -> jax.Array:
     return jnp.prod(boxes[..., 2:] - boxes[..., :2], -1)
 
 
+def centre_to_corners(boxes: jax.Array) -> jax.Array:
+    """Boxes (centre x, centre y, width, height) [..., 4] as (x0, y0, x1, y1).
+
+    >>> centre_to_corners(jnp.array([2.0, 5.0, 4.0, 8.0])).tolist()
+    [0.0, 1.0, 4.0, 9.0]
+    """
+    centre, half = boxes[..., :2], boxes[..., 2:] / 2
+    return jnp.concatenate([centre - half, centre + half], -1)
+
+
+def corners_to_centre(boxes: jax.Array) -> jax.Array:
+    """The inverse of `centre_to_corners`."""
+    low, high = boxes[..., :2], boxes[..., 2:]
+    return jnp.concatenate([(low + high) / 2, high - low], -1)
+
+
 def iou(a: jax.Array, b: jax.Array) -> jax.Array:
     """Intersection over union of boxes [..., 4], broadcast against each other."""
     intersection, union = _intersection_and_union(a, b)
@@ -35,7 +51,7 @@ def generalised_iou(a: jax.Array, b: jax.Array) -> jax.Array:
     """Generalised IoU (arXiv 1902.09630) of boxes [..., 4] in [-1, 1]; it falls with the distance of disjoint boxes."""
     intersection, union = _intersection_and_union(a, b)
     low, high = jnp.minimum(a[..., :2], b[..., :2]), jnp.maximum(a[..., 2:], b[..., 2:])
-    hull = jnp.prod(high - low, -1) + _TINY
+    hull = jnp.maximum(jnp.prod(high - low, -1), _TINY)
     return intersection / union - (hull - union) / hull
 
 
@@ -85,13 +101,13 @@ def suppress(boxes: jax.Array, scores: jax.Array, classes: jax.Array, threshold:
     return jnp.where(kept, scores, 0)
 
 
-_TINY = 1e-6
+_TINY = 1e-12  # an area that is never that of a real box
 
 
 def _intersection_and_union(a, b):
     sides = jnp.minimum(a[..., 2:], b[..., 2:]) - jnp.maximum(a[..., :2], b[..., :2])
     intersection = jnp.prod(jnp.maximum(sides, 0), -1)
-    return intersection, area(a) + area(b) - intersection + _TINY
+    return intersection, jnp.maximum(area(a) + area(b) - intersection, _TINY)
 
 
 def _centre_and_size(boxes, min_side):

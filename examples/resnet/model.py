@@ -51,7 +51,7 @@ class FrozenBatchNorm(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         scale, bias, mean, var = (self._constant(name, x.shape[-1]) for name in ("scale", "bias", "mean", "var"))
         factor = scale * jax.lax.rsqrt(var + self.epsilon)
-        return x * factor + (bias - mean * factor)
+        return (x * factor + (bias - mean * factor)).astype(x.dtype)
 
     def _constant(self, name, channels):
         init = jnp.ones if name in ("scale", "var") else jnp.zeros

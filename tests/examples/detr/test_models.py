@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 
 from examples.detr.__main__ import main
 from examples.detr.config import RESNET50, DeformableDetrConfig
-from examples.detr.decoder import Detections, Outputs
+from examples.detr.decoder import Outputs, Predictions
 from examples.detr.images import find_objects, preprocess
 from examples.detr.names import rename, renamed
 from examples.detr.weights import fill, load, make_model
@@ -38,7 +38,7 @@ def read(name):
 def run(config, state, pixels, mask, dtype):
     model = make_model(config)
     arguments = (pixels.astype(dtype),) if mask is None else (pixels.astype(dtype), mask)
-    return jax.jit(model.apply)(fill(model, state, dtype), *arguments)
+    return jax.jit(model.apply)(fill(model, state, config, dtype), *arguments)
 
 
 @pytest.mark.parametrize("name", ["deformable_detr", "rt_detr_v2"])
@@ -70,12 +70,12 @@ def test_variants(name):
 def test_names_in_files(name):
     config, state, _, meta = read(name)
     model = make_model(config)
-    expected = fill(model, state)
+    expected = fill(model, state, config)
     places = {renamed(key): array for key, array in state.items()}
     shapes = {renamed(key): shape for key, shape in meta["state_dict"]}
     on_disk = {key: places.get(renamed(key), np.zeros(shapes[renamed(key)])) for key in meta["keys_on_disk"]}
     assert set(on_disk) - set(state), "the names differ"
-    jax.tree.map(assert_array_equal, fill(model, on_disk), expected)
+    jax.tree.map(assert_array_equal, fill(model, on_disk, config), expected)
 
 
 def test_names_of_timm():
@@ -91,13 +91,12 @@ def test_heads():
     first, second = np.ones(2), np.zeros(2)
     names = ["class_embed.0.bias", "class_embed.1.bias", "model.decoder.class_embed.1.bias"]
     separate = dict(zip(names, (first, second, second), strict=True))
-    found = rename(separate, {"class_embed": 2})
-    assert list(found) == ["class_embed.0.bias", "class_embed.1.bias"]
-    assert_array_equal(found["class_embed.1.bias"], second)
-    shared = rename({name: first for name in names}, {"class_embed": 1})
-    assert list(shared) == ["class_embed.0.bias"]
-    copied = rename({"class_embed.0.bias": first}, {"class_embed": 3})
-    assert list(copied) == [f"class_embed.{index}.bias" for index in range(3)]
+    assert rename(separate, {"class_embed": 2}) == {name: name for name in names[:2]}
+    assert rename({name: first for name in names}, {"class_embed": 1}) == {names[0]: names[0]}
+    copied = rename({names[0]: first}, {"class_embed": 3})
+    assert copied == {f"class_embed.{index}.bias": names[0] for index in range(3)}
+    unknown = np.full(2, np.nan)
+    assert rename({name: unknown for name in names}, {"class_embed": 1}) == {names[0]: names[0]}
     with pytest.raises(ValueError, match=r"'class_embed.0.bias' and 'class_embed.1.bias' are one parameter"):
         rename(separate, {"class_embed": 1})
     with pytest.raises(ValueError, match=r"'class_embed.1.bias' and 'model.decoder.class_embed.1.bias' are one"):
@@ -109,10 +108,11 @@ def test_missing_and_unknown_names():
     model = make_model(config)
     missing = "model.encoder.layers.1.self_attn.value_proj.bias"
     without = {key: array for key, array in state.items() if key != missing}
-    with pytest.raises(ValueError, match=r"missing 'encoder.layers.1.self_attn.value_proj.bias'; unexpected nothing"):
-        fill(model, without)
-    with pytest.raises(ValueError, match=r"missing nothing; unexpected 'encoder.layers.2.mlp.fc1.bias'"):
-        fill(model, state | {"model.encoder.layers.2.fc1.bias": np.ones(48)})
+    with pytest.raises(ValueError, match=f"missing '{missing}'; unexpected nothing$"):
+        fill(model, without, config)
+    unknown = "model.encoder.layers.2.fc1.bias"
+    with pytest.raises(ValueError, match=f"missing nothing; unexpected '{unknown}'$"):
+        fill(model, state | {unknown: np.ones(48)}, config)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_missing_and_unknown_names():
         ({"model_type": "detr"}, "model_type must be 'deformable_detr' or 'rt_detr' or 'rt_detr_v2' in the config"),
         ({"position_embedding_type": "learned"}, "position_embedding_type must be 'sine' in the config, got 'learned'"),
         ({"dilation": True}, "dilation must be False in the config, got True"),
-        ({"activation_function": "mish"}, "activation_function must be 'relu' or 'silu' or 'gelu' in the config"),
+        ({"activation_function": "mish"}, "activation_function must be 'relu' or 'silu' or 'swish' or 'gelu' in the"),
         ({"two_stage": True, "with_box_refine": False}, "two_stage must also have with_box_refine"),
         ({"backbone_config": {"model_type": "swin"}}, "model_type must be 'resnet' or 'rt_detr_resnet' in the config"),
     ],
@@ -164,8 +164,8 @@ def test_gradients(name, without):
     config = detectors.CONFIGS[name]
     model = make_model(config)
     pixels, _ = detectors.images(config)
-    variables = fill(model, detectors.state(detectors.read(name)[0]))
-    options = {"use_running_average": False} if config["model_type"] == "rt_detr_v2" else {}
+    variables = fill(model, detectors.state(detectors.read(name)[0]), config)
+    options = {"train": True} if config["model_type"] == "rt_detr_v2" else {}
 
     def loss(params, pixels):
         outputs, updated = model.apply(variables | {"params": params}, pixels, mutable=["batch_stats"], **options)
@@ -198,7 +198,7 @@ def test_preprocessing():
 def test_objects_are_in_pixels_and_the_best_comes_first():
     logits = np.array([[[-1.0, 1.0], [2.0, -3.0], [3.0, 0.5]]])
     boxes = np.array([[[0.5, 0.5, 1.0, 0.5], [0.2, 0.4, 0.2, 0.4], [0.1, 0.1, 0.0, 0.0]]])
-    objects = find_objects(Outputs(Detections(logits[None], boxes[None]), None), height=100, width=200, threshold=0.7)
+    objects = find_objects(Outputs(Predictions(logits[None], boxes[None]), None), height=100, width=200, threshold=0.7)
     assert objects.labels.tolist() == [0, 0, 1]
     assert_allclose(objects.scores, 1 / (1 + np.exp([-3, -2, -1])))
     assert_allclose(objects.boxes, [[20, 10, 20, 10], [20, 20, 60, 60], [0, 25, 200, 75]])
@@ -240,5 +240,5 @@ def test_folders_that_are_no_checkpoints(checkpoint, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"must have config.json"):
         load(tmp_path)
     (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
-    with pytest.raises(FileNotFoundError, match=r"must have model.safetensors or pytorch_model.bin"):
+    with pytest.raises(FileNotFoundError, match=r"must have model.safetensors or model.safetensors.index.json or"):
         load(tmp_path)

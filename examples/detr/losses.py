@@ -1,0 +1,49 @@
+"""The losses of classes and boxes, for each query."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from examples.library.boxes import centre_to_corners, generalised_iou, iou
+
+from .matching import Targets
+
+
+def sigmoid_focal(logits: jax.Array, labels: jax.Array, alpha: float = 0.25, gamma: float = 2.0) -> jax.Array:
+    """The focal loss of each class (Lin et al., arXiv 1708.02002), with the shape of logits [..., classes].
+
+    labels: [...], -1 for no class. A negative `alpha` weighs both kinds alike.
+    """
+    target = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
+    scores = jax.nn.sigmoid(logits)
+    wrong = scores * (1 - target) + (1 - scores) * target
+    loss = optax.sigmoid_binary_cross_entropy(logits, target) * wrong**gamma
+    return loss if alpha < 0 else loss * (alpha * target + (1 - alpha) * (1 - target))
+
+
+def varifocal(
+    logits: jax.Array, labels: jax.Array, quality: jax.Array, alpha: float = 0.75, gamma: float = 2.0
+) -> jax.Array:
+    """The varifocal loss of each class (Zhang et al., arXiv 2008.13367), with the shape of logits [..., classes].
+
+    The score of the class of a label [...] should be the quality [...] of its box. Scores of all other classes, and of
+    queries with label -1, should be 0. No gradient reaches the quality and the weights.
+    """
+    target = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
+    score = jax.lax.stop_gradient(quality)[..., None] * target
+    weight = alpha * jax.nn.sigmoid(jax.lax.stop_gradient(logits)) ** gamma * (1 - target) + score
+    return weight * optax.sigmoid_binary_cross_entropy(logits, score)
+
+
+def box_losses(boxes: jax.Array, own: Targets) -> tuple[jax.Array, jax.Array]:
+    """The L1 and the GIoU loss, each [batch, queries], 0 for queries without a target."""
+    boxes = jnp.where(own.valid[..., None], boxes, own.boxes)
+    l1 = jnp.abs(boxes - own.boxes).sum(-1)
+    giou = generalised_iou(centre_to_corners(boxes), centre_to_corners(own.boxes))
+    return l1, jnp.where(own.valid, 1 - giou, 0)
+
+
+def box_quality(boxes: jax.Array, own: Targets) -> jax.Array:
+    """The IoU of each query's box and its target [batch, queries], 0 for queries without one; without gradient."""
+    overlap = iou(centre_to_corners(jax.lax.stop_gradient(boxes)), centre_to_corners(own.boxes))
+    return jnp.where(own.valid, overlap, 0)

@@ -1,0 +1,262 @@
+"""Matching, denoising queries and losses of detection transformers, beside transformers and the authors' codes."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+pytest.importorskip("optax")
+
+from examples.detr.criterion import DeformableDetrLosses, DFineLosses, RTDetrLosses
+from examples.detr.denoising import count, draw, make_denoising
+from examples.detr.distributions import Distribution
+from examples.detr.losses import box_quality, sigmoid_focal, varifocal
+from examples.detr.matching import Costs, Targets, assign, pair_costs
+from examples.library.boxes import centre_to_corners, corners_to_centre, generalised_iou, iou
+from tests.helpers import detr_training
+
+pytestmark = pytest.mark.platforms("cpu")
+
+close = partial(assert_allclose, rtol=0, atol=1e-10)
+# Of the authors' code, where transformers has no weights, or others.
+DEFORMABLE_DETR_WEIGHTS = {"loss_ce": 2, "loss_bbox": 5, "loss_giou": 2}
+
+
+def case_of(case, padding=0, dtype="float64"):
+    """(criterion, outputs, targets, denoising queries, how many of them are the golden file's) of a golden file."""
+    golden = detr_training.read(case)
+    targets = detr_training.targets(golden.arrays, padding, dtype)
+    config, count, denoising = golden.config, 0, None
+    if case.startswith("deformable_detr"):
+        criterion = DeformableDetrLosses()
+    elif case.startswith("d_fine"):
+        criterion = DFineLosses(distribution=Distribution(config["max_num_bins"], config["up"], config["reg_scale"]))
+    else:
+        criterion, count = RTDetrLosses(), golden.meta["dn_num_split"][0]
+        denoising = detr_training.denoising(golden.arrays, targets, **detr_training.noise_settings(golden))
+    more = 0 if denoising is None else denoising.classes.shape[1] - count
+    outputs = jax.tree.map(lambda leaf: leaf.astype(dtype), detr_training.outputs(golden.arrays, count, more))
+    return golden, criterion, outputs, targets, denoising
+
+
+def assert_losses(golden, found, atol):
+    original = golden.starting("original_loss/")
+    expected = original or golden.starting("loss/")
+    expected = {name: value for name, value in expected.items() if "cardinality" not in name}
+    assert found.keys() == expected.keys()
+    weights = DEFORMABLE_DETR_WEIGHTS if golden.meta["case"].startswith("deformable_detr") else {}
+    for name, value in expected.items():
+        weight = next((weight for start, weight in weights.items() if name.startswith(start)), 1)
+        assert_allclose(found[name], weight * value, rtol=0, atol=atol * max(1, abs(weight * value)), err_msg=name)
+    assert_allclose(sum(found.values()), golden.arrays.get("original_total", golden.arrays["total"]), rtol=atol)
+
+
+@pytest.mark.parametrize("case", detr_training.CASES)
+def test_golden_losses(case, x64):
+    """Three more targets, which are padding, change nothing."""
+    golden, criterion, outputs, targets, denoising = case_of(case, 3)
+    assert_losses(golden, jax.jit(criterion)(outputs, targets, denoising), 1e-12)
+
+
+@pytest.mark.parametrize("case", ["deformable_detr_two_stage/train", "rt_detr_v2/train", "d_fine_simple/train"])
+def test_losses_in_float32(case):
+    golden, criterion, outputs, targets, denoising = case_of(case, 1, "float32")
+    found = jax.jit(criterion)(outputs, targets, denoising)
+    assert {value.dtype for value in found.values()} == {jnp.dtype("float32")}
+    assert_losses(golden, found, 1e-5)
+
+
+@pytest.mark.parametrize("case", [case for case in detr_training.CASES if not case.startswith("deformable_detr")])
+def test_gradients_of_losses(case, x64):
+    golden, criterion, outputs, targets, denoising = case_of(case, 1)
+
+    def total(outputs):
+        return sum(criterion(outputs, targets, denoising).values())
+
+    gradient = jax.jit(jax.grad(total))(outputs)
+    prefix = "original_d" if "original_dlogits" in golden.arrays else "d"
+    for name in ("logits", "boxes"):
+        parts = [getattr(gradient.layers, name)]
+        if denoising is not None:
+            of_denoising = getattr(gradient.denoising, name)
+            split = golden.meta["dn_num_split"][0]
+            assert not np.any(of_denoising[:, :, split:])
+            parts.insert(0, of_denoising[:, :, :split])
+        found = jnp.concatenate(parts, 2)
+        if gradient.layers.first is not None:
+            found = jnp.concatenate([getattr(gradient.layers.first, name)[None], found])
+        close(found, golden.arrays[prefix + name])
+        if prefix == "d":  # transformers has another assignment for D-FINE's proposals
+            close(getattr(gradient.proposals, name), golden.arrays[f"dencoder_{name}"])
+
+
+def test_denoising_distributions_have_losses(x64):
+    """Denoising queries that predict what the ordinary ones do, with their assignment, have the same losses."""
+    _, criterion, outputs, targets, _ = case_of("d_fine_simple/train")
+    criterion = jax.jit(criterion)
+    found = criterion(outputs, targets)
+    draws = draw(jax.random.key(0), 20, targets, 7)
+    denoising = make_denoising(draws, targets, classes=7, num_queries=20, num_denoising=2)
+    queries = len(denoising.present)
+    assert queries == 20 and int(denoising.groups) == 1
+    predicted = outputs.layers
+    both = criterion(outputs._replace(denoising=predicted), targets, denoising)
+    assert {name: value for name, value in both.items() if "_dn" not in name} == found
+    names = {name.partition("_dn_")[2] for name in both if "_dn_" in name}
+    assert names == {"0", "1", "pre"}
+    assert {"loss_ddf_dn_0", "loss_fgl_dn_1", "loss_vfl_dn_pre"} < both.keys() and "loss_ddf_dn_1" not in both
+    other = predicted._replace(corners=predicted.corners + jnp.arange(33.0))
+    changed = criterion(outputs._replace(denoising=other), targets, denoising)
+    assert changed["loss_fgl_dn_0"] != both["loss_fgl_dn_0"] and changed["loss_bbox_dn_0"] == both["loss_bbox_dn_0"]
+
+
+def test_no_targets():
+    """Without any target all losses are finite, and no denoising query has one."""
+    _, criterion, outputs, targets, _ = case_of("rt_detr_v2/train", dtype="float32")
+    empty = Targets(targets.boxes, jnp.full_like(targets.labels, -1))
+    draws = draw(jax.random.key(0), count(24, empty), empty, 7)
+    denoising = make_denoising(draws, empty, classes=7, num_queries=20, num_denoising=24)
+    assert not np.any(denoising.present) and np.all(denoising.hidden[:, :48])
+    total, gradient = jax.jit(jax.value_and_grad(lambda outputs: sum(criterion(outputs, empty, denoising).values())))(
+        outputs
+    )
+    assert np.isfinite(total)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+    assert not np.any(gradient.denoising.logits) and np.any(gradient.layers.logits)
+
+
+def test_boxes(x64):
+    arrays, _ = detr_training.read_function("boxes")
+    boxes, targets = arrays["boxes"].astype(float), arrays["targets"].astype(float)
+    close(centre_to_corners(boxes), arrays["corners"])
+    close(corners_to_centre(centre_to_corners(boxes)), boxes)
+    pairs = centre_to_corners(boxes)[:, None], centre_to_corners(targets)
+    close(iou(*pairs), arrays["iou"])
+    close(generalised_iou(*pairs), arrays["giou"])
+    special, partner = (centre_to_corners(arrays[name].astype(float)) for name in ("special", "partner"))
+    close(iou(special, partner), arrays["special_iou"])
+    close(generalised_iou(special, partner), arrays["special_giou"])
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [("focal_1_5_2", Costs(1, 5, 2)), ("focal_2_5_2", Costs()), ("focal_alpha04_gamma15", Costs(2, 5, 2, 0.4, 1.5))],
+)
+def test_costs(name, weights, x64):
+    arrays, _ = detr_training.read_function("matching_costs")
+    targets = Targets(arrays["target_boxes"][None].astype(float), jnp.asarray(arrays["labels"])[None])
+    costs = pair_costs(arrays["logits"][None].astype(float), arrays["boxes"][None].astype(float), targets, weights)
+    close(costs[0], arrays[f"cost/{name}"])
+    expected = np.full(25, -1)
+    expected[arrays[f"match/{name}"][0]] = arrays[f"match/{name}"][1]
+    assert_array_equal(assign(costs, targets.valid)[0], expected)
+
+
+def test_assignments(x64):
+    """All at once: targets that are missing are not valid, and queries that are missing cost infinitely much."""
+    arrays, meta = detr_training.read_function("assignment")
+    costs = [arrays[f"{case}/cost"].astype(float) for case in meta["cases"]]
+    largest = np.array([cost.shape for cost in costs]).max(0)
+    padded = [
+        np.pad(cost, [(0, most - size) for most, size in zip(largest, cost.shape, strict=True)]) for cost in costs
+    ]
+    valid = np.array([np.arange(largest[1]) < cost.shape[1] for cost in costs])
+    for array, cost in zip(padded, costs, strict=True):
+        array[len(cost) :] = np.inf
+    for case, cost, row in zip(meta["cases"], costs, np.asarray(assign(jnp.array(padded), valid)), strict=True):
+        found = row[: len(cost)]
+        chosen = np.flatnonzero(found >= 0)
+        assert len(chosen) == len(set(found[chosen])) == min(cost.shape)
+        assert_allclose(cost[chosen, found[chosen]].sum(), arrays[f"{case}/total"], rtol=1e-6, atol=1e-9)
+        if meta["cases"][case]["unique"]:
+            rows, columns = arrays[f"{case}/match"]
+            assert_array_equal(found[rows], columns)
+
+
+def test_more_targets_than_queries():
+    """The queries take the targets that cost least, rather than padding; without targets none has one."""
+    costs = jnp.asarray([[[3.0, 0.0, 1.0, -9.0], [5.0, 2.0, 1.5, -9.0]]])
+    assert_array_equal(assign(costs, jnp.array([[True, True, True, False]])), [[1, 2]])
+    assert_array_equal(assign(costs, jnp.array([[True, False, False, False]])) >= 0, [[True, False]])
+    assert_array_equal(assign(costs[..., :0], jnp.ones((1, 0), bool)), [[-1, -1]])
+
+
+def test_costs_that_are_not_finite_are_avoided():
+    costs = np.ones((1, 4, 2), np.float32)
+    costs[0, 0], costs[0, 1], costs[0, 2, 0] = np.nan, np.inf, -np.inf
+    assert_array_equal(assign(jnp.asarray(costs), jnp.ones((1, 2), bool)) >= 0, [[False, False, True, True]])
+    nothing_known = assign(jnp.full((1, 3, 2), np.nan), jnp.ones((1, 2), bool))
+    assert sorted(nothing_known[0].tolist()) == [-1, 0, 1]
+
+
+@pytest.mark.parametrize("case", ["two_images", "empty_image", "one_group"])
+def test_denoising_queries(case, x64):
+    arrays, meta = detr_training.read_function("denoising")
+    about = meta["cases"][case]
+    of_case = {key.removeprefix(f"{case}/"): array for key, array in arrays.items() if key.startswith(f"{case}/")}
+    settings = {name: about[name] for name in ("num_queries", "num_denoising", "label_noise_ratio", "box_noise_scale")}
+    targets = detr_training.targets(of_case, 1)
+    found = detr_training.denoising(of_case, targets, classes=about["num_classes"], **settings)
+    number, queries = about["dn_num_split"]
+    assert_array_equal(found.classes[:, :number], of_case["class"])
+    close(found.boxes[:, :number], of_case["box_unact"])
+    assert_array_equal(found.present, np.arange(len(found.present)) < number)
+    assert found.groups == about["dn_num_group"]
+    shown = np.r_[:number, len(found.present) : len(found.present) + queries]
+    assert_array_equal(found.hidden[shown][:, shown], of_case["attention_mask"])
+    assert np.all(found.hidden[:, number : len(found.present)])
+    for image in (0, 1):
+        rows, columns = of_case[f"match/{image}"]
+        expected = np.full(len(found.present), -1)
+        expected[rows] = columns
+        assert_array_equal(found.targets[image], expected)
+
+
+@pytest.mark.parametrize("name", ["alpha0.25_gamma2", "alpha0.6_gamma2", "alpha-1_gamma2", "alpha0.25_gamma1.5"])
+def test_sigmoid_focal(name, x64):
+    arrays, _ = detr_training.read_function("sigmoid_focal")
+    alpha, gamma = (float(part.lstrip("alphgm")) for part in name.split("_"))
+    targets = arrays["targets"].astype(float)
+    for row in np.flatnonzero(targets.sum(1) <= 1):
+        label = targets[row].argmax() if targets[row].any() else -1
+        logits = jnp.asarray(arrays["logits"][row], float)
+        loss, pull_back = jax.vjp(lambda logits, label=label: sigmoid_focal(logits, label, alpha, gamma), logits)
+        close(loss, arrays[f"loss/{name}"][row])
+        close(pull_back(jnp.asarray(arrays["cotangent"][row]))[0], arrays[f"dlogits/{name}"][row])
+
+
+@pytest.mark.parametrize("name", ["alpha0.75_gamma2", "alpha0.4_gamma1.5"])
+def test_varifocal(name, x64):
+    arrays, meta = detr_training.read_function("varifocal")
+    alpha, gamma = (float(part.lstrip("alphgm")) for part in name.split("_"))
+    assigned = np.full((2, 12), -1)
+    for image in (0, 1):
+        rows, columns = arrays[f"match/{image}"]
+        assigned[image, rows] = columns
+    own = detr_training.targets(arrays).of(jnp.asarray(assigned))
+    quality = box_quality(arrays["boxes"].astype(float), own)
+    close(quality, arrays["quality"])
+
+    def total(logits):
+        loss = varifocal(logits, own.labels, quality, alpha, gamma)
+        return loss.sum() / meta["num_boxes"], loss
+
+    gradient, loss = jax.grad(total, has_aux=True)(arrays["logits"].astype(float))
+    close(loss, arrays[f"loss/{name}"])
+    close(gradient, arrays[f"dlogits_total/{name}"])
+
+
+def test_distributions_invert(x64):
+    """The mean of the two bins of a target is its distance, unless it is beyond the last bin."""
+    distribution = Distribution()
+    random = np.random.default_rng(0)
+    reference = jnp.asarray(random.uniform(0.3, 0.6, (50, 4)))
+    boxes = reference * random.uniform(0.8, 1.2, (50, 4))
+    lower, upper = distribution.targets(reference, boxes)
+    weights = jax.nn.one_hot(lower, 33) * (1 - upper)[..., None] + jax.nn.one_hot(lower + 1, 33) * upper[..., None]
+    close(distribution.boxes(reference, jnp.log(weights)), boxes)
+    far = distribution.targets(reference, reference * jnp.array([1, 1, 9, 9.0]))
+    assert np.all(far[0] == 31) and np.all(far[1] == 1)

@@ -1,0 +1,135 @@
+"""Detection transformers in training: outputs and gradients beside transformers and the authors' codes."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+pytest.importorskip("optax")
+pytest.importorskip("matplotlib")
+
+from examples.detr import names, weights
+from tests.examples.detr.test_losses import case_of
+from tests.helpers import detr_training
+
+pytestmark = pytest.mark.platforms("cpu")
+
+
+def variables_of(case, config, dtype="float32"):
+    load_file = pytest.importorskip("safetensors.numpy").load_file
+    state = load_file((detr_training.FOLDER / case).parent / "model.safetensors")
+    return weights.fill(weights.make_model(config), state, config, dtype)
+
+
+def named(tree):
+    """The leaves by the names of these models, in the layout of PyTorch."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path({"params": tree})[0]:
+        array = np.asarray(leaf)
+        transposed = path[-1].key == "kernel"
+        found[names.of_path(path)] = array.transpose(-1, -2, *range(array.ndim - 2)) if transposed else array
+    return found
+
+
+@pytest.mark.parametrize("case", detr_training.CASES)
+def test_outputs_and_gradients(case, x64):
+    golden, criterion, _, targets, denoising = case_of(case, 1)
+    arrays = golden.arrays
+    model, variables = weights.make_model(golden.config), variables_of(case, golden.config, "float64")
+    keywords = {} if denoising is None else {"denoising": denoising}
+    if case.startswith("deformable_detr"):
+        keywords["mask"] = jnp.asarray(arrays["pixel_mask"])
+
+    def loss(params):
+        outputs = model.apply(variables | {"params": params}, detr_training.images(golden).astype(float), **keywords)
+        return sum(criterion(outputs, targets, denoising).values()), outputs
+
+    (total, outputs), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(variables["params"])
+    assert_allclose(total, arrays.get("original_total", arrays["total"]), rtol=1e-12)
+    for name in ("logits", "boxes"):
+        parts = [getattr(outputs.layers, name)]
+        if denoising is not None:
+            parts.insert(0, getattr(outputs.denoising, name)[:, :, : golden.meta["dn_num_split"][0]])
+        found = jnp.concatenate(parts, 2)
+        if outputs.layers.first is not None:
+            found = jnp.concatenate([getattr(outputs.layers.first, name)[None], found])
+        assert_allclose(found, arrays[name], rtol=0, atol=1e-10)
+        if outputs.proposals is not None:
+            assert_allclose(getattr(outputs.proposals, name), arrays[f"encoder_{name}"], rtol=0, atol=1e-10)
+
+    found = named(gradient)
+    heads = {kind: sum(name.startswith(f"{kind}_") for name in variables["params"]) for kind in names.HEADS}
+
+    def gradient_of(name):
+        ours = names.renamed(name)
+        kind = ours.partition(".")[0]
+        return found[re.sub(r"\\.\\d+", ".0", ours, count=1) if heads.get(kind) == 1 else ours]
+
+    expected = golden.starting("original_gradient/")
+    assert expected
+    for name, array in expected.items():
+        assert_allclose(gradient_of(name), array, rtol=0, atol=1e-10 * max(1, abs(array).max()), err_msg=name)
+    parameters = golden.meta.get("original_parameters", golden.meta["parameters"])
+    norms = [np.linalg.norm(gradient_of(name)) for name in parameters]
+    assert_allclose(norms, arrays["original_gradient_norms"], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", ["deformable_detr_two_stage/train", "rt_detr_v2/train"])
+def test_bfloat16(case):
+    """Positions, boxes and logits have float32. Results are near those in float32, and gradients are finite."""
+    golden, criterion, _, targets, denoising = case_of(case, dtype="float32")
+    variables = variables_of(case, golden.config)
+    keywords = {} if denoising is None else {"denoising": denoising}
+    images = detr_training.images(golden).astype(np.float32)
+
+    def run(dtype):
+        model = weights.make_model(golden.config, dtype)
+
+        def loss(params):
+            outputs = model.apply(variables | {"params": params}, images, **keywords)
+            return sum(criterion(outputs, targets, denoising).values()), outputs.layers
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(variables["params"])
+
+    (expected, _), _ = run(None)
+    (found, predictions), gradient = run(jnp.bfloat16)
+    assert predictions.logits.dtype == predictions.boxes.dtype == jnp.float32
+    assert_allclose(found, expected, rtol=0.05)
+    assert all(leaf.dtype == jnp.float32 and np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+def test_dropout():
+    golden = detr_training.read("deformable_detr/train")
+    config = golden.config | {"dropout": 0.5, "attention_dropout": 0.2, "activation_dropout": 0.1}
+    model, variables = weights.make_model(config), variables_of("deformable_detr/train", config)
+
+    @jax.jit
+    def train(key):
+        images = detr_training.images(golden).astype(np.float32)
+        return model.apply(variables, images, train=True, rngs={"dropout": key}).logits
+
+    first, second = train(jax.random.key(0)), train(jax.random.key(1))
+    assert np.array_equal(first, train(jax.random.key(0)))
+    assert not np.allclose(first, second)
+    assert abs(first - golden.arrays["logits"][-1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_batch_norms_are_trained_where_the_config_says(frozen):
+    golden = detr_training.read("rt_detr_v2/train")
+    images = detr_training.images(golden).astype(np.float32)
+    config = golden.config | {"freeze_backbone_batch_norms": frozen}
+    model, variables = weights.make_model(config), variables_of("rt_detr_v2/train", config)
+    assert ("bn1" in variables["params"]["backbone"]) != frozen
+
+    @jax.jit
+    def train(variables):
+        return model.apply(variables, images, train=True, mutable=["batch_stats"])[1]["batch_stats"]
+
+    old = variables["batch_stats"]
+    changed = jax.tree.map(lambda new, old: not np.array_equal(new, old), train(variables), old)
+    assert all(jax.tree.leaves(changed["encoder"]))
+    assert all(jax.tree.leaves(changed["backbone"])) != frozen
