@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
+from examples import hgnet
 from examples.resnet.model import STAGES, Layout
 
+from .distributions import Distribution
 from .layers import ACTIVATIONS
 
 TIMM_DEPTHS = {f"resnet{depth}": stages for depth, stages in STAGES.items()}
@@ -13,6 +15,7 @@ TIMM_BASIC_DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
 BASIC_SIZES = (64, 128, 256, 512)
 COARSE_STAGES = (2, 3, 4)  # of a backbone, whose features the encoders take
 RESNET50 = Layout(out_indices=COARSE_STAGES)
+HGNET = hgnet.Layout()
 RESNET50_VD = Layout(deep=True, out_indices=COARSE_STAGES)
 
 
@@ -32,10 +35,15 @@ def backbone_layout(config: Mapping[str, Any]) -> Layout:
         hidden_act="relu",
         downsample_in_first_stage=False,
     )
-    known = {"out_indices": COARSE_STAGES} | _known(Layout, config)
-    if config.get("out_features"):
-        known["out_indices"] = tuple(int(name.removeprefix("stage")) for name in config["out_features"])
+    known = {"out_indices": COARSE_STAGES} | _known(Layout, config) | _out_indices(config)
     return Layout(**known | {"deep": kind == "rt_detr_resnet"})
+
+
+def _out_indices(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The stages in the config of a backbone that names them."""
+    if not config.get("out_features"):
+        return {}
+    return {"out_indices": tuple(int(name.removeprefix("stage")) for name in config["out_features"])}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,11 +131,47 @@ class RTDetrConfig:
             decoder_activation_function=tuple(ACTIVATIONS),
             decoder_method=("default", "discrete"),
         )
-        backbone = backbone_layout(config.get("backbone_config") or {"model_type": "rt_detr_resnet"})
-        known = _known(cls, config) | {"backbone": backbone, "num_labels": len(label_names(config))}
+        known = _known(cls, config) | {"backbone": cls._backbone(config), "num_labels": len(label_names(config))}
         if config["model_type"] == "rt_detr":
             known["decoder_offset_scale"] = None
         return cls(**known)
+
+    @staticmethod
+    def _backbone(config: Mapping[str, Any]) -> Any:
+        return backbone_layout(config.get("backbone_config") or {"model_type": "rt_detr_resnet"})
+
+
+@dataclasses.dataclass(frozen=True)
+class DFineConfig(RTDetrConfig):
+    """D-FINE. `decoder_n_points` may be one number for each level."""
+
+    backbone: hgnet.Layout = HGNET
+    decoder_n_points: int | tuple[int, ...] = 4
+    depth_mult: float = 1.0
+    eval_idx: int = -1
+    max_num_bins: int = 32
+    up: float = 0.5
+    reg_scale: float = 4.0
+    top_prob_values: int = 4
+    lqe_hidden_dim: int = 64
+    lqe_layers: int = 2
+
+    @property
+    def distribution(self) -> Distribution:
+        """The bins of distances."""
+        return Distribution(self.max_num_bins, self.up, self.reg_scale)
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        """The settings in a config.json."""
+        require(config, layer_scale=(1, 1.0))
+        return super().from_json(config)
+
+    @staticmethod
+    def _backbone(config: Mapping[str, Any]) -> Any:
+        backbone = config.get("backbone_config") or {}
+        require(backbone, model_type="hgnet_v2", hidden_act="relu")
+        return hgnet.Layout(**_known(hgnet.Layout, backbone) | _out_indices(backbone))
 
 
 def label_names(config: Mapping[str, Any]) -> list[str]:

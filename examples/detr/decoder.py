@@ -111,7 +111,9 @@ class DecoderLayer(nn.Module):
             name="encoder_attn",
         )
         inputs = queries + position, reference, memory.features
-        attended = cross_attention(*inputs, spatial_shapes=memory.shapes, padding_mask=memory.mask)
+        options_of_call = {"spatial_shapes": memory.shapes, "padding_mask": memory.mask, "return_sampling": True}
+        attended, *sampling = cross_attention(*inputs, **options_of_call)
+        self.sow("intermediates", "sampling", tuple(sampling))  # for pictures
         queries = options.norm("encoder_attn_layer_norm")(queries + options.drop(attended, options.dropout))
         y = FeedForward(config.decoder_ffn_dim, self.activation, options, name="mlp")(queries)
         return options.norm("final_layer_norm")(queries + options.drop(y, options.dropout))

@@ -23,6 +23,7 @@ DEFAULTS_BY_MODEL = {
     "deformable_detr": {"do_normalize": True, "size": {"shortest_edge": 800, "longest_edge": 1333}},
     "rt_detr": {"do_normalize": False, "size": {"height": 640, "width": 640}},
     "rt_detr_v2": {"do_normalize": False, "size": {"height": 640, "width": 640}},
+    "d_fine": {"do_normalize": False, "size": {"height": 640, "width": 640}},
 }
 
 
@@ -38,6 +39,14 @@ def preprocess(image: Image.Image, model_type: str, processor: Mapping[str, Any]
     if options["do_normalize"]:
         pixels = (pixels - np.float32(options["image_mean"])) / np.float32(options["image_std"])
     return pixels[None]
+
+
+def normalisation(model_type: str, processor: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The mean and the deviation of images that a model expects, of values from 0 to 1."""
+    options = DEFAULTS | DEFAULTS_BY_MODEL[model_type] | processor
+    if not options["do_normalize"]:
+        return (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    return tuple(options["image_mean"]), tuple(options["image_std"])
 
 
 def resized(height: int, width: int, size: int | Mapping[str, int], max_size: int | None = None) -> tuple[int, int]:

@@ -40,7 +40,8 @@ FROM_FILES: Rules = {
     r"^(\w*input_proj\.\d+)\.1\.": r"\1.norm.",
     r"^enc_output\.0\.": "enc_output.",
     r"^enc_output\.1\.": "enc_output_norm.",
-    # a backbone of transformers
+    # backbones of transformers
+    r"\.lab\.scale$": ".lab.factor",
     r"^backbone\.(conv_encoder\.)?model\.": "backbone.",
     r"^backbone\.embedder\.embedder\.(?:(\d)\.)?(convolution|normalization)\.": _stem,
     r"^backbone\.encoder\.stages\.(\d+)\.layers\.(\d+)\.layer\.(\d)\.(convolution|normalization)\.": _block,
@@ -58,6 +59,7 @@ TO_FILES: Rules = {
 TO_FILES_OF_RT_DETR: Rules = {
     r"^enc_output\.": "enc_output.0.",
     r"^enc_output_norm\.": "enc_output.1.",
+    r"\.lab\.factor$": ".lab.scale",
     r"^(query_pos_head|pre_bbox_head)\.": r"decoder.\1.",
 }
 
@@ -152,6 +154,11 @@ def rename(state: Mapping[str, np.ndarray], heads: Mapping[str, int]) -> dict[st
 def derived(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The arrays that a file has beside parameters: counters of batch normalisations, and quotients of points."""
     arrays: dict[str, np.ndarray] = {}
+    if config["model_type"] == "d_fine":
+        defaults = {"up": 0.5, "reg_scale": 4.0}
+        arrays |= {
+            f"model.decoder.{key}": np.full(1, config.get(key, value), np.float32) for key, value in defaults.items()
+        }
     frozen = config.get("freeze_backbone_batch_norms", True)
     for name in names:
         module = name.rpartition(".")[0]

@@ -92,11 +92,19 @@ def project(config: RTDetrConfig, options: LayerOptions, maps: Sequence[jax.Arra
     ]
 
 
-def pyramid(config: RTDetrConfig, options: LayerOptions, maps: Sequence[jax.Array]) -> Pyramid:
-    """The encoded maps and further halvings of the last one; makes layers of the calling module."""
+def pyramid(
+    config: RTDetrConfig, options: LayerOptions, maps: Sequence[jax.Array], keeps_equal: bool = False
+) -> Pyramid:
+    """The encoded maps and further halvings of the last one; makes layers of the calling module.
+
+    keeps_equal: whether maps that have the decoder's number of channels already are taken as they are.
+    """
     levels = []
     for index in range(config.num_feature_levels):
         x, size, stride = (maps[index], 1, 1) if index < len(maps) else (maps[-1], 3, 2)
+        if keeps_equal and x.shape[-1] == config.d_model:
+            levels.append(x)
+            continue
         conv = ConvNorm(
             config.d_model, size, options, stride, epsilon=config.batch_norm_eps, name=f"decoder_input_proj_{index}"
         )

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,9 @@ from jax.typing import DTypeLike
 from jax_dcn import interop
 
 from . import names
-from .config import DeformableDetrConfig, RTDetrConfig, label_names, require
+from .config import DeformableDetrConfig, DFineConfig, RTDetrConfig, label_names, require
+from .criterion import Criterion, DeformableDetrLosses, DFineLosses, RTDetrLosses
+from .d_fine import DFine
 from .deformable_detr import DeformableDetr
 from .rt_detr import RTDetr
 
@@ -23,11 +24,12 @@ MODELS = {
     "deformable_detr": (DeformableDetr, DeformableDetrConfig),
     "rt_detr": (RTDetr, RTDetrConfig),
     "rt_detr_v2": (RTDetr, RTDetrConfig),
+    "d_fine": (DFine, DFineConfig),
 }
 FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
-IGNORED = ("num_batches_tracked", "n_points_scale", "num_points_scale")
+IGNORED = ("num_batches_tracked", "n_points_scale", "num_points_scale", "decoder.up", "decoder.reg_scale")
 INIT_SIZE = 64  # sides of the images for which parameters are made
-FOCAL_BIAS = -np.log(99)  # of classifiers, whose scores are 0.01 at first
+OF_CLASSES = ("class_embed", "enc_score_head", "denoising_class_embed")  # parameters that depend on the classes
 
 
 class Checkpoint(NamedTuple):
@@ -55,11 +57,11 @@ def load(folder: str | Path, dtype: DTypeLike | None = None) -> Checkpoint:
     dtype: of the model's products and convolutions, by default that of the parameters, float32.
     """
     folder = Path(folder)
-    config = _json(folder / "config.json")
+    config = read_config(folder / "config.json")
     model = make_model(config, dtype)
     processor = folder / "preprocessor_config.json"
     variables = fill(model, _weights(folder), config)
-    return Checkpoint(model, variables, config, _json(processor) if processor.exists() else {})
+    return Checkpoint(model, variables, config, read_config(processor) if processor.exists() else {})
 
 
 def save(folder: str | Path, checkpoint: Checkpoint) -> None:
@@ -129,23 +131,39 @@ def adapt(checkpoint: Checkpoint, labels: Sequence[str], key: jax.Array) -> Chec
     """A model for other classes. Its classifiers and embeddings of classes have new weights, all others keep theirs."""
     if list(labels) == checkpoint.labels:
         return checkpoint
-    config = checkpoint.config | {
-        "id2label": {str(index): label for index, label in enumerate(labels)},
-        "label2id": {label: index for index, label in enumerate(labels)},
-    }
-    config.pop("num_labels", None)
-    settings = replace(checkpoint.model.config, num_labels=len(labels))
-    fresh = initialise(config, key)
-    model = checkpoint.model.clone(config=settings)
+    fresh = initialise(with_labels(checkpoint.config, labels), key, checkpoint.model.dtype)
 
     def kept(path, new, old):
-        is_of_classes = any(
-            getattr(entry, "key", "").startswith(("class_embed", "enc_score_head", "denoising_class")) for entry in path
-        )
-        return new if is_of_classes else old
+        return new if any(entry.key.startswith(OF_CLASSES) for entry in path) else old
 
     variables = jax.tree_util.tree_map_with_path(kept, fresh.variables, checkpoint.variables)
-    return Checkpoint(model, variables, config, checkpoint.processor)
+    return fresh._replace(variables=variables, processor=checkpoint.processor)
+
+
+def with_labels(config: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:
+    """A config.json with other classes."""
+    named = {str(index): label for index, label in enumerate(labels)}
+    kept = {key: value for key, value in config.items() if key != "num_labels"}
+    return kept | {"id2label": named, "label2id": {label: int(index) for index, label in named.items()}}
+
+
+def criterion(checkpoint: Checkpoint) -> Criterion:
+    """The losses that a model is trained with."""
+    if checkpoint.model_type == "deformable_detr":
+        return DeformableDetrLosses()
+    if checkpoint.model_type == "d_fine":
+        return DFineLosses(distribution=checkpoint.model.config.distribution)
+    return RTDetrLosses()
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Reads a JSON file of a checkpoint."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path.parent} must have {path.name}, as a checkpoint of transformers has")
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON: {error}") from error
 
 
 def _weights(folder):
@@ -154,17 +172,8 @@ def _weights(folder):
         raise FileNotFoundError(f"{folder} must have {' or '.join(FILES)}")
     if path.suffix != ".json":
         return interop.load(path)
-    parts = sorted(set(_json(path)["weight_map"].values()))
+    parts = sorted(set(read_config(path)["weight_map"].values()))
     return {name: array for part in parts for name, array in interop.load(folder / part).items()}
-
-
-def _json(path):
-    if not path.exists():
-        raise FileNotFoundError(f"{path.parent} must have {path.name}, as a checkpoint of transformers has")
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} must be JSON: {error}") from error
 
 
 def _some(listed, most=6):

@@ -58,7 +58,7 @@ def initial_state(model: nn.Module, recipe: Recipe, image_size: int, seed: int) 
 @partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3, out_shardings=P())
 def train_step(
     model: nn.Module, loss: Loss, recipe: Recipe, state: State, batch: scenes.Scenes
-) -> tuple[State, jax.Array]:
+) -> tuple[State, dict[str, jax.Array]]:
     """One optimiser step on one batch: the new state, and the loss before the step."""
     return update(state, make_optimiser(recipe), lambda params: loss(model, params, batch))
 
@@ -99,7 +99,17 @@ def train(
 
     with jax.set_mesh(mesh):
         start = Start(partial(initial_state, *origin), initial_state.eval_shape(*origin))
-        return fit(step, start, batches, recipe, directory, resume=resume, stop_after=stop_after, title=title)
+        return fit(
+            step,
+            start,
+            batches,
+            recipe,
+            directory,
+            resume=resume,
+            overwrite=True,
+            stop_after=stop_after,
+            title=title,
+        )
 
 
 def _own_rows(split, batch_size):

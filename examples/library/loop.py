@@ -1,9 +1,14 @@
 """The training loop of all detectors: progress, losses and times, and checkpoints to resume from."""
 
+import contextlib
+import json
+import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,6 +20,8 @@ from flax import struct
 from tqdm import tqdm
 
 Batch = TypeVar("Batch")
+# What a run that is resumed may have changed; a recipe can name more as its `changeable`.
+CHANGEABLE = ("checkpoint_every",)
 
 
 @struct.dataclass
@@ -33,95 +40,157 @@ def first_state(params: dict, optimiser: optax.GradientTransformation) -> State:
 
 def update(
     state: State, optimiser: optax.GradientTransformation, loss: Callable[[dict], jax.Array]
-) -> tuple[State, jax.Array]:
+) -> tuple[State, dict[str, jax.Array]]:
     """One step of the optimiser: the new state, and the loss of the parameters before the step."""
     value, gradient = jax.value_and_grad(loss)(state.params)
     updates, optimiser_state = optimiser.update(gradient, state.optimiser, state.params)
-    return State(state.step + 1, optax.apply_updates(state.params, updates), optimiser_state), value
+    return State(state.step + 1, optax.apply_updates(state.params, updates), optimiser_state), {"loss": value}
 
 
 class Run(NamedTuple):
-    """A finished training: the last state, and the loss and the wall time in milliseconds of each step."""
+    """A finished training: the last state and, of each step, all that it measured by name.
 
-    state: State
-    losses: list[float]
-    milliseconds: list[float]
+    "milliseconds" is the wall time of the step, and "waited" that before it, for its batch. scores: what evaluations
+    found, by the number of steps before them.
+    """
+
+    state: Any
+    history: list[dict[str, float]]
+    scores: dict[str, dict[str, float]]
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of each step."""
+        return [step["loss"] for step in self.history]
+
+    @property
+    def milliseconds(self) -> list[float]:
+        """The wall time of each step."""
+        return [step["milliseconds"] for step in self.history]
+
+    @property
+    def waiting(self) -> float:
+        """The share of time in which the loop waited for data."""
+        waited = sum(step["waited"] for step in self.history)
+        return waited / max(waited + sum(self.milliseconds), 1e-9)
 
 
 class Start(NamedTuple):
     """How a run starts: a function that makes its first state, and the shapes of that state."""
 
-    make: Callable[[], State]
-    shapes: State
+    make: Callable[[], Any]
+    shapes: Any
 
 
 def fit(
-    step: Callable[[State, Any], tuple[State, jax.Array]],
+    step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]],
     start: Start,
     batches: Callable[[range], Iterator[Any]],
     recipe: Any,
     directory: Path,
     *,
     resume: bool = False,
+    overwrite: bool = False,
+    evaluate: Callable[[Any, int], dict[str, float]] | None = None,
     stop_after: int | None = None,
     title: str = "training",
 ) -> Run:
-    """Apply `step`, which returns the new state and the loss, to the batches of all steps of the recipe.
+    """Apply `step`, which returns the new state and scalars with "loss" among them, to the batches of all steps.
 
     batches: takes the numbers of the steps that remain.
     recipe: a dataclass with `steps` and `checkpoint_every`, among others; a run that is resumed must have the same.
-    resume: continue from the newest checkpoint in `directory`, if any, as if never interrupted; otherwise delete old
-    checkpoints. stop_after: stop after that many steps, like an interruption.
+    resume: continue from the newest checkpoint in `directory`, if any, as if never interrupted. Otherwise it must have
+    none, or `overwrite` deletes them.
+    evaluate: takes a state and the number of its steps; called every `recipe.evaluate_every` steps and after the last.
+    stop_after: stop after that many steps, like an interruption. On Ctrl-C, the last state is saved.
     """
     options = ocp.CheckpointManagerOptions(max_to_keep=1, save_interval_steps=recipe.checkpoint_every, create=True)
-    with ocp.CheckpointManager(directory.absolute(), options=options) as checkpoints:
-        if resume and checkpoints.latest_step() is not None:
-            state, losses, milliseconds = _restore(checkpoints, start.shapes, recipe)
-        else:
+    with ocp.CheckpointManager(directory.absolute(), options=options) as checkpoints, _interruption() as interrupted:
+        state, history, scores = None, [], {}
+        if checkpoints.latest_step() is not None:
+            if resume:
+                state, history, scores = _restore(checkpoints, start.shapes, recipe)
+            elif not overwrite:
+                raise FileExistsError(f"{directory} has checkpoints of another run: resume it, or overwrite them")
+        if state is None:
             for old in checkpoints.all_steps():
                 checkpoints.delete(old)
-            state, losses, milliseconds = start.make(), [], []
+            state = start.make()
         last = min(recipe.steps, stop_after or recipe.steps)
-        remaining = range(len(losses), last)
+        remaining = range(len(history), last)
         silent = jax.process_index() > 0
         progress = tqdm(remaining, title, last, initial=remaining.start, mininterval=1, disable=silent)
+        waited_from = time.perf_counter()
         for batch in batches(remaining):
             began = time.perf_counter()
-            state, value = step(state, batch)
-            losses.append(value.item())
-            milliseconds.append(1e3 * (time.perf_counter() - began))
-            progress.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
+            state, measured = step(state, batch)
+            found = {name: float(value) for name, value in jax.device_get(measured).items()}
+            ended = time.perf_counter()
+            found |= {"milliseconds": 1e3 * (ended - began), "waited": 1e3 * (began - waited_from)}
+            history.append(found)
+            progress.set_postfix(loss=f"{found['loss']:.3f}", refresh=False)
             progress.update()
-            _save(checkpoints, recipe, state, losses, milliseconds, force=len(losses) == last)
+            count, stops = len(history), interrupted() or len(history) == last
+            if evaluate and (count == recipe.steps or count % recipe.evaluate_every == 0):
+                scores[str(count)] = evaluate(state, count)
+            if stops or checkpoints.should_save(count):
+                _save(checkpoints, recipe, state, history, scores, force=stops)
+            waited_from = time.perf_counter()
+            if interrupted():
+                break
         progress.close()
-    return Run(state, losses, milliseconds)
+    if interrupted():
+        raise SystemExit(f"Interrupted after step {len(history)}, which is saved. Continue with --resume.")
+    return Run(state, history, scores)
 
 
-def ahead(make: Callable[[int], Batch], steps: range) -> Iterator[Batch]:
-    """`make(step)` of all steps; a thread prepares the next one while the caller uses the last."""
-    with ThreadPoolExecutor(1) as worker:
-        upcoming = worker.submit(make, steps.start) if steps else None
-        for step in steps:
-            current = upcoming.result()
-            if step + 1 in steps:
-                upcoming = worker.submit(make, step + 1)
-            yield current
+def ahead(make: Callable[[int], Batch], steps: range, workers: int = 1) -> Iterator[Batch]:
+    """`make(step)` of all steps; threads prepare the next ones, up to two for each, while the caller uses the last."""
+    upcoming = iter(steps)
+    with ThreadPoolExecutor(workers) as pool:
+        waiting = deque(pool.submit(make, step) for step in islice(upcoming, 2 * workers))
+        try:
+            while waiting:
+                current = waiting.popleft().result()
+                waiting.extend(pool.submit(make, step) for step in islice(upcoming, 1))
+                yield current
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
-def _save(checkpoints, recipe, state, losses, milliseconds, force):
-    if not (force or checkpoints.should_save(len(losses))):
+@contextlib.contextmanager
+def _interruption():
+    """Within it, the first Ctrl-C only makes the yielded function return True; the second one raises as usual."""
+    caught = []
+
+    def remember(*_):
+        caught.append(True)
+        signal.signal(signal.SIGINT, usual)
+
+    try:
+        usual = signal.signal(signal.SIGINT, remember)
+    except ValueError:  # not the main thread, which alone gets signals
+        yield lambda: False
         return
-    history = {"recipe": asdict(recipe), "losses": losses, "milliseconds": milliseconds}
-    items = ocp.args.Composite(state=ocp.args.StandardSave(state), history=ocp.args.JsonSave(history))
-    checkpoints.save(len(losses), args=items, force=force)
+    try:
+        yield lambda: bool(caught)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def _save(checkpoints, recipe, state, history, scores, force):
+    log = {"recipe": asdict(recipe), "history": history, "scores": scores}
+    items = ocp.args.Composite(state=ocp.args.StandardSave(state), log=ocp.args.JsonSave(log))
+    checkpoints.save(len(history), args=items, force=force)
 
 
 def _restore(checkpoints, like, recipe):
-    items = ocp.args.Composite(state=ocp.args.StandardRestore(like), history=ocp.args.JsonRestore())
+    items = ocp.args.Composite(state=ocp.args.StandardRestore(like), log=ocp.args.JsonRestore())
     restored = checkpoints.restore(checkpoints.latest_step(), args=items)
-    for name, value in restored.history["recipe"].items():
-        if value != getattr(recipe, name):
-            raise ValueError(
-                f"{name} must be {value} to go on from {checkpoints.directory}, got {getattr(recipe, name)}"
-            )
-    return restored.state, restored.history["losses"], restored.history["milliseconds"]
+    changeable = (*CHANGEABLE, *getattr(recipe, "changeable", ()))
+    asked = json.loads(json.dumps(asdict(recipe)))
+    for name, value in restored.log["recipe"].items():
+        if name not in changeable and value != asked.get(name):
+            raise ValueError(f"{name} must be {value} to go on from {checkpoints.directory}, got {asked.get(name)}")
+    return restored.state, restored.log["history"], restored.log["scores"]

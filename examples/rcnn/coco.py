@@ -1,16 +1,13 @@
 """Images with annotations in the format of COCO, at one size for all, and the average precision of detections."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 from pycocotools import mask as rle
-from pycocotools.coco import COCO
 
 from examples.library import precision
+from examples.library.coco import Dataset, open_image
 from examples.library.loop import ahead
 from examples.resnet import MEAN
 
@@ -18,35 +15,12 @@ from .detector import Detections
 from .losses import Batch
 
 
-class Dataset(NamedTuple):
-    """Annotations, the folder of their images, and the ids of the categories in the order of a model's classes."""
-
-    annotations: COCO
-    folder: Path
-    categories: list[int]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of a model's classes."""
-        return [category["name"] for category in self.annotations.loadCats(self.categories)]
-
-
-def read(annotations: Path, folder: Path) -> Dataset:
-    """Reads a JSON file such as COCO's instances_train2017.json."""
-    content = json.loads(annotations.read_text())
-    for key in ("images", "annotations", "categories"):
-        if not isinstance(content, dict) or not content.get(key):
-            raise ValueError(f"{annotations} must have {key}, as files of COCO's format do")
-    found = precision.indexed(content)
-    return Dataset(found, folder, sorted(found.getCatIds()))
-
-
 def load_image(dataset: Dataset, image: int, size: tuple[int, int]) -> np.ndarray:
     """An image, resized to fit into size (height, width), in its top left corner: uint8 [height, width, 3].
 
     The rest has the mean colour, which is 0 after normalisation.
     """
-    pixels = Image.open(dataset.folder / dataset.annotations.imgs[image]["file_name"]).convert("RGB")
+    pixels = open_image(dataset, image)
     height, width = fitted_size(pixels.height, pixels.width, size)
     canvas = np.empty((*size, 3), np.uint8)
     canvas[:] = np.round(MEAN)
@@ -75,9 +49,7 @@ def load_example(dataset: Dataset, image: int, size: tuple[int, int], objects: i
         np.full(objects, -1, np.int32),
         np.zeros((objects, *(size if masks else (0, 0))), np.uint8),
     )
-    annotations = dataset.annotations.loadAnns(dataset.annotations.getAnnIds([image], iscrowd=False))
-    annotations = [one for one in annotations if min(one["bbox"][2:]) > 0]
-    for index, annotation in enumerate(annotations[:objects]):
+    for index, annotation in enumerate(dataset.objects(image)[:objects]):
         x, y, sides_x, sides_y = annotation["bbox"]
         example.boxes[index] = np.array([x, y, x + sides_x, y + sides_y]) * scale
         example.labels[index] = dataset.categories.index(annotation["category_id"])
@@ -113,7 +85,7 @@ def training_batches(
     Each epoch goes through the images that have objects in an order of its own. objects: how many are kept per image.
     mirror: whether half of the images are mirrored.
     """
-    images = np.array(sorted({one["image_id"] for one in dataset.annotations.anns.values() if not one["iscrowd"]}))
+    images = np.array(dataset.images_with_objects)
 
     def example(number):
         epoch, place = divmod(number, len(images))
@@ -132,7 +104,7 @@ def evaluation_batches(
     dataset: Dataset, batch_size: int, size: tuple[int, int]
 ) -> Iterator[tuple[list[int], np.ndarray]]:
     """The ids of images, and the images; the last batch is filled up with copies of its first image."""
-    ids = sorted(dataset.annotations.getImgIds())
+    ids = dataset.images
     for start in range(0, len(ids), batch_size):
         chosen = ids[start : start + batch_size]
         images = [load_image(dataset, image, size) for image in chosen]

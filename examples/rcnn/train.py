@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import optax
 
+from examples.library.coco import Dataset, read
 from examples.library.loop import Start, State, first_state, fit, update
 from jax_dcn import interop
 
@@ -48,6 +49,8 @@ class Recipe:
     seed: int = 0
     checkpoint_every: int = 500
 
+    changeable = ("steps",)  # of a run that is resumed, whose rate then falls at fractions of the new number
+
 
 def rate(recipe: Recipe) -> optax.Schedule:
     """The learning rate of a step: a linear warm-up, then a constant that falls at fractions of the training."""
@@ -75,7 +78,9 @@ def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
 
 
 @partial(jax.jit, static_argnames=("model", "recipe"), donate_argnames="state")
-def train_step(model: RCNN, recipe: Recipe, statistics: dict, state: State, batch: Batch) -> tuple[State, jax.Array]:
+def train_step(
+    model: RCNN, recipe: Recipe, statistics: dict, state: State, batch: Batch
+) -> tuple[State, dict[str, jax.Array]]:
     """One optimiser step on one batch: the new state, and the loss before the step.
 
     statistics: of the batch norms, which stay what they are.
@@ -90,7 +95,7 @@ def train_step(model: RCNN, recipe: Recipe, statistics: dict, state: State, batc
     return update(state, make_optimiser(recipe), loss)
 
 
-def evaluate(model: RCNN, variables: dict, dataset: coco.Dataset, batch_size: int, size: tuple[int, int]) -> dict:
+def evaluate(model: RCNN, variables: dict, dataset: Dataset, batch_size: int, size: tuple[int, int]) -> dict:
     """The average precision of a model on a data set."""
     listed = []
     for ids, images in coco.evaluation_batches(dataset, batch_size, size):
@@ -138,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         recipe,
         options.out / "checkpoints",
         resume=options.resume,
+        overwrite=options.overwrite,
     )
     variables = {"params": run.state.params, "batch_stats": statistics}
     options.out.mkdir(parents=True, exist_ok=True)
@@ -173,16 +179,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=Recipe.seed, help="of the data and all random choices (%(default)s)")
     add("--checkpoint-every", type=int, default=Recipe.checkpoint_every, help="steps (%(default)s)")
     add("--out", type=Path, default=Path("out/rcnn"), help="folder to write to (%(default)s)")
-    add("--resume", action="store_true", help="go on from the checkpoints in OUT, made with the same options")
+    add("--resume", action="store_true", help="go on from the checkpoints in OUT; --steps may have grown")
+    add("--overwrite", action="store_true", help="delete the checkpoints of another run in OUT")
     options = parser.parse_args(arguments)
     if any(side % DIVISOR for side in options.size):
         parser.error(f"--size must be multiples of {DIVISOR}")
     try:
-        options.inputs = (
-            coco.read(options.annotations, options.images),
-            coco.read(*options.validation) if options.validation else None,
-            load(options.checkpoint) if options.checkpoint else None,
-        )
+        loaded = load(options.checkpoint) if options.checkpoint else None
+        masks = not options.boxes_only and (loaded is None or loaded[0].config.masks)
+        validation = read(*options.validation, masks) if options.validation else None
+        options.inputs = read(options.annotations, options.images, masks), validation, loaded
     except (OSError, ValueError) as error:
         parser.error(str(error))
     return options

@@ -99,9 +99,9 @@ def test_an_interrupted_run_goes_on_on_other_devices_as_if_never_interrupted(is_
         train(MODEL, loss, RECIPE, 0, checkpoints, stop_after=3, devices=jax.devices()[:8])
 
     step = max(saved_steps(checkpoints))
-    history = json.loads((checkpoints / str(step) / "history" / "metadata").read_text())
+    log = json.loads((checkpoints / str(step) / "log" / "metadata").read_text())
     resumed = train(MODEL, loss, RECIPE, 0, checkpoints, resume=True, stop_after=step + 2)
-    assert resumed.milliseconds[:step] == history["milliseconds"]
+    assert resumed.milliseconds[:step] == [one["milliseconds"] for one in log["history"]]
 
     with two_processes(tmp_path, "--resume") as processes:
         output, errors = zip(*(process.communicate(timeout=240) for process in processes), strict=True)

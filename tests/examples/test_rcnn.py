@@ -261,7 +261,7 @@ def test_examples_of_a_folder(digits_folder):
     from examples.digits_library import scenes
     from examples.rcnn import coco
 
-    dataset = coco.read(digits_folder / "train.json", digits_folder / "train")
+    dataset = read(digits_folder / "train.json", digits_folder / "train")
     assert dataset.names == list("0123456789")
     arguments = {"objects": scenes.MAX_OBJECTS, "masks": True, "mirror": False}
     (batch,) = coco.training_batches(dataset, 0, range(1), 2, (64, 96), **arguments)
@@ -289,7 +289,7 @@ def test_average_precision_of_the_truth(digits_folder):
     from examples.rcnn import coco
 
     size = (64, 96)
-    dataset = coco.read(digits_folder / "validation.json", digits_folder / "validation")
+    dataset = read(digits_folder / "validation.json", digits_folder / "validation")
     listed = []
     for image in dataset.annotations.getImgIds():
         example = coco.load_example(dataset, image, size, 10, True)

@@ -1,0 +1,210 @@
+"""D-FINE: Peng et al., Redefine Regression Task in DETRs as Fine-grained Distribution Refinement, arXiv:2410.13842."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.typing import Dtype
+
+from examples.hgnet import HGNet
+from jax_dcn.linen import MultiScaleDeformableAttention
+
+from .config import DFineConfig
+from .decoder import Detections, Outputs, Predictions, move, split
+from .denoising import Denoising
+from .hybrid_encoder import ConvNorm, CSPRepLayer, HybridEncoder
+from .layers import FeedForward, Head, LayerOptions, SelfAttention, box_head, class_head
+from .positions import Pyramid
+from .rt_detr import METHODS, add_denoising, check_images, choose_queries, project, pyramid
+
+POSITION_LIMIT = 10.0  # of the position embeddings of queries
+BLOCKS = 3
+
+
+class ELAN(nn.Module):
+    """RepNCSPELAN4 (YOLOv9, arXiv 2402.13616): two cross-stage-partial blocks, whose results are all concatenated."""
+
+    config: DFineConfig
+    options: LayerOptions
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        config, options = self.config, self.options
+        width, blocks = config.encoder_hidden_dim, round(BLOCKS * config.depth_mult)
+        narrow = round(config.hidden_expansion * width // 2)
+        conv = partial(ConvNorm, options=options, activation="silu", epsilon=config.batch_norm_eps)
+        found = jnp.split(conv(2 * width, 1, name="conv1")(x), 2, -1)
+        for block, name in (("csp_rep1", "conv2"), ("csp_rep2", "conv3")):
+            y = CSPRepLayer(config, options, narrow, narrow, blocks, name=block)(found[-1])
+            found.append(conv(narrow, 3, name=name)(y))
+        return conv(width, 1, name="conv4")(jnp.concatenate(found, -1))
+
+
+class SCDown(nn.Module):
+    """Halves a map: a 1x1 convolution, and a depthwise one of stride 2."""
+
+    config: DFineConfig
+    options: LayerOptions
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        width = self.config.encoder_hidden_dim
+        conv = partial(ConvNorm, width, options=self.options, epsilon=self.config.batch_norm_eps)
+        return conv(size=3, stride=2, groups=width, name="conv2")(conv(size=1, name="conv1")(x))
+
+
+class Gate(nn.Module):
+    """A learned mean of two arrays, normalised."""
+
+    options: LayerOptions
+
+    @nn.compact
+    def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        both = jnp.concatenate([x, y], -1)
+        gate = nn.Dense(both.shape[-1], kernel_init=nn.initializers.zeros, dtype=self.options.dtype, name="gate")(both)
+        first, second = jnp.split(jax.nn.sigmoid(gate), 2, -1)
+        return self.options.norm("norm")(first * x + second * y)
+
+
+class LocationQuality(nn.Module):
+    """What the shape of the distributions [..., 4, bins + 1] of a box says about its quality: [..., 1]."""
+
+    config: DFineConfig
+
+    @nn.compact
+    def __call__(self, corners: jax.Array) -> jax.Array:
+        config = self.config
+        best = jax.lax.top_k(jax.nn.softmax(corners), config.top_prob_values)[0]
+        statistics = jnp.concatenate([best, best.mean(-1, keepdims=True)], -1)
+        features = (config.lqe_hidden_dim,) * (config.lqe_layers - 1) + (1,)
+        return Head(features, zero=True, name="reg_conf")(statistics.reshape(*corners.shape[:-2], -1))
+
+
+class FineDecoderLayer(nn.Module):
+    """Self attention, deformable attention through a gate, and a feed-forward network."""
+
+    config: DFineConfig
+    options: LayerOptions
+
+    @nn.compact
+    def __call__(
+        self,
+        queries: jax.Array,
+        position: jax.Array,
+        reference: jax.Array,
+        memory: Pyramid,
+        hidden: jax.Array | None,
+    ) -> jax.Array:
+        config, options = self.config, self.options
+        attended = SelfAttention(config.decoder_attention_heads, options, name="self_attn")(queries, position, hidden)
+        queries = options.norm("self_attn_layer_norm")(queries + options.drop(attended, options.dropout))
+        attended, *sampling = MultiScaleDeformableAttention(
+            config.d_model,
+            num_heads=config.decoder_attention_heads,
+            num_levels=config.num_feature_levels,
+            num_points=config.decoder_n_points,
+            method=METHODS[config.decoder_method],
+            offset_scale=config.decoder_offset_scale,
+            use_projections=False,
+            dtype=options.dtype,
+            return_sampling=True,
+            name="encoder_attn",
+        )(queries + position, reference[:, :, None], memory.features, spatial_shapes=memory.shapes)
+        self.sow("intermediates", "sampling", tuple(sampling))  # for pictures
+        queries = Gate(options, name="gateway")(queries, options.drop(attended, options.dropout))
+        y = FeedForward(config.decoder_ffn_dim, config.decoder_activation_function, options, name="mlp")(queries)
+        return options.norm("final_layer_norm")(queries + options.drop(y, options.dropout))
+
+
+class FineDecoder(nn.Module):
+    """Queries and their boxes to predictions; each layer refines the distributions of the one before it."""
+
+    config: DFineConfig
+    options: LayerOptions
+
+    @nn.compact
+    def __call__(
+        self,
+        queries: jax.Array,
+        reference: jax.Array,
+        memory: Pyramid,
+        position: nn.Module,
+        first_box_head: nn.Module,
+        heads: tuple[list[nn.Module], list[nn.Module]],
+        hidden: jax.Array | None,
+        layers: int,
+    ) -> Predictions:
+        """Runs so many layers.
+
+        queries: [batch, queries, channels]; reference: boxes [batch, queries, 4]; position: from boxes to position
+        embeddings; heads: of classes and of corners, for each layer; hidden: which queries do not see each other.
+        """
+        distribution = self.config.distribution
+        class_heads, corner_heads = heads
+        found, corners, before = [], 0.0, 0.0
+        for index in range(layers):
+            embedding = jnp.clip(position(reference), -POSITION_LIMIT, POSITION_LIMIT).astype(queries.dtype)
+            layer = FineDecoderLayer(self.config, self.options, name=f"layers_{index}")
+            queries = layer(queries, embedding, reference, memory, hidden)
+            wide = queries.astype(reference.dtype)
+            scores = class_heads[index](wide)
+            if index == 0:
+                first = Detections(scores, move(reference, first_box_head(wide)))
+                start = jax.lax.stop_gradient(first.boxes)
+            change = corner_heads[index](wide + before)
+            corners = corners + change.reshape(*change.shape[:-1], 4, -1)
+            quality = LocationQuality(self.config, name=f"lqe_layers_{index}")(corners)
+            boxes = distribution.boxes(start, corners)
+            found.append((scores + quality, boxes, corners))
+            reference, before = jax.lax.stop_gradient((boxes, wide))
+        logits, boxes, corners = (jnp.stack(parts) for parts in zip(*found, strict=True))
+        return Predictions(logits, boxes, first, corners, start)
+
+
+class DFine(nn.Module):
+    """Images [batch, height, width, 3], sides divisible by 32, to `Outputs`; arguments are those of `RTDetr`.
+
+    In inference, layers after the config's `eval_idx` do not run.
+    """
+
+    config: DFineConfig
+    dtype: Dtype | None = None
+
+    @nn.compact
+    def __call__(self, images: jax.Array, *, denoising: Denoising | None = None, train: bool = False) -> Outputs:
+        config = self.config
+        options = LayerOptions(
+            train,
+            self.dtype,
+            config.layer_norm_eps,
+            config.dropout,
+            config.attention_dropout,
+            config.activation_dropout,
+        )
+        backbone = HGNet(config.backbone, config.freeze_backbone_batch_norms, self.dtype, name="backbone")
+        maps = project(config, options, backbone(check_images(images), use_running_average=not train))
+        block, halve = (partial(module, config, options) for module in (ELAN, SCDown))
+        maps = HybridEncoder(config, options, block, halve, lateral_activation=None, name="encoder")(maps)
+        memory = pyramid(config, options, maps, keeps_equal=True)
+        proposed, queries, reference = choose_queries(config, memory)
+        queries, reference, hidden = add_denoising(config, queries, reference, denoising)
+        indices = range(config.decoder_layers)
+        bins = 4 * (config.max_num_bins + 1)
+        heads = (
+            [class_head(config.num_labels, f"class_embed_{index}") for index in indices],
+            [Head((config.d_model,) * 2 + (bins,), zero=True, name=f"bbox_embed_{index}") for index in indices],
+        )
+        trains = train or denoising is not None or self.is_initializing()
+        found = FineDecoder(config, options, name="decoder")(
+            queries.astype(memory.features.dtype),
+            reference,
+            memory,
+            Head((2 * config.d_model, config.d_model), name="query_pos_head"),
+            box_head(config.d_model, "pre_bbox_head"),
+            heads,
+            hidden,
+            config.decoder_layers if trains else config.eval_idx % config.decoder_layers + 1,
+        )
+        denoised, found = split(found, 0 if denoising is None else denoising.classes.shape[1])
+        return Outputs(found, proposed, denoised)

@@ -1,0 +1,145 @@
+"""Batches of images and targets for training and evaluation."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from examples.library import augment
+from examples.library.augment import Example
+from examples.library.coco import Dataset, open_image
+from examples.library.loop import ahead
+
+from .matching import Targets
+
+
+class Batch(NamedTuple):
+    """Images, uint8 [batch, height, width, 3], where they are no padding, bool [batch, height, width], and targets."""
+
+    images: jax.Array
+    mask: jax.Array
+    targets: Targets
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How examples are made.
+
+    sizes: (height, width) of batches; each has a random one of them. objects: at most so many of an image are kept.
+    keeps_ratio: whether images are resized with their ratio and padded, as for Deformable DETR. augmented: whether the
+    authors' augmentations are applied. mirrors: whether images may be mirrored. workers: threads.
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+    batch_size: int
+    objects: int = 100
+    keeps_ratio: bool = False
+    augmented: bool = True
+    mirrors: bool = True
+    workers: int = 2
+    seed: int = 0
+
+
+def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterator[Batch]:
+    """The batches of the steps in `steps`, which depend only on the seed and the step.
+
+    Each epoch goes through the images that have objects, in an order of its own.
+    """
+    images = np.array(dataset.images_with_objects)
+
+    def example(number, size):
+        epoch, place = divmod(number, len(images))
+        order = np.random.default_rng((loading.seed, epoch)).permutation(len(images))
+        found = load(dataset, int(images[order[place]]))
+        if loading.augmented:
+            found = augmented(found, np.random.default_rng((loading.seed, epoch, place)), loading)
+        return fitted(found, size, loading.keeps_ratio)
+
+    def batch(step):
+        choice = np.random.default_rng((loading.seed, step, len(loading.sizes))).integers(len(loading.sizes))
+        numbers = range(step * loading.batch_size, (step + 1) * loading.batch_size)
+        return batched([example(number, loading.sizes[choice]) for number in numbers], loading.objects)
+
+    return ahead(batch, steps, loading.workers)
+
+
+def evaluation_batches(dataset: Dataset, loading: Loading) -> Iterator[tuple[list[int], Batch]]:
+    """The ids of images, and a batch of the first size; the last one is filled up with copies of its first image."""
+    ids, size = dataset.images, loading.sizes[0]
+
+    def batch(number):
+        chosen = ids[number * loading.batch_size : (number + 1) * loading.batch_size]
+        found = [fitted(load(dataset, image), size, loading.keeps_ratio) for image in chosen]
+        return chosen, batched(found + found[:1] * (loading.batch_size - len(found)), loading.objects)
+
+    return ahead(batch, range(-(-len(ids) // loading.batch_size)), loading.workers)
+
+
+def load(dataset: Dataset, image: int) -> Example:
+    """An image and its objects, without crowds."""
+    objects = dataset.objects(image)
+    sides = np.array([one["bbox"] for one in objects], np.float32).reshape(-1, 4)
+    boxes = np.concatenate([sides[:, :2], sides[:, :2] + sides[:, 2:]], 1)
+    labels = np.array([dataset.categories.index(one["category_id"]) for one in objects], np.int32)
+    return augment.sanitise(Example(np.asarray(open_image(dataset, image)), boxes, labels))
+
+
+def augmented(example: Example, rng: np.random.Generator, loading: Loading) -> Example:
+    """An example with the augmentations of RT-DETR and D-FINE or, with its ratio kept, of Deformable DETR.
+
+    The former: photometric distortion, zoom out, and a crop with a least IoU. The latter: with probability 1/2, a crop
+    of an image whose shorter side has 400 to 600 pixels.
+    """
+    if loading.keeps_ratio:
+        if rng.random() < 0.5:
+            height, width = example.image.shape[:2]
+            factor = rng.choice([400, 500, 600]) / min(height, width)
+            example = augment.resize(example, round(height * factor), round(width * factor))
+            example = augment.random_crop(example, rng)
+    else:
+        for change in (augment.photometric_distort, augment.zoom_out, augment.iou_crop):
+            example = change(example, rng)
+    return augment.mirror(example, rng) if loading.mirrors else example
+
+
+def fitted(example: Example, size: tuple[int, int], keeps_ratio: bool) -> tuple[Example, tuple[int, int]]:
+    """An example resized to (height, width), or with its ratio into the top left corner, and how much it fills."""
+    shape = fitted_shape(example.image.shape[:2], size, keeps_ratio)
+    resized = augment.sanitise(augment.resize(example, *shape))
+    padding = [(0, full - filled) for full, filled in zip(size, shape, strict=True)]
+    return resized._replace(image=np.pad(resized.image, [*padding, (0, 0)])), shape
+
+
+def fitted_shape(shape: Sequence[int], size: tuple[int, int], keeps_ratio: bool) -> tuple[int, int]:
+    """The height and width that an image of a shape gets within a size.
+
+    >>> fitted_shape((480, 640), (96, 96), keeps_ratio=True), fitted_shape((480, 640), (96, 96), keeps_ratio=False)
+    ((72, 96), (96, 96))
+    """
+    if not keeps_ratio:
+        return size
+    factor = min(size[0] / shape[0], size[1] / shape[1])
+    return min(size[0], round(shape[0] * factor)), min(size[1], round(shape[1] * factor))
+
+
+def batched(examples: Sequence[tuple[Example, tuple[int, int]]], objects: int) -> Batch:
+    """Fitted examples of one size as a batch, whose boxes are (centre x, centre y, width, height) in fractions.
+
+    Fractions are of the part of the image that is no padding.
+    """
+    height, width = examples[0][0].image.shape[:2]
+    mask = np.zeros((len(examples), height, width), bool)
+    boxes, labels = (
+        np.full((len(examples), objects, 4), 0.5, np.float32),
+        np.full((len(examples), objects), -1, np.int32),
+    )
+    for index, (example, (filled_height, filled_width)) in enumerate(examples):
+        mask[index, :filled_height, :filled_width] = True
+        corners = example.boxes[:objects] / np.float32([filled_width, filled_height] * 2)
+        count = len(corners)
+        boxes[index, :count, :2] = (corners[:, :2] + corners[:, 2:]) / 2
+        boxes[index, :count, 2:] = corners[:, 2:] - corners[:, :2]
+        labels[index, :count] = example.labels[:objects]
+    return Batch(np.stack([example.image for example, _ in examples]), mask, Targets(boxes, labels))

@@ -1,0 +1,111 @@
+"""The average precision of a model, and pictures of what it finds and where it looks."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from examples.library import precision
+from examples.library.boxes import centre_to_corners
+from examples.library.coco import Dataset
+from examples.library.objects import PALETTE
+
+from .data import Batch, Loading, evaluation_batches
+from .deformable_detr import DeformableDetr
+from .images import normalisation
+from .weights import Checkpoint
+
+MAX_OBJECTS = 100
+SHOWN_SCORE = 0.4
+SHOWN_SAMPLES = 3  # objects of an image whose samples are drawn
+
+
+@dataclass(frozen=True)
+class Detector:
+    """A model, and the mean and deviation that its images are normalised with, in RGB of values from 0 to 1."""
+
+    model: nn.Module
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> "Detector":
+        """The detector of a checkpoint."""
+        return cls(checkpoint.model, *normalisation(checkpoint.model_type, checkpoint.processor))
+
+    def arguments(self, batch: Batch) -> tuple[jax.Array, ...]:
+        """The arguments of the model for a batch."""
+        images = (batch.images.astype(jnp.float32) / 255 - jnp.array(self.mean)) / jnp.array(self.deviation)
+        return (images, batch.mask) if isinstance(self.model, DeformableDetr) else (images,)
+
+
+@partial(jax.jit, static_argnames="detector")
+def find(detector: Detector, variables: dict[str, Any], batch: Batch) -> tuple[jax.Array, ...]:
+    """The best objects of each image, best first: scores and labels [batch, n], boxes [batch, n, 4], and the sampling
+    locations [batch, n, heads, points, 2] of the last decoder layer.
+
+    Boxes (x0, y0, x1, y1) and locations are fractions of the part of an image that is no padding, and of the image.
+    """
+    arguments = detector.arguments(batch)
+    outputs, recorded = detector.model.apply(variables, *arguments, mutable=["intermediates"])
+    layers = recorded["intermediates"]["decoder"]
+    ((locations, _),) = layers[f"layers_{len(outputs.layers.boxes) - 1}"]["sampling"]
+    scores = jax.nn.sigmoid(outputs.logits)
+    classes = scores.shape[-1]
+    flat = scores.reshape(len(scores), -1)
+    best, index = jax.lax.top_k(flat, min(MAX_OBJECTS, flat.shape[1]))
+    query = index // classes
+    boxes = jnp.take_along_axis(centre_to_corners(outputs.boxes), query[..., None], 1)
+    chosen = jnp.take_along_axis(locations, query[..., None, None, None], 1)
+    return best, index % classes, boxes, chosen
+
+
+def average_precision(
+    detector: Detector, variables: dict[str, Any], dataset: Dataset, loading: Loading
+) -> dict[str, float]:
+    """COCO's AP, AP50 and AP75 on all images of a data set."""
+    listed = []
+    for ids, batch in evaluation_batches(dataset, loading):
+        found = jax.device_get(find(detector, variables, batch))[:3]
+        for image, *of_image in zip(ids, *found, strict=False):
+            info = dataset.annotations.imgs[image]
+            size = np.array([info["width"], info["height"]] * 2)
+            for score, label, box in zip(*of_image, strict=True):
+                found_object = {"image_id": image, "category_id": dataset.categories[label], "score": float(score)}
+                listed.append(found_object | {"bbox": precision.corners_to_sides(box * size)})
+    return precision.average_precision(dataset.annotations, listed)
+
+
+def draw(path: Path, detector: Detector, variables: dict[str, Any], dataset: Dataset, loading: Loading) -> None:
+    """Writes a picture of a batch of images: above what was found, below where its best objects were looked for."""
+    _, batch = next(iter(evaluation_batches(dataset, loading)))
+    found = jax.device_get(find(detector, variables, batch))
+    count = min(4, len(batch.images))
+    figure = Figure(figsize=(4 * count, 8.2), layout="constrained")
+    for column, axes in enumerate(figure.subplots(2, count, squeeze=False).T):
+        scores, labels, boxes, locations = (part[column] for part in found)
+        filled = np.array([batch.mask[column].any(0).sum(), batch.mask[column].any(1).sum()])
+        for row, ax in enumerate(axes):
+            ax.imshow(batch.images[column])
+            ax.set_axis_off()
+            for index in np.flatnonzero(scores > SHOWN_SCORE)[: SHOWN_SAMPLES if row else None]:
+                colour = PALETTE((index if row else labels[index]) % PALETTE.N)
+                x0, y0, x1, y1 = boxes[index] * np.tile(filled, 2) - 0.5
+                ax.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=1.5))
+                if row:
+                    places = locations[index].reshape(-1, 2) * batch.images.shape[2:0:-1] - 0.5
+                    ax.scatter(*places.T, s=7, color=colour, linewidths=0)
+                else:
+                    ax.text(x0, y0, f"{dataset.names[labels[index]]} {scores[index]:.2f}", fontsize=8, color=colour)
+            ax.set(xlim=(-0.5, batch.images.shape[2] - 0.5), ylim=(batch.images.shape[1] - 0.5, -0.5))
+    figure.suptitle(
+        f"Objects with a score above {SHOWN_SCORE}, and where the last decoder layer samples for three of them"
+    )
+    figure.savefig(path, dpi=100)

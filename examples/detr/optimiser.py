@@ -1,0 +1,104 @@
+"""How the authors train: AdamW with rates and decays by group of parameters, and a moving average of the weights."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Group = Literal["default", "backbone", "norm", "slow", "frozen"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training. The defaults are those of RT-DETRv2 (configs of lyuwenyu/RT-DETR) for a ResNet-50.
+
+    learning_rate: its peak, after `warmup` steps of linear growth; from the fraction `decay_from` of all steps on it is
+    a tenth. backbone_rate, slow_rate: of the backbone, and of sampling offsets and reference points, relative to it.
+    norm_decay: whether normalisations and biases have weight decay. freezes_stem: whether the stem and the first stage
+    of the backbone are constants. ema: the decay of the moving average of the weights; 0 for none; it grows from 0 with
+    `ema_warmup`. accumulate: into how many parts a batch is divided, of which only one is in memory at a time.
+    """
+
+    steps: int
+    batch_size: int = 16
+    learning_rate: float = 1e-4
+    backbone_rate: float = 0.1
+    slow_rate: float = 1.0
+    warmup: int = 2000
+    decay_from: float = 1.0
+    weight_decay: float = 1e-4
+    norm_decay: bool = False
+    freezes_stem: bool = False
+    clip_norm: float = 0.1
+    ema: float = 0.9999
+    ema_warmup: int = 2000
+    accumulate: int = 1
+    seed: int = 0
+    checkpoint_every: int = 500
+    evaluate_every: int = 1000
+
+    changeable = ("steps", "evaluate_every")  # of a run that is resumed
+
+
+# What differs, by model_type: D-FINE's from the configs of Peterande/D-FINE (size S), Deformable DETR's from
+# fundamentalvision/Deformable-DETR.
+RECIPES: dict[str, dict[str, Any]] = {
+    "rt_detr": {},
+    "rt_detr_v2": {},
+    "d_fine": {"learning_rate": 2e-4, "backbone_rate": 0.5, "warmup": 500, "ema_warmup": 1000},
+    "deformable_detr": {
+        "learning_rate": 2e-4,
+        "slow_rate": 0.1,
+        "warmup": 0,
+        "decay_from": 0.8,
+        "norm_decay": True,
+        "freezes_stem": True,
+        "ema": 0.0,
+    },
+}
+
+
+def rate(recipe: Recipe) -> optax.Schedule:
+    """The learning rate of a step."""
+    warmup = optax.linear_schedule(1 / max(recipe.warmup, 1), 1, max(recipe.warmup, 1))
+    falls = optax.piecewise_constant_schedule(recipe.learning_rate, {round(recipe.decay_from * recipe.steps): 0.1})
+    return lambda step: warmup(step) * falls(step)
+
+
+def group(recipe: Recipe, path: tuple[Any, ...]) -> Group:
+    """The group of the parameter at a path of jax.tree_util, which begins with the module."""
+    names = [entry.key for entry in path]
+    if names[0] == "backbone":
+        is_stem = recipe.freezes_stem and names[1].startswith(("conv", "bn", "layer1_", "embedder"))
+        return "frozen" if is_stem else "backbone"
+    if any(name in ("sampling_offsets", "reference_points") for name in names):
+        return "slow"
+    is_norm = names[-1] == "bias" or any("norm" in name for name in names[:-1])
+    return "norm" if is_norm and not recipe.norm_decay else "default"
+
+
+def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
+    """AdamW with one rate for each group, after clipping the norm of all gradients together."""
+
+    def adamw(factor, decay):
+        schedule = rate(recipe)
+        return optax.adamw(lambda step: factor * schedule(step), weight_decay=decay)
+
+    groups = {
+        "default": adamw(1, recipe.weight_decay),
+        "backbone": adamw(recipe.backbone_rate, recipe.weight_decay),
+        "norm": adamw(1, 0),
+        "slow": adamw(recipe.slow_rate, recipe.weight_decay),
+        "frozen": optax.set_to_zero(),
+    }
+    labels = partial(jax.tree_util.tree_map_with_path, lambda path, _: group(recipe, path))
+    return optax.chain(optax.clip_by_global_norm(recipe.clip_norm), optax.partition(groups, labels))
+
+
+def moved_average(recipe: Recipe, average: Any, new: Any, step: jax.Array) -> Any:
+    """The moving average after a step, whose decay grows with the steps, as in RT-DETR."""
+    decay = recipe.ema * (1 - jnp.exp(-(step + 1) / max(recipe.ema_warmup, 1)))
+    return jax.tree.map(lambda old, leaf: old + (1 - decay) * (leaf - old), average, new)

@@ -1,0 +1,132 @@
+"""Images with annotations in the format of COCO: read, and checked before a training starts."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps
+from pycocotools.coco import COCO
+
+from . import precision
+
+SHOWN = 5  # of several mistakes
+
+
+class Dataset(NamedTuple):
+    """Annotations, the folder of their images, and the ids of the categories in the order of a model's classes."""
+
+    annotations: COCO
+    folder: Path
+    categories: list[int]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of a model's classes."""
+        return [category["name"] for category in self.annotations.loadCats(self.categories)]
+
+    @property
+    def images(self) -> list[int]:
+        """The ids of all images."""
+        return sorted(self.annotations.getImgIds())
+
+    @property
+    def images_with_objects(self) -> list[int]:
+        """The ids of the images that have an object which is no crowd."""
+        return sorted({one["image_id"] for one in self.annotations.anns.values() if not one["iscrowd"]})
+
+    def objects(self, image: int) -> list[dict[str, Any]]:
+        """The annotations of an image, without crowds and boxes of no area."""
+        found = self.annotations.loadAnns(self.annotations.getAnnIds([image], iscrowd=False))
+        return [one for one in found if min(one["bbox"][2:]) > 0]
+
+
+def read(annotations: Path, folder: Path, masks: bool = False) -> Dataset:
+    """Reads a JSON file such as COCO's instances_train2017.json.
+
+    Annotations may lack `iscrowd`, which is then 0, and `area`, which is then that of the box. masks: whether each must
+    have a `segmentation`.
+
+    Raises ValueError that names the file and what is wrong: if it is no such file, or annotations do not fit the images
+    and categories; FileNotFoundError if images are missing.
+    """
+    try:
+        content = json.loads(annotations.read_text())
+    except ValueError as error:
+        raise ValueError(f"{annotations} must be JSON: {error}") from error
+    for key in ("images", "annotations", "categories"):
+        if not isinstance(content, dict) or not content.get(key):
+            raise ValueError(f"{annotations} must have {key}, as files of COCO's format do")
+    _check_keys(annotations, content)
+    present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    names = [image["file_name"] for image in content["images"]]
+    missing = [name for name in names if name not in present and not (folder / name).is_file()]
+    if missing:
+        raise FileNotFoundError(f"{folder} must have the images of {annotations}, but lacks {_some(missing)}")
+    for annotation in content["annotations"]:
+        width, height = annotation["bbox"][2:]
+        annotation.setdefault("iscrowd", 0)
+        annotation.setdefault("area", width * height)
+        if masks and not annotation["iscrowd"] and not annotation.get("segmentation"):
+            raise ValueError(
+                f"annotation {annotation['id']} of {annotations} must have a segmentation, or pass --boxes-only"
+            )
+    found = precision.indexed(content)
+    return Dataset(found, folder, sorted(found.getCatIds()))
+
+
+def open_image(dataset: Dataset, image: int) -> Image.Image:
+    """An image in RGB, as it is to be seen: turned as its EXIF data says.
+
+    Its size must be that in the annotations. Of 16 bits, the 8 highest are kept.
+    """
+    info = dataset.annotations.imgs[image]
+    path = dataset.folder / info["file_name"]
+    try:
+        pixels = rgb(Image.open(path))
+    except OSError as error:
+        raise ValueError(f"{path} must be an image: {error}") from error
+    if pixels.size != (info["width"], info["height"]):
+        raise ValueError(
+            f"{path} must have the width and height {info['width']} x {info['height']} of its annotations, got "
+            f"{pixels.width} x {pixels.height}"
+        )
+    return pixels
+
+
+def rgb(image: Image.Image) -> Image.Image:
+    """An image of any mode in RGB, turned as its EXIF data says."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+    return image.convert("RGB")
+
+
+def _check_keys(path: Path, content: Mapping[str, Any]) -> None:
+    """Raises ValueError for images, categories and annotations that lack something or refer to nothing."""
+    for kind, keys in {
+        "images": ("id", "file_name", "width", "height"),
+        "categories": ("id", "name"),
+        "annotations": ("id", "image_id", "category_id", "bbox"),
+    }.items():
+        for number, item in enumerate(content[kind]):
+            lacking = [key for key in keys if not isinstance(item, dict) or key not in item]
+            if lacking:
+                raise ValueError(f"{kind}[{number}] of {path} must have {lacking[0]}")
+    known = {kind: {item["id"] for item in content[kind]} for kind in ("images", "categories")}
+    for annotation in content["annotations"]:
+        for key, kind in (("image_id", "images"), ("category_id", "categories")):
+            if annotation[key] not in known[kind]:
+                raise ValueError(
+                    f"annotation {annotation['id']} of {path} must have a {key} of {kind}, got {annotation[key]}"
+                )
+        box = annotation["bbox"]
+        if not (isinstance(box, list) and len(box) == 4 and all(isinstance(side, (int, float)) for side in box)):
+            raise ValueError(f"annotation {annotation['id']} of {path} must have a bbox of four numbers, got {box}")
+
+
+def _some(listed: Iterable[Any]) -> str:
+    listed = list(listed)
+    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
+    return ", ".join(map(str, listed[:SHOWN])) + more

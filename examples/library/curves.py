@@ -1,0 +1,27 @@
+"""Curves of a training: its losses, and the average precision that evaluations found."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from .loop import Run
+
+SMOOTHED = 50  # steps of the moving mean
+
+
+def draw(path: Path, run: Run) -> None:
+    """Writes a picture of the loss of each step, with its moving mean, and of AP by the number of steps."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.plot(run.losses, linewidth=0.4, alpha=0.4, color="tab:blue")
+    width = min(SMOOTHED, len(run.losses))
+    mean = np.convolve(run.losses, np.ones(width) / width, mode="valid")
+    left.plot(np.arange(width - 1, len(run.losses)), mean, color="tab:blue")
+    left.set(xlabel="step", ylabel="loss", yscale="log")
+    for name in ("AP", "AP50"):
+        points = [(int(step), 100 * scores[name]) for step, scores in run.scores.items() if name in scores]
+        right.plot(*zip(*points, strict=True), marker="o", label=name) if points else None
+    right.set(xlabel="step", ylabel="AP in percent", ylim=(0, 100))
+    right.legend()
+    figure.savefig(path, dpi=110)
