@@ -190,6 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         partial(training_batches, dataset, loading),
         out / "checkpoints",
         evaluate=evaluate if validation else None,
+        devices=jax.devices()[: options.devices],
         resume=options.resume,
         overwrite=options.overwrite,
     )
@@ -219,6 +220,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--no-mirror", action="store_true", help="mirror no image, for objects that have a left and a right side")
     add("--no-augmentation", action="store_true", help="only resize images, and mirror them")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of products (%(default)s)")
+    add("--devices", type=int, help="how many devices share each batch; by default all")
     add("--workers", type=int, default=2, help="threads that load images (%(default)s)")
     add("--steps", type=int, default=10000, help="%(default)s")
     for name, what in RECIPE_HELP.items():
@@ -228,7 +230,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--resume", action="store_true", help="go on from the checkpoints in OUT; --steps may have grown")
     add("--overwrite", action="store_true", help="delete the checkpoints of another run in OUT")
     options = parser.parse_args(arguments)
-    for name in ("steps", "objects", "workers", "batch_size", "accumulate", "checkpoint_every", "evaluate_every"):
+    for name in (
+        "steps",
+        "objects",
+        "workers",
+        "devices",
+        "batch_size",
+        "accumulate",
+        "checkpoint_every",
+        "evaluate_every",
+    ):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be positive, got {getattr(options, name)}")
     if any(side % STRIDE or side < STRIDE for side in options.sizes):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -259,6 +260,7 @@ def digits_folder(tmp_path_factory):
 def test_examples_of_a_folder(digits_folder):
     """Resizing is by 2/3 in a canvas that is wider than needed. The third scene has no objects."""
     from examples.digits_library import scenes
+    from examples.library.coco import read
     from examples.rcnn import coco
 
     dataset = read(digits_folder / "train.json", digits_folder / "train")
@@ -286,6 +288,7 @@ def test_examples_of_a_folder(digits_folder):
 
 @of_pycocotools
 def test_average_precision_of_the_truth(digits_folder):
+    from examples.library.coco import read
     from examples.rcnn import coco
 
     size = (64, 96)
@@ -314,6 +317,11 @@ def test_the_commands_train_and_draw(state, digits_folder, tmp_path, capsys):
     checkpoint = ["--checkpoint", str(tmp_path / "mmdet.npz"), "--steps", "2", "--learning-rate", "0.001"]
     train([*data, *few, "--size", "64", "64", *validation, *checkpoint, "--out", str(tmp_path / "trained")])
     assert "box AP " in capsys.readouterr().out
+    again = [*data, *few, "--size", "64", "64", *checkpoint, "--out", str(tmp_path / "trained")]
+    with pytest.raises(FileExistsError):
+        train(again)
+    train([*again, "--steps", "3", "--resume"])
+    assert len(json.loads((tmp_path / "trained" / "results.json").read_text())["losses"]) == 3
     with np.load(tmp_path / "trained" / "model.npz") as trained:
         for name, is_trained in {"backbone.layer1.0.conv1.weight": False, "neck.fpn_convs.0.conv.weight": True}.items():
             assert np.array_equal(trained[name], state[name]) != is_trained

@@ -68,6 +68,34 @@ CONFIGS = {
     },
 }
 
+CONFIGS["d_fine_affine"] = _SHARED | {
+    "model_type": "d_fine",
+    "backbone_config": {
+        "model_type": "hgnet_v2",
+        "stem_channels": [3, 6, 8],
+        "stage_in_channels": [8, 10, 12, 16],
+        "stage_mid_channels": [6, 6, 8, 8],
+        "stage_out_channels": [10, 12, 16, 24],
+        "stage_num_blocks": [1, 1, 2, 1],
+        "stage_numb_of_layers": [2, 1, 1, 2],
+        "hidden_sizes": [10, 12, 16, 24],
+        "depths": [1, 1, 2, 1],
+        "use_learnable_affine_block": True,
+        "out_features": ["stage2", "stage3", "stage4"],
+    },
+    "encoder_hidden_dim": 16,
+    "encoder_in_channels": [12, 16, 24],
+    "decoder_in_channels": [16, 16, 16],
+    "decoder_n_points": [3, 2, 1],
+    "depth_mult": 0.34,
+    "hidden_expansion": 0.5,
+    "max_num_bins": 8,
+    "reg_scale": 3.0,
+    "up": 0.4,
+    "top_prob_values": 2,
+    "lqe_hidden_dim": 12,
+}
+
 
 def images(config):
     """Two images [2, height, width, 3], and their mask.
@@ -95,8 +123,15 @@ def write(folder, config, shapes):
 def state(shapes):
     """Random arrays. Those that models derive, such as the quotients 1 / points, are what they must be."""
     arrays = checkpoints.fill(shapes)
-    derived = {name: np.full(shape, 1 / 3, np.float32) for name, shape in shapes.items() if "n_points_scale" in name}
-    return arrays | derived
+    for name, shape in shapes.items():
+        if "n_points_scale" in name:
+            arrays[name] = np.full(shape, 1 / 3, np.float32)
+        elif "num_points_scale" in name:
+            points = CONFIGS["d_fine_affine"]["decoder_n_points"]
+            arrays[name] = np.concatenate([np.full(count, 1 / count, np.float32) for count in points])
+        elif name.endswith(("decoder.up", "decoder.reg_scale")):
+            arrays[name] = np.float32([CONFIGS["d_fine_affine"][name.rpartition(".")[2]]])
+    return arrays
 
 
 def read(name):

@@ -55,15 +55,15 @@ def test_golden_files(name, x64):
 
 
 @pytest.mark.parametrize("name", detectors.CONFIGS)
-def test_variants(name):
+def test_variants(name, x64):
+    """transformers embeds the proposals of two stages in float32."""
     shapes, logits, boxes = detectors.read(name)
     config = detectors.CONFIGS[name]
     pixels, mask = detectors.images(config)
     masked = mask if config["model_type"] == "deformable_detr" else None
-    outputs = run(config, detectors.state(shapes), pixels, masked, "float32")
-    assert outputs.logits.dtype == outputs.boxes.dtype == "float32"
-    assert_allclose(outputs.logits, logits, rtol=0, atol=1e-4)
-    assert_allclose(outputs.boxes, boxes, rtol=0, atol=1e-4)
+    outputs = run(config, detectors.state(shapes), pixels, masked, "float64")
+    assert_allclose(outputs.logits, logits, rtol=0, atol=1e-6)
+    assert_allclose(outputs.boxes, boxes, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["deformable_detr", "rt_detr_v2"])
@@ -118,7 +118,10 @@ def test_missing_and_unknown_names():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "detr"}, "model_type must be 'deformable_detr' or 'rt_detr' or 'rt_detr_v2' in the config"),
+        (
+            {"model_type": "detr"},
+            "model_type must be 'deformable_detr' or 'rt_detr' or 'rt_detr_v2' or 'd_fine' in the config",
+        ),
         ({"position_embedding_type": "learned"}, "position_embedding_type must be 'sine' in the config, got 'learned'"),
         ({"dilation": True}, "dilation must be False in the config, got True"),
         ({"activation_function": "mish"}, "activation_function must be 'relu' or 'silu' or 'swish' or 'gelu' in the"),
@@ -242,3 +245,15 @@ def test_folders_that_are_no_checkpoints(checkpoint, tmp_path):
     (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
     with pytest.raises(FileNotFoundError, match=r"must have model.safetensors or model.safetensors.index.json or"):
         load(tmp_path)
+
+
+def test_layers_after_the_one_for_inference_do_not_run():
+    config = detectors.CONFIGS["d_fine_affine"] | {"eval_idx": 0}
+    model = make_model(config)
+    variables = fill(model, detectors.state(detectors.read("d_fine_affine")[0]), config)
+    images = detectors.images(config)[0].astype(np.float32)
+    first = jax.jit(model.apply)(variables, images)
+    whole = jax.jit(make_model(config | {"eval_idx": -1}).apply)(variables, images)
+    assert len(first.layers.boxes) == 1 and len(whole.layers.boxes) == 2
+    assert_allclose(first.boxes, whole.layers.boxes[0], atol=1e-5)
+    assert_allclose(first.logits, whole.layers.logits[0], atol=1e-5)

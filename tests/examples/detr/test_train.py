@@ -1,0 +1,183 @@
+"""Training detection transformers: the command, its data, its optimiser and several devices."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from PIL import Image
+
+pytest.importorskip("pycocotools")
+pytest.importorskip("orbax.checkpoint")
+pytest.importorskip("matplotlib")
+pytest.importorskip("safetensors")
+
+from examples.detr import weights
+from examples.detr.data import Loading, evaluation_batches, training_batches
+from examples.detr.optimiser import RECIPES, Recipe, group, make_optimiser, moved_average, rate
+from examples.detr.train import main, train
+from examples.library.coco import read
+from tests.helpers import detr_training
+
+pytestmark = [
+    pytest.mark.platforms("cpu"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # of pycocotools
+]
+
+CONFIG = detr_training.FOLDER / "rt_detr_v2/config.json"
+FEW = "--sizes 64 --objects 3 --batch-size 2 --steps 3 --warmup 0 --evaluate-every 2 --devices 1".split()
+RECIPE = Recipe(3, batch_size=2, warmup=0, checkpoint_every=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Six images of 64 x 80 pixels, each with one or two bright squares."""
+    folder = tmp_path_factory.mktemp("squares")
+    random = np.random.default_rng(0)
+    images, annotations = [], []
+    for image in range(1, 7):
+        pixels = random.integers(0, 60, (64, 80, 3), dtype=np.uint8)
+        for _ in range(1 + image % 2):
+            x, y, side = (int(random.integers(low, high)) for low, high in ((0, 50), (0, 40), (12, 24)))
+            category = int(random.integers(1, 3))
+            pixels[y : y + side, x : x + side] = (255, 255 * (category - 1), 0)
+            annotation = {"id": len(annotations) + 1, "image_id": image, "category_id": category}
+            annotations.append(annotation | {"bbox": [x, y, side, side]})
+        Image.fromarray(pixels).save(folder / f"{image}.png")
+        images.append({"id": image, "file_name": f"{image}.png", "width": 80, "height": 64})
+    categories = [{"id": 1, "name": "red"}, {"id": 2, "name": "yellow"}]
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    (folder / "annotations.json").write_text(json.dumps(content))
+    return folder
+
+
+def data(folder):
+    return [str(folder / "annotations.json"), str(folder)]
+
+
+@functools.cache
+def checkpoint():
+    config = weights.with_labels(weights.read_config(CONFIG), ["red", "yellow"])
+    return weights.initialise(config, jax.random.key(0))
+
+
+def batches(folder, **options):
+    loading = Loading(((64, 64),), 2, objects=3, **options)
+    return lambda steps: training_batches(read(folder / "annotations.json", folder), loading, steps)
+
+
+def test_the_command(folder, tmp_path, capsys):
+    command = [*data(folder), "--validation", *data(folder), "--config", str(CONFIG), *FEW]
+    main([*command, "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "step 2: AP " in printed and "step 3: AP " in printed and "waited for data" in printed
+    result = json.loads((tmp_path / "results.json").read_text())
+    assert {"loss", "rate", "loss_vfl", "loss_bbox_dn_0", "milliseconds"} <= result["history"][0].keys()
+    assert result["scores"].keys() == {"2", "3"}
+    assert weights.load(tmp_path / "model").labels == weights.load(tmp_path / "best").labels == ["red", "yellow"]
+    for name in ("curves.png", "detections.png"):
+        with Image.open(tmp_path / name) as picture:
+            assert len(picture.convert("RGB").getcolors(10**7)) > 50
+    with pytest.raises(FileExistsError):
+        main([*command, "--out", str(tmp_path)])
+    # A finished run has nothing left to do.
+    again = ["--checkpoint", str(tmp_path / "model"), "--out", str(tmp_path), "--resume"]
+    main([*data(folder), *FEW, *again])
+    assert json.loads((tmp_path / "results.json").read_text())["history"] == result["history"]
+
+
+def test_a_run_goes_on_as_if_never_interrupted(folder, tmp_path):
+    whole = train(checkpoint(), RECIPE, batches(folder), tmp_path / "whole", devices=jax.devices()[:1])
+    parts = {"directory": tmp_path / "parts", "devices": jax.devices()[:1]}
+    train(checkpoint(), RECIPE, batches(folder), **parts, stop_after=2)
+    resumed = train(checkpoint(), RECIPE, batches(folder), **parts, resume=True)
+    assert resumed.losses == whole.losses
+    jax.tree.map(assert_array_equal, resumed.state, whole.state)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--steps", "0"], "--steps must be positive, got 0"),
+        (["--sizes", "60"], r"--sizes must be multiples of 32, got \[60\]"),
+        (["--steps", "5", "--warmup", "6"], "--warmup must be at most --steps, got 6 and 5"),
+        (["--checkpoint", "nowhere"], "either --checkpoint or --config must be given"),
+    ],
+)
+def test_options_that_do_not_fit(options, message, folder, capsys):
+    with pytest.raises(SystemExit):
+        main([*data(folder), "--config", str(CONFIG), *options])
+    assert message.replace("\\", "") in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+def test_devices_and_parts_of_a_batch(folder, tmp_path):
+    """Two devices do what one does; so do two parts of a batch, but for the number that each divides its losses by."""
+    one, two = (
+        train(checkpoint(), RECIPE, batches(folder), tmp_path / str(count), devices=jax.devices()[:count])
+        for count in (1, 2)
+    )
+    assert_allclose(two.losses, one.losses, rtol=1e-3)
+    recipe = dataclasses.replace(RECIPE, accumulate=2)
+    parts = train(checkpoint(), recipe, batches(folder), tmp_path / "parts", devices=jax.devices()[:1])
+    assert_allclose(parts.losses[0], one.losses[0], rtol=0.5)
+
+
+def test_devices_that_do_not_divide_a_batch(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"batch_size must be a multiple of 3 devices times accumulate=1, got 2"):
+        train(checkpoint(), RECIPE, batches(folder), tmp_path, devices=jax.devices()[:3])
+
+
+def test_batches(folder):
+    dataset = read(folder / "annotations.json", folder)
+    loading = Loading(((64, 64), (96, 96)), 2, objects=3, seed=1)
+    first, *_ = training_batches(dataset, loading, range(3))
+    again, *_ = training_batches(dataset, loading, range(3))
+    jax.tree.map(assert_array_equal, first, again)
+    shapes = {batch.images.shape for batch in training_batches(dataset, loading, range(8))}
+    assert shapes == {(2, 64, 64, 3), (2, 96, 96, 3)}
+    plain = Loading(((64, 128),), 4, objects=3, keeps_ratio=True, augmented=False, mirrors=False)
+    (ids, batch), (last, padded) = evaluation_batches(dataset, plain)
+    assert ids == [1, 2, 3, 4] and last == [5, 6] and len(padded.images) == 4
+    assert batch.mask[:, :, :80].all() and not batch.mask[:, :, 80:].any()
+    for index, image in enumerate(ids):
+        for number, one in enumerate(dataset.objects(image)):
+            x, y, side, _ = one["bbox"]
+            expected = [(x + side / 2) / 80, (y + side / 2) / 64, side / 80, side / 64]
+            assert_allclose(batch.targets.boxes[index, number], expected, rtol=1e-5)
+            assert batch.targets.labels[index, number] == one["category_id"] - 1
+        assert (batch.targets.labels[index, len(dataset.objects(image)) :] == -1).all()
+
+
+def test_groups_of_parameters():
+    params = weights.shapes(weights.make_model(weights.read_config(CONFIG)))["params"]
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+
+    def groups(recipe):
+        return {".".join(entry.key for entry in path): group(recipe, path) for path in paths}
+
+    found = groups(Recipe(10, **RECIPES["rt_detr_v2"]))
+    assert found["backbone.conv1.kernel"] == "backbone"
+    assert found["decoder.layers_0.mlp.fc1.kernel"] == "default"
+    assert found["decoder.layers_0.mlp.fc1.bias"] == found["encoder.lateral_convs_0.norm.scale"] == "norm"
+    assert found["decoder.layers_0.encoder_attn.sampling_offsets.kernel"] == "slow"
+    detr = groups(Recipe(10, **RECIPES["deformable_detr"]))
+    assert detr["backbone.conv1.kernel"] == detr["backbone.layer1_0.conv1.kernel"] == "frozen"
+    assert detr["backbone.layer2_0.conv1.kernel"] == "backbone"
+    assert detr["decoder.layers_0.mlp.fc1.bias"] == "default"
+
+
+def test_rates():
+    recipe = Recipe(100, learning_rate=1.0, warmup=10, decay_from=0.8, backbone_rate=0.1, slow_rate=0.5, weight_decay=0)
+    assert_allclose([rate(recipe)(step) for step in (0, 9, 79, 80, 99)], [0.1, 0.91, 1, 0.1, 0.1], rtol=1e-5)
+    params = {"backbone": {"conv2": {"kernel": jnp.ones(2)}}, "x": {"sampling_offsets": {"bias": jnp.ones(2)}}}
+    optimiser = make_optimiser(dataclasses.replace(recipe, warmup=0))
+    updates, _ = optimiser.update(jax.tree.map(jnp.ones_like, params), optimiser.init(params), params)
+    assert_allclose(updates["backbone"]["conv2"]["kernel"], -0.1, rtol=1e-4)
+    assert_allclose(updates["x"]["sampling_offsets"]["bias"], -0.5, rtol=1e-4)
+    average = moved_average(Recipe(10, ema=0.9, ema_warmup=1000), jnp.zeros(()), jnp.ones(()), jnp.array(9))
+    assert_allclose(average, 1 - 0.9 * (1 - np.exp(-0.01)), rtol=1e-5)

@@ -1,0 +1,191 @@
+"""What the trainers share: annotations, augmentations and the training loop."""
+
+import dataclasses
+import json
+import signal
+import threading
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from PIL import Image
+
+pytest.importorskip("pycocotools")
+pytest.importorskip("orbax.checkpoint")
+
+from examples.library import augment
+from examples.library.augment import Example
+from examples.library.coco import open_image, read
+from examples.library.loop import Start, ahead, first_state, fit, update
+
+pytestmark = pytest.mark.platforms("cpu")
+
+
+def content():
+    return {
+        "images": [{"id": 1, "file_name": "a.png", "width": 20, "height": 10}],
+        "categories": [{"id": 3, "name": "cat"}],
+        "annotations": [{"id": 7, "image_id": 1, "category_id": 3, "bbox": [1, 2, 3, 4]}],
+    }
+
+
+@pytest.fixture
+def folder(tmp_path):
+    Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
+    return tmp_path
+
+
+def written(folder, annotations):
+    text = annotations if isinstance(annotations, str) else json.dumps(annotations)
+    (folder / "annotations.json").write_text(text)
+    return folder / "annotations.json", folder
+
+
+def test_what_annotations_may_lack(folder):
+    dataset = read(*written(folder, content()))
+    assert dataset.names == ["cat"] and dataset.images_with_objects == [1]
+    (found,) = dataset.objects(1)
+    assert found["iscrowd"] == 0 and found["area"] == 12
+
+
+def changed(kind, **values):
+    made = content()
+    made[kind][0] |= values
+    return made
+
+
+@pytest.mark.parametrize(
+    ("annotations", "message"),
+    [
+        ("{", "annotations.json must be JSON"),
+        ("[]", "annotations.json must have images"),
+        (content() | {"annotations": []}, "annotations.json must have annotations"),
+        (changed("annotations", category_id=9), "annotation 7 of .* must have a category_id of categories, got 9"),
+        (changed("annotations", image_id=9), "annotation 7 of .* must have a image_id of images, got 9"),
+        (changed("annotations", bbox=[1, 2, 3]), "annotation 7 of .* must have a bbox of four numbers"),
+        (content() | {"images": [{"id": 1}]}, r"images\[0\] of .* must have file_name"),
+        (changed("images", file_name="b.png"), "must have the images of .*, but lacks b.png"),
+    ],
+)
+def test_annotations_that_do_not_fit(annotations, message, folder):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        read(*written(folder, annotations))
+
+
+def test_masks_and_sizes_that_do_not_fit(folder):
+    with pytest.raises(ValueError, match=r"annotation 7 of .* must have a segmentation, or pass --boxes-only"):
+        read(*written(folder, content()), masks=True)
+    dataset = read(*written(folder, changed("images", width=40)))
+    with pytest.raises(ValueError, match="must have the width and height 40 x 10 of its annotations, got 20 x 10"):
+        open_image(dataset, 1)
+    (folder / "a.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"a.png must be an image"):
+        open_image(dataset, 1)
+
+
+def test_turned_images_and_images_of_16_bits(folder):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    Image.new("RGB", (10, 20)).save(folder / "a.png", exif=exif)
+    assert open_image(read(*written(folder, content())), 1).size == (20, 10)
+    Image.fromarray(np.full((10, 20), 128 * 256 + 5, np.uint16)).save(folder / "a.png")
+    assert_array_equal(np.asarray(open_image(read(*written(folder, content())), 1)), 128)
+
+
+def scene(seed):
+    """A dark image with two bright rectangles, and their boxes."""
+    random = np.random.default_rng(seed)
+    image = np.full((60, 80, 3), 10, np.uint8)
+    boxes = np.float32([[8, 10, 30, 34], [44, 20, 70, 50]]) + random.integers(-3, 4, (2, 1))
+    for (x0, y0, x1, y1), colour in zip(boxes.astype(int), (160, 230), strict=True):
+        image[y0:y1, x0:x1] = colour
+    return Example(image, boxes, np.int32([0, 1]))
+
+
+@pytest.mark.parametrize(
+    "change", [augment.mirror, augment.zoom_out, augment.iou_crop, lambda *of: augment.random_crop(*of, (30, 50))]
+)
+def test_boxes_follow_the_pixels(change):
+    changes = 0
+    for seed in range(20):
+        example = scene(seed)
+        found = augment.sanitise(change(example, np.random.default_rng(seed)))
+        changes += found.image.shape != example.image.shape or not np.array_equal(found.image, example.image)
+        for box, label in zip(found.boxes, found.labels, strict=True):
+            rows, columns = (np.flatnonzero((found.image[..., 0] == (160, 230)[label]).any(axis)) for axis in (1, 0))
+            assert_allclose(box, [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
+    assert 0 < changes <= 20
+
+
+def test_resizing_and_colours():
+    example = scene(0)
+    resized = augment.resize(example, 120, 40)
+    assert resized.image.shape == (120, 40, 3)
+    assert_allclose(resized.boxes, example.boxes * [0.5, 2, 0.5, 2])
+    distorted = [augment.photometric_distort(example, np.random.default_rng(seed)) for seed in range(10)]
+    assert len({one.image.tobytes() for one in distorted}) > 5
+    assert all(one.image.dtype == np.uint8 and np.array_equal(one.boxes, example.boxes) for one in distorted)
+    again = augment.photometric_distort(example, np.random.default_rng(0))
+    assert_array_equal(again.image, distorted[0].image)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    steps: int = 6
+    rates: tuple[float, ...] = (0.5, 0.25)
+    checkpoint_every: int = 2
+    evaluate_every: int = 3
+
+    changeable = ("steps",)
+
+
+def run(directory, recipe=Recipe(), **options):
+    optimiser = optax.sgd(recipe.rates[0])
+    shapes = first_state({"x": jnp.ones(())}, optimiser)
+
+    def step(state, batch):
+        return update(state, optimiser, lambda params: jnp.square(params["x"] - batch))
+
+    return fit(step, Start(lambda: shapes, shapes), lambda steps: ahead(float, steps, 2), recipe, directory, **options)
+
+
+def test_a_run_goes_on_as_if_never_interrupted(tmp_path):
+    """Also with a recipe that has tuples, which JSON does not know, and with more steps."""
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "parts", stop_after=3)
+    with pytest.raises(FileExistsError, match="has checkpoints of another run: resume it, or overwrite them"):
+        run(tmp_path / "parts")
+    resumed = run(tmp_path / "parts", resume=True)
+    assert resumed.losses == whole.losses and float(resumed.state.params["x"]) == float(whole.state.params["x"])
+    assert run(tmp_path / "parts", Recipe(steps=8), resume=True).losses[:6] == whole.losses
+    with pytest.raises(ValueError, match=r"rates must be \[0.5, 0.25\] to go on from .*, got \[0.5\]"):
+        run(tmp_path / "parts", Recipe(steps=9, rates=(0.5,)), resume=True)
+    assert len(run(tmp_path / "parts", overwrite=True).losses) == 6
+    assert 0 <= whole.waiting < 1
+
+
+def test_evaluations(tmp_path):
+    found = run(tmp_path, evaluate=lambda state, count: {"x": float(state.params["x"]), "count": count})
+    assert [scores["count"] for scores in found.scores.values()] == [3, 6]
+    assert run(tmp_path, resume=True).scores == found.scores
+
+
+def test_an_interruption_saves_the_last_state(tmp_path):
+    def interrupt(state, count):
+        if count == 3:
+            signal.raise_signal(signal.SIGINT)
+        return {}
+
+    assert threading.current_thread() is threading.main_thread()
+    with pytest.raises(SystemExit, match=r"Interrupted after step 3, which is saved. Continue with --resume."):
+        run(tmp_path, evaluate=interrupt)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert run(tmp_path, resume=True).losses == run(tmp_path / "whole").losses
+
+
+def test_errors_of_threads_reach_the_caller():
+    with pytest.raises(ZeroDivisionError):
+        list(ahead(lambda step: 1 // (3 - step), range(6), 2))
+    assert list(ahead(str, range(2, 7), 3)) == list("23456") and list(ahead(str, range(0), 2)) == []
