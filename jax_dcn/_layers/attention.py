@@ -45,6 +45,8 @@ class MultiScaleDeformableAttentionBase(common.Layer):
         by it, by the size of the box, and by one over the number of points on the level, in float32. None is the rule
         of Deformable DETR, the same with 0.5 but without this rounding to float32.
       use_projections: Whether to have ``value_proj`` and ``output_proj``. D-FINE does without.
+      use_offsets: Whether to have ``sampling_offsets``. Without it, reference points are sampling locations, which the
+        caller has computed.
       dtype: Dtype of the computation; None infers it from values and parameters. Offsets and weights are predicted in
         float32 (or wider) all the same.
       kernel_init: Initializer of the kernels of both projections.
@@ -66,6 +68,7 @@ class MultiScaleDeformableAttentionBase(common.Layer):
     method: Literal["bilinear", "discrete"] = "bilinear"
     offset_scale: float | None = None
     use_projections: bool = True
+    use_offsets: bool = True
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
     precision: PrecisionLike = None
@@ -99,8 +102,9 @@ class MultiScaleDeformableAttentionBase(common.Layer):
         samples = self.num_heads * sum(self._points())
         initializers = {"kernel_init": self.kernel_init, "bias_init": self.bias_init}
         projection = self._dense(channels, channels, dtype=self.dtype, **initializers) if self.use_projections else None
+        offsets = self._dense(channels, 2 * samples, bias_init=on_rays(self.num_heads, self._points()))
         return {
-            "sampling_offsets": self._dense(channels, 2 * samples, bias_init=on_rays(self.num_heads, self._points())),
+            "sampling_offsets": offsets if self.use_offsets else None,
             "attention_weights": self._dense(channels, samples),
             "value_proj": projection,
             "output_proj": projection,
@@ -123,7 +127,9 @@ class MultiScaleDeformableAttentionBase(common.Layer):
             dimensions.
           reference_points: [..., Q, num_levels or 1, 2 or 4], as fractions of the levels; a single level stands for all
             of them. With 2 coordinates they are points (x, y), and offsets are in pixels of each level. With 4 they are
-            boxes (x and y of the centre, width, height), and offsets are relative to the size of the box.
+            boxes (x and y of the centre, width, height), and offsets are relative to the size of the box. They may
+            differ between the T points of all levels, one level after the other: [..., Q, T, 2 or 4]; and between
+            heads: [..., Q, num_heads, T, 2 or 4].
           value: [..., S, features], the pixels of all levels one after the other, each row by row.
           spatial_shapes: The (H, W) of each level, as Python or numpy numbers; S is the sum of their products. It
             overrides the attribute of that name.
@@ -149,9 +155,12 @@ class MultiScaleDeformableAttentionBase(common.Layer):
 
         by_head = (*query.shape[:-1], self.num_heads, sum(self._points()))
         inputs = self._widen(query)
-        offsets = layers["sampling_offsets"](inputs).reshape(*by_head, 2)
         weights = jax.nn.softmax(layers["attention_weights"](inputs).reshape(by_head), -1)
-        locations = self._locations(reference_points, offsets, sizes)
+        references = self._of_heads(reference_points, query.ndim)
+        if layers["sampling_offsets"] is None:
+            locations = jnp.broadcast_to(references, (*by_head, 2))
+        else:
+            locations = self._locations(references, layers["sampling_offsets"](inputs).reshape(*by_head, 2), sizes)
 
         if layers["value_proj"] is not None:
             value = layers["value_proj"](value)
@@ -185,14 +194,21 @@ class MultiScaleDeformableAttentionBase(common.Layer):
             raise ValueError(f"num_points must be an int, or one for each of num_levels={levels}, got {counts}")
         return counts
 
+    def _of_heads(self, reference_points: jax.Array, rank: int) -> jax.Array:
+        """The reference points [..., Q, M or 1, T or 1, 2 or 4], of queries with this number of dimensions."""
+        counts = self._points()
+        if reference_points.ndim > rank + 1:
+            return reference_points
+        if reference_points.shape[-2] == sum(counts):
+            return reference_points[..., None, :, :]
+        return _of_taps(reference_points, counts)[..., None, :, :]
+
     @by_standard_rules
-    def _locations(
-        self, reference_points: jax.Array, offsets: jax.Array, sizes: Sequence[tuple[int, int]]
-    ) -> jax.Array:
+    def _locations(self, references: jax.Array, offsets: jax.Array, sizes: Sequence[tuple[int, int]]) -> jax.Array:
         """The locations [..., Q, M, T, 2], as fractions of the levels, of offsets of that shape."""
         counts = self._points()
-        dtype = sum_dtype(offsets.dtype, reference_points.dtype)
-        references = _of_taps(reference_points.astype(dtype), counts)[..., None, :, :]
+        dtype = sum_dtype(offsets.dtype, references.dtype)
+        references = references.astype(dtype)
         if references.shape[-1] == 2:
             width_and_height = np.repeat(np.array(sizes, dtype)[:, ::-1], counts, axis=0)
             return references + offsets / width_and_height
@@ -224,10 +240,15 @@ class MultiScaleDeformableAttentionBase(common.Layer):
                 f"value must have the leading dimensions of query, of shape {query.shape}, and the {pixels} pixels of "
                 f"spatial_shapes={sizes}, got shape {value.shape}"
             )
-        if reference_points.shape not in [(*query.shape[:-1], n, k) for n in (self.num_levels, 1) for k in (2, 4)]:
+        points = sum(self._points())
+        places = [(self.num_levels,), (1,), (points,), (self.num_heads, points)]
+        coordinates = (2, 4) if self.use_offsets else (2,)
+        if reference_points.shape not in [(*query.shape[:-1], *place, k) for place in places for k in coordinates]:
             raise ValueError(
-                f"reference_points must have shape [..., Q, num_levels={self.num_levels} or 1, 2 or 4] for query of "
-                f"shape {query.shape}, got {reference_points.shape}"
+                f"reference_points must have shape [..., Q, n, {' or '.join(map(str, coordinates))}] with n = "
+                f"num_levels={self.num_levels}, 1 or the {points} points of a head, or [..., Q, "
+                f"num_heads={self.num_heads}, {points}, ...], for query of shape {query.shape}, got "
+                f"{reference_points.shape}"
             )
         if padding_mask is not None:
             if padding_mask.dtype != jnp.bool_:

@@ -48,6 +48,48 @@ def test_boxes(offset_scale, factor, levels):
     assert_close(locations_of(layer, inputs), expected)
 
 
+@both_interfaces
+def test_references_of_points_and_heads(make):
+    """As in BEVFormer's spatial attention: each query has anchors, between which the points of each level alternate."""
+    anchors, points = 2, 4
+    query, _, value = queries()
+    pillars = np.random.default_rng(7).uniform(0.2, 0.8, (2, QUERIES, anchors, 2)).astype(np.float32)
+    references = jnp.tile(pillars, (1, 1, points // anchors * len(LEVELS), 1))
+    layer = random_attention(make, [query, references, value], num_points=points)
+    offsets = offsets_of(layer, query) if make is linen_layer else None
+    locations = locations_of(layer, [query, references, value])
+    if offsets is not None:
+        by_anchor = offsets.reshape(2, QUERIES, 2, len(LEVELS), points // anchors, anchors, 2)
+        sizes = np.array(LEVELS)[:, ::-1].reshape(-1, 1, 1, 2)
+        expected = pillars[:, :, None, None, None] + by_anchor / sizes
+        assert_close(locations, expected.reshape(locations.shape))
+    of_heads = jnp.stack([references, references + 0.1], 2)
+    both = locations_of(layer, [query, of_heads, value])
+    assert_close(both[:, :, 0], locations[:, :, 0])
+    assert_close(both[:, :, 1], locations[:, :, 1] + 0.1)
+
+
+@both_interfaces
+def test_locations_of_the_caller(make):
+    """Without offsets, the reference points are the sampling locations, and have gradients."""
+    query, _, value = queries()
+    locations = jnp.asarray(np.random.default_rng(8).uniform(0, 1, (2, QUERIES, 2, 8, 2)), jnp.float32)
+    layer = random_attention(make, [query, locations, value], num_points=4, use_offsets=False)
+    assert "sampling_offsets" not in layer.params
+    y, sampled, weights = layer.apply(layer.params, query, locations, value, return_sampling=True)
+    np.testing.assert_array_equal(sampled, locations)
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+    gradient = jax.grad(lambda locations: layer.apply(layer.params, query, locations, value).sum())(locations)
+    assert np.isfinite(gradient).all() and np.any(gradient)
+    shared = locations[:, :, :1]
+    y = layer.apply(layer.params, query, jnp.broadcast_to(shared, locations.shape), value)
+    assert_close(layer.apply(layer.params, query, shared[:, :, 0], value), y)
+    with pytest.raises(
+        ValueError, match=r"reference_points must have shape \[\.\.\., Q, n, 2\] with n = .*, got \(2, 4, 2, 8, 4\)"
+    ):
+        layer.apply(layer.params, query, jnp.tile(locations, 2), value)
+
+
 def test_the_result_is_that_of_the_function():
     inputs = queries()
     layer = random_attention(linen_layer, inputs, num_points=(1, 4), method="discrete", use_projections=False)

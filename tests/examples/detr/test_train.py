@@ -29,22 +29,8 @@ pytestmark = [
 ]
 
 CONFIG = detr_training.FOLDER / "rt_detr_v2/config.json"
-FEW = [
-    "--sizes",
-    "64",
-    "--objects",
-    "3",
-    "--batch-size",
-    "2",
-    "--steps",
-    "3",
-    "--warmup",
-    "0",
-    "--evaluate-every",
-    "2",
-    "--devices",
-    "1",
-]
+FEW = ["--sizes", "64", "--objects", "3", "--batch-size", "2", "--steps", "3", "--warmup", "0"]
+FEW += ["--evaluate-every", "2", "--devices", "1"]
 RECIPE = Recipe(3, batch_size=2, warmup=0, checkpoint_every=1)
 
 
