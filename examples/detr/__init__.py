@@ -1,8 +1,28 @@
-"""Deformable DETR and RT-DETRv2 with the weights of transformers: ``python -m examples.detr``."""
+"""Deformable DETR, RT-DETR, RT-DETRv2 and D-FINE with the checkpoints of transformers.
 
-from .config import DeformableDetrConfig, RTDetrConfig
+``python -m examples.detr`` detects objects, and ``python -m examples.detr.train`` trains.
+"""
+
+from .config import DeformableDetrConfig, DFineConfig, RTDetrConfig
+from .criterion import DeformableDetrLosses, DFineLosses, RTDetrLosses
+from .d_fine import DFine
 from .deformable_detr import DeformableDetr
+from .matching import Targets
 from .rt_detr import RTDetr
-from .weights import load
+from .weights import adapt, load, save
 
-__all__ = ["DeformableDetr", "DeformableDetrConfig", "RTDetr", "RTDetrConfig", "load"]
+__all__ = [
+    "DFine",
+    "DFineConfig",
+    "DFineLosses",
+    "DeformableDetr",
+    "DeformableDetrConfig",
+    "DeformableDetrLosses",
+    "RTDetr",
+    "RTDetrConfig",
+    "RTDetrLosses",
+    "Targets",
+    "adapt",
+    "load",
+    "save",
+]
