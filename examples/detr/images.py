@@ -49,6 +49,15 @@ def normalisation(model_type: str, processor: Mapping[str, Any]) -> tuple[tuple[
     return tuple(options["image_mean"]), tuple(options["image_std"])
 
 
+def with_size(model_type: str, processor: Mapping[str, Any], side: int) -> dict[str, Any]:
+    """A preprocessor_config.json for images that fit into a square of this side."""
+    options = DEFAULTS | DEFAULTS_BY_MODEL[model_type] | processor
+    keeps_ratio = model_type == "deformable_detr"
+    kind = "DeformableDetrImageProcessor" if keeps_ratio else "RTDetrImageProcessor"
+    edges = ("shortest_edge", "longest_edge") if keeps_ratio else ("height", "width")
+    return options | {"image_processor_type": kind, "size": dict.fromkeys(edges, side)}
+
+
 def resized(height: int, width: int, size: int | Mapping[str, int], max_size: int | None = None) -> tuple[int, int]:
     """The height and width that a processor's `size` asks for; if it is one number, it is the shorter side.
 

@@ -33,8 +33,11 @@ class Dataset(NamedTuple):
 
     @property
     def images_with_objects(self) -> list[int]:
-        """The ids of the images that have an object which is no crowd."""
-        return sorted({one["image_id"] for one in self.annotations.anns.values() if not one["iscrowd"]})
+        """The ids of the images that have an object which is no crowd; raises ValueError if there are none."""
+        found = sorted({one["image_id"] for one in self.annotations.anns.values() if not one["iscrowd"]})
+        if not found:
+            raise ValueError(f"the annotations of {self.folder} must have an object that is no crowd")
+        return found
 
     def objects(self, image: int) -> list[dict[str, Any]]:
         """The annotations of an image, without crowds and boxes of no area."""
@@ -74,6 +77,15 @@ def read(annotations: Path, folder: Path, masks: bool = False) -> Dataset:
             )
     found = precision.indexed(content)
     return Dataset(found, folder, sorted(found.getCatIds()))
+
+
+def check_validation(dataset: Dataset, validation: Dataset) -> None:
+    """Raises ValueError if validation images have other categories than those that a model is trained on."""
+    if validation.categories != dataset.categories:
+        raise ValueError(
+            f"the validation annotations must have the categories of the others, {dataset.categories}, got "
+            f"{validation.categories}"
+        )
 
 
 def open_image(dataset: Dataset, image: int) -> Image.Image:

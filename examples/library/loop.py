@@ -20,6 +20,7 @@ from flax import struct
 from tqdm import tqdm
 
 Batch = TypeVar("Batch")
+Scores = dict[str, dict[str, float]]  # what evaluations found, by the number of steps before them
 # What a run that is resumed may have changed; a recipe can name more as its `changeable`.
 CHANGEABLE = ("checkpoint_every",)
 
@@ -50,13 +51,12 @@ def update(
 class Run(NamedTuple):
     """A finished training: the last state and, of each step, all that it measured by name.
 
-    "milliseconds" is the wall time of the step, and "waited" that before it, for its batch. scores: what evaluations
-    found, by the number of steps before them.
+    "milliseconds" is the wall time of the step, and "waited" that before it, for its batch.
     """
 
     state: Any
     history: list[dict[str, float]]
-    scores: dict[str, dict[str, float]]
+    scores: Scores
 
     @property
     def losses(self) -> list[float]:
@@ -91,7 +91,7 @@ def fit(
     *,
     resume: bool = False,
     overwrite: bool = False,
-    evaluate: Callable[[Any, int], dict[str, float]] | None = None,
+    evaluate: Callable[[Any, int, Scores], dict[str, float]] | None = None,
     stop_after: int | None = None,
     title: str = "training",
 ) -> Run:
@@ -101,7 +101,8 @@ def fit(
     recipe: a dataclass with `steps` and `checkpoint_every`, among others; a run that is resumed must have the same.
     resume: continue from the newest checkpoint in `directory`, if any, as if never interrupted. Otherwise it must have
     none, or `overwrite` deletes them.
-    evaluate: takes a state and the number of its steps; called every `recipe.evaluate_every` steps and after the last.
+    evaluate: takes a state, the number of its steps and all earlier scores; called every `recipe.evaluate_every` steps
+    and after the last.
     stop_after: stop after that many steps, like an interruption. On Ctrl-C, the last state is saved.
     """
     options = ocp.CheckpointManagerOptions(max_to_keep=1, save_interval_steps=recipe.checkpoint_every, create=True)
@@ -111,7 +112,7 @@ def fit(
             if resume:
                 state, history, scores = _restore(checkpoints, start.shapes, recipe)
             elif not overwrite:
-                raise FileExistsError(f"{directory} has checkpoints of another run: resume it, or overwrite them")
+                raise FileExistsError(f"{directory} has checkpoints of a run: resume it (--resume), or overwrite it")
         if state is None:
             for old in checkpoints.all_steps():
                 checkpoints.delete(old)
@@ -132,7 +133,7 @@ def fit(
             progress.update()
             count, stops = len(history), interrupted() or len(history) == last
             if evaluate and (count == recipe.steps or count % recipe.evaluate_every == 0):
-                scores[str(count)] = evaluate(state, count)
+                scores[str(count)] = evaluate(state, count, dict(scores))
             if stops or checkpoints.should_save(count):
                 _save(checkpoints, recipe, state, history, scores, force=stops)
             waited_from = time.perf_counter()

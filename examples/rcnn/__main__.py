@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from examples.library import objects
+from examples.library.coco import rgb
 
 from .detector import detect
 from .images import SCALE
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         model, variables = load(options.checkpoint)
         names = class_names(options.names, model.config.classes)
-        image = Image.open(options.image).convert("RGB")
+        image = rgb(Image.open(options.image))
     except (OSError, ValueError) as error:
         parser.error(str(error))
     found = jax.device_get(detect(model, variables, np.asarray(image)[None], tuple(options.scale)))

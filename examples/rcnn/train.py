@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import optax
 
-from examples.library.coco import Dataset, read
+from examples.library.coco import Dataset, check_validation, read
 from examples.library.loop import Start, State, first_state, fit, update
 from jax_dcn import interop
 
@@ -127,24 +127,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return first_state(params, make_optimiser(recipe))
 
     size = tuple(options.size)
-    run = fit(
-        partial(train_step, model, recipe, statistics),
-        Start(make, jax.eval_shape(make)),
-        lambda steps: coco.training_batches(
-            dataset,
-            recipe.seed,
-            steps,
-            recipe.batch_size,
-            size,
-            objects=options.objects,
-            masks=model.config.masks,
-            mirror=not options.no_mirror,
-        ),
-        recipe,
-        options.out / "checkpoints",
-        resume=options.resume,
-        overwrite=options.overwrite,
-    )
+    try:
+        run = fit(
+            partial(train_step, model, recipe, statistics),
+            Start(make, jax.eval_shape(make)),
+            lambda steps: coco.training_batches(
+                dataset,
+                recipe.seed,
+                steps,
+                recipe.batch_size,
+                size,
+                objects=options.objects,
+                masks=model.config.masks,
+                mirror=not options.no_mirror,
+            ),
+            recipe,
+            options.out / "checkpoints",
+            resume=options.resume,
+            overwrite=options.overwrite,
+        )
+    except (FileExistsError, ValueError) as error:
+        raise SystemExit(f"python -m examples.rcnn.train: error: {error}") from error
     variables = {"params": run.state.params, "batch_stats": statistics}
     options.out.mkdir(parents=True, exist_ok=True)
     np.savez(options.out / "model.npz", **interop.to_torch(variables))
@@ -188,7 +191,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         loaded = load(options.checkpoint) if options.checkpoint else None
         masks = not options.boxes_only and (loaded is None or loaded[0].config.masks)
         validation = read(*options.validation, masks) if options.validation else None
-        options.inputs = read(options.annotations, options.images, masks), validation, loaded
+        dataset = read(options.annotations, options.images, masks)
+        if validation:
+            check_validation(dataset, validation)
+        options.inputs = dataset, validation, loaded
     except (OSError, ValueError) as error:
         parser.error(str(error))
     return options

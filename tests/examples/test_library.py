@@ -74,6 +74,12 @@ def test_annotations_that_do_not_fit(annotations, message, folder):
         read(*written(folder, annotations))
 
 
+def test_annotations_of_crowds_alone(folder):
+    dataset = read(*written(folder, changed("annotations", iscrowd=1)))
+    with pytest.raises(ValueError, match=r"the annotations of .* must have an object that is no crowd"):
+        dataset.images_with_objects  # noqa: B018
+
+
 def test_masks_and_sizes_that_do_not_fit(folder):
     with pytest.raises(ValueError, match=r"annotation 7 of .* must have a segmentation, or pass --boxes-only"):
         read(*written(folder, content()), masks=True)
@@ -155,7 +161,7 @@ def test_a_run_goes_on_as_if_never_interrupted(tmp_path):
     """Also with a recipe that has tuples, which JSON does not know, and with more steps."""
     whole = run(tmp_path / "whole")
     run(tmp_path / "parts", stop_after=3)
-    with pytest.raises(FileExistsError, match="has checkpoints of another run: resume it, or overwrite them"):
+    with pytest.raises(FileExistsError, match=r"has checkpoints of a run: resume it \(--resume\), or overwrite it"):
         run(tmp_path / "parts")
     resumed = run(tmp_path / "parts", resume=True)
     assert resumed.losses == whole.losses and float(resumed.state.params["x"]) == float(whole.state.params["x"])
@@ -167,13 +173,16 @@ def test_a_run_goes_on_as_if_never_interrupted(tmp_path):
 
 
 def test_evaluations(tmp_path):
-    found = run(tmp_path, evaluate=lambda state, count: {"x": float(state.params["x"]), "count": count})
-    assert [scores["count"] for scores in found.scores.values()] == [3, 6]
+    def evaluate(state, count, scores):
+        return {"count": count, "before": len(scores)}
+
+    found = run(tmp_path, evaluate=evaluate)
+    assert found.scores == {"3": {"count": 3, "before": 0}, "6": {"count": 6, "before": 1}}
     assert run(tmp_path, resume=True).scores == found.scores
 
 
 def test_an_interruption_saves_the_last_state(tmp_path):
-    def interrupt(state, count):
+    def interrupt(state, count, scores):
         if count == 3:
             signal.raise_signal(signal.SIGINT)
         return {}

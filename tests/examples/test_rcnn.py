@@ -318,7 +318,7 @@ def test_the_commands_train_and_draw(state, digits_folder, tmp_path, capsys):
     train([*data, *few, "--size", "64", "64", *validation, *checkpoint, "--out", str(tmp_path / "trained")])
     assert "box AP " in capsys.readouterr().out
     again = [*data, *few, "--size", "64", "64", *checkpoint, "--out", str(tmp_path / "trained")]
-    with pytest.raises(FileExistsError):
+    with pytest.raises(SystemExit, match="has checkpoints of a run"):
         train(again)
     train([*again, "--steps", "3", "--resume"])
     assert len(json.loads((tmp_path / "trained" / "results.json").read_text())["losses"]) == 3
