@@ -103,7 +103,9 @@ def draw(path: Path, detector: Detector, variables: dict[str, Any], dataset: Dat
                     places = locations[index].reshape(-1, 2) * batch.images.shape[2:0:-1] - 0.5
                     ax.scatter(*places.T, s=7, color=colour, linewidths=0)
                 else:
-                    ax.text(x0, y0, f"{dataset.names[labels[index]]} {scores[index]:.2f}", fontsize=8, color=colour)
+                    label = f"{dataset.names[labels[index]]} {scores[index]:.2f}"
+                    box = {"facecolor": colour, "edgecolor": "none", "pad": 1}
+                    ax.text(x0, y0, label, fontsize=8, verticalalignment="bottom", bbox=box)
             ax.set(xlim=(-0.5, batch.images.shape[2] - 0.5), ylim=(batch.images.shape[1] - 0.5, -0.5))
     figure.suptitle(
         f"Objects with a score above {SHOWN_SCORE}, and where the last decoder layer samples for three of them"
