@@ -120,7 +120,8 @@ def in_file(name: str, config: Mapping[str, Any]) -> str:
     is_deformable_detr = config["model_type"] == "deformable_detr"
     rules = TO_FILES if is_deformable_detr else TO_FILES | TO_FILES_OF_RT_DETR
     # D-FINE's backbone and those of timm have the names of these models.
-    if (config.get("backbone_config") or {}).get("model_type") in ("resnet", "rt_detr_resnet"):
+    default = {"model_type": "rt_detr_resnet" if config["model_type"].startswith("rt_detr") else None}
+    if (config.get("backbone_config") or default)["model_type"] in ("resnet", "rt_detr_resnet"):
         rules = _resnet_to_files(deep=not is_deformable_detr) | rules
     name = _apply(rules, name)
     name = re.sub(r"^backbone\.", "backbone.conv_encoder.model." if is_deformable_detr else "backbone.model.", name)
