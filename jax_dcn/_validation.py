@@ -44,6 +44,8 @@ def as_array(name: str, value: Any) -> jax.Array:
     """`value`, an array of any library, as one of jax."""
     if not isinstance(value, jax.Array | np.ndarray | np.generic) and not hasattr(value, "__jax_array__"):
         raise TypeError(f"{name} must be an array, got {_BRIEF.repr(value)} of type {type(value).__name__}")
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} must be an array without a mask of its elements: pass array.filled()")
     try:
         return jnp.asarray(value)
     except TypeError as error:  # for a type that jax does not have

@@ -58,17 +58,17 @@ def offset_statistics(
     """
     kernel = _validation.pair("kernel_size", kernel_size)
     size = _validation.pair("image_size", image_size)
-    layer = geometry.resolve(size, kernel, strides=strides, padding=padding, kernel_dilation=kernel_dilation)
+    window = geometry.resolve(size, kernel, strides=strides, padding=padding, kernel_dilation=kernel_dilation)
     offset = jax.lax.stop_gradient(_validation.array("offset", offset))
     _validation.rank("offset", offset, 3, "[..., Ho, Wo, G·K·2]", least=True)
-    geometry.check_offset(offset, size, kernel, layer)
-    return statistics_of(offset, size, kernel, layer)
+    geometry.check_offset(offset, size, kernel, window)
+    return statistics_of(offset, size, kernel, window)
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
 @by_standard_rules
 def statistics_of(
-    offset: ArrayLike, image_size: tuple[int, int], kernel_size: tuple[int, int], layer: geometry.Window
+    offset: ArrayLike, image_size: tuple[int, int], kernel_size: tuple[int, int], window: geometry.Window
 ) -> dict[str, jax.Array]:
     """`offset_statistics` for arguments that were already checked."""
     offset = jnp.asarray(offset)
@@ -77,10 +77,10 @@ def statistics_of(
     finite = jnp.isfinite(vectors).all(-1)
     length = jnp.where(finite, jnp.linalg.norm(vectors, axis=-1), 0)
 
-    y, x = geometry.locations(offset, kernel_size, layer)
-    grid_y, grid_x = geometry.grid(offset.shape[-3:-1], kernel_size, layer)
-    regular = geometry.reads(grid_y, grid_x, image_size, layer)
-    lost = regular & ~geometry.reads(y, x, image_size, layer) & ~(jnp.isnan(y) | jnp.isnan(x))
+    y, x = geometry.locations(offset, kernel_size, window)
+    grid_y, grid_x = geometry.grid(offset.shape[-3:-1], kernel_size, window)
+    regular = geometry.reads(grid_y, grid_x, image_size, window)
+    lost = regular & ~geometry.reads(y, x, image_size, window) & ~(jnp.isnan(y) | jnp.isnan(x))
 
     def ratio(total: jax.Array, count: jax.Array) -> jax.Array:
         return total / jnp.maximum(count, 1)

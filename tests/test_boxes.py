@@ -24,7 +24,7 @@ def numpy_nms(boxes, scores, threshold, classes=None):
 
 
 def ious(a, b):
-    """Of one box with others."""
+    """The IoUs of one box with others."""
     width = np.maximum(np.minimum(a[2], b[:, 2]) - np.maximum(a[0], b[:, 0]), 0)
     height = np.maximum(np.minimum(a[3], b[:, 3]) - np.maximum(a[1], b[:, 1]), 0)
     area_a, area_b = (a[2] - a[0]) * (a[3] - a[1]), (b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1])

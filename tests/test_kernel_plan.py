@@ -352,6 +352,14 @@ def test_table(fuses_what_can_be):
     assert "tiles of 64 features" in rows[0]
 
 
+def test_tiles_suit_the_gpu():
+    """The widest tile takes 118 KiB of shared memory, and an SM of 12.0 has 100."""
+    operands = convolution(image=(100, 168), batch=(16,), channels=256, features=256)
+    for capability, features in (("9.0", 256), ("12.0", 128)):
+        forward = planned("deform_conv2d", operands, compute_capability=capability, backend="fused")["forward"]
+        assert forward.choices.tile_features == features
+
+
 def test_partial_sums_suit_the_gpu():
     operands = convolution(image=(100, 168), batch=(16,), channels=128, features=128)
     splits = {}

@@ -22,8 +22,8 @@ from benchmarks.support.cuda_tools import find
 WORKERS = 8  # test processes that share the GPU
 SANITIZER_WORKERS = 4
 SANITIZERS = "tests/kernels/test_compute_sanitizer.py"
-# Of `python -m benchmarks operators`, the most important first: what is not reached is cut off. With one type, more
-# shapes are reached.
+# The shapes of `python -m benchmarks operators`, the most important first: what is not reached is cut off. With one
+# type, more shapes are reached.
 RATIO_SHAPES = ("A16", "B16", "C16", "D16", "P1", "P3", "A", "B", "C", "D", "E", "F", "P2", "P4")
 RATIO_DTYPE = "bfloat16"
 PROFILED_SHAPE, PROFILED_LAUNCHES = "A", 8

@@ -44,7 +44,7 @@ def balanced(total: Size, limit: int) -> int:
         return 1
     limit = max(min(total, limit), 1)
     fewest = max(-(-total // limit), 1)
-    # Of the lengths from half of the limit on, and of the numbers of chunks that they give, the fewer are tried.
+    # Tries the lengths from half of the limit on, or the numbers of chunks that they give, whichever are fewer.
     if limit < 2 * fewest:
         equal = (length for length in range(limit, limit // 2, -1) if total % length == 0)
     else:

@@ -10,7 +10,7 @@ from jax_dcn._primitive import jax_internals
 
 class Target(NamedTuple):
     platform: str
-    # Of the CUDA GPUs, and None if they are not known.
+    # The properties of the CUDA GPUs; None if they are not known.
     compute_capability: int | None = None  # as 90 for 9.0
     sms: int | None = None  # streaming multiprocessors
 

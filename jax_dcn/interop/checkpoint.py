@@ -47,8 +47,7 @@ def load(path: str | os.PathLike[str], *, key: str | None = None, weights_only: 
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
-        with _reading(path, "safetensors"):
-            return _some(_safetensors(path), path)
+        return _some(_safetensors(path), path)
     if suffix == ".npz":
         with _reading(path, "numpy.savez"), np.load(path, allow_pickle=False) as arrays:
             return _some({name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}, path)
@@ -74,7 +73,7 @@ def _reading(path: Path, writer: str) -> Iterator[None]:
     """Raises ValueError for every error of a reader, and a damaged file may cause any, but for what the system says."""
     try:
         yield
-    except (ImportError, FileNotFoundError, PermissionError, IsADirectoryError, Unreadable):
+    except (FileNotFoundError, PermissionError, IsADirectoryError, Unreadable):
         raise
     except Exception as error:
         raise ValueError(
@@ -86,7 +85,7 @@ def _safetensors(path: Path) -> dict[str, np.ndarray]:
     from safetensors import safe_open
 
     arrays = {}
-    with safe_open(path, framework="numpy") as file:
+    with _reading(path, "safetensors"), safe_open(path, framework="numpy") as file:
         for name in file.keys():  # noqa: SIM118, because it is no mapping
             with _array_named(name, path):
                 arrays[name] = file.get_tensor(name)
@@ -124,9 +123,9 @@ def _to_array(value: Any) -> np.ndarray:
 
 
 def _load_torch(path: Path, weights_only: bool) -> Any:
-    with _reading(path, "torch"):
-        import torch
+    import torch
 
+    with _reading(path, "torch"):
         try:
             return torch.load(path, map_location="cpu", weights_only=weights_only)
         except pickle.UnpicklingError as error:

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kLog2Warp = 5;
 
-// As cells.h has them, of a level.
+// The number of cells of a level: cells.h says what a cell is.
 int64_t Cells(const Level& level) { return (int64_t{level.height} + 1) * (int64_t{level.width} + 1); }
 
 // The rows of a table, by which samples are sorted. The cells of a small level have so many samples that one warp would

@@ -140,7 +140,7 @@ def instruction(opcode, **control):
 
 
 def test_waits_that_machine_code_encodes():
-    """Of a load for sm_90: 2 clocks until the next instruction, scoreboards 5 and 1, and a wait for scoreboard 0."""
+    """A load for sm_90 has 2 clocks until the next instruction, scoreboards 5 and 1, and a wait for scoreboard 0."""
     control = 2 | 5 << 5 | 1 << 8 | 1 << 11
     code = f"""
 .text.kernel:

@@ -79,7 +79,7 @@ def sum_error(products, dtype):
 
 
 def sum_errors(case, dtype, cotangent, operands):
-    """Of y and of each gradient, the largest error that the sums of tensor cores can cause."""
+    """The largest error of y and of each gradient that the sums of tensor cores can cause."""
     x, offset, weight, _, mask = operands
     mask = np.ones((*offset.shape[:-1], offset.shape[-1] // 2)) if mask is None else np.abs(mask)
     magnitudes = Operands(np.abs(x), offset, np.abs(weight), None, mask)

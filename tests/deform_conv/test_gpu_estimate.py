@@ -38,7 +38,7 @@ def shape_of(name, batch):
 @pytest.mark.parametrize("capability", GPUS)
 @pytest.mark.parametrize("name", "ABCDEFG")
 def test_the_plan_takes_the_fastest_paths(name, capability):
-    """Of all combinations, where the gradients on the im2col path share columns and products."""
+    """The fastest of all combinations; gradients on the im2col path share columns and products."""
     for batch in (1, 4, 16):
         sizes, gpu = sizes_of(shape_of(name, batch)), GPUS[capability]
         plan = planned(shape_of(name, batch), f"{capability // 10}.{capability % 10}")
@@ -149,7 +149,7 @@ def test_the_last_wave_of_the_gradient_of_the_weight_is_nearly_full(name, tiles,
 
 
 def test_a_device_has_its_compute_capability():
-    """And its number of SMs. Of GPUs alone: the devices of a CPU have none."""
+    """And its number of SMs. Only GPUs have them: the devices of a CPU have none."""
     gpu = types.SimpleNamespace(compute_capability="12.0", core_count=170)
     assert target.of_device("cuda", gpu) == Target("cuda", 120, 170)
     assert target.of_device("cuda", types.SimpleNamespace(compute_capability="8.9")) == Target("cuda", 89, None)

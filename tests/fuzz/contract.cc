@@ -390,7 +390,7 @@ const char* Aggregate(Device&, DType dtype, const AggregationSizes& s, const Tap
   return nullptr;
 }
 
-// Of a table: a record of four numbers, an id and the start of a row for each sample, and the starts of the cells.
+// A table has, for each sample, a record of four numbers, an id and the start of a row; and the starts of the cells.
 int64_t MinWorkspaceSize(DType dtype, const AggregationSizes& s) {
   if (!kNeedsWorkspace) return 0;
   int64_t cells = 0;

@@ -96,6 +96,9 @@ def test_archives_of_other_things(tmp_path):
         path = tmp_path / "weights.pkl"
         path.write_bytes(pickle.dumps(ARRAYS)[:-9])
         interop.load(path, weights_only=False)
+    with pytest.raises(ValueError, match=r"weights\.pkl' is not a whole file that pickle has written"):
+        path.write_bytes(pickle.dumps(ARRAYS).replace(b"numpy", b"numpz"))  # a module that nobody has
+        interop.load(path, weights_only=False)
 
 
 def test_safetensors_of_other_types(tmp_path):

@@ -35,7 +35,7 @@ def executed_kernels(interpreter):
 
 
 def pytest_collection_modifyitems(items):
-    """Of the tests that are imported from other folders, deselects those of the reference, which run no kernels.
+    """Deselects tests of the reference, which run no kernels, among those that are imported from other folders.
 
     float16 has the instructions of bfloat16, and the golden files in float32 those of the other tests, so they run in
     `make thorough` only.

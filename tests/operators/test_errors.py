@@ -35,6 +35,7 @@ WRONG_CONVOLUTION = [
     ({"x": np.ones((2, 5, 6, 4), ">f4")}, TypeError, ["x must", ">f4", "byte order"]),
     ({"x": np.ones((2, 5, 6, 4), np.longdouble)}, TypeError, ["x must", "float128"]),
     ({"x": np.ones((2, 5, 6, 4), object)}, TypeError, ["x must", "object"]),
+    ({"x": np.ma.ones((2, 5, 6, 4))}, TypeError, ["x must", "filled"]),
     ({"x": np.ones((2, 5, 6, 4), [("a", "f4")])}, TypeError, ["x must", "('a', '<f4')"]),
     ({"x": ones((6, 4))}, ValueError, ["x must", "[..., H, W, Cin]", "(6, 4)"]),
     ({"offset": None}, TypeError, ["offset must", "None"]),

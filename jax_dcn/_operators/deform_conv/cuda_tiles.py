@@ -17,19 +17,21 @@ MIN_BLOCKS = 128  # about the number of SMs of a large GPU
 MANY_BLOCKS = 528
 
 
-def tile_features(pixels: int, features: int, groups: int) -> int:
+def tile_features(pixels: int, features: int, groups: int, resident_blocks: int) -> int:
     """How many features of a group a thread block of the forward computes, of TILE_PIXELS pixels.
 
     A block samples its pixels once for all its features. So one block takes all features of the group if a tile can;
     but fewer where there would be too few blocks to keep the GPU busy. A symbolic number of pixels counts as many.
+    Where an SM has shared memory for only one block of the gradient of the weight, it has none for the widest tile.
     """
     features //= groups
+    sizes = TILE_FEATURES if resident_blocks > 1 else TILE_FEATURES[:-1]
 
     def blocks(tile: int) -> int:
         return -(-pixels // TILE_PIXELS) * groups * -(-features // tile)
 
-    tile = next((tile for tile in TILE_FEATURES if tile >= features), TILE_FEATURES[-1])
-    while tile > TILE_FEATURES[0] and isinstance(pixels, int) and blocks(tile) < MIN_BLOCKS:
+    tile = next((tile for tile in sizes if tile >= features), sizes[-1])
+    while tile > sizes[0] and isinstance(pixels, int) and blocks(tile) < MIN_BLOCKS:
         tile //= 2
     return tile
 

@@ -123,8 +123,7 @@ def _fused_kernel_seconds(computation: str, sizes: ConvolutionSizes, gpu: Gpu) -
     tile, is_narrow = 64 if segment <= 64 else 128, segment < 64
     pixel_tiles = math.ceil(sizes.pixels / cuda_tiles.TILE_PIXELS)
     if computation == "forward":
-        # Where shared memory has room for only one block of the gradient of the weight, it has none for 256 columns.
-        tile = min(cuda_tiles.tile_features(sizes.pixels, sizes.features, sizes.groups), 128 * gpu.resident_blocks)
+        tile = cuda_tiles.tile_features(sizes.pixels, sizes.features, sizes.groups, gpu.resident_blocks)
         blocks = pixel_tiles * sizes.groups * math.ceil(features / tile)
         k_steps = math.ceil(segments / sizes.groups) * _slices(sizes.taps * segment, sizes)
     elif computation == "x":

@@ -18,8 +18,8 @@ from jax_dcn._operators.deform_conv.plan import Im2col
 from jax_dcn._primitive.chunks import filled, fold, read_chunk, write_chunk
 from jax_dcn._primitive.promotion import sum_dtype
 
-# From what the arrays of results start, which are overwritten. XLA for CPUs, which ignores the barrier of
-# `chunks.filled`, would make one array for those that start from equal values, and copy it. Gradients start from 0.
+# The initial values of the arrays of results, which are overwritten; gradients start from 0. XLA for CPUs ignores the
+# barrier of `chunks.filled`, so it would make one array for results with equal initial values, and copy it.
 VALUE_FILL, TANGENT_FILL = math.nan, math.inf
 
 Cotangents: TypeAlias = dict[str, jax.Array]
@@ -57,7 +57,7 @@ def tangent(convolution: Convolution, tangents: Mapping[str, jax.Array], choices
 def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[str], choices: Im2col) -> Cotangents:
     """The requested cotangents, in the sums' type, but that of x in the planned one."""
     (x, offset, weight, _, mask), spec, _ = convolution
-    sum_dtype, groups = offset.dtype, spec.feature_group_count
+    wide, groups = offset.dtype, spec.feature_group_count
     positions = [name for name in ("offset", "mask") if name in requested]
 
     def images_at(image: ArrayLike, count: int, out: Cotangents) -> Cotangents:
@@ -87,7 +87,7 @@ def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[s
 
         out = dict(out)
         d_x = out.pop("x", None)
-        d_xs = d_x if d_x is None or not choices.x_sums else filled(x, (count, *x.shape[1:]), sum_dtype)
+        d_xs = d_x if d_x is None or not choices.x_sums else filled(x, (count, *x.shape[1:]), wide)
         out, d_xs = fold(rows_at, offset.shape[1], choices.rows, (out, d_xs))
         if d_x is not None and d_xs is not None:
             out["x"] = write_chunk(d_x, d_xs.astype(choices.x_dtype), (image, 0)) if choices.x_sums else d_xs
@@ -95,12 +95,12 @@ def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[s
 
     out = {
         name: filled(d_y, array.shape, dtype)
-        for name, array, dtype in (("x", x, choices.x_dtype), ("offset", offset, sum_dtype), ("mask", mask, sum_dtype))
+        for name, array, dtype in (("x", x, choices.x_dtype), ("offset", offset, wide), ("mask", mask, wide))
         if name in requested and array is not None
     }
     if "weight" in requested:
         shape = (groups, weight.shape[3] // groups, math.prod(weight.shape[:2]), weight.shape[2])
-        out["weight"] = filled(d_y, shape, sum_dtype)
+        out["weight"] = filled(d_y, shape, wide)
     out = fold(images_at, offset.shape[0], choices.images, out)
     if "weight" in requested:
         out["weight"] = out["weight"].transpose(2, 3, 0, 1).reshape(weight.shape)

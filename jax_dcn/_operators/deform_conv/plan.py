@@ -336,8 +336,8 @@ def _forward(problem: _Problem) -> ComputationPlan:
     if target.platform == "cpu":
         size = _packed_weight_size(weight, spec) if weight.dtype == jnp.bfloat16 else 0
         return ComputationPlan("forward", path, reason, _FLOAT32_BYTES * size, FusedCpu(size))
-    features = weight.shape[-1]
-    tile = cuda_tiles.tile_features(math.prod(offset.shape[:3]), features, spec.feature_group_count)
+    pixels, features = math.prod(offset.shape[:3]), weight.shape[-1]
+    tile = cuda_tiles.tile_features(pixels, features, spec.feature_group_count, problem.gpu.resident_blocks)
     return ComputationPlan("forward", path, reason, _weight_bytes(weight), FusedCudaForward(tile))
 
 

@@ -1,6 +1,6 @@
 // bfloat16 in words of two.
 //
-// Of 32 channels, a vector has the even ones in the low and the odd ones in the high half of its words. Sums and
+// A vector of 32 channels has the even ones in the low and the odd ones in the high half of its words. Sums and
 // products have the even ones first, then the odd ones: that order needs no shuffles, and the weight is packed in it.
 #pragma once
 

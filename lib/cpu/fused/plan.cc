@@ -56,8 +56,8 @@ int64_t PackedFloats(DType dtype, int64_t elements) {
 
 int64_t TilePixels(InstructionSet set) { return set == InstructionSet::kAmx ? kTilePixelsOfAmx : kTilePixels; }
 
-// As few parts as allow kMaxFusedTasks tasks, if the workspace has room for their sums. They do not depend on what is
-// requested, so the bits of a cotangent do not depend on which others are.
+// The fewest parts that allow kMaxFusedTasks tasks, if the workspace has room for their sums. They do not depend on
+// what is requested, so the bits of a cotangent do not depend on which others are.
 int64_t ChooseParts(const Sizes& sizes, const Slices& slices) {
   int64_t room = kWorkspaceFloats - slices.packed_size;
   if (slices.image_size > 0) {

@@ -36,9 +36,9 @@ struct BlockGrid {
   const AggregationSizes& sizes;
   int64_t heads, channels, pixels;  // of a block
 
-  // As many heads as fit in the L2 cache, because the taps of a query's heads are consecutive in memory; fewer, and
-  // then fewer channels, if there would be too few blocks. Fewer pixels only for the limit on memory, because each
-  // block of a head locates all of its taps.
+  // A block has as many heads as fit in the L2 cache, because the taps of a query's heads are consecutive in memory. It
+  // has fewer heads, then fewer channels, if there would be too few blocks, and fewer pixels only for the limit on
+  // memory, because each block of a head locates all of its taps.
   BlockGrid(const AggregationSizes& sizes, int64_t threads, int64_t element_bytes) : sizes(sizes) {
     constexpr int64_t kCache = 2 << 20, kMemory = 48 << 20;
     constexpr int64_t kMinChannels = 16;  // a cache line

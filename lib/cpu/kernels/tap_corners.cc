@@ -117,7 +117,7 @@ void TapCorners<A>::AddressCorners(int64_t taps, const BlockArray& array, uintpt
   uintptr_t* const address[] = {address_[0].data(), address_[1].data(), address_[2].data(), address_[3].data()};
   DCN_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < taps; ++i) {
-    // Of 32-bit factors, because a product of 64-bit ones takes several instructions.
+    // The factors have 32 bits, because a product of 64-bit ones takes several instructions.
     const int64_t pixel = int64_t{top[i]} * width[i] + left[i] + first_pixel[i], next = pixel + width[i];
     const uintptr_t upper = first + head_offset[i] + pixel * pixel_stride, lower = upper + row_stride[i];
     // A corner outside the block is recognized by its pixel.

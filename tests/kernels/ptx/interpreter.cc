@@ -179,7 +179,7 @@ void Launch::RunBlock(uint32_t block) {
   }
 }
 
-// Of `lanes`, which are at a collective instruction, some for which it is complete; if there are none, those absent.
+// Some of `lanes`, all at a collective instruction, for which it is complete. If there are none, finds the absent ones.
 Lanes Launch::ReadyLanes(Warp& warp, const Instruction& instruction, Lanes lanes, Lanes* absent) const {
   if (instruction.members < 0) {
     *absent = warp.exist & ~lanes;
