@@ -92,7 +92,7 @@ MIN_WARPS = 8  # two for each scheduler of an SM
 
 @pytest.mark.parametrize("sm", read(DEVICES))
 def test_an_sm_has_enough_warps_of_every_fused_kernel(sm):
-    """One of the kernels of each tile has, which differ in warps. The widest tile of the forward does not fit every SM."""
+    """One of the kernels of each tile has; they differ in warps. Not every SM has room for the widest tile."""
     number = int(sm.removeprefix("sm_"))
     runs = [name for name in ARCHITECTURES if number // 10 * 10 <= int(name.removeprefix("sm_")) <= number]
     if not runs:
