@@ -25,7 +25,7 @@ from tests.helpers.pages import ERRORS, FENCED, PAGES, ROOT, blocks, text_of
 TREE = "docs/contributing.md"
 KERNELS = "docs/kernels.md"
 NEEDED = {"docs/pictures.md": ["matplotlib"], "docs/interop.md": ["onnxruntime", "safetensors"]}
-PEERS = {"detectron2", "mmcv", "mxnet", "paddle", "torch", "torchvision"}
+PEERS = {"detectron2", "equinox", "mmcv", "mxnet", "paddle", "torch", "torchvision"}
 
 every_page = pytest.mark.parametrize("page", PAGES)
 
