@@ -89,8 +89,9 @@ BESIDE = {(page, *sorted(peers_of(block))) for page in PAGES for block in blocks
 
 
 @pytest.mark.parametrize("page, peers", [(page, peers) for page, *peers in sorted(BESIDE)])
-def test_python_beside_other_libraries(page, peers):
+def test_python_beside_other_libraries(page, peers, tmp_path, monkeypatch):
     """Results are compared with those of other libraries, if installed; otherwise their code is only parsed."""
+    monkeypatch.chdir(tmp_path)  # pages write files
     for peer in peers:
         pytest.importorskip(peer, exc_type=ImportError)  # also if its compiled part is missing
     run(page, peers)
