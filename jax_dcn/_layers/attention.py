@@ -85,7 +85,7 @@ class MultiScaleDeformableAttentionBase(common.Layer):
         _validation.choice("method", self.method, ("bilinear", "discrete"))
         if self.offset_scale is not None:
             _validation.number("offset_scale", self.offset_scale)
-        self._check_dtypes()
+        self._check_dtypes_and_functions()
 
     def _make_hashable(self) -> None:
         """Converts the options to Python's ints: Flax's transformations hash the attributes of a module."""

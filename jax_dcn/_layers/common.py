@@ -79,10 +79,13 @@ class Layer:
         dtype = inputs.dtype if self.dtype is None else self.dtype
         return jnp.asarray(inputs, sum_dtype(dtype))
 
-    def _check_dtypes(self) -> None:
+    def _check_dtypes_and_functions(self) -> None:
         if self.dtype is not None:
             _validation.dtype("dtype", self.dtype)
         _validation.dtype("param_dtype", self.param_dtype)
+        for name in ("kernel_init", "bias_init", "promote_dtype"):
+            if hasattr(self, name):
+                _validation.function(name, getattr(self, name))
 
 
 class OffsetLayer(Layer):

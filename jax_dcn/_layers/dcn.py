@@ -59,7 +59,7 @@ class DCNBase(common.OffsetLayer):
             _validation.pair("dw_kernel_size", self.dw_kernel_size)
         _validation.choice("backend", self.backend, BACKENDS)
         _validation.choice("center_feature_scale", self.center_feature_scale, (True, False))
-        self._check_dtypes()
+        self._check_dtypes_and_functions()
 
     def _window(self) -> dict[str, Any]:
         """The window, padded such that the result has the size of x."""

@@ -82,7 +82,7 @@ class DeformConvBase(common.BranchLayer):
         _validation.number("mask_scale", self.mask_scale)
         if self.kernel_transform is not None:
             _validation.function("kernel_transform", self.kernel_transform)
-        self._check_dtypes()
+        self._check_dtypes_and_functions()
         # Here, because errors of the offset convolution would not name the arguments of this layer.
         sizes = [_validation.pair(name, getattr(self, name)) for name in ("kernel_size", "strides", "kernel_dilation")]
         _validation.padding(self.padding, (1, 1), *sizes)

@@ -180,7 +180,7 @@ class DeformPSRoIPoolBase(common.BranchLayer):
         _validation.positive("classes", self.classes)
         _validation.positive("hidden_features", self.hidden_features)
         _validation.number("mask_scale", self.mask_scale)
-        self._check_dtypes()
+        self._check_dtypes_and_functions()
 
     def _check_channels(self, name: str, channels: int) -> None:
         group_size = _validation.pair("group_size", self.group_size)
