@@ -21,10 +21,12 @@ RESNET50_VD = Layout(deep=True, out_indices=COARSE_STAGES)
 
 def backbone_layout(config: Mapping[str, Any]) -> Layout:
     """The network that a `backbone_config` describes."""
-    kind = config["model_type"]
+    kind = config.get("model_type")
+    if kind is None:
+        raise ValueError("backbone_config must have model_type, such as 'resnet'")
     if kind == "timm_backbone":
         require(config, backbone=(*TIMM_BASIC_DEPTHS, *TIMM_DEPTHS))
-        name, out_indices = config["backbone"], tuple(config["out_indices"])
+        name, out_indices = config["backbone"], tuple(config.get("out_indices") or COARSE_STAGES)
         if name in TIMM_BASIC_DEPTHS:
             return Layout(False, 64, BASIC_SIZES, TIMM_BASIC_DEPTHS[name], "basic", out_indices=out_indices)
         return Layout(depths=TIMM_DEPTHS[name], out_indices=out_indices)

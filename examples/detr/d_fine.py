@@ -135,7 +135,7 @@ class FineDecoder(nn.Module):
         hidden: jax.Array | None,
         layers: int,
     ) -> Predictions:
-        """Runs so many layers.
+        """Runs the first `layers` layers.
 
         queries: [batch, queries, channels]; reference: boxes [batch, queries, 4]; position: from boxes to position
         embeddings; heads: of classes and of corners, for each layer; hidden: which queries do not see each other.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from .matching import Targets
 
 
 class Batch(NamedTuple):
-    """Images, uint8 [batch, height, width, 3], where they are no padding, bool [batch, height, width], and targets."""
+    """Images, uint8 [batch, height, width, 3], which pixels are valid, bool [batch, height, width], and targets."""
 
     images: jax.Array
     mask: jax.Array
@@ -49,12 +50,18 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
     """
     images = np.array(dataset.images_with_objects)
 
+    @lru_cache(2)
+    def order(epoch):
+        return np.random.default_rng((loading.seed, epoch)).permutation(len(images))
+
     def example(number, size):
         epoch, place = divmod(number, len(images))
-        order = np.random.default_rng((loading.seed, epoch)).permutation(len(images))
-        found = load(dataset, int(images[order[place]]))
+        found = load(dataset, int(images[order(epoch)[place]]))
+        rng = np.random.default_rng((loading.seed, epoch, place))
         if loading.augmented:
-            found = augmented(found, np.random.default_rng((loading.seed, epoch, place)), loading)
+            found = augmented(found, rng, loading.keeps_ratio)
+        if loading.mirrors:
+            found = augment.mirror(found, rng)
         return fitted(found, size, loading.keeps_ratio)
 
     def batch(step):
@@ -86,13 +93,13 @@ def load(dataset: Dataset, image: int) -> Example:
     return augment.sanitise(Example(np.asarray(open_image(dataset, image)), boxes, labels))
 
 
-def augmented(example: Example, rng: np.random.Generator, loading: Loading) -> Example:
+def augmented(example: Example, rng: np.random.Generator, keeps_ratio: bool) -> Example:
     """An example with the augmentations of RT-DETR and D-FINE or, with its ratio kept, of Deformable DETR.
 
     The former: photometric distortion, zoom out, and a crop with a least IoU. The latter: with probability 1/2, a crop
     of an image whose shorter side has 400 to 600 pixels.
     """
-    if loading.keeps_ratio:
+    if keeps_ratio:
         if rng.random() < 0.5:
             height, width = example.image.shape[:2]
             factor = rng.choice([400, 500, 600]) / min(height, width)
@@ -101,7 +108,7 @@ def augmented(example: Example, rng: np.random.Generator, loading: Loading) -> E
     else:
         for change in (augment.photometric_distort, augment.zoom_out, augment.iou_crop):
             example = change(example, rng)
-    return augment.mirror(example, rng) if loading.mirrors else example
+    return example
 
 
 def fitted(example: Example, size: tuple[int, int], keeps_ratio: bool) -> tuple[Example, tuple[int, int]]:

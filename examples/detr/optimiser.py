@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ class Recipe:
     checkpoint_every: int = 500
     evaluate_every: int = 1000
 
-    changeable = ("steps", "evaluate_every")  # of a run that is resumed
+    changeable: ClassVar = ("steps", "evaluate_every")  # of a run that is resumed
 
 
 # What differs, by model_type: D-FINE's from the configs of Peterande/D-FINE (size S), Deformable DETR's from
@@ -95,7 +95,12 @@ def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
         "frozen": optax.set_to_zero(),
     }
     labels = partial(jax.tree_util.tree_map_with_path, lambda path, _: group(recipe, path))
-    return optax.chain(optax.clip_by_global_norm(recipe.clip_norm), optax.partition(groups, labels))
+    frozen = partial(jax.tree_util.tree_map_with_path, lambda path, _: group(recipe, path) == "frozen")
+    return optax.chain(
+        optax.masked(optax.set_to_zero(), frozen),  # they do not count in the norm
+        optax.clip_by_global_norm(recipe.clip_norm),
+        optax.partition(groups, labels),
+    )
 
 
 def moved_average(recipe: Recipe, average: Any, new: Any, step: jax.Array) -> Any:

@@ -10,6 +10,7 @@ checkpoint of the same format, and OUT/best with the best AP on the validation i
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,6 +34,17 @@ STRIDE = 32
 POSITIVE = ("steps", "objects", "workers", "devices", "batch_size", "accumulate", "checkpoint_every", "evaluate_every")
 
 
+RANGES = {
+    "learning_rate": (0, math.inf),
+    "backbone_rate": (0, math.inf),
+    "slow_rate": (0, math.inf),
+    "warmup": (0, math.inf),
+    "decay_from": (0, 1),
+    "weight_decay": (0, math.inf),
+    "clip_norm": (1e-9, math.inf),
+    "ema": (0, 1),
+    "ema_warmup": (0, math.inf),
+}
 RECIPE_HELP = {
     "batch_size": "images in a step",
     "learning_rate": "peak learning rate",
@@ -72,6 +84,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             recipe,
             partial(training_batches, dataset, loading),
             out / "checkpoints",
+            settings={
+                "sizes": options.sizes,
+                "objects": options.objects,
+                "augmented": loading.augmented,
+                "mirrors": loading.mirrors,
+                "dtype": options.dtype,
+                "classes": dataset.names,
+                "images": len(dataset.images),
+            },
             evaluate=evaluate if validation else None,
             devices=jax.devices()[: options.devices],
             resume=options.resume,
@@ -127,11 +148,21 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         validation = read(*options.validation) if options.validation else None
         if validation:
             check_validation(dataset, validation)
+        for one in filter(None, (dataset, validation)):
+            one.images_with_objects  # noqa: B018, because it raises if there are none
         checkpoint = start(options, dataset)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     chosen = {name: getattr(options, name) for name in RECIPE_HELP if getattr(options, name) is not None}
-    options.recipe = Recipe(options.steps, **RECIPES[checkpoint.model_type] | chosen)
+    defaults = RECIPES[checkpoint.model_type]
+    if options.config:  # nothing in a random backbone is worth keeping
+        defaults = defaults | {"backbone_rate": 1.0, "freezes_stem": False}
+    defaults = defaults | {"warmup": min(defaults.get("warmup", Recipe.warmup), options.steps)}
+    options.recipe = Recipe(options.steps, **defaults | chosen)
+    for name, (low, high) in RANGES.items():
+        if not low <= getattr(options.recipe, name) <= high:
+            value = getattr(options.recipe, name)
+            parser.error(f"--{name.replace('_', '-')} must be between {low} and {high}, got {value}")
     if options.recipe.warmup > options.steps:
         parser.error(f"--warmup must be at most --steps, got {options.recipe.warmup} and {options.steps}")
     options.loading = Loading(
@@ -154,7 +185,7 @@ def start(options: argparse.Namespace, dataset: Dataset) -> Checkpoint:
     if options.checkpoint:
         found = weights.adapt(weights.load(options.checkpoint, dtype), dataset.names, key)
     else:
-        config = weights.read_config(options.config)
+        config = {"freeze_backbone_batch_norms": False} | weights.read_config(options.config)
         found = weights.initialise(weights.with_labels(config, dataset.names), key, dtype)
     return found._replace(processor=with_size(found.model_type, found.processor, options.sizes[-1]))
 

@@ -66,9 +66,18 @@ def train_step(
     if recipe.accumulate == 1:
         statistics, (gradients, found) = gradient(statistics, (0, batch))
     else:
-        parts = jax.tree.map(lambda leaf: leaf.reshape(recipe.accumulate, -1, *leaf.shape[1:]), batch)
-        statistics, stacked = jax.lax.scan(gradient, statistics, (jnp.arange(recipe.accumulate), parts))
-        gradients, found = jax.tree.map(lambda leaf: leaf.mean(0), stacked)
+        # Each part has images of every device.
+        parts = jax.tree.map(lambda leaf: leaf.reshape(-1, recipe.accumulate, *leaf.shape[1:]).swapaxes(0, 1), batch)
+
+        def add(carry, part):
+            statistics, total = carry
+            statistics, (gradients, found) = gradient(statistics, part)
+            return (statistics, jax.tree.map(jnp.add, total, gradients)), found
+
+        start = statistics, jax.tree.map(jnp.zeros_like, params)
+        (statistics, total), stacked = jax.lax.scan(add, start, (jnp.arange(recipe.accumulate), parts))
+        gradients = jax.tree.map(lambda leaf: leaf / recipe.accumulate, total)
+        found = jax.tree.map(jnp.mean, stacked)
     updates, optimiser = make_optimiser(recipe).update(gradients, state.optimiser, params)
     variables = {"params": optax.apply_updates(params, updates), "batch_stats": statistics}
     average = state.average

@@ -70,7 +70,8 @@ def save(folder: str | Path, checkpoint: Checkpoint) -> None:
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(checkpoint.config, indent=2))
+    dtypes = {key: "float32" for key in ("dtype", "torch_dtype") if key in checkpoint.config}
+    (folder / "config.json").write_text(json.dumps(checkpoint.config | dtypes, indent=2))
     if checkpoint.processor:
         (folder / "preprocessor_config.json").write_text(json.dumps(checkpoint.processor, indent=2))
     save_file(to_file(checkpoint), folder / "model.safetensors", {"format": "pt"})

@@ -70,7 +70,14 @@ class ConvLayer(nn.Module):
         if options.frozen:
             x = FrozenBatchNorm(name="normalization")(x)
         else:
-            x = nn.BatchNorm(options.use_running_average, momentum=0.9, dtype=options.dtype, name="normalization")(x)
+            norm = nn.BatchNorm(
+                options.use_running_average,
+                momentum=0.9,
+                use_fast_variance=False,
+                dtype=options.dtype,
+                name="normalization",
+            )
+            x = norm(x)
         if not self.is_active:
             return x
         return Affine(name="lab")(nn.relu(x)) if options.affine else nn.relu(x)

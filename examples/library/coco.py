@@ -1,6 +1,7 @@
 """Images with annotations in the format of COCO: read, and checked before a training starts."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,10 +82,10 @@ def read(annotations: Path, folder: Path, masks: bool = False) -> Dataset:
 
 def check_validation(dataset: Dataset, validation: Dataset) -> None:
     """Raises ValueError if validation images have other categories than those that a model is trained on."""
-    if validation.categories != dataset.categories:
+    categories, others = (dict(zip(one.categories, one.names, strict=True)) for one in (dataset, validation))
+    if categories != others:
         raise ValueError(
-            f"the validation annotations must have the categories of the others, {dataset.categories}, got "
-            f"{validation.categories}"
+            f"the validation annotations must have the categories of the others, {categories}, got {others}"
         )
 
 
@@ -126,15 +127,21 @@ def _check_keys(path: Path, content: Mapping[str, Any]) -> None:
             lacking = [key for key in keys if not isinstance(item, dict) or key not in item]
             if lacking:
                 raise ValueError(f"{kind}[{number}] of {path} must have {lacking[0]}")
+        ids = [item["id"] for item in content[kind]]
+        if len(set(ids)) < len(ids):
+            twice = next(one for one in ids if ids.count(one) > 1)
+            raise ValueError(f"{kind} of {path} must have ids of their own, got {twice} twice")
     known = {kind: {item["id"] for item in content[kind]} for kind in ("images", "categories")}
     for annotation in content["annotations"]:
         for key, kind in (("image_id", "images"), ("category_id", "categories")):
             if annotation[key] not in known[kind]:
                 raise ValueError(
-                    f"annotation {annotation['id']} of {path} must have a {key} of {kind}, got {annotation[key]}"
+                    f"annotation {annotation['id']} of {path} must have {'an' if key[0] == 'i' else 'a'} {key} that is "
+                    f"in {kind}, got {annotation[key]}"
                 )
         box = annotation["bbox"]
-        if not (isinstance(box, list) and len(box) == 4 and all(isinstance(side, (int, float)) for side in box)):
+        numbers = isinstance(box, list) and all(isinstance(side, (int, float)) for side in box)
+        if not (numbers and len(box) == 4 and all(map(math.isfinite, box))):
             raise ValueError(f"annotation {annotation['id']} of {path} must have a bbox of four numbers, got {box}")
 
 

@@ -5,7 +5,7 @@ import json
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import islice
@@ -89,6 +89,7 @@ def fit(
     recipe: Any,
     directory: Path,
     *,
+    settings: Mapping[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
     evaluate: Callable[[Any, int, Scores], dict[str, float]] | None = None,
@@ -98,7 +99,8 @@ def fit(
     """Apply `step`, which returns the new state and scalars with "loss" among them, to the batches of all steps.
 
     batches: takes the numbers of the steps that remain.
-    recipe: a dataclass with `steps` and `checkpoint_every`, among others; a run that is resumed must have the same.
+    recipe: a dataclass with `steps` and `checkpoint_every`, among others; settings: what else decides the result, such
+    as the data. A run that is resumed must have the same.
     resume: continue from the newest checkpoint in `directory`, if any, as if never interrupted. Otherwise it must have
     none, or `overwrite` deletes them.
     evaluate: takes a state, the number of its steps and all earlier scores; called every `recipe.evaluate_every` steps
@@ -108,9 +110,11 @@ def fit(
     options = ocp.CheckpointManagerOptions(max_to_keep=1, save_interval_steps=recipe.checkpoint_every, create=True)
     with ocp.CheckpointManager(directory.absolute(), options=options) as checkpoints, _interruption() as interrupted:
         state, history, scores = None, [], {}
+        asked = json.loads(json.dumps(asdict(recipe) | dict(settings or {})))
         if checkpoints.latest_step() is not None:
             if resume:
-                state, history, scores = _restore(checkpoints, start.shapes, recipe)
+                changeable = (*CHANGEABLE, *getattr(recipe, "changeable", ()))
+                state, history, scores = _restore(checkpoints, start.shapes, asked, changeable)
             elif not overwrite:
                 raise FileExistsError(f"{directory} has checkpoints of a run: resume it (--resume), or overwrite it")
         if state is None:
@@ -131,16 +135,17 @@ def fit(
             history.append(found)
             progress.set_postfix(loss=f"{found['loss']:.3f}", refresh=False)
             progress.update()
-            count, stops = len(history), interrupted() or len(history) == last
+            count = len(history)
             if evaluate and (count == recipe.steps or count % recipe.evaluate_every == 0):
                 scores[str(count)] = evaluate(state, count, dict(scores))
+            stops = interrupted() or count == last
             if stops or checkpoints.should_save(count):
-                _save(checkpoints, recipe, state, history, scores, force=stops)
+                _save(checkpoints, asked, state, history, scores, force=stops)
             waited_from = time.perf_counter()
-            if interrupted():
+            if stops:
                 break
         progress.close()
-    if interrupted():
+    if len(history) < last:
         raise SystemExit(f"Interrupted after step {len(history)}, which is saved. Continue with --resume.")
     return Run(state, history, scores)
 
@@ -171,7 +176,7 @@ def _interruption():
 
     try:
         usual = signal.signal(signal.SIGINT, remember)
-    except ValueError:  # not the main thread, which alone gets signals
+    except ValueError:  # only the main thread receives signals
         yield lambda: False
         return
     try:
@@ -180,18 +185,18 @@ def _interruption():
         signal.signal(signal.SIGINT, usual)
 
 
-def _save(checkpoints, recipe, state, history, scores, force):
-    log = {"recipe": asdict(recipe), "history": history, "scores": scores}
+def _save(checkpoints, settings, state, history, scores, force):
+    log = {"settings": settings, "history": history, "scores": scores}
     items = ocp.args.Composite(state=ocp.args.StandardSave(state), log=ocp.args.JsonSave(log))
     checkpoints.save(len(history), args=items, force=force)
 
 
-def _restore(checkpoints, like, recipe):
-    items = ocp.args.Composite(state=ocp.args.StandardRestore(like), log=ocp.args.JsonRestore())
-    restored = checkpoints.restore(checkpoints.latest_step(), args=items)
-    changeable = (*CHANGEABLE, *getattr(recipe, "changeable", ()))
-    asked = json.loads(json.dumps(asdict(recipe)))
-    for name, value in restored.log["recipe"].items():
+def _restore(checkpoints, like, asked, changeable):
+    """The state, the history and the scores of the newest checkpoint; raises if it was made with other settings."""
+    step = checkpoints.latest_step()
+    log = checkpoints.restore(step, args=ocp.args.Composite(log=ocp.args.JsonRestore())).log
+    for name, value in log["settings"].items():
         if name not in changeable and value != asked.get(name):
             raise ValueError(f"{name} must be {value} to go on from {checkpoints.directory}, got {asked.get(name)}")
-    return restored.state, restored.log["history"], restored.log["scores"]
+    state = checkpoints.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like))).state
+    return state, log["history"], log["scores"]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -49,7 +50,7 @@ class Recipe:
     seed: int = 0
     checkpoint_every: int = 500
 
-    changeable = ("steps",)  # of a run that is resumed, whose rate then falls at fractions of the new number
+    changeable: ClassVar = ("steps",)  # of a run that is resumed, whose rate then falls at fractions of the new number
 
 
 def rate(recipe: Recipe) -> optax.Schedule:

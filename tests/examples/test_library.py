@@ -17,7 +17,7 @@ pytest.importorskip("orbax.checkpoint")
 
 from examples.library import augment
 from examples.library.augment import Example
-from examples.library.coco import open_image, read
+from examples.library.coco import check_validation, open_image, read
 from examples.library.loop import Start, ahead, first_state, fit, update
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -62,9 +62,14 @@ def changed(kind, **values):
         ("{", "annotations.json must be JSON"),
         ("[]", "annotations.json must have images"),
         (content() | {"annotations": []}, "annotations.json must have annotations"),
-        (changed("annotations", category_id=9), "annotation 7 of .* must have a category_id of categories, got 9"),
-        (changed("annotations", image_id=9), "annotation 7 of .* must have a image_id of images, got 9"),
+        (
+            changed("annotations", category_id=9),
+            "annotation 7 of .* must have a category_id that is in categories, got 9",
+        ),
+        (changed("annotations", image_id=9), "annotation 7 of .* must have an image_id that is in images, got 9"),
         (changed("annotations", bbox=[1, 2, 3]), "annotation 7 of .* must have a bbox of four numbers"),
+        (changed("annotations", bbox=[1, 2, float("nan"), 3]), "annotation 7 of .* must have a bbox of four numbers"),
+        (content() | {"images": content()["images"] * 2}, r"images of .* must have ids of their own, got 1 twice"),
         (content() | {"images": [{"id": 1}]}, r"images\[0\] of .* must have file_name"),
         (changed("images", file_name="b.png"), "must have the images of .*, but lacks b.png"),
     ],
@@ -74,10 +79,18 @@ def test_annotations_that_do_not_fit(annotations, message, folder):
         read(*written(folder, annotations))
 
 
-def test_annotations_of_crowds_alone(folder):
+def test_annotations_of_only_crowds(folder):
     dataset = read(*written(folder, changed("annotations", iscrowd=1)))
     with pytest.raises(ValueError, match=r"the annotations of .* must have an object that is no crowd"):
         dataset.images_with_objects  # noqa: B018
+
+
+def test_validation_with_other_categories(folder):
+    dataset = read(*written(folder, content()))
+    check_validation(dataset, dataset)
+    other = read(*written(folder, changed("categories", name="dog")))
+    with pytest.raises(ValueError, match=r"must have the categories of the others, \{3: 'cat'\}, got \{3: 'dog'\}"):
+        check_validation(dataset, other)
 
 
 def test_masks_and_sizes_that_do_not_fit(folder):
@@ -168,6 +181,9 @@ def test_a_run_goes_on_as_if_never_interrupted(tmp_path):
     assert run(tmp_path / "parts", Recipe(steps=8), resume=True).losses[:6] == whole.losses
     with pytest.raises(ValueError, match=r"rates must be \[0.5, 0.25\] to go on from .*, got \[0.5\]"):
         run(tmp_path / "parts", Recipe(steps=9, rates=(0.5,)), resume=True)
+    with pytest.raises(ValueError, match=r"data must be a to go on from .*, got b"):
+        run(tmp_path / "data", settings={"data": "a"})
+        run(tmp_path / "data", settings={"data": "b"}, resume=True)
     assert len(run(tmp_path / "parts", overwrite=True).losses) == 6
     assert 0 <= whole.waiting < 1
 
@@ -190,6 +206,7 @@ def test_an_interruption_saves_the_last_state(tmp_path):
     assert threading.current_thread() is threading.main_thread()
     with pytest.raises(SystemExit, match=r"Interrupted after step 3, which is saved. Continue with --resume."):
         run(tmp_path, evaluate=interrupt)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["3"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert run(tmp_path, resume=True).losses == run(tmp_path / "whole").losses
 

@@ -67,8 +67,8 @@ def checkpoint():
     return weights.initialise(config, jax.random.key(0))
 
 
-def batches(folder, **options):
-    loading = Loading(((64, 64),), 2, objects=3, **options)
+def batches(folder, size=2):
+    loading = Loading(((64, 64),), size, objects=3)
     return lambda steps: training_batches(read(folder / "annotations.json", folder), loading, steps)
 
 
@@ -86,9 +86,7 @@ def test_the_command(folder, tmp_path, capsys):
             assert len(picture.convert("RGB").getcolors(10**7)) > 50
     with pytest.raises(SystemExit, match="has checkpoints of a run"):
         main([*command, "--out", str(tmp_path)])
-    # A finished run has nothing left to do.
-    again = ["--checkpoint", str(tmp_path / "model"), "--out", str(tmp_path), "--resume"]
-    main([*data(folder), *FEW, *again])
+    main([*command, "--out", str(tmp_path), "--resume"])  # nothing is left to do
     assert json.loads((tmp_path / "results.json").read_text())["history"] == result["history"]
 
 
@@ -107,6 +105,7 @@ def test_a_run_goes_on_as_if_never_interrupted(folder, tmp_path):
         (["--steps", "0"], "--steps must be positive, got 0"),
         (["--sizes", "60"], r"--sizes must be multiples of 32, got \[60\]"),
         (["--steps", "5", "--warmup", "6"], "--warmup must be at most --steps, got 6 and 5"),
+        (["--ema", "2"], "--ema must be between 0 and 1, got 2.0"),
         (["--checkpoint", "nowhere"], "either --checkpoint or --config must be given"),
     ],
 )
@@ -119,6 +118,7 @@ def test_options_that_do_not_fit(options, message, folder, capsys):
 @pytest.mark.thorough
 def test_devices_and_parts_of_a_batch(folder, tmp_path):
     """Two devices do what one does; so do two parts of a batch, but for the number that each divides its losses by."""
+    two_devices = jax.devices()[:2]
     one, two = (
         train(checkpoint(), RECIPE, batches(folder), tmp_path / str(count), devices=jax.devices()[:count])
         for count in (1, 2)
@@ -127,6 +127,12 @@ def test_devices_and_parts_of_a_batch(folder, tmp_path):
     recipe = dataclasses.replace(RECIPE, accumulate=2)
     parts = train(checkpoint(), recipe, batches(folder), tmp_path / "parts", devices=jax.devices()[:1])
     assert_allclose(parts.losses[0], one.losses[0], rtol=0.5)
+    recipe = dataclasses.replace(recipe, batch_size=4)
+    both, alone = (
+        train(checkpoint(), recipe, batches(folder, 4), tmp_path / f"of {len(devices)}", devices=devices)
+        for devices in (two_devices, two_devices[:1])
+    )
+    assert_allclose(both.losses, alone.losses, rtol=1e-3)
 
 
 def test_devices_that_do_not_divide_a_batch(folder, tmp_path):
@@ -182,4 +188,10 @@ def test_rates():
     assert_allclose(updates["backbone"]["conv2"]["kernel"], -0.1, rtol=1e-4)
     assert_allclose(updates["x"]["sampling_offsets"]["bias"], -0.5, rtol=1e-4)
     average = moved_average(Recipe(10, ema=0.9, ema_warmup=1000), jnp.zeros(()), jnp.ones(()), jnp.array(9))
+    stem = {"backbone": {"conv1": {"kernel": jnp.ones(2)}}, "x": {"kernel": jnp.ones(2)}}
+    optimiser = make_optimiser(dataclasses.replace(recipe, warmup=0, freezes_stem=True, clip_norm=1e-3))
+    gradients = {"backbone": {"conv1": {"kernel": jnp.full(2, 1e12)}}, "x": {"kernel": jnp.ones(2)}}
+    updates, _ = optimiser.update(gradients, optimiser.init(stem), stem)
+    assert not np.any(updates["backbone"]["conv1"]["kernel"])
+    assert_allclose(updates["x"]["kernel"], -1, rtol=1e-4)
     assert_allclose(average, 1 - 0.9 * (1 - np.exp(-0.01)), rtol=1e-5)
