@@ -57,12 +57,8 @@ class DeformableDetrLosses:
         return found
 
     def _losses(self, found, own, count, suffix):
-        l1, giou = box_losses(found.boxes, own)
-        return {
-            f"loss_ce{suffix}": self.classes * sigmoid_focal(found.logits, own.labels, self.alpha).sum() / count,
-            f"loss_bbox{suffix}": self.l1 * l1.sum() / count,
-            f"loss_giou{suffix}": self.giou * giou.sum() / count,
-        }
+        of_classes = self.classes * sigmoid_focal(found.logits, own.labels, self.alpha).sum() / count
+        return {f"loss_ce{suffix}": of_classes} | _box_losses(self, found, own, count, suffix)
 
 
 @dataclass(frozen=True)
@@ -88,14 +84,11 @@ class RTDetrLosses:
         found: Losses = {}
         for index, (predicted, of_set) in enumerate(zip(sets, _match_all(sets, targets, self.costs), strict=True)):
             suffix = "" if index == last else f"_aux_{index - (index > last)}"
-            own = targets.of(of_set)
-            found |= self._class_loss(predicted, own, count, suffix) | self._box_losses(predicted, own, count, suffix)
+            found |= self._losses(predicted, targets.of(of_set), count, suffix)
         if denoising is not None and outputs.denoising is not None:
             own, count = targets.of(denoising.targets), _count(targets) * denoising.groups
             for index, predicted in enumerate(_layers(outputs.denoising)):
-                suffix = f"_dn_{index}"
-                found |= self._class_loss(predicted, own, count, suffix, denoising.present)
-                found |= self._box_losses(predicted, own, count, suffix)
+                found |= self._losses(predicted, own, count, f"_dn_{index}", denoising.present)
         return found
 
     def _class_loss(self, found, own, count, suffix, present=True):
@@ -103,12 +96,9 @@ class RTDetrLosses:
         loss = varifocal(found.logits, own.labels, quality, self.alpha, self.gamma).sum(-1)
         return {f"loss_vfl{suffix}": self.vfl * jnp.where(present, loss, 0).sum() / count}
 
-    def _box_losses(self, found, own, count, suffix):
-        l1, giou = box_losses(found.boxes, own)
-        return {
-            f"loss_bbox{suffix}": self.l1 * l1.sum() / count,
-            f"loss_giou{suffix}": self.giou * giou.sum() / count,
-        }
+    def _losses(self, found, own, count, suffix, present=True):
+        of_classes = self._class_loss(found, own, count, suffix, present)
+        return of_classes | _box_losses(self, found, own, count, suffix)
 
 
 @dataclass(frozen=True)
@@ -138,14 +128,13 @@ class DFineLosses(RTDetrLosses):
         found: Losses = {}
         for predicted, of_set, suffix in zip(sets, assigned, suffixes, strict=True):
             found |= self._class_loss(predicted, targets.of(of_set), count, suffix)
-            found |= self._box_losses(predicted, of_union, size, suffix)
+            found |= _box_losses(self, predicted, of_union, size, suffix)
         found |= self._distribution_losses(outputs.layers, of_union, size, shares, suffixes)
         if denoising is not None and outputs.denoising is not None:
             own, count = targets.of(denoising.targets), count * denoising.groups
             suffixes = [*(f"_dn_{index}" for index in range(len(layers))), "_dn_pre"]
             for predicted, suffix in zip([*_layers(outputs.denoising), outputs.denoising.first], suffixes, strict=True):
-                found |= self._class_loss(predicted, own, count, suffix, denoising.present)
-                found |= self._box_losses(predicted, own, count, suffix)
+                found |= self._losses(predicted, own, count, suffix, denoising.present)
             found |= self._distribution_losses(outputs.denoising, own, count, shares, suffixes, denoising.present)
         return found
 
@@ -165,6 +154,15 @@ class DFineLosses(RTDetrLosses):
                     share * mean for share, mean in zip(shares, means, strict=True)
                 )
         return found
+
+
+def _box_losses(weights, found, own, count, suffix):
+    """The losses of boxes, weighted by `l1` and `giou` of a criterion."""
+    l1, giou = box_losses(found.boxes, own)
+    return {
+        f"loss_bbox{suffix}": weights.l1 * l1.sum() / count,
+        f"loss_giou{suffix}": weights.giou * giou.sum() / count,
+    }
 
 
 def _layer(predictions: Predictions, index: int) -> Detections:

@@ -8,13 +8,12 @@ import jax.numpy as jnp
 from flax.typing import Dtype
 
 from examples.hgnet import HGNet
-from jax_dcn.linen import MultiScaleDeformableAttention
 
 from .config import DFineConfig
-from .decoder import Detections, Outputs, Predictions, move, split
+from .decoder import DecoderLayer, Detections, Outputs, Predictions, move, split
 from .denoising import Denoising
 from .hybrid_encoder import ConvNorm, CSPRepLayer, HybridEncoder
-from .layers import FeedForward, Head, LayerOptions, SelfAttention, box_head, class_head
+from .layers import Head, LayerOptions, box_head, class_head
 from .positions import Pyramid
 from .rt_detr import METHODS, add_denoising, check_images, choose_queries, project, pyramid
 
@@ -81,42 +80,6 @@ class LocationQuality(nn.Module):
         return Head(features, zero=True, name="reg_conf")(statistics.reshape(*corners.shape[:-2], -1))
 
 
-class FineDecoderLayer(nn.Module):
-    """Self attention, deformable attention through a gate, and a feed-forward network."""
-
-    config: DFineConfig
-    options: LayerOptions
-
-    @nn.compact
-    def __call__(
-        self,
-        queries: jax.Array,
-        position: jax.Array,
-        reference: jax.Array,
-        memory: Pyramid,
-        hidden: jax.Array | None,
-    ) -> jax.Array:
-        config, options = self.config, self.options
-        attended = SelfAttention(config.decoder_attention_heads, options, name="self_attn")(queries, position, hidden)
-        queries = options.norm("self_attn_layer_norm")(queries + options.drop(attended, options.dropout))
-        attended, *sampling = MultiScaleDeformableAttention(
-            config.d_model,
-            num_heads=config.decoder_attention_heads,
-            num_levels=config.num_feature_levels,
-            num_points=config.decoder_n_points,
-            method=METHODS[config.decoder_method],
-            offset_scale=config.decoder_offset_scale,
-            use_projections=False,
-            dtype=options.dtype,
-            return_sampling=True,
-            name="encoder_attn",
-        )(queries + position, reference[:, :, None], memory.features, spatial_shapes=memory.shapes)
-        self.sow("intermediates", "sampling", tuple(sampling))  # for pictures
-        queries = Gate(options, name="gateway")(queries, options.drop(attended, options.dropout))
-        y = FeedForward(config.decoder_ffn_dim, config.decoder_activation_function, options, name="mlp")(queries)
-        return options.norm("final_layer_norm")(queries + options.drop(y, options.dropout))
-
-
 class FineDecoder(nn.Module):
     """Queries and their boxes to predictions; each layer refines the distributions of the one before it."""
 
@@ -140,13 +103,16 @@ class FineDecoder(nn.Module):
         queries: [batch, queries, channels]; reference: boxes [batch, queries, 4]; position: from boxes to position
         embeddings; heads: of classes and of corners, for each layer; hidden: which queries do not see each other.
         """
-        distribution = self.config.distribution
+        config, distribution = self.config, self.config.distribution
+        settings = config, config.decoder_activation_function, self.options
+        method = METHODS[config.decoder_method]
+        attention = {"method": method, "offset_scale": config.decoder_offset_scale, "use_projections": False}
         class_heads, corner_heads = heads
         found, corners, before = [], 0.0, 0.0
         for index in range(layers):
             embedding = jnp.clip(position(reference), -POSITION_LIMIT, POSITION_LIMIT).astype(queries.dtype)
-            layer = FineDecoderLayer(self.config, self.options, name=f"layers_{index}")
-            queries = layer(queries, embedding, reference, memory, hidden)
+            layer = DecoderLayer(*settings, attention, partial(Gate, self.options), name=f"layers_{index}")
+            queries = layer(queries, embedding, reference[:, :, None], memory, hidden)
             wide = queries.astype(reference.dtype)
             scores = class_heads[index](wide)
             if index == 0:
@@ -154,7 +120,7 @@ class FineDecoder(nn.Module):
                 start = jax.lax.stop_gradient(first.boxes)
             change = corner_heads[index](wide + before)
             corners = corners + change.reshape(*change.shape[:-1], 4, -1)
-            quality = LocationQuality(self.config, name=f"lqe_layers_{index}")(corners)
+            quality = LocationQuality(config, name=f"lqe_layers_{index}")(corners)
             boxes = distribution.boxes(start, corners)
             found.append((scores + quality, boxes, corners))
             reference, before = jax.lax.stop_gradient((boxes, wide))
@@ -174,14 +140,7 @@ class DFine(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, *, denoising: Denoising | None = None, train: bool = False) -> Outputs:
         config = self.config
-        options = LayerOptions(
-            train,
-            self.dtype,
-            config.layer_norm_eps,
-            config.dropout,
-            config.attention_dropout,
-            config.activation_dropout,
-        )
+        options = LayerOptions.of(config, train, self.dtype, config.layer_norm_eps)
         backbone = HGNet(config.backbone, config.freeze_backbone_batch_norms, self.dtype, name="backbone")
         maps = project(config, options, backbone(check_images(images), use_running_average=not train))
         block, halve = (partial(module, config, options) for module in (ELAN, SCDown))

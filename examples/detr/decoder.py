@@ -1,4 +1,7 @@
-"""The decoder of Deformable DETR and RT-DETR: queries attend to each other and to the pyramid, and move their boxes."""
+"""The decoder of Deformable DETR and RT-DETR: queries attend to each other and to the pyramid, and move their boxes.
+
+The layer is also that of D-FINE.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -80,13 +83,15 @@ def move(reference: jax.Array, change: jax.Array) -> jax.Array:
 class DecoderLayer(nn.Module):
     """Self attention, deformable attention and a feed-forward network, each added to its input and normalised.
 
-    attention_options: further arguments of `MultiScaleDeformableAttention`.
+    attention_options: further arguments of `MultiScaleDeformableAttention`. gate: makes the layer, given its name, that
+    merges the result of the deformable attention with its input, in place of a normalised sum.
     """
 
     config: DeformableDetrConfig | RTDetrConfig
     activation: str
     options: LayerOptions
     attention_options: Mapping[str, Any]
+    gate: Callable[..., nn.Module] | None = None
 
     @nn.compact
     def __call__(
@@ -114,7 +119,11 @@ class DecoderLayer(nn.Module):
         options_of_call = {"spatial_shapes": memory.shapes, "padding_mask": memory.mask, "return_sampling": True}
         attended, *sampling = cross_attention(*inputs, **options_of_call)
         self.sow("intermediates", "sampling", tuple(sampling))  # for pictures
-        queries = options.norm("encoder_attn_layer_norm")(queries + options.drop(attended, options.dropout))
+        attended = options.drop(attended, options.dropout)
+        if self.gate:
+            queries = self.gate(name="gateway")(queries, attended)
+        else:
+            queries = options.norm("encoder_attn_layer_norm")(queries + attended)
         y = FeedForward(config.decoder_ffn_dim, self.activation, options, name="mlp")(queries)
         return options.norm("final_layer_norm")(queries + options.drop(y, options.dropout))
 

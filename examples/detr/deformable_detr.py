@@ -77,13 +77,7 @@ class DeformableDetr(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, mask: jax.Array | None = None, *, train: bool = False) -> Outputs:
         config = self.config
-        options = LayerOptions(
-            train,
-            self.dtype,
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-            activation_dropout=config.activation_dropout,
-        )
+        options = LayerOptions.of(config, train, self.dtype)
         mask = jnp.ones(images.shape[:3], bool) if mask is None else mask.astype(bool)
         maps = ResNet(config.backbone, PLAIN, frozen=True, dtype=self.dtype, name="backbone")(images)
         memory = Encoder(config, options, name="encoder")(*self._pyramid(maps, mask))

@@ -30,6 +30,11 @@ class LayerOptions:
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
 
+    @classmethod
+    def of(cls, config: Any, train: bool, dtype: Dtype | None, epsilon: float = 1e-5) -> "LayerOptions":
+        """The options of a model, from the rates of dropout in its config."""
+        return cls(train, dtype, epsilon, config.dropout, config.attention_dropout, config.activation_dropout)
+
     def norm(self, name: str) -> nn.LayerNorm:
         """A layer normalisation as in PyTorch: the variance is the mean of squared differences."""
         return nn.LayerNorm(epsilon=self.epsilon, use_fast_variance=False, dtype=self.dtype, name=name)

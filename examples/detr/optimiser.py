@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from examples.resnet.model import FIRST_LAYERS
+
 Group = Literal["default", "backbone", "norm", "slow", "frozen"]
 
 
@@ -72,7 +74,7 @@ def group(recipe: Recipe, path: tuple[Any, ...]) -> Group:
     """The group of the parameter at a path of jax.tree_util, which begins with the module."""
     names = [entry.key for entry in path]
     if names[0] == "backbone":
-        is_stem = recipe.freezes_stem and names[1].startswith(("conv", "bn", "layer1_", "embedder"))
+        is_stem = recipe.freezes_stem and names[1].startswith(FIRST_LAYERS)
         return "frozen" if is_stem else "backbone"
     if any(name in ("sampling_offsets", "reference_points") for name in names):
         return "slow"

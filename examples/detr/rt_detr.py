@@ -37,14 +37,7 @@ class RTDetr(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, *, denoising: Denoising | None = None, train: bool = False) -> Outputs:
         config = self.config
-        options = LayerOptions(
-            train,
-            self.dtype,
-            config.layer_norm_eps,
-            config.dropout,
-            config.attention_dropout,
-            config.activation_dropout,
-        )
+        options = LayerOptions.of(config, train, self.dtype, config.layer_norm_eps)
         frozen = config.freeze_backbone_batch_norms
         backbone = ResNet(config.backbone, PLAIN, frozen=frozen, dtype=self.dtype, name="backbone")
         maps = project(config, options, backbone(check_images(images), use_running_average=not train))

@@ -20,7 +20,6 @@ class Layout:
 
     stem_channels: tuple[int, int, int] = (3, 32, 48)
     stem_strides: tuple[int, ...] = (2, 1, 1, 2, 1)
-    stage_in_channels: tuple[int, ...] = (48, 128, 512, 1024)
     stage_mid_channels: tuple[int, ...] = (48, 96, 192, 384)
     stage_out_channels: tuple[int, ...] = (128, 512, 1024, 2048)
     stage_num_blocks: tuple[int, ...] = (1, 1, 3, 1)
@@ -178,7 +177,7 @@ class Stages(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> list[jax.Array]:
         found = []
-        for stage in range(len(self.layout.stage_in_channels)):
+        for stage in range(len(self.layout.stage_out_channels)):
             x = Stage(self.layout, stage, self.options, name=f"stages_{stage}")(x)
             found.append(x)
         return [found[index - 1] for index in self.layout.out_indices]

@@ -21,6 +21,7 @@ import optax
 
 from examples.library.coco import Dataset, check_validation, read
 from examples.library.loop import Start, State, first_state, fit, update
+from examples.resnet.model import FIRST_LAYERS
 from jax_dcn import interop
 
 from . import coco
@@ -29,8 +30,6 @@ from .detector import RCNN, Detections, detect
 from .images import DIVISOR
 from .losses import Batch, losses
 from .weights import adapt, initialise, load
-
-FROZEN_STAGES = ("conv1", "bn1", "layer1_")
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
 
     def label(path, _):
         stage = path[1].key if path[0].key == "backbone" else ""
-        return "frozen" if recipe.frozen_stages and stage.startswith(FROZEN_STAGES) else "trained"
+        return "frozen" if recipe.frozen_stages and stage.startswith(FIRST_LAYERS) else "trained"
 
     kinds = {"trained": sgd, "frozen": optax.set_to_zero()}
     return optax.partition(kinds, partial(jax.tree_util.tree_map_with_path, label))
