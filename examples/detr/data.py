@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import jax
@@ -10,7 +9,7 @@ import numpy as np
 
 from examples.library import augment
 from examples.library.augment import Example
-from examples.library.coco import Dataset, open_image
+from examples.library.coco import Dataset, fitted_size, in_turn, open_image
 from examples.library.loop import ahead
 
 from .matching import Targets
@@ -44,20 +43,12 @@ class Loading:
 
 
 def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterator[Batch]:
-    """The batches of the steps in `steps`, which depend only on the seed and the step.
-
-    Each epoch goes through the images that have objects, in an order of its own.
-    """
-    images = np.array(dataset.images_with_objects)
-
-    @lru_cache(2)
-    def order(epoch):
-        return np.random.default_rng((loading.seed, epoch)).permutation(len(images))
+    """The batches of the steps in `steps`, in the order of `in_turn`, which depend only on the seed and the step."""
+    example_of = in_turn(dataset, loading.seed)
 
     def example(number, size):
-        epoch, place = divmod(number, len(images))
-        found = load(dataset, int(images[order(epoch)[place]]))
-        rng = np.random.default_rng((loading.seed, epoch, place))
+        image, rng = example_of(number)
+        found = load(dataset, image)
         if loading.augmented:
             found = augmented(found, rng, loading.keeps_ratio)
         if loading.mirrors:
@@ -113,22 +104,10 @@ def augmented(example: Example, rng: np.random.Generator, keeps_ratio: bool) -> 
 
 def fitted(example: Example, size: tuple[int, int], keeps_ratio: bool) -> tuple[Example, tuple[int, int]]:
     """An example resized to (height, width), or with its ratio into the top left corner, and how much it fills."""
-    shape = fitted_shape(example.image.shape[:2], size, keeps_ratio)
+    shape = fitted_size(*example.image.shape[:2], size) if keeps_ratio else size
     resized = augment.sanitise(augment.resize(example, *shape))
     padding = [(0, full - filled) for full, filled in zip(size, shape, strict=True)]
     return resized._replace(image=np.pad(resized.image, [*padding, (0, 0)])), shape
-
-
-def fitted_shape(shape: Sequence[int], size: tuple[int, int], keeps_ratio: bool) -> tuple[int, int]:
-    """The height and width that an image of a shape gets within a size.
-
-    >>> fitted_shape((480, 640), (96, 96), keeps_ratio=True), fitted_shape((480, 640), (96, 96), keeps_ratio=False)
-    ((72, 96), (96, 96))
-    """
-    if not keeps_ratio:
-        return size
-    factor = min(size[0] / shape[0], size[1] / shape[1])
-    return min(size[0], round(shape[0] * factor)), min(size[1], round(shape[1] * factor))
 
 
 def batched(examples: Sequence[tuple[Example, tuple[int, int]]], objects: int) -> Batch:

@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from examples.library import curves
-from examples.library.coco import Dataset, check_validation, read
+from examples.library.coco import Dataset
+from examples.library.options import read_data, training_parser
 
 from . import weights
 from .data import Loading, training_batches
@@ -30,10 +31,9 @@ from .optimiser import RECIPES, Recipe
 from .training import train
 from .weights import Checkpoint
 
+PROGRAM = "python -m examples.detr.train"
 STRIDE = 32
 POSITIVE = ("steps", "objects", "workers", "devices", "batch_size", "accumulate", "checkpoint_every", "evaluate_every")
-
-
 RANGES = {
     "learning_rate": (0, math.inf),
     "backbone_rate": (0, math.inf),
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             overwrite=options.overwrite,
         )
     except (FileExistsError, ValueError) as error:
-        raise SystemExit(f"python -m examples.detr.train: error: {error}") from error
+        raise SystemExit(f"{PROGRAM}: error: {error}") from error
     variables = jax.device_get(run.state.best)
     weights.save(out / "model", checkpoint._replace(variables=variables))
     result = {"recipe": vars(recipe), "names": dataset.names, "waiting": run.waiting}
@@ -111,19 +111,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of the command line, with the files that they name."""
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.detr.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    checkpoint_help = "where training starts: a folder with config.json and model.safetensors"
+    parser = training_parser(PROGRAM, __doc__, checkpoint_help, objects=100, out="out/detr")
     add = parser.add_argument
-    add("annotations", type=Path, help="a JSON file of COCO's format")
-    add("images", type=Path, help="the folder of its images")
-    add("--checkpoint", type=Path, help="where training starts: a folder with config.json and model.safetensors")
     add("--config", type=Path, help="a config.json, to start from random weights")
-    add("--validation", type=Path, nargs=2, metavar=("ANNOTATIONS", "IMAGES"), help="what to compute AP on")
     sizes_help = f"sides of images, multiples of {STRIDE}, one for each batch; the last is for evaluation (%(default)s)"
     add("--sizes", type=int, nargs="+", default=[480, 544, 608, 672, 736, 800, 640], help=sizes_help)
-    add("--objects", type=int, default=100, help="how many objects of an image are trained on at most (%(default)s)")
-    add("--no-mirror", action="store_true", help="mirror no image, for objects that have a left and a right side")
     add("--no-augmentation", action="store_true", help="only resize images, and mirror them")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of products (%(default)s)")
     add("--devices", type=int, help="how many devices share each batch; by default all")
@@ -132,9 +125,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name, what in RECIPE_HELP.items():
         kind = int if isinstance(getattr(Recipe, name), int) else float
         add(f"--{name.replace('_', '-')}", type=kind, help=f"{what}; by default, as its authors have trained the model")
-    add("--out", type=Path, default=Path("out/detr"), help="folder to write to (%(default)s)")
-    add("--resume", action="store_true", help="go on from the checkpoints in OUT; --steps may have grown")
-    add("--overwrite", action="store_true", help="delete the checkpoints of another run in OUT")
     options = parser.parse_args(arguments)
     for name in POSITIVE:
         if getattr(options, name) is not None and getattr(options, name) < 1:
@@ -143,28 +133,24 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--sizes must be multiples of {STRIDE}, got {options.sizes}")
     if (options.checkpoint is None) == (options.config is None):
         parser.error("either --checkpoint or --config must be given")
+    chosen = {name: getattr(options, name) for name in RECIPE_HELP if getattr(options, name) is not None}
+    for name, (low, high) in RANGES.items():
+        if name in chosen and not low <= chosen[name] <= high:
+            parser.error(f"--{name.replace('_', '-')} must be between {low} and {high}, got {chosen[name]}")
+    if chosen.get("warmup", 0) > options.steps:
+        parser.error(f"--warmup must be at most --steps, got {options.warmup} and {options.steps}")
     try:
-        dataset = read(options.annotations, options.images)
-        validation = read(*options.validation) if options.validation else None
-        if validation:
-            check_validation(dataset, validation)
+        dataset, validation = read_data(options)
         for one in filter(None, (dataset, validation)):
             one.images_with_objects  # noqa: B018, because it raises if there are none
         checkpoint = start(options, dataset)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    chosen = {name: getattr(options, name) for name in RECIPE_HELP if getattr(options, name) is not None}
     defaults = RECIPES[checkpoint.model_type]
     if options.config:  # nothing in a random backbone is worth keeping
         defaults = defaults | {"backbone_rate": 1.0, "freezes_stem": False}
     defaults = defaults | {"warmup": min(defaults.get("warmup", Recipe.warmup), options.steps)}
     options.recipe = Recipe(options.steps, **defaults | chosen)
-    for name, (low, high) in RANGES.items():
-        if not low <= getattr(options.recipe, name) <= high:
-            value = getattr(options.recipe, name)
-            parser.error(f"--{name.replace('_', '-')} must be between {low} and {high}, got {value}")
-    if options.recipe.warmup > options.steps:
-        parser.error(f"--warmup must be at most --steps, got {options.recipe.warmup} and {options.steps}")
     options.loading = Loading(
         tuple((side, side) for side in options.sizes),
         options.recipe.batch_size,

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,6 +90,34 @@ def check_validation(dataset: Dataset, validation: Dataset) -> None:
         )
 
 
+def in_turn(dataset: Dataset, seed: int) -> Callable[[int], tuple[int, np.random.Generator]]:
+    """A function from the number of a training example to its image, and to a generator for its augmentations.
+
+    Each epoch goes through the images that have objects, in an order of its own, which follows from the seed.
+    """
+    images = np.array(dataset.images_with_objects)
+
+    @lru_cache(2)
+    def order(epoch):
+        return np.random.default_rng((seed, epoch)).permutation(len(images))
+
+    def example(number):
+        epoch, place = divmod(number, len(images))
+        return int(images[order(epoch)[place]]), np.random.default_rng((seed, epoch, place))
+
+    return example
+
+
+def fitted_size(height: int, width: int, size: tuple[int, int]) -> tuple[int, int]:
+    """The size of an image after it is resized, with the same ratio, to fit into size (height, width).
+
+    >>> fitted_size(480, 640, (96, 96))
+    (72, 96)
+    """
+    factor = min(size[0] / height, size[1] / width)
+    return min(size[0], round(height * factor)), min(size[1], round(width * factor))
+
+
 def open_image(dataset: Dataset, image: int) -> Image.Image:
     """An image in RGB, as it is to be seen: turned as its EXIF data says.
 
@@ -118,6 +147,7 @@ def rgb(image: Image.Image) -> Image.Image:
 
 def _check_keys(path: Path, content: Mapping[str, Any]) -> None:
     """Raises ValueError for images, categories and annotations that lack something or refer to nothing."""
+    known = {}
     for kind, keys in {
         "images": ("id", "file_name", "width", "height"),
         "categories": ("id", "name"),
@@ -128,10 +158,10 @@ def _check_keys(path: Path, content: Mapping[str, Any]) -> None:
             if lacking:
                 raise ValueError(f"{kind}[{number}] of {path} must have {lacking[0]}")
         ids = [item["id"] for item in content[kind]]
-        if len(set(ids)) < len(ids):
+        known[kind] = set(ids)
+        if len(known[kind]) < len(ids):
             twice = next(one for one in ids if ids.count(one) > 1)
             raise ValueError(f"{kind} of {path} must have ids of their own, got {twice} twice")
-    known = {kind: {item["id"] for item in content[kind]} for kind in ("images", "categories")}
     for annotation in content["annotations"]:
         for key, kind in (("image_id", "images"), ("category_id", "categories")):
             if annotation[key] not in known[kind]:

@@ -20,8 +20,8 @@ def draw(path: Path, run: Run) -> None:
     left.plot(np.arange(width - 1, len(run.losses)), mean, color="tab:blue")
     left.set(xlabel="step", ylabel="loss", yscale="log")
     for name in ("AP", "AP50"):
-        points = [(int(step), 100 * scores[name]) for step, scores in run.scores.items() if name in scores]
-        right.plot(*zip(*points, strict=True), marker="o", label=name) if points else None
+        steps = [int(step) for step in run.scores]
+        right.plot(steps, [100 * scores[name] for scores in run.scores.values()], marker="o", label=name)
     right.set(xlabel="step", ylabel="AP in percent", ylim=(0, 100))
     right.legend()
     figure.savefig(path, dpi=110)

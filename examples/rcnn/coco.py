@@ -7,7 +7,7 @@ from PIL import Image
 from pycocotools import mask as rle
 
 from examples.library import precision
-from examples.library.coco import Dataset, open_image
+from examples.library.coco import Dataset, fitted_size, in_turn, open_image
 from examples.library.loop import ahead
 from examples.resnet import MEAN
 
@@ -26,16 +26,6 @@ def load_image(dataset: Dataset, image: int, size: tuple[int, int]) -> np.ndarra
     canvas[:] = np.round(MEAN)
     canvas[:height, :width] = pixels.resize((width, height), Image.Resampling.BILINEAR)
     return canvas
-
-
-def fitted_size(height: int, width: int, size: tuple[int, int]) -> tuple[int, int]:
-    """The size of an image after it is resized, with the same ratio, to fit into size (height, width).
-
-    >>> fitted_size(480, 640, (96, 96))
-    (72, 96)
-    """
-    factor = min(size[0] / height, size[1] / width)
-    return min(size[0], round(height * factor)), min(size[1], round(width * factor))
 
 
 def load_example(dataset: Dataset, image: int, size: tuple[int, int], objects: int, masks: bool) -> Batch:
@@ -82,16 +72,15 @@ def training_batches(
 ) -> Iterator[Batch]:
     """The training batches of the steps in `steps`, which depend only on the seed and the step.
 
-    Each epoch goes through the images that have objects in an order of its own. objects: how many are kept per image.
-    mirror: whether half of the images are mirrored.
+    They are in the order of `in_turn`. objects: how many are kept per image. mirror: whether half of the images are
+    mirrored.
     """
-    images = np.array(dataset.images_with_objects)
+    example_of = in_turn(dataset, seed)
 
     def example(number):
-        epoch, place = divmod(number, len(images))
-        order = np.random.default_rng((seed, epoch)).permutation(len(images))
-        found = load_example(dataset, int(images[order[place]]), size, objects, masks)
-        return mirrored(found) if mirror and np.random.default_rng((seed, epoch, place)).random() < 0.5 else found
+        image, rng = example_of(number)
+        found = load_example(dataset, image, size, objects, masks)
+        return mirrored(found) if mirror and rng.random() < 0.5 else found
 
     def batch(step):
         examples = [example(number) for number in range(step * batch_size, (step + 1) * batch_size)]

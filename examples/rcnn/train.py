@@ -12,15 +12,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import ClassVar
 
 import jax
 import numpy as np
 import optax
 
-from examples.library.coco import Dataset, check_validation, read
+from examples.library.coco import Dataset
 from examples.library.loop import Start, State, first_state, fit, update
+from examples.library.options import read_data, training_parser
 from examples.resnet.model import FIRST_LAYERS
 from jax_dcn import interop
 
@@ -30,6 +30,8 @@ from .detector import RCNN, Detections, detect
 from .images import DIVISOR
 from .losses import Batch, losses
 from .weights import adapt, initialise, load
+
+PROGRAM = "python -m examples.rcnn.train"
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             overwrite=options.overwrite,
         )
     except (FileExistsError, ValueError) as error:
-        raise SystemExit(f"python -m examples.rcnn.train: error: {error}") from error
+        raise SystemExit(f"{PROGRAM}: error: {error}") from error
     variables = {"params": run.state.params, "batch_stats": statistics}
     options.out.mkdir(parents=True, exist_ok=True)
     np.savez(options.out / "model.npz", **interop.to_torch(variables))
@@ -161,19 +163,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of the command line, with the files that they name."""
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.rcnn.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    checkpoint_help = "where training starts: a file of mmdet; by default, from random weights"
+    parser = training_parser(PROGRAM, __doc__, checkpoint_help, objects=50, out="out/rcnn")
     add = parser.add_argument
-    add("annotations", type=Path, help="a JSON file of COCO's format")
-    add("images", type=Path, help="the folder of its images")
-    add("--checkpoint", type=Path, help="where training starts: a file of mmdet; by default, from random weights")
-    add("--validation", type=Path, nargs=2, metavar=("ANNOTATIONS", "IMAGES"), help="what to compute AP on")
     size_help = f"height and width that images are made to fit into, multiples of {DIVISOR} (%(default)s)"
     add("--size", type=int, nargs=2, default=(800, 1344), metavar=("HEIGHT", "WIDTH"), help=size_help)
-    add("--objects", type=int, default=50, help="how many objects of an image are trained on at most (%(default)s)")
     add("--boxes-only", action="store_true", help="train Faster R-CNN, without masks")
-    add("--no-mirror", action="store_true", help="mirror no image, for objects that have a left and a right side")
     add("--steps", type=int, default=1000, help="%(default)s")
     add("--batch-size", type=int, default=Recipe.batch_size, help="%(default)s")
     add("--learning-rate", type=float, default=Recipe.learning_rate, help="for 16 images in a step (%(default)s)")
@@ -181,20 +176,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--regions", type=int, default=Recipe.regions, help="drawn from each image for the heads (%(default)s)")
     add("--seed", type=int, default=Recipe.seed, help="of the data and all random choices (%(default)s)")
     add("--checkpoint-every", type=int, default=Recipe.checkpoint_every, help="steps (%(default)s)")
-    add("--out", type=Path, default=Path("out/rcnn"), help="folder to write to (%(default)s)")
-    add("--resume", action="store_true", help="go on from the checkpoints in OUT; --steps may have grown")
-    add("--overwrite", action="store_true", help="delete the checkpoints of another run in OUT")
     options = parser.parse_args(arguments)
     if any(side % DIVISOR for side in options.size):
         parser.error(f"--size must be multiples of {DIVISOR}")
     try:
         loaded = load(options.checkpoint) if options.checkpoint else None
         masks = not options.boxes_only and (loaded is None or loaded[0].config.masks)
-        validation = read(*options.validation, masks) if options.validation else None
-        dataset = read(options.annotations, options.images, masks)
-        if validation:
-            check_validation(dataset, validation)
-        options.inputs = dataset, validation, loaded
+        options.inputs = *read_data(options, masks), loaded
     except (OSError, ValueError) as error:
         parser.error(str(error))
     return options
