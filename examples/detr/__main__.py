@@ -28,10 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         checkpoint = load(options.checkpoint)
         image = rgb(Image.open(options.image))
+        pixels = preprocess(image, checkpoint.model_type, checkpoint.processor)
+        outputs = jax.jit(checkpoint.model.apply)(checkpoint.variables, pixels)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    pixels = preprocess(image, checkpoint.model_type, checkpoint.processor)
-    outputs = jax.jit(checkpoint.model.apply)(checkpoint.variables, pixels)
     objects = find_objects(outputs, image.height, image.width, options.threshold)
     report(options.out, image, objects, checkpoint.labels)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from examples import hgnet
 from examples.resnet.model import STAGES, Layout
@@ -22,8 +22,8 @@ RESNET50_VD = Layout(deep=True, out_indices=COARSE_STAGES)
 def backbone_layout(config: Mapping[str, Any]) -> Layout:
     """The network that a `backbone_config` describes."""
     kind = config.get("model_type")
-    if kind is None:
-        raise ValueError("backbone_config must have model_type, such as 'resnet'")
+    if kind not in ("resnet", "rt_detr_resnet", "timm_backbone"):
+        raise ValueError(f"backbone_config.model_type must be resnet, rt_detr_resnet or timm_backbone, got {kind!r}")
     if kind == "timm_backbone":
         require(config, backbone=(*TIMM_BASIC_DEPTHS, *TIMM_DEPTHS))
         name, out_indices = config["backbone"], tuple(config.get("out_indices") or COARSE_STAGES)
@@ -32,7 +32,6 @@ def backbone_layout(config: Mapping[str, Any]) -> Layout:
         return Layout(depths=TIMM_DEPTHS[name], out_indices=out_indices)
     require(
         config,
-        model_type=("resnet", "rt_detr_resnet"),
         layer_type=("bottleneck", "basic"),
         hidden_act="relu",
         downsample_in_first_stage=False,
@@ -120,6 +119,8 @@ class RTDetrConfig:
     label_noise_ratio: float = 0.5
     box_noise_scale: float = 1.0
 
+    flips_negative_sizes: ClassVar = False  # of denoising queries
+
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         """The settings in a config.json."""
@@ -157,6 +158,8 @@ class DFineConfig(RTDetrConfig):
     top_prob_values: int = 4
     lqe_hidden_dim: int = 64
     lqe_layers: int = 2
+
+    flips_negative_sizes: ClassVar = True
 
     @property
     def distribution(self) -> Distribution:

@@ -77,7 +77,7 @@ class LocationQuality(nn.Module):
         best = jax.lax.top_k(jax.nn.softmax(corners), config.top_prob_values)[0]
         statistics = jnp.concatenate([best, best.mean(-1, keepdims=True)], -1)
         features = (config.lqe_hidden_dim,) * (config.lqe_layers - 1) + (1,)
-        return Head(features, zero=True, name="reg_conf")(statistics.reshape(*corners.shape[:-2], -1))
+        return Head(features, first=0.0, name="reg_conf")(statistics.reshape(*corners.shape[:-2], -1))
 
 
 class FineDecoder(nn.Module):
@@ -152,7 +152,7 @@ class DFine(nn.Module):
         bins = 4 * (config.max_num_bins + 1)
         heads = (
             [class_head(config.num_labels, f"class_embed_{index}") for index in indices],
-            [Head((config.d_model,) * 2 + (bins,), zero=True, name=f"bbox_embed_{index}") for index in indices],
+            [Head((config.d_model,) * 2 + (bins,), first=0.0, name=f"bbox_embed_{index}") for index in indices],
         )
         trains = train or denoising is not None or self.is_initializing()
         found = FineDecoder(config, options, name="decoder")(

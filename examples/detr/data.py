@@ -9,9 +9,10 @@ import numpy as np
 
 from examples.library import augment
 from examples.library.augment import Example
-from examples.library.coco import Dataset, fitted_size, in_turn, open_image
+from examples.library.coco import Dataset, in_turn, open_image
 from examples.library.loop import ahead
 
+from .images import resized
 from .matching import Targets
 
 
@@ -104,10 +105,15 @@ def augmented(example: Example, rng: np.random.Generator, keeps_ratio: bool) -> 
 
 def fitted(example: Example, size: tuple[int, int], keeps_ratio: bool) -> tuple[Example, tuple[int, int]]:
     """An example resized to (height, width), or with its ratio into the top left corner, and how much it fills."""
-    shape = fitted_size(*example.image.shape[:2], size) if keeps_ratio else size
-    resized = augment.sanitise(augment.resize(example, *shape))
+    edges = (
+        {"shortest_edge": min(size), "longest_edge": min(size)}
+        if keeps_ratio
+        else {"height": size[0], "width": size[1]}
+    )
+    shape = resized(*example.image.shape[:2], edges)
+    found = augment.sanitise(augment.resize(example, *shape))
     padding = [(0, full - filled) for full, filled in zip(size, shape, strict=True)]
-    return resized._replace(image=np.pad(resized.image, [*padding, (0, 0)])), shape
+    return found._replace(image=np.pad(found.image, [*padding, (0, 0)])), shape
 
 
 def batched(examples: Sequence[tuple[Example, tuple[int, int]]], objects: int) -> Batch:

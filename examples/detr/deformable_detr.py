@@ -83,7 +83,9 @@ class DeformableDetr(nn.Module):
         memory = Encoder(config, options, name="encoder")(*self._pyramid(maps, mask))
         heads = config.decoder_layers + config.two_stage if config.with_box_refine else 1
         class_heads = [class_head(config.num_labels, f"class_embed_{index}") for index in range(heads)]
-        box_heads = [box_head(config.d_model, f"bbox_embed_{index}") for index in range(heads)]
+        # Without a first stage, the first boxes have sizes of sigmoid(-2).
+        first = [(0.0,) * 4 if config.two_stage or index else (0.0, 0.0, -2.0, -2.0) for index in range(heads)]
+        box_heads = [box_head(config.d_model, f"bbox_embed_{index}", first[index]) for index in range(heads)]
         if config.two_stage:
             proposed, reference, embedding = self._propose(memory, class_heads[-1], box_heads[-1])
         else:

@@ -34,8 +34,8 @@ class Denoising(NamedTuple):
 
     classes: int32 [batch, d], the number of classes for padding; boxes: [batch, d, 4] as logits; hidden: bool
     [d + n, d + n], whether the query of a row does not see that of a column; targets: int32 [batch, d], the target that
-    a query should find, -1 for none; present: bool [d], which queries have a loss; groups: int32, how often each target
-    is to be found.
+    a query should find, -1 for none; present: bool [d], which queries have a loss; groups: int32, the number of
+    positive queries of each target.
     """
 
     classes: jax.Array
@@ -72,12 +72,14 @@ def make_denoising(
     num_denoising: int,
     label_noise_ratio: float = 0.5,
     box_noise_scale: float = 1.0,
+    flips_negative_sizes: bool = False,
 ) -> Denoising:
     """Denoising queries for the targets of a batch.
 
     num_denoising: about how many positive ones an image gets. label_noise_ratio: twice the share of classes that are
     replaced. box_noise_scale: how far the corners of positive queries move at most, in half sides of the box; those of
-    negative queries move once to twice as far.
+    negative queries move once to twice as far. flips_negative_sizes: whether a box whose corners have changed places
+    has its size without the sign, as in D-FINE; in RT-DETR it has no size.
     """
     counts = targets.valid.sum(1, dtype=jnp.int32)
     most = counts.max(initial=0)
@@ -97,6 +99,7 @@ def make_denoising(
     half = jnp.tile(boxes[..., 2:], 2) / 2 * box_noise_scale
     shift = (draws.part + is_negative[:, None]) * jnp.where(draws.sign, half, -half)
     noisy = corners_to_centre(jnp.clip(centre_to_corners(boxes) + shift, 0, 1))
+    noisy = jnp.abs(noisy) if flips_negative_sizes else noisy
 
     other_group = group[:, None] != group
     hidden = jnp.pad(other_group | ~present, (0, num_queries))

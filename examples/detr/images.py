@@ -55,7 +55,8 @@ def with_size(model_type: str, processor: Mapping[str, Any], side: int) -> dict[
     keeps_ratio = model_type == "deformable_detr"
     kind = "DeformableDetrImageProcessor" if keeps_ratio else "RTDetrImageProcessor"
     edges = ("shortest_edge", "longest_edge") if keeps_ratio else ("height", "width")
-    return options | {"image_processor_type": kind, "size": dict.fromkeys(edges, side)}
+    scaling = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255}  # as in training
+    return options | scaling | {"image_processor_type": kind, "size": dict.fromkeys(edges, side)}
 
 
 def resized(height: int, width: int, size: int | Mapping[str, int], max_size: int | None = None) -> tuple[int, int]:

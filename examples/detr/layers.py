@@ -8,6 +8,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from flax.typing import Dtype
 
 ACTIVATIONS = {"relu": nn.relu, "silu": nn.silu, "swish": nn.silu, "gelu": partial(nn.gelu, approximate=False)}
@@ -112,19 +113,21 @@ class EncoderLayer(nn.Module):
 
 
 class Head(nn.Module):
-    """Dense layers of `features` outputs, with ReLU between them; the last starts at zero if `zero` is set."""
+    """Dense layers of `features` outputs, with ReLU between them. At first they predict `first`, if it is set."""
 
     features: tuple[int, ...]
-    zero: bool = False
+    first: float | tuple[float, ...] | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        last = len(self.features) - 1
-        for index, features in enumerate(self.features):
-            kernel_init = nn.initializers.zeros if self.zero and index == last else nn.initializers.lecun_normal()
-            x = nn.Dense(features, kernel_init=kernel_init, name=f"layers_{index}")(x)
-            x = nn.relu(x) if index < last else x
-        return x
+        last: dict[str, Any] = {}
+        if self.first is not None:
+            first = jnp.array(self.first)
+            last = {"kernel_init": nn.initializers.zeros, "bias_init": lambda _, *about: jnp.full(about[0], first)}
+        *hidden, features = self.features
+        for index, width in enumerate(hidden):
+            x = nn.relu(nn.Dense(width, name=f"layers_{index}")(x))
+        return nn.Dense(features, name=f"layers_{len(hidden)}", **last)(x)
 
 
 def class_head(classes: int, name: str) -> nn.Dense:
@@ -132,6 +135,6 @@ def class_head(classes: int, name: str) -> nn.Dense:
     return nn.Dense(classes, bias_init=nn.initializers.constant(-math.log(99)), name=name)
 
 
-def box_head(features: int, name: str) -> Head:
-    """Predicts the change of a box, which is none at first."""
-    return Head((features, features, 4), zero=True, name=name)
+def box_head(features: int, name: str, first: tuple[float, ...] = (0.0,) * 4) -> Head:
+    """Predicts the change of a box in logits, at first `first`."""
+    return Head((features, features, 4), first, name=name)

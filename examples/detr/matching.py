@@ -6,6 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from examples.library.boxes import centre_to_corners, generalised_iou
 
@@ -89,9 +91,15 @@ def match(logits: jax.Array, boxes: jax.Array, targets: Targets, weights: Costs)
     """
     logits, boxes = jax.lax.stop_gradient((logits, boxes))
 
-    def of_set(logits, boxes):
-        return pair_costs(logits, boxes, targets, weights)
+    def of_images(logits, boxes, targets):
+        costs = jax.vmap(lambda *found: pair_costs(*found, targets, weights))(logits, boxes)
+        flat = assign(costs.reshape(-1, *costs.shape[2:]), jnp.tile(targets.valid, (len(costs), 1)))
+        return flat.reshape(costs.shape[:3])
 
-    costs = jax.vmap(of_set)(logits, boxes)
-    flat = assign(costs.reshape(-1, *costs.shape[2:]), jnp.tile(targets.valid, (len(costs), 1)))
-    return flat.reshape(costs.shape[:3])
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or logits.shape[1] % mesh.size or any(kind != AxisType.Auto for kind in mesh.axis_types):
+        return of_images(logits, boxes, targets)
+    # Each device assigns the targets of its images. Otherwise devices would agree on the end of each loop.
+    images = P(None, mesh.axis_names)
+    specs = {"in_specs": (images, images, P(mesh.axis_names)), "out_specs": images}
+    return jax.shard_map(of_images, mesh=mesh, check_vma=False, **specs)(logits, boxes, targets)

@@ -126,7 +126,8 @@ def in_file(name: str, config: Mapping[str, Any]) -> str:
     name = _apply(rules, name)
     name = re.sub(r"^backbone\.", "backbone.conv_encoder.model." if is_deformable_detr else "backbone.model.", name)
     if name.startswith(HEADS):
-        return name if is_deformable_detr and not config.get("with_box_refine") else f"model.decoder.{name}"
+        option = {"class_embed": "two_stage", "bbox_embed": "with_box_refine"}[name.partition(".")[0]]
+        return name if is_deformable_detr and not config.get(option) else f"model.decoder.{name}"
     return f"model.{name}"
 
 
@@ -160,7 +161,7 @@ def derived(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, np.nda
         arrays |= {
             f"model.decoder.{key}": np.full(1, config.get(key, value), np.float32) for key, value in defaults.items()
         }
-    frozen = config.get("freeze_backbone_batch_norms", True)
+    frozen = config["model_type"] == "deformable_detr" or config.get("freeze_backbone_batch_norms", True)
     for name in names:
         module = name.rpartition(".")[0]
         if name.endswith(".running_var") and not (frozen and ".backbone." in name):

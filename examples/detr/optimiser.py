@@ -10,18 +10,19 @@ import optax
 
 from examples.resnet.model import FIRST_LAYERS
 
-Group = Literal["default", "backbone", "norm", "slow", "frozen"]
+Group = Literal["default", "backbone", "slow", "frozen"]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A training. The defaults are those of RT-DETRv2 (configs of lyuwenyu/RT-DETR) for a ResNet-50.
+    """A training. The defaults are those of RT-DETRv2 (configs of lyuwenyu/RT-DETR) for a ResNet-50, but for the stem,
+    which these freeze, and for biases, which have weight decay there.
 
     learning_rate: its peak, after `warmup` steps of linear growth; from the fraction `decay_from` of all steps on it is
     a tenth. backbone_rate, slow_rate: of the backbone, and of sampling offsets and reference points, relative to it.
     norm_decay: whether normalisations and biases have weight decay. freezes_stem: whether the stem and the first stage
     of the backbone are constants. ema: the decay of the moving average of the weights; 0 for none; it grows from 0 with
-    `ema_warmup`. accumulate: into how many parts a batch is divided, of which only one is in memory at a time.
+    `ema_warmup`. accumulate: into how many parts a batch is divided, which are processed one after another.
     """
 
     steps: int
@@ -42,7 +43,7 @@ class Recipe:
     checkpoint_every: int = 500
     evaluate_every: int = 1000
 
-    changeable: ClassVar = ("steps", "evaluate_every")  # of a run that is resumed
+    changeable: ClassVar = ("steps", "evaluate_every", "warmup")  # of a run that is resumed
 
 
 # What differs, by model_type: D-FINE's from the configs of Peterande/D-FINE (size S), Deformable DETR's from
@@ -70,38 +71,40 @@ def rate(recipe: Recipe) -> optax.Schedule:
     return lambda step: warmup(step) * falls(step)
 
 
-def group(recipe: Recipe, path: tuple[Any, ...]) -> Group:
-    """The group of the parameter at a path of jax.tree_util, which begins with the module."""
+def group(recipe: Recipe, path: tuple[Any, ...]) -> tuple[Group, bool]:
+    """The group of the parameter at a path of jax.tree_util, which begins with the module, and whether it decays."""
     names = [entry.key for entry in path]
+    decays = recipe.norm_decay or names[-1] not in ("bias", "scale")
     if names[0] == "backbone":
         is_stem = recipe.freezes_stem and names[1].startswith(FIRST_LAYERS)
-        return "frozen" if is_stem else "backbone"
-    if any(name in ("sampling_offsets", "reference_points") for name in names):
-        return "slow"
-    is_norm = names[-1] == "bias" or any("norm" in name for name in names[:-1])
-    return "norm" if is_norm and not recipe.norm_decay else "default"
+        return ("frozen" if is_stem else "backbone"), decays
+    return ("slow" if {"sampling_offsets", "reference_points"} & {*names} else "default"), decays
 
 
 def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
     """AdamW with one rate for each group, after clipping the norm of all gradients together."""
+    schedule = rate(recipe)
 
-    def adamw(factor, decay):
-        schedule = rate(recipe)
-        return optax.adamw(lambda step: factor * schedule(step), weight_decay=decay)
+    def adamw(factor, decays):
+        return optax.adamw(lambda step: factor * schedule(step), weight_decay=recipe.weight_decay * decays)
 
+    def label(path, _):
+        kind, decays = group(recipe, path)
+        return "frozen" if kind == "frozen" else f"{kind}, {decays}"
+
+    factors = {"default": 1.0, "backbone": recipe.backbone_rate, "slow": recipe.slow_rate}
     groups = {
-        "default": adamw(1, recipe.weight_decay),
-        "backbone": adamw(recipe.backbone_rate, recipe.weight_decay),
-        "norm": adamw(1, 0),
-        "slow": adamw(recipe.slow_rate, recipe.weight_decay),
-        "frozen": optax.set_to_zero(),
+        f"{kind}, {decays}": adamw(factor, decays) for kind, factor in factors.items() for decays in (True, False)
     }
-    labels = partial(jax.tree_util.tree_map_with_path, lambda path, _: group(recipe, path))
-    frozen = partial(jax.tree_util.tree_map_with_path, lambda path, _: group(recipe, path) == "frozen")
+    labels = partial(jax.tree_util.tree_map_with_path, label)
+
+    def frozen(params):
+        return jax.tree.map(lambda name: name == "frozen", labels(params))
+
     return optax.chain(
         optax.masked(optax.set_to_zero(), frozen),  # they do not count in the norm
         optax.clip_by_global_norm(recipe.clip_norm),
-        optax.partition(groups, labels),
+        optax.partition(groups | {"frozen": optax.set_to_zero()}, labels),
     )
 
 

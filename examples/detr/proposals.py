@@ -17,7 +17,7 @@ def proposals(shapes: Shapes, ratios: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A box per pixel, as logits [batch, pixels, 4], and whether it is inside the image: [batch, pixels, 1].
 
     ratios: [batch, levels, 2], the valid share of the width and of the height of each level. Boxes are fractions of the
-    valid part; boxes of other pixels are outside, and logits of boxes outside are infinite.
+    valid part. Boxes of pixels beyond it are outside. The logits of all boxes outside are infinite.
     """
     centres = pixel_centres(shapes, ratios)
     sizes = np.concatenate([np.full((h * w, 2), SIZE * 2.0**level) for level, (h, w) in enumerate(shapes)])

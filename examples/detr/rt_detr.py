@@ -134,7 +134,8 @@ def add_denoising(
     is_padding = denoising.classes == config.num_labels
     noisy = jnp.where(is_padding[..., None], jax.lax.stop_gradient(noisy), noisy)
     queries = jnp.concatenate([noisy.astype(queries.dtype), queries], 1)
-    return queries, jnp.concatenate([jax.nn.sigmoid(denoising.boxes), boxes], 1), denoising.hidden
+    hidden = denoising.hidden[: queries.shape[1], : queries.shape[1]]  # small images have fewer queries
+    return queries, jnp.concatenate([jax.nn.sigmoid(denoising.boxes), boxes], 1), hidden
 
 
 def _zero_for_padding(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:

@@ -20,19 +20,20 @@ import jax
 import jax.numpy as jnp
 
 from examples.library import curves
-from examples.library.coco import Dataset
-from examples.library.options import read_data, training_parser
+from examples.library.coco import Dataset, ImageError
+from examples.library.loop import StartError
+from examples.library.options import read_data, require_positive, training_parser
 
 from . import weights
 from .data import Loading, training_batches
 from .evaluate import Detector, average_precision, draw
 from .images import with_size
 from .optimiser import RECIPES, Recipe
+from .rt_detr import COARSEST_STRIDE as STRIDE
 from .training import train
 from .weights import Checkpoint
 
 PROGRAM = "python -m examples.detr.train"
-STRIDE = 32
 POSITIVE = ("steps", "objects", "workers", "devices", "batch_size", "accumulate", "checkpoint_every", "evaluate_every")
 RANGES = {
     "learning_rate": (0, math.inf),
@@ -56,7 +57,7 @@ RECIPE_HELP = {
     "clip_norm": "the largest norm of all gradients together",
     "ema": "decay of the moving average of the weights, 0 for none",
     "ema_warmup": "steps of its warm-up",
-    "accumulate": "parts of a batch, of which one is in memory at a time",
+    "accumulate": "parts of a batch, which are processed one after another",
     "seed": "of the data and all random choices",
     "checkpoint_every": "steps",
     "evaluate_every": "steps",
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "augmented": loading.augmented,
                 "mirrors": loading.mirrors,
                 "dtype": options.dtype,
-                "classes": dataset.names,
+                "config": checkpoint.config,
                 "images": len(dataset.images),
             },
             evaluate=evaluate if validation else None,
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             resume=options.resume,
             overwrite=options.overwrite,
         )
-    except (FileExistsError, ValueError) as error:
+    except (StartError, ImageError) as error:
         raise SystemExit(f"{PROGRAM}: error: {error}") from error
     variables = jax.device_get(run.state.best)
     weights.save(out / "model", checkpoint._replace(variables=variables))
@@ -124,11 +125,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--steps", type=int, default=10000, help="%(default)s")
     for name, what in RECIPE_HELP.items():
         kind = int if isinstance(getattr(Recipe, name), int) else float
-        add(f"--{name.replace('_', '-')}", type=kind, help=f"{what}; by default, as its authors have trained the model")
+        add(
+            f"--{name.replace('_', '-')}",
+            type=kind,
+            help=f"{what}; by default, as the authors train one size of the model",
+        )
     options = parser.parse_args(arguments)
-    for name in POSITIVE:
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be positive, got {getattr(options, name)}")
+    require_positive(parser, options, POSITIVE)
+    if options.devices and options.devices > jax.device_count():
+        parser.error(f"--devices must be at most the {jax.device_count()} that jax has, got {options.devices}")
     if any(side % STRIDE or side < STRIDE for side in options.sizes):
         parser.error(f"--sizes must be multiples of {STRIDE}, got {options.sizes}")
     if (options.checkpoint is None) == (options.config is None):
@@ -149,7 +154,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     defaults = RECIPES[checkpoint.model_type]
     if options.config:  # nothing in a random backbone is worth keeping
         defaults = defaults | {"backbone_rate": 1.0, "freezes_stem": False}
-    defaults = defaults | {"warmup": min(defaults.get("warmup", Recipe.warmup), options.steps)}
+    defaults = defaults | {"warmup": min(defaults.get("warmup", Recipe.warmup), options.steps // 5)}
     options.recipe = Recipe(options.steps, **defaults | chosen)
     options.loading = Loading(
         tuple((side, side) for side in options.sizes),
@@ -171,7 +176,9 @@ def start(options: argparse.Namespace, dataset: Dataset) -> Checkpoint:
     if options.checkpoint:
         found = weights.adapt(weights.load(options.checkpoint, dtype), dataset.names, key)
     else:
-        config = {"freeze_backbone_batch_norms": False} | weights.read_config(options.config)
+        config = weights.read_config(options.config)
+        if config.get("model_type") != "deformable_detr":  # whose backbone always has constants
+            config = {"freeze_backbone_batch_norms": False} | config
         found = weights.initialise(weights.with_labels(config, dataset.names), key, dtype)
     return found._replace(processor=with_size(found.model_type, found.processor, options.sizes[-1]))
 

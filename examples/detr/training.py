@@ -12,7 +12,7 @@ from flax import struct
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from examples.library.loop import Run, Scores, Start, fit
+from examples.library.loop import Run, Scores, Start, StartError, fit
 
 from . import weights
 from .criterion import Criterion
@@ -104,6 +104,7 @@ def losses(
             num_denoising=config.num_denoising,
             label_noise_ratio=config.label_noise_ratio,
             box_noise_scale=config.box_noise_scale,
+            flips_negative_sizes=config.flips_negative_sizes,
         )
         keywords = {"denoising": denoising}
     outputs, updated = detector.model.apply(
@@ -133,7 +134,7 @@ def train(
     """
     devices = devices or jax.devices()
     if recipe.batch_size % (len(devices) * recipe.accumulate):
-        raise ValueError(
+        raise StartError(
             f"batch_size must be a multiple of {len(devices)} devices times accumulate={recipe.accumulate}, got "
             f"{recipe.batch_size}"
         )
@@ -142,16 +143,13 @@ def train(
     make = jax.jit(partial(first_state, recipe=recipe), out_shardings=whole)
     detector, criterion = Detector.of(checkpoint), weights.criterion(checkpoint)
 
-    def step(state, batch):
-        return train_step(detector, criterion, recipe, state, jax.device_put(batch, split))
-
     with jax.set_mesh(mesh):
         shapes = make.eval_shape(checkpoint.variables)
         like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), shapes)
         return fit(
-            step,
+            partial(train_step, detector, criterion, recipe),
             Start(lambda: make(checkpoint.variables), like),
-            batches,
+            lambda steps: (jax.device_put(batch, split) for batch in batches(steps)),
             recipe,
             directory,
             evaluate=evaluate and (lambda state, *about: evaluate(state.best, *about)),

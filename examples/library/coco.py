@@ -16,6 +16,10 @@ from . import precision
 SHOWN = 5  # of several mistakes
 
 
+class ImageError(ValueError):
+    """An image file that cannot be used."""
+
+
 class Dataset(NamedTuple):
     """Annotations, the folder of their images, and the ids of the categories in the order of a model's classes."""
 
@@ -35,10 +39,10 @@ class Dataset(NamedTuple):
 
     @property
     def images_with_objects(self) -> list[int]:
-        """The ids of the images that have an object which is no crowd; raises ValueError if there are none."""
-        found = sorted({one["image_id"] for one in self.annotations.anns.values() if not one["iscrowd"]})
+        """The ids of the images that have objects; raises ValueError if there are none."""
+        found = [image for image in self.images if self.objects(image)]
         if not found:
-            raise ValueError(f"the annotations of {self.folder} must have an object that is no crowd")
+            raise ValueError(f"the annotations of {self.folder} must have an object that is no crowd and has an area")
         return found
 
     def objects(self, image: int) -> list[dict[str, Any]]:
@@ -128,9 +132,9 @@ def open_image(dataset: Dataset, image: int) -> Image.Image:
     try:
         pixels = rgb(Image.open(path))
     except OSError as error:
-        raise ValueError(f"{path} must be an image: {error}") from error
+        raise ImageError(f"{path} must be an image: {error}") from error
     if pixels.size != (info["width"], info["height"]):
-        raise ValueError(
+        raise ImageError(
             f"{path} must have the width and height {info['width']} x {info['height']} of its annotations, got "
             f"{pixels.width} x {pixels.height}"
         )

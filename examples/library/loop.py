@@ -75,6 +75,10 @@ class Run(NamedTuple):
         return waited / max(waited + sum(self.milliseconds), 1e-9)
 
 
+class StartError(ValueError):
+    """Why a run cannot start with what was asked for."""
+
+
 class Start(NamedTuple):
     """How a run starts: a function that makes its first state, and the shapes of that state."""
 
@@ -116,7 +120,7 @@ def fit(
                 changeable = (*CHANGEABLE, *getattr(recipe, "changeable", ()))
                 state, history, scores = _restore(checkpoints, start.shapes, asked, changeable)
             elif not overwrite:
-                raise FileExistsError(f"{directory} has checkpoints of a run: resume it (--resume), or overwrite it")
+                raise StartError(f"{directory} has checkpoints of a run: resume it (--resume), or overwrite it")
         if state is None:
             for old in checkpoints.all_steps():
                 checkpoints.delete(old)
@@ -197,6 +201,6 @@ def _restore(checkpoints, like, asked, changeable):
     log = checkpoints.restore(step, args=ocp.args.Composite(log=ocp.args.JsonRestore())).log
     for name, value in log["settings"].items():
         if name not in changeable and value != asked.get(name):
-            raise ValueError(f"{name} must be {value} to go on from {checkpoints.directory}, got {asked.get(name)}")
+            raise StartError(f"{name} must be {value} to go on from {checkpoints.directory}, got {asked.get(name)}")
     state = checkpoints.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like))).state
     return state, log["history"], log["scores"]

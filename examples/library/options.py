@@ -1,6 +1,7 @@
 """The options that all commands share which train on images with annotations in the format of COCO."""
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 
 from .coco import Dataset, check_validation, read
@@ -23,6 +24,16 @@ def training_parser(program: str, doc: str, checkpoint: str, objects: int, out: 
     add("--resume", action="store_true", help="go on from the checkpoints in OUT; --steps may have grown")
     add("--overwrite", action="store_true", help="delete the checkpoints of another run in OUT")
     return parser
+
+
+def require_positive(parser: argparse.ArgumentParser, options: argparse.Namespace, names: Iterable[str]) -> None:
+    """Ends the command with an error if one of the options is given and is not positive."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} must be positive, got {value}")
+    if options.seed is not None and options.seed < 0:
+        parser.error(f"--seed must not be negative, got {options.seed}")
 
 
 def read_data(options: argparse.Namespace, masks: bool = False) -> tuple[Dataset, Dataset | None]:

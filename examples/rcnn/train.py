@@ -18,9 +18,9 @@ import jax
 import numpy as np
 import optax
 
-from examples.library.coco import Dataset
-from examples.library.loop import Start, State, first_state, fit, update
-from examples.library.options import read_data, training_parser
+from examples.library.coco import Dataset, ImageError
+from examples.library.loop import Start, StartError, State, first_state, fit, update
+from examples.library.options import read_data, require_positive, training_parser
 from examples.resnet.model import FIRST_LAYERS
 from jax_dcn import interop
 
@@ -145,10 +145,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ),
             recipe,
             options.out / "checkpoints",
+            settings={
+                "size": size,
+                "objects": options.objects,
+                "masks": model.config.masks,
+                "mirrors": not options.no_mirror,
+                "classes": dataset.names,
+                "images": len(dataset.images),
+            },
             resume=options.resume,
             overwrite=options.overwrite,
         )
-    except (FileExistsError, ValueError) as error:
+    except (StartError, ImageError) as error:
         raise SystemExit(f"{PROGRAM}: error: {error}") from error
     variables = {"params": run.state.params, "batch_stats": statistics}
     options.out.mkdir(parents=True, exist_ok=True)
@@ -177,8 +185,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=Recipe.seed, help="of the data and all random choices (%(default)s)")
     add("--checkpoint-every", type=int, default=Recipe.checkpoint_every, help="steps (%(default)s)")
     options = parser.parse_args(arguments)
-    if any(side % DIVISOR for side in options.size):
-        parser.error(f"--size must be multiples of {DIVISOR}")
+    require_positive(parser, options, ("steps", "objects", "batch_size", "regions", "checkpoint_every"))
+    if any(side % DIVISOR or side < DIVISOR for side in options.size):
+        parser.error(f"--size must be multiples of {DIVISOR}, got {options.size}")
     try:
         loaded = load(options.checkpoint) if options.checkpoint else None
         masks = not options.boxes_only and (loaded is None or loaded[0].config.masks)

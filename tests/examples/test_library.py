@@ -18,7 +18,7 @@ pytest.importorskip("orbax.checkpoint")
 from examples.library import augment
 from examples.library.augment import Example
 from examples.library.coco import check_validation, open_image, read
-from examples.library.loop import Start, ahead, first_state, fit, update
+from examples.library.loop import Start, StartError, ahead, first_state, fit, update
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -174,7 +174,7 @@ def test_a_run_goes_on_as_if_never_interrupted(tmp_path):
     """Also with a recipe that has tuples, which JSON does not know, and with more steps."""
     whole = run(tmp_path / "whole")
     run(tmp_path / "parts", stop_after=3)
-    with pytest.raises(FileExistsError, match=r"has checkpoints of a run: resume it \(--resume\), or overwrite it"):
+    with pytest.raises(StartError, match=r"has checkpoints of a run: resume it \(--resume\), or overwrite it"):
         run(tmp_path / "parts")
     resumed = run(tmp_path / "parts", resume=True)
     assert resumed.losses == whole.losses and float(resumed.state.params["x"]) == float(whole.state.params["x"])

@@ -126,7 +126,7 @@ def test_missing_and_unknown_names():
         ({"dilation": True}, "dilation must be False in the config, got True"),
         ({"activation_function": "mish"}, "activation_function must be 'relu' or 'silu' or 'swish' or 'gelu' in the"),
         ({"two_stage": True, "with_box_refine": False}, "two_stage must also have with_box_refine"),
-        ({"backbone_config": {"model_type": "swin"}}, "model_type must be 'resnet' or 'rt_detr_resnet' in the config"),
+        ({"backbone_config": {"model_type": "swin"}}, "backbone_config.model_type must be resnet, .* got 'swin'"),
     ],
 )
 def test_unsupported_configs(changes, message):

@@ -148,10 +148,10 @@ def test_batches(folder):
     jax.tree.map(assert_array_equal, first, again)
     shapes = {batch.images.shape for batch in training_batches(dataset, loading, range(8))}
     assert shapes == {(2, 64, 64, 3), (2, 96, 96, 3)}
-    plain = Loading(((64, 128),), 4, objects=3, keeps_ratio=True, augmented=False, mirrors=False)
+    plain = Loading(((96, 96),), 4, objects=3, keeps_ratio=True, augmented=False, mirrors=False)
     (ids, batch), (last, padded) = evaluation_batches(dataset, plain)
     assert ids == [1, 2, 3, 4] and last == [5, 6] and len(padded.images) == 4
-    assert batch.mask[:, :, :80].all() and not batch.mask[:, :, 80:].any()
+    assert batch.mask[:, :77].all() and not batch.mask[:, 77:].any()
     for index, image in enumerate(ids):
         for number, one in enumerate(dataset.objects(image)):
             x, y, side, _ = one["bbox"]
@@ -169,14 +169,23 @@ def test_groups_of_parameters():
         return {".".join(entry.key for entry in path): group(recipe, path) for path in paths}
 
     found = groups(Recipe(10, **RECIPES["rt_detr_v2"]))
-    assert found["backbone.conv1.kernel"] == "backbone"
-    assert found["decoder.layers_0.mlp.fc1.kernel"] == "default"
-    assert found["decoder.layers_0.mlp.fc1.bias"] == found["encoder.lateral_convs_0.norm.scale"] == "norm"
-    assert found["decoder.layers_0.encoder_attn.sampling_offsets.kernel"] == "slow"
+    assert found["backbone.conv1.kernel"] == ("backbone", True)
+    assert found["decoder.layers_0.mlp.fc1.kernel"] == ("default", True)
+    assert found["decoder.layers_0.mlp.fc1.bias"] == found["encoder.lateral_convs_0.norm.scale"] == ("default", False)
+    assert found["decoder.layers_0.encoder_attn.sampling_offsets.kernel"] == ("slow", True)
+    assert found["decoder.layers_0.encoder_attn.sampling_offsets.bias"] == ("slow", False)
     detr = groups(Recipe(10, **RECIPES["deformable_detr"]))
-    assert detr["backbone.conv1.kernel"] == detr["backbone.layer1_0.conv1.kernel"] == "frozen"
-    assert detr["backbone.layer2_0.conv1.kernel"] == "backbone"
-    assert detr["decoder.layers_0.mlp.fc1.bias"] == "default"
+    assert detr["backbone.conv1.kernel"] == detr["backbone.layer1_0.conv1.kernel"] == ("frozen", True)
+    assert detr["backbone.layer2_0.conv1.kernel"] == ("backbone", True)
+    assert detr["decoder.layers_0.mlp.fc1.bias"] == ("default", True)
+
+
+def test_decay():
+    params = {"backbone": {"bn1": {"scale": jnp.ones(2)}, "conv1": {"kernel": jnp.ones(2)}}, "x": {"bias": jnp.ones(2)}}
+    optimiser = make_optimiser(Recipe(10, warmup=0, learning_rate=1.0, backbone_rate=0.5, weight_decay=0.1))
+    updates, _ = optimiser.update(jax.tree.map(jnp.zeros_like, params), optimiser.init(params), params)
+    assert_allclose(updates["backbone"]["conv1"]["kernel"], -0.05, rtol=1e-6)
+    assert not np.any(updates["backbone"]["bn1"]["scale"]) and not np.any(updates["x"]["bias"])
 
 
 def test_rates():

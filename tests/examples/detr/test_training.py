@@ -66,7 +66,7 @@ def test_outputs_and_gradients(case, x64):
     def gradient_of(name):
         ours = names.renamed(name)
         kind = ours.partition(".")[0]
-        return found[re.sub(r"\\.\\d+", ".0", ours, count=1) if heads.get(kind) == 1 else ours]
+        return found[re.sub(r"\.\d+", ".0", ours, count=1) if heads.get(kind) == 1 else ours]
 
     expected = golden.starting("original_gradient/")
     assert expected
@@ -77,7 +77,7 @@ def test_outputs_and_gradients(case, x64):
     assert_allclose(norms, arrays["original_gradient_norms"], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("case", ["deformable_detr_two_stage/train", "rt_detr_v2/train"])
+@pytest.mark.parametrize("case", ["deformable_detr_two_stage/train", "rt_detr_v2/train", "d_fine_simple/train"])
 def test_bfloat16(case):
     """Positions, boxes and logits have float32. Results are near those in float32, and gradients are finite."""
     golden, criterion, _, targets, denoising = case_of(case, dtype="float32")
@@ -132,4 +132,5 @@ def test_batch_norms_are_trained_where_the_config_says(frozen):
     old = variables["batch_stats"]
     changed = jax.tree.map(lambda new, old: not np.array_equal(new, old), train(variables), old)
     assert all(jax.tree.leaves(changed["encoder"]))
-    assert all(jax.tree.leaves(changed["backbone"])) != frozen
+    of_backbone = jax.tree.leaves(changed["backbone"])
+    assert not any(of_backbone) if frozen else all(of_backbone)

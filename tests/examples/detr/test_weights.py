@@ -14,12 +14,13 @@ pytest.importorskip("safetensors")
 
 from safetensors import numpy as safetensors
 
-from examples.detr import weights
+from examples.detr import names, weights
 from tests.helpers import detr_training
 
 pytestmark = pytest.mark.platforms("cpu")
 
-FOLDERS = [detr_training.FOLDER / name for name in ("deformable_detr", "deformable_detr_two_stage", "rt_detr_v2")]
+NAMES = ("deformable_detr", "deformable_detr_two_stage", "rt_detr_v2", "d_fine_simple")
+FOLDERS = [detr_training.FOLDER / name for name in NAMES]
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -32,6 +33,13 @@ def test_what_is_written_is_what_was_read(folder, tmp_path):
     for name, array in expected.items():
         assert_array_equal(found[name], array, err_msg=name)
         assert found[name].dtype == array.dtype
+
+
+def test_names_of_heads():
+    """In transformers, those of the classes are in the decoder only with two stages."""
+    config = {"model_type": "deformable_detr", "with_box_refine": True, "two_stage": False}
+    assert names.in_file("class_embed.1.weight", config) == "class_embed.1.weight"
+    assert names.in_file("bbox_embed.1.layers.0.bias", config) == "model.decoder.bbox_embed.1.layers.0.bias"
 
 
 def test_a_file_in_parts(tmp_path):
