@@ -67,6 +67,11 @@ CALLS = {
         "offset": "dcn_aggregation_tap_cotangents",
         "mask": "dcn_aggregation_tap_cotangents",
     },
+    "sampling": {
+        "y": "dcn_sampling",
+        "x": "dcn_sampling_x_cotangent",
+        "grid": "dcn_sampling_locations_cotangent",
+    },
 }
 
 
@@ -270,6 +275,7 @@ def random_regions(random, regions, images):
 POSITIONS = {
     "offset": lambda random, size: (2 * np.round(random.standard_normal(size) * 48) + 1) / 64,
     "sampling_locations": lambda random, size: np.round(random.uniform(-0.2, 1.2, size) * 1024) / 1024 + 2**-12,
+    "grid": lambda random, size: np.round(random.uniform(-1.2, 1.2, size) * 1024) / 1024 + 2**-12,
     "mask": uniform,
     "attention_weights": uniform,
 }
@@ -319,6 +325,12 @@ PROBLEMS = {
     ),
     ("maximum", "small"): (jax_dcn.roi_align, {"x": (1, 8, 8, 8)}, BINS | {"sampling_ratio": 2, "mode": "max"}),
     ("maximum", "ragged"): (jax_dcn.roi_align, {"x": (2, 9, 7, 5)}, RAGGED_BINS | {"mode": "max"}),
+    ("sampling", "small"): (jax_dcn.grid_sample, {"x": (1, 8, 8, 32), "grid": (1, 40, 2)}, {}),
+    ("sampling", "ragged"): (
+        jax_dcn.grid_sample,
+        {"x": (2, 4, 2, 8, 3), "grid": (2, 37, 3)},
+        {"padding_mode": "reflection"},
+    ),
     ("attention", "small"): (
         jax_dcn.multi_scale_deformable_attention,
         {"value": (1, 80, 2, 32), "sampling_locations": (1, 80, 2, 8, 2), "attention_weights": (1, 80, 2, 8)},

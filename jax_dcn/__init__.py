@@ -2,7 +2,8 @@
 
 The operators are `deform_conv2d`, with a function for each of its gradients, `multi_scale_deformable_attention`,
 `dcnv3`, which is also the operator of DCNv4, and poolings of regions: `deform_psroi_pool`, `psroi_pool`, `roi_align`,
-`ps_roi_align` and `deform_roi_pool`. `kernel_plan` says which kernels they run. `jax_dcn.linen` and `jax_dcn.nnx` each
+`ps_roi_align` and `deform_roi_pool`. `grid_sample` and `map_coordinates` sample images in one to three dimensions.
+`kernel_plan` says which kernels they run. `jax_dcn.linen` and `jax_dcn.nnx` each
 have the layers `DeformConv`, `DeformPSRoIPool`, `MultiScaleDeformableAttention`, `DCNv3` and `DCNv4`. `offset_labels`,
 `offset_statistics`, `warn_of_offsets` and `jax_dcn.quantize` help to train them, and `jax_dcn.export` helps to export
 them. `jax_dcn.interop` converts weights from other libraries, and `jax_dcn.viz` draws where layers sample.
@@ -34,6 +35,7 @@ from jax_dcn._operators.roi_pool import (
     psroi_pool,
     roi_align,
 )
+from jax_dcn._operators.sampling import grid_sample, map_coordinates
 from jax_dcn._primitive.plan import ComputationPlan
 from jax_dcn.boxes import fpn_levels, nms
 from jax_dcn.conversion import as_deform_conv
@@ -54,9 +56,11 @@ __all__ = [
     "deform_roi_pool",
     "export",
     "fpn_levels",
+    "grid_sample",
     "interop",
     "kernel_plan",
     "linen",
+    "map_coordinates",
     "multi_scale_deformable_attention",
     "nms",
     "nnx",

@@ -1,9 +1,5 @@
 // The sampling locations of a deformable aggregation: normalised locations in the levels of a feature pyramid, or the
 // taps of a window, moved by offsets. Host and device code share this one implementation; bilinear.h interpolates.
-//
-// The last bit of a position decides on which side of a pixel a sample lies, where its derivative jumps. Products and
-// sums of positions are therefore rounded separately: host code that calls LocateTap is compiled with
-// -ffp-contract=off, device code multiplies with an instruction that is not contracted.
 #pragma once
 
 #include <cmath>
@@ -11,6 +7,7 @@
 
 #include "bilinear.h"
 #include "host_device.h"
+#include "rounded_product.h"
 #include "window.h"
 
 namespace dcn {
@@ -54,20 +51,6 @@ DCN_HOST_DEVICE int64_t WindowCenter(const Window& window, int axis, int64_t que
 // offset_scale scales both.
 DCN_HOST_DEVICE int32_t CenterDistance(const Window& window, int axis, int32_t row_or_column) {
   return row_or_column * window.dilation[axis] - HalfWindow(window, axis);
-}
-
-// A product that is rounded before anything is added to it.
-template <typename A>
-DCN_HOST_DEVICE A RoundedProduct(A a, A b) {
-#ifdef __CUDA_ARCH__
-  if constexpr (sizeof(A) == sizeof(float)) {
-    return __fmul_rn(a, b);
-  } else {
-    return __dmul_rn(a, b);
-  }
-#else
-  return a * b;
-#endif
 }
 
 // `size` is the level's height or width; `location` is the matching coordinate of the tap.

@@ -25,6 +25,7 @@ from tests.helpers.deform_conv.cases import assert_close, cast
 from tests.helpers.operators import CONVOLUTION
 from tests.helpers.roi_pool import cases as pooling
 from tests.helpers.run_exported import with_gradients
+from tests.helpers.sampling.cases import Grid
 from tests.helpers.sharding import make_mesh
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -93,6 +94,14 @@ def of_dcnv3(n, height, width):
     return tuple(map(np.float32, Convolution(image=(height, width)).operands(lead=(n,))))
 
 
+def sample(*operands, backend=None):
+    return Grid((3, 4), padding_mode="reflection").with_backend(backend)(*operands)
+
+
+def of_samples(n, height, width):
+    return tuple(map(np.float32, Grid((height, width), (height, 3)).operands(lead=(n,))))
+
+
 IMAGES, WHOLE = "n, h, w, ...", "..."
 PROGRAMS = {
     "deform_conv2d": Program(convolve, of_convolution, (IMAGES, IMAGES, WHOLE, WHOLE, IMAGES)),
@@ -100,6 +109,7 @@ PROGRAMS = {
     "roi_align": Program(align, of_alignment, (IMAGES, "r, ...")),
     "multi_scale_deformable_attention": Program(attend, of_attention, ("n, ...", "n, h, ...", "n, h, ...")),
     "dcnv3": Program(aggregate, of_dcnv3, (IMAGES, IMAGES, IMAGES)),
+    "grid_sample": Program(sample, of_samples, (IMAGES, "n, h, ...")),
 }
 
 
@@ -182,6 +192,7 @@ def calls(platforms, dtype):
         (pooling.pool, of_pooling(1, 3, 4)),
         (functools.partial(jax_dcn.roi_align, output_size=2, mode="max"), of_alignment(1, 3, 4)),
         (aggregate, of_dcnv3(1, 3, 4)),
+        (sample, of_samples(1, 3, 4)),
     ]
 
     def everything(function):

@@ -3,6 +3,7 @@
 #include "deform_conv.h"
 #include "instruction_sets.h"
 #include "roi_pool.h"
+#include "sampling.h"
 
 namespace dcn {
 namespace {
@@ -12,7 +13,8 @@ namespace {
   OPERATOR(Aggregate) OPERATOR(ValueCotangent) OPERATOR(TapCotangents)                          \
   OPERATOR(SampleColumns) OPERATOR(SampleTangents) OPERATOR(OffsetCotangent) OPERATOR(InputCotangent) \
   OPERATOR(Pool) OPERATOR(PoolInputCotangent) OPERATOR(PoolOffsetCotangent)                     \
-  OPERATOR(MaxPool) OPERATOR(MaxPoolArgmax) OPERATOR(MaxPoolInputCotangent)
+  OPERATOR(MaxPool) OPERATOR(MaxPoolArgmax) OPERATOR(MaxPoolInputCotangent)                     \
+  OPERATOR(Sample) OPERATOR(SamplingXCotangent) OPERATOR(SamplingLocationsCotangent)
 // clang-format on
 
 struct Operators {
@@ -42,6 +44,7 @@ static const Operators& Best() {
 }
 
 int64_t MinWorkspaceSize(DType, const AggregationSizes&) { return 0; }
+int64_t MinWorkspaceSize(DType, const SamplingSizes&) { return 0; }
 int64_t WorkspaceSize(DType, const Sizes&) { return 0; }
 
 const char* Aggregate(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps, const void* value,
@@ -106,6 +109,21 @@ const char* MaxPoolArgmax(Device& device, DType dtype, const PoolSizes& sizes, c
 const char* MaxPoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
                                   const void* d_pooled, const int32_t* argmax, void* d_x) {
   return Best().MaxPoolInputCotangent(device, dtype, sizes, rois, d_pooled, argmax, d_x);
+}
+
+const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, const void* x, const void* locations,
+                   void* out) {
+  return Best().Sample(device, dtype, sizes, x, locations, out);
+}
+
+const char* SamplingXCotangent(Device& device, DType dtype, const SamplingSizes& sizes, const void* locations,
+                               const void* d_out, bool is_wide, void* d_x, int32_t* workspace, int64_t workspace_size) {
+  return Best().SamplingXCotangent(device, dtype, sizes, locations, d_out, is_wide, d_x, workspace, workspace_size);
+}
+
+const char* SamplingLocationsCotangent(Device& device, DType dtype, const SamplingSizes& sizes, const void* x,
+                                       const void* locations, const void* d_out, void* d_locations) {
+  return Best().SamplingLocationsCotangent(device, dtype, sizes, x, locations, d_out, d_locations);
 }
 
 }  // namespace dcn

@@ -3,7 +3,8 @@
 namespace dcn {
 
 std::vector<std::vector<Handler>> BackendHandlers() {
-  return {DeformConvHandlers(), CpuFusedDeformConvHandlers(), RoiPoolHandlers(), AggregationHandlers()};
+  return {DeformConvHandlers(), CpuFusedDeformConvHandlers(), RoiPoolHandlers(), AggregationHandlers(),
+          SamplingHandlers()};
 }
 
 XLA_FFI_Handler* InitializeHandler() { return nullptr; }

@@ -3,7 +3,8 @@
 namespace dcn {
 
 std::vector<std::vector<Handler>> BackendHandlers() {
-  return {DeformConvHandlers(), FusedDeformConvHandlers(), RoiPoolHandlers(), AggregationHandlers()};
+  return {DeformConvHandlers(), FusedDeformConvHandlers(), RoiPoolHandlers(), AggregationHandlers(),
+          SamplingHandlers()};
 }
 
 }  // namespace dcn

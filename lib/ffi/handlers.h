@@ -17,6 +17,7 @@ std::vector<Handler> FusedDeformConvHandlers();
 std::vector<Handler> CpuFusedDeformConvHandlers();
 std::vector<Handler> RoiPoolHandlers();
 std::vector<Handler> AggregationHandlers();
+std::vector<Handler> SamplingHandlers();
 
 std::vector<std::vector<Handler>> BackendHandlers();
 

@@ -54,22 +54,24 @@ struct Handler {
 // positions; k taps, g offset groups, G
 // feature groups, c channels, f features; d and e: those of a feature group; i images at a time, s starts of lists. In
 // poolings: b batches, n images, p RoIs, m classes, f features; y and x: bins, s and t: parts. In aggregations: b
-// batches, m heads, r and q: queries. z: elements of a workspace, or partial sums.
-const std::map<std::string, const char*> kShapes = {{"x", "N h w c"},          {"d_x", "N h w c"},
-                                                    {"offset", "P R q 2gk"},   {"mask", "P R q gk"},
-                                                    {"d_offset", "P R q 2gk"}, {"d_mask", "P R q gk"},
-                                                    {"columns", "n r q k c"},  {"tangents", "n r q k v c"},
-                                                    {"y", "n r q f"},          {"bias", "f"},
-                                                    {"weight", "f k d"},       {"by_channel", "c k e"},
-                                                    {"by_tap", "k d f"},       {"parts", "z k d f"},
-                                                    {"lists", "i g k s"},      {"pairs", "i g k 4rq 2"},
-                                                    {"ids", "i g k 4rq"},      {"workspace", "z"},
-                                                    {"pooled", "b p y x f"},   {"images", "b n h w c"},
-                                                    {"shifts", "b p s t 2m"},  {"argmax", "2 b p y x f"},
-                                                    {"rois", "b p 5"},         {"origin", "4"},
-                                                    {"query_origin", "2"},     {"value", "b h (w) m c"},
-                                                    {"out", "b r (q) m c"},    {"locations", "b r (q) m k 2"},
-                                                    {"weights", "b r (q) m k"}};
+// batches, m heads, r and q: queries. In samplings: u, v and w: the image; p points, y and x: locations. z: elements of
+// a workspace, or partial sums.
+const std::map<std::string, const char*> kShapes = {{"x", "N h w c"},           {"d_x", "N h w c"},
+                                                    {"offset", "P R q 2gk"},    {"mask", "P R q gk"},
+                                                    {"d_offset", "P R q 2gk"},  {"d_mask", "P R q gk"},
+                                                    {"columns", "n r q k c"},   {"tangents", "n r q k v c"},
+                                                    {"y", "n r q f"},           {"bias", "f"},
+                                                    {"weight", "f k d"},        {"by_channel", "c k e"},
+                                                    {"by_tap", "k d f"},        {"parts", "z k d f"},
+                                                    {"lists", "i g k s"},       {"pairs", "i g k 4rq 2"},
+                                                    {"ids", "i g k 4rq"},       {"workspace", "z"},
+                                                    {"pooled", "b p y x f"},    {"images", "b n h w c"},
+                                                    {"shifts", "b p s t 2m"},   {"argmax", "2 b p y x f"},
+                                                    {"rois", "b p 5"},          {"origin", "4"},
+                                                    {"query_origin", "2"},      {"value", "b h (w) m c"},
+                                                    {"out", "b r (q) m c"},     {"locations", "b r (q) m k 2"},
+                                                    {"weights", "b r (q) m k"}, {"image", "b u v w c"},
+                                                    {"points", "b y x"},        {"samples", "b p c"}};
 
 class CallBuilder {
  public:
@@ -154,6 +156,7 @@ class CallBuilder {
     std::vector<int64_t> dims;
     std::istringstream words(kShapes.at(name));
     for (std::string word; words >> word;) {
+      if (std::string("uvw").find(word) != std::string::npos && axes_.find(word) == std::string::npos) continue;
       if (word[0] != '(') dims.push_back(Dimension(word));
       if (word[0] == '(' && is_window_) dims.push_back(Dimension(word.substr(1, word.size() - 2)));
     }
@@ -361,8 +364,30 @@ class CallBuilder {
     Add(call_.results, 'i', "workspace");
   }
 
+  // An image of one to three axes, of which the last ones have the letters v and w.
+  void Sampling() {
+    const int64_t dims = 1 + bytes_.Below(3);
+    axes_ = std::string("uvw").substr(3 - size_t(dims));
+    const bool is_planar = IsChosen("planar");
+    const int64_t method = bytes_.Below(5), units = bytes_.Below(4), fold = bytes_.Below(4), outside = bytes_.Below(6);
+    Integer("method", method);
+    Integer("units", units);
+    Integer("fold", fold);
+    Integer("outside", outside);
+    call_.is_valid &= method < 4 && units < 3 && fold < 3 && outside < 5 && (method < 3 || dims == 2);
+    type_ = bytes_.ChooseFrom<XLA_FFI_DataType>({kF32, kF16, kBF16, kF64});
+    ChooseSizes("buvwp", {2, 5, 5, 5, 9});
+    size('c') = bytes_.Below(2) ? Size(5) : Product({4, Size(5)});
+    size('y') = is_planar ? dims : size('p');
+    size('x') = is_planar ? size('p') : dims;
+    const int64_t words = type_ == kF64 ? 5 : 3, entries = dims == 3 ? 8 : method == 3 ? 16 : 4;
+    const int64_t table = Sum(Product({words, entries, size('p')}), Sum(Dimension(axes_), 1));
+    size('z') = is_cpu_ ? 0 : Product({table, 1 + bytes_.Below(3)});
+  }
+
   Bytes& bytes_;
   const bool is_cpu_;
+  std::string axes_ = "uvw";
   bool is_window_ = false, is_rounded_ = false;
   Call call_;
   XLA_FFI_DataType type_ = kF32;
@@ -404,6 +429,9 @@ const std::vector<Handler>& CallBuilder::Handlers() {
       {"dcn_cpu_fused_cotangents", &B::CpuFused, "T:x F:offset I:origin T:by_tap T:y F:mask?",
        "T:x?x_requested F:offset?offset_requested F:mask?mask_requested F:by_tap?weight_requested", nullptr,
        &B::CpuCotangentsWorkspace},
+      {"dcn_sampling", &B::Sampling, "T:image A:points", "T:samples"},
+      {"dcn_sampling_x_cotangent", &B::Sampling, "A:points T:samples", "W:image i:workspace"},
+      {"dcn_sampling_locations_cotangent", &B::Sampling, "T:image A:points T:samples", "A:points"},
   };
   return handlers;
 }

@@ -14,6 +14,7 @@
 #include "device.h"
 #include "fused/plan.h"
 #include "roi_pool.h"
+#include "sampling.h"
 
 namespace dcn {
 namespace {
@@ -418,6 +419,58 @@ const char* TapCotangents(Device& device, DType dtype, const AggregationSizes& s
   Aggregate(device, dtype, s, taps, value, const_cast<void*>(d_out));
   REQUIRE(!d_locations || contract.Holds(d_locations, 2 * TapCount(s), AccumulatorSize(dtype)));
   REQUIRE(!d_weights || contract.Holds(d_weights, TapCount(s), AccumulatorSize(dtype)));
+  return nullptr;
+}
+
+namespace {
+
+double ImageCount(const SamplingSizes& s) { return double(s.batches) * s.pixels() * s.channels; }
+double LocationCount(const SamplingSizes& s) { return double(s.batches) * s.points * s.dims; }
+double SampleTaps(const SamplingSizes& s) {
+  return s.dims == 3 ? 8 : s.rules.interpolation == Interpolation::kCubic ? 16 : 4;
+}
+
+void CheckSampling(DType dtype, const SamplingSizes& s, const void* locations, const void* out) {
+  REQUIRE(s.batches >= 0 && 0 <= s.points && s.points < k32 && s.channels >= 0);
+  REQUIRE(1 <= s.dims && s.dims <= kMaxAxes);
+  double pixels = 1;
+  for (int axis = 0; axis < kMaxAxes; ++axis) {
+    REQUIRE(0 <= s.size[axis] && s.size[axis] < kMaxAxisSize && (axis < s.dims || s.size[axis] == 1));
+    pixels *= s.size[axis];
+  }
+  REQUIRE(pixels < k32 && s.points * SampleTaps(s) < k32);
+  REQUIRE(s.rules.interpolation != Interpolation::kCubic || s.dims == 2);
+  REQUIRE(contract.Holds(locations, LocationCount(s), AccumulatorSize(dtype)));
+  REQUIRE(contract.Holds(out, double(s.batches) * s.points * s.channels, BytesOf(dtype)));
+}
+
+}  // namespace
+
+const char* Sample(Device&, DType dtype, const SamplingSizes& s, const void* x, const void* locations, void* out) {
+  CheckSampling(dtype, s, locations, out);
+  REQUIRE(contract.Holds(x, ImageCount(s), BytesOf(dtype)));
+  return nullptr;
+}
+
+// A table has, for each pixel of a sample, a record of two numbers and an id; and the starts of the pixels.
+int64_t MinWorkspaceSize(DType dtype, const SamplingSizes& s) {
+  const int64_t words = int64_t(AccumulatorSize(dtype)) / 2 + 1;
+  return kNeedsWorkspace ? words * int64_t(SampleTaps(s)) * s.points + s.pixels() + 1 : 0;
+}
+
+const char* SamplingXCotangent(Device&, DType dtype, const SamplingSizes& s, const void* locations, const void* d_out,
+                               bool is_wide, void* d_x, int32_t* workspace, int64_t workspace_size) {
+  CheckSampling(dtype, s, locations, d_out);
+  REQUIRE(contract.Holds(d_x, ImageCount(s), is_wide ? AccumulatorSize(dtype) : BytesOf(dtype)));
+  REQUIRE(workspace_size >= MinWorkspaceSize(dtype, s));
+  REQUIRE(contract.Holds(workspace, double(workspace_size), 4));
+  return nullptr;
+}
+
+const char* SamplingLocationsCotangent(Device& device, DType dtype, const SamplingSizes& s, const void* x,
+                                       const void* locations, const void* d_out, void* d_locations) {
+  Sample(device, dtype, s, x, locations, const_cast<void*>(d_out));
+  REQUIRE(contract.Holds(d_locations, LocationCount(s), AccumulatorSize(dtype)));
   return nullptr;
 }
 

@@ -38,7 +38,8 @@ def valid_calls():
         pooled = jax_dcn.deform_psroi_pool(x, jnp.ones((3, 5)), shift, output_size=2)
         largest = jax_dcn.roi_align(x, jnp.ones((3, 5)), output_size=2, mode="max")
         aggregated = jax_dcn.dcnv3(x, offset, mask, kernel_size=3, padding=1, groups=2)
-        return y.sum() + pooled.sum() + largest.sum() + aggregated.sum()
+        sampled = jax_dcn.grid_sample(x, offset[..., :2])
+        return y.sum() + pooled.sum() + largest.sum() + aggregated.sum() + sampled.sum()
 
     operands = [jnp.ones(s) for s in ((2, 5, 6, 4), (2, 5, 6, 36), (3, 3, 4, 2), (2, 5, 6, 18), (3, 2, 2, 4))]
     with pytest.MonkeyPatch.context() as patch:
@@ -132,6 +133,7 @@ PUBLIC_CALLS = [
         [(5, 2, 3), (4, 2, 2, 2), (4, 2, 2)],
         (),
     ),
+    (jax_dcn.grid_sample, [(3, 3, 2), (4, 2)], ("method", "padding_mode", "align_corners")),
 ]
 
 

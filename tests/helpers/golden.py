@@ -15,6 +15,7 @@ from tests.helpers.deform_conv.cases import Operands as ConvolutionOperands
 from tests.helpers.roi_pool.cases import Operands as PoolingOperands
 from tests.helpers.roi_pool.cases import PSRoIPool, RoIAlign
 from tests.helpers.roi_pool.numpy_reference import Align, Pooling
+from tests.helpers.sampling.cases import Operands as SamplingOperands
 from tests.roi_pool.make_golden import OUTPUT, SCALE
 
 FOLDER = pathlib.Path(__file__).parents[1] / "golden"
@@ -100,6 +101,13 @@ def aggregated(function, names, arrays, meta):
     return Golden(function, operands, arrays["y"], arrays["gy"], AggregationOperands(*gradients))
 
 
+def grid_sample(arrays, meta):
+    keywords = {name: meta[name] for name in ("method", "padding_mode", "align_corners")}
+    function = functools.partial(jax_dcn.grid_sample, **keywords)
+    operands, gradients = (SamplingOperands(arrays[f"{g}x"], arrays[f"{g}grid"]) for g in ("", "g"))
+    return Golden(function, operands, arrays["y"], arrays["gy"], gradients)
+
+
 def rule(meta):
     """The suffix of the gradients by the rule of the CUDA kernels, where samples lie on non-differentiable points."""
     return "_cuda" if meta["kinks"] else ""
@@ -120,6 +128,7 @@ READERS = {
     "deform_aggregation/msda": attention,
     "deform_aggregation/dcnv3": dcnv3,
     "deform_aggregation/dcnv4": dcnv4,
+    "sampling/grid_sample": grid_sample,
 }
 FILES = sorted(path for folder in READERS for path in (FOLDER / folder).glob("*.npz"))
 

@@ -18,6 +18,7 @@ from tests.helpers.deform_conv import cases as convolution
 from tests.helpers.deform_conv.numpy_reference import Convolution
 from tests.helpers.roi_pool import cases as pooling
 from tests.helpers.roi_pool.numpy_reference import Align, Pooling
+from tests.helpers.sampling import cases as sampling
 
 
 class Split(NamedTuple):
@@ -251,6 +252,29 @@ def _dcnv3():
     return _aggregation("dcnv3", Window(), small, splits, uneven)
 
 
+def _grid_sample():
+    Grid, Operands = sampling.Grid, sampling.Operands
+    case = Grid((4, 5), (8, 3), 4)
+    points, both = P(None, "a"), P("a", None, None, "b")
+    splits = (
+        Split("batch", case, Operands(P("a"), P("a")), P("a"), (), (4,)),
+        Split("points", case, Operands(P(), points), points, ("x",), (4,)),
+        Split("batch_and_channels", case, Operands(both, P("a")), both, ("locations",), (4,)),
+    )
+    small = Grid((3, 2, 2), (2,), 2)
+    return Operator(
+        "grid_sample",
+        case=Grid((3, 4, 5), (2, 3), 6, padding_mode="reflection"),
+        small=small,
+        smooth=small.operands(3),
+        kernels={"x": "dcn_sampling_x_cotangent", "locations": "dcn_sampling_locations_cotangent"},
+        splits=splits,
+        uneven=Split("uneven", Grid((4, 5), (6,), 4), Operands(P(), P()), P(None, "a"), (), (4,)),
+        linear=("x",),
+        forward="dcn_sampling",
+    )
+
+
 OPERATORS = {
     operator.name: operator
     for operator in (
@@ -258,13 +282,20 @@ OPERATORS = {
         _ps_roi_pool(),
         _attention(),
         _dcnv3(),
+        _grid_sample(),
         _roi_align("roi_align", Align(spatial_scale=0.4)),
         _roi_align("roi_max_align", Align(spatial_scale=0.4, mode="max")),
         _roi_align("deform_roi_pool", Align((2, 1), sampling_ratio=(0, 1), spatial_scale=0.4, gamma=0.2), True),
     )
 }
 CONVOLUTION = OPERATORS["deform_conv2d"]
-EACH_PRIMITIVE = "deform_conv2d", "deform_psroi_pool", "roi_max_align", "multi_scale_deformable_attention"
+EACH_PRIMITIVE = (
+    "deform_conv2d",
+    "deform_psroi_pool",
+    "roi_max_align",
+    "multi_scale_deformable_attention",
+    "grid_sample",
+)
 
 
 def each_operator(*by_default):

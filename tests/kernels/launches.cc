@@ -23,6 +23,7 @@
 #include "deform_conv.h"
 #include "deform_conv_fused.h"
 #include "roi_pool.h"
+#include "sampling.h"
 
 namespace dcn {
 namespace {
@@ -352,6 +353,29 @@ void CallAggregation(DType dtype, const Aggregation& call, bool is_wide) {
   d_value.CheckWritten("d_value");
 }
 
+void CallSampling(DType dtype, const SamplingSizes& sizes, bool is_wide) {
+  const DType wide = AccumulatorType(dtype);
+  const int64_t x_size = sizes.batches * sizes.pixels() * sizes.channels;
+  const int64_t out_size = sizes.batches * sizes.points * sizes.channels;
+  const int64_t locations_size = sizes.batches * sizes.points * sizes.dims;
+  Device device(nullptr);
+
+  Array x = Array::Random(dtype, x_size, 1), d_out = Array::Random(dtype, out_size, 1);
+  Array locations = Array::Random(wide, locations_size, sizes.rules.units == Units::kPixels ? 9 : 1.5, 0.1);
+  Array out = Array::Unwritten(dtype, out_size);
+  Check(Sample(device, dtype, sizes, x.data(), locations.data(), out.data()));
+  out.CheckWritten("samples");
+  Array d_locations = Array::Unwritten(wide, locations_size);
+  Check(SamplingLocationsCotangent(device, dtype, sizes, x.data(), locations.data(), d_out.data(), d_locations.data()));
+  d_locations.CheckWritten("d_locations of samples");
+  Array d_x = Array::Unwritten(is_wide ? wide : dtype, x_size);
+  const int64_t workspace_size = MinWorkspaceSize(dtype, sizes) * 2;  // two images at a time
+  Array workspace = Array::Integers(workspace_size);
+  Check(SamplingXCotangent(device, dtype, sizes, locations.data(), d_out.data(), is_wide, d_x.data(),
+                           workspace.data<int32_t>(), workspace_size));
+  d_x.CheckWritten("d_x of samples");
+}
+
 // Window: kernel, strides, padding, dilation, circular. Then images, height, width, channels, rows, columns, offset
 // groups, images of x.
 const Sizes kConvolutions[] = {
@@ -412,6 +436,19 @@ const FusedCall kFusedCalls[] = {
     {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, true}, 1, 3, 4, 8, 50, 45, 1, 1}, {8, 1}, 64, false},
     {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, true}, 1, 1, 1, 8, 20, 20, 1, 1}, {8, 1}, 64, false},
     {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 17, 23, 8, 17, 23, 1, 1}, {8, 1}, 64, false},
+};
+
+// Batches, points, channels; axes and sizes; rules; whether locations are planar.
+const SamplingSizes kSamplings[] = {
+    {3, 7, 3, 2, {3, 4, 1}, {Interpolation::kLinear, Units::kEdges, Fold::kNone, Outside::kZero}, false},
+    {1, 40, 16, 2, {3, 2, 1}, {Interpolation::kLinear, Units::kCorners, Fold::kReflect, Outside::kZero}, false},
+    {2, 9, 40, 3, {2, 3, 2}, {Interpolation::kLinear, Units::kEdges, Fold::kClip, Outside::kZero}, false},
+    {1, 9, 8, 2, {3, 5, 1}, {Interpolation::kCubic, Units::kEdges, Fold::kNone, Outside::kReflect}, false},
+    {1, 33, 1, 1, {5, 1, 1}, {Interpolation::kLinear, Units::kPixels, Fold::kNone, Outside::kWrap}, true},
+    {2, 5, 4, 3, {2, 1, 3}, {Interpolation::kRounded, Units::kPixels, Fold::kNone, Outside::kMirror}, true},
+    {1, 5, 2, 2, {4, 4, 1}, {Interpolation::kNearest, Units::kCorners, Fold::kClip, Outside::kZero}, false},
+    {1, 5, 2, 2, {0, 4, 1}, {Interpolation::kLinear, Units::kPixels, Fold::kNone, Outside::kClip}, true},
+    {2, 0, 2, 2, {4, 4, 1}, {Interpolation::kLinear, Units::kEdges, Fold::kNone, Outside::kZero}, false},
 };
 
 // Batches, images, height, width, channels, regions, classes; output, group, part, points (0: adaptive);
@@ -480,6 +517,7 @@ int main(int num_arguments, char** arguments) {
     }
     for (const dcn::PoolSizes& sizes : dcn::kPools) dcn::CallPool(dtype, sizes, iteration++ % 2);
     for (const dcn::Aggregation& call : dcn::kAggregations) dcn::CallAggregation(dtype, call, iteration++ % 2);
+    for (const dcn::SamplingSizes& sizes : dcn::kSamplings) dcn::CallSampling(dtype, sizes, iteration++ % 2);
     ++iteration;  // so that a case alternates between types in having the optional operand
   }
   std::puts("every launch is done");

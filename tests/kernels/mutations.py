@@ -109,6 +109,16 @@ MUTATIONS = {
         "aggregation.cu", "if (!is_valid{~~ || lane >= count~>~~}) return;", FAULT),
     "pixel of the value past the end": Mutation(
         "aggregation_value.cu", "pixel <{~~~>=~~} int64_t{level.height} * level.width", FAULT),
+    "sample past the last point": Mutation(
+        "sampling.cu", "existing = {~~min(item, points - 1)~>item~~};", "out of bounds"),
+    "sample of a pixel outside the image": Mutation(
+        "sampling.cu", "if (pixel[tap] >= {~~0~>-1~~}) loaded[tap]", "out of bounds"),
+    "sums of a point that are not exchanged": Mutation(
+        "sampling.cu", "for (int distance = 1; distance < lanes{~~~> / 2~~}; distance *= 2)", VALUES),
+    "pixels of a sample in rows of another length": Mutation(
+        "sampling.cu", "index = index * sizes.size[{~~a~>0~~}] + of_axis;", FAULT),
+    "images of samples sorted at once, of which only the first is taken": Mutation(
+        "sampling.cu", "const int32_t* const start = row_start + {~~image~>0~~} * (pixels + 1) + pixel;", FAULT),
     "column of an argmax outside the image": Mutation(
         "roi_pool.cu", "{~~~>if (largest[v].column >= 0) ~~}columns[index + v] = largest[v].column;", "is not written"),
     "columns of the argmax over their rows": Mutation(

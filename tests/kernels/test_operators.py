@@ -26,6 +26,7 @@ from tests.operators import test_special as special
 from tests.roi_pool import test_align as pool_align
 from tests.roi_pool import test_special as pool_special
 from tests.roi_pool import test_values as pool_values
+from tests.sampling import test_values as sampling_values
 
 pytestmark = [pytest.mark.usefixtures("executed_kernels"), pytest.mark.platforms("cpu")]
 
@@ -38,6 +39,7 @@ def test_these_tests_run_the_kernels(interpreter):
             + jax_dcn.deform_psroi_pool(x, jnp.ones((1, 5)), shift, output_size=1).sum()
             + jax_dcn.roi_align(x, jnp.ones((1, 5)), output_size=1, mode="max").sum()
             + jax_dcn.dcnv3(x, offset, offset[..., :1], kernel_size=1, padding=0, groups=1).sum()
+            + jax_dcn.grid_sample(x, offset).sum()
         )
 
     def tangent(*operands):
@@ -213,6 +215,11 @@ test_aggregation_mixed_types = aggregation_values.test_offsets_and_masks_of_16_b
 test_aggregation_nothing = aggregation_values.test_nothing_to_compute
 test_aggregation_non_differentiable_points = aggregation_special.test_non_differentiable_points
 test_aggregation_locations = aggregation_special.test_locations_round_as_they_are_written
+
+test_sampling_reference = sampling_values.test_numpy_reference
+test_sampling_types = sampling_values.test_dtypes
+test_sampling_nothing = sampling_values.test_nothing_to_sample
+test_sampling_infinity = sampling_values.test_infinity_is_outside
 
 test_gradients = derivatives.test_gradients
 test_golden_files = golden.test_golden_files

@@ -191,6 +191,34 @@ GRADIENT = {name: value for name, value in CONVOLUTION.items() if name != "bias"
 ATTEND = jax_dcn.multi_scale_deformable_attention
 
 
+IMAGES, POINTS = zeros((2, 5, 6, 3)), zeros((2, 7, 2))
+GRID = {"x": IMAGES, "grid": POINTS}
+WRONG_GRID = [
+    ({"x": IMAGES[0, 0]}, ValueError, ["x must", "[..., H, W, C]", "(6, 3)"]),
+    ({"x": IMAGES.astype(int)}, TypeError, ["x must", "float32", "int32"]),
+    ({"grid": POINTS[..., :1]}, ValueError, ["grid must", "2 or 3 coordinates", "(2, 7, 1)"]),
+    ({"grid": POINTS[:1]}, ValueError, ["grid must", "leading dimensions (2,) of x", "(1, 7, 2)"]),
+    ({"grid": POINTS[:, 0]}, ValueError, ["grid must", "those of the points", "(2, 2)"]),
+    ({"grid": POINTS.astype(jnp.bfloat16)}, TypeError, ["grid must", "bfloat16", "pass float32"]),
+    ({"method": "linear"}, ValueError, ["method must", "'bilinear'", "'linear'"]),
+    ({"method": "bicubic", "x": zeros((2, 4, 5, 6, 3)), "grid": zeros((2, 7, 3))}, ValueError, ["method", "'bicubic'"]),
+    ({"padding_mode": "edge"}, ValueError, ["padding_mode must", "'border'", "'edge'"]),
+    ({"align_corners": 1}, ValueError, ["align_corners must", "1"]),
+    ({"data_format": "NHCW"}, ValueError, ["data_format must", "'NCHW'", "'NHCW'"]),
+    ({"data_format": "NDHWC"}, ValueError, ["data_format must", "2 axes", "'NDHWC'"]),
+    ({"backend": "fused"}, ValueError, ["backend must", "'fused'"]),
+]
+MAP = {"input": ones((5, 6)), "coordinates": [zeros(3), zeros(3)], "order": 1}
+WRONG_MAP = [
+    ({"input": [[1.0]]}, TypeError, ["input must", "array", "list"]),
+    ({"input": ones((1, 5, 6, 7))}, ValueError, ["coordinates must", "each axis of input", "2", "(1, 5, 6, 7)"]),
+    ({"coordinates": zeros((4, 3)), "input": ones((2, 2, 2, 2))}, ValueError, ["coordinates must", "at most 3", "4"]),
+    ({"coordinates": [zeros(3), zeros(3, jnp.float16)]}, TypeError, ["coordinates[1] must", "float16"]),
+    ({"order": 3}, ValueError, ["order must", "0, 1", "3"]),
+    ({"mode": "edge"}, ValueError, ["mode must", "'mirror'", "'edge'"]),
+]
+
+
 def channels_first(name, array):
     if name not in ARRAYS:
         return array
@@ -214,6 +242,8 @@ WRONG = [
     *((jax_dcn.dcnv3, DCNV3, *row) for row in WRONG_DCNV3),
     *((jax_dcn.deform_psroi_pool, POOL, *row) for row in WRONG_POOLING),
     *((function, ALIGN, *row) for function, *row in WRONG_ALIGN),
+    *((jax_dcn.grid_sample, GRID, *row) for row in WRONG_GRID),
+    *((jax_dcn.map_coordinates, MAP, *row) for row in WRONG_MAP),
 ]
 
 
@@ -242,6 +272,8 @@ def test_the_good_arguments_are_good():
     assert trace(ATTEND, ATTENTION).shape == trace(ATTEND, ATTENTION | UNEVEN).shape == (2, 5, 24)
     for function in GRADIENTS:
         trace(function, GRADIENT)
+    assert trace(jax_dcn.grid_sample, GRID).shape == (2, 7, 3)
+    assert trace(jax_dcn.map_coordinates, MAP).shape == (3,)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,14 @@ from tests.helpers.deform_conv import cases as convolution
 from tests.helpers.deform_conv.cases import assert_close
 from tests.helpers.operators import pull_back
 from tests.helpers.roi_pool import cases as pooling
+from tests.helpers.sampling import cases as sampling
 
 PROBLEMS = {
     "convolution": convolution.cases(),
     "position_sensitive_pooling": pooling.problems(),
     "align": pooling.aligns(),
     "aggregation": aggregation.cases(),
+    "sampling": sampling.cases(),
 }
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}  # as a part of the largest value
 POSITIONS = {"offset", "mask", "rois", "locations", "weights"}

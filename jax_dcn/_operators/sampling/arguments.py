@@ -1,0 +1,140 @@
+"""Checks what users pass, and makes the canonical operands of it.
+
+x is [..., *sizes, channels], an image of one to three axes, and locations are [..., points, axes], or [..., axes,
+points] if the spec is planar.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jax_dcn import _validation
+from jax_dcn._operators.sampling.geometry import Fold, Method, Outside, Spec, Units
+from jax_dcn._primitive import jax_internals
+from jax_dcn._primitive.jax_internals import reshape
+from jax_dcn._primitive.promotion import sum_dtype
+from jax_dcn._types import Shaped
+
+A = TypeVar("A", covariant=True)
+MAX_AXES = 3
+BACKENDS = (None, "reference")
+METHODS: dict[str, Method] = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
+PADDING_MODES: dict[str, Fold] = {"zeros": "none", "border": "clip", "reflection": "reflect"}
+FORMATS = {"NHWC": 2, "NCHW": 2, "NDHWC": 3, "NCDHW": 3}
+ORDERS: dict[int, Method] = {0: "rounded", 1: "linear"}
+MODES: dict[str, Outside] = {
+    "constant": "zero",
+    "nearest": "clip",
+    "wrap": "wrap",
+    "mirror": "mirror",
+    "reflect": "reflect",
+}
+
+
+class Operands(NamedTuple, Generic[A]):
+    """The canonical operands, as arrays or as their shapes and types."""
+
+    x: A
+    locations: A
+
+
+class Problem(NamedTuple):
+    """Operands and a spec; the dimensions of the points are `points`, of which locations have the product."""
+
+    operands: Operands[jax.Array]
+    spec: Spec
+    points: tuple[int, ...]
+
+
+def canonicalize_grid(
+    x: ArrayLike,
+    grid: ArrayLike,
+    *,
+    method: Any,
+    padding_mode: Any,
+    align_corners: Any,
+    data_format: Any,
+    backend: Any,
+) -> Problem:
+    """The problem of `grid_sample`; channels of x are moved to the end."""
+    _validation.choice("method", method, tuple(METHODS))
+    _validation.choice("padding_mode", padding_mode, tuple(PADDING_MODES))
+    _validation.choice("align_corners", align_corners, (True, False))
+    _validation.choice("data_format", data_format, (None, *FORMATS))
+    _validation.choice("backend", backend, BACKENDS)
+    x, grid = _validation.array("x", x), _validation.coordinates("grid", grid)
+    dims = grid.shape[-1] if grid.ndim else 0
+    if dims not in (2, 3):
+        raise ValueError(f"grid must have 2 or 3 coordinates (x, y[, z]) in its last dimension, got shape {grid.shape}")
+    if data_format and FORMATS[data_format] != dims:
+        raise ValueError(
+            f"data_format must be that of an image of {dims} axes, as grid has {dims} coordinates, got {data_format!r}"
+        )
+    if method == "bicubic" and dims == 3:
+        raise ValueError("method must be 'bilinear' or 'nearest' for a grid of 3 coordinates, got 'bicubic'")
+    axes = "H, W" if dims == 2 else "D, H, W"
+    channels_first = bool(data_format) and data_format[1] == "C"
+    _validation.rank("x", x, dims + 1, f"[..., C, {axes}]" if channels_first else f"[..., {axes}, C]", least=True)
+    x = jnp.moveaxis(x, -dims - 1, -1) if channels_first else x
+    leading = x.shape[: -dims - 1]
+    if grid.ndim < len(leading) + 2 or grid.shape[: len(leading)] != leading:
+        raise ValueError(
+            f"grid must have the leading dimensions {leading} of x, then those of the points and a last one of {dims} "
+            f"coordinates, got shape {grid.shape}"
+        )
+    units: Units = "corners" if align_corners else "edges"
+    if method == "bicubic":  # which folds pixels, not positions
+        pixels: dict[str, Outside] = {
+            "zeros": "zero",
+            "border": "clip",
+            "reflection": "mirror" if align_corners else "reflect",
+        }
+        spec = Spec(dims, "cubic", units, outside=pixels[padding_mode])
+    else:
+        spec = Spec(dims, METHODS[method], units, PADDING_MODES[padding_mode])
+    points = grid.shape[len(leading) : -1]
+    return _problem(x, reshape(grid, (*leading, math.prod(points), dims)), spec, points)
+
+
+def canonicalize_coordinates(
+    x: jax.Array, coordinates: Sequence[jax.Array], *, order: Any, mode: Any, backend: Any
+) -> Problem:
+    """The problem of `map_coordinates`, for x with channels."""
+    spec = Spec(len(coordinates), ORDERS[order], outside=MODES[mode], planar=True)
+    arrays = jnp.broadcast_arrays(*coordinates)
+    points = arrays[0].shape
+    return _problem(x, jnp.stack([reshape(array, (math.prod(points),)) for array in arrays]), spec, points)
+
+
+def check_operands(operands: Operands[Shaped], spec: Spec) -> None:
+    """Raises ValueError unless the canonical operands fit."""
+    x, locations = operands
+    leading, sizes = x.shape[: -spec.dims - 1], x.shape[-spec.dims - 1 : -1]
+    coordinates = locations.shape[-2 if spec.planar else -1]
+    if locations.shape[:-2] != leading or coordinates != spec.dims:
+        raise ValueError(
+            f"locations must have the leading dimensions {leading} of x, and {spec.dims} coordinates for each point, "
+            f"got shape {locations.shape}"
+        )
+    read = locations.shape[-1 if spec.planar else -2] * spec.sorted_taps
+    if isinstance(math.prod(sizes), int) and math.prod(sizes) >= 2**31:
+        raise ValueError(f"x must have fewer than 2**31 pixels an image, got shape {x.shape}")
+    if isinstance(read, int) and read >= 2**31:
+        raise ValueError(
+            f"the samples of an image must read fewer than 2**31 pixels together (4, 8 or 16 each), got {read}"
+        )
+    # Positions that are clipped or turned are exact in 32 bits.
+    if any(isinstance(size, int) and size >= 2**29 for size in sizes):
+        raise ValueError(f"x must have fewer than 2**29 pixels along each axis, got shape {x.shape}")
+
+
+def _problem(x: jax.Array, locations: jax.Array, spec: Spec, points: tuple[int, ...]) -> Problem:
+    wide = sum_dtype(x.dtype, locations.dtype)
+    # The kernels take locations of float64 only for data of float64.
+    operands = (x.astype(wide if wide == jnp.float64 else x.dtype), locations.astype(wide))
+    check_operands(Operands(*operands), spec)
+    return Problem(Operands(*jax_internals.vary_alike(operands)), spec, points)

@@ -1,0 +1,196 @@
+"""The public functions."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+
+from jax_dcn import _validation
+from jax_dcn._operators.sampling.arguments import (
+    BACKENDS,
+    MAX_AXES,
+    MODES,
+    ORDERS,
+    Problem,
+    canonicalize_coordinates,
+    canonicalize_grid,
+)
+from jax_dcn._operators.sampling.primitive import deform_sampling
+from jax_dcn._primitive.jax_internals import reshape
+from jax_dcn._primitive.promotion import by_standard_rules
+
+DataFormat = Literal["NHWC", "NCHW", "NDHWC", "NCDHW"]
+
+
+def grid_sample(
+    x: ArrayLike,
+    grid: ArrayLike,
+    *,
+    method: Literal["bilinear", "nearest", "bicubic"] = "bilinear",
+    padding_mode: Literal["zeros", "border", "reflection"] = "zeros",
+    align_corners: bool = False,
+    data_format: DataFormat | None = None,
+    backend: Literal["reference"] | None = None,
+) -> jax.Array:
+    """Samples images at the points of a grid, as `torch.nn.functional.grid_sample` does.
+
+    A coordinate is in [-1, 1] within the image: -1 and 1 are its edges, or with `align_corners` the centres of its
+    outermost pixels. Pixel i has its centre at i. Along an axis of s pixels, a coordinate g lies at::
+
+        p = ((g + 1) · s - 1) / 2          align_corners=False
+        p = (g + 1) / 2 · (s - 1)          align_corners=True
+
+    What lies outside is zero ("zeros"), the nearest pixel ("border"), or the image mirrored at its edges, or with
+    `align_corners` at its outermost centres ("reflection"). "bilinear" interpolates between the 2 pixels next to p
+    along each axis (trilinear in 3-D), "bicubic" between 4 (a = -0.75), and "nearest" rounds p, halves to even.
+
+    Derivatives exist to any order, in forward and reverse mode. Where p is an integer, the derivative of "bilinear" is
+    the right-hand one, and it is zero at and beyond the outermost centres with "border" and "reflection", as in
+    PyTorch. A NaN coordinate makes the sample NaN. An infinite one is outside: zero with "zeros" and "reflection",
+    the nearest pixel with "border". docs/sampling.md compares PyTorch, SciPy and this package.
+
+    Over several devices, `jit` shards it by batch dimensions, points and channels.
+
+    Args:
+      x: [..., H, W, C], or [..., D, H, W, C]; float16, bfloat16, float32 or float64. With any number of leading
+        dimensions, none included.
+      grid: [..., *points, 2] as (x, y), or [..., *points, 3] as (x, y, z), with the leading dimensions of x and any
+        number of dimensions of points, at least one; float32, float64 or integers. 16-bit types are refused: they
+        cannot tell the pixels of a large image apart.
+      method: "bilinear", "nearest", or in 2-D "bicubic".
+      padding_mode: "zeros", "border" or "reflection".
+      align_corners: whether -1 and 1 are the centres of the outermost pixels, not the edges of the image.
+      data_format: None for channels last, as "NHWC" and "NDHWC" mean; "NCHW" and "NCDHW" have the channels before the
+        axes of the image, and before the points in the result. N stands for all leading dimensions.
+      backend: None for the kernels of the platform that the computation runs on, "reference" for the `jax.numpy` form.
+
+    Returns:
+      [..., *points, C], of x's type. Weights and sums are float32 or wider.
+
+    Raises:
+      TypeError: an argument has a wrong type, or an array has a dtype that is not supported.
+      ValueError: shapes do not fit together, or an option has an unknown value.
+
+    Example:
+      >>> import jax.numpy as jnp, jax_dcn
+      >>> x = jnp.arange(12.0).reshape(3, 4, 1)
+      >>> grid = jnp.array([[0.0, 0.0], [-1.0, -1.0], [1.0, 0.0]])
+      >>> jax_dcn.grid_sample(x, grid, align_corners=True)[:, 0]
+      Array([5.5, 0. , 7. ], dtype=float32)
+    """
+    problem = canonicalize_grid(
+        x,
+        grid,
+        method=method,
+        padding_mode=padding_mode,
+        align_corners=align_corners,
+        data_format=data_format,
+        backend=backend,
+    )
+    out = _sample(problem, backend).astype(jnp.asarray(x).dtype)
+    channels_first = bool(data_format) and str(data_format)[1] == "C"
+    return jnp.moveaxis(out, -1, out.ndim - 1 - len(problem.points)) if channels_first else out
+
+
+@by_standard_rules
+def map_coordinates(
+    input: ArrayLike,
+    coordinates: Sequence[ArrayLike],
+    order: int,
+    mode: str = "constant",
+    cval: ArrayLike = 0.0,
+    *,
+    backend: Literal["reference"] | None = None,
+) -> jax.Array:
+    """`jax.scipy.ndimage.map_coordinates` by kernels: samples an array at coordinates in pixels.
+
+    It takes the arguments of that function and has its results, for arrays of one to three axes. `input` may also have
+    a last axis of channels, which the coordinates lack: then every point samples a vector.
+
+    The modes say which pixel stands for one outside, at the end of a row a b c d::
+
+        "constant"   cval cval | a b c d | cval cval
+        "nearest"         a a  | a b c d | d d
+        "wrap"            c d  | a b c d | a b          SciPy's "grid-wrap"
+        "mirror"          c b  | a b c d | c b
+        "reflect"         b a  | a b c d | d c
+
+    Derivatives exist to any order, in forward and reverse mode; where a coordinate is an integer, they are right-hand
+    ones. A NaN coordinate makes the sample NaN; an infinite one, or one of 2**30 and more with "wrap", "mirror" or
+    "reflect", gives zero, the cval of "constant" and the outermost pixel of "nearest".
+
+    Args:
+      input: [*sizes] or [*sizes, channels]; floats, integers or complex numbers. The samples of integers are rounded,
+        halves away from zero.
+      coordinates: an array or a sequence of arrays, one for each of the one to three axes, of shapes that broadcast;
+        float32, float64 or integers.
+      order: 0 for the nearest pixel, rounding halves away from zero, or 1 for linear interpolation.
+      mode: "constant", "nearest", "wrap", "mirror" or "reflect".
+      cval: what pixels outside are with mode="constant"; a number or an array without dimensions.
+      backend: None for the kernels of the platform that the computation runs on, "reference" for the `jax.numpy` form.
+
+    Returns:
+      The samples, of the broadcast shape of the coordinates, then the channels if `input` has them; of input's type.
+
+    Raises:
+      TypeError: an argument has a wrong type, or an array has a dtype that is not supported.
+      ValueError: the number of coordinates does not fit input, or an option has an unknown value.
+
+    Example:
+      >>> import jax.numpy as jnp, jax_dcn
+      >>> x = jnp.arange(12.0).reshape(3, 4)
+      >>> jax_dcn.map_coordinates(x, [jnp.array([0.5, 1.5]), jnp.array([1.5, 2.5])], order=1)
+      Array([3.5, 8.5], dtype=float32)
+    """
+    _validation.choice("order", order, tuple(ORDERS))
+    _validation.choice("mode", mode, tuple(MODES))
+    _validation.choice("backend", backend, BACKENDS)
+    array = _validation.as_array("input", input)
+    listed = [_validation.coordinates(f"coordinates[{k}]", jnp.asarray(one)) for k, one in enumerate(coordinates)]
+    if not 1 <= len(listed) <= MAX_AXES or array.ndim - len(listed) not in (0, 1):
+        raise ValueError(
+            f"coordinates must have one array for each axis of input, at most {MAX_AXES}, of which a last one may be "
+            f"channels, got {len(listed)} for input of shape {array.shape}"
+        )
+    x = array if array.ndim > len(listed) else array[..., None]
+    sampled = _of_floats(x, listed, order, mode, cval, backend)
+    return sampled if array.ndim > len(listed) else sampled[..., 0]
+
+
+def _of_floats(
+    x: jax.Array, coordinates: list[jax.Array], order: int, mode: str, cval: ArrayLike, backend: Any
+) -> jax.Array:
+    """The samples of x with channels, of any type."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        both = jnp.concatenate([x.real, x.imag], -1)
+        cval = jnp.asarray(cval, x.dtype)
+        fills = jnp.concatenate([jnp.full(x.shape[-1], part) for part in (cval.real, cval.imag)])
+        real, imaginary = jnp.split(_of_floats(both, coordinates, order, mode, fills, backend), 2, -1)
+        return lax.complex(real, imaginary)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        wide = x.astype(jnp.result_type(float))
+        sampled = _of_floats(wide, coordinates, order, mode, jnp.asarray(cval, x.dtype).astype(wide.dtype), backend)
+        return lax.round(sampled).astype(x.dtype)
+    x = _validation.array("input", x)
+    if mode == "constant" and not (isinstance(cval, int | float) and cval == 0):
+        # Every pixel outside is one of those that are added around the image.
+        frame = [(1, 1)] * len(coordinates) + [(0, 0)]
+        around = jnp.pad(jnp.ones(x.shape[:-1], bool), frame[:-1])[..., None]
+        x = jnp.where(around, jnp.pad(x, frame), jnp.asarray(cval, x.dtype))
+        coordinates, mode = [_shifted(coordinate, order) for coordinate in coordinates], "nearest"
+    return _sample(canonicalize_coordinates(x, coordinates, order=order, mode=mode, backend=backend), backend)
+
+
+def _shifted(coordinate: jax.Array, order: int) -> jax.Array:
+    """The coordinate of the same pixels in an image with one more in front."""
+    rounds = order == 0 and jnp.issubdtype(coordinate.dtype, jnp.floating)
+    return (lax.round(coordinate, lax.RoundingMethod.AWAY_FROM_ZERO) if rounds else coordinate) + 1
+
+
+def _sample(problem: Problem, backend: Any) -> jax.Array:
+    """The samples, with the dimensions of the points."""
+    out = deform_sampling(problem.operands, spec=problem.spec, backend=backend)
+    return reshape(out, (*out.shape[:-2], *problem.points, out.shape[-1]))

@@ -1,0 +1,146 @@
+#include "sample_taps.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "attributes.h"
+
+DCN_BEGIN_TARGET
+namespace {
+
+// Calls body with `value` as a constant, one of the first kCount of its type, so that loops in it have no branches.
+template <int kCount, typename Enum, typename Body>
+DCN_INLINE void WithConstant(Enum value, const Body& body) {
+  if constexpr (kCount > 0) {
+    if (int(value) == kCount - 1) {
+      body(std::integral_constant<Enum, Enum(kCount - 1)>());
+    } else {
+      WithConstant<kCount - 1>(value, body);
+    }
+  }
+}
+
+}  // namespace
+
+template <typename A>
+SampleTaps<A>::SampleTaps(const SamplingSizes& sizes) : sizes_(sizes), taps_(sizes.taps()) {
+  for (int axis = sizes.dims, stride = 1; axis-- > 0; stride *= sizes.rules.taps()) tap_stride_[axis] = stride;
+  pixel_.resize(taps_ * kBlockPoints);
+  weight_.resize(taps_ * kBlockPoints);
+}
+
+template <typename A>
+void SampleTaps<A>::Locate(const A* locations, int64_t batch, int64_t first, int count) {
+  batch_ = batch;
+  first_ = first;
+  count_ = count;
+  int64_t pixel_stride = 1;
+  for (int i = sizes_.dims; i-- > 0; pixel_stride *= sizes_.size[i]) {
+    const A* const coordinate = locations + sizes_.coordinate(batch, first, i);
+    const int64_t stride = sizes_.coordinate_stride();
+    const AxisScale<A> scale(sizes_.rules.units, sizes_.size[i]);
+    BlockAxis<A>& axis = axes_[i];
+    for (int p = 0; p < count; ++p) axis.position[p] = scale.position(coordinate[p * stride]);
+    std::fill(axis.position + count, axis.position + kBlockPoints, A(0));
+    std::fill_n(axis.slope, kBlockPoints, scale.scale);
+    LocateAxis(axis, sizes_.size[i], pixel_stride);
+  }
+  Combine();
+}
+
+template <typename A>
+void SampleTaps<A>::LocateAxis(BlockAxis<A>& axis, int32_t size, int64_t pixel_stride) {
+  const SamplingRules rules = sizes_.rules;
+  WithConstant<3>(rules.fold, [&](auto fold) DCN_INLINED {
+    if (fold == Fold::kNone) return;
+    DCN_INDEPENDENT_ITERATIONS
+    for (int p = 0; p < kBlockPoints; ++p) {
+      const AxisPosition<A> folded = FoldPosition(axis.position[p], size, rules.units, fold);
+      axis.position[p] = folded.position;
+      axis.slope[p] *= folded.slope;
+    }
+  });
+  bool is_read[kBlockPoints];
+  WithConstant<4>(rules.interpolation, [&](auto interpolation) DCN_INLINED {
+    SamplingRules constant = rules;
+    constant.interpolation = interpolation;
+    DCN_INDEPENDENT_ITERATIONS
+    for (int p = 0; p < kBlockPoints; ++p) {
+      const AxisTaps<A> taps = LocateTaps(axis.position[p], size, constant);
+      axis.first[p] = taps.first;
+      axis.fraction[p] = taps.fraction;
+      axis.slope[p] = taps.is_near ? axis.slope[p] : A(0);
+      is_read[p] = taps.is_read;
+    }
+    for (int tap = 0; tap < constant.taps(); ++tap) {
+      DCN_INDEPENDENT_ITERATIONS
+      for (int p = 0; p < kBlockPoints; ++p)
+        axis.weight[tap][p] = TapWeight(constant.interpolation, tap, axis.fraction[p]);
+    }
+  });
+  WithConstant<5>(rules.outside, [&](auto outside) DCN_INLINED {
+    for (int tap = 0; tap < rules.taps(); ++tap) {
+      DCN_INDEPENDENT_ITERATIONS
+      for (int p = 0; p < kBlockPoints; ++p) {
+        const int32_t pixel = FoldPixel(axis.first[p] + tap, size, outside);
+        axis.pixel[tap][p] = is_read[p] & (pixel >= 0) ? int32_t(pixel * pixel_stride) : -1;
+      }
+    }
+  });
+}
+
+// The taps of all axes, from those of each.
+template <typename A>
+void SampleTaps<A>::Combine() {
+  std::fill_n(unread_, kBlockPoints, A(0));
+  for (int i = 0; i < sizes_.dims; ++i) {
+    for (int p = 0; p < kBlockPoints; ++p) unread_[p] += axes_[i].fraction[p] - axes_[i].fraction[p];
+  }
+  for (int32_t tap = 0; tap < taps_; ++tap) {
+    int32_t* const pixel = &pixel_[tap * kBlockPoints];
+    A* const weight = &weight_[tap * kBlockPoints];
+    std::copy_n(axes_[0].pixel[tap_of_axis(tap, 0)], kBlockPoints, pixel);
+    std::copy_n(axes_[0].weight[tap_of_axis(tap, 0)], kBlockPoints, weight);
+    for (int i = 1; i < sizes_.dims; ++i) {
+      const int32_t* const of_axis = axes_[i].pixel[tap_of_axis(tap, i)];
+      const A* const weight_of_axis = axes_[i].weight[tap_of_axis(tap, i)];
+      DCN_INDEPENDENT_ITERATIONS
+      for (int p = 0; p < kBlockPoints; ++p) {
+        pixel[p] = (pixel[p] | of_axis[p]) < 0 ? -1 : pixel[p] + of_axis[p];
+        weight[p] *= weight_of_axis[p];
+      }
+    }
+    for (int p = 0; p < kBlockPoints; ++p) pixel[p] = unread_[p] == A(0) ? pixel[p] : -1;
+  }
+}
+
+template <typename A>
+void SampleTaps<A>::Differentiate(const A* dots, A* d_locations) const {
+  for (int i = 0; i < sizes_.dims; ++i) {
+    const BlockAxis<A>& axis = axes_[i];
+    A slope[kMaxAxisTaps][kBlockPoints], sum[kBlockPoints] = {};
+    WithConstant<4>(sizes_.rules.interpolation, [&](auto interpolation) DCN_INLINED {
+      for (int tap = 0; tap < sizes_.rules.taps(); ++tap) {
+        for (int p = 0; p < kBlockPoints; ++p) slope[tap][p] = TapSlope<A>(interpolation, tap, axis.fraction[p]);
+      }
+    });
+    for (int32_t tap = 0; tap < taps_; ++tap) {
+      A product[kBlockPoints];
+      std::copy_n(slope[tap_of_axis(tap, i)], kBlockPoints, product);
+      for (int other = 0; other < sizes_.dims; ++other) {
+        if (other == i) continue;
+        const A* const weight = axes_[other].weight[tap_of_axis(tap, other)];
+        for (int p = 0; p < kBlockPoints; ++p) product[p] *= weight[p];
+      }
+      for (int p = 0; p < kBlockPoints; ++p) sum[p] += product[p] * dots[tap * kBlockPoints + p];
+    }
+    A* const out = d_locations + sizes_.coordinate(batch_, first_, i);
+    const int64_t stride = sizes_.coordinate_stride();
+    for (int p = 0; p < count_; ++p) out[p * stride] = sum[p] * axis.slope[p] + unread_[p];
+  }
+}
+
+template class SampleTaps<float>;
+template class SampleTaps<double>;
+
+DCN_END_TARGET

@@ -1,0 +1,212 @@
+"""Sampling against a numpy reference, golden files of PyTorch, and jax.scipy."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.scipy import ndimage
+from numpy.testing import assert_allclose, assert_array_equal
+
+import jax_dcn
+from tests.helpers.deform_conv.cases import BACKENDS, assert_close
+from tests.helpers.operators import pull_back
+from tests.helpers.pages import ROOT
+from tests.helpers.sampling.cases import CASES, GOLDEN, MODES, Grid
+
+on_both = pytest.mark.parametrize("backend", BACKENDS)
+
+
+@on_both
+@pytest.mark.parametrize("name", CASES)
+def test_numpy_reference(name, backend, x64):
+    case = CASES[name]
+    operands, cotangent = case.operands(), case.cotangent()
+    run = jax.jit(functools.partial(pull_back, case.with_backend(backend)))
+    assert_close(run(cotangent, operands), case.expected(cotangent, operands))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("channels", [1, 3, 8, 37])
+def test_dtypes(channels, dtype):
+    """Coordinates have float32; sums are float32, and are rounded once."""
+    case = Grid((9, 7), (40,), channels, padding_mode="border")
+    operands, cotangent = case.operands(), case.cotangent().astype(dtype)
+    operands = operands._replace(x=operands.x.astype(dtype), locations=operands.locations.astype(np.float32))
+    result, gradients = jax.jit(functools.partial(pull_back, case.with_backend()))(cotangent, operands)
+    assert result.dtype == gradients.x.dtype == dtype and gradients.locations.dtype == np.float32
+    exact = jax.tree.map(lambda array: np.asarray(array, np.float64), (cotangent, operands))
+    expected, of_operands = case.expected(*exact)
+    # one rounding to the dtype, half a unit in the last place
+    unit = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2e-6}[dtype]
+    for actual, exact in ((result, expected), (gradients.x, of_operands.x)):
+        assert_allclose(np.asarray(actual, np.float64), exact, rtol=1.01 * unit, atol=1e-5)
+    assert_allclose(gradients.locations, of_operands.locations, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("path", sorted((GOLDEN / "second_order").glob("*.npz")), ids=lambda path: path.stem)
+def test_second_derivatives(path, x64):
+    """The derivatives of gx · u + ggrid · v, as PyTorch has them."""
+    with np.load(path) as file:
+        arrays = dict(file)
+    meta = json.loads(str(arrays["meta"]))
+    keywords = {name: meta[name] for name in ("method", "padding_mode", "align_corners")}
+    sample = functools.partial(jax_dcn.grid_sample, **keywords)
+
+    @jax.jit
+    def of_gradients(x, grid, gy):
+        gx, ggrid = jax.vjp(sample, x, grid)[1](gy)
+        return (gx * arrays["u"]).sum() + (ggrid * arrays["v"]).sum()
+
+    found = jax.grad(of_gradients, (0, 1, 2))(arrays["x"], arrays["grid"], arrays["gy"])
+    for name, array in zip(("hx", "hgrid", "hgy"), found, strict=True):
+        assert_allclose(array, arrays[name], rtol=1e-10, atol=1e-10, err_msg=name)
+    tangent = jax.jvp(sample, (arrays["x"], arrays["grid"]), (arrays["u"], arrays["v"]))[1]
+    assert_allclose(tangent, arrays["hgy"], rtol=1e-10, atol=1e-10)
+
+
+def recipes():
+    """The functions of the page on migrating."""
+    page = (ROOT / "docs/migrating.md").read_text()
+    lines = page[page.index(">>> def point_sample") :].partition("```")[0].splitlines()
+    names = {"jnp": jnp, "jax_dcn": jax_dcn}
+    exec("\n".join(line[4:] for line in lines if line.startswith((">>> def", "... "))), names)
+    return names
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for name in ("point_sample", "flow_warp") for path in sorted((GOLDEN / name).glob("*.npz"))],
+    ids=lambda path: f"{path.parent.name}-{path.stem}",
+)
+def test_recipes(path, x64):
+    with np.load(path) as file:
+        arrays = dict(file)
+    meta = json.loads(str(arrays["meta"]))
+    function, name = {"point_sample": ("point_sample", "points"), "flow_warp": ("warp", "flow")}[path.parent.name]
+    keywords = {key: meta[key] for key in ("method", "padding_mode")}
+    sample = jax.jit(functools.partial(recipes()[function], **keywords))
+    y, pull_back = jax.vjp(sample, arrays["x"], arrays[name])
+    gx, glocations = pull_back(arrays["gy"])
+    for actual, key in ((y, "y"), (gx, "gx"), (glocations, f"g{name}")):
+        assert_allclose(actual, arrays[key], rtol=1e-10, atol=1e-10, err_msg=key)
+
+
+@on_both
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("image", [(9,), (4, 6), (3, 2, 4)], ids=["1d", "2d", "3d"])
+def test_jax_scipy(image, order, mode, backend, x64):
+    """The same results and gradients."""
+    random = np.random.default_rng(0)
+    x, shape = random.normal(size=image), (5, 7)
+    size = np.array(image).reshape(-1, 1, 1)
+    # in halves, and rounded to few bits, so that the sum with 1 of a cval that is not 0 is exact
+    coordinates = np.concatenate(
+        [
+            random.integers(-2 * size - 2, 4 * size + 2, (len(image), *shape)) / 2,
+            np.round(random.uniform(-size - 2, 2 * size + 2, (len(image), *shape)) * 64) / 64,
+        ],
+        1,
+    )
+
+    def both(function, cval, **options):
+        def loss(x, coordinates):
+            return jnp.sin(function(x, coordinates, order, mode, cval, **options)).sum()
+
+        return function(x, coordinates, order, mode, cval, **options), *jax.grad(loss, (0, 1))(x, coordinates)
+
+    for cval in (0.0, -1.5):
+        expected = both(ndimage.map_coordinates, cval)
+        assert_close(both(jax_dcn.map_coordinates, cval, backend=backend), expected)
+
+
+def test_cval_may_be_traced(x64):
+    x, coordinates = jnp.ones((3, 3)), [jnp.array([-0.25, 1.0, 5.0]), jnp.array([1.0, 1.0, 1.0])]
+    sampled, slope = jax.jvp(lambda cval: jax_dcn.map_coordinates(x, coordinates, 1, cval=cval), (3.0,), (1.0,))
+    assert_array_equal(sampled, [1.5, 1.0, 3.0])
+    assert_array_equal(slope, [0.25, 0.0, 1.0])
+    assert np.isnan(jax_dcn.map_coordinates(x, coordinates, 1, cval=np.nan)).tolist() == [True, False, True]
+
+
+def test_types_of_map_coordinates():
+    random = np.random.default_rng(0)
+    coordinates = list(random.uniform(-1, 6, (2, 50)).astype(np.float32))
+    for x in (
+        random.integers(-50, 50, (4, 5)),
+        random.integers(0, 9, (4, 5)).astype(np.uint8),
+        (random.normal(size=(4, 5)) + 1j * random.normal(size=(4, 5))).astype(np.complex64),
+        jnp.asarray(random.normal(size=(4, 5)), jnp.float16),
+    ):
+        for cval in (0, 3):
+            expected = ndimage.map_coordinates(jnp.asarray(x), coordinates, 1, "constant", cval)
+            found = jax_dcn.map_coordinates(jnp.asarray(x), coordinates, 1, "constant", cval)
+            assert found.dtype == expected.dtype
+            if jnp.issubdtype(found.dtype, jnp.integer):
+                assert_array_equal(found, expected)
+            else:
+                assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_channels_of_map_coordinates(x64):
+    random = np.random.default_rng(0)
+    x, coordinates = random.normal(size=(4, 5, 3)), random.uniform(-1, 6, (2, 50))
+    found = jax_dcn.map_coordinates(x, coordinates, 1, "reflect")
+    for channel in range(3):
+        assert_allclose(
+            found[:, channel], ndimage.map_coordinates(x[..., channel], list(coordinates), 1, "reflect"), rtol=1e-12
+        )
+
+
+def test_coordinates_broadcast(x64):
+    x = np.random.default_rng(0).normal(size=(4, 5))
+    rows, columns = np.linspace(0, 3, 7)[:, None], np.linspace(-1, 5, 9)
+    expected = ndimage.map_coordinates(x, [rows, columns], 1)
+    assert_allclose(jax_dcn.map_coordinates(x, [rows, columns], 1), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("image", [(4, 5), (2, 3, 4)], ids=["NCHW", "NCDHW"])
+def test_channels_first(image):
+    case = Grid(image)
+    x, grid = (array.astype(np.float32) for array in case.operands(lead=(2, 3)))
+    found = jax_dcn.grid_sample(np.moveaxis(x, -1, 2), grid, data_format="NCHW" if len(image) == 2 else "NCDHW")
+    assert_array_equal(found, np.moveaxis(jax_dcn.grid_sample(x, grid), -1, 2))
+
+
+@on_both
+def test_nothing_to_sample(backend):
+    """Empty arrays, and images of no pixels, of which every sample is zero, or NaN at NaN."""
+
+    def sample(x, grid, **options):
+        def run(x, grid):
+            return jax_dcn.grid_sample(x, grid, backend=backend, **options)
+
+        result, pull_back = jax.vjp(run, jnp.ones(x), jnp.full(grid, 0.3).at[..., :1, :].set(jnp.nan))
+        return result, *pull_back(result)
+
+    for x, grid in (((0, 4, 4, 2), (0, 3, 2)), ((2, 4, 4, 0), (2, 3, 2)), ((2, 4, 4, 2), (2, 0, 2))):
+        result, gx, ggrid = sample(x, grid)
+        assert result.shape == (*grid[:-1], x[-1]) and gx.shape == x and ggrid.shape == grid
+        assert not gx.any()
+    for padding_mode in ("zeros", "border", "reflection"):
+        result, *_ = sample((0, 4, 2), (3, 2), padding_mode=padding_mode)
+        assert np.isnan(result[0]).all() and not result[1:].any()
+
+
+@on_both
+@pytest.mark.parametrize("value", [np.inf, -np.inf, 1e38, -1e38, 2.0**31])
+@pytest.mark.parametrize("options", [{"mode": mode} for mode in MODES] + [{"padding_mode": "border"}], ids=str)
+def test_infinity_is_outside(options, value, backend):
+    """It is the outermost pixel where pixels outside are clipped, the cval of "constant", and zero elsewhere."""
+    x = jnp.arange(1.0, 13).reshape(3, 4)
+    if "mode" in options:
+        found = jax_dcn.map_coordinates(
+            x, [jnp.float32(value), jnp.float32(1)], 1, options["mode"], 7.0, backend=backend
+        )
+        other = {"nearest": x[-1 if value > 0 else 0, 1], "constant": 7.0}.get(options["mode"], 0.0)
+    else:
+        found = jax_dcn.grid_sample(x[..., None], jnp.array([[1.0, value]]), backend=backend, **options)[0, 0]
+        other = x[-1 if value > 0 else 0, 3]
+    assert found == other
