@@ -38,19 +38,21 @@ struct SamplingRules {
   DCN_HOST_DEVICE bool repeats() const { return fold == Fold::kReflect || outside >= Outside::kWrap; }
 };
 
-// The position of a coordinate is scale · coordinate + shift; shift alone if scale is 0.
+// The position of a coordinate that is not in pixels: (coordinate + 1) · scale - shift, which rounds as PyTorch does;
+// in pixels, it is the coordinate. An axis without length has one position.
 template <typename A>
 struct AxisScale {
-  A scale, shift;
+  A first, scale, shift;  // the first is added to the coordinate
 
   DCN_HOST_DEVICE AxisScale(Units units, int32_t size)
-      : scale(units == Units::kPixels ? A(1) : A(units == Units::kEdges ? size : size - 1) / 2),
-        shift(units == Units::kPixels ? A(0) : A(size - 1) / 2) {
+      : first(units == Units::kPixels ? 0 : 1),
+        scale(units == Units::kPixels ? A(1) : A(units == Units::kEdges ? size : size - 1) / 2),
+        shift(units == Units::kEdges ? A(0.5) : A(0)) {
     if (!(scale > A(0))) scale = A(0);
   }
   DCN_HOST_DEVICE A position(A coordinate) const {
-    const A product = RoundedProduct(coordinate, scale);
-    return scale == A(0) && coordinate == coordinate ? shift : product + shift;
+    const A product = RoundedProduct(coordinate + first, scale);
+    return ((scale == A(0)) & (coordinate == coordinate) ? A(0) : product) - shift;
   }
 };
 

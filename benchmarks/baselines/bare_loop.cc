@@ -8,32 +8,36 @@
 
 namespace {
 
-constexpr int kLanes = 16;
-typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float)), aligned(4)));
-
 // `index`: of each corner's first channel in `pixels`.
+template <int kChannels>
 void SumRow(const float* pixels, int64_t corners, const int32_t* index, const float* weight, float* out) {
-  Lanes low = {}, high = {};
+  constexpr int kLanes = kChannels % 16 ? 1 : 16, kVectors = kChannels / kLanes;
+  typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float)), aligned(4)));
+  Lanes sum[kVectors] = {};
   for (int64_t i = 0; i < corners; ++i) {
     const Lanes* const pixel = reinterpret_cast<const Lanes*>(pixels + index[i]);
-    low += weight[i] * pixel[0];
-    high += weight[i] * pixel[1];
+    for (int v = 0; v < kVectors; ++v) sum[v] += weight[i] * pixel[v];
   }
-  reinterpret_cast<Lanes*>(out)[0] = low;
-  reinterpret_cast<Lanes*>(out)[1] = high;
+  for (int v = 0; v < kVectors; ++v) reinterpret_cast<Lanes*>(out)[v] = sum[v];
+}
+
+using Sum = decltype(&SumRow<1>);
+Sum SumOf(int64_t channels) {
+  return channels == 1 ? SumRow<1> : channels == 3 ? SumRow<3> : channels == 32 ? SumRow<32> : SumRow<64>;
 }
 
 }  // namespace
 
-// Rows have 2 · kLanes channels.
-extern "C" void SumRows(const float* pixels, int64_t rows, int64_t corners, const int32_t* index, const float* weight,
-                        float* out, int64_t num_threads) {
+// Rows have 1, 3, 32 or 64 channels.
+extern "C" void SumRows(const float* pixels, int64_t channels, int64_t rows, int64_t corners, const int32_t* index,
+                        const float* weight, float* out, int64_t num_threads) {
+  const Sum sum = SumOf(channels);
   constexpr int64_t kRange = 256;
   std::atomic<int64_t> next{0};
   const auto run = [&] {
     for (int64_t begin; (begin = next.fetch_add(kRange)) < rows;) {
       for (int64_t row = begin; row < std::min(begin + kRange, rows); ++row) {
-        SumRow(pixels, corners, index + row * corners, weight + row * corners, out + row * 2 * kLanes);
+        sum(pixels, corners, index + row * corners, weight + row * corners, out + row * channels);
       }
     }
   };

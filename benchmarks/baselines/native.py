@@ -28,7 +28,7 @@ ABOUT_AGGREGATION = (
     "corners of all samples and their weights. "
 )
 GROUP_CHANNELS, PANEL = 8, 32  # as in bare_convolution.cc
-HEAD_CHANNELS = 32  # as in bare_loop.cc
+CHANNELS = 1, 3, 32, 64  # of a row, as in bare_loop.cc
 
 
 class Convolution(ctypes.Structure):
@@ -90,6 +90,24 @@ def prepare_dcnv3(problem, backward):
     return prepare_sums(problem, value, pixel, weight * mask.reshape(*weight.shape[:-1], 1))
 
 
+def prepare_sampling(problem, backward):
+    check(problem, backward)
+    x, grid = (np.asarray(array) for array in problem.operands.values())
+    batch, *sizes, channels = x.shape
+    pixel, weight = np.zeros((batch, 1, 1), np.int64), np.ones((batch, 1, 1), np.float32)
+    points = grid.reshape(batch, -1, len(sizes))
+    for axis, size in enumerate(sizes):
+        position = ((points[..., len(sizes) - 1 - axis] + 1) * size - 1) / 2
+        low = np.floor(position)
+        taps, share = np.stack([low, low + 1], -1), np.stack([1 - (position - low), position - low], -1)
+        share = np.where((taps >= 0) & (taps < size), share, 0)
+        of_axis = np.clip(taps, 0, size - 1).astype(int)
+        pixel = (pixel[..., None] * size + of_axis[..., None, :]).reshape(*of_axis.shape[:2], -1)
+        weight = (weight[..., None] * share[..., None, :]).reshape(*share.shape[:2], -1)
+    value = x.reshape(batch, -1, 1, channels)
+    return prepare_sums(problem, value, pixel[:, :, None, None], weight[:, :, None, None])
+
+
 def corners_of(y, x, height, width):
     """The pixels and the weights [..., 4] of the corners of samples; weight 0 where there is no pixel."""
     pixels, weights = zip(*corners(y, x, height, width), strict=True)
@@ -99,8 +117,8 @@ def corners_of(y, x, height, width):
 def prepare_sums(problem, value, pixel, weight):
     """`value`: [batch, pixels, heads, channels]; `pixel`, `weight`: [batch, ..., heads, taps, 4]."""
     batch, pixels, heads, channels = value.shape
-    if channels != HEAD_CHANNELS:
-        raise Unavailable(f"is for {HEAD_CHANNELS} channels per head")
+    if channels not in CHANNELS:
+        raise Unavailable(f"is for {', '.join(map(str, CHANNELS))} channels per head")
     sum_rows = library("bare_loop").SumRows
     image = np.arange(batch).reshape(-1, *[1] * (pixel.ndim - 1))
     index = ((image * pixels + pixel) * heads + np.arange(heads)[:, None, None]) * channels
@@ -108,10 +126,10 @@ def prepare_sums(problem, value, pixel, weight):
     out = np.empty(problem.cotangent.shape, np.float32)
     rows = out.size // channels
     pointers, numbers = (ctypes.c_void_p, ctypes.c_int64)
-    sum_rows.argtypes = [pointers, numbers, numbers, pointers, pointers, pointers, numbers]
+    sum_rows.argtypes = [pointers, *[numbers] * 3, *[pointers] * 3, numbers]
 
     def start():
-        sizes = rows, index.size // rows
+        sizes = channels, rows, index.size // rows
         sum_rows(value.ctypes.data, *sizes, *(array.ctypes.data for array in (index, weight, out)), cores())
         return out
 

@@ -4,6 +4,8 @@ The pixels are flattened, and each of the four corners of all samples is gathere
 way to write it, or close to the fastest; loops over the taps were among the alternatives.
 """
 
+import itertools
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -144,6 +146,27 @@ def weighted_samples(value, y, x, weights, height, width):
         index = (image * pixels + pixel) * heads + head
         total += ((corner_weight * weights)[..., None] * jnp.take(flat, index, axis=0, mode="clip")).sum(-2)
     return total
+
+
+def grid_sample(x, grid):
+    """Bilinear or trilinear, with zeros outside; `grid` has one or more dimensions of points."""
+    batch, *sizes, channels = x.shape
+    points = grid.reshape(batch, -1, len(sizes))
+    pixels = x.reshape(-1, channels)
+    axes = [
+        [(low, 1 - (p - low)), (low + 1, p - low)]
+        for axis, size in enumerate(sizes)
+        for p in [((points[..., len(sizes) - 1 - axis] + 1) * size - 1) / 2]
+        for low in [jnp.floor(p)]
+    ]
+    total = 0
+    for taps in itertools.product(*axes):
+        index, weight = jnp.arange(batch)[:, None], 1
+        for (pixel, share), size in zip(taps, sizes, strict=True):
+            weight = weight * jnp.where((pixel >= 0) & (pixel < size), share, 0)
+            index = index * size + jnp.clip(pixel, 0, size - 1).astype(jnp.int32)
+        total += weight[..., None].astype(x.dtype) * jnp.take(pixels, index, axis=0, mode="clip")
+    return total.reshape(*grid.shape[:-1], channels)
 
 
 def corners(y, x, height, width):

@@ -129,3 +129,11 @@ def attention(torch, operands, options):
         samples.append(torch.nn.functional.grid_sample(image, grid[:, :, level], align_corners=False))
     total = (torch.cat(samples, -1) * weights).sum(-1)
     return total.reshape(batch, heads * channels, queries).transpose(1, 2)
+
+
+def grid_sample(torch, operands, options):
+    """PyTorch's, which wants as many dimensions of points as images have."""
+    x, grid = operands.values()
+    flat = grid.ndim < x.ndim
+    y = torch.nn.functional.grid_sample(x, grid[:, :, None] if flat else grid, align_corners=False)
+    return y[..., 0] if flat else y

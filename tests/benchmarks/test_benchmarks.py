@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib", reason="the extra 'benchmarks' is not installe
 from benchmarks import growth, operators
 from benchmarks.__main__ import main
 from benchmarks.baselines import PASSES, compiled
-from benchmarks.measurements import aggregation, deform_conv, roi_pool
+from benchmarks.measurements import aggregation, deform_conv, roi_pool, sampling
 from benchmarks.measurements.deform_conv import CONVOLUTION
 from benchmarks.measurements.measure import measure
 from benchmarks.support import memory
@@ -29,6 +29,7 @@ TINY_SHAPES = {
     "roi_align": {"R": roi_pool.Shape(2, 4, 5, 2, rois=3, points=2)},
     "multi_scale_deformable_attention": {"M": aggregation.Attention(2, (4, 3), heads=2)},
     "dcnv3": {"W": aggregation.Window(1, 5, 2)},
+    "grid_sample": {"S": sampling.Shape("volume", 2, (2, 4, 3), 3, (7,))},
 }
 BASELINES = CONVOLUTION.implementations
 
@@ -64,7 +65,7 @@ def test_end_to_end(tiny, tmp_path):
     assert status == 0
     assert results["not reached"] == []
     rows = {(row["shape"], row["pass"]): row for row in results["operators"]}
-    assert set(rows) == {(shape, pass_) for shape in "APRMW" for pass_ in PASSES}
+    assert set(rows) == {(shape, pass_) for shape in "APRMWS" for pass_ in PASSES}
     assert len(results["growth"]) == 2 * len(PASSES)
     for row in (*rows.values(), *results["growth"]):
         assert "jax_dcn" in row["seconds"]
@@ -119,8 +120,8 @@ def test_chosen_baselines_an_absent_library_and_limited_instructions(tiny, tmp_p
 def test_the_time_limit_names_what_was_not_reached(tiny, tmp_path):
     _, results, text = run(tmp_path, "operators", "--dtypes", "float32", "--seconds", "0")
     assert results["operators"] == []
-    assert results["not reached"] == [f"{shape} float32" for shape in "APRMW"]
-    assert "Not reached in 0 s: A float32, P float32, R float32, M float32, W float32." in text
+    assert results["not reached"] == [f"{shape} float32" for shape in "APRMWS"]
+    assert "Not reached in 0 s: A float32, P float32, R float32, M float32, W float32, S float32." in text
 
 
 @pytest.mark.parametrize("wrong", [lambda y: y + 1, lambda y: y * math.nan], ids=["values", "nan"])

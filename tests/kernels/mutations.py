@@ -116,9 +116,9 @@ MUTATIONS = {
     "sums of a point that are not exchanged": Mutation(
         "sampling.cu", "for (int distance = 1; distance < lanes{~~~> / 2~~}; distance *= 2)", VALUES),
     "pixels of a sample in rows of another length": Mutation(
-        "sampling.cu", "index = index * sizes.size[{~~a~>0~~}] + of_axis;", FAULT),
+        "located_point.h", "index = index * sizes.size[{~~a~>0~~}] + of_axis;", FAULT, kernel="sampling"),
     "images of samples sorted at once, of which only the first is taken": Mutation(
-        "sampling.cu", "const int32_t* const start = row_start + {~~image~>0~~} * (pixels + 1) + pixel;", FAULT),
+        "sampling_x.cu", "const int32_t* const start = row_start + {~~image~>0~~} * (pixels + 1) + pixel;", FAULT),
     "column of an argmax outside the image": Mutation(
         "roi_pool.cu", "{~~~>if (largest[v].column >= 0) ~~}columns[index + v] = largest[v].column;", "is not written"),
     "columns of the argmax over their rows": Mutation(

@@ -57,7 +57,7 @@ def grid_sample(
     Args:
       x: [..., H, W, C], or [..., D, H, W, C]; float16, bfloat16, float32 or float64. With any number of leading
         dimensions, none included.
-      grid: [..., *points, 2] as (x, y), or [..., *points, 3] as (x, y, z), with the leading dimensions of x and any
+      grid: [..., P, 2] as (x, y), or [..., P, 3] as (x, y, z), with the leading dimensions of x. P stands for any
         number of dimensions of points, at least one; float32, float64 or integers. 16-bit types are refused: they
         cannot tell the pixels of a large image apart.
       method: "bilinear", "nearest", or in 2-D "bicubic".
@@ -68,7 +68,7 @@ def grid_sample(
       backend: None for the kernels of the platform that the computation runs on, "reference" for the `jax.numpy` form.
 
     Returns:
-      [..., *points, C], of x's type. Weights and sums are float32 or wider.
+      [..., P, C], of x's type. Weights and sums are float32 or wider.
 
     Raises:
       TypeError: an argument has a wrong type, or an array has a dtype that is not supported.
@@ -123,8 +123,8 @@ def map_coordinates(
     "reflect", gives zero, the cval of "constant" and the outermost pixel of "nearest".
 
     Args:
-      input: [*sizes] or [*sizes, channels]; floats, integers or complex numbers. The samples of integers are rounded,
-        halves away from zero.
+      input: [sizes] or [sizes, channels], with one to three sizes; floats, integers or complex numbers. The samples of
+        integers are rounded, halves away from zero.
       coordinates: an array or a sequence of arrays, one for each of the one to three axes, of shapes that broadcast;
         float32, float64 or integers.
       order: 0 for the nearest pixel, rounding halves away from zero, or 1 for linear interpolation.

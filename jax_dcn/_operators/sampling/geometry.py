@@ -91,8 +91,9 @@ def _position(coordinate: jax.Array, size: Any, spec: Spec) -> jax.Array:
     if spec.units == "pixels":
         return coordinate
     length = size if spec.units == "edges" else size - 1
-    position = rounded_product(coordinate, length / 2) + (size - 1) / 2
-    return jnp.where(jnp.isnan(coordinate) | (length > 0), position, (size - 1) / 2)
+    # It rounds as PyTorch does.
+    product = rounded_product(coordinate + 1, length / 2)
+    return jnp.where(jnp.isnan(coordinate) | (length > 0), product, 0) - (0.5 if spec.units == "edges" else 0.0)
 
 
 def _folded(position: jax.Array, size: Any, spec: Spec) -> jax.Array:

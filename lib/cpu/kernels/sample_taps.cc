@@ -34,7 +34,7 @@ void SampleTaps<A>::Locate(const A* locations, int64_t batch, int64_t first, int
   batch_ = batch;
   first_ = first;
   count_ = count;
-  int64_t pixel_stride = 1;
+  int32_t pixel_stride = 1;
   for (int i = sizes_.dims; i-- > 0; pixel_stride *= sizes_.size[i]) {
     const A* const coordinate = locations + sizes_.coordinate(batch, first, i);
     const int64_t stride = sizes_.coordinate_stride();
@@ -49,7 +49,7 @@ void SampleTaps<A>::Locate(const A* locations, int64_t batch, int64_t first, int
 }
 
 template <typename A>
-void SampleTaps<A>::LocateAxis(BlockAxis<A>& axis, int32_t size, int64_t pixel_stride) {
+void SampleTaps<A>::LocateAxis(BlockAxis<A>& axis, int32_t size, int32_t pixel_stride) {
   const SamplingRules rules = sizes_.rules;
   WithConstant<3>(rules.fold, [&](auto fold) DCN_INLINED {
     if (fold == Fold::kNone) return;
@@ -60,7 +60,7 @@ void SampleTaps<A>::LocateAxis(BlockAxis<A>& axis, int32_t size, int64_t pixel_s
       axis.slope[p] *= folded.slope;
     }
   });
-  bool is_read[kBlockPoints];
+  int32_t is_read[kBlockPoints];  // as wide as pixels, so that compilers vectorize the loops
   WithConstant<4>(rules.interpolation, [&](auto interpolation) DCN_INLINED {
     SamplingRules constant = rules;
     constant.interpolation = interpolation;
@@ -83,7 +83,8 @@ void SampleTaps<A>::LocateAxis(BlockAxis<A>& axis, int32_t size, int64_t pixel_s
       DCN_INDEPENDENT_ITERATIONS
       for (int p = 0; p < kBlockPoints; ++p) {
         const int32_t pixel = FoldPixel(axis.first[p] + tap, size, outside);
-        axis.pixel[tap][p] = is_read[p] & (pixel >= 0) ? int32_t(pixel * pixel_stride) : -1;
+        const uint32_t index = uint32_t(pixel) * uint32_t(pixel_stride);
+        axis.pixel[tap][p] = (is_read[p] != 0) & (pixel >= 0) ? int32_t(index) : -1;
       }
     }
   });
@@ -96,21 +97,25 @@ void SampleTaps<A>::Combine() {
   for (int i = 0; i < sizes_.dims; ++i) {
     for (int p = 0; p < kBlockPoints; ++p) unread_[p] += axes_[i].fraction[p] - axes_[i].fraction[p];
   }
+  // NaN has no pixel on its axis.
   for (int32_t tap = 0; tap < taps_; ++tap) {
     int32_t* const pixel = &pixel_[tap * kBlockPoints];
     A* const weight = &weight_[tap * kBlockPoints];
-    std::copy_n(axes_[0].pixel[tap_of_axis(tap, 0)], kBlockPoints, pixel);
-    std::copy_n(axes_[0].weight[tap_of_axis(tap, 0)], kBlockPoints, weight);
-    for (int i = 1; i < sizes_.dims; ++i) {
-      const int32_t* const of_axis = axes_[i].pixel[tap_of_axis(tap, i)];
-      const A* const weight_of_axis = axes_[i].weight[tap_of_axis(tap, i)];
+    const int32_t* first = axes_[0].pixel[tap_of_axis(tap, 0)];
+    const A* first_weight = axes_[0].weight[tap_of_axis(tap, 0)];
+    if (sizes_.dims == 1) {
+      std::copy_n(first, kBlockPoints, pixel);
+      std::copy_n(first_weight, kBlockPoints, weight);
+    }
+    for (int i = 1; i < sizes_.dims; ++i, first = pixel, first_weight = weight) {
+      const int32_t* const second = axes_[i].pixel[tap_of_axis(tap, i)];
+      const A* const second_weight = axes_[i].weight[tap_of_axis(tap, i)];
       DCN_INDEPENDENT_ITERATIONS
       for (int p = 0; p < kBlockPoints; ++p) {
-        pixel[p] = (pixel[p] | of_axis[p]) < 0 ? -1 : pixel[p] + of_axis[p];
-        weight[p] *= weight_of_axis[p];
+        pixel[p] = (first[p] | second[p]) < 0 ? -1 : first[p] + second[p];
+        weight[p] = first_weight[p] * second_weight[p];
       }
     }
-    for (int p = 0; p < kBlockPoints; ++p) pixel[p] = unread_[p] == A(0) ? pixel[p] : -1;
   }
 }
 

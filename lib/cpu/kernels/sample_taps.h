@@ -47,7 +47,7 @@ class SampleTaps {
   void Differentiate(const A* dots, A* d_locations) const;
 
  private:
-  void LocateAxis(BlockAxis<A>& axis, int32_t size, int64_t pixel_stride);
+  void LocateAxis(BlockAxis<A>& axis, int32_t size, int32_t pixel_stride);
   void Combine();
   int32_t tap_of_axis(int32_t tap, int axis) const { return tap / tap_stride_[axis] % sizes_.rules.taps(); }
 

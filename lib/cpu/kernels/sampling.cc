@@ -22,10 +22,12 @@ constexpr int kDotLanes = 8;
 // With so few channels, vectors have neighbouring points; with more, neighbouring channels.
 constexpr int kFewChannels = 4;
 
-// Calls body with the number of channels as a constant if they are few, and with 0 otherwise.
+// Calls body with the number of channels as a constant if they are few, and with 0 otherwise. The elements of an image
+// of few channels have indices of 32 bits.
 template <typename Body>
-DCN_INLINE void DispatchChannels(int64_t channels, const Body& body) {
+DCN_INLINE void DispatchChannels(const SamplingSizes& sizes, const Body& body) {
   static_assert(kFewChannels == 4);
+  const int64_t channels = sizes.pixels() * sizes.channels > INT32_MAX ? 0 : sizes.channels;
   if (channels == 1) return body(std::integral_constant<int, 1>());
   if (channels == 2) return body(std::integral_constant<int, 2>());
   if (channels == 3) return body(std::integral_constant<int, 3>());
@@ -60,8 +62,8 @@ DCN_INLINE void SampleFew(const SampleTaps<Accumulator<T>>& taps, const T* image
     const A* const weight = taps.weight(tap);
     DCN_INDEPENDENT_ITERATIONS
     for (int p = 0; p < kBlockPoints; ++p) {
-      const T* const from = image + int64_t{pixel[p] < 0 ? 0 : pixel[p]} * kChannels;
-      for (int c = 0; c < kChannels; ++c) sum[c][p] += pixel[p] < 0 ? A(0) : weight[p] * A(from[c]);
+      const int32_t first = (pixel[p] < 0 ? 0 : pixel[p]) * kChannels;
+      for (int c = 0; c < kChannels; ++c) sum[c][p] += pixel[p] < 0 ? A(0) : weight[p] * A(image[first + c]);
     }
   }
   for (int p = 0; p < count; ++p) {
@@ -102,9 +104,9 @@ DCN_INLINE void DotFew(const SampleTaps<Accumulator<T>>& taps, const T* image, c
     const int32_t* const pixel = taps.pixel(tap);
     DCN_INDEPENDENT_ITERATIONS
     for (int p = 0; p < kBlockPoints; ++p) {
-      const T* const from = image + int64_t{pixel[p] < 0 ? 0 : pixel[p]} * kChannels;
+      const int32_t first = (pixel[p] < 0 ? 0 : pixel[p]) * kChannels;
       A dot = 0;
-      for (int c = 0; c < kChannels; ++c) dot += d[c][p] * A(from[c]);
+      for (int c = 0; c < kChannels; ++c) dot += d[c][p] * A(image[first + c]);
       dots[p] = pixel[p] < 0 ? A(0) : dot;
     }
   }
@@ -228,7 +230,7 @@ void ComputePart(const SamplingSizes& sizes, const Part& part, SampleTaps<Accumu
     sums = buffer.data();
     pixel_stride = part.channels;
   }
-  DispatchChannels(sizes.channels, [&](auto few) DCN_INLINED {
+  DispatchChannels(sizes, [&](auto few) DCN_INLINED {
     for (int64_t first = 0; first < sizes.points; first += kBlockPoints) {
       const int count = int(std::min<int64_t>(kBlockPoints, sizes.points - first));
       taps.Locate(locations, part.batch, first, count);
@@ -260,7 +262,7 @@ const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, cons
     const auto sample = [&](const SampleTaps<A>& taps, int64_t batch, int64_t first, int count) {
       const T* const image = images + batch * sizes.pixels() * sizes.channels;
       T* const block = static_cast<T*>(out) + (batch * sizes.points + first) * sizes.channels;
-      DispatchChannels(sizes.channels, [&](auto few) DCN_INLINED {
+      DispatchChannels(sizes, [&](auto few) DCN_INLINED {
         if constexpr (decltype(few)::value > 0) {
           SampleFew<decltype(few)::value>(taps, image, block, count);
         } else {
@@ -313,7 +315,7 @@ const char* SamplingLocationsCotangent(Device& device, DType dtype, const Sampli
       std::vector<A> dots(taps.taps() * kBlockPoints);
       const T* const image = images + batch * sizes.pixels() * sizes.channels;
       const T* const d = static_cast<const T*>(d_out) + (batch * sizes.points + first) * sizes.channels;
-      DispatchChannels(sizes.channels, [&](auto few) DCN_INLINED {
+      DispatchChannels(sizes, [&](auto few) DCN_INLINED {
         if constexpr (decltype(few)::value > 0) {
           DotFew<decltype(few)::value>(taps, image, d, count, dots.data());
         } else {

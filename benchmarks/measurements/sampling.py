@@ -1,0 +1,72 @@
+"""Sampling of images at any positions: warps, points and volumes."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+import jax_dcn
+from benchmarks.baselines import Implementation, Operator, Problem, compiled, native, pure_jax, pytorch
+
+OPERANDS = ("x", "grid")
+
+
+class Shape(NamedTuple):
+    """Images [batch, *size, channels], sampled at `points`: near their own pixels if `warps`, else anywhere."""
+
+    what: str
+    batch: int
+    size: tuple[int, ...]
+    channels: int
+    points: tuple[int, ...]
+    warps: bool = False
+
+    def __str__(self):
+        size, points = (" x ".join(map(str, sizes)) for sizes in (self.size, self.points))
+        return f"{self.what}: {self.batch} x {size} x {self.channels}, {points} points each"
+
+
+def problem(shape, dtype):
+    random = np.random.default_rng(0)
+    dims = len(shape.size)
+    if shape.warps:  # by a few pixels, as a smooth flow does
+        size = np.array(shape.size)
+        pixel = np.stack(np.meshgrid(*map(np.arange, shape.size), indexing="ij"), -1)
+        flow = 4.7 * np.sin(pixel / 20 + random.uniform(0, 6, (shape.batch, *[1] * dims, dims)))
+        grid = ((2 * (pixel + flow) + 1) / size - 1)[..., ::-1]
+    else:
+        grid = random.uniform(-1, 1, (shape.batch, *shape.points, dims))
+
+    def normal(*size):
+        return jnp.asarray(random.standard_normal(size, np.float32), dtype)
+
+    return Problem(
+        operands={"x": normal(shape.batch, *shape.size, shape.channels), "grid": jnp.asarray(grid, jnp.float32)},
+        varied=OPERANDS,
+        cotangent=normal(shape.batch, *shape.points, shape.channels),
+        dtype=dtype,
+        options={},
+    )
+
+
+SAMPLING = Operator(
+    name="grid_sample",
+    shapes={
+        "S1": Shape("flow warp", 2, (256, 448), 64, (256, 448), warps=True),
+        "S2": Shape("points of masks", 100, (256, 256), 1, (12544,)),
+        "S3": Shape("spatial transformer", 16, (224, 224), 3, (224, 224), warps=True),
+        "S4": Shape("volumes", 2, (32, 64, 64), 32, (32, 64, 64), warps=True),
+        "S5": Shape("scalar field", 1, (512, 512), 1, (10**6,)),
+    },
+    problem=problem,
+    implementations={
+        "jax_dcn": compiled.implementation(jax_dcn.grid_sample, OPERANDS),
+        native.NAME: Implementation(native.prepare_sampling),
+        "pure JAX": compiled.implementation(pure_jax.grid_sample, OPERANDS),
+        "reference": compiled.implementation(partial(jax_dcn.grid_sample, backend="reference"), OPERANDS),
+        "PyTorch": pytorch.implementation(pytorch.grid_sample, pytorch.float32_type),
+    },
+    lower_bounds=(native.NAME,),
+    about_lower_bounds=native.ABOUT_AGGREGATION,
+)

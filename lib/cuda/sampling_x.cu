@@ -1,0 +1,174 @@
+// The CUDA kernels of the cotangent of a sampling's images. They sort what samples read by pixel first; then each pixel
+// gathers its sum in a fixed order and without atomics.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "counting_sort.h"
+#include "device.h"
+#include "division.h"
+#include "launch.h"
+#include "located_point.h"
+#include "sampling.h"
+#include "vector.h"
+
+namespace dcn {
+namespace {
+
+// What a sample adds to the pixel of a tap.
+template <typename A>
+struct alignas(2 * sizeof(A)) SortedTap {
+  std::conditional_t<sizeof(A) == sizeof(int32_t), int32_t, int64_t> point;  // so that there is no padding
+  A weight;
+};
+
+// The taps of an image's samples, whose rows are the pixels. An id is point · taps + tap.
+template <typename A, typename S>
+class TapsOfImage {
+ public:
+  static constexpr int kEntries = S::kTaps;
+  struct Entry {
+    int32_t row, point;
+    A weight;
+  };
+
+  __device__ TapsOfImage(const SamplingSizes& sizes, const A* locations, int64_t batch)
+      : sizes_(sizes), locations_(locations), batch_(batch) {}
+
+  __device__ Entry operator()(int32_t id) const {
+    const int32_t point = id / kEntries, number = id % kEntries;
+    const LocatedPoint<A, S> located(sizes_, locations_, batch_, point);
+    Entry entry = {};
+#pragma unroll
+    for (int tap = 0; tap < kEntries; ++tap) {
+      if (tap == number) entry = {located.pixel[tap], point, located.weight(sizes_.rules.interpolation, tap)};
+    }
+    return entry;
+  }
+  __device__ void FindRows(int32_t point, int32_t* rows) const {
+    const LocatedPoint<A, S> located(sizes_, locations_, batch_, point);
+#pragma unroll
+    for (int tap = 0; tap < kEntries; ++tap) rows[tap] = located.pixel[tap];
+  }
+  __device__ SortedTap<A> value(const Entry& entry) const { return {entry.point, entry.weight}; }
+
+ private:
+  const SamplingSizes& sizes_;
+  const A* locations_;
+  int64_t batch_;
+};
+
+// The tables of consecutive images.
+template <typename A, typename S>
+struct TapTables {
+  using Table = TapsOfImage<A, S>;
+
+  SamplingSizes sizes;
+  const A* locations;
+  int64_t first;
+
+  __device__ Table operator[](int64_t table) const { return {sizes, locations, first + table}; }
+};
+
+// The taps of all samples of an image: as many of a sample as its Shape has.
+DCN_HOST_DEVICE int64_t Entries(const SamplingSizes& sizes) {
+  return sizes.points * (sizes.dims == 3 ? 8 : sizes.rules.interpolation == Interpolation::kCubic ? 16 : 4);
+}
+
+// What a table takes in the workspace: the sorted taps, their ids, and the starts of the rows.
+template <typename A>
+int64_t TableWords(const SamplingSizes& sizes) {
+  const int64_t entries = Entries(sizes);
+  return entries * int64_t(sizeof(SortedTap<A>) / sizeof(int32_t) + 1) + sizes.pixels() + 1;
+}
+
+// Each thread computes N channels of a pixel.
+template <typename T, int N>
+__global__ void GatherTapsKernel(SamplingSizes sizes, int64_t first_image, int64_t images, const int32_t* row_start,
+                                 const SortedTap<Accumulator<T>>* taps, const T* d_out, bool is_wide, void* d_x) {
+  using A = Accumulator<T>;
+  const int64_t pixels = sizes.pixels(), vectors = sizes.channels / N, entries = Entries(sizes);
+  for (int64_t item = global_thread(); item < images * pixels * vectors; item += grid_stride()) {
+    const int64_t pixel_of_all = Quotient(item, vectors), image = Quotient(pixel_of_all, pixels);
+    const int64_t channel = (item - pixel_of_all * vectors) * N, pixel = pixel_of_all - image * pixels;
+    const int32_t* const start = row_start + image * (pixels + 1) + pixel;
+    const SortedTap<A>* const of_image = taps + image * entries;
+    const T* const d = d_out + (first_image + image) * sizes.points * sizes.channels + channel;
+    A sum[N] = {};
+    for (int32_t i = start[0]; i < start[1]; ++i) {
+      const SortedTap<A> tap = of_image[i];
+      const Vector<A, N> row = Widened(AsVector<N>(d + tap.point * sizes.channels));
+      for (int v = 0; v < N; ++v) sum[v] += tap.weight * row.value[v];
+    }
+    const int64_t element = (first_image * pixels + pixel_of_all) * sizes.channels + channel;
+    const auto store = [&](auto* result) {
+      using Result = std::remove_reference_t<decltype(*result)>;
+      Vector<Result, N> vector;
+      for (int v = 0; v < N; ++v) vector.value[v] = Result(sum[v]);
+      // Indexed as an array of vectors, because nvcc splits the store if it cannot derive the alignment.
+      reinterpret_cast<Vector<Result, N>*>(result)[element / N] = vector;
+    };
+    if (is_wide) {
+      store(static_cast<A*>(d_x));
+    } else {
+      store(static_cast<T*>(d_x));
+    }
+  }
+}
+
+template <typename T, typename S>
+const char* SortAndGather(const Device& device, const SamplingSizes& sizes, const void* locations, const T* d_out,
+                          bool is_wide, void* d_x, int32_t* workspace, int64_t workspace_size) {
+  using A = Accumulator<T>;
+  const int64_t images_at_once = workspace_size / TableWords<A>(sizes);
+  const int64_t entries = Entries(sizes);
+  TapTables<A, S> tables = {sizes, static_cast<const A*>(locations), 0};
+  for (; tables.first < sizes.batches; tables.first += images_at_once) {
+    const int64_t images = std::min(images_at_once, sizes.batches - tables.first);
+    auto* const sorted = reinterpret_cast<SortedTap<A>*>(workspace);
+    int32_t* const ids = reinterpret_cast<int32_t*>(sorted + images * entries);
+    int32_t* const row_start = ids + images * entries;
+    const CsrTables<SortedTap<A>> csr = {images, int32_t(sizes.pixels()), int32_t(entries), false, row_start, sorted,
+                                         ids};
+    const char* failure = SortByRow(device, tables, csr);
+    if (failure) return failure;
+    failure = DispatchWidth<T>(sizes.channels, [&](auto width) {
+      constexpr int N = decltype(width)::value;
+      return Launch<GatherTapsKernel<T, N>>(device, BlocksFor(images * sizes.pixels() * (sizes.channels / N)), sizes,
+                                            tables.first, images, row_start, sorted, d_out, is_wide, d_x);
+    });
+    if (failure) return failure;
+  }
+  return nullptr;
+}
+
+bool IsEmpty(const SamplingSizes& sizes) {
+  return sizes.batches * sizes.points == 0 || sizes.pixels() == 0 || sizes.channels == 0;
+}
+
+}  // namespace
+
+int64_t MinWorkspaceSize(DType dtype, const SamplingSizes& sizes) {
+  if (IsEmpty(sizes)) return 0;
+  return DispatchAccumulator(dtype, [&](auto tag) { return TableWords<decltype(tag)>(sizes); });
+}
+
+const char* SamplingXCotangent(Device& device, DType dtype, const SamplingSizes& sizes, const void* locations,
+                               const void* d_out, bool is_wide, void* d_x, int32_t* workspace, int64_t workspace_size) {
+  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    if (IsEmpty(sizes)) {
+      const size_t element_bytes = is_wide ? sizeof(Accumulator<T>) : sizeof(T);
+      const int64_t elements = sizes.batches * sizes.pixels() * sizes.channels;
+      return Failure(cudaMemsetAsync(d_x, 0, elements * element_bytes, device.stream));
+    }
+    return DispatchShape(sizes, [&](auto shape) {
+      return SortAndGather<T, decltype(shape)>(device, sizes, locations, static_cast<const T*>(d_out), is_wide, d_x,
+                                               workspace, workspace_size);
+    });
+  });
+}
+
+}  // namespace dcn
