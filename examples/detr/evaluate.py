@@ -9,6 +9,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -72,7 +74,10 @@ def average_precision(
 ) -> dict[str, float]:
     """COCO's AP, AP50 and AP75 on all images of a data set."""
     listed = []
+    mesh = jax.sharding.get_mesh()
     for ids, batch in evaluation_batches(dataset, loading):
+        if not mesh.empty:  # as in training
+            batch = jax.device_put(batch, NamedSharding(mesh, P(mesh.axis_names)))
         found = jax.device_get(find(detector, variables, batch))[:3]
         for image, *of_image in zip(ids, *found, strict=False):
             info = dataset.annotations.imgs[image]
