@@ -47,7 +47,8 @@ __device__ void ForEachPoint(const SamplingSizes& sizes, int lanes, const F& f) 
 }
 
 template <typename T, int N, typename S>
-__global__ void SampleKernel(SamplingSizes sizes, int lanes, const T* x, const Accumulator<T>* locations, T* out) {
+__global__ void __launch_bounds__(kThreads, 2)
+    SampleKernel(SamplingSizes sizes, int lanes, const T* x, const Accumulator<T>* locations, T* out) {
   using A = Accumulator<T>;
   ForEachPoint(sizes, lanes, [&](int64_t batch, int64_t point, int lane, bool is_valid) {
     if (!is_valid) return;
@@ -72,8 +73,9 @@ __global__ void SampleKernel(SamplingSizes sizes, int lanes, const T* x, const A
 }
 
 template <typename T, int N, typename S>
-__global__ void LocationsCotangentKernel(SamplingSizes sizes, int lanes, const T* x, const Accumulator<T>* locations,
-                                         const T* d_out, Accumulator<T>* d_locations) {
+__global__ void __launch_bounds__(kThreads, 2)
+    LocationsCotangentKernel(SamplingSizes sizes, int lanes, const T* x, const Accumulator<T>* locations,
+                             const T* d_out, Accumulator<T>* d_locations) {
   using A = Accumulator<T>;
   ForEachPoint(sizes, lanes, [&](int64_t batch, int64_t point, int lane, bool is_valid) {
     const LocatedPoint<A, S> located(sizes, locations, batch, point);

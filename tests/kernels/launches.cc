@@ -444,6 +444,8 @@ const SamplingSizes kSamplings[] = {
     {1, 40, 16, 2, {3, 2, 1}, {Interpolation::kLinear, Units::kCorners, Fold::kReflect, Outside::kZero}, false},
     {2, 9, 40, 3, {2, 3, 2}, {Interpolation::kLinear, Units::kEdges, Fold::kClip, Outside::kZero}, false},
     {1, 9, 8, 2, {3, 5, 1}, {Interpolation::kCubic, Units::kEdges, Fold::kNone, Outside::kReflect}, false},
+    {1, 9, 3, 2, {3, 5, 1}, {Interpolation::kCubic, Units::kCorners, Fold::kNone, Outside::kMirror}, false},
+    {1, 9, 3, 3, {3, 2, 2}, {Interpolation::kLinear, Units::kCorners, Fold::kReflect, Outside::kZero}, false},
     {1, 33, 1, 1, {5, 1, 1}, {Interpolation::kLinear, Units::kPixels, Fold::kNone, Outside::kWrap}, true},
     {2, 5, 4, 3, {2, 1, 3}, {Interpolation::kRounded, Units::kPixels, Fold::kNone, Outside::kMirror}, true},
     {1, 5, 2, 2, {4, 4, 1}, {Interpolation::kNearest, Units::kCorners, Fold::kClip, Outside::kZero}, false},
