@@ -14,6 +14,10 @@
 namespace dcn {
 namespace {
 
+// The blocks of an SM that the registers have room for.
+template <typename T>
+constexpr int kBlocks = sizeof(T) == 8 ? 1 : 2;
+
 // The lanes of a point. They are few, because each of them locates it.
 constexpr int kMaxLanes = 4;
 
@@ -47,7 +51,7 @@ __device__ void ForEachPoint(const SamplingSizes& sizes, int lanes, const F& f) 
 }
 
 template <typename T, int N, typename S>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, kBlocks<T>)
     SampleKernel(SamplingSizes sizes, int lanes, const T* x, const Accumulator<T>* locations, T* out) {
   using A = Accumulator<T>;
   ForEachPoint(sizes, lanes, [&](int64_t batch, int64_t point, int lane, bool is_valid) {
@@ -73,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 template <typename T, int N, typename S>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, kBlocks<T>)
     LocationsCotangentKernel(SamplingSizes sizes, int lanes, const T* x, const Accumulator<T>* locations,
                              const T* d_out, Accumulator<T>* d_locations) {
   using A = Accumulator<T>;
@@ -131,7 +135,8 @@ const char* SamplingLocationsCotangent(Device& device, DType dtype, const Sampli
     return DispatchVectors(dtype, sizes.channels, [&](auto tag, auto width) {
       using T = decltype(tag);
       using A = Accumulator<T>;
-      constexpr int N = decltype(width)::value;
+      // Sixteen vectors and their sums would not fit the registers.
+      constexpr int N = decltype(shape)::kAxisTaps == 4 ? 1 : decltype(width)::value;
       const int lanes = LanesOf(sizes.channels, N);
       return Launch<LocationsCotangentKernel<T, N, decltype(shape)>>(
           device, BlocksFor(sizes.batches * sizes.points * lanes), sizes, lanes, static_cast<const T*>(x),
