@@ -120,7 +120,7 @@ def check_operands(operands: Operands[Shaped], spec: Spec) -> None:
             f"locations must have the leading dimensions {leading} of x, and {spec.dims} coordinates for each point, "
             f"got shape {locations.shape}"
         )
-    read = locations.shape[-1 if spec.planar else -2] * spec.sorted_taps
+    read = spec.points(locations) * spec.sorted_taps
     if isinstance(math.prod(sizes), int) and math.prod(sizes) >= 2**31:
         raise ValueError(f"x must have fewer than 2**31 pixels an image, got shape {x.shape}")
     if isinstance(read, int) and read >= 2**31:

@@ -17,8 +17,7 @@ from jax_dcn._primitive import jax_internals
 
 def sample(x: jax.Array, locations: jax.Array, spec: Spec) -> jax.Array:
     """The samples [n, points, C], of x's type."""
-    points = locations.shape[-1 if spec.planar else -2]
-    shape = (x.shape[0], points, x.shape[-1])
+    shape = (x.shape[0], spec.points(locations), x.shape[-1])
     (out,) = _call("dcn_sampling", x, locations, spec=spec, results=[(shape, x.dtype)])
     return out
 

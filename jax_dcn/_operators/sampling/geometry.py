@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_dcn._operators.bilinear import rounded_product
+from jax_dcn._types import Shaped
 
 Method = Literal["nearest", "rounded", "linear", "cubic"]
 Units = Literal["pixels", "edges", "corners"]
@@ -42,6 +43,10 @@ class Spec:
     def taps(self) -> int:
         """The pixels of an axis that a sample reads."""
         return {"linear": 2, "cubic": 4}.get(self.method, 1)
+
+    def points(self, locations: Shaped) -> int:
+        """The number of points of each image."""
+        return locations.shape[-1 if self.planar else -2]
 
     @property
     def sorted_taps(self) -> int:

@@ -48,9 +48,8 @@ def _x_cotangent(request: Request, operands: Operands[Shaped]) -> XCotangent:
     if request.target.platform != "cuda":
         return XCotangent(dtype, 0, 0)
     # TableWords of lib/cuda/sampling_x.cu: each pixel of a sample has a record of a point and a weight, and an id.
-    sizes, points = x.shape[1:-1], locations.shape[-1 if request.spec.planar else -2]
-    entries = points * request.spec.sorted_taps
-    words = entries * (locations.dtype.itemsize // 2 + 1) + math.prod(sizes) + 1
+    entries = request.spec.points(locations) * request.spec.sorted_taps
+    words = entries * (locations.dtype.itemsize // 2 + 1) + math.prod(x.shape[1:-1]) + 1
     if not isinstance(words, int) or not isinstance(x.shape[0], int):  # symbolic dimensions
         return XCotangent(dtype, words, 1)
     images = min(x.shape[0], max(SORT_BYTES // (4 * words), 1))

@@ -18,8 +18,7 @@ def result(operands: Operands[Shaped], spec: Spec) -> jax.ShapeDtypeStruct:
     """The shape and type of the result; raises ValueError where the operands do not fit."""
     check_operands(operands, spec)
     x, locations = operands
-    points = locations.shape[-1 if spec.planar else -2]
-    return jax.ShapeDtypeStruct((*locations.shape[:-2], points, x.shape[-1]), x.dtype)
+    return jax.ShapeDtypeStruct((*locations.shape[:-2], spec.points(locations), x.shape[-1]), x.dtype)
 
 
 def axes(operands: Operands[Shaped], spec: Spec) -> Axes:
@@ -31,7 +30,7 @@ def axes(operands: Operands[Shaped], spec: Spec) -> Axes:
         },
         result=("points", "channels"),
         sizes={
-            "points": operands.locations.shape[-1 if spec.planar else -2],
+            "points": spec.points(operands.locations),
             "channels": operands.x.shape[-1],
         },
     )

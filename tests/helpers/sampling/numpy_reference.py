@@ -113,7 +113,7 @@ def taps(position, slope, order, pixel):
 
 def cubic(distance, slope):
     """The weight of a pixel at this distance, and its derivative in the coordinate."""
-    a, t, sign = -0.75, abs(distance), math.copysign(slope, distance) if slope else 0
+    a, t = -0.75, abs(distance)
     sign = slope if distance >= 0 else -slope
     if t <= 1:
         return (a + 2) * t**3 - (a + 3) * t**2 + 1, sign * (3 * (a + 2) * t**2 - 2 * (a + 3) * t)
