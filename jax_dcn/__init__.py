@@ -1,14 +1,14 @@
 """Deformable operators for JAX and Flax.
 
-The operators are `deform_conv2d`, with a function for each of its gradients, `multi_scale_deformable_attention`,
-`dcnv3`, which is also the operator of DCNv4, and poolings of regions: `deform_psroi_pool`, `psroi_pool`, `roi_align`,
-`ps_roi_align` and `deform_roi_pool`. `grid_sample` and `map_coordinates` sample images in one to three dimensions.
-`kernel_plan` says which kernels they run. `jax_dcn.linen` and `jax_dcn.nnx` each
-have the layers `DeformConv`, `DeformPSRoIPool`, `MultiScaleDeformableAttention`, `DCNv3` and `DCNv4`. `offset_labels`,
-`offset_statistics`, `warn_of_offsets` and `jax_dcn.quantize` help to train them, and `jax_dcn.export` helps to export
-them. `jax_dcn.interop` converts weights from other libraries, and `jax_dcn.viz` draws where layers sample.
-`as_deform_conv` converts the sampling of DCNv3 and DCNv4 for statistics and pictures. `nms` and `fpn_levels`
-do what a detector needs besides pooling.
+The operators are `deform_conv2d`, with a function for each of its gradients, `deform_conv1d` and `deform_conv3d`,
+`multi_scale_deformable_attention`, `dcnv3`, which is also the operator of DCNv4, and poolings of regions:
+`deform_psroi_pool`, `psroi_pool`, `roi_align`, `ps_roi_align` and `deform_roi_pool`. `grid_sample` and
+`map_coordinates` sample images in one to three dimensions. `kernel_plan` says which kernels they run. `jax_dcn.linen`
+and `jax_dcn.nnx` each have the layers `DeformConv`, `DeformPSRoIPool`, `MultiScaleDeformableAttention`, `DCNv3` and
+`DCNv4`. `offset_labels`, `offset_statistics`, `warn_of_offsets` and `jax_dcn.quantize` help to train them, and
+`jax_dcn.export` helps to export them. `jax_dcn.interop` converts weights from other libraries, and `jax_dcn.viz` draws
+where layers sample. `as_deform_conv` converts the sampling of DCNv3 and DCNv4 for statistics and pictures. `nms` and
+`fpn_levels` do what a detector needs besides pooling.
 """
 
 from importlib import import_module
@@ -21,11 +21,13 @@ from jax_dcn._operators.aggregation import (
     multi_scale_deformable_attention,
 )
 from jax_dcn._operators.deform_conv import (
+    deform_conv1d,
     deform_conv2d,
     deform_conv2d_input_grad,
     deform_conv2d_mask_grad,
     deform_conv2d_offset_grad,
     deform_conv2d_weight_grad,
+    deform_conv3d,
 )
 from jax_dcn._operators.kernel_plan import KernelPlan, kernel_plan
 from jax_dcn._operators.roi_pool import (
@@ -47,11 +49,13 @@ __all__ = [
     "KernelPlan",
     "as_deform_conv",
     "dcnv3",
+    "deform_conv1d",
     "deform_conv2d",
     "deform_conv2d_input_grad",
     "deform_conv2d_mask_grad",
     "deform_conv2d_offset_grad",
     "deform_conv2d_weight_grad",
+    "deform_conv3d",
     "deform_psroi_pool",
     "deform_roi_pool",
     "export",

@@ -3,7 +3,8 @@
 from typing import Any, Literal, Protocol
 
 Pair = int | tuple[int, int]
-Padding = str | int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]
+Sizes = int | tuple[int, ...]  # one for all axes, or one for each
+Padding = str | int | tuple[int, ...] | tuple[tuple[int, int], ...]
 Backend = Literal["fused", "im2col", "reference"] | None  # of a convolution; None: its `plan` chooses
 
 

@@ -18,6 +18,12 @@ _LIMIT = 2**31  # the kernels count positions on the grid in 32 bits
 _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel = 2  # the lengths of nested lists could fill a screen
+_COUNTS = {1: "a sequence of one", 2: "a pair of them", 3: "three of them"}
+_PADDINGS = {
+    1: "or ((left, right),)",
+    2: "a pair of ints or ((top, bottom), (left, right))",
+    3: "three ints or ((front, back), (top, bottom), (left, right))",
+}
 _KNOWN = " that is known when the function is traced, as a Python number is"
 
 
@@ -150,11 +156,17 @@ def index(name: str, value: Any, count: int) -> int:
 
 def pair(name: str, value: Any, least: Literal[0, 1] = 1) -> tuple[int, int]:
     """A positive int or two, as two; with `least` of 0, they may also be 0."""
-    values = (value, value) if _is_int(value) else value
-    if not _are_ints(values) or not all(least <= int(v) < _LIMIT for v in values):
+    first, second = sizes(name, value, 2, least)
+    return first, second
+
+
+def sizes(name: str, value: Any, count: int, least: Literal[0, 1] = 1) -> tuple[int, ...]:
+    """A positive int or `count` of them, as `count`; with `least` of 0, they may also be 0."""
+    values = (value,) * count if _is_int(value) else value
+    if not _are_ints(values, count) or not all(least <= int(v) < _LIMIT for v in values):
         sign = "positive" if least else "non-negative"
-        raise _wrong(name, f"a {sign} int or a pair of them, less than 2**31", value)
-    return int(values[0]), int(values[1])
+        raise _wrong(name, f"a {sign} int or {_COUNTS[count]}, less than 2**31", value)
+    return tuple(map(int, values))
 
 
 def padding(
@@ -163,8 +175,9 @@ def padding(
     kernel_size: Sequence[int],
     strides: Sequence[int],
     kernel_dilation: Sequence[int],
-) -> tuple[tuple[tuple[int, int], tuple[int, int]], bool]:
-    """((top, bottom), (left, right)), and whether the image is a torus."""
+) -> tuple[tuple[tuple[int, int], ...], bool]:
+    """The pixels added (before, after) along each axis, and whether the image is a torus."""
+    count = len(kernel_size)
     reach = [(k - 1) * d + 1 for k, d in zip(kernel_size, kernel_dilation, strict=True)]
     if max(reach) >= _LIMIT:
         raise _wrong("kernel_dilation", "so small that the kernel reaches less than 2**31 pixels", kernel_dilation)
@@ -173,20 +186,19 @@ def padding(
     if isinstance(concrete, str):
         if concrete in ("SAME", "SAME_LOWER", "VALID"):
             sides = jax.lax.padtype_to_pads(image_size, reach, strides, concrete)
-            if not all(map(_are_ints, sides)):  # of symbolic dimensions, of an exported function
+            if not all(_are_ints(side, 2) for side in sides):  # of symbolic dimensions, of an exported function
                 shown = ", ".join(map(str, image_size))
                 raise ValueError(f"padding must be given in ints for an image of size ({shown}), got {concrete!r}")
         elif concrete == "CIRCULAR":
             sides = [((r - 1) // 2, r // 2) for r in reach]
     elif _is_int(concrete):
-        sides = [(concrete, concrete)] * 2
-    elif isinstance(concrete, Sequence) and len(concrete) == 2:
+        sides = [(concrete, concrete)] * count
+    elif isinstance(concrete, Sequence) and len(concrete) == count:
         sides = [(side, side) if _is_int(side) else side for side in concrete]
-    if len(sides) != 2 or not all(map(_are_ints, sides)) or max(abs(int(n)) for pair in sides for n in pair) >= _LIMIT:
-        expected = "'SAME', 'SAME_LOWER', 'VALID', 'CIRCULAR', an int, a pair of ints or ((top, bottom), (left, right))"
-        raise _wrong("padding", expected, value)
-    (top, bottom), (left, right) = sides
-    return ((int(top), int(bottom)), (int(left), int(right))), concrete == "CIRCULAR"
+    are_pairs = len(sides) == count and all(_are_ints(side, 2) for side in sides)
+    if not are_pairs or max(abs(int(n)) for pair in sides for n in pair) >= _LIMIT:
+        raise _wrong("padding", f"'SAME', 'SAME_LOWER', 'VALID', 'CIRCULAR', an int, {_PADDINGS[count]}", value)
+    return tuple((int(low), int(high)) for low, high in sides), concrete == "CIRCULAR"
 
 
 def _is_int(value: Any) -> bool:
@@ -205,9 +217,9 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray | jax.Array) and not isinstance(value, jax.core.Tracer)
 
 
-def _are_ints(values: Any) -> bool:
+def _are_ints(values: Any, count: int) -> bool:
     a_sequence = isinstance(values, Sequence) or (_is_array(values) and values.ndim == 1)
-    return a_sequence and len(values) == 2 and all(map(_is_int, values))
+    return a_sequence and len(values) == count and all(map(_is_int, values))
 
 
 def _wrong(name: str, expected: str, value: Any) -> Exception:

@@ -12,17 +12,17 @@ from jax.typing import ArrayLike
 from jax_dcn import _validation
 from jax_dcn._operators.deform_conv import geometry
 from jax_dcn._primitive.promotion import by_standard_rules, sum_dtype
-from jax_dcn._types import Padding, Pair
+from jax_dcn._types import Padding, Sizes
 
 
 def offset_statistics(
     offset: jax.Array,
-    image_size: tuple[int, int],
-    kernel_size: Pair,
+    image_size: Sizes,
+    kernel_size: Sizes,
     *,
-    strides: Pair = 1,
+    strides: Sizes = 1,
     padding: Padding = "SAME",
-    kernel_dilation: Pair = 1,
+    kernel_dilation: Sizes = 1,
 ) -> dict[str, jax.Array]:
     """Lengths of the offsets of a deformable convolution, and the fraction of samples that they move out of the image.
 
@@ -31,8 +31,10 @@ def offset_statistics(
 
     Args:
       offset: [..., Ho, Wo, G·K·2], as `deform_conv2d` takes it and `DeformConv` returns it with
-        ``return_offsets=True``. Convert those of `DCNv3` and `DCNv4` with `as_deform_conv`.
-      image_size: height and width of the convolution's input.
+        ``return_offsets=True``, or that of `deform_conv1d` or `deform_conv3d`. Convert those of `DCNv3` and `DCNv4`
+        with `as_deform_conv`.
+      image_size: the sizes of the convolution's input along its axes, such as (height, width); an int means a square
+        image.
       kernel_size, strides, padding, kernel_dilation: as for the convolution.
 
     Returns:
@@ -40,7 +42,7 @@ def offset_statistics(
 
       - "max_length", "mean_length": lengths of the offsets (dy, dx) that are finite, in pixels of the convolution's
         input, float32 (or wider)
-      - "not_finite": how many offsets are NaN or infinite in dy or dx, int32
+      - "not_finite": how many offsets have a coordinate that is NaN or infinite, int32
       - "outside": the fraction of samples that offsets have moved out of the image, where they read zero and get no
         gradient that would move them back. Only samples that are in the image without offsets are counted, because
         at a border some are not. Always 0 with "CIRCULAR" padding, unless offsets are infinite
@@ -56,11 +58,16 @@ def offset_statistics(
       >>> {name: round(number.item(), 3) for name, number in statistics.items()}
       {'max_length': 5.0, 'mean_length': 0.556, 'not_finite': 0, 'outside': 0.091}
     """
-    kernel = _validation.pair("kernel_size", kernel_size)
-    size = _validation.pair("image_size", image_size)
+    dims = len(image_size) if hasattr(image_size, "__len__") else 2
+    if not 1 <= dims <= 3:
+        raise ValueError(f"image_size must be an int, or one to three of them, got {image_size!r}")
+    size = _validation.sizes("image_size", image_size, dims)
+    kernel = _validation.sizes("kernel_size", kernel_size, dims)
     window = geometry.resolve(size, kernel, strides=strides, padding=padding, kernel_dilation=kernel_dilation)
     offset = jax.lax.stop_gradient(_validation.array("offset", offset))
-    _validation.rank("offset", offset, 3, "[..., Ho, Wo, G·K·2]", least=True)
+    _validation.rank(
+        "offset", offset, dims + 1, f"[..., {', '.join(('Do', 'Ho', 'Wo')[-dims:])}, G·K·{dims}]", least=True
+    )
     geometry.check_offset(offset, size, kernel, window)
     return statistics_of(offset, size, kernel, window)
 
@@ -68,19 +75,20 @@ def offset_statistics(
 @partial(jax.jit, static_argnums=(1, 2, 3))
 @by_standard_rules
 def statistics_of(
-    offset: ArrayLike, image_size: tuple[int, int], kernel_size: tuple[int, int], window: geometry.Window
+    offset: ArrayLike, image_size: tuple[int, ...], kernel_size: tuple[int, ...], window: geometry.Window
 ) -> dict[str, jax.Array]:
     """`offset_statistics` for arguments that were already checked."""
     offset = jnp.asarray(offset)
     offset = offset.astype(sum_dtype(offset.dtype))
-    vectors = offset.reshape(*offset.shape[:-1], offset.shape[-1] // 2, 2)
+    dims = len(kernel_size)
+    vectors = offset.reshape(*offset.shape[:-1], offset.shape[-1] // dims, dims)
     finite = jnp.isfinite(vectors).all(-1)
     length = jnp.where(finite, jnp.linalg.norm(vectors, axis=-1), 0)
 
-    y, x = geometry.locations(offset, kernel_size, window)
-    grid_y, grid_x = geometry.grid(offset.shape[-3:-1], kernel_size, window)
-    regular = geometry.reads(grid_y, grid_x, image_size, window)
-    lost = regular & ~geometry.reads(y, x, image_size, window) & ~(jnp.isnan(y) | jnp.isnan(x))
+    positions = geometry.locations(offset, kernel_size, window)
+    regular = geometry.reads(geometry.grid(offset.shape[-dims - 1 : -1], kernel_size, window), image_size, window)
+    nan = jnp.isnan(sum(positions))
+    lost = regular & ~geometry.reads(positions, image_size, window) & ~nan
 
     def ratio(total: jax.Array, count: jax.Array) -> jax.Array:
         return total / jnp.maximum(count, 1)

@@ -22,7 +22,7 @@ import jax_dcn
 from jax_dcn._primitive import extension
 from tests.helpers.deform_aggregation.cases import Attention, Convolution
 from tests.helpers.deform_conv.cases import assert_close, cast
-from tests.helpers.operators import CONVOLUTION
+from tests.helpers.operators import CONVOLUTION, OPERATORS
 from tests.helpers.roi_pool import cases as pooling
 from tests.helpers.run_exported import with_gradients
 from tests.helpers.sampling.cases import Grid
@@ -59,6 +59,18 @@ def convolve(*operands, backend=None):
 
 def of_convolution(n, height, width):
     return tuple(cast(dataclasses.replace(CONVOLUTION.case, batch=(n,), image=(height, width)).operands(), np.float32))
+
+
+VOLUMES = OPERATORS["deform_conv3d"].case
+
+
+def convolve_volumes(*operands, backend=None):
+    return VOLUMES.with_backend(backend)(*operands)
+
+
+def of_volumes(n, depth, height):
+    case = dataclasses.replace(VOLUMES, batch=(n,), image=(depth, height, 2))
+    return tuple(cast(case.operands(), np.float32))
 
 
 def of_pooling(n, height, width):
@@ -105,6 +117,7 @@ def of_samples(n, height, width):
 IMAGES, WHOLE = "n, h, w, ...", "..."
 PROGRAMS = {
     "deform_conv2d": Program(convolve, of_convolution, (IMAGES, IMAGES, WHOLE, WHOLE, IMAGES)),
+    "deform_conv3d": Program(convolve_volumes, of_volumes, (IMAGES, IMAGES, WHOLE, WHOLE, IMAGES)),
     "deform_psroi_pool": Program(pooling.pool, of_pooling, (IMAGES, "r, ...", "r, ...")),
     "roi_align": Program(align, of_alignment, (IMAGES, "r, ...")),
     "multi_scale_deformable_attention": Program(attend, of_attention, ("n, ...", "n, h, ...", "n, h, ...")),

@@ -154,6 +154,41 @@ def check(name, operands, platform, **options):
     return plan
 
 
+@pytest.mark.parametrize("target, dtype", [("cpu", "float32"), ("cuda", "bfloat16")])
+def test_the_plan_of_a_convolution_of_volumes(target, dtype):
+    """A chunk of planes or volumes at a time: the workspace does not grow with the batch."""
+
+    def planned_of(images, planes):
+        shape = (images, planes, 9, 10)
+        operands = {"x": struct((*shape, 32), dtype), "offset": struct((*shape, 81), "float32")}
+        operands |= {"weight": struct((3, 3, 3, 32, 8), dtype), "mask": struct((*shape, 27), "float32")}
+        plan = planned("deform_conv3d", operands, target)
+        together = [of.computation for of in plan if of.computation != "forward"]
+        forward, gradients = (
+            {call: tensor_bytes(outs) for call, _, outs in reversed(CALL.findall(text))}
+            for text in (lowered("deform_conv3d", operands, of, target).as_text() for of in (["forward"], together))
+        )
+        assert list(forward) == ["dcn_sampling"]
+        assert gradients.keys() == {"dcn_sampling", "dcn_sampling_x_cotangent", "dcn_sampling_locations_cotangent"}
+        sort_bytes = 0 if target == "cpu" else 4 * plan["x"].choices.images * sort_words(plan, planes)
+        assert gradients["dcn_sampling_x_cotangent"][1] == sort_bytes
+        return {of.computation: of.workspace_bytes for of in plan}
+
+    def sort_words(plan, planes):
+        return plan["x"].choices.sort_image + plan["x"].choices.sort_row * min(plan["x"].choices.rows, planes)
+
+    assert planned_of(64, 6) == planned_of(128, 6)
+    long = planned_of(1, 600)
+    assert long["forward"] == planned_of(1, 1200)["forward"] and long["x"] > 0
+
+
+def test_fused_kernels_have_two_axes():
+    operands = {"x": struct((1, 2, 3, 4, 8), "float32"), "offset": struct((1, 2, 3, 4, 3), "float32")}
+    operands["weight"] = struct((1, 1, 1, 8, 8), "float32")
+    with pytest.raises(ValueError, match="cannot compute the forward: the fused kernels are for images of two axes"):
+        planned("deform_conv3d", operands, "cpu", backend="fused")
+
+
 def paths(plan):
     return {of.computation: of.path for of in plan}
 

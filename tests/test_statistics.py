@@ -1,5 +1,6 @@
 """Statistics of offsets: compared with loops over samples, under transformations, and the warning."""
 
+import math
 import warnings
 
 import jax
@@ -16,19 +17,23 @@ CONVOLUTIONS = [
     ((2, 3), Convolution((2, 1), "VALID", (1, 2))),
     ((3, 2), Convolution((1, 2), ((2, 0), (1, 3)), (2, 1))),
     ((3, 3), Convolution(padding="CIRCULAR")),
+    ((3,), Convolution(padding="SAME")),
+    ((2, 1, 3), Convolution(padding=1)),
 ]
-IMAGE_SIZE = (7, 9)
+IMAGE_SIZES = {1: (13,), 2: (7, 9), 3: (3, 4, 5)}
+IMAGE_SIZE = IMAGE_SIZES[2]
 
 
 def random_offset(kernel, convolution, seed=0):
     """Offsets of two images and two offset groups."""
-    size = convolution.output_size(IMAGE_SIZE, kernel)
-    return np.random.default_rng(seed).normal(0, 3, (2, *size, 4 * kernel[0] * kernel[1])).astype(np.float32)
+    size = convolution.output_size(IMAGE_SIZES[len(kernel)], kernel)
+    channels = 2 * len(kernel) * math.prod(kernel)
+    return np.random.default_rng(seed).normal(0, 3, (2, *size, channels)).astype(np.float32)
 
 
 def arguments(kernel, convolution):
     options = {name: getattr(convolution, name) for name in ("strides", "padding", "kernel_dilation")}
-    return {"image_size": IMAGE_SIZE, "kernel_size": kernel, **options}
+    return {"image_size": IMAGE_SIZES[len(kernel)], "kernel_size": kernel, **options}
 
 
 def counted(offset, kernel, convolution):
@@ -37,15 +42,16 @@ def counted(offset, kernel, convolution):
     def reads(position):
         if np.isinf(position).any():
             return False
-        return all(axis_corners(p, n, convolution.wraps) for p, n in zip(position, IMAGE_SIZE, strict=True))
+        return all(axis_corners(p, n, convolution.wraps) for p, n in zip(position, image_size, strict=True))
 
-    x = np.zeros((len(offset), *IMAGE_SIZE, 2))
+    image_size = IMAGE_SIZES[len(kernel)]
+    x = np.zeros((len(offset), *image_size, 2))
     plain = samples(x, np.zeros_like(offset), kernel, convolution)
     lengths, lost, regular = [], 0, 0
-    for (n, ho, wo, _, _, channel, position), (*_, still) in zip(
+    for (n, pixel, *_, moved, position), (*_, still) in zip(
         samples(x, offset, kernel, convolution), plain, strict=True
     ):
-        lengths.append(np.hypot(*offset[n, ho, wo, channel : channel + 2].astype(float)))
+        lengths.append(np.linalg.norm(offset[n, *pixel, moved].astype(float)))
         regular += reads(still)
         lost += reads(still) and not np.isnan(position).any() and not reads(position)
     finite = np.isfinite(lengths)
@@ -61,14 +67,16 @@ def counted(offset, kernel, convolution):
 @pytest.mark.parametrize("kernel, convolution", CONVOLUTIONS)
 def test_statistics_are_what_counting_gives(kernel, convolution):
     offset = random_offset(kernel, convolution)
-    offset[0, 1, 2, :4] = [np.nan, 1, 1, np.nan]
-    offset[1, 2, 1, :6] = [np.inf, 1, -np.inf, np.nan, np.inf, -np.inf]
+    vectors = offset.reshape(2, -1, len(kernel))
+    vectors[0, 5:7, 0], vectors[0, 5:7, -1] = np.nan, [1, np.nan]
+    vectors[1, 9, :] = np.inf
+    vectors[1, 10:12, 0], vectors[1, 10:12, -1] = [np.nan, 1], -np.inf
     statistics = jax.jit(lambda offset: offset_statistics(offset, **arguments(kernel, convolution)))(offset)
     expected = counted(offset, kernel, convolution)
     assert statistics.keys() == expected.keys()
     for name, number in expected.items():
         assert_allclose(statistics[name], number, rtol=1e-5, err_msg=name)
-    assert expected["not_finite"] == 5 and (expected["outside"] > 0.1) is not convolution.wraps
+    assert expected["not_finite"] == min(len(kernel) + 3, 5) and (expected["outside"] > 0.1) is not convolution.wraps
 
 
 def test_a_new_layer_has_lost_nothing():

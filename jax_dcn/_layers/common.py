@@ -69,7 +69,7 @@ class Layer:
         shared = {"param_dtype": self.param_dtype, "precision": self.precision, "kernel_init": ZEROS}
         return Sublayer("dense", in_features, out_features, shared | options)
 
-    def _conv(self, in_features: int, out_features: int, kernel_size: tuple[int, int], **options: Any) -> Sublayer:
+    def _conv(self, in_features: int, out_features: int, kernel_size: tuple[int, ...], **options: Any) -> Sublayer:
         """A convolution; initialized with zeros unless the options say otherwise."""
         shared = {"param_dtype": self.param_dtype, "precision": self.precision, "kernel_init": ZEROS}
         return Sublayer("conv", in_features, out_features, {**shared, "kernel_size": kernel_size, **options})
@@ -109,14 +109,14 @@ class BranchLayer(OffsetLayer):
     modulated: bool
     mask_scale: float
 
-    def _branch_features(self, samples: int) -> int:
-        """The output channels of the branch: two coordinates and, if modulated, a mask logit for each sample."""
-        return (3 if self.modulated else 2) * samples
+    def _branch_features(self, samples: int, dims: int = 2) -> int:
+        """The output channels of the branch: `dims` coordinates and, if modulated, a mask logit for each sample."""
+        return (dims + 1 if self.modulated else dims) * samples
 
-    def _offset_and_mask(self, raw: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    def _offset_and_mask(self, raw: jax.Array, dims: int = 2) -> tuple[jax.Array, jax.Array | None]:
         """Splits the output of the branch, which has first all coordinates, then all logits."""
-        samples = raw.shape[-1] // self._branch_features(1)
-        offset, logits = jnp.split(raw, [2 * samples], axis=-1)
+        samples = raw.shape[-1] // self._branch_features(1, dims)
+        offset, logits = jnp.split(raw, [dims * samples], axis=-1)
         return offset, self.mask_scale * jax.nn.sigmoid(logits) if self.modulated else None
 
     def _check_branch(self, name: str, branch: Branch | None, mask: jax.Array | None) -> Branch:
@@ -128,9 +128,12 @@ class BranchLayer(OffsetLayer):
         return branch
 
 
-def check_offset(offset: jax.Array, channels: int, owners: str) -> None:
+def check_offset(offset: jax.Array, channels: int, owners: str, dims: int = 2) -> None:
     if jnp.shape(offset)[-1:] != (channels,):
-        raise ValueError(f"offset must have {channels} channels, two for each {owners}, got shape {jnp.shape(offset)}")
+        count = ("one", "two", "three")[dims - 1]
+        raise ValueError(
+            f"offset must have {channels} channels, {count} for each {owners}, got shape {jnp.shape(offset)}"
+        )
 
 
 def check_channels(name: str, channels: int, **groups: int) -> None:
@@ -141,8 +144,9 @@ def check_channels(name: str, channels: int, **groups: int) -> None:
             raise ValueError(f"{name} must be a multiple of {group_name}={count}, got {channels}")
 
 
-def channels_of(x: jax.Array) -> int:
+def channels_of(x: jax.Array, dims: int = 2) -> int:
     x = _validation.array("x", x)
-    if jnp.ndim(x) < 3:
-        raise ValueError(f"x must have the shape [..., height, width, channels], got {list(jnp.shape(x))}")
+    if jnp.ndim(x) <= dims:
+        axes = ", ".join(("depth", "height", "width")[-dims:])
+        raise ValueError(f"x must have the shape [..., {axes}, channels], got {list(jnp.shape(x))}")
     return int(jnp.shape(x)[-1])

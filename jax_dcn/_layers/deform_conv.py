@@ -12,8 +12,10 @@ from flax.typing import Dtype, Initializer, PrecisionLike
 
 from jax_dcn import _validation
 from jax_dcn._layers import common
-from jax_dcn._operators.deform_conv import deform_conv2d, geometry
-from jax_dcn._types import Backend, Padding, Pair
+from jax_dcn._operators.deform_conv import deform_conv1d, deform_conv2d, deform_conv3d, geometry
+from jax_dcn._types import Backend, Padding, Sizes
+
+_OPERATORS: dict[int, Callable[..., jax.Array]] = {1: deform_conv1d, 2: deform_conv2d, 3: deform_conv3d}
 
 
 @dataclass(eq=False, repr=False)
@@ -24,17 +26,22 @@ class DeformConvBase(common.BranchLayer):
     mask for each output pixel and kernel tap. That convolution is initialized with zeros, so a new layer samples the
     regular grid, with masks of ``mask_scale / 2``.
 
+    A ``kernel_size`` of one number in a tuple is for signals [..., W, in], one of three for volumes [..., D, H, W, in].
+    What is said below of two axes holds for one and three: an offset has one or three coordinates, in the order of the
+    axes.
+
     Parameters: ``kernel`` [kh, kw, in // feature_group_count, out], ``bias`` [out], and ``kernel`` and ``bias`` of
     ``conv_offset``, whose output channels are 2·G·K offsets (dy, then dx, for each of the G offset groups and
     K = kh·kw taps) followed by G·K mask logits. :func:`jax_dcn.offset_labels` labels the two kinds of parameters for an
     optimizer.
 
     Args:
-      kernel_size: Height and width of the kernel; an int means a square one.
-      strides: One int for both dimensions, or a pair.
-      padding: "SAME", "SAME_LOWER", "VALID", "CIRCULAR" (the image is a torus), an int, a pair of ints, or
-        ``((top, bottom), (left, right))``.
-      kernel_dilation: Spacing of the taps in pixels: one int or a pair.
+      kernel_size: Height and width of the kernel; an int means a square one. ``(k,)`` for signals, three ints for
+        volumes.
+      strides: One int for all axes, or one for each.
+      padding: "SAME", "SAME_LOWER", "VALID", "CIRCULAR" (the image is a torus), an int, an int for each axis, or a pair
+        for each, such as ``((top, bottom), (left, right))``.
+      kernel_dilation: Spacing of the taps in pixels: one int for all axes, or one for each.
       feature_group_count: Into how many groups the convolution divides the channels.
       use_bias: Whether to add a bias.
       kernel_init: Initializer of ``kernel``.
@@ -51,11 +58,11 @@ class DeformConvBase(common.BranchLayer):
         ``jax.numpy``; see :func:`jax_dcn.deform_conv2d`.
     """
 
-    kernel_size: Pair
-    strides: Pair = 1
+    kernel_size: Sizes
+    strides: Sizes = 1
     padding: Padding = "SAME"
     _: KW_ONLY
-    kernel_dilation: Pair = 1
+    kernel_dilation: Sizes = 1
     feature_group_count: int = 1
     use_bias: bool = True
     dtype: Dtype | None = None
@@ -84,18 +91,27 @@ class DeformConvBase(common.BranchLayer):
             _validation.function("kernel_transform", self.kernel_transform)
         self._check_dtypes_and_functions()
         # Here, because errors of the offset convolution would not name the arguments of this layer.
-        sizes = [_validation.pair(name, getattr(self, name)) for name in ("kernel_size", "strides", "kernel_dilation")]
-        _validation.padding(self.padding, (1, 1), *sizes)
+        kernel_size, strides, dilation = self._window()
+        _validation.padding(self.padding, (1,) * len(kernel_size), kernel_size, strides, dilation)
+
+    def _window(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The size, the strides and the dilation of the kernel, for each axis of the image."""
+        count = len(self.kernel_size) if hasattr(self.kernel_size, "__len__") else 2
+        if count not in _OPERATORS:
+            raise ValueError(f"kernel_size must be an int or a sequence of one to three, got {self.kernel_size!r}")
+        kernel_size, strides, dilation = (
+            _validation.sizes(name, getattr(self, name), count)
+            for name in ("kernel_size", "strides", "kernel_dilation")
+        )
+        return kernel_size, strides, dilation
 
     def _kernel_shape(self, channels: int, features: int) -> tuple[int, ...]:
-        kernel_size = _validation.pair("kernel_size", self.kernel_size)
+        kernel_size, _, _ = self._window()
         return (*kernel_size, channels // self.feature_group_count, features)
 
     def _sublayers(self, channels: int) -> common.Sublayers:
-        kernel_size, strides, dilation = (
-            _validation.pair(name, getattr(self, name)) for name in ("kernel_size", "strides", "kernel_dilation")
-        )
-        outputs = self._branch_features(self.offset_groups * math.prod(kernel_size))
+        kernel_size, strides, dilation = self._window()
+        outputs = self._branch_features(self.offset_groups * math.prod(kernel_size), len(kernel_size))
         window = {"strides": strides, "padding": self.padding, "kernel_dilation": dilation}
         return {"conv_offset": self._conv(channels, outputs, kernel_size, **window)}
 
@@ -114,7 +130,8 @@ class DeformConvBase(common.BranchLayer):
         """Convolves ``x``.
 
         Args:
-          x: [..., H, W, in], with any number of batch dimensions, including none.
+          x: [..., H, W, in], with any number of batch dimensions, including none; [..., W, in] for signals,
+            [..., D, H, W, in] for volumes.
           offset: [..., Ho, Wo, 2·G·K], in pixels, channel ``(g·K + k)·2 + {0: dy, 1: dx}``. None predicts it. An
             offset that is given is used unchanged, without ``offset_bound``, and ``conv_offset`` is not used; in Linen,
             a layer that is initialized so has none.
@@ -130,26 +147,26 @@ class DeformConvBase(common.BranchLayer):
           TypeError: For an argument of the wrong kind or dtype.
           ValueError: For a wrong shape or value, or a mask without an offset.
         """
-        components = self._components(common.channels_of(x))
+        kernel_size, strides, dilation = self._window()
+        dims = len(kernel_size)
+        components = self._components(common.channels_of(x, dims))
         kernel, bias = components["kernel"], components["bias"]
-        strides = _validation.pair("strides", self.strides)
-        dilation = _validation.pair("kernel_dilation", self.kernel_dilation)
-        _validation.padding(self.padding, x.shape[-3:-1], kernel.shape[:2], strides, dilation)
+        _validation.padding(self.padding, x.shape[-dims - 1 : -1], kernel_size, strides, dilation)
         if offset is None:
             branch = self._check_branch("conv_offset", components["conv_offset"], mask)
-            offset, mask = self._offset_and_mask(branch(self._widen(x)))
+            offset, mask = self._offset_and_mask(branch(self._widen(x)), dims)
             if self.offset_bound is not None:
                 offset = self.offset_bound * jnp.tanh(offset / self.offset_bound)
         else:
-            channels = geometry.offset_channels(kernel.shape[:2], self.offset_groups)
-            common.check_offset(offset, channels, f"tap of offset_groups={self.offset_groups}")
+            channels = geometry.offset_channels(kernel_size, self.offset_groups)
+            common.check_offset(offset, channels, f"tap of offset_groups={self.offset_groups}", dims)
         if self.kernel_transform is not None:
             shape = kernel.shape
             kernel = self.kernel_transform(kernel)
             if kernel.shape != shape:
                 raise ValueError(f"kernel_transform must keep the kernel's shape {shape}, got {kernel.shape}")
         x, kernel, bias = self._promote(x, kernel, bias)
-        y = deform_conv2d(
+        y = _OPERATORS[dims](
             x,
             offset,
             kernel,

@@ -1,6 +1,8 @@
-"""Windows on an image, and bilinear sampling of it at positions in `jax.numpy`, by the rules of lib/bilinear.h."""
+"""Windows on an image, and linear sampling of it at positions in `jax.numpy`, by the rules of lib/bilinear.h."""
 
+import operator
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +19,7 @@ def output_size(
     padding: Sequence[tuple[int, int]],
     kernel_dilation: Sequence[int],
 ) -> tuple[int, ...]:
-    """The rows and columns of the positions that the window of a convolution takes in an image."""
+    """How many positions the window of a convolution takes along each axis of an image."""
     parts = zip(image_size, kernel_size, strides, padding, kernel_dilation, strict=True)
     return tuple(max((n + sum(pads) - (k - 1) * d - 1) // s + 1, 0) for n, k, s, pads, d in parts)
 
@@ -28,30 +30,36 @@ def is_inside(position: Any, size: int, circular: bool) -> Any:
 
 
 def interpolate(
-    pixels: jax.Array, y: jax.Array, x: jax.Array, image_size: Sequence[Any], circular: bool = False, first: Any = 0
+    pixels: jax.Array,
+    positions: Sequence[jax.Array],
+    image_size: Sequence[Any],
+    circular: bool = False,
+    first: Any = 0,
 ) -> jax.Array:
-    """The samples [..., groups, channels] of an image at the positions y and x, each [..., groups].
+    """The samples [..., groups, channels] of an image at positions [..., groups], one array for each axis.
 
-    pixels [height·width, groups, channels]: the image, row by row, in the dtype of the positions. Each group of
-    channels is sampled at positions of its own. If `pixels` holds several images, the arrays `image_size`, height and
-    width, and `first`, the index of its first pixel, say which one each position is in.
+    pixels [the product of image_size, groups, channels]: the image, the last axis innermost, in the dtype of the
+    positions. Each group of channels is sampled at positions of its own. If `pixels` holds several images, the arrays
+    `image_size`, and `first`, the index of its first pixel, say which one each position is in.
     """
-    height, width = image_size
-    # If one coordinate is NaN or outside, both are, wherever the other one lies.
-    nan = jnp.isnan(y) | jnp.isnan(x)
-    inside = is_inside(y, height, circular) & is_inside(x, width, circular)
+    # If one coordinate is NaN or outside, all are, wherever the others lie.
+    nan = reduce(operator.or_, map(jnp.isnan, positions))
+    axes = list(zip(positions, image_size, strict=True))
+    inside = reduce(operator.and_, (is_inside(position, size, circular) for position, size in axes))
 
     def locate(position: jax.Array, size: Any) -> _Axis:
         return _locate(jnp.where(nan, jnp.nan, 0) + jnp.where(inside | nan, position, -jnp.inf), size, circular)
 
-    location_y, location_x = locate(y, height), locate(x, width)
-    sampled = jnp.zeros((*y.shape, pixels.shape[-1]), pixels.dtype)
-    for i, j in np.ndindex(2, 2):
-        row, column = location_y.pixel[i], location_x.pixel[j]
-        is_read = inside & (row >= 0) & (column >= 0)
-        corner = read_pixels(pixels, jnp.where(is_read, first + row * width + column, pixels.shape[0]))
-        corner = jnp.where(nan[..., None], jnp.nan, corner)
-        sampled += (location_y.weight(i) * location_x.weight(j))[..., None] * corner
+    located = [locate(position, size) for position, size in axes]
+    sampled = jnp.zeros((*nan.shape, pixels.shape[-1]), pixels.dtype)
+    for sides in np.ndindex(*[2] * len(axes)):
+        index: Any = 0
+        is_read, weight = inside, jnp.ones((), pixels.dtype)
+        for axis, size, side in zip(located, image_size, sides, strict=True):
+            pixel = axis.pixel[side]
+            index, is_read, weight = index * size + pixel, is_read & (pixel >= 0), weight * axis.weight(side)
+        corner = read_pixels(pixels, jnp.where(is_read, first + index, pixels.shape[0]))
+        sampled += weight[..., None] * jnp.where(nan[..., None], jnp.nan, corner)
     return sampled
 
 

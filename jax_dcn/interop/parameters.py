@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_dcn import _validation
-from jax_dcn.interop import names, regions
+from jax_dcn.interop import generators, names, regions
 from jax_dcn.interop.checkpoint import to_array
 
 Tree = TypeVar("Tree")
 # Counters of batch norms, and the quotients that RT-DETRv2 and D-FINE keep.
 _NOT_PARAMETERS = ("num_batches_tracked", "n_points_scale", "num_points_scale")
-Style = Literal["mmcv", "detectron2", "dcnv2", "maskrcnn_benchmark"]
+Style = Literal["mmcv", "detectron2", "dcnv2", "maskrcnn_benchmark", "tvdcn"]
 
 
 def from_torch(
@@ -36,7 +36,8 @@ def from_torch(
       ``running_mean`` and ``running_var``.
     - The offset convolution of a layer ``conv2`` is ``conv2.conv_offset`` (mmcv, mmdet), ``conv2_offset`` (Detectron2,
       older mmdet), ``conv2.conv_offset_mask`` (DCNv2, CenterNet, EDVR) or ``conv2.offset`` (maskrcnn-benchmark, where
-      the weight is ``conv2.conv``). torchvision's ``DeformConv2d`` has none: use a layer without a branch.
+      the weight is ``conv2.conv``). torchvision's ``DeformConv2d`` has none: use a layer without a branch. tvdcn's
+      ``conv2.offset_generator`` and ``conv2.mask_generator``, in one to three dimensions, become one convolution.
     - The layers of multi-scale deformable attention, DCNv3 and DCNv4 have the same sub-layers as here, with three
       exceptions: DCNv3's ``dw_conv`` is ``dw_conv.0``, its ``dw_norm`` is ``dw_conv.1.1`` (``dw_conv.1.0`` if it is a
       batch norm), and ``center_feature_scale_proj`` is two arrays with ``_weight`` and ``_bias`` added to this name.
@@ -89,6 +90,11 @@ def from_torch(
     layers = _DeformableLayers(paths)
     bins = _pair(output_size)
     branches = {owner: regions.read(source.find, names.modules(owner, module), bins) for owner in layers.pools}
+    of_convs = {
+        path[:-2]: generators.read(source.find, names.modules(path[:-2], module), leaf.shape)
+        for path, (_, leaf) in zip(paths, leaves, strict=True)
+        if path[-2:] == ("conv_offset", "kernel")
+    }
 
     values, missing = [], []
     for path, (_, leaf) in zip(paths, leaves, strict=True):
@@ -100,6 +106,9 @@ def from_torch(
         if layers.in_branch(path):
             taker = layers.owner(path)
             found = branches[taker].get((layers.index(path), path[-1]))
+        elif path[-2:-1] == ("conv_offset",) and of_convs.get(path[:-2]):
+            taker = path[:-2]
+            found = of_convs[taker].get(path[-1])
         else:
             taker, found = path, source.find(layers.keys(path, module))
         if found is not None:
@@ -129,8 +138,9 @@ def to_torch(
 
     Args:
       tree: Linen variables or one collection of them, an NNX module or state.
-      style: The library whose names deformable layers get: "mmcv", "detectron2", "dcnv2" (also for CenterNet and EDVR)
-        or "maskrcnn_benchmark". In all but the last, a layer without a branch fits torchvision's ``DeformConv2d``.
+      style: The library whose names deformable layers get: "mmcv", "detectron2", "dcnv2" (also for CenterNet and
+        EDVR), "maskrcnn_benchmark", or "tvdcn", for layers of one offset group. In all but the fourth, a layer without
+        a branch fits torchvision's ``DeformConv2d``.
       module: A prefix of all names.
       output_size: The bins of pooling layers with an "fc" branch; only needed if there are not as many rows as columns.
 
@@ -139,8 +149,9 @@ def to_torch(
       unchanged.
 
     Raises:
-      ValueError: For an unknown style, for names that clash, or, in a style other than "dcnv2", for a modulated pooling
-        layer whose branch predicts offsets and masks from the same hidden features.
+      ValueError: For an unknown style, for names that clash, in a style other than "dcnv2" for a modulated pooling
+        layer whose branch predicts offsets and masks from the same hidden features, or in the style "tvdcn" for a layer
+        of several offset groups.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -154,7 +165,7 @@ def to_torch(
       res3.0.conv2_offset.weight (27, 4, 3, 3)
       res3.0.conv2.weight (8, 4, 3, 3)
     """
-    _validation.choice("style", style, tuple(names.STYLES))
+    _validation.choice("style", style, (*names.STYLES, "tvdcn"))
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     arrays = {names.path_of(keys): np.asarray(leaf) for keys, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)}
     layers = _DeformableLayers(list(arrays))
@@ -162,19 +173,26 @@ def to_torch(
         raise ValueError("module must be given in the style 'detectron2', whose offsets' name begins with the layer's")
     state: dict[str, np.ndarray] = {}
     branches: dict[names.Path, dict[tuple[int, str], np.ndarray]] = {}
+    of_convs: dict[names.Path, dict[str, np.ndarray]] = {}
     for path, array in arrays.items():
+        if style == "tvdcn" and path[-2:-1] == ("conv_offset",):
+            of_convs.setdefault(path[:-2], {})[path[-1]] = torch_layout(path[-1], array)
+            continue
         if layers.in_branch(path):
             branch = branches.setdefault(layers.owner(path), {})
             branch[layers.index(path), path[-1]] = torch_layout(path[-1], array)
             continue
-        key = layers.keys(path, module, style)[0]
+        key = layers.keys(path, module, style if style in names.STYLES else "mmcv")[0]
         if key in state:
             raise ValueError(f"{'/'.join(path)} and another parameter would both be called {key!r}")
         state[key] = torch_layout(path[-1], array)
     for owner, parameters in branches.items():
         name = names.modules(owner, module)[0]
-        written = regions.write(parameters, names.STYLES[style], _pair(output_size))
+        written = regions.write(parameters, names.STYLES.get(style, names.STYLES["mmcv"]), _pair(output_size))
         state |= {names.joined(name, key): array for key, array in written.items()}
+    for owner, of_conv in of_convs.items():
+        name = names.modules(owner, module)[0]
+        state |= {names.joined(name, key): array for key, array in generators.write(of_conv, name).items()}
     return {key: np.array(array, order="C") for key, array in state.items()}
 
 
@@ -310,10 +328,10 @@ def _fitted(key: str, array: np.ndarray, path: names.Path, leaf: Any) -> jax.Arr
 def _advice(path: names.Path, found: Sequence[int], expected: Sequence[int]) -> str:
     if "fc_offset" in path:
         return ": see the layer's modulated, hidden_features and output_size"
-    ratios = {(2, 3): "modulated=False", (3, 2): "modulated=True"}
-    for (theirs, ours), remedy in ratios.items():
-        if "conv_offset" in path and found[-1] * ours == expected[-1] * theirs:
-            return f": the layer should have {remedy}"
+    for dims in (1, 2, 3):
+        for theirs, ours, modulated in ((dims, dims + 1, False), (dims + 1, dims, True)):
+            if "conv_offset" in path and found[-1] * ours == expected[-1] * theirs:
+                return f": the layer should have {modulated=}"
     return ""
 
 

@@ -53,7 +53,10 @@ class _Features:
 
 @documented
 class DeformConv(Layer, DeformConvBase, _Features):
-    """A 2-D convolution that learns where to sample: a layer around :func:`jax_dcn.deform_conv2d`.
+    """A convolution that learns where to sample: a layer around :func:`jax_dcn.deform_conv2d`.
+
+    With a ``kernel_size`` of one or three numbers it is around :func:`jax_dcn.deform_conv1d` or
+    :func:`jax_dcn.deform_conv3d`.
 
     It replaces a :class:`flax.linen.Conv`.
 

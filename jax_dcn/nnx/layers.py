@@ -88,7 +88,10 @@ class _OutFeatures(_InFeatures):
 @documented
 @dataclass(eq=False, repr=False)
 class DeformConv(Layer, DeformConvBase, _OutFeatures):
-    """A 2-D convolution that learns where to sample: a layer around :func:`jax_dcn.deform_conv2d`.
+    """A convolution that learns where to sample: a layer around :func:`jax_dcn.deform_conv2d`.
+
+    With a ``kernel_size`` of one or three numbers it is around :func:`jax_dcn.deform_conv1d` or
+    :func:`jax_dcn.deform_conv3d`.
 
     It replaces a :class:`flax.nnx.Conv`. Set ``conv_offset`` to None in a layer to which offsets are always passed.
 
@@ -126,8 +129,7 @@ class DeformConv(Layer, DeformConvBase, _OutFeatures):
         kernel_metadata: Mapping[str, Any] | None = None,  # noqa: RUF033 - Layer.__post_init__ takes no metadata
         bias_metadata: Mapping[str, Any] | None = None,  # noqa: RUF033
     ) -> None:
-        for name in ("kernel_size", "strides", "kernel_dilation"):
-            setattr(self, name, _validation.pair(name, getattr(self, name)))
+        self.kernel_size, self.strides, self.kernel_dilation = self._window()
         common.check_channels("out_features", self.out_features, feature_group_count=self.feature_group_count)
         self._check(self.in_features, "in_features")
         kernel_shape = self._kernel_shape(self.in_features, self.out_features)

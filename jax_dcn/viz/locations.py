@@ -137,7 +137,7 @@ class Layer:
 
     def is_inside(self, location: Floats) -> NDArray[np.bool_]:
         """Whether samples at locations [..., 2] are inside the input."""
-        return np.asarray(geometry.reads(location[..., 0], location[..., 1], self.image_size, self.geometry))
+        return np.asarray(geometry.reads((location[..., 0], location[..., 1]), self.image_size, self.geometry))
 
     def statistics(self) -> dict[str, float]:
         """`jax_dcn.offset_statistics` of this layer."""

@@ -67,7 +67,7 @@ def test_values(case, dtype):
     check(case, dtype, *narrowed(case, dtype))
 
 
-@pytest.mark.parametrize("case", OPTIONS, ids=str)
+@pytest.mark.parametrize("case", [case for case in OPTIONS if len(case.kernel) < 3], ids=str)
 def test_values_of_all_options(case):
     check(case, "float32", *narrowed(case, "float32"))
 

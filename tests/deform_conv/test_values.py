@@ -17,8 +17,8 @@ from tests.helpers.deform_conv.cases import (
     cast,
     compiled_pull_back,
     pull_back,
-    to_nchw,
-    to_nhwc,
+    to_channels_first,
+    to_channels_last,
 )
 from tests.helpers.deform_conv.numpy_reference import Convolution
 
@@ -43,15 +43,24 @@ def test_numpy_reference(case, backend):
     check()
 
 
-@pytest.mark.parametrize("case", [CASE["unbatched"], CASE["two_batch_dimensions"], CASE["empty_batch"]], ids=str)
-def test_data_formats_agree_over_any_batch_dimensions(case, x64):
+@pytest.mark.parametrize(
+    "name, data_format",
+    [
+        *((name, "NCHW") for name in ("unbatched", "two_batch_dimensions", "empty_batch")),
+        ("signal", "NCW"),
+        ("groups_of_volumes", "NCDHW"),
+    ],
+)
+def test_data_formats_agree_over_any_batch_dimensions(name, data_format, x64):
+    case = CASE[name]
+    channels = -1 - len(case.kernel)
     operands, cotangent = case.operands(), case.cotangent()
     y, gradients = compiled_pull_back(case, None)(cotangent, operands)
-    nchw_y, nchw_gradients = pull_back(
-        np.moveaxis(cotangent, -1, -3), to_nchw(operands), data_format="NCHW", **case.keywords
+    first_y, first_gradients = pull_back(
+        np.moveaxis(cotangent, -1, channels), to_channels_first(operands), data_format=data_format, **case.keywords
     )
-    assert_close(jnp.moveaxis(nchw_y, -3, -1), y)
-    assert_close(to_nhwc(jax.tree.map(np.asarray, nchw_gradients)), gradients)
+    assert_close(jnp.moveaxis(first_y, channels, -1), y)
+    assert_close(to_channels_last(jax.tree.map(np.asarray, first_gradients)), gradients)
 
 
 PADDINGS = ["SAME", "SAME_LOWER", "VALID", "CIRCULAR", 0, 2, (2, 1), ((1, 0), (0, 2)), ((-1, 1), (2, -2))]
@@ -124,9 +133,9 @@ def far(offset, *values):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_samples_far_outside_are_zero(dtype, backend):
-    case = CASE["plain"]
+@pytest.mark.parametrize("dtype, name", [("float32", "plain"), ("float64", "plain"), ("float32", "volume")])
+def test_samples_far_outside_are_zero(dtype, name, backend):
+    case = CASE[name]
     with jax.enable_x64(dtype == "float64"):
         operands = cast(case.operands(), dtype)
         operands = operands._replace(offset=far(operands.offset, 1e30, -3e9, 2.0**31, -(2.0**63), np.inf))
@@ -137,13 +146,14 @@ def test_samples_far_outside_are_zero(dtype, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_huge_offsets_stay_on_the_torus(backend):
+@pytest.mark.parametrize("name", ["circular", "circular_signal", "circular_volume"])
+def test_huge_offsets_stay_on_the_torus(name, backend):
     """A huge float32 location has lost its place among the pixels, but it still is one of them."""
-    case = CASE["circular"]
+    case = CASE[name]
     operands = cast(case.operands(masked=False), np.float32)
     operands = operands._replace(x=np.ones_like(operands.x), offset=far(operands.offset, 1e30, -3e9, -(2.0**63)))
     y, gradients = compiled_pull_back(case, backend)(cast(case.cotangent(), np.float32), operands)
-    on_every_pixel = operands.weight.sum((0, 1, 2)) + operands.bias
+    on_every_pixel = operands.weight.reshape(-1, case.cout).sum(0) + operands.bias
     np.testing.assert_allclose(y, np.broadcast_to(on_every_pixel, y.shape), rtol=1e-4, atol=1e-4)
     assert all(np.isfinite(gradient).all() for gradient in gradients if gradient is not None)
 

@@ -49,6 +49,17 @@ def convolution(arrays, meta):
     return Golden(function, operands, arrays["y"], arrays["gy"], gradients)
 
 
+def convolution_of(function, arrays, meta):
+    """A convolution of signals or volumes, channels last."""
+    keywords = {name: meta[name] for name in ("strides", "padding", "kernel_dilation", "feature_group_count")}
+    operands, gradients = (
+        ConvolutionOperands(*(arrays.get(f"{prefix}{name}") for name in ConvolutionOperands._fields))
+        for prefix in ("", "g")
+    )
+    run = functools.partial(function, **keywords, precision="highest")
+    return Golden(run, operands, arrays["y"], arrays["gy"], gradients)
+
+
 def ps_roi_pool(arrays, meta):
     attributes = meta["attrs"]
     pooled_size, group_size, part_size, samples = (
@@ -129,6 +140,8 @@ READERS = {
     "deform_aggregation/dcnv3": dcnv3,
     "deform_aggregation/dcnv4": dcnv4,
     "sampling/grid_sample": grid_sample,
+    "sampling/deform_conv1d": functools.partial(convolution_of, jax_dcn.deform_conv1d),
+    "sampling/deform_conv3d": functools.partial(convolution_of, jax_dcn.deform_conv3d),
 }
 FILES = sorted(path for folder in READERS for path in (FOLDER / folder).glob("*.npz"))
 

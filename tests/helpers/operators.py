@@ -166,6 +166,40 @@ def _convolution():
     )
 
 
+def _convolution_of_volumes():
+    Case, Operands = convolution.Case, convolution.Operands
+    case = Case("volumes", (8, 3, 4), 4, 4, (2, 3, 1), 2, (4,), Convolution(1, "SAME", 1, 2))
+    small = Case("small", (2, 2, 3), 2, 2, (1, 2, 1), 1, (), Convolution((1, 2, 1), 1))
+    last, planes = P(None, None, None, None, "b"), P(None, "a")
+    data = {"offset": planes, "mask": planes}
+
+    def split(name, result, summed, **specs):
+        return Split(name, case, Operands(**dict.fromkeys(Operands._fields, P()) | specs), result, summed)
+
+    splits = (
+        split("images", P("a"), ("weight", "bias"), x=P("a"), offset=P("a"), mask=P("a")),
+        split("planes", planes, ("x", "weight", "bias"), **data),
+        split("groups", last, (), **dict.fromkeys(("x", "offset", "weight", "mask"), last) | {"bias": P("b")}),
+    )
+    return Operator(
+        "deform_conv3d",
+        case=Case("volume", (2, 3, 2), 4, 2, (2, 1, 2), 2, (2,), Convolution(1, "SAME", 1, 2)),
+        small=small,
+        smooth=small.smooth_operands(),
+        forward="dcn_sampling",
+        kernels={
+            "x": "dcn_sampling_x_cotangent",
+            "offset": "dcn_sampling_locations_cotangent",
+            "weight": "dcn_sampling",
+            "mask": "dcn_sampling",
+        },
+        splits=splits,
+        uneven=split("uneven", planes, ()),
+        linear=("x", "weight", "mask"),
+        shared=("weight", "bias"),
+    )
+
+
 def _pooling(name, case, **known):
     uneven = Split("uneven", case, pooling.Operands(P(), P(), P()), P(None, "a"), (), (4,))
     return Operator(name, case, uneven=uneven, **{"forward": "dcn_roi_pool", "linear": ("x",)} | known)
@@ -279,6 +313,7 @@ OPERATORS = {
     operator.name: operator
     for operator in (
         _convolution(),
+        _convolution_of_volumes(),
         _ps_roi_pool(),
         _attention(),
         _dcnv3(),

@@ -235,3 +235,53 @@ def test_pooling_with_a_convolution():
 
 def _zeros(shapes):
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+@pytest.mark.parametrize("kernel_size", [(3,), (2, 3), (1, 2, 3)])
+@pytest.mark.parametrize("modulated, has_bias", [(True, False), (False, True)])
+def test_generators_of_tvdcn(kernel_size, modulated, has_bias):
+    """Theirs are two convolutions, which have a group of channels for each offset group."""
+    dims, groups, channels = len(kernel_size), 2, 4
+    taps, rng = int(np.prod(kernel_size)), np.random.default_rng(0)
+    names = {"offset_generator": dims, **({"mask_generator": 1} if modulated else {})}
+    state = {"conv.weight": rng.normal(size=(6, channels, *kernel_size))}
+    for name, count in names.items():
+        outputs = groups * taps * count
+        state[f"conv.{name}.weight"] = rng.normal(size=(outputs, channels // groups, *kernel_size))
+        if has_bias:
+            state[f"conv.{name}.bias"] = rng.normal(size=outputs)
+    x = jnp.asarray(rng.normal(size=(2, *(5, 4, 3)[:dims], channels)), jnp.float32)
+    layer = DeformConv(6, kernel_size, offset_groups=groups, modulated=modulated, mask_scale=2.0, use_bias=False)
+    like = jax.eval_shape(layer.init, jax.random.key(0), x)
+    _, offset, mask = layer.apply(interop.from_torch(state, like, module="conv"), x, return_offsets=True)
+
+    def generated(name):
+        weight = jnp.asarray(state[f"conv.{name}.weight"], jnp.float32)
+        places = ("NWC", "OIW", "NWC"), ("NHWC", "OIHW", "NHWC"), ("NDHWC", "OIDHW", "NDHWC")
+        found = jax.lax.conv_general_dilated(
+            x, weight, (1,) * dims, "SAME", feature_group_count=groups, dimension_numbers=places[dims - 1]
+        )
+        return found + state.get(f"conv.{name}.bias", 0)
+
+    np.testing.assert_allclose(offset, generated("offset_generator"), rtol=1e-5, atol=1e-5)
+    if modulated:
+        np.testing.assert_allclose(mask, 2 * jax.nn.sigmoid(generated("mask_generator")), rtol=1e-5, atol=1e-5)
+    else:
+        assert mask is None
+    if dims == 1 and not modulated:
+        return  # two offsets of a tap look like an offset and a mask
+    with pytest.raises(ValueError, match="conv must have one offset group"):
+        interop.to_torch(interop.from_torch(state, like, module="conv"), style="tvdcn", module="conv")
+
+
+@pytest.mark.parametrize("modulated", [True, False])
+def test_tvdcn_and_back(modulated):
+    layer = DeformConv(6, (1, 2, 3), modulated=modulated)
+    variables = layer.init(jax.random.key(0), jnp.ones((3, 4, 5, 4)))
+    variables = jax.tree.map(lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape), variables)
+    state = interop.to_torch(variables, style="tvdcn", module="conv")
+    generators = {"offset_generator": (18, 4, 1, 2, 3)} | ({"mask_generator": (6, 4, 1, 2, 3)} if modulated else {})
+    assert {name: array.shape for name, array in state.items() if "generator.weight" in name} == {
+        f"conv.{name}.weight": shape for name, shape in generators.items()
+    }
+    jax.tree.map(np.testing.assert_array_equal, interop.from_torch(state, variables, module="conv"), variables)

@@ -27,6 +27,9 @@ GEOMETRIES = [
     {"padding": ((2, 0), (1, 3)), "strides": (1, 2)},
     {"kernel_size": (1, 4)},
     {"feature_group_count": 2, "use_bias": False},
+    {"kernel_size": (4,), "strides": 2, "padding": ((1, 2),)},
+    {"kernel_size": (2, 3, 1), "strides": (1, 2, 2), "padding": "CIRCULAR"},
+    {"kernel_size": (1, 3, 2), "padding": (0, 1, 2), "feature_group_count": 2},
 ]
 
 
@@ -51,20 +54,23 @@ def test_prediction(geometry, bound):
     """The first 2·G·K channels of conv_offset are the offsets, the next G·K the logits of the mask."""
     arguments = {"features": 6, "kernel_size": 3, **geometry}
     layer = DeformConv(**arguments, offset_groups=2, mask_scale=3.0, offset_bound=bound)
-    x = normal(1, [2, 9, 8, 4])
+    dims = np.size(arguments["kernel_size"]) if arguments["kernel_size"] != 3 else 2
+    x = normal(1, [2, *(9, 8, 5)[:dims], 4])
     variables = random_variables(layer, x)
     params = variables["params"]
     y, offset, mask = jax.jit(partial(layer.apply, return_offsets=True))(variables, x)
 
-    taps = np.prod(params["kernel"].shape[:2])
+    kernel_size = params["kernel"].shape[:-2]
+    taps = np.prod(kernel_size)
     geometry = {name: getattr(layer, name) for name in ("strides", "padding", "kernel_dilation")}
-    raw = nn.Conv(6 * taps, params["kernel"].shape[:2], **geometry).apply({"params": params["conv_offset"]}, x)
-    raw_offset, logits = raw[..., : 4 * taps], raw[..., 4 * taps :]
+    convolution = nn.Conv(2 * (dims + 1) * taps, kernel_size, **geometry)
+    raw = convolution.apply({"params": params["conv_offset"]}, x)
+    raw_offset, logits = raw[..., : 2 * dims * taps], raw[..., 2 * dims * taps :]
     assert jnp.abs(raw_offset).max() > 1
     bounded = bound * np.tanh(raw_offset / bound) if bound else raw_offset
     np.testing.assert_allclose(offset, bounded, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(mask, 3 / (1 + np.exp(-logits)), rtol=1e-5)
-    expected = deform_conv2d(
+    expected = getattr(jax_dcn, f"deform_conv{dims}d")(
         x, offset, params["kernel"], params.get("bias"), mask, **geometry, feature_group_count=layer.feature_group_count
     )
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)

@@ -233,7 +233,30 @@ WRONG_NCHW = [
     ({"offset": ones((2, 36, 5, 7))}, ValueError, ["offset must", "(2, G·18, 5, 6)", "(2, 36, 5, 7)"]),
     ({"mask": ones((2, 9, 5, 6))}, ValueError, ["mask must", "(2, 18, 5, 6)", "(2, 9, 5, 6)"]),
 ]
+SIGNALS = {"x": ones((2, 9, 4)), "offset": ones((2, 9, 6)), "weight": ones((3, 4, 6))}
+WRONG_SIGNALS = [
+    ({"x": ones((4,))}, ValueError, ["x must", "[..., W, Cin]", "(4,)"]),
+    ({"x": ones((2, 9, 4, 1))}, ValueError, ["offset must", "[..., Wo, G·K·1]", "(2, 9, 4, 1)", "(2, 9, 6)"]),
+    ({"weight": ones((3, 3, 4, 6))}, ValueError, ["weight must", "[kw, Cin/groups, Cout]", "(3, 3, 4, 6)"]),
+    ({"offset": ones((2, 9, 4))}, ValueError, ["offset must", "(2, 9, G·3)", "a 3 kernel", "(2, 9, 4)"]),
+    ({"mask": ones((2, 9, 3))}, ValueError, ["mask must", "(2, 9, 6)", "as many channels as offset", "(2, 9, 3)"]),
+    ({"strides": (1, 1)}, ValueError, ["strides must", "a sequence of one", "(1, 1)"]),
+    ({"padding": (1, 1)}, ValueError, ["padding must", "((left, right),)", "(1, 1)"]),
+    ({"data_format": "NHWC"}, ValueError, ["data_format must", "'NWC'", "'NHWC'"]),
+]
+VOLUMES = {"x": ones((2, 3, 4, 5, 4)), "offset": ones((2, 3, 4, 5, 36)), "weight": ones((1, 2, 3, 4, 6))}
+WRONG_VOLUMES = [
+    ({"x": ones((4, 5, 4))}, ValueError, ["x must", "[..., D, H, W, Cin]", "(4, 5, 4)"]),
+    ({"weight": ones((3, 3, 4, 6))}, ValueError, ["weight must", "[kd, kh, kw, Cin/groups, Cout]", "(3, 3, 4, 6)"]),
+    ({"offset": ones((2, 3, 4, 5, 12))}, ValueError, ["offset must", "(2, 3, 4, 5, G·18)", "a 1x2x3", "5, 12)"]),
+    ({"mask": ones((2, 3, 4, 5, 6))}, ValueError, ["mask must", "(2, 3, 4, 5, 12)", "a third of the", "4, 5, 6)"]),
+    ({"strides": (1, 1)}, ValueError, ["strides must", "three of them", "(1, 1)"]),
+    ({"padding": (1, 1)}, ValueError, ["padding must", "((front, back), (top, bottom), (left, right))", "(1, 1)"]),
+    ({"data_format": "NCHW"}, ValueError, ["data_format must", "'NCDHW'", "'NCHW'"]),
+]
 WRONG = [
+    *((jax_dcn.deform_conv1d, SIGNALS, *row) for row in WRONG_SIGNALS),
+    *((jax_dcn.deform_conv3d, VOLUMES, *row) for row in WRONG_VOLUMES),
     *((jax_dcn.deform_conv2d, CONVOLUTION, *row) for row in WRONG_CONVOLUTION),
     *((jax_dcn.deform_conv2d, NCHW, *row) for row in WRONG_NCHW),
     *((function, GRADIENT, *row) for function in GRADIENTS for row in WRONG_GRADIENT),
@@ -268,6 +291,8 @@ def test_errors_name_the_argument(function, good, wrong, error, words):
 def test_the_good_arguments_are_good():
     assert trace(jax_dcn.deform_conv2d, CONVOLUTION).shape == (2, 5, 6, 6)
     assert trace(jax_dcn.deform_conv2d, NCHW).shape == (2, 6, 5, 6)
+    assert trace(jax_dcn.deform_conv1d, SIGNALS).shape == (2, 9, 6)
+    assert trace(jax_dcn.deform_conv3d, VOLUMES).shape == (2, 3, 4, 5, 6)
     assert trace(jax_dcn.deform_psroi_pool, POOL).shape == (6, 5, 4, 6)
     assert trace(ATTEND, ATTENTION).shape == trace(ATTEND, ATTENTION | UNEVEN).shape == (2, 5, 24)
     for function in GRADIENTS:

@@ -160,14 +160,14 @@ def window(
     kernel_dilation = _validation.pair("kernel_dilation", kernel_dilation)
     if isinstance(padding, str):
         raise ValueError(f"padding must be an int, a pair of ints or ((top, bottom), (left, right)), got {padding!r}")
-    pads, _ = _validation.padding(padding, image_size, kernel_size, strides, kernel_dilation)
+    (vertical, horizontal), _ = _validation.padding(padding, image_size, kernel_size, strides, kernel_dilation)
     _validation.choice("remove_center", remove_center, (True, False))
     if window_taps(kernel_size, remove_center) < 1:
         raise ValueError(f"kernel_size must leave a tap when remove_center=True, got {kernel_size}")
     if kernel_size[0] * kernel_size[1] > MAX_TAPS:
         raise ValueError(f"kernel_size must have at most {MAX_TAPS} taps, got {kernel_size}")
     scale = _validation.number("offset_scale", offset_scale)
-    return Window(kernel_size, strides, pads, kernel_dilation, scale, remove_center)
+    return Window(kernel_size, strides, (vertical, horizontal), kernel_dilation, scale, remove_center)
 
 
 def check_operands(operands: Operands[Shaped], spec: Spec) -> None:

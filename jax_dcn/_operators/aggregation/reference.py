@@ -48,7 +48,7 @@ def _aggregate(
 def _interpolate(pixels: jax.Array, y: jax.Array, x: jax.Array, levels: TapLevels) -> jax.Array:
     """The samples [..., T, M, D] of pixels [S, M, D] at the positions y and x, each [..., M, T]."""
     height, width, first = map(_of_taps, levels)
-    return interpolate(pixels, jnp.swapaxes(y, -1, -2), jnp.swapaxes(x, -1, -2), (height, width), first=first)
+    return interpolate(pixels, (jnp.swapaxes(y, -1, -2), jnp.swapaxes(x, -1, -2)), (height, width), first=first)
 
 
 def _read(pixels: jax.Array, locations: jax.Array, levels: TapLevels) -> jax.Array:

@@ -1,6 +1,7 @@
 """Checks what users pass, and makes the canonical operands of it: channels last, and of types that kernels take."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
@@ -8,10 +9,17 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_dcn import _validation
-from jax_dcn._operators.deform_conv.geometry import Window, fits, groups_and_taps, offset_channels, resolve
+from jax_dcn._operators.deform_conv.geometry import (
+    Window,
+    fits,
+    groups_and_taps,
+    kernel_shown,
+    offset_channels,
+    resolve,
+)
 from jax_dcn._primitive import jax_internals
 from jax_dcn._primitive.promotion import sum_dtype
-from jax_dcn._types import Backend, Padding, Pair, Shaped
+from jax_dcn._types import Backend, Padding, Shaped, Sizes
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,14 @@ class Spec(Window):
 
 
 A = TypeVar("A", covariant=True)
+# By the number of axes of the image: the data formats, channels last and first, and how messages call the axes.
+FORMATS = {1: ("NWC", "NCW"), 2: ("NHWC", "NCHW"), 3: ("NDHWC", "NCDHW")}
+_MASK_CHANNELS = {
+    1: "as many channels as offset",
+    2: "half the channels of offset",
+    3: "a third of the channels of offset",
+}
+_IMAGE, _OUTPUT, _KERNEL = "DHW", ("Do", "Ho", "Wo"), ("kd", "kh", "kw")
 
 
 class Operands(NamedTuple, Generic[A]):
@@ -43,36 +59,41 @@ class Problem(NamedTuple):
 
 
 def canonicalize(
+    dims: int,
     x: ArrayLike,
     offset: ArrayLike,
     weight: ArrayLike,
     bias: ArrayLike | None,
     mask: ArrayLike | None,
     *,
-    strides: Pair = 1,
+    strides: Sizes = 1,
     padding: Padding = "SAME",
-    kernel_dilation: Pair = 1,
+    kernel_dilation: Sizes = 1,
     feature_group_count: int = 1,
-    data_format: str = "NHWC",
+    data_format: str | None = None,
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     deterministic: bool | None = None,
     backend: Backend = None,
 ) -> Problem:
-    _validation.choice("data_format", data_format, ("NHWC", "NCHW"))
+    """The problem of a convolution of images of `dims` axes."""
+    formats = FORMATS[dims]
+    _validation.choice("data_format", data_format, (None, *formats))
     _validation.choice("deterministic", deterministic, (None, True, False))
     _validation.choice("backend", backend, (None, "fused", "im2col", "reference"))
-    first = data_format == "NCHW"
+    first = data_format == formats[1]
     x = _validation.array("x", x)
     offset = _validation.array("offset", offset)
     weight = _validation.array("weight", weight)
     bias = None if bias is None else _validation.array("bias", bias)
     mask = None if mask is None else _validation.array("mask", mask)
-    _validation.rank("x", x, 3, "[..., Cin, H, W]" if first else "[..., H, W, Cin]", least=True)
-    _validation.rank("weight", weight, 4, "[Cout, Cin/groups, kh, kw]" if first else "[kh, kw, Cin/groups, Cout]")
-    for name, array, per_sample in (("offset", offset, "G·K·2"), ("mask", mask, "G·K")):
+    image, output, kernel = (", ".join(names[-dims:]) for names in (_IMAGE, _OUTPUT, _KERNEL))
+    _validation.rank("x", x, dims + 1, f"[..., Cin, {image}]" if first else f"[..., {image}, Cin]", least=True)
+    shape = f"[Cout, Cin/groups, {kernel}]" if first else f"[{kernel}, Cin/groups, Cout]"
+    _validation.rank("weight", weight, dims + 2, shape)
+    for name, array, per_sample in (("offset", offset, f"G·K·{dims}"), ("mask", mask, "G·K")):
         if array is not None:
-            axes = f"{per_sample}, Ho, Wo" if first else f"Ho, Wo, {per_sample}"
+            axes = f"{per_sample}, {output}" if first else f"{output}, {per_sample}"
             _validation.rank(name, array, x.ndim, f"[..., {axes}] and as many dimensions as x of shape {x.shape}")
     if bias is not None:
         _validation.rank("bias", bias, 1, "[Cout]")
@@ -83,11 +104,11 @@ def canonicalize(
     # The kernels take positions of float64 only for data of float64.
     data_dtype = wide if wide == jnp.float64 else dtype
     if first:
-        x, offset = channels_last(x), channels_last(offset)
-        mask = None if mask is None else channels_last(mask)
-        weight = jnp.transpose(weight, (2, 3, 1, 0))
+        x, offset = channels_last(x, dims), channels_last(offset, dims)
+        mask = None if mask is None else channels_last(mask, dims)
+        weight = jnp.moveaxis(weight, (1, 0), (-2, -1))
     window = resolve(
-        x.shape[-3:-1], weight.shape[:2], strides=strides, padding=padding, kernel_dilation=kernel_dilation
+        x.shape[-dims - 1 : -1], weight.shape[:dims], strides=strides, padding=padding, kernel_dilation=kernel_dilation
     )
     spec = Spec(
         **vars(window),
@@ -112,34 +133,35 @@ def canonicalize(
 def check_operands(operands: Operands[Shaped], spec: Spec, *, channels_first: bool = False) -> None:
     """Raises ValueError unless the canonical operands fit; messages give their shapes in the user's layout."""
     x, offset, weight, bias, mask = operands
+    dims = spec.dims
 
     def shown(*shape: object) -> str:
-        order = (*shape[:-3], shape[-1], *shape[-3:-1]) if channels_first else shape
+        order = (*shape[: -dims - 1], shape[-1], *shape[-dims - 1 : -1]) if channels_first else shape
         return f"({', '.join(map(str, order))}{',' if len(order) == 1 else ''})"
 
     def shown_weight(shape: tuple[int, ...]) -> str:
-        return str(tuple(shape[k] for k in (3, 2, 0, 1)) if channels_first else tuple(shape))
+        return str((shape[-1], shape[-2], *shape[:-2]) if channels_first else tuple(shape))
 
-    *batch, height, width, channels = x.shape
-    kernel_size, features = weight.shape[:2], weight.shape[3]
-    taps, groups = kernel_size[0] * kernel_size[1], spec.feature_group_count
+    batch, image_size, channels = x.shape[: -dims - 1], x.shape[-dims - 1 : -1], x.shape[-1]
+    *kernel_size, group_channels, features = weight.shape
+    taps, groups = math.prod(kernel_size), spec.feature_group_count
     if taps < 1:
         raise ValueError(f"weight must have a kernel of one tap or more, got shape {shown_weight(weight.shape)}")
-    if weight.shape[2] * groups != channels:
+    if group_channels * groups != channels:
         raise ValueError(
             f"weight must have Cin/groups = {channels}/{groups} input channels for x of shape {shown(*x.shape)} and "
             f"feature_group_count={groups}, got shape {shown_weight(weight.shape)}"
         )
     if features % groups:
         raise ValueError(f"weight's output channels must be divisible by feature_group_count={groups}, got {features}")
-    known = isinstance(height, int) and isinstance(width, int)  # an exported function may have symbolic sizes
-    if known and height * width >= 2**31 - height - width - 1:
+    known = all(isinstance(size, int) for size in image_size)  # an exported function may have symbolic sizes
+    if known and math.prod(size + 1 for size in image_size) >= 2**31:  # with a border, by which kernels sort samples
         raise ValueError(f"x must have fewer than 2**31 pixels an image, got shape {shown(*x.shape)}")
-    size = spec.output_size((height, width), kernel_size)
-    if tuple(offset.shape[:-3]) != tuple(batch) or not fits(offset, size, kernel_size):
+    size = spec.output_size(image_size, kernel_size)
+    if tuple(offset.shape[: -dims - 1]) != tuple(batch) or not fits(offset, size, kernel_size):
         raise ValueError(
             f"offset must have shape {shown(*batch, *size, f'G·{offset_channels(kernel_size)}')} for x of shape "
-            f"{shown(*x.shape)} and a {kernel_size[0]}x{kernel_size[1]} kernel, G the number of offset groups, got "
+            f"{shown(*x.shape)} and {kernel_shown(kernel_size)} kernel, G the number of offset groups, got "
             f"{shown(*offset.shape)}"
         )
     offset_groups, _ = groups_and_taps(offset, kernel_size)
@@ -150,16 +172,32 @@ def check_operands(operands: Operands[Shaped], spec: Spec, *, channels_first: bo
         )
     if mask is not None and mask.shape != (*offset.shape[:-1], offset_groups * taps):
         raise ValueError(
-            f"mask must have shape {shown(*offset.shape[:-1], offset_groups * taps)}, half the channels of offset, "
-            f"got {shown(*mask.shape)}"
+            f"mask must have shape {shown(*offset.shape[:-1], offset_groups * taps)}, {_MASK_CHANNELS[dims]}, got "
+            f"{shown(*mask.shape)}"
         )
     if bias is not None and bias.shape != (features,):
         raise ValueError(f"bias must have shape ({features},), one value for each output channel, got {bias.shape}")
 
 
-def channels_last(array: jax.Array) -> jax.Array:
-    return jnp.moveaxis(array, -3, -1)
+def channels_last(array: jax.Array, dims: int) -> jax.Array:
+    return jnp.moveaxis(array, -dims - 1, -1)
 
 
-def channels_first(array: jax.Array) -> jax.Array:
-    return jnp.moveaxis(array, -1, -3)
+def channels_first(array: jax.Array, dims: int) -> jax.Array:
+    return jnp.moveaxis(array, -1, -dims - 1)
+
+
+def in_one_column(problem: Problem) -> Problem:
+    """The problem of signals as one of images of one column, whose offsets have a horizontal coordinate of zero."""
+    (x, offset, weight, bias, mask), spec = problem
+    operands = Operands(
+        jnp.expand_dims(x, -2),
+        jnp.expand_dims(
+            jnp.stack([offset, jnp.zeros_like(offset)], -1).reshape(*offset.shape[:-1], 2 * offset.shape[-1]), -2
+        ),
+        jnp.expand_dims(weight, -3),
+        bias,
+        None if mask is None else jnp.expand_dims(mask, -2),
+    )
+    strides, padding, dilation = (*spec.strides, 1), (*spec.padding, (0, 0)), (*spec.kernel_dilation, 1)
+    return Problem(operands, replace(spec, strides=strides, padding=padding, kernel_dilation=dilation))

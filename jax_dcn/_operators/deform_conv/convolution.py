@@ -11,18 +11,22 @@ from jax_dcn._operators.deform_conv.custom_calls import Samples
 
 
 class Convolution(NamedTuple):
-    """Operands with one batch dimension, for the output's rows and columns from `origin` on."""
+    """Operands with one batch dimension, for the part of the output from `origin` on that `offset` has."""
 
     operands: Operands[jax.Array]
     spec: Spec
-    origin: tuple[ArrayLike, ArrayLike]
+    origin: tuple[ArrayLike, ...]
 
     @property
     def samples(self) -> Samples:
-        """The samples of all images, rows and columns."""
+        """The samples of all images and rows."""
+        images, rows = self.operands.offset.shape[:2]
+        return self.samples_at((0, 0), (images, rows))
+
+    def samples_at(self, start: tuple[ArrayLike, ArrayLike], size: tuple[int, int]) -> Samples:
+        """The samples of `size` (images, rows) from `start` on."""
         _, offset, weight, _, mask = self.operands
-        images, rows, _, _ = offset.shape
-        return Samples(offset, mask, (0, 0), (images, rows), self.origin, weight.shape[:2], self.spec)
+        return Samples(offset, mask, start, size, self.origin, weight.shape[:-2], self.spec)
 
     @property
     def float32_bias(self) -> jax.Array:

@@ -22,17 +22,22 @@ from jax_dcn._primitive import jax_internals
 class Samples:
     """The samples that a call takes: those of some images, or of some rows of one image."""
 
-    offset: jax.Array  # [N, H, columns, G·K·2]
-    mask: jax.Array | None  # [N, H, columns, G·K]
-    start: tuple[ArrayLike, ArrayLike]  # the first image and row, of offset
-    size: tuple[int, int]  # n, rows
-    origin: tuple[ArrayLike, ArrayLike]  # the row and column of the result where offset begins
+    offset: jax.Array  # [N, H, columns, G·K·2], or of volumes [N, D, H, columns, G·K·3]
+    mask: jax.Array | None  # [N, H, columns, G·K], or of volumes [N, D, H, columns, G·K]
+    start: tuple[ArrayLike, ArrayLike]  # the first image and row, or plane, of offset
+    size: tuple[int, int]  # n, rows or planes
+    origin: tuple[ArrayLike, ...]  # the index in the output where offset begins
     kernel_size: Sequence[int]
     window: Window
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        return (*self.size, self.offset.shape[2])
+    def shape(self) -> tuple[int, ...]:
+        return (*self.size, *self.offset.shape[2:-1])
+
+
+def images_of(x: jax.Array, start: ArrayLike, count: int, offset_groups: int) -> jax.Array:
+    """x as the calls below take it: all images, among which `Samples` chooses."""
+    return x
 
 
 def sample(x: jax.Array, samples: Samples) -> jax.Array:

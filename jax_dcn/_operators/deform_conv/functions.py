@@ -1,26 +1,28 @@
 """The public functions."""
 
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_dcn import _validation
-from jax_dcn._operators.deform_conv.arguments import Operands, canonicalize, channels_first, channels_last
-from jax_dcn._operators.deform_conv.primitive import deform_conv, result
-from jax_dcn._primitive import jax_internals
-from jax_dcn._types import Backend, Padding, Pair
+from jax_dcn._operators.deform_conv.arguments import (
+    FORMATS,
+    canonicalize,
+    channels_first,
+    in_one_column,
+)
+from jax_dcn._operators.deform_conv.primitive import deform_conv, deform_conv_of_volumes
+from jax_dcn._types import Backend, Padding, Pair, Sizes
 
 
 class Options(TypedDict, total=False):
     """The keywords of `deform_conv2d`, of its gradients and of `kernel_plan`."""
 
-    strides: Pair
+    strides: Sizes
     padding: Padding
-    kernel_dilation: Pair
+    kernel_dilation: Sizes
     feature_group_count: int
-    data_format: Literal["NHWC", "NCHW"]
+    data_format: str
     precision: Any
     preferred_element_type: DTypeLike | None
     deterministic: bool | None
@@ -130,155 +132,162 @@ def deform_conv2d(
       >>> y.shape, float(y[0, 2, 2, 0]), float(y[0, 0, 0, 0])
       ((1, 5, 5, 4), 18.0, 8.0)
     """
-    problem = canonicalize(
-        x,
-        offset,
-        weight,
-        bias,
-        mask,
-        strides=strides,
-        padding=padding,
-        kernel_dilation=kernel_dilation,
-        feature_group_count=feature_group_count,
-        data_format=data_format,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        deterministic=deterministic,
-        backend=backend,
-    )
-    y = deform_conv(problem.operands, spec=problem.spec, backend=backend)
-    return channels_first(y) if data_format == "NCHW" else y
+    options: Options = {
+        "strides": strides,
+        "padding": padding,
+        "kernel_dilation": kernel_dilation,
+        "feature_group_count": feature_group_count,
+        "data_format": data_format,
+        "precision": precision,
+        "preferred_element_type": preferred_element_type,
+        "deterministic": deterministic,
+        "backend": backend,
+    }
+    return _convolution(2, x, offset, weight, bias, mask, options)
 
 
-def deform_conv2d_input_grad(
-    cotangent: ArrayLike,
+def deform_conv1d(
     x: ArrayLike,
     offset: ArrayLike,
     weight: ArrayLike,
+    bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
-    **options: Unpack[Options],
+    *,
+    strides: int | tuple[int] = 1,
+    padding: Padding = "SAME",
+    kernel_dilation: int | tuple[int] = 1,
+    feature_group_count: int = 1,
+    data_format: Literal["NWC", "NCW"] = "NWC",
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    deterministic: bool | None = None,
+    backend: Backend = None,
 ) -> jax.Array:
-    """The gradient of a deformable convolution in its input, and nothing else.
+    """Deformable convolution of signals: `deform_conv2d` with one axis.
+
+    It is that of images of one column: all that `deform_conv2d` says of rows, derivatives, kernels, paths and sharding
+    holds for the positions of a signal.
 
     Args:
-      cotangent: the cotangent of the result, with the result's shape.
-      x, offset, weight, mask, options: those of `deform_conv2d`. Only the shape and type of x matter.
+      x: [..., W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
+      offset: [..., Wo, G·K], in positions of x.
+      weight: [k, Cin/groups, Cout].
+      bias: [Cout], or None.
+      mask: [..., Wo, G·K], or None for ones.
+      strides, kernel_dilation: an int.
+      padding: "SAME", "SAME_LOWER", "VALID", an int, ((left, right),), or "CIRCULAR".
+      data_format: "NWC", or "NCW" for x [..., Cin, W], offset [..., G·K, Wo], mask [..., G·K, Wo], weight
+        [Cout, Cin/groups, k] and a result [..., Cout, Wo].
+      feature_group_count, precision, preferred_element_type, deterministic, backend: those of `deform_conv2d`.
 
     Returns:
-      The gradient, with x's shape and type.
+      [..., Wo, Cout].
 
     Raises:
-      TypeError, ValueError: as `deform_conv2d`; also if the cotangent does not have the result's shape.
+      TypeError, ValueError: as `deform_conv2d`.
 
     Example:
       >>> import jax.numpy as jnp, jax_dcn
-      >>> x, offset, weight = jnp.ones((4, 4, 1)), jnp.zeros((4, 4, 18)), jnp.ones((3, 3, 1, 1))
-      >>> jax_dcn.deform_conv2d_input_grad(jnp.ones((4, 4, 1)), x, offset, weight)[..., 0]
-      Array([[4., 6., 6., 4.],
-             [6., 9., 9., 6.],
-             [6., 9., 9., 6.],
-             [4., 6., 6., 4.]], dtype=float32)
+      >>> x, weight = jnp.arange(6.0).reshape(6, 1), jnp.ones((1, 1, 1))
+      >>> jax_dcn.deform_conv1d(x, jnp.full((6, 1), 0.5), weight)[:, 0]
+      Array([0.5, 1.5, 2.5, 3.5, 4.5, 2.5], dtype=float32)
     """
-    return _gradient("x", cotangent, x, offset, weight, mask, options)
+    options: Options = {
+        "strides": strides,
+        "padding": padding,
+        "kernel_dilation": kernel_dilation,
+        "feature_group_count": feature_group_count,
+        "data_format": data_format,
+        "precision": precision,
+        "preferred_element_type": preferred_element_type,
+        "deterministic": deterministic,
+        "backend": backend,
+    }
+    return _convolution(1, x, offset, weight, bias, mask, options)
 
 
-def deform_conv2d_offset_grad(
-    cotangent: ArrayLike,
+def deform_conv3d(
     x: ArrayLike,
     offset: ArrayLike,
     weight: ArrayLike,
+    bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
-    **options: Unpack[Options],
+    *,
+    strides: int | tuple[int, int, int] = 1,
+    padding: Padding = "SAME",
+    kernel_dilation: int | tuple[int, int, int] = 1,
+    feature_group_count: int = 1,
+    data_format: Literal["NDHWC", "NCDHW"] = "NDHWC",
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    deterministic: bool | None = None,
+    backend: Literal["im2col", "reference"] | None = None,
 ) -> jax.Array:
-    """The gradient of a deformable convolution in its offset, and nothing else.
+    """Deformable convolution of volumes: `deform_conv2d` with three axes.
 
-    Arguments, errors and result are those of `deform_conv2d_input_grad`; the gradient has offset's shape and type.
+    Tap k = (h, i, j) of the kernel samples x at the position of the tap on the grid, moved by
+    (dz, dy, dx) = offset[..., (g·K + k)·3 + {0, 1, 2}], with trilinear interpolation and zeros outside the volume. K =
+    kd·kh·kw; the last axis of the kernel is innermost. The derivatives, and what NaN and infinite offsets do, are those
+    of `deform_conv2d`, for each coordinate.
+
+    The kernels of `grid_sample` sample the columns and compute the cotangents, a chunk of planes or of volumes at a
+    time; XLA multiplies. No fused kernels exist, and tangents are evaluated in `jax.numpy`, also in chunks. The
+    workspace does not grow with the batch.
+
+    Args:
+      x: [..., D, H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
+      offset: [..., Do, Ho, Wo, G·K·3], dz before dy before dx, in voxels of x.
+      weight: [kd, kh, kw, Cin/groups, Cout].
+      bias: [Cout], or None.
+      mask: [..., Do, Ho, Wo, G·K], or None for ones.
+      strides, kernel_dilation: an int, or one each for planes, rows and columns.
+      padding: "SAME", "SAME_LOWER", "VALID", an int, three ints, ((front, back), (top, bottom), (left, right)), or
+        "CIRCULAR".
+      data_format: "NDHWC", or "NCDHW" for x [..., Cin, D, H, W], offset [..., G·K·3, Do, Ho, Wo], mask
+        [..., G·K, Do, Ho, Wo], weight [Cout, Cin/groups, kd, kh, kw] and a result [..., Cout, Do, Ho, Wo].
+      feature_group_count, precision, preferred_element_type, deterministic: those of `deform_conv2d`.
+      backend: None or "im2col" for the kernels, "reference" for the `jax.numpy` form. Compiling raises ValueError where
+        "fused" was passed.
+
+    Returns:
+      [..., Do, Ho, Wo, Cout].
+
+    Raises:
+      TypeError, ValueError: as `deform_conv2d`.
 
     Example:
       >>> import jax.numpy as jnp, jax_dcn
-      >>> x = jnp.arange(4.0).reshape(1, 4, 1)  # rises by 1 a column
-      >>> offset, weight = jnp.zeros((1, 4, 2)), jnp.ones((1, 1, 1, 1))
-      >>> jax_dcn.deform_conv2d_offset_grad(jnp.ones((1, 4, 1)), x, offset, weight)[0, :, 1]
-      Array([ 1.,  1.,  1., -3.], dtype=float32)
+      >>> x, weight = jnp.ones((1, 4, 5, 5, 2)), jnp.ones((3, 3, 3, 2, 4))
+      >>> y = jax_dcn.deform_conv3d(x, jnp.zeros((1, 4, 5, 5, 81)), weight)
+      >>> y.shape, float(y[0, 2, 2, 2, 0]), float(y[0, 0, 0, 0, 0])
+      ((1, 4, 5, 5, 4), 54.0, 16.0)
     """
-    return _gradient("offset", cotangent, x, offset, weight, mask, options)
+    options: Options = {
+        "strides": strides,
+        "padding": padding,
+        "kernel_dilation": kernel_dilation,
+        "feature_group_count": feature_group_count,
+        "data_format": data_format,
+        "precision": precision,
+        "preferred_element_type": preferred_element_type,
+        "deterministic": deterministic,
+        "backend": backend,
+    }
+    return _convolution(3, x, offset, weight, bias, mask, options)
 
 
-def deform_conv2d_mask_grad(
-    cotangent: ArrayLike,
+def _convolution(
+    dims: int,
     x: ArrayLike,
     offset: ArrayLike,
     weight: ArrayLike,
-    mask: ArrayLike,
-    **options: Unpack[Options],
-) -> jax.Array:
-    """The gradient of a deformable convolution in its mask, and nothing else.
-
-    Arguments, errors and result are those of `deform_conv2d_input_grad`; the gradient has mask's shape and type.
-
-    Example:
-      >>> import jax.numpy as jnp, jax_dcn
-      >>> x, weight = jnp.arange(4.0).reshape(1, 4, 1), jnp.full((1, 1, 1, 1), 2.0)
-      >>> offset, mask = jnp.full((1, 4, 2), 0.5).at[..., 0].set(0), jnp.ones((1, 4, 1))
-      >>> jax_dcn.deform_conv2d_mask_grad(jnp.ones((1, 4, 1)), x, offset, weight, mask)[0, :, 0]
-      Array([1., 3., 5., 3.], dtype=float32)
-    """
-    return _gradient("mask", cotangent, x, offset, weight, _validation.array("mask", mask), options)
-
-
-def deform_conv2d_weight_grad(
-    cotangent: ArrayLike,
-    x: ArrayLike,
-    offset: ArrayLike,
-    weight: ArrayLike,
-    mask: ArrayLike | None = None,
-    **options: Unpack[Options],
-) -> jax.Array:
-    """The gradient of a deformable convolution in its weight, and nothing else.
-
-    Arguments, errors and result are those of `deform_conv2d_input_grad`; the gradient has weight's shape and type.
-    Only the shape and type of weight matter.
-
-    Example:
-      >>> import jax.numpy as jnp, jax_dcn
-      >>> x, offset, weight = jnp.ones((4, 4, 1)), jnp.zeros((4, 4, 18)), jnp.ones((3, 3, 1, 1))
-      >>> jax_dcn.deform_conv2d_weight_grad(jnp.ones((4, 4, 1)), x, offset, weight)[..., 0, 0]
-      Array([[ 9., 12.,  9.],
-             [12., 16., 12.],
-             [ 9., 12.,  9.]], dtype=float32)
-    """
-    return _gradient("weight", cotangent, x, offset, weight, mask, options)
-
-
-def _gradient(
-    name: str,
-    cotangent: ArrayLike,
-    x: ArrayLike,
-    offset: ArrayLike,
-    weight: ArrayLike,
+    bias: ArrayLike | None,
     mask: ArrayLike | None,
     options: Options,
 ) -> jax.Array:
-    function = f"deform_conv2d_{'input' if name == 'x' else name}_grad"
-    _validation.keywords(function, options, Options.__annotations__)
-    problem = canonicalize(x, offset, weight, None, mask, **options)
-    first = options.get("data_format") == "NCHW"
-    cotangent = _validation.array("cotangent", cotangent)
-    expected = result(problem.operands, spec=problem.spec).shape
-    if first:
-        expected = (*expected[:-3], expected[-1], *expected[-3:-1])
-    if cotangent.shape != expected:
-        raise ValueError(f"cotangent must have the result's shape {expected}, got {cotangent.shape}")
-    cotangent = (channels_last(cotangent) if first else cotangent).astype(problem.spec.dtype)
-    *operands, ct = jax_internals.vary_alike([*problem.operands, cotangent])
-    gradient = deform_conv.cotangents(
-        Operands(*operands),
-        cotangent=ct,
-        requested=(name,),
-        spec=problem.spec,
-        backend=options.get("backend"),
-    )[name]
-    if first:
-        gradient = jnp.transpose(gradient, (3, 2, 0, 1)) if name == "weight" else channels_first(gradient)
-    operand = {"x": x, "offset": offset, "weight": weight, "mask": mask}[name]
-    return gradient.astype(_validation.array(name, operand).dtype)
+    problem = canonicalize(dims, x, offset, weight, bias, mask, **options)
+    convolve = deform_conv_of_volumes if dims == 3 else deform_conv
+    operands, spec = in_one_column(problem) if dims == 1 else problem
+    y = convolve(operands, spec=spec, backend=options["backend"])
+    y = y.squeeze(-2) if dims == 1 else y
+    return channels_first(y, dims) if options["data_format"] == FORMATS[dims][1] else y

@@ -1,7 +1,10 @@
 """Where a deformable convolution samples. Arrays may be of numpy or of jax."""
 
+import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,86 +13,101 @@ from jax.typing import ArrayLike
 
 from jax_dcn import _validation
 from jax_dcn._operators.bilinear import is_inside, output_size
-from jax_dcn._types import Padding, Pair, Shaped
+from jax_dcn._types import Padding, Shaped, Sizes
 
-Size = Sequence[int]  # (rows, columns)
+Size = Sequence[int]  # along each axis of the image
+OUTPUT_AXES = {1: ("columns",), 2: ("rows", "columns"), 3: ("planes", "rows", "columns")}  # by the number of axes
 
 
 @dataclass(frozen=True)
 class Window:
     """The static parameters that, with the offsets, determine the sampling locations."""
 
-    strides: tuple[int, int]
-    padding: tuple[tuple[int, int], tuple[int, int]]
-    kernel_dilation: tuple[int, int]
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    kernel_dilation: tuple[int, ...]
     circular: bool
+
+    @property
+    def dims(self) -> int:
+        """The number of axes of the image."""
+        return len(self.strides)
 
     def output_size(self, image_size: Size, kernel_size: Size) -> tuple[int, ...]:
         return output_size(image_size, kernel_size, self.strides, self.padding, self.kernel_dilation)
 
 
-def resolve(image_size: Size, kernel_size: Size, *, strides: Pair, padding: Padding, kernel_dilation: Pair) -> Window:
+def resolve(image_size: Size, kernel_size: Size, *, strides: Sizes, padding: Padding, kernel_dilation: Sizes) -> Window:
     """The window that a user's arguments mean for an image of this size."""
-    strides = _validation.pair("strides", strides)
-    kernel_dilation = _validation.pair("kernel_dilation", kernel_dilation)
+    strides = _validation.sizes("strides", strides, len(kernel_size))
+    kernel_dilation = _validation.sizes("kernel_dilation", kernel_dilation, len(kernel_size))
     pads, circular = _validation.padding(padding, image_size, kernel_size, strides, kernel_dilation)
     return Window(strides, pads, kernel_dilation, circular)
 
 
 def offset_channels(kernel_size: Size, offset_groups: int = 1) -> int:
-    """The number of channels of an offset: dy and dx for each group and tap."""
-    return 2 * offset_groups * kernel_size[0] * kernel_size[1]
+    """The number of channels of an offset: a coordinate of each axis for each group and tap."""
+    return len(kernel_size) * offset_groups * math.prod(kernel_size)
 
 
 def groups_and_taps(offset: Shaped, kernel_size: Size) -> tuple[int, int]:
-    """The number of offset groups and the number of taps of offset [..., G·K·2]."""
-    return offset.shape[-1] // offset_channels(kernel_size), kernel_size[0] * kernel_size[1]
+    """The number of offset groups and the number of taps of offset [..., G·K·dims]."""
+    return offset.shape[-1] // offset_channels(kernel_size), math.prod(kernel_size)
 
 
 def fits(offset: Shaped, output_size: Size, kernel_size: Size) -> bool:
-    """Whether offset is [..., *output_size, G·K·2], with at least one offset group."""
+    """Whether offset is [..., *output_size, G·K·dims], with at least one offset group."""
     groups, _ = groups_and_taps(offset, kernel_size)
-    return tuple(offset.shape[-3:]) == (*output_size, offset_channels(kernel_size, groups)) and groups >= 1
+    expected = (*output_size, offset_channels(kernel_size, groups))
+    return tuple(offset.shape[-len(expected) :]) == expected and groups >= 1
 
 
 def check_offset(offset: Shaped, image_size: Size, kernel_size: Size, window: Window) -> None:
-    """Raises ValueError unless offset [..., Ho, Wo, G·K·2] fits an image of this size."""
+    """Raises ValueError unless offset [..., *output size, G·K·dims] fits an image of this size."""
     size = window.output_size(image_size, kernel_size)
     if not fits(offset, size, kernel_size):
         raise ValueError(
-            f"offset must have shape (..., {size[0]}, {size[1]}, G·{offset_channels(kernel_size)}) for "
-            f"image_size={tuple(image_size)} and a {kernel_size[0]}x{kernel_size[1]} kernel, G the number of offset "
-            f"groups, got {tuple(offset.shape)}"
+            f"offset must have shape (..., {', '.join(map(str, size))}, G·{offset_channels(kernel_size)}) for "
+            f"image_size={tuple(image_size)} and {kernel_shown(kernel_size)} kernel, G the number of offset groups, "
+            f"got {tuple(offset.shape)}"
         )
 
 
-def locations(
-    offset: Any, kernel_size: Size, window: Window, origin: tuple[ArrayLike, ArrayLike] = (0, 0)
-) -> tuple[Any, Any]:
-    """The sampling locations y and x, each [..., Ho, Wo, K, G], of offset [..., Ho, Wo, G·K·2].
+def kernel_shown(kernel_size: Size) -> str:
+    """The size of a kernel in messages."""
+    return f"a {'x'.join(map(str, kernel_size))}"
 
-    The offset is that of the output's rows and columns from `origin` on.
+
+def locations(offset: Any, kernel_size: Size, window: Window, origin: Sequence[ArrayLike] = ()) -> tuple[Any, ...]:
+    """The sampling locations along each axis, each [..., *output size, K, G], of offset [..., *output size, G·K·dims].
+
+    The offset is that of the output from index `origin` on, by default from its beginning.
     """
     groups, taps = groups_and_taps(offset, kernel_size)
-    offset = offset.reshape(*offset.shape[:-1], groups, taps, 2).swapaxes(-3, -2)
-    grid_y, grid_x = grid(offset.shape[-5:-3], kernel_size, window, origin)
-    return grid_y + offset[..., 0], grid_x + offset[..., 1]
+    dims = len(kernel_size)
+    offset = offset.reshape(*offset.shape[:-1], groups, taps, dims).swapaxes(-3, -2)
+    regular = grid(offset.shape[-dims - 3 : -3], kernel_size, window, origin)
+    return tuple(position + offset[..., axis] for axis, position in enumerate(regular))
 
 
-def grid(output_size: Size, kernel_size: Size, window: Window, origin: tuple[Any, Any] = (0, 0)) -> tuple[Any, Any]:
-    """The sampling grid, which has no offsets: y [rows, 1, K, 1] and x [1, columns, K, 1]."""
-    tap_y, tap_x = np.divmod(np.arange(kernel_size[0] * kernel_size[1]), kernel_size[1])
+def grid(output_size: Size, kernel_size: Size, window: Window, origin: Sequence[Any] = ()) -> tuple[Any, ...]:
+    """The sampling grid, which has no offsets, along each axis: [1, …, the axis' output size, …, 1, K, 1]."""
+    taps = np.unravel_index(np.arange(math.prod(kernel_size)), tuple(kernel_size))
 
-    def along(axis: int, taps: Any) -> Any:
+    def along(axis: int) -> Any:
         length = output_size[axis]
         # A symbolic length, of an exported function, needs jax's.
         arange: Any = np.arange if isinstance(length, int) else jnp.arange
-        first = (origin[axis] + arange(length)) * window.strides[axis] - window.padding[axis][0]
-        return first[:, None] + taps * window.kernel_dilation[axis]
+        start = origin[axis] if origin else 0
+        first = (start + arange(length)) * window.strides[axis] - window.padding[axis][0]
+        positions = first[:, None] + taps[axis] * window.kernel_dilation[axis]
+        others = [1] * len(kernel_size)
+        return positions.reshape(*others[:axis], length, *others[axis + 1 :], len(taps[axis]), 1)
 
-    return along(0, tap_y)[:, None, :, None], along(1, tap_x)[None, :, :, None]
+    return tuple(map(along, range(len(kernel_size))))
 
 
-def reads(y: Any, x: Any, image_size: Size, window: Window) -> Any:
+def reads(positions: Sequence[Any], image_size: Size, window: Window) -> Any:
     """Whether samples at these positions read the image."""
-    return is_inside(y, image_size[0], window.circular) & is_inside(x, image_size[1], window.circular)
+    inside = (is_inside(*axis, window.circular) for axis in zip(positions, image_size, strict=True))
+    return reduce(operator.and_, inside)

@@ -282,7 +282,7 @@ def _chunk_sizes(names: Collection[str], sizes: ConvolutionSizes) -> ChunkSizes:
         sizes.images,
         sizes.rows,
         row_samples * sizes.channels * sizes.itemsize,
-        sort=sort_words(row_samples * sizes.offset_groups, sizes.offset_groups, *sizes.image_size, SUM_BYTES),
+        sort=sort_words(row_samples * sizes.offset_groups, sizes.offset_groups, sizes.image_size, SUM_BYTES),
         sum_bytes=sizes.image_pixels * sizes.channels * SUM_BYTES,
         kernel_rounds=True,
     )

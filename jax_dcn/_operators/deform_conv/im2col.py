@@ -1,8 +1,12 @@
-"""The im2col path: custom calls sample columns and XLA multiplies them, one chunk of rows or of images at a time."""
+"""The im2col path: custom calls sample columns and XLA multiplies them, one chunk of rows or of images at a time.
+
+The calls are those of `custom_calls`, or for volumes, whose rows are planes, those of `volumes`.
+"""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from types import ModuleType
 from typing import TypeAlias
 
 import jax
@@ -10,10 +14,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_dcn._operators.deform_conv import custom_calls
+from jax_dcn._operators.deform_conv import custom_calls, volumes
 from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._operators.deform_conv.convolution import Convolution
 from jax_dcn._operators.deform_conv.custom_calls import Samples
+from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._operators.deform_conv.plan import Im2col
 from jax_dcn._primitive.chunks import filled, fold, read_chunk, write_chunk
 from jax_dcn._primitive.promotion import sum_dtype
@@ -23,65 +28,69 @@ from jax_dcn._primitive.promotion import sum_dtype
 VALUE_FILL, TANGENT_FILL = math.nan, math.inf
 
 Cotangents: TypeAlias = dict[str, jax.Array]
-_Start: TypeAlias = tuple[ArrayLike, ArrayLike]  # an image and a row
 
 
 def forward(convolution: Convolution, choices: Im2col, fill: float) -> jax.Array:
-    (x, offset, weight, bias, _), spec, _ = convolution
+    (x, _, weight, bias, _), spec, _ = convolution
+    calls = _calls(spec)
 
-    def part(start: _Start, size: tuple[int, int]) -> jax.Array:
-        part = _product(custom_calls.sample(x, _samples_at(start, size, convolution)), weight, spec)
+    def part(pixels: Sequence[jax.Array], samples: Samples) -> jax.Array:
+        part = _product(calls.sample(pixels[0], samples), weight, spec)
         return part if bias is None else part + bias
 
-    y = filled(x, (*offset.shape[:3], weight.shape[-1]), spec.dtype, fill)
-    return _with_parts(y, choices, part)
+    return _with_parts(convolution, choices, fill, [x], part)
 
 
 def tangent(convolution: Convolution, tangents: Mapping[str, jax.Array], choices: Im2col) -> jax.Array:
     """The tangent of the result, from those of x, offset or mask, and maybe of weight and bias."""
-    (x, offset, weight, _, _), spec, _ = convolution
+    (x, _, weight, _, _), spec, _ = convolution
+    calls = _calls(spec)
     # One product multiplies the columns' tangents by the weight and the columns by the weight's tangent.
-    factors = jnp.stack([weight, tangents["weight"]] if "weight" in tangents else [weight], axis=2)
+    factors = jnp.stack([weight, tangents["weight"]] if "weight" in tangents else [weight], axis=spec.dims)
 
-    def part(start: _Start, size: tuple[int, int]) -> jax.Array:
-        samples = _samples_at(start, size, convolution)
-        columns = custom_calls.sample_tangents(x, samples, tangents, columns_requested="weight" in tangents)
-        *pixels, taps, parts, channels = columns.shape
-        part = _product(columns.reshape(*pixels, taps * parts, channels), factors, spec)
+    def part(pixels: Sequence[jax.Array], samples: Samples) -> jax.Array:
+        x, *d_x = pixels
+        of_samples = {**tangents, "x": d_x[0]} if d_x else tangents
+        columns = calls.sample_tangents(x, samples, of_samples, columns_requested="weight" in tangents)
+        *place, taps, parts, channels = columns.shape
+        part = _product(columns.reshape(*place, taps * parts, channels), factors, spec)
         return part + tangents["bias"] if "bias" in tangents else part
 
-    d_y = filled(x, (*offset.shape[:3], weight.shape[-1]), spec.dtype, TANGENT_FILL)
-    return _with_parts(d_y, choices, part)
+    images = [x, tangents["x"]] if "x" in tangents else [x]
+    return _with_parts(convolution, choices, TANGENT_FILL, images, part)
 
 
 def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[str], choices: Im2col) -> Cotangents:
     """The requested cotangents, in the sums' type, but that of x in the planned one."""
     (x, offset, weight, _, mask), spec, _ = convolution
-    wide, groups = offset.dtype, spec.feature_group_count
+    wide, groups, calls = offset.dtype, spec.feature_group_count, _calls(spec)
+    offset_groups, taps = groups_and_taps(offset, weight.shape[:-2])
     positions = [name for name in ("offset", "mask") if name in requested]
 
     def images_at(image: ArrayLike, count: int, out: Cotangents) -> Cotangents:
+        pixels = calls.images_of(x, image, count, offset_groups)
+
         def rows_at(
             row: ArrayLike, height: int, carry: tuple[Cotangents, jax.Array | None]
         ) -> tuple[Cotangents, jax.Array | None]:
             out, d_xs = carry
             out = dict(out)
-            samples = _samples_at((image, row), (count, height), convolution)
+            samples = convolution.samples_at((image, row), (count, height))
             part = read_chunk(d_y, (image, row), (count, height))
             columns = None
             if positions or d_xs is not None:
                 d_columns = _columns_cotangent(part, weight, spec, choices.columns_dtype)
                 if d_xs is not None:
                     size = count * (height * choices.sort_row + choices.sort_image)
-                    d_xs = custom_calls.input_cotangent(samples, d_columns, d_xs, workspace_size=size)
+                    d_xs = calls.input_cotangent(samples, d_columns, d_xs, workspace_size=size)
                 if positions:
                     d_positions = {name: out[name] for name in positions}
-                    out |= custom_calls.offset_cotangent(
-                        x, samples, d_columns, d_positions, columns_requested="weight" in requested
+                    out |= calls.offset_cotangent(
+                        pixels, samples, d_columns, d_positions, columns_requested="weight" in requested
                     )
                     columns = out.pop("columns", None)
             if "weight" in requested:
-                columns = custom_calls.sample(x, samples) if columns is None else columns
+                columns = calls.sample(pixels, samples) if columns is None else columns
                 out["weight"] += _weight_cotangent(part, columns, spec, choices)
             return out, d_xs
 
@@ -99,7 +108,7 @@ def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[s
         if name in requested and array is not None
     }
     if "weight" in requested:
-        shape = (groups, weight.shape[3] // groups, math.prod(weight.shape[:2]), weight.shape[2])
+        shape = (groups, weight.shape[-1] // groups, taps, weight.shape[-2])
         out["weight"] = filled(d_y, shape, wide)
     out = fold(images_at, offset.shape[0], choices.images, out)
     if "weight" in requested:
@@ -107,27 +116,37 @@ def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[s
     return out
 
 
-def _with_parts(y: jax.Array, choices: Im2col, part: Callable[[_Start, tuple[int, int]], jax.Array]) -> jax.Array:
-    """`y` with all of its images and rows replaced, a chunk at a time, by `part(start, size)`, which is rounded."""
+def _calls(spec: Spec) -> ModuleType:
+    return volumes if spec.dims == 3 else custom_calls
+
+
+def _with_parts(
+    convolution: Convolution,
+    choices: Im2col,
+    fill: float,
+    arrays: Sequence[jax.Array],
+    part: Callable[[Sequence[jax.Array], Samples], jax.Array],
+) -> jax.Array:
+    """A result, of which `part` computes a chunk at a time, not rounded, from its samples and images of `arrays`."""
+    (x, offset, weight, _, _), spec, _ = convolution
+    groups, _ = groups_and_taps(offset, weight.shape[:-2])
 
     def images_at(image: ArrayLike, count: int, y: jax.Array) -> jax.Array:
+        pixels = [_calls(spec).images_of(array, image, count, groups) for array in arrays]
+
         def rows_at(row: ArrayLike, height: int, y: jax.Array) -> jax.Array:
             start = (image, row)
-            return write_chunk(y, part(start, (count, height)).astype(y.dtype), start)
+            chunk = part(pixels, convolution.samples_at(start, (count, height)))
+            return write_chunk(y, chunk.astype(y.dtype), start)
 
         return fold(rows_at, y.shape[1], choices.rows, y)
 
+    y = filled(x, (*offset.shape[:-1], weight.shape[-1]), spec.dtype, fill)
     return fold(images_at, y.shape[0], choices.images, y)
 
 
-def _samples_at(start: _Start, size: tuple[int, int], convolution: Convolution) -> Samples:
-    """The samples of `size` (images, rows) from `start` on, of a convolution whose output begins at its origin."""
-    (_, offset, weight, _, mask), spec, origin = convolution
-    return Samples(offset, mask, start, size, origin, weight.shape[:2], spec)
-
-
 def _product(columns: jax.Array, weight: jax.Array, spec: Spec) -> jax.Array:
-    """[n, rows, width, K, Cin] by [kh, kw, Cin/groups, Cout]: [n, rows, width, Cout], in the sums' type."""
+    """[n, *output, K, Cin] by [*kernel size, Cin/groups, Cout]: [n, *output, Cout], in the sums' type."""
     *shape, taps, channels = columns.shape
     pixels, groups, features = math.prod(shape), spec.feature_group_count, weight.shape[-1]
     dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=sum_dtype(columns.dtype))
@@ -143,9 +162,10 @@ def _product(columns: jax.Array, weight: jax.Array, spec: Spec) -> jax.Array:
 
 
 def _columns_cotangent(d_y: jax.Array, weight: jax.Array, spec: Spec, dtype: DTypeLike) -> jax.Array:
-    """[n, rows, width, Cout] by [kh, kw, Cin/groups, Cout]: [n, rows, width, K, Cin], of `dtype`."""
+    """[n, *output, Cout] by [*kernel size, Cin/groups, Cout]: [n, *output, K, Cin], of `dtype`."""
     *pixels, features = d_y.shape
-    taps, groups, group_channels = math.prod(weight.shape[:2]), spec.feature_group_count, weight.shape[2]
+    *kernel_size, group_channels, _ = weight.shape
+    taps, groups = math.prod(kernel_size), spec.feature_group_count
     # XLA sums in float32 and rounds once, where it writes 16 bits.
     product_dtype = dtype if d_y.dtype == weight.dtype else sum_dtype(weight.dtype)
     dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=product_dtype)
@@ -158,8 +178,8 @@ def _columns_cotangent(d_y: jax.Array, weight: jax.Array, spec: Spec, dtype: DTy
 
 
 def _weight_cotangent(d_y: jax.Array, columns: jax.Array, spec: Spec, choices: Im2col) -> jax.Array:
-    """[n, rows, width, Cout] by [n, rows, width, K, Cin]: [groups, Cout/groups, K, Cin/groups], in the sums' type."""
-    pixels, (taps, channels), features = math.prod(d_y.shape[:3]), columns.shape[3:], d_y.shape[-1]
+    """[n, *output, Cout] by [n, *output, K, Cin]: [groups, Cout/groups, K, Cin/groups], in the sums' type."""
+    pixels, (taps, channels), features = math.prod(d_y.shape[:-1]), columns.shape[-2:], d_y.shape[-1]
     groups = spec.feature_group_count
     dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=sum_dtype(d_y.dtype))
     if groups == 1:

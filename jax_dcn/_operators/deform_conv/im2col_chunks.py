@@ -1,6 +1,7 @@
 """The chunks of the im2col path: how many images, or rows of one image, fit into a budget of workspace."""
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from jax_dcn._primitive.chunks import balanced
@@ -28,8 +29,11 @@ def column_arrays(computations: Collection[str]) -> int:
     return max((not {"x", "offset", "mask"}.isdisjoint(computations)) + ("weight" in computations), 1)
 
 
-def sort_words(row_samples: Any, offset_groups: int, height: Any, width: Any, sum_itemsize: int) -> tuple[Any, Any]:
+def sort_words(row_samples: Any, offset_groups: int, image_size: Sequence[Any], sum_itemsize: int) -> tuple[Any, Any]:
     """32-bit elements that a GPU needs to sort samples by pixel of x: per output row, and per image."""
+    if len(image_size) == 3:  # for each of eight pixels an id, a point and a weight: TableWords of sampling_x.cu
+        return row_samples * 8 * (1 + sum_itemsize // 2), offset_groups * (math.prod(image_size) + 1)
+    height, width = image_size
     sample_words = 1 + sum_itemsize  # an id, and four numbers of the sums' type
     return row_samples * sample_words, offset_groups * ((height + 1) * (width + 1) + 1)
 

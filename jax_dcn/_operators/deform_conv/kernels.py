@@ -15,11 +15,11 @@ from jax_dcn._primitive.plan import ComputationPlan
 
 Arrays = Mapping[str, jax.Array]
 Plans = Mapping[str, ComputationPlan]
-Origin = tuple[ArrayLike, ArrayLike]
+Origin = tuple[ArrayLike, ...]
 
 
 def forward(plans: Plans, operands: Operands[jax.Array], *, spec: Spec, origin: Origin) -> jax.Array:
-    """The rows and columns of the output from `origin` on, as many as `offset` has."""
+    """The part of the output from `origin` on that `offset` has."""
     return _forward(Convolution(operands, spec, origin), plans["forward"], im2col.VALUE_FILL)
 
 
@@ -52,7 +52,7 @@ def cotangent(
             case FusedCuda():
                 out |= fused_cuda.cotangents(convolution, ct, names, choices)
             case None if names == ["bias"]:
-                out["bias"] = ct.sum((0, 1, 2), dtype=operands.offset.dtype)
+                out["bias"] = ct.sum(range(ct.ndim - 1), dtype=operands.offset.dtype)
             case _:
                 raise TypeError(f"no executor takes {choices} for {names}")
     return out

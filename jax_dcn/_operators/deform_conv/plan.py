@@ -14,7 +14,7 @@ from jax import lax
 
 from jax_dcn._operators.deform_conv import cuda_tiles, gpu_estimate
 from jax_dcn._operators.deform_conv.arguments import Operands, Spec
-from jax_dcn._operators.deform_conv.geometry import groups_and_taps
+from jax_dcn._operators.deform_conv.geometry import OUTPUT_AXES, groups_and_taps
 from jax_dcn._operators.deform_conv.gpu_estimate import ConvolutionSizes, Gpu
 from jax_dcn._operators.deform_conv.im2col_chunks import (
     ChunkSizes,
@@ -141,25 +141,25 @@ class _Problem(NamedTuple):
     @property
     def groups_and_taps(self) -> tuple[int, int]:
         """The number of offset groups and the number of taps."""
-        return groups_and_taps(self.offset, self.weight.shape[:2])
+        return groups_and_taps(self.offset, self.weight.shape[:-2])
 
     @property
     def column_row(self) -> int:
         """The number of elements of the columns of one output row."""
-        return self.offset.shape[2] * _pixel_columns(self.x, self.weight)
+        return _row_pixels(self.offset) * _pixel_columns(self.x, self.weight)
 
     @property
     def image_sum_bytes(self) -> int:
-        """The bytes of the sums of one image's cotangent."""
-        return math.prod(self.x.shape[1:]) * self.offset.dtype.itemsize
+        """The bytes of the sums of one image's cotangent; of a volume, also of what is added to them, and of its x."""
+        copies = 3 if self.spec.dims == 3 else 1
+        return copies * math.prod(self.x.shape[1:]) * self.offset.dtype.itemsize
 
     @property
     def sort_words(self) -> tuple[int, int]:
         """32-bit elements that a GPU needs to sort samples by pixel: per output row, and per image."""
-        offset_groups, _ = self.groups_and_taps
-        row_samples = self.offset.shape[2] * self.offset.shape[3] // 2
-        _, height, width, _ = self.x.shape
-        return sort_words(row_samples, offset_groups, height, width, self.offset.dtype.itemsize)
+        offset_groups, taps = self.groups_and_taps
+        row_samples = _row_pixels(self.offset) * offset_groups * taps
+        return sort_words(row_samples, offset_groups, self.x.shape[1:-1], self.offset.dtype.itemsize)
 
     @property
     def sizes(self) -> ConvolutionSizes:
@@ -203,30 +203,36 @@ def plan(request: Request, operands: Operands[Shaped]) -> dict[str, ComputationP
 def reference_chunk(operands: Operands[Shaped], *, target: Target) -> dict[str, int]:
     """The images and rows whose columns are held at a time in derivatives of the reference."""
     x, offset, weight, _, _ = operands
-    row_bytes = offset.shape[2] * _pixel_columns(x, weight) * offset.dtype.itemsize
+    row_bytes = _row_pixels(offset) * _pixel_columns(x, weight) * offset.dtype.itemsize
     chunk = largest_chunk(_chunk_sizes(offset, row_bytes), COLUMN_BYTES[target.platform] // REFERENCE_PART)
-    return {"batch": chunk.images, "rows": chunk.rows}
+    first_axis, *_ = OUTPUT_AXES[len(x.shape) - 2]
+    return {"batch": chunk.images, first_axis: chunk.rows}
 
 
 def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
-    """The operations of the product, and eight for each interpolated or scattered element of the columns."""
+    """The operations of the product, and two for each corner of an interpolated or scattered element of the columns."""
     x, offset, weight, _, _ = operands
     pixels = math.prod(offset.shape[:-1])
     if computation == "bias":
         return pixels * weight.shape[-1]
     columns = pixels * _pixel_columns(x, weight)
-    return 2 * columns * (weight.shape[-1] // spec.feature_group_count) + 8 * columns
+    return 2 * columns * (weight.shape[-1] // spec.feature_group_count) + 2 * 2**spec.dims * columns
 
 
 def samples(operands: Operands[Shaped], spec: Spec) -> int:
     """The bytes of the columns of the whole batch, in the type of sums."""
     x, offset, weight, _, _ = operands
-    return math.prod(offset.shape[:3]) * _pixel_columns(x, weight) * offset.dtype.itemsize
+    return math.prod(offset.shape[:-1]) * _pixel_columns(x, weight) * offset.dtype.itemsize
+
+
+def _row_pixels(offset: Shaped) -> int:
+    """The pixels of an output row; of volumes, of a plane."""
+    return math.prod(offset.shape[2:-1])
 
 
 def _pixel_columns(x: Shaped, weight: Shaped) -> int:
     """The number of elements of the columns of one pixel of the result."""
-    return math.prod(weight.shape[:2]) * x.shape[-1]
+    return math.prod(weight.shape[:-2]) * x.shape[-1]
 
 
 def _paths(computations: Collection[str], problem: _Problem) -> dict[str, tuple[str, str]]:
@@ -278,6 +284,8 @@ def _known_path(computation: str, problem: _Problem) -> tuple[str, str] | None:
 def _unsupported_reason(computation: str, problem: _Problem) -> str:
     """Why the fused kernels cannot do it, or an empty string: the rules are in lib/fused_rules.cc."""
     x, offset, weight, spec, target = problem
+    if spec.dims == 3:
+        return "the fused kernels are for images of two axes"
     offset_groups, taps = problem.groups_and_taps
     both = spec.precision if isinstance(spec.precision, tuple) else (spec.precision,)
     tf32 = spec.precision == lax.DotAlgorithmPreset.TF32_TF32_F32
@@ -359,8 +367,10 @@ def _tangent(active: Collection[str], problem: _Problem) -> dict[str, Computatio
     if len(active) == 1 and not active.isdisjoint(LINEAR):
         return {"forward": _forward(problem)}
     arrays = 2 if "weight" in active else 1  # of the size of the columns
+    if problem.spec.dims == 3:  # evaluated in jax.numpy
+        arrays *= REFERENCE_PART
     row_bytes = arrays * problem.column_row * problem.offset.dtype.itemsize
-    budget = arrays * COLUMN_BYTES[problem.target.platform] // 2
+    budget = (2 if "weight" in active else 1) * COLUMN_BYTES[problem.target.platform] // 2
     chunk = largest_chunk(_chunk_sizes(problem.offset, row_bytes), budget)
     choices = Im2col(chunk.images, chunk.rows, problem.offset.dtype)
     return {"tangent": ComputationPlan("tangent", "im2col", choices=choices)}
@@ -459,7 +469,8 @@ def _packed_weight_size(weight: Shaped, spec: Spec) -> int:
 
 
 def _im2col_cotangents(requested: Collection[str], all_reduced: Collection[str], problem: _Problem) -> Im2col:
-    x, offset, _, _, target = problem
+    x, offset, _, spec, target = problem
+    of_volumes = spec.dims == 3  # whose kernel computes the sums of its samples, which are then added up
     columns_dtype, on_cuda = _columns_cotangent_dtype(problem), target.platform == "cuda"
     x_dtype = offset.dtype if "x" in all_reduced else x.dtype
     sort = problem.sort_words if "x" in requested and on_cuda else (0, 0)
@@ -470,11 +481,11 @@ def _im2col_cotangents(requested: Collection[str], all_reduced: Collection[str],
         rows,
         problem.column_row * columns_dtype.itemsize,
         sort=sort,
-        sum_bytes=problem.image_sum_bytes if x_dtype != offset.dtype else 0,
-        kernel_rounds=on_cuda,
+        sum_bytes=problem.image_sum_bytes if x_dtype != offset.dtype or of_volumes else 0,
+        kernel_rounds=on_cuda and not of_volumes,
     )
     images, rows, x_sums = largest_chunk(sizes, _budget(requested, problem))
-    return Im2col(images, rows, columns_dtype, x_dtype, x_sums, *sort, not on_cuda)
+    return Im2col(images, rows, columns_dtype, x_dtype, x_sums or of_volumes, *sort, not on_cuda)
 
 
 def _chunk_sizes(offset: Shaped, row_bytes: int) -> ChunkSizes:
@@ -484,15 +495,15 @@ def _chunk_sizes(offset: Shaped, row_bytes: int) -> ChunkSizes:
 
 def _columns_cotangent_dtype(problem: _Problem) -> Any:
     """As the handlers have it: Device::kRoundsColumnCotangents in lib/cpu/device.h and lib/cuda/device.h."""
-    dtype = problem.x.dtype
-    return sum_dtype(dtype) if problem.target.platform == "cpu" else jnp.dtype(dtype)
+    dtype, is_wide = problem.x.dtype, problem.target.platform == "cpu" and problem.spec.dims == 2
+    return sum_dtype(dtype) if is_wide else jnp.dtype(dtype)
 
 
 def _budget(computations: Collection[str], problem: _Problem) -> int:
     """The bytes of a chunk."""
     target = problem.target
     limit = COLUMN_BYTES[target.platform] // (2 if "forward" in computations else 1)
-    if target.platform != "cuda" or problem.x.dtype.itemsize != 2:
+    if target.platform != "cuda" or problem.x.dtype.itemsize != 2 or problem.spec.dims == 3:
         return limit
     if not problem.can_be_estimated:
         return min(limit, column_arrays(computations) * gpu_estimate.LARGE_CHUNKS[0])

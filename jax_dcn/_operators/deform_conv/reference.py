@@ -1,5 +1,6 @@
 """The operator in `jax.numpy`: its definition, the source of its higher derivatives, and its form on any platform."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -13,11 +14,11 @@ from jax_dcn._operators.deform_conv.geometry import Size, groups_and_taps, locat
 from jax_dcn._primitive.promotion import sum_dtype
 
 
-def reference(operands: Operands[jax.Array], *, spec: Spec, origin: tuple[ArrayLike, ArrayLike]) -> jax.Array:
-    """The rows and columns of the output from `origin` on, as many as `offset` has."""
+def reference(operands: Operands[jax.Array], *, spec: Spec, origin: tuple[ArrayLike, ...]) -> jax.Array:
+    """The part of the output from `origin` on that `offset` has."""
     x, offset, weight, bias, mask = operands
-    sample: Any = partial(_sample, kernel_size=weight.shape[:2], spec=spec, origin=origin)
-    for _ in x.shape[:-3]:
+    sample: Any = partial(_sample, kernel_size=weight.shape[:-2], spec=spec, origin=origin)
+    for _ in x.shape[: -spec.dims - 1]:
         sample = jax.vmap(sample, in_axes=(0, 0, None if mask is None else 0))
     y = _product(sample(x, offset, mask), weight.astype(offset.dtype), spec)
     return (y if bias is None else y + bias).astype(spec.dtype)
@@ -30,22 +31,21 @@ def _sample(
     *,
     kernel_size: Size,
     spec: Spec,
-    origin: tuple[ArrayLike, ArrayLike],
+    origin: tuple[ArrayLike, ...],
 ) -> jax.Array:
-    """The columns [Ho, Wo, K, C] of one image: x interpolated at every sampling location, times the mask."""
-    height, width, channels = x.shape
-    rows, columns = offset.shape[:2]
+    """The columns [*output size, K, C] of one image: x interpolated at every sampling location, times the mask."""
+    *image_size, channels = x.shape
+    output_size = offset.shape[:-1]
     groups, taps = groups_and_taps(offset, kernel_size)
-    position_y, position_x = locations(offset, kernel_size, spec, origin)
-    pixels = x.astype(offset.dtype).reshape(height * width, groups, channels // groups)
-    sampled = interpolate(pixels, position_y, position_x, (height, width), spec.circular)
+    pixels = x.astype(offset.dtype).reshape(math.prod(image_size), groups, channels // groups)
+    sampled = interpolate(pixels, locations(offset, kernel_size, spec, origin), image_size, spec.circular)
     if mask is not None:
-        sampled *= jnp.swapaxes(mask.reshape(rows, columns, groups, taps), 2, 3)[..., None]
-    return sampled.reshape(rows, columns, taps, channels)
+        sampled *= jnp.swapaxes(mask.reshape(*output_size, groups, taps), -1, -2)[..., None]
+    return sampled.reshape(*output_size, taps, channels)
 
 
 def _product(columns: jax.Array, weight: jax.Array, spec: Spec) -> jax.Array:
-    """Columns [..., K, C] by weight [kh, kw, C/groups, Cout]: [..., Cout], in the sums' type."""
+    """Columns [..., K, C] by weight [*kernel size, C/groups, Cout]: [..., Cout], in the sums' type."""
     *lead, taps, channels = columns.shape
     groups, features = spec.feature_group_count, weight.shape[-1]
     dot = partial(jnp.einsum, precision=spec.precision, preferred_element_type=sum_dtype(columns.dtype))

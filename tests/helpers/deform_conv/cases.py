@@ -18,7 +18,7 @@ BACKENDS = (None, "reference")
 
 
 class Operands(NamedTuple):
-    """deform_conv2d's array arguments in its own order, or one gradient for each of them."""
+    """The array arguments of a convolution in its own order, or one gradient for each of them."""
 
     x: Any
     offset: Any
@@ -27,18 +27,18 @@ class Operands(NamedTuple):
     mask: Any = None
 
 
-def to_nchw(operands):
-    """Converts operands (or their gradients) from NHWC to the layout of data_format="NCHW"; None stays None."""
+def to_channels_first(operands):
+    """Operands (or their gradients) in the layout of data_format="NCHW" and the like; None stays None."""
     x, offset, weight, bias, mask = operands
-    x, offset, mask = (None if a is None else np.moveaxis(a, -1, -3) for a in (x, offset, mask))
-    return Operands(x, offset, np.transpose(weight, (3, 2, 0, 1)), bias, mask)
+    x, offset, mask = (None if a is None else np.moveaxis(a, -1, 1 - weight.ndim) for a in (x, offset, mask))
+    return Operands(x, offset, np.moveaxis(weight, (-1, -2), (0, 1)), bias, mask)
 
 
-def to_nhwc(operands):
-    """The inverse of `to_nchw`."""
+def to_channels_last(operands):
+    """The inverse of `to_channels_first`."""
     x, offset, weight, bias, mask = operands
-    x, offset, mask = (None if a is None else np.moveaxis(a, -3, -1) for a in (x, offset, mask))
-    return Operands(x, offset, np.transpose(weight, (2, 3, 1, 0)), bias, mask)
+    x, offset, mask = (None if a is None else np.moveaxis(a, 1 - weight.ndim, -1) for a in (x, offset, mask))
+    return Operands(x, offset, np.moveaxis(weight, (0, 1), (-1, -2)), bias, mask)
 
 
 def cast(operands, dtype):
@@ -47,13 +47,13 @@ def cast(operands, dtype):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One static configuration of deform_conv2d."""
+    """One static configuration of deform_conv1d, 2d or 3d."""
 
     name: str
-    image: tuple[int, int]
+    image: tuple[int, ...]
     cin: int
     cout: int
-    kernel: tuple[int, int]
+    kernel: tuple[int, ...]
     offset_groups: int = 1
     batch: tuple[int, ...] = (2,)
     convolution: Convolution = Convolution()  # noqa: RUF009, it is frozen
@@ -70,16 +70,17 @@ class Case:
         return self.convolution.output_size(self.image, self.kernel)
 
     def with_backend(self, backend=None, **options):
-        return functools.partial(jax_dcn.deform_conv2d, **self.keywords, backend=backend, **options)
+        function = getattr(jax_dcn, f"deform_conv{len(self.kernel)}d")
+        return functools.partial(function, **self.keywords, backend=backend, **options)
 
     def operands(self, seed=0, offset_scale=2.0, grid=64, masked=True, lead=()):
         """Random float64 operands. Offsets are multiples of 1/grid: exact in float32, some on pixels."""
         rng = np.random.default_rng(seed)
         batch = (*lead, *self.batch)
-        samples = (*batch, *self.output_size, self.offset_groups * self.kernel[0] * self.kernel[1])
+        samples = (*batch, *self.output_size, self.offset_groups * math.prod(self.kernel))
         return Operands(
             rng.normal(size=(*batch, *self.image, self.cin)),
-            np.round(rng.normal(size=(*samples[:-1], 2 * samples[-1])) * offset_scale * grid) / grid,
+            np.round(rng.normal(size=(*samples[:-1], len(self.kernel) * samples[-1])) * offset_scale * grid) / grid,
             rng.normal(size=(*self.kernel, self.cin // self.convolution.feature_group_count, self.cout)),
             rng.normal(size=self.cout),
             rng.uniform(0, 2, samples) if masked else None,
@@ -103,7 +104,7 @@ class Case:
                 return array.reshape(math.prod(self.batch), *array.shape[len(self.batch) :])
 
         batched = {name: fold(getattr(operands, name)) for name in ("x", "offset", "mask")}
-        y, gradients = numpy_reference.deform_conv2d(
+        y, gradients = numpy_reference.deform_conv(
             fold(cotangent), **operands._asdict() | batched, convolution=self.convolution
         )
         for name, array in operands._asdict().items():
@@ -131,6 +132,12 @@ CASES = [
     Case("two_batch_dimensions", (3, 4), 4, 2, (2, 2), 2, batch=(2, 3), convolution=Convolution(padding="SAME")),
     Case("empty_batch", (4, 5), 3, 2, (3, 3), batch=(0,), convolution=Convolution(padding="SAME")),
     Case("empty_output", (2, 5), 3, 2, (3, 3), convolution=Convolution(padding="VALID")),
+    Case("signal", (9,), 12, 6, (3,), 4, convolution=Convolution(2, ((1, 2),), 2, 3)),
+    Case("circular_signal", (5,), 2, 3, (4,), batch=(), convolution=Convolution(padding="CIRCULAR")),
+    Case("volume", (3, 4, 3), 4, 6, (2, 1, 3), 2, convolution=Convolution((1, 2, 1), "SAME", (2, 1, 1), 2)),
+    Case("circular_volume", (2, 3, 4), 2, 2, (1, 2, 3), batch=(), convolution=Convolution(padding="CIRCULAR")),
+    Case("groups_of_volumes", (2, 2, 3), 6, 4, (2, 2, 1), 3, (2, 2), Convolution(1, ((1, 0), (0, 1), (1, 1)), 1, 2)),
+    Case("empty_volume", (2, 2, 5), 3, 2, (3, 1, 3), convolution=Convolution(padding="VALID")),
 ]
 CASE = {case.name: case for case in CASES}
 
@@ -161,7 +168,7 @@ def cases(draw):
 
 
 def convolve(operands, **keywords):
-    return jax_dcn.deform_conv2d(*operands, **keywords)
+    return getattr(jax_dcn, f"deform_conv{operands.weight.ndim - 2}d")(*operands, **keywords)
 
 
 def pull_back(cotangent, operands, **keywords):

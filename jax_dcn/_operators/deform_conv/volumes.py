@@ -1,0 +1,185 @@
+"""The columns of volumes and their derivatives, by the custom calls of the sampling: the functions of `custom_calls`.
+
+The sampling samples all channels of an image at the same points. So here an image is the channels of one offset group:
+x is [n·G, D, H, W, C/G], and its points are the taps of all output pixels of a chunk.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+
+from jax_dcn._operators.deform_conv.custom_calls import Samples
+from jax_dcn._operators.deform_conv.geometry import Size, groups_and_taps, locations
+from jax_dcn._operators.sampling import custom_calls
+from jax_dcn._operators.sampling.arguments import Operands
+from jax_dcn._operators.sampling.geometry import Spec
+from jax_dcn._operators.sampling.plan import XCotangent
+from jax_dcn._operators.sampling.reference import reference
+from jax_dcn._primitive.chunks import read_chunk, write_chunk
+
+_Sampler = Callable[[jax.Array, jax.Array, Spec], jax.Array]
+
+
+def images_of(x: jax.Array, start: ArrayLike, count: int, offset_groups: int) -> jax.Array:
+    """x of `count` images from `start` on, as the functions below take it: [n·G, D, H, W, C/G]."""
+    images = read_chunk(x, (start,), (count,))
+    *shape, channels = images.shape
+    by_group = jnp.moveaxis(images.reshape(*shape, offset_groups, channels // offset_groups), -2, 1)
+    return by_group.reshape(count * offset_groups, *by_group.shape[2:])
+
+
+def sample(x: jax.Array, samples: Samples) -> jax.Array:
+    """The columns [n, planes, rows, columns, K, C], of x's type."""
+    chunk = _Chunk(samples)
+    return chunk.columns(x, chunk.offset, chunk.mask, custom_calls.sample)
+
+
+def sample_tangents(
+    x: jax.Array, samples: Samples, tangents: Mapping[str, jax.Array], *, columns_requested: bool
+) -> jax.Array:
+    """The tangents of the columns, [n, planes, rows, columns, K, 1, C], from those tangents that exist.
+
+    If the columns are requested, they follow the tangents: [n, planes, rows, columns, K, 2, C].
+    """
+    chunk = _Chunk(samples)
+    values = {"x": x, "offset": chunk.offset} | ({} if chunk.mask is None else {"mask": chunk.mask})
+    active = {name: tangents[name] for name in values if name in tangents}
+    active = {name: tangent if name == "x" else chunk.read(tangent) for name, tangent in active.items()}
+
+    def columns(of_active: Mapping[str, jax.Array]) -> jax.Array:
+        arrays = {**values, **of_active}
+        return chunk.columns(arrays["x"], arrays["offset"], arrays.get("mask"), _sampled_by_reference)
+
+    value, tangent = jax.jvp(columns, ({name: values[name] for name in active},), (active,))
+    return jnp.stack([tangent, value] if columns_requested else [tangent], -2)
+
+
+def offset_cotangent(
+    x: jax.Array,
+    samples: Samples,
+    d_columns: jax.Array,
+    d_positions: Mapping[str, jax.Array],
+    *,
+    columns_requested: bool,
+) -> dict[str, jax.Array]:
+    """The cotangents "offset" and "mask" in `d_positions`, with those of these samples written in place.
+
+    Also "columns", if requested.
+    """
+    chunk = _Chunk(samples)
+    points, spec = chunk.points(chunk.offset, x.shape[1:-1])
+    wide = chunk.widened(x)
+    out = {}
+    if "offset" in d_positions:
+        d_points = custom_calls.locations_cotangent(wide, points, chunk.samples_cotangent(d_columns), spec)
+        out["offset"] = write_chunk(d_positions["offset"], chunk.offset_of(d_points), samples.start)
+    if "mask" in d_positions or columns_requested:
+        sampled = chunk.unflat(custom_calls.sample(wide, points, spec))
+        if "mask" in d_positions:
+            d_mask = (sampled * chunk.by_group(d_columns)).sum(-1, dtype=points.dtype)
+            d_mask = jnp.moveaxis(d_mask, 1, -2).reshape(chunk.mask_shape)
+            out["mask"] = write_chunk(d_positions["mask"], d_mask, samples.start)
+        if columns_requested:
+            out["columns"] = chunk.masked(sampled, chunk.mask).astype(x.dtype)
+    return out
+
+
+def input_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array, *, workspace_size: int) -> jax.Array:
+    """`d_x` [n, D, H, W, C], the sums of the images of these samples, with the contribution of these added."""
+    chunk = _Chunk(samples)
+    *shape, channels = d_x.shape
+    points, spec = chunk.points(chunk.offset, shape[1:])
+    by_group = (shape[0] * chunk.groups, *shape[1:], channels // chunk.groups)
+    choices = XCotangent(d_x.dtype, workspace_size, shape[0])
+    added = custom_calls.x_cotangent(points, chunk.samples_cotangent(d_columns), spec, shape=by_group, choices=choices)
+    added = added.reshape(shape[0], chunk.groups, *by_group[1:])
+    return d_x + jnp.moveaxis(added, 1, -2).reshape(d_x.shape)
+
+
+class _Chunk:
+    """The samples of a chunk: [n, planes, rows, columns] output pixels, G offset groups and K taps."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+        self.offset = self.read(samples.offset)
+        self.mask = None if samples.mask is None else self.read(samples.mask)
+        self.groups, self.taps = groups_and_taps(samples.offset, samples.kernel_size)
+        self.mask_shape = (*samples.shape, self.groups * self.taps)
+        images, *pixels = samples.shape
+        self.flat_shape = (images * self.groups, math.prod(pixels) * self.taps)  # n·G, points
+
+    def read(self, array: jax.Array) -> jax.Array:
+        return read_chunk(array, self.samples.start, self.samples.size)
+
+    def widened(self, array: jax.Array) -> jax.Array:
+        """The array, in the dtype of the mask if there is one, so that what it multiplies is not rounded before."""
+        return array if self.mask is None else array.astype(self.mask.dtype)
+
+    def columns(self, x: jax.Array, offset: jax.Array, mask: jax.Array | None, sampler: _Sampler) -> jax.Array:
+        points, spec = self.points(offset, x.shape[1:-1])
+        return self.masked(self.unflat(sampler(self.widened(x), points, spec)), mask).astype(x.dtype)
+
+    def points(self, offset: jax.Array, image_size: Size) -> tuple[jax.Array, Spec]:
+        """The locations of the samples [n·G, 3, points], and how the sampling takes them."""
+        samples, window = self.samples, self.samples.window
+        first, *others = samples.origin
+        positions = locations(offset, samples.kernel_size, window, (first + samples.start[1], *others))
+        move = _wrapped if window.circular else _outside_is_outside
+        moved = [jnp.moveaxis(move(*axis), -1, 1) for axis in zip(positions, image_size, strict=True)]
+        points = jnp.stack([position.reshape(self.flat_shape) for position in moved], 1)
+        return points, Spec(window.dims, "linear", outside="wrap" if window.circular else "zero", planar=True)
+
+    def offset_of(self, points: jax.Array) -> jax.Array:
+        """Coordinates of points [n·G, 3, points] in the shape of offset."""
+        n, *pixels = self.samples.shape
+        by_tap = points.reshape(n, self.groups, len(pixels), *pixels, self.taps)
+        return jnp.moveaxis(by_tap, (1, 2), (-3, -1)).reshape(self.offset.shape)
+
+    def unflat(self, sampled: jax.Array) -> jax.Array:
+        """Samples [n·G, points, C/G] as [n, G, planes, rows, columns, K, C/G]."""
+        n, *pixels = self.samples.shape
+        return sampled.reshape(n, self.groups, *pixels, self.taps, sampled.shape[-1])
+
+    def masked(self, sampled: jax.Array, mask: jax.Array | None) -> jax.Array:
+        """Columns [n, planes, rows, columns, K, C], by samples as `unflat` returns them."""
+        if mask is not None:
+            sampled = sampled * self._of_taps(mask)
+        channels = self.groups * sampled.shape[-1]
+        return jnp.moveaxis(sampled, 1, -2).reshape(*self.samples.shape, self.taps, channels)
+
+    def by_group(self, columns: jax.Array) -> jax.Array:
+        """Columns [n, planes, rows, columns, K, C] as [n, G, planes, rows, columns, K, C/G]."""
+        *shape, channels = columns.shape
+        return jnp.moveaxis(columns.reshape(*shape, self.groups, channels // self.groups), -2, 1)
+
+    def samples_cotangent(self, d_columns: jax.Array) -> jax.Array:
+        """The cotangent of the samples [n·G, points, C/G]."""
+        d_sampled = self.by_group(d_columns)
+        if self.mask is not None:
+            d_sampled = d_sampled * self._of_taps(self.mask)
+        return d_sampled.reshape(*self.flat_shape, d_sampled.shape[-1])
+
+    def _of_taps(self, mask: jax.Array) -> jax.Array:
+        """The mask as [n, G, planes, rows, columns, K, 1]."""
+        return jnp.moveaxis(mask.reshape(*self.samples.shape, self.groups, self.taps), -2, 1)[..., None]
+
+
+def _sampled_by_reference(x: jax.Array, points: jax.Array, spec: Spec) -> jax.Array:
+    return reference(Operands(x, points), spec=spec)
+
+
+def _outside_is_outside(position: jax.Array, size: int) -> jax.Array:
+    """Positions of -1, which read a pixel with weight zero, moved to where no pixel is."""
+    return jnp.where(position <= -1, -2, position)
+
+
+def _wrapped(position: jax.Array, size: int) -> jax.Array:
+    """Finite positions on a torus, within the image, because the sampling takes only those up to 2**30 pixels away."""
+    low = lax.stop_gradient(jnp.floor(position))
+    remainder = lax.rem(low, jnp.full_like(low, max(size, 1)))
+    remainder = jnp.where(remainder < 0, remainder + size, remainder)
+    return jnp.where(jnp.isfinite(position), remainder + (position - low), position)
