@@ -130,13 +130,28 @@ def _at_a_time(count: int, what: str) -> str:
 
 
 class _Problem(NamedTuple):
-    """What decides: the operands with one batch dimension, by shape and type, without bias and mask."""
+    """What decides: the operands with one batch dimension, by shape and type, without bias."""
 
     x: Shaped
     offset: Shaped
     weight: Shaped
     spec: Spec
     target: Target
+    has_mask: bool
+
+    @property
+    def masks_in_xla(self) -> bool:
+        """Whether XLA multiplies samples by the mask, as it does those of volumes, and not the kernels.
+
+        The samples and the cotangents of the columns are then as wide as the mask.
+        """
+        return self.spec.dims == 3 and self.has_mask
+
+    @property
+    def column_bytes(self) -> int:
+        """The bytes that an element of the columns takes."""
+        samples = self.offset.dtype.itemsize if self.masks_in_xla else 0
+        return self.x.dtype.itemsize + samples
 
     @property
     def groups_and_taps(self) -> tuple[int, int]:
@@ -192,7 +207,7 @@ class _Problem(NamedTuple):
 def plan(request: Request, operands: Operands[Shaped]) -> dict[str, ComputationPlan]:
     """The plans by computation: "forward", "tangent", or the operands whose cotangents are requested."""
     step, spec, target, all_reduced = request
-    problem = _Problem(operands.x, operands.offset, operands.weight, spec, target)
+    problem = _Problem(operands.x, operands.offset, operands.weight, spec, target, operands.mask is not None)
     if step is None:
         return {"forward": _forward(problem)}
     if step.mode == "jvp":
@@ -283,7 +298,7 @@ def _known_path(computation: str, problem: _Problem) -> tuple[str, str] | None:
 
 def _unsupported_reason(computation: str, problem: _Problem) -> str:
     """Why the fused kernels cannot do it, or an empty string: the rules are in lib/fused_rules.cc."""
-    x, offset, weight, spec, target = problem
+    x, offset, weight, spec, target, _ = problem
     if spec.dims == 3:
         return "the fused kernels are for images of two axes"
     offset_groups, taps = problem.groups_and_taps
@@ -313,7 +328,7 @@ def _for_rules(sizes: Sequence[Any]) -> list[int]:
 
 def _slow_reason(computation: str, problem: _Problem) -> str:
     """What makes the fused path of a CPU slower than im2col, or an empty string."""
-    _, offset, weight, spec, _ = problem
+    _, offset, weight, spec, *_ = problem
     if INSTRUCTIONS == "portable":
         if not extension.modules["cpu"].has_x86_kernels:
             return "this build has no kernels for AVX2: the processor or the compiler does not support them"
@@ -337,7 +352,7 @@ def _slow_reason(computation: str, problem: _Problem) -> str:
 
 
 def _forward(problem: _Problem) -> ComputationPlan:
-    _, offset, weight, spec, target = problem
+    _, offset, weight, spec, target, _ = problem
     path, reason = _paths(["forward"], problem)["forward"]
     if path == "im2col":
         return _im2col_forward(reason, problem)
@@ -351,12 +366,11 @@ def _forward(problem: _Problem) -> ComputationPlan:
 
 def _im2col_forward(reason: str, problem: _Problem) -> ComputationPlan:
     dtype = _columns_cotangent_dtype(problem)
-    sizes = _chunk_sizes(problem.offset, problem.column_row * dtype.itemsize)
+    sizes = _chunk_sizes(problem.offset, problem.column_row * max(dtype.itemsize, problem.column_bytes))
     chunk = largest_chunk(sizes, _budget(["forward"], problem))
     choices = Im2col(chunk.images, chunk.rows, dtype)
-    return ComputationPlan(
-        "forward", "im2col", reason, _column_count(choices, problem) * problem.x.dtype.itemsize, choices
-    )
+    size = _column_count(choices, problem) * problem.column_bytes
+    return ComputationPlan("forward", "im2col", reason, size, choices)
 
 
 def _tangent(active: Collection[str], problem: _Problem) -> dict[str, ComputationPlan]:
@@ -379,7 +393,7 @@ def _tangent(active: Collection[str], problem: _Problem) -> dict[str, Computatio
 def _cotangents(
     requested: Sequence[str], all_reduced: Collection[str], problem: _Problem
 ) -> dict[str, ComputationPlan]:
-    x, _, _, spec, target = problem
+    x, _, _, spec, target, _ = problem
     paths = _paths([name for name in requested if name != "bias"], problem)
     # The fused kernels of the CPU would round the cotangent of x before its sum over devices.
     if "x" in all_reduced and target.platform == "cpu" and x.dtype.itemsize == 2 and spec.path is None:
@@ -404,7 +418,7 @@ def _cotangents(
 
 
 def _workspace_bytes(name: str, choices: Im2col | FusedCpu | FusedCuda, problem: _Problem) -> int:
-    x, offset, weight, _, _ = problem
+    x, offset, weight, *_ = problem
     if isinstance(choices, FusedCpu):
         return _FLOAT32_BYTES * choices.workspace_size
     if isinstance(choices, FusedCudaWeight):
@@ -415,7 +429,7 @@ def _workspace_bytes(name: str, choices: Im2col | FusedCpu | FusedCuda, problem:
         return _weight_bytes(weight)
     columns = _column_count(choices, problem)
     if name == "weight":
-        return columns * x.dtype.itemsize
+        return columns * problem.column_bytes
     size = columns * choices.columns_dtype.itemsize
     if name == "x":
         images, rows = _within(choices, offset)
@@ -425,7 +439,7 @@ def _workspace_bytes(name: str, choices: Im2col | FusedCpu | FusedCuda, problem:
 
 
 def _fused_cuda_gradient(name: str, problem: _Problem) -> FusedCuda:
-    x, offset, weight, _, _ = problem
+    x, offset, weight, *_ = problem
     if name == "x":
         vectors = math.prod(offset.shape[1:3]) * weight.shape[-1] * weight.dtype.itemsize // cuda_tiles.VECTOR_BYTES
         limit = min(CHUNK_LIST_BYTES // max(_list_bytes(x, offset), 1), _MAX_VECTORS // max(vectors, 1))
@@ -449,7 +463,7 @@ def _list_bytes(x: Shaped, offset: Shaped) -> int:
 
 
 def _fused_cpu_gradients(requested: Collection[str], problem: _Problem) -> FusedCpu:
-    x, offset, weight, spec, _ = problem
+    x, offset, weight, spec, *_ = problem
     offset_groups, taps = problem.groups_and_taps
     parts, tasks, size = extension.modules["cpu"].fused_cotangents_plan(
         dtype=jnp.dtype(x.dtype).name,
@@ -469,7 +483,7 @@ def _packed_weight_size(weight: Shaped, spec: Spec) -> int:
 
 
 def _im2col_cotangents(requested: Collection[str], all_reduced: Collection[str], problem: _Problem) -> Im2col:
-    x, offset, _, spec, target = problem
+    x, offset, _, spec, target, _ = problem
     of_volumes = spec.dims == 3  # whose kernel computes the sums of its samples, which are then added up
     columns_dtype, on_cuda = _columns_cotangent_dtype(problem), target.platform == "cuda"
     x_dtype = offset.dtype if "x" in all_reduced else x.dtype
@@ -479,7 +493,7 @@ def _im2col_cotangents(requested: Collection[str], all_reduced: Collection[str],
         requested,
         images,
         rows,
-        problem.column_row * columns_dtype.itemsize,
+        problem.column_row * max(columns_dtype.itemsize, problem.column_bytes),
         sort=sort,
         sum_bytes=problem.image_sum_bytes if x_dtype != offset.dtype or of_volumes else 0,
         kernel_rounds=on_cuda and not of_volumes,
@@ -496,6 +510,7 @@ def _chunk_sizes(offset: Shaped, row_bytes: int) -> ChunkSizes:
 def _columns_cotangent_dtype(problem: _Problem) -> Any:
     """As the handlers have it: Device::kRoundsColumnCotangents in lib/cpu/device.h and lib/cuda/device.h."""
     dtype, is_wide = problem.x.dtype, problem.target.platform == "cpu" and problem.spec.dims == 2
+    is_wide |= problem.masks_in_xla
     return sum_dtype(dtype) if is_wide else jnp.dtype(dtype)
 
 
