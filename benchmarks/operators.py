@@ -5,12 +5,16 @@ from functools import partial
 from benchmarks.baselines import PASSES
 from benchmarks.measurements.aggregation import ATTENTION, DCNV3
 from benchmarks.measurements.deform_conv import CONVOLUTION
+from benchmarks.measurements.deform_conv3d import CONVOLUTION_OF_VOLUMES
 from benchmarks.measurements.measure import measure
 from benchmarks.measurements.roi_pool import PSROI_POOL, ROI_ALIGN
 from benchmarks.measurements.sampling import SAMPLING
 from benchmarks.reports.formatting import list_named, list_reasons, markdown, mebibytes, milliseconds, paragraph, ratio
 
-OPERATORS = {operator.name: operator for operator in (CONVOLUTION, PSROI_POOL, ROI_ALIGN, ATTENTION, DCNV3, SAMPLING)}
+OPERATORS = {
+    operator.name: operator
+    for operator in (CONVOLUTION, PSROI_POOL, ROI_ALIGN, ATTENTION, DCNV3, SAMPLING, CONVOLUTION_OF_VOLUMES)
+}
 
 RATIOS = (
     "jax_dcn compared with the others: ratios of the medians of calls that took turns. {lower_bounds}Speed: how many "

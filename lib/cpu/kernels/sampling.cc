@@ -51,6 +51,16 @@ DCN_INLINE const T* PixelAt(const T* image, int32_t pixel, int64_t channels, con
   return pixel < 0 ? zeros : image + pixel * channels;
 }
 
+// The pixels that the samples of a block of few channels read as a tap; the first pixel where they read none, so that
+// the loops over points have no branches.
+template <int kChannels, typename T>
+DCN_INLINE void ReadFew(const int32_t* pixel, const T* image, Accumulator<T> (&values)[kChannels][kBlockPoints]) {
+  for (int p = 0; p < kBlockPoints; ++p) {
+    const T* const from = image + std::max(pixel[p], 0) * kChannels;
+    for (int c = 0; c < kChannels; ++c) values[c][p] = Accumulator<T>(from[c]);
+  }
+}
+
 // The samples of a block of few channels.
 template <int kChannels, typename T>
 DCN_INLINE void SampleFew(const SampleTaps<Accumulator<T>>& taps, const T* image, T* out, int count) {
@@ -60,10 +70,11 @@ DCN_INLINE void SampleFew(const SampleTaps<Accumulator<T>>& taps, const T* image
   for (int32_t tap = 0; tap < taps.taps(); ++tap) {
     const int32_t* const pixel = taps.pixel(tap);
     const A* const weight = taps.weight(tap);
-    DCN_INDEPENDENT_ITERATIONS
-    for (int p = 0; p < kBlockPoints; ++p) {
-      const int32_t first = (pixel[p] < 0 ? 0 : pixel[p]) * kChannels;
-      for (int c = 0; c < kChannels; ++c) sum[c][p] += pixel[p] < 0 ? A(0) : weight[p] * A(image[first + c]);
+    A value[kChannels][kBlockPoints];
+    ReadFew(pixel, image, value);
+    for (int c = 0; c < kChannels; ++c) {
+      DCN_INDEPENDENT_ITERATIONS
+      for (int p = 0; p < kBlockPoints; ++p) sum[c][p] += pixel[p] < 0 ? A(0) : weight[p] * value[c][p];
     }
   }
   for (int p = 0; p < count; ++p) {
@@ -102,11 +113,12 @@ DCN_INLINE void DotFew(const SampleTaps<Accumulator<T>>& taps, const T* image, c
   }
   for (int32_t tap = 0; tap < taps.taps(); ++tap, dots += kBlockPoints) {
     const int32_t* const pixel = taps.pixel(tap);
+    A value[kChannels][kBlockPoints];
+    ReadFew(pixel, image, value);
     DCN_INDEPENDENT_ITERATIONS
     for (int p = 0; p < kBlockPoints; ++p) {
-      const int32_t first = (pixel[p] < 0 ? 0 : pixel[p]) * kChannels;
       A dot = 0;
-      for (int c = 0; c < kChannels; ++c) dot += d[c][p] * A(image[first + c]);
+      for (int c = 0; c < kChannels; ++c) dot += d[c][p] * value[c][p];
       dots[p] = pixel[p] < 0 ? A(0) : dot;
     }
   }
@@ -223,8 +235,9 @@ void ComputePart(const SamplingSizes& sizes, const Part& part, SampleTaps<Accumu
   int64_t pixel_stride = sizes.channels;
   if constexpr (std::is_same_v<S, A>) {
     sums = out;
-    for (int64_t pixel = 0; pixel < part.pixels; ++pixel)
-      std::fill_n(out + pixel * sizes.channels, part.channels, A(0));
+    const bool has_all_channels = part.channels == sizes.channels;
+    const int64_t runs = has_all_channels ? 1 : part.pixels, length = has_all_channels ? part.pixels : 1;
+    for (int64_t run = 0; run < runs; ++run) std::fill_n(out + run * sizes.channels, length * part.channels, A(0));
   } else {
     buffer.assign(part.pixels * part.channels, A(0));
     sums = buffer.data();
