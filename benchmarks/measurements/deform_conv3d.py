@@ -64,5 +64,6 @@ CONVOLUTION_OF_VOLUMES = Operator(
         "reference": compiled.implementation(partial(jax_dcn.deform_conv3d, backend="reference"), VARIED),
     },
     lower_bounds=(XLA,),
-    about_lower_bounds="Time: the time of jax_dcn divided by that of XLA's ordinary convolution, which samples nothing.",
+    about_lower_bounds="Time: the time of jax_dcn divided by that of XLA's ordinary convolution, which samples "
+    "nothing. ",
 )
