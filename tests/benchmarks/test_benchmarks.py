@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib", reason="the extra 'benchmarks' is not installe
 from benchmarks import growth, operators
 from benchmarks.__main__ import main
 from benchmarks.baselines import PASSES, compiled
-from benchmarks.measurements import aggregation, deform_conv, roi_pool, sampling
+from benchmarks.measurements import aggregation, deform_conv, deform_conv3d, roi_pool, sampling
 from benchmarks.measurements.deform_conv import CONVOLUTION
 from benchmarks.measurements.measure import measure
 from benchmarks.support import memory
@@ -30,6 +30,7 @@ TINY_SHAPES = {
     "multi_scale_deformable_attention": {"M": aggregation.Attention(2, (4, 3), heads=2)},
     "dcnv3": {"W": aggregation.Window(1, 5, 2)},
     "grid_sample": {"S": sampling.Shape("volume", 2, (2, 4, 3), 3, (7,))},
+    "deform_conv3d": {"V": deform_conv3d.Shape(1, (2, 3, 4), 4)},
 }
 BASELINES = CONVOLUTION.implementations
 
@@ -65,7 +66,7 @@ def test_end_to_end(tiny, tmp_path):
     assert status == 0
     assert results["not reached"] == []
     rows = {(row["shape"], row["pass"]): row for row in results["operators"]}
-    assert set(rows) == {(shape, pass_) for shape in "APRMWS" for pass_ in PASSES}
+    assert set(rows) == {(shape, pass_) for shape in "APRMWSV" for pass_ in PASSES}
     assert len(results["growth"]) == 2 * len(PASSES)
     for row in (*rows.values(), *results["growth"]):
         assert "jax_dcn" in row["seconds"]
