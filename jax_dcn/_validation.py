@@ -18,7 +18,7 @@ _LIMIT = 2**31  # the kernels count positions on the grid in 32 bits
 _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel = 2  # the lengths of nested lists could fill a screen
-_COUNTS = {1: "a sequence of one", 2: "a pair of them", 3: "three of them"}
+_COUNTS = {1: "a tuple of one", 2: "a pair of them", 3: "three of them"}
 _PADDINGS = {
     1: "or ((left, right),)",
     2: "a pair of ints or ((top, bottom), (left, right))",
@@ -158,6 +158,14 @@ def pair(name: str, value: Any, least: Literal[0, 1] = 1) -> tuple[int, int]:
     """A positive int or two, as two; with `least` of 0, they may also be 0."""
     first, second = sizes(name, value, 2, least)
     return first, second
+
+
+def axes(name: str, value: Any) -> int:
+    """The number of axes, one to three, that a size has: two for an int."""
+    count = 2 if _is_int(value) or not hasattr(value, "__len__") else len(value)
+    if count not in _COUNTS:
+        raise _wrong(name, "an int, or one to three of them", value)
+    return count
 
 
 def sizes(name: str, value: Any, count: int, least: Literal[0, 1] = 1) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """Statistics of offsets for training logs, and a warning when they show that a model diverges."""
 
+import operator
 import warnings
 from collections.abc import Mapping
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -58,9 +59,7 @@ def offset_statistics(
       >>> {name: round(number.item(), 3) for name, number in statistics.items()}
       {'max_length': 5.0, 'mean_length': 0.556, 'not_finite': 0, 'outside': 0.091}
     """
-    dims = len(image_size) if hasattr(image_size, "__len__") else 2
-    if not 1 <= dims <= 3:
-        raise ValueError(f"image_size must be an int, or one to three of them, got {image_size!r}")
+    dims = _validation.axes("image_size", image_size)
     size = _validation.sizes("image_size", image_size, dims)
     kernel = _validation.sizes("kernel_size", kernel_size, dims)
     window = geometry.resolve(size, kernel, strides=strides, padding=padding, kernel_dilation=kernel_dilation)
@@ -87,7 +86,7 @@ def statistics_of(
 
     positions = geometry.locations(offset, kernel_size, window)
     regular = geometry.reads(geometry.grid(offset.shape[-dims - 1 : -1], kernel_size, window), image_size, window)
-    nan = jnp.isnan(sum(positions))
+    nan = reduce(operator.or_, map(jnp.isnan, positions))
     lost = regular & ~geometry.reads(positions, image_size, window) & ~nan
 
     def ratio(total: jax.Array, count: jax.Array) -> jax.Array:

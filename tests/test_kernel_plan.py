@@ -185,7 +185,7 @@ def test_the_plan_of_a_convolution_of_volumes(target, dtype):
 def test_fused_kernels_have_two_axes():
     operands = {"x": struct((1, 2, 3, 4, 8), "float32"), "offset": struct((1, 2, 3, 4, 3), "float32")}
     operands["weight"] = struct((1, 1, 1, 8, 8), "float32")
-    with pytest.raises(ValueError, match="cannot compute the forward: the fused kernels are for images of two axes"):
+    with pytest.raises(ValueError, match="cannot compute the forward: the fused kernels support two spatial axes only"):
         planned("deform_conv3d", operands, "cpu", backend="fused")
 
 

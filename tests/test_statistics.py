@@ -70,7 +70,7 @@ def test_statistics_are_what_counting_gives(kernel, convolution):
     vectors = offset.reshape(2, -1, len(kernel))
     vectors[0, 5:7, 0], vectors[0, 5:7, -1] = np.nan, [1, np.nan]
     vectors[1, 9, :] = np.inf
-    vectors[1, 10:12, 0], vectors[1, 10:12, -1] = [np.nan, 1], -np.inf
+    vectors[1, 10:12, 0], vectors[1, 10:12, -1] = [np.nan, np.inf], -np.inf
     statistics = jax.jit(lambda offset: offset_statistics(offset, **arguments(kernel, convolution)))(offset)
     expected = counted(offset, kernel, convolution)
     assert statistics.keys() == expected.keys()

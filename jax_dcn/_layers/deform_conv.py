@@ -96,9 +96,7 @@ class DeformConvBase(common.BranchLayer):
 
     def _window(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """The size, the strides and the dilation of the kernel, for each axis of the image."""
-        count = len(self.kernel_size) if hasattr(self.kernel_size, "__len__") else 2
-        if count not in _OPERATORS:
-            raise ValueError(f"kernel_size must be an int or a sequence of one to three, got {self.kernel_size!r}")
+        count = _validation.axes("kernel_size", self.kernel_size)
         kernel_size, strides, dilation = (
             _validation.sizes(name, getattr(self, name), count)
             for name in ("kernel_size", "strides", "kernel_dilation")

@@ -40,6 +40,11 @@ def write(parameters: Mapping[str, np.ndarray], owner: str) -> dict[str, np.ndar
     """The inverse of `read`, from parameters in the layout of PyTorch, for one offset group."""
     kernel = parameters["kernel"]
     taps, axes = math.prod(kernel.shape[2:]), kernel.ndim - 2
+    if axes == 1 and len(kernel) == 2 * taps:
+        raise ValueError(
+            f"{owner or 'the layer'} of one axis must not have two outputs for each tap, which may be offsets and "
+            "masks, or offsets of two groups"
+        )
     if len(kernel) not in (axes * taps, (axes + 1) * taps):
         raise ValueError(
             f"{owner or 'the layer'} must have one offset group: a convolution of tvdcn that predicts the offsets of a "

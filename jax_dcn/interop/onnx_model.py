@@ -57,6 +57,8 @@ def to_onnx(layer: Any, variables: Any = None, *, image_size: Sequence[int] | No
         arrays["weight"] = torch_layout("kernel", np.asarray(layer.kernel_transform(kernel), np.float32))
     features, group_features, *kernel_size = arrays["weight"].shape
     samples = layer.offset_groups * math.prod(kernel_size)
+    if len(kernel_size) != 2:
+        raise ValueError(f"layer must have a kernel of two axes, as ONNX's DeformConv, got {tuple(kernel_size)}")
     if image_size is not None:
         image_size = _validation.pair("image_size", image_size)
     window = _window(layer, image_size, kernel_size)

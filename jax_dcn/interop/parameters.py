@@ -326,12 +326,13 @@ def _fitted(key: str, array: np.ndarray, path: names.Path, leaf: Any) -> jax.Arr
 
 
 def _advice(path: names.Path, found: Sequence[int], expected: Sequence[int]) -> str:
+    """What a layer should have, where a shape does not fit; only for two axes, because a bias does not tell them."""
     if "fc_offset" in path:
         return ": see the layer's modulated, hidden_features and output_size"
-    for dims in (1, 2, 3):
-        for theirs, ours, modulated in ((dims, dims + 1, False), (dims + 1, dims, True)):
-            if "conv_offset" in path and found[-1] * ours == expected[-1] * theirs:
-                return f": the layer should have {modulated=}"
+    ratios = {(2, 3): "modulated=False", (3, 2): "modulated=True"}
+    for (theirs, ours), remedy in ratios.items():
+        if "conv_offset" in path and found[-1] * ours == expected[-1] * theirs:
+            return f": the layer should have {remedy}"
     return ""
 
 

@@ -238,9 +238,9 @@ WRONG_SIGNALS = [
     ({"x": ones((4,))}, ValueError, ["x must", "[..., W, Cin]", "(4,)"]),
     ({"x": ones((2, 9, 4, 1))}, ValueError, ["offset must", "[..., Wo, G·K·1]", "(2, 9, 4, 1)", "(2, 9, 6)"]),
     ({"weight": ones((3, 3, 4, 6))}, ValueError, ["weight must", "[kw, Cin/groups, Cout]", "(3, 3, 4, 6)"]),
-    ({"offset": ones((2, 9, 4))}, ValueError, ["offset must", "(2, 9, G·3)", "a 3 kernel", "(2, 9, 4)"]),
+    ({"offset": ones((2, 9, 4))}, ValueError, ["offset must", "(2, 9, G·3)", "a 3-tap kernel", "(2, 9, 4)"]),
     ({"mask": ones((2, 9, 3))}, ValueError, ["mask must", "(2, 9, 6)", "as many channels as offset", "(2, 9, 3)"]),
-    ({"strides": (1, 1)}, ValueError, ["strides must", "a sequence of one", "(1, 1)"]),
+    ({"strides": (1, 1)}, ValueError, ["strides must", "a tuple of one", "(1, 1)"]),
     ({"padding": (1, 1)}, ValueError, ["padding must", "((left, right),)", "(1, 1)"]),
     ({"data_format": "NHWC"}, ValueError, ["data_format must", "'NWC'", "'NHWC'"]),
 ]

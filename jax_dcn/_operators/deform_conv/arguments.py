@@ -78,7 +78,8 @@ def canonicalize(
 ) -> Problem:
     """The problem of a convolution of images of `dims` axes."""
     formats = FORMATS[dims]
-    _validation.choice("data_format", data_format, (None, *formats))
+    data_format = formats[0] if data_format is None else data_format
+    _validation.choice("data_format", data_format, formats)
     _validation.choice("deterministic", deterministic, (None, True, False))
     _validation.choice("backend", backend, (None, "fused", "im2col", "reference"))
     first = data_format == formats[1]

@@ -74,8 +74,8 @@ def check_offset(offset: Shaped, image_size: Size, kernel_size: Size, window: Wi
 
 
 def kernel_shown(kernel_size: Size) -> str:
-    """The size of a kernel in messages."""
-    return f"a {'x'.join(map(str, kernel_size))}"
+    """The size of a kernel with its article, before the word "kernel" in messages: a 3x3."""
+    return f"a {'x'.join(map(str, kernel_size))}" if len(kernel_size) > 1 else f"a {kernel_size[0]}-tap"
 
 
 def locations(offset: Any, kernel_size: Size, window: Window, origin: Sequence[ArrayLike] = ()) -> tuple[Any, ...]:

@@ -300,7 +300,7 @@ def _unsupported_reason(computation: str, problem: _Problem) -> str:
     """Why the fused kernels cannot do it, or an empty string: the rules are in lib/fused_rules.cc."""
     x, offset, weight, spec, target, _ = problem
     if spec.dims == 3:
-        return "the fused kernels are for images of two axes"
+        return "the fused kernels support two spatial axes only"
     offset_groups, taps = problem.groups_and_taps
     both = spec.precision if isinstance(spec.precision, tuple) else (spec.precision,)
     tf32 = spec.precision == lax.DotAlgorithmPreset.TF32_TF32_F32

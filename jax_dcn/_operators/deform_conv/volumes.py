@@ -16,7 +16,7 @@ from jax_dcn._operators.deform_conv.custom_calls import Samples
 from jax_dcn._operators.deform_conv.geometry import Size, groups_and_taps, locations
 from jax_dcn._operators.sampling import custom_calls
 from jax_dcn._operators.sampling.arguments import Operands
-from jax_dcn._operators.sampling.geometry import Spec
+from jax_dcn._operators.sampling.geometry import FAR, Spec
 from jax_dcn._operators.sampling.plan import XCotangent
 from jax_dcn._operators.sampling.reference import reference
 from jax_dcn._primitive.chunks import read_chunk, write_chunk
@@ -178,8 +178,9 @@ def _outside_is_outside(position: jax.Array, size: int) -> jax.Array:
 
 
 def _wrapped(position: jax.Array, size: int) -> jax.Array:
-    """Finite positions on a torus, within the image, because the sampling takes only those up to 2**30 pixels away."""
+    """Finite positions on a torus: those that are farther away than the sampling takes, moved into the image."""
     low = lax.stop_gradient(jnp.floor(position))
     remainder = lax.rem(low, jnp.full_like(low, max(size, 1)))
     remainder = jnp.where(remainder < 0, remainder + size, remainder)
-    return jnp.where(jnp.isfinite(position), remainder + (position - low), position)
+    is_far = jnp.isfinite(position) & (jnp.abs(position) >= FAR)
+    return jnp.where(is_far, remainder + (position - low), position)
