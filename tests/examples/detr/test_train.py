@@ -90,6 +90,7 @@ def test_the_command(folder, tmp_path, capsys):
     assert json.loads((tmp_path / "results.json").read_text())["history"] == result["history"]
 
 
+@pytest.mark.thorough  # tests/examples/test_library.py has the same with a tiny model
 def test_a_run_goes_on_as_if_never_interrupted(folder, tmp_path):
     whole = train(checkpoint(), RECIPE, batches(folder), tmp_path / "whole", devices=jax.devices()[:1])
     parts = {"directory": tmp_path / "parts", "devices": jax.devices()[:1]}
