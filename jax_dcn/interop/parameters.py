@@ -151,7 +151,7 @@ def to_torch(
     Raises:
       ValueError: For an unknown style, for names that clash, in a style other than "dcnv2" for a modulated pooling
         layer whose branch predicts offsets and masks from the same hidden features, or in the style "tvdcn" for a layer
-        of several offset groups.
+        of several offset groups, or of one axis with two outputs for each tap, which are ambiguous.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -166,6 +166,7 @@ def to_torch(
       res3.0.conv2.weight (8, 4, 3, 3)
     """
     _validation.choice("style", style, (*names.STYLES, "tvdcn"))
+    others = "mmcv" if style == "tvdcn" else style  # the style of all but the convolutions of offsets
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     arrays = {names.path_of(keys): np.asarray(leaf) for keys, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)}
     layers = _DeformableLayers(list(arrays))
@@ -182,13 +183,13 @@ def to_torch(
             branch = branches.setdefault(layers.owner(path), {})
             branch[layers.index(path), path[-1]] = torch_layout(path[-1], array)
             continue
-        key = layers.keys(path, module, style if style in names.STYLES else "mmcv")[0]
+        key = layers.keys(path, module, others)[0]
         if key in state:
             raise ValueError(f"{'/'.join(path)} and another parameter would both be called {key!r}")
         state[key] = torch_layout(path[-1], array)
     for owner, parameters in branches.items():
         name = names.modules(owner, module)[0]
-        written = regions.write(parameters, names.STYLES.get(style, names.STYLES["mmcv"]), _pair(output_size))
+        written = regions.write(parameters, names.STYLES[others], _pair(output_size))
         state |= {names.joined(name, key): array for key, array in written.items()}
     for owner, of_conv in of_convs.items():
         name = names.modules(owner, module)[0]

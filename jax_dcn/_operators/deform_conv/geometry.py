@@ -16,7 +16,7 @@ from jax_dcn._operators.bilinear import is_inside, output_size
 from jax_dcn._types import Padding, Shaped, Sizes
 
 Size = Sequence[int]  # along each axis of the image
-OUTPUT_AXES = {1: ("columns",), 2: ("rows", "columns"), 3: ("planes", "rows", "columns")}  # by the number of axes
+OUTPUT_AXES = {2: ("rows", "columns"), 3: ("planes", "rows", "columns")}  # by the number of axes
 
 
 @dataclass(frozen=True)

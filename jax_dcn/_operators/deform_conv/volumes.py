@@ -26,10 +26,8 @@ _Sampler = Callable[[jax.Array, jax.Array, Spec], jax.Array]
 
 def images_of(x: jax.Array, start: ArrayLike, count: int, offset_groups: int) -> jax.Array:
     """x of `count` images from `start` on, as the functions below take it: [n·G, D, H, W, C/G]."""
-    images = read_chunk(x, (start,), (count,))
-    *shape, channels = images.shape
-    by_group = jnp.moveaxis(images.reshape(*shape, offset_groups, channels // offset_groups), -2, 1)
-    return by_group.reshape(count * offset_groups, *by_group.shape[2:])
+    images = _by_group(read_chunk(x, (start,), (count,)), offset_groups)
+    return images.reshape(count * offset_groups, *images.shape[2:])
 
 
 def sample(x: jax.Array, samples: Samples) -> jax.Array:
@@ -80,8 +78,8 @@ def offset_cotangent(
     if "mask" in d_positions or columns_requested:
         sampled = chunk.unflat(custom_calls.sample(wide, points, spec))
         if "mask" in d_positions:
-            d_mask = (sampled * chunk.by_group(d_columns)).sum(-1, dtype=points.dtype)
-            d_mask = jnp.moveaxis(d_mask, 1, -2).reshape(chunk.mask_shape)
+            d_mask = (sampled * _by_group(d_columns, chunk.groups)).sum(-1, dtype=points.dtype)
+            d_mask = _of_all_groups(d_mask)
             out["mask"] = write_chunk(d_positions["mask"], d_mask, samples.start)
         if columns_requested:
             out["columns"] = chunk.masked(sampled, chunk.mask).astype(x.dtype)
@@ -97,7 +95,7 @@ def input_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array, *, w
     choices = XCotangent(d_x.dtype, workspace_size, shape[0])
     added = custom_calls.x_cotangent(points, chunk.samples_cotangent(d_columns), spec, shape=by_group, choices=choices)
     added = added.reshape(shape[0], chunk.groups, *by_group[1:])
-    return d_x + jnp.moveaxis(added, 1, -2).reshape(d_x.shape)
+    return d_x + _of_all_groups(added)
 
 
 class _Chunk:
@@ -108,7 +106,6 @@ class _Chunk:
         self.offset = self.read(samples.offset)
         self.mask = None if samples.mask is None else self.read(samples.mask)
         self.groups, self.taps = groups_and_taps(samples.offset, samples.kernel_size)
-        self.mask_shape = (*samples.shape, self.groups * self.taps)
         images, *pixels = samples.shape
         self.flat_shape = (images * self.groups, math.prod(pixels) * self.taps)  # n·G, points
 
@@ -148,24 +145,31 @@ class _Chunk:
         """Columns [n, planes, rows, columns, K, C], by samples as `unflat` returns them."""
         if mask is not None:
             sampled = sampled * self._of_taps(mask)
-        channels = self.groups * sampled.shape[-1]
-        return jnp.moveaxis(sampled, 1, -2).reshape(*self.samples.shape, self.taps, channels)
-
-    def by_group(self, columns: jax.Array) -> jax.Array:
-        """Columns [n, planes, rows, columns, K, C] as [n, G, planes, rows, columns, K, C/G]."""
-        *shape, channels = columns.shape
-        return jnp.moveaxis(columns.reshape(*shape, self.groups, channels // self.groups), -2, 1)
+        return _of_all_groups(sampled)
 
     def samples_cotangent(self, d_columns: jax.Array) -> jax.Array:
         """The cotangent of the samples [n·G, points, C/G]."""
-        d_sampled = self.by_group(d_columns)
+        d_sampled = _by_group(d_columns, self.groups)
         if self.mask is not None:
             d_sampled = d_sampled * self._of_taps(self.mask)
         return d_sampled.reshape(*self.flat_shape, d_sampled.shape[-1])
 
     def _of_taps(self, mask: jax.Array) -> jax.Array:
         """The mask as [n, G, planes, rows, columns, K, 1]."""
-        return jnp.moveaxis(mask.reshape(*self.samples.shape, self.groups, self.taps), -2, 1)[..., None]
+        return _by_group(mask, self.groups)[..., None]
+
+
+def _by_group(array: jax.Array, groups: int) -> jax.Array:
+    """An array [n, ..., C] as [n, G, ..., C/G]."""
+    *shape, channels = array.shape
+    return jnp.moveaxis(array.reshape(*shape, groups, channels // groups), -2, 1)
+
+
+def _of_all_groups(array: jax.Array) -> jax.Array:
+    """The inverse of `_by_group`."""
+    last = jnp.moveaxis(array, 1, -2)
+    *shape, groups, channels = last.shape
+    return last.reshape(*shape, groups * channels)
 
 
 def _sampled_by_reference(x: jax.Array, points: jax.Array, spec: Spec) -> jax.Array:
