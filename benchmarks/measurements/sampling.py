@@ -1,5 +1,6 @@
 """Sampling of images at any positions: warps, points and volumes."""
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -21,6 +22,10 @@ class Shape(NamedTuple):
     channels: int
     points: tuple[int, ...]
     warps: bool = False
+
+    @property
+    def samples(self):
+        return self.batch * math.prod(self.points)
 
     def __str__(self):
         size, points = (" x ".join(map(str, sizes)) for sizes in (self.size, self.points))

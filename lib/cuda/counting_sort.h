@@ -87,7 +87,7 @@ struct SortShape {
   }
 };
 
-__device__ inline int Lane() { return int(threadIdx.x % kWarp); }
+__device__ inline int First(unsigned lanes) { return kWarp - 1 - __clz(lanes & (~lanes + 1)); }
 
 // The exclusive sum over the lanes, plus *sum, to which the sum of all lanes is added.
 __device__ inline int32_t ExclusiveSum(int32_t value, int32_t* sum) {
@@ -224,7 +224,7 @@ __global__ void SortBinsKernel(Tables tables, SortShape shape, bool is_row_start
     auto for_each_entry = [&](const auto& f) {
       int32_t index = Lane();
       for (unsigned left = parts; left; left &= left - 1) {
-        const int chunk = kWarp - 1 - __clz(left & (~left + 1));  // the first that is left
+        const int chunk = First(left);
         const int32_t* const part_ids = table_ids + __shfl_sync(kWholeWarp, first_id, chunk);
         const int32_t num_entries = __shfl_sync(kWholeWarp, part_entries, chunk);
         for (int32_t first = 0; first < num_entries; first += kWarp) {

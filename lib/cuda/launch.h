@@ -121,4 +121,6 @@ inline int64_t BlocksFor(int64_t n) { return (n + kThreads - 1) / kThreads; }
 __device__ inline int64_t global_thread() { return int64_t(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ inline int64_t grid_stride() { return int64_t(gridDim.x) * blockDim.x; }
 
+__device__ inline int Lane() { return int(threadIdx.x % kWarp); }  // of the calling thread, in its warp
+
 }  // namespace dcn

@@ -22,15 +22,13 @@ const char* DispatchShape(const SamplingSizes& sizes, const F& f) {
   return sizes.rules.interpolation == Interpolation::kCubic ? f(Shape<2, 2>()) : f(Shape<2, 1>());
 }
 
-// A located point: on each axis, and the pixels of the image that its sample reads as its taps, -1 if none.
+// A located point: the taps of each axis. The pixels are -1 where the sample reads none.
 template <typename A, typename S>
 struct LocatedPoint {
   AxisTaps<A> axis[S::kDims];
   A slope[S::kDims];  // of the position in the coordinate
-  int32_t pixel[S::kTaps];
 
   __device__ LocatedPoint(const SamplingSizes& sizes, const A* locations, int64_t batch, int64_t point) {
-    int32_t axis_pixel[S::kDims][S::kAxisTaps];
     const SamplingRules& rules = sizes.rules;
 #pragma unroll
     for (int a = 0; a < S::kDims; ++a) {
@@ -42,22 +40,24 @@ struct LocatedPoint {
       const AxisPosition<A> folded = FoldPosition(scale.position(coordinate), size, rules.units, rules.fold);
       axis[a] = LocateTaps(folded.position, size, rules);
       slope[a] = axis[a].is_near ? scale.scale * folded.slope : A(0);
+    }
+  }
+
+  // The pixel of a tap.
+  __device__ int32_t pixel(const SamplingSizes& sizes, int tap) const {
+    return PixelOf(sizes, [&](int a) { return AxisPixel(sizes, a, S::AxisTap(tap, a)); });
+  }
+  // Those of all taps, which share the pixels of the axes.
+  __device__ void FindPixels(const SamplingSizes& sizes, int32_t* pixels) const {
+    int32_t axis_pixel[S::kDims][S::kAxisTaps];
 #pragma unroll
-      for (int tap = 0; tap < S::kAxisTaps; ++tap) {
-        const bool is_read = axis[a].is_read && tap < rules.taps();
-        axis_pixel[a][tap] = is_read ? FoldPixel(axis[a].first + tap, size, rules.outside) : -1;
-      }
+    for (int a = 0; a < S::kDims; ++a) {
+#pragma unroll
+      for (int tap = 0; tap < S::kAxisTaps; ++tap) axis_pixel[a][tap] = AxisPixel(sizes, a, tap);
     }
 #pragma unroll
     for (int tap = 0; tap < S::kTaps; ++tap) {
-      int32_t index = 0, sign = 0;
-#pragma unroll
-      for (int a = 0; a < S::kDims; ++a) {
-        const int32_t of_axis = axis_pixel[a][S::AxisTap(tap, a)];
-        index = index * sizes.size[a] + of_axis;
-        sign |= of_axis;
-      }
-      pixel[tap] = sign < 0 || is_nan() ? -1 : index;
+      pixels[tap] = PixelOf(sizes, [&](int a) { return axis_pixel[a][S::AxisTap(tap, a)]; });
     }
   }
 
@@ -86,6 +86,23 @@ struct LocatedPoint {
                          : TapWeight(interpolation, S::AxisTap(tap, a), axis[a].fraction);
     }
     return product;
+  }
+
+ private:
+  __device__ int32_t AxisPixel(const SamplingSizes& sizes, int a, int tap) const {
+    const bool is_read = axis[a].is_read && tap < sizes.rules.taps();
+    return is_read ? FoldPixel(axis[a].first + tap, sizes.size[a], sizes.rules.outside) : -1;
+  }
+  template <typename F>
+  static __device__ int32_t PixelOf(const SamplingSizes& sizes, const F& axis_pixel) {
+    int32_t index = 0, sign = 0;
+#pragma unroll
+    for (int a = 0; a < S::kDims; ++a) {
+      const int32_t of_axis = axis_pixel(a);
+      index = index * sizes.size[a] + of_axis;
+      sign |= of_axis;
+    }
+    return sign < 0 ? -1 : index;
   }
 };
 

@@ -38,19 +38,12 @@ class TapsOfImage {
       : sizes_(sizes), locations_(locations), batch_(batch) {}
 
   __device__ Entry operator()(int32_t id) const {
-    const int32_t point = id / kEntries, number = id % kEntries;
+    const int32_t point = id / kEntries, tap = id % kEntries;
     const LocatedPoint<A, S> located(sizes_, locations_, batch_, point);
-    Entry entry = {};
-#pragma unroll
-    for (int tap = 0; tap < kEntries; ++tap) {
-      if (tap == number) entry = {located.pixel[tap], point, located.weight(sizes_.rules.interpolation, tap)};
-    }
-    return entry;
+    return {located.pixel(sizes_, tap), point, located.weight(sizes_.rules.interpolation, tap)};
   }
   __device__ void FindRows(int32_t point, int32_t* rows) const {
-    const LocatedPoint<A, S> located(sizes_, locations_, batch_, point);
-#pragma unroll
-    for (int tap = 0; tap < kEntries; ++tap) rows[tap] = located.pixel[tap];
+    LocatedPoint<A, S>(sizes_, locations_, batch_, point).FindPixels(sizes_, rows);
   }
   __device__ SortedTap<A> value(const Entry& entry) const { return {entry.point, entry.weight}; }
 
@@ -84,25 +77,42 @@ int64_t TableWords(const SamplingSizes& sizes) {
   return entries * int64_t(sizeof(SortedTap<A>) / sizeof(int32_t) + 1) + sizes.pixels() + 1;
 }
 
-// Each thread computes N channels of a pixel.
-template <typename T, int N>
-__global__ void GatherTapsKernel(SamplingSizes sizes, int64_t first_image, int64_t images, const int32_t* row_start,
-                                 const SortedTap<Accumulator<T>>* taps, const T* d_out, bool is_wide, void* d_x) {
+// The sorted taps of consecutive images, and what the gather kernels add up and store.
+template <typename T>
+struct Rows {
   using A = Accumulator<T>;
-  const int64_t pixels = sizes.pixels(), vectors = sizes.channels / N, entries = Entries(sizes);
-  for (int64_t item = global_thread(); item < images * pixels * vectors; item += grid_stride()) {
-    const int64_t pixel_of_all = Quotient(item, vectors), image = Quotient(pixel_of_all, pixels);
-    const int64_t channel = (item - pixel_of_all * vectors) * N, pixel = pixel_of_all - image * pixels;
-    const int32_t* const start = row_start + image * (pixels + 1) + pixel;
-    const SortedTap<A>* const of_image = taps + image * entries;
-    const T* const d = d_out + (first_image + image) * sizes.points * sizes.channels + channel;
-    A sum[N] = {};
-    for (int32_t i = start[0]; i < start[1]; ++i) {
-      const SortedTap<A> tap = of_image[i];
-      const Vector<A, N> row = Widened(AsVector<N>(d + tap.point * sizes.channels));
-      for (int v = 0; v < N; ++v) sum[v] += tap.weight * row.value[v];
-    }
-    const int64_t element = (first_image * pixels + pixel_of_all) * sizes.channels + channel;
+
+  SamplingSizes sizes;
+  int64_t first_image, images;
+  const int32_t* row_start;
+  const SortedTap<A>* taps;
+  const T* d_out;
+  bool is_wide;
+  void* d_x;
+
+  // The taps of one pixel.
+  struct Row {
+    const SortedTap<A>* taps;
+    int32_t begin, end;
+    const T* d_out;  // of the image
+  };
+  __device__ Row operator[](int64_t pixel_of_all) const {
+    const int64_t pixels = sizes.pixels(), image = Quotient(pixel_of_all, pixels);
+    const int32_t* const start = row_start + image * (pixels + 1) + pixel_of_all - image * pixels;
+    return {taps + image * Entries(sizes), start[0], start[1],
+            d_out + (first_image + image) * sizes.points * sizes.channels};
+  }
+
+  template <int N>
+  __device__ void Add(const Row& row, int32_t i, int64_t channel, A (&sum)[N]) const {
+    const SortedTap<A> tap = row.taps[i];
+    const Vector<A, N> d = Widened(AsVector<N>(row.d_out + tap.point * sizes.channels + channel));
+    for (int v = 0; v < N; ++v) sum[v] += tap.weight * d.value[v];
+  }
+
+  template <int N>
+  __device__ void Store(int64_t pixel_of_all, int64_t channel, const A (&sum)[N]) const {
+    const int64_t element = (first_image * sizes.pixels() + pixel_of_all) * sizes.channels + channel;
     const auto store = [&](auto* result) {
       using Result = std::remove_reference_t<decltype(*result)>;
       Vector<Result, N> vector;
@@ -114,6 +124,45 @@ __global__ void GatherTapsKernel(SamplingSizes sizes, int64_t first_image, int64
       store(static_cast<A*>(d_x));
     } else {
       store(static_cast<T*>(d_x));
+    }
+  }
+};
+
+// A pixel with more taps is added up by a warp.
+constexpr int32_t kLongRow = 16 * kWarp;
+
+// Each thread computes N channels of a pixel.
+template <typename T, int N>
+__global__ void GatherTapsKernel(Rows<T> rows) {
+  const int64_t vectors = rows.sizes.channels / N, items = rows.images * rows.sizes.pixels() * vectors;
+  for (int64_t item = global_thread(); item < items; item += grid_stride()) {
+    const int64_t pixel = Quotient(item, vectors), channel = (item - pixel * vectors) * N;
+    const auto row = rows[pixel];
+    if (row.end - row.begin > kLongRow) continue;
+    Accumulator<T> sum[N] = {};
+    for (int32_t i = row.begin; i < row.end; ++i) rows.Add(row, i, channel, sum);
+    rows.Store(pixel, channel, sum);
+  }
+}
+
+// The lanes of a warp take turns with the taps of a pixel.
+template <typename T, int N>
+__global__ void GatherLongRowsKernel(Rows<T> rows) {
+  const int64_t pixels = rows.images * rows.sizes.pixels();
+  for (int64_t first = global_thread() - Lane(); first < pixels; first += grid_stride()) {
+    const auto own = rows[min(first + Lane(), pixels - 1)];
+    const bool is_long = first + Lane() < pixels && own.end - own.begin > kLongRow;
+    for (unsigned left = __ballot_sync(kWholeWarp, is_long); left; left &= left - 1) {
+      const int64_t pixel = first + First(left);
+      const auto row = rows[pixel];
+      for (int64_t channel = 0; channel < rows.sizes.channels; channel += N) {
+        Accumulator<T> sum[N] = {};
+        for (int32_t i = row.begin + Lane(); i < row.end; i += kWarp) rows.Add(row, i, channel, sum);
+        for (int distance = 1; distance < kWarp; distance *= 2) {
+          for (int v = 0; v < N; ++v) sum[v] += __shfl_xor_sync(kWholeWarp, sum[v], distance);
+        }
+        if (Lane() == 0) rows.Store(pixel, channel, sum);
+      }
     }
   }
 }
@@ -134,10 +183,12 @@ const char* SortAndGather(const Device& device, const SamplingSizes& sizes, cons
                                          ids};
     const char* failure = SortByRow(device, tables, csr);
     if (failure) return failure;
+    const Rows<T> rows = {sizes, tables.first, images, row_start, sorted, d_out, is_wide, d_x};
     failure = DispatchWidth<T>(sizes.channels, [&](auto width) {
       constexpr int N = decltype(width)::value;
-      return Launch<GatherTapsKernel<T, N>>(device, BlocksFor(images * sizes.pixels() * (sizes.channels / N)), sizes,
-                                            tables.first, images, row_start, sorted, d_out, is_wide, d_x);
+      const int64_t pixels = images * sizes.pixels();
+      const char* failure = Launch<GatherTapsKernel<T, N>>(device, BlocksFor(pixels * (sizes.channels / N)), rows);
+      return failure ? failure : Launch<GatherLongRowsKernel<T, N>>(device, BlocksFor(pixels), rows);
     });
     if (failure) return failure;
   }

@@ -17,9 +17,10 @@ from tests.kernels import build
 pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.usefixtures("compiler")]
 
 CORPUS = pathlib.Path(__file__).parent / "corpus.bin"
-# The backend, and how many mutated inputs are replayed after those of the corpus.
-RUNS = [("contract", 2_000), ("cpu_contract", 2_000), ("cpu_portable", 500), ("cuda", 0)]
-THOROUGH_RUNS = [("contract", 20_000), ("cpu_contract", 20_000), ("cpu", 5_000)]
+# The backend, and how many mutated inputs are replayed after those of the corpus. Each backend is a program that takes
+# a minute to compile.
+RUNS = [("cpu_contract", 2_000)]
+THOROUGH_RUNS = [("contract", 20_000), ("cpu_contract", 20_000), ("cpu", 5_000), ("cpu_portable", 500), ("cuda", 0)]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_checks_are_in_the_source():
         without_check(name)
 
 
-@pytest.mark.parametrize("name", build.mutations(MUTATIONS, ["workspace of the CPU"]))
+@pytest.mark.parametrize("name", build.mutations(MUTATIONS, always=[]))
 def test_a_removed_check_is_noticed(name, tmp_path):
     """The corpus itself has an input that notices it, so that this does not depend on random mutations."""
     _, file, *_ = MUTATIONS[name]

@@ -449,6 +449,7 @@ const SamplingSizes kSamplings[] = {
     {1, 33, 1, 1, {5, 1, 1}, {Interpolation::kLinear, Units::kPixels, Fold::kNone, Outside::kWrap}, true},
     {2, 5, 4, 3, {2, 1, 3}, {Interpolation::kRounded, Units::kPixels, Fold::kNone, Outside::kMirror}, true},
     {1, 5, 2, 2, {4, 4, 1}, {Interpolation::kNearest, Units::kCorners, Fold::kClip, Outside::kZero}, false},
+    {2, 700, 3, 2, {1, 2, 1}, {Interpolation::kLinear, Units::kEdges, Fold::kClip, Outside::kZero}, false},
     {1, 5, 2, 2, {0, 4, 1}, {Interpolation::kLinear, Units::kPixels, Fold::kNone, Outside::kClip}, true},
     {2, 0, 2, 2, {4, 4, 1}, {Interpolation::kLinear, Units::kEdges, Fold::kNone, Outside::kZero}, false},
 };

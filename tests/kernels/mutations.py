@@ -110,7 +110,7 @@ MUTATIONS = {
     "pixel of the value past the end": Mutation(
         "aggregation_value.cu", "pixel <{~~~>=~~} int64_t{level.height} * level.width", FAULT),
     "sample past the last point": Mutation(
-        "sampling.cu", "existing = {~~min(item, points - 1)~>item~~};", "out of bounds"),
+        "sampling.cu", "return {~~min(first + Lane(), end - 1)~>first + Lane()~~}; }", "out of bounds"),
     "sample of a pixel outside the image": Mutation(
         "sampling.cu", "if (pixel[tap] >= {~~0~>-1~~}) loaded[tap]", "out of bounds"),
     "sums of a point that are not exchanged": Mutation(
@@ -118,7 +118,11 @@ MUTATIONS = {
     "pixels of a sample in rows of another length": Mutation(
         "located_point.h", "index = index * sizes.size[{~~a~>0~~}] + of_axis;", FAULT, kernel="sampling"),
     "images of samples sorted at once, of which only the first is taken": Mutation(
-        "sampling_x.cu", "const int32_t* const start = row_start + {~~image~>0~~} * (pixels + 1) + pixel;", FAULT),
+        "sampling_x.cu", "const int32_t* const start = row_start + {~~image~>0~~} * (pixels + 1) +", FAULT),
+    "taps of a pixel that every lane adds": Mutation(
+        "sampling_x.cu", "for (int32_t i = row.begin + Lane(); i < row.end; i += {~~kWarp~>1~~})", VALUES),
+    "pixel with many taps that is left out": Mutation(
+        "sampling_x.cu", "const bool is_long = {~~~>Lane() > 0 && ~~}first + Lane() < pixels", "is not written"),
     "column of an argmax outside the image": Mutation(
         "roi_pool.cu", "{~~~>if (largest[v].column >= 0) ~~}columns[index + v] = largest[v].column;", "is not written"),
     "columns of the argmax over their rows": Mutation(

@@ -22,7 +22,7 @@ import pathlib
 
 import pytest
 
-from benchmarks import aggregation_costs
+from benchmarks import gather_costs
 from benchmarks.counting import device_code, machine_code
 from benchmarks.counting.devices import DEVICES
 from benchmarks.lowering import executed_ptx
@@ -31,12 +31,11 @@ from benchmarks.measurements import aggregation, deform_conv, kernel_costs
 pytestmark = [
     pytest.mark.skipif(kernel_costs.missing() is not None, reason=str(kernel_costs.missing())),
     pytest.mark.platforms("cpu"),
+    pytest.mark.thorough,
 ]
 
 BUDGETS = pathlib.Path(__file__).with_name("budgets.json")  # by kind, kernel and architecture
 MARGIN = 1.03
-# One architecture is enough to see that a kernel has grown.
-BY_DEFAULT = ["sm_90", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("sm_80", "sm_120"))]
 ARCHITECTURES = ["sm_80", "sm_90", "sm_120"]
 KERNELS = ("KernelI13__nv_bfloat16Li", "KernelIfLi")  # parts of linker names: the fused kernels that are counted
 
@@ -84,7 +83,7 @@ def check(kind, architecture, counts):
     assert not exceeded, "; ".join(exceeded)
 
 
-@pytest.mark.parametrize("architecture", BY_DEFAULT)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_main_loops_stay_within_their_budgets(architecture):
     check("compiled", architecture, compiled_counts(assembled(architecture)))
     check("executed", architecture, executed_counts(architecture))
@@ -105,7 +104,7 @@ def test_float16_has_as_many_ptx_instructions_as_bfloat16():
 KNOWN, HELD_OUT = {"mma.": "HMMA", "ldmatrix.": "LDSM", "cp.async.c": "LDGSTS"}, {"fma.rn.f32": "FFMA"}
 
 
-@pytest.mark.parametrize("architecture", BY_DEFAULT)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_machine_code_executes_as_often_as_its_ptx(architecture):
     for function, record, executions in costs(architecture):
         machine, ptx = collections.Counter(), collections.Counter()
@@ -121,7 +120,6 @@ def test_machine_code_executes_as_often_as_its_ptx(architecture):
             assert machine[opcode] == pytest.approx(ptx[start], rel=0.03), (function.name, opcode)
 
 
-@pytest.mark.thorough
 @pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing()))
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_assembled_code_is_that_of_the_module(architecture):
@@ -132,7 +130,7 @@ def test_assembled_code_is_that_of_the_module(architecture):
         assert collections.Counter(opcodes) == built[function.name], function.name
 
 
-# Clocks per thousand taps of the encoder of aggregation_costs on sm_90: the larger of issue and L1.
+# Clocks per thousand taps of the encoder of gather_costs on sm_90: the larger of issue and L1.
 AGGREGATION = {
     "AggregateKernel": 5400,  # less than 1.5 times the 4,000 wavefronts that the corners take
     "TapCotangentsKernel": 6450,
@@ -143,14 +141,16 @@ AGGREGATION = {
 
 
 def test_the_aggregation_stays_within_its_budgets():
-    shape = aggregation_costs.SHAPES["encoder"]._replace(batch=1)
-    rows = list(aggregation_costs.measure({"encoder": shape}, architectures=("sm_90",)))
-    clocks = {row["kernel"].partition("<")[0]: max(row["clocks per thousand taps"].values()) for row in rows}
+    encoder = gather_costs.AGGREGATION.cases["encoder"]
+    shape = encoder.shape._replace(batch=1)
+    case = encoder._replace(shape=shape, samples=shape.taps)
+    rows = list(gather_costs.measure(gather_costs.AGGREGATION, {"encoder": case}, architectures=("sm_90",)))
+    clocks = {row["kernel"].partition("<")[0]: max(row["clocks per thousand"].values()) for row in rows}
     assert clocks.keys() == AGGREGATION.keys()
     assert {name: count for name, count in clocks.items() if count > AGGREGATION[name]} == {}
     sorting = [row for row in rows if row["call"] == "dcn_aggregation_value_cotangent"]
     atomics = 4 * aggregation.CHANNELS * 4  # bytes that vectorized atomics would add per sample
-    assert sum(row["bytes of the L2 cache per tap"] for row in sorting) < atomics
+    assert sum(row["bytes of the L2 cache per sample"] for row in sorting) < atomics
 
 
 def write_budgets():

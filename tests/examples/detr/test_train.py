@@ -86,8 +86,22 @@ def test_the_command(folder, tmp_path, capsys):
             assert len(picture.convert("RGB").getcolors(10**7)) > 50
     with pytest.raises(SystemExit, match="has checkpoints of a run"):
         main([*command, "--out", str(tmp_path)])
-    main([*command, "--out", str(tmp_path), "--resume"])  # nothing is left to do
-    assert json.loads((tmp_path / "results.json").read_text())["history"] == result["history"]
+
+
+@pytest.mark.thorough
+def test_the_command_goes_on(folder, tmp_path):
+    """First there is nothing left to do, and then a step more."""
+    command = [*data(folder), "--config", str(CONFIG), *FEW, "--out", str(tmp_path)]
+
+    def history():
+        return json.loads((tmp_path / "results.json").read_text())["history"]
+
+    main(command)
+    before = history()
+    main([*command, "--resume"])
+    assert history() == before
+    main([*command, "--resume", "--steps", "4"])
+    assert len(before) == 3 and len(history()) == 4 and history()[:3] == before
 
 
 @pytest.mark.thorough  # tests/examples/test_library.py has the same with a tiny model

@@ -99,6 +99,7 @@ CASES = {
     "more_points_than_are_located_at_a_time": Grid((7, 6), (15, 11), 1, "bilinear", "border"),
     "three_channels": Grid((7, 6), (9, 11), 3, "bilinear", "reflection", True),
     "four_channels": Grid((3, 4, 5), (4, 9), 4, "bilinear", "border"),
+    "many_points_of_a_pixel": Grid((1, 2), (700,), 3, padding_mode="border"),
     "many_channels": Grid((3, 2, 4), (2, 3), 70, padding_mode="reflection"),
     "bicubic": Grid(method="bicubic", padding_mode="reflection"),
     "bicubic_of_two_channels": Grid((2, 3), (5,), 2, "bicubic", "border", True),
