@@ -15,8 +15,8 @@ namespace dcn {
 namespace {
 
 // The blocks of an SM that the registers have room for.
-template <typename T>
-constexpr int kBlocks = sizeof(T) == 8 ? 1 : 2;
+template <typename T, typename S>
+constexpr int kBlocks = sizeof(T) == 8 || S::kAxisTaps == 4 ? 1 : 2;
 
 // The lanes that share the channels of a point: each has 16 bytes, if there are as many.
 constexpr int kMaxLanes = 4;
@@ -63,7 +63,7 @@ struct WarpOfPoints {
 };
 
 template <typename T, int N, typename S>
-__global__ void __launch_bounds__(kThreads, kBlocks<T>)
+__global__ void __launch_bounds__(kThreads, kBlocks<T, S>)
     SampleKernel(SamplingSizes sizes, int lanes, const T* x, const Accumulator<T>* locations, T* out) {
   using A = Accumulator<T>;
   for (int64_t first = global_thread() - Lane(); first < sizes.batches * sizes.points; first += grid_stride()) {
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T>)
 }
 
 template <typename T, int N, typename S>
-__global__ void __launch_bounds__(kThreads, kBlocks<T>)
+__global__ void __launch_bounds__(kThreads, kBlocks<T, S>)
     LocationsCotangentKernel(SamplingSizes sizes, int lanes, const T* x, const Accumulator<T>* locations,
                              const T* d_out, Accumulator<T>* d_locations) {
   using A = Accumulator<T>;
