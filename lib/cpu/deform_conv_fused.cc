@@ -16,7 +16,7 @@ const FusedKernels& KernelsOf(InstructionSet set, DType dtype) {
 
 }  // namespace
 
-const char* FusedInstructions() { return NameOf(BestInstructionSet()); }
+const char* FusedInstructions() { return RowOf(BestInstructionSet()).name; }
 
 const char* FusedForward(Device& device, const Convolution& convolution, const FusedForwardArrays& arrays) {
   const auto& [dtype, sizes, positions, product] = convolution;

@@ -31,15 +31,11 @@ struct Operators {
   DCN_OPERATORS(DCN_DECLARE)                                            \
   static constexpr Operators kOperators = {DCN_OPERATORS(DCN_ADDRESS)}; \
   }
-DCN_DEFINE_OPERATORS(portable)
-#if DCN_HAS_X86_KERNELS
-DCN_DEFINE_OPERATORS(avx2)
-DCN_DEFINE_OPERATORS(avx512)
-#endif
+DCN_OPERATOR_SETS(DCN_DEFINE_OPERATORS)
 
 static const Operators& Best() {
-#define DCN_ROW(set) &DCN_TABLE_##set(DCN_OPERATORS_OF)::kOperators,
-  static constexpr const Operators* kTable[] = {DCN_INSTRUCTION_SETS(DCN_ROW)};
+#define DCN_OPERATORS_FOR(set) &DCN_TABLE_##set(DCN_OPERATORS_OF)::kOperators,
+  static constexpr const Operators* kTable[] = {DCN_INSTRUCTION_SETS(DCN_OPERATORS_FOR)};
   return *kTable[int(BestInstructionSet())];
 }
 

@@ -15,16 +15,18 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#if DCN_HAS_NEON_KERNELS && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 namespace dcn {
 namespace {
 
-struct Row {
-  const char *name, *features;
+struct Feature {
+  const char* name;
+  bool (*is_present)();
 };
-#define DCN_ROW(set) {#set, DCN_TABLE_##set(DCN_FEATURES)},
-constexpr Row kTable[] = {DCN_INSTRUCTION_SETS(DCN_ROW)};
-constexpr const char* kNames[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx"};
 
 #if DCN_HAS_X86_KERNELS
 // Whether Linux lets this process use the tile registers. A process asks once, before their first use.
@@ -43,10 +45,6 @@ struct Cpuid {
   explicit Cpuid(unsigned leaf) { __get_cpuid_count(leaf, 0, &eax, &ebx, &ecx, &edx); }
 };
 
-struct Feature {
-  const char* name;
-  bool (*is_present)();
-};
 #define DCN_FEATURE(name) {name, [] { return bool(__builtin_cpu_supports(name)); }}
 constexpr Feature kFeatures[] = {
     DCN_FEATURE("sse2"),
@@ -61,47 +59,68 @@ constexpr Feature kFeatures[] = {
     {"amx-bf16", [] { return bool(Cpuid(7).edx >> 22 & 1); }},
     {"amx-tile", [] { return bool(Cpuid(7).edx >> 24 & 1) && MayUseTiles(); }},
 };
+#elif DCN_HAS_NEON_KERNELS
+// Processors that have BF16 must have all of Armv8.2.
+bool HasBf16() {
+#ifdef HWCAP2_BF16
+  return getauxval(AT_HWCAP2) & HWCAP2_BF16;
+#else
+  return false;
+#endif
+}
+
+constexpr Feature kFeatures[] = {{"arch=armv8-a", [] { return true; }}, {"arch=armv8.2-a+bf16", HasBf16}};
+#else
+constexpr Feature kFeatures[] = {{"sse2", [] { return true; }}};
+#endif
 
 bool HasFeature(const std::string& name) {
   return std::any_of(std::begin(kFeatures), std::end(kFeatures),
                      [&](const Feature& feature) { return feature.name == name && feature.is_present(); });
 }
-#endif
 
 // Tests the features in the order of the table, so that a process without the others does not ask for tile registers.
-bool HasAllFeatures([[maybe_unused]] const Row& row) {
-#if DCN_HAS_X86_KERNELS
-  std::istringstream names(row.features);
+bool HasAllFeatures(InstructionSet set) {
+  std::istringstream names(RowOf(set).features);
   for (std::string name; std::getline(names, name, ',');) {
     if (!HasFeature(name)) return false;
   }
-#endif
   return true;
 }
 
 // Intel's processors multiply pairs of bfloat16 more slowly than float32.
 bool IsSlow([[maybe_unused]] InstructionSet set) {
 #if DCN_HAS_X86_KERNELS
-  return set == InstructionSet::kAvx512Bf16 && __builtin_cpu_is("intel");
+  return set == InstructionSet::avx512_bf16 && __builtin_cpu_is("intel");
 #else
   return false;
 #endif
 }
 
+// As in "portable, avx2 or avx512".
+std::string AllNames() {
+  std::string names;
+  for (const InstructionSetRow& row : kInstructionSets) {
+    const bool is_first = &row == std::begin(kInstructionSets), is_last = &row + 1 == std::end(kInstructionSets);
+    names += (is_first ? "" : is_last ? " or " : ", ") + std::string(row.name);
+  }
+  return names;
+}
+
 InstructionSet Determine() {
   const char* const variable = std::getenv("JAX_DCN_CPU_INSTRUCTIONS");
   const bool is_limited = variable && *variable;
-  const auto limit = std::find_if(std::begin(kNames), std::end(kNames),
-                                  [&](const char* name) { return is_limited && std::strcmp(name, variable) == 0; });
-  if (is_limited && limit == std::end(kNames)) {
-    throw std::invalid_argument(std::string("JAX_DCN_CPU_INSTRUCTIONS is ") + variable +
-                                ", must be portable, avx2, avx512, avx512_bf16 or amx");
+  constexpr int kCount = int(std::size(kInstructionSets));
+  int requested = kCount - 1;
+  while (is_limited && requested >= 0 && std::strcmp(kInstructionSets[requested].name, variable) != 0) --requested;
+  if (requested < 0) {
+    throw std::invalid_argument(std::string("JAX_DCN_CPU_INSTRUCTIONS is ") + variable + ", must be " + AllNames());
   }
-  const int best = int(std::size(kTable)) - 1, requested = is_limited ? int(limit - std::begin(kNames)) : -1;
-  for (int i = is_limited ? std::min(requested, best) : best; i > 0; --i) {
-    if ((i == requested || !IsSlow(InstructionSet(i))) && HasAllFeatures(kTable[i])) return InstructionSet(i);
+  for (int i = requested; i > 0; --i) {
+    const InstructionSet set{i};
+    if (((is_limited && i == requested) || !IsSlow(set)) && HasAllFeatures(set)) return set;
   }
-  return InstructionSet::kPortable;
+  return InstructionSet{0};
 }
 
 }  // namespace
@@ -110,7 +129,5 @@ InstructionSet BestInstructionSet() {
   static const InstructionSet best = Determine();
   return best;
 }
-
-const char* NameOf(InstructionSet set) { return kNames[int(set)]; }
 
 }  // namespace dcn

@@ -1,6 +1,6 @@
 // Vectors of neighbouring channels or samples, as wide as those of the instruction set, or of another number of lanes.
-// Compilers vectorize short loops over arrays only sometimes, and make slow code of vectors that are wider than those
-// of the processor.
+// Compilers vectorize short loops over arrays only sometimes, and pass vectors that are wider than those of the
+// processor through the stack.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,9 @@
 #if DCN_HAS_X86_KERNELS
 #include <immintrin.h>
 #endif
+#if DCN_HAS_NEON_KERNELS
+#include <arm_neon.h>
+#endif
 
 DCN_BEGIN_TARGET
 namespace {
@@ -25,12 +28,38 @@ constexpr int kLanes = kVectorBytes / sizeof(float);
 constexpr int kNarrow = kLanes / 2;  // lanes of narrower vectors
 
 template <typename T, int kCount>
+constexpr bool kIsWide = sizeof(T) * kCount > kVectorBytes;
+
+template <typename T, int kCount, bool = kIsWide<T, kCount>>
 struct VectorOf {
   typedef T Aligned __attribute__((vector_size(sizeof(T) * kCount)));
   typedef T Unaligned __attribute__((vector_size(sizeof(T) * kCount), aligned(alignof(T)), may_alias));
 };
 template <typename T, int kCount = kVectorBytes / sizeof(T)>
 using Vector = typename VectorOf<T, kCount>::Aligned;
+
+// A vector that is wider than those of the processor: two that are half as wide.
+template <typename T, int kCount>
+struct WideVector {
+  Vector<T, kCount / 2> low, high;
+
+  friend DCN_INLINE WideVector operator+(const WideVector& a, const WideVector& b) {
+    return {a.low + b.low, a.high + b.high};
+  }
+  friend DCN_INLINE WideVector operator*(const WideVector& a, const WideVector& b) {
+    return {a.low * b.low, a.high * b.high};
+  }
+  friend DCN_INLINE WideVector operator*(T a, const WideVector& b) { return {a * b.low, a * b.high}; }
+  friend DCN_INLINE WideVector operator*(const WideVector& a, T b) { return {a.low * b, a.high * b}; }
+  DCN_INLINE WideVector& operator+=(const WideVector& other) { return *this = *this + other; }
+  DCN_INLINE WideVector& operator*=(T factor) { return *this = *this * factor; }
+  DCN_INLINE T operator[](int i) const { return i < kCount / 2 ? low[i] : high[i - kCount / 2]; }
+};
+template <typename T, int kCount>
+struct VectorOf<T, kCount, true> {
+  using Aligned = WideVector<T, kCount>;
+};
+
 template <int kCount>
 using FloatsOf = Vector<float, kCount>;
 template <int kCount>
@@ -47,23 +76,31 @@ DCN_INLINE void StoreUnconverted(const Vector<T, kCount>& value, T* to) {
   *reinterpret_cast<typename VectorOf<T, kCount>::Unaligned*>(to) = value;
 }
 
-// Elements as the accumulator type.
-template <int kCount = kLanes>
-DCN_INLINE FloatsOf<kCount> Load(const float* from) {
+// Elements as the accumulator type, in a vector of the processor.
+template <int kCount>
+DCN_INLINE FloatsOf<kCount> LoadNarrow(const float* from) {
   return LoadUnconverted<kCount>(from);
 }
 template <int kCount>
-DCN_INLINE Vector<double, kCount> Load(const double* from) {
+DCN_INLINE Vector<double, kCount> LoadNarrow(const double* from) {
   return LoadUnconverted<kCount>(from);
 }
-template <int kCount = kLanes>
-DCN_INLINE FloatsOf<kCount> Load(const BF16* from) {
+template <int kCount>
+DCN_INLINE FloatsOf<kCount> LoadNarrow(const BF16* from) {
+#if DCN_HAS_X86_KERNELS
+  if constexpr (kVectorBytes == 16 && kCount == 4) {
+    const __m128i halves = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    return (FloatsOf<kCount>)_mm_unpacklo_epi16(_mm_setzero_si128(), halves);
+  }
+#elif DCN_HAS_NEON_KERNELS
+  if constexpr (kCount == 4) return (FloatsOf<kCount>)vshll_n_u16(vld1_u16(&from->bits), 16);
+#endif
   float lanes[kCount];  // GCC 12 makes fewer instructions of this loop than of a conversion of vectors
   for (int i = 0; i < kCount; ++i) lanes[i] = float(from[i]);
-  return Load<kCount>(lanes);
+  return LoadNarrow<kCount>(lanes);
 }
-template <int kCount = kLanes>
-DCN_INLINE FloatsOf<kCount> Load(const F16* from) {
+template <int kCount>
+DCN_INLINE FloatsOf<kCount> LoadNarrow(const F16* from) {
 #if DCN_HAS_X86_KERNELS
   if constexpr (kVectorBytes == 64 && kCount == 16) {
     return (FloatsOf<kCount>)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
@@ -71,6 +108,10 @@ DCN_INLINE FloatsOf<kCount> Load(const F16* from) {
     return (FloatsOf<kCount>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   } else if constexpr (kVectorBytes >= 32 && kCount == 4) {
     return (FloatsOf<kCount>)_mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  }
+#elif DCN_HAS_NEON_KERNELS
+  if constexpr (kCount == 4) {
+    return (FloatsOf<kCount>)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&from->bits)));
   }
 #endif
   const auto halves = LoadUnconverted<kCount>(reinterpret_cast<const uint16_t*>(from));
@@ -88,21 +129,21 @@ DCN_INLINE WordsOf<kCount> RoundedBits(const FloatsOf<kCount>& value) {
   return (Vector<int32_t, kCount>)(bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded;
 }
 
-template <int kCount = kLanes>
-DCN_INLINE void Store(const FloatsOf<kCount>& value, float* to) {
+template <int kCount>
+DCN_INLINE void StoreNarrow(const FloatsOf<kCount>& value, float* to) {
   StoreUnconverted<kCount>(value, to);
 }
 template <int kCount>
-DCN_INLINE void Store(const Vector<double, kCount>& value, double* to) {
+DCN_INLINE void StoreNarrow(const Vector<double, kCount>& value, double* to) {
   StoreUnconverted<kCount>(value, to);
 }
-template <int kCount = kLanes>
-DCN_INLINE void Store(const FloatsOf<kCount>& value, BF16* to) {
+template <int kCount>
+DCN_INLINE void StoreNarrow(const FloatsOf<kCount>& value, BF16* to) {
   StoreUnconverted<kCount>(__builtin_convertvector(RoundedBits<kCount>(value), Vector<uint16_t, kCount>),
                            reinterpret_cast<uint16_t*>(to));
 }
-template <int kCount = kLanes>
-DCN_INLINE void Store(const FloatsOf<kCount>& value, F16* to) {
+template <int kCount>
+DCN_INLINE void StoreNarrow(const FloatsOf<kCount>& value, F16* to) {
 #if DCN_HAS_X86_KERNELS
   constexpr int kToNearest = _MM_FROUND_TO_NEAREST_INT;
   if constexpr (kVectorBytes == 64 && kCount == 16) {
@@ -113,8 +154,31 @@ DCN_INLINE void Store(const FloatsOf<kCount>& value, F16* to) {
   } else if constexpr (kVectorBytes >= 32 && kCount == 4) {
     return _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_cvtps_ph((__m128)value, kToNearest));
   }
+#elif DCN_HAS_NEON_KERNELS
+  if constexpr (kCount == 4) {
+    return vst1_u16(&to->bits, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)value)));
+  }
 #endif
   for (int i = 0; i < kCount; ++i) to[i] = F16(value[i]);
+}
+
+// Elements as the accumulator type.
+template <int kCount = kLanes, typename T>
+DCN_INLINE Vector<Accumulator<T>, kCount> Load(const T* from) {
+  if constexpr (kIsWide<Accumulator<T>, kCount>) {
+    return {Load<kCount / 2>(from), Load<kCount / 2>(from + kCount / 2)};
+  } else {
+    return LoadNarrow<kCount>(from);
+  }
+}
+template <int kCount = kLanes, typename T>
+DCN_INLINE void Store(const Vector<Accumulator<T>, kCount>& value, T* to) {
+  if constexpr (kIsWide<Accumulator<T>, kCount>) {
+    Store<kCount / 2>(value.low, to);
+    Store<kCount / 2>(value.high, to + kCount / 2);
+  } else {
+    StoreNarrow<kCount>(value, to);
+  }
 }
 
 // The first `count` lanes; the others are zero.
@@ -147,6 +211,8 @@ DCN_INLINE Vector<A, 4> FourSums(const Vector<A, kCount>& value) {
     return Vector<A, 4>{value[0], value[1], 0, 0};
   } else if constexpr (kCount == 4) {
     return value;
+  } else if constexpr (kIsWide<A, kCount>) {
+    return FourSums<kCount / 2, A>(value.low + value.high);
   } else {
     constexpr auto kHalf = std::make_index_sequence<kCount / 2>();
     return FourSums<kCount / 2, A>(Lanes<kCount, 0, A>(value, kHalf) + Lanes<kCount, kCount / 2, A>(value, kHalf));

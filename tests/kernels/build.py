@@ -32,18 +32,25 @@ COMPILER = "g++"
 FLAGS = ["-std=c++17", "-O1", "-g1", "-fPIC", "-ffp-contract=off"]
 INCLUDE = [f"-I{LIB}", f"-I{LIB / 'cuda'}", f"-I{HERE}", f"-I{CPU}", f"-isystem{jax.ffi.include_dir()}"]
 CPU_FLAGS = ["-O0", "-DDCN_CPU", "-iquote", str(CPU), "-Wno-psabi"]
-PORTABLE = ["portable"]
-# The rows of the table in lib/cpu/instruction_sets.h that lib/cpu/kernels is compiled for.
-INSTRUCTION_SETS = [*PORTABLE, *(["avx2", "avx512"] if platform.machine() == "x86_64" else [])]
-FUSED_INSTRUCTION_SETS = [*INSTRUCTION_SETS, "avx512_bf16", "amx"]
+# The rows of the table in lib/cpu/instruction_sets.h that lib/cpu/kernels is compiled for, and those that only the
+# fused convolution has kernels for.
+X86_SETS, X86_PAIR_SETS = ["portable", "avx2", "avx512"], ["avx512_bf16", "amx"]
+AARCH64_SETS, AARCH64_PAIR_SETS = ["neon"], ["neon_bf16"]
+INSTRUCTION_SETS, PAIR_SETS = {"x86_64": (X86_SETS, X86_PAIR_SETS), "aarch64": (AARCH64_SETS, AARCH64_PAIR_SETS)}.get(
+    platform.machine(), (["portable"], [])
+)
+PORTABLE = INSTRUCTION_SETS[:1]
+FUSED_INSTRUCTION_SETS = [*INSTRUCTION_SETS, *PAIR_SETS]
+# How a program is compiled: without or with sanitizers, or for aarch64 and as the package is, to be run by qemu.
 SANITIZERS = {
     "none": [],
     # The checks of inlined functions take several times as long to compile.
     "memory": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-inline"],
     "threads": ["-fsanitize=thread"],
     "fuzzer": ["-fsanitize=fuzzer,address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"],
+    "aarch64": ["-static", "-O3", "-ffp-contract=fast"],
 }
-COMPILERS = {sanitizer: "clang++" if sanitizer == "fuzzer" else COMPILER for sanitizer in SANITIZERS}
+COMPILERS = dict.fromkeys(SANITIZERS, COMPILER) | {"fuzzer": "clang++", "aarch64": "aarch64-linux-gnu-g++"}
 
 
 def mutations(names: Iterable[str], always: Collection[str]) -> list:
@@ -86,7 +93,7 @@ def cpu_fused_program(
     sources = {path.stem: (path, []) for path in main}
     sources["instruction_sets"] = (HERE / "emulated_instruction_sets.cc" if is_emulated else CPU_INSTRUCTION_SETS, [])
     for name in sets:
-        is_kernel = name in INSTRUCTION_SETS
+        is_kernel = name in (*INSTRUCTION_SETS, *AARCH64_SETS)
         source = "kernels/deform_conv_fused.cc" if is_kernel else f"fused/{name}.cc"
         emulation = ["-include", "emulated_instructions.h"] if is_emulated and not is_kernel else []
         sources[name] = (CPU / source, [f"-DDCN_INSTRUCTION_SET={name}"] if is_kernel else emulation)
@@ -134,7 +141,7 @@ def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB)
     """The fuzzing program of a backend, "cpu" or "cuda", or of its handlers alone, "cpu_contract" or "contract".
 
     "cpu_portable" has only the portable kernels. With the sanitizer "fuzzer" it is libFuzzer's; with any other it
-    replays a corpus. Files in `changed` replace those of lib/.
+    replays a corpus. "aarch64" is for "cpu" only. Files in `changed` replace those of lib/.
     """
     names = ["calls", "handlers", *(["replay"] if sanitizer != "fuzzer" else [])]
     is_cpu = backend.startswith("cpu")
@@ -143,7 +150,8 @@ def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB)
     ffi = [(new, ["-iquote", str(changed)]) if new.exists() and new != old else (old, []) for old, new in ffi]
     harness, kernels, compiled = [(FUZZ / f"{name}.cc", []) for name in names], [FUZZ / "contract.cc"], []
     if is_cpu:
-        sets = {"cpu": INSTRUCTION_SETS, "cpu_portable": PORTABLE}.get(backend)
+        all_sets = AARCH64_SETS if sanitizer == "aarch64" else INSTRUCTION_SETS
+        sets = {"cpu": all_sets, "cpu_portable": PORTABLE}.get(backend)
         contract = [(path, CPU_FLAGS) for path in (*kernels, CPU / "handlers.cc", FUSED_PLAN)]
         rest = [(path, [*own, *CPU_FLAGS]) for path, own in ffi]
         rest += all_cpu_kernels(sets) if sets else contract
@@ -200,7 +208,7 @@ def _link(name, sources, sanitizer, compiled=()):
     """`sources` are pairs of a path and its own flags; `compiled` are libraries and object files."""
     compiler, flags = COMPILERS[sanitizer], SANITIZERS[sanitizer]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(_compile, [(compiler, path, [*flags, *own]) for path, own in sources]))
+        objects = list(pool.map(_compile, [(compiler, path, [*own, *flags]) for path, own in sources]))
     search = [f"-Wl,-rpath,{path.parent}" for path in compiled if path.suffix == ".so"]
     return cached_build.build(name, [compiler, *flags, "-pthread", *objects, *compiled, *search], [])
 

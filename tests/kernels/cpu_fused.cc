@@ -5,6 +5,7 @@
 // operand, result and buffer of the kernels ends where an inaccessible page begins, since loads of AMX's tiles are not
 // instrumented by sanitizers. What is not written yet is NaN.
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -24,8 +25,6 @@
 
 namespace {
 
-constexpr size_t kPage = 4096;
-
 struct Mapping {
   void* start;
   size_t size;
@@ -33,13 +32,14 @@ struct Mapping {
 
 // Memory that ends at an inaccessible page, up to `alignment`. Before it, its mapping is stored.
 void* AllocateBeforeGuard(size_t size, size_t alignment) {
+  static const size_t page = sysconf(_SC_PAGESIZE);  // 4 KiB on x86, up to 64 KiB on aarch64
   const size_t rounded = (size + alignment - 1) / alignment * alignment;
-  const size_t pages = (rounded + 64 + kPage - 1) / kPage * kPage;
-  void* const start = mmap(nullptr, pages + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const size_t pages = (rounded + 64 + page - 1) / page * page;
+  void* const start = mmap(nullptr, pages + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (start == MAP_FAILED) throw std::bad_alloc();
-  mprotect(static_cast<char*>(start) + pages, kPage, PROT_NONE);
+  mprotect(static_cast<char*>(start) + pages, page, PROT_NONE);
   char* const memory = static_cast<char*>(start) + pages - rounded;
-  const Mapping mapping = {start, pages + kPage};
+  const Mapping mapping = {start, pages + page};
   std::memcpy(memory - sizeof mapping, &mapping, sizeof mapping);
   return memory;
 }

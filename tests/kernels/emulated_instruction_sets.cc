@@ -9,9 +9,7 @@ namespace dcn {
 
 InstructionSet BestInstructionSet() {
   const char* const name = std::getenv("JAX_DCN_CPU_INSTRUCTIONS");
-  return name && std::strcmp(name, "amx") == 0 ? InstructionSet::kAmx : InstructionSet::kAvx512Bf16;
+  return name && std::strcmp(name, "amx") == 0 ? InstructionSet::amx : InstructionSet::avx512_bf16;
 }
-
-const char* NameOf(InstructionSet set) { return set == InstructionSet::kAmx ? "amx" : "avx512_bf16"; }
 
 }  // namespace dcn

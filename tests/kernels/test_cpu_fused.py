@@ -117,14 +117,17 @@ MUTATIONS = {
     "workspace for one part": (
         "fused/plan.cc", "{~~SaturatingMultiply(parts, weight_size)~>weight_size~~}", "none", "avx2", SIGNAL),
     "odd end of the columns' pairs": (
-        "fused/pairs.h", "Floats{}, p {~~+ 1 ~>~~}< pixels ? Load(row + kRowWords) : Floats{});\n          Store(",
+        "fused/pairs.h",
+        "RowOrZeros(row + kRowWords, p {~~+ 1 ~>~~}< pixels));\n          Store((Floats)pair.low, out);",
         "memory", "avx512_bf16", SEGFAULT_BY_SANITIZER),
     "odd end of the pairs of the cotangent of y": (
-        "fused/pairs.h", "                                   p {~~+ 1 ~>~~}< pixels ?", "memory", "avx512_bf16",
-        SEGFAULT_BY_SANITIZER),
-    "pixels of a pair swapped": (
         "fused/pairs.h",
-        "low = _mm512_permutex2var_epi16((__m512i){~~first~>second~~}, low_order, (__m512i){~~second~>first~~});",
+        "RowOrZeros(row + kRowWords, p {~~+ 1 ~>~~}< pixels));\n            low[i] = pair.low;",
+        "memory", "avx512_bf16", SEGFAULT_BY_SANITIZER),
+    "pixels of a pair swapped": (
+        "fused/halves.h",
+        "low = (Words)_mm512_permutex2var_epi16((__m512i){~~first~>second~~}, low_order,"
+        " (__m512i){~~second~>first~~});",
         "none", "avx512_bf16", WRONG),
     "rows that do not fill a block of tiles": (
         "fused/amx.cc", "return {~~(rows + kMicroTileRows - 1) / kMicroTileRows * kMicroTileRows~>rows~~};", "none",

@@ -1,9 +1,11 @@
 #define DCN_INSTRUCTION_SET amx
+#include "instruction_sets.h"
+
+#if DCN_HAS_X86_KERNELS
 #include "fused/cotangents.h"
 #include "fused/forward.h"
 #include "fused/pairs.h"
 
-#if DCN_HAS_X86_KERNELS
 DCN_BEGIN_TARGET
 namespace {
 
@@ -76,9 +78,11 @@ class AmxProduct {
 
   // Pairs of pixels as the first operand of a product over the pixels: a row for each feature.
   static int64_t PairsSize(int64_t, int64_t features) { return features * kPairsStride; }
-  static void StorePairs(__m512i (&pairs)[kLanes], int64_t first, int64_t feature, int64_t, float* out) {
-    Transpose(pairs);
-    for (int i = 0; i < kLanes; ++i) Store((Floats)pairs[i], out + (feature + i) * kPairsStride + first);
+  static void StorePairs(const Words (&pairs)[kLanes], int64_t first, int64_t feature, int64_t, float* out) {
+    __m512i rows[kLanes];
+    for (int i = 0; i < kLanes; ++i) rows[i] = (__m512i)pairs[i];
+    Transpose(rows);
+    for (int i = 0; i < kLanes; ++i) Store((Floats)rows[i], out + (feature + i) * kPairsStride + first);
   }
   void MultiplyPairs(int64_t features, int64_t channels, int64_t steps, const float* pairs, Panels<float> columns,
                      float* sums, int64_t stride, bool is_first) const {

@@ -16,11 +16,11 @@
 DCN_BEGIN_TARGET
 namespace {
 
-// Channels of a corner. The form of the conversion decides which products GCC contracts with sums, and so the last
-// bits.
+// Channels of a corner. On x86, the form of the conversion decides which products GCC contracts with sums, and so the
+// last bits.
 template <int kCount, typename T>
 DCN_INLINE FloatsOf<kCount> LoadCorner(const T* from) {
-  if constexpr (std::is_same_v<T, BF16>) {
+  if constexpr (std::is_same_v<T, BF16> && !DCN_HAS_NEON_KERNELS) {
     const auto halves = LoadUnconverted<kCount>(reinterpret_cast<const uint16_t*>(from));
     return (FloatsOf<kCount>)(__builtin_convertvector(halves, WordsOf<kCount>) << 16);
   } else {

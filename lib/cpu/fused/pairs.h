@@ -1,10 +1,10 @@
 // bfloat16 in words of two.
 //
-// A vector of 32 channels has the even ones in the low and the odd ones in the high half of its words. Sums and
-// products have the even ones first, then the odd ones: that order needs no shuffles, and the weight is packed in it.
+// A vector of kPairChannels channels has the even ones in the low and the odd ones in the high half of its words. Sums
+// and products have the even ones first, then the odd ones: that order needs no shuffles, and the weight is packed in
+// it.
 #pragma once
 
-#include <immintrin.h>
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -12,6 +12,7 @@
 #include "aligned_vector.h"
 #include "attributes.h"
 #include "element.h"
+#include "fused/halves.h"
 #include "fused/plan.h"
 #include "fused/product.h"
 #include "instruction_sets.h"
@@ -19,6 +20,8 @@
 
 DCN_BEGIN_TARGET
 namespace {
+
+constexpr int64_t kPairChannels = PairChannels(kVectorBytes);
 
 template <typename PairProduct>
 struct Pairs {
@@ -30,9 +33,6 @@ struct Pairs {
   }
   static DCN_INLINE Floats Even(Words words) { return (Floats)(words << 16); }
   static DCN_INLINE Floats Odd(Words words) { return (Floats)(words & 0xffff0000); }
-  static DCN_INLINE Floats Rounded(Floats even, Floats odd) {
-    return (Floats)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
-  }
 
   static DCN_INLINE void Blend(const BF16* const (&corner)[4], const float (&weight)[4], int64_t count, float* out) {
     for (int64_t c = 0; c < count; c += kPairChannels, out += kLanes) {
@@ -42,7 +42,7 @@ struct Pairs {
         even += weight[i] * Even(words);
         odd += weight[i] * Odd(words);
       }
-      Store(Rounded(even, odd), out);
+      Store((Floats)RoundedHalves(even, odd), out);
     }
   }
 
@@ -55,19 +55,10 @@ struct Pairs {
     return PackedPanels(reinterpret_cast<const float*>(values), steps);
   }
 
-  // Two rows of 16 words, one above the other, become two vectors, whose words are pairs of the rows' elements.
-  struct Interleaved {
-    __m512i low, high;
-
-    DCN_INLINE Interleaved(Floats first, Floats second) {
-      alignas(64) static constexpr uint16_t kLow[] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-                                                      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-      const __m512i low_order = _mm512_load_si512(kLow);
-      const __m512i high_order = _mm512_add_epi16(low_order, _mm512_set1_epi16(16));
-      low = _mm512_permutex2var_epi16((__m512i)first, low_order, (__m512i)second);
-      high = _mm512_permutex2var_epi16((__m512i)first, high_order, (__m512i)second);
-    }
-  };
+  // A vector of a row of pixels, or zeros in place of one after the last row.
+  static DCN_INLINE Words RowOrZeros(const float* row, bool is_present) {
+    return is_present ? (Words)Load(row) : Words{};
+  }
 
   // A row of a panel, whose elements from `count` on are zero.
   static DCN_INLINE void StorePairs(const BF16* const (&rows)[2], int64_t count, BF16* values) {
@@ -75,7 +66,7 @@ struct Pairs {
     static_assert(kPanel == kPairChannels, "a row of a panel is one pair of vectors");
     float padded[2][kLanes] = {};
     for (int v = 0; v < 2; ++v) std::memcpy(padded[v], rows[v], std::min<int64_t>(count, kPanel) * sizeof(BF16));
-    const Interleaved pairs(Load(padded[0]), Load(padded[1]));
+    const Interleaved pairs((Words)Load(padded[0]), (Words)Load(padded[1]));
     Store((Floats)pairs.low, words);
     Store((Floats)pairs.high, words + kLanes);
   }
@@ -84,12 +75,9 @@ struct Pairs {
     for (int64_t i = 0; i < count; i += kPairChannels) Store((Floats)LoadWords(from + i), words + i / 2);
   }
   static DCN_INLINE void Round(const float* sums, int64_t count, BF16* out) {
-    alignas(64) static constexpr uint16_t kOrder[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    const __m512i order = _mm512_load_si512(kOrder);
     for (int64_t i = 0; i < count; i += kPairChannels) {
-      const Floats halves = Rounded(Load(sums + i), Load(sums + i + kLanes));
-      Store((Floats)_mm512_permutexvar_epi16(order, (__m512i)halves), reinterpret_cast<float*>(out + i));
+      const Words halves = RoundedHalves(Load(sums + i), Load(sums + i + kLanes));
+      Store((Floats)InterleavedHalves(halves), reinterpret_cast<float*>(out + i));
     }
   }
 
@@ -113,7 +101,7 @@ struct Pairs {
         float* out = words_.data() + c * steps_;
         const float* row = rows_.data() + c / 2;
         for (int64_t p = 0; p < 2 * steps_; p += 2, row += 2 * kRowWords, out += kPanel) {
-          const Interleaved pair(p < pixels ? Load(row) : Floats{}, p + 1 < pixels ? Load(row + kRowWords) : Floats{});
+          const Interleaved pair(RowOrZeros(row, p < pixels), RowOrZeros(row + kRowWords, p + 1 < pixels));
           Store((Floats)pair.low, out);
           Store((Floats)pair.high, out + kLanes);
         }
@@ -142,11 +130,10 @@ struct Pairs {
       for (int64_t f = 0; f < features; f += kPairChannels) {
         const float* row = Row(0, f) + f % (2 * kBlockWords) / 2;
         for (int64_t first = 0; first < steps; first += kLanes) {
-          __m512i low[kLanes], high[kLanes];
+          Words low[kLanes], high[kLanes];
           for (int i = 0; i < kLanes; ++i, row += 2 * kRowWords) {
             const int64_t p = 2 * (first + i);
-            const Interleaved pair(p < pixels ? Load(row) : Floats{},
-                                   p + 1 < pixels ? Load(row + kRowWords) : Floats{});
+            const Interleaved pair(RowOrZeros(row, p < pixels), RowOrZeros(row + kRowWords, p + 1 < pixels));
             low[i] = pair.low;
             high[i] = pair.high;
           }
@@ -193,7 +180,7 @@ struct Pairs {
           Store(Load(sum[k] + i + kLanes) + weight[k] * d_odd, sum[k] + i + kLanes);
         }
       }
-      if constexpr (kOfWeight) columns.Put(pixel, c + i, Rounded(even, odd));
+      if constexpr (kOfWeight) columns.Put(pixel, c + i, (Floats)RoundedHalves(even, odd));
     }
   }
 };

@@ -9,10 +9,9 @@
 namespace dcn {
 namespace {
 
-// The operands of a product fit in the caches: a panel of the weight in the L1, the samples of a tile in the L2 cache.
-constexpr int64_t kTilePixels = 210;
-constexpr int64_t kTilePixelsOfAmx = 252;  // nearly whole blocks of 32 rows
-static_assert(std::max(kTilePixels, kTilePixelsOfAmx) <= kMaxCotangentTilePixels, "buffers would be too small");
+#define DCN_CHECK_TILE(set) \
+  static_assert(RowOf(InstructionSet::set).tile_pixels <= kMaxCotangentTilePixels, "buffers would be too small");
+DCN_INSTRUCTION_SETS(DCN_CHECK_TILE)
 
 // Every tile reads the weight, group by group. If a group's does not fit in the caches, larger tiles read it less
 // often.
@@ -54,8 +53,6 @@ int64_t PackedFloats(DType dtype, int64_t elements) {
   return is_halved ? elements / 2 : elements;
 }
 
-int64_t TilePixels(InstructionSet set) { return set == InstructionSet::kAmx ? kTilePixelsOfAmx : kTilePixels; }
-
 // The fewest parts that allow kMaxFusedTasks tasks, if the workspace has room for their sums. They do not depend on
 // what is requested, so the bits of a cotangent do not depend on which others are.
 int64_t ChooseParts(const Sizes& sizes, const Slices& slices) {
@@ -93,21 +90,22 @@ int64_t Slices::BeforeImages(RequestedCotangents requested, int64_t parts) const
 }
 
 InstructionSet InstructionSetFor(InstructionSet best, const Convolution& convolution, bool is_forward) {
-  const bool has_pairs = convolution.dtype == DType::kBF16 && convolution.group_channels() % kPairChannels == 0 &&
-                         convolution.sizes.group_channels() % kPairChannels == 0 &&
-                         (is_forward || convolution.product.group_features() % kPairChannels == 0);
-  return has_pairs ? best : std::min(best, InstructionSet::kAvx512);
+  const int64_t pair = PairChannels(RowOf(best).vector_bytes);
+  const bool has_pairs = convolution.dtype == DType::kBF16 && convolution.group_channels() % pair == 0 &&
+                         convolution.sizes.group_channels() % pair == 0 &&
+                         (is_forward || convolution.product.group_features() % pair == 0);
+  return has_pairs ? best : RowOf(best).operators;
 }
 
 Tiling ForwardTiling(InstructionSet set, const Convolution& convolution) {
   const Sizes& sizes = convolution.sizes;
   const int64_t weight_bytes = PackedSize(convolution) / convolution.product.groups * BytesOf(convolution.dtype);
   const int64_t sampled = std::max(kMaxSampleBytes / (sizes.pixel_samples() * kSampleBytes), kMinSampledPixels);
-  const int64_t most = std::min(sampled, weight_bytes > kLargeWeightBytes ? kMaxTilePixels : TilePixels(set));
+  const int64_t most = std::min(sampled, weight_bytes > kLargeWeightBytes ? kMaxTilePixels : RowOf(set).tile_pixels);
   return {sizes, std::clamp(sizes.pixels() / kMinTiles, kMinTilePixels, most)};
 }
 
-Tiling CotangentTiling(InstructionSet set, const Sizes& sizes) { return {sizes, TilePixels(set)}; }
+Tiling CotangentTiling(InstructionSet set, const Sizes& sizes) { return {sizes, RowOf(set).tile_pixels}; }
 
 FusedTasks ChooseFusedTasks(const Convolution& convolution, RequestedCotangents requested) {
   const Slices slices(convolution);

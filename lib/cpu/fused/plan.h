@@ -118,14 +118,14 @@ struct FusedKernels {
   void (*cotangents)(Device&, const CotangentPlan&, const FusedCotangentArrays&);
 };
 
-// Those of avx512_bf16 and amx multiply pairs of bfloat16, and are for no other type. The channels of a feature group
-// and of an offset group must be multiples of kPairChannels. For the cotangents, the features of a feature group must
-// be, too.
+// Those of avx512_bf16, amx and neon_bf16 multiply pairs of bfloat16, and are for no other type. The channels of a
+// feature group and of an offset group must be multiples of PairChannels. For the cotangents, the features of a feature
+// group must be, too.
 #define DCN_DECLARE(set)                      \
   namespace set {                             \
   const FusedKernels& FusedKernelsFor(DType); \
   }
 DCN_INSTRUCTION_SETS(DCN_DECLARE)
-constexpr int64_t kPairChannels = 32;
+constexpr int64_t PairChannels(int vector_bytes) { return vector_bytes / int64_t{sizeof(uint16_t)}; }
 
 }  // namespace dcn

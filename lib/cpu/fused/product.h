@@ -20,9 +20,11 @@ struct FloatWords {
   static DCN_INLINE Floats MultiplyAdd(const float* a, Floats b, Floats sum) { return sum + *a * b; }
 };
 
-// The sums of a micro-tile stay in registers: those of its rows, each of two vectors, beside two vectors of B. There
-// are 16 registers, or 32 of 64 bytes. Without fused multiply-add, a product needs one, too.
-constexpr int kMicroRows = kVectorBytes == 64 ? 14 : kVectorBytes == 32 ? 6 : 5, kMicroVectors = 2;
+// The sums of a micro-tile stay in registers: those of its rows, each of two vectors, beside two vectors of B. x86 has
+// 16 registers, or 32 of 64 bytes. Without fused multiply-add, a product needs one, too. aarch64 has 32, of which
+// elements of A need some: 16 sums hide the latency of four multiply-adds at a time.
+constexpr int kMicroRows = DCN_HAS_NEON_KERNELS ? 8 : kVectorBytes == 64 ? 14 : kVectorBytes == 32 ? 6 : 5;
+constexpr int kMicroVectors = 2;
 constexpr int kPanel = kMicroVectors * kLanes;  // columns of a panel of B, and of a micro-tile
 constexpr int64_t kBlockWords = 256;            // of K, in a product
 // A row of a buffer, with room for a vector. Rows of an odd number of cache lines spread over the cache.
