@@ -106,10 +106,10 @@ def cpu_fused_program(
     return _link("cpu_fused", compiled, sanitizer)
 
 
-def cpu_kernels(file: str, instructions: str, flags: Collection[str] = ()) -> pathlib.Path:
+def cpu_kernels(file: str, instructions: str, flags: Collection[str] = (), compiler: str = COMPILER) -> pathlib.Path:
     """A file of lib/cpu, compiled for an instruction set."""
     own = [f"-DDCN_INSTRUCTION_SET={instructions}"] if file.startswith("kernels/") else []
-    return _compile((COMPILER, CPU / f"{file}.cc", [*CPU_FLAGS, *own, *flags]))
+    return _compile((compiler, CPU / f"{file}.cc", [*CPU_FLAGS, *own, *flags]))
 
 
 def all_cpu_kernels(sets: Collection[str]) -> list[tuple[pathlib.Path, list[str]]]:

@@ -32,16 +32,17 @@ def read(*command):
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True).stdout
 
 
-def shared_code_for_a_target(file, instructions, flags=()):
-    compiled = build.cpu_kernels(file, instructions, flags)
+# Names of all instructions of AVX and later vector extensions begin with v.
+AVX = r"\tv\w+ "
+
+
+def shared_code_for_a_target(file, instructions, flags=(), compiler=build.COMPILER, objdump="objdump", pattern=AVX):
+    compiled = build.cpu_kernels(file, instructions, flags, compiler)
     shared = set(re.findall(r"^\S+ [WVu] (.*)$", read("nm", "-C", compiled), re.MULTILINE))
-    functions = re.split(r"^[0-9a-f]+ <(.*)>:$", read("objdump", "-d", "-C", compiled), flags=re.MULTILINE)
-    # Names of all instructions of AVX and later vector extensions begin with v.
-    with_avx = {
-        name for name, code in zip(functions[1::2], functions[2::2], strict=True) if re.search(r"\tv\w+ ", code)
-    }
-    assert with_avx
-    return {name for name in shared & with_avx if f"dcn::{instructions}::" not in name}
+    functions = re.split(r"^[0-9a-f]+ <(.*)>:$", read(objdump, "-d", "-C", compiled), flags=re.MULTILINE)
+    for_target = {name for name, code in zip(functions[1::2], functions[2::2], strict=True) if re.search(pattern, code)}
+    assert for_target
+    return {name for name in shared & for_target if f"dcn::{instructions}::" not in name}
 
 
 @pytest.mark.parametrize("flags", [[], pytest.param(["-O3"], marks=pytest.mark.thorough)], ids=" ".join)

@@ -23,9 +23,7 @@ struct PairWords {
 #if DCN_HAS_X86_KERNELS
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)BroadcastWord(a), (__m512bh)b);
 #elif DCN_HAS_NEON_KERNELS
-    // GCC multiplies by an element of such a vector. It makes an instruction of its own of a broadcast.
-    const float32x2_t word = {*a, 0};
-    return (Floats)vbfdotq_lane_f32((float32x4_t)sum, (bfloat16x8_t)b, (bfloat16x4_t)word, 0);
+    return (Floats)vbfdotq_lane_f32((float32x4_t)sum, (bfloat16x8_t)b, (bfloat16x4_t)FirstElement(a), 0);
 #endif
   }
 };
