@@ -4,6 +4,9 @@ Python 3.11 has its own wheel; 3.12 and later share one, for the stable ABI. Eac
 environment, with NVIDIA's compiler from PyPI unless JAX_DCN_CUDA says otherwise. Then each Python that is found by name
 installs the wheel in a new environment, with the newest jax and flax that it finds and without a compiler, and runs
 installed.py.
+
+The wheels for aarch64 are cross-compiled, if cross.py finds a compiler. qemu runs installed.py with the one of
+tests/aarch64/environment.py's Python, if that can be made.
 """
 
 import os
@@ -15,12 +18,14 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 
-from tests.wheels import glibc
+from tests.aarch64 import environment as aarch64
+from tests.wheels import cross, glibc
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
 OUT = ROOT / "out/wheels"
 LARGEST = 20e6  # bytes
+OLDEST = "python3.11"  # which has no stable ABI that suffices
 # The C++ library of an older system lacks functions that this compiler uses.
 WITH_CXX_LIBRARY = "-static-libstdc++", "-Wl,--exclude-libs,ALL"
 
@@ -50,14 +55,37 @@ def build(names: list[str], folder: pathlib.Path, tools: pathlib.Path) -> None:
     run(tools / "python", "-m", "build", "--sdist", "--outdir", OUT, ROOT)
     (sdist,) = OUT.glob("*.tar.gz")
     variables = {"JAX_DCN_CUDA": "WHEELS"} | os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"}
-    flags = " ".join([*WITH_CXX_LIBRARY, *glibc.link_flags(folder)])
-    define = f"-Ccmake.define.CMAKE_MODULE_LINKER_FLAGS={flags}"
-    for name in names[:2] if names[0] == "python3.11" else names[:1]:
-        pip = environment(folder / name, name, "pip>=24") / "pip"
-        run(pip, "wheel", "--no-deps", "--wheel-dir", folder, define, sdist, variables=variables)
-    for wheel in folder.glob("*.whl"):
+    builders = [
+        environment(folder / name, name, "pip>=24") for name in (names[:2] if names[0] == OLDEST else names[:1])
+    ]
+    build_wheels(sdist, builders, folder / "native", variables)
+    if cross.missing():
+        print(f"no wheels for aarch64: {cross.missing()}")
+    else:
+        if variables["JAX_DCN_CUDA"] == "WHEELS":
+            variables |= cross.cuda_toolkit(folder / "cuda", builders[0] / "python")
+        build_wheels(sdist, builders, folder / "aarch64", variables, cross.PREFIX, cross.DEFINE)
+    for wheel in folder.glob("*/*.whl"):
         run(tools / "auditwheel", "repair", "--wheel-dir", OUT, wheel, variables=variables)
     run(tools / "twine", "check", "--strict", *OUT.iterdir())
+
+
+def build_wheels(
+    sdist: pathlib.Path,
+    builders: list[pathlib.Path],
+    folder: pathlib.Path,
+    variables: Mapping[str, str],
+    prefix: str = "",
+    *defines: str,
+) -> None:
+    """One wheel with each of the environments, by the compiler whose name begins with the prefix."""
+    folder.mkdir()
+    flags = " ".join([*WITH_CXX_LIBRARY, *glibc.link_flags(folder, prefix)])
+    define = f"-Ccmake.define.CMAKE_MODULE_LINKER_FLAGS={flags}"
+    for builder in builders:
+        own = cross.variables(builder.parent.name == OLDEST) if prefix else {}
+        command = builder / "pip", "wheel", "--no-deps", "--wheel-dir", folder, define, *defines, sdist
+        run(*command, variables={**variables, **own})
 
 
 def check_contents(wheel: pathlib.Path) -> str:
@@ -91,6 +119,20 @@ def test(name: str, tools: pathlib.Path) -> str:
         return f"| {run(python, '-c', versions)} |"
 
 
+def test_on_aarch64() -> str:
+    """Runs installed.py in qemu, or says why it cannot."""
+    if reason := aarch64.missing():
+        return f"The wheels for aarch64 were not run: {reason}"
+    wheels = OUT.glob("*311*aarch64.whl" if aarch64.PYTHON == OLDEST else "*abi3*aarch64.whl")
+    with tempfile.TemporaryDirectory() as folder:
+        for wheel in wheels:
+            zipfile.ZipFile(wheel).extractall(folder)
+        result = aarch64.run(pathlib.Path(folder), HERE / "installed.py")
+    if result.returncode:
+        sys.exit(result.stdout)
+    return f"In qemu, by {aarch64.PYTHON}: {result.stdout.strip().splitlines()[-1]}"
+
+
 def main() -> None:
     names = pythons()
     assert names, "no Python found by a name such as python3.12"
@@ -101,9 +143,10 @@ def main() -> None:
         tools = environment(folder / "tools", sys.executable, *packages)
         build(names, folder, tools)
         tested = [test(name, tools) for name in names]
+    on_aarch64 = test_on_aarch64()
     print("\n| wheel | size | `_cpu` | `_cuda` |\n| --- | ---: | ---: | ---: |")
     print(*map(check_contents, sorted(OUT.glob("*.whl"))), sep="\n")
-    print("\n| Python | jax | flax |\n| --- | --- | --- |", *tested, sep="\n")
+    print("\n| Python | jax | flax |\n| --- | --- | --- |", *tested, f"\n{on_aarch64}", sep="\n")
 
 
 if __name__ == "__main__":

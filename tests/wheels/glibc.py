@@ -16,10 +16,10 @@ LIBRARIES = {"libdl.so.2": "dl", "librt.so.1": "shm_", "libpthread.so.0": "(pthr
 SINGLE_THREADED = '__attribute__((visibility("hidden"))) char __libc_single_threaded = 0;'
 
 
-def older_versions() -> dict[str, str]:
+def older_versions(prefix: str) -> dict[str, str]:
     """The old versions of the symbols that moved."""
-    libc = subprocess.check_output(["gcc", "-print-file-name=libc.so.6"], text=True).strip()
-    symbols = subprocess.check_output(["objdump", "--dynamic-syms", libc], text=True)
+    libc = subprocess.check_output([f"{prefix}gcc", "-print-file-name=libc.so.6"], text=True).strip()
+    symbols = subprocess.check_output([f"{prefix}objdump", "--dynamic-syms", libc], text=True)
     versions: dict[str, set[tuple[int, ...]]] = {}
     for version, name in re.findall(r"GLIBC_([\d.]+)\)?\s+(\w+)$", symbols, re.MULTILINE):
         versions.setdefault(name, set()).add(tuple(map(int, version.split("."))))
@@ -27,9 +27,12 @@ def older_versions() -> dict[str, str]:
     return {name: f"GLIBC_{'.'.join(map(str, max(of)))}" for name, of in older.items() if of}
 
 
-def link_flags(folder: pathlib.Path) -> list[str]:
-    """Writes stubs to the folder, and returns flags with which a linker prefers them."""
-    older = older_versions()
+def link_flags(folder: pathlib.Path, prefix: str) -> list[str]:
+    """Writes stubs to the folder, and returns flags with which a linker prefers them.
+
+    The names of the compiler and binutils begin with the prefix.
+    """
+    older = older_versions(prefix)
     if not older:
         return []
     for soname, begin in LIBRARIES.items():
@@ -39,11 +42,11 @@ def link_flags(folder: pathlib.Path) -> list[str]:
         script.write_text("".join(f"{version} {{ {'; '.join(of)}; }};\n" for version, of in of_version.items()))
         stubs = "".join(f"void {name}(void) {{}}\n" for name in names)
         flags = "-shared", "-nostdlib", f"-Wl,-soname={soname},--version-script={script}"
-        gcc(stubs, folder / f"{soname.partition('.')[0]}.so", *flags)
-    gcc(SINGLE_THREADED, folder / "single_threaded.o", "-c")
+        gcc(prefix, stubs, folder / f"{soname.partition('.')[0]}.so", *flags)
+    gcc(prefix, SINGLE_THREADED, folder / "single_threaded.o", "-c")
     return [f"-L{folder}", "-Wl,--push-state,--no-as-needed,-lpthread,--pop-state", f"{folder}/single_threaded.o"]
 
 
-def gcc(source: str, output: pathlib.Path, *flags: str) -> None:
-    command = ["gcc", "-fPIC", "-fno-builtin", *flags, "-x", "c", "-", "-o", str(output)]
+def gcc(prefix: str, source: str, output: pathlib.Path, *flags: str) -> None:
+    command = [f"{prefix}gcc", "-fPIC", "-fno-builtin", *flags, "-x", "c", "-", "-o", str(output)]
     subprocess.run(command, input=source, text=True, check=True)
