@@ -61,7 +61,7 @@ def checkout() -> pathlib.Path:
         shutil.copytree(ROOT / name, folder / name)
     shutil.copy(ROOT / "pyproject.toml", folder)
     variables = os.environ | cross.variables(VERSION == (3, 11)) | {"JAX_DCN_CUDA": "OFF"}
-    _run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", wheels, cross.DEFINE, ROOT, variables=variables)
+    _run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", wheels, ROOT, variables=variables)
     (wheel,) = wheels.iterdir()
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)

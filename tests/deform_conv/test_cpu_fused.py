@@ -16,6 +16,7 @@ from tests.helpers.deform_conv.cases import CASES as OPTIONS
 from tests.helpers.deform_conv.cases import Case, Operands, assert_close, cast, compiled_pull_back, convolve
 from tests.helpers.deform_conv.numpy_reference import Convolution
 from tests.helpers.operators import of_some
+from tests.kernels import build
 from tests.operators import test_random_problems
 
 pytestmark = pytest.mark.platforms("cpu")
@@ -155,11 +156,12 @@ def test_where_it_is_slow():
     assert "the processor has" in reason((32, 32), of="x", batch=3)
 
 
-SETS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
+SETS = build.FUSED_INSTRUCTION_SETS
+SECOND = SETS[:2][-1]
 
 
 @pytest.mark.parametrize(
-    "name, some", [("avx2", "tiles"), *(pytest.param(name, "", marks=pytest.mark.thorough) for name in SETS)]
+    "name, some", [(SECOND, "tiles"), *(pytest.param(name, "", marks=pytest.mark.thorough) for name in SETS)]
 )
 def test_instruction_sets(name, some):
     """The tests above, and random problems of all operators, or some of them, in a process limited to this one.
@@ -184,5 +186,5 @@ def test_an_unknown_instruction_set():
         environment = {**os.environ, "JAX_DCN_CPU_INSTRUCTIONS": name}
         return subprocess.run([sys.executable, "-c", "import jax_dcn"], env=environment, capture_output=True, text=True)
 
-    assert "JAX_DCN_CPU_INSTRUCTIONS is sse9, must be portable, avx2" in import_with("sse9").stderr
+    assert f"JAX_DCN_CPU_INSTRUCTIONS is sse9, must be {SETS[0]}" in import_with("sse9").stderr
     assert import_with("").returncode == 0

@@ -17,6 +17,7 @@ from . import build
 
 pytestmark = pytest.mark.platforms("cpu")
 
+(PORTABLE,) = build.PORTABLE
 EMULATED = ["avx512_bf16", "amx"]  # in terms of AVX-512, where the processor lacks them
 
 
@@ -40,7 +41,7 @@ def right_run(sanitizer, instructions):
 
 def program(sanitizer, instructions, *mutation):
     """The portable kernels are compiled alone, as `tests/fuzz` does under the same sanitizers."""
-    sets = build.PORTABLE if instructions == "portable" else build.FUSED_INSTRUCTION_SETS
+    sets = build.PORTABLE if instructions == PORTABLE else build.FUSED_INSTRUCTION_SETS
     return build.cpu_fused_program(sanitizer, sets, *mutation, is_emulated=is_emulated(instructions))
 
 
@@ -51,7 +52,7 @@ def is_available(instructions):
 
 def is_emulated(instructions):
     """Whether the processor lacks the instruction set, but can emulate it. Skips the test if it cannot."""
-    if instructions == "portable" or is_available(instructions):
+    if instructions == PORTABLE or is_available(instructions):
         return False
     if instructions not in EMULATED or not is_available("avx512"):
         pytest.skip(f"this processor has not got {instructions}")
@@ -59,7 +60,7 @@ def is_emulated(instructions):
 
 
 # A sanitizer finds all that the plain program finds of the portable kernels, and takes long to compile.
-BY_DEFAULT_RUNS = [("memory", "portable"), *(("none", name) for name in build.FUSED_INSTRUCTION_SETS[1:])]
+BY_DEFAULT_RUNS = [("memory", PORTABLE), *(("none", name) for name in build.FUSED_INSTRUCTION_SETS[1:])]
 RUNS = itertools.product(["none", "memory", "threads"], build.FUSED_INSTRUCTION_SETS)
 
 
@@ -86,7 +87,7 @@ MUTATIONS = {
     "last row of tiles as high as the others": (
         "fused/plan.h", "{~~std::min(rows_, height_ - row)~>rows_~~}", "none", "avx2", WRONG_OR_SIGNAL),
     "last column of tiles as wide as the others": (
-        "fused/plan.h", "{~~std::min(columns_, width_ - column)~>columns_~~}", "none", "portable", WRONG_OR_SIGNAL),
+        "fused/plan.h", "{~~std::min(columns_, width_ - column)~>columns_~~}", "none", PORTABLE, WRONG_OR_SIGNAL),
     "last rows of a product": (
         "fused/product.h", "if (row {~~+ kMicroRows <=~><~~} rows) {", "memory", "avx512", SEGFAULT_BY_SANITIZER),
     "last panel of features as wide as the others": (
@@ -98,7 +99,7 @@ MUTATIONS = {
         "fused/forward.h", "{~~std::min<int64_t>(kPanel, group_features_ - feature)~>kPanel~~}", "memory",
         "avx512_bf16", SEGFAULT_BY_SANITIZER),
     "last panel of channels as wide as the others": (
-        "fused/cotangents.h", "{~~c + n < slice.channels ? row[f] : T(0.0f)~>row[f]~~}", "none", "portable", SIGNAL),
+        "fused/cotangents.h", "{~~c + n < slice.channels ? row[f] : T(0.0f)~>row[f]~~}", "none", PORTABLE, SIGNAL),
     "last block of K as long as the others": (
         "fused/forward.h", "const int64_t length = {~~BlockLength(begin)~>block_~~};\n    buffers", "memory", "avx2",
         SEGFAULT_BY_SANITIZER),
@@ -162,7 +163,7 @@ def changed_files(file, instructions):
     if file.endswith(".cc"):
         return [file.removeprefix("fused/").removesuffix(".cc")]
     if file == "fused/plan.h":
-        sets = build.PORTABLE if instructions == "portable" else build.FUSED_INSTRUCTION_SETS
+        sets = build.PORTABLE if instructions == PORTABLE else build.FUSED_INSTRUCTION_SETS
         return ["deform_conv_fused", "plan", *sets]
     return [instructions]
 

@@ -64,7 +64,7 @@ def build(names: list[str], folder: pathlib.Path, tools: pathlib.Path) -> None:
     else:
         if variables["JAX_DCN_CUDA"] == "WHEELS":
             variables |= cross.cuda_toolkit(folder / "cuda", builders[0] / "python")
-        build_wheels(sdist, builders, folder / "aarch64", variables, cross.PREFIX, cross.DEFINE)
+        build_wheels(sdist, builders, folder / "aarch64", variables, cross.PREFIX)
     for wheel in folder.glob("*/*.whl"):
         run(tools / "auditwheel", "repair", "--wheel-dir", OUT, wheel, variables=variables)
     run(tools / "twine", "check", "--strict", *OUT.iterdir())
@@ -76,7 +76,6 @@ def build_wheels(
     folder: pathlib.Path,
     variables: Mapping[str, str],
     prefix: str = "",
-    *defines: str,
 ) -> None:
     """One wheel with each of the environments, by the compiler whose name begins with the prefix."""
     folder.mkdir()
@@ -84,7 +83,7 @@ def build_wheels(
     define = f"-Ccmake.define.CMAKE_MODULE_LINKER_FLAGS={flags}"
     for builder in builders:
         own = cross.variables(builder.parent.name == OLDEST) if prefix else {}
-        command = builder / "pip", "wheel", "--no-deps", "--wheel-dir", folder, define, *defines, sdist
+        command = builder / "pip", "wheel", "--no-deps", "--wheel-dir", folder, define, sdist
         run(*command, variables={**variables, **own})
 
 

@@ -11,7 +11,6 @@ import subprocess
 PREFIX = "aarch64-linux-gnu-"
 COMPILER = f"{PREFIX}g++"
 TOOLCHAIN = pathlib.Path(__file__).parents[2] / "cmake" / "aarch64-linux-gnu.cmake"
-DEFINE = f"-Ccmake.define.CMAKE_TOOLCHAIN_FILE={TOOLCHAIN}"
 CUDA = "cuda-toolkit[nvcc,cccl]==13.0.*"  # as in pyproject.toml
 PLATFORMS = "manylinux_2_17_aarch64", "manylinux2014_aarch64", "manylinux_2_27_aarch64", "manylinux_2_28_aarch64"
 
@@ -27,7 +26,11 @@ def variables(is_oldest: bool) -> dict[str, str]:
     The name of Python 3.11's module has the platform, and those of later ones the stable ABI.
     """
     suffix = ".cpython-311-aarch64-linux-gnu.so" if is_oldest else ".abi3.so"
-    return {"_PYTHON_HOST_PLATFORM": "linux-aarch64", "SETUPTOOLS_EXT_SUFFIX": suffix}
+    return {
+        "_PYTHON_HOST_PLATFORM": "linux-aarch64",
+        "SETUPTOOLS_EXT_SUFFIX": suffix,
+        "CMAKE_TOOLCHAIN_FILE": str(TOOLCHAIN),
+    }
 
 
 def pip_options() -> list[str]:
