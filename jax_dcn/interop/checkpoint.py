@@ -23,15 +23,17 @@ def load(path: str | os.PathLike[str], *, key: str | None = None, weights_only: 
       key: The key of the state dict in the file, such as "params_ema". None looks for "state_dict" (mmdet), "model"
         (Detectron2, maskrcnn-benchmark), "params" (EDVR), "model_state_dict" and "net", and otherwise takes the whole
         file.
-      weights_only: As in ``torch.load``. False also reads files that contain other objects, and runs code in them: use
-        it only for files that you trust. A ``.pkl`` file needs it.
+      weights_only: True runs no code in the file: objects of classes that torch does not know, such as the logs in a
+        checkpoint of mmengine, are left out. False reads them as well, and runs code in the file: use it only for files
+        that you trust. A ``.pkl`` file needs it.
 
     Returns:
       NumPy arrays; bfloat16 is the type of ml_dtypes.
 
     Raises:
-      ValueError: For a file of another kind, a damaged one, one that torch refuses, one without arrays, or an array
-        that NumPy cannot hold, such as a quantised or sparse tensor. The message names the file, and such an array.
+      ValueError: For a file of another kind, a damaged one, one that torch refuses, one without arrays, an array that
+        NumPy cannot hold, such as a quantised or sparse tensor, or an object among the arrays that was left out. The
+        message names the file, and such an array.
       OSError: For a file that is missing or must not be read.
       ImportError: If the package that reads such files is not installed.
 
@@ -45,23 +47,40 @@ def load(path: str | os.PathLike[str], *, key: str | None = None, weights_only: 
       (8, 4, 3, 3)
     """
     path = Path(path)
+    return arrays_of(read(path, weights_only), path, key)
+
+
+def read(path: Path, weights_only: bool = True) -> Any:
+    """All that a checkpoint file contains, as :func:`load` reads it: arrays and texts by name, or what torch saved."""
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
-        return _some(_safetensors(path), path)
+        return _safetensors(path)
     if suffix == ".npz":
-        with _reading(path, "numpy.savez"), np.load(path, allow_pickle=False) as arrays:
-            return _some({name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}, path)
+        with _reading(path, "numpy.savez"), np.load(path, allow_pickle=False) as content:
+            return {name: array for name, array in content.items() if isinstance(array, np.ndarray)}
     if suffix == ".pkl":
         if weights_only:
             raise ValueError(
                 f"{str(path)!r} may hold code, as all of its kind: if you trust it, pass weights_only=False"
             )
         with _reading(path, "pickle"):
-            content = pickle.loads(path.read_bytes(), encoding="latin1")
-        return _state_dict(content, key, path)
+            return pickle.loads(path.read_bytes(), encoding="latin1")
     if suffix not in _TORCH:
         raise ValueError(f"path must end in .safetensors, .npz, .pkl, {', '.join(_TORCH)}, got {str(path)!r}")
-    return _state_dict(_load_torch(path, weights_only), key, path)
+    return _load_torch(path, weights_only)
+
+
+class Skipped:
+    """Stands for an object of a class that torch does not know: its arguments and its state are dropped."""
+
+    def __new__(cls, *_: Any, **__: Any) -> "Skipped":
+        return super().__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
 
 
 class Unreadable(ValueError):
@@ -131,22 +150,38 @@ def _load_torch(path: Path, weights_only: bool) -> Any:
         except pickle.UnpicklingError as error:
             if "unsupported global" not in str(error).lower():  # its long message suggests to pass weights_only=False
                 raise Unreadable(f"{str(path)!r} is not a whole file that torch has written") from error
+        try:
+            unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            with torch.serialization.safe_globals([(Skipped, name) for name in unknown]):
+                return torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
             raise Unreadable(
-                f"{str(path)!r} holds more than arrays, which torch does not load unasked: if you trust the file, pass "
+                f"{str(path)!r} holds objects that torch does not load unasked: if you trust the file, pass "
                 "weights_only=False"
             ) from error
 
 
-def _state_dict(content: Any, key: str | None, path: Path) -> dict[str, np.ndarray]:
+def arrays_of(content: Any, path: Path, key: str | None = None) -> dict[str, np.ndarray]:
+    """The arrays of the state dict in what :func:`read` returned, at `key` or where files usually have it."""
     inside = [name for name in content if isinstance(content[name], Mapping)] if isinstance(content, Mapping) else []
     if key is not None and key not in inside:
         raise ValueError(f"key must be one of {inside}, which {str(path)!r} has, got {key!r}")
     name = key or next((name for name in _KEYS if name in inside), None)
     if name:
         content = content[name]
-    arrays = content if isinstance(content, Mapping) else {}
-    state = {name: to_array(name, value, path) for name, value in arrays.items() if hasattr(value, "shape")}
+    values = content if isinstance(content, Mapping) else {}
+    skipped = [name for name, value in values.items() if isinstance(value, Skipped)]
+    if skipped:
+        raise Unreadable(
+            f"{skipped[0]!r} in {str(path)!r} is an object that torch does not load unasked: if you trust the file, pass "
+            "weights_only=False"
+        )
+    state = {name: to_array(name, value, path) for name, value in values.items() if _is_array(value)}
     return _some(state, path, f"; there may be some under {inside}, by key")
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and not (isinstance(value, np.ndarray) and value.dtype.kind == "U")
 
 
 def _some(state: dict[str, np.ndarray], path: Path, advice: str = "") -> dict[str, np.ndarray]:

@@ -47,10 +47,42 @@ def test_torch(inside, arrays, tmp_path):
     assert_same(interop.load(tmp_path / "weights.pth"), arrays)
 
 
-def test_torch_files_with_code(arrays, tmp_path):
+class HistoryBuffer:
+    """Like mmengine's: an object of arrays, whose state refers to functions."""
+
+    def __init__(self):
+        self.values, self.methods = np.ones(3), {"mean": HistoryBuffer.mean}
+
+    def mean(self):
+        """The mean of the values."""
+        return self.values.mean()
+
+
+class Command:
+    """Runs code when a file of it is read, if it may."""
+
+    def __reduce__(self):
+        return exec, ("raise SystemExit('code of the file was run')",)
+
+
+def test_torch_files_with_objects(tmp_path):
+    """Such as the checkpoints that mmengine's runner writes. Nothing in them is run."""
     torch = pytest.importorskip("torch")
-    torch.save({"model": {"a": torch.ones(2)}, "log": tmp_path}, tmp_path / "weights.pth")
-    with pytest.raises(ValueError, match="pass weights_only=False"):
+    log = {"log_scalars": {"loss": HistoryBuffer()}, "path": tmp_path, "command": Command()}
+    torch.save({"meta": {"epoch": 12}, "message_hub": log, "state_dict": {"a": torch.ones(2)}}, tmp_path / "weights.pth")
+    assert_same(interop.load(tmp_path / "weights.pth"), {"a": np.ones(2, np.float32)})
+    torch.save({"state_dict": {"a": torch.ones(2), "b": HistoryBuffer()}}, tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match=r"'b' in .* is an object .* pass weights_only=False"):
+        interop.load(tmp_path / "weights.pth")
+    assert interop.load(tmp_path / "weights.pth", weights_only=False)["a"].shape == (2,)
+
+
+def test_torch_files_that_are_not_read_unasked(tmp_path):
+    """The old format does not say which objects a file has, before it is read."""
+    torch = pytest.importorskip("torch")
+    content = {"model": {"a": torch.ones(2)}, "log": HistoryBuffer()}
+    torch.save(content, tmp_path / "weights.pth", _use_new_zipfile_serialization=False)
+    with pytest.raises(ValueError, match=r"holds objects .* pass weights_only=False"):
         interop.load(tmp_path / "weights.pth")
     assert interop.load(tmp_path / "weights.pth", weights_only=False)["a"].shape == (2,)
 
