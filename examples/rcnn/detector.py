@@ -6,20 +6,19 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.typing import Dtype
 
 from examples.library.boxes import Boxes, clip
-from examples.resnet import ResNet
+from examples.resnet import Layout, ResNet
+from examples.resnet.model import STAGES
 from jax_dcn import nms
 
 from .anchors import decode
 from .config import Config, ObjectLimits
 from .fpn import FPN
-from .images import SCALE, normalise, paste, resize, resized_size
+from .images import normalise, paste, resize, resized_size
 from .roi_heads import RoIHead
 from .rpn import RPNHead, propose, take
-
-DELTA_SCALE = (0.1, 0.1, 0.2, 0.2)
-MASK_THRESHOLD = 0.5
 
 
 class Detections(NamedTuple):
@@ -36,16 +35,22 @@ class Detections(NamedTuple):
 
 
 class RCNN(nn.Module):
-    """Faster R-CNN or Mask R-CNN, whose parameters have the names of mmdet's."""
+    """Faster R-CNN or Mask R-CNN, whose parameters have the names of mmdet's.
+
+    dtype: of the features, such as bfloat16; boxes, logits, scores and losses have float32.
+    """
 
     config: Config = Config()
+    dtype: Dtype | None = None
 
     def setup(self):
         config = self.config
-        self.backbone = ResNet(config.depth, config.stage_with_dcn, config.modulated, config.offset_groups)
-        self.neck = FPN(config.channels)
-        self.rpn_head = RPNHead(config.channels)
-        self.roi_head = RoIHead(config.classes, config.channels, config.hidden, config.masks)
+        layout = Layout(depths=STAGES[config.depth], downsample_in_bottleneck=config.style == "caffe")
+        dcn = config.stage_with_dcn, config.modulated, config.offset_groups
+        self.backbone = ResNet(layout, *dcn, dtype=self.dtype)
+        self.neck = FPN(config.channels, self.dtype)
+        self.rpn_head = RPNHead(config, self.dtype)
+        self.roi_head = RoIHead(config, self.dtype)
 
     def __call__(self, images: jax.Array) -> Detections:
         """The objects in RGB images [batch, height, width, 3] of numbers from 0 to 255, resized for the network."""
@@ -56,12 +61,12 @@ class RCNN(nn.Module):
 
     def features(self, images: jax.Array) -> list[jax.Array]:
         """The feature pyramid of images as `__call__` takes them."""
-        return self.neck(self.backbone(normalise(images)))
+        return self.neck(self.backbone(normalise(images, self.config)))
 
     def find(self, features: list[jax.Array], regions: Boxes, height: int, width: int) -> Detections:
         """The objects in regions of images, whose height and width without padding are given."""
         logits, deltas = self.roi_head.classify(features, regions)
-        boxes = clip(decode(deltas * jnp.array(DELTA_SCALE), regions.boxes[:, :, None]), height, width)
+        boxes = clip(decode(deltas * jnp.array(self.config.box_stds), regions.boxes[:, :, None]), height, width)
         found = choose(jax.nn.softmax(logits), boxes, regions.valid, self.config.objects)
         if not self.config.masks:
             return found
@@ -83,26 +88,33 @@ def choose(scores: jax.Array, boxes: jax.Array, valid: jax.Array, settings: Obje
 
 
 @partial(jax.jit, static_argnames=("model", "scale"))
-def detect(model: RCNN, variables: dict[str, Any], images: jax.Array, scale: tuple[int, int] = SCALE) -> Detections:
+def detect(
+    model: RCNN, variables: dict[str, Any], images: jax.Array, scale: tuple[int, int] | None = None
+) -> Detections:
     """The objects in RGB images, uint8 [batch, height, width, 3], in pixels of these images.
 
-    scale: the longer and the shorter side that images are resized to, which keep their ratio.
+    scale: the longer and the shorter side that images are resized to, which keep their ratio; by default, that of the
+    model.
     """
     height, width = images.shape[1:3]
-    resized_height, resized_width = resized_size(height, width, scale)
+    resized_height, resized_width = resized_size(height, width, scale or model.config.scale)
     found = model.apply(variables, resize(images, resized_height, resized_width))
     ratio = jnp.array([resized_width / width, resized_height / height] * 2)
-    return in_image(found._replace(boxes=found.boxes / ratio), height, width)
+    return in_image(found._replace(boxes=found.boxes / ratio), height, width, model.config.mask_threshold)
 
 
-def in_image(found: Detections, height: int, width: int) -> Detections:
-    """Detections whose boxes are in pixels of an image, with masks of this image in place of mask logits."""
+def in_image(found: Detections, height: int, width: int, threshold: float = 0.5) -> Detections:
+    """Detections whose boxes are in pixels of an image, with masks of this image in place of mask logits.
+
+    threshold: the least probability of a pixel of a mask.
+    """
     if found.masks is None:
         return found
 
-    def pasted(mask_and_box):
-        mask, box = mask_and_box
-        return paste(jax.nn.sigmoid(mask), box, height, width) >= MASK_THRESHOLD
+    def pasted(of_images):
+        masks, boxes = of_images
+        return paste(jax.nn.sigmoid(masks), boxes, height, width) >= threshold
 
-    masks = jax.lax.map(lambda image: jax.lax.map(pasted, image), (found.masks, found.boxes))
+    by_object = (jnp.moveaxis(part, 1, 0) for part in (found.masks, found.boxes))
+    masks = jnp.moveaxis(jax.lax.map(pasted, tuple(by_object)), 0, 1)
     return found._replace(masks=masks & (found.scores > 0)[..., None, None])

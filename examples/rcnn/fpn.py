@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.typing import Dtype
 
 
 class ConvModule(nn.Module):
@@ -12,9 +13,10 @@ class ConvModule(nn.Module):
 
     features: int
     size: int
+    dtype: Dtype | None = None
 
     def setup(self):
-        self.conv = nn.Conv(self.features, (self.size, self.size), padding=self.size // 2)
+        self.conv = nn.Conv(self.features, (self.size, self.size), padding=self.size // 2, dtype=self.dtype)
 
     def __call__(self, x):
         return self.conv(x)
@@ -24,11 +26,12 @@ class FPN(nn.Module):
     """Features of stride 4, 8, 16 and 32, each half as large as the one before, to features of stride 4 to 64."""
 
     features: int
+    dtype: Dtype | None = None
     levels: int = 4
 
     def setup(self):
-        self.lateral_convs = [ConvModule(self.features, 1) for _ in range(self.levels)]
-        self.fpn_convs = [ConvModule(self.features, 3) for _ in range(self.levels)]
+        self.lateral_convs = [ConvModule(self.features, 1, self.dtype) for _ in range(self.levels)]
+        self.fpn_convs = [ConvModule(self.features, 3, self.dtype) for _ in range(self.levels)]
 
     def __call__(self, features: Sequence[jax.Array]) -> list[jax.Array]:
         merged = [conv(feature) for conv, feature in zip(self.lateral_convs, features, strict=True)]

@@ -4,17 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from examples.resnet import DEVIATION, MEAN
+from .config import Config
 
-SCALE = (1333, 800)
-DIVISOR = 32
 WEIGHT_BITS = 11  # of the fractions between pixels
 
 
-def resized_size(height: int, width: int, scale: tuple[int, int] = SCALE) -> tuple[int, int]:
+def resized_size(height: int, width: int, scale: tuple[int, int]) -> tuple[int, int]:
     """The largest height and width with the same ratio, whose longer and shorter side are at most the numbers of scale.
 
-    >>> resized_size(480, 640), resized_size(1000, 400)
+    >>> resized_size(480, 640, (1333, 800)), resized_size(1000, 400, (1333, 800))
     ((800, 1067), (1333, 533))
     """
     longer, shorter = max(scale), min(scale)
@@ -48,13 +46,14 @@ def _taps(length: int, new_length: int) -> tuple[np.ndarray, np.ndarray]:
     return pixels, weights
 
 
-def normalise(images: jax.Array) -> jax.Array:
-    """RGB images [batch, height, width, 3] of numbers from 0 to 255, normalised and padded with zeros.
+def normalise(images: jax.Array, config: Config) -> jax.Array:
+    """RGB images [batch, height, width, 3] of numbers from 0 to 255, normalised as for a model and padded with zeros.
 
-    The padding is below and on the right, and makes both sides divisible by `DIVISOR`.
+    The padding is below and on the right, and makes both sides divisible by the model's divisor.
     """
-    pixels = (images.astype(jnp.float32) - jnp.array(MEAN)) / jnp.array(DEVIATION)
-    return jnp.pad(pixels, [(0, 0), *((0, -extent % DIVISOR) for extent in images.shape[1:3]), (0, 0)])
+    pixels = images[..., ::-1] if config.bgr else images
+    pixels = (pixels.astype(jnp.float32) - jnp.array(config.mean)) / jnp.array(config.deviation)
+    return jnp.pad(pixels, [(0, 0), *((0, -extent % config.divisor) for extent in images.shape[1:3]), (0, 0)])
 
 
 def paste(masks: jax.Array, boxes: jax.Array, height: int, width: int) -> jax.Array:

@@ -1,5 +1,6 @@
 """The training losses of both stages, equal to mmdet's."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from jax_dcn import roi_align
 from .anchors import encode
 from .assign import NEGATIVE, UNUSED, Samples, sample_anchors, sample_regions
 from .config import ANCHORS, Selection
-from .detector import DELTA_SCALE, RCNN
+from .detector import RCNN
 from .roi_heads import MASK_BINS
 from .rpn import AnchorPredictions, propose, take
 
@@ -44,23 +45,28 @@ def losses(model: RCNN, batch: Batch, key: jax.Array, regions: Selection | None 
     anchor_key, region_key = jax.random.split(key)
     features = model.features(batch.images)
     predictions = model.rpn_head(features)
-    found = anchor_losses(predictions, batch.truth, anchor_key, ANCHORS)
+    found = anchor_losses(predictions, batch.truth, anchor_key, ANCHORS, model.config.anchor_stds)
     proposals, _ = propose(predictions, *batch.images.shape[1:3], model.config.training_proposals)
     samples = sample_regions(region_key, proposals, batch.truth, regions)
     return found | region_losses(model, features, samples, batch, regions)
 
 
 def anchor_losses(
-    predictions: AnchorPredictions, truth: Boxes, key: jax.Array, settings: Selection
+    predictions: AnchorPredictions,
+    truth: Boxes,
+    key: jax.Array,
+    settings: Selection,
+    stds: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0),
 ) -> dict[str, jax.Array]:
-    """Cross-entropy of objects and L1 loss of their boxes, per anchor that is drawn."""
+    """Cross-entropy of objects and L1 loss of their boxes, in `stds`, per anchor that is drawn."""
     anchors = jnp.concatenate(predictions.anchors)
     logits, deltas = (jnp.concatenate(parts, 1) for parts in predictions[1:])
     objects = sample_anchors(key, anchors, truth, settings)
     positive, negative = objects >= 0, objects == NEGATIVE
     count = sum(jnp.maximum(kind.sum(1), 1).sum() for kind in (positive, negative))
     score = optax.sigmoid_binary_cross_entropy(logits, positive)
-    box = jnp.abs(deltas - encode(take(truth.boxes, jnp.maximum(objects, 0)), anchors)).sum(-1)
+    targets = encode(take(truth.boxes, jnp.maximum(objects, 0)), anchors)
+    box = (jnp.abs(deltas - targets) / jnp.array(stds)).sum(-1)
     return {
         "loss_rpn_cls": jnp.where(positive | negative, score, 0).sum() / count,
         "loss_rpn_bbox": jnp.where(positive, box, 0).sum() / count,
@@ -77,7 +83,7 @@ def region_losses(
     labels = jnp.where(positive, take(batch.labels, object_or_0), model.config.classes)
     count = jnp.maximum((objects != UNUSED).sum(), 1)
     score = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    targets = encode(take(batch.boxes, object_or_0), regions.boxes) / jnp.array(DELTA_SCALE)
+    targets = encode(take(batch.boxes, object_or_0), regions.boxes) / jnp.array(model.config.box_stds)
     own_class = jnp.where(positive, labels, 0)
     box = jnp.abs(jnp.take_along_axis(deltas, own_class[..., None, None], 2)[:, :, 0] - targets).sum(-1)
     found = {
@@ -97,9 +103,7 @@ def region_losses(
 
 def mask_targets(masks: jax.Array, regions: Boxes, objects: jax.Array) -> jax.Array:
     """Which cells of regions [batch, n] the masks [batch, m, height, width] of their objects cover by half or more."""
-    batch, count = masks.shape[:2]
-    index = jnp.where(regions.valid, objects + count * jnp.arange(batch)[:, None], -1)
-    rois = jnp.concatenate([index[..., None].astype(regions.boxes.dtype), regions.boxes], -1).reshape(-1, 5)
-    flat = masks.reshape(batch * count, *masks.shape[2:], 1).astype(jnp.float32)
-    cells = roi_align(flat, rois, output_size=2 * MASK_BINS)[..., 0]
-    return (cells >= 0.5).reshape(*objects.shape, *cells.shape[1:])
+    index = jnp.where(regions.valid, objects, -1)[..., None].astype(regions.boxes.dtype)
+    rois = jnp.concatenate([index, regions.boxes], -1)
+    cells = jax.vmap(partial(roi_align, output_size=2 * MASK_BINS))(masks[..., None].astype(jnp.float32), rois)
+    return cells[..., 0] >= 0.5

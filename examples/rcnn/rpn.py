@@ -1,21 +1,26 @@
 """The region proposal network (Ren et al., arXiv 1506.01497)."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.typing import Dtype
 
 from examples.library.boxes import Boxes, clip
 from jax_dcn import nms
 
-from .anchors import RATIOS, STRIDES, anchors, decode
-from .config import Proposals
+from .anchors import STRIDES, anchors, decode
+from .config import Config, Proposals
 
 
 class AnchorPredictions(NamedTuple):
-    """One item per level: anchors [n, 4], logits [batch, n] of containing an object, and deltas [batch, n, 4]."""
+    """One item per level: anchors [n, 4], logits [batch, n] of containing an object, and deltas [batch, n, 4].
+
+    The deltas are those of `encode`, whatever the head divides them by.
+    """
 
     anchors: list[jax.Array]
     logits: list[jax.Array]
@@ -23,21 +28,25 @@ class AnchorPredictions(NamedTuple):
 
 
 class RPNHead(nn.Module):
-    """The features of all levels to `AnchorPredictions`."""
+    """The features of all levels to `AnchorPredictions`, of float32."""
 
-    features: int
+    config: Config
+    dtype: Dtype | None = None
 
     def setup(self):
-        self.rpn_conv = nn.Conv(self.features, (3, 3), padding=1)
-        self.rpn_cls = nn.Conv(len(RATIOS), (1, 1), kernel_init=nn.initializers.normal(0.01))
-        self.rpn_reg = nn.Conv(4 * len(RATIOS), (1, 1), kernel_init=nn.initializers.normal(0.01))
+        count, conv = self.config.anchors_per_cell, partial(nn.Conv, dtype=self.dtype)
+        self.rpn_conv = conv(self.config.channels, (3, 3), padding=1)
+        self.rpn_cls = conv(count, (1, 1), kernel_init=nn.initializers.normal(0.01))
+        self.rpn_reg = conv(4 * count, (1, 1), kernel_init=nn.initializers.normal(0.01))
 
     def __call__(self, features: Sequence[jax.Array]) -> AnchorPredictions:
         hidden = [nn.relu(self.rpn_conv(feature)) for feature in features]
+        of_cells = self.config.anchor_scales, self.config.anchor_ratios
+        stds = jnp.array(self.config.anchor_stds)
         return AnchorPredictions(
-            [jnp.asarray(anchors(*x.shape[1:3], stride)) for x, stride in zip(hidden, STRIDES, strict=True)],
-            [self.rpn_cls(x).reshape(len(x), -1) for x in hidden],
-            [self.rpn_reg(x).reshape(len(x), -1, 4) for x in hidden],
+            [jnp.asarray(anchors(*x.shape[1:3], stride, *of_cells)) for x, stride in zip(hidden, STRIDES, strict=True)],
+            [self.rpn_cls(x).reshape(len(x), -1).astype(jnp.float32) for x in hidden],
+            [self.rpn_reg(x).reshape(len(x), -1, 4) * stds for x in hidden],
         )
 
 

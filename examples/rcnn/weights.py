@@ -1,5 +1,7 @@
-"""Models from checkpoints of mmdet: the arrays of a file say which model it is."""
+"""Models from checkpoints of mmdet: the arrays and the config in a file say which model it is."""
 
+import json
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -9,26 +11,100 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.typing import Dtype
 
 from examples.resnet.model import STAGES
 from jax_dcn import interop
+from jax_dcn.interop import checkpoint
 
-from .config import Config
+from .config import Config, with_settings
 from .detector import RCNN
+from .mmdet_config import settings_of
 
 INIT_SIZE = 64
 CLASSES, NECK = "roi_head.bbox_head.fc_cls.weight", "neck.fpn_convs.0.conv.weight"
+ANCHORS = "rpn_head.rpn_cls.weight"
+# How names of other libraries begin.
+OTHERS = {
+    "Detectron2": ("proposal_generator.", "backbone.bottom_up."),
+    "torchvision": ("roi_heads.", "rpn.head.", "backbone.body."),
+    "mmdet 1": ("bbox_head.", "mask_head."),
+}
 
 
-def load(path: str | Path, weights_only: bool = True) -> tuple[RCNN, dict[str, Any]]:
-    """The model and the variables of a checkpoint file, as `interop.load` reads it."""
-    state = interop.load(path, weights_only=weights_only)
-    model = RCNN(config_of(state))
+def load(
+    path: str | Path,
+    weights_only: bool = True,
+    *,
+    config: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    dtype: Dtype | None = None,
+) -> tuple[RCNN, dict[str, Any]]:
+    """The model and the variables of a checkpoint file, read as by `interop.load`.
+
+    The arrays do not say all that the model needs: see `Config.settings`. These are read from the config of mmdet in
+    the file, or else assumed, and then logged as a warning.
+
+    config: the text of a whole config of mmdet, in place of that in the file. settings: replace those that are read or
+    assumed. dtype: as of `RCNN`.
+
+    Raises ValueError if a checkpoint is of another model, or its config has what is not implemented.
+    """
+    path = Path(path)
+    content = checkpoint.read(path, weights_only)
+    state = renamed(checkpoint.arrays_of(content, path))
+    check_names(state)
+    try:
+        found = settings_in(content) if config is None else settings_of(config)
+        made = with_settings(config_of(state), found or {})
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    made = with_settings(made, settings or {})
+    if found is None:
+        assumed = {name: value for name, value in made.settings.items() if name not in (settings or {})}
+        listed = ", ".join(f"{name}={json.dumps(value)}" for name, value in assumed.items())
+        logging.getLogger(__name__).warning("%s has no config of mmdet. Assumed: %s", path, listed)
+    model = RCNN(made, dtype)
     return model, fill(model, state)
 
 
+def save(path: Path, model: RCNN, variables: dict[str, Any]) -> None:
+    """Writes a `.npz` file of arrays with mmdet's names, and the settings of the model as a text named "settings"."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, settings=np.array(json.dumps(model.config.settings)), **interop.to_torch(variables))
+
+
+def settings_in(content: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The settings in what a file contains: those that `save` writes, or those of mmdet's config; None without any."""
+    if "settings" in content:
+        return json.loads(str(content["settings"]))
+    meta = content.get("meta")
+    meta = meta if isinstance(meta, Mapping) else {}
+    text = meta.get("cfg", meta.get("config"))  # mmdet 3, mmdet 2
+    return settings_of(text) if isinstance(text, str) else None
+
+
+def renamed(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A state dict with the newest names of mmdet: no `module.`, as of parallel models, and no `conv2_offset`."""
+    prefix = "module." if all(name.startswith("module.") for name in state) else ""
+    return {
+        name.removeprefix(prefix).replace(".conv2_offset.", ".conv2.conv_offset."): array
+        for name, array in state.items()
+    }
+
+
+def check_names(state: Mapping[str, np.ndarray]) -> None:
+    """Raises ValueError if the names in a checkpoint are those of another library, or of another model."""
+    for library, start in OTHERS.items():
+        if any(name.startswith(start) for name in state):
+            raise ValueError(f"the checkpoint must be of mmdet's Faster R-CNN or Mask R-CNN, but is of {library}")
+    missing = [name for name in (CLASSES, NECK, ANCHORS) if name not in state]
+    if missing:
+        raise ValueError(f"the checkpoint must be of mmdet's Faster R-CNN or Mask R-CNN, but it lacks {missing[0]!r}")
+
+
 def config_of(state: Mapping[str, np.ndarray]) -> Config:
-    """The settings that the names and the shapes of a checkpoint of mmdet imply."""
+    """What the names and the shapes of a checkpoint of mmdet imply; the rest has default values."""
     blocks = tuple(
         len({name.split(".")[2] for name in state if name.startswith(f"backbone.layer{stage}.")})
         for stage in (1, 2, 3, 4)
@@ -36,9 +112,6 @@ def config_of(state: Mapping[str, np.ndarray]) -> Config:
     depths = {stages: depth for depth, stages in STAGES.items()}
     if blocks not in depths:
         raise ValueError(f"the checkpoint must have a ResNet-50, -101 or -152 as backbone, got {blocks} blocks")
-    missing = [name for name in (CLASSES, NECK) if name not in state]
-    if missing:
-        raise ValueError(f"the checkpoint must be of mmdet's Faster R-CNN or Mask R-CNN, but it lacks {missing[0]!r}")
     offsets = [f"backbone.layer{stage}.0.conv2.conv_offset.weight" for stage in (1, 2, 3, 4)]
     deformable = [name for name in offsets if name in state]
     modulated, offset_groups = _offsets(*state[deformable[0]].shape[:2]) if deformable else (True, 1)
@@ -68,6 +141,11 @@ def _offsets(outputs: int, channels: int) -> tuple[bool, int]:
 
 def fill(model: RCNN, state: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """The variables of a model, from a state dict with mmdet's names, all of which must be used."""
+    found, wanted = len(state[ANCHORS]), model.config.anchors_per_cell
+    if found != wanted:
+        raise ValueError(
+            f"anchor_scales and anchor_ratios must make {found} anchors per cell, as {ANCHORS}, got {wanted}"
+        )
     return interop.from_torch(state, shapes(model))
 
 
@@ -94,7 +172,7 @@ def adapt(model: RCNN, variables: dict[str, Any], classes: int, key: jax.Array) 
     """A model with another number of classes. Its last layers have new weights; all others keep theirs."""
     if classes == model.config.classes:
         return model, variables
-    adapted = RCNN(replace(model.config, classes=classes))
+    adapted = model.clone(config=replace(model.config, classes=classes))
     old, structure = jax.tree.flatten(variables)
     new = [leaf.shape != kept.shape for leaf, kept in zip(jax.tree.leaves(shapes(adapted)), old, strict=True)]
 

@@ -173,8 +173,8 @@ def arrays_of(content: Any, path: Path, key: str | None = None) -> dict[str, np.
     skipped = [name for name, value in values.items() if isinstance(value, Skipped)]
     if skipped:
         raise Unreadable(
-            f"{skipped[0]!r} in {str(path)!r} is an object that torch does not load unasked: if you trust the file, pass "
-            "weights_only=False"
+            f"{skipped[0]!r} in {str(path)!r} is an object that torch does not load unasked: if you trust the file, "
+            "pass weights_only=False"
         )
     state = {name: to_array(name, value, path) for name, value in values.items() if _is_array(value)}
     return _some(state, path, f"; there may be some under {inside}, by key")

@@ -43,7 +43,7 @@ class Operators(Convolutions):
 def main():
     sys.modules["mmcv._ext"] = mmcv._ext = Operators("mmcv._ext")
     make_differentiable()
-    mask, faster = build("mask"), build("faster")
+    mask, faster = (build(config_of(kind).model) for kind in ("mask", "faster"))
     shapes = {key: list(array.shape) for key, array in mask.state_dict().items()}
     state = {key: torch.from_numpy(array) for key, array in mask_rcnn.state(shapes).items()}
     for model in (mask, faster):
@@ -55,7 +55,48 @@ def main():
     versions = [f"{package.__name__} {package.__version__}" for package in (torch, torchvision, mmengine)]
     arrays |= {"made_by": ", ".join([*versions, "mmdet 3.3.0, mmcv-lite 2.2.0"]), "shapes": json.dumps(shapes)}
     np.savez_compressed(mask_rcnn.GOLDEN, **arrays)
+    make_variant()
     print(mask_rcnn.GOLDEN.stat().st_size, {key: np.shape(array) for key, array in arrays.items()})
+
+
+def make_variant():
+    """A model whose settings are not mmdet's usual ones: what it finds, its anchors, and the text of its config."""
+    config = config_of("mask")
+    config.model.backbone.style = "caffe"
+    config.model.data_preprocessor.update(
+        mean=[103.53, 116.28, 123.675], std=[57.375, 57.12, 58.395], bgr_to_rgb=False, pad_size_divisor=64
+    )
+    config.model.rpn_head.anchor_generator.update(scales=[4, 6], ratios=[0.5, 2.0])
+    config.model.rpn_head.bbox_coder.target_stds = [0.5, 0.5, 0.8, 0.8]
+    config.model.roi_head.bbox_head.bbox_coder.target_stds = [0.05, 0.05, 0.1, 0.1]
+    for extractor in (config.model.roi_head.bbox_roi_extractor, config.model.roi_head.mask_roi_extractor):
+        extractor.roi_layer.sampling_ratio = 2
+    config.model.test_cfg.rpn.update(nms_pre=300, max_per_img=200, nms=dict(type="nms", iou_threshold=0.6))
+    config.model.test_cfg.rcnn.update(score_thr=0.02, max_per_img=60, nms=dict(type="nms", iou_threshold=0.4))
+    model = build(config.model)
+    shapes = {key: list(array.shape) for key, array in model.state_dict().items()}
+    model.load_state_dict({key: torch.from_numpy(array) for key, array in mask_rcnn.state(shapes).items()})
+    model.eval()
+    with torch.no_grad():
+        pixels, metas = prepared(model, 64)
+        features = model.extract_feat(pixels)
+        proposals = model.rpn_head.predict(features, [sample_of(meta) for meta in metas], rescale=False)
+        found = model.roi_head.predict_bbox(features, metas, proposals, model.roi_head.test_cfg, rescale=False)
+    arrays = {
+        **per_image("boxes", [part.bboxes for part in found]),
+        **per_image("scores", [part.scores for part in found]),
+        **per_image("labels", [part.labels for part in found]),
+        "anchors": model.rpn_head.anchor_generator.grid_priors([(2, 3)] * 5, device="cpu")[1],
+        "config": config.pretty_text,
+        "shapes": json.dumps(shapes),
+    }
+    np.savez_compressed(mask_rcnn.VARIANT, **arrays)
+
+
+def sample_of(meta):
+    from mmdet.structures import DetDataSample
+
+    return DetDataSample(metainfo=meta)
 
 
 def make_differentiable():
@@ -76,25 +117,26 @@ def config_of(kind):
     from mmdet.utils import register_all_modules
 
     register_all_modules()
-    return mmengine.Config.fromfile(pathlib.Path(mmdet.__file__).parent / ".mim/configs" / CONFIG.format(kind)).model
+    return mmengine.Config.fromfile(pathlib.Path(mmdet.__file__).parent / ".mim/configs" / CONFIG.format(kind))
 
 
-def build(kind):
-    """The model of the published config, whose samplers keep all boxes."""
+def build(config):
+    """The model of a config, whose samplers keep all boxes."""
     from mmdet.registry import MODELS
 
-    config = config_of(kind)
     config.backbone.init_cfg = None
     for part in ("rpn", "rcnn"):
         config.train_cfg[part].sampler.num = ALL
     return MODELS.build(config)
 
 
-def prepared(model):
+def prepared(model, divisor=32):
     """The images, normalised and padded [2, 3, 96, 128], and what mmdet knows of each image."""
     mean, deviation = (part.numpy().reshape(3) for part in (model.data_preprocessor.mean, model.data_preprocessor.std))
-    pixels = (mask_rcnn.images().astype(np.float32) - mean) / deviation
-    padding = [(0, -extent % 32) for extent in pixels.shape[1:3]]
+    images = mask_rcnn.images()  # in RGB
+    images = images if model.data_preprocessor._channel_conversion else images[..., ::-1]
+    pixels = (images.astype(np.float32) - mean) / deviation
+    padding = [(0, -extent % divisor) for extent in pixels.shape[1:3]]
     pixels = np.pad(pixels, [(0, 0), *padding, (0, 0)]).transpose(0, 3, 1, 2)
     meta = {
         "img_shape": (mask_rcnn.HEIGHT, mask_rcnn.WIDTH),

@@ -21,7 +21,7 @@ from examples.rcnn.detector import Detections, in_image
 from examples.rcnn.images import resize
 from examples.rcnn.losses import Batch, anchor_losses, region_losses
 from examples.rcnn.rpn import propose
-from examples.rcnn.weights import adapt, config_of, shapes
+from examples.rcnn.weights import adapt, check_names, config_of, shapes
 from examples.resnet import MEAN
 from jax_dcn import interop
 from tests.helpers import mask_rcnn
@@ -145,7 +145,7 @@ def test_every_name_is_used_and_none_is_missing(model, state):
     with pytest.raises(ValueError, match="must have a ResNet-50, -101 or -152"):
         config_of({name: array for name, array in state.items() if "layer3.5" not in name})
     with pytest.raises(ValueError, match=r"lacks 'roi_head.bbox_head.fc_cls.weight'"):
-        config_of({name: array for name, array in state.items() if name.startswith("backbone")})
+        check_names({name: array for name, array in state.items() if name.startswith("backbone")})
 
 
 @pytest.mark.parametrize(("channels", "modulated", "groups"), [(54, True, 2), (72, False, 4), (108, True, 4)])

@@ -8,6 +8,7 @@ import numpy as np
 from tests.helpers import checkpoints
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "examples/golden/mask_rcnn.npz"
+VARIANT = GOLDEN.with_name("mask_rcnn_variant.npz")  # with other settings
 
 # The images are two thirds of the size that they had before they were resized.
 HEIGHT, WIDTH = 90, 124
@@ -84,8 +85,8 @@ def state(shapes):
     return arrays
 
 
-def read():
-    """(shapes, arrays) of the golden file."""
-    with np.load(GOLDEN) as golden:
+def read(path=GOLDEN):
+    """(shapes, arrays) of a golden file."""
+    with np.load(path) as golden:
         arrays = dict(golden)
     return json.loads(str(arrays.pop("shapes"))), arrays

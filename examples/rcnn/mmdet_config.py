@@ -1,0 +1,322 @@
+"""The config of a checkpoint of mmdet: each of its settings that changes what a model finds is used or refused.
+
+A checkpoint has its config as the text of Python assignments, which is parsed, and not run.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .anchors import STRIDES
+from .roi_heads import BOX_BINS, MASK_BINS, POOLED_LEVELS
+
+
+class Only(tuple):
+    """The values that are implemented; those that mmdet's classes have by default are among them."""
+
+    def __new__(cls, *values: Any) -> "Only":
+        return super().__new__(cls, values)
+
+
+@dataclass(frozen=True)
+class Use:
+    """The value is that of a setting of `examples.rcnn.Config`, or `not` that, if `is_negated`.
+
+    default: what mmdet takes if there is no value; None leaves the setting as it is.
+    """
+
+    setting: str
+    default: Any = None
+    is_negated: bool = False
+
+
+SHOWN = 60  # characters of a value in an error
+ANY = object()  # for training only, or the arrays of the checkpoint say it too
+NORM = {"type": Only("BN", "SyncBN"), "eps": Only(1e-5), "requires_grad": ANY, "momentum": ANY}
+LINEAR = {"type": Only("Linear")}
+
+
+def _coder(stds):
+    return {
+        "type": Only("DeltaXYWHBBoxCoder"),
+        "target_means": Only([0.0] * 4),
+        "target_stds": Use(stds, [1.0] * 4),
+        "clip_border": Only(True),
+        "add_ctr_clamp": Only(False),
+        "ctr_clamp": ANY,
+    }
+
+
+def _extractor(bins):
+    return {
+        "type": Only("SingleRoIExtractor"),
+        "roi_layer": {
+            "type": Only("RoIAlign"),
+            "output_size": Only(bins),
+            "sampling_ratio": Use("sampling_ratio", 0),
+            "aligned": Only(True),
+            "pool_mode": Only("avg"),
+            "use_torchvision": ANY,
+        },
+        "out_channels": ANY,
+        "featmap_strides": Only(list(STRIDES[:POOLED_LEVELS])),
+        "finest_scale": Only(56),
+        "init_cfg": ANY,
+    }
+
+
+def _suppression(settings):
+    threshold = Use(f"{settings}.iou_threshold")
+    return {"type": Only("nms"), "iou_threshold": threshold, "iou_thr": threshold}  # mmdet 3, mmdet 2
+
+
+def _proposals(settings):
+    return {
+        "nms_pre": Use(f"{settings}.per_level"),
+        "max_per_img": Use(f"{settings}.count"),
+        "max_num": Use(f"{settings}.count"),  # of mmdet 2, as the next one
+        "nms_thr": Use(f"{settings}.iou_threshold"),
+        "nms_post": ANY,
+        "nms": _suppression(settings),
+        "min_bbox_size": Only(0),
+        "nms_across_levels": Only(False),
+    }
+
+
+MODEL = {
+    "type": Only("FasterRCNN", "MaskRCNN"),
+    "data_preprocessor": {
+        "type": Only("DetDataPreprocessor"),
+        "mean": Use("mean", [0.0] * 3),
+        "std": Use("deviation", [1.0] * 3),
+        "bgr_to_rgb": Use("bgr", False, is_negated=True),
+        "rgb_to_bgr": Only(False),
+        "pad_size_divisor": Use("divisor", 1),
+        "pad_value": Only(0),
+        **dict.fromkeys(("pad_mask", "mask_pad_value", "pad_seg", "seg_pad_value", "batch_augments"), ANY),
+        **dict.fromkeys(("boxtype2tensor", "non_blocking"), ANY),
+    },
+    "backbone": {
+        "type": Only("ResNet"),
+        "num_stages": Only(4),
+        "strides": Only([1, 2, 2, 2]),
+        "dilations": Only([1, 1, 1, 1]),
+        "out_indices": Only([0, 1, 2, 3]),
+        "style": Use("style", "pytorch"),
+        "deep_stem": Only(False),
+        "avg_down": Only(False),
+        "conv_cfg": Only({"type": "Conv2d"}),
+        "norm_cfg": NORM,
+        "dcn": {
+            "type": Only("DCN", "DCNv2"),
+            "fallback_on_stride": Only(False),
+            **dict.fromkeys(("deform_groups", "deformable_groups", "modulated"), ANY),
+        },
+        "plugins": Only([]),
+        **dict.fromkeys(("depth", "in_channels", "stem_channels", "base_channels", "stage_with_dcn"), ANY),
+        **dict.fromkeys(("frozen_stages", "norm_eval", "with_cp", "zero_init_residual", "pretrained", "init_cfg"), ANY),
+    },
+    "neck": {
+        "type": Only("FPN"),
+        "num_outs": Only(len(STRIDES)),
+        "start_level": Only(0),
+        "end_level": Only(-1, 3),
+        "add_extra_convs": Only(False),
+        "act_cfg": Only(),
+        "upsample_cfg": {"mode": Only("nearest")},
+        **dict.fromkeys(("in_channels", "out_channels", "init_cfg", "relu_before_extra_convs"), ANY),
+        **dict.fromkeys(("conv_cfg", "norm_cfg"), Only()),
+        **dict.fromkeys(("no_norm_on_lateral", "extra_convs_on_inputs"), ANY),
+    },
+    "rpn_head": {
+        "type": Only("RPNHead"),
+        "num_convs": Only(1),
+        "anchor_generator": {
+            "type": Only("AnchorGenerator"),
+            "scales": Use("anchor_scales"),
+            "ratios": Use("anchor_ratios"),
+            "strides": Only(list(STRIDES)),
+            "base_sizes": Only(list(STRIDES)),
+            "scale_major": Only(True),
+            "center_offset": Only(0.0),
+            "use_box_type": ANY,
+        },
+        "bbox_coder": _coder("anchor_stds"),
+        "loss_cls": {"type": Only("CrossEntropyLoss"), "use_sigmoid": Only(True), "loss_weight": ANY},
+        **dict.fromkeys(("in_channels", "feat_channels", "num_classes", "loss_bbox", "reg_decoded_bbox"), ANY),
+        "init_cfg": ANY,
+    },
+    "roi_head": {
+        "type": Only("StandardRoIHead"),
+        "bbox_roi_extractor": _extractor(BOX_BINS),
+        "bbox_head": {
+            "type": Only("Shared2FCBBoxHead"),
+            "bbox_coder": _coder("box_stds"),
+            "reg_class_agnostic": Only(False),
+            "with_avg_pool": Only(False),
+            "roi_feat_size": Only(BOX_BINS),
+            "reg_predictor_cfg": LINEAR,
+            "cls_predictor_cfg": LINEAR,
+            "predict_box_type": Only("hbox"),
+            "loss_cls": {"type": Only("CrossEntropyLoss"), "use_sigmoid": Only(False), "loss_weight": ANY},
+            **dict.fromkeys(("in_channels", "fc_out_channels", "conv_out_channels", "num_classes"), ANY),
+            **dict.fromkeys(("conv_cfg", "norm_cfg"), Only()),
+            **dict.fromkeys(("loss_bbox", "reg_decoded_bbox", "init_cfg"), ANY),
+        },
+        "mask_roi_extractor": _extractor(MASK_BINS),
+        "mask_head": {
+            "type": Only("FCNMaskHead"),
+            "conv_kernel_size": Only(3),
+            "class_agnostic": Only(False),
+            "upsample_cfg": {"type": Only("deconv"), "scale_factor": Only(2)},
+            "predictor_cfg": {"type": Only("Conv")},
+            **dict.fromkeys(("conv_cfg", "norm_cfg"), Only()),
+            **dict.fromkeys(("num_convs", "roi_feat_size", "in_channels", "conv_out_channels", "num_classes"), ANY),
+            **dict.fromkeys(("loss_mask", "init_cfg"), ANY),
+        },
+        "shared_head": Only(),
+        **dict.fromkeys(("train_cfg", "test_cfg", "pretrained", "init_cfg"), ANY),
+    },
+    **dict.fromkeys(("train_cfg", "test_cfg", "pretrained", "init_cfg"), ANY),
+}
+TESTING = {
+    "rpn": _proposals("proposals"),
+    "rcnn": {
+        "score_thr": Use("objects.score_threshold"),
+        "nms": _suppression("objects"),
+        "max_per_img": Use("objects.count"),
+        "mask_thr_binary": Use("mask_threshold", 0.5),
+    },
+}
+# The steps of mmdet's pipeline for a test image, by their types.
+STEPS: dict[str, Any] = {
+    "Resize": {
+        "type": ANY,
+        "scale": Use("scale"),
+        "keep_ratio": Only(True),
+        "backend": Only("cv2"),
+        "interpolation": Only("bilinear"),
+        "clip_object_border": ANY,
+    },
+    "MultiScaleFlipAug": {
+        "img_scale": Use("scale"),
+        "flip": Only(False),
+        **dict.fromkeys(("type", "transforms", "flip_direction"), ANY),
+    },
+    "Normalize": {
+        "type": ANY,
+        "mean": Use("mean"),
+        "std": Use("deviation"),
+        "to_rgb": Use("bgr", True, is_negated=True),
+    },
+    "Pad": {"type": ANY, "size_divisor": Use("divisor"), "pad_val": ANY},
+    **dict.fromkeys(("LoadImageFromFile", "LoadAnnotations", "PackDetInputs"), ANY),
+    **dict.fromkeys(("RandomFlip", "ImageToTensor", "DefaultFormatBundle", "Collect"), ANY),
+}
+
+
+def settings_of(text: str) -> dict[str, Any]:
+    """The settings of `examples.rcnn.Config` in the text of a config of mmdet 2 or 3, which has no `_base_`.
+
+    Raises ValueError that names what the text has and `examples.rcnn` does not implement.
+    """
+    config = parsed(text)
+    if "_base_" in config:
+        raise ValueError(
+            "the config must be whole, as mmdet writes it to its work_dir and into checkpoints, but refers to a _base_"
+        )
+    model = config.get("model")
+    if not isinstance(model, Mapping) or "roi_head" not in model:
+        raise ValueError("the config must have a model with a roi_head, as in mmdet 2 and 3")
+    steps = list(_steps(config))
+    if "data_preprocessor" not in model and not any(step.get("type") == "Normalize" for step in steps):
+        raise ValueError("the config must have a data_preprocessor, or a step Normalize for test images")
+    found: dict[str, Any] = {}
+    _read(model, MODEL, "model", found)
+    _read(model.get("test_cfg") or config.get("test_cfg"), TESTING, "test_cfg", found)
+    training = model.get("train_cfg") or config.get("train_cfg") or {}
+    _read(training.get("rpn_proposal"), _proposals("training_proposals"), "train_cfg.rpn_proposal", found)
+    for step in steps:
+        kind = step.get("type")
+        if kind not in STEPS:
+            raise ValueError(f"the config has a step {kind!r} for test images, which is not implemented")
+        _read(step, STEPS[kind], f"the step {kind}", found)
+    return found
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """The variables of a config, of `dict(...)`, lists and constants; tuples become lists.
+
+    >>> parsed("model = dict(type='RPN', scales=(8, -1.5))")
+    {'model': {'type': 'RPN', 'scales': [8, -1.5]}}
+    """
+    try:
+        statements = ast.parse(text).body
+    except SyntaxError as error:
+        raise ValueError(f"the config must be assignments of Python: {error}") from error
+    return {
+        target.id: _value(statement.value)
+        for statement in statements
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def _value(node):
+    """A value of constants; for any other expression its text, which equals no value that is implemented."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args:
+        return {keyword.arg: _value(keyword.value) for keyword in node.keywords}
+    if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+        return {key.value: _value(value) for key, value in zip(node.keys, node.values, strict=True)}
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [_value(item) for item in node.elts]
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return f"the expression {ast.unparse(node)}"
+
+
+def _steps(config) -> Iterator[dict[str, Any]]:
+    """The steps of the pipeline of test images, and those inside of MultiScaleFlipAug."""
+    pipeline = config.get("test_pipeline")
+    for path in (("test_dataloader", "dataset", "pipeline"), ("data", "test", "pipeline")):
+        inside = config
+        for name in path:
+            inside = inside.get(name) if isinstance(inside, Mapping) else None
+        pipeline = pipeline or inside
+    for step in pipeline or []:
+        yield step
+        yield from step.get("transforms") or []
+
+
+def _read(value, rule, name, found):
+    """Adds the settings in a part of the config to those that were found; None is a part that is not there."""
+    if isinstance(rule, Use):
+        value = rule.default if value is None else value
+        if value is not None:
+            value = not value if rule.is_negated else value
+            if found.setdefault(rule.setting, value) != value:
+                raise ValueError(f"{name} must agree with the rest of the config, {found[rule.setting]}, got {value}")
+    elif value is None or rule is ANY:
+        pass
+    elif isinstance(rule, Only):
+        if value not in rule:
+            wanted = f"must be {' or '.join(map(repr, rule))}" if rule else "must not be given"
+            raise ValueError(
+                f"{name} of the config {wanted}, because nothing else is implemented, got {_shortened(value)}"
+            )
+    elif not isinstance(value, Mapping):
+        raise ValueError(f"{name} of the config must be a dict, got {_shortened(value)}")
+    else:
+        for key, inner in rule.items():  # the type is first
+            _read(value.get(key), inner, f"{name}.{key}", found)
+        for key in value.keys() - rule.keys():
+            if value[key] is not None:
+                raise ValueError(f"the config has {name}.{key} = {_shortened(value[key])}, which is not implemented")
+
+
+def _shortened(value):
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."

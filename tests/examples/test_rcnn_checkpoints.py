@@ -1,0 +1,241 @@
+"""Checkpoints of mmdet: the settings in their configs, their names, and what is refused."""
+
+import jax
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+pytest.importorskip("optax")
+
+from examples.rcnn import Config, load, weights
+from examples.rcnn.anchors import anchors
+from examples.rcnn.config import with_settings
+from examples.rcnn.images import normalise
+from examples.rcnn.mmdet_config import settings_of
+from examples.rcnn.weights import check_names, renamed, save
+from tests.helpers import mask_rcnn
+
+pytestmark = pytest.mark.platforms("cpu")
+
+PIXELS = 1e-3
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return mask_rcnn.read(mask_rcnn.VARIANT)
+
+
+@pytest.fixture(scope="module")
+def text(golden):
+    """The config of a model whose settings are not mmdet's usual ones, as mmengine writes it."""
+    return str(golden[1]["config"])
+
+
+SETTINGS = {
+    "style": "caffe",
+    "mean": (103.53, 116.28, 123.675),
+    "deviation": (57.375, 57.12, 58.395),
+    "bgr": True,
+    "divisor": 64,
+    "scale": (1333, 800),
+    "anchor_scales": (4, 6),
+    "anchor_ratios": (0.5, 2.0),
+    "anchor_stds": (0.5, 0.5, 0.8, 0.8),
+    "box_stds": (0.05, 0.05, 0.1, 0.1),
+    "sampling_ratio": 2,
+    "mask_threshold": 0.5,
+    "proposals.per_level": 300,
+    "proposals.count": 200,
+    "proposals.iou_threshold": 0.6,
+    "training_proposals.per_level": 2000,
+    "training_proposals.count": 1000,
+    "training_proposals.iou_threshold": 0.7,
+    "objects.score_threshold": 0.02,
+    "objects.iou_threshold": 0.4,
+    "objects.count": 60,
+}
+
+
+def test_settings_of_a_config(text):
+    assert with_settings(Config(), settings_of(text)).settings == SETTINGS
+
+
+def test_anchors(golden):
+    found = anchors(2, 3, 8, SETTINGS["anchor_scales"], SETTINGS["anchor_ratios"])
+    assert_allclose(found, golden[1]["anchors"], atol=1e-5)
+
+
+def test_normalisation():
+    images = mask_rcnn.images()
+    found = normalise(images, with_settings(Config(), SETTINGS))
+    assert found.shape == (2, 128, 128, 3)
+    expected = (images[..., ::-1] - np.array(SETTINGS["mean"])) / np.array(SETTINGS["deviation"])
+    assert_allclose(found[:, : mask_rcnn.HEIGHT, : mask_rcnn.WIDTH], expected, atol=1e-5)
+    assert_array_equal(found[:, mask_rcnn.HEIGHT :], 0)
+
+
+@pytest.mark.thorough
+def test_what_the_model_finds(golden, text, tmp_path):
+    """Beside mmdet; boxes of nearly equal scores may change places."""
+    np.savez(tmp_path / "mmdet.npz", **mask_rcnn.state(golden[0]))
+    model, variables = load(tmp_path / "mmdet.npz", config=text)
+    found = jax.jit(model.apply)(variables, mask_rcnn.images())
+    for image in range(2):
+        expected = golden[1][f"boxes{image}"]
+        assert len(expected) == (found.scores[image] > 0).sum()
+        distances = np.abs(found.boxes[image, : len(expected), None] - expected).max(-1)
+        assert distances.min(0).max() < PIXELS and distances.min(1).max() < PIXELS
+        assert_allclose(found.scores[image, : len(expected)], golden[1][f"scores{image}"], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "num_stages=4,",
+            "num_stages=4, dilations=(1, 1, 1, 2),",
+            r"model.backbone.dilations .* \[1, 1, 1, 1\]",
+        ),
+        ("num_stages=4,", "num_stages=4, deep_stem=True,", "model.backbone.deep_stem .* must be False"),
+        ("num_stages=4,", "num_stages=4, base_width=4,", "model.backbone.base_width = 4, which is not implemented"),
+        ("type='RPNHead'", "type='GARPNHead'", "model.rpn_head.type .* must be 'RPNHead'"),
+        ("type='StandardRoIHead'", "type='CascadeRoIHead'", "model.roi_head.type .* must be 'StandardRoIHead'"),
+        ("type='AnchorGenerator'", "center_offset=0.5, type='AnchorGenerator'", "center_offset .* must be 0.0"),
+        ("iou_threshold=0.4, type='nms'", "iou_threshold=0.4, type='soft_nms'", "rcnn.nms.type .* must be 'nms'"),
+        (
+            "output_size=14, sampling_ratio=2",
+            "output_size=14, sampling_ratio=0",
+            "must agree with .*, 2, got 0",
+        ),
+        ("keep_ratio=True", "keep_ratio=False", "the step Resize.keep_ratio .* must be True, .* got False"),
+        ("score_thr=0.02", "score_thr=float('nan')", "objects.score_threshold must be like 0.05"),
+        ("style='caffe'", "style='tensorflow'", "style must be 'pytorch' or 'caffe', got 'tensorflow'"),
+        ("pad_size_divisor=64", "pad_size_divisor=1", "divisor must be 32 or 64 or 128, got 1"),
+        ("data_preprocessor=dict(", "other=dict(", "must have a data_preprocessor, or a step Normalize"),
+        ("model = dict(", "_base_ = 'a.py'\nmodel = dict(", "must be whole"),
+        ("model = dict(", "model = dict((", "must be assignments of Python"),
+        ("roi_head=dict(", "bbox_head=dict(", "must have a model with a roi_head"),
+    ],
+)
+def test_configs_with_other_things(text, old, new, message):
+    assert old in text
+    with pytest.raises(ValueError, match=message):
+        with_settings(Config(), settings_of(text.replace(old, new)))
+
+
+def test_a_config_of_mmdet_2():
+    text = """
+model = dict(
+    type='MaskRCNN', pretrained='torchvision://resnet50',
+    backbone=dict(type='ResNet', depth=50, style='caffe', dcn=dict(type='DCN', deform_groups=1)),
+    neck=dict(type='FPN', in_channels=[256], out_channels=256, num_outs=5),
+    rpn_head=dict(type='RPNHead'), roi_head=dict(type='StandardRoIHead'))
+test_cfg = dict(
+    rpn=dict(nms_across_levels=False, nms_pre=900, nms_post=1000, max_num=800, nms_thr=0.6, min_bbox_size=0),
+    rcnn=dict(score_thr=0.1, nms=dict(type='nms', iou_thr=0.4), max_per_img=50, mask_thr_binary=0.4))
+test_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='MultiScaleFlipAug', img_scale=(1000, 600), flip=False, transforms=[
+        dict(type='Resize', keep_ratio=True), dict(type='RandomFlip'),
+        dict(type='Normalize', mean=[1.0, 2.0, 3.0], std=[1.0, 1.0, 1.0], to_rgb=False),
+        dict(type='Pad', size_divisor=32), dict(type='ImageToTensor', keys=['img']), dict(type='Collect')])]
+"""
+    assert settings_of(text) == {
+        "style": "caffe",
+        "proposals.per_level": 900,
+        "proposals.count": 800,
+        "proposals.iou_threshold": 0.6,
+        "objects.score_threshold": 0.1,
+        "objects.iou_threshold": 0.4,
+        "objects.count": 50,
+        "mask_threshold": 0.4,
+        "scale": [1000, 600],
+        "mean": [1.0, 2.0, 3.0],
+        "deviation": [1.0, 1.0, 1.0],
+        "bgr": True,
+        "divisor": 32,
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"strides": [4]}, "a setting must be one of style, mean, .*, got 'strides'"),
+        ({"mean": [1.0]}, r"mean must be like \(123.675, 116.28, 103.53\), got \(1.0,\)"),
+        ({"bgr": 1}, "bgr must be like False, got 1"),
+        ({"anchor_scales": []}, "anchor_scales must be like"),
+        ({"objects.count": 0}, "objects.count must be like 100, got 0"),
+        ({"objects": 3}, "a setting must be one of"),
+    ],
+)
+def test_settings_that_do_not_fit(settings, message):
+    with pytest.raises(ValueError, match=message):
+        with_settings(Config(), settings)
+
+
+@pytest.fixture
+def small(golden, monkeypatch):
+    """A checkpoint without most numbers, which `load` does not look at before it converts them."""
+    decisive = (weights.CLASSES, weights.NECK, weights.ANCHORS)
+    state = {
+        name: np.zeros(shape) if name in decisive or "conv_offset" in name else np.zeros(1)
+        for name, shape in golden[0].items()
+    }
+    monkeypatch.setattr(weights, "shapes", lambda model: None)
+    monkeypatch.setattr(weights.interop, "from_torch", lambda state, shapes: state)
+    return state
+
+
+def test_files_without_a_config(small, tmp_path, caplog):
+    path = tmp_path / "a.npz"
+    np.savez(path, **small)
+    model, _ = load(path, settings={"style": "caffe", "anchor_ratios": [1, 2, 3, 4]})
+    assert (model.config.style, model.config.anchor_ratios) == ("caffe", (1, 2, 3, 4))
+    assert "a.npz has no config of mmdet. Assumed: mean=[123.675, 116.28, 103.53], " in caplog.text
+    assert "style=" not in caplog.text and "anchor_ratios=" not in caplog.text
+    with pytest.raises(ValueError, match="anchor_scales and anchor_ratios must make 4 anchors per cell, .* got 3"):
+        load(path)
+
+
+def test_settings_go_with_a_model(small, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(weights.interop, "to_torch", lambda variables: variables)
+    np.savez(tmp_path / "a.npz", **small)
+    model, _ = load(tmp_path / "a.npz", settings=SETTINGS)
+    caplog.clear()
+    save(tmp_path / "b.npz", model, small)
+    assert load(tmp_path / "b.npz")[0] == model and not caplog.text
+
+
+def test_files_of_mmengine(small, text, tmp_path):
+    torch = pytest.importorskip("torch")
+    tensors = {
+        f"module.{name}".replace("conv2.conv_offset", "conv2_offset"): torch.from_numpy(array)
+        for name, array in small.items()
+    }
+    torch.save({"meta": {"cfg": text}, "state_dict": tensors, "message_hub": {"path": tmp_path}}, tmp_path / "a.pth")
+    model, found = load(tmp_path / "a.pth")
+    assert model.config.settings == SETTINGS and model.config.stage_with_dcn == (False, True, True, True)
+    assert found.keys() == small.keys()
+    changed = {"config": text.replace("style='caffe'", "style=1")}
+    torch.save({"meta": changed, "state_dict": tensors}, tmp_path / "a.pth")
+    with pytest.raises(ValueError, match=r"a.pth: .*style must be 'pytorch' or 'caffe', got 1"):
+        load(tmp_path / "a.pth")
+
+
+def test_older_names():
+    old = {"module.backbone.layer2.0.conv2_offset.weight": 1, "module.neck.a": 2}
+    assert renamed(old) == {"backbone.layer2.0.conv2.conv_offset.weight": 1, "neck.a": 2}
+    assert renamed({"module.a": 1, "b": 2}) == {"module.a": 1, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("roi_heads.box_predictor.cls_score.weight", "torchvision"),
+        ("backbone.bottom_up.res2.0.conv1.weight", "Detectron2"),
+        ("bbox_head.fc_cls.weight", "mmdet 1"),
+    ],
+)
+def test_names_of_other_libraries(name, library):
+    with pytest.raises(ValueError, match=f"must be of mmdet's Faster R-CNN or Mask R-CNN, but is of {library}$"):
+        check_names({"backbone.a": 1, name: 2})
