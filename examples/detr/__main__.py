@@ -2,6 +2,7 @@
 
 python -m examples.detr CHECKPOINT photo.jpg
 python -m examples.detr CHECKPOINT photo.jpg --threshold 0.3 --out found.png
+python -m examples.detr CHECKPOINT FOLDER --out found    # all images of a folder
 
 CHECKPOINT is a folder with config.json and model.safetensors, such as a download of SenseTime/deformable-detr,
 PekingU/rtdetr_v2_r18vd or ustc-community/dfine-small-coco, or what `python -m examples.detr.train` has written.
@@ -10,10 +11,9 @@ PekingU/rtdetr_v2_r18vd or ustc-community/dfine-small-coco, or what `python -m e
 from collections.abc import Sequence
 
 import jax
-from PIL import Image
 
-from examples.library.coco import rgb
-from examples.library.objects import make_parser, report
+from examples.library.coco import opened
+from examples.library.objects import checked_threshold, make_parser, pictures, report
 
 from .images import find_objects, preprocess
 from .weights import load
@@ -24,16 +24,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     checkpoint_help = "a folder with config.json and model.safetensors"
     parser = make_parser("python -m examples.detr", __doc__, checkpoint_help)
     options = parser.parse_args(arguments)
+    threshold = checked_threshold(parser, options)
 
     try:
         checkpoint = load(options.checkpoint)
-        image = rgb(Image.open(options.image))
-        pixels = preprocess(image, checkpoint.model_type, checkpoint.processor)
-        outputs = jax.jit(checkpoint.model.apply)(checkpoint.variables, pixels)
+        apply = jax.jit(checkpoint.model.apply)
+        for path, picture in pictures(options.images, options.out):
+            image = opened(path)
+            outputs = apply(checkpoint.variables, preprocess(image, checkpoint.model_type, checkpoint.processor))
+            objects = find_objects(outputs, image.height, image.width, threshold)
+            report(picture, image, objects, checkpoint.labels)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    objects = find_objects(outputs, image.height, image.width, options.threshold)
-    report(options.out, image, objects, checkpoint.labels)
 
 
 if __name__ == "__main__":

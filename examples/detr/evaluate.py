@@ -9,14 +9,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from examples.library import precision
 from examples.library.boxes import centre_to_corners
 from examples.library.coco import Dataset
+from examples.library.devices import shared
 from examples.library.objects import PALETTE
 
 from .data import Batch, Loading, evaluation_batches
@@ -74,11 +73,8 @@ def average_precision(
 ) -> dict[str, float]:
     """COCO's AP, AP50 and AP75 on all images of a data set."""
     listed = []
-    mesh = jax.sharding.get_mesh()
     for ids, batch in evaluation_batches(dataset, loading):
-        if not mesh.empty:  # as in training
-            batch = jax.device_put(batch, NamedSharding(mesh, P(mesh.axis_names)))
-        found = jax.device_get(find(detector, variables, batch))[:3]
+        found = jax.device_get(find(detector, variables, shared(batch)))[:3]
         for image, *of_image in zip(ids, *found, strict=False):
             info = dataset.annotations.imgs[image]
             size = np.array([info["width"], info["height"]] * 2)

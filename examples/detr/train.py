@@ -3,6 +3,7 @@
 python -m examples.detr.train ANNOTATIONS.json IMAGES --checkpoint FOLDER --validation ANNOTATIONS.json IMAGES
 python -m examples.detr.train ANNOTATIONS.json IMAGES --config config.json    # from random weights
 python -m examples.detr.train ... --resume                                    # continue a run that was interrupted
+python -m examples.detr.train ... --evaluate-only                             # the AP of a checkpoint
 
 FOLDER is a checkpoint of transformers; its classes are replaced by those of the annotations. The result is OUT/model, a
 checkpoint of the same format, and OUT/best with the best AP on the validation images.
@@ -10,7 +11,6 @@ checkpoint of the same format, and OUT/best with the best AP on the validation i
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from examples.library import curves
 from examples.library.coco import Dataset, ImageError
 from examples.library.loop import StartError
-from examples.library.options import read_data, require_positive, training_parser
+from examples.library.options import add_recipe, checked, read_data, training_parser
+from examples.library.scores import described, evaluator
 
 from . import weights
 from .data import Loading, training_batches
@@ -34,18 +35,6 @@ from .training import train
 from .weights import Checkpoint
 
 PROGRAM = "python -m examples.detr.train"
-POSITIVE = ("steps", "objects", "workers", "devices", "batch_size", "accumulate", "checkpoint_every", "evaluate_every")
-RANGES = {
-    "learning_rate": (0, math.inf),
-    "backbone_rate": (0, math.inf),
-    "slow_rate": (0, math.inf),
-    "warmup": (0, math.inf),
-    "decay_from": (0, 1),
-    "weight_decay": (0, math.inf),
-    "clip_norm": (1e-9, math.inf),
-    "ema": (0, 1),
-    "ema_warmup": (0, math.inf),
-}
 RECIPE_HELP = {
     "batch_size": "images in a step",
     "learning_rate": "peak learning rate",
@@ -72,13 +61,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     testing = replace(loading, augmented=False, sizes=loading.sizes[-1:])
     detector = Detector.of(checkpoint)
 
-    def evaluate(variables, steps, before):
-        scores = average_precision(detector, variables, validation, testing)
-        print(f"step {steps}: " + ", ".join(f"{name} {100 * score:.1f}" for name, score in scores.items()))
-        if all(scores["AP"] > one["AP"] for one in before.values()):
-            weights.save(out / "best", checkpoint._replace(variables=jax.device_get(variables)))
-        return scores
+    def measure(variables):
+        return average_precision(detector, variables, validation, testing)
 
+    def save_best(variables):
+        weights.save(out / "best", checkpoint._replace(variables=jax.device_get(variables)))
+
+    if options.evaluate_only:
+        print(described(measure(checkpoint.variables)))
+        return
     try:
         run = train(
             checkpoint,
@@ -94,7 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "config": checkpoint.config,
                 "images": len(dataset.images),
             },
-            evaluate=evaluate if validation else None,
+            evaluate=evaluator(measure, save_best, "AP") if validation else None,
+            log=out / "log.jsonl",
             devices=jax.devices()[: options.devices],
             resume=options.resume,
             overwrite=options.overwrite,
@@ -113,41 +105,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of the command line, with the files that they name."""
     checkpoint_help = "where training starts: a folder with config.json and model.safetensors"
-    parser = training_parser(PROGRAM, __doc__, checkpoint_help, objects=100, out="out/detr")
+    parser = training_parser(PROGRAM, __doc__, checkpoint_help, objects=100, steps=10000, out="out/detr")
     add = parser.add_argument
     add("--config", type=Path, help="a config.json, to start from random weights")
     sizes_help = f"sides of images, multiples of {STRIDE}, one for each batch; the last is for evaluation (%(default)s)"
     add("--sizes", type=int, nargs="+", default=[480, 544, 608, 672, 736, 800, 640], help=sizes_help)
     add("--no-augmentation", action="store_true", help="only resize images, and mirror them")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of products (%(default)s)")
-    add("--devices", type=int, help="how many devices share each batch; by default all")
-    add("--workers", type=int, default=2, help="threads that load images (%(default)s)")
-    add("--steps", type=int, default=10000, help="%(default)s")
-    for name, what in RECIPE_HELP.items():
-        kind = int if isinstance(getattr(Recipe, name), int) else float
-        add(
-            f"--{name.replace('_', '-')}",
-            type=kind,
-            help=f"{what}; by default, as the authors train one size of the model",
-        )
+    add_recipe(parser, Recipe, RECIPE_HELP, "by default, as the authors train one size of the model")
     options = parser.parse_args(arguments)
-    require_positive(parser, options, POSITIVE)
-    if options.devices and options.devices > jax.device_count():
-        parser.error(f"--devices must be at most the {jax.device_count()} that jax has, got {options.devices}")
+    chosen = checked(parser, options, RECIPE_HELP)
     if any(side % STRIDE or side < STRIDE for side in options.sizes):
         parser.error(f"--sizes must be multiples of {STRIDE}, got {options.sizes}")
     if (options.checkpoint is None) == (options.config is None):
         parser.error("either --checkpoint or --config must be given")
-    chosen = {name: getattr(options, name) for name in RECIPE_HELP if getattr(options, name) is not None}
-    for name, (low, high) in RANGES.items():
-        if name in chosen and not low <= chosen[name] <= high:
-            parser.error(f"--{name.replace('_', '-')} must be between {low} and {high}, got {chosen[name]}")
-    if chosen.get("warmup", 0) > options.steps:
-        parser.error(f"--warmup must be at most --steps, got {options.warmup} and {options.steps}")
     try:
         dataset, validation = read_data(options)
-        for one in filter(None, (dataset, validation)):
-            one.images_with_objects  # noqa: B018, because it raises if there are none
         checkpoint = start(options, dataset)
     except (OSError, ValueError) as error:
         parser.error(str(error))

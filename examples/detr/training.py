@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from examples.library.loop import Run, Scores, Start, StartError, fit
+from examples.library.devices import fit_on
+from examples.library.gradients import gradients
+from examples.library.loop import Run, Scores
 
 from . import weights
 from .criterion import Criterion
@@ -52,33 +52,12 @@ def train_step(
     key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
     params, statistics = state.variables["params"], state.variables.get("batch_stats", {})
 
-    def gradient(statistics, part):
-        index, batch = part
+    def loss(params, statistics, part, number):
+        variables = {"params": params, "batch_stats": statistics}
+        return losses(detector, criterion, variables, part, jax.random.fold_in(key, number))
 
-        def loss(params):
-            variables = {"params": params, "batch_stats": statistics}
-            found, after = losses(detector, criterion, variables, batch, jax.random.fold_in(key, index))
-            return sum(found.values()), (found, after)
-
-        gradients, (found, statistics) = jax.grad(loss, has_aux=True)(params)
-        return statistics, (gradients, found)
-
-    if recipe.accumulate == 1:
-        statistics, (gradients, found) = gradient(statistics, (0, batch))
-    else:
-        # Each part has images of every device.
-        parts = jax.tree.map(lambda leaf: leaf.reshape(-1, recipe.accumulate, *leaf.shape[1:]).swapaxes(0, 1), batch)
-
-        def add(carry, part):
-            statistics, total = carry
-            statistics, (gradients, found) = gradient(statistics, part)
-            return (statistics, jax.tree.map(jnp.add, total, gradients)), found
-
-        start = statistics, jax.tree.map(jnp.zeros_like, params)
-        (statistics, total), stacked = jax.lax.scan(add, start, (jnp.arange(recipe.accumulate), parts))
-        gradients = jax.tree.map(lambda leaf: leaf / recipe.accumulate, total)
-        found = jax.tree.map(jnp.mean, stacked)
-    updates, optimiser = make_optimiser(recipe).update(gradients, state.optimiser, params)
+    slopes, found, statistics = gradients(loss, params, statistics, batch, recipe.accumulate)
+    updates, optimiser = make_optimiser(recipe).update(slopes, state.optimiser, params)
     variables = {"params": optax.apply_updates(params, updates), "batch_stats": statistics}
     average = state.average
     if average is not None:
@@ -132,26 +111,15 @@ def train(
 
     evaluate: takes variables, the number of their steps and all earlier scores. options: of `fit`.
     """
-    devices = devices or jax.devices()
-    if recipe.batch_size % (len(devices) * recipe.accumulate):
-        raise StartError(
-            f"batch_size must be a multiple of {len(devices)} devices times accumulate={recipe.accumulate}, got "
-            f"{recipe.batch_size}"
-        )
-    mesh = jax.make_mesh((len(devices),), ("data",), (AxisType.Auto,), devices=devices)
-    split, whole = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
-    make = jax.jit(partial(first_state, recipe=recipe), out_shardings=whole)
     detector, criterion = Detector.of(checkpoint), weights.criterion(checkpoint)
-
-    with jax.set_mesh(mesh):
-        shapes = make.eval_shape(checkpoint.variables)
-        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), shapes)
-        return fit(
-            partial(train_step, detector, criterion, recipe),
-            Start(lambda: make(checkpoint.variables), like),
-            lambda steps: (jax.device_put(batch, split) for batch in batches(steps)),
-            recipe,
-            directory,
-            evaluate=evaluate and (lambda state, *about: evaluate(state.best, *about)),
-            **options,
-        )
+    return fit_on(
+        devices,
+        partial(train_step, detector, criterion, recipe),
+        partial(first_state, recipe=recipe),
+        checkpoint.variables,
+        batches,
+        recipe,
+        directory,
+        evaluate=evaluate and (lambda state, *about: evaluate(state.best, *about)),
+        **options,
+    )

@@ -1,5 +1,6 @@
 """Curves of a training: its losses, and the average precision that evaluations found."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,8 @@ from .loop import Run
 SMOOTHED = 50  # steps of the moving mean
 
 
-def draw(path: Path, run: Run) -> None:
-    """Writes a picture of the loss of each step, with its moving mean, and of AP by the number of steps."""
+def draw(path: Path, run: Run, names: Sequence[str] = ("AP", "AP50")) -> None:
+    """Writes a picture of the loss of each step, with its moving mean, and of these scores by the number of steps."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.plot(run.losses, linewidth=0.4, alpha=0.4, color="tab:blue")
@@ -19,7 +20,7 @@ def draw(path: Path, run: Run) -> None:
     mean = np.convolve(run.losses, np.ones(width) / width, mode="valid")
     left.plot(np.arange(width - 1, len(run.losses)), mean, color="tab:blue")
     left.set(xlabel="step", ylabel="loss", yscale="log")
-    for name in ("AP", "AP50"):
+    for name in names:
         steps = [int(step) for step in run.scores]
         right.plot(steps, [100 * scores[name] for scores in run.scores.values()], marker="o", label=name)
     right.set(xlabel="step", ylabel="AP in percent", ylim=(0, 100))

@@ -97,6 +97,7 @@ def fit(
     resume: bool = False,
     overwrite: bool = False,
     evaluate: Callable[[Any, int, Scores], dict[str, float]] | None = None,
+    log: Path | None = None,
     stop_after: int | None = None,
     title: str = "training",
 ) -> Run:
@@ -109,6 +110,7 @@ def fit(
     none, or `overwrite` deletes them.
     evaluate: takes a state, the number of its steps and all earlier scores; called every `recipe.evaluate_every` steps
     and after the last.
+    log: a file that gets what each step measured, one JSON object a line.
     stop_after: stop after that many steps, like an interruption. On Ctrl-C, the last state is saved.
     """
     options = ocp.CheckpointManagerOptions(max_to_keep=1, save_interval_steps=recipe.checkpoint_every, create=True)
@@ -129,6 +131,9 @@ def fit(
         remaining = range(len(history), last)
         silent = jax.process_index() > 0
         progress = tqdm(remaining, title, last, initial=remaining.start, mininterval=1, disable=silent)
+        log = None if silent else log
+        if log:
+            _write_log(log, history, 1, "w")
         waited_from = time.perf_counter()
         for batch in batches(remaining):
             began = time.perf_counter()
@@ -137,9 +142,12 @@ def fit(
             ended = time.perf_counter()
             found |= {"milliseconds": 1e3 * (ended - began), "waited": 1e3 * (began - waited_from)}
             history.append(found)
-            progress.set_postfix(loss=f"{found['loss']:.3f}", refresh=False)
+            shown = {name: f"{found[name]:.3g}" for name in ("loss", "rate") if name in found}
+            progress.set_postfix(shown, refresh=False)
             progress.update()
             count = len(history)
+            if log:
+                _write_log(log, [found], count, "a")
             if evaluate and (count == recipe.steps or count % recipe.evaluate_every == 0):
                 scores[str(count)] = evaluate(state, count, dict(scores))
             stops = interrupted() or count == last
@@ -167,6 +175,12 @@ def ahead(make: Callable[[int], Batch], steps: range, workers: int = 1) -> Itera
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def _write_log(path, history, first, mode):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open(mode) as file:
+        file.writelines(json.dumps({"step": number, **step}) + "\n" for number, step in enumerate(history, first))
 
 
 @contextlib.contextmanager

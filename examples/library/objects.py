@@ -1,4 +1,4 @@
-"""The objects that a detector finds in an image file: printed, and drawn into a picture."""
+"""The objects that a detector finds in image files: printed, and drawn into pictures."""
 
 import argparse
 from collections.abc import Sequence
@@ -29,15 +29,46 @@ class Objects(NamedTuple):
 
 
 def make_parser(program: str, doc: str, checkpoint: str) -> argparse.ArgumentParser:
-    """The parser of a command that detects objects in an image; `checkpoint` describes that argument."""
+    """The parser of a command that detects objects in images; `checkpoint` describes that argument."""
     parser = argparse.ArgumentParser(
         prog=program, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("checkpoint", type=Path, help=checkpoint)
-    parser.add_argument("image")
+    parser.add_argument("images", type=Path, nargs="+", help="image files, and folders of them")
     parser.add_argument("--threshold", type=float, default=0.5, help="the lowest score of an object (%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("detections.png"), help="the picture (%(default)s)")
+    out_help = "the picture of one image file, or the folder of all pictures (%(default)s)"
+    parser.add_argument("--out", type=Path, default=Path("detections.png"), help=out_help)
     return parser
+
+
+def checked_threshold(parser: argparse.ArgumentParser, options: argparse.Namespace) -> float:
+    """The threshold of the command line. Ends the command with an error if it is no probability."""
+    if not 0 <= options.threshold <= 1:
+        parser.error(f"--threshold must be between 0 and 1, got {options.threshold}")
+    return options.threshold
+
+
+def pictures(images: Sequence[Path], out: Path) -> list[tuple[Path, Path]]:
+    """The image files that a command is given, and the picture to write for each.
+
+    Raises FileNotFoundError for a path that is not there, and ValueError if two files have the same name or there are
+    none.
+    """
+    if len(images) == 1 and not images[0].is_dir():
+        return [(images[0], out)]
+    files = []
+    for path in images:
+        inside = sorted(path.iterdir()) if path.is_dir() else [path]
+        files += [file for file in inside if file == path or file.suffix.lower() in Image.registered_extensions()]
+    if not files:
+        raise ValueError(f"the folders must have images, got {', '.join(map(str, images))}")
+    folder = out.with_suffix("") if out.suffix else out
+    found = [(file, folder / f"{file.name}.png") for file in files]
+    names = [picture.name for _, picture in found]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"images must have names of their own, got {twice[0].removesuffix('.png')} twice")
+    return found
 
 
 def report(out: Path, image: Image.Image, objects: Objects, names: Sequence[str]) -> None:

@@ -1,14 +1,46 @@
 """The options that all commands share which train on images with annotations in the format of COCO."""
 
 import argparse
-from collections.abc import Iterable
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import jax
 
 from .coco import Dataset, check_validation, read
 
+POSITIVE = (
+    "steps",
+    "objects",
+    "workers",
+    "devices",
+    "batch_size",
+    "accumulate",
+    "regions",
+    "checkpoint_every",
+    "evaluate_every",
+)
+RANGES = {  # of other options
+    "learning_rate": (0, math.inf),
+    "backbone_rate": (0, math.inf),
+    "slow_rate": (0, math.inf),
+    "offset_rate": (0, math.inf),
+    "warmup": (0, math.inf),
+    "decay_from": (0, 1),
+    "weight_decay": (0, math.inf),
+    "clip_norm": (1e-9, math.inf),
+    "ema": (0, 1),
+    "ema_warmup": (0, math.inf),
+    "min_scale": (0.1, 1),
+    "seed": (0, 2**32 - 1),
+}
 
-def training_parser(program: str, doc: str, checkpoint: str, objects: int, out: str) -> argparse.ArgumentParser:
-    """The parser of such a command; checkpoint: describes that argument; objects, out: defaults."""
+
+def training_parser(
+    program: str, doc: str, checkpoint: str, *, objects: int, steps: int, out: str
+) -> argparse.ArgumentParser:
+    """The parser of such a command; checkpoint: describes that argument; objects, steps, out: defaults."""
     parser = argparse.ArgumentParser(
         prog=program, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -17,29 +49,57 @@ def training_parser(program: str, doc: str, checkpoint: str, objects: int, out: 
     add("images", type=Path, help="the folder of its images")
     add("--checkpoint", type=Path, help=checkpoint)
     add("--validation", type=Path, nargs=2, metavar=("ANNOTATIONS", "IMAGES"), help="what to compute AP on")
+    add("--evaluate-only", action="store_true", help="train nothing, and compute the AP of the checkpoint")
     objects_help = "how many objects of an image are trained on at most (%(default)s)"
     add("--objects", type=int, default=objects, help=objects_help)
     add("--no-mirror", action="store_true", help="mirror no image, for objects that have a left and a right side")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of products (%(default)s)")
+    add("--devices", type=int, help="how many devices share each batch; by default all")
+    add("--workers", type=int, default=2, help="threads that load images (%(default)s)")
     add("--out", type=Path, default=Path(out), help="folder to write to (%(default)s)")
     add("--resume", action="store_true", help="go on from the checkpoints in OUT; --steps may have grown")
     add("--overwrite", action="store_true", help="delete the checkpoints of another run in OUT")
+    add("--steps", type=int, default=steps, help="%(default)s")
     return parser
 
 
-def require_positive(parser: argparse.ArgumentParser, options: argparse.Namespace, names: Iterable[str]) -> None:
-    """Ends the command with an error if one of the options is given and is not positive."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name.replace('_', '-')} must be positive, got {value}")
-    if options.seed is not None and options.seed < 0:
-        parser.error(f"--seed must not be negative, got {options.seed}")
+def add_recipe(parser: argparse.ArgumentParser, recipe: type, helps: Mapping[str, str], default: str = "") -> None:
+    """Adds an option for each field of a recipe in `helps`; default: describes it in place of the field's value."""
+    for name, what in helps.items():
+        value = getattr(recipe, name)
+        about = f"{what}; {default}" if default else f"{what} ({value})"
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int if isinstance(value, int) else float, help=about)
+
+
+def checked(parser: argparse.ArgumentParser, options: argparse.Namespace, recipe: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a recipe that are given. Ends the command with an error if an option has a senseless value."""
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    for name in POSITIVE:
+        if given.get(name, 1) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be positive, got {given[name]}")
+    for name, (low, high) in RANGES.items():
+        if name in given and not (math.isfinite(given[name]) and low <= given[name] <= high):
+            parser.error(f"--{name.replace('_', '-')} must be between {low} and {high}, got {given[name]}")
+    if given.get("warmup", 0) > options.steps:
+        parser.error(f"--warmup must be at most --steps, got {options.warmup} and {options.steps}")
+    if options.devices and options.devices > jax.device_count():
+        parser.error(f"--devices must be at most the {jax.device_count()} that jax has, got {options.devices}")
+    if options.evaluate_only and not (options.checkpoint and options.validation):
+        parser.error("--evaluate-only needs --checkpoint and --validation")
+    if options.resume and options.overwrite:
+        parser.error("only one of --resume and --overwrite must be given")
+    return {name: given[name] for name in recipe if name in given}
 
 
 def read_data(options: argparse.Namespace, masks: bool = False) -> tuple[Dataset, Dataset | None]:
-    """The data to train on and, if given, those to validate with, which have the same categories; as `read` does."""
+    """The data to train on and, if given, those to validate with, which have the same categories; as `read` does.
+
+    Raises ValueError if one has no object.
+    """
     dataset = read(options.annotations, options.images, masks)
     validation = read(*options.validation, masks) if options.validation else None
     if validation:
         check_validation(dataset, validation)
+    for one in filter(None, (dataset, validation)):
+        one.images_with_objects  # noqa: B018, because it raises if there are none
     return dataset, validation

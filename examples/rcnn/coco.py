@@ -1,6 +1,7 @@
 """Images with annotations in the format of COCO, at one size for all, and the average precision of detections."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
@@ -15,39 +16,63 @@ from .detector import Detections
 from .losses import Batch
 
 
-def load_image(dataset: Dataset, image: int, size: tuple[int, int]) -> np.ndarray:
-    """An image, resized to fit into size (height, width), in its top left corner: uint8 [height, width, 3].
+@dataclass(frozen=True)
+class Loading:
+    """How examples are made.
 
-    The rest has the mean colour, which is 0 after normalisation.
+    size: (height, width) of all images, into which they are fitted. objects: at most so many of an image are kept.
+    min_scale: training images are fitted into a random part of the size, from this fraction of both sides to all.
+    mirrors: whether half of the training images are mirrored. colour: of the padding, in RGB. workers: threads.
+    """
+
+    size: tuple[int, int]
+    batch_size: int
+    objects: int = 50
+    masks: bool = True
+    min_scale: float = 1.0
+    mirrors: bool = True
+    colour: tuple[float, ...] = MEAN
+    workers: int = 2
+    seed: int = 0
+
+
+def load_image(dataset: Dataset, image: int, loading: Loading, scale: float = 1.0) -> np.ndarray:
+    """An image, fitted into this fraction of the size, in the top left corner: uint8 [height, width, 3].
+
+    The rest has the colour of the padding, which is about 0 after normalisation.
     """
     pixels = open_image(dataset, image)
-    height, width = fitted_size(pixels.height, pixels.width, size)
-    canvas = np.empty((*size, 3), np.uint8)
-    canvas[:] = np.round(MEAN)
+    height, width = fitted_size(pixels.height, pixels.width, _part(loading.size, scale))
+    canvas = np.empty((*loading.size, 3), np.uint8)
+    canvas[:] = np.round(loading.colour)
     canvas[:height, :width] = pixels.resize((width, height), Image.Resampling.BILINEAR)
     return canvas
 
 
-def load_example(dataset: Dataset, image: int, size: tuple[int, int], objects: int, masks: bool) -> Batch:
+def load_example(dataset: Dataset, image: int, loading: Loading, scale: float = 1.0) -> Batch:
     """An image and its annotations, padded to a number of objects; crowds and further objects are left out."""
     info = dataset.annotations.imgs[image]
-    height, width = fitted_size(info["height"], info["width"], size)
-    scale = np.array([width / info["width"], height / info["height"]] * 2)
+    height, width = fitted_size(info["height"], info["width"], _part(loading.size, scale))
+    ratio = np.array([width / info["width"], height / info["height"]] * 2)
     example = Batch(
-        load_image(dataset, image, size),
-        np.zeros((objects, 4), np.float32),
-        np.full(objects, -1, np.int32),
-        np.zeros((objects, *(size if masks else (0, 0))), np.uint8),
+        load_image(dataset, image, loading, scale),
+        np.zeros((loading.objects, 4), np.float32),
+        np.full(loading.objects, -1, np.int32),
+        np.zeros((loading.objects, *(loading.size if loading.masks else (0, 0))), np.uint8),
     )
-    for index, annotation in enumerate(dataset.objects(image)[:objects]):
+    for index, annotation in enumerate(dataset.objects(image)[: loading.objects]):
         x, y, sides_x, sides_y = annotation["bbox"]
-        example.boxes[index] = np.array([x, y, x + sides_x, y + sides_y]) * scale
+        example.boxes[index] = np.array([x, y, x + sides_x, y + sides_y]) * ratio
         example.labels[index] = dataset.categories.index(annotation["category_id"])
-        if masks:
+        if loading.masks:
             mask = Image.fromarray(255 * dataset.annotations.annToMask(annotation))
             resized = mask.resize((width, height), Image.Resampling.BILINEAR)
             example.masks[index, :height, :width] = np.asarray(resized) >= 128
     return example
+
+
+def _part(size, scale):
+    return tuple(max(int(side * scale), 1) for side in size)
 
 
 def mirrored(example: Batch) -> Batch:
@@ -59,45 +84,36 @@ def mirrored(example: Batch) -> Batch:
     )
 
 
-def training_batches(
-    dataset: Dataset,
-    seed: int,
-    steps: range,
-    batch_size: int,
-    size: tuple[int, int],
-    *,
-    objects: int,
-    masks: bool,
-    mirror: bool,
-) -> Iterator[Batch]:
-    """The training batches of the steps in `steps`, which depend only on the seed and the step.
+def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterator[Batch]:
+    """The training batches of the steps in `steps`, in the order of `in_turn`.
 
-    They are in the order of `in_turn`. objects: how many are kept per image. mirror: whether half of the images are
-    mirrored.
+    They depend only on the seed and the step.
     """
-    example_of = in_turn(dataset, seed)
+    example_of = in_turn(dataset, loading.seed)
 
     def example(number):
         image, rng = example_of(number)
-        found = load_example(dataset, image, size, objects, masks)
-        return mirrored(found) if mirror and rng.random() < 0.5 else found
+        scale = rng.uniform(loading.min_scale, 1) if loading.min_scale < 1 else 1.0
+        found = load_example(dataset, image, loading, scale)
+        return mirrored(found) if loading.mirrors and rng.random() < 0.5 else found
 
     def batch(step):
-        examples = [example(number) for number in range(step * batch_size, (step + 1) * batch_size)]
-        return Batch(*(np.stack(parts) for parts in zip(*examples, strict=True)))
+        numbers = range(step * loading.batch_size, (step + 1) * loading.batch_size)
+        return Batch(*(np.stack(parts) for parts in zip(*map(example, numbers), strict=True)))
 
-    return ahead(batch, steps)
+    return ahead(batch, steps, loading.workers)
 
 
-def evaluation_batches(
-    dataset: Dataset, batch_size: int, size: tuple[int, int]
-) -> Iterator[tuple[list[int], np.ndarray]]:
+def evaluation_batches(dataset: Dataset, loading: Loading) -> Iterator[tuple[list[int], np.ndarray]]:
     """The ids of images, and the images; the last batch is filled up with copies of its first image."""
     ids = dataset.images
-    for start in range(0, len(ids), batch_size):
-        chosen = ids[start : start + batch_size]
-        images = [load_image(dataset, image, size) for image in chosen]
-        yield chosen, np.stack(images + images[:1] * (batch_size - len(images)))
+
+    def batch(number):
+        chosen = ids[number * loading.batch_size : (number + 1) * loading.batch_size]
+        images = [load_image(dataset, image, loading) for image in chosen]
+        return chosen, np.stack(images + images[:1] * (loading.batch_size - len(images)))
+
+    return ahead(batch, range(-(-len(ids) // loading.batch_size)), loading.workers)
 
 
 def results(dataset: Dataset, image: int, found: Detections, size: tuple[int, int]) -> list[dict]:

@@ -1,10 +1,12 @@
 """Fine-tune Mask R-CNN or Faster R-CNN on images with annotations in the format of COCO.
 
-python -m examples.rcnn.train ANNOTATIONS.json IMAGES --checkpoint CHECKPOINT --steps 5000
 python -m examples.rcnn.train ANNOTATIONS.json IMAGES --checkpoint CHECKPOINT --validation ANNOTATIONS.json IMAGES
-python -m examples.rcnn.train ... --resume    # continue a run that was interrupted
+python -m examples.rcnn.train ANNOTATIONS.json IMAGES --backbone resnet50.pth   # from a ResNet of ImageNet
+python -m examples.rcnn.train ... --resume           # continue a run that was interrupted; --steps may have grown
+python -m examples.rcnn.train ... --evaluate-only    # the AP of a checkpoint
 
-The result is OUT/model.npz, a checkpoint with mmdet's names for `python -m examples.rcnn`.
+The result is OUT/model.npz, a checkpoint with mmdet's names for `python -m examples.rcnn`, and OUT/best.npz with the
+best AP on the validation images.
 """
 
 import argparse
@@ -12,46 +14,69 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import jax
-import numpy as np
 import optax
 
+from examples.library import curves
 from examples.library.coco import Dataset, ImageError
-from examples.library.loop import Start, StartError, State, first_state, fit, update
-from examples.library.options import read_data, require_positive, training_parser
+from examples.library.devices import fit_on, shared
+from examples.library.gradients import gradients
+from examples.library.loop import StartError, State, first_state
+from examples.library.options import add_recipe, checked, read_data, training_parser
+from examples.library.scores import described, evaluator
 from examples.resnet.model import FIRST_LAYERS
-from jax_dcn import interop
 
-from . import coco
+from .coco import Loading, average_precision, evaluation_batches, results, training_batches
 from .config import REGIONS, Config
 from .detector import RCNN, Detections, detect
-from .images import DIVISOR
 from .losses import Batch, losses
-from .weights import adapt, initialise, load
+from .options import CHECKPOINT_HELP, add_settings, dtype_of, read_checkpoint
+from .weights import adapt, initialise, save, with_backbone
 
 PROGRAM = "python -m examples.rcnn.train"
+RECIPE_HELP = {
+    "batch_size": "images in a step",
+    "learning_rate": "peak learning rate, for 16 images in a step",
+    "offset_rate": "learning rate of offsets and masks of deformable convolutions, as a fraction",
+    "warmup": "steps until the full learning rate, by default at most a fifth of all",
+    "weight_decay": "of SGD",
+    "clip_norm": "the largest norm of all gradients together",
+    "regions": "drawn from each image for the heads",
+    "accumulate": "parts of a batch, which are processed one after another",
+    "seed": "of the data and all random choices",
+    "checkpoint_every": "steps",
+    "evaluate_every": "steps",
+}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train: mmdet's schedule, whose rate is for 16 images in a step and falls twice by a factor of 10."""
+    """How to train: mmdet's schedule, whose rate is for 16 images in a step and falls twice by a factor of 10.
+
+    offset_rate: of the parameters that predict offsets and masks, relative to that of the others.
+    """
 
     steps: int
     batch_size: int = 2
     learning_rate: float = 0.02
+    offset_rate: float = 0.1
     warmup: int = 500
     decays: tuple[float, ...] = (8 / 12, 11 / 12)
     momentum: float = 0.9
     weight_decay: float = 1e-4
     clip_norm: float = 35.0
     regions: int = REGIONS.count
+    accumulate: int = 1
     frozen_stages: bool = True
     seed: int = 0
     checkpoint_every: int = 500
+    evaluate_every: int = 1000
 
-    changeable: ClassVar = ("steps",)  # of a run that is resumed, whose rate then falls at fractions of the new number
+    # Of a run that is resumed; its rate then falls at fractions of the new number of steps.
+    changeable: ClassVar = ("steps", "warmup", "evaluate_every")
 
 
 def rate(recipe: Recipe) -> optax.Schedule:
@@ -65,136 +90,213 @@ def rate(recipe: Recipe) -> optax.Schedule:
 
 def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
     """SGD with momentum and weight decay; the stem and the first stage are frozen, as in mmdet, if asked for."""
-    sgd = optax.chain(
-        optax.clip_by_global_norm(recipe.clip_norm),
-        optax.add_decayed_weights(recipe.weight_decay),
-        optax.sgd(rate(recipe), recipe.momentum),
-    )
+
+    def sgd(factor):
+        return optax.chain(
+            optax.add_decayed_weights(recipe.weight_decay),
+            optax.sgd(lambda step: factor * rate(recipe)(step), recipe.momentum),
+        )
 
     def label(path, _):
-        stage = path[1].key if path[0].key == "backbone" else ""
-        return "frozen" if recipe.frozen_stages and stage.startswith(FIRST_LAYERS) else "trained"
+        names = [entry.key for entry in path]
+        if recipe.frozen_stages and names[0] == "backbone" and names[1].startswith(FIRST_LAYERS):
+            return "frozen"
+        return "offsets" if "conv_offset" in names else "others"
 
-    kinds = {"trained": sgd, "frozen": optax.set_to_zero()}
-    return optax.partition(kinds, partial(jax.tree_util.tree_map_with_path, label))
+    labels = partial(jax.tree_util.tree_map_with_path, label)
+    kinds = {"others": sgd(1.0), "offsets": sgd(recipe.offset_rate), "frozen": optax.set_to_zero()}
+
+    def frozen(params):
+        return jax.tree.map(lambda name: name == "frozen", labels(params))
+
+    return optax.chain(
+        optax.masked(optax.set_to_zero(), frozen),  # they do not count in the norm
+        optax.clip_by_global_norm(recipe.clip_norm),
+        optax.partition(kinds, labels),
+    )
 
 
 @partial(jax.jit, static_argnames=("model", "recipe"), donate_argnames="state")
 def train_step(
     model: RCNN, recipe: Recipe, statistics: dict, state: State, batch: Batch
 ) -> tuple[State, dict[str, jax.Array]]:
-    """One optimiser step on one batch: the new state, and the loss before the step.
+    """One optimiser step on one batch: the new state, and the losses by name, their sum "loss" and the rate.
 
     statistics: of the batch norms, which stay what they are.
     """
+    key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
+    regions = replace(model.config.regions, count=recipe.regions)
 
-    def loss(params):
-        key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
-        regions = replace(model.config.regions, count=recipe.regions)
-        found = model.apply({"params": params, "batch_stats": statistics}, batch, key, regions, method=losses)
-        return sum(found.values())
+    def loss(params, carry, part, number):
+        variables = {"params": params, "batch_stats": statistics}
+        return model.apply(variables, part, jax.random.fold_in(key, number), regions, method=losses), carry
 
-    return update(state, make_optimiser(recipe), loss)
+    slopes, found, _ = gradients(loss, state.params, {}, batch, recipe.accumulate)
+    updates, optimiser = make_optimiser(recipe).update(slopes, state.optimiser, state.params)
+    measured = {"loss": sum(found.values()), **found, "rate": rate(recipe)(state.step)}
+    return State(state.step + 1, optax.apply_updates(state.params, updates), optimiser), measured
 
 
-def evaluate(model: RCNN, variables: dict, dataset: Dataset, batch_size: int, size: tuple[int, int]) -> dict:
+def train(
+    model: RCNN,
+    variables: dict[str, Any],
+    recipe: Recipe,
+    batches: Any,
+    directory: Path,
+    *,
+    evaluate: Any = None,
+    devices: Sequence[jax.Device] | None = None,
+    **options: Any,
+) -> Any:
+    """Trains a model; its batches are shared by all devices, by default those of the process.
+
+    evaluate: as for `fit`, but of variables. options: of `fit`.
+    """
+    statistics = jax.device_get(variables["batch_stats"])
+
+    def of_state(state, *about):
+        return evaluate({"params": state.params, "batch_stats": statistics}, *about)
+
+    return fit_on(
+        devices,
+        partial(train_step, model, recipe, statistics),
+        lambda params: first_state(params, make_optimiser(recipe)),
+        variables["params"],
+        batches,
+        recipe,
+        directory,
+        evaluate=evaluate and of_state,
+        **options,
+    )
+
+
+def evaluated(model: RCNN, variables: dict, dataset: Dataset, loading: Loading) -> dict[str, float]:
     """The average precision of a model on a data set."""
     listed = []
-    for ids, images in coco.evaluation_batches(dataset, batch_size, size):
-        found = jax.device_get(detect(model, variables, images, size))
+    for ids, images in evaluation_batches(dataset, loading):
+        found = jax.device_get(detect(model, variables, shared(images), loading.size))
         for row, image in enumerate(ids):
             of_image = Detections(*(part if part is None else part[row] for part in found))
-            listed += coco.results(dataset, image, of_image, size)
-    return coco.average_precision(dataset, listed, model.config.masks)
+            listed += results(dataset, image, of_image, loading.size)
+    return average_precision(dataset, listed, model.config.masks)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
     options = parse(arguments)
-    dataset, validation, loaded = options.inputs
-    key = jax.random.key(options.seed)
-    if loaded:
-        model, variables = adapt(*loaded, len(dataset.categories), key)
-    else:
-        model = RCNN(Config(classes=len(dataset.categories)))
-        variables = initialise(model, key)
-    model = RCNN(replace(model.config, masks=model.config.masks and not options.boxes_only))
-    names = ("steps", "batch_size", "learning_rate", "warmup", "regions", "seed", "checkpoint_every")
-    recipe = Recipe(**{name: getattr(options, name) for name in names}, frozen_stages=bool(options.checkpoint))
-    params, statistics = variables["params"], variables["batch_stats"]
-    if not model.config.masks:
-        params = params | {"roi_head": {"bbox_head": params["roi_head"]["bbox_head"]}}
+    dataset, validation, model, variables = options.inputs
+    recipe, loading, out = options.recipe, options.loading, options.out
 
-    def make():
-        return first_state(params, make_optimiser(recipe))
+    def measure(variables):
+        return evaluated(model, variables, validation, loading)
 
-    size = tuple(options.size)
+    def save_best(variables):
+        save(out / "best.npz", model, jax.device_get(variables))
+
+    if options.evaluate_only:
+        print(described(measure(variables)))
+        return
     try:
-        run = fit(
-            partial(train_step, model, recipe, statistics),
-            Start(make, jax.eval_shape(make)),
-            lambda steps: coco.training_batches(
-                dataset,
-                recipe.seed,
-                steps,
-                recipe.batch_size,
-                size,
-                objects=options.objects,
-                masks=model.config.masks,
-                mirror=not options.no_mirror,
-            ),
+        run = train(
+            model,
+            variables,
             recipe,
-            options.out / "checkpoints",
+            partial(training_batches, dataset, loading),
+            out / "checkpoints",
             settings={
-                "size": size,
-                "objects": options.objects,
+                "size": loading.size,
+                "objects": loading.objects,
                 "masks": model.config.masks,
-                "mirrors": not options.no_mirror,
+                "min_scale": loading.min_scale,
+                "mirrors": loading.mirrors,
+                "dtype": options.dtype,
+                "model": model.config.settings,
                 "classes": dataset.names,
                 "images": len(dataset.images),
             },
+            evaluate=evaluator(measure, save_best, "box AP") if validation else None,
+            devices=jax.devices()[: options.devices],
+            log=out / "log.jsonl",
             resume=options.resume,
             overwrite=options.overwrite,
         )
     except (StartError, ImageError) as error:
         raise SystemExit(f"{PROGRAM}: error: {error}") from error
-    variables = {"params": run.state.params, "batch_stats": statistics}
-    options.out.mkdir(parents=True, exist_ok=True)
-    np.savez(options.out / "model.npz", **interop.to_torch(variables))
-    result = {"losses": run.losses, "milliseconds": run.milliseconds, "names": dataset.names}
-    if validation:
-        result["scores"] = evaluate(model, variables, validation, recipe.batch_size, size)
-        print(", ".join(f"{name} {100 * score:.1f}" for name, score in result["scores"].items()))
-    (options.out / "results.json").write_text(json.dumps(result))
-    print(f"The checkpoint is {options.out / 'model.npz'}.")
+    save(
+        out / "model.npz", model, jax.device_get({"params": run.state.params, "batch_stats": variables["batch_stats"]})
+    )
+    result = {"recipe": vars(recipe), "names": dataset.names, "waiting": run.waiting}
+    (out / "results.json").write_text(json.dumps(result | {"scores": run.scores, "history": run.history}))
+    curves.draw(out / "curves.png", run, ("box AP", "mask AP") if model.config.masks else ("box AP",))
+    print(f"The checkpoint is {out / 'model.npz'}. The loop waited for data {run.waiting:.0%} of the time.")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options of the command line, with the files that they name."""
-    checkpoint_help = "where training starts: a file of mmdet; by default, from random weights"
-    parser = training_parser(PROGRAM, __doc__, checkpoint_help, objects=50, out="out/rcnn")
+    """The options of the command line, with what they name: data, the model that is trained, and the recipe."""
+    start_help = f"where training starts: {CHECKPOINT_HELP} of mmdet; by default, from random weights"
+    parser = training_parser(PROGRAM, __doc__, start_help, objects=50, steps=1000, out="out/rcnn")
     add = parser.add_argument
-    size_help = f"height and width that images are made to fit into, multiples of {DIVISOR} (%(default)s)"
+    add("--backbone", type=Path, help="a ResNet of ImageNet that training starts from, such as torchvision's .pth file")
+    size_help = "height and width that images are made to fit into, multiples of 32 (%(default)s)"
     add("--size", type=int, nargs=2, default=(800, 1344), metavar=("HEIGHT", "WIDTH"), help=size_help)
+    scale_help = "fit training images into a random part of the size, from this fraction on (%(default)s)"
+    add("--min-scale", type=float, default=1.0, help=scale_help)
     add("--boxes-only", action="store_true", help="train Faster R-CNN, without masks")
-    add("--steps", type=int, default=1000, help="%(default)s")
-    add("--batch-size", type=int, default=Recipe.batch_size, help="%(default)s")
-    add("--learning-rate", type=float, default=Recipe.learning_rate, help="for 16 images in a step (%(default)s)")
-    add("--warmup", type=int, default=Recipe.warmup, help="steps until the full learning rate (%(default)s)")
-    add("--regions", type=int, default=Recipe.regions, help="drawn from each image for the heads (%(default)s)")
-    add("--seed", type=int, default=Recipe.seed, help="of the data and all random choices (%(default)s)")
-    add("--checkpoint-every", type=int, default=Recipe.checkpoint_every, help="steps (%(default)s)")
+    add_settings(parser)
+    add_recipe(parser, Recipe, RECIPE_HELP)
     options = parser.parse_args(arguments)
-    require_positive(parser, options, ("steps", "objects", "batch_size", "regions", "checkpoint_every"))
-    if any(side % DIVISOR or side < DIVISOR for side in options.size):
-        parser.error(f"--size must be multiples of {DIVISOR}, got {options.size}")
+    chosen = checked(parser, options, RECIPE_HELP)
+    if options.checkpoint and options.backbone:
+        parser.error("only one of --checkpoint and --backbone must be given")
+    if not options.checkpoint and (options.config or options.set):
+        parser.error("--config and --set must be given with --checkpoint")
     try:
-        loaded = load(options.checkpoint) if options.checkpoint else None
-        masks = not options.boxes_only and (loaded is None or loaded[0].config.masks)
-        options.inputs = *read_data(options, masks), loaded
+        dataset, validation, model, variables = read_inputs(options)
     except (OSError, ValueError) as error:
         parser.error(str(error))
+    divisor = model.config.divisor
+    if any(side % divisor or side < divisor for side in options.size):
+        parser.error(f"--size must be multiples of {divisor}, got {list(options.size)}")
+    defaults = {"warmup": min(Recipe.warmup, options.steps // 5)}
+    frozen = bool(options.checkpoint or options.backbone)  # nothing in a random backbone is worth keeping
+    options.recipe = Recipe(options.steps, **defaults | chosen, frozen_stages=frozen)
+    options.loading = Loading(
+        tuple(options.size),
+        options.recipe.batch_size,
+        options.objects,
+        model.config.masks,
+        options.min_scale,
+        mirrors=not options.no_mirror,
+        colour=model.config.mean[:: -1 if model.config.bgr else 1],
+        workers=options.workers,
+        seed=options.recipe.seed,
+    )
+    options.inputs = dataset, validation, model, variables
     return options
+
+
+def read_inputs(options: argparse.Namespace) -> tuple[Dataset, Dataset | None, RCNN, dict[str, Any]]:
+    """The data to train on and to validate with, and the model that a run starts from, with the classes of the data."""
+    key = jax.random.key(options.seed or 0)
+    loaded = read_checkpoint(options, dtype_of(options)) if options.checkpoint else None
+    masks = not options.boxes_only and (loaded is None or loaded[0].config.masks)
+    dataset, validation = read_data(options, masks)
+    classes = len(dataset.categories)
+    if loaded and options.evaluate_only and loaded[0].config.classes != classes:
+        raise ValueError(f"the annotations must have the {loaded[0].config.classes} categories of the checkpoint")
+    if loaded:
+        model, variables = adapt(*loaded, classes, key)
+    else:
+        model = RCNN(Config(classes=classes), dtype_of(options))
+        if options.backbone:
+            model, variables = with_backbone(model, options.backbone, key, not options.trust)
+        else:
+            variables = initialise(model, key)
+    if model.config.masks and not masks:
+        model = model.clone(config=replace(model.config, masks=False))
+        params = variables["params"]
+        variables = variables | {"params": params | {"roi_head": {"bbox_head": params["roi_head"]["bbox_head"]}}}
+    return dataset, validation, model, variables
 
 
 if __name__ == "__main__":

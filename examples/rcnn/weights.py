@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -105,26 +105,32 @@ def check_names(state: Mapping[str, np.ndarray]) -> None:
 
 def config_of(state: Mapping[str, np.ndarray]) -> Config:
     """What the names and the shapes of a checkpoint of mmdet imply; the rest has default values."""
-    blocks = tuple(
-        len({name.split(".")[2] for name in state if name.startswith(f"backbone.layer{stage}.")})
-        for stage in (1, 2, 3, 4)
-    )
-    depths = {stages: depth for depth, stages in STAGES.items()}
-    if blocks not in depths:
-        raise ValueError(f"the checkpoint must have a ResNet-50, -101 or -152 as backbone, got {blocks} blocks")
+    backbone = {name.removeprefix("backbone.") for name in state if name.startswith("backbone.")}
     offsets = [f"backbone.layer{stage}.0.conv2.conv_offset.weight" for stage in (1, 2, 3, 4)]
     deformable = [name for name in offsets if name in state]
     modulated, offset_groups = _offsets(*state[deformable[0]].shape[:2]) if deformable else (True, 1)
     return Config(
         classes=state[CLASSES].shape[0] - 1,
         masks="roi_head.mask_head.conv_logits.weight" in state,
-        depth=depths[blocks],
+        depth=depth_of(backbone),
         stage_with_dcn=tuple(name in state for name in offsets),
         modulated=modulated,
         offset_groups=offset_groups,
         channels=state[NECK].shape[0],
         hidden=state[CLASSES].shape[1],
     )
+
+
+def depth_of(names: Iterable[str]) -> int:
+    """The depth of the ResNet whose parameters have these names."""
+    names = list(names)
+    blocks = tuple(
+        len({name.split(".")[1] for name in names if name.startswith(f"layer{stage}.")}) for stage in (1, 2, 3, 4)
+    )
+    depths = {stages: depth for depth, stages in STAGES.items()}
+    if blocks not in depths:
+        raise ValueError(f"the checkpoint must have a ResNet-50, -101 or -152 as backbone, got {blocks} blocks")
+    return depths[blocks]
 
 
 def _offsets(outputs: int, channels: int) -> tuple[bool, int]:
@@ -166,6 +172,23 @@ def initialise(model: RCNN, key: jax.Array) -> dict[str, Any]:
         return jnp.zeros_like(leaf) if [entry.key for entry in path[-2:]] == ["bn3", "scale"] else leaf
 
     return jax.tree_util.tree_map_with_path(start, variables)
+
+
+def with_backbone(model: RCNN, path: Path, key: jax.Array, weights_only: bool = True) -> tuple[RCNN, dict[str, Any]]:
+    """A model with new weights, but for its backbone, which is that in a file: torchvision's, or one of a detector.
+
+    Convolutions that become deformable have zero offsets. The file decides the depth.
+    """
+    state = renamed(interop.load(path, weights_only=weights_only))
+    start = "backbone." if any(name.startswith("backbone.") for name in state) else ""
+    found = {name: array for name, array in state.items() if name.startswith(start) and not name.startswith("fc.")}
+    found = {name.removeprefix(start): array for name, array in found.items()}
+    model = model.clone(config=replace(model.config, depth=depth_of(found)))
+    variables = initialise(model, key)
+    new = {kind: tree["backbone"] for kind, tree in variables.items() if "backbone" in tree}
+    offsets = {name: array for name, array in interop.to_torch(new).items() if ".conv_offset." in name}
+    filled = interop.from_torch(offsets | found, new)
+    return model, {kind: tree | {"backbone": filled[kind]} for kind, tree in variables.items()}
 
 
 def adapt(model: RCNN, variables: dict[str, Any], classes: int, key: jax.Array) -> tuple[RCNN, dict[str, Any]]:

@@ -1,1 +1,17 @@
+"""What several tests of the examples share."""
+
+import pytest
+
 collect_ignore = ["make_golden.py", "make_golden_rcnn.py"]  # they need more packages than the tests
+
+
+@pytest.fixture(scope="session")
+def digits_folder(tmp_path_factory):
+    """Scenes of digits with annotations in the format of COCO: three to train on, two to validate with."""
+    pytest.importorskip("sklearn")
+    pytest.importorskip("pycocotools")
+    from examples.rcnn import digits
+
+    folder = tmp_path_factory.mktemp("digits")
+    digits.main([str(folder), "--train", "3", "--validation", "2", "--size", "96"])
+    return folder

@@ -2,14 +2,12 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from PIL import Image
 
 pytest.importorskip("optax")
 
@@ -245,17 +243,6 @@ def test_another_number_of_classes(model, variables):
     assert head["bbox_head"]["fc_cls"]["kernel"].std() == pytest.approx(0.01, rel=0.1)
 
 
-@pytest.fixture(scope="module")
-def digits_folder(tmp_path_factory):
-    pytest.importorskip("sklearn")
-    pytest.importorskip("pycocotools")
-    from examples.rcnn import digits
-
-    folder = tmp_path_factory.mktemp("digits")
-    digits.main([str(folder), "--train", "3", "--validation", "2", "--size", "96"])
-    return folder
-
-
 @of_pycocotools
 def test_examples_of_a_folder(digits_folder):
     """Resizing is by 2/3 in a canvas that is wider than needed. The third scene has no objects."""
@@ -265,8 +252,8 @@ def test_examples_of_a_folder(digits_folder):
 
     dataset = read(digits_folder / "train.json", digits_folder / "train")
     assert dataset.names == list("0123456789")
-    arguments = {"objects": scenes.MAX_OBJECTS, "masks": True, "mirror": False}
-    (batch,) = coco.training_batches(dataset, 0, range(1), 2, (64, 96), **arguments)
+    loading = coco.Loading((64, 96), 2, scenes.MAX_OBJECTS, mirrors=False)
+    (batch,) = coco.training_batches(dataset, loading, range(1))
     expected = [scenes.make_scene("train", 0, index, 96) for index in range(2)]
     order = [
         next(i for i, scene in enumerate(expected) if np.array_equal(scene.labels, labels)) for labels in batch.labels
@@ -282,8 +269,12 @@ def test_examples_of_a_folder(digits_folder):
         twice = coco.mirrored(coco.mirrored(example))
         assert_allclose(twice.boxes, example.boxes, atol=1e-4)
         assert_array_equal(twice.masks, example.masks)
-    (again,) = coco.training_batches(dataset, 0, range(1), 2, (64, 96), **arguments)
+    (again,) = coco.training_batches(dataset, loading, range(1))
     jax.tree.map(assert_array_equal, batch, again)
+    for smaller in coco.training_batches(dataset, dataclasses.replace(loading, min_scale=0.25), range(4)):
+        for image, boxes in zip(smaller.images, smaller.boxes, strict=True):
+            side = (image != np.round(MEAN)).any(-1).any(1).sum()  # of the square scene in the canvas
+            assert 16 <= side <= 64 and 0 < boxes.max() <= side
 
 
 @of_pycocotools
@@ -291,43 +282,13 @@ def test_average_precision_of_the_truth(digits_folder):
     from examples.library.coco import read
     from examples.rcnn import coco
 
-    size = (64, 96)
+    loading = coco.Loading((64, 96), 1, 10)
     dataset = read(digits_folder / "validation.json", digits_folder / "validation")
     listed = []
     for image in dataset.annotations.getImgIds():
-        example = coco.load_example(dataset, image, size, 10, True)
+        example = coco.load_example(dataset, image, loading)
         found = Detections(example.boxes, (example.labels >= 0) * 0.9, example.labels, example.masks)
-        listed += coco.results(dataset, image, found, size)
+        listed += coco.results(dataset, image, found, loading.size)
     scores = coco.average_precision(dataset, listed, masks=True)
     assert scores["box AP"] == pytest.approx(1) and scores["mask AP50"] == pytest.approx(1)
     assert set(coco.average_precision(dataset, [], masks=False).values()) == {0.0}
-
-
-@of_pycocotools
-@pytest.mark.thorough
-def test_the_commands_train_and_draw(state, digits_folder, tmp_path, capsys):
-    """A checkpoint of mmdet goes through training, into a file and into the command that draws objects."""
-    from examples.rcnn.__main__ import main as draw
-    from examples.rcnn.train import main as train
-
-    data = [str(digits_folder / "train.json"), str(digits_folder / "train")]
-    validation = ["--validation", str(digits_folder / "validation.json"), str(digits_folder / "validation")]
-    few = ["--objects", "10", "--regions", "16", "--batch-size", "1", "--checkpoint-every", "1"]
-    np.savez(tmp_path / "mmdet.npz", **state)
-    checkpoint = ["--checkpoint", str(tmp_path / "mmdet.npz"), "--steps", "2", "--learning-rate", "0.001"]
-    train([*data, *few, "--size", "64", "64", *validation, *checkpoint, "--out", str(tmp_path / "trained")])
-    assert "box AP " in capsys.readouterr().out
-    again = [*data, *few, "--size", "64", "64", *checkpoint, "--out", str(tmp_path / "trained")]
-    with pytest.raises(SystemExit, match="has checkpoints of a run"):
-        train(again)
-    train([*again, "--steps", "3", "--resume"])
-    assert len(json.loads((tmp_path / "trained" / "results.json").read_text())["losses"]) == 3
-    with np.load(tmp_path / "trained" / "model.npz") as trained:
-        for name, is_trained in {"backbone.layer1.0.conv1.weight": False, "neck.fpn_convs.0.conv.weight": True}.items():
-            assert np.array_equal(trained[name], state[name]) != is_trained
-    image = str(digits_folder / "validation" / "000000.png")
-    arguments = ["--names", data[0], "--threshold", "0.0", "--scale", "64", "64", "--out", str(tmp_path / "found.png")]
-    draw([str(tmp_path / "trained" / "model.npz"), image, *arguments])
-    assert "objects are in" in capsys.readouterr().out
-    with Image.open(tmp_path / "found.png") as picture:
-        assert picture.size == (96, 96)

@@ -193,7 +193,7 @@ def test_files_without_a_config(small, tmp_path, caplog):
     assert (model.config.style, model.config.anchor_ratios) == ("caffe", (1, 2, 3, 4))
     assert "a.npz has no config of mmdet. Assumed: mean=[123.675, 116.28, 103.53], " in caplog.text
     assert "style=" not in caplog.text and "anchor_ratios=" not in caplog.text
-    with pytest.raises(ValueError, match="anchor_scales and anchor_ratios must make 4 anchors per cell, .* got 3"):
+    with pytest.raises(ValueError, match=r"anchor_scales and anchor_ratios must make 4 anchors per cell, .* got 3"):
         load(path)
 
 

@@ -1,0 +1,46 @@
+"""Gradients of a batch, whose parts may be processed one after another to save memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def gradients(
+    loss: Callable[[Any, Any, Any, Any], tuple[dict[str, jax.Array], Any]],
+    params: Any,
+    carry: Any,
+    batch: Any,
+    parts: int,
+) -> tuple[Any, dict[str, jax.Array], Any]:
+    """The gradients of a loss, the scalars that it consists of, both as means over the parts, and the last carry.
+
+    loss: takes the parameters, what the part before handed on, a part of the batch and its number; returns scalars by
+    name, whose sum is the loss, and what it hands on.
+    """
+
+    def of_part(carry, numbered):
+        number, part = numbered
+
+        def total(params):
+            found, after = loss(params, carry, part, number)
+            return sum(found.values()), (found, after)
+
+        slopes, (found, after) = jax.grad(total, has_aux=True)(params)
+        return after, (slopes, found)
+
+    if parts == 1:
+        carry, (slopes, found) = of_part(carry, (0, batch))
+        return slopes, found, carry
+    # Each part has images of every device.
+    divided = jax.tree.map(lambda leaf: leaf.reshape(-1, parts, *leaf.shape[1:]).swapaxes(0, 1), batch)
+
+    def add(state, numbered):
+        carry, total = state
+        carry, (slopes, found) = of_part(carry, numbered)
+        return (carry, jax.tree.map(jnp.add, total, slopes)), found
+
+    start = carry, jax.tree.map(jnp.zeros_like, params)
+    (carry, total), stacked = jax.lax.scan(add, start, (jnp.arange(parts), divided))
+    return jax.tree.map(lambda leaf: leaf / parts, total), jax.tree.map(jnp.mean, stacked), carry

@@ -1,0 +1,49 @@
+"""The options of commands that read a checkpoint of mmdet."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+from flax.typing import Dtype
+
+from .detector import RCNN
+from .weights import load
+
+CHECKPOINT_HELP = "a .pth (read by torch), .safetensors or .npz file"
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say what the arrays of a checkpoint do not."""
+    add = parser.add_argument
+    add("--config", type=Path, help="a whole config of mmdet, for a checkpoint without one")
+    set_help = "settings that differ from those in the checkpoint, such as style=caffe mean=[103.53,116.28,123.675]"
+    add("--set", nargs="+", metavar="NAME=VALUE", default=[], help=set_help)
+    add("--trust", action="store_true", help="run code in the checkpoint, if it cannot be read without")
+
+
+def read_checkpoint(options: argparse.Namespace, dtype: Dtype | None = None) -> tuple[RCNN, dict[str, Any]]:
+    """The model and the variables of the checkpoint in options, as by `load`."""
+    config = options.config.read_text() if options.config else None
+    settings = dict(map(_setting, options.set))
+    try:
+        return load(options.checkpoint, not options.trust, config=config, settings=settings, dtype=dtype)
+    except ValueError as error:  # whose advice is for programs
+        advice = str(error).replace("weights_only=False", "--trust").replace(" (strict=False leaves them out)", "")
+        raise ValueError(advice) from error
+
+
+def dtype_of(options: argparse.Namespace) -> Dtype | None:
+    """The `dtype` of `RCNN` that a command line asks for."""
+    return None if options.dtype == "float32" else jnp.dtype(options.dtype)
+
+
+def _setting(text):
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--set must be NAME=VALUE, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

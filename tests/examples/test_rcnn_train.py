@@ -1,0 +1,268 @@
+"""The trainer and the commands of `examples.rcnn`."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from numpy.testing import assert_allclose, assert_array_equal
+from PIL import Image
+
+pytest.importorskip("pycocotools")
+pytest.importorskip("orbax.checkpoint")
+
+from examples.library.boxes import Boxes
+from examples.library.coco import read
+from examples.library.options import RANGES
+from examples.rcnn import RCNN, Config, weights
+from examples.rcnn.__main__ import class_names
+from examples.rcnn.__main__ import main as draw
+from examples.rcnn.coco import Loading, training_batches
+from examples.rcnn.roi_heads import pool
+from examples.rcnn.train import Recipe, make_optimiser, rate, train
+from examples.rcnn.train import main as command
+from jax_dcn import interop
+from tests.helpers import mask_rcnn
+
+pytestmark = [
+    pytest.mark.platforms("cpu"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def state():
+    return mask_rcnn.state(mask_rcnn.read()[0])
+
+
+@pytest.fixture
+def data(digits_folder):
+    return [str(digits_folder / "train.json"), str(digits_folder / "train")]
+
+
+@pytest.fixture
+def validation(digits_folder):
+    return ["--validation", str(digits_folder / "validation.json"), str(digits_folder / "validation")]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--batch-size", "0"], "--batch-size must be positive, got 0"),
+        (["--steps", "-3"], "--steps must be positive, got -3"),
+        (["--regions", "0"], "--regions must be positive, got 0"),
+        (["--objects", "0"], "--objects must be positive, got 0"),
+        (["--checkpoint-every", "0"], "--checkpoint-every must be positive, got 0"),
+        (["--evaluate-every", "0"], "--evaluate-every must be positive, got 0"),
+        (["--accumulate", "0"], "--accumulate must be positive, got 0"),
+        (["--workers", "0"], "--workers must be positive, got 0"),
+        (["--devices", "99"], "--devices must be at most the"),
+        (["--learning-rate", "nan"], "--learning-rate must be between 0 and inf, got nan"),
+        (["--learning-rate", "inf"], "--learning-rate must be between 0 and inf, got inf"),
+        (["--offset-rate", "-1"], "--offset-rate must be between 0 and inf, got -1.0"),
+        (["--weight-decay", "-1"], "--weight-decay must be between 0 and inf, got -1.0"),
+        (["--clip-norm", "0"], "--clip-norm must be between 1e-09 and inf, got 0.0"),
+        (["--min-scale", "2"], "--min-scale must be between 0.1 and 1, got 2.0"),
+        (["--seed", "-1"], "--seed must be between 0 and 4294967295, got -1"),
+        (["--steps", "300", "--warmup", "500"], "--warmup must be at most --steps, got 500 and 300"),
+        (["--size", "100", "64"], "--size must be multiples of 32, got [100, 64]"),
+        (["--resume", "--overwrite"], "only one of --resume and --overwrite must be given"),
+        (["--evaluate-only"], "--evaluate-only needs --checkpoint and --validation"),
+        (["--checkpoint", "a.npz", "--backbone", "b.npz"], "only one of --checkpoint and --backbone must be given"),
+        (["--set", "style=caffe"], "--config and --set must be given with --checkpoint"),
+        (["--checkpoint", "nowhere.npz", "--set", "style"], "--set must be NAME=VALUE, got 'style'"),
+        (["--checkpoint", "nowhere.npz"], "No such file or directory: 'nowhere.npz'"),
+    ],
+)
+def test_options_that_do_not_fit(options, message, data, capsys, monkeypatch):
+    monkeypatch.setattr("examples.rcnn.train.initialise", lambda *_: {"params": {}, "batch_stats": {}})
+    with pytest.raises(SystemExit):
+        command([*data, *options])
+    assert message in capsys.readouterr().err
+
+
+def test_every_number_is_checked():
+    """A new field of a recipe has a range, or must be positive."""
+    from examples.detr import train as detr
+    from examples.library.options import POSITIVE
+    from examples.rcnn import train as rcnn
+
+    assert {*rcnn.RECIPE_HELP, *detr.RECIPE_HELP} <= {*POSITIVE, *RANGES}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["a.png", "--threshold", "2"], "--threshold must be between 0 and 1, got 2.0"),
+        (["a.png", "--scale", "0", "5"], "--scale must be positive, got [0, 5]"),
+        (["a.png", "--config", "nowhere.py"], "No such file or directory: 'nowhere.py'"),
+    ],
+)
+def test_options_of_the_detector_that_do_not_fit(options, message, capsys):
+    with pytest.raises(SystemExit):
+        draw(["a.npz", *options])
+    assert message in capsys.readouterr().err
+
+
+def test_errors_of_files_advise_what_the_command_has(tmp_path, capsys):
+    (tmp_path / "a.pkl").write_bytes(b"")
+    with pytest.raises(SystemExit):
+        draw([str(tmp_path / "a.pkl"), "a.png"])
+    assert "if you trust it, pass --trust" in capsys.readouterr().err
+
+
+def test_names_of_classes(tmp_path):
+    path = tmp_path / "names.json"
+    for content, message in {
+        "{": "names.json must be JSON",
+        '{"categories": [{"name": "cat"}]}': "must have categories with an id and a name",
+        "[]": "must have categories with an id and a name",
+        '{"categories": [{"id": 1, "name": "cat"}]}': "must have the 2 categories of the checkpoint, got 1",
+    }.items():
+        path.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            class_names(path, 2)
+
+
+def test_the_optimiser():
+    """Offsets have a lower rate, the first stages none; the rate warms up and falls twice."""
+    recipe = Recipe(90, batch_size=16, warmup=10, weight_decay=0.0, momentum=0.0, clip_norm=1e9)
+    params = {
+        "backbone": {"conv1": {"kernel": jnp.ones(1)}, "layer2_0": {"conv2": {"conv_offset": {"kernel": jnp.ones(1)}}}},
+        "neck": {"kernel": jnp.ones(1)},
+    }
+    optimiser = make_optimiser(recipe)
+    updates, _ = optimiser.update(params, optimiser.init(params), params)
+    assert float(updates["backbone"]["conv1"]["kernel"][0]) == 0
+    first = float(rate(recipe)(0))
+    assert_allclose(updates["neck"]["kernel"], -first, rtol=1e-6)
+    assert_allclose(updates["backbone"]["layer2_0"]["conv2"]["conv_offset"]["kernel"], -0.1 * first, rtol=1e-6)
+    assert_allclose([rate(recipe)(step) for step in (10, 59, 60, 83)], [0.02, 0.02, 0.002, 0.0002], rtol=1e-5)
+    large = jax.tree.map(lambda leaf: 3e9 * leaf, params)  # the first stage does not count in the norm
+    clipped, _ = optimiser.update(large, optimiser.init(params), params)
+    assert_allclose(clipped["neck"]["kernel"], -first * 1e9 / np.sqrt(2), rtol=1e-5)
+
+
+def test_devices_keep_their_images():
+    """Pooling exchanges no features between devices that share a batch."""
+    mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
+    random = np.random.default_rng(0)
+    features = [random.normal(size=(4, 64 // stride, 64 // stride, 8)).astype("float32") for stride in (4, 8, 16, 32)]
+    corner = random.uniform(0, 30, (4, 5, 2)).astype("float32")
+    regions = Boxes(
+        np.concatenate([corner, corner + random.uniform(5, 30, (4, 5, 2)).astype("float32")], -1),
+        random.random((4, 5)) < 0.7,
+    )
+    arguments = jax.device_put((features, regions), NamedSharding(mesh, P("data")))
+    pooled = jax.jit(pool, static_argnums=2)
+    for compute in (pooled, jax.jit(jax.grad(lambda *of: pooled(*of, 7).sum()), static_argnums=())):
+        more = (7,) if compute is pooled else ()
+        text = compute.lower(*arguments, *more).compile().as_text()
+        assert not re.search(r"all-(gather|reduce|to-all)|collective", text)
+        found, expected = compute(*arguments, *more), compute(features, regions, *more)
+        jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
+
+
+def test_a_backbone_of_imagenet(state, tmp_path, monkeypatch):
+    """The names are those of torchvision's ResNet, which has a classifier and no offsets."""
+    monkeypatch.setattr(
+        weights,
+        "initialise",
+        lambda model, key: jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), weights.shapes(model)),
+    )
+    names = {name.removeprefix("backbone."): array for name, array in state.items() if name.startswith("backbone.")}
+    plain = {name: array for name, array in names.items() if "conv_offset" not in name}
+    np.savez(
+        tmp_path / "resnet.npz", **plain, **{"fc.weight": np.ones((1000, 2048), np.float32), "fc.bias": np.ones(1000)}
+    )
+    model, variables = weights.with_backbone(RCNN(Config(classes=3)), tmp_path / "resnet.npz", jax.random.key(0))
+    found = interop.to_torch(variables)
+    assert model.config == Config(classes=3)
+    for name, array in names.items():
+        if "num_batches_tracked" not in name:
+            assert_array_equal(found[f"backbone.{name}"], 0 if "conv_offset" in name else array)
+    assert not found["neck.fpn_convs.0.conv.weight"].any()
+    del plain["layer1.0.conv1.weight"]
+    np.savez(tmp_path / "resnet.npz", **plain)
+    with pytest.raises(ValueError, match=r"missing 'layer1.0.conv1.weight'"):
+        weights.with_backbone(RCNN(), tmp_path / "resnet.npz", jax.random.key(0))
+
+
+@pytest.mark.thorough
+def test_bfloat16(state):
+    images = mask_rcnn.images()[:1]
+    outputs = []
+    for dtype in (None, jnp.bfloat16):
+        model = RCNN(weights.config_of(state), dtype)
+        found = jax.jit(
+            lambda variables, model=model: model.apply(
+                variables,
+                images,
+                method=lambda model, images: (features := model.features(images), model.rpn_head(features)),
+            )
+        )(weights.fill(model, state))
+        outputs.append(found)
+    (_, anchors), (low_features, low_anchors) = outputs
+    assert low_features[0].dtype == jnp.bfloat16
+    assert {leaf.dtype for leaf in jax.tree.leaves(low_anchors)} == {jnp.dtype("float32")}
+    assert_allclose(low_anchors.logits[0], anchors.logits[0], atol=0.05 * np.abs(anchors.logits[0]).max())
+
+
+@pytest.mark.thorough
+def test_devices_and_parts_of_a_batch(digits_folder, state, tmp_path):
+    """Two devices find the losses that one finds; two parts of a batch nearly those of the whole."""
+    dataset = read(digits_folder / "train.json", digits_folder / "train")
+    model = RCNN(weights.config_of(state))
+    model, variables = weights.adapt(model, weights.fill(model, state), 10, jax.random.key(0))
+    recipe = Recipe(2, batch_size=2, regions=16, warmup=0, learning_rate=0.001)
+    loading = Loading((64, 64), 2, 10)
+
+    def losses(name, count, recipe=recipe):
+        def batches(steps):
+            return training_batches(dataset, loading, steps)
+
+        return train(model, variables, recipe, batches, tmp_path / name, devices=jax.devices()[:count]).losses
+
+    one = losses("one", 1)
+    assert_allclose(losses("two", 2), one, rtol=1e-3)
+    assert_allclose(losses("parts", 1, dataclasses.replace(recipe, accumulate=2))[0], one[0], rtol=0.5)
+
+
+@pytest.mark.thorough
+def test_the_commands(state, data, validation, digits_folder, tmp_path, capsys):
+    """A checkpoint of mmdet goes through training, evaluation, into a file and into the command that draws objects."""
+    few = ["--objects", "10", "--regions", "16", "--batch-size", "1", "--checkpoint-every", "1", "--devices", "1"]
+    np.savez(tmp_path / "mmdet.npz", **state)
+    checkpoint = ["--checkpoint", str(tmp_path / "mmdet.npz"), "--set", "box_stds=[0.1,0.1,0.2,0.1]"]
+    again = [*data, *few, *validation, *checkpoint, "--size", "64", "64", "--learning-rate", "0.001"]
+    again += ["--out", str(tmp_path / "trained")]
+    command([*again, "--steps", "2", "--evaluate-every", "1"])
+    assert "step 1: box AP " in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="has checkpoints of a run"):
+        command([*again, "--steps", "3"])
+    command([*again, "--steps", "3", "--resume"])
+    result = json.loads((tmp_path / "trained/results.json").read_text())
+    assert len(result["history"]) == 3 and {*result["scores"]} == {"1", "2", "3"}
+    log = [json.loads(line) for line in (tmp_path / "trained/log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in log] == [1, 2, 3] and {"loss", "loss_mask", "loss_rpn_cls", "rate"} <= log[
+        0
+    ].keys()
+    trained = interop.load(tmp_path / "trained/model.npz")
+    for name, is_trained in {"backbone.layer1.0.conv1.weight": False, "neck.fpn_convs.0.conv.weight": True}.items():
+        assert np.array_equal(trained[name], state[name]) != is_trained
+    capsys.readouterr()
+    best = str(tmp_path / "trained/best.npz")
+    command([*data, *validation, "--checkpoint", best, "--evaluate-only", "--size", "64", "64", "--batch-size", "1"])
+    scores = max(result["scores"].values(), key=lambda one: one["box AP"])
+    assert capsys.readouterr().out.startswith(f"box AP {100 * scores['box AP']:.1f}, ")
+    arguments = ["--names", data[0], "--threshold", "0", "--scale", "64", "64", "--out", str(tmp_path / "found")]
+    draw([best, str(digits_folder / "validation"), *arguments])
+    assert "objects are in" in capsys.readouterr().out
+    for picture in ("000000.png.png", "000001.png.png"):
+        with Image.open(tmp_path / "found" / picture) as image:
+            assert image.size == (96, 96)
