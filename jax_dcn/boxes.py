@@ -34,7 +34,8 @@ def nms(
     IoU very close to the threshold may be on its other side.)
 
     The function is plain `jax.numpy`: it works inside and outside of `jit`, `vmap` and `scan`. No gradient flows
-    through it. Its time grows with N · ``max_outputs`` and its memory with N + ``max_outputs``, not with N².
+    through it. Its time grows with N · ``max_outputs`` or, with classes and for at least N / 2 outputs, with the sum of
+    the squares of the numbers of boxes in each class. Its memory grows with N + ``max_outputs``, not with N².
 
     Args:
       boxes: [..., N, 4], (x1, y1, x2, y2) in any unit, float32, float64 or integers. The size of a box is x2 - x1 by
@@ -91,25 +92,32 @@ def nms(
 def _nms(
     boxes: jax.Array, scores: jax.Array, classes: jax.Array | None, threshold: ArrayLike, *, max_outputs: int
 ) -> tuple[jax.Array, jax.Array]:
-    """`nms` of one example, block by block of the sorted boxes.
-
-    A block is compared with the boxes that were kept before, and then with itself.
-    """
+    """`nms` of one example, block by block of the sorted boxes."""
     # At least one entry of padding, so that the last one of the sorted boxes is NaN: its IoU exceeds no threshold.
-    padding = _BLOCK - scores.shape[0] % _BLOCK
+    num_boxes = scores.shape[0]
+    padding = _BLOCK - num_boxes % _BLOCK
     is_candidate = (scores > -math.inf) & ~jnp.isnan(boxes).any(-1)
     scores = jnp.pad(jnp.where(is_candidate, scores, -math.inf), (0, padding), constant_values=-math.inf)
     order = jnp.argsort(scores, descending=True, stable=True).astype(jnp.int32)
     boxes = jnp.pad(boxes, ((0, padding), (0, 0)), constant_values=math.nan)[order]
     classes = None if classes is None else jnp.pad(classes, (0, padding))[order]
     num_candidates = is_candidate.sum(dtype=jnp.int32)
-    is_earlier = np.arange(_BLOCK)[:, None] < np.arange(_BLOCK)
-    nothing = scores.shape[0] - 1
+    # Few outputs are found early in the order of the scores; for many, only boxes of one class need to be compared.
+    if classes is None or max_outputs < num_boxes / 2:
+        kept, num_kept = _best(boxes, classes, num_candidates, threshold, max_outputs)
+    else:
+        kept, num_kept = _best_by_class(boxes, classes, num_candidates, threshold, max_outputs)
+    valid = jnp.arange(max_outputs) < num_kept
+    return jnp.where(valid, order[kept], 0), valid
 
-    def overlap(first: jax.Array, second: jax.Array) -> jax.Array:
-        """Whether the boxes at the indices `first` and `second` into the sorted boxes suppress each other."""
-        overlaps = _iou(boxes[first][:, None], boxes[second]) > threshold
-        return overlaps if classes is None else overlaps & (classes[first][:, None] == classes[second])
+
+def _best(
+    boxes: jax.Array, classes: jax.Array | None, num_candidates: jax.Array, threshold: ArrayLike, max_outputs: int
+) -> tuple[jax.Array, jax.Array]:
+    """The indices of the first boxes that are kept, [max_outputs], and their number, of boxes sorted by score.
+
+    A block is compared with the boxes that were kept before, and then with itself, until there are enough.
+    """
 
     def is_unfinished(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         block, num_kept, _ = state
@@ -118,23 +126,78 @@ def _nms(
     def process_block(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         block, num_kept, kept = state
         indices = block * _BLOCK + jnp.arange(_BLOCK, dtype=jnp.int32)
-        remains = (indices < num_candidates) & ~overlap(kept, indices).any(0)
-        suppresses = overlap(indices, indices) & is_earlier
-
-        # The first n boxes are final after n iterations, and all boxes as soon as an iteration changes none.
-        def iterate(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            is_kept, _ = state
-            updated = remains & ~(suppresses & is_kept[:, None]).any(0)
-            return updated, (updated != is_kept).any()
-
-        is_kept, _ = jax.lax.while_loop(lambda state: state[1], iterate, (remains, jnp.array(True)))
+        own = _part(boxes, classes, indices)
+        remains = (indices < num_candidates) & ~_overlap(_part(boxes, classes, kept), own, threshold).any(0)
+        is_kept = _kept_within(own, remains, threshold)
         place = jnp.where(is_kept, num_kept + jnp.cumsum(is_kept, dtype=jnp.int32) - 1, max_outputs)
         return block + 1, num_kept + is_kept.sum(dtype=jnp.int32), kept.at[place].set(indices, mode="drop")
 
+    nothing = len(boxes) - 1
     start = (jnp.int32(0), jnp.int32(0), jnp.full(max_outputs, nothing, jnp.int32))
     _, num_kept, kept = jax.lax.while_loop(is_unfinished, process_block, start)
-    valid = jnp.arange(max_outputs) < num_kept
-    return jnp.where(valid, order[kept], 0), valid
+    return kept, num_kept
+
+
+def _best_by_class(
+    boxes: jax.Array, classes: jax.Array, num_candidates: jax.Array, threshold: ArrayLike, max_outputs: int
+) -> tuple[jax.Array, jax.Array]:
+    """The same, for so many outputs that nearly all boxes are needed: each class has boxes next to each other.
+
+    A block is compared with the blocks before it that have boxes of its first class, and then with itself.
+    """
+    last = jnp.iinfo(classes.dtype).max
+    grouped = jnp.where(jnp.arange(len(boxes)) < num_candidates, classes, last)
+    order = jnp.argsort(grouped, stable=True).astype(jnp.int32)
+    boxes, grouped = boxes[order], grouped[order]
+    blocks = jnp.arange(0, len(boxes), _BLOCK)
+    first_blocks = jnp.searchsorted(grouped, grouped[blocks]).astype(jnp.int32) // _BLOCK
+
+    def process_block(block: jax.Array, is_kept: jax.Array) -> jax.Array:
+        indices = block * _BLOCK + jnp.arange(_BLOCK, dtype=jnp.int32)
+        own = _part(boxes, grouped, indices)
+
+        def compare(earlier: jax.Array, remains: jax.Array) -> jax.Array:
+            rivals = earlier * _BLOCK + jnp.arange(_BLOCK, dtype=jnp.int32)
+            suppresses = _overlap(_part(boxes, grouped, rivals), own, threshold) & is_kept[rivals][:, None]
+            return remains & ~suppresses.any(0)
+
+        remains = jax.lax.fori_loop(first_blocks[block], block, compare, indices < num_candidates)
+        return jax.lax.dynamic_update_slice(is_kept, _kept_within(own, remains, threshold), (block * _BLOCK,))
+
+    num_blocks = (num_candidates + _BLOCK - 1) // _BLOCK
+    is_kept = jax.lax.fori_loop(0, num_blocks, process_block, jnp.zeros(len(boxes), bool))
+    by_score = jnp.zeros_like(is_kept).at[order].set(is_kept)
+    place = jnp.where(by_score, jnp.cumsum(by_score, dtype=jnp.int32) - 1, max_outputs)
+    kept = jnp.full(max_outputs, len(boxes) - 1, jnp.int32)
+    return kept.at[place].set(jnp.arange(len(boxes), dtype=jnp.int32), mode="drop"), by_score.sum(dtype=jnp.int32)
+
+
+def _part(boxes: jax.Array, classes: jax.Array | None, indices: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    return boxes[indices], None if classes is None else classes[indices]
+
+
+def _overlap(
+    first: tuple[jax.Array, jax.Array | None], second: tuple[jax.Array, jax.Array | None], threshold: ArrayLike
+) -> jax.Array:
+    """Whether boxes, with their classes, suppress each other."""
+    overlaps = _iou(first[0][:, None], second[0]) > threshold
+    if first[1] is None or second[1] is None:
+        return overlaps
+    return overlaps & (first[1][:, None] == second[1])
+
+
+def _kept_within(block: tuple[jax.Array, jax.Array | None], remains: jax.Array, threshold: ArrayLike) -> jax.Array:
+    """Which of the boxes of a block that remain are not suppressed by another one of them."""
+    suppresses = _overlap(block, block, threshold) & (np.arange(_BLOCK)[:, None] < np.arange(_BLOCK))
+
+    # The first n boxes are final after n iterations, and all boxes as soon as an iteration changes none.
+    def iterate(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        is_kept, _ = state
+        updated = remains & ~(suppresses & is_kept[:, None]).any(0)
+        return updated, (updated != is_kept).any()
+
+    is_kept, _ = jax.lax.while_loop(lambda state: state[1], iterate, (remains, jnp.array(True)))
+    return is_kept
 
 
 def _iou(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -128,14 +128,15 @@ def test_dtypes():
     assert kept(boxes.astype(np.float64), scores.astype(np.float16), 0.5) == expected
 
 
-def test_transformations():
+@pytest.mark.parametrize("max_outputs", [40, 200])  # by score, and by class
+def test_transformations(max_outputs):
     boxes, scores = map(np.stack, zip(*(random_boxes(seed, 300) for seed in range(6)), strict=True))
     scores[1] = -math.inf
     scores[2, 5:] = -math.inf
     classes = np.random.default_rng(8).integers(0, 3, scores.shape)
 
     def suppress(boxes, scores, classes):
-        return jax_dcn.nms(boxes, scores, 0.4, max_outputs=40, classes=classes)
+        return jax_dcn.nms(boxes, scores, 0.4, max_outputs=max_outputs, classes=classes)
 
     expected = [suppress(*arguments) for arguments in zip(boxes, scores, classes, strict=True)]
     expected = jax.tree.map(lambda *values: np.stack(values), *expected)
@@ -143,7 +144,7 @@ def test_transformations():
     for function in (jax.jit(suppress), jax.vmap(jax.vmap(suppress)), jax.vmap(suppress, in_axes=1, out_axes=1)):
         arguments = (boxes.reshape(*batch, 300, 4), scores.reshape(*batch, 300), classes.reshape(*batch, 300))
         for found, value in zip(function(*arguments), expected, strict=True):
-            np.testing.assert_array_equal(found, value.reshape(*batch, 40))
+            np.testing.assert_array_equal(found, value.reshape(*batch, max_outputs))
 
 
 def test_gradients_do_not_flow_through_indices():
