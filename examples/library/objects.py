@@ -51,8 +51,7 @@ def checked_threshold(parser: argparse.ArgumentParser, options: argparse.Namespa
 def pictures(images: Sequence[Path], out: Path) -> list[tuple[Path, Path]]:
     """The image files that a command is given, and the picture to write for each.
 
-    Raises FileNotFoundError for a path that is not there, and ValueError if two files have the same name or there are
-    none.
+    Raises ValueError if two files have the same name, or folders have no images.
     """
     if len(images) == 1 and not images[0].is_dir():
         return [(images[0], out)]

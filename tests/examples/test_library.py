@@ -5,6 +5,7 @@ import json
 import signal
 import threading
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -18,7 +19,10 @@ pytest.importorskip("orbax.checkpoint")
 from examples.library import augment
 from examples.library.augment import Example
 from examples.library.coco import check_validation, open_image, read
+from examples.library.gradients import gradients
 from examples.library.loop import Start, StartError, ahead, first_state, fit, update
+from examples.library.objects import pictures
+from examples.library.scores import evaluator
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -195,6 +199,53 @@ def test_evaluations(tmp_path):
     found = run(tmp_path, evaluate=evaluate)
     assert found.scores == {"3": {"count": 3, "before": 0}, "6": {"count": 6, "before": 1}}
     assert run(tmp_path, resume=True).scores == found.scores
+
+
+def test_the_log_has_every_step_once(tmp_path):
+    log = tmp_path / "log/log.jsonl"
+    run(tmp_path / "run", stop_after=3, log=log)
+    found = run(tmp_path / "run", resume=True, log=log)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert lines == [{"step": number, **step} for number, step in enumerate(found.history, 1)] and len(lines) == 6
+
+
+def test_the_best_is_kept(capsys):
+    values, kept = iter([0.2, 0.5, 0.3]), []
+    evaluate = evaluator(lambda variables: {"AP": next(values)}, kept.append, "AP")
+    scores = {}
+    for step in ("1", "2", "3"):
+        scores[step] = evaluate(f"variables {step}", int(step), dict(scores))
+    assert kept == ["variables 1", "variables 2"]
+    assert capsys.readouterr().out.splitlines()[1] == "step 2: AP 50.0"
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_gradients_of_parts(parts):
+    """Means over the parts, each of which sees what the one before handed on."""
+    params, batch = {"x": jnp.float32(2)}, np.arange(6, dtype=np.float32)
+
+    def loss(params, carry, part, number):
+        return {"a": (params["x"] * part).mean(), "b": params["x"] ** 2}, carry + part.sum() + 10 * number
+
+    slopes, found, carry = jax.jit(gradients, static_argnums=(0, 4))(loss, params, jnp.float32(0), batch, parts)
+    assert_allclose(slopes["x"], 2.5 + 4)
+    assert_allclose((found["a"], found["b"]), (5, 4))
+    assert_allclose(carry, 15 + 10 * sum(range(parts)))
+
+
+def test_pictures_of_files_and_folders(folder):
+    out = folder / "out.png"
+    assert pictures([folder / "a.png"], out) == [(folder / "a.png", out)]
+    (folder / "b.JPG").write_bytes(b"")
+    (folder / "notes.txt").write_text("")
+    expected = [(folder / name, folder / "out" / f"{name}.png") for name in ("a.png", "b.JPG")]
+    assert pictures([folder], out) == expected
+    assert pictures([folder / "a.png", folder / "b.JPG"], folder / "out") == expected
+    with pytest.raises(ValueError, match=r"images must have names of their own, got a.png twice"):
+        pictures([folder, folder / "a.png"], out)
+    (folder / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"the folders must have images, got .*empty"):
+        pictures([folder / "empty"], out)
 
 
 def test_an_interruption_saves_the_last_state(tmp_path):
