@@ -103,10 +103,11 @@ def _nms(
     classes = None if classes is None else jnp.pad(classes, (0, padding))[order]
     num_candidates = is_candidate.sum(dtype=jnp.int32)
     # Few outputs are found early in the order of the scores; for many, only boxes of one class need to be compared.
-    if classes is None or max_outputs < num_boxes / 2:
-        kept, num_kept = _best(boxes, classes, num_candidates, threshold, max_outputs)
-    else:
+    # A symbolic number of boxes is not known to be small.
+    if classes is not None and isinstance(num_boxes, int) and 2 * max_outputs >= num_boxes:
         kept, num_kept = _best_by_class(boxes, classes, num_candidates, threshold, max_outputs)
+    else:
+        kept, num_kept = _best(boxes, classes, num_candidates, threshold, max_outputs)
     valid = jnp.arange(max_outputs) < num_kept
     return jnp.where(valid, order[kept], 0), valid
 
@@ -132,7 +133,7 @@ def _best(
         place = jnp.where(is_kept, num_kept + jnp.cumsum(is_kept, dtype=jnp.int32) - 1, max_outputs)
         return block + 1, num_kept + is_kept.sum(dtype=jnp.int32), kept.at[place].set(indices, mode="drop")
 
-    nothing = len(boxes) - 1
+    nothing = boxes.shape[0] - 1
     start = (jnp.int32(0), jnp.int32(0), jnp.full(max_outputs, nothing, jnp.int32))
     _, num_kept, kept = jax.lax.while_loop(is_unfinished, process_block, start)
     return kept, num_kept

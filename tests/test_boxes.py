@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
 import jax_dcn
 
@@ -230,3 +231,16 @@ def test_fpn_levels_of_special_boxes():
 def test_errors_of_fpn_levels(change, message):
     with pytest.raises((TypeError, ValueError), match=message):
         jax_dcn.fpn_levels(**{"boxes": np.zeros((2, 4)), "num_levels": 4} | change)
+
+
+@pytest.mark.parametrize("with_classes", [False, True])
+def test_a_symbolic_number_of_boxes(with_classes):
+    boxes = jnp.array([[0.0, 0, 4, 4], [0, 0, 4, 3], [9, 9, 10, 10]])
+    operands = (boxes, jnp.array([0.5, 0.9, 0.1]), jnp.array([1, 1, 0]))[: 3 if with_classes else 2]
+
+    def run(boxes, scores, classes=None):
+        return jax_dcn.nms(boxes, scores, 0.5, max_outputs=4, classes=classes)
+
+    specs = export.symbolic_args_specs(operands, ("n, 4", "n", "n")[: len(operands)])
+    indices, valid = export.export(jax.jit(run))(*specs).call(*operands)
+    assert indices[valid].tolist() == [1, 2]

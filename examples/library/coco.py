@@ -129,7 +129,10 @@ def open_image(dataset: Dataset, image: int) -> Image.Image:
     """
     info = dataset.annotations.imgs[image]
     path = dataset.folder / info["file_name"]
-    pixels = opened(path)
+    try:
+        pixels = opened(path)
+    except FileNotFoundError as error:
+        raise ImageError(f"{path} must be an image, but there is no such file") from error
     if pixels.size != (info["width"], info["height"]):
         raise ImageError(
             f"{path} must have the width and height {info['width']} x {info['height']} of its annotations, got "

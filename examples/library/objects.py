@@ -55,13 +55,14 @@ def pictures(images: Sequence[Path], out: Path) -> list[tuple[Path, Path]]:
     """
     if len(images) == 1 and not images[0].is_dir():
         return [(images[0], out)]
+    readable = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
     files = []
     for path in images:
         inside = sorted(path.iterdir()) if path.is_dir() else [path]
-        files += [file for file in inside if file == path or file.suffix.lower() in Image.registered_extensions()]
+        files += [file for file in inside if file == path or file.suffix.lower() in readable]
     if not files:
         raise ValueError(f"the folders must have images, got {', '.join(map(str, images))}")
-    folder = out.with_suffix("") if out.suffix else out
+    folder = out.with_suffix("") if out.suffix == ".png" else out
     found = [(file, folder / f"{file.name}.png") for file in files]
     names = [picture.name for _, picture in found]
     twice = [name for name in names if names.count(name) > 1]

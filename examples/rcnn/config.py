@@ -160,8 +160,9 @@ def _checked(name, value, old):
         same_kind = isinstance(value, tuple) == isinstance(old, tuple)
         length = max(len(numbers), 1) if name in LISTS else len(olds)
         least = 0 if name in MAY_BE_ZERO else TINY
+        most = 1 if name.endswith("threshold") else math.inf
         fits = same_kind and len(numbers) == length
-        fits = fits and all(_is_number(one, isinstance(olds[0], int)) and one >= least for one in numbers)
+        fits = fits and all(_is_number(one, isinstance(olds[0], int)) and least <= one <= most for one in numbers)
     if not fits:
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
     return value

@@ -211,7 +211,13 @@ STEPS: dict[str, Any] = {
         "to_rgb": Use("bgr", True, is_negated=True),
     },
     "Pad": {"type": ANY, "size_divisor": Use("divisor"), "pad_val": ANY},
-    **dict.fromkeys(("LoadImageFromFile", "LoadAnnotations", "PackDetInputs"), ANY),
+    "LoadImageFromFile": {
+        "color_type": Only("color"),
+        "imdecode_backend": Only("cv2"),
+        "to_float32": ANY,
+        **dict.fromkeys(("type", "backend_args", "file_client_args", "ignore_empty"), ANY),
+    },
+    **dict.fromkeys(("LoadAnnotations", "PackDetInputs"), ANY),
     **dict.fromkeys(("RandomFlip", "ImageToTensor", "DefaultFormatBundle", "Collect"), ANY),
 }
 
@@ -241,6 +247,9 @@ def settings_of(text: str) -> dict[str, Any]:
         kind = step.get("type")
         if kind not in STEPS:
             raise ValueError(f"the config has a step {kind!r} for test images, which is not implemented")
+        # With a size, mmdet 3 does not keep the ratio by default; mmdet 2 has no size here, and does.
+        if kind == "Resize" and "scale" in step and "keep_ratio" not in step:
+            raise ValueError("the step Resize must have keep_ratio=True, because nothing else is implemented")
         _read(step, STEPS[kind], f"the step {kind}", found)
     return found
 
@@ -286,9 +295,16 @@ def _steps(config) -> Iterator[dict[str, Any]]:
         for name in path:
             inside = inside.get(name) if isinstance(inside, Mapping) else None
         pipeline = pipeline or inside
-    for step in pipeline or []:
+    for step in _dicts(pipeline):
         yield step
-        yield from step.get("transforms") or []
+        yield from _dicts(step.get("transforms"))
+
+
+def _dicts(steps) -> list[dict[str, Any]]:
+    steps = steps or []
+    if not isinstance(steps, list) or not all(isinstance(step, Mapping) for step in steps):
+        raise ValueError(f"the steps for test images must be a list of dicts, got {_shortened(steps)}")
+    return steps
 
 
 def _read(value, rule, name, found):

@@ -24,6 +24,7 @@ from .mmdet_config import settings_of
 INIT_SIZE = 64
 CLASSES, NECK = "roi_head.bbox_head.fc_cls.weight", "neck.fpn_convs.0.conv.weight"
 ANCHORS = "rpn_head.rpn_cls.weight"
+OF_BACKBONE = ("style", "mean", "deviation", "bgr")  # settings
 # How names of other libraries begin.
 OTHERS = {
     "Detectron2": ("proposal_generator.", "backbone.bottom_up."),
@@ -60,10 +61,11 @@ def load(
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     made = with_settings(made, settings or {})
-    if found is None:
-        assumed = {name: value for name, value in made.settings.items() if name not in (settings or {})}
-        listed = ", ".join(f"{name}={json.dumps(value)}" for name, value in assumed.items())
-        logging.getLogger(__name__).warning("%s has no config of mmdet. Assumed: %s", path, listed)
+    known = {*(found or {}), *(settings or {})}
+    assumed = [f"{name}={json.dumps(value)}" for name, value in made.settings.items() if name not in known]
+    if assumed:
+        lacking = "lacks settings in its" if found else "has no"
+        logging.getLogger(__name__).warning("%s %s config of mmdet. Assumed: %s", path, lacking, ", ".join(assumed))
     model = RCNN(made, dtype)
     return model, fill(model, state)
 
@@ -177,13 +179,19 @@ def initialise(model: RCNN, key: jax.Array) -> dict[str, Any]:
 def with_backbone(model: RCNN, path: Path, key: jax.Array, weights_only: bool = True) -> tuple[RCNN, dict[str, Any]]:
     """A model with new weights, but for its backbone, which is that in a file: torchvision's, or one of a detector.
 
-    Convolutions that become deformable have zero offsets. The file decides the depth.
+    Convolutions that become deformable have zero offsets. The file decides the depth and, if it has a config of mmdet,
+    what the backbone needs of it.
     """
-    state = renamed(interop.load(path, weights_only=weights_only))
+    content = checkpoint.read(path, weights_only)
+    state = renamed(checkpoint.arrays_of(content, path))
+    try:
+        settings = {name: value for name, value in (settings_in(content) or {}).items() if name in OF_BACKBONE}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     start = "backbone." if any(name.startswith("backbone.") for name in state) else ""
     found = {name: array for name, array in state.items() if name.startswith(start) and not name.startswith("fc.")}
     found = {name.removeprefix(start): array for name, array in found.items()}
-    model = model.clone(config=replace(model.config, depth=depth_of(found)))
+    model = model.clone(config=with_settings(replace(model.config, depth=depth_of(found)), settings))
     variables = initialise(model, key)
     new = {kind: tree["backbone"] for kind, tree in variables.items() if "backbone" in tree}
     offsets = {name: array for name, array in interop.to_torch(new).items() if ".conv_offset." in name}

@@ -62,11 +62,8 @@ constexpr Feature kFeatures[] = {
 #elif DCN_HAS_NEON_KERNELS
 // Processors that have BF16 must have all of Armv8.2.
 bool HasBf16() {
-#ifdef HWCAP2_BF16
-  return getauxval(AT_HWCAP2) & HWCAP2_BF16;
-#else
-  return false;
-#endif
+  constexpr unsigned long kBf16 = 1 << 14;  // HWCAP2_BF16, which older headers lack
+  return getauxval(AT_HWCAP2) & kBf16;
 }
 
 constexpr Feature kFeatures[] = {{"arch=armv8-a", [] { return true; }}, {"arch=armv8.2-a+bf16", HasBf16}};

@@ -104,7 +104,7 @@ struct Rows {
   }
 
   template <int N>
-  __device__ void Add(const Row& row, int32_t i, int64_t channel, A (&sum)[N]) const {
+  __device__ void Add(const Row& row, int64_t i, int64_t channel, A (&sum)[N]) const {
     const SortedTap<A> tap = row.taps[i];
     const Vector<A, N> d = Widened(AsVector<N>(row.d_out + tap.point * sizes.channels + channel));
     for (int v = 0; v < N; ++v) sum[v] += tap.weight * d.value[v];
@@ -145,24 +145,22 @@ __global__ void GatherTapsKernel(Rows<T> rows) {
   }
 }
 
-// The lanes of a warp take turns with the taps of a pixel.
+// The lanes of a warp take turns with the taps of each of its pixels and channels that GatherTapsKernel leaves out.
 template <typename T, int N>
 __global__ void GatherLongRowsKernel(Rows<T> rows) {
-  const int64_t pixels = rows.images * rows.sizes.pixels();
-  for (int64_t first = global_thread() - Lane(); first < pixels; first += grid_stride()) {
-    const auto own = rows[min(first + Lane(), pixels - 1)];
-    const bool is_long = first + Lane() < pixels && own.end - own.begin > kLongRow;
+  const int64_t vectors = rows.sizes.channels / N, items = rows.images * rows.sizes.pixels() * vectors;
+  for (int64_t first = global_thread() - Lane(); first < items; first += grid_stride()) {
+    const auto own = rows[Quotient(min(first + Lane(), items - 1), vectors)];
+    const bool is_long = first + Lane() < items && own.end - own.begin > kLongRow;
     for (unsigned left = __ballot_sync(kWholeWarp, is_long); left; left &= left - 1) {
-      const int64_t pixel = first + First(left);
+      const int64_t item = first + First(left), pixel = Quotient(item, vectors), channel = (item - pixel * vectors) * N;
       const auto row = rows[pixel];
-      for (int64_t channel = 0; channel < rows.sizes.channels; channel += N) {
-        Accumulator<T> sum[N] = {};
-        for (int32_t i = row.begin + Lane(); i < row.end; i += kWarp) rows.Add(row, i, channel, sum);
-        for (int distance = 1; distance < kWarp; distance *= 2) {
-          for (int v = 0; v < N; ++v) sum[v] += __shfl_xor_sync(kWholeWarp, sum[v], distance);
-        }
-        if (Lane() == 0) rows.Store(pixel, channel, sum);
+      Accumulator<T> sum[N] = {};
+      for (int64_t i = row.begin + Lane(); i < row.end; i += kWarp) rows.Add(row, i, channel, sum);
+      for (int distance = 1; distance < kWarp; distance *= 2) {
+        for (int v = 0; v < N; ++v) sum[v] += __shfl_xor_sync(kWholeWarp, sum[v], distance);
       }
+      if (Lane() == 0) rows.Store(pixel, channel, sum);
     }
   }
 }
@@ -186,9 +184,9 @@ const char* SortAndGather(const Device& device, const SamplingSizes& sizes, cons
     const Rows<T> rows = {sizes, tables.first, images, row_start, sorted, d_out, is_wide, d_x};
     failure = DispatchWidth<T>(sizes.channels, [&](auto width) {
       constexpr int N = decltype(width)::value;
-      const int64_t pixels = images * sizes.pixels();
-      const char* failure = Launch<GatherTapsKernel<T, N>>(device, BlocksFor(pixels * (sizes.channels / N)), rows);
-      return failure ? failure : Launch<GatherLongRowsKernel<T, N>>(device, BlocksFor(pixels), rows);
+      const int64_t blocks = BlocksFor(images * sizes.pixels() * (sizes.channels / N));
+      const char* failure = Launch<GatherTapsKernel<T, N>>(device, blocks, rows);
+      return failure ? failure : Launch<GatherLongRowsKernel<T, N>>(device, blocks, rows);
     });
     if (failure) return failure;
   }

@@ -3,6 +3,8 @@
 Debian: apt-get install g++-aarch64-linux-gnu qemu-user-static debootstrap. It needs a network, and debootstrap root.
 """
 
+import contextlib
+import fcntl
 import functools
 import os
 import pathlib
@@ -10,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from tests.wheels import cross
 
@@ -45,18 +47,40 @@ def make() -> None:
 
     Debian's packages are unpacked, but not configured: that would take many minutes in qemu.
     """
-    if not SYSTEM.exists():
-        _make_system()
-    if not SITE.exists():
-        _install_packages()
+    with _locked():
+        if not SYSTEM.exists():
+            _make_system()
+        if not SITE.exists():
+            _install_packages()
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """One process at a time makes what several may use."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with open(BUILD / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @functools.cache
 def checkout() -> pathlib.Path:
-    """A folder with the tests and the package, which is cross-compiled."""
-    folder, wheels = BUILD / "checkout", BUILD / "wheels"
-    for old in (folder, wheels):
-        shutil.rmtree(old, ignore_errors=True)
+    """A folder with the tests and the package, which is cross-compiled; the processes of a run of pytest share it."""
+    folder = BUILD / f"checkout_{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
+    with _locked():
+        if not folder.exists():
+            for old in BUILD.glob("checkout_*"):
+                shutil.rmtree(old)
+            part = BUILD / "part_checkout"
+            shutil.rmtree(part, ignore_errors=True)
+            _make_checkout(part)
+            part.rename(folder)
+    return folder
+
+
+def _make_checkout(folder: pathlib.Path) -> None:
+    wheels = BUILD / "wheels"
+    shutil.rmtree(wheels, ignore_errors=True)
     for name in ("tests", "benchmarks"):
         shutil.copytree(ROOT / name, folder / name)
     shutil.copy(ROOT / "pyproject.toml", folder)
@@ -65,7 +89,6 @@ def checkout() -> pathlib.Path:
     (wheel,) = wheels.iterdir()
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
-    return folder
 
 
 def run(folder: pathlib.Path, *arguments: object, cpu: str = "max") -> subprocess.CompletedProcess[str]:

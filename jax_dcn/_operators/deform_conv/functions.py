@@ -79,12 +79,13 @@ def deform_conv2d(
     size of an image                                                           for x: scatter lists of up to 128 MiB
     ===========================  ============================================  =========================================
 
-    The default precision allows tf32. On a CPU with AVX2, fused kernels take most calls in float32, bfloat16 and
-    float16; docs/memory.md lists the conditions. All other calls take the im2col path: they sample columns, which XLA
-    multiplies, in chunks. The path is chosen for the forward, and together for the gradients that are computed
-    together. Where both paths are possible, the one that is estimated to be faster on the GPU runs; on a CPU, fixed
-    limits of sizes decide. `jax_dcn.kernel_plan` says which path a call takes, and why. The workspace of the forward
-    and of all derivatives does not grow with the batch; docs/memory.md says how large it is, and what does grow.
+    The default precision allows tf32. On a CPU with AVX2, or of aarch64, fused kernels take most calls in float32,
+    bfloat16 and float16; docs/memory.md lists the conditions. All other calls take the im2col path: they sample
+    columns, which XLA multiplies, in chunks. The path is chosen for the forward, and together for the gradients that
+    are computed together. Where both paths are possible, the one that is estimated to be faster on the GPU runs; on a
+    CPU, fixed limits of sizes decide. `jax_dcn.kernel_plan` says which path a call takes, and why. The workspace of the
+    forward and of all derivatives does not grow with the batch; docs/memory.md says how large it is, and what does
+    grow.
 
     Args:
       x: [..., H, W, Cin]; any number of batch dimensions, none included. float16, bfloat16, float32 or float64.
