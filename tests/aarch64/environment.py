@@ -101,6 +101,7 @@ def run(folder: pathlib.Path, *arguments: object, cpu: str = "max") -> subproces
         "PYTHONPATH": f"{SITE}:{folder}",
         "PYTHONDONTWRITEBYTECODE": "1",
         "JAX_PLATFORMS": "cpu",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # of XLA, which qemu would run for minutes
     }
     command = [QEMU, "-cpu", cpu, "-L", SYSTEM, SYSTEM / "usr/bin" / PYTHON, *arguments]
     return subprocess.run(
