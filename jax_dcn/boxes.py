@@ -16,6 +16,10 @@ from jax_dcn._primitive.promotion import by_standard_rules
 # better for GPUs, because blocks are processed one after the other.
 _BLOCK = 256
 
+# What suppresses the boxes of an example in place of `_nms`, while a function is exported to ONNX. `jit` does not reuse
+# what it traced with another value.
+SUPPRESSOR = jax.make_user_context(None)
+
 
 def nms(
     boxes: ArrayLike,
@@ -81,7 +85,7 @@ def nms(
     if not 0 <= threshold <= 1:
         raise ValueError(f"iou_threshold must be from 0 to 1, got {iou_threshold!r}")
 
-    suppress = partial(_nms, max_outputs=_validation.positive("max_outputs", max_outputs))
+    suppress = partial(SUPPRESSOR.value or _nms, max_outputs=_validation.positive("max_outputs", max_outputs))
     for _ in scores.shape[:-1]:
         suppress = jax.vmap(suppress, in_axes=(0, 0, None if classes is None else 0, None))
     return suppress(boxes, scores, classes, _rounded_down(threshold, boxes.dtype))

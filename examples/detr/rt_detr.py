@@ -103,7 +103,7 @@ def pyramid(
         )
         levels.append(conv(x))
     shapes = tuple(level.shape[1:3] for level in levels)
-    features = jnp.concatenate([level.reshape(len(level), -1, config.d_model) for level in levels], 1)
+    features = jnp.concatenate([level.reshape(level.shape[0], -1, config.d_model) for level in levels], 1)
     ratios = jnp.ones((1, len(levels), 2), jnp.promote_types(features.dtype, jnp.float32))
     return Pyramid(features, shapes, None, ratios)
 

@@ -45,8 +45,8 @@ class RPNHead(nn.Module):
         stds = jnp.array(self.config.anchor_stds)
         return AnchorPredictions(
             [jnp.asarray(anchors(*x.shape[1:3], stride, *of_cells)) for x, stride in zip(hidden, STRIDES, strict=True)],
-            [self.rpn_cls(x).reshape(len(x), -1).astype(jnp.float32) for x in hidden],
-            [self.rpn_reg(x).reshape(len(x), -1, 4) * stds for x in hidden],
+            [self.rpn_cls(x).reshape(x.shape[0], -1).astype(jnp.float32) for x in hidden],
+            [self.rpn_reg(x).reshape(x.shape[0], -1, 4) * stds for x in hidden],
         )
 
 

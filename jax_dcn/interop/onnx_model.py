@@ -1,17 +1,22 @@
-"""Exports layers as ONNX models."""
+"""Exports layers and models to ONNX."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 
 from jax_dcn import _validation
 from jax_dcn._operators.deform_conv import geometry
+from jax_dcn._operators.deform_conv.geometry import Window
+from jax_dcn.interop import onnx_nodes
 from jax_dcn.interop.parameters import flax_layout, to_torch, torch_layout
 
 _OPSET = 22
+_MODEL_OPSET = 20  # the newest that ONNX Runtime, OpenVINO and TensorRT all have of these operators
 
 
 def to_onnx(layer: Any, variables: Any = None, *, image_size: Sequence[int] | None = None) -> Any:
@@ -57,19 +62,20 @@ def to_onnx(layer: Any, variables: Any = None, *, image_size: Sequence[int] | No
         arrays["weight"] = torch_layout("kernel", np.asarray(layer.kernel_transform(kernel), np.float32))
     features, group_features, *kernel_size = arrays["weight"].shape
     samples = layer.offset_groups * math.prod(kernel_size)
-    if len(kernel_size) != 2:
-        raise ValueError(f"layer must have a kernel of two axes, as ONNX's DeformConv, got {tuple(kernel_size)}")
     if image_size is not None:
         image_size = _validation.pair("image_size", image_size)
     window = _window(layer, image_size, kernel_size)
+    groups = layer.feature_group_count, layer.offset_groups
+    attributes = onnx_nodes.deform_conv(window, kernel_size, *groups, layer.padding)
     inputs = {"x": group_features * layer.feature_group_count}
     nodes, offset, mask = [], "offset", "mask" if layer.modulated else ""
 
     if "conv_offset.weight" not in arrays:
         inputs |= {"offset": 2 * samples} | ({"mask": samples} if layer.modulated else {})
     else:
+        conv = onnx_nodes.conv(window, kernel_size, layer.padding)
         branch = [name for name in ("conv_offset.weight", "conv_offset.bias") if name in arrays]
-        nodes.append(helper.make_node("Conv", ["x", *branch], ["raw" if layer.modulated else "offset"], **window))
+        nodes.append(helper.make_node("Conv", ["x", *branch], ["raw" if layer.modulated else "offset"], **conv))
         if layer.modulated:
             arrays |= {"split": np.array([2 * samples, samples]), "mask_scale": np.array(layer.mask_scale, np.float32)}
             nodes += [
@@ -86,8 +92,7 @@ def to_onnx(layer: Any, variables: Any = None, *, image_size: Sequence[int] | No
             ]
             offset = "bounded_offset"
     operands = ["x", "weight", offset, "bias" if "bias" in arrays else "", mask]
-    groups: dict[str, Any] = {"group": layer.feature_group_count, "offset_group": layer.offset_groups}
-    nodes.append(helper.make_node("DeformConv", operands, ["y"], **groups, **window))
+    nodes.append(helper.make_node("DeformConv", operands, ["y"], **attributes))
 
     def tensor(name: str, channels: int) -> Any:
         size = image_size if name == "x" and image_size is not None else (None, None)
@@ -107,6 +112,69 @@ def to_onnx(layer: Any, variables: Any = None, *, image_size: Sequence[int] | No
     return model
 
 
+def model_to_onnx(function: Callable[..., Any], inputs: Sequence[Any], *, opset: int = 20, **options: Any) -> Any:
+    """Exports a function of arrays, such as a Flax model, whole to ONNX, by jax2onnx.
+
+    jax2onnx writes what JAX itself computes. The operators of this package become nodes of ONNX: `deform_conv1d` and
+    `deform_conv2d` become ``DeformConv``, `roi_align` ``RoiAlign``, `nms` ``NonMaxSuppression``, and
+    `multi_scale_deformable_attention`, `dcnv3`, `grid_sample` and `map_coordinates` ``GridSample``, whatever their
+    ``backend``. So do the layers that use them. These nodes compute in float32.
+
+    Args:
+      function: The function. Close over variables: ``lambda images: model.apply(variables, images)``.
+      inputs: The shape of each argument, of float32, or a ``jax.ShapeDtypeStruct``. A dimension of any size is a name,
+        such as ``"batch"``.
+      opset: The version of ONNX's operators, at least 20. ONNX Runtime 1.32 has no ``RoiAlign`` of version 22.
+      options: Further arguments of ``jax2onnx.to_onnx``, such as ``input_names``.
+
+    Returns:
+      What ``jax2onnx.to_onnx`` returns, by default an ``onnx.ModelProto``.
+
+    Raises:
+      ImportError: If the package jax2onnx is not installed.
+      ValueError: For an operator or an option that ONNX does not have, which the message names, for derivatives, and
+        for an older ``opset``.
+      NotImplementedError: By jax2onnx, for what it cannot export.
+
+    References:
+      https://github.com/enpasos/jax2onnx
+
+    Example::
+
+        model = interop.model_to_onnx(lambda images: detector.apply(variables, images), [("batch", 640, 640, 3)])
+        onnx.save(model, "detector.onnx")
+    """
+    if opset < _MODEL_OPSET:
+        raise ValueError(f"opset must be at least {_MODEL_OPSET}, got {opset}")
+    import jax2onnx
+
+    from jax_dcn.interop import onnx_plugin
+
+    scope = export.SymbolicScope()
+    specs = [_spec(shape, scope) for shape in inputs]
+    traces = []
+
+    def traced(*arrays: jax.Array) -> Any:
+        traces.append(arrays)
+        return function(*arrays)
+
+    # While jax2onnx traces, it replaces layers of Flax and functions of jax.numpy, some of them by ones that give other
+    # shapes. So it gets a function that `jit` has traced already.
+    with onnx_plugin.installed():
+        jitted = jax.jit(traced)
+        jitted.trace(*specs)
+        model = jax2onnx.to_onnx(jitted, specs, opset=opset, **options)
+    if len(traces) != 1:
+        raise RuntimeError("jax2onnx has traced the function again, which this version of jax_dcn does not expect")
+    return model
+
+
+def _spec(shape: Any, scope: Any) -> jax.ShapeDtypeStruct:
+    shape, dtype = (shape.shape, shape.dtype) if hasattr(shape, "shape") else (shape, jnp.float32)
+    sizes = [export.symbolic_shape(size, scope=scope)[0] if isinstance(size, str) else size for size in shape]
+    return jax.ShapeDtypeStruct(tuple(sizes), dtype)
+
+
 def _parameters(layer: Any, variables: Any) -> Any:
     from jax_dcn import linen, nnx
 
@@ -121,14 +189,8 @@ def _parameters(layer: Any, variables: Any) -> Any:
     return layer
 
 
-def _window(layer: Any, image_size: Sequence[int] | None, kernel_size: Sequence[int]) -> dict[str, Any]:
-    """The attributes that Conv and DeformConv of ONNX share."""
+def _window(layer: Any, image_size: Sequence[int] | None, kernel_size: Sequence[int]) -> Window:
     if image_size is None and layer.padding in ("SAME", "SAME_LOWER"):
         raise ValueError(f"image_size must be given with padding={layer.padding!r}, which depends on it")
     settings = {name: getattr(layer, name) for name in ("strides", "padding", "kernel_dilation")}
-    found = geometry.resolve(image_size or (1, 1), kernel_size, **settings)
-    (top, bottom), (left, right) = found.padding
-    pads = (top, left, bottom, right)
-    if found.circular or min(pads) < 0:
-        raise ValueError(f"padding must be one that ONNX has, neither circular nor negative, got {layer.padding!r}")
-    return {"kernel_shape": kernel_size, "strides": found.strides, "dilations": found.kernel_dilation, "pads": pads}
+    return geometry.resolve(image_size or (1, 1), kernel_size, **settings)
