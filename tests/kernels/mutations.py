@@ -122,7 +122,7 @@ MUTATIONS = {
     "taps of a pixel that every lane adds": Mutation(
         "sampling_x.cu", "for (int64_t i = row.begin + Lane(); i < row.end; i += {~~kWarp~>1~~})", VALUES),
     "pixel with many taps that is left out": Mutation(
-        "sampling_x.cu", "const bool is_long = {~~~>Lane() > 0 && ~~}first + Lane() < items", "is not written"),
+        "sampling_x.cu", "const bool is_long = {~~~>Lane() > 3 && ~~}first + Lane() < items", "is not written"),
     "column of an argmax outside the image": Mutation(
         "roi_pool.cu", "{~~~>if (largest[v].column >= 0) ~~}columns[index + v] = largest[v].column;", "is not written"),
     "columns of the argmax over their rows": Mutation(
