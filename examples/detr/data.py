@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from examples.library import augment
 from examples.library.augment import Example
 from examples.library.coco import Dataset, in_turn, open_image
-from examples.library.loop import ahead
+from examples.library.loop import ahead, filled_batches
 
 from .images import resized
 from .matching import Targets
@@ -65,15 +66,13 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
 
 
 def evaluation_batches(dataset: Dataset, loading: Loading) -> Iterator[tuple[list[int], Batch]]:
-    """The ids of images, and a batch of the first size; the last one is filled up with copies of its first image."""
-    ids, size = dataset.images, loading.sizes[0]
+    """The ids of images, and a batch of the first size, as `filled_batches`."""
 
-    def batch(number):
-        chosen = ids[number * loading.batch_size : (number + 1) * loading.batch_size]
-        found = [fitted(load(dataset, image), size, loading.keeps_ratio) for image in chosen]
-        return chosen, batched(found + found[:1] * (loading.batch_size - len(found)), loading.objects)
+    def load_fitted(image):
+        return fitted(load(dataset, image), loading.sizes[0], loading.keeps_ratio)
 
-    return ahead(batch, range(-(-len(ids) // loading.batch_size)), loading.workers)
+    stack = partial(batched, objects=loading.objects)
+    return filled_batches(dataset.images, loading.batch_size, load_fitted, stack, loading.workers)
 
 
 def load(dataset: Dataset, image: int) -> Example:

@@ -129,10 +129,7 @@ def open_image(dataset: Dataset, image: int) -> Image.Image:
     """
     info = dataset.annotations.imgs[image]
     path = dataset.folder / info["file_name"]
-    try:
-        pixels = opened(path)
-    except FileNotFoundError as error:
-        raise ImageError(f"{path} must be an image, but there is no such file") from error
+    pixels = opened(path)
     if pixels.size != (info["width"], info["height"]):
         raise ImageError(
             f"{path} must have the width and height {info['width']} x {info['height']} of its annotations, got "
@@ -145,8 +142,6 @@ def opened(path: Path) -> Image.Image:
     """The image in a file, in RGB. Raises ImageError, which names the file, if it is none."""
     try:
         return rgb(Image.open(path))
-    except FileNotFoundError:
-        raise
     except OSError as error:
         raise ImageError(f"{path} must be an image: {error}") from error
 

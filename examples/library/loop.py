@@ -5,7 +5,7 @@ import json
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import islice
@@ -175,6 +175,22 @@ def ahead(make: Callable[[int], Batch], steps: range, workers: int = 1) -> Itera
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def filled_batches(
+    ids: Sequence[int], size: int, load: Callable[[int], Any], stack: Callable[[list], Batch], workers: int
+) -> Iterator[tuple[Sequence[int], Batch]]:
+    """Ids, `size` at a time, and what was loaded for them, stacked.
+
+    The last batch is filled up with copies of its first example.
+    """
+
+    def batch(number):
+        chosen = ids[number * size : (number + 1) * size]
+        found = [load(one) for one in chosen]
+        return chosen, stack(found + found[:1] * (size - len(found)))
+
+    return ahead(batch, range(-(-len(ids) // size)), workers)
 
 
 def _write_log(path, history, first, mode):

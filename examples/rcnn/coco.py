@@ -9,7 +9,7 @@ from pycocotools import mask as rle
 
 from examples.library import precision
 from examples.library.coco import Dataset, fitted_size, in_turn, open_image
-from examples.library.loop import ahead
+from examples.library.loop import ahead, filled_batches
 from examples.resnet import MEAN
 
 from .detector import Detections
@@ -105,15 +105,12 @@ def training_batches(dataset: Dataset, loading: Loading, steps: range) -> Iterat
 
 
 def evaluation_batches(dataset: Dataset, loading: Loading) -> Iterator[tuple[list[int], np.ndarray]]:
-    """The ids of images, and the images; the last batch is filled up with copies of its first image."""
-    ids = dataset.images
+    """The ids of images, and the images, as `filled_batches`."""
 
-    def batch(number):
-        chosen = ids[number * loading.batch_size : (number + 1) * loading.batch_size]
-        images = [load_image(dataset, image, loading) for image in chosen]
-        return chosen, np.stack(images + images[:1] * (loading.batch_size - len(images)))
+    def load(image):
+        return load_image(dataset, image, loading)
 
-    return ahead(batch, range(-(-len(ids) // loading.batch_size)), loading.workers)
+    return filled_batches(dataset.images, loading.batch_size, load, np.stack, loading.workers)
 
 
 def results(dataset: Dataset, image: int, found: Detections, size: tuple[int, int]) -> list[dict]:
