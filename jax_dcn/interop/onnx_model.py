@@ -112,7 +112,9 @@ def to_onnx(layer: Any, variables: Any = None, *, image_size: Sequence[int] | No
     return model
 
 
-def model_to_onnx(function: Callable[..., Any], inputs: Sequence[Any], *, opset: int = 20, **options: Any) -> Any:
+def model_to_onnx(
+    function: Callable[..., Any], inputs: Sequence[Any], *, opset: int = _MODEL_OPSET, **options: Any
+) -> Any:
     """Exports a function of arrays, such as a Flax model, whole to ONNX, by jax2onnx.
 
     jax2onnx writes what JAX itself computes. The operators of this package become nodes of ONNX: `deform_conv1d` and
