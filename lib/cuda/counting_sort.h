@@ -87,8 +87,6 @@ struct SortShape {
   }
 };
 
-__device__ inline int First(unsigned lanes) { return kWarp - 1 - __clz(lanes & (~lanes + 1)); }
-
 // The exclusive sum over the lanes, plus *sum, to which the sum of all lanes is added.
 __device__ inline int32_t ExclusiveSum(int32_t value, int32_t* sum) {
   int32_t inclusive = value;
@@ -211,28 +209,25 @@ __global__ void SortBinsKernel(Tables tables, SortShape shape, bool is_row_start
       part_entries = part[1] - part[0];
       first_id = int32_t(shape.chunk_start(0, Lane()) + part[0]);
     }
-    const unsigned parts = __ballot_sync(kWholeWarp, part_entries > 0);
-    int32_t bin_entries = part_entries;
+    int32_t bin_entries = 0;
+    const int32_t part_start = ExclusiveSum(part_entries, &bin_entries);  // where the part begins in the bin
     for (int lanes = kWarp / 2; lanes; lanes /= 2) {
       lower_entries += __shfl_xor_sync(kWholeWarp, lower_entries, lanes);
-      bin_entries += __shfl_xor_sync(kWholeWarp, bin_entries, lanes);
     }
     __syncwarp();  // the parts have been read
     if (bin == 0 && Lane() == 0) row_ends[-1] = bin_start;
     bin_start += lower_entries;
 
+    // The entries of all parts, in their order.
     auto for_each_entry = [&](const auto& f) {
-      int32_t index = Lane();
-      for (unsigned left = parts; left; left &= left - 1) {
-        const int chunk = First(left);
-        const int32_t* const part_ids = table_ids + __shfl_sync(kWholeWarp, first_id, chunk);
-        const int32_t num_entries = __shfl_sync(kWholeWarp, part_entries, chunk);
-        for (int32_t first = 0; first < num_entries; first += kWarp) {
-          const int32_t i = first + Lane();
-          const auto entry = entries(part_ids[min(i, num_entries - 1)]);
-          f(entry, i < num_entries ? entry.row - first_row : -1, index + first);
+      for (int32_t first = 0; first < bin_entries; first += kWarp) {
+        const int32_t index = first + Lane(), bounded = min(index, bin_entries - 1);
+        int chunk = 0;  // the last whose part begins at the index or before
+        for (int step = kWarp / 2; step; step /= 2) {
+          if (__shfl_sync(kWholeWarp, part_start, chunk + step) <= bounded) chunk += step;
         }
-        index += num_entries;
+        const auto entry = entries(table_ids[__shfl_sync(kWholeWarp, first_id - part_start, chunk) + bounded]);
+        f(entry, index < bin_entries ? entry.row - first_row : -1, index);
       }
     };
     auto sort = [&](int32_t* next, bool is_staged) {

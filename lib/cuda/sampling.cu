@@ -22,26 +22,33 @@ constexpr int kBlocks = sizeof(T) == 8 || S::kAxisTaps == 4 ? 1 : 2;
 constexpr int kMaxLanes = 4;
 constexpr int kLaneBytes = 16;
 
-int LanesOf(int64_t channels, int64_t item_bytes) {
-  int lanes = 1;
-  while (lanes < kMaxLanes && lanes * kLaneBytes < channels * item_bytes) lanes *= 2;
-  return lanes;
+int Log2Lanes(int64_t channels, int64_t item_bytes) {
+  int log2_lanes = 0;
+  while (1 << log2_lanes < kMaxLanes && (kLaneBytes << log2_lanes) < channels * item_bytes) ++log2_lanes;
+  return log2_lanes;
 }
 
-// Loads N channels of the pixel of each tap; zeros if there is none.
-template <int N, int kTaps, typename T>
-__device__ void LoadPixels(const T* image, const int32_t (&pixel)[kTaps], int64_t channels, int64_t channel,
-                           Vector<T, N> (&loaded)[kTaps]) {
-#pragma unroll
-  for (int tap = 0; tap < kTaps; ++tap) {
-    loaded[tap] = {};
-    if (pixel[tap] >= 0) loaded[tap] = AsVector<N>(image + pixel[tap] * channels + channel);
+// The pixels that a sample reads: negative if none.
+template <typename T, int kTaps>
+struct PixelsOfSample {
+  const T* image;
+  uint32_t pixel_bytes;
+  int32_t pixel[kTaps];
+
+  // N channels of a tap's pixel; zeros if there is none. One multiply-add of 32 and 64 bits makes the address.
+  template <int N>
+  __device__ Vector<Accumulator<T>, N> Load(int tap, int channel) const {
+    const char* const first = reinterpret_cast<const char*>(image + channel);
+    const char* const address = first + uint64_t{uint32_t(pixel[tap])} * pixel_bytes;
+    return Widened(LoadOrZeros<N>(pixel[tap] >= 0, reinterpret_cast<const T*>(address)));
   }
-}
+};
 
 // The points of a warp, and the one that the calling thread has located. Those past the end repeat the last one.
-template <typename A, typename S>
+template <typename T, typename S>
 struct WarpOfPoints {
+  using A = Accumulator<T>;
+
   int64_t first, end, batch;
   LocatedPoint<A, S> located;
   int32_t pixel[S::kTaps];
@@ -55,49 +62,52 @@ struct WarpOfPoints {
   }
 
   __device__ int64_t own() const { return min(first + Lane(), end - 1); }
+  // Those of the point that a lane has located.
+  __device__ PixelsOfSample<T, S::kTaps> PixelsOf(int lane, const SamplingSizes& sizes, const T* x) const {
+    const int64_t image = batch * sizes.pixels() * sizes.channels;
+    PixelsOfSample<T, S::kTaps> pixels = {x + __shfl_sync(kWholeWarp, image, lane),
+                                          uint32_t(sizes.channels * sizeof(T))};
+#pragma unroll
+    for (int tap = 0; tap < S::kTaps; ++tap) pixels.pixel[tap] = __shfl_sync(kWholeWarp, pixel[tap], lane);
+    return pixels;
+  }
 
   // The lane that has located what the calling thread takes in a round, and the one whose group takes the thread's own.
-  static __device__ int Located(int round, int lanes) { return (round * kWarp + Lane()) / lanes; }
-  static __device__ int TakenBy(int lanes) { return Lane() * lanes % kWarp; }
-  static __device__ bool IsTakenIn(int round, int lanes) { return Lane() * lanes / kWarp == round; }
+  static __device__ int Located(int round, int log2_lanes) { return (round * kWarp + Lane()) >> log2_lanes; }
+  static __device__ int TakenBy(int log2_lanes) { return (Lane() << log2_lanes) % kWarp; }
+  static __device__ bool IsTakenIn(int round, int log2_lanes) { return (Lane() << log2_lanes) / kWarp == round; }
 };
 
 template <typename T, int N, typename S>
 __global__ void __launch_bounds__(kThreads, kBlocks<T, S>)
-    SampleKernel(SamplingSizes sizes, int lanes, const T* x, const Accumulator<T>* locations, T* out) {
+    SampleKernel(SamplingSizes sizes, int log2_lanes, const T* x, const Accumulator<T>* locations, T* out) {
   using A = Accumulator<T>;
+  const int channels = int(sizes.channels), step = N << log2_lanes, first_channel = Lane() * N % step;
   for (int64_t first = global_thread() - Lane(); first < sizes.batches * sizes.points; first += grid_stride()) {
-    const WarpOfPoints<A, S> own(sizes, locations, first);
+    const WarpOfPoints<T, S> own(sizes, locations, first);
     A own_weight[S::kTaps];
 #pragma unroll
     for (int tap = 0; tap < S::kTaps; ++tap) own_weight[tap] = own.located.weight(sizes.rules.interpolation, tap);
-    for (int round = 0; round < lanes; ++round) {
-      const int source = own.Located(round, lanes);
-      const int64_t batch = __shfl_sync(kWholeWarp, own.batch, source);
+    for (int round = 0; round < 1 << log2_lanes; ++round) {
+      const int source = own.Located(round, log2_lanes);
+      const auto pixels = own.PixelsOf(source, sizes, x);
       const A unread = __shfl_sync(kWholeWarp, own.located.unread_value(), source);
-      int32_t pixel[S::kTaps];
       A weight[S::kTaps];
 #pragma unroll
-      for (int tap = 0; tap < S::kTaps; ++tap) {
-        pixel[tap] = __shfl_sync(kWholeWarp, own.pixel[tap], source);
-        weight[tap] = __shfl_sync(kWholeWarp, own_weight[tap], source);
-      }
-      if (first + source < own.end) {
-        const T* const image = x + batch * sizes.pixels() * sizes.channels;
-        T* const result = out + (first + source) * sizes.channels;
-        for (int64_t channel = Lane() % lanes * N; channel < sizes.channels; channel += lanes * N) {
-          Vector<T, N> pixels[S::kTaps], rounded;
-          LoadPixels(image, pixel, sizes.channels, channel, pixels);
-          A sum[N];
-          for (int v = 0; v < N; ++v) sum[v] = unread;
+      for (int tap = 0; tap < S::kTaps; ++tap) weight[tap] = __shfl_sync(kWholeWarp, own_weight[tap], source);
+      if (first + source >= own.end) continue;
+      T* const result = out + (first + source) * sizes.channels;
+      for (int channel = first_channel; channel < channels; channel += step) {
+        A sum[N];
+        for (int v = 0; v < N; ++v) sum[v] = unread;
 #pragma unroll
-          for (int tap = 0; tap < S::kTaps; ++tap) {
-            if (pixel[tap] < 0) continue;
-            for (int v = 0; v < N; ++v) sum[v] += weight[tap] * A(pixels[tap].value[v]);
-          }
-          for (int v = 0; v < N; ++v) rounded.value[v] = T(sum[v]);
-          AsVector<N>(result + channel) = rounded;
+        for (int tap = 0; tap < S::kTaps; ++tap) {
+          const auto loaded = pixels.template Load<N>(tap, channel);
+          for (int v = 0; v < N; ++v) sum[v] += weight[tap] * loaded.value[v];
         }
+        Vector<T, N> rounded;
+        for (int v = 0; v < N; ++v) rounded.value[v] = T(sum[v]);
+        AsVector<N>(result + channel) = rounded;
       }
     }
   }
@@ -105,38 +115,34 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, S>)
 
 template <typename T, int N, typename S>
 __global__ void __launch_bounds__(kThreads, kBlocks<T, S>)
-    LocationsCotangentKernel(SamplingSizes sizes, int lanes, const T* x, const Accumulator<T>* locations,
+    LocationsCotangentKernel(SamplingSizes sizes, int log2_lanes, const T* x, const Accumulator<T>* locations,
                              const T* d_out, Accumulator<T>* d_locations) {
   using A = Accumulator<T>;
+  const int channels = int(sizes.channels), step = N << log2_lanes, first_channel = Lane() * N % step;
   for (int64_t first = global_thread() - Lane(); first < sizes.batches * sizes.points; first += grid_stride()) {
-    const WarpOfPoints<A, S> own(sizes, locations, first);
+    const WarpOfPoints<T, S> own(sizes, locations, first);
     A own_dot[S::kTaps] = {};
-    for (int round = 0; round < lanes; ++round) {
-      const int source = own.Located(round, lanes);
-      const int64_t batch = __shfl_sync(kWholeWarp, own.batch, source);
-      int32_t pixel[S::kTaps];
-#pragma unroll
-      for (int tap = 0; tap < S::kTaps; ++tap) pixel[tap] = __shfl_sync(kWholeWarp, own.pixel[tap], source);
-      const T* const image = x + batch * sizes.pixels() * sizes.channels;
+    for (int round = 0; round < 1 << log2_lanes; ++round) {
+      const int source = own.Located(round, log2_lanes);
+      const auto pixels = own.PixelsOf(source, sizes, x);
       const T* const d = d_out + min(first + source, own.end - 1) * sizes.channels;
       A dot[S::kTaps] = {};
-      for (int64_t channel = Lane() % lanes * N; channel < sizes.channels; channel += lanes * N) {
-        Vector<T, N> pixels[S::kTaps];
-        LoadPixels(image, pixel, sizes.channels, channel, pixels);
-        const Vector<T, N> cotangent = AsVector<N>(d + channel);
+      for (int channel = first_channel; channel < channels; channel += step) {
+        const Vector<A, N> cotangent = Widened(AsVector<N>(d + channel));
 #pragma unroll
         for (int tap = 0; tap < S::kTaps; ++tap) {
-          if (pixel[tap] < 0) continue;
-          for (int v = 0; v < N; ++v) dot[tap] += A(cotangent.value[v]) * A(pixels[tap].value[v]);
+          const auto loaded = pixels.template Load<N>(tap, channel);
+          if (pixels.pixel[tap] < 0) continue;
+          for (int v = 0; v < N; ++v) dot[tap] += cotangent.value[v] * loaded.value[v];
         }
       }
 #pragma unroll
       for (int tap = 0; tap < S::kTaps; ++tap) {
-        for (int distance = 1; distance < lanes; distance *= 2) {
+        for (int distance = 1; distance < 1 << log2_lanes; distance *= 2) {
           dot[tap] += __shfl_xor_sync(kWholeWarp, dot[tap], distance);
         }
-        const A sum = __shfl_sync(kWholeWarp, dot[tap], own.TakenBy(lanes));
-        if (own.IsTakenIn(round, lanes)) own_dot[tap] = sum;
+        const A sum = __shfl_sync(kWholeWarp, dot[tap], own.TakenBy(log2_lanes));
+        if (own.IsTakenIn(round, log2_lanes)) own_dot[tap] = sum;
       }
     }
     if (first + Lane() >= own.end) continue;
@@ -161,9 +167,9 @@ const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, cons
     return DispatchVectors(dtype, sizes.channels, [&](auto tag, auto width) {
       using T = decltype(tag);
       constexpr int N = decltype(width)::value;
-      const int lanes = LanesOf(sizes.channels, sizeof(T));
+      const int log2_lanes = Log2Lanes(sizes.channels, sizeof(T));
       return Launch<SampleKernel<T, N, decltype(shape)>>(
-          device, BlocksFor(sizes.batches * sizes.points), sizes, lanes, static_cast<const T*>(x),
+          device, BlocksFor(sizes.batches * sizes.points), sizes, log2_lanes, static_cast<const T*>(x),
           static_cast<const Accumulator<T>*>(locations), static_cast<T*>(out));
     });
   });
@@ -177,9 +183,9 @@ const char* SamplingLocationsCotangent(Device& device, DType dtype, const Sampli
       using A = Accumulator<T>;
       // Sixteen vectors and their sums would not fit the registers.
       constexpr int N = decltype(shape)::kAxisTaps == 4 ? 1 : decltype(width)::value;
-      const int lanes = LanesOf(sizes.channels, sizeof(T));
+      const int log2_lanes = Log2Lanes(sizes.channels, sizeof(T));
       return Launch<LocationsCotangentKernel<T, N, decltype(shape)>>(
-          device, BlocksFor(sizes.batches * sizes.points), sizes, lanes, static_cast<const T*>(x),
+          device, BlocksFor(sizes.batches * sizes.points), sizes, log2_lanes, static_cast<const T*>(x),
           static_cast<const A*>(locations), static_cast<const T*>(d_out), static_cast<A*>(d_locations));
     });
   });

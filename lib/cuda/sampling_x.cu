@@ -89,6 +89,7 @@ struct Rows {
   const T* d_out;
   bool is_wide;
   void* d_x;
+  WideDivisor by_pixels;
 
   // The taps of one pixel.
   struct Row {
@@ -97,16 +98,19 @@ struct Rows {
     const T* d_out;  // of the image
   };
   __device__ Row operator[](int64_t pixel_of_all) const {
-    const int64_t pixels = sizes.pixels(), image = Quotient(pixel_of_all, pixels);
+    const int64_t pixels = sizes.pixels(), image = by_pixels.Quotient(pixel_of_all);
     const int32_t* const start = row_start + image * (pixels + 1) + pixel_of_all - image * pixels;
     return {taps + image * Entries(sizes), start[0], start[1],
             d_out + (first_image + image) * sizes.points * sizes.channels};
   }
 
+  // `d_out`: of the first point and the channels that are added. One multiply-add of 32 and 64 bits makes an address.
   template <int N>
-  __device__ void Add(const Row& row, int64_t i, int64_t channel, A (&sum)[N]) const {
+  __device__ void Add(const Row& row, int64_t i, const T* d_out, A (&sum)[N]) const {
     const SortedTap<A> tap = row.taps[i];
-    const Vector<A, N> d = Widened(AsVector<N>(row.d_out + tap.point * sizes.channels + channel));
+    const uint64_t distance = uint64_t{uint32_t(tap.point)} * uint32_t(sizes.channels * sizeof(T));
+    const char* const address = reinterpret_cast<const char*>(d_out) + distance;
+    const Vector<A, N> d = Widened(AsVector<N>(reinterpret_cast<const T*>(address)));
     for (int v = 0; v < N; ++v) sum[v] += tap.weight * d.value[v];
   }
 
@@ -133,34 +137,38 @@ constexpr int32_t kLongRow = 16 * kWarp;
 
 // Each thread computes N channels of a pixel.
 template <typename T, int N>
-__global__ void GatherTapsKernel(Rows<T> rows) {
+__global__ void GatherTapsKernel(Rows<T> rows, WideDivisor by_vectors) {
   const int64_t vectors = rows.sizes.channels / N, items = rows.images * rows.sizes.pixels() * vectors;
   for (int64_t item = global_thread(); item < items; item += grid_stride()) {
-    const int64_t pixel = Quotient(item, vectors), channel = (item - pixel * vectors) * N;
+    const int64_t pixel = by_vectors.Quotient(item), channel = (item - pixel * vectors) * N;
     const auto row = rows[pixel];
     if (row.end - row.begin > kLongRow) continue;
     Accumulator<T> sum[N] = {};
-    for (int32_t i = row.begin; i < row.end; ++i) rows.Add(row, i, channel, sum);
+    for (int32_t i = row.begin; i < row.end; ++i) rows.Add(row, i, row.d_out + channel, sum);
     rows.Store(pixel, channel, sum);
   }
 }
 
-// The lanes of a warp take turns with the taps of each of its pixels and channels that GatherTapsKernel leaves out.
+__device__ inline int First(unsigned lanes) { return kWarp - 1 - __clz(lanes & (~lanes + 1)); }
+
+// The lanes of a warp take turns with the taps of each of its pixels that GatherTapsKernel leaves out.
 template <typename T, int N>
 __global__ void GatherLongRowsKernel(Rows<T> rows) {
-  const int64_t vectors = rows.sizes.channels / N, items = rows.images * rows.sizes.pixels() * vectors;
-  for (int64_t first = global_thread() - Lane(); first < items; first += grid_stride()) {
-    const auto own = rows[Quotient(min(first + Lane(), items - 1), vectors)];
-    const bool is_long = first + Lane() < items && own.end - own.begin > kLongRow;
+  const int64_t pixels = rows.images * rows.sizes.pixels();
+  for (int64_t first = global_thread() - Lane(); first < pixels; first += grid_stride()) {
+    const auto own = rows[min(first + Lane(), pixels - 1)];
+    const bool is_long = first + Lane() < pixels && own.end - own.begin > kLongRow;
     for (unsigned left = __ballot_sync(kWholeWarp, is_long); left; left &= left - 1) {
-      const int64_t item = first + First(left), pixel = Quotient(item, vectors), channel = (item - pixel * vectors) * N;
+      const int64_t pixel = first + First(left);
       const auto row = rows[pixel];
-      Accumulator<T> sum[N] = {};
-      for (int64_t i = row.begin + Lane(); i < row.end; i += kWarp) rows.Add(row, i, channel, sum);
-      for (int distance = 1; distance < kWarp; distance *= 2) {
-        for (int v = 0; v < N; ++v) sum[v] += __shfl_xor_sync(kWholeWarp, sum[v], distance);
+      for (int64_t channel = 0; channel < rows.sizes.channels; channel += N) {
+        Accumulator<T> sum[N] = {};
+        for (int64_t i = row.begin + Lane(); i < row.end; i += kWarp) rows.Add(row, i, row.d_out + channel, sum);
+        for (int distance = 1; distance < kWarp; distance *= 2) {
+          for (int v = 0; v < N; ++v) sum[v] += __shfl_xor_sync(kWholeWarp, sum[v], distance);
+        }
+        if (Lane() == 0) rows.Store(pixel, channel, sum);
       }
-      if (Lane() == 0) rows.Store(pixel, channel, sum);
     }
   }
 }
@@ -181,12 +189,14 @@ const char* SortAndGather(const Device& device, const SamplingSizes& sizes, cons
                                          ids};
     const char* failure = SortByRow(device, tables, csr);
     if (failure) return failure;
-    const Rows<T> rows = {sizes, tables.first, images, row_start, sorted, d_out, is_wide, d_x};
+    const Rows<T> rows = {
+        sizes, tables.first, images, row_start, sorted, d_out, is_wide, d_x, WideDivisor(sizes.pixels())};
     failure = DispatchWidth<T>(sizes.channels, [&](auto width) {
       constexpr int N = decltype(width)::value;
-      const int64_t blocks = BlocksFor(images * sizes.pixels() * (sizes.channels / N));
-      const char* failure = Launch<GatherTapsKernel<T, N>>(device, blocks, rows);
-      return failure ? failure : Launch<GatherLongRowsKernel<T, N>>(device, blocks, rows);
+      const int64_t pixels = images * sizes.pixels(), vectors = sizes.channels / N;
+      const char* failure =
+          Launch<GatherTapsKernel<T, N>>(device, BlocksFor(pixels * vectors), rows, WideDivisor(vectors));
+      return failure ? failure : Launch<GatherLongRowsKernel<T, N>>(device, BlocksFor(pixels), rows);
     });
     if (failure) return failure;
   }

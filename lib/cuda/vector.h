@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "dtype.h"
 
@@ -58,6 +59,16 @@ __device__ Vector<Accumulator<T>, N> Widened(Vector<T, N> vector) {
     for (int v = 0; v < N; ++v) wide.value[v] = Accumulator<T>(vector.value[v]);
   }
   return wide;
+}
+
+// N elements, or zeros if not `is_valid`. They are whole words where they can be, as registers hold them.
+template <int N, typename T>
+__device__ Vector<T, N> LoadOrZeros(bool is_valid, const T* address) {
+  using Word = std::conditional_t<sizeof(T) == 2 && N % 2 == 0, uint32_t, T>;
+  constexpr int kWords = N * sizeof(T) / sizeof(Word);
+  Vector<Word, kWords> words = {};
+  if (is_valid) words = AsVector<kWords>(reinterpret_cast<const Word*>(address));
+  return reinterpret_cast<const Vector<T, N>&>(words);
 }
 
 template <int N>

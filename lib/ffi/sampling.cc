@@ -66,6 +66,7 @@ SamplingCall DecodeSampling(Checks& checks, const ffi::Dictionary& attributes, f
     pixels = SaturatingMultiply(pixels, size);
   }
   checks.FitsInt32("the number of an image's pixels", pixels);
+  checks.FitsInt32("the number of a pixel's bytes", SaturatingMultiply(sizes.channels, BytesOf(call.dtype)));
   checks.FitsInt32("the number of pixels that the samples of an image read",
                    SaturatingMultiply(sizes.points, std::max(sizes.taps(), sizes.dims == 3 ? 8 : 4)));
   checks.Require(sizes.rules.interpolation != Interpolation::kCubic || dims == 2, "cubic interpolation needs two axes");

@@ -438,7 +438,7 @@ void CheckSampling(DType dtype, const SamplingSizes& s, const void* locations, c
     REQUIRE(0 <= s.size[axis] && s.size[axis] < kMaxAxisSize && (axis < s.dims || s.size[axis] == 1));
     pixels *= s.size[axis];
   }
-  REQUIRE(pixels < k32 && s.points * SampleTaps(s) < k32);
+  REQUIRE(pixels < k32 && s.points * SampleTaps(s) < k32 && double(s.channels) * BytesOf(dtype) < k32);
   REQUIRE(s.rules.interpolation != Interpolation::kCubic || s.dims == 2);
   REQUIRE(contract.Holds(locations, LocationCount(s), AccumulatorSize(dtype)));
   REQUIRE(contract.Holds(out, double(s.batches) * s.points * s.channels, BytesOf(dtype)));

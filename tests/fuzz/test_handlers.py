@@ -55,6 +55,7 @@ MUTATIONS = {
     "rois": ('Shape("rois', "roi_pool.cc"),
     "points of a sampling": ('Shape("locations", locations, {sizes.batches, sizes.points, dims}', "sampling.cc"),
     "axes of a cubic sampling": ("Require(sizes.rules.interpolation", "sampling.cc"),
+    "bytes of a sampling's pixel": ("FitsInt32(\"the number of a pixel's bytes", "sampling.cc"),
     "pixels of a sampling": ("FitsInt32(\"the number of an image's pixels", "sampling.cc"),
     "samples": ('Shape("out', "sampling.cc"),
     "groups of the CPU": ("Require(product.features % ", "conv_operands.h", "deform_conv_fused_cpu.cc"),

@@ -112,9 +112,9 @@ MUTATIONS = {
     "sample past the last point": Mutation(
         "sampling.cu", "return {~~min(first + Lane(), end - 1)~>first + Lane()~~}; }", "out of bounds"),
     "sample of a pixel outside the image": Mutation(
-        "sampling.cu", "if (pixel[tap] >= {~~0~>-1~~}) loaded[tap]", "out of bounds"),
+        "sampling.cu", "LoadOrZeros<N>(pixel[tap] >= {~~0~>-1~~}, address", "out of bounds"),
     "sums of a point that are not exchanged": Mutation(
-        "sampling.cu", "for (int distance = 1; distance < lanes{~~~> / 2~~}; distance *= 2)", VALUES),
+        "sampling.cu", "for (int distance = 1; distance < {~~1~>0~~} << log2_lanes; distance *= 2)", VALUES),
     "pixels of a sample in rows of another length": Mutation(
         "located_point.h", "index = index * sizes.size[{~~a~>0~~}] + of_axis;", FAULT, kernel="sampling"),
     "images of samples sorted at once, of which only the first is taken": Mutation(
@@ -122,7 +122,7 @@ MUTATIONS = {
     "taps of a pixel that every lane adds": Mutation(
         "sampling_x.cu", "for (int64_t i = row.begin + Lane(); i < row.end; i += {~~kWarp~>1~~})", VALUES),
     "pixel with many taps that is left out": Mutation(
-        "sampling_x.cu", "const bool is_long = {~~~>Lane() > 3 && ~~}first + Lane() < items", "is not written"),
+        "sampling_x.cu", "const bool is_long = {~~~>Lane() > 3 && ~~}first + Lane() < pixels", "is not written"),
     "column of an argmax outside the image": Mutation(
         "roi_pool.cu", "{~~~>if (largest[v].column >= 0) ~~}columns[index + v] = largest[v].column;", "is not written"),
     "columns of the argmax over their rows": Mutation(

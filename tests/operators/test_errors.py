@@ -323,6 +323,20 @@ def test_limits_are_those_of_the_kernels():
 
 
 @pytest.mark.parametrize(
+    "shape, words",
+    [
+        ((2**16, 2**15, 1), ["fewer than 2**31 pixels", "(65536, 32768, 1)"]),
+        ((2**29, 1, 1), ["fewer than 2**29 pixels along each axis", "(536870912, 1, 1)"]),
+        ((1, 1, 2**29), ["channels of a pixel of x must", "2**31 bytes", "2147483648"]),
+    ],
+    ids=["pixels", "rows", "channels"],
+)
+def test_images_that_are_too_large_to_sample(shape, words):
+    with pytest.raises(ValueError, match=saying(words)):
+        jax.eval_shape(jax_dcn.grid_sample, struct(shape, jnp.float32), struct((7, 2), jnp.float32))
+
+
+@pytest.mark.parametrize(
     "taps, points, words",
     [
         ((2**26, 1, 32), (30, 2), ["fewer than 2**31 samples", "2147483648"]),

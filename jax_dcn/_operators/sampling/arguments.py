@@ -123,6 +123,9 @@ def check_operands(operands: Operands[Shaped], spec: Spec) -> None:
     read = spec.points(locations) * spec.sorted_taps
     if isinstance(math.prod(sizes), int) and math.prod(sizes) >= 2**31:
         raise ValueError(f"x must have fewer than 2**31 pixels an image, got shape {x.shape}")
+    pixel_bytes = x.shape[-1] * x.dtype.itemsize
+    if isinstance(pixel_bytes, int) and pixel_bytes >= 2**31:
+        raise ValueError(f"the channels of a pixel of x must have fewer than 2**31 bytes, got {pixel_bytes}")
     if isinstance(read, int) and read >= 2**31:
         raise ValueError(
             f"the samples of an image must read fewer than 2**31 pixels together (4, 8 or 16 each), got {read}"
