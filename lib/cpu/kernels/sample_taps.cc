@@ -24,7 +24,12 @@ DCN_INLINE void WithConstant(Enum value, const Body& body) {
 
 template <typename A>
 SampleTaps<A>::SampleTaps(const SamplingSizes& sizes) : sizes_(sizes), taps_(sizes.taps()) {
-  for (int axis = sizes.dims, stride = 1; axis-- > 0; stride *= sizes.rules.taps()) tap_stride_[axis] = stride;
+  for (int32_t tap = 0; tap < taps_; ++tap) {
+    int32_t rest = tap;
+    for (int axis = sizes.dims; axis-- > 0; rest /= sizes.rules.taps()) {
+      tap_of_axis_[tap][axis] = int8_t(rest % sizes.rules.taps());
+    }
+  }
   pixel_.resize(taps_ * kBlockPoints);
   weight_.resize(taps_ * kBlockPoints);
 }
@@ -37,10 +42,11 @@ void SampleTaps<A>::Locate(const A* locations, int64_t batch, int64_t first, int
   int32_t pixel_stride = 1;
   for (int i = sizes_.dims; i-- > 0; pixel_stride *= sizes_.size[i]) {
     const A* const coordinate = locations + sizes_.coordinate(batch, first, i);
-    const int64_t stride = sizes_.coordinate_stride();
     const AxisScale<A> scale(sizes_.rules.units, sizes_.size[i]);
     BlockAxis<A>& axis = axes_[i];
-    for (int p = 0; p < count; ++p) axis.position[p] = scale.position(coordinate[p * stride]);
+    WithConstant<kMaxAxes + 1>(int(sizes_.coordinate_stride()), [&](auto stride) DCN_INLINED {
+      for (int p = 0; p < count; ++p) axis.position[p] = scale.position(coordinate[p * stride]);
+    });
     std::fill(axis.position + count, axis.position + kBlockPoints, A(0));
     std::fill_n(axis.slope, kBlockPoints, scale.scale);
     LocateAxis(axis, sizes_.size[i], pixel_stride);
@@ -106,15 +112,15 @@ void SampleTaps<A>::Combine() {
   for (int32_t tap = 0; tap < taps_; ++tap) {
     int32_t* const pixel = &pixel_[tap * kBlockPoints];
     A* const weight = &weight_[tap * kBlockPoints];
-    const int32_t* first = axes_[0].pixel[tap_of_axis(tap, 0)];
-    const A* first_weight = axes_[0].weight[tap_of_axis(tap, 0)];
+    const int32_t* first = axes_[0].pixel[tap_of_axis_[tap][0]];
+    const A* first_weight = axes_[0].weight[tap_of_axis_[tap][0]];
     if (sizes_.dims == 1) {
       std::copy_n(first, kBlockPoints, pixel);
       std::copy_n(first_weight, kBlockPoints, weight);
     }
     for (int i = 1; i < sizes_.dims; ++i, first = pixel, first_weight = weight) {
-      const int32_t* const second = axes_[i].pixel[tap_of_axis(tap, i)];
-      const A* const second_weight = axes_[i].weight[tap_of_axis(tap, i)];
+      const int32_t* const second = axes_[i].pixel[tap_of_axis_[tap][i]];
+      const A* const second_weight = axes_[i].weight[tap_of_axis_[tap][i]];
       DCN_INDEPENDENT_ITERATIONS
       for (int p = 0; p < kBlockPoints; ++p) {
         pixel[p] = (first[p] | second[p]) < 0 ? -1 : first[p] + second[p];
@@ -136,10 +142,10 @@ void SampleTaps<A>::Differentiate(const A* dots, A* d_locations) const {
     });
     for (int32_t tap = 0; tap < taps_; ++tap) {
       A product[kBlockPoints];
-      std::copy_n(slope[tap_of_axis(tap, i)], kBlockPoints, product);
+      std::copy_n(slope[tap_of_axis_[tap][i]], kBlockPoints, product);
       for (int other = 0; other < sizes_.dims; ++other) {
         if (other == i) continue;
-        const A* const weight = axes_[other].weight[tap_of_axis(tap, other)];
+        const A* const weight = axes_[other].weight[tap_of_axis_[tap][other]];
         for (int p = 0; p < kBlockPoints; ++p) product[p] *= weight[p];
       }
       for (int p = 0; p < kBlockPoints; ++p) sum[p] += product[p] * dots[tap * kBlockPoints + p];

@@ -15,6 +15,8 @@ DCN_BEGIN_TARGET
 // The points of a block: enough to amortize the loops over them, and few enough to stay in the L1 cache.
 constexpr int kBlockPoints = 64;
 
+constexpr int kMaxTaps = kMaxAxisTaps * kMaxAxisTaps;  // cubic samples have two axes, and those of three 2 · 2 · 2
+
 // The taps of a block's points on one axis of the image.
 template <typename A>
 struct BlockAxis {
@@ -49,11 +51,10 @@ class SampleTaps {
  private:
   void LocateAxis(BlockAxis<A>& axis, int32_t size, int32_t pixel_stride);
   void Combine();
-  int32_t tap_of_axis(int32_t tap, int axis) const { return tap / tap_stride_[axis] % sizes_.rules.taps(); }
 
   const SamplingSizes& sizes_;
   const int32_t taps_;
-  int32_t tap_stride_[kMaxAxes];
+  int8_t tap_of_axis_[kMaxTaps][kMaxAxes];
   BlockAxis<A> axes_[kMaxAxes];
   std::vector<int32_t> pixel_;
   std::vector<A> weight_;

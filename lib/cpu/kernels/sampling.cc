@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "aligned_vector.h"
@@ -61,24 +62,54 @@ DCN_INLINE void ReadFew(const int32_t* pixel, const T* image, Accumulator<T> (&v
   }
 }
 
-// The samples of a block of few channels.
-template <int kChannels, typename T>
-DCN_INLINE void SampleFew(const SampleTaps<Accumulator<T>>& taps, const T* image, T* out, int count) {
+// The pixels, of one channel, that neighbouring points read as a tap; zeros where they read none.
+template <int N, typename T, size_t... kIndices>
+DCN_INLINE Vector<Accumulator<T>, N> ReadOne(const int32_t* pixel, const T* image, std::index_sequence<kIndices...>) {
   using A = Accumulator<T>;
-  A sum[kChannels][kBlockPoints];
-  for (int c = 0; c < kChannels; ++c) std::copy_n(taps.unread(), kBlockPoints, sum[c]);
-  for (int32_t tap = 0; tap < taps.taps(); ++tap) {
-    const int32_t* const pixel = taps.pixel(tap);
-    const A* const weight = taps.weight(tap);
-    A value[kChannels][kBlockPoints];
-    ReadFew(pixel, image, value);
-    for (int c = 0; c < kChannels; ++c) {
-      DCN_INDEPENDENT_ITERATIONS
-      for (int p = 0; p < kBlockPoints; ++p) sum[c][p] += pixel[p] < 0 ? A(0) : weight[p] * value[c][p];
+  return Vector<A, N>{pixel[kIndices] < 0 ? A(0) : A(image[pixel[kIndices]])...};
+}
+
+// The samples of a block with one channel.
+template <typename T>
+DCN_INLINE void SampleOne(const SampleTaps<Accumulator<T>>& taps, const T* image, T* out, int count) {
+  using A = Accumulator<T>;
+  constexpr int N = kVectorBytes / sizeof(A);
+  const int32_t num_taps = taps.taps(), *const pixels = taps.pixel(0);
+  const A *const weights = taps.weight(0), *const unread = taps.unread();
+  for (int p = 0; p < count; p += N) {
+    Vector<A, N> sum = Load<N>(unread + p);
+    for (int32_t tap = 0; tap < num_taps; ++tap) {
+      const int32_t at = tap * kBlockPoints + p;
+      sum += Load<N>(weights + at) * ReadOne<N>(pixels + at, image, std::make_index_sequence<N>());
     }
+    Store<N>(sum, out + p, count - p);
   }
+}
+
+// The two to four channels of a pixel. A copy of a part of a vector would have to wait for its stores.
+template <int kChannels, typename T>
+DCN_INLINE Vector<Accumulator<T>, 4> LoadFew(const T* from) {
+  static_assert(2 <= kChannels && kChannels <= 4);
+  using A = Accumulator<T>;
+  if constexpr (kChannels == 4) return Load<4>(from);
+  return Vector<A, 4>{A(from[0]), A(from[1]), kChannels == 3 ? A(from[kChannels - 1]) : A(0), A(0)};
+}
+
+// The samples of a block with two to four channels. The taps of a sample are a constant, without which GCC builds the
+// vectors of pixels in memory.
+template <int kChannels, int kTaps, typename T>
+DCN_INLINE void SampleFew(const SampleTaps<Accumulator<T>>& taps, const T* image, const T* zeros, T* out, int count) {
+  using A = Accumulator<T>;
+  if (kTaps < taps.taps()) return SampleFew<kChannels, std::min(2 * kTaps, kMaxTaps)>(taps, image, zeros, out, count);
+  const int32_t* const pixels = taps.pixel(0);
+  const A *const weights = taps.weight(0), *const unread = taps.unread();
   for (int p = 0; p < count; ++p) {
-    for (int c = 0; c < kChannels; ++c) out[p * kChannels + c] = T(sum[c][p]);
+    Vector<A, 4> sum = Vector<A, 4>{} + unread[p];
+    for (int tap = 0; tap < kTaps; ++tap) {
+      const int at = tap * kBlockPoints + p;
+      sum += weights[at] * LoadFew<kChannels>(PixelAt(image, pixels[at], kChannels, zeros));
+    }
+    for (int c = 0; c < kChannels; ++c) out[p * kChannels + c] = T(sum[c]);
   }
 }
 
@@ -276,8 +307,10 @@ const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, cons
       const T* const image = images + batch * sizes.pixels() * sizes.channels;
       T* const block = static_cast<T*>(out) + (batch * sizes.points + first) * sizes.channels;
       DispatchChannels(sizes, [&](auto few) DCN_INLINED {
-        if constexpr (decltype(few)::value > 0) {
-          SampleFew<decltype(few)::value>(taps, image, block, count);
+        if constexpr (decltype(few)::value == 1) {
+          SampleOne(taps, image, block, count);
+        } else if constexpr (decltype(few)::value > 0) {
+          SampleFew<decltype(few)::value, 1>(taps, image, zeros.data(), block, count);
         } else {
           SampleMany(taps, image, zeros.data(), sizes.channels, block, count);
         }
