@@ -1,0 +1,88 @@
+"""`python -m benchmarks.boxes`: non-maximum suppression beside that of torchvision.
+
+It writes benchmarks/results/<date>-<platform>-boxes.md.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_dcn
+from benchmarks.baselines import Call, pytorch
+from benchmarks.measurements.timing import interleaved
+from benchmarks.reports.formatting import digits, markdown, paragraph
+from benchmarks.reports.report import facts, parser, write_page
+from benchmarks.support.machine import load, machine
+
+ABOUT = """\
+Milliseconds of a call, median (min to max) of calls that take turns; speed: how many times faster jax_dcn is.
+torchvision keeps all boxes, of which the first ones are compared with those of jax_dcn before anything is timed. Boxes
+have sides from 16 to 200 pixels in an image of 800 x 1,333; the IoU threshold is 0.5."""
+HEAD = ("boxes", "classes", "outputs", "jax_dcn", "torchvision", "speed")
+IMAGE, SIDES, THRESHOLD = (1333, 800), (16, 200), 0.5
+
+
+class Shape(NamedTuple):
+    boxes: int
+    classes: int  # 1: none are passed
+    outputs: int
+
+
+SHAPES = [
+    Shape(1000, 1, 100),
+    Shape(1000, 80, 100),
+    Shape(10_000, 1, 1000),
+    Shape(10_000, 80, 100),
+    Shape(10_000, 1, 10_000),
+    Shape(10_000, 80, 10_000),
+]
+
+
+def calls(shape):
+    """The call of each library. Raises AssertionError unless they keep the same boxes."""
+    torch, torchvision = pytorch.load(), pytorch.load("torchvision")
+    random = np.random.default_rng(0)
+    size = np.exp(random.uniform(*np.log(SIDES), (shape.boxes, 2)))
+    corner = random.uniform(0, IMAGE - size)
+    boxes = np.concatenate([corner, corner + size], 1).astype(np.float32)
+    scores = random.random(shape.boxes, np.float32)
+    classes = random.integers(0, shape.classes, shape.boxes).astype(np.int32)
+
+    suppress = jax.jit(partial(jax_dcn.nms, iou_threshold=THRESHOLD, max_outputs=shape.outputs))
+    given = {"classes": jnp.asarray(classes)} if shape.classes > 1 else {}
+    ours = partial(suppress, jnp.asarray(boxes), jnp.asarray(scores), **given)
+    arrays = list(map(torch.tensor, (boxes, scores, classes)))
+    of_classes, plain = torchvision.ops.batched_nms, torchvision.ops.nms
+    theirs = partial(of_classes if given else plain, *arrays[: 2 + len(given)], THRESHOLD)
+    indices, valid = map(np.asarray, ours())
+    np.testing.assert_array_equal(indices[valid], theirs().numpy()[: shape.outputs])
+    return {"jax_dcn": Call(ours), "torchvision": Call(theirs, wait=lambda _: None)}
+
+
+def row(shape, repeats):
+    seconds = interleaved(calls(shape), repeats)
+
+    def cell(name):
+        middle, low, high = (digits(seconds[name][key] * 1e3) for key in ("median", "min", "max"))
+        return f"{middle} ({low} to {high})"
+
+    speed = seconds["torchvision"]["median"] / seconds["jax_dcn"]["median"]
+    return [f"{number:,}" for number in shape] + [cell("jax_dcn"), cell("torchvision"), f"**{digits(speed)}**"]
+
+
+def main(arguments=None):
+    options = parser("boxes", __doc__)
+    options.add_argument("--repeats", type=int, default=15, help="how often each call is timed")
+    args = options.parse_args(arguments)
+    about = machine() | {"load average before": load()}
+    rows = [row(shape, args.repeats) for shape in SHAPES]
+    about["load average after"] = load()
+    sections = [facts(about), paragraph(ABOUT), markdown([HEAD, *rows])]
+    write_page(args.out, f"{jax.default_backend()}-boxes", "Non-maximum suppression", sections)
+
+
+if __name__ == "__main__":
+    main()
