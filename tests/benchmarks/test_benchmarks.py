@@ -59,6 +59,7 @@ def rows_of(names, shape=TINY, dtype="float32"):
     return measure(deform_conv.problem(shape, dtype), {name: BASELINES[name] for name in ("jax_dcn", *names)}, 1)
 
 
+@pytest.mark.thorough
 def test_end_to_end(tiny, tmp_path):
     """Without the reference, whose gradients take longest to compile, and which many other tests compare with."""
     names = [name for name in operators.baselines() if name != "reference"]

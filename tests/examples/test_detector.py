@@ -34,6 +34,7 @@ def test_every_object_has_a_location_and_the_smallest_wins():
     assert_array_equal(cells[found & (chosen == 1)], [[28, 28]])
 
 
+@pytest.mark.thorough  # test_library.py has the same with a tiny model, and test_rfcn.py a run that learns
 def test_a_run_learns_and_can_be_resumed(tmp_path):
     run = partial(train, MODEL, loss, image_size=IMAGE_SIZE)
     train_step.clear_cache()

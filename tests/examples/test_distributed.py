@@ -88,7 +88,8 @@ def start_and_kill(out, checkpoints):
     assert saved_steps(checkpoints), errors
 
 
-@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_killed", [False, True])
 def test_an_interrupted_run_goes_on_on_other_devices_as_if_never_interrupted(is_killed, tmp_path):
     """A run on eight devices of one process, or of two, continues on one device, then on eight of two processes."""
     checkpoints = tmp_path / "checkpoints" / "deformable-0"

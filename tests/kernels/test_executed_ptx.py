@@ -83,6 +83,7 @@ def test_results_do_not_depend_on_the_order_of_blocks_and_warps(expected, tmp_pa
 SMALL_GPU = {"max_shared_bytes": 99 << 10, "max_grid_blocks": 1}
 
 
+@pytest.mark.thorough
 def test_a_small_gpu_has_the_same_results_and_runs_the_other_kernels(expected, tmp_path):
     status, output = run(launches(), tmp_path / "results", lists_unused=1, **SMALL_GPU)
     assert (status, output.splitlines()[0]) == (0, "every launch is done")

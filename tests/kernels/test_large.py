@@ -31,6 +31,7 @@ def test_last_places_on_cuda():
     assert on_cuda() == (0, "all last places are right\n")
 
 
+@pytest.mark.thorough
 def test_last_places_on_cpu():
     assert run(build.last_task_program("large.cc")) == (0, "all last places are right\n")
 

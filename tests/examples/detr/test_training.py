@@ -77,7 +77,16 @@ def test_outputs_and_gradients(case, x64):
     assert_allclose(norms, arrays["original_gradient_norms"], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("case", ["deformable_detr_two_stage/train", "rt_detr_v2/train", "d_fine_simple/train"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "rt_detr_v2/train",
+        *(
+            pytest.param(f"{name}/train", marks=pytest.mark.thorough)
+            for name in ("deformable_detr_two_stage", "d_fine_simple")
+        ),
+    ],
+)
 def test_bfloat16(case):
     """Positions, boxes and logits have float32. Results are near those in float32, and gradients are finite."""
     golden, criterion, _, targets, denoising = case_of(case, dtype="float32")
