@@ -220,12 +220,15 @@ __global__ void SortBinsKernel(Tables tables, SortShape shape, bool is_row_start
 
     // The entries of all parts, in their order.
     auto for_each_entry = [&](const auto& f) {
+      int chunk = 0;  // the last whose part begins at this lane's index or before
       for (int32_t first = 0; first < bin_entries; first += kWarp) {
         const int32_t index = first + Lane(), bounded = min(index, bin_entries - 1);
-        int chunk = 0;  // the last whose part begins at the index or before
-        for (int step = kWarp / 2; step; step /= 2) {
-          if (__shfl_sync(kWholeWarp, part_start, chunk + step) <= bounded) chunk += step;
-        }
+        bool is_passed;
+        do {
+          const int32_t next_start = __shfl_sync(kWholeWarp, part_start, min(chunk + 1, kWarp - 1));
+          is_passed = chunk + 1 < kWarp && next_start <= bounded;
+          chunk += is_passed;
+        } while (__any_sync(kWholeWarp, is_passed));
         const auto entry = entries(table_ids[__shfl_sync(kWholeWarp, first_id - part_start, chunk) + bounded]);
         f(entry, index < bin_entries ? entry.row - first_row : -1, index);
       }
