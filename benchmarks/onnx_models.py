@@ -25,7 +25,6 @@ from examples.detr import weights
 from examples.rcnn.config import Config, ObjectLimits, Proposals
 from examples.rcnn.detector import RCNN
 from examples.rcnn.rpn import take
-from examples.resnet.model import Layout
 from jax_dcn import interop, nms
 
 ABOUT = """\
@@ -58,7 +57,7 @@ def random_weights(shapes: Any) -> Any:
     return jax.tree_util.tree_map_with_path(of_leaf, shapes)
 
 
-def faster_rcnn(depth: Any, side: int, **settings: Any) -> Model:
+def faster_rcnn(depth: int, side: int, **settings: Any) -> Model:
     """ResNet with deformable convolutions, FPN and Faster R-CNN."""
     model = RCNN(Config(depth=depth, masks=False, **settings))
     variables = random_weights(jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, side, side, 3))))
@@ -91,11 +90,10 @@ def anchor_free(operator: Any, side: int) -> Model:
     return Model(detect, side)
 
 
-_TINY_RESNET = Layout(embedding_size=16, hidden_sizes=(16, 32, 64, 64), depths=(1, 1, 1, 1))
 TINY = {
     "Faster R-CNN": partial(
         faster_rcnn,
-        _TINY_RESNET,
+        50,
         64,
         classes=5,
         channels=32,

@@ -1,5 +1,7 @@
 """ONNX models of functions that call the operators, and of whole detectors, run by onnxruntime."""
 
+import importlib.util
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -216,12 +218,17 @@ def test_what_onnx_cannot_express():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", onnx_models.TINY)
-def test_detectors(name):
+@pytest.mark.parametrize("runtime", onnx_models.RUNTIMES)
+def test_detectors(runtime, name):
     """With any batch size."""
+    if runtime == "OpenVINO" and importlib.util.find_spec("openvino") is None:
+        pytest.skip("openvino is not installed")
+    if runtime == "OpenVINO" and name in ("Faster R-CNN", "anchor-free, DeformConv"):
+        pytest.skip("OpenVINO does not take DeformConv")
     model = onnx_models.TINY[name]()
     images = onnx_models.images_of(model, batch=2)
     exported = interop.model_to_onnx(model.detect, [("batch", *images.shape[1:])])
-    boxes, scores, *_ = onnx_models.onnx_runtime(exported)(images)
+    boxes, scores, *_ = onnx_models.RUNTIMES[runtime](exported)(images)
     expected_boxes, expected_scores, *_ = jax.jit(model.detect)(images)
     assert onnx_models.box_difference(model, boxes, expected_boxes) < 0.02
     np.testing.assert_allclose(scores, expected_scores, rtol=1e-3, atol=1e-3)
