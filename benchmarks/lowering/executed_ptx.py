@@ -40,19 +40,22 @@ def missing() -> str | None:
     return None if shutil.which(HOST_COMPILER) else f"{HOST_COMPILER} not found"
 
 
-def module(architecture: int = ARCHITECTURE) -> pathlib.Path:
-    """A shared library of the FFI handlers, whose kernels are the PTX for compute_<architecture>."""
+def module(architecture: int = ARCHITECTURE, nvcc: str | None = None) -> pathlib.Path:
+    """A shared library of the FFI handlers, whose kernels are the PTX for compute_<architecture>.
+
+    Another nvcc than the one that cuda_tools finds may compile it.
+    """
     ffi = [path for path in sorted((LIB / "ffi").glob("*.cc")) if path.stem not in NOT_CUDA]
     jobs = [
-        (_handlers, path)
+        (_handlers, path, nvcc)
         for path in (*ffi, LIB / "fused_rules.cc", *sorted((LIB / "cuda").glob("*.cc")), INTERPRETER / "handlers.cc")
     ]
-    return _link("module.so", [*_run(jobs), *objects(architecture)], ["-shared"])
+    return _link("module.so", [*_run(jobs), *objects(architecture, nvcc)], ["-shared"])
 
 
-def objects(architecture: int = ARCHITECTURE) -> list[pathlib.Path]:
+def objects(architecture: int = ARCHITECTURE, nvcc: str | None = None) -> list[pathlib.Path]:
     """The kernels' object files and the interpreter, to be linked with a program that launches the kernels."""
-    return [*_run([(compiled_kernel, path, architecture) for path in KERNELS.values()]), _interpreter()]
+    return [*_run([(compiled_kernel, path, architecture, nvcc) for path in KERNELS.values()]), _interpreter(nvcc)]
 
 
 def program(
@@ -71,14 +74,14 @@ def run(program: pathlib.Path, *arguments: str | pathlib.Path, **options: int) -
     return result.returncode, result.stdout
 
 
-def compiled_kernel(path: pathlib.Path, architecture: int) -> pathlib.Path:
+def compiled_kernel(path: pathlib.Path, architecture: int, nvcc: str | None = None) -> pathlib.Path:
     """An object file of a CUDA source, with the PTX for compute_<architecture> and the lines that it comes from.
 
     Headers in the source's folder replace those of the package.
     """
     include = [f"-I{folder}" for folder in (path.parent, LIB, LIB / "cuda")]
     target = f"arch=compute_{architecture},code=compute_{architecture}"
-    command = [cuda_tools.find("nvcc"), "-std=c++17", "-lineinfo", *DEVICE_FLAGS.get(path.stem, []), *include]
+    command = [_compiler(nvcc), "-std=c++17", "-lineinfo", *DEVICE_FLAGS.get(path.stem, []), *include]
     command += ["-gencode", target, "--no-compress", "--cudart=none", f"-Xcompiler={HOST_FLAGS}"]
     command += ["-x", "cu", "-c", path]
     return build(f"{path.stem}.o", command, [path, *sorted(path.parent.glob("*.h")), *sorted(LIB.rglob("*.h"))])
@@ -122,8 +125,9 @@ class Interpreter:
 
 
 @functools.cache
-def interpreter(architecture: int) -> Interpreter:
-    return Interpreter(module(architecture), f"sm_{architecture}")
+def interpreter(architecture: int, nvcc: str | None = None) -> Interpreter:
+    path = module(architecture, nvcc)
+    return Interpreter(path, f"sm_{architecture}_{path.parent.name}")
 
 
 @contextlib.contextmanager
@@ -160,8 +164,12 @@ def _run(jobs):
         return list(pool.map(lambda job: job[0](*job[1:]), jobs))
 
 
-def _handlers(path):
-    command = [cuda_tools.find("nvcc"), "-std=c++17", f"-Xcompiler={HOST_FLAGS},-O1", f"-I{LIB}", f"-I{LIB / 'cuda'}"]
+def _compiler(nvcc):
+    return nvcc or cuda_tools.find("nvcc")
+
+
+def _handlers(path, nvcc):
+    command = [_compiler(nvcc), "-std=c++17", f"-Xcompiler={HOST_FLAGS},-O1", f"-I{LIB}", f"-I{LIB / 'cuda'}"]
     command += [f"-I{INTERPRETER}", f"-isystem={jax.ffi.include_dir()}"]
     command += [
         "-include",
@@ -174,10 +182,10 @@ def _handlers(path):
 
 
 @functools.cache
-def _interpreter():
+def _interpreter(nvcc=None):
     """The interpreter as a shared library, so that it is initialized before the kernels are registered."""
     flags = "-fPIC,-O3,-march=native,-ffp-contract=off,-fno-trapping-math,-Wall,-Wextra"
-    command = [cuda_tools.find("nvcc"), "-std=c++20", f"-Xcompiler={flags}", "-c"]
+    command = [_compiler(nvcc), "-std=c++20", f"-Xcompiler={flags}", "-c"]
     headers = sorted(INTERPRETER.glob("*.h"))
     sources = [path for path in sorted(INTERPRETER.glob("*.cc")) if path.name != "handlers.cc"]
     objects = _run([(build, f"{path.stem}.o", [*command, path], [path, *headers]) for path in sources])

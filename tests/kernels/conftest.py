@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.lowering import executed_ptx
 from benchmarks.lowering.substituted_kernels import substituted
+from tests.wheels import cuda12
 
 from . import build
 
@@ -19,12 +20,21 @@ def compiler():
         pytest.skip(f"these tests need Linux and {build.COMPILER}")
 
 
-@pytest.fixture(scope="module", params=[80, pytest.param(90, marks=pytest.mark.thorough)], ids="sm_{}".format)
+def thorough(*parameters):
+    return [pytest.param(parameter, marks=pytest.mark.thorough) for parameter in parameters]
+
+
+@pytest.fixture(scope="module", params=["sm_80", *thorough("sm_90", "cuda12")])
 def interpreter(request):
-    """The interpreter of the CUDA handlers, whose kernels are the PTX for an architecture."""
-    if executed_ptx.missing():
-        pytest.skip(executed_ptx.missing())
-    return executed_ptx.interpreter(request.param)
+    """The interpreter of the CUDA handlers, whose kernels are the PTX for an architecture.
+
+    cuda12 is that for sm_80 by CUDA 12, which compiles the wheels.
+    """
+    if reason := executed_ptx.missing() or (cuda12.missing() if request.param == "cuda12" else None):
+        pytest.skip(reason)
+    if request.param == "cuda12":
+        return executed_ptx.interpreter(80, cuda12.variables()["CUDACXX"])
+    return executed_ptx.interpreter(int(request.param.removeprefix("sm_")))
 
 
 @pytest.fixture(scope="module")

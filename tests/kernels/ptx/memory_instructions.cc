@@ -208,8 +208,14 @@ bool DecodeLdmatrix(const std::string& opcode, const std::vector<Operand>& opera
 
 bool DecodeMemoryInstruction(const std::string& opcode, const std::vector<Operand>& operands, RegisterLayout& registers,
                              Instruction* out) {
-  const std::vector<std::string> words = Words(opcode);
-  if (words[0] == "ld" || words[0] == "st") return DecodeLoadOrStore(words, operands, registers, out);
+  std::vector<std::string> words = Words(opcode);
+  if (words[0] == "ld" || words[0] == "st") {
+    const std::string& space = words[1];
+    // The kernels have no pointers to shared memory, so generic addresses are global ones.
+    const bool is_generic = space != "global" && space != "shared" && space != "param";
+    if (is_generic) words.insert(words.begin() + 1, "global");
+    return DecodeLoadOrStore(words, operands, registers, out);
+  }
   if (words[0] == "cp") return DecodeCopy(opcode, operands, registers, out);
   return DecodeLdmatrix(opcode, operands, registers, out);
 }

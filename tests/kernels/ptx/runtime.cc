@@ -259,9 +259,11 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* host) {
   return cudaSuccess;
 }
 
-// For kernel<<<...>>>(...), which the package does not use: it starts kernels by cudaLaunchKernelEx.
+// For kernel<<<...>>>(...), which the package does not use: it starts kernels by cudaLaunchKernelEx. The code that nvcc
+// 12 generates calls cudaLaunchKernel.
 cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, void*) { return cudaErrorNotSupported; }
 cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t) { return cudaErrorNotSupported; }
+cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) { return cudaErrorNotSupported; }
 
 // The runtime's functions.
 
