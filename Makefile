@@ -22,7 +22,7 @@ test: .venv/installed
 
 # All tests, compiled with all optimisations, and more mutations, which the tests must find. Run it after a
 # change to kernels, handlers or their test harness.
-thorough: .venv/installed
+thorough: .venv/installed .venv/gpu-compiler .venv/gpu-compiler-cuda12
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "thorough or not thorough" --optimized
 
 lint: .venv/installed
@@ -63,11 +63,13 @@ wheel:
 	$(BIN)/python -m pip install --editable ".[test,examples,benchmarks,docs]" --config-settings=cmake.define.JAX_DCN_WERROR=$(WERROR)
 	touch $@
 
-# XLA's compiler for GPUs, which needs no GPU. It is kept apart from the environment's packages, because jax would take it
-# for a complete GPU installation.
-.venv/gpu-compiler: pyproject.toml | .venv/installed
+# XLA's compilers for GPUs, which need no GPU. They are kept apart from the environment's packages, because jax would take
+# them for a complete GPU installation.
+.venv/gpu-compiler: PLUGIN = jax-cuda13-plugin
+.venv/gpu-compiler-cuda12: PLUGIN = jax-cuda12-plugin
+.venv/gpu-compiler .venv/gpu-compiler-cuda12: pyproject.toml | .venv/installed
 	$(BIN)/python -m pip install --upgrade --target $@ \
-	  "jax-cuda13-plugin==$$($(BIN)/python -c 'import jaxlib; print(jaxlib.__version__)'); sys_platform == 'linux'"
+	  "$(PLUGIN)==$$($(BIN)/python -c 'import jaxlib; print(jaxlib.__version__)'); sys_platform == 'linux'"
 	touch $@
 
 clean:

@@ -176,6 +176,7 @@ def _handlers(path, nvcc):
         INTERPRETER / "stream.h",
         '-DDCN_COMPILER="nvcc"',
         '-DDCN_ARCHITECTURES="80-real 90-real 80-virtual"',
+        "-DDCN_CUDA_VERSION=13010",
     ]
     headers = [*LIB.rglob("*.h"), *INTERPRETER.glob("*.h")]
     return build(f"{path.stem}.o", [*command, "-c", path], [path, *sorted(headers)])

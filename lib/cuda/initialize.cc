@@ -18,21 +18,24 @@
 namespace dcn {
 namespace {
 
-// "12.4" for 12040: the form in which the runtime returns versions of CUDA.
+// "12.4" for 12040: the form in which CUDA's functions return versions. DCN_CUDA_VERSION is that of nvcc, in this form.
+// The runtime, which is linked statically, may be newer.
 std::string VersionName(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
 std::string DriverIsTooOld(bool needs_minor_version) {
-  int driver = 0, runtime = 0;
+  constexpr int kOlder = 12040;  // of the compiler of tests/wheels/cuda12.py
+  const auto needed = [&](int version) { return needs_minor_version ? version : version / 1000 * 1000; };
+  int driver = 0;
   cudaDriverGetVersion(&driver);
-  cudaRuntimeGetVersion(&runtime);
-  const int needed = needs_minor_version ? runtime : runtime / 1000 * 1000;
-  return "jax_dcn's CUDA kernels (" DCN_COMPILER ") need a driver that supports CUDA " + VersionName(needed) +
-         ", but this machine's driver supports only CUDA " + VersionName(driver) +
-         ". Update the driver, or build the kernels with an nvcc of CUDA " + VersionName(driver) +
-         " or older. In jax_dcn's source folder:\n"
-         "  JAX_DCN_CUDA=ON CUDACXX=/path/to/nvcc pip install --force-reinstall --no-deps .";
+  const std::string message = "jax_dcn's CUDA kernels (" DCN_COMPILER ") need a driver that supports CUDA " +
+                              VersionName(needed(DCN_CUDA_VERSION)) +
+                              ", but this machine's driver supports only CUDA " + VersionName(driver) + ". ";
+  if (driver < needed(kOlder)) return message + "Update the driver.";
+  return message +
+         "Update the driver, or build the kernels with CUDA 12. In a checkout of jax_dcn:\n"
+         "  python -m tests.wheels.cuda12 pip install --force-reinstall --no-deps .";
 }
 
 struct ComputeCapability {
@@ -63,7 +66,7 @@ std::string Describe(cudaError_t error, int device) {
   switch (error) {
     case cudaErrorInsufficientDriver:
       return DriverIsTooOld(false);
-    // This GPU needs the PTX, which only a driver of the same or a newer CUDA version compiles.
+    // This GPU needs the PTX, which only a driver of nvcc's CUDA version, or a newer one, compiles.
     case cudaErrorUnsupportedPtxVersion:
       return DriverIsTooOld(true);
     case cudaErrorNoKernelImageForDevice:

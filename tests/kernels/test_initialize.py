@@ -12,6 +12,7 @@ import pytest
 import jax_dcn
 from benchmarks.lowering.substituted_kernels import substituted
 from jax_dcn._primitive import extension
+from tests.wheels import cuda12
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -28,15 +29,19 @@ def test_all_custom_calls_have_their_stages(module):
 
 
 REBUILD = extension.BUILD_CUDA.removeprefix("JAX_DCN_CUDA=WHEELS ")
-WITH_OLDER_NVCC = f"\n  JAX_DCN_CUDA=ON CUDACXX=/path/to/nvcc {REBUILD}"
+WITH_CUDA_12 = f"or build the kernels with CUDA 12. In a checkout of jax_dcn:\n  python -m {cuda12.__name__} {REBUILD}"
 MACHINES = {
     "driver of an older major version": (
-        {"driver_version": 12040, "device": 3},
-        ["(nvcc) need a driver that supports CUDA 13.0", "supports only CUDA 12.4", WITH_OLDER_NVCC],
+        {"driver_version": 12000, "device": 3},
+        ["(nvcc) need a driver that supports CUDA 13.0", "supports only CUDA 12.0", WITH_CUDA_12],
+    ),
+    "driver that is older than CUDA 12": (
+        {"driver_version": 11080, "device": 2},
+        ["need a driver that supports CUDA 13.0", "supports only CUDA 11.8. Update the driver."],
     ),
     "driver that cannot compile the PTX": (
         {"driver_version": 13000, "device": 4, "has_machine_code": 0},
-        ["need a driver that supports CUDA 13.1", "supports only CUDA 13.0", WITH_OLDER_NVCC],
+        ["need a driver that supports CUDA 13.1", "supports only CUDA 13.0", WITH_CUDA_12],
     ),
     "GPU that is not in the build": (
         {"device": 5, "compute_capability": 110, "has_machine_code": 0, "has_ptx": 0},

@@ -1,11 +1,11 @@
 """Builds the sdist and, only from it, the wheels, and tests them in new environments: python -m tests.wheels.
 
 Python 3.11 has its own wheel; 3.12 and later share one, for the stable ABI. Each is compiled in an isolated
-environment, with NVIDIA's compiler from PyPI unless JAX_DCN_CUDA says otherwise. Then each Python that is found by name
-installs the wheel in a new environment, with the newest jax and flax that it finds and without a compiler, and runs
-installed.py.
+environment, with the CUDA 12 of cuda12.py. Then each Python that is found by name installs the wheel in a new
+environment, with the newest jax and flax that it finds and without a compiler, and runs installed.py.
 
-The wheels for aarch64 are cross-compiled, if cross.py finds a compiler. qemu runs installed.py with the one of
+The wheels for aarch64 are cross-compiled, if cross.py finds a compiler. With JAX_DCN_CUDA=WHEELS or ON, another nvcc
+makes the wheels, for this machine only, and they need its driver. qemu runs installed.py with the one of
 tests/aarch64/environment.py's Python, if that can be made.
 """
 
@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Mapping
 
 from tests.aarch64 import environment as aarch64
-from tests.wheels import cross, glibc
+from tests.wheels import cross, cuda12, glibc
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -54,16 +54,15 @@ def environment(folder: pathlib.Path, python: str, *packages: object) -> pathlib
 def build(names: list[str], folder: pathlib.Path, tools: pathlib.Path) -> None:
     run(tools / "python", "-m", "build", "--sdist", "--outdir", OUT, ROOT)
     (sdist,) = OUT.glob("*.tar.gz")
-    variables = {"JAX_DCN_CUDA": "WHEELS"} | os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"}
+    is_cuda12 = "JAX_DCN_CUDA" not in os.environ
+    variables = (cuda12.variables() if is_cuda12 else {}) | os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"}
     builders = [
         environment(folder / name, name, "pip>=24") for name in (names[:2] if names[0] == OLDEST else names[:1])
     ]
     build_wheels(sdist, builders, folder / "native", variables)
-    if cross.missing():
-        print(f"no wheels for aarch64: {cross.missing()}")
+    if reason := cross.missing() or ("" if is_cuda12 else "only CUDA 12 compiles for it"):
+        print(f"no wheels for aarch64: {reason}")
     else:
-        if variables["JAX_DCN_CUDA"] == "WHEELS":
-            variables |= cross.cuda_toolkit(folder / "cuda", builders[0] / "python")
         build_wheels(sdist, builders, folder / "aarch64", variables, cross.PREFIX)
     for wheel in folder.glob("*/*.whl"):
         run(tools / "auditwheel", "repair", "--wheel-dir", OUT, wheel, variables=variables)
@@ -135,6 +134,8 @@ def test_on_aarch64() -> str:
 def main() -> None:
     names = pythons()
     assert names, "no Python found by a name such as python3.12"
+    if "JAX_DCN_CUDA" not in os.environ and (reason := cuda12.missing()):
+        sys.exit(reason)
     shutil.rmtree(OUT, ignore_errors=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)

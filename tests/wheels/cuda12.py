@@ -23,11 +23,15 @@ TOOLKIT = BUILD / "toolkit"
 NVCC = TOOLKIT / "bin" / "nvcc"
 SUITE, PACKAGE = "trixie", "nvidia-cuda-toolkit=12.4.131~*"
 KEYRING = pathlib.Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-HEADERS = "nvidia-cuda-runtime-cu12==12.4.127", "nvidia-cuda-nvcc-cu12==12.4.131", "nvidia-cuda-cccl-cu12==12.4.127.post1"
+HEADERS = (
+    "nvidia-cuda-runtime-cu12==12.4.127",
+    "nvidia-cuda-nvcc-cu12==12.4.131",
+    "nvidia-cuda-cccl-cu12==12.4.127.post1",
+)
 # The first release of CUDA 12 that has libcudart_static.a on PyPI, and the last ptxas of CUDA 12.
 RUNTIME, PTXAS = "nvidia-cuda-runtime-cu12==12.9.79", "nvidia-cuda-nvcc-cu12==12.9.86"
 MIRROR = "DEBIAN_MIRROR"
-# nvcc names the target by the name of the host compiler, if the toolkit has it.
+# nvcc finds the target by the name of the host compiler. The headers are the same.
 TARGETS: dict[str, list[str]] = {"x86_64-linux": [], "sbsa-linux": cross.pip_options()}
 PROFILE = """\
 TOP = $(_HERE_)/..
@@ -135,7 +139,7 @@ def _run(*command: object, folder: pathlib.Path = BUILD) -> None:
 
 def main() -> None:
     if reason := missing():
-        sys.exit(reason)
+        sys.exit(f"{reason}. With an nvcc 12 from elsewhere, set JAX_DCN_CUDA=ON CUDACXX=/path/to/nvcc instead.")
     environment = os.environ | variables()
     if command := sys.argv[1:]:
         sys.exit(subprocess.run(command, env=environment).returncode)

@@ -22,7 +22,7 @@ struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-constexpr uint64_t kRuntimeVersion = 13010;  // CUDA 13.1, as cudaRuntimeGetVersion returns it
+constexpr uint64_t kCudaVersion = 13010;  // CUDA 13.1: the DCN_CUDA_VERSION of executed_ptx.py
 
 // Truth values are 0 or 1, so that all options have one type and can be set by name.
 struct Options {
@@ -38,7 +38,7 @@ struct Options {
   uint64_t l1_bytes = 64 << 10;   // of the simulated L1 cache, which is empty at the start of each block
   // The machine. If there is no machine code for its compute capability, it needs PTX, and a driver of the runtime's
   // version.
-  uint64_t driver_version = kRuntimeVersion, device = 0, compute_capability = 90;
+  uint64_t driver_version = kCudaVersion, device = 0, compute_capability = 90;
   uint64_t has_machine_code = 1, has_ptx = 1;
   uint64_t has_memory = 1;  // to load kernels
 };

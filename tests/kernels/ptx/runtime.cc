@@ -293,7 +293,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* fu
   if (!options.has_memory) return cudaErrorMemoryAllocation;
   if (!options.has_machine_code) {
     if (!options.has_ptx) return cudaErrorNoKernelImageForDevice;
-    if (options.driver_version < ptx::kRuntimeVersion) return cudaErrorUnsupportedPtxVersion;
+    if (options.driver_version < ptx::kCudaVersion) return cudaErrorUnsupportedPtxVersion;
   }
   found->second.of_device[options.device].is_loaded = true;
   const ptx::Kernel& kernel = found->second.module->Find(found->second.name);
@@ -305,7 +305,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* fu
 
 cudaError_t cudaGetDevice(int* device) {
   *device = int(options.device);
-  return options.driver_version / 1000 < ptx::kRuntimeVersion / 1000 ? cudaErrorInsufficientDriver : cudaSuccess;
+  return options.driver_version / 1000 < ptx::kCudaVersion / 1000 ? cudaErrorInsufficientDriver : cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
@@ -326,10 +326,6 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
 
 cudaError_t cudaDriverGetVersion(int* version) {
   *version = int(options.driver_version);
-  return cudaSuccess;
-}
-cudaError_t cudaRuntimeGetVersion(int* version) {
-  *version = int(ptx::kRuntimeVersion);
   return cudaSuccess;
 }
 
