@@ -4,9 +4,10 @@ Python 3.11 has its own wheel; 3.12 and later share one, for the stable ABI. Eac
 environment, with the CUDA 12 of cuda12.py. Then each Python that is found by name installs the wheel in a new
 environment, with the newest jax and flax that it finds and without a compiler, and runs installed.py.
 
-The wheels for aarch64 are cross-compiled, if cross.py finds a compiler. With JAX_DCN_CUDA=WHEELS or ON, another nvcc
-makes the wheels, for this machine only, and they need its driver. qemu runs installed.py with the one of
+The wheels for aarch64 are cross-compiled, if cross.py finds a compiler. qemu runs installed.py with the one of
 tests/aarch64/environment.py's Python, if that can be made.
+
+With JAX_DCN_CUDA=WHEELS or ON, nvcc 13 from PyPI or the system's nvcc compiles the wheels, only those for this machine.
 """
 
 import os
@@ -108,9 +109,11 @@ def test(name: str, tools: pathlib.Path) -> str:
         run(python, "-m", "pip", "check")
         alone = {"PATH": str(programs), "HOME": elsewhere, "JAX_PLATFORMS": "cpu"}
         print(run(python, "-m", "jax_dcn", folder=folder, variables=alone))
-        print(run(python, HERE / "installed.py", folder=folder, variables=alone))
+        # mypy would take jax_dcn from the sources, if it found the program there.
+        program = shutil.copy(HERE / "installed.py", folder)
+        print(run(python, program, folder=folder, variables=alone))
         strict = "--strict", "--config-file=", "--cache-dir", folder / "cache", "--python-executable", python
-        print(run(tools / "mypy", *strict, HERE / "installed.py", folder=folder))
+        print(run(tools / "mypy", *strict, program, folder=folder))
         versions = (
             "import platform as p, jax, flax; print(p.python_version(), jax.__version__, flax.__version__, sep=' | ')"
         )

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Stands for nvcc and fatbinary in the toolkit of cuda12.py, and adds architectures that only a newer ptxas knows.
+"""A wrapper of nvcc and of fatbinary, for machine code of architectures that only a newer ptxas knows.
 
-nvcc would reject their names. So it compiles for the other ones, and names these in an environment variable to
-fatbinary, for which ptxas compiles the same PTX with the same options. cuda12.py copies this file, so it imports no
-other one.
+nvcc would reject their names. So the wrapper of nvcc leaves them out, and passes them in an environment variable to the
+wrapper of fatbinary, which nvcc runs. It has the newer ptxas compile the same PTX for them, with the same options.
+cuda12.py copies this file into its toolkit, under both names, so it imports no other one.
 """
 
 import os
@@ -29,7 +29,7 @@ def nvcc(arguments: list[str]) -> int:
 
 
 def fatbinary(arguments: list[str]) -> int:
-    """Adds the machine code to the images, if the PTX is one of them."""
+    """Adds the machine code to the images, if the PTX is one of them. nvcc passes the options of ptxas in --cmdline."""
     newer = os.environ.get(VARIABLE, "").split()
     ptx = [found[1] for word in arguments if (found := re.match("--image3=kind=ptx,sm=80,file=(.+)", word))]
     options = [option for word in arguments if word.startswith("--cmdline=") for option in word[10:].split()]
