@@ -48,7 +48,7 @@ def calls(shape):
     size = np.exp(random.uniform(*np.log(SIDES), (shape.boxes, 2)))
     corner = random.uniform(0, IMAGE - size)
     boxes = np.concatenate([corner, corner + size], 1).astype(np.float32)
-    scores = random.random(shape.boxes, np.float32)
+    scores = random.permutation(shape.boxes).astype(np.float32)  # all different, because their order decides
     classes = random.integers(0, shape.classes, shape.boxes).astype(np.int32)
 
     suppress = jax.jit(partial(jax_dcn.nms, iou_threshold=THRESHOLD, max_outputs=shape.outputs))

@@ -201,9 +201,6 @@ def _write_nms(build: Any, boxes: Any, scores: Any, *labels: Any, threshold: flo
     lowest = float(np.finfo(np.float32).min)
     limits = [build.constant([max_outputs]), *(build.constant([limit], np.float32) for limit in (threshold, lowest))]
     selected = build.NonMaxSuppression(boxes, scores, *limits)
-    # OpenVINO fills up the rows with -1. They repeat the first one here.
-    first_row = build.Slice(selected, build.constant([0]), build.constant([1]))
-    selected = build.Where(build.Less(selected, build.constant(0)), first_row, selected)
     nothing = build.Expand(minus_infinity, build.Shape(scores))
     return build.ReduceMax(build.ScatterND(nothing, selected, build.GatherND(scores, selected)), first_axis, keepdims=0)
 

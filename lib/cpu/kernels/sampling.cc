@@ -100,11 +100,13 @@ DCN_INLINE Vector<Accumulator<T>, 4> LoadFew(const T* from) {
 template <int kChannels, int kTaps, typename T>
 DCN_INLINE void SampleFew(const SampleTaps<Accumulator<T>>& taps, const T* image, const T* zeros, T* out, int count) {
   using A = Accumulator<T>;
-  if (kTaps < taps.taps()) return SampleFew<kChannels, std::min(2 * kTaps, kMaxTaps)>(taps, image, zeros, out, count);
+  if constexpr (kTaps < kMaxTaps) {
+    if (kTaps < taps.taps()) return SampleFew<kChannels, 2 * kTaps>(taps, image, zeros, out, count);
+  }
   const int32_t* const pixels = taps.pixel(0);
   const A *const weights = taps.weight(0), *const unread = taps.unread();
   for (int p = 0; p < count; ++p) {
-    Vector<A, 4> sum = Vector<A, 4>{} + unread[p];
+    Vector<A, 4> sum = {unread[p], unread[p], unread[p], unread[p]};
     for (int tap = 0; tap < kTaps; ++tap) {
       const int at = tap * kBlockPoints + p;
       sum += weights[at] * LoadFew<kChannels>(PixelAt(image, pixels[at], kChannels, zeros));
