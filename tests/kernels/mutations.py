@@ -112,7 +112,7 @@ MUTATIONS = {
     "sample past the last point": Mutation(
         "sampling.cu", "return {~~min(first + Lane(), end - 1)~>first + Lane()~~}; }", "out of bounds"),
     "sample of a pixel outside the image": Mutation(
-        "sampling.cu", "LoadOrZeros<N>(pixel[tap] >= {~~0~>-1~~}, address", "out of bounds"),
+        "sampling.cu", "LoadOrZeros<N>(pixel[tap] >= {~~0~>-1~~}, reinterpret_cast", "out of bounds"),
     "sums of a point that are not exchanged": Mutation(
         "sampling.cu", "for (int distance = 1; distance < {~~1~>0~~} << log2_lanes; distance *= 2)", VALUES),
     "pixels of a sample in rows of another length": Mutation(

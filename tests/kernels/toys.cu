@@ -85,7 +85,7 @@ __global__ void ShuffleKernel(int* out) {
   out[me] += __shfl_up_sync(~0u, me, 2) == (lane < 2 ? me : me - 2);
   out[me] += __shfl_down_sync(~0u, me, 2, 8) == (lane % 8 > 5 ? me : me + 2);
   out[me] += __shfl_sync(~0u, double(me), 9, 16) == me / 16 * 16 + 9;
-  out[me] += __ballot_sync(~0u, lane % 2) == 0xaaaaaaaa;
+  out[me] += __ballot_sync(~0u, lane % 2) == 0xaaaaaaaa && __any_sync(~0u, lane == 5) && !__any_sync(~0u, lane > 31);
   out[me] += __match_any_sync(~0u, lane / 8) == 0xffu << lane / 8 * 8;
   // Each half of the warp votes separately, the first twice.
   const unsigned half = lane < 16 ? 0xffff : 0xffff0000;

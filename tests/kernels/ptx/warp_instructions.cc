@@ -58,6 +58,12 @@ void Ballot(Warp& warp, const Instruction& instruction, Lanes lanes) {
   }
 }
 
+void VoteAny(Warp& warp, const Instruction& instruction, Lanes lanes) {
+  const bool is_any = warp.Predicate(instruction.operands[1]) & lanes;
+  Lanes& result = warp.Predicate(instruction.operands[0]);
+  result = (result & ~lanes) | (is_any ? lanes : 0);
+}
+
 // match.any d, a, members: the lanes that have the same a.
 void MatchAny(Warp& warp, const Instruction& instruction, Lanes lanes) {
   uint32_t values[kLanes];
@@ -131,6 +137,12 @@ bool DecodeWarpInstruction(const std::string& opcode, const std::vector<Operand>
     out->execute = Ballot;
     out->operands[0] = PlaceOf(operands[0], 4, registers, &ok);
     out->operands[1] = PlaceOf(operands[1], 0, registers, &ok);
+    out->members = int32_t(PlaceOf(operands[2], 4, registers, &ok));
+    return ok;
+  }
+  if (opcode == "vote.sync.any.pred" && operands.size() == 3) {
+    out->execute = VoteAny;
+    for (size_t i = 0; i < 2; ++i) out->operands[i] = PlaceOf(operands[i], 0, registers, &ok);
     out->members = int32_t(PlaceOf(operands[2], 4, registers, &ok));
     return ok;
   }
