@@ -2,7 +2,7 @@
 // every run. It takes two kernels, because a table may have too many rows to count them all in shared memory:
 //
 //   1. PartitionKernel: a thread block sorts a chunk of a table's entries by bin, which is a range of rows.
-//   2. SortBinsKernel: a warp sorts a bin by row. It takes the bin's part of each chunk, one after the other.
+//   2. SortBinsKernel: a warp sorts a bin by row. Each lane searches the bin's parts of the chunks for its next entry.
 //
 // Both count first, and then take the entries again in the order of their ids to find the place of each. The lanes of a
 // warp that have the same bin or row find each other by __match_any_sync.

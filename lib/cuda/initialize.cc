@@ -18,23 +18,23 @@
 namespace dcn {
 namespace {
 
-// "12.4" for 12040: the form in which CUDA's functions return versions. DCN_CUDA_VERSION is that of nvcc, in this form.
-// The runtime, which is linked statically, may be newer.
+// "12.4" for 12040: the form in which CUDA's functions return versions.
 std::string VersionName(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
+// DCN_CUDA_VERSION is the version of nvcc. The runtime, which is linked statically, may be newer.
 std::string DriverIsTooOld(bool needs_minor_version) {
-  constexpr int kOlder = 12040;  // of the compiler of tests/wheels/cuda12.py
+  constexpr int kWheelsCudaVersion = 12040;  // of the compiler of tests/wheels/cuda12.py
   const auto needed = [&](int version) { return needs_minor_version ? version : version / 1000 * 1000; };
   int driver = 0;
   cudaDriverGetVersion(&driver);
   const std::string message = "jax_dcn's CUDA kernels (" DCN_COMPILER ") need a driver that supports CUDA " +
                               VersionName(needed(DCN_CUDA_VERSION)) +
                               ", but this machine's driver supports only CUDA " + VersionName(driver) + ". ";
-  if (driver < needed(kOlder)) return message + "Update the driver.";
-  return message +
-         "Update the driver, or build the kernels with CUDA 12. In a checkout of jax_dcn:\n"
+  if (driver < needed(kWheelsCudaVersion)) return message + "Update the driver.";
+  return message + "Update the driver, or build the kernels with CUDA " + VersionName(kWheelsCudaVersion) +
+         ". In a checkout of jax_dcn:\n"
          "  python -m tests.wheels.cuda12 pip install --force-reinstall --no-deps .";
 }
 

@@ -90,7 +90,7 @@ struct LocatedPoint {
 
  private:
   __device__ int32_t AxisPixel(const SamplingSizes& sizes, int a, int tap) const {
-    const bool is_read = axis[a].is_read && tap < sizes.rules.taps();
+    const bool is_read = axis[a].is_read && tap < (a < sizes.dims ? sizes.rules.taps() : 1);
     return is_read ? FoldPixel(axis[a].first + tap, sizes.size[a], sizes.rules.outside) : -1;
   }
   template <typename F>

@@ -104,12 +104,12 @@ struct Rows {
             d_out + (first_image + image) * sizes.points * sizes.channels};
   }
 
-  // `d_out`: of the first point and the channels that are added. One multiply-add of 32 and 64 bits makes an address.
+  // `first_point`: the cotangents of the image's first point, at the channels that are added.
   template <int N>
-  __device__ void Add(const Row& row, int64_t i, const T* d_out, A (&sum)[N]) const {
+  __device__ void Add(const Row& row, int64_t i, const T* first_point, A (&sum)[N]) const {
     const SortedTap<A> tap = row.taps[i];
     const uint64_t distance = uint64_t{uint32_t(tap.point)} * uint32_t(sizes.channels * sizeof(T));
-    const char* const address = reinterpret_cast<const char*>(d_out) + distance;
+    const char* const address = reinterpret_cast<const char*>(first_point) + distance;
     const Vector<A, N> d = Widened(AsVector<N>(reinterpret_cast<const T*>(address)));
     for (int v = 0; v < N; ++v) sum[v] += tap.weight * d.value[v];
   }

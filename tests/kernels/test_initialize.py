@@ -4,6 +4,7 @@ That all kernels are loaded is tested by every test that runs the kernels on the
 """
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,10 @@ def test_all_custom_calls_have_their_stages(module):
 
 
 REBUILD = extension.BUILD_CUDA.removeprefix("JAX_DCN_CUDA=WHEELS ")
-WITH_CUDA_12 = f"or build the kernels with CUDA 12. In a checkout of jax_dcn:\n  python -m {cuda12.__name__} {REBUILD}"
+NVCC = re.search(r"=(\d+\.\d+)\.", cuda12.PACKAGE)[1]
+WITH_CUDA_12 = (
+    f"or build the kernels with CUDA {NVCC}. In a checkout of jax_dcn:\n  python -m {cuda12.__name__} {REBUILD}"
+)
 MACHINES = {
     "driver of an older major version": (
         {"driver_version": 12000, "device": 3},

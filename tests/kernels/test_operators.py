@@ -220,6 +220,7 @@ test_sampling_reference = sampling_values.test_numpy_reference
 test_sampling_types = sampling_values.test_dtypes
 test_sampling_nothing = sampling_values.test_nothing_to_sample
 test_sampling_infinity = sampling_values.test_infinity_is_outside
+test_sampling_signals = sampling_values.test_a_signal_is_read_once
 
 test_gradients = derivatives.test_gradients
 test_golden_files = golden.test_golden_files

@@ -196,6 +196,21 @@ def test_nothing_to_sample(backend):
 
 
 @on_both
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "constant"])
+def test_a_signal_is_read_once(mode, backend):
+    """An axis that a signal lacks has no second pixel: an infinite pixel or cotangent of weight 0 would make NaN."""
+    signal = jnp.array([1.0, jnp.inf, 3.0])
+
+    def sample(signal):
+        return jax_dcn.map_coordinates(signal, [jnp.array([0.5, 2.0])], 1, mode, backend=backend)
+
+    found, transpose = jax.vjp(sample, signal)
+    np.testing.assert_array_equal(found, [np.inf, 3])
+    (gradient,) = transpose(jnp.array([1.0, jnp.inf]))
+    np.testing.assert_array_equal(gradient, [0.5, 0.5, np.inf])
+
+
+@on_both
 @pytest.mark.parametrize("value", [np.inf, -np.inf, 1e38, -1e38, 2.0**31])
 @pytest.mark.parametrize("options", [{"mode": mode} for mode in MODES] + [{"padding_mode": "border"}], ids=str)
 def test_infinity_is_outside(options, value, backend):

@@ -56,12 +56,13 @@ def build(names: list[str], folder: pathlib.Path, tools: pathlib.Path) -> None:
     run(tools / "python", "-m", "build", "--sdist", "--outdir", OUT, ROOT)
     (sdist,) = OUT.glob("*.tar.gz")
     is_cuda12 = "JAX_DCN_CUDA" not in os.environ
-    variables = (cuda12.variables() if is_cuda12 else {}) | os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"}
+    variables = os.environ | (cuda12.variables() if is_cuda12 else {}) | {"PATH": f"{tools}:{os.environ['PATH']}"}
     builders = [
         environment(folder / name, name, "pip>=24") for name in (names[:2] if names[0] == OLDEST else names[:1])
     ]
     build_wheels(sdist, builders, folder / "native", variables)
-    if reason := cross.missing() or ("" if is_cuda12 else "only CUDA 12 compiles for it"):
+    has_native_cuda = os.environ.get("JAX_DCN_CUDA") in ("WHEELS", "ON")
+    if reason := cross.missing() or ("only CUDA 12 compiles for it" if has_native_cuda else ""):
         print(f"no wheels for aarch64: {reason}")
     else:
         build_wheels(sdist, builders, folder / "aarch64", variables, cross.PREFIX)

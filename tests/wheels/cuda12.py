@@ -8,6 +8,7 @@ NVIDIA's wheels.
 """
 
 import fcntl
+import hashlib
 import os
 import pathlib
 import platform
@@ -19,7 +20,9 @@ import sys
 from tests.wheels import cross, newer_architectures
 
 BUILD = pathlib.Path(__file__).parents[2] / "build" / "cuda12"
-TOOLKIT = BUILD / "toolkit"
+# The toolkit is made anew when one of these files changes.
+SOURCES = pathlib.Path(__file__), pathlib.Path(newer_architectures.__file__)
+TOOLKIT = BUILD / hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest()[:16]
 NVCC = TOOLKIT / "bin" / "nvcc"
 SUITE, PACKAGE = "trixie", "nvidia-cuda-toolkit=12.4.131~*"
 KEYRING = pathlib.Path("/usr/share/keyrings/debian-archive-keyring.gpg")

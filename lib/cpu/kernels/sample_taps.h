@@ -15,7 +15,7 @@ DCN_BEGIN_TARGET
 // The points of a block: enough to amortize the loops over them, and few enough to stay in the L1 cache.
 constexpr int kBlockPoints = 64;
 
-constexpr int kMaxTaps = kMaxAxisTaps * kMaxAxisTaps;  // cubic samples have two axes, and those of three 2 · 2 · 2
+constexpr int kMaxTaps = kMaxAxisTaps * kMaxAxisTaps;  // of a cubic sample, which has two axes
 
 // The taps of a block's points on one axis of the image.
 template <typename A>

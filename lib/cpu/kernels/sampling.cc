@@ -20,7 +20,7 @@ namespace {
 
 // Sums over channels are taken in the same order for every instruction set.
 constexpr int kDotLanes = 8;
-// With so few channels, vectors have neighbouring points; with more, neighbouring channels.
+// With at most so many channels, kernels are compiled for their number.
 constexpr int kFewChannels = 4;
 
 // Calls body with the number of channels as a constant if they are few, and with 0 otherwise. The elements of an image
@@ -86,7 +86,8 @@ DCN_INLINE void SampleOne(const SampleTaps<Accumulator<T>>& taps, const T* image
   }
 }
 
-// The two to four channels of a pixel. A copy of a part of a vector would have to wait for its stores.
+// The two to four channels of a pixel, loaded one by one: a vector that is copied from parts in memory would wait for
+// their stores.
 template <int kChannels, typename T>
 DCN_INLINE Vector<Accumulator<T>, 4> LoadFew(const T* from) {
   static_assert(2 <= kChannels && kChannels <= 4);
@@ -95,8 +96,8 @@ DCN_INLINE Vector<Accumulator<T>, 4> LoadFew(const T* from) {
   return Vector<A, 4>{A(from[0]), A(from[1]), kChannels == 3 ? A(from[kChannels - 1]) : A(0), A(0)};
 }
 
-// The samples of a block with two to four channels. The taps of a sample are a constant, without which GCC builds the
-// vectors of pixels in memory.
+// The samples of a block with two to four channels. The number of taps is a constant; otherwise GCC builds the vectors
+// of pixels in memory.
 template <int kChannels, int kTaps, typename T>
 DCN_INLINE void SampleFew(const SampleTaps<Accumulator<T>>& taps, const T* image, const T* zeros, T* out, int count) {
   using A = Accumulator<T>;
