@@ -39,8 +39,8 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Turns off XLA's fusion emitters on the CPU: they take half the time of compiling, and do not concern the kernels.
 
-    XLA reads its flags when it compiles the first program. The XLA of jax 0.11.2 has lost this flag, and an unknown flag
-    ends the process.
+    XLA reads its flags when it compiles the first program. The XLA of jax 0.11.2 has lost this flag, and an
+    unknown flag ends the process.
     """
     if not config.getoption("optimized") and jax.__version_info__ < (0, 11):
         os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {os.environ['XLA_FLAGS']}"
