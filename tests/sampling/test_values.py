@@ -202,12 +202,12 @@ def test_a_signal_is_read_once(mode, backend):
     signal = jnp.array([1.0, jnp.inf, 3.0])
 
     def sample(signal):
-        return jax_dcn.map_coordinates(signal, [jnp.array([0.5, 2.0])], 1, mode, backend=backend)
+        return jax_dcn.map_coordinates(signal, [jnp.array([0.5, 1.5])], 1, mode, backend=backend)
 
     found, transpose = jax.vjp(sample, signal)
-    np.testing.assert_array_equal(found, [np.inf, 3])
+    np.testing.assert_array_equal(found, [np.inf, np.inf])
     (gradient,) = transpose(jnp.array([1.0, jnp.inf]))
-    np.testing.assert_array_equal(gradient, [0.5, 0.5, np.inf])
+    np.testing.assert_array_equal(gradient, [0.5, np.inf, np.inf])
 
 
 @on_both
