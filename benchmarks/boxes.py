@@ -13,7 +13,7 @@ import numpy as np
 import jax_dcn
 from benchmarks.baselines import Call, pytorch
 from benchmarks.measurements.timing import interleaved
-from benchmarks.reports.formatting import digits, markdown, paragraph
+from benchmarks.reports.formatting import markdown, milliseconds, paragraph, ratio
 from benchmarks.reports.report import facts, parser, write_page
 from benchmarks.support.machine import load, machine
 
@@ -63,14 +63,9 @@ def calls(shape):
 
 
 def row(shape, repeats):
-    seconds = interleaved(calls(shape), repeats)
-
-    def cell(name):
-        middle, low, high = (digits(seconds[name][key] * 1e3) for key in ("median", "min", "max"))
-        return f"{middle} ({low} to {high})"
-
-    speed = seconds["torchvision"]["median"] / seconds["jax_dcn"]["median"]
-    return [f"{number:,}" for number in shape] + [cell("jax_dcn"), cell("torchvision"), f"**{digits(speed)}**"]
+    measured = {"seconds": interleaved(calls(shape), repeats)}
+    times = [milliseconds(measured, name) for name in ("jax_dcn", "torchvision")]
+    return [f"{number:,}" for number in shape] + [*times, ratio(measured, "torchvision", "jax_dcn")]
 
 
 def main(arguments=None):

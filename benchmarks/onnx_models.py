@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.baselines import Call
 from benchmarks.detr_training import R18, SMALL
 from benchmarks.measurements.timing import interleaved
-from benchmarks.reports.formatting import digits, markdown, paragraph
+from benchmarks.reports.formatting import markdown, milliseconds, paragraph
 from benchmarks.reports.report import facts, parser, write_page
 from benchmarks.support.machine import load, machine
 from examples.detector.model import Detector
@@ -177,10 +177,9 @@ def rows(name: str, make: Callable[[], Model], repeats: int) -> tuple[list[list[
     def row(runtime: str) -> list[str]:
         if runtime not in calls:
             return [name, runtime, "not taken", "", ""]
-        middle, low, high = (digits(seconds[runtime][key] * 1e3) for key in ("median", "min", "max"))
         boxes, scores, *_ = found[runtime]
         box_error, score_error = box_difference(model, boxes, expected[0]), np.abs(scores - expected[1]).max()
-        return [name, runtime, f"{middle} ({low} to {high})", f"{box_error:.1g}", f"{score_error:.1g}"]
+        return [name, runtime, milliseconds({"seconds": seconds}, runtime), f"{box_error:.1g}", f"{score_error:.1g}"]
 
     return [row(runtime) for runtime in ("JAX", *RUNTIMES)], reasons
 
