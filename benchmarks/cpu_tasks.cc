@@ -1,21 +1,26 @@
-// Simulates how the tasks of one call of the fused CPU convolution occupy threads. The tiles and the tasks are the
-// package's own.
+// Simulates how the tasks of one call of the fused CPU convolution occupy threads. The tiles, the tasks and what they
+// wait for are the package's own.
 //
-// All threads are equally fast. A tile costs its pixels times the channels of the task. Packing the weight and adding
-// up the parts of its cotangent are left out.
+// All threads are equally fast, and each kind of work has a cost, which the caller fits to measurements.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "deform_conv_fused.h"
 #include "fused/plan.h"
+#include "fused/progress.h"
 #include "instruction_sets.h"
 
 namespace {
 
 using namespace dcn;
 
-// Threads take tasks in order, the one that is free first takes the next.
+// What one unit of each kind of work costs.
+struct Costs {
+  double multiply_add, interpolation, copy, location;  // of one channel of a sample, of one float, of a sample
+};
+
+// Threads take tasks in order: the one that is free first takes the next.
 class Threads {
  public:
   explicit Threads(int64_t count) : free_at_(count) {}
@@ -23,60 +28,137 @@ class Threads {
   // `run` is called with the time when the task starts, and returns the time when it ends.
   template <typename Run>
   void Take(const Run& run) {
-    int64_t& first = *std::min_element(free_at_.begin(), free_at_.end());
+    double& first = *std::min_element(free_at_.begin(), free_at_.end());
     first = run(first);
   }
-  int64_t makespan() const { return *std::max_element(free_at_.begin(), free_at_.end()); }
+  // A loop whose end all threads wait for.
+  void Loop(int64_t count, double cost) {
+    Wait();
+    for (int64_t i = 0; i < count; ++i) Take([&](double time) { return time + cost; });
+    Wait();
+  }
+  double makespan() const { return *std::max_element(free_at_.begin(), free_at_.end()); }
 
  private:
-  std::vector<int64_t> free_at_;
+  void Wait() { std::fill(free_at_.begin(), free_at_.end(), makespan()); }
+
+  std::vector<double> free_at_;
 };
 
-int64_t ForwardMakespan(const Tiling& tiling, int64_t num_threads) {
+double ForwardMakespan(const Convolution& convolution, const Tiling& tiling, const Costs& costs, int64_t num_threads) {
+  const auto& [dtype, sizes, positions, product] = convolution;
+  const double columns = double(sizes.taps()) * sizes.channels;
+  const double pixel_cost = columns * product.group_features() * costs.multiply_add + columns * costs.interpolation +
+                            double(sizes.pixel_samples()) * costs.location + double(product.features) * costs.copy;
   Threads threads(num_threads);
   for (int64_t tile = 0; tile < tiling.count(); ++tile) {
-    threads.Take([&](int64_t time) { return time + tiling[tile].pixels(); });
+    threads.Take([&](double time) { return time + double(tiling[tile].pixels()) * pixel_cost; });
   }
   return threads.makespan();
 }
 
-int64_t CotangentsMakespan(const CotangentPlan& plan, int64_t num_threads) {
-  const Tiling& tiling = plan.tiling;
-  const int64_t parts = plan.division.parts;
-  Threads threads(std::min(num_threads, plan.division.concurrent));
-  std::vector<std::vector<int64_t>> finished(plan.tasks());  // the times when the tiles of a task are finished
-  for (int64_t task = 0; task < plan.tasks(); ++task) {
-    const int64_t part = task % parts;
-    const int64_t first = plan.first_image(part) * tiling.image_tiles();
-    const int64_t end = plan.first_image(part + 1) * tiling.image_tiles();
-    const CotangentPlan::Slice slice = plan.slice(task / parts);
-    const bool waits = plan.WaitsForSliceBefore(slice);
-    threads.Take([&](int64_t time) {
-      for (int64_t tile = first; tile < end; ++tile) {
-        if (waits) time = std::max(time, finished[task - parts][tile - first]);
-        time += tiling[tile].pixels() * slice.channels;
-        finished[task].push_back(time);
-      }
-      return time;
-    });
+// The pixels that the samples of a tile read, if offsets are at most kReach pixels.
+constexpr int32_t kReach = 7;  // of some thousand offsets with a standard deviation of 2
+PixelBox BoxOf(const Sizes& sizes, const OutputTile& tile) {
+  const Window& window = sizes.window;
+  const auto bound = [](int64_t pixel, int64_t size) { return int32_t(std::clamp<int64_t>(pixel, 0, size - 1)); };
+  const auto first = [&](int axis, int64_t output) { return window.start(axis, output) - kReach; };
+  const auto last = [&](int axis, int64_t output) {
+    return window.start(axis, output) + int64_t{window.kernel[axis] - 1} * window.dilation[axis] + kReach + 1;
+  };
+  return {bound(first(0, tile.row), sizes.height), bound(last(0, tile.row + tile.rows - 1), sizes.height),
+          bound(first(1, tile.column), sizes.width), bound(last(1, tile.column + tile.columns - 1), sizes.width)};
+}
+
+// When a tile reaches each of its steps: fused/progress.h has them.
+struct TileTimes {
+  PixelBox box;
+  double finished;
+  std::vector<double> steps;
+};
+
+double CotangentsMakespan(const CotangentPlan& plan, const Costs& costs, int64_t num_threads) {
+  const auto& [dtype, sizes, positions, product] = plan.convolution;
+  const int64_t taps = sizes.taps(), tiles = plan.tiles(), planes = plan.planes(), features = product.group_features();
+  const double slice_weight = double(plan.slices.padded_channels) * features;
+  Threads threads(num_threads);
+  if (plan.requested.x || plan.requested.positions) threads.Loop(taps * plan.slices.count, slice_weight * costs.copy);
+  std::vector<TileTimes> times(planes * tiles);
+  std::vector<double> turned(planes + plan.resident_planes()), finished(planes);
+  for (int64_t block = 0; block < int64_t(turned.size()); ++block) {
+    const int64_t rounded = block - plan.resident_planes();
+    const bool rounds = plan.HasPlaneSums() && rounded >= 0, begins = block < planes;
+    const double chunk_cost = double(plan.kChunkPixels * plan.slices.channels) * (rounds + begins) * costs.copy;
+    for (int64_t chunk = 0; chunk < plan.chunks(); ++chunk) {
+      threads.Take([&](double time) {
+        if (rounds) time = std::max(time, finished[rounded]);
+        turned[block] = std::max(turned[block], time + chunk_cost);
+        return time + chunk_cost;
+      });
+    }
+    if (!begins) continue;
+    const int64_t image = block / plan.slices.count, index = block % plan.slices.count;
+    const CotangentPlan::Slice slice = plan.slice(index);
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t tile_index = image * tiles + t, tile_before = plan.TileBefore(tile_index);
+      const OutputTile tile = plan.Tile(image, t);
+      const double pixels = double(tile.pixels()), columns = pixels * slice.channels;
+      TileTimes& mine = times[block * tiles + t];
+      mine.box = BoxOf(sizes, tile);
+      const double box = double(mine.box.rows() * mine.box.columns()) * slice.channels;
+      threads.Take([&](double time) {
+        const int64_t groups = 1 + (slice.channels - 1) / sizes.group_channels();
+        time += pixels * taps * groups * costs.location + pixels * features * costs.copy;
+        if (plan.requested.x) time += box * costs.copy;
+        for (int64_t tap = 0; tap < taps; ++tap) {
+          if (plan.requested.x || plan.requested.positions) time += columns * features * costs.multiply_add;
+          time += columns * costs.interpolation;
+          if (plan.requested.positions && plan.SharesPositions(slice)) {
+            time = std::max(time, times[(block - 1) * tiles + t].steps[2 * tap]);
+          }
+          mine.steps.push_back(time);
+          if (plan.requested.weight) {
+            if (tile_before >= 0) {
+              const int64_t plane = tile_before / tiles * plan.slices.count + index;
+              time = std::max(time, times[plane * tiles + tile_before % tiles].steps[2 * tap + 1]);
+            }
+            time += columns * features * costs.multiply_add;
+          }
+          mine.steps.push_back(time);
+        }
+        if (plan.requested.x) {
+          time = std::max(time, turned[block]);
+          for (int64_t before = 0; before < t; ++before) {
+            const TileTimes& other = times[block * tiles + before];
+            if (other.box.Overlaps(mine.box)) time = std::max(time, other.finished);
+          }
+          time += 2 * box * costs.copy;
+        }
+        mine.finished = time;
+        finished[block] = std::max(finished[block], time);
+        return time;
+      });
+    }
   }
+  const double sum_cost = slice_weight * plan.used_splits() * costs.copy;
+  if (plan.requested.weight) threads.Loop(taps * plan.slices.count, sum_cost);
   return threads.makespan();
 }
 
 }  // namespace
 
 struct Problem {
-  int64_t kernel, images, height, width, channels, rows, columns, features, groups, offset_groups;
+  int64_t kernel, stride, dilation, images, height, width, channels, rows, columns, features, groups, offset_groups;
   int64_t is_bfloat16;
   int64_t x_requested, positions_requested, weight_requested;  // none: the forward
 };
 
-// Writes the makespan for each number of threads, and returns how many tiles or tasks there are, and how many of these
-// may run at a time.
-extern "C" void Simulate(const Problem* problem, int64_t count, const int64_t* num_threads, int64_t* makespans,
-                         int64_t* tasks, int64_t* slots) {
-  const int32_t kernel = int32_t(problem->kernel);
-  const Sizes sizes = {{{kernel, kernel}, {1, 1}, {}, {1, 1}, false},
+// Writes the makespan for each number of threads, and returns how many tiles or tasks there are.
+extern "C" int64_t Simulate(const Problem* problem, const double* costs, int64_t count, const int64_t* num_threads,
+                            double* makespans) {
+  const int32_t kernel = int32_t(problem->kernel), stride = int32_t(problem->stride);
+  const int32_t dilation = int32_t(problem->dilation), padding = dilation * (kernel / 2);
+  const Sizes sizes = {{{kernel, kernel}, {stride, stride}, {padding, padding}, {dilation, dilation}, false},
                        problem->images,
                        problem->height,
                        problem->width,
@@ -91,16 +173,16 @@ extern "C" void Simulate(const Problem* problem, int64_t count, const int64_t* n
   const Convolution convolution = {dtype, sizes, {}, {problem->features, problem->groups}};
   const RequestedCotangents requested = {problem->x_requested != 0, problem->positions_requested != 0,
                                          problem->weight_requested != 0};
+  const Costs one = {costs[0], costs[1], costs[2], costs[3]};
   const InstructionSet set = InstructionSetFor(BestInstructionSet(), convolution, !requested.any());
-  if (requested.any()) {
-    const FusedTasks chosen = ChooseFusedTasks(convolution, requested);
-    const CotangentPlan plan = {convolution, requested, chosen, CotangentTiling(set, sizes), Slices(convolution)};
-    *tasks = plan.tasks();
-    *slots = chosen.concurrent;
-    for (int64_t i = 0; i < count; ++i) makespans[i] = CotangentsMakespan(plan, num_threads[i]);
-  } else {
+  if (!requested.any()) {
     const Tiling tiling = ForwardTiling(set, convolution);
-    *tasks = *slots = tiling.count();
-    for (int64_t i = 0; i < count; ++i) makespans[i] = ForwardMakespan(tiling, num_threads[i]);
+    for (int64_t i = 0; i < count; ++i) makespans[i] = ForwardMakespan(convolution, tiling, one, num_threads[i]);
+    return tiling.count();
   }
+  const CotangentDivision division = ChooseCotangentDivision(convolution, requested);
+  const Slices slices(convolution);
+  const CotangentPlan plan = {convolution, requested, division, CotangentTiling(set, sizes, slices), slices};
+  for (int64_t i = 0; i < count; ++i) makespans[i] = CotangentsMakespan(plan, one, num_threads[i]);
+  return plan.planes() * plan.tiles();
 }

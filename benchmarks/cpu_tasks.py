@@ -1,6 +1,7 @@
 """`python -m benchmarks.cpu_tasks`: how well the fused CPU kernels would occupy up to 64 threads, simulated.
 
-Two threads are measured too. It writes benchmarks/results/<date>-cpu-tasks.md.
+The costs of the simulation are fitted to measurements with one thread, and its prediction for two threads is compared
+with others. It writes benchmarks/results/<date>-cpu-tasks.md.
 """
 
 import ctypes
@@ -13,6 +14,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
+import jax.numpy as jnp
+import numpy as np
+import scipy.optimize
+
 from benchmarks import derivatives
 from benchmarks.baselines import Call, Unavailable
 from benchmarks.measurements import deform_conv
@@ -24,33 +29,34 @@ from benchmarks.support.machine import machine
 
 SOURCE = Path(__file__).with_suffix(".cc")
 LIB = cached_build.ROOT / "lib"
-KERNEL = 3  # height and width of the windows
+KERNEL, SLICE_CHANNELS = 3, 64  # height and width of the windows; lib/cpu/fused/plan.cc
 
 NAMES, BATCHES, DTYPES = "ABCDEFG", (1, 2, 16), ("float32", "bfloat16")
 FORWARD, GRADIENTS = PASSES = ("forward", "gradients")
 THREADS = (1, 2, 4, 8, 16, 32, 64)
 
-# The tasks of A and C are slices of channels. F has one slice, and its tasks are parts of the images.
-MEASURED = {name: deform_conv.SHAPES[name] for name in "AC"}
+MEASURED = {name: deform_conv.SHAPES[name] for name in "ABCDG"}
 MEASURED["F"] = deform_conv.SHAPES["F"]._replace(batch=16)
-CALLS = 7  # in a turn of a process
+CALLS = 5  # in a turn of a process
+
+COSTS = ("multiply-add", "channel of a sample", "float that is copied or added", "sample that is located")
+# Bytes per second that one thread, and all threads of a processor with eight channels of DDR4-3200, read or write.
+THREAD_BANDWIDTH, MEMORY_BANDWIDTH = 20e9, 204.8e9
 
 ABOUT = (
     "**The figures for more than two threads are simulated.** They are speedups over one thread, with the tiles and "
-    "the tasks into which the package divides a call. The simulation gives the next tile, or the next task of the "
-    "gradients, to the thread that is free first. The cost is the number of pixels times the channels of "
-    "the task. A task waits where it adds to the gradient of an offset after another "
-    "task. All threads are equally fast: memory bandwidth, shared caches, clock rates, packing the weight and adding "
-    "up the parts of its gradient are left out. So the figures show what the division of the work allows, and not "
-    "what a processor reaches."
+    "the tasks into which the package divides a call. The thread that is free first takes the next task, and a task "
+    "waits for earlier ones as in the package: before it adds to the gradients of an offset and of the weight, tap by "
+    "tap, and before it adds its window to the gradient of x. Windows, rounding, copying the weight and adding up the "
+    "partial sums of its gradient are included. The four costs of the simulation, the first table, are fitted to the "
+    "times of one thread. All threads are equally fast. A call also takes at least as long as its arrays need from "
+    "memory: each once for every slice of channels that reads it, at 20 GB/s for one thread and at 204.8 GB/s for all "
+    "together, which is what eight channels of DDR4-3200 have."
 )
 ABOUT_MEASURED = (
     "Programs of the public functions, in one process with one processor and one with two, which take turns. The "
-    "speedup is the median of the ratios of their times. It includes packing and adding up."
-)
-NOTATION = (
-    '"Tasks": how many there are, and after a slash how many of them may run at a time if that is fewer. "im2col": the '
-    "fused kernels do not run, and XLA divides most of the work."
+    "speedup is the median of the ratios of their times. The times of one thread are those that the costs are fitted "
+    "to."
 )
 
 
@@ -60,7 +66,19 @@ class Problem(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int64)
         for name in (
-            *("kernel", "images", "height", "width", "channels", "rows", "columns", "features", "groups"),
+            *(
+                "kernel",
+                "stride",
+                "dilation",
+                "images",
+                "height",
+                "width",
+                "channels",
+                "rows",
+                "columns",
+                "features",
+                "groups",
+            ),
             *("offset_groups", "is_bfloat16"),
             *("x_requested", "positions_requested", "weight_requested"),
         )
@@ -69,8 +87,7 @@ class Problem(ctypes.Structure):
 
 class Simulated(NamedTuple):
     tasks: int  # or tiles of the forward
-    slots: int  # how many of them may run at a time
-    speedups: tuple[float, ...]  # over one thread, for each number of threads
+    seconds: tuple[float, ...]  # for each number of threads
 
 
 class Measured(NamedTuple):
@@ -78,30 +95,61 @@ class Measured(NamedTuple):
     speedup: float  # with two threads
 
 
-def simulate(shape, dtype, pass_, threads=THREADS):
-    """The simulated speedups of a pass, or None if the im2col path computes everything."""
+def simulate(shape, dtype, pass_, costs, threads=THREADS):
+    """A pass with some numbers of threads, or None if the im2col path computes everything."""
     fused = fused_names(shape, dtype)
     requested = fused - {FORWARD} if pass_ == GRADIENTS else set()
     if not (requested or (pass_ == FORWARD and FORWARD in fused)):
         return None
+    sizes = ("height", "width", "channels", "features", "groups", "stride", "dilation")
     problem = Problem(
         kernel=KERNEL,
         images=shape.batch,
         **dict(zip(("rows", "columns"), deform_conv.output_size(shape)[1:], strict=True)),
-        **{name: getattr(shape, name) for name in ("height", "width", "channels", "features", "groups")},
+        **{name: getattr(shape, name) for name in sizes},
         offset_groups=shape.offset_groups,
         is_bfloat16=dtype == "bfloat16",
         x_requested="x" in requested,
         positions_requested="offset" in requested or "mask" in requested,
         weight_requested="weight" in requested,
     )
-    numbers = (1, *threads)
-    array = ctypes.c_int64 * len(numbers)
-    makespans, tasks, slots = array(), ctypes.c_int64(), ctypes.c_int64()
-    library().Simulate(
-        ctypes.byref(problem), len(numbers), array(*numbers), makespans, ctypes.byref(tasks), ctypes.byref(slots)
+    makespans = (ctypes.c_double * len(threads))()
+    tasks = library().Simulate(
+        ctypes.byref(problem),
+        (ctypes.c_double * len(COSTS))(*costs),
+        len(threads),
+        (ctypes.c_int64 * len(threads))(*threads),
+        makespans,
     )
-    return Simulated(tasks.value, slots.value, tuple(makespans[0] / makespan for makespan in makespans[1:]))
+    size = memory_bytes(shape, dtype, pass_)
+    bandwidths = [min(THREAD_BANDWIDTH * number, MEMORY_BANDWIDTH) for number in threads]
+    return Simulated(tasks, tuple(map(max, makespans, (size / bandwidth for bandwidth in bandwidths))))
+
+
+def memory_bytes(shape, dtype, pass_):
+    """What a pass reads and writes, each array once for every slice of channels that it is read for."""
+    itemsize = jnp.dtype(dtype).itemsize
+    batch, rows, columns = deform_conv.output_size(shape)
+    pixels = batch * rows * columns
+    x = shape.batch * shape.height * shape.width * shape.channels * itemsize
+    y = pixels * shape.features * itemsize
+    positions = pixels * 3 * KERNEL**2 * shape.offset_groups * 4
+    if pass_ == FORWARD:
+        return x + positions + y
+    slices = max(1, shape.channels // shape.groups // SLICE_CHANNELS)
+    return 2 * x + positions + slices * (positions / min(slices, shape.offset_groups) + y)
+
+
+def fitted_costs(measured):
+    """The costs in seconds by type and pass, with the least relative error of the times of one thread."""
+    costs = {}
+    for dtype, pass_ in itertools.product(DTYPES, PASSES):
+        shapes = [name for name in MEASURED if (name, dtype, pass_) in measured]
+        seconds = np.array([measured[name, dtype, pass_].seconds for name in shapes])
+        units = np.eye(len(COSTS))
+        counts = [[simulate(MEASURED[name], dtype, pass_, unit, [1]).seconds[0] for unit in units] for name in shapes]
+        costs[dtype, pass_] = scipy.optimize.nnls(np.array(counts) / seconds[:, None], np.ones(len(shapes)))[0]
+    return costs
 
 
 def fused_names(shape, dtype):
@@ -120,8 +168,8 @@ def library():
     except OSError as error:
         raise Unavailable("needs g++") from error
     loaded = ctypes.CDLL(str(built))
-    loaded.Simulate.restype = None
-    loaded.Simulate.argtypes = [ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 4]
+    loaded.Simulate.restype = ctypes.c_int64
+    loaded.Simulate.argtypes = [*[ctypes.c_void_p] * 2, ctypes.c_int64, *[ctypes.c_void_p] * 2]
     return loaded
 
 
@@ -162,50 +210,54 @@ def prepared(shape, dtype, pass_):
 
 def sections(measured):
     """`measured`: by shape, type and pass."""
+    costs = fitted_costs(measured)
     yield paragraph(ABOUT)
+    yield costs_table(costs)
     yield list_named({name: deform_conv.SHAPES[name]._replace(batch="batch") for name in NAMES})
     for pass_ in PASSES:
-        tasks = "tiles" if pass_ == FORWARD else "tasks"
-        yield f"## {pass_.capitalize()}, simulated\n\n{table(pass_, tasks)}"
-    yield paragraph(NOTATION)
-    if measured:
-        yield f"## Two threads, measured\n\n{paragraph(ABOUT_MEASURED)}\n\n{measured_table(measured)}"
+        yield f"## {pass_.capitalize()}, simulated\n\n{table(pass_, costs)}"
+    yield f"## One and two threads, measured\n\n{paragraph(ABOUT_MEASURED)}\n\n{measured_table(measured, costs)}"
 
 
-def table(pass_, tasks):
+def costs_table(costs):
+    rows = [["cost in picoseconds", *(f"{dtype}, {pass_}" for dtype, pass_ in costs)]]
+    for i, name in enumerate(COSTS):
+        rows.append([name, *(f"{one[i] * 1e12:.3g}" for one in costs.values())])
+    return markdown(rows)
+
+
+def table(pass_, costs):
+    tasks = "tiles" if pass_ == FORWARD else "tasks"
     rows = [["shape", "type", "batch", tasks, *(f"{n} threads" for n in THREADS[1:])]]
-    for name in NAMES:
-        for dtype in DTYPES:
-            for batch in BATCHES:
-                simulated = simulate(deform_conv.SHAPES[name]._replace(batch=batch), dtype, pass_)
-                rows.append([name, dtype, str(batch), *cells(simulated)])
+    for name, dtype, batch in itertools.product(NAMES, DTYPES, BATCHES):
+        shape = deform_conv.SHAPES[name]._replace(batch=batch)
+        rows.append([name, dtype, str(batch), *cells(simulate(shape, dtype, pass_, costs[dtype, pass_]))])
     return markdown(rows)
 
 
 def cells(simulated):
     if simulated is None:
         return ["im2col", *["-"] * len(THREADS[1:])]
-    limit = f" / {simulated.slots}" if simulated.slots < simulated.tasks else ""
-    speedups = zip(THREADS, simulated.speedups, strict=True)
-    return [f"{simulated.tasks}{limit}", *(f"{speedup:.2f}" for threads, speedup in speedups if threads > 1)]
+    one, *others = simulated.seconds
+    return [str(simulated.tasks), *(f"{one / seconds:.2f}" for seconds in others)]
 
 
-def measured_table(measured):
-    rows = [["shape", "type", "batch", "pass", "one thread, ms", "speedup measured", "simulated"]]
+def measured_table(measured, costs):
+    rows = [["shape", "type", "batch", "pass", "one thread, ms", "fitted", "speedup of two", "simulated"]]
     for (name, dtype, pass_), result in measured.items():
         shape = MEASURED[name]
-        (simulated,) = simulate(shape, dtype, pass_, [2]).speedups
-        figures = [f"{result.seconds * 1e3:.1f}", f"{result.speedup:.2f}", f"{simulated:.2f}"]
+        one, two = simulate(shape, dtype, pass_, costs[dtype, pass_], [1, 2]).seconds
+        figures = [f"{result.seconds * 1e3:.1f}", f"{one * 1e3:.1f}", f"{result.speedup:.2f}", f"{one / two:.2f}"]
         rows.append([name, dtype, str(shape.batch), pass_, *figures])
     return markdown(rows)
 
 
 def main(arguments=None):
     options = parser("cpu_tasks", __doc__)
-    options.add_argument("--rounds", type=int, default=5, help="how often the processes take turns; 0: only simulate")
+    options.add_argument("--rounds", type=int, default=5, help="how often the processes take turns")
     args = options.parse_args(arguments)
-    measured = measure(args.rounds) if args.rounds else {}
-    write_page(args.out, "cpu-tasks", "Threads of the fused CPU kernels", [facts(machine()), *sections(measured)])
+    page = [facts(machine()), *sections(measure(args.rounds))]
+    write_page(args.out, "cpu-tasks", "Threads of the fused CPU kernels", page)
 
 
 if __name__ == "__main__":

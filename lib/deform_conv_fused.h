@@ -155,22 +155,20 @@ struct FusedCotangentArrays {
   float* workspace;          // FusedCotangentsWorkspace elements
 };
 
-// How the cotangents of a call are divided: each task computes a slice of the channels for a part of the images. A
-// 16-bit x needs memory for each task that runs.
-struct FusedTasks {
-  int64_t parts;       // of the images; the bits of the weight's cotangent depend on them
-  int64_t concurrent;  // the tasks that may run at a time
+// How the cotangents of a call are divided. The workspace depends on it.
+struct CotangentDivision {
+  int64_t num_splits;  // partial sums of the weight's cotangent, whose bits depend on them
+  int64_t num_planes;  // slices of channels of images whose cotangent of x adds up at a time, if that has 16 bits
 };
 
-constexpr int64_t kMaxFusedTasks = 32;  // at a time, and parts
+constexpr int64_t kMaxWeightSplits = 64, kMaxResidentPlanes = 128;
 
-// The division for which the workspace stays small. It may be larger so that kMinConcurrentTasks can run at a time.
-constexpr int64_t kMinConcurrentTasks = 3;
-FusedTasks ChooseFusedTasks(const Convolution&, RequestedCotangents);
+// The division that occupies 64 threads, if the workspace has room for it.
+CotangentDivision ChooseCotangentDivision(const Convolution&, RequestedCotangents);
 
-// The most tasks that a division into `parts` has.
-int64_t FusedTaskCount(const Convolution&, int64_t parts);
-int64_t FusedCotangentsWorkspace(const Convolution&, RequestedCotangents, FusedTasks);
-const char* FusedCotangents(Device&, const Convolution&, FusedTasks, const FusedCotangentArrays&);
+// How many tasks the cotangents have with this processor's instruction set: tiles of each slice of channels.
+int64_t CotangentTasks(const Convolution&);
+int64_t FusedCotangentsWorkspace(const Convolution&, RequestedCotangents, CotangentDivision);
+const char* FusedCotangents(Device&, const Convolution&, CotangentDivision, const FusedCotangentArrays&);
 
 }  // namespace dcn

@@ -1,5 +1,6 @@
 import collections
 import functools
+import gc
 import importlib.util
 import math
 import os
@@ -41,7 +42,10 @@ def pytest_configure(config):
 
     XLA reads its flags when it compiles the first program. The XLA of jax 0.11.2 has lost this flag, and an
     unknown flag ends the process.
+
+    Python collects garbage less often than by default, because a collection visits all that jax has cached.
     """
+    gc.set_threshold(50_000, 20, 20)
     if not config.getoption("optimized") and jax.__version_info__ < (0, 11):
         os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {os.environ['XLA_FLAGS']}"
 

@@ -124,6 +124,8 @@ PROGRAMS = {
     "dcnv3": Program(aggregate, of_dcnv3, (IMAGES, IMAGES, IMAGES)),
     "grid_sample": Program(sample, of_samples, (IMAGES, "n, h, ...")),
 }
+# One of each kind of custom call; the others are thorough.
+ANOTHER_PROCESS = ("deform_conv2d", "multi_scale_deformable_attention", "grid_sample")
 
 
 def exported(function, arguments, platforms=PLATFORMS):
@@ -141,7 +143,7 @@ def run(*command):
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(program, id=name, marks=pytest.mark.thorough if name in ("deform_psroi_pool", "roi_align") else [])
+        pytest.param(program, id=name, marks=[] if name in ANOTHER_PROCESS else pytest.mark.thorough)
         for name, program in PROGRAMS.items()
     ],
 )
@@ -156,11 +158,13 @@ def test_run_in_another_process(program, platform, tmp_path):
         assert_near(tuple(file.values()), program.expected(3, 5, 4) * 2)
 
 
-def test_sizes_some_of_which_are_symbolic():
-    program = PROGRAMS["deform_conv2d"]
-    artifact = exported(with_gradients(program.function), program.specs("w"))
+@pytest.mark.parametrize("name, sizes", [("deform_conv2d", "w"), ("deform_conv3d", "nhw"), ("dcnv3", "nhw")])
+def test_sizes_some_or_all_of_which_are_symbolic(name, sizes):
+    program = PROGRAMS[name]
+    artifact = exported(with_gradients(program.function), program.specs(sizes))
     restored = export.deserialize(artifact.serialize())
-    assert_near(restored.call(*program.arguments(2, 3, 7)), program.expected(2, 3, 7))
+    actual = [size + (symbol in sizes) for symbol, size in zip("nhw", (2, 3, 4), strict=True)]
+    assert_near(restored.call(*program.arguments(*actual)), program.expected(*actual))
 
 
 @pytest.mark.platforms("cpu")

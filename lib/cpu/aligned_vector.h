@@ -35,4 +35,18 @@ struct CacheLineAllocator {
 template <typename T>
 using AlignedVector = std::vector<T, CacheLineAllocator<T>>;
 
+// Floats that are not initialized: pages that are never accessed take no memory.
+class UninitializedFloats {
+ public:
+  explicit UninitializedFloats(size_t size) : data_(CacheLineAllocator<float>().allocate(size)) {}
+  ~UninitializedFloats() { CacheLineAllocator<float>().deallocate(data_, 0); }
+  UninitializedFloats(const UninitializedFloats&) = delete;
+  UninitializedFloats& operator=(const UninitializedFloats&) = delete;
+
+  float* data() { return data_; }
+
+ private:
+  float* data_;
+};
+
 }  // namespace dcn

@@ -4,6 +4,7 @@
 #include "fused/plan.h"
 #include "instruction_sets.h"
 #include "large_pages.h"
+#include "saturating.h"
 
 namespace dcn {
 namespace {
@@ -18,6 +19,12 @@ const FusedKernels& KernelsOf(InstructionSet set, DType dtype) {
 
 const char* FusedInstructions() { return RowOf(BestInstructionSet()).name; }
 
+int64_t CotangentTasks(const Convolution& convolution) {
+  const InstructionSet set = InstructionSetFor(BestInstructionSet(), convolution, false);
+  const Slices slices(convolution);
+  return SaturatingMultiply(CotangentTiling(set, convolution.sizes, slices).count(), slices.count);
+}
+
 const char* FusedForward(Device& device, const Convolution& convolution, const FusedForwardArrays& arrays) {
   const auto& [dtype, sizes, positions, product] = convolution;
   if (sizes.pixels() == 0) return nullptr;
@@ -28,7 +35,7 @@ const char* FusedForward(Device& device, const Convolution& convolution, const F
   return nullptr;
 }
 
-const char* FusedCotangents(Device& device, const Convolution& convolution, FusedTasks tasks,
+const char* FusedCotangents(Device& device, const Convolution& convolution, CotangentDivision division,
                             const FusedCotangentArrays& arrays) {
   if (!arrays.requested.any()) return nullptr;
   const auto& [dtype, sizes, positions, product] = convolution;
@@ -38,7 +45,8 @@ const char* FusedCotangents(Device& device, const Convolution& convolution, Fuse
                    sizes.images * sizes.height * sizes.width * sizes.channels * BytesOf(dtype));
   PreferLargePages(arrays.d_offset, 2 * samples);
   PreferLargePages(arrays.d_mask, samples);
-  const CotangentPlan plan = {convolution, arrays.requested, tasks, CotangentTiling(set, sizes), Slices(convolution)};
+  const Slices slices(convolution);
+  const CotangentPlan plan = {convolution, arrays.requested, division, CotangentTiling(set, sizes, slices), slices};
   KernelsOf(set, dtype).cotangents(device, plan, arrays);
   return nullptr;
 }

@@ -1,7 +1,6 @@
 // XLA FFI handlers of the fused convolution on CPUs and of its cotangents.
 #include "deform_conv_fused.h"
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -70,19 +69,18 @@ ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ff
   const bool offset_or_mask = is_requested("offset_requested") || is_requested("mask_requested");
   arrays.requested = {is_requested("x_requested"), offset_or_mask, is_requested("weight_requested")};
   checks.Require(is_requested("workspace_requested"), "needs a workspace");
-  const FusedTasks tasks = {checks.Attribute(attributes, "parts", int64_t{1}),
-                            checks.Attribute(attributes, "concurrent_tasks", int64_t{1})};
-  checks.Require(1 <= tasks.parts && tasks.parts <= std::clamp<int64_t>(sizes.images, 1, kMaxFusedTasks),
-                 "attribute parts must be a number of parts of the images");
-  const int64_t most_tasks = std::min(kMaxFusedTasks, FusedTaskCount(call, tasks.parts));
-  checks.Require(1 <= tasks.concurrent && tasks.concurrent <= most_tasks,
-                 "attribute concurrent_tasks must be a number of tasks");
+  const CotangentDivision division = {checks.Attribute(attributes, "num_splits", int64_t{1}),
+                                      checks.Attribute(attributes, "num_planes", int64_t{1})};
+  checks.Require(1 <= division.num_splits && division.num_splits <= kMaxWeightSplits,
+                 "attribute num_splits must be a number of partial sums");
+  checks.Require(1 <= division.num_planes && division.num_planes <= kMaxResidentPlanes,
+                 "attribute num_planes must be a number of planes");
   if (!checks.ok()) return checks.error();
-  arrays.workspace = next("workspace", {FusedCotangentsWorkspace(call, arrays.requested, tasks)});
+  arrays.workspace = next("workspace", {FusedCotangentsWorkspace(call, arrays.requested, division)});
   requested.CheckEnd();
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(FusedCotangents(device, call, tasks, arrays));
+  return ToError(FusedCotangents(device, call, division, arrays));
 }
 
 }  // namespace

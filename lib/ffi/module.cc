@@ -104,9 +104,9 @@ std::string FusedUnsupported(const std::string& platform, const std::string& com
 }
 
 #ifdef DCN_CPU
-// How dcn_cpu_fused_cotangents is to be divided: the parts, the tasks that may run at a time, and the elements of the
-// workspace.
-std::array<int64_t, 3> FusedCotangentsPlan(const std::string& dtype_name, std::array<int64_t, 4> x,
+// How dcn_cpu_fused_cotangents is to be divided: the partial sums of the weight's cotangent, the planes, and the
+// elements of the workspace; and how many tasks this processor has.
+std::array<int64_t, 4> FusedCotangentsPlan(const std::string& dtype_name, std::array<int64_t, 4> x,
                                            std::array<int64_t, 3> y, std::array<int64_t, 3> taps_and_groups,
                                            std::array<bool, 3> requested_cotangents) {
   dcn::Convolution convolution = {};
@@ -132,8 +132,9 @@ std::array<int64_t, 3> FusedCotangentsPlan(const std::string& dtype_name, std::a
   convolution.product = {features, groups};
   const auto [of_x, of_positions, of_weight] = requested_cotangents;
   const dcn::RequestedCotangents requested = {of_x, of_positions, of_weight};
-  const dcn::FusedTasks tasks = dcn::ChooseFusedTasks(convolution, requested);
-  return {tasks.parts, tasks.concurrent, dcn::FusedCotangentsWorkspace(convolution, requested, tasks)};
+  const dcn::CotangentDivision division = dcn::ChooseCotangentDivision(convolution, requested);
+  return {division.num_splits, division.num_planes, dcn::FusedCotangentsWorkspace(convolution, requested, division),
+          dcn::CotangentTasks(convolution)};
 }
 #endif
 
@@ -159,7 +160,6 @@ NB_MODULE(DCN_MODULE, module) {
 #ifdef DCN_CPU
   module.attr("fused_instructions") = dcn::FusedInstructions();
   module.attr("fused_padding") = dcn::kFeaturePadding;
-  module.attr("fused_min_tasks") = dcn::kMinConcurrentTasks;
   module.attr("has_x86_kernels") = bool(DCN_HAS_X86_KERNELS);
   module.def("fused_cotangents_plan", &FusedCotangentsPlan, nb::arg("dtype"), nb::arg("x"), nb::arg("y"),
              nb::arg("taps_and_groups"), nb::arg("requested"));

@@ -8,7 +8,6 @@ def fused_wherever_possible(monkeypatch):
     """Small problems take the fused path of the CPU, too; float64 takes the im2col path."""
     monkeypatch.setattr(plan, "MIN_PIXELS", 0)
     monkeypatch.setattr(plan, "MIN_GROUP_CHANNELS", 0)
-    monkeypatch.setattr(plan, "MIN_TASKS", 0)
     if plan.INSTRUCTIONS == "portable":
         monkeypatch.setattr(plan, "INSTRUCTIONS", "portable kernels, which are slow")
 

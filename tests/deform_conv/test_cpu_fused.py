@@ -152,8 +152,7 @@ def test_where_it_is_slow():
     assert "the result has 992 pixels" in reason((31, 32))
     assert "each group has 4 channels" in reason((32, 32), groups=16)
     assert "there are 576 samples for each pixel" in reason((32, 32), offset_groups=64)
-    assert "at most 2 of the fused gradient's tasks run at a time" in reason((32, 32), of="x", batch=2)
-    assert "the processor has" in reason((32, 32), of="x", batch=3)
+    assert "the processor has" in reason((32, 32), of="x")
 
 
 SETS = build.FUSED_INSTRUCTION_SETS

@@ -314,16 +314,14 @@ class CallBuilder {
     call_.attributes["workspace_requested"] = Attribute::Boolean(has_workspace);
     const dcn::RequestedCotangents requested = {
         IsTrue("x_requested"), IsTrue("offset_requested") || IsTrue("mask_requested"), IsTrue("weight_requested")};
-    const dcn::FusedTasks tasks = {Size(3, 1), Size(5, 1)};
-    Integer("parts", tasks.parts);
-    Integer("concurrent_tasks", tasks.concurrent);
-    const auto is_number = [](int64_t tasks) { return 1 <= tasks && tasks <= dcn::kMaxFusedTasks; };
-    call_.is_valid &= is_number(tasks.parts) && is_number(tasks.concurrent);
+    const dcn::CotangentDivision division = {Size(3, 1), Size(5, 1)};
+    Integer("num_splits", division.num_splits);
+    Integer("num_planes", division.num_planes);
+    const bool is_division = 1 <= division.num_splits && division.num_splits <= dcn::kMaxWeightSplits &&
+                             1 <= division.num_planes && division.num_planes <= dcn::kMaxResidentPlanes;
+    call_.is_valid &= is_division;
     CpuWorkspace([&](const dcn::Convolution& convolution) -> int64_t {
-      if (!is_number(tasks.parts) || !is_number(tasks.concurrent)) return 0;
-      call_.is_valid &= tasks.parts <= std::max<int64_t>(convolution.sizes.images, 1) &&
-                        tasks.concurrent <= dcn::FusedTaskCount(convolution, tasks.parts);
-      return dcn::FusedCotangentsWorkspace(convolution, requested, tasks);
+      return is_division ? dcn::FusedCotangentsWorkspace(convolution, requested, division) : 0;
     });
     if (has_workspace) Add(call_.results, 'f', "workspace");
   }

@@ -249,7 +249,7 @@ const char* FusedForward(Device&, const Convolution& convolution, const FusedFor
   return nullptr;
 }
 
-const char* FusedCotangents(Device&, const Convolution& convolution, FusedTasks tasks,
+const char* FusedCotangents(Device&, const Convolution& convolution, CotangentDivision division,
                             const FusedCotangentArrays& arrays) {
   const auto& [dtype, s, positions, product] = convolution;
   CheckCpuFused(convolution, arrays.x, arrays.weight, arrays.d_y, BytesOf(dtype));
@@ -261,14 +261,14 @@ const char* FusedCotangents(Device&, const Convolution& convolution, FusedTasks 
   REQUIRE(!requested.weight || contract.Holds(arrays.d_weight, WeightCount(s, product), 4));
   const Slices slices(convolution);
   REQUIRE(double(slices.count) * slices.channels >= s.channels && slices.channels <= slices.padded_channels);
-  REQUIRE(tasks.parts >= 1 && tasks.parts <= std::max<int64_t>(1, s.images));
-  REQUIRE(tasks.concurrent >= 1 && tasks.concurrent <= slices.count * tasks.parts);
+  REQUIRE(division.num_splits >= 1 && division.num_splits <= kMaxWeightSplits);
+  REQUIRE(division.num_planes >= 1 && division.num_planes <= kMaxResidentPlanes);
   const double weight = double(s.taps()) * slices.count * slices.padded_channels * product.group_features();
   const double packed = requested.x || requested.positions ? BytesOf(dtype) / 4. : 0.;
-  const double weights = packed + (requested.weight ? double(tasks.parts) : 0.);
-  const double image = double(s.height) * s.width * slices.padded_channels;
-  const double image_sums = requested.x && dtype != DType::kF32 ? tasks.concurrent * image : 0.;
-  REQUIRE(contract.Holds(arrays.workspace, weight * weights + image_sums, 4));
+  const double weights = packed + (requested.weight ? double(division.num_splits) : 0.);
+  const double plane = double(s.height) * s.width * slices.padded_channels;
+  const double plane_sums = requested.x && dtype != DType::kF32 ? division.num_planes * plane : 0.;
+  REQUIRE(contract.Holds(arrays.workspace, weight * weights + plane_sums, 4));
   return nullptr;
 }
 

@@ -4,6 +4,7 @@ import json
 import pathlib
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -20,6 +21,8 @@ CASES = (
     "d_fine_simple/train",
 )
 BINS = 33
+SETTINGS = ("num_queries", "num_denoising", "label_noise_ratio", "box_noise_scale", "classes")
+make_denoising_compiled = jax.jit(make_denoising, static_argnames=SETTINGS)
 
 
 class Golden(NamedTuple):
@@ -72,7 +75,7 @@ def denoising(arrays, of: Targets, **settings):
     missing = count - stored["part"].shape[1]
     padded = {name: np.pad(array, [(0, 0), (0, missing), (0, 0)][: array.ndim]) for name, array in stored.items()}
     padded |= {"sign": padded["sign"] > 0, "part": padded["part"].astype(of.boxes.dtype)}
-    return make_denoising(Draws(**padded), of, **settings)
+    return make_denoising_compiled(Draws(**padded), of, **settings)
 
 
 def noise_settings(golden: Golden) -> dict[str, Any]:

@@ -175,13 +175,15 @@ class Test {
 
   // The cotangents of the positions are those of the offset, of the mask or of both.
   void Cotangents(RequestedCotangents requested, bool of_offset = true, bool of_mask = true) {
+    Cotangents(requested, of_offset, of_mask, ChooseCotangentDivision(convolution(), requested));
+  }
+  void Cotangents(RequestedCotangents requested, bool of_offset, bool of_mask, CotangentDivision division) {
     Array<T> d_x(d_x_.size());
     Array<float> d_offset(2 * samples_), d_mask(samples_), d_weight(d_weight_.size());
-    const FusedTasks tasks = ChooseFusedTasks(convolution(), requested);
-    Array<float> workspace(FusedCotangentsWorkspace(convolution(), requested, tasks));
+    Array<float> workspace(FusedCotangentsWorkspace(convolution(), requested, division));
     Run([&](Device& device) {
       return FusedCotangents(
-          device, convolution(), tasks,
+          device, convolution(), division,
           {x_.data(), weight_.data(), d_y_.data(), requested, d_x.data(),
            requested.positions && of_offset ? d_offset.data() : nullptr,
            requested.positions && of_mask ? d_mask.data() : nullptr, d_weight.data(), workspace.data()});
@@ -276,7 +278,7 @@ constexpr Shape kShapes[] = {
     {1, 0, 3, 2, 1, 1, 2, 2, 2, {2, 2}},               // no pixels of x
     {1, 3, 3, 2, 1, 1, 2, 0, 2, {2, 2}},               // no pixels of y
     {2, 5, 6, 3, 1, 1, 5, 3, 4, {3, 3}, false},        // no mask
-    {40, 2, 3, 6, 2, 3, 9, 2, 3, {1, 2}},              // more images than parts; neither group size divides the other
+    {40, 2, 3, 6, 2, 3, 9, 2, 3, {1, 2}},              // many images; neither group size divides the other
     {1, 7, 5, 20, 5, 2, 34, 11, 23, {1, 1}},           // four tiles of different sizes, narrow vectors
     {2, 4, 4, 70, 1, 1, 9, 3, 3, {2, 1}, true, true},  // slices that share an offset group
     {1, 4, 5, 201, 3, 3, 66, 3, 5, {1, 2}},            // slices of groups
@@ -284,12 +286,14 @@ constexpr Shape kShapes[] = {
     {2, 5, 5, 32, 1, 1, 32, 5, 5, {3, 3}},             // pairs: an odd number of pixels
     {1, 5, 9, 96, 3, 1, 64, 11, 23, {1, 2}, false, true},
     {3, 4, 4, 128, 1, 2, 128, 3, 3, {2, 1}},
-    {1, 3, 3, 160, 1, 1, 544, 1, 1, {2, 2}},  // pairs: a last slice, and blocks of both
-    {1, 3, 3, 64, 2, 1, 41, 3, 5, {1, 1}},    // pairs only in the forward
-    {1, 3, 4, 6, 1, 2, 16, 3, 5, {1, 2}},     // groups that are half as wide as a panel of AVX2
-    {1, 3, 4, 6, 1, 2, 32, 3, 5, {1, 2}},     // and of AVX-512
-    {1, 9, 9, 32, 1, 1, 33, 45, 46, {1, 1}},  // tiles as large as those of large outputs
-    {1, 9, 9, 48, 8, 1, 9, 27, 26, {3, 3}},   // with many offset groups, smaller ones
+    {1, 3, 3, 160, 1, 1, 544, 1, 1, {2, 2}},   // pairs: a last slice, and blocks of both
+    {1, 3, 3, 64, 2, 1, 41, 3, 5, {1, 1}},     // pairs only in the forward
+    {1, 3, 4, 6, 1, 2, 16, 3, 5, {1, 2}},      // groups that are half as wide as a panel of AVX2
+    {1, 3, 4, 6, 1, 2, 32, 3, 5, {1, 2}},      // and of AVX-512
+    {1, 9, 9, 32, 1, 1, 33, 45, 46, {1, 1}},   // tiles as large as those of large outputs
+    {1, 9, 9, 48, 8, 1, 9, 27, 26, {3, 3}},    // with many offset groups, smaller ones
+    {3, 7, 9, 40, 1, 1, 6, 40, 45, {1, 2}},    // many tiles that add to the same pixels
+    {2, 140, 2, 65, 1, 1, 2, 139, 2, {1, 1}},  // a tile that reads more rows than a window has
 };
 
 template <typename T>
@@ -299,6 +303,8 @@ void RunAll() {
     test.Forward();
     for (int requested = 0; requested < 8; ++requested)
       test.Cotangents({bool(requested & 4), bool(requested & 2), bool(requested & 1)});
+    test.Cotangents({true, true, true}, true, true, {1, 1});
+    test.Cotangents({true, true, true}, true, true, {kMaxWeightSplits, kMaxResidentPlanes});
     test.Cotangents({false, true, false}, true, false);
     test.Cotangents({false, true, false}, false, true);
   }

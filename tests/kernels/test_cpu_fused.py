@@ -109,14 +109,26 @@ MUTATIONS = {
         "fused/plan.h", "return {group, {~~group * group_channels + ~>~~}in_group,", "none", "avx512",
         WRONG_OR_SIGNAL),
     "slice that does not add to the cotangents of positions": (
-        "fused/cotangents.h", "{~~c == 0 && plan_.WaitsForSliceBefore(slice_)~>false~~}", "none", "avx2", WRONG),
+        "fused/cotangents.h", "{~~c == 0 && plan_.SharesPositions(slice_)~>false~~}", "none", "avx2", WRONG),
     "slice that does not wait for the one before": (
-        "fused/cotangents.h", "{~~if (plan_.WaitsForSliceBefore(slice_)) WaitForSliceBefore(tile_count);~>~~}",
+        "fused/cotangents.h",
+        "{~~if (is_added) progress_.Of(plane_ - 1, tile_in_plane_).WaitFor(TileProgress::PositionsStored(tap));~>~~}",
         "threads", "avx2", "data race"),
-    "sums of x that tasks share": (
-        "fused/cotangents.h", "first + {~~slot_~>0~~} * pixels", "threads", "avx2", "data race"),
-    "workspace for one part": (
-        "fused/plan.cc", "{~~SaturatingMultiply(parts, weight_size)~>weight_size~~}", "none", "avx2", SIGNAL),
+    "tile that adds to the weight before the one before": (
+        "fused/cotangents.h", "if (tile_before {~~>= 0~>> 99~~}) {", "threads", "avx2", "data race"),
+    "tile that adds to pixels before the one before": (
+        "fused/cotangents.h", "{~~before.box().Overlaps(samples_.box())~>false~~}", "threads", "avx2", "data race"),
+    "planes that have their sums in one place": (
+        "fused/cotangents.h", "{~~plane % plan_.resident_planes()~>0~~}", "threads", "avx2", "data race"),
+    "plane that is rounded before it is set to zero": (
+        "fused/cotangents.h", "{~~progress_.turned_chunks.WaitFor(plane, plan_.chunks());  //~>//~~} tiles", "threads",
+        "avx2", "data race"),
+    "window that has fewer rows than the tile reads": (
+        "fused/plan.h", "std::min(sizes.height, {~~kWindowRows~>kWindowRows / 2~~})", "none", "avx2", SIGNAL),
+    "window that is not zero at first": (
+        "fused/cotangents.h", "std::memset(window_.data() + {~~row~>0~~} * width", "none", "avx2", WRONG),
+    "workspace for one split": (
+        "fused/plan.cc", "{~~SaturatingMultiply(num_splits, weight_size)~>weight_size~~}", "none", "avx2", SIGNAL),
     "odd end of the columns' pairs": (
         "fused/pairs.h",
         "RowOrZeros(row + kRowWords, p {~~+ 1 ~>~~}< pixels));\n          Store((Floats)pair.low, out);",
@@ -137,13 +149,10 @@ MUTATIONS = {
         "fused/amx.cc", "return ({~~(pixels + 1) / 2 + kWords - 1) / kWords * kWords~>pixels + 1) / 2~~};", "none",
         "amx", WRONG_OR_SIGNAL),
     "cotangent of x that is not zero at first": (
-        "fused/cotangents.h",
-        "{~~std::memset(image_sums_ + p * image_stride_, 0, slice_.channels * sizeof(float));~>~~}", "none", "avx2",
-        WRONG),
+        "fused/cotangents.h", "{~~std::memset(sums.At(p), 0, channels * sizeof(float));~>~~}", "none", "avx2", WRONG),
     "tail of channels of x that is not zero at first": (
-        "fused/cotangents.h",
-        "std::memset(image_sums_ + p * image_stride_, 0, slice_.channels {~~~>/ 4 * 4 ~~}* sizeof(float));", "none",
-        "avx2", WRONG),
+        "fused/cotangents.h", "std::memset(sums.At(p), 0, channels {~~~>/ 4 * 4 ~~}* sizeof(float));", "none", "avx2",
+        WRONG),
     "cotangent of the weight that was not requested": (
         "fused/cotangents.h", "{~~    if (!requested.weight) return;\n~>~~}", "none", "avx2",
         f"must not be written|{WRONG_OR_SIGNAL}"),
@@ -152,7 +161,7 @@ MUTATIONS = {
 }  # fmt: skip
 BY_DEFAULT = [
     "tail of channels read past its end",
-    "workspace for one part",
+    "workspace for one split",
     "pixels of a pair swapped",
     "rows that do not fill a block of tiles",
 ]

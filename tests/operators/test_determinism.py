@@ -24,10 +24,10 @@ CASES = {
     "convolution": Case("crowded", (24, 24), 32, 8, (3, 3), 2, (4,), SAME),
     # Two threads share the channels of the only image, and also the channels of one offset group.
     "one image": Case("one_image", (24, 24), 40, 8, (3, 3), 2, (1,), SAME),
-    # Slices of channels share an offset group, and images follow each other in parts.
+    # Slices of channels share an offset group, and tiles add to several partial sums of the weight.
     "slices": Case("slices", (16, 17), 192, 32, (2, 2), 1, (11,), SAME),
-    # The sums of an image take so much memory that only some of the tasks run at a time.
-    "more tasks than slots": Case("more_tasks_than_slots", (150, 160), 192, 32, (1, 1), 1, (2,), SAME),
+    # The sums of a slice take so much memory that only some of them are resident.
+    "few planes": Case("few_planes", (150, 160), 192, 32, (1, 1), 1, (2,), SAME),
     "attention": Attention(((9, 8), (4, 5)), (3, 3), queries=500, heads=3, channels=8),
     # Channels of the only head are divided.
     "one head": Attention(((9, 8), (4, 5)), (3, 3), queries=500, heads=1, channels=40),
@@ -37,7 +37,7 @@ CASES = {
 RUNS = [  # case, backend and dtype
     *((name, "im2col", "float32") for name in ("convolution", "one image")),
     *(("slices", "fused", dtype) for dtype in ("float32", "bfloat16")),
-    ("more tasks than slots", "fused", "bfloat16"),
+    ("few planes", "fused", "bfloat16"),
     *((name, None, "float32") for name in ("attention", "one head", "mean of regions", "maximum of regions")),
 ]
 

@@ -180,8 +180,8 @@ def cpu_fused_cotangents(
         results=list(results.values()),
         feature_group_count=feature_group_count,
         workspace_requested=True,
-        parts=division.parts,
-        concurrent_tasks=division.concurrent_tasks,
+        num_splits=division.num_splits,
+        num_planes=division.num_planes,
         **{f"{name}_requested": name in results for name in ("x", "offset", "mask", "weight")},
     )
     out = dict(zip(results, cotangents, strict=True))

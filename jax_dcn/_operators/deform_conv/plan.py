@@ -47,7 +47,6 @@ _FEATURE_PADDING: int = extension.modules["cpu"].fused_padding
 # The fused path of a CPU is faster than im2col from these limits on.
 MIN_GROUP_CHANNELS = 8  # of a feature group: with fewer, most lanes of a vector are empty
 MIN_PIXELS = 1024  # of the result, all images together
-MIN_TASKS: int = extension.modules["cpu"].fused_min_tasks  # of a gradient, which run at a time
 MAX_PIXEL_SAMPLES = 512  # taps times offset groups, whose samples of a tile each thread locates at once
 
 _FLOAT32_BYTES = 4
@@ -118,11 +117,13 @@ class FusedCpu:
     """How the fused kernels of a CPU divide their work."""
 
     workspace_size: int  # in float32 elements
-    parts: int = 0  # of the images, in gradients
-    concurrent_tasks: int = 0  # of gradients
+    # Of gradients: partial sums of that of weight, planes of that of x that add up at a time, and tasks of all.
+    num_splits: int = 0
+    num_planes: int = 0
+    tasks: int = 0
 
     def __str__(self) -> str:
-        return f"up to {_at_a_time(self.concurrent_tasks, 'task')}" if self.concurrent_tasks else ""
+        return f"{self.tasks} task{'' if self.tasks == 1 else 's'}" if self.num_splits else ""
 
 
 def _at_a_time(count: int, what: str) -> str:
@@ -289,7 +290,7 @@ def _known_path(computation: str, problem: _Problem) -> tuple[str, str] | None:
     if unsupported:
         return "im2col", unsupported
     if platform == "cpu":
-        slow = _slow_reason(computation, problem)
+        slow = _slow_reason(problem)
         return ("im2col", slow) if slow else ("fused", f"the processor has {INSTRUCTIONS}")
     if not problem.can_be_estimated:
         return "fused", "no time is estimated for arrays that are empty or of a symbolic size"
@@ -326,7 +327,7 @@ def _for_rules(sizes: Sequence[Any]) -> list[int]:
     return [min(size, 2**62) if isinstance(size, int) else -1 for size in sizes]
 
 
-def _slow_reason(computation: str, problem: _Problem) -> str:
+def _slow_reason(problem: _Problem) -> str:
     """What makes the fused path of a CPU slower than im2col, or an empty string."""
     _, offset, weight, spec, *_ = problem
     if INSTRUCTIONS == "portable":
@@ -342,12 +343,6 @@ def _slow_reason(computation: str, problem: _Problem) -> str:
         return f"each group has {fewest} channels; the fused kernels are fast from {MIN_GROUP_CHANNELS} on"
     if (count := math.prod(problem.groups_and_taps)) > MAX_PIXEL_SAMPLES:
         return f"there are {count} samples for each pixel; the fused kernels are fast up to {MAX_PIXEL_SAMPLES}"
-    if computation != "forward":
-        # Gradients that are computed together share the workspace, so that of x may leave room for fewer tasks.
-        together = ["x", "offset", "weight"] if computation == "x" else [computation]
-        tasks = _fused_cpu_gradients(together, problem).concurrent_tasks
-        if tasks < MIN_TASKS:
-            return f"at most {tasks} of the fused gradient's tasks run at a time; it is fast from {MIN_TASKS} on"
     return ""
 
 
@@ -465,14 +460,14 @@ def _list_bytes(x: Shaped, offset: Shaped) -> int:
 def _fused_cpu_gradients(requested: Collection[str], problem: _Problem) -> FusedCpu:
     x, offset, weight, spec, *_ = problem
     offset_groups, taps = problem.groups_and_taps
-    parts, tasks, size = extension.modules["cpu"].fused_cotangents_plan(
+    num_splits, num_planes, size, tasks = extension.modules["cpu"].fused_cotangents_plan(
         dtype=jnp.dtype(x.dtype).name,
         x=x.shape,
         y=(*offset.shape[1:3], weight.shape[-1]),
         taps_and_groups=(taps, spec.feature_group_count, offset_groups),
         requested=("x" in requested, not {"offset", "mask"}.isdisjoint(requested), "weight" in requested),
     )
-    return FusedCpu(size, parts, tasks)
+    return FusedCpu(size, num_splits, num_planes, tasks)
 
 
 def _packed_weight_size(weight: Shaped, spec: Spec) -> int:

@@ -1,13 +1,15 @@
 // The cotangents of a fused convolution, tile by tile and tap by tap: a product makes the cotangents of the columns;
 // one loop over the samples reads their corners for the cotangents of the positions, makes the columns again, and adds
 // to the cotangent of x; and a product of the columns and the cotangent of y adds to the cotangent of the weight.
+//
+// Threads take the tiles in order: image by image, and slice by slice of the channels. Three results are sums over
+// several tiles, which add to them in this order, too. For the cotangents of positions and of the weight, a tile waits
+// tap by tap. For the cotangent of x, it has sums of its own, and waits before it adds them to those of the plane.
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "aligned_vector.h"
@@ -15,6 +17,7 @@
 #include "device.h"
 #include "fused/plan.h"
 #include "fused/product.h"
+#include "fused/progress.h"
 #include "fused/samples.h"
 #include "instruction_sets.h"
 #include "vectors.h"
@@ -33,12 +36,20 @@ class Cotangents {
       device.ParallelFor(weight_tasks, [&](int64_t task) { PackWeight(plan, arrays, task); });
     }
     const std::vector<T> zeros(sizes.group_channels());
-    FinishedTiles finished(plan.tasks());
-    std::atomic<int64_t> next{0};
-    device.ParallelFor(std::clamp(device.threads(), int64_t{1}, plan.division.concurrent), [&](int64_t slot) {
-      if (next.load() >= plan.tasks()) return;  // other threads have taken all tasks
-      Cotangents buffers(plan, arrays, zeros.data(), slot, finished);
-      for (int64_t task; (task = next.fetch_add(1)) < plan.tasks();) buffers.ComputeTask(task);
+    const int64_t tasks_of_plane = plan.chunks() + plan.tiles(), blocks = plan.planes() + plan.resident_planes();
+    const int64_t tasks = blocks * tasks_of_plane;
+    Progress progress(plan.planes(), plan.tiles(), blocks);
+    device.ParallelFor(std::clamp(device.threads(), int64_t{1}, std::max<int64_t>(1, tasks)), [&](int64_t) {
+      if (progress.next_task.load() >= tasks) return;  // other threads have taken all tasks
+      Cotangents thread(plan, arrays, zeros.data(), progress);
+      for (int64_t task; (task = progress.next_task.fetch_add(1)) < tasks;) {
+        const int64_t block = task / tasks_of_plane, in_block = task % tasks_of_plane;
+        if (in_block < plan.chunks()) {
+          thread.TurnOver(block, in_block);
+        } else if (block < plan.planes()) {
+          thread.ComputeTile(block, in_block - plan.chunks());
+        }
+      }
     });
     if (!requested.weight) return;
     if (sizes.pixels() == 0) {
@@ -50,36 +61,41 @@ class Cotangents {
   }
 
  private:
-  // How many tiles each task has finished.
-  using FinishedTiles = std::vector<std::atomic<int64_t>>;
-
   static constexpr int64_t kValues = Element::MatrixProduct::kValues, kBlockValues = kBlockWords * kValues;
   static constexpr int64_t kTransposed = 16;  // features at a time, which are at least a cache line
 
-  Cotangents(const CotangentPlan& plan, const FusedCotangentArrays& arrays, const T* zeros, int64_t slot,
-             FinishedTiles& finished)
+  // Sums of the cotangent of x, for some pixels of a plane.
+  struct InputSums {
+    float* data;
+    int64_t stride;  // floats of a pixel
+    int64_t first_pixel = 0;
+
+    DCN_INLINE float* At(int64_t pixel) const { return data + (pixel - first_pixel) * stride; }
+  };
+
+  Cotangents(const CotangentPlan& plan, const FusedCotangentArrays& arrays, const T* zeros, Progress& progress)
       : convolution_(plan.convolution),
         plan_(plan),
         arrays_(arrays),
         zeros_(zeros),
-        slot_(slot),
-        finished_(finished),
+        progress_(progress),
         samples_(plan.convolution, plan.max_offset_groups()),
         columns_(plan.tiling.max_pixels(), plan.slices.padded_channels),
         d_y_(plan.tiling.max_pixels(), plan.convolution.product.group_features()),
         d_columns_stride_(plan.slices.padded_channels + kLineFloats),
         d_columns_(Element::MatrixProduct::PaddedRows(plan.tiling.max_pixels()) * d_columns_stride_),
-        unread_(plan.slices.padded_channels) {}
+        unread_(plan.slices.padded_channels),
+        window_(plan.WindowFloats()) {}
 
   static T* PackedWeight(const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t task) {
     return reinterpret_cast<T*>(arrays.workspace) +
            task * plan.slices.padded_channels * plan.convolution.product.group_features();
   }
-  static float* WeightSums(const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t part, int64_t tap,
+  static float* WeightSums(const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t split, int64_t tap,
                            int64_t slice) {
     const Slices& slices = plan.slices;
     return arrays.workspace + slices.PackedWeight(plan.requested) +
-           ((part * plan.convolution.sizes.taps() + tap) * slices.count + slice) *
+           ((split * plan.convolution.sizes.taps() + tap) * slices.count + slice) *
                plan.convolution.product.group_features() * slices.padded_channels;
   }
   // The index of the first element of a tap and a slice in the weight and its cotangent.
@@ -111,7 +127,7 @@ class Cotangents {
     }
   }
 
-  // Adds up the parts of the weight's cotangent in the slice of a tap.
+  // Adds up the splits of the weight's cotangent in the slice of a tap.
   static void SumWeight(const CotangentPlan& plan, const FusedCotangentArrays& arrays, int64_t task) {
     const int64_t tap = task / plan.slices.count, index = task % plan.slices.count;
     const Product& product = plan.convolution.product;
@@ -119,83 +135,144 @@ class Cotangents {
     float* const out = arrays.d_weight + WeightIndex(plan, tap, slice);
     for (int64_t first = 0; first < product.group_features(); first += kTransposed) {
       const int64_t end = std::min(first + kTransposed, product.group_features());
-      for (int64_t part = 0; part < plan.division.parts; ++part) {
-        const float* const sums = WeightSums(plan, arrays, part, tap, index);
+      for (int64_t split = 0; split < plan.used_splits(); ++split) {
+        const float* const sums = WeightSums(plan, arrays, split, tap, index);
         for (int64_t c = 0; c < slice.channels; ++c) {
           float* const row = out + Element::Channel(c) * product.features;
           for (int64_t f = first; f < end; ++f) {
             const float sum = sums[f * plan.slices.padded_channels + c];
-            row[f] = part == 0 ? sum : row[f] + sum;
+            row[f] = split == 0 ? sum : row[f] + sum;
           }
         }
       }
     }
   }
 
-  void ComputeTask(int64_t task) {
-    task_ = task;
-    part_ = task % plan_.division.parts;
-    index_ = task / plan_.division.parts;
-    slice_ = plan_.slice(index_);
-    const int64_t end = plan_.first_image(part_ + 1), tiles = plan_.tiling.image_tiles();
-    int64_t tile_count = 0;
-    for (image_ = plan_.first_image(part_); image_ < end; ++image_) {
-      if (plan_.requested.x) BeginInputCotangent();
-      for (int64_t tile = 0; tile < tiles; ++tile) {
-        if (plan_.WaitsForSliceBefore(slice_)) WaitForSliceBefore(tile_count);
-        ComputeTile(plan_.tiling[image_ * tiles + tile], tile_count == 0);
-        finished_[task].store(++tile_count, std::memory_order_release);
-      }
-      if (plan_.requested.x) EndInputCotangent();
-    }
+  // The sums of a plane are in the result if that is float32. Otherwise a place in the workspace holds those of one
+  // plane after another: `block` counts them, and the last blocks only round planes.
+  InputSums PlaneSums(int64_t plane) const {
+    if constexpr (sizeof(T) == sizeof(float)) return {InputCotangent(plane), convolution_.sizes.channels};
+    const int64_t place = plane % plan_.resident_planes();
+    return {arrays_.workspace + plan_.slices.BeforePlanes(plan_.requested, plan_.division.num_splits) +
+                place * plan_.slices.plane_size,
+            plan_.slices.padded_channels};
   }
 
-  // The cotangent of x adds up in the result if that is float32.
-  void BeginInputCotangent() {
+  T* InputCotangent(int64_t plane) const {
     const Sizes& sizes = convolution_.sizes;
-    const int64_t pixels = sizes.height * sizes.width;
-    if constexpr (sizeof(T) == sizeof(float)) {
-      image_sums_ = InputCotangent();
-      image_stride_ = sizes.channels;
-    } else {
-      const int64_t first = plan_.slices.BeforeImages(plan_.requested, plan_.division.parts);
-      image_stride_ = plan_.slices.padded_channels;
-      image_sums_ = arrays_.workspace + first + slot_ * pixels * image_stride_;
-    }
-    for (int64_t p = 0; p < pixels; ++p) {
-      std::memset(image_sums_ + p * image_stride_, 0, slice_.channels * sizeof(float));
-    }
+    const int64_t image = plane / plan_.slices.count;
+    return static_cast<T*>(arrays_.d_x) + image * sizes.height * sizes.width * sizes.channels +
+           plan_.slice(plane % plan_.slices.count).channel;
   }
 
-  void EndInputCotangent() {
+  // Rounds a chunk of the sums of the plane that a block replaces, and sets it to zero for the block's plane.
+  void TurnOver(int64_t block, int64_t chunk) {
+    const Sizes& sizes = convolution_.sizes;
+    const int64_t first = chunk * plan_.kChunkPixels;
+    const int64_t end = std::min(first + plan_.kChunkPixels, sizes.height * sizes.width);
     if constexpr (sizeof(T) != sizeof(float)) {
-      const Sizes& sizes = convolution_.sizes;
-      for (int64_t p = 0; p < sizes.height * sizes.width; ++p) {
-        Element::Round(image_sums_ + p * image_stride_, slice_.channels, InputCotangent() + p * sizes.channels);
+      if (const int64_t plane = block - plan_.resident_planes(); plane >= 0) {
+        progress_.turned_chunks.WaitFor(plane, plan_.chunks());  // tiles that read no pixel have not waited
+        progress_.finished_tiles.WaitFor(plane, plan_.tiles());
+        const InputSums sums = PlaneSums(plane);
+        const int64_t channels = plan_.slice(plane % plan_.slices.count).channels;
+        T* const out = InputCotangent(plane);
+        for (int64_t p = first; p < end; ++p) Element::Round(sums.At(p), channels, out + p * sizes.channels);
       }
     }
+    if (block < plan_.planes()) {
+      const int64_t channels = plan_.slice(block % plan_.slices.count).channels;
+      const InputSums sums = PlaneSums(block);
+      for (int64_t p = first; p < end; ++p) std::memset(sums.At(p), 0, channels * sizeof(float));
+    }
+    progress_.turned_chunks.Increment(block);
   }
 
-  T* InputCotangent() const {
-    const Sizes& sizes = convolution_.sizes;
-    return static_cast<T*>(arrays_.d_x) + image_ * sizes.height * sizes.width * sizes.channels + slice_.channel;
-  }
-
-  void ComputeTile(const OutputTile& tile, bool is_first) {
+  void ComputeTile(int64_t plane, int64_t tile_in_plane) {
+    plane_ = plane;
+    tile_in_plane_ = tile_in_plane;
+    image_ = plane / plan_.slices.count;
+    index_ = plane % plan_.slices.count;
+    slice_ = plan_.slice(index_);
+    const RequestedCotangents& requested = plan_.requested;
+    const int64_t tile_index = image_ * plan_.tiles() + tile_in_plane, taps = convolution_.sizes.taps();
+    const OutputTile tile = plan_.Tile(image_, tile_in_plane);
     const int64_t pixels = tile.pixels(), features = convolution_.product.group_features();
     const int64_t offset_group_channels = convolution_.sizes.group_channels();
     samples_.Locate(tile, slice_.channel / offset_group_channels,
                     (slice_.channel + slice_.channels - 1) / offset_group_channels);
+    TileProgress& progress = progress_.Of(plane, tile_in_plane);
+    progress.SetLocated(samples_.box());
     ReadOutputCotangent(pixels);
-    if (plan_.requested.weight) d_y_.End(pixels, features);
-    for (int32_t tap = 0; tap < convolution_.sizes.taps(); ++tap) {
-      if (plan_.requested.x || plan_.requested.positions) MultiplyByWeight(pixels, tap);
+    if (requested.weight) d_y_.End(pixels, features);
+    if (requested.x) BeginInputSums();
+    const int64_t split = plan_.split(tile_index), tile_before = plan_.TileBefore(tile_index);
+    for (int32_t tap = 0; tap < taps; ++tap) {
+      if (requested.x || requested.positions) MultiplyByWeight(pixels, tap);
       columns_.Begin(pixels);
       DifferentiateTap(tile, tap);
-      if (!plan_.requested.weight) continue;
+      progress.Set(TileProgress::PositionsStored(tap));
+      if (!requested.weight) continue;
       columns_.End(pixels, slice_.channels);
-      d_y_.AddWeightSums(product_, columns_, features, slice_.channels, WeightSums(plan_, arrays_, part_, tap, index_),
-                         plan_.slices.padded_channels, is_first);
+      if (tile_before >= 0) {
+        const int64_t image = tile_before / plan_.tiles();
+        progress_.Of(image * plan_.slices.count + index_, tile_before % plan_.tiles())
+            .WaitFor(TileProgress::WeightAdded(tap));
+      }
+      d_y_.AddWeightSums(product_, columns_, features, slice_.channels, WeightSums(plan_, arrays_, split, tap, index_),
+                         plan_.slices.padded_channels, tile_before < 0);
+      progress.Set(TileProgress::WeightAdded(tap));
+    }
+    if (requested.x) EndInputSums();
+    progress.Set(TileProgress::Finished(taps));
+    progress_.finished_tiles.Increment(plane);
+  }
+
+  // The sums of the tile are in a window, which has the rows and the columns that its samples read. If these are too
+  // many rows, the tile adds to the sums of the plane.
+  void BeginInputSums() {
+    const PixelBox& box = samples_.box();
+    is_windowed_ = box.is_empty() || box.rows() <= plan_.kWindowRows;
+    if (!is_windowed_) {
+      WaitForPixels();
+      sums_ = PlaneSums(plane_);
+      return;
+    }
+    const int64_t width = convolution_.sizes.width;
+    sums_ = {window_.data(), plan_.window_stride(), box.is_empty() ? 0 : box.first_row * width + box.first_column};
+    for (int64_t row = 0; row < box.rows() && !box.is_empty(); ++row) {
+      std::memset(window_.data() + row * width * sums_.stride, 0, box.columns() * sums_.stride * sizeof(float));
+    }
+  }
+
+  // Rows of a window are short, and a slice has only some channels of each pixel, so hardware prefetches little.
+  static constexpr int64_t kPrefetchPixels = 8;
+  void EndInputSums() {
+    const PixelBox& box = samples_.box();
+    if (!is_windowed_ || box.is_empty()) return;
+    WaitForPixels();
+    const InputSums plane = PlaneSums(plane_);
+    const int64_t channels = slice_.channels;
+    for (int64_t row = box.first_row; row <= box.last_row; ++row) {
+      const int64_t first = row * convolution_.sizes.width + box.first_column;
+      for (int64_t p = first; p < first + box.columns(); ++p) {
+        const float* const from = sums_.At(p);
+        float* const to = plane.At(p);
+        const float* const ahead = plane.At(p + kPrefetchPixels);
+        for (int64_t c = 0; c < channels; c += kLineFloats) __builtin_prefetch(ahead + c, 1);
+        DCN_INDEPENDENT_ITERATIONS
+        for (int64_t c = 0; c < channels; ++c) to[c] += from[c];
+      }
+    }
+  }
+
+  // Waits until the plane's sums have been set to zero, and the tiles before have added to the pixels of this one.
+  void WaitForPixels() const {
+    progress_.turned_chunks.WaitFor(plane_, plan_.chunks());
+    for (int64_t tile = 0; tile < tile_in_plane_; ++tile) {
+      const TileProgress& before = progress_.Of(plane_, tile);
+      before.WaitFor(TileProgress::kLocated);
+      if (before.box().Overlaps(samples_.box())) before.WaitFor(TileProgress::Finished(convolution_.sizes.taps()));
     }
   }
 
@@ -253,12 +330,13 @@ class Cotangents {
   template <bool kOfX, bool kOfPositions, bool kOfWeight, int kCount>
   void DifferentiateSegment(int64_t pixels, int32_t tap, int64_t offset_group, int64_t c, int64_t count) {
     const Sizes& sizes = convolution_.sizes;
-    const int64_t channels = sizes.channels, sums_stride = image_stride_, d_columns_stride = d_columns_stride_;
+    const int64_t channels = sizes.channels, d_columns_stride = d_columns_stride_;
     const SampleArrays& samples = samples_.Of(offset_group, tap);
     const T* const image =
         static_cast<const T*>(arrays_.x) + image_ * sizes.height * sizes.width * channels + slice_.channel + c;
     const T* const zeros = zeros_;
-    float *const sums = kOfX ? image_sums_ + c : nullptr, *const unread = unread_.data(), *const dots = dots_;
+    const InputSums sums = sums_;
+    float *const unread = unread_.data(), *const dots = dots_;
     const float* const d_columns = d_columns_.data() + c;
     for (int64_t p = 0; p < pixels; ++p) {
       const T* corner[4];
@@ -268,7 +346,7 @@ class Cotangents {
       for (int k = 0; k < 4; ++k) {
         const int64_t pixel = samples.pixel[k][p];
         corner[k] = pixel >= 0 ? image + pixel * channels : zeros;
-        if constexpr (kOfX) sum[k] = pixel >= 0 ? sums + pixel * sums_stride : unread;
+        if constexpr (kOfX) sum[k] = pixel >= 0 ? sums.At(pixel) + c : unread;
         weight[k] = samples.weight[k][p];
       }
       Element::template Differentiate<kOfX, kOfPositions, kOfWeight, kCount>(
@@ -276,7 +354,8 @@ class Cotangents {
       if constexpr (kOfPositions) Store<4>(Sums<kCount>(dot), dots + 4 * p);
     }
     if constexpr (kOfPositions) {
-      const bool is_added = c == 0 && plan_.WaitsForSliceBefore(slice_);
+      const bool is_added = c == 0 && plan_.SharesPositions(slice_);
+      if (is_added) progress_.Of(plane_ - 1, tile_in_plane_).WaitFor(TileProgress::PositionsStored(tap));
       StorePositions(samples, pixels, offset_group * sizes.taps() + tap, is_added);
     }
   }
@@ -306,28 +385,23 @@ class Cotangents {
     }
   }
 
-  void WaitForSliceBefore(int64_t tile) const {
-    const std::atomic<int64_t>& before = finished_[task_ - plan_.division.parts];
-    while (before.load(std::memory_order_acquire) <= tile) std::this_thread::yield();
-  }
-
   const Convolution& convolution_;
   const CotangentPlan& plan_;
   const FusedCotangentArrays& arrays_;
   const T* zeros_;
-  int64_t slot_;
-  FinishedTiles& finished_;
+  Progress& progress_;
 
-  int64_t task_ = 0, part_ = 0, index_ = 0, image_ = 0;
+  int64_t plane_ = 0, tile_in_plane_ = 0, image_ = 0, index_ = 0;
   CotangentPlan::Slice slice_ = {};
-  float* image_sums_ = nullptr;
-  int64_t image_stride_ = 0;
+  InputSums sums_ = {};
+  bool is_windowed_ = true;
 
   Samples samples_;
   typename Element::Columns columns_;
   typename Element::OutputCotangent d_y_;
   int64_t d_columns_stride_;
   AlignedVector<float> d_columns_, unread_;
+  UninitializedFloats window_;
   alignas(64) float dots_[4 * kMaxCotangentTilePixels];  // of a sample's corners and the cotangent of its column
   typename Element::MatrixProduct product_;              // the last member, since it may change the thread's state
 };

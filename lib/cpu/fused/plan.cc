@@ -23,22 +23,20 @@ constexpr int64_t kMaxSampleBytes = 256 << 10, kMinSampledPixels = 84;
 // A small output has at least kMinTiles tiles, so that several threads have work, unless they would be too small.
 constexpr int64_t kMinTiles = 8, kMinTilePixels = 28;
 
+// The cotangents have at least kMinCotangentTasks tasks, unless their tiles would be too small.
+constexpr int64_t kMinCotangentTasks = 320, kMinCotangentPixels = 84;
+
 constexpr int64_t kSliceChannels = 64;  // of the cotangents
 
-// Limits of the cotangents' workspace, in floats. A call uses more than kWorkspaceFloats only if fewer than
-// kMinConcurrentTasks tasks could run at a time otherwise, or if one part of the images needs more. Beside a large
-// weight, the sums of images may take kMinImageSums, so that its slices run at the same time.
-constexpr int64_t kWorkspaceFloats = 3 << 20, kMaxWorkspaceFloats = 4 << 20, kMinImageSums = 1 << 20;
+// Limits of the cotangents' workspace, in floats. A call uses more than kWorkspaceFloats only if two planes need it,
+// and more than kMaxWorkspaceFloats only beside a large weight, or if a single plane or split needs it.
+constexpr int64_t kWorkspaceFloats = 3 << 20, kMaxWorkspaceFloats = 4 << 20, kMinPlaneFloats = 1 << 20;
+
+// There are as many splits and planes as so many threads can work on.
+constexpr int64_t kThreads = 64;
 
 int64_t RoundUp(int64_t size, int64_t multiple) {
   return SaturatingMultiply(size / multiple + (size % multiple != 0), multiple);
-}
-
-// Whether fewer parts would have as many images in the largest one.
-bool HasSpareParts(int64_t images, int64_t parts) {
-  if (parts == 1) return false;
-  const int64_t largest = 1 + (images - 1) / parts;
-  return (parts - 1) * largest >= images;
 }
 
 // The elements of a weight whose features are padded.
@@ -53,22 +51,30 @@ int64_t PackedFloats(DType dtype, int64_t elements) {
   return is_halved ? elements / 2 : elements;
 }
 
-// The fewest parts that allow kMaxFusedTasks tasks, if the workspace has room for their sums. They do not depend on
-// what is requested, so the bits of a cotangent do not depend on which others are.
-int64_t ChooseParts(const Sizes& sizes, const Slices& slices) {
-  int64_t room = kWorkspaceFloats - slices.packed_size;
-  if (slices.image_size > 0) {
-    // The sums of images may take half of the workspace, or those of a few images if there is room for as many tasks.
-    const int64_t few_images = SaturatingMultiply(kMinConcurrentTasks, slices.image_size);
-    const int64_t few_parts = 1 + (kMinConcurrentTasks - 1) / slices.count;
-    const int64_t beside_few = kMaxWorkspaceFloats - SaturatingAdd(slices.packed_size, few_images);
-    const bool is_enough = beside_few >= SaturatingMultiply(few_parts, slices.weight_size);
-    room = std::min(kWorkspaceFloats / 2, is_enough ? beside_few : kWorkspaceFloats);
-  }
-  int64_t parts = std::min(1 + (kMaxFusedTasks - 1) / slices.count, room / std::max<int64_t>(1, slices.weight_size));
-  parts = std::clamp(parts, int64_t{1}, std::max<int64_t>(1, sizes.images));
-  while (HasSpareParts(sizes.images, parts)) --parts;
-  return parts;
+// The tiles of a plane, as large as most instruction sets have them: the division must be the same for all.
+int64_t NominalTiles(const Sizes& sizes, const Slices& slices) {
+  return std::max<int64_t>(1, CotangentTiling(InstructionSet{}, sizes, slices).image_tiles());
+}
+
+int64_t CeilDivide(int64_t size, int64_t by) { return size / by + (size % by != 0); }
+
+// How many planes' sums let all threads work: those whose tiles they compute, one that is being rounded, and one more.
+int64_t UsefulPlanes(const Sizes& sizes, const Slices& slices) {
+  const int64_t planes = SaturatingMultiply(sizes.images, slices.count);
+  return std::clamp<int64_t>(planes, 1, 2 + CeilDivide(kThreads, NominalTiles(sizes, slices)));
+}
+
+// As many splits as let all threads work, if the workspace has room for them. They do not depend on what is requested,
+// so the bits of a cotangent do not depend on which others are.
+int64_t ChooseSplits(const Sizes& sizes, const Slices& slices) {
+  const int64_t planes = SaturatingMultiply(UsefulPlanes(sizes, slices), slices.plane_size);
+  const int64_t room = kWorkspaceFloats - slices.packed_size - std::min(planes, kWorkspaceFloats / 2);
+  const int64_t most = room / std::max<int64_t>(1, slices.weight_size);
+  // Tiles of one slice that threads compute at the same time: some planes of other slices are between those of one.
+  const int64_t tiles = std::min(kThreads, std::max(NominalTiles(sizes, slices), CeilDivide(kThreads, slices.count)));
+  const int64_t all_tiles = SaturatingMultiply(NominalTiles(sizes, slices), std::max<int64_t>(1, sizes.images));
+  const int64_t useful = CeilDivide(std::min(tiles, all_tiles), sizes.taps());
+  return std::clamp(std::min(useful, most), int64_t{1}, kMaxWeightSplits);
 }
 
 }  // namespace
@@ -82,11 +88,11 @@ Slices::Slices(const Convolution& convolution) {
   padded_channels = RoundUp(channels, kFeaturePadding);
   weight_size = SaturatingProduct({sizes.taps(), count, padded_channels, product.group_features()});
   packed_size = PackedFloats(dtype, weight_size);
-  image_size = dtype == DType::kF32 ? 0 : SaturatingProduct({sizes.height, sizes.width, padded_channels});
+  plane_size = dtype == DType::kF32 ? 0 : SaturatingProduct({sizes.height, sizes.width, padded_channels});
 }
 
-int64_t Slices::BeforeImages(RequestedCotangents requested, int64_t parts) const {
-  return SaturatingAdd(PackedWeight(requested), requested.weight ? SaturatingMultiply(parts, weight_size) : 0);
+int64_t Slices::BeforePlanes(RequestedCotangents requested, int64_t num_splits) const {
+  return SaturatingAdd(PackedWeight(requested), requested.weight ? SaturatingMultiply(num_splits, weight_size) : 0);
 }
 
 InstructionSet InstructionSetFor(InstructionSet best, const Convolution& convolution, bool is_forward) {
@@ -105,31 +111,32 @@ Tiling ForwardTiling(InstructionSet set, const Convolution& convolution) {
   return {sizes, std::clamp(sizes.pixels() / kMinTiles, kMinTilePixels, most)};
 }
 
-Tiling CotangentTiling(InstructionSet set, const Sizes& sizes) { return {sizes, RowOf(set).tile_pixels}; }
-
-FusedTasks ChooseFusedTasks(const Convolution& convolution, RequestedCotangents requested) {
-  const Slices slices(convolution);
-  const int64_t parts = ChooseParts(convolution.sizes, slices), tasks = std::min(slices.count * parts, kMaxFusedTasks);
-  if (!requested.x || slices.image_size == 0) return {parts, tasks};
-  const int64_t before = slices.BeforeImages(requested, parts);
-  const int64_t few_images = SaturatingMultiply(kMinConcurrentTasks, slices.image_size);
-  const int64_t rest = std::max(kWorkspaceFloats - before, kMinImageSums);
-  const int64_t images = std::max(rest, std::min(few_images, kMaxWorkspaceFloats - before)) / slices.image_size;
-  return {parts, std::clamp(images, int64_t{1}, tasks)};
+Tiling CotangentTiling(InstructionSet set, const Sizes& sizes, const Slices& slices) {
+  const int64_t pixels = SaturatingMultiply(sizes.pixels(), slices.count) / kMinCotangentTasks;
+  return {sizes, std::clamp<int64_t>(pixels, kMinCotangentPixels, RowOf(set).tile_pixels)};
 }
 
-int64_t FusedTaskCount(const Convolution& convolution, int64_t parts) {
-  return SaturatingMultiply(Slices(convolution).count, parts);
+CotangentDivision ChooseCotangentDivision(const Convolution& convolution, RequestedCotangents requested) {
+  const Slices slices(convolution);
+  const int64_t num_splits = ChooseSplits(convolution.sizes, slices);
+  if (!requested.x || slices.plane_size == 0) return {num_splits, 1};
+  const int64_t before = slices.BeforePlanes(requested, num_splits);
+  int64_t room = std::max(kWorkspaceFloats - before, kMinPlaneFloats);
+  const int64_t two_planes = SaturatingMultiply(2, slices.plane_size);
+  if (SaturatingAdd(before, two_planes) <= kMaxWorkspaceFloats) room = std::max(room, two_planes);
+  const int64_t most = std::min(UsefulPlanes(convolution.sizes, slices), kMaxResidentPlanes);
+  return {num_splits, std::clamp(room / slices.plane_size, int64_t{1}, most)};
 }
 
 int64_t FusedForwardWorkspace(const Convolution& convolution) {
   return convolution.dtype == DType::kBF16 ? PackedFloats(convolution.dtype, PackedSize(convolution)) : 0;
 }
 
-int64_t FusedCotangentsWorkspace(const Convolution& convolution, RequestedCotangents requested, FusedTasks tasks) {
+int64_t FusedCotangentsWorkspace(const Convolution& convolution, RequestedCotangents requested,
+                                 CotangentDivision division) {
   const Slices slices(convolution);
-  const int64_t images = requested.x ? SaturatingMultiply(tasks.concurrent, slices.image_size) : 0;
-  return SaturatingAdd(slices.BeforeImages(requested, tasks.parts), images);
+  const int64_t planes = requested.x ? SaturatingMultiply(division.num_planes, slices.plane_size) : 0;
+  return SaturatingAdd(slices.BeforePlanes(requested, division.num_splits), planes);
 }
 
 }  // namespace dcn

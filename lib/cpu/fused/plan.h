@@ -1,10 +1,12 @@
-// How a call of the fused convolution is divided into tiles and tasks: by shapes only, so that results do not depend on
-// the number of threads. And the kernels, which obey that.
+// How a call of the fused convolution is divided: by shapes only, so that results do not depend on the number of
+// threads. And the kernels, which obey that.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 
+#include "aligned_vector.h"
 #include "deform_conv_fused.h"
 #include "device.h"
 #include "instruction_sets.h"
@@ -55,41 +57,79 @@ class Tiling {
 // does not consist of such pairs.
 InstructionSet InstructionSetFor(InstructionSet best, const Convolution&, bool is_forward);
 
-// The tiles of the kernels of an instruction set.
 Tiling ForwardTiling(InstructionSet, const Convolution&);
-Tiling CotangentTiling(InstructionSet, const Sizes&);
 
-// The slices that the cotangents divide the channels into, and the floats of their arrays in the workspace.
+// The slices of channels of the cotangents, and the floats of their arrays in the workspace.
 struct Slices {
   explicit Slices(const Convolution&);
 
-  // The packed weight, and the sums of the weight's cotangent.
   int64_t PackedWeight(RequestedCotangents requested) const {
     return requested.x || requested.positions ? packed_size : 0;
   }
-  int64_t BeforeImages(RequestedCotangents, int64_t parts) const;
+  // The packed weight, and the partial sums of the weight's cotangent.
+  int64_t BeforePlanes(RequestedCotangents, int64_t num_splits) const;
 
   int64_t channels, padded_channels;  // of a slice
   int64_t in_group, count;
-  int64_t weight_size, packed_size;  // of a part's sums of the weight's cotangent, and of the packed weight
-  int64_t image_size;                // of a task's sums of the cotangent of x, if that has 16 bits
+  int64_t weight_size, packed_size;  // of one split of the weight's cotangent, and of the packed weight
+  int64_t plane_size;                // of a plane's sums of the cotangent of x, if that has 16 bits
 };
 
-// Divides the cotangents of one call into tasks, and the workspace among them. A task covers one slice of the channels
-// of one part of the images.
-//
-// Slices that share an offset group add to the same cotangents of positions, tile by tile, each after the slice before.
-// Threads take the tasks in the order of the slices, and a task that has been taken allocates nothing, so that it
-// always finishes: waiting for it ends.
+Tiling CotangentTiling(InstructionSet, const Sizes&, const Slices&);
+
+// How the cotangents of a call are computed. A plane is one slice of the channels of one image. Threads take the tiles
+// of the planes in order, and fused/cotangents.h says which results of earlier tiles a tile waits for.
 struct CotangentPlan {
   const Convolution& convolution;
   RequestedCotangents requested;
-  FusedTasks division;
+  CotangentDivision division;
   Tiling tiling;
   Slices slices;
 
-  int64_t tasks() const { return slices.count * division.parts; }
-  int64_t first_image(int64_t part) const { return part * convolution.sizes.images / division.parts; }
+  int64_t planes() const { return convolution.sizes.images * slices.count; }
+  int64_t tiles() const { return tiling.image_tiles(); }  // of a plane
+  // Tile `i` of an image, in the order in which tiles are computed. Neighbours add to the same pixels, and wait for
+  // each other, so tiles that follow each other lie far apart: a step near the golden section spreads them evenly.
+  OutputTile Tile(int64_t image, int64_t i) const {
+    int64_t step = std::max<int64_t>(1, int64_t(0.382 * double(tiles())));
+    while (std::gcd(step, tiles()) != 1) ++step;
+    return tiling[image * tiles() + i * step % tiles()];
+  }
+
+  // The split of the weight's cotangent that a tile adds to; tiles are counted through all images. A run of as many
+  // tiles as there are taps adds to one split: so many tiles can do so at the same time, each to another tap.
+  int64_t split(int64_t tile) const { return tile / convolution.sizes.taps() % division.num_splits; }
+  // The tile that adds to this split before; negative if there is none.
+  int64_t TileBefore(int64_t tile) const {
+    const int64_t taps = convolution.sizes.taps();
+    return tile % taps ? tile - 1 : tile - 1 - taps * (division.num_splits - 1);
+  }
+  // How many splits any tile adds to.
+  int64_t used_splits() const {
+    return std::min(division.num_splits, 1 + (tiling.count() - 1) / convolution.sizes.taps());
+  }
+
+  // How many planes have sums in the workspace at a time. A float32 cotangent of x adds up in the result.
+  int64_t resident_planes() const { return HasPlaneSums() ? std::min(division.num_planes, planes()) : 0; }
+  bool HasPlaneSums() const { return requested.x && convolution.dtype != DType::kF32; }
+
+  // A tile's own sums of the cotangent of x: as many rows of pixels, whose strides have an odd number of cache lines,
+  // so that rows do not share few sets of a cache.
+  static constexpr int64_t kWindowRows = 64;
+  int64_t window_stride() const {
+    return (slices.channels + kLineFloats - 1) / kLineFloats * kLineFloats | kLineFloats;
+  }
+  int64_t WindowFloats() const {
+    const Sizes& sizes = convolution.sizes;
+    return requested.x ? std::min(sizes.height, kWindowRows) * sizes.width * window_stride() : 0;
+  }
+
+  // The pixels of a plane are set to zero, and rounded, in chunks.
+  static constexpr int64_t kChunkPixels = 2048;
+  int64_t chunks() const {
+    const Sizes& sizes = convolution.sizes;
+    return requested.x ? (sizes.height * sizes.width + kChunkPixels - 1) / kChunkPixels : 0;
+  }
 
   // How many offset groups a slice has at most.
   int64_t max_offset_groups() const {
@@ -102,9 +142,7 @@ struct CotangentPlan {
     int64_t in_group;                  // the first of the channels, in the feature group
   };
   // Whether the slice adds to cotangents of positions that the slice before also adds to.
-  bool WaitsForSliceBefore(const Slice& slice) const {
-    return requested.positions && slice.channel % convolution.sizes.group_channels() != 0;
-  }
+  bool SharesPositions(const Slice& slice) const { return slice.channel % convolution.sizes.group_channels() != 0; }
   Slice slice(int64_t index) const {
     const int64_t in_group = index % slices.in_group * slices.channels, group = index / slices.in_group;
     const int64_t group_channels = convolution.group_channels();

@@ -1,12 +1,15 @@
 // Where the samples of a tile lie.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "aligned_vector.h"
 #include "attributes.h"
 #include "bilinear.h"
 #include "fused/plan.h"
+#include "fused/progress.h"
 #include "instruction_sets.h"
 #include "vectors.h"
 
@@ -42,11 +45,15 @@ struct AxisOperands {
   DCN_INLINE float Location(int64_t i, double distance) const { return float(start[i] + distance) + offset[i]; }
 };
 
-// `a` overlaps none of the other arrays, so iterations are independent.
+// Returns the pixels that may be read; a sample that is outside on one axis only counts, too. `a` overlaps none of the
+// other arrays, so iterations are independent.
 template <bool kIsCircular>
-DCN_NOINLINE void LocateSamples(int64_t count, int64_t height, int64_t width, double tap_y, double tap_x,
-                                const AxisOperands& vertical, const AxisOperands& horizontal, SampleArrays& a) {
+DCN_NOINLINE PixelBox LocateSamples(int64_t count, int64_t height, int64_t width, double tap_y, double tap_x,
+                                    const AxisOperands& vertical, const AxisOperands& horizontal, SampleArrays& a) {
   const int32_t row_pixels = int32_t(width);
+  // As unsigned numbers, pixels outside are larger than all others.
+  uint32_t first_row = INT32_MAX, first_column = INT32_MAX;
+  int32_t last_row = -1, last_column = -1;
   DCN_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < count; ++i) {
     const AxisLocation<float> y = LocateOnAxis(vertical.Location(i, tap_y), height, kIsCircular);
@@ -62,7 +69,14 @@ DCN_NOINLINE void LocateSamples(int64_t count, int64_t height, int64_t width, do
     a.pixel[1][i] = PixelIndex(y.pixel[0], x.pixel[1], row_pixels);
     a.pixel[2][i] = PixelIndex(y.pixel[1], x.pixel[0], row_pixels);
     a.pixel[3][i] = PixelIndex(y.pixel[1], x.pixel[1], row_pixels);
+    DCN_UNROLL for (int k = 0; k < 2; ++k) {
+      first_row = std::min(first_row, uint32_t(y.pixel[k]));
+      first_column = std::min(first_column, uint32_t(x.pixel[k]));
+      last_row = std::max(last_row, y.pixel[k]);
+      last_column = std::max(last_column, x.pixel[k]);
+    }
   }
+  return {int32_t(first_row), last_row, int32_t(first_column), last_column};
 }
 
 static_assert(sizeof(SampleArrays) == kSampleBytes * SampleArrays::kSize, "plan.cc would choose other tiles");
@@ -86,20 +100,24 @@ class Samples {
       horizontal_.start[p] = double(sizes.window.start(1, convolution_.positions.origin[2] + column));
     }
     first_ = first;
-    // What is computed for the pixels that fill the last vector is not used.
+    box_ = {};
+    // The pixels that fill the last vector lie outside.
     const int64_t count = (tile.pixels() + kLanes - 1) / kLanes * kLanes;
+    for (int64_t p = tile.pixels(); p < count; ++p) vertical_.start[p] = horizontal_.start[p] = -INFINITY;
     const auto locate = sizes.window.circular ? LocateSamples<true> : LocateSamples<false>;
     for (int64_t s = first * taps_; s < (last + 1) * taps_; ++s) {
       const int32_t tap = int32_t(s % taps_);
       SampleArrays& arrays = arrays_[s - first * taps_];
       ReadOperands(tile.pixels(), s, arrays);
-      locate(count, sizes.height, sizes.width, double(sizes.window.distance(0, tap)),
-             double(sizes.window.distance(1, tap)), vertical_, horizontal_, arrays);
+      box_.Include(locate(count, sizes.height, sizes.width, double(sizes.window.distance(0, tap)),
+                          double(sizes.window.distance(1, tap)), vertical_, horizontal_, arrays));
     }
   }
 
   // The output pixel that pixel `p` of the tile is, counted through all images.
   DCN_INLINE int64_t output(int64_t p) const { return outputs_[p]; }
+  // The pixels that the located samples may read.
+  const PixelBox& box() const { return box_; }
   const SampleArrays& Of(int64_t offset_group, int32_t tap) const {
     return arrays_[(offset_group - first_) * taps_ + tap];
   }
@@ -122,6 +140,7 @@ class Samples {
   AlignedVector<SampleArrays> arrays_;
   AlignedVector<int64_t> outputs_;
   AxisOperands vertical_, horizontal_;
+  PixelBox box_;
 };
 
 }  // namespace

@@ -73,8 +73,8 @@ def batches(folder, size=2):
 
 
 def test_the_command(folder, tmp_path, capsys):
-    command = [*data(folder), "--validation", *data(folder), "--config", str(CONFIG), *FEW]
-    main([*command, "--out", str(tmp_path)])
+    options = [*FEW, "--out", str(tmp_path)]
+    main([*data(folder), "--validation", *data(folder), "--config", str(CONFIG), *options])
     printed = capsys.readouterr().out
     assert "step 2: AP " in printed and "step 3: AP " in printed and "waited for data" in printed
     result = json.loads((tmp_path / "results.json").read_text())
@@ -85,7 +85,7 @@ def test_the_command(folder, tmp_path, capsys):
         with Image.open(tmp_path / name) as picture:
             assert len(picture.convert("RGB").getcolors(10**7)) > 50
     with pytest.raises(SystemExit, match="has checkpoints of a run"):
-        main([*command, "--out", str(tmp_path)])
+        main([*data(folder), "--checkpoint", str(tmp_path / "model"), *options])
 
 
 @pytest.mark.thorough
@@ -152,7 +152,7 @@ def test_devices_and_parts_of_a_batch(folder, tmp_path):
 
 def test_devices_that_do_not_divide_a_batch(folder, tmp_path):
     with pytest.raises(ValueError, match=r"batch_size must be a multiple of 3 devices times accumulate=1, got 2"):
-        train(checkpoint(), RECIPE, batches(folder), tmp_path, devices=jax.devices()[:3])
+        train(weights.load(CONFIG.parent), RECIPE, batches(folder), tmp_path, devices=jax.devices()[:3])
 
 
 def test_batches(folder):

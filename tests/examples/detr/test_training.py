@@ -1,5 +1,6 @@
 """Detection transformers in training: outputs and gradients beside transformers and the authors' codes."""
 
+import functools
 import re
 
 import jax
@@ -34,24 +35,40 @@ def named(tree):
     return found
 
 
-@pytest.mark.parametrize("case", detr_training.CASES)
-def test_outputs_and_gradients(case, x64):
-    golden, criterion, _, targets, denoising = case_of(case, 1)
-    arrays = golden.arrays
-    model, variables = weights.make_model(golden.config), variables_of(case, golden.config, "float64")
-    keywords = {} if denoising is None else {"denoising": denoising}
-    if case.startswith("deformable_detr"):
-        keywords["mask"] = jnp.asarray(arrays["pixel_mask"])
+@functools.cache  # both cases of a model have the same shapes
+def program(folder, dtype=None):
+    """((total, outputs), gradient) of a model, by its variables, images, mask, targets and denoising queries."""
+    golden, criterion, *_ = case_of(f"{folder}/train", dtype="float32")
+    model = weights.make_model(golden.config, dtype)
 
-    def loss(params):
-        outputs = model.apply(variables | {"params": params}, detr_training.images(golden).astype(float), **keywords)
+    def loss(params, others, images, mask, targets, denoising):
+        keywords = {"mask": mask, "denoising": denoising}
+        keywords = {name: value for name, value in keywords.items() if value is not None}
+        outputs = model.apply(others | {"params": params}, images, **keywords)
         return sum(criterion(outputs, targets, denoising).values()), outputs
 
-    (total, outputs), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(variables["params"])
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def run(case, dtype, computed=None):
+    """((total, outputs), gradient) of a case with arrays of `dtype`, computed in another one if there is one."""
+    folder, _, name = case.partition("/")
+    golden, _, _, targets, denoising = case_of(case, 1 + (name == "empty_image"), dtype)
+    variables = variables_of(case, golden.config, dtype)
+    mask = jnp.asarray(golden.arrays["pixel_mask"]) if folder.startswith("deformable_detr") else None
+    images = detr_training.images(golden).astype(dtype)
+    return program(folder, computed)(variables.pop("params"), variables, images, mask, targets, denoising)
+
+
+@pytest.mark.parametrize("case", detr_training.CASES)
+def test_outputs_and_gradients(case, x64):
+    golden = detr_training.read(case)
+    arrays = golden.arrays
+    (total, outputs), gradient = run(case, "float64")
     assert_allclose(total, arrays.get("original_total", arrays["total"]), rtol=1e-12)
     for name in ("logits", "boxes"):
         parts = [getattr(outputs.layers, name)]
-        if denoising is not None:
+        if outputs.denoising is not None:
             parts.insert(0, getattr(outputs.denoising, name)[:, :, : golden.meta["dn_num_split"][0]])
         found = jnp.concatenate(parts, 2)
         if outputs.layers.first is not None:
@@ -61,7 +78,7 @@ def test_outputs_and_gradients(case, x64):
             assert_allclose(getattr(outputs.proposals, name), arrays[f"encoder_{name}"], rtol=0, atol=1e-10)
 
     found = named(gradient)
-    heads = {kind: sum(name.startswith(f"{kind}_") for name in variables["params"]) for kind in names.HEADS}
+    heads = {kind: sum(name.startswith(f"{kind}_") for name in gradient) for kind in names.HEADS}
 
     def gradient_of(name):
         ours = names.renamed(name)
@@ -88,25 +105,11 @@ def test_outputs_and_gradients(case, x64):
     ],
 )
 def test_bfloat16(case):
-    """Positions, boxes and logits have float32. Results are near those in float32, and gradients are finite."""
-    golden, criterion, _, targets, denoising = case_of(case, dtype="float32")
-    variables = variables_of(case, golden.config)
-    keywords = {} if denoising is None else {"denoising": denoising}
-    images = detr_training.images(golden).astype(np.float32)
-
-    def run(dtype):
-        model = weights.make_model(golden.config, dtype)
-
-        def loss(params):
-            outputs = model.apply(variables | {"params": params}, images, **keywords)
-            return sum(criterion(outputs, targets, denoising).values()), outputs.layers
-
-        return jax.jit(jax.value_and_grad(loss, has_aux=True))(variables["params"])
-
-    (expected, _), _ = run(None)
-    (found, predictions), gradient = run(jnp.bfloat16)
-    assert predictions.logits.dtype == predictions.boxes.dtype == jnp.float32
-    assert_allclose(found, expected, rtol=0.05)
+    """Positions, boxes and logits have float32. The loss is near the golden one, and gradients are finite."""
+    arrays = detr_training.read(case).arrays
+    (found, outputs), gradient = run(case, "float32", jnp.bfloat16)
+    assert outputs.layers.logits.dtype == outputs.layers.boxes.dtype == jnp.float32
+    assert_allclose(found, arrays.get("original_total", arrays["total"]), rtol=0.05)
     assert all(leaf.dtype == jnp.float32 and np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
