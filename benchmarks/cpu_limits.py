@@ -6,6 +6,7 @@ and writes benchmarks/results/<date>-cpu-limits.md.
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from functools import partial
@@ -18,13 +19,13 @@ from benchmarks.measurements.timing import interleaved
 from benchmarks.reports.formatting import markdown, paragraph
 from benchmarks.reports.report import facts, parser, write_page
 from benchmarks.support.machine import load, machine
-from jax_dcn._operators.deform_conv.plan import INSTRUCTIONS, MAX_PIXEL_SAMPLES, MIN_GROUP_CHANNELS, MIN_PIXELS
+from jax_dcn._operators.deform_conv.plan import INSTRUCTIONS, MAX_PIXEL_SAMPLES, MIN_GROUP_CHANNELS
 
 BACKENDS, PASSES = ("fused", "im2col"), ("forward", "gradients")
-SETS = ("avx2", "avx512", "neon")
+SETS = {"x86_64": ("avx2", "avx512"), "aarch64": ("neon",)}.get(platform.machine(), ())
 PIXELS = {
     f"{height} x {width} pixels, {channels} channels": Shape(1, height, width, channels, channels)
-    for channels in (16, 64, 256)
+    for channels in (16, 64, 256, 512)
     for height, width in ((4, 4), (8, 8), (8, 16), (16, 16), (16, 32), (32, 32), (48, 48))
 }
 GROUPS = {
@@ -36,7 +37,7 @@ SAMPLES = {
     for groups in (16, 32, 64, 128)
 }
 LIMITS = {
-    f"Pixels: fused from {MIN_PIXELS:,} on": PIXELS,
+    "Pixels: always fused": PIXELS,
     f"Channels of a group: fused from {MIN_GROUP_CHANNELS} on": GROUPS,
     f"Samples of a pixel: fused up to {MAX_PIXEL_SAMPLES}": SAMPLES,
 }

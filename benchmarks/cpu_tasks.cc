@@ -17,7 +17,9 @@ using namespace dcn;
 
 // What one unit of each kind of work costs.
 struct Costs {
-  double multiply_add, interpolation, copy, location;  // of one channel of a sample, of one float, of a sample
+  double multiply_add, interpolation, copy;  // of one channel of a sample, and of one float
+
+  double location() const { return 20 * interpolation; }  // of a sample
 };
 
 // Threads take tasks in order: the one that is free first takes the next.
@@ -49,7 +51,7 @@ double ForwardMakespan(const Convolution& convolution, const Tiling& tiling, con
   const auto& [dtype, sizes, positions, product] = convolution;
   const double columns = double(sizes.taps()) * sizes.channels;
   const double pixel_cost = columns * product.group_features() * costs.multiply_add + columns * costs.interpolation +
-                            double(sizes.pixel_samples()) * costs.location + double(product.features) * costs.copy;
+                            double(sizes.pixel_samples()) * costs.location() + double(product.features) * costs.copy;
   Threads threads(num_threads);
   for (int64_t tile = 0; tile < tiling.count(); ++tile) {
     threads.Take([&](double time) { return time + double(tiling[tile].pixels()) * pixel_cost; });
@@ -108,7 +110,7 @@ double CotangentsMakespan(const CotangentPlan& plan, const Costs& costs, int64_t
       const double box = double(mine.box.rows() * mine.box.columns()) * slice.channels;
       threads.Take([&](double time) {
         const int64_t groups = 1 + (slice.channels - 1) / sizes.group_channels();
-        time += pixels * taps * groups * costs.location + pixels * features * costs.copy;
+        time += pixels * taps * groups * costs.location() + pixels * features * costs.copy;
         if (plan.requested.x) time += box * costs.copy;
         for (int64_t tap = 0; tap < taps; ++tap) {
           if (plan.requested.x || plan.requested.positions) time += columns * features * costs.multiply_add;
@@ -173,7 +175,7 @@ extern "C" int64_t Simulate(const Problem* problem, const double* costs, int64_t
   const Convolution convolution = {dtype, sizes, {}, {problem->features, problem->groups}};
   const RequestedCotangents requested = {problem->x_requested != 0, problem->positions_requested != 0,
                                          problem->weight_requested != 0};
-  const Costs one = {costs[0], costs[1], costs[2], costs[3]};
+  const Costs one = {costs[0], costs[1], costs[2]};
   const InstructionSet set = InstructionSetFor(BestInstructionSet(), convolution, !requested.any());
   if (!requested.any()) {
     const Tiling tiling = ForwardTiling(set, convolution);

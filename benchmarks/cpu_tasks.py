@@ -39,7 +39,8 @@ MEASURED = {name: deform_conv.SHAPES[name] for name in "ABCDG"}
 MEASURED["F"] = deform_conv.SHAPES["F"]._replace(batch=16)
 CALLS = 5  # in a turn of a process
 
-COSTS = ("multiply-add", "channel of a sample", "float that is copied or added", "sample that is located")
+COSTS = ("multiply-add", "channel of a sample", "float that is copied or added")
+COPIED = 1 << 20  # floats, which do not fit into an L2 cache
 # Bytes per second that one thread, and all threads of a processor with eight channels of DDR4-3200, read or write.
 THREAD_BANDWIDTH, MEMORY_BANDWIDTH = 20e9, 204.8e9
 
@@ -48,10 +49,11 @@ ABOUT = (
     "the tasks into which the package divides a call. The thread that is free first takes the next task, and a task "
     "waits for earlier ones as in the package: before it adds to the gradients of an offset and of the weight, tap by "
     "tap, and before it adds its window to the gradient of x. Windows, rounding, copying the weight and adding up the "
-    "partial sums of its gradient are included. The four costs of the simulation, the first table, are fitted to the "
-    "times of one thread. All threads are equally fast. A call also takes at least as long as its arrays need from "
-    "memory: each once for every slice of channels that reads it, at 20 GB/s for one thread and at 204.8 GB/s for all "
-    "together, which is what eight channels of DDR4-3200 have."
+    "partial sums of its gradient are included. Two costs of the simulation, in the first table, are fitted to the "
+    "times of one thread. That of a copied float is the time of an addition of large arrays in numpy, and locating a "
+    "sample costs as much as 20 of its channels, as in a profile of A. All threads are equally fast. A call also takes "
+    "at least as long as its arrays need from memory: each once for every slice of channels that reads it, at 20 GB/s "
+    "for one thread and at 204.8 GB/s for all together, which is what eight channels of DDR4-3200 have."
 )
 ABOUT_MEASURED = (
     "Programs of the public functions, in one process with one processor and one with two, which take turns. The "
@@ -140,7 +142,7 @@ def memory_bytes(shape, dtype, pass_):
     return 2 * x + positions + slices * (positions / min(slices, shape.offset_groups) + y)
 
 
-def fitted_costs(measured):
+def fitted_costs(measured, copy):
     """The costs in seconds by type and pass, with the least relative error of the times of one thread."""
     costs = {}
     for dtype, pass_ in itertools.product(DTYPES, PASSES):
@@ -148,7 +150,9 @@ def fitted_costs(measured):
         seconds = np.array([measured[name, dtype, pass_].seconds for name in shapes])
         units = np.eye(len(COSTS))
         counts = [[simulate(MEASURED[name], dtype, pass_, unit, [1]).seconds[0] for unit in units] for name in shapes]
-        costs[dtype, pass_] = scipy.optimize.nnls(np.array(counts) / seconds[:, None], np.ones(len(shapes)))[0]
+        counts = np.array(counts) / seconds[:, None]
+        fitted, _ = scipy.optimize.nnls(counts[:, :2], 1 - copy * counts[:, 2])
+        costs[dtype, pass_] = (*fitted, copy)
     return costs
 
 
@@ -208,9 +212,17 @@ def prepared(shape, dtype, pass_):
     return call
 
 
+def copy_cost():
+    """The seconds that a float takes which is added to another one."""
+    sums, numbers = np.zeros(COPIED, np.float32), np.ones(COPIED, np.float32)
+    add = Call(partial(np.add, sums, numbers, out=sums), wait=lambda _: None)
+    add()
+    return interleaved({"add": add}, CALLS)["add"]["median"] / COPIED
+
+
 def sections(measured):
     """`measured`: by shape, type and pass."""
-    costs = fitted_costs(measured)
+    costs = fitted_costs(measured, copy_cost())
     yield paragraph(ABOUT)
     yield costs_table(costs)
     yield list_named({name: deform_conv.SHAPES[name]._replace(batch="batch") for name in NAMES})

@@ -282,7 +282,7 @@ NOT_FUSED = [
 
 
 @pytest.mark.parametrize("case, dtype, keywords", FUSED)
-@pytest.mark.usefixtures("limits_of_the_package")
+@pytest.mark.usefixtures("im2col_on_cpu")
 def test_what_is_fused(case, dtype, keywords):
     operands = cast(case, dtype)
     assert custom_call(operands, case=case, **keywords) == "dcn_fused_forward"

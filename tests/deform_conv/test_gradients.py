@@ -107,7 +107,7 @@ def check_kernels(text, names):
 
 
 @pytest.mark.parametrize("name", ["x", "offset", "weight", "mask"])
-@pytest.mark.usefixtures("limits_of_the_package")
+@pytest.mark.usefixtures("im2col_on_cpu")
 def test_explicit_gradients_compute_only_themselves(name):
     operands, cotangent = cast((REQUESTED.operands(), REQUESTED.cotangent()), np.float32)
     function = getattr(jax_dcn, f"deform_conv2d_{'input' if name == 'x' else name}_grad")
@@ -124,7 +124,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("names", REQUESTS, ids="+".join)
-@pytest.mark.usefixtures("limits_of_the_package")
+@pytest.mark.usefixtures("im2col_on_cpu")
 def test_only_what_is_requested_is_computed(names):
     """The reverse pass has the kernels of the requested gradients and no others, and gives the same numbers."""
     operands, cotangent = cast((REQUESTED.operands(), REQUESTED.cotangent()), np.float32)

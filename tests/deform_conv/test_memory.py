@@ -152,7 +152,7 @@ def test_chunks_of_second_derivatives_add_up(name, held, monkeypatch, x64):
 
 
 @pytest.mark.parametrize("held, loops", [(1, True), (2**20, False)])
-@pytest.mark.usefixtures("limits_of_the_package")
+@pytest.mark.usefixtures("im2col_on_cpu")
 def test_a_low_limit_makes_chunks(held, loops, monkeypatch):
     """What the test above relies on."""
     limit_samples(monkeypatch, held)

@@ -1,4 +1,4 @@
 from tests.deform_conv.conftest import (  # noqa: F401, which are fixtures of this folder too
     fused_wherever_possible,
-    limits_of_the_package,
+    im2col_on_cpu,
 )

@@ -98,7 +98,7 @@ def custom_calls(compiled):
     return set(re.findall(r'custom_call_target="(dcn_\w+)"', compiled.as_text()))
 
 
-@pytest.mark.usefixtures("limits_of_the_package")
+@pytest.mark.usefixtures("im2col_on_cpu")
 @each_operator(*EACH_PRIMITIVE)
 def test_only_what_is_requested_is_computed(operator):
     """The program has the kernels of the requested gradients and no others, and the same numbers."""

@@ -44,10 +44,9 @@ _MAX_VECTORS: int = extension.modules["cpu"].fused_limits["max_vectors"]
 
 INSTRUCTIONS: str = extension.modules["cpu"].fused_instructions
 _FEATURE_PADDING: int = extension.modules["cpu"].fused_padding
-# The fused path of a CPU is faster than im2col from these limits on.
-MIN_GROUP_CHANNELS = 8  # of a feature group: with fewer, most lanes of a vector are empty
-MIN_PIXELS = 1024  # of the result, all images together
-MAX_PIXEL_SAMPLES = 512  # taps times offset groups, whose samples of a tile each thread locates at once
+# The fused path of a CPU is faster than im2col from these limits on: benchmarks/cpu_limits.py measures both sides.
+MIN_GROUP_CHANNELS = 4 if INSTRUCTIONS == "avx2" else 8  # with fewer in a feature group, most lanes are empty
+MAX_PIXEL_SAMPLES = 768  # taps times offset groups, whose samples of a tile each thread locates at once
 
 _FLOAT32_BYTES = 4
 
@@ -329,15 +328,13 @@ def _for_rules(sizes: Sequence[Any]) -> list[int]:
 
 def _slow_reason(problem: _Problem) -> str:
     """What makes the fused path of a CPU slower than im2col, or an empty string."""
-    _, offset, weight, spec, *_ = problem
+    _, _, weight, spec, *_ = problem
     if INSTRUCTIONS == "portable":
         if not extension.modules["cpu"].has_x86_kernels:
             return "this build has no kernels for AVX2: the processor or the compiler does not support them"
         if os.environ.get("JAX_DCN_CPU_INSTRUCTIONS") == "portable":
             return "JAX_DCN_CPU_INSTRUCTIONS is portable"
         return "the processor has no AVX2, no FMA or no F16C"
-    if all(isinstance(size, int) for size in offset.shape[:-1]) and (pixels := _known_pixels(offset)) < MIN_PIXELS:
-        return f"the result has {pixels} pixels; the fused kernels are fast from {MIN_PIXELS} on"
     groups = spec.feature_group_count
     if groups > 1 and (fewest := min(weight.shape[2], weight.shape[-1] // groups)) < MIN_GROUP_CHANNELS:
         return f"each group has {fewest} channels; the fused kernels are fast from {MIN_GROUP_CHANNELS} on"
