@@ -1,7 +1,8 @@
 // Simulates how the tasks of one call of the fused CPU convolution occupy threads. The tiles, the tasks and what they
 // wait for are the package's own.
 //
-// All threads are equally fast, and each kind of work has a cost, which the caller fits to measurements.
+// All threads are equally fast, and each kind of work has a cost, which the caller fits to measurements. Every tile has
+// a window, because offsets are a few pixels.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -86,15 +87,17 @@ double CotangentsMakespan(const CotangentPlan& plan, const Costs& costs, int64_t
   Threads threads(num_threads);
   if (plan.requested.x || plan.requested.positions) threads.Loop(taps * plan.slices.count, slice_weight * costs.copy);
   std::vector<TileTimes> times(planes * tiles);
-  std::vector<double> turned(planes + plan.resident_planes()), finished(planes);
-  for (int64_t block = 0; block < int64_t(turned.size()); ++block) {
+  std::vector<double> recycled(planes + plan.resident_planes()), finished(planes);
+  for (int64_t block = 0; block < int64_t(recycled.size()); ++block) {
     const int64_t rounded = block - plan.resident_planes();
     const bool rounds = plan.HasPlaneSums() && rounded >= 0, begins = block < planes;
-    const double chunk_cost = double(plan.kChunkPixels * plan.slices.channels) * (rounds + begins) * costs.copy;
+    const double plane_cost =
+        double(sizes.height * sizes.width * plan.slices.channels) * (rounds + begins) * costs.copy;
+    const double chunk_cost = plan.chunks() ? plane_cost / double(plan.chunks()) : 0;
     for (int64_t chunk = 0; chunk < plan.chunks(); ++chunk) {
       threads.Take([&](double time) {
         if (rounds) time = std::max(time, finished[rounded]);
-        turned[block] = std::max(turned[block], time + chunk_cost);
+        recycled[block] = std::max(recycled[block], time + chunk_cost);
         return time + chunk_cost;
       });
     }
@@ -129,7 +132,7 @@ double CotangentsMakespan(const CotangentPlan& plan, const Costs& costs, int64_t
           mine.steps.push_back(time);
         }
         if (plan.requested.x) {
-          time = std::max(time, turned[block]);
+          time = std::max(time, recycled[block]);
           for (int64_t before = 0; before < t; ++before) {
             const TileTimes& other = times[block * tiles + before];
             if (other.box.Overlaps(mine.box)) time = std::max(time, other.finished);

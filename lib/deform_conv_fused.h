@@ -161,6 +161,7 @@ struct CotangentDivision {
   int64_t num_planes;  // slices of channels of images whose cotangent of x adds up at a time, if that has 16 bits
 };
 
+// What the handlers accept; ChooseCotangentDivision stays below.
 constexpr int64_t kMaxWeightSplits = 64, kMaxResidentPlanes = 128;
 
 // The division that occupies 64 threads, if the workspace has room for it.

@@ -22,7 +22,8 @@ const char* FusedInstructions() { return RowOf(BestInstructionSet()).name; }
 int64_t CotangentTasks(const Convolution& convolution) {
   const InstructionSet set = InstructionSetFor(BestInstructionSet(), convolution, false);
   const Slices slices(convolution);
-  return SaturatingMultiply(CotangentTiling(set, convolution.sizes, slices).count(), slices.count);
+  const int64_t image_tiles = CotangentTiling(set, convolution.sizes, slices).image_tiles();
+  return SaturatingProduct({convolution.sizes.images, image_tiles, slices.count});
 }
 
 const char* FusedForward(Device& device, const Convolution& convolution, const FusedForwardArrays& arrays) {

@@ -12,6 +12,7 @@ import pytest
 
 import jax_dcn
 from jax_dcn._operators.deform_conv.plan import INSTRUCTIONS
+from jax_dcn._primitive import extension
 from tests.helpers.deform_conv.cases import CASES as OPTIONS
 from tests.helpers.deform_conv.cases import Case, Operands, assert_close, cast, compiled_pull_back, convolve
 from tests.helpers.deform_conv.numpy_reference import Convolution
@@ -95,15 +96,18 @@ def test_any_of_the_gradients(requested):
     assert_close(list(pullback(cotangent)), [getattr(everything, name) for name in requested], 0, 0)
 
 
-def test_bits_of_a_gradient_that_has_several_parts():
+def test_bits_of_a_gradient_that_has_several_partial_sums():
     """They do not depend on whether the gradient of x, whose sums take most of the workspace, is requested, too."""
+    sizes = {"x": (4, 192, 192, 64), "y": (8, 8, 32), "taps_and_groups": (1, 1, 1), "requested": (False, False, True)}
+    num_splits, *_ = extension.modules["cpu"].fused_cotangents_plan(dtype="bfloat16", **sizes)
+    assert num_splits > 1
     rng = np.random.default_rng(0)
 
     def normal(*shape):
         return jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
 
-    x, weight, cotangent = normal(4, 192, 192, 64), normal(3, 3, 64, 32), normal(4, 8, 8, 32)
-    offset = normal(4, 8, 8, 18).astype(jnp.float32)
+    x, weight, cotangent = normal(4, 192, 192, 64), normal(1, 1, 64, 32), normal(4, 8, 8, 32)
+    offset = normal(4, 8, 8, 2).astype(jnp.float32)
 
     def gradients(argnums):
         def loss(x, weight):
@@ -150,6 +154,7 @@ def test_where_it_is_slow():
         pytest.skip("no fused kernels are fast here")
     assert reason((1, 1)) == reason((1, 1), of="x") == f"the processor has {INSTRUCTIONS}"
     assert "each group has 2 channels" in reason((32, 32), groups=32)
+    assert ("each group has 4 channels" in reason((32, 32), groups=16)) == (INSTRUCTIONS != "avx2")
     assert "the processor has" in reason((32, 32), groups=8)
     assert "there are 800 samples for each pixel" in reason((32, 32), kernel=(5, 5), offset_groups=32)
     assert "the processor has" in reason((32, 32), offset_groups=64)

@@ -121,10 +121,15 @@ MUTATIONS = {
     "planes that have their sums in one place": (
         "fused/cotangents.h", "{~~plane % plan_.resident_planes()~>0~~}", "threads", "avx2", "data race"),
     "plane that is rounded before it is set to zero": (
-        "fused/cotangents.h", "{~~progress_.turned_chunks.WaitFor(plane, plan_.chunks());  //~>//~~} tiles", "threads",
-        "avx2", "data race"),
+        "fused/cotangents.h", "{~~progress_.recycled_chunks.WaitFor(plane, plan_.chunks());  //~>//~~} tiles",
+        "threads", "avx2", "data race"),
     "window that has fewer rows than the tile reads": (
-        "fused/plan.h", "std::min(sizes.height, {~~kWindowRows~>kWindowRows / 2~~})", "none", "avx2", SIGNAL),
+        "fused/cotangents.h", "box.rows() <= {~~plan_.window_rows()~>100~~};", "none", "avx2", SIGNAL),
+    "tile without a window that adds before the one before": (
+        "fused/cotangents.h", "{~~WaitForPixels();~>~~}\n      sums_ =", "threads", "avx2", "data race"),
+    "plane that is rounded before it is finished": (
+        "fused/cotangents.h", "{~~progress_.finished_tiles.WaitFor(plane, plan_.tiles());~>~~}", "threads", "avx2",
+        "data race"),
     "window that is not zero at first": (
         "fused/cotangents.h", "std::memset(window_.data() + {~~row~>0~~} * width", "none", "avx2", WRONG),
     "workspace for one split": (

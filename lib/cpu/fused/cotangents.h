@@ -41,13 +41,13 @@ class Cotangents {
     Progress progress(plan.planes(), plan.tiles(), blocks);
     device.ParallelFor(std::clamp(device.threads(), int64_t{1}, std::max<int64_t>(1, tasks)), [&](int64_t) {
       if (progress.next_task.load() >= tasks) return;  // other threads have taken all tasks
-      Cotangents thread(plan, arrays, zeros.data(), progress);
+      Cotangents worker(plan, arrays, zeros.data(), progress);
       for (int64_t task; (task = progress.next_task.fetch_add(1)) < tasks;) {
         const int64_t block = task / tasks_of_plane, in_block = task % tasks_of_plane;
         if (in_block < plan.chunks()) {
-          thread.TurnOver(block, in_block);
+          worker.RecycleChunk(block, in_block);
         } else if (block < plan.planes()) {
-          thread.ComputeTile(block, in_block - plan.chunks());
+          worker.ComputeTile(block, in_block - plan.chunks());
         }
       }
     });
@@ -62,6 +62,7 @@ class Cotangents {
 
  private:
   static constexpr int64_t kValues = Element::MatrixProduct::kValues, kBlockValues = kBlockWords * kValues;
+  static constexpr int64_t kPrefetchPixels = 8;
   static constexpr int64_t kTransposed = 16;  // features at a time, which are at least a cache line
 
   // Sums of the cotangent of x, for some pixels of a plane.
@@ -148,13 +149,13 @@ class Cotangents {
     }
   }
 
-  // The sums of a plane are in the result if that is float32. Otherwise a place in the workspace holds those of one
-  // plane after another: `block` counts them, and the last blocks only round planes.
+  // The sums of a plane are in the result if that is float32. Otherwise they are in a buffer of the workspace, which
+  // one plane has after another.
   InputSums PlaneSums(int64_t plane) const {
     if constexpr (sizeof(T) == sizeof(float)) return {InputCotangent(plane), convolution_.sizes.channels};
-    const int64_t place = plane % plan_.resident_planes();
+    const int64_t buffer = plane % plan_.resident_planes();
     return {arrays_.workspace + plan_.slices.BeforePlanes(plan_.requested, plan_.division.num_splits) +
-                place * plan_.slices.plane_size,
+                buffer * plan_.slices.plane_size,
             plan_.slices.padded_channels};
   }
 
@@ -165,14 +166,15 @@ class Cotangents {
            plan_.slice(plane % plan_.slices.count).channel;
   }
 
-  // Rounds a chunk of the sums of the plane that a block replaces, and sets it to zero for the block's plane.
-  void TurnOver(int64_t block, int64_t chunk) {
+  // Rounds a chunk of the sums of the plane that had the buffer before, and sets it to zero for plane `block`. The last
+  // blocks are no planes: they only round.
+  void RecycleChunk(int64_t block, int64_t chunk) {
     const Sizes& sizes = convolution_.sizes;
     const int64_t first = chunk * plan_.kChunkPixels;
     const int64_t end = std::min(first + plan_.kChunkPixels, sizes.height * sizes.width);
     if constexpr (sizeof(T) != sizeof(float)) {
       if (const int64_t plane = block - plan_.resident_planes(); plane >= 0) {
-        progress_.turned_chunks.WaitFor(plane, plan_.chunks());  // tiles that read no pixel have not waited
+        progress_.recycled_chunks.WaitFor(plane, plan_.chunks());  // tiles that read no pixel have not waited
         progress_.finished_tiles.WaitFor(plane, plan_.tiles());
         const InputSums sums = PlaneSums(plane);
         const int64_t channels = plan_.slice(plane % plan_.slices.count).channels;
@@ -185,7 +187,7 @@ class Cotangents {
       const InputSums sums = PlaneSums(block);
       for (int64_t p = first; p < end; ++p) std::memset(sums.At(p), 0, channels * sizeof(float));
     }
-    progress_.turned_chunks.Increment(block);
+    progress_.recycled_chunks.Increment(block);
   }
 
   void ComputeTile(int64_t plane, int64_t tile_in_plane) {
@@ -232,21 +234,21 @@ class Cotangents {
   // many rows, the tile adds to the sums of the plane.
   void BeginInputSums() {
     const PixelBox& box = samples_.box();
-    is_windowed_ = box.is_empty() || box.rows() <= plan_.kWindowRows;
+    is_windowed_ = box.is_empty() || box.rows() <= plan_.window_rows();
     if (!is_windowed_) {
       WaitForPixels();
       sums_ = PlaneSums(plane_);
       return;
     }
+    sums_ = {window_.data(), plan_.window_stride()};
+    if (box.is_empty()) return;
     const int64_t width = convolution_.sizes.width;
-    sums_ = {window_.data(), plan_.window_stride(), box.is_empty() ? 0 : box.first_row * width + box.first_column};
-    for (int64_t row = 0; row < box.rows() && !box.is_empty(); ++row) {
+    sums_.first_pixel = box.first_row * width + box.first_column;
+    for (int64_t row = 0; row < box.rows(); ++row) {
       std::memset(window_.data() + row * width * sums_.stride, 0, box.columns() * sums_.stride * sizeof(float));
     }
   }
 
-  // Rows of a window are short, and a slice has only some channels of each pixel, so hardware prefetches little.
-  static constexpr int64_t kPrefetchPixels = 8;
   void EndInputSums() {
     const PixelBox& box = samples_.box();
     if (!is_windowed_ || box.is_empty()) return;
@@ -258,6 +260,8 @@ class Cotangents {
       for (int64_t p = first; p < first + box.columns(); ++p) {
         const float* const from = sums_.At(p);
         float* const to = plane.At(p);
+        // Rows of a window are short, and a slice has only some channels of each pixel, so hardware prefetches little.
+        // A prefetch past the end of an array does nothing.
         const float* const ahead = plane.At(p + kPrefetchPixels);
         for (int64_t c = 0; c < channels; c += kLineFloats) __builtin_prefetch(ahead + c, 1);
         DCN_INDEPENDENT_ITERATIONS
@@ -267,12 +271,15 @@ class Cotangents {
   }
 
   // Waits until the plane's sums have been set to zero, and the tiles before have added to the pixels of this one.
-  void WaitForPixels() const {
-    progress_.turned_chunks.WaitFor(plane_, plan_.chunks());
-    for (int64_t tile = 0; tile < tile_in_plane_; ++tile) {
+  void WaitForPixels() {
+    const int64_t finished = TileProgress::Finished(convolution_.sizes.taps());
+    progress_.recycled_chunks.WaitFor(plane_, plan_.chunks());
+    if (settled_plane_ != plane_) settled_plane_ = plane_, settled_tiles_ = 0;
+    while (settled_tiles_ < tile_in_plane_ && progress_.Of(plane_, settled_tiles_).Has(finished)) ++settled_tiles_;
+    for (int64_t tile = settled_tiles_; tile < tile_in_plane_; ++tile) {
       const TileProgress& before = progress_.Of(plane_, tile);
       before.WaitFor(TileProgress::kLocated);
-      if (before.box().Overlaps(samples_.box())) before.WaitFor(TileProgress::Finished(convolution_.sizes.taps()));
+      if (before.box().Overlaps(samples_.box())) before.WaitFor(finished);
     }
   }
 
@@ -395,8 +402,9 @@ class Cotangents {
   CotangentPlan::Slice slice_ = {};
   InputSums sums_ = {};
   bool is_windowed_ = true;
+  int64_t settled_plane_ = -1, settled_tiles_ = 0;  // the first tiles of a plane, all of which are finished
 
-  Samples samples_;
+  Samples<true> samples_;
   typename Element::Columns columns_;
   typename Element::OutputCotangent d_y_;
   int64_t d_columns_stride_;

@@ -97,7 +97,7 @@ class Forward {
   };
 
   struct Buffers {
-    Samples samples;
+    Samples<false> samples;
     std::vector<Segment> segments;
     int64_t sums_stride;
     AlignedVector<float> rows, sums;

@@ -28,8 +28,8 @@ constexpr int64_t kMinCotangentTasks = 320, kMinCotangentPixels = 84;
 
 constexpr int64_t kSliceChannels = 64;  // of the cotangents
 
-// Limits of the cotangents' workspace, in floats. A call uses more than kWorkspaceFloats only if two planes need it,
-// and more than kMaxWorkspaceFloats only beside a large weight, or if a single plane or split needs it.
+// Limits of the cotangents' workspace, in floats. A call uses more than kWorkspaceFloats if two planes need it. Beside
+// the packed weight and one split, planes may always take kMinPlaneFloats, or those of one plane.
 constexpr int64_t kWorkspaceFloats = 3 << 20, kMaxWorkspaceFloats = 4 << 20, kMinPlaneFloats = 1 << 20;
 
 // There are as many splits and planes as so many threads can work on.
@@ -68,7 +68,8 @@ int64_t UsefulPlanes(const Sizes& sizes, const Slices& slices) {
 // so the bits of a cotangent do not depend on which others are.
 int64_t ChooseSplits(const Sizes& sizes, const Slices& slices) {
   const int64_t planes = SaturatingMultiply(UsefulPlanes(sizes, slices), slices.plane_size);
-  const int64_t room = kWorkspaceFloats - slices.packed_size - std::min(planes, kWorkspaceFloats / 2);
+  const int64_t few_planes = std::min(planes, kWorkspaceFloats / 2), one_plane = std::min(planes, slices.plane_size);
+  const int64_t room = std::min(kWorkspaceFloats - few_planes, kMaxWorkspaceFloats - one_plane) - slices.packed_size;
   const int64_t most = room / std::max<int64_t>(1, slices.weight_size);
   // Tiles of one slice that threads compute at the same time: some planes of other slices are between those of one.
   const int64_t tiles = std::min(kThreads, std::max(NominalTiles(sizes, slices), CeilDivide(kThreads, slices.count)));
@@ -112,7 +113,8 @@ Tiling ForwardTiling(InstructionSet set, const Convolution& convolution) {
 }
 
 Tiling CotangentTiling(InstructionSet set, const Sizes& sizes, const Slices& slices) {
-  const int64_t pixels = SaturatingMultiply(sizes.pixels(), slices.count) / kMinCotangentTasks;
+  const int64_t pixels =
+      SaturatingProduct({sizes.images, sizes.rows, sizes.columns, slices.count}) / kMinCotangentTasks;
   return {sizes, std::clamp<int64_t>(pixels, kMinCotangentPixels, RowOf(set).tile_pixels)};
 }
 

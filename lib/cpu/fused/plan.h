@@ -89,7 +89,8 @@ struct CotangentPlan {
   int64_t planes() const { return convolution.sizes.images * slices.count; }
   int64_t tiles() const { return tiling.image_tiles(); }  // of a plane
   // Tile `i` of an image, in the order in which tiles are computed. Neighbours add to the same pixels, and wait for
-  // each other, so tiles that follow each other lie far apart: a step near the golden section spreads them evenly.
+  // each other, so of many tiles those that follow each other lie far apart: a step near the golden section spreads
+  // them evenly.
   OutputTile Tile(int64_t image, int64_t i) const {
     int64_t step = std::max<int64_t>(1, int64_t(0.382 * double(tiles())));
     while (std::gcd(step, tiles()) != 1) ++step;
@@ -113,16 +114,18 @@ struct CotangentPlan {
   int64_t resident_planes() const { return HasPlaneSums() ? std::min(division.num_planes, planes()) : 0; }
   bool HasPlaneSums() const { return requested.x && convolution.dtype != DType::kF32; }
 
-  // A tile's own sums of the cotangent of x: as many rows of pixels, whose strides have an odd number of cache lines,
-  // so that rows do not share few sets of a cache.
-  static constexpr int64_t kWindowRows = 64;
+  // A tile's own sums of the cotangent of x: rows of pixels, whose strides have an odd number of cache lines, so that
+  // rows do not share few sets of a cache. Only the pages that a tile reaches take memory.
+  static constexpr int64_t kMaxWindowRows = 64, kMaxWindowFloats = 16 << 20;
   int64_t window_stride() const {
     return (slices.channels + kLineFloats - 1) / kLineFloats * kLineFloats | kLineFloats;
   }
-  int64_t WindowFloats() const {
+  int64_t window_rows() const {
     const Sizes& sizes = convolution.sizes;
-    return requested.x ? std::min(sizes.height, kWindowRows) * sizes.width * window_stride() : 0;
+    const int64_t row_floats = std::max<int64_t>(1, sizes.width) * window_stride();
+    return requested.x ? std::min({sizes.height, kMaxWindowRows, kMaxWindowFloats / row_floats}) : 0;
   }
+  int64_t WindowFloats() const { return window_rows() * convolution.sizes.width * window_stride(); }
 
   // The pixels of a plane are set to zero, and rounded, in chunks.
   static constexpr int64_t kChunkPixels = 2048;

@@ -1,4 +1,4 @@
-// How far the threads of a call are. Results that several tiles add to are added in a fixed order: a tile waits for the
+// The progress of a call's tiles. Results that several tiles add to are added in a fixed order: a tile waits for the
 // tiles before it. Threads take tiles in order, and allocate nothing after that. So a tile that others wait for has
 // been taken and will be finished: waiting ends, even with a single thread.
 #pragma once
@@ -77,14 +77,14 @@ class Counters {
 // The progress of all planes.
 struct Progress {
   Progress(int64_t planes, int64_t tiles, int64_t blocks)
-      : tiles_of_plane(tiles), tiles(planes * tiles), finished_tiles(planes), turned_chunks(blocks) {}
+      : tiles_of_plane(tiles), tiles(planes * tiles), finished_tiles(planes), recycled_chunks(blocks) {}
 
   TileProgress& Of(int64_t plane, int64_t tile) { return tiles[plane * tiles_of_plane + tile]; }
 
   int64_t tiles_of_plane;
   std::vector<TileProgress> tiles;
-  Counters finished_tiles;  // of each plane
-  Counters turned_chunks;   // of each plane, and of those that are only rounded
+  Counters finished_tiles;   // of each plane
+  Counters recycled_chunks;  // of each block
   std::atomic<int64_t> next_task{0};
 };
 

@@ -45,9 +45,9 @@ struct AxisOperands {
   DCN_INLINE float Location(int64_t i, double distance) const { return float(start[i] + distance) + offset[i]; }
 };
 
-// Returns the pixels that may be read; a sample that is outside on one axis only counts, too. `a` overlaps none of the
-// other arrays, so iterations are independent.
-template <bool kIsCircular>
+// Returns the pixels that may be read, if kHasBox; a sample that is outside on one axis only counts, too. `a` overlaps
+// none of the other arrays, so no iteration reads what another one writes.
+template <bool kIsCircular, bool kHasBox>
 DCN_NOINLINE PixelBox LocateSamples(int64_t count, int64_t height, int64_t width, double tap_y, double tap_x,
                                     const AxisOperands& vertical, const AxisOperands& horizontal, SampleArrays& a) {
   const int32_t row_pixels = int32_t(width);
@@ -69,6 +69,7 @@ DCN_NOINLINE PixelBox LocateSamples(int64_t count, int64_t height, int64_t width
     a.pixel[1][i] = PixelIndex(y.pixel[0], x.pixel[1], row_pixels);
     a.pixel[2][i] = PixelIndex(y.pixel[1], x.pixel[0], row_pixels);
     a.pixel[3][i] = PixelIndex(y.pixel[1], x.pixel[1], row_pixels);
+    if constexpr (!kHasBox) continue;
     DCN_UNROLL for (int k = 0; k < 2; ++k) {
       first_row = std::min(first_row, uint32_t(y.pixel[k]));
       first_column = std::min(first_column, uint32_t(x.pixel[k]));
@@ -82,6 +83,7 @@ DCN_NOINLINE PixelBox LocateSamples(int64_t count, int64_t height, int64_t width
 static_assert(sizeof(SampleArrays) == kSampleBytes * SampleArrays::kSize, "plan.cc would choose other tiles");
 
 // The samples of a tile, of all taps and some offset groups.
+template <bool kHasBox>
 class Samples {
  public:
   Samples(const Convolution& convolution, int64_t max_offset_groups)
@@ -104,7 +106,7 @@ class Samples {
     // The pixels that fill the last vector lie outside.
     const int64_t count = (tile.pixels() + kLanes - 1) / kLanes * kLanes;
     for (int64_t p = tile.pixels(); p < count; ++p) vertical_.start[p] = horizontal_.start[p] = -INFINITY;
-    const auto locate = sizes.window.circular ? LocateSamples<true> : LocateSamples<false>;
+    const auto locate = sizes.window.circular ? LocateSamples<true, kHasBox> : LocateSamples<false, kHasBox>;
     for (int64_t s = first * taps_; s < (last + 1) * taps_; ++s) {
       const int32_t tap = int32_t(s % taps_);
       SampleArrays& arrays = arrays_[s - first * taps_];
@@ -116,7 +118,7 @@ class Samples {
 
   // The output pixel that pixel `p` of the tile is, counted through all images.
   DCN_INLINE int64_t output(int64_t p) const { return outputs_[p]; }
-  // The pixels that the located samples may read.
+  // The pixels that the located samples may read, if kHasBox.
   const PixelBox& box() const { return box_; }
   const SampleArrays& Of(int64_t offset_group, int32_t tap) const {
     return arrays_[(offset_group - first_) * taps_ + tap];
