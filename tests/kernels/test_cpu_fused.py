@@ -119,7 +119,7 @@ MUTATIONS = {
     "tile that adds to pixels before the one before": (
         "fused/cotangents.h", "{~~before.box().Overlaps(samples_.box())~>false~~}", "threads", "avx2", "data race"),
     "planes that have their sums in one place": (
-        "fused/cotangents.h", "{~~plane % plan_.resident_planes()~>0~~}", "threads", "avx2", "data race"),
+        "fused/cotangents.h", "{~~plane % plan_.resident_planes()~>0~~}", "threads", "avx2", f"data race|{WRONG}"),
     "plane that is rounded before it is set to zero": (
         "fused/cotangents.h", "{~~progress_.recycled_chunks.WaitFor(plane, plan_.chunks());  //~>//~~} tiles",
         "threads", "avx2", "data race"),
@@ -154,7 +154,7 @@ MUTATIONS = {
         "fused/amx.cc", "return ({~~(pixels + 1) / 2 + kWords - 1) / kWords * kWords~>pixels + 1) / 2~~};", "none",
         "amx", WRONG_OR_SIGNAL),
     "cotangent of x that is not zero at first": (
-        "fused/cotangents.h", "{~~std::memset(sums.At(p), 0, channels * sizeof(float));~>~~}", "none", "avx2", WRONG),
+        "fused/cotangents.h", "{~~std::memset(sums.At(p), 0, channels * sizeof(float));~>;~~}", "none", "avx2", WRONG),
     "tail of channels of x that is not zero at first": (
         "fused/cotangents.h", "std::memset(sums.At(p), 0, channels {~~~>/ 4 * 4 ~~}* sizeof(float));", "none", "avx2",
         WRONG),
