@@ -18,7 +18,7 @@ import pytest
 import jax_dcn
 from jax_dcn._primitive import jax_internals
 
-pytestmark = pytest.mark.platforms("cpu")
+pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.thorough]
 
 HELPERS = pathlib.Path(__file__).parent / "helpers"
 PRIMITIVES, PARTITIONING, REPLACEABLE = (

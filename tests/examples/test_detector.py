@@ -72,6 +72,7 @@ def test_an_unknown_operator_is_an_error():
         jax.eval_shape(Detector(**TINY, operator="DCNv3").init, jax.random.key(0), np.zeros((1, 32, 32, 3), np.uint8))
 
 
+@pytest.mark.thorough
 def test_the_command_writes_table_json_and_pictures(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("examples.detector.__main__.Detector", partial(Detector, widths=(8, 8, 8, 8), blocks=(1, 1, 1)))
     few = ["--steps", "2", "--batch-size", "4", "--validation-images", "4"]

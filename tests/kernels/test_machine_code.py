@@ -57,6 +57,7 @@ def test_every_gpu_has_machine_code_or_ptx(target, embedded):
     assert runs_code or target in JETSON  # the others do not wait for the driver's compiler
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("architecture", read(ARCHITECTURES))
 def test_results_are_of_this_machine_code(architecture):
     """After a change to the instructions of a CUDA kernel, `python -m benchmarks.machine_code` must run again."""
