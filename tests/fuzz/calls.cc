@@ -314,14 +314,15 @@ class CallBuilder {
     call_.attributes["workspace_requested"] = Attribute::Boolean(has_workspace);
     const dcn::RequestedCotangents requested = {
         IsTrue("x_requested"), IsTrue("offset_requested") || IsTrue("mask_requested"), IsTrue("weight_requested")};
-    const dcn::CotangentDivision division = {Size(3, 1), Size(5, 1)};
+    const dcn::CotangentDivision division = {Size(dcn::kMaxWeightSplits + 1, 1), Size(dcn::kMaxResidentPlanes + 1, 1)};
     Integer("num_splits", division.num_splits);
     Integer("num_planes", division.num_planes);
     const bool is_division = 1 <= division.num_splits && division.num_splits <= dcn::kMaxWeightSplits &&
                              1 <= division.num_planes && division.num_planes <= dcn::kMaxResidentPlanes;
     call_.is_valid &= is_division;
     CpuWorkspace([&](const dcn::Convolution& convolution) -> int64_t {
-      return is_division ? dcn::FusedCotangentsWorkspace(convolution, requested, division) : 0;
+      const bool is_counted = division.num_splits >= 0 && division.num_planes >= 0;
+      return is_counted ? dcn::FusedCotangentsWorkspace(convolution, requested, division) : 0;
     });
     if (has_workspace) Add(call_.results, 'f', "workspace");
   }

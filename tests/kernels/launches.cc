@@ -470,7 +470,7 @@ const PoolSizes kPools[] = {
     {1, 1, 6, 3, 12, 5, 1, {3, 2}, {1, 1}, {3, 2}, {0, 0}, RoiConvention::kAligned, 1, 0.1},
     {2, 1, 3, 7, 5, 3, 1, {2, 2}, {1, 1}, {2, 2}, {0, 3}, RoiConvention::kUnaligned, 1, 0.1},
     {1, 1, 5, 4, 12, 3, 1, {3, 2}, {3, 2}, {3, 2}, {0, 0}, RoiConvention::kAligned, 0.5, 0.1},
-    {1, 1, 2, 40, 4, 8, 1, {2, 2}, {1, 1}, {2, 2}, {1, 1}, RoiConvention::kAligned, 4, 0.1},  // several tiles wide
+    {1, 1, 9, 40, 1, 90, 1, {2, 2}, {1, 1}, {2, 2}, {1, 1}, RoiConvention::kAligned, 64, 0.1},  // several tiles wide
 };
 
 // Batches, heads, channels, no pixels yet, rows and columns of queries, no taps and levels yet, sampling, whether
