@@ -9,10 +9,8 @@ import os
 import platform
 import subprocess
 import sys
-from functools import partial
 
 from benchmarks import derivatives
-from benchmarks.baselines import Call
 from benchmarks.measurements import deform_conv
 from benchmarks.measurements.deform_conv import Shape
 from benchmarks.measurements.timing import interleaved
@@ -55,14 +53,7 @@ def measure(repeats):
 
 def speed(shape, pass_, repeats):
     problem = deform_conv.problem(shape, "float32")
-    arguments = problem.operands, {}, problem.cotangent
-    calls = {
-        backend: Call(partial(derivatives.compiled(pass_, backend, problem, arguments), *arguments))
-        for backend in BACKENDS
-    }
-    for call in calls.values():
-        call()
-    times = interleaved(calls, repeats)
+    times = interleaved({backend: derivatives.prepared(pass_, backend, problem) for backend in BACKENDS}, repeats)
     return times["im2col"]["median"] / times["fused"]["median"]
 
 

@@ -102,7 +102,7 @@ double CotangentsMakespan(const CotangentPlan& plan, const Costs& costs, int64_t
       });
     }
     if (!begins) continue;
-    const int64_t image = block / plan.slices.count, index = block % plan.slices.count;
+    const int64_t image = plan.image_of(block), index = plan.slice_index_of(block);
     const CotangentPlan::Slice slice = plan.slice(index);
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t tile_index = image * tiles + t, tile_before = plan.TileBefore(tile_index);
@@ -124,7 +124,7 @@ double CotangentsMakespan(const CotangentPlan& plan, const Costs& costs, int64_t
           mine.steps.push_back(time);
           if (plan.requested.weight) {
             if (tile_before >= 0) {
-              const int64_t plane = tile_before / tiles * plan.slices.count + index;
+              const int64_t plane = plan.plane(tile_before / tiles, index);
               time = std::max(time, times[plane * tiles + tile_before % tiles].steps[2 * tap + 1]);
             }
             time += columns * features * costs.multiply_add;

@@ -205,11 +205,7 @@ def seconds(shape, dtype, pass_):
 
 @cache
 def prepared(shape, dtype, pass_):
-    problem = deform_conv.problem(shape, dtype)
-    arguments = problem.operands, {}, problem.cotangent
-    call = Call(partial(derivatives.compiled(pass_, None, problem, arguments), *arguments))
-    call()
-    return call
+    return derivatives.prepared(pass_, None, deform_conv.problem(shape, dtype))
 
 
 def copy_cost():

@@ -73,6 +73,14 @@ def compiled(name, backend, problem, arguments):
     return jax.jit(run).lower(*arguments).compile()
 
 
+def prepared(name, backend, problem):
+    """The call of a program that takes no tangents, which has been compiled and has run once."""
+    arguments = problem.operands, {}, problem.cotangent
+    call = Call(partial(compiled(name, backend, problem, arguments), *arguments))
+    call()
+    return call
+
+
 def times(shape, repeats):
     """The seconds of the programs, which take turns, by clock."""
     problem = deform_conv.problem(shape, "float32")

@@ -159,11 +159,12 @@ class Cotangents {
             plan_.slices.padded_channels};
   }
 
+  CotangentPlan::Slice SliceOf(int64_t plane) const { return plan_.slice(plan_.slice_index_of(plane)); }
+
   T* InputCotangent(int64_t plane) const {
     const Sizes& sizes = convolution_.sizes;
-    const int64_t image = plane / plan_.slices.count;
-    return static_cast<T*>(arrays_.d_x) + image * sizes.height * sizes.width * sizes.channels +
-           plan_.slice(plane % plan_.slices.count).channel;
+    return static_cast<T*>(arrays_.d_x) + plan_.image_of(plane) * sizes.height * sizes.width * sizes.channels +
+           SliceOf(plane).channel;
   }
 
   // Rounds a chunk of the sums of the plane that had the buffer before, and sets it to zero for plane `block`. The last
@@ -177,13 +178,13 @@ class Cotangents {
         progress_.recycled_chunks.WaitFor(plane, plan_.chunks());  // tiles that read no pixel have not waited
         progress_.finished_tiles.WaitFor(plane, plan_.tiles());
         const InputSums sums = PlaneSums(plane);
-        const int64_t channels = plan_.slice(plane % plan_.slices.count).channels;
+        const int64_t channels = SliceOf(plane).channels;
         T* const out = InputCotangent(plane);
         for (int64_t p = first; p < end; ++p) Element::Round(sums.At(p), channels, out + p * sizes.channels);
       }
     }
     if (block < plan_.planes()) {
-      const int64_t channels = plan_.slice(block % plan_.slices.count).channels;
+      const int64_t channels = SliceOf(block).channels;
       const InputSums sums = PlaneSums(block);
       for (int64_t p = first; p < end; ++p) std::memset(sums.At(p), 0, channels * sizeof(float));
     }
@@ -193,9 +194,9 @@ class Cotangents {
   void ComputeTile(int64_t plane, int64_t tile_in_plane) {
     plane_ = plane;
     tile_in_plane_ = tile_in_plane;
-    image_ = plane / plan_.slices.count;
-    index_ = plane % plan_.slices.count;
-    slice_ = plan_.slice(index_);
+    image_ = plan_.image_of(plane);
+    index_ = plan_.slice_index_of(plane);
+    slice_ = SliceOf(plane);
     const RequestedCotangents& requested = plan_.requested;
     const int64_t tile_index = image_ * plan_.tiles() + tile_in_plane, taps = convolution_.sizes.taps();
     const OutputTile tile = plan_.Tile(image_, tile_in_plane);
@@ -217,8 +218,7 @@ class Cotangents {
       if (!requested.weight) continue;
       columns_.End(pixels, slice_.channels);
       if (tile_before >= 0) {
-        const int64_t image = tile_before / plan_.tiles();
-        progress_.Of(image * plan_.slices.count + index_, tile_before % plan_.tiles())
+        progress_.Of(plan_.plane(tile_before / plan_.tiles(), index_), tile_before % plan_.tiles())
             .WaitFor(TileProgress::WeightAdded(tap));
       }
       d_y_.AddWeightSums(product_, columns_, features, slice_.channels, WeightSums(plan_, arrays_, split, tap, index_),

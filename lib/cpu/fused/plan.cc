@@ -35,9 +35,8 @@ constexpr int64_t kWorkspaceFloats = 3 << 20, kMaxWorkspaceFloats = 4 << 20, kMi
 // There are as many splits and planes as so many threads can work on.
 constexpr int64_t kThreads = 64;
 
-int64_t RoundUp(int64_t size, int64_t multiple) {
-  return SaturatingMultiply(size / multiple + (size % multiple != 0), multiple);
-}
+int64_t CeilDivide(int64_t size, int64_t by) { return size / by + (size % by != 0); }
+int64_t RoundUp(int64_t size, int64_t multiple) { return SaturatingMultiply(CeilDivide(size, multiple), multiple); }
 
 // The elements of a weight whose features are padded.
 int64_t PackedSize(const Convolution& convolution) {
@@ -55,8 +54,6 @@ int64_t PackedFloats(DType dtype, int64_t elements) {
 int64_t NominalTiles(const Sizes& sizes, const Slices& slices) {
   return std::max<int64_t>(1, CotangentTiling(InstructionSet{}, sizes, slices).image_tiles());
 }
-
-int64_t CeilDivide(int64_t size, int64_t by) { return size / by + (size % by != 0); }
 
 // How many planes' sums let all threads work: those whose tiles they compute, one that is being rounded, and one more.
 int64_t UsefulPlanes(const Sizes& sizes, const Slices& slices) {

@@ -86,7 +86,11 @@ struct CotangentPlan {
   Tiling tiling;
   Slices slices;
 
+  // Planes are counted image by image, and slice by slice.
   int64_t planes() const { return convolution.sizes.images * slices.count; }
+  int64_t plane(int64_t image, int64_t slice_index) const { return image * slices.count + slice_index; }
+  int64_t image_of(int64_t plane) const { return plane / slices.count; }
+  int64_t slice_index_of(int64_t plane) const { return plane % slices.count; }
   int64_t tiles() const { return tiling.image_tiles(); }  // of a plane
   // Tile `i` of an image, in the order in which tiles are computed. Neighbours add to the same pixels, and wait for
   // each other, so of many tiles those that follow each other lie far apart: a step near the golden section spreads

@@ -60,7 +60,7 @@ class TileProgress {
   PixelBox box_;
 };
 
-// Counts what is finished of each of several things.
+// Counters that threads increment and wait for.
 class Counters {
  public:
   explicit Counters(int64_t count) : counts_(count) {}
