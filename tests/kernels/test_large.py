@@ -71,6 +71,7 @@ def test_an_index_of_32_bits_is_found_on_cuda(name, tmp_path):
     assert status < 0 or re.search(WRONG_PLACE, output), output
 
 
+@pytest.mark.thorough
 def test_an_index_of_32_bits_is_found_on_cpu(tmp_path):
     file, change = "kernels/deform_conv.cc", "{~~~>int32_t(~~}(p * taps + k) * sizes.channels{~~~>)~~}"
     mutated = build.mutated(build.CPU, file, change, tmp_path) / file

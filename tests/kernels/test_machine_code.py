@@ -25,12 +25,11 @@ BYTES = {"half": 2, "bfloat16": 2, "float": 4, "double": 8}
 MAX_REGISTERS = 128  # allows two resident blocks of 256 threads per SM; float64 kernels are exempt
 
 
-def read(names):
-    """Parameters of tests. Each architecture takes 15 to 20 s to read, so one is read by default."""
-    return [pytest.param(name, marks=[] if name == "sm_90" else [pytest.mark.thorough]) for name in names]
+# Each architecture takes 15 to 20 s to read.
+READ = [pytest.param(name, marks=pytest.mark.thorough) for name in ARCHITECTURES]
 
 
-@pytest.fixture(scope="module", params=read(ARCHITECTURES))
+@pytest.fixture(scope="module", params=READ)
 def kernels(request):
     found = read_kernels(request.param)
     assert {kernel.source for kernel in found} == {path.name for path in (build.LIB / "cuda").glob("*.cu")}
@@ -57,8 +56,7 @@ def test_every_gpu_has_machine_code_or_ptx(target, embedded):
     assert runs_code or target in JETSON  # the others do not wait for the driver's compiler
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("architecture", read(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", READ)
 def test_results_are_of_this_machine_code(architecture):
     """After a change to the instructions of a CUDA kernel, `python -m benchmarks.machine_code` must run again."""
     results = json.loads(estimates.newest(RESULTS).read_text())
@@ -92,7 +90,8 @@ def test_registers_of_plain_kernels_leave_room_for_two_blocks(kernels):
 MIN_WARPS = 8  # two for each scheduler of an SM
 
 
-@pytest.mark.parametrize("sm", read(DEVICES))
+@pytest.mark.thorough
+@pytest.mark.parametrize("sm", DEVICES)
 def test_an_sm_has_enough_warps_of_every_fused_kernel(sm):
     """One of the kernels of each tile has; they differ in warps. Not every SM has room for the widest tile."""
     number = int(sm.removeprefix("sm_"))
