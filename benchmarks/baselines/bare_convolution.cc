@@ -11,9 +11,14 @@
 namespace {
 
 constexpr int kGroupChannels = 8, kTaps = 9;
-constexpr int kRows = 14, kPanel = 32, kBlock = 256;  // of the product: rows, features and K in the L1 cache
+// Of the product: rows, features and K in the L1 cache.
+#ifdef __AVX512F__
+constexpr int kRows = 14, kPanel = 32, kBlock = 256;
+#else
+constexpr int kRows = 6, kPanel = 16, kBlock = 256;
+#endif
 constexpr int kRowSize = kBlock + 16;                 // of the buffer: an odd number of cache lines
-constexpr int64_t kTilePixels = 9 * kRows;
+constexpr int64_t kTilePixels = 126 / kRows * kRows;
 
 typedef float Channels __attribute__((vector_size(kGroupChannels * sizeof(float)), aligned(4)));
 typedef float Lanes __attribute__((vector_size(kPanel / 2 * sizeof(float)), aligned(4)));
@@ -121,7 +126,7 @@ class Thread {
     const int64_t length = std::min<int64_t>(kBlock, k_ - k);
     for (int64_t i = 0; i < length; ++i, ++samples, panel += kPanel) {
       const Lanes* const features = reinterpret_cast<const Lanes*>(panel);
-#pragma GCC unroll 14
+#pragma GCC unroll 16
       for (int r = 0; r < kCount; ++r) {
         sum[r][0] += samples[r * kRowSize] * features[0];
         sum[r][1] += samples[r * kRowSize] * features[1];

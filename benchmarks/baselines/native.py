@@ -1,7 +1,7 @@
 """Bare loops in C++, compiled for the processor that runs them: lower bounds on a CPU's forward pass in float32.
 
 That of a convolution has only its three steps: it locates, interpolates and multiplies, for offset groups of 8 channels
-on CPUs with AVX-512. That of an aggregation is given the corners of all samples and their weights.
+on CPUs with AVX2 or AVX-512. That of an aggregation or a pooling is given the corners of all samples and their weights.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from benchmarks.baselines import Call, Unavailable
-from benchmarks.baselines.pure_jax import corners, window_positions
+from benchmarks.baselines.pure_jax import corners, psroi_corners, roi_corners, window_positions
 from benchmarks.support import cached_build
 from benchmarks.support.machine import cores, processor
 from jax_dcn._operators.deform_conv.plan import INSTRUCTIONS
@@ -27,8 +27,9 @@ ABOUT_AGGREGATION = (
     "Time: the time of jax_dcn as a multiple of that of a C++ loop that only gathers and multiplies: it is given the "
     "corners of all samples and their weights. "
 )
-GROUP_CHANNELS, PANEL = 8, 32  # as in bare_convolution.cc
+GROUP_CHANNELS = 8  # as in bare_convolution.cc, like the panels of features
 CHANNELS = 1, 3, 32, 64  # of a row, as in bare_loop.cc
+PART = 64
 
 
 class Convolution(ctypes.Structure):
@@ -46,15 +47,16 @@ def prepare_convolution(problem, backward):
         np.ascontiguousarray(problem.operands[name], np.float32) for name in ("x", "offset", "weight", "mask")
     )
     channels, features = weight.shape[-2:]
-    if not INSTRUCTIONS.startswith(("avx512", "amx")):
-        raise Unavailable("has register tiles of AVX-512")
-    if mask.shape[-1] * GROUP_CHANNELS != 9 * channels or features % PANEL:
-        raise Unavailable(f"needs offset groups of {GROUP_CHANNELS} channels and a multiple of {PANEL} features")
+    if not INSTRUCTIONS.startswith(("avx", "amx")):
+        raise Unavailable("has register tiles of AVX2 and AVX-512")
+    panel = 16 if INSTRUCTIONS == "avx2" else 32
+    if mask.shape[-1] * GROUP_CHANNELS != 9 * channels or features % panel:
+        raise Unavailable(f"needs offset groups of {GROUP_CHANNELS} channels and a multiple of {panel} features")
     if any(problem.options[name] != 1 for name in ("stride", "dilation", "groups")):
         raise Unavailable("has no stride, dilation or feature groups")
     convolve = library("bare_convolution").Convolve
     by_group = weight.reshape(9, -1, GROUP_CHANNELS, features).swapaxes(0, 1)
-    panels = np.ascontiguousarray(by_group.reshape(-1, features // PANEL, PANEL).swapaxes(0, 1))
+    panels = np.ascontiguousarray(by_group.reshape(-1, features // panel, panel).swapaxes(0, 1))
     arrays = (x, offset, mask, panels, np.empty(problem.cotangent.shape, np.float32))
     call = Convolution(*x.shape, features, *(array.ctypes.data for array in arrays))
 
@@ -106,6 +108,30 @@ def prepare_sampling(problem, backward):
         weight = (weight[..., None] * share[..., None, :]).reshape(*share.shape[:2], -1)
     value = x.reshape(batch, -1, 1, channels)
     return prepare_sums(problem, value, pixel[:, :, None, None], weight[:, :, None, None])
+
+
+def prepare_roi_align(problem, backward):
+    check(problem, backward)
+    x, rois = problem.operands.values()
+    return prepare_bins(problem, roi_corners(x.shape, rois, **problem.options))
+
+
+def prepare_psroi_pool(problem, backward):
+    check(problem, backward)
+    x, rois, offset = problem.operands.values()
+    if problem.options["group_size"] > 1 or offset.shape[-1] > 2:
+        raise Unavailable("is for one group and one class")
+    return prepare_bins(problem, psroi_corners(x.shape, rois, offset, **problem.options))
+
+
+def prepare_bins(problem, found):
+    """`found`: the pixels and the weights of the corners of all points of a bin. A row has PART of its channels."""
+    x = np.asarray(problem.operands["x"])
+    heads = x.shape[-1] // PART
+    pixel, weight = (np.stack([np.asarray(a) for a in arrays], -1) for arrays in zip(*found, strict=True))
+    rois, *size = problem.cotangent.shape[:3]
+    pixel, weight = (np.repeat(a.reshape(1, rois, *size, 1, -1, 4), heads, axis=4) for a in (pixel, weight))
+    return prepare_sums(problem, x.reshape(1, -1, heads, PART), pixel, weight)
 
 
 def corners_of(y, x, height, width):

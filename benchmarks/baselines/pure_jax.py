@@ -35,10 +35,25 @@ def deform_conv2d(x, offset, weight, mask, *, stride, dilation, groups):
     return jnp.einsum("nhwkgc,kcgo->nhwgo", samples, weight).reshape(batch, rows, columns, -1)
 
 
-def deform_psroi_pool(x, rois, offset, *, output_size, spatial_scale, group_size, sample_per_part, trans_std=0.1):
+def deform_psroi_pool(x, rois, offset, *, group_size, **options):
     images, height, width, channels = x.shape
     classes = offset.shape[-1] // 2
     features = channels // group_size**2 // classes  # per class
+    pixels = x.reshape(images, height, width, classes, features, group_size, group_size)
+    pixels = jnp.moveaxis(pixels, (5, 6), (3, 4)).reshape(-1, features)
+    total = 0
+    for index, share in psroi_corners(x.shape, rois, offset, group_size=group_size, **options):
+        total += (share[..., None] * jnp.take(pixels, index, axis=0, mode="clip")).sum((4, 5))
+    return total.reshape(*total.shape[:3], classes * features).astype(x.dtype)
+
+
+def psroi_corners(shape, rois, offset, *, output_size, spatial_scale, group_size, sample_per_part, trans_std=0.1):
+    """Yields the pixel of one class and group and the weight, of the four corners of all points.
+
+    Each is [R, out, out, classes, points, points].
+    """
+    _, height, width, _ = shape
+    classes = offset.shape[-1] // 2
     first = jnp.round(rois[:, 1:3]) * spatial_scale - 0.5
     size = jnp.maximum((jnp.round(rois[:, 3:]) + 1) * spatial_scale - 0.5 - first, 0.1)
     offset = offset.reshape(*offset.shape[:3], classes, 2)
@@ -58,27 +73,29 @@ def deform_psroi_pool(x, rois, offset, *, output_size, spatial_scale, group_size
     low_x, high_x, fraction_x, kept_x = (a[..., None, :] for a in axis(0, number[:, None], width))
     low_y, high_y, fraction_y, kept_y = (a[..., :, None] for a in axis(1, number[:, None, None], height))
     kept = kept_y & kept_x
-
-    # Every index is [R, out, out, classes, points, points].
-    pixels = x.reshape(images, height, width, classes, features, group_size, group_size)
-    pixels = jnp.moveaxis(pixels, (5, 6), (3, 4)).reshape(-1, features)
+    count = jnp.maximum(kept.sum((4, 5), keepdims=True), 1)
     image = rois[:, 0].astype(jnp.int32)[:, None, None, None, None, None]
     group = number * group_size // output_size
     group_y, group_x = group[:, None, None, None, None], group[:, None, None, None]
     class_ = np.arange(classes)[:, None, None]
-    total = 0
     for row, weight_y in ((low_y, 1 - fraction_y), (high_y, fraction_y)):
         for column, weight_x in ((low_x, 1 - fraction_x), (high_x, fraction_x)):
             index = ((image * height + row) * width + column) * group_size + group_y
             index = (index * group_size + group_x) * classes + class_
-            share = jnp.where(kept, weight_y * weight_x, 0)
-            total += (share[..., None] * jnp.take(pixels, index, axis=0, mode="clip")).sum((4, 5))
-    pooled = total / jnp.maximum(kept.sum((4, 5)), 1)[..., None]
-    return pooled.reshape(*pooled.shape[:3], classes * features).astype(x.dtype)
+            yield index, jnp.where(kept, weight_y * weight_x, 0) / count
 
 
-def roi_align(x, rois, *, output_size, spatial_scale, sampling_ratio):
-    _, height, width, channels = x.shape
+def roi_align(x, rois, **options):
+    channels = x.shape[-1]
+    pixels, total = x.reshape(-1, channels), 0
+    for index, share in roi_corners(x.shape, rois, **options):
+        total += (share[..., None] * jnp.take(pixels, index, axis=0, mode="clip")).sum((3, 4))
+    return total.astype(x.dtype)
+
+
+def roi_corners(shape, rois, *, output_size, spatial_scale, sampling_ratio):
+    """Yields the pixel and the weight of the four corners of all points: [R, out, out, points, points]."""
+    _, height, width, _ = shape
     count = output_size * sampling_ratio
 
     def axis(first, last, size):
@@ -89,18 +106,16 @@ def roi_align(x, rois, *, output_size, spatial_scale, sampling_ratio):
         inside = (position >= -1) & (position <= size)
         position = jnp.clip(position, 0, size - 1)
         low = jnp.floor(position).astype(jnp.int32)
-        return low, jnp.minimum(low + 1, size - 1), position - low, inside
+        found = low, jnp.minimum(low + 1, size - 1), position - low, inside
+        return [array.reshape(-1, output_size, sampling_ratio) for array in found]
 
-    low_y, high_y, fraction_y, inside_y = (a[:, :, None] for a in axis(rois[:, 2], rois[:, 4], height))
-    low_x, high_x, fraction_x, inside_x = (a[:, None, :] for a in axis(rois[:, 1], rois[:, 3], width))
-    image = rois[:, 0].astype(jnp.int32)[:, None, None]
-    pixels, total = x.reshape(-1, channels), 0
+    low_y, high_y, fraction_y, inside_y = (a[:, :, None, :, None] for a in axis(rois[:, 2], rois[:, 4], height))
+    low_x, high_x, fraction_x, inside_x = (a[:, None, :, None, :] for a in axis(rois[:, 1], rois[:, 3], width))
+    image = rois[:, 0].astype(jnp.int32)[:, None, None, None, None]
     for row, weight_y in ((low_y, 1 - fraction_y), (high_y, fraction_y)):
         for column, weight_x in ((low_x, 1 - fraction_x), (high_x, fraction_x)):
-            share = jnp.where(inside_y & inside_x, weight_y * weight_x, 0)[..., None]
-            total += share * jnp.take(pixels, (image * height + row) * width + column, axis=0, mode="clip")
-    bins = total.reshape(-1, output_size, sampling_ratio, output_size, sampling_ratio, channels)
-    return bins.mean((2, 4)).astype(x.dtype)
+            share = jnp.where(inside_y & inside_x, weight_y * weight_x, 0) / sampling_ratio**2
+            yield (image * height + row) * width + column, share
 
 
 def multi_scale_deformable_attention(value, sampling_locations, attention_weights, *, spatial_shapes):

@@ -1,6 +1,8 @@
 // The Device of the CPU backend: it runs loops in parallel on XLA's intra-op thread pool.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 namespace xla::ffi {
@@ -25,6 +27,18 @@ struct Device {
   template <typename Body>
   void ParallelFor(int64_t n, const Body& body) {
     Run(n, &body, [](const void* body, int64_t i) { (*static_cast<const Body*>(body))(i); });
+  }
+
+  // Calls body(state, i), where `state` is what make() returns. Each thread makes it once, before it takes an
+  // iteration, so that it allocates memory only once. Iterations are taken in order.
+  template <typename Make, typename Body>
+  void ParallelFor(int64_t n, const Make& make, const Body& body) {
+    std::atomic<int64_t> next{0};
+    ParallelFor(std::min(n, std::max<int64_t>(threads(), 1)), [&](int64_t) {
+      if (next.load() >= n) return;  // other threads have taken all iterations
+      auto state = make();
+      for (int64_t i; (i = next.fetch_add(1)) < n;) body(state, i);
+    });
   }
 
   Context* pool;  // outlives the Device

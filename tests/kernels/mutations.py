@@ -151,7 +151,7 @@ MUTATIONS = {
     "bfloat16 multiplied as float16": Mutation(
         "matrix.h", "m16n8k16.row.col.f32.{~~bf16.bf16~>f16.f16~~}.f32", VALUES, kernel="deform_conv_fused_forward"),
     "an input of mma overwritten, which the constraint excludes": Mutation(
-        "matrix.h", "{%8, %9}, {%0, %1, %2, %3};{~~~> mov.b32 %4, 0;~~}", VALUES, kernel="deform_conv_fused_offset"),
+        "matrix.h", "{%8, %9}, {%0, %1, %2, %3};{~~~> mov.b32 %4, 0;~~}", VALUES, kernel="deform_conv_fused_forward"),
     "zeros copied in place of the data": Mutation(
         "matrix.h", "zeros ? {~~0 : 16~>16 : 0~~}", "out of bounds", kernel="deform_conv_fused_forward"),
     "a load that ignores its predicate": Mutation(

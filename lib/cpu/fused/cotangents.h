@@ -39,16 +39,13 @@ class Cotangents {
     const int64_t tasks_of_plane = plan.chunks() + plan.tiles(), blocks = plan.planes() + plan.resident_planes();
     const int64_t tasks = blocks * tasks_of_plane;
     Progress progress(plan.planes(), plan.tiles(), blocks);
-    device.ParallelFor(std::clamp(device.threads(), int64_t{1}, std::max<int64_t>(1, tasks)), [&](int64_t) {
-      if (progress.next_task.load() >= tasks) return;  // other threads have taken all tasks
-      Cotangents worker(plan, arrays, zeros.data(), progress);
-      for (int64_t task; (task = progress.next_task.fetch_add(1)) < tasks;) {
-        const int64_t block = task / tasks_of_plane, in_block = task % tasks_of_plane;
-        if (in_block < plan.chunks()) {
-          worker.RecycleChunk(block, in_block);
-        } else if (block < plan.planes()) {
-          worker.ComputeTile(block, in_block - plan.chunks());
-        }
+    const auto make = [&] { return Cotangents(plan, arrays, zeros.data(), progress); };
+    device.ParallelFor(tasks, make, [&](Cotangents& worker, int64_t task) {
+      const int64_t block = task / tasks_of_plane, in_block = task % tasks_of_plane;
+      if (in_block < plan.chunks()) {
+        worker.RecycleChunk(block, in_block);
+      } else if (block < plan.planes()) {
+        worker.ComputeTile(block, in_block - plan.chunks());
       }
     });
     if (!requested.weight) return;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -29,12 +28,9 @@ class Forward {
       device.ParallelFor(convolution.product.groups * blocks,
                          [&](int64_t task) { forward.PackBlock(task / blocks, task % blocks * forward.block_); });
     }
-    std::atomic<int64_t> next{0};
-    device.ParallelFor(std::clamp(device.threads(), int64_t{1}, tiling.count()), [&](int64_t) {
-      if (next.load() >= tiling.count()) return;  // other threads have taken all tiles
-      Buffers buffers(forward, tiling.max_pixels());
-      for (int64_t tile; (tile = next.fetch_add(1)) < tiling.count();) forward.ComputeTile(tiling[tile], buffers);
-    });
+    const auto make = [&] { return Buffers(forward, tiling.max_pixels()); };
+    device.ParallelFor(tiling.count(), make,
+                       [&](Buffers& buffers, int64_t tile) { forward.ComputeTile(tiling[tile], buffers); });
   }
 
  private:

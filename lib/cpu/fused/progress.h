@@ -85,7 +85,6 @@ struct Progress {
   std::vector<TileProgress> tiles;
   Counters finished_tiles;   // of each plane
   Counters recycled_chunks;  // of each block
-  std::atomic<int64_t> next_task{0};
 };
 
 }  // namespace dcn

@@ -1,7 +1,6 @@
 #include "aggregation.h"
 
 #include <algorithm>
-#include <atomic>
 #include <type_traits>
 #include <vector>
 
@@ -215,14 +214,16 @@ void StoreBlock(const AggregationSizes& sizes, const Block& block, const A* sums
 }
 
 // Calls body(taps, begin, end) for ranges of queries that together are those of all batches. Samples of `value` are
-// read at the taps. Each task takes ranges until none is left, so that it allocates memory only once.
+// read at the taps.
 template <typename T, typename Body>
 void ParallelQueries(Device& device, const AggregationSizes& sizes, const Taps& taps, const T* value,
                      const Body& body) {
   using A = Accumulator<T>;
-  constexpr int64_t kGrain = 1 << 17;  // channels of samples per range
-  const int64_t query_size = sizes.heads * std::max(sizes.taps, 1) * std::max<int64_t>(sizes.channels, 1);
-  const int64_t length = std::max<int64_t>(1, kGrain / std::max<int64_t>(query_size, 1));
+  constexpr int64_t kMaxGrain = 1 << 17, kMinGrain = 1 << 13;  // channels of samples per range
+  const int64_t query_size = std::max<int64_t>(1, sizes.heads * std::max(sizes.taps, 1) * sizes.channels);
+  // Several ranges per thread.
+  const int64_t wanted = sizes.batches * sizes.queries() / (4 * std::max<int64_t>(device.threads(), 1));
+  const int64_t length = std::max<int64_t>(1, std::clamp(wanted, kMinGrain / query_size, kMaxGrain / query_size));
   const int64_t ranges_per_batch = (sizes.queries() + length - 1) / length, ranges = sizes.batches * ranges_per_batch;
   const int64_t pixel_size = sizes.heads * sizes.channels;
   const Block block = {0, 0, sizes.heads, 0, sizes.channels, 0, sizes.pixels};
@@ -230,15 +231,12 @@ void ParallelQueries(Device& device, const AggregationSizes& sizes, const Taps& 
   const auto array_of = [&](int64_t batch) {
     return BlockArray(value + batch * sizes.pixels * pixel_size, zeros.data(), pixel_size, sizes.channels);
   };
-  std::atomic<int64_t> next{0};
-  device.ParallelFor(std::min(ranges, std::max<int64_t>(device.threads(), 1)), [&](int64_t) {
-    TapCorners<A> corners(sizes, block, array_of(0));
-    for (int64_t i; (i = next.fetch_add(1)) < ranges;) {
-      const int64_t batch = i / ranges_per_batch, begin = i % ranges_per_batch * length;
-      const int64_t end = std::min(begin + length, sizes.queries()), first = batch * sizes.queries();
-      BlockTaps<A> block_taps{sizes, taps, block, array_of(batch), corners};
-      body(block_taps, first + begin, first + end);
-    }
+  const auto make = [&] { return TapCorners<A>(sizes, block, array_of(0)); };
+  device.ParallelFor(ranges, make, [&](TapCorners<A>& corners, int64_t i) {
+    const int64_t batch = i / ranges_per_batch, begin = i % ranges_per_batch * length;
+    const int64_t end = std::min(begin + length, sizes.queries()), first = batch * sizes.queries();
+    BlockTaps<A> block_taps{sizes, taps, block, array_of(batch), corners};
+    body(block_taps, first + begin, first + end);
   });
 }
 
@@ -271,7 +269,8 @@ const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& 
     } else {
       PreferLargePages(static_cast<T*>(d_value), elements);
     }
-    const auto compute = [&](const Block& block, AlignedVector<A>& sums) {
+    const auto compute = [&](AlignedVector<A>& sums, int64_t i) {
+      const Block block = blocks[i];
       const int64_t pixel_size = block.heads * block.channels, size = block.pixels * pixel_size;
       sums.assign(size + block.channels, A(0));  // the last ones: what is added to corners outside the block
       if (std::min(sizes.queries(), int64_t{sizes.taps}) > 0) {
@@ -287,12 +286,7 @@ const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& 
         StoreBlock(sizes, block, sums.data(), static_cast<T*>(d_value));
       }
     };
-    // Each task takes blocks until none is left, so that it allocates memory only once.
-    std::atomic<int64_t> next{0};
-    device.ParallelFor(std::min(blocks.size(), threads), [&](int64_t) {
-      AlignedVector<A> sums;
-      for (int64_t i; (i = next.fetch_add(1)) < blocks.size();) compute(blocks[i], sums);
-    });
+    device.ParallelFor(blocks.size(), [] { return AlignedVector<A>(); }, compute);
   });
   return nullptr;
 }

@@ -347,10 +347,11 @@ const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& siz
     });
     return nullptr;
   }
-  // The approximate number of channels per block; fewer if there would be too few blocks. A class is not split into
+  // The approximate number of channels per block; fewer if a thread had few blocks. A class is not split into
   // smaller blocks, because each block computes the weights of its bins anew. A row of channel groups is not split,
   // because its channels are contiguous.
-  const int64_t channels = std::clamp<int64_t>(images * sizes.channels / 8, 8, 32);
+  const int64_t threads = std::max<int64_t>(device.threads(), 1);
+  const int64_t channels = std::clamp<int64_t>(images * sizes.channels / (4 * threads), 8, 32);
   const int64_t features = sizes.features(), groups = sizes.groups();
   const int64_t block_features = std::max({int64_t{1}, channels / groups, std::min(channels, sizes.class_features())});
   const int64_t block_groups = std::min(groups, std::max<int64_t>(sizes.group[1], channels / block_features));

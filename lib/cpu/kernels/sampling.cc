@@ -1,7 +1,6 @@
 #include "sampling.h"
 
 #include <algorithm>
-#include <atomic>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -180,7 +179,7 @@ DCN_INLINE void DotMany(const SampleTaps<Accumulator<T>>& taps, const T* image, 
 }
 
 // Calls body(taps, batch, first, count) for blocks of points that together are those of all batches, with the block's
-// taps. Each task takes ranges of blocks until none is left.
+// taps.
 template <typename A, typename Body>
 void ParallelPoints(Device& device, const SamplingSizes& sizes, const A* locations, const Body& body) {
   constexpr int64_t kGrain = 1 << 16;  // channels of pixels that a range reads
@@ -188,16 +187,13 @@ void ParallelPoints(Device& device, const SamplingSizes& sizes, const A* locatio
   const int64_t blocks_per_batch = (sizes.points + kBlockPoints - 1) / kBlockPoints;
   const int64_t blocks = sizes.batches * blocks_per_batch, length = std::max<int64_t>(1, kGrain / block_size);
   const int64_t ranges = (blocks + length - 1) / length;
-  std::atomic<int64_t> next{0};
-  device.ParallelFor(std::min(ranges, std::max<int64_t>(device.threads(), 1)), [&](int64_t) {
-    SampleTaps<A> taps(sizes);
-    for (int64_t range; (range = next.fetch_add(1)) < ranges;) {
-      for (int64_t i = range * length; i < std::min((range + 1) * length, blocks); ++i) {
-        const int64_t batch = i / blocks_per_batch, first = i % blocks_per_batch * kBlockPoints;
-        const int count = int(std::min<int64_t>(kBlockPoints, sizes.points - first));
-        taps.Locate(locations, batch, first, count);
-        body(taps, batch, first, count);
-      }
+  const auto make = [&] { return SampleTaps<A>(sizes); };
+  device.ParallelFor(ranges, make, [&](SampleTaps<A>& taps, int64_t range) {
+    for (int64_t i = range * length; i < std::min((range + 1) * length, blocks); ++i) {
+      const int64_t batch = i / blocks_per_batch, first = i % blocks_per_batch * kBlockPoints;
+      const int count = int(std::min<int64_t>(kBlockPoints, sizes.points - first));
+      taps.Locate(locations, batch, first, count);
+      body(taps, batch, first, count);
     }
   });
 }
@@ -259,10 +255,17 @@ DCN_INLINE void Scatter(const SampleTaps<Accumulator<T>>& taps, const Part& part
   }
 }
 
-// Computes a part of x's cotangent, of type S: T or A. `buffer` is for the sums, where they have another type.
+// What a thread needs for its parts.
+template <typename A>
+struct PartBuffers {
+  SampleTaps<A> taps;
+  AlignedVector<A> sums;  // where x's cotangent has another type
+};
+
+// Computes a part of x's cotangent, of type S: T or A.
 template <typename S, typename T>
-void ComputePart(const SamplingSizes& sizes, const Part& part, SampleTaps<Accumulator<T>>& taps,
-                 const Accumulator<T>* locations, const T* d_out, S* d_x, AlignedVector<Accumulator<T>>& buffer) {
+void ComputePart(const SamplingSizes& sizes, const Part& part, const Accumulator<T>* locations, const T* d_out, S* d_x,
+                 PartBuffers<Accumulator<T>>& buffers) {
   using A = Accumulator<T>;
   S* const out = d_x + (part.batch * sizes.pixels() + part.first_pixel) * sizes.channels + part.first_channel;
   A* sums;
@@ -273,16 +276,16 @@ void ComputePart(const SamplingSizes& sizes, const Part& part, SampleTaps<Accumu
     const int64_t runs = has_all_channels ? 1 : part.pixels, length = has_all_channels ? part.pixels : 1;
     for (int64_t run = 0; run < runs; ++run) std::fill_n(out + run * sizes.channels, length * part.channels, A(0));
   } else {
-    buffer.assign(part.pixels * part.channels, A(0));
-    sums = buffer.data();
+    buffers.sums.assign(part.pixels * part.channels, A(0));
+    sums = buffers.sums.data();
     pixel_stride = part.channels;
   }
   DispatchChannels(sizes, [&](auto few) DCN_INLINED {
     for (int64_t first = 0; first < sizes.points; first += kBlockPoints) {
       const int count = int(std::min<int64_t>(kBlockPoints, sizes.points - first));
-      taps.Locate(locations, part.batch, first, count);
+      buffers.taps.Locate(locations, part.batch, first, count);
       const T* const d = d_out + (part.batch * sizes.points + first) * sizes.channels;
-      Scatter<decltype(few)::value>(taps, part, d, sizes.channels, count, sums, pixel_stride);
+      Scatter<decltype(few)::value>(buffers.taps, part, d, sizes.channels, count, sums, pixel_stride);
     }
   });
   if constexpr (!std::is_same_v<S, A>) {
@@ -335,15 +338,9 @@ const char* SamplingXCotangent(Device& device, DType dtype, const SamplingSizes&
       using S = std::remove_pointer_t<decltype(result)>;
       PreferLargePages(result, sizes.batches * sizes.pixels() * sizes.channels);
       const PartGrid parts(sizes, threads, std::is_same_v<S, A> ? 0 : sizeof(A));
-      // Each task takes parts until none is left, so that it allocates memory only once.
-      std::atomic<int64_t> next{0};
-      device.ParallelFor(std::min(parts.size(), threads), [&](int64_t) {
-        AlignedVector<A> buffer;
-        SampleTaps<A> taps(sizes);
-        for (int64_t i; (i = next.fetch_add(1)) < parts.size();) {
-          ComputePart(sizes, parts[i], taps, static_cast<const A*>(locations), static_cast<const T*>(d_out), result,
-                      buffer);
-        }
+      const auto make = [&] { return PartBuffers<A>{SampleTaps<A>(sizes), {}}; };
+      device.ParallelFor(parts.size(), make, [&](PartBuffers<A>& buffers, int64_t i) {
+        ComputePart(sizes, parts[i], static_cast<const A*>(locations), static_cast<const T*>(d_out), result, buffers);
       });
     };
     is_wide ? compute(static_cast<A*>(d_x)) : compute(static_cast<T*>(d_x));

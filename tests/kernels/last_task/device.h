@@ -16,6 +16,12 @@ struct Device {
   void ParallelFor(int64_t n, const Body& body) {
     if (n > 0) body(n - 1);
   }
+
+  template <typename Make, typename Body>
+  void ParallelFor(int64_t n, const Make& make, const Body& body) {
+    auto state = make();
+    if (n > 0) body(state, n - 1);
+  }
 };
 
 }  // namespace dcn
