@@ -127,12 +127,12 @@ def row(operator, shape, dtype, pass_, repeats):
     return [f"{seconds[1] * 1e3:.2f}", str(found[THREADS[-1]].tasks), *speedups]
 
 
-def sections(repeats, operators=OPERATORS):
+def sections(repeats):
     yield paragraph(ABOUT)
     head = ["shape", "type", "pass", "one thread, ms", f"tasks for {THREADS[-1]}"]
     head += [f"{threads} threads" for threads in THREADS[1:]]
     with recorded():
-        for operator in operators:
+        for operator in OPERATORS:
             rows = [head]
             for (name, shape), dtype, pass_ in itertools.product(operator.shapes.items(), DTYPES, PASSES):
                 rows.append([name, dtype, pass_, *row(operator, shape, dtype, pass_, repeats)])

@@ -1,7 +1,8 @@
-"""Bare loops in C++, compiled for the processor that runs them: lower bounds on a CPU's forward pass in float32.
+"""Bare loops in C++, compiled for the processor that runs them: lower bounds in float32 on a CPU.
 
-That of a convolution has only its three steps: it locates, interpolates and multiplies, for offset groups of 8 channels
-on CPUs with AVX2 or AVX-512. That of an aggregation or a pooling is given the corners of all samples and their weights.
+That of a convolution has only its steps: it locates, interpolates and multiplies, for offset groups of 8 channels on
+CPUs with AVX2 or AVX-512. Those of aggregations and poolings are given the corners of all samples and their weights;
+they have no backward pass.
 """
 
 import ctypes
@@ -20,8 +21,9 @@ from jax_dcn._operators.deform_conv.plan import INSTRUCTIONS
 
 NAME = "bare loop"
 ABOUT_CONVOLUTION = (
-    "Bare loop: a C++ program that only locates, interpolates and multiplies, with one border rule and no options. Its "
-    "weight is packed beforehand, and it writes to the same array in every call. "
+    "Bare loop: a C++ program that only locates, interpolates and multiplies, with one border rule and no options. For "
+    "the gradients it also adds to pixels, and a thread owns images. Its weight is packed beforehand, and it writes to "
+    "the same arrays in every call. "
 )
 ABOUT_AGGREGATION = (
     "Time: the time of jax_dcn as a multiple of that of a C++ loop that only gathers and multiplies: it is given the "
@@ -38,11 +40,12 @@ class Convolution(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("images", "height", "width", "channels", "features")),
         *((name, ctypes.c_void_p) for name in ("x", "offset", "mask", "weight", "y")),
+        *((name, ctypes.c_void_p) for name in ("transposed", "d_y", "d_x", "d_offset", "d_mask", "d_weight")),
     ]
 
 
 def prepare_convolution(problem, backward):
-    check(problem, backward)
+    check(problem)
     x, offset, weight, mask = (
         np.ascontiguousarray(problem.operands[name], np.float32) for name in ("x", "offset", "weight", "mask")
     )
@@ -54,21 +57,39 @@ def prepare_convolution(problem, backward):
         raise Unavailable(f"needs offset groups of {GROUP_CHANNELS} channels and a multiple of {panel} features")
     if any(problem.options[name] != 1 for name in ("stride", "dilation", "groups")):
         raise Unavailable("has no stride, dilation or feature groups")
-    convolve = library("bare_convolution").Convolve
-    by_group = weight.reshape(9, -1, GROUP_CHANNELS, features).swapaxes(0, 1)
-    panels = np.ascontiguousarray(by_group.reshape(-1, features // panel, panel).swapaxes(0, 1))
-    arrays = (x, offset, mask, panels, np.empty(problem.cotangent.shape, np.float32))
+    matrix = weight.reshape(9, -1, GROUP_CHANNELS, features).swapaxes(0, 1).reshape(-1, features)
+    panels = np.ascontiguousarray(matrix.reshape(-1, features // panel, panel).swapaxes(0, 1))
+    results = {"y": np.empty(problem.cotangent.shape, np.float32)}
+    operands = [x, offset, mask, panels]
+    gradients = []
+    if backward:
+        padded = np.pad(matrix, ((0, -len(matrix) % panel), (0, 0)))
+        transposed = np.ascontiguousarray(padded.reshape(-1, panel, features).swapaxes(1, 2))
+        gradients = [transposed, np.ascontiguousarray(problem.cotangent, np.float32)]
+        results |= {name: np.empty_like(array) for name, array in (("x", x), ("offset", offset), ("mask", mask))}
+        results["weight"] = np.empty_like(matrix)
+    arrays = [*operands, results["y"], *gradients, *list(results.values())[1:]]
     call = Convolution(*x.shape, features, *(array.ctypes.data for array in arrays))
+    functions = [library("bare_convolution").Convolve, *([library("bare_convolution").Differentiate] * backward)]
 
     def start():
-        convolve(ctypes.byref(call), ctypes.c_int64(cores()))
-        return arrays[-1]
+        for function in functions:
+            function(ctypes.byref(call), ctypes.c_int64(cores()))
+        return results
 
-    return native_call(start)
+    def found(results):
+        copies = {name: array.copy() for name, array in results.items()}
+        if backward:
+            by_group = copies["weight"].reshape(-1, 9, GROUP_CHANNELS, features)
+            copies["weight"] = by_group.swapaxes(0, 1).reshape(weight.shape)
+        return copies
+
+    # The arrays that a call points to live as long as it.
+    return native_call(lambda: (arrays, start())[1], found)
 
 
 def prepare_attention(problem, backward):
-    check(problem, backward)
+    check_forward(problem, backward)
     value, locations, weights = (np.asarray(array) for array in problem.operands.values())
     shapes = problem.options["spatial_shapes"]
     firsts = np.cumsum([0, *(height * width for height, width in shapes)])
@@ -82,7 +103,7 @@ def prepare_attention(problem, backward):
 
 
 def prepare_dcnv3(problem, backward):
-    check(problem, backward)
+    check_forward(problem, backward)
     x, offset, mask = (np.asarray(array) for array in problem.operands.values())
     batch, height, width, _ = x.shape
     groups = problem.options["groups"]
@@ -93,7 +114,7 @@ def prepare_dcnv3(problem, backward):
 
 
 def prepare_sampling(problem, backward):
-    check(problem, backward)
+    check_forward(problem, backward)
     x, grid = (np.asarray(array) for array in problem.operands.values())
     batch, *sizes, channels = x.shape
     pixel, weight = np.zeros((batch, 1, 1), np.int64), np.ones((batch, 1, 1), np.float32)
@@ -111,13 +132,13 @@ def prepare_sampling(problem, backward):
 
 
 def prepare_roi_align(problem, backward):
-    check(problem, backward)
+    check_forward(problem, backward)
     x, rois = problem.operands.values()
     return prepare_bins(problem, roi_corners(x.shape, rois, **problem.options))
 
 
 def prepare_psroi_pool(problem, backward):
-    check(problem, backward)
+    check_forward(problem, backward)
     x, rois, offset = problem.operands.values()
     if problem.options["group_size"] > 1 or offset.shape[-1] > 2:
         raise Unavailable("is for one group and one class")
@@ -162,18 +183,22 @@ def prepare_sums(problem, value, pixel, weight):
     return native_call(start)
 
 
-def check(problem, backward):
+def check(problem):
     if jax.default_backend() != "cpu":
         raise Unavailable("runs on a CPU")
-    if backward:
-        raise Unavailable("has no backward pass")
     if problem.dtype != "float32":
         raise Unavailable("needs float32")
 
 
-def native_call(start):
+def check_forward(problem, backward):
+    if backward:
+        raise Unavailable("has no backward pass")
+    check(problem)
+
+
+def native_call(start, found=lambda y: {"y": y.copy()}):
     """`start` runs the program, and returns its result, which the next call overwrites."""
-    return Call(start, wait=lambda _: None, arrays=lambda y: {"y": y.copy()}, held=lambda call: (call(), None))
+    return Call(start, wait=lambda _: None, arrays=found, held=lambda call: (call(), None))
 
 
 @cache

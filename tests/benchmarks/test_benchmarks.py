@@ -102,10 +102,20 @@ def test_other_libraries_agree(baseline, package, has_backward):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-@pytest.mark.skipif(not INSTRUCTIONS.startswith(("avx512", "amx")), reason="the processor has no AVX-512")
+@pytest.mark.skipif(not INSTRUCTIONS.startswith(("avx", "amx")), reason="the processor has no AVX2")
 def test_the_bare_loop_of_the_convolution_agrees():
     forward, backward = rows_of(["bare loop"], deform_conv.Shape(2, 9, 11, 40, 64, offset_groups=5))
-    assert "bare loop" in forward["seconds"], forward
+    assert "bare loop" in forward["seconds"] and not forward["refused"], forward
+    assert "bare loop" in backward["seconds"] and not backward["refused"], backward
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize("operator", [roi_pool.PSROI_POOL, roi_pool.ROI_ALIGN], ids=lambda operator: operator.name)
+def test_the_bare_loops_of_poolings_agree(operator):
+    problem = operator.problem(roi_pool.Shape(2, 12, 17, 128, rois=9, points=2), "float32")
+    chosen = {name: operator.implementations[name] for name in ("jax_dcn", "bare loop")}
+    forward, backward = measure(problem, chosen, 1)
+    assert "bare loop" in forward["seconds"] and not forward["refused"], forward
     assert backward["without"] == {"bare loop": "has no backward pass"}
 
 

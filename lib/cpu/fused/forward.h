@@ -151,6 +151,8 @@ class Forward {
     // A constant number of channels saves the loop over them.
     if (segment.channels == kNarrow) {
       BlendPixels(segment, image, first, end, kNarrow);
+    } else if (segment.channels == kLanes) {
+      BlendPixels(segment, image, first, end, kLanes);
     } else {
       BlendPixels(segment, image, first, end, segment.channels);
     }
