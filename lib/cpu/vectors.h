@@ -88,14 +88,21 @@ DCN_INLINE Vector<double, kCount> LoadNarrow(const double* from) {
 template <int kCount>
 DCN_INLINE FloatsOf<kCount> LoadNarrow(const BF16* from) {
 #if DCN_HAS_X86_KERNELS
-  if constexpr (kVectorBytes == 16 && kCount == 4) {
+  // GCC 12 makes four instructions of a conversion of vectors.
+  if constexpr (kVectorBytes == 64 && kCount == 16) {
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return (FloatsOf<kCount>)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+  } else if constexpr (kVectorBytes >= 32 && kCount == 8) {
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return (FloatsOf<kCount>)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
+  } else if constexpr (kCount == 4) {
     const __m128i halves = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
     return (FloatsOf<kCount>)_mm_unpacklo_epi16(_mm_setzero_si128(), halves);
   }
 #elif DCN_HAS_NEON_KERNELS
   if constexpr (kCount == 4) return (FloatsOf<kCount>)vshll_n_u16(vld1_u16(&from->bits), 16);
 #endif
-  float lanes[kCount];  // GCC 12 makes fewer instructions of this loop than of a conversion of vectors
+  float lanes[kCount];
   for (int i = 0; i < kCount; ++i) lanes[i] = float(from[i]);
   return LoadNarrow<kCount>(lanes);
 }

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "aligned_vector.h"
@@ -342,20 +343,28 @@ class Cotangents {
     const InputSums sums = sums_;
     float *const unread = unread_.data(), *const dots = dots_;
     const float* const d_columns = d_columns_.data() + c;
-    for (int64_t p = 0; p < pixels; ++p) {
-      const T* corner[4];
-      float weight[4];
-      FloatsOf<kCount> dot[4] = {};
-      float* sum[4] = {};
-      for (int k = 0; k < 4; ++k) {
-        const int64_t pixel = samples.pixel[k][p];
-        corner[k] = pixel >= 0 ? image + pixel * channels : zeros;
-        if constexpr (kOfX) sum[k] = pixel >= 0 ? sums.At(pixel) + c : unread;
-        weight[k] = samples.weight[k][p];
+    const auto differentiate = [&](const auto count) DCN_INLINED {
+      for (int64_t p = 0; p < pixels; ++p) {
+        const T* corner[4];
+        float weight[4];
+        FloatsOf<kCount> dot[4] = {};
+        float* sum[4] = {};
+        for (int k = 0; k < 4; ++k) {
+          const int64_t pixel = samples.pixel[k][p];
+          corner[k] = pixel >= 0 ? image + pixel * channels : zeros;
+          if constexpr (kOfX) sum[k] = pixel >= 0 ? sums.At(pixel) + c : unread;
+          weight[k] = samples.weight[k][p];
+        }
+        Element::template Differentiate<kOfX, kOfPositions, kOfWeight, kCount>(
+            corner, weight, d_columns + p * d_columns_stride, count, sum, dot, columns_, p, c);
+        if constexpr (kOfPositions) Store<4>(Sums<kCount>(dot), dots + 4 * p);
       }
-      Element::template Differentiate<kOfX, kOfPositions, kOfWeight, kCount>(
-          corner, weight, d_columns + p * d_columns_stride, count, sum, dot, columns_, p, c);
-      if constexpr (kOfPositions) Store<4>(Sums<kCount>(dot), dots + 4 * p);
+    };
+    // A constant number of channels saves the loop over them.
+    if (count == kCount) {
+      differentiate(std::integral_constant<int64_t, kCount>());
+    } else {
+      differentiate(count);
     }
     if constexpr (kOfPositions) {
       const bool is_added = c == 0 && plan_.SharesPositions(slice_);

@@ -16,25 +16,6 @@
 DCN_BEGIN_TARGET
 namespace {
 
-// Channels of a corner. On x86, the form of the conversion decides which products GCC contracts with sums, and so the
-// last bits.
-template <int kCount, typename T>
-DCN_INLINE FloatsOf<kCount> LoadCorner(const T* from) {
-  if constexpr (std::is_same_v<T, BF16> && !DCN_HAS_NEON_KERNELS) {
-    const auto halves = LoadUnconverted<kCount>(reinterpret_cast<const uint16_t*>(from));
-    return (FloatsOf<kCount>)(__builtin_convertvector(halves, WordsOf<kCount>) << 16);
-  } else {
-    return Load<kCount>(from);
-  }
-}
-template <int kCount, typename T>
-DCN_INLINE FloatsOf<kCount> LoadCorner(const T* from, int64_t count) {
-  if (count >= kCount) return LoadCorner<kCount>(from);
-  T lanes[kCount] = {};
-  std::memcpy(lanes, from, count * sizeof(T));
-  return LoadCorner<kCount>(lanes);
-}
-
 // A word has one element, as float32.
 template <typename T>
 struct Widened {
@@ -129,7 +110,7 @@ struct Widened {
       if constexpr (kOfX || kOfPositions) d = Load<kCount>(d_column + i, rest...);
       DCN_UNROLL for (int k = 0; k < 4; ++k) {
         if constexpr (kOfPositions || kOfWeight) {
-          const Vector channels = LoadCorner<kCount>(corner[k] + i, rest...);
+          const Vector channels = Load<kCount>(corner[k] + i, rest...);
           if constexpr (kOfPositions) dot[k] += d * channels;
           if constexpr (kOfWeight) value += weight[k] * channels;
         }
@@ -146,8 +127,8 @@ struct Widened {
   template <int kCount>
   static DCN_INLINE void BlendBy(const T* const (&corner)[4], const float (&weight)[4], int64_t count, float* out) {
     const auto blend = [&](int64_t c, const auto... rest) DCN_INLINED {  // `rest`: how many lanes, if not all
-      FloatsOf<kCount> sum = weight[0] * LoadCorner<kCount>(corner[0] + c, rest...);
-      DCN_UNROLL for (int i = 1; i < 4; ++i) sum += weight[i] * LoadCorner<kCount>(corner[i] + c, rest...);
+      FloatsOf<kCount> sum = weight[0] * Load<kCount>(corner[0] + c, rest...);
+      DCN_UNROLL for (int i = 1; i < 4; ++i) sum += weight[i] * Load<kCount>(corner[i] + c, rest...);
       Store<kCount>(sum, out + c);
     };
     int64_t c = 0;
