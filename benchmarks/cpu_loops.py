@@ -6,10 +6,13 @@ would end in more threads. It writes benchmarks/results/<date>-cpu-loops.md.
 
 import contextlib
 import ctypes
+import hashlib
 import itertools
 import os
+import platform
 import shutil
 import statistics
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -37,12 +40,13 @@ FLAGS = ["-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-DDCN_CPU", "-Wno-psabi"]
 KERNEL_FLAGS = ["-fno-trapping-math", "-Wno-maybe-uninitialized"]
 UNCONTRACTED = {"roi_max_pool", "roi_pool", "sample_taps", "tap_corners"}
 ABOUT = (
-    "**Simulated: this machine has fewer processors.** The package's own code divides a call among so many threads. "
+    "**Simulated, in one thread.** The package's own code divides a call among so many threads. "
     "Its tasks run one after another in one thread and are timed, and the speedup is computed from these "
     "times: the thread that is free first takes the next task, and what is outside of the loops runs in one thread. A "
-    "call also takes at least as long as its operands and results need from memory, each read or written once: at 20 "
-    "GB/s for one thread and at 204.8 GB/s for all together, which is what eight channels of DDR4-3200 have. How long "
-    "threads take to start is not included, nor what XLA computes beside the kernels. The medians of some calls."
+    "call also takes at least as long as its operands and results need from memory, each read or written once: at "
+    f"{THREAD_BANDWIDTH / 1e9:.0f} GB/s for one thread and at {MEMORY_BANDWIDTH / 1e9:.1f} GB/s for all together, "
+    "which is what eight channels of DDR4-3200 have. How long threads take to start, what they do to each other's "
+    "caches and what XLA computes beside the kernels is not included. The medians of some calls."
 )
 
 
@@ -51,12 +55,35 @@ class Times(NamedTuple):
     seconds: float
 
 
+def missing():
+    """Why nothing can be recorded here, or an empty string."""
+    if platform.machine() != "x86_64":
+        return "compiles the kernels for x86-64 only"
+    return "" if shutil.which("g++") else "needs g++"
+
+
+def sources_with_recorded_loops():
+    """A copy of lib/ with the Device of recorded_loops/. Its path depends on its contents, as caches of builds need."""
+    device = SOURCES / "device.h"
+    files = [device, *sorted(path for path in LIB.rglob("*") if path.is_file())]
+    name = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    folder = cached_build.CACHE / f"recorded_loops_{name}"
+    if not folder.exists():
+        cached_build.CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cached_build.CACHE) as temporary:
+            copy = Path(shutil.copytree(LIB, Path(temporary) / "lib"))
+            shutil.copy(device, copy / "cpu" / "device.h")
+            with contextlib.suppress(OSError):  # another process was faster
+                copy.rename(folder)
+    return folder
+
+
 @cache
 def library():
     """The handlers of the CPU with the Device of recorded_loops/, registered under other names."""
-    folder = cached_build.CACHE / "recorded_loops"
-    shutil.copytree(LIB, folder, dirs_exist_ok=True)
-    shutil.copy(SOURCES / "device.h", folder / "cpu" / "device.h")
+    if reason := missing():
+        raise Unavailable(reason)
+    folder = sources_with_recorded_loops()
     include = [f"-I{folder}", f"-I{folder / 'cpu'}", f"-isystem{jax.ffi.include_dir()}"]
     headers = sorted(folder.rglob("*.h"))
 
@@ -94,8 +121,10 @@ def recorded():
     )
     with calls:
         jax.clear_caches()
-        yield
-    jax.clear_caches()
+        try:
+            yield
+        finally:
+            jax.clear_caches()
 
 
 def times(call, threads, repeats):
@@ -143,8 +172,8 @@ def main(arguments=None):
     options = parser("cpu_loops", __doc__)
     options.add_argument("--repeats", type=int, default=7, help="calls of which the median is taken")
     args = options.parse_args(arguments)
-    if shutil.which("g++") is None:
-        raise Unavailable("needs g++")
+    if reason := missing():
+        raise SystemExit(reason)
     page = [facts(machine()), *sections(args.repeats)]
     write_page(args.out, "cpu-loops", "Threads of aggregation and pooling on a CPU", page)
 

@@ -205,15 +205,14 @@ class Thread {
         const int64_t i = corner * samples_ + s;
         const Channels product = d * *reinterpret_cast<const Channels*>(x + index_[i]);
         *reinterpret_cast<Channels*>(d_x + index_[i]) += weight_[i] * d;
-        half[corner] = __builtin_shufflevector(product, product, 0, 1, 2, 3) +
-                       __builtin_shufflevector(product, product, 4, 5, 6, 7);
+        half[corner] =
+            Four{product[0], product[1], product[2], product[3]} + Four{product[4], product[5], product[6], product[7]};
       }
-      const Four top =
-          __builtin_shufflevector(half[0], half[1], 0, 4, 1, 5) + __builtin_shufflevector(half[0], half[1], 2, 6, 3, 7);
-      const Four bottom =
-          __builtin_shufflevector(half[2], half[3], 0, 4, 1, 5) + __builtin_shufflevector(half[2], half[3], 2, 6, 3, 7);
+      const auto& [a, b, c, e] = half;
+      const Four top = Four{a[0], b[0], a[1], b[1]} + Four{a[2], b[2], a[3], b[3]};
+      const Four bottom = Four{c[0], e[0], c[1], e[1]} + Four{c[2], e[2], c[3], e[3]};
       *reinterpret_cast<Four*>(&dot_[4 * s]) =
-          __builtin_shufflevector(top, bottom, 0, 1, 4, 5) + __builtin_shufflevector(top, bottom, 2, 3, 6, 7);
+          Four{top[0], top[1], bottom[0], bottom[1]} + Four{top[2], top[3], bottom[2], bottom[3]};
     }
   }
 
@@ -266,6 +265,8 @@ void RunThreads(int64_t num_threads, const Run& run) {
 }
 
 }  // namespace
+
+extern "C" const int64_t panel_features = kPanel;
 
 extern "C" void Convolve(const Convolution* call, int64_t num_threads) {
   const int64_t pixels = call->images * call->height * call->width;

@@ -22,8 +22,8 @@ from jax_dcn._operators.deform_conv.plan import INSTRUCTIONS
 NAME = "bare loop"
 ABOUT_CONVOLUTION = (
     "Bare loop: a C++ program that only locates, interpolates and multiplies, with one border rule and no options. For "
-    "the gradients it also adds to pixels, and a thread owns images. Its weight is packed beforehand, and it writes to "
-    "the same arrays in every call. "
+    "the gradients it also adds to pixels, and each image belongs to one thread. Its weight is packed beforehand, and "
+    "it writes to the same arrays in every call. "
 )
 ABOUT_AGGREGATION = (
     "Time: the time of jax_dcn as a multiple of that of a C++ loop that only gathers and multiplies: it is given the "
@@ -52,27 +52,32 @@ def prepare_convolution(problem, backward):
     channels, features = weight.shape[-2:]
     if not INSTRUCTIONS.startswith(("avx", "amx")):
         raise Unavailable("has register tiles of AVX2 and AVX-512")
-    panel = 16 if INSTRUCTIONS == "avx2" else 32
+    loaded = library("bare_convolution")
+    panel = ctypes.c_int64.in_dll(loaded, "panel_features").value
     if mask.shape[-1] * GROUP_CHANNELS != 9 * channels or features % panel:
         raise Unavailable(f"needs offset groups of {GROUP_CHANNELS} channels and a multiple of {panel} features")
     if any(problem.options[name] != 1 for name in ("stride", "dilation", "groups")):
         raise Unavailable("has no stride, dilation or feature groups")
+    if backward and len(x) < cores():
+        raise Unavailable("has at most one thread for each image in the backward pass")
     matrix = weight.reshape(9, -1, GROUP_CHANNELS, features).swapaxes(0, 1).reshape(-1, features)
     panels = np.ascontiguousarray(matrix.reshape(-1, features // panel, panel).swapaxes(0, 1))
+    arrays = {"x": x, "offset": offset, "mask": mask, "weight": panels}
     results = {"y": np.empty(problem.cotangent.shape, np.float32)}
-    operands = [x, offset, mask, panels]
-    gradients = []
+    functions = [loaded.Convolve]
     if backward:
         padded = np.pad(matrix, ((0, -len(matrix) % panel), (0, 0)))
-        transposed = np.ascontiguousarray(padded.reshape(-1, panel, features).swapaxes(1, 2))
-        gradients = [transposed, np.ascontiguousarray(problem.cotangent, np.float32)]
-        results |= {name: np.empty_like(array) for name, array in (("x", x), ("offset", offset), ("mask", mask))}
-        results["weight"] = np.empty_like(matrix)
-    arrays = [*operands, results["y"], *gradients, *list(results.values())[1:]]
-    call = Convolution(*x.shape, features, *(array.ctypes.data for array in arrays))
-    functions = [library("bare_convolution").Convolve, *([library("bare_convolution").Differentiate] * backward)]
+        arrays["transposed"] = np.ascontiguousarray(padded.reshape(-1, panel, features).swapaxes(1, 2))
+        arrays["d_y"] = np.ascontiguousarray(problem.cotangent, np.float32)
+        for name, operand in {"x": x, "offset": offset, "mask": mask, "weight": matrix}.items():
+            results[name] = arrays[f"d_{name}"] = np.empty_like(operand)
+        functions.append(loaded.Differentiate)
+    arrays["y"] = results["y"]
+    sizes = dict(zip(("images", "height", "width", "channels"), x.shape, strict=True))
+    call = Convolution(**sizes, features=features, **{name: array.ctypes.data for name, array in arrays.items()})
 
     def start():
+        assert arrays  # `call` has their addresses
         for function in functions:
             function(ctypes.byref(call), ctypes.c_int64(cores()))
         return results
@@ -84,8 +89,7 @@ def prepare_convolution(problem, backward):
             copies["weight"] = by_group.swapaxes(0, 1).reshape(weight.shape)
         return copies
 
-    # The arrays that a call points to live as long as it.
-    return native_call(lambda: (arrays, start())[1], found)
+    return native_call(start, found)
 
 
 def prepare_attention(problem, backward):
@@ -206,6 +210,8 @@ def library(name):
     """The library compiled from <name>.cc of this folder."""
     source = Path(__file__).with_name(f"{name}.cc")
     flags = ["-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-trapping-math"]
+    if INSTRUCTIONS == "avx2":
+        flags.append("-mno-avx512f")
     words = ["g++", *flags, "-shared", "-fPIC", "-pthread"]
     try:
         # -march=native depends on the processor.

@@ -102,5 +102,5 @@ ROI_ALIGN = Operator(
     implementations=implementations(jax_dcn.roi_align, native.prepare_roi_align, pure_jax.roi_align, ("x", "rois"))
     | {"torchvision": pytorch.implementation(pytorch.roi_align, pytorch.torchvision_type)},
     lower_bounds=(native.NAME,),
-    about_lower_bounds=native.ABOUT_AGGREGATION,
+    about_lower_bounds=native.ABOUT_AGGREGATION + "It is no strict bound, because jax_dcn sums along y first. ",
 )

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <mutex>
 #include <vector>
 
 namespace xla::ffi {
@@ -20,6 +21,7 @@ struct Recorded {
   double makespan = 0;  // of all loops, if the thread that is free first takes the next iteration
 };
 inline Recorded recorded;
+inline std::mutex only_call;  // XLA may call handlers at the same time
 
 struct Device {
   using Binding = xla::ffi::ThreadPool;
@@ -59,6 +61,7 @@ struct Device {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
 
+  std::lock_guard<std::mutex> alone_{only_call};
   double begin_ = Now(), in_loops_ = 0;
 };
 

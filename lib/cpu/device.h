@@ -29,8 +29,9 @@ struct Device {
     Run(n, &body, [](const void* body, int64_t i) { (*static_cast<const Body*>(body))(i); });
   }
 
-  // Calls body(state, i), where `state` is what make() returns. Each thread makes it once, before it takes an
-  // iteration, so that it allocates memory only once. Iterations are taken in order.
+  // The same with body(state, i), where `state` is what make() returns. Each thread makes it once, before it takes an
+  // iteration, so that it allocates memory only once. Iterations are taken in order, so a body may wait for earlier
+  // ones; then it must not throw, because the iterations that its thread would have taken may be skipped.
   template <typename Make, typename Body>
   void ParallelFor(int64_t n, const Make& make, const Body& body) {
     std::atomic<int64_t> next{0};

@@ -94,6 +94,8 @@ def check_contents(wheel: pathlib.Path) -> str:
     modules = {name: size for name, size in files.items() if name.endswith(".so")}
     assert wheel.stat().st_size < LARGEST, wheel
     assert "jax_dcn/py.typed" in files
+    licenses = {pathlib.PurePath(name).name for name in files if "/licenses/" in name and not name.endswith("/")}
+    assert licenses == {"LICENSE", "LICENSE.third-party"}, licenses
     assert [name.partition(".")[0] for name in sorted(modules)] == ["jax_dcn/_cpu", "jax_dcn/_cuda"]
     assert all(name.startswith(("jax_dcn/", "jax_dcn-")) for name in files)
     sizes = (size / 1e6 for size in (wheel.stat().st_size, *(modules[name] for name in sorted(modules))))

@@ -361,8 +361,9 @@ class Cotangents {
       }
     };
     // A constant number of channels saves the loop over them.
-    if (count == kCount) {
-      differentiate(std::integral_constant<int64_t, kCount>());
+    constexpr int64_t kVectorChannels = Element::VectorChannels(kCount);
+    if (count == kVectorChannels) {
+      differentiate(std::integral_constant<int64_t, kVectorChannels>());
     } else {
       differentiate(count);
     }

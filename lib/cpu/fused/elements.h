@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
-#include <type_traits>
 
 #include "aligned_vector.h"
 #include "attributes.h"
@@ -26,6 +24,9 @@ struct Widened {
   static DCN_INLINE void Blend(const T* const (&corner)[4], const float (&weight)[4], int64_t count, float* out) {
     count <= kNarrow ? BlendBy<kNarrow>(corner, weight, count, out) : BlendBy<kLanes>(corner, weight, count, out);
   }
+
+  // The channels that are computed at a time with vectors of `lanes`.
+  static constexpr int64_t VectorChannels(int64_t lanes) { return lanes; }
 
   // The channel that value `v` of a slice or a block of K has.
   static DCN_INLINE int64_t Channel(int64_t v) { return v; }

@@ -149,10 +149,11 @@ class Forward {
   // Pixels [first, end) of the tile.
   void SampleSegment(const Segment& segment, const T* image, int64_t first, int64_t end) const {
     // A constant number of channels saves the loop over them.
-    if (segment.channels == kNarrow) {
-      BlendPixels(segment, image, first, end, kNarrow);
-    } else if (segment.channels == kLanes) {
-      BlendPixels(segment, image, first, end, kLanes);
+    constexpr int64_t kFew = Element::VectorChannels(kNarrow), kMany = Element::VectorChannels(kLanes);
+    if (segment.channels == kMany) {
+      BlendPixels(segment, image, first, end, kMany);
+    } else if (segment.channels == kFew) {
+      BlendPixels(segment, image, first, end, kFew);
     } else {
       BlendPixels(segment, image, first, end, segment.channels);
     }

@@ -46,6 +46,8 @@ struct Pairs {
     }
   }
 
+  static constexpr int64_t VectorChannels(int64_t) { return kPairChannels; }
+
   static DCN_INLINE int64_t Channel(int64_t v) {
     const int64_t i = v % kPairChannels;
     return v - i + (i < kLanes ? 2 * i : 2 * (i - kLanes) + 1);

@@ -41,7 +41,7 @@ struct BlockGrid {
   // memory, because each block of a head locates all of its taps.
   BlockGrid(const AggregationSizes& sizes, int64_t threads, int64_t element_bytes) : sizes(sizes) {
     constexpr int64_t kCache = 2 << 20, kMemory = 48 << 20;
-    constexpr int64_t kMinChannels = 8;
+    constexpr int64_t kMinChannels = 8;  // each part locates all taps again
     const int64_t head_bytes = sizes.pixels * sizes.channels * element_bytes;
     const int64_t heads_per_thread = sizes.batches * sizes.heads / threads;
     heads = std::clamp<int64_t>(std::min(kCache / head_bytes, heads_per_thread), 1, sizes.heads);
