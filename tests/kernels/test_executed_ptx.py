@@ -73,6 +73,7 @@ def test_another_architecture_has_the_same_results(expected, tmp_path):
     assert differences(tmp_path / "results", expected[0]) == []
 
 
+@pytest.mark.thorough
 def test_results_do_not_depend_on_the_order_of_blocks_and_warps(expected, tmp_path):
     assert run(launches(), tmp_path / "results", seed=2)[0] == 0
     assert (tmp_path / "results").read_bytes() == expected[0].read_bytes()
