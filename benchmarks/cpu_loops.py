@@ -104,6 +104,7 @@ def library():
         objects = list(pool.map(lambda job: compiled(*job), jobs))
     loaded = ctypes.CDLL(str(cached_build.build("recorded_loops.so", ["g++", "-shared", *objects], objects)))
     loaded.FindHandler.restype = ctypes.c_void_p
+    loaded.StartRecording.argtypes = [ctypes.c_int64]
     loaded.TakeTimes.restype = ctypes.c_int64
     for name in modules["cpu"].handlers:
         handler = jax.ffi.pycapsule(loaded.FindHandler(name.encode()))
@@ -132,7 +133,7 @@ def times(call, threads, repeats):
     serial, makespan = ctypes.c_double(), ctypes.c_double()
     found = []
     for _ in range(repeats):
-        library().StartRecording(ctypes.c_int64(threads))
+        library().StartRecording(threads)
         call()
         tasks = library().TakeTimes(ctypes.byref(serial), ctypes.byref(makespan))
         found.append(serial.value + makespan.value)

@@ -1,6 +1,5 @@
 """How well the tasks of aggregation and pooling occupy threads of a CPU, and that their results do not depend on it."""
 
-import ctypes
 import re
 
 import numpy as np
@@ -36,7 +35,7 @@ def test_tasks_are_divided_and_results_stay(name):
         times, results = {}, {}
         for threads in (1, 64):
             times[threads] = cpu_loops.times(call, threads, 3)
-            cpu_loops.library().StartRecording(ctypes.c_int64(threads))
+            cpu_loops.library().StartRecording(threads)
             results[threads] = {key: np.asarray(array) for key, array in call().items()}
     assert times[1].tasks <= times[64].tasks
     assert times[1].seconds / times[64].seconds > 4
