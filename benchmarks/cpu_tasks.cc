@@ -158,6 +158,8 @@ struct Problem {
   int64_t x_requested, positions_requested, weight_requested;  // none: the forward
 };
 
+extern "C" int64_t MaxSliceChannels() { return Slices::kMaxChannels; }
+
 // Writes the makespan for each number of threads, and returns how many tiles or tasks there are.
 extern "C" int64_t Simulate(const Problem* problem, const double* costs, int64_t count, const int64_t* num_threads,
                             double* makespans) {

@@ -29,7 +29,7 @@ from benchmarks.support.machine import machine
 
 SOURCE = Path(__file__).with_suffix(".cc")
 LIB = cached_build.ROOT / "lib"
-KERNEL, SLICE_CHANNELS = 3, 64  # height and width of the windows; lib/cpu/fused/plan.cc
+KERNEL = 3  # height and width of the windows
 
 NAMES, BATCHES, DTYPES = "ABCDEFG", (1, 2, 16), ("float32", "bfloat16")
 FORWARD, GRADIENTS = PASSES = ("forward", "gradients")
@@ -138,7 +138,7 @@ def memory_bytes(shape, dtype, pass_):
     positions = pixels * 3 * KERNEL**2 * shape.offset_groups * 4
     if pass_ == FORWARD:
         return x + positions + y
-    slices = max(1, shape.channels // shape.groups // SLICE_CHANNELS)
+    slices = max(1, shape.channels // shape.groups // library().MaxSliceChannels())
     return 2 * x + positions + slices * (positions / min(slices, shape.offset_groups) + y)
 
 
@@ -172,7 +172,7 @@ def library():
     except OSError as error:
         raise Unavailable("needs g++") from error
     loaded = ctypes.CDLL(str(built))
-    loaded.Simulate.restype = ctypes.c_int64
+    loaded.Simulate.restype = loaded.MaxSliceChannels.restype = ctypes.c_int64
     loaded.Simulate.argtypes = [*[ctypes.c_void_p] * 2, ctypes.c_int64, *[ctypes.c_void_p] * 2]
     return loaded
 

@@ -117,7 +117,8 @@ const char* FusedOffsetCotangent(Device&, const Convolution&, int32_t block_taps
 const char* FusedWeightCotangent(Device&, const Convolution&, int64_t num_splits, const void* x, const void* d_y,
                                  float* partial_sums);
 
-// The functions of CPUs: x is not float64; offset, mask and bias are float32. An image has fewer than 2^31 pixels.
+// The functions of CPUs: x is not float64; offset, mask and bias are float32. An image has fewer than 2^31 pixels
+// and channels.
 
 // The features of a group, and the channels of a slice in the cotangents, are padded to its multiples, which are whole
 // panels of every instruction set.

@@ -193,6 +193,7 @@ std::string UnsupportedByFusedCpu(Computation computation, const ConvolutionShap
   rules.Require(shape.channels > 0 && shape.features > 0, "x has no channels or the result has none");
   rules.AtMost(kInt32Max, "weight has", shape.taps, "taps");
   rules.AtMost(kInt32Max, "an image of x has", KnownProduct({shape.height, shape.width}), "pixels");
+  rules.AtMost(kInt32Max, "x has", shape.channels, "channels");
   return rules.reason();
 }
 

@@ -369,6 +369,11 @@ def test_reasons(keywords, computation, reason):
     assert planned("deform_conv2d", convolution(**keywords), **options)[computation].reason == reason
 
 
+def test_reason_on_a_cpu():
+    plan = planned("deform_conv2d", convolution("float32", channels=2**31), "cpu")
+    assert plan["forward"].reason == f"x has {2**31} channels; the fused kernels allow {2**31 - 1}"
+
+
 def test_options_are_reasons(fuses_what_can_be):
     precise = planned("deform_conv2d", convolution("float32"), precision="highest")
     assert precise["forward"].reason == "the data are float32, and precision HIGHEST does not allow tf32 products"

@@ -13,7 +13,7 @@
 
 namespace dcn {
 
-int64_t Device::threads() const { return pool->num_threads(); }
+int64_t Device::threads() const { return std::max<int64_t>(pool->num_threads(), 1); }
 
 void Device::Run(int64_t n, const void* body, void (*call)(const void*, int64_t)) {
   struct Progress {

@@ -20,7 +20,7 @@ struct Device {
 
   explicit Device(Context& pool) : pool(&pool) {}
 
-  int64_t threads() const;
+  int64_t threads() const;  // at least one
 
   // Calls body(i) once for each i in [0, n). If some calls throw, rethrows the last exception. The calling thread also
   // runs iterations, so that the loop finishes even if the pool never gets to the helper tasks.
@@ -35,7 +35,7 @@ struct Device {
   template <typename Make, typename Body>
   void ParallelFor(int64_t n, const Make& make, const Body& body) {
     std::atomic<int64_t> next{0};
-    ParallelFor(std::min(n, std::max<int64_t>(threads(), 1)), [&](int64_t) {
+    ParallelFor(std::min(n, threads()), [&](int64_t) {
       if (next.load() >= n) return;  // other threads have taken all iterations
       auto state = make();
       for (int64_t i; (i = next.fetch_add(1)) < n;) body(state, i);

@@ -237,6 +237,27 @@ DCN_INLINE Vector<A, 4> Sums(const Vector<A, kCount> (&values)[4]) {
   return Four{ab[0], ab[1], cd[0], cd[1]} + Four{ab[2], ab[3], cd[2], cd[3]};
 }
 
+DCN_INLINE void Transpose(FloatsOf<4> (&rows)[4]) {
+  using Four = FloatsOf<4>;
+#if DCN_HAS_X86_KERNELS
+  // GCC 12 would make a load of each element.
+  __m128 a = (__m128)rows[0], b = (__m128)rows[1], c = (__m128)rows[2], d = (__m128)rows[3];
+  _MM_TRANSPOSE4_PS(a, b, c, d);
+  rows[0] = (Four)a;
+  rows[1] = (Four)b;
+  rows[2] = (Four)c;
+  rows[3] = (Four)d;
+#else
+  const auto [a, b, c, d] = rows;
+  const Four ab = {a[0], b[0], a[1], b[1]}, ab_end = {a[2], b[2], a[3], b[3]};
+  const Four cd = {c[0], d[0], c[1], d[1]}, cd_end = {c[2], d[2], c[3], d[3]};
+  rows[0] = Four{ab[0], ab[1], cd[0], cd[1]};
+  rows[1] = Four{ab[2], ab[3], cd[2], cd[3]};
+  rows[2] = Four{ab_end[0], ab_end[1], cd_end[0], cd_end[1]};
+  rows[3] = Four{ab_end[2], ab_end[3], cd_end[2], cd_end[3]};
+#endif
+}
+
 // Tells the compiler that `count` is less than kCount, so that it removes the branch for whole vectors.
 template <int kCount>
 DCN_INLINE int Tail(int64_t count) {

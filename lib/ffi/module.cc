@@ -116,7 +116,7 @@ std::array<int64_t, 4> FusedCotangentsPlan(const std::string& dtype_name, std::a
   const bool has_groups =
       groups > 0 && channels > 0 && features > 0 && channels % groups == 0 && features % groups == 0;
   const int64_t fewest = std::min({x[0], x[1], x[2], y[0], y[1], taps - 1, offset_groups - 1});
-  const int64_t longest = std::max({y[0], y[1], taps});
+  const int64_t longest = std::max({channels, y[0], y[1], taps});
   if (!has_groups || fewest < 0 || longest > INT32_MAX || convolution.dtype == dcn::DType::kF64) {
     throw std::invalid_argument("fused_cotangents_plan: the fused handlers refuse such arrays");
   }

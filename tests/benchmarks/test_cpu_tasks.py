@@ -19,8 +19,8 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
 ]
 
-# Slices of 64 channels, and 16 tiles of 4 x 21 pixels for the gradients.
-SHAPE = Shape(1, 32, 42, 256, 8)
+# Slices of 64 channels, and 22 tiles of 3 x 21 pixels for the gradients.
+SHAPE = Shape(1, 33, 42, 256, 8)
 MULTIPLY_ADD, COPY = (1, 0, 0), (0, 0, 1)
 
 
@@ -32,10 +32,10 @@ def speedups(pass_, costs, threads, **changed):
 def test_tiles_wait_tap_by_tap_for_those_that_add_to_the_same_weight(monkeypatch):
     """Half of a tap's work adds to the weight, one tile after the other."""
     monkeypatch.setattr(cpu_tasks, "fused_names", lambda *_: {"x", "weight"})
-    tiles, run, halves = 16, 9, 18  # tiles of a plane, those that add to one partial sum, and halves of a tile's work
+    tiles, run, halves = 22, 5, 18  # tiles of a plane, those that add to one partial sum, and halves of a tile's work
     makespan = 1 + run + (halves - 2)  # the last tile of a run adds its first tap after those before it
     # The chains of the four slices do not wait for each other.
-    assert speedups("gradients", MULTIPLY_ADD, (64,)) == pytest.approx([4 * tiles * halves / makespan])
+    assert speedups("gradients", MULTIPLY_ADD, (128,)) == pytest.approx([4 * tiles * halves / makespan])
 
 
 def test_gradients_of_positions_hardly_wait():

@@ -230,7 +230,7 @@ void CheckCpuFused(const Convolution& convolution, const void* x, const void* we
   CheckPositions(s, positions, 4);
   REQUIRE(dtype != DType::kF64);
   REQUIRE(s.images_of_x == s.images && double(s.height) * s.width < k32);
-  REQUIRE(s.channels > 0 && product.features > 0 && product.groups >= 1);
+  REQUIRE(0 < s.channels && s.channels < k32 && product.features > 0 && product.groups >= 1);
   REQUIRE(s.channels % product.groups == 0 && product.features % product.groups == 0);
   REQUIRE(contract.Holds(x, ImageCount(s, s.images), BytesOf(dtype)));
   REQUIRE(contract.Holds(weight, WeightCount(s, product), BytesOf(dtype)));

@@ -87,7 +87,7 @@ def cpu_fused_program(
     """An executable of cpu_fused.cc and the CPU's fused kernels, of which `changed` are compiled in another folder.
 
     `sets` are all instruction sets, or PORTABLE. `changed` has names of files and of instruction sets. The program may
-    emulate AVX512-BF16 and AMX, in terms of AVX-512.
+    emulate AVX-512, AVX512-BF16 and AMX, in terms of AVX2.
     """
     main = [CPU / "deform_conv_fused.cc", CPU / "device.cc", FUSED_PLAN]
     sources = {path.stem: (path, []) for path in main}
@@ -95,8 +95,9 @@ def cpu_fused_program(
     for name in sets:
         is_kernel = name in (*INSTRUCTION_SETS, *AARCH64_SETS)
         source = "kernels/deform_conv_fused.cc" if is_kernel else f"fused/{name}.cc"
-        emulation = ["-include", "emulated_instructions.h"] if is_emulated and not is_kernel else []
-        sources[name] = (CPU / source, [f"-DDCN_INSTRUCTION_SET={name}"] if is_kernel else emulation)
+        own = [f"-DDCN_INSTRUCTION_SET={name}" if is_kernel else "-DDCN_EMULATED_FILE_NAMES_ITS_SET"]
+        own += ["-include", "emulated_instructions.h"] if is_emulated else []
+        sources[name] = (CPU / source, own)
     compiled = [(HERE / "cpu_fused.cc", ["-iquote", str(CPU)])]
     for name, (path, own) in sources.items():
         flags = [*_cpu_flags(sets), *own]

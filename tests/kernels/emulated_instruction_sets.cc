@@ -9,7 +9,9 @@ namespace dcn {
 
 InstructionSet BestInstructionSet() {
   const char* const name = std::getenv("JAX_DCN_CPU_INSTRUCTIONS");
-  return name && std::strcmp(name, "amx") == 0 ? InstructionSet::amx : InstructionSet::avx512_bf16;
+  int set = 0;
+  while (name && std::strcmp(RowOf(InstructionSet{set}).name, name) != 0) ++set;
+  return InstructionSet{set};
 }
 
 }  // namespace dcn

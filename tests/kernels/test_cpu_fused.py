@@ -1,7 +1,7 @@
 """The fused kernels of the CPU are right on shapes with tails in every dimension, and stay within their operands.
 
-They run on every instruction set, under sanitizers too; AVX512-BF16 and AMX are emulated on processors that have only
-AVX-512. Mutations must be found.
+They run on every instruction set, under sanitizers too; AVX-512, AVX512-BF16 and AMX are emulated on processors that
+have only AVX2. Mutations must be found.
 """
 
 import functools
@@ -18,7 +18,7 @@ from . import build
 pytestmark = pytest.mark.platforms("cpu")
 
 (PORTABLE,) = build.PORTABLE
-EMULATED = ["avx512_bf16", "amx"]  # in terms of AVX-512, where the processor lacks them
+EMULATED = ["avx512", "avx512_bf16", "amx"]  # in terms of AVX2, where the processor lacks them
 
 
 def run(program, instructions, *arguments):
@@ -54,7 +54,7 @@ def is_emulated(instructions):
     """Whether the processor lacks the instruction set, but can emulate it. Skips the test if it cannot."""
     if instructions == PORTABLE or is_available(instructions):
         return False
-    if instructions not in EMULATED or not is_available("avx512"):
+    if instructions not in EMULATED or not is_available("avx2"):
         pytest.skip(f"this processor has not got {instructions}")
     return True
 
@@ -103,6 +103,12 @@ MUTATIONS = {
     "last block of K as long as the others": (
         "fused/forward.h", "const int64_t length = {~~BlockLength(begin)~>block_~~};\n    buffers", "memory", "avx2",
         SEGFAULT_BY_SANITIZER),
+    "square of samples past the last one": (
+        "fused/samples.h", "p + kSquare <= pixels{~~ && s + kSquare <= count_~>~~}", "none", "avx2", SIGNAL),
+    "corner outside of the image that is read": (
+        "fused/samples.h", "address_[k][i] = {~~pixel >= 0 ? read : other~>read~~};", "none", "avx2", WRONG_OR_SIGNAL),
+    "operands of all blocks in one place": (
+        "fused/samples.h", "return kIsForward ? sample : {~~block * max_samples_ + ~>~~}sample;", "none", "avx2", WRONG),
     "sums of the weight in the place of another slice": (
         "fused/cotangents.h", "* slices.count + slice{~~~> / 2~~}) *", "none", "avx2", WRONG),
     "channels of the slice before": (

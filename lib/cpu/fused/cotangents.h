@@ -78,7 +78,7 @@ class Cotangents {
         arrays_(arrays),
         zeros_(zeros),
         progress_(progress),
-        samples_(plan.convolution, plan.max_offset_groups()),
+        samples_(plan.convolution, plan.max_offset_groups(), plan.tiling.max_pixels()),
         columns_(plan.tiling.max_pixels(), plan.slices.padded_channels),
         d_y_(plan.tiling.max_pixels(), plan.convolution.product.group_features()),
         d_columns_stride_(plan.slices.padded_channels + kLineFloats),
@@ -336,7 +336,7 @@ class Cotangents {
   void DifferentiateSegment(int64_t pixels, int32_t tap, int64_t offset_group, int64_t c, int64_t count) {
     const Sizes& sizes = convolution_.sizes;
     const int64_t channels = sizes.channels, d_columns_stride = d_columns_stride_;
-    const SampleArrays& samples = samples_.Of(offset_group, tap);
+    const int64_t sample = samples_.Index(offset_group, tap);
     const T* const image =
         static_cast<const T*>(arrays_.x) + image_ * sizes.height * sizes.width * channels + slice_.channel + c;
     const T* const zeros = zeros_;
@@ -344,20 +344,25 @@ class Cotangents {
     float *const unread = unread_.data(), *const dots = dots_;
     const float* const d_columns = d_columns_.data() + c;
     const auto differentiate = [&](const auto count) DCN_INLINED {
-      for (int64_t p = 0; p < pixels; ++p) {
-        const T* corner[4];
-        float weight[4];
-        FloatsOf<kCount> dot[4] = {};
-        float* sum[4] = {};
-        for (int k = 0; k < 4; ++k) {
-          const int64_t pixel = samples.pixel[k][p];
-          corner[k] = pixel >= 0 ? image + pixel * channels : zeros;
-          if constexpr (kOfX) sum[k] = pixel >= 0 ? sums.At(pixel) + c : unread;
-          weight[k] = samples.weight[k][p];
+      for (int64_t first = 0; first < pixels; first += kBlockPixels) {
+        const SampleCorners& corners = samples_.Corners(first / kBlockPixels, sample);
+        const CornerAddresses<const T> addresses(corners, image, channels, zeros);
+        const CornerAddresses<float> sum_addresses(corners, kOfX ? sums.At(0) + c : unread, sums.stride, unread);
+        for (int64_t i = 0; i < std::min<int64_t>(kBlockPixels, pixels - first); ++i) {
+          const int64_t p = first + i;
+          const T* corner[4];
+          float weight[4];
+          FloatsOf<kCount> dot[4] = {};
+          float* sum[4] = {};
+          for (int k = 0; k < 4; ++k) {
+            corner[k] = addresses(k, i);
+            if constexpr (kOfX) sum[k] = sum_addresses(k, i);
+            weight[k] = corners.weight[k][i];
+          }
+          Element::template Differentiate<kOfX, kOfPositions, kOfWeight, kCount>(
+              corner, weight, d_columns + p * d_columns_stride, count, sum, dot, columns_, p, c);
+          if constexpr (kOfPositions) Store<4>(Sums<kCount>(dot), dots + 4 * p);
         }
-        Element::template Differentiate<kOfX, kOfPositions, kOfWeight, kCount>(
-            corner, weight, d_columns + p * d_columns_stride, count, sum, dot, columns_, p, c);
-        if constexpr (kOfPositions) Store<4>(Sums<kCount>(dot), dots + 4 * p);
       }
     };
     // A constant number of channels saves the loop over them.
@@ -370,18 +375,20 @@ class Cotangents {
     if constexpr (kOfPositions) {
       const bool is_added = c == 0 && plan_.SharesPositions(slice_);
       if (is_added) progress_.Of(plane_ - 1, tile_in_plane_).WaitFor(TileProgress::PositionsStored(tap));
-      StorePositions(samples, pixels, offset_group * sizes.taps() + tap, is_added);
+      StorePositions(sample, pixels, offset_group * sizes.taps() + tap, is_added);
     }
   }
 
   // As CotangentsOfPosition in bilinear.h, but from the sums over the channels.
-  void StorePositions(const SampleArrays& samples, int64_t pixels, int64_t sample_in_pixel, bool is_added) {
+  void StorePositions(int64_t sample_in_tile, int64_t pixels, int64_t sample_in_pixel, bool is_added) {
     const int64_t pixel_samples = convolution_.sizes.pixel_samples();
     float *const d_offset = arrays_.d_offset, *const d_mask = arrays_.d_mask;
     for (int64_t p = 0; p < pixels; ++p) {
-      const float y = samples.fraction_y[p], x = samples.fraction_x[p], mask = samples.mask[p];
+      const int64_t block = p / kBlockPixels, i = p % kBlockPixels;
+      const SampleOperands& operands = samples_.Operands(block, sample_in_tile);
+      const float y = operands.y[i], x = operands.x[i], mask = operands.mask[i];
       float d_row = 0 * (y + x), d_column = d_row, d_mask_value = d_row;  // NaN where the location is
-      if (samples.is_inside(p)) {
+      if (samples_.Corners(block, sample_in_tile).is_inside(i)) {
         const float* const dot = dots_ + 4 * p;
         const float top = (1 - x) * dot[0] + x * dot[1], bottom = (1 - x) * dot[2] + x * dot[3];
         const float left = (1 - y) * dot[0] + y * dot[2], right = (1 - y) * dot[1] + y * dot[3];
@@ -411,7 +418,7 @@ class Cotangents {
   bool is_windowed_ = true;
   int64_t settled_plane_ = -1, settled_tiles_ = 0;  // the first tiles of a plane, all of which are finished
 
-  Samples<true> samples_;
+  Samples<false> samples_;
   typename Element::Columns columns_;
   typename Element::OutputCotangent d_y_;
   int64_t d_columns_stride_;

@@ -87,20 +87,20 @@ class Forward {
 
   // Channels of one tap and one offset group in a block of K.
   struct Segment {
-    const SampleArrays* samples;
+    int64_t sample;  // as Samples counts them
     int64_t channel, channels;
     float* words;  // of the first row
   };
 
   struct Buffers {
-    Samples<false> samples;
+    Samples<true> samples;
     std::vector<Segment> segments;
     int64_t sums_stride;
     AlignedVector<float> rows, sums;
     typename Element::MatrixProduct product;  // the last member, since it may change the thread's state
 
     Buffers(const Forward& forward, int64_t max_pixels)
-        : samples(forward.convolution_, forward.convolution_.sizes.offset_groups),
+        : samples(forward.convolution_, forward.convolution_.sizes.offset_groups, max_pixels),
           sums_stride(forward.padded_features_ + kLineFloats),
           rows(Element::MatrixProduct::PaddedRows(max_pixels) * kRowWords),
           sums(Element::MatrixProduct::PaddedRows(max_pixels) * sums_stride) {
@@ -138,40 +138,41 @@ class Forward {
       count = std::min({(tap + 1) * group_channels_ - (begin + k),
                         (offset_group + 1) * sizes.group_channels() - channel, length - k});
       buffers.segments.push_back(
-          {&buffers.samples.Of(offset_group, tap), channel, count, buffers.rows.data() + k / kValues});
+          {buffers.samples.Index(offset_group, tap), channel, count, buffers.rows.data() + k / kValues});
     }
     const T* const image = static_cast<const T*>(arrays_.x) + tile.image * sizes.height * sizes.width * sizes.channels;
-    for (int64_t first = 0; first < tile.pixels(); first += tile.columns) {
-      for (const Segment& segment : buffers.segments) SampleSegment(segment, image, first, first + tile.columns);
+    for (int64_t first = 0; first < tile.pixels(); first += kBlockPixels) {
+      const int64_t pixels = std::min<int64_t>(kBlockPixels, tile.pixels() - first);
+      for (const Segment& segment : buffers.segments) {
+        const SampleCorners& corners = buffers.samples.Corners(first / kBlockPixels, segment.sample);
+        SampleSegment(segment, corners, image, pixels, segment.words + first * kRowWords);
+      }
     }
   }
 
-  // Pixels [first, end) of the tile.
-  void SampleSegment(const Segment& segment, const T* image, int64_t first, int64_t end) const {
+  void SampleSegment(const Segment& segment, const SampleCorners& corners, const T* image, int64_t pixels,
+                     float* words) const {
     // A constant number of channels saves the loop over them.
     constexpr int64_t kFew = Element::VectorChannels(kNarrow), kMany = Element::VectorChannels(kLanes);
+    image += segment.channel;
     if (segment.channels == kMany) {
-      BlendPixels(segment, image, first, end, kMany);
+      BlendPixels(corners, image, pixels, kMany, words);
     } else if (segment.channels == kFew) {
-      BlendPixels(segment, image, first, end, kFew);
+      BlendPixels(corners, image, pixels, kFew, words);
     } else {
-      BlendPixels(segment, image, first, end, segment.channels);
+      BlendPixels(corners, image, pixels, segment.channels, words);
     }
   }
 
-  DCN_INLINE void BlendPixels(const Segment& segment, const T* image, int64_t first, int64_t end, int64_t count) const {
-    const int64_t channels = convolution_.sizes.channels;
-    const T* const zeros = zeros_.data();
-    const SampleArrays& samples = *segment.samples;
-    float* const words = segment.words;
-    image += segment.channel;
-    for (int64_t p = first; p < end; ++p) {
+  DCN_INLINE void BlendPixels(const SampleCorners& corners, const T* image, int64_t pixels, int64_t count,
+                              float* words) const {
+    const CornerAddresses<const T> addresses(corners, image, convolution_.sizes.channels, zeros_.data());
+    for (int64_t p = 0; p < pixels; ++p) {
       const T* corner[4];
       float weight[4];
       for (int i = 0; i < 4; ++i) {
-        const int32_t pixel = samples.pixel[i][p];
-        corner[i] = pixel >= 0 ? image + pixel * channels : zeros;
-        weight[i] = samples.weight[i][p];
+        corner[i] = addresses(i, p);
+        weight[i] = corners.weight[i][p];
       }
       Element::Blend(corner, weight, count, words + p * kRowWords);
     }

@@ -15,7 +15,7 @@ DCN_INSTRUCTION_SETS(DCN_CHECK_TILE)
 
 // Every tile reads the weight, group by group. If a group's does not fit in the caches, larger tiles read it less
 // often.
-constexpr int64_t kLargeWeightBytes = 4 << 20;
+constexpr int64_t kLargeWeightBytes = 4 << 20, kMaxTilePixels = 352;
 
 // With many offset groups, smaller tiles keep the arrays of the samples in the L2 cache. The product needs some rows.
 constexpr int64_t kMaxSampleBytes = 256 << 10, kMinSampledPixels = 84;
@@ -24,9 +24,7 @@ constexpr int64_t kMaxSampleBytes = 256 << 10, kMinSampledPixels = 84;
 constexpr int64_t kMinTiles = 8, kMinTilePixels = 28;
 
 // The cotangents have at least kMinCotangentTasks tasks, unless their tiles would be too small.
-constexpr int64_t kMinCotangentTasks = 320, kMinCotangentPixels = 84;
-
-constexpr int64_t kSliceChannels = 64;  // of the cotangents
+constexpr int64_t kMinCotangentTasks = 320, kMinCotangentPixels = 64;
 
 // Limits of the cotangents' workspace, in floats. A call uses more than kWorkspaceFloats if two planes need it. Beside
 // the packed weight and one split, planes may always take kMinPlaneFloats, or those of one plane.
@@ -71,7 +69,7 @@ int64_t ChooseSplits(const Sizes& sizes, const Slices& slices) {
   // Tiles of one slice that threads compute at the same time: some planes of other slices are between those of one.
   const int64_t tiles = std::min(kThreads, std::max(NominalTiles(sizes, slices), CeilDivide(kThreads, slices.count)));
   const int64_t all_tiles = SaturatingMultiply(NominalTiles(sizes, slices), std::max<int64_t>(1, sizes.images));
-  const int64_t useful = CeilDivide(std::min(tiles, all_tiles), sizes.taps());
+  const int64_t useful = CeilDivide(std::min(tiles, all_tiles), SplitRun(sizes));
   return std::clamp(std::min(useful, most), int64_t{1}, kMaxWeightSplits);
 }
 
@@ -80,7 +78,7 @@ int64_t ChooseSplits(const Sizes& sizes, const Slices& slices) {
 Slices::Slices(const Convolution& convolution) {
   const auto& [dtype, sizes, positions, product] = convolution;
   const int64_t group_channels = convolution.group_channels();
-  channels = std::min(kSliceChannels, group_channels);
+  channels = std::min(kMaxChannels, group_channels);
   in_group = 1 + (group_channels - 1) / channels;
   count = in_group * product.groups;
   padded_channels = RoundUp(channels, kFeaturePadding);

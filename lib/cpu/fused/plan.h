@@ -13,8 +13,8 @@
 
 namespace dcn {
 
-constexpr int64_t kMaxTilePixels = 352, kMaxCotangentTilePixels = 256;
-constexpr int64_t kSampleBytes = 44;  // of a sample of a tile, in samples.h
+constexpr int64_t kMaxCotangentTilePixels = 256;
+constexpr int64_t kSampleBytes = 32;  // of a sample that the forward keeps: SampleCorners in samples.h
 
 // A rectangle of output pixels.
 struct OutputTile {
@@ -69,6 +69,7 @@ struct Slices {
   // The packed weight, and the partial sums of the weight's cotangent.
   int64_t BeforePlanes(RequestedCotangents, int64_t num_splits) const;
 
+  static constexpr int64_t kMaxChannels = 64;
   int64_t channels, padded_channels;  // of a slice
   int64_t in_group, count;
   int64_t weight_size, packed_size;  // of one split of the weight's cotangent, and of the packed weight
@@ -76,6 +77,10 @@ struct Slices {
 };
 
 Tiling CotangentTiling(InstructionSet, const Sizes&, const Slices&);
+
+// How many tiles that follow each other add to one split of the weight's cotangent, each to another tap at a time. They
+// have to wait for each other until each is a tap behind the one before, so a run has fewer tiles than there are taps.
+inline int64_t SplitRun(const Sizes& sizes) { return (sizes.taps() + 1) / 2; }
 
 // How the cotangents of a call are computed. A plane is one slice of the channels of one image. Threads take the tiles
 // of the planes in order, and fused/cotangents.h says which results of earlier tiles a tile waits for.
@@ -101,18 +106,15 @@ struct CotangentPlan {
     return tiling[image * tiles() + i * step % tiles()];
   }
 
-  // The split of the weight's cotangent that a tile adds to; tiles are counted through all images. A run of as many
-  // tiles as there are taps adds to one split: so many tiles can do so at the same time, each to another tap.
-  int64_t split(int64_t tile) const { return tile / convolution.sizes.taps() % division.num_splits; }
+  // The split of the weight's cotangent that a tile adds to; tiles are counted through all images.
+  int64_t split(int64_t tile) const { return tile / run() % division.num_splits; }
   // The tile that adds to this split before; negative if there is none.
   int64_t TileBefore(int64_t tile) const {
-    const int64_t taps = convolution.sizes.taps();
-    return tile % taps ? tile - 1 : tile - 1 - taps * (division.num_splits - 1);
+    return tile % run() ? tile - 1 : tile - 1 - run() * (division.num_splits - 1);
   }
   // How many splits any tile adds to.
-  int64_t used_splits() const {
-    return std::min(division.num_splits, 1 + (tiling.count() - 1) / convolution.sizes.taps());
-  }
+  int64_t used_splits() const { return std::min(division.num_splits, 1 + (tiling.count() - 1) / run()); }
+  int64_t run() const { return SplitRun(convolution.sizes); }
 
   // How many planes have sums in the workspace at a time. A float32 cotangent of x adds up in the result.
   int64_t resident_planes() const { return HasPlaneSums() ? std::min(division.num_planes, planes()) : 0; }

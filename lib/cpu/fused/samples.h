@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "aligned_vector.h"
 #include "attributes.h"
@@ -16,132 +17,256 @@
 DCN_BEGIN_TARGET
 namespace {
 
-// The samples of one tap and offset group, as arrays over the pixels of a tile. Their sizes are constants, so that one
-// register addresses all of them.
-struct SampleArrays {
-  static constexpr int kSize = kMaxTilePixels + kLineFloats;  // an odd number of cache lines
-  static_assert(kMaxTilePixels % kLanes == 0, "the last vector would not fit");
+// Samples are located and kept in blocks of so many pixels of a tile: one tap and offset group each.
+constexpr int kBlockPixels = 16;
+static_assert(kBlockPixels % kLanes == 0, "the last vector would not fit");
 
-  float mask[kSize];
-  float fraction_y[kSize], fraction_x[kSize];  // of the location, as AxisLocation has them
-  float weight[4][kSize];                      // bilinear weight · mask, of each corner
-  int32_t pixel[4][kSize];                     // each corner's pixel in the image, or -1 if it is not read
+struct SampleOperands {
+  float mask[kBlockPixels];
+  float y[kBlockPixels], x[kBlockPixels];  // the offset, which locating replaces by the fraction of the location
+};
+
+struct SampleCorners {
+  float weight[4][kBlockPixels];   // bilinear weight · mask
+  int32_t pixel[4][kBlockPixels];  // in the image, or -1 if the corner is not read
 
   // Whether any corner is read.
   DCN_INLINE bool is_inside(int64_t i) const { return (pixel[0][i] & pixel[1][i] & pixel[2][i] & pixel[3][i]) >= 0; }
 };
+
+static_assert(sizeof(SampleCorners) == kSampleBytes * kBlockPixels, "plan.cc would choose other tiles");
 
 // -1 if the row or the column is negative: outside the image.
 DCN_INLINE int32_t PixelIndex(int32_t row, int32_t column, int32_t width) {
   return (row | column) < 0 ? -1 : int32_t(uint32_t(row) * uint32_t(width)) + column;
 }
 
-// What locates the samples of a tap on one axis: the first tap of each pixel of a tile, and the offsets of the tap.
-// Whole numbers are added as double, which is exact, and rounded once; vectors of 64-bit integers need AVX-512.
-struct AxisOperands {
-  double start[SampleArrays::kSize] = {};
-  float offset[SampleArrays::kSize] = {};
+// The pixels that may be read, for each pixel of a block; a sample that is outside on one axis only counts, too.
+struct BlockBox {
+  // As unsigned numbers, pixels outside are larger than all others.
+  uint32_t first_row[kBlockPixels], first_column[kBlockPixels];
+  int32_t last_row[kBlockPixels], last_column[kBlockPixels];
 
-  DCN_INLINE float Location(int64_t i, double distance) const { return float(start[i] + distance) + offset[i]; }
+  void Clear() {
+    std::fill_n(first_row, kBlockPixels, INT32_MAX);
+    std::fill_n(first_column, kBlockPixels, INT32_MAX);
+    std::fill_n(last_row, kBlockPixels, -1);
+    std::fill_n(last_column, kBlockPixels, -1);
+  }
+  PixelBox box() const {
+    return {int32_t(*std::min_element(first_row, first_row + kBlockPixels)),
+            *std::max_element(last_row, last_row + kBlockPixels),
+            int32_t(*std::min_element(first_column, first_column + kBlockPixels)),
+            *std::max_element(last_column, last_column + kBlockPixels)};
+  }
 };
 
-// Returns the pixels that may be read, if kHasBox; a sample that is outside on one axis only counts, too. `a` overlaps
-// none of the other arrays, so no iteration reads what another one writes.
+// How far the tap of a sample is from the first one.
+struct TapDistance {
+  double y, x;
+};
+
+// Where the first tap of each pixel of a block lies.
+struct BlockStart {
+  double y[kBlockPixels], x[kBlockPixels];
+};
+
+// Locates the samples of a tap. Whole numbers are added as double, which is exact, and rounded once; vectors of 64-bit
+// integers need AVX-512. The arrays do not overlap, so no iteration reads what another one writes.
 template <bool kIsCircular, bool kHasBox>
-DCN_NOINLINE PixelBox LocateSamples(int64_t count, int64_t height, int64_t width, double tap_y, double tap_x,
-                                    const AxisOperands& vertical, const AxisOperands& horizontal, SampleArrays& a) {
+DCN_INLINE void LocateSamples(int64_t height, int64_t width, double tap_y, double tap_x, const BlockStart& start,
+                              SampleOperands& operands, SampleCorners& corners, BlockBox& box) {
   const int32_t row_pixels = int32_t(width);
-  // As unsigned numbers, pixels outside are larger than all others.
-  uint32_t first_row = INT32_MAX, first_column = INT32_MAX;
-  int32_t last_row = -1, last_column = -1;
   DCN_INDEPENDENT_ITERATIONS
-  for (int64_t i = 0; i < count; ++i) {
-    const AxisLocation<float> y = LocateOnAxis(vertical.Location(i, tap_y), height, kIsCircular);
-    const AxisLocation<float> x = LocateOnAxis(horizontal.Location(i, tap_x), width, kIsCircular);
-    a.fraction_y[i] = y.fraction;
-    a.fraction_x[i] = x.fraction;
-    const float mask = a.mask[i], top = y.weight(0) * mask, bottom = y.weight(1) * mask;
-    a.weight[0][i] = top * x.weight(0);
-    a.weight[1][i] = top * x.weight(1);
-    a.weight[2][i] = bottom * x.weight(0);
-    a.weight[3][i] = bottom * x.weight(1);
-    a.pixel[0][i] = PixelIndex(y.pixel[0], x.pixel[0], row_pixels);
-    a.pixel[1][i] = PixelIndex(y.pixel[0], x.pixel[1], row_pixels);
-    a.pixel[2][i] = PixelIndex(y.pixel[1], x.pixel[0], row_pixels);
-    a.pixel[3][i] = PixelIndex(y.pixel[1], x.pixel[1], row_pixels);
+  for (int i = 0; i < kBlockPixels; ++i) {
+    const AxisLocation<float> y = LocateOnAxis(float(start.y[i] + tap_y) + operands.y[i], height, kIsCircular);
+    const AxisLocation<float> x = LocateOnAxis(float(start.x[i] + tap_x) + operands.x[i], width, kIsCircular);
+    operands.y[i] = y.fraction;
+    operands.x[i] = x.fraction;
+    const float mask = operands.mask[i], top = y.weight(0) * mask, bottom = y.weight(1) * mask;
+    corners.weight[0][i] = top * x.weight(0);
+    corners.weight[1][i] = top * x.weight(1);
+    corners.weight[2][i] = bottom * x.weight(0);
+    corners.weight[3][i] = bottom * x.weight(1);
+    corners.pixel[0][i] = PixelIndex(y.pixel[0], x.pixel[0], row_pixels);
+    corners.pixel[1][i] = PixelIndex(y.pixel[0], x.pixel[1], row_pixels);
+    corners.pixel[2][i] = PixelIndex(y.pixel[1], x.pixel[0], row_pixels);
+    corners.pixel[3][i] = PixelIndex(y.pixel[1], x.pixel[1], row_pixels);
     if constexpr (!kHasBox) continue;
     DCN_UNROLL for (int k = 0; k < 2; ++k) {
-      first_row = std::min(first_row, uint32_t(y.pixel[k]));
-      first_column = std::min(first_column, uint32_t(x.pixel[k]));
-      last_row = std::max(last_row, y.pixel[k]);
-      last_column = std::max(last_column, x.pixel[k]);
+      box.first_row[i] = std::min(box.first_row[i], uint32_t(y.pixel[k]));
+      box.first_column[i] = std::min(box.first_column[i], uint32_t(x.pixel[k]));
+      box.last_row[i] = std::max(box.last_row[i], y.pixel[k]);
+      box.last_column[i] = std::max(box.last_column[i], x.pixel[k]);
     }
   }
-  return {int32_t(first_row), last_row, int32_t(first_column), last_column};
 }
 
-static_assert(sizeof(SampleArrays) == kSampleBytes * SampleArrays::kSize, "plan.cc would choose other tiles");
+// The addresses of a block's corners in an array of pixels. They are computed before they are used, in a loop that
+// compilers vectorize.
+template <typename T>
+class CornerAddresses {
+ public:
+  // `stride`: elements of a pixel. Outside of the image, the address is `unread`.
+  DCN_INLINE CornerAddresses(const SampleCorners& corners, T* image, int64_t stride, T* unread) {
+    const uintptr_t base = reinterpret_cast<uintptr_t>(image), other = reinterpret_cast<uintptr_t>(unread);
+    const int32_t elements = int32_t(stride);  // a product of 64-bit factors takes several instructions
+    for (int k = 0; k < 4; ++k) {
+      for (int i = 0; i < kBlockPixels; ++i) {
+        const int32_t pixel = corners.pixel[k][i];
+        const uintptr_t read = base + int64_t{pixel} * elements * int64_t{sizeof(T)};
+        address_[k][i] = pixel >= 0 ? read : other;
+      }
+    }
+  }
 
-// The samples of a tile, of all taps and some offset groups.
-template <bool kHasBox>
+  DCN_INLINE T* operator()(int corner, int64_t i) const { return reinterpret_cast<T*>(address_[corner][i]); }
+
+ private:
+  alignas(64) uintptr_t address_[4][kBlockPixels];
+};
+
+// The samples of a tile, of all taps and some offset groups. The cotangents need their operands and the pixels that are
+// read, too.
+template <bool kIsForward>
 class Samples {
  public:
-  Samples(const Convolution& convolution, int64_t max_offset_groups)
+  Samples(const Convolution& convolution, int64_t max_offset_groups, int64_t max_pixels)
       : convolution_(convolution),
+        offset_(static_cast<const float*>(convolution.positions.offset)),
+        mask_(static_cast<const float*>(convolution.positions.mask)),
         taps_(convolution.sizes.taps()),
-        arrays_(max_offset_groups * taps_),
-        outputs_(SampleArrays::kSize) {}
+        max_samples_(max_offset_groups * taps_),
+        operands_(max_samples_ * (kIsForward ? 1 : Blocks(max_pixels))),
+        corners_(max_samples_ * Blocks(max_pixels)),
+        outputs_(Blocks(max_pixels) * kBlockPixels) {
+    for (int64_t s = 0; s < max_samples_; ++s) {
+      const Window& window = convolution.sizes.window;
+      const int32_t tap = int32_t(s % taps_);
+      distances_.push_back({double(window.distance(0, tap)), double(window.distance(1, tap))});
+    }
+    if (mask_) return;
+    for (SampleOperands& operands : operands_) std::fill_n(operands.mask, kBlockPixels, 1.0f);
+  }
+
+  static int64_t Blocks(int64_t pixels) { return (pixels + kBlockPixels - 1) / kBlockPixels; }
 
   // Locates the samples of offset groups `first` to `last`, inclusive.
   void Locate(const OutputTile& tile, int64_t first, int64_t last) {
     const Sizes& sizes = convolution_.sizes;
-    for (int64_t p = 0; p < tile.pixels(); ++p) {
-      const int64_t row = tile.row + p / tile.columns, column = tile.column + p % tile.columns;
-      outputs_[p] = (tile.image * sizes.rows + row) * sizes.columns + column;
-      vertical_.start[p] = double(sizes.window.start(0, convolution_.positions.origin[1] + row));
-      horizontal_.start[p] = double(sizes.window.start(1, convolution_.positions.origin[2] + column));
+    first_ = first * taps_;
+    count_ = (last + 1) * taps_ - first_;
+    BlockBox box;
+    box.Clear();
+    for (int64_t block = 0; block < Blocks(tile.pixels()); ++block) {
+      const BlockStart start = FindOutputs(tile, block * kBlockPixels);
+      ReadOperands(block, std::min<int64_t>(kBlockPixels, tile.pixels() - block * kBlockPixels));
+      for (int64_t s = 0; s < count_; ++s) {
+        const auto [tap_y, tap_x] = distances_[s];
+        SampleOperands& operands = operands_[OperandsIndex(block, s)];
+        SampleCorners& corners = corners_[block * max_samples_ + s];
+        if (sizes.window.circular) {
+          LocateSamples<true, !kIsForward>(sizes.height, sizes.width, tap_y, tap_x, start, operands, corners, box);
+        } else {
+          LocateSamples<false, !kIsForward>(sizes.height, sizes.width, tap_y, tap_x, start, operands, corners, box);
+        }
+      }
     }
-    first_ = first;
-    box_ = {};
-    // The pixels that fill the last vector lie outside.
-    const int64_t count = (tile.pixels() + kLanes - 1) / kLanes * kLanes;
-    for (int64_t p = tile.pixels(); p < count; ++p) vertical_.start[p] = horizontal_.start[p] = -INFINITY;
-    const auto locate = sizes.window.circular ? LocateSamples<true, kHasBox> : LocateSamples<false, kHasBox>;
-    for (int64_t s = first * taps_; s < (last + 1) * taps_; ++s) {
-      const int32_t tap = int32_t(s % taps_);
-      SampleArrays& arrays = arrays_[s - first * taps_];
-      ReadOperands(tile.pixels(), s, arrays);
-      box_.Include(locate(count, sizes.height, sizes.width, double(sizes.window.distance(0, tap)),
-                          double(sizes.window.distance(1, tap)), vertical_, horizontal_, arrays));
-    }
+    box_ = box.box();
   }
 
   // The output pixel that pixel `p` of the tile is, counted through all images.
   DCN_INLINE int64_t output(int64_t p) const { return outputs_[p]; }
-  // The pixels that the located samples may read, if kHasBox.
-  const PixelBox& box() const { return box_; }
-  const SampleArrays& Of(int64_t offset_group, int32_t tap) const {
-    return arrays_[(offset_group - first_) * taps_ + tap];
+  // The pixels that the located samples may read.
+  const PixelBox& box() const {
+    static_assert(!kIsForward, "not computed");
+    return box_;
+  }
+
+  // The sample of a tap and an offset group, as Corners and Operands know it.
+  int64_t Index(int64_t offset_group, int32_t tap) const { return offset_group * taps_ + tap - first_; }
+  const SampleCorners& Corners(int64_t block, int64_t sample) const { return corners_[block * max_samples_ + sample]; }
+  const SampleOperands& Operands(int64_t block, int64_t sample) const {
+    static_assert(!kIsForward, "not kept");
+    return operands_[OperandsIndex(block, sample)];
   }
 
  private:
-  void ReadOperands(int64_t pixels, int64_t s, SampleArrays& arrays) {
-    const float* const offset = static_cast<const float*>(convolution_.positions.offset);
-    const float* const mask = static_cast<const float*>(convolution_.positions.mask);
+  using Four = FloatsOf<4>;
+  static constexpr int64_t kSquare = 4;
+
+  int64_t OperandsIndex(int64_t block, int64_t sample) const {
+    return kIsForward ? sample : block * max_samples_ + sample;
+  }
+
+  // Of the block from pixel `first` on. The pixels that fill it lie outside.
+  BlockStart FindOutputs(const OutputTile& tile, int64_t first) {
+    const Sizes& sizes = convolution_.sizes;
+    BlockStart start;
+    std::fill_n(start.y, kBlockPixels, -INFINITY);
+    std::fill_n(start.x, kBlockPixels, -INFINITY);
+    for (int64_t p = first; p < std::min(first + kBlockPixels, tile.pixels()); ++p) {
+      const int64_t row = tile.row + p / tile.columns, column = tile.column + p % tile.columns;
+      outputs_[p] = (tile.image * sizes.rows + row) * sizes.columns + column;
+      start.y[p - first] = double(sizes.window.start(0, convolution_.positions.origin[1] + row));
+      start.x[p - first] = double(sizes.window.start(1, convolution_.positions.origin[2] + column));
+    }
+    return start;
+  }
+
+  // By squares of samples and pixels, which are transposed.
+  void ReadOperands(int64_t block, int64_t pixels) {
+    SampleOperands* const operands = &operands_[OperandsIndex(block, 0)];
     const int64_t pixel_samples = convolution_.sizes.pixel_samples();
-    for (int64_t p = 0; p < pixels; ++p) {
-      const int64_t sample = outputs_[p] * pixel_samples + s;
-      vertical_.offset[p] = offset[2 * sample];
-      horizontal_.offset[p] = offset[2 * sample + 1];
-      arrays.mask[p] = mask ? mask[sample] : 1.0f;
+    for (int64_t p = 0; p < pixels; p += kSquare) {
+      const int64_t* const outputs = outputs_.data() + block * kBlockPixels + p;
+      for (int64_t s = 0; s < count_; s += kSquare) {
+        if (p + kSquare <= pixels && s + kSquare <= count_) {
+          ReadSquare(outputs, first_ + s, p, operands + s);
+          continue;
+        }
+        for (int64_t i = 0; i < std::min(kSquare, pixels - p); ++i) {
+          for (int64_t j = 0; j < std::min(kSquare, count_ - s); ++j) {
+            const int64_t sample = outputs[i] * pixel_samples + first_ + s + j;
+            SampleOperands& to = operands[s + j];
+            to.y[p + i] = offset_[2 * sample];
+            to.x[p + i] = offset_[2 * sample + 1];
+            if (mask_) to.mask[p + i] = mask_[sample];
+          }
+        }
+      }
     }
   }
 
+  DCN_INLINE void ReadSquare(const int64_t* outputs, int64_t first, int64_t p, SampleOperands* operands) {
+    const int64_t pixel_samples = convolution_.sizes.pixel_samples();
+    Four low[kSquare], high[kSquare], mask[kSquare];
+    for (int i = 0; i < kSquare; ++i) {
+      const float* const offset = offset_ + 2 * (outputs[i] * pixel_samples + first);
+      low[i] = Load<4>(offset);
+      high[i] = Load<4>(offset + 4);
+    }
+    Transpose(low);  // its rows are y and x of one sample, and of the next
+    Transpose(high);
+    for (int i = 0; i < 2; ++i) {
+      Store<4>(low[2 * i], operands[i].y + p);
+      Store<4>(low[2 * i + 1], operands[i].x + p);
+      Store<4>(high[2 * i], operands[2 + i].y + p);
+      Store<4>(high[2 * i + 1], operands[2 + i].x + p);
+    }
+    if (!mask_) return;
+    for (int i = 0; i < kSquare; ++i) mask[i] = Load<4>(mask_ + outputs[i] * pixel_samples + first);
+    Transpose(mask);
+    for (int i = 0; i < kSquare; ++i) Store<4>(mask[i], operands[i].mask + p);
+  }
+
   const Convolution& convolution_;
-  int64_t taps_, first_ = 0;
-  AlignedVector<SampleArrays> arrays_;
+  const float *offset_, *mask_;
+  int64_t taps_, max_samples_, first_ = 0, count_ = 0;
+  std::vector<TapDistance> distances_;  // of each sample
+  AlignedVector<SampleOperands> operands_;
+  AlignedVector<SampleCorners> corners_;
   AlignedVector<int64_t> outputs_;
-  AxisOperands vertical_, horizontal_;
   PixelBox box_;
 };
 

@@ -222,7 +222,7 @@ void ParallelQueries(Device& device, const AggregationSizes& sizes, const Taps& 
   constexpr int64_t kMaxGrain = 1 << 17, kMinGrain = 1 << 13;  // channels of samples per range
   const int64_t query_size = std::max<int64_t>(1, sizes.heads * std::max(sizes.taps, 1) * sizes.channels);
   // Several ranges per thread.
-  const int64_t wanted = sizes.batches * sizes.queries() / (4 * std::max<int64_t>(device.threads(), 1));
+  const int64_t wanted = sizes.batches * sizes.queries() / (4 * device.threads());
   const int64_t length = std::max<int64_t>(1, std::clamp(wanted, kMinGrain / query_size, kMaxGrain / query_size));
   const int64_t ranges_per_batch = (sizes.queries() + length - 1) / length, ranges = sizes.batches * ranges_per_batch;
   const int64_t pixel_size = sizes.heads * sizes.channels;
@@ -258,11 +258,10 @@ const char* Aggregate(Device& device, DType dtype, const AggregationSizes& sizes
 const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps,
                            const void* d_out, bool is_wide, void* d_value, int32_t*, int64_t) {
   if (std::min({sizes.batches, sizes.pixels, sizes.heads, sizes.channels}) == 0) return nullptr;
-  const int64_t threads = std::max<int64_t>(device.threads(), 1);
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = Accumulator<T>;
-    const BlockGrid blocks(sizes, threads, sizeof(A));
+    const BlockGrid blocks(sizes, device.threads(), sizeof(A));
     const int64_t elements = sizes.batches * sizes.pixels * sizes.heads * sizes.channels;
     if (is_wide) {
       PreferLargePages(static_cast<A*>(d_value), elements);

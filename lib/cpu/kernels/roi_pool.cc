@@ -350,7 +350,7 @@ const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& siz
   // The approximate number of channels per block; fewer where a thread would have less than four. A class is not split
   // into smaller blocks, because each block computes the weights of its bins anew. A row of channel groups is not
   // split, because its channels are contiguous.
-  const int64_t threads = std::max<int64_t>(device.threads(), 1);
+  const int64_t threads = device.threads();
   const int64_t channels = std::clamp<int64_t>(images * sizes.channels / (4 * threads), 8, 32);
   const int64_t features = sizes.features(), groups = sizes.groups();
   const int64_t block_features = std::max({int64_t{1}, channels / groups, std::min(channels, sizes.class_features())});

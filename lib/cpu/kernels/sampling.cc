@@ -330,7 +330,7 @@ const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, cons
 const char* SamplingXCotangent(Device& device, DType dtype, const SamplingSizes& sizes, const void* locations,
                                const void* d_out, bool is_wide, void* d_x, int32_t*, int64_t) {
   if (std::min({sizes.batches, sizes.pixels(), sizes.channels}) == 0) return nullptr;
-  const int64_t threads = std::max<int64_t>(device.threads(), 1);
+  const int64_t threads = device.threads();
   Dispatch<F16, BF16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = Accumulator<T>;
