@@ -48,7 +48,7 @@ SHAPES = {
     "G": Shape(8, 64, 64, 128, 64, offset_groups=16),  # BasicVSR++
     "H": Shape(2, 100, 168, 256, 256, groups=32),  # ResNeXt-101 c3
 }
-# Few images with many offset groups, which are hard to divide among threads.
+# Many offset groups, with as few as one image to divide among threads.
 SHAPES |= {"I": Shape(1, 128, 128, 64, 64, offset_groups=8), "J": Shape(1, 64, 64, 128, 128, offset_groups=16)}
 SHAPES |= {f"{name}2": SHAPES[name]._replace(batch=2) for name in "IJ"}
 SHAPES |= {f"{name}16": SHAPES[name]._replace(batch=16) for name in "ABCDIJ"}

@@ -95,7 +95,7 @@ def cpu_fused_program(
     for name in sets:
         is_kernel = name in (*INSTRUCTION_SETS, *AARCH64_SETS)
         source = "kernels/deform_conv_fused.cc" if is_kernel else f"fused/{name}.cc"
-        own = [f"-DDCN_INSTRUCTION_SET={name}" if is_kernel else "-DDCN_EMULATED_FILE_NAMES_ITS_SET"]
+        own = [f"-DDCN_INSTRUCTION_SET={name}"] if is_kernel else []
         own += ["-include", "emulated_instructions.h"] if is_emulated else []
         sources[name] = (CPU / source, own)
     compiled = [(HERE / "cpu_fused.cc", ["-iquote", str(CPU)])]

@@ -4,13 +4,16 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 namespace dcn {
 
 InstructionSet BestInstructionSet() {
   const char* const name = std::getenv("JAX_DCN_CPU_INSTRUCTIONS");
   int set = 0;
-  while (name && std::strcmp(RowOf(InstructionSet{set}).name, name) != 0) ++set;
+  while (!name || std::strcmp(RowOf(InstructionSet{set}).name, name) != 0) {
+    if (++set == std::size(kInstructionSets)) std::abort();
+  }
   return InstructionSet{set};
 }
 

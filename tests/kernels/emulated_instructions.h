@@ -2,7 +2,8 @@
 // The compiler splits operations on vectors of 64 bytes; the instructions that files name are functions of this one.
 //
 // Three differences do not matter to the tests, whose sums are exact: sums of pairs are added one by one, subnormal
-// operands and results of products are not zero, and the compiler knows what memory a tile is loaded from.
+// operands and results of products are not zero, and the compiler knows what memory a tile is loaded from. A fourth one
+// hides mistakes: vectors of 64 bytes may be aligned to 32.
 #pragma once
 
 #include <immintrin.h>
@@ -10,15 +11,17 @@
 #include <cstdint>
 #include <cstring>
 
+#ifdef DCN_INSTRUCTION_SET
 #include "instruction_sets.h"
+#else  // the file names its set
+#include "instruction_sets.h"
+#undef DCN_INSTRUCTION_SET
+#endif
 
 // What the compiler may use for the kernels of any set.
 #define DCN_EMULATING "avx2,fma,f16c"
 #undef DCN_FEATURES
 #define DCN_FEATURES(vector_bytes, features, operators, tile_pixels) DCN_EMULATING
-#ifdef DCN_EMULATED_FILE_NAMES_ITS_SET
-#undef DCN_INSTRUCTION_SET
-#endif
 #define DCN_EMULATED static inline __attribute__((target(DCN_EMULATING)))
 
 namespace dcn_emulated {
@@ -45,6 +48,7 @@ DCN_EMULATED Vector VectorOf(const Lanes<Lane>& lanes) {
 }
 
 DCN_EMULATED __m512i Load(const void* from) {
+  if (reinterpret_cast<uintptr_t>(from) % 64) __builtin_trap();
   __m512i vector;
   std::memcpy(&vector, from, sizeof vector);
   return vector;
@@ -71,7 +75,9 @@ DCN_EMULATED __m512 FloatsOfHalves(__m256i halves) {
   std::memcpy(lanes.at + 8, &high, sizeof high);
   return VectorOf<__m512>(lanes);
 }
+template <int kRounding>
 DCN_EMULATED __m256i HalvesOfFloats(__m512 floats) {
+  static_assert(kRounding == (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), "");
   __m256 low, high;
   std::memcpy(&low, &floats, sizeof low);
   std::memcpy(&high, reinterpret_cast<const char*>(&floats) + sizeof low, sizeof high);
@@ -231,7 +237,7 @@ DCN_EMULATED void MultiplyAddTiles(int sum, int a, int b) {
 #define _mm512_cvtepu16_epi32 dcn_emulated::Widen
 #define _mm512_slli_epi32 dcn_emulated::ShiftLeft
 #define _mm512_cvtph_ps dcn_emulated::FloatsOfHalves
-#define _mm512_cvtps_ph(floats, rounding) dcn_emulated::HalvesOfFloats(floats)
+#define _mm512_cvtps_ph(floats, rounding) dcn_emulated::HalvesOfFloats<rounding>(floats)
 #define _mm512_set1_epi16 dcn_emulated::Broadcast
 #define _mm512_add_epi16 dcn_emulated::Add
 #define _mm512_permutex2var_epi16 dcn_emulated::PermuteTwo

@@ -347,7 +347,8 @@ class Cotangents {
       for (int64_t first = 0; first < pixels; first += kBlockPixels) {
         const SampleCorners& corners = samples_.Corners(first / kBlockPixels, sample);
         const CornerAddresses<const T> addresses(corners, image, channels, zeros);
-        const CornerAddresses<float> sum_addresses(corners, kOfX ? sums.At(0) + c : unread, sums.stride, unread);
+        const CornerAddresses<float> sum_addresses(corners, kOfX ? sums.data + c : unread, sums.stride, unread,
+                                                   sums.first_pixel);
         for (int64_t i = 0; i < std::min<int64_t>(kBlockPixels, pixels - first); ++i) {
           const int64_t p = first + i;
           const T* corner[4];

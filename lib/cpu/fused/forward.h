@@ -125,7 +125,7 @@ class Forward {
     }
   }
 
-  // Row by row of the tile: samples of neighbouring taps share pixels, which stay in the L1 cache.
+  // In blocks of pixels: samples of neighbouring taps share pixels of x, which stay in the caches.
   void SampleBlock(const OutputTile& tile, int64_t group, int64_t begin, Buffers& buffers) const {
     const Sizes& sizes = convolution_.sizes;
     const int64_t length = BlockLength(begin);

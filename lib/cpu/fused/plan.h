@@ -78,9 +78,9 @@ struct Slices {
 
 Tiling CotangentTiling(InstructionSet, const Sizes&, const Slices&);
 
-// How many tiles that follow each other add to one split of the weight's cotangent, each to another tap at a time. They
-// have to wait for each other until each is a tap behind the one before, so a run has fewer tiles than there are taps.
-inline int64_t SplitRun(const Sizes& sizes) { return (sizes.taps() + 1) / 2; }
+// How many tiles that follow each other add to one split of the weight's cotangent, each to another tap at a time. In a
+// longer run, later tiles would wait longer for their first tap; shorter runs need more splits.
+inline int64_t SplitRun(const Sizes& sizes) { return (int64_t{sizes.taps()} + 1) / 2; }
 
 // How the cotangents of a call are computed. A plane is one slice of the channels of one image. Threads take the tiles
 // of the planes in order, and fused/cotangents.h says which results of earlier tiles a tile waits for.

@@ -27,12 +27,6 @@ struct PixelBox {
     return first_row <= other.last_row && other.first_row <= last_row && first_column <= other.last_column &&
            other.first_column <= last_column;
   }
-  void Include(const PixelBox& other) {
-    first_row = std::min(first_row, other.first_row);
-    last_row = std::max(last_row, other.last_row);
-    first_column = std::min(first_column, other.first_column);
-    last_column = std::max(last_column, other.last_column);
-  }
 };
 
 class TileProgress {

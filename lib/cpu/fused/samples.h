@@ -17,7 +17,7 @@
 DCN_BEGIN_TARGET
 namespace {
 
-// Samples are located and kept in blocks of so many pixels of a tile: one tap and offset group each.
+// A block has the samples of one tap and one offset group at so many neighbouring pixels of a tile.
 constexpr int kBlockPixels = 16;
 static_assert(kBlockPixels % kLanes == 0, "the last vector would not fit");
 
@@ -41,7 +41,8 @@ DCN_INLINE int32_t PixelIndex(int32_t row, int32_t column, int32_t width) {
   return (row | column) < 0 ? -1 : int32_t(uint32_t(row) * uint32_t(width)) + column;
 }
 
-// The pixels that may be read, for each pixel of a block; a sample that is outside on one axis only counts, too.
+// The pixels of the image that may be read, for each pixel of a block. A sample that is outside on only one axis is
+// included.
 struct BlockBox {
   // As unsigned numbers, pixels outside are larger than all others.
   uint32_t first_row[kBlockPixels], first_column[kBlockPixels];
@@ -107,10 +108,13 @@ DCN_INLINE void LocateSamples(int64_t height, int64_t width, double tap_y, doubl
 template <typename T>
 class CornerAddresses {
  public:
-  // `stride`: elements of a pixel. Outside of the image, the address is `unread`.
-  DCN_INLINE CornerAddresses(const SampleCorners& corners, T* image, int64_t stride, T* unread) {
-    const uintptr_t base = reinterpret_cast<uintptr_t>(image), other = reinterpret_cast<uintptr_t>(unread);
+  // `first`: the address of pixel `first_pixel`. `stride`: elements of a pixel. `unread`: the address for corners
+  // outside of the image.
+  DCN_INLINE CornerAddresses(const SampleCorners& corners, T* first, int64_t stride, T* unread,
+                             int64_t first_pixel = 0) {
     const int32_t elements = int32_t(stride);  // a product of 64-bit factors takes several instructions
+    const uintptr_t base = reinterpret_cast<uintptr_t>(first) - first_pixel * elements * int64_t{sizeof(T)};
+    const uintptr_t other = reinterpret_cast<uintptr_t>(unread);
     for (int k = 0; k < 4; ++k) {
       for (int i = 0; i < kBlockPixels; ++i) {
         const int32_t pixel = corners.pixel[k][i];
@@ -140,6 +144,7 @@ class Samples {
         operands_(max_samples_ * (kIsForward ? 1 : Blocks(max_pixels))),
         corners_(max_samples_ * Blocks(max_pixels)),
         outputs_(Blocks(max_pixels) * kBlockPixels) {
+    distances_.reserve(max_samples_);
     for (int64_t s = 0; s < max_samples_; ++s) {
       const Window& window = convolution.sizes.window;
       const int32_t tap = int32_t(s % taps_);
@@ -148,8 +153,6 @@ class Samples {
     if (mask_) return;
     for (SampleOperands& operands : operands_) std::fill_n(operands.mask, kBlockPixels, 1.0f);
   }
-
-  static int64_t Blocks(int64_t pixels) { return (pixels + kBlockPixels - 1) / kBlockPixels; }
 
   // Locates the samples of offset groups `first` to `last`, inclusive.
   void Locate(const OutputTile& tile, int64_t first, int64_t last) {
@@ -172,7 +175,7 @@ class Samples {
         }
       }
     }
-    box_ = box.box();
+    if constexpr (!kIsForward) box_ = box.box();
   }
 
   // The output pixel that pixel `p` of the tile is, counted through all images.
@@ -194,6 +197,8 @@ class Samples {
  private:
   using Four = FloatsOf<4>;
   static constexpr int64_t kSquare = 4;
+
+  static int64_t Blocks(int64_t pixels) { return (pixels + kBlockPixels - 1) / kBlockPixels; }
 
   int64_t OperandsIndex(int64_t block, int64_t sample) const {
     return kIsForward ? sample : block * max_samples_ + sample;
