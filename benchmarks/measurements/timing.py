@@ -10,7 +10,7 @@ LEAST_TURNS = 3
 SECONDS_EACH = 3.0
 PAUSE = 0.005  # between turns, until threads that a library leaves spinning are idle
 AWAKE = 0.02  # how long a call is repeated before it is timed, but at least one call
-LONG = 0.5  # a call that takes longer is timed at once
+LONG = 1.0  # a call that takes longer is timed at once
 QUEUE_SECONDS, LONGEST_QUEUE = 0.01, 50
 
 
