@@ -173,7 +173,6 @@ MUTATIONS = {
 BY_DEFAULT = [
     "tail of channels read past its end",
     "workspace for one split",
-    "pixels of a pair swapped",
     "rows that do not fill a block of tiles",
 ]
 
