@@ -18,7 +18,7 @@ DCN_INSTRUCTION_SETS(DCN_CHECK_TILE)
 constexpr int64_t kLargeWeightBytes = 4 << 20, kMaxTilePixels = 352;
 
 // With many offset groups, smaller tiles keep the arrays of the samples in the L2 cache. The product needs some rows.
-constexpr int64_t kMaxSampleBytes = 192 << 10, kMinSampledPixels = 84;
+constexpr int64_t kMaxSampleBytes = 256 << 10, kMinSampledPixels = 84;
 
 // A small output has at least kMinTiles tiles, so that several threads have work, unless they would be too small.
 constexpr int64_t kMinTiles = 8, kMinTilePixels = 28;

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
+#include <numeric>
 
 #include "aligned_vector.h"
 #include "deform_conv_fused.h"
@@ -37,31 +37,12 @@ class Tiling {
   int64_t image_tiles() const { return down_ * across_; }
   int64_t max_pixels() const { return rows_ * columns_; }
 
-  // The tiles of an image, class by class. Those of a class are so far apart that samples a few pixels from a tile do
-  // not reach the others, so tiles that follow each other seldom add to the same pixels, and wait for each other.
-  std::vector<int64_t> SpreadOrder() const {
-    const int64_t row_classes = 1 + (kReach - 1 + rows_) / rows_;
-    const int64_t column_classes = 1 + (kReach - 1 + columns_) / columns_;
-    std::vector<int64_t> order;
-    for (int64_t row_class = 0; row_class < row_classes; ++row_class) {
-      for (int64_t column_class = 0; column_class < column_classes; ++column_class) {
-        for (int64_t row = row_class; row < down_; row += row_classes) {
-          for (int64_t column = column_class; column < across_; column += column_classes) {
-            order.push_back(row * across_ + column);
-          }
-        }
-      }
-    }
-    return order;
-  }
-
   OutputTile operator[](int64_t tile) const {
     const int64_t row = tile / across_ % down_ * rows_, column = tile % across_ * columns_;
     return {tile / image_tiles(), row, column, std::min(rows_, height_ - row), std::min(columns_, width_ - column)};
   }
 
  private:
-  static constexpr int64_t kReach = 18;    // pixels between tiles: twice an offset of 7, and a kernel of 3 x 3
   static constexpr int64_t kColumns = 21;  // neighbouring samples share pixels, so tiles are not single rows
 
   static int64_t EvenSize(int64_t size, int64_t limit) {
@@ -109,7 +90,6 @@ struct CotangentPlan {
   CotangentDivision division;
   Tiling tiling;
   Slices slices;
-  std::vector<int64_t> order = tiling.SpreadOrder();  // of the tiles of an image
 
   // Planes are counted image by image, and slice by slice.
   int64_t planes() const { return convolution.sizes.images * slices.count; }
@@ -117,8 +97,14 @@ struct CotangentPlan {
   int64_t image_of(int64_t plane) const { return plane / slices.count; }
   int64_t slice_index_of(int64_t plane) const { return plane % slices.count; }
   int64_t tiles() const { return tiling.image_tiles(); }  // of a plane
-  // Tile `i` of an image, in the order in which tiles are computed.
-  OutputTile Tile(int64_t image, int64_t i) const { return tiling[image * tiles() + order[i]]; }
+  // Tile `i` of an image, in the order in which tiles are computed. Neighbours add to the same pixels, and wait for
+  // each other, so of many tiles those that follow each other lie far apart: a step near the golden section spreads
+  // them evenly.
+  OutputTile Tile(int64_t image, int64_t i) const {
+    int64_t step = std::max<int64_t>(1, int64_t(0.382 * double(tiles())));
+    while (std::gcd(step, tiles()) != 1) ++step;
+    return tiling[image * tiles() + i * step % tiles()];
+  }
 
   // The split of the weight's cotangent that a tile adds to; tiles are counted through all images.
   int64_t split(int64_t tile) const { return tile / run() % division.num_splits; }
