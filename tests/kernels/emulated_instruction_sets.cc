@@ -12,7 +12,7 @@ InstructionSet BestInstructionSet() {
   const char* const name = std::getenv("JAX_DCN_CPU_INSTRUCTIONS");
   int set = 0;
   while (!name || std::strcmp(RowOf(InstructionSet{set}).name, name) != 0) {
-    if (++set == std::size(kInstructionSets)) std::abort();
+    if (++set == int(std::size(kInstructionSets))) std::abort();
   }
   return InstructionSet{set};
 }

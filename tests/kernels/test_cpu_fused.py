@@ -108,8 +108,7 @@ MUTATIONS = {
     "corner outside of the image that is read": (
         "fused/samples.h", "address_[k][i] = {~~pixel >= 0 ? read : other~>read~~};", "none", "avx2", WRONG_OR_SIGNAL),
     "operands of all blocks in one place": (
-        "fused/samples.h", "return kIsForward ? sample : {~~block * max_samples_ + ~>~~}sample;", "none", "avx2",
-        WRONG),
+        "fused/samples.h", "return kIsForward ? s : {~~block * max_samples_ + ~>~~}s;", "none", "avx2", WRONG),
     "sums of the weight in the place of another slice": (
         "fused/cotangents.h", "* slices.count + slice{~~~> / 2~~}) *", "none", "avx2", WRONG),
     "channels of the slice before": (

@@ -336,7 +336,7 @@ class Cotangents {
   void DifferentiateSegment(int64_t pixels, int32_t tap, int64_t offset_group, int64_t c, int64_t count) {
     const Sizes& sizes = convolution_.sizes;
     const int64_t channels = sizes.channels, d_columns_stride = d_columns_stride_;
-    const int64_t sample = samples_.Index(offset_group, tap);
+    const int64_t sample = offset_group * sizes.taps() + tap;
     const T* const image =
         static_cast<const T*>(arrays_.x) + image_ * sizes.height * sizes.width * channels + slice_.channel + c;
     const T* const zeros = zeros_;
@@ -349,7 +349,7 @@ class Cotangents {
         const CornerAddresses<const T> addresses(corners, image, channels, zeros);
         const CornerAddresses<float> sum_addresses(corners, kOfX ? sums.data + c : unread, sums.stride, unread,
                                                    sums.first_pixel);
-        for (int64_t i = 0; i < std::min<int64_t>(kBlockPixels, pixels - first); ++i) {
+        for (int64_t i = 0; i < PixelsOfBlock(first, pixels); ++i) {
           const int64_t p = first + i;
           const T* corner[4];
           float weight[4];
@@ -376,20 +376,20 @@ class Cotangents {
     if constexpr (kOfPositions) {
       const bool is_added = c == 0 && plan_.SharesPositions(slice_);
       if (is_added) progress_.Of(plane_ - 1, tile_in_plane_).WaitFor(TileProgress::PositionsStored(tap));
-      StorePositions(sample, pixels, offset_group * sizes.taps() + tap, is_added);
+      StorePositions(pixels, sample, is_added);
     }
   }
 
   // As CotangentsOfPosition in bilinear.h, but from the sums over the channels.
-  void StorePositions(int64_t sample_in_tile, int64_t pixels, int64_t sample_in_pixel, bool is_added) {
+  void StorePositions(int64_t pixels, int64_t sample_in_pixel, bool is_added) {
     const int64_t pixel_samples = convolution_.sizes.pixel_samples();
     float *const d_offset = arrays_.d_offset, *const d_mask = arrays_.d_mask;
     for (int64_t p = 0; p < pixels; ++p) {
       const int64_t block = p / kBlockPixels, i = p % kBlockPixels;
-      const SampleOperands& operands = samples_.Operands(block, sample_in_tile);
+      const SampleOperands& operands = samples_.Operands(block, sample_in_pixel);
       const float y = operands.y[i], x = operands.x[i], mask = operands.mask[i];
       float d_row = 0 * (y + x), d_column = d_row, d_mask_value = d_row;  // NaN where the location is
-      if (samples_.Corners(block, sample_in_tile).is_inside(i)) {
+      if (samples_.Corners(block, sample_in_pixel).is_inside(i)) {
         const float* const dot = dots_ + 4 * p;
         const float top = (1 - x) * dot[0] + x * dot[1], bottom = (1 - x) * dot[2] + x * dot[3];
         const float left = (1 - y) * dot[0] + y * dot[2], right = (1 - y) * dot[1] + y * dot[3];

@@ -87,7 +87,7 @@ class Forward {
 
   // Channels of one tap and one offset group in a block of K.
   struct Segment {
-    int64_t sample;  // as Samples counts them
+    int64_t sample;  // of an output pixel
     int64_t channel, channels;
     float* words;  // of the first row
   };
@@ -138,11 +138,11 @@ class Forward {
       count = std::min({(tap + 1) * group_channels_ - (begin + k),
                         (offset_group + 1) * sizes.group_channels() - channel, length - k});
       buffers.segments.push_back(
-          {buffers.samples.Index(offset_group, tap), channel, count, buffers.rows.data() + k / kValues});
+          {offset_group * sizes.taps() + tap, channel, count, buffers.rows.data() + k / kValues});
     }
     const T* const image = static_cast<const T*>(arrays_.x) + tile.image * sizes.height * sizes.width * sizes.channels;
     for (int64_t first = 0; first < tile.pixels(); first += kBlockPixels) {
-      const int64_t pixels = std::min<int64_t>(kBlockPixels, tile.pixels() - first);
+      const int64_t pixels = PixelsOfBlock(first, tile.pixels());
       for (const Segment& segment : buffers.segments) {
         const SampleCorners& corners = buffers.samples.Corners(first / kBlockPixels, segment.sample);
         SampleSegment(segment, corners, image, pixels, segment.words + first * kRowWords);

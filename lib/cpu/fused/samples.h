@@ -21,6 +21,11 @@ namespace {
 constexpr int kBlockPixels = 16;
 static_assert(kBlockPixels % kLanes == 0, "the last vector would not fit");
 
+// How many pixels the block has that begins at pixel `first` of a tile.
+DCN_INLINE int64_t PixelsOfBlock(int64_t first, int64_t tile_pixels) {
+  return std::min<int64_t>(kBlockPixels, tile_pixels - first);
+}
+
 struct SampleOperands {
   float mask[kBlockPixels];
   float y[kBlockPixels], x[kBlockPixels];  // the offset, which locating replaces by the fraction of the location
@@ -163,7 +168,7 @@ class Samples {
     box.Clear();
     for (int64_t block = 0; block < Blocks(tile.pixels()); ++block) {
       const BlockStart start = FindOutputs(tile, block * kBlockPixels);
-      ReadOperands(block, std::min<int64_t>(kBlockPixels, tile.pixels() - block * kBlockPixels));
+      ReadOperands(block, PixelsOfBlock(block * kBlockPixels, tile.pixels()));
       for (int64_t s = 0; s < count_; ++s) {
         const auto [tap_y, tap_x] = distances_[s];
         SampleOperands& operands = operands_[OperandsIndex(block, s)];
@@ -186,12 +191,13 @@ class Samples {
     return box_;
   }
 
-  // The sample of a tap and an offset group, as Corners and Operands know it.
-  int64_t Index(int64_t offset_group, int32_t tap) const { return offset_group * taps_ + tap - first_; }
-  const SampleCorners& Corners(int64_t block, int64_t sample) const { return corners_[block * max_samples_ + sample]; }
+  // `sample`: of an output pixel, counted through all offset groups.
+  const SampleCorners& Corners(int64_t block, int64_t sample) const {
+    return corners_[block * max_samples_ + sample - first_];
+  }
   const SampleOperands& Operands(int64_t block, int64_t sample) const {
     static_assert(!kIsForward, "not kept");
-    return operands_[OperandsIndex(block, sample)];
+    return operands_[OperandsIndex(block, sample - first_)];
   }
 
  private:
@@ -200,9 +206,8 @@ class Samples {
 
   static int64_t Blocks(int64_t pixels) { return (pixels + kBlockPixels - 1) / kBlockPixels; }
 
-  int64_t OperandsIndex(int64_t block, int64_t sample) const {
-    return kIsForward ? sample : block * max_samples_ + sample;
-  }
+  // `s`: of the samples that are located.
+  int64_t OperandsIndex(int64_t block, int64_t s) const { return kIsForward ? s : block * max_samples_ + s; }
 
   // Of the block from pixel `first` on. The pixels that fill it lie outside.
   BlockStart FindOutputs(const OutputTile& tile, int64_t first) {
@@ -210,11 +215,11 @@ class Samples {
     BlockStart start;
     std::fill_n(start.y, kBlockPixels, -INFINITY);
     std::fill_n(start.x, kBlockPixels, -INFINITY);
-    for (int64_t p = first; p < std::min(first + kBlockPixels, tile.pixels()); ++p) {
-      const int64_t row = tile.row + p / tile.columns, column = tile.column + p % tile.columns;
+    for (int64_t i = 0; i < PixelsOfBlock(first, tile.pixels()); ++i) {
+      const int64_t p = first + i, row = tile.row + p / tile.columns, column = tile.column + p % tile.columns;
       outputs_[p] = (tile.image * sizes.rows + row) * sizes.columns + column;
-      start.y[p - first] = double(sizes.window.start(0, convolution_.positions.origin[1] + row));
-      start.x[p - first] = double(sizes.window.start(1, convolution_.positions.origin[2] + column));
+      start.y[i] = double(sizes.window.start(0, convolution_.positions.origin[1] + row));
+      start.x[i] = double(sizes.window.start(1, convolution_.positions.origin[2] + column));
     }
     return start;
   }
@@ -222,23 +227,27 @@ class Samples {
   // By squares of samples and pixels, which are transposed.
   void ReadOperands(int64_t block, int64_t pixels) {
     SampleOperands* const operands = &operands_[OperandsIndex(block, 0)];
-    const int64_t pixel_samples = convolution_.sizes.pixel_samples();
     for (int64_t p = 0; p < pixels; p += kSquare) {
       const int64_t* const outputs = outputs_.data() + block * kBlockPixels + p;
       for (int64_t s = 0; s < count_; s += kSquare) {
         if (p + kSquare <= pixels && s + kSquare <= count_) {
           ReadSquare(outputs, first_ + s, p, operands + s);
-          continue;
+        } else {
+          ReadPart(outputs, first_ + s, p, std::min(kSquare, pixels - p), std::min(kSquare, count_ - s), operands + s);
         }
-        for (int64_t i = 0; i < std::min(kSquare, pixels - p); ++i) {
-          for (int64_t j = 0; j < std::min(kSquare, count_ - s); ++j) {
-            const int64_t sample = outputs[i] * pixel_samples + first_ + s + j;
-            SampleOperands& to = operands[s + j];
-            to.y[p + i] = offset_[2 * sample];
-            to.x[p + i] = offset_[2 * sample + 1];
-            if (mask_) to.mask[p + i] = mask_[sample];
-          }
-        }
+      }
+    }
+  }
+
+  // Some pixels and samples of a square.
+  void ReadPart(const int64_t* outputs, int64_t first, int64_t p, int64_t pixels, int64_t samples,
+                SampleOperands* operands) {
+    for (int64_t i = 0; i < pixels; ++i) {
+      for (int64_t j = 0; j < samples; ++j) {
+        const int64_t sample = outputs[i] * convolution_.sizes.pixel_samples() + first + j;
+        operands[j].y[p + i] = offset_[2 * sample];
+        operands[j].x[p + i] = offset_[2 * sample + 1];
+        if (mask_) operands[j].mask[p + i] = mask_[sample];
       }
     }
   }
