@@ -255,9 +255,8 @@ const char* ValueCotangent(Device& device, DType dtype, const AggregationSizes& 
   return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     if (!HasSamples(sizes)) {
-      const size_t element_bytes = is_wide ? sizeof(Accumulator<T>) : sizeof(T);
       const int64_t elements = sizes.batches * sizes.pixels * sizes.heads * sizes.channels;
-      return Failure(cudaMemsetAsync(d_value, 0, elements * element_bytes, device.stream));
+      return is_wide ? SetZero<Accumulator<T>>(device, d_value, elements) : SetZero<T>(device, d_value, elements);
     }
     return SortAndGather(device, sizes, taps, static_cast<const T*>(d_out), is_wide, d_value, workspace,
                          workspace_size);

@@ -477,10 +477,8 @@ const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& siz
 const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
                                 const void* d_pooled, void* d_offset) {
   const int64_t n = sizes.batches * sizes.rois * sizes.part[0] * sizes.part[1] * sizes.classes;
-  if (sizes.features() == 0 && n > 0) {
-    const size_t element_bytes = DispatchAccumulator(dtype, [](auto tag) { return sizeof tag; });
-    return Failure(cudaMemsetAsync(d_offset, 0, n * 2 * element_bytes, device.stream));
-  }
+  if (sizes.features() == 0)
+    return DispatchAccumulator(dtype, [&](auto tag) { return SetZero<decltype(tag)>(device, d_offset, n * 2); });
   return DispatchVectors(dtype, ContiguousFeatures(sizes), [&](auto tag, auto width) {
     using T = decltype(tag);
     constexpr int N = decltype(width)::value;

@@ -219,9 +219,8 @@ const char* SamplingXCotangent(Device& device, DType dtype, const SamplingSizes&
   return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     if (IsEmpty(sizes)) {
-      const size_t element_bytes = is_wide ? sizeof(Accumulator<T>) : sizeof(T);
       const int64_t elements = sizes.batches * sizes.pixels() * sizes.channels;
-      return Failure(cudaMemsetAsync(d_x, 0, elements * element_bytes, device.stream));
+      return is_wide ? SetZero<Accumulator<T>>(device, d_x, elements) : SetZero<T>(device, d_x, elements);
     }
     return DispatchShape(sizes, [&](auto shape) {
       return SortAndGather<T, decltype(shape)>(device, sizes, locations, static_cast<const T*>(d_out), is_wide, d_x,

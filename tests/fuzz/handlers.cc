@@ -201,9 +201,7 @@ class Frame {
         XLA_FFI_Attrs_STRUCT_SIZE, nullptr,           int64_t(attribute_types_.size()), attribute_types_.data(),
         name_pointers_.data(),     attributes_.data()};
 #ifdef DCN_EXECUTES_PTX
-    bool has_result = false;
-    for (const Buffer& result : call_.results) has_result |= result.role != Role::kScratch && Count(result.dims) > 0;
-    if (!has_impossible_shape_) return ptx::Call(handler, &frame, has_result);
+    if (!has_impossible_shape_) return ptx::Call(handler, &frame);
 #endif
     return handler(&frame);
   }

@@ -87,6 +87,24 @@ void TestManyPixels() {
   Expect("the last offset's cotangent", d_offset.last(), -15);
 }
 
+// An image of more than 2^32 pixels, of which one sample reads the last.
+void TestLargeImage() {
+  constexpr int64_t kSide = (1 << 16) + 1;
+  const Sizes sizes = {OneTap(), 1, kSide, kSide, 1, 1, 1, 1, 1, 1, 1};
+  Large<float> x(kSide * kSide), offset(2), columns(1), d_columns(1), d_offset(2), d_mask(1);
+  Large<int32_t> origin(4);
+  const Positions positions = {offset.data(), nullptr, origin.data()};
+  offset.last() = offset.last(2) = kSide - 1;
+  x.last() = 3;
+  d_columns.last() = 5;
+  Device device(nullptr);
+  Check(SampleColumns(device, DType::kF32, sizes, positions, x.data(), columns.data()));
+  Expect("the last pixel's sample", columns.last(), 3);
+  Check(OffsetCotangent(device, DType::kF32, sizes, positions, x.data(), d_columns.data(), d_offset.data(),
+                        d_mask.data(), nullptr));
+  Expect("the last mask's cotangent, of a large image,", d_mask.last(), 15);
+}
+
 // Many images of one pixel with many channels, because the handler limits an image to 2^31 samples.
 void TestManyImages() {
   constexpr int64_t kImages = 1 << 20, kChannels = 1 << 12;
@@ -234,6 +252,7 @@ void TestFusedManyGroups() {
 
 int main() {
   dcn::TestManyPixels();
+  dcn::TestLargeImage();
   dcn::TestManyImages();
   dcn::TestManyBatchesOfRois();
   dcn::TestWideImage();

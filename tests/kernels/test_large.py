@@ -46,6 +46,11 @@ def mutation(file, change, kernel=""):
 # An index, computed in int32.
 MUTATIONS = {
     "pixel of x": ("sample_rounds.h", "{~~~>int32_t~~}(record.pixel >> 2)", "deform_conv"),
+    "pixel of a large image": (
+        "sample_rounds.h",
+        "pixel = ({~~int64_t{y.first}~>y.first~~} * {~~sizes.width~>int32_t(sizes.width)~~} + x.first)",
+        "deform_conv",
+    ),
     "columns of an image": (
         "deform_conv_input.cu",
         "d_columns + {~~~>int32_t(~~}image * samples * sizes.channels{~~~>)~~}",
@@ -65,7 +70,7 @@ MUTATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", build.mutations(MUTATIONS, always=[]))
+@pytest.mark.parametrize("name", build.mutations(MUTATIONS, always=["pixel of a large image"]))
 def test_an_index_of_32_bits_is_found_on_cuda(name, tmp_path):
     status, output = on_cuda(mutation(*MUTATIONS[name]).kernels(tmp_path))
     assert status < 0 or re.search(WRONG_PLACE, output), output

@@ -40,16 +40,15 @@ class CallMemory {
   std::vector<const void*> added_;
 };
 
-// Calls a handler, which must put a node on the stream if it has a result that is not empty. XLA may capture the call
-// into a CUDA graph of its own, and its older releases reject an empty graph. XLA removes calls of which all results
-// are empty.
-inline XLA_FFI_Error* Call(XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame, bool has_result) {
+// Calls a handler, which must put a node on the stream, also where all results are empty: XLA may capture the call into
+// a CUDA graph of its own, and rejects an empty graph.
+inline XLA_FFI_Error* Call(XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame) {
   static std::mutex mutex;  // XLA may run independent calls at the same time
   const std::lock_guard<std::mutex> lock(mutex);
   const CallMemory memory(*frame);
   const int64_t nodes_before = NumNodes();
   XLA_FFI_Error* error = handler(frame);
-  if (error || NumNodes() > nodes_before || !has_result) return error;
+  if (error || NumNodes() > nodes_before) return error;
   return dcn::MakeError(frame, XLA_FFI_Error_Code_INTERNAL, "the call enqueued nothing");
 }
 

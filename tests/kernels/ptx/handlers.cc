@@ -1,7 +1,6 @@
 // The library of the FFI handlers whose kernels run on the interpreter. Python looks them up by name.
 #include "ffi/handlers.h"
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <string>
@@ -23,19 +22,11 @@ const std::vector<dcn::Handler>& Handlers() {
   return handlers;
 }
 
-bool HasResult(const XLA_FFI_CallFrame& frame) {
-  for (int64_t i = 0; i < frame.rets.size; ++i) {
-    const auto& result = *static_cast<const XLA_FFI_Buffer*>(frame.rets.rets[i]);
-    if (std::find(result.dims, result.dims + result.rank, 0) == result.dims + result.rank) return true;
-  }
-  return false;
-}
-
 // XLA's handlers have no state, so each has a function of its own.
 template <size_t index>
 XLA_FFI_Error* HandlerAt(XLA_FFI_CallFrame* frame) {
   if (frame->extension_start) return Handlers()[index].call(frame);  // a metadata query
-  return ptx::Call(Handlers()[index].call, frame, HasResult(*frame));
+  return ptx::Call(Handlers()[index].call, frame);
 }
 
 constexpr size_t kMaxHandlers = 32;

@@ -351,10 +351,6 @@ cudaError_t cudaMemset(void* address, int byte, size_t bytes) {
   ptx::RecordHostWrite(address, bytes, byte != 0xff);
   return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void* address, int byte, size_t bytes, cudaStream_t) {
-  if (bytes > 0) ++ptx::nodes;
-  return cudaMemset(address, byte, bytes);
-}
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
   if (bytes == 0) return cudaSuccess;
