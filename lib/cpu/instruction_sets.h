@@ -67,15 +67,15 @@
 #define DCN_PUSH_TARGET(names) DCN_PRAGMA(GCC push_options) DCN_PRAGMA(GCC target(names))
 #define DCN_POP_TARGET DCN_PRAGMA(GCC pop_options)
 #endif
-// The namespaces come first: GCC 14 drops what follows `#pragma GCC target` in the expansion of a macro.
+// The pragmas come last: GCC 14 drops what follows one in the expansion of a macro.
 #define DCN_BEGIN_TARGET          \
   namespace dcn {                 \
   namespace DCN_INSTRUCTION_SET { \
   DCN_PUSH_TARGET(DCN_COLUMN(DCN_INSTRUCTION_SET, DCN_FEATURES))
 #define DCN_END_TARGET \
-  DCN_POP_TARGET       \
   }                    \
-  }
+  }                    \
+  DCN_POP_TARGET
 
 namespace dcn {
 
