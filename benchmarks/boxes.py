@@ -43,7 +43,7 @@ SHAPES = [
 
 def calls(shape):
     """The call of each library. Raises AssertionError unless they keep the same boxes."""
-    torch, torchvision = pytorch.load(), pytorch.load("torchvision")
+    torch, torchvision, on_cpu = pytorch.load(), pytorch.load("torchvision"), jax.default_backend() == "cpu"
     random = np.random.default_rng(0)
     size = np.exp(random.uniform(*np.log(SIDES), (shape.boxes, 2)))
     corner = random.uniform(0, IMAGE - size)
@@ -54,12 +54,13 @@ def calls(shape):
     suppress = jax.jit(partial(jax_dcn.nms, iou_threshold=THRESHOLD, max_outputs=shape.outputs))
     given = {"classes": jnp.asarray(classes)} if shape.classes > 1 else {}
     ours = partial(suppress, jnp.asarray(boxes), jnp.asarray(scores), **given)
-    arrays = list(map(torch.tensor, (boxes, scores, classes)))
+    arrays = [torch.tensor(array, device="cpu" if on_cpu else "cuda") for array in (boxes, scores, classes)]
     of_classes, plain = torchvision.ops.batched_nms, torchvision.ops.nms
     theirs = partial(of_classes if given else plain, *arrays[: 2 + len(given)], THRESHOLD)
     indices, valid = map(np.asarray, ours())
-    np.testing.assert_array_equal(indices[valid], theirs().numpy()[: shape.outputs])
-    return {"jax_dcn": Call(ours), "torchvision": Call(theirs, wait=lambda _: None)}
+    np.testing.assert_array_equal(indices[valid], theirs().cpu().numpy()[: shape.outputs])
+    wait = (lambda _: None) if on_cpu else (lambda _: torch.cuda.synchronize())
+    return {"jax_dcn": Call(ours, queued=not on_cpu), "torchvision": Call(theirs, wait=wait, queued=not on_cpu)}
 
 
 def row(shape, repeats):

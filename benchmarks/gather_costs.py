@@ -6,13 +6,12 @@ instructions, and `L1` of wavefronts and shuffles, for all instructions of a ker
 own.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
 import jax
 
-import jax_dcn
 from benchmarks.baselines import Operator
 from benchmarks.counting.device_code import linker_name
 from benchmarks.counting.devices import DEVICES
@@ -30,7 +29,6 @@ class Case(NamedTuple):
     """A shape of an operator, of whose samples each reads at least `floor` wavefronts per thousand."""
 
     operator: Operator
-    function: Callable[..., jax.Array]
     shape: NamedTuple
     samples: int
     floor: int
@@ -47,14 +45,14 @@ class Family(NamedTuple):
     about: str
 
 
-def aggregation(operator, function, name):
+def aggregation(operator, name):
     shape = operator.shapes[name]
-    return Case(operator, function, shape, shape.taps, floor=4000)
+    return Case(operator, shape, shape.taps, floor=4000)
 
 
 def sampling(name, floor, **changes):
     shape = SAMPLING.shapes[name]._replace(**changes)
-    return Case(SAMPLING, jax_dcn.grid_sample, shape, shape.samples, floor)
+    return Case(SAMPLING, shape, shape.samples, floor)
 
 
 AGGREGATION = Family(
@@ -69,9 +67,9 @@ AGGREGATION = Family(
         "GatherKernel": "dcn_aggregation_value_cotangent",
     },
     cases={
-        "encoder": aggregation(ATTENTION, jax_dcn.multi_scale_deformable_attention, "M1"),
-        "decoder": aggregation(ATTENTION, jax_dcn.multi_scale_deformable_attention, "M2"),
-        "dcnv3": aggregation(DCNV3, jax_dcn.dcnv3, "W1"),
+        "encoder": aggregation(ATTENTION, "M1"),
+        "decoder": aggregation(ATTENTION, "M2"),
+        "dcnv3": aggregation(DCNV3, "W1"),
     },
     about="""\
 A tap has four corners, and a pixel of a head is rarely longer than the 128 bytes of a wavefront. So the floor is 4,000
@@ -141,7 +139,7 @@ def launches(case):
     problem = case.operator.problem(case.shape, DTYPE)
 
     def run(operands, cotangent):
-        result, pull_back = jax.vjp(partial(case.function, **problem.options), *operands)
+        result, pull_back = jax.vjp(partial(case.operator.function, **problem.options), *operands)
         return result, pull_back(cotangent)
 
     operands = tuple(problem.operands.values())

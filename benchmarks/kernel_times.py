@@ -1,151 +1,150 @@
-"""`python -m benchmarks.kernel_times`: the time of each computation of the convolution on a GPU, on either path.
+"""`python -m benchmarks.kernel_times`: the time of every kernel on a GPU, of the convolution on both of its paths.
 
-The programs call the public functions, so they also prepare the weight as a training step does. The times of the
-kernels alone come from jax's profiler, where it can trace the GPU.
+A program computes the result of an operator, or all of its gradients and nothing else, for bfloat16 data. The times of
+its kernels come from jax's profiler. They are written beside the estimates of `gpu_estimate.py`, which have only the
+sum of a convolution's kernels.
 """
 
 import argparse
 import os
-import re
+import statistics
 import sys
-import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import jax
 
+from benchmarks import operators
 from benchmarks.baselines import Call
-from benchmarks.measurements import deform_conv
-from benchmarks.measurements.timing import interleaved
+from benchmarks.measurements.deform_conv import CONVOLUTION
+from benchmarks.measurements.sizes import FEW, small, with_batch
+from benchmarks.measurements.trace import median, total, traced
+from benchmarks.paths import FORWARD, GRADIENTS, sizes_of
 from benchmarks.reports.gpu_check import times_table
-from benchmarks.reports.report import write_json
+from benchmarks.reports.report import append_row
 from benchmarks.support import gpu
-from benchmarks.support.cuda_tools import short_name
-from benchmarks.support.machine import cores
+from benchmarks.support.machine import cores, device_row
+from jax_dcn._operators.deform_conv import gpu_estimate
 
-SHAPES = ("A", "B", "C", "D")
-BATCH, DTYPE = 16, "bfloat16"
-REPEATS = 9
-TRACED_RUNS = 3
-
-# The path and the operands whose gradients a program computes, by its custom call. The time of its kernels does not
-# include the products of the im2col path, which are XLA's; the time of the program does.
-CALLS = {
-    "dcn_fused_forward": ("fused", ()),
-    "dcn_fused_input_cotangent": ("fused", ("x",)),
-    "dcn_fused_offset_cotangent": ("fused", ("offset", "mask")),
-    "dcn_fused_weight_cotangent": ("fused", ("weight",)),
-    "dcn_sample": ("im2col", ()),
-    "dcn_input_cotangent": ("im2col", ("x",)),
-    "dcn_offset_cotangent": ("im2col", ("offset", "mask")),
-    "dcn_sample, for the weight": ("im2col", ("weight",)),
-}
-
-# XLA would put custom calls into CUDA graphs, in which the profiler may not see the kernels.
-XLA_FLAGS = "--xla_gpu_enable_command_buffer="
+# Shapes and batches, the most important first: what is not reached is cut off.
+CASES = [f"{name}:16" for name in ("A", "B", "C", "M1", "S1", "R2", "W1", "P3")]
+CASES += [f"{name}:1" for name in ("A", "C", "M1", "M2", "S1", "R2", "W1", "P3", "B")]
+CASES += [f"{name}:{batch}" for batch in (16, 1) for name in ("F", "G", "H", "E", "D", "P1", "S3", "S4")]
+PATHS = ("im2col", "fused")
+DTYPE, RUNS = "bfloat16", 5
+COMPUTATIONS = {"forward": FORWARD, "gradients": GRADIENTS}
+# XLA would put custom calls into CUDA graphs, in which the profiler sees no kernels. Autotuning its products would take
+# longer than everything else.
+XLA_FLAGS = "--xla_gpu_enable_command_buffer= --xla_gpu_autotune_level=0"
 
 
-def programs(shape):
-    """The program of each custom call, compiled."""
-    problem = deform_conv.problem(shape, DTYPE)
-    device = jax.config.jax_default_device  # new threads do not inherit it
-    device_is_gpu = jax.default_backend() != "cpu"  # a CPU has one path
+def find(case, is_small=False):
+    """The operator and the shape of a case."""
+    name, batch = case.split(":")
+    operator = next(one for one in operators.OPERATORS.values() if name in one.shapes)
+    shape = with_batch(operator.shapes[name], int(batch))
+    return operator, small(shape) if is_small else shape
 
-    def prepare(path_and_varied):
-        path, varied = path_and_varied
-        options = problem.options | ({"backend": path} if device_is_gpu else {})
+
+def programs(operator, shape, paths):
+    """The compiled program, or the reason why there is none, of each path and computation."""
+    problem = operator.problem(shape, DTYPE)
+    default_device = jax.config.jax_default_device  # new threads do not inherit it
+
+    def prepare(key):
+        path, computation = key
+        options = problem.options | ({"backend": path} if operator is CONVOLUTION else {})
+        varied = problem.varied if computation == "gradients" else ()
         operands = (problem.operands, problem.cotangent)
-        with jax.default_device(device):
-            run = jax.jit(partial(results, varied, options)).lower(*operands).compile()
-        return Call(partial(run, *operands), queued=device_is_gpu)
+        try:
+            with jax.default_device(default_device):
+                run = jax.jit(partial(results, operator.function, varied, options)).lower(*operands).compile()
+        except ValueError as error:  # the fused path is not possible
+            return str(error).splitlines()[0]
+        return Call(partial(run, *operands))
 
+    keys = list(product(paths if operator is CONVOLUTION else [""], COMPUTATIONS))
     with ThreadPoolExecutor(cores()) as pool:
-        return dict(zip(CALLS, pool.map(prepare, CALLS.values()), strict=True))
+        return dict(zip(keys, pool.map(prepare, keys), strict=True))
 
 
-def results(varied, options, operands, cotangent):
+def results(function, varied, options, operands, cotangent):
     """The result, or the gradients of the operands named in `varied` and nothing else."""
 
-    def function(changed):
-        return deform_conv.deformable(**{**operands, **changed}, **options)
+    def of_varied(changed):
+        return function(**{**operands, **changed}, **options)
 
     if not varied:
-        return function({})
-    _, pull_back = jax.vjp(function, {name: operands[name] for name in varied})
-    return pull_back(cotangent)
+        return of_varied({})
+    return jax.vjp(of_varied, {name: operands[name] for name in varied})[1](cotangent)
 
 
-def measure(name, shape):
-    """A row for each custom call on a shape."""
-    prepared = programs(shape)
-    for program in prepared.values():
-        program()
-    seconds = interleaved(prepared, REPEATS)
-    clock = gpu.sm_clock()  # as it still is a moment after the load
-    for call, program in prepared.items():
-        kernels = traced(program)
-        own = sum(kernel["milliseconds"] for kernel in kernels.values() if kernel["own"])
-        yield {
-            "call": call,
-            "shape": name,
-            "batch": shape.batch,
-            "dtype": DTYPE,
+def measure(case, is_small=False):
+    """A row for each program of a case."""
+    operator, shape = find(case, is_small)
+    prepared = programs(operator, shape, PATHS)
+    calls = {key: call for key, call in prepared.items() if isinstance(call, Call)}
+    waited = {key: timed(call) for key, call in calls.items()}
+    found, clock = traced(calls, RUNS), gpu.sm_clock()
+    for (path, computation), call in prepared.items():
+        row = {"case": case, "shape": str(shape), "path": path, "pass": computation}
+        if (path, computation) not in calls:
+            yield row | {"why": call}
+            continue
+        of_runs = found[path, computation]
+        yield row | {
+            "milliseconds": median([total(run) for run in of_runs]),  # of all kernels
+            "with waiting": waited[path, computation] * 1e3,
             "SM clock": clock,
-            "program milliseconds": {key: seconds[call][key] * 1e3 for key in ("median", "min", "max")},
-            "milliseconds": own or None,  # of the package's kernels
-            "kernels": kernels,
+            "estimate": estimate(shape, path, computation) if operator is CONVOLUTION else None,
+            "kernels": {name: of_kernel(name, of_runs) for name in of_runs[0]},
+            "as many in all runs": len({tuple((name, run[name][1]) for name in sorted(run)) for run in of_runs}) == 1,
         }
 
 
-def traced(program):
-    """The kernels of one run by name, {"milliseconds", "launches", "own"}: the mean of a few runs.
-
-    `own` are those of this package; the others are XLA's. It is empty where the profiler sees no kernels. That needs a
-    driver that lets CUPTI trace them, as drivers do by default.
-    """
-    kernels = {}
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
-            for _ in range(TRACED_RUNS):
-                program()
-        for event in kernel_events(Path(folder)):
-            is_own = "dcn::" in event.name
-            name = short_name(event.name) if is_own else event.name
-            kernel = kernels.setdefault(name, {"milliseconds": 0.0, "launches": 0, "own": is_own})
-            kernel["milliseconds"] += event.duration_ns * 1e-6 / TRACED_RUNS
-            kernel["launches"] += 1 / TRACED_RUNS
-    return kernels
+def timed(call):
+    """The seconds of a call and of waiting for it, after a first one."""
+    call()
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
-def kernel_events(folder):
-    for path in folder.rglob("*.xplane.pb"):
-        for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
-            for line in plane.lines if re.match(r"/device:GPU:\d+", plane.name) else ():
-                if line.name.startswith("Stream"):  # the other lines summarize the streams
-                    yield from line.events
+def of_kernel(name, of_runs):
+    found = [run[name] for run in of_runs if name in run]
+    return {"milliseconds": statistics.median(one for one, _ in found), "launches": found[0][1]}
+
+
+def estimate(shape, path, computation):
+    """The milliseconds that are estimated for the products and kernels of a convolution."""
+    capability = getattr(jax.devices()[0], "compute_capability", "9.0")
+    known = gpu_estimate.gpu_of(int(capability.replace(".", "")), None)
+    names = COMPUTATIONS[computation]
+    return 1e3 * gpu_estimate.total_seconds(names, names if path == "im2col" else (), sizes_of(shape), known)
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernel_times", description=__doc__)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=SHAPES)
-    parser.add_argument("--out", type=Path, help="JSON file, written after each shape")
-    parser.add_argument("--once", action="store_true", help="only run each call once, under a profiler such as ncu")
+    parser.add_argument("--cases", nargs="+", default=CASES, metavar="SHAPE:BATCH", help="such as A:16 or M1:1")
+    parser.add_argument("--out", type=Path, help="file to which each row is added as a line of JSON")
+    parser.add_argument("--once", action="store_true", help="only run the im2col path once, under a profiler like ncu")
+    parser.add_argument("--small", action="store_true", help="few cases with few pixels, to try this program")
     args = parser.parse_args(arguments)
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {XLA_FLAGS}"  # read when jax first uses a device
-    shapes = {name: deform_conv.SHAPES[name]._replace(batch=BATCH) for name in args.shapes}
-    if args.once:
-        for shape in shapes.values():
-            for program in programs(shape).values():
+    append_row(args.out, device_row())
+    rows = []
+    for case in args.cases[: FEW if args.small else None]:
+        if args.once:
+            for program in programs(*find(case, args.small), PATHS[:1]).values():
                 program()
-        return 0
-    results = {"device": jax.devices()[0].device_kind, "rows": [], "not reached": list(shapes)}
-    for name, shape in shapes.items():
-        results["rows"] += measure(name, shape)
-        results["not reached"].remove(name)
-        if args.out:
-            write_json(args.out, results)
-    print(times_table(results["rows"]))
+            continue
+        for row in measure(case, args.small):
+            rows.append(row)
+            append_row(args.out, row)
+    print(times_table(rows))
     return 0
 
 

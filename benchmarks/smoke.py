@@ -19,8 +19,8 @@ import numpy as np
 
 import jax_dcn
 from benchmarks.reports.gpu_check import smoke_sections
-from benchmarks.reports.report import write_json
-from benchmarks.support.machine import cores
+from benchmarks.reports.report import append_row
+from benchmarks.support.machine import cores, device_row
 from jax_dcn._primitive.extension import FUSED, cuda_custom_calls
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -98,10 +98,10 @@ class Case(NamedTuple):
         return TOLERANCE["tf32" if self.is_tf32 else self.dtype]
 
 
-def cases(platform):
+def cases(platform, shapes, dtypes):
     """The cases of a platform, "cpu" or "cuda"."""
     paths = [path for path in CALLS if path != "fused" or platform == "cuda"]
-    every = [Case(path, shape, dtype) for shape in SHAPES for path in paths for dtype in DTYPES]
+    every = [Case(path, shape, dtype) for shape in shapes for path in paths for dtype in dtypes]
     return [case for case in every if (case.path, case.dtype) != ("fused", "float64")]
 
 
@@ -110,9 +110,8 @@ def custom_calls_of(platform):
     return [name for name in cuda_custom_calls if platform == "cuda" or name not in FUSED]
 
 
-def run(platform):
+def run(chosen):
     """The rows of each case, one for each of its results, as soon as it has run."""
-    chosen = cases(platform)
     with ThreadPoolExecutor(cores()) as pool:
         references = {
             key: pool.submit(compile_reference, *key)
@@ -354,25 +353,25 @@ PROBLEMS = {
 }
 
 
-def is_ok(results):
-    checked = {row["call"] for row in results["rows"] if row["ok"]}
-    return checked >= set(results["calls"]) and all(row["ok"] for row in results["rows"]) and not results["not reached"]
+def is_ok(calls, rows):
+    return {row["call"] for row in rows} >= set(calls) and all(row["ok"] for row in rows)
 
 
 def main(arguments=None, platform=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.smoke", description=__doc__)
-    parser.add_argument("--out", type=Path, help="JSON file, written after each case")
+    parser.add_argument("--out", type=Path, help="file to which each row is added as a line of JSON")
+    parser.add_argument("--small", action="store_true", help="only float32 and small shapes, to try this program")
     args = parser.parse_args(arguments)
     platform = platform or {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
-    left = [" ".join(case) for case in cases(platform)]
-    results = {"calls": custom_calls_of(platform), "rows": [], "not reached": left}
-    for rows in run(platform):
-        results["rows"] += rows
-        del left[0]
-        if args.out:
-            write_json(args.out, results)
-    print("\n\n".join(smoke_sections(results)))
-    return 0 if is_ok(results) else 1
+    calls, rows = custom_calls_of(platform), []
+    append_row(args.out, device_row() | {"calls": calls})
+    kinds = (SHAPES[:1], DTYPES[:1]) if args.small else (SHAPES, DTYPES)
+    for of_case in run(cases(platform, *kinds)):
+        rows += of_case
+        for row in of_case:
+            append_row(args.out, row)
+    print("\n\n".join(smoke_sections(calls, rows)))
+    return 0 if is_ok(calls, rows) else 1
 
 
 if __name__ == "__main__":

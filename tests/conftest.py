@@ -2,6 +2,7 @@ import collections
 import functools
 import gc
 import importlib.util
+import json
 import math
 import os
 
@@ -34,7 +35,22 @@ PLATFORMS = ("cpu", "cuda")
 
 def pytest_addoption(parser):
     parser.addoption("--optimized", action="store_true", help="compile all tests for the CPU as users' programs are")
+    parser.addoption("--outcomes", help="file to which each test's outcome is added as a line of JSON, at once")
     parser.addoption("--platform", choices=PLATFORMS, help="run only the tests of this platform")
+
+
+class Outcomes:
+    """Adds outcomes to a file, so that a run that is stopped leaves those that it has."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" or report.outcome != "passed":
+            message = report.longrepr[2] if report.skipped else str(report.longrepr or "")[-500:]
+            row = {"test": report.nodeid, "outcome": report.outcome, "message": message.removeprefix("Skipped: ")}
+            with open(self.path, "a") as file:
+                file.write(json.dumps(row | {"backend": dict(report.user_properties).get("backend")}) + "\n")
 
 
 def pytest_configure(config):
@@ -46,6 +62,8 @@ def pytest_configure(config):
     Python collects garbage less often than by default, because a collection visits all that jax has cached.
     """
     gc.set_threshold(50_000, 20, 20)
+    if config.getoption("outcomes") and not hasattr(config, "workerinput"):  # processes report to the first one
+        config.pluginmanager.register(Outcomes(config.getoption("outcomes")))
     if not config.getoption("optimized") and jax.__version_info__ < (0, 11):
         os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {os.environ['XLA_FLAGS']}"
 

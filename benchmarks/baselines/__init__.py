@@ -49,6 +49,7 @@ class Operator(NamedTuple):
     """An operator with all its implementations, "jax_dcn" first, and shapes by name, the most important ones first."""
 
     name: str
+    function: Callable[..., jax.Array]  # of the operands and options of a problem
     shapes: dict[str, Any]
     problem: Callable[[Any, str], Problem]  # of a shape and a type
     implementations: dict[str, Implementation]

@@ -7,19 +7,22 @@ from benchmarks.support.cuda_tools import short_name
 
 SECTIONS = (
     "SpeedOfLight",  # time, clocks, throughput of the SMs, L1 and L2
-    "ComputeWorkloadAnalysis",  # issue slots, and the use of each pipe, the tensor cores' among them
     "MemoryWorkloadAnalysis",
     "SchedulerStats",
+    "WarpStateStats",  # what warps wait for
     "Occupancy",
     "LaunchStats",
 )
+# The first launch of each gather of the convolution and of each kernel of the sort: context, stream, name, number.
+LAUNCHES = "::regex:^(SampleColumns|OffsetCotangent|InputCotangent|Partition|SortBins)Kernel$:1"
 
 
-def options(launches):
-    """Options of ncu for the first `launches` launches of fused kernels; the program's command follows them."""
+def options():
+    """Options of ncu; the program's command follows them."""
     sections = [word for section in SECTIONS for word in ("--section", section)]
-    chosen = ["--kernel-name", "regex:Fused.*Kernel", "--launch-count", str(launches)]
-    return ["--target-processes", "all", *chosen, *sections, "--print-details", "all", "--csv", "--page", "details"]
+    # ncu fixes the clocks by default, which not every machine allows.
+    chosen = ["--kernel-id", LAUNCHES, "--clock-control", "none", *sections]
+    return [*chosen, "--print-details", "all", "--csv", "--page", "details"]
 
 
 def read(text):
@@ -28,9 +31,7 @@ def read(text):
     The output also has lines of ncu itself, which begin with ==, and of the program.
     """
     lines = text.splitlines()
-    head = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), None)
-    if head is None:
-        return []
+    head = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     launches = {}
     for row in csv.DictReader(line for line in lines[head:] if line.startswith('"')):
         launch = launches.setdefault(row["ID"], {"kernel": kernel_name(row["Kernel Name"]), "metrics": {}})

@@ -5,40 +5,53 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
+from benchmarks.reports.report import read_rows
+
 ROOT = Path(__file__).parents[2]
-GRACE = 10  # seconds that a command has to write its results when it is interrupted
+GRACE = 10  # seconds that a command has to end when it is interrupted
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cuda,cpu",  # the CPU is needed for expected values
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # processes share the GPU, and ncu saves all memory of a process
+    "PYTHONUNBUFFERED": "1",
+}
 
 
-def run(*command, limit, captured=False):
+def run(*command, limit, rows_option=None, is_captured=False):
     """Runs a command for at most `limit` seconds: GRACE seconds before, it is interrupted by SIGINT.
 
-    Returns "ok", "seconds", "stopped at its limit" and, if `captured`, "output", which is not shown then.
+    The result has "ok" and "stopped at its limit". With `rows_option`, such as "--out", it also has the "rows" that the
+    command has added to the file that this option names, whether or not it was stopped. With `is_captured`, it has the
+    "output", which is not shown then.
     """
-    begin = time.perf_counter()
-    print(f"$ {' '.join(map(str, command))}", flush=True)
-    # With this, a GPU that JAX cannot use is an error. Without it, JAX would use the CPU.
-    environment = os.environ | {"JAX_PLATFORMS": "cuda,cpu"}
-    with tempfile.TemporaryFile() as output:
-        streams = {"stdout": output, "stderr": subprocess.STDOUT} if captured else {}
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **streams)
-        stopped = False
-        try:
-            process.wait(max(limit - GRACE, 0))
-        except subprocess.TimeoutExpired:
-            stopped = True
-            process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE)
-        finally:  # ends the processes that it started, too
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        seconds = round(time.perf_counter() - begin)
-        result = {"ok": process.returncode == 0, "seconds": seconds, "stopped at its limit": stopped}
-        if captured:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows"
+        words = [*map(str, command), *([f"{rows_option}={path}"] if rows_option else [])]
+        print(f"$ {' '.join(words)}", flush=True)
+        with open(Path(folder) / "output", "wb+") as output:
+            code, stopped = wait(words, limit, output if is_captured else None)
             output.seek(0)
-            result["output"] = output.read().decode(errors="replace")
-    return result
+            result = {"ok": code == 0, "stopped at its limit": stopped}
+            result |= {"rows": read_rows(path)} if rows_option else {}
+            return result | ({"output": output.read().decode(errors="replace")} if is_captured else {})
+
+
+def wait(command, limit, output):
+    """The exit status of a command, and whether it was stopped."""
+    streams = {"stdout": output, "stderr": subprocess.STDOUT} if output else {}
+    environment = os.environ | ENVIRONMENT
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **streams)
+    stopped = False
+    try:
+        process.wait(max(limit - GRACE, 0))
+    except subprocess.TimeoutExpired:
+        stopped = True
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+    finally:  # ends the processes that it started, too
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return process.returncode, stopped

@@ -1,45 +1,56 @@
 """The steps of `make gpu-check`: each is a function that returns its results, "ok" among them."""
 
-import json
 import os
-import shutil
 import sys
-import tempfile
-from collections import Counter
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
 
-from benchmarks.counting import estimates
 from benchmarks.gpu_check import ncu
-from benchmarks.gpu_check.process import GRACE, run
-from benchmarks.reports.report import RESULTS
+from benchmarks.gpu_check.process import ROOT, run
 from benchmarks.support import gpu
 from benchmarks.support.cuda_tools import find
 
-WORKERS = 8  # test processes that share the GPU
-SANITIZER_WORKERS = 4
-SANITIZERS = "tests/kernels/test_compute_sanitizer.py"
-# The shapes of `python -m benchmarks operators`, the most important first: what is not reached is cut off. With one
-# type, more shapes are reached.
-RATIO_SHAPES = ("A16", "B16", "C16", "D16", "P1", "P3", "A", "B", "C", "D", "E", "F", "P2", "P4")
-RATIO_DTYPE = "bfloat16"
-PROFILED_SHAPE, PROFILED_LAUNCHES = "A", 8
 PYTHON = (sys.executable, "-m")
-# The tests record their backend as a property. For other families pytest warns of that, and warnings are errors.
-PYTEST = (*PYTHON, "pytest", "-q", "-o", "junit_family=xunit1")
+BUILD = ROOT / "build" / "gpu_check"
+LAUNCHES = BUILD / "launches"  # a program that calls every kernel
+PROFILED = ("C:16", "A:16")
+TEST_PROCESSES = 8  # that share the GPU
+# Values, gradients and determinism of each operator, the most important first: what is not reached is cut off.
+TESTS = (
+    "tests/operators/test_determinism.py",
+    "tests/operators/test_derivatives.py::test_gradients",
+    "tests/operators/test_derivatives.py::test_tangents",
+    "tests/deform_conv/test_dtypes.py::test_against_float64",
+    "tests/deform_conv/test_values.py::test_numpy_reference",
+    "tests/deform_conv/test_fused.py::test_values",
+    "tests/deform_aggregation/test_values.py::test_the_numpy_reference",
+    "tests/deform_aggregation/test_values.py::test_dtypes",
+    "tests/roi_pool/test_align.py",
+    "tests/roi_pool/test_values.py",
+    "tests/sampling/test_values.py::test_numpy_reference",
+    "tests/sampling/test_values.py::test_dtypes",
+    "tests/operators/test_special.py::test_only_pixels_with_a_weight_are_read",
+    "tests/operators/test_random_problems.py",
+    "tests/test_boxes.py::test_a_loop_in_numpy_keeps_the_same",
+)
+CLEAN = {  # what a tool of compute-sanitizer says of a program without errors
+    "memcheck": "ERROR SUMMARY: 0 errors",
+    "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
+    "synccheck": "ERROR SUMMARY: 0 errors",
+    "initcheck": "ERROR SUMMARY: 0 errors",
+}
 
 
 class Context(NamedTuple):
     gpu: dict[str, str]
     limit: float  # seconds
-    out: Path
+    is_rehearsal: bool  # on a CPU
 
 
 class Step(NamedTuple):
-    seconds: int  # its share of the time
+    share: float  # of the time
     run: Callable[[Context], dict[str, Any]]
 
 
@@ -48,128 +59,110 @@ def read_facts(context):
 
 
 def build(context):
+    """Installs the package with kernels for this GPU, and links the same kernels to the program of the sanitizers."""
+    end = time.monotonic() + context.limit
     architecture = context.gpu["compute capability"].replace(".", "")
-    return run(
-        *(*PYTHON, "pip", "install", "--no-build-isolation", "--no-deps", "--editable", "."),
+    package = run(
+        *(*PYTHON, "pip", "install", "--no-index", "--no-build-isolation", "--no-deps", "--editable", "."),
+        f"-Cbuild-dir={BUILD}",
         "-Ccmake.define.JAX_DCN_CUDA=ON",
         f"-Ccmake.define.JAX_DCN_CUDA_CODE={architecture}",
         limit=context.limit,
     )
+    if not package["ok"]:
+        return package
+    nvcc, source, compiled = find("nvcc"), ROOT / "tests" / "kernels" / "launches.cc", LAUNCHES.with_suffix(".o")
+    options = ("-std=c++17", f"-I{ROOT / 'lib'}", f"-I{ROOT / 'lib' / 'cuda'}", "-x", "cu", "-c")
+    kernels = (BUILD / "CMakeFiles" / "_cuda.dir" / "lib" / "cuda").glob("*.cu.o")
+    program = run(nvcc, *options, source, "-o", compiled, limit=end - time.monotonic())
+    linked = run(nvcc, compiled, *kernels, "-o", LAUNCHES, limit=end - time.monotonic())
+    return package | ({} if program["ok"] and linked["ok"] else {"why": "There is no program for the sanitizers."})
 
 
 def smoke(context):
-    return run_for_json(*PYTHON, "benchmarks.smoke", limit=context.limit)
+    step = measure(context, "benchmarks.smoke")
+    return step | {"ok": step["ok"] and all(row["ok"] for row in step["rows"])}
 
 
-def run_tests(context):
-    """Only the tests of the GPU, because those of the CPU can run on any machine."""
-    step = run_pytest("--platform=cuda", f"--ignore={SANITIZERS}", workers=WORKERS, limit=context.limit)
-    return failing_if_all_were_skipped(step)
+def time_kernels(context):
+    return measure(context, "benchmarks.kernel_times")
 
 
-def sanitize(context):
-    return failing_if_all_were_skipped(run_pytest(SANITIZERS, workers=SANITIZER_WORKERS, limit=context.limit))
-
-
-def failing_if_all_were_skipped(step):
-    """The step, which fails if no test passed on the GPU, because nothing was tested then."""
-    if step["backends"].get("cuda", {}).get("passed", 0) > 0:
-        return step
-    return step | {"ok": False, "why": "No test passed on the GPU; tests that were skipped have their reasons below."}
-
-
-def compare_estimates(context):
-    step = run_for_json(*PYTHON, "benchmarks.kernel_times", limit=context.limit)
-    path, name = estimates.newest(RESULTS), context.gpu["name"]
-    found = estimates.read(path, name) if path else {}
-    for row in step.get("results", {}).get("rows", ()):
-        estimate = found.get((row["call"], row["shape"], row["batch"]))
-        row["estimate"] = estimate and estimate._asdict()
-    why = "" if found else f"There are no estimates for {name}: `python -m benchmarks.machine_code` writes them."
-    return step | {"estimates": path and path.name, "why": why}
-
-
-def compare_operators(context):
-    """Reaching the time limit is no failure: the results name what was not reached."""
-    with tempfile.TemporaryDirectory() as folder:
-        seconds = max(round(context.limit - 2 * GRACE), 1)
-        command = [*PYTHON, "benchmarks", "operators", "--seconds", str(seconds), "--dtypes", RATIO_DTYPE]
-        command += ["--shapes", *RATIO_SHAPES]
-        command += ["--out", folder, *([] if find_spec("matplotlib") else ["--no-plot"])]
-        step = run(*command, limit=context.limit)
-        for path in Path(folder).iterdir():
-            if path.suffix == ".json":
-                step["results"] = json.loads(path.read_text())
-            elif path.suffix == ".md":
-                step["page"] = path.read_text()
-            else:
-                shutil.copy(path, context.out)
-    refused = [
-        (name, reason)
-        for row in step.get("results", {}).get("operators", ())
-        for name, reason in row["refused"].items()
-    ]
-    wrong = [reason for name, reason in refused if name == "jax_dcn" or reason.startswith("differs")]
-    return step | {"ok": "results" in step and not wrong}
+def compare(context):
+    return measure(context, "benchmarks.gpu_ratios")
 
 
 def profile(context):
     """A machine on which nothing can be profiled does not fail the check."""
     if find("ncu") is None:
         return {"ok": True, "why": "There is no profile: ncu is not installed."}
-    command = [find("ncu"), *ncu.options(PROFILED_LAUNCHES), *PYTHON, "benchmarks.kernel_times"]
-    step = run(*command, "--once", "--shapes", PROFILED_SHAPE, limit=context.limit, captured=True)
-    output = step.pop("output")
-    launches = ncu.read(output)
-    why = "" if launches else f"There is no profile: {'; '.join(ncu.errors(output)) or output[-500:].strip()}"
-    return step | {"ok": True, "launches": launches, "why": why}
+    end, launches, why = time.monotonic() + context.limit, [], ""
+    for number, case in enumerate(PROFILED):
+        program = (*PYTHON, "benchmarks.kernel_times", "--once", "--cases", case, *small(context))
+        limit = (end - time.monotonic()) / (len(PROFILED) - number)
+        output = run(find("ncu"), *ncu.options(), *program, limit=limit, is_captured=True)["output"]
+        found = ncu.read(output)
+        launches += [{"case": case, **launch} for launch in found]
+        why += "" if found else f"No profile of {case}: {'; '.join(ncu.errors(output)) or output[-500:].strip()} "
+    return {"ok": True, "launches": launches, "why": why}
+
+
+def run_tests(context):
+    """Some tests on the GPU; those of the CPU can run on any machine. They pass if some did, and none failed."""
+    platform = "cpu" if context.is_rehearsal else "cuda"
+    processes = min(TEST_PROCESSES, os.cpu_count())
+    parallel = ["-n", str(processes), "--dist", "worksteal"] if find_spec("xdist") else []
+    options = ["-q", "--continue-on-collection-errors", f"--platform={platform}", *parallel]
+    step = run(*PYTHON, "pytest", *options, *TESTS, limit=context.limit, rows_option="--outcomes")
+    outcomes = {row["outcome"] for row in step["rows"] if row["backend"] in (platform, f"reference on {platform}")}
+    has_passed = any(row["outcome"] == "passed" and row["backend"] == platform for row in step["rows"])
+    ended_well = step["ok"] or step["stopped at its limit"]
+    why = "" if has_passed else f"No test passed on {platform}; tests that were skipped have their reasons below."
+    return step | {"ok": has_passed and "failed" not in outcomes and ended_well, "why": why}
+
+
+def sanitize(context):
+    """Runs every kernel, alone and under the tools of compute-sanitizer, as far as there is time."""
+    end, rows, tool_path = time.monotonic() + context.limit, [], find("compute-sanitizer")
+    for tool, clean in {"none": "every launch is done", **(CLEAN if tool_path else {})}.items():
+        command = [] if tool == "none" else [tool_path, "--tool", tool, "--error-exitcode", "1"]
+        # initcheck takes memory that was filled in advance to be written.
+        options = ["--leave-unwritten"] if tool == "initcheck" else []
+        result = run(*command, LAUNCHES, *options, limit=end - time.monotonic(), is_captured=True)
+        output = result.pop("output")
+        is_clean = result["ok"] and clean in output
+        is_skipped = result["stopped at its limit"] or "Device not supported" in output
+        outcome = "passed" if is_clean else "skipped" if is_skipped else "failed"
+        rows.append({"test": tool, "outcome": outcome, "message": "" if is_clean else output[-1000:]})
+    outcomes = [row["outcome"] for row in rows]
+    why = "" if tool_path else "compute-sanitizer is not installed."
+    return {"ok": "passed" in outcomes and "failed" not in outcomes, "rows": rows, "why": why}
 
 
 STEPS = {
-    "facts": Step(5, read_facts),
-    "build": Step(80, build),
-    "smoke": Step(60, smoke),
-    "tests": Step(150, run_tests),
-    "sanitizers": Step(75, sanitize),
-    "estimates": Step(40, compare_estimates),
-    "ratios": Step(95, compare_operators),
-    "profile": Step(30, profile),
+    "facts": Step(0.01, read_facts),
+    "build": Step(0.11, build),
+    "smoke": Step(0.08, smoke),
+    "kernels": Step(0.17, time_kernels),
+    "ratios": Step(0.23, compare),
+    "profile": Step(0.11, profile),
+    "tests": Step(0.19, run_tests),
+    "sanitizers": Step(0.09, sanitize),
 }
 
 
-def run_for_json(*command, limit):
-    """Runs a command that writes a JSON file after each of its parts, so that one that is stopped has results too."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "results.json"
-        step = run(*command, "--out", path, limit=limit)
-        if not path.exists():
-            return step | {"ok": False}
-        return step | {"results": json.loads(path.read_text())}
+def small(context):
+    return ["--small"] if context.is_rehearsal else []
 
 
-def run_pytest(*arguments, workers, limit):
-    with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder) / "results.xml"
-        processes = ["-n", str(min(workers, os.cpu_count()))] if find_spec("xdist") else []
-        step = run(*PYTEST, f"--junitxml={results}", *processes, *arguments, limit=limit)
-        try:
-            return step | read_tests(ElementTree.parse(results))
-        except (OSError, ElementTree.ParseError) as error:
-            return step | {"ok": False, "backends": {}, "unreadable": str(error)}
+def measure(context, module):
+    """Runs a module whose first row says which platform it ran on. JAX may silently have fallen back to the CPU.
 
-
-def read_tests(results):
-    """The outcomes of each backend's tests, counted; the reasons for skips, counted; and the messages of failures."""
-    outcomes, reasons, failures = {}, Counter(), {}
-    for case in results.iter("testcase"):
-        properties = {p.get("name"): p.get("value") for p in case.iter("property")}
-        counts = outcomes.setdefault(properties.get("backend", "none"), Counter())
-        name = f"{case.get('classname')}::{case.get('name')}"
-        failed = [problem for kind in ("failure", "error") for problem in case.iter(kind)]
-        skipped = case.find("skipped")
-        if failed:
-            failures[name] = (failed[0].get("message") or failed[0].text or "")[:500]
-        elif skipped is not None:
-            reasons[skipped.get("message")] += 1
-        counts["failed" if failed else "passed" if skipped is None else "skipped"] += 1
-    return {"backends": outcomes, "reasons to skip": reasons, "failures": failures}
+    What reaches the time limit has not failed: rows in the order of importance were written before.
+    """
+    step = run(*PYTHON, module, *small(context), limit=context.limit, rows_option="--out")
+    about, *rows = step["rows"] or [{"platform": "nothing"}]
+    expected = "cpu" if context.is_rehearsal else "gpu"
+    is_right, ended = about["platform"] == expected, step["ok"] or step["stopped at its limit"]
+    why = "" if is_right else f"It ran on {about['platform']}, not on a {expected}."
+    return step | {"about": about, "rows": rows, "ok": is_right and ended and bool(rows), "why": why}

@@ -10,27 +10,32 @@ import jax_dcn
 from benchmarks.baselines import Implementation, Operator, Problem, compiled, native, pure_jax, pytorch
 
 ATTENTION_OPERANDS, DCNV3_OPERANDS = ("value", "sampling_locations", "attention_weights"), ("x", "offset", "mask")
+LEVELS = ((64, 64), (32, 32), (16, 16), (8, 8))
 CHANNELS, POINTS = 32, 4  # of a head or a group; of a head on each level
 
 
 class Attention(NamedTuple):
-    """Queries that sample square levels. Without `queries`, each pixel is a query, which samples around itself."""
+    """Queries that sample levels of (height, width). Without `queries`, each pixel is one and samples around itself."""
 
     batch: int
-    sizes: tuple[int, ...]
+    sizes: tuple[tuple[int, int], ...]
     queries: int | None = None
     heads: int = 8
 
     def __str__(self):
         queries = "each pixel" if self.queries is None else f"{self.queries} queries"
-        levels = ", ".join(f"{size}²" for size in self.sizes)
+        levels = ", ".join(f"{height} x {width}" for height, width in self.sizes)
         return f"{queries} of {self.batch} examples, levels {levels}, {self.heads} heads of {CHANNELS}, {POINTS} points"
+
+    @property
+    def pixels(self):
+        """The number of pixels of all levels."""
+        return sum(height * width for height, width in self.sizes)
 
     @property
     def taps(self):
         """The number of taps of all queries and heads."""
-        queries = self.queries or sum(size**2 for size in self.sizes)
-        return self.batch * queries * self.heads * len(self.sizes) * POINTS
+        return self.batch * (self.queries or self.pixels) * self.heads * len(self.sizes) * POINTS
 
 
 class Window(NamedTuple):
@@ -50,9 +55,8 @@ class Window(NamedTuple):
 
 
 def attention_problem(shape, dtype):
-    random = np.random.default_rng(0)
-    pixels = sum(size**2 for size in shape.sizes)
-    levels = np.array(shape.sizes)[:, None, None]
+    random, pixels = np.random.default_rng(0), shape.pixels
+    levels = np.array(shape.sizes)[:, None, ::-1]  # width and height
     if shape.queries is None:
         centers = np.concatenate([grid(size) for size in shape.sizes])[:, None, None, None]
         scattered = 2 / levels * random.standard_normal((shape.batch, pixels, shape.heads, len(levels), POINTS, 2))
@@ -74,14 +78,15 @@ def attention_problem(shape, dtype):
         varied=ATTENTION_OPERANDS,
         cotangent=normal(shape.batch, locations.shape[1], shape.heads * CHANNELS),
         dtype=dtype,
-        options={"spatial_shapes": tuple((size, size) for size in shape.sizes)},
+        options={"spatial_shapes": shape.sizes},
     )
 
 
 def grid(size):
     """The centres of a level's pixels, row by row, as fractions (x, y)."""
-    rows, columns = np.divmod(np.arange(size**2), size)
-    return (np.stack([columns, rows], 1) + 0.5) / size
+    height, width = size
+    rows, columns = np.divmod(np.arange(height * width), width)
+    return (np.stack([columns, rows], 1) + 0.5) / (width, height)
 
 
 def dcnv3_problem(shape, dtype):
@@ -116,9 +121,12 @@ def implementations(function, operands, prepare_loop, in_pure_jax):
 
 ATTENTION = Operator(
     name="multi_scale_deformable_attention",
+    function=jax_dcn.multi_scale_deformable_attention,
     shapes={
-        "M1": Attention(2, (64, 32, 16, 8)),  # an encoder
-        "M2": Attention(2, (64, 32, 16, 8), queries=300),  # a decoder
+        "M1": Attention(2, LEVELS),  # an encoder
+        "M2": Attention(2, LEVELS, queries=300),  # a decoder
+        # The decoder of which https://github.com/roulbac/msda-triton has times on an H100.
+        "M3": Attention(4, ((100, 167), (50, 84), (25, 42), (13, 21)), queries=300),
     },
     problem=attention_problem,
     implementations=implementations(
@@ -133,6 +141,7 @@ ATTENTION = Operator(
 )
 DCNV3 = Operator(
     name="dcnv3",
+    function=jax_dcn.dcnv3,
     # The first three stages of InternImage, for images of 224 x 224.
     shapes={"W1": Window(2, 56, 4), "W2": Window(2, 28, 8), "W3": Window(2, 14, 16)},
     problem=dcnv3_problem,

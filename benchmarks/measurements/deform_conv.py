@@ -146,6 +146,7 @@ def plan(shape, dtype, **target):
 XLA, ONEDNN = "XLA convolution", "oneDNN convolution"
 CONVOLUTION = Operator(
     name="deform_conv2d",
+    function=deformable,
     shapes=SHAPES,
     problem=problem,
     implementations={

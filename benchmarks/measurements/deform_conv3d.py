@@ -56,6 +56,7 @@ def undeformed(problem):
 XLA = "XLA convolution"
 CONVOLUTION_OF_VOLUMES = Operator(
     name="deform_conv3d",
+    function=jax_dcn.deform_conv3d,
     shapes={"V1": Shape(2, (16, 56, 56), 64)},
     problem=problem,
     implementations={

@@ -12,10 +12,17 @@ from benchmarks.support.machine import cores
 TOLERANCE = {"float32": 5e-3, "bfloat16": 5e-2, "float16": 5e-2}
 
 
-def measure(problem, implementations, repeats):
-    """One row per pass: seconds and bytes of each implementation, or why it is missing or was refused."""
+def seconds(calls, repeats):
+    return {"seconds": interleaved(calls, repeats)}
+
+
+def measure(problem, implementations, repeats, times=seconds):
+    """One row per pass: `times` and bytes of each implementation, or why it is missing or was refused."""
     prepared = prepare_all(problem, implementations)
-    return [measure_pass(problem, implementations, calls, repeats) | {"pass": name} for name, calls in prepared.items()]
+    return [
+        measure_pass(problem, implementations, calls, repeats, times) | {"pass": name}
+        for name, calls in prepared.items()
+    ]
 
 
 def prepare_all(problem, implementations):
@@ -35,13 +42,13 @@ def prepare_all(problem, implementations):
     return {pass_: {name: prepared[pass_, name] for name in implementations} for pass_ in PASSES}
 
 
-def measure_pass(problem, implementations, calls, repeats):
+def measure_pass(problem, implementations, calls, repeats, times):
     without = {name: str(reason) for name, reason in calls.items() if isinstance(reason, Unavailable)}
     calls = {name: call for name, call in calls.items() if name not in without}
     held, refused = check(problem, implementations, calls)
     calls = {name: call for name, call in calls.items() if name not in refused}
     return {
-        "seconds": interleaved(calls, repeats),
+        **times(calls, repeats),
         "bytes": {name: held[name] for name in calls},
         "notes": {name: call.note for name, call in calls.items() if call.note},
         "without": without,

@@ -78,6 +78,7 @@ def implementations(function, prepare_loop, in_pure_jax, operands):
 
 PSROI_POOL = Operator(
     name="deform_psroi_pool",
+    function=jax_dcn.deform_psroi_pool,
     shapes={
         "P1": Shape(2, 38, 63, 81, rois=300, group=7, classes=81),  # R-FCN, scores
         "P2": Shape(2, 38, 63, 8, rois=300, group=7),  # R-FCN, boxes
@@ -93,6 +94,7 @@ PSROI_POOL = Operator(
 )
 ROI_ALIGN = Operator(
     name="roi_align",
+    function=jax_dcn.roi_align,
     shapes={
         "R1": Shape(1, 50, 68, 256, rois=512, points=2),  # one level
         "R2": Shape(1, 200, 336, 256, rois=512, stride=4, points=2),  # feature pyramid

@@ -57,6 +57,7 @@ def problem(shape, dtype):
 
 SAMPLING = Operator(
     name="grid_sample",
+    function=jax_dcn.grid_sample,
     shapes={
         "S1": Shape("flow warp", 2, (256, 448), 64, (256, 448), warps=True),
         "S2": Shape("points of masks", 100, (256, 256), 1, (12544,)),

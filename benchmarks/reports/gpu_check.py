@@ -1,11 +1,24 @@
 """The page that `make gpu-check` writes, and its tables. It needs neither jax nor jax_dcn."""
 
 import re
+from collections import Counter
 
-from benchmarks.reports.formatting import digits, markdown
+from benchmarks.reports.formatting import digits, markdown, paragraph
 
-# The metrics of a profile that say what bounds a kernel; a report has all of them in its JSON file.
-SHOWN = re.compile(r"Duration|SM Frequency|Issue Slots Busy|L1/TEX|Tensor|Achieved Occupancy|Shared.*Conflict")
+# The metrics of a profile that say what bounds a kernel; the JSON file has all of them.
+SHOWN = re.compile(r"Duration|SM Freq|L1/TEX|L2 Hit|DRAM Thr|Achieved Occ|Waves|Grid|Registers|Warp Cycles|No Eligible")
+# Milliseconds on an H100 by https://github.com/roulbac/msda-triton at 7fd0886: its Triton kernels, whose gradients use
+# atomics, and how many times as long mmcv's CUDA kernels take. Times of kernels by PyTorch's profiler.
+PUBLISHED = {
+    ("forward", "float32"): (0.012, 2.17),
+    ("forward", "float16"): (0.008, 4.30),
+    ("forward", "bfloat16"): (0.008, None),
+    ("backward", "float32"): (0.092, 1.33),
+    ("backward", "float16"): (0.056, 4.50),
+    ("backward", "bfloat16"): (0.056, None),
+}
+ABOUT_PUBLISHED = """Attention M3 beside published times on an H100: Triton kernels of msda-triton and CUDA kernels of
+mmcv, both with atomics. The gradients of this package have none, and equal bits in every run."""
 
 
 def page(report):
@@ -16,12 +29,13 @@ def sections(report):
     steps = report["steps"]
     gpu = ", ".join(f"{key} {value}" for key, value in report["gpu"].items())
     seconds = sum(step["seconds"] for step in steps.values())
-    yield f"# GPU check\n\n{report['date']}, commit {report['commit']}, {gpu}; {seconds} s in all."
+    yield f"# GPU check{', rehearsed on a CPU' if report['rehearsed'] else ''}"
+    yield f"{report['date']}, commit {report['commit']}, {gpu}; {seconds} s in all."
     yield markdown([["step", "result", "seconds"], *([name, *outcome(steps.get(name))] for name in SECTIONS)])
     for name, section in SECTIONS.items():
         step = steps.get(name, {})
         # Why a step has no result, or less than it could have, comes last.
-        if paragraphs := [*section(step), *([step["why"]] if step.get("why") else [])]:
+        if paragraphs := [*section(step), *([step["why"].strip()] if step.get("why") else [])]:
             yield f"## {name.capitalize()}"
             yield from paragraphs
 
@@ -36,73 +50,76 @@ def outcome(step):
 
 
 def of_facts(step):
-    if "facts" not in step:
-        return
-    rows = ([name, "unknown" if value is None else str(value)] for name, value in step["facts"].items())
-    yield markdown([["what", "value"], *rows])
+    if "facts" in step:
+        rows = ([name, "unknown" if value is None else str(value)] for name, value in step["facts"].items())
+        yield markdown([["what", "value"], *rows])
 
 
 def of_smoke(step):
-    if "results" in step:
-        yield from smoke_sections(step["results"])
+    if step.get("rows"):
+        yield from smoke_sections(step["about"]["calls"], step["rows"])
 
 
-def of_tests(step):
-    if step.get("backends"):
-        kinds = ("passed", "failed", "skipped")
-        rows = (
-            [backend, *(str(counts.get(k, 0)) for k in kinds)] for backend, counts in sorted(step["backends"].items())
+def of_kernels(step):
+    if step.get("rows"):
+        yield paragraph(
+            "Milliseconds of all kernels of a call, of which XLA's are its products, and with waiting for the result. "
+            "Estimates are those of gpu_estimate.py."
         )
-        yield markdown([["tests of", *kinds], *rows])
-    notes = [f"- {count} skipped: {reason}" for reason, count in step.get("reasons to skip", {}).items()]
-    failures = step.get("failures", {})
-    notes += [f"- **failed** `{name}`: {' '.join(message.split())}" for name, message in failures.items()]
-    if notes:
-        yield "\n".join(notes)
-
-
-def of_estimates(step):
-    if "results" in step:
-        rows = step["results"]["rows"]
-        if any(row["estimate"] for row in rows):
-            yield f"Measured times, and the estimates of {step['estimates']}."
-        yield times_table(rows)
-        yield kernels_table(rows)
-        if clocks := {row["SM clock"]: None for row in rows if row["SM clock"]}:
-            yield f"Clock of the SMs after each shape was timed: {', '.join(clocks)}."
-        if rows and not any(row["milliseconds"] for row in rows):
-            yield "The profiler of jax saw no kernels: CUPTI could not trace this GPU."
+        yield times_table(step["rows"])
+        yield kernels_table(step["rows"])
 
 
 def of_ratios(step):
-    if "page" in step:
-        yield step["page"].strip()
+    if rows := step.get("rows"):
+        yield "\n".join(f"- {name}: {shape}" for name, shape in {row["case"]: row["shape"] for row in rows}.items())
+        yield ratios_table(rows)
+        if notes := list(notes_of(rows)):
+            yield "\n".join(notes)
+        if published := list(published_lines(rows)):
+            yield paragraph(ABOUT_PUBLISHED)
+            head = ["type", "pass", "this package, ms", "msda-triton, ms", "time / msda-triton", "time / mmcv"]
+            yield markdown([head, *published])
 
 
 def of_profile(step):
     """One line per launch and metric."""
     rows = [
-        [str(number), f"`{launch['kernel']}`", metric, f"{value} {unit}".strip()]
-        for number, launch in enumerate(step.get("launches", ()), 1)
+        [launch["case"], f"`{launch['kernel']}`", metric, f"{value} {unit}".strip()]
+        for launch in step.get("launches", ())
         for metric, (value, unit) in launch["metrics"].items()
         if SHOWN.search(metric)
     ]
     if rows:
-        yield markdown([["launch", "kernel", "metric", "value"], *rows])
+        yield markdown([["case", "kernel", "metric", "value"], *rows])
 
 
-def smoke_sections(results):
+def of_tests(step):
+    if rows := step.get("rows"):
+        kinds = ("passed", "failed", "skipped")
+        counts = {}
+        for row in rows:
+            counts.setdefault(row.get("backend", "every kernel"), Counter())[row["outcome"]] += 1
+        lines = ([name, *(str(count[kind]) for kind in kinds)] for name, count in counts.items())
+        yield markdown([["tests of", *kinds], *lines])
+        skips = Counter(row["message"] for row in rows if row["outcome"] == "skipped")
+        notes = [f"- {count} skipped: {' '.join(reason.split())}" for reason, count in skips.items()]
+        failures = [row for row in rows if row["outcome"] == "failed"]
+        notes += [f"- **failed** `{row['test']}`: {' '.join(row['message'].split())}" for row in failures]
+        if notes:
+            yield "\n".join(notes)
+
+
+def smoke_sections(calls, rows):
     head = ["custom call", "checked", "wrong", "largest error / tolerance", "of"]
-    yield markdown([head, *(smoke_line(call, results["rows"]) for call in results["calls"])])
+    yield markdown([head, *(smoke_line(call, rows) for call in calls)])
     wrong = [
         f"- **wrong** `{row['call']}`: {row['result']}, {described(row)}: {row['reason']}"
-        for row in results["rows"]
+        for row in rows
         if not row["ok"]
     ]
     if wrong:
         yield "\n".join(wrong)
-    if results["not reached"]:
-        yield f"Not reached: {', '.join(results['not reached'])}."
 
 
 def smoke_line(call, rows):
@@ -121,40 +138,78 @@ def described(row):
 
 
 def times_table(rows):
-    """Rows of `benchmarks.kernel_times.measure`, which may have an "estimate": a dictionary, or None."""
-    head = ["shape", "custom call", "kernels, ms", "estimate, ms", "measured / estimate", "bound by", "program, ms"]
-    return markdown([head, *map(times_line, rows)])
+    """Rows of `benchmarks.kernel_times.measure`."""
+    head = ["case", "path", "pass", "kernels, ms", "of these XLA's", "estimate, ms", "measured / estimate"]
+    return markdown([[*head, "with waiting, ms", "SM clock"], *map(times_line, rows)])
 
 
 def times_line(row):
-    measured, estimate, shown = row["milliseconds"], row.get("estimate"), ["-", "-", "-"]
-    if estimate:
-        milliseconds = estimate["milliseconds"]
-        shown = [digits(milliseconds), ratio(measured, milliseconds), estimate["bound_by"]]
-    middle, low, high = (digits(row["program milliseconds"][key]) for key in ("median", "min", "max"))
-    kernels = "-" if measured is None else digits(measured)
-    return [row["shape"], f"`{row['call']}`", kernels, *shown, f"{middle} ({low} to {high})"]
+    begin = [row["case"], row["path"] or "-", row["pass"]]
+    if "why" in row:
+        return [*begin, row["why"], *[""] * 5]
+    measured, estimate = row["milliseconds"], row["estimate"]
+    others = sum(kernel["milliseconds"] for name, kernel in row["kernels"].items() if "dcn::" not in name)
+    mark = "" if row["as many in all runs"] else " (runs differ)"
+    shown = [f"{number(measured)}{mark}", number(others), number(estimate), ratio(measured, estimate)]
+    return [*begin, *shown, number(row["with waiting"]), row["SM clock"] or "-"]
 
 
 def kernels_table(rows):
-    """The same rows kernel by kernel: those of the package that were measured or estimated."""
-    head = ["shape", "kernel", "launches", "measured, ms", "estimate, ms", "measured / estimate"]
-    return markdown([head, *(line for row in rows for line in kernel_lines(row))])
+    """The same rows kernel by kernel: those of the package."""
+    lines = [
+        [row["case"], row["path"] or "-", row["pass"], f"`{name.removeprefix('dcn::')}`", *of_kernel(kernel)]
+        for row in rows
+        for name, kernel in row.get("kernels", {}).items()
+        if "dcn::" in name
+    ]
+    return markdown([["case", "path", "pass", "kernel", "launches", "ms"], *lines])
 
 
-def kernel_lines(row):
-    measured = {name: kernel for name, kernel in row["kernels"].items() if kernel["own"]}
-    estimated = row["estimate"]["kernels"] if row["estimate"] else {}
-    for name in dict.fromkeys([*measured, *estimated]):
-        found, expected = measured.get(name), estimated.get(name)
-        yield [
-            row["shape"],
-            f"`{name}`",
-            f"{found['launches']:g}" if found else "-",
-            digits(found["milliseconds"]) if found else "-",
-            digits(expected) if expected is not None else "-",
-            ratio(found and found["milliseconds"], expected),
-        ]
+def of_kernel(kernel):
+    return [str(kernel["launches"]), number(kernel["milliseconds"])]
+
+
+def ratios_table(rows):
+    """Rows of `benchmarks.gpu_ratios`: how many times as long as this package each baseline takes."""
+    head = ["case", "type", "pass", "implementation", "on the GPU, ms", "/ jax_dcn", "queued, ms", "/ jax_dcn"]
+    return markdown([head, *(line for row in rows for line in ratio_lines(row))])
+
+
+def ratio_lines(row):
+    queued = {name: found["median"] * 1e3 for name, found in row.get("seconds", {}).items()}
+    for name, milliseconds in queued.items():
+        found = row["device milliseconds"]
+        shown = [number(found[name]), ratio(found[name], found.get("jax_dcn"))]
+        shown += [number(milliseconds), ratio(milliseconds, queued.get("jax_dcn"))]
+        yield [row["case"], row["dtype"], row["pass"], name, *shown]
+
+
+def notes_of(rows):
+    for key, before in (("without", "without "), ("notes", ""), ("refused", "**refused** ")):
+        found = {}
+        for row in rows:
+            case = f"{row['case']} {row['dtype']} {row['pass']}"
+            for name, reason in row.get(key, {}).items():
+                found.setdefault(f"- {before}{name}: {reason}", []).append(case)
+        yield from (f"{text} ({'; '.join(cases)})" for text, cases in found.items())
+
+
+def published_lines(rows):
+    times = {(row["pass"], row["dtype"]): on_gpu(row) for row in rows if row["case"] == "M3" and on_gpu(row)}
+    for (name, dtype), (milliseconds, mmcv) in PUBLISHED.items():
+        forward, both = times.get(("forward", dtype)), times.get(("forward + backward", dtype))
+        if forward and both:
+            own = forward if name == "forward" else both - forward
+            mmcv_ratio = "-" if mmcv is None else ratio(own, milliseconds * mmcv)
+            yield [dtype, name, number(own), number(milliseconds), ratio(own, milliseconds), mmcv_ratio]
+
+
+def on_gpu(row):
+    return row.get("device milliseconds", {}).get("jax_dcn")
+
+
+def number(value):
+    return "-" if value is None else digits(value)
 
 
 def ratio(measured, expected):
@@ -165,9 +220,9 @@ SECTIONS = {
     "facts": of_facts,
     "build": lambda step: (),
     "smoke": of_smoke,
-    "tests": of_tests,
-    "sanitizers": of_tests,
-    "estimates": of_estimates,
+    "kernels": of_kernels,
     "ratios": of_ratios,
     "profile": of_profile,
+    "tests": of_tests,
+    "sanitizers": of_tests,
 }

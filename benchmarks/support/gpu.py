@@ -1,6 +1,8 @@
 """Reads which GPU and driver this machine has, and which of NVIDIA's tools are installed."""
 
 import ctypes
+import platform
+import re
 import shutil
 import subprocess
 from importlib.metadata import distributions
@@ -19,7 +21,8 @@ DETAILS = {
     "MIG": "mig_mode/current_mig",
     "ECC": "ecc_mode/current_ecc",
 }
-TOOLS = ("nvcc", "ncu", "compute-sanitizer")
+TOOLS = ("nvcc", "ncu", "compute-sanitizer", "g++", "cmake", "ninja")
+PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "flax", "numpy", "torch", "torchvision")
 SM_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
 
@@ -42,8 +45,18 @@ def facts():
         "CUDA runtime": runtime_version(),
         "SMs": sm_count(),
         **details,
-        **{tool: find(tool) is not None for tool in TOOLS},
+        **{tool: tool_version(tool) for tool in TOOLS},
+        "Python": platform.python_version(),
+        **{found.metadata["Name"]: found.version for found in distributions() if found.metadata["Name"] in PACKAGES},
     }
+
+
+def tool_version(tool):
+    """The first line with a number that a tool prints about its version."""
+    if find(tool) is None:
+        return "not installed"
+    lines = subprocess.run([find(tool), "--version"], capture_output=True, text=True).stdout.splitlines()
+    return next((line for line in lines if re.search(r"\d+\.\d+", line)), "unknown")
 
 
 def sm_clock():

@@ -46,8 +46,8 @@ class _Function:
         for var, operand in zip(jaxpr.invars, eqn.invars, strict=True):
             ctx.bind_value_for_var(var, ctx.get_value_for_var(operand))
         lower_jaxpr_with_plugins(ctx=ctx, jaxpr=jaxpr, registry=PLUGIN_REGISTRY, source=__name__)
-        for var, result in zip(jaxpr.outvars, eqn.outvars, strict=True):
-            ctx.bind_value_for_var(result, ctx.get_value_for_var(var))
+        for value, result in zip(jaxpr.outvars, eqn.outvars, strict=True):
+            ctx.bind_value_for_var(result, ctx.get_value_for_var(value))
 
 
 class _Replacement(_Function):

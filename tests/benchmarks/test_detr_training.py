@@ -2,9 +2,10 @@
 
 import pytest
 
-from benchmarks import detr_training
-
 pytest.importorskip("optax")
+pytest.importorskip("pycocotools")
+
+from benchmarks import detr_training
 
 
 @pytest.mark.thorough

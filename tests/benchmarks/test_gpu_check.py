@@ -1,22 +1,45 @@
-"""`make gpu-check` with commands that are simulated; the real ones need a GPU."""
+"""`make gpu-check`, rehearsed on a CPU with stand-ins for NVIDIA's tools, and without packages that may be absent."""
 
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import __main__ as benchmarks
 from benchmarks.gpu_check import __main__ as gpu_check
-from benchmarks.gpu_check import record, steps
-from benchmarks.gpu_check.process import run as run_process
+from benchmarks.gpu_check import process, steps
 from benchmarks.reports import gpu_check as report
 from benchmarks.support import sources
 
 pytestmark = pytest.mark.platforms("cpu")
+
+ABSENT = ("pycocotools", "jax2onnx", "sphinx", "mypy")
+NVIDIA_SMI = """#!/bin/sh
+case "$1" in
+-q) echo "<log><cuda_version>13.0</cuda_version><gpu><mig_mode><current_mig>Disabled</current_mig></mig_mode>\
+<max_clocks><sm_clock>1980 MHz</sm_clock></max_clocks></gpu></log>" ;;
+*clocks.sm) echo "1755 MHz" ;;
+*) echo "Fast GPU H200, 9.0, 600.1, 1 MiB" ;;
+esac
+"""
+NCU = """#!/bin/sh
+while [ "$1" != "$PYTHON" ]; do shift; done
+"$@" || exit
+echo '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
+echo '"0","void dcn::SortBinsKernel<int>(int)","Duration","us","61.5"'
+echo '"0","void dcn::SortBinsKernel<int>(int)","Some Metric","","2"'
+"""
+LAUNCHES = """#!/bin/sh
+echo "every launch is done"
+"""
+SANITIZER = """#!/bin/sh
+"$5" || exit
+case "$2" in
+racecheck) echo "RACECHECK SUMMARY: 1 hazard displayed" ;;
+*) echo "ERROR SUMMARY: 0 errors" ;;
+esac
+"""
 
 
 def lines_of(page):
@@ -24,315 +47,132 @@ def lines_of(page):
     return [" ".join(line.split()) for line in page.splitlines()]
 
 
-def test_only_the_tests_of_a_platform_run_and_name_it(tmp_path):
-    results = tmp_path / "results.xml"
-    command = [*steps.PYTEST, f"--junitxml={results}", "--platform=cpu", "tests/test_platforms.py"]
-    subprocess.run(command, capture_output=True, cwd=sources.ROOT)
-    assert steps.read_tests(ElementTree.parse(results))["backends"] == {"cpu": {"passed": 1}}
-
-
-def test_outcomes_are_on_the_page():
-    cases = ("<failure message='it is wrong'/>", "<skipped message='no reason'/>", "")
-    outcome = steps.read_tests(
-        ElementTree.fromstring("".join(map(TEST_RESULTS.__mod__, cases)).join(("<all>", "</all>")))
-    )
-    assert outcome["backends"] == {"cuda": {"passed": 1, "skipped": 1, "failed": 1}}
-    step = {"ok": True, "seconds": 3, "stopped at its limit": False}
-    tests = step | outcome | {"ok": False, "stopped at its limit": True}
-    head = {"gpu": {"name": "a GPU"}, "date": "today", "commit": "abc"}
-    lines = lines_of(report.page(head | {"steps": {"build": step, "tests": tests}}))
-    assert "today, commit abc, name a GPU; 6 s in all." in lines
-    assert "| build | passed | 3 |" in lines
-    assert "| tests | **failed**, stopped at its limit | 3 |" in lines
-    assert "| ratios | not reached | |" in lines
-    assert "| cuda | 1 | 1 | 1 |" in lines
-    assert "- 1 skipped: no reason" in lines
-    assert "- **failed** `test::cuda`: it is wrong" in lines
-
-
-def test_the_shapes_of_the_ratios_exist():
-    args = benchmarks.parse(["operators", "--shapes", *steps.RATIO_SHAPES, "--dtypes", steps.RATIO_DTYPE])
-    assert list(args.shapes) == list(steps.RATIO_SHAPES)
-
-
-def test_a_command_is_stopped_at_its_limit():
-    sleep = "import time; time.sleep(600)"
-    step = run_process(sys.executable, "-c", sleep, limit=1)
-    assert step["stopped at its limit"] and not step["ok"] and step["seconds"] < 300
-    assert run_process(sys.executable, "-c", "", limit=600)["ok"]
-    assert not run_process(sys.executable, "-c", "raise SystemExit(3)", limit=600)["ok"]
-    assert run_process(sys.executable, "-c", "print('some text')", limit=600, captured=True)["output"] == "some text\n"
-
-
-TEST_RESULTS = """<testsuites><testsuite>
-  <testcase classname="test" name="cuda"><properties><property name="backend" value="cuda"/></properties>%s</testcase>
-</testsuite></testsuites>"""
-NVIDIA_SMI = """#!/bin/sh
-case "$1" in
--q) cat <<'END'
-<nvidia_smi_log>
-  <driver_version>600.1</driver_version> <cuda_version>13.0</cuda_version>
-  <gpu>
-    <product_name>Fast GPU</product_name>
-    <mig_mode> <current_mig>Disabled</current_mig> </mig_mode>
-    <gpu_power_readings> <current_power_limit>700.00 W</current_power_limit> </gpu_power_readings>
-    <clocks> <sm_clock>1755 MHz</sm_clock> </clocks>
-    <max_clocks> <sm_clock>1980 MHz</sm_clock> </max_clocks>
-  </gpu>
-</nvidia_smi_log>
-END
-;;
-*) echo '%s' ;;
-esac
-"""
-GPU = "Fast GPU H200, 9.0, 600.1, 1 MiB"
-LAUNCH = {"kernel": "A<half>", "call": "dcn_fused_forward", "shape": "A", "batch": 16, "architecture": "sm_90"}
-LAUNCH |= {"gpu": "H200", "milliseconds": 0.25, "bound_by": "issue"}
-MEASURED = {"call": "dcn_fused_forward", "shape": "A", "batch": 16, "milliseconds": 0.5, "SM clock": "1755 MHz"}
-MEASURED["kernels"] = {
-    "A<half>": {"milliseconds": 0.5, "launches": 1.0, "own": True},
-    "fusion": {"milliseconds": 0.01, "launches": 1.0, "own": False},
-}
-MEASURED |= {"program milliseconds": {"median": 0.6, "min": 0.55, "max": 0.7}}
-SMOKE = {"calls": ["dcn_sample"], "rows": [], "not reached": ["plain small float32"]}
-PROFILE = """==PROF== Connected to process 7
-"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
-"0","void dcn::FusedForwardKernel<__half, 128>(int)","Issue Slots Busy","%","61.5"
-"0","void dcn::FusedForwardKernel<__half, 128>(int)","Waves Per SM","","2"
-==PROF== Disconnected
-"""
-ORDER = ["pip", "benchmarks.smoke", "pytest", "sanitizers", "benchmarks.kernel_times", "benchmarks", "ncu"]
-
-
-class Machine:
-    """A machine whose nvidia-smi prints `line`, or fails, and on which commands are only recorded."""
-
-    def __init__(self, folder, monkeypatch):
-        self.out = folder / "out"
-        self.results = folder / "results"
-        self.results.mkdir()
-        self.bin = folder / "bin"
-        self.bin.mkdir()
-        self.clock = 0.0
-        self.set_gpu(GPU)
-        self.install("ncu")
-        self.commands = []  # name, words, limit and the steps that were written down before
-        self.skips, self.refused, self.fails, self.stopped, self.takes = (), {}, (), (), {}
-        monkeypatch.setenv("PATH", str(self.bin), prepend=":")
-        monkeypatch.setattr(steps, "run", self.run)
-        monkeypatch.setattr(steps, "RESULTS", self.results)
-        monkeypatch.setattr(gpu_check.time, "perf_counter", lambda: self.clock)
-        monkeypatch.setattr(record, "digest_of_sources", lambda: self.sources)
-        self.sources = "these"
-
-    def install(self, name, script="#!/bin/sh\n"):
-        (self.bin / name).write_text(script)
-        (self.bin / name).chmod(0o755)
-
-    def set_gpu(self, line):
-        self.install("nvidia-smi", NVIDIA_SMI % line if line else "#!/bin/sh\nexit 9\n")
-
-    def check(self, *arguments):
-        """Exit status of `make gpu-check`, and the names of the commands that it ran."""
-        self.commands.clear()
-        self.clock = 0.0
-        status = gpu_check.main([*arguments, "--out", str(self.out)])
-        return status, [name for name, *_ in self.commands]
-
-    def read(self, suffix):
-        return max(self.out.glob(f"*-gpu-*{suffix}"), key=lambda path: path.stat().st_mtime_ns).read_text()
-
-    @property
-    def report(self):
-        return json.loads(self.read(".json"))
-
-    @property
-    def page(self):
-        return self.read(".md")
-
-    def run(self, *command, limit, captured=False):
-        words = [str(word) for word in command]
-        name = next(name for name in ORDER if name in [Path(word).name for word in words])
-        if name == "pytest" and steps.SANITIZERS in words:
-            name = "sanitizers"
-        if "--once" in words:
-            name = "ncu"
-        written = set(self.report["steps"]) if list(self.out.iterdir()) else set()
-        self.commands.append((name, words, limit, written))
-        self.clock += self.takes.get(name, 1)
-        if name in ("pytest", "sanitizers"):
-            (path,) = (Path(word.removeprefix("--junitxml=")) for word in words if word.startswith("--junitxml="))
-            path.write_text(TEST_RESULTS % ("<skipped message='none'/>" if name in self.skips else ""))
-        elif "--out" in words:
-            path = Path(words[words.index("--out") + 1])
-            if name == "benchmarks":
-                (path / "results.json").write_text(json.dumps({"operators": [{"refused": self.refused}]}))
-                (path / "results.md").write_text("as tables")
-                (path / "plot.png").touch()
-            else:
-                rows = {"benchmarks.smoke": SMOKE, "benchmarks.kernel_times": {"rows": [MEASURED]}}
-                path.write_text(json.dumps(rows[name]))
-        result = {"ok": name not in self.fails, "seconds": 1, "stopped at its limit": name in self.stopped}
-        return result | ({"output": PROFILE} if captured else {})
-
-
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    return Machine(tmp_path, monkeypatch)
+    """A function that runs the check there, and returns its status, its results and the lines of its page."""
+    programs = {"nvidia-smi": NVIDIA_SMI, "ncu": NCU, "compute-sanitizer": SANITIZER, "launches": LAUNCHES}
+    for name, script in programs.items():
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules |= dict.fromkeys({ABSENT})\n")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHON", sys.executable)
+    monkeypatch.setattr(steps, "LAUNCHES", tmp_path / "launches")
+
+    def check(*arguments):
+        status = gpu_check.main([*arguments, "--out", str(tmp_path / "out")])
+        path = max((tmp_path / "out").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+        return status, json.loads(path.read_text()), lines_of(path.with_suffix(".md").read_text())
+
+    return check
 
 
-def test_without_a_gpu_nothing_is_run(machine, capsys):
-    machine.set_gpu(None)
-    assert machine.check() == (0, [])
-    assert "Skipped: no NVIDIA GPU here" in capsys.readouterr().out
-    assert not machine.out.exists()
+def test_the_rehearsal(machine, monkeypatch, tmp_path):
+    """Everything but the build, with a few of the tests."""
+    monkeypatch.setattr(steps, "TESTS", ("tests/roi_pool/test_align.py", "tests/test_platforms.py"))
+    names = [name for name in steps.STEPS if name != "build"]
+    status, results, lines = machine("--rehearse", "--only", ",".join(names))
+    found = results["steps"]
+    assert list(found) == names and results["rehearsed"] and results["gpu"]["name"] == "Fast GPU H200"
+    assert {name: step["ok"] for name, step in found.items()} == dict.fromkeys(names, True) | {"sanitizers": False}
+    assert status == 1 and len(list((tmp_path / "out").iterdir())) == 2
+    assert found["facts"]["facts"]["CUDA of the driver"] == "13.0"
+    assert "| MIG | Disabled |" in lines and "| memory clock | unknown |" in lines
+    assert {row["call"] for row in found["smoke"]["rows"]} == set(found["smoke"]["about"]["calls"])
+    assert {row["path"] for row in found["kernels"]["rows"]} == {"im2col", "fused", ""}
+    assert all(row["with waiting"] > 0 and row["SM clock"] == "1755 MHz" for row in found["kernels"]["rows"])
+    ratios = found["ratios"]["rows"]
+    assert {"A16", "M3", "R2", "S1", "nms"} <= {row["case"] for row in ratios}
+    assert not any(row.get("refused") for row in ratios)
+    assert [launch["case"] for launch in found["profile"]["launches"]] == list(steps.PROFILED)
+    assert "| A:16 | `SortBinsKernel<int>` | Duration | 61.5 us |" in lines
+    assert not any("Some Metric" in line for line in lines)  # it is in the JSON file
+    tests = found["tests"]["rows"]
+    assert {row["outcome"] for row in tests} == {"passed"} and "cpu" in {row["backend"] for row in tests}
+    outcomes = {row["test"]: row["outcome"] for row in found["sanitizers"]["rows"]}
+    assert outcomes == dict.fromkeys(["none", *steps.CLEAN], "passed") | {"racecheck": "failed"}
 
 
-def test_steps_run_in_order_and_are_written_down_before_the_next(machine, capsys):
-    assert machine.check() == (0, ORDER)
-    names = list(steps.STEPS)
-    assert names == list(report.SECTIONS)
-    for number, (*_, written) in enumerate(machine.commands, 1):  # the first step, the facts, runs no command
-        assert written == set(names[:number])
-    assert "-Ccmake.define.JAX_DCN_CUDA_CODE=90" in machine.commands[0][1]
-    assert {"--platform=cuda", f"--ignore={steps.SANITIZERS}"} <= set(machine.commands[2][1])
-    assert machine.report["gpu"]["name"] == "Fast GPU H200"
-    assert machine.page in capsys.readouterr().out
-    assert "as tables" in machine.page
-    assert (machine.out / "plot.png").exists()
+def test_the_tests_are_collected_without_absent_packages(machine):
+    others = ["tests/benchmarks/test_detr_training.py", "tests/examples/detr", "tests/interop"]
+    command = [*steps.PYTHON, "pytest", "-q", "--collect-only", *steps.TESTS]
+    for options in (["--platform=cuda"], others):
+        result = subprocess.run([*command, *options], capture_output=True, text=True, cwd=sources.ROOT)
+        assert result.returncode == 0, result.stdout[-2000:]
 
 
-def test_the_facts_of_the_gpu_are_read(machine):
-    machine.check("--only", "facts")
-    facts = machine.report["steps"]["facts"]["facts"]
-    assert facts["CUDA of the driver"] == "13.0"
-    assert facts["SM clock"] == "1755 MHz" and facts["largest SM clock"] == "1980 MHz"
-    assert facts["MIG"] == "Disabled" and facts["power limit"] == "700.00 W"
-    assert facts["memory clock"] is None  # nvidia-smi does not say it here
-    assert facts["ncu"] is True and facts["compute-sanitizer"] in (True, False)
-    assert "| SM clock | 1755 MHz |" in lines_of(machine.page)
-    assert "| memory clock | unknown |" in lines_of(machine.page)
+@pytest.mark.parametrize("device, is_ok", [("gpu", True), ("cpu", False)])
+def test_a_cpu_does_not_pass_as_a_gpu(monkeypatch, device, is_ok):
+    rows = [{"platform": device, "calls": []}, {"ok": True}]
+    result = {"ok": True, "stopped at its limit": False, "rows": rows}
+    monkeypatch.setattr(steps, "run", lambda *command, **options: result)
+    step = steps.smoke(steps.Context({}, 1, False))
+    assert step["ok"] == is_ok and step["why"] == ("" if is_ok else "It ran on cpu, not on a gpu.")
 
 
-def test_results_of_each_step_are_on_the_page(machine):
-    path = machine.results / "2026-01-01-machine-code.json"
-    path.write_text(json.dumps({"launches": [LAUNCH]}))
-    machine.check()
-    lines = lines_of(machine.page)
-    assert "Not reached: plain small float32." in lines  # of the smoke test
-    assert "| A | `dcn_fused_forward` | 0.50 | 0.25 | 2.00 | issue | 0.60 (0.55 to 0.70) |" in lines
-    assert "| A | `A<half>` | 1 | 0.50 | 0.25 | 2.00 |" in lines
-    assert not any("`fusion`" in line for line in lines)  # it is XLA's
-    assert "Clock of the SMs after each shape was timed: 1755 MHz." in lines
-    assert "Measured times, and the estimates of 2026-01-01-machine-code.json." in lines
-    assert "There are no estimates" not in machine.page
-    assert "| 1 | `FusedForwardKernel<half, 128>` | Issue Slots Busy | 61.5 % |" in lines
-    assert "Waves Per SM" not in machine.page  # it is in the JSON file
-    (launch,) = machine.report["steps"]["profile"]["launches"]
-    assert launch["metrics"]["Waves Per SM"] == ["2", ""]
+# Adds a row and a part of one to the file that the last argument names.
+WRITE = """for last; do :; done; printf '{"number": 1}\\n{"num' >> ${last#--out=};"""
 
 
-def test_without_estimates_or_a_profiler_the_page_says_so(machine):
-    (machine.bin / "ncu").unlink()
-    assert machine.check() == (0, ORDER[:-1])
-    assert "There are no estimates for Fast GPU H200: `python -m benchmarks.machine_code` writes" in machine.page
-    assert "| A | `dcn_fused_forward` | 0.50 | - | - | - | 0.60 (0.55 to 0.70) |" in lines_of(machine.page)
-    assert "There is no profile: ncu is not installed." in machine.page
-
-
-def test_time_that_is_left_over_is_for_later_steps(machine):
-    shares = {name: step.seconds for name, step in steps.STEPS.items()}
-    assert sum(shares.values()) <= gpu_check.MINUTES * 60
-    machine.takes = {"pip": 20}
-    machine.check("--only", "build,tests,profile")
-    limits = {name: limit for name, _, limit, _ in machine.commands}
-    left_over = gpu_check.MINUTES * 60 - shares["tests"] - shares["profile"]
-    assert limits["pip"] == left_over
-    assert limits["pytest"] == left_over - 20 + shares["tests"]
-    assert limits["ncu"] == gpu_check.MINUTES * 60 - 20 - 1
-
-
-def test_only_some_steps(machine, capsys):
-    assert machine.check("--only", "smoke,tests") == (0, ["benchmarks.smoke", "pytest"])
-    assert list(machine.report["steps"]) == ["smoke", "tests"]
-    assert machine.check("--only", "smoke") == (0, ["benchmarks.smoke"])  # again, because it is named
-    with pytest.raises(SystemExit):
-        machine.check("--only", "smoke,teste")
-    assert "no such step: teste; there are facts, build, smoke" in capsys.readouterr().err
-
-
-def test_a_second_run_continues(machine):
-    machine.stopped = ["pytest"]
-    machine.check()
-    machine.stopped = []
-    # The build is repeated, because the report does not show that it is still there.
-    assert machine.check() == (0, ["pip", "pytest"])
-    assert machine.check() == (0, ["pip"])
-    assert set(machine.report["steps"]) == set(steps.STEPS)
-    assert machine.check("--again") == (0, ORDER)
-
-
-@pytest.mark.parametrize("changed", ["sources", "driver", "GPU"])
-def test_results_of_something_else_are_not_continued(machine, changed):
-    machine.check()
-    before = set(machine.out.iterdir())
-    if changed == "sources":
-        machine.sources = "those"
-    else:
-        machine.set_gpu(GPU.replace(*{"driver": ("600.1", "600.2"), "GPU": ("Fast", "Slow")}[changed]))
-    assert machine.check() == (0, ORDER)
-    assert (set(machine.out.iterdir()) != before) == (changed == "GPU")  # the other GPU's results are kept
-
-
-def test_an_unreadable_report_is_replaced(machine):
-    machine.check()
-    (path,) = machine.out.glob("*-gpu-*.json")
-    path.write_text(path.read_text()[:-20])
-    assert machine.check() == (0, ORDER)
+def test_a_command_that_is_stopped_leaves_its_rows(monkeypatch):
+    monkeypatch.setattr(process, "GRACE", 1)
+    result = process.run("sh", "-c", f"{WRITE} sleep 600", "sh", limit=4, rows_option="--out")
+    assert result == {"ok": False, "stopped at its limit": True, "rows": [{"number": 1}]}
+    assert not process.run("sh", "-c", "exit 3", limit=600)["ok"]
+    assert process.run("echo", "some text", limit=600, is_captured=True)["output"] == "some text\n"
 
 
 @pytest.mark.parametrize(
-    "what",
+    "rows, is_ok",
     [
-        {"fails": ["benchmarks.smoke"]},
-        {"fails": ["sanitizers"]},
-        {"skips": ["pytest"]},
-        {"skips": ["sanitizers"]},
-        {"refused": {"jax_dcn": "MemoryError: no"}},
-        {"refused": {"pure JAX": "differs from jax_dcn in y by 40%"}},
+        ([("passed", "cuda")], True),
+        ([("passed", "cuda"), ("failed", "cuda")], False),
+        ([("skipped", "cuda"), ("passed", "reference on cuda")], False),
+        ([], False),
     ],
-    ids=str,
 )
-def test_what_fails_the_check_and_stops_no_later_step(machine, what):
-    vars(machine).update(what)
-    assert machine.check() == (1, ORDER)
-    assert "**failed**" in machine.page
-    assert ("No test passed on the GPU" in machine.page) == ("skips" in what)
+def test_tests_pass_if_some_did_on_the_gpu_and_none_failed(monkeypatch, rows, is_ok):
+    found = [{"test": "a", "outcome": outcome, "backend": backend, "message": "no GPU"} for outcome, backend in rows]
+    result = {"ok": False, "stopped at its limit": True, "rows": found}
+    monkeypatch.setattr(steps, "run", lambda *command, **options: result)
+    assert steps.run_tests(steps.Context({}, 1, False))["ok"] == is_ok
 
 
-def test_nothing_runs_after_a_build_that_failed(machine):
-    machine.fails = ["pip"]
-    assert machine.check() == (1, ["pip"])
+def test_time_that_is_left_over_is_for_later_steps(machine, monkeypatch):
+    clock, limits = [0.0], {}
+
+    def step(name, share, seconds):
+        def run(context):
+            limits[name] = context.limit
+            clock[0] += seconds
+            if name == "wrong":
+                raise KeyError("rows")
+            return {"ok": name != "build"}
+
+        return steps.Step(share, run)
+
+    monkeypatch.setattr(gpu_check.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(gpu_check, "STEPS", {"wrong": step("wrong", 0.5, 50), "right": step("right", 0.2, 60)})
+    assert machine("--minutes", "10")[1]["steps"]["wrong"] == {"ok": False, "why": "KeyError: 'rows'", "seconds": 50}
+    assert limits == {"wrong": pytest.approx(480), "right": pytest.approx(550)}
+    monkeypatch.setattr(gpu_check, "STEPS", {"build": step("build", 0.5, 1), "right": step("right", 0.5, 1)})
+    status, results, _ = machine()
+    assert status == 1 and list(results["steps"]) == ["build"]  # nothing runs after a build that failed
 
 
-def test_a_step_that_raises_an_error_stops_no_later_step(machine, monkeypatch):
-    def broken(path, name):
-        raise KeyError("launches")
-
-    (machine.results / "2026-01-01-machine-code.json").write_text("{}")
-    monkeypatch.setattr(steps.estimates, "read", broken)
-    assert machine.check() == (1, ORDER)
-    assert "KeyError: 'launches'" in machine.page
+def test_earlier_reports_are_kept(machine, tmp_path):
+    machine("--only", "facts")
+    machine("--only", "facts")
+    assert len(list((tmp_path / "out").iterdir())) == 4
 
 
-def test_a_baseline_that_fails_or_a_limit_does_not_fail_the_check(machine):
-    machine.refused, machine.fails = {"torchvision": "MemoryError: no"}, ["benchmarks", "ncu"]
-    assert machine.check() == (0, ORDER)
-
-
-def test_sources_decide_what_is_continued():
-    names = {str(path.relative_to(sources.ROOT)) for pattern in sources.SOURCES for path in sources.ROOT.glob(pattern)}
-    assert {"lib/cuda/deform_conv.cu", "jax_dcn/__init__.py", "tests/conftest.py", "CMakeLists.txt"} <= names
+def test_names_of_steps(capsys):
+    assert list(steps.STEPS) == list(report.SECTIONS)
+    assert sum(step.share for step in steps.STEPS.values()) <= 1
+    with pytest.raises(SystemExit):
+        gpu_check.main(["--only", "smoke,teste"])
+    assert "no such step: teste; there are facts, build, smoke" in capsys.readouterr().err
 
 
 def test_it_starts_where_nothing_is_installed():
@@ -344,3 +184,24 @@ def test_it_starts_where_nothing_is_installed():
         [sys.executable, "-c", absent + start], capture_output=True, text=True, cwd=sources.ROOT, env=environment
     )
     assert "Skipped: no NVIDIA GPU here" in result.stdout, result.stderr
+
+
+def measured(case, dtype, computation, **milliseconds):
+    """A row of ratios."""
+    seconds = {name: {"median": 1e-3} for name in milliseconds}
+    row = {"case": case, "shape": "a shape", "dtype": dtype, "pass": computation, "seconds": seconds}
+    return row | {"device milliseconds": milliseconds, "without": {"PyTorch": "is not here"}}
+
+
+def test_ratios_on_the_page():
+    rows = [
+        measured("A16", "bfloat16", "forward", jax_dcn=0.5, torchvision=2.0),
+        measured("M3", "float32", "forward", jax_dcn=0.024),
+        measured("M3", "float32", "forward + backward", jax_dcn=0.07),
+    ]
+    lines = lines_of("\n".join(report.of_ratios({"rows": rows})))
+    assert "| A16 | bfloat16 | forward | torchvision | 2.00 | 4.00 | 1.00 | 1.00 |" in lines
+    assert "| float32 | forward | 0.024 | 0.012 | 2.00 | 0.92 |" in lines
+    assert "| float32 | backward | 0.046 | 0.092 | 0.50 | 0.38 |" in lines
+    (note,) = [line for line in lines if line.startswith("- without PyTorch: is not here (A16 bfloat16 forward; M3")]
+    assert note.endswith("M3 float32 forward + backward)")

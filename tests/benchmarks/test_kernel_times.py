@@ -1,119 +1,92 @@
-"""Times of custom calls: estimated, measured, and as profilers report them."""
+"""Times of kernels: measured, and as profilers report them."""
 
-import json
-from pathlib import Path
+from functools import partial
 
 import jax
 import pytest
 
 from benchmarks import kernel_times
 from benchmarks.baselines import Call
-from benchmarks.counting import estimates
 from benchmarks.gpu_check import ncu
-from benchmarks.measurements import deform_conv
-from benchmarks.reports.gpu_check import kernel_lines, times_line
+from benchmarks.measurements import sizes, trace
+from benchmarks.measurements.aggregation import ATTENTION
+from benchmarks.measurements.roi_pool import ROI_ALIGN
+from benchmarks.measurements.sampling import SAMPLING
+from benchmarks.reports.gpu_check import kernels_table, times_line
 
 pytestmark = pytest.mark.platforms("cpu")
-
-FORWARD, INPUT = "dcn_fused_forward", "dcn_fused_input_cotangent"
-ESTIMATES = Path(__file__).parent / "estimates.json"
-
-
-def test_estimates_are_summed_over_the_launches_of_a_call():
-    found = estimates.read(ESTIMATES, "NVIDIA H200")
-    assert set(found) == {(INPUT, "A", 16), (FORWARD, "A", 16), (FORWARD, "B", 16)}
-    launches = found[INPUT, "A", 16]
-    assert launches.milliseconds == pytest.approx(0.05 + 0.25 + 0.125)
-    assert launches.bound_by == "issue"  # as the longest launch
-    assert launches.kernels == {"ScanKernel": 0.05, "FusedInputCotangentKernel<bfloat16>": 0.375}
-    measured = {"ScanKernel": {"own": True, "launches": 1, "milliseconds": 0.1}}
-    row = {"shape": "A", "call": INPUT, "milliseconds": 0.85, "kernels": measured, "estimate": launches._asdict()}
-    row["program milliseconds"] = dict.fromkeys(("median", "min", "max"), 0.9)
-    assert times_line(row)[2:6] == ["0.85", "0.42", "2.00", "issue"]
-    assert next(kernel_lines(row))[3:] == ["0.10", "0.050", "2.00"]
-
-
-@pytest.mark.parametrize(
-    "name, milliseconds",
-    [
-        ("NVIDIA A100-SXM4-40GB", 1.0),
-        ("NVIDIA GeForce RTX 5090", 0.75),
-        ("NVIDIA GeForce RTX 5090 Laptop GPU", None),
-        ("NVIDIA H200 NVL", None),
-        ("NVIDIA GH200 480GB", None),
-    ],
-)
-def test_estimates_are_those_of_the_gpu_itself(name, milliseconds):
-    found = estimates.read(ESTIMATES, name)
-    assert found[FORWARD, "A", 16].milliseconds == milliseconds if milliseconds else not found
-
-
-def test_the_newest_estimates_are_found(tmp_path):
-    assert estimates.newest(tmp_path) is None
-    for name in ("2026-03-01-machine-code.json", "2026-11-01-machine-code.json", "2026-12-01-cpu.json"):
-        (tmp_path / name).touch()
-    assert estimates.newest(tmp_path).name == "2026-11-01-machine-code.json"
-
 
 TRACE = """
 planes {
   name: "/device:GPU:0"
   lines { name: "Stream #13(Compute)"
-    events { metadata_id: 1 duration_ps: 250000000 }
-    events { metadata_id: 1 duration_ps: 750000000 }
-    events { metadata_id: 2 duration_ps: 5000000 }
+    events { metadata_id: 1 offset_ps: 1000000000 duration_ps: 250000000 }
+    events { metadata_id: 1 offset_ps: 2000000000 duration_ps: 750000000 }
+    events { metadata_id: 2 offset_ps: 8000000000 duration_ps: 5000000 }
   }
-  lines { name: "XLA Ops" events { metadata_id: 1 duration_ps: 9000000000 } }
+  lines { name: "XLA Ops" events { metadata_id: 1 offset_ps: 1000000000 duration_ps: 9000000000 } }
   event_metadata { key: 1 value { id: 1
     name: "void dcn::(anonymous namespace)::FusedForwardKernel<__nv_bfloat16, 128>(dcn::Sizes, dcn::Product)" } }
   event_metadata { key: 2 value { id: 2 name: "input_transpose_fusion" } }
 }
 planes { name: "/host:CPU"
-  lines { name: "Stream" events { metadata_id: 1 duration_ps: 9000000000 } }
-  event_metadata { key: 1 value { id: 1 name: "dcn::Call" } }
+  lines { name: "python"
+    events { metadata_id: 1 offset_ps: 900000000 duration_ps: 9000000 }
+    events { metadata_id: 2 offset_ps: 7000000000 duration_ps: 9000000 }
+    events { metadata_id: 3 offset_ps: 7000000000 duration_ps: 9000000 }
+  }
+  event_metadata { key: 1 value { id: 1 name: "run of a traced call 0" } }
+  event_metadata { key: 2 value { id: 2 name: "run of a traced call 1" } }
+  event_metadata { key: 3 value { id: 3 name: "dcn::Call" } }
 }
 """
 
 
-def xspace(text):
-    return jax.profiler.ProfileData.text_proto_to_serialized_xspace(text)
+def test_kernels_belong_to_the_run_that_began_before_them(tmp_path):
+    (tmp_path / "some.xplane.pb").write_bytes(jax.profiler.ProfileData.text_proto_to_serialized_xspace(TRACE))
+    first, second = trace.kernels_of_runs(tmp_path, 2)
+    assert first == {"dcn::FusedForwardKernel<bfloat16, 128>": (pytest.approx(1.0), 2)}
+    assert second == {"input_transpose_fusion": (pytest.approx(0.005), 1)}
+    assert trace.total(first) == pytest.approx(1.0) and trace.total({}) is None
+    assert trace.median([0.5, 0.25, 1.0]) == 0.5 and trace.median([0.5, None]) is None
 
 
-def test_each_call_is_timed_by_itself(monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(deform_conv.SHAPES, "A", deform_conv.Shape(2, 6, 5, 32, 32))
-    monkeypatch.setattr(kernel_times, "BATCH", 3)
-    monkeypatch.setenv("XLA_FLAGS", "")
-    path = tmp_path / "times.json"
-    assert kernel_times.main(["--shapes", "A", "--out", str(path)]) == 0
-    results = json.loads(path.read_text())
-    assert [(row["call"], row["shape"], row["batch"]) for row in results["rows"]] == [
-        (call, "A", 3) for call in kernel_times.CALLS
-    ]
-    assert results["not reached"] == []
-    for row in results["rows"]:
-        assert 0 < row["program milliseconds"]["min"] <= row["program milliseconds"]["median"]
-        assert row["milliseconds"] is None and row["kernels"] == {}  # no GPU
-    assert "| A     | `dcn_fused_forward`          | -           | -            |" in capsys.readouterr().out
-    assert kernel_times.main(["--shapes", "A", "--once"]) == 0
+def test_a_trace_names_the_runs_of_each_call():
+    counts = dict.fromkeys("ab", 0)
+
+    def call(name):
+        counts[name] += 1
+
+    runs = trace.traced({name: Call(partial(call, name), wait=lambda _: None) for name in counts}, 3)
+    assert runs == {"a": [{}, {}, {}], "b": [{}, {}, {}]} and counts == {"a": 3, "b": 3}  # no GPU
 
 
-def test_times_of_the_trace_are_those_of_one_run(monkeypatch, tmp_path):
-    def trace(folder):
-        (Path(folder) / "some.xplane.pb").write_bytes(xspace(TRACE))
-        return jax.profiler.TraceAnnotation("nothing")
-
-    monkeypatch.setattr(jax.profiler, "trace", trace)
-    kernels = kernel_times.traced(Call(lambda: None))
-    assert kernels == {
-        "FusedForwardKernel<bfloat16, 128>": of_run(1.0, 2, own=True),
-        "input_transpose_fusion": of_run(0.005, 1, own=False),
-    }
+ROW = {"case": "A:16", "path": "im2col", "pass": "forward", "SM clock": "1755 MHz"}
+KERNELS = {
+    "dcn::A<half>": {"milliseconds": 0.5, "launches": 4},
+    "gemm_fusion": {"milliseconds": 0.25, "launches": 1},
+}
 
 
-def of_run(milliseconds, launches, own):
-    """What a trace of all runs says about one of them."""
-    runs = kernel_times.TRACED_RUNS
-    return {"milliseconds": pytest.approx(milliseconds / runs), "launches": launches / runs, "own": own}
+def test_times_on_the_page():
+    row = ROW | {"milliseconds": 0.75, "with waiting": 0.9, "estimate": 0.25, "kernels": KERNELS}
+    begin, end = ["A:16", "im2col", "forward"], ["0.90", "1755 MHz"]
+    assert times_line(row | {"as many in all runs": True}) == [*begin, "0.75", "0.25", "0.25", "3.00", *end]
+    assert times_line(row | {"as many in all runs": False})[3] == "0.75 (runs differ)"
+    assert times_line(ROW | {"why": "81 channels"})[3] == "81 channels"
+    line = "| A:16 | im2col | forward | `A<half>` | 4        | 0.50 |"
+    assert kernels_table([row]).splitlines()[-1] == line
+
+
+def test_cases():
+    for case in kernel_times.CASES:
+        operator, shape = kernel_times.find(case)
+        assert shape in (operator.shapes[case.split(":")[0]], sizes.with_batch(shape, int(case.split(":")[1])))
+    regions = sizes.with_batch(ROI_ALIGN.shapes["R3"], 4)  # whose two images have 512
+    assert (regions.images, regions.rois) == (4, 1024)
+    assert sizes.small(regions)[:5] == (4, 8, 8, 256, 8)
+    assert sizes.small(ATTENTION.shapes["M2"])[:3] == (2, ((8, 8),) * 4, 8)
+    assert sizes.small(SAMPLING.shapes["S4"])[1:] == (2, (8, 8, 8), 32, (8, 8, 8), True)
 
 
 PROFILE = """==PROF== Connected to process 7 (/usr/bin/python3)

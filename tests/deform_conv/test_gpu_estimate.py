@@ -96,12 +96,12 @@ def test_the_estimate_agrees_with_the_counted_launches(capability):
     """Although its clocks are means over shapes, with one factor for each architecture."""
     found = estimates.read(estimates.newest(RESULTS), DEVICES[f"sm_{capability}"].gpu)
     assert len(found) >= 16
-    for (call, name, batch), counted in found.items():
+    for (call, name, batch), milliseconds in found.items():
         sizes, gpu = sizes_of(shape_of(name, batch)), GPUS[capability]
         seconds = gpu_estimate.fused_seconds(CALLS[call], sizes, gpu)
         if CALLS[call] == "weight":  # whose partial sums are added outside of the call
             seconds -= 2 * gpu_estimate.weight_splits(sizes, gpu) * sum_bytes(sizes) / gpu.memory
-        assert seconds * 1e3 == pytest.approx(counted.milliseconds, rel=0.2), (call, name)
+        assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.2), (call, name)
 
 
 def sum_bytes(sizes):

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+pytest.importorskip("pycocotools")
+
 import jax_dcn
 from benchmarks import onnx_models
 from jax_dcn import interop

@@ -1,4 +1,4 @@
-"""Compiles programs of the CPU's kernels, the fuzzer, and a program of the CUDA kernels for a GPU."""
+"""Compiles programs of the CPU's kernels, and the fuzzer."""
 
 import functools
 import hashlib
@@ -15,7 +15,7 @@ import jax
 import pytest
 
 from benchmarks.lowering import executed_ptx
-from benchmarks.lowering.executed_ptx import DEVICE_FLAGS, LIB
+from benchmarks.lowering.executed_ptx import LIB
 from benchmarks.support import cached_build, cuda_tools
 
 HERE = pathlib.Path(__file__).parent
@@ -167,20 +167,6 @@ def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB)
             rest += [(path, cuda) for path in kernels]
         rest.append((FUSED_PLAN, CPU_FLAGS))
     return _link(f"fuzz_{backend}", [*harness, *rest], sanitizer, compiled)
-
-
-def device_program(name: str, kernels: dict[str, pathlib.Path]) -> pathlib.Path:
-    """The same program compiled for the GPU of this machine, with the flags of the package."""
-    nvcc = cuda_tools.find("nvcc")
-    command = [nvcc, "-std=c++17", "-arch=native", "-lineinfo", f"-I{LIB}", f"-I{LIB / 'cuda'}"]
-
-    def compile_(path):
-        own = DEVICE_FLAGS.get(path.stem, [])
-        return cached_build.build(f"{path.stem}.o", [*command, *own, "-x", "cu", "-c", path], [path, *_headers()])
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compile_, [HERE / name, *kernels.values()]))
-    return cached_build.build(pathlib.Path(name).stem, [nvcc, "-arch=native", *objects], [])
 
 
 @functools.cache

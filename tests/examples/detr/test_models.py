@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
 pytest.importorskip("matplotlib")
+pytest.importorskip("pycocotools")
 
 from examples.detr.__main__ import main
 from examples.detr.config import RESNET50, DeformableDetrConfig
