@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 KINDS = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
-_CALL = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(?:-start)?\(")
+# The result of an asynchronous one is that of its end: newer releases of XLA also name the operands at its start.
+_CALL = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(?:-done)?\(")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$", re.MULTILINE)
 _CALLEE = re.compile(r"(?:to_apply|calls|condition|body)=%?([\w.-]+)(?=(?:.*known_trip_count\D*(\d+))?)")
 _FUSION = re.compile(r" fusion\(.*?calls=%?([\w.-]+)")

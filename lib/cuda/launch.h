@@ -123,7 +123,7 @@ __device__ inline int64_t grid_stride() { return int64_t(gridDim.x) * blockDim.x
 
 template <typename T>
 __global__ void ZeroKernel(T* data, int64_t count) {
-  for (int64_t i = global_thread(); i < count; i += grid_stride()) data[i] = T(0);
+  for (int64_t i = global_thread(); i < count; i += grid_stride()) data[i] = T();
 }
 
 // A captured graph needs a node also where `count` is 0. A memset of no bytes would add none.

@@ -57,7 +57,14 @@ XLA_FFI_Error* CreateError(XLA_FFI_Error_Create_Args* args) {
   const Uncounted uncounted;
   return new XLA_FFI_Error{args->message, args->errc};
 }
+#if XLA_FFI_API_MINOR < 4  // before jaxlib 0.11
 void GetMessage(XLA_FFI_Error_GetMessage_Args* args) { args->message = args->error->message.c_str(); }
+#else
+void GetDetails(XLA_FFI_Error_GetDetails_Args* args) {
+  args->message = args->error->message.c_str();
+  args->errc = args->error->code;
+}
+#endif
 void DestroyError(XLA_FFI_Error_Destroy_Args* args) { delete args->error; }
 XLA_FFI_Error* NumThreads(XLA_FFI_ThreadPool_NumThreads_Args* args) {
   *args->num_threads = 3;
@@ -80,7 +87,11 @@ XLA_FFI_Api MakeApi() {
   api.struct_size = XLA_FFI_Api_STRUCT_SIZE;
   api.api_version = {XLA_FFI_Api_Version_STRUCT_SIZE, nullptr, XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR};
   api.XLA_FFI_Error_Create = CreateError;
+#if XLA_FFI_API_MINOR < 4
   api.XLA_FFI_Error_GetMessage = GetMessage;
+#else
+  api.XLA_FFI_Error_GetDetails = GetDetails;
+#endif
   api.XLA_FFI_Error_Destroy = DestroyError;
   api.XLA_FFI_ThreadPool_Schedule = ScheduleTask;
   api.XLA_FFI_ThreadPool_NumThreads = NumThreads;

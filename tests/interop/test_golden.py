@@ -43,14 +43,15 @@ def test_mmdet_backbone(name, modulated, offset_groups):
 
     variables = interop.from_torch(checkpoint, shapes, module="backbone")
     features = jax.jit(model.apply)(variables, images)
-    expected = np.load(GOLDEN / f"mmdet_resnet50_{name}.npz")
+    with np.load(GOLDEN / f"mmdet_resnet50_{name}.npz") as file:
+        expected = dict(file)
     for stage, feature in enumerate(features):
         theirs = expected[f"stage{stage}"].transpose(0, 2, 3, 1)
         np.testing.assert_allclose(feature[..., ::32], theirs, rtol=0, atol=5e-5 * theirs.max())
 
 
 def renamed(golden, style):
-    state = {f"conv2.{key}": golden[key] for key in golden.files if key not in ("x", "y", "made_by")}
+    state = {f"conv2.{key}": golden[key] for key in golden if key not in ("x", "y", "made_by")}
     for ours, theirs in SPELLINGS[style].items():
         state = {key.replace(ours, theirs): array for key, array in state.items()}
     return state
@@ -59,7 +60,8 @@ def renamed(golden, style):
 @pytest.mark.parametrize("style, api", [*((style, "linen") for style in SPELLINGS), ("mmcv", "nnx")])
 @pytest.mark.parametrize("name", ["DCN", "DCNv2"])
 def test_mmcv_layer(name, style, api):
-    golden = np.load(GOLDEN / f"mmcv_{name}.npz")
+    with np.load(GOLDEN / f"mmcv_{name}.npz") as file:
+        golden = dict(file)
     settings = dict(strides=2, padding=2, kernel_dilation=2, feature_group_count=2, offset_groups=4)
     settings |= dict(modulated=name == "DCNv2", use_bias="bias" in golden)
     state = renamed(golden, style)
