@@ -108,12 +108,14 @@ ffi::Error FusedInputCotangentImpl(Device::Context context, ffi::AnyBuffer offse
   const ScatterLists lists = {row_start->typed_data<int32_t>(),
                               static_cast<Contribution*>(contributions->untyped_data()),
                               workspace->typed_data<int32_t>()};
-  for (int64_t first = 0; first < sizes.images; first += images) {
+  int64_t first = 0;
+  do {  // also without images, because a captured graph needs a node
     const char* failure = FusedInputCotangent(device, Images(call, first, std::min(images, sizes.images - first)),
                                               lists, weight.untyped_data(), ImageData(d_y, call.dtype, first),
                                               ImageData(*d_x, call.dtype, first));
     if (failure) return ToError(failure);
-  }
+    first += images;
+  } while (first < sizes.images);
   return ffi::Error::Success();
 }
 
