@@ -72,7 +72,7 @@ def build(context):
     if not package["ok"]:
         return package
     nvcc, source, compiled = find("nvcc"), ROOT / "tests" / "kernels" / "launches.cc", LAUNCHES.with_suffix(".o")
-    options = ("-std=c++17", f"-I{ROOT / 'lib'}", f"-I{ROOT / 'lib' / 'cuda'}", "-x", "cu", "-c")
+    options = ("-std=c++17", f"-arch=sm_{architecture}", f"-I{ROOT / 'lib'}", f"-I{ROOT / 'lib' / 'cuda'}", "-x", "cu", "-c")
     kernels = (BUILD / "CMakeFiles" / "_cuda.dir" / "lib" / "cuda").glob("*.cu.o")
     program = run(nvcc, *options, source, "-o", compiled, limit=end - time.monotonic())
     linked = run(nvcc, compiled, *kernels, "-o", LAUNCHES, limit=end - time.monotonic())
