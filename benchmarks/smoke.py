@@ -5,7 +5,6 @@ for the same operands, in float64 on the CPU. It takes less than a minute, so it
 """
 
 import argparse
-import os
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ import numpy as np
 import jax_dcn
 from benchmarks.reports.gpu_check import smoke_sections
 from benchmarks.reports.report import append_row
-from benchmarks.support.machine import cores, device_row
+from benchmarks.support.machine import add_xla_flags, cores, device_row
 from jax_dcn._primitive.extension import FUSED, cuda_custom_calls
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -375,6 +374,5 @@ def main(arguments=None, platform=None):
 
 
 if __name__ == "__main__":
-    # Autotuning takes longer than it saves in programs that run once. XLA reads this when a device is first used.
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
+    add_xla_flags("--xla_gpu_autotune_level=0")  # it takes longer than it saves in programs that run once
     sys.exit(main())

@@ -51,6 +51,9 @@ def run_step(step, context):
         result = step.run(context)
     except Exception as error:  # the later steps can still run
         result = {"ok": False, "why": f"{type(error).__name__}: {error}"}
+    output = result.pop("output", "")
+    if not (result["ok"] or result.get("why")):
+        result["why"] = f"The output ended with:\n\n```text\n{output[-1500:].strip()}\n```"
     return {**result, "seconds": round(time.perf_counter() - begin)}
 
 

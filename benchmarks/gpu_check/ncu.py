@@ -22,7 +22,8 @@ def options():
     sections = [word for section in SECTIONS for word in ("--section", section)]
     # ncu fixes the clocks by default, which not every machine allows.
     chosen = ["--kernel-id", LAUNCHES, "--clock-control", "none", *sections]
-    return ["--target-processes", "all", *chosen, "--print-details", "all", "--csv", "--page", "details"]
+    chosen += ["--target-processes", "application-only"]  # not the compilers that XLA may start
+    return [*chosen, "--print-details", "all", "--csv", "--page", "details"]
 
 
 def read(text):

@@ -18,30 +18,29 @@ ENVIRONMENT = {
 }
 
 
-def run(*command, limit, rows_option=None, is_captured=False):
+def run(*command, limit, rows_option=None):
     """Runs a command for at most `limit` seconds: GRACE seconds before, it is interrupted by SIGINT.
 
-    The result has "ok" and "stopped at its limit". With `rows_option`, such as "--out", it also has the "rows" that the
-    command has added to the file that this option names, whether or not it was stopped. With `is_captured`, it has the
-    "output", which is not shown then.
+    The result has "ok", "stopped at its limit" and the "output", which is printed. With `rows_option`, such as "--out",
+    it also has the "rows" that the command has added to the file that this option names, whether or not it was stopped.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows"
         words = [*map(str, command), *([f"{rows_option}={path}"] if rows_option else [])]
         print(f"$ {' '.join(words)}", flush=True)
         with open(Path(folder) / "output", "wb+") as output:
-            code, stopped = wait(words, limit, output if is_captured else None)
+            code, stopped = wait(words, limit, output)
             output.seek(0)
-            result = {"ok": code == 0, "stopped at its limit": stopped}
-            result |= {"rows": read_rows(path)} if rows_option else {}
-            return result | ({"output": output.read().decode(errors="replace")} if is_captured else {})
+            text = output.read().decode(errors="replace")
+        print(text, flush=True)
+        result = {"ok": code == 0, "stopped at its limit": stopped, "output": text}
+        return result | ({"rows": read_rows(path)} if rows_option else {})
 
 
 def wait(command, limit, output):
     """The exit status of a command, and whether it was stopped."""
-    streams = {"stdout": output, "stderr": subprocess.STDOUT} if output else {}
-    environment = os.environ | ENVIRONMENT
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **streams)
+    streams = {"stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True}
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | ENVIRONMENT, **streams)
     stopped = False
     try:
         process.wait(max(limit - GRACE, 0))

@@ -1,7 +1,7 @@
 """Changes of the sizes of any operator's shape, by the names of its fields."""
 
 OF_PIXELS = ("batch", "images", "height", "width", "size", "sizes", "queries", "rois")
-FEW = 8  # pixels along each axis, and cases
+FEW = 8
 
 
 def with_batch(shape, batch):

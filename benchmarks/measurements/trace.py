@@ -62,5 +62,5 @@ def total(of_run):
 
 
 def median(values):
-    """The median of the numbers, or None if one is missing."""
-    return None if None in values else statistics.median(values)
+    """The median of the numbers among the values, or None if there is none."""
+    return statistics.median(numbers) if (numbers := [value for value in values if value is not None]) else None

@@ -7,8 +7,8 @@ from benchmarks.reports.formatting import digits, markdown, paragraph
 
 # The metrics of a profile that say what bounds a kernel; the JSON file has all of them.
 SHOWN = re.compile(r"Duration|SM Freq|L1/TEX|L2 Hit|DRAM Thr|Achieved Occ|Waves|Grid|Registers|Warp Cycles|No Eligible")
-# Milliseconds on an H100 by https://github.com/roulbac/msda-triton at 7fd0886: its Triton kernels, whose gradients use
-# atomics, and how many times as long mmcv's CUDA kernels take. Times of kernels by PyTorch's profiler.
+# Milliseconds on an H100 by https://github.com/roulbac/msda-triton at 7fd0886: its Triton kernels, and how many times
+# as long mmcv's CUDA kernels take. Times of kernels by PyTorch's profiler.
 PUBLISHED = {
     ("forward", "float32"): (0.012, 2.17),
     ("forward", "float16"): (0.008, 4.30),
@@ -18,7 +18,8 @@ PUBLISHED = {
     ("backward", "bfloat16"): (0.056, None),
 }
 ABOUT_PUBLISHED = """Attention M3 beside published times on an H100: Triton kernels of msda-triton and CUDA kernels of
-mmcv, both with atomics. The gradients of this package have none, and equal bits in every run."""
+mmcv, both with atomics. The gradients of this package have none, and equal bits in every run. With 16-bit data,
+locations and weights are float32 here, and have 16 bits there."""
 
 
 def page(report):
@@ -63,8 +64,8 @@ def of_smoke(step):
 def of_kernels(step):
     if step.get("rows"):
         yield paragraph(
-            "Milliseconds of all kernels of a call, of which XLA's are its products, and with waiting for the result. "
-            "Estimates are those of gpu_estimate.py."
+            "Microseconds of all kernels of a call, of those among them that are XLA's, which are not autotuned here, "
+            "and with waiting for the result. Estimates are those of gpu_estimate.py."
         )
         yield times_table(step["rows"])
         yield kernels_table(step["rows"])
@@ -73,12 +74,16 @@ def of_kernels(step):
 def of_ratios(step):
     if rows := step.get("rows"):
         yield "\n".join(f"- {name}: {shape}" for name, shape in {row["case"]: row["shape"] for row in rows}.items())
+        yield paragraph(
+            "Microseconds on the GPU, the sum of all kernels, and of calls that are queued one after the other, "
+            "without CUDA graphs; and how many times as long as this package each baseline takes."
+        )
         yield ratios_table(rows)
         if notes := list(notes_of(rows)):
             yield "\n".join(notes)
         if published := list(published_lines(rows)):
             yield paragraph(ABOUT_PUBLISHED)
-            head = ["type", "pass", "this package, ms", "msda-triton, ms", "time / msda-triton", "time / mmcv"]
+            head = ["type", "pass", "this package, µs", "msda-triton, µs", "time / msda-triton", "time / mmcv"]
             yield markdown([head, *published])
 
 
@@ -138,15 +143,15 @@ def described(row):
 
 
 def times_table(rows):
-    """Rows of `benchmarks.kernel_times.measure`."""
-    head = ["case", "path", "pass", "kernels, ms", "of these XLA's", "estimate, ms", "measured / estimate"]
-    return markdown([[*head, "with waiting, ms", "SM clock"], *map(times_line, rows)])
+    """Rows of `benchmarks.kernel_times.measure`, in microseconds."""
+    head = ["case", "path", "pass", "kernels", "XLA's", "estimate", "kernels / estimate", "with waiting", "SM clock"]
+    return markdown([head, *map(times_line, rows)])
 
 
 def times_line(row):
     begin = [row["case"], row["path"] or "-", row["pass"]]
-    if "why" in row:
-        return [*begin, row["why"], *[""] * 5]
+    if "error" in row:
+        return [*begin, row["error"], *[""] * 5]
     measured, estimate = row["milliseconds"], row["estimate"]
     others = sum(kernel["milliseconds"] for name, kernel in row["kernels"].items() if "dcn::" not in name)
     mark = "" if row["as many in all runs"] else " (runs differ)"
@@ -162,7 +167,7 @@ def kernels_table(rows):
         for name, kernel in row.get("kernels", {}).items()
         if "dcn::" in name
     ]
-    return markdown([["case", "path", "pass", "kernel", "launches", "ms"], *lines])
+    return markdown([["case", "path", "pass", "kernel", "launches", "µs"], *lines])
 
 
 def of_kernel(kernel):
@@ -170,8 +175,8 @@ def of_kernel(kernel):
 
 
 def ratios_table(rows):
-    """Rows of `benchmarks.gpu_ratios`: how many times as long as this package each baseline takes."""
-    head = ["case", "type", "pass", "implementation", "on the GPU, ms", "/ jax_dcn", "queued, ms", "/ jax_dcn"]
+    """Rows of `benchmarks.gpu_ratios`, in microseconds."""
+    head = ["case", "type", "pass", "implementation", "on the GPU", "/ jax_dcn", "queued", "/ jax_dcn"]
     return markdown([head, *(line for row in rows for line in ratio_lines(row))])
 
 
@@ -208,8 +213,9 @@ def on_gpu(row):
     return row.get("device milliseconds", {}).get("jax_dcn")
 
 
-def number(value):
-    return "-" if value is None else digits(value)
+def number(milliseconds):
+    """In microseconds."""
+    return "-" if milliseconds is None else digits(1e3 * milliseconds)
 
 
 def ratio(measured, expected):

@@ -16,6 +16,11 @@ LIMITS = ("JAX_DCN_CPU_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "XLA_FLAGS")
 PACKAGES = ("jax_dcn", "jax", "jaxlib", "torch", "torchvision", "onnxruntime")
 
 
+def add_xla_flags(flags):
+    """XLA reads them when jax first uses a device."""
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
+
+
 def device_row():
     """The platform and the kind of the device that programs run on."""
     return {"platform": jax.default_backend(), "device": jax.devices()[0].device_kind}

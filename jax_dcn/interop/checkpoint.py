@@ -56,7 +56,7 @@ def read(path: Path, weights_only: bool = True) -> Any:
     if suffix == ".safetensors":
         return _safetensors(path)
     if suffix == ".npz":
-        with _reading(path, "numpy.savez"), np.load(path, allow_pickle=False) as content:
+        with _reading(path, "numpy.savez"), open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
             return {name: array for name, array in content.items() if isinstance(array, np.ndarray)}
     if suffix == ".pkl":
         if weights_only:

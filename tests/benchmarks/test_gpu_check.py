@@ -80,10 +80,10 @@ def test_the_rehearsal(machine, monkeypatch, tmp_path):
     assert found["facts"]["facts"]["CUDA of the driver"] == "13.0"
     assert "| MIG | Disabled |" in lines and "| memory clock | unknown |" in lines
     assert {row["call"] for row in found["smoke"]["rows"]} == set(found["smoke"]["about"]["calls"])
-    assert {row["path"] for row in found["kernels"]["rows"]} == {"im2col", "fused", ""}
+    assert {row["path"] for row in found["kernels"]["rows"]} == {"im2col", "fused"}
     assert all(row["with waiting"] > 0 and row["SM clock"] == "1755 MHz" for row in found["kernels"]["rows"])
     ratios = found["ratios"]["rows"]
-    assert {"A16", "M3", "R2", "S1", "nms"} <= {row["case"] for row in ratios}
+    assert {row["case"] for row in ratios} == {"A16", "M3", "R2", "S1", "nms"}
     assert not any(row.get("refused") for row in ratios)
     assert [launch["case"] for launch in found["profile"]["launches"]] == list(steps.PROFILED)
     assert "| A:16 | `SortBinsKernel<int>` | Duration | 61.5 us |" in lines
@@ -91,7 +91,7 @@ def test_the_rehearsal(machine, monkeypatch, tmp_path):
     tests = found["tests"]["rows"]
     assert {row["outcome"] for row in tests} == {"passed"} and "cpu" in {row["backend"] for row in tests}
     outcomes = {row["test"]: row["outcome"] for row in found["sanitizers"]["rows"]}
-    assert outcomes == dict.fromkeys(["none", *steps.CLEAN], "passed") | {"racecheck": "failed"}
+    assert outcomes == dict.fromkeys(steps.CLEAN, "passed") | {"racecheck": "failed"}
 
 
 def test_the_tests_are_collected_without_absent_packages(machine):
@@ -102,13 +102,21 @@ def test_the_tests_are_collected_without_absent_packages(machine):
         assert result.returncode == 0, result.stdout[-2000:]
 
 
-@pytest.mark.parametrize("device, is_ok", [("gpu", True), ("cpu", False)])
-def test_a_cpu_does_not_pass_as_a_gpu(monkeypatch, device, is_ok):
-    rows = [{"platform": device, "calls": []}, {"ok": True}]
-    result = {"ok": True, "stopped at its limit": False, "rows": rows}
+@pytest.mark.parametrize(
+    "device, calls, is_right, is_ok",
+    [
+        ("gpu", ["a"], True, True),
+        ("cpu", ["a"], True, False),
+        ("gpu", ["a", "b"], True, False),  # it was stopped before it had compared b
+        ("gpu", ["a"], False, False),
+    ],
+)
+def test_a_smoke_test_passes_if_it_compared_all_kernels_on_a_gpu(monkeypatch, device, calls, is_right, is_ok):
+    rows = [{"platform": device, "calls": calls}, {"call": "a", "ok": is_right}]
+    result = {"ok": False, "stopped at its limit": True, "rows": rows}
     monkeypatch.setattr(steps, "run", lambda *command, **options: result)
     step = steps.smoke(steps.Context({}, 1, False))
-    assert step["ok"] == is_ok and step["why"] == ("" if is_ok else "It ran on cpu, not on a gpu.")
+    assert step["ok"] == is_ok and (step.get("why") == "It ran on cpu, not on a gpu.") == (device == "cpu")
 
 
 # Adds a row and a part of one to the file that the last argument names.
@@ -118,9 +126,9 @@ WRITE = """for last; do :; done; printf '{"number": 1}\\n{"num' >> ${last#--out=
 def test_a_command_that_is_stopped_leaves_its_rows(monkeypatch):
     monkeypatch.setattr(process, "GRACE", 1)
     result = process.run("sh", "-c", f"{WRITE} sleep 600", "sh", limit=4, rows_option="--out")
-    assert result == {"ok": False, "stopped at its limit": True, "rows": [{"number": 1}]}
+    assert result == {"ok": False, "stopped at its limit": True, "output": "", "rows": [{"number": 1}]}
     assert not process.run("sh", "-c", "exit 3", limit=600)["ok"]
-    assert process.run("echo", "some text", limit=600, is_captured=True)["output"] == "some text\n"
+    assert process.run("echo", "some text", limit=600)["output"] == "some text\n"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +156,7 @@ def test_time_that_is_left_over_is_for_later_steps(machine, monkeypatch):
             clock[0] += seconds
             if name == "wrong":
                 raise KeyError("rows")
-            return {"ok": name != "build"}
+            return {"ok": name != "build", "output": "the last words"}
 
         return steps.Step(share, run)
 
@@ -159,6 +167,16 @@ def test_time_that_is_left_over_is_for_later_steps(machine, monkeypatch):
     monkeypatch.setattr(gpu_check, "STEPS", {"build": step("build", 0.5, 1), "right": step("right", 0.5, 1)})
     status, results, _ = machine()
     assert status == 1 and list(results["steps"]) == ["build"]  # nothing runs after a build that failed
+    assert "the last words" in results["steps"]["build"]["why"]
+
+
+@pytest.mark.parametrize(
+    "missing, why", [("launches", "build made no program"), ("compute-sanitizer", "not installed")]
+)
+def test_nothing_passes_without_a_sanitizer(machine, tmp_path, missing, why):
+    (tmp_path / missing).unlink()
+    assert machine("--only", "sanitizers")[0] == 1
+    assert why in steps.sanitize(steps.Context({}, 1, False))["why"]
 
 
 def test_earlier_reports_are_kept(machine, tmp_path):
@@ -200,8 +218,8 @@ def test_ratios_on_the_page():
         measured("M3", "float32", "forward + backward", jax_dcn=0.07),
     ]
     lines = lines_of("\n".join(report.of_ratios({"rows": rows})))
-    assert "| A16 | bfloat16 | forward | torchvision | 2.00 | 4.00 | 1.00 | 1.00 |" in lines
-    assert "| float32 | forward | 0.024 | 0.012 | 2.00 | 0.92 |" in lines
-    assert "| float32 | backward | 0.046 | 0.092 | 0.50 | 0.38 |" in lines
+    assert "| A16 | bfloat16 | forward | torchvision | 2000 | 4.00 | 1000 | 1.00 |" in lines
+    assert "| float32 | forward | 24 | 12.0 | 2.00 | 0.92 |" in lines
+    assert "| float32 | backward | 46 | 92 | 0.50 | 0.38 |" in lines
     (note,) = [line for line in lines if line.startswith("- without PyTorch: is not here (A16 bfloat16 forward; M3")]
     assert note.endswith("M3 float32 forward + backward)")

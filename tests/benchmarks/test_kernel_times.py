@@ -48,7 +48,7 @@ def test_kernels_belong_to_the_run_that_began_before_them(tmp_path):
     assert first == {"dcn::FusedForwardKernel<bfloat16, 128>": (pytest.approx(1.0), 2)}
     assert second == {"input_transpose_fusion": (pytest.approx(0.005), 1)}
     assert trace.total(first) == pytest.approx(1.0) and trace.total({}) is None
-    assert trace.median([0.5, 0.25, 1.0]) == 0.5 and trace.median([0.5, None]) is None
+    assert trace.median([0.5, None, 0.25, 1.0]) == 0.5 and trace.median([None]) is None
 
 
 def test_a_trace_names_the_runs_of_each_call():
@@ -70,18 +70,32 @@ KERNELS = {
 
 def test_times_on_the_page():
     row = ROW | {"milliseconds": 0.75, "with waiting": 0.9, "estimate": 0.25, "kernels": KERNELS}
-    begin, end = ["A:16", "im2col", "forward"], ["0.90", "1755 MHz"]
-    assert times_line(row | {"as many in all runs": True}) == [*begin, "0.75", "0.25", "0.25", "3.00", *end]
-    assert times_line(row | {"as many in all runs": False})[3] == "0.75 (runs differ)"
-    assert times_line(ROW | {"why": "81 channels"})[3] == "81 channels"
-    line = "| A:16 | im2col | forward | `A<half>` | 4        | 0.50 |"
+    begin, end = ["A:16", "im2col", "forward"], ["900", "1755 MHz"]
+    assert times_line(row | {"as many in all runs": True}) == [*begin, "750", "250", "250", "3.00", *end]
+    assert times_line(row | {"as many in all runs": False})[3] == "750 (runs differ)"
+    assert times_line(ROW | {"error": "81 channels"})[3] == "81 channels"
+    line = "| A:16 | im2col | forward | `A<half>` | 4        | 500 |"
     assert kernels_table([row]).splitlines()[-1] == line
 
 
+def test_one_program_that_fails_leaves_the_others(monkeypatch):
+    right = kernel_times.results
+
+    def results(function, varied, options, *operands):
+        if options["backend"] == "fused" and not varied:
+            raise RuntimeError("a launch failed\nsomewhere")
+        return right(function, varied, options, *operands)
+
+    monkeypatch.setattr(kernel_times, "results", results)
+    rows = list(kernel_times.measure("A:16", is_small=True))
+    assert [row.get("error") for row in rows] == [None, None, "RuntimeError: a launch failed", None]
+    assert all(row["with waiting"] > 0 for row in rows if "error" not in row)
+
+
 def test_cases():
-    for case in kernel_times.CASES:
-        operator, shape = kernel_times.find(case)
-        assert shape in (operator.shapes[case.split(":")[0]], sizes.with_batch(shape, int(case.split(":")[1])))
+    found = {case: kernel_times.find(case)[1] for case in kernel_times.CASES}
+    assert found["A:16"].batch == 16
+    assert (found["R2:16"].images, found["R2:16"].rois) == (16, 8192)
     regions = sizes.with_batch(ROI_ALIGN.shapes["R3"], 4)  # whose two images have 512
     assert (regions.images, regions.rois) == (4, 1024)
     assert sizes.small(regions)[:5] == (4, 8, 8, 256, 8)
