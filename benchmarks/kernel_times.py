@@ -85,38 +85,39 @@ def measure(case, is_small=False):
     """A row for each program of a case. One that fails leaves its error, and the others are measured."""
     operator, shape = find(case, is_small)
     prepared = programs(operator, shape, PATHS)
-    waited = {key: seconds_of(call) for key, call in prepared.items()}
+    errors = {key: call for key, call in prepared.items() if isinstance(call, Exception)}
+    seconds = {}
+    for key, call in prepared.items():
+        try:
+            if key not in errors:
+                seconds[key] = seconds_of(call)
+        except Exception as error:
+            errors[key] = error
     clock = gpu.sm_clock()  # as it still is a moment after the load
-    found = traced({key: prepared[key] for key, seconds in waited.items() if isinstance(seconds, float)}, RUNS)
-    for (path, computation), seconds in waited.items():
-        row = {"case": case, "shape": str(shape), "path": path, "pass": computation}
-        if not isinstance(seconds, float):
-            yield row | {"error": f"{type(seconds).__name__}: {(str(seconds).splitlines() or [''])[0]}"}
+    found = traced({key: prepared[key] for key in seconds}, RUNS)
+    for path, computation in prepared:
+        key, row = (path, computation), {"case": case, "shape": str(shape), "path": path, "pass": computation}
+        if error := errors.get(key):
+            yield row | {"error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
             continue
-        of_runs = [run for run in found[path, computation] if run]
+        of_runs = [run for run in found[key] if run]
+        names = dict.fromkeys(name for run in of_runs for name in run)
         yield row | {
             "milliseconds": median([total(run) for run in of_runs]),  # of all kernels
-            "with waiting": seconds * 1e3,
+            "with waiting": seconds[key] * 1e3,
             "SM clock": clock,
             "estimate": estimate(shape, path, computation) if operator is CONVOLUTION else None,
-            "kernels": {
-                name: of_kernel(name, of_runs) for name in dict.fromkeys(name for run in of_runs for name in run)
-            },
+            "kernels": {name: of_kernel(name, of_runs) for name in names},
             "as many in all runs": len({tuple((name, run[name][1]) for name in sorted(run)) for run in of_runs}) <= 1,
         }
 
 
 def seconds_of(call):
-    """The seconds of a call and of waiting for it, after a first one; or the error of a program that fails."""
-    if isinstance(call, Exception):
-        return call
-    try:
-        call()
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
-    except Exception as error:
-        return error
+    """The seconds of a call and of waiting for it, after a first one."""
+    call()
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
 def of_kernel(name, of_runs):
