@@ -52,7 +52,8 @@ struct AxisScale {
   }
   DCN_HOST_DEVICE A position(A coordinate) const {
     const A product = RoundedProduct(coordinate + first, scale);
-    return ((scale == A(0)) & (coordinate == coordinate) ? A(0) : product) - shift;
+    const bool is_origin = (scale == A(0)) & (coordinate == coordinate);
+    return (is_origin ? A(0) : product) - shift;
   }
 };
 
@@ -82,7 +83,7 @@ DCN_HOST_DEVICE AxisPosition<A> FoldPosition(A position, int32_t size, Units uni
   const bool is_inside = (folded > A(0)) & (folded < last);
   const A raised = folded > A(0) ? folded : A(0), clipped = raised < last ? raised : last;
   // NaN and what is far stay as they are.
-  return {(position != position) | is_far ? position : is_inside ? folded : clipped, is_inside ? slope : A(0)};
+  return {((position != position) | is_far) ? position : is_inside ? folded : clipped, is_inside ? slope : A(0)};
 }
 
 // The taps of a position: pixels first, first + 1, … before the rule for those outside.

@@ -90,7 +90,7 @@ void SampleTaps<A>::LocateAxis(BlockAxis<A>& axis, int32_t size, int32_t pixel_s
         for (int p = 0; p < kBlockPoints; ++p) {
           const int32_t pixel = FoldPixel(axis.first[p] + tap, size, outside);
           const uint32_t index = uint32_t(pixel) * uint32_t(pixel_stride);
-          axis.pixel[tap][p] = (is_read[p] != 0) & (pixel >= 0) ? int32_t(index) : -1;
+          axis.pixel[tap][p] = ((is_read[p] != 0) & (pixel >= 0)) ? int32_t(index) : -1;
         }
       }
     });
