@@ -42,4 +42,5 @@ def short_name(demangled):
 def _path():
     wheels = find_spec("nvidia")
     folders = [str(Path(path) / "cu13" / "bin") for path in (wheels.submodule_search_locations or () if wheels else ())]
-    return os.pathsep.join([*folders, os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
+    profilers = sorted(map(str, Path("/opt/nvidia").glob("nsight-compute/*")), reverse=True)  # the newest first
+    return os.pathsep.join([*folders, os.environ.get("PATH", ""), "/usr/local/cuda/bin", *profilers])
