@@ -19,8 +19,8 @@ OWN, IN_PACKAGE = "dcn::", "dcn::|3dcn"  # the beginning of the package's kernel
 def traced(calls, runs):
     """For each of the named calls, its runs: for each of these the (milliseconds, launches) of its kernels by name.
 
-    They are empty without a GPU, and where its driver does not let CUPTI trace kernels, as drivers do by default. Calls
-    that XLA puts into CUDA graphs are not seen: --xla_gpu_enable_command_buffer= turns that off.
+    They are empty without a GPU, or if the driver does not let CUPTI trace kernels; by default it does. Kernels in CUDA
+    graphs are not seen: --xla_gpu_enable_command_buffer= keeps XLA from making graphs.
     """
     numbered = [(name, call) for name, call in calls.items() for _ in range(runs)]
     options = jax.profiler.ProfileOptions()
