@@ -14,6 +14,7 @@
 #include "launch.h"
 #include "taps.h"
 #include "vector.h"
+#include "zero.h"
 
 namespace dcn {
 namespace {

@@ -121,21 +121,6 @@ inline int64_t BlocksFor(int64_t n) { return (n + kThreads - 1) / kThreads; }
 __device__ inline int64_t global_thread() { return int64_t(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ inline int64_t grid_stride() { return int64_t(gridDim.x) * blockDim.x; }
 
-namespace {  // a copy for each file that launches it, like all kernels
-
-template <typename T>
-__global__ void ZeroKernel(T* data, int64_t count) {
-  for (int64_t i = global_thread(); i < count; i += grid_stride()) data[i] = T();
-}
-
-}  // namespace
-
-// A captured graph needs a node also where `count` is 0. A memset of no bytes would add none.
-template <typename T>
-const char* SetZero(const Device& device, void* data, int64_t count) {
-  return Launch<ZeroKernel<T>>(device, BlocksFor(count), static_cast<T*>(data), count);
-}
-
 __device__ inline int Lane() { return int(threadIdx.x % kWarp); }  // of the calling thread, in its warp
 
 }  // namespace dcn

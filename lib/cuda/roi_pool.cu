@@ -10,6 +10,7 @@
 #include "device.h"
 #include "launch.h"
 #include "vector.h"
+#include "zero.h"
 
 namespace dcn {
 namespace {

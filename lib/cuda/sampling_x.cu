@@ -13,6 +13,7 @@
 #include "located_point.h"
 #include "sampling.h"
 #include "vector.h"
+#include "zero.h"
 
 namespace dcn {
 namespace {
