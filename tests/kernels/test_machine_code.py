@@ -68,7 +68,7 @@ def test_results_are_of_this_machine_code(architecture):
 def test_every_kernel_is_read(kernels):
     for kernel in kernels:
         assert kernel.instructions["EXIT"] >= 1, kernel.name
-        assert kernel.accesses("global loads"), kernel.name
+        assert kernel.accesses("global loads") or kernel.name.startswith("ZeroKernel"), kernel.name
 
 
 def test_nothing_is_spilled(kernels):
