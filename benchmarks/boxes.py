@@ -59,8 +59,8 @@ def calls(shape):
     theirs = partial(of_classes if given else plain, *arrays[: 2 + len(given)], THRESHOLD)
     indices, valid = map(np.asarray, ours())
     np.testing.assert_array_equal(indices[valid], theirs().cpu().numpy()[: shape.outputs])
-    wait = (lambda _: None) if on_cpu else (lambda _: torch.cuda.synchronize())
-    return {"jax_dcn": Call(ours, queued=not on_cpu), "torchvision": Call(theirs, wait=wait, queued=not on_cpu)}
+    peer = Call(theirs, wait=pytorch.waiter(torch, on_cpu), queued=not on_cpu)
+    return {"jax_dcn": Call(ours, queued=not on_cpu), "torchvision": peer}
 
 
 def row(shape, repeats):

@@ -8,13 +8,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import boxes, operators
-from benchmarks.baselines import Unavailable
+from benchmarks import boxes
+from benchmarks.baselines import Unavailable, summary_of
 from benchmarks.measurements.deform_conv import XLA
 from benchmarks.measurements.measure import measure
 from benchmarks.measurements.sizes import small
 from benchmarks.measurements.timing import interleaved
 from benchmarks.measurements.trace import median, total, traced
+from benchmarks.operators import operator_of
 from benchmarks.reports.gpu_check import ratios_table
 from benchmarks.reports.report import append_row
 from benchmarks.support.machine import add_xla_flags, device_row
@@ -47,16 +48,15 @@ def rows_of(name, dtype, baselines, is_small):
             shape = BOXES._replace(boxes=100, outputs=10) if is_small else BOXES
             about |= {"shape": f"nms: {shape}", "pass": "forward"}
             return [about | with_device_time(boxes.calls(shape), REPEATS)]
-        operator = next(one for one in operators.OPERATORS.values() if name in one.shapes)
+        operator = operator_of(name)
         shape = small(operator.shapes[name]) if is_small else operator.shapes[name]
-        compared = {key: one for key, one in operator.implementations.items() if key in ("jax_dcn", *baselines)}
-        measured = measure(operator.problem(shape, dtype), compared, REPEATS, with_device_time)
+        problem = operator.problem(shape, dtype)
+        measured = measure(problem, operator.compared_with(baselines), REPEATS, with_device_time)
         return [about | {"shape": f"{operator.name}: {shape}"} | row for row in measured]
     except Unavailable as reason:
         return [about | {"without": dict.fromkeys(baselines, str(reason))}]
     except Exception as error:  # the other cases can still run
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        return [about | {"refused": {"jax_dcn": reason}}]
+        return [about | {"refused": {"jax_dcn": summary_of(error)}}]
 
 
 def with_device_time(calls, repeats):

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.kernel_times`: the time of every kernel of the operators and their gradients on a GPU.
+"""`python -m benchmarks.kernel_times`: the times of the kernels of operators and of their gradients on a GPU.
 
 A program computes the result of an operator, or all of its gradients and nothing else, for bfloat16 data; those of the
 convolution on both paths. The times of its kernels come from jax's profiler. They are written beside the estimates of
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import jax
 
-from benchmarks import operators
-from benchmarks.baselines import Call
+from benchmarks.baselines import Call, summary_of
 from benchmarks.measurements.deform_conv import CONVOLUTION
 from benchmarks.measurements.sizes import small, with_batch
 from benchmarks.measurements.trace import median, total, traced
+from benchmarks.operators import operator_of
 from benchmarks.paths import FORWARD, GRADIENTS, sizes_of
 from benchmarks.reports.gpu_check import times_table
 from benchmarks.reports.report import append_row
@@ -43,7 +43,7 @@ XLA_FLAGS = "--xla_gpu_enable_command_buffer= --xla_gpu_autotune_level=0"
 def find(case, is_small=False):
     """The operator and the shape of a case."""
     name, batch = case.split(":")
-    operator = next(one for one in operators.OPERATORS.values() if name in one.shapes)
+    operator = operator_of(name)
     shape = with_batch(operator.shapes[name], int(batch))
     return operator, small(shape) if is_small else shape
 
@@ -98,7 +98,7 @@ def measure(case, is_small=False):
     for path, computation in prepared:
         key, row = (path, computation), {"case": case, "shape": str(shape), "path": path, "pass": computation}
         if error := errors.get(key):
-            yield row | {"error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
+            yield row | {"error": summary_of(error)}
             continue
         of_runs = [run for run in found[key] if run]
         names = dict.fromkeys(name for run in of_runs for name in run)

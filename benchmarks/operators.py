@@ -45,18 +45,21 @@ def baselines():
     return [name for name in names if name != "jax_dcn"]
 
 
+def operator_of(name):
+    """The operator that has a shape of this name."""
+    return next(operator for operator in OPERATORS.values() if name in operator.shapes)
+
+
 def tasks(args):
     for name in args.shapes or shapes():
         for dtype in args.dtypes:
-            operator = next(operator for operator in OPERATORS.values() if name in operator.shapes)
-            yield f"{name} {dtype}", partial(rows_of, operator, name, dtype, args.repeats, args.baselines)
+            yield f"{name} {dtype}", partial(rows_of, operator_of(name), name, dtype, args.repeats, args.baselines)
 
 
 def rows_of(operator, name, dtype, repeats, chosen):
     row = {"operator": operator.name, "shape": name, "dtype": dtype}
     problem = operator.problem(operator.shapes[name], dtype)
-    compared = {key: one for key, one in operator.implementations.items() if key in ("jax_dcn", *chosen)}
-    return [row | measured for measured in measure(problem, compared, repeats)]
+    return [row | measured for measured in measure(problem, operator.compared_with(chosen), repeats)]
 
 
 def tables(rows):

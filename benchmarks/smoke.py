@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dcn
+from benchmarks.baselines import summary_of
 from benchmarks.reports.gpu_check import smoke_sections
 from benchmarks.reports.report import append_row
 from benchmarks.support.machine import add_xla_flags, cores, device_row
@@ -133,8 +134,7 @@ def rows(case, program, reference):
         call_kernels, called = program.result()
         actual, expected = call_kernels(), reference.result()(case.dtype)
     except Exception as error:  # the other cases can still run
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        return [row(name, call, None, reason) for name, call in case.calls]
+        return [row(name, call, None, summary_of(error)) for name, call in case.calls]
     found = []
     for name, call in case.calls:
         reason, error = "", largest_error(actual[name], expected[name]) / case.tolerance

@@ -12,6 +12,11 @@ class Unavailable(Exception):
     """The reason why an implementation does not support a problem."""
 
 
+def summary_of(error: Exception) -> str:
+    """The type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
 class Problem(NamedTuple):
     operands: dict[str, jax.Array]
     varied: tuple[str, ...]  # the operands whose gradients "forward + backward" computes
@@ -55,3 +60,7 @@ class Operator(NamedTuple):
     implementations: dict[str, Implementation]
     lower_bounds: tuple[str, ...] = ()  # the implementations that do only a part of the work
     about_lower_bounds: str = ""
+
+    def compared_with(self, baselines) -> dict[str, Implementation]:
+        """jax_dcn and those of the named baselines that the operator has."""
+        return {name: one for name, one in self.implementations.items() if name in ("jax_dcn", *baselines)}

@@ -49,12 +49,17 @@ def prepare(function, check, takes, layout, problem, backward):
 
     return Call(
         start=start,
-        wait=(lambda _: None) if on_cpu else (lambda _: torch.cuda.synchronize()),
+        wait=waiter(torch, on_cpu),
         arrays=lambda result: {name: array(name, tensor) for name, tensor in result.items()},
         held=memory.of_process if on_cpu else partial(cuda_peak, torch),
         queued=not on_cpu,
         note="" if dtype == problem.dtype else f"{dtype}, because it has no {problem.dtype}",
     )
+
+
+def waiter(torch, on_cpu):
+    """The `wait` of a call."""
+    return (lambda _: None) if on_cpu else (lambda _: torch.cuda.synchronize())
 
 
 def load(name="torch"):

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from benchmarks.baselines import PASSES, Unavailable
+from benchmarks.baselines import PASSES, Unavailable, summary_of
 from benchmarks.measurements.timing import interleaved
 from benchmarks.support.machine import cores
 
@@ -64,7 +64,7 @@ def check(problem, implementations, calls):
             result, held[name] = call.held(call)
             arrays = call.arrays(result)
         except Exception as error:  # the other ones can still be timed
-            refused[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            refused[name] = summary_of(error)
             continue
         if name == "jax_dcn":
             ours = arrays

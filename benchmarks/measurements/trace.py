@@ -1,4 +1,4 @@
-"""The times of kernels on a GPU, by jax's profiler. It sees all kernels of the process, those of PyTorch too."""
+"""The times of kernels on a GPU, by jax's profiler. CUPTI, which it uses, traces the kernels of the whole process."""
 
 import re
 import statistics
