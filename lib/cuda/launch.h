@@ -25,21 +25,20 @@ constexpr int ResidentBlocks(size_t shared_bytes, size_t sm_shared_bytes) {
   return int(sm_shared_bytes / (shared_bytes + kReservedSharedBytes));
 }
 
-// A number of bytes that is found once for each device, and is not 0. Threads that ask at the same time may all find
-// it.
-class BytesOfDevice {
+// A number that is found once for each device, and is not 0. Threads that ask at the same time may all find it.
+class DeviceNumber {
  public:
-  // Calls find(device, bytes) unless the bytes of the current device are known.
+  // Calls find(device, number) unless the number of the current device is known.
   template <typename F>
-  cudaError_t Get(size_t* bytes, const F& find) {
+  cudaError_t Get(size_t* number, const F& find) {
     int device = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (error != cudaSuccess) return error;
-    if (device >= kMaxDevices) return find(device, bytes);
-    *bytes = found_[device];
-    if (*bytes > 0) return cudaSuccess;
-    error = find(device, bytes);
-    if (error == cudaSuccess) found_[device] = *bytes;
+    if (device >= kMaxDevices) return find(device, number);
+    *number = found_[device];
+    if (*number > 0) return cudaSuccess;
+    error = find(device, number);
+    if (error == cudaSuccess) found_[device] = *number;
     return error;
   }
 
@@ -48,15 +47,26 @@ class BytesOfDevice {
   std::atomic<size_t> found_[kMaxDevices] = {};
 };
 
-// The most shared memory that an SM of this device can have.
-inline cudaError_t SmSharedBytes(size_t* bytes) {
-  static BytesOfDevice most;
-  return most.Get(bytes, [](int device, size_t* found) {
-    int value = 0;
-    const cudaError_t error = cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
-    *found = size_t(value);
+template <cudaDeviceAttr attribute>
+cudaError_t DeviceAttribute(size_t* value) {
+  static DeviceNumber known;
+  return known.Get(value, [](int device, size_t* found) {
+    int number = 0;
+    const cudaError_t error = cudaDeviceGetAttribute(&number, attribute, device);
+    *found = size_t(number);
     return error;
   });
+}
+
+// The most shared memory that an SM of this device can have.
+inline cudaError_t SmSharedBytes(size_t* bytes) {
+  return DeviceAttribute<cudaDevAttrMaxSharedMemoryPerMultiprocessor>(bytes);
+}
+
+// The number of SMs of this device, or 1 if it is not known.
+inline int64_t NumSms() {
+  size_t sms = 1;
+  return DeviceAttribute<cudaDevAttrMultiProcessorCount>(&sms) == cudaSuccess ? int64_t(sms) : 1;
 }
 
 // The carve-out for blocks that need `shared_bytes` of an SM, as a percentage of the most that the SM can have. It is
@@ -81,7 +91,7 @@ struct Grid {
 // blocks fit, so that the L1 cache gets the rest. All grids of a kernel have as much shared memory.
 template <auto kernel>
 cudaError_t RequestSharedMemory(const Grid& grid) {
-  static BytesOfDevice requested;
+  static DeviceNumber requested;
   size_t bytes;
   return requested.Get(&bytes, [&](int, size_t* found) {
     size_t sm_shared_bytes;
@@ -113,8 +123,10 @@ const char* Launch(const Device& device, const Grid& grid, Arguments... argument
   return Failure(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
+inline int64_t CeilDiv(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
 // The number of blocks that have n threads or more.
-inline int64_t BlocksFor(int64_t n) { return (n + kThreads - 1) / kThreads; }
+inline int64_t BlocksFor(int64_t n) { return CeilDiv(n, kThreads); }
 
 // The start and the step of a grid-stride loop: Launch limits the number of blocks, so a thread may have more than one
 // work item.

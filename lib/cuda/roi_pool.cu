@@ -426,8 +426,6 @@ struct StoreArgmax {
 // How many features of a class are contiguous in x: with several channel groups, features are strided.
 int64_t ContiguousFeatures(const PoolSizes& sizes) { return sizes.groups() == 1 ? sizes.class_features() : 1; }
 
-int64_t CeilDiv(int64_t n, int64_t size) { return (n + size - 1) / size; }
-
 template <typename Add>
 const char* LaunchInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const Add& add,
                                  const void* d_pooled, void* d_x) {

@@ -1,8 +1,9 @@
-// The samples of a call as the gather kernels divide them: into rounds, of one image and of one sample per thread of a
-// block. In a round, each thread locates its sample and stores in shared memory how to read it. Then the block's
-// subwarps read the channels of one sample after another.
+// The samples of a call as the gather kernels divide them: into rounds, of one image and of at most one sample per
+// thread of a block. In a round, each thread locates its sample, if it has one, and stores in shared memory how to read
+// it. Then the block's subwarps read the channels of one sample after another.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "deform_conv.h"
@@ -35,7 +36,7 @@ constexpr int64_t kUnread = -1, kIsFarDown = 1, kIsFarRight = 2;
 
 // A sample of a round.
 struct RoundSample {
-  int64_t index;  // of `mask`, and of `offset` as pairs; -1 past the end
+  int64_t index;  // of `mask`, and of `offset` as pairs; -1 past the end of the round
   int64_t row, column, output_pixel;
   int64_t offset_group;
   int32_t tap;
@@ -45,6 +46,7 @@ struct SampleRounds {
   Sizes sizes;
   Positions positions;
   int log2_subwarp;       // the logarithm of the number of lanes
+  int round_samples;      // of all rounds but the last of an image
   int64_t image_samples;  // of all offset groups
   int64_t image_rounds;
   StripDivisors strips;
@@ -58,9 +60,10 @@ struct SampleRounds {
   SampleRounds(const Sizes& sizes, const Positions& positions, int64_t element, int64_t vector, int64_t arrays = 1)
       : sizes(sizes),
         positions(positions),
-        log2_subwarp(0),
+        log2_subwarp(Log2Subwarp(vector, sizes.group_channels())),
+        round_samples(RoundSamples(log2_subwarp, sizes.pixels() * sizes.pixel_samples())),
         image_samples(sizes.samples() * sizes.offset_groups),
-        image_rounds((image_samples + kThreads - 1) / kThreads),
+        image_rounds(CeilDiv(image_samples, round_samples)),
         strips(sizes.rows, sizes.columns),
         by_image_rounds(image_rounds),
         by_pixel_samples(sizes.pixel_samples()),
@@ -72,8 +75,22 @@ struct SampleRounds {
         right(pixel_bytes),
         far_right(sizes.window.circular ? (1 - sizes.width) * pixel_bytes : 0),
         down(sizes.width * pixel_bytes),
-        far_down(sizes.window.circular ? (1 - sizes.height) * sizes.width * pixel_bytes : 0) {
-    while (log2_subwarp < kMaxLog2Subwarp && (vector << log2_subwarp) < sizes.group_channels()) ++log2_subwarp;
+        far_down(sizes.window.circular ? (1 - sizes.height) * sizes.width * pixel_bytes : 0) {}
+
+  static int Log2Subwarp(int64_t vector, int64_t channels) {
+    int log2_subwarp = 0;
+    while (log2_subwarp < kMaxLog2Subwarp && (vector << log2_subwarp) < channels) ++log2_subwarp;
+    return log2_subwarp;
+  }
+  // Small rounds spread few samples over all SMs. Large ones read neighbouring pixels more often from the L1 cache. A
+  // round has a sample for each subwarp.
+  static int RoundSamples(int log2_subwarp, int64_t samples) {
+    constexpr int kFewest = 64, kSmRounds = 8;  // per SM: two waves of blocks or more
+    int round_samples = kThreads;
+    while (round_samples > std::max(kFewest, kThreads >> log2_subwarp) &&
+           samples < kSmRounds * NumSms() * round_samples)
+      round_samples /= 2;
+    return round_samples;
   }
 
   DCN_HOST_DEVICE int64_t rounds() const { return sizes.images * image_rounds; }
@@ -85,16 +102,16 @@ struct SampleRounds {
 
   // The samples of a round.
   __device__ int Samples(int64_t round, int64_t image) const {
-    const int64_t left = image_samples - (round - image * image_rounds) * kThreads;
-    return left < kThreads ? int(left) : kThreads;
+    const int64_t left = image_samples - (round - image * image_rounds) * round_samples;
+    return left < round_samples ? int(left) : round_samples;
   }
 
   // The calling thread's sample. Consecutive samples are those of the offset groups, and then of the taps, of a pixel,
   // in the order of their columns.
   __device__ RoundSample Sample(int64_t round, int64_t image) const {
     RoundSample sample = {};
-    const int64_t i = (round - image * image_rounds) * kThreads + threadIdx.x;
-    if (i >= image_samples) {
+    const int64_t i = (round - image * image_rounds) * round_samples + threadIdx.x;
+    if (int(threadIdx.x) >= round_samples || i >= image_samples) {
       sample.index = -1;
       return sample;
     }

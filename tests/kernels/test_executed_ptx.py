@@ -79,9 +79,9 @@ def test_results_do_not_depend_on_the_order_of_blocks_and_warps(expected, tmp_pa
     assert (tmp_path / "results").read_bytes() == expected[0].read_bytes()
 
 
-# The shared memory of sm_86, sm_89 and sm_120: too little for the widest tiles, or for two blocks. A single block
-# iterates over several tiles.
-SMALL_GPU = {"max_shared_bytes": 99 << 10, "max_grid_blocks": 1}
+# The shared memory of sm_86, sm_89 and sm_120: too little for the widest tiles, or for two blocks. A single SM takes
+# rounds of more samples. A single block iterates over several tiles.
+SMALL_GPU = {"max_shared_bytes": 99 << 10, "sms": 1, "max_grid_blocks": 1}
 
 
 @pytest.mark.thorough

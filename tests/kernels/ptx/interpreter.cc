@@ -89,6 +89,7 @@ void Launch::Fail(const Warp& warp, const Instruction& instruction, int lane, co
 
 void Launch::Run() {
   epochs_.launch = NextEpoch();
+  if (!options_.runs_blocks) return;
   const uint32_t blocks = grid_.blocks[0] * grid_.blocks[1] * grid_.blocks[2];
   const bool is_sampled = options_.sampled_blocks && kernel_.name.find("Fused") != std::string::npos;
   const uint32_t count = is_sampled ? uint32_t(std::min<uint64_t>(options_.sampled_blocks, blocks)) : blocks;

@@ -29,10 +29,11 @@ struct Options {
   uint64_t checks_races = 1;    // races and reads of memory that was not written; all other faults are always reported
   uint64_t counts = 0;          // a program ends with the records of its launches
   uint64_t seed = 1;            // of the order of blocks and warps, and of when asynchronous copies arrive
+  uint64_t runs_blocks = 1;     // else launches are only recorded
   uint64_t sampled_blocks = 0;  // if not 0, a launch of a kernel whose name contains "Fused" runs only so many blocks
   uint64_t max_grid_blocks = ~0u;  // the grid is cut to this many blocks, to test grid-stride loops
   uint64_t only_last_block = 0;    // only the last block of a launch runs, to test large operands
-  uint64_t max_shared_bytes = 227 << 10;
+  uint64_t max_shared_bytes = 227 << 10, sms = 132;
   uint64_t requires_loading = 0;  // of kernels, before they are launched
   uint64_t lists_unused = 0;      // the program ends with the names of the kernels that it did not use
   uint64_t l1_bytes = 64 << 10;   // of the simulated L1 cache, which is empty at the start of each block

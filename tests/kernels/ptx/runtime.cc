@@ -202,10 +202,12 @@ uint64_t* FindOption(const std::string& name) {
   static const std::map<std::string, uint64_t*> by_name = {{"checks_races", &options.checks_races},
                                                            {"counts", &options.counts},
                                                            {"seed", &options.seed},
+                                                           {"runs_blocks", &options.runs_blocks},
                                                            {"sampled_blocks", &options.sampled_blocks},
                                                            {"max_grid_blocks", &options.max_grid_blocks},
                                                            {"only_last_block", &options.only_last_block},
                                                            {"max_shared_bytes", &options.max_shared_bytes},
+                                                           {"sms", &options.sms},
                                                            {"requires_loading", &options.requires_loading},
                                                            {"lists_unused", &options.lists_unused},
                                                            {"l1_bytes", &options.l1_bytes},
@@ -318,6 +320,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
       *value = int(ptx::SmSharedBytes());
+      return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount:
+      *value = int(options.sms);
       return cudaSuccess;
     default:
       return cudaErrorInvalidValue;
