@@ -39,34 +39,47 @@ struct CsrTables {
 
 namespace {
 
-constexpr int kPartitionWarps = kThreads / kWarp, kSortWarps = 4;
-constexpr int32_t kMaxBins = 1024, kMaxChunks = kWarp, kChunkEntries = 32 * kThreads;
-constexpr int32_t kMinBinRows = 2 * kMaxChunks;  // row_start has room for a bin's parts of all chunks
-constexpr int kMinBinRowsLog2 = 7;               // of all bins but the last
-// The rows in shared memory, per warp. The last bin has fewer than kMinBinRows rows more than the others.
-constexpr int32_t kSharedRows = 256 + kMinBinRows;
+// The work is divided among many warps, because each step of a warp waits for the loads of the one before. The counts
+// of PartitionKernel take 48 KiB of shared memory, as much as a block can have without a request.
+constexpr int kPartitionWarps = 12, kSortWarps = 4;
+constexpr int32_t kMaxBins = 1024, kMaxChunks = kWarp, kChunkEntries = 4096;
+constexpr int kMinBinRowsLog2 = 5, kMaxSharedRowsLog2 = 8;
+// Of a bin on average, unless it would have too many rows: few enough to be staged, and six steps of a warp, so that
+// the counts of the rows take less time than the entries. Not measured.
+constexpr int32_t kBinEntries = 192;
+constexpr int32_t kLastBinRows = 2 * kMaxChunks;  // how many the last bin has at least
+// The rows in shared memory, per warp. The last bin has fewer than kLastBinRows rows more than the others.
+constexpr int32_t kSharedRows = (1 << kMaxSharedRowsLog2) + kLastBinRows;
 // The entries in shared memory, per warp: as many as a block has room for.
 template <typename Value>
-constexpr int32_t kStaged = sizeof(Value) <= 8 ? 576 : int32_t(576 * 8 / sizeof(Value));
+constexpr int32_t kStaged = sizeof(Value) <= 8 ? 576 : int32_t(800 * 8 / sizeof(Value));
 
 // How a table is divided.
 struct SortShape {
   int64_t tables;
   int32_t rows, entries;
-  int32_t bins, bin_rows_log2;   // the last bin has at least kMinBinRows rows, or all
+  int32_t bins, bin_rows_log2;   // the last bin has at least LastBinRows, or all
   int32_t chunks, warp_entries;  // a warp's part of a chunk
 
   SortShape(int64_t tables, int32_t rows, int32_t entries, int item_entries)
-      : tables(tables), rows(rows), entries(entries) {
-    bin_rows_log2 = kMinBinRowsLog2 - 1;
-    do {
+      : tables(tables), rows(rows), entries(entries), bin_rows_log2(kMinBinRowsLog2) {
+    while (bin_rows_log2 < kMaxSharedRowsLog2 && int64_t{entries} << bin_rows_log2 < int64_t{kBinEntries} * rows)
       ++bin_rows_log2;
-      bins = int32_t(std::max((int64_t{rows} + (1 << bin_rows_log2) - kMinBinRows) >> bin_rows_log2, int64_t{1}));
-    } while (bins > kMaxBins);
-    const int64_t wanted = (int64_t{entries} + kChunkEntries - 1) / kChunkEntries;
-    chunks = int32_t(std::min({wanted, int64_t{kMaxChunks}, (int64_t{rows} + 1) / 2}));
-    const int64_t parts = int64_t{std::max(chunks, 1)} * kThreads * item_entries;
-    warp_entries = int32_t((int64_t{entries} + parts - 1) / parts * kWarp * item_entries);
+    while (BinsOf(bin_rows_log2) > kMaxBins) ++bin_rows_log2;
+    bins = int32_t(BinsOf(bin_rows_log2));
+    // row_start has room for a bin's parts of all chunks, two numbers each.
+    const int64_t most_chunks = std::min<int64_t>(LastBinRows(bin_rows_log2) / 2, (int64_t{rows} + 1) / 2);
+    const int64_t wanted = std::min(CeilDiv(entries, kChunkEntries), most_chunks);
+    const int64_t step = kWarp * item_entries;  // of a warp
+    warp_entries = int32_t(CeilDiv(entries, std::max<int64_t>(wanted, 1) * kPartitionWarps * step) * step);
+    chunks = wanted ? int32_t(CeilDiv(entries, int64_t{warp_entries} * kPartitionWarps)) : 0;
+  }
+
+  // How many rows the last bin has at least.
+  static int32_t LastBinRows(int bin_rows_log2) { return std::min(1 << bin_rows_log2, kLastBinRows); }
+  int64_t BinsOf(int bin_rows_log2) const {
+    const int64_t bin_rows = int64_t{1} << bin_rows_log2;
+    return std::max((rows + bin_rows - LastBinRows(bin_rows_log2)) >> bin_rows_log2, int64_t{1});
   }
 
   __device__ int32_t bin(int32_t row) const {  // -1 of kNoRow
@@ -165,10 +178,17 @@ __global__ void PartitionKernel(Tables tables, SortShape shape, int32_t* row_sta
     }
     __syncthreads();
     int32_t* chunk_ids = ids + shape.chunk_start(table, chunk);
-    for (int32_t step = 0; step < warp_entries; step += kWarp) {
-      const int32_t i = step + Lane();
-      const int32_t bin = i < warp_entries ? table_bins[first + i] : -1, place = TakeNext(next[warp], bin);
-      if (bin >= 0) chunk_ids[place] = int32_t(first + i);
+    constexpr int kLoads = 4;  // at once
+    for (int32_t step = Lane(); step - Lane() < warp_entries; step += kLoads * kWarp) {
+      int32_t entry_bins[kLoads];
+      for (int k = 0; k < kLoads; ++k) {
+        const int32_t i = step + k * kWarp;
+        entry_bins[k] = i < warp_entries ? table_bins[first + i] : -1;
+      }
+      for (int k = 0; k < kLoads; ++k) {
+        const int32_t bin = entry_bins[k], place = TakeNext(next[warp], bin);
+        if (bin >= 0) chunk_ids[place] = int32_t(first + step + k * kWarp);
+      }
     }
     __syncthreads();
   }
@@ -276,11 +296,11 @@ template <typename Tables, typename Value>
 const char* SortByRow(const Device& device, const Tables& tables, const CsrTables<Value>& csr) {
   const SortShape shape(csr.tables, csr.rows, csr.entries, Tables::Table::kEntries);
   const char* failure =
-      Launch<PartitionKernel<Tables>>(device, shape.tables * shape.chunks, tables, shape, csr.row_start, csr.workspace,
-                                      reinterpret_cast<int32_t*>(csr.values));
+      Launch<PartitionKernel<Tables>>(device, {shape.tables * shape.chunks, kPartitionWarps * kWarp, 0, 1}, tables,
+                                      shape, csr.row_start, csr.workspace, reinterpret_cast<int32_t*>(csr.values));
   if (failure) return failure;
   constexpr int kSortThreads = kSortWarps * kWarp;
-  const int64_t blocks = (shape.tables * shape.bins + kSortWarps - 1) / kSortWarps;
+  const int64_t blocks = CeilDiv(shape.tables * shape.bins, kSortWarps);
   return Launch<SortBinsKernel<Tables, Value>>(device, {blocks, kSortThreads, 0, 1}, tables, shape,
                                                csr.is_row_start_global, csr.row_start, csr.values, csr.workspace);
 }

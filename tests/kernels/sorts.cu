@@ -1,11 +1,10 @@
 // Sorts tables whose rows are given: `sorts OPERANDS RESULTS`. The operands are int32: tables, rows, entries, whether
-// row_start is global, whether the values are pairs, and the row of each entry. The results are row_start and the
-// values, which are the ids; a pair is an id and its complement.
+// row_start is global, the words of a value, and the row of each entry. The results are row_start and the values, whose
+// words are in turn the id and its complement.
 #include <cuda_runtime.h>
 
 #include <cstdio>
 #include <cstdlib>
-#include <type_traits>
 #include <vector>
 
 #include "cuda/counting_sort.h"
@@ -13,10 +12,7 @@
 namespace dcn {
 namespace {
 
-using Id = Vector<int32_t, 1>;
-using Pair = Vector<int32_t, 2>;
-
-template <typename Value, int kItemEntries>
+template <int kWords, int kItemEntries>
 struct GivenRows {
   static constexpr int kEntries = kItemEntries;
   struct Entry {
@@ -29,18 +25,16 @@ struct GivenRows {
     for (int i = 0; i < kEntries; ++i) rows[i] = row[item * kEntries + i];
   }
   __device__ Entry operator()(int32_t id) const { return {row[id], id}; }
-  __device__ Value value(const Entry& entry) const {
-    if constexpr (std::is_same_v<Value, Pair>) {
-      return {entry.id, ~entry.id};
-    } else {
-      return {entry.id};
-    }
+  __device__ Vector<int32_t, kWords> value(const Entry& entry) const {
+    Vector<int32_t, kWords> value;
+    for (int i = 0; i < kWords; ++i) value.value[i] = i % 2 ? ~entry.id : entry.id;
+    return value;
   }
 };
 
-template <typename Value, int kItemEntries>
+template <int kWords, int kItemEntries>
 struct GivenTables {
-  using Table = GivenRows<Value, kItemEntries>;
+  using Table = GivenRows<kWords, kItemEntries>;
 
   const int32_t* row;
   int32_t entries;
@@ -69,17 +63,17 @@ void Write(const int32_t* data, size_t size, std::FILE* file) {
 }
 
 struct Options {
-  int32_t tables, rows, entries, is_row_start_global, has_pairs;
+  int32_t tables, rows, entries, is_row_start_global, words;
 };
 
-template <typename Value, int kItemEntries>
+template <int kWords, int kItemEntries>
 void Sort(const Options& options, std::FILE* operands, std::FILE* results) {
-  const auto [tables, rows, entries, is_row_start_global, has_pairs] = options;
+  using Value = Vector<int32_t, kWords>;
+  const auto [tables, rows, entries, is_row_start_global, words] = options;
   std::vector<int32_t> row(size_t(tables) * entries);
   if (std::fread(row.data(), sizeof(int32_t), row.size(), operands) != row.size()) Check("too few rows");
   const int32_t* const given = Allocate(row.size(), row.data());
-  const size_t num_starts = size_t(tables) * (size_t(rows) + 1),
-               num_words = row.size() * sizeof(Value) / sizeof(int32_t);
+  const size_t num_starts = size_t(tables) * (size_t(rows) + 1), num_words = row.size() * kWords;
   int32_t* const row_start = Allocate(num_starts);
   // The values of entries without a row are not written.
   int32_t* const values = Allocate(num_words, std::vector<int32_t>(num_words, -1).data());
@@ -90,7 +84,7 @@ void Sort(const Options& options, std::FILE* operands, std::FILE* results) {
                                 row_start,
                                 reinterpret_cast<Value*>(values),
                                 Allocate(row.size())};
-  Check(SortByRow(Device(nullptr), GivenTables<Value, kItemEntries>{given, entries}, csr));
+  Check(SortByRow(Device(nullptr), GivenTables<kWords, kItemEntries>{given, entries}, csr));
   Check(Failure(cudaDeviceSynchronize()));
   Write(row_start, num_starts, results);
   Write(values, num_words, results);
@@ -99,10 +93,13 @@ void Sort(const Options& options, std::FILE* operands, std::FILE* results) {
 void Run(std::FILE* operands, std::FILE* results) {
   Options options;
   if (std::fread(&options, sizeof options, 1, operands) != 1) Check("no options");
-  if (options.has_pairs) {
-    Sort<Pair, 4>(options, operands, results);
-  } else {
-    Sort<Id, 2>(options, operands, results);
+  switch (options.words) {
+    case 1:
+      return Sort<1, 2>(options, operands, results);
+    case 2:
+      return Sort<2, 4>(options, operands, results);
+    default:
+      return Sort<4, 1>(options, operands, results);
   }
 }
 

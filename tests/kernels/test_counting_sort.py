@@ -18,18 +18,18 @@ NO_ROW = -1
 SHARED_ROWS = 1024 * 256 + 63  # of a table whose rows are all counted in shared memory
 
 
-def sort(folder, rows, row, is_row_start_global, *, has_pairs=False, **options):
+def sort(folder, rows, row, is_row_start_global, *, words=1, **options):
     """Row starts, values and the program's output, for the rows [tables, entries] of the entries.
 
-    With `has_pairs`, a value has 8 bytes instead of 4, and an item 4 entries instead of 2.
+    A value has one, two or four words, and an item two, four or one entries.
     """
     program = executed_ptx.program(build.HERE / "sorts.cu", kernels={})
-    sizes = [row.shape[0], rows, row.shape[1], is_row_start_global, has_pairs]
+    sizes = [row.shape[0], rows, row.shape[1], is_row_start_global, words]
     np.concatenate([sizes, row.ravel()]).astype(np.int32).tofile(folder / "operands")
     status, output = executed_ptx.run(program, folder / "operands", folder / "results", **options)
     assert status == 0, output
     starts, values = np.split(np.fromfile(folder / "results", np.int32), [row.shape[0] * (rows + 1)])
-    return starts.reshape(-1, rows + 1), values.reshape(*row.shape, *[2] * has_pairs), output
+    return starts.reshape(-1, rows + 1), values.reshape(*row.shape, words), output
 
 
 def random_rows(rows, tables, entries, missing=0.1):
@@ -45,28 +45,33 @@ CASES = {
     "no entries": (300, np.zeros((3, 0), int)),
     "no entry has a row": (300, np.full((2, 100), NO_ROW)),
     "one row": (1, random_rows(1, 2, 9000)),
-    "two rows, two chunks": (2, random_rows(2, 2, 8194)),
-    "one bin": (191, random_rows(191, 2, 3000)),
-    "two bins": (192, random_rows(192, 2, 3000)),
-    "a bin that is just stored": (128, random_rows(128, 2, 576, missing=0)),
-    "a bin that is just not stored": (128, random_rows(128, 2, 578, missing=0)),
+    "three rows, two chunks": (3, random_rows(3, 2, 8194)),
+    "one bin": (63, random_rows(63, 2, 3000)),
+    "two bins": (64, random_rows(64, 2, 3000)),
+    "one longer bin": (127, random_rows(127, 2, 500)),
+    "two longer bins": (128, random_rows(128, 2, 500)),
+    "a bin that is just stored": (32, random_rows(32, 2, 576, missing=0)),
+    "a bin that is just not stored": (32, random_rows(32, 2, 578, missing=0)),
     "all entries in one row": (1000, np.full((2, 20000), 700)),
     "all entries in the last row of many": (SHARED_ROWS + 200, np.full((1, 20000), SHARED_ROWS + 199)),
     "one entry per row": (5000, np.random.default_rng(1).permutation(5000)[None]),
     "one entry per row of many": (SHARED_ROWS + 1, np.random.default_rng(1).permutation(SHARED_ROWS + 1)[None]),
-    "most rows of short bins": (1024 * 128 + 63, random_rows(1024 * 128 + 63, 2, 3000)),
-    "one row more": (1024 * 128 + 64, random_rows(1024 * 128 + 64, 2, 3000)),
+    "most rows of short bins": (1024 * 32 + 31, random_rows(1024 * 32 + 31, 1, 200_000)),
+    "one row more": (1024 * 32 + 32, random_rows(1024 * 32 + 32, 1, 200_000)),
     "most rows counted in shared memory": (SHARED_ROWS, random_rows(SHARED_ROWS, 2, 3000)),
     "fewest rows counted in global memory": (SHARED_ROWS + 1, random_rows(SHARED_ROWS + 1, 2, 3000)),
-    "most chunks": (40000, random_rows(40000, 1, 32 * 8192 + 2)),
+    "most chunks of short bins": (3000, random_rows(3000, 1, 16 * 12 * 64 * 6)),  # of 12 warps, with 64 entries a step
+    "most chunks": (40000, random_rows(40000, 1, 32 * 12 * 64 * 6)),
 }
 
 
-# The same for pairs of ids: a case for each way to count.
-PAIR_CASES = {
-    "pairs, few entries per bin": (300, random_rows(300, 3, 1000)),
-    "pairs, many entries per bin": (300, random_rows(300, 3, 9000)),
-    "pairs, counted in global memory": (SHARED_ROWS + 1, random_rows(SHARED_ROWS + 1, 2, 3000)),
+# The same for longer values: the number of words, and a case for each way to count.
+LONG_CASES = {
+    "two words, few entries per bin": (2, 300, random_rows(300, 3, 1000)),
+    "two words, many entries per bin": (2, 300, random_rows(300, 3, 9000)),
+    "two words, counted in global memory": (2, SHARED_ROWS + 1, random_rows(SHARED_ROWS + 1, 2, 3000)),
+    "four words in a bin that is just stored": (4, 32, random_rows(32, 2, 400, missing=0)),
+    "four words in a bin that is just not stored": (4, 32, random_rows(32, 2, 401, missing=0)),
 }
 
 
@@ -75,22 +80,18 @@ PAIR_CASES = {
     [
         *((name, k % 2 == 0) for k, name in enumerate(CASES)),
         *(pytest.param(name, k % 2 == 1, marks=pytest.mark.thorough) for k, name in enumerate(CASES)),
-        *((name, True) for name in PAIR_CASES),
+        *((name, True) for name in LONG_CASES),
     ],
 )
 def test_order(name, is_row_start_global, tmp_path):
-    has_pairs = name in PAIR_CASES
-    rows, row = (CASES | PAIR_CASES)[name]
-    starts, values, _ = sort(tmp_path, rows, row, is_row_start_global, has_pairs=has_pairs)
-    if has_pairs:
-        values, complements = np.moveaxis(values, -1, 0)
+    words, rows, row = LONG_CASES[name] if name in LONG_CASES else (1, *CASES[name])
+    starts, values, _ = sort(tmp_path, rows, row, is_row_start_global, words=words)
     for table, (own, own_starts) in enumerate(zip(row, starts, strict=True)):
         order = np.argsort(own, kind="stable")[np.count_nonzero(own == NO_ROW) :]
         table_start = table * row.shape[1] if is_row_start_global else 0
         np.testing.assert_array_equal(own_starts, table_start + np.searchsorted(own[order], np.arange(rows + 1)))
-        np.testing.assert_array_equal(values[table, : order.size], order)
-        if has_pairs:
-            np.testing.assert_array_equal(complements[table, : order.size], ~order)
+        expected = np.stack([order if k % 2 == 0 else ~order for k in range(words)], -1)
+        np.testing.assert_array_equal(values[table, : order.size], expected)
 
 
 def instructions(folder, rows, entries):
