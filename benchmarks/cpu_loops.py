@@ -78,6 +78,9 @@ def sources_with_recorded_loops():
     return folder
 
 
+NOT_CPU = ("module", "deform_conv_fused", "deform_conv_sorted")  # files of lib/ffi
+
+
 @cache
 def library():
     """The handlers of the CPU with the Device of recorded_loops/, registered under other names."""
@@ -92,7 +95,7 @@ def library():
         return cached_build.build(f"{path.stem}.o", command, [path, *headers])
 
     sources = [
-        *(path for path in sorted(folder.glob("ffi/*.cc")) if path.stem not in ("module", "deform_conv_fused")),
+        *(path for path in sorted(folder.glob("ffi/*.cc")) if path.stem not in NOT_CPU),
         *(path for path in sorted(folder.glob("cpu/*.cc")) if path.stem != "device"),
         *(folder / "fused_rules.cc", SOURCES / "handlers.cc"),
     ]

@@ -127,8 +127,9 @@ def of_kernel(name, of_runs):
 
 def estimate(shape, path, computation):
     """The milliseconds that are estimated for the products and kernels of a convolution."""
-    capability = getattr(jax.devices()[0], "compute_capability", "9.0")
-    known = gpu_estimate.gpu_of(int(capability.replace(".", "")), None)
+    device = jax.devices()[0]
+    capability = getattr(device, "compute_capability", "9.0")
+    known = gpu_estimate.gpu_of(int(capability.replace(".", "")), None, device.device_kind)
     names = COMPUTATIONS[computation]
     return 1e3 * gpu_estimate.total_seconds(names, names if path == "im2col" else (), sizes_of(shape), known)
 

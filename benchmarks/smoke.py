@@ -21,7 +21,7 @@ from benchmarks.baselines import summary_of
 from benchmarks.reports.gpu_check import smoke_sections
 from benchmarks.reports.report import append_row
 from benchmarks.support.machine import add_xla_flags, cores, device_row
-from jax_dcn._primitive.extension import FUSED, cuda_custom_calls
+from jax_dcn._primitive.extension import ONLY_ON_CUDA, cuda_custom_calls, custom_calls
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 SHAPES = ("small", "ragged")
@@ -36,7 +36,7 @@ POOLING = {"y": "dcn_roi_pool", "x": "dcn_roi_pool_input_cotangent", "offset": "
 CALLS = {
     "im2col": {
         "y": "dcn_sample",
-        "x": "dcn_input_cotangent",
+        "x": ("dcn_cpu_input_cotangent", "dcn_sort_samples", "dcn_gather_samples"),
         "offset": "dcn_offset_cotangent",
         "mask": "dcn_offset_cotangent",
         "weight": "dcn_offset_cotangent",  # it also stores the samples that the gradient of the weight needs
@@ -86,7 +86,7 @@ class Case(NamedTuple):
 
     @property
     def calls(self):
-        """Pairs of a result and a custom call that it needs."""
+        """Pairs of a result and a custom call that it needs, on one platform or on all."""
         # The fused gradient of the weight needs a 16-bit type.
         calls = CALLS[self.path] | ({"weight": "dcn_sample"} if self.is_tf32 else {})
         return [
@@ -107,11 +107,13 @@ def cases(platform, shapes, dtypes):
 
 def custom_calls_of(platform):
     """The custom calls of a platform, without the fused kernels of the CPU, which only larger problems run."""
-    return [name for name in cuda_custom_calls if platform == "cuda" or name not in FUSED]
+    if platform == "cuda":
+        return list(cuda_custom_calls)
+    return [name for name in custom_calls if name not in ONLY_ON_CUDA and not name.startswith("dcn_cpu_fused")]
 
 
-def run(chosen):
-    """The rows of each case, one for each of its results, as soon as it has run."""
+def run(chosen, calls):
+    """The rows of each case, one for each of its results and those of `calls` that it needs, as soon as it has run."""
     with ThreadPoolExecutor(cores()) as pool:
         references = {
             key: pool.submit(compile_reference, *key)
@@ -120,10 +122,11 @@ def run(chosen):
         device = jax.config.jax_default_device  # new threads do not inherit it
         programs = {case: pool.submit(compile_kernels, case, device) for case in chosen}
         for case, program in programs.items():
-            yield rows(case, program, references[case.path, case.shape])
+            needed = [pair for pair in case.calls if pair[1] in calls]
+            yield rows(case, needed, program, references[case.path, case.shape])
 
 
-def rows(case, program, reference):
+def rows(case, needed, program, reference):
     """`program` and `reference` are futures of what `compile_kernels` and `compile_reference` return."""
 
     def row(name, call, error, reason):
@@ -134,9 +137,9 @@ def rows(case, program, reference):
         call_kernels, called = program.result()
         actual, expected = call_kernels(), reference.result()(case.dtype)
     except Exception as error:  # the other cases can still run
-        return [row(name, call, None, summary_of(error)) for name, call in case.calls]
+        return [row(name, call, None, summary_of(error)) for name, call in needed]
     found = []
-    for name, call in case.calls:
+    for name, call in needed:
         reason, error = "", largest_error(actual[name], expected[name]) / case.tolerance
         if call not in called:
             reason = f"the program does not call {call}"
@@ -164,7 +167,7 @@ def compile_kernels(case, device):
         with jax.default_matmul_precision(precision):
             by_im2col = {"weight": partial(problem.function, backend="im2col")} if case.is_tf32 else {}
             lowered = results_of(function, case.path, by_im2col).lower(operands, cotangent)
-        called = set(re.findall(rf"({'|'.join(cuda_custom_calls)})\b", lowered.as_text()))
+        called = set(re.findall(rf"({'|'.join(custom_calls)})\b", lowered.as_text()))
         program = lowered.compile()
 
     def call():
@@ -365,7 +368,7 @@ def main(arguments=None, platform=None):
     calls, rows = custom_calls_of(platform), []
     append_row(args.out, device_row() | {"calls": calls})
     kinds = (SHAPES[:1], DTYPES[:1]) if args.small else (SHAPES, DTYPES)
-    for of_case in run(cases(platform, *kinds)):
+    for of_case in run(cases(platform, *kinds), calls):
         rows += of_case
         for row in of_case:
             append_row(args.out, row)

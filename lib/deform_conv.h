@@ -17,6 +17,9 @@ namespace dcn {
 
 struct Device;
 
+// A start of a part, in bounds as that of a dynamic slice.
+DCN_HOST_DEVICE int64_t Clamped(int32_t index, int64_t last) { return index < 0 ? 0 : index < last ? index : last; }
+
 struct Sizes {
   Window window;
   int64_t images, height, width, channels;  // of x; `images` are those of the tile
@@ -29,7 +32,6 @@ struct Sizes {
   DCN_HOST_DEVICE int32_t taps() const { return window.taps(); }
   DCN_HOST_DEVICE int64_t pixels() const { return images * rows * columns; }
   DCN_HOST_DEVICE int64_t group_channels() const { return channels / offset_groups; }
-  // Indices out of bounds are clamped, as in a dynamic slice.
   DCN_HOST_DEVICE int64_t first_image(const int32_t* origin) const { return Clamped(origin[0], images_of_x - images); }
   // The tile's first sample in `mask`, and in `offset` as pairs.
   DCN_HOST_DEVICE int64_t first_sample(const int32_t* origin) const {
@@ -42,11 +44,6 @@ struct Sizes {
   DCN_HOST_DEVICE int64_t pixel_samples() const { return offset_groups * taps(); }
   // Cells of one image: the squares between four neighbouring pixels, by which the CUDA kernels sort samples.
   DCN_HOST_DEVICE int64_t cells() const { return (height + 1) * (width + 1); }
-
- private:
-  DCN_HOST_DEVICE static int64_t Clamped(int32_t index, int64_t last) {
-    return index < 0 ? 0 : index < last ? index : last;
-  }
 };
 
 // A, the accumulator type, is float, or double for a DType of float64. `mask` may be null.
@@ -80,10 +77,36 @@ const char* OffsetCotangent(Device&, DType, const Sizes&, const Positions&, cons
                             void* d_offset, void* d_mask, void* columns);
 
 // Adds the cotangent of x to d_x: A[images_of_x, height, width, channels], in the images of the tile. DType is the type
-// of d_columns here. If is_rounded, replaces these images of d_x, which has that DType: for 16 bits, not on a CPU, and
-// if the tile has all rows. The workspace has WorkspaceSize elements.
-int64_t WorkspaceSize(DType, const Sizes&);
-const char* InputCotangent(Device&, DType, const Sizes&, const Positions&, const void* d_columns, bool is_rounded,
-                           void* d_x, int32_t* workspace);
+// of d_columns here. Only CPUs have this function.
+const char* InputCotangent(Device&, DType, const Sizes&, const Positions&, const void* d_columns, void* d_x);
+
+// The cotangent of x on a GPU, where pixels gather what samples scatter to them. First the samples of many tiles are
+// sorted by cell, at once. Then the columns' cotangents are multiplied and gathered, tile by tile.
+
+// The samples in the order of the cells, by image and offset group.
+struct SortedSamples {
+  void* samples;        // SortedSample<A>[images, offset_groups, samples()]
+  int32_t* cell_start;  // [images, offset_groups, cells() + 1]
+};
+
+// Sorts samples of whole images, or of rows of one. The workspace has an element for each of them.
+const char* SortSamples(Device&, DType, const Sizes&, const Positions&, const SortedSamples&, int32_t* workspace);
+
+struct GatherSizes {
+  int64_t images, height, width, channels;  // of the tile, as in Sizes
+  int64_t offset_groups;
+  bool circular;
+  int64_t samples;                                         // of the tile, in each image and offset group
+  int64_t images_of_x, images_of_samples, sorted_samples;  // of all of d_x; of those that are sorted
+
+  DCN_HOST_DEVICE int64_t pixels() const { return height * width; }
+  DCN_HOST_DEVICE int64_t cells() const { return (height + 1) * (width + 1); }
+};
+
+// Adds to d_x what the samples of the tile scatter to it. `start`: the first image of the tile in d_x, and in the
+// sorted samples; and its first sample in an image and offset group of these. If is_rounded, d_x has DType, of 16 bits,
+// and its images are replaced; the tile must then have all samples of its images.
+const char* GatherSamples(Device&, DType, const GatherSizes&, const SortedSamples&, const int32_t* start,
+                          const void* d_columns, bool is_rounded, void* d_x);
 
 }  // namespace dcn

@@ -13,8 +13,9 @@ from jax import export
 import jax_dcn
 from jax_dcn._operators import kernel_plan
 from jax_dcn._operators.deform_conv import plan
+from jax_dcn._operators.deform_conv.im2col_chunks import sorted_shapes
 from jax_dcn._primitive import extension
-from tests.helpers.operators import OPERATORS
+from tests.helpers.operators import ON_CUDA, OPERATORS
 
 pytestmark = pytest.mark.platforms("cpu")
 struct = jax.ShapeDtypeStruct
@@ -28,6 +29,9 @@ FUSED_CALLS = {
 }
 
 
+SORT, GATHER = ON_CUDA["dcn_cpu_input_cotangent"]
+
+
 def expected_call(name, operands, of, platform):
     """The custom call of a computation, or None if it has none."""
     if of.path == "fused" and platform == "cpu":
@@ -37,7 +41,8 @@ def expected_call(name, operands, of, platform):
     operator = OPERATORS.get(name, OPERATORS["deform_roi_pool"])
     names = operands if name in ("dcnv3", "multi_scale_deformable_attention") else operator.kernels
     calls = {"forward": operator.forward} | dict(zip(names, operator.kernels.values(), strict=True))
-    return calls[of.computation] if of.path in ("im2col", "kernel") else None
+    call = calls[of.computation] if of.path in ("im2col", "kernel") else None
+    return GATHER if call == "dcn_cpu_input_cotangent" and platform == "cuda" else call
 
 
 CALL = re.compile(r"custom_call @(dcn_\w+)\(.* : \((.*?)\) -> (.*)")
@@ -117,9 +122,11 @@ def workspace_bytes(call, operands, results, is_x_narrow, rounds_d_x):
         return results[-1]
     if call == "dcn_offset_cotangent":
         return operands[3]  # the columns' cotangent
-    if call == "dcn_input_cotangent":
-        sums = 0 if rounds_d_x else is_x_narrow * operands[3]
-        return operands[2] + sums + results[1]  # the columns' cotangent, sums, and samples' order
+    if call in ("dcn_cpu_input_cotangent", GATHER):
+        *_, d_columns, d_x = operands[:4] if call == "dcn_cpu_input_cotangent" else operands
+        return d_columns + (0 if rounds_d_x else is_x_narrow * d_x)
+    if call == SORT:
+        return sum(results)
     if call == "dcn_fused_input_cotangent":
         return operands[2] + sum(results[1:])  # the weight and the scatter lists
     if call.startswith("dcn_fused"):
@@ -143,6 +150,8 @@ def check(name, operands, platform, **options):
             rounds_d_x = is_narrow and TYPE.findall(outs)[0][1] != "f32"
             size = workspace_bytes(call, tensor_bytes(ins), tensor_bytes(outs), is_narrow, rounds_d_x)
             found[call] = max(found.get(call, 0), size)
+        if SORT in found:
+            found[GATHER] += found.pop(SORT)
         expected = {of: call for of in together if (call := expected_call(name, operands, plan[of], platform))}
         names = set(expected.values())
         if "dcn_offset_cotangent" in names:  # it also stores the columns
@@ -274,7 +283,7 @@ def test_first_channels():
 def test_images_in_chunks(images, fuses_what_can_be, monkeypatch):
     """The scatter lists of so many images are made at a time."""
     operands = convolution(batch=(5,), all=0)
-    monkeypatch.setattr(plan, "CHUNK_LIST_BYTES", images * plan._list_bytes(operands["x"], operands["offset"]))
+    monkeypatch.setattr(plan, "SORT_BYTES", images * plan._list_bytes(operands["x"], operands["offset"]))
     assert check("deform_conv2d", operands, "cuda")["x"].choices.images == images
 
 
@@ -282,8 +291,9 @@ def test_images_in_chunks(images, fuses_what_can_be, monkeypatch):
 def test_all_images_are_one_chunk_if_their_workspace_fits(dtype, target, monkeypatch):
     def workspace():
         operands = convolution(dtype, batch=(4,), all=0)
-        plan = check("deform_conv2d", operands, target, backend="im2col")
-        return plan["x"].workspace_bytes + plan["weight"].workspace_bytes
+        found = check("deform_conv2d", operands, target, backend="im2col")
+        sorts = sum(map(math.prod, sorted_shapes((4,), 4 * 5 * 9, (4, 5), 4))) if target == "cuda" else 0
+        return found["x"].workspace_bytes + found["weight"].workspace_bytes - 4 * sorts
 
     at_once = workspace()
     least = -(-at_once * 4 // 7) if dtype == "bfloat16" else at_once  # of which estimates choose up to 7/4
@@ -291,6 +301,21 @@ def test_all_images_are_one_chunk_if_their_workspace_fits(dtype, target, monkeyp
     assert workspace() == at_once
     monkeypatch.setitem(plan.COLUMN_BYTES, target, least - 1)
     assert workspace() == at_once // 2
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_samples_of_few_images_are_sorted_at_a_time(dtype):
+    """They are those of whole chunks, as many as the limit has room for."""
+
+    def choices(images):
+        operands = convolution(dtype, batch=(images,), image=(100, 168), channels=128, all=0)
+        return planned("deform_conv2d", operands, backend="im2col")["x"].choices
+
+    image_bytes = 4 * sum(map(math.prod, sorted_shapes((1,), 100 * 168 * 9, (100, 168), 4)))
+    assert choices(16).sorted_images == 16
+    many = choices(3 * 2**10)
+    assert many.sorted_images % many.images == 0
+    assert plan.SORT_BYTES / 2 < many.sorted_images * image_bytes <= plan.SORT_BYTES
 
 
 @pytest.mark.parametrize("target, path", [("cuda", "fused"), ("cuda", "im2col"), ("cpu", "im2col")])
@@ -494,7 +519,7 @@ def test_symbolic_batch(fuses_what_can_be):
     assert symbolic["offset"].workspace_bytes == known["offset"].workspace_bytes
     # The most images whose scatter lists are made at a time, for want of a number.
     operands = convolution()
-    limit = plan.CHUNK_LIST_BYTES // plan._list_bytes(operands["x"], operands["offset"])
+    limit = plan.SORT_BYTES // plan._list_bytes(operands["x"], operands["offset"])
     many = planned("deform_conv2d", convolution(batch=(limit,)))
     assert symbolic["x"].workspace_bytes == many["x"].workspace_bytes
 

@@ -30,7 +30,7 @@ HOST_FLAGS = "-fPIC,-fno-gnu-unique"  # so that libraries in one process do not 
 ARCHITECTURE = 80  # of the PTX that the package is compiled from
 
 
-NOT_CUDA = ("deform_conv_fused_cpu", "module")  # files of lib/ffi: handlers of the CPU only; the Python module
+NOT_CUDA = ("deform_conv_cpu", "module")  # files of lib/ffi: handlers of the CPU only; the Python module
 
 
 def missing() -> str | None:

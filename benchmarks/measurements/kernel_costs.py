@@ -35,7 +35,7 @@ IM2COL_SHAPES = {name: deform_conv.SHAPES[name]._replace(batch=1) for name in "A
 IM2COL_KERNELS = {
     "SampleColumnsKernel": "dcn_sample",
     "OffsetCotangentKernel": "dcn_offset_cotangent",
-    "InputCotangentKernel": "dcn_input_cotangent",
+    "InputCotangentKernel": "dcn_gather_samples",
 }
 SAMPLED_BLOCKS = 8  # of each launch of a fused kernel
 PTX = 80  # the virtual architecture that the package's machine code is compiled from
@@ -150,18 +150,23 @@ def executed_launches(shape, computation, device=DEVICES["sm_90"], backend="fuse
         function, arguments = forward, (problem.operands,)
     else:
         function, arguments = backward, (problem.operands, problem.cotangent)
+    return launches_on(device, function, *arguments)
+
+
+def launches_on(device, function, *arguments, **options):
+    """The records of all launches of a function on a device, with these options of the interpreter."""
     interpreter = executed_ptx.interpreter(PTX)
+    before = interpreter.set(
+        max_shared_bytes=device.shared_bytes - RESERVED_SHARED,
+        sms=device.sms,
+        device=list(DEVICES).index(device.architecture) + 1,  # one of its own, as kernels request memory only once
+        requires_loading=0,
+        **options,
+    )
     capability = int(device.architecture.removeprefix("sm_"))
-    number = list(DEVICES).index(device.architecture) + 1  # a device of its own, as kernels request memory only once
-    shared_bytes = device.shared_bytes - RESERVED_SHARED
-    before = interpreter.set(max_shared_bytes=shared_bytes, device=number, requires_loading=0)
     try:
         return executed_ptx.launches(
-            function,
-            *arguments,
-            sampled_blocks=SAMPLED_BLOCKS,
-            architecture=PTX,
-            compute_capability=capability,
+            function, *arguments, sampled_blocks=SAMPLED_BLOCKS, architecture=PTX, compute_capability=capability
         )
     finally:
         interpreter.set(**before)

@@ -20,7 +20,7 @@ COMPUTATIONS = {
     "dcn_fused_weight_cotangent": "weight",
     "dcn_sample": "forward",
     "dcn_offset_cotangent": "offset",
-    "dcn_input_cotangent": "x",
+    "dcn_gather_samples": "x",
 }
 FUSED_SHAPES = SHAPES | OTHER_SHAPES
 

@@ -34,9 +34,9 @@ if "cpu" not in modules:
         "installed: run `pip install .` in the source folder"
     )
 FUSED = [f"dcn_fused_{name}" for name in ("forward", "input_cotangent", "offset_cotangent", "weight_cotangent")]
-CPU_FUSED = [name for name in modules["cpu"].handlers if name.startswith("dcn_cpu_")]
-custom_calls = (*modules["cpu"].handlers, *FUSED)
-cuda_custom_calls = tuple(name for name in custom_calls if name not in CPU_FUSED)
+ONLY_ON_CUDA = ["dcn_sort_samples", "dcn_gather_samples", *FUSED]
+custom_calls = (*modules["cpu"].handlers, *ONLY_ON_CUDA)
+cuda_custom_calls = tuple(name for name in custom_calls if not name.startswith("dcn_cpu_"))
 
 BUILD_CUDA = "JAX_DCN_CUDA=WHEELS pip install --force-reinstall --no-deps ."
 

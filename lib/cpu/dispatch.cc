@@ -41,7 +41,6 @@ static const Operators& Best() {
 
 int64_t MinWorkspaceSize(DType, const AggregationSizes&) { return 0; }
 int64_t MinWorkspaceSize(DType, const SamplingSizes&) { return 0; }
-int64_t WorkspaceSize(DType, const Sizes&) { return 0; }
 
 const char* Aggregate(Device& device, DType dtype, const AggregationSizes& sizes, const Taps& taps, const void* value,
                       void* out) {
@@ -74,8 +73,8 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, con
 }
 
 const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                           const void* d_columns, bool is_rounded, void* d_x, int32_t* workspace) {
-  return Best().InputCotangent(device, dtype, sizes, positions, d_columns, is_rounded, d_x, workspace);
+                           const void* d_columns, void* d_x) {
+  return Best().InputCotangent(device, dtype, sizes, positions, d_columns, d_x);
 }
 
 const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x, void* pooled) {

@@ -3,8 +3,7 @@
 namespace dcn {
 
 std::vector<std::vector<Handler>> BackendHandlers() {
-  return {DeformConvHandlers(), CpuFusedDeformConvHandlers(), RoiPoolHandlers(), AggregationHandlers(),
-          SamplingHandlers()};
+  return {DeformConvHandlers(), CpuDeformConvHandlers(), RoiPoolHandlers(), AggregationHandlers(), SamplingHandlers()};
 }
 
 XLA_FFI_Handler* InitializeHandler() { return nullptr; }

@@ -166,7 +166,6 @@ __global__ void GatherKernel(SampleTables<Accumulator<T>> tables, int64_t num_ta
   const AggregationSizes& sizes = tables.call.sizes;
   const int subwarp = 1 << shape.log2_subwarp, lane = int(threadIdx.x % kWarp);
   const int64_t samples = sizes.queries() * sizes.taps, query_elements = sizes.heads * sizes.channels;
-  const uint32_t query_vectors = uint32_t(query_elements) / N;
   for (int64_t warp = global_thread() / kWarp; warp < num_tables * shape.warps; warp += grid_stride() / kWarp) {
     const int64_t table = Quotient(warp, shape.warps), head_of_all = tables.first + table;
     // From the last warp to the first: the pixels of the small levels, which come last, have the most samples.
@@ -184,13 +183,13 @@ __global__ void GatherKernel(SampleTables<Accumulator<T>> tables, int64_t num_ta
     const QueryHead first_query = {batch, 0, head_of_all - batch * sizes.heads};
     for (int64_t first = 0; first < sizes.channels; first += subwarp * N) {
       const int64_t channel = first + (lane & (subwarp - 1)) * N;
-      const auto* const cotangents = &AsVector<N>(d_out + first_query.index(sizes) * sizes.channels + channel);
+      const Rows<T> cotangents(d_out + first_query.index(sizes) * sizes.channels + channel, query_elements);
       const int32_t turn = (lane & ((1 << log2_lanes) - 1)) >> shape.log2_subwarp;
       A sum[N] = {};
       if (is_valid && channel < sizes.channels) {
         const int32_t turns = 1 << shape.log2_subwarps[i];
-        AddSamples(sorted, around.above, true, turn, turns, cotangents, query_vectors, sum);
-        AddSamples(sorted, around.below, false, turn, turns, cotangents, query_vectors, sum);
+        AddSamples<false>(sorted, around.above, true, turn, turns, {}, cotangents, sum);
+        AddSamples<false>(sorted, around.below, false, turn, turns, {}, cotangents, sum);
       }
       for (int lanes = subwarp; lanes < 1 << log2_lanes; lanes *= 2) {
         for (int v = 0; v < N; ++v) sum[v] += __shfl_xor_sync(kWholeWarp, sum[v], lanes);

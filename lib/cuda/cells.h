@@ -25,6 +25,7 @@ struct alignas(4 * sizeof(A)) SortedSample {
 
 template <typename A>
 constexpr int64_t kSampleWords = sizeof(SortedSample<A>) / sizeof(int32_t);
+static_assert(kSampleWords<float> == 4 && kSampleWords<double> == 8);  // as ffi/deform_conv_sorted.cc has them
 
 // The samples of two neighbouring cells of a row of cells, in a table. In those of the first cell, the pixel between
 // the cells is a right corner.
@@ -32,19 +33,44 @@ struct CellPair {
   int32_t begin, middle, end;
 };
 
+// The cotangents that samples have, in rows of `channels`, from a channel on.
+template <typename T>
+struct Rows {
+  const char* first;
+  uint32_t row_bytes;
+
+  __device__ Rows(const T* first, int64_t channels)
+      : first(reinterpret_cast<const char*>(first)), row_bytes(uint32_t(channels * sizeof(T))) {}
+
+  // N channels of a row. Its address takes one instruction, because it is a product of 32 bits.
+  template <int N>
+  __device__ Vector<Accumulator<T>, N> Load(uint32_t row) const {
+    return Widened(AsVector<N>(reinterpret_cast<const T*>(first + uint64_t{row} * row_bytes)));
+  }
+};
+
+// The ids of the samples that have rows: `count` from `first` on, which has the first row.
+struct SampleRange {
+  uint32_t first, count;
+};
+
 // Adds to `sum` what the samples of a pair of cells scatter to the pixel between them, of which the cells are above
-// (is_bottom: the pixel is a bottom corner) or below. An id is a row of the cotangents, of `row_vectors` vectors of N
-// channels. The calling thread takes every `turns`-th sample.
-template <typename T, int N, typename A>
+// (is_bottom: the pixel is a bottom corner) or below. Samples outside of the range are left out. If kIsPart is false,
+// the range has all samples. The calling thread takes every `turns`-th sample.
+template <bool kIsPart, typename T, int N, typename A>
 __device__ void AddSamples(const SortedSample<A>* samples, const CellPair& cells, bool is_bottom, int32_t turn,
-                           int32_t turns, const Vector<T, N>* rows, uint32_t row_vectors, A (&sum)[N]) {
-  int32_t i = cells.begin + turn;
+                           int32_t turns, const SampleRange& range, const Rows<T>& rows, A (&sum)[N]) {
+  const SortedSample<A>* record = samples + (cells.begin + turn);
   SortedSample<A> next = {};
-  if (i < cells.end) next = samples[i];
-  for (; i < cells.end; i += turns) {
+  if (cells.begin + turn < cells.end) next = *record;
+#pragma unroll kIsPart ? 1 : 4  // more registers would be spilled
+  for (int32_t i = cells.begin + turn; i < cells.end; i += turns) {
     const SortedSample<A> sample = next;
-    if (i + turns < cells.end) next = samples[i + turns];  // loaded while this one is added
-    const Vector<A, N> row = Widened(rows[uint64_t{uint32_t(sample.id)} * row_vectors]);
+    record += turns;
+    if (i + turns < cells.end) next = *record;  // loaded while this one is added
+    const uint32_t number = uint32_t(sample.id) - (kIsPart ? range.first : 0);
+    if (kIsPart && number >= range.count) continue;
+    const Vector<A, N> row = rows.template Load<N>(number);
     const A weight = sample.corner_weight(is_bottom, i < cells.middle);
     for (int v = 0; v < N; ++v) sum[v] += weight * row.value[v];
   }

@@ -90,35 +90,23 @@ struct SampleTables : Tables {
   __device__ Table operator[](int64_t table) const { return {*this, table}; }
 };
 
-template <typename A>
-int64_t TableWords(const Sizes& sizes) {
-  return sizes.samples() * (kSampleWords<A> + 1) + sizes.cells() + 1;
-}
-
-template <typename A>
-CsrTables<SortedSample<A>> SamplesByCell(const Sizes& sizes, int32_t* workspace) {
-  const int64_t tables = sizes.images * sizes.offset_groups, samples = tables * sizes.samples();
-  int32_t* const ids = workspace + samples * kSampleWords<A>;
-  return {tables, int32_t(sizes.cells()), int32_t(sizes.samples()),
-          false,  ids + samples,          reinterpret_cast<SortedSample<A>*>(workspace),
-          ids};
-}
-
 // How the pixels of x are divided among warps. A subwarp has the channels of a pixel and offset group, N each. Where
 // they are few, several subwarps take turns with the samples around the pixel.
-struct GatherShape {
+struct Gather {
+  GatherSizes sizes;
   int log2_subwarp, log2_lanes;  // of a subwarp; of all that have the same pixel and offset group
   int64_t group_channels;        // of an offset group
-  int64_t image_pixels, pixels;  // of an image; of all tables
-  WideDivisor by_image_pixels;
+  int64_t pixels;                // of all images and offset groups of the tile
+  WideDivisor by_offset_groups, by_image_pixels;
   StripDivisors strips;
 
-  GatherShape(const Sizes& sizes, int64_t vector)
-      : log2_subwarp(0),
-        group_channels(sizes.group_channels()),
-        image_pixels(sizes.height * sizes.width),
-        pixels(sizes.images * sizes.offset_groups * image_pixels),
-        by_image_pixels(image_pixels),
+  Gather(const GatherSizes& sizes, int64_t vector)
+      : sizes(sizes),
+        log2_subwarp(0),
+        group_channels(sizes.channels / sizes.offset_groups),
+        pixels(sizes.images * sizes.offset_groups * sizes.pixels()),
+        by_offset_groups(sizes.offset_groups),
+        by_image_pixels(sizes.pixels()),
         strips(sizes.height, sizes.width) {
     constexpr int kLog2Warp = 5, kMinLog2Lanes = 3;  // eight samples in a row have 128 bytes
     while (log2_subwarp < kLog2Warp && (vector << log2_subwarp) < group_channels) ++log2_subwarp;
@@ -133,9 +121,9 @@ struct CellsOfPixel {
   bool has_parts;
   int64_t from_left_to_right;
 
-  __device__ CellsOfPixel(const Sizes& sizes, int64_t y, int64_t x)
-      : has_parts(sizes.window.circular && x == 0), from_left_to_right(has_parts ? 1 - sizes.width : 1) {
-    const int64_t left = has_parts ? sizes.width : x, top = sizes.window.circular && y == 0 ? sizes.height : y;
+  __device__ CellsOfPixel(const GatherSizes& sizes, int64_t y, int64_t x)
+      : has_parts(sizes.circular && x == 0), from_left_to_right(has_parts ? 1 - sizes.width : 1) {
+    const int64_t left = has_parts ? sizes.width : x, top = sizes.circular && y == 0 ? sizes.height : y;
     above = top * (sizes.width + 1) + left;
     below = (y + 1) * (sizes.width + 1) + left;
   }
@@ -156,41 +144,45 @@ struct CellsOfPixel {
 // replaces d_x of type T.
 template <typename T, int N, typename Out>
 __global__ void __launch_bounds__(kThreads, 4)
-    InputCotangentKernel(SampleTables<Accumulator<T>> call, GatherShape shape, const int32_t* row_start,
-                         const SortedSample<Accumulator<T>>* samples_by_cell, const T* d_columns, Out* d_x) {
+    InputCotangentKernel(Gather call, const int32_t* cell_start, const SortedSample<Accumulator<T>>* samples_by_cell,
+                         const int32_t* start, const T* d_columns, Out* d_x) {
   using A = Accumulator<T>;
-  const Sizes& sizes = call.sizes;
-  const int subwarp = 1 << shape.log2_subwarp, lanes = 1 << shape.log2_lanes, lane = int(threadIdx.x) & (lanes - 1);
-  const int32_t turn = lane >> shape.log2_subwarp, turns = lanes >> shape.log2_subwarp;
-  const int64_t samples = sizes.samples(), group_channels = shape.group_channels;
-  const uint32_t row_vectors = uint32_t(sizes.channels) / N;
-  const int64_t first_pixel = sizes.first_image(call.positions.origin) * shape.image_pixels;
+  const GatherSizes& sizes = call.sizes;
+  const int subwarp = 1 << call.log2_subwarp, lanes = 1 << call.log2_lanes, lane = int(threadIdx.x) & (lanes - 1);
+  const int32_t turn = lane >> call.log2_subwarp, turns = lanes >> call.log2_subwarp;
+  const int64_t first_pixel = Clamped(start[0], sizes.images_of_x - sizes.images) * sizes.pixels();
+  const int64_t first_table = Clamped(start[1], sizes.images_of_samples - sizes.images) * sizes.offset_groups;
+  // Samples of the accumulator type may be those of some rows of an image.
+  constexpr bool kIsPart = std::is_same_v<Out, A>;
+  const SampleRange range = {uint32_t(Clamped(start[2], sizes.sorted_samples - sizes.samples)),
+                             uint32_t(sizes.samples)};
   // All lanes of a warp exchange sums, also those past the end, which have no samples.
-  for (int64_t first = global_thread() / kWarp * kWarp; first < shape.pixels << shape.log2_lanes;
+  for (int64_t first = global_thread() / kWarp * kWarp; first < call.pixels << call.log2_lanes;
        first += grid_stride()) {
-    const int64_t number = (first + threadIdx.x % kWarp) >> shape.log2_lanes;
-    const bool is_valid = number < shape.pixels;
-    const int64_t table = is_valid ? shape.by_image_pixels.Quotient(number) : 0;
+    const int64_t number = (first + threadIdx.x % kWarp) >> call.log2_lanes;
+    const bool is_valid = number < call.pixels;
+    const int64_t table = is_valid ? call.by_image_pixels.Quotient(number) : 0;
     const int64_t image = call.by_offset_groups.Quotient(table), group = table - image * sizes.offset_groups;
     int64_t y, x;
-    shape.strips.Locate(is_valid ? number - table * shape.image_pixels : 0, &y, &x);
+    call.strips.Locate(is_valid ? number - table * sizes.pixels() : 0, &y, &x);
     const CellsOfPixel cells(sizes, y, x);
-    const int32_t* const starts = row_start + table * (sizes.cells() + 1);
-    const SortedSample<A>* const sorted = samples_by_cell + table * samples;
-    for (int64_t c = (lane & (subwarp - 1)) * N; c - (lane & (subwarp - 1)) * N < group_channels; c += subwarp * N) {
-      const int64_t channel = group * group_channels + c;
-      const auto* const cotangents = &AsVector<N>(d_columns + image * samples * sizes.channels + channel);
-      const bool has_channel = is_valid && c < group_channels;
+    const int32_t* const starts = cell_start + (first_table + table) * (sizes.cells() + 1);
+    const SortedSample<A>* const sorted = samples_by_cell + (first_table + table) * sizes.sorted_samples;
+    for (int64_t c = (lane & (subwarp - 1)) * N; c - (lane & (subwarp - 1)) * N < call.group_channels;
+         c += subwarp * N) {
+      const int64_t channel = group * call.group_channels + c;
+      const Rows<T> cotangents(d_columns + image * sizes.samples * sizes.channels + channel, sizes.channels);
+      const bool has_channel = is_valid && c < call.group_channels;
       A sum[N] = {};
       for (int part = 0; has_channel && part < cells.parts(); ++part) {
-        AddSamples(sorted, cells.Above(part, starts), true, turn, turns, cotangents, row_vectors, sum);
-        AddSamples(sorted, cells.Below(part, starts), false, turn, turns, cotangents, row_vectors, sum);
+        AddSamples<kIsPart>(sorted, cells.Above(part, starts), true, turn, turns, range, cotangents, sum);
+        AddSamples<kIsPart>(sorted, cells.Below(part, starts), false, turn, turns, range, cotangents, sum);
       }
       for (int distance = subwarp; distance < lanes; distance *= 2) {
         for (int v = 0; v < N; ++v) sum[v] += __shfl_xor_sync(kWholeWarp, sum[v], distance);
       }
       if (!has_channel || turn > 0) continue;
-      const int64_t pixel = first_pixel + image * shape.image_pixels + y * sizes.width + x;
+      const int64_t pixel = first_pixel + image * sizes.pixels() + y * sizes.width + x;
       Vector<Out, N>& out = AsVector<N>(d_x + pixel * sizes.channels + channel);
       Vector<Out, N> total;
       if constexpr (std::is_same_v<Out, A>) {
@@ -206,26 +198,33 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 }  // namespace
 
-int64_t WorkspaceSize(DType dtype, const Sizes& sizes) {
-  return DispatchAccumulator(
-      dtype, [&](auto tag) { return sizes.images * sizes.offset_groups * TableWords<decltype(tag)>(sizes); });
+const char* SortSamples(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
+                        const SortedSamples& sorted, int32_t* workspace) {
+  return DispatchAccumulator(dtype, [&](auto tag) {
+    using A = decltype(tag);
+    const CsrTables<SortedSample<A>> tables = {sizes.images * sizes.offset_groups,
+                                               int32_t(sizes.cells()),
+                                               int32_t(sizes.samples()),
+                                               false,
+                                               sorted.cell_start,
+                                               static_cast<SortedSample<A>*>(sorted.samples),
+                                               workspace};
+    return SortByRow(device, SampleTables<A>(sizes, positions), tables);
+  });
 }
 
-const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                           const void* d_columns, bool is_rounded, void* d_x, int32_t* workspace) {
-  return DispatchVectors(dtype, sizes.group_channels(), [&](auto tag, auto width) {
+const char* GatherSamples(Device& device, DType dtype, const GatherSizes& sizes, const SortedSamples& sorted,
+                          const int32_t* start, const void* d_columns, bool is_rounded, void* d_x) {
+  return DispatchVectors(dtype, sizes.channels / sizes.offset_groups, [&](auto tag, auto width) {
     using T = decltype(tag);
     using A = Accumulator<T>;
     constexpr int N = decltype(width)::value;
-    const SampleTables<A> tables(sizes, positions);
-    const CsrTables<SortedSample<A>> csr = SamplesByCell<A>(sizes, workspace);
-    const char* failure = SortByRow(device, tables, csr);
-    if (failure) return failure;
-    const GatherShape shape(sizes, N);
+    const Gather call(sizes, N);
     const auto launch = [&](auto* out) {
       using Out = std::remove_pointer_t<decltype(out)>;
-      return Launch<InputCotangentKernel<T, N, Out>>(device, BlocksFor(shape.pixels << shape.log2_lanes), tables, shape,
-                                                     csr.row_start, csr.values, static_cast<const T*>(d_columns), out);
+      return Launch<InputCotangentKernel<T, N, Out>>(
+          device, BlocksFor(call.pixels << call.log2_lanes), call, sorted.cell_start,
+          static_cast<const SortedSample<A>*>(sorted.samples), start, static_cast<const T*>(d_columns), out);
     };
     return is_rounded ? launch(static_cast<T*>(d_x)) : launch(static_cast<A*>(d_x));
   });

@@ -146,7 +146,8 @@ ffi::Error ValueCotangentImpl(Device::Context context, ffi::AnyBuffer locations,
   }
   const int64_t samples = sizes.queries() * sizes.taps;
   checks.FitsInt32("the number of a head's samples and pixels", samples + cells);
-  checks.FitsInt32("the number of channels of all heads", SaturatingMultiply(sizes.heads, sizes.channels));
+  checks.FitsInt32("the number of a query's bytes",
+                   SaturatingProduct({sizes.heads, sizes.channels, BytesOf(call.dtype)}));
   if (!checks.ok()) return checks.error();
   checks.ElementCount("samples and pixels of all heads",
                       SaturatingMultiply(SaturatingMultiply(sizes.batches, sizes.heads), samples + cells));

@@ -99,49 +99,12 @@ ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::A
                                  d_offset, d_mask, columns));
 }
 
-ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
-                              ffi::AnyBuffer d_columns, ffi::AnyBuffer d_x_in, ffi::RemainingArgs mask,
-                              ffi::Result<ffi::AnyBuffer> d_x, ffi::Result<ffi::AnyBuffer> workspace,
-                              ffi::Dictionary attributes) {
-  Checks checks("dcn_input_cotangent");
-  Convolution call = DecodeSampling(checks, attributes, offset, origin, mask);
-  if (!checks.ok()) return checks.error();
-  Sizes& sizes = call.sizes;
-  DecodeTile(checks, "d_columns", d_columns, sizes);
-  if (!checks.ok()) return checks.error();
-  const DType dtype = CheckedDType(checks, d_columns.element_type());
-  checks.Type("d_columns", d_columns, ColumnCotangentType(d_columns.element_type()));
-  checks.Type("offset", offset, AccumulatorType(d_columns.element_type()));
-  DecodeImage(checks, "d_x", *d_x, sizes);
-  const bool is_rounded = d_x->element_type() != offset.element_type();
-  checks.Type("d_x", *d_x, is_rounded ? d_columns.element_type() : offset.element_type());
-  checks.Require(!is_rounded || sizes.rows == sizes.rows_of_positions,
-                 "d_x must have the type of offset where d_columns does not have all rows");
-  checks.Require(d_x->untyped_data() == d_x_in.untyped_data(), "d_x must be added to in place");
-  checks.Type("d_x so far", d_x_in, d_x->element_type());
-  checks.Shape("d_x so far", d_x_in, {sizes.images_of_x, sizes.height, sizes.width, sizes.channels});
-  checks.FitsInt32("the number of an image's pixels", SaturatingMultiply(sizes.height + 1, sizes.width + 1));
-  checks.FitsInt32("the number of an image's samples", sizes.samples());
-  checks.FitsInt32("the number of channels", sizes.channels);
-  checks.ElementCount("workspace", SaturatingMultiply(SaturatingMultiply(sizes.images, sizes.offset_groups),
-                                                      9 * sizes.samples() + sizes.cells()));
-  if (!checks.ok()) return checks.error();
-  checks.Type("workspace", *workspace, ffi::S32);
-  checks.Shape("workspace", *workspace, {WorkspaceSize(dtype, sizes)});
-  checks.Shape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
-  if (!checks.ok()) return checks.error();
-  Device device(context);
-  return ToError(InputCotangent(device, dtype, sizes, call.positions, d_columns.untyped_data(), is_rounded,
-                                d_x->untyped_data(), workspace->typed_data<int32_t>()));
-}
-
 }  // namespace
 
 std::vector<Handler> DeformConvHandlers() {
   return {{"dcn_sample", WrappedHandler<SampleImpl>},
           {"dcn_sample_tangents", WrappedHandler<SampleTangentsImpl>},
-          {"dcn_offset_cotangent", WrappedHandler<OffsetCotangentImpl>},
-          {"dcn_input_cotangent", WrappedHandler<InputCotangentImpl>}};
+          {"dcn_offset_cotangent", WrappedHandler<OffsetCotangentImpl>}};
 }
 
 }  // namespace dcn

@@ -14,7 +14,8 @@ struct Handler {
 
 std::vector<Handler> DeformConvHandlers();
 std::vector<Handler> FusedDeformConvHandlers();
-std::vector<Handler> CpuFusedDeformConvHandlers();
+std::vector<Handler> CpuDeformConvHandlers();
+std::vector<Handler> SortedDeformConvHandlers();
 std::vector<Handler> RoiPoolHandlers();
 std::vector<Handler> AggregationHandlers();
 std::vector<Handler> SamplingHandlers();

@@ -185,7 +185,7 @@ def test_images_in_chunks(images, is_masked, fuses_what_can_be, monkeypatch):
     """The scatter lists of the gradient of x are made of one or three images at a time."""
     case = dataclasses.replace(CASE["torus_back"], batch=(5,))
     operands = cast(case, "bfloat16", masked=is_masked)
-    monkeypatch.setattr(plan, "CHUNK_LIST_BYTES", images * plan._list_bytes(operands.x, operands.offset))
+    monkeypatch.setattr(plan, "SORT_BYTES", images * plan._list_bytes(operands.x, operands.offset))
     check_values(case, "bfloat16", operands)
 
 
@@ -236,7 +236,7 @@ def test_gradients_of_any_batch_are_fused():
     text = exporter(Operands(*structs)).mlir_module()
     assert set(re.findall(r"@\w*(dcn_\w+)\(", text)) == {INPUT, OFFSET, WEIGHT}
     (call,) = re.findall(r"@(?:\w*)dcn_fused_input_cotangent\(.*-> .*", text)
-    images = plan.CHUNK_LIST_BYTES // plan._list_bytes(operands.x, operands.offset)
+    images = plan.SORT_BYTES // plan._list_bytes(operands.x, operands.offset)
     assert re.findall(r"tensor<(\d+)x\d+x\d+x\d+xi32>", call) == [str(images)] * 2
 
 
@@ -296,7 +296,7 @@ def test_what_is_not_fused(case, dtype, keywords):
 
 
 INPUT, OFFSET, WEIGHT = (f"dcn_fused_{name}_cotangent" for name in ("input", "offset", "weight"))
-IM2COL_COTANGENTS = {"dcn_input_cotangent", "dcn_offset_cotangent"}  # and the samples, in passing
+IM2COL_COTANGENTS = {"dcn_sort_samples", "dcn_gather_samples", "dcn_offset_cotangent"}  # and the samples, in passing
 COTANGENTS = [
     (with_channels(32), "bfloat16", {}, {INPUT, OFFSET, WEIGHT}),
     (with_channels(64, features=16, groups=2), "float16", {}, {INPUT, OFFSET, WEIGHT}),

@@ -79,6 +79,13 @@ def test_gpu_of_an_architecture(capability, known):
     assert gpu_estimate.gpu_of(capability, 114) == GPUS[known]._replace(sms=114)
 
 
+def test_an_h100_has_slower_memory_than_an_h200():
+    boards = ("H100 PCIe", "H100 80GB HBM3", "H100 NVL", "H200")
+    found = [gpu_estimate.gpu_of(90, 132, f"NVIDIA {board}") for board in boards]
+    assert {gpu._replace(memory=GPUS[90].memory) for gpu in found} == {found[-1]} == {GPUS[90]}
+    assert found == sorted(found, key=lambda gpu: gpu.memory) and found[1].memory < 0.7 * found[-1].memory
+
+
 def test_the_default_is_compute_capability_9():
     """Both paths are chosen in the plans that are compared."""
     plans = [planned(shape_of("C", 16), name) for name in (None, "9.0", "12.0")]
@@ -152,6 +159,8 @@ def test_a_device_has_its_compute_capability():
     """And its number of SMs. Only GPUs have them: the devices of a CPU have none."""
     gpu = types.SimpleNamespace(compute_capability="12.0", core_count=170)
     assert target.of_device("cuda", gpu) == Target("cuda", 120, 170)
+    h100 = types.SimpleNamespace(compute_capability="9.0", core_count=132, device_kind="NVIDIA H100 80GB HBM3")
+    assert target.of_device("cuda", h100) == Target("cuda", 90, 132, "NVIDIA H100 80GB HBM3")
     assert target.of_device("cuda", types.SimpleNamespace(compute_capability="8.9")) == Target("cuda", 89, None)
     assert target.of_device("cuda", types.SimpleNamespace(compute_capability="gfx90a")) == Target("cuda", None)
     assert target.of_device("cuda", jax.devices("cpu")[0]) == target.of_device("cuda", None) == Target("cuda", None)

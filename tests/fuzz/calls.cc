@@ -52,26 +52,47 @@ struct Handler {
 //
 // In convolutions: n images of the tile, N of x, P of the positions; h and w: of x; r and q: of the tile, R rows of the
 // positions; k taps, g offset groups, G
-// feature groups, c channels, f features; d and e: those of a feature group; i images at a time, s starts of lists. In
+// feature groups, c channels, f features; d and e: those of a feature group; i images at a time, s starts of lists or
+// cells, v 32-bit elements of a sorted sample, S rows of sorted samples. In
 // poolings: b batches, n images, p RoIs, m classes, f features; y and x: bins, s and t: parts. In aggregations: b
 // batches, m heads, r and q: queries. In samplings: u, v and w: the image; p points, y and x: locations. z: elements of
 // a workspace, or partial sums.
-const std::map<std::string, const char*> kShapes = {{"x", "N h w c"},           {"d_x", "N h w c"},
-                                                    {"offset", "P R q 2gk"},    {"mask", "P R q gk"},
-                                                    {"d_offset", "P R q 2gk"},  {"d_mask", "P R q gk"},
-                                                    {"columns", "n r q k c"},   {"tangents", "n r q k v c"},
-                                                    {"y", "n r q f"},           {"bias", "f"},
-                                                    {"weight", "f k d"},        {"by_channel", "c k e"},
-                                                    {"by_tap", "k d f"},        {"parts", "z k d f"},
-                                                    {"lists", "i g k s"},       {"pairs", "i g k 4rq 2"},
-                                                    {"ids", "i g k 4rq"},       {"workspace", "z"},
-                                                    {"pooled", "b p y x f"},    {"images", "b n h w c"},
-                                                    {"shifts", "b p s t 2m"},   {"argmax", "2 b p y x f"},
-                                                    {"rois", "b p 5"},          {"origin", "4"},
-                                                    {"query_origin", "2"},      {"value", "b h (w) m c"},
-                                                    {"out", "b r (q) m c"},     {"locations", "b r (q) m k 2"},
-                                                    {"weights", "b r (q) m k"}, {"image", "b u v w c"},
-                                                    {"points", "b y x"},        {"samples", "b p c"}};
+const std::map<std::string, const char*> kShapes = {{"x", "N h w c"},
+                                                    {"d_x", "N h w c"},
+                                                    {"offset", "P R q 2gk"},
+                                                    {"mask", "P R q gk"},
+                                                    {"d_offset", "P R q 2gk"},
+                                                    {"d_mask", "P R q gk"},
+                                                    {"columns", "n r q k c"},
+                                                    {"tangents", "n r q k v c"},
+                                                    {"y", "n r q f"},
+                                                    {"bias", "f"},
+                                                    {"weight", "f k d"},
+                                                    {"by_channel", "c k e"},
+                                                    {"by_tap", "k d f"},
+                                                    {"parts", "z k d f"},
+                                                    {"lists", "i g k s"},
+                                                    {"pairs", "i g k 4rq 2"},
+                                                    {"ids", "i g k 4rq"},
+                                                    {"workspace", "z"},
+                                                    {"pooled", "b p y x f"},
+                                                    {"images", "b n h w c"},
+                                                    {"shifts", "b p s t 2m"},
+                                                    {"argmax", "2 b p y x f"},
+                                                    {"rois", "b p 5"},
+                                                    {"origin", "4"},
+                                                    {"start", "3"},
+                                                    {"sorted", "i g kqS v"},
+                                                    {"cells", "i g s"},
+                                                    {"order", "i g kqS"},
+                                                    {"query_origin", "2"},
+                                                    {"value", "b h (w) m c"},
+                                                    {"out", "b r (q) m c"},
+                                                    {"locations", "b r (q) m k 2"},
+                                                    {"weights", "b r (q) m k"},
+                                                    {"image", "b u v w c"},
+                                                    {"points", "b y x"},
+                                                    {"samples", "b p c"}};
 
 class CallBuilder {
  public:
@@ -166,7 +187,7 @@ class CallBuilder {
     const int place = places.count(name) ? places.at(name) : 0;
     if (place) role = Role::kInPlace;
     if (name == "rois") role = Role::kRois;
-    if (name == "origin" || name == "query_origin") role = Role::kOrigin;
+    if (name == "origin" || name == "query_origin" || name == "start") role = Role::kOrigin;
     buffers.push_back({TypeOf(type), dims, role, place});
   }
 
@@ -198,13 +219,19 @@ class CallBuilder {
     size('N') = Sum(size('n'), Size(2));
     size('P') = Sum(size('n'), Size(2));
     if (size('n') <= 1) size('R') = Sum(size('r'), Size(2));
-    const int64_t cells = Product({Sum(size('h'), 1), Sum(size('w'), 1)});
-    const int64_t samples = Product({type_ == kF64 ? 9 : 5, size('r'), size('q'), size('k')});
-    size('z') = is_cpu_ ? 0 : Product({size('n'), size('g'), Sum(samples, Sum(cells, 1))});
+    size('s') = Sum(Product({Sum(size('h'), 1), Sum(size('w'), 1)}), 1);
+    size('v') = type_ == kF64 ? 8 : 4;
   }
-  void InputColumns() {
+  void SortedColumns() {
     Columns();
-    is_rounded_ = !is_cpu_ && size('r') == size('R') && bytes_.Below(2);
+    size('i') = size('n');
+    size('S') = size('n') <= 1 ? size('r') : size('R');
+  }
+  void GatheredColumns() {
+    Columns();
+    size('i') = size('P');
+    size('S') = size('R');
+    is_rounded_ = size('r') == size('R') && bytes_.Below(2);
   }
   void OptionalMask() {
     if (IsTrue("mask_tangent") || bytes_.Below(2)) Add(call_.arguments, 'A', "mask");
@@ -401,7 +428,7 @@ const std::vector<Handler>& CallBuilder::Handlers() {
       {"dcn_offset_cotangent", &B::Columns,
        "T:x A:offset I:origin C:columns A:d_offset?offset_requested A:d_mask?mask_requested A:mask?",
        "A:d_offset?offset_requested A:d_mask?mask_requested T:columns?columns_requested"},
-      {"dcn_input_cotangent", &B::InputColumns, "A:offset I:origin C:columns D:d_x A:mask?", "D:d_x i:workspace"},
+      {"dcn_cpu_input_cotangent", &B::Columns, "A:offset I:origin C:columns D:d_x A:mask?", "D:d_x"},
       {"dcn_roi_pool", &B::MeanPool, "T:images A:rois A:shifts?", "T:pooled"},
       {"dcn_roi_pool_input_cotangent", &B::MeanPool, "A:rois T:pooled A:shifts?", "A:images"},
       {"dcn_roi_pool_offset_cotangent", &B::MeanPool, "T:images A:rois T:pooled A:shifts", "A:shifts"},
@@ -431,6 +458,8 @@ const std::vector<Handler>& CallBuilder::Handlers() {
       {"dcn_sampling", &B::Sampling, "T:image A:points", "T:samples"},
       {"dcn_sampling_x_cotangent", &B::Sampling, "A:points T:samples", "W:image i:workspace"},
       {"dcn_sampling_locations_cotangent", &B::Sampling, "T:image A:points T:samples", "A:points"},
+      {"dcn_sort_samples", &B::SortedColumns, "T:x A:offset I:origin A:mask?", "i:sorted i:cells i:order"},
+      {"dcn_gather_samples", &B::GatheredColumns, "I:sorted I:cells I:start C:columns D:d_x", "D:d_x"},
   };
   return handlers;
 }

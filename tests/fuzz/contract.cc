@@ -32,7 +32,7 @@ void Require(bool condition, const char* what, int line) {
 #define REQUIRE(condition) Require(condition, #condition, __LINE__)
 
 #ifdef DCN_CPU
-constexpr bool kNeedsWorkspace = false;  // of the im2col kernels
+constexpr bool kNeedsWorkspace = false;  // to sort
 #else
 constexpr bool kNeedsWorkspace = true;
 #endif
@@ -109,23 +109,51 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& s, const P
   return nullptr;
 }
 
-int64_t WorkspaceSize(DType dtype, const Sizes& s) {
-  const int64_t sample_words = int64_t(AccumulatorSize(dtype)) + 1;
-  return kNeedsWorkspace ? s.images * s.offset_groups * (sample_words * s.samples() + s.cells() + 1) : 0;
-}
-
 const char* InputCotangent(Device&, DType dtype, const Sizes& s, const Positions& positions, const void* d_columns,
-                           bool is_rounded, void* d_x, int32_t* workspace) {
-  const double wide = AccumulatorSize(dtype), bins = double(s.images) * s.offset_groups;
-  const double cells = (s.height + 1.) * (s.width + 1.), samples = double(s.rows) * s.columns * s.taps();
+                           void* d_x) {
+  const double wide = AccumulatorSize(dtype);
   CheckPositions(s, positions, wide);
   REQUIRE(s.images_of_x >= s.images);
-  REQUIRE(contract.Holds(d_columns, ColumnsCount(s), ColumnCotangentSize(dtype)));
-  REQUIRE(!is_rounded || (kNeedsWorkspace && BytesOf(dtype) == 2 && s.rows == s.rows_of_positions));
-  REQUIRE(contract.Holds(d_x, ImageCount(s, s.images_of_x), is_rounded ? BytesOf(dtype) : wide));
-  if (!kNeedsWorkspace) return nullptr;
-  REQUIRE(cells < k32 && samples < k32 && s.channels < k32);
-  REQUIRE(contract.Holds(workspace, bins * ((wide + 1) * samples + cells + 1), 4));
+  REQUIRE(contract.Holds(d_columns, ColumnsCount(s), wide));
+  REQUIRE(contract.Holds(d_x, ImageCount(s, s.images_of_x), wide));
+  return nullptr;
+}
+
+namespace {
+
+// A sample has four numbers.
+void CheckSorted(DType dtype, const SortedSamples& sorted, double tables, double samples, double height, double width) {
+  const double cells = (height + 1) * (width + 1);
+  REQUIRE(cells < k32 && samples < k32 && tables * (samples + cells) * 32 < k64);
+  REQUIRE(contract.Holds(sorted.samples, 4 * tables * samples, AccumulatorSize(dtype)));
+  REQUIRE(contract.Holds(sorted.cell_start, tables * (cells + 1), 4));
+}
+
+}  // namespace
+
+const char* SortSamples(Device&, DType dtype, const Sizes& s, const Positions& positions, const SortedSamples& sorted,
+                        int32_t* workspace) {
+  const double tables = double(s.images) * s.offset_groups, samples = double(s.rows) * s.columns * s.taps();
+  CheckPositions(s, positions, AccumulatorSize(dtype));
+  CheckSorted(dtype, sorted, tables, samples, double(s.height), double(s.width));
+  REQUIRE(contract.Holds(workspace, tables * samples, 4));
+  return nullptr;
+}
+
+const char* GatherSamples(Device&, DType dtype, const GatherSizes& s, const SortedSamples& sorted, const int32_t* start,
+                          const void* d_columns, bool is_rounded, void* d_x) {
+  const double pixels = double(s.images_of_x) * s.height * s.width;
+  REQUIRE(0 <= s.height && s.height < k32 && 0 <= s.width && s.width < k32);
+  REQUIRE(s.offset_groups >= 1 && s.channels % s.offset_groups == 0 && double(s.channels) * BytesOf(dtype) < k32);
+  REQUIRE(0 <= s.images && s.images <= s.images_of_x && s.images <= s.images_of_samples);
+  REQUIRE(0 <= s.samples && s.samples <= s.sorted_samples);
+  CheckSorted(dtype, sorted, double(s.images_of_samples) * s.offset_groups, double(s.sorted_samples), double(s.height),
+              double(s.width));
+  REQUIRE(contract.Holds(start, 3, 4));
+  REQUIRE(contract.Holds(d_columns, double(s.images) * s.samples * s.channels, BytesOf(dtype)));
+  REQUIRE(!is_rounded || (BytesOf(dtype) == 2 && s.samples == s.sorted_samples));
+  REQUIRE(pixels * s.offset_groups * 32 < k64);
+  REQUIRE(contract.Holds(d_x, pixels * s.channels, is_rounded ? BytesOf(dtype) : AccumulatorSize(dtype)));
   return nullptr;
 }
 
@@ -407,7 +435,7 @@ const char* ValueCotangent(Device&, DType dtype, const AggregationSizes& s, cons
   double cells = 0;
   for (int32_t i = 0; i < s.num_levels; ++i) cells += (s.levels[i].height + 1.) * (s.levels[i].width + 1.);
   const double samples = double(s.rows) * s.columns * s.taps;
-  REQUIRE(samples + cells < k32 && double(s.heads) * s.channels < k32);
+  REQUIRE(samples + cells < k32 && double(s.heads) * s.channels * BytesOf(dtype) < k32);
   REQUIRE(double(s.batches) * s.heads * (samples + cells) * 32 < k64);
   REQUIRE(workspace_size >= (AccumulatorSize(dtype) + 2) * samples + cells + 1);
   REQUIRE(contract.Holds(workspace, double(workspace_size), 4));

@@ -48,7 +48,13 @@ def test_any_call_is_refused_or_succeeds(backend, mutated):
 
 # The start of a statement that checks an operand or attribute, its file in lib/ffi, and the file that compiles it.
 MUTATIONS = {
-    "workspace": ('Shape("workspace', "deform_conv.cc"),
+    "workspace": ('Shape("workspace', "deform_conv_sorted.cc"),
+    "sorted samples": ('Shape("samples", samples', "deform_conv_sorted.cc"),
+    "starts of cells": ('Shape("cell_start", cell_start', "deform_conv_sorted.cc"),
+    "a pixel's bytes": ("FitsInt32(\"the number of a pixel's bytes", "deform_conv_sorted.cc"),
+    "samples of a rounded gradient": ("Require(is_rounded ? ", "deform_conv_sorted.cc"),
+    "start of the tile": ('Shape("start"', "deform_conv_sorted.cc"),
+    "images of samples": ("Require(sizes.images <= sizes.images_of_x && ", "deform_conv_sorted.cc"),
     "rows": ("FitsInt32(\"the number of the output's rows", "conv_operands.h", "deform_conv.cc"),
     "contributions": ('FitsInt32("the number of contributions', "deform_conv_fused.cc"),
     "vectors": ("Require(vectors <= FusedLimits::kMaxVectors", "deform_conv_fused.cc"),
@@ -58,17 +64,17 @@ MUTATIONS = {
     "bytes of a sampling's pixel": ("FitsInt32(\"the number of a pixel's bytes", "sampling.cc"),
     "pixels of a sampling": ("FitsInt32(\"the number of an image's pixels", "sampling.cc"),
     "samples": ('Shape("out', "sampling.cc"),
-    "groups of the CPU": ("Require(product.features % ", "conv_operands.h", "deform_conv_fused_cpu.cc"),
-    "rules of the CPU": ("Require(unsupported.empty()", "deform_conv_fused_cpu.cc"),
-    "splits of the CPU": ("Require(1 <= division.num_splits", "deform_conv_fused_cpu.cc"),
-    "planes of the CPU": ("Require(1 <= division.num_planes", "deform_conv_fused_cpu.cc"),
-    "weight's type of the CPU": ('Type("weight', "deform_conv_fused_cpu.cc"),
-    "weight of the CPU": ('Shape("weight', "deform_conv_fused_cpu.cc"),
-    "bias' type of the CPU": ('Type("bias', "deform_conv_fused_cpu.cc"),
-    "bias of the CPU": ('Shape("bias', "deform_conv_fused_cpu.cc"),
-    "workspace's type of the CPU": ('Type("workspace', "deform_conv_fused_cpu.cc"),
-    "workspace of the CPU": ('Shape("workspace', "deform_conv_fused_cpu.cc"),
-    "requested workspace of the CPU": ('Require(is_requested("workspace_requested', "deform_conv_fused_cpu.cc"),
+    "groups of the CPU": ("Require(product.features % ", "conv_operands.h", "deform_conv_cpu.cc"),
+    "rules of the CPU": ("Require(unsupported.empty()", "deform_conv_cpu.cc"),
+    "splits of the CPU": ("Require(1 <= division.num_splits", "deform_conv_cpu.cc"),
+    "planes of the CPU": ("Require(1 <= division.num_planes", "deform_conv_cpu.cc"),
+    "weight's type of the CPU": ('Type("weight', "deform_conv_cpu.cc"),
+    "weight of the CPU": ('Shape("weight', "deform_conv_cpu.cc"),
+    "bias' type of the CPU": ('Type("bias', "deform_conv_cpu.cc"),
+    "bias of the CPU": ('Shape("bias', "deform_conv_cpu.cc"),
+    "workspace's type of the CPU": ('Type("workspace', "deform_conv_cpu.cc"),
+    "workspace of the CPU": ('Shape("workspace', "deform_conv_cpu.cc"),
+    "requested workspace of the CPU": ('Require(is_requested("workspace_requested', "deform_conv_cpu.cc"),
 }
 # Sanitizers, the contract, the fuzzer and assertions report what a removed check would have refused.
 COMPLAINT = r"runtime error|contract\.cc:\d+: |takes shapes that no memory has|must match the underlying buffer dtype"

@@ -154,7 +154,7 @@ def _convolution():
         smooth=small.smooth_operands(),
         forward="dcn_sample",
         kernels={
-            "x": "dcn_input_cotangent",
+            "x": "dcn_cpu_input_cotangent",
             "offset": "dcn_offset_cotangent",
             "weight": "dcn_sample",
             "mask": "dcn_offset_cotangent",
@@ -164,6 +164,15 @@ def _convolution():
         linear=("x", "weight", "mask"),
         shared=("weight", "bias"),
     )
+
+
+# What CUDA has in place of a custom call of the CPU.
+ON_CUDA = {"dcn_cpu_input_cotangent": ("dcn_sort_samples", "dcn_gather_samples")}
+
+
+def custom_calls_on(platform, names):
+    """The custom calls that a platform has for those of the CPU."""
+    return {call for name in names for call in (ON_CUDA.get(name, [name]) if platform == "cuda" else [name])}
 
 
 def _convolution_of_volumes():

@@ -23,7 +23,7 @@ CPU = LIB / "cpu"
 FUZZ = HERE.parent / "fuzz"
 
 # Handlers that only one backend has; module.cc is compiled by neither program.
-ONLY_ON_CUDA, ONLY_ON_CPU = {"deform_conv_fused.cc"}, {"deform_conv_fused_cpu.cc"}
+ONLY_ON_CUDA, ONLY_ON_CPU = {"deform_conv_fused.cc", "deform_conv_sorted.cc"}, {"deform_conv_cpu.cc"}
 FUSED_PLAN = CPU / "fused" / "plan.cc"
 CPU_INSTRUCTION_SETS = CPU / "instruction_sets.cc"
 

@@ -110,12 +110,20 @@ void TestManyImages() {
   constexpr int64_t kImages = 1 << 20, kChannels = 1 << 12;
   const Sizes sizes = {OneTap(), kImages, 1, 1, kChannels, 1, 1, 1, kImages, kImages, 1};
   Large<float> offset(2 * kImages), d_columns(kImages * kChannels), d_x(kImages * kChannels);
-  Large<int32_t> origin(4), workspace(WorkspaceSize(DType::kF32, sizes));
   d_columns.last() = 5;
   d_x.last() = 2;
   Device device(nullptr);
-  Check(InputCotangent(device, DType::kF32, sizes, {offset.data(), nullptr, origin.data()}, d_columns.data(), false,
-                       d_x.data(), workspace.data()));
+  Large<int32_t> origin(4);
+  const Positions positions = {offset.data(), nullptr, origin.data()};
+#ifdef __CUDACC__
+  Large<int32_t> samples(4 * kImages), cell_start(5 * kImages), workspace(kImages);
+  const SortedSamples sorted = {samples.data(), cell_start.data()};
+  Check(SortSamples(device, DType::kF32, sizes, positions, sorted, workspace.data()));
+  const GatherSizes gather = {kImages, 1, 1, kChannels, 1, false, 1, kImages, kImages, 1};
+  Check(GatherSamples(device, DType::kF32, gather, sorted, origin.data(), d_columns.data(), false, d_x.data()));
+#else
+  Check(InputCotangent(device, DType::kF32, sizes, positions, d_columns.data(), d_x.data()));
+#endif
   Expect("the last pixel's cotangent", d_x.last(), 7);
 }
 

@@ -140,6 +140,31 @@ Array RandomBoxes(DType dtype, int64_t count, int64_t images) {
 
 DType AccumulatorType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
+// Sorts the samples of all images and rows of the positions, of which d_columns has those of the tile.
+void CallInputCotangent(DType dtype, const Sizes& tile, const Positions& positions, Array& d_columns, bool is_rounded) {
+  Sizes all = tile;
+  all.images = tile.images_of_positions;
+  all.rows = tile.rows_of_positions;
+  const int64_t tables = all.images * all.offset_groups, samples = tables * all.samples();
+  const DType wide = AccumulatorType(dtype);
+  Device device(nullptr);
+
+  Array records = Array::Unwritten(wide, 4 * samples);
+  Array cell_start = Array::Integers(tables * (all.cells() + 1)), workspace = Array::Integers(samples);
+  const SortedSamples sorted = {records.data(), cell_start.data<int32_t>()};
+  Check(SortSamples(device, dtype, all, positions, sorted, workspace.data<int32_t>()));
+  cell_start.CheckWritten("starts of cells");
+
+  const GatherSizes sizes = {tile.images,          tile.height,    tile.width,       tile.channels, tile.offset_groups,
+                             tile.window.circular, tile.samples(), tile.images_of_x, all.images,    all.samples()};
+  const int32_t is_in_first_image = all.images > tile.images;  // of x; then the samples are not those of the first
+  const int32_t first_sample = int32_t(all.samples() - tile.samples());
+  Array start = Array::Of(std::vector<int32_t>{1 - is_in_first_image, is_in_first_image, first_sample});
+  Array d_x = Array::Random(is_rounded ? dtype : wide, tile.images_of_x * tile.height * tile.width * tile.channels, 1);
+  Check(GatherSamples(device, dtype, sizes, sorted, start.data<int32_t>(), d_columns.data(), is_rounded, d_x.data()));
+  d_x.CheckWritten("d_x");
+}
+
 // The tile is a part of the positions: of more images if there is a mask, and else, if it has one image, of more rows.
 void CallDeformConv(DType dtype, Sizes sizes, bool has_mask) {
   sizes.images_of_positions = sizes.images + has_mask;
@@ -185,16 +210,9 @@ void CallDeformConv(DType dtype, Sizes sizes, bool has_mask) {
   if (has_mask) requested_columns.CheckWritten("requested columns");
   if (!has_mask) d_offset.CheckWritten("d_offset", 2 * first_sample, 2 * samples);
 
-  Array d_x = Array::Random(wide, sizes.images_of_x * pixels, 1);
-  Array workspace = Array::Integers(WorkspaceSize(dtype, sizes));
-  int32_t* const words = workspace.data<int32_t>();
-  Check(InputCotangent(device, dtype, sizes, positions, d_columns.data(), false, d_x.data(), words));
-  d_x.CheckWritten("d_x");
-  if (BytesOf(dtype) != 2) return;
-  Array rounded = Array::Random(dtype, sizes.images_of_x * pixels, 1);
+  CallInputCotangent(dtype, sizes, positions, d_columns, false);
   sizes.rows_of_positions = sizes.rows;
-  Check(InputCotangent(device, dtype, sizes, positions, d_columns.data(), true, rounded.data(), words));
-  rounded.CheckWritten("rounded d_x");
+  if (BytesOf(dtype) == 2) CallInputCotangent(dtype, sizes, positions, d_columns, true);
 }
 
 struct FusedCall {
@@ -465,6 +483,8 @@ const PoolSizes kPools[] = {
     {1, 1, 1, 1, 3, 5, 3, {1, 1}, {1, 1}, {1, 1}, {1, 1}, RoiConvention::kRounded, 0.25, 0.5},
     {1, 1, 0, 6, 4, 2, 1, {2, 2}, {1, 1}, {1, 1}, {2, 2}, RoiConvention::kRounded, 1, 0.1},
     {1, 2, 5, 6, 4, 0, 1, {2, 2}, {1, 1}, {1, 1}, {2, 2}, RoiConvention::kRounded, 1, 0.1},
+    {1, 2, 5, 6, 0, 3, 1, {2, 2}, {1, 1}, {1, 1}, {2, 2}, RoiConvention::kRounded, 1, 0.1},
+    {1, 2, 5, 6, 0, 3, 1, {2, 2}, {1, 1}, {1, 1}, {2, 2}, RoiConvention::kRounded, 1, 0.1},  // with offsets, or without
     {0, 2, 5, 6, 4, 3, 1, {2, 2}, {1, 1}, {1, 1}, {2, 2}, RoiConvention::kRounded, 1, 0.1},
     {1, 2, 5, 6, 8, 4, 1, {2, 3}, {1, 1}, {2, 3}, {2, 1}, RoiConvention::kAligned, 0.5, 0.1},
     {1, 1, 6, 3, 12, 5, 1, {3, 2}, {1, 1}, {3, 2}, {0, 0}, RoiConvention::kAligned, 1, 0.1},

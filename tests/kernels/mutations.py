@@ -53,7 +53,8 @@ MUTATIONS = {
     "bins of a region that are not tested": Mutation(
         "roi_pool.cu", "BinRange{0, sizes.output[1]{~~~> / 2~~}}", VALUES),
     "misaligned vector": Mutation(
-        "deform_conv_input.cu", "DispatchVectors(dtype, {~~~>2 * ~~}sizes.group_channels()", "is misaligned"),
+        "deform_conv_input.cu", "DispatchVectors(dtype, {~~~>2 * ~~}sizes.channels / sizes.offset_groups,",
+        "is misaligned"),
     "samples read before they are located": Mutation(
         "deform_conv.cu",
         "call.Locate<A>(own));\n{~~    __syncthreads();\n~>~~}    const T* const pixels", FAULT),
@@ -61,10 +62,32 @@ MUTATIONS = {
         "deform_conv.cu", "sum);\n      });\n    });\n{~~    __syncthreads();\n~>~~}  }", FAULT, blocks=1),
     "dot products of a sample read before they are stored": Mutation(
         "deform_conv.cu", "    });\n{~~    __syncthreads();\n~>~~}    if (own.index >= 0) {", FAULT),
+    "samples of the next round that are located, too": Mutation(
+        "sample_rounds.h", "{~~int(threadIdx.x) >= round_samples || ~>~~}i >= image_samples", FAULT,
+        kernel="deform_conv"),
+    "rounds of as many samples as a block has threads": Mutation(
+        "sample_rounds.h", "image_rounds) * {~~round_samples~>kThreads~~} + threadIdx.x", FAULT, kernel="deform_conv"),
+    "samples past the end of the last round": Mutation(
+        "sample_rounds.h", "return {~~left < round_samples ? int(left) : ~>~~}round_samples;", FAULT,
+        kernel="deform_conv"),
+    "samples of other images than those of the tile": Mutation(
+        "deform_conv_input.cu", "first_table = Clamped(start[{~~1~>0~~}]", VALUES),
+    "images of x that are those of the samples": Mutation(
+        "deform_conv_input.cu", "first_pixel = Clamped(start[{~~0~>1~~}]", VALUES),
+    "samples of other rows than those of the tile": Mutation(
+        "cells.h", "(kIsPart ? {~~range.first~>0~~} : 0)", VALUES, kernel="deform_conv_input"),
+    "samples of all rows": Mutation(
+        "cells.h", "{~~    if (kIsPart && number >= range.count) continue;\n~>~~}", "out of bounds",
+        kernel="deform_conv_input"),
+    "parts of chunks that overlap": Mutation(
+        "counting_sort.h", "(bin > 0) + {~~2 * ~>~~}chunk;", FAULT, kernel="deform_conv_input"),
+    "chunk that is left out": Mutation(
+        "counting_sort.h", "chunks = wanted ? int32_t(CeilDiv(entries{~~~> / 2~~},", VALUES,
+        kernel="deform_conv_input"),
     "record past the end of a pair of cells": Mutation(
         "cells.h", "if ({~~i + turns < cells.end~>true~~}) next", FAULT, kernel="deform_conv_input"),
     "cells at the ends of a circular row as neighbours": Mutation(
-        "deform_conv_input.cu", "has_parts(sizes.window.circular && x {~~=~>>~~}= 0)", VALUES),
+        "deform_conv_input.cu", "has_parts(sizes.circular && x {~~=~>>~~}= 0)", VALUES),
     "samples loaded before their corners are stored": Mutation(
         "deform_conv_fused_forward.cu", ": NoCorners();\n      }{~~\n      __syncthreads();~>~~}", FAULT),
     "samples of the next pass": Mutation(

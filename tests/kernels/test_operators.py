@@ -1,5 +1,6 @@
 """The operators' own tests of values, types and edge cases, run on the CUDA kernels: their compiled PTX, executed."""
 
+import dataclasses
 import functools
 
 import jax
@@ -69,9 +70,13 @@ def test_conv_chunks(name, monkeypatch, x64):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("held", [2**8, 2**11], ids=["rows", "images"])
-def test_conv_chunks_of_16_bits(held, dtype, monkeypatch):
-    """Chunks add to the sums of x, or round and replace its images; all write their part of d_offset and d_mask."""
-    case = conv_values.CASE["two_batch_dimensions"]
+@pytest.mark.parametrize("sort_bytes", [1600, 11_000, 2**26], ids=["two_rows", "three_images", "all_images"])
+def test_conv_chunks_of_16_bits(held, sort_bytes, dtype, monkeypatch):
+    """Chunks add to the sums of x, or round and replace its images; all write their part of d_offset and d_mask.
+
+    The samples of several chunks are sorted at a time: of two of five rows, or of three or six images.
+    """
+    case = dataclasses.replace(conv_values.CASE["two_batch_dimensions"], image=(5, 4))
     operands = conv_fused.cast(case, dtype)
     cotangent = jnp.asarray(case.cotangent(), dtype)
 
@@ -82,6 +87,7 @@ def test_conv_chunks_of_16_bits(held, dtype, monkeypatch):
 
     is_a_loop, expected = gradients()
     conv_memory.limit_samples(monkeypatch, held)
+    monkeypatch.setattr(plan, "SORT_BYTES", sort_bytes)
     has_chunks, actual = gradients()
     assert (is_a_loop, has_chunks) == (False, True)
     assert_close(actual, expected, rtol=2**-6, atol=2**-6)
@@ -159,10 +165,11 @@ def test_conv_paths_agree(name):
         conv_fused.assert_close(fused_array, im2col_array, 0, 4 * 2**-7 * largest)
 
 
-def test_conv_fused_parts_of_the_output():
+@pytest.mark.parametrize("path", ["fused", "im2col"])
+def test_conv_parts_of_the_output(path):
     """A shard of the output rows and columns, which starts at an origin, has the values of the whole output."""
     case = conv_fused.with_channels(64, 16, offset_groups=2)
-    whole, spec = canonicalize(2, *conv_fused.cast(case, "bfloat16"), **case.keywords)
+    whole, spec = canonicalize(2, *conv_fused.cast(case, "bfloat16"), backend=path, **case.keywords)
     cotangent = jnp.asarray(case.cotangent(), whole.x.dtype).at[:, :2].set(0).at[:, :, :1].set(0)
 
     @jax.jit

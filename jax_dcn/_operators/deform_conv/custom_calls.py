@@ -1,12 +1,13 @@
 """The XLA custom calls of the convolution, one function each: operands and static parameters in, arrays out.
 
-All arrays have one batch dimension. The handlers are in lib/ffi/: deform_conv.cc, deform_conv_fused.cc for CUDA and
-deform_conv_fused_cpu.cc for CPUs.
+All arrays have one batch dimension. The handlers are in lib/ffi/: deform_conv.cc, deform_conv_sorted.cc and
+deform_conv_fused.cc for CUDA, and deform_conv_cpu.cc for CPUs.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_dcn._operators.deform_conv.geometry import Window, groups_and_taps
+from jax_dcn._operators.deform_conv.im2col_chunks import sorted_shapes
 from jax_dcn._operators.deform_conv.plan import FusedCpu, scatter_list_shapes
 from jax_dcn._primitive import jax_internals
 
@@ -94,19 +96,51 @@ def offset_cotangent(
     return dict(zip(results, cotangents, strict=True))
 
 
-def input_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array, *, workspace_size: int) -> jax.Array:
-    """`d_x` [N, H, W, Cin], N >= n, with the contribution of these samples added in place.
-
-    A `d_x` of 16 bits is replaced in the images of these samples, which must have all rows.
-    """
-    d_x, _ = _call(
-        "dcn_input_cotangent",
+def input_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array) -> jax.Array:
+    """`d_x` [N, H, W, Cin], N >= n, with the contribution of these samples added in place, on a CPU."""
+    return _call(
+        "dcn_cpu_input_cotangent",
         *(*_positions(samples), d_columns, d_x),
         samples=samples,
-        results=[_result(d_x, d_x.shape, d_x.dtype), _result(d_x, (workspace_size,), jnp.int32)],
+        results=_result(d_x, d_x.shape, d_x.dtype),
         aliases={3: 0},
     )
-    return d_x
+
+
+class SortedSamples(NamedTuple):
+    """Samples by image and offset group, in the order of the pixels of x that they read."""
+
+    samples: jax.Array  # [n, G, rows·columns·K, 4 or 8], int32: SortedSample in lib/cuda/cells.h
+    cell_start: jax.Array  # [n, G, cells + 1]
+    start: tuple[ArrayLike, ArrayLike]  # the first image and row of offset
+
+
+def sort_samples(x: jax.Array, samples: Samples) -> SortedSamples:
+    """Sorts the samples for `gather_samples`, on a GPU. Of x, only the size counts."""
+    (images, _), itemsize = samples.size, samples.offset.dtype.itemsize
+    groups, taps = groups_and_taps(samples.offset, samples.kernel_size)
+    shapes = sorted_shapes((images, groups), math.prod(samples.shape[1:]) * taps, x.shape[1:-1], itemsize)
+    sorted_samples, cell_start, _ = _call(
+        "dcn_sort_samples",
+        *(x, *_positions(samples)),
+        samples=samples,
+        results=[_result(x, shape, jnp.int32) for shape in shapes],
+    )
+    return SortedSamples(sorted_samples, cell_start, samples.start)
+
+
+def gather_samples(samples: Samples, sorted_samples: SortedSamples, d_columns: jax.Array, d_x: jax.Array) -> jax.Array:
+    """`d_x` [N, H, W, Cin], N >= n, with the contribution of these samples added in place, on a GPU.
+
+    They are images, or rows of one image, of those in `sorted_samples`. A `d_x` of 16 bits is replaced in their images,
+    which must have all rows.
+    """
+    (image, row), (first_image, first_row) = samples.start, sorted_samples.start
+    first_sample = jnp.subtract(row, first_row) * math.prod(d_columns.shape[2:4])
+    start = jnp.stack([jnp.asarray(i, jnp.int32) for i in (image, jnp.subtract(image, first_image), first_sample)])
+    operands = (sorted_samples.samples, sorted_samples.cell_start, start, d_columns, d_x)
+    call = jax.ffi.ffi_call("dcn_gather_samples", _result(d_x, d_x.shape, d_x.dtype), input_output_aliases={4: 0})
+    return call(*jax_internals.vary_alike(operands), circular=samples.window.circular)
 
 
 def fused_forward(

@@ -16,7 +16,6 @@ from jax_dcn._operators.deform_conv.im2col_chunks import (
     column_arrays,
     gradient_sizes,
     largest_chunk,
-    sort_words,
 )
 
 # Estimates of the im2col path are multiplied by this in comparisons, because the fused path needs less workspace.
@@ -24,10 +23,13 @@ MARGIN = 1.1
 LAUNCH_SECONDS = 3e-6  # per kernel, assumed; launches overlap with the kernels that were launched before
 # Per chunk of the im2col path, counted in XLA's programs: the loop with a slice or an update; the kernels that a
 # computation adds; and the product that the gradients of x, offset and mask share.
-CHUNK_LAUNCHES, IM2COL_LAUNCHES = 3, {"forward": 2, "x": 3, "offset": 1, "weight": 3, "columns": 1}
+CHUNK_LAUNCHES, IM2COL_LAUNCHES = 3, {"forward": 2, "x": 1, "offset": 1, "weight": 3, "columns": 1}
+SORT_LAUNCHES = 2  # of the gradient of x, for all chunks whose samples are sorted at a time, here for all
 PRODUCT_EFFICIENCY = 0.7  # of the published rate, assumed for XLA's products
 PRODUCT_TILE, MIN_SPLIT_K = 128, 1024  # of a thread block of XLA's products; they split K where SMs would be idle
 LARGE_CHUNKS = tuple(mib * 2**20 for mib in (64, 80, 96, 112))  # bytes of columns, which exceed the L2 cache
+# Bytes per second of boards whose memory is another than that of the GPU below: NVIDIA's datasheets.
+OTHER_MEMORY = {"H100 PCIe": 2e12, "H100 NVL": 3.9e12, "H100": 3.35e12}
 MAX_SM_BLOCKS = 4  # per SM, of the gradient of the weight: each has up to 64 KiB of partial sums
 
 
@@ -51,11 +53,11 @@ class Gpu(NamedTuple):
 # Written by `python -m benchmarks.machine_code`:
 GPUS = {
     80: Gpu("sm_80", 108, 1.41e09, 1_024, 2.039e12, 40_000_000, 5_120, 2, 1, 1),  # A100
-    86: Gpu("sm_86", 82, 1.695e09, 256, 9.36e11, 6_000_000, 2_132, 1, 1, 1.05),  # RTX 3090
-    89: Gpu("sm_89", 128, 2.52e09, 256, 1.008e12, 72_000_000, 3_328, 1, 1, 1.05),  # RTX 4090
-    90: Gpu("sm_90", 132, 1.755e09, 2_048, 4.8e12, 50_000_000, 3_500, 2, 0.98, 1.08),  # H200
-    100: Gpu("sm_100", 148, 1.85e09, 4_096, 8e12, 126_000_000, 3_848, 2, 1.01, 1.1),  # B200
-    120: Gpu("sm_120", 170, 2.407e09, 256, 1.792e12, 96_000_000, 4_420, 1, 1.08, 1.09),  # RTX 5090
+    86: Gpu("sm_86", 82, 1.695e09, 256, 9.36e11, 6_000_000, 2_132, 1, 1, 1.14),  # RTX 3090
+    89: Gpu("sm_89", 128, 2.52e09, 256, 1.008e12, 72_000_000, 3_328, 1, 1, 1.14),  # RTX 4090
+    90: Gpu("sm_90", 132, 1.755e09, 2_048, 4.8e12, 50_000_000, 3_500, 2, 0.98, 1.13),  # H200
+    100: Gpu("sm_100", 148, 1.85e09, 4_096, 8e12, 126_000_000, 3_848, 2, 1.01, 1.15),  # B200
+    120: Gpu("sm_120", 170, 2.407e09, 256, 1.792e12, 96_000_000, 4_420, 1, 1.08, 1.16),  # RTX 5090
 }
 K_STEP_CLOCKS = {
     1: {
@@ -73,11 +75,11 @@ K_STEP_CLOCKS = {
         "x": {0: (7896, 4267), 64: (5955, 3234), 128: (10049, 5187)},
     },
 }
-SORT_CLOCKS = 4.94
+SORT_CLOCKS = 4.97
 COLUMN_CLOCKS = {
-    "forward": {8: 43.03, 128: 9.03, 256: 7.48},
-    "offset": {8: 55.12, 128: 14.22, 256: 11.68},
-    "x": {8: 51.42, 128: 16.09, 256: 14.18},
+    "forward": {8: 43.03, 128: 9.65, 256: 8.37},
+    "offset": {8: 55.1, 128: 14.87, 256: 12.62},
+    "x": {8: 57.4, 128: 15.27, 256: 13.44},
 }
 # End of what is written.
 
@@ -101,10 +103,12 @@ class ConvolutionSizes(NamedTuple):
         return math.prod(self.image_size)
 
 
-def gpu_of(compute_capability: int | None, sms: int | None) -> Gpu:
+def gpu_of(compute_capability: int | None, sms: int | None, kind: str | None = None) -> Gpu:
     """The newest known GPU that is not newer than the compute capability, by default 90, with its own number of SMs."""
     known = [gpu for capability, gpu in GPUS.items() if capability <= (compute_capability or 90)]
     gpu = known[-1] if known else GPUS[80]
+    other = next((memory for board, memory in OTHER_MEMORY.items() if board in (kind or "")), None)
+    gpu = gpu if other is None else gpu._replace(memory=other)
     return gpu if sms is None else gpu._replace(sms=sms)
 
 
@@ -271,19 +275,18 @@ def im2col_seconds(
         seconds += kernel("offset", passes=2 if "weight" in names else 1)
     if "weight" in names:
         seconds += product("weight") + (0 if "offset" in names else kernel("forward"))
-    bounds = [seconds, chunks * launches * LAUNCH_SECONDS, *(_operand_seconds(name, sizes, gpu) for name in names)]
+    launches = chunks * launches + (SORT_LAUNCHES if "x" in names else 0)
+    bounds = [seconds, launches * LAUNCH_SECONDS, *(_operand_seconds(name, sizes, gpu) for name in names)]
     return max(bounds)
 
 
 def _chunk_sizes(names: Collection[str], sizes: ConvolutionSizes) -> ChunkSizes:
-    row_samples = sizes.pixels // (sizes.images * sizes.rows) * sizes.taps
     return gradient_sizes(
         names,
         sizes.images,
         sizes.rows,
-        row_samples * sizes.channels * sizes.itemsize,
-        sort=sort_words(row_samples * sizes.offset_groups, sizes.offset_groups, sizes.image_size, SUM_BYTES),
-        sum_bytes=sizes.image_pixels * sizes.channels * SUM_BYTES,
+        sizes.pixels // (sizes.images * sizes.rows) * sizes.taps * sizes.channels * sizes.itemsize,
+        sum_bytes=sizes.image_pixels * sizes.channels * SUM_BYTES if "x" in names else 0,
         kernel_rounds=True,
     )
 

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jax_dcn._operators.deform_conv import custom_calls, volumes
 from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._operators.deform_conv.convolution import Convolution
-from jax_dcn._operators.deform_conv.custom_calls import Samples
+from jax_dcn._operators.deform_conv.custom_calls import Samples, SortedSamples
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
 from jax_dcn._operators.deform_conv.plan import Im2col
 from jax_dcn._primitive.chunks import filled, fold, read_chunk, write_chunk
@@ -28,6 +28,7 @@ from jax_dcn._primitive.promotion import sum_dtype
 VALUE_FILL, TANGENT_FILL = math.nan, math.inf
 
 Cotangents: TypeAlias = dict[str, jax.Array]
+_Carry: TypeAlias = tuple[Cotangents, jax.Array | None]  # the latter is the cotangent of x of a chunk's images
 
 
 def forward(convolution: Convolution, choices: Im2col, fill: float) -> jax.Array:
@@ -67,12 +68,42 @@ def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[s
     offset_groups, taps = groups_and_taps(offset, weight.shape[:-2])
     positions = [name for name in ("offset", "mask") if name in requested]
 
-    def images_at(image: ArrayLike, count: int, out: Cotangents) -> Cotangents:
+    def add_to_x(
+        samples: Samples, d_columns: jax.Array, d_x: jax.Array, sorted_samples: SortedSamples | None
+    ) -> jax.Array:
+        if sorted_samples is not None:
+            return custom_calls.gather_samples(samples, sorted_samples, d_columns, d_x)
+        if spec.dims == 2:
+            return custom_calls.input_cotangent(samples, d_columns, d_x)
+        images, planes = samples.size
+        size = images * (planes * choices.sort_row + choices.sort_image)
+        return volumes.input_cotangent(samples, d_columns, d_x, workspace_size=size)
+
+    def sorted_images_at(first: ArrayLike, count: int, out: Cotangents) -> Cotangents:
+        all_rows = convolution.samples_at((first, 0), (count, offset.shape[1]))
+        sorted_samples = custom_calls.sort_samples(x, all_rows)
+
+        def images_in(image: ArrayLike, count: int, out: Cotangents) -> Cotangents:
+            return images_at(first + image, count, out, sorted_samples)
+
+        return fold(images_in, count, choices.images, out)
+
+    def images_at(
+        image: ArrayLike, count: int, out: Cotangents, sorted_samples: SortedSamples | None = None
+    ) -> Cotangents:
         pixels = calls.images_of(x, image, count, offset_groups)
 
+        def sorted_rows_at(first: ArrayLike, height: int, carry: _Carry) -> _Carry:
+            sorted_samples = custom_calls.sort_samples(x, convolution.samples_at((image, first), (count, height)))
+
+            def rows_in(row: ArrayLike, height: int, carry: _Carry) -> _Carry:
+                return rows_at(first + row, height, carry, sorted_samples)
+
+            return fold(rows_in, height, choices.rows, carry)
+
         def rows_at(
-            row: ArrayLike, height: int, carry: tuple[Cotangents, jax.Array | None]
-        ) -> tuple[Cotangents, jax.Array | None]:
+            row: ArrayLike, height: int, carry: _Carry, sorted_samples: SortedSamples | None = sorted_samples
+        ) -> _Carry:
             out, d_xs = carry
             out = dict(out)
             samples = convolution.samples_at((image, row), (count, height))
@@ -81,8 +112,7 @@ def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[s
             if positions or d_xs is not None:
                 d_columns = _columns_cotangent(part, weight, spec, choices.columns_dtype)
                 if d_xs is not None:
-                    size = count * (height * choices.sort_row + choices.sort_image)
-                    d_xs = calls.input_cotangent(samples, d_columns, d_xs, workspace_size=size)
+                    d_xs = add_to_x(samples, d_columns, d_xs, sorted_samples)
                 if positions:
                     d_positions = {name: out[name] for name in positions}
                     out |= calls.offset_cotangent(
@@ -97,7 +127,10 @@ def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[s
         out = dict(out)
         d_x = out.pop("x", None)
         d_xs = d_x if d_x is None or not choices.x_sums else filled(x, (count, *x.shape[1:]), wide)
-        out, d_xs = fold(rows_at, offset.shape[1], choices.rows, (out, d_xs))
+        if choices.sorted_rows:
+            out, d_xs = fold(sorted_rows_at, offset.shape[1], choices.sorted_rows, (out, d_xs))
+        else:
+            out, d_xs = fold(rows_at, offset.shape[1], choices.rows, (out, d_xs))
         if d_x is not None and d_xs is not None:
             out["x"] = write_chunk(d_x, d_xs.astype(choices.x_dtype), (image, 0)) if choices.x_sums else d_xs
         return out
@@ -110,7 +143,10 @@ def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[s
     if "weight" in requested:
         shape = (groups, weight.shape[-1] // groups, taps, weight.shape[-2])
         out["weight"] = filled(d_y, shape, wide)
-    out = fold(images_at, offset.shape[0], choices.images, out)
+    if choices.sorted_images:
+        out = fold(sorted_images_at, offset.shape[0], choices.sorted_images, out)
+    else:
+        out = fold(images_at, offset.shape[0], choices.images, out)
     if "weight" in requested:
         out["weight"] = out["weight"].transpose(2, 3, 0, 1).reshape(weight.shape)
     return out

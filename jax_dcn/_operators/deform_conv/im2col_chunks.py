@@ -29,13 +29,21 @@ def column_arrays(computations: Collection[str]) -> int:
     return max((not {"x", "offset", "mask"}.isdisjoint(computations)) + ("weight" in computations), 1)
 
 
-def sort_words(row_samples: Any, offset_groups: int, image_size: Sequence[Any], sum_itemsize: int) -> tuple[Any, Any]:
-    """32-bit elements that a GPU needs to sort samples by pixel of x: per output row, and per image."""
-    if len(image_size) == 3:  # for each of eight pixels an id, a point and a weight: TableWords of sampling_x.cu
-        return row_samples * 8 * (1 + sum_itemsize // 2), offset_groups * (math.prod(image_size) + 1)
+def sorted_shapes(
+    tables: tuple[Any, ...], samples: Any, image_size: Sequence[Any], sum_itemsize: int
+) -> list[tuple[Any, ...]]:
+    """The shapes of samples, cell_start and the workspace to sort, all int32, for dimensions `tables` of tables."""
     height, width = image_size
-    sample_words = 1 + sum_itemsize  # an id, and four numbers of the sums' type
-    return row_samples * sample_words, offset_groups * ((height + 1) * (width + 1) + 1)
+    numbers = sum_itemsize  # 32-bit elements of four numbers of the sums' type
+    return [(*tables, samples, numbers), (*tables, (height + 1) * (width + 1) + 1), (*tables, samples)]
+
+
+def volume_sort_words(row_samples: Any, offset_groups: int, size: Sequence[Any], sum_itemsize: int) -> tuple[Any, Any]:
+    """32-bit elements that a GPU needs to sort the samples of volumes by pixel of x: per output plane, and per volume.
+
+    For each of eight pixels an id, a point and a weight: TableWords of sampling_x.cu.
+    """
+    return row_samples * 8 * (1 + sum_itemsize // 2), offset_groups * (math.prod(size) + 1)
 
 
 def gradient_sizes(
@@ -44,18 +52,18 @@ def gradient_sizes(
     rows: Any,
     column_row_bytes: Any,
     *,
-    sort: tuple[Any, Any],
     sum_bytes: Any,
     kernel_rounds: bool,
+    volume_sort: tuple[Any, Any] = (0, 0),
 ) -> ChunkSizes:
-    """What the forward holds, or gradients that are computed together. Only that of x needs `sort` and `sum_bytes`."""
-    sort_row, sort_image = sort if "x" in computations else (0, 0)
+    """What the forward holds, or gradients that are computed together. `sum_bytes` are those of the gradient of x."""
+    sort_row, sort_image = volume_sort
     return ChunkSizes(
         images,
         rows,
         row_bytes=column_arrays(computations) * column_row_bytes + 4 * sort_row,
         image_bytes=4 * sort_image,
-        sum_bytes=sum_bytes if "x" in computations else 0,
+        sum_bytes=sum_bytes,
         kernel_rounds=kernel_rounds,
     )
 

@@ -21,7 +21,8 @@ from jax_dcn._operators.deform_conv.im2col_chunks import (
     column_arrays,
     gradient_sizes,
     largest_chunk,
-    sort_words,
+    sorted_shapes,
+    volume_sort_words,
 )
 from jax_dcn._primitive import extension
 from jax_dcn._primitive.chunks import balanced
@@ -39,7 +40,7 @@ LINEAR = ("x", "weight", "mask")  # the operands in each of which the result is 
 COLUMN_BYTES = {"cpu": 16 * 2**20, "cuda": 128 * 2**20}
 REFERENCE_PART = 16  # of this budget: the columns in derivatives of the reference, which hold up to 25 such arrays
 
-CHUNK_LIST_BYTES = 64 * 2**20  # the most that the scatter lists of several images may take, on CUDA
+SORT_BYTES = 64 * 2**20  # the most that the sorted samples, or scatter lists, of several images may take, on CUDA
 _MAX_VECTORS: int = extension.modules["cpu"].fused_limits["max_vectors"]
 
 INSTRUCTIONS: str = extension.modules["cpu"].fused_instructions
@@ -60,7 +61,10 @@ class Im2col:
     columns_dtype: Any  # of the cotangent of the columns
     x_dtype: Any = None  # of the cotangent of x
     x_sums: bool = False  # whether its sums have an array of their own: of another dtype, and not rounded by the kernel
-    # 32-bit elements that a GPU needs to sort samples by pixel: per output row, and per image.
+    # What a GPU sorts at a time, for several chunks: the samples of whole images, or else of rows of one image.
+    sorted_images: int = 0
+    sorted_rows: int = 0
+    # Of volumes, whose samples it sorts chunk by chunk: 32-bit elements per output plane, and per volume.
     sort_row: int = 0
     sort_image: int = 0
     stores_transposes: bool = False  # XLA's fast products for CPUs do not take a transposed first operand
@@ -170,11 +174,17 @@ class _Problem(NamedTuple):
         return copies * math.prod(self.x.shape[1:]) * self.offset.dtype.itemsize
 
     @property
-    def sort_words(self) -> tuple[int, int]:
-        """32-bit elements that a GPU needs to sort samples by pixel: per output row, and per image."""
+    def volume_sort_words(self) -> tuple[int, int]:
         offset_groups, taps = self.groups_and_taps
         row_samples = _row_pixels(self.offset) * offset_groups * taps
-        return sort_words(row_samples, offset_groups, self.x.shape[1:-1], self.offset.dtype.itemsize)
+        return volume_sort_words(row_samples, offset_groups, self.x.shape[1:-1], self.offset.dtype.itemsize)
+
+    def sort_bytes(self, rows: int) -> int:
+        """The bytes that a GPU needs to sort the samples of some rows of one image by pixel of x."""
+        offset_groups, taps = self.groups_and_taps
+        samples = rows * _row_pixels(self.offset) * taps
+        shapes = sorted_shapes((offset_groups,), samples, self.x.shape[1:-1], self.offset.dtype.itemsize)
+        return 4 * sum(map(math.prod, shapes))
 
     @property
     def sizes(self) -> ConvolutionSizes:
@@ -201,7 +211,7 @@ class _Problem(NamedTuple):
 
     @property
     def gpu(self) -> Gpu:
-        return gpu_estimate.gpu_of(self.target.compute_capability, self.target.sms)
+        return gpu_estimate.gpu_of(self.target.compute_capability, self.target.sms, self.target.kind)
 
 
 def plan(request: Request, operands: Operands[Shaped]) -> dict[str, ComputationPlan]:
@@ -427,6 +437,10 @@ def _workspace_bytes(name: str, choices: Im2col | FusedCpu | FusedCuda, problem:
         images, rows = _within(choices, offset)
         sums = problem.image_sum_bytes if choices.x_sums else 0
         size += images * (4 * (rows * choices.sort_row + choices.sort_image) + sums)
+        if choices.sorted_images:
+            size += _at_most(choices.sorted_images, offset.shape[0]) * problem.sort_bytes(offset.shape[1])
+        if choices.sorted_rows:
+            size += problem.sort_bytes(choices.sorted_rows)
     return size
 
 
@@ -434,7 +448,7 @@ def _fused_cuda_gradient(name: str, problem: _Problem) -> FusedCuda:
     x, offset, weight, *_ = problem
     if name == "x":
         vectors = math.prod(offset.shape[1:3]) * weight.shape[-1] * weight.dtype.itemsize // cuda_tiles.VECTOR_BYTES
-        limit = min(CHUNK_LIST_BYTES // max(_list_bytes(x, offset), 1), _MAX_VECTORS // max(vectors, 1))
+        limit = min(SORT_BYTES // max(_list_bytes(x, offset), 1), _MAX_VECTORS // max(vectors, 1))
         images = x.shape[0]
         return FusedCudaInput(min(images, balanced(images, limit)) if isinstance(images, int) else max(limit, 1))
     if name == "weight":
@@ -479,19 +493,50 @@ def _im2col_cotangents(requested: Collection[str], all_reduced: Collection[str],
     of_volumes = spec.dims == 3  # whose kernel computes the sums of its samples, which are then added up
     columns_dtype, on_cuda = _columns_cotangent_dtype(problem), target.platform == "cuda"
     x_dtype = offset.dtype if "x" in all_reduced else x.dtype
-    sort = problem.sort_words if "x" in requested and on_cuda else (0, 0)
+    sorts = "x" in requested and on_cuda
+    volume_sort = problem.volume_sort_words if sorts and of_volumes else (0, 0)
+    most_rows = _most_sorted_rows(problem) if sorts and not of_volumes else None
     images, rows = offset.shape[:2]
     sizes = gradient_sizes(
         requested,
         images,
         rows,
         problem.column_row * max(columns_dtype.itemsize, problem.column_bytes),
-        sort=sort,
-        sum_bytes=problem.image_sum_bytes if x_dtype != offset.dtype or of_volumes else 0,
-        kernel_rounds=on_cuda and not of_volumes,
+        sum_bytes=problem.image_sum_bytes if "x" in requested and (x_dtype != offset.dtype or of_volumes) else 0,
+        kernel_rounds=on_cuda and not of_volumes and most_rows is None,
+        volume_sort=volume_sort,
     )
-    images, rows, x_sums = largest_chunk(sizes, _budget(requested, problem))
-    return Im2col(images, rows, columns_dtype, x_dtype, x_sums or of_volumes, *sort, not on_cuda)
+    chunk = largest_chunk(sizes, _budget(requested, problem))
+    sorted_images = sorted_rows = 0
+    if most_rows is not None:
+        chunk = chunk._replace(images=1, rows=min(chunk.rows, most_rows))
+        sorted_rows = most_rows // chunk.rows * chunk.rows
+    elif sorts and not of_volumes:
+        most_images = SORT_BYTES // max(problem.sort_bytes(rows), 1)
+        chunk = chunk._replace(images=balanced(chunk.images, most_images))
+        sorted_images = chunk.images * balanced(-(-images // chunk.images), most_images // chunk.images)
+    return Im2col(
+        chunk.images,
+        chunk.rows,
+        columns_dtype,
+        x_dtype,
+        chunk.has_sums or of_volumes,
+        sorted_images,
+        sorted_rows,
+        *volume_sort,
+        stores_transposes=not on_cuda,
+    )
+
+
+def _most_sorted_rows(problem: _Problem) -> int | None:
+    """As many rows of an image as SORT_BYTES have room for; None for all."""
+    rows = problem.offset.shape[1]
+    without, with_all = problem.sort_bytes(0), problem.sort_bytes(rows)
+    if not isinstance(with_all, int):
+        return 1
+    if with_all <= SORT_BYTES:
+        return None
+    return max((SORT_BYTES - without) // (problem.sort_bytes(1) - without), 1)
 
 
 def _chunk_sizes(offset: Shaped, row_bytes: int) -> ChunkSizes:
@@ -519,9 +564,11 @@ def _budget(computations: Collection[str], problem: _Problem) -> int:
 
 def _within(choices: Im2col, offset: Shaped) -> tuple[int, int]:
     """The images and rows of a chunk, which may be longer than the arrays."""
-    pairs = zip((choices.images, choices.rows), offset.shape[:2], strict=True)
-    images, rows = (min(chunk, size) if isinstance(size, int) else chunk for chunk, size in pairs)
-    return images, rows
+    return _at_most(choices.images, offset.shape[0]), _at_most(choices.rows, offset.shape[1])
+
+
+def _at_most(chunk: int, size: Any) -> int:
+    return min(chunk, size) if isinstance(size, int) else chunk
 
 
 def _column_count(choices: Im2col, problem: _Problem) -> int:

@@ -1,4 +1,5 @@
-// XLA FFI handlers of the fused convolution on CPUs and of its cotangents.
+// XLA FFI handlers of the convolution that only CPUs have: the fused convolution and its cotangents, and the cotangent
+// of x from those of the columns.
 #include "deform_conv_fused.h"
 
 #include <string>
@@ -83,10 +84,35 @@ ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ff
   return ToError(FusedCotangents(device, call, division, arrays));
 }
 
+ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+                              ffi::AnyBuffer d_columns, ffi::AnyBuffer d_x_in, ffi::RemainingArgs mask,
+                              ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
+  Checks checks("dcn_cpu_input_cotangent");
+  Convolution call = DecodeSampling(checks, attributes, offset, origin, mask);
+  if (!checks.ok()) return checks.error();
+  Sizes& sizes = call.sizes;
+  DecodeTile(checks, "d_columns", d_columns, sizes);
+  if (!checks.ok()) return checks.error();
+  const DType dtype = CheckedDType(checks, d_columns.element_type());
+  const ffi::DataType wide = AccumulatorType(d_columns.element_type());
+  checks.Type("d_columns", d_columns, wide);
+  checks.Type("offset", offset, wide);
+  DecodeImage(checks, "d_x", *d_x, sizes);
+  checks.Type("d_x", *d_x, wide);
+  checks.Require(d_x->untyped_data() == d_x_in.untyped_data(), "d_x must be added to in place");
+  checks.Type("d_x so far", d_x_in, wide);
+  checks.Shape("d_x so far", d_x_in, {sizes.images_of_x, sizes.height, sizes.width, sizes.channels});
+  checks.Shape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(InputCotangent(device, dtype, sizes, call.positions, d_columns.untyped_data(), d_x->untyped_data()));
+}
+
 }  // namespace
 
-std::vector<Handler> CpuFusedDeformConvHandlers() {
-  return {{"dcn_cpu_fused_forward", WrappedHandler<FusedConvForwardImpl>},
+std::vector<Handler> CpuDeformConvHandlers() {
+  return {{"dcn_cpu_input_cotangent", WrappedHandler<InputCotangentImpl>},
+          {"dcn_cpu_fused_forward", WrappedHandler<FusedConvForwardImpl>},
           {"dcn_cpu_fused_cotangents", WrappedHandler<FusedConvCotangentsImpl>}};
 }
 
