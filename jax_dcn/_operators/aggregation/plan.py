@@ -6,6 +6,7 @@ from typing import Any
 
 from jax_dcn._operators.aggregation.arguments import Operands
 from jax_dcn._operators.aggregation.geometry import Spec, Window, levels_of
+from jax_dcn._primitive.chunks import balanced
 from jax_dcn._primitive.operator import Request
 from jax_dcn._primitive.plan import ComputationPlan
 from jax_dcn._primitive.target import Target
@@ -51,7 +52,7 @@ def _value_cotangent(request: Request, value: Shaped, locations: Shaped) -> Valu
     tables = value.shape[0] * value.shape[-2]
     if not isinstance(elements, int) or not isinstance(tables, int):  # symbolic dimensions
         return ValueCotangent(dtype, elements, 1)
-    tables = min(tables, max(SORT_BYTES // (4 * elements), 1))
+    tables = balanced(tables, SORT_BYTES // (4 * elements))
     return ValueCotangent(dtype, tables * elements, tables)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from jax_dcn._operators.sampling.arguments import Operands
 from jax_dcn._operators.sampling.geometry import Spec
+from jax_dcn._primitive.chunks import balanced
 from jax_dcn._primitive.operator import Request
 from jax_dcn._primitive.plan import ComputationPlan
 from jax_dcn._primitive.target import Target
@@ -52,7 +53,7 @@ def _x_cotangent(request: Request, operands: Operands[Shaped]) -> XCotangent:
     words = entries * (locations.dtype.itemsize // 2 + 1) + math.prod(x.shape[1:-1]) + 1
     if not isinstance(words, int) or not isinstance(x.shape[0], int):  # symbolic dimensions
         return XCotangent(dtype, words, 1)
-    images = min(x.shape[0], max(SORT_BYTES // (4 * words), 1))
+    images = balanced(x.shape[0], SORT_BYTES // (4 * words))
     return XCotangent(dtype, images * words, images)
 
 
