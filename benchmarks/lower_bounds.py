@@ -13,14 +13,23 @@ from benchmarks.reports.report import parser, write_page
 
 NAMES = ("A16", "B16", "C16", "D16")
 ITEM, POSITION = 2, 4  # bytes of an element: bfloat16 data, float32 offsets and masks
-# Per second, as measured on an H200: dense bfloat16 products, and device memory.
-OPERATIONS, BYTES = 790e12, 4.3e12
+# Per second: dense bfloat16 products, as measured on an H200, and what copies reach of the device memory.
+OPERATIONS, BYTES = 790e12, {"H200": 4.3e12, "H100": 3.0e12}
 ABOUT = (
-    "Counted, not measured: bfloat16 data, float32 offsets and masks, on an H200 with "
-    f"{OPERATIONS / 1e12:.0f} TFLOP/s for dense products and {BYTES / 1e12:.1f} TB/s of memory bandwidth. MB: operands "
-    "and results, each moved once per pass. Columns: what an unfused convolution moves in addition."
+    "Counted, not measured: bfloat16 data, float32 offsets and masks, on an H200 or H100 with "
+    f"{OPERATIONS / 1e12:.0f} TFLOP/s for dense products and {BYTES['H200'] / 1e12:.1f} or "
+    f"{BYTES['H100'] / 1e12:.1f} TB/s of memory bandwidth. MB: operands and results, each moved once per pass. "
+    "Columns: what an unfused convolution moves in addition."
 )
-HEAD = ("shape", "pass", "GFLOP", "MB", "columns, MB", "products, ms", "memory, ms", "memory with columns, ms")
+HEAD = (
+    "shape",
+    "pass",
+    "GFLOP",
+    "MB",
+    "columns, MB",
+    "products, ms",
+    *(f"{what} of an {gpu}, ms" for gpu in BYTES for what in ("memory", "memory with columns")),
+)
 
 
 def count(shape):
@@ -48,7 +57,8 @@ def main(arguments=None):
 def rows():
     for name in NAMES:
         for title, (operations, moved, columns) in zip(PASSES, count(SHAPES[name]), strict=True):
-            times = (operations / OPERATIONS, moved / BYTES, (moved + columns) / BYTES)
+            times = [operations / OPERATIONS]
+            times += [count / rate for rate in BYTES.values() for count in (moved, moved + columns)]
             counts = (f"{operations / 1e9:.0f}", f"{moved / 1e6:.0f}", f"{columns / 1e6:.0f}")
             yield [name, title, *counts, *(f"{1e3 * time:.3f}" for time in times)]
 
