@@ -152,6 +152,8 @@ def prepare_psroi_pool(problem, backward):
 def prepare_bins(problem, found):
     """`found`: the pixels and the weights of the corners of all points of a bin. A row has PART of its channels."""
     x = np.asarray(problem.operands["x"])
+    if x.shape[-1] % PART:
+        raise Unavailable(f"is for multiples of {PART} channels")
     heads = x.shape[-1] // PART
     pixel, weight = (np.stack([np.asarray(a) for a in arrays], -1) for arrays in zip(*found, strict=True))
     rois, *size = problem.cotangent.shape[:3]

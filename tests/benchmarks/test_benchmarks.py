@@ -27,7 +27,7 @@ TINY_SHAPES = {
     "deform_conv2d": {"A": TINY},
     "deform_psroi_pool": {"P": roi_pool.Shape(2, 4, 5, 2, rois=3, group=7, classes=2)},
     "roi_align": {"R": roi_pool.Shape(2, 4, 5, 2, rois=3, points=2)},
-    "multi_scale_deformable_attention": {"M": aggregation.Attention(2, (4, 3), heads=2)},
+    "multi_scale_deformable_attention": {"M": aggregation.Attention(2, ((4, 4), (3, 2)), heads=2)},
     "dcnv3": {"W": aggregation.Window(1, 5, 2)},
     "grid_sample": {"S": sampling.Shape("volume", 2, (2, 4, 3), 3, (7,))},
     "deform_conv3d": {"V": deform_conv3d.Shape(1, (2, 3, 4), 4)},

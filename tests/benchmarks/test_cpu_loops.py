@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 CALLS = {
-    "attention": (aggregation.ATTENTION, aggregation.Attention(1, (16, 8), queries=70)),
+    "attention": (aggregation.ATTENTION, aggregation.Attention(1, ((16, 16), (8, 8)), queries=70)),
     "dcnv3": (aggregation.DCNV3, aggregation.Window(1, 28, 4)),
     "psroi_pool": (roi_pool.PSROI_POOL, roi_pool.Shape(2, 12, 17, 128, rois=90, points=2)),
     "roi_align": (roi_pool.ROI_ALIGN, roi_pool.Shape(1, 40, 34, 16, rois=90, points=2)),
