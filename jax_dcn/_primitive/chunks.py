@@ -53,14 +53,14 @@ def balanced(total: Size, limit: int) -> int:
     return next(equal, -(-total // fewest))
 
 
-def fold(body: Callable[[Any, int, Carry], Carry], total: Size, size: int, carry: Carry) -> Carry:
-    """`carry = body(start, length, carry)` over [0, total), in chunks of `size` and one for the remainder."""
+def fold(body: Callable[[Any, int, Carry], Carry], total: Size, size: int, carry: Carry, first: ArrayLike = 0) -> Carry:
+    """`carry = body(start, length, carry)` over `total` from `first` on, in chunks of `size` and one for the rest."""
     if isinstance(total, int) and total <= size:
-        return body(0, total, carry) if total else carry
+        return body(first, total, carry) if total else carry
     count = total // size
-    carry = lax.fori_loop(0, count, lambda n, carry: body(n * size, size, carry), carry)
+    carry = lax.fori_loop(0, count, lambda n, carry: body(first + n * size, size, carry), carry)
     rest = total - count * size
-    return body(count * size, rest, carry) if size > 1 and rest else carry
+    return body(first + count * size, rest, carry) if size > 1 and rest else carry
 
 
 def filled(like: jax.Array, shape: Sequence[Size], dtype: DTypeLike, value: float = 0) -> jax.Array:

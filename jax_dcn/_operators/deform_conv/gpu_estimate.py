@@ -286,7 +286,7 @@ def _chunk_sizes(names: Collection[str], sizes: ConvolutionSizes) -> ChunkSizes:
         sizes.images,
         sizes.rows,
         sizes.pixels // (sizes.images * sizes.rows) * sizes.taps * sizes.channels * sizes.itemsize,
-        sum_bytes=sizes.image_pixels * sizes.channels * SUM_BYTES if "x" in names else 0,
+        sum_bytes=sizes.image_pixels * sizes.channels * SUM_BYTES,
         kernel_rounds=True,
     )
 

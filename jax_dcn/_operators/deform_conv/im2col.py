@@ -82,11 +82,7 @@ def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[s
     def sorted_images_at(first: ArrayLike, count: int, out: Cotangents) -> Cotangents:
         all_rows = convolution.samples_at((first, 0), (count, offset.shape[1]))
         sorted_samples = custom_calls.sort_samples(x, all_rows)
-
-        def images_in(image: ArrayLike, count: int, out: Cotangents) -> Cotangents:
-            return images_at(first + image, count, out, sorted_samples)
-
-        return fold(images_in, count, choices.images, out)
+        return fold(partial(images_at, sorted_samples=sorted_samples), count, choices.images, out, first)
 
     def images_at(
         image: ArrayLike, count: int, out: Cotangents, sorted_samples: SortedSamples | None = None
@@ -95,11 +91,7 @@ def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[s
 
         def sorted_rows_at(first: ArrayLike, height: int, carry: _Carry) -> _Carry:
             sorted_samples = custom_calls.sort_samples(x, convolution.samples_at((image, first), (count, height)))
-
-            def rows_in(row: ArrayLike, height: int, carry: _Carry) -> _Carry:
-                return rows_at(first + row, height, carry, sorted_samples)
-
-            return fold(rows_in, height, choices.rows, carry)
+            return fold(partial(rows_at, sorted_samples=sorted_samples), height, choices.rows, carry, first)
 
         def rows_at(
             row: ArrayLike, height: int, carry: _Carry, sorted_samples: SortedSamples | None = sorted_samples

@@ -56,14 +56,14 @@ def gradient_sizes(
     kernel_rounds: bool,
     volume_sort: tuple[Any, Any] = (0, 0),
 ) -> ChunkSizes:
-    """What the forward holds, or gradients that are computed together. `sum_bytes` are those of the gradient of x."""
+    """What the forward holds, or gradients that are computed together. Only that of x needs `sum_bytes`."""
     sort_row, sort_image = volume_sort
     return ChunkSizes(
         images,
         rows,
         row_bytes=column_arrays(computations) * column_row_bytes + 4 * sort_row,
         image_bytes=4 * sort_image,
-        sum_bytes=sum_bytes,
+        sum_bytes=sum_bytes if "x" in computations else 0,
         kernel_rounds=kernel_rounds,
     )
 

@@ -502,7 +502,7 @@ def _im2col_cotangents(requested: Collection[str], all_reduced: Collection[str],
         images,
         rows,
         problem.column_row * max(columns_dtype.itemsize, problem.column_bytes),
-        sum_bytes=problem.image_sum_bytes if "x" in requested and (x_dtype != offset.dtype or of_volumes) else 0,
+        sum_bytes=problem.image_sum_bytes if x_dtype != offset.dtype or of_volumes else 0,
         kernel_rounds=on_cuda and not of_volumes and most_rows is None,
         volume_sort=volume_sort,
     )
