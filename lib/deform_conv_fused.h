@@ -1,6 +1,7 @@
-// A deformable convolution and its cotangents as implicit GEMMs: the kernels sample x, or gather cotangents, while they
-// multiply, and never store the columns in memory. The functions of CUDA and of CPUs differ, since they need other
-// arrays. A call covers all images. The weight, y and their cotangents have x's type unless stated otherwise.
+// A deformable convolution and its cotangents as implicit GEMMs: the kernels sample x while they multiply, and never
+// store the columns in memory. The functions of CUDA and of CPUs differ: they need other arrays, and CUDA has kernels
+// for the forward and the weight's cotangent only. A call covers all images. The weight, y and their cotangents have
+// x's type unless stated otherwise.
 #pragma once
 
 #include <algorithm>
@@ -33,89 +34,58 @@ struct Convolution {
 // The limit leaves room for the pixels of one more tile in int32.
 constexpr int64_t kMaxPixels = (int64_t{1} << 31) - 256;
 
-// Limits and tile sizes of the fused kernels. The module exports them to Python, which selects kernels by them.
+// Limits and tile sizes of the fused kernels. The module exports them to Python, which chooses tiles by them.
 struct FusedLimits {
   static constexpr int64_t kVectorBytes = 16;                 // per vector load or store; pixels consist of vectors
   static constexpr int64_t kTilePixels = 128;                 // output pixels per thread block
   static constexpr int64_t kTileFeatures[] = {64, 128, 256};  // output features per thread block of the forward
-  static constexpr int64_t kWeightTile = 128;      // channels, and features, per thread block of the weight's gradient
-  static constexpr int64_t kMinSplitPixels = 512;  // output pixels per partial sum of the weight's gradient
-  static constexpr int64_t kSliceVectors = 8;      // vectors of a pixel per K slice
-  static constexpr int64_t kMaxVectors = UINT32_MAX;  // of d_y for the images of a chunk: their indices are uint32
-  static constexpr int64_t kMarginVectors = 16;  // added to the vectors of each tap, so that K indices fit in int32
-  static constexpr int64_t kMaxListBytes = 128 << 20;  // of the scatter lists of one image
+  static constexpr int64_t kWeightTile = 128;      // channels, and features, per thread block of the weight's cotangent
+  static constexpr int64_t kMinSplitPixels = 512;  // output pixels per partial sum of the weight's cotangent
 };
 
-// A thread block of a fused kernel, by which tests and cost models compute the occupancy of an SM.
-struct FusedBlock {
-  int64_t tile_columns;  // N of the block tile
-  int64_t warps;
-  int64_t shared_bytes;  // dynamic
-
-  constexpr bool operator==(const FusedBlock& other) const {
-    return tile_columns == other.tile_columns && warps == other.warps && shared_bytes == other.shared_bytes;
-  }
+// The block tile of a call, which the caller chooses for the GPU. Blocks of 4 warps are made for two and more resident
+// blocks per SM, and those of 8 warps for one.
+struct FusedTile {
+  int32_t features;  // of a group, at most
+  int32_t warps;     // of a thread block
 };
 
-// The thread blocks of all fused kernels. Each kernel's file checks its own, and the module exports them to Python.
-struct FusedBlocks {
-  static constexpr FusedBlock kForward[] = {
-      {64, 4, 63520}, {64, 8, 63520}, {128, 4, 79904}, {128, 8, 79904}, {256, 8, 120864}};
-  static constexpr FusedBlock kInputCotangent[] = {{64, 8, 66080}, {128, 4, 82464}, {128, 8, 82464}};
-  static constexpr FusedBlock kOffsetCotangent[] = {{64, 8, 52752}, {128, 4, 71184}, {128, 8, 71184}};
-  static constexpr FusedBlock kWeightCotangent[] = {{64, 8, 55232},  {64, 8, 67904},  {128, 4, 71616},
-                                                    {128, 4, 76032}, {128, 8, 71616}, {128, 8, 76032}};
+// The forward has tiles of 64 and 128 features with 4 or 8 warps, and of 256 with 8.
+constexpr bool IsForwardTile(FusedTile tile) {
+  return (tile.warps == 8 && tile.features == 256) ||
+         ((tile.warps == 4 || tile.warps == 8) && (tile.features == 64 || tile.features == 128));
+}
 
-  template <size_t kSize>
-  static constexpr bool Contain(const FusedBlock (&blocks)[kSize], FusedBlock block) {
-    for (const FusedBlock& listed : blocks) {
-      if (listed == block) return true;
-    }
-    return false;
-  }
-};
+// The weight's cotangent has tiles of 64 features with 8 warps, and of 128 with 4 or 8.
+constexpr bool IsWeightTile(FusedTile tile) {
+  return (tile.warps == 8 && tile.features == 64) || ((tile.warps == 4 || tile.warps == 8) && tile.features == 128);
+}
+
+// The most samples of a pixel in a tile of the weight's cotangent, of which a tile has one where channel segments
+// consist of whole tiles: as many as shared memory has room for in two resident blocks of an A100.
+constexpr int32_t MaxWeightTileSamples(int64_t features) { return features == 64 ? 16 : 8; }
 
 // The number of elements in a vector, which the kernels load and store at once.
 constexpr int64_t FusedVector(DType dtype) { return FusedLimits::kVectorBytes / BytesOf(dtype); }
 
 // weight: [features, taps, channels / groups]; bias: float[features]; y: [images, rows, columns, features], float if
 // `is_y_float`. The channels of a feature group and of an offset group are multiples of FusedVector, and the features
-// of a group are even. A block computes at most `tile_features` features of a group: 64, 128 or 256.
-const char* FusedForward(Device&, const Convolution&, int32_t tile_features, bool is_y_float, const void* x,
-                         const void* weight, const void* bias, void* y);
+// of a group are even.
+const char* FusedForward(Device&, const Convolution&, FusedTile, bool is_y_float, const void* x, const void* weight,
+                         const void* bias, void* y);
 
-// The cotangents have two more conditions: the features of a group are multiples of FusedVector, and one of the two
-// group sizes, in channels, divides the other. A channel segment is then the run of channels that share one feature
-// group and one offset group, and as long as the smaller group.
+// A channel segment is the run of channels that share one feature group and one offset group, where one of the two
+// group sizes divides the other. It is as long as the smaller group.
 inline int64_t SegmentChannels(const Convolution& convolution) {
   return std::min(convolution.group_channels(), convolution.sizes.group_channels());
 }
 
-// The transpose of the sampling as lists in CSR form: for each pixel of x and tap, the output pixels that sample it and
-// their weights, in the order of the output pixels.
-struct alignas(8) Contribution {
-  uint32_t vector;  // index in d_y of the output pixel's first 16 bytes
-  float weight;     // bilinear weight × mask
-};
-struct ScatterLists {
-  int32_t* row_start;           // [images, offset_groups, taps, height · width + 1], pixels in strip order
-  Contribution* contributions;  // [images, offset_groups, taps, 4 · rows · columns]
-  int32_t* workspace;           // of the same shape
-};
-
-// weight: [channels, taps, features / groups]; d_x: [images, height, width, channels].
-const char* FusedInputCotangent(Device&, const Convolution&, const ScatterLists&, const void* weight, const void* d_y,
-                                void* d_x);
-
-// weight: as for the input's cotangent. d_offset and d_mask have the shapes of offset and mask; either may be null. A
-// block takes `block_taps` taps of a tile of pixels.
-const char* FusedOffsetCotangent(Device&, const Convolution&, int32_t block_taps, const void* x, const void* weight,
-                                 const void* d_y, float* d_offset, float* d_mask);
-
 // Split-K over the pixels. partial_sums: float[num_splits, taps, channels / groups, features], whose sum over the
-// splits is the weight's cotangent. Not for float32, which ldmatrix cannot transpose.
-const char* FusedWeightCotangent(Device&, const Convolution&, int64_t num_splits, const void* x, const void* d_y,
-                                 float* partial_sums);
+// splits is the weight's cotangent. A tile has one sample of each pixel, or at most MaxWeightTileSamples. The features
+// of a group are multiples of FusedVector, and channels have segments. Not for float32, which ldmatrix cannot
+// transpose.
+const char* FusedWeightCotangent(Device&, const Convolution&, FusedTile, bool has_one_sample, int64_t num_splits,
+                                 const void* x, const void* d_y, float* partial_sums);
 
 // The functions of CPUs: x is not float64; offset, mask and bias are float32. An image has fewer than 2^31 pixels
 // and channels.

@@ -69,7 +69,7 @@ void RequireResultDtype(Rules& rules, Computation computation, const Convolution
                 types + "the fused gradients need " + NameOf(shape.dtype));
 }
 
-// The rules of CUDA's forward, which hold for the gradients too.
+// The rules of CUDA's forward, which hold for the gradient of weight too.
 void RequireForward(Rules& rules, const ConvolutionShape& shape, const ProductPrecision& precision) {
   rules.Require(shape.dtype != DType::kF64,
                 "the data are float64; the fused kernels need float16, bfloat16 or float32");
@@ -97,47 +97,27 @@ void RequireForward(Rules& rules, const ConvolutionShape& shape, const ProductPr
                "pixels in all images");
 }
 
-// The further rules of all of CUDA's gradients.
-void RequireGradient(Rules& rules, Computation computation, const ConvolutionShape& shape) {
-  RequireResultDtype(rules, computation, shape);
+// The further rules of CUDA's gradient of weight.
+void RequireWeightGradient(Rules& rules, const ConvolutionShape& shape) {
+  rules.Require(shape.dtype != DType::kF32, "the data are float32; the fused gradient of weight needs a 16-bit type");
+  RequireResultDtype(rules, Computation::kWeight, shape);
   const int64_t vector = FusedVector(shape.dtype), group_features = shape.features / shape.groups;
   rules.Require(group_features > 0 && group_features % vector == 0,
                 "weight has " + InEach(shape.features, "output channel", shape.groups, "group") +
-                    "; the fused gradients need a multiple of " + std::to_string(vector) + ", which is 16 bytes of " +
-                    NameOf(shape.dtype));
-  rules.Require(shape.channels > 0, "x has no channels; the fused gradients need some");
+                    "; the fused gradient of weight needs a multiple of " + std::to_string(vector) +
+                    ", which is 16 bytes of " + NameOf(shape.dtype));
+  rules.Require(shape.channels > 0, "x has no channels; the fused gradient of weight needs some");
   if (rules.broken()) return;
   const int64_t of_group = shape.channels / shape.groups, of_offset_group = shape.channels / shape.offset_groups;
-  rules.Require(std::max(of_group, of_offset_group) % std::min(of_group, of_offset_group) == 0,
-                "x has " + std::to_string(of_group) + " channels in each group and " + std::to_string(of_offset_group) +
-                    " in each offset group; the fused gradients need one of these numbers to divide the other");
+  rules.Require(
+      std::max(of_group, of_offset_group) % std::min(of_group, of_offset_group) == 0,
+      "x has " + std::to_string(of_group) + " channels in each group and " + std::to_string(of_offset_group) +
+          " in each offset group; the fused gradient of weight needs one of these numbers to divide the other");
   rules.AtMost(kMaxPixels - 1, "the result has", KnownProduct({shape.rows, shape.columns}), "pixels in an image");
   rules.AtMost(kMaxPixels - 1, "the result has", KnownProduct({shape.images, shape.rows, shape.columns}),
                "pixels in all images");
   rules.AtMost(kInt32Max, "the result has", KnownProduct({shape.features / vector, FusedLimits::kVectorBytes}),
                "bytes a pixel");
-  rules.AtMost(kInt32Max, "the K dimension of the GEMM has",
-               KnownProduct({shape.taps, group_features / vector + FusedLimits::kMarginVectors}),
-               "vectors of 16 bytes");
-}
-
-void RequireOffsetGradient(Rules& rules, const ConvolutionShape& shape) {
-  const int64_t vector = FusedVector(shape.dtype);
-  const int64_t slices = shape.features / shape.groups / vector / FusedLimits::kSliceVectors + 1;
-  rules.AtMost(kInt32Max, "the main loop of a thread block has",
-               KnownProduct({shape.taps, shape.channels / shape.offset_groups / vector, slices}), "iterations");
-}
-
-void RequireInputGradient(Rules& rules, const ConvolutionShape& shape) {
-  rules.Require(!IsSymbolic(shape),
-                "the size of an image is symbolic; the fused gradient of x needs it to bound its workspace");
-  const int64_t bytes = ScatterListBytes(shape);
-  rules.Require(bytes <= FusedLimits::kMaxListBytes, "the scatter lists of one image take " + std::to_string(bytes) +
-                                                         " bytes; the fused gradient of x allows " +
-                                                         std::to_string(FusedLimits::kMaxListBytes));
-  rules.AtMost(FusedLimits::kMaxVectors, "an image of the result has",
-               KnownProduct({shape.rows, shape.columns, shape.features / FusedVector(shape.dtype)}),
-               "vectors of 16 bytes");
 }
 
 }  // namespace
@@ -149,35 +129,13 @@ ConvolutionShape ShapeOf(const Convolution& convolution, DType y_dtype) {
           sizes.rows,        sizes.columns, product.features, sizes.taps(), product.groups, sizes.offset_groups};
 }
 
-int64_t ScatterListBytes(const ConvolutionShape& shape) {
-  const int64_t lists = KnownProduct({shape.taps, shape.offset_groups});
-  const int64_t starts = SaturatingAdd(KnownProduct({shape.height, shape.width}), 1);
-  // Each sample is in the lists of four pixels: 8 bytes each, and 4 to sort.
-  const int64_t contributions = KnownProduct({12, shape.rows, shape.columns});
-  return KnownProduct({4, lists, SaturatingAdd(starts, contributions)});
-}
-
 std::string UnsupportedByFusedCuda(Computation computation, const ConvolutionShape& shape,
                                    const ProductPrecision& precision) {
   Rules rules;
+  rules.Require(computation == Computation::kForward || computation == Computation::kWeight,
+                "only the forward and the gradient of weight have fused CUDA kernels");
   RequireForward(rules, shape, precision);
-  if (!rules.broken() && computation != Computation::kForward) RequireGradient(rules, computation, shape);
-  if (rules.broken()) return rules.reason();
-  switch (computation) {
-    case Computation::kForward:
-      break;
-    case Computation::kX:
-      RequireInputGradient(rules, shape);
-      break;
-    case Computation::kOffset:
-    case Computation::kMask:
-      RequireOffsetGradient(rules, shape);
-      break;
-    case Computation::kWeight:
-      rules.Require(shape.dtype != DType::kF32,
-                    "the data are float32; the fused gradient of weight needs a 16-bit type");
-      break;
-  }
+  if (!rules.broken() && computation == Computation::kWeight) RequireWeightGradient(rules, shape);
   return rules.reason();
 }
 

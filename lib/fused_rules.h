@@ -38,7 +38,4 @@ std::string UnsupportedByFusedCpu(Computation, const ConvolutionShape&, const Pr
 // The shape of the call that a handler decoded.
 ConvolutionShape ShapeOf(const Convolution&, DType y_dtype);
 
-// The bytes of the scatter lists of one image, which the gradient of x needs on CUDA.
-int64_t ScatterListBytes(const ConvolutionShape&);
-
 }  // namespace dcn

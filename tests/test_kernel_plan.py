@@ -12,23 +12,15 @@ from jax import export
 
 import jax_dcn
 from jax_dcn._operators import kernel_plan
-from jax_dcn._operators.deform_conv import plan
-from jax_dcn._operators.deform_conv.im2col_chunks import sorted_shapes
+from jax_dcn._operators.deform_conv import im2col_plan
+from jax_dcn._operators.deform_conv.im2col_plan import sorted_shapes
 from jax_dcn._primitive import extension
 from tests.helpers.operators import ON_CUDA, OPERATORS
 
 pytestmark = pytest.mark.platforms("cpu")
 struct = jax.ShapeDtypeStruct
 
-FUSED_CALLS = {
-    "forward": "dcn_fused_forward",
-    "x": "dcn_fused_input_cotangent",
-    "offset": "dcn_fused_offset_cotangent",
-    "mask": "dcn_fused_offset_cotangent",
-    "weight": "dcn_fused_weight_cotangent",
-}
-
-
+FUSED_CALLS = {"forward": "dcn_fused_forward", "weight": "dcn_fused_weight_cotangent"}
 SORT, GATHER = ON_CUDA["dcn_cpu_input_cotangent"]
 
 
@@ -127,8 +119,6 @@ def workspace_bytes(call, operands, results, is_x_narrow, rounds_d_x):
         return d_columns + (0 if rounds_d_x else is_x_narrow * d_x)
     if call == SORT:
         return sum(results)
-    if call == "dcn_fused_input_cotangent":
-        return operands[2] + sum(results[1:])  # the weight and the scatter lists
     if call.startswith("dcn_fused"):
         return operands[3]  # the weight
     if call == "dcn_aggregation_value_cotangent":
@@ -188,7 +178,7 @@ def test_the_plan_of_a_convolution_of_volumes(target, dtype):
 
     assert planned_of(64, 6) == planned_of(128, 6)
     for planes in (600, 1200):
-        assert 0 < planned_of(1, planes)["forward"] <= plan.COLUMN_BYTES[target] // 2
+        assert 0 < planned_of(1, planes)["forward"] <= im2col_plan.COLUMN_BYTES[target] // 2
 
 
 def test_fused_kernels_have_two_axes():
@@ -228,7 +218,7 @@ VARIANTS = {
         ("tpu", "bfloat16", None, "vectors"),
     ],
 )
-def test_the_plan_of_a_convolution_is_what_is_lowered(target, dtype, precision, variant):
+def test_the_plan_of_a_convolution_is_what_is_lowered(target, dtype, precision, variant, fuses_what_can_be):
     with jax.enable_x64(dtype == "float64"):
         options = {"precision": precision, "feature_group_count": VARIANTS[variant].get("groups", 1)}
         check("deform_conv2d", convolution(dtype, **VARIANTS[variant]), target, **options)
@@ -264,12 +254,11 @@ def test_the_gradient_of_a_maximum_needs_its_place(target):
     assert len(results) == 2 and plan["x"].workspace_bytes == sum(results)
 
 
-def test_a_gradient_function_has_a_plan_of_its_own():
+def test_a_gradient_function_has_a_plan_of_its_own(fuses_what_can_be):
     operands = convolution(all=0)
     cotangent = struct((2, 4, 5, 8), jnp.bfloat16)
-    options = {"platform": "cuda", "backend": "fused"}
-    plan = jax_dcn.kernel_plan(jax_dcn.deform_conv2d_weight_grad, cotangent, *operands.values(), **options)
-    assert list(plan) == [planned("deform_conv2d", operands, **options)["weight"]]
+    plan = jax_dcn.kernel_plan(jax_dcn.deform_conv2d_weight_grad, cotangent, *operands.values(), platform="cuda")
+    assert list(plan) == [planned("deform_conv2d", operands)["weight"]]
 
 
 def test_first_channels():
@@ -277,14 +266,6 @@ def test_first_channels():
     shapes = {"x": (2, 32, 4, 5), "offset": (2, 18, 4, 5), "weight": (8, 32, 3, 3)}
     nchw = {name: struct(shape, operands[name].dtype) for name, shape in shapes.items()}
     assert planned("deform_conv2d", nchw, data_format="NCHW") == planned("deform_conv2d", operands)
-
-
-@pytest.mark.parametrize("images", [1, 3])
-def test_images_in_chunks(images, fuses_what_can_be, monkeypatch):
-    """The scatter lists of so many images are made at a time."""
-    operands = convolution(batch=(5,), all=0)
-    monkeypatch.setattr(plan, "SORT_BYTES", images * plan._list_bytes(operands["x"], operands["offset"]))
-    assert check("deform_conv2d", operands, "cuda")["x"].choices.images == images
 
 
 @pytest.mark.parametrize("dtype, target", [("float32", "cpu"), ("float32", "cuda"), ("bfloat16", "cuda")])
@@ -296,10 +277,9 @@ def test_all_images_are_one_chunk_if_their_workspace_fits(dtype, target, monkeyp
         return found["x"].workspace_bytes + found["weight"].workspace_bytes - 4 * sorts
 
     at_once = workspace()
-    least = -(-at_once * 4 // 7) if dtype == "bfloat16" else at_once  # of which estimates choose up to 7/4
-    monkeypatch.setitem(plan.COLUMN_BYTES, target, least)
+    monkeypatch.setitem(im2col_plan.COLUMN_BYTES, target, at_once)
     assert workspace() == at_once
-    monkeypatch.setitem(plan.COLUMN_BYTES, target, least - 1)
+    monkeypatch.setitem(im2col_plan.COLUMN_BYTES, target, at_once - 1)
     assert workspace() == at_once // 2
 
 
@@ -315,10 +295,10 @@ def test_the_samples_of_few_images_are_sorted_at_a_time(dtype):
     assert choices(16).sorted_images == 16
     many = choices(3 * 2**10)
     assert many.sorted_images % many.images == 0
-    assert plan.SORT_BYTES / 2 < many.sorted_images * image_bytes <= plan.SORT_BYTES
+    assert im2col_plan.SORT_BYTES / 2 < many.sorted_images * image_bytes <= im2col_plan.SORT_BYTES
 
 
-@pytest.mark.parametrize("target, path", [("cuda", "fused"), ("cuda", "im2col"), ("cpu", "im2col")])
+@pytest.mark.parametrize("target, path", [("cuda", "im2col"), ("cpu", "im2col"), ("cpu", "fused")])
 def test_a_path_can_be_forced(target, path):
     plan = check("deform_conv2d", convolution(all=0), target, backend=path)
     assert set(paths(plan).values()) == {path}
@@ -328,9 +308,10 @@ def test_a_path_can_be_forced(target, path):
 def test_a_forced_path_that_is_impossible_is_an_error():
     """The plan raises what lowering does."""
     operands, options = convolution("float32"), {"precision": "default", "backend": "fused"}
-    message = "backend='fused' cannot compute the gradient of weight: the data are float32; the fused gradient of"
+    message = "backend='fused' cannot compute the gradient of x: only the forward and the gradient of weight have fused"
     with pytest.raises(ValueError, match=message):
         planned("deform_conv2d", operands, **options)
+    message = "backend='fused' cannot compute the gradient of weight: the data are float32; the fused gradient of"
     with pytest.raises(ValueError, match=message):
         lowered("deform_conv2d", operands, ["weight"], "cuda", **options)
     assert "dcn_fused_forward" in lowered("deform_conv2d", operands, ["forward"], "cuda", **options).as_text()
@@ -361,23 +342,23 @@ REASONS = [
         "weight",
         f"x has 12 channels in each of 2 offset groups; the fused kernels need a multiple of 8, {VECTOR}",
     ),
-    ({"channels": 0}, "weight", "x has no channels; the fused gradients need some"),
+    ({"channels": 0}, "weight", "x has no channels; the fused gradient of weight needs some"),
     ({"channels": 12}, "weight", f"x has 12 channels; the fused kernels need a multiple of 8, {VECTOR}"),
     ({"features": 7}, "weight", "weight has 7 output channels; the fused kernels need an even number"),
-    ({"features": 6}, "weight", f"weight has 6 output channels; the fused gradients need a multiple of 8, {VECTOR}"),
+    (
+        {"features": 6},
+        "weight",
+        f"weight has 6 output channels; the fused gradient of weight needs a multiple of 8, {VECTOR}",
+    ),
     ({"dtype": "float32"}, "weight", "the data are float32; the fused gradient of weight needs a 16-bit type"),
     (LARGE, "weight", f"x has {2**31} pixels in all images; the fused kernels allow {2**31 - 257}"),
     (
         {"channels": 192, "features": 48, "groups": 2, "offset_groups": 3},
-        "offset",
-        "x has 96 channels in each group and 64 in each offset group; the fused gradients need one of these numbers to "
-        "divide the other",
+        "weight",
+        "x has 96 channels in each group and 64 in each offset group; the fused gradient of weight needs one of these "
+        "numbers to divide the other",
     ),
-    (
-        {"image": (1200, 1200)},
-        "x",
-        "the scatter lists of one image take 673920036 bytes; the fused gradient of x allows 134217728",
-    ),
+    ({}, "offset", "only the forward and the gradient of weight have fused CUDA kernels"),
     ({"channels": 2**31}, "forward", f"x has {2**32} bytes a pixel; the fused kernels allow {2**31 - 1}"),
     (
         {"channels": 2**29, "kernel": (8, 8)},
@@ -394,6 +375,30 @@ def test_reasons(keywords, computation, reason):
     assert planned("deform_conv2d", convolution(**keywords), **options)[computation].reason == reason
 
 
+@pytest.mark.parametrize(
+    "capability, channels, image, forward, weight",
+    [
+        ("8.0", 64, (128, 128), "fused", "im2col"),
+        ("8.0", 64, (128, 127), "im2col", "im2col"),
+        ("8.0", 32, (128, 128), "im2col", "im2col"),
+        ("8.6", 16, (40, 50), "fused", "fused"),
+        ("8.9", 16, (40, 49), "im2col", "im2col"),
+        ("8.7", 8, (40, 50), "im2col", "im2col"),
+        ("9.0", 256, (200, 200), "im2col", "im2col"),
+        ("10.3", 256, (200, 200), "im2col", "im2col"),
+        ("12.1", 16, (40, 50), "fused", "fused"),
+        (None, 256, (200, 200), "im2col", "im2col"),
+        ("12.0", 16, export.symbolic_shape("h, w"), "fused", "fused"),
+        ("9.0", 256, export.symbolic_shape("h, w"), "im2col", "im2col"),
+    ],
+)
+def test_the_rule_of_a_gpu(capability, channels, image, forward, weight):
+    operands = convolution(batch=(1,), image=image, channels=channels, all=0)
+    plan = planned("deform_conv2d", operands, compute_capability=capability, padding=1)
+    assert paths(plan) == {"forward": forward, "x": "im2col", "offset": "im2col", "weight": weight}
+    assert plan["forward"].reason.startswith("the GPU is not known" if capability is None else "estimated: ")
+
+
 def test_reason_on_a_cpu():
     plan = planned("deform_conv2d", convolution("float32", channels=2**31), "cpu")
     assert plan["forward"].reason == f"x has {2**31} channels; the fused kernels allow {2**31 - 1}"
@@ -404,7 +409,7 @@ def test_options_are_reasons(fuses_what_can_be):
     assert precise["forward"].reason == "the data are float32, and precision HIGHEST does not allow tf32 products"
     wide = check("deform_conv2d", convolution(all=0), "cuda", preferred_element_type=jnp.float32)
     assert paths(wide) == {"forward": "fused"} | dict.fromkeys(("x", "offset", "weight"), "im2col")
-    assert wide["x"].reason == "the result is float32 for bfloat16 data; the fused gradients need bfloat16"
+    assert wide["weight"].reason == "the result is float32 for bfloat16 data; the fused gradients need bfloat16"
 
 
 def test_table(fuses_what_can_be):
@@ -417,19 +422,19 @@ def test_table(fuses_what_can_be):
     assert "tiles of 64 features" in rows[0]
 
 
-def test_tiles_suit_the_gpu():
+def test_tiles_suit_the_gpu(fuses_what_can_be):
     """The widest tile takes 118 KiB of shared memory, and an SM of 12.0 has 100."""
     operands = convolution(image=(100, 168), batch=(16,), channels=256, features=256)
     for capability, features in (("9.0", 256), ("12.0", 128)):
-        forward = planned("deform_conv2d", operands, compute_capability=capability, backend="fused")["forward"]
+        forward = planned("deform_conv2d", operands, compute_capability=capability)["forward"]
         assert forward.choices.tile_features == features
 
 
-def test_partial_sums_suit_the_gpu():
+def test_partial_sums_suit_the_gpu(fuses_what_can_be):
     operands = convolution(image=(100, 168), batch=(16,), channels=128, features=128)
     splits = {}
     for capability in ("9.0", "12.0"):
-        weight = planned("deform_conv2d", operands, compute_capability=capability, backend="fused")["weight"]
+        weight = planned("deform_conv2d", operands, compute_capability=capability)["weight"]
         splits[capability] = weight.choices.num_splits
         assert weight.workspace_bytes == splits[capability] * 9 * 128 * 128 * 4
     assert splits["9.0"] > splits["12.0"] > 1  # a block of the latter has an SM to itself
@@ -517,11 +522,6 @@ def test_symbolic_batch(fuses_what_can_be):
     symbolic, known = (planned("deform_conv2d", convolution(batch=(size,))) for size in (batch, 1))
     assert paths(symbolic) == paths(known)
     assert symbolic["offset"].workspace_bytes == known["offset"].workspace_bytes
-    # The most images whose scatter lists are made at a time, for want of a number.
-    operands = convolution()
-    limit = plan.SORT_BYTES // plan._list_bytes(operands["x"], operands["offset"])
-    many = planned("deform_conv2d", convolution(batch=(limit,)))
-    assert symbolic["x"].workspace_bytes == many["x"].workspace_bytes
 
 
 @pytest.mark.parametrize("target, path", [("cuda", "im2col"), ("cpu", "im2col"), ("tpu", "reference")])

@@ -29,8 +29,8 @@ class KernelPlan:
       computations: a `ComputationPlan` for the forward and for the gradient with respect to each operand.
 
     The paths:
-      - "fused": kernels sample and multiply without storing the columns: on CUDA on tensor cores, on a CPU in the
-        caches (deformable convolution)
+      - "fused": kernels sample and multiply without storing the columns: on CUDA on tensor cores, for the forward and
+        the gradient of weight; on a CPU in the caches, for all gradients, too (deformable convolution)
       - "im2col": kernels sample columns and XLA multiplies them, chunk by chunk (deformable convolution)
       - "kernel": one kernel does the whole computation (the other operators)
       - "xla": operations of XLA that need no kernel, such as the sum that is the gradient with respect to the bias
@@ -78,7 +78,7 @@ def kernel_plan(
     a CPU the plan is for the instruction set of this process, which the reason for "fused" names.
 
     Gradients of a convolution that are computed together share columns, or on a CPU one fused call, whose workspace
-    each of them shows. A gradient that is computed by itself may have larger chunks, or take another path. The
+    each of them shows. A gradient that is computed by itself may have larger chunks. The
     workspace does not include what converts whole arrays: the transposes of "NCHW", or offsets and masks of 16 bits.
     Forward mode and derivatives beyond the first are not planned. docs/memory.md describes the paths, the conditions of
     each, and how the workspace is computed.
@@ -90,8 +90,8 @@ def kernel_plan(
       platform: "cpu", "cuda", "rocm", "oneapi" or "tpu", as in `jax.export`; "gpu" means "cuda". By default that of the
         default device.
       compute_capability: of CUDA GPUs, such as "9.0", as the devices of jax have it. By default that of the default
-        device, or of the GPUs that jax has initialized in this process, and otherwise "9.0". If it is passed, the plan
-        is for the number of SMs of one GPU with it, which docs/performance.md names.
+        device, or of the GPUs that jax has initialized in this process; otherwise it is not known. If it is passed, the
+        plan is for a GPU of 128 SMs.
       options: the keywords of `function`.
 
     Returns:

@@ -33,7 +33,7 @@ if "cpu" not in modules:
         f"no compiled kernels in {Path(__file__).parents[1]}, which is the source of jax_dcn, and jax_dcn is not "
         "installed: run `pip install .` in the source folder"
     )
-FUSED = [f"dcn_fused_{name}" for name in ("forward", "input_cotangent", "offset_cotangent", "weight_cotangent")]
+FUSED = ["dcn_fused_forward", "dcn_fused_weight_cotangent"]
 ONLY_ON_CUDA = ["dcn_sort_samples", "dcn_gather_samples", *FUSED]
 custom_calls = (*modules["cpu"].handlers, *ONLY_ON_CUDA)
 cuda_custom_calls = tuple(name for name in custom_calls if not name.startswith("dcn_cpu_"))

@@ -13,7 +13,6 @@ class Target(NamedTuple):
     # The properties of the CUDA GPUs; None if they are not known.
     compute_capability: int | None = None  # as 90 for 9.0
     sms: int | None = None  # streaming multiprocessors
-    kind: str | None = None  # their name, as "NVIDIA H100 80GB HBM3"
 
 
 def compute_capability(text: str | None) -> int | None:
@@ -26,7 +25,7 @@ def of_device(platform: str, device: jax.Device | None) -> Target:
     capability = compute_capability(getattr(device, "compute_capability", None))
     if capability is None:
         return Target(platform)
-    return Target(platform, capability, getattr(device, "core_count", None), getattr(device, "device_kind", None))
+    return Target(platform, capability, getattr(device, "core_count", None))
 
 
 def of_lowering(platform: str, ctx: object) -> Target:

@@ -341,7 +341,6 @@ const char* LaunchForward(const Device& device, const Convolution& convolution, 
   constexpr int kResidentBlocks = Tile::kResidentBlocks;
   constexpr size_t kSharedBytes = sizeof(Shared<kFeatures>);
   constexpr size_t kCarveOut = (kFeatures == 256 ? 132 : kFeatures == 128 ? 164 : 196) << 10;  // of an H100's 256 KiB
-  static_assert(FusedBlocks::Contain(FusedBlocks::kForward, {kFeatures, kWarps, kSharedBytes}));
   static_assert(kResidentBlocks * (kSharedBytes + kReservedSharedBytes) <= kCarveOut);
   if constexpr (kFeatures == 256 || kWarps == 4) {
     static_assert(FitsSm(kSmSharedBytesSm80, kSharedBytes, kResidentBlocks, kWarps));
@@ -373,32 +372,23 @@ const char* LaunchForward(const Device& device, const Convolution& convolution, 
       static_cast<const T*>(weight), static_cast<const float*>(bias), y);
 }
 
-// Launches tiles of at most `tile_features`, narrower ones where the device has too little shared memory for them, and
-// with the warps that ForwardTile describes.
-template <typename T, int kFeatures, typename... Arguments>
-const char* LaunchWidest(int32_t tile_features, size_t sm_shared_bytes, Arguments... arguments) {
-  const int blocks = ResidentBlocks(sizeof(Shared<kFeatures>), sm_shared_bytes);
-  if constexpr (kFeatures > 64) {
-    if (tile_features < kFeatures || blocks == 0) {
-      return LaunchWidest<T, kFeatures / 2>(tile_features, sm_shared_bytes, arguments...);
-    }
-  }
-  if constexpr (kFeatures < 256) {
-    if (blocks > 1) return LaunchForward<T, kFeatures, 4>(arguments...);
-  }
-  return LaunchForward<T, kFeatures, 8>(arguments...);
-}
-
 }  // namespace
 
-const char* FusedForward(Device& device, const Convolution& convolution, int32_t tile_features, bool is_y_float,
-                         const void* x, const void* weight, const void* bias, void* y) {
+const char* FusedForward(Device& device, const Convolution& convolution, FusedTile tile, bool is_y_float, const void* x,
+                         const void* weight, const void* bias, void* y) {
   size_t sm_shared_bytes;
   const cudaError_t error = SmSharedBytes(&sm_shared_bytes);
   if (error != cudaSuccess) return Failure(error);
+  if (tile.features == 256 && ResidentBlocks(sizeof(Shared<256>), sm_shared_bytes) == 0) {
+    return "tiles of 256 features, which were chosen for another GPU, need more shared memory than this one has";
+  }
   return DispatchTensorCoreType(convolution.dtype, [&](auto tag) {
-    return LaunchWidest<decltype(tag), 256>(tile_features, sm_shared_bytes, device, convolution, is_y_float, x, weight,
-                                            bias, y);
+    using T = decltype(tag);
+    const auto launch = [&](auto launcher) { return launcher(device, convolution, is_y_float, x, weight, bias, y); };
+    if (tile.features == 256) return launch(LaunchForward<T, 256, 8>);
+    if (tile.features == 128)
+      return tile.warps == 4 ? launch(LaunchForward<T, 128, 4>) : launch(LaunchForward<T, 128, 8>);
+    return tile.warps == 4 ? launch(LaunchForward<T, 64, 4>) : launch(LaunchForward<T, 64, 8>);
   });
 }
 

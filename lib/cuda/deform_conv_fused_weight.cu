@@ -28,11 +28,6 @@ constexpr int kSlicePixels = 16 * kSliceSteps;  // an mma takes 16 pixels
 constexpr int kTileChunks = FusedLimits::kWeightTile / kChunkSize<__half>;
 constexpr int kLineChunks = 8;  // 128 bytes, a line of the L1 cache
 
-// The most samples of a pixel in a block tile. If the channel segments have whole tiles, a tile has one. Otherwise, up
-// to as many as shared memory has room for in two resident blocks of an A100.
-template <int kFeatures>
-constexpr int kManySamples = kFeatures == 64 ? 16 : 8;
-
 // A chunk of the rows of a feature group's GEMM.
 struct RowChunk {
   int32_t sample;  // of a pixel in the feature group: segment · taps + tap
@@ -279,7 +274,6 @@ template <typename T, typename Tile, int kTileSamples>
 const char* LaunchWeightCotangent(const Device& device, const Convolution& convolution, int64_t num_splits,
                                   const void* x, const void* d_y, float* partial_sums) {
   constexpr size_t kSharedBytes = sizeof(Shared<Tile::kN, kTileSamples>);
-  static_assert(FusedBlocks::Contain(FusedBlocks::kWeightCotangent, {Tile::kN, Tile::kWarps, kSharedBytes}));
   CheckCotangentBlock<Tile, kSharedBytes, 164>();
   const Sizes& sizes = convolution.sizes;
   const Product& product = convolution.product;
@@ -315,22 +309,21 @@ const char* LaunchWeightCotangent(const Device& device, const Convolution& convo
 
 }  // namespace
 
-const char* FusedWeightCotangent(Device& device, const Convolution& convolution, int64_t num_splits, const void* x,
-                                 const void* d_y, float* partial_sums) {
-  const bool has_one_sample = SegmentChannels(convolution) % FusedLimits::kWeightTile == 0;
-  const int64_t features = convolution.product.group_features();
-  const auto launch = [&](auto tag) {
-    return DispatchCotangentTile(features, sizeof(Shared<128, kManySamples<128>>), [&](auto tile) {
-      using T = decltype(tag);
-      using Tile = decltype(tile);
-      constexpr auto kLaunchOne = LaunchWeightCotangent<T, Tile, 1>;
-      constexpr auto kLaunchMany = LaunchWeightCotangent<T, Tile, kManySamples<Tile::kN>>;
-      const auto launch = has_one_sample ? kLaunchOne : kLaunchMany;
-      return launch(device, convolution, num_splits, x, d_y, partial_sums);
-    });
+const char* FusedWeightCotangent(Device& device, const Convolution& convolution, FusedTile tile, bool has_one_sample,
+                                 int64_t num_splits, const void* x, const void* d_y, float* partial_sums) {
+  const auto launch = [&](auto tag, auto shape) {
+    using T = decltype(tag);
+    using Tile = decltype(shape);
+    constexpr auto kLaunchOne = LaunchWeightCotangent<T, Tile, 1>;
+    constexpr auto kLaunchMany = LaunchWeightCotangent<T, Tile, MaxWeightTileSamples(Tile::kN)>;
+    return (has_one_sample ? kLaunchOne : kLaunchMany)(device, convolution, num_splits, x, d_y, partial_sums);
   };
-  if (convolution.dtype == DType::kF16) return launch(__half());
-  if (convolution.dtype == DType::kBF16) return launch(__nv_bfloat16());
+  const auto launch_tile = [&](auto tag) {
+    if (tile.features == 64) return launch(tag, CotangentTile<64, 8>());
+    return tile.warps == 4 ? launch(tag, CotangentTile<128, 4>()) : launch(tag, CotangentTile<128, 8>());
+  };
+  if (convolution.dtype == DType::kF16) return launch_tile(__half());
+  if (convolution.dtype == DType::kBF16) return launch_tile(__nv_bfloat16());
   return "the tensor cores transpose only 16-bit numbers";
 }
 

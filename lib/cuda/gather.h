@@ -55,7 +55,7 @@ struct SampledPixel {
         image(int32_t(pixel.image) * int32_t(sizes.height * sizes.width)) {}
 };
 
-// The corners that are read if there are none.
+// Reads nothing.
 __device__ inline Corners NoCorners() { return {{kNotRead, 0}, 0, 0}; }
 
 // `image` is the first pixel of the sample's image in x.

@@ -72,11 +72,6 @@ __device__ constexpr int swizzled_index(int row, int chunk) {
   return row * kRowChunks + (chunk ^ (row & 7));
 }
 
-// For the first eight rows, swizzled_index in bytes is row * kSwizzledRowBytes ^ chunk * kChunkBytes: in the next row,
-// both the row and the permutation of its chunks are one more.
-constexpr uint32_t kSwizzledRowBytes = (kSliceChunks + 1) * kChunkBytes;
-static_assert(swizzled_index(7, 6) * kChunkBytes == (7 * kSwizzledRowBytes ^ 6 * kChunkBytes));
-
 // The order of the four 8 × 8 matrices that ldmatrix loads from 16 rows × 2 chunks.
 enum class MatrixOrder { kRowsFirst, kChunksFirst };
 
@@ -119,26 +114,14 @@ struct TileShape {
   static_assert(kFragmentsM * kFragmentsN * 4 <= 128, "the accumulators of a lane must leave half of its registers");
 };
 
-// The block tiles of the cotangents. Two blocks are resident per SM, so that one can multiply while the other loads. In
-// tiles of 128 columns, a block has 4 warps, whose large warp tiles read little shared memory; where shared memory
-// allows only one block (sm_86, sm_89 and sm_120), it has 8.
+// The block tiles of the weight's cotangent. Two blocks are resident per SM, so that one can multiply while the other
+// loads. In tiles of 128 columns, a block has 4 warps, whose large warp tiles read little shared memory; where shared
+// memory allows only one block (sm_86, sm_89 and sm_120), it has 8.
 template <int kColumns, int kBlockWarps>
 struct CotangentTile : TileShape<128, kColumns, 256 / kBlockWarps, kColumns / 2> {
   static constexpr int kWarps = kBlockWarps;
   static constexpr int kResidentBlocks = kColumns == 128 && kWarps == 8 ? 1 : 2;
 };
-
-// Calls f with the tile for a number of columns, for a kernel whose blocks take `shared_bytes` if they have 128
-// columns.
-template <typename F>
-const char* DispatchCotangentTile(int64_t columns, size_t shared_bytes, const F& f) {
-  if (columns <= 64) return f(CotangentTile<64, 8>());
-  size_t sm_shared_bytes;
-  const cudaError_t error = SmSharedBytes(&sm_shared_bytes);
-  if (error != cudaSuccess) return Failure(error);
-  if (ResidentBlocks(shared_bytes, sm_shared_bytes) > 1) return f(CotangentTile<128, 4>());
-  return f(CotangentTile<128, 8>());
-}
 
 // Checks the shared memory of a cotangent's kernel, whose resident blocks get `kCarveOutKiB` of an SM that has so much.
 template <typename Tile, size_t kSharedBytes, size_t kCarveOutKiB>
@@ -184,10 +167,9 @@ class WarpTile {
     }
   }
 
-  // Loads the fragments of A for one mma step of a stage. `kRoundToTf32` is for a float A whose values are not tf32
-  // yet.
-  template <bool kRoundToTf32 = false>
-  __device__ static void LoadA(const uint4* a, int step, FragmentsOfA& fragments, int row = first_row()) {
+  // Loads the fragments of A for one mma step of a stage.
+  __device__ static void LoadA(const uint4* a, int step, FragmentsOfA& fragments) {
+    const int row = first_row();
     for (int i = 0; i < Shape::kFragmentsM; ++i) {
       if constexpr (kLayout == Layout::kKMajor) {
         const int index = fragment_index<kSliceChunks>(MatrixOrder::kRowsFirst, row, 0);
@@ -195,12 +177,6 @@ class WarpTile {
       } else {
         const int index = fragment_index<kRowChunksOfA>(MatrixOrder::kChunksFirst, 0, row / 8);
         load_matrix_fragments_transposed(fragments[i], &a[advance_index<kRowChunksOfA>(index, step * 16, i * 2)]);
-      }
-      if constexpr (kRoundToTf32 && std::is_same_v<T, float>) {
-        for (uint32_t& word : fragments[i]) {
-          const float value = __uint_as_float(word);
-          word = RoundToWord<float>(&value);
-        }
       }
     }
   }
@@ -225,20 +201,12 @@ class WarpTile {
   }
 
   // Adds the product of a stage of A and one of B. The lanes may arrive diverged.
-  template <bool kRoundToTf32 = false>
   __device__ void MultiplyStage(const uint4* a, const uint4* b) {
-    MultiplyStage<kRoundToTf32>(a, first_row(), b);
-  }
-
-  // Adds the product of a stage of A that has only some rows of the block tile: `row` is the warp tile's first row in
-  // it.
-  template <bool kRoundToTf32 = false>
-  __device__ void MultiplyStage(const uint4* a, int row, const uint4* b) {
     __syncwarp();
 #pragma unroll
     for (int step = 0; step < kSliceSteps; ++step) {
       FragmentsOfA fragments;
-      LoadA<kRoundToTf32>(a, step, fragments, row);
+      LoadA(a, step, fragments);
       MultiplyColumns(b, step, fragments, 0, Shape::kFragmentsN);
     }
   }

@@ -20,13 +20,6 @@ __device__ inline SharedAddress AddressInShared(const void* shared) {
   return uint32_t(__cvta_generic_to_shared(shared));
 }
 
-// Stores 16 bytes. For the element of an array, the compiler would compute the address again before each store.
-__device__ inline void store_shared(SharedAddress address, const uint4& words) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words.x), "r"(words.y), "r"(words.z),
-               "r"(words.w)
-               : "memory");
-}
-
 // Loads four matrices of 8 rows of 16 bytes. Lanes 8i to 8i + 7 pass the addresses of the rows of matrix i; lane 4r + c
 // receives word c of row r of each matrix.
 __device__ inline void load_matrix_fragments(uint32_t (&words)[4], const void* row) {
@@ -79,36 +72,10 @@ __device__ inline void load_global_if(bool is_valid, Words& words, const void* a
       : "l"(address), "r"(uint32_t{is_valid}));
 }
 
-// Loads 8 bytes in the same way.
-__device__ inline void load_global_if(bool is_valid, uint32_t (&words)[2], const void* address) {
-  asm volatile(
-      "{\n"
-      "  .reg .pred valid;\n"
-      "  setp.ne.u32 valid, %3, 0;\n"
-      "  @valid ld.global.nc.v2.u32 {%0, %1}, [%2];\n"
-      "}"
-      : "+r"(words[0]), "+r"(words[1])
-      : "l"(address), "r"(uint32_t{is_valid}));
-}
-
 __device__ inline Words load_global_or_zeros(bool is_valid, const void* address) {
   Words words = {};
   load_global_if(is_valid, words, address);
   return words;
-}
-
-// Loads the 16 bytes that have this index in `vectors`. If not `is_valid`, `words` are undefined.
-__device__ inline void load_vector_if(bool is_valid, Words& words, const void* vectors, uint32_t index) {
-  asm volatile(
-      "{\n"
-      "  .reg .pred valid;\n"
-      "  .reg .u64 address;\n"
-      "  setp.ne.u32 valid, %6, 0;\n"
-      "  mad.wide.u32 address, %5, 16, %4;\n"
-      "  @valid ld.global.nc.v4.u32 {%0, %1, %2, %3}, [address];\n"
-      "}"
-      : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
-      : "l"(vectors), "r"(index), "r"(uint32_t{is_valid}));
 }
 
 // Rounds to the type that mma takes, which is T, or tf32 if T is float, and packs a word.

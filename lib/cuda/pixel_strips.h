@@ -21,14 +21,8 @@ struct OutputPixel {
   __device__ Index index(Index rows, Index columns) const { return (image * rows + row) * columns + column; }
 };
 
-template <typename Index>
-__device__ OutputPixel<Index> PixelOfIndex(Index rows, Index columns, Index index) {
-  const Index row = index / columns;
-  return {row / rows, row % rows, index % columns};
-}
-
-// The pixel that has number `i` in strip order, counted through all images. The cotangents' kernels, whose pixels are
-// fewer than kMaxPixels, divide 32-bit integers, which takes far fewer instructions.
+// The pixel that has number `i` in strip order, counted through all images. The weight's cotangent, whose pixels are
+// fewer than kMaxPixels, divides 32-bit integers, which takes far fewer instructions.
 template <typename Index>
 __device__ OutputPixel<Index> LocateInStrips(Index rows, Index columns, Index i) {
   const Index image = i / (rows * columns), in_image = i % (rows * columns);
@@ -36,12 +30,6 @@ __device__ OutputPixel<Index> LocateInStrips(Index rows, Index columns, Index i)
   const Index strip = in_image / strip_pixels, in_strip = in_image % strip_pixels;
   const Index rows_left = rows - strip * kStripRows, height = rows_left < kStripRows ? rows_left : kStripRows;
   return {image, strip * kStripRows + in_strip % height, in_strip / height};
-}
-
-// The index of that pixel.
-template <typename Index>
-__device__ Index PixelInStrips(Index rows, Index columns, Index i) {
-  return LocateInStrips(rows, columns, i).index(rows, columns);
 }
 
 // As LocateInStrips for one image, of any number of pixels.
@@ -60,13 +48,5 @@ struct StripDivisors {
     *row = strip * kStripRows + in_strip - *column * height;
   }
 };
-
-// The inverse for one image: the number in strip order of the pixel at (row, column).
-template <typename Index>
-__device__ Index IndexInStrips(Index rows, Index columns, Index row, Index column) {
-  const Index first = row / kStripRows * kStripRows, rows_left = rows - first;
-  const Index height = rows_left < kStripRows ? rows_left : kStripRows;
-  return first * columns + column * height + row % kStripRows;
-}
 
 }  // namespace dcn

@@ -77,17 +77,16 @@ inline void DecodeImage(Checks& checks, std::string_view operand, ffi::AnyBuffer
   checks.FitsInt32("the image's width", sizes.width);
 }
 
-// Decodes a call that also multiplies. It covers all images of `x`, which is x or its cotangent, and which messages
-// call `name`. `y` is y or its cotangent.
-inline Convolution DecodeConvolution(Checks& checks, ffi::Dictionary attributes, std::string_view name,
-                                     ffi::AnyBuffer x, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
-                                     ffi::RemainingArgs mask, ffi::AnyBuffer y) {
+// Decodes a call that also multiplies. It covers all images of x. `y` is y or its cotangent.
+inline Convolution DecodeConvolution(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer x,
+                                     ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask,
+                                     ffi::AnyBuffer y) {
   Convolution call = DecodeSampling(checks, attributes, offset, origin, mask);
   Sizes& sizes = call.sizes;
   Product& product = call.product;
   call.dtype = CheckedDType(checks, x.element_type());
-  DecodeImage(checks, name, x, sizes);
-  checks.Require(sizes.images_of_x == sizes.images, std::string(name) + " must have as many images as offset");
+  DecodeImage(checks, "x", x, sizes);
+  checks.Require(sizes.images_of_x == sizes.images, "x must have as many images as offset");
   checks.Type("offset", offset, ffi::F32);
   checks.Rank("y", y, 4);
   product.groups = checks.Attribute(attributes, "feature_group_count", int64_t{1});

@@ -18,7 +18,7 @@ namespace {
 Convolution DecodeFusedConv(Checks& checks, Computation computation, ffi::Dictionary attributes, ffi::AnyBuffer x,
                             ffi::AnyBuffer offset, ffi::AnyBuffer origin, ffi::RemainingArgs mask,
                             ffi::AnyBuffer weight, ffi::AnyBuffer y) {
-  const Convolution call = DecodeConvolution(checks, attributes, "x", x, offset, origin, mask, y);
+  const Convolution call = DecodeConvolution(checks, attributes, x, offset, origin, mask, y);
   const DType y_dtype = CheckedDType(checks, y.element_type());
   if (!checks.ok()) return call;
   const std::string unsupported = UnsupportedByFusedCpu(computation, ShapeOf(call, y_dtype));

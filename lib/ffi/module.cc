@@ -1,5 +1,5 @@
 // The Python module of one backend: its handlers as a capsule per stage, the FFI version and compiler of the build, and
-// the limits and thread blocks of CUDA's fused kernels. All backends export these, since CUDA programs may be lowered
+// the limits of CUDA's fused kernels. All backends export these, since CUDA programs may be lowered
 // by a build without CUDA. That of the CPU also exports what Python needs to know of its fused kernels.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
@@ -34,27 +34,12 @@ nb::dict FusedLimits() {
   limits["tile_features"] = nb::tuple(tile_features);
   limits["weight_tile"] = Limits::kWeightTile;
   limits["min_split_pixels"] = Limits::kMinSplitPixels;
-  limits["max_vectors"] = Limits::kMaxVectors;
-  return limits;
-}
-
-template <size_t kSize>
-nb::list ListOf(const dcn::FusedBlock (&blocks)[kSize]) {
-  nb::list list;
-  for (const dcn::FusedBlock& block : blocks) {
-    list.append(nb::make_tuple(block.tile_columns, block.warps, block.shared_bytes));
+  nb::dict weight_tile_samples;
+  for (const int64_t features : {64, 128}) {
+    weight_tile_samples[nb::int_(features)] = dcn::MaxWeightTileSamples(features);
   }
-  return list;
-}
-
-// By the name of the kernel: the columns of each block tile, the warps of a thread block and its shared bytes.
-nb::dict FusedBlocks() {
-  nb::dict blocks;
-  blocks["FusedForwardKernel"] = ListOf(dcn::FusedBlocks::kForward);
-  blocks["FusedInputCotangentKernel"] = ListOf(dcn::FusedBlocks::kInputCotangent);
-  blocks["FusedOffsetCotangentKernel"] = ListOf(dcn::FusedBlocks::kOffsetCotangent);
-  blocks["FusedWeightCotangentKernel"] = ListOf(dcn::FusedBlocks::kWeightCotangent);
-  return blocks;
+  limits["weight_tile_samples"] = weight_tile_samples;
+  return limits;
 }
 
 template <typename Value>
@@ -104,6 +89,21 @@ std::string FusedUnsupported(const std::string& platform, const std::string& com
 }
 
 #ifdef DCN_CPU
+// The elements of the workspace of dcn_cpu_fused_forward.
+int64_t FusedForwardWorkspace(const std::string& dtype, int64_t channels, int64_t features, int64_t taps,
+                              int64_t groups) {
+  if (std::min({channels, features, groups, taps + 1}) < 1 || taps > INT32_MAX) {
+    throw std::invalid_argument("fused_forward_workspace: the fused handlers refuse such arrays");
+  }
+  dcn::Convolution convolution = {};
+  convolution.dtype = ByName(DTypes(), dtype, "dtype");
+  convolution.sizes.window.kernel[0] = 1;
+  convolution.sizes.window.kernel[1] = int32_t(taps);
+  convolution.sizes.channels = channels;
+  convolution.product = {features, groups};
+  return dcn::FusedForwardWorkspace(convolution);
+}
+
 // How dcn_cpu_fused_cotangents is to be divided: the partial sums of the weight's cotangent, the planes, and the
 // elements of the workspace; and how many tasks this processor has.
 std::array<int64_t, 4> FusedCotangentsPlan(const std::string& dtype_name, std::array<int64_t, 4> x,
@@ -157,11 +157,11 @@ NB_MODULE(DCN_MODULE, module) {
   module.attr("ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   module.attr("compiler") = DCN_COMPILER;
   module.attr("fused_limits") = FusedLimits();
-  module.attr("fused_blocks") = FusedBlocks();
 #ifdef DCN_CPU
   module.attr("fused_instructions") = dcn::FusedInstructions();
-  module.attr("fused_padding") = dcn::kFeaturePadding;
   module.attr("has_x86_kernels") = bool(DCN_HAS_X86_KERNELS);
+  module.def("fused_forward_workspace", &FusedForwardWorkspace, nb::arg("dtype"), nb::arg("channels"),
+             nb::arg("features"), nb::arg("taps"), nb::arg("groups"));
   module.def("fused_cotangents_plan", &FusedCotangentsPlan, nb::arg("dtype"), nb::arg("x"), nb::arg("y"),
              nb::arg("taps_and_groups"), nb::arg("requested"));
 #endif

@@ -1,6 +1,5 @@
 """The fused kernels: which calls take them, and their values over the shapes that tiles and stages have edges in."""
 
-import dataclasses
 import functools
 import math
 import re
@@ -13,7 +12,6 @@ from jax import export
 from jax.sharding import PartitionSpec as P
 
 import jax_dcn
-from jax_dcn._operators.deform_conv import cuda_tiles, plan
 from tests.helpers.deform_conv.cases import Case, Operands, assert_close, convolve, explicit_gradients, pull_back
 from tests.helpers.deform_conv.numpy_reference import Convolution
 
@@ -180,15 +178,6 @@ def test_all_samples_in_one_pixel(dtype, precision):
     assert_close(d_x, exact.x, 0, 4 * RESOLUTION[dtype] * np.abs(exact.x).max())
 
 
-@pytest.mark.parametrize("images, is_masked", [(1, False), (3, True)])
-def test_images_in_chunks(images, is_masked, fuses_what_can_be, monkeypatch):
-    """The scatter lists of the gradient of x are made of one or three images at a time."""
-    case = dataclasses.replace(CASE["torus_back"], batch=(5,))
-    operands = cast(case, "bfloat16", masked=is_masked)
-    monkeypatch.setattr(plan, "SORT_BYTES", images * plan._list_bytes(operands.x, operands.offset))
-    check_values(case, "bfloat16", operands)
-
-
 def test_the_cotangent_of_the_mask_alone():
     case = CASE["ragged_strip_and_tile_back"]
     operands, cotangent = cast(case, "bfloat16"), jnp.asarray(case.cotangent(), "bfloat16")
@@ -214,13 +203,13 @@ def per_device(operands, **keywords):
 
 @pytest.mark.platforms("cpu")
 @pytest.mark.parametrize("of", [per_image, per_device])
-def test_transformed_gradients_are_fused(of):
+def test_transformed_gradients_are_fused(of, fuses_what_can_be):
     case = with_channels(32)
-    assert custom_calls(cast(case, "bfloat16"), case=case, of=of) == {INPUT, OFFSET, WEIGHT}
+    assert custom_calls(cast(case, "bfloat16"), case=case, of=of) == {*IM2COL_COTANGENTS, WEIGHT}
 
 
 @pytest.mark.platforms("cpu")
-def test_gradients_of_any_batch_are_fused():
+def test_gradients_of_any_batch_are_fused(fuses_what_can_be):
     """Exported, with a batch that is not known."""
     case = with_channels(32)
     operands = cast(case, "bfloat16")
@@ -234,10 +223,7 @@ def test_gradients_of_any_batch_are_fused():
         disabled_checks=jax_dcn.export.disabled_checks(),
     )
     text = exporter(Operands(*structs)).mlir_module()
-    assert set(re.findall(r"@\w*(dcn_\w+)\(", text)) == {INPUT, OFFSET, WEIGHT}
-    (call,) = re.findall(r"@(?:\w*)dcn_fused_input_cotangent\(.*-> .*", text)
-    images = plan.SORT_BYTES // plan._list_bytes(operands.x, operands.offset)
-    assert re.findall(r"tensor<(\d+)x\d+x\d+x\d+xi32>", call) == [str(images)] * 2
+    assert set(re.findall(r"@\w*(dcn_\w+)\(", text)) == {*IM2COL_COTANGENTS, WEIGHT}
 
 
 def gradient(operands, **keywords):
@@ -282,7 +268,7 @@ NOT_FUSED = [
 
 
 @pytest.mark.parametrize("case, dtype, keywords", FUSED)
-@pytest.mark.usefixtures("im2col_on_cpu")
+@pytest.mark.usefixtures("im2col_on_cpu", "fuses_what_can_be")
 def test_what_is_fused(case, dtype, keywords):
     operands = cast(case, dtype)
     assert custom_call(operands, case=case, **keywords) == "dcn_fused_forward"
@@ -291,21 +277,18 @@ def test_what_is_fused(case, dtype, keywords):
 
 
 @pytest.mark.parametrize("case, dtype, keywords", NOT_FUSED)
-def test_what_is_not_fused(case, dtype, keywords):
+def test_what_is_not_fused(case, dtype, keywords, fuses_what_can_be):
     assert custom_call(cast(case, dtype), case=case, **keywords) == "dcn_sample"
 
 
-INPUT, OFFSET, WEIGHT = (f"dcn_fused_{name}_cotangent" for name in ("input", "offset", "weight"))
+WEIGHT = "dcn_fused_weight_cotangent"
 IM2COL_COTANGENTS = {"dcn_sort_samples", "dcn_gather_samples", "dcn_offset_cotangent"}  # and the samples, in passing
 COTANGENTS = [
-    (with_channels(32), "bfloat16", {}, {INPUT, OFFSET, WEIGHT}),
-    (with_channels(64, features=16, groups=2), "float16", {}, {INPUT, OFFSET, WEIGHT}),
-    (with_channels(64, offset_groups=2), "bfloat16", {}, {INPUT, OFFSET, WEIGHT}),
-    (with_channels(32), "float32", {"precision": "default"}, {INPUT, OFFSET, "dcn_sample"}),
-    (with_channels(32), "float32", {"precision": "highest"}, IM2COL_COTANGENTS),
-    (with_channels(8), "bfloat16", {}, {INPUT, OFFSET, WEIGHT}),
-    (with_channels(4), "float32", {"precision": "default"}, {INPUT, OFFSET, "dcn_sample"}),
-    (with_channels(64, offset_groups=8), "bfloat16", {}, {INPUT, OFFSET, WEIGHT}),
+    (with_channels(32), "bfloat16", {}, {*IM2COL_COTANGENTS, WEIGHT}),
+    (with_channels(64, features=16, groups=2), "float16", {}, {*IM2COL_COTANGENTS, WEIGHT}),
+    (with_channels(64, offset_groups=2), "bfloat16", {}, {*IM2COL_COTANGENTS, WEIGHT}),
+    (with_channels(32), "float32", {"precision": "default"}, IM2COL_COTANGENTS),
+    (with_channels(8), "bfloat16", {}, {*IM2COL_COTANGENTS, WEIGHT}),
 ]
 
 
@@ -314,28 +297,27 @@ def test_which_cotangents_are_fused(case, dtype, keywords, names, fuses_what_can
     assert custom_calls(cast(case, dtype), case=case, of=gradient, **keywords) == names
 
 
-def test_float64_is_not_fused(x64):
+def test_float64_is_not_fused(x64, fuses_what_can_be):
     assert custom_call(cast(PLAIN, "float64")) == "dcn_sample"
 
 
 @pytest.mark.parametrize("precision, name", [("highest", "dcn_sample"), ("default", "dcn_fused_forward")])
-def test_the_default_precision_counts(precision, name):
+def test_the_default_precision_counts(precision, name, fuses_what_can_be):
     with jax.default_matmul_precision(precision):
         assert custom_call(cast(PLAIN, "float32")) == name
         assert custom_call(cast(PLAIN, "bfloat16")) == "dcn_fused_forward"
 
 
-@pytest.mark.parametrize("pixels", [0, 1, 128 * 100, 128 * 1000])
-@pytest.mark.parametrize("offset_groups", [1, 4])
-def test_blocks_share_the_taps_where_there_are_few_pixels(pixels, offset_groups):
-    taps = cuda_tiles.block_taps(pixels, offset_groups, taps=9)
-    blocks = math.ceil(pixels / cuda_tiles.TILE_PIXELS) * offset_groups * math.ceil(9 / taps)
-    assert 1 <= taps <= 9 and (taps in (1, 9) or blocks > cuda_tiles.MIN_BLOCKS)
+def weight_gradient(operands, **keywords):
+    def loss(weight):
+        return convolve(operands._replace(weight=weight), **keywords).astype(jnp.float32).sum()
+
+    return jax.grad(loss)(operands.weight)
 
 
-@pytest.mark.parametrize("of", [convolve, gradient])
+@pytest.mark.parametrize("of", [convolve, weight_gradient])
 def test_no_columns_are_held(of):
-    """Nothing larger than the operands, results, an order of samples and parts of the weight is in the program."""
+    """Nothing larger than the operands, results, and partial sums of the weight is in the program."""
     struct = jax.ShapeDtypeStruct
     x, weight = struct((16, 50, 84, 256), jnp.bfloat16), struct((3, 3, 256, 256), jnp.bfloat16)
     offset, mask = struct((16, 50, 84, 18), jnp.float32), struct((16, 50, 84, 9), jnp.float32)

@@ -32,9 +32,8 @@ int64_t Product(std::initializer_list<int64_t> sizes) {
 }
 int64_t Sum(int64_t a, int64_t b) { return int64_t(uint64_t(a) + uint64_t(b)); }
 
-// A handler. Its operands and results are words: a type, a name of kShapes, and what decides whether it is passed:
-// after
-// "?" the name of a boolean attribute, or nothing if only the number of operands says so.
+// A handler. Its operands and results are words: a type, a name of kShapes, and after "?" what decides whether it is
+// passed: the name of a boolean attribute, or nothing if only the number of operands says so.
 //
 // Types: T of the data, A its accumulator, C of the columns' cotangents, D of d_x, Y of a result (T or float32), W T or
 // A, F float32, I int32. Lower case: a workspace.
@@ -51,9 +50,8 @@ struct Handler {
 // parentheses is present only in windows of an aggregation.
 //
 // In convolutions: n images of the tile, N of x, P of the positions; h and w: of x; r and q: of the tile, R rows of the
-// positions; k taps, g offset groups, G
-// feature groups, c channels, f features; d and e: those of a feature group; i images at a time, s starts of lists or
-// cells, v 32-bit elements of a sorted sample, S rows of sorted samples. In
+// positions; k taps, g offset groups, G feature groups, c channels, f features; d: channels of a feature group; i
+// images of sorted samples, s starts of cells, v 32-bit elements of a sorted sample, S rows of sorted samples. In
 // poolings: b batches, n images, p RoIs, m classes, f features; y and x: bins, s and t: parts. In aggregations: b
 // batches, m heads, r and q: queries. In samplings: u, v and w: the image; p points, y and x: locations. z: elements of
 // a workspace, or partial sums.
@@ -68,12 +66,8 @@ const std::map<std::string, const char*> kShapes = {{"x", "N h w c"},
                                                     {"y", "n r q f"},
                                                     {"bias", "f"},
                                                     {"weight", "f k d"},
-                                                    {"by_channel", "c k e"},
                                                     {"by_tap", "k d f"},
                                                     {"parts", "z k d f"},
-                                                    {"lists", "i g k s"},
-                                                    {"pairs", "i g k 4rq 2"},
-                                                    {"ids", "i g k 4rq"},
                                                     {"workspace", "z"},
                                                     {"pooled", "b p y x f"},
                                                     {"images", "b n h w c"},
@@ -267,7 +261,6 @@ class CallBuilder {
     Integer("feature_group_count", size('G'));
     size('N') = size('n');
     size('d') = PerGroup(size('c'));
-    size('e') = PerGroup(size('f'));
   }
   void Fused() {
     Window(3);
@@ -282,17 +275,19 @@ class CallBuilder {
     if (g > 1 && groups > 1 && g != groups) call_.is_valid = false;
     StoreGroups();
   }
-  void TileFeatures() { Integer("tile_features", 64 << bytes_.Below(3)); }
-  void ImagesAtATime() {
-    // A call of extremely many images would take extremely long if it computed them one by one.
-    size('i') = size('n') <= 3 ? Size(3) : size('n');
-    call_.is_valid &= size('i') > 0 || size('n') == 0;
-    size('s') = Sum(Dimension("hw"), 1);
+  void ForwardTile() {
+    const int64_t features = 64 << bytes_.Below(3);
+    Integer("tile_features", features);
+    Integer("warps", features == 256 || bytes_.Below(2) ? 8 : 4);
   }
-  void BlockTaps() {
-    const int64_t block_taps = Size(3, 1);
-    Integer("block_taps", block_taps);
-    call_.is_valid &= block_taps <= size('k');
+  void WeightTile() {
+    const int64_t features = 64 << bytes_.Below(2);
+    Integer("tile_features", features);
+    Integer("warps", features == 64 || bytes_.Below(2) ? 8 : 4);
+    const bool has_one_sample = bytes_.Below(4) == 0;
+    call_.attributes["has_one_sample"] = Attribute::Boolean(has_one_sample);
+    const int64_t groups = std::max(size('g'), size('G'));
+    call_.is_valid &= !has_one_sample || (groups > 0 && size('c') / groups % 128 == 0);
   }
   void FusedSplits() {
     Fused();
@@ -436,12 +431,9 @@ const std::vector<Handler>& CallBuilder::Handlers() {
       {"dcn_roi_max_pool_argmax", &B::MaxPool, "T:images A:rois", "I:argmax"},
       {"dcn_roi_max_pool_input_cotangent", &B::MaxPool, "A:rois T:pooled I:argmax", "A:images"},
       {"dcn_fused_forward", &B::Fused, "T:x F:offset I:origin T:weight F:bias F:mask?", "Y:y", nullptr,
-       &B::TileFeatures},
-      {"dcn_fused_input_cotangent", &B::Fused, "F:offset I:origin T:by_channel T:y F:mask?",
-       "T:x i:lists i:pairs i:ids", &B::ImagesAtATime},
-      {"dcn_fused_offset_cotangent", &B::Fused, "T:x F:offset I:origin T:by_channel T:y F:mask?",
-       "F:offset?offset_requested F:mask?mask_requested", nullptr, &B::BlockTaps},
-      {"dcn_fused_weight_cotangent", &B::FusedSplits, "T:x F:offset I:origin T:y F:mask?", "F:parts"},
+       &B::ForwardTile},
+      {"dcn_fused_weight_cotangent", &B::FusedSplits, "T:x F:offset I:origin T:y F:mask?", "F:parts", nullptr,
+       &B::WeightTile},
       {"dcn_sample_tangents", &B::Columns,
        "T:x A:offset I:origin T:x?x_tangent A:offset?offset_tangent A:mask?mask_tangent", "T:tangents",
        &B::OptionalMask},

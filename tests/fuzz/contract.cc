@@ -175,15 +175,13 @@ void CheckFused(const Convolution& convolution) {
 void CheckFusedCotangent(const Convolution& convolution, const void* d_y) {
   const auto& [dtype, s, positions, product] = convolution;
   CheckFused(convolution);
-  const double outputs = double(s.images) * s.rows * s.columns,
-               vectors = product.group_features() * BytesOf(dtype) / 16;
+  const double outputs = double(s.images) * s.rows * s.columns;
   REQUIRE(product.features > 0 && s.channels > 0);
   REQUIRE(product.features * BytesOf(dtype) < k32);
   REQUIRE(product.group_features() % FusedVector(dtype) == 0);
   REQUIRE(double(s.rows) * s.columns < k32 - 256 && outputs < k32 - 256);
   const int64_t segment = SegmentChannels(convolution);
   REQUIRE(segment > 0 && std::max(s.channels / product.groups, s.group_channels()) % segment == 0);
-  REQUIRE(s.taps() * (vectors + 16) < k32);  // the K dimension is an int32
   REQUIRE(contract.Holds(d_y, outputs * product.features, BytesOf(dtype)));
 }
 
@@ -193,11 +191,12 @@ double WeightCount(const Sizes& s, const Product& product) {
 
 }  // namespace
 
-const char* FusedForward(Device&, const Convolution& convolution, int32_t tile_features, bool is_y_float, const void* x,
+const char* FusedForward(Device&, const Convolution& convolution, FusedTile tile, bool is_y_float, const void* x,
                          const void* weight, const void* bias, void* y) {
   const auto& [dtype, s, positions, product] = convolution;
   CheckFused(convolution);
-  REQUIRE(tile_features == 64 || tile_features == 128 || tile_features == 256);
+  REQUIRE(tile.features == 64 || tile.features == 128 || tile.features == 256);
+  REQUIRE(tile.warps == 8 || (tile.warps == 4 && tile.features < 256));
   const double outputs = double(s.images) * s.rows * s.columns;
   REQUIRE(contract.Holds(x, ImageCount(s, s.images), BytesOf(dtype)));
   REQUIRE(contract.Holds(weight, WeightCount(s, product), BytesOf(dtype)));
@@ -206,45 +205,15 @@ const char* FusedForward(Device&, const Convolution& convolution, int32_t tile_f
   return nullptr;
 }
 
-const char* FusedInputCotangent(Device&, const Convolution& convolution, const ScatterLists& lists, const void* weight,
-                                const void* d_y, void* d_x) {
-  const auto& [dtype, s, positions, product] = convolution;
-  CheckFusedCotangent(convolution, d_y);
-  const double list_count = double(s.images) * s.offset_groups * s.taps(), contributions = 4. * s.rows * s.columns;
-  const double starts = double(s.height) * s.width + 1;
-  REQUIRE(list_count * contributions < k32 && list_count * starts < k32);
-  // A contribution has the index of a vector of d_y, as an uint32.
-  REQUIRE(double(s.images) * s.rows * s.columns * product.features * BytesOf(dtype) / 16 < 2 * k32);
-  REQUIRE(contract.Holds(weight, WeightCount(s, product), BytesOf(dtype)));
-  REQUIRE(contract.Holds(d_x, ImageCount(s, s.images), BytesOf(dtype)));
-  REQUIRE(contract.Holds(lists.row_start, list_count * starts, 4));
-  REQUIRE(contract.Holds(lists.contributions, list_count * contributions, 8));
-  REQUIRE(contract.Holds(lists.workspace, list_count * contributions, 4));
-  return nullptr;
-}
-
-const char* FusedOffsetCotangent(Device&, const Convolution& convolution, int32_t block_taps, const void* x,
-                                 const void* weight, const void* d_y, float* d_offset, float* d_mask) {
-  const auto& [dtype, s, positions, product] = convolution;
-  CheckFusedCotangent(convolution, d_y);
-  const double vectors = product.group_features() * BytesOf(dtype) / 16;
-  const double tiles =
-      double(s.group_channels()) / SegmentChannels(convolution) * (SegmentChannels(convolution) + 63) / 64;
-  REQUIRE(1 <= block_taps && block_taps <= s.taps());
-  REQUIRE(block_taps * tiles * (vectors + 7) / 8 < k32);  // a block's iterations
-  REQUIRE(contract.Holds(x, ImageCount(s, s.images), BytesOf(dtype)));
-  REQUIRE(contract.Holds(weight, WeightCount(s, product), BytesOf(dtype)));
-  REQUIRE(!d_offset || contract.Holds(d_offset, 2 * PositionCount(s), 4));
-  REQUIRE(!d_mask || contract.Holds(d_mask, PositionCount(s), 4));
-  return nullptr;
-}
-
-const char* FusedWeightCotangent(Device&, const Convolution& convolution, int64_t splits, const void* x,
-                                 const void* d_y, float* parts) {
+const char* FusedWeightCotangent(Device&, const Convolution& convolution, FusedTile tile, bool has_one_sample,
+                                 int64_t splits, const void* x, const void* d_y, float* parts) {
   const auto& [dtype, s, positions, product] = convolution;
   CheckFusedCotangent(convolution, d_y);
   const double outputs = double(s.images) * s.rows * s.columns;
   REQUIRE(BytesOf(dtype) == 2);
+  REQUIRE(tile.features == 64 || tile.features == 128);
+  REQUIRE(tile.warps == 8 || (tile.warps == 4 && tile.features == 128));
+  REQUIRE(!has_one_sample || SegmentChannels(convolution) % 128 == 0);
   REQUIRE(1 <= splits && splits <= std::max(outputs, 1.));
   REQUIRE(contract.Holds(x, ImageCount(s, s.images), BytesOf(dtype)));
   REQUIRE(contract.Holds(parts, double(splits) * s.taps() * (s.channels / product.groups) * product.features, 4));

@@ -212,7 +212,7 @@ void TestFusedManyPixels() {
   const Sizes sizes = {OneTap(), 1, kSide, kSide, kChannels, kSide, kSide, 1, 1, 1, kSide};
   const Product product = {kFeatures, 1};
   Large<BF16> x(kPixels * kChannels), y(kPixels * kFeatures), d_y(kPixels * kFeatures), weight(kChannels * kFeatures);
-  Large<float> offset(2 * kPixels), bias(kFeatures), d_offset(2 * kPixels), d_mask(kPixels);
+  Large<float> offset(2 * kPixels), bias(kFeatures);
   Large<int32_t> origin(4);
   const Positions positions = {offset.data(), nullptr, origin.data()};
   x.last() = BF16(3);
@@ -220,38 +220,12 @@ void TestFusedManyPixels() {
   d_y.last() = BF16(5);
   Device device(nullptr);
   const Convolution convolution = {DType::kBF16, sizes, positions, product};
-  Check(FusedForward(device, convolution, 64, false, x.data(), weight.data(), bias.data(), y.data()));
+  Check(FusedForward(device, convolution, {64, 8}, false, x.data(), weight.data(), bias.data(), y.data()));
   Expect("the last output", y.last(), 6);
-  Check(FusedOffsetCotangent(device, convolution, 1, x.data(), weight.data(), d_y.data(), d_offset.data(),
-                             d_mask.data()));
-  Expect("the last mask's cotangent, fused,", d_mask.last(), 30);
-  Expect("the last offset's cotangent, fused,", d_offset.last(), -30);
-
   constexpr int64_t kSplits = 1 << 20;
   Large<float> parts(kSplits * kChannels * kFeatures);
-  Check(FusedWeightCotangent(device, convolution, kSplits, x.data(), d_y.data(), parts.data()));
+  Check(FusedWeightCotangent(device, convolution, {64, 8}, false, kSplits, x.data(), d_y.data(), parts.data()));
   Expect("the last weight's cotangent", parts.last(), 15);
-}
-
-// Many groups of few channels, because the handler limits the scatter lists to 2^31 contributions. The indices of the
-// vectors of d_y need all 32 bits. There are at most 2^20 blocks, so their last one computes the last tile only if the
-// number of tiles is a multiple of that.
-void TestFusedManyGroups() {
-  constexpr int64_t kSide = 1 << 8, kGroups = 31 << 11, kChannels = 8 * kGroups, kPixels = kSide * kSide;
-  static_assert(kPixels * kGroups <= FusedLimits::kMaxVectors && (kPixels - 1) * kGroups > INT32_MAX);
-  static_assert(kPixels / FusedLimits::kTilePixels * kGroups % (1 << 20) == 0);
-  const Sizes sizes = {OneTap(), 1, kSide, kSide, kChannels, kSide, kSide, 1, 1, 1, kSide};
-  const Product product = {kChannels, kGroups};
-  Large<BF16> weight(kChannels * 8), d_y(kPixels * kChannels), d_x(kPixels * kChannels);
-  Large<float> offset(2 * kPixels);
-  Large<int32_t> origin(4), starts(kPixels + 1), contributions(8 * kPixels), workspace(4 * kPixels);
-  weight.last() = BF16(2);
-  d_y.last() = BF16(5);
-  const ScatterLists lists = {starts.data(), reinterpret_cast<Contribution*>(contributions.data()), workspace.data()};
-  Device device(nullptr);
-  Check(FusedInputCotangent(device, {DType::kBF16, sizes, {offset.data(), nullptr, origin.data()}, product}, lists,
-                            weight.data(), d_y.data(), d_x.data()));
-  Expect("the last pixel's cotangent, fused,", d_x.last(), 10);
 }
 #endif
 
@@ -268,7 +242,6 @@ int main() {
   dcn::TestManyQueries();
   dcn::TestManyBatchesOfQueries();
   dcn::TestFusedManyPixels();
-  dcn::TestFusedManyGroups();
 #endif
   std::puts("all last places are right");
 }

@@ -222,41 +222,28 @@ struct FusedCall {
   bool is_y_float;
 
   int64_t group_channels() const { return sizes.channels / product.groups; }
-  // Whether the fused cotangents support this call too.
-  bool has_fused_cotangents(DType dtype) const {
+  // Whether the fused weight cotangent supports this call too.
+  bool has_fused_weight_cotangent(DType dtype) const {
+    if (dtype == DType::kF32) return false;
     const int64_t segment = SegmentChannels({dtype, sizes, {}, product}), vector = FusedVector(dtype);
     return segment > 0 && std::max(group_channels(), sizes.group_channels()) % segment == 0 && product.features > 0 &&
            product.group_features() % vector == 0;
   }
 };
 
-void CallFusedCotangents(DType dtype, const FusedCall& call, const Positions& positions, Array& x, Array& weight,
-                         bool has_mask) {
+void CallFusedWeightCotangent(DType dtype, const FusedCall& call, const Positions& positions, Array& x) {
   const auto& [sizes, product, tile_features, is_y_float] = call;
-  const int64_t bins = sizes.images * sizes.offset_groups * sizes.taps(), outputs = sizes.rows * sizes.columns;
-  const int64_t positions_size = bins * outputs;
-  Device device(nullptr);
-
-  Array d_y = Array::Random(dtype, std::max(sizes.pixels() * product.features, int64_t{1}), 1);
-  Array d_x = Array::Unwritten(dtype, sizes.images * sizes.height * sizes.width * sizes.channels);
-  Array starts = Array::Integers(bins * (sizes.height * sizes.width + 1));
-  Array contributions = Array::Integers(2 * 4 * bins * outputs), workspace = Array::Integers(4 * bins * outputs);
-  const ScatterLists lists = {starts.data<int32_t>(), contributions.data<Contribution>(), workspace.data<int32_t>()};
   const Convolution convolution = {dtype, sizes, positions, product};
-  Check(FusedInputCotangent(device, convolution, lists, weight.data(), d_y.data(), d_x.data()));
-  d_x.CheckWritten("d_x");
-
-  Array d_offset = Array::Unwritten(DType::kF32, 2 * positions_size);
-  Array d_mask = Array::Unwritten(DType::kF32, positions_size);
-  const int32_t block_taps = std::min(sizes.taps(), 2);
-  Check(FusedOffsetCotangent(device, convolution, block_taps, x.data(), weight.data(), d_y.data(),
-                             has_mask ? nullptr : d_offset.data<float>(), has_mask ? d_mask.data<float>() : nullptr));
-
-  if (dtype == DType::kF32) return;
   constexpr int64_t kSplits = 2;
-  Array parts = Array::Unwritten(DType::kF32, kSplits * sizes.taps() * call.group_channels() * product.features);
-  Check(FusedWeightCotangent(device, convolution, kSplits, x.data(), d_y.data(), parts.data<float>()));
-  parts.CheckWritten("parts");
+  Device device(nullptr);
+  Array d_y = Array::Random(dtype, std::max(sizes.pixels() * product.features, int64_t{1}), 1);
+  const bool has_one_sample = SegmentChannels(convolution) % FusedLimits::kWeightTile == 0;
+  for (const FusedTile tile : {FusedTile{64, 8}, FusedTile{128, 4}, FusedTile{128, 8}}) {
+    Array parts = Array::Unwritten(DType::kF32, kSplits * sizes.taps() * call.group_channels() * product.features);
+    Check(FusedWeightCotangent(device, convolution, tile, has_one_sample, kSplits, x.data(), d_y.data(),
+                               parts.data<float>()));
+    parts.CheckWritten("parts");
+  }
 }
 
 void CallFused(DType dtype, const FusedCall& call, bool has_mask) {
@@ -275,10 +262,11 @@ void CallFused(DType dtype, const FusedCall& call, bool has_mask) {
   Array y = Array::Unwritten(is_y_float ? DType::kF32 : dtype, sizes.pixels() * product.features);
   Array origin = Array::Of(std::vector<int32_t>{0, 0, 0, 0});
   const Positions positions = {offset.data(), has_mask ? mask.data() : nullptr, origin.data<int32_t>()};
-  Check(FusedForward(device, {dtype, sizes, positions, product}, tile_features, is_y_float, x.data(), weight.data(),
-                     bias.data(), y.data()));
+  const FusedTile tile = {tile_features, tile_features == 256 || has_mask ? 8 : 4};
+  Check(FusedForward(device, {dtype, sizes, positions, product}, tile, is_y_float, x.data(), weight.data(), bias.data(),
+                     y.data()));
   y.CheckWritten("y");
-  if (call.has_fused_cotangents(dtype)) CallFusedCotangents(dtype, call, positions, x, weight, has_mask);
+  if (call.has_fused_weight_cotangent(dtype)) CallFusedWeightCotangent(dtype, call, positions, x);
 }
 
 void CallMaxPool(DType dtype, const PoolSizes& sizes, const Rois& rois, Array& x, Array& d_pooled) {
@@ -425,11 +413,9 @@ const FusedCall kFusedCalls[] = {
     {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 0, 4, 8, 2, 4, 1, 1}, {8, 1}, 64, false},
     {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 0, 3, 4, 1, 1}, {8, 1}, 64, false},
     {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 3, 4, 8, 3, 4, 1, 1}, {0, 1}, 64, false},
-    // Edge cases of the cotangents: partial tiles of both images; groups and offset groups that share channels; two
-    // channel tiles with stages of several taps; two feature tiles with stages of one tap.
+    // Edge cases of the weight's cotangent: partial tiles; groups and offset groups that share channels; many features.
     {{{{1, 2}, {1, 1}, {0, 1}, {1, 1}, false}, 2, 9, 8, 16, 9, 8, 1, 2}, {16, 1}, 64, false},
     {{{{2, 1}, {1, 1}, {1, 0}, {2, 3}, true}, 1, 3, 4, 64, 3, 4, 4, 1}, {32, 2}, 64, false},
-    {{{{1, 2}, {2, 1}, {0, 1}, {1, 2}, false}, 1, 5, 4, 136, 2, 2, 1, 1}, {8, 1}, 64, false},
     {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 3, 4, 32, 3, 4, 2, 1}, {272, 2}, 64, false},
     // Tiles of the weight's cotangent: samples of one tap and offset group, for few and many features; then 8, 16 and
     // 24 channels per offset group, and groups that are smaller than an offset group.
@@ -440,20 +426,6 @@ const FusedCall kFusedCalls[] = {
     {{{{1, 3}, {1, 1}, {0, 1}, {1, 1}, false}, 1, 3, 4, 64, 3, 4, 4, 1}, {16, 2}, 64, false},
     {{{{3, 1}, {1, 1}, {1, 0}, {1, 1}, false}, 1, 3, 4, 48, 3, 4, 2, 1}, {72, 1}, 64, false},
     {{{{2, 2}, {1, 1}, {1, 1}, {1, 1}, true}, 1, 3, 4, 32, 4, 5, 2, 1}, {32, 4}, 64, false},
-    // Lists of contributions: long ones, with 8 channels per offset group; mostly empty ones, and images that end
-    // within a run of pixels whose lists a thread sums, with 16.
-    {{{{1, 2}, {1, 1}, {0, 0}, {1, 1}, true}, 1, 1, 2, 16, 9, 8, 2, 1}, {16, 1}, 64, false},
-    {{{{3, 3}, {1, 1}, {0, 0}, {1, 1}, false}, 3, 3, 4, 32, 1, 2, 2, 3}, {24, 1}, 64, false},
-    // Offset groups of 8, 16 and 24 channels, whose samples share tiles in the cotangents of offset and mask: several
-    // tiles of samples, the last of them incomplete; several feature groups; more features than fit the stages.
-    {{{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false}, 1, 5, 6, 32, 5, 6, 4, 1}, {16, 2}, 64, false},
-    {{{{2, 2}, {1, 1}, {1, 1}, {2, 3}, true}, 1, 3, 4, 48, 3, 4, 3, 1}, {160, 1}, 64, false},
-    {{{{1, 3}, {1, 2}, {0, 1}, {1, 1}, false}, 2, 9, 8, 72, 9, 4, 3, 2}, {8, 1}, 64, false},
-    {{{{2, 1}, {1, 1}, {1, 0}, {1, 1}, false}, 1, 3, 4, 40, 3, 4, 1, 1}, {8, 1}, 64, false},  // too many to share
-    // Long lists: several chunks of contributions to few pixels; all of them to one pixel; several bins.
-    {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, true}, 1, 3, 4, 8, 50, 45, 1, 1}, {8, 1}, 64, false},
-    {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, true}, 1, 1, 1, 8, 20, 20, 1, 1}, {8, 1}, 64, false},
-    {{{{1, 1}, {1, 1}, {0, 0}, {1, 1}, false}, 1, 17, 23, 8, 17, 23, 1, 1}, {8, 1}, 64, false},
 };
 
 // Batches, points, channels; axes and sizes; rules; whether locations are planar.

@@ -96,19 +96,6 @@ MUTATIONS = {
     "feature past the end of a group": Mutation(
         "deform_conv_fused_forward.cu", "{~~ || in_group + k >= call.group_features~>~~}", FAULT),
     "chunk past the end": Mutation("deform_conv_fused_forward.cu", "return {~~tap_ < num_taps()~>true~~};", FAULT),
-    "list that starts too early": Mutation(
-        "counting_sort.h", "row_ends[-1] = bin_start{~~~> - (sizeof(Value) > 4)~~};", FAULT,
-        kernel="deform_conv_fused_input"),
-    "contributions summed into the stage that is multiplied": Mutation(
-        "deform_conv_fused_input.cu", "HalfStage(slice / 2{~~~> + 1~~}, slice % 2, half)", FAULT),
-    "pixel of x past the end": Mutation(
-        "deform_conv_fused_input.cu", "const bool is_valid = i <{~~~>=~~} call.pixels;", FAULT),
-    "pixels of x read before they are stored": Mutation(
-        "deform_conv_fused_input.cu", "    }\n    {~~__syncthreads();\n    ~>~~}const ChannelTile", FAULT),
-    "dot products read before they are stored": Mutation(
-        "deform_conv_fused_offset.cu", "    {~~__syncthreads();\n    ~>~~}if (!kManySamples) store_cotangents(", FAULT),
-    "corners read before they are located": Mutation(
-        "deform_conv_fused_offset.cu", "{~~__syncthreads();  ~>~~}// all threads have located", FAULT),
     "corners stored while they are read": Mutation(
         "deform_conv_fused_weight.cu",
         "{~~if constexpr (kTables == 1) __syncthreads();\n      ~>~~}find_corners(",
@@ -120,10 +107,6 @@ MUTATIONS = {
         "deform_conv_fused_weight.cu", "{~~ || feature >= block_tile.first_feature + block_tile.features~>~~}", FAULT),
     "no barrier between blocks, forward": Mutation(
         "deform_conv_fused_forward.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT, blocks=1),
-    "no barrier between blocks, input": Mutation(
-        "deform_conv_fused_input.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT, blocks=1),
-    "no barrier between blocks, offset": Mutation(
-        "deform_conv_fused_offset.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT, blocks=1),
     "no barrier between blocks, weight": Mutation(
         "deform_conv_fused_weight.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT, blocks=1),
     "tap past the end of a level": Mutation(
@@ -161,12 +144,12 @@ MUTATIONS = {
         "matrix.h", '{{~~ asm volatile("cp.async.wait_all;" ::: "memory"); ~>~~}}', "not waited for",
         kernel="deform_conv_fused_forward"),
     "copies committed instead of waited for": Mutation(
-        "matrix.h", "cp.async.{~~wait_all~>commit_group~~};", "not waited for", kernel="deform_conv_fused_offset"),
+        "matrix.h", "cp.async.{~~wait_all~>commit_group~~};", "not waited for", kernel="deform_conv_fused_weight"),
     "wait for all copies but the last": Mutation(
         "matrix.h", "cp.async.{~~wait_all~>commit_group; cp.async.wait_group 1~~};", "not waited for",
-        kernel="deform_conv_fused_input"),
+        kernel="deform_conv_fused_forward"),
     "matrices transposed": Mutation(
-        "matrix.h", "m8n8.x4.{~~~>trans.~~}shared.b16", VALUES, kernel="deform_conv_fused_input"),
+        "matrix.h", "m8n8.x4.{~~~>trans.~~}shared.b16", VALUES, kernel="deform_conv_fused_forward"),
     "matrices not transposed": Mutation(
         "matrix.h", "m8n8.x4.{~~trans.~>~~}shared.b16", VALUES, kernel="deform_conv_fused_weight"),
     "words of a fragment swapped": Mutation(
@@ -189,10 +172,10 @@ MUTATIONS = {
         "deform_conv_fused_forward.cu", "wait_async_copies();{~~\n      __syncthreads();~>~~}", "was not written"),
     "no barrier of the warp before ldmatrix": Mutation(
         "gemm.h", "{~~    __syncwarp();\n~>~~}#pragma unroll", "needs a warp that has converged",
-        kernel="deform_conv_fused_input"),
+        kernel="deform_conv_fused_forward"),
     "products by some lanes": Mutation(
         "gemm.h", "{~~~>if (lane() < 31) ~~}mma<T>(accumulators[i][j], a[i]", "waits for lanes 0x80000000 of its warp",
-        kernel="deform_conv_fused_input"),
+        kernel="deform_conv_fused_weight"),
     "an instruction that the interpreter does not have": Mutation(
         "matrix.h", "cvt.{~~rna~>rn~~}.tf32.f32", "the interpreter has no cvt.rn.tf32.f32",
         kernel="deform_conv_fused_forward"),

@@ -63,10 +63,6 @@ MUTATIONS = {
         "aggregation_value.cu",
         "d_out + {~~~>int32_t(~~}first_query.index(sizes) * sizes.channels{~~~>)~~} + channel",
     ),
-    "vector of d_y": (
-        "deform_conv_fused_input.cu",
-        "features{~~, buffer[i][0]~> + int64_t(int32_t(buffer[i][0])) * kChunkSize<T>, 0~~});",
-    ),
 }
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_dcn
-from jax_dcn._operators.deform_conv import cuda_tiles, kernels, plan
+from jax_dcn._operators.deform_conv import fused_plan, im2col_plan, plan, primitive
 from jax_dcn._operators.deform_conv.arguments import canonicalize
 from jax_dcn._primitive.operator import Request, Step
 from jax_dcn._primitive.target import Target
@@ -87,7 +87,7 @@ def test_conv_chunks_of_16_bits(held, sort_bytes, dtype, monkeypatch):
 
     is_a_loop, expected = gradients()
     conv_memory.limit_samples(monkeypatch, held)
-    monkeypatch.setattr(plan, "SORT_BYTES", sort_bytes)
+    monkeypatch.setattr(im2col_plan, "SORT_BYTES", sort_bytes)
     has_chunks, actual = gradients()
     assert (is_a_loop, has_chunks) == (False, True)
     assert_close(actual, expected, rtol=2**-6, atol=2**-6)
@@ -98,7 +98,6 @@ test_conv_fused_without_mask_and_bias = conv_fused.test_without_mask_and_bias
 test_conv_fused_unrounded_sums = conv_fused.test_the_sum_leaves_unrounded
 test_conv_fused_nonfinite_offsets = conv_fused.test_nonfinite_offsets
 test_conv_fused_one_pixel = conv_fused.test_all_samples_in_one_pixel
-test_conv_fused_runs = conv_fused.test_images_in_chunks
 test_conv_fused_mask_alone = conv_fused.test_the_cotangent_of_the_mask_alone
 test_conv_fused_reads = conv_fused.test_only_pixels_that_samples_touch_are_read
 
@@ -107,56 +106,53 @@ TILED = ["ragged_strip_and_tile", "several_tiles_of_features", "2_groups_3_offse
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", TILED)
-@pytest.mark.parametrize("tile", cuda_tiles.TILE_FEATURES[1:])
-def test_conv_fused_tiles(tile, name, dtype, monkeypatch):
-    """Forces tile sizes that are not selected for small shapes."""
-    monkeypatch.setattr(cuda_tiles, "tile_features", lambda *_: tile)
+@pytest.mark.parametrize("tile, warps", [(64, 4), (64, 8), (128, 4), (128, 8), (256, 8)])
+def test_conv_fused_tiles(tile, warps, name, dtype, monkeypatch):
+    """All tiles of the forward, also those that are not selected for small shapes."""
+    monkeypatch.setattr(fused_plan, "cuda_forward", lambda *_: fused_plan.FusedCudaForward(tile, warps))
     case = conv_fused.CASE[name]
     conv_fused.check_values(case, dtype, conv_fused.cast(case, dtype))
 
 
-@pytest.fixture
-def one_resident_block(interpreter):
-    """Only one block of a forward's tile fits an SM, as on sm_86, sm_89 and sm_120."""
-    before = interpreter.set(max_shared_bytes=99 << 10, device=10, requires_loading=0)
-    yield
-    interpreter.set(**before)
+BACK = ["ragged_strip_and_tile_back", "whole_tile_of_channels_back", "several_tiles_of_features_back"]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", ["ragged_strip_and_tile", "2_groups_3_offset_groups"])
-@pytest.mark.parametrize("tile", [64, 256])  # 256 features do not fit, so that tiles of 128 are launched
-def test_conv_fused_tiles_of_8_warps(tile, name, dtype, one_resident_block, monkeypatch):
-    test_conv_fused_tiles(tile, name, dtype, monkeypatch)
+@pytest.mark.parametrize("name", BACK)
+@pytest.mark.parametrize("tile, warps", [(64, 8), (128, 4), (128, 8)])
+def test_conv_fused_tiles_of_the_weight(tile, warps, name, monkeypatch):
+    choose = fused_plan.cuda_weight
 
+    def with_tile(problem, sm_shared_bytes):
+        chosen = choose(problem, sm_shared_bytes)
+        return dataclasses.replace(chosen, tile_features=tile, warps=warps)
 
-def with_seven_images(choose):
-    return lambda name, problem: plan.FusedCudaInput(7) if name == "x" else choose(name, problem)
-
-
-def test_conv_fused_with_more_scatter_lists_than_images(monkeypatch):
-    """As in an exported function whose batch is symbolic."""
-    monkeypatch.setattr(plan, "_fused_cuda_gradient", with_seven_images(plan._fused_cuda_gradient))
-    case = conv_fused.CASE["torus_back"]
-    conv_fused.check_values(case, "bfloat16", conv_fused.cast(case, "bfloat16"))
-
-
-@pytest.mark.parametrize("name", ["ragged_strip_and_tile_back", "several_tiles_of_channels_back", "torus_back"])
-@pytest.mark.parametrize("taps", [2, 5])
-def test_conv_fused_taps_of_a_block(taps, name, monkeypatch):
-    """Forces several taps per block; for small shapes one would be selected."""
-    monkeypatch.setattr(cuda_tiles, "block_taps", lambda *_: taps)
+    monkeypatch.setattr(fused_plan, "cuda_weight", with_tile)
     case = conv_fused.CASE[name]
     conv_fused.check_values(case, "bfloat16", conv_fused.cast(case, "bfloat16"))
+
+
+def test_a_tile_of_another_gpu_is_an_error(interpreter, monkeypatch):
+    """A program that was compiled for an H100 says so on a GPU whose SMs have less shared memory."""
+    monkeypatch.setattr(fused_plan, "cuda_forward", lambda *_: fused_plan.FusedCudaForward(256, 8))
+    case = conv_fused.CASE["torus"]
+    before = interpreter.set(max_shared_bytes=99 << 10, device=10, requires_loading=0)
+    try:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="tiles of 256 features, which were chosen for another"):
+            conv_fused.check_values(case, "bfloat16", conv_fused.cast(case, "bfloat16"))
+    finally:
+        interpreter.set(**before)
+
+
+PATHS = {"fused": None, "im2col": "im2col"}  # None: all that can be is fused
 
 
 @pytest.mark.parametrize("name", ["4_offset_groups_in_2_groups_back", "ragged_strip_and_tile_back", "torus_back"])
 def test_conv_paths_agree(name):
-    """The im2col path has the values and gradients of the fused one, from the same operands."""
+    """The im2col path has the values and the gradient of weight of the fused one, from the same operands."""
     case = conv_fused.CASE[name]
     operands, cotangent = conv_fused.cast(case, "bfloat16"), jnp.asarray(case.cotangent(), "bfloat16")
     run = functools.partial(conv_fused.pull_back, **case.keywords)
-    functions = {path: jax.jit(functools.partial(run, backend=path)) for path in ("fused", "im2col")}
+    functions = {path: jax.jit(functools.partial(run, backend=backend)) for path, backend in PATHS.items()}
     for path, function in functions.items():
         assert ("dcn_fused" in function.lower(cotangent, operands).as_text()) == (path == "fused")
     by_path = {path: jax.tree.leaves(function(cotangent, operands)) for path, function in functions.items()}
@@ -165,11 +161,11 @@ def test_conv_paths_agree(name):
         conv_fused.assert_close(fused_array, im2col_array, 0, 4 * 2**-7 * largest)
 
 
-@pytest.mark.parametrize("path", ["fused", "im2col"])
-def test_conv_parts_of_the_output(path):
+@pytest.mark.parametrize("backend", PATHS.values())
+def test_conv_parts_of_the_output(backend):
     """A shard of the output rows and columns, which starts at an origin, has the values of the whole output."""
     case = conv_fused.with_channels(64, 16, offset_groups=2)
-    whole, spec = canonicalize(2, *conv_fused.cast(case, "bfloat16"), backend=path, **case.keywords)
+    whole, spec = canonicalize(2, *conv_fused.cast(case, "bfloat16"), backend=backend, **case.keywords)
     cotangent = jnp.asarray(case.cotangent(), whole.x.dtype).at[:, :2].set(0).at[:, :, :1].set(0)
 
     @jax.jit
@@ -179,9 +175,9 @@ def test_conv_parts_of_the_output(path):
         def planned(step):
             return plan.plan(Request(step, spec, Target("cuda")), operands)
 
-        y = kernels.forward(planned(None), operands, spec=spec, origin=origin)
+        y = primitive._forward_by_kernels(planned(None), operands, spec=spec, origin=origin)
         plans = planned(Step("vjp", whole._fields))
-        gradients = kernels.cotangent(plans, operands, cotangent, spec=spec, origin=origin)
+        gradients = primitive._cotangent_by_kernels(plans, operands, cotangent, spec=spec, origin=origin)
         return y, *(gradients[name] for name in whole._fields)
 
     def shard(array):

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
+from jax_dcn._operators.deform_conv.fused_plan import FusedCpu, FusedCudaForward, FusedCudaWeight
 from jax_dcn._operators.deform_conv.geometry import Window, groups_and_taps
-from jax_dcn._operators.deform_conv.im2col_chunks import sorted_shapes
-from jax_dcn._operators.deform_conv.plan import FusedCpu, scatter_list_shapes
+from jax_dcn._operators.deform_conv.im2col_plan import sorted_shapes
 from jax_dcn._primitive import jax_internals
 
 
@@ -150,7 +150,7 @@ def fused_forward(
     bias: jax.Array,
     *,
     feature_group_count: int,
-    tile_features: int,
+    tile: FusedCudaForward,
     dtype: DTypeLike,
 ) -> jax.Array:
     """The result [n, rows, columns, Cout], of `dtype`, by weight [Cout, K, Cin/groups] and a float32 bias [Cout]."""
@@ -160,7 +160,8 @@ def fused_forward(
         samples=samples,
         results=_result(x, (*samples.offset.shape[:3], weight.shape[0]), dtype),
         feature_group_count=feature_group_count,
-        tile_features=tile_features,
+        tile_features=tile.tile_features,
+        warps=tile.warps,
     )
 
 
@@ -222,58 +223,8 @@ def cpu_fused_cotangents(
     return {name: out[name].reshape(weight.shape) if name == "weight" else out[name] for name in requested}
 
 
-def fused_input_cotangent(
-    samples: Samples,
-    weight: jax.Array,
-    d_y: jax.Array,
-    *,
-    feature_group_count: int,
-    image_size: Sequence[int],
-    images_at_once: int,
-) -> jax.Array:
-    """The cotangent of x [n, H, W, Cin], by weight [Cin, K, Cout/groups]. The images are computed in chunks."""
-    images, rows, columns, _ = samples.offset.shape
-    groups, taps = groups_and_taps(samples.offset, samples.kernel_size)
-    lists = scatter_list_shapes((images_at_once, groups, taps), rows * columns, image_size[0] * image_size[1])
-    d_x, *_ = _call(
-        "dcn_fused_input_cotangent",
-        *(*_positions(samples), weight, d_y),
-        samples=samples,
-        results=[
-            _result(d_y, (images, *image_size, weight.shape[0]), d_y.dtype),
-            *(_result(d_y, shape, jnp.int32) for shape in lists),
-        ],
-        feature_group_count=feature_group_count,
-    )
-    return d_x
-
-
-def fused_offset_cotangent(
-    x: jax.Array,
-    samples: Samples,
-    weight: jax.Array,
-    d_y: jax.Array,
-    *,
-    feature_group_count: int,
-    block_taps: int,
-    requested: Sequence[str],
-) -> dict[str, jax.Array]:
-    """The cotangents of "offset" and "mask", as requested, by weight [Cin, K, Cout/groups]."""
-    results = _position_results(x, samples, requested)
-    cotangents = _call(
-        "dcn_fused_offset_cotangent",
-        *(x, *_positions(samples), weight, d_y),
-        samples=samples,
-        results=list(results.values()),
-        feature_group_count=feature_group_count,
-        block_taps=block_taps,
-        **_requests(requested),
-    )
-    return dict(zip(results, cotangents, strict=True))
-
-
 def fused_weight_cotangent(
-    x: jax.Array, samples: Samples, d_y: jax.Array, *, feature_group_count: int, num_splits: int
+    x: jax.Array, samples: Samples, d_y: jax.Array, *, feature_group_count: int, tile: FusedCudaWeight
 ) -> jax.Array:
     """Partial sums of the cotangent of the weight, in float32: [num_splits, K, Cin/groups, Cout]."""
     _, taps = groups_and_taps(samples.offset, samples.kernel_size)
@@ -281,8 +232,11 @@ def fused_weight_cotangent(
         "dcn_fused_weight_cotangent",
         *(x, *_positions(samples), d_y),
         samples=samples,
-        results=_result(x, (num_splits, taps, x.shape[-1] // feature_group_count, d_y.shape[-1]), jnp.float32),
+        results=_result(x, (tile.num_splits, taps, x.shape[-1] // feature_group_count, d_y.shape[-1]), jnp.float32),
         feature_group_count=feature_group_count,
+        tile_features=tile.tile_features,
+        warps=tile.warps,
+        has_one_sample=tile.has_one_sample,
     )
 
 

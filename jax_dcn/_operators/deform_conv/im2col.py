@@ -19,7 +19,7 @@ from jax_dcn._operators.deform_conv.arguments import Spec
 from jax_dcn._operators.deform_conv.convolution import Convolution
 from jax_dcn._operators.deform_conv.custom_calls import Samples, SortedSamples
 from jax_dcn._operators.deform_conv.geometry import groups_and_taps
-from jax_dcn._operators.deform_conv.plan import Im2col
+from jax_dcn._operators.deform_conv.im2col_plan import Im2col
 from jax_dcn._primitive.chunks import filled, fold, read_chunk, write_chunk
 from jax_dcn._primitive.promotion import sum_dtype
 

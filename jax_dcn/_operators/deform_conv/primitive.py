@@ -1,4 +1,4 @@
-"""The operator as a JAX primitive, from the reference and the kernels."""
+"""The operator as a JAX primitive: its axes, and its lowering, which hands each planned computation to an executor."""
 
 import dataclasses
 import math
@@ -6,14 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
 
-from jax_dcn._operators.deform_conv import kernels, plan
+from jax_dcn._operators.deform_conv import fused, im2col, plan
 from jax_dcn._operators.deform_conv.arguments import Operands, Spec, check_operands
+from jax_dcn._operators.deform_conv.convolution import Convolution
+from jax_dcn._operators.deform_conv.fused_plan import FusedCpu, FusedCudaForward, FusedCudaWeight
 from jax_dcn._operators.deform_conv.geometry import OUTPUT_AXES, groups_and_taps
+from jax_dcn._operators.deform_conv.im2col_plan import Im2col
 from jax_dcn._operators.deform_conv.reference import reference
 from jax_dcn._primitive.operator import Axes, Operator
 from jax_dcn._primitive.partition import Shard
+from jax_dcn._primitive.plan import ComputationPlan
 from jax_dcn._types import Shaped
+
+Arrays = Mapping[str, jax.Array]
+Plans = Mapping[str, ComputationPlan]
+Origin = tuple[ArrayLike, ...]
 
 
 def result(operands: Operands[Shaped], spec: Spec) -> jax.ShapeDtypeStruct:
@@ -58,6 +68,59 @@ def keywords(spec: Spec, shards: Mapping[str, Shard]) -> dict[str, Any]:
     return {"spec": spec, "origin": origin}
 
 
+def _forward_by_kernels(plans: Plans, operands: Operands[jax.Array], *, spec: Spec, origin: Origin) -> jax.Array:
+    """The part of the output from `origin` on that `offset` has."""
+    return _forward(Convolution(operands, spec, origin), plans["forward"], im2col.VALUE_FILL)
+
+
+def _tangent_by_kernels(
+    plans: Plans, operands: Operands[jax.Array], tangents: Arrays, *, spec: Spec, origin: Origin
+) -> jax.Array:
+    """The tangent of the result, from the tangents of those operands that have one."""
+    operands = operands._replace(bias=None)
+    if "tangent" in plans:
+        return im2col.tangent(Convolution(operands, spec, origin), tangents, plans["tangent"].choices)
+    if "forward" in plans:
+        return _forward(Convolution(operands._replace(**tangents), spec, origin), plans["forward"], im2col.TANGENT_FILL)
+    shape = (*operands.offset.shape[:-1], operands.weight.shape[-1])
+    return jnp.broadcast_to(tangents["bias"], shape).astype(spec.dtype)
+
+
+def _cotangent_by_kernels(
+    plans: Plans, operands: Operands[jax.Array], ct: jax.Array, *, spec: Spec, origin: Origin
+) -> dict[str, jax.Array]:
+    """The planned cotangents, in the dtype of the sums; that of x in the planned dtype."""
+    convolution = Convolution(operands, spec, origin)
+    by_choices: dict[Any, list[str]] = {}
+    for name, planned in plans.items():
+        by_choices.setdefault(planned.choices, []).append(name)
+    out: dict[str, jax.Array] = {}
+    for choices, names in by_choices.items():
+        match choices:
+            case Im2col():
+                out |= im2col.cotangents(convolution, ct, names, choices)
+            case FusedCpu():
+                out |= fused.cpu_cotangents(convolution, ct, names, choices)
+            case FusedCudaWeight():
+                out["weight"] = fused.cuda_weight_cotangent(convolution, ct, choices)
+            case None if names == ["bias"]:
+                out["bias"] = ct.sum(range(ct.ndim - 1), dtype=operands.offset.dtype)
+            case _:
+                raise TypeError(f"no executor takes {choices} for {names}")
+    return out
+
+
+def _forward(convolution: Convolution, planned: ComputationPlan, fill: float) -> jax.Array:
+    match planned.choices:
+        case FusedCpu() as choices:
+            return fused.cpu_forward(convolution, choices)
+        case FusedCudaForward() as choices:
+            return fused.cuda_forward(convolution, choices)
+        case Im2col() as choices:
+            return im2col.forward(convolution, choices, fill)
+    raise TypeError(f"no executor takes {planned.choices}")
+
+
 def _operator(name: str, dims: int) -> Operator[Spec]:
     """The operator for images of this number of axes."""
     return Operator[Spec](
@@ -66,9 +129,9 @@ def _operator(name: str, dims: int) -> Operator[Spec]:
         result=result,
         reference=reference,
         plan=plan.plan,
-        forward=kernels.forward,
-        tangent=kernels.tangent,
-        cotangent=kernels.cotangent,
+        forward=_forward_by_kernels,
+        tangent=_tangent_by_kernels,
+        cotangent=_cotangent_by_kernels,
         flops=plan.flops,
         samples=plan.samples,
         axes=axes,

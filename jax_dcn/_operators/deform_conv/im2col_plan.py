@@ -1,0 +1,210 @@
+"""The parameters of the im2col path: chunks that fit into a budget of workspace, and what a GPU sorts at a time."""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from jax_dcn._operators.deform_conv.geometry import OUTPUT_AXES
+from jax_dcn._operators.deform_conv.problem import Problem, pixel_columns, row_pixels
+from jax_dcn._primitive.chunks import balanced
+from jax_dcn._primitive.promotion import sum_dtype
+from jax_dcn._primitive.target import Target
+from jax_dcn._types import Shaped
+
+# Workspace budget per chunk, for the columns and their cotangents; the forward, which has columns only, uses half. The
+# budget of a CPU keeps a chunk in its caches. A GPU needs large products to be fast: 96 MiB per array is better than 64
+# MiB and than half of the L2 cache by the estimates of commit a4229b8 for six GPUs. It was not measured.
+COLUMN_BYTES = {"cpu": 16 * 2**20, "cuda": 192 * 2**20}
+REFERENCE_PART = 16  # of this budget: the columns in derivatives of the reference, which hold up to 25 such arrays
+SORT_BYTES = 64 * 2**20  # the most that the sorted samples of several images may take, on CUDA
+
+
+@dataclass(frozen=True)
+class Im2col:
+    """The chunks of the im2col path: how many images, or else how many rows of one image."""
+
+    images: int
+    rows: int
+    columns_dtype: Any  # of the cotangent of the columns
+    x_dtype: Any = None  # of the cotangent of x
+    x_sums: bool = False  # whether its sums have an array of their own: of another dtype, and not rounded by the kernel
+    # What a GPU sorts at a time, for several chunks: the samples of whole images, or else of rows of one image.
+    sorted_images: int = 0
+    sorted_rows: int = 0
+    # Of volumes, whose samples it sorts chunk by chunk: 32-bit elements per output plane, and per volume.
+    sort_row: int = 0
+    sort_image: int = 0
+    stores_transposes: bool = False  # XLA's fast products for CPUs do not take a transposed first operand
+
+    def __str__(self) -> str:
+        return _at_a_time(self.images, "image") if self.images > 1 else _at_a_time(self.rows, "row")
+
+
+def _at_a_time(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'} at a time"
+
+
+def forward(problem: Problem) -> Im2col:
+    dtype = _columns_cotangent_dtype(problem)
+    row_bytes = problem.column_row * max(dtype.itemsize, _column_bytes(problem))
+    images, rows = _fitting(problem.offset, row_bytes, COLUMN_BYTES[problem.target.platform] // 2)
+    return Im2col(images, rows, dtype)
+
+
+def tangent(active: Collection[str], problem: Problem) -> Im2col:
+    arrays = 2 if "weight" in active else 1  # of the size of the columns
+    budget = arrays * COLUMN_BYTES[problem.target.platform] // 2
+    if problem.spec.dims == 3:  # evaluated in jax.numpy
+        arrays *= REFERENCE_PART
+    row_bytes = arrays * problem.column_row * problem.offset.dtype.itemsize
+    images, rows = _fitting(problem.offset, row_bytes, budget)
+    return Im2col(images, rows, problem.offset.dtype)
+
+
+def reference_chunk(x: Shaped, offset: Shaped, weight: Shaped, target: Target) -> dict[str, int]:
+    """The images and rows whose columns are held at a time in derivatives of the reference."""
+    row_bytes = row_pixels(offset) * pixel_columns(x, weight) * offset.dtype.itemsize
+    images, rows = _fitting(offset, row_bytes, COLUMN_BYTES[target.platform] // REFERENCE_PART)
+    first_axis, *_ = OUTPUT_AXES[len(x.shape) - 2]
+    return {"batch": images, first_axis: rows}
+
+
+def gradients(requested: Collection[str], all_reduced: Collection[str], problem: Problem) -> Im2col:
+    """For gradients that are computed together."""
+    x, offset, _, spec, target, _ = problem
+    of_volumes = spec.dims == 3  # whose kernel computes the sums of its samples, which are then added up
+    columns_dtype, on_cuda = _columns_cotangent_dtype(problem), target.platform == "cuda"
+    x_dtype = offset.dtype if "x" in all_reduced else x.dtype
+    has_sums = "x" in requested and (of_volumes or x_dtype != offset.dtype)
+    sorts = "x" in requested and on_cuda
+    sort_row, sort_image = _volume_sort_words(problem) if sorts and of_volumes else (0, 0)
+    most_rows = _most_sorted_rows(problem) if sorts and not of_volumes else None
+
+    has_both = not {"x", "offset", "mask"}.isdisjoint(requested) and "weight" in requested
+    row_bytes = problem.column_row * max(columns_dtype.itemsize, _column_bytes(problem)) * (2 if has_both else 1)
+    row_bytes += 4 * sort_row
+    budget, rows_of_image = COLUMN_BYTES[target.platform], offset.shape[1]
+    images, rows = _fitting(offset, row_bytes, budget, 4 * sort_image)
+    # The CUDA kernel rounds the cotangent of a whole image itself.
+    has_whole_images = isinstance(rows_of_image * row_bytes, int) and rows == rows_of_image
+    if on_cuda and not of_volumes and most_rows is None and has_whole_images:
+        has_sums = False
+    if has_sums:
+        images, rows = _fitting(offset, row_bytes, budget, 4 * sort_image + _image_sum_bytes(problem))
+
+    sorted_images = sorted_rows = 0
+    if most_rows is not None:
+        images, rows = 1, min(rows, most_rows)
+        sorted_rows = most_rows // rows * rows
+    elif sorts and not of_volumes:
+        most_images = SORT_BYTES // max(_sort_bytes(rows_of_image, problem), 1)
+        images = balanced(images, most_images)
+        sorted_images = images * balanced(-(-offset.shape[0] // images), most_images // images)
+    return Im2col(
+        images,
+        rows,
+        columns_dtype,
+        x_dtype,
+        has_sums,
+        sorted_images,
+        sorted_rows,
+        sort_row,
+        sort_image,
+        stores_transposes=not on_cuda,
+    )
+
+
+def workspace_bytes(computation: str, choices: Im2col, problem: Problem) -> int:
+    """The bytes of a chunk's columns or their cotangents, and of what the gradient of x sums and sorts."""
+    offset = problem.offset
+    images, rows = _at_most(choices.images, offset.shape[0]), _at_most(choices.rows, offset.shape[1])
+    columns = images * rows * problem.column_row
+    if computation in ("forward", "weight"):
+        return columns * _column_bytes(problem)
+    size = columns * choices.columns_dtype.itemsize
+    if computation == "x":
+        sums = _image_sum_bytes(problem) if choices.x_sums else 0
+        size += images * (4 * (rows * choices.sort_row + choices.sort_image) + sums)
+        if choices.sorted_images:
+            size += _at_most(choices.sorted_images, offset.shape[0]) * _sort_bytes(offset.shape[1], problem)
+        if choices.sorted_rows:
+            size += _sort_bytes(choices.sorted_rows, problem)
+    return size
+
+
+def sorted_shapes(
+    tables: tuple[Any, ...], samples: Any, image_size: Sequence[Any], sum_itemsize: int
+) -> list[tuple[Any, ...]]:
+    """The shapes of samples, cell_start and the workspace to sort, all int32, for dimensions `tables` of tables."""
+    height, width = image_size
+    numbers = sum_itemsize  # 32-bit elements of four numbers of the sums' type
+    return [(*tables, samples, numbers), (*tables, (height + 1) * (width + 1) + 1), (*tables, samples)]
+
+
+def _fitting(offset: Shaped, row_bytes: Any, budget: int, image_bytes: Any = 0) -> tuple[int, int]:
+    """The most images, or rows of one image, that fit into `budget` bytes. Symbolic sizes get one row.
+
+    Rows get half of the budget where an image itself leaves less: each chunk of rows visits all pixels of its image.
+    """
+    images, rows = offset.shape[:2]
+    if not isinstance(rows * row_bytes + image_bytes, int):
+        return 1, 1
+    most = budget // max(rows * row_bytes + image_bytes, 1)
+    if most > 1:
+        return balanced(images, most), rows
+    return 1, balanced(rows, max(budget - image_bytes, budget // 2) // max(row_bytes, 1))
+
+
+def _column_bytes(problem: Problem) -> int:
+    """The bytes that an element of the columns takes."""
+    samples = problem.offset.dtype.itemsize if problem.masks_in_xla else 0
+    return problem.x.dtype.itemsize + samples
+
+
+def _image_sum_bytes(problem: Problem) -> int:
+    """The bytes of the sums of one image's cotangent; of a volume, also of what is added to them, and of its x."""
+    copies = 3 if problem.spec.dims == 3 else 1
+    return copies * math.prod(problem.x.shape[1:]) * problem.offset.dtype.itemsize
+
+
+def _columns_cotangent_dtype(problem: Problem) -> Any:
+    """As the handlers have it: Device::kRoundsColumnCotangents of C++."""
+    dtype, is_wide = problem.x.dtype, problem.target.platform == "cpu" and problem.spec.dims == 2
+    is_wide |= problem.masks_in_xla
+    return sum_dtype(dtype) if is_wide else jnp.dtype(dtype)
+
+
+def _volume_sort_words(problem: Problem) -> tuple[Any, Any]:
+    """32-bit elements that a GPU needs to sort the samples of volumes by pixel of x: per output plane, and per volume.
+
+    For each of eight pixels an id, a point and a weight: TableWords of the sampling's CUDA kernel.
+    """
+    offset_groups, taps = problem.groups_and_taps
+    samples = problem.row_pixels * offset_groups * taps
+    sum_itemsize = problem.offset.dtype.itemsize
+    return samples * 8 * (1 + sum_itemsize // 2), offset_groups * (math.prod(problem.x.shape[1:-1]) + 1)
+
+
+def _sort_bytes(rows: Any, problem: Problem) -> Any:
+    """The bytes that a GPU needs to sort the samples of some rows of one image by pixel of x."""
+    offset_groups, taps = problem.groups_and_taps
+    samples = rows * problem.row_pixels * taps
+    shapes = sorted_shapes((offset_groups,), samples, problem.x.shape[1:-1], problem.offset.dtype.itemsize)
+    return 4 * sum(map(math.prod, shapes))
+
+
+def _most_sorted_rows(problem: Problem) -> int | None:
+    """As many rows of an image as SORT_BYTES have room for; None for all."""
+    without, with_all = _sort_bytes(0, problem), _sort_bytes(problem.offset.shape[1], problem)
+    if not isinstance(with_all, int):
+        return 1
+    if with_all <= SORT_BYTES:
+        return None
+    return max((SORT_BYTES - without) // (_sort_bytes(1, problem) - without), 1)
+
+
+def _at_most(chunk: int, size: Any) -> int:
+    return min(chunk, size) if isinstance(size, int) else chunk
