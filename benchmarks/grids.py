@@ -7,32 +7,33 @@ from datetime import date
 
 import jax
 
-from benchmarks.counting import device_code
-from benchmarks.counting.devices import DEVICES
 from benchmarks.kernel_times import results
 from benchmarks.lowering import executed_ptx
-from benchmarks.measurements.kernel_costs import assembled, launches_on, residency
 from benchmarks.measurements.sizes import with_batch
 from benchmarks.operators import operator_of
 from benchmarks.reports.formatting import list_named, markdown, paragraph
 from benchmarks.reports.report import parser, write_page
+from benchmarks.support.cuda_tools import absent, read, short_name
 
 TITLE = "The grids of the CUDA kernels"
 SHAPES = (*"ABCDEFGH", "M1", "M2", "M3", "W1", "W2", "W3", "R1", "R2", "S1", "S2", "S3", "S4")
 BATCHES = (1, 16)
-DEVICE = DEVICES["sm_90"]
-FEW = 2  # waves
+CAPABILITY, SMS, SM_WARPS, WARP = 90, 132, 64, 32  # of an H100 or H200; an SM has room for SM_WARPS warps
+
+
+def missing():
+    """Why nothing can be launched on this machine, or None."""
+    return executed_ptx.missing() or absent("c++filt")
 
 
 def rows():
-    functions = {name: found for source in executed_ptx.KERNELS for name, found in assembled(source, "sm_90").items()}
     for name in SHAPES:
         operator = operator_of(name)
         for batch in BATCHES:
             problem = operator.problem(with_batch(operator.shapes[name], batch), "bfloat16")
             for computation, varied in (("forward", ()), ("gradients", problem.varied)):
                 for kernel, records in launches(operator.function, problem, varied).items():
-                    yield name, batch, computation, *row(functions[kernel], records)
+                    yield name, batch, computation, kernel, *row(records)
 
 
 def launches(function, problem, varied):
@@ -41,30 +42,30 @@ def launches(function, problem, varied):
     def compute(operands, cotangent):
         return results(function, varied, problem.options, operands, cotangent)
 
+    records = executed_ptx.launches(compute, problem.operands, problem.cotangent, compute_capability=CAPABILITY)
+    names = read("c++filt", *(record["kernel"] for record in records)).splitlines()
     found = {}
-    for record in launches_on(DEVICE, compute, problem.operands, problem.cotangent, runs_blocks=0):
-        found.setdefault(device_code.linker_name(record["kernel"]), []).append(record)
+    for name, record in zip(map(short_name, names), records, strict=True):
+        found.setdefault(name, []).append(record)
     return found
 
 
-def row(function, records):
-    grids = sorted(record["grid"] for record in records)
-    resident = residency(function, records[0], DEVICE).blocks
-    waves = grids[0] / (resident * DEVICE.sms)
-    text = f"{waves:.2g}" if waves < 10 else f"{waves:,.0f}"
+def row(records):
+    grids, threads = sorted(record["blocks"] for record in records), records[0]["threads"]
+    warps = grids[0] * threads / WARP / SMS
+    text = f"{warps:.2g}" if warps < 10 else f"{warps:,.0f}"
     blocks = " to ".join(f"{grid:,}" for grid in dict.fromkeys((grids[0], grids[-1])))
-    cells = function.name, len(grids), blocks, records[0]["threads"], resident
-    return *cells, f"**{text}**" if waves < FEW else text
+    return len(grids), blocks, threads, f"**{text}**" if warps < SM_WARPS else text
 
 
 def sections(day):
     yield paragraph(
-        f"{day}, from the package's launchers, for the {DEVICE.sms} SMs of an H100 or H200, and bfloat16 data. Nothing "
-        "was timed. A wave is as many thread blocks as all SMs can hold at once, by their registers and shared memory. "
-        f"The waves are those of a kernel's smallest grid, bold where they are fewer than {FEW}."
+        f"{day}, from the package's launchers, for the {SMS} SMs of an H100 or H200, and bfloat16 data. Nothing was "
+        "timed. Warps per SM are those of a kernel's smallest grid, bold where they are fewer than the "
+        f"{SM_WARPS} that an SM has room for."
     )
     yield list_named({name: operator_of(name).shapes[name] for name in SHAPES})
-    head = ["shape", "batch", "computation", "kernel", "launches", "blocks", "threads", "blocks per SM", "waves"]
+    head = ["shape", "batch", "computation", "kernel", "launches", "blocks", "threads", "warps per SM"]
     yield markdown([head, *([str(cell) for cell in cells] for cells in rows())])
 
 

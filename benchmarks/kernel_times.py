@@ -1,8 +1,7 @@
 """`python -m benchmarks.kernel_times`: the times of the kernels of operators and of their gradients on a GPU.
 
 A program computes the result of an operator, or all of its gradients and nothing else, for bfloat16 data; those of the
-convolution on both paths. The times of its kernels come from jax's profiler. They are written beside the estimates of
-`gpu_estimate.py`, which has the sum of a convolution's kernels and products.
+convolution on both paths. The times of its kernels come from jax's profiler.
 """
 
 import argparse
@@ -21,12 +20,10 @@ from benchmarks.measurements.deform_conv import CONVOLUTION
 from benchmarks.measurements.sizes import small, with_batch
 from benchmarks.measurements.trace import median, total, traced
 from benchmarks.operators import operator_of
-from benchmarks.paths import FORWARD, GRADIENTS, sizes_of
 from benchmarks.reports.gpu_check import times_table
 from benchmarks.reports.report import append_row
 from benchmarks.support import gpu
 from benchmarks.support.machine import add_xla_flags, cores, device_row
-from jax_dcn._operators.deform_conv import gpu_estimate
 
 # Shapes and batches, the most important first: what is not reached is cut off. Making operands of large images takes
 # seconds.
@@ -35,7 +32,7 @@ CASES += ["M1:16", "W1:16", *(f"{name}:{batch}" for batch in (16, 1) for name in
 CASES += ["P1:1", "S3:1", "S4:1", "S1:16", "P3:16", "R2:16"]
 PATHS = ("im2col", "fused")
 DTYPE, RUNS = "bfloat16", 5
-COMPUTATIONS = {"forward": FORWARD, "gradients": GRADIENTS}
+COMPUTATIONS = ("forward", "gradients")
 # In CUDA graphs the profiler sees no kernels. Autotuning XLA's products would take longer than everything else.
 XLA_FLAGS = "--xla_gpu_enable_command_buffer= --xla_gpu_autotune_level=0"
 
@@ -106,7 +103,6 @@ def measure(case, is_small=False):
             "milliseconds": median([total(run) for run in of_runs]),  # of all kernels
             "with waiting": seconds[key] * 1e3,
             "SM clock": clock,
-            "estimate": estimate(shape, path, computation) if operator is CONVOLUTION else None,
             "kernels": {name: of_kernel(name, of_runs) for name in names},
             "as many in all runs": len({tuple((name, run[name][1]) for name in sorted(run)) for run in of_runs}) <= 1,
         }
@@ -123,15 +119,6 @@ def seconds_of(call):
 def of_kernel(name, of_runs):
     found = [run[name] for run in of_runs if name in run]
     return {"milliseconds": statistics.median(one for one, _ in found), "launches": found[0][1]}
-
-
-def estimate(shape, path, computation):
-    """The milliseconds that are estimated for the products and kernels of a convolution."""
-    device = jax.devices()[0]
-    capability = getattr(device, "compute_capability", "9.0")
-    known = gpu_estimate.gpu_of(int(capability.replace(".", "")), None, device.device_kind)
-    names = COMPUTATIONS[computation]
-    return 1e3 * gpu_estimate.total_seconds(names, names if path == "im2col" else (), sizes_of(shape), known)
 
 
 def main(arguments=None):

@@ -21,7 +21,6 @@ import jax_dcn
 from benchmarks.baselines import PASSES
 from benchmarks.lowering.hlo import Collective, collectives
 from benchmarks.measurements import deform_conv, roi_pool
-from benchmarks.reports import links
 from benchmarks.reports.formatting import digits, list_named, markdown, paragraph
 from benchmarks.reports.report import parser, write_page
 from benchmarks.support.sources import commit
@@ -298,7 +297,6 @@ def sections():
     rows = [row(name, n, model_programs(*model, n)) for name, model in models().items() for n in DEVICES]
     yield f"## Models, data parallel: eight images\n\n{table(rows)}"
     yield f"## Memory per device for one image\n\n{paragraph(MEMORY)}\n\n{memory_table()}"
-    yield from links.sections()
 
 
 def main(arguments=None):

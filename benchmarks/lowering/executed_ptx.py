@@ -120,7 +120,7 @@ class Interpreter:
             self.set(**before)
 
     def take_records(self) -> list[dict]:
-        """The records of the launches since the last call. The option `counts` must be set."""
+        """The records of the launches since the last call. The option `records_launches` must be set."""
         return json.loads(self._library.TakeInterpreterRecords())
 
 
@@ -138,20 +138,11 @@ def executed(architecture: int = ARCHITECTURE, compute_capability: int | None = 
         yield found
 
 
-def launches(
-    function,
-    *arguments,
-    sampled_blocks: int = 16,
-    architecture: int = ARCHITECTURE,
-    compute_capability: int | None = None,
-) -> list[dict]:
-    """The records of all launches of `function(*arguments)`, of which fused kernels run only `sampled_blocks`.
-
-    The results of the function are therefore wrong, and races are not looked for.
-    """
-    with executed(architecture, compute_capability) as found:
+def launches(function, *arguments, compute_capability: int) -> list[dict]:
+    """The records of all kernels that `function(*arguments)` launches on a GPU. The kernels do not run."""
+    with executed(compute_capability=compute_capability) as found:
         found.take_records()
-        before = found.set(counts=1, checks_races=0, sampled_blocks=sampled_blocks)
+        before = found.set(records_launches=1, runs_blocks=0)
         try:
             jax.block_until_ready(jax.jit(function)(*arguments))
         finally:

@@ -65,7 +65,7 @@ def of_kernels(step):
     if step.get("rows"):
         yield paragraph(
             "Microseconds of all kernels of a call, of those among them that are XLA's, which are not autotuned here, "
-            "and with waiting for the result. Estimates are those of gpu_estimate.py."
+            "and with waiting for the result."
         )
         yield times_table(step["rows"])
         yield kernels_table(step["rows"])
@@ -144,19 +144,18 @@ def described(row):
 
 def times_table(rows):
     """Rows of `benchmarks.kernel_times.measure`, in microseconds."""
-    head = ["case", "path", "pass", "kernels", "XLA's", "estimate", "kernels / estimate", "with waiting", "SM clock"]
+    head = ["case", "path", "pass", "kernels", "XLA's", "with waiting", "SM clock"]
     return markdown([head, *map(times_line, rows)])
 
 
 def times_line(row):
     begin = [row["case"], row["path"] or "-", row["pass"]]
     if "error" in row:
-        return [*begin, row["error"], *[""] * 5]
-    measured, estimate = row["milliseconds"], row["estimate"]
+        return [*begin, row["error"], *[""] * 3]
     others = sum(kernel["milliseconds"] for name, kernel in row["kernels"].items() if "dcn::" not in name)
     mark = "" if row["as many in all runs"] else " (runs differ)"
-    shown = [f"{number(measured)}{mark}", number(others), number(estimate), ratio(measured, estimate)]
-    return [*begin, *shown, number(row["with waiting"]), row["SM clock"] or "-"]
+    shown = [f"{number(row['milliseconds'])}{mark}", number(others), number(row["with waiting"])]
+    return [*begin, *shown, row["SM clock"] or "-"]
 
 
 def kernels_table(rows):

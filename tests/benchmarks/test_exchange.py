@@ -1,6 +1,4 @@
-"""The exchanges between devices on tiny shapes, and the estimates of their time."""
-
-import pathlib
+"""The exchanges between devices on tiny shapes."""
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +8,10 @@ from jax.sharding import PartitionSpec as P
 from benchmarks import scaling
 from benchmarks.lowering.hlo import collectives
 from benchmarks.measurements import deform_conv, roi_pool
-from benchmarks.reports import links
 from tests.helpers.sharding import make_mesh
 
 pytestmark = pytest.mark.platforms("cpu")
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "scaling.md"
 TINY = {
     "convolution": deform_conv.Shape(4, 4, 5, 8, 6),
     "large": deform_conv.Shape(1, 8, 5, 8, 6),
@@ -63,20 +59,3 @@ def test_a_loop_exchanges_whenever_it_runs():
 
     function = jax.shard_map(loop, mesh=mesh, in_specs=P("a"), out_specs=P())
     assert len(collectives(jax.jit(function).lower(jnp.ones(4)).compile())) == 3
-
-
-def test_thresholds_are_where_times_are_equal():
-    for link in links.LINKS:
-        pixels = links.pixels_from(link)
-        assert links.product_seconds(pixels, 1000) == pytest.approx(links.sum_seconds(1000, link))
-    pays, (nvlink, *_) = links.features_from(links.NVLINK, links.SUM), links.LINKS
-    image, channels = 10**6, 256
-    products = links.product_seconds(image, 9 * channels * 7 * pays) / 8
-    assert products == pytest.approx(links.sum_seconds(image * channels, nvlink))
-    assert links.faster(8, pays, pays) == pytest.approx(1)
-    assert links.faster(8, 7 * pays, pays) == pytest.approx(4)
-
-
-def test_the_page_has_this_arithmetic():
-    for table in (links.pixels_table(), links.weights_table(), links.features_table()):
-        assert table in PAGE.read_text()

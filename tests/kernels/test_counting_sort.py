@@ -96,8 +96,8 @@ def test_order(name, is_row_start_global, tmp_path):
 
 def instructions(folder, rows, entries):
     row = random_rows(rows, 1, entries)
-    output = sort(folder, rows, row, False, counts=1, checks_races=0)[-1]
-    return sum(record["counters"]["warp_instructions"] for record in json.loads(output[output.index("[{") :]))
+    output = sort(folder, rows, row, False, records_launches=1, checks_races=0)[-1]
+    return sum(record["instructions"] for record in json.loads(output[output.index("[{") :]))
 
 
 def test_instructions_are_linear(tmp_path):

@@ -92,6 +92,25 @@ def test_a_small_gpu_has_the_same_results_and_runs_the_other_kernels(expected, t
     assert expected[1] and expected[1].isdisjoint(output.splitlines()[1:])
 
 
+RESERVED = 1 << 10  # bytes of shared memory that a resident block takes beyond its own
+A100_SHARED, H100_SHARED = 164 << 10, 228 << 10  # bytes of an SM
+MIN_WARPS = 8  # two for each scheduler of an SM
+
+
+@pytest.mark.thorough
+def test_shared_memory_has_room_for_the_resident_blocks_of_every_kernel():
+    """The compiler limits registers to what the launch bounds ask for, but does not know dynamic shared memory."""
+    status, output = run(launches(), "--leave-unwritten", records_launches=1, runs_blocks=0)
+    done, *lines = output.splitlines()
+    assert (status, done) == (0, "every launch is done")
+    records = [record for line in lines for record in json.loads(line)]
+    assert sum("Fused" in record["kernel"] for record in records) > 10
+    for record in records:
+        block = record["shared_bytes"] + RESERVED
+        assert H100_SHARED // block >= record["resident_blocks"], record
+        assert A100_SHARED // block * record["threads"] // 32 >= MIN_WARPS, record
+
+
 def test_mutations_are_in_the_source():
     """Most mutations are compiled only by `make thorough`, or on a GPU."""
     for mutation in MUTATIONS.values():
@@ -155,32 +174,3 @@ def test_wrong_toys_are_found(name):
     status, output = toy(name)
     assert status != 0
     assert re.search(WRONG[name], output), output
-
-
-def counted(name):
-    status, output = toy(name, counts=1)
-    assert status == 0
-    (record,) = json.loads(output[output.index("[{") :])
-    return record["counters"], {(line, opcode): times for _, line, _, opcode, times, _ in record["lines"]}
-
-
-def test_what_is_counted():
-    counters, _ = counted("conflict")
-    # A load and a store of 8 words in one bank; a load of 8 sectors in 2 lines, and a store of one sector.
-    assert (counters["shared_wavefronts"], counters["bank_conflicts"]) == (16, 14)
-    assert (counters["l1_wavefronts"], counters["sectors"], counters["l2_bytes"]) == (2 + 1, 8 + 1, 32 * 9)
-
-    counters, _ = counted("copy")
-    # Each of 64 lanes writes 16 bytes, 128 at a time; every other one reads the same 16 bytes.
-    assert (counters["async_wavefronts"], counters["mma"]) == (8, {})
-    # Those who copy read one sector in each group of 8 lanes; 64 words are written in 8 sectors.
-    assert counters["sectors"] == 8 + 8
-
-    counters, executions = counted("rotate")
-    assert counters["barriers"] == 2 * 2 * 2  # of two warps, in two rounds
-    assert counters["divergent_branches"] == 0
-    assert counters["by_class"]["barrier"] == counters["barriers"]
-    assert sum(executions.values()) <= counters["warp_instructions"] == sum(counters["by_class"].values())
-
-    counters, _ = counted("diverge")
-    assert counters["divergent_branches"] == 2  # one of each warp

@@ -119,22 +119,6 @@ __global__ void CopyKernel(int* out) {
   out[threadIdx.x] = int(words[threadIdx.x].z);
 }
 
-// Half of the lanes wait in a loop of their own.
-__global__ void DivergeKernel(int* out) {
-  if (threadIdx.x % 2) {
-    for (int i = 0; i < out[0] + 1; ++i) ++out[threadIdx.x];
-  }
-}
-
-// Lane i accesses shared word 32 i, in the same bank as all others, and a sector of global memory of its own.
-__global__ void ConflictKernel(int* out) {
-  __shared__ int values[kThreads * 32];
-  if (threadIdx.x >= 8) return;
-  values[threadIdx.x * 32] = out[threadIdx.x * 8];
-  __syncwarp(0xff);
-  out[threadIdx.x] = values[threadIdx.x * 32];
-}
-
 struct Toy {
   Toy(void (*kernel)(int*), unsigned blocks = 1, size_t shared_bytes = 0)
       : kernel(kernel), blocks(blocks), shared_bytes(shared_bytes) {}
@@ -164,8 +148,6 @@ const std::map<std::string, Toy> kToys = {
     {"overlapping_blocks", {OverlappingBlocksKernel, 2}},
     {"misaligned", {MisalignedKernel}},
     {"copy", {CopyKernel<true>}},
-    {"conflict", {ConflictKernel}},
-    {"diverge", {DivergeKernel}},
     {"copy_without_wait", {CopyKernel<false>}},
     {"shared_memory_without_opt_in", {DynamicKernel<0>, 1, 64 << 10}},
     {"no_blocks", {DynamicKernel<0>, 0}},

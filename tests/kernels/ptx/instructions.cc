@@ -1,51 +1,9 @@
-// What all instructions have in common: decoding, and the classes in which they are counted.
+// What all instructions have in common: decoding.
 #include "instructions.h"
 
-#include <cstring>
-#include <stdexcept>
-#include <unordered_map>
+#include <algorithm>
 
 namespace ptx {
-namespace {
-
-std::vector<std::string> opcodes;
-std::unordered_map<std::string, uint16_t> opcode_numbers;
-std::vector<int> opcode_classes;
-
-int ClassOf(const std::string& opcode, const std::vector<std::string>& words) {
-  const auto find = [](const char* name) {
-    for (int i = 0; i < kClasses; ++i) {
-      if (std::strcmp(kClassNames[i], name) == 0) return i;
-    }
-    throw std::logic_error(name);
-  };
-  const std::string &name = words[0], &type = words.back();
-  if (name == "mma" || name == "ldmatrix") return find(name == "mma" ? "matrix" : "ldmatrix");
-  if (name == "cp") return find("async copy");
-  if (name == "bar" || name == "barrier") return find("barrier");
-  if (name == "shfl" || name == "vote") return find("shuffle");
-  if (name == "bra" || name == "ret" || name == "exit") return find("branch");
-  if (StartsWith(opcode, "ld.param")) return find("parameter");
-  if (name == "ld") return find(words[1] == "shared" ? "shared load" : "global load");
-  if (name == "st") return find(words[1] == "shared" ? "shared store" : "global store");
-  if (name == "mov" || name == "cvta") return find("move");
-  if (name == "cvt") return find("conversion");
-  return find(type[0] == 'f' ? "floating" : "integer");
-}
-
-uint16_t NumberOf(const std::string& opcode, const std::vector<std::string>& words) {
-  const auto [found, is_new] = opcode_numbers.try_emplace(opcode, uint16_t(opcodes.size()));
-  if (is_new) {
-    opcodes.push_back(opcode);
-    opcode_classes.push_back(ClassOf(opcode, words));
-  }
-  return found->second;
-}
-
-}  // namespace
-
-const std::vector<std::string>& Opcodes() { return opcodes; }
-int OpcodeClass(uint16_t opcode) { return opcode_classes[opcode]; }
 
 std::vector<std::string> Words(const std::string& opcode) {
   std::vector<std::string> words;
@@ -67,7 +25,6 @@ Place PlaceOf(const Operand& operand, uint32_t bytes, RegisterLayout& registers,
 bool Decode(const std::string& opcode, const std::vector<Operand>& operands, RegisterLayout& registers,
             Instruction* out) {
   const std::vector<std::string> words = Words(opcode);
-  out->opcode = NumberOf(opcode, words);
   if (opcode == "bra" || opcode == "bra.uni") {
     out->control = Control::kBranch;
     return true;

@@ -10,8 +10,7 @@
 namespace ptx {
 namespace {
 
-constexpr uint64_t kLineBytes = 128;  // of the L1 cache
-constexpr int kPoison = 0xff;         // of memory that was not written: NaN, or -1
+constexpr int kPoison = 0xff;  // of memory that was not written: NaN, or -1
 
 uint32_t last_epoch = Cell::kFirstEpoch;
 
@@ -48,17 +47,12 @@ Launch::Launch(Module& module, const Kernel& kernel, const GridShape& grid, void
       parameters_(kernel.parameter_bytes),
       shared_(kernel.dynamic_shared_start() + grid.dynamic_shared_bytes),
       shared_cells_(shared_.size() / kGranule + 1),
-      l1_(options.l1_bytes),
       random_(options.seed * 0x9e3779b97f4a7c15 + 1) {
   for (size_t i = 0; i < kernel.parameters.size(); ++i) {
     const auto [offset, bytes] = kernel.parameters[i];
     std::memcpy(&parameters_[offset], arguments[i], bytes);
   }
   AddGuards();
-  if (options.counts) {
-    counters_.executions.resize(kernel.code.size());
-    counters_.wavefronts.resize(kernel.code.size());
-  }
 }
 
 // Forbids accesses to shared memory between variables.
@@ -91,12 +85,10 @@ void Launch::Run() {
   epochs_.launch = NextEpoch();
   if (!options_.runs_blocks) return;
   const uint32_t blocks = grid_.blocks[0] * grid_.blocks[1] * grid_.blocks[2];
-  const bool is_sampled = options_.sampled_blocks && kernel_.name.find("Fused") != std::string::npos;
-  const uint32_t count = is_sampled ? uint32_t(std::min<uint64_t>(options_.sampled_blocks, blocks)) : blocks;
   if (options_.only_last_block) return RunBlock(blocks - 1);
-  std::vector<uint32_t> order(count);
-  for (uint32_t i = 0; i < count; ++i) order[i] = uint32_t(uint64_t{i} * blocks / count);
-  for (uint32_t i = count; i > 1; --i) std::swap(order[i - 1], order[Random() % i]);
+  std::vector<uint32_t> order(blocks);
+  std::iota(order.begin(), order.end(), 0);
+  for (uint32_t i = blocks; i > 1; --i) std::swap(order[i - 1], order[Random() % i]);
   for (const uint32_t block : order) RunBlock(block);
 }
 
@@ -134,7 +126,6 @@ void Launch::RunBlock(uint32_t block) {
   ++blocks_run_;
   epochs_.block = epochs_.current = NextEpoch();
   std::fill(shared_.begin(), shared_.end(), kPoison);
-  l1_ = L1Cache(options_.l1_bytes);
   const uint32_t index[3] = {block % grid_.blocks[0], block / grid_.blocks[0] % grid_.blocks[1],
                              block / grid_.blocks[0] / grid_.blocks[1]};
 
@@ -174,7 +165,6 @@ void Launch::RunBlock(uint32_t block) {
              "waits while other warps wait at another barrier, PTX line " + std::to_string(barrier_of(first).ptx_line));
       }
     }
-    counters_.barriers += waiting.size();
     epochs_.current = NextEpoch();
     for (Warp* warp : waiting) MoveCopies(*warp);
   }
@@ -270,11 +260,7 @@ void Launch::RunGroup(Warp& warp, Warp::Group group, uint32_t limit) {
       if (lanes != group.lanes)
         Fail(warp, instruction, FirstLane(group.lanes & ~lanes), "is skipped by a lane's guard");
     }
-    ++counters_.warp_instructions;
-    if (options_.counts) {
-      ++counters_.executions[group.at];
-      ++counters_.by_class[OpcodeClass(instruction.opcode)];
-    }
+    ++instructions_;
     const uint32_t at = group.at++;
     switch (instruction.control) {
       case Control::kNext:
@@ -287,7 +273,6 @@ void Launch::RunGroup(Warp& warp, Warp::Group group, uint32_t limit) {
           warp.groups.push_back({uint32_t(instruction.target), lanes});
           group.lanes &= ~lanes;
           warp.diverged_at = int32_t(at);
-          ++counters_.divergent_branches;
           is_split = true;
         }
         break;
@@ -369,20 +354,6 @@ void Launch::CheckAccess(Warp& warp, const Instruction& instruction, Lanes lanes
       if (error) fail(std::string(error) + ", at shared");
     }
   }
-  if (!options_.counts || space == Space::kParameter) return;
-  const bool is_async = access == Access::kAsyncRead || access == Access::kAsyncWrite;
-  const uint64_t wavefronts_before = counters_.all_wavefronts();
-  if (is_shared) {
-    counters_.CountShared(lanes, addresses, bytes, is_async);
-  } else {
-    const bool is_cached = access == Access::kRead || access == Access::kConstantRead;
-    // On a GPU, XLA's buffers begin at a line of the L1 cache. On the CPU they need not.
-    const uint64_t displacement = last_allocation_ ? last_allocation_->base % kLineBytes : 0;
-    uint64_t aligned[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) aligned[lane] = addresses[lane] - displacement;
-    counters_.CountGlobal(lanes, aligned, bytes, is_async, is_cached && !is_async ? &l1_ : nullptr);
-  }
-  counters_.wavefronts[&instruction - kernel_.code.data()] += counters_.all_wavefronts() - wavefronts_before;
 }
 
 // The data of a copy may arrive at once, at a later barrier, or as late as the thread waits for it.

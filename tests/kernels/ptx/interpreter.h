@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "counters.h"
 #include "memory.h"
 #include "program.h"
 
@@ -26,17 +25,15 @@ constexpr uint64_t kCudaVersion = 13010;  // CUDA 13.1: the DCN_CUDA_VERSION of 
 
 // Truth values are 0 or 1, so that all options have one type and can be set by name.
 struct Options {
-  uint64_t checks_races = 1;    // races and reads of memory that was not written; all other faults are always reported
-  uint64_t counts = 0;          // a program ends with the records of its launches
-  uint64_t seed = 1;            // of the order of blocks and warps, and of when asynchronous copies arrive
-  uint64_t runs_blocks = 1;     // else launches are only recorded
-  uint64_t sampled_blocks = 0;  // if not 0, a launch of a kernel whose name contains "Fused" runs only so many blocks
+  uint64_t checks_races = 1;  // races and reads of memory that was not written; all other faults are always reported
+  uint64_t records_launches = 0;   // a program ends with the records of its launches
+  uint64_t seed = 1;               // of the order of blocks and warps, and of when asynchronous copies arrive
+  uint64_t runs_blocks = 1;        // else launches are only recorded
   uint64_t max_grid_blocks = ~0u;  // the grid is cut to this many blocks, to test grid-stride loops
   uint64_t only_last_block = 0;    // only the last block of a launch runs, to test large operands
   uint64_t max_shared_bytes = 227 << 10, sms = 132;
   uint64_t requires_loading = 0;  // of kernels, before they are launched
   uint64_t lists_unused = 0;      // the program ends with the names of the kernels that it did not use
-  uint64_t l1_bytes = 64 << 10;   // of the simulated L1 cache, which is empty at the start of each block
   // The machine. If there is no machine code for its compute capability, it needs PTX, and a driver of the runtime's
   // version.
   uint64_t driver_version = kCudaVersion, device = 0, compute_capability = 90;
@@ -100,12 +97,11 @@ class Launch {
 
   const Kernel& kernel() const { return kernel_; }
   const GridShape& grid() const { return grid_; }
-  Counters& counters() { return counters_; }
-  uint64_t blocks_run() const { return blocks_run_; }
+  uint64_t instructions() const { return instructions_; }  // that warps executed
   uint64_t Random();
 
-  // For the instructions. Checks and counts an access of `lanes`, `bytes` each. Addresses are those of the process in
-  // global memory, and offsets in the other spaces.
+  // For the instructions. Checks an access of `lanes`, `bytes` each. Addresses are those of the process in global
+  // memory, and offsets in the other spaces.
   void CheckAccess(Warp&, const Instruction&, Lanes, Space, Access, const uint64_t (&addresses)[kLanes],
                    uint32_t bytes);
   uint8_t* Memory(Space space);
@@ -130,13 +126,11 @@ class Launch {
   const Kernel& kernel_;
   GridShape grid_;
   Options options_;
-  Counters counters_;
   std::vector<uint8_t> parameters_, shared_;
   std::vector<Cell> shared_cells_;
   Epochs epochs_;
-  L1Cache l1_;
   uint32_t block_ = 0;
-  uint64_t blocks_run_ = 0, random_;
+  uint64_t blocks_run_ = 0, instructions_ = 0, random_;
   Allocation* last_allocation_ = nullptr;
 };
 

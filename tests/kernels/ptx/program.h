@@ -48,7 +48,6 @@ struct Instruction {
   uint8_t address_bytes = 8;  // of a load or store, as are the space and the access
   Space space = Space::kGlobal;
   Access access = Access::kRead;
-  uint16_t opcode = 0;        // index into Opcodes()
   int32_t guard = -1;         // place of the predicate, or -1
   int32_t target = -1;        // of a branch: index of an instruction
   int32_t members = -1;       // place of the mask of a collective instruction, or -1
@@ -91,8 +90,7 @@ struct Kernel {
   RegisterLayout registers;
   std::vector<std::pair<uint32_t, uint32_t>> parameters;  // offset and bytes
   uint32_t parameter_bytes = 0, static_shared_bytes = 0, max_threads = 1024;
-  // Static shared variables: offset and bytes. Guards between them keep an access past the end of one out of the next;
-  // their size is a multiple of the wavefront's, so that bank conflicts are those of memory without guards.
+  // Static shared variables: offset and bytes. Guards between them keep an access past the end of one out of the next.
   std::vector<std::pair<uint32_t, uint32_t>> shared_variables;
   uint32_t resident_blocks = 0;        // that an SM must have room for, by the launch bounds; 0 if they do not say
   std::vector<std::string> locations;  // "file:line<file:line...": a source line, and the lines that it is inlined at
@@ -138,12 +136,5 @@ struct Operand {
 
 // Sets what depends on the opcode. Returns false if the interpreter has no such instruction.
 bool Decode(const std::string& opcode, const std::vector<Operand>&, RegisterLayout&, Instruction*);
-
-const std::vector<std::string>& Opcodes();  // those decoded so far
-int OpcodeClass(uint16_t opcode);           // index into kClassNames
-inline constexpr const char* kClassNames[] = {
-    "matrix",  "ldmatrix", "global load", "global store", "shared load", "shared store", "async copy", "atomic",
-    "barrier", "shuffle",  "branch",      "floating",     "conversion",  "integer",      "move",       "parameter"};
-constexpr int kClasses = sizeof kClassNames / sizeof *kClassNames;
 
 }  // namespace ptx

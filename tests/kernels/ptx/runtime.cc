@@ -85,38 +85,15 @@ Module* ReadModule(const void* wrapper) {
   Exit("the program has no PTX, or it is compressed");
 }
 
-void Record(const Launch& launch, Counters& counters) {
+void Record(const Launch& launch) {
   const Kernel& kernel = launch.kernel();
   const GridShape& grid = launch.grid();
   std::ostringstream out;
   out << (records.empty() ? "" : ",") << "{\"kernel\":\"" << kernel.name
-      << "\",\"grid\":" << uint64_t{grid.blocks[0]} * grid.blocks[1] * grid.blocks[2] << ",\"threads\":" << grid.threads
-      << ",\"static_shared\":" << kernel.static_shared_bytes << ",\"dynamic_shared\":" << grid.dynamic_shared_bytes
-      << ",\"blocks\":" << launch.blocks_run() << ",\"counters\":{\"warp_instructions\":" << counters.warp_instructions
-      << ",\"shared_wavefronts\":" << counters.shared_wavefronts << ",\"bank_conflicts\":" << counters.bank_conflicts
-      << ",\"async_wavefronts\":" << counters.async_wavefronts << ",\"l1_wavefronts\":" << counters.l1_wavefronts
-      << ",\"sectors\":" << counters.sectors << ",\"l2_bytes\":" << counters.l2_bytes << ",\"mma\":{";
-  for (const char* separator = ""; const auto& [type, count] : counters.mma) {
-    out << separator << '"' << type << "\":" << count;
-    separator = ",";
-  }
-  out << "},\"barriers\":" << counters.barriers << ",\"divergent_branches\":" << counters.divergent_branches
-      << ",\"by_class\":{";
-  for (int i = 0; i < kClasses; ++i) {
-    out << (i ? "," : "") << '"' << kClassNames[i] << "\":" << counters.by_class[i];
-  }
-  out << "}},\"lines\":[";
-  for (size_t i = 0; i < kernel.code.size(); ++i) {
-    const Instruction& instruction = kernel.code[i];
-    const std::string& chain = kernel.locations[instruction.location];
-    const std::string own = chain.substr(0, chain.find('<'));
-    const size_t colon = own.rfind(':');
-    const bool is_known = colon != std::string::npos;
-    out << (i ? "," : "") << "[\"" << (is_known ? own.substr(0, colon) : "") << "\","
-        << (is_known ? own.substr(colon + 1) : "0") << ",\"" << chain << "\",\"" << Opcodes()[instruction.opcode]
-        << "\"," << counters.executions[i] << ',' << counters.wavefronts[i] << ']';
-  }
-  out << "]}";
+      << "\",\"blocks\":" << uint64_t{grid.blocks[0]} * grid.blocks[1] * grid.blocks[2]
+      << ",\"threads\":" << grid.threads
+      << ",\"shared_bytes\":" << kernel.static_shared_bytes + grid.dynamic_shared_bytes
+      << ",\"resident_blocks\":" << kernel.resident_blocks << ",\"instructions\":" << launch.instructions() << '}';
   records += out.str();
 }
 
@@ -177,7 +154,7 @@ cudaError_t Run(const void* address, const dim3& grid, const dim3& block, size_t
     Launch launch(*function.module, kernel, {{blocks, grid.y, grid.z}, block.x, uint32_t(shared_bytes)}, arguments,
                   own);
     launch.Run();
-    if (options.counts) Record(launch, launch.counters());
+    if (options.records_launches) Record(launch);
   } catch (const std::runtime_error& error) {
     failure = error.what();
     return cudaErrorLaunchFailure;
@@ -200,17 +177,15 @@ void ReadEnvironment() {
 
 uint64_t* FindOption(const std::string& name) {
   static const std::map<std::string, uint64_t*> by_name = {{"checks_races", &options.checks_races},
-                                                           {"counts", &options.counts},
+                                                           {"records_launches", &options.records_launches},
                                                            {"seed", &options.seed},
                                                            {"runs_blocks", &options.runs_blocks},
-                                                           {"sampled_blocks", &options.sampled_blocks},
                                                            {"max_grid_blocks", &options.max_grid_blocks},
                                                            {"only_last_block", &options.only_last_block},
                                                            {"max_shared_bytes", &options.max_shared_bytes},
                                                            {"sms", &options.sms},
                                                            {"requires_loading", &options.requires_loading},
                                                            {"lists_unused", &options.lists_unused},
-                                                           {"l1_bytes", &options.l1_bytes},
                                                            {"driver_version", &options.driver_version},
                                                            {"device", &options.device},
                                                            {"compute_capability", &options.compute_capability},
@@ -242,7 +217,7 @@ extern "C" {
 void** __cudaRegisterFatBinary(void* wrapper) { return reinterpret_cast<void**>(ptx::ReadModule(wrapper)); }
 void __cudaRegisterFatBinaryEnd(void**) { ptx::ReadEnvironment(); }
 void __cudaUnregisterFatBinary(void** module) {
-  if (options.counts) std::printf("%s\n", ptx::TakeRecords().c_str());
+  if (options.records_launches) std::printf("%s\n", ptx::TakeRecords().c_str());
   if (!options.lists_unused) return;
   for (const std::string& name : reinterpret_cast<ptx::Module*>(module)->UnusedKernels()) {
     std::printf("unused: %s\n", name.c_str());

@@ -8,7 +8,6 @@
 namespace ptx {
 
 enum class MmaType { kF16, kBF16, kTf32 };
-inline constexpr const char* kMmaNames[] = {"f16", "bf16", "tf32"};
 
 // c += a · b: mma.m16n8k16 of 16-bit types, and mma.m16n8k8 of tf32. Arguments are registers of the 32 lanes.
 //

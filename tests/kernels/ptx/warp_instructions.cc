@@ -18,7 +18,6 @@ void Mma(Warp& warp, const Instruction& instruction, Lanes) {
   for (int i = 0; i < 4; ++i) std::memcpy(c[i], warp.At<float>(instruction.operands[10 + i]), sizeof c[i]);
   MultiplyAccumulate<type>(a, b, c);
   for (int i = 0; i < 4; ++i) std::memcpy(warp.At<float>(instruction.operands[i]), c[i], sizeof c[i]);
-  ++warp.launch.counters().mma[kMmaNames[int(type)]];
 }
 
 enum class Shuffle { kUp, kDown, kButterfly, kIndex };
