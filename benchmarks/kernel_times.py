@@ -1,7 +1,7 @@
 """`python -m benchmarks.kernel_times`: the times of the kernels of operators and of their gradients on a GPU.
 
 A program computes the result of an operator, or all of its gradients and nothing else, for bfloat16 data; those of the
-convolution on both paths. The times of its kernels come from jax's profiler.
+convolution on both paths, as far as they have kernels. The times of its kernels come from jax's profiler.
 """
 
 import argparse
@@ -10,7 +10,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import jax
@@ -30,9 +29,13 @@ from benchmarks.support.machine import add_xla_flags, cores, device_row
 CASES = ["A:16", "B:16", "C:16", *(f"{name}:1" for name in ("A", "B", "C", "M1", "M2", "S1", "W1", "R2", "P3"))]
 CASES += ["M1:16", "W1:16", *(f"{name}:{batch}" for batch in (16, 1) for name in "FGHED")]
 CASES += ["P1:1", "S3:1", "S4:1", "S1:16", "P3:16", "R2:16"]
-PATHS = ("im2col", "fused")
 DTYPE, RUNS = "bfloat16", 5
-COMPUTATIONS = ("forward", "gradients")
+# By path of the convolution, or of other operators. "weight" is the gradient of the weight by itself.
+COMPUTATIONS = {
+    "im2col": ("forward", "gradients", "weight"),
+    "fused": ("forward", "weight"),
+    "": ("forward", "gradients"),
+}
 # In CUDA graphs the profiler sees no kernels. Autotuning XLA's products would take longer than everything else.
 XLA_FLAGS = "--xla_gpu_enable_command_buffer= --xla_gpu_autotune_level=0"
 
@@ -46,14 +49,14 @@ def find(case, is_small=False):
 
 
 def programs(operator, shape, paths):
-    """The compiled program of each path and computation, or the error of which there is none."""
+    """The compiled program of each path and computation, or the error that its compilation raised."""
     problem = operator.problem(shape, DTYPE)
     default_device = jax.config.jax_default_device  # new threads do not inherit it
 
     def prepare(key):
         path, computation = key
         options = problem.options | ({"backend": path} if operator is CONVOLUTION else {})
-        varied = problem.varied if computation == "gradients" else ()
+        varied = {"forward": (), "gradients": problem.varied, "weight": ("weight",)}[computation]
         operands = (problem.operands, problem.cotangent)
         try:
             with jax.default_device(default_device):
@@ -62,7 +65,7 @@ def programs(operator, shape, paths):
             return error
         return Call(partial(run, *operands))
 
-    keys = list(product(paths if operator is CONVOLUTION else [""], COMPUTATIONS))
+    keys = [(path, of) for path in (paths if operator is CONVOLUTION else [""]) for of in COMPUTATIONS[path]]
     with ThreadPoolExecutor(cores()) as pool:
         return dict(zip(keys, pool.map(prepare, keys), strict=True))
 
@@ -81,7 +84,7 @@ def results(function, varied, options, operands, cotangent):
 def measure(case, is_small=False):
     """A row for each program of a case. One that fails leaves its error, and the others are measured."""
     operator, shape = find(case, is_small)
-    prepared = programs(operator, shape, PATHS)
+    prepared = programs(operator, shape, ("im2col", "fused"))
     errors = {key: call for key, call in prepared.items() if isinstance(call, Exception)}
     seconds = {}
     for key, call in prepared.items():
@@ -133,7 +136,7 @@ def main(arguments=None):
     rows = []
     for case in args.cases[: 6 if args.small else None]:
         if args.once:
-            for program in programs(*find(case, args.small), PATHS[:1]).values():
+            for program in programs(*find(case, args.small), ["im2col"]).values():
                 program()
             continue
         for row in measure(case, args.small):

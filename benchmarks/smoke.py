@@ -44,9 +44,6 @@ CALLS = {
     },
     "fused": {
         "y": "dcn_fused_forward",
-        "x": "dcn_fused_input_cotangent",
-        "offset": "dcn_fused_offset_cotangent",
-        "mask": "dcn_fused_offset_cotangent",
         "weight": "dcn_fused_weight_cotangent",
     },
     "pooling": POOLING,
@@ -87,11 +84,17 @@ class Case(NamedTuple):
     @property
     def calls(self):
         """Pairs of a result and a custom call that it needs, on one platform or on all."""
-        # The fused gradient of the weight needs a 16-bit type.
-        calls = CALLS[self.path] | ({"weight": "dcn_sample"} if self.is_tf32 else {})
         return [
-            (result, name) for result, names in calls.items() for name in ([names] if isinstance(names, str) else names)
+            (result, name)
+            for result, names in CALLS[self.path].items()
+            for name in ([names] if isinstance(names, str) else names)
+            if (result, self.is_tf32) != ("weight", True)  # whose fused kernel needs a 16-bit type
         ]
+
+    @property
+    def varied(self):
+        """The operands whose gradients are computed."""
+        return list(dict.fromkeys(result for result, _ in self.calls if result not in ("y", "tangent")))
 
     @property
     def tolerance(self):
@@ -165,8 +168,7 @@ def compile_kernels(case, device):
         is_convolution = case.path in ("fused", "im2col")
         function = partial(problem.function, backend=case.path) if is_convolution else problem.function
         with jax.default_matmul_precision(precision):
-            by_im2col = {"weight": partial(problem.function, backend="im2col")} if case.is_tf32 else {}
-            lowered = results_of(function, case.path, by_im2col).lower(operands, cotangent)
+            lowered = results_of(function, case.path, case.varied).lower(operands, cotangent)
         called = set(re.findall(rf"({'|'.join(custom_calls)})\b", lowered.as_text()))
         program = lowered.compile()
 
@@ -190,7 +192,8 @@ def compile_reference(path, shape):
         def function(**operands):
             return problem.function(**operands, backend="reference")
 
-        program = results_of(function, path).lower(*in_float64("float64")).compile()
+        varied = Case(path, shape, "float64").varied
+        program = results_of(function, path, varied).lower(*in_float64("float64")).compile()
 
     def call(dtype):
         with jax.enable_x64(True), jax.default_device(cpu):
@@ -199,24 +202,18 @@ def compile_reference(path, shape):
     return call
 
 
-def results_of(function, path, others=None):
-    """The jitted function that returns the result, "y", and the gradients by the names of the operands.
+def results_of(function, path, varied):
+    """The jitted function that returns the result, "y", and the gradients by the names of the `varied` operands.
 
-    Those of `others` are gradients of other functions, by operand. If the path has a kernel for tangents, also the
-    "tangent" of the result in the direction of the operands themselves.
+    If the path has a kernel for tangents, also the "tangent" of the result in the direction of the operands themselves.
     """
-    others = others or {}
 
     def run(operands, cotangent):
         def of_operands(active):
             return function(**operands | active)
 
-        def gradient(name, other):
-            return jax.vjp(lambda operand: other(**operands | {name: operand}), operands[name])[1](cotangent)[0]
-
-        y, pull_back = jax.vjp(of_operands, {name: operands[name] for name in operands if name not in others})
+        y, pull_back = jax.vjp(of_operands, {name: operands[name] for name in varied})
         (gradients,) = pull_back(cotangent)
-        gradients |= {name: gradient(name, other) for name, other in others.items()}
         tangent = {"tangent": jax.jvp(of_operands, (operands,), (operands,))[1]} if "tangent" in CALLS[path] else {}
         return {"y": y, **gradients, **tangent}
 

@@ -67,9 +67,9 @@ def deform_conv2d(
     columns of offset and mask, by features of weight and bias, and by channels of x if there are groups. Operands that
     are sharded otherwise are gathered.
 
-    Two paths exist. The im2col path samples columns, which XLA multiplies, in chunks; it takes every call. Fused kernels
-    sample and multiply without storing the columns. On CUDA they compute the forward and the gradient of weight on
-    tensor cores, where this holds:
+    Two paths exist. The im2col path samples columns, which XLA multiplies, in chunks; it takes every call. The kernels
+    of the fused path sample and multiply without storing the columns. On CUDA they compute the forward and the gradient
+    of weight on tensor cores, where this holds:
 
     ===========================  ============================================  =========================================
     condition on                 forward                                       gradient of weight, in addition

@@ -14,11 +14,11 @@ from jax_dcn._primitive.promotion import sum_dtype
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
 
-# Workspace budget per chunk, for the columns and their cotangents; the forward, which has columns only, uses half. The
-# budget of a CPU keeps a chunk in its caches. A GPU needs large products to be fast: 96 MiB per array is better than 64
-# MiB and than half of the L2 cache by the estimates of commit a4229b8 for six GPUs. It was not measured.
-COLUMN_BYTES = {"cpu": 16 * 2**20, "cuda": 192 * 2**20}
-REFERENCE_PART = 16  # of this budget: the columns in derivatives of the reference, which hold up to 25 such arrays
+# Workspace budget of a chunk, per array of columns or of their cotangents. That of a CPU keeps a chunk in its caches.
+# A GPU needs large products to be fast: 96 MiB are better than 64 MiB and than half of the L2 cache by the estimates of
+# commit a4229b8 for six GPUs. They were not measured.
+COLUMN_BYTES = {"cpu": 8 * 2**20, "cuda": 96 * 2**20}
+REFERENCE_PART = 16  # of two arrays: the columns in derivatives of the reference, which hold up to 25 such arrays
 SORT_BYTES = 64 * 2**20  # the most that the sorted samples of several images may take, on CUDA
 
 
@@ -50,13 +50,13 @@ def _at_a_time(count: int, what: str) -> str:
 def forward(problem: Problem) -> Im2col:
     dtype = _columns_cotangent_dtype(problem)
     row_bytes = problem.column_row * max(dtype.itemsize, _column_bytes(problem))
-    images, rows = _fitting(problem.offset, row_bytes, COLUMN_BYTES[problem.target.platform] // 2)
+    images, rows = _fitting(problem.offset, row_bytes, COLUMN_BYTES[problem.target.platform])
     return Im2col(images, rows, dtype)
 
 
 def tangent(active: Collection[str], problem: Problem) -> Im2col:
     arrays = 2 if "weight" in active else 1  # of the size of the columns
-    budget = arrays * COLUMN_BYTES[problem.target.platform] // 2
+    budget = arrays * COLUMN_BYTES[problem.target.platform]
     if problem.spec.dims == 3:  # evaluated in jax.numpy
         arrays *= REFERENCE_PART
     row_bytes = arrays * problem.column_row * problem.offset.dtype.itemsize
@@ -67,7 +67,7 @@ def tangent(active: Collection[str], problem: Problem) -> Im2col:
 def reference_chunk(x: Shaped, offset: Shaped, weight: Shaped, target: Target) -> dict[str, int]:
     """The images and rows whose columns are held at a time in derivatives of the reference."""
     row_bytes = row_pixels(offset) * pixel_columns(x, weight) * offset.dtype.itemsize
-    images, rows = _fitting(offset, row_bytes, COLUMN_BYTES[target.platform] // REFERENCE_PART)
+    images, rows = _fitting(offset, row_bytes, 2 * COLUMN_BYTES[target.platform] // REFERENCE_PART)
     first_axis, *_ = OUTPUT_AXES[len(x.shape) - 2]
     return {"batch": images, first_axis: rows}
 
@@ -86,7 +86,8 @@ def gradients(requested: Collection[str], all_reduced: Collection[str], problem:
     has_both = not {"x", "offset", "mask"}.isdisjoint(requested) and "weight" in requested
     row_bytes = problem.column_row * max(columns_dtype.itemsize, _column_bytes(problem)) * (2 if has_both else 1)
     row_bytes += 4 * sort_row
-    budget, rows_of_image = COLUMN_BYTES[target.platform], offset.shape[1]
+    budget = COLUMN_BYTES[target.platform] * (2 if has_both or not on_cuda else 1)
+    rows_of_image = offset.shape[1]
     images, rows = _fitting(offset, row_bytes, budget, 4 * sort_image)
     # The CUDA kernel rounds the cotangent of a whole image itself.
     has_whole_images = isinstance(rows_of_image * row_bytes, int) and rows == rows_of_image
