@@ -2,5 +2,5 @@
 
 Each folder imports only those before it: support, lowering, baselines, measurements, reports. The modules
 beside them are commands, such as `python -m benchmarks.scaling`: what is measured, its tables and its page. `make
-gpu-check` runs several of them, by `benchmarks.gpu_check`.
+gpu-check` runs several of them.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: compares the operators with their baselines, and measures how their cost grows.
+"""`python -m benchmarks`: compares the operators with their baselines.
 
 It writes the results to a folder: <date>-<platform>.json, the same as tables (.md), and plots (.png).
 """
@@ -10,12 +10,11 @@ from datetime import date
 
 import jax
 
-from benchmarks import growth, operators
+from benchmarks import operators
 from benchmarks.reports.formatting import paragraph
 from benchmarks.reports.report import facts, parser, write_json, write_text
 from benchmarks.support.machine import load, machine
 
-BENCHMARKS = {"operators": operators, "growth": growth}
 DTYPES = {"cpu": ["float32", "bfloat16"], "gpu": ["bfloat16", "float16", "float32"]}
 
 
@@ -25,22 +24,21 @@ def main(arguments=None):
         from benchmarks import plot  # imported before the work, because matplotlib may be missing
     end = time.monotonic() + (math.inf if args.seconds is None else args.seconds)
     stem = args.out / f"{date.today()}-{jax.default_backend()}"
-    results = {"machine": machine() | {"load average before": load()}, "limit": args.seconds, "not reached": []}
-    for name in args.benchmarks:
-        results[name] = []
-        for label, task in BENCHMARKS[name].tasks(args):
-            if time.monotonic() >= end:
-                results["not reached"].append(label)
-                continue
-            start = time.monotonic()
-            results[name] += task()
-            print(f"{label}: {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
-            write(results, stem)  # after each task, so that a run that is stopped leaves its results
+    results = {"machine": machine() | {"load average before": load()}, "limit": args.seconds}
+    results |= {"not reached": [], "operators": []}
+    for label, task in operators.tasks(args):
+        if time.monotonic() >= end:
+            results["not reached"].append(label)
+            continue
+        start = time.monotonic()
+        results["operators"] += task()
+        print(f"{label}: {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
+        write(results, stem)  # after each task, so that a run that is stopped leaves its results
     results["machine"]["load average after"] = load()
     print(write(results, stem))
     if args.plot:
-        plot.draw(results, stem)
-    return 1 if any(row.get("refused") for name in args.benchmarks for row in results[name]) else 0
+        plot.draw(results["operators"], stem)
+    return 1 if any(row.get("refused") for row in results["operators"]) else 0
 
 
 def write(results, stem):
@@ -56,16 +54,13 @@ def sections(results):
     if results["not reached"]:
         limit = "" if results["limit"] is None else f" in {results['limit']:.0f} s"
         yield paragraph(f"Not reached{limit}: {', '.join(results['not reached'])}.")
-    for name, benchmark in BENCHMARKS.items():
-        if results.get(name):
-            yield from benchmark.tables(results[name])
+    yield from operators.tables(results["operators"])
 
 
 def parse(arguments):
     made = parser("", __doc__)
     add = made.add_argument
-    add("benchmarks", nargs="*", metavar="BENCHMARK", help=f"any of {', '.join(BENCHMARKS)}; by default all")
-    add("--shapes", nargs="+", choices=operators.shapes(), help="shapes for `operators`, in this order")
+    add("--shapes", nargs="+", choices=operators.shapes(), help="which shapes, in this order; by default all")
     add("--dtypes", nargs="+", choices=DTYPES["gpu"], default=DTYPES.get(jax.default_backend(), DTYPES["cpu"]))
     names = operators.baselines()
     shown = f"which ones to compare with: {', '.join(names)}; by default all"
@@ -73,11 +68,7 @@ def parse(arguments):
     add("--repeats", type=int, default=15, help="how often each one is timed, unless it is slow")
     add("--seconds", type=float, help="time limit, after which no task is started")
     add("--no-plot", dest="plot", action="store_false", help="write no plots; works without matplotlib")
-    args = made.parse_args(arguments)
-    args.benchmarks = args.benchmarks or list(BENCHMARKS)
-    if unknown := set(args.benchmarks) - set(BENCHMARKS):
-        made.error(f"no such benchmark: {', '.join(sorted(unknown))}")
-    return args
+    return made.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -10,19 +10,17 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import jax
 
 from benchmarks.baselines import Call, summary_of
 from benchmarks.measurements.deform_conv import CONVOLUTION
 from benchmarks.measurements.sizes import small, with_batch
-from benchmarks.measurements.trace import median, total, traced
+from benchmarks.measurements.trace import OWN, median, total, traced
 from benchmarks.operators import operator_of
-from benchmarks.reports.gpu_check import times_table
-from benchmarks.reports.report import append_row
+from benchmarks.reports.formatting import digits, table_head, table_line
 from benchmarks.support import gpu
-from benchmarks.support.machine import add_xla_flags, cores, device_row
+from benchmarks.support.machine import add_xla_flags, cores
 
 # Shapes and batches, the most important first: what is not reached is cut off. Making operands of large images takes
 # seconds.
@@ -36,6 +34,7 @@ COMPUTATIONS = {
     "fused": ("forward", "weight"),
     "": ("forward", "gradients"),
 }
+HEAD = ("case", "path", "pass", "kernel", "launches", "µs", "µs with waiting", "SM clock")
 # In CUDA graphs the profiler sees no kernels. Autotuning XLA's products would take longer than everything else.
 XLA_FLAGS = "--xla_gpu_enable_command_buffer= --xla_gpu_autotune_level=0"
 
@@ -93,7 +92,7 @@ def measure(case, is_small=False):
                 seconds[key] = seconds_of(call)
         except Exception as error:
             errors[key] = error
-    clock = gpu.sm_clock()  # as it still is a moment after the load
+    clock = gpu.sm_clock() or "-"  # as it still is a moment after the load
     found = traced({key: prepared[key] for key in seconds}, RUNS)
     for path, computation in prepared:
         key, row = (path, computation), {"case": case, "shape": str(shape), "path": path, "pass": computation}
@@ -124,26 +123,50 @@ def of_kernel(name, of_runs):
     return {"milliseconds": statistics.median(one for one, _ in found), "launches": found[0][1]}
 
 
+def lines(row):
+    """The lines of the table: one for all kernels of a program, and one for each kernel of the package."""
+    begin = [row["case"], row["path"] or "-", row["pass"]]
+    if "error" in row:
+        yield [*begin, row["error"], "", "", "", ""]
+        return
+    mark = "all" if row["as many in all runs"] else "all (runs differ)"
+    launches = str(sum(kernel["launches"] for kernel in row["kernels"].values()))
+    yield [
+        *begin,
+        mark,
+        launches,
+        microseconds(row["milliseconds"]),
+        microseconds(row["with waiting"]),
+        row["SM clock"],
+    ]
+    for name, kernel in row["kernels"].items():
+        if name.startswith(OWN):
+            shown = f"`{name.removeprefix(OWN)}`"
+            yield [*begin, shown, str(kernel["launches"]), microseconds(kernel["milliseconds"]), "", ""]
+
+
+def microseconds(milliseconds):
+    return "-" if milliseconds is None else digits(1e3 * milliseconds)
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernel_times", description=__doc__)
     parser.add_argument("--cases", nargs="+", default=CASES, metavar="SHAPE:BATCH", help="such as A:16 or M1:1")
-    parser.add_argument("--out", type=Path, help="file to which each row is added as a line of JSON")
     parser.add_argument("--once", action="store_true", help="only run the im2col path once, under a profiler like ncu")
     parser.add_argument("--small", action="store_true", help="few cases with few pixels, to try this program")
     args = parser.parse_args(arguments)
     add_xla_flags(XLA_FLAGS)
-    append_row(args.out, device_row())
-    rows = []
+    errors = []
+    print(table_head(HEAD))
     for case in args.cases[: 6 if args.small else None]:
         if args.once:
             for program in programs(*find(case, args.small), ["im2col"]).values():
                 program()
             continue
         for row in measure(case, args.small):
-            rows.append(row)
-            append_row(args.out, row)
-    print(times_table(rows))
-    errors = [row["error"] for row in rows if "error" in row]
+            errors += [row["error"]] if "error" in row else []
+            for line in lines(row):
+                print(table_line(line), flush=True)
     return 1 if any(not error.startswith("ValueError") for error in errors) else 0  # of a path that is not possible
 
 

@@ -1,9 +1,9 @@
-"""Plots of the results: the operators compared with their baselines, and growth."""
+"""Plots of the operators compared with their baselines."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from benchmarks import growth, operators
+from benchmarks import operators
 from benchmarks.baselines import PASSES
 from benchmarks.reports.formatting import median
 
@@ -22,23 +22,15 @@ COLOURS = {
 MARKERS = dict(zip(COLOURS, "|*DPhs^^vo", strict=True))
 
 
-def draw(results, stem):
-    """Draws the plots that the results suffice for, to `stem` followed by a name, and returns their paths."""
-    figures = {name: operator_figure(name, results.get("operators", [])) for name in operators.OPERATORS}
-    figures["growth"] = growth_figure(results.get("growth", []))
-    paths = []
-    for name, figure in figures.items():
-        if figure:
-            paths.append(stem.with_name(f"{stem.name}-{name}.png"))
-            figure.savefig(paths[-1], dpi=110)
-    return paths
+def draw(rows, stem):
+    """Draws a plot for each operator that has rows, to `stem` followed by its name."""
+    for name in operators.OPERATORS:
+        if own := [row for row in rows if row["operator"] == name and "jax_dcn" in row["seconds"]]:
+            figure_of(own).savefig(stem.with_name(f"{stem.name}-{name}.png"), dpi=110)
 
 
-def operator_figure(operator, rows):
+def figure_of(rows):
     """A panel for each type and pass: for each shape, the time of each implementation relative to jax_dcn."""
-    rows = [row for row in rows if row["operator"] == operator and "jax_dcn" in row["seconds"]]
-    if not rows:
-        return None
     shapes = list(dict.fromkeys(row["shape"] for row in rows))
     dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
     counts = [len({row["shape"] for row in rows if row["dtype"] == dtype}) for dtype in dtypes]
@@ -87,45 +79,3 @@ def mark(panel, height, row):
         )
         for name in row["seconds"]
     }
-
-
-def growth_figure(rows):
-    """One column per axis: time above, memory below, both passes in each panel."""
-    axes = [name for name in growth.AXES if growth.series(rows, name, PASSES[0])]
-    if not axes:
-        return None
-    figure = Figure(figsize=(4.2 * len(axes), 7.6), layout="constrained")
-    panels = figure.subplots(2, len(axes), squeeze=False)
-    drawn = {}
-    for name, (time, memory) in zip(axes, panels.T, strict=True):
-        axis = growth.AXES[name]
-        for pass_, style in zip(PASSES, ("-", "--"), strict=True):
-            own = growth.series(rows, name, pass_)
-            for one in axis.implementations:
-                for panel, cost in ((time, in_milliseconds), (memory, in_mebibytes)):
-                    points = [(row["value"], y) for row in own if (y := cost(row, one))]
-                    (line,) = panel.plot(
-                        *(zip(*points, strict=True) if points else ((), ())),
-                        style,
-                        color=COLOURS[one],
-                        marker="o",
-                        markersize=3.5,
-                    )
-                    drawn[f"{one}, {pass_}"] = line
-        time.set_title(axis.label, fontsize=10)
-        for panel, label in ((time, "time, ms"), (memory, "memory, MiB")):
-            panel.set(xscale="log", yscale="log", ylabel=label)
-            panel.set_xticks(axis.values, map(str, axis.values))
-            panel.xaxis.set_minor_locator(NullLocator())
-            panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            panel.grid(alpha=0.4)
-    figure.legend(drawn.values(), drawn, loc="outside upper center", ncols=3, frameon=False)
-    return figure
-
-
-def in_milliseconds(row, name):
-    return 1e3 * (median(row, name) or 0)
-
-
-def in_mebibytes(row, name):
-    return (row["bytes"].get(name) or 0) / 2**20

@@ -9,7 +9,6 @@ import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -18,13 +17,13 @@ import numpy as np
 
 import jax_dcn
 from benchmarks.baselines import summary_of
-from benchmarks.reports.gpu_check import smoke_sections
-from benchmarks.reports.report import append_row
-from benchmarks.support.machine import add_xla_flags, cores, device_row
+from benchmarks.reports.formatting import digits, table_head, table_line
+from benchmarks.support.machine import add_xla_flags, cores
 from jax_dcn._primitive.extension import ONLY_ON_CUDA, cuda_custom_calls, custom_calls
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 SHAPES = ("small", "ragged")
+HEAD = ("path", "shape", "type", "results", "largest error / tolerance", "wrong")
 
 # The largest error that is allowed, as a fraction of the largest expected magnitude. Samples and results of 16-bit
 # types are rounded to these types. Tensor cores take float32 as tf32, which has the mantissa of float16.
@@ -352,25 +351,30 @@ PROBLEMS = {
 }
 
 
-def is_ok(calls, rows):
-    return {row["call"] for row in rows} >= set(calls) and all(row["ok"] for row in rows)
+def line(case, of_case):
+    """The line of the table for a case."""
+    errors = [row["error / tolerance"] for row in of_case if row["error / tolerance"] is not None]
+    wrong = [f"`{row['call']}`, {row['result']}: {row['reason']}" for row in of_case if not row["ok"]]
+    return [*case, str(len(of_case)), digits(max(errors)) if errors else "-", "; ".join(wrong)]
 
 
 def main(arguments=None, platform=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.smoke", description=__doc__)
-    parser.add_argument("--out", type=Path, help="file to which each row is added as a line of JSON")
     parser.add_argument("--small", action="store_true", help="only float32 and small shapes, to try this program")
     args = parser.parse_args(arguments)
     platform = platform or {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
-    calls, rows = custom_calls_of(platform), []
-    append_row(args.out, device_row() | {"calls": calls})
     kinds = (SHAPES[:1], DTYPES[:1]) if args.small else (SHAPES, DTYPES)
-    for of_case in run(cases(platform, *kinds), calls):
-        rows += of_case
+    chosen, calls = cases(platform, *kinds), custom_calls_of(platform)
+    unchecked, is_right = dict.fromkeys(calls), True
+    print(table_head(HEAD))
+    for case, of_case in zip(chosen, run(chosen, calls), strict=True):
+        print(table_line(line(case, of_case)), flush=True)
         for row in of_case:
-            append_row(args.out, row)
-    print("\n\n".join(smoke_sections(calls, rows)))
-    return 0 if is_ok(calls, rows) else 1
+            unchecked.pop(row["call"], None)
+            is_right &= row["ok"]
+    for call in unchecked:
+        print(f"**not reached**: `{call}`")
+    return 0 if is_right and not unchecked else 1
 
 
 if __name__ == "__main__":

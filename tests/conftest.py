@@ -2,7 +2,6 @@ import collections
 import functools
 import gc
 import importlib.util
-import json
 import os
 
 # Set before jax is imported. Sharding tests need several devices, on any machine. Autotuning would take longer than it
@@ -34,22 +33,7 @@ PLATFORMS = ("cpu", "cuda")
 
 def pytest_addoption(parser):
     parser.addoption("--optimized", action="store_true", help="compile all tests for the CPU as users' programs are")
-    parser.addoption("--outcomes", help="file to which each test's outcome is added as a line of JSON, at once")
     parser.addoption("--platform", choices=PLATFORMS, help="run only the tests of this platform")
-
-
-class Outcomes:
-    """Adds outcomes to a file, so that a run that is stopped leaves those that it has."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def pytest_runtest_logreport(self, report):
-        if report.when == "call" or report.outcome != "passed":
-            message = report.longrepr[2] if report.skipped else str(report.longrepr or "")[-500:]
-            row = {"test": report.nodeid, "outcome": report.outcome, "message": message.removeprefix("Skipped: ")}
-            with open(self.path, "a") as file:
-                file.write(json.dumps(row | {"backend": dict(report.user_properties).get("backend")}) + "\n")
 
 
 def pytest_configure(config):
@@ -61,8 +45,6 @@ def pytest_configure(config):
     Python collects garbage less often than by default, because a collection visits all that jax has cached.
     """
     gc.set_threshold(50_000, 20, 20)
-    if config.getoption("outcomes") and not hasattr(config, "workerinput"):  # processes report to the first one
-        config.pluginmanager.register(Outcomes(config.getoption("outcomes")))
     if not config.getoption("optimized") and jax.__version_info__ < (0, 11):
         os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {os.environ['XLA_FLAGS']}"
 
@@ -95,13 +77,11 @@ def platform_of(item):
 
 
 @pytest.fixture(autouse=True)
-def platform(request, record_property):
+def platform(request):
     """The platform that the test runs on.
 
     Matrix products have full precision, as in the references.
     """
-    reference = request.node.callspec.params.get("backend") == "reference"
-    record_property("backend", f"reference on {request.param}" if reference else request.param)
     if request.param == "cuda" and not has_gpu():
         pytest.skip("no NVIDIA GPU here")
     compile_optimized(request.param != "cpu" or is_optimized(request.node))

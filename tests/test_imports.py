@@ -9,7 +9,7 @@ from tests.helpers.pages import ROOT
 pytestmark = pytest.mark.platforms("cpu")
 
 LAYERS = ("jax_dcn._layers", "jax_dcn.linen", "jax_dcn.nnx")
-BENCHMARK_LAYERS = ("support", "lowering", "baselines", "measurements", "reports", "gpu_check")
+BENCHMARK_LAYERS = ("support", "lowering", "baselines", "measurements", "reports")
 
 # The package knows none of the others, examples show only what users have, and benchmarks need no tests. The packages
 # of jax_dcn/ and of benchmarks/ are layers, and each layer imports only the ones before it. Operators do not know each

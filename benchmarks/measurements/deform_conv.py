@@ -11,6 +11,7 @@ import jax_dcn
 from benchmarks.baselines import Implementation, Operator, Problem, compiled, native, onnxruntime, pure_jax, pytorch
 
 VARIED = ("x", "offset", "weight", "mask")
+OFFSET_DEVIATION = 2  # pixels
 
 
 class Shape(NamedTuple):
@@ -25,7 +26,6 @@ class Shape(NamedTuple):
     dilation: int = 1
     groups: int = 1
     offset_groups: int = 1
-    deviation: float = 2  # standard deviation of the offsets, in pixels
 
     def __str__(self):
         parts = [f"{self.batch} x {self.height} x {self.width} x {self.channels} to {self.features}"]
@@ -76,7 +76,7 @@ def problem(shape, dtype):
 
     # Samples lie a quarter of a pixel away from the non-differentiable points, and their locations are exact in 16
     # bits, so that all implementations read the same pixels.
-    offset = random.standard_normal(sizes["offset"], np.float32) * shape.deviation
+    offset = random.standard_normal(sizes["offset"], np.float32) * OFFSET_DEVIATION
     offset = np.round(2 * offset) / 2 + 0.25
     return Problem(
         operands={

@@ -14,10 +14,8 @@ LONG = 1.0  # a call that takes longer is timed at once
 QUEUE_SECONDS, LONGEST_QUEUE = 0.01, 50
 
 
-def interleaved(calls, repeats, clock=time.perf_counter):
+def interleaved(calls, repeats):
     """The seconds per call of each of the named calls, which take turns and have each been called before.
-
-    With `time.process_time` as the clock they are seconds of all threads on processors.
 
     Because they take turns, a slow period of the machine affects all of them, and ratios of medians are more reliable
     than absolute times. Calls that a device queues are timed in groups, which hides the time to start them.
@@ -37,7 +35,7 @@ def interleaved(calls, repeats, clock=time.perf_counter):
                 time.sleep(PAUSE)
                 if seconds_of_call[name] < LONG:
                     wake(call)
-                seconds[name].append(timed(call, lengths[name], clock))
+                seconds[name].append(timed(call, lengths[name]))
     return {name: summary(values) for name, values in seconds.items()}
 
 
@@ -52,12 +50,12 @@ def wake(call):
         call.wait(call.start())
 
 
-def timed(call, times=1, clock=time.perf_counter):
-    start = clock()
+def timed(call, times=1):
+    start = time.perf_counter()
     for _ in range(times):
         result = call.start()
     call.wait(result)
-    return (clock() - start) / times
+    return (time.perf_counter() - start) / times
 
 
 def summary(seconds):

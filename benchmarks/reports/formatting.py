@@ -12,10 +12,17 @@ def markdown(rows):
     head, *body = rows
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rule = ["-" * width for width in widths]
-    lines = (
-        " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, rule, *body)
-    )
-    return "\n".join(f"| {line} |" for line in lines)
+    aligned = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in (head, rule, *body))
+    return "\n".join(map(table_line, aligned))
+
+
+def table_head(names):
+    """The first two lines of a table whose other lines are printed one by one."""
+    return f"{table_line(names)}\n{table_line(['-' * len(name) for name in names])}"
+
+
+def table_line(cells):
+    return f"| {' | '.join(cells)} |"
 
 
 def list_named(values):

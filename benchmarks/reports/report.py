@@ -33,19 +33,6 @@ def write_json(path, report):
     write_text(path, json_text(report) + "\n")
 
 
-def append_row(path, row):
-    """Adds a line of JSON to a file, if there is one, so that a program that is stopped leaves what it has found."""
-    if path:
-        with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-
-
-def read_rows(path):
-    """The rows of such a file, without one that was cut off."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
 def json_text(value, indent=""):
     """The value on one line, or on several lines if it is longer than LONGEST_LINE."""
     line = json.dumps(value)

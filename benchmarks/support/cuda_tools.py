@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def find(tool):
-    return shutil.which(tool, path=_path())
+    return shutil.which(tool, path=search_path())
 
 
 def absent(*tools):
@@ -22,7 +22,7 @@ def absent(*tools):
 
 def read(tool, *arguments):
     """What the tool prints."""
-    environment = os.environ | {"PATH": _path()}
+    environment = os.environ | {"PATH": search_path()}
     command = [find(tool), *map(str, arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 
@@ -39,7 +39,7 @@ def short_name(demangled):
     return name.replace("__nv_bfloat16", "bfloat16").replace("__half", "half")
 
 
-def _path():
+def search_path():
     wheels = find_spec("nvidia")
     folders = [str(Path(path) / "cu13" / "bin") for path in (wheels.submodule_search_locations or () if wheels else ())]
     profilers = sorted(map(str, Path("/opt/nvidia").glob("nsight-compute/*")), reverse=True)  # the newest first

@@ -21,11 +21,6 @@ def add_xla_flags(flags):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
 
 
-def device_row():
-    """The platform and the kind of the device that programs run on."""
-    return {"platform": jax.default_backend(), "device": jax.devices()[0].device_kind}
-
-
 def machine():
     return {
         "date": str(date.today()),

@@ -4,11 +4,11 @@ Debian: apt-get install g++-aarch64-linux-gnu qemu-user-static
 """
 
 import os
+import re
 import subprocess
 
 import pytest
 
-from benchmarks import aarch64_loops
 from tests.fuzz.test_handlers import CORPUS
 from tests.kernels import build
 from tests.kernels.test_cpu_linkage import shared_code_for_a_target
@@ -89,11 +89,49 @@ def test_mutations_are_found(name, tmp_path):
     assert ", must be " in output
 
 
-@pytest.mark.parametrize("what, file, function", aarch64_loops.PRODUCTS)
-def test_products_stay_in_registers(what, file, function):
-    loop = aarch64_loops.find(what, file, function)
-    assert aarch64_loops.count(loop, aarch64_loops.MULTIPLY_ADD) == 16
-    assert aarch64_loops.count(loop, aarch64_loops.OF_STACK) == 0
+# The micro-tile of each product: 8 rows of two vectors.
+PRODUCTS = {
+    "float32": ("kernels/deform_conv_fused", "neon", "MultiplyMicroTile<FloatWords, 8, 272, 1>"),
+    "float32, gradient of the weight": (
+        "kernels/deform_conv_fused",
+        "neon",
+        "MultiplyMicroTile<FloatWords, 8, 1, 272>",
+    ),
+    "bfloat16": ("fused/neon_bf16", "neon_bf16", "MultiplyMicroTile<PairWords, 8, 272, 1>"),
+    "bfloat16, gradient of the weight": ("fused/neon_bf16", "neon_bf16", "MultiplyMicroTile<PairWords, 8, 1, 272>"),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_stay_in_registers(name):
+    file, instructions, function = PRODUCTS[name]
+    flags = ["-O3", "-ffp-contract=fast", "-fno-trapping-math", "-DNDEBUG"]  # as CMakeLists.txt compiles them
+    compiled = build.cpu_kernels(file, instructions, flags, cross.COMPILER)
+    command = [f"{cross.PREFIX}objdump", "-d", "-C", "--no-show-raw-insn", compiled]
+    code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    code = re.sub(rf"\(anonymous namespace\)::|dcn::|{instructions}::", "", code)
+    names, bodies = (re.split(r"^[0-9a-f]+ <(.*)>:$", code, flags=re.MULTILINE)[first::2] for first in (1, 2))
+    loops = [loop for name, body in zip(names, bodies, strict=True) if function in name for loop in innermost(body)]
+    assert loops, f"{file} must have loops in {function}"
+    main_loop = max(loops, key=lambda loop: count(r"^(fmla|bfdot)\s", loop) / len(loop))
+    assert count(r"^(fmla|bfdot)\s", main_loop) == 16
+    assert count(r"\[sp", main_loop) == 0
+
+
+def innermost(body):
+    """The instructions of each loop of a function that contains no other loop."""
+    lines = re.findall(r"^ *([0-9a-f]+):\t(.*)$", body, re.MULTILINE)
+    index = {address: i for i, (address, _) in enumerate(lines)}
+    jumps = [re.match(r"(?:b\.\w+|cbn?z|tbn?z|b)\s+(?:.*,\s*)?([0-9a-f]+) <", text) for _, text in lines]
+    targets = [index.get(jump[1], len(lines)) if jump else len(lines) for jump in jumps]
+    loops = {(first, last) for last, first in enumerate(targets) if first <= last}
+    for first, last in loops:
+        if not any(a >= first and b <= last for a, b in loops - {(first, last)}):
+            yield [text for _, text in lines[first : last + 1]]
+
+
+def count(pattern, instructions):
+    return sum(re.search(pattern, instruction) is not None for instruction in instructions)
 
 
 def test_any_call_is_refused_or_succeeds():

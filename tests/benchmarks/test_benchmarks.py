@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="the extra 'benchmarks' is not installed")
 
-from benchmarks import growth, operators
+from benchmarks import operators
 from benchmarks.__main__ import main
 from benchmarks.baselines import PASSES, compiled
 from benchmarks.measurements import aggregation, deform_conv, deform_conv3d, roi_pool, sampling
@@ -39,8 +39,6 @@ BASELINES = CONVOLUTION.implementations
 def tiny(monkeypatch):
     chosen = {name: one._replace(shapes=TINY_SHAPES[name]) for name, one in operators.OPERATORS.items()}
     monkeypatch.setattr(operators, "OPERATORS", chosen)
-    axis = growth.AXES["batch"]._replace(values=(1, 2), shape=lambda n: TINY._replace(batch=n))
-    monkeypatch.setattr(growth, "AXES", {"batch": axis})
 
 
 def run(folder, *arguments):
@@ -51,7 +49,7 @@ def run(folder, *arguments):
 
 
 def run_tiny_convolution(folder, *arguments):
-    return run(folder, "operators", "--shapes", "A", "--dtypes", "float32", "--no-plot", *arguments)
+    return run(folder, "--shapes", "A", "--dtypes", "float32", "--no-plot", *arguments)
 
 
 def rows_of(names, shape=TINY, dtype="float32"):
@@ -68,18 +66,17 @@ def test_end_to_end(tiny, tmp_path):
     assert results["not reached"] == []
     rows = {(row["shape"], row["pass"]): row for row in results["operators"]}
     assert set(rows) == {(shape, pass_) for shape in "APRMWSV" for pass_ in PASSES}
-    assert len(results["growth"]) == 2 * len(PASSES)
-    for row in (*rows.values(), *results["growth"]):
+    for row in rows.values():
         assert "jax_dcn" in row["seconds"]
         assert not row["refused"]
         assert all(held is None or held >= 0 for held in row["bytes"].values())
         for times in row["seconds"].values():
             assert 0 < times["min"] <= times["median"] <= times["max"] < math.inf
     assert {"jax_dcn", "im2col path", deform_conv.XLA, "pure JAX"} <= set(rows["A", "forward"]["seconds"])
-    assert all(part in text for part in (*operators.OPERATORS, "Growth"))
-    plots = {path.name.rsplit("-", 1)[1]: path.read_bytes() for path in tmp_path.glob("*.png")}
-    assert set(plots) == {f"{name}.png" for name in (*operators.OPERATORS, "growth")}
-    assert all(content.startswith(b"\x89PNG") for content in plots.values())
+    assert all(name in text for name in operators.OPERATORS)
+    assert {path.name.rsplit("-", 1)[1] for path in tmp_path.glob("*.png")} == {
+        f"{name}.png" for name in operators.OPERATORS
+    }
 
 
 def test_baselines_agree_on_groups_and_strides():
@@ -130,9 +127,8 @@ def test_chosen_baselines_an_absent_library_and_limited_instructions(tiny, tmp_p
 
 
 def test_the_time_limit_names_what_was_not_reached(tiny, tmp_path):
-    _, results, text = run(tmp_path, "operators", "--dtypes", "float32", "--seconds", "0")
+    _, results, text = run(tmp_path, "--dtypes", "float32", "--seconds", "0")
     assert results["operators"] == []
-    assert results["not reached"] == [f"{shape} float32" for shape in "APRMWSV"]
     assert "Not reached in 0 s: A float32, P float32, R float32, M float32, W float32, S float32, V float32." in text
 
 
@@ -161,24 +157,9 @@ def test_a_wrong_gradient_is_refused(monkeypatch):
     assert backward["refused"] == {"other": "differs from jax_dcn in x by 100.00%"}
 
 
-def test_an_implementation_that_would_hold_too_much_is_left_out(monkeypatch):
-    monkeypatch.setattr(memory, "most_bytes", lambda: 1)
-    forward, _ = rows_of([])
-    assert forward["without"] == {"jax_dcn": "would hold more than 0.0 GiB"}
-
-
 def test_the_process_is_seen_to_grow():
     result, held = memory.of_process(lambda: np.ones(2**23))
     assert result.nbytes == 2**26
     if held is None:
         pytest.skip("how far the process grows is not to be had here")
     assert 0.98 * 2**26 < held < 1.2 * 2**26
-
-
-def test_slopes():
-    values = 2 ** np.arange(7)
-    assert growth.slope(values, 3e-4 * values**1.5) == pytest.approx(1.5)
-    everything, half = growth.slopes(zip(values, np.maximum(values, 8), strict=True))
-    assert half == pytest.approx(1)
-    assert 0 < everything < 1
-    assert growth.slopes([(1, None), (2, 0.5)]) == (None, None)

@@ -1,18 +1,16 @@
-"""Times of kernels: measured, and as profilers report them."""
+"""The commands of `make gpu-check`, on a CPU, and the times of kernels in a profile."""
 
 from functools import partial
 
 import jax
 import pytest
 
-from benchmarks import kernel_times
+from benchmarks import gpu_ratios, kernel_times, smoke
 from benchmarks.baselines import Call
-from benchmarks.gpu_check import ncu
 from benchmarks.measurements import sizes, trace
 from benchmarks.measurements.aggregation import ATTENTION
 from benchmarks.measurements.roi_pool import ROI_ALIGN
 from benchmarks.measurements.sampling import SAMPLING
-from benchmarks.reports.gpu_check import kernels_table, times_line
 
 pytestmark = pytest.mark.platforms("cpu")
 
@@ -61,21 +59,21 @@ def test_a_trace_names_the_runs_of_each_call():
     assert runs == {"a": [{}, {}, {}], "b": [{}, {}, {}]} and counts == {"a": 3, "b": 3}  # no GPU
 
 
-ROW = {"case": "A:16", "path": "im2col", "pass": "forward", "SM clock": "1755 MHz"}
-KERNELS = {
-    "dcn::A<half>": {"milliseconds": 0.5, "launches": 4},
-    "gemm_fusion": {"milliseconds": 0.25, "launches": 1},
-}
-
-
-def test_times_on_the_page():
-    row = ROW | {"milliseconds": 0.75, "with waiting": 0.9, "kernels": KERNELS}
-    begin, end = ["A:16", "im2col", "forward"], ["900", "1755 MHz"]
-    assert times_line(row | {"as many in all runs": True}) == [*begin, "750", "250", *end]
-    assert times_line(row | {"as many in all runs": False})[3] == "750 (runs differ)"
-    assert times_line(ROW | {"error": "81 channels"})[3] == "81 channels"
-    line = "| A:16 | im2col | forward | `A<half>` | 4        | 500 |"
-    assert kernels_table([row]).splitlines()[-1] == line
+def test_lines_of_the_table():
+    row = {"case": "A:16", "path": "im2col", "pass": "forward"}
+    kernels = {
+        "dcn::A<half>": {"milliseconds": 0.5, "launches": 4},
+        "gemm_fusion": {"milliseconds": 0.25, "launches": 1},
+    }
+    times = {"milliseconds": 0.75, "with waiting": 0.9, "SM clock": "1755 MHz", "kernels": kernels}
+    begin = ["A:16", "im2col", "forward"]
+    assert [*kernel_times.lines(row | times | {"as many in all runs": True})] == [
+        [*begin, "all", "5", "750", "900", "1755 MHz"],
+        [*begin, "`A<half>`", "4", "500", "", ""],
+    ]
+    first, _ = kernel_times.lines(row | times | {"as many in all runs": False})
+    assert first[3] == "all (runs differ)"
+    assert [*kernel_times.lines(row | {"error": "81 channels"})] == [[*begin, "81 channels", "", "", "", ""]]
 
 
 def test_one_program_that_fails_leaves_the_others(monkeypatch):
@@ -103,27 +101,13 @@ def test_cases():
     assert sizes.small(SAMPLING.shapes["S4"])[1:] == (2, (8, 8, 8), 32, (8, 8, 8), True)
 
 
-PROFILE = """==PROF== Connected to process 7 (/usr/bin/python3)
-a line of the program
-==PROF== Profiling "FusedForwardKernel" - 0: 0%....50%....100% - 10 passes
-"ID","Process ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value","Rule Name"
-"0","7","void dcn::<unnamed>::FusedForwardKernel<__half, (int)128>(Call)","Compute","Issue Slots Busy","%","61.5",""
-"0","7","void dcn::<unnamed>::FusedForwardKernel<__half, (int)128>(Call)","SpeedOfLight","Duration","us","1,234.5",""
-"0","7","void dcn::<unnamed>::FusedForwardKernel<__half, (int)128>(Call)","Compute","","","","Rule"
-"1","7","dcn::<unnamed>::FusedWeightCotangentKernel<__half>(int)","Occupancy","Achieved Occupancy","%","24.9",""
-==PROF== Disconnected from process 7
-"""
-
-
-def test_the_table_and_the_errors_of_ncu_are_read():
-    assert ncu.read(PROFILE) == [
-        {
-            "kernel": "FusedForwardKernel<half, 128>",
-            "metrics": {"Issue Slots Busy": ("61.5", "%"), "Duration": ("1,234.5", "us")},
-        },
-        {"kernel": "FusedWeightCotangentKernel<half>", "metrics": {"Achieved Occupancy": ("24.9", "%")}},
-    ]
-    assert ncu.errors(PROFILE) == []
-    text = "==PROF== Connected to process 7\n==ERROR== ERR_NVGPUCTRPERM - The user does not have permission.\n"
-    assert ncu.read(text) == []
-    assert ncu.errors(text) == ["ERR_NVGPUCTRPERM - The user does not have permission."]
+@pytest.mark.parametrize("command", [smoke, kernel_times, gpu_ratios], ids=lambda command: command.__name__)
+def test_a_short_run(command, monkeypatch, capsys):
+    """It prints a table whose lines have as many cells as its head."""
+    for name in ("CASES", "REPEATS", "RUNS"):
+        if value := getattr(command, name, None):
+            monkeypatch.setattr(command, name, value[:1] if name == "CASES" else 1)
+    assert command.main(["--small"]) == 0
+    printed = capsys.readouterr().out
+    table = [line.split(" | ") for line in printed.splitlines() if line.startswith("|")]
+    assert len(table) > 2 and {len(line) for line in table} == {len(command.HEAD)}

@@ -1,16 +1,11 @@
-"""ONNX models of functions that call the operators, and of whole detectors, run by onnxruntime."""
-
-import importlib.util
+"""ONNX models of functions that call the operators, run by onnxruntime."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytest.importorskip("pycocotools")
-
 import jax_dcn
-from benchmarks import onnx_models
 from jax_dcn import interop
 
 pytestmark = [pytest.mark.platforms("cpu"), pytest.mark.filterwarnings("ignore")]  # of jax2onnx
@@ -216,21 +211,3 @@ def test_what_onnx_cannot_express():
     refused(lambda x: jax_dcn.map_coordinates(x, at[:1], 1), X[0, :, 0, 0], match="x must have two or three axes")
     with pytest.raises(ValueError, match="opset must be at least 20, got 19"):
         interop.model_to_onnx(jnp.sin, [(2,)], opset=19)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", onnx_models.TINY)
-@pytest.mark.parametrize("runtime", onnx_models.RUNTIMES)
-def test_detectors(runtime, name):
-    """With any batch size. OpenVINO finds an object more in the second image of the detector with DCNv3."""
-    if runtime == "OpenVINO" and importlib.util.find_spec("openvino") is None:
-        pytest.skip("openvino is not installed")
-    if runtime == "OpenVINO" and name in ("Faster R-CNN", "anchor-free, DeformConv"):
-        pytest.skip("OpenVINO does not take DeformConv")
-    model = onnx_models.TINY[name]()
-    images = onnx_models.images_of(model, batch=1 if runtime == "OpenVINO" else 2)
-    exported = interop.model_to_onnx(model.detect, [("batch", *images.shape[1:])])
-    boxes, scores, *_ = onnx_models.RUNTIMES[runtime](exported)(images)
-    expected_boxes, expected_scores, *_ = jax.jit(model.detect)(images)
-    assert onnx_models.box_difference(model, boxes, expected_boxes) < 0.02
-    np.testing.assert_allclose(scores, expected_scores, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,130 @@
+"""ONNX models of whole detectors, run by onnxruntime and OpenVINO, which find the boxes that JAX finds."""
+
+import json
+import pathlib
+from functools import partial
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("pycocotools")
+
+from examples import detr
+from examples.detector.model import Detector
+from examples.detr import weights
+from examples.rcnn.config import Config, ObjectLimits, Proposals
+from examples.rcnn.detector import RCNN
+from examples.rcnn.rpn import take
+from jax_dcn import interop, nms
+
+pytestmark = [
+    pytest.mark.platforms("cpu"),
+    pytest.mark.thorough,
+    pytest.mark.filterwarnings("ignore"),  # of jax2onnx
+]
+pytest.importorskip("jax2onnx")
+
+RT_DETR = json.loads((pathlib.Path(detr.__file__).parent / "small.json").read_text())
+
+
+def random_weights(shapes):
+    """Random arrays with which activations keep their scale, and which offsets depend on."""
+    random = np.random.default_rng(0)
+
+    def of_leaf(path, leaf):
+        if path[-1].key in ("scale", "var"):
+            values = random.uniform(0.5, 1, leaf.shape)
+        else:
+            fan_in = np.prod(leaf.shape[:-1]) if leaf.ndim > 1 else 100
+            values = random.normal(size=leaf.shape) * fan_in**-0.5
+        return jnp.asarray(values, leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(of_leaf, shapes)
+
+
+def initialised(model, side):
+    return random_weights(jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, side, side, 3))))
+
+
+def faster_rcnn(side):
+    """ResNet with deformable convolutions, FPN and Faster R-CNN."""
+    sizes = dict(depth=50, classes=5, channels=32, hidden=64)
+    model = RCNN(Config(**sizes, masks=False, proposals=Proposals(100, 50), objects=ObjectLimits(0.0, count=20)))
+    variables = initialised(model, side)
+    return lambda images: model.apply(variables, images)[:3]
+
+
+def rt_detr(side):
+    config = RT_DETR | {"num_queries": 20, "decoder_layers": 2}
+    model = weights.make_model(weights.with_labels(config, [str(index) for index in range(10)]))
+    variables = random_weights(weights.shapes(model))
+
+    def detect(images):
+        found = model.apply(variables, images / 255)
+        return found.boxes * side, found.logits
+
+    return detect
+
+
+def anchor_free(operator, side):
+    """The detector of digits, with non-maximum suppression of each class."""
+    model = Detector(10, operator)
+    params = initialised(model, side)
+
+    def detect(images):
+        logits, boxes = model.apply(params, images)
+        scores, labels = jax.nn.sigmoid(logits).max(-1), logits.argmax(-1)
+        kept, valid = nms(boxes, scores, 0.5, max_outputs=20, classes=labels)
+        return take(boxes, kept), jnp.where(valid, take(scores, kept), 0), take(labels, kept)
+
+    return detect
+
+
+# How to make the function that finds boxes, in pixels, and the side of its images.
+DETECTORS = {
+    "Faster R-CNN": (faster_rcnn, 64),
+    "RT-DETRv2": (rt_detr, 96),
+    "anchor-free, DeformConv": (partial(anchor_free, "deformable"), 32),
+    "anchor-free, DCNv3": (partial(anchor_free, "dcnv3"), 32),
+    "anchor-free, DCNv4": (partial(anchor_free, "dcnv4"), 32),
+}
+
+
+def in_onnx_runtime(proto, images):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+    return session.run(None, {session.get_inputs()[0].name: images})
+
+
+def in_openvino(proto, images):
+    # In CI it sends no telemetry when it is imported: its forked process may deadlock beside threads of JAX.
+    with mock.patch.dict("os.environ", {"CI": "true"}):
+        openvino = pytest.importorskip("openvino")
+    core, hint = openvino.Core(), {"INFERENCE_PRECISION_HINT": "f32"}  # by default bfloat16, where the processor can
+    return list(core.compile_model(core.read_model(proto.SerializeToString()), "CPU", hint)([images]).values())
+
+
+def box_difference(boxes, expected):
+    """The largest distance of a box [batch, n, 4] from the nearest of the other set: equal scores may be swapped."""
+    distances = np.abs(np.asarray(boxes)[:, :, None] - np.asarray(expected)[:, None]).max(-1)
+    return max(distances.min(1).max(), distances.min(2).max())
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+@pytest.mark.parametrize("run", [in_onnx_runtime, in_openvino])
+def test_detectors(run, name):
+    """With any batch size. OpenVINO finds an object more in the second image of the detector with DCNv3."""
+    if run is in_openvino and name in ("Faster R-CNN", "anchor-free, DeformConv"):
+        pytest.skip("OpenVINO does not take DeformConv")
+    make, side = DETECTORS[name]
+    detect, batch = make(side), 1 if run is in_openvino else 2
+    images = np.random.default_rng(1).uniform(0, 255, (batch, side, side, 3)).astype(np.float32)
+    boxes, scores, *_ = run(interop.model_to_onnx(detect, [("batch", side, side, 3)]), images)
+    expected_boxes, expected_scores, *_ = jax.jit(detect)(images)
+    assert box_difference(boxes, expected_boxes) < 0.02
+    np.testing.assert_allclose(scores, expected_scores, rtol=1e-3, atol=1e-3)
