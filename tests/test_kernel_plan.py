@@ -146,7 +146,7 @@ def check(name, operands, platform, **options):
         names = set(expected.values())
         if "dcn_offset_cotangent" in names:  # it also stores the columns
             names.discard("dcn_sample")
-        assert found.keys() == names or (not found and 0 in x.shape), together
+        assert found.keys() == names or (0 in x.shape and found.keys() <= names), together
         for of, call in expected.items():
             if call in found:
                 assert plan[of].workspace_bytes == found[call], of
@@ -277,9 +277,9 @@ def test_all_images_are_one_chunk_if_their_workspace_fits(dtype, target, monkeyp
         return found["x"].workspace_bytes + found["weight"].workspace_bytes - 4 * sorts
 
     at_once = workspace()
-    monkeypatch.setitem(im2col_plan.COLUMN_BYTES, target, at_once / 2)
+    monkeypatch.setitem(im2col_plan.COLUMN_BYTES, target, at_once // 2)
     assert workspace() == at_once
-    monkeypatch.setitem(im2col_plan.COLUMN_BYTES, target, (at_once - 1) / 2)
+    monkeypatch.setitem(im2col_plan.COLUMN_BYTES, target, at_once // 2 - 1)
     assert workspace() == at_once // 2
 
 

@@ -104,7 +104,7 @@ def test_a_result_of_the_shape_of_x():
 
 def limit_samples(monkeypatch, held):
     for name in im2col_plan.COLUMN_BYTES:
-        monkeypatch.setitem(im2col_plan.COLUMN_BYTES, name, held / 2)
+        monkeypatch.setitem(im2col_plan.COLUMN_BYTES, name, held // 2)
 
 
 CHUNKED = [
