@@ -46,7 +46,7 @@ $PYTHON -c "import jax; assert jax.default_backend() == 'gpu', jax.devices()"
 """
 COMPILE_LAUNCHES = f"""
 nvcc -std=c++17 -arch=sm_$ARCHITECTURE -Ilib -Ilib/cuda -x cu -c tests/kernels/launches.cc -o {LAUNCHES}.o
-nvcc {LAUNCHES}.o {BUILD}/CMakeFiles/_cuda.dir/lib/cuda/*.cu.o -o {LAUNCHES}
+nvcc {LAUNCHES}.o {BUILD}/CMakeFiles/_cuda.dir/lib/*/*.cu.o -o {LAUNCHES}
 {LAUNCHES}
 """
 # Values, gradients and determinism of each operator, the most important first: what is not reached is cut off. One test

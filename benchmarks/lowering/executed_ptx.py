@@ -23,14 +23,11 @@ from benchmarks.support.cached_build import ROOT, build
 
 LIB = ROOT / "lib"
 INTERPRETER = ROOT / "tests" / "kernels" / "ptx"
-KERNELS = {path.stem: path for path in sorted((LIB / "cuda").glob("*.cu"))}
-DEVICE_FLAGS = {"roi_pool": ["--fmad=false"]}  # as in CMakeLists.txt
+KERNELS = {f"{path.parent.name}/{path.stem}": path for path in sorted(LIB.glob("*/cuda*.cu"))}
+DEVICE_FLAGS = {"roi_pool/cuda": ["--fmad=false"]}  # as in CMakeLists.txt
 HOST_COMPILER = "g++"
 HOST_FLAGS = "-fPIC,-fno-gnu-unique"  # so that libraries in one process do not share static variables
 ARCHITECTURE = 80  # of the PTX that the package is compiled from
-
-
-NOT_CUDA = ("deform_conv_cpu", "module")  # files of lib/ffi: handlers of the CPU only; the Python module
 
 
 def missing() -> str | None:
@@ -45,11 +42,9 @@ def module(architecture: int = ARCHITECTURE, nvcc: str | None = None) -> pathlib
 
     Another nvcc than the one that cuda_tools finds may compile it.
     """
-    ffi = [path for path in sorted((LIB / "ffi").glob("*.cc")) if path.stem not in NOT_CUDA]
-    jobs = [
-        (_handlers, path, nvcc)
-        for path in (*ffi, LIB / "fused_rules.cc", *sorted((LIB / "cuda").glob("*.cc")), INTERPRETER / "handlers.cc")
-    ]
+    handlers = [*sorted(LIB.glob("*/handlers.cc")), *sorted(LIB.glob("*/handlers_cuda*.cc"))]
+    others = [LIB / "deform_conv/fused_rules.cc", *sorted((LIB / "cuda").glob("*.cc")), INTERPRETER / "handlers.cc"]
+    jobs = [(_handlers, path, nvcc) for path in (*handlers, *others)]
     return _link("module.so", [*_run(jobs), *objects(architecture, nvcc)], ["-shared"])
 
 
@@ -77,14 +72,21 @@ def run(program: pathlib.Path, *arguments: str | pathlib.Path, **options: int) -
 def compiled_kernel(path: pathlib.Path, architecture: int, nvcc: str | None = None) -> pathlib.Path:
     """An object file of a CUDA source, with the PTX for compute_<architecture> and the lines that it comes from.
 
-    Headers in the source's folder replace those of the package.
+    If the source is in a copy of lib/, its headers are those of the copy.
     """
-    include = [f"-I{folder}" for folder in (path.parent, LIB, LIB / "cuda")]
+    lib = path.parents[1] if (path.parents[1] / "host_device.h").exists() else LIB
+    include = [f"-I{folder}" for folder in (lib, lib / "cuda")]
     target = f"arch=compute_{architecture},code=compute_{architecture}"
-    command = [_compiler(nvcc), "-std=c++17", "-lineinfo", *DEVICE_FLAGS.get(path.stem, []), *include]
+    command = [
+        _compiler(nvcc),
+        "-std=c++17",
+        "-lineinfo",
+        *DEVICE_FLAGS.get(f"{path.parent.name}/{path.stem}", []),
+        *include,
+    ]
     command += ["-gencode", target, "--no-compress", "--cudart=none", f"-Xcompiler={HOST_FLAGS}"]
     command += ["-x", "cu", "-c", path]
-    return build(f"{path.stem}.o", command, [path, *sorted(path.parent.glob("*.h")), *sorted(LIB.rglob("*.h"))])
+    return build(f"{path.stem}.o", command, [path, *sorted(path.parent.glob("*.h")), *sorted(lib.rglob("*.h"))])
 
 
 class Interpreter:

@@ -1,9 +1,9 @@
 // The operators that kernels/ defines for each instruction set: calls those of this processor.
-#include "aggregation.h"
-#include "deform_conv.h"
+#include "aggregation/aggregation.h"
+#include "deform_conv/deform_conv.h"
 #include "instruction_sets.h"
-#include "roi_pool.h"
-#include "sampling.h"
+#include "roi_pool/roi_pool.h"
+#include "sampling/sampling.h"
 
 namespace dcn {
 namespace {

@@ -13,10 +13,10 @@
 #include <string>
 #include <tuple>
 
+#include "deform_conv/fused_rules.h"
 #include "ffi/handlers.h"
-#include "fused_rules.h"
 #ifdef DCN_CPU
-#include "deform_conv_fused.h"
+#include "deform_conv/fused.h"
 #include "instruction_sets.h"
 #endif
 

@@ -63,7 +63,7 @@ def test_shared_code_is_compiled_for_every_processor(level):
     """As in test_cpu_linkage.py: functions that files share have no instructions of BF16 or of Armv8.1."""
     instructions = r"\t(bfdot|bfcvt|ldadd|swp|cas)\w*\t"
     tools = {"compiler": cross.COMPILER, "objdump": f"{cross.PREFIX}objdump", "pattern": instructions}
-    assert shared_code_for_a_target("fused/neon_bf16", "neon_bf16", [level], **tools) == set()
+    assert shared_code_for_a_target("deform_conv/fused_cpu/neon_bf16.cc", "neon_bf16", [level], **tools) == set()
 
 
 # File, change of it, the instruction set that finds it.
@@ -74,14 +74,14 @@ MUTATIONS = {
     "halves swapped": ("halves.h", "vcvtq_low_bf16_f32((float32x4_t){~~low~>high~~})", "neon_bf16"),
     "order of the halves": (
         "halves.h", "(uint16x8_t)vextq_u32((uint32x4_t)halves, (uint32x4_t)halves, {~~2~>3~~})", "neon_bf16"),
-    "shift of bfloat16": ("../vectors.h", "vshll_n_u16(vld1_u16(&from->bits), {~~16~>15~~})", "neon"),
+    "shift of bfloat16": ("../../cpu/vectors.h", "vshll_n_u16(vld1_u16(&from->bits), {~~16~>15~~})", "neon"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_mutations_are_found(name, tmp_path):
     file, change, instructions = MUTATIONS[name]
-    folder = build.mutated(build.CPU, os.path.normpath(f"fused/{file}"), change, tmp_path)
+    folder = build.mutated(build.LIB, os.path.normpath(f"deform_conv/fused_cpu/{file}"), change, tmp_path)
     status, output = run(
         fused_program(folder=folder, changed=[instructions]), options=["-cpu", PROCESSORS[instructions]]
     )
@@ -91,14 +91,18 @@ def test_mutations_are_found(name, tmp_path):
 
 # The micro-tile of each product: 8 rows of two vectors.
 PRODUCTS = {
-    "float32": ("kernels/deform_conv_fused", "neon", "MultiplyMicroTile<FloatWords, 8, 272, 1>"),
+    "float32": ("deform_conv/fused_cpu/kernels.cc", "neon", "MultiplyMicroTile<FloatWords, 8, 272, 1>"),
     "float32, gradient of the weight": (
-        "kernels/deform_conv_fused",
+        "deform_conv/fused_cpu/kernels.cc",
         "neon",
         "MultiplyMicroTile<FloatWords, 8, 1, 272>",
     ),
-    "bfloat16": ("fused/neon_bf16", "neon_bf16", "MultiplyMicroTile<PairWords, 8, 272, 1>"),
-    "bfloat16, gradient of the weight": ("fused/neon_bf16", "neon_bf16", "MultiplyMicroTile<PairWords, 8, 1, 272>"),
+    "bfloat16": ("deform_conv/fused_cpu/neon_bf16.cc", "neon_bf16", "MultiplyMicroTile<PairWords, 8, 272, 1>"),
+    "bfloat16, gradient of the weight": (
+        "deform_conv/fused_cpu/neon_bf16.cc",
+        "neon_bf16",
+        "MultiplyMicroTile<PairWords, 8, 1, 272>",
+    ),
 }
 
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "call.h"
-#include "deform_conv_fused.h"
+#include "deform_conv/fused.h"
 
 namespace fuzz {
 

@@ -8,13 +8,13 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "aggregation.h"
-#include "deform_conv.h"
-#include "deform_conv_fused.h"
+#include "aggregation/aggregation.h"
+#include "deform_conv/deform_conv.h"
+#include "deform_conv/fused.h"
+#include "deform_conv/fused_cpu/plan.h"
 #include "device.h"
-#include "fused/plan.h"
-#include "roi_pool.h"
-#include "sampling.h"
+#include "roi_pool/roi_pool.h"
+#include "sampling/sampling.h"
 
 namespace dcn {
 namespace {

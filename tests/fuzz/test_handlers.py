@@ -46,35 +46,38 @@ def test_any_call_is_refused_or_succeeds(backend, mutated):
     assert output.endswith("changed ones are done\n")
 
 
-# The start of a statement that checks an operand or attribute, its file in lib/ffi, and the file that compiles it.
+# The start of a statement that checks an operand or attribute, its file in lib/, and the file that compiles it.
 MUTATIONS = {
-    "workspace": ('Shape("workspace', "deform_conv_sorted.cc"),
-    "sorted samples": ('Shape("samples", samples', "deform_conv_sorted.cc"),
-    "starts of cells": ('Shape("cell_start", cell_start', "deform_conv_sorted.cc"),
-    "a pixel's bytes": ("FitsInt32(\"the number of a pixel's bytes", "deform_conv_sorted.cc"),
-    "samples of a rounded gradient": ("Require(is_rounded ? ", "deform_conv_sorted.cc"),
-    "start of the tile": ('Shape("start"', "deform_conv_sorted.cc"),
-    "images of samples": ("Require(sizes.images <= sizes.images_of_x && ", "deform_conv_sorted.cc"),
-    "rows": ("FitsInt32(\"the number of the output's rows", "conv_operands.h", "deform_conv.cc"),
-    "tile": ("Require(is_tile(tile)", "deform_conv_fused.cc"),
-    "tiles of one sample": ("Require(!has_one_sample", "deform_conv_fused.cc"),
-    "rois": ('Shape("rois', "roi_pool.cc"),
-    "points of a sampling": ('Shape("locations", locations, {sizes.batches, sizes.points, dims}', "sampling.cc"),
-    "axes of a cubic sampling": ("Require(sizes.rules.interpolation", "sampling.cc"),
-    "bytes of a sampling's pixel": ("FitsInt32(\"the number of a pixel's bytes", "sampling.cc"),
-    "pixels of a sampling": ("FitsInt32(\"the number of an image's pixels", "sampling.cc"),
-    "samples": ('Shape("out', "sampling.cc"),
-    "groups of the CPU": ("Require(product.features % ", "conv_operands.h", "deform_conv_cpu.cc"),
-    "rules of the CPU": ("Require(unsupported.empty()", "deform_conv_cpu.cc"),
-    "splits of the CPU": ("Require(1 <= division.num_splits", "deform_conv_cpu.cc"),
-    "planes of the CPU": ("Require(1 <= division.num_planes", "deform_conv_cpu.cc"),
-    "weight's type of the CPU": ('Type("weight', "deform_conv_cpu.cc"),
-    "weight of the CPU": ('Shape("weight', "deform_conv_cpu.cc"),
-    "bias' type of the CPU": ('Type("bias', "deform_conv_cpu.cc"),
-    "bias of the CPU": ('Shape("bias', "deform_conv_cpu.cc"),
-    "workspace's type of the CPU": ('Type("workspace', "deform_conv_cpu.cc"),
-    "workspace of the CPU": ('Shape("workspace', "deform_conv_cpu.cc"),
-    "requested workspace of the CPU": ('Require(is_requested("workspace_requested', "deform_conv_cpu.cc"),
+    "workspace": ('Shape("workspace', "deform_conv/handlers_cuda.cc"),
+    "sorted samples": ('Shape("samples", samples', "deform_conv/handlers_cuda.cc"),
+    "starts of cells": ('Shape("cell_start", cell_start', "deform_conv/handlers_cuda.cc"),
+    "a pixel's bytes": ("FitsInt32(\"the number of a pixel's bytes", "deform_conv/handlers_cuda.cc"),
+    "samples of a rounded gradient": ("Require(is_rounded ? ", "deform_conv/handlers_cuda.cc"),
+    "start of the tile": ('Shape("start"', "deform_conv/handlers_cuda.cc"),
+    "images of samples": ("Require(sizes.images <= sizes.images_of_x && ", "deform_conv/handlers_cuda.cc"),
+    "rows": ("FitsInt32(\"the number of the output's rows", "deform_conv/operands.h", "deform_conv/handlers.cc"),
+    "tile": ("Require(is_tile(tile)", "deform_conv/handlers_cuda_fused.cc"),
+    "tiles of one sample": ("Require(!has_one_sample", "deform_conv/handlers_cuda_fused.cc"),
+    "rois": ('Shape("rois', "roi_pool/handlers.cc"),
+    "points of a sampling": (
+        'Shape("locations", locations, {sizes.batches, sizes.points, dims}',
+        "sampling/handlers.cc",
+    ),
+    "axes of a cubic sampling": ("Require(sizes.rules.interpolation", "sampling/handlers.cc"),
+    "bytes of a sampling's pixel": ("FitsInt32(\"the number of a pixel's bytes", "sampling/handlers.cc"),
+    "pixels of a sampling": ("FitsInt32(\"the number of an image's pixels", "sampling/handlers.cc"),
+    "samples": ('Shape("out', "sampling/handlers.cc"),
+    "groups of the CPU": ("Require(product.features % ", "deform_conv/operands.h", "deform_conv/handlers_cpu.cc"),
+    "rules of the CPU": ("Require(unsupported.empty()", "deform_conv/handlers_cpu.cc"),
+    "splits of the CPU": ("Require(1 <= division.num_splits", "deform_conv/handlers_cpu.cc"),
+    "planes of the CPU": ("Require(1 <= division.num_planes", "deform_conv/handlers_cpu.cc"),
+    "weight's type of the CPU": ('Type("weight', "deform_conv/handlers_cpu.cc"),
+    "weight of the CPU": ('Shape("weight', "deform_conv/handlers_cpu.cc"),
+    "bias' type of the CPU": ('Type("bias', "deform_conv/handlers_cpu.cc"),
+    "bias of the CPU": ('Shape("bias', "deform_conv/handlers_cpu.cc"),
+    "workspace's type of the CPU": ('Type("workspace', "deform_conv/handlers_cpu.cc"),
+    "workspace of the CPU": ('Shape("workspace', "deform_conv/handlers_cpu.cc"),
+    "requested workspace of the CPU": ('Require(is_requested("workspace_requested', "deform_conv/handlers_cpu.cc"),
 }
 # Sanitizers, the contract, the fuzzer and assertions report what a removed check would have refused.
 COMPLAINT = r"runtime error|contract\.cc:\d+: |takes shapes that no memory has|must match the underlying buffer dtype"
@@ -84,7 +87,7 @@ def without_check(name):
     """The text of the file without a check."""
     check, file, *_ = MUTATIONS[name]
     statement = rf"checks\.{re.escape(check)}.*?;"
-    source, count = re.subn(statement, ";", (build.LIB / "ffi" / file).read_text(), flags=re.DOTALL)
+    source, count = re.subn(statement, ";", (build.LIB / file).read_text(), flags=re.DOTALL)
     assert count == 1, f"{file} has changed: it must have the check {check} once"
     return source
 
@@ -102,10 +105,10 @@ def test_a_removed_check_is_noticed(name, tmp_path):
     source = without_check(name)
     # The folder name is part of the compiler command, so it must depend on the content.
     changed = tmp_path / hashlib.sha256(source.encode()).hexdigest()[:16]
-    (changed / "ffi").mkdir(parents=True)
-    shutil.copy(build.LIB / "ffi" / handlers, changed / "ffi")
-    (changed / "ffi" / file).write_text(source)
-    backend = "cpu_contract" if handlers in build.ONLY_ON_CPU else "contract"
+    (changed / file).parent.mkdir(parents=True)
+    shutil.copy(build.LIB / handlers, changed / handlers)
+    (changed / file).write_text(source)
+    backend = "cpu_contract" if build.LIB / handlers not in build.handlers("cuda") else "contract"
     status, output = replay(backend, mutated=0, changed=changed)
     assert status != 0
     assert re.search(COMPLAINT, output), output

@@ -8,8 +8,9 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 
 import jax
 import pytest
@@ -22,9 +23,10 @@ HERE = pathlib.Path(__file__).parent
 CPU = LIB / "cpu"
 FUZZ = HERE.parent / "fuzz"
 
-# Handlers that only one backend has; module.cc is compiled by neither program.
-ONLY_ON_CUDA, ONLY_ON_CPU = {"deform_conv_fused.cc", "deform_conv_sorted.cc"}, {"deform_conv_cpu.cc"}
-FUSED_PLAN = CPU / "fused" / "plan.cc"
+FUSED_CPU = LIB / "deform_conv" / "fused_cpu"
+FUSED_PLAN = FUSED_CPU / "plan.cc"
+# The kernels that are compiled for each instruction set.
+CPU_KERNELS = [*sorted(LIB.glob("*/cpu*.cc")), FUSED_CPU / "kernels.cc"]
 CPU_INSTRUCTION_SETS = CPU / "instruction_sets.cc"
 
 COMPILER = "g++"
@@ -32,8 +34,8 @@ COMPILER = "g++"
 FLAGS = ["-std=c++17", "-O1", "-g1", "-fPIC", "-ffp-contract=off"]
 INCLUDE = [f"-I{LIB}", f"-I{LIB / 'cuda'}", f"-I{HERE}", f"-I{CPU}", f"-isystem{jax.ffi.include_dir()}"]
 CPU_FLAGS = ["-O0", "-DDCN_CPU", "-iquote", str(CPU), "-Wno-psabi"]
-# The rows of the table in lib/cpu/instruction_sets.h that lib/cpu/kernels is compiled for, and those that only the
-# fused convolution has kernels for.
+# The rows of the table in lib/cpu/instruction_sets.h that all kernels are compiled for, and those that only the fused
+# convolution has kernels for.
 X86_SETS, X86_PAIR_SETS = ["portable", "avx2", "avx512"], ["avx512_bf16", "amx"]
 AARCH64_SETS, AARCH64_PAIR_SETS = ["neon"], ["neon_bf16"]
 INSTRUCTION_SETS, PAIR_SETS = {"x86_64": (X86_SETS, X86_PAIR_SETS), "aarch64": (AARCH64_SETS, AARCH64_PAIR_SETS)}.get(
@@ -80,61 +82,57 @@ def mutated_source(path: pathlib.Path, change: str) -> str:
 def cpu_fused_program(
     sanitizer: str,
     sets: Collection[str] = FUSED_INSTRUCTION_SETS,
-    folder: pathlib.Path = CPU,
+    lib: pathlib.Path = LIB,
     changed: Collection[str] = (),
     is_emulated: bool = False,
 ) -> pathlib.Path:
-    """An executable of cpu_fused.cc and the CPU's fused kernels, of which `changed` are compiled in another folder.
+    """An executable of cpu_fused.cc and the CPU's fused kernels, of which `changed` are compiled in a copy of lib/.
 
     `sets` are all instruction sets, or PORTABLE. `changed` has names of files and of instruction sets. The program may
     emulate AVX-512, AVX512-BF16 and AMX, in terms of AVX2.
     """
-    main = [CPU / "deform_conv_fused.cc", CPU / "device.cc", FUSED_PLAN]
+    main = [FUSED_CPU / "fused.cc", CPU / "device.cc", FUSED_PLAN]
     sources = {path.stem: (path, []) for path in main}
     sources["instruction_sets"] = (HERE / "emulated_instruction_sets.cc" if is_emulated else CPU_INSTRUCTION_SETS, [])
     for name in sets:
         is_kernel = name in (*INSTRUCTION_SETS, *AARCH64_SETS)
-        source = "kernels/deform_conv_fused.cc" if is_kernel else f"fused/{name}.cc"
+        source = "kernels.cc" if is_kernel else f"{name}.cc"
         own = [f"-DDCN_INSTRUCTION_SET={name}"] if is_kernel else []
         own += ["-include", "emulated_instructions.h"] if is_emulated else []
-        sources[name] = (CPU / source, own)
+        sources[name] = (FUSED_CPU / source, own)
     compiled = [(HERE / "cpu_fused.cc", ["-iquote", str(CPU)])]
     for name, (path, own) in sources.items():
         flags = [*_cpu_flags(sets), *own]
         if name in changed:
-            path, flags = folder / path.relative_to(CPU), ["-iquote", str(folder), *flags]
+            path, flags = lib / path.relative_to(LIB), ["-iquote", str(lib), "-iquote", str(lib / "cpu"), *flags]
         compiled.append((path, flags))
     return _link("cpu_fused", compiled, sanitizer)
 
 
 def cpu_kernels(file: str, instructions: str, flags: Collection[str] = (), compiler: str = COMPILER) -> pathlib.Path:
-    """A file of lib/cpu, compiled for an instruction set."""
-    own = [f"-DDCN_INSTRUCTION_SET={instructions}"] if file.startswith("kernels/") else []
-    return _compile((compiler, CPU / f"{file}.cc", [*CPU_FLAGS, *own, *flags]))
+    """A file of lib/, compiled for an instruction set of the CPU."""
+    own = [f"-DDCN_INSTRUCTION_SET={instructions}"] if LIB / file in CPU_KERNELS else []
+    return _compile((compiler, LIB / file, [*CPU_FLAGS, *own, *flags]))
 
 
 def all_cpu_kernels(sets: Collection[str]) -> list[tuple[pathlib.Path, list[str]]]:
     """The sources of all CPU kernels, and the flags of each. `sets` are INSTRUCTION_SETS, or PORTABLE."""
     flags = _cpu_flags(sets)
-    once = [*sorted(CPU.glob("*.cc")), *sorted(CPU.glob("fused/*.cc"))]
+    once = [path for path in (*sorted(CPU.glob("*.cc")), *sorted(FUSED_CPU.glob("*.cc"))) if path not in CPU_KERNELS]
     kernels = [
-        (path, [*flags, f"-DDCN_INSTRUCTION_SET={instructions}"])
-        for path in sorted(CPU.glob("kernels/*.cc"))
-        for instructions in sets
+        (path, [*flags, f"-DDCN_INSTRUCTION_SET={instructions}"]) for path in CPU_KERNELS for instructions in sets
     ]
     return [*((path, flags) for path in once), *kernels]
 
 
-def last_task_program(name: str, changed: pathlib.Path | None = None) -> pathlib.Path:
+def last_task_program(name: str, changed: Mapping[str, pathlib.Path] = MappingProxyType({})) -> pathlib.Path:
     """An executable of `name` and the portable CPU kernels, with the Device of last_task/.
 
-    It runs only a loop's last task. The file `changed` replaces the kernels of its name.
+    It runs only a loop's last task. The files `changed` replace those of lib/ that their keys name.
     """
     own = ["-iquote", str(HERE / "last_task"), *_cpu_flags(PORTABLE)]
-    kernels = {path.name: path for path in sorted(CPU.glob("kernels/*.cc"))}
-    if changed:
-        kernels[changed.name] = changed
-    sources = [HERE / name, CPU / "dispatch.cc", CPU_INSTRUCTION_SETS, CPU / "fused/plan.cc", *kernels.values()]
+    kernels = {str(path.relative_to(LIB)): path for path in CPU_KERNELS} | changed
+    sources = [HERE / name, CPU / "dispatch.cc", CPU_INSTRUCTION_SETS, FUSED_PLAN, *kernels.values()]
     return _link(pathlib.Path(name).stem, [(path, own) for path in sources], "none")
 
 
@@ -146,19 +144,19 @@ def fuzzer(backend: str, sanitizer: str = "memory", changed: pathlib.Path = LIB)
     """
     names = ["calls", "handlers", *(["replay"] if sanitizer != "fuzzer" else [])]
     is_cpu = backend.startswith("cpu")
-    decoding = [*_handlers(ONLY_ON_CUDA if is_cpu else ONLY_ON_CPU), LIB / "fused_rules.cc"]
+    decoding = [*handlers("cpu" if is_cpu else "cuda"), LIB / "deform_conv/fused_rules.cc"]
     ffi = [(path, changed / path.relative_to(LIB)) for path in decoding]
     ffi = [(new, ["-iquote", str(changed)]) if new.exists() and new != old else (old, []) for old, new in ffi]
     harness, kernels, compiled = [(FUZZ / f"{name}.cc", []) for name in names], [FUZZ / "contract.cc"], []
     if is_cpu:
         all_sets = AARCH64_SETS if sanitizer == "aarch64" else INSTRUCTION_SETS
         sets = {"cpu": all_sets, "cpu_portable": PORTABLE}.get(backend)
-        contract = [(path, CPU_FLAGS) for path in (*kernels, CPU / "handlers.cc", FUSED_PLAN)]
+        contract = [(path, CPU_FLAGS) for path in (*kernels, CPU / "registry.cc", FUSED_PLAN)]
         rest = [(path, [*own, *CPU_FLAGS]) for path, own in ffi]
         rest += all_cpu_kernels(sets) if sets else contract
     else:
         cuda = ["-isystem", _toolkit_headers()]
-        ffi = [*ffi, (LIB / "cuda" / "handlers.cc", [])]
+        ffi = [*ffi, (LIB / "cuda" / "registry.cc", [])]
         rest = [(path, [*flags, "-O0", *cuda, "-include", "ptx/stream.h"]) for path, flags in ffi]
         if backend == "cuda":
             harness[names.index("handlers")] = (FUZZ / "handlers.cc", [*cuda, "-DDCN_EXECUTES_PTX"])
@@ -176,8 +174,9 @@ def has(sanitizer: str) -> bool:
     return subprocess.run(command, input="int main() {}", text=True, capture_output=True).returncode == 0
 
 
-def _handlers(without):
-    return [path for path in sorted(LIB.glob("ffi/*.cc")) if path.name not in {"module.cc", *without}]
+def handlers(platform: str) -> list[pathlib.Path]:
+    """The files of the handlers of "cpu" or "cuda"."""
+    return [*sorted(LIB.glob("*/handlers.cc")), *sorted(LIB.glob(f"*/handlers_{platform}*.cc"))]
 
 
 def _cpu_flags(sets):

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "bilinear.h"
-#include "deform_conv_fused.h"
+#include "deform_conv/fused.h"
 #include "device.h"
 #include "element.h"
 #include "xla/ffi/api/ffi.h"

@@ -7,12 +7,12 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "aggregation.h"
+#include "aggregation/aggregation.h"
 #include "cpu/element.h"
-#include "deform_conv.h"
-#include "deform_conv_fused.h"
+#include "deform_conv/deform_conv.h"
+#include "deform_conv/fused.h"
 #include "device.h"
-#include "roi_pool.h"
+#include "roi_pool/roi_pool.h"
 #ifdef __CUDACC__
 #include "ptx/memory.h"
 #endif

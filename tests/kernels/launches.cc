@@ -18,12 +18,12 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "aggregation.h"
+#include "aggregation/aggregation.h"
 #include "cuda/launch.h"
-#include "deform_conv.h"
-#include "deform_conv_fused.h"
-#include "roi_pool.h"
-#include "sampling.h"
+#include "deform_conv/deform_conv.h"
+#include "deform_conv/fused.h"
+#include "roi_pool/roi_pool.h"
+#include "sampling/sampling.h"
 
 namespace dcn {
 namespace {

@@ -1,4 +1,4 @@
-"""Mutations of the CUDA kernels, which the tests must find: one line of a file of lib/cuda is replaced."""
+"""Mutations of the CUDA kernels, which the tests must find: one line of a file of lib/ is replaced."""
 
 import pathlib
 from typing import NamedTuple
@@ -10,189 +10,198 @@ from . import build
 VALUES = "differs by"  # the results are wrong
 FAULT = "is a race|was not written|out of bounds"  # which of them depends on the order of the warps
 
+INPUT = "deform_conv/cuda_input"
+FORWARD, WEIGHT = "deform_conv/cuda_fused_forward", "deform_conv/cuda_fused_weight"
+
 
 class Mutation(NamedTuple):
-    file: str
+    file: str  # of lib/
     change: str  # of the file: see build.mutated_source
     report: str  # a pattern of what the PTX interpreter reports
     kernel: str = ""  # the file of kernels that is compiled with a mutated header
     blocks: int = 2**31 - 1  # grids are cut to this many blocks
 
     def kernels(self, parent: pathlib.Path) -> dict[str, pathlib.Path]:
-        """The files of all kernels, one of them mutated: it is in a copy of lib/cuda that is made in `parent`."""
-        folder = build.mutated(LIB / "cuda", self.file, self.change, parent)
-        name = self.kernel or pathlib.Path(self.file).stem
-        return KERNELS | {name: folder / KERNELS[name].name}
+        """The files of all kernels, one of them mutated: it is in a copy of lib/ that is made in `parent`."""
+        folder = build.mutated(LIB, self.file, self.change, parent)
+        name = self.kernel or self.file.removesuffix(".cu")
+        return KERNELS | {name: folder / f"{name}.cu"}
 
 
 MUTATIONS = {
     "missing barrier": Mutation(
-        "counting_sort.h", "    {~~__syncthreads();\n    ~>~~}if (warp == 0) {", FAULT, kernel="deform_conv_input"),
+        "cuda/counting_sort.h", "    {~~__syncthreads();\n    ~>~~}if (warp == 0) {", FAULT, kernel=INPUT),
     "another missing barrier": Mutation(
-        "counting_sort.h", "    {~~__syncthreads();\n    ~>~~}int32_t* chunk_ids", FAULT, kernel="deform_conv_input"),
+        "cuda/counting_sort.h", "    {~~__syncthreads();\n    ~>~~}int32_t* chunk_ids", FAULT, kernel=INPUT),
     "barrier that not all reach": Mutation(
-        "counting_sort.h", "    {~~~>if (warp_entries > 0) ~~}__syncthreads();\n    if (warp == 0) {", "waits",
-        kernel="deform_conv_input"),
+        "cuda/counting_sort.h", "    {~~~>if (warp_entries > 0) ~~}__syncthreads();\n    if (warp == 0) {", "waits",
+        kernel=INPUT),
     "off by one in shared memory": Mutation(
-        "counting_sort.h", "next[warp{~~~> + 1~~}][bin] = 0;", FAULT, kernel="deform_conv_input"),
+        "cuda/counting_sort.h", "next[warp{~~~> + 1~~}][bin] = 0;", FAULT, kernel=INPUT),
     "off by one in global memory": Mutation(
-        "counting_sort.h", "shape.first_row(bin + 1) : shape.rows{~~~> + 1~~})", FAULT, kernel="deform_conv_input"),
+        "cuda/counting_sort.h", "shape.first_row(bin + 1) : shape.rows{~~~> + 1~~})", FAULT, kernel=INPUT),
     "overlapping writes of threads": Mutation(
-        "sample_rounds.h", "sample.tap{~~~> / 2~~}) * tap_bytes", FAULT, kernel="deform_conv"),
+        "deform_conv/cuda_sample_rounds.h", "sample.tap{~~~> / 2~~}) * tap_bytes", FAULT, kernel="deform_conv/cuda"),
     "overlapping writes of blocks": Mutation(
-        "deform_conv.cu", "StorePositionCotangents(call.positions, own.index{~~~> % 8~~},", FAULT),
+        "deform_conv/cuda.cu", "StorePositionCotangents(call.positions, own.index{~~~> % 8~~},", FAULT),
     "missing barrier of a warp": Mutation(
-        "counting_sort.h", "  {~~__syncwarp();\n  ~>~~}if (key >= 0 && lower == 0)", FAULT, kernel="deform_conv_input"),
+        "cuda/counting_sort.h", "  {~~__syncwarp();\n  ~>~~}if (key >= 0 && lower == 0)", FAULT, kernel=INPUT),
     "entry that is not stored": Mutation(
-        "counting_sort.h", "if (bin >{~~=~>~~} 0) chunk_ids[place]", FAULT, kernel="deform_conv_input"),
+        "cuda/counting_sort.h", "if (bin >{~~=~>~~} 0) chunk_ids[place]", FAULT, kernel=INPUT),
     "rows counted where the parts of the bin are still read": Mutation(
-        "counting_sort.h", "{~~    __syncwarp();  // the parts have been read\n~>~~}", FAULT,
-        kernel="deform_conv_input"),
+        "cuda/counting_sort.h", "{~~    __syncwarp();  // the parts have been read\n~>~~}", FAULT,
+        kernel=INPUT),
     "list read while it is written": Mutation(
-        "roi_pool.cu", "list[index] = item;{~~\n  __syncthreads();~>~~}", FAULT),
+        "roi_pool/cuda.cu", "list[index] = item;{~~\n  __syncthreads();~>~~}", FAULT),
     "bins of a region that are not tested": Mutation(
-        "roi_pool.cu", "BinRange{0, sizes.output[1]{~~~> / 2~~}}", VALUES),
+        "roi_pool/cuda.cu", "BinRange{0, sizes.output[1]{~~~> / 2~~}}", VALUES),
     "misaligned vector": Mutation(
-        "deform_conv_input.cu", "DispatchVectors(dtype, {~~~>2 * ~~}sizes.channels / sizes.offset_groups,",
+        "deform_conv/cuda_input.cu", "DispatchVectors(dtype, {~~~>2 * ~~}sizes.channels / sizes.offset_groups,",
         "is misaligned"),
     "samples read before they are located": Mutation(
-        "deform_conv.cu",
+        "deform_conv/cuda.cu",
         "call.Locate<A>(own));\n{~~    __syncthreads();\n~>~~}    const T* const pixels", FAULT),
     "samples located while others are read": Mutation(
-        "deform_conv.cu", "sum);\n      });\n    });\n{~~    __syncthreads();\n~>~~}  }", FAULT, blocks=1),
+        "deform_conv/cuda.cu", "sum);\n      });\n    });\n{~~    __syncthreads();\n~>~~}  }", FAULT, blocks=1),
     "dot products of a sample read before they are stored": Mutation(
-        "deform_conv.cu", "    });\n{~~    __syncthreads();\n~>~~}    if (own.index >= 0) {", FAULT),
+        "deform_conv/cuda.cu", "    });\n{~~    __syncthreads();\n~>~~}    if (own.index >= 0) {", FAULT),
     "samples of the next round that are located, too": Mutation(
-        "sample_rounds.h", "{~~int(threadIdx.x) >= round_samples || ~>~~}i >= image_samples", FAULT,
-        kernel="deform_conv"),
+        "deform_conv/cuda_sample_rounds.h", "{~~int(threadIdx.x) >= round_samples || ~>~~}i >= image_samples", FAULT,
+        kernel="deform_conv/cuda"),
     "rounds of as many samples as a block has threads": Mutation(
-        "sample_rounds.h", "image_rounds) * {~~round_samples~>kThreads~~} + threadIdx.x", FAULT, kernel="deform_conv"),
+        "deform_conv/cuda_sample_rounds.h",
+        "image_rounds) * {~~round_samples~>kThreads~~} + threadIdx.x", FAULT, kernel="deform_conv/cuda"),
     "samples past the end of the last round": Mutation(
-        "sample_rounds.h", "return {~~left < round_samples ? int(left) : ~>~~}round_samples;", FAULT,
-        kernel="deform_conv"),
+        "deform_conv/cuda_sample_rounds.h", "return {~~left < round_samples ? int(left) : ~>~~}round_samples;", FAULT,
+        kernel="deform_conv/cuda"),
     "samples of other images than those of the tile": Mutation(
-        "deform_conv_input.cu", "first_table = Clamped(start[{~~1~>0~~}]", VALUES),
+        "deform_conv/cuda_input.cu", "first_table = Clamped(start[{~~1~>0~~}]", VALUES),
     "images of x that are those of the samples": Mutation(
-        "deform_conv_input.cu", "first_pixel = Clamped(start[{~~0~>1~~}]", VALUES),
+        "deform_conv/cuda_input.cu", "first_pixel = Clamped(start[{~~0~>1~~}]", VALUES),
     "samples of other rows than those of the tile": Mutation(
-        "cells.h", "(kIsPart ? {~~range.first~>0~~} : 0)", VALUES, kernel="deform_conv_input"),
+        "cuda/cells.h", "(kIsPart ? {~~range.first~>0~~} : 0)", VALUES, kernel=INPUT),
     "samples of all rows": Mutation(
-        "cells.h", "{~~    if (kIsPart && number >= range.count) continue;\n~>~~}", "out of bounds",
-        kernel="deform_conv_input"),
+        "cuda/cells.h", "{~~    if (kIsPart && number >= range.count) continue;\n~>~~}", "out of bounds",
+        kernel=INPUT),
     "parts of chunks that overlap": Mutation(
-        "counting_sort.h", "(bin > 0) + {~~2 * ~>~~}chunk;", FAULT, kernel="deform_conv_input"),
+        "cuda/counting_sort.h", "(bin > 0) + {~~2 * ~>~~}chunk;", FAULT, kernel=INPUT),
     "chunk that is left out": Mutation(
-        "counting_sort.h", "chunks = wanted ? int32_t(CeilDiv(entries{~~~> / 2~~},", VALUES,
-        kernel="deform_conv_input"),
+        "cuda/counting_sort.h", "chunks = wanted ? int32_t(CeilDiv(entries{~~~> / 2~~},", VALUES,
+        kernel=INPUT),
     "record past the end of a pair of cells": Mutation(
-        "cells.h", "if ({~~i + turns < cells.end~>true~~}) next", FAULT, kernel="deform_conv_input"),
+        "cuda/cells.h", "if ({~~i + turns < cells.end~>true~~}) next", FAULT, kernel=INPUT),
     "cells at the ends of a circular row as neighbours": Mutation(
-        "deform_conv_input.cu", "has_parts(sizes.circular && x {~~=~>>~~}= 0)", VALUES),
+        "deform_conv/cuda_input.cu", "has_parts(sizes.circular && x {~~=~>>~~}= 0)", VALUES),
     "samples loaded before their corners are stored": Mutation(
-        "deform_conv_fused_forward.cu", ": NoCorners();\n      }{~~\n      __syncthreads();~>~~}", FAULT),
+        "deform_conv/cuda_fused_forward.cu", ": NoCorners();\n      }{~~\n      __syncthreads();~>~~}", FAULT),
     "samples of the next pass": Mutation(
-        "deform_conv_fused_forward.cu", "store_samples(stage, i, {~~loads~>next~~},", VALUES),
-    "pixel past the end": Mutation("deform_conv_fused_forward.cu", "i <{~~~>=~~} call.sizes.pixels()", FAULT),
+        "deform_conv/cuda_fused_forward.cu", "store_samples(stage, i, {~~loads~>next~~},", VALUES),
+    "pixel past the end": Mutation("deform_conv/cuda_fused_forward.cu", "i <{~~~>=~~} call.sizes.pixels()", FAULT),
     "feature past the end of a group": Mutation(
-        "deform_conv_fused_forward.cu", "{~~ || in_group + k >= call.group_features~>~~}", FAULT),
-    "chunk past the end": Mutation("deform_conv_fused_forward.cu", "return {~~tap_ < num_taps()~>true~~};", FAULT),
+        "deform_conv/cuda_fused_forward.cu", "{~~ || in_group + k >= call.group_features~>~~}", FAULT),
+    "chunk past the end": Mutation("deform_conv/cuda_fused_forward.cu", "return {~~tap_ < num_taps()~>true~~};", FAULT),
     "corners stored while they are read": Mutation(
-        "deform_conv_fused_weight.cu",
+        "deform_conv/cuda_fused_weight.cu",
         "{~~if constexpr (kTables == 1) __syncthreads();\n      ~>~~}find_corners(",
         FAULT,
     ),
     "corners stored in the table that is read": Mutation(
-        "deform_conv_fused_weight.cu", "corners[slice{~~~> + 1~~} % kTables][i] = corners;", FAULT),
+        "deform_conv/cuda_fused_weight.cu", "corners[slice{~~~> + 1~~} % kTables][i] = corners;", FAULT),
     "feature of the weight past the end of a group": Mutation(
-        "deform_conv_fused_weight.cu", "{~~ || feature >= block_tile.first_feature + block_tile.features~>~~}", FAULT),
+        "deform_conv/cuda_fused_weight.cu",
+        "{~~ || feature >= block_tile.first_feature + block_tile.features~>~~}", FAULT),
     "no barrier between blocks, forward": Mutation(
-        "deform_conv_fused_forward.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT, blocks=1),
+        "deform_conv/cuda_fused_forward.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT, blocks=1),
     "no barrier between blocks, weight": Mutation(
-        "deform_conv_fused_weight.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT, blocks=1),
+        "deform_conv/cuda_fused_weight.cu", "  {~~  __syncthreads();\n  ~>~~}}\n}", FAULT, blocks=1),
     "tap past the end of a level": Mutation(
-        "aggregation.cu", "{~~min(~>~~}first + int32_t(threadIdx.x % kQuad){~~, level.taps - 1)~>~~}", FAULT),
+        "aggregation/cuda.cu", "{~~min(~>~~}first + int32_t(threadIdx.x % kQuad){~~, level.taps - 1)~>~~}", FAULT),
     "cotangents of a tap stored by several lanes": Mutation(
-        "aggregation.cu", "if (!is_valid{~~ || lane >= count~>~~}) return;", FAULT),
+        "aggregation/cuda.cu", "if (!is_valid{~~ || lane >= count~>~~}) return;", FAULT),
     "pixel of the value past the end": Mutation(
-        "aggregation_value.cu", "pixel <{~~~>=~~} int64_t{level.height} * level.width", FAULT),
+        "aggregation/cuda_value.cu", "pixel <{~~~>=~~} int64_t{level.height} * level.width", FAULT),
     "sample past the last point": Mutation(
-        "sampling.cu", "return {~~min(first + Lane(), end - 1)~>first + Lane()~~}; }", "out of bounds"),
+        "sampling/cuda.cu", "return {~~min(first + Lane(), end - 1)~>first + Lane()~~}; }", "out of bounds"),
     "sample of a pixel outside the image": Mutation(
-        "sampling.cu", "LoadOrZeros<N>(pixel[tap] >= {~~0~>-1~~}, reinterpret_cast", "out of bounds"),
+        "sampling/cuda.cu", "LoadOrZeros<N>(pixel[tap] >= {~~0~>-1~~}, reinterpret_cast", "out of bounds"),
     "sums of a point that are not exchanged": Mutation(
-        "sampling.cu", "for (int distance = 1; distance < {~~1~>0~~} << log2_lanes; distance *= 2)", VALUES),
+        "sampling/cuda.cu", "for (int distance = 1; distance < {~~1~>0~~} << log2_lanes; distance *= 2)", VALUES),
     "pixels of a sample in rows of another length": Mutation(
-        "located_point.h", "index = index * sizes.size[{~~a~>0~~}] + of_axis;", FAULT, kernel="sampling"),
+        "sampling/cuda_point.h", "index = index * sizes.size[{~~a~>0~~}] + of_axis;", FAULT, kernel="sampling/cuda"),
     "images of samples sorted at once, of which only the first is taken": Mutation(
-        "sampling_x.cu", "const int32_t* const start = row_start + {~~image~>0~~} * (pixels + 1) +", FAULT),
+        "sampling/cuda_x.cu", "const int32_t* const start = row_start + {~~image~>0~~} * (pixels + 1) +", FAULT),
     "taps of a pixel that every lane adds": Mutation(
-        "sampling_x.cu", "for (int64_t i = row.begin + Lane(); i < row.end; i += {~~kWarp~>1~~})", VALUES),
+        "sampling/cuda_x.cu", "for (int64_t i = row.begin + Lane(); i < row.end; i += {~~kWarp~>1~~})", VALUES),
     "pixel with many taps that is left out": Mutation(
-        "sampling_x.cu", "const bool is_long = {~~~>Lane() > 3 && ~~}first + Lane() < pixels", "is not written"),
+        "sampling/cuda_x.cu", "const bool is_long = {~~~>Lane() > 3 && ~~}first + Lane() < pixels", "is not written"),
     "column of an argmax outside the image": Mutation(
-        "roi_pool.cu", "{~~~>if (largest[v].column >= 0) ~~}columns[index + v] = largest[v].column;", "is not written"),
+        "roi_pool/cuda.cu",
+        "{~~~>if (largest[v].column >= 0) ~~}columns[index + v] = largest[v].column;", "is not written"),
     "columns of the argmax over their rows": Mutation(
-        "roi_pool.cu", "StoreArgmax{argmax, argmax + count{~~~> / 2~~}}", FAULT),
-    "unwritten result": Mutation("roi_pool.cu", "{~~~>if (f > 0) ~~}AsVector<N>(pooled + work", "is not written"),
+        "roi_pool/cuda.cu", "StoreArgmax{argmax, argmax + count{~~~> / 2~~}}", FAULT),
+    "unwritten result": Mutation("roi_pool/cuda.cu", "{~~~>if (f > 0) ~~}AsVector<N>(pooled + work", "is not written"),
     "operands of the packing cvt swapped, bfloat16": Mutation(
-        "matrix.h", 'bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[{~~1]), "f"(values[0~>0]), "f"(values[1~~}])',
-        VALUES, kernel="deform_conv_fused_forward"),
+        "cuda/matrix.h",
+        'bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[{~~1]), "f"(values[0~>0]), "f"(values[1~~}])',
+        VALUES, kernel=FORWARD),
     "operands of the packing cvt swapped, float16": Mutation(
-        "matrix.h", '.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[{~~1]), "f"(values[0~>0]), "f"(values[1~~}])',
-        VALUES, kernel="deform_conv_fused_weight"),
+        "cuda/matrix.h",
+        '.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[{~~1]), "f"(values[0~>0]), "f"(values[1~~}])',
+        VALUES, kernel=WEIGHT),
     "no wait for copies": Mutation(
-        "matrix.h", '{{~~ asm volatile("cp.async.wait_all;" ::: "memory"); ~>~~}}', "not waited for",
-        kernel="deform_conv_fused_forward"),
+        "cuda/matrix.h", '{{~~ asm volatile("cp.async.wait_all;" ::: "memory"); ~>~~}}', "not waited for",
+        kernel=FORWARD),
     "copies committed instead of waited for": Mutation(
-        "matrix.h", "cp.async.{~~wait_all~>commit_group~~};", "not waited for", kernel="deform_conv_fused_weight"),
+        "cuda/matrix.h", "cp.async.{~~wait_all~>commit_group~~};", "not waited for", kernel=WEIGHT),
     "wait for all copies but the last": Mutation(
-        "matrix.h", "cp.async.{~~wait_all~>commit_group; cp.async.wait_group 1~~};", "not waited for",
-        kernel="deform_conv_fused_forward"),
+        "cuda/matrix.h", "cp.async.{~~wait_all~>commit_group; cp.async.wait_group 1~~};", "not waited for",
+        kernel=FORWARD),
     "matrices transposed": Mutation(
-        "matrix.h", "m8n8.x4.{~~~>trans.~~}shared.b16", VALUES, kernel="deform_conv_fused_forward"),
+        "cuda/matrix.h", "m8n8.x4.{~~~>trans.~~}shared.b16", VALUES, kernel=FORWARD),
     "matrices not transposed": Mutation(
-        "matrix.h", "m8n8.x4.{~~trans.~>~~}shared.b16", VALUES, kernel="deform_conv_fused_weight"),
+        "cuda/matrix.h", "m8n8.x4.{~~trans.~>~~}shared.b16", VALUES, kernel=WEIGHT),
     "words of a fragment swapped": Mutation(
-        "matrix.h", '"r"(a[0]), "r"(a[{~~1]), "r"(a[2~>2]), "r"(a[1~~}])', VALUES, kernel="deform_conv_fused_forward"),
+        "cuda/matrix.h", '"r"(a[0]), "r"(a[{~~1]), "r"(a[2~>2]), "r"(a[1~~}])', VALUES, kernel=FORWARD),
     "bfloat16 multiplied as float16": Mutation(
-        "matrix.h", "m16n8k16.row.col.f32.{~~bf16.bf16~>f16.f16~~}.f32", VALUES, kernel="deform_conv_fused_forward"),
+        "cuda/matrix.h", "m16n8k16.row.col.f32.{~~bf16.bf16~>f16.f16~~}.f32", VALUES, kernel=FORWARD),
     "an input of mma overwritten, which the constraint excludes": Mutation(
-        "matrix.h", "{%8, %9}, {%0, %1, %2, %3};{~~~> mov.b32 %4, 0;~~}", VALUES, kernel="deform_conv_fused_forward"),
+        "cuda/matrix.h", "{%8, %9}, {%0, %1, %2, %3};{~~~> mov.b32 %4, 0;~~}", VALUES, kernel=FORWARD),
     "zeros copied in place of the data": Mutation(
-        "matrix.h", "zeros ? {~~0 : 16~>16 : 0~~}", "out of bounds", kernel="deform_conv_fused_forward"),
+        "cuda/matrix.h", "zeros ? {~~0 : 16~>16 : 0~~}", "out of bounds", kernel=FORWARD),
     "a load that ignores its predicate": Mutation(
-        "matrix.h", "{~~@valid ~>~~}ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];", "out of bounds",
-        kernel="deform_conv_fused_forward"),
+        "cuda/matrix.h", "{~~@valid ~>~~}ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];", "out of bounds",
+        kernel=FORWARD),
     "pixels moved by 8 bytes": Mutation(
-        "gather.h", "address[0] = static_cast<const char*>(x) +{~~~> 8 +~~}", "is misaligned",
-        kernel="deform_conv_fused_forward"),
+        "deform_conv/cuda_gather.h", "address[0] = static_cast<const char*>(x) +{~~~> 8 +~~}", "is misaligned",
+        kernel=FORWARD),
     "targets of copies moved by 8 bytes": Mutation(
-        "matrix.h", "(AddressInShared(shared){~~~> + 8~~}), ", "is misaligned", kernel="deform_conv_fused_weight"),
+        "cuda/matrix.h", "(AddressInShared(shared){~~~> + 8~~}), ", "is misaligned", kernel=WEIGHT),
     "no barrier after a stage": Mutation(
-        "deform_conv_fused_forward.cu", "wait_async_copies();{~~\n      __syncthreads();~>~~}", "was not written"),
+        "deform_conv/cuda_fused_forward.cu", "wait_async_copies();{~~\n      __syncthreads();~>~~}", "was not written"),
     "no barrier of the warp before ldmatrix": Mutation(
-        "gemm.h", "{~~    __syncwarp();\n~>~~}#pragma unroll", "needs a warp that has converged",
-        kernel="deform_conv_fused_forward"),
+        "deform_conv/cuda_gemm.h", "{~~    __syncwarp();\n~>~~}#pragma unroll", "needs a warp that has converged",
+        kernel=FORWARD),
     "products by some lanes": Mutation(
-        "gemm.h", "{~~~>if (lane() < 31) ~~}mma<T>(accumulators[i][j], a[i]", "waits for lanes 0x80000000 of its warp",
-        kernel="deform_conv_fused_weight"),
+        "deform_conv/cuda_gemm.h",
+        "{~~~>if (lane() < 31) ~~}mma<T>(accumulators[i][j], a[i]", "waits for lanes 0x80000000 of its warp",
+        kernel=WEIGHT),
     "an instruction that the interpreter does not have": Mutation(
-        "matrix.h", "cvt.{~~rna~>rn~~}.tf32.f32", "the interpreter has no cvt.rn.tf32.f32",
-        kernel="deform_conv_fused_forward"),
+        "cuda/matrix.h", "cvt.{~~rna~>rn~~}.tf32.f32", "the interpreter has no cvt.rn.tf32.f32",
+        kernel=FORWARD),
     "carve-out for fewer resident blocks": Mutation(
-        "deform_conv_fused_forward.cu", "kSharedBytes, {~~kResidentBlocks~>1~~}}, call,",
+        "deform_conv/cuda_fused_forward.cu", "kSharedBytes, {~~kResidentBlocks~>1~~}}, call,",
         "has a carve-out of 65536 bytes, but its 3 resident blocks need 200704"),
-    "dot products of another tap": Mutation("aggregation.cu", "is_upper = threadIdx.x & {~~2~>1~~}", VALUES),
+    "dot products of another tap": Mutation("aggregation/cuda.cu", "is_upper = threadIdx.x & {~~2~>1~~}", VALUES),
     "corners by the far flag of the other axis": Mutation(
-        "aggregation.cu", "flags & {~~kIsFarRight~>kIsFarDown~~} ? 0", "out of bounds"),
+        "aggregation/cuda.cu", "flags & {~~kIsFarRight~>kIsFarDown~~} ? 0", "out of bounds"),
     "left pixels with the weights of the right ones": Mutation(
-        "cells.h", "i {~~<~>>~~} cells.middle", VALUES, kernel="aggregation_value"),
+        "cuda/cells.h", "i {~~<~>>~~} cells.middle", VALUES, kernel="aggregation/cuda_value"),
     "row and column of an argmax swapped": Mutation(
-        "roi_pool.cu", "i = {~~rows[index + v], j = columns~>columns[index + v], j = rows~~}[index + v]", VALUES),
+        "roi_pool/cuda.cu", "i = {~~rows[index + v], j = columns~>columns[index + v], j = rows~~}[index + v]", VALUES),
     "a maximum of other weights": Mutation(
-        "roi_pool.cu", "weight = point_y.weight(k / 2) * point_x.weight(k {~~%~>/~~} 2)", VALUES),
+        "roi_pool/cuda.cu", "weight = point_y.weight(k / 2) * point_x.weight(k {~~%~>/~~} 2)", VALUES),
     "a result read as constant": Mutation(
-        "deform_conv.cu",
+        "deform_conv/cuda.cu",
         "        StoreRounded<T>(out + c, sum);{~~~> if (__ldg((const short*)(out + c)) == 77) return;~~}\n"
         "      });\n    });",
         "through ld.global.nc"),

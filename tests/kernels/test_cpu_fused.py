@@ -85,90 +85,90 @@ MUTATIONS = {
         "vectors.h", "std::memcpy(to, lanes, {~~count * sizeof(T)~>sizeof lanes~~});", "none", "avx512",
         WRONG_OR_SIGNAL),
     "last row of tiles as high as the others": (
-        "fused/plan.h", "{~~std::min(rows_, height_ - row)~>rows_~~}", "none", "avx2", WRONG_OR_SIGNAL),
+        "plan.h", "{~~std::min(rows_, height_ - row)~>rows_~~}", "none", "avx2", WRONG_OR_SIGNAL),
     "last column of tiles as wide as the others": (
-        "fused/plan.h", "{~~std::min(columns_, width_ - column)~>columns_~~}", "none", PORTABLE, WRONG_OR_SIGNAL),
+        "plan.h", "{~~std::min(columns_, width_ - column)~>columns_~~}", "none", PORTABLE, WRONG_OR_SIGNAL),
     "last rows of a product": (
-        "fused/product.h", "if (row {~~+ kMicroRows <=~><~~} rows) {", "memory", "avx512", SEGFAULT_BY_SANITIZER),
+        "product.h", "if (row {~~+ kMicroRows <=~><~~} rows) {", "memory", "avx512", SEGFAULT_BY_SANITIZER),
     "last panel of features as wide as the others": (
-        "fused/product.h", "{~~i < b.columns ? Load(from + i, b.columns - i) : Floats{}~>Load(from + i)~~}", "none",
+        "product.h", "{~~i < b.columns ? Load(from + i, b.columns - i) : Floats{}~>Load(from + i)~~}", "none",
         "avx2", SIGNAL),
     "groups narrower than a panel read past their end": (
-        "fused/product.h", "b.step == kPanel{~~ && b.columns >= kPanel~>~~}", "none", "avx2", SIGNAL),
+        "product.h", "b.step == kPanel{~~ && b.columns >= kPanel~>~~}", "none", "avx2", SIGNAL),
     "last panel of pairs as wide as the others": (
-        "fused/forward.h", "{~~std::min<int64_t>(kPanel, group_features_ - feature)~>kPanel~~}", "memory",
+        "forward.h", "{~~std::min<int64_t>(kPanel, group_features_ - feature)~>kPanel~~}", "memory",
         "avx512_bf16", SEGFAULT_BY_SANITIZER),
     "last panel of channels as wide as the others": (
-        "fused/cotangents.h", "{~~c + n < slice.channels ? row[f] : T(0.0f)~>row[f]~~}", "none", PORTABLE, SIGNAL),
+        "cotangents.h", "{~~c + n < slice.channels ? row[f] : T(0.0f)~>row[f]~~}", "none", PORTABLE, SIGNAL),
     "last block of K as long as the others": (
-        "fused/forward.h", "const int64_t length = {~~BlockLength(begin)~>block_~~};\n    buffers", "memory", "avx2",
+        "forward.h", "const int64_t length = {~~BlockLength(begin)~>block_~~};\n    buffers", "memory", "avx2",
         SEGFAULT_BY_SANITIZER),
     "square of samples past the last one": (
-        "fused/samples.h", "p + kSquare <= pixels{~~ && s + kSquare <= count_~>~~}", "none", "avx2", SIGNAL),
+        "samples.h", "p + kSquare <= pixels{~~ && s + kSquare <= count_~>~~}", "none", "avx2", SIGNAL),
     "corner outside of the image that is read": (
-        "fused/samples.h", "address_[k][i] = {~~pixel >= 0 ? read : other~>read~~};", "none", "avx2", WRONG_OR_SIGNAL),
+        "samples.h", "address_[k][i] = {~~pixel >= 0 ? read : other~>read~~};", "none", "avx2", WRONG_OR_SIGNAL),
     "operands of all blocks in one place": (
-        "fused/samples.h", "return kIsForward ? s : {~~block * max_samples_ + ~>~~}s;", "none", "avx2", WRONG),
+        "samples.h", "return kIsForward ? s : {~~block * max_samples_ + ~>~~}s;", "none", "avx2", WRONG),
     "sums of the weight in the place of another slice": (
-        "fused/cotangents.h", "* slices.count + slice{~~~> / 2~~}) *", "none", "avx2", WRONG),
+        "cotangents.h", "* slices.count + slice{~~~> / 2~~}) *", "none", "avx2", WRONG),
     "channels of the slice before": (
-        "fused/plan.h", "return {group, {~~group * group_channels + ~>~~}in_group,", "none", "avx512",
+        "plan.h", "return {group, {~~group * group_channels + ~>~~}in_group,", "none", "avx512",
         WRONG_OR_SIGNAL),
     "slice that does not add to the cotangents of positions": (
-        "fused/cotangents.h", "{~~c == 0 && plan_.SharesPositions(slice_)~>false~~}", "none", "avx2", WRONG),
+        "cotangents.h", "{~~c == 0 && plan_.SharesPositions(slice_)~>false~~}", "none", "avx2", WRONG),
     "slice that does not wait for the one before": (
-        "fused/cotangents.h",
+        "cotangents.h",
         "{~~if (is_added) progress_.Of(plane_ - 1, tile_in_plane_).WaitFor(TileProgress::PositionsStored(tap));~>~~}",
         "threads", "avx2", "data race"),
     "tile that adds to the weight before the one before": (
-        "fused/cotangents.h", "if (tile_before {~~>= 0~>> 99~~}) {", "threads", "avx2", "data race"),
+        "cotangents.h", "if (tile_before {~~>= 0~>> 99~~}) {", "threads", "avx2", "data race"),
     "tile that adds to pixels before the one before": (
-        "fused/cotangents.h", "{~~before.box().Overlaps(samples_.box())~>false~~}", "threads", "avx2", "data race"),
+        "cotangents.h", "{~~before.box().Overlaps(samples_.box())~>false~~}", "threads", "avx2", "data race"),
     "planes that have their sums in one place": (
-        "fused/cotangents.h", "{~~plane % plan_.resident_planes()~>0~~}", "threads", "avx2", f"data race|{WRONG}"),
+        "cotangents.h", "{~~plane % plan_.resident_planes()~>0~~}", "threads", "avx2", f"data race|{WRONG}"),
     "plane that is rounded before it is set to zero": (
-        "fused/cotangents.h", "{~~progress_.recycled_chunks.WaitFor(plane, plan_.chunks());  //~>//~~} tiles",
+        "cotangents.h", "{~~progress_.recycled_chunks.WaitFor(plane, plan_.chunks());  //~>//~~} tiles",
         "threads", "avx2", "data race"),
     "window that has fewer rows than the tile reads": (
-        "fused/cotangents.h", "box.rows() <= {~~plan_.window_rows()~>100~~};", "none", "avx2", SIGNAL),
+        "cotangents.h", "box.rows() <= {~~plan_.window_rows()~>100~~};", "none", "avx2", SIGNAL),
     "tile without a window that adds before the one before": (
-        "fused/cotangents.h", "{~~WaitForPixels();~>~~}\n      sums_ =", "threads", "avx2", "data race"),
+        "cotangents.h", "{~~WaitForPixels();~>~~}\n      sums_ =", "threads", "avx2", "data race"),
     "plane that is rounded before it is finished": (
-        "fused/cotangents.h", "{~~progress_.finished_tiles.WaitFor(plane, plan_.tiles());~>~~}", "threads", "avx2",
+        "cotangents.h", "{~~progress_.finished_tiles.WaitFor(plane, plan_.tiles());~>~~}", "threads", "avx2",
         "data race"),
     "window that is not zero at first": (
-        "fused/cotangents.h", "std::memset(window_.data() + {~~row~>0~~} * width", "none", "avx2", WRONG),
+        "cotangents.h", "std::memset(window_.data() + {~~row~>0~~} * width", "none", "avx2", WRONG),
     "workspace for one split": (
-        "fused/plan.cc", "{~~SaturatingMultiply(num_splits, weight_size)~>weight_size~~}", "none", "avx2", SIGNAL),
+        "plan.cc", "{~~SaturatingMultiply(num_splits, weight_size)~>weight_size~~}", "none", "avx2", SIGNAL),
     "odd end of the columns' pairs": (
-        "fused/pairs.h",
+        "pairs.h",
         "RowOrZeros(row + kRowWords, p {~~+ 1 ~>~~}< pixels));\n          Store((Floats)pair.low, out);",
         "memory", "avx512_bf16", SEGFAULT_BY_SANITIZER),
     "odd end of the pairs of the cotangent of y": (
-        "fused/pairs.h",
+        "pairs.h",
         "RowOrZeros(row + kRowWords, p {~~+ 1 ~>~~}< pixels));\n            low[i] = pair.low;",
         "memory", "avx512_bf16", SEGFAULT_BY_SANITIZER),
     "pixels of a pair swapped": (
-        "fused/halves.h",
+        "halves.h",
         "low = (Words)_mm512_permutex2var_epi16((__m512i){~~first~>second~~}, low_order,"
         " (__m512i){~~second~>first~~});",
         "none", "avx512_bf16", WRONG),
     "rows that do not fill a block of tiles": (
-        "fused/amx.cc", "return {~~(rows + kMicroTileRows - 1) / kMicroTileRows * kMicroTileRows~>rows~~};", "none",
+        "amx.cc", "return {~~(rows + kMicroTileRows - 1) / kMicroTileRows * kMicroTileRows~>rows~~};", "none",
         "amx", SIGNAL),
     "pairs that do not fill a tile": (
-        "fused/amx.cc", "return ({~~(pixels + 1) / 2 + kWords - 1) / kWords * kWords~>pixels + 1) / 2~~};", "none",
+        "amx.cc", "return ({~~(pixels + 1) / 2 + kWords - 1) / kWords * kWords~>pixels + 1) / 2~~};", "none",
         "amx", WRONG_OR_SIGNAL),
     "cotangent of x that is not zero at first": (
-        "fused/cotangents.h", "{~~std::memset(sums.At(p), 0, channels * sizeof(float));~>;~~}", "none", "avx2", WRONG),
+        "cotangents.h", "{~~std::memset(sums.At(p), 0, channels * sizeof(float));~>;~~}", "none", "avx2", WRONG),
     "tail of channels of x that is not zero at first": (
-        "fused/cotangents.h", "std::memset(sums.At(p), 0, channels {~~~>/ 4 * 4 ~~}* sizeof(float));", "none", "avx2",
+        "cotangents.h", "std::memset(sums.At(p), 0, channels {~~~>/ 4 * 4 ~~}* sizeof(float));", "none", "avx2",
         WRONG),
     "cotangent of the weight that was not requested": (
-        "fused/cotangents.h", "{~~    if (!requested.weight) return;\n~>~~}", "none", "avx2",
+        "cotangents.h", "{~~    if (!requested.weight) return;\n~>~~}", "none", "avx2",
         f"must not be written|{WRONG_OR_SIGNAL}"),
     "cotangent of the weight without pixels": (
-        "fused/cotangents.h", "    if ({~~sizes.pixels() == 0~>false~~}) {", "none", "avx2", WRONG),
+        "cotangents.h", "    if ({~~sizes.pixels() == 0~>false~~}) {", "none", "avx2", WRONG),
 }  # fmt: skip
 BY_DEFAULT = [
     "tail of channels read past its end",
@@ -180,22 +180,22 @@ BY_DEFAULT = [
 def changed_files(file, instructions):
     """Those to compile: the linker keeps one copy of an inline function of plan.h, so all must have it."""
     if file.endswith(".cc"):
-        return [file.removeprefix("fused/").removesuffix(".cc")]
-    if file == "fused/plan.h":
+        return [file.removesuffix(".cc")]
+    if file == "plan.h":
         sets = build.PORTABLE if instructions == PORTABLE else build.FUSED_INSTRUCTION_SETS
-        return ["deform_conv_fused", "plan", *sets]
+        return ["fused", "plan", *sets]
     return [instructions]
 
 
 def test_mutations_are_in_the_source():
     for file, change, *_ in MUTATIONS.values():
-        build.mutated_source(build.CPU / file, change)
+        build.mutated_source(build.FUSED_CPU / file, change)
 
 
 @pytest.mark.parametrize("name", build.mutations(MUTATIONS, BY_DEFAULT))
 def test_mutations_are_found(name, tmp_path):
     file, change, sanitizer, instructions, complaint = MUTATIONS[name]
-    folder = build.mutated(build.CPU, file, change, tmp_path)
+    folder = build.mutated(build.LIB, f"{build.FUSED_CPU.relative_to(build.LIB)}/{file}", change, tmp_path)
     status, output = run(program(sanitizer, instructions, folder, changed_files(file, instructions)), instructions)
     assert status < 0 if complaint == SIGNAL else status != 0, output
     assert re.search(complaint, output, re.DOTALL), output

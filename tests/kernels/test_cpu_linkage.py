@@ -22,10 +22,10 @@ pytestmark = [
     ),
 ]
 
-KERNELS = sorted(path.stem for path in build.CPU.glob("kernels/*.cc"))
-FILES = [(f"kernels/{name}", instructions) for name in KERNELS for instructions in ("avx2", "avx512")]
-FILES += [("fused/avx512_bf16", "avx512_bf16"), ("fused/amx", "amx")]
-BY_DEFAULT = [("kernels/tap_corners", "avx2"), ("kernels/roi_pool", "avx512"), ("fused/amx", "amx")]
+FUSED = "deform_conv/fused_cpu"
+FILES = [(str(path.relative_to(build.LIB)), set) for path in build.CPU_KERNELS for set in ("avx2", "avx512")]
+FILES += [(f"{FUSED}/avx512_bf16.cc", "avx512_bf16"), (f"{FUSED}/amx.cc", "amx")]
+BY_DEFAULT = [("aggregation/cpu_corners.cc", "avx2"), ("roi_pool/cpu.cc", "avx512"), (f"{FUSED}/amx.cc", "amx")]
 
 
 def read(*command):
@@ -59,4 +59,4 @@ def test_shared_code_is_compiled_for_every_processor(file, flags):
 
 def test_templates_compiled_for_an_instruction_set_are_found():
     """A compiler option, unlike the pragmas, applies to the templates of other files, too."""
-    assert shared_code_for_a_target("kernels/tap_corners", "avx512", ["-mavx512f"])
+    assert shared_code_for_a_target("aggregation/cpu_corners.cc", "avx512", ["-mavx512f"])

@@ -114,7 +114,7 @@ def test_shared_memory_has_room_for_the_resident_blocks_of_every_kernel():
 def test_mutations_are_in_the_source():
     """Most mutations are compiled only by `make thorough`, or on a GPU."""
     for mutation in MUTATIONS.values():
-        build.mutated_source(build.LIB / "cuda" / mutation.file, mutation.change)
+        build.mutated_source(build.LIB / mutation.file, mutation.change)
 
 
 @pytest.mark.parametrize("name", build.mutations(MUTATIONS, always=[]))

@@ -45,22 +45,22 @@ def mutation(file, change, kernel=""):
 
 # An index, computed in int32.
 MUTATIONS = {
-    "pixel of x": ("sample_rounds.h", "{~~~>int32_t~~}(record.pixel >> 2)", "deform_conv"),
+    "pixel of x": ("deform_conv/cuda_sample_rounds.h", "{~~~>int32_t~~}(record.pixel >> 2)", "deform_conv/cuda"),
     "pixel of a large image": (
-        "sample_rounds.h",
+        "deform_conv/cuda_sample_rounds.h",
         "pixel = ({~~int64_t{y.first}~>y.first~~} * {~~sizes.width~>int32_t(sizes.width)~~} + x.first)",
-        "deform_conv",
+        "deform_conv/cuda",
     ),
     "columns of an image": (
-        "deform_conv_input.cu",
+        "deform_conv/cuda_input.cu",
         "d_columns + {~~~>int32_t(~~}image * samples * sizes.channels{~~~>)~~}",
     ),
-    "fused output": ("deform_conv_fused_forward.cu", "out + {~~~>int32_t(~~}p * call.features{~~~>)~~}"),
-    "corners of a tap": ("aggregation.cu", "first_byte + {~~~>int32_t(~~}pixel * steps.right{~~~>)~~}"),
-    "query's result": ("aggregation.cu", "out + {~~~>int32_t(~~}row * sizes.channels + channel{~~~>)~~}"),
-    "cotangents of taps": ("aggregation.cu", "d_out + {~~~>int32_t(~~}row * sizes.channels{~~~>)~~}"),
+    "fused output": ("deform_conv/cuda_fused_forward.cu", "out + {~~~>int32_t(~~}p * call.features{~~~>)~~}"),
+    "corners of a tap": ("aggregation/cuda.cu", "first_byte + {~~~>int32_t(~~}pixel * steps.right{~~~>)~~}"),
+    "query's result": ("aggregation/cuda.cu", "out + {~~~>int32_t(~~}row * sizes.channels + channel{~~~>)~~}"),
+    "cotangents of taps": ("aggregation/cuda.cu", "d_out + {~~~>int32_t(~~}row * sizes.channels{~~~>)~~}"),
     "channels of a head": (
-        "aggregation_value.cu",
+        "aggregation/cuda_value.cu",
         "d_out + {~~~>int32_t(~~}first_query.index(sizes) * sizes.channels{~~~>)~~} + channel",
     ),
 }
@@ -74,7 +74,7 @@ def test_an_index_of_32_bits_is_found_on_cuda(name, tmp_path):
 
 @pytest.mark.thorough
 def test_an_index_of_32_bits_is_found_on_cpu(tmp_path):
-    file, change = "kernels/deform_conv.cc", "{~~~>int32_t(~~}(p * taps + k) * sizes.channels{~~~>)~~}"
-    mutated = build.mutated(build.CPU, file, change, tmp_path) / file
-    status, output = run(build.last_task_program("large.cc", mutated))
+    file, change = "deform_conv/cpu.cc", "{~~~>int32_t(~~}(p * taps + k) * sizes.channels{~~~>)~~}"
+    folder = build.mutated(build.LIB, file, change, tmp_path)
+    status, output = run(build.last_task_program("large.cc", {file: folder / file}))
     assert status < 0 or re.search(WRONG_PLACE, output), output

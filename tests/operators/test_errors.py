@@ -317,7 +317,7 @@ def test_static_arguments_cannot_be_traced(function, good, name, value):
 
 
 def test_limits_are_those_of_the_kernels():
-    header = (ROOT / "lib/aggregation_geometry.h").read_text()
+    header = (ROOT / "lib/aggregation/geometry.h").read_text()
     assert f"kMaxLevels = {MAX_LEVELS};" in header
     assert f"kMaxTaps = int64_t{{1}} << {MAX_TAPS.bit_length() - 1};" in header
 

@@ -22,7 +22,7 @@ from jax_dcn._primitive.promotion import sum_dtype
 from jax_dcn._types import Pair, Shaped
 
 A = TypeVar("A", covariant=True)
-MAX_LEVELS, MAX_TAPS = 32, 2**24  # kMaxLevels and kMaxTaps of lib/aggregation_geometry.h
+MAX_LEVELS, MAX_TAPS = 32, 2**24  # kMaxLevels and kMaxTaps of lib/aggregation/geometry.h
 BACKENDS = (None, "reference")
 
 

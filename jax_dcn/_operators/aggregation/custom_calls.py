@@ -1,6 +1,6 @@
 """The XLA custom calls of the aggregation, one function each: operands and static parameters in, arrays out.
 
-All arrays have one batch dimension. The handlers are in lib/ffi/aggregation.cc.
+All arrays have one batch dimension. The handlers are in lib/aggregation/handlers.cc.
 """
 
 from collections.abc import Sequence

@@ -46,7 +46,7 @@ def _value_cotangent(request: Request, value: Shaped, locations: Shaped) -> Valu
     if request.target.platform != "cuda":
         return ValueCotangent(dtype, 0, 0)
     cells = sum((level.height + 1) * (level.width + 1) for level in levels_of(request.spec, value))
-    # TableLayout of lib/cuda/aggregation_value.cu: each sample has a record of four numbers, an id and a row's start.
+    # TableLayout of lib/aggregation/cuda_value.cu: each sample has a record of four numbers, an id and a row's start.
     words = locations.dtype.itemsize + 2
     elements = words * math.prod(locations.shape[1:-3]) * request.spec.taps + cells + 1
     tables = value.shape[0] * value.shape[-2]

@@ -17,7 +17,7 @@ from jax_dcn._types import Pair, Shaped
 A = TypeVar("A", covariant=True)
 
 
-# Where the sample points of a bin lie, in the order of the enumeration of lib/roi_geometry.h, which defines them.
+# Where the sample points of a bin lie, in the order of the enumeration of lib/roi_pool/geometry.h, which defines them.
 CONVENTIONS = ("rounded", "aligned", "unaligned")
 
 

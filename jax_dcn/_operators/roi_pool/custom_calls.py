@@ -1,6 +1,6 @@
 """The XLA custom calls of the pooling, one function each: operands and static parameters in, arrays out.
 
-All arrays have one batch dimension. The handlers are in lib/ffi/roi_pool.cc.
+All arrays have one batch dimension. The handlers are in lib/roi_pool/handlers.cc.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Where the sample points of a bin lie, by the rules of lib/roi_geometry.h."""
+"""Where the sample points of a bin lie, by the rules of lib/roi_pool/geometry.h."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

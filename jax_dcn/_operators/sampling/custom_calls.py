@@ -1,6 +1,6 @@
 """The XLA custom calls of the sampling, one function each: operands and static parameters in, arrays out.
 
-All arrays have one batch dimension. The handlers are in lib/ffi/sampling.cc.
+All arrays have one batch dimension. The handlers are in lib/sampling/handlers.cc.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def _call(
     """The custom call `name`; `results` are the shapes and types of its results."""
     arrays = jax_internals.vary_alike(list(operands))
     avals = [jax_internals.result_aval(jax.typeof(arrays[0]), shape, dtype) for shape, dtype in results]
-    # The enumerations of lib/sampling_geometry.h have the order of these types.
+    # The enumerations of lib/sampling/geometry.h have the order of these types.
     choices = {"method": Method, "units": Units, "fold": Fold, "outside": Outside}
     numbers = {name: get_args(names).index(getattr(spec, name)) for name, names in choices.items()}
     outs: Sequence[Any] = jax.ffi.ffi_call(name, avals)(*arrays, **numbers, planar=spec.planar)

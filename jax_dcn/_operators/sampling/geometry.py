@@ -1,6 +1,6 @@
 """Where a sample of an image reads: its position along each axis, and the pixels around it with their weights.
 
-lib/sampling_geometry.h has the same rules.
+lib/sampling/geometry.h has the same rules.
 """
 
 from dataclasses import dataclass

@@ -48,7 +48,7 @@ def _x_cotangent(request: Request, operands: Operands[Shaped]) -> XCotangent:
     dtype = locations.dtype if "x" in request.all_reduced else x.dtype
     if request.target.platform != "cuda":
         return XCotangent(dtype, 0, 0)
-    # TableWords of lib/cuda/sampling_x.cu: each pixel of a sample has a record of a point and a weight, and an id.
+    # TableWords of lib/sampling/cuda_x.cu: each pixel of a sample has a record of a point and a weight, and an id.
     entries = request.spec.points(locations) * request.spec.sorted_taps
     words = entries * (locations.dtype.itemsize // 2 + 1) + math.prod(x.shape[1:-1]) + 1
     if not isinstance(words, int) or not isinstance(x.shape[0], int):  # symbolic dimensions

@@ -1,0 +1,193 @@
+// XLA FFI handlers of the aggregation: each decodes and checks its operands and calls the backend's function. Every
+// backend module compiles this file with its own Device.
+#include "aggregation/aggregation.h"
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "device.h"
+#include "ffi/checks.h"
+#include "ffi/handler_wrapper.h"
+#include "ffi/handlers.h"
+#include "ffi/requested_results.h"
+
+namespace dcn {
+namespace {
+
+struct AggregationCall {
+  AggregationSizes sizes = {};
+  Taps taps = {};
+  DType dtype = DType::kF32;
+};
+
+void CheckTaps(Checks& checks, int64_t taps) {
+  checks.Require(taps <= kMaxTaps, "has " + std::to_string(taps) + " taps for each query and head, may have at most " +
+                                       std::to_string(kMaxTaps));
+}
+
+// The window of DCNv3 and DCNv4, and the image as the only level.
+void DecodeImage(Checks& checks, ffi::Dictionary attributes, int64_t height, int64_t width, AggregationSizes& sizes) {
+  DecodeWindow(checks, attributes, sizes.window);
+  sizes.offset_scale = checks.Attribute(attributes, "offset_scale", 1.0);
+  sizes.remove_center = checks.Attribute(attributes, "remove_center", false);
+  CheckTaps(checks, int64_t{sizes.window.kernel[0]} * sizes.window.kernel[1]);
+  if (!checks.ok()) return;
+  sizes.sampling = SamplingMethod::kWindow;
+  sizes.num_levels = 1;
+  sizes.taps = sizes.window.taps() - sizes.remove_center;
+  sizes.levels[0] = {int32_t(height), int32_t(width), sizes.taps, 0, 0};
+}
+
+// The levels of an attention: an attribute with height, width and taps of each.
+void DecodePyramid(Checks& checks, ffi::Dictionary attributes, AggregationSizes& sizes) {
+  sizes.sampling =
+      checks.Attribute(attributes, "discrete", false) ? SamplingMethod::kDiscrete : SamplingMethod::kBilinear;
+  const auto levels = checks.Attribute(attributes, "levels", ffi::Span<const int64_t>());
+  checks.Require(levels.size() % 3 == 0 && levels.size() / 3 <= kMaxLevels,
+                 "attribute levels must have three values for each of at most " + std::to_string(kMaxLevels) +
+                     " levels, has " + std::to_string(levels.size()));
+  int64_t pixels = 0, taps = 0;
+  for (size_t i = 0; checks.ok() && i < levels.size(); i += 3) {
+    const int64_t height = levels[i], width = levels[i + 1], level_taps = levels[i + 2];
+    checks.FitsInt32("a level's height", height);
+    checks.FitsInt32("a level's width", width);
+    checks.FitsInt32("the number of a level's taps", level_taps);
+    if (!checks.ok()) return;
+    sizes.levels[i / 3] = {int32_t(height), int32_t(width), int32_t(level_taps), int32_t(taps), pixels};
+    pixels += height * width;
+    taps += level_taps;
+    CheckTaps(checks, taps);
+    checks.ElementCount("the pixels of all levels", pixels);
+  }
+  sizes.num_levels = int32_t(levels.size() / 3);
+  sizes.taps = int32_t(taps);
+  checks.Require(pixels == sizes.pixels, "value has " + std::to_string(sizes.pixels) + " pixels, must have the " +
+                                             std::to_string(pixels) + " of all levels");
+}
+
+// `value` is value or its cotangent, `out` is the result or its cotangent, which has the type of the data. The pixels
+// and the queries of a window have two dimensions, rows and columns; those of a pyramid have one.
+AggregationCall DecodeAggregation(Checks& checks, ffi::Dictionary attributes, ffi::AnyBuffer value,
+                                  ffi::AnyBuffer locations, ffi::AnyBuffer weights, ffi::AnyBuffer origin,
+                                  ffi::AnyBuffer out) {
+  AggregationCall call;
+  AggregationSizes& sizes = call.sizes;
+  call.dtype = CheckedDType(checks, out.element_type());
+  const ffi::DataType position_type = AccumulatorType(out.element_type());
+  const bool is_window = checks.Attribute(attributes, "window", false);
+  const size_t image_dims = is_window ? 2 : 1;
+  checks.Rank("value", value, image_dims + 3);
+  checks.Rank("locations", locations, image_dims + 4);
+  checks.Type("locations", locations, position_type);
+  checks.Type("weights", weights, position_type);
+  checks.Type("origin", origin, ffi::S32);
+  checks.Shape("origin", origin, {2});
+  if (!checks.ok()) return call;
+
+  const auto value_shape = value.dimensions(), shape = locations.dimensions();
+  const int64_t height = value_shape[1], width = is_window ? value_shape[2] : 1;
+  sizes.batches = value_shape[0];
+  sizes.heads = value_shape[image_dims + 1];
+  sizes.channels = value_shape[image_dims + 2];
+  sizes.rows = shape[1];
+  sizes.columns = is_window ? shape[2] : 1;
+  checks.FitsInt32("the value's height", height);
+  checks.FitsInt32("the value's width", width);
+  checks.FitsInt32("the number of rows of queries", sizes.rows);
+  checks.FitsInt32("the number of columns of queries", sizes.columns);
+  if (!checks.ok()) return call;
+  sizes.pixels = height * width;
+  if (is_window) {
+    DecodeImage(checks, attributes, height, width, sizes);
+  } else {
+    DecodePyramid(checks, attributes, sizes);
+  }
+  checks.FitsInt32("the number of a head's samples", SaturatingMultiply(sizes.queries(), sizes.taps));
+  if (!checks.ok()) return call;
+  const auto check_queries = [&](std::string_view name, ffi::AnyBuffer buffer, std::initializer_list<int64_t> rest) {
+    std::vector<int64_t> expected = {sizes.batches, sizes.rows};
+    if (is_window) expected.push_back(sizes.columns);
+    expected.insert(expected.end(), rest);
+    checks.Shape(name, buffer, expected);
+  };
+  check_queries("locations", locations, {sizes.heads, sizes.taps, 2});
+  check_queries("weights", weights, {sizes.heads, sizes.taps});
+  check_queries("out", out, {sizes.heads, sizes.channels});
+  call.taps = {locations.untyped_data(), weights.untyped_data(), static_cast<const int32_t*>(origin.untyped_data())};
+  return call;
+}
+
+ffi::Error AggregateImpl(Device::Context context, ffi::AnyBuffer value, ffi::AnyBuffer locations,
+                         ffi::AnyBuffer weights, ffi::AnyBuffer origin, ffi::Result<ffi::AnyBuffer> out,
+                         ffi::Dictionary attributes) {
+  Checks checks("dcn_aggregate");
+  const AggregationCall call = DecodeAggregation(checks, attributes, value, locations, weights, origin, *out);
+  checks.Type("value", value, out->element_type());
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(Aggregate(device, call.dtype, call.sizes, call.taps, value.untyped_data(), out->untyped_data()));
+}
+
+ffi::Error ValueCotangentImpl(Device::Context context, ffi::AnyBuffer locations, ffi::AnyBuffer weights,
+                              ffi::AnyBuffer origin, ffi::AnyBuffer d_out, ffi::Result<ffi::AnyBuffer> d_value,
+                              ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attributes) {
+  Checks checks("dcn_aggregation_value_cotangent");
+  const AggregationCall call = DecodeAggregation(checks, attributes, *d_value, locations, weights, origin, d_out);
+  const AggregationSizes& sizes = call.sizes;
+  const bool is_wide = d_value->element_type() != d_out.element_type();
+  if (is_wide) checks.Type("d_value", *d_value, locations.element_type());
+  if (!checks.ok()) return checks.error();
+  int64_t cells = 0;
+  for (int32_t level = 0; checks.ok() && level < sizes.num_levels; ++level) {
+    cells += (int64_t{sizes.levels[level].height} + 1) * (int64_t{sizes.levels[level].width} + 1);
+    checks.ElementCount("the pixels of all levels", cells);
+  }
+  const int64_t samples = sizes.queries() * sizes.taps;
+  checks.FitsInt32("the number of a head's samples and pixels", samples + cells);
+  checks.FitsInt32("the number of a query's bytes",
+                   SaturatingProduct({sizes.heads, sizes.channels, BytesOf(call.dtype)}));
+  if (!checks.ok()) return checks.error();
+  checks.ElementCount("samples and pixels of all heads",
+                      SaturatingMultiply(SaturatingMultiply(sizes.batches, sizes.heads), samples + cells));
+  checks.Type("workspace", *workspace, ffi::S32);
+  checks.Rank("workspace", *workspace, 1);
+  if (!checks.ok()) return checks.error();
+  const int64_t workspace_size = workspace->dimensions()[0], min_size = MinWorkspaceSize(call.dtype, sizes);
+  checks.Require(workspace_size >= min_size, "workspace has " + std::to_string(workspace_size) +
+                                                 " elements, must have at least " + std::to_string(min_size));
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(ValueCotangent(device, call.dtype, sizes, call.taps, d_out.untyped_data(), is_wide,
+                                d_value->untyped_data(), workspace->typed_data<int32_t>(), workspace_size));
+}
+
+ffi::Error TapCotangentsImpl(Device::Context context, ffi::AnyBuffer value, ffi::AnyBuffer locations,
+                             ffi::AnyBuffer weights, ffi::AnyBuffer origin, ffi::AnyBuffer d_out,
+                             ffi::RemainingRets results, ffi::Dictionary attributes) {
+  Checks checks("dcn_aggregation_tap_cotangents");
+  const AggregationCall call = DecodeAggregation(checks, attributes, value, locations, weights, origin, d_out);
+  checks.Type("value", value, d_out.element_type());
+  RequestedResults requested(checks, attributes, results);
+  const auto shape_of = [](ffi::AnyBuffer buffer) {
+    return std::vector<int64_t>(buffer.dimensions().begin(), buffer.dimensions().end());
+  };
+  void* d_locations = requested.Next("locations", locations.element_type(), shape_of(locations));
+  void* d_weights = requested.Next("weights", weights.element_type(), shape_of(weights));
+  requested.CheckEnd();
+  if (!checks.ok()) return checks.error();
+  Device device(context);
+  return ToError(TapCotangents(device, call.dtype, call.sizes, call.taps, value.untyped_data(), d_out.untyped_data(),
+                               d_locations, d_weights));
+}
+
+}  // namespace
+
+std::vector<Handler> AggregationHandlers() {
+  return {{"dcn_aggregate", WrappedHandler<AggregateImpl>},
+          {"dcn_aggregation_value_cotangent", WrappedHandler<ValueCotangentImpl>},
+          {"dcn_aggregation_tap_cotangents", WrappedHandler<TapCotangentsImpl>}};
+}
+
+}  // namespace dcn

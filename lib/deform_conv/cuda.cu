@@ -1,0 +1,279 @@
+// The CUDA kernels of a deformable convolution that leave the matrix products to XLA, and that sample x: the columns,
+// their tangents, and the cotangents of offset and mask. deform_conv_input.cu has the cotangent of x.
+#include "deform_conv/deform_conv.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "deform_conv/cuda_sample_rounds.h"
+#include "device.h"
+#include "lane_sums.h"
+#include "launch.h"
+#include "vector.h"
+
+namespace dcn {
+namespace {
+
+// Calls f(record, number of the sample in the round, whether there is one) for the samples of the calling thread's
+// subwarp. All lanes of a warp make the same calls: the last may be past the end, with the record of the last sample.
+template <typename A, typename F>
+__device__ void ForEachSample(const SampleRounds& call, int samples, const SampleRecord<A>* records, const F& f) {
+  const int warp_samples = kWarp >> call.log2_subwarp, lane_sample = int(threadIdx.x % kWarp) >> call.log2_subwarp;
+  for (int first = int(threadIdx.x / kWarp) * warp_samples; first < samples; first += kThreads >> call.log2_subwarp) {
+    const int i = first + lane_sample;
+    f(records[i < samples ? i : samples - 1], i, i < samples);
+  }
+}
+
+// Calls f(offset in bytes) for the channels of the calling thread, N elements of T at a time.
+template <typename T, int N, typename F>
+__device__ void ForEachVector(const SampleRounds& call, const F& f) {
+  constexpr int kBytes = N * sizeof(T);
+  const int subwarp = 1 << call.log2_subwarp, lane = int(threadIdx.x) & (subwarp - 1);
+  for (int64_t c = lane * kBytes; c < call.group_bytes; c += subwarp * kBytes) f(c);
+}
+
+template <typename T, typename A, int N>
+__device__ void StoreRounded(char* address, const A (&values)[N]) {
+  Vector<T, N> vector;
+  for (int v = 0; v < N; ++v) vector.value[v] = T(values[v]);
+  AsVector<N>(reinterpret_cast<T*>(address)) = vector;
+}
+
+// The blocks of an SM, by which the compiler limits the registers of kernels that need many.
+template <typename T>
+constexpr int kResidentBlocks = sizeof(T) == 8 ? 2 : 3;
+
+// Stores the value of a sample that reads no corner.
+template <typename T, int N, typename A>
+__device__ void StoreUnread(const SampleRounds& call, const SampleRecord<A>& record, char* columns) {
+  A value[N];
+  for (A& of_channel : value) of_channel = record.weights[0];
+  ForEachVector<T, N>(call, [&](int64_t c) { StoreRounded<T>(columns + c, value); });
+}
+
+// A subwarp computes the columns of a sample: the channels of its offset group, N at a time.
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads, 4) SampleColumnsKernel(SampleRounds call, const T* x, T* columns) {
+  using A = Accumulator<T>;
+  __shared__ SampleRecord<A> records[kThreads];
+  for (int64_t round = blockIdx.x; round < call.rounds(); round += gridDim.x) {
+    const int64_t image = call.Image(round);
+    const RoundSample own = call.Sample(round, image);
+    if (own.index >= 0) records[threadIdx.x] = call.Record(own, call.Locate<A>(own));
+    __syncthreads();
+    const T* const pixels = x + call.ImageStart(image);
+    ForEachSample(call, call.Samples(round, image), records, [&](const SampleRecord<A>& record, int, bool is_valid) {
+      if (!is_valid) return;
+      char* const out = reinterpret_cast<char*>(columns) + record.column;
+      if (record.pixel == kUnread) {
+        StoreUnread<T, N>(call, record, out);
+        return;
+      }
+      const CornerChannels<T> corners(call, pixels, record);
+      ForEachVector<T, N>(call, [&](int64_t c) {
+        A sum[N] = {};
+        for (int corner = 0; corner < 4; ++corner) {
+          const Vector<A, N> pixel = corners.template Load<N>(corner, c);
+          for (int v = 0; v < N; ++v) sum[v] += record.weights[corner] * pixel.value[v];
+        }
+        StoreRounded<T>(out + c, sum);
+      });
+    });
+    __syncthreads();
+  }
+}
+
+// The corner whose pixel is read for a corner, and its part of the weight.
+template <typename A>
+struct CornerShare {
+  int corner;
+  A part;
+
+  __device__ CornerShare(const BilinearCorners<A>& corners, int number) : part(1) {
+    const bool misses_row = (corners.y.pixel[0] | corners.y.pixel[1]) < 0;
+    const bool misses_column = (corners.x.pixel[0] | corners.x.pixel[1]) < 0;
+    const int row = misses_row ? corners.y.pixel[0] < 0 : number / 2;
+    const int column = misses_column ? corners.x.pixel[0] < 0 : number % 2;
+    if (misses_row) part *= A(0.5);
+    if (misses_column) part *= A(0.5);
+    corner = 2 * row + column;
+  }
+};
+
+// The tangents of a record's weights; d_offset and d_mask may be null.
+template <typename A>
+__device__ Vector<A, 4> WeightTangents(const Positions& positions, int64_t sample_index,
+                                       const BilinearCorners<A>& corners, const A* d_offset, const A* d_mask) {
+  Vector<A, 4> tangents = {};
+  for (int corner = 0; corner < 4; ++corner) {
+    const CornerShare<A> share(corners, corner);
+    A& tangent = tangents.value[corner];
+    if (d_offset) {
+      const Vector<A, 2> d_position = AsVector<2>(d_offset + 2 * sample_index);
+      tangent = Mask<A>(positions, sample_index) *
+                corners.weight_tangent(share.corner, d_position.value[0], d_position.value[1]);
+    }
+    if (d_mask)
+      tangent += d_mask[sample_index] * (corners.is_inside() ? corners.weight(share.corner) : corners.unread_value());
+    tangent *= share.part;
+  }
+  return tangents;
+}
+
+// A subwarp computes the tangents of the columns of a sample, and its columns if requested.
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads, kResidentBlocks<T>)
+    SampleTangentsKernel(SampleRounds call, Tangents tangents, const T* x, bool columns_requested, T* columns) {
+  using A = Accumulator<T>;
+  const T* const d_x = static_cast<const T*>(tangents.x);
+  const A* const d_offset = static_cast<const A*>(tangents.offset);
+  const A* const d_mask = static_cast<const A*>(tangents.mask);
+  __shared__ SampleRecord<A> records[kThreads];
+  __shared__ Vector<A, 4> weight_tangents[kThreads];
+  for (int64_t round = blockIdx.x; round < call.rounds(); round += gridDim.x) {
+    const int64_t image = call.Image(round);
+    const RoundSample own = call.Sample(round, image);
+    if (own.index >= 0) {
+      const BilinearCorners<A> corners = call.Locate<A>(own);
+      records[threadIdx.x] = call.Record(own, corners);
+      weight_tangents[threadIdx.x] = WeightTangents(call.positions, own.index, corners, d_offset, d_mask);
+    }
+    __syncthreads();
+    const int64_t image_start = call.ImageStart(image);
+    ForEachSample(call, call.Samples(round, image), records, [&](const SampleRecord<A>& record, int i, bool is_valid) {
+      if (!is_valid) return;
+      // The columns follow the tangents of the same tap.
+      char* const out = reinterpret_cast<char*>(columns) + record.column;
+      char* const value_out = out + call.pixel_bytes;
+      if (record.pixel == kUnread) {
+        StoreUnread<T, N>(call, record, out);
+        if (columns_requested) StoreUnread<T, N>(call, record, value_out);
+        return;
+      }
+      const CornerChannels<T> corners(call, x + image_start, record), d_corners(call, d_x + image_start, record);
+      const Vector<A, 4> weight_tangent = weight_tangents[i];
+      ForEachVector<T, N>(call, [&](int64_t c) {
+        A value[N] = {}, tangent[N] = {};
+        for (int corner = 0; corner < 4; ++corner) {
+          const Vector<A, N> pixel = corners.template Load<N>(corner, c);
+          for (int v = 0; v < N; ++v) value[v] += record.weights[corner] * pixel.value[v];
+          // A tangent that is zero has no term, which would be NaN for an infinite factor.
+          if (d_offset || d_mask) {
+            for (int v = 0; v < N; ++v) tangent[v] += weight_tangent.value[corner] * pixel.value[v];
+          }
+          if (d_x) {
+            const Vector<A, N> d_pixel = d_corners.template Load<N>(corner, c);
+            for (int v = 0; v < N; ++v) tangent[v] += record.weights[corner] * d_pixel.value[v];
+          }
+        }
+        StoreRounded<T>(out + c, tangent);
+        if (columns_requested) StoreRounded<T>(value_out + c, value);
+      });
+    });
+    __syncthreads();
+  }
+}
+
+// A subwarp computes the dot products of a sample's cotangent and its corners, and its columns if they are not null;
+// then each thread computes the cotangents of the offset and mask of the sample that it has located.
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads, kResidentBlocks<T>)
+    OffsetCotangentKernel(SampleRounds call, const T* x, const T* d_columns, Accumulator<T>* d_offset,
+                          Accumulator<T>* d_mask, T* columns) {
+  using A = Accumulator<T>;
+  __shared__ SampleRecord<A> records[kThreads];
+  __shared__ Vector<A, 4> dots[kThreads];
+  const int subwarp = 1 << call.log2_subwarp, lane = int(threadIdx.x) & (subwarp - 1);
+  for (int64_t round = blockIdx.x; round < call.rounds(); round += gridDim.x) {
+    const int64_t image = call.Image(round);
+    const RoundSample own = call.Sample(round, image);
+    BilinearCorners<A> own_corners;
+    if (own.index >= 0) {
+      own_corners = call.Locate<A>(own);
+      records[threadIdx.x] = call.Record(own, own_corners);
+    }
+    __syncthreads();
+    const T* const pixels = x + call.ImageStart(image);
+    ForEachSample(call, call.Samples(round, image), records, [&](const SampleRecord<A>& record, int i, bool is_valid) {
+      char* const out = reinterpret_cast<char*>(columns) + record.column;
+      A dot[4] = {};
+      if (record.pixel != kUnread) {
+        const CornerChannels<T> corners(call, pixels, record);
+        ForEachVector<T, N>(call, [&](int64_t c) {
+          const Vector<A, N> d_column = Load<T, N>(reinterpret_cast<const char*>(d_columns) + record.column + c);
+          A sum[N] = {};
+          for (int corner = 0; corner < 4; ++corner) {
+            const Vector<A, N> pixel = corners.template Load<N>(corner, c);
+            for (int v = 0; v < N; ++v) {
+              dot[corner] += d_column.value[v] * pixel.value[v];
+              sum[v] += record.weights[corner] * pixel.value[v];
+            }
+          }
+          if (columns && is_valid) StoreRounded<T>(out + c, sum);
+        });
+      } else if (columns && is_valid) {
+        StoreUnread<T, N>(call, record, out);
+      }
+      if (call.log2_subwarp == kMaxLog2Subwarp) {
+        A sum = SumOverLanes(dot);
+        sum += __shfl_xor_sync(kWholeWarp, sum, 4);
+        if (lane < 4 && is_valid) dots[i].value[lane] = sum;
+        return;
+      }
+      for (int corner = 0; corner < 4; ++corner) {
+        for (int distance = subwarp / 2; distance; distance /= 2) {
+          dot[corner] += __shfl_xor_sync(kWholeWarp, dot[corner], distance);
+        }
+      }
+      if (lane == 0 && is_valid) dots[i] = {{dot[0], dot[1], dot[2], dot[3]}};
+    });
+    __syncthreads();
+    if (own.index >= 0) {
+      A dot[4];
+      for (int corner = 0; corner < 4; ++corner) {
+        dot[corner] = own_corners.is_read(corner) ? dots[threadIdx.x].value[corner] : A(0);
+      }
+      StorePositionCotangents(call.positions, own.index, own_corners, dot, d_offset, d_mask);
+    }
+  }
+}
+
+}  // namespace
+
+const char* SampleColumns(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
+                          void* columns) {
+  return DispatchVectors(dtype, sizes.group_channels(), [&](auto tag, auto width) {
+    using T = decltype(tag);
+    constexpr int N = decltype(width)::value;
+    const SampleRounds call(sizes, positions, sizeof(T), N);
+    return Launch<SampleColumnsKernel<T, N>>(device, call.rounds(), call, static_cast<const T*>(x),
+                                             static_cast<T*>(columns));
+  });
+}
+
+const char* SampleTangents(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
+                           const Tangents& tangents, const void* x, bool columns_requested, void* columns) {
+  return DispatchVectors(dtype, sizes.group_channels(), [&](auto tag, auto width) {
+    using T = decltype(tag);
+    constexpr int N = decltype(width)::value;
+    const SampleRounds call(sizes, positions, sizeof(T), N, columns_requested ? 2 : 1);
+    return Launch<SampleTangentsKernel<T, N>>(device, call.rounds(), call, tangents, static_cast<const T*>(x),
+                                              columns_requested, static_cast<T*>(columns));
+  });
+}
+
+const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions, const void* x,
+                            const void* d_columns, void* d_offset, void* d_mask, void* columns) {
+  return DispatchVectors(dtype, sizes.group_channels(), [&](auto tag, auto width) {
+    using T = decltype(tag);
+    using A = Accumulator<T>;
+    constexpr int N = decltype(width)::value;
+    const SampleRounds call(sizes, positions, sizeof(T), N);
+    return Launch<OffsetCotangentKernel<T, N>>(device, call.rounds(), call, static_cast<const T*>(x),
+                                               static_cast<const T*>(d_columns), static_cast<A*>(d_offset),
+                                               static_cast<A*>(d_mask), static_cast<T*>(columns));
+  });
+}
+
+}  // namespace dcn

@@ -1,0 +1,395 @@
+// The fused forward: an implicit GEMM of the columns (pixels of the output × taps and channels) and the weight (taps
+// and channels × features). The columns are never stored: a block samples them straight into shared memory.
+//
+// A block computes 128 pixels of the output × 64, 128 or 256 features, in K slices of 128 bytes and with two stages in
+// shared memory. While the warps multiply a stage, the threads sample the next one. The unit is a pass, a part of an
+// mma step: a thread starts to load the chunk of the next pass (16 bytes at each of the four corners of a sample),
+// issues the mma instructions of this pass, interpolates its chunk in float32, and stores it, rounded, swizzled against
+// bank conflicts. So two chunks per thread are in flight. The weight is copied asynchronously.
+#include "deform_conv/fused.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <type_traits>
+
+#include "deform_conv/cuda_gather.h"
+#include "deform_conv/cuda_gemm.h"
+#include "deform_conv/cuda_pixel_strips.h"
+#include "device.h"
+#include "launch.h"
+#include "vector.h"
+
+namespace dcn {
+namespace {
+
+template <int kFeatures, int kWarps>
+using ForwardShape =
+    TileShape<kTilePixels, kFeatures, kFeatures / kWarps == 32 ? 64 : 32, kFeatures / kWarps == 8 ? 32 : 64>;
+
+// Tiles of 64 and 128 features have 4 warps where two or more blocks are resident per SM, otherwise 8: the warp tiles
+// of 8 warps are smaller, so that ldmatrix reads a third (64 features) or half (128) more shared memory.
+template <int kFeatures, int kWarps>
+struct ForwardTile : ForwardShape<kFeatures, kWarps> {
+  using Shape = ForwardShape<kFeatures, kWarps>;
+  static constexpr int kResidentBlocks = kWarps == 8 ? 1 : kFeatures == 128 ? 2 : 3;  // per SM
+  static constexpr int kSamples = kTilePixels / Shape::kRowsPerLoad;  // chunks of a stage that a thread samples
+  // An mma step is computed in passes, one for each chunk that a thread samples meanwhile.
+  static constexpr int kPasses = kSamples / kSliceSteps, kPassFragments = Shape::kFragmentsN / kPasses;
+
+  static_assert(kPasses * kSliceSteps == kSamples, "each mma step must hide the loads of equally many chunks");
+  static_assert(kPassFragments * kPasses == Shape::kFragmentsN && kPassFragments % 2 == 0,
+                "each pass must multiply pairs of column fragments");
+};
+
+// The taps whose corners are stored at once. With them, shared memory stays under a step of the carve-out.
+template <int kFeatures>
+constexpr int kCornerTaps = kFeatures == 256 ? 9 : 5;
+
+// A tile of pixels has kStripRows rows, where the image is large enough (see pixel_strips.h). Samples are located row
+// by row, because the offsets of neighbours in a row are adjacent in memory.
+constexpr int kTileColumns = kTilePixels / kStripRows;
+__device__ constexpr int row_by_row(int pixel) { return pixel % kStripRows * kTileColumns + pixel / kStripRows; }
+
+// The parameters of a call. Kernel parameters take no registers.
+struct Call {
+  Sizes sizes;
+  Positions positions;
+  CornerSteps steps;  // in x
+  int32_t group_channels, offset_group_channels;
+  int32_t taps, corner_taps;  // corner_taps: whose corners are stored at once
+  int32_t features, group_features, groups;
+  int32_t feature_tiles;       // of a group
+  uint32_t weight_row_chunks;  // chunks per feature of the weight
+  int64_t blocks;
+  bool is_y_float;
+  int32_t zero;  // 0, which the compiler does not know
+};
+
+struct BlockTile {
+  int32_t group, first_feature;  // of the group
+  int32_t channels_end;          // of the group
+  int32_t weight_row, last_row;  // the row of the weight for the first feature, and the number of rows after it
+  int64_t first_pixel;
+
+  BlockTile() = default;
+  __device__ BlockTile(const Call& call, int64_t block, int32_t tile_features) {
+    first_feature = int32_t(block % call.feature_tiles) * tile_features;
+    block /= call.feature_tiles;
+    group = int32_t(block % call.groups);
+    first_pixel = block / call.groups * kTilePixels;
+    const int32_t left = call.group_features - first_feature;
+    channels_end = (group + 1) * call.group_channels;
+    weight_row = group * call.group_features + first_feature;
+    last_row = (left < tile_features ? left : tile_features) - 1;
+  }
+};
+
+template <int kFeatures>
+struct Shared {
+  struct {
+    uint4 samples[kTilePixels * kSliceChunks], weight[kFeatures * kSliceChunks];
+  } stages[kStages];
+  Corners corners[kTilePixels * kCornerTaps<kFeatures>];  // [row_by_row(pixel)][tap]
+  int64_t pixels[kTilePixels];                            // of the output; -1 past the end
+  SampledPixel sampled[kTilePixels];                      // [row_by_row(pixel)]
+  BlockTile block_tile;  // in shared memory, because the accumulators need the registers
+};
+
+// The K loop of a block, which runs over taps × channels of a feature group, slice by slice. The outer loop is over the
+// offset groups; then come rounds of up to `corner_taps` taps, whose corners are stored at once; then, for these taps,
+// runs of up to kSliceChunks chunks of channels. A run's chunks, tap by tap, are cut into slices. An object follows one
+// of the kSliceChunks chunks of the slices.
+template <int kChunkSize>
+class KSlices {
+ public:
+  __device__ KSlices(const Call& call, const BlockTile& block_tile, int32_t chunk)
+      : call_(call), end_(block_tile.channels_end), chunk_(chunk), channel_(group_start()) {
+    if (!is_done()) StartRun();
+  }
+
+  __device__ bool is_done() const { return channel_ == end_; }
+  __device__ int32_t offset_group() const { return channel_ / call_.offset_group_channels; }
+  __device__ int32_t first_tap() const { return first_tap_; }  // of the round
+  __device__ int32_t num_taps() const {
+    const int32_t left = call_.taps - first_tap_;
+    return left < call_.corner_taps ? left : call_.corner_taps;
+  }
+
+  // The last slice of a run may not have the chunk.
+  __device__ bool has_chunk() const { return tap_ < num_taps(); }
+  __device__ int32_t tap() const { return tap_; }  // of the chunk, counted from first_tap()
+  __device__ int32_t channel() const { return channel_ + run_chunk_ * kChunkSize; }
+  __device__ int32_t channel_in_group() const { return channel() - group_start(); }
+
+  // Moves to the next slice. Returns whether that needs other corners.
+  __device__ bool Advance() {
+    if (--slices_left_ > 0) {
+      tap_ += kSliceChunks / run_chunks_;
+      run_chunk_ += kSliceChunks % run_chunks_;
+      if (run_chunk_ >= run_chunks_) {
+        run_chunk_ -= run_chunks_;
+        ++tap_;
+      }
+      return false;
+    }
+    const int32_t end = offset_group_end();
+    channel_ += run_chunks_ * kChunkSize;
+    const bool needs_corners = channel_ == end;
+    if (needs_corners) {
+      first_tap_ += call_.corner_taps;
+      if (first_tap_ < call_.taps) {
+        channel_ = (end - 1) / call_.offset_group_channels * call_.offset_group_channels;
+        if (channel_ < group_start()) channel_ = group_start();
+      } else {
+        first_tap_ = 0;
+      }
+    }
+    if (!is_done()) StartRun();
+    return needs_corners;
+  }
+
+ private:
+  __device__ int32_t group_start() const { return end_ - call_.group_channels; }
+
+  // The end of the channels that share the current offset group, in the feature group.
+  __device__ int32_t offset_group_end() const {
+    const int32_t end = (offset_group() + 1) * call_.offset_group_channels;
+    return end < end_ ? end : end_;
+  }
+
+  __device__ void StartRun() {
+    const int32_t left = (offset_group_end() - channel_) / kChunkSize;
+    run_chunks_ = left < kSliceChunks ? left : kSliceChunks;
+    slices_left_ = (num_taps() * run_chunks_ + kSliceChunks - 1) / kSliceChunks;
+    tap_ = chunk_ / run_chunks_;
+    run_chunk_ = chunk_ % run_chunks_;
+  }
+
+  const Call& call_;
+  const int32_t& end_;  // of the feature group's channels; in shared memory
+  int32_t chunk_;       // the number in the slice of the chunk that is followed
+  int32_t channel_;     // the first of the current run
+  int32_t first_tap_ = 0;
+  int32_t run_chunks_;       // chunks of channels of the current run
+  int32_t slices_left_;      // of the run, with the current one
+  int32_t tap_, run_chunk_;  // of the chunk that is followed
+};
+
+// One block per kTilePixels pixels of the output × kFeatures features of a group.
+template <typename T, int kFeatures, int kWarps>
+__global__ void __launch_bounds__(kWarps* kWarp, ForwardTile<kFeatures, kWarps>::kResidentBlocks)
+    FusedForwardKernel(Call call, const T* __restrict__ x, const T* __restrict__ weight, const float* __restrict__ bias,
+                       void* y) {
+  using Tile = ForwardTile<kFeatures, kWarps>;
+  using Accumulators = WarpTile<T, Tile>;
+  constexpr int kRowsPerLoad = Tile::kRowsPerLoad, kThreads = Tile::kThreads;
+  auto& shared = *reinterpret_cast<Shared<kFeatures>*>(dynamic_shared);
+
+  const BlockTile& block_tile = shared.block_tile;
+  const int thread = int(threadIdx.x);
+  const int row = int(threadIdx.x / kSliceChunks),
+            chunk = int(threadIdx.x % kSliceChunks);  // of the first chunk that the thread loads
+  const int stored_at = swizzled_index(row, chunk);
+
+  for (int64_t block = blockIdx.x; block < call.blocks; block += gridDim.x) {
+    if (thread == 0) shared.block_tile = BlockTile(call, block, kFeatures);
+    __syncthreads();
+    if (thread < kTilePixels) {
+      const int64_t i = block_tile.first_pixel + thread;
+      shared.pixels[thread] = -1;
+      if (i < call.sizes.pixels()) {
+        const OutputPixel<int64_t> pixel = LocateInStrips(call.sizes.rows, call.sizes.columns, i);
+        shared.sampled[row_by_row(thread)] = SampledPixel(call.sizes, call.positions, pixel);
+        shared.pixels[thread] = pixel.index(call.sizes.rows, call.sizes.columns);
+      }
+    }
+    __syncthreads();
+
+    KSlices<kChunkSize<T>> slices(call, block_tile, chunk);
+    auto find_corners = [&] {
+      constexpr int kRounds = (kTilePixels * kCornerTaps<kFeatures> + kThreads - 1) / kThreads;
+      const int taps = slices.num_taps();
+      int place[kRounds], tap[kRounds];
+      bool is_valid[kRounds];
+      SampleOperands<float> operands[kRounds];  // all are loaded before the first one is used
+#pragma unroll
+      for (int round = 0; round < kRounds; ++round) {
+        const int i = thread + round * kThreads;
+        place[round] = i / taps, tap[round] = i % taps;
+        if (i >= kTilePixels * taps) continue;
+        const int64_t p = shared.pixels[place[round] % kTileColumns * kStripRows + place[round] / kTileColumns];
+        is_valid[round] = p >= 0;
+        const int32_t kernel_tap = slices.first_tap() + tap[round];
+        const int64_t sample_index =
+            SampleIndex(call.sizes, is_valid[round] ? p : 0, slices.offset_group(), kernel_tap);
+        operands[round] = SampleOperands<float>(call.positions, sample_index);
+      }
+#pragma unroll
+      for (int round = 0; round < kRounds; ++round) {
+        if (thread + round * kThreads >= kTilePixels * taps) continue;
+        shared.corners[place[round] * kCornerTaps<kFeatures> + tap[round]] =
+            is_valid[round] ? FindCorners(call.sizes, shared.sampled[place[round]], operands[round],
+                                          slices.first_tap() + tap[round])
+                            : NoCorners();
+      }
+      __syncthreads();
+    };
+    // Rows past the last feature get the weight of the last one. The columns that they make are not stored.
+    auto load_weight = [&](int stage) {
+      const T* first = weight + int64_t{block_tile.weight_row} * call.weight_row_chunks * kChunkSize<T> +
+                       int64_t{slices.first_tap() + slices.tap()} * call.group_channels + slices.channel_in_group();
+      const uint32_t last = uint32_t(block_tile.last_row) * kChunkBytes;
+#pragma unroll
+      for (int i = 0; i < kFeatures / kRowsPerLoad; ++i) {
+        // Multiplied by the chunk size before the product with the row size, which then takes one instruction.
+        const uint32_t feature = (permuted_column(row) + permuted_column(i * kRowsPerLoad)) * kChunkBytes;
+        copy_async(
+            &shared.stages[stage].weight[stored_at + i * kRowsPerLoad * kSliceChunks],
+            reinterpret_cast<const char*>(first) + uint64_t{feature < last ? feature : last} * call.weight_row_chunks,
+            !slices.has_chunk());
+      }
+    };
+    auto load_corners = [&](int i) {
+      const int tap = slices.has_chunk() ? slices.tap() : 0;
+      const int sample = (row_by_row(row) + row_by_row(i * kRowsPerLoad)) * kCornerTaps<kFeatures> + tap;
+      return CornerLoads<T>(shared.corners[sample], x + slices.channel(), call.steps, slices.has_chunk());
+    };
+    auto store_samples = [&](int stage, int i, const CornerLoads<T>& loads, int zero_dependency) {
+      shared.stages[stage].samples[stored_at + i * kRowsPerLoad * kSliceChunks] = loads.Blend(zero_dependency);
+    };
+
+    Accumulators tile;
+    // Each iteration samples a slice, and all but the first multiply the previous one meanwhile.
+    int stage = 0;
+    bool is_first = true, needs_corners = true;
+    while (!slices.is_done()) {
+      if (needs_corners) find_corners();
+      load_weight(stage);
+      if (is_first) {
+#pragma unroll 1
+        for (int i = 0; i < Tile::kSamples; ++i) store_samples(stage, i, load_corners(i), 0);
+      } else {
+        const auto& previous = shared.stages[1 - stage];
+        __syncwarp();  // lanes that loaded other chunks may have diverged
+        CornerLoads<T> loads = load_corners(0);
+#pragma unroll
+        for (int step = 0; step < kSliceSteps; ++step) {
+          typename Accumulators::FragmentsOfA a;
+#pragma unroll
+          for (int pass = 0; pass < Tile::kPasses; ++pass) {
+            const int i = step * Tile::kPasses + pass;
+            const CornerLoads<T> next = i + 1 < Tile::kSamples ? load_corners(i + 1) : loads;
+            if (pass == 0) tile.LoadA(previous.samples, step, a);
+            const int first = pass * Tile::kPassFragments;
+            tile.MultiplyColumns(previous.weight, step, a, first, Tile::kPassFragments);
+            store_samples(stage, i, loads, tile.ZeroAfterProducts(call.zero, first, Tile::kPassFragments));
+            loads = next;
+          }
+        }
+      }
+      needs_corners = slices.Advance();
+      is_first = false;
+      stage = 1 - stage;
+      wait_async_copies();
+      __syncthreads();
+    }
+    if (!is_first) tile.MultiplyStage(shared.stages[1 - stage].samples, shared.stages[1 - stage].weight);
+
+    auto store = [&](auto* out, auto width) {
+      using Out = std::remove_pointer_t<decltype(out)>;
+      constexpr int kWidth = decltype(width)::value;
+      tile.ForEachRun(block_tile.first_feature, [&](int32_t in_group, const auto& for_each_row) {
+        const int32_t feature = block_tile.group * call.group_features + in_group;
+        Vector<float, kWidth> added[kRunColumns / kWidth];
+        for (int k = 0; k < kRunColumns; k += kWidth) {
+          const bool is_valid = in_group + k < call.group_features;
+          added[k / kWidth] = is_valid ? AsVector<kWidth>(bias + feature + k) : Vector<float, kWidth>{};
+        }
+        for_each_row([&](int pixel, const float (&values)[kRunColumns]) {
+          const int64_t p = shared.pixels[pixel];
+          for (int k = 0; k < kRunColumns; k += kWidth) {
+            if (p < 0 || in_group + k >= call.group_features) continue;
+            Vector<Out, kWidth> sums;
+            for (int i = 0; i < kWidth; ++i) sums.value[i] = Out(values[k + i] + added[k / kWidth].value[i]);
+            AsVector<kWidth>(out + p * call.features + feature + k) = sums;
+          }
+        });
+      });
+    };
+    auto store_vectors = [&](auto* out) {
+      constexpr int kVector = kChunkBytes / sizeof(*out);
+      if (call.group_features % kVector == 0) {
+        store(out, Width<kVector>());
+      } else {
+        store(out, Width<2>());
+      }
+    };
+    if (std::is_same_v<T, float> || call.is_y_float) {
+      store_vectors(static_cast<float*>(y));
+    } else {
+      store_vectors(static_cast<T*>(y));
+    }
+    __syncthreads();
+  }
+}
+
+template <typename T, int kFeatures, int kWarps>
+const char* LaunchForward(const Device& device, const Convolution& convolution, bool is_y_float, const void* x,
+                          const void* weight, const void* bias, void* y) {
+  using Tile = ForwardTile<kFeatures, kWarps>;
+  constexpr int kResidentBlocks = Tile::kResidentBlocks;
+  constexpr size_t kSharedBytes = sizeof(Shared<kFeatures>);
+  constexpr size_t kCarveOut = (kFeatures == 256 ? 132 : kFeatures == 128 ? 164 : 196) << 10;  // of an H100's 256 KiB
+  static_assert(kResidentBlocks * (kSharedBytes + kReservedSharedBytes) <= kCarveOut);
+  if constexpr (kFeatures == 256 || kWarps == 4) {
+    static_assert(FitsSm(kSmSharedBytesSm80, kSharedBytes, kResidentBlocks, kWarps));
+    static_assert(FitsSm(kSmSharedBytesSm90, kSharedBytes, kResidentBlocks, kWarps));
+  } else {
+    static_assert(FitsSm(kSmSharedBytesSm86, kSharedBytes, kResidentBlocks, kWarps));
+  }
+
+  const Sizes& sizes = convolution.sizes;
+  const Product& product = convolution.product;
+  Call call = {};
+  call.sizes = sizes;
+  call.positions = convolution.positions;
+  call.steps = CornerSteps(sizes, sizes.channels * int64_t{sizeof(T)});
+  call.group_channels = int32_t(convolution.group_channels());
+  call.offset_group_channels = int32_t(sizes.group_channels());
+  call.taps = sizes.taps();
+  const int32_t rounds = (call.taps + kCornerTaps<kFeatures> - 1) / kCornerTaps<kFeatures>;
+  call.corner_taps = (call.taps + rounds - 1) / rounds;
+  call.features = int32_t(product.features);
+  call.group_features = int32_t(product.group_features());
+  call.groups = int32_t(product.groups);
+  call.feature_tiles = (call.group_features + kFeatures - 1) / kFeatures;
+  call.weight_row_chunks = uint32_t(call.taps) * uint32_t(call.group_channels / kChunkSize<T>);
+  call.blocks = (sizes.pixels() + kTilePixels - 1) / kTilePixels * call.groups * call.feature_tiles;
+  call.is_y_float = is_y_float;
+  return Launch<FusedForwardKernel<T, kFeatures, kWarps>>(
+      device, {call.blocks, Tile::kThreads, kSharedBytes, kResidentBlocks}, call, static_cast<const T*>(x),
+      static_cast<const T*>(weight), static_cast<const float*>(bias), y);
+}
+
+}  // namespace
+
+const char* FusedForward(Device& device, const Convolution& convolution, FusedTile tile, bool is_y_float, const void* x,
+                         const void* weight, const void* bias, void* y) {
+  size_t sm_shared_bytes;
+  const cudaError_t error = SmSharedBytes(&sm_shared_bytes);
+  if (error != cudaSuccess) return Failure(error);
+  if (tile.features == 256 && ResidentBlocks(sizeof(Shared<256>), sm_shared_bytes) == 0) {
+    return "tiles of 256 features, which were chosen for another GPU, need more shared memory than this one has";
+  }
+  return DispatchTensorCoreType(convolution.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const auto launch = [&](auto launcher) { return launcher(device, convolution, is_y_float, x, weight, bias, y); };
+    if (tile.features == 256) return launch(LaunchForward<T, 256, 8>);
+    if (tile.features == 128)
+      return tile.warps == 4 ? launch(LaunchForward<T, 128, 4>) : launch(LaunchForward<T, 128, 8>);
+    return tile.warps == 4 ? launch(LaunchForward<T, 64, 4>) : launch(LaunchForward<T, 64, 8>);
+  });
+}
+
+}  // namespace dcn

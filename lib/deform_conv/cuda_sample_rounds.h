@@ -1,0 +1,181 @@
+// The samples of a call as the gather kernels divide them: into rounds, of one image and of at most one sample per
+// thread of a block. In a round, each thread locates its sample, if it has one, and stores in shared memory how to read
+// it. Then the block's subwarps read the channels of one sample after another.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "deform_conv/cuda_pixel_strips.h"
+#include "deform_conv/cuda_samples.h"
+#include "deform_conv/deform_conv.h"
+#include "division.h"
+#include "launch.h"
+#include "pixel_pair.h"
+#include "vector.h"
+
+namespace dcn {
+
+// A subwarp (a tile of the warp's lanes, as in CUDA's cooperative groups) has a sample at a time. Eight lanes load 128
+// contiguous bytes.
+constexpr int kMaxLog2Subwarp = 3;
+
+// How a subwarp reads the channels of a sample, and where its columns are. Where the image has only one of the two
+// rows, or of the two columns, its pixels take the place of the missing ones too, and each of the two has half of the
+// weight. So all four corners are read, or none.
+template <typename A>
+struct alignas(16) SampleRecord {
+  // The offset in the image, in bytes, of the offset group's first channel at the top left pixel, times 4, plus flags:
+  // kIsFarDown and kIsFarRight. kUnread: no corner is read, and the columns are weights[0].
+  int64_t pixel;
+  int64_t column;  // the offset of the first column, in bytes
+  A weights[4];    // of the corners, times the mask
+};
+
+constexpr int64_t kUnread = -1, kIsFarDown = 1, kIsFarRight = 2;
+
+// A sample of a round.
+struct RoundSample {
+  int64_t index;  // of `mask`, and of `offset` as pairs; -1 past the end of the round
+  int64_t row, column, output_pixel;
+  int64_t offset_group;
+  int32_t tap;
+};
+
+struct SampleRounds {
+  Sizes sizes;
+  Positions positions;
+  int log2_subwarp;       // the logarithm of the number of lanes
+  int round_samples;      // of all rounds but the last of an image
+  int64_t image_samples;  // of all offset groups
+  int64_t image_rounds;
+  StripDivisors strips;
+  WideDivisor by_image_rounds, by_pixel_samples, by_offset_groups;
+  Divisor by_kernel_columns;
+  // In bytes: a pixel of x, the columns of a tap, the channels of an offset group, and the steps between the corners of
+  // a sample.
+  int64_t pixel_bytes, tap_bytes, group_bytes;
+  int64_t right, far_right, down, far_down;
+
+  SampleRounds(const Sizes& sizes, const Positions& positions, int64_t element, int64_t vector, int64_t arrays = 1)
+      : sizes(sizes),
+        positions(positions),
+        log2_subwarp(Log2Subwarp(vector, sizes.group_channels())),
+        round_samples(RoundSamples(log2_subwarp, sizes.pixels() * sizes.pixel_samples())),
+        image_samples(sizes.samples() * sizes.offset_groups),
+        image_rounds(CeilDiv(image_samples, round_samples)),
+        strips(sizes.rows, sizes.columns),
+        by_image_rounds(image_rounds),
+        by_pixel_samples(sizes.pixel_samples()),
+        by_offset_groups(sizes.offset_groups),
+        by_kernel_columns(sizes.window.kernel[1]),
+        pixel_bytes(sizes.channels * element),
+        tap_bytes(arrays * pixel_bytes),
+        group_bytes(sizes.group_channels() * element),
+        right(pixel_bytes),
+        far_right(sizes.window.circular ? (1 - sizes.width) * pixel_bytes : 0),
+        down(sizes.width * pixel_bytes),
+        far_down(sizes.window.circular ? (1 - sizes.height) * sizes.width * pixel_bytes : 0) {}
+
+  static int Log2Subwarp(int64_t vector, int64_t channels) {
+    int log2_subwarp = 0;
+    while (log2_subwarp < kMaxLog2Subwarp && (vector << log2_subwarp) < channels) ++log2_subwarp;
+    return log2_subwarp;
+  }
+  // Small rounds spread few samples over all SMs. Large ones read neighbouring pixels more often from the L1 cache. A
+  // round has a sample for each subwarp.
+  static int RoundSamples(int log2_subwarp, int64_t samples) {
+    constexpr int kFewest = 64, kSmRounds = 8;  // per SM: two waves of blocks or more
+    int round_samples = kThreads;
+    while (round_samples > std::max(kFewest, kThreads >> log2_subwarp) &&
+           samples < kSmRounds * NumSms() * round_samples)
+      round_samples /= 2;
+    return round_samples;
+  }
+
+  DCN_HOST_DEVICE int64_t rounds() const { return sizes.images * image_rounds; }
+  __device__ int64_t Image(int64_t round) const { return by_image_rounds.Quotient(round); }
+  // The offset in x of an image of the tile.
+  __device__ int64_t ImageStart(int64_t image) const {
+    return (sizes.first_image(positions.origin) + image) * sizes.height * sizes.width * sizes.channels;
+  }
+
+  // The samples of a round.
+  __device__ int Samples(int64_t round, int64_t image) const {
+    const int64_t left = image_samples - (round - image * image_rounds) * round_samples;
+    return left < round_samples ? int(left) : round_samples;
+  }
+
+  // The calling thread's sample. Consecutive samples are those of the offset groups, and then of the taps, of a pixel,
+  // in the order of their columns.
+  __device__ RoundSample Sample(int64_t round, int64_t image) const {
+    RoundSample sample = {};
+    const int64_t i = (round - image * image_rounds) * round_samples + threadIdx.x;
+    if (int(threadIdx.x) >= round_samples || i >= image_samples) {
+      sample.index = -1;
+      return sample;
+    }
+    const int64_t pixel = by_pixel_samples.Quotient(i), of_pixel = i - pixel * sizes.pixel_samples();
+    sample.tap = int32_t(by_offset_groups.Quotient(of_pixel));
+    sample.offset_group = of_pixel - sample.tap * sizes.offset_groups;
+    strips.Locate(pixel, &sample.row, &sample.column);
+    sample.output_pixel = (image * sizes.rows + sample.row) * sizes.columns + sample.column;
+    sample.index =
+        sizes.first_sample(positions.origin) + SampleIndex(sizes, sample.output_pixel, sample.offset_group, sample.tap);
+    return sample;
+  }
+
+  template <typename A>
+  __device__ BilinearCorners<A> Locate(const RoundSample& sample) const {
+    const int32_t row = int32_t(by_kernel_columns.Quotient(uint32_t(sample.tap)));
+    const int32_t column = sample.tap - row * sizes.window.kernel[1];
+    const Vector<int64_t, 2> distance = {
+        {int64_t{row} * sizes.window.dilation[0], int64_t{column} * sizes.window.dilation[1]}};
+    const FirstTap first_tap(sizes, positions, sample.row, sample.column);
+    return LocateSample<A>(sizes, positions, first_tap, sample.index, distance);
+  }
+
+  template <typename A>
+  __device__ SampleRecord<A> Record(const RoundSample& sample, const BilinearCorners<A>& corners) const {
+    const int64_t group_start = sample.offset_group * group_bytes;
+    SampleRecord<A> record;
+    record.column = (sample.output_pixel * sizes.taps() + sample.tap) * tap_bytes + group_start;
+    const PixelPair<A> y(corners.y), x(corners.x);
+    const bool is_read = y.first >= 0 && x.first >= 0;  // a position in an empty image is inside, too
+    const A weight = is_read ? y.weight * x.weight * Mask<A>(positions, sample.index) : corners.unread_value();
+    for (int corner = 0; corner < 4; ++corner)
+      record.weights[corner] = y.share(corner / 2) * x.share(corner % 2) * weight;
+    const int64_t pixel = (int64_t{y.first} * sizes.width + x.first) * pixel_bytes + group_start;
+    const int64_t flags = (y.is_far ? kIsFarDown : 0) + (x.is_far ? kIsFarRight : 0);
+    record.pixel = is_read ? 4 * pixel + flags : kUnread;
+    return record;
+  }
+};
+
+template <typename T, int N>
+__device__ Vector<Accumulator<T>, N> Load(const char* address) {
+  return Widened(AsVector<N>(reinterpret_cast<const T*>(address)));
+}
+
+// The addresses of a sample's corners, at the first channel of its offset group.
+template <typename T>
+struct CornerChannels {
+  const char* address[4];
+
+  template <typename A>
+  __device__ CornerChannels(const SampleRounds& call, const T* image, const SampleRecord<A>& record) {
+    const int64_t right = record.pixel & kIsFarRight ? call.far_right : call.right;
+    const int64_t down = record.pixel & kIsFarDown ? call.far_down : call.down;
+    address[0] = reinterpret_cast<const char*>(image) + (record.pixel >> 2);
+    address[1] = address[0] + right;
+    address[2] = address[0] + down;
+    address[3] = address[2] + right;
+  }
+
+  template <int N>
+  __device__ Vector<Accumulator<T>, N> Load(int corner, int64_t channel_bytes) const {
+    return dcn::Load<T, N>(address[corner] + channel_bytes);
+  }
+};
+
+}  // namespace dcn

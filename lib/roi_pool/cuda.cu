@@ -1,0 +1,512 @@
+// The CUDA kernels of RoI pooling. They use no atomics: each element of a result belongs
+// to one thread, or to lanes of one warp, and is summed in a fixed order.
+#include "roi_pool/roi_pool.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cmath>
+
+#include "device.h"
+#include "launch.h"
+#include "vector.h"
+#include "zero.h"
+
+namespace dcn {
+namespace {
+
+// Below, `roi_index` counts the RoIs of all batches.
+template <typename A>
+__device__ Roi<A> LocateRoi(const PoolSizes& sizes, const Rois& rois, int64_t roi_index) {
+  return LocateRoi(sizes, static_cast<const A*>(rois.boxes) + roi_index * 5);
+}
+
+// The first row of the image that an RoI reads: a row index over all images and batches.
+template <typename A>
+__device__ int64_t FirstImageRow(const PoolSizes& sizes, const Roi<A>& roi, int64_t roi_index) {
+  return (roi_index / sizes.rois * sizes.images + roi.image) * sizes.height;
+}
+
+// The index of the (dx, dy) pair that shifts a bin for the features of one class.
+__device__ int64_t OffsetIndex(const PoolSizes& sizes, int64_t roi_index, int64_t row, int64_t column, int64_t class_) {
+  const int64_t y = sizes.GridCellOfBin(0, row, sizes.part), x = sizes.GridCellOfBin(1, column, sizes.part);
+  return ((roi_index * sizes.part[0] + y) * sizes.part[1] + x) * sizes.classes + class_;
+}
+
+// The flat index of the channel group that a bin reads.
+__device__ int64_t ChannelGroupIndex(const PoolSizes& sizes, int64_t row, int64_t column) {
+  return sizes.GridCellOfBin(0, row, sizes.group) * sizes.group[1] + sizes.GridCellOfBin(1, column, sizes.group);
+}
+
+// The offset along an axis times trans_std: the shift of a bin as a fraction of the RoI's size.
+template <typename A>
+__device__ A ScaledOffset(const PoolSizes& sizes, const Rois& rois, int axis, int64_t offset_index) {
+  return rois.offset ? static_cast<const A*>(rois.offset)[2 * offset_index + 1 - axis] * A(sizes.trans_std) : A(0);
+}
+
+// A range of the rows, or of the columns, of an RoI's bins.
+struct BinRange {
+  int32_t begin, end;
+
+  __device__ int64_t size() const { return end - begin; }
+};
+
+// The range of bin rows (axis 0) or columns (axis 1) in one row or column of `grid`, which is the parts or the channel
+// groups. The inverse of PoolSizes::GridCellOfBin.
+__device__ BinRange BinsOfGridCell(const PoolSizes& sizes, int axis, const int32_t grid[2], int64_t cell) {
+  const int64_t bins = sizes.output[axis], cells = grid[axis];
+  return {int32_t((cell * bins + cells - 1) / cells), int32_t(((cell + 1) * bins + cells - 1) / cells)};
+}
+
+// Each thread computes N features of one bin. Consecutive threads compute consecutive features, so that the stores of a
+// warp coalesce, and with one channel group its loads too.
+template <typename T, int N>
+__global__ void PoolKernel(PoolSizes sizes, Rois rois, const T* x, T* pooled) {
+  using A = Accumulator<T>;
+  const int64_t vectors = sizes.features() / N, n = sizes.batches * sizes.rois * sizes.bins() * vectors;
+  for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
+    const int64_t f = work_item % vectors * N, bin = work_item / vectors % sizes.bins(),
+                  roi_index = work_item / vectors / sizes.bins();
+    const int64_t row = bin / sizes.output[1], column = bin % sizes.output[1];
+    const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+    A sum[N];
+    for (int v = 0; v < N; ++v) sum[v] = roi.state == RoiState::kNotFinite ? A(NAN) : A(0);
+    if (roi.state == RoiState::kValid) {
+      const int64_t offset_index = OffsetIndex(sizes, roi_index, row, column, f / sizes.class_features());
+      const A shift_y = ScaledOffset<A>(sizes, rois, 0, offset_index);
+      const A shift_x = ScaledOffset<A>(sizes, rois, 1, offset_index);
+      if (shift_x != shift_x || shift_y != shift_y) {
+        for (int v = 0; v < N; ++v) sum[v] = A(NAN);
+      }
+      const int64_t first_row = FirstImageRow(sizes, roi, roi_index);
+      const T* channel = x + f * sizes.groups() + ChannelGroupIndex(sizes, row, column);
+      A num_points_x = 0;
+      const A num_points_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t y, A weight_y, A) {
+        const T* row_of_x = channel + (first_row + y) * sizes.width * sizes.channels;
+        num_points_x = ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t column_of_x, A weight_x, A) {
+          if (weight_y * weight_x == A(0)) return;  // 0 times an infinite pixel would be NaN
+          const Vector<T, N> pixel = AsVector<N>(row_of_x + column_of_x * sizes.channels);
+          for (int v = 0; v < N; ++v) sum[v] += weight_y * weight_x * A(pixel.value[v]);
+        });
+      });
+      const A num_points = num_points_y * num_points_x;
+      for (int v = 0; v < N; ++v) sum[v] /= num_points > A(0) ? num_points : A(1);
+    }
+    Vector<T, N> out;
+    for (int v = 0; v < N; ++v) out.value[v] = T(sum[v]);
+    AsVector<N>(pooled + work_item * N) = out;
+  }
+}
+
+// The tile shape of the input cotangent. Each lane of a warp accumulates kWarpColumns neighbouring pixels of one row
+// for its own N channels; register pressure limits kWarpColumns. A block has kWarpRows × kWarpsAcross warps. Each
+// element of d_x belongs to one thread, so no atomics are needed.
+template <typename A>
+constexpr int kWarpColumns = 32 / sizeof(A);
+constexpr int kWarpRows = 4, kWarpsAcross = kThreads / kWarp / kWarpRows;
+
+// The interval along an axis that contains the sample points of a row or column of bins, or of several.
+template <typename A>
+struct PointInterval {
+  A first, last;
+
+  __device__ PointInterval(const Roi<A>& roi, int axis, int32_t bin, A shift)
+      : PointInterval(roi, axis, BinRange{bin, bin + 1}, shift) {}
+  // Rounding is monotonic, so the interval of several bins contains that of each.
+  __device__ PointInterval(const Roi<A>& roi, int axis, const BinRange& bins, A shift)
+      : first(roi.start[axis] + A(bins.begin) * roi.bin_size[axis] + shift * roi.size[axis]),
+        last(roi.start[axis] + A(bins.end - 1) * roi.bin_size[axis] + shift * roi.size[axis] + roi.bin_size[axis]) {
+    if (roi.bin_size[axis] >= A(0)) return;
+    const A begin = last;
+    last = first;
+    first = begin;
+  }
+
+  // Whether points may read pixels of [begin, end). Conservative by one pixel: a point before the image reads its first
+  // pixel, and rounding can put a point past `last`.
+  __device__ bool MayRead(int64_t begin, int64_t end) const { return last > A(begin - 2) && first < A(end + 1); }
+};
+
+// Adds to each pixel of a lane its part of a bin's cotangent in mean pooling. AddAtArgmax does so in max pooling.
+struct AddMean {
+  Rois rois;
+
+  __device__ bool shifts_bins() const { return rois.offset != nullptr; }
+  template <typename A>
+  __device__ A Shift(const PoolSizes& sizes, int axis, int64_t offset_index) const {
+    return ScaledOffset<A>(sizes, rois, axis, offset_index);
+  }
+
+  // Adds to `sum` the cotangent `d` of a bin, for pixels x to x + kPixels - 1 of row y. `index` is that of the bin's
+  // first feature in d_pooled.
+  template <int kPixels, int N, typename A, typename T>
+  __device__ void operator()(const PoolSizes& sizes, const Roi<A>& roi, int64_t row, int64_t column, A shift_y,
+                             A shift_x, int64_t y, int64_t x, const T* d_pooled, int64_t index,
+                             Vector<A, N> (&sum)[kPixels]) const {
+    A weight_y = 0, weight_x[kPixels] = {};
+    const A num_points_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t pixel, A weight, A) {
+      if (pixel == y) weight_y = weight;
+    });
+    if (weight_y == A(0)) return;
+    // The loop avoids dynamic indexing, which would place weight_x in local memory.
+    const A num_points_x = ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t pixel, A weight, A) {
+      for (int j = 0; j < kPixels; ++j) weight_x[j] = pixel == x + j ? weight : weight_x[j];
+    });
+    if (num_points_x == A(0)) return;
+    const Vector<T, N> d = AsVector<N>(d_pooled + index);
+    const A scale = weight_y / (num_points_y * num_points_x);
+    for (int j = 0; j < kPixels; ++j) {
+      if (weight_x[j] == A(0)) continue;  // 0 times an infinite cotangent would be NaN
+      for (int v = 0; v < N; ++v) sum[j].value[v] += scale * weight_x[j] * A(d.value[v]);
+    }
+  }
+};
+
+struct AddAtArgmax {
+  const int32_t* rows;  // the row, and below the column, of the largest point of each bin and feature
+  const int32_t* columns;
+
+  __device__ bool shifts_bins() const { return false; }
+  template <typename A>
+  __device__ A Shift(const PoolSizes&, int, int64_t) const {
+    return 0;
+  }
+
+  template <int kPixels, int N, typename A, typename T>
+  __device__ void operator()(const PoolSizes& sizes, const Roi<A>& roi, int64_t row, int64_t column, A, A, int64_t y,
+                             int64_t x, const T* d_pooled, int64_t index, Vector<A, N> (&sum)[kPixels]) const {
+    const BinPoints<A> points_y(sizes, roi, 0, row, A(0)), points_x(sizes, roi, 1, column, A(0));
+    for (int v = 0; v < N; ++v) {
+      // The argmax is an operand, so it could be anything.
+      const int32_t i = rows[index + v], j = columns[index + v];
+      if (i < 0 || i >= points_y.count || j < 0 || j >= points_x.count) continue;
+      const PoolPoint<A> point_y = points_y.Locate(sizes, roi, 0, i), point_x = points_x.Locate(sizes, roi, 1, j);
+      if (!point_y.is_valid || !point_x.is_valid) continue;
+      const A d = A(d_pooled[index + v]);
+      const A weight_y = point_y.WeightOf(y);
+      for (int k = 0; k < kPixels; ++k) {
+        const A weight = weight_y * point_x.WeightOf(x + k);
+        if (weight != A(0)) sum[k].value[v] += weight * d;  // 0 times an infinite cotangent would be NaN
+      }
+    }
+  }
+};
+
+// Lists the items of those threads of the block that have one, in the order of the threads. Returns their number. Both
+// arrays are in shared memory.
+__device__ int ListItems(bool has_item, int64_t item, int32_t (&counts)[kThreads / kWarp], int64_t (&list)[kThreads]) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const unsigned votes = __ballot_sync(kWholeWarp, has_item);
+  if (lane == 0) counts[warp] = __popc(votes);
+  __syncthreads();
+  int index = __popc(votes & ((1u << lane) - 1)), num_items = 0;
+  for (int w = 0; w < kThreads / kWarp; ++w) {
+    if (w < warp) index += counts[w];
+    num_items += counts[w];
+  }
+  if (has_item) list[index] = item;
+  __syncthreads();
+  return num_items;
+}
+
+// Each thread tests one RoI, and those that may read the tile are listed. Then each thread tests one item of the listed
+// RoIs, and the items that may read the tile are listed. Then all threads add the cotangents of the listed items.
+//
+// With one channel group and one class, an item is a bin, because every channel has the same bins and offsets.
+// Otherwise these differ between the channels of a warp. An item is then bin k of every channel group, and each lane
+// tests its own group's bin. Offsets may move bins to anywhere, so that with them every RoI of the image is listed.
+template <typename T, int N, typename Add>
+__global__ __launch_bounds__(kThreads, sizeof(T) == 8 ? 1 : 2) void InputCotangentKernel(PoolSizes sizes, Rois rois,
+                                                                                         Add add, const T* d_pooled,
+                                                                                         Accumulator<T>* d_x) {
+  using A = Accumulator<T>;
+  constexpr int kPixels = kWarpColumns<A>;
+  __shared__ int64_t listed_rois[kThreads], list[kThreads];
+  __shared__ int32_t counts[kThreads / kWarp];
+  const bool has_common_bins = sizes.groups() == 1 && sizes.classes == 1;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int32_t group_rows = (sizes.output[0] - 1) / sizes.group[0] + 1;  // rounded up, without a sum that overflows
+  const int32_t group_columns = (sizes.output[1] - 1) / sizes.group[1] + 1;
+  const int64_t group_bins = int64_t{group_rows} * group_columns;
+  const int32_t channel_tiles = int32_t((sizes.channels + kWarp * N - 1) / (kWarp * N));
+  const int32_t tiles_across = int32_t((sizes.width + kPixels * kWarpsAcross - 1) / (kPixels * kWarpsAcross));
+  const int32_t tiles_down = int32_t((sizes.height + kWarpRows - 1) / kWarpRows);
+  const int64_t blocks = sizes.batches * sizes.images * tiles_down * tiles_across * channel_tiles;
+  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const int64_t image = block / channel_tiles / tiles_across / tiles_down, batch = image / sizes.images;
+    const int warp_row = warp / kWarpsAcross, warp_column = warp % kWarpsAcross;
+    const int64_t y = block / channel_tiles / tiles_across % tiles_down * kWarpRows + warp_row;
+    const int64_t x = (block / channel_tiles % tiles_across * kWarpsAcross + warp_column) * kPixels;
+    const int64_t channel = (block % channel_tiles * kWarp + lane) * N;
+    const bool is_active = channel < sizes.channels && y < sizes.height;
+    const int64_t f = channel / sizes.groups(), group = channel % sizes.groups();
+    const int64_t class_ = f / sizes.class_features();
+    const BinRange rows = BinsOfGridCell(sizes, 0, sizes.group, group / sizes.group[1]);
+    const BinRange columns = BinsOfGridCell(sizes, 1, sizes.group, group % sizes.group[1]);
+    Vector<A, N> sum[kPixels] = {};
+    const auto may_read_tile = [&](const PointInterval<A>& points_y, const PointInterval<A>& points_x) {
+      const int64_t tile_y = y - warp_row, tile_x = x - warp_column * kPixels;
+      return points_y.MayRead(tile_y, tile_y + kWarpRows) && points_x.MayRead(tile_x, tile_x + kPixels * kWarpsAcross);
+    };
+    const int64_t end_roi = (batch + 1) * sizes.rois;
+    for (int64_t first_roi = end_roi - sizes.rois; first_roi < end_roi; first_roi += kThreads) {
+      const int64_t own_roi = first_roi + threadIdx.x;
+      bool is_roi_listed = false;
+      if (own_roi < end_roi) {
+        const Roi<A> roi = LocateRoi<A>(sizes, rois, own_roi);
+        is_roi_listed = roi.state == RoiState::kValid && roi.image == image % sizes.images &&
+                        (add.shifts_bins() || may_read_tile({roi, 0, BinRange{0, sizes.output[0]}, A(0)},
+                                                            {roi, 1, BinRange{0, sizes.output[1]}, A(0)}));
+      }
+      const int64_t num_items = ListItems(is_roi_listed, own_roi, counts, listed_rois) * group_bins;
+      for (int64_t first_item = 0; first_item < num_items; first_item += kThreads) {
+        const int64_t own_item = first_item + threadIdx.x, own_bin = own_item % group_bins;
+        int64_t item = 0;
+        bool is_listed = own_item < num_items;
+        if (is_listed) item = listed_rois[own_item / group_bins] * group_bins + own_bin;
+        if (is_listed && has_common_bins) {
+          const int64_t roi_index = item / group_bins;
+          const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+          const int32_t row = int32_t(own_bin / group_columns), column = int32_t(own_bin % group_columns);
+          const int64_t offset_index = OffsetIndex(sizes, roi_index, row, column, 0);
+          is_listed = may_read_tile({roi, 0, row, add.template Shift<A>(sizes, 0, offset_index)},
+                                    {roi, 1, column, add.template Shift<A>(sizes, 1, offset_index)});
+        }
+        const int num_listed = ListItems(is_listed, item, counts, list);
+        for (int i = 0; is_active && i < num_listed; ++i) {
+          const int64_t roi_index = list[i] / group_bins;
+          const int32_t row = rows.begin + int32_t(list[i] % group_bins / group_columns);
+          const int32_t column = columns.begin + int32_t(list[i] % group_columns);
+          if (row >= rows.end || column >= columns.end) continue;
+          const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+          const int64_t offset_index = OffsetIndex(sizes, roi_index, row, column, class_);
+          const A shift_y = add.template Shift<A>(sizes, 0, offset_index);
+          const A shift_x = add.template Shift<A>(sizes, 1, offset_index);
+          if (!PointInterval<A>(roi, 0, row, shift_y).MayRead(y, y + 1)) continue;
+          if (!PointInterval<A>(roi, 1, column, shift_x).MayRead(x, x + kPixels)) continue;
+          const int64_t bin = (roi_index * sizes.output[0] + row) * sizes.output[1] + column;
+          add(sizes, roi, row, column, shift_y, shift_x, y, x, d_pooled, bin * sizes.features() + f, sum);
+        }
+      }
+    }
+    if (!is_active) continue;  // no barrier follows before the next block
+    A* out = d_x + ((image * sizes.height + y) * sizes.width + x) * sizes.channels + channel;
+    for (int j = 0; j < kPixels; ++j) {
+      if (x + j < sizes.width) AsVector<N>(out + j * sizes.channels) = sum[j];
+    }
+  }
+}
+
+// One work item: d_offset of one part and class. It is computed by `item_lanes` neighbouring lanes, a power of two,
+// which share the features of the class and add their partial sums by shuffles.
+template <typename T, int N>
+__global__ void OffsetCotangentKernel(PoolSizes sizes, Rois rois, const T* x, const T* d_pooled,
+                                      Accumulator<T>* d_offset, int item_lanes) {
+  using A = Accumulator<T>;
+  const int64_t parts = int64_t{sizes.part[0]} * sizes.part[1] * sizes.classes;
+  const int64_t n = sizes.batches * sizes.rois * parts;
+  // A multiple of the warp size, so that all lanes of a warp reach the shuffles.
+  const int64_t num_threads = (n * item_lanes + kWarp - 1) / kWarp * kWarp;
+  for (int64_t thread = global_thread(); thread < num_threads; thread += grid_stride()) {
+    const int64_t work_item = thread / item_lanes, roi_index = work_item / parts, class_ = work_item % sizes.classes;
+    const Roi<A> roi = LocateRoi<A>(sizes, rois, work_item < n ? roi_index : 0);
+    A dy = 0, dx = 0;
+    if (work_item < n && roi.state == RoiState::kValid) {
+      const A shift_y = ScaledOffset<A>(sizes, rois, 0, work_item);
+      const A shift_x = ScaledOffset<A>(sizes, rois, 1, work_item);
+      const bool is_nan = shift_x != shift_x || shift_y != shift_y;
+      const int64_t part = work_item % parts / sizes.classes, first_row = FirstImageRow(sizes, roi, roi_index);
+      const BinRange rows = BinsOfGridCell(sizes, 0, sizes.part, part / sizes.part[1]);
+      const BinRange columns = BinsOfGridCell(sizes, 1, sizes.part, part % sizes.part[1]);
+      if (is_nan && rows.size() * columns.size() > 0) dy = dx = A(NAN);
+      for (int64_t row = rows.begin; row < rows.end; ++row) {
+        for (int64_t column = columns.begin; column < columns.end; ++column) {
+          const int64_t bin = (roi_index * sizes.output[0] + row) * sizes.output[1] + column;
+          const T* d_bin = d_pooled + bin * sizes.features();
+          const T* image = x + first_row * sizes.width * sizes.channels + ChannelGroupIndex(sizes, row, column);
+          A bin_dy = 0, bin_dx = 0;
+          A num_points_x = 0;
+          const A num_points_y = ForEachPixel(sizes, roi, 0, row, shift_y, [&](int32_t y, A weight_y, A slope_y) {
+            num_points_x =
+                ForEachPixel(sizes, roi, 1, column, shift_x, [&](int32_t column_of_x, A weight_x, A slope_x) {
+                  const T* pixel = image + (y * sizes.width + column_of_x) * sizes.channels;
+                  A dot = 0;
+                  const int64_t end = (class_ + 1) * sizes.class_features();
+                  for (int64_t f = end - sizes.class_features() + thread % item_lanes * N; f < end;
+                       f += item_lanes * N) {
+                    const Vector<T, N> d = AsVector<N>(d_bin + f), value = AsVector<N>(pixel + f * sizes.groups());
+                    for (int v = 0; v < N; ++v) dot += A(d.value[v]) * A(value.value[v]);
+                  }
+                  bin_dy += slope_y * weight_x * dot;
+                  bin_dx += weight_y * slope_x * dot;
+                });
+          });
+          const A num_points = num_points_y * num_points_x;
+          if (num_points == A(0)) continue;
+          dy += bin_dy / num_points;
+          dx += bin_dx / num_points;
+        }
+      }
+      dy *= roi.size[0] * A(sizes.trans_std);
+      dx *= roi.size[1] * A(sizes.trans_std);
+    }
+    for (int lanes = item_lanes / 2; lanes; lanes /= 2) {
+      dy += __shfl_xor_sync(kWholeWarp, dy, lanes);
+      dx += __shfl_xor_sync(kWholeWarp, dx, lanes);
+    }
+    if (work_item >= n || thread % item_lanes != 0) continue;
+    d_offset[2 * work_item] = dx;
+    d_offset[2 * work_item + 1] = dy;
+  }
+}
+
+// Each thread finds the largest points of N neighbouring features of one bin. `store` writes them, or their values;
+// those of an RoI that is not pooled are empty.
+template <typename T, int N, typename Store>
+__global__ void MaxPoolKernel(PoolSizes sizes, Rois rois, const T* x, Store store) {
+  using A = Accumulator<T>;
+  const int64_t vectors = sizes.channels / N, n = sizes.batches * sizes.rois * sizes.bins() * vectors;
+  for (int64_t work_item = global_thread(); work_item < n; work_item += grid_stride()) {
+    const int64_t f = work_item % vectors * N, bin = work_item / vectors % sizes.bins(),
+                  roi_index = work_item / vectors / sizes.bins();
+    const Roi<A> roi = LocateRoi<A>(sizes, rois, roi_index);
+    Largest<A> largest[N];
+    if (roi.state == RoiState::kValid) {
+      const T* image = x + FirstImageRow(sizes, roi, roi_index) * sizes.width * sizes.channels + f;
+      const BinPoints<A> points_y(sizes, roi, 0, bin / sizes.output[1], A(0));
+      const BinPoints<A> points_x(sizes, roi, 1, bin % sizes.output[1], A(0));
+      for (int32_t i = 0; i < points_y.count; ++i) {
+        const PoolPoint<A> point_y = points_y.Locate(sizes, roi, 0, i);
+        for (int32_t j = 0; j < points_x.count; ++j) {
+          const PoolPoint<A> point_x = points_x.Locate(sizes, roi, 1, j);
+          const bool is_valid = point_y.is_valid && point_x.is_valid;
+          A value[N] = {};
+#pragma unroll  // a dynamic index would place the points in local memory
+          for (int k = 0; k < 4; ++k) {
+            if (!is_valid) break;
+            const int64_t pixel = point_y.pixel[k / 2] * sizes.width + point_x.pixel[k % 2];
+            const A weight = point_y.weight(k / 2) * point_x.weight(k % 2);
+            if (weight == A(0)) continue;  // 0 times an infinite pixel would be NaN
+            const Vector<T, N> corner = AsVector<N>(image + pixel * sizes.channels);
+            for (int v = 0; v < N; ++v) value[v] += weight * A(corner.value[v]);
+          }
+          for (int v = 0; v < N; ++v) largest[v].Add(value[v], is_valid, i, j);
+        }
+      }
+    }
+    store.template Write<N>(work_item * N, roi.state, largest);
+  }
+}
+
+template <typename T>
+struct StoreValues {
+  T* pooled;
+
+  template <int N, typename A>
+  __device__ void Write(int64_t index, RoiState state, const Largest<A> (&largest)[N]) const {
+    Vector<T, N> out;
+    for (int v = 0; v < N; ++v) out.value[v] = T(state == RoiState::kNotFinite ? A(NAN) : largest[v].value);
+    AsVector<N>(pooled + index) = out;
+  }
+};
+
+struct StoreArgmax {
+  int32_t* rows;
+  int32_t* columns;
+
+  template <int N, typename A>
+  __device__ void Write(int64_t index, RoiState, const Largest<A> (&largest)[N]) const {
+    for (int v = 0; v < N; ++v) {
+      rows[index + v] = largest[v].row;
+      columns[index + v] = largest[v].column;
+    }
+  }
+};
+
+// How many features of a class are contiguous in x: with several channel groups, features are strided.
+int64_t ContiguousFeatures(const PoolSizes& sizes) { return sizes.groups() == 1 ? sizes.class_features() : 1; }
+
+template <typename Add>
+const char* LaunchInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const Add& add,
+                                 const void* d_pooled, void* d_x) {
+  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    return DispatchWidth<Accumulator<T>>(ContiguousFeatures(sizes), [&](auto width) {
+      constexpr int N = decltype(width)::value;
+      const int64_t blocks = sizes.batches * sizes.images * CeilDiv(sizes.height, kWarpRows) *
+                             CeilDiv(sizes.width, kWarpColumns<Accumulator<T>> * kWarpsAcross) *
+                             CeilDiv(sizes.channels, kWarp * N);
+      return Launch<InputCotangentKernel<T, N, Add>>(device, blocks, sizes, rois, add, static_cast<const T*>(d_pooled),
+                                                     static_cast<Accumulator<T>*>(d_x));
+    });
+  });
+}
+
+// `make_store(T)` makes the functor that stores the result.
+template <typename MakeStore>
+const char* LaunchMaxPool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
+                          const MakeStore& make_store) {
+  return DispatchVectors(dtype, sizes.channels, [&](auto tag, auto width) {
+    using T = decltype(tag);
+    constexpr int N = decltype(width)::value;
+    const auto store = make_store(tag);
+    const int64_t n = sizes.batches * sizes.rois * sizes.bins() * sizes.channels / N;
+    return Launch<MaxPoolKernel<T, N, decltype(make_store(tag))>>(device, BlocksFor(n), sizes, rois,
+                                                                  static_cast<const T*>(x), store);
+  });
+}
+
+}  // namespace
+
+const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x, void* pooled) {
+  return DispatchVectors(dtype, ContiguousFeatures(sizes), [&](auto tag, auto width) {
+    using T = decltype(tag);
+    constexpr int N = decltype(width)::value;
+    const int64_t n = sizes.batches * sizes.rois * sizes.bins() * sizes.features() / N;
+    return Launch<PoolKernel<T, N>>(device, BlocksFor(n), sizes, rois, static_cast<const T*>(x),
+                                    static_cast<T*>(pooled));
+  });
+}
+
+const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
+                               const void* d_pooled, void* d_x) {
+  return LaunchInputCotangent(device, dtype, sizes, rois, AddMean{rois}, d_pooled, d_x);
+}
+
+const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
+                                const void* d_pooled, void* d_offset) {
+  const int64_t n = sizes.batches * sizes.rois * sizes.part[0] * sizes.part[1] * sizes.classes;
+  if (sizes.features() == 0)
+    return DispatchAccumulator(dtype, [&](auto tag) { return SetZero<decltype(tag)>(device, d_offset, n * 2); });
+  return DispatchVectors(dtype, ContiguousFeatures(sizes), [&](auto tag, auto width) {
+    using T = decltype(tag);
+    constexpr int N = decltype(width)::value;
+    int item_lanes = 1;
+    while (item_lanes < kWarp && item_lanes * N < sizes.class_features()) item_lanes *= 2;
+    return Launch<OffsetCotangentKernel<T, N>>(device, BlocksFor(n * item_lanes), sizes, rois, static_cast<const T*>(x),
+                                               static_cast<const T*>(d_pooled), static_cast<Accumulator<T>*>(d_offset),
+                                               item_lanes);
+  });
+}
+
+const char* MaxPool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
+                    void* pooled) {
+  return LaunchMaxPool(device, dtype, sizes, rois, x, [&](auto tag) {
+    using T = decltype(tag);
+    return StoreValues<T>{static_cast<T*>(pooled)};
+  });
+}
+
+const char* MaxPoolArgmax(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
+                          int32_t* argmax) {
+  const int64_t count = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;
+  return LaunchMaxPool(device, dtype, sizes, rois, x, [&](auto) { return StoreArgmax{argmax, argmax + count}; });
+}
+
+const char* MaxPoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
+                                  const void* d_pooled, const int32_t* argmax, void* d_x) {
+  const int64_t count = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;
+  return LaunchInputCotangent(device, dtype, sizes, rois, AddAtArgmax{argmax, argmax + count}, d_pooled, d_x);
+}
+
+}  // namespace dcn

@@ -1,0 +1,378 @@
+#include "sampling/sampling.h"
+
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "aligned_vector.h"
+#include "attributes.h"
+#include "device.h"
+#include "element.h"
+#include "instruction_sets.h"
+#include "large_pages.h"
+#include "sampling/cpu_taps.h"
+#include "vectors.h"
+
+DCN_BEGIN_TARGET
+namespace {
+
+// Sums over channels are taken in the same order for every instruction set.
+constexpr int kDotLanes = 8;
+// With at most so many channels, kernels are compiled for their number.
+constexpr int kFewChannels = 4;
+
+// Calls body with the number of channels as a constant if they are few, and with 0 otherwise. The elements of an image
+// of few channels have indices of 32 bits.
+template <typename Body>
+DCN_INLINE void DispatchChannels(const SamplingSizes& sizes, const Body& body) {
+  static_assert(kFewChannels == 4);
+  const int64_t channels = sizes.pixels() * sizes.channels > INT32_MAX ? 0 : sizes.channels;
+  if (channels == 1) return body(std::integral_constant<int, 1>());
+  if (channels == 2) return body(std::integral_constant<int, 2>());
+  if (channels == 3) return body(std::integral_constant<int, 3>());
+  if (channels == 4) return body(std::integral_constant<int, 4>());
+  body(std::integral_constant<int, 0>());
+}
+
+// Calls body(number of vectors, first channel, channels of each vector) for consecutive channels. The number is
+// a constant, so that their sums stay in registers. N: the lanes of a vector.
+template <int N, typename Body>
+DCN_INLINE void ForEachChannels(int64_t channels, const Body& body) {
+  int64_t c = 0;
+  for (; c + 4 * N <= channels; c += 4 * N) body(std::integral_constant<int, 4>(), c, N);
+  for (; c + N <= channels; c += N) body(std::integral_constant<int, 1>(), c, N);
+  if (c < channels) body(std::integral_constant<int, 1>(), c, Tail<N>(channels - c));
+}
+
+// The channels of the pixel that a tap reads, or zeros.
+template <typename T>
+DCN_INLINE const T* PixelAt(const T* image, int32_t pixel, int64_t channels, const T* zeros) {
+  return pixel < 0 ? zeros : image + pixel * channels;
+}
+
+// The pixels that the samples of a block of few channels read as a tap; the first pixel where they read none, so that
+// the loops over points have no branches.
+template <int kChannels, typename T>
+DCN_INLINE void ReadFew(const int32_t* pixel, const T* image, Accumulator<T> (&values)[kChannels][kBlockPoints]) {
+  for (int p = 0; p < kBlockPoints; ++p) {
+    const T* const from = image + std::max(pixel[p], 0) * kChannels;
+    for (int c = 0; c < kChannels; ++c) values[c][p] = Accumulator<T>(from[c]);
+  }
+}
+
+// The pixels, of one channel, that neighbouring points read as a tap; zeros where they read none.
+template <int N, typename T, size_t... kIndices>
+DCN_INLINE Vector<Accumulator<T>, N> ReadOne(const int32_t* pixel, const T* image, std::index_sequence<kIndices...>) {
+  using A = Accumulator<T>;
+  return Vector<A, N>{pixel[kIndices] < 0 ? A(0) : A(image[pixel[kIndices]])...};
+}
+
+// The samples of a block with one channel.
+template <typename T>
+DCN_INLINE void SampleOne(const SampleTaps<Accumulator<T>>& taps, const T* image, T* out, int count) {
+  using A = Accumulator<T>;
+  constexpr int N = kVectorBytes / sizeof(A);
+  const int32_t num_taps = taps.taps(), *const pixels = taps.pixel(0);
+  const A *const weights = taps.weight(0), *const unread = taps.unread();
+  for (int p = 0; p < count; p += N) {
+    Vector<A, N> sum = Load<N>(unread + p);
+    for (int32_t tap = 0; tap < num_taps; ++tap) {
+      const int32_t at = tap * kBlockPoints + p;
+      sum += Load<N>(weights + at) * ReadOne<N>(pixels + at, image, std::make_index_sequence<N>());
+    }
+    Store<N>(sum, out + p, count - p);
+  }
+}
+
+// The two to four channels of a pixel, loaded one by one: a vector that is copied from parts in memory would wait for
+// their stores.
+template <int kChannels, typename T>
+DCN_INLINE Vector<Accumulator<T>, 4> LoadFew(const T* from) {
+  static_assert(2 <= kChannels && kChannels <= 4);
+  using A = Accumulator<T>;
+  if constexpr (kChannels == 4) return Load<4>(from);
+  return Vector<A, 4>{A(from[0]), A(from[1]), kChannels == 3 ? A(from[kChannels - 1]) : A(0), A(0)};
+}
+
+// The samples of a block with two to four channels. The number of taps is a constant; otherwise GCC builds the vectors
+// of pixels in memory.
+template <int kChannels, int kTaps, typename T>
+DCN_INLINE void SampleFew(const SampleTaps<Accumulator<T>>& taps, const T* image, const T* zeros, T* out, int count) {
+  using A = Accumulator<T>;
+  if constexpr (kTaps < kMaxTaps) {
+    if (kTaps < taps.taps()) return SampleFew<kChannels, 2 * kTaps>(taps, image, zeros, out, count);
+  }
+  const int32_t* const pixels = taps.pixel(0);
+  const A *const weights = taps.weight(0), *const unread = taps.unread();
+  for (int p = 0; p < count; ++p) {
+    Vector<A, 4> sum = {unread[p], unread[p], unread[p], unread[p]};
+    for (int tap = 0; tap < kTaps; ++tap) {
+      const int at = tap * kBlockPoints + p;
+      sum += weights[at] * LoadFew<kChannels>(PixelAt(image, pixels[at], kChannels, zeros));
+    }
+    for (int c = 0; c < kChannels; ++c) out[p * kChannels + c] = T(sum[c]);
+  }
+}
+
+template <typename T>
+DCN_INLINE void SampleMany(const SampleTaps<Accumulator<T>>& taps, const T* image, const T* zeros, int64_t channels,
+                           T* out, int count) {
+  using A = Accumulator<T>;
+  constexpr int N = kVectorBytes / sizeof(A);
+  for (int p = 0; p < count; ++p, out += channels) {
+    ForEachChannels<N>(channels, [&](auto vectors, int64_t c, int lanes) DCN_INLINED {
+      constexpr int kVectors = decltype(vectors)::value;
+      Vector<A, N> sum[kVectors];
+      for (int v = 0; v < kVectors; ++v) sum[v] = Vector<A, N>{} + taps.unread()[p];
+      for (int32_t tap = 0; tap < taps.taps(); ++tap) {
+        const T* const from = PixelAt(image, taps.pixel(tap)[p], channels, zeros) + c;
+        const A weight = taps.weight(tap)[p];
+        for (int v = 0; v < kVectors; ++v) sum[v] += weight * Load<N>(from + v * N, lanes);
+      }
+      for (int v = 0; v < kVectors; ++v) Store<N>(sum[v], out + c + v * N, lanes);
+    });
+  }
+}
+
+// The products of the samples' cotangents and the pixels of their taps, as Differentiate takes them.
+template <int kChannels, typename T>
+DCN_INLINE void DotFew(const SampleTaps<Accumulator<T>>& taps, const T* image, const T* d_out, int count,
+                       Accumulator<T>* dots) {
+  using A = Accumulator<T>;
+  A d[kChannels][kBlockPoints] = {};
+  for (int p = 0; p < count; ++p) {
+    for (int c = 0; c < kChannels; ++c) d[c][p] = A(d_out[p * kChannels + c]);
+  }
+  for (int32_t tap = 0; tap < taps.taps(); ++tap, dots += kBlockPoints) {
+    const int32_t* const pixel = taps.pixel(tap);
+    A value[kChannels][kBlockPoints];
+    ReadFew(pixel, image, value);
+    DCN_INDEPENDENT_ITERATIONS
+    for (int p = 0; p < kBlockPoints; ++p) {
+      A dot = 0;
+      for (int c = 0; c < kChannels; ++c) dot += d[c][p] * value[c][p];
+      dots[p] = pixel[p] < 0 ? A(0) : dot;
+    }
+  }
+}
+
+template <typename T>
+DCN_INLINE void DotMany(const SampleTaps<Accumulator<T>>& taps, const T* image, const T* zeros, const T* d_out,
+                        int64_t channels, int count, Accumulator<T>* dots) {
+  using A = Accumulator<T>;
+  for (int p = 0; p < count; ++p, d_out += channels) {
+    for (int32_t tap = 0; tap < taps.taps(); ++tap) {
+      const int32_t pixel = taps.pixel(tap)[p];
+      const T* const from = PixelAt(image, pixel, channels, zeros);
+      Vector<A, kDotLanes> sum[4] = {};
+      ForEachChannels<kDotLanes>(channels, [&](auto vectors, int64_t c, int lanes) DCN_INLINED {
+        for (int v = 0; v < decltype(vectors)::value; ++v) {
+          const int64_t at = c + v * kDotLanes;
+          sum[v] += Load<kDotLanes>(d_out + at, lanes) * Load<kDotLanes>(from + at, lanes);
+        }
+      });
+      const Vector<A, 4> sums = Sums<kDotLanes, A>(sum);
+      dots[tap * kBlockPoints + p] = pixel < 0 ? A(0) : (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    }
+  }
+}
+
+// Calls body(taps, batch, first, count) for blocks of points that together are those of all batches, with the block's
+// taps.
+template <typename A, typename Body>
+void ParallelPoints(Device& device, const SamplingSizes& sizes, const A* locations, const Body& body) {
+  constexpr int64_t kGrain = 1 << 16;  // channels of pixels that a range reads
+  const int64_t block_size = kBlockPoints * sizes.taps() * std::max<int64_t>(sizes.channels, 1);
+  const int64_t blocks_per_batch = (sizes.points + kBlockPoints - 1) / kBlockPoints;
+  const int64_t blocks = sizes.batches * blocks_per_batch, length = std::max<int64_t>(1, kGrain / block_size);
+  const int64_t ranges = (blocks + length - 1) / length;
+  const auto make = [&] { return SampleTaps<A>(sizes); };
+  device.ParallelFor(ranges, make, [&](SampleTaps<A>& taps, int64_t range) {
+    for (int64_t i = range * length; i < std::min((range + 1) * length, blocks); ++i) {
+      const int64_t batch = i / blocks_per_batch, first = i % blocks_per_batch * kBlockPoints;
+      const int count = int(std::min<int64_t>(kBlockPoints, sizes.points - first));
+      taps.Locate(locations, batch, first, count);
+      body(taps, batch, first, count);
+    }
+  });
+}
+
+// A part of x's cotangent, which one task computes: some consecutive pixels and channels of an image.
+struct Part {
+  int64_t batch, first_pixel, pixels, first_channel, channels;
+};
+
+// How x's cotangent is divided: by images, then by channels, which do not have to locate the same points again in vain,
+// then by pixels, also for the limit on memory.
+struct PartGrid {
+  const SamplingSizes& sizes;
+  int64_t pixels, channels;  // of a part
+
+  PartGrid(const SamplingSizes& sizes, int64_t threads, int64_t sum_bytes) : sizes(sizes) {
+    constexpr int64_t kMinChannels = 16;  // a cache line
+    constexpr int64_t kMemory = 48 << 20;
+    const int64_t wanted = (threads + sizes.batches - 1) / sizes.batches;
+    const int64_t by_channels = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(sizes.channels / kMinChannels, 1));
+    channels = (sizes.channels + by_channels - 1) / by_channels;
+    const int64_t by_pixels = (wanted + by_channels - 1) / by_channels;
+    pixels = (sizes.pixels() + by_pixels - 1) / by_pixels;
+    if (sum_bytes) pixels = std::clamp<int64_t>(kMemory / threads / sum_bytes / channels, 1, pixels);
+  }
+
+  int64_t size() const { return sizes.batches * ChannelParts() * PixelParts(); }
+
+  Part operator[](int64_t i) const {
+    const int64_t pixel = i % PixelParts() * pixels, channel = i / PixelParts() % ChannelParts() * channels;
+    return {i / PixelParts() / ChannelParts(), pixel, std::min(pixels, sizes.pixels() - pixel), channel,
+            std::min(channels, sizes.channels - channel)};
+  }
+
+ private:
+  int64_t ChannelParts() const { return (sizes.channels + channels - 1) / channels; }
+  int64_t PixelParts() const { return (sizes.pixels() + pixels - 1) / pixels; }
+};
+
+// Adds the cotangents of a block's samples to a part of x's. sums: that of the part's first element; its pixels are
+// pixel_stride elements apart.
+template <int kChannels, typename T>
+DCN_INLINE void Scatter(const SampleTaps<Accumulator<T>>& taps, const Part& part, const T* d_out, int64_t channels,
+                        int count, Accumulator<T>* sums, int64_t pixel_stride) {
+  using A = Accumulator<T>;
+  for (int p = 0; p < count; ++p) {
+    const T* const d = d_out + p * (kChannels ? kChannels : channels) + part.first_channel;
+    for (int32_t tap = 0; tap < taps.taps(); ++tap) {
+      const int64_t pixel = taps.pixel(tap)[p] - part.first_pixel;
+      if (taps.pixel(tap)[p] < 0 || uint64_t(pixel) >= uint64_t(part.pixels)) continue;
+      const A weight = taps.weight(tap)[p];
+      A* const to = sums + pixel * pixel_stride;
+      if constexpr (kChannels > 0) {
+        for (int c = 0; c < kChannels; ++c) to[c] += weight * A(d[c]);
+      } else {
+        AddProducts(weight, d, part.channels, to);
+      }
+    }
+  }
+}
+
+// What a thread needs for its parts.
+template <typename A>
+struct PartBuffers {
+  SampleTaps<A> taps;
+  AlignedVector<A> sums;  // where x's cotangent has another type
+};
+
+// Computes a part of x's cotangent, of type S: T or A.
+template <typename S, typename T>
+void ComputePart(const SamplingSizes& sizes, const Part& part, const Accumulator<T>* locations, const T* d_out, S* d_x,
+                 PartBuffers<Accumulator<T>>& buffers) {
+  using A = Accumulator<T>;
+  S* const out = d_x + (part.batch * sizes.pixels() + part.first_pixel) * sizes.channels + part.first_channel;
+  A* sums;
+  int64_t pixel_stride = sizes.channels;
+  if constexpr (std::is_same_v<S, A>) {
+    sums = out;
+    const bool has_all_channels = part.channels == sizes.channels;
+    const int64_t runs = has_all_channels ? 1 : part.pixels, length = has_all_channels ? part.pixels : 1;
+    for (int64_t run = 0; run < runs; ++run) std::fill_n(out + run * sizes.channels, length * part.channels, A(0));
+  } else {
+    buffers.sums.assign(part.pixels * part.channels, A(0));
+    sums = buffers.sums.data();
+    pixel_stride = part.channels;
+  }
+  DispatchChannels(sizes, [&](auto few) DCN_INLINED {
+    for (int64_t first = 0; first < sizes.points; first += kBlockPoints) {
+      const int count = int(std::min<int64_t>(kBlockPoints, sizes.points - first));
+      buffers.taps.Locate(locations, part.batch, first, count);
+      const T* const d = d_out + (part.batch * sizes.points + first) * sizes.channels;
+      Scatter<decltype(few)::value>(buffers.taps, part, d, sizes.channels, count, sums, pixel_stride);
+    }
+  });
+  if constexpr (!std::is_same_v<S, A>) {
+    for (int64_t pixel = 0; pixel < part.pixels; ++pixel) {
+      for (int64_t c = 0; c < part.channels; ++c) {
+        out[pixel * sizes.channels + c] = S(sums[pixel * pixel_stride + c]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, const void* x, const void* locations,
+                   void* out) {
+  if (std::min({sizes.batches, sizes.points, sizes.channels}) == 0) return nullptr;
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = Accumulator<T>;
+    PreferLargePages(static_cast<T*>(out), sizes.batches * sizes.points * sizes.channels);
+    const std::vector<T> zeros(sizes.channels, T(0));
+    // Without pixels, nothing is read, but something must be there to compute with.
+    const T* const images = sizes.pixels() ? static_cast<const T*>(x) : zeros.data();
+    const auto sample = [&](const SampleTaps<A>& taps, int64_t batch, int64_t first, int count) {
+      const T* const image = images + batch * sizes.pixels() * sizes.channels;
+      T* const block = static_cast<T*>(out) + (batch * sizes.points + first) * sizes.channels;
+      DispatchChannels(sizes, [&](auto few) DCN_INLINED {
+        if constexpr (decltype(few)::value == 1) {
+          SampleOne(taps, image, block, count);
+        } else if constexpr (decltype(few)::value > 0) {
+          SampleFew<decltype(few)::value, 1>(taps, image, zeros.data(), block, count);
+        } else {
+          SampleMany(taps, image, zeros.data(), sizes.channels, block, count);
+        }
+      });
+    };
+    ParallelPoints(device, sizes, static_cast<const A*>(locations), sample);
+  });
+  return nullptr;
+}
+
+const char* SamplingXCotangent(Device& device, DType dtype, const SamplingSizes& sizes, const void* locations,
+                               const void* d_out, bool is_wide, void* d_x, int32_t*, int64_t) {
+  if (std::min({sizes.batches, sizes.pixels(), sizes.channels}) == 0) return nullptr;
+  const int64_t threads = device.threads();
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = Accumulator<T>;
+    const auto compute = [&](auto* result) {
+      using S = std::remove_pointer_t<decltype(result)>;
+      PreferLargePages(result, sizes.batches * sizes.pixels() * sizes.channels);
+      const PartGrid parts(sizes, threads, std::is_same_v<S, A> ? 0 : sizeof(A));
+      const auto make = [&] { return PartBuffers<A>{SampleTaps<A>(sizes), {}}; };
+      device.ParallelFor(parts.size(), make, [&](PartBuffers<A>& buffers, int64_t i) {
+        ComputePart(sizes, parts[i], static_cast<const A*>(locations), static_cast<const T*>(d_out), result, buffers);
+      });
+    };
+    is_wide ? compute(static_cast<A*>(d_x)) : compute(static_cast<T*>(d_x));
+  });
+  return nullptr;
+}
+
+const char* SamplingLocationsCotangent(Device& device, DType dtype, const SamplingSizes& sizes, const void* x,
+                                       const void* locations, const void* d_out, void* d_locations) {
+  if (std::min(sizes.batches, sizes.points) == 0) return nullptr;
+  Dispatch<F16, BF16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = Accumulator<T>;
+    PreferLargePages(static_cast<A*>(d_locations), sizes.batches * sizes.points * sizes.dims);
+    const std::vector<T> zeros(std::max<int64_t>(sizes.channels, 1), T(0));
+    const T* const images = sizes.pixels() ? static_cast<const T*>(x) : zeros.data();
+    const auto differentiate = [&](const SampleTaps<A>& taps, int64_t batch, int64_t first, int count) {
+      std::vector<A> dots(taps.taps() * kBlockPoints);
+      const T* const image = images + batch * sizes.pixels() * sizes.channels;
+      const T* const d = static_cast<const T*>(d_out) + (batch * sizes.points + first) * sizes.channels;
+      DispatchChannels(sizes, [&](auto few) DCN_INLINED {
+        if constexpr (decltype(few)::value > 0) {
+          DotFew<decltype(few)::value>(taps, image, d, count, dots.data());
+        } else {
+          DotMany(taps, image, zeros.data(), d, sizes.channels, count, dots.data());
+        }
+      });
+      taps.Differentiate(dots.data(), static_cast<A*>(d_locations));
+    };
+    ParallelPoints(device, sizes, static_cast<const A*>(locations), differentiate);
+  });
+  return nullptr;
+}
+
+DCN_END_TARGET

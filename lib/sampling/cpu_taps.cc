@@ -1,0 +1,162 @@
+#include "sampling/cpu_taps.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "attributes.h"
+
+DCN_BEGIN_TARGET
+namespace {
+
+// Calls body with `value` as a constant, one of the first kCount of its type, so that loops in it have no branches.
+template <int kCount, typename Enum, typename Body>
+DCN_INLINE void WithConstant(Enum value, const Body& body) {
+  if constexpr (kCount > 0) {
+    if (int(value) == kCount - 1) {
+      body(std::integral_constant<Enum, Enum(kCount - 1)>());
+    } else {
+      WithConstant<kCount - 1>(value, body);
+    }
+  }
+}
+
+}  // namespace
+
+template <typename A>
+SampleTaps<A>::SampleTaps(const SamplingSizes& sizes) : sizes_(sizes), taps_(sizes.taps()) {
+  for (int32_t tap = 0; tap < taps_; ++tap) {
+    int32_t rest = tap;
+    for (int axis = sizes.dims; axis-- > 0; rest /= sizes.rules.taps()) {
+      tap_of_axis_[tap][axis] = int8_t(rest % sizes.rules.taps());
+    }
+  }
+  pixel_.resize(taps_ * kBlockPoints);
+  weight_.resize(taps_ * kBlockPoints);
+}
+
+template <typename A>
+void SampleTaps<A>::Locate(const A* locations, int64_t batch, int64_t first, int count) {
+  batch_ = batch;
+  first_ = first;
+  count_ = count;
+  int32_t pixel_stride = 1;
+  for (int i = sizes_.dims; i-- > 0; pixel_stride *= sizes_.size[i]) {
+    const A* const coordinate = locations + sizes_.coordinate(batch, first, i);
+    const AxisScale<A> scale(sizes_.rules.units, sizes_.size[i]);
+    BlockAxis<A>& axis = axes_[i];
+    WithConstant<kMaxAxes + 1>(int(sizes_.coordinate_stride()), [&](auto stride) DCN_INLINED {
+      for (int p = 0; p < count; ++p) axis.position[p] = scale.position(coordinate[p * stride]);
+    });
+    std::fill(axis.position + count, axis.position + kBlockPoints, A(0));
+    std::fill_n(axis.slope, kBlockPoints, scale.scale);
+    LocateAxis(axis, sizes_.size[i], pixel_stride);
+  }
+  Combine();
+}
+
+template <typename A>
+void SampleTaps<A>::LocateAxis(BlockAxis<A>& axis, int32_t size, int32_t pixel_stride) {
+  const SamplingRules rules = sizes_.rules;
+  WithConstant<3>(rules.fold, [&](auto fold) DCN_INLINED {
+    if (fold == Fold::kNone) return;
+    DCN_INDEPENDENT_ITERATIONS
+    for (int p = 0; p < kBlockPoints; ++p) {
+      const AxisPosition<A> folded = FoldPosition(axis.position[p], size, rules.units, fold);
+      axis.position[p] = folded.position;
+      axis.slope[p] *= folded.slope;
+    }
+  });
+  WithConstant<4>(rules.interpolation, [&](auto interpolation) DCN_INLINED {
+    WithConstant<5>(rules.outside, [&](auto outside) DCN_INLINED {
+      SamplingRules constant = rules;
+      constant.interpolation = interpolation;
+      constant.outside = outside;
+      int32_t is_read[kBlockPoints];  // as wide as pixels, so that compilers vectorize the loops
+      DCN_INDEPENDENT_ITERATIONS
+      for (int p = 0; p < kBlockPoints; ++p) {
+        const AxisTaps<A> taps = LocateTaps(axis.position[p], size, constant);
+        axis.first[p] = taps.first;
+        axis.fraction[p] = taps.fraction;
+      }
+      // GCC vectorizes the loops with the conditions only by themselves.
+      DCN_INDEPENDENT_ITERATIONS
+      for (int p = 0; p < kBlockPoints; ++p) {
+        axis.slope[p] = LocateTaps(axis.position[p], size, constant).is_near ? axis.slope[p] : A(0);
+      }
+      DCN_INDEPENDENT_ITERATIONS
+      for (int p = 0; p < kBlockPoints; ++p) is_read[p] = LocateTaps(axis.position[p], size, constant).is_read;
+      for (int tap = 0; tap < constant.taps(); ++tap) {
+        DCN_INDEPENDENT_ITERATIONS
+        for (int p = 0; p < kBlockPoints; ++p) {
+          const int32_t pixel = FoldPixel(axis.first[p] + tap, size, outside);
+          const uint32_t index = uint32_t(pixel) * uint32_t(pixel_stride);
+          axis.pixel[tap][p] = ((is_read[p] != 0) & (pixel >= 0)) ? int32_t(index) : -1;
+        }
+      }
+    });
+    for (int tap = 0; tap < rules.taps(); ++tap) {
+      DCN_INDEPENDENT_ITERATIONS
+      for (int p = 0; p < kBlockPoints; ++p) axis.weight[tap][p] = TapWeight(interpolation(), tap, axis.fraction[p]);
+    }
+  });
+}
+
+// The taps of all axes, from those of each.
+template <typename A>
+void SampleTaps<A>::Combine() {
+  std::fill_n(unread_, kBlockPoints, A(0));
+  for (int i = 0; i < sizes_.dims; ++i) {
+    for (int p = 0; p < kBlockPoints; ++p) unread_[p] += axes_[i].fraction[p] - axes_[i].fraction[p];
+  }
+  // NaN has no pixel on its axis.
+  for (int32_t tap = 0; tap < taps_; ++tap) {
+    int32_t* const pixel = &pixel_[tap * kBlockPoints];
+    A* const weight = &weight_[tap * kBlockPoints];
+    const int32_t* first = axes_[0].pixel[tap_of_axis_[tap][0]];
+    const A* first_weight = axes_[0].weight[tap_of_axis_[tap][0]];
+    if (sizes_.dims == 1) {
+      std::copy_n(first, kBlockPoints, pixel);
+      std::copy_n(first_weight, kBlockPoints, weight);
+    }
+    for (int i = 1; i < sizes_.dims; ++i, first = pixel, first_weight = weight) {
+      const int32_t* const second = axes_[i].pixel[tap_of_axis_[tap][i]];
+      const A* const second_weight = axes_[i].weight[tap_of_axis_[tap][i]];
+      DCN_INDEPENDENT_ITERATIONS
+      for (int p = 0; p < kBlockPoints; ++p) {
+        pixel[p] = (first[p] | second[p]) < 0 ? -1 : first[p] + second[p];
+        weight[p] = first_weight[p] * second_weight[p];
+      }
+    }
+  }
+}
+
+template <typename A>
+void SampleTaps<A>::Differentiate(const A* dots, A* d_locations) const {
+  for (int i = 0; i < sizes_.dims; ++i) {
+    const BlockAxis<A>& axis = axes_[i];
+    A slope[kMaxAxisTaps][kBlockPoints], sum[kBlockPoints] = {};
+    WithConstant<4>(sizes_.rules.interpolation, [&](auto interpolation) DCN_INLINED {
+      for (int tap = 0; tap < sizes_.rules.taps(); ++tap) {
+        for (int p = 0; p < kBlockPoints; ++p) slope[tap][p] = TapSlope<A>(interpolation, tap, axis.fraction[p]);
+      }
+    });
+    for (int32_t tap = 0; tap < taps_; ++tap) {
+      A product[kBlockPoints];
+      std::copy_n(slope[tap_of_axis_[tap][i]], kBlockPoints, product);
+      for (int other = 0; other < sizes_.dims; ++other) {
+        if (other == i) continue;
+        const A* const weight = axes_[other].weight[tap_of_axis_[tap][other]];
+        for (int p = 0; p < kBlockPoints; ++p) product[p] *= weight[p];
+      }
+      for (int p = 0; p < kBlockPoints; ++p) sum[p] += product[p] * dots[tap * kBlockPoints + p];
+    }
+    A* const out = d_locations + sizes_.coordinate(batch_, first_, i);
+    const int64_t stride = sizes_.coordinate_stride();
+    for (int p = 0; p < count_; ++p) out[p * stride] = sum[p] * axis.slope[p] + unread_[p];
+  }
+}
+
+template class SampleTaps<float>;
+template class SampleTaps<double>;
+
+DCN_END_TARGET

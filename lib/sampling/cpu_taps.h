@@ -1,0 +1,66 @@
+// The pixels that a block of samples reads, and their weights, for the kernels of the sampling.
+//
+// sample_taps.cc is compiled without fused multiply-adds, because the last bit of a position matters. The kernels in
+// sampling.cc are compiled with them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "instruction_sets.h"
+#include "sampling/sampling.h"
+
+DCN_BEGIN_TARGET
+
+// The points of a block: enough to amortize the loops over them, and few enough to stay in the L1 cache.
+constexpr int kBlockPoints = 64;
+
+constexpr int kMaxTaps = kMaxAxisTaps * kMaxAxisTaps;  // of a cubic sample, which has two axes
+
+// The taps of a block's points on one axis of the image.
+template <typename A>
+struct BlockAxis {
+  A position[kBlockPoints], slope[kBlockPoints];  // the slope: of the position in the coordinate
+  A fraction[kBlockPoints];
+  int32_t first[kBlockPoints];                // tap, before the rule for those outside
+  int32_t pixel[kMaxAxisTaps][kBlockPoints];  // their index in an image whose other indices are 0; negative if none
+  A weight[kMaxAxisTaps][kBlockPoints];
+};
+
+// The taps of consecutive points of an image.
+template <typename A>
+class SampleTaps {
+ public:
+  explicit SampleTaps(const SamplingSizes& sizes);
+
+  // Locates the points from `first` on, `count` of them. What the arrays below have for later ones can be computed
+  // with, but means nothing.
+  void Locate(const A* locations, int64_t batch, int64_t first, int count);
+
+  int32_t taps() const { return taps_; }
+  // The pixel of the image that each sample reads as its tap, negative if none, and its weight.
+  const int32_t* pixel(int32_t tap) const { return &pixel_[tap * kBlockPoints]; }
+  const A* weight(int32_t tap) const { return &weight_[tap * kBlockPoints]; }
+  // What a sample is that reads nothing: NaN at NaN, else 0.
+  const A* unread() const { return unread_; }
+
+  // Writes the cotangents of the located coordinates. dots[tap · kBlockPoints + i]: the product, over the channels, of
+  // point i's cotangent and the pixel of its tap.
+  void Differentiate(const A* dots, A* d_locations) const;
+
+ private:
+  void LocateAxis(BlockAxis<A>& axis, int32_t size, int32_t pixel_stride);
+  void Combine();
+
+  const SamplingSizes& sizes_;
+  const int32_t taps_;
+  int8_t tap_of_axis_[kMaxTaps][kMaxAxes];
+  BlockAxis<A> axes_[kMaxAxes];
+  std::vector<int32_t> pixel_;
+  std::vector<A> weight_;
+  A unread_[kBlockPoints];
+  int64_t batch_ = 0, first_ = 0;
+  int count_ = 0;
+};
+
+DCN_END_TARGET

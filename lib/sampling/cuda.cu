@@ -1,0 +1,194 @@
+// The CUDA kernels of the sampling of images and of the cotangent of its locations. Each lane locates a point. Then the
+// warp takes its points in rounds, in which a few lanes share the channels of a point.
+#include "sampling/sampling.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "device.h"
+#include "division.h"
+#include "launch.h"
+#include "sampling/cuda_point.h"
+#include "vector.h"
+
+namespace dcn {
+namespace {
+
+// The blocks of an SM that the registers have room for.
+template <typename T, typename S>
+constexpr int kBlocks = sizeof(T) == 8 || S::kAxisTaps == 4 ? 1 : 2;
+
+// The lanes that share the channels of a point: each has 16 bytes, if there are as many.
+constexpr int kMaxLanes = 4;
+constexpr int kLaneBytes = 16;
+
+int Log2Lanes(int64_t channels, int64_t item_bytes) {
+  int log2_lanes = 0;
+  while (1 << log2_lanes < kMaxLanes && (kLaneBytes << log2_lanes) < channels * item_bytes) ++log2_lanes;
+  return log2_lanes;
+}
+
+// The pixels that a sample reads: negative if none.
+template <typename T, int kTaps>
+struct PixelsOfSample {
+  const T* image;
+  uint32_t pixel_bytes;
+  int32_t pixel[kTaps];
+
+  // N channels of a tap's pixel; zeros if there is none. One multiply-add of 32 and 64 bits makes the address.
+  template <int N>
+  __device__ Vector<Accumulator<T>, N> Load(int tap, int channel) const {
+    const char* const first = reinterpret_cast<const char*>(image + channel);
+    const char* const address = first + uint64_t{uint32_t(pixel[tap])} * pixel_bytes;
+    return Widened(LoadOrZeros<N>(pixel[tap] >= 0, reinterpret_cast<const T*>(address)));
+  }
+};
+
+// The points of a warp, and the one that the calling thread has located. Those past the end repeat the last one.
+template <typename T, typename S>
+struct WarpOfPoints {
+  using A = Accumulator<T>;
+
+  int64_t first, end, batch;
+  LocatedPoint<A, S> located;
+  int32_t pixel[S::kTaps];
+
+  __device__ WarpOfPoints(const SamplingSizes& sizes, const A* locations, int64_t first)
+      : first(first),
+        end(sizes.batches * sizes.points),
+        batch(Quotient(own(), sizes.points)),
+        located(sizes, locations, batch, own() - batch * sizes.points) {
+    located.FindPixels(sizes, pixel);
+  }
+
+  __device__ int64_t own() const { return min(first + Lane(), end - 1); }
+  // Those of the point that a lane has located.
+  __device__ PixelsOfSample<T, S::kTaps> PixelsOf(int lane, const SamplingSizes& sizes, const T* x) const {
+    const int64_t image = batch * sizes.pixels() * sizes.channels;
+    PixelsOfSample<T, S::kTaps> pixels = {x + __shfl_sync(kWholeWarp, image, lane),
+                                          uint32_t(sizes.channels * sizeof(T))};
+#pragma unroll
+    for (int tap = 0; tap < S::kTaps; ++tap) pixels.pixel[tap] = __shfl_sync(kWholeWarp, pixel[tap], lane);
+    return pixels;
+  }
+
+  // The lane that has located what the calling thread takes in a round, and the one whose group takes the thread's own.
+  static __device__ int Located(int round, int log2_lanes) { return (round * kWarp + Lane()) >> log2_lanes; }
+  static __device__ int TakenBy(int log2_lanes) { return (Lane() << log2_lanes) % kWarp; }
+  static __device__ bool IsTakenIn(int round, int log2_lanes) { return (Lane() << log2_lanes) / kWarp == round; }
+};
+
+template <typename T, int N, typename S>
+__global__ void __launch_bounds__(kThreads, kBlocks<T, S>)
+    SampleKernel(SamplingSizes sizes, int log2_lanes, const T* x, const Accumulator<T>* locations, T* out) {
+  using A = Accumulator<T>;
+  const int channels = int(sizes.channels), step = N << log2_lanes, first_channel = Lane() * N % step;
+  for (int64_t first = global_thread() - Lane(); first < sizes.batches * sizes.points; first += grid_stride()) {
+    const WarpOfPoints<T, S> own(sizes, locations, first);
+    A own_weight[S::kTaps];
+#pragma unroll
+    for (int tap = 0; tap < S::kTaps; ++tap) own_weight[tap] = own.located.weight(sizes.rules.interpolation, tap);
+    for (int round = 0; round < 1 << log2_lanes; ++round) {
+      const int source = own.Located(round, log2_lanes);
+      const auto pixels = own.PixelsOf(source, sizes, x);
+      const A unread = __shfl_sync(kWholeWarp, own.located.unread_value(), source);
+      A weight[S::kTaps];
+#pragma unroll
+      for (int tap = 0; tap < S::kTaps; ++tap) weight[tap] = __shfl_sync(kWholeWarp, own_weight[tap], source);
+      if (first + source >= own.end) continue;
+      T* const result = out + (first + source) * sizes.channels;
+      for (int channel = first_channel; channel < channels; channel += step) {
+        A sum[N];
+        for (int v = 0; v < N; ++v) sum[v] = unread;
+#pragma unroll
+        for (int tap = 0; tap < S::kTaps; ++tap) {
+          const auto loaded = pixels.template Load<N>(tap, channel);
+          for (int v = 0; v < N; ++v) sum[v] += weight[tap] * loaded.value[v];
+        }
+        Vector<T, N> rounded;
+        for (int v = 0; v < N; ++v) rounded.value[v] = T(sum[v]);
+        AsVector<N>(result + channel) = rounded;
+      }
+    }
+  }
+}
+
+template <typename T, int N, typename S>
+__global__ void __launch_bounds__(kThreads, kBlocks<T, S>)
+    LocationsCotangentKernel(SamplingSizes sizes, int log2_lanes, const T* x, const Accumulator<T>* locations,
+                             const T* d_out, Accumulator<T>* d_locations) {
+  using A = Accumulator<T>;
+  const int channels = int(sizes.channels), step = N << log2_lanes, first_channel = Lane() * N % step;
+  for (int64_t first = global_thread() - Lane(); first < sizes.batches * sizes.points; first += grid_stride()) {
+    const WarpOfPoints<T, S> own(sizes, locations, first);
+    A own_dot[S::kTaps] = {};
+    for (int round = 0; round < 1 << log2_lanes; ++round) {
+      const int source = own.Located(round, log2_lanes);
+      const auto pixels = own.PixelsOf(source, sizes, x);
+      const T* const d = d_out + min(first + source, own.end - 1) * sizes.channels;
+      A dot[S::kTaps] = {};
+      for (int channel = first_channel; channel < channels; channel += step) {
+        const Vector<A, N> cotangent = Widened(AsVector<N>(d + channel));
+#pragma unroll
+        for (int tap = 0; tap < S::kTaps; ++tap) {
+          const auto loaded = pixels.template Load<N>(tap, channel);
+          if (pixels.pixel[tap] < 0) continue;
+          for (int v = 0; v < N; ++v) dot[tap] += cotangent.value[v] * loaded.value[v];
+        }
+      }
+#pragma unroll
+      for (int tap = 0; tap < S::kTaps; ++tap) {
+        for (int distance = 1; distance < 1 << log2_lanes; distance *= 2) {
+          dot[tap] += __shfl_xor_sync(kWholeWarp, dot[tap], distance);
+        }
+        const A sum = __shfl_sync(kWholeWarp, dot[tap], own.TakenBy(log2_lanes));
+        if (own.IsTakenIn(round, log2_lanes)) own_dot[tap] = sum;
+      }
+    }
+    if (first + Lane() >= own.end) continue;
+#pragma unroll
+    for (int axis = 0; axis < S::kDims; ++axis) {
+      A sum = own.located.unread_value();
+#pragma unroll
+      for (int tap = 0; tap < S::kTaps; ++tap) {
+        sum += own.located.weight_slope(sizes.rules.interpolation, tap, axis) * own_dot[tap];
+      }
+      const int64_t point = own.own() - own.batch * sizes.points;
+      if (axis < sizes.dims) d_locations[sizes.coordinate(own.batch, point, axis)] = sum;
+    }
+  }
+}
+
+}  // namespace
+
+const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, const void* x, const void* locations,
+                   void* out) {
+  return DispatchShape(sizes, [&](auto shape) {
+    return DispatchVectors(dtype, sizes.channels, [&](auto tag, auto width) {
+      using T = decltype(tag);
+      constexpr int N = decltype(width)::value;
+      const int log2_lanes = Log2Lanes(sizes.channels, sizeof(T));
+      return Launch<SampleKernel<T, N, decltype(shape)>>(
+          device, BlocksFor(sizes.batches * sizes.points), sizes, log2_lanes, static_cast<const T*>(x),
+          static_cast<const Accumulator<T>*>(locations), static_cast<T*>(out));
+    });
+  });
+}
+
+const char* SamplingLocationsCotangent(Device& device, DType dtype, const SamplingSizes& sizes, const void* x,
+                                       const void* locations, const void* d_out, void* d_locations) {
+  return DispatchShape(sizes, [&](auto shape) {
+    return DispatchVectors(dtype, sizes.channels, [&](auto tag, auto width) {
+      using T = decltype(tag);
+      using A = Accumulator<T>;
+      // Sixteen vectors and their sums would not fit the registers.
+      constexpr int N = decltype(shape)::kAxisTaps == 4 ? 1 : decltype(width)::value;
+      const int log2_lanes = Log2Lanes(sizes.channels, sizeof(T));
+      return Launch<LocationsCotangentKernel<T, N, decltype(shape)>>(
+          device, BlocksFor(sizes.batches * sizes.points), sizes, log2_lanes, static_cast<const T*>(x),
+          static_cast<const A*>(locations), static_cast<const T*>(d_out), static_cast<A*>(d_locations));
+    });
+  });
+}
+
+}  // namespace dcn

@@ -1,0 +1,233 @@
+// The CUDA kernels of the cotangent of a sampling's images. They sort what samples read by pixel first; then each pixel
+// gathers its sum in a fixed order and without atomics.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "counting_sort.h"
+#include "device.h"
+#include "division.h"
+#include "launch.h"
+#include "sampling/cuda_point.h"
+#include "sampling/sampling.h"
+#include "vector.h"
+#include "zero.h"
+
+namespace dcn {
+namespace {
+
+// What a sample adds to the pixel of a tap.
+template <typename A>
+struct alignas(2 * sizeof(A)) SortedTap {
+  std::conditional_t<sizeof(A) == sizeof(int32_t), int32_t, int64_t> point;  // so that there is no padding
+  A weight;
+};
+
+// The taps of an image's samples, whose rows are the pixels. An id is point · taps + tap.
+template <typename A, typename S>
+class TapsOfImage {
+ public:
+  static constexpr int kEntries = S::kTaps;
+  struct Entry {
+    int32_t row, point;
+    A weight;
+  };
+
+  __device__ TapsOfImage(const SamplingSizes& sizes, const A* locations, int64_t batch)
+      : sizes_(sizes), locations_(locations), batch_(batch) {}
+
+  __device__ Entry operator()(int32_t id) const {
+    const int32_t point = id / kEntries, tap = id % kEntries;
+    const LocatedPoint<A, S> located(sizes_, locations_, batch_, point);
+    return {located.pixel(sizes_, tap), point, located.weight(sizes_.rules.interpolation, tap)};
+  }
+  __device__ void FindRows(int32_t point, int32_t* rows) const {
+    LocatedPoint<A, S>(sizes_, locations_, batch_, point).FindPixels(sizes_, rows);
+  }
+  __device__ SortedTap<A> value(const Entry& entry) const { return {entry.point, entry.weight}; }
+
+ private:
+  const SamplingSizes& sizes_;
+  const A* locations_;
+  int64_t batch_;
+};
+
+// The tables of consecutive images.
+template <typename A, typename S>
+struct TapTables {
+  using Table = TapsOfImage<A, S>;
+
+  SamplingSizes sizes;
+  const A* locations;
+  int64_t first;
+
+  __device__ Table operator[](int64_t table) const { return {sizes, locations, first + table}; }
+};
+
+// The taps of all samples of an image: as many of a sample as its Shape has.
+DCN_HOST_DEVICE int64_t Entries(const SamplingSizes& sizes) {
+  return sizes.points * (sizes.dims == 3 ? 8 : sizes.rules.interpolation == Interpolation::kCubic ? 16 : 4);
+}
+
+// What a table takes in the workspace: the sorted taps, their ids, and the starts of the rows.
+template <typename A>
+int64_t TableWords(const SamplingSizes& sizes) {
+  const int64_t entries = Entries(sizes);
+  return entries * int64_t(sizeof(SortedTap<A>) / sizeof(int32_t) + 1) + sizes.pixels() + 1;
+}
+
+// The sorted taps of consecutive images, and what the gather kernels add up and store.
+template <typename T>
+struct Rows {
+  using A = Accumulator<T>;
+
+  SamplingSizes sizes;
+  int64_t first_image, images;
+  const int32_t* row_start;
+  const SortedTap<A>* taps;
+  const T* d_out;
+  bool is_wide;
+  void* d_x;
+  WideDivisor by_pixels;
+
+  // The taps of one pixel.
+  struct Row {
+    const SortedTap<A>* taps;
+    int32_t begin, end;
+    const T* d_out;  // of the image
+  };
+  __device__ Row operator[](int64_t pixel_of_all) const {
+    const int64_t pixels = sizes.pixels(), image = by_pixels.Quotient(pixel_of_all);
+    const int32_t* const start = row_start + image * (pixels + 1) + pixel_of_all - image * pixels;
+    return {taps + image * Entries(sizes), start[0], start[1],
+            d_out + (first_image + image) * sizes.points * sizes.channels};
+  }
+
+  // `first_point`: the cotangents of the image's first point, at the channels that are added.
+  template <int N>
+  __device__ void Add(const Row& row, int64_t i, const T* first_point, A (&sum)[N]) const {
+    const SortedTap<A> tap = row.taps[i];
+    const uint64_t distance = uint64_t{uint32_t(tap.point)} * uint32_t(sizes.channels * sizeof(T));
+    const char* const address = reinterpret_cast<const char*>(first_point) + distance;
+    const Vector<A, N> d = Widened(AsVector<N>(reinterpret_cast<const T*>(address)));
+    for (int v = 0; v < N; ++v) sum[v] += tap.weight * d.value[v];
+  }
+
+  template <int N>
+  __device__ void Store(int64_t pixel_of_all, int64_t channel, const A (&sum)[N]) const {
+    const int64_t element = (first_image * sizes.pixels() + pixel_of_all) * sizes.channels + channel;
+    const auto store = [&](auto* result) {
+      using Result = std::remove_reference_t<decltype(*result)>;
+      Vector<Result, N> vector;
+      for (int v = 0; v < N; ++v) vector.value[v] = Result(sum[v]);
+      // Indexed as an array of vectors, because nvcc splits the store if it cannot derive the alignment.
+      reinterpret_cast<Vector<Result, N>*>(result)[element / N] = vector;
+    };
+    if (is_wide) {
+      store(static_cast<A*>(d_x));
+    } else {
+      store(static_cast<T*>(d_x));
+    }
+  }
+};
+
+// A pixel with more taps is added up by a warp.
+constexpr int32_t kLongRow = 16 * kWarp;
+
+// Each thread computes N channels of a pixel.
+template <typename T, int N>
+__global__ void GatherTapsKernel(Rows<T> rows, WideDivisor by_vectors) {
+  const int64_t vectors = rows.sizes.channels / N, items = rows.images * rows.sizes.pixels() * vectors;
+  for (int64_t item = global_thread(); item < items; item += grid_stride()) {
+    const int64_t pixel = by_vectors.Quotient(item), channel = (item - pixel * vectors) * N;
+    const auto row = rows[pixel];
+    if (row.end - row.begin > kLongRow) continue;
+    Accumulator<T> sum[N] = {};
+    for (int32_t i = row.begin; i < row.end; ++i) rows.Add(row, i, row.d_out + channel, sum);
+    rows.Store(pixel, channel, sum);
+  }
+}
+
+__device__ inline int First(unsigned lanes) { return kWarp - 1 - __clz(lanes & (~lanes + 1)); }
+
+// The lanes of a warp take turns with the taps of each of its pixels that GatherTapsKernel leaves out.
+template <typename T, int N>
+__global__ void GatherLongRowsKernel(Rows<T> rows) {
+  const int64_t pixels = rows.images * rows.sizes.pixels();
+  for (int64_t first = global_thread() - Lane(); first < pixels; first += grid_stride()) {
+    const auto own = rows[min(first + Lane(), pixels - 1)];
+    const bool is_long = first + Lane() < pixels && own.end - own.begin > kLongRow;
+    for (unsigned left = __ballot_sync(kWholeWarp, is_long); left; left &= left - 1) {
+      const int64_t pixel = first + First(left);
+      const auto row = rows[pixel];
+      for (int64_t channel = 0; channel < rows.sizes.channels; channel += N) {
+        Accumulator<T> sum[N] = {};
+        for (int64_t i = row.begin + Lane(); i < row.end; i += kWarp) rows.Add(row, i, row.d_out + channel, sum);
+        for (int distance = 1; distance < kWarp; distance *= 2) {
+          for (int v = 0; v < N; ++v) sum[v] += __shfl_xor_sync(kWholeWarp, sum[v], distance);
+        }
+        if (Lane() == 0) rows.Store(pixel, channel, sum);
+      }
+    }
+  }
+}
+
+template <typename T, typename S>
+const char* SortAndGather(const Device& device, const SamplingSizes& sizes, const void* locations, const T* d_out,
+                          bool is_wide, void* d_x, int32_t* workspace, int64_t workspace_size) {
+  using A = Accumulator<T>;
+  const int64_t images_at_once = workspace_size / TableWords<A>(sizes);
+  const int64_t entries = Entries(sizes);
+  TapTables<A, S> tables = {sizes, static_cast<const A*>(locations), 0};
+  for (; tables.first < sizes.batches; tables.first += images_at_once) {
+    const int64_t images = std::min(images_at_once, sizes.batches - tables.first);
+    auto* const sorted = reinterpret_cast<SortedTap<A>*>(workspace);
+    int32_t* const ids = reinterpret_cast<int32_t*>(sorted + images * entries);
+    int32_t* const row_start = ids + images * entries;
+    const CsrTables<SortedTap<A>> csr = {images, int32_t(sizes.pixels()), int32_t(entries), false, row_start, sorted,
+                                         ids};
+    const char* failure = SortByRow(device, tables, csr);
+    if (failure) return failure;
+    const Rows<T> rows = {
+        sizes, tables.first, images, row_start, sorted, d_out, is_wide, d_x, WideDivisor(sizes.pixels())};
+    failure = DispatchWidth<T>(sizes.channels, [&](auto width) {
+      constexpr int N = decltype(width)::value;
+      const int64_t pixels = images * sizes.pixels(), vectors = sizes.channels / N;
+      const char* failure =
+          Launch<GatherTapsKernel<T, N>>(device, BlocksFor(pixels * vectors), rows, WideDivisor(vectors));
+      return failure ? failure : Launch<GatherLongRowsKernel<T, N>>(device, BlocksFor(pixels), rows);
+    });
+    if (failure) return failure;
+  }
+  return nullptr;
+}
+
+bool IsEmpty(const SamplingSizes& sizes) {
+  return sizes.batches * sizes.points == 0 || sizes.pixels() == 0 || sizes.channels == 0;
+}
+
+}  // namespace
+
+int64_t MinWorkspaceSize(DType dtype, const SamplingSizes& sizes) {
+  if (IsEmpty(sizes)) return 0;
+  return DispatchAccumulator(dtype, [&](auto tag) { return TableWords<decltype(tag)>(sizes); });
+}
+
+const char* SamplingXCotangent(Device& device, DType dtype, const SamplingSizes& sizes, const void* locations,
+                               const void* d_out, bool is_wide, void* d_x, int32_t* workspace, int64_t workspace_size) {
+  return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    if (IsEmpty(sizes)) {
+      const int64_t elements = sizes.batches * sizes.pixels() * sizes.channels;
+      return is_wide ? SetZero<Accumulator<T>>(device, d_x, elements) : SetZero<T>(device, d_x, elements);
+    }
+    return DispatchShape(sizes, [&](auto shape) {
+      return SortAndGather<T, decltype(shape)>(device, sizes, locations, static_cast<const T*>(d_out), is_wide, d_x,
+                                               workspace, workspace_size);
+    });
+  });
+}
+
+}  // namespace dcn

@@ -1,0 +1,57 @@
+// Sampling of images of one to three axes. Each backend implements these functions for its own Device. They return
+// nullptr, or an error message.
+//
+//   out[b, p, :] = sum over pixels i around location p of weight(p, i) · x[b, i, :]
+//
+// sampling_geometry.h defines the pixels and the weights: those of an axis each, multiplied.
+#pragma once
+
+#include <cstdint>
+
+#include "dtype.h"
+#include "host_device.h"
+#include "sampling/geometry.h"
+
+namespace dcn {
+
+struct Device;
+
+struct SamplingSizes {
+  int64_t batches, points, channels;
+  int32_t dims;
+  int32_t size[kMaxAxes];  // of the image; 1 for axes that it lacks
+  SamplingRules rules;
+  bool is_planar;  // how locations are laid out
+
+  DCN_HOST_DEVICE int64_t pixels() const { return int64_t{size[0]} * size[1] * size[2]; }
+  // The pixels that a sample reads.
+  DCN_HOST_DEVICE int32_t taps() const {
+    int32_t product = 1;
+    for (int axis = 0; axis < dims; ++axis) product *= rules.taps();
+    return product;
+  }
+  // The index of a point's coordinate along an axis, and the distance from that of one point to that of the next.
+  DCN_HOST_DEVICE int64_t coordinate(int64_t batch, int64_t point, int axis) const {
+    return is_planar ? (batch * dims + axis) * points + point : (batch * points + point) * dims + dims - 1 - axis;
+  }
+  DCN_HOST_DEVICE int64_t coordinate_stride() const { return is_planar ? 1 : dims; }
+};
+
+// In the functions below, DType is the type T of x and out, and of the cotangent of out. A, the accumulator type, is
+// float, or double for a DType of float64.
+
+// x: T[batches, size…, channels]; locations: A[batches, points, dims], the last axis first, or if planar A[batches,
+// dims, points]; out: T[batches, points, channels].
+const char* Sample(Device&, DType, const SamplingSizes&, const void* x, const void* locations, void* out);
+
+// d_x: the cotangent of x, of type A if it is wide, else T. The workspace has `workspace_size` elements: at least
+// MinWorkspaceSize.
+int64_t MinWorkspaceSize(DType, const SamplingSizes&);
+const char* SamplingXCotangent(Device&, DType, const SamplingSizes&, const void* locations, const void* d_out,
+                               bool is_wide, void* d_x, int32_t* workspace, int64_t workspace_size);
+
+// d_locations: the cotangent of the locations, of type A and their shape.
+const char* SamplingLocationsCotangent(Device&, DType, const SamplingSizes&, const void* x, const void* locations,
+                                       const void* d_out, void* d_locations);
+
+}  // namespace dcn
