@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_dcn
 from jax_dcn._primitive import extension
-from tests.helpers.deform_aggregation.cases import Attention, Convolution
+from tests.helpers.aggregation.cases import Attention, Convolution
 from tests.helpers.deform_conv.cases import assert_close, cast
 from tests.helpers.operators import CONVOLUTION, OPERATORS
 from tests.helpers.roi_pool import cases as pooling

@@ -14,7 +14,7 @@ from jax.nn.initializers import variance_scaling
 from jax_dcn import _validation
 from jax_dcn._layers import common
 from jax_dcn._operators.aggregation import dcnv3
-from jax_dcn._operators.aggregation.arguments import BACKENDS, window
+from jax_dcn._operators.aggregation.arguments import BACKENDS, dcnv3_window
 from jax_dcn._primitive.promotion import by_standard_rules
 from jax_dcn._types import Pair
 
@@ -76,7 +76,7 @@ class DCNBase(common.OffsetLayer):
 
     def _samples(self) -> int:
         """The number of samples of an output pixel: the taps of all groups."""
-        return self.groups * window((1, 1), strides=1, **self._window()).taps
+        return self.groups * dcnv3_window((1, 1), strides=1, **self._window()).taps
 
     def _projection(self, channels: int, **options: Any) -> common.Sublayer:
         initializers = {"kernel_init": self.kernel_init, "bias_init": self.bias_init}

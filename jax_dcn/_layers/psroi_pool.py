@@ -12,7 +12,7 @@ from flax.typing import Dtype, Initializer, PrecisionLike
 from jax_dcn import _validation
 from jax_dcn._layers import common
 from jax_dcn._operators.roi_pool import deform_psroi_pool, psroi_pool
-from jax_dcn._operators.roi_pool.arguments import of_deform_psroi_pool
+from jax_dcn._operators.roi_pool.arguments import canonicalize, psroi_spec
 from jax_dcn._types import Pair
 
 
@@ -125,7 +125,8 @@ class DeformPSRoIPoolBase(common.BranchLayer):
         binning: dict[str, Any] = {"output_size": self.output_size, "group_size": self.group_size, **self._sampling()}
         options: dict[str, Any] = {**binning, "part_size": self.part_size, "trans_std": self.trans_std}
         # Checked before the branch, whose errors would not name the arguments of this layer.
-        of_deform_psroi_pool(x, rois, offset, data_format="NHWC", deterministic=None, **options)
+        spec = psroi_spec(**{name: value for name, value in options.items() if name != "backend"})
+        canonicalize(x, rois, offset, spec, backend=self.backend)
         x = jnp.asarray(x)
         self._check_channels("the channel count of x", x.shape[-1])
         if features is not None:

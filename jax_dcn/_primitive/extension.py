@@ -1,13 +1,18 @@
-"""Finds the compiled modules and registers their handlers with XLA."""
+"""Finds the compiled modules, registers their handlers with XLA, and calls them."""
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import extend_path
 from types import ModuleType
+from typing import Any
 
 import jax
+from jax.typing import DTypeLike
+
+from jax_dcn._primitive import jax_internals
 
 PACKAGE = __package__.partition(".")[0]
 PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}  # lowering platform and module name: FFI platform
@@ -57,3 +62,16 @@ def require(platform: str) -> None:
         f"In jax_dcn's source folder, build them:\n  {BUILD_CUDA}\n"
         "or pass backend='reference' to run the slow jax.numpy form there."
     )
+
+
+def call(
+    name: str,
+    *operands: jax.Array | None,
+    results: Sequence[tuple[Sequence[int], DTypeLike]],
+    **attributes: Any,
+) -> Sequence[jax.Array]:
+    """The results, of these shapes and types, of the custom call `name`. Operands that are None are left out."""
+    arrays = jax_internals.vary_alike([operand for operand in operands if operand is not None])
+    avals = [jax_internals.result_aval(jax.typeof(arrays[0]), shape, dtype) for shape, dtype in results]
+    called: Sequence[jax.Array] = jax.ffi.ffi_call(name, avals)(*arrays, **attributes)
+    return called

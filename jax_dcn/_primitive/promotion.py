@@ -17,6 +17,12 @@ def sum_dtype(*dtypes: DTypeLike) -> Any:
     return jnp.dtype(jnp.float64 if any(jnp.dtype(dtype) == jnp.float64 for dtype in dtypes) else jnp.float32)
 
 
+def kernel_dtypes(data: DTypeLike, *positions: DTypeLike) -> tuple[Any, Any]:
+    """The dtypes in which kernels take data and positions of these: positions of float64 only with data of float64."""
+    wide = sum_dtype(data, *positions)
+    return (wide if wide == jnp.float64 else jnp.dtype(data)), wide
+
+
 def by_standard_rules(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """`function` under jax's default rules: under `jax_numpy_dtype_promotion="strict"`, too, and no rank is refused."""
 

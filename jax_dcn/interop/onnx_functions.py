@@ -74,7 +74,7 @@ def aggregation(operands: AggregationOperands[jax.Array], spec: aggregation_geom
     *_, heads, channels = value.shape
     batch = value.shape[: -spec.image_dims - 2]
     queries = weights.shape[len(batch) : -2]
-    if isinstance(spec, aggregation_geometry.Window):
+    if isinstance(spec, aggregation_geometry.DCNv3Window):
         y, x = aggregation_geometry.window_positions(locations, spec)
         height, width = value.shape[-4:-2]
         locations = jnp.stack([(x + 0.5) / width, (y + 0.5) / height], -1)

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 import jax_dcn
 from benchmarks.lowering.hlo import collectives, copied_bytes
 from jax_dcn._primitive import extension
-from tests.deform_aggregation import test_memory as attention
+from tests.aggregation import test_memory as attention
 from tests.helpers.deform_conv.cases import Operands, convolve, explicit_gradients, pull_back
 
 from .test_memory import MIB, forward, hessian_product, shapes, tangent, temporary_bytes

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from examples.keras_d_fine import sample, use_kernels
-from tests.helpers.deform_aggregation import numpy_reference
+from tests.helpers.aggregation import numpy_reference
 
 SHAPES, POINTS, QUERIES, HEADS, CHANNELS = [(4, 6), (2, 3)], [2, 1], 5, 2, 4
 PIXELS = [height * width for height, width in SHAPES]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import jax_dcn
-from tests.helpers.deform_aggregation.cases import Operands as AggregationOperands
+from tests.helpers.aggregation.cases import Operands as AggregationOperands
 from tests.helpers.deform_conv.cases import Operands as ConvolutionOperands
 from tests.helpers.roi_pool.cases import Operands as PoolingOperands
 from tests.helpers.roi_pool.cases import PSRoIPool, RoIAlign
@@ -133,15 +133,15 @@ def unpack(packed, meta):
 
 
 READERS = {
-    "deform_conv": convolution,
-    "deform_psroi_pool": ps_roi_pool,
-    "roi_align": roi_align,
-    "deform_aggregation/msda": attention,
-    "deform_aggregation/dcnv3": dcnv3,
-    "deform_aggregation/dcnv4": dcnv4,
+    "aggregation/dcnv3": dcnv3,
+    "aggregation/dcnv4": dcnv4,
+    "aggregation/msda": attention,
+    "deform_conv/deform_conv1d": functools.partial(convolution_of, jax_dcn.deform_conv1d),
+    "deform_conv/deform_conv2d": convolution,
+    "deform_conv/deform_conv3d": functools.partial(convolution_of, jax_dcn.deform_conv3d),
+    "roi_pool/deform_psroi_pool": ps_roi_pool,
+    "roi_pool/roi_align": roi_align,
     "sampling/grid_sample": grid_sample,
-    "sampling/deform_conv1d": functools.partial(convolution_of, jax_dcn.deform_conv1d),
-    "sampling/deform_conv3d": functools.partial(convolution_of, jax_dcn.deform_conv3d),
 }
 FILES = sorted(path for folder in READERS for path in (FOLDER / folder).glob("*.npz"))
 

@@ -4,6 +4,7 @@ To have a new operator tested by all of `tests/operators/`, add a record of it t
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from tests.helpers.deform_aggregation import cases as aggregation
+from tests.helpers.aggregation import cases as aggregation
 from tests.helpers.deform_conv import cases as convolution
 from tests.helpers.deform_conv.numpy_reference import Convolution
 from tests.helpers.roi_pool import cases as pooling
@@ -86,6 +87,7 @@ class Operator:
         return (*self.kernels, *({"bias"} & set(self.names)))
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def pull_back(function, cotangent, operands):
     """(result, gradients with respect to all operands) of a function of these operands."""
     result, pullback = jax.vjp(lambda operands: function(*operands), operands)

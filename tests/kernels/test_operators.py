@@ -12,8 +12,8 @@ from jax_dcn._operators.deform_conv import fused_plan, im2col_plan, plan, primit
 from jax_dcn._operators.deform_conv.arguments import canonicalize
 from jax_dcn._primitive.operator import Request, Step
 from jax_dcn._primitive.target import Target
-from tests.deform_aggregation import test_special as aggregation_special
-from tests.deform_aggregation import test_values as aggregation_values
+from tests.aggregation import test_special as aggregation_special
+from tests.aggregation import test_values as aggregation_values
 from tests.deform_conv import test_dtypes as conv_types
 from tests.deform_conv import test_fused as conv_fused
 from tests.deform_conv import test_memory as conv_memory
@@ -206,7 +206,6 @@ test_pool_nothing = pool_values.test_nothing_to_compute
 test_pool_infinite_cotangent = pool_special.test_an_infinite_cotangent_reaches_what_its_bin_reads
 test_pool_non_differentiable_points = pool_special.test_non_differentiable_points
 test_pool_locations = pool_special.test_locations_round_as_they_are_written
-test_roi_align_deformable = pool_align.test_deformable
 test_roi_align_max = pool_align.test_max
 test_roi_align_huge_regions = pool_align.test_huge_regions
 test_roi_align_non_differentiable_points = pool_align.test_non_differentiable_points

@@ -13,7 +13,7 @@ import jax_dcn
 from jax_dcn import interop
 from tests.helpers.layers import assert_close, both_interfaces, build, linen_layer, randomized
 
-GOLDEN = pathlib.Path(__file__).parents[1] / "golden/deform_aggregation/layers"
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden/aggregation/layers"
 GOLDEN_CASES = {
     "deformable_detr_2d": ("MultiScaleDeformableAttention", {"num_heads": 4, "num_points": 2}),
     "rt_detr_v2_default": ("MultiScaleDeformableAttention", {"num_heads": 2, "num_points": 4, "offset_scale": 0.5}),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jax_dcn
-from tests.helpers.deform_aggregation.cases import Attention
+from tests.helpers.aggregation.cases import Attention
 from tests.helpers.deform_conv.cases import Case, cast, explicit_gradients
 from tests.helpers.deform_conv.numpy_reference import Convolution
 from tests.helpers.operators import pull_back
@@ -50,7 +50,7 @@ def results(name, backend, dtype):
     case = CASES[name]
     operands, cotangent = cast((case.operands(), case.cotangent()), np.float32)
     if not isinstance(case, Case):
-        return jax.tree.leaves(jax.jit(functools.partial(pull_back, case.with_backend()))(cotangent, operands))
+        return jax.tree.leaves(pull_back(case.with_backend(), cotangent, operands))
     x, weight, cotangent = (jnp.asarray(array, dtype) for array in (operands.x, operands.weight, cotangent))
     operands = operands._replace(x=x, weight=weight, bias=None)
     run = jax.jit(functools.partial(pull_back, case.with_backend(backend)))

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.helpers.deform_aggregation.cases import CASES as AGGREGATIONS
+from tests.helpers.aggregation.cases import CASES as AGGREGATIONS
 from tests.helpers.deform_conv.cases import BACKENDS, CASE, Case, assert_close
 from tests.helpers.deform_conv.numpy_reference import Convolution
 from tests.helpers.operators import OPERATORS, pull_back

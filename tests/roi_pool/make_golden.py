@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.helpers.roi_pool.cases import regions
 
-FOLDER = pathlib.Path(__file__).parents[1] / "golden/roi_align"
+FOLDER = pathlib.Path(__file__).parents[1] / "golden/roi_pool/roi_align"
 CASES = {
     "adaptive": {"sampling_ratio": 0, "aligned": True},
     "ratio_2": {"sampling_ratio": 2, "aligned": True},

@@ -11,9 +11,9 @@ from tests.helpers.roi_pool.cases import BACKENDS, RoIAlign, pull_back
 from tests.helpers.roi_pool.numpy_reference import Align
 
 
-def problem(align, count=24, with_offset=False):
+def problem(align, count):
     """(cotangent, x, rois, offset)"""
-    case = RoIAlign(align, with_offset, count=count)
+    case = RoIAlign(align, count=count)
     return case.cotangent(0), *case.operands()
 
 
@@ -21,12 +21,6 @@ def check(align, backend, *given):
     cotangent, *operands = given
     expected = numpy_reference.pool(*operands, cotangent, align)
     assert_close(pull_back(*given, pooling=align, backend=backend), expected)
-
-
-@pytest.mark.parametrize("ratio, backend", [((0, 0), None), ((2, 3), None), ((2, 3), "reference")])
-def test_deformable(ratio, backend, x64):
-    align = Align(sampling_ratio=ratio, spatial_scale=0.4, gamma=0.3)
-    check(align, backend, *problem(align, with_offset=True))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Values and first derivatives against the numpy reference; types, sizes, memory, agreement with RoIAlign."""
+"""Values and first derivatives against the numpy reference; types, sizes, memory."""
 
 import dataclasses
 import functools
@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.scipy.ndimage import map_coordinates
 
 import jax_dcn
 from tests.helpers.deform_conv.cases import assert_close
@@ -83,24 +82,6 @@ def test_pooling_without_offset_is_that_with_zero_offset(backend):
     plain = {k: v for k, v in dataclasses.asdict(POOLING).items() if k not in ("part_size", "trans_std")}
     without = jax.jit(lambda: jax_dcn.psroi_pool(x, rois, backend=backend, **plain))()
     assert_close(without, jax.jit(lambda: pool(x, rois, np.zeros_like(offset), backend=backend))(), 1e-6, 1e-6)
-
-
-def test_an_offset_of_half_a_step_makes_it_roi_align(x64):
-    """RoIAlign averages the middles of its sub-bins, of a box [x0, x1) in continuous coordinates, over all channels."""
-    x, box = np.random.default_rng(0).normal(size=(1, 12, 14, 2)), (2, 1, 11, 10)
-    output_size, samples, scale, trans_std = 3, 2, 0.5, 0.1
-    offset = jnp.full((1, output_size, output_size, 2), 1 / (2 * output_size * samples * trans_std))
-    options = {"output_size": output_size, "sample_per_part": samples, "spatial_scale": scale, "trans_std": trans_std}
-    roi = jnp.array([[0, box[0], box[1], box[2] - 1, box[3] - 1]])
-    pooled = jax_dcn.deform_psroi_pool(x, roi, offset, **options)[0]
-
-    count = output_size * samples
-    columns, rows = (
-        (np.arange(count) + 0.5) * (box[2 + k] - box[k]) * scale / count + box[k] * scale - 0.5 for k in range(2)
-    )
-    middles = jnp.stack(jnp.meshgrid(rows, columns, indexing="ij"))
-    read = jnp.stack([map_coordinates(x[0, ..., c], middles, 1, "nearest") for c in range(2)], -1)
-    assert_close(pooled, read.reshape(output_size, samples, output_size, samples, 2).mean((1, 3)))
 
 
 @pytest.mark.parametrize("backend", [None, pytest.param("reference", marks=pytest.mark.thorough)])

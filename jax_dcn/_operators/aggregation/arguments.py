@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
 from jax_dcn import _validation
-from jax_dcn._operators.aggregation.geometry import Level, Pyramid, Spec, Window, window_taps
+from jax_dcn._operators.aggregation.geometry import DCNv3Window, Level, Pyramid, Spec, window_taps
 from jax_dcn._primitive import jax_internals
 from jax_dcn._primitive.jax_internals import reshape
-from jax_dcn._primitive.promotion import sum_dtype
+from jax_dcn._primitive.promotion import kernel_dtypes
 from jax_dcn._types import Pair, Shaped
 
 A = TypeVar("A", covariant=True)
@@ -112,7 +111,7 @@ def canonicalize_dcnv3(
         _validation.rank(
             name, array, x.ndim, f"[..., Ho, Wo, {per_pixel}] and as many dimensions as x of shape {x.shape}"
         )
-    spec = window(
+    spec = dcnv3_window(
         x.shape[-3:-1],
         kernel_size=kernel_size,
         strides=strides,
@@ -144,7 +143,7 @@ def canonicalize_dcnv3(
     )
 
 
-def window(
+def dcnv3_window(
     image_size: Sequence[int],
     *,
     kernel_size: Pair,
@@ -153,7 +152,7 @@ def window(
     kernel_dilation: Pair,
     offset_scale: Any,
     remove_center: bool,
-) -> Window:
+) -> DCNv3Window:
     """The window that a user's arguments mean."""
     kernel_size = _validation.pair("kernel_size", kernel_size)
     strides = _validation.pair("strides", strides)
@@ -167,7 +166,7 @@ def window(
     if kernel_size[0] * kernel_size[1] > MAX_TAPS:
         raise ValueError(f"kernel_size must have at most {MAX_TAPS} taps, got {kernel_size}")
     scale = _validation.number("offset_scale", offset_scale)
-    return Window(kernel_size, strides, (vertical, horizontal), kernel_dilation, scale, remove_center)
+    return DCNv3Window(kernel_size, strides, (vertical, horizontal), kernel_dilation, scale, remove_center)
 
 
 def check_operands(operands: Operands[Shaped], spec: Spec) -> None:
@@ -189,9 +188,7 @@ def check_operands(operands: Operands[Shaped], spec: Spec) -> None:
 
 
 def _problem(value: jax.Array, locations: jax.Array, weights: jax.Array, spec: Spec) -> Problem:
-    wide = sum_dtype(value.dtype, locations.dtype, weights.dtype)
-    # The kernels take locations of float64 only for data of float64.
-    data_dtype = wide if wide == jnp.float64 else value.dtype
+    data_dtype, wide = kernel_dtypes(value.dtype, locations.dtype, weights.dtype)
     check_operands(Operands(value, locations, weights), spec)
     operands = (value.astype(data_dtype), locations.astype(wide), weights.astype(wide))
     return Problem(Operands(*jax_internals.vary_alike(operands)), spec)

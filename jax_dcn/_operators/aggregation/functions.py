@@ -1,38 +1,18 @@
 """The public functions."""
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_dcn._operators.aggregation.arguments import canonicalize_attention, canonicalize_dcnv3
+from jax_dcn._operators.aggregation.arguments import Problem, canonicalize_attention, canonicalize_dcnv3
 from jax_dcn._operators.aggregation.primitive import deform_aggregation
 from jax_dcn._primitive.jax_internals import reshape
 from jax_dcn._types import Pair
 
 Pads = int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]
-
-
-class AttentionOptions(TypedDict, total=False):
-    """The optional keywords of `multi_scale_deformable_attention`."""
-
-    points: Sequence[int] | None
-    method: Literal["bilinear", "discrete"]
-    deterministic: bool | None
-    backend: Literal["reference"] | None
-
-
-class DCNv3Options(TypedDict, total=False):
-    """The optional keywords of `dcnv3`."""
-
-    strides: Pair
-    kernel_dilation: Pair
-    offset_scale: float
-    remove_center: bool
-    deterministic: bool | None
-    backend: Literal["reference"] | None
 
 
 def multi_scale_deformable_attention(
@@ -103,18 +83,8 @@ def multi_scale_deformable_attention(
       >>> jax_dcn.multi_scale_deformable_attention(value, centre, weights, spatial_shapes=levels)  # 3.5 + 1.5
       Array([[5.]], dtype=float32)
     """
-    problem = canonicalize_attention(
-        value,
-        sampling_locations,
-        attention_weights,
-        spatial_shapes=spatial_shapes,
-        points=points,
-        method=method,
-        deterministic=deterministic,
-        backend=backend,
-    )
-    out = deform_aggregation(problem.operands, spec=problem.spec, backend=backend)
-    return reshape(out, (*out.shape[:-2], out.shape[-2] * out.shape[-1])).astype(jnp.asarray(value).dtype)
+    problem = canonicalize_attention(**locals())
+    return _aggregate(problem, value, backend)
 
 
 def dcnv3(
@@ -188,19 +158,11 @@ def dcnv3(
              [0.6666667 , 1.        , 1.        , 0.6666667 ],
              [0.44444445, 0.6666667 , 0.6666667 , 0.44444445]], dtype=float32)
     """
-    problem = canonicalize_dcnv3(
-        x,
-        offset,
-        mask,
-        kernel_size=kernel_size,
-        strides=strides,
-        padding=padding,
-        kernel_dilation=kernel_dilation,
-        groups=groups,
-        offset_scale=offset_scale,
-        remove_center=remove_center,
-        deterministic=deterministic,
-        backend=backend,
-    )
+    problem = canonicalize_dcnv3(**locals())
+    return _aggregate(problem, x, backend)
+
+
+def _aggregate(problem: Problem, value: ArrayLike, backend: Literal["reference"] | None) -> jax.Array:
+    """The result, with the heads merged into its channels, of value's type."""
     out = deform_aggregation(problem.operands, spec=problem.spec, backend=backend)
-    return reshape(out, (*out.shape[:-2], out.shape[-2] * out.shape[-1])).astype(jnp.asarray(x).dtype)
+    return reshape(out, (*out.shape[:-2], out.shape[-2] * out.shape[-1])).astype(jnp.asarray(value).dtype)

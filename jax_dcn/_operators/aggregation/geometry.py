@@ -45,7 +45,7 @@ class Pyramid:
 
 
 @dataclass(frozen=True)
-class Window:
+class DCNv3Window:
     """The geometry of DCNv3 and DCNv4: a location is an offset, in pixels, from a tap of a convolution's window.
 
     Taps are counted column by column. Pairs are (vertical, horizontal).
@@ -68,7 +68,7 @@ class Window:
         return output_size(image_size, self.kernel_size, self.strides, self.padding, self.kernel_dilation)
 
 
-Spec = Pyramid | Window
+Spec = Pyramid | DCNv3Window
 
 
 def window_taps(kernel_size: Size, remove_center: bool) -> int:
@@ -119,7 +119,7 @@ def discrete_pixels(locations: Any, levels: TapLevels) -> tuple[jax.Array, jax.A
 
 
 def window_positions(
-    offsets: Any, window: Window, origin: tuple[ArrayLike, ArrayLike] = (0, 0)
+    offsets: Any, window: DCNv3Window, origin: tuple[ArrayLike, ArrayLike] = (0, 0)
 ) -> tuple[jax.Array, jax.Array]:
     """The positions y and x, in pixels, each [..., rows, columns, M, T], of offsets [..., rows, columns, M, T, 2].
 
@@ -140,7 +140,7 @@ def window_positions(
     return along(0, rows, tap_y, offsets[..., 1]), along(1, columns, tap_x, offsets[..., 0])
 
 
-def _cells(window: Window) -> tuple[Any, Any]:
+def _cells(window: DCNv3Window) -> tuple[Any, Any]:
     """The column and the row of each tap in the window."""
     rows, columns = window.kernel_size
     taps = np.arange(rows * columns)

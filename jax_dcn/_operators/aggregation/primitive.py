@@ -1,17 +1,31 @@
-"""The operator as a JAX primitive, from the reference and the kernels."""
+"""The operator as a JAX primitive: its shapes, its sharding, its kernels and what they need.
 
-from collections.abc import Mapping
+The kernels are one custom call each for the result, for the cotangent of value, and for those of locations and weights.
+All their arrays have one batch dimension, and the handlers are in lib/aggregation/handlers.cc.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
-from jax_dcn._operators.aggregation import kernels, plan
+from jax_dcn._operators import workspace
 from jax_dcn._operators.aggregation.arguments import Operands, check_operands
-from jax_dcn._operators.aggregation.geometry import Spec
+from jax_dcn._operators.aggregation.geometry import DCNv3Window, Spec, levels_of
 from jax_dcn._operators.aggregation.reference import reference
-from jax_dcn._primitive.operator import Axes, Operator
+from jax_dcn._primitive import extension
+from jax_dcn._primitive.operator import Axes, Operator, Request
 from jax_dcn._primitive.partition import Shard
+from jax_dcn._primitive.plan import ComputationPlan
+from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
+
+Plans = Mapping[str, ComputationPlan]
+Origin = tuple[ArrayLike, ArrayLike]  # the row and the column of the first query
 
 
 def result(operands: Operands[Shaped], spec: Spec) -> jax.ShapeDtypeStruct:
@@ -41,21 +55,125 @@ def keywords(spec: Spec, shards: Mapping[str, Shard]) -> dict[str, Any]:
     return {"spec": spec, "origin": tuple(shards[name].start if name in shards else 0 for name in ("rows", "columns"))}
 
 
+def plan(request: Request, operands: Operands[Shaped]) -> dict[str, ComputationPlan]:
+    """The plans by computation."""
+    (value, locations, _), spec = operands, request.spec
+    names = ("forward",) if request.step is None else request.step.arguments
+    plans = {name: ComputationPlan(name, "kernel") for name in names}
+    if "value" in names:
+        # TableLayout of lib/aggregation/cuda_value.cu: each sample has a record of four numbers, an id and a row's
+        # start.
+        cells = sum((level.height + 1) * (level.width + 1) for level in levels_of(spec, value))
+        size = (locations.dtype.itemsize + 2) * math.prod(locations.shape[1:-3]) * spec.taps + cells + 1
+        heads = value.shape[0] * value.shape[-2]
+        plans["value"] = workspace.plan_sums(
+            request, "value", value, locations, unit="head", total=heads, sort_size=size
+        )
+    return plans
+
+
+def reference_chunk(operands: Operands[Shaped], *, target: Target) -> dict[str, Any]:
+    """The lengths of the chunks of queries in which derivatives of the reference are evaluated."""
+    value, locations, _ = operands
+    row_bytes = math.prod(locations.shape[2:-1]) * value.shape[-1] * locations.dtype.itemsize
+    return {"batch": 1, "rows": workspace.chunk_length(row_bytes)}
+
+
+def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
+    """Ten for each sampled channel: eight to interpolate or scatter it, two to multiply and add."""
+    return 10 * math.prod(operands.locations.shape[:-1]) * operands.value.shape[-1]
+
+
+def samples(operands: Operands[Shaped], spec: Spec) -> Any:
+    """The bytes of the reference's samples."""
+    locations = operands.locations
+    return math.prod(locations.shape[:-1]) * operands.value.shape[-1] * locations.dtype.itemsize
+
+
+def words(spec: Spec) -> dict[str, str]:
+    """The operands as the arguments of `dcnv3` or of `multi_scale_deformable_attention`."""
+    if isinstance(spec, DCNv3Window):
+        return {"value": "x", "locations": "offset", "weights": "mask"}
+    return {"locations": "sampling_locations", "weights": "attention_weights"}
+
+
+def forward(plans: Plans, operands: Operands[jax.Array], *, spec: Spec, origin: Origin) -> jax.Array:
+    """The result [n, queries, M, D] of the queries from `origin` on, as many as `locations` has."""
+    value, locations, weights = operands
+    results = [((*weights.shape[:-1], value.shape[-1]), value.dtype)]
+    (out,) = _call("dcn_aggregate", value, locations, weights, _first(origin), spec=spec, results=results)
+    return out
+
+
+def cotangent(
+    plans: Plans, operands: Operands[jax.Array], ct: jax.Array, *, spec: Spec, origin: Origin
+) -> dict[str, jax.Array]:
+    """The planned cotangents, in the dtype of the sums; that of value in the planned dtype."""
+    value, locations, weights = operands
+    first = _first(origin)
+    out = {}
+    if "value" in plans:
+        sums = plans["value"].choices
+        results = [(value.shape, sums.dtype), ((sums.workspace_size,), jnp.int32)]
+        name = "dcn_aggregation_value_cotangent"
+        out["value"], _ = _call(name, locations, weights, first, ct, spec=spec, results=results)
+    taps = {"locations": locations, "weights": weights}
+    if requested := [name for name in taps if name in plans]:
+        cotangents = _call(
+            "dcn_aggregation_tap_cotangents",
+            *(value, locations, weights, first, ct),
+            spec=spec,
+            results=[(taps[name].shape, taps[name].dtype) for name in requested],
+            **{f"{name}_requested": name in requested for name in taps},
+        )
+        out |= dict(zip(requested, cotangents, strict=True))
+    return out
+
+
+def _first(origin: Origin) -> jax.Array:
+    return jnp.stack([jnp.asarray(index, jnp.int32) for index in origin])
+
+
+def _call(
+    name: str,
+    *operands: jax.Array,
+    spec: Spec,
+    results: Sequence[tuple[Sequence[int], DTypeLike]],
+    **attributes: bool,
+) -> Sequence[jax.Array]:
+    return extension.call(name, *operands, results=results, **_attributes(spec), **attributes)
+
+
+def _attributes(spec: Spec) -> dict[str, Any]:
+    if not isinstance(spec, DCNv3Window):
+        return {"window": False, "discrete": spec.discrete, "levels": np.array(spec.levels, np.int64).reshape(-1)}
+    (top, _), (left, _) = spec.padding
+    return {
+        "window": True,
+        "kernel_size": np.array(spec.kernel_size, np.int64),
+        "strides": np.array(spec.strides, np.int64),
+        "padding": np.array((top, left), np.int64),
+        "kernel_dilation": np.array(spec.kernel_dilation, np.int64),
+        "offset_scale": spec.offset_scale,
+        "remove_center": spec.remove_center,
+    }
+
+
 deform_aggregation = Operator[Spec](
     "deform_aggregation",
     operands=Operands,
     result=result,
     reference=reference,
-    plan=plan.plan,
-    forward=kernels.forward,
+    plan=plan,
+    forward=forward,
     tangent=None,
-    cotangent=kernels.cotangent,
-    flops=plan.flops,
-    samples=plan.samples,
+    cotangent=cotangent,
+    flops=flops,
+    samples=samples,
     axes=axes,
     keywords=keywords,
-    chunk_lengths=plan.reference_chunk,
+    chunk_lengths=reference_chunk,
     shared={},
     linear=("value", "weights"),
-    words=plan.words,
+    words=words,
 )

@@ -11,9 +11,9 @@ from jax.typing import ArrayLike
 
 from jax_dcn._operators.aggregation.arguments import Operands
 from jax_dcn._operators.aggregation.geometry import (
+    DCNv3Window,
     Spec,
     TapLevels,
-    Window,
     bilinear_positions,
     discrete_pixels,
     tap_levels,
@@ -36,7 +36,7 @@ def _aggregate(
     *image_size, heads, channels = value.shape
     pixels = value.astype(locations.dtype).reshape(math.prod(image_size), heads, channels)
     levels = tap_levels(spec, value)
-    if isinstance(spec, Window):
+    if isinstance(spec, DCNv3Window):
         sampled = _interpolate(pixels, *window_positions(locations, spec, origin), levels)
     elif spec.discrete:
         sampled = _read(pixels, locations, levels)

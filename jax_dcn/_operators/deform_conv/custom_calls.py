@@ -1,7 +1,6 @@
 """The XLA custom calls of the convolution, one function each: operands and static parameters in, arrays out.
 
-All arrays have one batch dimension. The handlers are in lib/ffi/: deform_conv.cc, deform_conv_sorted.cc and
-deform_conv_fused.cc for CUDA, and deform_conv_cpu.cc for CPUs.
+All arrays have one batch dimension. The handlers are in lib/deform_conv/handlers*.cc.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The public functions."""
 
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, Unpack
 
 import jax
 from jax.typing import ArrayLike, DTypeLike
@@ -132,18 +132,7 @@ def deform_conv2d(
       >>> y.shape, float(y[0, 2, 2, 0]), float(y[0, 0, 0, 0])
       ((1, 5, 5, 4), 18.0, 8.0)
     """
-    options: Options = {
-        "strides": strides,
-        "padding": padding,
-        "kernel_dilation": kernel_dilation,
-        "feature_group_count": feature_group_count,
-        "data_format": data_format,
-        "precision": precision,
-        "preferred_element_type": preferred_element_type,
-        "deterministic": deterministic,
-        "backend": backend,
-    }
-    return _convolution(2, x, offset, weight, bias, mask, options)
+    return _convolution(2, **locals())
 
 
 def deform_conv1d(
@@ -192,18 +181,7 @@ def deform_conv1d(
       >>> jax_dcn.deform_conv1d(x, jnp.full((6, 1), 0.5), weight)[:, 0]
       Array([0.5, 1.5, 2.5, 3.5, 4.5, 2.5], dtype=float32)
     """
-    options: Options = {
-        "strides": strides,
-        "padding": padding,
-        "kernel_dilation": kernel_dilation,
-        "feature_group_count": feature_group_count,
-        "data_format": data_format,
-        "precision": precision,
-        "preferred_element_type": preferred_element_type,
-        "deterministic": deterministic,
-        "backend": backend,
-    }
-    return _convolution(1, x, offset, weight, bias, mask, options)
+    return _convolution(1, **locals())
 
 
 def deform_conv3d(
@@ -262,18 +240,7 @@ def deform_conv3d(
       >>> y.shape, float(y[0, 2, 2, 2, 0]), float(y[0, 0, 0, 0, 0])
       ((1, 4, 5, 5, 4), 54.0, 16.0)
     """
-    options: Options = {
-        "strides": strides,
-        "padding": padding,
-        "kernel_dilation": kernel_dilation,
-        "feature_group_count": feature_group_count,
-        "data_format": data_format,
-        "precision": precision,
-        "preferred_element_type": preferred_element_type,
-        "deterministic": deterministic,
-        "backend": backend,
-    }
-    return _convolution(3, x, offset, weight, bias, mask, options)
+    return _convolution(3, **locals())
 
 
 def _convolution(
@@ -283,8 +250,9 @@ def _convolution(
     weight: ArrayLike,
     bias: ArrayLike | None,
     mask: ArrayLike | None,
-    options: Options,
+    **options: Unpack[Options],
 ) -> jax.Array:
+    """The convolution of images of `dims` axes, by all arguments of the functions above."""
     problem = canonicalize(dims, x, offset, weight, bias, mask, **options)
     convolve = deform_conv_of_volumes if dims == 3 else deform_conv
     operands, spec = in_one_column(problem) if dims == 1 else problem

@@ -14,10 +14,9 @@ from jax.typing import ArrayLike
 
 from jax_dcn._operators.deform_conv.custom_calls import Samples
 from jax_dcn._operators.deform_conv.geometry import Size, groups_and_taps, locations
-from jax_dcn._operators.sampling import custom_calls
+from jax_dcn._operators.sampling import primitive as sampling
 from jax_dcn._operators.sampling.arguments import Operands
 from jax_dcn._operators.sampling.geometry import FAR, Spec
-from jax_dcn._operators.sampling.plan import XCotangent
 from jax_dcn._operators.sampling.reference import reference
 from jax_dcn._primitive.chunks import read_chunk, write_chunk
 
@@ -33,7 +32,7 @@ def images_of(x: jax.Array, start: ArrayLike, count: int, offset_groups: int) ->
 def sample(x: jax.Array, samples: Samples) -> jax.Array:
     """The columns [n, planes, rows, columns, K, C], of x's type."""
     chunk = _Chunk(samples)
-    return chunk.columns(x, chunk.offset, chunk.mask, custom_calls.sample)
+    return chunk.columns(x, chunk.offset, chunk.mask, sampling.sample)
 
 
 def sample_tangents(
@@ -73,10 +72,10 @@ def offset_cotangent(
     wide = chunk.widened(x)
     out = {}
     if "offset" in d_positions:
-        d_points = custom_calls.locations_cotangent(wide, points, chunk.samples_cotangent(d_columns), spec)
+        d_points = sampling.locations_cotangent(wide, points, chunk.samples_cotangent(d_columns), spec)
         out["offset"] = write_chunk(d_positions["offset"], chunk.offset_of(d_points), samples.start)
     if "mask" in d_positions or columns_requested:
-        sampled = chunk.unflat(custom_calls.sample(wide, points, spec))
+        sampled = chunk.unflat(sampling.sample(wide, points, spec))
         if "mask" in d_positions:
             d_mask = (sampled * _by_group(d_columns, chunk.groups)).sum(-1, dtype=points.dtype)
             d_mask = _of_all_groups(d_mask)
@@ -92,8 +91,8 @@ def input_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array, *, w
     *shape, channels = d_x.shape
     points, spec = chunk.points(chunk.offset, shape[1:])
     by_group = (shape[0] * chunk.groups, *shape[1:], channels // chunk.groups)
-    choices = XCotangent(d_x.dtype, workspace_size, shape[0])
-    added = custom_calls.x_cotangent(points, chunk.samples_cotangent(d_columns), spec, shape=by_group, choices=choices)
+    d_samples, sums = chunk.samples_cotangent(d_columns), (by_group, d_x.dtype)
+    added = sampling.x_cotangent(points, d_samples, spec, sums=sums, workspace_size=workspace_size)
     added = added.reshape(shape[0], chunk.groups, *by_group[1:])
     return d_x + _of_all_groups(added)
 

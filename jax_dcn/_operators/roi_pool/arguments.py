@@ -1,6 +1,5 @@
 """Checks what users pass, and makes the canonical operands of it: channels last, and of types that kernels take."""
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -11,7 +10,7 @@ from jax.typing import ArrayLike
 
 from jax_dcn import _validation
 from jax_dcn._primitive import jax_internals
-from jax_dcn._primitive.promotion import sum_dtype
+from jax_dcn._primitive.promotion import kernel_dtypes
 from jax_dcn._types import Pair, Shaped
 
 A = TypeVar("A", covariant=True)
@@ -45,26 +44,18 @@ class Operands(NamedTuple, Generic[A]):
     offset: A | None  # max pooling takes none
 
 
-class Problem(NamedTuple):
-    operands: Operands[jax.Array]
-    spec: Spec
-
-
-def of_deform_psroi_pool(
-    x: ArrayLike,
-    rois: ArrayLike,
-    offset: ArrayLike | None,
+def psroi_spec(
     *,
     output_size: Pair,
-    spatial_scale: Any = 1.0,
-    group_size: Pair = 1,
-    part_size: Pair | None = None,
-    sample_per_part: Pair = 4,
-    trans_std: Any = 0.1,
-    **common: Any,
-) -> Problem:
+    spatial_scale: Any,
+    group_size: Pair,
+    part_size: Pair | None,
+    sample_per_part: Pair,
+    trans_std: Any,
+) -> Spec:
+    """What the arguments of `deform_psroi_pool` mean."""
     bins = _validation.pair("output_size", output_size)
-    spec = Spec(
+    return Spec(
         output_size=bins,
         spatial_scale=_validation.scale("spatial_scale", spatial_scale),
         group_size=_validation.pair("group_size", group_size),
@@ -72,66 +63,27 @@ def of_deform_psroi_pool(
         points=_validation.pair("sample_per_part", sample_per_part),
         trans_std=_validation.number("trans_std", trans_std),
     )
-    return canonicalize(x, rois, offset, spec, **common)
 
 
-def of_roi_align(
-    x: ArrayLike,
-    rois: ArrayLike,
-    *,
+def align_spec(
     output_size: Pair,
-    spatial_scale: Any = 1.0,
-    sampling_ratio: Pair = 0,
+    spatial_scale: Any,
+    sampling_ratio: Pair,
+    *,
+    position_sensitive: bool = False,
     aligned: bool = True,
-    mode: str = "avg",
-    **common: Any,
-) -> Problem:
-    _validation.choice("aligned", aligned, (True, False))
-    _validation.choice("mode", mode, ("avg", "max"))
-    spec = _align_spec(output_size, spatial_scale, sampling_ratio)
-    spec = dataclasses.replace(spec, convention="aligned" if aligned else "unaligned")
-    return canonicalize(x, rois, None, spec, **common)
-
-
-def of_ps_roi_align(
-    x: ArrayLike,
-    rois: ArrayLike,
-    *,
-    output_size: Pair,
-    spatial_scale: Any = 1.0,
-    sampling_ratio: Pair = 0,
-    **common: Any,
-) -> Problem:
-    spec = _align_spec(output_size, spatial_scale, sampling_ratio)
-    return canonicalize(x, rois, None, dataclasses.replace(spec, group_size=spec.output_size), **common)
-
-
-def of_deform_roi_pool(
-    x: ArrayLike,
-    rois: ArrayLike,
-    offset: ArrayLike | None,
-    *,
-    output_size: Pair,
-    spatial_scale: Any = 1.0,
-    sampling_ratio: Pair = 0,
-    gamma: Any = 0.1,
-    **common: Any,
-) -> Problem:
-    spec = _align_spec(output_size, spatial_scale, sampling_ratio)
-    spec = dataclasses.replace(spec, trans_std=_validation.number("gamma", gamma))
-    return canonicalize(x, rois, offset, spec, classes=1, **common)
-
-
-def _align_spec(output_size: Pair, spatial_scale: Any, sampling_ratio: Pair) -> Spec:
+    gamma: Any = 0.0,
+) -> Spec:
+    """What the arguments of `roi_align`, `ps_roi_align` and `deform_roi_pool` mean."""
     bins = _validation.pair("output_size", output_size)
     return Spec(
         output_size=bins,
         spatial_scale=_validation.scale("spatial_scale", spatial_scale),
-        group_size=(1, 1),
+        group_size=bins if position_sensitive else (1, 1),
         part_size=bins,
         points=_validation.pair("sampling_ratio", sampling_ratio, least=0),
-        trans_std=0.0,
-        convention="aligned",
+        trans_std=_validation.number("gamma", gamma),
+        convention="aligned" if aligned else "unaligned",
     )
 
 
@@ -145,8 +97,8 @@ def canonicalize(
     data_format: str = "NHWC",
     deterministic: bool | None = None,
     backend: str | None = None,
-) -> Problem:
-    """classes: the number of classes that an offset has to be of; None for any number."""
+) -> Operands[jax.Array]:
+    """The canonical operands. classes: the number of classes that an offset has to be of; None for any number."""
     _validation.choice("data_format", data_format, ("NHWC", "NCHW"))
     _validation.choice("deterministic", deterministic, (None, True, False))
     _validation.choice("backend", backend, (None, "reference"))
@@ -160,10 +112,7 @@ def canonicalize(
         pairs = "2·classes" if classes is None else 2 * classes
         layout = f"[..., R, {pairs}, part, part]" if first else f"[..., R, part, part, {pairs}]"
         _validation.rank("offset", offset, x.ndim, f"{layout} for x of shape {x.shape}")
-    positions = [array.dtype for array in (rois, offset) if array is not None]
-    wide = sum_dtype(x.dtype, *positions)
-    # The kernels take positions of float64 only for data of float64.
-    data_dtype = wide if wide == jnp.float64 else x.dtype
+    data_dtype, wide = kernel_dtypes(x.dtype, *[array.dtype for array in (rois, offset) if array is not None])
     if first:
         x = jnp.moveaxis(x, -3, -1)
         offset = None if offset is None else jnp.moveaxis(offset, -3, -1)
@@ -173,7 +122,7 @@ def canonicalize(
         jax.lax.stop_gradient(rois.astype(wide)),
         None if offset is None else offset.astype(wide),
     )
-    return Problem(Operands(*jax_internals.vary_alike(operands)), spec)
+    return Operands(*jax_internals.vary_alike(operands))
 
 
 def check_operands(

@@ -1,51 +1,16 @@
 """The public functions."""
 
-from typing import Literal, TypedDict
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_dcn._operators.roi_pool import arguments, primitive
-from jax_dcn._operators.roi_pool.arguments import Problem, Spec
+from jax_dcn import _validation
+from jax_dcn._operators.roi_pool import primitive
+from jax_dcn._operators.roi_pool.arguments import Spec, align_spec, canonicalize, psroi_spec
 from jax_dcn._primitive.operator import Operator
 from jax_dcn._types import Pair
-
-
-class Options(TypedDict, total=False):
-    """The optional keywords of `deform_psroi_pool`."""
-
-    spatial_scale: float
-    group_size: Pair
-    part_size: Pair | None
-    sample_per_part: Pair
-    trans_std: float
-    data_format: Literal["NHWC", "NCHW"]
-    deterministic: bool | None
-    backend: Literal["reference"] | None
-
-
-class PsRoiAlignOptions(TypedDict, total=False):
-    """The optional keywords of `ps_roi_align`."""
-
-    spatial_scale: float
-    sampling_ratio: Pair
-    data_format: Literal["NHWC", "NCHW"]
-    deterministic: bool | None
-    backend: Literal["reference"] | None
-
-
-class RoiAlignOptions(PsRoiAlignOptions, total=False):
-    """The optional keywords of `roi_align`."""
-
-    aligned: bool
-    mode: Literal["avg", "max"]
-
-
-class DeformRoiPoolOptions(PsRoiAlignOptions, total=False):
-    """The optional keywords of `deform_roi_pool`."""
-
-    gamma: float
 
 
 def deform_psroi_pool(
@@ -132,21 +97,15 @@ def deform_psroi_pool(
              [[0.  , 0.  ],
               [0.  , 0.  ]]], dtype=float32)
     """
-    problem = arguments.of_deform_psroi_pool(
-        x,
-        rois,
-        offset,
+    spec = psroi_spec(
         output_size=output_size,
         spatial_scale=spatial_scale,
         group_size=group_size,
         part_size=part_size,
         sample_per_part=sample_per_part,
         trans_std=trans_std,
-        data_format=data_format,
-        deterministic=deterministic,
-        backend=backend,
     )
-    return _pooled(problem, x, data_format, backend)
+    return _pool(x, rois, offset, spec, data_format=data_format, deterministic=deterministic, backend=backend)
 
 
 def psroi_pool(
@@ -244,20 +203,11 @@ def roi_align(
       Array([[2.5, 4.5],
              [2.5, 4.5]], dtype=float32)
     """
-    problem = arguments.of_roi_align(
-        x,
-        rois,
-        output_size=output_size,
-        spatial_scale=spatial_scale,
-        sampling_ratio=sampling_ratio,
-        aligned=aligned,
-        mode=mode,
-        data_format=data_format,
-        deterministic=deterministic,
-        backend=backend,
-    )
+    _validation.choice("aligned", aligned, (True, False))
+    _validation.choice("mode", mode, ("avg", "max"))
+    spec = align_spec(output_size, spatial_scale, sampling_ratio, aligned=aligned)
     operator = primitive.deform_roi_max_pool if mode == "max" else primitive.deform_roi_pool
-    return _pooled(problem, x, data_format, backend, operator)
+    return _pool(x, rois, None, spec, operator, data_format=data_format, deterministic=deterministic, backend=backend)
 
 
 def ps_roi_align(
@@ -296,17 +246,8 @@ def ps_roi_align(
       Array([[0., 1.],
              [2., 3.]], dtype=float32)
     """
-    problem = arguments.of_ps_roi_align(
-        x,
-        rois,
-        output_size=output_size,
-        spatial_scale=spatial_scale,
-        sampling_ratio=sampling_ratio,
-        data_format=data_format,
-        deterministic=deterministic,
-        backend=backend,
-    )
-    return _pooled(problem, x, data_format, backend)
+    spec = align_spec(output_size, spatial_scale, sampling_ratio, position_sensitive=True)
+    return _pool(x, rois, None, spec, data_format=data_format, deterministic=deterministic, backend=backend)
 
 
 def deform_roi_pool(
@@ -353,27 +294,23 @@ def deform_roi_pool(
       >>> jax_dcn.deform_roi_pool(x, rois, offset[None, None, None], output_size=1, gamma=0.25)
       Array([[[[3.5]]]], dtype=float32)
     """
-    problem = arguments.of_deform_roi_pool(
-        x,
-        rois,
-        offset,
-        output_size=output_size,
-        spatial_scale=spatial_scale,
-        sampling_ratio=sampling_ratio,
-        gamma=gamma,
-        data_format=data_format,
-        deterministic=deterministic,
-        backend=backend,
+    spec = align_spec(output_size, spatial_scale, sampling_ratio, gamma=gamma)
+    return _pool(
+        x, rois, offset, spec, classes=1, data_format=data_format, deterministic=deterministic, backend=backend
     )
-    return _pooled(problem, x, data_format, backend)
 
 
-def _pooled(
-    problem: Problem,
+def _pool(
     x: ArrayLike,
-    data_format: str,
-    backend: Literal["reference"] | None,
+    rois: ArrayLike,
+    offset: ArrayLike | None,
+    spec: Spec,
     operator: Operator[Spec] = primitive.deform_roi_pool,
+    *,
+    backend: Literal["reference"] | None,
+    data_format: str,
+    **checked: Any,
 ) -> jax.Array:
-    pooled = operator(problem.operands, spec=problem.spec, backend=backend).astype(jnp.asarray(x).dtype)
+    operands = canonicalize(x, rois, offset, spec, data_format=data_format, backend=backend, **checked)
+    pooled = operator(operands, spec=spec, backend=backend).astype(jnp.asarray(x).dtype)
     return jnp.moveaxis(pooled, -1, -3) if data_format == "NCHW" else pooled

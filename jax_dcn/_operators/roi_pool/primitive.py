@@ -1,22 +1,33 @@
-"""The operator as a JAX primitive, from the reference and the kernels."""
+"""The operator as a JAX primitive: its shapes, its sharding, its kernels and what they need.
 
+The kernels are one custom call for each computation. All their arrays have one batch dimension, and the handlers are in
+lib/roi_pool/handlers.cc.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
 
-from jax_dcn._operators.roi_pool import kernels, plan
-from jax_dcn._operators.roi_pool.arguments import Operands, Spec, check_operands
+from jax_dcn._operators.roi_pool.arguments import CONVENTIONS, Operands, Spec, check_operands
 from jax_dcn._operators.roi_pool.reference import max_reference, reference
-from jax_dcn._primitive.operator import Axes, Operator
+from jax_dcn._primitive import extension
+from jax_dcn._primitive.operator import Axes, Operator, Request
+from jax_dcn._primitive.plan import ComputationPlan
 from jax_dcn._types import Shaped
+
+Plans = Mapping[str, ComputationPlan]
 
 
 def result(operands: Operands[Shaped], spec: Spec) -> jax.ShapeDtypeStruct:
     """The shape and type of the result; raises ValueError where the operands do not fit."""
     check_operands(operands, spec)
     x, rois, _ = operands
-    features = x.shape[-1] // (spec.group_size[0] * spec.group_size[1])
-    return jax.ShapeDtypeStruct((*rois.shape[:-1], *spec.output_size, features), x.dtype)
+    return jax.ShapeDtypeStruct((*rois.shape[:-1], *spec.output_size, _features(x, spec)), x.dtype)
 
 
 def axes(operands: Operands[Shaped], spec: Spec) -> Axes:
@@ -26,7 +37,6 @@ def axes(operands: Operands[Shaped], spec: Spec) -> Axes:
     together with their offsets.
     """
     x, rois, offset = operands
-    features = x.shape[-1] // (spec.group_size[0] * spec.group_size[1])
     classes = 1 if offset is None else offset.shape[-1] // 2
     return Axes(
         operands={
@@ -35,8 +45,103 @@ def axes(operands: Operands[Shaped], spec: Spec) -> Axes:
             "offset": ("regions", None, None, "features" if classes > 1 else None),
         },
         result=("regions", None, None, "features"),
-        sizes={"regions": rois.shape[-2], "features": classes if classes > 1 else features},
+        sizes={"regions": rois.shape[-2], "features": classes if classes > 1 else _features(x, spec)},
     )
+
+
+def plan(request: Request, operands: Operands[Shaped], *, is_max: bool = False) -> dict[str, ComputationPlan]:
+    """The plans by computation. Nothing is chosen."""
+    x, rois, _ = operands
+    names = ("forward",) if request.step is None else request.step.arguments
+    plans = {name: ComputationPlan(name, "kernel") for name in names}
+    if "rois" in names:
+        plans["rois"] = ComputationPlan("rois", "xla", "it is zero")
+    if "x" in names:
+        sums = 0 if x.dtype == rois.dtype else math.prod(x.shape) * rois.dtype.itemsize
+        # The gradient of a maximum needs its row and column, in 32 bits.
+        argmax = 2 * 4 * _bins(rois, request.spec) * x.shape[-1] if is_max else 0
+        plans["x"] = ComputationPlan("x", "kernel", f"its sums are {rois.dtype}" if sums else "", sums + argmax)
+    return plans
+
+
+def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
+    """Eight for each channel of each sampling point; an adaptive number of points counts as 2 along an axis."""
+    if computation == "rois":
+        return 0
+    points = math.prod(count or 2 for count in spec.points)
+    return 8 * _bins(operands.rois, spec) * points * _features(operands.x, spec)
+
+
+def samples(operands: Operands[Shaped], spec: Spec) -> int:
+    """The bytes of the reference's samples. An adaptive number of points makes profiles instead."""
+    x, rois, _ = operands
+    points = math.prod(spec.points) * _features(x, spec) if all(spec.points) else x.shape[-3]
+    return _bins(rois, spec) * points * rois.dtype.itemsize
+
+
+def forward(plans: Plans, operands: Operands[jax.Array], *, spec: Spec) -> jax.Array:
+    x, rois, offset = operands
+    shape = (*rois.shape[:2], *spec.output_size, _features(x, spec))
+    return _call("dcn_roi_pool", x, rois, offset, spec=spec, shape=shape, dtype=x.dtype)
+
+
+def cotangent(plans: Plans, operands: Operands[jax.Array], ct: jax.Array, *, spec: Spec) -> dict[str, jax.Array]:
+    """The cotangents in the dtype of the sums, whether they are all-reduced or not."""
+    x, rois, offset = operands
+    call = partial(_call, spec=spec, dtype=rois.dtype)
+    out = {}
+    if "x" in plans:
+        out["x"] = call("dcn_roi_pool_input_cotangent", rois, ct, offset, shape=x.shape)
+    if "rois" in plans:
+        out["rois"] = jnp.zeros_like(rois)
+    if offset is not None and "offset" in plans:
+        out["offset"] = call("dcn_roi_pool_offset_cotangent", x, rois, ct, offset, shape=offset.shape)
+    return out
+
+
+def max_forward(plans: Plans, operands: Operands[jax.Array], *, spec: Spec) -> jax.Array:
+    x, rois, _ = operands
+    shape = (*rois.shape[:2], *spec.output_size, x.shape[-1])
+    return _call("dcn_roi_max_pool", x, rois, spec=spec, shape=shape, dtype=x.dtype)
+
+
+def max_cotangent(plans: Plans, operands: Operands[jax.Array], ct: jax.Array, *, spec: Spec) -> dict[str, jax.Array]:
+    """The cotangents in the dtype of the sums, whether they are all-reduced or not."""
+    x, rois, _ = operands
+    out = {}
+    if "x" in plans:
+        # The row and the column of the largest point of each bin and feature: [2, n, R, out, out, C].
+        argmax = _call("dcn_roi_max_pool_argmax", x, rois, spec=spec, shape=(2, *ct.shape), dtype=jnp.int32)
+        name = "dcn_roi_max_pool_input_cotangent"
+        out["x"] = _call(name, rois, ct, argmax, spec=spec, shape=x.shape, dtype=rois.dtype)
+    if "rois" in plans:
+        out["rois"] = jnp.zeros_like(rois)
+    return out
+
+
+def _call(name: str, *operands: jax.Array | None, spec: Spec, shape: Sequence[int], dtype: DTypeLike) -> jax.Array:
+    """The custom call `name`, whose result has this shape and type."""
+    (out,) = extension.call(
+        name,
+        *operands,
+        results=[(shape, dtype)],
+        output_size=np.array(spec.output_size, np.int64),
+        group_size=np.array(spec.group_size, np.int64),
+        part_size=np.array(spec.part_size, np.int64),
+        points=np.array(spec.points, np.int64),
+        convention=np.int64(CONVENTIONS.index(spec.convention)),
+        spatial_scale=spec.spatial_scale,
+        trans_std=spec.trans_std,
+    )
+    return out
+
+
+def _features(x: Shaped, spec: Spec) -> int:
+    return x.shape[-1] // math.prod(spec.group_size)
+
+
+def _bins(rois: Shaped, spec: Spec) -> int:
+    return math.prod(rois.shape[:-1]) * math.prod(spec.output_size)
 
 
 _pooling = partial(
@@ -44,7 +149,7 @@ _pooling = partial(
     operands=Operands,
     result=result,
     tangent=None,
-    flops=plan.flops,
+    flops=flops,
     axes=axes,
     keywords=lambda spec, shards: {"spec": spec},
     chunk_lengths=lambda operands, target: {},
@@ -54,20 +159,20 @@ _pooling = partial(
 deform_roi_pool = _pooling(
     "deform_roi_pool",
     reference=reference,
-    plan=plan.plan,
-    forward=kernels.forward,
-    cotangent=kernels.cotangent,
-    samples=plan.samples,
+    plan=plan,
+    forward=forward,
+    cotangent=cotangent,
+    samples=samples,
     linear=("x",),
 )
 
-# The maximum is not linear in x.
+# The maximum is not linear in x. Its reference visits one bin at a time.
 deform_roi_max_pool = _pooling(
     "deform_roi_max_pool",
     reference=max_reference,
-    plan=plan.max_plan,
-    forward=kernels.max_forward,
-    cotangent=kernels.max_cotangent,
-    samples=plan.max_samples,
+    plan=partial(plan, is_max=True),
+    forward=max_forward,
+    cotangent=max_cotangent,
+    samples=lambda operands, spec: 0,
     linear=(),
 )

@@ -40,8 +40,8 @@ def _max_pool(x: jax.Array, rois: jax.Array, spec: Spec) -> jax.Array:
     points = points_of_bins(rois, shift_of_bins(None, rois, spec), spec, (height, width))
     # [R, out, S]: the rows of bins do not depend on the columns
     position_y, position_x = points[0].position[:, :, 0, 0], points[1].position[:, 0, :, 0]
-    y = _Axis(Points(position_y, points[0].mean_of), height, spec)
-    x_ = _Axis(Points(position_x, points[1].mean_of), width, spec)
+    y = _AxisPoints(Points(position_y, points[0].mean_of), height, spec)
+    x_ = _AxisPoints(Points(position_x, points[1].mean_of), width, spec)
     pixels = x.astype(rois.dtype)
     pixels = jnp.pad(pixels, [(0, int(size == 0)) for size in pixels.shape[:3]] + [(0, 0)])
     image = jnp.where(in_batch & finite, rois[:, 0], -1).astype(jnp.int32)
@@ -86,7 +86,7 @@ def _pool(x: jax.Array, rois: jax.Array, offset: jax.Array | None, spec: Spec) -
     rois = lax.stop_gradient(rois)
     finite = is_finite(rois, spec)
     points = points_of_bins(rois, shift, spec, (height, width))
-    axes = _Axis(points[0], height, spec), _Axis(points[1], width, spec)
+    axes = _AxisPoints(points[0], height, spec), _AxisPoints(points[1], width, spec)
 
     in_batch = (rois[:, 0] >= 0) & (rois[:, 0] < images)
     valid = in_batch & finite
@@ -105,7 +105,9 @@ def _pool(x: jax.Array, rois: jax.Array, offset: jax.Array | None, spec: Spec) -
     return jnp.where(not_finite, jnp.nan, pooled).astype(x.dtype)
 
 
-def _sum_of_points(pixels: jax.Array, image: jax.Array, axes: "tuple[_Axis, _Axis]", spec: Spec) -> jax.Array:
+def _sum_of_points(
+    pixels: jax.Array, image: jax.Array, axes: "tuple[_AxisPoints, _AxisPoints]", spec: Spec
+) -> jax.Array:
     """The sums [R, out, out, classes, features of a class] over the points, by a gather of their corners.
 
     pixels [N, H, W, classes, features of a class, groups, groups]; image [R], -1 for a region that is not pooled.
@@ -129,7 +131,9 @@ def _sum_of_points(pixels: jax.Array, image: jax.Array, axes: "tuple[_Axis, _Axi
     return total
 
 
-def _sum_of_profiles(pixels: jax.Array, image: jax.Array, axes: "tuple[_Axis, _Axis]", spec: Spec) -> jax.Array:
+def _sum_of_profiles(
+    pixels: jax.Array, image: jax.Array, axes: "tuple[_AxisPoints, _AxisPoints]", spec: Spec
+) -> jax.Array:
     """The same for any number of points: each bin is a product of two profiles with an image, region by region."""
     # Bins [out] are [groups, bins of a group]: only the whole of x and one channel group a bin have adaptive points.
     split = [
@@ -174,7 +178,7 @@ def _finite_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[
     return _finite(*primals), tangents[0]
 
 
-class _Axis:
+class _AxisPoints:
     """The bins' points along one axis: the two neighbouring pixels, the fraction of the way, and which are valid.
 
     All are [R, out, out, classes, S].

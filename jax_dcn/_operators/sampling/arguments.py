@@ -16,7 +16,7 @@ from jax_dcn import _validation
 from jax_dcn._operators.sampling.geometry import Fold, Method, Outside, Spec, Units
 from jax_dcn._primitive import jax_internals
 from jax_dcn._primitive.jax_internals import reshape
-from jax_dcn._primitive.promotion import sum_dtype
+from jax_dcn._primitive.promotion import kernel_dtypes
 from jax_dcn._types import Shaped
 
 A = TypeVar("A", covariant=True)
@@ -136,8 +136,7 @@ def check_operands(operands: Operands[Shaped], spec: Spec) -> None:
 
 
 def _problem(x: jax.Array, locations: jax.Array, spec: Spec, points: tuple[int, ...]) -> Problem:
-    wide = sum_dtype(x.dtype, locations.dtype)
-    # The kernels take locations of float64 only for data of float64.
-    operands = (x.astype(wide if wide == jnp.float64 else x.dtype), locations.astype(wide))
+    data_dtype, wide = kernel_dtypes(x.dtype, locations.dtype)
+    operands = (x.astype(data_dtype), locations.astype(wide))
     check_operands(Operands(*operands), spec)
     return Problem(Operands(*jax_internals.vary_alike(operands)), spec, points)

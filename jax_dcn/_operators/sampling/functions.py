@@ -81,15 +81,7 @@ def grid_sample(
       >>> jax_dcn.grid_sample(x, grid, align_corners=True)[:, 0]
       Array([5.5, 0. , 7. ], dtype=float32)
     """
-    problem = canonicalize_grid(
-        x,
-        grid,
-        method=method,
-        padding_mode=padding_mode,
-        align_corners=align_corners,
-        data_format=data_format,
-        backend=backend,
-    )
+    problem = canonicalize_grid(**locals())
     out = _sample(problem, backend).astype(jnp.asarray(x).dtype)
     channels_first = bool(data_format) and str(data_format)[1] == "C"
     return jnp.moveaxis(out, -1, out.ndim - 1 - len(problem.points)) if channels_first else out

@@ -1,17 +1,28 @@
-"""The operator as a JAX primitive, from the reference and the kernels."""
+"""The operator as a JAX primitive: its shapes, its sharding, its kernels and what they need.
 
-from collections.abc import Mapping
-from typing import Any
+The kernels are one custom call for each computation. All their arrays have one batch dimension, and the handlers are in
+lib/sampling/handlers.cc.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
 import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 
-from jax_dcn._operators.sampling import kernels, plan
+from jax_dcn._operators import workspace
 from jax_dcn._operators.sampling.arguments import Operands, check_operands
-from jax_dcn._operators.sampling.geometry import Spec
+from jax_dcn._operators.sampling.geometry import Fold, Method, Outside, Spec, Units
 from jax_dcn._operators.sampling.reference import reference
-from jax_dcn._primitive.operator import Axes, Operator
-from jax_dcn._primitive.partition import Shard
+from jax_dcn._primitive import extension
+from jax_dcn._primitive.operator import Axes, Operator, Request
+from jax_dcn._primitive.plan import ComputationPlan
+from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
+
+Plans = Mapping[str, ComputationPlan]
 
 
 def result(operands: Operands[Shaped], spec: Spec) -> jax.ShapeDtypeStruct:
@@ -36,9 +47,101 @@ def axes(operands: Operands[Shaped], spec: Spec) -> Axes:
     )
 
 
-def keywords(spec: Spec, shards: Mapping[str, Shard]) -> dict[str, Any]:
-    """The keywords of the reference and of the kernels: the same on every device."""
-    return {"spec": spec}
+def plan(request: Request, operands: Operands[Shaped]) -> dict[str, ComputationPlan]:
+    """The plans by computation."""
+    (x, locations), spec = operands, request.spec
+    names = ("forward",) if request.step is None else request.step.arguments
+    plans = {name: ComputationPlan(name, "kernel") for name in names}
+    if "x" in names:
+        # TableWords of lib/sampling/cuda_x.cu: each pixel of a sample has a record of a point and a weight, and an id.
+        entries = spec.points(locations) * spec.sorted_taps
+        size = entries * (locations.dtype.itemsize // 2 + 1) + math.prod(x.shape[1:-1]) + 1
+        plans["x"] = workspace.plan_sums(request, "x", x, locations, unit="image", total=x.shape[0], sort_size=size)
+    if "locations" in names and spec.taps == 1:
+        plans["locations"] = ComputationPlan("locations", "xla", "it is zero")
+    return plans
+
+
+def reference_chunk(operands: Operands[Shaped], *, target: Target) -> dict[str, Any]:
+    """The lengths of the chunks of points in which derivatives of the reference are evaluated."""
+    x, locations = operands
+    return {"batch": 1, "points": workspace.chunk_length(x.shape[-1] * locations.dtype.itemsize)}
+
+
+def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
+    """A multiply-add for each channel of each pixel that a sample reads."""
+    if computation == "locations" and spec.taps == 1:
+        return 0
+    return 2 * spec.taps**spec.dims * _sampled_channels(operands, spec)
+
+
+def samples(operands: Operands[Shaped], spec: Spec) -> int:
+    """The bytes of the reference's samples."""
+    return _sampled_channels(operands, spec) * operands.locations.dtype.itemsize
+
+
+def _sampled_channels(operands: Operands[Shaped], spec: Spec) -> int:
+    x, locations = operands
+    return math.prod(locations.shape) // spec.dims * x.shape[-1]
+
+
+def words(spec: Spec) -> dict[str, str]:
+    """The operands as the arguments of `map_coordinates` or of `grid_sample`."""
+    return {"x": "input", "locations": "coordinates"} if spec.planar else {"locations": "grid"}
+
+
+def forward(plans: Plans, operands: Operands[jax.Array], *, spec: Spec) -> jax.Array:
+    return sample(*operands, spec)
+
+
+def cotangent(plans: Plans, operands: Operands[jax.Array], ct: jax.Array, *, spec: Spec) -> dict[str, jax.Array]:
+    """The planned cotangents: that of x in the planned dtype, that of the locations in theirs."""
+    x, locations = operands
+    out = {}
+    if "x" in plans:
+        sums = plans["x"].choices
+        out["x"] = x_cotangent(locations, ct, spec, sums=(x.shape, sums.dtype), workspace_size=sums.workspace_size)
+    if "locations" in plans:
+        zero = plans["locations"].path == "xla"
+        out["locations"] = jnp.zeros_like(locations) if zero else locations_cotangent(*operands, ct, spec)
+    return out
+
+
+def sample(x: jax.Array, locations: jax.Array, spec: Spec) -> jax.Array:
+    """The samples [n, points, C], of x's type."""
+    shape = (x.shape[0], spec.points(locations), x.shape[-1])
+    (out,) = _call("dcn_sampling", x, locations, spec=spec, results=[(shape, x.dtype)])
+    return out
+
+
+def x_cotangent(
+    locations: jax.Array,
+    d_out: jax.Array,
+    spec: Spec,
+    *,
+    sums: tuple[Sequence[int], DTypeLike],
+    workspace_size: int,
+) -> jax.Array:
+    """The cotangent of x [n, *sizes, C], of the shape and type `sums`. The workspace is in 32-bit elements."""
+    results = [sums, ((workspace_size,), jnp.int32)]
+    d_x, _ = _call("dcn_sampling_x_cotangent", locations, d_out, spec=spec, results=results)
+    return d_x
+
+
+def locations_cotangent(x: jax.Array, locations: jax.Array, d_out: jax.Array, spec: Spec) -> jax.Array:
+    """The cotangent of the locations, of their shape and type."""
+    results = [(locations.shape, locations.dtype)]
+    (d_locations,) = _call("dcn_sampling_locations_cotangent", x, locations, d_out, spec=spec, results=results)
+    return d_locations
+
+
+def _call(
+    name: str, *operands: jax.Array, spec: Spec, results: Sequence[tuple[Sequence[int], DTypeLike]]
+) -> Sequence[jax.Array]:
+    # The enumerations of lib/sampling/geometry.h have the order of these types.
+    types = {"method": Method, "units": Units, "fold": Fold, "outside": Outside}
+    numbers = {field: get_args(names).index(getattr(spec, field)) for field, names in types.items()}
+    return extension.call(name, *operands, results=results, **numbers, planar=spec.planar)
 
 
 deform_sampling = Operator[Spec](
@@ -46,16 +149,16 @@ deform_sampling = Operator[Spec](
     operands=Operands,
     result=result,
     reference=reference,
-    plan=plan.plan,
-    forward=kernels.forward,
+    plan=plan,
+    forward=forward,
     tangent=None,
-    cotangent=kernels.cotangent,
-    flops=plan.flops,
-    samples=plan.samples,
+    cotangent=cotangent,
+    flops=flops,
+    samples=samples,
     axes=axes,
-    keywords=keywords,
-    chunk_lengths=plan.reference_chunk,
+    keywords=lambda spec, shards: {"spec": spec},
+    chunk_lengths=reference_chunk,
     shared={},
     linear=("x",),
-    words=plan.words,
+    words=words,
 )

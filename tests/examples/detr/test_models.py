@@ -20,7 +20,7 @@ from examples.detr.images import find_objects, preprocess
 from examples.detr.names import rename, renamed
 from examples.detr.weights import fill, load, make_model
 from tests.helpers import detectors
-from tests.helpers.deform_aggregation.cases import GOLDEN
+from tests.helpers.aggregation.cases import GOLDEN
 
 pytestmark = pytest.mark.platforms("cpu")
 

@@ -41,7 +41,7 @@ class Grid:
         return {name: getattr(self, name) for name in ("method", "padding_mode", "align_corners")}
 
     def with_backend(self, backend=None):
-        return _partial(jax_dcn.grid_sample, **self.keywords, backend=backend)
+        return functools.partial(jax_dcn.grid_sample, **self.keywords, backend=backend)
 
     def operands(self, seed=0, lead=()):
         random = np.random.default_rng(seed)
@@ -74,7 +74,7 @@ class Map:
     on_grid: bool = False
 
     def with_backend(self, backend=None):
-        return _partial(jax_dcn.map_coordinates, order=self.order, mode=self.mode, backend=backend)
+        return functools.partial(jax_dcn.map_coordinates, order=self.order, mode=self.mode, backend=backend)
 
     def operands(self, seed=0):
         random = np.random.default_rng(seed)
@@ -125,16 +125,3 @@ def cases(draw):
     image = tuple(draw(st.lists(side, min_size=2, max_size=3)))
     method = draw(st.sampled_from(METHODS if len(image) == 2 else METHODS[:2]))
     return Grid(image, points, channels, method, draw(st.sampled_from(PADDING_MODES)), align, on_grid)
-
-
-class _partial(functools.partial):
-    """A partial function that is equal to others of the same arguments, so that jit compiles it once."""
-
-    def _key(self):
-        return self.func, self.args, repr(sorted(self.keywords.items()))
-
-    def __eq__(self, other):
-        return isinstance(other, _partial) and self._key() == other._key()
-
-    def __hash__(self):
-        return hash(self._key())

@@ -5,16 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax_dcn
-from tests.helpers.deform_aggregation.cases import (
-    BACKENDS,
+from tests.helpers.aggregation.cases import (
     CASES,
     Attention,
     Convolution,
     Operands,
-    pull_back,
 )
 from tests.helpers.deform_conv.cases import assert_close
+from tests.helpers.operators import pull_back
 
 # The others of the reference are thorough: its programs take long to compile.
 BY_REFERENCE = "attention_on_pixels", "discrete", "remove_center", "strided_dilated"
@@ -33,7 +31,7 @@ BY_REFERENCE = "attention_on_pixels", "discrete", "remove_center", "strided_dila
 def test_the_numpy_reference(name, backend, x64):
     case = CASES[name]
     operands, cotangent = case.operands(), case.cotangent()
-    actual = pull_back(cotangent, operands, case.with_backend(backend))
+    actual = pull_back(case.with_backend(backend), cotangent, operands)
     assert_close(actual, case.expected(cotangent, operands))
 
 
@@ -45,11 +43,11 @@ def test_dtypes(name, dtype, tolerance):
     operands = Operands(*(jnp.asarray(array, "float32") for array in case.operands()))
     operands = operands._replace(value=operands.value.astype(dtype))
     cotangent = jnp.asarray(case.cotangent(), dtype)
-    result, gradients = pull_back(cotangent, operands, case.function)
+    result, gradients = pull_back(case.with_backend(), cotangent, operands)
     assert [array.dtype.name for array in (result, *gradients)] == [dtype, dtype, "float32", "float32"]
     with jax.enable_x64(True):
         exact = jax.tree.map(lambda array: np.asarray(array, np.float64), (cotangent, operands))
-        expected = pull_back(*exact, case.function)
+        expected = pull_back(case.with_backend(), *exact)
     for actual, wide in zip((result, *gradients), (expected[0], *expected[1]), strict=True):
         assert_close(actual, wide, tolerance, tolerance * np.abs(wide).max())
 
@@ -59,29 +57,12 @@ def test_offsets_and_masks_of_16_bits():
     case = CASES["dcnv3"]
     operands = Operands(*(jnp.asarray(array, jnp.bfloat16) for array in case.operands()))
     cotangent = jnp.asarray(case.cotangent(), jnp.bfloat16)
-    result, gradients = pull_back(cotangent, operands, case.function)
+    result, gradients = pull_back(case.with_backend(), cotangent, operands)
     wide = operands._replace(locations=operands.locations.astype("float32"), weights=operands.weights.astype("float32"))
-    expected, wide_gradients = pull_back(cotangent, wide, case.function)
+    expected, wide_gradients = pull_back(case.with_backend(), cotangent, wide)
     np.testing.assert_array_equal(result, expected)
     for actual, exact in zip(gradients, wide_gradients, strict=True):
         np.testing.assert_array_equal(actual, exact.astype(jnp.bfloat16))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_even_points_are_the_same_with_two_dimensions(backend):
-    case = Attention(points=(3, 3))
-    operands = Operands(*map(np.float32, case.operands(lead=(2,))))
-    split = operands._replace(
-        locations=operands.locations.reshape(2, case.queries, case.heads, 2, 3, 2),
-        weights=operands.weights.reshape(2, case.queries, case.heads, 2, 3),
-    )
-    one, two = (
-        jax_dcn.multi_scale_deformable_attention(
-            *arrays, spatial_shapes=case.spatial_shapes, points=points, backend=backend
-        )
-        for arrays, points in ((operands, (3, 3)), (split, None))
-    )
-    np.testing.assert_array_equal(one, two)
 
 
 @pytest.mark.parametrize("backend", [None, pytest.param("reference", marks=pytest.mark.thorough)])
@@ -100,7 +81,7 @@ def test_even_points_are_the_same_with_two_dimensions(backend):
 def test_nothing_to_compute(case, backend):
     operands, cotangent = case.operands(), case.cotangent()
     result, gradients = pull_back(
-        np.float32(cotangent), Operands(*map(np.float32, operands)), case.with_backend(backend)
+        case.with_backend(backend), np.float32(cotangent), Operands(*map(np.float32, operands))
     )
     assert result.shape == cotangent.shape
     assert not any(np.any(array) for array in (result, *gradients))

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import jax_dcn
-from jax_dcn._operators.aggregation import plan
-from tests.helpers.deform_aggregation.cases import CASES, pull_back
+from jax_dcn._operators import workspace
+from tests.helpers.aggregation.cases import CASES
 from tests.helpers.deform_conv.cases import assert_close
+from tests.helpers.operators import pull_back
 
 MIB = 2**20
 LEVELS = ((64, 64), (32, 32), (16, 16), (8, 8))
@@ -65,13 +66,13 @@ def test_other_derivatives_do_not_grow_with_the_batch(function, platform):
 @pytest.mark.parametrize("name, limit", [("attention", 1), ("dcnv3", 2**11)])
 def test_chunks_add_up(name, limit, monkeypatch, x64):
     """Queries one by one, and some rows of them, in derivatives of the reference."""
-    monkeypatch.setattr(plan, "REFERENCE_BYTES", limit)
+    monkeypatch.setattr(workspace, "REFERENCE_BYTES", limit)
     case = CASES[name]
     operands, directions, cotangent = case.operands(lead=(2,)), case.operands(1, lead=(2,)), case.cotangent(lead=(2,))
 
     def push(function):
         return jax.jit(
-            lambda: jax.jvp(lambda operands: pull_back(cotangent, operands, function)[1], (operands,), (directions,))
+            lambda: jax.jvp(lambda operands: pull_back(function, cotangent, operands)[1], (operands,), (directions,))
         )()
 
     assert_close(push(case.with_backend(None, deterministic=True)), push(case.with_backend("reference")))

@@ -6,7 +6,6 @@ import math
 import pathlib
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from hypothesis import strategies as st
 
@@ -15,7 +14,7 @@ import jax_dcn
 from . import numpy_reference
 
 BACKENDS = (None, "reference")
-GOLDEN = pathlib.Path(__file__).parents[2] / "golden/deform_aggregation"
+GOLDEN = pathlib.Path(__file__).parents[2] / "golden/aggregation"
 
 
 class Operands(NamedTuple):
@@ -24,13 +23,6 @@ class Operands(NamedTuple):
     value: Any
     locations: Any
     weights: Any
-
-
-@functools.partial(jax.jit, static_argnames=("function",))
-def pull_back(cotangent, operands, function):
-    """(result, gradients) of `function(*operands)`; the gradients are an Operands."""
-    result, pullback = jax.vjp(lambda operands: function(*operands), operands)
-    return result, pullback(cotangent)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,13 +37,9 @@ class Attention:
     method: str = "bilinear"
     on_grid: bool = False
 
-    @property
-    def function(self):
-        return self.with_backend(None)
-
     def with_backend(self, backend=None, **options):
         keywords = {"spatial_shapes": self.spatial_shapes, "points": self.points, "method": self.method}
-        return _partial(jax_dcn.multi_scale_deformable_attention, **keywords, backend=backend, **options)
+        return functools.partial(jax_dcn.multi_scale_deformable_attention, **keywords, backend=backend, **options)
 
     def operands(self, seed=0, lead=()):
         random = np.random.default_rng(seed)
@@ -91,13 +79,11 @@ class Convolution:
     image: tuple[int, int] = (7, 5)
     on_grid: bool = False
 
-    @property
-    def function(self):
-        return self.with_backend(None)
-
     def with_backend(self, backend=None, **options):
         names = ("kernel_size", "strides", "padding", "kernel_dilation", "offset_scale", "remove_center", "groups")
-        return _partial(jax_dcn.dcnv3, **{name: getattr(self, name) for name in names}, backend=backend, **options)
+        return functools.partial(
+            jax_dcn.dcnv3, **{name: getattr(self, name) for name in names}, backend=backend, **options
+        )
 
     @property
     def taps(self):
@@ -183,16 +169,3 @@ def cases(draw):
     return Convolution(
         kernel_size, pair(1, 2), padding, dilation, scale, remove_center, heads, channels, image, on_grid
     )
-
-
-class _partial(functools.partial):
-    """A partial function that is equal to others of the same arguments, so that jit compiles it once."""
-
-    def _key(self):
-        return self.func, self.args, repr(sorted(self.keywords.items()))
-
-    def __eq__(self, other):
-        return isinstance(other, _partial) and self._key() == other._key()
-
-    def __hash__(self):
-        return hash(self._key())

@@ -1,0 +1,53 @@
+"""The workspace of operators that sample at locations: the aggregation and the sampling."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jax_dcn._primitive.chunks import balanced
+from jax_dcn._primitive.operator import Request
+from jax_dcn._primitive.plan import ComputationPlan
+from jax_dcn._types import Shaped
+
+# The limit of the samples that are sorted at once on a GPU.
+SORT_BYTES = 256 * 2**20
+# The limit of the samples of a chunk in derivatives of the reference, which hold several arrays of this size.
+REFERENCE_BYTES = 2**19
+
+
+@dataclass(frozen=True)
+class SortedSums:
+    """How the cotangent of a sampled operand is summed: on a GPU by samples that are sorted by the pixels they read."""
+
+    dtype: Any
+    workspace_size: int  # in 32-bit elements
+    count: int  # the images or heads whose samples are sorted at a time, on a GPU
+    unit: str  # "image" or "head"
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.unit}{'' if self.count == 1 else 's'} at a time" if self.count else ""
+
+
+def plan_sums(
+    request: Request, name: str, sampled: Shaped, locations: Shaped, *, unit: str, total: Any, sort_size: Any
+) -> ComputationPlan:
+    """The plan of the cotangent of the operand `name`.
+
+    On a GPU, the samples of as many of the `total` images or heads are sorted at a time as SORT_BYTES have room for.
+    Those of each take `sort_size` 32-bit elements.
+    """
+    dtype = locations.dtype if name in request.all_reduced else sampled.dtype
+    if request.target.platform != "cuda":
+        sums = SortedSums(dtype, 0, 0, unit)
+    elif not isinstance(sort_size, int) or not isinstance(total, int):  # symbolic dimensions
+        sums = SortedSums(dtype, sort_size, 1, unit)
+    else:
+        count = balanced(total, SORT_BYTES // (4 * sort_size))
+        sums = SortedSums(dtype, count * sort_size, count, unit)
+    return ComputationPlan(name, "kernel", "", 4 * sums.workspace_size, sums)
+
+
+def chunk_length(sample_bytes: Any) -> int:
+    """How many queries or points, whose samples have so many bytes each, a chunk of the reference's derivatives has."""
+    if not isinstance(sample_bytes, int):  # a symbolic dimension
+        return 1
+    return max(REFERENCE_BYTES // max(sample_bytes, 1), 1)
