@@ -236,7 +236,7 @@ def row(name, devices, programs):
 
 
 def exchanged(program, rules=True):
-    without_rules = mock.patch("jax_dcn._primitive.jax_internals.meshes_to_partition", return_value=None)
+    without_rules = mock.patch("jax_dcn._primitive.meshes.meshes_to_partition", return_value=None)
     with nullcontext() if rules else without_rules:
         return collectives(compiled(program))
 

@@ -24,6 +24,7 @@ _PADDINGS = {
     2: "a pair of ints or ((top, bottom), (left, right))",
     3: "three ints or ((front, back), (top, bottom), (left, right))",
 }
+_Pads = tuple[tuple[int, int], ...]  # (before, after) along each axis
 _KNOWN = " that is known when the function is traced, as a Python number is"
 
 
@@ -81,7 +82,7 @@ _OLDER_NAMES = ("bfloat16", "tensorfloat32", "float32", "bfloat16_3x", "fastest"
 def precision(value: Any) -> Any:
     """`value`, or jax's default, as `jax.lax.dot_general` takes it, and hashable."""
     if value is None:  # read now, as jax's own products do: the default may have changed when this is lowered
-        default = jax_internals.config(jax_internals.DEFAULT_PRECISION)
+        default = jax_internals.config("jax_default_matmul_precision")
         return jax.lax.Precision(default) if default in _OLDER_NAMES else precision(default) if default else None
     kinds = (jax.lax.Precision, jax.lax.DotAlgorithm, jax.lax.DotAlgorithmPreset)
 
@@ -183,30 +184,43 @@ def padding(
     kernel_size: Sequence[int],
     strides: Sequence[int],
     kernel_dilation: Sequence[int],
-) -> tuple[tuple[tuple[int, int], ...], bool]:
+) -> tuple[_Pads, bool]:
     """The pixels added (before, after) along each axis, and whether the image is a torus."""
     count = len(kernel_size)
     reach = [(k - 1) * d + 1 for k, d in zip(kernel_size, kernel_dilation, strict=True)]
     if max(reach) >= _LIMIT:
         raise _wrong("kernel_dilation", "so small that the kernel reaches less than 2**31 pixels", kernel_dilation)
     concrete = np.asarray(value).tolist() if _is_array(value) else value
-    sides: Sequence[Any] = ()
     if isinstance(concrete, str):
-        if concrete in ("SAME", "SAME_LOWER", "VALID"):
-            sides = jax.lax.padtype_to_pads(image_size, reach, strides, concrete)
-            if not all(_are_ints(side, 2) for side in sides):  # of symbolic dimensions, of an exported function
-                shown = ", ".join(map(str, image_size))
-                raise ValueError(f"padding must be given in ints for an image of size ({shown}), got {concrete!r}")
-        elif concrete == "CIRCULAR":
-            sides = [((r - 1) // 2, r // 2) for r in reach]
-    elif _is_int(concrete):
-        sides = [(concrete, concrete)] * count
-    elif isinstance(concrete, Sequence) and len(concrete) == count:
-        sides = [(side, side) if _is_int(side) else side for side in concrete]
-    are_pairs = len(sides) == count and all(_are_ints(side, 2) for side in sides)
-    if not are_pairs or max(abs(int(n)) for pair in sides for n in pair) >= _LIMIT:
+        pads = _pads_of_name(concrete, image_size, reach, strides)
+    else:
+        pads = _pads_of_ints(concrete, count)
+    if pads is None or any(abs(n) >= _LIMIT for pair in pads for n in pair):
         raise _wrong("padding", f"'SAME', 'SAME_LOWER', 'VALID', 'CIRCULAR', an int, {_PADDINGS[count]}", value)
-    return tuple((int(low), int(high)) for low, high in sides), concrete == "CIRCULAR"
+    return pads, concrete == "CIRCULAR"
+
+
+def _pads_of_name(name: str, image_size: Sequence[int], reach: Sequence[int], strides: Sequence[int]) -> _Pads | None:
+    if name == "CIRCULAR":
+        return tuple(((r - 1) // 2, r // 2) for r in reach)
+    if name not in ("SAME", "SAME_LOWER", "VALID"):
+        return None
+    pads = _pads_of_ints(jax.lax.padtype_to_pads(image_size, reach, strides, name), len(reach))
+    if pads is None:  # of symbolic dimensions, of an exported function
+        shown = ", ".join(map(str, image_size))
+        raise ValueError(f"padding must be given in ints for an image of size ({shown}), got {name!r}")
+    return pads
+
+
+def _pads_of_ints(value: Any, count: int) -> _Pads | None:
+    """The pads that an int means for all axes, or one int or two for each; None if it is none of these."""
+    sides = [value] * count if _is_int(value) else value
+    if not isinstance(sides, Sequence) or len(sides) != count:
+        return None
+    pairs = [(side, side) if _is_int(side) else side for side in sides]
+    if not all(_are_ints(pair, 2) for pair in pairs):
+        return None
+    return tuple((int(before), int(after)) for before, after in pairs)
 
 
 def _is_int(value: Any) -> bool:

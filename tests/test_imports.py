@@ -1,6 +1,7 @@
 """The parts of the repository depend on each other in one direction only."""
 
 import ast
+import re
 
 import pytest
 
@@ -52,3 +53,32 @@ def test_imports_go_one_way(folder):
     for path in paths:
         for module in imported_modules(path):
             assert not f"{module}.".startswith(tuple(f"{name}." for name in FORBIDDEN[folder])), f"{path}: {module}"
+
+
+UNDOCUMENTED = re.compile(
+    r"(jax\._(?!_)\w+|jax\.(experimental|extend|interpreters)|jaxlib)\b.*|jax\.core\.(?!(ShapedArray|Tracer)\b).*"
+    r"|jax\.config\.(?!update\b).*"
+)
+
+
+def own_names(tree):
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def private_attributes(tree):
+    """The attributes with an underscore, except those of `self` and `cls` and the documented ones of named tuples."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
+            yield from re.findall(r"^_(?!asdict|fields|replace)\w+(?<!__)$", node.attr)
+
+
+def test_undocumented_names_of_jax_are_imported_in_one_module():
+    """Guards against: an unsupported release of jax that fails without the message of `jax_internals`."""
+    folder = ROOT / "jax_dcn"
+    paths = {*folder.rglob("*.py")} - {folder / "_primitive" / name for name in ("jax_internals.py", "meshes.py")}
+    trees = {path: ast.parse(path.read_text()) for path in paths}
+    own = set().union(*map(own_names, trees.values()))
+    for path, tree in trees.items():
+        used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        assert not [*filter(UNDOCUMENTED.fullmatch, used.union(imported_modules(path)))], path
+        assert {*private_attributes(tree)} <= own, path

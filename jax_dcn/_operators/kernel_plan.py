@@ -9,7 +9,7 @@ import jax
 
 from jax_dcn import _validation
 from jax_dcn._primitive import jax_internals, target
-from jax_dcn._primitive.operator import calls_of
+from jax_dcn._primitive.call_plans import bindings_of, plans_of
 from jax_dcn._primitive.plan import ComputationPlan
 from jax_dcn._primitive.target import Target
 
@@ -131,11 +131,11 @@ def kernel_plan(
     chosen_target = _resolve_target(platform, compute_capability)
     traced = {name: value for name, value in options.items() if isinstance(value, jax.ShapeDtypeStruct)}
     static = {name: value for name, value in options.items() if name not in traced}
-    calls = calls_of(partial(function, **static), *arguments, **traced)
+    bindings = bindings_of(partial(function, **static), *arguments, **traced)
     name = getattr(function, "__name__", repr(function))
-    if len(calls) != 1:
-        raise ValueError(f"function must call one operator of jax_dcn, got {name}, which calls {len(calls)}")
-    return KernelPlan(name, chosen_target.platform, calls[0].plan(chosen_target))
+    if len(bindings) != 1:
+        raise ValueError(f"function must call one operator of jax_dcn, got {name}, which calls {len(bindings)}")
+    return KernelPlan(name, chosen_target.platform, plans_of(bindings[0], chosen_target))
 
 
 def platform_of(device: jax.Device) -> str:
@@ -150,7 +150,7 @@ def _resolve_target(platform: Any, compute_capability: Any) -> Target:
     """The target that a user's arguments mean, or that of the default device."""
     device = None
     if platform is None:
-        default = jax_internals.config(jax_internals.DEFAULT_DEVICE)
+        default = jax_internals.config("jax_default_device")
         device = default if isinstance(default, jax.Device) else jax.devices(default)[0]
         platform = platform_of(device)
     if not isinstance(platform, str):

@@ -1,9 +1,8 @@
-"""Merges batch dimensions, and loops over chunks of an axis, so that the workspace does not grow with its length."""
+"""Loops over chunks of an axis, so that the workspace does not grow with its length."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,27 +10,9 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_dcn._primitive import jax_internals
-from jax_dcn._primitive.partition import Array, Names
-from jax_dcn._primitive.promotion import sum_dtype
 
-Arrays = dict[str, jax.Array]
 Carry = TypeVar("Carry")
 Size = Any  # an int, or a symbolic dimension of an exported function
-Starts = Mapping[str, ArrayLike]
-
-
-@overload
-def flat(array: jax.Array, dimensions: int) -> jax.Array: ...
-@overload
-def flat(array: None, dimensions: int) -> None: ...
-
-
-def flat(array: jax.Array | None, dimensions: int) -> jax.Array | None:
-    """Merges all but the last `dimensions` dimensions of `array`. None stays None."""
-    if array is None:
-        return None
-    leading, rest = array.shape[:-dimensions], array.shape[-dimensions:]
-    return array.reshape(math.prod(leading), *rest)
 
 
 def balanced(total: Size, limit: int) -> int:
@@ -95,66 +76,3 @@ def _as_integers(move: Any, *arrays: jax.Array) -> jax.Array:
         return move(*arrays)
     integers = (lax.bitcast_convert_type(array, jnp.uint16) for array in arrays)
     return lax.bitcast_convert_type(move(*integers), dtype)
-
-
-def evaluate(
-    function: Callable[[Arrays, Starts], Arrays],
-    arrays: Arrays,
-    arguments: Mapping[str, Names],
-    results: Mapping[str, Array],
-    lengths: Sequence[tuple[str, Size]],
-    fill: int,
-    starts: Starts | None = None,
-) -> Arrays:
-    """The results of `function`, evaluated in chunks of named dimensions.
-
-    As in `partition`, dimensions of the same name are cut alike. An argument that lacks a name is passed whole, and a
-    result that lacks it is the sum over the chunks.
-
-    Args:
-      function: `function(arrays, starts)` computes the results of a chunk from its arguments, in the dtype of sums. In
-        the dimensions of a name the chunk begins at index `starts[name]`.
-      arrays: the arguments.
-      arguments: the names of their dimensions.
-      results: the names, shapes and dtypes of the results. Sums are returned in the dtype of sums.
-      lengths: names, from the outermost loop to the innermost, and the lengths of their chunks.
-      fill: a positive number that differs from that of other derivatives in a program. Arrays that are overwritten
-        start from it, each from another value: XLA for CPUs, which ignores the barrier of `filled`, would make one
-        array for those that start from equal values, and copy it.
-    """
-    starts = starts or {}
-    if not lengths:
-        return function(arrays, starts)
-    (name, length), *inner = lengths
-    axes = {key: names.index(name) for key, names in arguments.items() if name in names}
-    result_axes = {key: like.names.index(name) for key, like in results.items() if name in like.names}
-    like = arrays[next(iter(axes))]
-    total = like.shape[next(iter(axes.values()))]
-    if isinstance(total, int) and total <= length:
-        return evaluate(function, arrays, arguments, results, inner, fill, {**starts, name: 0})
-
-    def add(start: ArrayLike, size: Size, outs: Arrays) -> Arrays:
-        def read(array: jax.Array, axis: int) -> jax.Array:
-            return read_chunk(array, (*[0] * axis, start), (*array.shape[:axis], size))
-
-        def resized(array: Array, axis: int) -> Array:
-            return array._replace(shape=(*array.shape[:axis], size, *array.shape[axis + 1 :]))
-
-        parts = arrays | {key: read(arrays[key], axis) for key, axis in axes.items()}
-        likes = dict(results) | {key: resized(results[key], axis) for key, axis in result_axes.items()}
-        chunk = evaluate(function, parts, arguments, likes, inner, fill, {**starts, name: start})
-        return {
-            key: write_chunk(out, chunk[key].astype(out.dtype), (*[0] * result_axes[key], start))
-            if key in result_axes
-            else out + chunk[key]
-            for key, out in outs.items()
-        }
-
-    def initial(key: str, value: float) -> jax.Array:
-        result = results[key]
-        if key not in result_axes:
-            return filled(like, result.shape, sum_dtype(result.dtype))
-        return filled(like, result.shape, result.dtype, fill + value)
-
-    outs = {key: initial(key, k / len(results)) for k, key in enumerate(results)}
-    return fold(add, total, length, outs)

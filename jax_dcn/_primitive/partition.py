@@ -16,14 +16,14 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from jax_dcn._primitive import jax_internals
-from jax_dcn._primitive.jax_internals import PARTITIONING
+from jax_dcn._primitive.meshes import Meshes, spec_of_gspmd
 from jax_dcn._primitive.promotion import sum_dtype
 
 Names = tuple[str | None, ...]
 MeshAxes = tuple[str, ...]
 
 
-class Array(NamedTuple):
+class NamedArray(NamedTuple):
     """An argument or a result: the names and the lengths of its dimensions, and its dtype."""
 
     names: Names
@@ -58,7 +58,7 @@ def assign(
     A mesh axis shards only one name. It shards none if the shards would be unequal: XLA would pad them with arbitrary
     values, which an all-reduce would add.
     """
-    split: dict[str, MeshAxes] = {}
+    mesh_axes: dict[str, MeshAxes] = {}
     free = set(mesh.axis_names)
     for name, entry in _entries(names, specs):
         axes: MeshAxes = ()
@@ -66,14 +66,14 @@ def assign(
             if axis not in free or sizes[name] % _shard_count((*axes, axis), mesh):
                 break
             axes = (*axes, axis)
-        if axes and name not in split:
-            split[name] = axes
+        if axes and name not in mesh_axes:
+            mesh_axes[name] = axes
             free.difference_update(axes)
-    return split
+    return mesh_axes
 
 
-def spec_of(names: Names, split: Mapping[str, MeshAxes]) -> PartitionSpec:
-    return PartitionSpec(*(None if name is None else split.get(name) for name in names))
+def spec_of(names: Names, mesh_axes: Mapping[str, MeshAxes]) -> PartitionSpec:
+    return PartitionSpec(*(None if name is None else mesh_axes.get(name) for name in names))
 
 
 def widened(array: jax.Array) -> jax.Array:
@@ -81,7 +81,7 @@ def widened(array: jax.Array) -> jax.Array:
     return array.astype(sum_dtype(array.dtype))
 
 
-def unsharded(function: ShardedFunction, results: Sequence[Array]) -> Callable[..., tuple[jax.Array, ...]]:
+def unsharded(function: ShardedFunction, results: Sequence[NamedArray]) -> Callable[..., tuple[jax.Array, ...]]:
     """`function` of whole arguments, with its results rounded to the dtypes of `results`."""
 
     def of_unsharded(*args: jax.Array) -> tuple[jax.Array, ...]:
@@ -93,10 +93,10 @@ def unsharded(function: ShardedFunction, results: Sequence[Array]) -> Callable[.
 
 def partitioned(
     function: ShardedFunction,
-    arguments: Sequence[Array],
-    results: Sequence[Array],
+    arguments: Sequence[NamedArray],
+    results: Sequence[NamedArray],
     sizes: Mapping[str, int],
-    meshes: jax_internals.Meshes,
+    meshes: Meshes,
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """`function` as a function of its arguments that XLA's partitioner may shard.
 
@@ -110,15 +110,18 @@ def partitioned(
 
     def partition(_: Any, args: Sequence[Any], outs: Sequence[Any]) -> tuple[Any, ...]:
         names = [array.names for array in (*arguments, *results)]
-        specs = [jax_internals.spec_of_gspmd(array, meshes.auto_axes) for array in (*args, *outs)]
-        split = assign(names, specs, sizes, meshes.auto_axes)
-        sums = [tuple(axis for name in split if name not in like.names for axis in split[name]) for like in results]
+        specs = [spec_of_gspmd(array, meshes.auto_axes) for array in (*args, *outs)]
+        mesh_axes = assign(names, specs, sizes, meshes.auto_axes)
+        # A result that lacks a sharded name is summed over the mesh axes of this name.
+        summed_axes = [
+            tuple(axis for name in mesh_axes if name not in like.names for axis in mesh_axes[name]) for like in results
+        ]
 
         def shard(name: str) -> Shard:
-            count = _shard_count(split[name], meshes.auto_axes)
-            return Shard(count, jax.lax.axis_index(split[name]) * (sizes[name] // count))
+            count = _shard_count(mesh_axes[name], meshes.auto_axes)
+            return Shard(count, jax.lax.axis_index(mesh_axes[name]) * (sizes[name] // count))
 
-        def finished(out: jax.Array, axes: MeshAxes, like: Array) -> jax.Array:
+        def finished(out: jax.Array, axes: MeshAxes, like: NamedArray) -> jax.Array:
             if axes:
                 out = jax.lax.psum(widened(out), axes)
             return out.astype(like.dtype)
@@ -126,17 +129,17 @@ def partitioned(
         def of_device(*args: jax.Array) -> tuple[jax.Array, ...]:
             # Under an Explicit mesh jax 0.11 annotates the psum with the sharding of its terms, which XLA refuses.
             with jax_internals.no_mesh():
-                shards = {name: shard(name) for name in split}
-                outs = function(*args, shards=shards, all_reduced=[bool(axes) for axes in sums])
-                return tuple(map(finished, outs, sums, results))
+                shards = {name: shard(name) for name in mesh_axes}
+                outs = function(*args, shards=shards, all_reduced=[bool(axes) for axes in summed_axes])
+                return tuple(map(finished, outs, summed_axes, results))
 
-        def shardings(arrays: Sequence[Array]) -> tuple[NamedSharding, ...]:
-            return tuple(NamedSharding(meshes.auto_axes, spec_of(array.names, split)) for array in arrays)
+        def shardings(arrays: Sequence[NamedArray]) -> tuple[NamedSharding, ...]:
+            return tuple(NamedSharding(meshes.auto_axes, spec_of(array.names, mesh_axes)) for array in arrays)
 
         return meshes.all_devices, of_device, shardings(results), shardings(arguments)
 
     # jit, because a function for custom_partitioning must not close over arrays.
-    wrapped = PARTITIONING.custom_partitioning(jax.jit(unsharded(function, results)))
+    wrapped = jax_internals.custom_partitioning(jax.jit(unsharded(function, results)))
     # jax's own decoding of shardings fails if a dimension is sharded over a part of a mesh axis.
     rule = _sharding_rule(arguments, results, sizes)
     wrapped.def_partition(partition, sharding_rule=rule, decode_shardings=False)
@@ -155,12 +158,12 @@ def _shard_count(axes: MeshAxes, mesh: Mesh | AbstractMesh) -> int:
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
-def _sharding_rule(arguments: Sequence[Array], results: Sequence[Array], sizes: Mapping[str, int]) -> Any:
+def _sharding_rule(arguments: Sequence[NamedArray], results: Sequence[NamedArray], sizes: Mapping[str, int]) -> Any:
     """The names as factors of Shardy: each is the major factor of its dimensions. All other factors are replicated."""
     dimensions = [pair for array in (*arguments, *results) for pair in zip(array.names, array.shape, strict=True)]
     fully_shardable = {name for name, length in dimensions if name is not None and 1 < length == sizes[name]}
     replicated: list[str] = []
-    lengths = {}
+    lengths: dict[str, Any] = {}
 
     def factor(name: str | None, length: int) -> Any:
         if name in fully_shardable and length == sizes[name]:
@@ -172,11 +175,11 @@ def _sharding_rule(arguments: Sequence[Array], results: Sequence[Array], sizes: 
         lengths[rest] = length // sizes[name]
         if name not in fully_shardable:
             lengths[name] = sizes[name]
-        return PARTITIONING.CompoundFactor(name, rest)
+        return jax_internals.CompoundFactor(name, rest)
 
-    def mappings(arrays: Sequence[Array]) -> tuple[Any, ...]:
-        return tuple(PARTITIONING.ArrayMapping(*map(factor, array.names, array.shape)) for array in arrays)
+    def mappings(arrays: Sequence[NamedArray]) -> tuple[Any, ...]:
+        return tuple(jax_internals.ArrayMapping(*map(factor, array.names, array.shape)) for array in arrays)
 
-    return PARTITIONING.SdyShardingRule(
+    return jax_internals.SdyShardingRule(
         mappings(arguments), mappings(results), need_replication_factors=tuple(replicated), **lengths
     )

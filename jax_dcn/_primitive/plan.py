@@ -1,7 +1,22 @@
-"""The plan of a computation: how it is done, why, and what it costs."""
+"""A request for plans, and the plan of a computation: how it is done, why, and what it costs."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from jax_dcn._primitive.chain import Step
+from jax_dcn._primitive.target import Target
+
+
+class Request(NamedTuple):
+    """What is to be planned: the forward, if there is no step, or the derivatives of a step, for one device.
+
+    The cotangents in `all_reduced` are summed over devices, and rounded after that. They should have a wider dtype.
+    """
+
+    step: Step | None
+    spec: Any
+    target: Target
+    all_reduced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

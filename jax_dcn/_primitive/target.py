@@ -35,7 +35,7 @@ def of_lowering(platform: str, ctx: object) -> Target:
 
 def local_device(platform: str) -> jax.Device | None:
     """A device of this process, if jax has already initialized its backends: asking initializes none."""
-    if not jax_internals.are_backends_initialized():
+    if not jax_internals.backends_are_initialized():
         return None
     try:
         return jax.local_devices(backend=platform)[0]

@@ -177,14 +177,10 @@ def arrays_of(content: Any, path: Path, key: str | None = None) -> dict[str, np.
             "pass weights_only=False"
         )
     state = {name: to_array(name, value, path) for name, value in values.items() if _is_array(value)}
-    return _some(state, path, f"; there may be some under {inside}, by key")
+    if not state:
+        raise Unreadable(f"{str(path)!r} holds no arrays by name; there may be some under {inside}, by key")
+    return state
 
 
 def _is_array(value: Any) -> bool:
     return hasattr(value, "shape") and not (isinstance(value, np.ndarray) and value.dtype.kind == "U")
-
-
-def _some(state: dict[str, np.ndarray], path: Path, advice: str = "") -> dict[str, np.ndarray]:
-    if not state:
-        raise Unreadable(f"{str(path)!r} holds no arrays by name{advice}")
-    return state

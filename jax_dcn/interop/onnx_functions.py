@@ -25,13 +25,13 @@ from jax_dcn._operators.roi_pool.arguments import Spec as PoolingSpec
 from jax_dcn._operators.sampling.arguments import Operands as SamplingOperands
 from jax_dcn._operators.sampling.geometry import Spec as SamplingSpec
 from jax_dcn._operators.sampling.geometry import axis_coordinates
-from jax_dcn._primitive.jax_internals import PRIMITIVES, move_to_front
+from jax_dcn._primitive.jax_internals import Primitive, move_to_front, primitive_batchers
 from jax_dcn.interop import onnx_nodes
 
 INT64 = 7  # of onnx.TensorProto
 
 # `write(build, *values)` adds nodes and returns their float32 result of this shape. The plugin has `build`.
-NODE = PRIMITIVES.Primitive("jax_dcn_onnx_node")
+NODE = Primitive("jax_dcn_onnx_node")
 NODE.def_abstract_eval(lambda *avals, write, shape: jax.core.ShapedArray(shape, jnp.float32))
 
 
@@ -156,10 +156,10 @@ def _nms_batching_rule(arrays: Sequence[jax.Array], dims: Sequence[int | None], 
     return NMS.bind(*move_to_front(arrays, dims), **params), [0, 0]
 
 
-NMS = PRIMITIVES.Primitive("jax_dcn_nms")
+NMS = Primitive("jax_dcn_nms")
 NMS.multiple_results = True
 NMS.def_abstract_eval(_nms_avals)
-PRIMITIVES.primitive_batchers[NMS] = _nms_batching_rule
+primitive_batchers[NMS] = _nms_batching_rule
 
 
 def nms_of_examples(

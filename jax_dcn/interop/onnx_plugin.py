@@ -105,8 +105,7 @@ def _of_operator(operator: Any, function: Callable[..., Any]) -> Callable[..., l
     def of_equation(*arrays: jax.Array, present: Any, chain: Any, spec: Any, backend: Any) -> list[jax.Array]:
         if chain:
             raise ValueError(f"a derivative of {operator.name} cannot be exported to ONNX")
-        operands = operator.operands(*map(dict(zip(present, arrays, strict=True)).get, operator.operands._fields))
-        return [function(operands, spec)]
+        return [function(operator.operands_of(dict(zip(present, arrays, strict=True))), spec)]
 
     return of_equation
 

@@ -2,7 +2,7 @@
 
 import itertools
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -88,40 +88,27 @@ def from_torch(
         raise TypeError(f"like must be a tree of arrays, as a Linen module's variables are, got {type(like).__name__}")
     paths = [names.path_of(keys) for keys, _ in leaves]
     layers = _DeformableLayers(paths)
-    bins = _pair(output_size)
-    branches = {owner: regions.read(source.find, names.modules(owner, module), bins) for owner in layers.pools}
-    of_convs = {
-        path[:-2]: generators.read(source.find, names.modules(path[:-2], module), leaf.shape)
-        for path, (_, leaf) in zip(paths, leaves, strict=True)
-        if path[-2:] == ("conv_offset", "kernel")
-    }
-
+    find = _finder(source, layers, {path: leaf for path, (_, leaf) in zip(paths, leaves, strict=True)}, output_size)
     values, missing = [], []
     for path, (_, leaf) in zip(paths, leaves, strict=True):
+        is_only_shape = isinstance(leaf, jax.ShapeDtypeStruct)
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            if isinstance(leaf, jax.ShapeDtypeStruct):
+            if is_only_shape:
                 raise ValueError(f"like must have a value for {'/'.join(path)}, which no state dict has")
             values.append(leaf)
             continue
-        if layers.in_branch(path):
-            taker = layers.owner(path)
-            found = branches[taker].get((layers.index(path), path[-1]))
-        elif path[-2:-1] == ("conv_offset",) and of_convs.get(path[:-2]):
-            taker = path[:-2]
-            found = of_convs[taker].get(path[-1])
-        else:
-            taker, found = path, source.find(layers.keys(path, module))
-        if found is not None:
-            keys, array = found
-            if path[:-1] in layers.layer_norms:
-                source.check_layer_norm(keys[0], path)
-            source.take(keys, taker)
-            leaf = _fitted(keys[0], array, path, leaf)
-        else:
+        taker, found = find(path)
+        if found is None:
             missing.append(source.likeliest(layers.keys(path, module)))
-            if not strict and isinstance(leaf, jax.ShapeDtypeStruct):
+            if not strict and is_only_shape:
                 raise ValueError(f"state_dict lacks {missing[-1]!r}, and like has no value for it either")
-        values.append(leaf)
+            values.append(leaf)
+            continue
+        keys, array = found
+        if path[:-1] in layers.layer_norms:
+            source.check_layer_norm(keys[0], path)
+        source.take(keys, taker)
+        values.append(_fitted(keys[0], array, path, leaf))
     unexpected = source.left(statistics=any(path[-1] in ("mean", "var") for path in paths))
     if missing or unexpected:
         message = f"state_dict does not fit the model: missing {_some(missing)}; unexpected {_some(unexpected)}"
@@ -203,12 +190,13 @@ class _Source:
     def __init__(self, state_dict: Mapping[str, Any], module: str) -> None:
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"state_dict must be a mapping of names to arrays, got {type(state_dict).__name__}")
+        self.module = module
         self._state_dict = state_dict
-        self._modules = {module for key in state_dict for module in _modules(key)}
+        self._modules = {name for key in state_dict for name in _modules(key)}
         self._taken: dict[str, names.Path] = {}
         # In Detectron2, the offset convolution is not inside the layer.
-        self._module = (f"{module}.", f"{module}_offset.") if module else ("",)
-        if module and not any(key.startswith(self._module) for key in state_dict):
+        self._prefixes = (f"{module}.", f"{module}_offset.") if module else ("",)
+        if module and not any(key.startswith(self._prefixes) for key in state_dict):
             elsewhere = sorted({key.partition(f".{module}.")[0] for key in state_dict if f".{module}." in key})
             hint = f"did you mean {elsewhere[0]}.{module}?" if elsewhere else f"it has {_some(list(state_dict))}"
             raise ValueError(f"state_dict has nothing of module={module!r}: {hint}")
@@ -241,7 +229,7 @@ class _Source:
     def left(self, statistics: bool) -> list[str]:
         """The unused arrays of the module, also without running statistics if the model has none."""
         optional = (*_NOT_PARAMETERS, *(() if statistics else ("running_mean", "running_var")))
-        left = (name for name in self._state_dict if name.startswith(self._module) and name not in self._taken)
+        left = (name for name in self._state_dict if name.startswith(self._prefixes) and name not in self._taken)
         return [name for name in left if name.rpartition(".")[2] not in optional]
 
 
@@ -290,6 +278,32 @@ class _DeformableLayers:
             for suffix in suffixes
             for one in names.modules(owner, module)
         ]
+
+
+def _finder(
+    source: _Source, layers: _DeformableLayers, leaves: Mapping[names.Path, Any], output_size: Any
+) -> Callable[[names.Path], tuple[names.Path, regions.Found | None]]:
+    """A function that finds the array of a parameter, and tells what takes its arrays from the state dict.
+
+    That is the parameter itself or, where several of its arrays become one of this package, the layer.
+    """
+    bins = _pair(output_size)
+    branches = {owner: regions.read(source.find, names.modules(owner, source.module), bins) for owner in layers.pools}
+    generated = {
+        path[:-2]: generators.read(source.find, names.modules(path[:-2], source.module), leaf.shape)
+        for path, leaf in leaves.items()
+        if path[-2:] == ("conv_offset", "kernel")
+    }
+
+    def find(path: names.Path) -> tuple[names.Path, regions.Found | None]:
+        if layers.in_branch(path):
+            owner = layers.owner(path)
+            return owner, branches[owner].get((layers.index(path), path[-1]))
+        if path[-2:-1] == ("conv_offset",) and generated.get(path[:-2]):
+            return path[:-2], generated[path[:-2]].get(path[-1])
+        return path, source.find(layers.keys(path, source.module))
+
+    return find
 
 
 def _owners(children: set[str], paths: Sequence[names.Path]) -> set[names.Path]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from jax_dcn import _validation
 from jax_dcn._operators.aggregation.arguments import canonicalize_attention
 from jax_dcn._operators.aggregation.geometry import Pyramid, discrete_pixels, tap_levels
-from jax_dcn.viz.drawing import TROUBLE, axes, canvas, highlight, in_picture, make_room, mark
+from jax_dcn.viz.drawing import TROUBLE, axes, canvas, cross, highlight, in_picture, make_room, mark
 from jax_dcn.viz.locations import Floats
 
 if TYPE_CHECKING:
@@ -210,6 +210,4 @@ def _draw_reference(ax: "Axes", reference: Floats, size: NDArray[np.int_], scale
     if reference.shape == (4,):
         side = reference[:1:-1] * size
         highlight(ax, centre - side / 2, side, scale)
-    cross: dict[str, Any] = {"marker": "+", "zorder": 4}
-    mark(ax, centre, scale, color="black", markersize=15, markeredgewidth=4.5, **cross)
-    mark(ax, centre, scale, color="white", markersize=14, markeredgewidth=2.5, label="reference point", **cross)
+    cross(ax, centre, scale, "reference point", zorder=4)

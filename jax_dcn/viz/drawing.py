@@ -60,6 +60,11 @@ def mark(ax: "Axes", locations: Floats, scale: Floats, marker: str, **style: Any
     ax.plot(*in_picture(locations, scale), marker, **style)
 
 
+def cross(ax: "Axes", location: Floats, scale: Floats, label: str, **style: Any) -> None:
+    mark(ax, location, scale, "+", color="black", markersize=15, markeredgewidth=4.5, **style)
+    mark(ax, location, scale, "+", color="white", markersize=14, markeredgewidth=2.5, label=label, **style)
+
+
 def highlight(ax: "Axes", corner: Floats, side: Floats, scale: Floats) -> None:
     for colour, width in (("black", 3.5), ("white", 1.8)):
         ax.plot(*outline(corner, side, scale), color=colour, linewidth=width)

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from jax_dcn import _validation
 from jax_dcn._types import Pair
-from jax_dcn.viz.drawing import TROUBLE, axes, canvas, highlight, in_picture, make_room, mark, outline
+from jax_dcn.viz.drawing import TROUBLE, axes, canvas, cross, highlight, in_picture, make_room, mark, outline
 from jax_dcn.viz.locations import Floats, Layer, bin_locations, sampling_locations
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ def plot_sampling(
     scale = canvas(ax, image, stack[0].image_size)
     lost = samples.locations[~samples.inside]
     make_room(ax, lost, scale)
-    mark(ax, centre, scale, "+", color="black", markersize=15, markeredgewidth=4.5)
-    mark(ax, centre, scale, "+", color="white", markersize=14, markeredgewidth=2.5, label="output position")
+    cross(ax, centre, scale, "output position")
     plain = np.unique(plain[np.isfinite(plain).all(1)], axis=0)
     mark(ax, plain, scale, "s", color="white", markerfacecolor="none", markersize=6, label="plain convolution")
     x, y = in_picture(samples.locations[samples.inside], scale)

@@ -388,6 +388,17 @@ def test_shard_map(operator, axis_type, check_vma, shape):
     assert_close(actual, expected, 1e-3, 1e-3)
 
 
+def test_shard_map_over_some_axes_of_an_abstract_mesh():
+    """It has no devices for the partitioner. The values stay right."""
+    mesh, operands = make_mesh(), of_devices(CONVOLUTION, 8)
+    placed = place(mesh, operands, batched_specs(CONVOLUTION, P("a")))
+    convolve = CONVOLUTION.case.with_backend()
+    split = shard_map(CONVOLUTION, lambda o: convolve(*o), mesh.abstract_mesh, P("a"), P("a"), axis_names={"a"})
+    with pytest.warns(RuntimeWarning, match="jax_dcn cannot be partitioned in a jax.shard_map over some axes"):
+        result = jax.jit(split)(placed)
+    assert_close(result, convolve(*operands), 1e-4, 1e-4)
+
+
 def conv_loss(backend=None):
     return functools.partial(loss, CONVOLUTION.case.with_backend(backend))
 

@@ -90,7 +90,7 @@ def samples(operands: Operands[Shaped], spec: Spec) -> Any:
     return math.prod(locations.shape[:-1]) * operands.value.shape[-1] * locations.dtype.itemsize
 
 
-def words(spec: Spec) -> dict[str, str]:
+def user_names(spec: Spec) -> dict[str, str]:
     """The operands as the arguments of `dcnv3` or of `multi_scale_deformable_attention`."""
     if isinstance(spec, DCNv3Window):
         return {"value": "x", "locations": "offset", "weights": "mask"}
@@ -172,8 +172,8 @@ deform_aggregation = Operator[Spec](
     samples=samples,
     axes=axes,
     keywords=keywords,
-    chunk_lengths=reference_chunk,
+    part_lengths=reference_chunk,
     shared={},
     linear=("value", "weights"),
-    words=words,
+    user_names=user_names,
 )

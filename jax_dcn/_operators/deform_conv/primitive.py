@@ -136,7 +136,7 @@ def _operator(name: str, dims: int) -> Operator[Spec]:
         samples=plan.samples,
         axes=axes,
         keywords=keywords,
-        chunk_lengths=plan.reference_chunk,
+        part_lengths=plan.reference_chunk,
         shared={"weight": dims + 2, "bias": 1},
         linear=plan.LINEAR,
     )

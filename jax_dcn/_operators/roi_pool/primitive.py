@@ -152,7 +152,7 @@ _pooling = partial(
     flops=flops,
     axes=axes,
     keywords=lambda spec, shards: {"spec": spec},
-    chunk_lengths=lambda operands, target: {},
+    part_lengths=lambda operands, target: {},
     shared={},
 )
 

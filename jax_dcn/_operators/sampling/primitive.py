@@ -85,7 +85,7 @@ def _sampled_channels(operands: Operands[Shaped], spec: Spec) -> int:
     return math.prod(locations.shape) // spec.dims * x.shape[-1]
 
 
-def words(spec: Spec) -> dict[str, str]:
+def user_names(spec: Spec) -> dict[str, str]:
     """The operands as the arguments of `map_coordinates` or of `grid_sample`."""
     return {"x": "input", "locations": "coordinates"} if spec.planar else {"locations": "grid"}
 
@@ -157,8 +157,8 @@ deform_sampling = Operator[Spec](
     samples=samples,
     axes=axes,
     keywords=lambda spec, shards: {"spec": spec},
-    chunk_lengths=reference_chunk,
+    part_lengths=reference_chunk,
     shared={},
     linear=("x",),
-    words=words,
+    user_names=user_names,
 )
