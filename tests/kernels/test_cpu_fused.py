@@ -80,9 +80,10 @@ WRONG = r"is .*, must be"
 WRONG_OR_SIGNAL = f"{WRONG}|^$"
 MUTATIONS = {
     "tail of channels read past its end": (
-        "vectors.h", "std::memcpy(lanes, from, {~~count * sizeof(T)~>sizeof lanes~~});", "none", "avx2", SIGNAL),
+        "../../cpu/vectors.h", "std::memcpy(lanes, from, {~~count * sizeof(T)~>sizeof lanes~~});", "none", "avx2",
+        SIGNAL),
     "tail of features stored past its end": (
-        "vectors.h", "std::memcpy(to, lanes, {~~count * sizeof(T)~>sizeof lanes~~});", "none", "avx512",
+        "../../cpu/vectors.h", "std::memcpy(to, lanes, {~~count * sizeof(T)~>sizeof lanes~~});", "none", "avx512",
         WRONG_OR_SIGNAL),
     "last row of tiles as high as the others": (
         "plan.h", "{~~std::min(rows_, height_ - row)~>rows_~~}", "none", "avx2", WRONG_OR_SIGNAL),
@@ -195,7 +196,7 @@ def test_mutations_are_in_the_source():
 @pytest.mark.parametrize("name", build.mutations(MUTATIONS, BY_DEFAULT))
 def test_mutations_are_found(name, tmp_path):
     file, change, sanitizer, instructions, complaint = MUTATIONS[name]
-    folder = build.mutated(build.LIB, f"{build.FUSED_CPU.relative_to(build.LIB)}/{file}", change, tmp_path)
+    folder = build.mutated(build.LIB, os.path.normpath(f"deform_conv/fused_cpu/{file}"), change, tmp_path)
     status, output = run(program(sanitizer, instructions, folder, changed_files(file, instructions)), instructions)
     assert status < 0 if complaint == SIGNAL else status != 0, output
     assert re.search(complaint, output, re.DOTALL), output

@@ -77,7 +77,7 @@ def test_a_lack_of_memory_may_be_temporary(interpreter):
 
 def test_a_failed_query_of_the_device_is_an_error(interpreter):
     operands = jnp.zeros((1, 4, 4, 8)), jnp.zeros((1, 4, 4, 18)), jnp.zeros((3, 3, 8, 8))
-    run = jax.jit(functools.partial(jax_dcn.deform_conv2d, padding=1, precision="default"))
+    run = jax.jit(functools.partial(jax_dcn.deform_conv2d, padding=1, precision="default", backend="fused"))
     before = interpreter.set(driver_version=12040)
     try:
         with substituted(interpreter.handlers), pytest.raises(jax.errors.JaxRuntimeError):
