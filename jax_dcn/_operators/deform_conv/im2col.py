@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,6 @@ from jax_dcn._primitive.promotion import sum_dtype
 VALUE_FILL, TANGENT_FILL = math.nan, math.inf
 
 Cotangents: TypeAlias = dict[str, jax.Array]
-_Carry: TypeAlias = tuple[Cotangents, jax.Array | None]  # the latter is the cotangent of x of a chunk's images
 
 
 def forward(convolution: Convolution, choices: Im2col, fill: float) -> jax.Array:
@@ -63,85 +62,118 @@ def tangent(convolution: Convolution, tangents: Mapping[str, jax.Array], choices
 
 def cotangents(convolution: Convolution, d_y: jax.Array, requested: Collection[str], choices: Im2col) -> Cotangents:
     """The requested cotangents, in the sums' type, but that of x in the planned one."""
-    (x, offset, weight, _, mask), spec, _ = convolution
-    wide, groups, calls = offset.dtype, spec.feature_group_count, _calls(spec)
-    offset_groups, taps = groups_and_taps(offset, weight.shape[:-2])
-    positions = [name for name in ("offset", "mask") if name in requested]
+    return _CotangentSums(convolution, d_y, requested, choices).of_all_images()
+
+
+class _CotangentSums:
+    """Computes cotangents chunk by chunk.
+
+    The methods `add_...` take the cotangents so far, by name, and return them with those of a chunk: of the images, or
+    of the rows of these images, from a first one on.
+    """
+
+    def __init__(self, convolution: Convolution, d_y: jax.Array, requested: Collection[str], choices: Im2col) -> None:
+        self.convolution, self.d_y, self.requested, self.choices = convolution, d_y, requested, choices
+        self.calls = _calls(convolution.spec)
+        self.positions = [name for name in ("offset", "mask") if name in requested]
+
+    def of_all_images(self) -> Cotangents:
+        (_, offset, weight, _, _), _, _ = self.convolution
+        images, choices = offset.shape[0], self.choices
+        if choices.sorted_images:
+            out = fold(self.add_sorted_images, images, choices.sorted_images, self.zeros())
+        else:
+            out = fold(self.add_images, images, choices.images, self.zeros())
+        if "weight" in out:
+            out["weight"] = out["weight"].transpose(2, 3, 0, 1).reshape(weight.shape)
+        return out
+
+    def zeros(self) -> Cotangents:
+        """That of weight is [groups, Cout/groups, K, Cin/groups], as the products have it."""
+        (x, offset, weight, _, mask), spec, _ = self.convolution
+        wide, groups = offset.dtype, spec.feature_group_count
+        shapes = {"x": (x.shape, self.choices.x_dtype), "offset": (offset.shape, wide)}
+        if mask is not None:
+            shapes["mask"] = (mask.shape, wide)
+        taps = math.prod(weight.shape[:-2])
+        shapes["weight"] = ((groups, weight.shape[-1] // groups, taps, weight.shape[-2]), wide)
+        return {name: filled(self.d_y, *shapes[name]) for name in shapes if name in self.requested}
+
+    def add_sorted_images(self, first: ArrayLike, count: int, out: Cotangents) -> Cotangents:
+        """Sorts the samples of all chunks of these images at once."""
+        x, offset, *_ = self.convolution.operands
+        all_rows = self.convolution.samples_at((first, 0), (count, offset.shape[1]))
+        add = partial(self.add_images, sorted_samples=custom_calls.sort_samples(x, all_rows))
+        return fold(add, count, self.choices.images, out, first)
+
+    def add_images(
+        self, image: ArrayLike, count: int, out: Cotangents, sorted_samples: SortedSamples | None = None
+    ) -> Cotangents:
+        (x, offset, weight, _, _), choices, rows = self.convolution.operands, self.choices, self.d_y.shape[1]
+        offset_groups, _ = groups_and_taps(offset, weight.shape[:-2])
+        d_x = out.get("x")
+        if d_x is not None and choices.x_sums:  # the chunk's sums take the place of the result, until they are rounded
+            out = out | {"x": filled(x, (count, *x.shape[1:]), offset.dtype)}
+        chunk = _Images(image, count, self.calls.images_of(x, image, count, offset_groups))
+        if choices.sorted_rows:
+            out = fold(partial(self.add_sorted_rows, chunk), rows, choices.sorted_rows, out)
+        else:
+            out = fold(partial(self.add_rows, chunk, sorted_samples), rows, choices.rows, out)
+        if d_x is not None and choices.x_sums:
+            out = out | {"x": write_chunk(d_x, out["x"].astype(choices.x_dtype), (image, 0))}
+        return out
+
+    def add_sorted_rows(self, chunk: "_Images", first: ArrayLike, height: int, out: Cotangents) -> Cotangents:
+        """Sorts the samples of all chunks of these rows at once."""
+        samples = self.convolution.samples_at((chunk.first, first), (chunk.num_images, height))
+        sorted_samples = custom_calls.sort_samples(self.convolution.operands.x, samples)
+        return fold(partial(self.add_rows, chunk, sorted_samples), height, self.choices.rows, out, first)
+
+    def add_rows(
+        self,
+        chunk: "_Images",
+        sorted_samples: SortedSamples | None,
+        row: ArrayLike,
+        height: int,
+        out: Cotangents,
+    ) -> Cotangents:
+        (_, _, weight, _, _), spec, _ = self.convolution
+        start, size = (chunk.first, row), (chunk.num_images, height)
+        samples, d_y = self.convolution.samples_at(start, size), read_chunk(self.d_y, start, size)
+        out, columns = dict(out), None
+        if self.positions or "x" in out:
+            d_columns = _columns_cotangent(d_y, weight, spec, self.choices.columns_dtype)
+            if "x" in out:
+                out["x"] = self.add_to_x(samples, sorted_samples, d_columns, out["x"])
+            if self.positions:
+                d_positions = {name: out[name] for name in self.positions}
+                out |= self.calls.offset_cotangent(
+                    chunk.pixels, samples, d_columns, d_positions, columns_requested="weight" in out
+                )
+                columns = out.pop("columns", None)
+        if "weight" in out:
+            columns = self.calls.sample(chunk.pixels, samples) if columns is None else columns
+            out["weight"] += _weight_cotangent(d_y, columns, spec, self.choices)
+        return out
 
     def add_to_x(
-        samples: Samples, d_columns: jax.Array, d_x: jax.Array, sorted_samples: SortedSamples | None
+        self, samples: Samples, sorted_samples: SortedSamples | None, d_columns: jax.Array, d_x: jax.Array
     ) -> jax.Array:
         if sorted_samples is not None:
             return custom_calls.gather_samples(samples, sorted_samples, d_columns, d_x)
-        if spec.dims == 2:
+        if self.convolution.spec.dims == 2:
             return custom_calls.input_cotangent(samples, d_columns, d_x)
-        images, planes = samples.size
+        (images, planes), choices = samples.size, self.choices
         size = images * (planes * choices.sort_row + choices.sort_image)
         return volumes.input_cotangent(samples, d_columns, d_x, workspace_size=size)
 
-    def sorted_images_at(first: ArrayLike, count: int, out: Cotangents) -> Cotangents:
-        all_rows = convolution.samples_at((first, 0), (count, offset.shape[1]))
-        sorted_samples = custom_calls.sort_samples(x, all_rows)
-        return fold(partial(images_at, sorted_samples=sorted_samples), count, choices.images, out, first)
 
-    def images_at(
-        image: ArrayLike, count: int, out: Cotangents, sorted_samples: SortedSamples | None = None
-    ) -> Cotangents:
-        pixels = calls.images_of(x, image, count, offset_groups)
+class _Images(NamedTuple):
+    """A chunk of images."""
 
-        def sorted_rows_at(first: ArrayLike, height: int, carry: _Carry) -> _Carry:
-            sorted_samples = custom_calls.sort_samples(x, convolution.samples_at((image, first), (count, height)))
-            return fold(partial(rows_at, sorted_samples=sorted_samples), height, choices.rows, carry, first)
-
-        def rows_at(
-            row: ArrayLike, height: int, carry: _Carry, sorted_samples: SortedSamples | None = sorted_samples
-        ) -> _Carry:
-            out, d_xs = carry
-            out = dict(out)
-            samples = convolution.samples_at((image, row), (count, height))
-            part = read_chunk(d_y, (image, row), (count, height))
-            columns = None
-            if positions or d_xs is not None:
-                d_columns = _columns_cotangent(part, weight, spec, choices.columns_dtype)
-                if d_xs is not None:
-                    d_xs = add_to_x(samples, d_columns, d_xs, sorted_samples)
-                if positions:
-                    d_positions = {name: out[name] for name in positions}
-                    out |= calls.offset_cotangent(
-                        pixels, samples, d_columns, d_positions, columns_requested="weight" in requested
-                    )
-                    columns = out.pop("columns", None)
-            if "weight" in requested:
-                columns = calls.sample(pixels, samples) if columns is None else columns
-                out["weight"] += _weight_cotangent(part, columns, spec, choices)
-            return out, d_xs
-
-        out = dict(out)
-        d_x = out.pop("x", None)
-        d_xs = d_x if d_x is None or not choices.x_sums else filled(x, (count, *x.shape[1:]), wide)
-        if choices.sorted_rows:
-            out, d_xs = fold(sorted_rows_at, offset.shape[1], choices.sorted_rows, (out, d_xs))
-        else:
-            out, d_xs = fold(rows_at, offset.shape[1], choices.rows, (out, d_xs))
-        if d_x is not None and d_xs is not None:
-            out["x"] = write_chunk(d_x, d_xs.astype(choices.x_dtype), (image, 0)) if choices.x_sums else d_xs
-        return out
-
-    out = {
-        name: filled(d_y, array.shape, dtype)
-        for name, array, dtype in (("x", x, choices.x_dtype), ("offset", offset, wide), ("mask", mask, wide))
-        if name in requested and array is not None
-    }
-    if "weight" in requested:
-        shape = (groups, weight.shape[-1] // groups, taps, weight.shape[-2])
-        out["weight"] = filled(d_y, shape, wide)
-    if choices.sorted_images:
-        out = fold(sorted_images_at, offset.shape[0], choices.sorted_images, out)
-    else:
-        out = fold(images_at, offset.shape[0], choices.images, out)
-    if "weight" in requested:
-        out["weight"] = out["weight"].transpose(2, 3, 0, 1).reshape(weight.shape)
-    return out
+    first: ArrayLike
+    num_images: int
+    pixels: jax.Array  # of x, as the calls take it
 
 
 def _calls(spec: Spec) -> ModuleType:
