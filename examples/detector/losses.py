@@ -8,7 +8,7 @@ from examples.digits_library.backbone import STRIDE, locations
 from examples.digits_library.scenes import Scenes
 from examples.library.boxes import area, generalised_iou, iou
 
-from .model import Detector, Predictions
+from .model import Detector
 
 CENTRE_RADIUS = 1.5 * STRIDE
 FOCUS = 2.0
@@ -33,20 +33,16 @@ def assign(locations: jax.Array, boxes: jax.Array, labels: jax.Array) -> tuple[j
 
 
 def loss(model: Detector, params: dict, batch: Scenes) -> jax.Array:
-    """The loss of a model on a batch of scenes."""
-    predictions = model.apply({"params": params}, batch.images)
-    return detection_loss(predictions, locations(*batch.images.shape[1:3]), batch.boxes, batch.labels)
-
-
-def detection_loss(predictions: Predictions, locations: jax.Array, boxes: jax.Array, labels: jax.Array) -> jax.Array:
-    """Mean loss per responsible location of a batch: boxes [batch, objects, 4], labels [batch, objects].
+    """Mean loss per responsible location of a batch of scenes.
 
     Scores are trained to predict the IoU of their box, by a focal loss with full weight on objects (varifocal loss,
     arXiv 2008.13367). Boxes are trained by their generalised IoU.
     """
-    objects, found = jax.vmap(assign, (None, 0, 0))(locations, boxes, labels)
-    targets = jnp.take_along_axis(boxes, objects[..., None], 1)
-    classes = jax.nn.one_hot(jnp.take_along_axis(labels, objects, 1), predictions.logits.shape[-1])
+    predictions = model.apply({"params": params}, batch.images)
+    cells = locations(*batch.images.shape[1:3])
+    objects, found = jax.vmap(assign, (None, 0, 0))(cells, batch.boxes, batch.labels)
+    targets = jnp.take_along_axis(batch.boxes, objects[..., None], 1)
+    classes = jax.nn.one_hot(jnp.take_along_axis(batch.labels, objects, 1), predictions.logits.shape[-1])
     overlap = jax.lax.stop_gradient(iou(predictions.boxes, targets))
     target_scores = classes * jnp.where(found, overlap, 0)[..., None]
     weight = jnp.where(target_scores > 0, target_scores, NEGATIVE_WEIGHT * jax.nn.sigmoid(predictions.logits) ** FOCUS)

@@ -10,11 +10,12 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from .decoder import Detections, Outputs, Predictions
 from .denoising import Denoising
 from .distributions import Distribution, distillation, fine_grained_localisation
-from .losses import box_losses, box_quality, sigmoid_focal, varifocal
+from .losses import box_losses, box_quality, varifocal
 from .matching import Costs, Targets, match
 
 Losses = dict[str, jax.Array]
@@ -57,8 +58,9 @@ class DeformableDetrLosses:
         return found
 
     def _losses(self, found, own, count, suffix):
-        of_classes = self.classes * sigmoid_focal(found.logits, own.labels, self.alpha).sum() / count
-        return {f"loss_ce{suffix}": of_classes} | _box_losses(self, found, own, count, suffix)
+        classes = jax.nn.one_hot(own.labels, found.logits.shape[-1], dtype=found.logits.dtype)
+        loss = self.classes * optax.sigmoid_focal_loss(found.logits, classes, alpha=self.alpha).sum() / count
+        return {f"loss_ce{suffix}": loss} | _box_losses(self, found, own, count, suffix)
 
 
 @dataclass(frozen=True)

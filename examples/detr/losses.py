@@ -9,18 +9,6 @@ from examples.library.boxes import centre_to_corners, generalised_iou, iou
 from .matching import Targets
 
 
-def sigmoid_focal(logits: jax.Array, labels: jax.Array, alpha: float = 0.25, gamma: float = 2.0) -> jax.Array:
-    """The focal loss of each class (Lin et al., arXiv 1708.02002), with the shape of logits [..., classes].
-
-    labels: [...], -1 for no class. A negative `alpha` weighs both kinds alike.
-    """
-    target = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
-    scores = jax.nn.sigmoid(logits)
-    wrong = scores * (1 - target) + (1 - scores) * target
-    loss = optax.sigmoid_binary_cross_entropy(logits, target) * wrong**gamma
-    return loss if alpha < 0 else loss * (alpha * target + (1 - alpha) * (1 - target))
-
-
 def varifocal(
     logits: jax.Array, labels: jax.Array, quality: jax.Array, alpha: float = 0.75, gamma: float = 2.0
 ) -> jax.Array:

@@ -1,13 +1,13 @@
 """How the authors train: AdamW with rates and decays by group of parameters, and a moving average of the weights."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from examples.library.gradients import by_group
 from examples.resnet.model import FIRST_LAYERS
 
 Group = Literal["default", "backbone", "slow", "frozen"]
@@ -96,16 +96,7 @@ def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
     groups = {
         f"{kind}, {decays}": adamw(factor, decays) for kind, factor in factors.items() for decays in (True, False)
     }
-    labels = partial(jax.tree_util.tree_map_with_path, label)
-
-    def frozen(params):
-        return jax.tree.map(lambda name: name == "frozen", labels(params))
-
-    return optax.chain(
-        optax.masked(optax.set_to_zero(), frozen),  # they do not count in the norm
-        optax.clip_by_global_norm(recipe.clip_norm),
-        optax.partition(groups | {"frozen": optax.set_to_zero()}, labels),
-    )
+    return by_group(groups, label, recipe.clip_norm)
 
 
 def moved_average(recipe: Recipe, average: Any, new: Any, step: jax.Array) -> Any:

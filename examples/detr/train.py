@@ -10,7 +10,6 @@ checkpoint of the same format, and OUT/best with the best AP on the validation i
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,11 +18,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from examples.library import curves
-from examples.library.coco import Dataset, ImageError
-from examples.library.loop import StartError
+from examples.library import trainer
+from examples.library.coco import Dataset
 from examples.library.options import add_recipe, checked, read_data, training_parser
-from examples.library.scores import described, evaluator
 
 from . import weights
 from .data import Loading, training_batches
@@ -57,49 +54,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
     options = parse(arguments)
     dataset, validation, checkpoint = options.inputs
-    recipe, loading, out = options.recipe, options.loading, options.out
+    loading, out = options.loading, options.out
     testing = replace(loading, augmented=False, sizes=loading.sizes[-1:])
     detector = Detector.of(checkpoint)
 
-    def measure(variables):
-        return average_precision(detector, variables, validation, testing)
+    def save(name, variables):
+        weights.save(out / name, checkpoint._replace(variables=variables))
+        return out / name
 
-    def save_best(variables):
-        weights.save(out / "best", checkpoint._replace(variables=jax.device_get(variables)))
-
-    if options.evaluate_only:
-        print(described(measure(checkpoint.variables)))
-        return
-    try:
-        run = train(
-            checkpoint,
-            recipe,
-            partial(training_batches, dataset, loading),
-            out / "checkpoints",
-            settings={
-                "sizes": options.sizes,
-                "objects": options.objects,
-                "augmented": loading.augmented,
-                "mirrors": loading.mirrors,
-                "dtype": options.dtype,
-                "config": checkpoint.config,
-                "images": len(dataset.images),
-            },
-            evaluate=evaluator(measure, save_best, "AP") if validation else None,
-            log=out / "log.jsonl",
-            devices=jax.devices()[: options.devices],
-            resume=options.resume,
-            overwrite=options.overwrite,
-        )
-    except (StartError, ImageError) as error:
-        raise SystemExit(f"{PROGRAM}: error: {error}") from error
-    variables = jax.device_get(run.state.best)
-    weights.save(out / "model", checkpoint._replace(variables=variables))
-    result = {"recipe": vars(recipe), "names": dataset.names, "waiting": run.waiting}
-    (out / "results.json").write_text(json.dumps(result | {"scores": run.scores, "history": run.history}))
-    curves.draw(out / "curves.png", run)
-    draw(out / "detections.png", detector, variables, validation or dataset, testing)
-    print(f"The checkpoint is {out / 'model'}. The loop waited for data {run.waiting:.0%} of the time.")
+    run = trainer.run(
+        PROGRAM,
+        options,
+        dataset,
+        partial(train, checkpoint, options.recipe, partial(training_batches, dataset, loading)),
+        checkpoint.variables,
+        kept=lambda state: state.best,
+        measure=lambda variables: average_precision(detector, variables, validation, testing),
+        save=save,
+        settings={"sizes": options.sizes, "augmented": loading.augmented, "config": checkpoint.config},
+        scores=("AP", "AP50"),
+    )
+    if run:
+        draw(out / "detections.png", detector, jax.device_get(run.state.best), validation or dataset, testing)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

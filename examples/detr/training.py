@@ -12,7 +12,7 @@ from flax import struct
 
 from examples.library.devices import fit_on
 from examples.library.gradients import gradients
-from examples.library.loop import Run, Scores
+from examples.library.loop import Run
 
 from . import weights
 from .criterion import Criterion
@@ -103,13 +103,12 @@ def train(
     batches: Callable[[range], Any],
     directory: Path,
     *,
-    evaluate: Callable[[dict[str, Any], int, Scores], dict[str, float]] | None = None,
     devices: Sequence[jax.Device] | None = None,
     **options: Any,
 ) -> Run:
     """Trains the model of a checkpoint; its batches are shared by all devices, by default those of the process.
 
-    evaluate: takes variables, the number of their steps and all earlier scores. options: of `fit`.
+    options: of `fit`.
     """
     detector, criterion = Detector.of(checkpoint), weights.criterion(checkpoint)
     return fit_on(
@@ -120,6 +119,5 @@ def train(
         batches,
         recipe,
         directory,
-        evaluate=evaluate and (lambda state, *about: evaluate(state.best, *about)),
         **options,
     )

@@ -11,7 +11,7 @@ from .loop import Run
 SMOOTHED = 50  # steps of the moving mean
 
 
-def draw(path: Path, run: Run, names: Sequence[str] = ("AP", "AP50")) -> None:
+def draw(path: Path, run: Run, names: Sequence[str]) -> None:
     """Writes a picture of the loss of each step, with its moving mean, and of these scores by the number of steps."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)

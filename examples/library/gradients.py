@@ -1,10 +1,12 @@
-"""Gradients of a batch, whose parts may be processed one after another to save memory."""
+"""Gradients of a batch, whose parts may be processed one after another, and optimisers by group of parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 
 def gradients(
@@ -44,3 +46,23 @@ def gradients(
     start = carry, jax.tree.map(jnp.zeros_like, params)
     (carry, total), stacked = jax.lax.scan(add, start, (jnp.arange(parts), divided))
     return jax.tree.map(lambda leaf: leaf / parts, total), jax.tree.map(jnp.mean, stacked), carry
+
+
+def by_group(
+    optimisers: Mapping[str, optax.GradientTransformation], label: Callable[[Any, Any], str], clip_norm: float
+) -> optax.GradientTransformation:
+    """An optimiser for each group of parameters, after clipping the norm of all gradients together.
+
+    label: from a path of jax.tree_util and the parameter there to its group. Those of the group "frozen" stay what they
+    are, and do not count in the norm.
+    """
+    labels = partial(jax.tree_util.tree_map_with_path, label)
+
+    def frozen(params):
+        return jax.tree.map(lambda group: group == "frozen", labels(params))
+
+    return optax.chain(
+        optax.masked(optax.set_to_zero(), frozen),
+        optax.clip_by_global_norm(clip_norm),
+        optax.partition({**optimisers, "frozen": optax.set_to_zero()}, labels),
+    )

@@ -10,28 +10,12 @@ import jax
 
 from .coco import Dataset, check_validation, read
 
-POSITIVE = (
-    "steps",
-    "objects",
-    "workers",
-    "devices",
-    "batch_size",
-    "accumulate",
-    "regions",
-    "checkpoint_every",
-    "evaluate_every",
-)
-RANGES = {  # of other options
-    "learning_rate": (0, math.inf),
-    "backbone_rate": (0, math.inf),
-    "slow_rate": (0, math.inf),
-    "offset_rate": (0, math.inf),
-    "warmup": (0, math.inf),
+POSITIVE = {"steps", "objects", "workers", "devices", "batch_size", "accumulate", "regions"}
+POSITIVE |= {"checkpoint_every", "evaluate_every"}
+RANGES = {  # of other numbers, which otherwise must not be negative
     "decay_from": (0, 1),
-    "weight_decay": (0, math.inf),
     "clip_norm": (1e-9, math.inf),
     "ema": (0, 1),
-    "ema_warmup": (0, math.inf),
     "min_scale": (0.1, 1),
     "seed": (0, 2**32 - 1),
 }
@@ -74,12 +58,12 @@ def add_recipe(parser: argparse.ArgumentParser, recipe: type, helps: Mapping[str
 def checked(parser: argparse.ArgumentParser, options: argparse.Namespace, recipe: Mapping[str, str]) -> dict[str, Any]:
     """The fields of a recipe that are given. Ends the command with an error if an option has a senseless value."""
     given = {name: value for name, value in vars(options).items() if value is not None}
-    for name in POSITIVE:
-        if given.get(name, 1) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be positive, got {given[name]}")
-    for name, (low, high) in RANGES.items():
-        if name in given and not (math.isfinite(given[name]) and low <= given[name] <= high):
-            parser.error(f"--{name.replace('_', '-')} must be between {low} and {high}, got {given[name]}")
+    for name, number in given.items():
+        option, (low, high) = f"--{name.replace('_', '-')}", RANGES.get(name, (0, math.inf))
+        if name in POSITIVE and number < 1:
+            parser.error(f"{option} must be positive, got {number}")
+        if type(number) in (int, float) and not (math.isfinite(number) and low <= number <= high):
+            parser.error(f"{option} must be between {low} and {high}, got {number}")
     if given.get("warmup", 0) > options.steps:
         parser.error(f"--warmup must be at most --steps, got {options.warmup} and {options.steps}")
     if options.devices and options.devices > jax.device_count():

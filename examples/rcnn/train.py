@@ -10,7 +10,6 @@ best AP on the validation images.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,13 +19,12 @@ from typing import Any, ClassVar
 import jax
 import optax
 
-from examples.library import curves
-from examples.library.coco import Dataset, ImageError
+from examples.library import trainer
+from examples.library.coco import Dataset
 from examples.library.devices import fit_on, shared
-from examples.library.gradients import gradients
-from examples.library.loop import StartError, State, first_state
+from examples.library.gradients import by_group, gradients
+from examples.library.loop import State, first_state
 from examples.library.options import add_recipe, checked, read_data, training_parser
-from examples.library.scores import described, evaluator
 from examples.resnet.model import FIRST_LAYERS
 
 from .coco import Loading, average_precision, evaluation_batches, results, training_batches
@@ -103,17 +101,7 @@ def make_optimiser(recipe: Recipe) -> optax.GradientTransformation:
             return "frozen"
         return "offsets" if "conv_offset" in names else "others"
 
-    labels = partial(jax.tree_util.tree_map_with_path, label)
-    kinds = {"others": sgd(1.0), "offsets": sgd(recipe.offset_rate), "frozen": optax.set_to_zero()}
-
-    def frozen(params):
-        return jax.tree.map(lambda name: name == "frozen", labels(params))
-
-    return optax.chain(
-        optax.masked(optax.set_to_zero(), frozen),  # they do not count in the norm
-        optax.clip_by_global_norm(recipe.clip_norm),
-        optax.partition(kinds, labels),
-    )
+    return by_group({"others": sgd(1.0), "offsets": sgd(recipe.offset_rate)}, label, recipe.clip_norm)
 
 
 @partial(jax.jit, static_argnames=("model", "recipe"), donate_argnames="state")
@@ -144,28 +132,18 @@ def train(
     batches: Any,
     directory: Path,
     *,
-    evaluate: Any = None,
     devices: Sequence[jax.Device] | None = None,
     **options: Any,
 ) -> Any:
-    """Trains a model; its batches are shared by all devices, by default those of the process.
-
-    evaluate: as for `fit`, but of variables. options: of `fit`.
-    """
-    statistics = jax.device_get(variables["batch_stats"])
-
-    def of_state(state, *about):
-        return evaluate({"params": state.params, "batch_stats": statistics}, *about)
-
+    """Trains a model; its batches are shared by all devices, by default those of the process. options: of `fit`."""
     return fit_on(
         devices,
-        partial(train_step, model, recipe, statistics),
+        partial(train_step, model, recipe, jax.device_get(variables["batch_stats"])),
         lambda params: first_state(params, make_optimiser(recipe)),
         variables["params"],
         batches,
         recipe,
         directory,
-        evaluate=evaluate and of_state,
         **options,
     )
 
@@ -185,50 +163,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; by default, with the arguments of the process."""
     options = parse(arguments)
     dataset, validation, model, variables = options.inputs
-    recipe, loading, out = options.recipe, options.loading, options.out
+    loading, statistics = options.loading, jax.device_get(variables["batch_stats"])
 
-    def measure(variables):
-        return evaluated(model, variables, validation, loading)
+    def save_as(name, variables):
+        path = options.out / f"{name}.npz"
+        save(path, model, variables)
+        return path
 
-    def save_best(variables):
-        save(out / "best.npz", model, jax.device_get(variables))
-
-    if options.evaluate_only:
-        print(described(measure(variables)))
-        return
-    try:
-        run = train(
-            model,
-            variables,
-            recipe,
-            partial(training_batches, dataset, loading),
-            out / "checkpoints",
-            settings={
-                "size": loading.size,
-                "objects": loading.objects,
-                "masks": model.config.masks,
-                "min_scale": loading.min_scale,
-                "mirrors": loading.mirrors,
-                "dtype": options.dtype,
-                "model": model.config.settings,
-                "classes": dataset.names,
-                "images": len(dataset.images),
-            },
-            evaluate=evaluator(measure, save_best, "box AP") if validation else None,
-            devices=jax.devices()[: options.devices],
-            log=out / "log.jsonl",
-            resume=options.resume,
-            overwrite=options.overwrite,
-        )
-    except (StartError, ImageError) as error:
-        raise SystemExit(f"{PROGRAM}: error: {error}") from error
-    save(
-        out / "model.npz", model, jax.device_get({"params": run.state.params, "batch_stats": variables["batch_stats"]})
+    trainer.run(
+        PROGRAM,
+        options,
+        dataset,
+        partial(train, model, variables, options.recipe, partial(training_batches, dataset, loading)),
+        variables,
+        kept=lambda state: {"params": state.params, "batch_stats": statistics},
+        measure=lambda variables: evaluated(model, variables, validation, loading),
+        save=save_as,
+        settings={
+            "size": loading.size,
+            "masks": model.config.masks,
+            "min_scale": loading.min_scale,
+            "model": model.config.settings,
+            "classes": dataset.names,
+        },
+        scores=("box AP", "mask AP") if model.config.masks else ("box AP",),
     )
-    result = {"recipe": vars(recipe), "names": dataset.names, "waiting": run.waiting}
-    (out / "results.json").write_text(json.dumps(result | {"scores": run.scores, "history": run.history}))
-    curves.draw(out / "curves.png", run, ("box AP", "mask AP") if model.config.masks else ("box AP",))
-    print(f"The checkpoint is {out / 'model.npz'}. The loop waited for data {run.waiting:.0%} of the time.")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

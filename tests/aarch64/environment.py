@@ -3,20 +3,19 @@
 Debian: apt-get install g++-aarch64-linux-gnu qemu-user-static debootstrap. It needs a network, and debootstrap root.
 """
 
-import contextlib
-import fcntl
 import functools
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
 
 from tests.wheels import cross
+from tests.wheels.commands import ROOT, made
+from tests.wheels.commands import run as command
 
-ROOT = pathlib.Path(__file__).parents[2]
 BUILD = ROOT / "build" / "aarch64"
 QEMU = "qemu-aarch64-static"
 # Module files of Python 3.11 are for 3.11 only; those of later ones have the stable ABI.
@@ -42,58 +41,30 @@ def missing() -> str:
     return "" if os.getuid() == 0 else "debootstrap needs root"
 
 
-def make() -> None:
-    """Makes the system, and installs the packages, if they are missing.
-
-    Debian's packages are unpacked, but not configured: that would take many minutes in qemu.
-    """
-    with _locked():
-        if not SYSTEM.exists():
-            _make_system()
-        if not SITE.exists():
-            _install_packages()
-
-
-@contextlib.contextmanager
-def _locked() -> Iterator[None]:
-    """One process at a time makes what several may use."""
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with open(BUILD / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 @functools.cache
 def checkout() -> pathlib.Path:
     """A folder with the tests and the package, which is cross-compiled; the processes of a run of pytest share it."""
-    folder = BUILD / f"checkout_{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
-    with _locked():
-        if not folder.exists():
-            for old in BUILD.glob("checkout_*"):
-                shutil.rmtree(old)
-            part = BUILD / "part_checkout"
-            shutil.rmtree(part, ignore_errors=True)
-            _make_checkout(part)
-            part.rename(folder)
-    return folder
+    return made(BUILD / f"checkout_{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}", _make_checkout)
 
 
 def _make_checkout(folder: pathlib.Path) -> None:
-    wheels = BUILD / "wheels"
-    shutil.rmtree(wheels, ignore_errors=True)
+    for old in BUILD.glob("checkout_*"):
+        shutil.rmtree(old)
     for name in ("tests", "benchmarks"):
         shutil.copytree(ROOT / name, folder / name)
     shutil.copy(ROOT / "pyproject.toml", folder)
     variables = os.environ | cross.variables(VERSION == (3, 11)) | {"JAX_DCN_CUDA": "OFF"}
-    _run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", wheels, ROOT, variables=variables)
-    (wheel,) = wheels.iterdir()
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
+    with tempfile.TemporaryDirectory() as wheels:
+        command(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", wheels, ROOT, variables=variables)
+        (wheel,) = pathlib.Path(wheels).iterdir()
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)
 
 
 def run(folder: pathlib.Path, *arguments: object, cpu: str = "max") -> subprocess.CompletedProcess[str]:
     """Runs Python in a folder that contains the package. `cpu` is a processor that qemu knows."""
-    make()
+    made(SYSTEM, _make_system)
+    made(SITE, _install_packages)
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(BUILD),
@@ -103,9 +74,9 @@ def run(folder: pathlib.Path, *arguments: object, cpu: str = "max") -> subproces
         "JAX_PLATFORMS": "cpu",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # of XLA, which qemu would run for minutes
     }
-    command = [QEMU, "-cpu", cpu, "-L", SYSTEM, SYSTEM / "usr/bin" / PYTHON, *arguments]
+    words = [QEMU, "-cpu", cpu, "-L", SYSTEM, SYSTEM / "usr/bin" / PYTHON, *arguments]
     return subprocess.run(
-        [str(word) for word in command],
+        [str(word) for word in words],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -114,29 +85,17 @@ def run(folder: pathlib.Path, *arguments: object, cpu: str = "max") -> subproces
     )
 
 
-def _make_system() -> None:
-    part = BUILD / f"part_{SUITE}"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+def _make_system(folder: pathlib.Path) -> None:
+    """Debian's packages are unpacked, but not configured: that would take many minutes in qemu."""
     include = f"--include={PYTHON},lib{PYTHON}-stdlib"
-    _run("debootstrap", "--arch=arm64", "--variant=minbase", "--download-only", include, SUITE, part)
-    for package in sorted(part.glob("var/cache/apt/archives/*.deb")):
-        _run("dpkg-deb", "-x", package, part)
+    command("debootstrap", "--arch=arm64", "--variant=minbase", "--download-only", include, SUITE, folder)
+    for package in sorted(folder.glob("var/cache/apt/archives/*.deb")):
+        command("dpkg-deb", "-x", package, folder)
         package.unlink()
-    part.rename(SYSTEM)
 
 
-def _install_packages() -> None:
-    part = BUILD / f"part_{SITE.name}"
-    shutil.rmtree(part, ignore_errors=True)
+def _install_packages(folder: pathlib.Path) -> None:
     version = [f"--python-version={VERSION[0]}.{VERSION[1]}", "--implementation=cp"]
     abis = [f"--abi={abi}" for abi in ("cp{}{}".format(*VERSION), "abi3", "none")]
     options = [*cross.pip_options(), *version, *abis]
-    _run(sys.executable, "-m", "pip", "install", "--quiet", "--target", part, *options, *PACKAGES)
-    part.rename(SITE)
-
-
-def _run(*command: object, variables: Mapping[str, str] = os.environ) -> None:
-    words = [str(word) for word in command]
-    result = subprocess.run(words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert result.returncode == 0, f"{words}\n{result.stdout[-4000:]}"
+    command(sys.executable, "-m", "pip", "install", "--quiet", "--target", folder, *options, *PACKAGES)

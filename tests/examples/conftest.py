@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.helpers import mask_rcnn
+
 collect_ignore = ["make_golden.py", "make_golden_rcnn.py"]  # they need more packages than the tests
 
 
@@ -15,3 +17,9 @@ def digits_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits")
     digits.main([str(folder), "--train", "3", "--validation", "2", "--size", "96"])
     return folder
+
+
+@pytest.fixture(scope="session")
+def state():
+    """A random checkpoint of mmdet's Mask R-CNN."""
+    return mask_rcnn.state(mask_rcnn.read()[0])

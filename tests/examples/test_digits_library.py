@@ -1,8 +1,10 @@
-"""What the example detectors share: data, scores and tables; and the examples in all docstrings."""
+"""What the detectors of digits share: data, scores and commands; and the examples in all docstrings."""
 
 import doctest
 import importlib
+import json
 import pkgutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ pytest.importorskip("pycocotools")
 pytest.importorskip("orbax.checkpoint")
 
 import examples
-from examples.digits_library import evaluate, report, scenes
+from examples.digits_library import evaluate, scenes
 from examples.library import boxes
 
 
@@ -23,15 +25,6 @@ def test_examples_in_docstrings():
     results = [doctest.testmod(importlib.import_module(name)) for name in modules if not name.endswith("__main__")]
     assert sum(result.attempted for result in results) >= 15
     assert not any(result.failed for result in results)
-
-
-def test_a_scene_depends_on_split_seed_and_index_alone():
-    first, again = (scenes.make_scene("train", 3, 5) for _ in range(2))
-    assert all(map(np.array_equal, first, again))
-    for other in (scenes.make_scene("train", 3, 6), scenes.make_scene("train", 4, 5)):
-        assert not np.array_equal(first.images, other.images)
-    batch = scenes.make_batch("train", 3, range(4, 6))
-    assert all(np.array_equal(part[1], expected) for part, expected in zip(batch, first, strict=True))
 
 
 def test_no_digit_and_no_part_of_a_photograph_is_in_both_splits():
@@ -69,15 +62,28 @@ def test_suppression_keeps_the_best_of_each_class():
 def test_perfect_predictions_have_an_average_precision_of_one():
     batch = scenes.make_batch("validation", 0, range(20))
     perfect = evaluate.Detections(batch.boxes, (batch.labels >= 0).astype(np.float32), batch.labels)
-    assert_allclose(list(evaluate.average_precision([batch], [perfect]).values()), 1, atol=1e-6)
-    shifted = perfect._replace(boxes=batch.boxes + 200)
-    assert_allclose(list(evaluate.average_precision([batch], [shifted]).values()), 0)
-    nothing = perfect._replace(scores=np.zeros_like(perfect.scores))
-    assert_allclose(list(evaluate.average_precision([batch], [nothing]).values()), 0)
+    for found, expected in ((perfect, 1), (perfect._replace(boxes=batch.boxes + 200), 0)):
+        assert_allclose(list(evaluate.average_precision([batch], [found]).values()), expected, atol=1e-6)
 
 
-def test_the_table_gives_mean_and_spread_over_seeds():
-    scores = dict.fromkeys(report.SCORES, 0.5) | {"parameters": 1234, "ms per step": 7.0}
-    runs = [{"variant": "plain", "dilation": 1 + ap, **scores, "AP": ap} for ap in (0.1, 0.3)]
-    table = " ".join(report.markdown_table(runs, ("dilation",)).split())
-    assert "| 20.0 ± 14.1 | 50.0 ± 0.0 |" in table and "| 1,234 | 7 | 1.20 ± 0.14 |" in table
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("example", "model", "words", "picture"),
+    [
+        ("detector", "Detector", ("dilation small",), "sampling.png"),
+        ("rfcn", "RFCN", ("deformable pooling",), "bins.png"),
+    ],
+)
+def test_commands_write_tables_json_and_pictures(example, model, words, picture, tmp_path, capsys, monkeypatch):
+    command = importlib.import_module(f"examples.{example}.__main__")
+    tiny = partial(getattr(command, model), widths=(8, 8, 8, 8), blocks=(1, 1, 1))
+    monkeypatch.setattr(command, model, tiny)
+    few = ["--steps", "2", "--batch-size", "4", "--validation-images", "4"]
+    command.main([*few, "--variants", "plain", "deformable", "--out", str(tmp_path)])
+    table = (tmp_path / "results.md").read_text()
+    assert table in capsys.readouterr().out
+    assert all(word in table for word in ("| plain ", "| deformable ", " AP75 ", "ms per step", *words))
+    plain, deformable = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert deformable["parameters"] > plain["parameters"]
+    for name in ("detections.png", picture):
+        assert (tmp_path / name).stat().st_size > 10_000

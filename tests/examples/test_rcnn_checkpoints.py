@@ -3,14 +3,13 @@
 import jax
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 pytest.importorskip("optax")
 
 from examples.rcnn import Config, load, weights
 from examples.rcnn.anchors import anchors
 from examples.rcnn.config import with_settings
-from examples.rcnn.images import normalise
 from examples.rcnn.mmdet_config import settings_of
 from examples.rcnn.weights import check_names, renamed, save
 from tests.helpers import mask_rcnn
@@ -31,25 +30,20 @@ def text(golden):
     return str(golden[1]["config"])
 
 
-SETTINGS = {
+SETTINGS = Config().settings | {
     "style": "caffe",
     "mean": (103.53, 116.28, 123.675),
     "deviation": (57.375, 57.12, 58.395),
     "bgr": True,
     "divisor": 64,
-    "scale": (1333, 800),
     "anchor_scales": (4, 6),
     "anchor_ratios": (0.5, 2.0),
     "anchor_stds": (0.5, 0.5, 0.8, 0.8),
     "box_stds": (0.05, 0.05, 0.1, 0.1),
     "sampling_ratio": 2,
-    "mask_threshold": 0.5,
     "proposals.per_level": 300,
     "proposals.count": 200,
     "proposals.iou_threshold": 0.6,
-    "training_proposals.per_level": 2000,
-    "training_proposals.count": 1000,
-    "training_proposals.iou_threshold": 0.7,
     "objects.score_threshold": 0.02,
     "objects.iou_threshold": 0.4,
     "objects.count": 60,
@@ -63,15 +57,6 @@ def test_settings_of_a_config(text):
 def test_anchors(golden):
     found = anchors(2, 3, 8, SETTINGS["anchor_scales"], SETTINGS["anchor_ratios"])
     assert_allclose(found, golden[1]["anchors"], atol=1e-5)
-
-
-def test_normalisation():
-    images = mask_rcnn.images()
-    found = normalise(images, with_settings(Config(), SETTINGS))
-    assert found.shape == (2, 128, 128, 3)
-    expected = (images[..., ::-1] - np.array(SETTINGS["mean"])) / np.array(SETTINGS["deviation"])
-    assert_allclose(found[:, : mask_rcnn.HEIGHT, : mask_rcnn.WIDTH], expected, atol=1e-5)
-    assert_array_equal(found[:, mask_rcnn.HEIGHT :], 0)
 
 
 @pytest.mark.thorough
@@ -91,25 +76,11 @@ def test_what_the_model_finds(golden, text, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "num_stages=4,",
-            "num_stages=4, dilations=(1, 1, 1, 2),",
-            r"model.backbone.dilations .* \[1, 1, 1, 1\]",
-        ),
-        ("num_stages=4,", "num_stages=4, deep_stem=True,", "model.backbone.deep_stem .* must be False"),
         ("num_stages=4,", "num_stages=4, base_width=4,", "model.backbone.base_width = 4, which is not implemented"),
-        ("type='RPNHead'", "type='GARPNHead'", "model.rpn_head.type .* must be 'RPNHead'"),
         ("type='StandardRoIHead'", "type='CascadeRoIHead'", "model.roi_head.type .* must be 'StandardRoIHead'"),
-        ("type='AnchorGenerator'", "center_offset=0.5, type='AnchorGenerator'", "center_offset .* must be 0.0"),
-        ("iou_threshold=0.4, type='nms'", "iou_threshold=0.4, type='soft_nms'", "rcnn.nms.type .* must be 'nms'"),
-        (
-            "output_size=14, sampling_ratio=2",
-            "output_size=14, sampling_ratio=0",
-            "must agree with .*, 2, got 0",
-        ),
+        ("output_size=14, sampling_ratio=2", "output_size=14, sampling_ratio=0", "must agree with .*, 2, got 0"),
         ("keep_ratio=True", "keep_ratio=False", "the step Resize.keep_ratio .* must be True, .* got False"),
         ("score_thr=0.02", "score_thr=float('nan')", "objects.score_threshold must be like 0.05"),
-        ("style='caffe'", "style='tensorflow'", "style must be 'pytorch' or 'caffe', got 'tensorflow'"),
         ("pad_size_divisor=64", "pad_size_divisor=1", "divisor must be 32 or 64 or 128, got 1"),
         ("data_preprocessor=dict(", "other=dict(", "must have a data_preprocessor, or a step Normalize"),
         ("model = dict(", "_base_ = 'a.py'\nmodel = dict(", "must be whole"),
@@ -163,9 +134,7 @@ test_pipeline = [
         ({"strides": [4]}, "a setting must be one of style, mean, .*, got 'strides'"),
         ({"mean": [1.0]}, r"mean must be like \(123.675, 116.28, 103.53\), got \(1.0,\)"),
         ({"bgr": 1}, "bgr must be like False, got 1"),
-        ({"anchor_scales": []}, "anchor_scales must be like"),
         ({"objects.count": 0}, "objects.count must be like 100, got 0"),
-        ({"objects": 3}, "a setting must be one of"),
     ],
 )
 def test_settings_that_do_not_fit(settings, message):
@@ -216,26 +185,16 @@ def test_files_of_mmengine(small, text, tmp_path):
     model, found = load(tmp_path / "a.pth")
     assert model.config.settings == SETTINGS and model.config.stage_with_dcn == (False, True, True, True)
     assert found.keys() == small.keys()
-    changed = {"config": text.replace("style='caffe'", "style=1")}
-    torch.save({"meta": changed, "state_dict": tensors}, tmp_path / "a.pth")
-    with pytest.raises(ValueError, match=r"a.pth: .*style must be 'pytorch' or 'caffe', got 1"):
-        load(tmp_path / "a.pth")
 
 
-def test_older_names():
+def test_names():
     old = {"module.backbone.layer2.0.conv2_offset.weight": 1, "module.neck.a": 2}
     assert renamed(old) == {"backbone.layer2.0.conv2.conv_offset.weight": 1, "neck.a": 2}
     assert renamed({"module.a": 1, "b": 2}) == {"module.a": 1, "b": 2}
-
-
-@pytest.mark.parametrize(
-    ("name", "library"),
-    [
-        ("roi_heads.box_predictor.cls_score.weight", "torchvision"),
-        ("backbone.bottom_up.res2.0.conv1.weight", "Detectron2"),
-        ("bbox_head.fc_cls.weight", "mmdet 1"),
-    ],
-)
-def test_names_of_other_libraries(name, library):
-    with pytest.raises(ValueError, match=f"must be of mmdet's Faster R-CNN or Mask R-CNN, but is of {library}$"):
-        check_names({"backbone.a": 1, name: 2})
+    for name, library in {
+        "roi_heads.box_predictor.cls_score.weight": "torchvision",
+        "backbone.bottom_up.res2.0.conv1.weight": "Detectron2",
+        "bbox_head.fc_cls.weight": "mmdet 1",
+    }.items():
+        with pytest.raises(ValueError, match=f"must be of mmdet's Faster R-CNN or Mask R-CNN, but is of {library}$"):
+            check_names({"backbone.a": 1, name: 2})

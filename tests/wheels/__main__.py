@@ -21,22 +21,14 @@ from collections.abc import Mapping
 
 from tests.aarch64 import environment as aarch64
 from tests.wheels import cross, cuda12, glibc
+from tests.wheels.commands import ROOT, run
 
 HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parents[1]
 OUT = ROOT / "out/wheels"
 LARGEST = 20e6  # bytes
 OLDEST = "python3.11"  # which has no stable ABI that suffices
 # The C++ library of an older system lacks functions that this compiler uses.
 WITH_CXX_LIBRARY = "-static-libstdc++", "-Wl,--exclude-libs,ALL"
-
-
-def run(*command: object, folder: pathlib.Path = ROOT, variables: Mapping[str, str] = os.environ) -> str:
-    words = [str(word) for word in command]
-    process = subprocess.run(words, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True)
-    if process.returncode:
-        sys.exit(f"{process.stdout}\n{' '.join(words)} failed")
-    return process.stdout.strip()
 
 
 def pythons() -> list[str]:

@@ -7,7 +7,6 @@ which is unpacked, but not installed. Its headers, a static runtime, and a ptxas
 NVIDIA's wheels.
 """
 
-import fcntl
 import hashlib
 import os
 import pathlib
@@ -18,8 +17,9 @@ import subprocess
 import sys
 
 from tests.wheels import cross, newer_architectures
+from tests.wheels.commands import ROOT, made, run
 
-BUILD = pathlib.Path(__file__).parents[2] / "build" / "cuda12"
+BUILD = ROOT / "build" / "cuda12"
 # The toolkit is made anew when one of these files changes.
 SOURCES = pathlib.Path(__file__), pathlib.Path(newer_architectures.__file__)
 TOOLKIT = BUILD / hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest()[:16]
@@ -58,18 +58,13 @@ def missing() -> str:
 
 def variables() -> dict[str, str]:
     """The environment variables of a build. The toolkit is made, if it is missing."""
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with open(BUILD / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not TOOLKIT.exists():
-            _make()
+    made(TOOLKIT, _make)
     return {"JAX_DCN_CUDA": "ON", "CUDACXX": str(NVCC)}
 
 
-def _make() -> None:
-    part = BUILD / "part"
-    shutil.rmtree(part, ignore_errors=True)
-    debian, toolkit = _debian(part / "debian"), part / "toolkit"
+def _make(toolkit: pathlib.Path) -> None:
+    downloads = toolkit / "downloads"
+    debian = _debian(downloads / "debian")
     for folder in ("bin", "own", "nvvm/bin"):
         (toolkit / folder).mkdir(parents=True)
     for name in ("bin2c", "cudafe++", "nvlink"):
@@ -84,20 +79,18 @@ def _make() -> None:
     for name in ("nvcc", "fatbinary"):
         shutil.copy(newer_architectures.__file__, toolkit / "bin" / name)
         (toolkit / "bin" / name).chmod(0o755)
-    headers = _install(part / "headers", [], *HEADERS)
-    for package in headers.iterdir():
-        if (package / "include").is_dir():
-            shutil.copytree(package / "include", toolkit / "include", dirs_exist_ok=True)
-    shutil.copy(_install(part / "ptxas", [], PTXAS) / "cuda_nvcc" / "bin" / "ptxas", toolkit / "bin")
+    for include in _install(downloads / "headers", [], *HEADERS).glob("*/include"):
+        shutil.copytree(include, toolkit / "include", dirs_exist_ok=True)
+    shutil.copy(_install(downloads / "ptxas", [], PTXAS) / "cuda_nvcc" / "bin" / "ptxas", toolkit / "bin")
     (toolkit / "bin" / "ptxas").chmod(0o755)
     for target, options in TARGETS.items():
         libraries = toolkit / "targets" / target / "lib"
         libraries.mkdir(parents=True)
-        shutil.copy(_install(part / target, options, RUNTIME) / "cuda_runtime/lib/libcudart_static.a", libraries)
+        runtime = _install(downloads / target, options, RUNTIME)
+        shutil.copy(runtime / "cuda_runtime" / "lib" / "libcudart_static.a", libraries)
         # nvcc links it, but nothing here uses it, and nvlink refuses one that is newer than itself.
         (libraries / "libcudadevrt.a").write_text("!<arch>\n")
-    toolkit.rename(TOOLKIT)
-    shutil.rmtree(part)
+    shutil.rmtree(downloads)
 
 
 def _mirror() -> str:
@@ -120,24 +113,17 @@ def _debian(folder: pathlib.Path) -> pathlib.Path:
         "APT::Sandbox::User": "root",  # its own user may not read this folder
     }
     apt = "apt-get", "--quiet", *(f"--option={name}={value}" for name, value in settings.items())
-    _run(*apt, "update", folder=folder)
-    _run(*apt, "download", PACKAGE, folder=folder)
+    run(*apt, "update", folder=folder)
+    run(*apt, "download", PACKAGE, folder=folder)
     (package,) = folder.glob("*.deb")
-    _run("dpkg-deb", "--extract", package, folder)
+    run("dpkg-deb", "--extract", package, folder)
     return folder / "usr"
 
 
 def _install(folder: pathlib.Path, options: list[str], *packages: str) -> pathlib.Path:
     command = sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps", "--target", folder
-    _run(*command, *options, *packages)
+    run(*command, *options, *packages)
     return folder / "nvidia"
-
-
-def _run(*command: object, folder: pathlib.Path = BUILD) -> None:
-    words = [str(word) for word in command]
-    result = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if result.returncode:
-        sys.exit(f"{result.stdout}\n{' '.join(words)} failed")
 
 
 def main() -> None:

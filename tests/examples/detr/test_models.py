@@ -27,32 +27,13 @@ pytestmark = pytest.mark.platforms("cpu")
 
 @functools.cache
 def read(name):
-    """The golden file of a model without variants: (config, state dict in memory, arrays, meta)."""
+    """The config, the state dict in memory and the meta data of a model without variants."""
     with np.load(GOLDEN / "model" / f"{name}.npz") as file:
         arrays = dict(file)
     meta = json.loads(str(arrays.pop("meta")))
     config = meta["config"] | {"backbone_config": meta["backbone"], "num_labels": arrays["logits"].shape[-1]}
     state = {key.removeprefix("state/"): array for key, array in arrays.items() if key.startswith("state/")}
-    return config, state, arrays, meta
-
-
-def run(config, state, pixels, mask, dtype):
-    model = make_model(config)
-    arguments = (pixels.astype(dtype),) if mask is None else (pixels.astype(dtype), mask)
-    return jax.jit(model.apply)(fill(model, state, config, dtype), *arguments)
-
-
-@pytest.mark.parametrize("name", ["deformable_detr", "rt_detr_v2"])
-def test_golden_files(name, x64):
-    config, state, arrays, _ = read(name)
-    outputs = run(config, state, arrays["pixel_values"].transpose(0, 2, 3, 1), arrays.get("pixel_mask"), "float64")
-    compare = functools.partial(assert_allclose, rtol=0, atol=1e-10)
-    compare(outputs.logits, arrays["logits64"])
-    compare(outputs.boxes, arrays["pred_boxes64"])
-    if name == "rt_detr_v2":
-        compare(outputs.layers.boxes, arrays["intermediate_reference_points64"].swapaxes(0, 1))
-        compare(outputs.proposals.logits, arrays["enc_topk_logits64"])
-        compare(outputs.proposals.boxes, arrays["enc_topk_bboxes64"])
+    return config, state, meta
 
 
 @pytest.mark.parametrize("name", detectors.CONFIGS)
@@ -61,15 +42,16 @@ def test_variants(name, x64):
     shapes, logits, boxes = detectors.read(name)
     config = detectors.CONFIGS[name]
     pixels, mask = detectors.images(config)
-    masked = mask if config["model_type"] == "deformable_detr" else None
-    outputs = run(config, detectors.state(shapes), pixels, masked, "float64")
+    model, arguments = make_model(config), (pixels.astype("float64"), mask)
+    variables = fill(model, detectors.state(shapes), config, "float64")
+    outputs = jax.jit(model.apply)(variables, *arguments[: 1 + (config["model_type"] == "deformable_detr")])
     assert_allclose(outputs.logits, logits, rtol=0, atol=1e-6)
     assert_allclose(outputs.boxes, boxes, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["deformable_detr", "rt_detr_v2"])
 def test_names_in_files(name):
-    config, state, _, meta = read(name)
+    config, state, meta = read(name)
     model = make_model(config)
     expected = fill(model, state, config)
     places = {renamed(key): array for key, array in state.items()}
@@ -105,7 +87,7 @@ def test_heads():
 
 
 def test_missing_and_unknown_names():
-    config, state, _, _ = read("deformable_detr")
+    config, state, _ = read("deformable_detr")
     model = make_model(config)
     missing = "model.encoder.layers.1.self_attn.value_proj.bias"
     without = {key: array for key, array in state.items() if key != missing}
@@ -146,45 +128,6 @@ def test_defaults_of_old_configs():
     assert DeformableDetrConfig.from_json({}).backbone == RESNET50
     single = DeformableDetrConfig.from_json({"backbone": "resnet101", "num_feature_levels": 1}).backbone
     assert (single.depths, single.out_indices) == ((3, 4, 23, 3), (4,))
-
-
-@pytest.mark.parametrize(
-    ("name", "without"),
-    [
-        ("deformable_detr_two_stage", {"class_embed_2", "bbox_embed_2"}),
-        pytest.param(
-            "rt_detr_v2_discrete",
-            {"enc_score_head", "enc_bbox_head", "sampling_offsets"},
-            marks=pytest.mark.thorough,
-        ),
-    ],
-)
-def test_gradients(name, without):
-    """The result trains all parameters but those that choose and place queries, and the norms of the backbone.
-
-    References have no gradient: neither those of the first stage nor those of layers before the last. Discrete sampling
-    has none to locations.
-    """
-    config = detectors.CONFIGS[name]
-    model = make_model(config)
-    pixels, _ = detectors.images(config)
-    variables = fill(model, detectors.state(detectors.read(name)[0]), config)
-    options = {"train": True} if config["model_type"] == "rt_detr_v2" else {}
-
-    def loss(params, pixels):
-        outputs, updated = model.apply(variables | {"params": params}, pixels, mutable=["batch_stats"], **options)
-        return jnp.sum(outputs.logits**2) + jnp.sum(outputs.boxes**2), updated["batch_stats"]
-
-    differentiate = jax.jit(jax.grad(loss, has_aux=True))
-    gradients, statistics = differentiate(variables["params"], pixels.astype(np.float32))
-    jax.tree.map(assert_array_equal, statistics["backbone"], variables["batch_stats"]["backbone"])
-    moved = jax.tree.map(lambda new, old: bool(np.any(new != old)), statistics, dict(variables["batch_stats"]))
-    assert all(jax.tree.leaves(moved.get("encoder", {})))
-    without |= {"class_embed_0", "bbox_embed_0", "enc_output", "enc_output_norm"}
-    for path, gradient in jax.tree_util.tree_flatten_with_path(gradients)[0]:
-        modules = {key.key for key in path}
-        assert np.isfinite(gradient).all()
-        assert np.any(gradient) == modules.isdisjoint(without), path
 
 
 def test_preprocessing():
@@ -257,4 +200,3 @@ def test_layers_after_the_one_for_inference_do_not_run():
     whole = jax.jit(make_model(config | {"eval_idx": -1}).apply)(variables, images)
     assert len(first.layers.boxes) == 1 and len(whole.layers.boxes) == 2
     assert_allclose(first.boxes, whole.layers.boxes[0], atol=1e-5)
-    assert_allclose(first.logits, whole.layers.logits[0], atol=1e-5)

@@ -94,22 +94,11 @@ def test_outputs_and_gradients(case, x64):
     assert_allclose(norms, arrays["original_gradient_norms"], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "rt_detr_v2/train",
-        *(
-            pytest.param(f"{name}/train", marks=pytest.mark.thorough)
-            for name in ("deformable_detr_two_stage", "d_fine_simple")
-        ),
-    ],
-)
-def test_bfloat16(case):
+def test_bfloat16():
     """Positions, boxes and logits have float32. The loss is near the golden one, and gradients are finite."""
-    arrays = detr_training.read(case).arrays
-    (found, outputs), gradient = run(case, "float32", jnp.bfloat16)
+    (found, outputs), gradient = run("rt_detr_v2/train", "float32", jnp.bfloat16)
     assert outputs.layers.logits.dtype == outputs.layers.boxes.dtype == jnp.float32
-    assert_allclose(found, arrays.get("original_total", arrays["total"]), rtol=0.05)
+    assert_allclose(found, detr_training.read("rt_detr_v2/train").arrays["total"], rtol=0.05)
     assert all(leaf.dtype == jnp.float32 and np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
