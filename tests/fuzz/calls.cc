@@ -276,14 +276,16 @@ class CallBuilder {
     StoreGroups();
   }
   void ForwardTile() {
-    const int64_t features = 64 << bytes_.Below(3);
+    const int64_t features = 64 << bytes_.Below(3), warps = 4 << bytes_.Below(2);
     Integer("tile_features", features);
-    Integer("warps", features == 256 || bytes_.Below(2) ? 8 : 4);
+    Integer("warps", warps);
+    call_.is_valid &= features < 256 || warps == 8;
   }
   void WeightTile() {
-    const int64_t features = 64 << bytes_.Below(2);
+    const int64_t features = 128 >> bytes_.Below(2), warps = 4 << bytes_.Below(2);
     Integer("tile_features", features);
-    Integer("warps", features == 64 || bytes_.Below(2) ? 8 : 4);
+    Integer("warps", warps);
+    call_.is_valid &= features == 128 || warps == 8;
     const bool has_one_sample = bytes_.Below(4) == 0;
     call_.attributes["has_one_sample"] = Attribute::Boolean(has_one_sample);
     const int64_t groups = std::max(size('g'), size('G'));

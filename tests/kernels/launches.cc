@@ -259,13 +259,15 @@ void CallFused(DType dtype, const FusedCall& call, bool has_mask) {
   Array mask = Array::Random(DType::kF32, positions_size, 1);
   Array weight = Array::Random(dtype, std::max(weight_size, int64_t{1}), 1),
         bias = Array::Random(DType::kF32, product.features, 1);
-  Array y = Array::Unwritten(is_y_float ? DType::kF32 : dtype, sizes.pixels() * product.features);
   Array origin = Array::Of(std::vector<int32_t>{0, 0, 0, 0});
   const Positions positions = {offset.data(), has_mask ? mask.data() : nullptr, origin.data<int32_t>()};
-  const FusedTile tile = {tile_features, tile_features == 256 || has_mask ? 8 : 4};
-  Check(FusedForward(device, {dtype, sizes, positions, product}, tile, is_y_float, x.data(), weight.data(), bias.data(),
-                     y.data()));
-  y.CheckWritten("y");
+  for (const FusedTile tile : {FusedTile{tile_features, 4}, FusedTile{tile_features, 8}}) {
+    if (!IsForwardTile(tile)) continue;
+    Array y = Array::Unwritten(is_y_float ? DType::kF32 : dtype, sizes.pixels() * product.features);
+    Check(FusedForward(device, {dtype, sizes, positions, product}, tile, is_y_float, x.data(), weight.data(),
+                       bias.data(), y.data()));
+    y.CheckWritten("y");
+  }
   if (call.has_fused_weight_cotangent(dtype)) CallFusedWeightCotangent(dtype, call, positions, x);
 }
 

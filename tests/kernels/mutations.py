@@ -178,9 +178,6 @@ MUTATIONS = {
         "cuda/matrix.h", "(AddressInShared(shared){~~~> + 8~~}), ", "is misaligned", kernel=WEIGHT),
     "no barrier after a stage": Mutation(
         "deform_conv/cuda_fused_forward.cu", "wait_async_copies();{~~\n      __syncthreads();~>~~}", "was not written"),
-    "no barrier of the warp before ldmatrix": Mutation(
-        "deform_conv/cuda_gemm.h", "{~~    __syncwarp();\n~>~~}#pragma unroll", "needs a warp that has converged",
-        kernel=FORWARD),
     "products by some lanes": Mutation(
         "deform_conv/cuda_gemm.h",
         "{~~~>if (lane() < 31) ~~}mma<T>(accumulators[i][j], a[i]", "waits for lanes 0x80000000 of its warp",
