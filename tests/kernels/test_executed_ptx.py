@@ -133,6 +133,7 @@ RIGHT = {  # what the 64 threads write first
     "dynamic": [63 - lane for lane in range(64)],
     "shuffle": [8 if lane % 32 < 16 else 7 for lane in range(64)],
     "warp": list(range(64)),
+    "loop": [0 if lane % 4 else lane // 32 * 32 + lane % 32 // 4 for lane in range(64)],
     "copy": [0 if lane % 2 else 7 for lane in range(64)],
 }
 WRONG = {
@@ -149,6 +150,7 @@ WRONG = {
     "rotate_without_first_barrier": "is a race: it .* what another thread",
     "rotate_without_second_barrier": "is a race: it .* what another thread",
     "warp_without_barrier": "is a race: it reads what another thread writes",
+    "loop_without_barrier": "needs a warp that has converged",
     "overlapping_blocks": "is a race: it writes what another block writes",
     "copy_without_wait": "not waited for",
     "no_blocks": "invalid configuration argument",

@@ -104,6 +104,20 @@ __global__ void WarpKernel(int* out) {
   out[threadIdx.x] = __shfl_xor_sync(~0u, values[threadIdx.x ^ 1], 1);  // a shuffle does not order memory accesses
 }
 
+// Lanes that loop for different times part, and ldmatrix needs them together.
+template <bool kSyncWarp>
+__global__ void LoopKernel(int* out) {
+  __shared__ uint4 rows[kThreads];
+  rows[threadIdx.x] = {threadIdx.x, 0, 0, 0};
+  __syncthreads();
+  int value = 0;
+  for (int i = 0; i < int(threadIdx.x % 32); ++i) value = out[kResults + value % 4];
+  if (kSyncWarp) __syncwarp();
+  uint32_t words[4];
+  dcn::load_matrix_fragments(words, &rows[threadIdx.x]);
+  out[threadIdx.x] = value < 0 ? value : int(words[0]);  // word lane % 4 of row lane / 4 of the warp
+}
+
 // Both blocks write the same words.
 __global__ void OverlappingBlocksKernel(int* out) { out[threadIdx.x] = int(blockIdx.x); }
 
@@ -145,6 +159,8 @@ const std::map<std::string, Toy> kToys = {
     {"excluded_lane", {ExcludedLaneKernel}},
     {"warp", {WarpKernel<true>}},
     {"warp_without_barrier", {WarpKernel<false>}},
+    {"loop", {LoopKernel<true>}},
+    {"loop_without_barrier", {LoopKernel<false>}},
     {"overlapping_blocks", {OverlappingBlocksKernel, 2}},
     {"misaligned", {MisalignedKernel}},
     {"copy", {CopyKernel<true>}},
