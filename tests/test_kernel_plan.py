@@ -382,8 +382,11 @@ def test_reasons(keywords, computation, reason):
         ("8.0", 64, (128, 127), "im2col", "im2col"),
         ("8.0", 32, (128, 128), "im2col", "im2col"),
         ("8.6", 16, (40, 50), "fused", "fused"),
-        ("8.9", 16, (40, 49), "im2col", "im2col"),
-        ("8.7", 8, (40, 50), "im2col", "im2col"),
+        ("8.9", 16, (40, 49), "fused", "im2col"),  # a small forward
+        ("8.9", 8, (89, 90), "im2col", "im2col"),
+        ("8.7", 264, (40, 49), "im2col", "im2col"),
+        ("9.0", 8, (80, 100), "fused", "im2col"),
+        ("9.0", 16, (80, 100), "im2col", "im2col"),
         ("9.0", 256, (200, 200), "im2col", "im2col"),
         ("10.3", 256, (200, 200), "im2col", "im2col"),
         ("12.1", 16, (40, 50), "fused", "fused"),

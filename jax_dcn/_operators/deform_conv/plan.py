@@ -6,6 +6,7 @@ executors `fused` and `im2col` follow them.
 
 import math
 import os
+import sys
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -43,25 +44,28 @@ class Gpu(NamedTuple):
     shared_bytes: int  # of an SM (CUDA C++ Programming Guide, "Compute Capabilities")
     forward: FusedFrom
     weight: FusedFrom
+    small_k: int  # the K dimension of the product up to which the forward of few pixels is fused
     reason: str
 
 
 NEVER = FusedFrom()
+SMALL_PIXELS = 8_000
+_SMALL = "estimated: launches decide for so few pixels and channels, and the fused path has fewer"
 _FAST_MEMORY = "estimated: the GPU's memory is fast, and XLA's products use wider instructions than the fused kernels"
 _SLOW_MEMORY = "estimated: the GPU's memory is slow, so that a fused kernel pays from 16 channels and 2,000 pixels on"
 _A100 = "estimated: a fused forward pays from 64 channels and 16,384 pixels on"
 # By compute capability; a capability that is missing has the row of the next smaller one. No row was measured. All were
 # estimated by the model of commit a4229b8, which counted instructions and bytes, and assumed the rest.
 GPUS = {
-    80: Gpu(164 << 10, FusedFrom(64, 16_384), NEVER, _A100),
-    86: Gpu(100 << 10, FusedFrom(16, 2_000), FusedFrom(16, 2_000), _SLOW_MEMORY),
-    89: Gpu(100 << 10, FusedFrom(16, 2_000), FusedFrom(16, 2_000), _SLOW_MEMORY),
-    90: Gpu(228 << 10, NEVER, NEVER, _FAST_MEMORY),
-    100: Gpu(228 << 10, NEVER, NEVER, _FAST_MEMORY),
-    120: Gpu(100 << 10, FusedFrom(16, 2_000), FusedFrom(16, 2_000), _SLOW_MEMORY),
+    80: Gpu(164 << 10, FusedFrom(64, 16_384), NEVER, 128, _A100),
+    86: Gpu(100 << 10, FusedFrom(16, 2_000), FusedFrom(16, 2_000), 2_304, _SLOW_MEMORY),
+    89: Gpu(100 << 10, FusedFrom(16, 2_000), FusedFrom(16, 2_000), 2_304, _SLOW_MEMORY),
+    90: Gpu(228 << 10, NEVER, NEVER, 128, _FAST_MEMORY),
+    100: Gpu(228 << 10, NEVER, NEVER, 128, _FAST_MEMORY),
+    120: Gpu(100 << 10, FusedFrom(16, 2_000), FusedFrom(16, 2_000), 2_304, _SLOW_MEMORY),
 }
 # Where it is not known, as for exported programs, tiles must fit every GPU.
-UNKNOWN_GPU = Gpu(100 << 10, NEVER, NEVER, "the GPU is not known")
+UNKNOWN_GPU = Gpu(100 << 10, NEVER, NEVER, 0, "the GPU is not known")
 
 
 def plan(request: Request, operands: Operands[Shaped]) -> dict[str, ComputationPlan]:
@@ -166,10 +170,7 @@ def _path(computation: str, problem: Problem) -> tuple[str, str]:
     if unsupported:
         return "im2col", unsupported
     if problem.target.platform == "cuda":
-        gpu = _gpu(problem.target)
-        fused_from = gpu.forward if computation == "forward" else gpu.weight
-        is_fused = problem.segment_channels >= fused_from.channels and _is_at_least(fused_from.pixels, problem)
-        return "fused" if is_fused else "im2col", gpu.reason
+        return _cuda_path(computation, problem, _gpu(problem.target))
     slow = _slow_reason(problem)
     return ("im2col", slow) if slow else ("fused", f"the processor has {INSTRUCTIONS}")
 
@@ -181,10 +182,16 @@ def _gpu(target: Target) -> Gpu:
     return known[-1] if known else UNKNOWN_GPU
 
 
-def _is_at_least(pixels: float, problem: Problem) -> bool:
-    """Whether the result has so many pixels. A symbolic number counts as many."""
-    total = math.prod(problem.offset.shape[:-1])
-    return total >= pixels if isinstance(total, int) else pixels < math.inf
+def _cuda_path(computation: str, problem: Problem, gpu: Gpu) -> tuple[str, str]:
+    """The path that the table says is faster. A symbolic number of pixels counts as many."""
+    is_forward, pixels = computation == "forward", math.prod(problem.offset.shape[:-1])
+    pixels = pixels if isinstance(pixels, int) else sys.maxsize
+    fused_from = gpu.forward if is_forward else gpu.weight
+    if problem.segment_channels >= fused_from.channels and pixels >= fused_from.pixels:
+        return "fused", gpu.reason
+    if is_forward and pixels <= SMALL_PIXELS and math.prod(problem.weight.shape[:-1]) <= gpu.small_k:
+        return "fused", _SMALL
+    return "im2col", gpu.reason
 
 
 def _unsupported_reason(computation: str, problem: Problem) -> str:
