@@ -9,12 +9,8 @@ import os
 import platform
 import subprocess
 import sys
-from functools import partial
 
-import jax
-
-from benchmarks.baselines import Call
-from benchmarks.kernel_times import results
+from benchmarks.kernel_times import compiled
 from benchmarks.measurements import deform_conv
 from benchmarks.measurements.deform_conv import Shape
 from benchmarks.measurements.timing import interleaved
@@ -64,9 +60,7 @@ def speed(shape, pass_, repeats):
 def prepared(problem, pass_, backend):
     """The call of a compiled program, which has run once."""
     varied = problem.varied if pass_ == "gradients" else ()
-    program = partial(results, deform_conv.deformable, varied, problem.options | {"backend": backend})
-    operands = problem.operands, problem.cotangent
-    call = Call(partial(jax.jit(program).lower(*operands).compile(), *operands))
+    call = compiled(deform_conv.deformable, problem, varied, problem.options | {"backend": backend})
     call()
     return call
 

@@ -56,17 +56,21 @@ def programs(operator, shape, paths):
         path, computation = key
         options = problem.options | ({"backend": path} if operator is CONVOLUTION else {})
         varied = {"forward": (), "gradients": problem.varied, "weight": ("weight",)}[computation]
-        operands = (problem.operands, problem.cotangent)
         try:
             with jax.default_device(default_device):
-                run = jax.jit(partial(results, operator.function, varied, options)).lower(*operands).compile()
+                return compiled(operator.function, problem, varied, options)
         except Exception as error:  # such as that of a path that is not possible
             return error
-        return Call(partial(run, *operands))
 
     keys = [(path, of) for path in (paths if operator is CONVOLUTION else [""]) for of in COMPUTATIONS[path]]
     with ThreadPoolExecutor(cores()) as pool:
         return dict(zip(keys, pool.map(prepare, keys), strict=True))
+
+
+def compiled(function, problem, varied, options):
+    """The call of the compiled program of `results`."""
+    operands = problem.operands, problem.cotangent
+    return Call(partial(jax.jit(partial(results, function, varied, options)).lower(*operands).compile(), *operands))
 
 
 def results(function, varied, options, operands, cotangent):

@@ -78,10 +78,10 @@ def kernel_plan(
     a CPU the plan is for the instruction set of this process, which the reason for "fused" names.
 
     Gradients of a convolution that are computed together share columns, or on a CPU one fused call, whose workspace
-    each of them shows. A gradient that is computed by itself may have larger chunks. The
-    workspace does not include what converts whole arrays: the transposes of "NCHW", or offsets and masks of 16 bits.
-    Forward mode and derivatives beyond the first are not planned. docs/memory.md describes the paths, the conditions of
-    each, and how the workspace is computed.
+    each of them shows. A gradient that is computed by itself may have larger chunks. The workspace does not include
+    what converts whole arrays: the transposes of "NCHW", or offsets and masks of 16 bits. Forward mode and derivatives
+    beyond the first are not planned. docs/memory.md describes the paths, the conditions of each, and how the workspace
+    is computed.
 
     Args:
       function: an operator of jax_dcn itself, not a transformation of it, such as `jax_dcn.deform_conv2d` or

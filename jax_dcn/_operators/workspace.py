@@ -5,7 +5,7 @@ from typing import Any
 
 from jax_dcn._primitive.chunks import balanced
 from jax_dcn._primitive.operator import Request
-from jax_dcn._primitive.plan import ComputationPlan
+from jax_dcn._primitive.plan import ComputationPlan, counted
 from jax_dcn._types import Shaped
 
 # The limit of the samples that are sorted at once on a GPU.
@@ -24,7 +24,7 @@ class SortedSums:
     unit: str  # "image" or "head"
 
     def __str__(self) -> str:
-        return f"{self.count} {self.unit}{'' if self.count == 1 else 's'} at a time" if self.count else ""
+        return f"{counted(self.count, self.unit)} at a time" if self.count else ""
 
 
 def plan_sums(

@@ -75,10 +75,15 @@ def call(
     name: str,
     *operands: jax.Array | None,
     results: Sequence[tuple[Sequence[int], DTypeLike]],
+    aliases: Any = None,
     **attributes: Any,
 ) -> Sequence[jax.Array]:
-    """The results, of these shapes and types, of the custom call `name`. Operands that are None are left out."""
+    """The results, of these shapes and types, of the custom call `name`. Operands that are None are left out.
+
+    aliases: from the places of operands to those of the results that overwrite them.
+    """
     arrays = jax_internals.vary_alike([operand for operand in operands if operand is not None])
     avals = [jax_internals.result_aval(jax.typeof(arrays[0]), shape, dtype) for shape, dtype in results]
-    called: Sequence[jax.Array] = jax.ffi.ffi_call(name, avals)(*arrays, **attributes)
+    call = jax.ffi.ffi_call(name, avals, input_output_aliases=aliases)
+    called: Sequence[jax.Array] = call(*arrays, **attributes)
     return called

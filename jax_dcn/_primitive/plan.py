@@ -19,6 +19,11 @@ class Request(NamedTuple):
     all_reduced: tuple[str, ...] = ()
 
 
+def counted(count: int, unit: str) -> str:
+    """For example "1 row" or "2 rows"."""
+    return f"{count} {unit}{'' if count == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class ComputationPlan:
     """How one computation, the forward or a gradient, is done.

@@ -4,7 +4,6 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
-#include <type_traits>
 
 #include "aggregation/aggregation.h"
 #include "aggregation/cuda_taps.h"
@@ -196,18 +195,7 @@ __global__ void GatherKernel(SampleTables<Accumulator<T>> tables, int64_t num_ta
       }
       if (!is_valid || channel >= sizes.channels || lane & ((1 << log2_lanes) - subwarp)) continue;
       const int64_t element = FirstChannel(sizes, first_query) + (level.first_pixel + pixel) * query_elements + channel;
-      const auto store = [&](auto* result) {
-        using Result = std::remove_reference_t<decltype(*result)>;
-        Vector<Result, N> vector;
-        for (int v = 0; v < N; ++v) vector.value[v] = Result(sum[v]);
-        // Indexed as an array of vectors, because nvcc splits the store if it cannot derive the alignment.
-        reinterpret_cast<Vector<Result, N>*>(result)[element / N] = vector;
-      };
-      if (is_wide) {
-        store(static_cast<A*>(d_value));
-      } else {
-        store(static_cast<T*>(d_value));
-      }
+      StoreSums<T>(sum, is_wide, d_value, element);
     }
   }
 }

@@ -1,4 +1,4 @@
-// The operators that kernels/ defines for each instruction set: calls those of this processor.
+// The operators' functions, of which each instruction set has its own: calls those of this processor's.
 #include "aggregation/aggregation.h"
 #include "deform_conv/deform_conv.h"
 #include "instruction_sets.h"

@@ -25,7 +25,7 @@ struct alignas(4 * sizeof(A)) SortedSample {
 
 template <typename A>
 constexpr int64_t kSampleWords = sizeof(SortedSample<A>) / sizeof(int32_t);
-static_assert(kSampleWords<float> == 4 && kSampleWords<double> == 8);  // as ffi/deform_conv_sorted.cc has them
+static_assert(kSampleWords<float> == 4 && kSampleWords<double> == 8);  // as deform_conv/handlers_cuda.cc has them
 
 // The samples of two neighbouring cells of a row of cells, in a table. In those of the first cell, the pixel between
 // the cells is a right corner.

@@ -71,6 +71,23 @@ __device__ Vector<T, N> LoadOrZeros(bool is_valid, const T* address) {
   return reinterpret_cast<const Vector<T, N>&>(words);
 }
 
+// Writes the sums to `result` at `element`, rounded to T unless `is_wide`.
+template <typename T, int N>
+__device__ void StoreSums(const Accumulator<T> (&sum)[N], bool is_wide, void* result, int64_t element) {
+  const auto store = [&](auto* elements) {
+    using Result = std::remove_reference_t<decltype(*elements)>;
+    Vector<Result, N> vector;
+    for (int v = 0; v < N; ++v) vector.value[v] = Result(sum[v]);
+    // Indexed as an array of vectors, because nvcc splits the store if it cannot derive the alignment.
+    reinterpret_cast<Vector<Result, N>*>(elements)[element / N] = vector;
+  };
+  if (is_wide) {
+    store(static_cast<Accumulator<T>*>(result));
+  } else {
+    store(static_cast<T*>(result));
+  }
+}
+
 template <int N>
 struct Width {
   static constexpr int value = N;

@@ -15,12 +15,9 @@ namespace dcn {
 // columns, its pixels take the place of the missing ones too, and each of the two has half of the weight. So all four
 // pixels are read, or none, and no flags per corner are needed. The weight of a corner is a product of two numbers, so
 // that the record has 16 bytes and is read at once.
-struct alignas(8) CornerPixels {
+struct alignas(16) Corners {
   uint32_t top_left;  // index of the pixel in x, counted over all images; or kNotRead
   float right;        // weight of the right pixels, from 0 to 1; that of the left ones is the rest
-};
-struct alignas(16) Corners {
-  CornerPixels pixels;
   float top, bottom;  // weights of the two rows, times the mask
 };
 
@@ -56,7 +53,7 @@ struct SampledPixel {
 };
 
 // Reads nothing.
-__device__ inline Corners NoCorners() { return {{kNotRead, 0}, 0, 0}; }
+__device__ inline Corners NoCorners() { return {kNotRead, 0, 0, 0}; }
 
 // `image` is the first pixel of the sample's image in x.
 __device__ inline Corners CornersToRead(const Sizes& sizes, const BilinearCorners<float>& sample, float mask,
@@ -64,12 +61,12 @@ __device__ inline Corners CornersToRead(const Sizes& sizes, const BilinearCorner
   Corners corners = NoCorners();
   const PixelPair y(sample.y), x(sample.x);
   const float weight = y.weight * x.weight * mask;
-  corners.pixels.right = x.fraction;
+  corners.right = x.fraction;
   corners.top = (1 - y.fraction) * weight;
   corners.bottom = y.fraction * weight;
   if (y.first < 0 || x.first < 0) return corners;
-  corners.pixels.top_left = uint32_t(image + y.first * int32_t(sizes.width) + x.first) | (y.is_far ? kIsFar : 0);
-  if (x.is_far) corners.pixels.right = -corners.pixels.right;
+  corners.top_left = uint32_t(image + y.first * int32_t(sizes.width) + x.first) | (y.is_far ? kIsFar : 0);
+  if (x.is_far) corners.right = -corners.right;
   return corners;
 }
 
@@ -87,13 +84,13 @@ struct CornerAddresses {
   bool is_read;
   const char* address[4];
 
-  __device__ CornerAddresses(const CornerPixels& pixels, const void* x, const CornerSteps& steps)
-      : is_read(pixels.top_left != kNotRead) {
-    const int32_t right = __float_as_int(pixels.right) < 0 ? steps.far_right : 1;
-    const int32_t down = pixels.top_left & kIsFar ? steps.far_down : steps.down;
+  __device__ CornerAddresses(const Corners& corners, const void* x, const CornerSteps& steps)
+      : is_read(corners.top_left != kNotRead) {
+    const int32_t right = __float_as_int(corners.right) < 0 ? steps.far_right : 1;
+    const int32_t down = corners.top_left & kIsFar ? steps.far_down : steps.down;
     // Unsigned, because the compiler takes several instructions for a product of numbers of which it knows that only
     // one has no sign.
-    address[0] = static_cast<const char*>(x) + uint64_t{pixels.top_left & ~kIsFar} * uint32_t(steps.pixel_bytes);
+    address[0] = static_cast<const char*>(x) + uint64_t{corners.top_left & ~kIsFar} * uint32_t(steps.pixel_bytes);
     address[2] = address[0] + int64_t{down} * steps.pixel_bytes;
     address[1] = address[0] + int64_t{right} * steps.pixel_bytes;
     address[3] = address[2] + int64_t{right} * steps.pixel_bytes;
@@ -107,8 +104,8 @@ template <typename T, int kChunks = 1, int kChunkStride = 0>
 class CornerLoads {
  public:
   __device__ CornerLoads(const Corners& corners, const T* x, const CornerSteps& steps, bool is_valid)
-      : right_(corners.pixels.right), top_(corners.top), bottom_(corners.bottom) {
-    const CornerAddresses addresses(corners.pixels, x, steps);
+      : right_(corners.right), top_(corners.top), bottom_(corners.bottom) {
+    const CornerAddresses addresses(corners, x, steps);
     for (int corner = 0; corner < 4; ++corner) {
       for (int k = 0; k < kChunks; ++k) {
         words_[k][corner] =

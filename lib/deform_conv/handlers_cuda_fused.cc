@@ -23,7 +23,7 @@ Convolution DecodeFused(Checks& checks, Computation computation, ffi::Dictionary
   return call;
 }
 
-FusedTile DecodeTile(Checks& checks, ffi::Dictionary attributes, bool is_tile(FusedTile)) {
+FusedTile DecodeBlockTile(Checks& checks, ffi::Dictionary attributes, bool is_tile(FusedTile)) {
   const int64_t features = checks.Attribute(attributes, "tile_features", int64_t{64});
   const int64_t warps = checks.Attribute(attributes, "warps", int64_t{8});
   const bool fits = 0 < features && features <= 256 && 0 < warps && warps <= 8;
@@ -38,7 +38,7 @@ ffi::Error FusedForwardImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyB
                             ffi::Result<ffi::AnyBuffer> y, ffi::Dictionary attributes) {
   Checks checks("dcn_fused_forward");
   const Convolution call = DecodeFused(checks, Computation::kForward, attributes, x, offset, origin, mask, *y);
-  const FusedTile tile = DecodeTile(checks, attributes, IsForwardTile);
+  const FusedTile tile = DecodeBlockTile(checks, attributes, IsForwardTile);
   if (!checks.ok()) return checks.error();
   const bool is_y_float = y->element_type() != x.element_type();
   checks.Type("weight", weight, x.element_type());
@@ -56,7 +56,7 @@ ffi::Error FusedWeightCotangentImpl(Device::Context context, ffi::AnyBuffer x, f
                                     ffi::Result<ffi::AnyBuffer> partial_sums, ffi::Dictionary attributes) {
   Checks checks("dcn_fused_weight_cotangent");
   const Convolution call = DecodeFused(checks, Computation::kWeight, attributes, x, offset, origin, mask, d_y);
-  const FusedTile tile = DecodeTile(checks, attributes, IsWeightTile);
+  const FusedTile tile = DecodeBlockTile(checks, attributes, IsWeightTile);
   const bool has_one_sample = checks.Attribute(attributes, "has_one_sample", false);
   checks.Rank("partial_sums", *partial_sums, 4);
   if (!checks.ok()) return checks.error();

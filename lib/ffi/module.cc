@@ -1,6 +1,6 @@
 // The Python module of one backend: its handlers as a capsule per stage, the FFI version and compiler of the build, and
-// the limits of CUDA's fused kernels. All backends export these, since CUDA programs may be lowered
-// by a build without CUDA. That of the CPU also exports what Python needs to know of its fused kernels.
+// the limits of CUDA's fused kernels. All backends export these, since CUDA programs may be lowered by a build without
+// CUDA. That of the CPU also exports what Python needs to know of its fused kernels.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
@@ -16,7 +16,6 @@
 #include "deform_conv/fused_rules.h"
 #include "ffi/handlers.h"
 #ifdef DCN_CPU
-#include "deform_conv/fused.h"
 #include "instruction_sets.h"
 #endif
 
@@ -89,48 +88,49 @@ std::string FusedUnsupported(const std::string& platform, const std::string& com
 }
 
 #ifdef DCN_CPU
-// The elements of the workspace of dcn_cpu_fused_forward.
-int64_t FusedForwardWorkspace(const std::string& dtype, int64_t channels, int64_t features, int64_t taps,
-                              int64_t groups) {
-  if (std::min({channels, features, groups, taps + 1}) < 1 || taps > INT32_MAX) {
-    throw std::invalid_argument("fused_forward_workspace: the fused handlers refuse such arrays");
-  }
+// A convolution of which only what the plans of the fused kernels depend on is set.
+dcn::Convolution PlannedConvolution(const std::string& dtype, int64_t channels, int64_t features, int64_t taps,
+                                    int64_t groups) {
   dcn::Convolution convolution = {};
   convolution.dtype = ByName(DTypes(), dtype, "dtype");
   convolution.sizes.window.kernel[0] = 1;
   convolution.sizes.window.kernel[1] = int32_t(taps);
   convolution.sizes.channels = channels;
   convolution.product = {features, groups};
-  return dcn::FusedForwardWorkspace(convolution);
+  return convolution;
+}
+
+// The elements of the workspace of dcn_cpu_fused_forward.
+int64_t FusedForwardWorkspace(const std::string& dtype, int64_t channels, int64_t features, int64_t taps,
+                              int64_t groups) {
+  if (std::min({channels, features, groups, taps + 1}) < 1 || taps > INT32_MAX) {
+    throw std::invalid_argument("fused_forward_workspace: the fused handlers refuse such arrays");
+  }
+  return dcn::FusedForwardWorkspace(PlannedConvolution(dtype, channels, features, taps, groups));
 }
 
 // How dcn_cpu_fused_cotangents is to be divided: the partial sums of the weight's cotangent, the planes, and the
 // elements of the workspace; and how many tasks this processor has.
-std::array<int64_t, 4> FusedCotangentsPlan(const std::string& dtype_name, std::array<int64_t, 4> x,
-                                           std::array<int64_t, 3> y, std::array<int64_t, 3> taps_and_groups,
+std::array<int64_t, 4> FusedCotangentsPlan(const std::string& dtype, std::array<int64_t, 4> x, std::array<int64_t, 3> y,
+                                           std::array<int64_t, 3> taps_and_groups,
                                            std::array<bool, 3> requested_cotangents) {
-  dcn::Convolution convolution = {};
-  convolution.dtype = ByName(DTypes(), dtype_name, "dtype");
   const auto [taps, groups, offset_groups] = taps_and_groups;
   const int64_t channels = x[3], features = y[2];
   const bool has_groups =
       groups > 0 && channels > 0 && features > 0 && channels % groups == 0 && features % groups == 0;
   const int64_t fewest = std::min({x[0], x[1], x[2], y[0], y[1], taps - 1, offset_groups - 1});
   const int64_t longest = std::max({channels, y[0], y[1], taps});
-  if (!has_groups || fewest < 0 || longest > INT32_MAX || convolution.dtype == dcn::DType::kF64) {
+  if (!has_groups || fewest < 0 || longest > INT32_MAX || ByName(DTypes(), dtype, "dtype") == dcn::DType::kF64) {
     throw std::invalid_argument("fused_cotangents_plan: the fused handlers refuse such arrays");
   }
+  dcn::Convolution convolution = PlannedConvolution(dtype, channels, features, taps, groups);
   dcn::Sizes& sizes = convolution.sizes;
-  sizes.window.kernel[0] = 1;
-  sizes.window.kernel[1] = int32_t(taps);
   sizes.images = x[0];
   sizes.height = x[1];
   sizes.width = x[2];
-  sizes.channels = channels;
   sizes.rows = y[0];
   sizes.columns = y[1];
   sizes.offset_groups = offset_groups;
-  convolution.product = {features, groups};
   const auto [of_x, of_positions, of_weight] = requested_cotangents;
   const dcn::RequestedCotangents requested = {of_x, of_positions, of_weight};
   const dcn::CotangentDivision division = dcn::ChooseCotangentDivision(convolution, requested);

@@ -118,18 +118,7 @@ struct Rows {
   template <int N>
   __device__ void Store(int64_t pixel_of_all, int64_t channel, const A (&sum)[N]) const {
     const int64_t element = (first_image * sizes.pixels() + pixel_of_all) * sizes.channels + channel;
-    const auto store = [&](auto* result) {
-      using Result = std::remove_reference_t<decltype(*result)>;
-      Vector<Result, N> vector;
-      for (int v = 0; v < N; ++v) vector.value[v] = Result(sum[v]);
-      // Indexed as an array of vectors, because nvcc splits the store if it cannot derive the alignment.
-      reinterpret_cast<Vector<Result, N>*>(result)[element / N] = vector;
-    };
-    if (is_wide) {
-      store(static_cast<A*>(d_x));
-    } else {
-      store(static_cast<T*>(d_x));
-    }
+    StoreSums<T>(sum, is_wide, d_x, element);
   }
 };
 

@@ -122,8 +122,8 @@ BACK = ["ragged_strip_and_tile_back", "whole_tile_of_channels_back", "several_ti
 def test_conv_fused_tiles_of_the_weight(tile, warps, name, monkeypatch):
     choose = fused_plan.cuda_weight
 
-    def with_tile(problem, sm_shared_bytes):
-        chosen = choose(problem, sm_shared_bytes)
+    def with_tile(problem, resident_blocks):
+        chosen = choose(problem, resident_blocks)
         return dataclasses.replace(chosen, tile_features=tile, warps=warps)
 
     monkeypatch.setattr(fused_plan, "cuda_weight", with_tile)

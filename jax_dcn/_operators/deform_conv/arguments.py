@@ -18,7 +18,7 @@ from jax_dcn._operators.deform_conv.geometry import (
     resolve,
 )
 from jax_dcn._primitive import jax_internals
-from jax_dcn._primitive.promotion import sum_dtype
+from jax_dcn._primitive.promotion import kernel_dtypes
 from jax_dcn._types import Backend, Padding, Shaped, Sizes
 
 
@@ -101,9 +101,7 @@ def canonicalize(
 
     dtype = jnp.promote_types(x.dtype, weight.dtype)
     positions = [array.dtype for array in (offset, mask) if array is not None]
-    wide = sum_dtype(dtype, *positions)
-    # The kernels take positions of float64 only for data of float64.
-    data_dtype = wide if wide == jnp.float64 else dtype
+    data_dtype, wide = kernel_dtypes(dtype, *positions)
     if first:
         x, offset = channels_last(x, dims), channels_last(offset, dims)
         mask = None if mask is None else channels_last(mask, dims)

@@ -6,7 +6,7 @@ All arrays have one batch dimension. The handlers are in lib/deform_conv/handler
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,9 @@ from jax.typing import ArrayLike, DTypeLike
 from jax_dcn._operators.deform_conv.fused_plan import FusedCpu, FusedCudaForward, FusedCudaWeight
 from jax_dcn._operators.deform_conv.geometry import Window, groups_and_taps
 from jax_dcn._operators.deform_conv.im2col_plan import sorted_shapes
-from jax_dcn._primitive import jax_internals
+from jax_dcn._primitive import extension
+
+Array: TypeAlias = tuple[Sequence[int], DTypeLike]  # the shape and the type of a result
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ def images_of(x: jax.Array, start: ArrayLike, count: int, offset_groups: int) ->
 
 def sample(x: jax.Array, samples: Samples) -> jax.Array:
     """The columns [n, rows, columns, K, Cin], of x's type."""
-    return _call("dcn_sample", x, *_positions(samples), samples=samples, results=_columns(x, samples))
+    (columns,) = _call("dcn_sample", x, *_positions(samples), samples=samples, results=[_columns(x, samples)])
+    return columns
 
 
 def sample_tangents(
@@ -54,16 +57,16 @@ def sample_tangents(
     If the columns are requested, they follow the tangents: [n, rows, columns, K, 2, Cin].
     """
     present = {name: tangents[name] for name in ("x", "offset", "mask") if name in tangents}
-    columns = _columns(x, samples)
-    *pixels, channels = columns.shape
-    return _call(
+    (*pixels, channels), dtype = _columns(x, samples)
+    (out,) = _call(
         "dcn_sample_tangents",
         *(x, *_positions(samples), *present.values()),
         samples=samples,
-        results=_result(x, (*pixels, 2 if columns_requested else 1, channels), x.dtype),
+        results=[((*pixels, 2 if columns_requested else 1, channels), dtype)],
         columns_requested=columns_requested,
         **{f"{name}_tangent": name in present for name in ("x", "offset", "mask")},
     )
+    return out
 
 
 def offset_cotangent(
@@ -80,7 +83,7 @@ def offset_cotangent(
     """
     requested = [name for name in ("offset", "mask") if name in d_positions]
     operands = x, *_positions(samples), d_columns
-    results = _position_results(x, samples, requested)
+    results = _position_results(samples, requested)
     if columns_requested:
         results["columns"] = _columns(x, samples)
     cotangents = _call(
@@ -97,13 +100,10 @@ def offset_cotangent(
 
 def input_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array) -> jax.Array:
     """`d_x` [N, H, W, Cin], N >= n, with the contribution of these samples added in place, on a CPU."""
-    return _call(
-        "dcn_cpu_input_cotangent",
-        *(*_positions(samples), d_columns, d_x),
-        samples=samples,
-        results=_result(d_x, d_x.shape, d_x.dtype),
-        aliases={3: 0},
-    )
+    operands = *_positions(samples), d_columns, d_x
+    results = [(d_x.shape, d_x.dtype)]
+    (out,) = _call("dcn_cpu_input_cotangent", *operands, samples=samples, results=results, aliases={3: 0})
+    return out
 
 
 class SortedSamples(NamedTuple):
@@ -123,7 +123,7 @@ def sort_samples(x: jax.Array, samples: Samples) -> SortedSamples:
         "dcn_sort_samples",
         *(x, *_positions(samples)),
         samples=samples,
-        results=[_result(x, shape, jnp.int32) for shape in shapes],
+        results=[(shape, jnp.int32) for shape in shapes],
     )
     return SortedSamples(sorted_samples, cell_start, samples.start)
 
@@ -137,9 +137,14 @@ def gather_samples(samples: Samples, sorted_samples: SortedSamples, d_columns: j
     (image, row), (first_image, first_row) = samples.start, sorted_samples.start
     first_sample = jnp.subtract(row, first_row) * math.prod(d_columns.shape[2:4])
     start = jnp.stack([jnp.asarray(i, jnp.int32) for i in (image, jnp.subtract(image, first_image), first_sample)])
-    operands = (sorted_samples.samples, sorted_samples.cell_start, start, d_columns, d_x)
-    call = jax.ffi.ffi_call("dcn_gather_samples", _result(d_x, d_x.shape, d_x.dtype), input_output_aliases={4: 0})
-    return call(*jax_internals.vary_alike(operands), circular=samples.window.circular)
+    (out,) = extension.call(
+        "dcn_gather_samples",
+        *(sorted_samples.samples, sorted_samples.cell_start, start, d_columns, d_x),
+        results=[(d_x.shape, d_x.dtype)],
+        aliases={4: 0},
+        circular=samples.window.circular,
+    )
+    return out
 
 
 def fused_forward(
@@ -153,15 +158,16 @@ def fused_forward(
     dtype: DTypeLike,
 ) -> jax.Array:
     """The result [n, rows, columns, Cout], of `dtype`, by weight [Cout, K, Cin/groups] and a float32 bias [Cout]."""
-    return _call(
+    (y,) = _call(
         "dcn_fused_forward",
         *(x, *_positions(samples), weight, bias),
         samples=samples,
-        results=_result(x, (*samples.offset.shape[:3], weight.shape[0]), dtype),
+        results=[((*samples.offset.shape[:3], weight.shape[0]), dtype)],
         feature_group_count=feature_group_count,
         tile_features=tile.tile_features,
         warps=tile.warps,
     )
+    return y
 
 
 def cpu_fused_forward(
@@ -180,10 +186,7 @@ def cpu_fused_forward(
         "dcn_cpu_fused_forward",
         *(x, *_positions(samples), weight.reshape(kh * kw, group_channels, features), bias),
         samples=samples,
-        results=[
-            _result(x, (*samples.offset.shape[:3], features), dtype),
-            _result(x, (workspace_size,), jnp.float32),
-        ],
+        results=[((*samples.offset.shape[:3], features), dtype), ((workspace_size,), jnp.float32)],
         feature_group_count=feature_group_count,
     )
     return y
@@ -202,11 +205,11 @@ def cpu_fused_cotangents(
     """The requested cotangents: of x, in its type, and of offset, mask and weight, in float32."""
     kh, kw, group_channels, features = weight.shape
     flat_weight = weight.reshape(kh * kw, group_channels, features)
-    results = {"x": _result(x, x.shape, x.dtype)} if "x" in requested else {}
-    results |= _position_results(x, samples, requested)
+    results: dict[str, Array] = {"x": (x.shape, x.dtype)} if "x" in requested else {}
+    results |= _position_results(samples, requested)
     if "weight" in requested:
-        results["weight"] = _result(x, flat_weight.shape, jnp.float32)
-    results["workspace"] = _result(x, (division.workspace_size,), jnp.float32)
+        results["weight"] = (flat_weight.shape, jnp.float32)
+    results["workspace"] = ((division.workspace_size,), jnp.float32)
     cotangents = _call(
         "dcn_cpu_fused_cotangents",
         *(x, *_positions(samples), flat_weight, d_y),
@@ -227,32 +230,35 @@ def fused_weight_cotangent(
 ) -> jax.Array:
     """Partial sums of the cotangent of the weight, in float32: [num_splits, K, Cin/groups, Cout]."""
     _, taps = groups_and_taps(samples.offset, samples.kernel_size)
-    return _call(
+    (partial_sums,) = _call(
         "dcn_fused_weight_cotangent",
         *(x, *_positions(samples), d_y),
         samples=samples,
-        results=_result(x, (tile.num_splits, taps, x.shape[-1] // feature_group_count, d_y.shape[-1]), jnp.float32),
+        results=[((tile.num_splits, taps, x.shape[-1] // feature_group_count, d_y.shape[-1]), jnp.float32)],
         feature_group_count=feature_group_count,
         tile_features=tile.tile_features,
         warps=tile.warps,
         has_one_sample=tile.has_one_sample,
     )
+    return partial_sums
 
 
 def _call(
     name: str,
     *operands: jax.Array,
     samples: Samples,
-    results: Any,
+    results: Sequence[Array],
     aliases: Any = None,
     **attributes: bool | int,
-) -> Any:
+) -> Sequence[jax.Array]:
     """The custom call `name`, with the mask, if there is one, as its last operand."""
-    if samples.mask is not None:
-        operands = (*operands, samples.mask)
     window = samples.window
-    return jax.ffi.ffi_call(name, results, input_output_aliases=aliases)(
-        *jax_internals.vary_alike(operands),
+    return extension.call(
+        name,
+        *operands,
+        samples.mask,
+        results=results,
+        aliases=aliases,
         kernel_size=np.array(samples.kernel_size, np.int64),
         strides=np.array(window.strides, np.int64),
         padding=np.array([low for low, _ in window.padding], np.int64),
@@ -269,20 +275,16 @@ def _positions(samples: Samples) -> tuple[jax.Array, jax.Array]:
     return samples.offset, jnp.stack([jnp.asarray(first, jnp.int32) for first in origin])
 
 
-def _columns(x: jax.Array, samples: Samples) -> Any:
+def _columns(x: jax.Array, samples: Samples) -> Array:
     _, taps = groups_and_taps(samples.offset, samples.kernel_size)
-    return _result(x, (*samples.shape, taps, x.shape[-1]), x.dtype)
+    return (*samples.shape, taps, x.shape[-1]), x.dtype
 
 
-def _position_results(x: jax.Array, samples: Samples, requested: Sequence[str]) -> dict[str, Any]:
+def _position_results(samples: Samples, requested: Sequence[str]) -> dict[str, Array]:
     offset = samples.offset
     shapes = {"offset": offset.shape, "mask": (*offset.shape[:-1], offset.shape[-1] // 2)}
-    return {name: _result(x, shape, offset.dtype) for name, shape in shapes.items() if name in requested}
+    return {name: (shape, offset.dtype) for name, shape in shapes.items() if name in requested}
 
 
 def _requests(requested: Sequence[str]) -> dict[str, bool]:
     return {f"{name}_requested": name in requested for name in ("offset", "mask")}
-
-
-def _result(like: jax.Array, shape: Sequence[int], dtype: DTypeLike) -> Any:
-    return jax_internals.result_aval(jax.typeof(like), shape, dtype)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jax_dcn._operators.deform_conv.problem import Problem
 from jax_dcn._primitive import extension
+from jax_dcn._primitive.plan import counted
 
 _LIMITS = extension.modules["cpu"].fused_limits  # struct FusedLimits of C++ says what these are
 TILE_PIXELS: int = _LIMITS["tile_pixels"]
@@ -19,7 +20,6 @@ _FLOAT32_BYTES = 4
 
 MIN_BLOCKS = 128  # thread blocks of the forward: about the number of SMs of a large GPU
 UNKNOWN_SMS = 128
-_TILE_PAIR_BYTES = 164 * 2**10  # of shared memory, where an SM runs two blocks of the fused kernels
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class FusedCpu:
     tasks: int = 0
 
     def __str__(self) -> str:
-        return f"{self.tasks} task{'' if self.tasks == 1 else 's'}" if self.num_splits else ""
+        return counted(self.tasks, "task") if self.num_splits else ""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class FusedCudaWeight:
     has_one_sample: bool  # whether each tile has one sample of a pixel
 
     def __str__(self) -> str:
-        return f"{self.num_splits} partial sum{'' if self.num_splits == 1 else 's'}"
+        return counted(self.num_splits, "partial sum")
 
 
 def cpu_forward(problem: Problem) -> FusedCpu:
@@ -85,15 +85,14 @@ def cpu_gradients(requested: Collection[str], problem: Problem) -> FusedCpu:
     return FusedCpu(size, num_splits, num_planes, tasks)
 
 
-def cuda_forward(problem: Problem, sm_shared_bytes: int) -> FusedCudaForward:
+def cuda_forward(problem: Problem, resident_blocks: int) -> FusedCudaForward:
     """The widest tile that a group's features fill, but narrower ones where too few blocks would keep a GPU busy.
 
     A block samples its pixels once for all its features. A symbolic number of pixels counts as many. Where an SM has
     shared memory for only one block, it has none for the widest tile.
     """
     pixels, groups = math.prod(problem.offset.shape[:3]), problem.spec.feature_group_count
-    runs_pairs = sm_shared_bytes >= _TILE_PAIR_BYTES
-    sizes = TILE_FEATURES if runs_pairs else TILE_FEATURES[:-1]
+    sizes = TILE_FEATURES if resident_blocks > 1 else TILE_FEATURES[:-1]
 
     def blocks(tile: int) -> int:
         return -(-pixels // TILE_PIXELS) * groups * -(-problem.group_features // tile)
@@ -101,27 +100,26 @@ def cuda_forward(problem: Problem, sm_shared_bytes: int) -> FusedCudaForward:
     tile = next((tile for tile in sizes if tile >= problem.group_features), sizes[-1])
     while tile > sizes[0] and isinstance(pixels, int) and blocks(tile) < MIN_BLOCKS:
         tile //= 2
-    return FusedCudaForward(tile, warps=4 if runs_pairs and tile < TILE_FEATURES[-1] else 8)
+    return FusedCudaForward(tile, warps=4 if resident_blocks > 1 and tile < TILE_FEATURES[-1] else 8)
 
 
-def cuda_weight(problem: Problem, sm_shared_bytes: int) -> FusedCudaWeight:
+def cuda_weight(problem: Problem, resident_blocks: int) -> FusedCudaWeight:
     """As many partial sums, each over a part of the pixels, as fill one wave of thread blocks.
 
     Symbolic numbers count as 1.
     """
     _, taps = problem.groups_and_taps
     groups, segment = problem.spec.feature_group_count, problem.segment_channels
-    runs_pairs = sm_shared_bytes >= _TILE_PAIR_BYTES
     tile = 64 if problem.group_features <= 64 else 128
     has_one_sample = segment % WEIGHT_TILE == 0
     rows = min(WEIGHT_TILE, (1 if has_one_sample else WEIGHT_TILE_SAMPLES[tile]) * segment)
     tiles = groups * -(-taps * problem.x.shape[-1] // groups // rows) * -(-problem.group_features // tile)
     pixels = math.prod(size for size in problem.offset.shape[:-1] if isinstance(size, int))
     slices = -(-pixels * problem.x.dtype.itemsize // 128)  # K slices of 128 bytes
-    most = min((2 if runs_pairs else 1) * (problem.target.sms or UNKNOWN_SMS) // tiles, pixels // MIN_SPLIT_PIXELS)
+    most = min(resident_blocks * (problem.target.sms or UNKNOWN_SMS) // tiles, pixels // MIN_SPLIT_PIXELS)
     slices_per_split = -(-slices // max(most, 1))
     num_splits = max(-(-slices // max(slices_per_split, 1)), 1)  # the fewest with as many slices
-    return FusedCudaWeight(num_splits, tile, 4 if runs_pairs and tile == 128 else 8, has_one_sample)
+    return FusedCudaWeight(num_splits, tile, 4 if resident_blocks > 1 and tile == 128 else 8, has_one_sample)
 
 
 def workspace_bytes(choices: FusedCpu | FusedCudaForward | FusedCudaWeight, problem: Problem) -> int:

@@ -7,9 +7,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jax_dcn._operators.deform_conv.arguments import Operands
 from jax_dcn._operators.deform_conv.geometry import OUTPUT_AXES
 from jax_dcn._operators.deform_conv.problem import Problem, pixel_columns, row_pixels
+from jax_dcn._operators.sampling.primitive import sort_words
 from jax_dcn._primitive.chunks import balanced
+from jax_dcn._primitive.plan import counted
 from jax_dcn._primitive.promotion import sum_dtype
 from jax_dcn._primitive.target import Target
 from jax_dcn._types import Shaped
@@ -40,11 +43,8 @@ class Im2col:
     stores_transposes: bool = False  # XLA's fast products for CPUs do not take a transposed first operand
 
     def __str__(self) -> str:
-        return _at_a_time(self.images, "image") if self.images > 1 else _at_a_time(self.rows, "row")
-
-
-def _at_a_time(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'} at a time"
+        chunk = counted(self.images, "image") if self.images > 1 else counted(self.rows, "row")
+        return f"{chunk} at a time"
 
 
 def forward(problem: Problem) -> Im2col:
@@ -64,8 +64,9 @@ def tangent(active: Collection[str], problem: Problem) -> Im2col:
     return Im2col(images, rows, problem.offset.dtype)
 
 
-def reference_chunk(x: Shaped, offset: Shaped, weight: Shaped, target: Target) -> dict[str, int]:
+def reference_chunk(operands: Operands[Shaped], *, target: Target) -> dict[str, int]:
     """The images and rows whose columns are held at a time in derivatives of the reference."""
+    x, offset, weight, _, _ = operands
     row_bytes = row_pixels(offset) * pixel_columns(x, weight) * offset.dtype.itemsize
     images, rows = _fitting(offset, row_bytes, 2 * COLUMN_BYTES[target.platform] // REFERENCE_PART)
     first_axis, *_ = OUTPUT_AXES[len(x.shape) - 2]
@@ -181,12 +182,11 @@ def _columns_cotangent_dtype(problem: Problem) -> Any:
 def _volume_sort_words(problem: Problem) -> tuple[Any, Any]:
     """32-bit elements that a GPU needs to sort the samples of volumes by pixel of x: per output plane, and per volume.
 
-    For each of eight pixels an id, a point and a weight: TableWords of the sampling's CUDA kernel.
+    Each sample is an entry of eight pixels, as in the sampling, whose kernel sorts them.
     """
     offset_groups, taps = problem.groups_and_taps
-    samples = problem.row_pixels * offset_groups * taps
-    sum_itemsize = problem.offset.dtype.itemsize
-    return samples * 8 * (1 + sum_itemsize // 2), offset_groups * (math.prod(problem.x.shape[1:-1]) + 1)
+    entries = 8 * problem.row_pixels * offset_groups * taps
+    return entries * sort_words(problem.offset.dtype), offset_groups * (math.prod(problem.x.shape[1:-1]) + 1)
 
 
 def _sort_bytes(rows: Any, problem: Problem) -> Any:

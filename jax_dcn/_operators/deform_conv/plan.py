@@ -41,7 +41,7 @@ class FusedFrom(NamedTuple):
 class Gpu(NamedTuple):
     """What is chosen for a GPU."""
 
-    shared_bytes: int  # of an SM (CUDA C++ Programming Guide, "Compute Capabilities")
+    resident_blocks: int  # of the fused kernels per SM: two where it has 164 KiB of shared memory or more
     forward: FusedFrom
     weight: FusedFrom
     small_k: int  # the K dimension of the product up to which the forward of few pixels is fused
@@ -57,15 +57,15 @@ _A100 = "estimated: a fused forward pays from 64 channels and 16,384 pixels on"
 # By compute capability; a capability that is missing has the row of the next smaller one. No row was measured. All were
 # estimated by the model of commit a4229b8, which counted instructions and bytes, and assumed the rest.
 GPUS = {
-    80: Gpu(164 << 10, FusedFrom(64, 16_384), NEVER, 128, _A100),
-    86: Gpu(100 << 10, FusedFrom(16, 2_000), FusedFrom(16, 2_000), 2_304, _SLOW_MEMORY),
-    89: Gpu(100 << 10, FusedFrom(16, 2_000), FusedFrom(16, 2_000), 2_304, _SLOW_MEMORY),
-    90: Gpu(228 << 10, NEVER, NEVER, 128, _FAST_MEMORY),
-    100: Gpu(228 << 10, NEVER, NEVER, 128, _FAST_MEMORY),
-    120: Gpu(100 << 10, FusedFrom(16, 2_000), FusedFrom(16, 2_000), 2_304, _SLOW_MEMORY),
+    80: Gpu(2, FusedFrom(64, 16_384), NEVER, 128, _A100),
+    86: Gpu(1, FusedFrom(16, 2_000), FusedFrom(16, 2_000), 2_304, _SLOW_MEMORY),
+    89: Gpu(1, FusedFrom(16, 2_000), FusedFrom(16, 2_000), 2_304, _SLOW_MEMORY),
+    90: Gpu(2, NEVER, NEVER, 128, _FAST_MEMORY),
+    100: Gpu(2, NEVER, NEVER, 128, _FAST_MEMORY),
+    120: Gpu(1, FusedFrom(16, 2_000), FusedFrom(16, 2_000), 2_304, _SLOW_MEMORY),
 }
 # Where it is not known, as for exported programs, tiles must fit every GPU.
-UNKNOWN_GPU = Gpu(100 << 10, NEVER, NEVER, 0, "the GPU is not known")
+UNKNOWN_GPU = Gpu(1, NEVER, NEVER, 0, "the GPU is not known")
 
 
 def plan(request: Request, operands: Operands[Shaped]) -> dict[str, ComputationPlan]:
@@ -77,10 +77,6 @@ def plan(request: Request, operands: Operands[Shaped]) -> dict[str, ComputationP
     if step.mode == "jvp":
         return _tangent(step.arguments, problem)
     return _cotangents(step.arguments, all_reduced, problem)
-
-
-def reference_chunk(operands: Operands[Shaped], *, target: Target) -> dict[str, int]:
-    return im2col_plan.reference_chunk(operands.x, operands.offset, operands.weight, target)
 
 
 def flops(computation: str, operands: Operands[Shaped], spec: Spec) -> int:
@@ -107,7 +103,7 @@ def _forward(problem: Problem) -> ComputationPlan:
     if problem.target.platform == "cpu":
         choices = fused_plan.cpu_forward(problem)
     else:
-        choices = fused_plan.cuda_forward(problem, _gpu(problem.target).shared_bytes)
+        choices = fused_plan.cuda_forward(problem, _gpu(problem.target).resident_blocks)
     return _fused_plan("forward", reason, choices, problem)
 
 
@@ -138,7 +134,7 @@ def _cotangents(requested: Sequence[str], all_reduced: Collection[str], problem:
         if platform == "cpu":
             choices = fused_plan.cpu_gradients(fused, problem)
         else:
-            choices = fused_plan.cuda_weight(problem, _gpu(problem.target).shared_bytes)
+            choices = fused_plan.cuda_weight(problem, _gpu(problem.target).resident_blocks)
         plans |= {name: _fused_plan(name, paths[name][1], choices, problem) for name in fused}
     if "bias" in requested:
         reason = "it is a sum over the cotangent of the result, which needs no kernel"

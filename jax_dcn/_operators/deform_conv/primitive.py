@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_dcn._operators.deform_conv import fused, im2col, plan
+from jax_dcn._operators.deform_conv import fused, im2col, im2col_plan, plan
 from jax_dcn._operators.deform_conv.arguments import Operands, Spec, check_operands
 from jax_dcn._operators.deform_conv.convolution import Convolution
 from jax_dcn._operators.deform_conv.fused_plan import FusedCpu, FusedCudaForward, FusedCudaWeight
@@ -136,7 +136,7 @@ def _operator(name: str, dims: int) -> Operator[Spec]:
         samples=plan.samples,
         axes=axes,
         keywords=keywords,
-        part_lengths=plan.reference_chunk,
+        part_lengths=im2col_plan.reference_chunk,
         shared={"weight": dims + 2, "bias": 1},
         linear=plan.LINEAR,
     )

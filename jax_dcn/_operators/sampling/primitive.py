@@ -53,13 +53,21 @@ def plan(request: Request, operands: Operands[Shaped]) -> dict[str, ComputationP
     names = ("forward",) if request.step is None else request.step.arguments
     plans = {name: ComputationPlan(name, "kernel") for name in names}
     if "x" in names:
-        # TableWords of lib/sampling/cuda_x.cu: each pixel of a sample has a record of a point and a weight, and an id.
         entries = spec.points(locations) * spec.sorted_taps
-        size = entries * (locations.dtype.itemsize // 2 + 1) + math.prod(x.shape[1:-1]) + 1
+        size = entries * sort_words(locations.dtype) + math.prod(x.shape[1:-1]) + 1
         plans["x"] = workspace.plan_sums(request, "x", x, locations, unit="image", total=x.shape[0], sort_size=size)
     if "locations" in names and spec.taps == 1:
         plans["locations"] = ComputationPlan("locations", "xla", "it is zero")
     return plans
+
+
+def sort_words(dtype: Any) -> int:
+    """32-bit elements to sort a pixel of a sample: a record of a point and a weight of this type, and an id.
+
+    As TableWords of lib/sampling/cuda_x.cu has it.
+    """
+    words: int = dtype.itemsize // 2 + 1
+    return words
 
 
 def reference_chunk(operands: Operands[Shaped], *, target: Target) -> dict[str, Any]:
