@@ -53,7 +53,7 @@ MUTATIONS = {
     ),
     "columns of an image": (
         "deform_conv/cuda_input.cu",
-        "d_columns + {~~~>int32_t(~~}image * samples * sizes.channels{~~~>)~~}",
+        "d_columns + {~~~>int32_t(~~}image * sizes.samples * sizes.channels{~~~>)~~}",
     ),
     "fused output": ("deform_conv/cuda_fused_forward.cu", "out + {~~~>int32_t(~~}p * call.features{~~~>)~~}"),
     "corners of a tap": ("aggregation/cuda.cu", "first_byte + {~~~>int32_t(~~}pixel * steps.right{~~~>)~~}"),
