@@ -74,7 +74,7 @@ $PYTHON -m pytest -q --continue-on-collection-errors --platform=cuda $distribute
 """
 # The first launch of each gather of the convolution and of each kernel of the sort. By default ncu fixes the clocks,
 # which not every machine allows, and follows the compilers that XLA may start.
-PROFILED = "::regex:^(SampleColumns|OffsetCotangent|InputCotangent|Partition|SortBins)Kernel$:1"
+PROFILED = "::regex:^(SampleColumns|OffsetCotangent|XCotangent|Partition|SortBins)Kernel$:1"
 PROFILE = (
     f"ncu --kernel-id '{PROFILED}' --clock-control none --target-processes application-only --section SpeedOfLight "
     "--section MemoryWorkloadAnalysis --section SchedulerStats --section WarpStateStats --section Occupancy "

@@ -29,13 +29,13 @@ HEAD = ("path", "shape", "type", "results", "largest error / tolerance", "wrong"
 # types are rounded to these types. Tensor cores take float32 as tf32, which has the mantissa of float16.
 TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2, "tf32": 4e-3}
 
-POOLING = {"y": "dcn_roi_pool", "x": "dcn_roi_pool_input_cotangent", "offset": "dcn_roi_pool_offset_cotangent"}
+POOLING = {"y": "dcn_roi_pool", "x": "dcn_roi_pool_x_cotangent", "offset": "dcn_roi_pool_offset_cotangent"}
 
 # The custom call that computes each result.
 CALLS = {
     "im2col": {
         "y": "dcn_sample",
-        "x": ("dcn_cpu_input_cotangent", "dcn_sort_samples", "dcn_gather_samples"),
+        "x": ("dcn_cpu_x_cotangent", "dcn_sort_samples", "dcn_gather_samples"),
         "offset": "dcn_offset_cotangent",
         "mask": "dcn_offset_cotangent",
         "weight": "dcn_offset_cotangent",  # it also stores the samples that the gradient of the weight needs
@@ -49,7 +49,7 @@ CALLS = {
     "alignment": POOLING,
     "maximum": {
         "y": "dcn_roi_max_pool",
-        "x": ("dcn_roi_max_pool_argmax", "dcn_roi_max_pool_input_cotangent"),
+        "x": ("dcn_roi_max_pool_argmax", "dcn_roi_max_pool_x_cotangent"),
     },
     "attention": {
         "y": "dcn_aggregate",

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.platforms("cpu")
 struct = jax.ShapeDtypeStruct
 
 FUSED_CALLS = {"forward": "dcn_fused_forward", "weight": "dcn_fused_weight_cotangent"}
-SORT, GATHER = ON_CUDA["dcn_cpu_input_cotangent"]
+SORT, GATHER = ON_CUDA["dcn_cpu_x_cotangent"]
 
 
 def expected_call(name, operands, of, platform):
@@ -34,7 +34,7 @@ def expected_call(name, operands, of, platform):
     names = operands if name in ("dcnv3", "multi_scale_deformable_attention") else operator.kernels
     calls = {"forward": operator.forward} | dict(zip(names, operator.kernels.values(), strict=True))
     call = calls[of.computation] if of.path in ("im2col", "kernel") else None
-    return GATHER if call == "dcn_cpu_input_cotangent" and platform == "cuda" else call
+    return GATHER if call == "dcn_cpu_x_cotangent" and platform == "cuda" else call
 
 
 CALL = re.compile(r"custom_call @(dcn_\w+)\(.* : \((.*?)\) -> (.*)")
@@ -114,8 +114,8 @@ def workspace_bytes(call, operands, results, is_x_narrow, rounds_d_x):
         return results[-1]
     if call == "dcn_offset_cotangent":
         return operands[3]  # the columns' cotangent
-    if call in ("dcn_cpu_input_cotangent", GATHER):
-        *_, d_columns, d_x = operands[:4] if call == "dcn_cpu_input_cotangent" else operands
+    if call in ("dcn_cpu_x_cotangent", GATHER):
+        *_, d_columns, d_x = operands[:4] if call == "dcn_cpu_x_cotangent" else operands
         return d_columns + (0 if rounds_d_x else is_x_narrow * d_x)
     if call == SORT:
         return sum(results)
@@ -123,7 +123,7 @@ def workspace_bytes(call, operands, results, is_x_narrow, rounds_d_x):
         return operands[3]  # the weight
     if call == "dcn_aggregation_value_cotangent":
         return results[1]
-    return is_x_narrow * results[0] if call.endswith("_input_cotangent") else 0
+    return is_x_narrow * results[0] if call.endswith("_x_cotangent") else 0
 
 
 def check(name, operands, platform, **options):

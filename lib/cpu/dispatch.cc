@@ -11,9 +11,9 @@ namespace {
 // clang-format off
 #define DCN_OPERATORS(OPERATOR)                                                                 \
   OPERATOR(Aggregate) OPERATOR(ValueCotangent) OPERATOR(TapCotangents)                          \
-  OPERATOR(SampleColumns) OPERATOR(SampleTangents) OPERATOR(OffsetCotangent) OPERATOR(InputCotangent) \
-  OPERATOR(Pool) OPERATOR(PoolInputCotangent) OPERATOR(PoolOffsetCotangent)                     \
-  OPERATOR(MaxPool) OPERATOR(MaxPoolArgmax) OPERATOR(MaxPoolInputCotangent)                     \
+  OPERATOR(SampleColumns) OPERATOR(SampleTangents) OPERATOR(OffsetCotangent) OPERATOR(XCotangent) \
+  OPERATOR(Pool) OPERATOR(PoolXCotangent) OPERATOR(PoolOffsetCotangent)                     \
+  OPERATOR(MaxPool) OPERATOR(MaxPoolArgmax) OPERATOR(MaxPoolXCotangent)                     \
   OPERATOR(Sample) OPERATOR(SamplingXCotangent) OPERATOR(SamplingLocationsCotangent)
 // clang-format on
 
@@ -72,18 +72,18 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, con
   return Best().OffsetCotangent(device, dtype, sizes, positions, x, d_columns, d_offset, d_mask, columns);
 }
 
-const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                           const void* d_columns, void* d_x) {
-  return Best().InputCotangent(device, dtype, sizes, positions, d_columns, d_x);
+const char* XCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
+                       const void* d_columns, void* d_x) {
+  return Best().XCotangent(device, dtype, sizes, positions, d_columns, d_x);
 }
 
 const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x, void* pooled) {
   return Best().Pool(device, dtype, sizes, rois, x, pooled);
 }
 
-const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
-                               const void* d_pooled, void* d_x) {
-  return Best().PoolInputCotangent(device, dtype, sizes, rois, d_pooled, d_x);
+const char* PoolXCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* d_pooled,
+                           void* d_x) {
+  return Best().PoolXCotangent(device, dtype, sizes, rois, d_pooled, d_x);
 }
 
 const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
@@ -101,9 +101,9 @@ const char* MaxPoolArgmax(Device& device, DType dtype, const PoolSizes& sizes, c
   return Best().MaxPoolArgmax(device, dtype, sizes, rois, x, argmax);
 }
 
-const char* MaxPoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
-                                  const void* d_pooled, const int32_t* argmax, void* d_x) {
-  return Best().MaxPoolInputCotangent(device, dtype, sizes, rois, d_pooled, argmax, d_x);
+const char* MaxPoolXCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
+                              const void* d_pooled, const int32_t* argmax, void* d_x) {
+  return Best().MaxPoolXCotangent(device, dtype, sizes, rois, d_pooled, argmax, d_x);
 }
 
 const char* Sample(Device& device, DType dtype, const SamplingSizes& sizes, const void* x, const void* locations,

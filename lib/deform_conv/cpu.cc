@@ -300,8 +300,8 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& sizes, con
 }
 
 // Each task has its own channels, so that sums are taken in the order of the samples for any number of threads.
-const char* InputCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
-                           const void* d_columns, void* d_x) {
+const char* XCotangent(Device& device, DType dtype, const Sizes& sizes, const Positions& positions,
+                       const void* d_columns, void* d_x) {
   if (sizes.pixels() == 0) return nullptr;
   constexpr int64_t kCacheLine = 16;  // channels
   const int64_t threads = (device.threads() + sizes.images - 1) / sizes.images;

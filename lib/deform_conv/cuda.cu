@@ -1,5 +1,5 @@
 // The CUDA kernels of a deformable convolution that leave the matrix products to XLA, and that sample x: the columns,
-// their tangents, and the cotangents of offset and mask. cuda_input.cu has the cotangent of x.
+// their tangents, and the cotangents of offset and mask. cuda_x.cu has the cotangent of x.
 #include "deform_conv/deform_conv.h"
 
 #include <cuda_bf16.h>

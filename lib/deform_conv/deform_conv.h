@@ -78,7 +78,7 @@ const char* OffsetCotangent(Device&, DType, const Sizes&, const Positions&, cons
 
 // Adds the cotangent of x to d_x: A[images_of_x, height, width, channels], in the images of the tile. DType is the type
 // of d_columns here. Only CPUs have this function.
-const char* InputCotangent(Device&, DType, const Sizes&, const Positions&, const void* d_columns, void* d_x);
+const char* XCotangent(Device&, DType, const Sizes&, const Positions&, const void* d_columns, void* d_x);
 
 // The cotangent of x on a GPU, where pixels gather what samples scatter to them. First the samples of many tiles are
 // sorted by cell, at once. Then the columns' cotangents are multiplied and gathered, tile by tile.

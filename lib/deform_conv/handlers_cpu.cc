@@ -84,10 +84,10 @@ ffi::Error FusedConvCotangentsImpl(Device::Context context, ffi::AnyBuffer x, ff
   return ToError(FusedCotangents(device, call, division, arrays));
 }
 
-ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
-                              ffi::AnyBuffer d_columns, ffi::AnyBuffer d_x_in, ffi::RemainingArgs mask,
-                              ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
-  Checks checks("dcn_cpu_input_cotangent");
+ffi::Error XCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ffi::AnyBuffer origin,
+                          ffi::AnyBuffer d_columns, ffi::AnyBuffer d_x_in, ffi::RemainingArgs mask,
+                          ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
+  Checks checks("dcn_cpu_x_cotangent");
   Convolution call = DecodeSampling(checks, attributes, offset, origin, mask);
   if (!checks.ok()) return checks.error();
   Sizes& sizes = call.sizes;
@@ -105,13 +105,13 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer offset, ff
   checks.Shape("d_columns", d_columns, {sizes.images, sizes.rows, sizes.columns, sizes.taps(), sizes.channels});
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(InputCotangent(device, dtype, sizes, call.positions, d_columns.untyped_data(), d_x->untyped_data()));
+  return ToError(XCotangent(device, dtype, sizes, call.positions, d_columns.untyped_data(), d_x->untyped_data()));
 }
 
 }  // namespace
 
 std::vector<Handler> CpuDeformConvHandlers() {
-  return {{"dcn_cpu_input_cotangent", WrappedHandler<InputCotangentImpl>},
+  return {{"dcn_cpu_x_cotangent", WrappedHandler<XCotangentImpl>},
           {"dcn_cpu_fused_forward", WrappedHandler<FusedConvForwardImpl>},
           {"dcn_cpu_fused_cotangents", WrappedHandler<FusedConvCotangentsImpl>}};
 }

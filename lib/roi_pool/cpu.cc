@@ -167,8 +167,8 @@ void AddSeparably(const PoolSizes& sizes, const Roi<Accumulator<T>>& roi, RoiWei
 }
 
 template <typename T>
-void InputCotangentOfBand(const PoolSizes& sizes, const Rois& rois, const T* d_pooled, Accumulator<T>* d_x,
-                          const Band& band) {
+void XCotangentOfBand(const PoolSizes& sizes, const Rois& rois, const T* d_pooled, Accumulator<T>* d_x,
+                      const Band& band) {
   using A = Accumulator<T>;
   const int64_t first_roi = band.image / sizes.images * sizes.rois, row_size = sizes.width * sizes.channels;
   A* d_image = d_x + band.image * sizes.height * row_size;
@@ -186,7 +186,7 @@ void InputCotangentOfBand(const PoolSizes& sizes, const Rois& rois, const T* d_p
   }
 }
 
-// The channels of d_x that one task of the input cotangent computes: some features in some channel groups of one image.
+// The channels of d_x that one task computes: some features in some channel groups of one image.
 // No two tasks add to the same element. `image` counts the images of all batches.
 struct ChannelBlock {
   int64_t image, first_feature, features, first_group, groups;
@@ -207,8 +207,8 @@ void StoreBlock(const PoolSizes& sizes, const ChannelBlock& block, const A* sum,
 }
 
 template <typename T>
-void InputCotangentOfBlock(const PoolSizes& sizes, const Rois& rois, const std::vector<BinIndex>& all_bins,
-                           const T* d_pooled, Accumulator<T>* d_x, const ChannelBlock& block) {
+void XCotangentOfBlock(const PoolSizes& sizes, const Rois& rois, const std::vector<BinIndex>& all_bins,
+                       const T* d_pooled, Accumulator<T>* d_x, const ChannelBlock& block) {
   using A = Accumulator<T>;
   const int64_t class_features = sizes.class_features();
   const int64_t first_roi = block.image / sizes.images * sizes.rois;
@@ -325,8 +325,8 @@ const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois
   return nullptr;
 }
 
-const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
-                               const void* d_pooled, void* d_x) {
+const char* PoolXCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* d_pooled,
+                           void* d_x) {
   if (sizes.height * sizes.width * sizes.channels == 0) return nullptr;
   const int64_t images = sizes.batches * sizes.images;
   const int64_t elements = images * sizes.height * sizes.width * sizes.channels;
@@ -341,8 +341,8 @@ const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& siz
       PreferLargePages(out, elements);
       device.ParallelFor(images * bands, [&](int64_t task) {
         const int64_t begin = task % bands * height;
-        InputCotangentOfBand(sizes, rois, static_cast<const T*>(d_pooled), out,
-                             {task / bands, begin, std::min(begin + height, sizes.height)});
+        XCotangentOfBand(sizes, rois, static_cast<const T*>(d_pooled), out,
+                         {task / bands, begin, std::min(begin + height, sizes.height)});
       });
     });
     return nullptr;
@@ -367,7 +367,7 @@ const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& siz
       const int64_t g = task / feature_blocks % group_blocks * block_groups;
       const ChannelBlock block = {task / feature_blocks / group_blocks, f, std::min(block_features, features - f), g,
                                   std::min(block_groups, groups - g)};
-      InputCotangentOfBlock(sizes, rois, bins, static_cast<const T*>(d_pooled), out, block);
+      XCotangentOfBlock(sizes, rois, bins, static_cast<const T*>(d_pooled), out, block);
     });
   });
   return nullptr;

@@ -148,8 +148,8 @@ const char* MaxPoolArgmax(Device& device, DType dtype, const PoolSizes& sizes, c
   return nullptr;
 }
 
-const char* MaxPoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
-                                  const void* d_pooled, const int32_t* argmax, void* d_x) {
+const char* MaxPoolXCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
+                              const void* d_pooled, const int32_t* argmax, void* d_x) {
   constexpr int64_t kChannels = 32;  // of a block
   const int64_t blocks = (sizes.channels + kChannels - 1) / kChannels;
   const int64_t image_size = sizes.height * sizes.width * sizes.channels;

@@ -98,7 +98,7 @@ __global__ void PoolKernel(PoolSizes sizes, Rois rois, const T* x, T* pooled) {
   }
 }
 
-// The tile shape of the input cotangent. Each lane of a warp accumulates kWarpColumns neighbouring pixels of one row
+// The tile shape of the cotangent of x. Each lane of a warp accumulates kWarpColumns neighbouring pixels of one row
 // for its own N channels; register pressure limits kWarpColumns. A block has kWarpRows × kWarpsAcross warps. Each
 // element of d_x belongs to one thread, so no atomics are needed.
 template <typename A>
@@ -216,9 +216,9 @@ __device__ int ListItems(bool has_item, int64_t item, int32_t (&counts)[kThreads
 // Otherwise these differ between the channels of a warp. An item is then bin k of every channel group, and each lane
 // tests its own group's bin. Offsets may move bins to anywhere, so that with them every RoI of the image is listed.
 template <typename T, int N, typename Add>
-__global__ __launch_bounds__(kThreads, sizeof(T) == 8 ? 1 : 2) void InputCotangentKernel(PoolSizes sizes, Rois rois,
-                                                                                         Add add, const T* d_pooled,
-                                                                                         Accumulator<T>* d_x) {
+__global__ __launch_bounds__(kThreads, sizeof(T) == 8 ? 1 : 2) void XCotangentKernel(PoolSizes sizes, Rois rois,
+                                                                                     Add add, const T* d_pooled,
+                                                                                     Accumulator<T>* d_x) {
   using A = Accumulator<T>;
   constexpr int kPixels = kWarpColumns<A>;
   __shared__ int64_t listed_rois[kThreads], list[kThreads];
@@ -427,8 +427,8 @@ struct StoreArgmax {
 int64_t ContiguousFeatures(const PoolSizes& sizes) { return sizes.groups() == 1 ? sizes.class_features() : 1; }
 
 template <typename Add>
-const char* LaunchInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const Add& add,
-                                 const void* d_pooled, void* d_x) {
+const char* LaunchXCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const Add& add,
+                             const void* d_pooled, void* d_x) {
   return Dispatch<__half, __nv_bfloat16>(dtype, [&](auto tag) {
     using T = decltype(tag);
     return DispatchWidth<Accumulator<T>>(ContiguousFeatures(sizes), [&](auto width) {
@@ -436,8 +436,8 @@ const char* LaunchInputCotangent(Device& device, DType dtype, const PoolSizes& s
       const int64_t blocks = sizes.batches * sizes.images * CeilDiv(sizes.height, kWarpRows) *
                              CeilDiv(sizes.width, kWarpColumns<Accumulator<T>> * kWarpsAcross) *
                              CeilDiv(sizes.channels, kWarp * N);
-      return Launch<InputCotangentKernel<T, N, Add>>(device, blocks, sizes, rois, add, static_cast<const T*>(d_pooled),
-                                                     static_cast<Accumulator<T>*>(d_x));
+      return Launch<XCotangentKernel<T, N, Add>>(device, blocks, sizes, rois, add, static_cast<const T*>(d_pooled),
+                                                 static_cast<Accumulator<T>*>(d_x));
     });
   });
 }
@@ -468,9 +468,9 @@ const char* Pool(Device& device, DType dtype, const PoolSizes& sizes, const Rois
   });
 }
 
-const char* PoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
-                               const void* d_pooled, void* d_x) {
-  return LaunchInputCotangent(device, dtype, sizes, rois, AddMean{rois}, d_pooled, d_x);
+const char* PoolXCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* d_pooled,
+                           void* d_x) {
+  return LaunchXCotangent(device, dtype, sizes, rois, AddMean{rois}, d_pooled, d_x);
 }
 
 const char* PoolOffsetCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois, const void* x,
@@ -503,10 +503,10 @@ const char* MaxPoolArgmax(Device& device, DType dtype, const PoolSizes& sizes, c
   return LaunchMaxPool(device, dtype, sizes, rois, x, [&](auto) { return StoreArgmax{argmax, argmax + count}; });
 }
 
-const char* MaxPoolInputCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
-                                  const void* d_pooled, const int32_t* argmax, void* d_x) {
+const char* MaxPoolXCotangent(Device& device, DType dtype, const PoolSizes& sizes, const Rois& rois,
+                              const void* d_pooled, const int32_t* argmax, void* d_x) {
   const int64_t count = sizes.batches * sizes.rois * sizes.bins() * sizes.channels;
-  return LaunchInputCotangent(device, dtype, sizes, rois, AddAtArgmax{argmax, argmax + count}, d_pooled, d_x);
+  return LaunchXCotangent(device, dtype, sizes, rois, AddAtArgmax{argmax, argmax + count}, d_pooled, d_x);
 }
 
 }  // namespace dcn

@@ -98,9 +98,9 @@ ffi::Error PoolImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer ro
   return RunPooling(checks, context, call, x, *pooled, Pool);
 }
 
-ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
-                              ffi::RemainingArgs offset, ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
-  Checks checks("dcn_roi_pool_input_cotangent");
+ffi::Error XCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
+                          ffi::RemainingArgs offset, ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
+  Checks checks("dcn_roi_pool_x_cotangent");
   const PoolCall call = DecodePoolCall(checks, attributes, d_pooled.element_type(), *d_x, rois,
                                        OptionalOperand(checks, "offset", offset));
   CheckPooled(checks, call.sizes, d_pooled);
@@ -108,7 +108,7 @@ ffi::Error InputCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi:
   if (!checks.ok()) return checks.error();
   Device device(context);
   return ToError(
-      PoolInputCotangent(device, call.dtype, call.sizes, call.rois, d_pooled.untyped_data(), d_x->untyped_data()));
+      PoolXCotangent(device, call.dtype, call.sizes, call.rois, d_pooled.untyped_data(), d_x->untyped_data()));
 }
 
 ffi::Error OffsetCotangentImpl(Device::Context context, ffi::AnyBuffer x, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
@@ -159,29 +159,28 @@ ffi::Error MaxPoolArgmaxImpl(Device::Context context, ffi::AnyBuffer x, ffi::Any
                                static_cast<int32_t*>(argmax->untyped_data())));
 }
 
-ffi::Error MaxPoolInputCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
-                                     ffi::AnyBuffer argmax, ffi::Result<ffi::AnyBuffer> d_x,
-                                     ffi::Dictionary attributes) {
-  Checks checks("dcn_roi_max_pool_input_cotangent");
+ffi::Error MaxPoolXCotangentImpl(Device::Context context, ffi::AnyBuffer rois, ffi::AnyBuffer d_pooled,
+                                 ffi::AnyBuffer argmax, ffi::Result<ffi::AnyBuffer> d_x, ffi::Dictionary attributes) {
+  Checks checks("dcn_roi_max_pool_x_cotangent");
   const PoolCall call = DecodeMaxPoolCall(checks, attributes, d_pooled.element_type(), *d_x, rois);
   CheckPooled(checks, call.sizes, d_pooled);
   checks.Type("d_x", *d_x, rois.element_type());
   CheckArgmax(checks, call.sizes, argmax);
   if (!checks.ok()) return checks.error();
   Device device(context);
-  return ToError(MaxPoolInputCotangent(device, call.dtype, call.sizes, call.rois, d_pooled.untyped_data(),
-                                       static_cast<const int32_t*>(argmax.untyped_data()), d_x->untyped_data()));
+  return ToError(MaxPoolXCotangent(device, call.dtype, call.sizes, call.rois, d_pooled.untyped_data(),
+                                   static_cast<const int32_t*>(argmax.untyped_data()), d_x->untyped_data()));
 }
 
 }  // namespace
 
 std::vector<Handler> RoiPoolHandlers() {
   return {{"dcn_roi_pool", WrappedHandler<PoolImpl>},
-          {"dcn_roi_pool_input_cotangent", WrappedHandler<InputCotangentImpl>},
+          {"dcn_roi_pool_x_cotangent", WrappedHandler<XCotangentImpl>},
           {"dcn_roi_pool_offset_cotangent", WrappedHandler<OffsetCotangentImpl>},
           {"dcn_roi_max_pool", WrappedHandler<MaxPoolImpl>},
           {"dcn_roi_max_pool_argmax", WrappedHandler<MaxPoolArgmaxImpl>},
-          {"dcn_roi_max_pool_input_cotangent", WrappedHandler<MaxPoolInputCotangentImpl>}};
+          {"dcn_roi_max_pool_x_cotangent", WrappedHandler<MaxPoolXCotangentImpl>}};
 }
 
 }  // namespace dcn

@@ -21,7 +21,7 @@ struct Rois {
 const char* Pool(Device&, DType, const PoolSizes&, const Rois&, const void* x, void* pooled);
 
 // d_x: A, with the shape of x; d_pooled: T.
-const char* PoolInputCotangent(Device&, DType, const PoolSizes&, const Rois&, const void* d_pooled, void* d_x);
+const char* PoolXCotangent(Device&, DType, const PoolSizes&, const Rois&, const void* d_pooled, void* d_x);
 
 // d_offset: A, with the shape of offset.
 const char* PoolOffsetCotangent(Device&, DType, const PoolSizes&, const Rois&, const void* x, const void* d_pooled,
@@ -37,7 +37,7 @@ const char* MaxPool(Device&, DType, const PoolSizes&, const Rois&, const void* x
 const char* MaxPoolArgmax(Device&, DType, const PoolSizes&, const Rois&, const void* x, int32_t* argmax);
 
 // d_x: A, with the shape of x; d_pooled: T.
-const char* MaxPoolInputCotangent(Device&, DType, const PoolSizes&, const Rois&, const void* d_pooled,
-                                  const int32_t* argmax, void* d_x);
+const char* MaxPoolXCotangent(Device&, DType, const PoolSizes&, const Rois&, const void* d_pooled,
+                              const int32_t* argmax, void* d_x);
 
 }  // namespace dcn

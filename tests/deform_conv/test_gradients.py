@@ -93,7 +93,7 @@ def test_explicit_gradients(name, backend):
 
 REQUESTED = Case("requested", (5, 6), 4, 3, (3, 2), 2, (2,), Convolution(padding="SAME"))
 # The kernel of offset and mask takes the samples, which the gradient of weight needs, in passing.
-KERNELS = {"x": "dcn_cpu_input_cotangent", "offset": "dcn_offset_cotangent", "mask": "dcn_offset_cotangent"}
+KERNELS = {"x": "dcn_cpu_x_cotangent", "offset": "dcn_offset_cotangent", "mask": "dcn_offset_cotangent"}
 
 
 def check_kernels(text, names, platform):

@@ -109,8 +109,8 @@ const char* OffsetCotangent(Device& device, DType dtype, const Sizes& s, const P
   return nullptr;
 }
 
-const char* InputCotangent(Device&, DType dtype, const Sizes& s, const Positions& positions, const void* d_columns,
-                           void* d_x) {
+const char* XCotangent(Device&, DType dtype, const Sizes& s, const Positions& positions, const void* d_columns,
+                       void* d_x) {
   const double wide = AccumulatorSize(dtype);
   CheckPositions(s, positions, wide);
   REQUIRE(s.images_of_x >= s.images);
@@ -299,8 +299,8 @@ const char* Pool(Device&, DType dtype, const PoolSizes& s, const Rois& rois, con
   return nullptr;
 }
 
-const char* PoolInputCotangent(Device&, DType dtype, const PoolSizes& s, const Rois& rois, const void* d_pooled,
-                               void* d_x) {
+const char* PoolXCotangent(Device&, DType dtype, const PoolSizes& s, const Rois& rois, const void* d_pooled,
+                           void* d_x) {
   CheckPool(dtype, s, rois, d_x, AccumulatorSize(dtype), d_pooled);
   return nullptr;
 }
@@ -338,8 +338,8 @@ const char* MaxPoolArgmax(Device&, DType dtype, const PoolSizes& s, const Rois& 
   return nullptr;
 }
 
-const char* MaxPoolInputCotangent(Device&, DType dtype, const PoolSizes& s, const Rois& rois, const void* d_pooled,
-                                  const int32_t* argmax, void* d_x) {
+const char* MaxPoolXCotangent(Device&, DType dtype, const PoolSizes& s, const Rois& rois, const void* d_pooled,
+                              const int32_t* argmax, void* d_x) {
   CheckMaxPool(dtype, s, rois, d_x, AccumulatorSize(dtype), d_pooled);
   CheckArgmax(s, argmax);
   return nullptr;

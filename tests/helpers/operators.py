@@ -156,7 +156,7 @@ def _convolution():
         smooth=small.smooth_operands(),
         forward="dcn_sample",
         kernels={
-            "x": "dcn_cpu_input_cotangent",
+            "x": "dcn_cpu_x_cotangent",
             "offset": "dcn_offset_cotangent",
             "weight": "dcn_sample",
             "mask": "dcn_offset_cotangent",
@@ -169,7 +169,7 @@ def _convolution():
 
 
 # What CUDA has in place of a custom call of the CPU.
-ON_CUDA = {"dcn_cpu_input_cotangent": ("dcn_sort_samples", "dcn_gather_samples")}
+ON_CUDA = {"dcn_cpu_x_cotangent": ("dcn_sort_samples", "dcn_gather_samples")}
 
 
 def custom_calls_on(platform, names):
@@ -234,7 +234,7 @@ def _ps_roi_pool():
         random.uniform(-1, 1, size=(2, 2, 2, 2)),
     )
     small = pooling.PSRoIPool(Pooling((2, 2), (1, 2), (2, 2), (2, 2), spatial_scale=0.5, trans_std=0.2), classes=1)
-    kernels = {"x": "dcn_roi_pool_input_cotangent", "offset": "dcn_roi_pool_offset_cotangent"}
+    kernels = {"x": "dcn_roi_pool_x_cotangent", "offset": "dcn_roi_pool_offset_cotangent"}
     return _pooling("deform_psroi_pool", three, small=small, smooth=smooth, splits=splits, kernels=kernels)
 
 
@@ -244,13 +244,13 @@ def _roi_align(name, align, has_offset=False):
     smooth = small.operands()
     features, regions = P("a", None, None, None, "b"), P("a", "b")
     split = Split("batch_and_features", case, Operands(features, P("a"), P()), features, (), (4,))
-    kernels = {"x": "dcn_roi_pool_input_cotangent"}
+    kernels = {"x": "dcn_roi_pool_x_cotangent"}
     if has_offset:
         split = Split("batch_and_regions", case, Operands(P("a"), regions, regions), regions, ("x",), (4,))
         kernels["offset"] = "dcn_roi_pool_offset_cotangent"
     known = {"small": small, "smooth": smooth, "splits": (split,), "kernels": kernels}
     if align.mode == "max":
-        known |= {"kernels": {"x": "dcn_roi_max_pool_input_cotangent"}, "forward": "dcn_roi_max_pool", "linear": ()}
+        known |= {"kernels": {"x": "dcn_roi_max_pool_x_cotangent"}, "forward": "dcn_roi_max_pool", "linear": ()}
     return _pooling(name, case, **known)
 
 

@@ -122,7 +122,7 @@ void TestManyImages() {
   const GatherSizes gather = {kImages, 1, 1, kChannels, 1, false, 1, kImages, kImages, 1};
   Check(GatherSamples(device, DType::kF32, gather, sorted, origin.data(), d_columns.data(), false, d_x.data()));
 #else
-  Check(InputCotangent(device, DType::kF32, sizes, positions, d_columns.data(), d_x.data()));
+  Check(XCotangent(device, DType::kF32, sizes, positions, d_columns.data(), d_x.data()));
 #endif
   Expect("the last pixel's cotangent", d_x.last(), 7);
 }
@@ -141,7 +141,7 @@ void TestManyBatchesOfRois() {
   Device device(nullptr);
   Check(Pool(device, DType::kF32, sizes, rois, x.data(), pooled.data()));
   Expect("the last feature", pooled.last(), 3);
-  Check(PoolInputCotangent(device, DType::kF32, sizes, rois, d_pooled.data(), d_x.data()));
+  Check(PoolXCotangent(device, DType::kF32, sizes, rois, d_pooled.data(), d_x.data()));
   Expect("the last pixel's cotangent, of pooling,", d_x.last(), 5);
   d_offset.last() = 9;
   Check(PoolOffsetCotangent(device, DType::kF32, sizes, rois, x.data(), d_pooled.data(), d_offset.data()));

@@ -141,7 +141,7 @@ Array RandomBoxes(DType dtype, int64_t count, int64_t images) {
 DType AccumulatorType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
 // Sorts the samples of all images and rows of the positions, of which d_columns has those of the tile.
-void CallInputCotangent(DType dtype, const Sizes& tile, const Positions& positions, Array& d_columns, bool is_rounded) {
+void CallXCotangent(DType dtype, const Sizes& tile, const Positions& positions, Array& d_columns, bool is_rounded) {
   Sizes all = tile;
   all.images = tile.images_of_positions;
   all.rows = tile.rows_of_positions;
@@ -210,9 +210,9 @@ void CallDeformConv(DType dtype, Sizes sizes, bool has_mask) {
   if (has_mask) requested_columns.CheckWritten("requested columns");
   if (!has_mask) d_offset.CheckWritten("d_offset", 2 * first_sample, 2 * samples);
 
-  CallInputCotangent(dtype, sizes, positions, d_columns, false);
+  CallXCotangent(dtype, sizes, positions, d_columns, false);
   sizes.rows_of_positions = sizes.rows;
-  if (BytesOf(dtype) == 2) CallInputCotangent(dtype, sizes, positions, d_columns, true);
+  if (BytesOf(dtype) == 2) CallXCotangent(dtype, sizes, positions, d_columns, true);
 }
 
 struct FusedCall {
@@ -284,7 +284,7 @@ void CallMaxPool(DType dtype, const PoolSizes& sizes, const Rois& rois, Array& x
   Check(MaxPoolArgmax(device, dtype, sizes, boxes, x.data(), argmax.data<int32_t>()));
   argmax.CheckWritten("the argmax");
   Array d_x = Array::Unwritten(AccumulatorType(dtype), x_size);
-  Check(MaxPoolInputCotangent(device, dtype, sizes, boxes, d_pooled.data(), argmax.data<int32_t>(), d_x.data()));
+  Check(MaxPoolXCotangent(device, dtype, sizes, boxes, d_pooled.data(), argmax.data<int32_t>(), d_x.data()));
   d_x.CheckWritten("d_x of the pooled maxima");
 }
 
@@ -303,7 +303,7 @@ void CallPool(DType dtype, const PoolSizes& sizes, bool has_offset) {
   Check(Pool(device, dtype, sizes, rois, x.data(), pooled.data()));
   pooled.CheckWritten("pooled");
   Array d_x = Array::Unwritten(wide, x_size);
-  Check(PoolInputCotangent(device, dtype, sizes, rois, d_pooled.data(), d_x.data()));
+  Check(PoolXCotangent(device, dtype, sizes, rois, d_pooled.data(), d_x.data()));
   d_x.CheckWritten("d_x");
   if (sizes.groups() == 1 && sizes.classes == 1) CallMaxPool(dtype, sizes, rois, x, d_pooled);
   if (!has_offset) return;

@@ -10,7 +10,7 @@ from . import build
 VALUES = "differs by"  # the results are wrong
 FAULT = "is a race|was not written|out of bounds"  # which of them depends on the order of the warps
 
-INPUT = "deform_conv/cuda_input"
+INPUT = "deform_conv/cuda_x"
 FORWARD, WEIGHT = "deform_conv/cuda_fused_forward", "deform_conv/cuda_fused_weight"
 
 
@@ -56,7 +56,7 @@ MUTATIONS = {
     "bins of a region that are not tested": Mutation(
         "roi_pool/cuda.cu", "BinRange{0, sizes.output[1]{~~~> / 2~~}}", VALUES),
     "misaligned vector": Mutation(
-        "deform_conv/cuda_input.cu", "DispatchVectors(dtype, {~~~>2 * ~~}sizes.channels / sizes.offset_groups,",
+        "deform_conv/cuda_x.cu", "DispatchVectors(dtype, {~~~>2 * ~~}sizes.channels / sizes.offset_groups,",
         "is misaligned"),
     "samples read before they are located": Mutation(
         "deform_conv/cuda.cu",
@@ -75,9 +75,9 @@ MUTATIONS = {
         "deform_conv/cuda_sample_rounds.h", "return {~~left < round_samples ? int(left) : ~>~~}round_samples;", FAULT,
         kernel="deform_conv/cuda"),
     "samples of other images than those of the tile": Mutation(
-        "deform_conv/cuda_input.cu", "first_table = Clamped(start[{~~1~>0~~}]", VALUES),
+        "deform_conv/cuda_x.cu", "first_table = Clamped(start[{~~1~>0~~}]", VALUES),
     "images of x that are those of the samples": Mutation(
-        "deform_conv/cuda_input.cu", "first_pixel = Clamped(start[{~~0~>1~~}]", VALUES),
+        "deform_conv/cuda_x.cu", "first_pixel = Clamped(start[{~~0~>1~~}]", VALUES),
     "samples of other rows than those of the tile": Mutation(
         "cuda/cells.h", "(kIsPart ? {~~range.first~>0~~} : 0)", VALUES, kernel=INPUT),
     "samples of all rows": Mutation(
@@ -91,7 +91,7 @@ MUTATIONS = {
     "record past the end of a pair of cells": Mutation(
         "cuda/cells.h", "if ({~~i + turns < cells.end~>true~~}) next", FAULT, kernel=INPUT),
     "cells at the ends of a circular row as neighbours": Mutation(
-        "deform_conv/cuda_input.cu", "has_parts(sizes.circular && x {~~=~>>~~}= 0)", VALUES),
+        "deform_conv/cuda_x.cu", "has_parts(sizes.circular && x {~~=~>>~~}= 0)", VALUES),
     "samples loaded before their corners are stored": Mutation(
         "deform_conv/cuda_fused_forward.cu", ": NoCorners();\n      }{~~\n      __syncthreads();~>~~}", FAULT),
     "samples of the next pass": Mutation(

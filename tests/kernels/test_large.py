@@ -52,7 +52,7 @@ MUTATIONS = {
         "deform_conv/cuda",
     ),
     "columns of an image": (
-        "deform_conv/cuda_input.cu",
+        "deform_conv/cuda_x.cu",
         "d_columns + {~~~>int32_t(~~}image * sizes.samples * sizes.channels{~~~>)~~}",
     ),
     "fused output": ("deform_conv/cuda_fused_forward.cu", "out + {~~~>int32_t(~~}p * call.features{~~~>)~~}"),

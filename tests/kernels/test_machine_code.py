@@ -66,7 +66,7 @@ def test_registers_of_plain_kernels_leave_room_for_two_blocks(kernels):
 
 def has_split_stores(kernel):
     """Whether the compiler splits the vector stores, one per pixel at the kernel's end, on some architectures."""
-    return kernel.name.startswith("InputCotangentKernel")
+    return kernel.name.startswith("XCotangentKernel")
 
 
 def stores_no_channels(kernel):

@@ -121,7 +121,7 @@ def test_memory_does_not_grow_with_the_points():
 
 
 @functools.partial(jax.jit, static_argnames="pooling")
-def input_cotangent(x, rois, pooling):
+def x_cotangent(x, rois, pooling):
     pooled, pullback = jax.vjp(lambda x: pool(x, rois, pooling=pooling), x)
     return pullback(jnp.cos(jnp.arange(pooled.size, dtype=jnp.float32)).reshape(pooled.shape))[0]
 
@@ -137,7 +137,7 @@ SAMPLED = Align((2, 2), sampling_ratio=(2, 2))
         (dataclasses.replace(SAMPLED, position_sensitive=True), 513),
     ],
 )
-def test_input_cotangent_of_any_size_is_exact(pooling, height):
+def test_x_cotangent_of_any_size_is_exact(pooling, height):
     """From 32 MiB on, the CPU kernels request large pages for a result.
 
     The cotangent of two images, which has about 32 MiB, consists of those of each image, which are smaller.
@@ -149,7 +149,7 @@ def test_input_cotangent_of_any_size_is_exact(pooling, height):
     image = np.arange(12)[:, None] % 2
     rois = jnp.asarray(np.concatenate([image, boxes], 1), jnp.float32)
     x = jnp.asarray(random.standard_normal((2, height, width, channels), np.float32))
-    d_x = input_cotangent(x, rois, pooling)
+    d_x = x_cotangent(x, rois, pooling)
     for i in range(2):
         outside = rois.at[:, 0].set(jnp.where(rois[:, 0] == i, 0, -1))
-        np.testing.assert_array_equal(d_x[i], input_cotangent(x[i : i + 1], outside, pooling)[0])
+        np.testing.assert_array_equal(d_x[i], x_cotangent(x[i : i + 1], outside, pooling)[0])

@@ -98,11 +98,11 @@ def offset_cotangent(
     return dict(zip(results, cotangents, strict=True))
 
 
-def input_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array) -> jax.Array:
+def x_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array) -> jax.Array:
     """`d_x` [N, H, W, Cin], N >= n, with the contribution of these samples added in place, on a CPU."""
     operands = *_positions(samples), d_columns, d_x
     results = [(d_x.shape, d_x.dtype)]
-    (out,) = _call("dcn_cpu_input_cotangent", *operands, samples=samples, results=results, aliases={3: 0})
+    (out,) = _call("dcn_cpu_x_cotangent", *operands, samples=samples, results=results, aliases={3: 0})
     return out
 
 

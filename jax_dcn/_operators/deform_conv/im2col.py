@@ -162,10 +162,10 @@ class _CotangentSums:
         if sorted_samples is not None:
             return custom_calls.gather_samples(samples, sorted_samples, d_columns, d_x)
         if self.convolution.spec.dims == 2:
-            return custom_calls.input_cotangent(samples, d_columns, d_x)
+            return custom_calls.x_cotangent(samples, d_columns, d_x)
         (images, planes), choices = samples.size, self.choices
         size = images * (planes * choices.sort_row + choices.sort_image)
-        return volumes.input_cotangent(samples, d_columns, d_x, workspace_size=size)
+        return volumes.x_cotangent(samples, d_columns, d_x, workspace_size=size)
 
 
 class _Images(NamedTuple):

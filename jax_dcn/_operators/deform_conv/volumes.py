@@ -85,7 +85,7 @@ def offset_cotangent(
     return out
 
 
-def input_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array, *, workspace_size: int) -> jax.Array:
+def x_cotangent(samples: Samples, d_columns: jax.Array, d_x: jax.Array, *, workspace_size: int) -> jax.Array:
     """`d_x` [n, D, H, W, C], the sums of the images of these samples, with the contribution of these added."""
     chunk = _Chunk(samples)
     *shape, channels = d_x.shape

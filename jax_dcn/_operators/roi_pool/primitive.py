@@ -91,7 +91,7 @@ def cotangent(plans: Plans, operands: Operands[jax.Array], ct: jax.Array, *, spe
     call = partial(_call, spec=spec, dtype=rois.dtype)
     out = {}
     if "x" in plans:
-        out["x"] = call("dcn_roi_pool_input_cotangent", rois, ct, offset, shape=x.shape)
+        out["x"] = call("dcn_roi_pool_x_cotangent", rois, ct, offset, shape=x.shape)
     if "rois" in plans:
         out["rois"] = jnp.zeros_like(rois)
     if offset is not None and "offset" in plans:
@@ -112,7 +112,7 @@ def max_cotangent(plans: Plans, operands: Operands[jax.Array], ct: jax.Array, *,
     if "x" in plans:
         # The row and the column of the largest point of each bin and feature: [2, n, R, out, out, C].
         argmax = _call("dcn_roi_max_pool_argmax", x, rois, spec=spec, shape=(2, *ct.shape), dtype=jnp.int32)
-        name = "dcn_roi_max_pool_input_cotangent"
+        name = "dcn_roi_max_pool_x_cotangent"
         out["x"] = _call(name, rois, ct, argmax, spec=spec, shape=x.shape, dtype=rois.dtype)
     if "rois" in plans:
         out["rois"] = jnp.zeros_like(rois)

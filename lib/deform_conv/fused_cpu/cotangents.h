@@ -150,7 +150,7 @@ class Cotangents {
   // The sums of a plane are in the result if that is float32. Otherwise they are in a buffer of the workspace, which
   // one plane has after another.
   InputSums PlaneSums(int64_t plane) const {
-    if constexpr (sizeof(T) == sizeof(float)) return {InputCotangent(plane), convolution_.sizes.channels};
+    if constexpr (sizeof(T) == sizeof(float)) return {XCotangent(plane), convolution_.sizes.channels};
     const int64_t buffer = plane % plan_.resident_planes();
     return {arrays_.workspace + plan_.slices.BeforePlanes(plan_.requested, plan_.division.num_splits) +
                 buffer * plan_.slices.plane_size,
@@ -159,7 +159,7 @@ class Cotangents {
 
   CotangentPlan::Slice SliceOf(int64_t plane) const { return plan_.slice(plan_.slice_index_of(plane)); }
 
-  T* InputCotangent(int64_t plane) const {
+  T* XCotangent(int64_t plane) const {
     const Sizes& sizes = convolution_.sizes;
     return static_cast<T*>(arrays_.d_x) + plan_.image_of(plane) * sizes.height * sizes.width * sizes.channels +
            SliceOf(plane).channel;
@@ -177,7 +177,7 @@ class Cotangents {
         progress_.finished_tiles.WaitFor(plane, plan_.tiles());
         const InputSums sums = PlaneSums(plane);
         const int64_t channels = SliceOf(plane).channels;
-        T* const out = InputCotangent(plane);
+        T* const out = XCotangent(plane);
         for (int64_t p = first; p < end; ++p) Element::Round(sums.At(p), channels, out + p * sizes.channels);
       }
     }

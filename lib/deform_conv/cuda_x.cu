@@ -144,8 +144,8 @@ struct CellsOfPixel {
 // replaces d_x of type T.
 template <typename T, int N, typename Out>
 __global__ void __launch_bounds__(kThreads, 4)
-    InputCotangentKernel(Gather call, const int32_t* cell_start, const SortedSample<Accumulator<T>>* samples_by_cell,
-                         const int32_t* start, const T* d_columns, Out* d_x) {
+    XCotangentKernel(Gather call, const int32_t* cell_start, const SortedSample<Accumulator<T>>* samples_by_cell,
+                     const int32_t* start, const T* d_columns, Out* d_x) {
   using A = Accumulator<T>;
   const GatherSizes& sizes = call.sizes;
   const int subwarp = 1 << call.log2_subwarp, lanes = 1 << call.log2_lanes, lane = int(threadIdx.x) & (lanes - 1);
@@ -222,9 +222,9 @@ const char* GatherSamples(Device& device, DType dtype, const GatherSizes& sizes,
     const Gather call(sizes, N);
     const auto launch = [&](auto* out) {
       using Out = std::remove_pointer_t<decltype(out)>;
-      return Launch<InputCotangentKernel<T, N, Out>>(
-          device, BlocksFor(call.pixels << call.log2_lanes), call, sorted.cell_start,
-          static_cast<const SortedSample<A>*>(sorted.samples), start, static_cast<const T*>(d_columns), out);
+      return Launch<XCotangentKernel<T, N, Out>>(device, BlocksFor(call.pixels << call.log2_lanes), call,
+                                                 sorted.cell_start, static_cast<const SortedSample<A>*>(sorted.samples),
+                                                 start, static_cast<const T*>(d_columns), out);
     };
     return is_rounded ? launch(static_cast<T*>(d_x)) : launch(static_cast<A*>(d_x));
   });
